@@ -1,0 +1,3 @@
+#![forbid(unsafe_code)]
+//! The `ringfence` command.
+fn main() {}
