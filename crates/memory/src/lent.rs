@@ -1,0 +1,360 @@
+//! The handle to lent memory.
+
+use core::fmt;
+use core::ptr::NonNull;
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::Arc;
+
+use crate::copy::copy_racing;
+use crate::mapping::Protection;
+
+/// What keeps lent memory mapped. Dropping the last reference removes the mapping.
+pub trait Owner: Send + Sync {}
+
+impl<T: Send + Sync> Owner for T {}
+
+/// An access that does not lie inside the slice, or is not aligned, or writes read-only memory.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum OutOfRange {
+    /// The range ends beyond the slice.
+    #[error("{len} bytes at {offset} do not lie inside {size} bytes of lent memory")]
+    Bounds {
+        /// First byte asked for.
+        offset: usize,
+        /// Bytes asked for.
+        len: usize,
+        /// Bytes there are.
+        size: usize,
+    },
+    /// An atomic access must be aligned to its width.
+    #[error("an atomic access of {width} bytes at {offset} is not aligned")]
+    Unaligned {
+        /// Offset asked for.
+        offset: usize,
+        /// Width of the access.
+        width: usize,
+    },
+    /// The memory was lent to us read-only.
+    #[error("lent memory is read-only here")]
+    ReadOnly,
+}
+
+/// A value as it was fetched from lent memory: one fetch, not validated.
+#[derive(Clone, Copy, Debug)]
+pub struct Raw<T>(T);
+
+impl<T> Raw<T> {
+    /// Marks `value`, fetched once, as not validated.
+    pub fn new(value: T) -> Raw<T> {
+        Raw(value)
+    }
+
+    /// The bytes or fields as the peer wrote them. The caller validates before use.
+    pub fn into_unchecked(self) -> T {
+        self.0
+    }
+}
+
+/// An owned handle to a range of lent memory. Cloning shares the mapping.
+#[derive(Clone)]
+pub struct LentSlice {
+    owner: Arc<dyn Owner>,
+    start: NonNull<u8>,
+    len: usize,
+    protection: Protection,
+}
+
+// SAFETY: the pointer is only dereferenced through copies and atomics that allow races, and the
+// owner that keeps it mapped is itself Send + Sync.
+unsafe impl Send for LentSlice {}
+// SAFETY: as above; all access takes &self and is race-tolerant.
+unsafe impl Sync for LentSlice {}
+
+impl fmt::Debug for LentSlice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "LentSlice({} bytes, {:?})", self.len, self.protection)
+    }
+}
+
+impl LentSlice {
+    /// Makes a handle to `len` bytes at `start`.
+    ///
+    /// # Safety
+    ///
+    /// The range must stay mapped with at least `protection` while `owner` lives, and no Rust
+    /// reference to any of it may exist during that time.
+    pub unsafe fn from_raw(
+        owner: Arc<dyn Owner>,
+        start: NonNull<u8>,
+        len: usize,
+        protection: Protection,
+    ) -> LentSlice {
+        LentSlice {
+            owner,
+            start,
+            len,
+            protection,
+        }
+    }
+
+    /// Private memory in the guise of lent memory, zeroed: for tests and for models of a peer.
+    pub fn anonymous(len: usize) -> LentSlice {
+        struct Words(Box<[AtomicU64]>);
+        let words = Words((0..len.div_ceil(8)).map(|_| AtomicU64::new(0)).collect());
+        let owner = Arc::new(words);
+        let start = NonNull::from(&*owner.0).cast::<u8>();
+        LentSlice {
+            owner,
+            start,
+            len,
+            protection: Protection::ReadWrite,
+        }
+    }
+
+    /// Bytes in the slice.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether the slice has no bytes.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Whether this side may write.
+    pub fn is_writable(&self) -> bool {
+        self.protection == Protection::ReadWrite
+    }
+
+    /// A handle to a part of this slice.
+    ///
+    /// # Errors
+    ///
+    /// [`OutOfRange::Bounds`] when the part does not lie inside.
+    pub fn slice(&self, offset: usize, len: usize) -> Result<LentSlice, OutOfRange> {
+        let start = self.at(offset, len)?;
+        Ok(LentSlice {
+            owner: Arc::clone(&self.owner),
+            start,
+            len,
+            protection: self.protection,
+        })
+    }
+
+    /// Copies bytes at `offset` into private memory.
+    ///
+    /// # Errors
+    ///
+    /// [`OutOfRange::Bounds`] when the range does not lie inside.
+    pub fn copy_to(&self, offset: usize, private: &mut [u8]) -> Result<(), OutOfRange> {
+        let src = self.at(offset, private.len())?;
+        // SAFETY: `at` checked the lent range, which the owner keeps mapped; `private` is an
+        // exclusive reference, so the two cannot overlap.
+        unsafe { copy_racing(src.as_ptr(), private.as_mut_ptr(), private.len()) };
+        Ok(())
+    }
+
+    /// Copies private bytes to `offset`.
+    ///
+    /// # Errors
+    ///
+    /// [`OutOfRange`] when the range does not lie inside or the slice is read-only.
+    pub fn copy_from(&self, offset: usize, private: &[u8]) -> Result<(), OutOfRange> {
+        let dst = self.at_mut(offset, private.len())?;
+        // SAFETY: `at_mut` checked range and protection; no Rust reference points into lent
+        // memory, so `private` lies elsewhere.
+        unsafe { copy_racing(private.as_ptr(), dst.as_ptr(), private.len()) };
+        Ok(())
+    }
+
+    /// Copies from another lent slice, `len` bytes from `src_offset` there to `offset` here.
+    ///
+    /// # Errors
+    ///
+    /// [`OutOfRange`] when either range does not lie inside or this slice is read-only.
+    pub fn copy_from_lent(
+        &self,
+        offset: usize,
+        src: &LentSlice,
+        src_offset: usize,
+        len: usize,
+    ) -> Result<(), OutOfRange> {
+        let dst = self.at_mut(offset, len)?;
+        let src = src.at(src_offset, len)?;
+        // SAFETY: both ranges were checked. Should a caller make them overlap, the moves still
+        // touch only these ranges; the resulting content is unspecified, as with any race here.
+        unsafe { copy_racing(src.as_ptr(), dst.as_ptr(), len) };
+        Ok(())
+    }
+
+    /// Fetches `N` bytes at `offset` once, as a value of no meaning yet.
+    ///
+    /// # Errors
+    ///
+    /// [`OutOfRange::Bounds`] when the range does not lie inside.
+    #[inline]
+    pub fn fetch<const N: usize>(&self, offset: usize) -> Result<Raw<[u8; N]>, OutOfRange> {
+        let mut bytes = [0; N];
+        self.copy_to(offset, &mut bytes)?;
+        Ok(Raw(bytes))
+    }
+
+    /// Fills `len` bytes at `offset` with zeros.
+    ///
+    /// # Errors
+    ///
+    /// [`OutOfRange`] when the range does not lie inside or the slice is read-only.
+    pub fn zero(&self, offset: usize, len: usize) -> Result<(), OutOfRange> {
+        const ZEROS: [u8; 4096] = [0; 4096];
+        self.at_mut(offset, len)?;
+        let mut done = 0;
+        while done < len {
+            let step = (len - done).min(ZEROS.len());
+            self.copy_from(offset + done, &ZEROS[..step])?;
+            done += step;
+        }
+        Ok(())
+    }
+
+    /// Loads the u32 at `offset` (native byte order).
+    ///
+    /// # Errors
+    ///
+    /// [`OutOfRange`] when it does not lie inside or is not aligned.
+    #[inline]
+    pub fn load_u32(&self, offset: usize, order: Ordering) -> Result<u32, OutOfRange> {
+        Ok(self.atomic_u32(self.at(offset, 4)?, offset)?.load(order))
+    }
+
+    /// Stores the u32 at `offset` (native byte order).
+    ///
+    /// # Errors
+    ///
+    /// [`OutOfRange`] when it does not lie inside, is not aligned, or the slice is read-only.
+    #[inline]
+    pub fn store_u32(&self, offset: usize, value: u32, order: Ordering) -> Result<(), OutOfRange> {
+        self.atomic_u32(self.at_mut(offset, 4)?, offset)?
+            .store(value, order);
+        Ok(())
+    }
+
+    /// Adds to the u32 at `offset`, wrapping, and returns the old value.
+    ///
+    /// # Errors
+    ///
+    /// As [`LentSlice::store_u32`].
+    pub fn fetch_add_u32(&self, offset: usize, n: u32, order: Ordering) -> Result<u32, OutOfRange> {
+        Ok(self
+            .atomic_u32(self.at_mut(offset, 4)?, offset)?
+            .fetch_add(n, order))
+    }
+
+    /// Subtracts from the u32 at `offset`, wrapping, and returns the old value.
+    ///
+    /// # Errors
+    ///
+    /// As [`LentSlice::store_u32`].
+    pub fn fetch_sub_u32(&self, offset: usize, n: u32, order: Ordering) -> Result<u32, OutOfRange> {
+        Ok(self
+            .atomic_u32(self.at_mut(offset, 4)?, offset)?
+            .fetch_sub(n, order))
+    }
+
+    /// Loads the u64 at `offset` (native byte order).
+    ///
+    /// # Errors
+    ///
+    /// [`OutOfRange`] when it does not lie inside or is not aligned.
+    #[inline]
+    pub fn load_u64(&self, offset: usize, order: Ordering) -> Result<u64, OutOfRange> {
+        Ok(self.atomic_u64(self.at(offset, 8)?, offset)?.load(order))
+    }
+
+    /// Stores the u64 at `offset` (native byte order).
+    ///
+    /// # Errors
+    ///
+    /// As [`LentSlice::store_u32`].
+    pub fn store_u64(&self, offset: usize, value: u64, order: Ordering) -> Result<(), OutOfRange> {
+        self.atomic_u64(self.at_mut(offset, 8)?, offset)?
+            .store(value, order);
+        Ok(())
+    }
+
+    /// Replaces the u64 at `offset` by `new` if it is `old`; returns whether it was.
+    ///
+    /// # Errors
+    ///
+    /// As [`LentSlice::store_u32`].
+    pub fn replace_u64(&self, offset: usize, old: u64, new: u64) -> Result<bool, OutOfRange> {
+        let word = self.atomic_u64(self.at_mut(offset, 8)?, offset)?;
+        Ok(word
+            .compare_exchange(old, new, Ordering::SeqCst, Ordering::SeqCst)
+            .is_ok())
+    }
+
+    /// The address, for the kernel only: scatter-gather lists are made from it in this crate.
+    pub(crate) fn at(&self, offset: usize, len: usize) -> Result<NonNull<u8>, OutOfRange> {
+        if offset > self.len || len > self.len - offset {
+            return Err(OutOfRange::Bounds {
+                offset,
+                len,
+                size: self.len,
+            });
+        }
+        // SAFETY: offset <= self.len, so the result stays inside (or one past) the mapping.
+        Ok(unsafe { self.start.add(offset) })
+    }
+
+    pub(crate) fn at_mut(&self, offset: usize, len: usize) -> Result<NonNull<u8>, OutOfRange> {
+        if self.protection != Protection::ReadWrite {
+            return Err(OutOfRange::ReadOnly);
+        }
+        self.at(offset, len)
+    }
+
+    fn atomic_u32(&self, at: NonNull<u8>, offset: usize) -> Result<&AtomicU32, OutOfRange> {
+        if !at.cast::<u32>().is_aligned() {
+            return Err(OutOfRange::Unaligned { offset, width: 4 });
+        }
+        // SAFETY: range and alignment were checked, the owner keeps the page mapped for the life of
+        // &self, and an atomic is an UnsafeCell: it asserts nothing about the bytes between accesses.
+        // A load from a read-only mapping is a plain aligned load.
+        Ok(unsafe { AtomicU32::from_ptr(at.as_ptr().cast()) })
+    }
+
+    fn atomic_u64(&self, at: NonNull<u8>, offset: usize) -> Result<&AtomicU64, OutOfRange> {
+        if !at.cast::<u64>().is_aligned() {
+            return Err(OutOfRange::Unaligned { offset, width: 8 });
+        }
+        // SAFETY: as for atomic_u32.
+        Ok(unsafe { AtomicU64::from_ptr(at.as_ptr().cast()) })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_access_outside_is_refused() {
+        let lent = LentSlice::anonymous(4096);
+        let mut buf = [0u8; 16];
+        assert!(lent.copy_to(4090, &mut buf).is_err());
+        assert!(lent.copy_from(usize::MAX, &buf).is_err());
+        assert!(lent.load_u32(4094, Ordering::Relaxed).is_err());
+        assert!(lent.load_u32(2, Ordering::Relaxed).is_err());
+        assert!(lent.slice(1, 4096).is_err());
+        assert!(lent.slice(4096, 0).is_ok_and(|s| s.is_empty()));
+        assert!(lent.zero(4000, 97).is_err());
+    }
+
+    #[test]
+    fn a_slice_keeps_its_offset_and_its_owner() {
+        let part = LentSlice::anonymous(4096).slice(100, 50).unwrap();
+        part.copy_from(10, b"hello").unwrap();
+        assert_eq!(part.fetch::<5>(10).unwrap().into_unchecked(), *b"hello");
+        part.zero(10, 5).unwrap();
+        assert_eq!(part.fetch::<5>(10).unwrap().into_unchecked(), [0; 5]);
+    }
+}
