@@ -1,0 +1,618 @@
+use super::*;
+use crate::decimal::NumberError;
+use crate::grant::DomId;
+use proptest::prelude::*;
+
+/// A READ of `/a` with request id 0x0102_0304 in transaction 5.
+const READ_A: [u8; 19] = [
+    2, 0, 0, 0, 4, 3, 2, 1, 5, 0, 0, 0, 3, 0, 0, 0, b'/', b'a', 0,
+];
+
+fn read_a_header() -> Header {
+    Header {
+        kind: MessageType::Read,
+        req_id: 0x0102_0304,
+        tx_id: 5,
+        len: 3,
+    }
+}
+
+fn path(text: &str) -> Path<'_> {
+    Path::parse(text.as_bytes()).unwrap()
+}
+
+#[test]
+fn header_deconstruct() {
+    let header = Header::parse(READ_A.first_chunk().unwrap());
+    assert_eq!(header.kind, MessageType::Read);
+    assert_eq!(header.req_id, 0x0102_0304);
+    assert_eq!(header.tx_id, 5);
+    assert_eq!(header.len, 3);
+}
+
+#[test]
+fn header_construct() {
+    assert_eq!(read_a_header().emit(), READ_A[..16]);
+}
+
+#[test]
+fn request_parse() {
+    let decoded = decode(&READ_A).unwrap().unwrap();
+    assert_eq!(decoded.header, read_a_header());
+    assert_eq!(decoded.rest, b"");
+    let request = Request::parse(decoded.header.kind, decoded.payload).unwrap();
+    assert_eq!(request, Request::Read { path: path("/a") });
+}
+
+#[test]
+fn request_emit() {
+    let mut out = Vec::new();
+    Request::Read { path: path("/a") }
+        .emit(0x0102_0304, 5, &mut out)
+        .unwrap();
+    assert_eq!(out, READ_A);
+}
+
+#[test]
+fn message_types_are_total_both_ways() {
+    for raw in (0..64).chain([0xFFFF, u32::MAX]) {
+        assert_eq!(MessageType::from_raw(raw).to_raw(), raw);
+    }
+    assert_eq!(MessageType::DEFINED.len(), 26);
+    assert_eq!(
+        MessageType::from_raw(20),
+        MessageType::Unknown(20),
+        "20 was removed"
+    );
+    assert_eq!(MessageType::from_raw(0xFFFF), MessageType::Unknown(0xFFFF));
+}
+
+#[test]
+fn error_names_are_inverse() {
+    assert_eq!(ErrorName::ALL.len(), 16);
+    for &error in ErrorName::ALL {
+        assert_eq!(ErrorName::from_name(error.as_str().as_bytes()), Some(error));
+    }
+    assert_eq!(ErrorName::from_name(b"EWHATEVER"), None);
+    assert_eq!(ErrorName::from_name(b"ENOENT\0"), None);
+}
+
+#[test]
+fn a_payload_of_4096_is_taken_and_one_of_4097_kills() {
+    let mut bytes = Header {
+        len: PAYLOAD_MAX,
+        ..read_a_header()
+    }
+    .emit()
+    .to_vec();
+    assert_eq!(decode(&bytes), Ok(None));
+    bytes.resize(16 + 4096, b'x');
+    assert_eq!(decode(&bytes).unwrap().unwrap().payload.len(), 4096);
+
+    let bytes = Header {
+        len: PAYLOAD_MAX + 1,
+        ..read_a_header()
+    }
+    .emit();
+    let error = FramingError::PayloadTooLong {
+        kind: MessageType::Read,
+        len: 4097,
+        limit: 4096,
+    };
+    assert_eq!(decode(&bytes), Err(error));
+    assert_eq!(decode(&bytes[..15]), Ok(None));
+}
+
+#[test]
+fn reader_gives_the_same_error_again() {
+    let mut reader = MessageReader::new();
+    let bytes = Header {
+        len: u32::MAX,
+        ..read_a_header()
+    }
+    .emit();
+    reader.spare()[..16].copy_from_slice(&bytes);
+    reader.commit(16);
+    let first = reader.next().unwrap_err();
+    assert_eq!(reader.next().unwrap_err(), first);
+}
+
+#[test]
+fn paths_at_their_limits() {
+    let absolute = format!("/{}", "a".repeat(ABSOLUTE_PATH_MAX - 1));
+    assert!(Path::parse(absolute.as_bytes()).is_ok());
+    let absolute = format!("/{}", "a".repeat(ABSOLUTE_PATH_MAX));
+    assert_eq!(
+        Path::parse(absolute.as_bytes()),
+        Err(PathError::TooLong {
+            len: 3073,
+            limit: 3072
+        })
+    );
+    let relative = "a".repeat(RELATIVE_PATH_MAX);
+    assert!(path(&relative).to_absolute(DomId(u16::MAX)).unwrap().len() <= ABSOLUTE_PATH_MAX);
+    let relative = "a".repeat(RELATIVE_PATH_MAX + 1);
+    assert_eq!(
+        Path::parse(relative.as_bytes()),
+        Err(PathError::TooLong {
+            len: 2049,
+            limit: 2048
+        })
+    );
+}
+
+#[test]
+fn paths_that_break_a_rule() {
+    for (text, error) in [
+        ("", PathError::Empty),
+        ("@releaseDomain", PathError::Special),
+        ("/a//b", PathError::EmptyComponent { position: 3 }),
+        ("//", PathError::EmptyComponent { position: 1 }),
+        ("/a/", PathError::TrailingSlash),
+        ("a/", PathError::TrailingSlash),
+        (
+            "/a.b",
+            PathError::BadCharacter {
+                position: 2,
+                byte: b'.',
+            },
+        ),
+        (
+            "/a\0b",
+            PathError::BadCharacter {
+                position: 2,
+                byte: 0,
+            },
+        ),
+        (
+            "/ä",
+            PathError::BadCharacter {
+                position: 1,
+                byte: 0xC3,
+            },
+        ),
+    ] {
+        assert_eq!(Path::parse(text.as_bytes()), Err(error), "{text:?}");
+    }
+    for text in ["/", "a", "/a", "a/b-c_d@e/0"] {
+        assert!(Path::parse(text.as_bytes()).is_ok(), "{text:?}");
+    }
+}
+
+#[test]
+fn watch_paths_know_the_two_special_names_only() {
+    assert_eq!(
+        WatchPath::parse(b"@introduceDomain"),
+        Ok(WatchPath::IntroduceDomain)
+    );
+    assert_eq!(
+        WatchPath::parse(b"@releaseDomain"),
+        Ok(WatchPath::ReleaseDomain)
+    );
+    assert_eq!(WatchPath::parse(b"@else"), Err(PathError::Special));
+    assert_eq!(WatchPath::parse(b"/a"), Ok(WatchPath::Node(path("/a"))));
+}
+
+#[test]
+fn path_family() {
+    assert_eq!(
+        path("device/vif").to_absolute(DomId(3)).unwrap(),
+        "/local/domain/3/device/vif"
+    );
+    assert_eq!(path("/tool").to_absolute(DomId(3)).unwrap(), "/tool");
+    assert_eq!(path("/a/b").parent(), Some(path("/a")));
+    assert_eq!(path("/a").parent(), Some(Path::ROOT));
+    assert_eq!(Path::ROOT.parent(), None);
+    assert_eq!(path("a").parent(), None);
+    assert_eq!(path("a/b").parent(), Some(path("a")));
+    assert_eq!(path("/a/b").components().collect::<Vec<_>>(), ["a", "b"]);
+    assert_eq!(Path::ROOT.components().count(), 0);
+}
+
+#[test]
+fn a_watch_covers_itself_and_below_but_no_longer_name() {
+    assert!(path("/a/b").is_within(path("/a/b")));
+    assert!(path("/a/b/c").is_within(path("/a/b")));
+    assert!(!path("/a/bc").is_within(path("/a/b")));
+    assert!(!path("/a").is_within(path("/a/b")));
+    assert!(path("/a").is_within(Path::ROOT));
+    assert!(!path("a").is_within(Path::ROOT));
+}
+
+#[test]
+fn permission_texts() {
+    let permission = Permission::parse(b"r5").unwrap();
+    assert_eq!(
+        permission,
+        Permission {
+            access: NodeAccess::Read,
+            domain: DomId(5)
+        }
+    );
+    assert_eq!(permission.to_string(), "r5");
+    assert_eq!(Permission::parse(b""), Err(PermissionError::Empty));
+    assert_eq!(
+        Permission::parse(b"x1"),
+        Err(PermissionError::BadLetter { letter: b'x' })
+    );
+    assert_eq!(
+        Permission::parse(b"n"),
+        Err(PermissionError::BadDomain(NumberError::Empty))
+    );
+    assert_eq!(
+        Permission::parse(b"n65536"),
+        Err(PermissionError::BadDomain(NumberError::TooLarge {
+            value: 65536,
+            limit: 65535
+        }))
+    );
+}
+
+#[test]
+fn the_first_permission_names_the_owner_and_the_default() {
+    let list = parse_permissions(b"r1\0n2\0b3\0").unwrap();
+    assert_eq!(list.owner(), DomId(1));
+    assert_eq!(list.access_of(DomId(1)), NodeAccess::Both);
+    assert_eq!(list.access_of(DomId(2)), NodeAccess::None);
+    assert_eq!(list.access_of(DomId(3)), NodeAccess::Both);
+    assert_eq!(list.access_of(DomId(4)), NodeAccess::Read);
+    let list = PermissionList::owned_by(DomId(7), NodeAccess::None);
+    assert_eq!(list.access_of(DomId(7)), NodeAccess::Both);
+    assert_eq!(list.access_of(DomId(1)), NodeAccess::None);
+}
+
+#[test]
+fn permission_lists_are_bounded_and_never_empty() {
+    assert_eq!(parse_permissions(b""), Err(PermissionError::NoOwner));
+    assert_eq!(parse_permissions(b"n0"), Err(PermissionError::Unterminated));
+    assert_eq!(parse_permissions(b"\0"), Err(PermissionError::Empty));
+    assert!(parse_permissions(&b"n0\0".repeat(PERMISSIONS_MAX)).is_ok());
+    assert_eq!(
+        parse_permissions(&b"n0\0".repeat(PERMISSIONS_MAX + 1)),
+        Err(PermissionError::TooMany {
+            limit: PERMISSIONS_MAX
+        })
+    );
+    assert_eq!(PermissionList::new(&[]), Err(PermissionError::NoOwner));
+}
+
+#[test]
+fn requests_of_linux_and_libxenstore() {
+    let cases: [(MessageType, &[u8], Request<'_>); 9] = [
+        (
+            MessageType::TransactionStart,
+            b"\0",
+            Request::TransactionStart,
+        ),
+        (
+            MessageType::TransactionStart,
+            b"",
+            Request::TransactionStart,
+        ),
+        (
+            MessageType::TransactionEnd,
+            b"T\0",
+            Request::TransactionEnd { commit: true },
+        ),
+        (MessageType::ResetWatches, b"\0", Request::ResetWatches),
+        (
+            MessageType::GetDomainPath,
+            b"4\0",
+            Request::GetDomainPath { domain: DomId(4) },
+        ),
+        (
+            MessageType::Write,
+            b"state\x004",
+            Request::Write {
+                path: path("state"),
+                value: b"4",
+            },
+        ),
+        (
+            MessageType::Write,
+            b"x\0",
+            Request::Write {
+                path: path("x"),
+                value: b"",
+            },
+        ),
+        (
+            MessageType::Watch,
+            b"device\0tok\0",
+            Request::Watch {
+                path: WatchPath::Node(path("device")),
+                token: b"tok",
+                depth: None,
+            },
+        ),
+        (
+            MessageType::Watch,
+            b"@releaseDomain\0\x002\0",
+            Request::Watch {
+                path: WatchPath::ReleaseDomain,
+                token: b"",
+                depth: Some(2),
+            },
+        ),
+    ];
+    for (kind, payload, request) in cases {
+        assert_eq!(Request::parse(kind, payload), Ok(request));
+    }
+}
+
+#[test]
+fn requests_that_break_a_rule() {
+    use MessageType as T;
+    let count = |kind, found, least, most| RequestError::ArgumentCount {
+        kind,
+        found,
+        least,
+        most,
+    };
+    let cases: [(MessageType, &[u8], RequestError); 11] = [
+        (T::Read, b"/a", RequestError::Unterminated { kind: T::Read }),
+        (T::Read, b"", count(T::Read, 0, 1, 1)),
+        (T::Read, b"/a\0/b\0", count(T::Read, 2, 1, 1)),
+        (T::Read, b"\0", RequestError::Path(PathError::Empty)),
+        (
+            T::Write,
+            b"/a",
+            RequestError::Unterminated { kind: T::Write },
+        ),
+        (T::Watch, b"/a\0", count(T::Watch, 1, 2, 3)),
+        (
+            T::Watch,
+            b"/a\0t\0-1\0",
+            RequestError::Number(NumberError::NotADigit {
+                position: 0,
+                byte: b'-',
+            }),
+        ),
+        (T::TransactionEnd, b"X\0", RequestError::BadDecision),
+        (
+            T::SetPerms,
+            b"/a\0",
+            RequestError::Permission(PermissionError::NoOwner),
+        ),
+        (
+            T::WatchEvent,
+            b"/a\0t\0",
+            RequestError::Unsupported {
+                kind: T::WatchEvent,
+            },
+        ),
+        (
+            T::Unknown(20),
+            b"",
+            RequestError::Unsupported {
+                kind: T::Unknown(20),
+            },
+        ),
+    ];
+    for (kind, payload, error) in cases {
+        assert_eq!(
+            Request::parse(kind, payload),
+            Err(error),
+            "{kind:?} {payload:?}"
+        );
+        let name = match error {
+            RequestError::Unsupported { .. } => ErrorName::NotImplemented,
+            _ => ErrorName::Invalid,
+        };
+        assert_eq!(error.error_name(), name);
+    }
+}
+
+#[test]
+fn replies_and_events() {
+    let mut out = Vec::new();
+    let request = read_a_header();
+    emit_reply(&request, b"value", &mut out).unwrap();
+    emit_ok(&request, &mut out);
+    emit_error(&request, ErrorName::NotFound, &mut out);
+    emit_event("/a", b"tok", &mut out).unwrap();
+
+    let one = decode(&out).unwrap().unwrap();
+    assert_eq!(one.header, Header { len: 5, ..request });
+    assert_eq!(
+        Reply::parse(MessageType::Read, &one.header, one.payload),
+        Ok(Reply::Success(b"value"))
+    );
+    let two = decode(one.rest).unwrap().unwrap();
+    assert_eq!(two.payload, b"OK\0");
+    let three = decode(two.rest).unwrap().unwrap();
+    assert_eq!(three.payload, b"ENOENT\0");
+    assert_eq!(three.header.req_id, request.req_id);
+    assert_eq!(
+        Reply::parse(MessageType::Read, &three.header, three.payload),
+        Ok(Reply::Failure(ErrorName::NotFound))
+    );
+    let four = decode(three.rest).unwrap().unwrap();
+    assert_eq!((four.header.req_id, four.header.tx_id), (0, 0));
+    assert_eq!(
+        WatchEvent::parse(four.payload),
+        Ok(WatchEvent {
+            path: WatchPath::Node(path("/a")),
+            token: b"tok"
+        })
+    );
+    assert_eq!(four.rest, b"");
+}
+
+#[test]
+fn a_server_that_makes_no_sense_is_refused() {
+    let header = read_a_header();
+    assert_eq!(
+        Reply::parse(MessageType::Write, &header, b"OK\0"),
+        Err(ReplyError::WrongType {
+            expected: MessageType::Write,
+            found: MessageType::Read
+        })
+    );
+    let header = Header {
+        kind: MessageType::Error,
+        ..header
+    };
+    assert_eq!(
+        Reply::parse(MessageType::Read, &header, b"EODD\0"),
+        Err(ReplyError::UnknownErrorName { len: 5 })
+    );
+    assert_eq!(
+        WatchEvent::parse(b"/a\0"),
+        Err(ReplyError::EventStrings { found: 1 })
+    );
+    assert_eq!(
+        WatchEvent::parse(b"/a\0t\0u\0"),
+        Err(ReplyError::EventStrings { found: 3 })
+    );
+    assert_eq!(WatchEvent::parse(b"/a\0t"), Err(ReplyError::Unterminated));
+    assert_eq!(parse_transaction_id(b"12\0"), Ok(12));
+    assert_eq!(parse_transaction_id(b"12"), Err(ReplyError::Unterminated));
+}
+
+#[test]
+fn nothing_too_long_is_sent_and_a_refusal_leaves_the_buffer_alone() {
+    let mut out = b"before".to_vec();
+    let value = vec![0; 4096];
+    let request = Request::Write {
+        path: path("a"),
+        value: &value,
+    };
+    assert_eq!(
+        request.emit(1, 0, &mut out),
+        Err(EmitError::PayloadTooLong {
+            len: 4098,
+            limit: 4096
+        })
+    );
+    assert_eq!(
+        emit_event("/a", b"t\0u", &mut out),
+        Err(EmitError::NulInText { position: 1 })
+    );
+    assert_eq!(out, b"before");
+}
+
+fn any_path() -> impl Strategy<Value = String> {
+    "/?[a-zA-Z0-9_-][a-zA-Z0-9_@-]{0,8}(/[a-zA-Z0-9_@-]{1,8}){0,5}"
+}
+
+fn any_permissions() -> impl Strategy<Value = PermissionList> {
+    let access = prop::sample::select(vec![
+        NodeAccess::None,
+        NodeAccess::Read,
+        NodeAccess::Write,
+        NodeAccess::Both,
+    ]);
+    let entry = (access, any::<u16>()).prop_map(|(access, domain)| Permission {
+        access,
+        domain: DomId(domain),
+    });
+    prop::collection::vec(entry, 1..=PERMISSIONS_MAX)
+        .prop_map(|entries| PermissionList::new(&entries).unwrap())
+}
+
+/// Every kind of request out of the same ingredients.
+fn all_requests<'a>(
+    path: Path<'a>,
+    token: &'a [u8],
+    value: &'a [u8],
+    number: u32,
+    permissions: PermissionList,
+) -> Vec<Request<'a>> {
+    let domain = DomId((number & 0xFFFF) as u16);
+    let watched = WatchPath::Node(path);
+    vec![
+        Request::Directory { path },
+        Request::DirectoryPart {
+            path,
+            offset: number,
+        },
+        Request::Read { path },
+        Request::GetPerms { path },
+        Request::Watch {
+            path: watched,
+            token,
+            depth: None,
+        },
+        Request::Watch {
+            path: watched,
+            token,
+            depth: Some(number),
+        },
+        Request::Watch {
+            path: WatchPath::IntroduceDomain,
+            token,
+            depth: None,
+        },
+        Request::Unwatch {
+            path: watched,
+            token,
+        },
+        Request::TransactionStart,
+        Request::TransactionEnd {
+            commit: number % 2 == 0,
+        },
+        Request::GetDomainPath { domain },
+        Request::IsDomainIntroduced { domain },
+        Request::Write { path, value },
+        Request::Mkdir { path },
+        Request::Rm { path },
+        Request::SetPerms { path, permissions },
+        Request::ResetWatches,
+    ]
+}
+
+proptest! {
+    #[test]
+    fn every_request_comes_back_through_any_cut_of_the_stream(
+        text in any_path(),
+        token in prop::collection::vec(1u8.., 0..20),
+        value in prop::collection::vec(any::<u8>(), 0..100),
+        number: u32,
+        permissions in any_permissions(),
+        cuts in prop::collection::vec(1usize..64, 1..20),
+    ) {
+        let requests = all_requests(path(&text), &token, &value, number, permissions);
+        let mut stream = Vec::new();
+        for (id, request) in (0..).zip(&requests) {
+            request.emit(id, number, &mut stream).unwrap();
+        }
+        let mut reader = MessageReader::new();
+        let mut cuts = cuts.into_iter().cycle();
+        let mut left = &stream[..];
+        let mut seen = 0;
+        while !left.is_empty() {
+            let cut = cuts.next().unwrap().min(left.len());
+            let (piece, rest) = left.split_at(cut);
+            reader.spare()[..cut].copy_from_slice(piece);
+            reader.commit(cut);
+            left = rest;
+            while let Some((header, payload)) = reader.next().unwrap() {
+                prop_assert_eq!(header.req_id as usize, seen);
+                prop_assert_eq!(header.tx_id, number);
+                let request = Request::parse(header.kind, payload);
+                prop_assert_eq!(request.as_ref(), Ok(&requests[seen]));
+                seen += 1;
+            }
+        }
+        prop_assert_eq!(seen, requests.len());
+        prop_assert_eq!(reader.pending(), 0);
+    }
+
+    #[test]
+    fn permission_lists_come_back(list in any_permissions()) {
+        let mut bytes = Vec::new();
+        emit_permissions(&list, &mut bytes);
+        prop_assert_eq!(parse_permissions(&bytes), Ok(list));
+    }
+
+    #[test]
+    fn path_rules_agree_with_a_naive_reading(text in "[/a@.]{0,6}") {
+        let naive = !text.is_empty()
+            && !text.starts_with('@')
+            && !text.contains('.')
+            && !text.contains("//")
+            && (text == "/" || !text.ends_with('/'));
+        prop_assert_eq!(Path::parse(text.as_bytes()).is_ok(), naive);
+    }
+}
