@@ -1,1 +1,121 @@
-//! See the README.
+//! Shared request/response rings (`ring.h`).
+//!
+//! A ring is a page (or several) that both domains map. Its header holds two producer indices and
+//! two event indices, all free-running u32; behind 64 bytes come the entries, each a union of one
+//! request and one response.
+//!
+//! ```text
+//!    0 req_prod   frontend      8 rsp_prod   backend     64.. entries
+//!    4 req_event  backend      12 rsp_event  frontend
+//! ```
+//!
+//! # Contract
+//!
+//! * A peer's producer index is checked against the ring's size before anything uses it
+//!   (XSA-39); a violation is [`ProducerOverflow`], fatal for the device.
+//! * A slot is fetched whole, once, into private memory (XSA-155, XSA-478). What the fetch returns
+//!   is raw: the caller validates it.
+//! * Private indices (how far we consumed, how far we produced) never live in shared memory.
+//! * Publication and the final check before sleeping order their accesses as the header demands;
+//!   loom explores them (`cargo test` with `--cfg loom`).
+//!
+//! The code is generic over [`RingMemory`] so that the same text runs on lent memory and in loom.
+
+mod back;
+mod front;
+mod memory;
+pub mod sync;
+
+#[cfg(loom)]
+#[cfg(test)]
+mod loom_tests;
+#[cfg(not(loom))]
+#[cfg(test)]
+mod tests;
+
+pub use back::BackRing;
+pub use front::FrontRing;
+pub use memory::{RingMemory, RingPages, Word};
+
+/// Bytes in front of the first entry.
+pub const HEADER_BYTES: usize = 64;
+
+/// Sizes of one kind of ring.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct RingLayout {
+    entry: usize,
+    count: u32,
+}
+
+impl RingLayout {
+    /// The layout of a ring of `ring_bytes` with requests and responses of the given sizes, the
+    /// union aligned to `align`: as many entries as fit, rounded down to a power of two.
+    ///
+    /// Returns `None` when not one entry fits or `align` is no power of two.
+    pub const fn new(
+        ring_bytes: usize,
+        request: usize,
+        response: usize,
+        align: usize,
+    ) -> Option<RingLayout> {
+        if !align.is_power_of_two() || ring_bytes <= HEADER_BYTES || ring_bytes > 1 << 24 {
+            return None;
+        }
+        let larger = if request > response {
+            request
+        } else {
+            response
+        };
+        let entry = (larger + align - 1) & !(align - 1);
+        if entry == 0 || entry > ring_bytes - HEADER_BYTES {
+            return None;
+        }
+        let fit = (ring_bytes - HEADER_BYTES) / entry;
+        let count = 1u32 << fit.ilog2();
+        Some(RingLayout { entry, count })
+    }
+
+    /// Entries, a power of two.
+    pub const fn count(self) -> u32 {
+        self.count
+    }
+
+    /// Bytes from one entry to the next.
+    pub const fn entry_bytes(self) -> usize {
+        self.entry
+    }
+
+    /// Byte offset of the entry that the free-running `index` names.
+    #[inline]
+    pub fn offset(self, index: u32) -> usize {
+        HEADER_BYTES + (index & (self.count - 1)) as usize * self.entry
+    }
+}
+
+/// netif transmit, one page: 256 entries of 12 bytes.
+pub const NETIF_TX: RingLayout = RingLayout {
+    entry: 12,
+    count: 256,
+};
+/// netif receive, one page: 256 entries of 8 bytes.
+pub const NETIF_RX: RingLayout = RingLayout {
+    entry: 8,
+    count: 256,
+};
+
+/// The peer's producer index lies further ahead than the ring has entries (XSA-39).
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("the peer announced {announced} entries in a ring of {count}")]
+pub struct ProducerOverflow {
+    /// Distance the peer claims.
+    pub announced: u32,
+    /// Entries the ring has.
+    pub count: u32,
+}
+
+/// Whether a producer that moved from `old` to `new` must notify a consumer that asked to be told
+/// when the index passes `event` (`RING_PUSH_*_AND_CHECK_NOTIFY`).
+#[inline]
+pub fn passes_event(old: u32, new: u32, event: u32) -> bool {
+    new.wrapping_sub(event) < new.wrapping_sub(old)
+}
