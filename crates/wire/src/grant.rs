@@ -107,3 +107,245 @@ grant_status! {
 }
 
 impl std::error::Error for GrantStatus {}
+
+/// Bits of the `flags` of a version 1 entry (`GTF_*`).
+pub mod flags {
+    /// Mask of the entry's type.
+    pub const TYPE_MASK: u16 = 3;
+    /// Type: unused.
+    pub const INVALID: u16 = 0;
+    /// Type: the peer may use the page.
+    pub const PERMIT_ACCESS: u16 = 1;
+    /// Type: the granter takes a page from the peer.
+    pub const ACCEPT_TRANSFER: u16 = 2;
+    /// Type: passes on another domain's grant (version 2).
+    pub const TRANSITIVE: u16 = 3;
+    /// Set by the granter: the peer may only read.
+    pub const READ_ONLY: u16 = 1 << 2;
+    /// Set on the grantee's behalf: mapped, or being copied from.
+    pub const READING: u16 = 1 << 3;
+    /// Set on the grantee's behalf: mapped writable, or being copied to.
+    pub const WRITING: u16 = 1 << 4;
+    /// Both in-use bits. While either is set the entry cannot be revoked.
+    pub const IN_USE: u16 = READING | WRITING;
+    /// The page cache attributes PWT, PCD and PAT, which mean nothing here.
+    pub const CACHE_MASK: u16 = 0b111 << 5;
+    /// The entry grants a part of a page (version 2).
+    pub const SUB_PAGE: u16 = 1 << 8;
+}
+
+/// Entries in one page of a version 1 table.
+pub const V1_ENTRIES_PER_PAGE: u32 = 512;
+
+/// A version 1 entry as fetched, one little-endian word: `flags` u16 at 0, `domid` u16 at 2,
+/// `frame` u32 at 4. Written by the granter, who may change it at any time: fetch the word once.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct RawGrantEntry(pub u64);
+
+impl RawGrantEntry {
+    /// The unused entry.
+    pub const INVALID: RawGrantEntry = RawGrantEntry(0);
+
+    /// Packs the three fields.
+    #[inline]
+    pub const fn from_fields(flags: u16, domid: u16, frame: u32) -> RawGrantEntry {
+        let [f0, f1] = flags.to_le_bytes();
+        let [d0, d1] = domid.to_le_bytes();
+        let [p0, p1, p2, p3] = frame.to_le_bytes();
+        RawGrantEntry(u64::from_le_bytes([f0, f1, d0, d1, p0, p1, p2, p3]))
+    }
+
+    /// The entry in 8 bytes of a table.
+    #[inline]
+    pub const fn from_bytes(bytes: [u8; 8]) -> RawGrantEntry {
+        RawGrantEntry(u64::from_le_bytes(bytes))
+    }
+
+    /// Its bytes in a table.
+    #[inline]
+    pub const fn to_bytes(self) -> [u8; 8] {
+        self.0.to_le_bytes()
+    }
+
+    /// The flags ([`flags`]).
+    #[inline]
+    pub const fn flags(self) -> u16 {
+        let [f0, f1, ..] = self.to_bytes();
+        u16::from_le_bytes([f0, f1])
+    }
+
+    /// The domain that may use the page.
+    #[inline]
+    pub const fn domain(self) -> DomId {
+        let [_, _, d0, d1, ..] = self.to_bytes();
+        DomId(u16::from_le_bytes([d0, d1]))
+    }
+
+    /// The page.
+    #[inline]
+    pub const fn frame(self) -> u32 {
+        let [_, _, _, _, p0, p1, p2, p3] = self.to_bytes();
+        u32::from_le_bytes([p0, p1, p2, p3])
+    }
+
+    /// What the entry means.
+    ///
+    /// # Errors
+    /// [`GrantEntryError`] for an entry that grants nothing, or something that version 1 lacks.
+    #[inline]
+    pub fn parse(self) -> Result<GrantEntry, GrantEntryError> {
+        let bits = self.flags();
+        if bits & flags::TYPE_MASK != flags::PERMIT_ACCESS {
+            return Err(match bits & flags::TYPE_MASK {
+                flags::INVALID => GrantEntryError::Invalid,
+                kind => GrantEntryError::UnsupportedType { kind },
+            });
+        }
+        let known = flags::TYPE_MASK | flags::READ_ONLY | flags::IN_USE | flags::CACHE_MASK;
+        if bits & !known != 0 {
+            return Err(GrantEntryError::UnknownFlags {
+                bits: bits & !known,
+            });
+        }
+        let access = if bits & flags::READ_ONLY != 0 {
+            Access::ReadOnly
+        } else {
+            Access::ReadWrite
+        };
+        Ok(GrantEntry {
+            domain: self.domain(),
+            frame: self.frame(),
+            access,
+        })
+    }
+}
+
+/// Why an entry gives no access.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum GrantEntryError {
+    /// The entry is not in use: nothing is granted.
+    #[error("the entry grants nothing")]
+    Invalid,
+    /// A page transfer, or a transitive grant.
+    #[error("entries of type {kind} are not supported")]
+    UnsupportedType {
+        /// The type bits.
+        kind: u16,
+    },
+    /// A flag that a version 1 entry does not have.
+    #[error("unknown flag bits {bits:#06x} in a grant entry")]
+    UnknownFlags {
+        /// The bits.
+        bits: u16,
+    },
+}
+
+/// A version 1 entry that permits access.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct GrantEntry {
+    /// Who may use the page.
+    pub domain: DomId,
+    /// Which page; the grantee's side bounds it.
+    pub frame: u32,
+    /// How.
+    pub access: Access,
+}
+
+impl GrantEntry {
+    /// The word for the table, not in use. The inverse of [`RawGrantEntry::parse`].
+    #[inline]
+    pub fn emit(&self) -> RawGrantEntry {
+        let bits = match self.access {
+            Access::ReadOnly => flags::PERMIT_ACCESS | flags::READ_ONLY,
+            Access::ReadWrite => flags::PERMIT_ACCESS,
+        };
+        RawGrantEntry::from_fields(bits, self.domain.0, self.frame)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    /// Read-only access for domain 0x0102 to frame 0x00AB_CDEF.
+    const BYTES: [u8; 8] = [5, 0, 2, 1, 0xEF, 0xCD, 0xAB, 0];
+    const ENTRY: GrantEntry = GrantEntry {
+        domain: DomId(0x0102),
+        frame: 0x00AB_CDEF,
+        access: Access::ReadOnly,
+    };
+
+    #[test]
+    fn entry_deconstruct() {
+        let raw = RawGrantEntry::from_bytes(BYTES);
+        assert_eq!(raw.flags(), flags::PERMIT_ACCESS | flags::READ_ONLY);
+        assert_eq!(raw.domain(), DomId(0x0102));
+        assert_eq!(raw.frame(), 0x00AB_CDEF);
+        assert_eq!(raw.0, 0x00AB_CDEF_0102_0005, "one little-endian word");
+    }
+
+    #[test]
+    fn entry_construct() {
+        assert_eq!(
+            RawGrantEntry::from_fields(5, 0x0102, 0x00AB_CDEF).to_bytes(),
+            BYTES
+        );
+    }
+
+    #[test]
+    fn entry_parse() {
+        assert_eq!(RawGrantEntry::from_bytes(BYTES).parse(), Ok(ENTRY));
+    }
+
+    #[test]
+    fn entry_emit() {
+        assert_eq!(ENTRY.emit().to_bytes(), BYTES);
+    }
+
+    #[test]
+    fn entries_that_give_no_access() {
+        let parse = |bits| RawGrantEntry::from_fields(bits, 1, 1).parse();
+        assert_eq!(
+            RawGrantEntry::INVALID.parse(),
+            Err(GrantEntryError::Invalid)
+        );
+        assert_eq!(
+            parse(flags::ACCEPT_TRANSFER),
+            Err(GrantEntryError::UnsupportedType {
+                kind: flags::ACCEPT_TRANSFER
+            })
+        );
+        assert_eq!(
+            parse(flags::PERMIT_ACCESS | flags::SUB_PAGE),
+            Err(GrantEntryError::UnknownFlags {
+                bits: flags::SUB_PAGE
+            })
+        );
+        assert!(
+            parse(flags::PERMIT_ACCESS | flags::IN_USE).is_ok(),
+            "used, and granted"
+        );
+    }
+
+    #[test]
+    fn statuses_are_total_both_ways() {
+        for raw in i16::MIN..=i16::MAX {
+            assert_eq!(GrantStatus::from_raw(raw).to_raw(), raw);
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn any_word_is_refused_or_comes_back(word: u64) {
+            let raw = RawGrantEntry(word);
+            prop_assert_eq!(
+                RawGrantEntry::from_fields(raw.flags(), raw.domain().0, raw.frame()),
+                raw
+            );
+            if let Ok(entry) = raw.parse() {
+                prop_assert_eq!(entry.emit().parse(), Ok(entry));
+            }
+        }
+    }
+}

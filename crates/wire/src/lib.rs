@@ -15,4 +15,6 @@
 pub mod decimal;
 pub mod grant;
 mod macros;
+pub mod ring;
+pub mod xenbus;
 pub mod xenstore;

@@ -550,7 +550,7 @@ fn all_requests<'a>(
         },
         Request::TransactionStart,
         Request::TransactionEnd {
-            commit: number % 2 == 0,
+            commit: number.is_multiple_of(2),
         },
         Request::GetDomainPath { domain },
         Request::IsDomainIntroduced { domain },
