@@ -1,0 +1,120 @@
+//! The few process-wide calls of the process side that Rust cannot check.
+//!
+//! They are here because this crate may hold `unsafe`; what they are used for is in the
+//! `ringfence` crate (`sys`).
+
+use std::io;
+use std::os::fd::RawFd;
+
+use rustix::thread::UnshareFlags;
+
+/// Namespaces that the calling process leaves for fresh ones (namespaces(7)).
+///
+/// There is deliberately no way to name `CLONE_FILES` or `CLONE_FS` here.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fresh {
+    /// A user namespace, and a PID namespace that the *next child* enters as process 1. The
+    /// caller holds every capability in the new user namespace. It must have one thread.
+    UserAndPid,
+    /// Mounts, network, System V IPC and POSIX queues, host name. Needs `CAP_SYS_ADMIN` in the
+    /// caller's user namespace.
+    MountNetIpcUts,
+}
+
+/// Moves the calling process into fresh namespaces.
+///
+/// # Errors
+///
+/// The kernel's: `EPERM` where a policy forbids user namespaces, `ENOSPC` or `EUSERS` where a
+/// limit on them is reached, `EINVAL` when the caller has several threads.
+pub fn unshare(which: Fresh) -> io::Result<()> {
+    let flags = match which {
+        Fresh::UserAndPid => UnshareFlags::NEWUSER | UnshareFlags::NEWPID,
+        Fresh::MountNetIpcUts => {
+            UnshareFlags::NEWNS
+                | UnshareFlags::NEWNET
+                | UnshareFlags::NEWIPC
+                | UnshareFlags::NEWUTS
+        }
+    };
+    // SAFETY: the flags do not hold FILES, the one flag that could take descriptors away from a
+    // thread which owns them.
+    unsafe { rustix::thread::unshare_unsafe(flags) }?;
+    Ok(())
+}
+
+/// Descriptors from 3 on that a program started by this process would inherit.
+///
+/// What Rust code opens is marked close-on-exec, so at the start of `main` these are the ones
+/// that whoever started this process handed down on purpose (a shell's `7>file` or `<(...)`).
+///
+/// # Errors
+///
+/// When `/proc/self/fd` cannot be read.
+pub fn inheritable_fds() -> io::Result<Vec<RawFd>> {
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir("/proc/self/fd")? {
+        let name = entry?.file_name();
+        let Some(fd) = name.to_str().and_then(|text| text.parse::<RawFd>().ok()) else {
+            continue;
+        };
+        if fd > 2 && !close_on_exec(fd)? {
+            found.push(fd);
+        }
+    }
+    found.sort_unstable();
+    Ok(found)
+}
+
+/// Sets whether programs started by this process inherit these descriptors.
+///
+/// This changes no descriptor's use within the process, so it cannot break the ownership that
+/// `OwnedFd` stands for. Numbers that are not open are passed over.
+///
+/// # Errors
+///
+/// The kernel's, other than for a number that is not open.
+pub fn set_inheritable(fds: &[RawFd], inheritable: bool) -> io::Result<()> {
+    let flags = if inheritable { 0 } else { libc::FD_CLOEXEC };
+    for &fd in fds {
+        // SAFETY: F_SETFD only sets the close-on-exec flag of the table entry; it neither closes
+        // nor redirects a descriptor, and a number that is not open answers EBADF.
+        let done = unsafe { libc::fcntl(fd, libc::F_SETFD, flags) };
+        if done < 0 {
+            let error = io::Error::last_os_error();
+            if error.raw_os_error() != Some(libc::EBADF) {
+                return Err(error);
+            }
+        }
+    }
+    Ok(())
+}
+
+fn close_on_exec(fd: RawFd) -> io::Result<bool> {
+    // SAFETY: F_GETFD only reads a flag; a number that is not open answers EBADF.
+    let flags = unsafe { libc::fcntl(fd, libc::F_GETFD) };
+    if flags >= 0 {
+        return Ok(flags & libc::FD_CLOEXEC != 0);
+    }
+    let error = io::Error::last_os_error();
+    // The directory was listed through a descriptor that is closed by now.
+    if error.raw_os_error() == Some(libc::EBADF) { Ok(true) } else { Err(error) }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsRawFd;
+
+    use super::*;
+
+    #[test]
+    fn a_descriptor_is_listed_only_while_it_is_inheritable() {
+        let file = std::fs::File::open("/dev/null").unwrap();
+        let fd = file.as_raw_fd();
+        assert!(!inheritable_fds().unwrap().contains(&fd));
+        set_inheritable(&[fd], true).unwrap();
+        assert!(inheritable_fds().unwrap().contains(&fd));
+        set_inheritable(&[fd, 1_000_000], false).unwrap();
+        assert!(!inheritable_fds().unwrap().contains(&fd));
+    }
+}

@@ -1,0 +1,266 @@
+//! TAP interfaces: how an Ethernet interface of Linux is opened as a file (`if_tun.h`).
+//!
+//! The interface is made in the network namespace of the caller and is gone when the last copy
+//! of its descriptor is closed. Every frame read or written is preceded by a virtio-net header of
+//! [`VNET_HEADER_LEN`] bytes, little-endian.
+
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+
+use rustix::fs::{Mode, OFlags};
+
+/// Bytes of the virtio-net header before each frame (with `num_buffers`, as virtio 1.x has it).
+pub const VNET_HEADER_LEN: usize = 12;
+
+/// The longest name of a network interface, in bytes (`IFNAMSIZ` less the final zero).
+pub const NAME_MAX: usize = 15;
+
+const PATH: &str = "/dev/net/tun";
+
+const IFF_TAP: u16 = 0x0002;
+const IFF_NO_PI: u16 = 0x1000;
+const IFF_VNET_HDR: u16 = 0x4000;
+
+const TUNSETIFF: libc::c_ulong = 0x4004_54ca;
+const TUNSETOFFLOAD: libc::c_ulong = 0x4004_54d0;
+const TUNSETSNDBUF: libc::c_ulong = 0x4004_54d4;
+const TUNSETVNETHDRSZ: libc::c_ulong = 0x4004_54d8;
+const TUNSETVNETLE: libc::c_ulong = 0x4004_54dc;
+
+/// What the kernel may leave to the reader of a TAP file: checksums not summed, segments not cut.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct TapOffloads(pub u32);
+
+impl TapOffloads {
+    /// Checksums may be left to the reader (`TUN_F_CSUM`).
+    pub const CSUM: TapOffloads = TapOffloads(0x01);
+    /// TCP over IPv4 may be left whole (`TUN_F_TSO4`).
+    pub const TSO4: TapOffloads = TapOffloads(0x02);
+    /// TCP over IPv6 may be left whole (`TUN_F_TSO6`).
+    pub const TSO6: TapOffloads = TapOffloads(0x04);
+    /// Whole TCP packets may carry CWR (`TUN_F_TSO_ECN`).
+    pub const TSO_ECN: TapOffloads = TapOffloads(0x08);
+    /// UDP over IPv4 may be left whole (`TUN_F_USO4`, Linux 6.2; only together with `USO6`).
+    pub const USO4: TapOffloads = TapOffloads(0x20);
+    /// UDP over IPv6 may be left whole (`TUN_F_USO6`).
+    pub const USO6: TapOffloads = TapOffloads(0x40);
+
+    /// Whether all of `other` is in this set.
+    pub const fn contains(self, other: TapOffloads) -> bool {
+        self.0 & other.0 == other.0
+    }
+
+    /// Both sets together.
+    #[must_use]
+    pub const fn union(self, other: TapOffloads) -> TapOffloads {
+        TapOffloads(self.0 | other.0)
+    }
+
+    const fn intersection(self, other: TapOffloads) -> TapOffloads {
+        TapOffloads(self.0 & other.0)
+    }
+}
+
+const TCP: TapOffloads =
+    TapOffloads::CSUM.union(TapOffloads::TSO4).union(TapOffloads::TSO6).union(TapOffloads::TSO_ECN);
+
+/// What is offered to the kernel in turn, most first; it refuses a set with a bit it does not know.
+const ATTEMPTS: [TapOffloads; 5] = [
+    TCP.union(TapOffloads::USO4).union(TapOffloads::USO6),
+    TCP,
+    TapOffloads::CSUM.union(TapOffloads::TSO4).union(TapOffloads::TSO6),
+    TapOffloads::CSUM,
+    TapOffloads(0),
+];
+
+/// A TAP interface.
+#[derive(Debug)]
+pub struct Tap {
+    /// The file frames are read from and written to, non-blocking.
+    pub fd: OwnedFd,
+    /// What the interface is called; differs from what was asked for where that ended in `%d`.
+    pub name: String,
+    /// What the kernel agreed to leave to the reader.
+    pub offloads: TapOffloads,
+}
+
+/// Why there is no TAP interface.
+#[derive(Debug, thiserror::Error)]
+pub enum TapError {
+    /// The device node is missing.
+    #[error(
+        "{PATH} does not exist: load the driver with `modprobe tun` (as root), or, in a container, \
+         hand the device in (`--device {PATH}`)"
+    )]
+    Missing,
+    /// The device node may not be opened.
+    #[error(
+        "{PATH} cannot be opened: permission denied. udev gives it mode 0666; where udev does not \
+         run, do so by hand: `chmod 0666 {PATH}` (as root)"
+    )]
+    Denied,
+    /// The device node may not be used for another reason.
+    #[error("{PATH} cannot be opened: {0}")]
+    Open(#[source] io::Error),
+    /// The name cannot be one of an interface.
+    #[error("`{name}` cannot name an interface: 1 to {NAME_MAX} bytes, no `/` and no white space")]
+    Name {
+        /// What was asked for.
+        name: String,
+    },
+    /// An interface of that name is there already.
+    #[error("an interface `{name}` exists already, or is not a TAP of yours")]
+    Taken {
+        /// What was asked for.
+        name: String,
+    },
+    /// The network namespace is not the caller's.
+    #[error("interface `{name}` cannot be made: this needs CAP_NET_ADMIN in the network namespace")]
+    NotAdmin {
+        /// What was asked for.
+        name: String,
+    },
+    /// A setting was refused.
+    #[error("{what}: {source}")]
+    Setting {
+        /// The setting.
+        what: &'static str,
+        /// Why it was refused.
+        source: io::Error,
+    },
+}
+
+impl Tap {
+    /// Makes an interface called `name` in the caller's network namespace.
+    ///
+    /// # Errors
+    ///
+    /// [`TapError`]; its text says what to do.
+    pub fn create(name: &str) -> Result<Tap, TapError> {
+        let valid = (1..=NAME_MAX).contains(&name.len())
+            && !matches!(name, "." | "..")
+            && !name.bytes().any(|b| b == b'/' || b == b':' || !b.is_ascii_graphic());
+        if !valid {
+            return Err(TapError::Name { name: name.to_owned() });
+        }
+        let fd = open()?;
+        let name = set_interface(&fd, name)?;
+        set_int(&fd, TUNSETVNETHDRSZ, "TUNSETVNETHDRSZ", VNET_HEADER_LEN as libc::c_int)?;
+        set_int(&fd, TUNSETVNETLE, "TUNSETVNETLE", 1)?;
+        // Unlimited: a frame that was taken from us is not held back because an earlier one is
+        // still queued in a socket of the guest.
+        set_int(&fd, TUNSETSNDBUF, "TUNSETSNDBUF", libc::c_int::MAX)?;
+        let offloads = probe_offloads(&fd, TapOffloads(u32::MAX))?;
+        Ok(Tap { fd, name, offloads })
+    }
+
+    /// Leaves no more to the reader than `wanted` and what the kernel knows; the rest the kernel
+    /// does before a frame is read.
+    ///
+    /// # Errors
+    ///
+    /// [`TapError::Setting`] when not even the empty set is accepted.
+    pub fn limit_offloads(&mut self, wanted: TapOffloads) -> Result<(), TapError> {
+        self.offloads = probe_offloads(&self.fd, wanted)?;
+        Ok(())
+    }
+}
+
+fn open() -> Result<OwnedFd, TapError> {
+    let flags = OFlags::RDWR | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    rustix::fs::open(PATH, flags, Mode::empty()).map_err(|errno| match errno {
+        rustix::io::Errno::NOENT | rustix::io::Errno::NODEV | rustix::io::Errno::NXIO => {
+            TapError::Missing
+        }
+        rustix::io::Errno::ACCESS | rustix::io::Errno::PERM => TapError::Denied,
+        other => TapError::Open(other.into()),
+    })
+}
+
+/// `struct ifreq` as `TUNSETIFF` uses it: a name, flags, and room up to its 40 bytes.
+#[repr(C)]
+struct InterfaceRequest {
+    name: [u8; NAME_MAX + 1],
+    flags: u16,
+    rest: [u8; 22],
+}
+
+fn set_interface(fd: &OwnedFd, name: &str) -> Result<String, TapError> {
+    let mut request = InterfaceRequest {
+        name: [0; NAME_MAX + 1],
+        flags: IFF_TAP | IFF_NO_PI | IFF_VNET_HDR,
+        rest: [0; 22],
+    };
+    request.name[..name.len()].copy_from_slice(name.as_bytes());
+    // SAFETY: TUNSETIFF reads and writes one `struct ifreq` (40 bytes) at the pointer, which is
+    // to a live, exclusively borrowed value of that size; `fd` is open for the call.
+    let done = unsafe { libc::ioctl(fd.as_raw_fd(), TUNSETIFF, &raw mut request) };
+    if done < 0 {
+        let source = io::Error::last_os_error();
+        let name = name.to_owned();
+        return Err(match source.raw_os_error() {
+            Some(libc::EPERM) => TapError::NotAdmin { name },
+            Some(libc::EBUSY | libc::EINVAL | libc::EEXIST) => TapError::Taken { name },
+            _ => TapError::Setting { what: "TUNSETIFF", source },
+        });
+    }
+    let end = request.name.iter().position(|&b| b == 0).unwrap_or(NAME_MAX);
+    Ok(String::from_utf8_lossy(&request.name[..end]).into_owned())
+}
+
+fn set_int(
+    fd: &OwnedFd,
+    request: libc::c_ulong,
+    what: &'static str,
+    value: libc::c_int,
+) -> Result<(), TapError> {
+    // SAFETY: each request passed here reads one int at the pointer, which is to a live int;
+    // `fd` is open for the call.
+    let done = unsafe { libc::ioctl(fd.as_raw_fd(), request, &raw const value) };
+    if done < 0 {
+        return Err(TapError::Setting { what, source: io::Error::last_os_error() });
+    }
+    Ok(())
+}
+
+fn probe_offloads(fd: &OwnedFd, wanted: TapOffloads) -> Result<TapOffloads, TapError> {
+    let mut refusal = io::Error::from(io::ErrorKind::Unsupported);
+    for attempt in ATTEMPTS {
+        let mut set = attempt.intersection(wanted);
+        if !set.contains(TapOffloads::CSUM) {
+            // Segments cannot be left whole where checksums may not be left out.
+            set = TapOffloads(0);
+        }
+        // SAFETY: TUNSETOFFLOAD takes its argument by value; `fd` is open for the call.
+        let done = unsafe {
+            libc::ioctl(fd.as_raw_fd(), TUNSETOFFLOAD, libc::c_ulong::from(set.0))
+        };
+        if done >= 0 {
+            return Ok(set);
+        }
+        refusal = io::Error::last_os_error();
+    }
+    Err(TapError::Setting { what: "TUNSETOFFLOAD", source: refusal })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_request_is_as_large_as_ifreq() {
+        assert_eq!(size_of::<InterfaceRequest>(), 40);
+    }
+
+    #[test]
+    fn names_that_no_interface_can_have_are_refused() {
+        for name in ["", "sixteen-bytes-xx", "a b", "a/b", ".", "..", "a:1", "é"] {
+            assert!(matches!(Tap::create(name), Err(TapError::Name { .. })), "{name}");
+        }
+    }
+
+    #[test]
+    fn attempts_go_from_most_to_least() {
+        assert!(ATTEMPTS.windows(2).all(|pair| pair[0].contains(pair[1]) && pair[0] != pair[1]));
+    }
+}
