@@ -1,3 +1,120 @@
 #![forbid(unsafe_code)]
-//! Build tasks.
-fn main() {}
+//! Ringfence's build and test tasks, run as `cargo xtask COMMAND`.
+//!
+//! `test` is a table of steps ([`steps`]) over three services: what must be installed and how
+//! ([`tools`]), how a command is run and its tests are counted ([`exec`]), and what the reader is
+//! told at the end ([`report`]). `tidy` enforces the rules of the house on the sources
+//! ([`tidy`]).
+
+mod exec;
+mod packages;
+mod report;
+mod steps;
+mod tidy;
+mod tools;
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use anyhow::Context as _;
+use clap::builder::PossibleValuesParser;
+use clap::{Args, Parser, Subcommand};
+
+#[derive(Parser)]
+#[command(
+    name = "cargo xtask",
+    bin_name = "cargo xtask",
+    about = "Ringfence's build and test tasks"
+)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Run every check and test there is; CI runs this and nothing else
+    ///
+    /// First installs what the tests need, where it may: Debian packages when run as root, Rust
+    /// components and cargo-deny for any user. Where it may not, it says what is missing and how
+    /// to get it; what cannot run without it is reported as SKIPPED. Every step runs, even after
+    /// one failed. The exit status is 0 if no step failed.
+    Test(TestArgs),
+    /// Check the sources against the rules of the house (xtask/tidy.toml has the exceptions)
+    Tidy,
+}
+
+#[derive(Args)]
+struct TestArgs {
+    /// Run only these steps (see --list)
+    #[arg(long, value_name = "STEP", value_delimiter = ',', value_parser = step_names())]
+    only: Vec<String>,
+    /// Leave these steps out (see --list)
+    #[arg(long, value_name = "STEP", value_delimiter = ',', value_parser = step_names())]
+    skip: Vec<String>,
+    /// Print the steps and what each checks, and run nothing
+    #[arg(long)]
+    list: bool,
+    /// Install nothing and change nothing outside the target directory
+    #[arg(long)]
+    no_install: bool,
+    /// How long fuzz-smoke runs each fuzz target, in seconds
+    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
+    fuzz_seconds: u32,
+}
+
+fn step_names() -> PossibleValuesParser {
+    PossibleValuesParser::new(steps::STEPS.iter().map(|step| step.name))
+}
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    let done = match cli.command {
+        Command::Test(args) => run_steps(&args),
+        Command::Tidy => run_tidy(),
+    };
+    match done {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("xtask: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Runs the selected steps; false if one failed.
+fn run_steps(args: &TestArgs) -> anyhow::Result<bool> {
+    let selected: Vec<&steps::Step> = steps::STEPS
+        .iter()
+        .filter(|s| args.only.is_empty() || args.only.iter().any(|name| name == s.name))
+        .filter(|s| !args.skip.iter().any(|name| name == s.name))
+        .collect();
+    if args.list {
+        print!("{}", report::listing(&selected));
+        return Ok(true);
+    }
+    anyhow::ensure!(
+        !selected.is_empty(),
+        "no step is left to run; `cargo xtask test --list`"
+    );
+    let context = steps::Context::new(repository_root()?, args.fuzz_seconds)?;
+    Ok(steps::run(&selected, context, !args.no_install))
+}
+
+/// Runs the tidy rules alone; false if something is untidy.
+fn run_tidy() -> anyhow::Result<bool> {
+    let findings = tidy::check(&repository_root()?)?;
+    print!("{}", tidy::describe(&findings));
+    Ok(findings.is_empty())
+}
+
+/// The top of the checkout: the folder above the one this package was built from.
+fn repository_root() -> anyhow::Result<PathBuf> {
+    let package = std::env::var_os("CARGO_MANIFEST_DIR")
+        .map_or_else(|| PathBuf::from(env!("CARGO_MANIFEST_DIR")), PathBuf::from);
+    package
+        .parent()
+        .map(Path::to_path_buf)
+        .context("xtask is not in a checkout")
+}

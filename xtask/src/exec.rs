@@ -1,0 +1,287 @@
+//! Running commands: each is printed first, as one could type it; a test run is also read while
+//! it streams by, so that the report can say how many tests ran and which of them skipped.
+
+use std::ffi::OsString;
+use std::io::{self, BufRead, BufReader, IsTerminal, Write};
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+/// A command about to be run.
+pub(crate) struct Cmd {
+    program: OsString,
+    args: Vec<OsString>,
+    env: Vec<(String, OsString)>,
+    env_removed: Vec<String>,
+}
+
+impl Cmd {
+    /// `program`, with no arguments yet.
+    pub(crate) fn new(program: impl Into<OsString>) -> Cmd {
+        Cmd {
+            program: program.into(),
+            args: vec![],
+            env: vec![],
+            env_removed: vec![],
+        }
+    }
+
+    /// The cargo that runs this xtask.
+    pub(crate) fn cargo() -> Cmd {
+        Cmd::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
+    }
+
+    /// Appends arguments.
+    pub(crate) fn args<I: IntoIterator<Item: Into<OsString>>>(mut self, args: I) -> Cmd {
+        self.args.extend(args.into_iter().map(Into::into));
+        self
+    }
+
+    /// Sets a variable of the command's environment.
+    pub(crate) fn env(mut self, name: &str, value: impl Into<OsString>) -> Cmd {
+        self.env.push((name.to_owned(), value.into()));
+        self
+    }
+
+    /// Leaves a variable out of the command's environment.
+    pub(crate) fn env_remove(mut self, name: &str) -> Cmd {
+        self.env_removed.push(name.to_owned());
+        self
+    }
+
+    /// Runs it with our own standard streams; true if it succeeded.
+    pub(crate) fn run(&self, directory: &Path) -> io::Result<bool> {
+        self.announce();
+        Ok(self.build(directory).status()?.success())
+    }
+
+    /// Runs it silently; true if it could be run and succeeded.
+    pub(crate) fn probe(&self) -> bool {
+        let mut command = self.build(Path::new("."));
+        command
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null());
+        command.status().is_ok_and(|status| status.success())
+    }
+
+    /// Runs it silently and returns what it wrote to standard output, or what it wrote to standard
+    /// error if it failed.
+    pub(crate) fn output(&self, directory: &Path) -> io::Result<Result<String, String>> {
+        let output = self.build(directory).stdin(Stdio::null()).output()?;
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        Ok(if output.status.success() {
+            Ok(text(&output.stdout))
+        } else {
+            Err(text(&output.stderr))
+        })
+    }
+
+    /// Runs a `cargo test`, passes its output on as it comes, and counts its tests.
+    pub(crate) fn run_tests(&self, directory: &Path) -> io::Result<TestRun> {
+        self.announce();
+        self.read_tests(directory, &mut io::stdout())
+    }
+
+    fn read_tests(&self, directory: &Path, out: &mut impl Write) -> io::Result<TestRun> {
+        // One pipe for both streams keeps their lines in order.
+        let (reader, writer) = io::pipe()?;
+        let mut command = self.build(directory);
+        command.stdout(writer.try_clone()?).stderr(writer);
+        let mut child = command.spawn()?;
+        // The command holds the pipe's write ends, and the reader below must see them close.
+        drop(command);
+        let mut run = TestRun::default();
+        let mut lines = BufReader::new(reader);
+        let mut line = Vec::new();
+        while lines.read_until(b'\n', &mut line)? != 0 {
+            out.write_all(&line)?;
+            run.read_line(&String::from_utf8_lossy(&line));
+            line.clear();
+        }
+        run.success = child.wait()?.success();
+        Ok(run)
+    }
+
+    fn build(&self, directory: &Path) -> Command {
+        let mut command = Command::new(&self.program);
+        command.args(&self.args).current_dir(directory);
+        for name in &self.env_removed {
+            command.env_remove(name);
+        }
+        command.envs(self.env.iter().map(|(name, value)| (name, value)));
+        command
+    }
+
+    fn announce(&self) {
+        let mut words: Vec<String> = self
+            .env
+            .iter()
+            .map(|(name, value)| format!("{name}={}", quote(&value.to_string_lossy())))
+            .collect();
+        let program = Path::new(&self.program);
+        words.push(
+            program
+                .file_name()
+                .unwrap_or(&self.program)
+                .to_string_lossy()
+                .into_owned(),
+        );
+        words.extend(self.args.iter().map(|arg| quote(&arg.to_string_lossy())));
+        println!("$ {}", words.join(" "));
+    }
+}
+
+/// `word` as a shell would need it.
+fn quote(word: &str) -> String {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "-_./=:,+@%".contains(c);
+    if !word.is_empty() && word.chars().all(plain) {
+        word.to_owned()
+    } else {
+        format!("'{}'", word.replace('\'', r"'\''"))
+    }
+}
+
+/// True if a person is watching: then commands behind a pipe are told to keep their colours.
+pub(crate) fn on_terminal() -> bool {
+    io::stdout().is_terminal()
+}
+
+/// What was read off a `cargo test`.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct TestRun {
+    /// The command succeeded.
+    pub(crate) success: bool,
+    /// Tests that passed, those that skipped themselves among them.
+    pub(crate) passed: u64,
+    /// Tests that failed.
+    pub(crate) failed: u64,
+    /// Tests marked `#[ignore]`.
+    pub(crate) ignored: u64,
+    /// Tests that lacked something and said so: name and reason.
+    pub(crate) skipped: Vec<(String, String)>,
+    /// The test whose output is being read.
+    pub(crate) current: String,
+}
+
+impl TestRun {
+    /// Tests that ran and did their work.
+    pub(crate) fn ran(&self) -> u64 {
+        let skipped = u64::try_from(self.skipped.len()).unwrap_or(u64::MAX);
+        (self.passed + self.failed).saturating_sub(skipped)
+    }
+
+    /// Takes in one line of libtest's output, with `--show-output`: a section `---- NAME stdout
+    /// ----` for each test, in which a skipping test has written `SKIPPED: reason`, and a summary
+    /// for each test binary.
+    fn read_line(&mut self, line: &str) {
+        let line = without_colours(line);
+        let line = line.trim();
+        if let Some(name) = line
+            .strip_prefix("---- ")
+            .and_then(|l| l.strip_suffix(" stdout ----"))
+        {
+            self.current = name.to_owned();
+        } else if let Some(reason) = line.strip_prefix("SKIPPED: ") {
+            self.skipped.push((self.current.clone(), reason.to_owned()));
+        } else if let Some(counts) = line.strip_prefix("test result: ") {
+            self.current.clear();
+            self.passed += count_before(counts, " passed");
+            self.failed += count_before(counts, " failed");
+            self.ignored += count_before(counts, " ignored");
+        }
+    }
+
+    /// Adds what another command found.
+    pub(crate) fn add(&mut self, other: TestRun) {
+        self.success &= other.success;
+        self.passed += other.passed;
+        self.failed += other.failed;
+        self.ignored += other.ignored;
+        self.skipped.extend(other.skipped);
+    }
+}
+
+/// The number that stands before `label`; 0 if there is none.
+fn count_before(text: &str, label: &str) -> u64 {
+    let Some(end) = text.find(label) else {
+        return 0;
+    };
+    let digits = text[..end]
+        .rsplit(|c: char| !c.is_ascii_digit())
+        .next()
+        .unwrap_or("");
+    digits.parse().unwrap_or(0)
+}
+
+/// `text` without the escape sequences that set colours (`ESC [ ... letter`).
+fn without_colours(text: &str) -> String {
+    let mut plain = String::with_capacity(text.len());
+    let mut chars = text.chars();
+    while let Some(c) = chars.next() {
+        if c == '\u{1b}' {
+            chars.find(char::is_ascii_alphabetic);
+        } else {
+            plain.push(c);
+        }
+    }
+    plain
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(text: &str) -> TestRun {
+        let mut run = TestRun::default();
+        text.lines().for_each(|line| run.read_line(line));
+        run
+    }
+
+    #[test]
+    fn counts_are_summed_over_binaries() {
+        let run = read(
+            "test result: ok. 12 passed; 0 failed; 1 ignored; 0 measured; 3 filtered out\n\
+             test result: FAILED. 4 passed; 2 failed; 0 ignored; 0 measured; 0 filtered out\n",
+        );
+        assert_eq!((run.passed, run.failed, run.ignored), (16, 2, 1));
+    }
+
+    #[test]
+    fn skipping_tests_are_named_and_not_counted_as_run() {
+        let run = read(
+            "---- tcp_over_ipv6 stdout ----\nsome text\nSKIPPED: iperf3 is not installed\n\n\
+             ---- other stdout ----\nfine\n\
+             test result: ok. 3 passed; 0 failed; 0 ignored; 0 measured; 0 filtered out\n",
+        );
+        let skipped = (
+            "tcp_over_ipv6".to_owned(),
+            "iperf3 is not installed".to_owned(),
+        );
+        assert_eq!(run.skipped, [skipped]);
+        assert_eq!(run.ran(), 2);
+    }
+
+    #[test]
+    fn colours_do_not_hide_the_result() {
+        let run = read("test result: \u{1b}[32mok\u{1b}[m. 7 passed; 0 failed; 0 ignored\n");
+        assert_eq!(run.passed, 7);
+    }
+
+    #[test]
+    fn a_printed_command_can_be_typed() {
+        assert_eq!(quote("--cfg loom"), "'--cfg loom'");
+        assert_eq!(quote("it's"), r"'it'\''s'");
+        assert_eq!(quote("a-b_c=1"), "a-b_c=1");
+        assert_eq!(quote(""), "''");
+    }
+
+    #[test]
+    fn a_run_is_read_from_a_real_command() {
+        let script = "echo 'test result: ok. 2 passed; 0 failed; 0 ignored'; echo x >&2; exit 3";
+        let command = Cmd::new("sh").args(["-c", script]);
+        let mut seen = Vec::new();
+        let run = command.read_tests(Path::new("."), &mut seen).unwrap();
+        assert_eq!((run.success, run.passed), (false, 2));
+        assert!(seen.ends_with(b"x\n"));
+    }
+}

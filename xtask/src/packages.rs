@@ -1,0 +1,86 @@
+//! What the workspace consists of, as far as the steps must know.
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+
+use anyhow::Context as _;
+
+/// The folders of the crates.
+pub(crate) fn crates(root: &Path) -> anyhow::Result<Vec<PathBuf>> {
+    let mut folders = vec![];
+    for entry in std::fs::read_dir(root.join("crates"))? {
+        let folder = entry?.path();
+        if folder.join("Cargo.toml").is_file() {
+            folders.push(folder);
+        }
+    }
+    folders.sort();
+    Ok(folders)
+}
+
+/// The names of a crate's integration tests.
+pub(crate) fn integration_tests(krate: &Path) -> anyhow::Result<Vec<OsString>> {
+    let folder = krate.join("tests");
+    if !folder.is_dir() {
+        return Ok(vec![]);
+    }
+    let mut names = vec![];
+    for entry in std::fs::read_dir(folder)? {
+        let path = entry?.path();
+        let is_test = path.extension().is_some_and(|e| e == "rs") || path.join("main.rs").is_file();
+        if let Some(name) = path.file_stem().filter(|_| is_test) {
+            names.push(name.to_owned());
+        }
+    }
+    names.sort();
+    Ok(names)
+}
+
+/// The name of the package that a manifest describes.
+pub(crate) fn package_name(manifest: &str) -> anyhow::Result<String> {
+    let manifest: toml::Table = manifest.parse()?;
+    let name = manifest
+        .get("package")
+        .and_then(|package| package.get("name"));
+    Ok(name
+        .and_then(toml::Value::as_str)
+        .context("a manifest without a package name")?
+        .to_owned())
+}
+
+/// True if a manifest names `wanted` as a dependency of whatever kind, on whatever target.
+pub(crate) fn depends_on(manifest: &str, wanted: &str) -> anyhow::Result<bool> {
+    fn search(table: &toml::Table, wanted: &str) -> bool {
+        table
+            .iter()
+            .filter_map(|(key, value)| Some((key, value.as_table()?)))
+            .any(|(key, value)| {
+                if key.ends_with("dependencies") {
+                    value.contains_key(wanted)
+                } else {
+                    search(value, wanted)
+                }
+            })
+    }
+    Ok(search(&manifest.parse()?, wanted))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn loom_is_found_among_the_dependencies_of_a_target() {
+        let manifest =
+            "[package]\nname = \"r\"\n[target.'cfg(loom)'.dev-dependencies]\nloom = \"0.7\"\n";
+        assert!(depends_on(manifest, "loom").unwrap());
+        assert!(
+            !depends_on(
+                "[dependencies]\nloomlike = \"1\"\n[lints]\nloom = {}\n",
+                "loom"
+            )
+            .unwrap()
+        );
+        assert_eq!(package_name(manifest).unwrap(), "r");
+    }
+}

@@ -1,0 +1,523 @@
+//! The steps of `cargo xtask test`: a table, and one function a step.
+//!
+//! To add a step, write its function and add a row to [`STEPS`]. A step whose `needs` are missing
+//! is reported as SKIPPED with what to install. Something of our own that is missing (no test ran,
+//! no fuzz target is found) is a failure: otherwise a renamed file would quietly check nothing.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::time::Instant;
+
+use anyhow::Context as _;
+
+use crate::exec::{Cmd, TestRun, on_terminal};
+use crate::packages::{crates, depends_on, integration_tests, package_name};
+use crate::report::{self, Outcome, Row};
+use crate::tidy;
+use crate::tools::{self, Tool, Toolbox};
+
+/// One row of the table.
+pub(crate) struct Step {
+    /// Its name, for `--only` and `--skip`.
+    pub(crate) name: &'static str,
+    /// What it checks.
+    pub(crate) title: &'static str,
+    /// Without these it cannot run.
+    needs: &'static [&'static Tool],
+    run: fn(&Context) -> anyhow::Result<Ended>,
+}
+
+/// How a step ended, before its time is added.
+struct Ended {
+    outcome: Outcome,
+    skipped_tests: Vec<(String, String)>,
+}
+
+impl From<Outcome> for Ended {
+    fn from(outcome: Outcome) -> Ended {
+        Ended {
+            outcome,
+            skipped_tests: vec![],
+        }
+    }
+}
+
+/// Every step, in the order in which they run: the quick ones first.
+pub(crate) static STEPS: &[Step] = &[
+    Step {
+        name: "fmt",
+        title: "formatting (rustfmt)",
+        needs: &[&tools::RUSTFMT],
+        run: fmt,
+    },
+    Step {
+        name: "tidy",
+        title: "the rules of the house, read off the sources",
+        needs: &[],
+        run: tidy,
+    },
+    Step {
+        name: "deny",
+        title: "licences, banned crates and sources of the dependencies",
+        needs: &[&tools::CARGO_DENY],
+        run: deny,
+    },
+    Step {
+        name: "advisories",
+        title: "known vulnerabilities in the dependencies (fetches the RustSec database)",
+        needs: &[&tools::CARGO_DENY],
+        run: advisories,
+    },
+    Step {
+        name: "clippy",
+        title: "lints, warnings denied, all targets",
+        needs: &[&tools::CLIPPY],
+        run: clippy,
+    },
+    Step {
+        name: "unit",
+        title: "unit, property and conformance tests of every crate; nothing installed is needed",
+        needs: &[],
+        run: unit,
+    },
+    Step {
+        name: "doc",
+        title: "examples in the documentation, and the documentation itself, warnings denied",
+        needs: &[],
+        run: doc,
+    },
+    Step {
+        name: "loom",
+        title: "the lock-free protocols, in every interleaving of their threads (loom)",
+        needs: &[],
+        run: loom,
+    },
+    Step {
+        name: "local",
+        title: "the ringfence command, end to end: real processes, real kernel TCP (release build)",
+        needs: &[],
+        run: local,
+    },
+    Step {
+        name: "fuzz-smoke",
+        title: "every fuzz target for a few seconds (`unit` has the same bodies as property tests)",
+        needs: &[&tools::CARGO_FUZZ, &tools::NIGHTLY],
+        run: fuzz_smoke,
+    },
+];
+
+/// What the steps know.
+pub(crate) struct Context {
+    root: PathBuf,
+    target: PathBuf,
+    toolbox: Toolbox,
+    fuzz_seconds: u32,
+    /// The step `local` must not skip a test: we are root, and could install what they need.
+    require_local: bool,
+}
+
+impl Context {
+    /// The context for the repository at `root`.
+    pub(crate) fn new(root: PathBuf, fuzz_seconds: u32) -> anyhow::Result<Context> {
+        let target = match std::env::var_os("CARGO_TARGET_DIR") {
+            // Cargo takes a relative one from the directory it was called in.
+            Some(dir) => std::path::absolute(dir).context("CARGO_TARGET_DIR")?,
+            None => root.join("target"),
+        };
+        let toolbox = Toolbox::new(&root, &target);
+        Ok(Context {
+            root,
+            target,
+            toolbox,
+            fuzz_seconds,
+            require_local: false,
+        })
+    }
+
+    fn cargo(&self, args: &[&str]) -> Cmd {
+        let command = Cmd::cargo()
+            .args(args.iter().copied())
+            .env("PATH", self.toolbox.path());
+        if on_terminal() {
+            command.env("CARGO_TERM_COLOR", "always")
+        } else {
+            command
+        }
+    }
+
+    /// A `cargo test`, its arguments and those of the test programs apart.
+    fn cargo_test(&self, args: &[&str], test_args: &[&str]) -> Cmd {
+        // A skipping test says so on its standard error, which libtest otherwise swallows.
+        let command = self
+            .cargo(&["test", "--no-fail-fast"])
+            .args(args.iter().copied())
+            .args(["--"]);
+        let command = command
+            .args(test_args.iter().copied())
+            .args(["--show-output"]);
+        if on_terminal() {
+            command.args(["--color=always"])
+        } else {
+            command
+        }
+    }
+}
+
+/// Prepares the machine, runs the steps, prints the report; true if none failed.
+pub(crate) fn run(selected: &[&Step], mut context: Context, may_install: bool) -> bool {
+    heading("preparation", "what the steps need");
+    prepare(selected, &mut context, may_install);
+    let rows: Vec<Row> = selected
+        .iter()
+        .map(|step| run_step(step, &context))
+        .collect();
+    heading("report", "");
+    print!("{}", report::summary(&rows));
+    report::succeeded(&rows)
+}
+
+fn heading(name: &str, title: &str) {
+    let separator = if title.is_empty() { "" } else { ": " };
+    println!("\n==== {name}{separator}{title}");
+}
+
+fn run_step(step: &Step, context: &Context) -> Row {
+    heading(step.name, step.title);
+    let start = Instant::now();
+    let missing = context.toolbox.missing(step.needs);
+    let ended = if missing.is_empty() {
+        (step.run)(context)
+            .unwrap_or_else(|error| Outcome::Failed(format!("could not run: {error:#}")).into())
+    } else {
+        Outcome::Skipped(tools::how_to_get(&missing)).into()
+    };
+    let time = start.elapsed();
+    match &ended.outcome {
+        Outcome::Passed(_) => println!("---- {} passed in {}", step.name, report::duration(time)),
+        Outcome::Failed(why) => println!("---- {} FAILED: {why}", step.name),
+        Outcome::Skipped(why) => println!("---- {} SKIPPED: {why}", step.name),
+    }
+    Row {
+        name: step.name,
+        outcome: ended.outcome,
+        time,
+        skipped_tests: ended.skipped_tests,
+    }
+}
+
+/// Installs what the selected steps lack, or says what is missing.
+fn prepare(selected: &[&Step], context: &mut Context, may_install: bool) {
+    let local = selected.iter().any(|step| step.name == "local");
+    let mut wanted: Vec<&'static Tool> = selected.iter().flat_map(|s| s.needs).copied().collect();
+    if local {
+        wanted.extend(&tools::LOCAL_PROGRAMS);
+    }
+    let mut listed = std::collections::BTreeSet::new();
+    wanted.retain(|tool| listed.insert(tool.name));
+    let mut missing = context.toolbox.missing(&wanted);
+    if may_install && !missing.is_empty() {
+        if let Err(error) = context.toolbox.install(&missing) {
+            println!("installing failed: {error}");
+        }
+        missing = context.toolbox.missing(&wanted);
+    }
+    if missing.is_empty() {
+        println!("every program that the steps need is installed");
+    } else {
+        println!("{}", tools::how_to_get(&missing));
+    }
+    if local {
+        let is_root = context.toolbox.is_root;
+        if let Some(message) = tools::open_tun(is_root && may_install) {
+            println!("{message}");
+        }
+        let programs_missing = missing
+            .iter()
+            .any(|tool| tools::LOCAL_PROGRAMS.contains(tool));
+        context.require_local = is_root && may_install && !programs_missing;
+    }
+}
+
+fn verdict(success: bool, failure: &str) -> Ended {
+    let failed = || Outcome::Failed(failure.to_owned());
+    if success {
+        Outcome::Passed(String::new())
+    } else {
+        failed()
+    }
+    .into()
+}
+
+/// The outcome of test runs: a run in which no test ran has checked nothing, so it failed.
+fn test_verdict(run: TestRun) -> Ended {
+    let mut note = format!("{} tests", run.ran());
+    if run.ignored > 0 {
+        note += &format!(", {} ignored", run.ignored);
+    }
+    if !run.skipped.is_empty() {
+        note += &format!(", {} SKIPPED (see below)", run.skipped.len());
+    }
+    let outcome = if run.failed > 0 {
+        Outcome::Failed(format!("{} of {note}", run.failed))
+    } else if !run.success {
+        Outcome::Failed(format!("cargo test failed; {note} ran"))
+    } else if run.passed == 0 {
+        Outcome::Failed("no test ran".to_owned())
+    } else if run.ran() == 0 {
+        Outcome::Skipped("every test lacked something (see below)".to_owned())
+    } else {
+        Outcome::Passed(note)
+    };
+    Ended {
+        outcome,
+        skipped_tests: run.skipped,
+    }
+}
+
+fn fmt(context: &Context) -> anyhow::Result<Ended> {
+    let success = context
+        .cargo(&["fmt", "--all", "--check"])
+        .run(&context.root)?;
+    Ok(verdict(success, "not formatted: run `cargo fmt --all`"))
+}
+
+fn tidy(context: &Context) -> anyhow::Result<Ended> {
+    let findings = tidy::check(&context.root)?;
+    print!("{}", tidy::describe(&findings));
+    Ok(verdict(
+        findings.is_empty(),
+        &format!("{} findings", findings.len()),
+    ))
+}
+
+fn deny(context: &Context) -> anyhow::Result<Ended> {
+    let command = context.cargo(&["deny", "check", "licenses", "bans", "sources"]);
+    Ok(verdict(
+        command.run(&context.root)?,
+        "see deny.toml for what is allowed, and why",
+    ))
+}
+
+fn advisories(context: &Context) -> anyhow::Result<Ended> {
+    if let Err(error) = context
+        .cargo(&["deny", "fetch", "db"])
+        .output(&context.root)?
+    {
+        print!("{error}");
+        let reason = "the database at github.com/RustSec/advisory-db cannot be fetched: \
+                      needs the network and git";
+        return Ok(Outcome::Skipped(reason.to_owned()).into());
+    }
+    let command = context.cargo(&["deny", "check", "--disable-fetch", "advisories"]);
+    Ok(verdict(
+        command.run(&context.root)?,
+        "a dependency has a known vulnerability",
+    ))
+}
+
+fn clippy(context: &Context) -> anyhow::Result<Ended> {
+    let args = [
+        "clippy",
+        "--workspace",
+        "--all-targets",
+        "--",
+        "-D",
+        "warnings",
+    ];
+    Ok(verdict(
+        context.cargo(&args).run(&context.root)?,
+        "clippy has warnings",
+    ))
+}
+
+/// The tests of the libraries and programs, and the integration tests of every crate but the
+/// binary's, which are the step `local`.
+fn unit(context: &Context) -> anyhow::Result<Ended> {
+    let mut args: Vec<OsString> = ["--workspace", "--lib", "--bins"].map(Into::into).to_vec();
+    for krate in crates(&context.root)? {
+        if krate.file_name().is_some_and(|name| name == "ringfence") {
+            continue;
+        }
+        for name in integration_tests(&krate)? {
+            args.extend(["--test".into(), name]);
+        }
+    }
+    let args: Vec<String> = args
+        .iter()
+        .map(|arg| arg.to_string_lossy().into_owned())
+        .collect();
+    let args: Vec<&str> = args.iter().map(String::as_str).collect();
+    Ok(test_verdict(
+        context.cargo_test(&args, &[]).run_tests(&context.root)?,
+    ))
+}
+
+fn doc(context: &Context) -> anyhow::Result<Ended> {
+    let mut run = context
+        .cargo_test(&["--workspace", "--doc"], &[])
+        .run_tests(&context.root)?;
+    let built = context
+        .cargo(&["doc", "--workspace", "--no-deps"])
+        .env("RUSTDOCFLAGS", "-D warnings")
+        .run(&context.root)?;
+    if run.success && built {
+        return Ok(Outcome::Passed(format!("{} examples", run.ran())).into());
+    }
+    run.success = false;
+    Ok(if built {
+        test_verdict(run)
+    } else {
+        verdict(false, "cargo doc has warnings")
+    })
+}
+
+/// The tests named `loom` of every crate that depends on loom, built with `--cfg loom` in a target
+/// directory of their own, since the flag would rebuild everything in ours.
+fn loom(context: &Context) -> anyhow::Result<Ended> {
+    let mut total: Option<TestRun> = None;
+    for krate in crates(&context.root)? {
+        let manifest = std::fs::read_to_string(krate.join("Cargo.toml"))?;
+        if !depends_on(&manifest, "loom")? {
+            continue;
+        }
+        let package = package_name(&manifest)?;
+        let mut flags = std::env::var_os("RUSTFLAGS").unwrap_or_default();
+        flags.push(" --cfg loom");
+        let mut command = context
+            .cargo_test(&["--release", "--package", &package, "--lib"], &["loom"])
+            .env("RUSTFLAGS", flags.to_string_lossy().trim())
+            .env("CARGO_TARGET_DIR", context.target.join("loom"));
+        // Bugs need few preemptions, and the interleavings grow steeply with them.
+        if std::env::var_os("LOOM_MAX_PREEMPTIONS").is_none() {
+            command = command.env("LOOM_MAX_PREEMPTIONS", "3");
+        }
+        let run = command.run_tests(&context.root)?;
+        if run.success && run.passed == 0 {
+            let why = format!("{package} depends on loom, but has no test named loom");
+            return Ok(Outcome::Failed(why).into());
+        }
+        match &mut total {
+            Some(total) => total.add(run),
+            None => total = Some(run),
+        }
+    }
+    Ok(total.map_or_else(|| verdict(false, "no crate depends on loom"), test_verdict))
+}
+
+/// The integration tests of the binary. Each checks what it needs; where we could install
+/// everything, lacking something is a failure.
+fn local(context: &Context) -> anyhow::Result<Ended> {
+    if integration_tests(&context.root.join("crates/ringfence"))?.is_empty() {
+        return Ok(verdict(false, "crates/ringfence/tests has no test"));
+    }
+    let mut command =
+        context.cargo_test(&["--release", "--package", "ringfence", "--test", "*"], &[]);
+    if context.require_local {
+        command = command.env("RINGFENCE_TEST_REQUIRE", "1");
+    } else {
+        println!("a test that lacks something will be skipped, and named in the report");
+    }
+    Ok(test_verdict(command.run_tests(&context.root)?))
+}
+
+fn fuzz_smoke(context: &Context) -> anyhow::Result<Ended> {
+    let manifest = context.root.join("fuzz/Cargo.toml");
+    let manifest = std::fs::read_to_string(&manifest)
+        .with_context(|| format!("reading {}", manifest.display()))?;
+    let targets = tidy::fuzz_targets(&manifest)?;
+    if targets.is_empty() {
+        return Ok(verdict(false, "fuzz/Cargo.toml lists no fuzz target"));
+    }
+    if !fuzz(context, &["build"]).run(&context.root)? {
+        return Ok(verdict(false, "the fuzz targets do not build"));
+    }
+    let limit = format!("-max_total_time={}", context.fuzz_seconds);
+    let mut failed = vec![];
+    for target in &targets {
+        // libFuzzer writes what it finds to the first corpus; the second, checked in, is only read.
+        let found = context.target.join("fuzz-corpus").join(target);
+        std::fs::create_dir_all(&found)?;
+        let mut command = fuzz(context, &["run", target]).args([found.as_os_str()]);
+        let seeds = context.root.join("fuzz/seeds").join(target);
+        if seeds.is_dir() {
+            command = command.args([seeds.as_os_str()]);
+        }
+        let command = command.args([
+            "--",
+            limit.as_str(),
+            "-timeout=10",
+            "-rss_limit_mb=2048",
+            "-verbosity=0",
+        ]);
+        if !command.run(&context.root)? {
+            failed.push(target.as_str());
+        }
+    }
+    Ok(if failed.is_empty() {
+        let note = format!("{} targets, {} s each", targets.len(), context.fuzz_seconds);
+        Outcome::Passed(note).into()
+    } else {
+        verdict(
+            false,
+            &format!("{} (the input is below fuzz/artifacts)", failed.join(", ")),
+        )
+    })
+}
+
+/// `cargo fuzz` of the nightly toolchain, whatever toolchain runs this xtask.
+fn fuzz(context: &Context, args: &[&str]) -> Cmd {
+    Cmd::new("rustup")
+        .args(["run", "nightly", "cargo", "fuzz"])
+        .args(args.iter().copied())
+        .env("PATH", context.toolbox.path())
+        .env("CARGO_TARGET_DIR", context.target.join("fuzz"))
+        .env_remove("CARGO")
+        .env_remove("RUSTUP_TOOLCHAIN")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn steps_have_distinct_names() {
+        let mut names: Vec<_> = STEPS.iter().map(|step| step.name).collect();
+        names.sort_unstable();
+        names.dedup();
+        assert_eq!(names.len(), STEPS.len());
+    }
+
+    #[test]
+    fn a_run_without_tests_is_a_failure() {
+        let run = TestRun {
+            success: true,
+            ..TestRun::default()
+        };
+        assert_eq!(
+            test_verdict(run).outcome,
+            Outcome::Failed("no test ran".to_owned())
+        );
+    }
+
+    #[test]
+    fn a_run_in_which_every_test_skipped_is_skipped() {
+        let skipped = vec![("a".to_owned(), "no user namespaces".to_owned())];
+        let run = TestRun {
+            success: true,
+            passed: 1,
+            skipped,
+            ..TestRun::default()
+        };
+        assert!(matches!(test_verdict(run).outcome, Outcome::Skipped(_)));
+    }
+
+    #[test]
+    fn a_run_that_did_not_build_is_a_failure_though_no_test_failed() {
+        let run = TestRun {
+            success: false,
+            passed: 3,
+            ..TestRun::default()
+        };
+        assert!(matches!(test_verdict(run).outcome, Outcome::Failed(_)));
+    }
+}

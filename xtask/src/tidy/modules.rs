@@ -1,0 +1,333 @@
+//! Which files the crates are made of. A file that no `mod` leads to is compiled by nobody: its
+//! code rots and its tests do not run, so it is a finding.
+
+use std::collections::BTreeMap;
+use std::path::{Component, Path, PathBuf};
+
+use proc_macro2::{TokenStream, TokenTree};
+use syn::visit::{self, Visit};
+
+use super::Finding;
+use super::tree::{Tree, for_tests};
+
+/// A file that cargo compiles as a crate.
+pub(super) struct Root {
+    /// Its path.
+    pub(super) path: String,
+    /// What it is.
+    pub(super) kind: Kind,
+}
+
+/// What a crate root is.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// A library or a program: what users get.
+    Product,
+    /// A test, benchmark, example or build script.
+    Support,
+}
+
+/// The crate roots of every package, by cargo's conventions and by explicit `path`s.
+pub(super) fn roots(tree: &Tree) -> Vec<Root> {
+    let mut roots = vec![];
+    for (manifest_path, text) in &tree.files {
+        let Some(package) = manifest_path.strip_suffix("Cargo.toml") else {
+            continue;
+        };
+        // A manifest that does not parse stops cargo itself.
+        let Ok(manifest) = text.parse::<toml::Table>() else {
+            continue;
+        };
+        let listed = ["lib", "bin", "test", "bench", "example"].map(|kind| paths(&manifest, kind));
+        let [lib, bin, test, bench, example] = listed;
+        let below = tree
+            .sources
+            .keys()
+            .filter_map(|path| path.strip_prefix(package));
+        for path in below {
+            let is = |list: &[String]| list.iter().any(|listed| listed == path);
+            let kind = if is(&lib) || is(&bin) {
+                Kind::Product
+            } else if is(&test) || is(&bench) || is(&example) {
+                Kind::Support
+            } else if let Some(kind) = conventional(path) {
+                kind
+            } else {
+                continue;
+            };
+            let kind = if package == "fuzz/" {
+                Kind::Support
+            } else {
+                kind
+            };
+            roots.push(Root {
+                path: format!("{package}{path}"),
+                kind,
+            });
+        }
+    }
+    roots
+}
+
+/// What cargo (and cargo-fuzz) take the file at this path of a package for.
+fn conventional(path: &str) -> Option<Kind> {
+    let parts: Vec<&str> = path.split('/').collect();
+    match parts.as_slice() {
+        ["src", "lib.rs" | "main.rs"] | ["src", "bin", _] | ["src", "bin", _, "main.rs"] => {
+            Some(Kind::Product)
+        }
+        ["build.rs"]
+        | ["tests" | "benches" | "examples" | "fuzz_targets", _]
+        | ["tests" | "benches" | "examples", _, "main.rs"] => Some(Kind::Support),
+        _ => None,
+    }
+}
+
+/// The explicit paths of a manifest's targets of one kind.
+fn paths(manifest: &toml::Table, kind: &str) -> Vec<String> {
+    let targets = match manifest.get(kind) {
+        Some(toml::Value::Array(targets)) => targets.as_slice(),
+        Some(target) => std::slice::from_ref(target),
+        None => &[],
+    };
+    let path = |target: &toml::Value| Some(target.get("path")?.as_str()?.to_owned());
+    targets.iter().filter_map(path).collect()
+}
+
+/// The files that `mod` items lead to from the crate roots, and whether one of the ways to each
+/// leads through the product (and not through `#[cfg(test)]` alone).
+pub(super) fn reach(tree: &Tree) -> BTreeMap<String, bool> {
+    let mut reached: BTreeMap<String, bool> = BTreeMap::new();
+    let mut open: Vec<(String, bool, bool)> = roots(tree)
+        .into_iter()
+        .map(|root| (root.path, root.kind == Kind::Product, true))
+        .collect();
+    while let Some((path, in_product, owns_folder)) = open.pop() {
+        let Some(source) = tree.sources.get(&path) else {
+            continue;
+        };
+        match reached.get(&path) {
+            Some(known) if *known || !in_product => continue,
+            _ => drop(reached.insert(path.clone(), in_product)),
+        }
+        let file = Path::new(&path);
+        let folder = file.parent().unwrap_or(Path::new("")).to_path_buf();
+        let owns_folder = owns_folder || file.ends_with("mod.rs");
+        let modules = if owns_folder {
+            folder.clone()
+        } else {
+            file.with_extension("")
+        };
+        let mut finder = ModFinder {
+            folder,
+            modules,
+            in_product,
+            found: vec![],
+        };
+        finder.visit_file(&source.syntax);
+        open.extend(
+            finder
+                .found
+                .into_iter()
+                .map(|(path, product)| (normal(&path), product, false)),
+        );
+    }
+    reached
+}
+
+/// `path` without `.` and `..`.
+fn normal(path: &Path) -> String {
+    let mut parts: Vec<&str> = vec![];
+    for part in path.components() {
+        match part {
+            Component::ParentDir => drop(parts.pop()),
+            Component::Normal(part) => parts.extend(part.to_str()),
+            _ => {}
+        }
+    }
+    parts.join("/")
+}
+
+/// Collects the files that the `mod` items of one file may mean.
+struct ModFinder {
+    /// The file's folder: explicit paths and `include!` start here.
+    folder: PathBuf,
+    /// Where the modules of the current scope live.
+    modules: PathBuf,
+    in_product: bool,
+    found: Vec<(PathBuf, bool)>,
+}
+
+impl ModFinder {
+    fn candidates(&mut self, name: &str, in_product: bool) {
+        let name = name.trim_start_matches("r#");
+        self.found
+            .push((self.modules.join(format!("{name}.rs")), in_product));
+        self.found
+            .push((self.modules.join(name).join("mod.rs"), in_product));
+    }
+
+    /// Finds `mod NAME;` among the tokens of a macro, which are not parsed as items.
+    fn scan(&mut self, tokens: TokenStream) {
+        let tokens: Vec<TokenTree> = tokens.into_iter().collect();
+        for (i, token) in tokens.iter().enumerate() {
+            match (token, tokens.get(i + 1), tokens.get(i + 2)) {
+                (TokenTree::Group(group), ..) => self.scan(group.stream()),
+                (
+                    TokenTree::Ident(word),
+                    Some(TokenTree::Ident(name)),
+                    Some(TokenTree::Punct(end)),
+                ) if word == "mod" && end.as_char() == ';' => {
+                    self.candidates(&name.to_string(), self.in_product);
+                }
+                _ => {}
+            }
+        }
+    }
+}
+
+impl<'ast> Visit<'ast> for ModFinder {
+    fn visit_item_mod(&mut self, item: &'ast syn::ItemMod) {
+        let outer = self.in_product;
+        self.in_product = outer && !for_tests(&item.attrs);
+        let name = item.ident.to_string();
+        if item.content.is_some() {
+            self.modules.push(name.trim_start_matches("r#"));
+            visit::visit_item_mod(self, item);
+            self.modules.pop();
+        } else if let Some(path) = explicit_path(&item.attrs) {
+            self.found.push((self.folder.join(path), self.in_product));
+        } else {
+            self.candidates(&name, self.in_product);
+        }
+        self.in_product = outer;
+    }
+
+    fn visit_macro(&mut self, mac: &'ast syn::Macro) {
+        if mac.path.is_ident("include")
+            && let Ok(path) = mac.parse_body::<syn::LitStr>()
+        {
+            let path = self.folder.join(path.value());
+            self.found.push((path, self.in_product));
+        }
+        self.scan(mac.tokens.clone());
+    }
+}
+
+/// The value of `#[path = "..."]`, also of one inside `cfg_attr`-free attributes only: a path that
+/// depends on the configuration would have to be taught here.
+fn explicit_path(attributes: &[syn::Attribute]) -> Option<String> {
+    attributes.iter().find_map(|attribute| {
+        let syn::Meta::NameValue(pair) = &attribute.meta else {
+            return None;
+        };
+        let syn::Expr::Lit(value) = &pair.value else {
+            return None;
+        };
+        let syn::Lit::Str(path) = &value.lit else {
+            return None;
+        };
+        pair.path.is_ident("path").then(|| path.value())
+    })
+}
+
+/// Findings for the Rust files that nothing leads to.
+pub(super) fn dead_files(tree: &Tree) -> Vec<Finding> {
+    let dead = tree
+        .sources
+        .keys()
+        .filter(|path| !tree.reached.contains(*path));
+    dead.map(|path| {
+        Finding::file(
+            path,
+            "is dead: no crate compiles it; name it by a `mod`, or delete it",
+        )
+    })
+    .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn dead(tree: &Tree) -> Vec<String> {
+        dead_files(tree)
+            .into_iter()
+            .map(|finding| finding.path)
+            .collect()
+    }
+
+    #[test]
+    fn a_file_without_a_mod_is_dead() {
+        let tree = Tree::from_files([
+            ("crates/net/Cargo.toml", "[package]\nname = \"n\"\n"),
+            (
+                "crates/net/src/lib.rs",
+                "mod used;\nmod folder;\nmod inline { mod deep; }\n",
+            ),
+            ("crates/net/src/used.rs", "mod child;\n"),
+            ("crates/net/src/used/child.rs", ""),
+            ("crates/net/src/folder/mod.rs", "mod beside;\n"),
+            ("crates/net/src/folder/beside.rs", ""),
+            ("crates/net/src/inline/deep.rs", ""),
+            ("crates/net/src/forgotten.rs", "mod also;\n"),
+            ("crates/net/src/forgotten/also.rs", ""),
+        ]);
+        assert_eq!(
+            dead(&tree),
+            [
+                "crates/net/src/forgotten.rs",
+                "crates/net/src/forgotten/also.rs"
+            ]
+        );
+    }
+
+    #[test]
+    fn tests_examples_and_listed_targets_are_roots() {
+        let tree = Tree::from_files([
+            (
+                "crates/a/Cargo.toml",
+                "[package]\nname = \"a\"\n[[bin]]\nname = \"b\"\npath = \"odd/b.rs\"\n",
+            ),
+            ("crates/a/odd/b.rs", "#[path = \"elsewhere.rs\"]\nmod x;\n"),
+            ("crates/a/odd/elsewhere.rs", ""),
+            ("crates/a/tests/one.rs", "mod common;\n"),
+            ("crates/a/tests/common/mod.rs", ""),
+            ("crates/a/examples/e.rs", "include!(\"../common.rs\");\n"),
+            ("crates/a/common.rs", ""),
+        ]);
+        assert_eq!(dead(&tree), [] as [&str; 0]);
+    }
+
+    #[test]
+    fn modules_declared_inside_a_macro_are_seen() {
+        let tree = Tree::from_files([
+            ("crates/a/Cargo.toml", "[package]\nname = \"a\"\n"),
+            (
+                "crates/a/src/lib.rs",
+                "cfg_if! { if #[cfg(unix)] { mod unix; } }\n",
+            ),
+            ("crates/a/src/unix.rs", ""),
+        ]);
+        assert_eq!(dead(&tree), [] as [&str; 0]);
+    }
+
+    #[test]
+    fn a_file_behind_cfg_test_is_a_test_unless_the_product_reaches_it_too() {
+        let tree = Tree::from_files([
+            ("crates/a/Cargo.toml", "[package]\nname = \"a\"\n"),
+            (
+                "crates/a/src/lib.rs",
+                "#[cfg(test)]\nmod tests;\nmod both;\n",
+            ),
+            (
+                "crates/a/src/tests.rs",
+                "#[path = \"both.rs\"]\nmod again;\n",
+            ),
+            ("crates/a/src/both.rs", ""),
+        ]);
+        assert!(tree.sources["crates/a/src/tests.rs"].test_only);
+        assert!(!tree.sources["crates/a/src/both.rs"].test_only);
+        assert!(!tree.sources["crates/a/src/lib.rs"].test_only);
+    }
+}

@@ -1,0 +1,345 @@
+//! What the steps need installed: found, installed where we may, named where we may not.
+//!
+//! Root on a Debian-like system gets exactly the missing packages by apt-get. Rust components and
+//! cargo-deny go where the user can write anyway (the toolchain, the target directory). Nothing
+//! else is touched.
+
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::os::unix::fs::{FileTypeExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+use crate::exec::Cmd;
+
+/// Something a step needs.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Tool {
+    /// What it is called, in messages and, for a program, on the PATH.
+    pub(crate) name: &'static str,
+    /// Where it comes from.
+    pub(crate) source: Source,
+}
+
+/// Where a tool comes from, which also says how to look for it.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Source {
+    /// A program of this Debian package.
+    Debian(&'static str),
+    /// A cargo subcommand that is a component of the toolchain.
+    Component,
+    /// A program of this crate, in this version: the one that the configuration was written for.
+    Crate {
+        name: &'static str,
+        version: &'static str,
+    },
+    /// A program that is not installed for the user (it costs them minutes, or a toolchain).
+    Own {
+        probe: &'static [&'static str],
+        install: &'static str,
+    },
+}
+
+const fn debian(name: &'static str, package: &'static str) -> Tool {
+    Tool {
+        name,
+        source: Source::Debian(package),
+    }
+}
+
+/// The formatter.
+pub(crate) static RUSTFMT: Tool = Tool {
+    name: "fmt",
+    source: Source::Component,
+};
+/// The linter.
+pub(crate) static CLIPPY: Tool = Tool {
+    name: "clippy",
+    source: Source::Component,
+};
+/// The checker of licences, bans, sources and advisories.
+pub(crate) static CARGO_DENY: Tool = Tool {
+    name: "cargo-deny",
+    source: Source::Crate {
+        name: "cargo-deny",
+        version: "0.20.2",
+    },
+};
+/// The fuzzing driver.
+pub(crate) static CARGO_FUZZ: Tool = Tool {
+    name: "cargo-fuzz",
+    source: Source::Own {
+        probe: &["cargo-fuzz", "--version"],
+        install: "cargo install --locked cargo-fuzz",
+    },
+};
+/// The toolchain that has the sanitizers.
+pub(crate) static NIGHTLY: Tool = Tool {
+    name: "a nightly toolchain",
+    source: Source::Own {
+        probe: &["rustup", "run", "nightly", "rustc", "--version"],
+        install: "rustup toolchain install nightly --profile minimal",
+    },
+};
+/// Programs that the local integration suite runs, inside guests and around them.
+pub(crate) static LOCAL_PROGRAMS: [Tool; 9] = [
+    debian("ip", "iproute2"),
+    debian("iperf3", "iperf3"),
+    debian("curl", "curl"),
+    debian("python3", "python3"),
+    debian("ping", "iputils-ping"),
+    debian("ethtool", "ethtool"),
+    debian("ps", "procps"),
+    debian("setpriv", "util-linux"),
+    debian("perf", "linux-perf"),
+];
+
+/// Looks for tools, and puts them in place.
+pub(crate) struct Toolbox {
+    /// The repository.
+    root: PathBuf,
+    /// Where cargo-deny is installed if it is nowhere else.
+    tools: PathBuf,
+    /// We run as root.
+    pub(crate) is_root: bool,
+}
+
+impl Toolbox {
+    /// A toolbox that installs below `target`.
+    pub(crate) fn new(root: &Path, target: &Path) -> Toolbox {
+        Toolbox {
+            root: root.to_path_buf(),
+            tools: target.join("tools"),
+            is_root: rustix::process::geteuid().is_root(),
+        }
+    }
+
+    /// The PATH for the commands we run: the user's, then our own tools, then the directories of
+    /// administration, where Debian keeps `ip` and `ethtool` but which users do not search.
+    pub(crate) fn path(&self) -> OsString {
+        let mut directories: Vec<PathBuf> = std::env::var_os("PATH")
+            .map(|path| std::env::split_paths(&path).collect())
+            .unwrap_or_default();
+        directories.push(self.tools.join("bin"));
+        directories.extend(["/usr/local/sbin", "/usr/sbin", "/sbin"].map(PathBuf::from));
+        // A directory whose name holds a colon cannot be on a PATH; then the user's own serves.
+        std::env::join_paths(directories)
+            .unwrap_or_else(|_| std::env::var_os("PATH").unwrap_or_default())
+    }
+
+    /// True if the tool can be used.
+    pub(crate) fn has(&self, tool: &Tool) -> bool {
+        match tool.source {
+            Source::Debian(_) | Source::Crate { .. } => self.find(tool.name).is_some(),
+            Source::Component => Cmd::cargo().args([tool.name, "--version"]).probe(),
+            Source::Own { probe, .. } => self.command(probe).probe(),
+        }
+    }
+
+    /// The tools of `wanted` that are missing.
+    pub(crate) fn missing(&self, wanted: &[&'static Tool]) -> Vec<&'static Tool> {
+        wanted
+            .iter()
+            .copied()
+            .filter(|tool| !self.has(tool))
+            .collect()
+    }
+
+    /// Installs what it may of `missing`. What stays missing is found by looking again.
+    pub(crate) fn install(&self, missing: &[&'static Tool]) -> std::io::Result<()> {
+        self.install_packages(&packages(missing))?;
+        for tool in missing {
+            match tool.source {
+                Source::Component if self.find("rustup").is_some() => {
+                    let component = component_name(tool);
+                    self.command(&["rustup", "component", "add", component])
+                        .run(&self.root)?;
+                }
+                Source::Crate { name, version } => {
+                    println!("{name} is not installed: building it below the target directory");
+                    let root = self.tools.as_os_str();
+                    Cmd::cargo()
+                        .args(["install", "--locked", name, "--version", version, "--root"])
+                        .args([root])
+                        // Also when the user's own target directory is set by the environment.
+                        .env("CARGO_TARGET_DIR", self.tools.join("build"))
+                        .run(&self.root)?;
+                }
+                Source::Debian(_) | Source::Component | Source::Own { .. } => {}
+            }
+        }
+        Ok(())
+    }
+
+    fn install_packages(&self, packages: &[&str]) -> std::io::Result<()> {
+        if packages.is_empty() || !self.is_root || self.find("apt-get").is_none() {
+            return Ok(());
+        }
+        let install = |names: &[&str]| {
+            self.command(&["apt-get", "install", "-y", "--no-install-recommends"])
+                .args(names.iter().copied())
+                .env("DEBIAN_FRONTEND", "noninteractive")
+                .run(&self.root)
+        };
+        if install(packages)? {
+            return Ok(());
+        }
+        // The usual reason is a list of packages that is old, or was never fetched.
+        self.command(&["apt-get", "update"]).run(&self.root)?;
+        if install(packages)? {
+            return Ok(());
+        }
+        // One name that this release does not have must not keep the others away.
+        for package in packages.iter().filter(|_| packages.len() > 1) {
+            install(&[package])?;
+        }
+        Ok(())
+    }
+
+    fn command(&self, words: &[&str]) -> Cmd {
+        let (program, args) = words.split_first().expect("a command has a first word");
+        Cmd::new(*program)
+            .args(args.iter().copied())
+            .env("PATH", self.path())
+    }
+
+    fn find(&self, program: &str) -> Option<PathBuf> {
+        std::env::split_paths(&self.path())
+            .map(|dir| dir.join(program))
+            .find(|candidate| {
+                candidate
+                    .metadata()
+                    .is_ok_and(|file| file.is_file() && file.permissions().mode() & 0o111 != 0)
+            })
+    }
+}
+
+/// The Debian packages of `tools`, each once.
+fn packages(tools: &[&'static Tool]) -> Vec<&'static str> {
+    let mut packages: Vec<&str> = tools
+        .iter()
+        .filter_map(|tool| match tool.source {
+            Source::Debian(package) => Some(package),
+            _ => None,
+        })
+        .collect();
+    packages.sort_unstable();
+    packages.dedup();
+    packages
+}
+
+/// The component of the toolchain that brings `cargo TOOL`.
+fn component_name(tool: &Tool) -> &'static str {
+    if tool.name == RUSTFMT.name {
+        "rustfmt"
+    } else {
+        tool.name
+    }
+}
+
+/// What is missing and the commands that would install it, in one line.
+pub(crate) fn how_to_get(missing: &[&'static Tool]) -> String {
+    let names: Vec<&str> = missing
+        .iter()
+        .map(|tool| match tool.source {
+            Source::Component => component_name(tool),
+            _ => tool.name,
+        })
+        .collect();
+    let mut commands: BTreeMap<u8, Vec<String>> = BTreeMap::new();
+    let packages = packages(missing);
+    if !packages.is_empty() {
+        let command = format!("as root: apt-get install {}", packages.join(" "));
+        commands.entry(0).or_default().push(command);
+    }
+    for tool in missing {
+        let (rank, command) = match tool.source {
+            Source::Debian(_) => continue,
+            Source::Component => (1, format!("rustup component add {}", component_name(tool))),
+            Source::Crate { name, version } => (
+                2,
+                format!("cargo install --locked {name} --version {version}"),
+            ),
+            Source::Own { install, .. } => (3, install.to_owned()),
+        };
+        commands.entry(rank).or_default().push(command);
+    }
+    let commands: Vec<String> = commands.into_values().flatten().collect();
+    format!(
+        "missing: {}; to get it: {}",
+        names.join(", "),
+        commands.join("; ")
+    )
+}
+
+/// Makes /dev/net/tun usable by everyone, as udev's own rule does, where udev did not run; returns
+/// what is to be said about it. Creating a TAP still needs a privilege over the network namespace.
+pub(crate) fn open_tun(may_change: bool) -> Option<String> {
+    const TUN: &str = "/dev/net/tun";
+    let device = || {
+        std::fs::metadata(TUN)
+            .ok()
+            .filter(|file| file.file_type().is_char_device())
+    };
+    if device().is_none() && may_change {
+        Cmd::new("modprobe").args(["tun"]).probe();
+    }
+    let Some(file) = device() else {
+        return Some(format!(
+            "{TUN} does not exist: load the kernel's tun module (modprobe tun)"
+        ));
+    };
+    let mode = file.permissions().mode() & 0o777;
+    if mode & 0o006 == 0o006 {
+        return None;
+    }
+    if !may_change {
+        return Some(format!(
+            "{TUN} has mode {mode:04o}; udev makes it 0666, but did not run here. Ordinary users \
+             need it so: chmod 0666 {TUN} (as root)"
+        ));
+    }
+    let done = std::fs::set_permissions(TUN, std::fs::Permissions::from_mode(0o666));
+    Some(match done {
+        Ok(()) => format!("{TUN} had mode {mode:04o}: set to 0666, as udev would"),
+        Err(error) => format!("{TUN} has mode {mode:04o}, and setting it to 0666 failed: {error}"),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_message_names_every_missing_tool_and_each_package_once() {
+        static AGAIN: Tool = debian("pkill", "procps");
+        let ps = &LOCAL_PROGRAMS[6];
+        let text = how_to_get(&[ps, &AGAIN, &RUSTFMT, &CARGO_DENY, &NIGHTLY]);
+        assert_eq!(
+            text,
+            "missing: ps, pkill, rustfmt, cargo-deny, a nightly toolchain; to get it: \
+             as root: apt-get install procps; rustup component add rustfmt; \
+             cargo install --locked cargo-deny --version 0.20.2; \
+             rustup toolchain install nightly --profile minimal"
+        );
+    }
+
+    #[test]
+    fn a_program_is_found_by_its_executable_file() {
+        let toolbox = Toolbox::new(Path::new("/"), Path::new("/nonexistent"));
+        assert!(toolbox.has(&debian("sh", "dash")));
+        assert!(!toolbox.has(&debian("no-such-program-anywhere", "none")));
+    }
+
+    #[test]
+    fn a_probe_that_cannot_be_run_means_missing() {
+        static GONE: Tool = Tool {
+            name: "gone",
+            source: Source::Own {
+                probe: &["no-such-program-anywhere"],
+                install: "nothing",
+            },
+        };
+        let toolbox = Toolbox::new(Path::new("/"), Path::new("/nonexistent"));
+        assert_eq!(toolbox.missing(&[&GONE]), [&GONE]);
+    }
+}
