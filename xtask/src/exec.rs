@@ -17,12 +17,7 @@ pub(crate) struct Cmd {
 impl Cmd {
     /// `program`, with no arguments yet.
     pub(crate) fn new(program: impl Into<OsString>) -> Cmd {
-        Cmd {
-            program: program.into(),
-            args: vec![],
-            env: vec![],
-            env_removed: vec![],
-        }
+        Cmd { program: program.into(), args: vec![], env: vec![], env_removed: vec![] }
     }
 
     /// The cargo that runs this xtask.
@@ -57,10 +52,7 @@ impl Cmd {
     /// Runs it silently; true if it could be run and succeeded.
     pub(crate) fn probe(&self) -> bool {
         let mut command = self.build(Path::new("."));
-        command
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .stderr(Stdio::null());
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
         command.status().is_ok_and(|status| status.success())
     }
 
@@ -116,16 +108,12 @@ impl Cmd {
         let mut words: Vec<String> = self
             .env
             .iter()
+            // Ours differs from the user's only in what it adds; see Toolbox::path.
+            .filter(|(name, _)| name != "PATH")
             .map(|(name, value)| format!("{name}={}", quote(&value.to_string_lossy())))
             .collect();
         let program = Path::new(&self.program);
-        words.push(
-            program
-                .file_name()
-                .unwrap_or(&self.program)
-                .to_string_lossy()
-                .into_owned(),
-        );
+        words.push(program.file_name().unwrap_or(&self.program).to_string_lossy().into_owned());
         words.extend(self.args.iter().map(|arg| quote(&arg.to_string_lossy())));
         println!("$ {}", words.join(" "));
     }
@@ -176,9 +164,7 @@ impl TestRun {
     fn read_line(&mut self, line: &str) {
         let line = without_colours(line);
         let line = line.trim();
-        if let Some(name) = line
-            .strip_prefix("---- ")
-            .and_then(|l| l.strip_suffix(" stdout ----"))
+        if let Some(name) = line.strip_prefix("---- ").and_then(|l| l.strip_suffix(" stdout ----"))
         {
             self.current = name.to_owned();
         } else if let Some(reason) = line.strip_prefix("SKIPPED: ") {
@@ -206,10 +192,7 @@ fn count_before(text: &str, label: &str) -> u64 {
     let Some(end) = text.find(label) else {
         return 0;
     };
-    let digits = text[..end]
-        .rsplit(|c: char| !c.is_ascii_digit())
-        .next()
-        .unwrap_or("");
+    let digits = text[..end].rsplit(|c: char| !c.is_ascii_digit()).next().unwrap_or("");
     digits.parse().unwrap_or(0)
 }
 
@@ -253,10 +236,7 @@ mod tests {
              ---- other stdout ----\nfine\n\
              test result: ok. 3 passed; 0 failed; 0 ignored; 0 measured; 0 filtered out\n",
         );
-        let skipped = (
-            "tcp_over_ipv6".to_owned(),
-            "iperf3 is not installed".to_owned(),
-        );
+        let skipped = ("tcp_over_ipv6".to_owned(), "iperf3 is not installed".to_owned());
         assert_eq!(run.skipped, [skipped]);
         assert_eq!(run.ran(), 2);
     }

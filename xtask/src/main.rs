@@ -94,10 +94,7 @@ fn run_steps(args: &TestArgs) -> anyhow::Result<bool> {
         print!("{}", report::listing(&selected));
         return Ok(true);
     }
-    anyhow::ensure!(
-        !selected.is_empty(),
-        "no step is left to run; `cargo xtask test --list`"
-    );
+    anyhow::ensure!(!selected.is_empty(), "no step is left to run; `cargo xtask test --list`");
     let context = steps::Context::new(repository_root()?, args.fuzz_seconds)?;
     Ok(steps::run(&selected, context, !args.no_install))
 }
@@ -113,8 +110,5 @@ fn run_tidy() -> anyhow::Result<bool> {
 fn repository_root() -> anyhow::Result<PathBuf> {
     let package = std::env::var_os("CARGO_MANIFEST_DIR")
         .map_or_else(|| PathBuf::from(env!("CARGO_MANIFEST_DIR")), PathBuf::from);
-    package
-        .parent()
-        .map(Path::to_path_buf)
-        .context("xtask is not in a checkout")
+    package.parent().map(Path::to_path_buf).context("xtask is not in a checkout")
 }

@@ -39,28 +39,22 @@ pub(crate) fn integration_tests(krate: &Path) -> anyhow::Result<Vec<OsString>> {
 /// The name of the package that a manifest describes.
 pub(crate) fn package_name(manifest: &str) -> anyhow::Result<String> {
     let manifest: toml::Table = manifest.parse()?;
-    let name = manifest
-        .get("package")
-        .and_then(|package| package.get("name"));
-    Ok(name
-        .and_then(toml::Value::as_str)
-        .context("a manifest without a package name")?
-        .to_owned())
+    let name = manifest.get("package").and_then(|package| package.get("name"));
+    Ok(name.and_then(toml::Value::as_str).context("a manifest without a package name")?.to_owned())
 }
 
 /// True if a manifest names `wanted` as a dependency of whatever kind, on whatever target.
 pub(crate) fn depends_on(manifest: &str, wanted: &str) -> anyhow::Result<bool> {
     fn search(table: &toml::Table, wanted: &str) -> bool {
-        table
-            .iter()
-            .filter_map(|(key, value)| Some((key, value.as_table()?)))
-            .any(|(key, value)| {
+        table.iter().filter_map(|(key, value)| Some((key, value.as_table()?))).any(
+            |(key, value)| {
                 if key.ends_with("dependencies") {
                     value.contains_key(wanted)
                 } else {
                     search(value, wanted)
                 }
-            })
+            },
+        )
     }
     Ok(search(&manifest.parse()?, wanted))
 }
@@ -75,11 +69,7 @@ mod tests {
             "[package]\nname = \"r\"\n[target.'cfg(loom)'.dev-dependencies]\nloom = \"0.7\"\n";
         assert!(depends_on(manifest, "loom").unwrap());
         assert!(
-            !depends_on(
-                "[dependencies]\nloomlike = \"1\"\n[lints]\nloom = {}\n",
-                "loom"
-            )
-            .unwrap()
+            !depends_on("[dependencies]\nloomlike = \"1\"\n[lints]\nloom = {}\n", "loom").unwrap()
         );
         assert_eq!(package_name(manifest).unwrap(), "r");
     }

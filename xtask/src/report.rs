@@ -47,11 +47,7 @@ pub(crate) fn summary(rows: &[Row]) -> String {
             Outcome::Failed(note) => ("FAILED", note),
             Outcome::Skipped(note) => ("SKIPPED", note),
         };
-        let line = format!(
-            "{:width$}  {word:7}  {:>8}  {note}",
-            row.name,
-            duration(row.time)
-        );
+        let line = format!("{:width$}  {word:7}  {:>8}  {note}", row.name, duration(row.time));
         let _ = writeln!(text, "{}", line.trim_end());
     }
     for row in rows.iter().filter(|r| !r.skipped_tests.is_empty()) {
@@ -91,12 +87,7 @@ mod tests {
     use super::*;
 
     fn row(name: &'static str, outcome: Outcome) -> Row {
-        Row {
-            name,
-            outcome,
-            time: Duration::from_millis(1240),
-            skipped_tests: vec![],
-        }
+        Row { name, outcome, time: Duration::from_millis(1240), skipped_tests: vec![] }
     }
 
     #[test]
@@ -104,18 +95,12 @@ mod tests {
         let rows = [
             row("fmt", Outcome::Passed(String::new())),
             row("unit", Outcome::Failed("2 of 40 tests failed".to_owned())),
-            row(
-                "fuzz-smoke",
-                Outcome::Skipped("needs cargo-fuzz".to_owned()),
-            ),
+            row("fuzz-smoke", Outcome::Skipped("needs cargo-fuzz".to_owned())),
             row("deny", Outcome::Passed(String::new())),
         ];
         let text = summary(&rows);
         assert_eq!(text.lines().last(), Some("2 passed, 1 failed, 1 skipped"));
-        assert!(
-            text.contains("fuzz-smoke  SKIPPED     1.2 s  needs cargo-fuzz\n"),
-            "{text}"
-        );
+        assert!(text.contains("fuzz-smoke  SKIPPED     1.2 s  needs cargo-fuzz\n"), "{text}");
         assert!(!succeeded(&rows));
     }
 
@@ -129,9 +114,7 @@ mod tests {
     #[test]
     fn skipped_tests_are_named_with_their_reason() {
         let mut local = row("local", Outcome::Passed("30 tests".to_owned()));
-        local
-            .skipped_tests
-            .push(("udp".to_owned(), "iperf3 is not installed".to_owned()));
+        local.skipped_tests.push(("udp".to_owned(), "iperf3 is not installed".to_owned()));
         let text = summary(&[local]);
         assert!(text.contains("step local that were SKIPPED:\n  udp: iperf3 is not installed\n"));
     }

@@ -35,21 +35,13 @@ struct Ended {
 
 impl From<Outcome> for Ended {
     fn from(outcome: Outcome) -> Ended {
-        Ended {
-            outcome,
-            skipped_tests: vec![],
-        }
+        Ended { outcome, skipped_tests: vec![] }
     }
 }
 
 /// Every step, in the order in which they run: the quick ones first.
 pub(crate) static STEPS: &[Step] = &[
-    Step {
-        name: "fmt",
-        title: "formatting (rustfmt)",
-        needs: &[&tools::RUSTFMT],
-        run: fmt,
-    },
+    Step { name: "fmt", title: "formatting (rustfmt)", needs: &[&tools::RUSTFMT], run: fmt },
     Step {
         name: "tidy",
         title: "the rules of the house, read off the sources",
@@ -125,41 +117,21 @@ impl Context {
             None => root.join("target"),
         };
         let toolbox = Toolbox::new(&root, &target);
-        Ok(Context {
-            root,
-            target,
-            toolbox,
-            fuzz_seconds,
-            require_local: false,
-        })
+        Ok(Context { root, target, toolbox, fuzz_seconds, require_local: false })
     }
 
     fn cargo(&self, args: &[&str]) -> Cmd {
-        let command = Cmd::cargo()
-            .args(args.iter().copied())
-            .env("PATH", self.toolbox.path());
-        if on_terminal() {
-            command.env("CARGO_TERM_COLOR", "always")
-        } else {
-            command
-        }
+        let command = Cmd::cargo().args(args.iter().copied()).env("PATH", self.toolbox.path());
+        if on_terminal() { command.env("CARGO_TERM_COLOR", "always") } else { command }
     }
 
     /// A `cargo test`, its arguments and those of the test programs apart.
     fn cargo_test(&self, args: &[&str], test_args: &[&str]) -> Cmd {
         // A skipping test says so on its standard error, which libtest otherwise swallows.
-        let command = self
-            .cargo(&["test", "--no-fail-fast"])
-            .args(args.iter().copied())
-            .args(["--"]);
-        let command = command
-            .args(test_args.iter().copied())
-            .args(["--show-output"]);
-        if on_terminal() {
-            command.args(["--color=always"])
-        } else {
-            command
-        }
+        let command =
+            self.cargo(&["test", "--no-fail-fast"]).args(args.iter().copied()).args(["--"]);
+        let command = command.args(test_args.iter().copied()).args(["--show-output"]);
+        if on_terminal() { command.args(["--color=always"]) } else { command }
     }
 }
 
@@ -167,10 +139,7 @@ impl Context {
 pub(crate) fn run(selected: &[&Step], mut context: Context, may_install: bool) -> bool {
     heading("preparation", "what the steps need");
     prepare(selected, &mut context, may_install);
-    let rows: Vec<Row> = selected
-        .iter()
-        .map(|step| run_step(step, &context))
-        .collect();
+    let rows: Vec<Row> = selected.iter().map(|step| run_step(step, &context)).collect();
     heading("report", "");
     print!("{}", report::summary(&rows));
     report::succeeded(&rows)
@@ -197,12 +166,7 @@ fn run_step(step: &Step, context: &Context) -> Row {
         Outcome::Failed(why) => println!("---- {} FAILED: {why}", step.name),
         Outcome::Skipped(why) => println!("---- {} SKIPPED: {why}", step.name),
     }
-    Row {
-        name: step.name,
-        outcome: ended.outcome,
-        time,
-        skipped_tests: ended.skipped_tests,
-    }
+    Row { name: step.name, outcome: ended.outcome, time, skipped_tests: ended.skipped_tests }
 }
 
 /// Installs what the selected steps lack, or says what is missing.
@@ -231,21 +195,14 @@ fn prepare(selected: &[&Step], context: &mut Context, may_install: bool) {
         if let Some(message) = tools::open_tun(is_root && may_install) {
             println!("{message}");
         }
-        let programs_missing = missing
-            .iter()
-            .any(|tool| tools::LOCAL_PROGRAMS.contains(tool));
+        let programs_missing = missing.iter().any(|tool| tools::LOCAL_PROGRAMS.contains(tool));
         context.require_local = is_root && may_install && !programs_missing;
     }
 }
 
 fn verdict(success: bool, failure: &str) -> Ended {
     let failed = || Outcome::Failed(failure.to_owned());
-    if success {
-        Outcome::Passed(String::new())
-    } else {
-        failed()
-    }
-    .into()
+    if success { Outcome::Passed(String::new()) } else { failed() }.into()
 }
 
 /// The outcome of test runs: a run in which no test ran has checked nothing, so it failed.
@@ -268,66 +225,40 @@ fn test_verdict(run: TestRun) -> Ended {
     } else {
         Outcome::Passed(note)
     };
-    Ended {
-        outcome,
-        skipped_tests: run.skipped,
-    }
+    Ended { outcome, skipped_tests: run.skipped }
 }
 
 fn fmt(context: &Context) -> anyhow::Result<Ended> {
-    let success = context
-        .cargo(&["fmt", "--all", "--check"])
-        .run(&context.root)?;
+    let success = context.cargo(&["fmt", "--all", "--check"]).run(&context.root)?;
     Ok(verdict(success, "not formatted: run `cargo fmt --all`"))
 }
 
 fn tidy(context: &Context) -> anyhow::Result<Ended> {
     let findings = tidy::check(&context.root)?;
     print!("{}", tidy::describe(&findings));
-    Ok(verdict(
-        findings.is_empty(),
-        &format!("{} findings", findings.len()),
-    ))
+    Ok(verdict(findings.is_empty(), &format!("{} findings", findings.len())))
 }
 
 fn deny(context: &Context) -> anyhow::Result<Ended> {
-    let command = context.cargo(&["deny", "check", "licenses", "bans", "sources"]);
-    Ok(verdict(
-        command.run(&context.root)?,
-        "see deny.toml for what is allowed, and why",
-    ))
+    let command =
+        context.cargo(&["deny", "check", "--hide-inclusion-graph", "licenses", "bans", "sources"]);
+    Ok(verdict(command.run(&context.root)?, "see deny.toml for what is allowed, and why"))
 }
 
 fn advisories(context: &Context) -> anyhow::Result<Ended> {
-    if let Err(error) = context
-        .cargo(&["deny", "fetch", "db"])
-        .output(&context.root)?
-    {
+    if let Err(error) = context.cargo(&["deny", "fetch", "db"]).output(&context.root)? {
         print!("{error}");
         let reason = "the database at github.com/RustSec/advisory-db cannot be fetched: \
                       needs the network and git";
         return Ok(Outcome::Skipped(reason.to_owned()).into());
     }
     let command = context.cargo(&["deny", "check", "--disable-fetch", "advisories"]);
-    Ok(verdict(
-        command.run(&context.root)?,
-        "a dependency has a known vulnerability",
-    ))
+    Ok(verdict(command.run(&context.root)?, "a dependency has a known vulnerability"))
 }
 
 fn clippy(context: &Context) -> anyhow::Result<Ended> {
-    let args = [
-        "clippy",
-        "--workspace",
-        "--all-targets",
-        "--",
-        "-D",
-        "warnings",
-    ];
-    Ok(verdict(
-        context.cargo(&args).run(&context.root)?,
-        "clippy has warnings",
-    ))
+    let args = ["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"];
+    Ok(verdict(context.cargo(&args).run(&context.root)?, "clippy has warnings"))
 }
 
 /// The tests of the libraries and programs, and the integration tests of every crate but the
@@ -342,20 +273,13 @@ fn unit(context: &Context) -> anyhow::Result<Ended> {
             args.extend(["--test".into(), name]);
         }
     }
-    let args: Vec<String> = args
-        .iter()
-        .map(|arg| arg.to_string_lossy().into_owned())
-        .collect();
+    let args: Vec<String> = args.iter().map(|arg| arg.to_string_lossy().into_owned()).collect();
     let args: Vec<&str> = args.iter().map(String::as_str).collect();
-    Ok(test_verdict(
-        context.cargo_test(&args, &[]).run_tests(&context.root)?,
-    ))
+    Ok(test_verdict(context.cargo_test(&args, &[]).run_tests(&context.root)?))
 }
 
 fn doc(context: &Context) -> anyhow::Result<Ended> {
-    let mut run = context
-        .cargo_test(&["--workspace", "--doc"], &[])
-        .run_tests(&context.root)?;
+    let mut run = context.cargo_test(&["--workspace", "--doc"], &[]).run_tests(&context.root)?;
     let built = context
         .cargo(&["doc", "--workspace", "--no-deps"])
         .env("RUSTDOCFLAGS", "-D warnings")
@@ -364,11 +288,7 @@ fn doc(context: &Context) -> anyhow::Result<Ended> {
         return Ok(Outcome::Passed(format!("{} examples", run.ran())).into());
     }
     run.success = false;
-    Ok(if built {
-        test_verdict(run)
-    } else {
-        verdict(false, "cargo doc has warnings")
-    })
+    Ok(if built { test_verdict(run) } else { verdict(false, "cargo doc has warnings") })
 }
 
 /// The tests named `loom` of every crate that depends on loom, built with `--cfg loom` in a target
@@ -457,10 +377,7 @@ fn fuzz_smoke(context: &Context) -> anyhow::Result<Ended> {
         let note = format!("{} targets, {} s each", targets.len(), context.fuzz_seconds);
         Outcome::Passed(note).into()
     } else {
-        verdict(
-            false,
-            &format!("{} (the input is below fuzz/artifacts)", failed.join(", ")),
-        )
+        verdict(false, &format!("{} (the input is below fuzz/artifacts)", failed.join(", ")))
     })
 }
 
@@ -489,35 +406,20 @@ mod tests {
 
     #[test]
     fn a_run_without_tests_is_a_failure() {
-        let run = TestRun {
-            success: true,
-            ..TestRun::default()
-        };
-        assert_eq!(
-            test_verdict(run).outcome,
-            Outcome::Failed("no test ran".to_owned())
-        );
+        let run = TestRun { success: true, ..TestRun::default() };
+        assert_eq!(test_verdict(run).outcome, Outcome::Failed("no test ran".to_owned()));
     }
 
     #[test]
     fn a_run_in_which_every_test_skipped_is_skipped() {
         let skipped = vec![("a".to_owned(), "no user namespaces".to_owned())];
-        let run = TestRun {
-            success: true,
-            passed: 1,
-            skipped,
-            ..TestRun::default()
-        };
+        let run = TestRun { success: true, passed: 1, skipped, ..TestRun::default() };
         assert!(matches!(test_verdict(run).outcome, Outcome::Skipped(_)));
     }
 
     #[test]
     fn a_run_that_did_not_build_is_a_failure_though_no_test_failed() {
-        let run = TestRun {
-            success: false,
-            passed: 3,
-            ..TestRun::default()
-        };
+        let run = TestRun { success: false, passed: 3, ..TestRun::default() };
         assert!(matches!(test_verdict(run).outcome, Outcome::Failed(_)));
     }
 }

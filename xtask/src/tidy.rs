@@ -50,19 +50,11 @@ pub(crate) struct Finding {
 
 impl Finding {
     fn at(path: &str, line: usize, message: impl Into<String>) -> Finding {
-        Finding {
-            path: path.to_owned(),
-            line: Some(line),
-            message: message.into(),
-        }
+        Finding { path: path.to_owned(), line: Some(line), message: message.into() }
     }
 
     fn file(path: &str, message: impl Into<String>) -> Finding {
-        Finding {
-            path: path.to_owned(),
-            line: None,
-            message: message.into(),
-        }
+        Finding { path: path.to_owned(), line: None, message: message.into() }
     }
 }
 
@@ -78,10 +70,7 @@ impl fmt::Display for Finding {
 /// Checks the repository at `root`.
 pub(crate) fn check(root: &Path) -> anyhow::Result<Vec<Finding>> {
     let tree = Tree::read(root)?;
-    let config = tree
-        .files
-        .get(CONFIG)
-        .with_context(|| format!("{CONFIG} is missing"))?;
+    let config = tree.files.get(CONFIG).with_context(|| format!("{CONFIG} is missing"))?;
     let config: Config = toml::from_str(config).with_context(|| format!("reading {CONFIG}"))?;
     Ok(check_tree(&tree, &config))
 }
@@ -103,10 +92,7 @@ pub(crate) fn describe(findings: &[Finding]) -> String {
     if findings.is_empty() {
         return "tidy: nothing found\n".to_owned();
     }
-    findings
-        .iter()
-        .map(|finding| format!("{finding}\n"))
-        .collect()
+    findings.iter().map(|finding| format!("{finding}\n")).collect()
 }
 
 #[cfg(test)]
@@ -117,22 +103,13 @@ mod tests {
     fn a_tidy_tree_has_no_findings_and_a_finding_shows_where_it_is() {
         let tree = Tree::from_files([
             ("CHANGELOG.md", "# Changelog\n\n## [Unreleased]\n"),
-            (
-                "crates/net/Cargo.toml",
-                "[package]\nname = \"ringfence-net\"\n",
-            ),
-            (
-                "crates/net/src/lib.rs",
-                "#![forbid(unsafe_code)]\n//! Net.\n",
-            ),
+            ("crates/net/Cargo.toml", "[package]\nname = \"ringfence-net\"\n"),
+            ("crates/net/src/lib.rs", "#![forbid(unsafe_code)]\n//! Net.\n"),
         ]);
         let findings = check_tree(&tree, &Config::default());
         assert_eq!(findings, []);
         assert_eq!(describe(&findings), "tidy: nothing found\n");
-        assert_eq!(
-            describe(&[Finding::at("a.rs", 3, "is odd")]),
-            "a.rs:3: is odd\n"
-        );
+        assert_eq!(describe(&[Finding::at("a.rs", 3, "is odd")]), "a.rs:3: is odd\n");
     }
 
     #[test]
@@ -140,17 +117,9 @@ mod tests {
         let tree = Tree::from_files([
             ("CHANGELOG.md", "## [Unreleased]\n"),
             ("xtask/Cargo.toml", "[package]\nname = \"xtask\"\n"),
-            (
-                "xtask/src/main.rs",
-                "#![forbid(unsafe_code)]\nfn main( {}\n",
-            ),
+            ("xtask/src/main.rs", "#![forbid(unsafe_code)]\nfn main( {}\n"),
         ]);
         let findings = check_tree(&tree, &Config::default());
-        assert!(
-            findings
-                .iter()
-                .any(|f| f.message.contains("does not parse")),
-            "{findings:?}"
-        );
+        assert!(findings.iter().any(|f| f.message.contains("does not parse")), "{findings:?}");
     }
 }

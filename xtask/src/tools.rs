@@ -28,42 +28,22 @@ pub(crate) enum Source {
     /// A cargo subcommand that is a component of the toolchain.
     Component,
     /// A program of this crate, in this version: the one that the configuration was written for.
-    Crate {
-        name: &'static str,
-        version: &'static str,
-    },
+    Crate { name: &'static str, version: &'static str },
     /// A program that is not installed for the user (it costs them minutes, or a toolchain).
-    Own {
-        probe: &'static [&'static str],
-        install: &'static str,
-    },
+    Own { probe: &'static [&'static str], install: &'static str },
 }
 
 const fn debian(name: &'static str, package: &'static str) -> Tool {
-    Tool {
-        name,
-        source: Source::Debian(package),
-    }
+    Tool { name, source: Source::Debian(package) }
 }
 
 /// The formatter.
-pub(crate) static RUSTFMT: Tool = Tool {
-    name: "fmt",
-    source: Source::Component,
-};
+pub(crate) static RUSTFMT: Tool = Tool { name: "fmt", source: Source::Component };
 /// The linter.
-pub(crate) static CLIPPY: Tool = Tool {
-    name: "clippy",
-    source: Source::Component,
-};
+pub(crate) static CLIPPY: Tool = Tool { name: "clippy", source: Source::Component };
 /// The checker of licences, bans, sources and advisories.
-pub(crate) static CARGO_DENY: Tool = Tool {
-    name: "cargo-deny",
-    source: Source::Crate {
-        name: "cargo-deny",
-        version: "0.20.2",
-    },
-};
+pub(crate) static CARGO_DENY: Tool =
+    Tool { name: "cargo-deny", source: Source::Crate { name: "cargo-deny", version: "0.20.2" } };
 /// The fuzzing driver.
 pub(crate) static CARGO_FUZZ: Tool = Tool {
     name: "cargo-fuzz",
@@ -137,11 +117,7 @@ impl Toolbox {
 
     /// The tools of `wanted` that are missing.
     pub(crate) fn missing(&self, wanted: &[&'static Tool]) -> Vec<&'static Tool> {
-        wanted
-            .iter()
-            .copied()
-            .filter(|tool| !self.has(tool))
-            .collect()
+        wanted.iter().copied().filter(|tool| !self.has(tool)).collect()
     }
 
     /// Installs what it may of `missing`. What stays missing is found by looking again.
@@ -151,8 +127,7 @@ impl Toolbox {
             match tool.source {
                 Source::Component if self.find("rustup").is_some() => {
                     let component = component_name(tool);
-                    self.command(&["rustup", "component", "add", component])
-                        .run(&self.root)?;
+                    self.command(&["rustup", "component", "add", component]).run(&self.root)?;
                 }
                 Source::Crate { name, version } => {
                     println!("{name} is not installed: building it below the target directory");
@@ -197,19 +172,15 @@ impl Toolbox {
 
     fn command(&self, words: &[&str]) -> Cmd {
         let (program, args) = words.split_first().expect("a command has a first word");
-        Cmd::new(*program)
-            .args(args.iter().copied())
-            .env("PATH", self.path())
+        Cmd::new(*program).args(args.iter().copied()).env("PATH", self.path())
     }
 
     fn find(&self, program: &str) -> Option<PathBuf> {
-        std::env::split_paths(&self.path())
-            .map(|dir| dir.join(program))
-            .find(|candidate| {
-                candidate
-                    .metadata()
-                    .is_ok_and(|file| file.is_file() && file.permissions().mode() & 0o111 != 0)
-            })
+        std::env::split_paths(&self.path()).map(|dir| dir.join(program)).find(|candidate| {
+            candidate
+                .metadata()
+                .is_ok_and(|file| file.is_file() && file.permissions().mode() & 0o111 != 0)
+        })
     }
 }
 
@@ -229,11 +200,7 @@ fn packages(tools: &[&'static Tool]) -> Vec<&'static str> {
 
 /// The component of the toolchain that brings `cargo TOOL`.
 fn component_name(tool: &Tool) -> &'static str {
-    if tool.name == RUSTFMT.name {
-        "rustfmt"
-    } else {
-        tool.name
-    }
+    if tool.name == RUSTFMT.name { "rustfmt" } else { tool.name }
 }
 
 /// What is missing and the commands that would install it, in one line.
@@ -255,38 +222,27 @@ pub(crate) fn how_to_get(missing: &[&'static Tool]) -> String {
         let (rank, command) = match tool.source {
             Source::Debian(_) => continue,
             Source::Component => (1, format!("rustup component add {}", component_name(tool))),
-            Source::Crate { name, version } => (
-                2,
-                format!("cargo install --locked {name} --version {version}"),
-            ),
+            Source::Crate { name, version } => {
+                (2, format!("cargo install --locked {name} --version {version}"))
+            }
             Source::Own { install, .. } => (3, install.to_owned()),
         };
         commands.entry(rank).or_default().push(command);
     }
     let commands: Vec<String> = commands.into_values().flatten().collect();
-    format!(
-        "missing: {}; to get it: {}",
-        names.join(", "),
-        commands.join("; ")
-    )
+    format!("missing: {}; to get it: {}", names.join(", "), commands.join("; "))
 }
 
 /// Makes /dev/net/tun usable by everyone, as udev's own rule does, where udev did not run; returns
 /// what is to be said about it. Creating a TAP still needs a privilege over the network namespace.
 pub(crate) fn open_tun(may_change: bool) -> Option<String> {
     const TUN: &str = "/dev/net/tun";
-    let device = || {
-        std::fs::metadata(TUN)
-            .ok()
-            .filter(|file| file.file_type().is_char_device())
-    };
+    let device = || std::fs::metadata(TUN).ok().filter(|file| file.file_type().is_char_device());
     if device().is_none() && may_change {
         Cmd::new("modprobe").args(["tun"]).probe();
     }
     let Some(file) = device() else {
-        return Some(format!(
-            "{TUN} does not exist: load the kernel's tun module (modprobe tun)"
-        ));
+        return Some(format!("{TUN} does not exist: load the kernel's tun module (modprobe tun)"));
     };
     let mode = file.permissions().mode() & 0o777;
     if mode & 0o006 == 0o006 {
@@ -334,10 +290,7 @@ mod tests {
     fn a_probe_that_cannot_be_run_means_missing() {
         static GONE: Tool = Tool {
             name: "gone",
-            source: Source::Own {
-                probe: &["no-such-program-anywhere"],
-                install: "nothing",
-            },
+            source: Source::Own { probe: &["no-such-program-anywhere"], install: "nothing" },
         };
         let toolbox = Toolbox::new(Path::new("/"), Path::new("/nonexistent"));
         assert_eq!(toolbox.missing(&[&GONE]), [&GONE]);

@@ -31,10 +31,7 @@ pub(super) fn check(tree: &Tree, listed: &BTreeMap<String, String>) -> Vec<Findi
         }
     }
     for path in listed.keys().filter(|path| !used.contains(&path.as_str())) {
-        findings.push(Finding::file(
-            CONFIG,
-            format!("{path} uses no atomics: remove the line"),
-        ));
+        findings.push(Finding::file(CONFIG, format!("{path} uses no atomics: remove the line")));
     }
     findings
 }
@@ -86,14 +83,8 @@ mod tests {
         let manifest = format!("crates/{krate}/Cargo.toml");
         let lib = format!("crates/{krate}/src/lib.rs");
         let tree = Tree::from_files([(&*manifest, "[package]\nname = \"x\"\n"), (&*lib, text)]);
-        let listed = listed
-            .iter()
-            .map(|path| ((*path).to_owned(), "why".to_owned()))
-            .collect();
-        check(&tree, &listed)
-            .iter()
-            .map(ToString::to_string)
-            .collect()
+        let listed = listed.iter().map(|path| ((*path).to_owned(), "why".to_owned())).collect();
+        check(&tree, &listed).iter().map(ToString::to_string).collect()
     }
 
     #[test]
@@ -129,10 +120,7 @@ mod tests {
     fn rooms_and_listed_files_may_and_a_stale_line_is_found() {
         let text = "use std::sync::atomic::AtomicU32;";
         assert_eq!(findings("ring", text, &[]), [] as [&str; 0]);
-        assert_eq!(
-            findings("net", text, &["crates/net/src/lib.rs"]),
-            [] as [&str; 0]
-        );
+        assert_eq!(findings("net", text, &["crates/net/src/lib.rs"]), [] as [&str; 0]);
         let stale = findings("net", "", &["crates/net/src/lib.rs"]);
         assert!(stale[0].contains("uses no atomics"), "{stale:?}");
     }

@@ -10,10 +10,7 @@ const TARGETS: &str = "fuzz/fuzz_targets/";
 
 /// The names of the fuzz targets that a manifest lists.
 pub(crate) fn fuzz_targets(manifest: &str) -> anyhow::Result<Vec<String>> {
-    let names = listed(manifest)?
-        .into_iter()
-        .map(|(name, _)| name)
-        .collect();
+    let names = listed(manifest)?.into_iter().map(|(name, _)| name).collect();
     Ok(names)
 }
 
@@ -28,11 +25,8 @@ fn listed(manifest: &str) -> Result<Vec<(String, String)>, toml::de::Error> {
 
 /// Findings for targets not listed, and for listed ones that do not exist.
 pub(super) fn check(tree: &Tree) -> Vec<Finding> {
-    let files: Vec<&String> = tree
-        .sources
-        .keys()
-        .filter(|path| path.starts_with(TARGETS))
-        .collect();
+    let files: Vec<&String> =
+        tree.sources.keys().filter(|path| path.starts_with(TARGETS)).collect();
     let Some(manifest) = tree.files.get(MANIFEST) else {
         let orphan = |path: &&String| Finding::file(path, format!("{MANIFEST} is missing"));
         return files.iter().map(orphan).collect();
@@ -43,18 +37,12 @@ pub(super) fn check(tree: &Tree) -> Vec<Finding> {
     };
     let mut findings = vec![];
     for path in &files {
-        if !listed
-            .iter()
-            .any(|(_, listed)| Path::new("fuzz").join(listed) == Path::new(path))
-        {
+        if !listed.iter().any(|(_, listed)| Path::new("fuzz").join(listed) == Path::new(path)) {
             findings.push(Finding::file(path, format!("is not listed in {MANIFEST}")));
         }
     }
     for (name, path) in &listed {
-        if !files
-            .iter()
-            .any(|file| Path::new("fuzz").join(path) == Path::new(file))
-        {
+        if !files.iter().any(|file| Path::new("fuzz").join(path) == Path::new(file)) {
             let message = format!("the fuzz target {name} has no file {path}");
             findings.push(Finding::file(MANIFEST, message));
         }

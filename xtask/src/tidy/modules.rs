@@ -40,10 +40,7 @@ pub(super) fn roots(tree: &Tree) -> Vec<Root> {
         };
         let listed = ["lib", "bin", "test", "bench", "example"].map(|kind| paths(&manifest, kind));
         let [lib, bin, test, bench, example] = listed;
-        let below = tree
-            .sources
-            .keys()
-            .filter_map(|path| path.strip_prefix(package));
+        let below = tree.sources.keys().filter_map(|path| path.strip_prefix(package));
         for path in below {
             let is = |list: &[String]| list.iter().any(|listed| listed == path);
             let kind = if is(&lib) || is(&bin) {
@@ -55,15 +52,8 @@ pub(super) fn roots(tree: &Tree) -> Vec<Root> {
             } else {
                 continue;
             };
-            let kind = if package == "fuzz/" {
-                Kind::Support
-            } else {
-                kind
-            };
-            roots.push(Root {
-                path: format!("{package}{path}"),
-                kind,
-            });
+            let kind = if package == "fuzz/" { Kind::Support } else { kind };
+            roots.push(Root { path: format!("{package}{path}"), kind });
         }
     }
     roots
@@ -98,10 +88,8 @@ fn paths(manifest: &toml::Table, kind: &str) -> Vec<String> {
 /// leads through the product (and not through `#[cfg(test)]` alone).
 pub(super) fn reach(tree: &Tree) -> BTreeMap<String, bool> {
     let mut reached: BTreeMap<String, bool> = BTreeMap::new();
-    let mut open: Vec<(String, bool, bool)> = roots(tree)
-        .into_iter()
-        .map(|root| (root.path, root.kind == Kind::Product, true))
-        .collect();
+    let mut open: Vec<(String, bool, bool)> =
+        roots(tree).into_iter().map(|root| (root.path, root.kind == Kind::Product, true)).collect();
     while let Some((path, in_product, owns_folder)) = open.pop() {
         let Some(source) = tree.sources.get(&path) else {
             continue;
@@ -113,23 +101,11 @@ pub(super) fn reach(tree: &Tree) -> BTreeMap<String, bool> {
         let file = Path::new(&path);
         let folder = file.parent().unwrap_or(Path::new("")).to_path_buf();
         let owns_folder = owns_folder || file.ends_with("mod.rs");
-        let modules = if owns_folder {
-            folder.clone()
-        } else {
-            file.with_extension("")
-        };
-        let mut finder = ModFinder {
-            folder,
-            modules,
-            in_product,
-            found: vec![],
-        };
+        let modules = if owns_folder { folder.clone() } else { file.with_extension("") };
+        let mut finder = ModFinder { folder, modules, in_product, found: vec![] };
         finder.visit_file(&source.syntax);
         open.extend(
-            finder
-                .found
-                .into_iter()
-                .map(|(path, product)| (normal(&path), product, false)),
+            finder.found.into_iter().map(|(path, product)| (normal(&path), product, false)),
         );
     }
     reached
@@ -161,10 +137,8 @@ struct ModFinder {
 impl ModFinder {
     fn candidates(&mut self, name: &str, in_product: bool) {
         let name = name.trim_start_matches("r#");
-        self.found
-            .push((self.modules.join(format!("{name}.rs")), in_product));
-        self.found
-            .push((self.modules.join(name).join("mod.rs"), in_product));
+        self.found.push((self.modules.join(format!("{name}.rs")), in_product));
+        self.found.push((self.modules.join(name).join("mod.rs"), in_product));
     }
 
     /// Finds `mod NAME;` among the tokens of a macro, which are not parsed as items.
@@ -233,15 +207,9 @@ fn explicit_path(attributes: &[syn::Attribute]) -> Option<String> {
 
 /// Findings for the Rust files that nothing leads to.
 pub(super) fn dead_files(tree: &Tree) -> Vec<Finding> {
-    let dead = tree
-        .sources
-        .keys()
-        .filter(|path| !tree.reached.contains(*path));
+    let dead = tree.sources.keys().filter(|path| !tree.reached.contains(*path));
     dead.map(|path| {
-        Finding::file(
-            path,
-            "is dead: no crate compiles it; name it by a `mod`, or delete it",
-        )
+        Finding::file(path, "is dead: no crate compiles it; name it by a `mod`, or delete it")
     })
     .collect()
 }
@@ -251,20 +219,14 @@ mod tests {
     use super::*;
 
     fn dead(tree: &Tree) -> Vec<String> {
-        dead_files(tree)
-            .into_iter()
-            .map(|finding| finding.path)
-            .collect()
+        dead_files(tree).into_iter().map(|finding| finding.path).collect()
     }
 
     #[test]
     fn a_file_without_a_mod_is_dead() {
         let tree = Tree::from_files([
             ("crates/net/Cargo.toml", "[package]\nname = \"n\"\n"),
-            (
-                "crates/net/src/lib.rs",
-                "mod used;\nmod folder;\nmod inline { mod deep; }\n",
-            ),
+            ("crates/net/src/lib.rs", "mod used;\nmod folder;\nmod inline { mod deep; }\n"),
             ("crates/net/src/used.rs", "mod child;\n"),
             ("crates/net/src/used/child.rs", ""),
             ("crates/net/src/folder/mod.rs", "mod beside;\n"),
@@ -275,10 +237,7 @@ mod tests {
         ]);
         assert_eq!(
             dead(&tree),
-            [
-                "crates/net/src/forgotten.rs",
-                "crates/net/src/forgotten/also.rs"
-            ]
+            ["crates/net/src/forgotten.rs", "crates/net/src/forgotten/also.rs"]
         );
     }
 
@@ -303,10 +262,7 @@ mod tests {
     fn modules_declared_inside_a_macro_are_seen() {
         let tree = Tree::from_files([
             ("crates/a/Cargo.toml", "[package]\nname = \"a\"\n"),
-            (
-                "crates/a/src/lib.rs",
-                "cfg_if! { if #[cfg(unix)] { mod unix; } }\n",
-            ),
+            ("crates/a/src/lib.rs", "cfg_if! { if #[cfg(unix)] { mod unix; } }\n"),
             ("crates/a/src/unix.rs", ""),
         ]);
         assert_eq!(dead(&tree), [] as [&str; 0]);
@@ -316,14 +272,8 @@ mod tests {
     fn a_file_behind_cfg_test_is_a_test_unless_the_product_reaches_it_too() {
         let tree = Tree::from_files([
             ("crates/a/Cargo.toml", "[package]\nname = \"a\"\n"),
-            (
-                "crates/a/src/lib.rs",
-                "#[cfg(test)]\nmod tests;\nmod both;\n",
-            ),
-            (
-                "crates/a/src/tests.rs",
-                "#[path = \"both.rs\"]\nmod again;\n",
-            ),
+            ("crates/a/src/lib.rs", "#[cfg(test)]\nmod tests;\nmod both;\n"),
+            ("crates/a/src/tests.rs", "#[path = \"both.rs\"]\nmod again;\n"),
             ("crates/a/src/both.rs", ""),
         ]);
         assert!(tree.sources["crates/a/src/tests.rs"].test_only);

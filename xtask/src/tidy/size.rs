@@ -30,30 +30,13 @@ pub(super) fn check(
     let mut files = vec![];
     let mut functions = vec![];
     for (path, source) in &tree.sources {
-        let lines = (1..=source.lines.len())
-            .filter(|line| !source.is_test(*line))
-            .count();
-        files.push(Measured {
-            key: path.clone(),
-            path: path.clone(),
-            line: 1,
-            lines,
-        });
-        let mut meter = Meter {
-            path,
-            source,
-            scope: vec![],
-            found: &mut functions,
-        };
+        let lines = (1..=source.lines.len()).filter(|line| !source.is_test(*line)).count();
+        files.push(Measured { key: path.clone(), path: path.clone(), line: 1, lines });
+        let mut meter = Meter { path, source, scope: vec![], found: &mut functions };
         meter.visit_file(&source.syntax);
     }
     let mut findings = ratchet("file", &files, FILE_LINES, listed_files);
-    findings.extend(ratchet(
-        "function",
-        &functions,
-        FUNCTION_LINES,
-        listed_functions,
-    ));
+    findings.extend(ratchet("function", &functions, FUNCTION_LINES, listed_functions));
     findings
 }
 
@@ -65,13 +48,7 @@ fn ratchet(
 ) -> Vec<Finding> {
     let mut findings = vec![];
     let over: Vec<&Measured> = measured.iter().filter(|m| m.lines > limit).collect();
-    for Measured {
-        key,
-        path,
-        line,
-        lines,
-    } in &over
-    {
+    for Measured { key, path, line, lines } in &over {
         let message = match listed.get(key) {
             None => format!("the {what} has {lines} lines, the limit is {limit}: split it ({key})"),
             Some(known) if lines > known => {
@@ -86,10 +63,7 @@ fn ratchet(
         };
         findings.push(Finding::at(path, *line, message));
     }
-    for key in listed
-        .keys()
-        .filter(|key| !over.iter().any(|m| m.key == **key))
-    {
+    for key in listed.keys().filter(|key| !over.iter().any(|m| m.key == **key)) {
         let message =
             format!("no {what} {key} is over the limit of {limit} lines: remove the line");
         findings.push(Finding::file(CONFIG, message));
@@ -116,12 +90,7 @@ impl Meter<'_> {
         key.extend(self.scope.iter().cloned());
         key.push(signature.ident.to_string());
         let path = self.path.to_owned();
-        self.found.push(Measured {
-            key: key.join("::"),
-            path,
-            line,
-            lines,
-        });
+        self.found.push(Measured { key: key.join("::"), path, line, lines });
     }
 
     fn within(&mut self, name: String, walk: impl FnOnce(&mut Self)) {
@@ -134,16 +103,12 @@ impl Meter<'_> {
 impl<'ast> Visit<'ast> for Meter<'_> {
     fn visit_item_fn(&mut self, item: &'ast syn::ItemFn) {
         self.measure(&item.sig, &item.block);
-        self.within(item.sig.ident.to_string(), |s| {
-            visit::visit_item_fn(s, item)
-        });
+        self.within(item.sig.ident.to_string(), |s| visit::visit_item_fn(s, item));
     }
 
     fn visit_impl_item_fn(&mut self, item: &'ast syn::ImplItemFn) {
         self.measure(&item.sig, &item.block);
-        self.within(item.sig.ident.to_string(), |s| {
-            visit::visit_impl_item_fn(s, item)
-        });
+        self.within(item.sig.ident.to_string(), |s| visit::visit_impl_item_fn(s, item));
     }
 
     fn visit_trait_item_fn(&mut self, item: &'ast syn::TraitItemFn) {
@@ -166,9 +131,7 @@ impl<'ast> Visit<'ast> for Meter<'_> {
             syn::Type::Path(path) => path.path.segments.last().map(|s| s.ident.to_string()),
             _ => None,
         };
-        self.within(name.unwrap_or_else(|| "impl".to_owned()), |s| {
-            visit::visit_item_impl(s, item)
-        });
+        self.within(name.unwrap_or_else(|| "impl".to_owned()), |s| visit::visit_item_impl(s, item));
     }
 }
 
@@ -184,18 +147,12 @@ mod tests {
         let listed =
             |list: &[(&str, usize)]| list.iter().map(|(k, n)| ((*k).to_owned(), *n)).collect();
         let findings = check(&tree, &listed(files), &listed(functions));
-        findings
-            .into_iter()
-            .map(|finding| finding.message)
-            .collect()
+        findings.into_iter().map(|finding| finding.message).collect()
     }
 
     /// A method of `lines` lines in all.
     fn method(lines: usize) -> String {
-        format!(
-            "impl Vif {{\nfn poll(&self) {{\n{}}}\n}}\n",
-            "x();\n".repeat(lines - 2)
-        )
+        format!("impl Vif {{\nfn poll(&self) {{\n{}}}\n}}\n", "x();\n".repeat(lines - 2))
     }
 
     #[test]
@@ -219,16 +176,10 @@ mod tests {
     fn tests_do_not_count_towards_the_length_of_a_file() {
         let tests = format!("#[cfg(test)]\nmod tests {{\n{}}}\n", "// t\n".repeat(500));
         let at_limit = "// x\n".repeat(600);
-        assert_eq!(
-            messages(&format!("{at_limit}{tests}"), &[], &[]),
-            [] as [&str; 0]
-        );
+        assert_eq!(messages(&format!("{at_limit}{tests}"), &[], &[]), [] as [&str; 0]);
         let found = messages(&format!("// y\n{at_limit}{tests}"), &[], &[]);
         assert!(found[0].contains("the file has 601 lines"), "{found:?}");
-        assert_eq!(
-            messages(&format!("// y\n{at_limit}"), &[(LIB, 601)], &[]),
-            [] as [&str; 0]
-        );
+        assert_eq!(messages(&format!("// y\n{at_limit}"), &[(LIB, 601)], &[]), [] as [&str; 0]);
     }
 
     #[test]

@@ -10,14 +10,8 @@ const BANNED: &[(&str, &str)] = &[
     (concat!("/fa", "rm/"), "a path of one build machine"),
     (concat!("../sha", "red"), "a path outside the repository"),
     (concat!("FIX", "ME"), "fix it, or file an issue and name it"),
-    (
-        concat!("to", "do!("),
-        "no stubs: what is not there yet is left out",
-    ),
-    (
-        concat!("unimple", "mented!("),
-        "no stubs: what is not there yet is left out",
-    ),
+    (concat!("to", "do!("), "no stubs: what is not there yet is left out"),
+    (concat!("unimple", "mented!("), "no stubs: what is not there yet is left out"),
     (concat!("db", "g!("), "left from debugging: use tracing"),
 ];
 
@@ -27,23 +21,13 @@ pub(super) fn check(tree: &Tree) -> Vec<Finding> {
     for (path, text) in &tree.files {
         for (i, line) in text.lines().enumerate() {
             for (banned, why) in BANNED.iter().filter(|(banned, _)| line.contains(banned)) {
-                findings.push(Finding::at(
-                    path,
-                    i + 1,
-                    format!("`{banned}` is banned: {why}"),
-                ));
+                findings.push(Finding::at(path, i + 1, format!("`{banned}` is banned: {why}")));
             }
         }
     }
     let changelog = tree.files.get("CHANGELOG.md").map_or("", String::as_str);
-    if !changelog
-        .lines()
-        .any(|line| line.trim_end() == "## [Unreleased]")
-    {
-        findings.push(Finding::file(
-            "CHANGELOG.md",
-            "lacks the section `## [Unreleased]`",
-        ));
+    if !changelog.lines().any(|line| line.trim_end() == "## [Unreleased]") {
+        findings.push(Finding::file("CHANGELOG.md", "lacks the section `## [Unreleased]`"));
     }
     findings
 }
@@ -59,10 +43,7 @@ mod tests {
             let changelog = ("CHANGELOG.md", "## [Unreleased]\n");
             let found = check(&Tree::from_files([changelog, ("docs/a.md", &*text)]));
             assert_eq!(found.len(), 1, "{banned}");
-            assert!(
-                found[0].to_string().starts_with("docs/a.md:2: "),
-                "{found:?}"
-            );
+            assert!(found[0].to_string().starts_with("docs/a.md:2: "), "{found:?}");
         }
     }
 
@@ -70,9 +51,6 @@ mod tests {
     fn a_changelog_without_an_open_section_is_found() {
         let found = check(&Tree::from_files([("CHANGELOG.md", "## [0.1.0]\n")]));
         assert_eq!(found.len(), 1);
-        assert_eq!(
-            check(&Tree::from_files([("CHANGELOG.md", "## [Unreleased]\n")])),
-            []
-        );
+        assert_eq!(check(&Tree::from_files([("CHANGELOG.md", "## [Unreleased]\n")])), []);
     }
 }

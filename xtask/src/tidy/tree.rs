@@ -44,14 +44,12 @@ impl Tree {
     /// Reads the files below `root`.
     pub(super) fn read(root: &Path) -> anyhow::Result<Tree> {
         let mut files = BTreeMap::new();
-        let walk = walkdir::WalkDir::new(root)
-            .into_iter()
-            .filter_entry(|entry| {
-                let name = entry.file_name().to_string_lossy();
-                // Cargo marks every target directory with a cache tag, whatever it is called.
-                !(entry.file_type().is_dir()
-                    && (LEFT_OUT.contains(&&*name) || entry.path().join("CACHEDIR.TAG").exists()))
-            });
+        let walk = walkdir::WalkDir::new(root).into_iter().filter_entry(|entry| {
+            let name = entry.file_name().to_string_lossy();
+            // Cargo marks every target directory with a cache tag, whatever it is called.
+            !(entry.file_type().is_dir()
+                && (LEFT_OUT.contains(&&*name) || entry.path().join("CACHEDIR.TAG").exists()))
+        });
         for entry in walk {
             let entry = entry?;
             if !entry.file_type().is_file() {
@@ -59,11 +57,7 @@ impl Tree {
             }
             // What is not text (a seed of a fuzzer, a picture) has no rules.
             if let Ok(text) = String::from_utf8(std::fs::read(entry.path())?) {
-                let path = entry
-                    .path()
-                    .strip_prefix(root)?
-                    .to_string_lossy()
-                    .into_owned();
+                let path = entry.path().strip_prefix(root)?.to_string_lossy().into_owned();
                 files.insert(path, text);
             }
         }
@@ -71,15 +65,9 @@ impl Tree {
     }
 
     fn new(files: BTreeMap<String, String>) -> Tree {
-        let mut tree = Tree {
-            files,
-            ..Tree::default()
-        };
+        let mut tree = Tree { files, ..Tree::default() };
         for (path, text) in &tree.files {
-            if Path::new(path)
-                .extension()
-                .is_none_or(|extension| extension != "rs")
-            {
+            if Path::new(path).extension().is_none_or(|extension| extension != "rs") {
                 continue;
             }
             match Source::parse(text) {
@@ -107,11 +95,7 @@ impl Tree {
 
     #[cfg(test)]
     pub(super) fn from_files<const N: usize>(files: [(&str, &str); N]) -> Tree {
-        Tree::new(
-            files
-                .map(|(path, text)| (path.to_owned(), text.to_owned()))
-                .into(),
-        )
+        Tree::new(files.map(|(path, text)| (path.to_owned(), text.to_owned())).into())
     }
 }
 
@@ -119,9 +103,7 @@ impl Source {
     fn parse(text: &str) -> Result<Source, (usize, String)> {
         let error = |error: syn::Error| (error.span().start().line, error.to_string());
         let syntax = syn::parse_file(text).map_err(error)?;
-        let tokens = text
-            .parse()
-            .map_err(|e: proc_macro2::LexError| error(e.into()))?;
+        let tokens = text.parse().map_err(|e: proc_macro2::LexError| error(e.into()))?;
         let mut finder = TestFinder::default();
         finder.visit_file(&syntax);
         Ok(Source {
@@ -235,9 +217,7 @@ mod tests {
              impl X {\n#[cfg(test)]\nfn peek(&self) {}\nfn kept(&self) {}\n}\n",
         )
         .unwrap();
-        let tests: Vec<usize> = (1..=source.lines.len())
-            .filter(|l| source.is_test(*l))
-            .collect();
+        let tests: Vec<usize> = (1..=source.lines.len()).filter(|l| source.is_test(*l)).collect();
         assert_eq!(tests, [2, 3, 4, 5, 6, 7, 13, 14]);
     }
 }

@@ -12,10 +12,7 @@ pub(super) fn check(tree: &Tree) -> Vec<Finding> {
     let mut findings = vec![];
     for (path, source) in &tree.sources {
         let trusted = TRUSTED.iter().any(|room| path.starts_with(room));
-        let mut scan = Scan {
-            source,
-            uses: vec![],
-        };
+        let mut scan = Scan { source, uses: vec![] };
         scan.tokens(source.tokens.clone(), &[]);
         for found in scan.uses {
             if !trusted {
@@ -31,10 +28,7 @@ pub(super) fn check(tree: &Tree) -> Vec<Finding> {
     for root in roots(tree) {
         let trusted = TRUSTED.iter().any(|room| root.path.starts_with(room));
         if root.kind == Kind::Product && !trusted && !forbids_unsafe(&tree.sources[&root.path]) {
-            findings.push(Finding::file(
-                &root.path,
-                "the crate lacks #![forbid(unsafe_code)]",
-            ));
+            findings.push(Finding::file(&root.path, "the crate lacks #![forbid(unsafe_code)]"));
         }
     }
     findings
@@ -98,18 +92,11 @@ impl Scan<'_> {
 
     /// True if a `SAFETY:` comment is on one of the lines or right above it.
     fn explained(&self, lines: &[usize]) -> bool {
-        let text = |line: usize| {
-            self.source
-                .lines
-                .get(line.wrapping_sub(1))
-                .map(|l| l.trim())
-        };
+        let text = |line: usize| self.source.lines.get(line.wrapping_sub(1)).map(|l| l.trim());
         lines.iter().any(|line| {
             let same = text(*line).is_some_and(|text| text.contains("SAFETY:"));
             let comments = (1..*line).rev().map_while(text).take_while(|text| {
-                ["//", "/*", "*", "#["]
-                    .iter()
-                    .any(|start| text.starts_with(start))
+                ["//", "/*", "*", "#["].iter().any(|start| text.starts_with(start))
             });
             same || comments.into_iter().any(|text| text.contains("SAFETY:"))
         })
@@ -143,22 +130,13 @@ mod tests {
             "#![forbid(unsafe_code)]\nfn f() {\n    // SAFETY: none.\n    unsafe { g() }\n}\n",
         );
         assert_eq!(found.len(), 1);
-        assert!(
-            found[0].starts_with("crates/net/src/lib.rs:4: `unsafe` is for"),
-            "{found:?}"
-        );
+        assert!(found[0].starts_with("crates/net/src/lib.rs:4: `unsafe` is for"), "{found:?}");
     }
 
     #[test]
     fn a_crate_without_forbid_is_found() {
-        let found = findings(
-            "net",
-            "//! Net. #![forbid(unsafe_code)]\n#![deny(unsafe_code)]\n",
-        );
-        assert_eq!(
-            found,
-            ["crates/net/src/lib.rs: the crate lacks #![forbid(unsafe_code)]"]
-        );
+        let found = findings("net", "//! Net. #![forbid(unsafe_code)]\n#![deny(unsafe_code)]\n");
+        assert_eq!(found, ["crates/net/src/lib.rs: the crate lacks #![forbid(unsafe_code)]"]);
         assert_eq!(findings("memory", "//! Memory.\n"), [] as [&str; 0]);
     }
 
