@@ -10,7 +10,8 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use rustix::fs::{Mode, OFlags};
 
 /// Bytes of the virtio-net header before each frame (with `num_buffers`, as virtio 1.x has it).
-pub const VNET_HEADER_LEN: usize = 12;
+pub const VNET_HEADER_LEN: usize = VNET_HEADER_LEN_U8 as usize;
+const VNET_HEADER_LEN_U8: u8 = 12;
 
 /// The longest name of a network interface, in bytes (`IFNAMSIZ` less the final zero).
 pub const NAME_MAX: usize = 15;
@@ -145,7 +146,7 @@ impl Tap {
         }
         let fd = open()?;
         let name = set_interface(&fd, name)?;
-        set_int(&fd, TUNSETVNETHDRSZ, "TUNSETVNETHDRSZ", VNET_HEADER_LEN as libc::c_int)?;
+        set_int(&fd, TUNSETVNETHDRSZ, "TUNSETVNETHDRSZ", VNET_HEADER_LEN_U8.into())?;
         set_int(&fd, TUNSETVNETLE, "TUNSETVNETLE", 1)?;
         // Unlimited: a frame that was taken from us is not held back because an earlier one is
         // still queued in a socket of the guest.
