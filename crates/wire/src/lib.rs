@@ -15,6 +15,7 @@
 pub mod decimal;
 pub mod grant;
 mod macros;
+pub mod netif;
 pub mod ring;
 pub mod xenbus;
 pub mod xenstore;
