@@ -72,6 +72,12 @@ pub(crate) fn succeeded(rows: &[Row]) -> bool {
     !rows.iter().any(|r| matches!(r.outcome, Outcome::Failed(_)))
 }
 
+/// `1 test`, `2 tests`.
+pub(crate) fn count<N: TryInto<u64>>(number: N, what: &str) -> String {
+    let number = number.try_into().unwrap_or(u64::MAX);
+    format!("{number} {what}{}", if number == 1 { "" } else { "s" })
+}
+
 /// `time` as people read it: `0.4 s`, `3 min 07 s`.
 pub(crate) fn duration(time: Duration) -> String {
     let seconds = time.as_secs();
@@ -117,6 +123,12 @@ mod tests {
         local.skipped_tests.push(("udp".to_owned(), "iperf3 is not installed".to_owned()));
         let text = summary(&[local]);
         assert!(text.contains("step local that were SKIPPED:\n  udp: iperf3 is not installed\n"));
+    }
+
+    #[test]
+    fn one_is_singular() {
+        assert_eq!(count(1_u64, "test"), "1 test");
+        assert_eq!(count(0_usize, "test"), "0 tests");
     }
 
     #[test]

@@ -207,7 +207,7 @@ fn verdict(success: bool, failure: &str) -> Ended {
 
 /// The outcome of test runs: a run in which no test ran has checked nothing, so it failed.
 fn test_verdict(run: TestRun) -> Ended {
-    let mut note = format!("{} tests", run.ran());
+    let mut note = report::count(run.ran(), "test");
     if run.ignored > 0 {
         note += &format!(", {} ignored", run.ignored);
     }
@@ -236,7 +236,7 @@ fn fmt(context: &Context) -> anyhow::Result<Ended> {
 fn tidy(context: &Context) -> anyhow::Result<Ended> {
     let findings = tidy::check(&context.root)?;
     print!("{}", tidy::describe(&findings));
-    Ok(verdict(findings.is_empty(), &format!("{} findings", findings.len())))
+    Ok(verdict(findings.is_empty(), &report::count(findings.len(), "finding")))
 }
 
 fn deny(context: &Context) -> anyhow::Result<Ended> {
@@ -257,7 +257,7 @@ fn advisories(context: &Context) -> anyhow::Result<Ended> {
 }
 
 fn clippy(context: &Context) -> anyhow::Result<Ended> {
-    let args = ["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"];
+    let args = ["clippy", "--workspace", "--all-targets", "--keep-going", "--", "-D", "warnings"];
     Ok(verdict(context.cargo(&args).run(&context.root)?, "clippy has warnings"))
 }
 
@@ -281,11 +281,11 @@ fn unit(context: &Context) -> anyhow::Result<Ended> {
 fn doc(context: &Context) -> anyhow::Result<Ended> {
     let mut run = context.cargo_test(&["--workspace", "--doc"], &[]).run_tests(&context.root)?;
     let built = context
-        .cargo(&["doc", "--workspace", "--no-deps"])
+        .cargo(&["doc", "--workspace", "--no-deps", "--keep-going"])
         .env("RUSTDOCFLAGS", "-D warnings")
         .run(&context.root)?;
     if run.success && built {
-        return Ok(Outcome::Passed(format!("{} examples", run.ran())).into());
+        return Ok(Outcome::Passed(report::count(run.ran(), "example")).into());
     }
     run.success = false;
     Ok(if built { test_verdict(run) } else { verdict(false, "cargo doc has warnings") })
@@ -374,7 +374,8 @@ fn fuzz_smoke(context: &Context) -> anyhow::Result<Ended> {
         }
     }
     Ok(if failed.is_empty() {
-        let note = format!("{} targets, {} s each", targets.len(), context.fuzz_seconds);
+        let note =
+            format!("{}, {} s each", report::count(targets.len(), "target"), context.fuzz_seconds);
         Outcome::Passed(note).into()
     } else {
         verdict(false, &format!("{} (the input is below fuzz/artifacts)", failed.join(", ")))

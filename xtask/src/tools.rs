@@ -79,6 +79,9 @@ pub(crate) struct Toolbox {
     root: PathBuf,
     /// Where cargo-deny is installed if it is nowhere else.
     tools: PathBuf,
+    /// The PATH for the commands we run: the user's, then our own tools, then the directories of
+    /// administration, where Debian keeps `ethtool` but which users do not search.
+    path: OsString,
     /// We run as root.
     pub(crate) is_root: bool,
 }
@@ -86,24 +89,20 @@ pub(crate) struct Toolbox {
 impl Toolbox {
     /// A toolbox that installs below `target`.
     pub(crate) fn new(root: &Path, target: &Path) -> Toolbox {
-        Toolbox {
-            root: root.to_path_buf(),
-            tools: target.join("tools"),
-            is_root: rustix::process::geteuid().is_root(),
-        }
-    }
-
-    /// The PATH for the commands we run: the user's, then our own tools, then the directories of
-    /// administration, where Debian keeps `ip` and `ethtool` but which users do not search.
-    pub(crate) fn path(&self) -> OsString {
-        let mut directories: Vec<PathBuf> = std::env::var_os("PATH")
-            .map(|path| std::env::split_paths(&path).collect())
-            .unwrap_or_default();
-        directories.push(self.tools.join("bin"));
+        let tools = target.join("tools");
+        let user = std::env::var_os("PATH").unwrap_or_default();
+        let mut directories: Vec<PathBuf> = std::env::split_paths(&user).collect();
+        directories.push(tools.join("bin"));
         directories.extend(["/usr/local/sbin", "/usr/sbin", "/sbin"].map(PathBuf::from));
         // A directory whose name holds a colon cannot be on a PATH; then the user's own serves.
-        std::env::join_paths(directories)
-            .unwrap_or_else(|_| std::env::var_os("PATH").unwrap_or_default())
+        let path = std::env::join_paths(directories).unwrap_or(user);
+        let is_root = rustix::process::geteuid().is_root();
+        Toolbox { root: root.to_path_buf(), tools, path, is_root }
+    }
+
+    /// The PATH for the commands we run.
+    pub(crate) fn path(&self) -> &OsString {
+        &self.path
     }
 
     /// True if the tool can be used.
@@ -176,7 +175,7 @@ impl Toolbox {
     }
 
     fn find(&self, program: &str) -> Option<PathBuf> {
-        std::env::split_paths(&self.path()).map(|dir| dir.join(program)).find(|candidate| {
+        std::env::split_paths(&self.path).map(|dir| dir.join(program)).find(|candidate| {
             candidate
                 .metadata()
                 .is_ok_and(|file| file.is_file() && file.permissions().mode() & 0o111 != 0)
@@ -277,6 +276,41 @@ mod tests {
              cargo install --locked cargo-deny --version 0.20.2; \
              rustup toolchain install nightly --profile minimal"
         );
+    }
+
+    /// A toolbox for which `directory` holds all programs there are, with a fake apt-get that
+    /// notes how it is called, and succeeds once the lists were updated.
+    fn toolbox_in(directory: &Path, is_root: bool) -> Toolbox {
+        let apt = directory.join("apt-get");
+        let script = "#!/bin/sh\necho \"$@\" >> \"${0%/*}/calls\"\n\
+                      case $1 in update) : > \"${0%/*}/updated\" ;; esac\n\
+                      [ -e \"${0%/*}/updated\" ]\n";
+        std::fs::write(&apt, script).unwrap();
+        std::fs::set_permissions(&apt, std::fs::Permissions::from_mode(0o755)).unwrap();
+        Toolbox {
+            root: directory.to_path_buf(),
+            tools: directory.join("tools"),
+            path: directory.into(),
+            is_root,
+        }
+    }
+
+    #[test]
+    fn root_installs_exactly_the_missing_packages_and_updates_old_lists() {
+        let directory = tempfile::tempdir().unwrap();
+        let toolbox = toolbox_in(directory.path(), true);
+        toolbox.install(&[&LOCAL_PROGRAMS[1], &LOCAL_PROGRAMS[0], &NIGHTLY]).unwrap();
+        let calls = std::fs::read_to_string(directory.path().join("calls")).unwrap();
+        let install = "install -y --no-install-recommends iperf3 iproute2";
+        assert_eq!(calls, format!("{install}\nupdate\n{install}\n"));
+    }
+
+    #[test]
+    fn an_ordinary_user_installs_no_packages() {
+        let directory = tempfile::tempdir().unwrap();
+        let toolbox = toolbox_in(directory.path(), false);
+        toolbox.install(&[&LOCAL_PROGRAMS[1]]).unwrap();
+        assert!(!directory.path().join("calls").exists());
     }
 
     #[test]
