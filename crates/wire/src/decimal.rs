@@ -41,10 +41,7 @@ pub enum NumberError {
 const DIGITS_MAX: usize = 19;
 
 fn digits_of(limit: u64) -> usize {
-    limit
-        .checked_ilog10()
-        .map_or(1, |log| log as usize + 1)
-        .min(DIGITS_MAX)
+    limit.checked_ilog10().map_or(1, |log| log as usize + 1).min(DIGITS_MAX)
 }
 
 /// Parses `text` as a number of 0..=`limit`. `limit` is at most 10¹⁹ − 1 in effect: longer texts
@@ -58,10 +55,7 @@ pub fn parse_up_to(text: &[u8], limit: u64) -> Result<u64, NumberError> {
         return Err(NumberError::Empty);
     }
     if text.len() > digits {
-        return Err(NumberError::TooLong {
-            len: text.len(),
-            limit: digits,
-        });
+        return Err(NumberError::TooLong { len: text.len(), limit: digits });
     }
     let mut value = 0u64;
     for (position, &byte) in text.iter().enumerate() {
@@ -86,10 +80,8 @@ macro_rules! parse_as {
         pub fn $name(text: &[u8]) -> Result<$int, NumberError> {
             let limit = <$int>::MAX;
             let value = parse_up_to(text, u64::from(limit))?;
-            <$int>::try_from(value).map_err(|_| NumberError::TooLarge {
-                value,
-                limit: u64::from(limit),
-            })
+            <$int>::try_from(value)
+                .map_err(|_| NumberError::TooLarge { value, limit: u64::from(limit) })
         }
     };
 }
@@ -113,34 +105,16 @@ mod tests {
     #[test]
     fn borders_of_each_width() {
         assert_eq!(parse_u8(b"255"), Ok(255));
-        assert_eq!(
-            parse_u8(b"256"),
-            Err(NumberError::TooLarge {
-                value: 256,
-                limit: 255
-            })
-        );
+        assert_eq!(parse_u8(b"256"), Err(NumberError::TooLarge { value: 256, limit: 255 }));
         assert_eq!(parse_u16(b"65535"), Ok(65535));
-        assert_eq!(
-            parse_u16(b"65536"),
-            Err(NumberError::TooLarge {
-                value: 65536,
-                limit: 65535
-            })
-        );
+        assert_eq!(parse_u16(b"65536"), Err(NumberError::TooLarge { value: 65536, limit: 65535 }));
         assert_eq!(parse_u32(b"4294967295"), Ok(u32::MAX));
         assert_eq!(
             parse_u32(b"4294967296"),
-            Err(NumberError::TooLarge {
-                value: 1 << 32,
-                limit: u64::from(u32::MAX)
-            })
+            Err(NumberError::TooLarge { value: 1 << 32, limit: u64::from(u32::MAX) })
         );
         assert_eq!(parse_up_to(b"0", 0), Ok(0));
-        assert_eq!(
-            parse_up_to(&[b'9'; 19], u64::MAX),
-            Ok(9_999_999_999_999_999_999)
-        );
+        assert_eq!(parse_up_to(&[b'9'; 19], u64::MAX), Ok(9_999_999_999_999_999_999));
         assert_eq!(
             parse_up_to(&[b'1'; 20], u64::MAX),
             Err(NumberError::TooLong { len: 20, limit: 19 })
@@ -163,10 +137,7 @@ mod tests {
     fn feature_keys_are_zero_or_one() {
         assert_eq!(parse_bool(b"0"), Ok(false));
         assert_eq!(parse_bool(b"1"), Ok(true));
-        assert_eq!(
-            parse_bool(b"2"),
-            Err(NumberError::TooLarge { value: 2, limit: 1 })
-        );
+        assert_eq!(parse_bool(b"2"), Err(NumberError::TooLarge { value: 2, limit: 1 }));
         assert!(parse_bool(b"true").is_err());
     }
 

@@ -203,20 +203,11 @@ impl RawGrantEntry {
         }
         let known = flags::TYPE_MASK | flags::READ_ONLY | flags::IN_USE | flags::CACHE_MASK;
         if bits & !known != 0 {
-            return Err(GrantEntryError::UnknownFlags {
-                bits: bits & !known,
-            });
+            return Err(GrantEntryError::UnknownFlags { bits: bits & !known });
         }
-        let access = if bits & flags::READ_ONLY != 0 {
-            Access::ReadOnly
-        } else {
-            Access::ReadWrite
-        };
-        Ok(GrantEntry {
-            domain: self.domain(),
-            frame: self.frame(),
-            access,
-        })
+        let access =
+            if bits & flags::READ_ONLY != 0 { Access::ReadOnly } else { Access::ReadWrite };
+        Ok(GrantEntry { domain: self.domain(), frame: self.frame(), access })
     }
 }
 
@@ -270,11 +261,8 @@ mod tests {
 
     /// Read-only access for domain 0x0102 to frame 0x00AB_CDEF.
     const BYTES: [u8; 8] = [5, 0, 2, 1, 0xEF, 0xCD, 0xAB, 0];
-    const ENTRY: GrantEntry = GrantEntry {
-        domain: DomId(0x0102),
-        frame: 0x00AB_CDEF,
-        access: Access::ReadOnly,
-    };
+    const ENTRY: GrantEntry =
+        GrantEntry { domain: DomId(0x0102), frame: 0x00AB_CDEF, access: Access::ReadOnly };
 
     #[test]
     fn entry_deconstruct() {
@@ -287,10 +275,7 @@ mod tests {
 
     #[test]
     fn entry_construct() {
-        assert_eq!(
-            RawGrantEntry::from_fields(5, 0x0102, 0x00AB_CDEF).to_bytes(),
-            BYTES
-        );
+        assert_eq!(RawGrantEntry::from_fields(5, 0x0102, 0x00AB_CDEF).to_bytes(), BYTES);
     }
 
     #[test]
@@ -306,26 +291,16 @@ mod tests {
     #[test]
     fn entries_that_give_no_access() {
         let parse = |bits| RawGrantEntry::from_fields(bits, 1, 1).parse();
-        assert_eq!(
-            RawGrantEntry::INVALID.parse(),
-            Err(GrantEntryError::Invalid)
-        );
+        assert_eq!(RawGrantEntry::INVALID.parse(), Err(GrantEntryError::Invalid));
         assert_eq!(
             parse(flags::ACCEPT_TRANSFER),
-            Err(GrantEntryError::UnsupportedType {
-                kind: flags::ACCEPT_TRANSFER
-            })
+            Err(GrantEntryError::UnsupportedType { kind: flags::ACCEPT_TRANSFER })
         );
         assert_eq!(
             parse(flags::PERMIT_ACCESS | flags::SUB_PAGE),
-            Err(GrantEntryError::UnknownFlags {
-                bits: flags::SUB_PAGE
-            })
+            Err(GrantEntryError::UnknownFlags { bits: flags::SUB_PAGE })
         );
-        assert!(
-            parse(flags::PERMIT_ACCESS | flags::IN_USE).is_ok(),
-            "used, and granted"
-        );
+        assert!(parse(flags::PERMIT_ACCESS | flags::IN_USE).is_ok(), "used, and granted");
     }
 
     #[test]

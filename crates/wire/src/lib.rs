@@ -13,6 +13,9 @@
 //! All integers are little endian.
 
 pub mod decimal;
+#[cfg(any(test, feature = "test-utils"))]
+#[doc(hidden)]
+pub mod fuzzing;
 pub mod grant;
 mod macros;
 pub mod netif;

@@ -53,9 +53,7 @@ const PAGE: u32 = 4096;
 
 /// Whether `len` bytes from `offset` on stay inside a page.
 fn within_page(offset: u16, len: u32) -> bool {
-    u32::from(offset)
-        .checked_add(len)
-        .is_some_and(|end| end <= PAGE)
+    u32::from(offset).checked_add(len).is_some_and(|end| end <= PAGE)
 }
 
 #[cfg(test)]

@@ -93,9 +93,7 @@ impl DeviceKind {
     }
 
     fn from_name(name: &str) -> Option<DeviceKind> {
-        [DeviceKind::Vif, DeviceKind::Vbd]
-            .into_iter()
-            .find(|kind| kind.as_str() == name)
+        [DeviceKind::Vif, DeviceKind::Vbd].into_iter().find(|kind| kind.as_str() == name)
     }
 }
 
@@ -126,27 +124,14 @@ pub struct DeviceId {
 impl DeviceId {
     /// The frontend's directory.
     pub fn frontend_path(&self) -> String {
-        let DeviceId {
-            kind,
-            frontend,
-            handle,
-            ..
-        } = self;
+        let DeviceId { kind, frontend, handle, .. } = self;
         format!("/local/domain/{frontend}/device/{}/{handle}", kind.as_str())
     }
 
     /// The backend's directory.
     pub fn backend_path(&self) -> String {
-        let DeviceId {
-            kind,
-            frontend,
-            backend,
-            handle,
-        } = self;
-        format!(
-            "/local/domain/{backend}/backend/{}/{frontend}/{handle}",
-            kind.as_str()
-        )
+        let DeviceId { kind, frontend, backend, handle } = self;
+        format!("/local/domain/{backend}/backend/{}/{frontend}/{handle}", kind.as_str())
     }
 
     /// The device whose backend directory `path` is or lies in: a watch on
@@ -188,12 +173,8 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    const VIF: DeviceId = DeviceId {
-        kind: DeviceKind::Vif,
-        frontend: DomId(7),
-        backend: DomId(0),
-        handle: 2,
-    };
+    const VIF: DeviceId =
+        DeviceId { kind: DeviceKind::Vif, frontend: DomId(7), backend: DomId(0), handle: 2 };
 
     #[test]
     fn states_are_total_both_ways() {
@@ -217,14 +198,8 @@ mod tests {
     fn device_directories() {
         assert_eq!(VIF.frontend_path(), "/local/domain/7/device/vif/2");
         assert_eq!(VIF.backend_path(), "/local/domain/0/backend/vif/7/2");
-        assert_eq!(
-            backend_root(DomId(0), DeviceKind::Vbd),
-            "/local/domain/0/backend/vbd"
-        );
-        assert_eq!(
-            frontend_root(DomId(7), DeviceKind::Vif),
-            "/local/domain/7/device/vif"
-        );
+        assert_eq!(backend_root(DomId(0), DeviceKind::Vbd), "/local/domain/0/backend/vbd");
+        assert_eq!(frontend_root(DomId(7), DeviceKind::Vif), "/local/domain/7/device/vif");
     }
 
     #[test]
@@ -246,10 +221,7 @@ mod tests {
         let number = parse("/local/domain/0/backend/vif/x/2");
         assert_eq!(
             number,
-            Err(DevicePathError::Number(NumberError::NotADigit {
-                position: 0,
-                byte: b'x'
-            }))
+            Err(DevicePathError::Number(NumberError::NotADigit { position: 0, byte: b'x' }))
         );
     }
 

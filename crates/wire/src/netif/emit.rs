@@ -81,16 +81,10 @@ fn check(
 ) -> Result<u16, ChainEmitError> {
     let found = parts.len();
     if !(1..=SLOTS_MAX).contains(&found) {
-        return Err(ChainEmitError::Fragments {
-            found,
-            limit: SLOTS_MAX,
-        });
+        return Err(ChainEmitError::Fragments { found, limit: SLOTS_MAX });
     }
     if extras.len() > EXTRAS_MAX {
-        return Err(ChainEmitError::TooManyExtras {
-            found: extras.len(),
-            limit: EXTRAS_MAX,
-        });
+        return Err(ChainEmitError::TooManyExtras { found: extras.len(), limit: EXTRAS_MAX });
     }
     let mut total = 0u32;
     for (index, (offset, len)) in parts.enumerate() {
@@ -100,10 +94,7 @@ fn check(
         // At most 18 fragments of 4096 bytes.
         total += u32::from(len);
     }
-    u16::try_from(total)
-        .ok()
-        .filter(|_| total >= PACKET_MIN)
-        .ok_or(ChainEmitError::Size { total })
+    u16::try_from(total).ok().filter(|_| total >= PACKET_MIN).ok_or(ChainEmitError::Size { total })
 }
 
 /// Puts the extra infos, which stand between the first fragment and the others.
@@ -131,18 +122,9 @@ pub fn emit_tx(
     // The first request carries the size of the whole.
     let mut size = total;
     for (index, part) in parts.iter().enumerate() {
-        let TxPart {
-            gref, offset, id, ..
-        } = *part;
+        let TxPart { gref, offset, id, .. } = *part;
         let flags_now = flags.with_if(index + 1 < parts.len(), TxFlags::MORE_DATA);
-        put(TxRequest {
-            gref,
-            offset,
-            flags: flags_now,
-            id,
-            size,
-        }
-        .to_bytes());
+        put(TxRequest { gref, offset, flags: flags_now, id, size }.to_bytes());
         slots += 1;
         if index == 0 {
             put_extras(extras, |[t, f, b0, b1, b2, b3, b4, b5]| {
@@ -177,13 +159,7 @@ pub fn emit_rx(
         let RxPart { id, offset, len } = *part;
         let flags_now = flags.with_if(index + 1 < parts.len(), RxFlags::MORE_DATA);
         let status = i16::try_from(len).expect("a fragment has been checked to fit a page");
-        put(RxResponse {
-            id,
-            offset,
-            flags: flags_now,
-            status,
-        }
-        .to_bytes());
+        put(RxResponse { id, offset, flags: flags_now, status }.to_bytes());
         slots += 1;
         if index == 0 {
             put_extras(extras, |extra| {
@@ -220,10 +196,6 @@ pub fn split_by_page(offset: usize, len: usize) -> impl Iterator<Item = PageRang
         let len = (PAGE_SIZE - within).min(end - at);
         at += len;
         let narrow = |bytes| u16::try_from(bytes).expect("at most a page");
-        Some(PageRange {
-            page,
-            offset: narrow(within),
-            len: narrow(len),
-        })
+        Some(PageRange { page, offset: narrow(within), len: narrow(len) })
     })
 }

@@ -148,10 +148,7 @@ impl RawExtra {
                     kind => return Err(ExtraError::GsoUnknownType { kind }),
                 };
                 // b4, b5: feature bits, of which none is defined.
-                Extra::Gso(Gso {
-                    protocol,
-                    segment_size,
-                })
+                Extra::Gso(Gso { protocol, segment_size })
             }
             ExtraType::MulticastAdd => Extra::Multicast(MulticastChange::Add(body)),
             ExtraType::MulticastDel => Extra::Multicast(MulticastChange::Del(body)),
@@ -160,9 +157,7 @@ impl RawExtra {
                 algorithm: HashAlgorithm::from_raw(b1),
                 value: u32::from_le_bytes([b2, b3, b4, b5]),
             }),
-            ExtraType::Xdp => Extra::Xdp {
-                headroom: u16::from_le_bytes([b0, b1]),
-            },
+            ExtraType::Xdp => Extra::Xdp { headroom: u16::from_le_bytes([b0, b1]) },
             ExtraType::Unknown(_) => Extra::Unknown { kind, body },
         })
     }
@@ -196,10 +191,7 @@ impl Extra {
     /// [`RawExtra::parse`].
     pub fn emit(&self, more: bool) -> RawExtra {
         let (kind, body) = match *self {
-            Extra::Gso(Gso {
-                protocol,
-                segment_size,
-            }) => {
+            Extra::Gso(Gso { protocol, segment_size }) => {
                 let [s0, s1] = segment_size.get().to_le_bytes();
                 let protocol = match protocol {
                     GsoProtocol::TcpV4 => 1,
@@ -209,16 +201,9 @@ impl Extra {
             }
             Extra::Multicast(MulticastChange::Add(address)) => (ExtraType::MulticastAdd, address),
             Extra::Multicast(MulticastChange::Del(address)) => (ExtraType::MulticastDel, address),
-            Extra::Hash(PacketHash {
-                kind,
-                algorithm,
-                value,
-            }) => {
+            Extra::Hash(PacketHash { kind, algorithm, value }) => {
                 let [v0, v1, v2, v3] = value.to_le_bytes();
-                (
-                    ExtraType::Hash,
-                    [kind.to_raw(), algorithm.to_raw(), v0, v1, v2, v3],
-                )
+                (ExtraType::Hash, [kind.to_raw(), algorithm.to_raw(), v0, v1, v2, v3])
             }
             Extra::Xdp { headroom } => {
                 let [h0, h1] = headroom.to_le_bytes();
@@ -227,16 +212,7 @@ impl Extra {
             Extra::Unknown { kind, body } => (ExtraType::from_raw(kind), body),
         };
         let [b0, b1, b2, b3, b4, b5] = body;
-        RawExtra([
-            kind.to_raw(),
-            if more { MORE } else { 0 },
-            b0,
-            b1,
-            b2,
-            b3,
-            b4,
-            b5,
-        ])
+        RawExtra([kind.to_raw(), if more { MORE } else { 0 }, b0, b1, b2, b3, b4, b5])
     }
 }
 
@@ -267,9 +243,7 @@ impl Extras {
             Extra::Hash(hash) => self.hash = Some(hash),
             Extra::Xdp { headroom } => self.xdp_headroom = Some(headroom),
             Extra::Multicast(change) => {
-                self.multicast
-                    .try_push(change)
-                    .map_err(|_| ExtraFault::TooMany)?;
+                self.multicast.try_push(change).map_err(|_| ExtraFault::TooMany)?;
             }
             Extra::Unknown { .. } => self.skipped += 1,
         }

@@ -229,12 +229,7 @@ impl RxResponse {
 
     /// A response that says that a request came to nothing.
     pub fn failed(id: u16, status: Status) -> RxResponse {
-        RxResponse {
-            id,
-            offset: 0,
-            flags: RxFlags::NONE,
-            status: status.to_raw(),
-        }
+        RxResponse { id, offset: 0, flags: RxFlags::NONE, status: status.to_raw() }
     }
 
     /// The size, or the status of a request that failed.

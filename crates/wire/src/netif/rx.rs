@@ -229,16 +229,14 @@ impl Walk {
         let len = match response.size() {
             Ok(len) => len,
             Err(status) => {
-                self.slot_fault
-                    .get_or_insert(RxRefusal::BackendFailed { slot, status });
+                self.slot_fault.get_or_insert(RxRefusal::BackendFailed { slot, status });
                 return;
             }
         };
         let offset = response.offset;
         if !within_page(offset, u32::from(len)) {
             let len = u32::from(len);
-            self.slot_fault
-                .get_or_insert(RxRefusal::CrossesPage { slot, offset, len });
+            self.slot_fault.get_or_insert(RxRefusal::CrossesPage { slot, offset, len });
             return;
         }
         chain.total = chain.total.saturating_add(u32::from(len));
@@ -258,17 +256,11 @@ impl Walk {
             Some(ExtraFault::Bad(error)) => return Err(RxRefusal::BadExtra(error)),
             Some(ExtraFault::TooMany) => {
                 let limit = EXTRA_LIMIT;
-                return Err(RxRefusal::TooManyExtras {
-                    found: self.extras,
-                    limit,
-                });
+                return Err(RxRefusal::TooManyExtras { found: self.extras, limit });
             }
         }
         if self.data_slots > SLOT_LIMIT {
-            return Err(RxRefusal::TooManySlots {
-                found: self.data_slots,
-                limit: SLOT_LIMIT,
-            });
+            return Err(RxRefusal::TooManySlots { found: self.data_slots, limit: SLOT_LIMIT });
         }
         if first.contains(RxFlags::GSO_PREFIX) {
             return Err(RxRefusal::GsoPrefix);
@@ -277,15 +269,9 @@ impl Walk {
             return Err(fault);
         }
         match total {
-            ..PACKET_MIN => Err(RxRefusal::TooShort {
-                total,
-                least: PACKET_MIN,
-            }),
+            ..PACKET_MIN => Err(RxRefusal::TooShort { total, least: PACKET_MIN }),
             PACKET_MIN..=PACKET_MAX => Ok(()),
-            _ => Err(RxRefusal::TooLong {
-                total,
-                limit: PACKET_MAX,
-            }),
+            _ => Err(RxRefusal::TooLong { total, limit: PACKET_MAX }),
         }
     }
 }
@@ -370,14 +356,10 @@ impl RxChainParser {
         chain: &mut RxChain,
     ) -> Result<[u8; RxResponse::SIZE], RxFatal> {
         if chain.slots >= self.entries {
-            return Err(RxFatal::LongerThanRing {
-                entries: self.entries,
-            });
+            return Err(RxFatal::LongerThanRing { entries: self.entries });
         }
         if chain.slots >= available {
-            return Err(RxFatal::Unfinished {
-                published: available,
-            });
+            return Err(RxFatal::Unfinished { published: available });
         }
         let slot = fetch(chain.slots);
         chain.slots += 1;

@@ -46,10 +46,7 @@ impl Owed {
             SlotKind::Request => status,
             SlotKind::Extra => Status::Null,
         };
-        TxResponse {
-            id: self.id,
-            status,
-        }
+        TxResponse { id: self.id, status }
     }
 }
 
@@ -239,16 +236,8 @@ impl TxChain {
     /// Notes a request slot; keeps it as a fragment of `request.size` bytes while there is room.
     #[inline]
     fn take_request(&mut self, request: &TxRequest) {
-        self.owed.push(Owed {
-            id: request.id,
-            kind: SlotKind::Request,
-        });
-        let TxRequest {
-            gref,
-            offset,
-            size: len,
-            ..
-        } = *request;
+        self.owed.push(Owed { id: request.id, kind: SlotKind::Request });
+        let TxRequest { gref, offset, size: len, .. } = *request;
         // No room: above every limit, so the packet is going to be refused.
         let _ = self.fragments.try_push(Fragment { gref, offset, len });
     }
@@ -293,14 +282,10 @@ struct Slots<'a, F> {
 impl<F: FnMut(u32) -> [u8; TxRequest::SIZE]> Slots<'_, F> {
     fn fetch(&mut self) -> Result<[u8; TxRequest::SIZE], TxFatal> {
         if self.next >= self.entries {
-            return Err(TxFatal::LongerThanRing {
-                entries: self.entries,
-            });
+            return Err(TxFatal::LongerThanRing { entries: self.entries });
         }
         if self.next >= self.available {
-            return Err(TxFatal::Unfinished {
-                published: self.available,
-            });
+            return Err(TxFatal::Unfinished { published: self.available });
         }
         let slot = (self.fetch)(self.next);
         self.next += 1;
@@ -311,20 +296,14 @@ impl<F: FnMut(u32) -> [u8; TxRequest::SIZE]> Slots<'_, F> {
 impl TxChainParser {
     /// A parser for a ring of `entries` slots that takes packets of up to [`SLOTS_MAX`] of them.
     pub fn new(entries: u32) -> TxChainParser {
-        TxChainParser {
-            entries,
-            slot_limit: SLOT_LIMIT,
-        }
+        TxChainParser { entries, slot_limit: SLOT_LIMIT }
     }
 
     /// Takes packets of up to `limit` request slots, within 1 to [`SLOTS_MAX`]: a frontend without
     /// `feature-sg` is held to 1.
     #[must_use]
     pub fn with_slot_limit(self, limit: u32) -> TxChainParser {
-        TxChainParser {
-            slot_limit: limit.clamp(1, SLOT_LIMIT),
-            ..self
-        }
+        TxChainParser { slot_limit: limit.clamp(1, SLOT_LIMIT), ..self }
     }
 
     /// Parses the chain at the consumer index. `available` slots are published and not consumed
@@ -343,12 +322,7 @@ impl TxChainParser {
         if available == 0 {
             return TxOutcome::Empty;
         }
-        let mut slots = Slots {
-            fetch,
-            next: 0,
-            available,
-            entries: self.entries,
-        };
+        let mut slots = Slots { fetch, next: 0, available, entries: self.entries };
         let first = match slots.fetch() {
             Ok(slot) => TxRequest::from_bytes(slot),
             Err(fatal) => return TxOutcome::Fatal(fatal),
@@ -374,10 +348,7 @@ impl TxChainParser {
         let verdict = tail.verdict().and_then(|()| {
             let found = tail.requests + 1;
             if found > self.slot_limit {
-                return Err(TxRefusal::TooManySlots {
-                    found,
-                    limit: self.slot_limit,
-                });
+                return Err(TxRefusal::TooManySlots { found, limit: self.slot_limit });
             }
             if !chain.extras.multicast.is_empty() {
                 return Ok(TxOutcome::FilterRequest);
@@ -420,10 +391,9 @@ impl Tail {
         match self.fault {
             None => Ok(()),
             Some(ExtraFault::Bad(error)) => Err(TxRefusal::BadExtra(error)),
-            Some(ExtraFault::TooMany) => Err(TxRefusal::TooManyExtras {
-                found: self.extras,
-                limit: EXTRA_LIMIT,
-            }),
+            Some(ExtraFault::TooMany) => {
+                Err(TxRefusal::TooManyExtras { found: self.extras, limit: EXTRA_LIMIT })
+            }
         }
     }
 }
@@ -439,10 +409,7 @@ fn walk<F: FnMut(u32) -> [u8; TxRequest::SIZE]>(
     while more {
         let [t, f, b0, b1, b2, b3, b4, b5, ..] = slots.fetch()?;
         let raw = RawExtra([t, f, b0, b1, b2, b3, b4, b5]);
-        chain.owed.push(Owed {
-            id: 0,
-            kind: SlotKind::Extra,
-        });
+        chain.owed.push(Owed { id: 0, kind: SlotKind::Extra });
         tail.extras += 1;
         if let Err(fault) = chain.extras.take(tail.extras as usize, raw) {
             tail.fault.get_or_insert(fault);
@@ -466,19 +433,11 @@ fn walk<F: FnMut(u32) -> [u8; TxRequest::SIZE]>(
 fn check_sizes(first: &TxRequest, tail: &Tail, chain: &mut TxChain) -> Result<(), TxRefusal> {
     let total = u32::from(first.size);
     if total < PACKET_MIN {
-        return Err(TxRefusal::TooShort {
-            total,
-            least: PACKET_MIN,
-        });
+        return Err(TxRefusal::TooShort { total, least: PACKET_MIN });
     }
-    let rest = u16::try_from(tail.bytes)
-        .ok()
-        .and_then(|bytes| first.size.checked_sub(bytes));
+    let rest = u16::try_from(tail.bytes).ok().and_then(|bytes| first.size.checked_sub(bytes));
     let Some(len) = rest else {
-        return Err(TxRefusal::SmallerThanFragments {
-            total,
-            fragments: tail.bytes,
-        });
+        return Err(TxRefusal::SmallerThanFragments { total, fragments: tail.bytes });
     };
     chain.fragments[0].len = len;
     let mut empty = 0;

@@ -47,11 +47,7 @@ pub fn decode(bytes: &[u8]) -> Result<Option<Decoded<'_>>, FramingError> {
     }
     // At most 4096, so this cannot truncate.
     let len = header.len as usize;
-    Ok(rest.split_at_checked(len).map(|(payload, rest)| Decoded {
-        header,
-        payload,
-        rest,
-    }))
+    Ok(rest.split_at_checked(len).map(|(payload, rest)| Decoded { header, payload, rest }))
 }
 
 /// Collects what a stream delivers and hands out whole messages.
@@ -91,11 +87,7 @@ impl MessageReader {
 
     /// An empty reader.
     pub fn new() -> MessageReader {
-        MessageReader {
-            buffer: vec![0; Self::CAPACITY].into_boxed_slice(),
-            start: 0,
-            end: 0,
-        }
+        MessageReader { buffer: vec![0; Self::CAPACITY].into_boxed_slice(), start: 0, end: 0 }
     }
 
     /// Where the next bytes of the stream go. Never empty once [`next`](Self::next) gave `None`:
@@ -112,10 +104,7 @@ impl MessageReader {
     /// # Panics
     /// If that is more than was spare; it is the caller's own count, not the peer's.
     pub fn commit(&mut self, filled: usize) {
-        assert!(
-            filled <= self.buffer.len() - self.end,
-            "more bytes committed than were spare"
-        );
+        assert!(filled <= self.buffer.len() - self.end, "more bytes committed than were spare");
         self.end += filled;
     }
 
@@ -125,9 +114,7 @@ impl MessageReader {
     /// [`FramingError`]: the connection is beyond repair.
     #[allow(clippy::should_implement_trait)] // It lends from self, so it cannot be an Iterator.
     pub fn next(&mut self) -> Result<Option<(Header, &[u8])>, FramingError> {
-        let Some(Decoded {
-            header, payload, ..
-        }) = decode(&self.buffer[self.start..self.end])?
+        let Some(Decoded { header, payload, .. }) = decode(&self.buffer[self.start..self.end])?
         else {
             return Ok(None);
         };

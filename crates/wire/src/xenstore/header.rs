@@ -85,24 +85,7 @@ pub struct Header {
 impl Header {
     /// The header that `bytes` hold.
     pub fn parse(bytes: &[u8; HEADER_LEN]) -> Header {
-        let [
-            k0,
-            k1,
-            k2,
-            k3,
-            r0,
-            r1,
-            r2,
-            r3,
-            t0,
-            t1,
-            t2,
-            t3,
-            l0,
-            l1,
-            l2,
-            l3,
-        ] = *bytes;
+        let [k0, k1, k2, k3, r0, r1, r2, r3, t0, t1, t2, t3, l0, l1, l2, l3] = *bytes;
         Header {
             kind: MessageType::from_raw(u32::from_le_bytes([k0, k1, k2, k3])),
             req_id: u32::from_le_bytes([r0, r1, r2, r3]),

@@ -70,10 +70,7 @@ impl<'a> Path<'a> {
             Some(_) => RELATIVE_PATH_MAX,
         };
         if bytes.len() > limit {
-            return Err(PathError::TooLong {
-                len: bytes.len(),
-                limit,
-            });
+            return Err(PathError::TooLong { len: bytes.len(), limit });
         }
         let mut before = 0;
         for (position, &byte) in bytes.iter().enumerate() {
@@ -113,10 +110,7 @@ impl<'a> Path<'a> {
         }
         let path = format!("{}/{}", domain_path(caller), self.0);
         if path.len() > ABSOLUTE_PATH_MAX {
-            return Err(PathError::TooLong {
-                len: path.len(),
-                limit: ABSOLUTE_PATH_MAX,
-            });
+            return Err(PathError::TooLong { len: path.len(), limit: ABSOLUTE_PATH_MAX });
         }
         Ok(path)
     }

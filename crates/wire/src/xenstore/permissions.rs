@@ -96,10 +96,7 @@ impl Permission {
             b'b' => NodeAccess::Both,
             _ => return Err(PermissionError::BadLetter { letter }),
         };
-        Ok(Permission {
-            access,
-            domain: DomId(decimal::parse_u16(domain)?),
-        })
+        Ok(Permission { access, domain: DomId(decimal::parse_u16(domain)?) })
     }
 }
 
@@ -118,10 +115,7 @@ impl PermissionList {
     /// `owner` alone; the rest of the world gets `default`.
     pub fn owned_by(owner: DomId, default: NodeAccess) -> PermissionList {
         let mut list = ArrayVec::new();
-        list.push(Permission {
-            access: default,
-            domain: owner,
-        });
+        list.push(Permission { access: default, domain: owner });
         PermissionList(list)
     }
 
@@ -135,9 +129,7 @@ impl PermissionList {
         }
         ArrayVec::try_from(entries)
             .map(PermissionList)
-            .map_err(|_| PermissionError::TooMany {
-                limit: PERMISSIONS_MAX,
-            })
+            .map_err(|_| PermissionError::TooMany { limit: PERMISSIONS_MAX })
     }
 
     /// The entries, the owner's first.
@@ -169,9 +161,7 @@ pub fn parse_permissions(payload: &[u8]) -> Result<PermissionList, PermissionErr
     let mut list = ArrayVec::new();
     for text in strings(payload).ok_or(PermissionError::Unterminated)? {
         let entry = Permission::parse(text)?;
-        list.try_push(entry).map_err(|_| PermissionError::TooMany {
-            limit: PERMISSIONS_MAX,
-        })?;
+        list.try_push(entry).map_err(|_| PermissionError::TooMany { limit: PERMISSIONS_MAX })?;
     }
     if list.is_empty() {
         return Err(PermissionError::NoOwner);

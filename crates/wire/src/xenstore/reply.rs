@@ -35,25 +35,12 @@ pub(super) fn emit_message(
     out: &mut Vec<u8>,
 ) -> Result<(), EmitError> {
     // Each part is a slice in memory; a handful of them cannot overflow, but saturate all the same.
-    let len = parts
-        .iter()
-        .fold(0usize, |sum, part| sum.saturating_add(part.len()));
+    let len = parts.iter().fold(0usize, |sum, part| sum.saturating_add(part.len()));
     let announced = u32::try_from(len).ok().filter(|&len| len <= PAYLOAD_MAX);
     let Some(announced) = announced else {
-        return Err(EmitError::PayloadTooLong {
-            len,
-            limit: PAYLOAD_MAX,
-        });
+        return Err(EmitError::PayloadTooLong { len, limit: PAYLOAD_MAX });
     };
-    out.extend_from_slice(
-        &Header {
-            kind,
-            req_id,
-            tx_id,
-            len: announced,
-        }
-        .emit(),
-    );
+    out.extend_from_slice(&Header { kind, req_id, tx_id, len: announced }.emit());
     for part in parts {
         out.extend_from_slice(part);
     }
@@ -76,14 +63,8 @@ pub fn emit_ok(request: &Header, out: &mut Vec<u8>) {
 /// Appends the reply of a request that failed.
 pub fn emit_error(request: &Header, error: ErrorName, out: &mut Vec<u8>) {
     let name = error.as_str().as_bytes();
-    emit_message(
-        MessageType::Error,
-        request.req_id,
-        request.tx_id,
-        &[name, b"\0"],
-        out,
-    )
-    .expect("an error name fits into a message");
+    emit_message(MessageType::Error, request.req_id, request.tx_id, &[name, b"\0"], out)
+        .expect("an error name fits into a message");
 }
 
 /// Appends the event of a watch: `path` is what changed, in the form the watch was set (relative or
@@ -94,13 +75,7 @@ pub fn emit_error(request: &Header, error: ErrorName, out: &mut Vec<u8>) {
 pub fn emit_event(path: &str, token: &[u8], out: &mut Vec<u8>) -> Result<(), EmitError> {
     let path = terminable(path.as_bytes())?;
     let token = terminable(token)?;
-    emit_message(
-        MessageType::WatchEvent,
-        0,
-        0,
-        &[path, b"\0", token, b"\0"],
-        out,
-    )
+    emit_message(MessageType::WatchEvent, 0, 0, &[path, b"\0", token, b"\0"], out)
 }
 
 /// Why what the server sent makes no sense.
@@ -160,10 +135,7 @@ impl<'a> Reply<'a> {
             return Ok(Reply::Success(payload));
         }
         if header.kind != MessageType::Error {
-            return Err(ReplyError::WrongType {
-                expected,
-                found: header.kind,
-            });
+            return Err(ReplyError::WrongType { expected, found: header.kind });
         }
         let name = payload.strip_suffix(b"\0").unwrap_or(payload);
         ErrorName::from_name(name)
@@ -192,10 +164,7 @@ impl<'a> WatchEvent<'a> {
             let found = strings(payload).map_or(0, Iterator::count);
             return Err(ReplyError::EventStrings { found });
         };
-        Ok(WatchEvent {
-            path: WatchPath::parse(path)?,
-            token,
-        })
+        Ok(WatchEvent { path: WatchPath::parse(path)?, token })
     }
 }
 
@@ -212,8 +181,6 @@ pub fn parse_strings(payload: &[u8]) -> Result<impl Iterator<Item = &[u8]>, Repl
 /// # Errors
 /// [`ReplyError::Unterminated`], [`ReplyError::Number`].
 pub fn parse_transaction_id(payload: &[u8]) -> Result<u32, ReplyError> {
-    let text = payload
-        .strip_suffix(b"\0")
-        .ok_or(ReplyError::Unterminated)?;
+    let text = payload.strip_suffix(b"\0").ok_or(ReplyError::Unterminated)?;
     Ok(decimal::parse_u32(text)?)
 }

@@ -153,11 +153,7 @@ pub(super) fn strings(payload: &[u8]) -> Option<impl Iterator<Item = &[u8]>> {
         Some((0, whole)) => Some(whole),
         Some(_) => return None,
     };
-    Some(
-        whole
-            .into_iter()
-            .flat_map(|whole| whole.split(|&byte| byte == 0)),
-    )
+    Some(whole.into_iter().flat_map(|whole| whole.split(|&byte| byte == 0)))
 }
 
 /// The strings of a request that takes `least` to `MOST` of them; absent ones are empty.
@@ -175,12 +171,7 @@ fn arguments<const MOST: usize>(
         found += 1;
     }
     if !(least..=MOST).contains(&found) {
-        return Err(RequestError::ArgumentCount {
-            kind,
-            found,
-            least,
-            most: MOST,
-        });
+        return Err(RequestError::ArgumentCount { kind, found, least, most: MOST });
     }
     Ok((taken, found))
 }
@@ -218,19 +209,12 @@ impl<'a> Request<'a> {
             MessageType::Watch => {
                 let ([path, token, depth], found) = arguments::<3>(kind, payload, 2)?;
                 let path = WatchPath::parse(path)?;
-                let depth = if found == 3 {
-                    Some(decimal::parse_u32(depth)?)
-                } else {
-                    None
-                };
+                let depth = if found == 3 { Some(decimal::parse_u32(depth)?) } else { None };
                 Request::Watch { path, token, depth }
             }
             MessageType::Unwatch => {
                 let ([path, token], _) = arguments::<2>(kind, payload, 2)?;
-                Request::Unwatch {
-                    path: WatchPath::parse(path)?,
-                    token,
-                }
+                Request::Unwatch { path: WatchPath::parse(path)?, token }
             }
             // Clients send one empty string; some send nothing at all.
             MessageType::TransactionStart => {
@@ -254,10 +238,7 @@ impl<'a> Request<'a> {
             MessageType::Rm => Request::Rm { path: path()? },
             MessageType::SetPerms => {
                 let (path, rest) = path_and_rest(kind, payload)?;
-                Request::SetPerms {
-                    path,
-                    permissions: parse_permissions(rest)?,
-                }
+                Request::SetPerms { path, permissions: parse_permissions(rest)? }
             }
             kind => return Err(RequestError::Unsupported { kind }),
         })
@@ -296,25 +277,18 @@ impl<'a> Request<'a> {
             | Request::GetPerms { path }
             | Request::Mkdir { path }
             | Request::Rm { path } => emit(&[path.as_str().as_bytes(), b"\0"], out),
-            Request::DirectoryPart { path, offset } => emit(
-                &[
-                    path.as_str().as_bytes(),
-                    b"\0",
-                    offset.to_string().as_bytes(),
-                    b"\0",
-                ],
-                out,
-            ),
+            Request::DirectoryPart { path, offset } => {
+                emit(&[path.as_str().as_bytes(), b"\0", offset.to_string().as_bytes(), b"\0"], out)
+            }
             Request::Watch { path, token, depth } => {
                 let depth = depth.map_or(String::new(), |depth| format!("{depth}\0"));
                 let path = path.as_str().as_bytes();
                 let token = terminable(token)?;
                 emit(&[path, b"\0", token, b"\0", depth.as_bytes()], out)
             }
-            Request::Unwatch { path, token } => emit(
-                &[path.as_str().as_bytes(), b"\0", terminable(token)?, b"\0"],
-                out,
-            ),
+            Request::Unwatch { path, token } => {
+                emit(&[path.as_str().as_bytes(), b"\0", terminable(token)?, b"\0"], out)
+            }
             Request::TransactionStart | Request::ResetWatches => emit(&[b"\0"], out),
             Request::TransactionEnd { commit: true } => emit(&[b"T\0"], out),
             Request::TransactionEnd { commit: false } => emit(&[b"F\0"], out),

@@ -4,17 +4,10 @@ use crate::grant::DomId;
 use proptest::prelude::*;
 
 /// A READ of `/a` with request id 0x0102_0304 in transaction 5.
-const READ_A: [u8; 19] = [
-    2, 0, 0, 0, 4, 3, 2, 1, 5, 0, 0, 0, 3, 0, 0, 0, b'/', b'a', 0,
-];
+const READ_A: [u8; 19] = [2, 0, 0, 0, 4, 3, 2, 1, 5, 0, 0, 0, 3, 0, 0, 0, b'/', b'a', 0];
 
 fn read_a_header() -> Header {
-    Header {
-        kind: MessageType::Read,
-        req_id: 0x0102_0304,
-        tx_id: 5,
-        len: 3,
-    }
+    Header { kind: MessageType::Read, req_id: 0x0102_0304, tx_id: 5, len: 3 }
 }
 
 fn path(text: &str) -> Path<'_> {
@@ -47,9 +40,7 @@ fn request_parse() {
 #[test]
 fn request_emit() {
     let mut out = Vec::new();
-    Request::Read { path: path("/a") }
-        .emit(0x0102_0304, 5, &mut out)
-        .unwrap();
+    Request::Read { path: path("/a") }.emit(0x0102_0304, 5, &mut out).unwrap();
     assert_eq!(out, READ_A);
 }
 
@@ -59,11 +50,7 @@ fn message_types_are_total_both_ways() {
         assert_eq!(MessageType::from_raw(raw).to_raw(), raw);
     }
     assert_eq!(MessageType::DEFINED.len(), 26);
-    assert_eq!(
-        MessageType::from_raw(20),
-        MessageType::Unknown(20),
-        "20 was removed"
-    );
+    assert_eq!(MessageType::from_raw(20), MessageType::Unknown(20), "20 was removed");
     assert_eq!(MessageType::from_raw(0xFFFF), MessageType::Unknown(0xFFFF));
 }
 
@@ -79,26 +66,13 @@ fn error_names_are_inverse() {
 
 #[test]
 fn a_payload_of_4096_is_taken_and_one_of_4097_kills() {
-    let mut bytes = Header {
-        len: PAYLOAD_MAX,
-        ..read_a_header()
-    }
-    .emit()
-    .to_vec();
+    let mut bytes = Header { len: PAYLOAD_MAX, ..read_a_header() }.emit().to_vec();
     assert_eq!(decode(&bytes), Ok(None));
     bytes.resize(16 + 4096, b'x');
     assert_eq!(decode(&bytes).unwrap().unwrap().payload.len(), 4096);
 
-    let bytes = Header {
-        len: PAYLOAD_MAX + 1,
-        ..read_a_header()
-    }
-    .emit();
-    let error = FramingError::PayloadTooLong {
-        kind: MessageType::Read,
-        len: 4097,
-        limit: 4096,
-    };
+    let bytes = Header { len: PAYLOAD_MAX + 1, ..read_a_header() }.emit();
+    let error = FramingError::PayloadTooLong { kind: MessageType::Read, len: 4097, limit: 4096 };
     assert_eq!(decode(&bytes), Err(error));
     assert_eq!(decode(&bytes[..15]), Ok(None));
 }
@@ -106,11 +80,7 @@ fn a_payload_of_4096_is_taken_and_one_of_4097_kills() {
 #[test]
 fn reader_gives_the_same_error_again() {
     let mut reader = MessageReader::new();
-    let bytes = Header {
-        len: u32::MAX,
-        ..read_a_header()
-    }
-    .emit();
+    let bytes = Header { len: u32::MAX, ..read_a_header() }.emit();
     reader.spare()[..16].copy_from_slice(&bytes);
     reader.commit(16);
     let first = reader.next().unwrap_err();
@@ -124,20 +94,14 @@ fn paths_at_their_limits() {
     let absolute = format!("/{}", "a".repeat(ABSOLUTE_PATH_MAX));
     assert_eq!(
         Path::parse(absolute.as_bytes()),
-        Err(PathError::TooLong {
-            len: 3073,
-            limit: 3072
-        })
+        Err(PathError::TooLong { len: 3073, limit: 3072 })
     );
     let relative = "a".repeat(RELATIVE_PATH_MAX);
     assert!(path(&relative).to_absolute(DomId(u16::MAX)).unwrap().len() <= ABSOLUTE_PATH_MAX);
     let relative = "a".repeat(RELATIVE_PATH_MAX + 1);
     assert_eq!(
         Path::parse(relative.as_bytes()),
-        Err(PathError::TooLong {
-            len: 2049,
-            limit: 2048
-        })
+        Err(PathError::TooLong { len: 2049, limit: 2048 })
     );
 }
 
@@ -150,27 +114,9 @@ fn paths_that_break_a_rule() {
         ("//", PathError::EmptyComponent { position: 1 }),
         ("/a/", PathError::TrailingSlash),
         ("a/", PathError::TrailingSlash),
-        (
-            "/a.b",
-            PathError::BadCharacter {
-                position: 2,
-                byte: b'.',
-            },
-        ),
-        (
-            "/a\0b",
-            PathError::BadCharacter {
-                position: 2,
-                byte: 0,
-            },
-        ),
-        (
-            "/ä",
-            PathError::BadCharacter {
-                position: 1,
-                byte: 0xC3,
-            },
-        ),
+        ("/a.b", PathError::BadCharacter { position: 2, byte: b'.' }),
+        ("/a\0b", PathError::BadCharacter { position: 2, byte: 0 }),
+        ("/ä", PathError::BadCharacter { position: 1, byte: 0xC3 }),
     ] {
         assert_eq!(Path::parse(text.as_bytes()), Err(error), "{text:?}");
     }
@@ -181,24 +127,15 @@ fn paths_that_break_a_rule() {
 
 #[test]
 fn watch_paths_know_the_two_special_names_only() {
-    assert_eq!(
-        WatchPath::parse(b"@introduceDomain"),
-        Ok(WatchPath::IntroduceDomain)
-    );
-    assert_eq!(
-        WatchPath::parse(b"@releaseDomain"),
-        Ok(WatchPath::ReleaseDomain)
-    );
+    assert_eq!(WatchPath::parse(b"@introduceDomain"), Ok(WatchPath::IntroduceDomain));
+    assert_eq!(WatchPath::parse(b"@releaseDomain"), Ok(WatchPath::ReleaseDomain));
     assert_eq!(WatchPath::parse(b"@else"), Err(PathError::Special));
     assert_eq!(WatchPath::parse(b"/a"), Ok(WatchPath::Node(path("/a"))));
 }
 
 #[test]
 fn path_family() {
-    assert_eq!(
-        path("device/vif").to_absolute(DomId(3)).unwrap(),
-        "/local/domain/3/device/vif"
-    );
+    assert_eq!(path("device/vif").to_absolute(DomId(3)).unwrap(), "/local/domain/3/device/vif");
     assert_eq!(path("/tool").to_absolute(DomId(3)).unwrap(), "/tool");
     assert_eq!(path("/a/b").parent(), Some(path("/a")));
     assert_eq!(path("/a").parent(), Some(Path::ROOT));
@@ -222,29 +159,14 @@ fn a_watch_covers_itself_and_below_but_no_longer_name() {
 #[test]
 fn permission_texts() {
     let permission = Permission::parse(b"r5").unwrap();
-    assert_eq!(
-        permission,
-        Permission {
-            access: NodeAccess::Read,
-            domain: DomId(5)
-        }
-    );
+    assert_eq!(permission, Permission { access: NodeAccess::Read, domain: DomId(5) });
     assert_eq!(permission.to_string(), "r5");
     assert_eq!(Permission::parse(b""), Err(PermissionError::Empty));
-    assert_eq!(
-        Permission::parse(b"x1"),
-        Err(PermissionError::BadLetter { letter: b'x' })
-    );
-    assert_eq!(
-        Permission::parse(b"n"),
-        Err(PermissionError::BadDomain(NumberError::Empty))
-    );
+    assert_eq!(Permission::parse(b"x1"), Err(PermissionError::BadLetter { letter: b'x' }));
+    assert_eq!(Permission::parse(b"n"), Err(PermissionError::BadDomain(NumberError::Empty)));
     assert_eq!(
         Permission::parse(b"n65536"),
-        Err(PermissionError::BadDomain(NumberError::TooLarge {
-            value: 65536,
-            limit: 65535
-        }))
+        Err(PermissionError::BadDomain(NumberError::TooLarge { value: 65536, limit: 65535 }))
     );
 }
 
@@ -269,9 +191,7 @@ fn permission_lists_are_bounded_and_never_empty() {
     assert!(parse_permissions(&b"n0\0".repeat(PERMISSIONS_MAX)).is_ok());
     assert_eq!(
         parse_permissions(&b"n0\0".repeat(PERMISSIONS_MAX + 1)),
-        Err(PermissionError::TooMany {
-            limit: PERMISSIONS_MAX
-        })
+        Err(PermissionError::TooMany { limit: PERMISSIONS_MAX })
     );
     assert_eq!(PermissionList::new(&[]), Err(PermissionError::NoOwner));
 }
@@ -279,60 +199,22 @@ fn permission_lists_are_bounded_and_never_empty() {
 #[test]
 fn requests_of_linux_and_libxenstore() {
     let cases: [(MessageType, &[u8], Request<'_>); 9] = [
-        (
-            MessageType::TransactionStart,
-            b"\0",
-            Request::TransactionStart,
-        ),
-        (
-            MessageType::TransactionStart,
-            b"",
-            Request::TransactionStart,
-        ),
-        (
-            MessageType::TransactionEnd,
-            b"T\0",
-            Request::TransactionEnd { commit: true },
-        ),
+        (MessageType::TransactionStart, b"\0", Request::TransactionStart),
+        (MessageType::TransactionStart, b"", Request::TransactionStart),
+        (MessageType::TransactionEnd, b"T\0", Request::TransactionEnd { commit: true }),
         (MessageType::ResetWatches, b"\0", Request::ResetWatches),
-        (
-            MessageType::GetDomainPath,
-            b"4\0",
-            Request::GetDomainPath { domain: DomId(4) },
-        ),
-        (
-            MessageType::Write,
-            b"state\x004",
-            Request::Write {
-                path: path("state"),
-                value: b"4",
-            },
-        ),
-        (
-            MessageType::Write,
-            b"x\0",
-            Request::Write {
-                path: path("x"),
-                value: b"",
-            },
-        ),
+        (MessageType::GetDomainPath, b"4\0", Request::GetDomainPath { domain: DomId(4) }),
+        (MessageType::Write, b"state\x004", Request::Write { path: path("state"), value: b"4" }),
+        (MessageType::Write, b"x\0", Request::Write { path: path("x"), value: b"" }),
         (
             MessageType::Watch,
             b"device\0tok\0",
-            Request::Watch {
-                path: WatchPath::Node(path("device")),
-                token: b"tok",
-                depth: None,
-            },
+            Request::Watch { path: WatchPath::Node(path("device")), token: b"tok", depth: None },
         ),
         (
             MessageType::Watch,
             b"@releaseDomain\0\x002\0",
-            Request::Watch {
-                path: WatchPath::ReleaseDomain,
-                token: b"",
-                depth: Some(2),
-            },
+            Request::Watch { path: WatchPath::ReleaseDomain, token: b"", depth: Some(2) },
         ),
     ];
     for (kind, payload, request) in cases {
@@ -343,58 +225,26 @@ fn requests_of_linux_and_libxenstore() {
 #[test]
 fn requests_that_break_a_rule() {
     use MessageType as T;
-    let count = |kind, found, least, most| RequestError::ArgumentCount {
-        kind,
-        found,
-        least,
-        most,
-    };
+    let count = |kind, found, least, most| RequestError::ArgumentCount { kind, found, least, most };
     let cases: [(MessageType, &[u8], RequestError); 11] = [
         (T::Read, b"/a", RequestError::Unterminated { kind: T::Read }),
         (T::Read, b"", count(T::Read, 0, 1, 1)),
         (T::Read, b"/a\0/b\0", count(T::Read, 2, 1, 1)),
         (T::Read, b"\0", RequestError::Path(PathError::Empty)),
-        (
-            T::Write,
-            b"/a",
-            RequestError::Unterminated { kind: T::Write },
-        ),
+        (T::Write, b"/a", RequestError::Unterminated { kind: T::Write }),
         (T::Watch, b"/a\0", count(T::Watch, 1, 2, 3)),
         (
             T::Watch,
             b"/a\0t\0-1\0",
-            RequestError::Number(NumberError::NotADigit {
-                position: 0,
-                byte: b'-',
-            }),
+            RequestError::Number(NumberError::NotADigit { position: 0, byte: b'-' }),
         ),
         (T::TransactionEnd, b"X\0", RequestError::BadDecision),
-        (
-            T::SetPerms,
-            b"/a\0",
-            RequestError::Permission(PermissionError::NoOwner),
-        ),
-        (
-            T::WatchEvent,
-            b"/a\0t\0",
-            RequestError::Unsupported {
-                kind: T::WatchEvent,
-            },
-        ),
-        (
-            T::Unknown(20),
-            b"",
-            RequestError::Unsupported {
-                kind: T::Unknown(20),
-            },
-        ),
+        (T::SetPerms, b"/a\0", RequestError::Permission(PermissionError::NoOwner)),
+        (T::WatchEvent, b"/a\0t\0", RequestError::Unsupported { kind: T::WatchEvent }),
+        (T::Unknown(20), b"", RequestError::Unsupported { kind: T::Unknown(20) }),
     ];
     for (kind, payload, error) in cases {
-        assert_eq!(
-            Request::parse(kind, payload),
-            Err(error),
-            "{kind:?} {payload:?}"
-        );
+        assert_eq!(Request::parse(kind, payload), Err(error), "{kind:?} {payload:?}");
         let name = match error {
             RequestError::Unsupported { .. } => ErrorName::NotImplemented,
             _ => ErrorName::Invalid,
@@ -431,10 +281,7 @@ fn replies_and_events() {
     assert_eq!((four.header.req_id, four.header.tx_id), (0, 0));
     assert_eq!(
         WatchEvent::parse(four.payload),
-        Ok(WatchEvent {
-            path: WatchPath::Node(path("/a")),
-            token: b"tok"
-        })
+        Ok(WatchEvent { path: WatchPath::Node(path("/a")), token: b"tok" })
     );
     assert_eq!(four.rest, b"");
 }
@@ -444,27 +291,15 @@ fn a_server_that_makes_no_sense_is_refused() {
     let header = read_a_header();
     assert_eq!(
         Reply::parse(MessageType::Write, &header, b"OK\0"),
-        Err(ReplyError::WrongType {
-            expected: MessageType::Write,
-            found: MessageType::Read
-        })
+        Err(ReplyError::WrongType { expected: MessageType::Write, found: MessageType::Read })
     );
-    let header = Header {
-        kind: MessageType::Error,
-        ..header
-    };
+    let header = Header { kind: MessageType::Error, ..header };
     assert_eq!(
         Reply::parse(MessageType::Read, &header, b"EODD\0"),
         Err(ReplyError::UnknownErrorName { len: 5 })
     );
-    assert_eq!(
-        WatchEvent::parse(b"/a\0"),
-        Err(ReplyError::EventStrings { found: 1 })
-    );
-    assert_eq!(
-        WatchEvent::parse(b"/a\0t\0u\0"),
-        Err(ReplyError::EventStrings { found: 3 })
-    );
+    assert_eq!(WatchEvent::parse(b"/a\0"), Err(ReplyError::EventStrings { found: 1 }));
+    assert_eq!(WatchEvent::parse(b"/a\0t\0u\0"), Err(ReplyError::EventStrings { found: 3 }));
     assert_eq!(WatchEvent::parse(b"/a\0t"), Err(ReplyError::Unterminated));
     assert_eq!(parse_transaction_id(b"12\0"), Ok(12));
     assert_eq!(parse_transaction_id(b"12"), Err(ReplyError::Unterminated));
@@ -474,21 +309,12 @@ fn a_server_that_makes_no_sense_is_refused() {
 fn nothing_too_long_is_sent_and_a_refusal_leaves_the_buffer_alone() {
     let mut out = b"before".to_vec();
     let value = vec![0; 4096];
-    let request = Request::Write {
-        path: path("a"),
-        value: &value,
-    };
+    let request = Request::Write { path: path("a"), value: &value };
     assert_eq!(
         request.emit(1, 0, &mut out),
-        Err(EmitError::PayloadTooLong {
-            len: 4098,
-            limit: 4096
-        })
+        Err(EmitError::PayloadTooLong { len: 4098, limit: 4096 })
     );
-    assert_eq!(
-        emit_event("/a", b"t\0u", &mut out),
-        Err(EmitError::NulInText { position: 1 })
-    );
+    assert_eq!(emit_event("/a", b"t\0u", &mut out), Err(EmitError::NulInText { position: 1 }));
     assert_eq!(out, b"before");
 }
 
@@ -503,10 +329,8 @@ fn any_permissions() -> impl Strategy<Value = PermissionList> {
         NodeAccess::Write,
         NodeAccess::Both,
     ]);
-    let entry = (access, any::<u16>()).prop_map(|(access, domain)| Permission {
-        access,
-        domain: DomId(domain),
-    });
+    let entry = (access, any::<u16>())
+        .prop_map(|(access, domain)| Permission { access, domain: DomId(domain) });
     prop::collection::vec(entry, 1..=PERMISSIONS_MAX)
         .prop_map(|entries| PermissionList::new(&entries).unwrap())
 }
@@ -523,35 +347,15 @@ fn all_requests<'a>(
     let watched = WatchPath::Node(path);
     vec![
         Request::Directory { path },
-        Request::DirectoryPart {
-            path,
-            offset: number,
-        },
+        Request::DirectoryPart { path, offset: number },
         Request::Read { path },
         Request::GetPerms { path },
-        Request::Watch {
-            path: watched,
-            token,
-            depth: None,
-        },
-        Request::Watch {
-            path: watched,
-            token,
-            depth: Some(number),
-        },
-        Request::Watch {
-            path: WatchPath::IntroduceDomain,
-            token,
-            depth: None,
-        },
-        Request::Unwatch {
-            path: watched,
-            token,
-        },
+        Request::Watch { path: watched, token, depth: None },
+        Request::Watch { path: watched, token, depth: Some(number) },
+        Request::Watch { path: WatchPath::IntroduceDomain, token, depth: None },
+        Request::Unwatch { path: watched, token },
         Request::TransactionStart,
-        Request::TransactionEnd {
-            commit: number.is_multiple_of(2),
-        },
+        Request::TransactionEnd { commit: number.is_multiple_of(2) },
         Request::GetDomainPath { domain },
         Request::IsDomainIntroduced { domain },
         Request::Write { path, value },
@@ -614,5 +418,55 @@ proptest! {
             && !text.contains("//")
             && (text == "/" || !text.ends_with('/'));
         prop_assert_eq!(Path::parse(text.as_bytes()).is_ok(), naive);
+    }
+}
+
+/// A message that announces what it holds, so that the parsers behind the framing are reached.
+fn any_message() -> impl Strategy<Value = Vec<u8>> {
+    let pieces = prop::sample::select(vec![
+        "/a",
+        "a/b",
+        "/",
+        "\0",
+        "\0",
+        "\0",
+        "T",
+        "F",
+        "12",
+        "n0",
+        "r5",
+        "b70000",
+        "@releaseDomain",
+        "tok",
+        "/a//b",
+        "ENOENT",
+        "é",
+    ]);
+    let payload = prop::collection::vec(pieces, 0..6).prop_map(|pieces| pieces.concat());
+    (0u32..28, any::<u32>(), any::<u32>(), payload).prop_map(|(kind, req_id, tx_id, payload)| {
+        let len = u32::try_from(payload.len()).unwrap();
+        let header = Header { kind: MessageType::from_raw(kind), req_id, tx_id, len };
+        [&header.emit()[..], payload.as_bytes()].concat()
+    })
+}
+
+proptest! {
+    #[test]
+    fn fuzz_xenstore_message_any_bytes(data in prop::collection::vec(any::<u8>(), 0..200)) {
+        crate::fuzzing::xenstore_message(&data);
+    }
+
+    #[test]
+    fn fuzz_xenstore_message_plausible(
+        cut: u8,
+        messages in prop::collection::vec(any_message(), 0..10),
+        tail in prop::collection::vec(any::<u8>(), 0..40),
+    ) {
+        crate::fuzzing::xenstore_message(&[&[cut][..], &messages.concat(), &tail].concat());
+    }
+
+    #[test]
+    fn fuzz_xenstore_message_paths(text in "[/@]?[a-z/@-]{0,20}") {
+        crate::fuzzing::xenstore_message(format!("x{text}").as_bytes());
     }
 }
