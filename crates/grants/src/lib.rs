@@ -1,2 +1,14 @@
 #![forbid(unsafe_code)]
-//! See the README.
+//! How a backend gets at the pages that a frontend lent it.
+//!
+//! | mode | per I/O | what the backend sees |
+//! |---|---|---|
+//! | [`Mode::Copy`] | one copy element a slot, done by the platform | private bytes |
+//! | [`Mode::Map`] | one map and one unmap a page | the page itself, as long as the I/O lasts |
+//!
+//! A backend talks to [`Reach`] and does not know which it is. Each element has a status of its
+//! own: one bad reference costs its own packet (XSA-361, XSA-362, XSA-367).
+
+mod reach;
+
+pub use reach::{Mode, Reach, Reached, Source, UnknownMode, Want, WriteBatch};

@@ -1,0 +1,249 @@
+//! The using side of a pair: mappings and copies of pages that the peer lent.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+
+use ringfence_memory::{LentSlice, PAGE_SIZE, Protection, ReadList, Window, WindowBatch, WriteList};
+use ringfence_wire::grant::{Access, DomId, GrantStatus, Gref};
+
+use super::arena::{self, ArenaFault, ArenaFiles, ArenaShape};
+use super::table::{LentTable, Use, begin_use, end_use};
+use crate::copy::{CopyList, CopyLocal, CopyOp};
+use crate::{Counters, Grantee};
+
+/// Pages one pair may have mapped at a time through [`Grantee::map`]. Far below the kernel's
+/// 65,530 mappings a process, since every page may become a mapping of its own.
+pub const MAPPED_MAX: usize = 1024;
+
+/// Most copies joined into one system call; a scatter-gather list holds 32.
+const JOIN_MAX: usize = 32;
+
+struct Shared {
+    me: DomId,
+    files: ArenaFiles,
+    shape: ArenaShape,
+    table: LentTable,
+    window: Window,
+    counters: Arc<Counters>,
+}
+
+/// Uses pages that one granter lent to this domain.
+pub struct LocalGrantee {
+    granter: DomId,
+    shared: Arc<Shared>,
+    begun: Vec<Result<Use, GrantStatus>>,
+}
+
+/// Pages mapped by one call; removed together when the last handle is gone.
+struct MappedPages {
+    batch: Option<WindowBatch>,
+    used: Vec<Gref>,
+    shared: Arc<Shared>,
+}
+
+impl Drop for MappedPages {
+    fn drop(&mut self) {
+        if !self.used.is_empty() {
+            let counters = &self.shared.counters;
+            counters.grant_unmaps.add(self.used.len() as u64);
+            counters.syscalls.add(1);
+        }
+        // Unmap before lowering the status: the granter may issue the page anew once it is zero.
+        drop(self.batch.take());
+        for gref in &self.used {
+            end_use(&self.shared.table, *gref);
+        }
+    }
+}
+
+impl LocalGrantee {
+    /// Takes what `granter` lent, after checking it.
+    pub(crate) fn new(
+        me: DomId,
+        granter: DomId,
+        files: ArenaFiles,
+        shape: ArenaShape,
+        counters: Arc<Counters>,
+    ) -> Result<LocalGrantee, ArenaFault> {
+        files.verify(shape)?;
+        let table = arena::map_table(&files, shape, false)?;
+        let window = Window::new(MAPPED_MAX).map_err(|e| ArenaFault::System(e.raw_os_error().unwrap_or(0)))?;
+        let shared = Arc::new(Shared { me, files, shape, table, window, counters });
+        Ok(LocalGrantee { granter, shared, begun: Vec::new() })
+    }
+}
+
+impl Shared {
+    /// Begins a use and bounds the frame, which is the peer's number.
+    fn begin(&self, gref: Gref, access: Access) -> Result<Use, GrantStatus> {
+        let found = begin_use(&self.table, gref, self.me, access)?;
+        let pages = if found.read_only { self.shape.read_only } else { self.shape.writable };
+        if found.frame >= pages {
+            end_use(&self.table, gref);
+            return Err(GrantStatus::BadPage);
+        }
+        Ok(found)
+    }
+
+    fn file(&self, read_only: bool) -> &OwnedFd {
+        if read_only { &self.files.read_only } else { &self.files.writable }
+    }
+}
+
+fn byte_offset(found: Use) -> u64 {
+    u64::from(found.frame) * PAGE_SIZE as u64
+}
+
+impl Grantee for LocalGrantee {
+    fn granter(&self) -> DomId {
+        self.granter
+    }
+
+    fn map(&mut self, pages: &[(Gref, Access)], out: &mut Vec<Result<LentSlice, GrantStatus>>) {
+        let Some(mut batch) = self.shared.window.batch(pages.len()) else {
+            out.extend(pages.iter().map(|_| Err(GrantStatus::NoSpace)));
+            return;
+        };
+        self.begun.clear();
+        for (gref, access) in pages {
+            self.begun.push(self.shared.begin(*gref, *access));
+        }
+        let protection = |access| match access {
+            Access::ReadOnly => Protection::ReadOnly,
+            Access::ReadWrite => Protection::ReadWrite,
+        };
+        // Neighbouring pages of one file, wanted for the same, are mapped by one call.
+        let mut places = Vec::with_capacity(pages.len());
+        let mut used = Vec::with_capacity(pages.len());
+        let mut at = 0;
+        while at < pages.len() {
+            let Ok(first) = self.begun[at] else {
+                places.push(None);
+                at += 1;
+                continue;
+            };
+            let joins = |i: usize, n: u32| {
+                self.begun[i] == Ok(Use { frame: first.frame + n, ..first }) && pages[i].1 == pages[at].1
+            };
+            let run = 1 + (at + 1..pages.len()).zip(1..).take_while(|&(i, n)| joins(i, n)).count();
+            let file = self.shared.file(first.read_only);
+            let mapped = batch.map(file, byte_offset(first), run, protection(pages[at].1));
+            self.shared.counters.syscalls.add(1);
+            for i in 0..run {
+                let gref = pages[at + i].0;
+                if mapped.is_ok() {
+                    used.push(gref);
+                } else {
+                    end_use(&self.shared.table, gref);
+                    self.begun[at + i] = Err(GrantStatus::NoDeviceSpace);
+                }
+                places.push(mapped.as_ref().ok().map(|place| place + i));
+            }
+            at += run;
+        }
+        self.shared.counters.grant_maps.add(used.len() as u64);
+        let owner = Arc::new(MappedPages { batch: Some(batch), used, shared: Arc::clone(&self.shared) });
+        for (i, place) in places.into_iter().enumerate() {
+            let slice = match (&owner.batch, place) {
+                // SAFETY: the page was mapped above with this protection, and `owner` holds the
+                // batch until it is dropped.
+                (Some(batch), Some(place)) => unsafe {
+                    batch.page(Arc::clone(&owner) as _, place, protection(pages[i].1))
+                },
+                _ => None,
+            };
+            let status = || self.begun[i].err().unwrap_or(GrantStatus::GeneralError);
+            out.push(slice.ok_or_else(status));
+        }
+    }
+
+    fn copy(&mut self, mut list: CopyList<'_, '_>) {
+        let (ops, statuses) = list.parts();
+        statuses.clear();
+        let mut at = 0;
+        while at < ops.len() {
+            at += self.copy_run(&ops[at..], statuses);
+        }
+    }
+}
+
+/// The direction of a copy decides what the page must be lent for.
+fn access_of(op: &CopyOp) -> Access {
+    match op.local {
+        CopyLocal::Into(_) => Access::ReadOnly,
+        CopyLocal::From(_) | CopyLocal::FromLent(..) => Access::ReadWrite,
+    }
+}
+
+impl LocalGrantee {
+    /// Does the first copy of `ops` and those that follow it without a gap in the peer's memory,
+    /// in one system call. Returns how many.
+    fn copy_run(&self, ops: &[CopyOp], statuses: &mut Vec<GrantStatus>) -> usize {
+        let access = access_of(&ops[0]);
+        let first = match self.shared.begin(ops[0].gref, access) {
+            Ok(first) => first,
+            Err(status) => {
+                statuses.push(status);
+                return 1;
+            }
+        };
+        let start = byte_offset(first) + u64::from(ops[0].offset);
+        let mut end = start + u64::from(ops[0].len);
+        let mut run = 1;
+        while let Some(next) = ops.get(run).filter(|_| run < JOIN_MAX) {
+            // Only what goes on in the same page, or from a page's end to a page's start, can
+            // follow without a gap; and then only if the pages are neighbours.
+            let last = &ops[run - 1];
+            let goes_on = next.gref == last.gref && next.offset == last.offset + last.len;
+            let turns_page = next.offset == 0 && end % PAGE_SIZE as u64 == 0;
+            if !(goes_on || turns_page) || access_of(next) != access {
+                break;
+            }
+            let Ok(found) = self.shared.begin(next.gref, access) else { break };
+            if found.read_only != first.read_only || byte_offset(found) + u64::from(next.offset) != end {
+                end_use(&self.shared.table, next.gref);
+                break;
+            }
+            end += u64::from(next.len);
+            run += 1;
+        }
+        let done = self.transfer(&ops[..run], first.read_only, start);
+        let status = if done == Ok(end - start) { GrantStatus::Okay } else { GrantStatus::GeneralError };
+        for op in &ops[..run] {
+            end_use(&self.shared.table, op.gref);
+            statuses.push(status);
+        }
+        let counters = &self.shared.counters;
+        counters.syscalls.add(1);
+        counters.grant_copies.add(run as u64);
+        counters.grant_copy_bytes.add(end - start);
+        run
+    }
+
+    fn transfer(&self, ops: &[CopyOp], read_only: bool, start: u64) -> Result<u64, ()> {
+        let file = self.shared.file(read_only).as_fd();
+        let mut into = ReadList::new();
+        let mut from = WriteList::new();
+        for op in ops {
+            let len = usize::from(op.len);
+            let pushed = match &op.local {
+                CopyLocal::Into(ptr) => {
+                    // SAFETY: the CopyList that is being executed borrows these bytes exclusively.
+                    let bytes = unsafe { core::slice::from_raw_parts_mut(*ptr, len) };
+                    into.push(bytes).is_ok()
+                }
+                CopyLocal::From(ptr) => {
+                    // SAFETY: the CopyList that is being executed borrows these bytes.
+                    let bytes = unsafe { core::slice::from_raw_parts(*ptr, len) };
+                    from.push(bytes).is_ok()
+                }
+                CopyLocal::FromLent(lent, offset) => from.push_lent(lent, *offset, len).is_ok(),
+            };
+            if !pushed {
+                return Err(());
+            }
+        }
+        let done = if into.bytes() > 0 { into.read_at(file, start) } else { from.write_at(file, start) };
+        done.map(|n| n as u64).map_err(|_| ())
+    }
+}

@@ -1,0 +1,243 @@
+//! What the hub keeps for its domains: numbers, arenas under way, ports. No I/O.
+
+use std::collections::{BTreeMap, HashMap};
+use std::os::fd::OwnedFd;
+
+use super::protocol::Refusal;
+use crate::DomId;
+use crate::local::{ArenaFiles, ArenaShape};
+
+/// What one domain may make the hub keep.
+#[derive(Clone, Copy, Debug)]
+pub struct HubLimits {
+    /// Bytes of all arenas of a domain.
+    pub arena_bytes: usize,
+    /// Event channel ports of a domain.
+    pub ports: usize,
+    /// Store connections of a domain.
+    pub stores: usize,
+    /// Domains.
+    pub domains: usize,
+}
+
+impl Default for HubLimits {
+    fn default() -> HubLimits {
+        HubLimits { arena_bytes: 64 << 20, ports: 128, stores: 8, domains: 1024 }
+    }
+}
+
+/// An arena set on its way to the grantee; it may be fetched again (after a restart of a device).
+struct Lent {
+    files: ArenaFiles,
+    shape: ArenaShape,
+}
+
+enum Port {
+    /// Allocated; the other end waits for `remote` to bind it.
+    Unbound { remote: DomId, other_end: OwnedFd },
+    /// Bound, or the binding end.
+    Interdomain,
+}
+
+#[derive(Default)]
+struct Domain {
+    ports: BTreeMap<u32, Port>,
+    next_port: u32,
+    arena_bytes: usize,
+    stores: usize,
+}
+
+/// The tables.
+pub(crate) struct Broker {
+    limits: HubLimits,
+    domains: BTreeMap<DomId, Domain>,
+    lent: HashMap<(DomId, DomId), Lent>,
+    next_domain: u16,
+}
+
+impl Broker {
+    pub(crate) fn new(limits: HubLimits) -> Broker {
+        Broker { limits, domains: BTreeMap::new(), lent: HashMap::new(), next_domain: 1 }
+    }
+
+    /// Gives out a number: the wanted one if it is free, else the next. Numbers are not used again
+    /// until all others were, so that a late message names nobody.
+    pub(crate) fn admit(&mut self, wanted: Option<DomId>) -> Result<DomId, Refusal> {
+        if self.domains.len() >= self.limits.domains {
+            return Err(Refusal::Quota);
+        }
+        let id = match wanted {
+            Some(id) if id >= DomId::FIRST_RESERVED => return Err(Refusal::NotPermitted),
+            Some(id) if self.domains.contains_key(&id) => return Err(Refusal::InUse),
+            Some(id) => id,
+            None => self.next_free(),
+        };
+        self.domains.insert(id, Domain { next_port: 1, ..Domain::default() });
+        Ok(id)
+    }
+
+    fn next_free(&mut self) -> DomId {
+        loop {
+            let id = DomId(self.next_domain);
+            self.next_domain = if id.0 + 1 >= DomId::FIRST_RESERVED.0 { 1 } else { id.0 + 1 };
+            // `limits.domains` is far below the 32,752 numbers there are.
+            if !self.domains.contains_key(&id) {
+                return id;
+            }
+        }
+    }
+
+    /// Forgets a domain and what it lent or allocated.
+    pub(crate) fn release(&mut self, id: DomId) {
+        self.domains.remove(&id);
+        self.lent.retain(|&(granter, grantee), _| granter != id && grantee != id);
+    }
+
+    fn domain(&mut self, id: DomId) -> Result<&mut Domain, Refusal> {
+        self.domains.get_mut(&id).ok_or(Refusal::NotFound)
+    }
+
+    pub(crate) fn count_store(&mut self, id: DomId) -> Result<(), Refusal> {
+        let limit = self.limits.stores;
+        let domain = self.domain(id)?;
+        if domain.stores >= limit {
+            return Err(Refusal::Quota);
+        }
+        domain.stores += 1;
+        Ok(())
+    }
+
+    pub(crate) fn store_closed(&mut self, id: DomId) {
+        if let Some(domain) = self.domains.get_mut(&id) {
+            domain.stores = domain.stores.saturating_sub(1);
+        }
+    }
+
+    /// Takes an arena from `granter` for `grantee`.
+    pub(crate) fn lend(
+        &mut self,
+        granter: DomId,
+        grantee: DomId,
+        shape: ArenaShape,
+        fds: Vec<OwnedFd>,
+    ) -> Result<(), Refusal> {
+        shape.check().map_err(|_| Refusal::Quota)?;
+        let files = ArenaFiles::from_vec(fds).ok_or(Refusal::Descriptors)?;
+        if !self.domains.contains_key(&grantee) {
+            return Err(Refusal::NotFound);
+        }
+        if self.lent.contains_key(&(granter, grantee)) {
+            return Err(Refusal::InUse);
+        }
+        let limit = self.limits.arena_bytes;
+        let domain = self.domain(granter)?;
+        let total = domain.arena_bytes + shape.total_bytes();
+        if total > limit {
+            return Err(Refusal::Quota);
+        }
+        domain.arena_bytes = total;
+        self.lent.insert((granter, grantee), Lent { files, shape });
+        Ok(())
+    }
+
+    /// What `granter` lent to `grantee`.
+    pub(crate) fn fetch(&self, grantee: DomId, granter: DomId) -> Result<(ArenaShape, &ArenaFiles), Refusal> {
+        let lent = self.lent.get(&(granter, grantee)).ok_or(Refusal::NotFound)?;
+        Ok((lent.shape, &lent.files))
+    }
+
+    fn add_port(&mut self, id: DomId, port: Port) -> Result<u32, Refusal> {
+        let limit = self.limits.ports;
+        let domain = self.domain(id)?;
+        if domain.ports.len() >= limit {
+            return Err(Refusal::Quota);
+        }
+        let number = domain.next_port;
+        domain.next_port = number.checked_add(1).ok_or(Refusal::Quota)?;
+        domain.ports.insert(number, port);
+        Ok(number)
+    }
+
+    /// Allocates a port of `owner` that `remote` may bind; `other_end` waits here for it.
+    pub(crate) fn alloc(&mut self, owner: DomId, remote: DomId, other_end: OwnedFd) -> Result<u32, Refusal> {
+        self.add_port(owner, Port::Unbound { remote, other_end })
+    }
+
+    /// Binds `remote_port` of `remote` for `owner`.
+    pub(crate) fn bind(&mut self, owner: DomId, remote: DomId, remote_port: u32) -> Result<(u32, OwnedFd), Refusal> {
+        let port = self.domain(remote)?.ports.get(&remote_port).ok_or(Refusal::NotFound)?;
+        match port {
+            Port::Interdomain => return Err(Refusal::InUse),
+            Port::Unbound { remote, .. } if *remote != owner => return Err(Refusal::NotPermitted),
+            Port::Unbound { .. } => {}
+        }
+        let number = self.add_port(owner, Port::Interdomain)?;
+        match self.domain(remote)?.ports.insert(remote_port, Port::Interdomain) {
+            Some(Port::Unbound { other_end, .. }) => Ok((number, other_end)),
+            _ => Err(Refusal::InUse),
+        }
+    }
+
+    /// Closes a port's record; the socket is the domain's to close.
+    pub(crate) fn close(&mut self, owner: DomId, port: u32) -> Result<(), Refusal> {
+        self.domain(owner)?.ports.remove(&port).map(|_| ()).ok_or(Refusal::NotFound)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn fd() -> OwnedFd {
+        rustix::fs::memfd_create("t", rustix::fs::MemfdFlags::CLOEXEC).unwrap()
+    }
+
+    fn two() -> (Broker, DomId, DomId) {
+        let mut broker = Broker::new(HubLimits { arena_bytes: 1 << 20, ports: 2, stores: 1, domains: 3 });
+        let a = broker.admit(None).unwrap();
+        let b = broker.admit(None).unwrap();
+        (broker, a, b)
+    }
+
+    #[test]
+    fn a_port_is_bound_once_and_only_by_whom_it_is_for() {
+        let (mut broker, a, b) = two();
+        let port = broker.alloc(a, b, fd()).unwrap();
+        assert_eq!(broker.bind(a, a, port).err(), Some(Refusal::NotPermitted));
+        assert_eq!(broker.bind(b, a, 77).err(), Some(Refusal::NotFound));
+        assert!(broker.bind(b, a, port).is_ok());
+        assert_eq!(broker.bind(b, a, port).err(), Some(Refusal::InUse));
+    }
+
+    #[test]
+    fn quotas_hold() {
+        let (mut broker, a, b) = two();
+        broker.alloc(a, b, fd()).unwrap();
+        broker.alloc(a, b, fd()).unwrap();
+        assert_eq!(broker.alloc(a, b, fd()), Err(Refusal::Quota));
+        broker.count_store(a).unwrap();
+        assert_eq!(broker.count_store(a), Err(Refusal::Quota));
+        broker.store_closed(a);
+        assert_eq!(broker.count_store(a), Ok(()));
+        let four = || (0..4).map(|_| fd()).collect();
+        assert_eq!(broker.lend(a, b, ArenaShape::of(4096, 0), four()), Err(Refusal::Quota));
+        assert_eq!(broker.lend(a, b, ArenaShape::of(u32::MAX, 0), four()), Err(Refusal::Quota));
+        assert_eq!(broker.lend(a, b, ArenaShape::of(16, 16), vec![fd()]), Err(Refusal::Descriptors));
+        assert_eq!(broker.lend(a, b, ArenaShape::of(16, 16), four()), Ok(()));
+        assert!(broker.fetch(b, a).is_ok());
+        assert_eq!(broker.fetch(a, b).err(), Some(Refusal::NotFound));
+        broker.admit(None).unwrap();
+        assert_eq!(broker.admit(None), Err(Refusal::Quota));
+    }
+
+    #[test]
+    fn a_released_domain_leaves_nothing() {
+        let (mut broker, a, b) = two();
+        broker.lend(a, b, ArenaShape::of(1, 1), (0..4).map(|_| fd()).collect()).unwrap();
+        let port = broker.alloc(a, b, fd()).unwrap();
+        broker.release(a);
+        assert_eq!(broker.fetch(b, a).err(), Some(Refusal::NotFound));
+        assert_eq!(broker.bind(b, a, port).err(), Some(Refusal::NotFound));
+        assert_ne!(broker.admit(None).unwrap(), a, "numbers are not used again at once");
+    }
+}

@@ -1,0 +1,76 @@
+//! A domain's connection to its hub.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+use super::protocol::{self, Kind, Message, REPLY, Received, Refusal};
+use crate::PlatformError;
+
+/// How long the hub may take to answer.
+const ANSWER_WITHIN: Duration = Duration::from_secs(5);
+
+/// A connection; requests from several threads take turns.
+pub(crate) struct HubClient {
+    socket: OwnedFd,
+    next_seq: Mutex<u32>,
+}
+
+impl HubClient {
+    pub(crate) fn new(socket: OwnedFd) -> HubClient {
+        HubClient { socket, next_seq: Mutex::new(1) }
+    }
+
+    pub(crate) fn fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+
+    /// One request and its reply.
+    pub(crate) fn call(
+        &self,
+        what: &'static str,
+        kind: Kind,
+        args: &[u32],
+        fds: &[BorrowedFd<'_>],
+    ) -> Result<([u32; 5], Vec<OwnedFd>), PlatformError> {
+        let mut next_seq = self.next_seq.lock().unwrap_or_else(PoisonError::into_inner);
+        let seq = *next_seq;
+        *next_seq = seq.wrapping_add(1);
+        let mut request = Message { kind: kind.to_raw(), seq, args: [0; 6] };
+        for (slot, arg) in request.args.iter_mut().zip(args) {
+            *slot = *arg;
+        }
+        protocol::send(&self.socket, request, fds).map_err(|_| PlatformError::Disconnected("hub"))?;
+        let deadline = Instant::now() + ANSWER_WITHIN;
+        loop {
+            match protocol::receive(&self.socket) {
+                Received::Message(reply, fds) if reply.kind == kind.to_raw() | REPLY && reply.seq == seq => {
+                    let [status, rest @ ..] = reply.args;
+                    if status == 0 {
+                        return Ok((rest, fds));
+                    }
+                    return Err(PlatformError::Refused { what, why: Refusal::from_raw(status) });
+                }
+                // An answer to a request that timed out earlier.
+                Received::Message(..) => {}
+                Received::Malformed(_) | Received::Closed => return Err(PlatformError::Disconnected("hub")),
+                Received::Nothing => self.wait(deadline)?,
+            }
+        }
+    }
+
+    fn wait(&self, deadline: Instant) -> Result<(), PlatformError> {
+        let left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(PlatformError::Disconnected("hub (no answer within 5 s)"));
+        }
+        let timeout = Timespec::try_from(left).map_err(|_| PlatformError::Disconnected("hub"))?;
+        let mut fds = [PollFd::new(&self.socket, PollFlags::IN)];
+        match poll(&mut fds, Some(&timeout)) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
+            Err(e) => Err(PlatformError::system("waiting for the hub", e)),
+        }
+    }
+}

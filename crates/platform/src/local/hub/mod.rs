@@ -1,0 +1,16 @@
+//! The hub: what stands for the hypervisor and xenstored between local domains.
+//!
+//! It hands out domain numbers, passes arenas and event channels from the domain that made them to
+//! the one they are for, and serves the store. It is one thread with one `epoll`; it never blocks
+//! on a domain, and a domain that breaks the protocol loses its connection and nothing else.
+//!
+//! Quotas per domain ([`HubLimits`]) bound what the hub keeps: arena bytes, ports, connections.
+
+pub(crate) mod client;
+pub(crate) mod protocol;
+mod broker;
+mod server;
+mod stores;
+
+pub use broker::HubLimits;
+pub use server::{Hub, HubHandle};

@@ -1,0 +1,234 @@
+//! The messages between a domain and its hub, over a Unix socket that keeps message boundaries.
+//!
+//! A message is eight u32, little-endian, and up to four file descriptors. A request is answered
+//! by exactly one reply with the same kind and sequence number, in order.
+//!
+//! ```text
+//! request  kind  seq  args[6]
+//! reply    kind | 0x8000_0000  seq  status (0 or a refusal)  args[5]
+//!
+//! HELLO  1  wanted domid (0xFFFF_FFFF: any)            -> domid
+//! STORE  2                                             -> + a stream socket, xenstore protocol
+//! LEND   3  peer, writable, read-only, references; four files ->
+//! FETCH  4  granter                                    -> writable, read-only, references + four files
+//! ALLOC  5  remote domid                               -> port + socket
+//! BIND   6  remote domid, remote port                  -> port + socket
+//! CLOSE  7  port                                       ->
+//! ```
+
+use std::io::{IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer, SendAncillaryMessage,
+    SendFlags,
+};
+
+/// Bytes of a message.
+pub(crate) const MESSAGE_BYTES: usize = 32;
+/// Most descriptors with one message.
+pub(crate) const FDS_MAX: usize = 4;
+/// Set in the kind of a reply.
+pub(crate) const REPLY: u32 = 0x8000_0000;
+/// A wanted domain id that leaves the choice to the hub.
+pub(crate) const ANY_DOMAIN: u32 = u32::MAX;
+
+/// Kinds of request.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Kind {
+    Hello,
+    Store,
+    Lend,
+    Fetch,
+    Alloc,
+    Bind,
+    Close,
+    Unknown(u32),
+}
+
+impl Kind {
+    pub(crate) fn from_raw(raw: u32) -> Kind {
+        match raw {
+            1 => Kind::Hello,
+            2 => Kind::Store,
+            3 => Kind::Lend,
+            4 => Kind::Fetch,
+            5 => Kind::Alloc,
+            6 => Kind::Bind,
+            7 => Kind::Close,
+            other => Kind::Unknown(other),
+        }
+    }
+
+    pub(crate) fn to_raw(self) -> u32 {
+        match self {
+            Kind::Hello => 1,
+            Kind::Store => 2,
+            Kind::Lend => 3,
+            Kind::Fetch => 4,
+            Kind::Alloc => 5,
+            Kind::Bind => 6,
+            Kind::Close => 7,
+            Kind::Unknown(other) => other,
+        }
+    }
+}
+
+/// Why the hub did not do what was asked.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, thiserror::Error)]
+pub enum Refusal {
+    /// Not a message of this protocol.
+    #[error("the message is malformed")]
+    Malformed,
+    /// Not the descriptors that go with the message.
+    #[error("the message came with the wrong number of descriptors")]
+    Descriptors,
+    /// A quota of the domain.
+    #[error("a quota of this domain is used up")]
+    Quota,
+    /// No such domain, port or arena.
+    #[error("there is no such thing")]
+    NotFound,
+    /// It belongs to somebody else, or says so only to others.
+    #[error("it is not for this domain")]
+    NotPermitted,
+    /// It is in use already.
+    #[error("it is in use already")]
+    InUse,
+    /// The system refused the hub.
+    #[error("the system refused")]
+    System,
+    /// A number of a newer hub.
+    #[error("refusal {0}, unknown to this version")]
+    Unknown(u32),
+}
+
+impl Refusal {
+    pub(crate) fn to_raw(self) -> u32 {
+        match self {
+            Refusal::Malformed => 1,
+            Refusal::Descriptors => 2,
+            Refusal::Quota => 3,
+            Refusal::NotFound => 4,
+            Refusal::NotPermitted => 5,
+            Refusal::InUse => 6,
+            Refusal::System => 7,
+            Refusal::Unknown(n) => n,
+        }
+    }
+
+    pub(crate) fn from_raw(raw: u32) -> Refusal {
+        match raw {
+            1 => Refusal::Malformed,
+            2 => Refusal::Descriptors,
+            3 => Refusal::Quota,
+            4 => Refusal::NotFound,
+            5 => Refusal::NotPermitted,
+            6 => Refusal::InUse,
+            7 => Refusal::System,
+            n => Refusal::Unknown(n),
+        }
+    }
+}
+
+/// A message, either way.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Message {
+    pub(crate) kind: u32,
+    pub(crate) seq: u32,
+    pub(crate) args: [u32; 6],
+}
+
+impl Message {
+    pub(crate) fn to_bytes(self) -> [u8; MESSAGE_BYTES] {
+        let mut bytes = [0; MESSAGE_BYTES];
+        let words = [self.kind, self.seq].into_iter().chain(self.args);
+        for (chunk, word) in bytes.chunks_exact_mut(4).zip(words) {
+            chunk.copy_from_slice(&word.to_le_bytes());
+        }
+        bytes
+    }
+
+    pub(crate) fn from_bytes(bytes: &[u8; MESSAGE_BYTES]) -> Message {
+        let mut words = [0u32; 8];
+        for (word, chunk) in words.iter_mut().zip(bytes.as_chunks::<4>().0) {
+            *word = u32::from_le_bytes(*chunk);
+        }
+        let [kind, seq, args @ ..] = words;
+        Message { kind, seq, args }
+    }
+}
+
+/// What arrived.
+pub(crate) enum Received {
+    /// A message and its descriptors.
+    Message(Message, Vec<OwnedFd>),
+    /// Something else: surplus descriptors were closed by the kernel or are dropped here.
+    Malformed(Refusal),
+    /// The other side is gone.
+    Closed,
+    /// Nothing there.
+    Nothing,
+}
+
+/// Receives one message without blocking.
+pub(crate) fn receive(socket: impl AsFd) -> Received {
+    let mut bytes = [0u8; MESSAGE_BYTES];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FDS_MAX))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
+    let got = match rustix::net::recvmsg(socket, &mut [IoSliceMut::new(&mut bytes)], &mut control, flags) {
+        Ok(got) => got,
+        Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => return Received::Nothing,
+        Err(_) => return Received::Closed,
+    };
+    let mut fds = Vec::new();
+    for message in control.drain() {
+        if let RecvAncillaryMessage::ScmRights(rights) = message {
+            fds.extend(rights);
+        }
+    }
+    if got.bytes == 0 && fds.is_empty() {
+        return Received::Closed;
+    }
+    if got.flags.contains(ReturnFlags::CTRUNC) || fds.len() > FDS_MAX {
+        return Received::Malformed(Refusal::Descriptors);
+    }
+    if got.bytes != MESSAGE_BYTES || got.flags.contains(ReturnFlags::TRUNC) {
+        return Received::Malformed(Refusal::Malformed);
+    }
+    Received::Message(Message::from_bytes(&bytes), fds)
+}
+
+/// Sends one message; never blocks.
+pub(crate) fn send(socket: impl AsFd, message: Message, fds: &[BorrowedFd<'_>]) -> rustix::io::Result<()> {
+    let bytes = message.to_bytes();
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FDS_MAX))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    if !fds.is_empty() && !control.push(SendAncillaryMessage::ScmRights(fds)) {
+        return Err(rustix::io::Errno::INVAL);
+    }
+    let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+    rustix::net::sendmsg(socket, &[IoSlice::new(&bytes)], &mut control, flags).map(|_| ())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn a_message_survives_its_bytes(kind: u32, seq: u32, args: [u32; 6]) {
+            let message = Message { kind, seq, args };
+            prop_assert_eq!(Message::from_bytes(&message.to_bytes()), message);
+        }
+
+        #[test]
+        fn kinds_and_refusals_are_total(raw: u32) {
+            prop_assert_eq!(Kind::from_raw(raw).to_raw(), raw);
+            prop_assert_eq!(Refusal::from_raw(raw).to_raw(), raw);
+        }
+    }
+}

@@ -1,0 +1,156 @@
+//! Domains as ordinary Linux processes: no hypervisor, no root.
+//!
+//! What Xen does, the kernel does here:
+//!
+//! | Xen | here |
+//! |---|---|
+//! | frames lent to one peer | an arena: memfds that only that peer gets ([`ArenaShape`]) |
+//! | grant table | a table per pair, entries as in version 1, status words beside it |
+//! | map, unmap | `mmap`, `munmap` of that page |
+//! | copy | `preadv`/`pwritev` on the arena: nothing is mapped |
+//! | revoke | `fallocate(PUNCH_HOLE)`: the page leaves every mapping before the call returns |
+//! | event channel | a socket pair |
+//! | domain ids, xenstore | the [`hub`] |
+
+mod arena;
+mod channel;
+mod grantee;
+mod granter;
+pub mod hub;
+mod table;
+
+use std::collections::HashMap;
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::sync::{Arc, Mutex, PoisonError};
+
+pub use arena::{ArenaFault, ArenaFiles, ArenaShape};
+pub use channel::LocalChannel;
+pub use grantee::{LocalGrantee, MAPPED_MAX};
+pub use granter::LocalGranter;
+use hub::client::HubClient;
+use hub::protocol::{ANY_DOMAIN, Kind};
+pub use hub::protocol::Refusal;
+
+use crate::store::StoreClient;
+use crate::{Counters, DomId, EventPort, Platform, PlatformError};
+
+/// A domain that is this process.
+pub struct LocalPlatform {
+    hub: HubClient,
+    domid: DomId,
+    shape: ArenaShape,
+    granters: Mutex<HashMap<DomId, LocalGranter>>,
+    counters: Arc<Counters>,
+}
+
+impl LocalPlatform {
+    /// Pages lent to one peer where nothing else was asked for: 4 MiB, enough for a vif of one
+    /// queue with full rings both ways.
+    pub const DEFAULT_PAGES: u32 = 512;
+
+    /// Joins the hub at the other end of `socket`, under any number.
+    ///
+    /// # Errors
+    ///
+    /// When the hub does not answer or refuses.
+    pub fn connect(socket: OwnedFd) -> Result<LocalPlatform, PlatformError> {
+        Self::connect_as(socket, None)
+    }
+
+    /// Joins the hub under a given number.
+    ///
+    /// # Errors
+    ///
+    /// When the hub does not answer or refuses the number.
+    pub fn connect_as(socket: OwnedFd, wanted: Option<DomId>) -> Result<LocalPlatform, PlatformError> {
+        let hub = HubClient::new(socket);
+        let wanted = wanted.map_or(ANY_DOMAIN, |d| u32::from(d.0));
+        let (reply, _) = hub.call("give a domain number", Kind::Hello, &[wanted], &[])?;
+        let domid = u16::try_from(reply[0]).map_err(|_| PlatformError::Disconnected("hub"))?;
+        Ok(LocalPlatform {
+            hub,
+            domid: DomId(domid),
+            shape: ArenaShape::of(Self::DEFAULT_PAGES, Self::DEFAULT_PAGES),
+            granters: Mutex::new(HashMap::new()),
+            counters: Arc::default(),
+        })
+    }
+
+    /// Sets how much is set aside for each peer that this domain lends to from now on.
+    #[must_use]
+    pub fn with_arena(mut self, shape: ArenaShape) -> LocalPlatform {
+        self.shape = shape;
+        self
+    }
+
+    /// The hub's connection: it hangs up when the hub is gone.
+    pub fn hub_fd(&self) -> BorrowedFd<'_> {
+        self.hub.fd()
+    }
+
+    fn one_fd(fds: Vec<OwnedFd>) -> Result<OwnedFd, PlatformError> {
+        let mut fds = fds.into_iter();
+        match (fds.next(), fds.next()) {
+            (Some(fd), None) => Ok(fd),
+            _ => Err(PlatformError::Disconnected("hub (it broke its protocol)")),
+        }
+    }
+
+    fn channel(&self, reply: ([u32; 5], Vec<OwnedFd>)) -> Result<LocalChannel, PlatformError> {
+        let ([port, ..], fds) = reply;
+        Ok(LocalChannel::new(EventPort(port), Self::one_fd(fds)?, Arc::clone(&self.counters)))
+    }
+}
+
+impl Platform for LocalPlatform {
+    type Granter = LocalGranter;
+    type Grantee = LocalGrantee;
+    type Channel = LocalChannel;
+
+    fn domid(&self) -> DomId {
+        self.domid
+    }
+
+    fn store(&self) -> Result<StoreClient, PlatformError> {
+        let (_, fds) = self.hub.call("connect to the store", Kind::Store, &[], &[])?;
+        Ok(StoreClient::new(Self::one_fd(fds)?)?)
+    }
+
+    /// The arena is made on the first call for a peer; later calls share it.
+    fn granter(&self, peer: DomId) -> Result<LocalGranter, PlatformError> {
+        let mut granters = self.granters.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(granter) = granters.get(&peer) {
+            return Ok(granter.clone());
+        }
+        let (granter, files) = LocalGranter::create(peer, self.shape)?;
+        let ArenaShape { writable, read_only, references } = self.shape;
+        let args = [u32::from(peer.0), writable, read_only, references];
+        self.hub.call("take an arena", Kind::Lend, &args, &files.each())?;
+        granters.insert(peer, granter.clone());
+        Ok(granter)
+    }
+
+    fn grantee(&self, granter: DomId) -> Result<LocalGrantee, PlatformError> {
+        let args = [u32::from(granter.0)];
+        let (reply, fds) = self.hub.call("hand out an arena", Kind::Fetch, &args, &[])?;
+        let [writable, read_only, references, ..] = reply;
+        let shape = ArenaShape { writable, read_only, references };
+        let files = ArenaFiles::from_vec(fds).ok_or(PlatformError::Disconnected("hub (it broke its protocol)"))?;
+        LocalGrantee::new(self.domid, granter, files, shape, Arc::clone(&self.counters))
+            .map_err(|why| PlatformError::BadArena { peer: granter, why })
+    }
+
+    fn alloc_unbound(&self, peer: DomId) -> Result<LocalChannel, PlatformError> {
+        let args = [u32::from(peer.0)];
+        self.channel(self.hub.call("allocate an event channel", Kind::Alloc, &args, &[])?)
+    }
+
+    fn bind_interdomain(&self, peer: DomId, port: EventPort) -> Result<LocalChannel, PlatformError> {
+        let args = [u32::from(peer.0), port.0];
+        self.channel(self.hub.call("bind an event channel", Kind::Bind, &args, &[])?)
+    }
+
+    fn counters(&self) -> &Arc<Counters> {
+        &self.counters
+    }
+}
