@@ -1,2 +1,37 @@
 #![forbid(unsafe_code)]
-//! See the README.
+//! Packets in private memory: headers, checksums, and what is left to be done to a frame.
+//!
+//! The crate is pure: bytes in, values or typed errors out. It does no I/O, allocates nothing, and no
+//! input makes it panic or loop beyond the bytes given. Bytes from a peer must be copied to private
+//! memory first; a header that can change between two looks cannot be checked.
+//!
+//! # The path of a frame
+//!
+//! 1. The first bytes (256 are plenty) are copied, and [`packet::Layers::parse`] finds the headers.
+//! 2. The sender's metadata, from a virtio-net header ([`vnet`]) or from netif's flags ([`blank`]),
+//!    passes [`accept`] and becomes [`OffloadMeta`].
+//! 3. The frame moves between ports as it is; nothing is summed.
+//! 4. The port it leaves by either passes the metadata on ([`vnet::VnetHeader::for_frame`],
+//!    [`blank::to_netif`]) or, if its receiver cannot take it, finishes the checksum
+//!    ([`checksum::complete_scattered`]).
+//!
+//! Positions are octets from the start of the Ethernet header. Numbers are in host order, except
+//! where a doc says "octets".
+
+pub mod accept;
+pub mod blank;
+pub mod checksum;
+#[doc(hidden)]
+pub mod fuzzing;
+pub mod meta;
+pub mod packet;
+#[cfg(test)]
+mod test_frames;
+pub mod vnet;
+
+pub use meta::{Checksum, ChecksumPlace, Gso, GsoKind, OffloadMeta};
+pub use packet::Layers;
+
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

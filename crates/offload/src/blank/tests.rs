@@ -1,0 +1,152 @@
+use super::*;
+use crate::checksum::complete_partial;
+use crate::checksum::verify::{Verdict, verify_ipv4_header, verify_transport};
+use crate::test_frames::{self as frames, frame, len, tagged};
+
+const BLANK: NetifChecksum = NetifChecksum { blank: true, validated: true };
+
+fn layers(bytes: &[u8]) -> Layers {
+    Layers::parse(bytes, len(bytes)).unwrap()
+}
+
+const TCP_AND_UDP: [&str; 6] = [
+    frames::TCP_V4,
+    frames::TCP_V6,
+    frames::UDP_V4,
+    frames::UDP_V4_OPTIONS,
+    frames::UDP_V6,
+    frames::UDP_V6_EXTENSIONS,
+];
+
+/// Blanking a kernel's frame and finishing it gives the kernel's octets back.
+#[test]
+fn a_blanked_frame_is_finished_as_the_kernel_did() {
+    for hex in TCP_AND_UDP {
+        for tags in [&[][..], &[(0x8100, 5)], &[(0x88a8, 5), (0x8100, 6)]] {
+            let original = tagged(hex, tags);
+            let mut bytes = original.clone();
+            let layers = layers(&bytes);
+            // A hostile sender leaves rubbish in the field.
+            let place = derive_place(&layers).unwrap();
+            bytes[place.field()..place.field_end()].copy_from_slice(&[0xde, 0xad]);
+            assert_eq!(reset_pseudo_header(&mut bytes, &layers), Ok(place));
+            complete_partial(&mut bytes, place).unwrap();
+            assert_eq!(bytes, original);
+        }
+    }
+}
+
+#[test]
+fn the_kernels_checksums_verify_and_damage_shows() {
+    for hex in frames::CHECKSUMMED {
+        let mut bytes = frame(hex);
+        let layers = layers(&bytes);
+        assert_eq!(verify_transport(&bytes, [], &layers), Ok(Verdict::Correct), "{hex}");
+        let last = bytes.len() - 1;
+        bytes[last] ^= 1;
+        assert_eq!(verify_transport(&bytes, [], &layers), Ok(Verdict::Wrong), "{hex}");
+    }
+}
+
+#[test]
+fn ipv4_headers_verify_and_damage_shows() {
+    for (hex, expected) in [(frames::UDP_V4_OPTIONS, Some(true)), (frames::UDP_V6, None)] {
+        let bytes = frame(hex);
+        assert_eq!(verify_ipv4_header(&bytes, &layers(&bytes)), Ok(expected));
+    }
+    let mut bytes = frame(frames::ICMP);
+    bytes[22] -= 1; // time to live
+    assert_eq!(verify_ipv4_header(&bytes, &layers(&bytes)), Ok(Some(false)));
+}
+
+#[test]
+fn padding_is_left_out_of_verifying() {
+    let mut bytes = frame(frames::UDP_V4);
+    bytes.resize(60, 0xee);
+    let layers = layers(&bytes);
+    assert_eq!(verify_transport(&bytes, [], &layers), Ok(Verdict::Correct));
+    let (headers, payload) = bytes.split_at(43);
+    let layers = Layers::parse(headers, 60).unwrap();
+    assert_eq!(verify_transport(headers, [payload], &layers), Ok(Verdict::Correct));
+    let missing = ChecksumError::PayloadMissing { expected: 17, given: 9 };
+    assert_eq!(verify_transport(headers, [], &layers), Err(missing));
+}
+
+#[test]
+fn udp_without_a_checksum_is_absent_on_v4_and_wrong_on_v6() {
+    for (hex, at, verdict) in
+        [(frames::UDP_V4, 40, Verdict::Absent), (frames::UDP_V6, 60, Verdict::Wrong)]
+    {
+        let mut bytes = frame(hex);
+        bytes[at..at + 2].fill(0);
+        assert_eq!(verify_transport(&bytes, [], &layers(&bytes)), Ok(verdict));
+    }
+}
+
+#[test]
+fn headers_of_another_frame_are_noticed() {
+    let layers = layers(&frame(frames::UDP_V6));
+    let foreign = ChecksumError::ForeignHeaders { needed: 38, headers: 30 };
+    assert_eq!(pseudo_header_sum(&[0; 30], &layers), Err(foreign));
+    let foreign = ResetError::Checksum(ChecksumError::ForeignHeaders { needed: 62, headers: 61 });
+    assert_eq!(reset_pseudo_header(&mut [0; 61], &layers), Err(foreign));
+}
+
+#[test]
+fn a_routed_packet_has_no_pseudo_header() {
+    let mut bytes = frame(frames::UDP_V6_EXTENSIONS);
+    bytes[54] = 43; // the second header becomes a routing header
+    bytes[65] = 1; // with a segment left
+    let layers = layers(&bytes);
+    assert_eq!(pseudo_header_sum(&bytes, &layers), Err(ChecksumError::Routed));
+    // Its place is known all the same: a sender that knows its destination may leave it blank.
+    assert!(derive_place(&layers).is_ok());
+}
+
+#[test]
+fn only_whole_tcp_and_udp_can_be_blank() {
+    for hex in [frames::ICMP, frames::ICMPV6, frames::ARP] {
+        assert_eq!(from_netif(BLANK, &layers(&frame(hex))), Err(BlankError::NotTcpOrUdp));
+    }
+    for hex in [frames::FRAGMENT_V4_LAST, frames::FRAGMENT_V6_LAST] {
+        assert_eq!(from_netif(BLANK, &layers(&frame(hex))), Err(BlankError::Fragment));
+    }
+    let first = Layers::parse(&frame(frames::FRAGMENT_V4_FIRST), 1290).unwrap();
+    assert_eq!(from_netif(BLANK, &first), Err(BlankError::Fragment));
+}
+
+#[test]
+fn a_udp_length_short_of_the_packet_cannot_be_blank() {
+    let mut bytes = frame(frames::UDP_V4);
+    bytes[39] -= 1;
+    let surplus = BlankError::UdpSurplus { udp: 16, payload: 17 };
+    assert_eq!(from_netif(BLANK, &layers(&bytes)), Err(surplus));
+}
+
+#[test]
+fn the_bits_translate_both_ways() {
+    let layers = layers(&frame(frames::TCP_V4));
+    let partial = Checksum::Partial { start: 34, offset: 16 };
+    for (blank, validated, checksum) in [
+        (false, false, Checksum::None),
+        (false, true, Checksum::Verified),
+        (true, false, partial),
+        (true, true, partial),
+    ] {
+        assert_eq!(from_netif(NetifChecksum { blank, validated }, &layers), Ok(checksum));
+    }
+    assert_eq!(to_netif(partial, &layers), Ok(BLANK));
+    assert_eq!(to_netif(Checksum::None, &layers), Ok(NetifChecksum::default()));
+    let verified = NetifChecksum { blank: false, validated: true };
+    assert_eq!(to_netif(Checksum::Verified, &layers), Ok(verified));
+}
+
+/// A tunnel's inner checksum: a virtio header can say where it is, netif's bit cannot.
+#[test]
+fn a_blank_checksum_elsewhere_does_not_fit_the_bit() {
+    let layers = layers(&frame(frames::UDP_V4));
+    let offered = ChecksumPlace { start: 42, offset: 6 };
+    let found = ChecksumPlace { start: 34, offset: 6 };
+    let refused = Err(BlankError::Elsewhere { offered, found });
+    assert_eq!(to_netif(offered.into(), &layers), refused);
+}

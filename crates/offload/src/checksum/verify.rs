@@ -1,0 +1,155 @@
+//! Checking the checksums of a parsed packet, and the pseudo header's sum of one.
+
+use super::{Accumulator, internet_checksum, pseudo};
+use crate::packet::{Layers, Network, Transport, protocol};
+
+/// Why a packet has no checksum that could be computed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ChecksumError {
+    /// Not TCP, UDP, ICMP or ICMPv6.
+    #[error("the packet carries no transport with a known checksum")]
+    NoTransport,
+    /// The checksum spans the datagram, of which this is one part.
+    #[error("the packet is a fragment, its checksum spans the whole datagram")]
+    Fragment,
+    /// The packet has a routing header with segments left: the final destination is not known.
+    #[error("the packet is under way by a routing header, its final destination is not known")]
+    Routed,
+    /// Headers and [`Layers`] do not belong together.
+    #[error("headers of {headers} octets are not those of the parsed frame, {needed} are needed")]
+    ForeignHeaders {
+        /// Octets needed.
+        needed: usize,
+        /// Octets given.
+        headers: usize,
+    },
+    /// The payload given is shorter than the packet.
+    #[error("the packet has {expected} octets after its headers, {given} were given")]
+    PayloadMissing {
+        /// Octets that `Layers` promise.
+        expected: usize,
+        /// Octets given.
+        given: usize,
+    },
+}
+
+/// The outcome of checking a transport checksum.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// The checksum is right.
+    Correct,
+    /// The checksum is wrong (or absent where IPv6 demands one).
+    Wrong,
+    /// UDP over IPv4 without a checksum.
+    Absent,
+}
+
+/// The sum of a packet's pseudo header: what the field of its blank checksum must hold.
+///
+/// For ICMP it is zero, as ICMP has no pseudo header. `headers` are the bytes that `layers` were
+/// parsed from. IPv4 source routes are not followed (the header's destination is used, as in Linux).
+///
+/// # Errors
+/// [`ChecksumError`] for fragments, unknown transports, routing headers under way, and headers too
+/// short to be those of `layers`.
+pub fn pseudo_header_sum(headers: &[u8], layers: &Layers) -> Result<u16, ChecksumError> {
+    let transport = layers.transport();
+    if layers.is_fragment() {
+        return Err(ChecksumError::Fragment);
+    }
+    let offset = u32::from(transport.offset().ok_or(ChecksumError::NoTransport)?);
+    let remaining = layers.network_end() - offset;
+    let (number, length) = match transport {
+        Transport::Tcp(_) => (protocol::TCP, remaining),
+        Transport::Udp(udp) => (protocol::UDP, u32::from(udp.length)),
+        Transport::Icmpv6(_) => (protocol::ICMPV6, remaining),
+        Transport::Icmp(_) => return Ok(0),
+        Transport::None | Transport::LaterFragment | Transport::Other { .. } => {
+            return Err(ChecksumError::NoTransport);
+        }
+    };
+    match layers.network() {
+        Network::Ipv4(ip) => {
+            let addresses = usize::from(ip.offset) + 12;
+            let source = octets::<4>(headers, addresses)?;
+            let destination = octets::<4>(headers, addresses + 4)?;
+            Ok(pseudo::pseudo_header_v4(source, destination, number, length))
+        }
+        Network::Ipv6(ip) if ip.routed => Err(ChecksumError::Routed),
+        Network::Ipv6(ip) => {
+            let addresses = usize::from(ip.offset) + 8;
+            let source = octets::<16>(headers, addresses)?;
+            let destination = octets::<16>(headers, addresses + 16)?;
+            Ok(pseudo::pseudo_header_v6(source, destination, number, length))
+        }
+        Network::Arp | Network::Other(_) => Err(ChecksumError::NoTransport),
+    }
+}
+
+/// Checks the transport checksum of a frame of private `headers` followed by `payload` pieces.
+///
+/// Padding after the IP packet, and whatever follows the datagram inside it (UDP options, RFC 9868),
+/// is left out.
+///
+/// # Errors
+/// [`ChecksumError`] if the packet has no checksum to check, or if bytes are missing.
+pub fn verify_transport<'a>(
+    headers: &'a [u8],
+    payload: impl IntoIterator<Item = &'a [u8]>,
+    layers: &Layers,
+) -> Result<Verdict, ChecksumError> {
+    let mut sum = Accumulator::with_sum(pseudo_header_sum(headers, layers)?);
+    let start = usize::from(layers.transport_offset().ok_or(ChecksumError::NoTransport)?);
+    let is_udp = matches!(layers.transport(), Transport::Udp(_));
+    if is_udp && octets::<2>(headers, start + 6)? == [0, 0] {
+        let over_v6 = matches!(layers.network(), Network::Ipv6(_));
+        return Ok(if over_v6 { Verdict::Wrong } else { Verdict::Absent });
+    }
+    let expected = covered(layers);
+    let mut missing = expected;
+    let first = headers.get(start..).unwrap_or_default();
+    for piece in std::iter::once(first).chain(payload) {
+        let piece = piece.get(..missing).unwrap_or(piece);
+        sum.add(piece);
+        missing -= piece.len();
+        if missing == 0 {
+            break;
+        }
+    }
+    if missing > 0 {
+        return Err(ChecksumError::PayloadMissing { expected, given: expected - missing });
+    }
+    Ok(if sum.checksum() == 0 { Verdict::Correct } else { Verdict::Wrong })
+}
+
+/// Octets of transport header and payload under the checksum.
+fn covered(layers: &Layers) -> usize {
+    let offset = layers.transport_offset().map_or(layers.network_end(), u32::from);
+    let len = match layers.transport() {
+        Transport::Udp(udp) => u32::from(udp.length),
+        _ => layers.network_end() - offset,
+    };
+    usize::try_from(len).unwrap_or(usize::MAX)
+}
+
+/// Whether the IPv4 header's own checksum is right; `None` if the frame is not IPv4.
+///
+/// # Errors
+/// [`ChecksumError::ForeignHeaders`] if `headers` is too short to be what `layers` were parsed from.
+pub fn verify_ipv4_header(headers: &[u8], layers: &Layers) -> Result<Option<bool>, ChecksumError> {
+    let Network::Ipv4(ip) = layers.network() else {
+        return Ok(None);
+    };
+    let start = usize::from(ip.offset);
+    let end = start + usize::from(ip.header_len);
+    let foreign = ChecksumError::ForeignHeaders { needed: end, headers: headers.len() };
+    let header = headers.get(start..end).ok_or(foreign)?;
+    Ok(Some(internet_checksum(header) == 0))
+}
+
+/// The `N` octets at `start`.
+fn octets<const N: usize>(headers: &[u8], start: usize) -> Result<[u8; N], ChecksumError> {
+    headers.get(start..).and_then(|rest| rest.first_chunk()).copied().ok_or(
+        ChecksumError::ForeignHeaders { needed: start.saturating_add(N), headers: headers.len() },
+    )
+}

@@ -1,0 +1,118 @@
+use super::*;
+use crate::test_frames::{self as frames, grown, len};
+
+/// What a Linux TAP writes before a 64 KiB-class TCP packet over IPv4.
+const TSO: [u8; 12] = [1, 1, 74, 0, 0xa8, 0x05, 34, 0, 16, 0, 0, 0];
+
+const TSO_META: OffloadMeta = OffloadMeta {
+    checksum: Checksum::Partial { start: 34, offset: 16 },
+    gso: Some(Gso { kind: GsoKind::TcpV4, ecn: false, size: 1448 }),
+};
+
+fn tso_header() -> VnetHeader {
+    VnetHeader {
+        flags: flags::NEEDS_CSUM,
+        gso_type: gso_type::TCPV4,
+        hdr_len: 74,
+        gso_size: 1448,
+        csum_start: 34,
+        csum_offset: 16,
+        num_buffers: 0,
+    }
+}
+
+#[test]
+fn test_deconstruct() {
+    assert_eq!(VnetHeader::from_modern(&TSO), tso_header());
+    let [legacy @ .., _, _] = TSO;
+    assert_eq!(VnetHeader::from_legacy(&legacy), tso_header());
+    let last = VnetHeader::from_modern(&[0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0x34, 0x12]);
+    assert_eq!(last.num_buffers, 0x1234);
+}
+
+#[test]
+fn test_construct() {
+    assert_eq!(tso_header().to_modern(), TSO);
+    assert_eq!(tso_header().to_legacy(), TSO[..10]);
+}
+
+#[test]
+fn test_parse() {
+    assert_eq!(tso_header().offered(), Ok(TSO_META));
+    let mut bytes = grown(frames::TCP_V4, 5000);
+    let layers = Layers::parse(&bytes, len(&bytes));
+    assert_eq!(tso_header().accept(&mut bytes, &layers), Ok(TSO_META));
+}
+
+#[test]
+fn test_emit() {
+    assert_eq!(VnetHeader::for_frame(TSO_META, 74), Ok(tso_header()));
+    let unblank = OffloadMeta { checksum: Checksum::Verified, ..TSO_META };
+    assert_eq!(VnetHeader::for_frame(unblank, 74), Err(EmitError::GsoWithoutChecksum));
+}
+
+#[test]
+fn every_kind_has_its_number() {
+    for (kind, ecn, number) in [
+        (GsoKind::TcpV4, false, 1),
+        (GsoKind::UdpFragment, false, 3),
+        (GsoKind::TcpV6, false, 4),
+        (GsoKind::Udp, false, 5),
+        (GsoKind::TcpV4, true, 0x81),
+        (GsoKind::TcpV6, true, 0x84),
+    ] {
+        let meta = OffloadMeta { gso: Some(Gso { kind, ecn, size: 9 }), ..TSO_META };
+        let header = VnetHeader::for_frame(meta, 0).unwrap();
+        assert_eq!(header.gso_type, number);
+        assert_eq!(header.offered(), Ok(meta));
+    }
+}
+
+#[test]
+fn flags_translate_and_unknown_ones_are_ignored() {
+    for (flags, checksum) in [
+        (0, Checksum::None),
+        (2, Checksum::Verified),
+        (1, Checksum::Partial { start: 34, offset: 16 }),
+        (3, Checksum::Partial { start: 34, offset: 16 }),
+        (0xfc, Checksum::None),
+    ] {
+        let header = VnetHeader { flags, gso_type: 0, ..tso_header() };
+        assert_eq!(header.offered(), Ok(OffloadMeta { checksum, gso: None }));
+    }
+    let verified = OffloadMeta { checksum: Checksum::Verified, gso: None };
+    assert_eq!(VnetHeader::for_frame(verified, 0).unwrap().to_modern()[..2], [2, 0]);
+}
+
+#[test]
+fn types_that_are_unknown_or_not_offered_are_refused() {
+    for gso_type in [2, 6, 7, 0x10, 0x11, 0x82] {
+        let header = VnetHeader { gso_type, ..tso_header() };
+        assert_eq!(header.offered(), Err(VnetError::UnknownGso { gso_type }));
+    }
+    for gso_type in [0x20, 0x21, 0x44, 0x61] {
+        let header = VnetHeader { gso_type, ..tso_header() };
+        assert_eq!(header.offered(), Err(VnetError::TunnelGso { gso_type }));
+    }
+    let ecn_alone = VnetHeader { gso_type: 0x80, ..tso_header() };
+    assert_eq!(ecn_alone.offered(), Err(VnetError::Refused(Refusal::EcnWithoutTcp)));
+}
+
+#[test]
+fn the_header_length_hint_decides_nothing() {
+    let mut bytes = grown(frames::TCP_V4, 5000);
+    let layers = Layers::parse(&bytes, len(&bytes));
+    for hdr_len in [0, 1, 73, 5074, 65535] {
+        let header = VnetHeader { hdr_len, ..tso_header() };
+        assert_eq!(header.accept(&mut bytes, &layers), Ok(TSO_META));
+    }
+}
+
+#[test]
+fn a_frame_that_does_not_parse_may_ask_for_nothing() {
+    let layers = Layers::parse(&[0; 13], 13);
+    let plain = VnetHeader::default().accept(&mut [0; 13], &layers);
+    assert_eq!(plain, Ok(OffloadMeta::PLAIN));
+    let refused = tso_header().accept(&mut [0; 13], &layers);
+    assert_eq!(refused, Err(VnetError::Parse(layers.unwrap_err())));
+}
