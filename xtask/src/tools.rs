@@ -27,7 +27,8 @@ pub(crate) enum Source {
     Debian(&'static str),
     /// A cargo subcommand that is a component of the toolchain.
     Component,
-    /// A program of this crate, in this version: the one that the configuration was written for.
+    /// A program of this crate, in this version or a newer one: the one that its configuration was
+    /// written for.
     Crate { name: &'static str, version: &'static str },
     /// A program that is not installed for the user (it costs them minutes, or a toolchain).
     Own { probe: &'static [&'static str], install: &'static str },
@@ -79,7 +80,7 @@ pub(crate) struct Toolbox {
     root: PathBuf,
     /// Where cargo-deny is installed if it is nowhere else.
     tools: PathBuf,
-    /// The PATH for the commands we run: the user's, then our own tools, then the directories of
+    /// The PATH for the commands we run: our own tools, then the user's, then the directories of
     /// administration, where Debian keeps `ethtool` but which users do not search.
     path: OsString,
     /// We run as root.
@@ -91,8 +92,8 @@ impl Toolbox {
     pub(crate) fn new(root: &Path, target: &Path) -> Toolbox {
         let tools = target.join("tools");
         let user = std::env::var_os("PATH").unwrap_or_default();
-        let mut directories: Vec<PathBuf> = std::env::split_paths(&user).collect();
-        directories.push(tools.join("bin"));
+        let mut directories = vec![tools.join("bin")];
+        directories.extend(std::env::split_paths(&user));
         directories.extend(["/usr/local/sbin", "/usr/sbin", "/sbin"].map(PathBuf::from));
         // A directory whose name holds a colon cannot be on a PATH; then the user's own serves.
         let path = std::env::join_paths(directories).unwrap_or(user);
@@ -108,7 +109,11 @@ impl Toolbox {
     /// True if the tool can be used.
     pub(crate) fn has(&self, tool: &Tool) -> bool {
         match tool.source {
-            Source::Debian(_) | Source::Crate { .. } => self.find(tool.name).is_some(),
+            Source::Debian(_) => self.find(tool.name).is_some(),
+            Source::Crate { version, .. } => {
+                let printed = self.command(&[tool.name, "--version"]).output(&self.root);
+                printed.is_ok_and(|text| text.is_ok_and(|text| at_least(&text, version)))
+            }
             Source::Component => Cmd::cargo().args([tool.name, "--version"]).probe(),
             Source::Own { probe, .. } => self.command(probe).probe(),
         }
@@ -131,12 +136,16 @@ impl Toolbox {
                 Source::Crate { name, version } => {
                     println!("{name} is not installed: building it below the target directory");
                     let root = self.tools.as_os_str();
-                    Cmd::cargo()
+                    let build = self.tools.join("build");
+                    let installed = Cmd::cargo()
                         .args(["install", "--locked", name, "--version", version, "--root"])
                         .args([root])
-                        // Also when the user's own target directory is set by the environment.
-                        .env("CARGO_TARGET_DIR", self.tools.join("build"))
+                        .env("CARGO_TARGET_DIR", &build)
                         .run(&self.root)?;
+                    // What was built stays for the next try, if this one was broken off.
+                    if installed {
+                        std::fs::remove_dir_all(&build)?;
+                    }
                 }
                 Source::Debian(_) | Source::Component | Source::Own { .. } => {}
             }
@@ -181,6 +190,16 @@ impl Toolbox {
                 .is_ok_and(|file| file.is_file() && file.permissions().mode() & 0o111 != 0)
         })
     }
+}
+
+/// True if a program that printed `text` (its name and version) has version `wanted` or a newer one.
+fn at_least(text: &str, wanted: &str) -> bool {
+    let numbers = |version: &str| -> Option<Vec<u64>> {
+        let release = version.split(['-', '+']).next()?;
+        release.split('.').map(|part| part.parse().ok()).collect()
+    };
+    let found = text.split_whitespace().find_map(numbers);
+    found.is_some_and(|found| Some(found) >= numbers(wanted))
 }
 
 /// The Debian packages of `tools`, each once.
@@ -311,6 +330,15 @@ mod tests {
         let toolbox = toolbox_in(directory.path(), false);
         toolbox.install(&[&LOCAL_PROGRAMS[1]]).unwrap();
         assert!(!directory.path().join("calls").exists());
+    }
+
+    #[test]
+    fn an_old_version_does_not_serve() {
+        assert!(at_least("cargo-deny 0.20.2\n", "0.20.2"));
+        assert!(at_least("cargo-deny 0.100.0 (abc)", "0.20.2"));
+        assert!(at_least("cargo-deny 1.0.0-rc.1", "0.20.2"));
+        assert!(!at_least("cargo-deny 0.20.1", "0.20.2"));
+        assert!(!at_least("cargo-deny", "0.20.2"));
     }
 
     #[test]
