@@ -10,7 +10,7 @@
 //! ```
 //!
 //! What the other end wrote is untrusted: parse it with [`XenbusState::parse`] and
-//! [`decimal`](crate::decimal), once, and keep the value.
+//! [`decimal`], once, and keep the value.
 
 use crate::decimal::{self, NumberError};
 use crate::grant::DomId;

@@ -149,13 +149,13 @@ fn without_scatter_gather_one_slot_is_the_limit() {
 }
 
 #[test]
-fn seed_16_1_total_below_an_ethernet_header() {
+fn staging_grants_design_16_1_total_below_an_ethernet_header() {
     assert_eq!(refusal(&[request(1, 0, 13, 0)]), TxRefusal::TooShort { total: 13, least: 14 });
     assert_eq!(parse(&[request(1, 0, 14, 0)]).0, TxOutcome::Packet);
 }
 
 #[test]
-fn seed_16_2_a_fragment_crosses_its_page() {
+fn staging_grants_design_16_2_a_fragment_crosses_its_page() {
     assert_eq!(parse(&[request(1, 96, 4000, 0)]).0, TxOutcome::Packet);
     assert_eq!(
         refusal(&[request(1, 97, 4000, 0)]),
