@@ -1,0 +1,399 @@
+//! Frames on their way through one round of the data plane.
+//!
+//! # Theory of operation
+//!
+//! A round: a port *receives* frames into a batch, the switch picks where each one goes, the ports
+//! they leave by *transmit* them, synchronously, and the batch is cleared. So a frame lives no
+//! longer than its round, and a batch is storage that is used again and again: in the steady state
+//! nothing is allocated per frame.
+//!
+//! A batch owns `scratch`, private memory of a fixed size from which space is handed out from the
+//! front to the back, and a list of [`LentSlice`]s. A frame is a *header* (its first octets, private,
+//! contiguous, at most [`HEADER_MAX`]) followed by *segments*: more private octets, or octets that
+//! are still in the memory of the domain that lent them. A short frame is a header and nothing else.
+//!
+//! Headers are private so that they can be parsed: what a look at them said is still true at the
+//! next look. Lent segments can change between two looks; they are only ever copied or handed to the
+//! kernel.
+//!
+//! # How a port fills it
+//!
+//! 1. [`Batch::scratch_tail_mut`] is the space that is free; pieces of it, carved off with
+//!    `split_at_mut`, can be the targets of one copy list. [`Batch::scratch_used`] is the offset of
+//!    the tail's first octet.
+//! 2. [`Batch::reserve`] takes what was filled.
+//! 3. [`Batch::push_contiguous`], or [`Batch::frame`] for a frame of several pieces, makes frames of
+//!    it. Space that was reserved and belongs to no frame is simply lost until the batch is cleared.
+
+mod view;
+
+#[cfg(test)]
+mod tests;
+
+use core::ops::Range;
+
+use ringfence_memory::LentSlice;
+use ringfence_offload::OffloadMeta;
+use ringfence_offload::checksum::{Completion, PartialError};
+use ringfence_offload::meta::Checksum;
+
+pub use view::{FrameView, SegmentView, Segments};
+
+/// Octets that a frame's header has at most.
+pub const HEADER_MAX: usize = 256;
+
+/// Segments that follow a frame's header at most: with the header and a virtio-net header they
+/// fill one scatter-gather list of 32.
+pub const SEGMENTS_MAX: usize = 30;
+
+/// Frames of a batch, where nobody asks for another number.
+pub const FRAMES_DEFAULT: usize = 64;
+
+/// Octets of scratch memory, where nobody asks for another number: 64 frames of 32 KiB, or 31 of
+/// the largest size.
+pub const SCRATCH_DEFAULT: usize = 2 << 20;
+
+/// Why something was not added to a batch.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum BatchError {
+    /// The batch has as many frames as it can hold.
+    #[error("all {limit} frames of the batch are in use")]
+    Frames {
+        /// Frames there are.
+        limit: usize,
+    },
+    /// The range was not reserved.
+    #[error("{len} octets at {offset} are not reserved ({reserved} are)")]
+    NotReserved {
+        /// First octet.
+        offset: usize,
+        /// Octets.
+        len: usize,
+        /// Octets that are reserved, from 0.
+        reserved: usize,
+    },
+    /// The range does not lie inside the lent slice.
+    #[error("{len} octets at {offset} do not lie inside {size} lent ones")]
+    NotLent {
+        /// First octet.
+        offset: usize,
+        /// Octets.
+        len: usize,
+        /// Octets lent.
+        size: usize,
+    },
+    /// The header is longer than [`HEADER_MAX`].
+    #[error("a header of {len} octets, the limit is {HEADER_MAX}")]
+    Header {
+        /// Octets offered.
+        len: usize,
+    },
+    /// The frame has more segments than [`SEGMENTS_MAX`].
+    #[error("more than {SEGMENTS_MAX} segments in one frame")]
+    Segments,
+}
+
+/// A piece of a frame behind its header. All numbers were checked when it was added.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Segment {
+    Private { offset: usize, len: usize },
+    Lent { index: usize, offset: usize, len: usize },
+}
+
+impl Segment {
+    fn len(self) -> usize {
+        match self {
+            Segment::Private { len, .. } | Segment::Lent { len, .. } => len,
+        }
+    }
+}
+
+#[derive(Clone, Debug)]
+pub(crate) struct Frame {
+    header: Range<usize>,
+    segments: Range<usize>,
+    len: usize,
+    meta: OffloadMeta,
+}
+
+/// Frames, and the memory they are in. See the [module](self).
+#[derive(Debug)]
+pub struct Batch {
+    scratch: Box<[u8]>,
+    used: usize,
+    lent: Vec<LentSlice>,
+    segments: Vec<Segment>,
+    frames: Vec<Frame>,
+    frames_max: usize,
+}
+
+impl Default for Batch {
+    fn default() -> Self {
+        Batch::with_capacity(FRAMES_DEFAULT, SCRATCH_DEFAULT)
+    }
+}
+
+impl Batch {
+    /// A batch of at most `frames` frames and `scratch` octets of private memory.
+    pub fn with_capacity(frames: usize, scratch: usize) -> Batch {
+        Batch {
+            scratch: vec![0; scratch].into_boxed_slice(),
+            used: 0,
+            lent: Vec::with_capacity(frames),
+            segments: Vec::with_capacity(2 * frames),
+            frames: Vec::with_capacity(frames),
+            frames_max: frames,
+        }
+    }
+
+    /// Forgets all frames, lets go of the lent memory, and keeps the storage.
+    pub fn clear(&mut self) {
+        self.used = 0;
+        self.frames.clear();
+        self.segments.clear();
+        self.lent.clear();
+    }
+
+    /// Frames in the batch.
+    pub fn len(&self) -> usize {
+        self.frames.len()
+    }
+
+    /// Whether the batch has no frames.
+    pub fn is_empty(&self) -> bool {
+        self.frames.is_empty()
+    }
+
+    /// Frames that can still be added.
+    pub fn frames_left(&self) -> usize {
+        self.frames_max - self.frames.len()
+    }
+
+    /// Octets of scratch memory handed out so far: the offset of the tail's first octet.
+    pub fn scratch_used(&self) -> usize {
+        self.used
+    }
+
+    /// Octets of scratch memory that can still be reserved.
+    pub fn scratch_left(&self) -> usize {
+        self.scratch.len() - self.used
+    }
+
+    /// Takes `len` octets off the front of the free scratch memory and returns their offset. They
+    /// hold whatever was there before.
+    pub fn reserve(&mut self, len: usize) -> Option<usize> {
+        if len > self.scratch_left() {
+            return None;
+        }
+        let offset = self.used;
+        self.used += len;
+        Some(offset)
+    }
+
+    /// All scratch memory that is not reserved, to be filled before it is.
+    pub fn scratch_tail_mut(&mut self) -> &mut [u8] {
+        self.scratch.get_mut(self.used..).unwrap_or_default()
+    }
+
+    /// Reserved scratch memory.
+    ///
+    /// # Errors
+    ///
+    /// [`BatchError::NotReserved`].
+    pub fn scratch_mut(&mut self, range: Range<usize>) -> Result<&mut [u8], BatchError> {
+        let len = range.end.saturating_sub(range.start);
+        self.check_reserved(range.start, len)?;
+        Ok(&mut self.scratch[range.start..range.start + len])
+    }
+
+    /// Adds a frame whose octets are all at `offset` of the scratch memory; returns its index.
+    ///
+    /// # Errors
+    ///
+    /// [`BatchError::Frames`], [`BatchError::NotReserved`].
+    pub fn push_contiguous(
+        &mut self,
+        offset: usize,
+        len: usize,
+        meta: OffloadMeta,
+    ) -> Result<u32, BatchError> {
+        self.check_reserved(offset, len)?;
+        let header_len = len.min(HEADER_MAX);
+        let mut frame = self.frame(offset, header_len)?;
+        frame.private(offset + header_len, len - header_len)?;
+        Ok(frame.finish(meta))
+    }
+
+    /// Begins a frame whose header is at `offset` of the scratch memory. Its other pieces follow in
+    /// order; [`FrameBuilder::finish`] adds it to the batch.
+    ///
+    /// # Errors
+    ///
+    /// [`BatchError::Frames`], [`BatchError::Header`], [`BatchError::NotReserved`].
+    pub fn frame(&mut self, offset: usize, len: usize) -> Result<FrameBuilder<'_>, BatchError> {
+        if self.frames_left() == 0 {
+            return Err(BatchError::Frames { limit: self.frames_max });
+        }
+        if len > HEADER_MAX {
+            return Err(BatchError::Header { len });
+        }
+        self.check_reserved(offset, len)?;
+        let segments_start = self.segments.len();
+        let lent_start = self.lent.len();
+        let header = offset..offset + len;
+        Ok(FrameBuilder { batch: self, header, len, segments_start, lent_start, finished: false })
+    }
+
+    /// The frame of that index, counted from 0 in the order in which they were added.
+    #[inline]
+    pub fn get(&self, index: u32) -> Option<FrameView<'_>> {
+        let frame = self.frames.get(usize::try_from(index).ok()?)?;
+        Some(FrameView::new(self, frame))
+    }
+
+    /// All frames.
+    pub fn iter(&self) -> impl ExactSizeIterator<Item = FrameView<'_>> {
+        self.frames.iter().map(|frame| FrameView::new(self, frame))
+    }
+
+    /// The frames of `indices`; an index that no frame has is skipped.
+    pub fn select<'a>(&'a self, indices: &'a [u32]) -> impl Iterator<Item = FrameView<'a>> {
+        indices.iter().filter_map(|&index| self.get(index))
+    }
+
+    /// The header of a frame, to be changed in place.
+    pub fn header_mut(&mut self, index: u32) -> Option<&mut [u8]> {
+        let frame = self.frames.get(usize::try_from(index).ok()?)?;
+        self.scratch.get_mut(frame.header.clone())
+    }
+
+    /// Replaces what is known about a frame.
+    pub fn set_meta(&mut self, index: u32, meta: OffloadMeta) {
+        let frame = usize::try_from(index).ok().and_then(|index| self.frames.get_mut(index));
+        if let Some(frame) = frame {
+            frame.meta = meta;
+        }
+    }
+
+    /// Finishes the frame's checksum if it is blank: sums the octets as they are now and stores the
+    /// result in the private header. From then on it counts as verified.
+    ///
+    /// # Errors
+    ///
+    /// [`PartialError`] when the checksum field is not inside the header.
+    pub fn finish_checksum(&mut self, index: u32) -> Result<(), PartialError> {
+        let Some(frame) = self.get(index) else { return Ok(()) };
+        let Some(place) = frame.meta().checksum.place() else { return Ok(()) };
+        // A frame is summed from `start` on, which may lie beyond the header only if its field
+        // does too; `begin` refuses that.
+        let mut completion = Completion::begin(place, frame.header())?;
+        for segment in frame.segments() {
+            segment.for_each_piece(|piece| completion.add(piece));
+        }
+        let meta = OffloadMeta { checksum: Checksum::Verified, ..frame.meta() };
+        if let Some(header) = self.header_mut(index) {
+            completion.finish(header)?;
+            self.set_meta(index, meta);
+        }
+        Ok(())
+    }
+
+    fn check_reserved(&self, offset: usize, len: usize) -> Result<(), BatchError> {
+        if offset > self.used || len > self.used - offset {
+            return Err(BatchError::NotReserved { offset, len, reserved: self.used });
+        }
+        Ok(())
+    }
+}
+
+/// A frame that is being put together. Dropped without [`finish`](Self::finish), it leaves no trace.
+#[derive(Debug)]
+pub struct FrameBuilder<'a> {
+    batch: &'a mut Batch,
+    header: Range<usize>,
+    len: usize,
+    segments_start: usize,
+    lent_start: usize,
+    finished: bool,
+}
+
+impl FrameBuilder<'_> {
+    /// Adds reserved scratch memory behind what there is.
+    ///
+    /// # Errors
+    ///
+    /// [`BatchError::NotReserved`], [`BatchError::Segments`]; nothing is added.
+    pub fn private(&mut self, offset: usize, len: usize) -> Result<(), BatchError> {
+        self.batch.check_reserved(offset, len)?;
+        self.add(Segment::Private { offset, len })
+    }
+
+    /// Adds lent memory behind what there is. The batch holds the slice until it is cleared.
+    ///
+    /// # Errors
+    ///
+    /// [`BatchError::NotLent`], [`BatchError::Segments`]; nothing is added.
+    pub fn lent(&mut self, slice: LentSlice, offset: usize, len: usize) -> Result<(), BatchError> {
+        let size = slice.len();
+        if offset > size || len > size - offset {
+            return Err(BatchError::NotLent { offset, len, size });
+        }
+        let index = self.batch.lent.len();
+        self.add(Segment::Lent { index, offset, len })?;
+        if len > 0 {
+            self.batch.lent.push(slice);
+        }
+        Ok(())
+    }
+
+    /// Octets so far.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there are no octets so far.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// The header, to be parsed (and, by [`accept`](ringfence_offload::accept), amended).
+    pub fn header_mut(&mut self) -> &mut [u8] {
+        &mut self.batch.scratch[self.header.clone()]
+    }
+
+    /// Adds the frame to the batch and returns its index.
+    pub fn finish(mut self, meta: OffloadMeta) -> u32 {
+        self.finished = true;
+        let index = self.batch.frames.len();
+        self.batch.frames.push(Frame {
+            header: self.header.clone(),
+            segments: self.segments_start..self.batch.segments.len(),
+            len: self.len,
+            meta,
+        });
+        // A batch of more than 2^32 frames cannot be made: each takes more than an octet.
+        u32::try_from(index).unwrap_or(u32::MAX)
+    }
+
+    fn add(&mut self, segment: Segment) -> Result<(), BatchError> {
+        let len = segment.len();
+        if len == 0 {
+            return Ok(());
+        }
+        if self.batch.segments.len() - self.segments_start == SEGMENTS_MAX {
+            return Err(BatchError::Segments);
+        }
+        self.batch.segments.push(segment);
+        self.len += len;
+        Ok(())
+    }
+}
+
+impl Drop for FrameBuilder<'_> {
+    fn drop(&mut self) {
+        if !self.finished {
+            self.batch.segments.truncate(self.segments_start);
+            self.batch.lent.truncate(self.lent_start);
+        }
+    }
+}

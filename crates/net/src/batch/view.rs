@@ -1,0 +1,193 @@
+//! How a port that sends sees a frame.
+
+use ringfence_memory::{LentSlice, ListFull, PushError, WriteList};
+use ringfence_offload::OffloadMeta;
+
+use super::{Batch, Frame, Segment};
+
+/// Octets that are fetched from lent memory at a time where they are looked at, not moved.
+const PIECE: usize = 2048;
+
+/// A frame of a batch.
+#[derive(Clone, Copy, Debug)]
+pub struct FrameView<'a> {
+    batch: &'a Batch,
+    frame: &'a Frame,
+}
+
+/// A piece of a frame behind its header.
+#[derive(Clone, Copy, Debug)]
+pub enum SegmentView<'a> {
+    /// Private octets.
+    Private(&'a [u8]),
+    /// Lent octets: the slice, the first octet in it, how many. They lie inside the slice.
+    Lent(&'a LentSlice, usize, usize),
+}
+
+impl SegmentView<'_> {
+    /// Octets in the piece.
+    pub fn len(&self) -> usize {
+        match self {
+            SegmentView::Private(bytes) => bytes.len(),
+            SegmentView::Lent(_, _, len) => *len,
+        }
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Copies the octets from `offset` on into `out`, as many as fit and there are; returns how many.
+    pub fn copy_from(&self, offset: usize, out: &mut [u8]) -> usize {
+        let n = out.len().min(self.len().saturating_sub(offset));
+        let out = &mut out[..n];
+        match self {
+            SegmentView::Private(bytes) => out.copy_from_slice(&bytes[offset..offset + n]),
+            SegmentView::Lent(slice, start, _) => {
+                // The range was checked when the segment was added, so this cannot fail; if it did,
+                // zeros are as good as any other bytes of the peer.
+                if slice.copy_to(start + offset, out).is_err() {
+                    out.fill(0);
+                }
+            }
+        }
+        n
+    }
+
+    /// Shows the octets in order, in private pieces: a lent segment is fetched piece by piece.
+    pub fn for_each_piece(&self, mut look: impl FnMut(&[u8])) {
+        if let SegmentView::Private(bytes) = self {
+            return look(bytes);
+        }
+        let mut piece = [0; PIECE];
+        let mut done = 0;
+        while done < self.len() {
+            let n = self.copy_from(done, &mut piece);
+            look(&piece[..n]);
+            done += n;
+        }
+    }
+}
+
+/// The segments of a frame, in order.
+#[derive(Clone, Debug)]
+pub struct Segments<'a> {
+    batch: &'a Batch,
+    rest: core::slice::Iter<'a, Segment>,
+}
+
+impl<'a> Iterator for Segments<'a> {
+    type Item = SegmentView<'a>;
+
+    #[inline]
+    fn next(&mut self) -> Option<SegmentView<'a>> {
+        let view = match *self.rest.next()? {
+            Segment::Private { offset, len } => {
+                SegmentView::Private(&self.batch.scratch[offset..offset + len])
+            }
+            Segment::Lent { index, offset, len } => {
+                SegmentView::Lent(&self.batch.lent[index], offset, len)
+            }
+        };
+        Some(view)
+    }
+
+    fn size_hint(&self) -> (usize, Option<usize>) {
+        self.rest.size_hint()
+    }
+}
+
+impl ExactSizeIterator for Segments<'_> {}
+
+impl<'a> FrameView<'a> {
+    pub(super) fn new(batch: &'a Batch, frame: &'a Frame) -> FrameView<'a> {
+        FrameView { batch, frame }
+    }
+
+    /// The first octets, private, at most [`HEADER_MAX`](super::HEADER_MAX).
+    #[inline]
+    pub fn header(&self) -> &'a [u8] {
+        &self.batch.scratch[self.frame.header.clone()]
+    }
+
+    /// What follows the header.
+    #[inline]
+    pub fn segments(&self) -> Segments<'a> {
+        let segments = &self.batch.segments[self.frame.segments.clone()];
+        Segments { batch: self.batch, rest: segments.iter() }
+    }
+
+    /// All of it in order, the header first.
+    pub fn pieces(&self) -> impl Iterator<Item = SegmentView<'a>> + use<'a> {
+        core::iter::once(SegmentView::Private(self.header())).chain(self.segments())
+    }
+
+    /// Octets of the whole frame, from the Ethernet header on, without check sequence.
+    #[inline]
+    pub fn len(&self) -> usize {
+        self.frame.len
+    }
+
+    /// Whether the frame has no octets.
+    pub fn is_empty(&self) -> bool {
+        self.frame.len == 0
+    }
+
+    /// What is left to be done to the frame.
+    #[inline]
+    pub fn meta(&self) -> OffloadMeta {
+        self.frame.meta
+    }
+
+    /// The whole frame, if its octets lie in private memory one behind the other.
+    #[inline]
+    pub fn contiguous(&self) -> Option<&'a [u8]> {
+        let header = &self.frame.header;
+        match self.batch.segments[self.frame.segments.clone()] {
+            [] => Some(self.header()),
+            [Segment::Private { offset, len }] if offset == header.end => {
+                Some(&self.batch.scratch[header.start..offset + len])
+            }
+            _ => None,
+        }
+    }
+
+    /// Copies the frame's first octets into `out`, as many as fit and there are; returns how many.
+    pub fn copy_to(&self, out: &mut [u8]) -> usize {
+        if let Some(bytes) = self.contiguous() {
+            let n = bytes.len().min(out.len());
+            out[..n].copy_from_slice(&bytes[..n]);
+            return n;
+        }
+        let mut done = 0;
+        for piece in self.pieces() {
+            done += piece.copy_from(0, &mut out[done..]);
+        }
+        done
+    }
+
+    /// Adds the frame to a list for the kernel to write.
+    ///
+    /// # Errors
+    ///
+    /// [`ListFull`] when the list has no room for all its pieces.
+    pub fn gather(&self, list: &mut WriteList<'a>) -> Result<(), ListFull> {
+        if let Some(bytes) = self.contiguous() {
+            return list.push(bytes);
+        }
+        for piece in self.pieces() {
+            match piece {
+                SegmentView::Private(bytes) => list.push(bytes)?,
+                SegmentView::Lent(slice, offset, len) => {
+                    match list.push_lent(slice, offset, len) {
+                        // The range was checked when the segment was added.
+                        Ok(()) | Err(PushError::Range(_)) => {}
+                        Err(PushError::Full(full)) => return Err(full),
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+}

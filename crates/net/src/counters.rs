@@ -1,0 +1,180 @@
+//! What is counted at a port: frames, octets, and every frame that was dropped, by reason.
+//!
+//! Directions are the port's: *received* came in by it (from a guest, from the host's kernel),
+//! *sent* went out by it. The counters are written by the data-plane thread alone and may be read
+//! by any thread at any time.
+
+use ringfence_platform::counters::Counter;
+
+macro_rules! drop_reasons {
+    ($($(#[$doc:meta])* $variant:ident = $name:literal;)*) => {
+        /// Why a frame went no further.
+        #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+        pub enum DropReason { $($(#[$doc])* $variant,)* }
+
+        impl DropReason {
+            /// All reasons, in the order of their counters.
+            pub const ALL: &'static [DropReason] = &[$(DropReason::$variant,)*];
+
+            /// The counter's name.
+            pub fn name(self) -> &'static str {
+                match self { $(DropReason::$variant => concat!("drop_", $name),)* }
+            }
+        }
+    };
+}
+
+drop_reasons! {
+    // Counted at the port by which the frame came.
+
+    /// Shorter than an Ethernet header.
+    Runt = "runt";
+    /// The source address is a group address or zero.
+    BadSource = "bad_source";
+    /// The source address belongs to another port, or is not the one this port must use.
+    SpoofedSource = "spoofed_source";
+    /// To 01:80:C2:00:00:00 to 0F, which no bridge forwards (IEEE 802.1Q, 8.6.3).
+    LinkLocal = "link_local";
+    /// The destination is behind the port by which the frame came.
+    SamePort = "same_port";
+    /// There is no other port.
+    NoDestination = "no_destination";
+    /// Longer than the port said it would send.
+    Oversize = "oversize";
+    /// The sender's offload request breaks a rule.
+    BadOffload = "bad_offload";
+    /// The bytes could not be fetched from the peer.
+    Unreadable = "unreadable";
+    /// The peer's request breaks a rule of the protocol.
+    BadRequest = "bad_request";
+
+    // Counted at the port by which the frame was to leave.
+
+    /// The receiver has no room.
+    PortFull = "port_full";
+    /// The receiver's link is down.
+    LinkDown = "link_down";
+    /// Longer than the receiver takes.
+    TooLong = "too_long";
+    /// A super-packet for a receiver that cannot split it.
+    GsoUnsupported = "gso_unsupported";
+    /// A blank checksum that could not be finished.
+    ChecksumUnfinished = "checksum_unfinished";
+    /// The bytes could not be written to the receiver.
+    Unwritable = "unwritable";
+    /// The receiver refused the frame.
+    Refused = "refused";
+}
+
+/// Running totals of one port.
+#[derive(Debug)]
+pub struct PortCounters {
+    /// Frames received.
+    pub rx_frames: Counter,
+    /// Octets received, Ethernet header included.
+    pub rx_bytes: Counter,
+    /// Frames sent.
+    pub tx_frames: Counter,
+    /// Octets sent, Ethernet header included.
+    pub tx_bytes: Counter,
+    /// Times this port's events ended the data plane's sleep.
+    pub wakeups: Counter,
+    /// Of these, the ones after which there was nothing to do.
+    pub spurious_wakeups: Counter,
+    /// Times its events were ignored for a while because they kept announcing nothing.
+    pub throttles: Counter,
+    drops: [Counter; DropReason::ALL.len()],
+}
+
+impl Default for PortCounters {
+    fn default() -> Self {
+        PortCounters {
+            rx_frames: Counter::default(),
+            rx_bytes: Counter::default(),
+            tx_frames: Counter::default(),
+            tx_bytes: Counter::default(),
+            wakeups: Counter::default(),
+            spurious_wakeups: Counter::default(),
+            throttles: Counter::default(),
+            drops: core::array::from_fn(|_| Counter::default()),
+        }
+    }
+}
+
+impl PortCounters {
+    /// Counts frames that came in.
+    #[inline]
+    pub fn received(&self, frames: u64, bytes: u64) {
+        self.rx_frames.add(frames);
+        self.rx_bytes.add(bytes);
+    }
+
+    /// Counts frames that went out.
+    #[inline]
+    pub fn sent(&self, frames: u64, bytes: u64) {
+        self.tx_frames.add(frames);
+        self.tx_bytes.add(bytes);
+    }
+
+    /// Counts one frame that went no further.
+    #[inline]
+    pub fn dropped(&self, reason: DropReason) {
+        self.dropped_many(reason, 1);
+    }
+
+    /// Counts `n` frames that went no further.
+    #[inline]
+    pub fn dropped_many(&self, reason: DropReason, n: u64) {
+        // The discriminants are the places in `ALL`.
+        if let Some(counter) = self.drops.get(reason as usize) {
+            counter.add(n);
+        }
+    }
+
+    /// Frames dropped for `reason`.
+    pub fn drops(&self, reason: DropReason) -> u64 {
+        self.drops.get(reason as usize).map_or(0, Counter::get)
+    }
+
+    /// Frames dropped for any reason.
+    pub fn drops_total(&self) -> u64 {
+        self.drops.iter().map(Counter::get).sum()
+    }
+
+    /// Name and value of each counter.
+    pub fn named(&self) -> Vec<(&'static str, u64)> {
+        let totals = [
+            ("rx_frames", &self.rx_frames),
+            ("rx_bytes", &self.rx_bytes),
+            ("tx_frames", &self.tx_frames),
+            ("tx_bytes", &self.tx_bytes),
+            ("wakeups", &self.wakeups),
+            ("spurious_wakeups", &self.spurious_wakeups),
+            ("throttles", &self.throttles),
+        ];
+        let totals = totals.into_iter().map(|(name, counter)| (name, counter.get()));
+        let drops = DropReason::ALL.iter().map(|&reason| (reason.name(), self.drops(reason)));
+        totals.chain(drops).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::HashSet;
+
+    #[test]
+    fn each_reason_has_a_counter_of_its_own() {
+        let counters = PortCounters::default();
+        for (n, &reason) in (1..).zip(DropReason::ALL) {
+            counters.dropped_many(reason, n);
+        }
+        for (n, &reason) in (1..).zip(DropReason::ALL) {
+            assert_eq!(counters.drops(reason), n, "{reason:?}");
+        }
+        let named = counters.named();
+        let names: HashSet<_> = named.iter().map(|(name, _)| name).collect();
+        assert_eq!(names.len(), named.len(), "names differ");
+        assert_eq!(counters.drops_total(), (1..=DropReason::ALL.len() as u64).sum());
+    }
+}
