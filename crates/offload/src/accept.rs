@@ -20,7 +20,7 @@
 //!
 //! Accepting twice changes nothing. What is not checked: whether the other side may use the feature at
 //! all (that is negotiation), and the content of a pseudo header sum that the sender did provide
-//! ([`reset_pseudo_header`](crate::blank::reset_pseudo_header) replaces it).
+//! ([`reset_pseudo_header`] replaces it).
 
 use crate::blank::{ResetError, reset_pseudo_header};
 use crate::meta::{Checksum, ChecksumPlace, Gso, GsoKind, OffloadMeta};

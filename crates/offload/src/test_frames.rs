@@ -31,6 +31,26 @@ pub(crate) const ICMPV6: &str = "02000000000202000000000186dd600dc3dd00103a40fd0
 pub(crate) const ARP: &str =
     "ffffffffffff020000000001080600010800060400010200000000010a0900010000000000000a09004d";
 
+/// From a TAP with all offloads: a virtio-net header (12 octets, little endian), and the start of a
+/// TCP super-packet, a frame of 2974 octets.
+pub(crate) const VNET_TSO: (&str, &str, usize) = (
+    "01013600b405220010000000",
+    "020000000002020000000001080045000b908a6d4000400690e60a0900010a090002e3080050a57308f4000003e95018faf01f970000",
+    2974,
+);
+/// The same of a UDP super-packet (`UDP_SEGMENT` 1000), a frame of 5042 octets.
+pub(crate) const VNET_USO: (&str, &str, usize) = (
+    "01052a00e803220006000000",
+    "0200000000020200000000010800450013a4b27200004011a0c20a0900010a09000213880035139027b6",
+    5042,
+);
+/// The same of [`UDP_V4`] but for the IPv4 identification: its checksum is blank, nothing to split.
+pub(crate) const VNET_UDP: (&str, &str, usize) = (
+    "010000000000220006000000",
+    "020000000002020000000001080045000025b26540004011744e0a0900010a090002138800350011143772696e6766656e6365",
+    51,
+);
+
 /// All whole packets above that have a transport checksum.
 pub(crate) const CHECKSUMMED: [&str; 8] =
     [TCP_V4, TCP_V6, UDP_V4, UDP_V4_OPTIONS, UDP_V6, UDP_V6_EXTENSIONS, ICMP, ICMPV6];

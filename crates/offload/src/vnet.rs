@@ -172,7 +172,7 @@ impl VnetHeader {
         Ok(Some(Gso { kind, ecn: gso_type & gso_type::ECN != 0, size: self.gso_size }))
     }
 
-    /// What the header asks for, checked against its frame: see [`accept`](crate::accept) for the
+    /// What the header asks for, checked against its frame: see [`accept`] for the
     /// rules, and for the one case in which `headers` is written to.
     ///
     /// `headers` is the private copy of the frame's first bytes (after this header), `layers` what

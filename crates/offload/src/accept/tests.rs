@@ -198,6 +198,11 @@ fn fragments_are_neither_summed_nor_split() {
     let kind = GsoKind::UdpFragment;
     let split = check(&last, Checksum::None, gso(kind, 8));
     assert_eq!(split, Err(Refusal::KindMismatch { kind }));
+    let mut first = grown(frames::TCP_V4, 3000);
+    first[20] |= 0x20; // more fragments
+    let kind = GsoKind::TcpV4;
+    let split = check(&first, Checksum::None, gso(kind, 1448));
+    assert_eq!(split, Err(Refusal::KindMismatch { kind }));
 }
 
 /// An IPv6 fragment header cannot be repeated in every segment, not even an atomic one.

@@ -72,6 +72,15 @@ fn padding_is_left_out_of_verifying() {
     assert_eq!(verify_transport(headers, [], &layers), Err(missing));
 }
 
+/// Octets between the datagram's end and the packet's: UDP options (RFC 9868) have a sum of their own.
+#[test]
+fn a_udp_surplus_is_left_out_of_verifying() {
+    let mut bytes = frame(frames::UDP_V4);
+    bytes[17] += 4;
+    bytes.extend([0xaa, 0xbb, 0xcc, 0xdd]);
+    assert_eq!(verify_transport(&bytes, [], &layers(&bytes)), Ok(Verdict::Correct));
+}
+
 #[test]
 fn udp_without_a_checksum_is_absent_on_v4_and_wrong_on_v6() {
     for (hex, at, verdict) in

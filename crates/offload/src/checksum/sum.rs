@@ -14,8 +14,7 @@ const BLOCK: usize = 16;
 /// Folds the carries of a sum of 16-bit words back into 16 bits.
 pub(super) fn fold(sum: u64) -> u16 {
     let sum = (sum & 0xffff_ffff) + (sum >> 32); // ≤ 0x1_ffff_fffe
-    let sum = (sum & 0xffff) + ((sum >> 16) & 0xffff) + (sum >> 32); // ≤ 0x1_ffff
-    let sum = (sum & 0xffff) + (sum >> 16); // ≤ 0x1_0000
+    let sum = (sum & 0xffff) + ((sum >> 16) & 0xffff) + (sum >> 32); // ≤ 0x1_fffe
     let sum = (sum & 0xffff) + (sum >> 16); // ≤ 0xffff
     #[expect(clippy::cast_possible_truncation, reason = "bounded by 0xffff, line by line")]
     let folded = sum as u16;

@@ -1,7 +1,9 @@
 use super::*;
-use crate::test_frames::{self as frames, grown, len};
+use crate::blank::reset_pseudo_header;
+use crate::checksum::complete_partial;
+use crate::test_frames::{self as frames, frame, grown, len};
 
-/// What a Linux TAP writes before a 64 KiB-class TCP packet over IPv4.
+/// A TCP packet over IPv4 with 20 octets of options, MSS 1448.
 const TSO: [u8; 12] = [1, 1, 74, 0, 0xa8, 0x05, 34, 0, 16, 0, 0, 0];
 
 const TSO_META: OffloadMeta = OffloadMeta {
@@ -49,6 +51,41 @@ fn test_emit() {
     assert_eq!(VnetHeader::for_frame(TSO_META, 74), Ok(tso_header()));
     let unblank = OffloadMeta { checksum: Checksum::Verified, ..TSO_META };
     assert_eq!(VnetHeader::for_frame(unblank, 74), Err(EmitError::GsoWithoutChecksum));
+}
+
+/// What a kernel writes is accepted, means what it says, and is written by us octet for octet.
+#[test]
+fn a_kernels_headers_are_accepted_and_reproduced() {
+    let tcp = Some(Gso { kind: GsoKind::TcpV4, ecn: false, size: 1460 });
+    let uso = Some(Gso { kind: GsoKind::Udp, ecn: false, size: 1000 });
+    for ((header, start, frame_len), offset, gso) in
+        [(frames::VNET_TSO, 16, tcp), (frames::VNET_USO, 6, uso), (frames::VNET_UDP, 6, None)]
+    {
+        let header: [u8; MODERN_LEN] = frame(header).try_into().unwrap();
+        let mut bytes = frame(start);
+        bytes.resize(frame_len, 0);
+        let kernels = bytes.clone();
+        let layers = Layers::parse(&bytes, len(&bytes));
+        let meta = VnetHeader::from_modern(&header).accept(&mut bytes, &layers).unwrap();
+        assert_eq!(meta, OffloadMeta { checksum: Checksum::Partial { start: 34, offset }, gso });
+
+        // Our pseudo header sum is the kernel's.
+        let layers = layers.unwrap();
+        reset_pseudo_header(&mut bytes, &layers).unwrap();
+        assert_eq!(bytes, kernels);
+
+        let header_len = if gso.is_some() { layers.header_len() } else { 0 };
+        assert_eq!(VnetHeader::for_frame(meta, header_len).unwrap().to_modern(), header);
+    }
+}
+
+#[test]
+fn a_kernels_blank_checksum_is_finished_as_it_would_have() {
+    let mut bytes = frame(frames::VNET_UDP.1);
+    let place = VnetHeader::from_modern(&frame(frames::VNET_UDP.0).try_into().unwrap());
+    let place = place.offered().unwrap().checksum.place().unwrap();
+    complete_partial(&mut bytes, place).unwrap();
+    assert_eq!(bytes[40..], frame(frames::UDP_V4)[40..]);
 }
 
 #[test]
