@@ -1,0 +1,343 @@
+//! Which port a frame goes to.
+//!
+//! # Theory of operation
+//!
+//! A [`Switch`] learns: the source address of a frame says which port that address is behind. A frame
+//! to an address that is known goes to that port alone, one to a group or to an address not known
+//! goes to every port but the one it came by. Addresses not seen for [`AGEING_SECONDS`] are
+//! forgotten. A [`Patch`] is a cable: what comes in at one end goes out at the other.
+//!
+//! Neither of the two touches a port. They read the headers of a batch and write a [`Plan`]: for each
+//! port that gets something, the indices of its frames, in order. So each destination is asked to
+//! transmit once a batch, and all of this can be tested without any I/O and with a clock that the
+//! test hands in.
+//!
+//! # What a hostile port cannot do
+//!
+//! * Make others' addresses be forgotten: each port has a share of the table that is its own, and
+//!   when it is used up its own oldest address makes room ([`table`]).
+//! * Take the address of a port that has a fixed one ([`PortPolicy::mac`]); frames that claim it are
+//!   dropped and counted, as is, from that port, every frame that claims another.
+//! * Reach the bridge protocols of other bridges: frames to 01:80:C2:00:00:0x go nowhere.
+//!
+//! Between ports without fixed addresses, an address belongs to whoever used it last, as in every
+//! learning switch.
+
+pub mod table;
+
+#[cfg(test)]
+mod tests;
+
+use core::time::Duration;
+
+use crate::batch::{Batch, FrameView};
+use crate::counters::{DropReason, PortCounters};
+use table::{Learned, MacTable};
+
+/// An Ethernet address.
+pub type Mac = [u8; 6];
+
+/// Ports that a switch has at most.
+pub const PORTS_MAX: usize = 256;
+
+/// Seconds after which an address that was not seen is forgotten (IEEE 802.1Q, table 8-6).
+pub const AGEING_SECONDS: u64 = 300;
+
+/// Seconds between two sweeps for addresses to forget.
+const SWEEP_SECONDS: u64 = 30;
+
+/// The octets of a frame that the switch looks at: both addresses and the type.
+const ETHERNET_HEADER: usize = 14;
+
+/// The place of a port: below [`PORTS_MAX`], used again after the port was detached.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+pub struct PortIndex(pub u16);
+
+impl PortIndex {
+    fn get(self) -> usize {
+        usize::from(self.0)
+    }
+}
+
+/// What a switch enforces at a port.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct PortPolicy {
+    /// The only source address that is accepted from this port, and that no other port may use.
+    pub mac: Option<Mac>,
+    /// Addresses that may be learned behind this port. It may get fewer when the table is taken, but
+    /// never fewer than [`table::GUARANTEED`] or this, whichever is less.
+    pub addresses: u16,
+}
+
+impl Default for PortPolicy {
+    fn default() -> Self {
+        PortPolicy { mac: None, addresses: 32 }
+    }
+}
+
+/// Why a port was not attached.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum AttachError {
+    /// No place for another port.
+    #[error("there are {limit} ports already: remove one first")]
+    Full {
+        /// Ports there may be.
+        limit: usize,
+    },
+    /// The place is taken, or there is no such place.
+    #[error("port {} cannot be used", .0.0)]
+    BadIndex(PortIndex),
+    /// The fixed address is a group address or zero.
+    #[error("{} is not an address of one station", show(.0))]
+    BadMac(Mac),
+    /// Another port has this fixed address.
+    #[error("another port has the address {}: give this one another", show(.0))]
+    MacTaken(Mac),
+}
+
+fn show(mac: &Mac) -> String {
+    mac.map(|octet| format!("{octet:02x}")).join(":")
+}
+
+/// Whether the address is one station's, and not zero.
+fn is_station(mac: &Mac) -> bool {
+    mac[0] & 1 == 0 && *mac != [0; 6]
+}
+
+/// Whether the address is one that no bridge forwards (IEEE 802.1Q, table 8-1).
+fn is_link_local(mac: &Mac) -> bool {
+    matches!(mac, [0x01, 0x80, 0xc2, 0, 0, 0..=0x0f])
+}
+
+/// Where the frames of a batch go.
+#[derive(Debug, Default)]
+pub struct Plan {
+    frames: Vec<Vec<u32>>,
+    ports: Vec<PortIndex>,
+}
+
+impl Plan {
+    /// An empty plan.
+    pub fn new() -> Plan {
+        Plan::default()
+    }
+
+    /// Forgets everything and keeps the storage.
+    pub fn clear(&mut self) {
+        for port in self.ports.drain(..) {
+            if let Some(frames) = self.frames.get_mut(port.get()) {
+                frames.clear();
+            }
+        }
+    }
+
+    /// The ports that get something, in the order in which they first did.
+    pub fn ports(&self) -> &[PortIndex] {
+        &self.ports
+    }
+
+    /// The frames that go to `port`, ascending.
+    pub fn frames(&self, port: PortIndex) -> &[u32] {
+        self.frames.get(port.get()).map_or(&[], Vec::as_slice)
+    }
+
+    /// The `n`th port of [`Plan::ports`] and its frames, from which some may be struck.
+    pub fn entry_mut(&mut self, n: usize) -> Option<(PortIndex, &mut Vec<u32>)> {
+        let port = *self.ports.get(n)?;
+        Some((port, self.frames.get_mut(port.get())?))
+    }
+
+    fn send(&mut self, port: PortIndex, frame: u32) {
+        if self.frames.len() <= port.get() {
+            self.frames.resize_with(port.get() + 1, Vec::new);
+        }
+        let frames = &mut self.frames[port.get()];
+        if frames.is_empty() {
+            self.ports.push(port);
+        }
+        frames.push(frame);
+    }
+}
+
+/// Where one frame goes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Target {
+    Port(PortIndex),
+    Flood,
+    Drop(DropReason),
+}
+
+/// A learning switch. See the [module](self).
+#[derive(Debug)]
+pub struct Switch {
+    table: MacTable,
+    /// Attached ports, ascending.
+    attached: Vec<PortIndex>,
+    swept: u64,
+}
+
+impl Default for Switch {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Switch {
+    /// A switch without ports.
+    pub fn new() -> Switch {
+        Switch { table: MacTable::new(), attached: Vec::with_capacity(PORTS_MAX), swept: 0 }
+    }
+
+    /// Attaches a port.
+    ///
+    /// # Errors
+    ///
+    /// [`AttachError`]; nothing has changed.
+    pub fn attach(&mut self, port: PortIndex, policy: PortPolicy) -> Result<(), AttachError> {
+        let Err(place) = self.attached.binary_search(&port) else {
+            return Err(AttachError::BadIndex(port));
+        };
+        if let Some(mac) = policy.mac.filter(|mac| !is_station(mac)) {
+            return Err(AttachError::BadMac(mac));
+        }
+        self.table.attach(port, policy)?;
+        self.attached.insert(place, port);
+        Ok(())
+    }
+
+    /// Detaches a port and forgets the addresses behind it.
+    pub fn detach(&mut self, port: PortIndex) {
+        self.table.detach(port);
+        self.attached.retain(|&attached| attached != port);
+    }
+
+    /// Addresses that are known.
+    pub fn addresses(&self) -> usize {
+        self.table.len()
+    }
+
+    /// Learns from the frames of `batch`, which came by `source`, and adds to `plan` where they go.
+    /// Frames that go nowhere are counted in `counters`, the source's. `now` is the time since any
+    /// fixed moment.
+    pub fn route(
+        &mut self,
+        source: PortIndex,
+        batch: &Batch,
+        now: Duration,
+        counters: &PortCounters,
+        plan: &mut Plan,
+    ) {
+        let now = now.as_secs();
+        if now.saturating_sub(self.swept) >= SWEEP_SECONDS {
+            self.table.sweep(now);
+            self.swept = now;
+        }
+        // Frames mostly come in runs of the same two addresses.
+        let mut last: Option<([u8; 12], Target)> = None;
+        for (index, frame) in (0u32..).zip(batch.iter()) {
+            let Some(addresses) = addresses(&frame) else {
+                counters.dropped(DropReason::Runt);
+                continue;
+            };
+            let target = match last {
+                Some((same, target)) if same == addresses => target,
+                _ => self.target(source, &addresses, now),
+            };
+            last = Some((addresses, target));
+            match target {
+                Target::Port(port) => plan.send(port, index),
+                Target::Flood => self.flood(source, index, counters, plan),
+                Target::Drop(reason) => counters.dropped(reason),
+            }
+        }
+    }
+
+    fn flood(&self, source: PortIndex, index: u32, counters: &PortCounters, plan: &mut Plan) {
+        let others = self.attached.iter().filter(|&&port| port != source);
+        if others.clone().next().is_none() {
+            counters.dropped(DropReason::NoDestination);
+        }
+        others.for_each(|&port| plan.send(port, index));
+    }
+
+    fn target(&mut self, source: PortIndex, addresses: &[u8; 12], now: u64) -> Target {
+        let (dst, src) = split(addresses);
+        if !is_station(&src) {
+            return Target::Drop(DropReason::BadSource);
+        }
+        if self.table.learn(src, source, now) == Learned::Spoofed {
+            return Target::Drop(DropReason::SpoofedSource);
+        }
+        if is_link_local(&dst) {
+            return Target::Drop(DropReason::LinkLocal);
+        }
+        if dst[0] & 1 == 1 {
+            return Target::Flood;
+        }
+        match self.table.find(&dst, now) {
+            Some(port) if port == source => Target::Drop(DropReason::SamePort),
+            Some(port) => Target::Port(port),
+            None => Target::Flood,
+        }
+    }
+}
+
+/// Destination and source as they stand in the frame.
+fn addresses(frame: &FrameView<'_>) -> Option<[u8; 12]> {
+    let header = frame.header().first_chunk::<ETHERNET_HEADER>()?;
+    header.first_chunk::<12>().copied()
+}
+
+fn split(addresses: &[u8; 12]) -> (Mac, Mac) {
+    let [d0, d1, d2, d3, d4, d5, s @ ..] = *addresses;
+    ([d0, d1, d2, d3, d4, d5], s)
+}
+
+/// A cable between two ports.
+#[derive(Debug, Default)]
+pub struct Patch {
+    ends: [Option<PortIndex>; 2],
+}
+
+impl Patch {
+    /// A cable with nothing at its ends.
+    pub fn new() -> Patch {
+        Patch::default()
+    }
+
+    /// Attaches a port to a free end.
+    ///
+    /// # Errors
+    ///
+    /// [`AttachError::Full`] when there is none.
+    pub fn attach(&mut self, port: PortIndex) -> Result<(), AttachError> {
+        let free = self.ends.iter_mut().find(|end| end.is_none());
+        *free.ok_or(AttachError::Full { limit: 2 })? = Some(port);
+        Ok(())
+    }
+
+    /// Detaches a port.
+    pub fn detach(&mut self, port: PortIndex) {
+        for end in &mut self.ends {
+            end.take_if(|attached| *attached == port);
+        }
+    }
+
+    /// Sends every frame to the other end.
+    pub fn route(
+        &self,
+        source: PortIndex,
+        batch: &Batch,
+        counters: &PortCounters,
+        plan: &mut Plan,
+    ) {
+        let other = self.ends.iter().flatten().find(|&&end| end != source);
+        for (index, frame) in (0u32..).zip(batch.iter()) {
+            match other {
+                _ if addresses(&frame).is_none() => counters.dropped(DropReason::Runt),
+                Some(&port) => plan.send(port, index),
+                None => counters.dropped(DropReason::NoDestination),
+            }
+        }
+    }
+}

@@ -1,0 +1,225 @@
+//! The port of a Linux TAP interface.
+//!
+//! # Theory of operation
+//!
+//! The file of a TAP interface gives one frame a `read` and takes one a `write`, each behind a
+//! virtio-net header of 12 octets, little-endian ([`ringfence_platform::tap`] sets it up like that).
+//! What is read comes from a kernel; its offload metadata is checked like any other's all the same,
+//! since a namespace's kernel passes on what programs in it inject through packet sockets.
+//!
+//! A read goes straight into the batch's scratch memory, header in front. The room is one octet larger
+//! than the largest frame: the kernel cuts off what does not fit without a word, so a read that fills
+//! the room was too long.
+//!
+//! A write takes everything from where it is, lent memory included. The kernel says `EIO` while the
+//! interface is down, which is its owner's business and only costs frames, and `EBADFD` once it was
+//! removed, which ends the port.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+
+use ringfence_memory::WriteList;
+use ringfence_offload::vnet::{MODERN_LEN, VnetHeader};
+use ringfence_offload::{Layers, OffloadMeta};
+use ringfence_platform::Counters;
+use ringfence_platform::tap::{TapOffloads, VNET_HEADER_LEN};
+use rustix::io::Errno;
+
+use crate::batch::{Batch, FrameView, HEADER_MAX};
+use crate::counters::{DropReason, PortCounters};
+use crate::port::{
+    ChecksumOffload, Fault, GsoOffload, Port, PortCapabilities, Received, Transmitted,
+};
+
+const _: () = assert!(VNET_HEADER_LEN == MODERN_LEN);
+
+/// Octets of the longest super-packet: the longest IP packet behind its link header.
+const SUPER_PACKET_MAX: usize = 65_535 + crate::port::LINK_HEADER_MAX;
+
+/// A TAP interface as a port.
+#[derive(Debug)]
+pub struct TapPort {
+    file: OwnedFd,
+    capabilities: PortCapabilities,
+    /// Octets of the longest frame that may come in.
+    frame_max: usize,
+    counters: Arc<PortCounters>,
+    system: Arc<Counters>,
+}
+
+/// What one attempt to read or write came to.
+enum Outcome {
+    Done,
+    Nothing,
+    Dropped(DropReason),
+}
+
+impl TapPort {
+    /// A port of the interface behind `file`, which is non-blocking and has virtio-net headers of 12
+    /// octets. `offloads` are those granted by the kernel: kinds of super-packets that it may leave
+    /// whole for us, we also hand to it whole. System calls are counted in `system`.
+    pub fn new(file: OwnedFd, offloads: TapOffloads, mtu: u16, system: Arc<Counters>) -> TapPort {
+        let gso = GsoOffload {
+            tcp_v4: offloads.contains(TapOffloads::TSO4),
+            tcp_v6: offloads.contains(TapOffloads::TSO6),
+            ecn: offloads.contains(TapOffloads::TSO_ECN),
+            udp: offloads.contains(TapOffloads::USO4.union(TapOffloads::USO6)),
+        };
+        let capabilities = PortCapabilities {
+            // The kernel takes any header that is consistent, whatever it was asked to leave to us.
+            checksum: ChecksumOffload::Any,
+            gso,
+            scatter_gather: true,
+            mtu,
+        };
+        let whole = gso.tcp_v4 || gso.tcp_v6 || gso.udp;
+        let frame_max = if whole { SUPER_PACKET_MAX } else { capabilities.frame_max() };
+        TapPort { file, capabilities, frame_max, counters: Arc::default(), system }
+    }
+
+    /// One read into the tail of the batch.
+    fn receive_one(&mut self, batch: &mut Batch) -> Result<Outcome, Fault> {
+        let room = VNET_HEADER_LEN + self.frame_max + 1;
+        let Some(tail) = batch.scratch_tail_mut().get_mut(..room) else {
+            return Ok(Outcome::Nothing);
+        };
+        self.system.syscalls.add(1);
+        let n = match rustix::io::read(&self.file, &mut *tail) {
+            Ok(n) => n,
+            Err(errno) => return self.read_failed(errno),
+        };
+        let Some((header, frame)) = tail[..n].split_first_chunk_mut::<MODERN_LEN>() else {
+            return Ok(Outcome::Dropped(DropReason::Runt));
+        };
+        if n == room {
+            return Ok(Outcome::Dropped(DropReason::Oversize));
+        }
+        let Some(meta) = accept(VnetHeader::from_modern(header), frame) else {
+            return Ok(Outcome::Dropped(DropReason::BadOffload));
+        };
+        let len = frame.len();
+        let pushed = batch
+            .reserve(n)
+            .and_then(|offset| batch.push_contiguous(offset + MODERN_LEN, len, meta).ok());
+        if pushed.is_none() {
+            return Ok(Outcome::Dropped(DropReason::Unreadable));
+        }
+        self.counters.received(1, len as u64);
+        Ok(Outcome::Done)
+    }
+
+    fn read_failed(&self, errno: Errno) -> Result<Outcome, Fault> {
+        match errno {
+            Errno::AGAIN | Errno::INTR | Errno::IO => Ok(Outcome::Nothing),
+            // The message is lost already; the next one may find memory.
+            Errno::NOBUFS | Errno::NOMEM => Ok(Outcome::Dropped(DropReason::Unreadable)),
+            // EFAULT is what a read says of an interface that is just being removed: our memory is fine.
+            Errno::BADFD | Errno::NODEV | Errno::FAULT => Err(Fault::Gone),
+            errno => Err(Fault::system("cannot read from the TAP interface", errno)),
+        }
+    }
+
+    /// One write.
+    fn transmit_one(&mut self, frame: &FrameView<'_>) -> Result<Outcome, Fault> {
+        // A receiver that segments needs to know how long the headers are; to the others it is a hint.
+        let header_len = if frame.meta().gso.is_some() { header_len(frame) } else { 0 };
+        let Ok(header) = VnetHeader::for_frame(frame.meta(), header_len) else {
+            return Ok(Outcome::Dropped(DropReason::GsoUnsupported));
+        };
+        let header = header.to_modern();
+        let mut list = WriteList::new();
+        if list.push(&header).and_then(|()| frame.gather(&mut list)).is_err() {
+            return Ok(Outcome::Dropped(DropReason::Unwritable));
+        }
+        self.system.syscalls.add(1);
+        match list.write(&self.file) {
+            Ok(_) => Ok(Outcome::Done),
+            Err(error) => write_failed(error),
+        }
+    }
+}
+
+/// The metadata of a frame that came in, if it may be acted on.
+fn accept(header: VnetHeader, frame: &mut [u8]) -> Option<OffloadMeta> {
+    let offered = header.offered().ok()?;
+    if offered.is_finished() {
+        return Some(offered);
+    }
+    let frame_len = u32::try_from(frame.len()).ok()?;
+    let private = frame.len().min(HEADER_MAX);
+    let headers = &mut frame[..private];
+    let layers = Layers::parse(headers, frame_len);
+    header.accept(headers, &layers).ok()
+}
+
+fn header_len(frame: &FrameView<'_>) -> u16 {
+    let frame_len = u32::try_from(frame.len()).unwrap_or(u32::MAX);
+    Layers::parse(frame.header(), frame_len).map_or(0, |layers| layers.header_len())
+}
+
+fn write_failed(error: io::Error) -> Result<Outcome, Fault> {
+    let reason = match Errno::from_io_error(&error) {
+        Some(Errno::AGAIN | Errno::NOBUFS | Errno::NOMEM | Errno::INTR) => DropReason::PortFull,
+        Some(Errno::IO | Errno::NETDOWN) => DropReason::LinkDown,
+        Some(Errno::INVAL | Errno::MSGSIZE) => DropReason::Refused,
+        // Lent memory whose pages cannot be brought in.
+        Some(Errno::FAULT) => DropReason::Unwritable,
+        Some(Errno::BADFD | Errno::NODEV) => return Err(Fault::Gone),
+        _ => return Err(Fault::system("cannot write to the TAP interface", error)),
+    };
+    Ok(Outcome::Dropped(reason))
+}
+
+impl Port for TapPort {
+    fn receive(&mut self, batch: &mut Batch, budget: usize) -> Result<Received, Fault> {
+        let mut received = Received::default();
+        while received.work < budget && batch.frames_left() > 0 {
+            match self.receive_one(batch)? {
+                Outcome::Nothing => break,
+                Outcome::Done => received.frames += 1,
+                Outcome::Dropped(reason) => self.counters.dropped(reason),
+            }
+            received.work += 1;
+        }
+        Ok(received)
+    }
+
+    fn complete(&mut self) -> Result<(), Fault> {
+        Ok(())
+    }
+
+    fn transmit(&mut self, batch: &Batch, frames: &[u32]) -> Result<Transmitted, Fault> {
+        let mut done = Transmitted::default();
+        for frame in batch.select(frames) {
+            match self.transmit_one(&frame)? {
+                Outcome::Done | Outcome::Nothing => {
+                    done.sent += 1;
+                    self.counters.sent(1, frame.len() as u64);
+                }
+                Outcome::Dropped(reason) => {
+                    done.dropped += 1;
+                    self.counters.dropped(reason);
+                }
+            }
+        }
+        Ok(done)
+    }
+
+    /// Waiting frames keep the file readable, so there is nothing to ask for.
+    fn arm(&mut self) -> Result<bool, Fault> {
+        Ok(false)
+    }
+
+    fn wait_fds(&self) -> Vec<BorrowedFd<'_>> {
+        vec![self.file.as_fd()]
+    }
+
+    fn capabilities(&self) -> PortCapabilities {
+        self.capabilities
+    }
+
+    fn counters(&self) -> &Arc<PortCounters> {
+        &self.counters
+    }
+}

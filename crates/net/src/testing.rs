@@ -1,0 +1,255 @@
+//! A port in memory, whose other end a test holds.
+//!
+//! [`MemoryPort::pair`] makes both. The test sends frames with [`MemoryPeer::send`], takes those that
+//! the data plane sent with [`MemoryPeer::take`], and can misbehave: announce what is not there, break
+//! a rule, vanish.
+
+use std::collections::VecDeque;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::time::Duration;
+
+use ringfence_memory::LentSlice;
+use ringfence_offload::OffloadMeta;
+use rustix::event::EventfdFlags;
+
+use crate::batch::{Batch, FrameView};
+use crate::counters::{DropReason, PortCounters};
+use crate::port::{Fault, Port, PortCapabilities, Received, Transmitted};
+
+/// Octets of a frame that a [`MemoryPort`] puts into the private header when it lends the rest.
+const LENT_HEADER: usize = 64;
+
+/// What the peer did that ends the port.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("the test says so")]
+pub struct BrokenRule;
+
+#[derive(Debug, Default)]
+struct Shared {
+    to_port: VecDeque<(Vec<u8>, OffloadMeta)>,
+    from_port: VecDeque<(Vec<u8>, OffloadMeta)>,
+    completed: u64,
+    flushed: u64,
+    misbehave: bool,
+    gone: bool,
+}
+
+#[derive(Debug)]
+struct Link {
+    shared: Mutex<Shared>,
+    changed: Condvar,
+    event: OwnedFd,
+}
+
+impl Link {
+    fn lock(&self) -> MutexGuard<'_, Shared> {
+        self.shared.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+
+    fn announce(&self) {
+        // The counter of an eventfd cannot overflow by ones.
+        let _ = rustix::io::write(&self.event, &1u64.to_ne_bytes());
+    }
+}
+
+/// The end that is a [`Port`].
+#[derive(Debug)]
+pub struct MemoryPort {
+    link: Arc<Link>,
+    capacity: usize,
+    lends: bool,
+    capabilities: PortCapabilities,
+    counters: Arc<PortCounters>,
+    outstanding: u64,
+}
+
+/// The test's end. Dropping it makes the port's peer gone.
+#[derive(Debug)]
+pub struct MemoryPeer {
+    link: Arc<Link>,
+    counters: Arc<PortCounters>,
+}
+
+impl MemoryPort {
+    /// Both ends of a port that keeps `capacity` frames for its peer.
+    ///
+    /// # Errors
+    ///
+    /// When the system has no event file for it.
+    pub fn pair(
+        capacity: usize,
+        capabilities: PortCapabilities,
+    ) -> std::io::Result<(MemoryPort, MemoryPeer)> {
+        let event = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        let link = Arc::new(Link { shared: Mutex::default(), changed: Condvar::new(), event });
+        let counters = Arc::new(PortCounters::default());
+        let peer = MemoryPeer { link: Arc::clone(&link), counters: Arc::clone(&counters) };
+        let port =
+            MemoryPort { link, capacity, lends: false, capabilities, counters, outstanding: 0 };
+        Ok((port, peer))
+    }
+
+    /// The same port, which leaves what is behind the first 64 octets of each frame in lent memory.
+    #[must_use]
+    pub fn lending(mut self) -> MemoryPort {
+        self.lends = true;
+        self
+    }
+
+    fn append(&self, batch: &mut Batch, bytes: &[u8], meta: OffloadMeta) -> bool {
+        let private = if self.lends { bytes.len().min(LENT_HEADER) } else { bytes.len() };
+        let Some(offset) = batch.reserve(private) else { return false };
+        let Ok(scratch) = batch.scratch_mut(offset..offset + private) else { return false };
+        scratch.copy_from_slice(&bytes[..private]);
+        if private == bytes.len() {
+            return batch.push_contiguous(offset, private, meta).is_ok();
+        }
+        let lent = LentSlice::anonymous(bytes.len());
+        let Ok(mut frame) = batch.frame(offset, private) else { return false };
+        let copied = lent.copy_from(0, bytes).is_ok();
+        let lent = frame.lent(lent, private, bytes.len() - private).is_ok();
+        frame.finish(meta);
+        copied && lent
+    }
+}
+
+impl Port for MemoryPort {
+    fn receive(&mut self, batch: &mut Batch, budget: usize) -> Result<Received, Fault> {
+        let link = Arc::clone(&self.link);
+        let mut shared = link.lock();
+        if shared.misbehave {
+            return Err(Fault::misbehaved(BrokenRule));
+        }
+        let mut frames = 0;
+        while frames < budget && batch.frames_left() > 0 {
+            let Some((bytes, _)) = shared.to_port.front() else { break };
+            if bytes.len() > batch.scratch_left() {
+                break;
+            }
+            let Some((bytes, meta)) = shared.to_port.pop_front() else { break };
+            if self.append(batch, &bytes, meta) {
+                frames += 1;
+                self.counters.received(1, bytes.len() as u64);
+            } else {
+                self.counters.dropped(DropReason::Unreadable);
+            }
+        }
+        if frames == 0 && shared.gone {
+            return Err(Fault::Gone);
+        }
+        self.outstanding += frames as u64;
+        Ok(Received { frames, work: frames })
+    }
+
+    fn complete(&mut self) -> Result<(), Fault> {
+        self.link.lock().completed += core::mem::take(&mut self.outstanding);
+        self.link.changed.notify_all();
+        Ok(())
+    }
+
+    fn transmit(&mut self, batch: &Batch, frames: &[u32]) -> Result<Transmitted, Fault> {
+        let mut shared = self.link.lock();
+        let mut done = Transmitted::default();
+        for frame in batch.select(frames) {
+            if shared.from_port.len() < self.capacity {
+                shared.from_port.push_back((copy_of(&frame), frame.meta()));
+                self.counters.sent(1, frame.len() as u64);
+                done.sent += 1;
+            } else {
+                self.counters.dropped(DropReason::PortFull);
+                done.dropped += 1;
+            }
+        }
+        Ok(done)
+    }
+
+    fn flush(&mut self) -> Result<(), Fault> {
+        self.link.lock().flushed += 1;
+        self.link.changed.notify_all();
+        Ok(())
+    }
+
+    fn arm(&mut self) -> Result<bool, Fault> {
+        Ok(!self.link.lock().to_port.is_empty())
+    }
+
+    fn wait_fds(&self) -> Vec<BorrowedFd<'_>> {
+        vec![self.link.event.as_fd()]
+    }
+
+    fn clear_events(&mut self) -> Result<(), Fault> {
+        let _ = rustix::io::read(&self.link.event, &mut [0; 8]);
+        Ok(())
+    }
+
+    fn capabilities(&self) -> PortCapabilities {
+        self.capabilities
+    }
+
+    fn counters(&self) -> &Arc<PortCounters> {
+        &self.counters
+    }
+}
+
+/// The frame's octets, in one piece.
+pub fn copy_of(frame: &FrameView<'_>) -> Vec<u8> {
+    let mut bytes = vec![0; frame.len()];
+    frame.copy_to(&mut bytes);
+    bytes
+}
+
+impl MemoryPeer {
+    /// Sends a frame into the data plane.
+    pub fn send(&self, bytes: &[u8], meta: OffloadMeta) {
+        self.link.lock().to_port.push_back((bytes.to_vec(), meta));
+        self.link.announce();
+    }
+
+    /// The next frame that the data plane sent, if there is one already.
+    pub fn take(&self) -> Option<(Vec<u8>, OffloadMeta)> {
+        self.link.lock().from_port.pop_front()
+    }
+
+    /// The next frame that the data plane sends, if it does so in time.
+    pub fn take_within(&self, limit: Duration) -> Option<(Vec<u8>, OffloadMeta)> {
+        let shared = self.link.lock();
+        let empty = |shared: &mut Shared| shared.from_port.is_empty();
+        let waited = self.link.changed.wait_timeout_while(shared, limit, empty);
+        let (mut shared, _) = waited.unwrap_or_else(std::sync::PoisonError::into_inner);
+        shared.from_port.pop_front()
+    }
+
+    /// Announces work, whether or not there is any.
+    pub fn announce(&self) {
+        self.link.announce();
+    }
+
+    /// Breaks a rule.
+    pub fn misbehave(&self) {
+        self.link.lock().misbehave = true;
+        self.link.announce();
+    }
+
+    /// Frames whose delivery was completed.
+    pub fn completed(&self) -> u64 {
+        self.link.lock().completed
+    }
+
+    /// Rounds in which something was sent to this peer.
+    pub fn flushed(&self) -> u64 {
+        self.link.lock().flushed
+    }
+
+    /// The port's counters.
+    pub fn counters(&self) -> &Arc<PortCounters> {
+        &self.counters
+    }
+}
+
+impl Drop for MemoryPeer {
+    fn drop(&mut self) {
+        self.link.lock().gone = true;
+        self.link.announce();
+    }
+}
