@@ -1,2 +1,6 @@
 #![forbid(unsafe_code)]
-//! See the README.
+//! The `ringfence` command: everything that is not a crate of its own.
+
+pub mod guest;
+pub mod names;
+pub mod sys;

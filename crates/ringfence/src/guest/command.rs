@@ -1,0 +1,48 @@
+//! Starting the command.
+
+use std::ffi::OsString;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::process::{Command, Stdio};
+
+use rustix::process::Pid;
+
+use crate::sys::{STATUS_CANNOT_EXECUTE, STATUS_FAILED, STATUS_NOT_FOUND};
+
+/// Why the command does not run.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum StartError {
+    /// There is no such file, in `PATH` or where it was said to be.
+    #[error("{}: command not found", .0.display())]
+    NotFound(OsString),
+    /// There is one, but it cannot be run.
+    #[error("{}: cannot be run: {source}", command.display())]
+    CannotExecute { command: OsString, source: io::Error },
+    /// There is no command.
+    #[error("there is no command to run")]
+    Nothing,
+}
+
+impl StartError {
+    /// The exit status that a shell would give for this.
+    pub(crate) fn status(&self) -> u8 {
+        match self {
+            StartError::NotFound(_) => STATUS_NOT_FOUND,
+            StartError::CannotExecute { .. } => STATUS_CANNOT_EXECUTE,
+            StartError::Nothing => STATUS_FAILED,
+        }
+    }
+}
+
+/// Starts the command, in this process's group, session and directory, with its environment,
+/// standard output and standard error.
+pub(crate) fn start(command: &[OsString], stdin: OwnedFd) -> Result<Pid, StartError> {
+    let (program, arguments) = command.split_first().ok_or(StartError::Nothing)?;
+    let child = Command::new(program).args(arguments).stdin(Stdio::from(stdin)).spawn();
+    let child = child.map_err(|source| match source.kind() {
+        io::ErrorKind::NotFound => StartError::NotFound(program.clone()),
+        _ => StartError::CannotExecute { command: program.clone(), source },
+    })?;
+    // Init waits for it along with all others; this handle neither waits nor kills when dropped.
+    i32::try_from(child.id()).ok().and_then(Pid::from_raw).ok_or(StartError::Nothing)
+}

@@ -1,0 +1,66 @@
+//! The few files of `/etc` that a guest sees its own version of.
+
+use std::fmt::Write as _;
+use std::net::Ipv4Addr;
+
+use super::GuestConfig;
+
+/// Where a guest's DNS stub listens. The same address as that of `systemd-resolved`, which in a
+/// namespace of one's own is free.
+pub(crate) const STUB_ADDRESS: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 53);
+
+/// `resolv.conf(5)`. The stub may hold an answer back for some seconds, until the name is there;
+/// so the client must not give up or repeat itself before.
+pub(crate) fn resolv_conf() -> String {
+    format!("nameserver {STUB_ADDRESS}\noptions timeout:10 attempts:2\n")
+}
+
+/// `hosts(5)`. The host's own would give the names of the host's networks.
+pub(crate) fn hosts(config: &GuestConfig) -> String {
+    let mut text = String::from("127.0.0.1 localhost\n::1 localhost ip6-localhost ip6-loopback\n");
+    let host_name = &config.host_name;
+    let addresses: Vec<_> =
+        config.interface.iter().flat_map(|interface| &interface.addresses).collect();
+    if addresses.is_empty() {
+        // Writing to a String cannot fail; so below.
+        let _ = writeln!(text, "127.0.1.1 {host_name}");
+    }
+    for address in addresses {
+        let _ = writeln!(text, "{} {host_name}", address.ip());
+    }
+    text
+}
+
+/// `nsswitch.conf(5)` with host names looked up in files and by DNS, and nowhere else: the host's
+/// may ask daemons of the host over sockets in the file system, which know nothing of a guest.
+pub(crate) fn nsswitch(host: &str) -> String {
+    let others = host.lines().filter(|line| !line.trim_start().starts_with("hosts:"));
+    others.chain(["hosts: files dns"]).fold(String::new(), |text, line| text + line + "\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::guest::InterfaceConfig;
+
+    #[test]
+    fn only_the_line_of_host_names_is_replaced() {
+        let host = "passwd: files\n hosts: files resolve [!UNAVAIL=return] dns\nnetworks: files\n";
+        assert_eq!(nsswitch(host), "passwd: files\nnetworks: files\nhosts: files dns\n");
+        assert_eq!(nsswitch(""), "hosts: files dns\n");
+    }
+
+    #[test]
+    fn a_guest_knows_its_own_name() {
+        let mut config =
+            GuestConfig { host_name: "web".into(), interface: None, names: None };
+        assert!(hosts(&config).contains("\n127.0.1.1 web\n"));
+        config.interface = Some(InterfaceConfig {
+            name: "eth0".into(),
+            mac: [0; 6],
+            mtu: 1500,
+            addresses: vec!["10.0.0.2/24".parse().unwrap(), "fd00::2/64".parse().unwrap()],
+        });
+        assert!(hosts(&config).ends_with("\n10.0.0.2 web\nfd00::2 web\n"));
+    }
+}

@@ -1,0 +1,288 @@
+//! A guest: its init, process 1 of its PID namespace, and the command it runs.
+//!
+//! # Theory of operation
+//!
+//! The launcher orders, init obeys, over the channel on its standard input ([`ToGuest`],
+//! [`FromGuest`]):
+//!
+//! 1. `SetUp`, with the descriptors of the real standard input and, where there are names, of a
+//!    store connection. Init leaves for namespaces of its own, gives itself a host name, mounts,
+//!    an `eth0`; answers `Ready`, with the TAP's descriptor, which the launcher hands to the
+//!    frontend.
+//! 2. `Start`, once the frontend is connected. Init runs the command as a child *in the process
+//!    group it found itself in*, which is the terminal's foreground group: Ctrl-C, Ctrl-Z and a
+//!    changed window size reach the command from the terminal directly, and a shell's job control
+//!    works.
+//! 3. `Signal`, for those that were sent to the launcher by a process.
+//!
+//! Meanwhile init reaps every process of the namespace, and a thread of it answers DNS queries
+//! ([`crate::names`]). When the command ends, init tells how and ends too, which kills whatever
+//! the command left behind. When the launcher is gone, init ends at once.
+
+pub mod address;
+mod command;
+mod files;
+mod mounts;
+mod netlink;
+mod network;
+
+use std::ffi::OsString;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+
+use ringfence_platform::namespaces::{self, Fresh};
+use ringfence_platform::tap::{Tap, TapError};
+use rustix::event::{PollFd, PollFlags};
+use rustix::process::{Pid, WaitOptions};
+use serde::{Deserialize, Serialize};
+
+pub use address::Address;
+pub use network::configure_leg;
+
+use crate::names::{self, NameSource};
+use crate::sys::channel::{Channel, ChannelError, poll_until};
+use crate::sys::signals::Signals;
+use crate::sys::{Ending, STATUS_FAILED, die_with_parent, signals};
+
+/// What the launcher orders.
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum ToGuest {
+    /// Get ready. With the descriptor of standard input, and one of a store connection where
+    /// `names` is set.
+    SetUp(Box<GuestConfig>),
+    /// Run the command.
+    Start,
+    /// Send the command this signal.
+    Signal(i32),
+}
+
+/// What a guest reports.
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum FromGuest {
+    /// It is set up. With the TAP's descriptor where it was to have an interface.
+    Ready {
+        /// What the kernel leaves to the reader of the TAP ([`ringfence_platform::tap::TapOffloads`]).
+        offloads: u32,
+        /// What could not be had, and is not needed.
+        remarks: Vec<String>,
+    },
+    /// The command runs.
+    Running,
+    /// The command ended; the guest ends now.
+    Ended(Ending),
+    /// There is no guest, or no command; the guest ends now.
+    Failed {
+        /// The status that the launcher should exit with.
+        status: u8,
+        /// Why, in words for the user.
+        why: String,
+    },
+}
+
+/// What a guest is to have.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GuestConfig {
+    /// Its host name.
+    pub host_name: String,
+    /// Its network interface; without, it has a loopback interface alone.
+    pub interface: Option<InterfaceConfig>,
+    /// How it finds others.
+    pub names: Option<NamesConfig>,
+}
+
+/// A network interface.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct InterfaceConfig {
+    /// What it is called.
+    pub name: String,
+    /// Its Ethernet address.
+    pub mac: [u8; 6],
+    /// The longest IP packet, in bytes.
+    pub mtu: u32,
+    /// Its IP addresses.
+    pub addresses: Vec<Address>,
+}
+
+/// Names on a switch.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NamesConfig {
+    /// The switch.
+    pub switch: String,
+    /// The name that others find this guest by.
+    pub own: Option<String>,
+}
+
+/// Makes a source of names of the store connection that was handed in.
+pub type OpenNames = fn(OwnedFd) -> io::Result<Box<dyn NameSource>>;
+
+/// Why a guest could not be set up.
+#[derive(Debug, thiserror::Error)]
+enum SetUpError {
+    #[error("{what}: {source}")]
+    System { what: &'static str, source: io::Error },
+    #[error(transparent)]
+    Tap(#[from] TapError),
+    #[error(transparent)]
+    Network(#[from] network::NetworkError),
+    #[error("names: {0}")]
+    Names(#[source] io::Error),
+    #[error("{0}")]
+    Channel(#[from] ChannelError),
+    #[error("an order that does not belong here")]
+    Protocol,
+}
+
+impl SetUpError {
+    fn system(what: &'static str) -> impl FnOnce(io::Error) -> SetUpError {
+        move |source| SetUpError::System { what, source }
+    }
+}
+
+/// Runs as a guest's init; returns the exit status.
+pub fn main(command: &[OsString], open_names: OpenNames) -> u8 {
+    let channel = match Channel::from_stdin() {
+        Ok(channel) => channel,
+        Err(error) => {
+            eprintln!("ringfence: {error}");
+            return STATUS_FAILED;
+        }
+    };
+    match live(&channel, command, open_names) {
+        Ok(ending) => ending.exit_status(),
+        Err(failure) => {
+            let status = failure.status;
+            // If nobody hears it the launcher is gone, and so is the user's interest.
+            let _ = channel.send(&FromGuest::Failed { status, why: failure.why }, &[]);
+            status
+        }
+    }
+}
+
+struct Failure {
+    status: u8,
+    why: String,
+}
+
+impl From<SetUpError> for Failure {
+    fn from(error: SetUpError) -> Failure {
+        Failure { status: STATUS_FAILED, why: error.to_string() }
+    }
+}
+
+impl From<ChannelError> for Failure {
+    fn from(error: ChannelError) -> Failure {
+        SetUpError::Channel(error).into()
+    }
+}
+
+fn live(channel: &Channel, command: &[OsString], open: OpenNames) -> Result<Ending, Failure> {
+    let fail = |error| Failure::from(SetUpError::system("preparing init")(error));
+    die_with_parent().map_err(fail)?;
+    let child_ends = Signals::new(&[nix::sys::signal::Signal::SIGCHLD]).map_err(fail)?;
+    let (order, fds) = channel.receive::<ToGuest>()?;
+    let ToGuest::SetUp(config) = order else { return Err(SetUpError::Protocol.into()) };
+    let (stdin, guest) = set_up(&config, fds, open)?;
+    let tap: Vec<_> = guest.tap.iter().map(|tap| tap.fd.as_fd()).collect();
+    let offloads = guest.tap.as_ref().map_or(0, |tap| tap.offloads.0);
+    channel.send(&FromGuest::Ready { offloads, remarks: guest.remarks }, &tap)?;
+    // The frontend alone holds it from here on, so that it ends with the frontend.
+    drop(guest.tap);
+    match channel.receive::<ToGuest>()?.0 {
+        ToGuest::Start => {}
+        // There is nobody to be signalled yet: what would end the command ends the guest.
+        ToGuest::Signal(number) => {
+            let ending = Ending::Killed(number);
+            channel.send(&FromGuest::Ended(ending), &[])?;
+            return Ok(ending);
+        }
+        ToGuest::SetUp(_) => return Err(SetUpError::Protocol.into()),
+    }
+    let pid = command::start(command, stdin)
+        .map_err(|error| Failure { status: error.status(), why: error.to_string() })?;
+    channel.send(&FromGuest::Running, &[])?;
+    if let Some(stub) = guest.stub {
+        stub.run_in_background().map_err(|e| Failure::from(SetUpError::Names(e)))?;
+    }
+    let ending = watch(channel, &child_ends, pid)?;
+    channel.send(&FromGuest::Ended(ending), &[])?;
+    Ok(ending)
+}
+
+/// What was made for a guest.
+struct Guest {
+    tap: Option<Tap>,
+    stub: Option<names::Stub>,
+    remarks: Vec<String>,
+}
+
+fn set_up(
+    config: &GuestConfig,
+    fds: Vec<OwnedFd>,
+    open_names: OpenNames,
+) -> Result<(OwnedFd, Guest), SetUpError> {
+    let mut fds = fds.into_iter();
+    let (Some(stdin), store, None) = (fds.next(), fds.next(), fds.next()) else {
+        return Err(SetUpError::Protocol);
+    };
+    namespaces::unshare(Fresh::MountNetIpcUts).map_err(SetUpError::system("namespaces"))?;
+    rustix::system::sethostname(config.host_name.as_bytes())
+        .map_err(|errno| SetUpError::system("host name")(errno.into()))?;
+    let mut remarks = Vec::new();
+    let mounted = mounts::prepare(config, &mut remarks).map_err(SetUpError::system("mounts"))?;
+    let tap = network::set_up(config.interface.as_ref(), &mut remarks)?;
+    let stub = match (&config.names, store) {
+        (Some(names), Some(store)) => {
+            let source = open_names(store).map_err(SetUpError::Names)?;
+            let addresses = config.interface.iter().flat_map(|i| &i.addresses);
+            let own = names.own.clone().map(|name| {
+                names::Own { name, addresses: addresses.map(|address| address.ip()).collect() }
+            });
+            let stub = names::Stub::bind(source, &names.switch, own, mounted.resolver_is_ours)
+                .map_err(SetUpError::Names)?;
+            Some(stub)
+        }
+        (None, None) => None,
+        _ => return Err(SetUpError::Protocol),
+    };
+    Ok((stdin, Guest { tap, stub, remarks }))
+}
+
+/// Reaps, and passes signals on, until the command has ended.
+fn watch(channel: &Channel, child_ends: &Signals, command: Pid) -> Result<Ending, Failure> {
+    let fail = |error| Failure::from(SetUpError::system("waiting for the command")(error));
+    loop {
+        if let Some(ending) = reap(command) {
+            return Ok(ending);
+        }
+        let mut fds = [
+            PollFd::new(child_ends, PollFlags::IN),
+            PollFd::new(channel, PollFlags::IN),
+        ];
+        poll_until(&mut fds, None).map_err(fail)?;
+        let [child_ended, ordered] = fds.map(|fd| !fd.revents().is_empty());
+        if child_ended {
+            while child_ends.next().map_err(fail)?.is_some() {}
+        }
+        if ordered {
+            match channel.receive::<ToGuest>()?.0 {
+                ToGuest::Signal(number) => {
+                    let pid = u32::try_from(command.as_raw_pid()).unwrap_or(0);
+                    // It may have ended this very moment, which the next round finds out.
+                    let _ = signals::send(pid, number);
+                }
+                ToGuest::SetUp(_) | ToGuest::Start => return Err(SetUpError::Protocol.into()),
+            }
+        }
+    }
+}
+
+/// Collects every process that has ended, and tells if the command was among them.
+fn reap(command: Pid) -> Option<Ending> {
+    let mut ending = None;
+    while let Ok(Some((pid, status))) = rustix::process::wait(WaitOptions::NOHANG) {
+        if pid == command {
+            ending = Some(Ending::from_wait(status));
+        }
+    }
+    ending
+}

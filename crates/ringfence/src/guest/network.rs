@@ -1,0 +1,121 @@
+//! A guest's network namespace: loopback, and an Ethernet interface that is a TAP.
+
+use std::fs;
+use std::io;
+
+use ringfence_platform::tap::{Tap, TapError};
+
+use super::netlink::{LinkChange, Netlink};
+use super::{Address, InterfaceConfig};
+
+/// The smallest MTU that IPv6 works over (RFC 8200, section 5).
+const IPV6_MTU_MIN: u32 = 1280;
+
+/// Why there is no network.
+#[derive(Debug, thiserror::Error)]
+pub enum NetworkError {
+    /// No TAP.
+    #[error(transparent)]
+    Tap(#[from] TapError),
+    /// An interface could not be set.
+    #[error("{interface}: {what}: {source}")]
+    Interface {
+        /// Which.
+        interface: String,
+        /// What was attempted.
+        what: String,
+        /// Why it failed.
+        source: io::Error,
+    },
+}
+
+/// Sets up the loopback interface, and the one that is asked for.
+pub(crate) fn set_up(
+    interface: Option<&InterfaceConfig>,
+    remarks: &mut Vec<String>,
+) -> Result<Option<Tap>, NetworkError> {
+    let fail = |source| NetworkError::Interface {
+        interface: "lo".into(),
+        what: "bringing it up".into(),
+        source,
+    };
+    let mut netlink = Netlink::open().map_err(fail)?;
+    let loopback = netlink.index_of("lo").map_err(fail)?;
+    netlink.change_link(loopback, &LinkChange { up: true, ..LinkChange::default() }).map_err(fail)?;
+    allow_ping(remarks);
+    let Some(interface) = interface else { return Ok(None) };
+    let tap = Tap::create(&interface.name)?;
+    let config = InterfaceConfig { name: tap.name.clone(), ..interface.clone() };
+    remarks.extend(configure(&mut netlink, &config)?);
+    Ok(Some(tap))
+}
+
+/// Gives the host a leg on a switch: a TAP in this process's own network namespace. Needs
+/// `CAP_NET_ADMIN`. Returns what could not be had, and is not needed, besides.
+///
+/// # Errors
+///
+/// [`NetworkError`]; no interface is left then.
+pub fn configure_leg(config: &InterfaceConfig) -> Result<(Tap, Vec<String>), NetworkError> {
+    let tap = Tap::create(&config.name)?;
+    let config = InterfaceConfig { name: tap.name.clone(), ..config.clone() };
+    let mut netlink = Netlink::open().map_err(|source| NetworkError::Interface {
+        interface: config.name.clone(),
+        what: "netlink".into(),
+        source,
+    })?;
+    let remarks = configure(&mut netlink, &config)?;
+    Ok((tap, remarks))
+}
+
+fn configure(
+    netlink: &mut Netlink,
+    config: &InterfaceConfig,
+) -> Result<Vec<String>, NetworkError> {
+    let fail = |what: String| {
+        let interface = config.name.clone();
+        move |source| NetworkError::Interface { interface, what, source }
+    };
+    let mut remarks = Vec::new();
+    let index = netlink.index_of(&config.name).map_err(fail("looking it up".into()))?;
+    let has_ipv6 = config.mtu >= IPV6_MTU_MIN && skip_address_trials(&config.name);
+    let change = LinkChange { mac: Some(config.mac), mtu: Some(config.mtu), up: false };
+    netlink.change_link(index, &change).map_err(fail(format!("MTU {}", config.mtu)))?;
+    let up = LinkChange { up: true, ..LinkChange::default() };
+    netlink.change_link(index, &up).map_err(fail("bringing it up".into()))?;
+    for &address in &config.addresses {
+        if address.ip().is_ipv6() && !has_ipv6 {
+            remarks.push(why_no_ipv6(config, address));
+            continue;
+        }
+        netlink.add_address(index, address).map_err(fail(format!("adding {address}")))?;
+    }
+    Ok(remarks)
+}
+
+fn why_no_ipv6(config: &InterfaceConfig, address: Address) -> String {
+    if config.mtu < IPV6_MTU_MIN {
+        format!("{address} is left out: IPv6 needs an MTU of {IPV6_MTU_MIN}, and this is {}", config.mtu)
+    } else {
+        format!("{address} is left out: this kernel has no IPv6")
+    }
+}
+
+/// Makes the link-local address usable at once, too; `false` where there is no IPv6.
+fn skip_address_trials(interface: &str) -> bool {
+    let directory = format!("/proc/sys/net/ipv6/conf/{interface}");
+    let disabled = fs::read_to_string(format!("{directory}/disable_ipv6"));
+    // Best effort: without, the address becomes usable a second later.
+    let _ = fs::write(format!("{directory}/accept_dad"), "0");
+    disabled.is_ok_and(|text| text.trim() == "0")
+}
+
+/// Lets every user of the guest ping without a capability.
+fn allow_ping(remarks: &mut Vec<String>) {
+    const PATH: &str = "/proc/sys/net/ipv4/ping_group_range";
+    // The whole range where all ids are mapped, else the one there is.
+    let written = ["0 2147483647", "0 0"].iter().any(|range| fs::write(PATH, range).is_ok());
+    if !written {
+        remarks.push("`ping` may need to be run as root".into());
+    }
+}

@@ -1,0 +1,334 @@
+//! DNS messages (RFC 1035): what is asked, and the answer in bytes. No I/O.
+//!
+//! The programs that ask are the guest's own and may send anything.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use hickory_proto::op::{Edns, Message, MessageType, OpCode, Query, ResponseCode};
+use hickory_proto::rr::{DNSClass, Name, RData, Record, RecordType};
+
+use super::DOMAIN;
+
+/// The largest query that is read, in bytes. A question has at most 255 + 4, and the rest is
+/// for the options of RFC 6891.
+pub const QUERY_MAX: usize = 1232;
+
+/// Seconds that an answer may be kept: a guest may come back with another address.
+const TTL: u32 = 1;
+
+/// The most addresses in an answer; so that it fits the 512 bytes that every client can take.
+const ADDRESSES_MAX: usize = 8;
+
+/// What a query asks for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Question {
+    /// The addresses of the guest of that name, which is in lower case.
+    Guest(String),
+    /// The loopback addresses.
+    Localhost,
+    /// The name of an address.
+    Reverse(IpAddr),
+    /// Something that no guest and no address can be.
+    Foreign,
+}
+
+/// A query that can be answered.
+#[derive(Clone, Debug)]
+pub struct Request {
+    message: Message,
+    query: Query,
+    question: Question,
+}
+
+/// What the answer to a question is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Answer {
+    /// These are its addresses; those of the family asked for go into the message.
+    Addresses(Vec<IpAddr>),
+    /// This is its name.
+    Name(String),
+    /// There is no such name.
+    NoSuchName,
+    /// It cannot be told at the moment.
+    Failure,
+}
+
+/// What to do with bytes that are no query that can be answered.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Rejected {
+    /// Nothing; they are not even a query.
+    Ignore,
+    /// Send this back.
+    Reply(Vec<u8>),
+}
+
+impl Request {
+    /// Reads a query. `switch` is the name of this switch.
+    ///
+    /// # Errors
+    ///
+    /// [`Rejected`].
+    pub fn parse(bytes: &[u8], switch: &str) -> Result<Request, Rejected> {
+        if bytes.len() > QUERY_MAX {
+            return Err(Rejected::Ignore);
+        }
+        let message = Message::from_vec(bytes).map_err(|_| reject_malformed(bytes))?;
+        if message.metadata.message_type != MessageType::Query {
+            return Err(Rejected::Ignore);
+        }
+        if message.metadata.op_code != OpCode::Query {
+            return Err(refuse(&message, ResponseCode::NotImp));
+        }
+        let [query] = &message.queries[..] else {
+            return Err(refuse(&message, ResponseCode::FormErr));
+        };
+        if query.query_class != DNSClass::IN {
+            return Err(refuse(&message, ResponseCode::Refused));
+        }
+        let query = query.clone();
+        let question = classify(&query.name, switch);
+        Ok(Request { message, query, question })
+    }
+
+    /// What is asked for.
+    pub fn question(&self) -> &Question {
+        &self.question
+    }
+
+    /// The answer, in bytes.
+    pub fn reply(&self, answer: &Answer) -> Vec<u8> {
+        let mut reply = reply_to(&self.message, response_code(answer));
+        reply.add_query(self.query.clone());
+        let name = &self.query.name;
+        let kind = self.query.query_type;
+        match answer {
+            Answer::Addresses(addresses) => {
+                let wanted = addresses.iter().filter_map(|&address| address_record(kind, address));
+                for data in wanted.take(ADDRESSES_MAX) {
+                    reply.add_answer(Record::from_rdata(name.clone(), TTL, data));
+                }
+            }
+            Answer::Name(target) => {
+                let target = Name::from_ascii(format!("{target}.{DOMAIN}."));
+                if let (RecordType::PTR | RecordType::ANY, Ok(target)) = (kind, target) {
+                    let data = RData::PTR(hickory_proto::rr::rdata::PTR(target));
+                    reply.add_answer(Record::from_rdata(name.clone(), TTL, data));
+                }
+            }
+            Answer::NoSuchName | Answer::Failure => {}
+        }
+        encode(&reply)
+    }
+}
+
+fn response_code(answer: &Answer) -> ResponseCode {
+    match answer {
+        Answer::Addresses(_) | Answer::Name(_) => ResponseCode::NoError,
+        Answer::NoSuchName => ResponseCode::NXDomain,
+        Answer::Failure => ResponseCode::ServFail,
+    }
+}
+
+fn address_record(kind: RecordType, address: IpAddr) -> Option<RData> {
+    match address {
+        IpAddr::V4(ip) if matches!(kind, RecordType::A | RecordType::ANY) => {
+            Some(RData::A(ip.into()))
+        }
+        IpAddr::V6(ip) if matches!(kind, RecordType::AAAA | RecordType::ANY) => {
+            Some(RData::AAAA(ip.into()))
+        }
+        _ => None,
+    }
+}
+
+fn classify(name: &Name, switch: &str) -> Question {
+    // Labels that are not text are no guest's; `from_utf8` of them is then none.
+    let labels: Option<Vec<String>> = name
+        .iter()
+        .map(|label| std::str::from_utf8(label).ok().map(str::to_ascii_lowercase))
+        .collect();
+    let Some(labels) = labels else { return Question::Foreign };
+    let labels: Vec<&str> = labels.iter().map(String::as_str).collect();
+    match labels[..] {
+        [.., "localhost"] => Question::Localhost,
+        [.., "arpa"] => parse_arpa(&labels).map_or(Question::Foreign, Question::Reverse),
+        [name] => guest(name),
+        [name, domain] if domain == DOMAIN || domain.eq_ignore_ascii_case(switch) => guest(name),
+        _ => Question::Foreign,
+    }
+}
+
+fn guest(name: &str) -> Question {
+    super::parse_name(name).map_or(Question::Foreign, Question::Guest)
+}
+
+/// The address that a name under `in-addr.arpa` or `ip6.arpa` stands for: least significant part
+/// first (RFC 1035, section 3.5; RFC 3596, section 2.5).
+fn parse_arpa(labels: &[&str]) -> Option<IpAddr> {
+    match labels {
+        [d, c, b, a, "in-addr", "arpa"] => {
+            let octet = |label: &str| label.parse::<u8>().ok();
+            Some(Ipv4Addr::new(octet(a)?, octet(b)?, octet(c)?, octet(d)?).into())
+        }
+        [nibbles @ .., "ip6", "arpa"] if nibbles.len() == 32 => {
+            let mut bits = 0u128;
+            for nibble in nibbles.iter().rev() {
+                let one = nibble.len() == 1;
+                let value = u128::from_str_radix(nibble, 16).ok().filter(|_| one)?;
+                bits = bits << 4 | value;
+            }
+            Some(Ipv6Addr::from_bits(bits).into())
+        }
+        _ => None,
+    }
+}
+
+/// A query of which not even the question can be read, but perhaps the number.
+fn reject_malformed(bytes: &[u8]) -> Rejected {
+    match bytes {
+        // The first bit of the third octet tells answers from queries.
+        [high, low, flags, ..] if bytes.len() >= 12 && flags & 0x80 == 0 => {
+            let id = u16::from_be_bytes([*high, *low]);
+            let message = Message::error_msg(id, OpCode::Query, ResponseCode::FormErr);
+            Rejected::Reply(encode(&message))
+        }
+        _ => Rejected::Ignore,
+    }
+}
+
+fn refuse(to: &Message, code: ResponseCode) -> Rejected {
+    Rejected::Reply(encode(&reply_to(to, code)))
+}
+
+fn reply_to(to: &Message, code: ResponseCode) -> Message {
+    let mut reply = Message::response(to.metadata.id, to.metadata.op_code);
+    reply.metadata.recursion_desired = to.metadata.recursion_desired;
+    reply.metadata.recursion_available = true;
+    reply.metadata.authoritative = true;
+    reply.metadata.response_code = code;
+    if to.edns.is_some() {
+        let mut edns = Edns::new();
+        edns.set_max_payload(u16::try_from(QUERY_MAX).unwrap_or(512));
+        reply.set_edns(edns);
+    }
+    reply
+}
+
+fn encode(message: &Message) -> Vec<u8> {
+    // Nothing in our own messages is too long for the format; were it so, the client would ask
+    // again and then give up.
+    message.to_vec().unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn query(name: &str, kind: RecordType) -> Vec<u8> {
+        let mut message = Message::new(77, MessageType::Query, OpCode::Query);
+        message.add_query(Query::query(Name::from_ascii(name).unwrap(), kind));
+        message.to_vec().unwrap()
+    }
+
+    fn asked(name: &str) -> Question {
+        Request::parse(&query(name, RecordType::A), "Lab").unwrap().question().clone()
+    }
+
+    #[test]
+    fn guests_are_found_by_their_label_alone_and_under_both_domains() {
+        for name in ["web.", "WEB.", "web.lab.", "web.ringfence."] {
+            assert_eq!(asked(name), Question::Guest("web".into()), "{name}");
+        }
+        assert_eq!(asked("web.example.org."), Question::Foreign);
+        assert_eq!(asked("a.web.lab."), Question::Foreign);
+        assert_eq!(asked("ringfence."), Question::Foreign);
+        assert_eq!(asked("."), Question::Foreign);
+        assert_eq!(asked("a.localhost."), Question::Localhost);
+    }
+
+    #[test]
+    fn names_of_addresses_are_read_from_their_least_part() {
+        let v4 = "2.0.0.10.in-addr.arpa.";
+        assert_eq!(asked(v4), Question::Reverse("10.0.0.2".parse().unwrap()));
+        let v6 = format!("2.{}d.f.ip6.arpa.", "0.".repeat(29));
+        assert_eq!(asked(&v6), Question::Reverse("fd00::2".parse().unwrap()));
+        for wrong in ["0.0.10.in-addr.arpa.", "256.0.0.10.in-addr.arpa.", "2.d.f.ip6.arpa."] {
+            assert_eq!(asked(wrong), Question::Foreign, "{wrong}");
+        }
+    }
+
+    #[test]
+    fn the_answer_has_the_family_asked_for() {
+        let addresses = vec!["10.0.0.2".parse().unwrap(), "fd00::2".parse().unwrap()];
+        for (kind, expected) in [
+            (RecordType::A, vec!["10.0.0.2"]),
+            (RecordType::AAAA, vec!["fd00::2"]),
+            (RecordType::ANY, vec!["10.0.0.2", "fd00::2"]),
+            (RecordType::MX, vec![]),
+        ] {
+            let request = Request::parse(&query("web.", kind), "s").unwrap();
+            let reply = request.reply(&Answer::Addresses(addresses.clone()));
+            let reply = Message::from_vec(&reply).unwrap();
+            assert_eq!((reply.metadata.id, reply.metadata.response_code), (77, ResponseCode::NoError));
+            let found: Vec<String> = reply.answers.iter().map(|r| r.data.to_string()).collect();
+            assert_eq!(found, expected);
+        }
+    }
+
+    #[test]
+    fn a_name_that_is_not_there_is_told_from_one_without_such_records() {
+        let request = Request::parse(&query("web.", RecordType::A), "s").unwrap();
+        let code = |answer| {
+            let reply = Message::from_vec(&request.reply(&answer)).unwrap();
+            (reply.metadata.response_code, reply.answers.len())
+        };
+        assert_eq!(code(Answer::NoSuchName), (ResponseCode::NXDomain, 0));
+        assert_eq!(code(Answer::Failure), (ResponseCode::ServFail, 0));
+        assert_eq!(code(Answer::Addresses(vec![])), (ResponseCode::NoError, 0));
+    }
+
+    #[test]
+    fn an_answer_fits_the_512_bytes_that_every_client_takes() {
+        let name = format!("{}.ringfence.", "a".repeat(63));
+        let request = Request::parse(&query(&name, RecordType::AAAA), "s").unwrap();
+        let many = (0..100).map(|i| IpAddr::V6(Ipv6Addr::from_bits(i))).collect();
+        assert!(request.reply(&Answer::Addresses(many)).len() <= 512);
+    }
+
+    #[test]
+    fn what_is_no_query_is_ignored_or_refused() {
+        let mut response = query("web.", RecordType::A);
+        response[2] |= 0x80;
+        assert_eq!(Request::parse(&response, "s").unwrap_err(), Rejected::Ignore);
+        assert_eq!(Request::parse(b"short", "s").unwrap_err(), Rejected::Ignore);
+        assert_eq!(Request::parse(&[0; QUERY_MAX + 1], "s").unwrap_err(), Rejected::Ignore);
+        let mut torn = query("web.", RecordType::A);
+        torn.truncate(14);
+        let Rejected::Reply(reply) = Request::parse(&torn, "s").unwrap_err() else {
+            panic!("not refused");
+        };
+        assert_eq!(Message::from_vec(&reply).unwrap().metadata.response_code, ResponseCode::FormErr);
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_are_answered_refused_or_ignored(bytes in prop::collection::vec(any::<u8>(), 0..80)) {
+            if let Ok(request) = Request::parse(&bytes, "s") {
+                request.reply(&Answer::NoSuchName);
+            }
+        }
+
+        #[test]
+        fn a_damaged_query_does_no_harm(at in 0usize..30, byte in any::<u8>()) {
+            let mut bytes = query("web.lab.", RecordType::A);
+            if let Some(slot) = bytes.get_mut(at) {
+                *slot = byte;
+            }
+            if let Ok(request) = Request::parse(&bytes, "lab") {
+                let reply = request.reply(&Answer::Addresses(vec!["10.0.0.2".parse().unwrap()]));
+                prop_assert!(reply.len() <= 512);
+            }
+        }
+    }
+}

@@ -1,0 +1,72 @@
+//! Whether anything in this network namespace listens for TCP connections from outside it.
+
+use std::fs;
+use std::net::{Ipv4Addr, Ipv6Addr};
+
+/// `TCP_LISTEN` of the kernel's `tcp_states.h`, as `/proc/net/tcp` has it.
+const LISTEN: &str = "0A";
+
+/// Looks at the sockets of this network namespace.
+pub(crate) fn something_listens() -> bool {
+    ["tcp", "tcp6"].iter().any(|table| {
+        fs::read_to_string(format!("/proc/self/net/{table}")).is_ok_and(|text| any_listens(&text))
+    })
+}
+
+fn any_listens(table: &str) -> bool {
+    table.lines().skip(1).any(|line| {
+        let mut columns = line.split_ascii_whitespace().skip(1);
+        let (Some(local), _, Some(state)) = (columns.next(), columns.next(), columns.next()) else {
+            return false;
+        };
+        state == LISTEN && local.split(':').next().is_some_and(is_reachable)
+    })
+}
+
+/// Whether an address, in the kernel's notation, is one that is not for this host alone.
+fn is_reachable(hex: &str) -> bool {
+    // Each 32-bit word is printed as this machine reads it from memory.
+    let words: Option<Vec<[u8; 4]>> = (0..hex.len() / 8)
+        .map(|at| hex.get(at * 8..at * 8 + 8))
+        .map(|word| Some(u32::from_str_radix(word?, 16).ok()?.to_ne_bytes()))
+        .collect();
+    match words.as_deref() {
+        Some(&[v4]) => !Ipv4Addr::from(v4).is_loopback(),
+        Some(words @ [_, _, _, _]) => {
+            let octets: [u8; 16] = words.as_flattened().try_into().unwrap_or_default();
+            !Ipv6Addr::from(octets).is_loopback()
+        }
+        _ => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HEADER: &str = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when\n";
+
+    fn table(local: &str, state: &str) -> String {
+        format!("{HEADER}   0: {local} 00000000:0000 {state} 00000000:00000000 00:00000000\n")
+    }
+
+    #[test]
+    #[cfg(target_endian = "little")]
+    fn a_listener_counts_unless_it_is_for_this_host_alone() {
+        assert!(any_listens(&table("00000000:1F40", "0A")));
+        assert!(any_listens(&table("0200000A:1F40", "0A")));
+        assert!(!any_listens(&table("0100007F:1F40", "0A")));
+        assert!(!any_listens(&table("3500007F:0035", "0A")), "the DNS stub itself");
+        assert!(!any_listens(&table("00000000:1F40", "01")), "an open connection");
+        assert!(any_listens(&table("00000000000000000000000000000000:1F40", "0A")));
+        assert!(!any_listens(&table("00000000000000000000000001000000:1F40", "0A")));
+        assert!(!any_listens(HEADER));
+        assert!(!any_listens(&table("0000é0000:1F40", "0A")));
+    }
+
+    #[test]
+    fn this_machine_prints_its_tables_in_that_form() {
+        let text = fs::read_to_string("/proc/self/net/tcp").unwrap();
+        assert!(text.lines().next().unwrap().contains("local_address rem_address   st"));
+    }
+}

@@ -1,0 +1,329 @@
+//! The DNS server of one guest: UDP and TCP on its loopback, one thread, no more.
+
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::os::fd::AsFd;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags};
+
+use super::answer::{Answer, QUERY_MAX, Question, Rejected, Request};
+use super::listening::something_listens;
+use super::{ANNOUNCE_AFTER, NameSource, PATIENCE};
+use crate::sys::channel::poll_until;
+
+/// The most queries held back, and connections open, at a time. The guest's programs would only
+/// hurt themselves by more.
+const WAITING_MAX: usize = 256;
+const CONNECTIONS_MAX: usize = 16;
+/// Queries read in a row before the others are looked at.
+const BATCH: usize = 32;
+/// How long a connection may say nothing.
+const IDLE: Duration = Duration::from_secs(10);
+/// How often names are looked up again while somebody waits, should no change be told.
+const LOOK_AGAIN: Duration = Duration::from_millis(250);
+/// How often the command is looked at until it listens.
+const LISTENING_CHECK: Duration = Duration::from_millis(25);
+
+/// The name that a guest announces.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Own {
+    /// In lower case.
+    pub name: String,
+    /// The addresses that others reach it at.
+    pub addresses: Vec<IpAddr>,
+}
+
+/// A DNS server that is bound, and answers once it is run.
+pub struct Stub {
+    source: Box<dyn NameSource>,
+    switch: String,
+    own: Option<Own>,
+    announce_by: Option<Instant>,
+    sockets: Vec<(UdpSocket, TcpListener)>,
+    connections: Vec<Connection>,
+    waiting: Vec<Waiting>,
+}
+
+/// A query that is held back.
+struct Waiting {
+    request: Request,
+    name: String,
+    client: Client,
+    until: Instant,
+}
+
+/// Who asked.
+#[derive(Clone, Copy)]
+enum Client {
+    /// Somebody at this address, by the socket of this index.
+    Udp(usize, SocketAddr),
+    /// The connection with this number.
+    Tcp(u64),
+}
+
+/// A client that asks over TCP: each message after its length in two octets (RFC 1035, 4.2.2).
+struct Connection {
+    number: u64,
+    stream: TcpStream,
+    received: Vec<u8>,
+    last_heard: Instant,
+}
+
+impl std::fmt::Debug for Stub {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Stub").field("switch", &self.switch).field("own", &self.own).finish_non_exhaustive()
+    }
+}
+
+impl Stub {
+    /// Binds port 53 of 127.0.0.53, and unless `resolver_is_ours` of 127.0.0.1 too.
+    ///
+    /// # Errors
+    ///
+    /// When the port is taken.
+    pub fn bind(
+        source: Box<dyn NameSource>,
+        switch: &str,
+        own: Option<Own>,
+        resolver_is_ours: bool,
+    ) -> io::Result<Stub> {
+        let mut addresses = vec![Ipv4Addr::new(127, 0, 0, 53)];
+        if !resolver_is_ours {
+            addresses.push(Ipv4Addr::LOCALHOST);
+        }
+        let sockets = addresses.into_iter().map(|ip| Stub::bind_at((ip, 53).into()));
+        Ok(Stub {
+            source,
+            switch: switch.to_owned(),
+            own,
+            announce_by: None,
+            sockets: sockets.collect::<io::Result<_>>()?,
+            connections: Vec::new(),
+            waiting: Vec::new(),
+        })
+    }
+
+    fn bind_at(address: SocketAddr) -> io::Result<(UdpSocket, TcpListener)> {
+        let udp = UdpSocket::bind(address)?;
+        udp.set_nonblocking(true)?;
+        let tcp = TcpListener::bind(udp.local_addr()?)?;
+        tcp.set_nonblocking(true)?;
+        Ok((udp, tcp))
+    }
+
+    /// Answers from a thread of its own, for good. To be called when the command was started: from
+    /// now on it is looked at, to announce this guest's name.
+    ///
+    /// # Errors
+    ///
+    /// When there is no thread to be had.
+    pub fn run_in_background(mut self) -> io::Result<()> {
+        self.announce_by = self.own.is_some().then(|| Instant::now() + ANNOUNCE_AFTER);
+        // It ends with the process, or when the names are lost; then the guest ends, too.
+        std::thread::Builder::new().name("names".into()).spawn(move || {
+            let mut number = 0;
+            while self.round(&mut number).is_ok() {}
+        })?;
+        Ok(())
+    }
+
+    /// Waits for something to do, and does it.
+    fn round(&mut self, number: &mut u64) -> io::Result<()> {
+        let deadline = self.deadline();
+        let mut fds = Vec::new();
+        for (udp, tcp) in &self.sockets {
+            fds.push(PollFd::new(udp, PollFlags::IN));
+            fds.push(PollFd::new(tcp, PollFlags::IN));
+        }
+        fds.extend(self.connections.iter().map(|c| PollFd::new(&c.stream, PollFlags::IN)));
+        let changes = self.source.changes();
+        fds.extend(changes.iter().map(|fd| PollFd::new(fd, PollFlags::IN)));
+        poll_until(&mut fds, deadline)?;
+        let changed = changes.is_some() && fds.last().is_some_and(|fd| !fd.revents().is_empty());
+        drop(fds);
+        if changed {
+            self.source.acknowledge()?;
+        }
+        self.announce_when_due()?;
+        for at in 0..self.sockets.len() {
+            self.hear_datagrams(at);
+            self.hear_connections(at, number);
+        }
+        self.hear_streams();
+        self.answer_waiting();
+        Ok(())
+    }
+
+    fn deadline(&self) -> Option<Instant> {
+        let now = Instant::now();
+        let announce = self.announce_by.map(|_| now + LISTENING_CHECK);
+        let waiting = (!self.waiting.is_empty()).then(|| now + LOOK_AGAIN);
+        let idle = self.connections.iter().map(|connection| connection.last_heard + IDLE).min();
+        [announce, waiting, idle].into_iter().flatten().min()
+    }
+
+    fn announce_when_due(&mut self) -> io::Result<()> {
+        let (Some(own), Some(by)) = (&self.own, self.announce_by) else { return Ok(()) };
+        if Instant::now() < by && !something_listens() {
+            return Ok(());
+        }
+        self.announce_by = None;
+        self.source.announce(&own.name, &own.addresses)
+    }
+
+    fn hear_datagrams(&mut self, at: usize) {
+        let mut buffer = [0; QUERY_MAX + 1];
+        for _ in 0..BATCH {
+            // An error here is that nothing is there, or news of a client that has gone.
+            let Ok((length, from)) = self.sockets[at].0.recv_from(&mut buffer) else { break };
+            self.handle(&buffer[..length], Client::Udp(at, from));
+        }
+    }
+
+    fn hear_connections(&mut self, at: usize, number: &mut u64) {
+        for _ in 0..BATCH {
+            let Ok((stream, _)) = self.sockets[at].1.accept() else { break };
+            if self.connections.len() >= CONNECTIONS_MAX || stream.set_nonblocking(true).is_err() {
+                continue;
+            }
+            *number = number.wrapping_add(1);
+            let last_heard = Instant::now();
+            let received = Vec::new();
+            self.connections.push(Connection { number: *number, stream, received, last_heard });
+        }
+    }
+
+    fn hear_streams(&mut self) {
+        let mut connections = std::mem::take(&mut self.connections);
+        let mut heard = Vec::new();
+        connections.retain_mut(|connection| {
+            let goes_on = connection.hear(&mut heard);
+            goes_on && connection.last_heard.elapsed() < IDLE
+        });
+        self.connections = connections;
+        for (number, bytes) in heard {
+            self.handle(&bytes, Client::Tcp(number));
+        }
+    }
+
+    fn handle(&mut self, bytes: &[u8], client: Client) {
+        let request = match Request::parse(bytes, &self.switch) {
+            Ok(request) => request,
+            Err(Rejected::Reply(reply)) => return self.send(client, &reply),
+            Err(Rejected::Ignore) => return,
+        };
+        let answer = match request.question().clone() {
+            Question::Guest(name) => match self.lookup(&name) {
+                Ok(addresses) if addresses.is_empty() => {
+                    if self.waiting.len() < WAITING_MAX {
+                        let until = Instant::now() + PATIENCE;
+                        self.waiting.push(Waiting { request, name, client, until });
+                        return;
+                    }
+                    Answer::Failure
+                }
+                Ok(addresses) => Answer::Addresses(addresses),
+                Err(_) => Answer::Failure,
+            },
+            Question::Localhost => {
+                Answer::Addresses(vec![Ipv4Addr::LOCALHOST.into(), Ipv6Addr::LOCALHOST.into()])
+            }
+            Question::Reverse(address) => match self.reverse(address) {
+                Ok(Some(name)) => Answer::Name(name),
+                Ok(None) => Answer::NoSuchName,
+                Err(_) => Answer::Failure,
+            },
+            Question::Foreign => Answer::NoSuchName,
+        };
+        let reply = request.reply(&answer);
+        self.send(client, &reply);
+    }
+
+    /// This guest knows its own name before it announces it.
+    fn lookup(&mut self, name: &str) -> io::Result<Vec<IpAddr>> {
+        match &self.own {
+            Some(own) if own.name == name => Ok(own.addresses.clone()),
+            _ => self.source.lookup(name),
+        }
+    }
+
+    fn reverse(&mut self, address: IpAddr) -> io::Result<Option<String>> {
+        match &self.own {
+            Some(own) if own.addresses.contains(&address) => Ok(Some(own.name.clone())),
+            _ if address.is_loopback() => Ok(Some("localhost".into())),
+            _ => self.source.reverse(address),
+        }
+    }
+
+    fn answer_waiting(&mut self) {
+        let waiting = std::mem::take(&mut self.waiting);
+        let now = Instant::now();
+        for held in waiting {
+            let answer = match self.source.lookup(&held.name) {
+                Ok(addresses) if addresses.is_empty() && now < held.until => {
+                    self.waiting.push(held);
+                    continue;
+                }
+                Ok(addresses) if addresses.is_empty() => Answer::NoSuchName,
+                Ok(addresses) => Answer::Addresses(addresses),
+                Err(_) => Answer::Failure,
+            };
+            let reply = held.request.reply(&answer);
+            self.send(held.client, &reply);
+        }
+    }
+
+    /// Sends a reply, if whoever asked is still there to take it.
+    fn send(&mut self, client: Client, reply: &[u8]) {
+        match client {
+            Client::Udp(at, to) => {
+                let _ = self.sockets[at].0.send_to(reply, to);
+            }
+            Client::Tcp(number) => {
+                let found = self.connections.iter().position(|c| c.number == number);
+                let Some(at) = found else { return };
+                if !self.connections[at].send(reply) {
+                    self.connections.swap_remove(at);
+                }
+            }
+        }
+    }
+}
+
+impl Connection {
+    /// Reads what is there, and takes whole messages off it; `false` when the connection ends.
+    fn hear(&mut self, heard: &mut Vec<(u64, Vec<u8>)>) -> bool {
+        let mut buffer = [0; 2 + QUERY_MAX];
+        match io::Read::read(&mut self.stream, &mut buffer) {
+            Ok(0) => return false,
+            Ok(length) => {
+                self.received.extend_from_slice(&buffer[..length]);
+                self.last_heard = Instant::now();
+            }
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return true,
+            Err(_) => return false,
+        }
+        while let [high, low, rest @ ..] = &self.received[..] {
+            let length = usize::from(u16::from_be_bytes([*high, *low]));
+            if length > QUERY_MAX {
+                return false;
+            }
+            let Some(message) = rest.get(..length) else { break };
+            heard.push((self.number, message.to_vec()));
+            self.received.drain(..2 + length);
+        }
+        true
+    }
+
+    /// Writes a reply; `false` when the client does not take it, which ends the connection.
+    fn send(&mut self, reply: &[u8]) -> bool {
+        let Ok(length) = u16::try_from(reply.len()) else { return false };
+        let message = [&length.to_be_bytes()[..], reply].concat();
+        rustix::net::send(self.stream.as_fd(), &message, rustix::net::SendFlags::NOSIGNAL)
+            .is_ok_and(|sent| sent == message.len())
+    }
+}
+
+#[cfg(test)]
+mod tests;

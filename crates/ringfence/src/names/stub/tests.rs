@@ -1,0 +1,178 @@
+use std::collections::HashMap;
+use std::io::{Read, Write};
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::sync::{Arc, Mutex};
+
+use hickory_proto::op::{Message, MessageType, OpCode, Query, ResponseCode};
+use hickory_proto::rr::{Name, RecordType};
+
+use super::*;
+
+type Table = Arc<Mutex<HashMap<String, Vec<IpAddr>>>>;
+
+/// Names in a table, and a pipe that tells of changes.
+struct Names {
+    table: Table,
+    changes: OwnedFd,
+}
+
+impl NameSource for Names {
+    fn lookup(&mut self, name: &str) -> io::Result<Vec<IpAddr>> {
+        Ok(self.table.lock().unwrap().get(name).cloned().unwrap_or_default())
+    }
+
+    fn reverse(&mut self, address: IpAddr) -> io::Result<Option<String>> {
+        let table = self.table.lock().unwrap();
+        Ok(table.iter().find(|(_, all)| all.contains(&address)).map(|(name, _)| name.clone()))
+    }
+
+    fn announce(&mut self, name: &str, addresses: &[IpAddr]) -> io::Result<()> {
+        self.table.lock().unwrap().insert(name.into(), addresses.into());
+        Ok(())
+    }
+
+    fn changes(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.changes.as_fd())
+    }
+
+    fn acknowledge(&mut self) -> io::Result<()> {
+        rustix::io::read(&self.changes, &mut [0; 16])?;
+        Ok(())
+    }
+}
+
+struct World {
+    table: Table,
+    change: OwnedFd,
+    server: SocketAddr,
+}
+
+impl World {
+    /// A stub on a port of its own, run by a thread that ends with the test process.
+    fn new(own: Option<Own>) -> World {
+        let table = Table::default();
+        let (changes, change) = rustix::pipe::pipe().unwrap();
+        let sockets = vec![Stub::bind_at("127.0.0.1:0".parse().unwrap()).unwrap()];
+        let server = sockets[0].0.local_addr().unwrap();
+        let stub = Stub {
+            source: Box::new(Names { table: table.clone(), changes }),
+            switch: "lab".into(),
+            own,
+            announce_by: None,
+            sockets,
+            connections: Vec::new(),
+            waiting: Vec::new(),
+        };
+        stub.run_in_background().unwrap();
+        World { table, change, server }
+    }
+
+    fn announce(&self, name: &str, address: &str) {
+        self.table.lock().unwrap().insert(name.into(), vec![address.parse().unwrap()]);
+        rustix::io::write(&self.change, b"!").unwrap();
+    }
+
+    fn ask(&self, name: &str) -> UdpSocket {
+        let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
+        socket.connect(self.server).unwrap();
+        socket.send(&query(name, RecordType::A)).unwrap();
+        socket
+    }
+}
+
+fn query(name: &str, kind: RecordType) -> Vec<u8> {
+    let mut message = Message::new(1, MessageType::Query, OpCode::Query);
+    message.add_query(Query::query(Name::from_ascii(name).unwrap(), kind));
+    message.to_vec().unwrap()
+}
+
+fn heard(socket: &UdpSocket, within: Duration) -> Option<(ResponseCode, Vec<String>)> {
+    let mut buffer = [0; 512];
+    socket.set_read_timeout(Some(within)).unwrap();
+    let length = socket.recv(&mut buffer).ok()?;
+    Some(read(&buffer[..length]))
+}
+
+fn read(bytes: &[u8]) -> (ResponseCode, Vec<String>) {
+    let message = Message::from_vec(bytes).unwrap();
+    let answers = message.answers.iter().map(|record| record.data.to_string()).collect();
+    (message.metadata.response_code, answers)
+}
+
+const SOON: Duration = Duration::from_secs(3);
+
+#[test]
+fn a_name_that_is_there_is_answered_at_once() {
+    let world = World::new(None);
+    world.announce("web", "10.0.0.2");
+    let answer = heard(&world.ask("web.lab."), SOON);
+    assert_eq!(answer, Some((ResponseCode::NoError, vec!["10.0.0.2".into()])));
+    let foreign = heard(&world.ask("example.org."), SOON);
+    assert_eq!(foreign, Some((ResponseCode::NXDomain, vec![])));
+}
+
+#[test]
+fn a_name_that_comes_later_is_waited_for_and_holds_up_nobody_else() {
+    let world = World::new(None);
+    let early = world.ask("web.");
+    assert_eq!(heard(&early, Duration::from_millis(300)), None);
+    world.announce("db", "10.0.0.3");
+    assert!(heard(&world.ask("db."), SOON).is_some());
+    world.announce("web", "10.0.0.2");
+    assert_eq!(heard(&early, SOON), Some((ResponseCode::NoError, vec!["10.0.0.2".into()])));
+}
+
+#[test]
+fn a_guest_knows_itself_at_once_and_is_known_to_others_after_a_while() {
+    let own = Own { name: "me".into(), addresses: vec!["10.0.0.9".parse().unwrap()] };
+    let world = World::new(Some(own));
+    let answer = heard(&world.ask("me."), SOON);
+    assert_eq!(answer, Some((ResponseCode::NoError, vec!["10.0.0.9".into()])));
+    let deadline = Instant::now() + ANNOUNCE_AFTER + SOON;
+    while world.table.lock().unwrap().is_empty() {
+        assert!(Instant::now() < deadline, "never announced");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    assert_eq!(world.table.lock().unwrap()["me"], ["10.0.0.9".parse::<IpAddr>().unwrap()]);
+}
+
+#[test]
+fn queries_over_tcp_may_come_in_pieces_and_in_a_row() {
+    let world = World::new(None);
+    world.announce("web", "10.0.0.2");
+    let mut stream = TcpStream::connect(world.server).unwrap();
+    let query = query("web.", RecordType::A);
+    let one = [&u16::try_from(query.len()).unwrap().to_be_bytes()[..], &query].concat();
+    let two = one.repeat(2);
+    stream.write_all(&two[..7]).unwrap();
+    std::thread::sleep(Duration::from_millis(30));
+    stream.write_all(&two[7..]).unwrap();
+    stream.set_read_timeout(Some(SOON)).unwrap();
+    for _ in 0..2 {
+        let mut length = [0; 2];
+        stream.read_exact(&mut length).unwrap();
+        let mut reply = vec![0; usize::from(u16::from_be_bytes(length))];
+        stream.read_exact(&mut reply).unwrap();
+        assert_eq!(read(&reply), (ResponseCode::NoError, vec!["10.0.0.2".into()]));
+    }
+}
+
+#[test]
+fn a_length_beyond_any_query_ends_the_connection() {
+    let world = World::new(None);
+    let mut stream = TcpStream::connect(world.server).unwrap();
+    stream.write_all(&[0xff, 0xff, 0, 0]).unwrap();
+    stream.set_read_timeout(Some(SOON)).unwrap();
+    assert_eq!(stream.read(&mut [0; 8]).unwrap(), 0);
+}
+
+#[test]
+fn the_names_of_addresses_are_told() {
+    let world = World::new(None);
+    world.announce("web", "10.0.0.2");
+    let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
+    socket.connect(world.server).unwrap();
+    socket.send(&query("2.0.0.10.in-addr.arpa.", RecordType::PTR)).unwrap();
+    let answer = heard(&socket, SOON);
+    assert_eq!(answer, Some((ResponseCode::NoError, vec!["web.ringfence.".into()])));
+}

@@ -1,0 +1,324 @@
+//! Orders and reports between the processes of one launcher.
+//!
+//! A sequenced-packet socket, one JSON value a packet, descriptors alongside. Both ends are this
+//! same program, but an end may be taken over together with its process: so what is received is
+//! bounded in size, in descriptors, and in the time that handling it takes.
+
+use std::io::{self, IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
+    SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketFlags, SocketType,
+};
+use serde::{Serialize, de::DeserializeOwned};
+
+/// The largest message, in bytes.
+pub const MESSAGE_MAX: usize = 32 * 1024;
+/// The most descriptors in one message.
+pub const FDS_MAX: usize = 16;
+
+/// One end of a channel.
+#[derive(Debug)]
+pub struct Channel {
+    socket: OwnedFd,
+}
+
+/// What a channel can fail with.
+#[derive(Debug, thiserror::Error)]
+pub enum ChannelError {
+    /// The other end was closed.
+    #[error("the other end of the channel was closed")]
+    Closed,
+    /// The other end did not answer in time.
+    #[error("no answer within {0:?}")]
+    TimedOut(Duration),
+    /// What was sent, or was to be sent, is over the limits.
+    #[error("a message of {size} bytes and {fds} descriptors (the limits are {MESSAGE_MAX} and {FDS_MAX})")]
+    TooLarge {
+        /// Its bytes.
+        size: usize,
+        /// Its descriptors.
+        fds: usize,
+    },
+    /// The message was not one that is expected here.
+    #[error("a message that cannot be read: {0}")]
+    Malformed(#[from] serde_json::Error),
+    /// A message came with another number of descriptors than its kind has.
+    #[error("a message with {found} descriptors in place of {expected}")]
+    Descriptors {
+        /// Those that came.
+        found: usize,
+        /// Those that belong to it.
+        expected: usize,
+    },
+    /// The system refused.
+    #[error("channel: {0}")]
+    System(#[from] io::Error),
+}
+
+impl From<Errno> for ChannelError {
+    fn from(errno: Errno) -> ChannelError {
+        match errno {
+            Errno::PIPE | Errno::CONNRESET | Errno::NOTCONN => ChannelError::Closed,
+            other => ChannelError::System(other.into()),
+        }
+    }
+}
+
+impl Channel {
+    /// A connected pair.
+    ///
+    /// # Errors
+    ///
+    /// When no descriptor is free.
+    pub fn pair() -> io::Result<(Channel, Channel)> {
+        let (a, b) = rustix::net::socketpair(
+            AddressFamily::UNIX,
+            SocketType::SEQPACKET,
+            SocketFlags::CLOEXEC,
+            None,
+        )?;
+        Ok((Channel { socket: a }, Channel { socket: b }))
+    }
+
+    /// The channel whose end this process was started with, on standard input. Standard input
+    /// itself reads from `/dev/null` afterwards.
+    ///
+    /// # Errors
+    ///
+    /// When standard input is not a sequenced-packet socket: the process was not started by the
+    /// launcher.
+    pub fn from_stdin() -> io::Result<Channel> {
+        let stdin = rustix::stdio::stdin();
+        let is_channel = rustix::net::sockopt::socket_type(stdin)
+            .is_ok_and(|kind| kind == SocketType::SEQPACKET);
+        if !is_channel {
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidInput,
+                "`ringfence internal` is for Ringfence's own processes; use `ringfence run`",
+            ));
+        }
+        let socket = rustix::io::fcntl_dupfd_cloexec(stdin, 3)?;
+        let null = std::fs::File::open("/dev/null")?;
+        rustix::stdio::dup2_stdin(&null)?;
+        Ok(Channel { socket })
+    }
+
+    /// Takes the socket out, to hand it to another process.
+    pub fn into_fd(self) -> OwnedFd {
+        self.socket
+    }
+
+    /// Sends one message. Waits while the other end's queue is full.
+    ///
+    /// # Errors
+    ///
+    /// [`ChannelError::Closed`] when nobody will read it.
+    pub fn send<T: Serialize>(
+        &self,
+        message: &T,
+        fds: &[BorrowedFd<'_>],
+    ) -> Result<(), ChannelError> {
+        self.send_with(message, fds, SendFlags::NOSIGNAL)
+    }
+
+    /// Sends one message if there is room for it, else drops it. For remarks that must not hold
+    /// up the sender.
+    pub fn send_or_drop<T: Serialize>(&self, message: &T) {
+        // Dropped also when the other end is gone: then nobody is left to remark to.
+        let _ = self.send_with(message, &[], SendFlags::NOSIGNAL | SendFlags::DONTWAIT);
+    }
+
+    fn send_with<T: Serialize>(
+        &self,
+        message: &T,
+        fds: &[BorrowedFd<'_>],
+        flags: SendFlags,
+    ) -> Result<(), ChannelError> {
+        let bytes = serde_json::to_vec(message)?;
+        if bytes.len() > MESSAGE_MAX || fds.len() > FDS_MAX {
+            return Err(ChannelError::TooLarge { size: bytes.len(), fds: fds.len() });
+        }
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FDS_MAX))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        if !fds.is_empty() && !control.push(SendAncillaryMessage::ScmRights(fds)) {
+            return Err(ChannelError::TooLarge { size: bytes.len(), fds: fds.len() });
+        }
+        rustix::io::retry_on_intr(|| {
+            rustix::net::sendmsg(&self.socket, &[IoSlice::new(&bytes)], &mut control, flags)
+        })?;
+        Ok(())
+    }
+
+    /// Waits for one message and its descriptors.
+    ///
+    /// # Errors
+    ///
+    /// [`ChannelError::Closed`] when the other end is gone and every message of it was read.
+    pub fn receive<T: DeserializeOwned>(&self) -> Result<(T, Vec<OwnedFd>), ChannelError> {
+        let mut bytes = vec![0; MESSAGE_MAX];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FDS_MAX))];
+        let mut control = RecvAncillaryBuffer::new(&mut space);
+        let got = rustix::io::retry_on_intr(|| {
+            rustix::net::recvmsg(
+                &self.socket,
+                &mut [IoSliceMut::new(&mut bytes)],
+                &mut control,
+                RecvFlags::CMSG_CLOEXEC,
+            )
+        })?;
+        let mut fds = Vec::new();
+        for message in control.drain() {
+            if let RecvAncillaryMessage::ScmRights(received) = message {
+                fds.extend(received);
+            }
+        }
+        if got.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC) {
+            return Err(ChannelError::TooLarge { size: got.bytes, fds: fds.len() });
+        }
+        if got.bytes == 0 {
+            return Err(ChannelError::Closed);
+        }
+        Ok((serde_json::from_slice(&bytes[..got.bytes])?, fds))
+    }
+
+    /// As [`Channel::receive`], but gives up after `timeout`.
+    ///
+    /// # Errors
+    ///
+    /// [`ChannelError::TimedOut`] besides those of [`Channel::receive`].
+    pub fn receive_within<T: DeserializeOwned>(
+        &self,
+        timeout: Duration,
+    ) -> Result<(T, Vec<OwnedFd>), ChannelError> {
+        if wait_readable(self, Some(timeout))? {
+            self.receive()
+        } else {
+            Err(ChannelError::TimedOut(timeout))
+        }
+    }
+
+    /// As [`Channel::receive`], but `None` when nothing is there to be read now.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Channel::receive`].
+    pub fn try_receive<T: DeserializeOwned>(
+        &self,
+    ) -> Result<Option<(T, Vec<OwnedFd>)>, ChannelError> {
+        if wait_readable(self, Some(Duration::ZERO))? { self.receive().map(Some) } else { Ok(None) }
+    }
+}
+
+impl AsFd for Channel {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
+/// Takes exactly `N` descriptors out of what came with a message.
+///
+/// # Errors
+///
+/// [`ChannelError::Descriptors`] for any other number; all of them are closed then.
+pub fn expect_fds<const N: usize>(fds: Vec<OwnedFd>) -> Result<[OwnedFd; N], ChannelError> {
+    let found = fds.len();
+    fds.try_into().map_err(|_| ChannelError::Descriptors { found, expected: N })
+}
+
+/// Waits until something can be read (or the other end is closed); `false` when `timeout` ran
+/// out first. `None` waits for ever.
+///
+/// # Errors
+///
+/// The kernel's; none are expected.
+pub fn wait_readable(fd: impl AsFd, timeout: Option<Duration>) -> io::Result<bool> {
+    let deadline = timeout.map(|timeout| Instant::now() + timeout);
+    let mut fds = [PollFd::new(&fd, PollFlags::IN)];
+    poll_until(&mut fds, deadline).map(|ready| ready > 0)
+}
+
+/// `poll` that goes on after an interruption and knows when to stop. Returns how many are ready.
+///
+/// # Errors
+///
+/// The kernel's; none are expected.
+pub fn poll_until(fds: &mut [PollFd<'_>], deadline: Option<Instant>) -> io::Result<usize> {
+    loop {
+        let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+        let limit = left.map(Timespec::try_from).and_then(Result::ok);
+        match poll(fds, limit.as_ref()) {
+            Ok(ready) => return Ok(ready),
+            Err(Errno::INTR) => {}
+            Err(other) => return Err(other.into()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Read;
+
+    #[test]
+    fn a_message_arrives_with_its_descriptors() {
+        let (a, b) = Channel::pair().unwrap();
+        let mut file = tempfile::tempfile().unwrap();
+        std::io::Write::write_all(&mut file, b"inside").unwrap();
+        a.send(&("hello", 7), &[file.as_fd()]).unwrap();
+        let ((text, number), fds): ((String, u32), _) = b.receive().unwrap();
+        assert_eq!((text.as_str(), number), ("hello", 7));
+        let [fd] = expect_fds(fds).unwrap();
+        std::io::Seek::rewind(&mut file).unwrap();
+        let mut content = String::new();
+        std::fs::File::from(fd).read_to_string(&mut content).unwrap();
+        assert_eq!(content, "inside");
+    }
+
+    #[test]
+    fn the_end_of_the_other_side_is_told_from_silence() {
+        let (a, b) = Channel::pair().unwrap();
+        assert!(b.try_receive::<u32>().unwrap().is_none());
+        let short = Duration::from_millis(5);
+        assert!(matches!(b.receive_within::<u32>(short), Err(ChannelError::TimedOut(_))));
+        a.send(&1, &[]).unwrap();
+        drop(a);
+        assert_eq!(b.receive::<u32>().unwrap().0, 1);
+        assert!(matches!(b.receive::<u32>(), Err(ChannelError::Closed)));
+        assert!(matches!(b.send(&1, &[]), Err(ChannelError::Closed)));
+    }
+
+    #[test]
+    fn what_is_over_the_limits_is_refused_by_both_sides() {
+        let (a, b) = Channel::pair().unwrap();
+        let long = "x".repeat(MESSAGE_MAX);
+        assert!(matches!(a.send(&long, &[]), Err(ChannelError::TooLarge { .. })));
+        rustix::net::send(&a.socket, &vec![b' '; MESSAGE_MAX + 1], SendFlags::empty()).unwrap();
+        assert!(matches!(b.receive::<u32>(), Err(ChannelError::TooLarge { .. })));
+    }
+
+    #[test]
+    fn surplus_descriptors_are_refused_and_closed() {
+        let (reader, writer) = rustix::pipe::pipe().unwrap();
+        let (a, b) = Channel::pair().unwrap();
+        a.send(&1, &[writer.as_fd(), writer.as_fd()]).unwrap();
+        drop(writer);
+        let (_, fds) = b.receive::<u32>().unwrap();
+        let refused = expect_fds::<1>(fds);
+        assert!(matches!(refused, Err(ChannelError::Descriptors { found: 2, expected: 1 })));
+        // Nobody holds the writing end any more.
+        assert_eq!(rustix::io::read(&reader, &mut [0; 1]).unwrap(), 0);
+    }
+
+    #[test]
+    fn words_that_are_no_message_are_refused() {
+        let (a, b) = Channel::pair().unwrap();
+        rustix::net::send(&a.socket, b"}{", SendFlags::empty()).unwrap();
+        assert!(matches!(b.receive::<u32>(), Err(ChannelError::Malformed(_))));
+    }
+}

@@ -1,0 +1,388 @@
+//! The keeper: makes the namespaces of a domain, starts its inner process, and waits.
+//!
+//! See [`super`] for why it exists. It holds nothing of what its domain works with: no
+//! descriptor of the domain's, no terminal (but a guest's), no environment (but a guest's).
+
+use std::ffi::OsString;
+use std::io::{self, Read};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::FileExt;
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use ringfence_platform::namespaces::{self, Fresh};
+use rustix::event::{PollFd, PollFlags};
+use rustix::fs::{AtFlags, FlockOperation, Mode, OFlags};
+use rustix::process::{DumpableBehavior, Pid, PidfdFlags, WaitOptions};
+use rustix::thread::CapabilitySet;
+use serde::{Deserialize, Serialize};
+
+use super::channel::{Channel, ChannelError, expect_fds, poll_until};
+use super::ids::{MapWriter, OwnIds};
+use super::spawn::{DomainKind, SocketFile, THIS_PROGRAM};
+use super::{Ending, die_with_parent, signals};
+
+/// How long the launcher may take to give its orders.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// How much of what the inner process says last is kept, in bytes.
+const LAST_WORDS_MAX: usize = 4096;
+/// How long the runtime directory's lock is waited for before the socket file is left to the
+/// next launcher to remove.
+const LOCK_PATIENCE: Duration = Duration::from_secs(2);
+
+/// What the launcher orders.
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum ToKeeper {
+    /// Make the namespaces. With the inner process's channel, and for a driver domain the runtime
+    /// directory and the file for the obituary.
+    SetUp {
+        /// Who writes the id maps.
+        map_writer: MapWriter,
+        /// What to remove in the end.
+        socket: Option<SocketFile>,
+    },
+    /// The id maps are written.
+    Mapped,
+}
+
+/// What the keeper reports.
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum FromKeeper {
+    /// The user namespace waits for its maps.
+    Unshared,
+    /// The inner process runs.
+    Started,
+    /// The inner process wrote this to standard error. Dropped when nobody reads it in time.
+    Said(String),
+    /// The inner process ended, and everything else in its PID namespace with it.
+    Ended {
+        /// How.
+        ending: Ending,
+        /// The end of what it wrote to standard error.
+        last_words: String,
+    },
+    /// It could not be started.
+    Failed(String),
+}
+
+/// How a driver domain ended, left in a file for those of its guests' launchers that did not
+/// start it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Obituary {
+    /// How.
+    pub ending: Ending,
+    /// The end of what it wrote to standard error.
+    pub last_words: String,
+}
+
+impl Obituary {
+    /// An empty file to write one to, in memory.
+    ///
+    /// # Errors
+    ///
+    /// When no descriptor is free.
+    pub fn new_file() -> io::Result<OwnedFd> {
+        let flags = rustix::fs::MemfdFlags::CLOEXEC | rustix::fs::MemfdFlags::NOEXEC_SEAL;
+        match rustix::fs::memfd_create("ringfence-obituary", flags) {
+            // Before Linux 6.3.
+            Err(rustix::io::Errno::INVAL) => Ok(rustix::fs::memfd_create(
+                "ringfence-obituary",
+                rustix::fs::MemfdFlags::CLOEXEC,
+            )?),
+            other => Ok(other?),
+        }
+    }
+
+    /// Reads one, if it was written. What is in the file may be of the driver domain's own
+    /// making; it is bounded, and only shown.
+    ///
+    /// # Errors
+    ///
+    /// When it cannot be read.
+    pub fn read(file: &OwnedFd) -> io::Result<Option<Obituary>> {
+        let mut bytes = vec![0; 2 * LAST_WORDS_MAX + 1024];
+        let length = rustix::io::pread(file, &mut bytes, 0)?;
+        Ok(serde_json::from_slice(&bytes[..length]).ok())
+    }
+
+    fn write(&self, file: OwnedFd) -> io::Result<()> {
+        std::fs::File::from(file).write_all_at(&serde_json::to_vec(self)?, 0)
+    }
+}
+
+/// Runs as the keeper of a domain; returns the exit status.
+pub fn main(kind: DomainKind, command: &[OsString]) -> u8 {
+    let control = match Channel::from_stdin() {
+        Ok(control) => control,
+        Err(error) => {
+            eprintln!("ringfence: {error}");
+            return super::STATUS_FAILED;
+        }
+    };
+    match keep(kind, command, control.as_fd(), &control) {
+        Ok(ending) => ending.exit_status(),
+        Err(error) => {
+            control.send_or_drop(&FromKeeper::Failed(error.to_string()));
+            super::STATUS_FAILED
+        }
+    }
+}
+
+fn keep(
+    kind: DomainKind,
+    command: &[OsString],
+    control_fd: BorrowedFd<'_>,
+    control: &Channel,
+) -> Result<Ending, KeeperError> {
+    prepare_self(kind)?;
+    let (order, fds) = control.receive_within::<ToKeeper>(PATIENCE)?;
+    let ToKeeper::SetUp { map_writer, socket } = order else {
+        return Err(KeeperError::Protocol);
+    };
+    let (inner_channel, aftermath) = match socket {
+        None => {
+            let [inner] = expect_fds(fds)?;
+            (inner, None)
+        }
+        Some(socket) => {
+            let [inner, directory, obituary] = expect_fds(fds)?;
+            (inner, Some(Aftermath { socket, directory, obituary }))
+        }
+    };
+    enter_namespaces(kind, map_writer, control)?;
+    let inner = start_inner(kind, command, inner_channel)?;
+    control.send(&FromKeeper::Started, &[])?;
+    let (ending, last_words) = watch(kind, inner, control_fd, control)?;
+    if let Some(aftermath) = aftermath {
+        aftermath.settle(&Obituary { ending, last_words: last_words.clone() });
+    }
+    control.send_or_drop(&FromKeeper::Ended { ending, last_words });
+    Ok(ending)
+}
+
+/// Why a keeper failed.
+#[derive(Debug, thiserror::Error)]
+enum KeeperError {
+    #[error("{what}: {source}")]
+    System { what: &'static str, source: io::Error },
+    #[error(
+        "this system does not allow it to make a user namespace ({0}). Where sysctl \
+         kernel.apparmor_restrict_unprivileged_userns is 1 (Ubuntu), set it to 0; where \
+         kernel.unprivileged_userns_clone is 0, set it to 1; a container must be started with \
+         `--security-opt seccomp=unconfined`, or the like"
+    )]
+    NoUserNamespaces(io::Error),
+    #[error("no more namespaces may be made ({0}): see `sysctl user.max_user_namespaces`")]
+    TooManyNamespaces(io::Error),
+    #[error("an order that does not belong here")]
+    Protocol,
+    #[error("{0}")]
+    Channel(#[from] ChannelError),
+}
+
+impl KeeperError {
+    fn system(what: &'static str) -> impl Fn(io::Error) -> KeeperError {
+        move |source| KeeperError::System { what, source }
+    }
+}
+
+fn prepare_self(kind: DomainKind) -> Result<(), KeeperError> {
+    let fail = KeeperError::system("preparing the keeper");
+    // The terminal's signals are for the command; the keeper only waits.
+    signals::block_all().map_err(&fail)?;
+    let name = match kind {
+        DomainKind::Driver => c"rf-keep-driver",
+        DomainKind::Frontend => c"rf-keep-front",
+        DomainKind::Guest => c"rf-keep-guest",
+    };
+    rustix::thread::set_name(name).map_err(|errno| fail(errno.into()))?;
+    if kind.is_sandboxed() {
+        rustix::process::setsid().map_err(|errno| fail(errno.into()))?;
+    }
+    if kind != DomainKind::Driver {
+        die_with_parent().map_err(&fail)?;
+    }
+    Ok(())
+}
+
+fn enter_namespaces(
+    kind: DomainKind,
+    map_writer: MapWriter,
+    control: &Channel,
+) -> Result<(), KeeperError> {
+    let own = OwnIds::current();
+    namespaces::unshare(Fresh::UserAndPid).map_err(|error| match error.raw_os_error() {
+        Some(libc::ENOSPC | libc::EUSERS) => KeeperError::TooManyNamespaces(error),
+        _ => KeeperError::NoUserNamespaces(error),
+    })?;
+    match map_writer {
+        MapWriter::Keeper => own.map_to_root().map_err(KeeperError::NoUserNamespaces)?,
+        MapWriter::Launcher => {
+            control.send(&FromKeeper::Unshared, &[])?;
+            let (order, _) = control.receive_within::<ToKeeper>(PATIENCE)?;
+            if order != ToKeeper::Mapped {
+                return Err(KeeperError::Protocol);
+            }
+        }
+    }
+    if kind != DomainKind::Driver {
+        // Entering a user namespace changes credentials. If the launcher died before this, its
+        // end of the channel is closed, which ends the watch below.
+        die_with_parent().map_err(KeeperError::system("PR_SET_PDEATHSIG"))?;
+    }
+    if kind.is_sandboxed() {
+        keep_capabilities_over_exec().map_err(KeeperError::system("raising capabilities"))?;
+        rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable)
+            .map_err(|errno| KeeperError::system("PR_SET_DUMPABLE")(errno.into()))?;
+    }
+    Ok(())
+}
+
+/// Lets the inner process start with the capabilities in the new user namespace, whatever its
+/// id there: it needs them to build its sandbox, in which it drops them.
+fn keep_capabilities_over_exec() -> io::Result<()> {
+    let mut sets = rustix::thread::capabilities(None)?;
+    sets.inheritable = sets.permitted;
+    rustix::thread::set_capabilities(None, sets)?;
+    for bit in 0..u64::BITS {
+        let capability = CapabilitySet::from_bits_retain(1 << bit);
+        if sets.permitted.contains(capability) {
+            rustix::thread::configure_capability_in_ambient_set(capability, true)?;
+        }
+    }
+    Ok(())
+}
+
+fn start_inner(
+    kind: DomainKind,
+    command: &[OsString],
+    channel: OwnedFd,
+) -> Result<Child, KeeperError> {
+    let mut inner = Command::new(THIS_PROGRAM);
+    inner.arg0("ringfence").args(["internal", kind.subcommand()]).stdin(Stdio::from(channel));
+    if kind.is_sandboxed() {
+        inner.stdout(Stdio::null()).stderr(Stdio::piped());
+    } else {
+        inner.arg("--").args(command);
+    }
+    inner.spawn().map_err(KeeperError::system("starting the inner process"))
+}
+
+/// Waits for the inner process, passing on what it says; ends it when the launcher is gone.
+fn watch(
+    kind: DomainKind,
+    mut inner: Child,
+    control_fd: BorrowedFd<'_>,
+    control: &Channel,
+) -> Result<(Ending, String), KeeperError> {
+    let fail = KeeperError::system("waiting for the inner process");
+    let pid = i32::try_from(inner.id()).ok().and_then(Pid::from_raw).ok_or(KeeperError::Protocol)?;
+    let pidfd = rustix::process::pidfd_open(pid, PidfdFlags::empty())
+        .map_err(|errno| fail(errno.into()))?;
+    let mut said = inner.stderr.take();
+    let mut words = LastWords::default();
+    let mut launcher_is_there = true;
+    loop {
+        let mut fds = vec![PollFd::new(&pidfd, PollFlags::IN)];
+        if launcher_is_there {
+            fds.push(PollFd::new(&control_fd, PollFlags::IN));
+        }
+        let said_at = fds.len();
+        if let Some(said) = &said {
+            fds.push(PollFd::new(said, PollFlags::IN));
+        }
+        poll_until(&mut fds, None).map_err(&fail)?;
+        let is_ready = |at: usize| fds.get(at).is_some_and(|fd| !fd.revents().is_empty());
+        let (ended, hears_launcher) = (is_ready(0), launcher_is_there && is_ready(1));
+        let speaks = is_ready(said_at);
+        if speaks && !words.listen(&mut said, control) {
+            said = None;
+        }
+        if ended {
+            break;
+        }
+        if hears_launcher {
+            // There is nothing more to be ordered: this is the end of the stream, or nonsense.
+            launcher_is_there = false;
+            if kind != DomainKind::Driver {
+                inner.kill().map_err(&fail)?;
+            }
+        }
+    }
+    while said.is_some() && words.listen(&mut said, control) {}
+    let status = rustix::io::retry_on_intr(|| {
+        rustix::process::waitpid(Some(pid), WaitOptions::empty())
+    })
+    .map_err(|errno| fail(errno.into()))?;
+    let ending = status.map_or(Ending::Unknown, |(_, status)| Ending::from_wait(status));
+    Ok((ending, words.into_text()))
+}
+
+/// The end of what the inner process wrote to standard error.
+#[derive(Default)]
+struct LastWords {
+    tail: Vec<u8>,
+}
+
+impl LastWords {
+    /// Reads once; `false` at the end of the stream. Only to be called when there is something to
+    /// read, or the writer is gone.
+    fn listen(
+        &mut self,
+        said: &mut Option<std::process::ChildStderr>,
+        control: &Channel,
+    ) -> bool {
+        let mut buffer = [0; LAST_WORDS_MAX];
+        let Some(length) = said.as_mut().and_then(|said| said.read(&mut buffer).ok()) else {
+            return false;
+        };
+        let words = &buffer[..length];
+        self.tail.extend_from_slice(words);
+        let surplus = self.tail.len().saturating_sub(LAST_WORDS_MAX);
+        self.tail.drain(..surplus);
+        if length > 0 {
+            control.send_or_drop(&FromKeeper::Said(String::from_utf8_lossy(words).into_owned()));
+        }
+        length > 0
+    }
+
+    fn into_text(self) -> String {
+        String::from_utf8_lossy(&self.tail).into_owned()
+    }
+}
+
+/// What is left to do when a driver domain has ended.
+struct Aftermath {
+    socket: SocketFile,
+    directory: OwnedFd,
+    obituary: OwnedFd,
+}
+
+impl Aftermath {
+    fn settle(self, obituary: &Obituary) {
+        // Nobody is left to hear of a failure: a launcher does without the obituary, and the next
+        // one removes a socket file that nobody listens at.
+        let _ = obituary.write(self.obituary);
+        let _ = remove_socket(&self.directory, &self.socket);
+    }
+}
+
+/// Removes the socket file unless another driver domain has taken its name over.
+fn remove_socket(directory: &OwnedFd, socket: &SocketFile) -> io::Result<()> {
+    // A lock belongs to an open file; the launcher holds the one this descriptor came from.
+    let flags = OFlags::DIRECTORY | OFlags::RDONLY | OFlags::CLOEXEC;
+    let own = rustix::fs::openat(directory, c".", flags, Mode::empty())?;
+    let deadline = Instant::now() + LOCK_PATIENCE;
+    while rustix::fs::flock(&own, FlockOperation::NonBlockingLockExclusive).is_err() {
+        if Instant::now() >= deadline {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    let stat = rustix::fs::statat(&own, &socket.name, AtFlags::SYMLINK_NOFOLLOW)?;
+    if (stat.st_dev, stat.st_ino) == (socket.device, socket.inode) {
+        rustix::fs::unlinkat(&own, &socket.name, AtFlags::empty())?;
+    }
+    Ok(())
+}

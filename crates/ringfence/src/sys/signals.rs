@@ -1,0 +1,131 @@
+//! Signals, read from a descriptor like everything else.
+
+use std::fs;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+
+use nix::sys::signal::{SigSet, Signal};
+use nix::sys::signalfd::{SfdFlags, SignalFd};
+
+/// Signals that arrive as something to read.
+#[derive(Debug)]
+pub struct Signals {
+    fd: SignalFd,
+}
+
+/// A signal that arrived.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Arrived {
+    /// Its number.
+    pub number: i32,
+    /// Whether a process sent it. The terminal's keys (Ctrl-C) are the kernel's doing: it signals
+    /// the whole foreground process group, so every member has got the signal already.
+    pub by_process: bool,
+}
+
+impl Signals {
+    /// Blocks `wanted` and opens a descriptor that they are read from. Those that this process
+    /// was started with ignored (`nohup`) stay ignored. Programs started by way of
+    /// `std::process` are not affected: that clears their mask.
+    ///
+    /// To be called while there is one thread.
+    ///
+    /// # Errors
+    ///
+    /// When no descriptor is free, or `/proc` cannot be read.
+    pub fn new(wanted: &[Signal]) -> io::Result<Signals> {
+        let ignored = ignored_mask()?;
+        let set: SigSet =
+            wanted.iter().copied().filter(|&signal| !is_in(ignored, signal as i32)).collect();
+        set.thread_block()?;
+        let fd = SignalFd::with_flags(&set, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK)?;
+        Ok(Signals { fd })
+    }
+
+    /// The next signal that arrived, if one did.
+    ///
+    /// # Errors
+    ///
+    /// The kernel's; none are expected.
+    pub fn next(&self) -> io::Result<Option<Arrived>> {
+        /// `SI_KERNEL`; what processes send has codes of 0 or less (sigaction(2)).
+        const FROM_PROCESS_MAX: i32 = 0;
+        let info = self.fd.read_signal()?;
+        Ok(info.and_then(|info| {
+            let number = i32::try_from(info.ssi_signo).ok()?;
+            Some(Arrived { number, by_process: info.ssi_code <= FROM_PROCESS_MAX })
+        }))
+    }
+}
+
+impl AsFd for Signals {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+/// Blocks every signal that can be blocked, for a process that only waits for others.
+///
+/// # Errors
+///
+/// The kernel's; none are expected.
+pub fn block_all() -> io::Result<()> {
+    Ok(SigSet::all().thread_block()?)
+}
+
+/// The name of a signal, if it has one.
+pub fn name(number: i32) -> Option<&'static str> {
+    Signal::try_from(number).ok().map(Signal::as_str)
+}
+
+/// Sends a signal to a child of this process that was not waited for yet.
+///
+/// # Errors
+///
+/// The kernel's.
+pub fn send(pid: u32, number: i32) -> io::Result<()> {
+    let pid = i32::try_from(pid).map_err(|_| io::ErrorKind::InvalidInput)?;
+    // 0 and negative numbers would mean groups.
+    if pid <= 0 {
+        return Err(io::ErrorKind::InvalidInput.into());
+    }
+    let signal = Signal::try_from(number)?;
+    Ok(nix::sys::signal::kill(nix::unistd::Pid::from_raw(pid), signal)?)
+}
+
+/// The signals that this process ignores, bit n-1 for signal n (`SigIgn` of proc_pid_status(5)).
+fn ignored_mask() -> io::Result<u64> {
+    let status = fs::read_to_string("/proc/self/status")?;
+    parse_ignored(&status)
+        .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "/proc/self/status: no SigIgn"))
+}
+
+fn parse_ignored(status: &str) -> Option<u64> {
+    let line = status.lines().find_map(|line| line.strip_prefix("SigIgn:"))?;
+    u64::from_str_radix(line.trim(), 16).ok()
+}
+
+fn is_in(mask: u64, number: i32) -> bool {
+    u32::try_from(number - 1).ok().and_then(|bit| mask.checked_shr(bit)).is_some_and(|m| m & 1 == 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_mask_of_ignored_signals_is_read_from_the_status_file() {
+        let mask = parse_ignored("Name:\tx\nSigIgn:\t0000000000001001\nSigCgt:\t0\n").unwrap();
+        assert!(is_in(mask, Signal::SIGHUP as i32));
+        assert!(is_in(mask, Signal::SIGPIPE as i32));
+        assert!(!is_in(mask, Signal::SIGTERM as i32));
+        assert!(!is_in(mask, 0) && !is_in(mask, 65) && !is_in(mask, -3));
+        assert_eq!(parse_ignored("SigCgt: 0\n"), None);
+    }
+
+    #[test]
+    fn signals_are_sent_to_single_processes_only() {
+        assert!(send(0, 15).is_err());
+        assert!(send(u32::MAX, 15).is_err());
+    }
+}

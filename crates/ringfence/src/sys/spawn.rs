@@ -1,0 +1,348 @@
+//! The launcher's side of a domain's two processes.
+
+use std::ffi::OsString;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd, RawFd};
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use ringfence_platform::namespaces;
+use serde::{Deserialize, Serialize};
+
+use super::channel::{Channel, ChannelError, wait_readable};
+use super::ids::{self, MapWriter, Maps};
+use super::keeper::{FromKeeper, ToKeeper};
+use super::Ending;
+
+/// This program, whatever happened to its file meanwhile.
+pub(crate) const THIS_PROGRAM: &str = "/proc/self/exe";
+
+/// How long a process of ours may take to start or to end before it counts as stuck.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// What a domain is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum DomainKind {
+    /// The backends, the hub and the switch. Outlives the launcher that started it.
+    Driver,
+    /// The frontend of one guest.
+    Frontend,
+    /// The guest: init and the command.
+    Guest,
+}
+
+impl DomainKind {
+    /// What it is called in messages.
+    pub fn label(self) -> &'static str {
+        match self {
+            DomainKind::Driver => "driver domain",
+            DomainKind::Frontend => "frontend",
+            DomainKind::Guest => "guest",
+        }
+    }
+
+    /// Whether it lives in the sandbox, in a session of its own.
+    pub fn is_sandboxed(self) -> bool {
+        !matches!(self, DomainKind::Guest)
+    }
+
+    /// The subcommand of `ringfence internal` that its inner process runs.
+    pub(crate) fn subcommand(self) -> &'static str {
+        match self {
+            DomainKind::Driver => "driver",
+            DomainKind::Frontend => "frontend",
+            DomainKind::Guest => "guest-init",
+        }
+    }
+}
+
+/// What is needed to start a domain.
+#[derive(Debug)]
+pub struct Spawn<'a> {
+    /// What it is for.
+    pub kind: DomainKind,
+    /// The command of a guest and its arguments.
+    pub command: &'a [OsString],
+    /// Descriptors from 3 on that a guest's command is to inherit by number.
+    pub inherit: &'a [RawFd],
+    /// What the keeper of a driver domain does afterwards.
+    pub aftermath: Option<Aftermath<'a>>,
+}
+
+/// What is left to do when a driver domain has ended.
+#[derive(Debug)]
+pub struct Aftermath<'a> {
+    /// The runtime directory.
+    pub directory: BorrowedFd<'a>,
+    /// The switch's socket in it, removed if it still is the one meant.
+    pub socket: SocketFile,
+    /// Where the keeper writes how the driver domain ended ([`super::keeper::Obituary`]).
+    pub obituary: BorrowedFd<'a>,
+}
+
+/// A socket's name in a directory, and which file it is: another driver domain may have taken
+/// the name over.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SocketFile {
+    /// Its name.
+    pub name: String,
+    /// The device it is on.
+    pub device: u64,
+    /// Its inode.
+    pub inode: u64,
+}
+
+/// Why a domain could not be started.
+#[derive(Debug, thiserror::Error)]
+pub enum SpawnError {
+    /// A process could not be started.
+    #[error("the {kind} could not be started: {source}", kind = kind.label())]
+    Start {
+        /// Which.
+        kind: DomainKind,
+        /// Why.
+        source: io::Error,
+    },
+    /// The keeper says why.
+    #[error("the {kind} could not be started: {why}", kind = kind.label())]
+    Refused {
+        /// Which.
+        kind: DomainKind,
+        /// Its words.
+        why: String,
+    },
+    /// The keeper did not answer as it should.
+    #[error("the {kind} could not be started: {source}", kind = kind.label())]
+    Channel {
+        /// Which.
+        kind: DomainKind,
+        /// What is wrong.
+        source: ChannelError,
+    },
+    /// The user namespace could not be given its ids.
+    #[error("the {kind} could not be given its user ids: {source}", kind = kind.label())]
+    Maps {
+        /// Which.
+        kind: DomainKind,
+        /// Why.
+        source: io::Error,
+    },
+}
+
+/// A domain that was started. It is ended, and waited for, when this is dropped; except a driver
+/// domain, which ends when its last guest leaves.
+#[derive(Debug)]
+pub struct DomainProcess {
+    kind: DomainKind,
+    keeper: Child,
+    control: Option<Channel>,
+    channel: Channel,
+}
+
+/// What became of a domain.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Ended {
+    /// How its inner process ended.
+    pub ending: Ending,
+    /// The last it said on standard error.
+    pub last_words: String,
+}
+
+/// What a keeper tells while its domain runs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Event {
+    /// The inner process wrote this to standard error.
+    Said(String),
+    /// The inner process ended.
+    Ended(Ended),
+}
+
+impl DomainProcess {
+    /// Starts a domain. Its inner process runs when this returns, and waits for orders on
+    /// [`DomainProcess::channel`].
+    ///
+    /// To be called from the main thread: a domain is killed when the thread that started it ends.
+    ///
+    /// # Errors
+    ///
+    /// [`SpawnError`]; nothing of the domain is left then.
+    pub fn start(spawn: &Spawn<'_>) -> Result<DomainProcess, SpawnError> {
+        let kind = spawn.kind;
+        let fail = |source| SpawnError::Start { kind, source };
+        let (control, keepers_end) = Channel::pair().map_err(fail)?;
+        let (channel, inner_end) = Channel::pair().map_err(fail)?;
+        let keeper = spawn_keeper(spawn, keepers_end).map_err(fail)?;
+        let domain = DomainProcess { kind, keeper, control: Some(control), channel };
+        domain.set_up(spawn, &inner_end)?;
+        Ok(domain)
+    }
+
+    fn set_up(&self, spawn: &Spawn<'_>, inner_end: &Channel) -> Result<(), SpawnError> {
+        let kind = self.kind;
+        let maps = self.choose_maps().map_err(|source| SpawnError::Maps { kind, source })?;
+        let map_writer = if maps.is_some() { MapWriter::Launcher } else { MapWriter::Keeper };
+        let mut fds = vec![inner_end.as_fd()];
+        if let Some(aftermath) = &spawn.aftermath {
+            fds.extend([aftermath.directory, aftermath.obituary]);
+        }
+        let socket = spawn.aftermath.as_ref().map(|aftermath| aftermath.socket.clone());
+        self.tell(&ToKeeper::SetUp { map_writer, socket }, &fds)?;
+        if let Some(maps) = maps {
+            self.hear(&FromKeeper::Unshared)?;
+            maps.write_for(self.keeper.id())
+                .map_err(|source| SpawnError::Maps { kind, source })?;
+            self.tell(&ToKeeper::Mapped, &[])?;
+        }
+        self.hear(&FromKeeper::Started)
+    }
+
+    fn choose_maps(&self) -> io::Result<Option<Maps>> {
+        if !ids::may_map_any()? {
+            Ok(None)
+        } else if self.kind.is_sandboxed() {
+            Maps::single_unused(self.keeper.id())
+        } else {
+            Maps::identity().map(Some)
+        }
+    }
+
+    fn control(&self) -> Result<&Channel, SpawnError> {
+        let closed = SpawnError::Channel { kind: self.kind, source: ChannelError::Closed };
+        self.control.as_ref().ok_or(closed)
+    }
+
+    fn tell(&self, order: &ToKeeper, fds: &[BorrowedFd<'_>]) -> Result<(), SpawnError> {
+        match self.control()?.send(order, fds) {
+            Ok(()) => Ok(()),
+            // It has gone, but may have said why.
+            Err(ChannelError::Closed) => self.hear(&FromKeeper::Started),
+            Err(source) => Err(SpawnError::Channel { kind: self.kind, source }),
+        }
+    }
+
+    fn hear(&self, expected: &FromKeeper) -> Result<(), SpawnError> {
+        let kind = self.kind;
+        let (heard, _) = self
+            .control()?
+            .receive_within::<FromKeeper>(PATIENCE)
+            .map_err(|source| SpawnError::Channel { kind, source })?;
+        match heard {
+            heard if heard == *expected => Ok(()),
+            FromKeeper::Failed(why) => Err(SpawnError::Refused { kind, why }),
+            other => Err(SpawnError::Refused { kind, why: format!("unexpected: {other:?}") }),
+        }
+    }
+
+    /// The channel to the inner process.
+    pub fn channel(&self) -> &Channel {
+        &self.channel
+    }
+
+    /// Something to poll: readable when [`DomainProcess::next_event`] has news.
+    pub fn events(&self) -> BorrowedFd<'_> {
+        self.control.as_ref().map_or(self.channel.as_fd(), Channel::as_fd)
+    }
+
+    /// What the keeper told since, if anything. When the keeper itself is gone, its domain is too.
+    pub fn next_event(&self) -> Option<Event> {
+        let gone = Event::Ended(Ended { ending: Ending::Unknown, last_words: String::new() });
+        let Some(control) = &self.control else { return Some(gone) };
+        match control.try_receive::<FromKeeper>() {
+            Ok(None) => None,
+            Ok(Some((FromKeeper::Said(text), _))) => Some(Event::Said(text)),
+            Ok(Some((FromKeeper::Ended { ending, last_words }, _))) => {
+                Some(Event::Ended(Ended { ending, last_words }))
+            }
+            Ok(Some((FromKeeper::Failed(why), _))) => {
+                Some(Event::Ended(Ended { ending: Ending::Unknown, last_words: why }))
+            }
+            Ok(Some(_)) | Err(_) => Some(gone),
+        }
+    }
+
+    /// The process id of the keeper, the parent of the domain's process 1.
+    pub fn keeper_pid(&self) -> u32 {
+        self.keeper.id()
+    }
+
+    /// Waits until the domain has ended by itself; `None` after `timeout`.
+    pub fn wait_ended(&self, timeout: Duration) -> Option<Ended> {
+        let deadline = Instant::now() + timeout;
+        loop {
+            match self.next_event() {
+                Some(Event::Ended(ended)) => return Some(ended),
+                Some(Event::Said(_)) => continue,
+                None => {}
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() || !wait_readable(self.events(), Some(left)).ok()? {
+                return None;
+            }
+        }
+    }
+
+    /// Leaves a driver domain to itself.
+    pub fn leave(mut self) {
+        self.control = None;
+    }
+
+    /// Ends the domain now and waits until its processes are gone.
+    fn end(&mut self) {
+        let Some(control) = self.control.take() else { return };
+        if self.kind == DomainKind::Driver {
+            // Others may be using it. If it was never set up, it ends with the channel.
+            return;
+        }
+        // The keeper ends its domain when this end closes, and itself after that; its own death
+        // closes its end.
+        let fd = control.into_fd();
+        // Nothing is sent from here on, so the keeper sees the end of the stream.
+        let _ = rustix::net::shutdown(&fd, rustix::net::Shutdown::Write);
+        if !wait_hung_up(&fd, PATIENCE) {
+            // It is stuck or stopped. Its death kills its domain.
+            let _ = self.keeper.kill();
+        }
+        let _ = self.keeper.wait();
+    }
+}
+
+impl Drop for DomainProcess {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+/// Waits until the other end is closed, reading away what is still said; `false` when that takes
+/// too long.
+fn wait_hung_up(fd: &OwnedFd, timeout: Duration) -> bool {
+    let deadline = Instant::now() + timeout;
+    let mut buffer = [0; 512];
+    loop {
+        let left = deadline.saturating_duration_since(Instant::now());
+        match wait_readable(fd, Some(left)) {
+            Ok(true) => {}
+            Ok(false) | Err(_) => return false,
+        }
+        match rustix::net::recv(fd, &mut buffer, rustix::net::RecvFlags::DONTWAIT) {
+            Ok((_, 0)) => return true,
+            Ok(_) | Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => {}
+            Err(_) => return true,
+        }
+    }
+}
+
+fn spawn_keeper(spawn: &Spawn<'_>, control: Channel) -> io::Result<Child> {
+    let mut keeper = Command::new(THIS_PROGRAM);
+    keeper.arg0("ringfence").args(["internal", "keeper", spawn.kind.subcommand()]);
+    keeper.stdin(Stdio::from(control.into_fd()));
+    if spawn.kind.is_sandboxed() {
+        keeper.stdout(Stdio::null()).stderr(Stdio::null()).env_clear().current_dir("/");
+        return keeper.spawn();
+    }
+    keeper.arg("--").args(spawn.command);
+    namespaces::set_inheritable(spawn.inherit, true)?;
+    let child = keeper.spawn();
+    namespaces::set_inheritable(spawn.inherit, false)?;
+    child
+}
