@@ -190,6 +190,17 @@ pub trait Port: Send {
         Ok(())
     }
 
+    /// How many frames of the largest size there is room for. Who joins just two ports asks, and
+    /// receives no more than that, so that the sender is held up instead of losing frames. When it
+    /// is zero, [`Port::arm`] asks for an event when there is room again.
+    ///
+    /// # Errors
+    ///
+    /// A [`Fault`] ends the port.
+    fn room(&mut self) -> Result<usize, Fault> {
+        Ok(usize::MAX)
+    }
+
     /// Asks for an event when there is something to receive, then looks once more: `true` means
     /// that there is work already and the thread must not sleep.
     ///

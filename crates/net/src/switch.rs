@@ -323,6 +323,11 @@ impl Patch {
         }
     }
 
+    /// The port at the other end.
+    pub fn other(&self, port: PortIndex) -> Option<PortIndex> {
+        self.ends.iter().flatten().copied().find(|&end| end != port)
+    }
+
     /// Sends every frame to the other end.
     pub fn route(
         &self,
@@ -331,13 +336,67 @@ impl Patch {
         counters: &PortCounters,
         plan: &mut Plan,
     ) {
-        let other = self.ends.iter().flatten().find(|&&end| end != source);
+        let other = self.other(source);
         for (index, frame) in (0u32..).zip(batch.iter()) {
             match other {
                 _ if addresses(&frame).is_none() => counters.dropped(DropReason::Runt),
-                Some(&port) => plan.send(port, index),
+                Some(port) => plan.send(port, index),
                 None => counters.dropped(DropReason::NoDestination),
             }
+        }
+    }
+}
+
+/// What joins the ports of a data plane.
+#[derive(Debug)]
+pub enum Fabric {
+    /// A learning switch.
+    Switch(Switch),
+    /// A cable between two ports.
+    Patch(Patch),
+}
+
+impl Fabric {
+    /// Attaches a port; a cable has no use for the policy.
+    ///
+    /// # Errors
+    ///
+    /// [`AttachError`]; nothing has changed.
+    pub fn attach(&mut self, port: PortIndex, policy: PortPolicy) -> Result<(), AttachError> {
+        match self {
+            Fabric::Switch(switch) => switch.attach(port, policy),
+            Fabric::Patch(patch) => patch.attach(port),
+        }
+    }
+
+    /// Detaches a port.
+    pub fn detach(&mut self, port: PortIndex) {
+        match self {
+            Fabric::Switch(switch) => switch.detach(port),
+            Fabric::Patch(patch) => patch.detach(port),
+        }
+    }
+
+    /// Adds to `plan` where the frames of `batch` go; see [`Switch::route`].
+    pub fn route(
+        &mut self,
+        source: PortIndex,
+        batch: &Batch,
+        now: Duration,
+        counters: &PortCounters,
+        plan: &mut Plan,
+    ) {
+        match self {
+            Fabric::Switch(switch) => switch.route(source, batch, now, counters, plan),
+            Fabric::Patch(patch) => patch.route(source, batch, counters, plan),
+        }
+    }
+
+    /// Addresses that are known.
+    pub fn addresses(&self) -> usize {
+        match self {
+            Fabric::Switch(switch) => switch.addresses(),
+            Fabric::Patch(_) => 0,
         }
     }
 }

@@ -31,8 +31,19 @@ struct Shared {
     from_port: VecDeque<(Vec<u8>, OffloadMeta)>,
     completed: u64,
     flushed: u64,
+    wants_room: bool,
     misbehave: bool,
     gone: bool,
+}
+
+impl Shared {
+    fn take(&mut self, link: &Link) -> Option<(Vec<u8>, OffloadMeta)> {
+        let taken = self.from_port.pop_front();
+        if taken.is_some() && self.wants_room {
+            link.announce();
+        }
+        taken
+    }
 }
 
 #[derive(Debug)]
@@ -59,6 +70,7 @@ pub struct MemoryPort {
     link: Arc<Link>,
     capacity: usize,
     lends: bool,
+    holds_up: bool,
     capabilities: PortCapabilities,
     counters: Arc<PortCounters>,
     outstanding: u64,
@@ -85,9 +97,23 @@ impl MemoryPort {
         let link = Arc::new(Link { shared: Mutex::default(), changed: Condvar::new(), event });
         let counters = Arc::new(PortCounters::default());
         let peer = MemoryPeer { link: Arc::clone(&link), counters: Arc::clone(&counters) };
-        let port =
-            MemoryPort { link, capacity, lends: false, capabilities, counters, outstanding: 0 };
+        let port = MemoryPort {
+            link,
+            capacity,
+            lends: false,
+            holds_up: false,
+            capabilities,
+            counters,
+            outstanding: 0,
+        };
         Ok((port, peer))
+    }
+
+    /// The same port, which says how much room it has.
+    #[must_use]
+    pub fn holding_up(mut self) -> MemoryPort {
+        self.holds_up = true;
+        self
     }
 
     /// The same port, which leaves what is behind the first 64 octets of each frame in lent memory.
@@ -170,8 +196,20 @@ impl Port for MemoryPort {
         Ok(())
     }
 
+    fn room(&mut self) -> Result<usize, Fault> {
+        if !self.holds_up {
+            return Ok(usize::MAX);
+        }
+        let mut shared = self.link.lock();
+        let room = self.capacity.saturating_sub(shared.from_port.len());
+        shared.wants_room = room == 0;
+        Ok(room)
+    }
+
     fn arm(&mut self) -> Result<bool, Fault> {
-        Ok(!self.link.lock().to_port.is_empty())
+        let shared = self.link.lock();
+        let room = shared.wants_room && shared.from_port.len() < self.capacity;
+        Ok(room || !shared.to_port.is_empty())
     }
 
     fn wait_fds(&self) -> Vec<BorrowedFd<'_>> {
@@ -208,7 +246,7 @@ impl MemoryPeer {
 
     /// The next frame that the data plane sent, if there is one already.
     pub fn take(&self) -> Option<(Vec<u8>, OffloadMeta)> {
-        self.link.lock().from_port.pop_front()
+        self.link.lock().take(&self.link)
     }
 
     /// The next frame that the data plane sends, if it does so in time.
@@ -217,7 +255,7 @@ impl MemoryPeer {
         let empty = |shared: &mut Shared| shared.from_port.is_empty();
         let waited = self.link.changed.wait_timeout_while(shared, limit, empty);
         let (mut shared, _) = waited.unwrap_or_else(std::sync::PoisonError::into_inner);
-        shared.from_port.pop_front()
+        shared.take(&self.link)
     }
 
     /// Announces work, whether or not there is any.

@@ -1,0 +1,123 @@
+//! A port in a data plane, and what is known about it there.
+
+use core::time::Duration;
+use std::io;
+use std::os::fd::OwnedFd;
+
+use rustix::event::epoll;
+
+use super::handle::PortId;
+use super::pace::Throttle;
+use crate::port::{Fault, Port, PortCapabilities};
+
+pub(super) struct Slot {
+    pub(super) id: PortId,
+    pub(super) name: String,
+    pub(super) port: Box<dyn Port>,
+    pub(super) capabilities: PortCapabilities,
+    pub(super) throttle: Throttle,
+    /// Its events ended the sleep, or its last look said that there is work, and none was found yet.
+    pub(super) woken: bool,
+    /// Nothing is received from it because whom it sends to has no room.
+    pub(super) held: bool,
+    /// Something was transmitted to it in this round.
+    pub(super) touched: bool,
+    /// Why it is about to be removed. Nothing of it is called any more.
+    pub(super) fault: Option<Fault>,
+    token: u64,
+    watched: bool,
+}
+
+impl Slot {
+    pub(super) fn new(id: PortId, name: String, port: Box<dyn Port>, token: u64) -> Slot {
+        Slot {
+            id,
+            name,
+            capabilities: port.capabilities(),
+            port,
+            throttle: Throttle::default(),
+            woken: false,
+            held: false,
+            touched: false,
+            fault: None,
+            token,
+            watched: false,
+        }
+    }
+
+    /// Keeps what a call of the port returned, or why the port ended.
+    pub(super) fn checked<T>(&mut self, result: Result<T, Fault>) -> Option<T> {
+        result.map_err(|fault| self.fault = Some(fault)).ok()
+    }
+
+    /// There was work of this port's.
+    pub(super) fn worked(&mut self) {
+        self.woken = false;
+        self.throttle.worked();
+    }
+
+    /// Its events ended a sleep.
+    pub(super) fn wake(&mut self) {
+        self.woken = true;
+        self.port.counters().wakeups.add(1);
+        let cleared = self.port.clear_events();
+        self.checked(cleared);
+    }
+
+    /// A round is over: an event without work behind it is held against the port.
+    pub(super) fn settle(&mut self, now: Duration) {
+        let asked = !self.held && self.throttle.until().is_none();
+        if !core::mem::take(&mut self.woken) || !asked {
+            return;
+        }
+        self.port.counters().spurious_wakeups.add(1);
+        if self.throttle.spurious(now) {
+            self.port.counters().throttles.add(1);
+        }
+    }
+
+    /// Whether there is work that can be done now; asks for an event if there is not.
+    pub(super) fn arm(&mut self) -> bool {
+        if self.fault.is_some() || self.throttle.until().is_some() {
+            return false;
+        }
+        let armed = self.port.arm();
+        let work = self.checked(armed).unwrap_or(false) && !self.held;
+        self.woken |= work;
+        work
+    }
+
+    /// Watches its files, or no longer does, as is right for the sleep that begins. Returns the number
+    /// of system calls.
+    pub(super) fn update_watch(&mut self, epoll: &OwnedFd, skip_held: bool) -> u64 {
+        let wanted = !(self.held && skip_held) && self.throttle.until().is_none();
+        if self.watched == wanted {
+            return 0;
+        }
+        let calls = self.port.wait_fds().len() as u64;
+        if wanted {
+            if let Err(source) = self.watch(epoll) {
+                self.fault = Some(Fault::system("cannot wait for the port's events", source));
+            }
+        } else {
+            self.unwatch(epoll);
+        }
+        calls
+    }
+
+    pub(super) fn watch(&mut self, epoll: &OwnedFd) -> io::Result<()> {
+        self.watched = true;
+        for fd in self.port.wait_fds() {
+            epoll::add(epoll, fd, epoll::EventData::new_u64(self.token), epoll::EventFlags::IN)?;
+        }
+        Ok(())
+    }
+
+    pub(super) fn unwatch(&mut self, epoll: &OwnedFd) {
+        self.watched = false;
+        for fd in self.port.wait_fds() {
+            // It fails only for a file that is not watched, which is what is wanted.
+            let _ = epoll::delete(epoll, fd);
+        }
+    }
+}
