@@ -275,6 +275,7 @@ impl Dataplane {
         }
         slot.worked();
         self.deliver(place);
+        // Before the sender is told that its pages are free, nothing may refer to them any more.
         self.batch.clear();
         if let Some(slot) = &mut self.slots[place] {
             let completed = slot.port.complete();

@@ -71,6 +71,7 @@ pub struct MemoryPort {
     capacity: usize,
     lends: bool,
     holds_up: bool,
+    level: bool,
     capabilities: PortCapabilities,
     counters: Arc<PortCounters>,
     outstanding: u64,
@@ -102,6 +103,7 @@ impl MemoryPort {
             capacity,
             lends: false,
             holds_up: false,
+            level: false,
             capabilities,
             counters,
             outstanding: 0,
@@ -120,6 +122,13 @@ impl MemoryPort {
     #[must_use]
     pub fn lending(mut self) -> MemoryPort {
         self.lends = true;
+        self
+    }
+
+    /// The same port, whose event stays as long as frames wait, as a TAP interface's does.
+    #[must_use]
+    pub fn level_triggered(mut self) -> MemoryPort {
+        self.level = true;
         self
     }
 
@@ -217,7 +226,9 @@ impl Port for MemoryPort {
     }
 
     fn clear_events(&mut self) -> Result<(), Fault> {
-        let _ = rustix::io::read(&self.link.event, &mut [0; 8]);
+        if !self.level || self.link.lock().to_port.is_empty() {
+            let _ = rustix::io::read(&self.link.event, &mut [0; 8]);
+        }
         Ok(())
     }
 

@@ -192,7 +192,8 @@ fn a_patch_holds_the_sender_up_instead_of_losing_frames() {
     let running = Running::new(Fabric::Patch(Patch::new()));
     let (slow, slow_peer) = MemoryPort::pair(4, PortCapabilities::plain(1500)).unwrap();
     running.add("slow", slow.holding_up());
-    let fast = running.peer("fast");
+    let (fast_port, fast) = port();
+    running.add("fast", fast_port.level_triggered());
     for n in 0..500u16 {
         let mut numbered = frame(mac(1), mac(2), 60);
         numbered[14..16].copy_from_slice(&n.to_be_bytes());
