@@ -195,7 +195,7 @@ impl LocalGrantee {
             // follow without a gap; and then only if the pages are neighbours.
             let last = &ops[run - 1];
             let goes_on = next.gref == last.gref && next.offset == last.offset + last.len;
-            let turns_page = next.offset == 0 && end % PAGE_SIZE as u64 == 0;
+            let turns_page = next.offset == 0 && end.is_multiple_of(PAGE_SIZE as u64);
             if !(goes_on || turns_page) || access_of(next) != access {
                 break;
             }

@@ -1,7 +1,7 @@
 //! The lending side of a pair.
 
 use std::collections::VecDeque;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use ringfence_memory::{LentSlice, Mapping, PAGE_SIZE, Protection};
@@ -107,6 +107,12 @@ impl LocalGranter {
             quarantine: VecDeque::new(),
         };
         Ok((LocalGranter { shared: Arc::new(Mutex::new(shared)), peer }, new.handed_over))
+    }
+
+    /// The descriptors of the arena.
+    pub fn descriptors(&self) -> Vec<RawFd> {
+        let shared = self.shared.lock().unwrap_or_else(PoisonError::into_inner);
+        vec![shared.writable.file.as_raw_fd(), shared.read_only.file.as_raw_fd()]
     }
 
     /// References that the peer claims to use although they were revoked by force.

@@ -20,7 +20,7 @@ pub mod hub;
 mod table;
 
 use std::collections::HashMap;
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::{Arc, Mutex, PoisonError};
 
 pub use arena::{ArenaFault, ArenaFiles, ArenaShape};
@@ -88,6 +88,23 @@ impl LocalPlatform {
         self.hub.fd()
     }
 
+    /// A store connection as a descriptor, to be handed to another process of this domain.
+    ///
+    /// # Errors
+    ///
+    /// When the hub refuses.
+    pub fn store_connection(&self) -> Result<OwnedFd, PlatformError> {
+        let (_, fds) = self.hub.call("connect to the store", Kind::Store, &[], &[])?;
+        Self::one_fd(fds)
+    }
+
+    /// The descriptors this platform holds now, for a sandbox that closes or refuses all others.
+    pub fn descriptors(&self) -> Vec<RawFd> {
+        let granters = self.granters.lock().unwrap_or_else(PoisonError::into_inner);
+        let arenas = granters.values().flat_map(LocalGranter::descriptors);
+        arenas.chain([self.hub.fd().as_raw_fd()]).collect()
+    }
+
     fn one_fd(fds: Vec<OwnedFd>) -> Result<OwnedFd, PlatformError> {
         let mut fds = fds.into_iter();
         match (fds.next(), fds.next()) {
@@ -112,8 +129,7 @@ impl Platform for LocalPlatform {
     }
 
     fn store(&self) -> Result<StoreClient, PlatformError> {
-        let (_, fds) = self.hub.call("connect to the store", Kind::Store, &[], &[])?;
-        Ok(StoreClient::new(Self::one_fd(fds)?)?)
+        Ok(StoreClient::new(self.store_connection()?)?)
     }
 
     /// The arena is made on the first call for a peer; later calls share it.

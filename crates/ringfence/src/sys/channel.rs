@@ -109,6 +109,11 @@ impl Channel {
         Ok(Channel { socket })
     }
 
+    /// The channel over a connected sequenced-packet socket.
+    pub fn from_fd(socket: OwnedFd) -> Channel {
+        Channel { socket }
+    }
+
     /// Takes the socket out, to hand it to another process.
     pub fn into_fd(self) -> OwnedFd {
         self.socket
@@ -241,6 +246,17 @@ pub fn wait_readable(fd: impl AsFd, timeout: Option<Duration>) -> io::Result<boo
     let deadline = timeout.map(|timeout| Instant::now() + timeout);
     let mut fds = [PollFd::new(&fd, PollFlags::IN)];
     poll_until(&mut fds, deadline).map(|ready| ready > 0)
+}
+
+/// Waits until the other end of a socket is closed; `false` when `timeout` ran out first. What
+/// may be there to be read does not count.
+///
+/// # Errors
+///
+/// The kernel's; none are expected.
+pub fn wait_hung_up(fd: impl AsFd, timeout: Duration) -> io::Result<bool> {
+    let mut fds = [PollFd::new(&fd, PollFlags::empty())];
+    poll_until(&mut fds, Some(Instant::now() + timeout)).map(|ready| ready > 0)
 }
 
 /// `poll` that goes on after an interruption and knows when to stop. Returns how many are ready.

@@ -24,7 +24,9 @@
 
 pub mod channel;
 pub mod ids;
+pub mod inner;
 pub mod keeper;
+pub mod log;
 pub mod sandbox;
 pub mod signals;
 pub mod spawn;

@@ -87,10 +87,12 @@ impl Broker {
         }
     }
 
-    /// Forgets a domain and what it lent or allocated.
+    /// Forgets a domain and what it lent or allocated. What was lent *to* it stays for the next
+    /// holder of its number: that is domain 0 after a restart, since no other number can be asked
+    /// for; or the granter's end.
     pub(crate) fn release(&mut self, id: DomId) {
         self.domains.remove(&id);
-        self.lent.retain(|&(granter, grantee), _| granter != id && grantee != id);
+        self.lent.retain(|&(granter, grantee), _| granter != id && (grantee != id || id == DomId(0)));
     }
 
     fn domain(&mut self, id: DomId) -> Result<&mut Domain, Refusal> {

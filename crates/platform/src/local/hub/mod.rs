@@ -10,7 +10,6 @@ pub(crate) mod client;
 pub(crate) mod protocol;
 mod broker;
 mod server;
-mod stores;
 
 pub use broker::HubLimits;
 pub use server::{Hub, HubHandle};

@@ -12,8 +12,8 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 
 use super::broker::{Broker, HubLimits};
 use super::protocol::{self, ANY_DOMAIN, Kind, Message, REPLY, Received, Refusal};
-use super::stores::Stores;
 use crate::local::ArenaShape;
+use crate::store::{Leftovers, Limits, StorePump};
 use crate::{DomId, PlatformError};
 
 /// Messages of one domain served before the others have their turn.
@@ -21,7 +21,8 @@ const BURST: usize = 16;
 
 const WAKE: u64 = 0;
 const LISTENER: u64 = 1;
-/// Tokens of domain connections are even, of store connections odd, from here on.
+const STORE: u64 = 2;
+/// Tokens of domains' connections, from here on.
 const FIRST_TOKEN: u64 = 16;
 
 enum Command {
@@ -88,7 +89,7 @@ pub struct Hub {
     connections: BTreeMap<u64, Connection>,
     next_token: u64,
     broker: Broker,
-    stores: Stores,
+    store: StorePump,
     faults: Arc<Mutex<BTreeMap<&'static str, u64>>>,
 }
 
@@ -109,6 +110,8 @@ impl Hub {
             rustix::event::EventfdFlags::CLOEXEC | rustix::event::EventfdFlags::NONBLOCK,
         )?;
         epoll::add(&epoll, &wake, EventData::new_u64(WAKE), EventFlags::IN)?;
+        let store = StorePump::new(Limits::default())?;
+        epoll::add(&epoll, &store, EventData::new_u64(STORE), EventFlags::IN)?;
         let (wake, (commands, received)) = (Arc::new(wake), channel());
         let faults = Arc::new(Mutex::new(BTreeMap::new()));
         let handle = HubHandle { commands, wake: Arc::clone(&wake), faults: Arc::clone(&faults) };
@@ -120,7 +123,7 @@ impl Hub {
             connections: BTreeMap::new(),
             next_token: FIRST_TOKEN,
             broker: Broker::new(limits),
-            stores: Stores::new(),
+            store,
             faults,
         };
         Ok((hub, handle))
@@ -153,21 +156,19 @@ impl Hub {
                 Err(e) => return Err(e.into()),
             }
             for event in &events {
-                let (token, flags) = (event.data.u64(), event.flags);
-                match token {
+                match event.data.u64() {
                     WAKE => {
                         if !self.serve_commands() {
                             return Ok(());
                         }
                     }
                     LISTENER => self.accept(),
-                    token if token % 2 == 0 => self.serve_domain(token),
-                    token => self.serve_store(token, flags),
+                    STORE => self.store.dispatch()?,
+                    token => self.serve_domain(token),
                 }
             }
-            self.stores.settle(&self.epoll);
-            for domain in self.stores.take_closed() {
-                self.broker.store_closed(domain);
+            while let Some(closed) = self.store.take_closed() {
+                self.broker.store_closed(closed.domain);
             }
         }
     }
@@ -201,7 +202,7 @@ impl Hub {
         });
         match joined {
             Ok(far) => {
-                self.stores.introduce(id);
+                self.store.introduce(id);
                 Ok((id, far))
             }
             Err(_) => {
@@ -214,7 +215,7 @@ impl Hub {
     fn connect(&mut self, socket: OwnedFd, assigned: Option<DomId>, privileged: bool) -> rustix::io::Result<()> {
         let token = self.next_token;
         epoll::add(&self.epoll, &socket, EventData::new_u64(token), EventFlags::IN)?;
-        self.next_token += 2;
+        self.next_token += 1;
         let connection = Connection { socket, domain: assigned, assigned, privileged };
         self.connections.insert(token, connection);
         Ok(())
@@ -236,7 +237,7 @@ impl Hub {
         let _ = epoll::delete(&self.epoll, &connection.socket);
         if let Some(id) = connection.domain {
             self.broker.release(id);
-            self.stores.release(id, &self.epoll);
+            self.store.release(id, Leftovers::Remove);
         }
     }
 
@@ -318,15 +319,13 @@ impl Hub {
         match kind {
             Kind::Store => {
                 self.broker.count_store(me)?;
-                let token = self.next_token + 1;
-                self.next_token += 2;
-                match self.stores.connect(me, privileged && me == DomId(0), token, &self.epoll) {
-                    Ok(far) => done(0, vec![far]),
-                    Err(_) => {
-                        self.broker.store_closed(me);
-                        Err(Refusal::System)
-                    }
+                let privileged = privileged && me == DomId(0);
+                let (near, far) = pair(SocketType::STREAM).map_err(|_| Refusal::System)?;
+                if self.store.attach(near, me, privileged).is_err() {
+                    self.broker.store_closed(me);
+                    return Err(Refusal::Quota);
                 }
+                done(0, vec![far])
             }
             Kind::Lend => {
                 let shape = ArenaShape { writable: args[1], read_only: args[2], references: args[3] };
@@ -368,13 +367,14 @@ impl Hub {
         }
         let wanted = match wanted {
             ANY_DOMAIN => None,
-            0 if !connection.privileged => return Err(Refusal::NotPermitted),
+            // A number can be lent to that its owner left behind: only the toolstack picks.
+            _ if !connection.privileged => return Err(Refusal::NotPermitted),
             raw => Some(DomId(u16::try_from(raw).map_err(|_| Refusal::Malformed)?)),
         };
         let id = self.broker.admit(wanted)?;
         connection.domain = Some(id);
         connection.assigned = Some(id);
-        self.stores.introduce(id);
+        self.store.introduce(id);
         Ok(id)
     }
 }

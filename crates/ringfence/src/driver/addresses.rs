@@ -1,0 +1,137 @@
+//! Addresses of the guests of a switch.
+
+use std::collections::BTreeSet;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use crate::guest::Address;
+
+/// Host numbers: below a /16, leaving out the first (the host's leg) and the last (broadcast).
+const HOSTS: core::ops::Range<u16> = 2..0xFFFF;
+/// The host's leg.
+const HOST_LEG: u16 = 1;
+
+/// Who may not be given an address.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum AddressError {
+    /// Somebody has it.
+    #[error("{0} is taken on this switch; choose another --address, or none")]
+    Taken(IpAddr),
+    /// All are in use.
+    #[error("no address is free on this switch")]
+    Exhausted,
+}
+
+/// The address plan of a switch: `10.N.0.0/16` and `fd72:6672:6663:N::/64`, N following from the
+/// switch's name, so that legs of several switches on one host differ (mostly).
+#[derive(Debug)]
+pub struct AddressPlan {
+    number: u8,
+    taken: BTreeSet<IpAddr>,
+}
+
+/// Addresses of one guest; give them back with [`AddressPlan::release`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Assigned {
+    /// Ethernet.
+    pub mac: [u8; 6],
+    /// IP.
+    pub addresses: Vec<Address>,
+}
+
+impl AddressPlan {
+    /// The plan of the switch called `name`.
+    pub fn new(name: &str) -> AddressPlan {
+        // FNV-1a: any even spread will do.
+        let hash = name.bytes().fold(0x811c_9dc5_u32, |h, b| (h ^ u32::from(b)).wrapping_mul(0x0100_0193));
+        // 10.128 to 10.191: away from the low networks that people choose by hand.
+        let [.., low] = hash.to_be_bytes();
+        AddressPlan { number: 128 + low % 64, taken: BTreeSet::new() }
+    }
+
+    fn both(&self, host: u16) -> [Option<Address>; 2] {
+        let [high, low] = host.to_be_bytes();
+        let v4 = Ipv4Addr::new(10, self.number, high, low);
+        let v6 = Ipv6Addr::new(0xfd72, 0x6672, 0x6663, u16::from(self.number), 0, 0, 0, host);
+        [Address::new(v4.into(), 16).ok(), Address::new(v6.into(), 64).ok()]
+    }
+
+    fn mac(&self, host: u16) -> [u8; 6] {
+        let [high, low] = host.to_be_bytes();
+        [0x02, 0x72, 0x66, self.number, high, low]
+    }
+
+    /// Takes addresses for domain `domain`: the wanted ones, else an IPv4 and an IPv6 address.
+    ///
+    /// # Errors
+    ///
+    /// [`AddressError`]; nothing was taken.
+    pub fn assign(&mut self, domain: u16, wanted: &[Address]) -> Result<Assigned, AddressError> {
+        let mac = self.mac(domain);
+        let addresses = if wanted.is_empty() { self.pick()? } else { wanted.to_vec() };
+        if let Some(taken) = addresses.iter().find(|a| self.taken.contains(&a.ip())) {
+            return Err(AddressError::Taken(taken.ip()));
+        }
+        self.taken.extend(addresses.iter().map(|a| a.ip()));
+        Ok(Assigned { mac, addresses })
+    }
+
+    fn pick(&self) -> Result<Vec<Address>, AddressError> {
+        let free = |address: &Option<Address>| address.is_some_and(|a| !self.taken.contains(&a.ip()));
+        HOSTS
+            .map(|host| self.both(host))
+            .find(|both| both.iter().all(free))
+            .map(|both| both.into_iter().flatten().collect())
+            .ok_or(AddressError::Exhausted)
+    }
+
+    /// The host's leg.
+    ///
+    /// # Errors
+    ///
+    /// [`AddressError::Taken`] when a guest asked for its address, or there is a leg already.
+    pub fn assign_host_leg(&mut self) -> Result<Assigned, AddressError> {
+        let wanted: Vec<_> = self.both(HOST_LEG).into_iter().flatten().collect();
+        // Domain numbers begin at 1: the leg's Ethernet address has number 0.
+        self.assign(0, &wanted)
+    }
+
+    /// Gives addresses back.
+    pub fn release(&mut self, assigned: &Assigned) {
+        for address in &assigned.addresses {
+            self.taken.remove(&address.ip());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn guests_get_different_addresses_and_give_them_back() {
+        let mut plan = AddressPlan::new("s");
+        let a = plan.assign(1, &[]).unwrap();
+        let b = plan.assign(2, &[]).unwrap();
+        assert_eq!(a.addresses.len(), 2);
+        assert!(a.addresses.iter().all(|x| !b.addresses.contains(x)) && a.mac != b.mac);
+        plan.release(&a);
+        assert_eq!(plan.assign(3, &[]).unwrap().addresses, a.addresses);
+    }
+
+    #[test]
+    fn a_wanted_address_is_given_once() {
+        let mut plan = AddressPlan::new("s");
+        let wanted: Address = "192.0.2.7/24".parse().unwrap();
+        assert_eq!(plan.assign(1, &[wanted]).unwrap().addresses, [wanted]);
+        assert_eq!(plan.assign(2, &[wanted]), Err(AddressError::Taken(wanted.ip())));
+    }
+
+    #[test]
+    fn the_host_has_one_leg() {
+        let mut plan = AddressPlan::new("s");
+        let leg = plan.assign_host_leg().unwrap();
+        assert!(plan.assign_host_leg().is_err());
+        let guest = plan.assign(1, &[]).unwrap();
+        assert!(guest.mac != leg.mac && guest.addresses != leg.addresses);
+    }
+}

@@ -1,0 +1,342 @@
+//! The guests of a switch: from the launcher's request to the last trace removed.
+
+use std::collections::BTreeMap;
+use std::os::fd::{AsFd, OwnedFd};
+
+use ringfence_net::dataplane::{DataplaneHandle, PortGone};
+use ringfence_net::port::Fault;
+use ringfence_net::switch::PortPolicy;
+use ringfence_net::tap::TapPort;
+use ringfence_net::vif::backend::{BackendOptions, Life, VifBackend};
+use ringfence_net::vif::toolstack::{self, VifConfig};
+use ringfence_platform::local::LocalPlatform;
+use ringfence_platform::local::hub::HubHandle;
+use ringfence_platform::store::{StoreAccess, StoreClient, StoreError};
+use ringfence_platform::tap::TapOffloads;
+use ringfence_platform::{DomId, Platform};
+use ringfence_wire::xenbus::{DeviceId, DeviceKind};
+use ringfence_wire::xenstore::{NodeAccess, PermissionList};
+
+use super::NAMES_ROOT;
+use super::addresses::{AddressPlan, Assigned};
+use super::host::{Ports, SwitchHost};
+use crate::switchboard::{AttachRequest, Attached, DriverStats, FromDriver, LegConfig, ToDriver, VERSION};
+use crate::sys::channel::{Channel, expect_fds};
+
+/// Connections that have not asked for anything yet, and guests, that are kept.
+const CONNECTIONS_MAX: usize = 1024;
+
+/// What the control thread works with.
+pub(super) struct Scope<'a> {
+    pub(super) hub: &'a HubHandle,
+    pub(super) platform: &'a LocalPlatform,
+    pub(super) store: &'a mut StoreClient,
+    pub(super) dataplane: &'a DataplaneHandle,
+}
+
+/// One launcher's connection, and its guest once it has one.
+struct Guest {
+    channel: Channel,
+    vif: Option<Vif>,
+    leg: Option<Leg>,
+}
+
+struct Vif {
+    backend: VifBackend,
+    assigned: Assigned,
+    name: Option<String>,
+}
+
+/// The host's leg, reserved or on the switch.
+struct Leg {
+    assigned: Assigned,
+    port: Option<ringfence_net::dataplane::PortId>,
+}
+
+/// All of them.
+pub(super) struct Guests {
+    plan: AddressPlan,
+    list: Vec<Guest>,
+    ports: Ports,
+}
+
+/// Lets every guest see the names; each name's node belongs to its guest.
+pub(super) fn open_names(store: &mut StoreClient) -> Result<(), StoreError> {
+    store.set_perms(NAMES_ROOT, &PermissionList::owned_by(DomId(0), NodeAccess::Read))
+}
+
+impl Guests {
+    pub(super) fn new(switch: &str) -> Guests {
+        Guests { plan: AddressPlan::new(switch), list: Vec::new(), ports: Ports::default() }
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.list.is_empty()
+    }
+
+    pub(super) fn any_attached(&self) -> bool {
+        self.list.iter().any(|guest| guest.vif.is_some())
+    }
+
+    pub(super) fn channels(&self) -> impl Iterator<Item = &Channel> {
+        self.list.iter().map(|guest| &guest.channel)
+    }
+
+    pub(super) fn come(&mut self, channel: Channel) {
+        if self.list.len() < CONNECTIONS_MAX {
+            self.list.push(Guest { channel, vif: None, leg: None });
+        }
+    }
+
+    pub(super) fn say_to_all(&self, message: &FromDriver) {
+        self.list.iter().for_each(|guest| guest.channel.send_or_drop(message));
+    }
+
+    /// Serves what launchers ask for, and takes guests off whose launchers are gone.
+    pub(super) fn hear(&mut self, scope: &mut Scope<'_>) {
+        let mut at = 0;
+        while at < self.list.len() {
+            match self.list[at].channel.try_receive::<ToDriver>() {
+                Ok(None) => at += 1,
+                Ok(Some((message, fds))) => {
+                    let answer = self.obey(at, message, fds, scope);
+                    if let Some(answer) = answer {
+                        self.list[at].channel.send_or_drop(&answer);
+                    }
+                    at += 1;
+                }
+                Err(_) => {
+                    let guest = self.list.swap_remove(at);
+                    self.leave(guest, scope);
+                }
+            }
+        }
+    }
+
+    /// The answer, where it was not sent already.
+    fn obey(
+        &mut self,
+        at: usize,
+        message: ToDriver,
+        fds: Vec<OwnedFd>,
+        scope: &mut Scope<'_>,
+    ) -> Option<FromDriver> {
+        match message {
+            ToDriver::Attach(request) => self.attach(at, &request, scope).err().map(FromDriver::Refused),
+            ToDriver::HostLeg { name, offloads, mtu } => {
+                Some(match self.add_leg(at, &name, offloads, mtu, fds, scope) {
+                    Ok(()) => FromDriver::LegAdded,
+                    Err(why) => FromDriver::Refused(why),
+                })
+            }
+            ToDriver::Stats => Some(FromDriver::Stats(Box::new(self.stats(scope)))),
+        }
+    }
+
+    fn attach(&mut self, at: usize, request: &AttachRequest, scope: &mut Scope<'_>) -> Result<(), String> {
+        if request.version != VERSION {
+            return Err(format!(
+                "the switch is served by Ringfence {VERSION}, this is {}; use another --switch",
+                request.version
+            ));
+        }
+        if self.list[at].vif.is_some() {
+            return Err("this connection has a guest already".to_owned());
+        }
+        let mode = request.mode().ok_or_else(|| format!("`{}` is no mode of this build", request.mode))?;
+        let text = |error: &dyn std::fmt::Display| error.to_string();
+        let (domain, connection) = scope.hub.admit(None, false).map_err(|e| text(&e))?;
+        let names = connection
+            .try_clone()
+            .map_err(|e| text(&e))
+            .and_then(|copy| LocalPlatform::connect(copy).map_err(|e| text(&e)))
+            .and_then(|guest| guest.store_connection().map_err(|e| text(&e)))?;
+        let assigned = self.plan.assign(domain.0, &request.addresses).map_err(|e| text(&e))?;
+        let leg = match request.host_leg.then(|| self.plan.assign_host_leg()).transpose() {
+            Ok(leg) => leg,
+            Err(error) => {
+                self.plan.release(&assigned);
+                return Err(format!("the host has a leg on this switch already ({error})"));
+            }
+        };
+        let device = DeviceId { kind: DeviceKind::Vif, frontend: domain, backend: DomId(0), handle: 0 };
+        let mut backend = VifBackend::new(device, BackendOptions { mode, mtu: request.mtu });
+        let made = make_device(scope.store, &backend, &assigned, request);
+        if let Err(why) = made {
+            self.plan.release(&assigned);
+            leg.iter().for_each(|leg| self.plan.release(leg));
+            return Err(why);
+        }
+        let mut host = SwitchHost { ports: &mut self.ports, dataplane: scope.dataplane, mac: assigned.mac };
+        backend.look(scope.platform, scope.store, &mut host).map_err(|e| text(&e))?;
+        let answer = FromDriver::Attached(Box::new(Attached {
+            domain: domain.0,
+            mac: assigned.mac,
+            addresses: assigned.addresses.clone(),
+            host_leg: leg.as_ref().map(|l| LegConfig { mac: l.mac, addresses: l.addresses.clone() }),
+        }));
+        let guest = &mut self.list[at];
+        guest.leg = leg.map(|assigned| Leg { assigned, port: None });
+        guest.vif = Some(Vif { backend, assigned, name: request.name.clone() });
+        // A launcher that is gone is noticed at the next look at its connection.
+        let _ = guest.channel.send(&answer, &[connection.as_fd(), names.as_fd()]);
+        Ok(())
+    }
+
+    fn add_leg(
+        &mut self,
+        at: usize,
+        name: &str,
+        offloads: u32,
+        mtu: u16,
+        fds: Vec<OwnedFd>,
+        scope: &mut Scope<'_>,
+    ) -> Result<(), String> {
+        let [tap] = expect_fds(fds).map_err(|e| e.to_string())?;
+        let leg = self.list[at].leg.as_mut().filter(|leg| leg.port.is_none());
+        let leg = leg.ok_or("no leg of the host was asked for")?;
+        let port = TapPort::new(tap, TapOffloads(offloads), mtu, scope.platform.counters().clone());
+        let id = scope
+            .dataplane
+            .add_port(Box::new(port), PortPolicy::default(), &format!("host:{name}"))
+            .map_err(|e| e.to_string())?;
+        leg.port = Some(id);
+        Ok(())
+    }
+
+    /// Removes every trace of a guest whose launcher is gone.
+    fn leave(&mut self, guest: Guest, scope: &mut Scope<'_>) {
+        if let Some(leg) = guest.leg {
+            leg.port.map(|id| scope.dataplane.remove_port(id));
+            self.plan.release(&leg.assigned);
+        }
+        let Some(mut vif) = guest.vif else { return };
+        let mut host = SwitchHost { ports: &mut self.ports, dataplane: scope.dataplane, mac: vif.assigned.mac };
+        vif.backend.let_go(&mut host);
+        self.plan.release(&vif.assigned);
+        for path in vif.backend.watch_paths() {
+            // Watches end with the connection in any case.
+            let _ = scope.store.unwatch(&path, &vif.token());
+        }
+        let named = vif.name.iter().map(|name| format!("{NAMES_ROOT}/{name}"));
+        let removed = toolstack::remove(scope.store, vif.backend.device());
+        if let Err(error) = removed {
+            tracing::warn!(%error, "the nodes of a guest were not removed");
+        }
+        for path in named {
+            // Gone already when the guest's domain was released before.
+            let _ = scope.store.rm(&path);
+        }
+    }
+
+    /// The data plane gave a port up.
+    pub(super) fn port_gone(&mut self, gone: PortGone, scope: &mut Scope<'_>) {
+        let PortGone { id, name, reason, port } = gone;
+        // Unmap before anything is said to the guest.
+        drop(port);
+        let Some(device) = self.ports.forget(id) else {
+            tracing::warn!(%name, %reason, "a port ended");
+            self.list.iter_mut().filter_map(|g| g.leg.as_mut()).filter(|l| l.port == Some(id)).for_each(|l| l.port = None);
+            return;
+        };
+        let Some(guest) = self.find(&device) else { return };
+        let Some(vif) = &mut guest.vif else { return };
+        let why = reason.to_string();
+        if !matches!(reason, Fault::Gone) {
+            guest.channel.send_or_drop(&FromDriver::DeviceClosed(why.clone()));
+        }
+        vif.backend.condemn(why);
+        self.look(&device, scope);
+    }
+
+    fn find(&mut self, device: &DeviceId) -> Option<&mut Guest> {
+        self.list.iter_mut().find(|g| g.vif.as_ref().is_some_and(|v| v.backend.device() == device))
+    }
+
+    /// A watch fired.
+    pub(super) fn store_changed(&mut self, token: &str, scope: &mut Scope<'_>) {
+        let concerned: Vec<DeviceId> = self
+            .list
+            .iter()
+            .filter_map(|guest| guest.vif.as_ref())
+            .filter(|vif| token == "release" || vif.token() == token)
+            .map(|vif| *vif.backend.device())
+            .collect();
+        for device in concerned {
+            self.look(&device, scope);
+        }
+    }
+
+    fn look(&mut self, device: &DeviceId, scope: &mut Scope<'_>) {
+        let mut ports = core::mem::take(&mut self.ports);
+        if let Some(guest) = self.find(device)
+            && let Some(vif) = &mut guest.vif
+        {
+            let before = vif.backend.rules().get("device_condemned");
+            let mut host = SwitchHost { ports: &mut ports, dataplane: scope.dataplane, mac: vif.assigned.mac };
+            match vif.backend.look(scope.platform, scope.store, &mut host) {
+                Ok(Life::Alive | Life::Over) => {}
+                Err(error) => tracing::warn!(%error, "a device's state could not be followed"),
+            }
+            if vif.backend.rules().get("device_condemned") > before {
+                let why = "its frontend could not be connected (see the driver domain's messages)";
+                guest.channel.send_or_drop(&FromDriver::DeviceClosed(why.to_owned()));
+            }
+        }
+        self.ports = ports;
+    }
+
+    fn stats(&self, scope: &Scope<'_>) -> DriverStats {
+        let owned = |pairs: Vec<(&'static str, u64)>| -> BTreeMap<String, u64> {
+            pairs.into_iter().map(|(k, v)| (k.to_owned(), v)).collect()
+        };
+        let ports = scope.dataplane.stats().map(|stats| stats.ports).unwrap_or_default();
+        let rules = self.list.iter().filter_map(|g| g.vif.as_ref()).map(|vif| {
+            let broken = vif.backend.rules().all().into_iter().collect();
+            (vif.token(), owned(broken))
+        });
+        DriverStats {
+            path: owned(scope.platform.counters().values().named()),
+            // What is zero is left out: a message has a bound, a switch may have many ports.
+            ports: ports
+                .into_iter()
+                .map(|port| (port.name, owned(port.counters.into_iter().filter(|(_, n)| *n > 0).collect())))
+                .collect(),
+            rules: rules.filter(|(_, broken)| !broken.is_empty()).collect(),
+            hub: owned(scope.hub.faults().into_iter().collect()),
+        }
+    }
+}
+
+impl Vif {
+    fn token(&self) -> String {
+        let device = self.backend.device();
+        format!("vif{}.{}", device.frontend, device.handle)
+    }
+}
+
+/// Makes the nodes of a device and of its name, and watches them.
+fn make_device(
+    store: &mut StoreClient,
+    backend: &VifBackend,
+    assigned: &Assigned,
+    request: &AttachRequest,
+) -> Result<(), String> {
+    let device = backend.device();
+    if let Some(name) = &request.name {
+        let path = format!("{NAMES_ROOT}/{name}");
+        if store.read_opt(&path).map_err(|e| e.to_string())?.is_some() {
+            return Err(format!("the name `{name}` is taken on this switch; choose another --name"));
+        }
+        let owner = PermissionList::owned_by(device.frontend, NodeAccess::Read);
+        store.write(&path, "").and_then(|()| store.set_perms(&path, &owner)).map_err(|e| e.to_string())?;
+    }
+    let config = VifConfig { mac: assigned.mac, mtu: request.mtu };
+    toolstack::create(store, device, config).map_err(|e| e.to_string())?;
+    let token = format!("vif{}.{}", device.frontend, device.handle);
+    for path in backend.watch_paths() {
+        store.watch(&path, &token).map_err(|e| e.to_string())?;
+    }
+    Ok(())
+}
+

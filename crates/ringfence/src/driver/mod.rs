@@ -1,0 +1,239 @@
+//! The driver domain of a switch.
+//!
+//! # Theory of operation
+//!
+//! Three threads. The *hub* stands for the hypervisor and xenstored. The *data plane* polls the
+//! ports and moves frames. The *control* thread, this one, is the toolstack (it makes and removes
+//! devices for launchers) and follows the xenbus state of every device.
+//!
+//! It begins with one thread, gets its orders and the listening socket, enters the sandbox, starts
+//! the other two and only then hears launchers and guests. It ends when the last guest has left.
+
+pub mod addresses;
+mod guests;
+mod host;
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use ringfence_net::dataplane::{Dataplane, DataplaneConfig, DataplaneHandle, PortGone};
+use ringfence_net::switch::{Fabric, Switch};
+use ringfence_platform::local::LocalPlatform;
+use ringfence_platform::local::hub::{Hub, HubHandle, HubLimits};
+use ringfence_platform::store::{StoreAccess, StoreClient};
+use ringfence_platform::{DomId, Platform, PlatformError};
+use rustix::event::{PollFd, PollFlags};
+
+use crate::switchboard::{DriverConfig, DriverReport, FromDriver};
+use crate::sys::channel::{Channel, ChannelError, expect_fds, poll_until};
+use crate::sys::sandbox::{Isolation, SandboxError};
+use crate::sys::{DomainKind, STATUS_FAILED};
+use guests::Guests;
+
+/// How long the first guest may take to come.
+const FIRST_GUEST_WITHIN: Duration = Duration::from_secs(10);
+/// Where names are.
+pub const NAMES_ROOT: &str = "/ringfence/names";
+
+/// Why a driver domain ends before its time.
+#[derive(Debug, thiserror::Error)]
+pub enum DriverError {
+    /// Orders did not come, or not as they should.
+    #[error("orders: {0}")]
+    Channel(#[from] ChannelError),
+    /// The sandbox did not close.
+    #[error(transparent)]
+    Sandbox(#[from] SandboxError),
+    /// The hub or the store failed.
+    #[error(transparent)]
+    Platform(#[from] PlatformError),
+    /// The store failed.
+    #[error("store: {0}")]
+    Store(#[from] ringfence_platform::store::StoreError),
+    /// The system refused.
+    #[error(transparent)]
+    System(#[from] io::Error),
+}
+
+/// The inner process of a driver domain. Returns its exit status.
+pub fn main() -> u8 {
+    let channel = match Channel::from_stdin() {
+        Ok(channel) => channel,
+        Err(error) => {
+            eprintln!("ringfence: {error}");
+            return STATUS_FAILED;
+        }
+    };
+    match live(&channel) {
+        Ok(()) => 0,
+        Err(error) => {
+            // If nobody hears it, standard error still does.
+            let _ = channel.send(&DriverReport::Failed(error.to_string()), &[]);
+            eprintln!("ringfence: driver domain: {error}");
+            STATUS_FAILED
+        }
+    }
+}
+
+fn live(channel: &Channel) -> Result<(), DriverError> {
+    let (config, fds) = channel.receive::<DriverConfig>()?;
+    let [listener] = expect_fds(fds)?;
+    let expected = [channel.as_fd().as_raw_fd(), listener.as_raw_fd()];
+    let isolation = Isolation::enter(DomainKind::Driver, &expected)?;
+    crate::sys::log::to_stderr(config.verbose);
+    isolation.lock()?;
+    let mut driver = Driver::start(&config, listener)?;
+    channel.send(&DriverReport::Ready, &[])?;
+    driver.serve()
+}
+
+/// A running driver domain.
+struct Driver {
+    listener: OwnedFd,
+    hub: HubHandle,
+    platform: Arc<LocalPlatform>,
+    store: StoreClient,
+    dataplane: DataplaneHandle,
+    gone: std::sync::mpsc::Receiver<PortGone>,
+    gone_wake: Arc<OwnedFd>,
+    guests: Guests,
+}
+
+impl Driver {
+    fn start(config: &DriverConfig, listener: OwnedFd) -> Result<Driver, DriverError> {
+        rustix::io::ioctl_fionbio(&listener, true).map_err(io::Error::from)?;
+        let (hub_thread, hub) = Hub::new(HubLimits::default())?;
+        thread("hub", move || {
+            if let Err(error) = hub_thread.run() {
+                tracing::error!(%error, "the hub ended");
+            }
+        })?;
+        let (_, connection) = hub.admit(Some(DomId(0)), true)?;
+        let platform = Arc::new(LocalPlatform::connect(connection)?);
+        let mut store = platform.store()?;
+        store.mkdir(NAMES_ROOT)?;
+        guests::open_names(&mut store)?;
+        store.watch("@releaseDomain", "release")?;
+        let (dataplane, gone, gone_wake) = start_dataplane(&platform)?;
+        let guests = Guests::new(&config.switch);
+        Ok(Driver { listener, hub, platform, store, dataplane, gone, gone_wake, guests })
+    }
+
+    /// Serves until the last guest has left.
+    fn serve(&mut self) -> Result<(), DriverError> {
+        let mut patience = Some(Instant::now() + FIRST_GUEST_WITHIN);
+        loop {
+            self.wait(patience)?;
+            self.accept();
+            self.hear_launchers();
+            self.bury_ports();
+            self.follow_store()?;
+            let waited = patience.is_some_and(|until| Instant::now() >= until);
+            if self.guests.any_attached() {
+                patience = None;
+            } else if waited || patience.is_none() {
+                // Somebody may have come in just now: then there is one more round.
+                self.accept();
+                if self.guests.is_empty() {
+                    return Ok(());
+                }
+                patience.get_or_insert(Instant::now() + FIRST_GUEST_WITHIN);
+            }
+        }
+    }
+
+    fn wait(&mut self, until: Option<Instant>) -> io::Result<()> {
+        let mut fds = vec![
+            PollFd::new(&self.listener, PollFlags::IN),
+            PollFd::from_borrowed_fd(self.store.fd(), PollFlags::IN),
+            PollFd::new(&self.gone_wake, PollFlags::IN),
+        ];
+        fds.extend(self.guests.channels().map(|channel| PollFd::new(channel, PollFlags::IN)));
+        poll_until(&mut fds, until).map(drop)
+    }
+
+    fn accept(&mut self) {
+        use rustix::net::SocketFlags;
+        while let Ok(socket) = rustix::net::accept_with(&self.listener, SocketFlags::CLOEXEC) {
+            // The runtime directory lets no other user in; this is the second lock.
+            let own = rustix::net::sockopt::socket_peercred(&socket);
+            if own.is_ok() {
+                self.guests.come(Channel::from_fd(socket));
+            }
+        }
+    }
+
+    fn hear_launchers(&mut self) {
+        let mut scope = guests::Scope {
+            hub: &self.hub,
+            platform: &self.platform,
+            store: &mut self.store,
+            dataplane: &self.dataplane,
+        };
+        self.guests.hear(&mut scope);
+    }
+
+    fn bury_ports(&mut self) {
+        let mut count = [0; 8];
+        // Empty when nothing happened.
+        let _ = rustix::io::read(&*self.gone_wake, &mut count);
+        while let Ok(gone) = self.gone.try_recv() {
+            let mut scope = guests::Scope {
+                hub: &self.hub,
+                platform: &self.platform,
+                store: &mut self.store,
+                dataplane: &self.dataplane,
+            };
+            self.guests.port_gone(gone, &mut scope);
+        }
+    }
+
+    fn follow_store(&mut self) -> Result<(), DriverError> {
+        // Bounded: a guest that keeps writing has its turn again after the others.
+        for _ in 0..64 {
+            let Some(event) = self.store.next_event()? else { break };
+            let mut scope = guests::Scope {
+                hub: &self.hub,
+                platform: &self.platform,
+                store: &mut self.store,
+                dataplane: &self.dataplane,
+            };
+            self.guests.store_changed(&event.token, &mut scope);
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Driver {
+    fn drop(&mut self) {
+        self.guests.say_to_all(&FromDriver::Bye("the last guest has left".to_owned()));
+        self.dataplane.stop();
+        self.hub.stop();
+    }
+}
+
+fn thread(name: &str, run: impl FnOnce() + Send + 'static) -> io::Result<()> {
+    std::thread::Builder::new().name(name.to_owned()).spawn(run).map(drop)
+}
+
+type GoneQueue = (DataplaneHandle, std::sync::mpsc::Receiver<PortGone>, Arc<OwnedFd>);
+
+fn start_dataplane(platform: &LocalPlatform) -> io::Result<GoneQueue> {
+    use rustix::event::EventfdFlags;
+    let wake = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+    let wake = Arc::new(wake);
+    let (tell, gone) = std::sync::mpsc::channel();
+    let ring = Arc::clone(&wake);
+    let on_gone = move |port: PortGone| {
+        // Nobody listens any more only when the whole domain ends.
+        let _ = tell.send(port);
+        let _ = rustix::io::write(&*ring, &1u64.to_ne_bytes());
+    };
+    let fabric = Fabric::Switch(Switch::new());
+    let counters = Arc::clone(platform.counters());
+    let (dataplane, handle) = Dataplane::new(fabric, DataplaneConfig::default(), counters, on_gone)?;
+    thread("dataplane", move || dataplane.run())?;
+    Ok((handle, gone, wake))
+}

@@ -1,0 +1,159 @@
+//! What launchers and the driver domain of a switch say to each other.
+//!
+//! A launcher connects to the switch's socket and holds the connection as long as its guest lives:
+//! when it closes, the guest is taken off the switch; when the driver domain closes it, the guest
+//! has no network any more and ends.
+//!
+//! ```text
+//! launcher                               driver domain
+//!   Attach ─────────────────────────────>  gives a domain number, addresses, makes the vif
+//!   <───────────────────────── Attached    + frontend's hub connection, guest's store connection
+//!   HostLeg + TAP ──────────────────────>  (with --host-tap) the host's own leg
+//!   <────────────────────────── LegAdded
+//!   Stats ──────────────────────────────>
+//!   <───────────────────────────── Stats
+//!   <────────────── DeviceClosed, or Bye   when something went wrong, with the reason
+//! ```
+
+use std::collections::BTreeMap;
+
+use ringfence_grants::Mode;
+use serde::{Deserialize, Serialize};
+
+use crate::guest::Address;
+
+/// The version of this protocol; both ends are of one build, or they refuse each other.
+pub const VERSION: &str = env!("CARGO_PKG_VERSION");
+
+/// The first order to a driver domain, over its own channel, with the listening socket.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DriverConfig {
+    /// The switch's name.
+    pub switch: String,
+    /// Say more on standard error.
+    pub verbose: bool,
+}
+
+/// The driver domain's answer over its own channel, once its sandbox is closed and it listens.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum DriverReport {
+    /// It serves.
+    Ready,
+    /// It cannot.
+    Failed(String),
+}
+
+/// From a launcher.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum ToDriver {
+    /// A guest wants a vif.
+    Attach(Box<AttachRequest>),
+    /// The host's leg was made; with its TAP's descriptor.
+    HostLeg {
+        /// The interface's name, for messages.
+        name: String,
+        /// What the kernel leaves to the reader.
+        offloads: u32,
+        /// Octets behind the Ethernet header.
+        mtu: u16,
+    },
+    /// Asks for the counters.
+    Stats,
+}
+
+/// What a guest is to get.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AttachRequest {
+    /// [`VERSION`].
+    pub version: String,
+    /// The name others find it by.
+    pub name: Option<String>,
+    /// Its addresses; none: the driver domain picks.
+    pub addresses: Vec<Address>,
+    /// Octets behind the Ethernet header.
+    pub mtu: u16,
+    /// How the backend reaches its pages ([`Mode::name`]).
+    pub mode: String,
+    /// Also reserve addresses for a leg of the host.
+    pub host_leg: bool,
+}
+
+impl AttachRequest {
+    /// The mode, if this build has it.
+    pub fn mode(&self) -> Option<Mode> {
+        self.mode.parse().ok()
+    }
+}
+
+/// From the driver domain.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum FromDriver {
+    /// The guest has a vif. With two descriptors: the frontend's hub connection, and a store
+    /// connection for the guest's names.
+    Attached(Box<Attached>),
+    /// The host's leg is on the switch.
+    LegAdded,
+    /// The counters.
+    Stats(Box<DriverStats>),
+    /// It will not be done.
+    Refused(String),
+    /// The guest's device was closed because of what its frontend did.
+    DeviceClosed(String),
+    /// The driver domain ends.
+    Bye(String),
+}
+
+/// A vif as it was given.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Attached {
+    /// The guest's domain number.
+    pub domain: u16,
+    /// Its Ethernet address.
+    pub mac: [u8; 6],
+    /// Its addresses.
+    pub addresses: Vec<Address>,
+    /// The host's leg, where one was asked for.
+    pub host_leg: Option<LegConfig>,
+}
+
+/// Addresses of the host's leg.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LegConfig {
+    /// Its Ethernet address.
+    pub mac: [u8; 6],
+    /// Its addresses.
+    pub addresses: Vec<Address>,
+}
+
+/// Counters of a driver domain at one moment.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DriverStats {
+    /// Of the data path: grant operations, system calls.
+    pub path: BTreeMap<String, u64>,
+    /// Of each port.
+    pub ports: BTreeMap<String, BTreeMap<String, u64>>,
+    /// Rules broken by each guest.
+    pub rules: BTreeMap<String, BTreeMap<String, u64>>,
+    /// Rules of the hub's protocol broken by any domain.
+    pub hub: BTreeMap<String, u64>,
+}
+
+/// The order to a frontend, with two descriptors: its hub connection and the TAP.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FrontendConfig {
+    /// Octets behind the Ethernet header.
+    pub mtu: u16,
+    /// What the kernel leaves to the reader of the TAP.
+    pub offloads: u32,
+}
+
+/// What a frontend reports.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum FromFrontend {
+    /// Backend and frontend are connected.
+    Up,
+    /// They were, and are not any more.
+    Down(String),
+    /// The frontend cannot go on.
+    Failed(String),
+}
