@@ -4,10 +4,20 @@
 //! * [`batch`]: frames on their way through one round of the data plane.
 //! * [`port`]: the contract of whatever frames come from and go to.
 //! * [`counters`]: what is counted there.
+//! * [`tap`]: the port of a Linux TAP interface.
+//! * [`switch`]: which port a frame goes to.
+//! * [`edge`]: what is done to a frame that the port it leaves by cannot take as it is.
+//! * [`dataplane`]: the thread that polls the ports, and sleeps when there is nothing to do.
 
 pub mod batch;
 pub mod counters;
+pub mod dataplane;
+pub mod edge;
 pub mod port;
+pub mod switch;
+pub mod tap;
+#[doc(hidden)]
+pub mod testing;
 
 pub use batch::{Batch, BatchError, FrameView, SegmentView};
 pub use counters::{DropReason, PortCounters};
