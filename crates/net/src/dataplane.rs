@@ -7,7 +7,7 @@
 //! port is asked: no port waits for longer than one budget of each other one. Who is first changes
 //! with every round. At the end of the round every port that was sent something publishes it, once.
 //!
-//! When a round finds nothing to do, the thread goes on polling for a short while ([`pace`]: as long
+//! When a round finds nothing to do, the thread goes on polling for a short while (`pace`: as long
 //! as experience says that it pays), then arms all ports, looks once more and sleeps until one of
 //! their files is readable.
 //!
