@@ -51,7 +51,10 @@ impl FromStr for Mode {
     type Err = UnknownMode;
 
     fn from_str(word: &str) -> Result<Mode, UnknownMode> {
-        Mode::ALL.into_iter().find(|m| m.name() == word).ok_or_else(|| UnknownMode(word.chars().take(32).collect()))
+        Mode::ALL
+            .into_iter()
+            .find(|m| m.name() == word)
+            .ok_or_else(|| UnknownMode(word.chars().take(32).collect()))
     }
 }
 
@@ -116,7 +119,14 @@ pub struct Reach<G> {
 impl<G: Grantee> Reach<G> {
     /// Reaches the pages of `grantee`'s peer by `mode`.
     pub fn new(grantee: G, mode: Mode) -> Reach<G> {
-        Reach { grantee, mode, ops: CopyOps::new(), slots: Vec::new(), pages: Vec::new(), mapped: Vec::new() }
+        Reach {
+            grantee,
+            mode,
+            ops: CopyOps::new(),
+            slots: Vec::new(),
+            pages: Vec::new(),
+            mapped: Vec::new(),
+        }
     }
 
     /// The mode.
@@ -125,21 +135,32 @@ impl<G: Grantee> Reach<G> {
     }
 
     /// Reads every range of `wants`; appends one result for each to `reached`.
-    pub fn read(&mut self, wants: &[Want], scratch: &mut [u8], reached: &mut Vec<Result<Reached, GrantStatus>>) {
+    pub fn read(
+        &mut self,
+        wants: &[Want],
+        scratch: &mut [u8],
+        reached: &mut Vec<Result<Reached, GrantStatus>>,
+    ) {
         match self.mode {
             Mode::Copy => self.read_by_copy(wants, scratch, reached),
             Mode::Map => self.read_by_map(wants, reached),
         }
     }
 
-    fn read_by_copy(&mut self, wants: &[Want], scratch: &mut [u8], reached: &mut Vec<Result<Reached, GrantStatus>>) {
+    fn read_by_copy(
+        &mut self,
+        wants: &[Want],
+        scratch: &mut [u8],
+        reached: &mut Vec<Result<Reached, GrantStatus>>,
+    ) {
         self.slots.clear();
         let base = reached.len();
         let mut list = self.ops.begin();
         let (mut rest, mut consumed) = (scratch, 0usize);
         for (slot, want) in wants.iter().enumerate() {
-            let status = carve(&mut rest, &mut consumed, want)
-                .and_then(|into| list.read(want.gref, want.offset, into).map_err(|_| GrantStatus::BadCopyArg));
+            let status = carve(&mut rest, &mut consumed, want).and_then(|into| {
+                list.read(want.gref, want.offset, into).map_err(|_| GrantStatus::BadCopyArg)
+            });
             if status.is_ok() {
                 self.slots.push(slot);
             }
@@ -205,7 +226,9 @@ impl<G: Grantee> Reach<G> {
                 statuses.resize(base + self.pages.len(), GrantStatus::Okay);
                 self.fold(&mut statuses[base..]);
             }
-            Mode::Map => statuses.extend(self.mapped.iter().map(|m| m.as_ref().err().copied().unwrap_or(GrantStatus::Okay))),
+            Mode::Map => statuses.extend(
+                self.mapped.iter().map(|m| m.as_ref().err().copied().unwrap_or(GrantStatus::Okay)),
+            ),
         }
     }
 
@@ -216,7 +239,11 @@ impl<G: Grantee> Reach<G> {
 }
 
 /// Takes the bytes of `want` out of the scratch buffer that is left.
-fn carve<'b>(rest: &mut &'b mut [u8], consumed: &mut usize, want: &Want) -> Result<&'b mut [u8], GrantStatus> {
+fn carve<'b>(
+    rest: &mut &'b mut [u8],
+    consumed: &mut usize,
+    want: &Want,
+) -> Result<&'b mut [u8], GrantStatus> {
     let skip = want.at.checked_sub(*consumed).ok_or(GrantStatus::BadCopyArg)?;
     let len = usize::from(want.len);
     let whole = core::mem::take(rest);
@@ -248,7 +275,10 @@ impl<'bytes, G: Grantee> WriteBatch<'_, 'bytes, G> {
         }
         match &mut self.list {
             Some(list) => {
-                let (Some(&(gref, _)), Ok(at)) = (self.pages.get(slot), u16::try_from(offset)) else { return };
+                let (Some(&(gref, _)), Ok(at)) = (self.pages.get(slot), u16::try_from(offset))
+                else {
+                    return;
+                };
                 let added = match source {
                     Source::Private(bytes) => list.write(gref, at, bytes),
                     Source::Lent(lent, from, len) => list.write_lent(gref, at, lent, from, len),

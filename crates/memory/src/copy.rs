@@ -14,10 +14,7 @@ const MOVSB_FROM: usize = 768;
 ///
 /// `src` must be readable and `dst` writable for `len` bytes, and the ranges must not overlap.
 #[cfg(all(target_arch = "x86_64", not(miri)))]
-#[expect(
-    clippy::multiple_unsafe_ops_per_block,
-    reason = "one branch runs, under one contract"
-)]
+#[expect(clippy::multiple_unsafe_ops_per_block, reason = "one branch runs, under one contract")]
 #[inline]
 pub(crate) unsafe fn copy_racing(src: *const u8, dst: *mut u8, len: usize) {
     use core::arch::asm;
@@ -129,23 +126,14 @@ mod tests {
 
     #[test]
     fn copies_every_length_and_nothing_else() {
-        let src: Vec<u8> = (0..2048u32)
-            .map(|i| (i * 31 + 7).to_le_bytes()[0])
-            .collect();
+        let src: Vec<u8> = (0..2048u32).map(|i| (i * 31 + 7).to_le_bytes()[0]).collect();
         for len in (0..300).chain([511, 767, 768, 769, 1500, 2000]) {
             for shift in [0usize, 1, 3, 8, 13] {
                 let mut dst = vec![0xEEu8; 2100];
                 // SAFETY: len + shift <= 2013 lies inside both vectors, which do not overlap.
                 unsafe { copy_racing(src.as_ptr().add(shift), dst.as_mut_ptr().add(5), len) };
-                assert_eq!(
-                    &dst[5..5 + len],
-                    &src[shift..shift + len],
-                    "len {len} shift {shift}"
-                );
-                assert!(
-                    dst[..5].iter().chain(&dst[5 + len..]).all(|&b| b == 0xEE),
-                    "len {len}"
-                );
+                assert_eq!(&dst[5..5 + len], &src[shift..shift + len], "len {len} shift {shift}");
+                assert!(dst[..5].iter().chain(&dst[5 + len..]).all(|&b| b == 0xEE), "len {len}");
             }
         }
     }

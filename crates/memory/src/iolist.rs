@@ -20,15 +20,8 @@ struct Vecs {
 
 impl Vecs {
     fn new() -> Vecs {
-        let empty = libc::iovec {
-            iov_base: core::ptr::null_mut(),
-            iov_len: 0,
-        };
-        Vecs {
-            vecs: [empty; LIST_MAX],
-            used: 0,
-            bytes: 0,
-        }
+        let empty = libc::iovec { iov_base: core::ptr::null_mut(), iov_len: 0 };
+        Vecs { vecs: [empty; LIST_MAX], used: 0, bytes: 0 }
     }
 
     fn push(&mut self, base: *mut u8, len: usize) -> bool {
@@ -38,10 +31,7 @@ impl Vecs {
         let Some(slot) = self.vecs.get_mut(self.used) else {
             return false;
         };
-        *slot = libc::iovec {
-            iov_base: base.cast(),
-            iov_len: len,
-        };
+        *slot = libc::iovec { iov_base: base.cast(), iov_len: len };
         self.used += 1;
         self.bytes += len;
         true
@@ -83,10 +73,7 @@ impl Default for WriteList<'_> {
 impl<'a> WriteList<'a> {
     /// An empty list.
     pub fn new() -> WriteList<'a> {
-        WriteList {
-            vecs: Vecs::new(),
-            life: PhantomData,
-        }
+        WriteList { vecs: Vecs::new(), life: PhantomData }
     }
 
     /// Adds private bytes.
@@ -114,11 +101,7 @@ impl<'a> WriteList<'a> {
         len: usize,
     ) -> Result<(), PushError> {
         let start = lent.at(offset, len)?;
-        if self.vecs.push(start.as_ptr(), len) {
-            Ok(())
-        } else {
-            Err(ListFull.into())
-        }
+        if self.vecs.push(start.as_ptr(), len) { Ok(()) } else { Err(ListFull.into()) }
     }
 
     /// Bytes in the list.
@@ -135,11 +118,7 @@ impl<'a> WriteList<'a> {
         // SAFETY: every entry is a readable range that outlives `self`: private ones are borrowed
         // for 'a, lent ones are kept mapped by a slice borrowed for 'a.
         let n = unsafe {
-            libc::writev(
-                fd.as_fd().as_raw_fd(),
-                self.vecs.vecs.as_ptr(),
-                self.vecs.count(),
-            )
+            libc::writev(fd.as_fd().as_raw_fd(), self.vecs.vecs.as_ptr(), self.vecs.count())
         };
         usize::try_from(n).map_err(|_| io::Error::last_os_error())
     }
@@ -179,10 +158,7 @@ impl Default for ReadList<'_> {
 impl<'a> ReadList<'a> {
     /// An empty list.
     pub fn new() -> ReadList<'a> {
-        ReadList {
-            vecs: Vecs::new(),
-            life: PhantomData,
-        }
+        ReadList { vecs: Vecs::new(), life: PhantomData }
     }
 
     /// Adds private room.
@@ -191,11 +167,7 @@ impl<'a> ReadList<'a> {
     ///
     /// [`ListFull`] beyond 32 segments.
     pub fn push(&mut self, private: &'a mut [u8]) -> Result<(), ListFull> {
-        if self.vecs.push(private.as_mut_ptr(), private.len()) {
-            Ok(())
-        } else {
-            Err(ListFull)
-        }
+        if self.vecs.push(private.as_mut_ptr(), private.len()) { Ok(()) } else { Err(ListFull) }
     }
 
     /// Adds lent room.
@@ -210,11 +182,7 @@ impl<'a> ReadList<'a> {
         len: usize,
     ) -> Result<(), PushError> {
         let start = lent.at_mut(offset, len)?;
-        if self.vecs.push(start.as_ptr(), len) {
-            Ok(())
-        } else {
-            Err(ListFull.into())
-        }
+        if self.vecs.push(start.as_ptr(), len) { Ok(()) } else { Err(ListFull.into()) }
     }
 
     /// Bytes of room in the list.
@@ -231,11 +199,7 @@ impl<'a> ReadList<'a> {
         // SAFETY: every entry is a writable range: private ones are borrowed exclusively for 'a,
         // lent ones are kept mapped by a slice borrowed for 'a and hold no Rust references.
         let n = unsafe {
-            libc::readv(
-                fd.as_fd().as_raw_fd(),
-                self.vecs.vecs.as_ptr(),
-                self.vecs.count(),
-            )
+            libc::readv(fd.as_fd().as_raw_fd(), self.vecs.vecs.as_ptr(), self.vecs.count())
         };
         usize::try_from(n).map_err(|_| io::Error::last_os_error())
     }
@@ -249,12 +213,7 @@ impl<'a> ReadList<'a> {
         let offset = i64::try_from(offset).map_err(|_| io::ErrorKind::InvalidInput)?;
         // SAFETY: as for `read`.
         let n = unsafe {
-            libc::preadv(
-                fd.as_fd().as_raw_fd(),
-                self.vecs.vecs.as_ptr(),
-                self.vecs.count(),
-                offset,
-            )
+            libc::preadv(fd.as_fd().as_raw_fd(), self.vecs.vecs.as_ptr(), self.vecs.count(), offset)
         };
         usize::try_from(n).map_err(|_| io::Error::last_os_error())
     }

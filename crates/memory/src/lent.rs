@@ -89,12 +89,7 @@ impl LentSlice {
         len: usize,
         protection: Protection,
     ) -> LentSlice {
-        LentSlice {
-            owner,
-            start,
-            len,
-            protection,
-        }
+        LentSlice { owner, start, len, protection }
     }
 
     /// Private memory in the guise of lent memory, zeroed: for tests and for models of a peer.
@@ -103,12 +98,7 @@ impl LentSlice {
         let words = Words((0..len.div_ceil(8)).map(|_| AtomicU64::new(0)).collect());
         let owner = Arc::new(words);
         let start = NonNull::from(&*owner.0).cast::<u8>();
-        LentSlice {
-            owner,
-            start,
-            len,
-            protection: Protection::ReadWrite,
-        }
+        LentSlice { owner, start, len, protection: Protection::ReadWrite }
     }
 
     /// Bytes in the slice.
@@ -133,12 +123,7 @@ impl LentSlice {
     /// [`OutOfRange::Bounds`] when the part does not lie inside.
     pub fn slice(&self, offset: usize, len: usize) -> Result<LentSlice, OutOfRange> {
         let start = self.at(offset, len)?;
-        Ok(LentSlice {
-            owner: Arc::clone(&self.owner),
-            start,
-            len,
-            protection: self.protection,
-        })
+        Ok(LentSlice { owner: Arc::clone(&self.owner), start, len, protection: self.protection })
     }
 
     /// Copies bytes at `offset` into private memory.
@@ -233,8 +218,7 @@ impl LentSlice {
     /// [`OutOfRange`] when it does not lie inside, is not aligned, or the slice is read-only.
     #[inline]
     pub fn store_u32(&self, offset: usize, value: u32, order: Ordering) -> Result<(), OutOfRange> {
-        self.atomic_u32(self.at_mut(offset, 4)?, offset)?
-            .store(value, order);
+        self.atomic_u32(self.at_mut(offset, 4)?, offset)?.store(value, order);
         Ok(())
     }
 
@@ -244,9 +228,7 @@ impl LentSlice {
     ///
     /// As [`LentSlice::store_u32`].
     pub fn fetch_add_u32(&self, offset: usize, n: u32, order: Ordering) -> Result<u32, OutOfRange> {
-        Ok(self
-            .atomic_u32(self.at_mut(offset, 4)?, offset)?
-            .fetch_add(n, order))
+        Ok(self.atomic_u32(self.at_mut(offset, 4)?, offset)?.fetch_add(n, order))
     }
 
     /// Subtracts from the u32 at `offset`, wrapping, and returns the old value.
@@ -255,9 +237,7 @@ impl LentSlice {
     ///
     /// As [`LentSlice::store_u32`].
     pub fn fetch_sub_u32(&self, offset: usize, n: u32, order: Ordering) -> Result<u32, OutOfRange> {
-        Ok(self
-            .atomic_u32(self.at_mut(offset, 4)?, offset)?
-            .fetch_sub(n, order))
+        Ok(self.atomic_u32(self.at_mut(offset, 4)?, offset)?.fetch_sub(n, order))
     }
 
     /// Loads the u64 at `offset` (native byte order).
@@ -276,8 +256,7 @@ impl LentSlice {
     ///
     /// As [`LentSlice::store_u32`].
     pub fn store_u64(&self, offset: usize, value: u64, order: Ordering) -> Result<(), OutOfRange> {
-        self.atomic_u64(self.at_mut(offset, 8)?, offset)?
-            .store(value, order);
+        self.atomic_u64(self.at_mut(offset, 8)?, offset)?.store(value, order);
         Ok(())
     }
 
@@ -288,19 +267,13 @@ impl LentSlice {
     /// As [`LentSlice::store_u32`].
     pub fn replace_u64(&self, offset: usize, old: u64, new: u64) -> Result<bool, OutOfRange> {
         let word = self.atomic_u64(self.at_mut(offset, 8)?, offset)?;
-        Ok(word
-            .compare_exchange(old, new, Ordering::SeqCst, Ordering::SeqCst)
-            .is_ok())
+        Ok(word.compare_exchange(old, new, Ordering::SeqCst, Ordering::SeqCst).is_ok())
     }
 
     /// The address, for the kernel only: scatter-gather lists are made from it in this crate.
     pub(crate) fn at(&self, offset: usize, len: usize) -> Result<NonNull<u8>, OutOfRange> {
         if offset > self.len || len > self.len - offset {
-            return Err(OutOfRange::Bounds {
-                offset,
-                len,
-                size: self.len,
-            });
+            return Err(OutOfRange::Bounds { offset, len, size: self.len });
         }
         // SAFETY: offset <= self.len, so the result stays inside (or one past) the mapping.
         Ok(unsafe { self.start.add(offset) })

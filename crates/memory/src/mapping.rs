@@ -85,13 +85,7 @@ impl Mapping {
                 offset,
             )
         }?;
-        Ok(Mapping {
-            area: Arc::new(Reservation {
-                start: nonnull(start)?,
-                len,
-            }),
-            protection,
-        })
+        Ok(Mapping { area: Arc::new(Reservation { start: nonnull(start)?, len }), protection })
     }
 
     /// A handle to the whole mapping.
@@ -139,23 +133,14 @@ impl Window {
                 MapFlags::PRIVATE | MapFlags::NORESERVE,
             )
         }?;
-        let area = Reservation {
-            start: nonnull(start)?,
-            len,
-        };
+        let area = Reservation { start: nonnull(start)?, len };
         let free = Mutex::new(vec![(0, pages)]);
-        Ok(Window {
-            shared: Arc::new(WindowShared { area, free }),
-        })
+        Ok(Window { shared: Arc::new(WindowShared { area, free }) })
     }
 
     /// Takes room for `pages` pages, or `None` when no such run is free.
     pub fn batch(&self, pages: usize) -> Option<WindowBatch> {
-        let mut free = self
-            .shared
-            .free
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let mut free = self.shared.free.lock().unwrap_or_else(PoisonError::into_inner);
         let at = free.iter().position(|&(_, count)| count >= pages)?;
         let (first, count) = free[at];
         if count == pages {
@@ -163,12 +148,7 @@ impl Window {
         } else {
             free[at] = (first + pages, count - pages);
         }
-        Some(WindowBatch {
-            window: Arc::clone(&self.shared),
-            first,
-            pages,
-            used: 0,
-        })
+        Some(WindowBatch { window: Arc::clone(&self.shared), first, pages, used: 0 })
     }
 }
 
@@ -184,14 +164,7 @@ impl WindowBatch {
     fn address(&self, page: usize) -> *mut c_void {
         debug_assert!(page <= self.pages);
         // SAFETY: first + page <= the window's pages, so the address stays in the reservation.
-        unsafe {
-            self.window
-                .area
-                .start
-                .as_ptr()
-                .add((self.first + page) * PAGE_SIZE)
-                .cast()
-        }
+        unsafe { self.window.area.start.as_ptr().add((self.first + page) * PAGE_SIZE).cast() }
     }
 
     /// Maps `count` pages of `file` at `offset` behind those already mapped; returns their place
@@ -266,11 +239,7 @@ impl Drop for WindowBatch {
                 return;
             }
         }
-        let mut free = self
-            .window
-            .free
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let mut free = self.window.free.lock().unwrap_or_else(PoisonError::into_inner);
         free.push((self.first, self.pages));
         free.sort_unstable();
         free.dedup_by(|next, run| {
@@ -296,12 +265,8 @@ mod tests {
     #[test]
     fn two_mappings_of_a_file_share_their_bytes() {
         let fd = file(2);
-        let a = Mapping::new(&fd, 0, 8192, Protection::ReadWrite)
-            .unwrap()
-            .lent();
-        let b = Mapping::new(&fd, 4096, 4096, Protection::ReadOnly)
-            .unwrap()
-            .lent();
+        let a = Mapping::new(&fd, 0, 8192, Protection::ReadWrite).unwrap().lent();
+        let b = Mapping::new(&fd, 4096, 4096, Protection::ReadOnly).unwrap().lent();
         a.copy_from(4096 + 5, b"abc").unwrap();
         assert_eq!(b.fetch::<3>(5).unwrap().into_unchecked(), *b"abc");
         assert_eq!(b.copy_from(0, b"x"), Err(crate::OutOfRange::ReadOnly));

@@ -13,11 +13,15 @@ pub mod batch;
 pub mod counters;
 pub mod dataplane;
 pub mod edge;
+pub mod netback;
+pub mod netfront;
 pub mod port;
+pub mod rules;
 pub mod switch;
 pub mod tap;
 #[doc(hidden)]
 pub mod testing;
+pub mod vif;
 
 pub use batch::{Batch, BatchError, FrameView, SegmentView};
 pub use counters::{DropReason, PortCounters};

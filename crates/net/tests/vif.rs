@@ -6,10 +6,10 @@ use proptest::prelude::*;
 use ringfence_grants::Mode;
 use ringfence_net::batch::Batch;
 use ringfence_net::port::Port;
+use ringfence_net::vif::PortHost;
 use ringfence_net::vif::backend::{BackendOptions, Life, VifBackend};
 use ringfence_net::vif::frontend::VifFrontend;
 use ringfence_net::vif::toolstack::{self, VifConfig};
-use ringfence_net::vif::PortHost;
 use ringfence_offload::OffloadMeta;
 use ringfence_platform::local::LocalPlatform;
 use ringfence_platform::local::hub::{Hub, HubHandle, HubLimits};
@@ -53,11 +53,17 @@ impl Pair {
     fn new(mode: Mode) -> Pair {
         let (hub_thread, hub) = Hub::new(HubLimits::default()).unwrap();
         std::thread::spawn(move || hub_thread.run().unwrap());
-        let join = |wanted, privileged| LocalPlatform::connect(hub.admit(wanted, privileged).unwrap().1).unwrap();
+        let join = |wanted, privileged| {
+            LocalPlatform::connect(hub.admit(wanted, privileged).unwrap().1).unwrap()
+        };
         let back_platform = join(Some(DomId(0)), true);
         let front_platform = join(None, false);
-        let device =
-            DeviceId { kind: DeviceKind::Vif, frontend: front_platform.domid(), backend: DomId(0), handle: 0 };
+        let device = DeviceId {
+            kind: DeviceKind::Vif,
+            frontend: front_platform.domid(),
+            backend: DomId(0),
+            handle: 0,
+        };
         let mut back_store = back_platform.store().unwrap();
         let config = VifConfig { mac: [2, 0, 0, 0, 0, 1], mtu: 1500 };
         toolstack::create(&mut back_store, &device, config).unwrap();
@@ -79,7 +85,8 @@ impl Pair {
     }
 
     fn look(&mut self) -> Life {
-        let life = self.back.look(&self.back_platform, &mut self.back_store, &mut self.back_host).unwrap();
+        let life =
+            self.back.look(&self.back_platform, &mut self.back_store, &mut self.back_host).unwrap();
         self.front.look(&self.front_platform, &mut self.front_store, &mut self.front_host).unwrap();
         life
     }
@@ -87,7 +94,12 @@ impl Pair {
     fn connect(&mut self) {
         let deadline = Instant::now() + Duration::from_secs(5);
         while !self.front.is_up() {
-            assert!(Instant::now() < deadline, "no connection; states {:?} {:?}", self.state(true), self.state(false));
+            assert!(
+                Instant::now() < deadline,
+                "no connection; states {:?} {:?}",
+                self.state(true),
+                self.state(false)
+            );
             self.look();
         }
     }
@@ -160,7 +172,8 @@ fn frames_of_every_size_arrive_whole_both_ways_in_each_mode() {
         let (front, back) = pair.ports();
         assert_eq!(carry(front, back, &frames), frames, "{mode}, from the guest");
         assert_eq!(carry(back, front, &frames), frames, "{mode}, to the guest");
-        let many: Vec<_> = (0..3000).map(|i| self::frame(i, 64 + (i as usize * 37) % 3000)).collect();
+        let many: Vec<_> =
+            (0..3000).map(|i| self::frame(i, 64 + (i as usize * 37) % 3000)).collect();
         assert!(carry(front, back, &many) == many, "{mode}: the rings wrap");
         assert!(carry(back, front, &many) == many, "{mode}: the rings wrap");
         assert!(pair.back.rules().all().is_empty(), "{:?}", pair.back.rules().all());
@@ -191,7 +204,8 @@ fn a_device_that_its_toolstack_takes_away_is_forgotten() {
     let mut pair = Pair::new(Mode::Map);
     pair.connect();
     toolstack::remove(&mut pair.back_store, &pair.device).unwrap();
-    let life = pair.back.look(&pair.back_platform, &mut pair.back_store, &mut pair.back_host).unwrap();
+    let life =
+        pair.back.look(&pair.back_platform, &mut pair.back_store, &mut pair.back_host).unwrap();
     assert_eq!(life, Life::Over);
     assert!(pair.back_host.0.is_none());
 }
@@ -203,7 +217,8 @@ fn a_condemned_device_is_closed_and_says_why() {
     pair.back.condemn("a test".to_owned());
     pair.back.look(&pair.back_platform, &mut pair.back_store, &mut pair.back_host).unwrap();
     assert_eq!(pair.state(true), XenbusState::Closing);
-    let error = pair.back_store.read_text(&format!("{}/error", pair.device.backend_path())).unwrap();
+    let error =
+        pair.back_store.read_text(&format!("{}/error", pair.device.backend_path())).unwrap();
     assert_eq!(error, "a test");
     pair.front.look(&pair.front_platform, &mut pair.front_store, &mut pair.front_host).unwrap();
     assert_eq!(pair.state(false), XenbusState::Closed);

@@ -85,7 +85,12 @@ impl<'bytes> CopyList<'_, 'bytes> {
     /// # Errors
     ///
     /// [`CrossesPage`]; nothing is added.
-    pub fn read(&mut self, gref: Gref, offset: u16, into: &'bytes mut [u8]) -> Result<(), CrossesPage> {
+    pub fn read(
+        &mut self,
+        gref: Gref,
+        offset: u16,
+        into: &'bytes mut [u8],
+    ) -> Result<(), CrossesPage> {
         let len = checked_len(offset, into.len())?;
         self.push(gref, offset, len, CopyLocal::Into(into.as_mut_ptr()));
         Ok(())
@@ -96,7 +101,12 @@ impl<'bytes> CopyList<'_, 'bytes> {
     /// # Errors
     ///
     /// [`CrossesPage`]; nothing is added.
-    pub fn write(&mut self, gref: Gref, offset: u16, from: &'bytes [u8]) -> Result<(), CrossesPage> {
+    pub fn write(
+        &mut self,
+        gref: Gref,
+        offset: u16,
+        from: &'bytes [u8],
+    ) -> Result<(), CrossesPage> {
         let len = checked_len(offset, from.len())?;
         self.push(gref, offset, len, CopyLocal::From(from.as_ptr()));
         Ok(())

@@ -12,7 +12,6 @@
 //! * A [`Channel`] is one bit each way: several notifications before it is cleared merge into one.
 //! * The [`store`] carries the xenbus handshake. Every value in it is the peer's text.
 
-pub mod conformance;
 pub mod copy;
 pub mod counters;
 pub mod local;
@@ -78,7 +77,11 @@ pub trait Platform: Send + Sync + 'static {
     /// # Errors
     ///
     /// When there is no such port, or it is not for this domain, or it is bound already.
-    fn bind_interdomain(&self, peer: DomId, port: EventPort) -> Result<Self::Channel, PlatformError>;
+    fn bind_interdomain(
+        &self,
+        peer: DomId,
+        port: EventPort,
+    ) -> Result<Self::Channel, PlatformError>;
 
     /// What was done so far through this platform.
     fn counters(&self) -> &std::sync::Arc<Counters>;
@@ -96,7 +99,13 @@ pub struct Lease {
 }
 
 impl Lease {
-    pub(crate) fn new(gref: Gref, access: Access, memory: LentSlice, page: u32, generation: u32) -> Lease {
+    pub(crate) fn new(
+        gref: Gref,
+        access: Access,
+        memory: LentSlice,
+        page: u32,
+        generation: u32,
+    ) -> Lease {
         Lease { gref, access, memory, page, generation }
     }
 

@@ -31,10 +31,7 @@ pub fn unshare(which: Fresh) -> io::Result<()> {
     let flags = match which {
         Fresh::UserAndPid => UnshareFlags::NEWUSER | UnshareFlags::NEWPID,
         Fresh::MountNetIpcUts => {
-            UnshareFlags::NEWNS
-                | UnshareFlags::NEWNET
-                | UnshareFlags::NEWIPC
-                | UnshareFlags::NEWUTS
+            UnshareFlags::NEWNS | UnshareFlags::NEWNET | UnshareFlags::NEWIPC | UnshareFlags::NEWUTS
         }
     };
     // SAFETY: the flags do not hold FILES, the one flag that could take descriptors away from a

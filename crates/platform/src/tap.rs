@@ -233,9 +233,8 @@ fn probe_offloads(fd: &OwnedFd, wanted: TapOffloads) -> Result<TapOffloads, TapE
             set = TapOffloads(0);
         }
         // SAFETY: TUNSETOFFLOAD takes its argument by value; `fd` is open for the call.
-        let done = unsafe {
-            libc::ioctl(fd.as_raw_fd(), TUNSETOFFLOAD, libc::c_ulong::from(set.0))
-        };
+        let done =
+            unsafe { libc::ioctl(fd.as_raw_fd(), TUNSETOFFLOAD, libc::c_ulong::from(set.0)) };
         if done >= 0 {
             return Ok(set);
         }

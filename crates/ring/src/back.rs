@@ -28,12 +28,7 @@ impl<M: RingMemory> BackRing<M> {
     /// request it has not answered.
     pub fn attach(memory: M, layout: RingLayout) -> BackRing<M> {
         let start = memory.load(Word::RspProd, Ordering::Relaxed);
-        BackRing {
-            memory,
-            layout,
-            req_cons: start,
-            rsp_prod_pvt: start,
-        }
+        BackRing { memory, layout, req_cons: start, rsp_prod_pvt: start }
     }
 
     /// Entries of the ring.
@@ -64,10 +59,7 @@ impl<M: RingMemory> BackRing<M> {
     #[inline]
     pub fn request<const N: usize>(&self, ahead: u32) -> Raw<[u8; N]> {
         let mut bytes = [0; N];
-        self.memory.fetch(
-            self.layout.offset(self.req_cons.wrapping_add(ahead)),
-            &mut bytes,
-        );
+        self.memory.fetch(self.layout.offset(self.req_cons.wrapping_add(ahead)), &mut bytes);
         Raw::new(bytes)
     }
 
@@ -95,8 +87,7 @@ impl<M: RingMemory> BackRing<M> {
         if self.owed() == 0 || response.len() > self.layout.entry_bytes() {
             return false;
         }
-        self.memory
-            .put(self.layout.offset(self.rsp_prod_pvt), response);
+        self.memory.put(self.layout.offset(self.rsp_prod_pvt), response);
         self.rsp_prod_pvt = self.rsp_prod_pvt.wrapping_add(1);
         true
     }
@@ -111,11 +102,7 @@ impl<M: RingMemory> BackRing<M> {
         }
         self.memory.store(Word::RspProd, new, Ordering::Release);
         fence(Ordering::SeqCst);
-        passes_event(
-            old,
-            new,
-            self.memory.load(Word::RspEvent, Ordering::Relaxed),
-        )
+        passes_event(old, new, self.memory.load(Word::RspEvent, Ordering::Relaxed))
     }
 
     /// The last look before sleeping: asks for a notification of the next request and says
@@ -138,11 +125,7 @@ impl<M: RingMemory> BackRing<M> {
         if self.unconsumed()? >= ahead {
             return Ok(true);
         }
-        self.memory.store(
-            Word::ReqEvent,
-            self.req_cons.wrapping_add(ahead),
-            Ordering::Relaxed,
-        );
+        self.memory.store(Word::ReqEvent, self.req_cons.wrapping_add(ahead), Ordering::Relaxed);
         fence(Ordering::SeqCst);
         Ok(self.unconsumed()? >= ahead)
     }

@@ -23,13 +23,7 @@ impl<M: RingMemory> FrontRing<M> {
         memory.store(Word::RspProd, 0, Ordering::Relaxed);
         memory.store(Word::ReqEvent, 1, Ordering::Relaxed);
         memory.store(Word::RspEvent, 1, Ordering::Release);
-        FrontRing {
-            memory,
-            layout,
-            req_prod_pvt: 0,
-            req_prod_published: 0,
-            rsp_cons: 0,
-        }
+        FrontRing { memory, layout, req_prod_pvt: 0, req_prod_published: 0, rsp_cons: 0 }
     }
 
     /// Entries of the ring.
@@ -60,8 +54,7 @@ impl<M: RingMemory> FrontRing<M> {
         if self.free() == 0 || request.len() > self.layout.entry_bytes() {
             return false;
         }
-        self.memory
-            .put(self.layout.offset(self.req_prod_pvt), request);
+        self.memory.put(self.layout.offset(self.req_prod_pvt), request);
         self.req_prod_pvt = self.req_prod_pvt.wrapping_add(1);
         true
     }
@@ -76,11 +69,7 @@ impl<M: RingMemory> FrontRing<M> {
         self.memory.store(Word::ReqProd, new, Ordering::Release);
         self.req_prod_published = new;
         fence(Ordering::SeqCst);
-        passes_event(
-            old,
-            new,
-            self.memory.load(Word::ReqEvent, Ordering::Relaxed),
-        )
+        passes_event(old, new, self.memory.load(Word::ReqEvent, Ordering::Relaxed))
     }
 
     /// Responses published and not consumed.
@@ -95,10 +84,7 @@ impl<M: RingMemory> FrontRing<M> {
         let announced = prod.wrapping_sub(self.rsp_cons);
         let outstanding = self.req_prod_published.wrapping_sub(self.rsp_cons);
         if announced > outstanding {
-            return Err(ProducerOverflow {
-                announced,
-                count: outstanding,
-            });
+            return Err(ProducerOverflow { announced, count: outstanding });
         }
         Ok(announced)
     }
@@ -107,10 +93,7 @@ impl<M: RingMemory> FrontRing<M> {
     #[inline]
     pub fn response<const N: usize>(&self, ahead: u32) -> Raw<[u8; N]> {
         let mut bytes = [0; N];
-        self.memory.fetch(
-            self.layout.offset(self.rsp_cons.wrapping_add(ahead)),
-            &mut bytes,
-        );
+        self.memory.fetch(self.layout.offset(self.rsp_cons.wrapping_add(ahead)), &mut bytes);
         Raw::new(bytes)
     }
 
@@ -131,11 +114,7 @@ impl<M: RingMemory> FrontRing<M> {
         if self.unconsumed()? > 0 {
             return Ok(true);
         }
-        self.memory.store(
-            Word::RspEvent,
-            self.rsp_cons.wrapping_add(1),
-            Ordering::Relaxed,
-        );
+        self.memory.store(Word::RspEvent, self.rsp_cons.wrapping_add(1), Ordering::Relaxed);
         fence(Ordering::SeqCst);
         Ok(self.unconsumed()? > 0)
     }
@@ -162,9 +141,7 @@ impl<M: RingMemory> FrontRing<M> {
         self.rsp_cons = index;
         self.memory.store(Word::ReqProd, index, Ordering::Relaxed);
         self.memory.store(Word::RspProd, index, Ordering::Relaxed);
-        self.memory
-            .store(Word::ReqEvent, index.wrapping_add(1), Ordering::Relaxed);
-        self.memory
-            .store(Word::RspEvent, index.wrapping_add(1), Ordering::Relaxed);
+        self.memory.store(Word::ReqEvent, index.wrapping_add(1), Ordering::Relaxed);
+        self.memory.store(Word::RspEvent, index.wrapping_add(1), Ordering::Relaxed);
     }
 }

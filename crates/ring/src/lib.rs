@@ -61,11 +61,7 @@ impl RingLayout {
         if !align.is_power_of_two() || ring_bytes <= HEADER_BYTES || ring_bytes > 1 << 24 {
             return None;
         }
-        let larger = if request > response {
-            request
-        } else {
-            response
-        };
+        let larger = if request > response { request } else { response };
         let entry = (larger + align - 1) & !(align - 1);
         if entry == 0 || entry > ring_bytes - HEADER_BYTES {
             return None;
@@ -93,15 +89,9 @@ impl RingLayout {
 }
 
 /// netif transmit, one page: 256 entries of 12 bytes.
-pub const NETIF_TX: RingLayout = RingLayout {
-    entry: 12,
-    count: 256,
-};
+pub const NETIF_TX: RingLayout = RingLayout { entry: 12, count: 256 };
 /// netif receive, one page: 256 entries of 8 bytes.
-pub const NETIF_RX: RingLayout = RingLayout {
-    entry: 8,
-    count: 256,
-};
+pub const NETIF_RX: RingLayout = RingLayout { entry: 8, count: 256 };
 
 /// The peer's producer index lies further ahead than the ring has entries (XSA-39).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]

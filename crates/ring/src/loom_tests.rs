@@ -72,10 +72,7 @@ fn loom_no_request_is_left_without_a_wake_up() {
         producer.join().expect("the producer ends");
         let left = back.unconsumed().expect("an honest frontend");
         assert_eq!(u32::from(seen) + left, 2);
-        assert!(
-            left == 0 || pending.load(Ordering::SeqCst),
-            "work is left and nobody was told"
-        );
+        assert!(left == 0 || pending.load(Ordering::SeqCst), "work is left and nobody was told");
     });
 }
 
@@ -114,9 +111,6 @@ fn loom_no_response_is_left_without_a_wake_up() {
         producer.join().expect("the producer ends");
         let left = front.unconsumed().expect("an honest backend");
         assert_eq!(u32::from(seen) + left, 2);
-        assert!(
-            left == 0 || pending.load(Ordering::SeqCst),
-            "work is left and nobody was told"
-        );
+        assert!(left == 0 || pending.load(Ordering::SeqCst), "work is left and nobody was told");
     });
 }

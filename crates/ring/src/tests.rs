@@ -19,45 +19,25 @@ fn layouts_are_those_of_the_header() {
     assert_eq!(RingLayout::new(4096, 12, 4, 4), Some(NETIF_TX));
     assert_eq!(RingLayout::new(4096, 8, 8, 4), Some(NETIF_RX));
     let blkif = |pages: usize| RingLayout::new(pages * 4096, 112, 16, 8).map(RingLayout::count);
-    assert_eq!(
-        [1, 2, 4, 8, 16].map(blkif),
-        [32, 64, 128, 256, 512].map(Some)
-    );
-    assert_eq!(
-        RingLayout::new(4096, 108, 12, 4).map(RingLayout::count),
-        Some(32)
-    );
-    assert_eq!(
-        RingLayout::new(4096, 16, 12, 4).map(RingLayout::count),
-        Some(128)
-    );
+    assert_eq!([1, 2, 4, 8, 16].map(blkif), [32, 64, 128, 256, 512].map(Some));
+    assert_eq!(RingLayout::new(4096, 108, 12, 4).map(RingLayout::count), Some(32));
+    assert_eq!(RingLayout::new(4096, 16, 12, 4).map(RingLayout::count), Some(128));
     assert_eq!(RingLayout::new(64, 12, 4, 4), None);
 }
 
 #[test]
 fn a_fresh_ring_reads_as_the_header_says() {
     let (page, _front, _back) = ring();
-    let word = |at| {
-        page.load_u32(at, core::sync::atomic::Ordering::Relaxed)
-            .unwrap()
-    };
+    let word = |at| page.load_u32(at, core::sync::atomic::Ordering::Relaxed).unwrap();
     assert_eq!([word(0), word(4), word(8), word(12)], [0, 1, 0, 1]);
 }
 
 #[test]
 fn xsa_39_producer_beyond_the_ring_is_fatal() {
     let (page, _front, back) = ring();
-    page.store_u32(0, 257, core::sync::atomic::Ordering::Relaxed)
-        .unwrap();
-    assert_eq!(
-        back.unconsumed(),
-        Err(ProducerOverflow {
-            announced: 257,
-            count: 256
-        })
-    );
-    page.store_u32(0, u32::MAX, core::sync::atomic::Ordering::Relaxed)
-        .unwrap();
+    page.store_u32(0, 257, core::sync::atomic::Ordering::Relaxed).unwrap();
+    assert_eq!(back.unconsumed(), Err(ProducerOverflow { announced: 257, count: 256 }));
+    page.store_u32(0, u32::MAX, core::sync::atomic::Ordering::Relaxed).unwrap();
     assert!(back.unconsumed().is_err());
 }
 
@@ -69,8 +49,7 @@ fn a_producer_taken_back_yields_no_requests() {
     }
     front.publish();
     back.consume(back.unconsumed().unwrap());
-    page.store_u32(0, 5, core::sync::atomic::Ordering::Relaxed)
-        .unwrap();
+    page.store_u32(0, 5, core::sync::atomic::Ordering::Relaxed).unwrap();
     assert_eq!(back.unconsumed(), Ok(0));
 }
 
@@ -79,15 +58,8 @@ fn responses_for_requests_never_made_are_refused() {
     let (page, mut front, _back) = ring();
     front.request(&[0; 12]);
     front.publish();
-    page.store_u32(8, 2, core::sync::atomic::Ordering::Relaxed)
-        .unwrap();
-    assert_eq!(
-        front.unconsumed(),
-        Err(ProducerOverflow {
-            announced: 2,
-            count: 1
-        })
-    );
+    page.store_u32(8, 2, core::sync::atomic::Ordering::Relaxed).unwrap();
+    assert_eq!(front.unconsumed(), Err(ProducerOverflow { announced: 2, count: 1 }));
 }
 
 #[test]

@@ -46,7 +46,11 @@ impl ArenaShape {
 
     /// As many references as pages.
     pub fn of(writable: u32, read_only: u32) -> ArenaShape {
-        ArenaShape { writable, read_only, references: writable.saturating_add(read_only).saturating_add(8) }
+        ArenaShape {
+            writable,
+            read_only,
+            references: writable.saturating_add(read_only).saturating_add(8),
+        }
     }
 
     /// Whether every number is within what this side is ready to map.
@@ -169,7 +173,8 @@ pub struct ArenaFiles {
     pub status: OwnedFd,
 }
 
-const ROLES: [&str; 4] = ["the writable arena", "the read-only arena", "the grant table", "the status words"];
+const ROLES: [&str; 4] =
+    ["the writable arena", "the read-only arena", "the grant table", "the status words"];
 
 impl ArenaFiles {
     /// Number of files.
@@ -192,14 +197,21 @@ impl ArenaFiles {
     pub fn verify(&self, shape: ArenaShape) -> Result<(), ArenaFault> {
         shape.check()?;
         let write = [true, false, false, true];
-        for (((fd, file), bytes), write) in self.each().into_iter().zip(ROLES).zip(shape.bytes()).zip(write) {
+        for (((fd, file), bytes), write) in
+            self.each().into_iter().zip(ROLES).zip(shape.bytes()).zip(write)
+        {
             verify_file(fd, file, bytes as u64, write)?;
         }
         Ok(())
     }
 }
 
-fn verify_file(fd: impl AsFd + Copy, file: &'static str, announced: u64, write: bool) -> Result<(), ArenaFault> {
+fn verify_file(
+    fd: impl AsFd + Copy,
+    file: &'static str,
+    announced: u64,
+    write: bool,
+) -> Result<(), ArenaFault> {
     let system = |e: rustix::io::Errno| ArenaFault::System(e.raw_os_error());
     let seals = rustix::fs::fcntl_get_seals(fd).map_err(|_| ArenaFault::NoMemfd { file })?;
     if seals.bits() & !SEAL_EXEC != SEALS.bits() {
@@ -230,8 +242,11 @@ pub(crate) fn create(shape: ArenaShape) -> Result<NewArena, PlatformError> {
     let names = ["ringfence-rw", "ringfence-ro", "ringfence-table", "ringfence-status"];
     let mut own = Vec::new();
     let mut handed_over = Vec::new();
-    for ((name, bytes), writable) in names.into_iter().zip(shape.bytes()).zip([true, false, false, true]) {
-        let fd = sealed_memfd(name, bytes as u64).map_err(|e| PlatformError::system("making an arena", e))?;
+    for ((name, bytes), writable) in
+        names.into_iter().zip(shape.bytes()).zip([true, false, false, true])
+    {
+        let fd = sealed_memfd(name, bytes as u64)
+            .map_err(|e| PlatformError::system("making an arena", e))?;
         handed_over.push(hand_over(&fd, writable)?);
         own.push(fd);
     }
@@ -257,11 +272,16 @@ fn hand_over(fd: &OwnedFd, writable: bool) -> Result<OwnedFd, PlatformError> {
 }
 
 /// A mapped table.
-pub(crate) fn map_table(files: &ArenaFiles, shape: ArenaShape, granter: bool) -> Result<LentTable, ArenaFault> {
+pub(crate) fn map_table(
+    files: &ArenaFiles,
+    shape: ArenaShape,
+    granter: bool,
+) -> Result<LentTable, ArenaFault> {
     let [_, _, table, status] = shape.bytes();
     let protection = if granter { Protection::ReadWrite } else { Protection::ReadOnly };
     let map = |fd: &OwnedFd, bytes, protection| {
-        Mapping::new(fd, 0, bytes, protection).map_err(|e| ArenaFault::System(e.raw_os_error().unwrap_or(0)))
+        Mapping::new(fd, 0, bytes, protection)
+            .map_err(|e| ArenaFault::System(e.raw_os_error().unwrap_or(0)))
     };
     let entries = map(&files.table, table, protection)?.lent();
     let status = map(&files.status, status, Protection::ReadWrite)?.lent();

@@ -35,7 +35,9 @@ impl AsFd for LocalChannel {
 
 fn fault(errno: rustix::io::Errno) -> ChannelError {
     match errno.kind() {
-        ErrorKind::BrokenPipe | ErrorKind::ConnectionReset | ErrorKind::NotConnected => ChannelError::PeerGone,
+        ErrorKind::BrokenPipe | ErrorKind::ConnectionReset | ErrorKind::NotConnected => {
+            ChannelError::PeerGone
+        }
         _ => ChannelError::System(errno.raw_os_error()),
     }
 }
@@ -76,7 +78,9 @@ mod tests {
     use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 
     fn pair() -> (LocalChannel, LocalChannel) {
-        let (a, b) = socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None).unwrap();
+        let (a, b) =
+            socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)
+                .unwrap();
         let end = |fd, port| LocalChannel::new(EventPort(port), fd, Arc::default());
         (end(a, 1), end(b, 2))
     }

@@ -3,7 +3,9 @@
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
-use ringfence_memory::{LentSlice, PAGE_SIZE, Protection, ReadList, Window, WindowBatch, WriteList};
+use ringfence_memory::{
+    LentSlice, PAGE_SIZE, Protection, ReadList, Window, WindowBatch, WriteList,
+};
 use ringfence_wire::grant::{Access, DomId, GrantStatus, Gref};
 
 use super::arena::{self, ArenaFault, ArenaFiles, ArenaShape};
@@ -67,7 +69,8 @@ impl LocalGrantee {
     ) -> Result<LocalGrantee, ArenaFault> {
         files.verify(shape)?;
         let table = arena::map_table(&files, shape, false)?;
-        let window = Window::new(MAPPED_MAX).map_err(|e| ArenaFault::System(e.raw_os_error().unwrap_or(0)))?;
+        let window = Window::new(MAPPED_MAX)
+            .map_err(|e| ArenaFault::System(e.raw_os_error().unwrap_or(0)))?;
         let shared = Arc::new(Shared { me, files, shape, table, window, counters });
         Ok(LocalGrantee { granter, shared, begun: Vec::new() })
     }
@@ -123,7 +126,8 @@ impl Grantee for LocalGrantee {
                 continue;
             };
             let joins = |i: usize, n: u32| {
-                self.begun[i] == Ok(Use { frame: first.frame + n, ..first }) && pages[i].1 == pages[at].1
+                self.begun[i] == Ok(Use { frame: first.frame + n, ..first })
+                    && pages[i].1 == pages[at].1
             };
             let run = 1 + (at + 1..pages.len()).zip(1..).take_while(|&(i, n)| joins(i, n)).count();
             let file = self.shared.file(first.read_only);
@@ -142,7 +146,8 @@ impl Grantee for LocalGrantee {
             at += run;
         }
         self.shared.counters.grant_maps.add(used.len() as u64);
-        let owner = Arc::new(MappedPages { batch: Some(batch), used, shared: Arc::clone(&self.shared) });
+        let owner =
+            Arc::new(MappedPages { batch: Some(batch), used, shared: Arc::clone(&self.shared) });
         for (i, place) in places.into_iter().enumerate() {
             let slice = match (&owner.batch, place) {
                 // SAFETY: the page was mapped above with this protection, and `owner` holds the
@@ -200,7 +205,9 @@ impl LocalGrantee {
                 break;
             }
             let Ok(found) = self.shared.begin(next.gref, access) else { break };
-            if found.read_only != first.read_only || byte_offset(found) + u64::from(next.offset) != end {
+            if found.read_only != first.read_only
+                || byte_offset(found) + u64::from(next.offset) != end
+            {
                 end_use(&self.shared.table, next.gref);
                 break;
             }
@@ -208,7 +215,8 @@ impl LocalGrantee {
             run += 1;
         }
         let done = self.transfer(&ops[..run], first.read_only, start);
-        let status = if done == Ok(end - start) { GrantStatus::Okay } else { GrantStatus::GeneralError };
+        let status =
+            if done == Ok(end - start) { GrantStatus::Okay } else { GrantStatus::GeneralError };
         for op in &ops[..run] {
             end_use(&self.shared.table, op.gref);
             statuses.push(status);
@@ -243,7 +251,8 @@ impl LocalGrantee {
                 return Err(());
             }
         }
-        let done = if into.bytes() > 0 { into.read_at(file, start) } else { from.write_at(file, start) };
+        let done =
+            if into.bytes() > 0 { into.read_at(file, start) } else { from.write_at(file, start) };
         done.map(|n| n as u64).map_err(|_| ())
     }
 }

@@ -25,7 +25,12 @@ impl Pages {
         let bytes = count.max(1) as usize * PAGE_SIZE;
         let memory = Mapping::new(&file, 0, bytes, Protection::ReadWrite)?.lent();
         // Last in, first out: the lowest page is handed out first, the hottest again next.
-        Ok(Pages { file, memory, free: (0..count).rev().collect(), generations: vec![0; count as usize] })
+        Ok(Pages {
+            file,
+            memory,
+            free: (0..count).rev().collect(),
+            generations: vec![0; count as usize],
+        })
     }
 
     fn slice(&self, page: u32) -> Result<LentSlice, LendError> {
@@ -92,11 +97,17 @@ pub struct LocalGranter {
 
 impl LocalGranter {
     /// Makes an arena set for `peer`; the second value is what the peer is to get.
-    pub(crate) fn create(peer: DomId, shape: ArenaShape) -> Result<(LocalGranter, ArenaFiles), PlatformError> {
+    pub(crate) fn create(
+        peer: DomId,
+        shape: ArenaShape,
+    ) -> Result<(LocalGranter, ArenaFiles), PlatformError> {
         shape.check().map_err(|why| PlatformError::BadArena { peer, why })?;
         let new = arena::create(shape)?;
-        let table = arena::map_table(&new.own, shape, true).map_err(|why| PlatformError::BadArena { peer, why })?;
-        let map = |file, count| Pages::new(file, count).map_err(|e| PlatformError::system("mapping an arena", e));
+        let table = arena::map_table(&new.own, shape, true)
+            .map_err(|why| PlatformError::BadArena { peer, why })?;
+        let map = |file, count| {
+            Pages::new(file, count).map_err(|e| PlatformError::system("mapping an arena", e))
+        };
         let shared = Shared {
             peer,
             shape,

@@ -28,8 +28,8 @@ pub use channel::LocalChannel;
 pub use grantee::{LocalGrantee, MAPPED_MAX};
 pub use granter::LocalGranter;
 use hub::client::HubClient;
-use hub::protocol::{ANY_DOMAIN, Kind};
 pub use hub::protocol::Refusal;
+use hub::protocol::{ANY_DOMAIN, Kind};
 
 use crate::store::StoreClient;
 use crate::{Counters, DomId, EventPort, Platform, PlatformError};
@@ -62,7 +62,10 @@ impl LocalPlatform {
     /// # Errors
     ///
     /// When the hub does not answer or refuses the number.
-    pub fn connect_as(socket: OwnedFd, wanted: Option<DomId>) -> Result<LocalPlatform, PlatformError> {
+    pub fn connect_as(
+        socket: OwnedFd,
+        wanted: Option<DomId>,
+    ) -> Result<LocalPlatform, PlatformError> {
         let hub = HubClient::new(socket);
         let wanted = wanted.map_or(ANY_DOMAIN, |d| u32::from(d.0));
         let (reply, _) = hub.call("give a domain number", Kind::Hello, &[wanted], &[])?;
@@ -151,7 +154,8 @@ impl Platform for LocalPlatform {
         let (reply, fds) = self.hub.call("hand out an arena", Kind::Fetch, &args, &[])?;
         let [writable, read_only, references, ..] = reply;
         let shape = ArenaShape { writable, read_only, references };
-        let files = ArenaFiles::from_vec(fds).ok_or(PlatformError::Disconnected("hub (it broke its protocol)"))?;
+        let files = ArenaFiles::from_vec(fds)
+            .ok_or(PlatformError::Disconnected("hub (it broke its protocol)"))?;
         LocalGrantee::new(self.domid, granter, files, shape, Arc::clone(&self.counters))
             .map_err(|why| PlatformError::BadArena { peer: granter, why })
     }
@@ -161,7 +165,11 @@ impl Platform for LocalPlatform {
         self.channel(self.hub.call("allocate an event channel", Kind::Alloc, &args, &[])?)
     }
 
-    fn bind_interdomain(&self, peer: DomId, port: EventPort) -> Result<LocalChannel, PlatformError> {
+    fn bind_interdomain(
+        &self,
+        peer: DomId,
+        port: EventPort,
+    ) -> Result<LocalChannel, PlatformError> {
         let args = [u32::from(peer.0), port.0];
         self.channel(self.hub.call("bind an event channel", Kind::Bind, &args, &[])?)
     }

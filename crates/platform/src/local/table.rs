@@ -48,7 +48,11 @@ pub(crate) struct LentTable {
 }
 
 impl LentTable {
-    pub(crate) fn new(entries: LentSlice, status: LentSlice, references: u32) -> Result<LentTable, OutOfRange> {
+    pub(crate) fn new(
+        entries: LentSlice,
+        status: LentSlice,
+        references: u32,
+    ) -> Result<LentTable, OutOfRange> {
         let count = references as usize;
         Ok(LentTable {
             entries: entries.slice(0, count * ENTRY_BYTES)?,
@@ -113,7 +117,12 @@ fn validate(word: u64, me: DomId, access: Access) -> Result<Use, GrantStatus> {
 /// Begins a use of `gref` by `me` (the grantee). On success the status is raised and
 /// [`end_use`] is owed.
 #[inline]
-pub(crate) fn begin_use<T: TableWords>(table: &T, gref: Gref, me: DomId, access: Access) -> Result<Use, GrantStatus> {
+pub(crate) fn begin_use<T: TableWords>(
+    table: &T,
+    gref: Gref,
+    me: DomId,
+    access: Access,
+) -> Result<Use, GrantStatus> {
     if gref < Gref::FIRST_FREE || gref.0 >= table.references() {
         return Err(GrantStatus::BadGref);
     }

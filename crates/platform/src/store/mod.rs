@@ -1,9 +1,9 @@
 //! The store: the xenstore server, and the client that every domain talks to one with.
 //!
 //! The client speaks to a server over whatever descriptor it is given: on Xen to xenstored over
-//! `/dev/xen/xenbus`, with processes alone to the [`StoreServer`] in the hub, over a socket. Neither side
-//! trusts the other: a client bounds everything that the server says, because for a frontend the
-//! server belongs to the backend's side.
+//! `/dev/xen/xenbus`, with processes alone to the [`StoreServer`] in the hub, over a socket. Neither
+//! side trusts the other: a client bounds everything that the server says, because for a frontend
+//! the server belongs to the backend's side.
 //!
 //! ```text
 //!  StoreClient ──stream──> StorePump ──messages──> StoreServer
@@ -15,6 +15,7 @@
 
 mod access;
 mod client;
+mod fuzz;
 mod outbox;
 mod path;
 mod pump;
@@ -25,8 +26,13 @@ mod transport;
 mod tree;
 mod watch;
 
+#[cfg(test)]
+mod tests;
+
 pub use client::{StoreAccess, StoreClient, StoreError, Transaction, WatchEvent};
+#[doc(hidden)]
+pub use fuzz::fuzz_store_session;
 pub use outbox::Outbox;
-pub use pump::{CloseReason, Closed, StorePump};
+pub use pump::{AttachError, CloseReason, Closed, StorePump};
 pub use quota::{DEPTH_MAX, Limits, Refusals, StoreCounters};
 pub use server::{ConnectionId, Leftovers, StoreServer, TooManyConnections};

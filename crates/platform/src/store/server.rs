@@ -398,6 +398,11 @@ impl StoreServer {
         Ok(())
     }
 
+    /// Whether no connection, watch or hold-up is left; for tests and fuzzing.
+    pub(super) fn is_idle(&self) -> bool {
+        self.connections.is_empty() && self.watches.is_empty() && self.exclusive.is_none()
+    }
+
     /// Nodes that `domain` owns.
     pub fn nodes_of(&self, domain: DomId) -> usize {
         self.tree.usage(domain).nodes

@@ -3,8 +3,8 @@
 //!
 //! A transaction keeps the tree it started from, a tree with its own changes (both share all that
 //! is unchanged with everybody else's), the set of nodes that it looked at, and a log of what it
-//! changed. "Looked at" covers what an answer depended on: the node itself; if it is not there,
-//! the nearest one above, whose permissions decided; for a removal, the parent.
+//! changed. "Looked at" covers what an answer depended on: the node itself, and if it is not there,
+//! the nearest one above, whose permissions decided.
 //!
 //! A commit compares the change numbers of those nodes between the starting tree and the tree of now.
 //! All equal: every answer that the transaction gave would be given again now, so the log is done
@@ -94,9 +94,6 @@ impl Transaction {
     ) -> Result<(), Refusal> {
         let path = mutation.path();
         self.look_at(path, actor, limits)?;
-        if let (Mutation::Remove(_), Some(above)) = (&mutation, path.parent()) {
-            self.look_at(&above, actor, limits)?;
-        }
         // A log entry costs its path, its value and a share of overhead, so that a long log of
         // empty writes is bounded as well.
         let cost = path.as_str().len() + mutation.payload_len() + size_of::<Mutation>();

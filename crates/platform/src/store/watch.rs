@@ -103,6 +103,11 @@ impl WatchTable {
         });
     }
 
+    /// Whether there are none.
+    pub(super) fn is_empty(&self) -> bool {
+        self.by_path.is_empty()
+    }
+
     /// How many watches all connections of `domain` have.
     pub(super) fn count(&self, domain: DomId) -> usize {
         let all = self.by_path.values().flatten();

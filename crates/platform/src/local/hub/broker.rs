@@ -92,7 +92,8 @@ impl Broker {
     /// for; or the granter's end.
     pub(crate) fn release(&mut self, id: DomId) {
         self.domains.remove(&id);
-        self.lent.retain(|&(granter, grantee), _| granter != id && (grantee != id || id == DomId(0)));
+        self.lent
+            .retain(|&(granter, grantee), _| granter != id && (grantee != id || id == DomId(0)));
     }
 
     fn domain(&mut self, id: DomId) -> Result<&mut Domain, Refusal> {
@@ -143,7 +144,11 @@ impl Broker {
     }
 
     /// What `granter` lent to `grantee`.
-    pub(crate) fn fetch(&self, grantee: DomId, granter: DomId) -> Result<(ArenaShape, &ArenaFiles), Refusal> {
+    pub(crate) fn fetch(
+        &self,
+        grantee: DomId,
+        granter: DomId,
+    ) -> Result<(ArenaShape, &ArenaFiles), Refusal> {
         let lent = self.lent.get(&(granter, grantee)).ok_or(Refusal::NotFound)?;
         Ok((lent.shape, &lent.files))
     }
@@ -161,12 +166,22 @@ impl Broker {
     }
 
     /// Allocates a port of `owner` that `remote` may bind; `other_end` waits here for it.
-    pub(crate) fn alloc(&mut self, owner: DomId, remote: DomId, other_end: OwnedFd) -> Result<u32, Refusal> {
+    pub(crate) fn alloc(
+        &mut self,
+        owner: DomId,
+        remote: DomId,
+        other_end: OwnedFd,
+    ) -> Result<u32, Refusal> {
         self.add_port(owner, Port::Unbound { remote, other_end })
     }
 
     /// Binds `remote_port` of `remote` for `owner`.
-    pub(crate) fn bind(&mut self, owner: DomId, remote: DomId, remote_port: u32) -> Result<(u32, OwnedFd), Refusal> {
+    pub(crate) fn bind(
+        &mut self,
+        owner: DomId,
+        remote: DomId,
+        remote_port: u32,
+    ) -> Result<(u32, OwnedFd), Refusal> {
         let port = self.domain(remote)?.ports.get(&remote_port).ok_or(Refusal::NotFound)?;
         match port {
             Port::Interdomain => return Err(Refusal::InUse),
@@ -195,7 +210,8 @@ mod tests {
     }
 
     fn two() -> (Broker, DomId, DomId) {
-        let mut broker = Broker::new(HubLimits { arena_bytes: 1 << 20, ports: 2, stores: 1, domains: 3 });
+        let mut broker =
+            Broker::new(HubLimits { arena_bytes: 1 << 20, ports: 2, stores: 1, domains: 3 });
         let a = broker.admit(None).unwrap();
         let b = broker.admit(None).unwrap();
         (broker, a, b)
@@ -224,7 +240,10 @@ mod tests {
         let four = || (0..4).map(|_| fd()).collect();
         assert_eq!(broker.lend(a, b, ArenaShape::of(4096, 0), four()), Err(Refusal::Quota));
         assert_eq!(broker.lend(a, b, ArenaShape::of(u32::MAX, 0), four()), Err(Refusal::Quota));
-        assert_eq!(broker.lend(a, b, ArenaShape::of(16, 16), vec![fd()]), Err(Refusal::Descriptors));
+        assert_eq!(
+            broker.lend(a, b, ArenaShape::of(16, 16), vec![fd()]),
+            Err(Refusal::Descriptors)
+        );
         assert_eq!(broker.lend(a, b, ArenaShape::of(16, 16), four()), Ok(()));
         assert!(broker.fetch(b, a).is_ok());
         assert_eq!(broker.fetch(a, b).err(), Some(Refusal::NotFound));

@@ -42,11 +42,14 @@ impl HubClient {
         for (slot, arg) in request.args.iter_mut().zip(args) {
             *slot = *arg;
         }
-        protocol::send(&self.socket, request, fds).map_err(|_| PlatformError::Disconnected("hub"))?;
+        protocol::send(&self.socket, request, fds)
+            .map_err(|_| PlatformError::Disconnected("hub"))?;
         let deadline = Instant::now() + ANSWER_WITHIN;
         loop {
             match protocol::receive(&self.socket) {
-                Received::Message(reply, fds) if reply.kind == kind.to_raw() | REPLY && reply.seq == seq => {
+                Received::Message(reply, fds)
+                    if reply.kind == kind.to_raw() | REPLY && reply.seq == seq =>
+                {
                     let [status, rest @ ..] = reply.args;
                     if status == 0 {
                         return Ok((rest, fds));
@@ -55,7 +58,9 @@ impl HubClient {
                 }
                 // An answer to a request that timed out earlier.
                 Received::Message(..) => {}
-                Received::Malformed(_) | Received::Closed => return Err(PlatformError::Disconnected("hub")),
+                Received::Malformed(_) | Received::Closed => {
+                    return Err(PlatformError::Disconnected("hub"));
+                }
                 Received::Nothing => self.wait(deadline)?,
             }
         }

@@ -6,9 +6,9 @@
 //!
 //! Quotas per domain ([`HubLimits`]) bound what the hub keeps: arena bytes, ports, connections.
 
+mod broker;
 pub(crate) mod client;
 pub(crate) mod protocol;
-mod broker;
 mod server;
 
 pub use broker::HubLimits;

@@ -21,8 +21,8 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer, SendAncillaryMessage,
-    SendFlags,
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags,
 };
 
 /// Bytes of a message.
@@ -178,11 +178,13 @@ pub(crate) fn receive(socket: impl AsFd) -> Received {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FDS_MAX))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
-    let got = match rustix::net::recvmsg(socket, &mut [IoSliceMut::new(&mut bytes)], &mut control, flags) {
-        Ok(got) => got,
-        Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => return Received::Nothing,
-        Err(_) => return Received::Closed,
-    };
+    let got =
+        match rustix::net::recvmsg(socket, &mut [IoSliceMut::new(&mut bytes)], &mut control, flags)
+        {
+            Ok(got) => got,
+            Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => return Received::Nothing,
+            Err(_) => return Received::Closed,
+        };
     let mut fds = Vec::new();
     for message in control.drain() {
         if let RecvAncillaryMessage::ScmRights(rights) = message {
@@ -202,7 +204,11 @@ pub(crate) fn receive(socket: impl AsFd) -> Received {
 }
 
 /// Sends one message; never blocks.
-pub(crate) fn send(socket: impl AsFd, message: Message, fds: &[BorrowedFd<'_>]) -> rustix::io::Result<()> {
+pub(crate) fn send(
+    socket: impl AsFd,
+    message: Message,
+    fds: &[BorrowedFd<'_>],
+) -> rustix::io::Result<()> {
     let bytes = message.to_bytes();
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FDS_MAX))];
     let mut control = SendAncillaryBuffer::new(&mut space);

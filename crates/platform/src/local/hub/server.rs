@@ -26,7 +26,11 @@ const STORE: u64 = 2;
 const FIRST_TOKEN: u64 = 16;
 
 enum Command {
-    Admit { wanted: Option<DomId>, privileged: bool, reply: Sender<Result<(DomId, OwnedFd), Refusal>> },
+    Admit {
+        wanted: Option<DomId>,
+        privileged: bool,
+        reply: Sender<Result<(DomId, OwnedFd), Refusal>>,
+    },
     Stop,
 }
 
@@ -45,7 +49,11 @@ impl HubHandle {
     /// # Errors
     ///
     /// When a quota is used up or the hub is gone.
-    pub fn admit(&self, wanted: Option<DomId>, privileged: bool) -> Result<(DomId, OwnedFd), PlatformError> {
+    pub fn admit(
+        &self,
+        wanted: Option<DomId>,
+        privileged: bool,
+    ) -> Result<(DomId, OwnedFd), PlatformError> {
         let (reply, answer) = channel();
         self.command(Command::Admit { wanted, privileged, reply })?;
         let answer = answer.recv().map_err(|_| PlatformError::Disconnected("hub"))?;
@@ -65,7 +73,8 @@ impl HubHandle {
 
     fn command(&self, command: Command) -> Result<(), PlatformError> {
         self.commands.send(command).map_err(|_| PlatformError::Disconnected("hub"))?;
-        rustix::io::write(&*self.wake, &1u64.to_ne_bytes()).map_err(|e| PlatformError::system("waking the hub", e))?;
+        rustix::io::write(&*self.wake, &1u64.to_ne_bytes())
+            .map_err(|e| PlatformError::system("waking the hub", e))?;
         Ok(())
     }
 }
@@ -194,7 +203,11 @@ impl Hub {
         }
     }
 
-    fn admit(&mut self, wanted: Option<DomId>, privileged: bool) -> Result<(DomId, OwnedFd), Refusal> {
+    fn admit(
+        &mut self,
+        wanted: Option<DomId>,
+        privileged: bool,
+    ) -> Result<(DomId, OwnedFd), Refusal> {
         let id = self.broker.admit(wanted)?;
         let joined = pair(SocketType::SEQPACKET).and_then(|(near, far)| {
             self.connect(near, Some(id), privileged)?;
@@ -212,7 +225,12 @@ impl Hub {
         }
     }
 
-    fn connect(&mut self, socket: OwnedFd, assigned: Option<DomId>, privileged: bool) -> rustix::io::Result<()> {
+    fn connect(
+        &mut self,
+        socket: OwnedFd,
+        assigned: Option<DomId>,
+        privileged: bool,
+    ) -> rustix::io::Result<()> {
         let token = self.next_token;
         epoll::add(&self.epoll, &socket, EventData::new_u64(token), EventFlags::IN)?;
         self.next_token += 1;
@@ -309,7 +327,9 @@ impl Hub {
         fds: Vec<OwnedFd>,
     ) -> Result<([u32; 5], Vec<OwnedFd>), Refusal> {
         if kind == Kind::Hello {
-            return self.hello(token, args[0]).map(|id| ([u32::from(id.0), 0, 0, 0, 0], Vec::new()));
+            return self
+                .hello(token, args[0])
+                .map(|id| ([u32::from(id.0), 0, 0, 0, 0], Vec::new()));
         }
         let connection = self.connections.get(&token).ok_or(Refusal::NotFound)?;
         let me = connection.domain.ok_or(Refusal::NotPermitted)?;
@@ -328,7 +348,8 @@ impl Hub {
                 done(0, vec![far])
             }
             Kind::Lend => {
-                let shape = ArenaShape { writable: args[1], read_only: args[2], references: args[3] };
+                let shape =
+                    ArenaShape { writable: args[1], read_only: args[2], references: args[3] };
                 self.broker.lend(me, domain(args[0])?, shape, fds)?;
                 done(0, Vec::new())
             }

@@ -1,0 +1,180 @@
+//! The backend's end of a vif queue, as a port.
+//!
+//! # Theory of operation
+//!
+//! *From the guest* ([`tx`]): slots are fetched once each and parsed into packets; the fragments of
+//! all packets of a round are brought into reach in one batch ([`Reach::read`]); a packet whose
+//! fragments all arrived becomes a frame, any other is answered with ERROR. When the frames were
+//! delivered, all slots are answered in ring order with one publication.
+//!
+//! *To the guest* ([`rx`]): each frame takes as many posted buffers as it has pages; the bytes of
+//! all frames of a call are written in one batch ([`Reach::begin_write`]); the responses are
+//! published once a round, in the slots of their requests.
+//!
+//! A packet that breaks a rule costs itself. What cannot be a packet any more (a producer index
+//! beyond the ring, a chain without an end) costs the device.
+
+mod rx;
+mod tx;
+
+pub(crate) use rx::spread;
+
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+
+use ringfence_grants::{Mode, Reach};
+use ringfence_platform::{Channel, ChannelError, Grantee};
+use ringfence_ring::{BackRing, NETIF_RX, NETIF_TX, RingPages};
+
+use crate::batch::Batch;
+use crate::counters::PortCounters;
+use crate::port::{
+    ChecksumOffload, Fault, GsoOffload, Port, PortCapabilities, Received, Transmitted,
+};
+use crate::rules::RuleCounters;
+
+/// What was negotiated for a vif, as far as the data path needs it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct VifFeatures {
+    /// The peer takes frames of several slots.
+    pub scatter_gather: bool,
+    /// The peer takes blank checksums over IPv4.
+    pub checksum_ipv4: bool,
+    /// The peer takes blank checksums over IPv6.
+    pub checksum_ipv6: bool,
+    /// Octets behind the Ethernet header.
+    pub mtu: u16,
+}
+
+impl VifFeatures {
+    pub(crate) fn capabilities(self) -> PortCapabilities {
+        PortCapabilities {
+            checksum: ChecksumOffload::Netif { ipv4: self.checksum_ipv4, ipv6: self.checksum_ipv6 },
+            gso: GsoOffload::default(),
+            scatter_gather: self.scatter_gather,
+            mtu: self.mtu,
+        }
+    }
+}
+
+/// One or two event channels of a queue.
+pub struct QueueChannels<C> {
+    /// For the tx ring, or for both.
+    pub tx: C,
+    /// For the rx ring, when it has its own (`feature-split-event-channels`).
+    pub rx: Option<C>,
+}
+
+impl<C: Channel> QueueChannels<C> {
+    fn rx(&self) -> &C {
+        self.rx.as_ref().unwrap_or(&self.tx)
+    }
+}
+
+pub(crate) fn channel_fault(error: ChannelError) -> Fault {
+    match error {
+        ChannelError::PeerGone => Fault::Gone,
+        ChannelError::System(errno) => {
+            Fault::system("event channel", std::io::Error::from_raw_os_error(errno))
+        }
+    }
+}
+
+/// What a backend queue is made of.
+pub struct QueueParts<G, C> {
+    /// The mapped tx ring.
+    pub tx_ring: RingPages,
+    /// The mapped rx ring.
+    pub rx_ring: RingPages,
+    /// The channels.
+    pub channels: QueueChannels<C>,
+    /// The peer's pages, for reading packets.
+    pub tx_pages: G,
+    /// The peer's pages, for writing packets.
+    pub rx_pages: G,
+}
+
+/// A backend queue.
+pub struct NetbackPort<G, C> {
+    tx: tx::FromGuest<G>,
+    rx: rx::ToGuest<G>,
+    channels: QueueChannels<C>,
+    features: VifFeatures,
+    counters: Arc<PortCounters>,
+}
+
+impl<G: Grantee, C: Channel> NetbackPort<G, C> {
+    /// Takes up a queue where its shared indices say.
+    pub fn new(
+        parts: QueueParts<G, C>,
+        mode: Mode,
+        features: VifFeatures,
+        rules: &Arc<RuleCounters>,
+    ) -> Self {
+        let counters = Arc::new(PortCounters::default());
+        NetbackPort {
+            tx: tx::FromGuest::new(
+                BackRing::attach(parts.tx_ring, NETIF_TX),
+                Reach::new(parts.tx_pages, mode),
+                Arc::clone(rules),
+                Arc::clone(&counters),
+            ),
+            rx: rx::ToGuest::new(
+                BackRing::attach(parts.rx_ring, NETIF_RX),
+                Reach::new(parts.rx_pages, mode),
+                Arc::clone(rules),
+                Arc::clone(&counters),
+            ),
+            channels: parts.channels,
+            features,
+            counters,
+        }
+    }
+}
+
+impl<G: Grantee, C: Channel> Port for NetbackPort<G, C> {
+    fn receive(&mut self, batch: &mut Batch, budget: usize) -> Result<Received, Fault> {
+        self.tx.receive(batch, budget)
+    }
+
+    fn complete(&mut self) -> Result<(), Fault> {
+        if self.tx.answer() {
+            self.channels.tx.notify().map_err(channel_fault)?;
+        }
+        Ok(())
+    }
+
+    fn transmit(&mut self, batch: &Batch, frames: &[u32]) -> Result<Transmitted, Fault> {
+        self.rx.transmit(batch, frames)
+    }
+
+    fn flush(&mut self) -> Result<(), Fault> {
+        if self.rx.publish() {
+            self.channels.rx().notify().map_err(channel_fault)?;
+        }
+        Ok(())
+    }
+
+    fn arm(&mut self) -> Result<bool, Fault> {
+        self.tx.arm()
+    }
+
+    fn wait_fds(&self) -> Vec<BorrowedFd<'_>> {
+        // The rx channel only tells of posted buffers, for which nothing waits here: a frame that
+        // finds none is dropped.
+        vec![self.channels.tx.as_fd()]
+    }
+
+    fn clear_events(&mut self) -> Result<(), Fault> {
+        self.channels.tx.clear().map_err(channel_fault)?;
+        Ok(())
+    }
+
+    fn capabilities(&self) -> PortCapabilities {
+        self.features.capabilities()
+    }
+
+    fn counters(&self) -> &Arc<PortCounters> {
+        &self.counters
+    }
+}

@@ -1,0 +1,187 @@
+//! Packets to the guest.
+
+use core::ops::Range;
+use std::sync::Arc;
+
+use ringfence_grants::{Reach, Source};
+use ringfence_memory::PAGE_SIZE;
+use ringfence_offload::meta::Checksum;
+use ringfence_platform::{GrantStatus, Grantee, Gref};
+use ringfence_ring::{BackRing, RingPages};
+use ringfence_wire::netif::{RxFlags, RxRequest, RxResponse, Status};
+
+use crate::batch::{Batch, FrameView, SegmentView};
+use crate::counters::{DropReason, PortCounters};
+use crate::port::{Fault, Transmitted};
+use crate::rules::RuleCounters;
+
+/// A frame and the posted buffers it takes.
+struct Planned {
+    frame: u32,
+    slots: Range<usize>,
+    len: usize,
+    flags: RxFlags,
+}
+
+/// The backend's side of the rx ring.
+pub(super) struct ToGuest<G> {
+    ring: BackRing<RingPages>,
+    reach: Reach<G>,
+    planned: Vec<Planned>,
+    /// Ids of the requests taken, in ring order, and their pages.
+    ids: Vec<u16>,
+    pages: Vec<Gref>,
+    statuses: Vec<GrantStatus>,
+    rules: Arc<RuleCounters>,
+    counters: Arc<PortCounters>,
+}
+
+impl<G: Grantee> ToGuest<G> {
+    pub(super) fn new(
+        ring: BackRing<RingPages>,
+        reach: Reach<G>,
+        rules: Arc<RuleCounters>,
+        counters: Arc<PortCounters>,
+    ) -> Self {
+        ToGuest {
+            ring,
+            reach,
+            planned: Vec::new(),
+            ids: Vec::new(),
+            pages: Vec::new(),
+            statuses: Vec::new(),
+            rules,
+            counters,
+        }
+    }
+
+    pub(super) fn transmit(&mut self, batch: &Batch, frames: &[u32]) -> Result<Transmitted, Fault> {
+        let posted = self.ring.unconsumed().map_err(|e| {
+            self.rules.count("rx_producer_overflow");
+            Fault::misbehaved(e)
+        })?;
+        let dropped = self.plan(batch, frames, posted);
+        if self.planned.is_empty() {
+            return Ok(Transmitted { sent: 0, dropped });
+        }
+        let mut writing = self.reach.begin_write(&self.pages);
+        for planned in &self.planned {
+            if let Some(frame) = batch.get(planned.frame) {
+                spread(frame, |slot, offset, source| {
+                    writing.put(planned.slots.start + slot, offset, source)
+                });
+            }
+        }
+        writing.finish();
+        self.statuses.clear();
+        self.reach.write_statuses(&mut self.statuses);
+        self.reach.end_write();
+        let sent = self.respond();
+        Ok(Transmitted { sent, dropped: dropped + self.planned.len() - sent })
+    }
+
+    /// Takes buffers for as many frames as there are buffers; drops and counts the others.
+    fn plan(&mut self, batch: &Batch, frames: &[u32], posted: u32) -> usize {
+        self.planned.clear();
+        self.ids.clear();
+        self.pages.clear();
+        let mut dropped = 0;
+        for &index in frames {
+            let Some(frame) = batch.get(index) else { continue };
+            let first = self.ids.len();
+            let slots = frame.len().div_ceil(PAGE_SIZE).max(1);
+            // `first` counts requests taken, never more than the ring's 256.
+            if first + slots > posted as usize {
+                self.counters.dropped(DropReason::PortFull);
+                dropped += 1;
+                continue;
+            }
+            for ahead in (0u32..).skip(first).take(slots) {
+                let request = RxRequest::from_bytes(self.ring.request(ahead).into_unchecked());
+                self.ids.push(request.id);
+                self.pages.push(request.gref);
+            }
+            let flags = match frame.meta().checksum {
+                Checksum::Partial { .. } => {
+                    RxFlags::CHECKSUM_BLANK.with_if(true, RxFlags::DATA_VALIDATED)
+                }
+                Checksum::Verified => RxFlags::DATA_VALIDATED,
+                Checksum::None => RxFlags::NONE,
+            };
+            self.planned.push(Planned {
+                frame: index,
+                slots: first..first + slots,
+                len: frame.len(),
+                flags,
+            });
+        }
+        dropped
+    }
+
+    /// Writes the responses of what was planned; how many frames arrived whole.
+    fn respond(&mut self) -> usize {
+        let (mut sent, mut bytes) = (0, 0);
+        // At most the ring's 256.
+        self.ring.consume(u32::try_from(self.ids.len()).unwrap_or(u32::MAX));
+        for planned in &self.planned {
+            let statuses = self.statuses.get(planned.slots.clone()).unwrap_or_default();
+            let failed = statuses.len() != planned.slots.len()
+                || statuses.iter().any(|s| *s != GrantStatus::Okay);
+            if failed {
+                self.counters.dropped(DropReason::Unwritable);
+                if self.rules.count("rx_bad_grant") == 0 {
+                    tracing::warn!("a buffer posted by a guest cannot be written (logged once)");
+                }
+            } else {
+                sent += 1;
+                bytes += planned.len as u64;
+            }
+            let mut left = planned.len;
+            for (i, slot) in planned.slots.clone().enumerate() {
+                let here = left.min(PAGE_SIZE);
+                left -= here;
+                let flags = if i == 0 { planned.flags } else { RxFlags::NONE };
+                let flags = flags.with_if(slot + 1 < planned.slots.end, RxFlags::MORE_DATA);
+                let size = if failed {
+                    Status::Error.to_raw()
+                } else {
+                    i16::try_from(here).unwrap_or(i16::MAX)
+                };
+                let response = RxResponse { id: self.ids[slot], offset: 0, flags, status: size };
+                let written = self.ring.respond(&response.to_bytes());
+                debug_assert!(written, "each response is owed to a consumed request");
+            }
+        }
+        self.counters.sent(sent as u64, bytes);
+        sent
+    }
+
+    /// Publishes the round's responses; whether the guest wants to be told.
+    pub(super) fn publish(&mut self) -> bool {
+        self.ring.publish()
+    }
+}
+
+/// Spreads a frame over pages from their start on: calls `put(page, offset, bytes)`.
+pub(crate) fn spread<'a>(frame: FrameView<'a>, mut put: impl FnMut(usize, usize, Source<'a>)) {
+    if let Some(bytes) = frame.contiguous() {
+        for (page, piece) in bytes.chunks(PAGE_SIZE).enumerate() {
+            put(page, 0, Source::Private(piece));
+        }
+        return;
+    }
+    let mut at = 0;
+    for piece in frame.pieces() {
+        let (mut from, len) = (0, piece.len());
+        while from < len {
+            let n = (PAGE_SIZE - at % PAGE_SIZE).min(len - from);
+            let source = match piece {
+                SegmentView::Private(bytes) => Source::Private(&bytes[from..from + n]),
+                SegmentView::Lent(slice, offset, _) => Source::Lent(slice, offset + from, n),
+            };
+            put(at / PAGE_SIZE, at % PAGE_SIZE, source);
+            at += n;
+            from += n;
+        }
+    }
+}

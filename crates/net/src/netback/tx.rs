@@ -1,0 +1,296 @@
+//! Packets from the guest.
+
+use std::sync::Arc;
+
+use ringfence_grants::{Mode, Reach, Reached, Want};
+use ringfence_memory::LentSlice;
+use ringfence_offload::OffloadMeta;
+use ringfence_offload::blank::{NetifChecksum, from_netif, reset_pseudo_header};
+use ringfence_offload::packet::Layers;
+use ringfence_platform::{GrantStatus, Grantee};
+use ringfence_ring::{BackRing, RingPages};
+use ringfence_wire::netif::tx::{TxChain, TxChainParser, TxOutcome};
+use ringfence_wire::netif::{Checksum, Status, TxResponse};
+
+use crate::batch::{Batch, HEADER_MAX};
+use crate::counters::{DropReason, PortCounters};
+use crate::port::{Fault, Received};
+use crate::rules::RuleCounters;
+
+/// Scratch space of a packet is aligned so that packets share no cache line.
+const ALIGN: usize = 64;
+
+/// A packet that was parsed and whose bytes are on their way.
+struct Planned {
+    /// Its wants: first and count.
+    wants: core::ops::Range<usize>,
+    /// Its answers.
+    answers: core::ops::Range<usize>,
+    /// Where its bytes (copied) or header (mapped) go, from the tail's start.
+    at: usize,
+    total: usize,
+    checksum: Checksum,
+}
+
+/// The backend's side of the tx ring.
+pub(super) struct FromGuest<G> {
+    ring: BackRing<RingPages>,
+    reach: Reach<G>,
+    parser: TxChainParser,
+    chain: TxChain,
+    planned: Vec<Planned>,
+    wants: Vec<Want>,
+    reached: Vec<Result<Reached, GrantStatus>>,
+    answers: Vec<TxResponse>,
+    rules: Arc<RuleCounters>,
+    counters: Arc<PortCounters>,
+}
+
+impl<G: Grantee> FromGuest<G> {
+    pub(super) fn new(
+        ring: BackRing<RingPages>,
+        reach: Reach<G>,
+        rules: Arc<RuleCounters>,
+        counters: Arc<PortCounters>,
+    ) -> Self {
+        FromGuest {
+            parser: TxChainParser::new(ring.count()),
+            chain: TxChain::new(ring.count()),
+            ring,
+            reach,
+            planned: Vec::new(),
+            wants: Vec::new(),
+            reached: Vec::new(),
+            answers: Vec::new(),
+            rules,
+            counters,
+        }
+    }
+
+    pub(super) fn receive(&mut self, batch: &mut Batch, budget: usize) -> Result<Received, Fault> {
+        let budget = budget.min(batch.frames_left());
+        let (looked, scratch) = self.plan(budget, batch.scratch_left())?;
+        if self.planned.is_empty() {
+            return Ok(Received { frames: 0, work: looked });
+        }
+        let base = batch.scratch_used();
+        self.reached.clear();
+        let tail = batch.scratch_tail_mut().get_mut(..scratch).unwrap_or_default();
+        self.reach.read(&self.wants, tail, &mut self.reached);
+        // plan() kept within what is left.
+        batch.reserve(scratch);
+        let (mut frames, mut bytes) = (0, 0);
+        for i in 0..self.planned.len() {
+            match self.deliver(i, batch, base) {
+                Ok(()) => {
+                    frames += 1;
+                    bytes += self.planned[i].total as u64;
+                }
+                Err((rule, reason)) => self.refuse(i, rule, reason),
+            }
+        }
+        // The batch holds what the frames need; the rest is let go.
+        self.reached.clear();
+        self.counters.received(frames as u64, bytes);
+        Ok(Received { frames, work: looked })
+    }
+
+    /// Parses up to `budget` packets, as far as the scratch space goes. Returns how many were
+    /// looked at and the scratch space they take.
+    fn plan(&mut self, budget: usize, room: usize) -> Result<(usize, usize), Fault> {
+        self.planned.clear();
+        self.wants.clear();
+        let mut available =
+            self.ring.unconsumed().map_err(|e| self.fatal("tx_producer_overflow", e))?;
+        let (mut looked, mut at) = (0, 0);
+        // Refused packets count too: a guest that sends nothing else gets no larger share.
+        while looked < budget {
+            let ring = &self.ring;
+            let mut fetch = |ahead| ring.request(ahead).into_unchecked();
+            match self.parser.next(available, &mut fetch, &mut self.chain) {
+                TxOutcome::Empty => break,
+                TxOutcome::Packet => {
+                    let Some(next) = self.plan_packet(at, room) else { break };
+                    at = next;
+                }
+                TxOutcome::FilterRequest => {
+                    self.rules.count("tx_multicast_not_offered");
+                    self.answer_all(Status::Error);
+                }
+                TxOutcome::Refused(refusal) => {
+                    self.counters.dropped(DropReason::BadRequest);
+                    self.note(refusal.label(), &refusal);
+                    self.answer_all(Status::Error);
+                }
+                TxOutcome::Fatal(fatal) => return Err(self.fatal(fatal.label(), fatal)),
+            }
+            // A chain never has more slots than are available.
+            let slots = u32::try_from(self.chain.owed().len()).unwrap_or(available);
+            self.ring.consume(slots);
+            available = available.saturating_sub(slots);
+            looked += 1;
+        }
+        Ok((looked, at.min(room)))
+    }
+
+    /// Plans the parsed packet with its bytes from `at` on; the place behind it, or `None` when
+    /// there is no room, in which case its slots stay unconsumed for the next round.
+    fn plan_packet(&mut self, at: usize, room: usize) -> Option<usize> {
+        let total = usize::from(self.chain.total());
+        let space = match self.reach.mode() {
+            Mode::Copy => total,
+            Mode::Map => total.min(HEADER_MAX),
+        };
+        if at + space > room {
+            return None;
+        }
+        if self.chain.extras().gso.is_some() {
+            self.counters.dropped(DropReason::GsoUnsupported);
+            self.rules.count("tx_gso_not_negotiated");
+            self.answer_all(Status::Error);
+            return Some(at);
+        }
+        if self.chain.empty_fragments() > 0 {
+            self.rules.count("tx_zero_length_fragment");
+        }
+        let first = self.wants.len();
+        let mut place = at;
+        for fragment in self.chain.fragments() {
+            self.wants.push(Want {
+                gref: fragment.gref,
+                offset: fragment.offset,
+                len: fragment.len,
+                at: place,
+            });
+            place += usize::from(fragment.len);
+        }
+        let answered = self.answers.len();
+        self.answers.extend(self.chain.responses(Status::Okay));
+        self.planned.push(Planned {
+            wants: first..self.wants.len(),
+            answers: answered..self.answers.len(),
+            at,
+            total,
+            checksum: self.chain.checksum(),
+        });
+        Some((at + space).next_multiple_of(ALIGN))
+    }
+
+    /// Makes a frame of a planned packet, or says which rule and drop counter it goes under.
+    fn deliver(
+        &mut self,
+        i: usize,
+        batch: &mut Batch,
+        base: usize,
+    ) -> Result<(), (&'static str, DropReason)> {
+        let planned = &self.planned[i];
+        let reached = &self.reached[planned.wants.clone()];
+        if reached.iter().any(Result::is_err) {
+            return Err(("tx_bad_grant", DropReason::Unreadable));
+        }
+        let bad = |_| ("tx_bad_frame", DropReason::BadRequest);
+        let at = base + planned.at;
+        let header_len = planned.total.min(HEADER_MAX);
+        gather_header(reached, batch, at, header_len);
+        let blank = ("tx_bad_checksum_blank", DropReason::BadOffload);
+        let mut builder = batch.frame(at, header_len).map_err(bad)?;
+        let meta = metadata(planned, builder.header_mut()).ok_or(blank)?;
+        if matches!(reached.first(), Some(Ok(Reached::Mapped(_)))) {
+            let mut skip = header_len;
+            for slice in reached.iter().filter_map(mapped) {
+                let hidden = skip.min(slice.len());
+                skip -= hidden;
+                builder.lent(slice.clone(), hidden, slice.len() - hidden).map_err(bad)?;
+            }
+        } else {
+            builder.private(at + header_len, planned.total - header_len).map_err(bad)?;
+        }
+        builder.finish(meta);
+        Ok(())
+    }
+
+    fn refuse(&mut self, i: usize, rule: &'static str, reason: DropReason) {
+        self.counters.dropped(reason);
+        if self.rules.count(rule) == 0 {
+            tracing::warn!(rule, "a packet of a guest was refused (logged once a rule)");
+        }
+        for answer in &mut self.answers[self.planned[i].answers.clone()] {
+            if answer.status == Status::Okay {
+                answer.status = Status::Error;
+            }
+        }
+    }
+
+    /// Answers every slot of the chain just parsed.
+    fn answer_all(&mut self, status: Status) {
+        self.answers.extend(self.chain.responses(status));
+    }
+
+    fn note(&self, rule: &'static str, why: &dyn std::error::Error) {
+        if self.rules.count(rule) == 0 {
+            tracing::warn!(rule, %why, "a packet of a guest was refused (logged once a rule)");
+        }
+    }
+
+    fn fatal(
+        &self,
+        rule: &'static str,
+        why: impl std::error::Error + Send + Sync + 'static,
+    ) -> Fault {
+        self.rules.count(rule);
+        Fault::misbehaved(why)
+    }
+
+    /// Writes and publishes the answers; whether the guest wants to be told.
+    pub(super) fn answer(&mut self) -> bool {
+        for answer in self.answers.drain(..) {
+            let written = self.ring.respond(&answer.to_bytes());
+            debug_assert!(written, "each answer is owed to a consumed slot");
+        }
+        self.ring.publish()
+    }
+
+    pub(super) fn arm(&mut self) -> Result<bool, Fault> {
+        self.ring.final_check().map_err(|e| self.fatal("tx_producer_overflow", e))
+    }
+}
+
+fn mapped(reached: &Result<Reached, GrantStatus>) -> Option<&LentSlice> {
+    match reached {
+        Ok(Reached::Mapped(slice)) => Some(slice),
+        _ => None,
+    }
+}
+
+/// Copies the first octets of mapped fragments to where the header goes; copied ones are there.
+fn gather_header(
+    reached: &[Result<Reached, GrantStatus>],
+    batch: &mut Batch,
+    at: usize,
+    len: usize,
+) {
+    let Ok(header) = batch.scratch_mut(at..at + len) else { return };
+    let mut done = 0;
+    for slice in reached.iter().filter_map(mapped) {
+        let n = slice.len().min(len - done);
+        // The slice is as long as its fragment; nothing is copied beyond it.
+        if n == 0 || slice.copy_to(0, &mut header[done..done + n]).is_err() {
+            return;
+        }
+        done += n;
+    }
+}
+
+/// What the guest says of the checksum, made precise. A blank one gets a right pseudo-header sum,
+/// whatever the guest put there.
+fn metadata(planned: &Planned, header: &mut [u8]) -> Option<OffloadMeta> {
+    let Checksum { blank, validated } = planned.checksum;
+    if !blank {
+        // "Validated" is the guest's word about itself: the next receiver checks for itself.
+        return Some(OffloadMeta::PLAIN);
+    }
+    let layers = Layers::parse(header, u32::try_from(planned.total).ok()?).ok()?;
+    let checksum = from_netif(NetifChecksum { blank, validated }, &layers).ok()?;
+    reset_pseudo_header(header, &layers).ok()?;
+    Some(OffloadMeta { checksum, gso: None })
+}

@@ -1,0 +1,169 @@
+//! Packets from the backend.
+
+use std::sync::Arc;
+
+use ringfence_offload::OffloadMeta;
+use ringfence_offload::blank::{NetifChecksum, from_netif};
+use ringfence_offload::packet::Layers;
+use ringfence_platform::Lease;
+use ringfence_ring::{FrontRing, RingPages};
+use ringfence_wire::netif::RxRequest;
+use ringfence_wire::netif::rx::{RxChain, RxChainParser, RxOutcome};
+
+use super::pool::Pool;
+use crate::batch::{Batch, HEADER_MAX};
+use crate::counters::{DropReason, PortCounters};
+use crate::port::{Fault, Received};
+use crate::rules::RuleCounters;
+
+/// The frontend's side of the rx ring.
+pub(super) struct FromBackend {
+    ring: FrontRing<RingPages>,
+    parser: RxChainParser,
+    chain: RxChain,
+    pool: Pool,
+    /// The page posted in each slot of the ring.
+    posted: Vec<u16>,
+    /// Pages of packets being delivered.
+    lent_on: Vec<u16>,
+    rules: Arc<RuleCounters>,
+    counters: Arc<PortCounters>,
+}
+
+impl FromBackend {
+    pub(super) fn new(
+        ring: FrontRing<RingPages>,
+        leases: &[Lease],
+        rules: Arc<RuleCounters>,
+        counters: Arc<PortCounters>,
+    ) -> Self {
+        let entries = ring.count();
+        FromBackend {
+            parser: RxChainParser::new(entries),
+            chain: RxChain::new(),
+            pool: Pool::new(leases),
+            posted: vec![0; entries as usize],
+            lent_on: Vec::with_capacity(entries as usize),
+            ring,
+            rules,
+            counters,
+        }
+    }
+
+    fn slot(&self, index: u32) -> usize {
+        (index & (self.ring.count() - 1)) as usize
+    }
+
+    /// Takes back the pages of delivered packets, posts as many buffers as the ring takes, and
+    /// publishes them; whether the backend wants to be told.
+    pub(super) fn post(&mut self) -> bool {
+        for page in self.lent_on.drain(..).rev() {
+            self.pool.give_back(page);
+        }
+        while self.ring.free() > 0 {
+            let Some(page) = self.pool.take() else { break };
+            let slot = self.slot(self.ring.produced_index());
+            // The id is the slot: 256 of them.
+            let id = u16::try_from(slot).unwrap_or(0);
+            let request = RxRequest { id, gref: self.pool.gref(page) };
+            let posted = self.ring.request(&request.to_bytes());
+            debug_assert!(posted, "a slot was free");
+            self.posted[slot] = page;
+        }
+        self.ring.publish()
+    }
+
+    pub(super) fn receive(&mut self, batch: &mut Batch, budget: usize) -> Result<Received, Fault> {
+        let mut available = self.ring.unconsumed().map_err(|e| {
+            self.rules.count("rx_response_overflow");
+            Fault::misbehaved(e)
+        })?;
+        let mut done = Received::default();
+        let mut bytes = 0;
+        while done.work < budget && batch.frames_left() > 0 && batch.scratch_left() >= HEADER_MAX {
+            let ring = &self.ring;
+            let mut fetch = |ahead| ring.response(ahead).into_unchecked();
+            match self.parser.next(available, &mut fetch, &mut self.chain) {
+                RxOutcome::Empty => break,
+                RxOutcome::Packet => match self.deliver(batch) {
+                    Ok(()) => {
+                        done.frames += 1;
+                        bytes += u64::from(self.chain.total());
+                    }
+                    Err(rule) => self.refused(rule),
+                },
+                RxOutcome::Refused(refusal) => self.refused(refusal.label()),
+                RxOutcome::Fatal(fatal) => {
+                    self.rules.count(fatal.label());
+                    return Err(Fault::misbehaved(fatal));
+                }
+            }
+            let slots = self.chain.slots();
+            for ahead in 0..slots {
+                let slot = self.slot(self.ring.consumed_index().wrapping_add(ahead));
+                self.lent_on.push(self.posted[slot]);
+            }
+            self.ring.consume(slots);
+            available = available.saturating_sub(slots);
+            done.work += 1;
+        }
+        self.counters.received(done.frames as u64, bytes);
+        Ok(done)
+    }
+
+    /// Asks to be told of the next response; whether one is there.
+    pub(super) fn arm(&mut self) -> Result<bool, Fault> {
+        self.ring.final_check().map_err(|e| {
+            self.rules.count("rx_response_overflow");
+            Fault::misbehaved(e)
+        })
+    }
+
+    #[cold]
+    fn refused(&self, rule: &'static str) {
+        self.counters.dropped(DropReason::BadRequest);
+        if self.rules.count(rule) == 0 {
+            tracing::warn!(rule, "a packet of the backend was refused (logged once a rule)");
+        }
+    }
+
+    /// Makes a frame of the parsed chain: its header private, its payload where it is.
+    fn deliver(&self, batch: &mut Batch) -> Result<(), &'static str> {
+        let total = self.chain.total();
+        let header_len = usize::try_from(total).unwrap_or(HEADER_MAX).min(HEADER_MAX);
+        let full = |_| "rx_no_room";
+        let at = batch.reserve(header_len).ok_or("rx_no_room")?;
+        let first = self.ring.consumed_index();
+        let page = |slot: u32| self.pool.memory(self.posted[self.slot(first.wrapping_add(slot))]);
+        let mut builder = batch.frame(at, header_len).map_err(full)?;
+        let mut done = 0;
+        for fragment in self.chain.fragments() {
+            let (offset, len) = (usize::from(fragment.offset), usize::from(fragment.len));
+            let head = len.min(header_len - done);
+            let memory = page(fragment.slot);
+            let header = &mut builder.header_mut()[done..done + head];
+            memory.copy_to(offset, header).map_err(|_| "rx_crosses_page")?;
+            done += head;
+            if head < len {
+                builder.lent(memory.clone(), offset + head, len - head).map_err(full)?;
+            }
+        }
+        let meta = self.metadata(total, builder.header_mut()).ok_or("rx_bad_checksum_blank")?;
+        builder.finish(meta);
+        Ok(())
+    }
+
+    fn metadata(&self, total: u32, header: &[u8]) -> Option<OffloadMeta> {
+        let bits = self.chain.checksum();
+        if !bits.blank && !bits.validated {
+            return Some(OffloadMeta::PLAIN);
+        }
+        let bits = NetifChecksum { blank: bits.blank, validated: bits.validated };
+        let checksum = match Layers::parse(header, total) {
+            Ok(layers) => from_netif(bits, &layers).ok()?,
+            Err(_) if bits.blank => return None,
+            Err(_) => return Some(OffloadMeta::PLAIN),
+        };
+        Some(OffloadMeta { checksum, gso: None })
+    }
+}

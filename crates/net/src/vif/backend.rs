@@ -1,0 +1,321 @@
+//! The backend's side of the handshake.
+
+use std::sync::Arc;
+
+use ringfence_grants::Mode;
+use ringfence_platform::store::{StoreAccess, StoreClient, StoreError};
+use ringfence_platform::{Access, EventPort, GrantStatus, Grantee, Gref, Platform, PlatformError};
+use ringfence_ring::RingPages;
+use ringfence_wire::netif::keys;
+use ringfence_wire::xenbus::{self, DeviceId, XenbusState};
+
+use super::PortHost;
+use super::steps::{BackendStep, BackendView, backend_step};
+use crate::netback::{NetbackPort, QueueChannels, QueueParts, VifFeatures};
+use crate::port::Port;
+use crate::rules::RuleCounters;
+
+/// Steps that one look may take: more than any handshake needs, so that a peer that changes its
+/// state all the time holds nobody up.
+const STEPS_MAX: usize = 8;
+
+/// What the owner of a backend decides about it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct BackendOptions {
+    /// How the guest's pages are reached.
+    pub mode: Mode,
+    /// Octets behind the Ethernet header.
+    pub mtu: u16,
+}
+
+/// Why a frontend that says it is ready cannot be connected. Costs that device.
+#[derive(Debug, thiserror::Error)]
+pub enum ConnectError {
+    /// A key is missing or unusable.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// The platform refused.
+    #[error(transparent)]
+    Platform(#[from] PlatformError),
+    /// The frontend wants a mode that is dead.
+    #[error("the frontend did not ask for rx-copy, the only receive mode there is")]
+    NoRxCopy,
+    /// More queues than were offered.
+    #[error("the frontend wants {wanted} queues, {limit} were offered")]
+    Queues {
+        /// Wanted.
+        wanted: u32,
+        /// Offered.
+        limit: u32,
+    },
+    /// A ring cannot be mapped.
+    #[error("the {ring} ring, reference {gref}, cannot be mapped: {status}")]
+    Ring {
+        /// Which.
+        ring: &'static str,
+        /// Its reference.
+        gref: Gref,
+        /// Why not.
+        status: GrantStatus,
+    },
+    /// A ring page is no ring.
+    #[error("the ring page is unusable: {0}")]
+    RingPage(#[from] ringfence_memory::OutOfRange),
+}
+
+impl ConnectError {
+    /// A constant name, for counters.
+    pub fn rule(&self) -> &'static str {
+        match self {
+            ConnectError::Store(StoreError::Number { .. }) => "connect_not_a_number",
+            ConnectError::Store(_) => "connect_missing_key",
+            ConnectError::Platform(PlatformError::BadArena { why, .. }) => why.kind(),
+            ConnectError::Platform(_) => "connect_platform_refused",
+            ConnectError::NoRxCopy => "connect_no_rx_copy",
+            ConnectError::Queues { .. } => "connect_too_many_queues",
+            ConnectError::Ring { .. } => "connect_ring_grant",
+            ConnectError::RingPage(_) => "connect_ring_page",
+        }
+    }
+}
+
+/// What became of a device in a look.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Life {
+    /// It goes on.
+    Alive,
+    /// It is gone for good; forget it.
+    Over,
+}
+
+/// One vif, from the backend's side.
+pub struct VifBackend {
+    device: DeviceId,
+    front: String,
+    back: String,
+    options: BackendOptions,
+    rules: Arc<RuleCounters>,
+    attached: bool,
+    condemned: Option<String>,
+}
+
+impl VifBackend {
+    /// A backend for a device that a toolstack made.
+    pub fn new(device: DeviceId, options: BackendOptions) -> VifBackend {
+        VifBackend {
+            device,
+            front: device.frontend_path(),
+            back: device.backend_path(),
+            options,
+            rules: Arc::default(),
+            attached: false,
+            condemned: None,
+        }
+    }
+
+    /// The device.
+    pub fn device(&self) -> &DeviceId {
+        &self.device
+    }
+
+    /// What the guest did wrong, by rule.
+    pub fn rules(&self) -> &Arc<RuleCounters> {
+        &self.rules
+    }
+
+    /// The paths to watch.
+    pub fn watch_paths(&self) -> [String; 2] {
+        [format!("{}/{}", self.front, xenbus::STATE), self.back.clone()]
+    }
+
+    /// The data path ended because of the guest: close the device at the next look.
+    pub fn condemn(&mut self, why: String) {
+        self.rules.count("device_condemned");
+        tracing::warn!(device = %self.back, %why, "device closed");
+        self.condemned.get_or_insert(why);
+    }
+
+    /// Looks at both states and does what is due. Call it when a watch fired; calling it without
+    /// need does no harm.
+    ///
+    /// # Errors
+    ///
+    /// When the store fails; what the frontend does wrong is no error but costs it the device.
+    pub fn look<P: Platform>(
+        &mut self,
+        platform: &P,
+        store: &mut StoreClient,
+        host: &mut impl PortHost,
+    ) -> Result<Life, StoreError> {
+        for _ in 0..STEPS_MAX {
+            let Some(view) = self.view(store)? else {
+                self.let_go(host);
+                return Ok(Life::Over);
+            };
+            match backend_step(view) {
+                BackendStep::Wait => return Ok(Life::Alive),
+                BackendStep::Announce => {
+                    self.let_go(host);
+                    self.condemned = None;
+                    self.announce(store)?;
+                }
+                BackendStep::Connect => self.connect(platform, store, host)?,
+                BackendStep::Close => {
+                    self.let_go(host);
+                    self.enter(store, XenbusState::Closing)?;
+                }
+                BackendStep::Finish => {
+                    self.let_go(host);
+                    self.enter(store, XenbusState::Closed)?;
+                }
+                BackendStep::Forget => {
+                    self.let_go(host);
+                    self.enter(store, XenbusState::Closed)?;
+                    return Ok(Life::Over);
+                }
+            }
+        }
+        Ok(Life::Alive)
+    }
+
+    /// Lets go of everything, without touching the store: for a domain that is gone.
+    pub fn let_go(&mut self, host: &mut impl PortHost) {
+        if core::mem::take(&mut self.attached) {
+            host.detach(&self.device);
+        }
+    }
+
+    fn view(&self, store: &mut StoreClient) -> Result<Option<BackendView>, StoreError> {
+        let Some(own) = store.read_opt(&format!("{}/{}", self.back, xenbus::STATE))? else {
+            return Ok(None);
+        };
+        let peer = store.read_opt(&format!("{}/{}", self.front, xenbus::STATE))?;
+        let peer = peer.map(|text| {
+            XenbusState::parse(&text).unwrap_or_else(|_| {
+                self.rules.count("state_not_a_number");
+                XenbusState::Missing
+            })
+        });
+        Ok(Some(BackendView {
+            own: XenbusState::parse(&own).unwrap_or(XenbusState::Missing),
+            peer,
+            attached: self.attached,
+            online: store.read_flag(&format!("{}/{}", self.back, xenbus::ONLINE)).unwrap_or(false),
+            condemned: self.condemned.is_some(),
+        }))
+    }
+
+    fn enter(&self, store: &mut StoreClient, state: XenbusState) -> Result<(), StoreError> {
+        if let Some(why) = &self.condemned {
+            store.write(&format!("{}/error", self.back), why)?;
+        }
+        store.write(&format!("{}/{}", self.back, xenbus::STATE), state.to_string())
+    }
+
+    fn announce(&self, store: &mut StoreClient) -> Result<(), StoreError> {
+        let back = &self.back;
+        store.transaction(|t| {
+            for (key, value) in [
+                (keys::FEATURE_SG, "1"),
+                (keys::FEATURE_GSO_TCPV4, "0"),
+                (keys::FEATURE_GSO_TCPV6, "0"),
+                (keys::FEATURE_NO_CSUM_OFFLOAD, "0"),
+                (keys::FEATURE_IPV6_CSUM_OFFLOAD, "1"),
+                (keys::FEATURE_RX_COPY, "1"),
+                (keys::FEATURE_SPLIT_EVENT_CHANNELS, "1"),
+                (keys::MULTI_QUEUE_MAX_QUEUES, "1"),
+            ] {
+                t.write(&format!("{back}/{key}"), value)?;
+            }
+            t.write(&format!("{back}/{}", xenbus::STATE), XenbusState::InitWait.to_string())
+        })
+    }
+
+    fn connect<P: Platform>(
+        &mut self,
+        platform: &P,
+        store: &mut StoreClient,
+        host: &mut impl PortHost,
+    ) -> Result<(), StoreError> {
+        match self.open(platform, store) {
+            Ok(port) => {
+                host.attach(&self.device, port);
+                self.attached = true;
+                store.write(&format!("{}/{}", self.back, keys::CARRIER), "1")?;
+                self.enter(store, XenbusState::Connected)
+            }
+            Err(ConnectError::Store(error)) if !is_about_a_key(&error) => Err(error),
+            Err(error) => {
+                self.rules.count(error.rule());
+                self.condemn(error.to_string());
+                Ok(())
+            }
+        }
+    }
+
+    /// Reads the frontend's keys, once each, and maps and binds what they name.
+    fn open<P: Platform>(
+        &self,
+        platform: &P,
+        store: &mut StoreClient,
+    ) -> Result<Box<dyn Port>, ConnectError> {
+        let key = |name: &str| format!("{}/{name}", self.front);
+        let queues = store.read_u32_opt(&key(keys::MULTI_QUEUE_NUM_QUEUES))?.unwrap_or(1);
+        if queues != 1 {
+            return Err(ConnectError::Queues { wanted: queues, limit: 1 });
+        }
+        if !store.read_flag(&key(keys::REQUEST_RX_COPY))? {
+            return Err(ConnectError::NoRxCopy);
+        }
+        // A missing reference must not be read as 0, which is the console's page.
+        let tx_ref = Gref(store.read_u32(&key(keys::TX_RING_REF))?);
+        let rx_ref = Gref(store.read_u32(&key(keys::RX_RING_REF))?);
+        let features = VifFeatures {
+            scatter_gather: store.read_flag(&key(keys::FEATURE_SG))?,
+            checksum_ipv4: !store.read_flag(&key(keys::FEATURE_NO_CSUM_OFFLOAD))?,
+            checksum_ipv6: store.read_flag(&key(keys::FEATURE_IPV6_CSUM_OFFLOAD))?,
+            mtu: self.options.mtu,
+        };
+        let peer = self.device.frontend;
+        let mut tx_pages = platform.grantee(peer)?;
+        let rx_pages = platform.grantee(peer)?;
+        let [tx_ring, rx_ring] = map_rings(&mut tx_pages, [("tx", tx_ref), ("rx", rx_ref)])?;
+        let bind = |port| platform.bind_interdomain(peer, EventPort(port));
+        let channels = match store.read_u32_opt(&key(keys::EVENT_CHANNEL_TX))? {
+            Some(tx) => {
+                let rx = store.read_u32(&key(keys::EVENT_CHANNEL_RX))?;
+                QueueChannels { tx: bind(tx)?, rx: Some(bind(rx)?) }
+            }
+            None => {
+                QueueChannels { tx: bind(store.read_u32(&key(keys::EVENT_CHANNEL))?)?, rx: None }
+            }
+        };
+        let parts = QueueParts { tx_ring, rx_ring, channels, tx_pages, rx_pages };
+        Ok(Box::new(NetbackPort::new(parts, self.options.mode, features, &self.rules)))
+    }
+}
+
+/// Whether an error is about what the frontend wrote, not about the store.
+fn is_about_a_key(error: &StoreError) -> bool {
+    matches!(
+        error,
+        StoreError::Refused { .. } | StoreError::Number { .. } | StoreError::NotText { .. }
+    )
+}
+
+fn map_rings(
+    pages: &mut impl Grantee,
+    rings: [(&'static str, Gref); 2],
+) -> Result<[RingPages; 2], ConnectError> {
+    let mut mapped = Vec::with_capacity(2);
+    pages.map(&rings.map(|(_, gref)| (gref, Access::ReadWrite)), &mut mapped);
+    let mut taken = mapped.into_iter();
+    let mut ring = |(ring, gref)| {
+        let page = taken.next().unwrap_or(Err(GrantStatus::GeneralError));
+        let page = page.map_err(|status| ConnectError::Ring { ring, gref, status })?;
+        let bytes = page.len();
+        Ok::<_, ConnectError>(RingPages::new(page, bytes)?)
+    };
+    let [tx, rx] = rings;
+    Ok([ring(tx)?, ring(rx)?])
+}

@@ -1,0 +1,227 @@
+//! The frontend's side of the handshake.
+
+use std::sync::Arc;
+
+use ringfence_platform::store::{StoreAccess, StoreClient, StoreError};
+use ringfence_platform::{Channel, Lease, LendError, Platform, PlatformError};
+use ringfence_wire::netif::keys;
+use ringfence_wire::xenbus::{self, DeviceId, XenbusState};
+
+use super::PortHost;
+use super::steps::{FrontendStep, FrontendView, frontend_step};
+use crate::netback::{QueueChannels, VifFeatures};
+use crate::netfront::{NetfrontPort, QueueMemory, take_back};
+use crate::port::Fault;
+use crate::rules::RuleCounters;
+
+/// Steps that one look may take.
+const STEPS_MAX: usize = 8;
+
+/// Why a frontend could not connect.
+#[derive(Debug, thiserror::Error)]
+pub enum FrontendError {
+    /// The store failed, or the backend's keys are unusable.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// The platform refused.
+    #[error(transparent)]
+    Platform(#[from] PlatformError),
+    /// No pages to lend.
+    #[error("the pages of a queue cannot be lent: {0}")]
+    Lend(#[from] LendError),
+    /// The rings could not be made.
+    #[error(transparent)]
+    Port(#[from] Fault),
+    /// The backend lacks what this frontend cannot do without.
+    #[error("the backend does not offer {0}")]
+    Lacks(&'static str),
+}
+
+/// One vif, from the frontend's side.
+pub struct VifFrontend<P: Platform> {
+    device: DeviceId,
+    front: String,
+    back: String,
+    mtu: u16,
+    granter: P::Granter,
+    memory: Option<QueueMemory>,
+    /// Pages that the backend would not let go of.
+    stuck: Vec<Lease>,
+    rules: Arc<RuleCounters>,
+    broken: bool,
+    was_up: bool,
+}
+
+impl<P: Platform> VifFrontend<P> {
+    /// A frontend for a device that a toolstack made. Sets memory aside for lending, which some
+    /// platforms can do only before their sandbox closes.
+    ///
+    /// # Errors
+    ///
+    /// When the platform refuses.
+    pub fn new(platform: &P, device: DeviceId, mtu: u16) -> Result<VifFrontend<P>, PlatformError> {
+        Ok(VifFrontend {
+            device,
+            front: device.frontend_path(),
+            back: device.backend_path(),
+            mtu,
+            granter: platform.granter(device.backend)?,
+            memory: None,
+            stuck: Vec::new(),
+            rules: Arc::default(),
+            broken: false,
+            was_up: false,
+        })
+    }
+
+    /// The path to watch.
+    pub fn watch_path(&self) -> String {
+        format!("{}/{}", self.back, xenbus::STATE)
+    }
+
+    /// What the backend did wrong, by rule.
+    pub fn rules(&self) -> &Arc<RuleCounters> {
+        &self.rules
+    }
+
+    /// Whether the backend is connected to us now.
+    pub fn is_up(&self) -> bool {
+        self.memory.is_some() && self.was_up && !self.broken
+    }
+
+    /// The data path ended.
+    pub fn broke(&mut self) {
+        self.broken = true;
+    }
+
+    /// Looks at both states and does what is due.
+    ///
+    /// # Errors
+    ///
+    /// When the store fails or this side cannot do its part.
+    pub fn look(
+        &mut self,
+        platform: &P,
+        store: &mut StoreClient,
+        host: &mut impl PortHost,
+    ) -> Result<(), FrontendError> {
+        for _ in 0..STEPS_MAX {
+            let view = self.view(store)?;
+            match frontend_step(view) {
+                FrontendStep::Wait => return Ok(()),
+                FrontendStep::Connect => self.connect(platform, store, host)?,
+                FrontendStep::Restart => {
+                    self.let_go(host);
+                    self.enter(store, XenbusState::Initialising)?;
+                }
+                FrontendStep::Finish => {
+                    self.let_go(host);
+                    self.enter(store, XenbusState::Closed)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Says that this frontend leaves, and lets go of everything.
+    ///
+    /// # Errors
+    ///
+    /// The store's.
+    pub fn close(
+        &mut self,
+        store: &mut StoreClient,
+        host: &mut impl PortHost,
+    ) -> Result<(), StoreError> {
+        self.enter(store, XenbusState::Closing)?;
+        self.let_go(host);
+        self.enter(store, XenbusState::Closed)
+    }
+
+    fn view(&mut self, store: &mut StoreClient) -> Result<FrontendView, StoreError> {
+        let own = store.read_opt(&format!("{}/{}", self.front, xenbus::STATE))?;
+        let parse = |text: Vec<u8>| XenbusState::parse(&text).unwrap_or(XenbusState::Missing);
+        let peer = store.read_opt(&format!("{}/{}", self.back, xenbus::STATE))?.map(parse);
+        self.was_up |= self.memory.is_some() && peer == Some(XenbusState::Connected);
+        Ok(FrontendView {
+            own: own.map_or(XenbusState::Missing, parse),
+            peer,
+            attached: self.memory.is_some(),
+            was_up: self.was_up,
+            broken: self.broken,
+        })
+    }
+
+    fn enter(&self, store: &mut StoreClient, state: XenbusState) -> Result<(), StoreError> {
+        store.write(&format!("{}/{}", self.front, xenbus::STATE), state.to_string())
+    }
+
+    fn let_go(&mut self, host: &mut impl PortHost) {
+        if let Some(memory) = self.memory.take() {
+            host.detach(&self.device);
+            self.stuck.extend(memory.give_up(&mut self.granter));
+        }
+        // A backend that is slow to let go has had time since the last look.
+        let stuck = core::mem::take(&mut self.stuck);
+        self.stuck = take_back(&mut self.granter, stuck);
+        (self.broken, self.was_up) = (false, false);
+    }
+
+    fn features(&self, store: &mut StoreClient) -> Result<(VifFeatures, bool), FrontendError> {
+        let key = |name: &str| format!("{}/{name}", self.back);
+        if !store.read_flag(&key(keys::FEATURE_RX_COPY))? {
+            return Err(FrontendError::Lacks(keys::FEATURE_RX_COPY));
+        }
+        let features = VifFeatures {
+            scatter_gather: store.read_flag(&key(keys::FEATURE_SG))?,
+            checksum_ipv4: !store.read_flag(&key(keys::FEATURE_NO_CSUM_OFFLOAD))?,
+            checksum_ipv6: store.read_flag(&key(keys::FEATURE_IPV6_CSUM_OFFLOAD))?,
+            mtu: self.mtu,
+        };
+        Ok((features, store.read_flag(&key(keys::FEATURE_SPLIT_EVENT_CHANNELS))?))
+    }
+
+    fn connect(
+        &mut self,
+        platform: &P,
+        store: &mut StoreClient,
+        host: &mut impl PortHost,
+    ) -> Result<(), FrontendError> {
+        let (features, split) = self.features(store)?;
+        let backend = self.device.backend;
+        let tx = platform.alloc_unbound(backend)?;
+        let rx = if split { Some(platform.alloc_unbound(backend)?) } else { None };
+        let (tx_port, rx_port) = (tx.port(), rx.as_ref().map(Channel::port));
+        let memory = QueueMemory::lend(&mut self.granter)?;
+        let (tx_ref, rx_ref) = memory.ring_refs();
+        let port = NetfrontPort::new(&memory, QueueChannels { tx, rx }, features, &self.rules)?;
+        self.memory = Some(memory);
+        host.attach(&self.device, Box::new(port));
+        let front = &self.front;
+        store.transaction(|t| {
+            let mut put = |key: &str, value: String| t.write(&format!("{front}/{key}"), value);
+            put(keys::TX_RING_REF, tx_ref.to_string())?;
+            put(keys::RX_RING_REF, rx_ref.to_string())?;
+            match rx_port {
+                Some(rx_port) => {
+                    put(keys::EVENT_CHANNEL_TX, tx_port.0.to_string())?;
+                    put(keys::EVENT_CHANNEL_RX, rx_port.0.to_string())?;
+                }
+                None => put(keys::EVENT_CHANNEL, tx_port.0.to_string())?,
+            }
+            for (key, value) in [
+                (keys::REQUEST_RX_COPY, "1"),
+                (keys::FEATURE_RX_NOTIFY, "1"),
+                (keys::FEATURE_SG, "1"),
+                (keys::FEATURE_GSO_TCPV4, "0"),
+                (keys::FEATURE_GSO_TCPV6, "0"),
+                (keys::FEATURE_NO_CSUM_OFFLOAD, "0"),
+                (keys::FEATURE_IPV6_CSUM_OFFLOAD, "1"),
+            ] {
+                put(key, value.to_owned())?;
+            }
+            put(xenbus::STATE, XenbusState::Connected.to_string())
+        })?;
+        Ok(())
+    }
+}

@@ -1,0 +1,24 @@
+//! The xenbus handshake of a vif, on both sides, and what a toolstack does for it.
+//!
+//! Both sides look at both states and do what is due ([`steps`]); what is done to the store, to
+//! grants and to event channels is in [`backend`] and [`frontend`]. Neither knows which platform it
+//! runs on.
+
+pub mod backend;
+pub mod frontend;
+pub mod steps;
+pub mod toolstack;
+
+use ringfence_wire::xenbus::DeviceId;
+
+use crate::port::Port;
+
+/// Whoever runs the ports: the data plane of a driver domain or of a frontend.
+pub trait PortHost {
+    /// Takes a connected port into operation.
+    fn attach(&mut self, device: &DeviceId, port: Box<dyn Port>);
+
+    /// Takes a device's port out of operation. When this returns the port was dropped: nothing of
+    /// the peer's is mapped or used any more. Idempotent.
+    fn detach(&mut self, device: &DeviceId);
+}

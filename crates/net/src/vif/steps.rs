@@ -1,0 +1,126 @@
+//! The xenbus handshake as pure decisions: what each side does when it looks at the other's state.
+//!
+//! Nothing here depends on *changes* being seen: a side looks at both states and at what it holds,
+//! and does the one step that is due. Repeated, skipped, reordered and unknown states are
+//! therefore no special cases (XSA-350, XSA-374, XSA-465): the same look answers the same, and a
+//! step that was done is not due again.
+
+use ringfence_wire::xenbus::XenbusState;
+
+/// What a backend does next.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum BackendStep {
+    /// Nothing is due.
+    Wait,
+    /// Publish features and go to InitWait.
+    Announce,
+    /// Read the frontend's keys, map, bind, go to Connected.
+    Connect,
+    /// Let go of everything and go to Closing.
+    Close,
+    /// Let go of everything and go to Closed.
+    Finish,
+    /// The device is gone for good: let go of everything and forget it.
+    Forget,
+}
+
+/// What a backend has of a device.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct BackendView {
+    /// Its own state in the store.
+    pub own: XenbusState,
+    /// The frontend's state; `None` when the key is not there.
+    pub peer: Option<XenbusState>,
+    /// Whether rings are mapped.
+    pub attached: bool,
+    /// The toolstack's `online`: a closed device may come back.
+    pub online: bool,
+    /// This side gave the device up because the frontend broke a rule.
+    pub condemned: bool,
+}
+
+/// The step that is due.
+pub fn backend_step(view: BackendView) -> BackendStep {
+    use XenbusState as S;
+    let Some(peer) = view.peer else {
+        return if view.online && view.own == S::Initialising {
+            BackendStep::Announce
+        } else {
+            BackendStep::Forget
+        };
+    };
+    let leaving = matches!(view.own, S::Closing | S::Closed);
+    match peer {
+        // A condemned frontend may start over; until it does, the device stays closed.
+        S::Initialising if view.attached || (leaving && view.online) => BackendStep::Announce,
+        S::Initialising | S::InitWait if view.own == S::Initialising => BackendStep::Announce,
+        S::Initialised | S::Connected if view.condemned => close_if(view, !leaving),
+        S::Initialised | S::Connected if leaving => BackendStep::Wait,
+        S::Initialised | S::Connected if !view.attached => BackendStep::Connect,
+        S::Closing => close_if(view, !leaving || view.attached),
+        S::Closed if !view.online => BackendStep::Forget,
+        S::Closed if view.own != S::Closed && view.own != S::InitWait => BackendStep::Finish,
+        S::Closed if view.attached => BackendStep::Finish,
+        S::Missing => close_if(view, !leaving),
+        _ => BackendStep::Wait,
+    }
+}
+
+fn close_if(view: BackendView, due: bool) -> BackendStep {
+    if due || view.attached { BackendStep::Close } else { BackendStep::Wait }
+}
+
+/// What a frontend does next.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum FrontendStep {
+    /// Nothing is due.
+    Wait,
+    /// Lend rings, publish keys, go to Connected.
+    Connect,
+    /// Start over: let go of everything, go to Initialising.
+    Restart,
+    /// Let go of everything and go to Closed.
+    Finish,
+}
+
+/// What a frontend has of a device.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct FrontendView {
+    /// Its own state in the store.
+    pub own: XenbusState,
+    /// The backend's state; `None` when the key is not there.
+    pub peer: Option<XenbusState>,
+    /// Whether rings are lent and the data path runs.
+    pub attached: bool,
+    /// The backend was seen Connected since the rings were lent.
+    pub was_up: bool,
+    /// The data path ended (the other end of the channel is gone, or the backend broke a rule).
+    pub broken: bool,
+}
+
+/// The step that is due.
+pub fn frontend_step(view: FrontendView) -> FrontendStep {
+    use XenbusState as S;
+    match view.peer {
+        None | Some(S::Closing | S::Closed) if view.own != S::Closed || view.attached => {
+            FrontendStep::Finish
+        }
+        // A backend that was connected waits for us to begin: a new one took over. Or it offers
+        // the device again after it was closed.
+        Some(S::InitWait) if view.attached && view.was_up => FrontendStep::Restart,
+        Some(S::InitWait) if !view.attached && view.own != S::Initialising => FrontendStep::Restart,
+        Some(S::InitWait) if !view.attached => FrontendStep::Connect,
+        Some(S::Initialising) if view.attached => FrontendStep::Restart,
+        // A backend that skipped InitWait offers its defaults.
+        Some(S::Initialised | S::Connected)
+            if !view.attached && view.own == S::Initialising && !view.broken =>
+        {
+            FrontendStep::Connect
+        }
+        Some(S::Initialised | S::Connected) if view.broken && view.attached => FrontendStep::Finish,
+        _ => FrontendStep::Wait,
+    }
+}
+
+#[cfg(test)]
+mod tests;

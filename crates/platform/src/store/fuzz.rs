@@ -1,0 +1,271 @@
+//! Sessions of hostile clients, made from arbitrary bytes: the body of a fuzz target and of a
+//! property test.
+
+use super::Limits;
+use super::server::{ConnectionId, Leftovers, StoreServer};
+use ringfence_wire::grant::DomId;
+use ringfence_wire::xenstore::{
+    Header, MessageReader, MessageType, PAYLOAD_MAX, Request, WatchEvent, parse_permissions,
+};
+
+/// Bounds so small that a short session runs into each.
+fn limits() -> Limits {
+    Limits {
+        nodes: 12,
+        node_bytes: 300,
+        value_bytes: 64,
+        permissions: 2,
+        depth: 6,
+        watches: 3,
+        transactions: 2,
+        transaction_nodes: 8,
+        transaction_bytes: 1500,
+        connections: 2,
+        output_soft: 1 << 10,
+        output_hard: 4 << 10,
+        output_hard_privileged: 64 << 10,
+    }
+}
+
+const PATHS: [&str; 14] = [
+    "/",
+    "/local/domain/1",
+    "/local/domain/1/data",
+    "/local/domain/1/data/a",
+    "/local/domain/2/data",
+    "/local/domain/2/data/a/b/c",
+    "data",
+    "data/a",
+    "data/a/b/c/d/e/f",
+    "data/b",
+    "/local/domain/",
+    "@releaseDomain",
+    "@introduceDomain",
+    "",
+];
+
+const PERMISSIONS: [&[u8]; 6] =
+    [b"n1\0", b"r1\0b2\0", b"b2\0", b"n0\0r1\0w2\0", b"n1\0r2\0r3\0", b"x1\0"];
+
+/// The requests a session is made of, by one byte.
+const KINDS: [MessageType; 16] = [
+    MessageType::Write,
+    MessageType::Write,
+    MessageType::Mkdir,
+    MessageType::Rm,
+    MessageType::SetPerms,
+    MessageType::Read,
+    MessageType::Directory,
+    MessageType::DirectoryPart,
+    MessageType::GetPerms,
+    MessageType::Watch,
+    MessageType::Watch,
+    MessageType::Unwatch,
+    MessageType::TransactionStart,
+    MessageType::TransactionEnd,
+    MessageType::ResetWatches,
+    MessageType::IsDomainIntroduced,
+];
+
+struct Client {
+    id: ConnectionId,
+    domain: DomId,
+    privileged: bool,
+    /// What the server sent: has to be whole messages that a client understands.
+    reader: MessageReader,
+}
+
+struct Session<'a> {
+    bytes: &'a [u8],
+    server: StoreServer,
+    clients: Vec<Client>,
+}
+
+/// Runs the session that `bytes` describe, and checks after each step that no bound is passed, and
+/// at the end that nothing is left.
+///
+/// # Panics
+/// When the server breaks a promise.
+pub fn fuzz_store_session(bytes: &[u8]) {
+    let mut session = Session { bytes, server: StoreServer::new(limits()), clients: Vec::new() };
+    for (domain, privileged) in [(0, true), (1, false), (2, false), (2, false)] {
+        session.connect(DomId(domain), privileged);
+    }
+    session.furnish();
+    while let Some(step) = session.byte() {
+        session.step(step);
+        session.server.audit().expect("the server's own account holds");
+    }
+    session.finish();
+}
+
+impl Session<'_> {
+    fn byte(&mut self) -> Option<u8> {
+        let (first, rest) = self.bytes.split_first()?;
+        self.bytes = rest;
+        Some(*first)
+    }
+
+    fn pick<T: Copy>(&mut self, from: &[T]) -> T {
+        let choice = usize::from(self.byte().unwrap_or_default());
+        from[choice % from.len()]
+    }
+
+    fn connect(&mut self, domain: DomId, privileged: bool) {
+        self.server.introduce(domain);
+        if let Ok(id) = self.server.connect(domain, privileged) {
+            self.clients.push(Client { id, domain, privileged, reader: MessageReader::new() });
+        }
+    }
+
+    /// What a toolstack sets up for two guests.
+    fn furnish(&mut self) {
+        for domain in [1u16, 2] {
+            let path = format!("/local/domain/{domain}/data");
+            self.ask(0, MessageType::Mkdir, 0, format!("{path}\0").as_bytes());
+            self.ask(0, MessageType::SetPerms, 0, format!("{path}\0n{domain}\0").as_bytes());
+        }
+        self.ask(0, MessageType::Watch, 0, b"/\0all\0");
+    }
+
+    fn step(&mut self, step: u8) {
+        if self.clients.is_empty() {
+            return;
+        }
+        let client = usize::from(self.byte().unwrap_or_default()) % self.clients.len();
+        match step % 16 {
+            0 | 1 => {
+                let count = usize::from(self.byte().unwrap_or_default()) * 16;
+                self.drain(client, count);
+            }
+            2 => self.reconnect(client),
+            3 => {
+                let domain = DomId(u16::from(self.byte().unwrap_or_default() % 3));
+                let leftovers = if step < 128 { Leftovers::Remove } else { Leftovers::Keep };
+                self.server.release(domain, leftovers);
+                self.forget_dropped();
+                self.connect(domain, domain == DomId(0));
+            }
+            4 => {
+                let kind = MessageType::from_raw(u32::from(self.byte().unwrap_or_default()));
+                let len = self.bytes.len().min(usize::from(step));
+                let (payload, rest) = self.bytes.split_at(len);
+                self.bytes = rest;
+                self.ask(client, kind, 0, payload);
+            }
+            _ => self.request(client),
+        }
+        self.forget_dropped();
+    }
+
+    fn reconnect(&mut self, client: usize) {
+        let Client { id, domain, privileged, .. } = self.clients.remove(client);
+        self.server.disconnect(id);
+        self.connect(domain, privileged);
+    }
+
+    fn request(&mut self, client: usize) {
+        let kind = self.pick(&KINDS);
+        let path = self.pick(&PATHS);
+        let choice = self.byte().unwrap_or_default();
+        let tx = u32::from(choice % 4);
+        let mut payload = match kind {
+            MessageType::TransactionStart | MessageType::ResetWatches => Vec::new(),
+            MessageType::TransactionEnd => vec![b'T'],
+            MessageType::IsDomainIntroduced => vec![b'1'],
+            _ => path.as_bytes().to_vec(),
+        };
+        payload.push(0);
+        match kind {
+            MessageType::Write => payload.resize(payload.len() + usize::from(choice / 3), b'x'),
+            MessageType::SetPerms => payload.extend_from_slice(self.pick(&PERMISSIONS)),
+            MessageType::Watch | MessageType::Unwatch => {
+                let token: &[u8] = if choice < 128 { b"t\0" } else { b"u\0" };
+                payload.extend_from_slice(token);
+                if choice.is_multiple_of(8) && kind == MessageType::Watch {
+                    payload.extend_from_slice(b"1\0");
+                }
+            }
+            MessageType::DirectoryPart => payload.extend_from_slice(b"3\0"),
+            _ => {}
+        }
+        self.ask(client, kind, tx, &payload);
+    }
+
+    /// Sends a request as a pump would, which reads only what may be read.
+    fn ask(&mut self, client: usize, kind: MessageType, tx_id: u32, payload: &[u8]) {
+        let Client { id, domain, privileged, .. } = self.clients[client];
+        if !self.server.may_read(id) {
+            self.drain(client, usize::MAX);
+            return;
+        }
+        let used = (self.server.nodes_of(domain), self.server.bytes_of(domain));
+        let len = u32::try_from(payload.len()).unwrap_or(PAYLOAD_MAX);
+        self.server.handle(id, &Header { kind, req_id: 1, tx_id, len }, payload);
+        if !privileged {
+            // A privileged writer may have gone beyond the bound; the domain itself goes no further.
+            let bound = self.server.limits();
+            assert!(self.server.nodes_of(domain) <= used.0.max(bound.nodes), "nodes");
+            assert!(self.server.bytes_of(domain) <= used.1.max(bound.node_bytes), "bytes");
+        }
+    }
+
+    /// Reads up to `count` bytes of a client's output.
+    fn drain(&mut self, client: usize, mut count: usize) {
+        let client = &mut self.clients[client];
+        let Some(outbox) = self.server.outbox(client.id) else {
+            return;
+        };
+        while count > 0 && !outbox.is_empty() {
+            let space = client.reader.spare();
+            let len = space.len().min(count);
+            let filled = outbox.peek(&mut space[..len]);
+            outbox.advance(filled);
+            client.reader.commit(filled);
+            count -= filled;
+            while let Some((header, payload)) = client.reader.next().expect("messages are framed") {
+                understand(&header, payload);
+            }
+        }
+    }
+
+    fn forget_dropped(&mut self) {
+        while self.server.take_ready().is_some() {}
+        let server = &self.server;
+        self.clients.retain(|client| server.is_connected(client.id));
+    }
+
+    fn finish(mut self) {
+        for client in 0..self.clients.len() {
+            self.drain(client, usize::MAX);
+        }
+        for client in &self.clients {
+            self.server.disconnect(client.id);
+        }
+        for domain in [DomId(1), DomId(2)] {
+            self.server.release(domain, Leftovers::Remove);
+            assert_eq!(self.server.nodes_of(domain), 0, "a released domain owns nothing");
+        }
+        self.server.audit().expect("the server's own account holds");
+        assert!(self.server.is_idle(), "a disconnected client leaves nothing behind");
+    }
+}
+
+/// Checks that a client would understand a message of the server.
+fn understand(header: &Header, payload: &[u8]) {
+    match header.kind {
+        MessageType::WatchEvent => {
+            assert_eq!((header.req_id, header.tx_id), (0, 0));
+            WatchEvent::parse(payload).expect("an event has a path and a token");
+        }
+        MessageType::Error => assert!(payload.ends_with(b"\0"), "an error is a terminated name"),
+        MessageType::GetPerms => {
+            parse_permissions(payload).expect("permissions are a list");
+        }
+        kind => {
+            let known = !matches!(Request::parse(kind, b""), Err(error)
+                if matches!(error, ringfence_wire::xenstore::RequestError::Unsupported { .. }));
+            assert!(known, "{kind:?} succeeded");
+        }
+    }
+}

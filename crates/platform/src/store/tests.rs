@@ -1,0 +1,220 @@
+//! Tests of the whole store, by what clients see.
+
+mod advisories;
+mod hostile_server;
+mod operations;
+mod oracle;
+mod sessions;
+mod transactions;
+mod watches;
+
+use super::server::{ConnectionId, StoreServer};
+use super::{Limits, fuzz_store_session};
+use proptest::prelude::*;
+use ringfence_wire::grant::DomId;
+use ringfence_wire::xenstore::{
+    ErrorName, Header, MessageReader, MessageType, Path, PermissionList, Reply, Request,
+    WatchEvent, WatchPath, parse_permissions, parse_transaction_id,
+};
+use std::collections::BTreeMap;
+
+proptest! {
+    #[test]
+    fn arbitrary_sessions_keep_every_promise(bytes in prop::collection::vec(any::<u8>(), 0..1500)) {
+        fuzz_store_session(&bytes);
+    }
+}
+
+/// A server without sockets, and clients that read everything at once.
+struct Bench {
+    server: StoreServer,
+    /// Events that a connection was sent and no test has taken yet.
+    events: BTreeMap<ConnectionId, Vec<(String, String)>>,
+}
+
+type Answer = Result<Vec<u8>, ErrorName>;
+
+impl Bench {
+    fn new() -> Bench {
+        Bench::with(Limits::default())
+    }
+
+    fn with(limits: Limits) -> Bench {
+        Bench { server: StoreServer::new(limits), events: BTreeMap::new() }
+    }
+
+    fn toolstack(&mut self) -> ConnectionId {
+        self.server.connect(DomId(0), true).unwrap()
+    }
+
+    fn guest(&mut self, domain: u16) -> ConnectionId {
+        self.server.connect(DomId(domain), false).unwrap()
+    }
+
+    /// A directory `data` in the home of `domain` that it owns; the home itself is the toolstack's.
+    fn home(&mut self, toolstack: ConnectionId, domain: u16) {
+        let data = format!("/local/domain/{domain}/data");
+        self.mkdir(toolstack, &data).unwrap();
+        self.set_perms(toolstack, &data, &format!("n{domain}")).unwrap();
+    }
+
+    /// Hands a request over, without reading the answer.
+    fn send(&mut self, id: ConnectionId, tx_id: u32, request: &Request<'_>) {
+        let mut message = Vec::new();
+        request.emit(77, tx_id, &mut message).unwrap();
+        let decoded = ringfence_wire::xenstore::decode(&message).unwrap().unwrap();
+        self.server.handle(id, &decoded.header, decoded.payload);
+    }
+
+    /// Reads all that waits for `id`; replies are returned, events kept.
+    fn receive(&mut self, id: ConnectionId) -> Vec<(Header, Vec<u8>)> {
+        let mut reader = MessageReader::new();
+        let mut replies = Vec::new();
+        let Some(outbox) = self.server.outbox(id) else {
+            return replies;
+        };
+        while !outbox.is_empty() {
+            let filled = outbox.peek(reader.spare());
+            outbox.advance(filled);
+            reader.commit(filled);
+            while let Some((header, payload)) = reader.next().unwrap() {
+                if header.kind == MessageType::WatchEvent {
+                    let event = WatchEvent::parse(payload).unwrap();
+                    let token = String::from_utf8(event.token.to_vec()).unwrap();
+                    let events = self.events.entry(id).or_default();
+                    events.push((event.path.as_str().to_owned(), token));
+                } else {
+                    replies.push((header, payload.to_vec()));
+                }
+            }
+        }
+        assert_eq!(reader.pending(), 0, "only whole messages are sent");
+        replies
+    }
+
+    fn ask(&mut self, id: ConnectionId, tx_id: u32, request: &Request<'_>) -> Answer {
+        self.send(id, tx_id, request);
+        let replies = self.receive(id);
+        let [(header, payload)] = &replies[..] else {
+            panic!("one request, one reply: {replies:?}");
+        };
+        assert_eq!((header.req_id, header.tx_id), (77, tx_id));
+        match Reply::parse(request.kind(), header, payload).unwrap() {
+            Reply::Success(payload) => Ok(payload.to_vec()),
+            Reply::Failure(error) => Err(error),
+        }
+    }
+
+    /// A request of any type and payload; the reply's type and payload.
+    fn ask_raw(&mut self, id: ConnectionId, kind: MessageType, payload: &[u8]) -> Answer {
+        let len = u32::try_from(payload.len()).unwrap();
+        self.server.handle(id, &Header { kind, req_id: 5, tx_id: 0, len }, payload);
+        let replies = self.receive(id);
+        let [(header, payload)] = &replies[..] else {
+            panic!("one request, one reply: {replies:?}");
+        };
+        match Reply::parse(kind, header, payload).unwrap() {
+            Reply::Success(payload) => Ok(payload.to_vec()),
+            Reply::Failure(error) => Err(error),
+        }
+    }
+
+    /// The events sent to `id` since the last call.
+    fn events(&mut self, id: ConnectionId) -> Vec<(String, String)> {
+        assert!(self.receive(id).is_empty(), "a reply nobody asked for");
+        self.events.remove(&id).unwrap_or_default()
+    }
+
+    /// The paths of those events.
+    fn event_paths(&mut self, id: ConnectionId) -> Vec<String> {
+        self.events(id).into_iter().map(|(path, _)| path).collect()
+    }
+
+    fn read(&mut self, id: ConnectionId, path: &str) -> Answer {
+        self.ask(id, 0, &Request::Read { path: at(path) })
+    }
+
+    fn write(&mut self, id: ConnectionId, path: &str, value: &str) -> Result<(), ErrorName> {
+        self.write_in(id, 0, path, value)
+    }
+
+    fn write_in(
+        &mut self,
+        id: ConnectionId,
+        tx: u32,
+        path: &str,
+        value: &str,
+    ) -> Result<(), ErrorName> {
+        let request = Request::Write { path: at(path), value: value.as_bytes() };
+        self.ask(id, tx, &request).map(|reply| assert_eq!(reply, b"OK\0"))
+    }
+
+    fn mkdir(&mut self, id: ConnectionId, path: &str) -> Result<(), ErrorName> {
+        self.ask(id, 0, &Request::Mkdir { path: at(path) }).map(|reply| assert_eq!(reply, b"OK\0"))
+    }
+
+    fn rm(&mut self, id: ConnectionId, path: &str) -> Result<(), ErrorName> {
+        self.ask(id, 0, &Request::Rm { path: at(path) }).map(|reply| assert_eq!(reply, b"OK\0"))
+    }
+
+    fn directory(&mut self, id: ConnectionId, path: &str) -> Result<Vec<String>, ErrorName> {
+        let listing = self.ask(id, 0, &Request::Directory { path: at(path) })?;
+        Ok(strings(&listing))
+    }
+
+    /// `list` as `n0 r5`.
+    fn set_perms(&mut self, id: ConnectionId, path: &str, list: &str) -> Result<(), ErrorName> {
+        let permissions = permissions(list);
+        self.ask(id, 0, &Request::SetPerms { path: at(path), permissions })
+            .map(|reply| assert_eq!(reply, b"OK\0"))
+    }
+
+    fn get_perms(&mut self, id: ConnectionId, path: &str) -> Result<String, ErrorName> {
+        let list = self.ask(id, 0, &Request::GetPerms { path: at(path) })?;
+        Ok(strings(&list).join(" "))
+    }
+
+    fn watch(&mut self, id: ConnectionId, path: &str, token: &str) -> Result<(), ErrorName> {
+        self.watch_depth(id, path, token, None)
+    }
+
+    fn watch_depth(
+        &mut self,
+        id: ConnectionId,
+        path: &str,
+        token: &str,
+        depth: Option<u32>,
+    ) -> Result<(), ErrorName> {
+        let path = WatchPath::parse(path.as_bytes()).unwrap();
+        self.ask(id, 0, &Request::Watch { path, token: token.as_bytes(), depth })
+            .map(|reply| assert_eq!(reply, b"OK\0"))
+    }
+
+    fn unwatch(&mut self, id: ConnectionId, path: &str, token: &str) -> Result<(), ErrorName> {
+        let path = WatchPath::parse(path.as_bytes()).unwrap();
+        self.ask(id, 0, &Request::Unwatch { path, token: token.as_bytes() }).map(drop)
+    }
+
+    fn start(&mut self, id: ConnectionId) -> Result<u32, ErrorName> {
+        let reply = self.ask(id, 0, &Request::TransactionStart)?;
+        Ok(parse_transaction_id(&reply).unwrap())
+    }
+
+    fn end(&mut self, id: ConnectionId, tx: u32, commit: bool) -> Result<(), ErrorName> {
+        self.ask(id, tx, &Request::TransactionEnd { commit }).map(drop)
+    }
+}
+
+fn at(path: &str) -> Path<'_> {
+    Path::parse(path.as_bytes()).unwrap()
+}
+
+fn permissions(list: &str) -> PermissionList {
+    let list: String = list.split(' ').flat_map(|entry| [entry, "\0"]).collect();
+    parse_permissions(list.as_bytes()).unwrap()
+}
+
+fn strings(list: &[u8]) -> Vec<String> {
+    let parsed = ringfence_wire::xenstore::parse_strings(list).unwrap();
+    parsed.map(|text| String::from_utf8(text.to_vec()).unwrap()).collect()
+}
