@@ -3,69 +3,60 @@
 //!
 //! * [`cli`]: the command line.
 //! * [`launch`]: `ringfence run`, the process in the user's terminal.
-//! * [`sys`]: processes, namespaces, the sandbox.
+//! * [`switchboard`]: what launchers and driver domains say to each other.
+//! * [`driver`]: the driver domain of a switch.
+//! * [`frontend`]: the frontend of a guest.
 //! * [`guest`]: a guest's init.
 //! * [`names`]: how guests find each other.
+//! * [`sys`]: processes, namespaces, the sandbox.
 
 pub mod cli;
+pub mod driver;
+pub mod frontend;
 pub mod guest;
 pub mod launch;
 pub mod names;
+pub mod switchboard;
 pub mod sys;
 
 use std::io::Write;
 
 use cli::{Cli, Command, Internal};
-use sys::inner::{self, DriverStart, FrontendStart, Prepare};
 use sys::{STATUS_FAILED, keeper};
 
-/// What the processes of this program do that differ between the program and its tests.
-pub struct Roles {
-    /// The driver domain.
-    pub driver: Prepare<DriverStart>,
-    /// A guest's frontend.
-    pub frontend: Prepare<FrontendStart>,
-    /// Names, by a store connection.
-    pub names: guest::OpenNames,
-    /// The launcher's dealings with a hub.
-    pub switchboard: &'static dyn launch::switchboard::Switchboard,
-    /// `ringfence hub`.
-    pub hub: fn(&cli::HubArgs) -> anyhow::Result<()>,
-}
-
 /// Does what the command line says; returns the exit status.
-pub fn main_with(roles: &Roles, cli: Cli) -> u8 {
+pub fn main_with(cli: Cli) -> u8 {
     match cli.command {
-        Command::Run(args) => launch::run(&args.into_options(), roles.switchboard),
-        Command::Hub(args) => status((roles.hub)(&args)),
+        Command::Run(args) => launch::run(&args.into_options()),
         Command::Completions { shell } => {
             let mut script = Vec::new();
             cli::write_completions(shell, &mut script);
-            status(print(&script))
+            print(&script)
         }
         Command::Internal { role } => match role {
             Internal::Keeper { kind, command } => keeper::main(kind, &command),
-            Internal::Driver => inner::driver(roles.driver),
-            Internal::Frontend => inner::frontend(roles.frontend),
-            Internal::GuestInit { command } => guest::main(&command, roles.names),
+            Internal::Driver => driver::main(),
+            Internal::Frontend => frontend::main(),
+            Internal::GuestInit { command } => guest::main(&command),
             Internal::Man => {
                 let mut page = Vec::new();
-                status(cli::write_manual(&mut page).map_err(Into::into).and_then(|()| print(&page)))
+                match cli::write_manual(&mut page) {
+                    Ok(()) => print(&page),
+                    Err(error) => fail(&error),
+                }
             }
         },
     }
 }
 
-fn print(text: &[u8]) -> anyhow::Result<()> {
-    Ok(std::io::stdout().write_all(text)?)
+fn print(text: &[u8]) -> u8 {
+    match std::io::stdout().write_all(text) {
+        Ok(()) => 0,
+        Err(error) => fail(&error),
+    }
 }
 
-fn status(outcome: anyhow::Result<()>) -> u8 {
-    match outcome {
-        Ok(()) => 0,
-        Err(error) => {
-            eprintln!("ringfence: {error:#}");
-            STATUS_FAILED
-        }
-    }
+fn fail(error: &dyn std::fmt::Display) -> u8 {
+    eprintln!("ringfence: {error}");
+    STATUS_FAILED
 }

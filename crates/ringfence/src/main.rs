@@ -1,3 +1,11 @@
 #![forbid(unsafe_code)]
 //! The `ringfence` command.
-fn main() {}
+
+use std::process::ExitCode;
+
+use clap::Parser;
+use ringfence::cli::Cli;
+
+fn main() -> ExitCode {
+    ringfence::main_with(Cli::parse()).into()
+}

@@ -39,7 +39,7 @@ use serde::{Deserialize, Serialize};
 pub use address::Address;
 pub use network::configure_leg;
 
-use crate::names::{self, NameSource};
+use crate::names::{self, store::StoreNames};
 use crate::sys::channel::{Channel, ChannelError, poll_until};
 use crate::sys::signals::Signals;
 use crate::sys::{Ending, STATUS_FAILED, die_with_parent, signals};
@@ -112,9 +112,6 @@ pub struct NamesConfig {
     pub own: Option<String>,
 }
 
-/// Makes a source of names of the store connection that was handed in.
-pub type OpenNames = fn(OwnedFd) -> io::Result<Box<dyn NameSource>>;
-
 /// Why a guest could not be set up.
 #[derive(Debug, thiserror::Error)]
 enum SetUpError {
@@ -139,7 +136,7 @@ impl SetUpError {
 }
 
 /// Runs as a guest's init; returns the exit status.
-pub fn main(command: &[OsString], open_names: OpenNames) -> u8 {
+pub fn main(command: &[OsString]) -> u8 {
     let channel = match Channel::from_stdin() {
         Ok(channel) => channel,
         Err(error) => {
@@ -147,7 +144,7 @@ pub fn main(command: &[OsString], open_names: OpenNames) -> u8 {
             return STATUS_FAILED;
         }
     };
-    match live(&channel, command, open_names) {
+    match live(&channel, command) {
         Ok(ending) => ending.exit_status(),
         Err(failure) => {
             let status = failure.status;
@@ -175,13 +172,13 @@ impl From<ChannelError> for Failure {
     }
 }
 
-fn live(channel: &Channel, command: &[OsString], open: OpenNames) -> Result<Ending, Failure> {
+fn live(channel: &Channel, command: &[OsString]) -> Result<Ending, Failure> {
     let fail = |error| Failure::from(SetUpError::system("preparing init")(error));
     die_with_parent().map_err(fail)?;
     let child_ends = Signals::new(&[nix::sys::signal::Signal::SIGCHLD]).map_err(fail)?;
     let (order, fds) = channel.receive::<ToGuest>()?;
     let ToGuest::SetUp(config) = order else { return Err(SetUpError::Protocol.into()) };
-    let (stdin, guest) = set_up(&config, fds, open)?;
+    let (stdin, guest) = set_up(&config, fds)?;
     let tap: Vec<_> = guest.tap.iter().map(|tap| tap.fd.as_fd()).collect();
     let offloads = guest.tap.as_ref().map_or(0, |tap| tap.offloads.0);
     channel.send(&FromGuest::Ready { offloads, remarks: guest.remarks }, &tap)?;
@@ -215,11 +212,7 @@ struct Guest {
     remarks: Vec<String>,
 }
 
-fn set_up(
-    config: &GuestConfig,
-    fds: Vec<OwnedFd>,
-    open_names: OpenNames,
-) -> Result<(OwnedFd, Guest), SetUpError> {
+fn set_up(config: &GuestConfig, fds: Vec<OwnedFd>) -> Result<(OwnedFd, Guest), SetUpError> {
     let mut fds = fds.into_iter();
     let (Some(stdin), store, None) = (fds.next(), fds.next(), fds.next()) else {
         return Err(SetUpError::Protocol);
@@ -232,7 +225,7 @@ fn set_up(
     let tap = network::set_up(config.interface.as_ref(), &mut remarks)?;
     let stub = match (&config.names, store) {
         (Some(names), Some(store)) => {
-            let source = open_names(store).map_err(SetUpError::Names)?;
+            let source = StoreNames::open(store).map_err(SetUpError::Names)?;
             let addresses = config.interface.iter().flat_map(|i| &i.addresses);
             let own = names.own.clone().map(|name| {
                 names::Own { name, addresses: addresses.map(|address| address.ip()).collect() }

@@ -45,45 +45,61 @@ pub(crate) fn set_up(
     allow_ping(remarks);
     let Some(interface) = interface else { return Ok(None) };
     let tap = Tap::create(&interface.name)?;
-    let config = InterfaceConfig { name: tap.name.clone(), ..interface.clone() };
-    remarks.extend(configure(&mut netlink, &config)?);
+    let settings = Settings {
+        name: &tap.name,
+        mac: interface.mac,
+        mtu: interface.mtu,
+        addresses: &interface.addresses,
+    };
+    remarks.extend(configure(&mut netlink, &settings)?);
     Ok(Some(tap))
 }
 
-/// Gives the host a leg on a switch: a TAP in this process's own network namespace. Needs
-/// `CAP_NET_ADMIN`. Returns what could not be had, and is not needed, besides.
+/// Sets up an interface of the host itself that is a TAP handed to a switch. Needs
+/// `CAP_NET_ADMIN`. Returns what could not be had, and is not needed.
 ///
 /// # Errors
 ///
-/// [`NetworkError`]; no interface is left then.
-pub fn configure_leg(config: &InterfaceConfig) -> Result<(Tap, Vec<String>), NetworkError> {
-    let tap = Tap::create(&config.name)?;
-    let config = InterfaceConfig { name: tap.name.clone(), ..config.clone() };
+/// [`NetworkError`].
+pub fn configure_leg(
+    name: &str,
+    mac: [u8; 6],
+    mtu: u32,
+    addresses: &[Address],
+) -> Result<Vec<String>, NetworkError> {
     let mut netlink = Netlink::open().map_err(|source| NetworkError::Interface {
-        interface: config.name.clone(),
+        interface: name.to_owned(),
         what: "netlink".into(),
         source,
     })?;
-    let remarks = configure(&mut netlink, &config)?;
-    Ok((tap, remarks))
+    let settings = Settings { name, mac, mtu, addresses };
+    configure(&mut netlink, &settings)
+}
+
+/// What is set of an interface.
+struct Settings<'a> {
+    name: &'a str,
+    mac: [u8; 6],
+    mtu: u32,
+    addresses: &'a [Address],
 }
 
 fn configure(
     netlink: &mut Netlink,
-    config: &InterfaceConfig,
+    config: &Settings<'_>,
 ) -> Result<Vec<String>, NetworkError> {
     let fail = |what: String| {
-        let interface = config.name.clone();
+        let interface = config.name.to_owned();
         move |source| NetworkError::Interface { interface, what, source }
     };
     let mut remarks = Vec::new();
-    let index = netlink.index_of(&config.name).map_err(fail("looking it up".into()))?;
-    let has_ipv6 = config.mtu >= IPV6_MTU_MIN && skip_address_trials(&config.name);
+    let index = netlink.index_of(config.name).map_err(fail("looking it up".into()))?;
+    let has_ipv6 = config.mtu >= IPV6_MTU_MIN && skip_address_trials(config.name);
     let change = LinkChange { mac: Some(config.mac), mtu: Some(config.mtu), up: false };
     netlink.change_link(index, &change).map_err(fail(format!("MTU {}", config.mtu)))?;
     let up = LinkChange { up: true, ..LinkChange::default() };
     netlink.change_link(index, &up).map_err(fail("bringing it up".into()))?;
-    for &address in &config.addresses {
+    for &address in config.addresses {
         if address.ip().is_ipv6() && !has_ipv6 {
             remarks.push(why_no_ipv6(config, address));
             continue;
@@ -93,7 +109,7 @@ fn configure(
     Ok(remarks)
 }
 
-fn why_no_ipv6(config: &InterfaceConfig, address: Address) -> String {
+fn why_no_ipv6(config: &Settings<'_>, address: Address) -> String {
     if config.mtu < IPV6_MTU_MIN {
         format!("{address} is left out: IPv6 needs an MTU of {IPV6_MTU_MIN}, and this is {}", config.mtu)
     } else {

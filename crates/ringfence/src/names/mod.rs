@@ -21,6 +21,7 @@
 
 pub mod answer;
 mod listening;
+pub mod store;
 mod stub;
 
 use std::io;
@@ -119,9 +120,40 @@ pub fn parse_name(text: &str) -> Result<String, NameError> {
     Ok(name)
 }
 
+/// The longest name of a switch: it is part of the name of a file, and of its guests' names.
+pub const SWITCH_NAME_MAX: usize = 32;
+
+/// Why a text cannot be the name of a switch.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "`{0}` cannot name a switch: 1 to {SWITCH_NAME_MAX} of the letters a to z, digits, `-` and `_`, \
+     of which the first is a letter or digit"
+)]
+pub struct SwitchNameError(pub String);
+
+/// Checks the name of a switch.
+///
+/// # Errors
+///
+/// [`SwitchNameError`].
+pub fn parse_switch_name(text: &str) -> Result<String, SwitchNameError> {
+    let valid = (1..=SWITCH_NAME_MAX).contains(&text.len())
+        && text.starts_with(|c: char| c.is_ascii_alphanumeric())
+        && text.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_'));
+    if valid { Ok(text.to_owned()) } else { Err(SwitchNameError(text.to_owned())) }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_name_of_a_switch_is_safe_as_the_name_of_a_file() {
+        assert_eq!(parse_switch_name("Lab_1-a").unwrap(), "Lab_1-a");
+        for text in ["", "../x", "a/b", ".a", "-a", "a b", "a.b", "é", &"a".repeat(33)] {
+            assert!(parse_switch_name(text).is_err(), "{text}");
+        }
+    }
 
     #[test]
     fn names_are_labels_of_host_names() {

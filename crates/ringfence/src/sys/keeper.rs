@@ -6,7 +6,6 @@
 use std::ffi::OsString;
 use std::io::{self, Read};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::fs::FileExt;
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -14,6 +13,7 @@ use std::time::{Duration, Instant};
 use ringfence_platform::namespaces::{self, Fresh};
 use rustix::event::{PollFd, PollFlags};
 use rustix::fs::{AtFlags, FlockOperation, Mode, OFlags};
+use rustix::net::SocketFlags;
 use rustix::process::{DumpableBehavior, Pid, PidfdFlags, WaitOptions};
 use rustix::thread::CapabilitySet;
 use serde::{Deserialize, Serialize};
@@ -25,6 +25,8 @@ use super::{Ending, die_with_parent, signals};
 
 /// How long the launcher may take to give its orders.
 const PATIENCE: Duration = Duration::from_secs(10);
+/// How long a keeper tells launchers how their driver domain ended.
+const OBITUARY_TIME: Duration = Duration::from_millis(300);
 /// How much of what the inner process says last is kept, in bytes.
 const LAST_WORDS_MAX: usize = 4096;
 /// How long the runtime directory's lock is waited for before the socket file is left to the
@@ -35,7 +37,7 @@ const LOCK_PATIENCE: Duration = Duration::from_secs(2);
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum ToKeeper {
     /// Make the namespaces. With the inner process's channel, and for a driver domain the runtime
-    /// directory and the file for the obituary.
+    /// directory and the switch's listening socket.
     SetUp {
         /// Who writes the id maps.
         map_writer: MapWriter,
@@ -66,49 +68,14 @@ pub(crate) enum FromKeeper {
     Failed(String),
 }
 
-/// How a driver domain ended, left in a file for those of its guests' launchers that did not
-/// start it.
+/// How a driver domain ended: what a keeper sends to each launcher that connects to the switch's
+/// socket afterwards, whose guest has just lost it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Obituary {
     /// How.
     pub ending: Ending,
     /// The end of what it wrote to standard error.
     pub last_words: String,
-}
-
-impl Obituary {
-    /// An empty file to write one to, in memory.
-    ///
-    /// # Errors
-    ///
-    /// When no descriptor is free.
-    pub fn new_file() -> io::Result<OwnedFd> {
-        let flags = rustix::fs::MemfdFlags::CLOEXEC | rustix::fs::MemfdFlags::NOEXEC_SEAL;
-        match rustix::fs::memfd_create("ringfence-obituary", flags) {
-            // Before Linux 6.3.
-            Err(rustix::io::Errno::INVAL) => Ok(rustix::fs::memfd_create(
-                "ringfence-obituary",
-                rustix::fs::MemfdFlags::CLOEXEC,
-            )?),
-            other => Ok(other?),
-        }
-    }
-
-    /// Reads one, if it was written. What is in the file may be of the driver domain's own
-    /// making; it is bounded, and only shown.
-    ///
-    /// # Errors
-    ///
-    /// When it cannot be read.
-    pub fn read(file: &OwnedFd) -> io::Result<Option<Obituary>> {
-        let mut bytes = vec![0; 2 * LAST_WORDS_MAX + 1024];
-        let length = rustix::io::pread(file, &mut bytes, 0)?;
-        Ok(serde_json::from_slice(&bytes[..length]).ok())
-    }
-
-    fn write(&self, file: OwnedFd) -> io::Result<()> {
-        std::fs::File::from(file).write_all_at(&serde_json::to_vec(self)?, 0)
-    }
 }
 
 /// Runs as the keeper of a domain; returns the exit status.
@@ -146,8 +113,8 @@ fn keep(
             (inner, None)
         }
         Some(socket) => {
-            let [inner, directory, obituary] = expect_fds(fds)?;
-            (inner, Some(Aftermath { socket, directory, obituary }))
+            let [inner, directory, listener] = expect_fds(fds)?;
+            (inner, Some(Aftermath { socket, directory, listener }))
         }
     };
     enter_namespaces(kind, map_writer, control)?;
@@ -356,15 +323,39 @@ impl LastWords {
 struct Aftermath {
     socket: SocketFile,
     directory: OwnedFd,
-    obituary: OwnedFd,
+    listener: OwnedFd,
 }
 
 impl Aftermath {
     fn settle(self, obituary: &Obituary) {
-        // Nobody is left to hear of a failure: a launcher does without the obituary, and the next
-        // one removes a socket file that nobody listens at.
-        let _ = obituary.write(self.obituary);
+        // When it ended in order there is no guest left that would ask.
+        if obituary.ending != Ending::Exited(0) {
+            self.tell(obituary);
+        }
+        // Nobody is left to hear of a failure. The next launcher removes a socket file that
+        // nobody listens at.
         let _ = remove_socket(&self.directory, &self.socket);
+    }
+
+    /// Answers launchers for a while. One that comes anew is hung up on, which tells it to try
+    /// again.
+    fn tell(&self, obituary: &Obituary) {
+        let until = Instant::now() + OBITUARY_TIME;
+        // Already so where the driver domain came far enough.
+        let _ = rustix::io::ioctl_fionbio(&self.listener, true);
+        loop {
+            let mut fds = [PollFd::new(&self.listener, PollFlags::IN)];
+            if !matches!(poll_until(&mut fds, Some(until)), Ok(1..)) {
+                return;
+            }
+            let accepted = rustix::net::accept_with(&self.listener, SocketFlags::CLOEXEC);
+            if let Ok(launcher) = accepted {
+                Channel::from_fd(launcher).send_or_drop(obituary);
+            }
+            if Instant::now() >= until {
+                return;
+            }
+        }
     }
 }
 

@@ -24,7 +24,6 @@
 
 pub mod channel;
 pub mod ids;
-pub mod inner;
 pub mod keeper;
 pub mod log;
 pub mod sandbox;

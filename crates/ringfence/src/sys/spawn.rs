@@ -18,8 +18,10 @@ use super::Ending;
 /// This program, whatever happened to its file meanwhile.
 pub(crate) const THIS_PROGRAM: &str = "/proc/self/exe";
 
-/// How long a process of ours may take to start or to end before it counts as stuck.
+/// How long a process of ours may take to start before it counts as stuck.
 const PATIENCE: Duration = Duration::from_secs(10);
+/// How long it may take to end by itself before it is killed.
+const END_PATIENCE: Duration = Duration::from_secs(1);
 
 /// What a domain is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -77,8 +79,9 @@ pub struct Aftermath<'a> {
     pub directory: BorrowedFd<'a>,
     /// The switch's socket in it, removed if it still is the one meant.
     pub socket: SocketFile,
-    /// Where the keeper writes how the driver domain ended ([`super::keeper::Obituary`]).
-    pub obituary: BorrowedFd<'a>,
+    /// That socket itself, at which the keeper tells for a moment how the driver domain ended
+    /// ([`super::keeper::Obituary`]).
+    pub listener: BorrowedFd<'a>,
 }
 
 /// A socket's name in a directory, and which file it is: another driver domain may have taken
@@ -184,7 +187,7 @@ impl DomainProcess {
         let map_writer = if maps.is_some() { MapWriter::Launcher } else { MapWriter::Keeper };
         let mut fds = vec![inner_end.as_fd()];
         if let Some(aftermath) = &spawn.aftermath {
-            fds.extend([aftermath.directory, aftermath.obituary]);
+            fds.extend([aftermath.directory, aftermath.listener]);
         }
         let socket = spawn.aftermath.as_ref().map(|aftermath| aftermath.socket.clone());
         self.tell(&ToKeeper::SetUp { map_writer, socket }, &fds)?;
@@ -282,16 +285,14 @@ impl DomainProcess {
         }
     }
 
-    /// Leaves a driver domain to itself.
-    pub fn leave(mut self) {
-        self.control = None;
-    }
-
     /// Ends the domain now and waits until its processes are gone.
     fn end(&mut self) {
         let Some(control) = self.control.take() else { return };
         if self.kind == DomainKind::Driver {
-            // Others may be using it. If it was never set up, it ends with the channel.
+            // Others may be using it. If it was never set up, it ends with the channel. It is a
+            // child still: if it has ended, nothing of it stays.
+            drop(control);
+            let _ = self.keeper.try_wait();
             return;
         }
         // The keeper ends its domain when this end closes, and itself after that; its own death
@@ -299,7 +300,7 @@ impl DomainProcess {
         let fd = control.into_fd();
         // Nothing is sent from here on, so the keeper sees the end of the stream.
         let _ = rustix::net::shutdown(&fd, rustix::net::Shutdown::Write);
-        if !wait_hung_up(&fd, PATIENCE) {
+        if !read_to_end(&fd, END_PATIENCE) {
             // It is stuck or stopped. Its death kills its domain.
             let _ = self.keeper.kill();
         }
@@ -315,7 +316,7 @@ impl Drop for DomainProcess {
 
 /// Waits until the other end is closed, reading away what is still said; `false` when that takes
 /// too long.
-fn wait_hung_up(fd: &OwnedFd, timeout: Duration) -> bool {
+fn read_to_end(fd: &OwnedFd, timeout: Duration) -> bool {
     let deadline = Instant::now() + timeout;
     let mut buffer = [0; 512];
     loop {

@@ -1,0 +1,271 @@
+//! The command line.
+
+use std::ffi::OsString;
+
+use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
+use clap::{Args, CommandFactory, Parser, Subcommand};
+
+use crate::guest::Address;
+use crate::launch::report::Loudness;
+use crate::launch::{Link, Options};
+use crate::names::{parse_name, parse_switch_name};
+use crate::sys::spawn::DomainKind;
+use ringfence_grants::Mode;
+use ringfence_platform::tap;
+
+/// The smallest MTU: what every IPv4 host must be able to receive (RFC 791, section 3.2).
+const MTU_MIN: i64 = 576;
+/// The largest: 65535, less an Ethernet header.
+const MTU_MAX: i64 = 65521;
+
+/// A driver domain: it serves network interfaces to guests that it does not trust, and that do
+/// not trust it.
+///
+/// It sees no more of a guest's memory than the pages which that guest has lent it. Here a guest
+/// is a command in namespaces of its own; no hypervisor and no root are needed.
+#[derive(Debug, Parser)]
+#[command(name = "ringfence", version, arg_required_else_help = true, max_term_width = 100)]
+pub struct Cli {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// What to do.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Run a command as a guest with a network of its own
+    Run(RunArgs),
+    /// Print a script that completes commands and options in a shell
+    #[command(after_help = "Example, for bash:\n  ringfence completions bash > \
+                            ~/.local/share/bash-completion/completions/ringfence")]
+    Completions {
+        /// The shell
+        shell: clap_complete::Shell,
+    },
+    /// Ringfence's own processes
+    #[command(hide = true)]
+    Internal {
+        /// Which.
+        #[command(subcommand)]
+        role: Internal,
+    },
+}
+
+const RUN_EXAMPLES: &str = "\
+Examples:
+  A shell with a network interface:
+    ringfence run
+
+  A web server and a client, in two terminals, in either order:
+    ringfence run --name web -- python3 -m http.server
+    ringfence run -- curl http://web:8000/
+
+  Two networks that do not see each other:
+    ringfence run --switch blue -- CMD
+    ringfence run --switch green -- CMD
+
+  A leg on the switch for the host (as root):
+    ringfence run --host-tap rf0 --name web -- python3 -m http.server
+
+Exit status:
+  The command's own. 128 + N when signal N ended it; 127 when it was not found, 126 when it could
+  not be run, 125 when something of Ringfence's failed (the reason is on standard error).";
+
+/// Run a command as a guest with a network of its own.
+///
+/// The command runs in user, network, mount, PID, IPC and UTS namespaces of its own. Its eth0 is
+/// fed by a network frontend, a process of its own, which shares rings and lent pages with the
+/// backend in the switch's driver domain, and nothing else. Guests of one switch reach each other
+/// by address and by name. The first one starts the driver domain; the last one to leave ends it.
+///
+/// Files are those of the host, with the rights of whoever runs this. (As an ordinary user the
+/// command sees itself as root, and cannot do more than that user.)
+#[derive(Debug, Args)]
+#[command(after_help = RUN_EXAMPLES)]
+pub struct RunArgs {
+    /// The switch to be on; it is made when it is not there
+    #[arg(long, value_name = "NAME", default_value = "default", value_parser = parse_switch_name)]
+    pub switch: String,
+
+    /// The name by which others on the switch find this guest; also its host name
+    #[arg(long, value_name = "HOST", value_parser = parse_name)]
+    pub name: Option<String>,
+
+    /// An address in place of those that are chosen; may be given several times
+    #[arg(long = "address", value_name = "IP/LEN")]
+    pub addresses: Vec<Address>,
+
+    /// What connects the guest to the switch
+    #[arg(long, value_enum, default_value_t)]
+    pub link: Link,
+
+    /// How pages are shared with the driver domain
+    #[arg(long, default_value = "copy", value_parser = mode_parser())]
+    pub mode: Mode,
+
+    /// The longest IP packet, in bytes; below 1280 there is no IPv6
+    #[arg(long, value_name = "BYTES", default_value_t = 1500,
+          value_parser = clap::value_parser!(u16).range(MTU_MIN..=MTU_MAX))]
+    pub mtu: u16,
+
+    /// Give the host a leg on the switch, an interface of this name (needs CAP_NET_ADMIN)
+    #[arg(long, value_name = "NAME", value_parser = parse_interface)]
+    pub host_tap: Option<String>,
+
+    /// Say nothing but what goes wrong
+    #[arg(short, long, conflicts_with = "verbose")]
+    pub quiet: bool,
+
+    /// Explain each step
+    #[arg(short, long)]
+    pub verbose: bool,
+
+    /// The command and its arguments [default: $SHELL]
+    #[arg(value_name = "CMD", trailing_var_arg = true)]
+    pub command: Vec<OsString>,
+}
+
+/// Ringfence's own processes, and what is made from this command line.
+#[derive(Debug, Subcommand)]
+pub enum Internal {
+    /// Makes the namespaces of a domain, and waits for it
+    Keeper {
+        /// What the domain is for.
+        #[arg(value_parser = parse_kind)]
+        kind: DomainKind,
+        /// The command of a guest.
+        #[arg(last = true)]
+        command: Vec<OsString>,
+    },
+    /// The driver domain
+    Driver,
+    /// A guest's frontend
+    Frontend,
+    /// A guest's init
+    GuestInit {
+        /// The command.
+        #[arg(last = true)]
+        command: Vec<OsString>,
+    },
+    /// Prints the manual page
+    Man,
+}
+
+impl RunArgs {
+    /// What they ask for.
+    pub fn into_options(self) -> Options {
+        let loudness = match (self.quiet, self.verbose) {
+            (true, _) => Loudness::Quiet,
+            (false, true) => Loudness::Verbose,
+            (false, false) => Loudness::Normal,
+        };
+        Options {
+            switch: self.switch,
+            name: self.name,
+            addresses: self.addresses,
+            link: self.link,
+            mode: self.mode,
+            mtu: self.mtu,
+            host_tap: self.host_tap,
+            loudness,
+            command: self.command,
+        }
+    }
+}
+
+/// Reads the name of a mode; the help lists them with their meanings.
+pub fn mode_parser() -> impl TypedValueParser<Value = Mode> {
+    let named = |mode: Mode| PossibleValue::new(mode.name()).help(mode.meaning());
+    PossibleValuesParser::new(Mode::ALL.map(named)).try_map(|word| word.parse::<Mode>())
+}
+
+fn parse_kind(text: &str) -> Result<DomainKind, String> {
+    [DomainKind::Driver, DomainKind::Frontend, DomainKind::Guest]
+        .into_iter()
+        .find(|kind| kind.subcommand() == text)
+        .ok_or_else(|| "no such process".to_owned())
+}
+
+fn parse_interface(text: &str) -> Result<String, String> {
+    let valid = (1..=tap::NAME_MAX).contains(&text.len())
+        && text.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.'))
+        && !matches!(text, "." | "..");
+    if valid {
+        Ok(text.to_owned())
+    } else {
+        Err(format!("an interface's name has 1 to {} letters, digits, `-`, `_`, `.`", tap::NAME_MAX))
+    }
+}
+
+/// Writes the manual page.
+///
+/// # Errors
+///
+/// Those of `out`.
+pub fn write_manual(out: &mut dyn std::io::Write) -> std::io::Result<()> {
+    let command = Cli::command();
+    clap_mangen::Man::new(command.clone()).render(out)?;
+    for sub in command.get_subcommands().filter(|sub| !sub.is_hide_set()) {
+        let title = format!("ringfence-{}", sub.get_name());
+        clap_mangen::Man::new(sub.clone()).title(title).render(out)?;
+    }
+    Ok(())
+}
+
+/// Writes a completion script.
+pub fn write_completions(shell: clap_complete::Shell, out: &mut dyn std::io::Write) {
+    clap_complete::generate(shell, &mut Cli::command(), "ringfence", out);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn options(line: &str) -> Result<Options, clap::Error> {
+        let words = ["ringfence", "run"].into_iter().chain(line.split_whitespace());
+        match Cli::try_parse_from(words)?.command {
+            Command::Run(args) => Ok(args.into_options()),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn the_command_keeps_its_own_options() {
+        for line in ["-v -- ls -l --name x", "-v ls -l --name x"] {
+            let options = options(line).unwrap();
+            assert_eq!(options.command, ["ls", "-l", "--name", "x"]);
+            assert_eq!((options.name, options.loudness), (None, Loudness::Verbose));
+        }
+        let options = options("--name Web --address 10.0.0.2/24 --address fd00::2/64").unwrap();
+        assert_eq!(options.name.as_deref(), Some("web"));
+        assert_eq!(options.addresses.len(), 2);
+        assert!(options.command.is_empty());
+        assert_eq!((options.switch.as_str(), options.mtu), ("default", 1500));
+    }
+
+    #[test]
+    fn what_cannot_be_is_refused() {
+        for line in [
+            "--switch ../x", "--name a_b", "--mtu 575", "--mtu 65522", "--address 10.0.0.2",
+            "--mode fast", "--link vhost", "--host-tap a/b", "--host-tap 1234567890123456", "-q -v",
+        ] {
+            assert!(options(line).is_err(), "{line}");
+        }
+    }
+
+    #[test]
+    fn the_manual_names_every_option_of_run() {
+        let mut page = Vec::new();
+        write_manual(&mut page).unwrap();
+        let page = String::from_utf8(page).unwrap().replace('\\', "");
+        for option in ["--switch", "--host-tap", "--mtu", "http://web:8000/"] {
+            assert!(page.contains(option), "{option}");
+        }
+    }
+}

@@ -1,0 +1,206 @@
+//! `ringfence run`: the process in the user's terminal that starts the others and waits.
+//!
+//! # Theory of operation
+//!
+//! 1. Reach the switch's driver domain, starting it if need be, and attach a guest
+//!    ([`rendezvous`], [`crate::switchboard`]).
+//! 2. Start the guest's init; it makes `eth0` and hands the TAP's descriptor over.
+//! 3. Start the frontend with that descriptor and a connection to the hub; it connects.
+//! 4. Let init start the command.
+//! 5. Wait for whichever ends first: the command, init, the frontend, the driver domain. Whatever
+//!    it is, the rest of this guest ends with it ([`supervise`]).
+//!
+//! Everything here is one thread and one `poll`. Nothing that ends this process leaves anything
+//! behind: each process it started has asked the kernel to be killed along with it.
+
+mod rendezvous;
+pub mod report;
+pub mod runtime_dir;
+mod supervise;
+mod terminal;
+
+use std::ffi::OsString;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd, RawFd};
+use std::time::Duration;
+
+use anyhow::{Context, bail};
+use ringfence_grants::Mode;
+use ringfence_platform::namespaces;
+use ringfence_platform::tap::Tap;
+
+use report::{Loudness, Reporter};
+use runtime_dir::RuntimeDir;
+use supervise::Supervisor;
+use terminal::Terminal;
+
+use crate::guest::{self, Address, GuestConfig, InterfaceConfig, NamesConfig};
+use crate::switchboard::{AttachRequest, FromDriver, LegConfig, ToDriver, VERSION};
+use crate::sys::STATUS_FAILED;
+use crate::sys::channel::Channel;
+use crate::sys::signals::Signals;
+
+/// What the interface of a guest is called.
+const INTERFACE: &str = "eth0";
+
+/// What connects a guest to its switch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default, clap::ValueEnum)]
+pub enum Link {
+    /// A Xen network frontend and backend, over shared rings
+    #[default]
+    Netif,
+}
+
+impl std::fmt::Display for Link {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Link::Netif => "netif",
+        })
+    }
+}
+
+/// What is to be run, and how.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// The switch.
+    pub switch: String,
+    /// The name that others find the guest by, in lower case.
+    pub name: Option<String>,
+    /// Its addresses; none to be given some.
+    pub addresses: Vec<Address>,
+    /// What connects it to the switch.
+    pub link: Link,
+    /// How pages are shared.
+    pub mode: Mode,
+    /// The longest IP packet, in bytes.
+    pub mtu: u16,
+    /// The interface that gives the host a leg on the switch.
+    pub host_tap: Option<String>,
+    /// How much is said.
+    pub loudness: Loudness,
+    /// The command and its arguments; empty for a shell.
+    pub command: Vec<OsString>,
+}
+
+/// Runs a command as a guest; returns the exit status.
+pub fn run(options: &Options) -> u8 {
+    let reporter = Reporter::new(options.loudness);
+    match Launch::prepare(options, reporter).and_then(Launch::go) {
+        Ok(status) => status,
+        Err(error) => {
+            reporter.problem(format_args!("{error:#}"));
+            STATUS_FAILED
+        }
+    }
+}
+
+/// A launch under way.
+struct Launch<'a> {
+    options: &'a Options,
+    reporter: Reporter,
+    signals: Signals,
+    terminal: Option<Terminal>,
+    inherited: Vec<RawFd>,
+    command: Vec<OsString>,
+}
+
+impl<'a> Launch<'a> {
+    fn prepare(options: &'a Options, reporter: Reporter) -> anyhow::Result<Launch<'a>> {
+        // What was handed to us is for the command, not for our other processes.
+        let inherited = namespaces::inheritable_fds()?;
+        namespaces::set_inheritable(&inherited, false)?;
+        let terminal = Terminal::if_foreground();
+        let signals = supervise::signals()?;
+        let command = if options.command.is_empty() {
+            vec![std::env::var_os("SHELL").unwrap_or_else(|| "/bin/sh".into())]
+        } else {
+            options.command.clone()
+        };
+        Ok(Launch { options, reporter, signals, terminal, inherited, command })
+    }
+
+    fn go(self) -> anyhow::Result<u8> {
+        let options = self.options;
+        let directory = RuntimeDir::open()?;
+        let host_tap = options.host_tap.as_deref().map(Tap::create).transpose()?;
+        let request = AttachRequest {
+            version: VERSION.to_owned(),
+            name: options.name.clone(),
+            addresses: options.addresses.clone(),
+            mtu: options.mtu,
+            mode: options.mode.to_string(),
+            host_leg: host_tap.is_some(),
+        };
+        let seat = rendezvous::attach(&directory, &options.switch, &request, self.reporter)?;
+        if let (Some(tap), Some(leg)) = (host_tap, &seat.attached.host_leg) {
+            self.connect_host(&tap, leg, &seat.lease)
+                .with_context(|| format!("--host-tap {}", tap.name))?;
+        }
+        let mut supervisor = Supervisor::new(self.reporter, &self.signals, &directory, options, seat);
+        let ended = supervisor.run(&self.command, &self.inherited, &self.guest_config(&supervisor));
+        // In this order: the processes end, then the terminal is ours again.
+        drop(supervisor);
+        if let Some(terminal) = &self.terminal {
+            terminal.take_back();
+            if !ended.by_itself {
+                terminal.restore_modes();
+            }
+        }
+        if let Some(problem) = ended.problem {
+            self.reporter.problem(problem);
+        }
+        Ok(ended.status)
+    }
+
+    fn connect_host(&self, tap: &Tap, leg: &LegConfig, lease: &Channel) -> anyhow::Result<()> {
+        /// The driver domain only adds a port.
+        const PATIENCE: Duration = Duration::from_secs(5);
+        let mtu = self.options.mtu;
+        for remark in guest::configure_leg(&tap.name, leg.mac, mtu.into(), &leg.addresses)? {
+            self.reporter.step(remark);
+        }
+        let order = ToDriver::HostLeg { name: tap.name.clone(), offloads: tap.offloads.0, mtu };
+        lease.send(&order, &[tap.fd.as_fd()])?;
+        match lease.receive_within(PATIENCE)?.0 {
+            FromDriver::LegAdded => {}
+            FromDriver::Refused(why) => bail!("{}", report::printable(&why)),
+            other => bail!("the driver domain answered {other:?}"),
+        }
+        self.reporter.summary(format_args!(
+            "{} ({}) is the host's leg on switch `{}`",
+            tap.name,
+            list(&leg.addresses),
+            self.options.switch
+        ));
+        Ok(())
+    }
+
+    fn guest_config(&self, supervisor: &Supervisor<'_>) -> GuestConfig {
+        let attached = supervisor.attached();
+        let options = self.options;
+        GuestConfig {
+            host_name: options.name.clone().unwrap_or_else(|| format!("guest{}", attached.domain)),
+            interface: Some(InterfaceConfig {
+                name: INTERFACE.to_owned(),
+                mac: attached.mac,
+                mtu: options.mtu.into(),
+                addresses: attached.addresses.clone(),
+            }),
+            names: Some(NamesConfig {
+                switch: options.switch.clone(),
+                own: options.name.clone(),
+            }),
+        }
+    }
+}
+
+/// Addresses for people.
+fn list(addresses: &[Address]) -> String {
+    let texts: Vec<String> = addresses.iter().map(Address::to_string).collect();
+    if texts.is_empty() { "no address".to_owned() } else { texts.join(", ") }
+}
+
+/// A second handle on this process's standard input, for the command.
+fn standard_input() -> io::Result<OwnedFd> {
+    Ok(rustix::io::fcntl_dupfd_cloexec(rustix::stdio::stdin(), 3)?)
+}

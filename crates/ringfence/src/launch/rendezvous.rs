@@ -1,0 +1,152 @@
+//! Getting to the driver domain of a switch, starting it if there is none.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use super::report::{Reporter, last_line, printable};
+use super::runtime_dir::{RuntimeDir, RuntimeDirError};
+use crate::switchboard::{AttachRequest, Attached, DriverConfig, FromDriver, ToDriver};
+use crate::sys::channel::{Channel, ChannelError, expect_fds};
+use crate::sys::keeper::Obituary;
+use crate::sys::spawn::{Aftermath, DomainKind, DomainProcess, Spawn, SpawnError};
+use crate::sys::Ending;
+
+/// How long a driver domain may take to answer, or to be gone when it is on its way out.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// A seat at a switch.
+#[derive(Debug)]
+pub(crate) struct Seat {
+    /// What the guest was given.
+    pub(crate) attached: Attached,
+    /// To the driver domain, which detaches the guest when this is closed.
+    pub(crate) lease: Channel,
+    /// The connection to the hub for the guest's frontend.
+    pub(crate) frontend_hub: OwnedFd,
+    /// The connection to the store for the guest's names.
+    pub(crate) names: OwnedFd,
+    /// The driver domain, if this launcher started it.
+    pub(crate) driver: Option<DomainProcess>,
+}
+
+/// Why there is no seat.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum RendezvousError {
+    #[error(transparent)]
+    RuntimeDir(#[from] RuntimeDirError),
+    #[error(transparent)]
+    Spawn(#[from] SpawnError),
+    #[error("the driver domain: {0}")]
+    Channel(#[from] ChannelError),
+    #[error("the driver domain of switch `{switch}` {ending} as it was started{}", because(why.as_deref()))]
+    Failed { switch: String, ending: Ending, why: Option<String> },
+    #[error("switch `{switch}`: {why}")]
+    Refused { switch: String, why: String },
+    #[error("the driver domain of switch `{switch}` neither answers nor ends")]
+    Stuck { switch: String },
+}
+
+/// ": WHY", or nothing.
+pub(crate) fn because(why: Option<&str>) -> String {
+    why.map_or_else(String::new, |why| format!(": {why}"))
+}
+
+/// Attaches a guest to a switch.
+pub(crate) fn attach(
+    directory: &RuntimeDir,
+    switch: &str,
+    request: &AttachRequest,
+    reporter: Reporter,
+) -> Result<Seat, RendezvousError> {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        let (lease, driver) = reach(directory, switch, reporter)?;
+        match ask(&lease, request) {
+            Ok((FromDriver::Attached(attached), fds)) => {
+                let [frontend_hub, names] = expect_fds(fds)?;
+                return Ok(Seat { attached: *attached, lease, frontend_hub, names, driver });
+            }
+            Ok((FromDriver::Refused(why), _)) => {
+                let why = printable(&why);
+                return Err(RendezvousError::Refused { switch: switch.to_owned(), why });
+            }
+            // It ended before it answered; or what answers is a keeper, with an obituary.
+            Ok(_) | Err(ChannelError::Closed | ChannelError::Malformed(_)) => {}
+            Err(ChannelError::TimedOut(_)) => {
+                return Err(RendezvousError::Stuck { switch: switch.to_owned() });
+            }
+            Err(error) => return Err(error.into()),
+        }
+        if let Some(driver) = driver {
+            return Err(failed(switch, &driver));
+        }
+        if Instant::now() >= deadline {
+            return Err(RendezvousError::Stuck { switch: switch.to_owned() });
+        }
+        reporter.step("the driver domain was on its way out; trying again");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+fn ask(
+    lease: &Channel,
+    request: &AttachRequest,
+) -> Result<(FromDriver, Vec<OwnedFd>), ChannelError> {
+    lease.send(&ToDriver::Attach(Box::new(request.clone())), &[])?;
+    lease.receive_within(PATIENCE)
+}
+
+/// Asks the keeper of a driver domain that has just ended how it did; `None` where the keeper is
+/// gone, too.
+pub(crate) fn ask_obituary(directory: &RuntimeDir, switch: &str) -> Option<Obituary> {
+    let socket = directory.connect(switch).ok()??;
+    let (obituary, _) = Channel::from_fd(socket).receive_within(Duration::from_millis(500)).ok()?;
+    Some(obituary)
+}
+
+fn failed(switch: &str, driver: &DomainProcess) -> RendezvousError {
+    let ended = driver.wait_ended(Duration::from_secs(2));
+    let (ending, words) = match ended {
+        Some(ended) => (ended.ending, ended.last_words),
+        None => (Ending::Unknown, String::new()),
+    };
+    RendezvousError::Failed { switch: switch.to_owned(), ending, why: last_line(&words) }
+}
+
+/// Connects to the switch's hub. One launcher at a time, so that only one finds nobody there.
+fn reach(
+    directory: &RuntimeDir,
+    switch: &str,
+    reporter: Reporter,
+) -> Result<(Channel, Option<DomainProcess>), RendezvousError> {
+    let lock = directory.lock()?;
+    if let Some(hub) = directory.connect(switch)? {
+        reporter.step(format_args!("switch `{switch}` is there"));
+        return Ok((Channel::from_fd(hub), None));
+    }
+    let (listener, socket) = directory.listen(switch, &lock)?;
+    let aftermath = Aftermath {
+        directory: directory.as_fd(),
+        socket: socket.clone(),
+        listener: listener.as_fd(),
+    };
+    let spawn = Spawn {
+        kind: DomainKind::Driver,
+        command: &[],
+        inherit: &[],
+        aftermath: Some(aftermath),
+    };
+    let started = DomainProcess::start(&spawn).map_err(RendezvousError::from).and_then(|driver| {
+        let config = DriverConfig { switch: switch.to_owned(), verbose: reporter.is_verbose() };
+        driver.channel().send(&config, &[listener.as_fd()])?;
+        Ok(driver)
+    });
+    let driver = started.inspect_err(|_| directory.withdraw(&socket, &lock))?;
+    reporter.step(format_args!(
+        "switch `{switch}` is new: started its driver domain, kept by process {}",
+        driver.keeper_pid()
+    ));
+    // It is queued until the driver domain listens to it.
+    let hub = directory.connect(switch)?.ok_or_else(|| failed(switch, &driver))?;
+    Ok((Channel::from_fd(hub), Some(driver)))
+}

@@ -1,0 +1,108 @@
+//! Names, in the store: `/ringfence/names/NAME` holds the addresses, apart by spaces.
+//!
+//! The driver domain makes the node, empty, and gives it to the guest of that name; nobody else
+//! can write there. What others wrote is read with care: it is bounded, and what is no address is
+//! passed over.
+
+use std::io;
+use std::net::IpAddr;
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::time::Duration;
+
+use ringfence_platform::store::{StoreAccess, StoreClient, StoreError};
+
+use super::{NameSource, parse_name};
+
+/// The directory of names.
+pub const NAMES_ROOT: &str = "/ringfence/names";
+
+/// The most addresses that a name can have.
+const ADDRESSES_MAX: usize = 8;
+
+/// Events read in a row: whoever changes names faster is looked at again in the next round.
+const EVENTS_MAX: usize = 64;
+
+/// How long an answer of the store may take: less than a client waits for a name.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// Names by a store connection.
+#[derive(Debug)]
+pub struct StoreNames {
+    store: StoreClient,
+}
+
+impl StoreNames {
+    /// Begins to follow the names in the store behind `connection`.
+    ///
+    /// # Errors
+    ///
+    /// When the store does not answer.
+    pub fn open(connection: OwnedFd) -> io::Result<Box<dyn NameSource>> {
+        let mut store = StoreClient::new(connection).map_err(io::Error::other)?;
+        store.set_timeout(PATIENCE);
+        store.watch(NAMES_ROOT, "names").map_err(io::Error::other)?;
+        Ok(Box::new(StoreNames { store }))
+    }
+
+    fn read(&mut self, name: &str) -> Result<Vec<IpAddr>, StoreError> {
+        let text = self.store.read_text_opt(&format!("{NAMES_ROOT}/{name}"))?;
+        Ok(parse_addresses(&text.unwrap_or_default()))
+    }
+}
+
+impl NameSource for StoreNames {
+    fn lookup(&mut self, name: &str) -> io::Result<Vec<IpAddr>> {
+        match self.read(name) {
+            // Somebody's node is no text, or is not for everybody.
+            Err(StoreError::NotText { .. } | StoreError::Refused { .. }) => Ok(Vec::new()),
+            other => other.map_err(io::Error::other),
+        }
+    }
+
+    fn reverse(&mut self, address: IpAddr) -> io::Result<Option<String>> {
+        let names = self.store.directory_opt(NAMES_ROOT).map_err(io::Error::other)?;
+        for name in names.into_iter().flatten() {
+            if parse_name(&name).is_ok() && self.lookup(&name)?.contains(&address) {
+                return Ok(Some(name));
+            }
+        }
+        Ok(None)
+    }
+
+    fn announce(&mut self, name: &str, addresses: &[IpAddr]) -> io::Result<()> {
+        let text: Vec<String> = addresses.iter().map(IpAddr::to_string).collect();
+        let path = format!("{NAMES_ROOT}/{name}");
+        self.store.write(&path, text.join(" ")).map_err(io::Error::other)
+    }
+
+    fn changes(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.store.fd())
+    }
+
+    fn acknowledge(&mut self) -> io::Result<()> {
+        for _ in 0..EVENTS_MAX {
+            if self.store.next_event().map_err(io::Error::other)?.is_none() {
+                break;
+            }
+        }
+        Ok(())
+    }
+}
+
+fn parse_addresses(text: &str) -> Vec<IpAddr> {
+    let words = text.split_ascii_whitespace().take(ADDRESSES_MAX);
+    words.filter_map(|word| word.parse().ok()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_no_address_is_passed_over() {
+        let expected: Vec<IpAddr> = vec!["10.0.0.2".parse().unwrap(), "fd00::2".parse().unwrap()];
+        assert_eq!(parse_addresses("10.0.0.2 web fd00::2 10.0.0.256"), expected);
+        assert_eq!(parse_addresses(""), Vec::<IpAddr>::new());
+        assert_eq!(parse_addresses(&"10.0.0.2 ".repeat(100)).len(), ADDRESSES_MAX);
+    }
+}
