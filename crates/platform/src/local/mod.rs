@@ -17,6 +17,9 @@ mod channel;
 mod grantee;
 mod granter;
 pub mod hub;
+#[doc(hidden)]
+#[cfg(any(test, feature = "test-utils"))]
+pub mod raw;
 mod table;
 
 use std::collections::HashMap;

@@ -1,0 +1,459 @@
+//! A domain that speaks to its hub by hand, and an arena of which every word can be set: for tests
+//! that break one rule at a time.
+//!
+//! It is written from the description of the protocol (`docs/local-platform.md`) and shares no code
+//! with what it is used against.
+
+use std::io::{self, IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::Ordering::SeqCst;
+use std::time::Duration;
+
+use ringfence_memory::{LentSlice, Mapping, PAGE_SIZE, Protection};
+use ringfence_wire::grant::{DomId, RawGrantEntry, flags};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::{FallocateFlags, MemfdFlags, Mode, OFlags, SealFlags};
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, Shutdown,
+};
+
+use super::ArenaShape;
+use crate::store::{StoreClient, StoreError};
+
+/// Kinds of request.
+pub mod kind {
+    /// Wanted number, or all ones.
+    pub const HELLO: u32 = 1;
+    /// A store connection.
+    pub const STORE: u32 = 2;
+    /// Peer, writable pages, read-only pages, references; four files.
+    pub const LEND: u32 = 3;
+    /// Granter.
+    pub const FETCH: u32 = 4;
+    /// Who may bind.
+    pub const ALLOC: u32 = 5;
+    /// Domain, its port.
+    pub const BIND: u32 = 6;
+    /// Port.
+    pub const CLOSE: u32 = 7;
+}
+
+/// Refusals, as numbers.
+pub mod refusal {
+    /// Malformed.
+    pub const MALFORMED: u32 = 1;
+    /// Wrong number of descriptors.
+    pub const DESCRIPTORS: u32 = 2;
+    /// Quota.
+    pub const QUOTA: u32 = 3;
+    /// Not found.
+    pub const NOT_FOUND: u32 = 4;
+    /// Not permitted.
+    pub const NOT_PERMITTED: u32 = 5;
+    /// In use.
+    pub const IN_USE: u32 = 6;
+}
+
+/// The seals that every file of an arena must have.
+pub const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
+
+/// How long the hub may take.
+const WITHIN: Duration = Duration::from_secs(5);
+
+/// Most descriptors sent or taken with a message.
+const FDS_MAX: usize = 64;
+
+/// What became of a request.
+#[derive(Debug, thiserror::Error)]
+pub enum RawError {
+    /// The hub refused, by this number.
+    #[error("refusal {0}")]
+    Refused(u32),
+    /// The hub closed the connection.
+    #[error("the hub closed the connection")]
+    Closed,
+    /// Nothing came.
+    #[error("no answer")]
+    Silence,
+    /// The system refused.
+    #[error(transparent)]
+    System(#[from] io::Error),
+    /// The store client did.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+}
+
+impl RawError {
+    /// The refusal's number.
+    pub fn refused(&self) -> Option<u32> {
+        match self {
+            RawError::Refused(number) => Some(*number),
+            _ => None,
+        }
+    }
+}
+
+/// Sends bytes and descriptors over any socket, without waiting.
+///
+/// # Errors
+///
+/// The system's.
+pub fn send_raw(socket: impl AsFd, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<()> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FDS_MAX))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    if !fds.is_empty() && !control.push(SendAncillaryMessage::ScmRights(fds)) {
+        return Err(io::ErrorKind::InvalidInput.into());
+    }
+    let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+    rustix::net::sendmsg(socket, &[IoSlice::new(bytes)], &mut control, flags)?;
+    Ok(())
+}
+
+/// A domain without manners.
+#[derive(Debug)]
+pub struct RawDomain {
+    /// Its connection to the hub.
+    pub socket: OwnedFd,
+    /// Its number, once it said HELLO.
+    pub domid: DomId,
+    seq: u32,
+}
+
+impl RawDomain {
+    /// Has not said anything yet.
+    pub fn silent(socket: OwnedFd) -> RawDomain {
+        RawDomain { socket, domid: DomId(u16::MAX), seq: 0 }
+    }
+
+    /// Says HELLO.
+    ///
+    /// # Errors
+    ///
+    /// [`RawError`].
+    pub fn join(socket: OwnedFd) -> Result<RawDomain, RawError> {
+        let mut domain = RawDomain::silent(socket);
+        let (args, _) = domain.call(kind::HELLO, &[u32::MAX], &[])?;
+        domain.domid = DomId(u16::try_from(args[0]).map_err(|_| RawError::Silence)?);
+        Ok(domain)
+    }
+
+    /// Sends one request, not waiting for the answer.
+    ///
+    /// # Errors
+    ///
+    /// The system's.
+    pub fn ask(&mut self, kind: u32, args: &[u32], fds: &[BorrowedFd<'_>]) -> io::Result<()> {
+        self.seq += 1;
+        let mut words = [0u32; 8];
+        (words[0], words[1]) = (kind, self.seq);
+        words[2..2 + args.len()].copy_from_slice(args);
+        let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+        send_raw(&self.socket, &bytes, fds)
+    }
+
+    /// The next message from the hub: eight words and descriptors.
+    ///
+    /// # Errors
+    ///
+    /// [`RawError::Closed`], [`RawError::Silence`], the system's.
+    pub fn receive(&self) -> Result<([u32; 8], Vec<OwnedFd>), RawError> {
+        let timeout = Timespec::try_from(WITHIN).map_err(|_| RawError::Silence)?;
+        let mut ready = [PollFd::new(&self.socket, PollFlags::IN)];
+        if poll(&mut ready, Some(&timeout)).map_err(io::Error::from)? == 0 {
+            return Err(RawError::Silence);
+        }
+        let mut bytes = [0u8; 32];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FDS_MAX))];
+        let mut control = RecvAncillaryBuffer::new(&mut space);
+        let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
+        let mut into = [IoSliceMut::new(&mut bytes)];
+        let got = match rustix::net::recvmsg(&self.socket, &mut into, &mut control, flags) {
+            Ok(got) => got,
+            Err(rustix::io::Errno::CONNRESET) => return Err(RawError::Closed),
+            Err(errno) => return Err(io::Error::from(errno).into()),
+        };
+        if got.bytes == 0 {
+            return Err(RawError::Closed);
+        }
+        let mut fds = Vec::new();
+        for message in control.drain() {
+            if let RecvAncillaryMessage::ScmRights(rights) = message {
+                fds.extend(rights);
+            }
+        }
+        let mut words = [0u32; 8];
+        for (word, chunk) in words.iter_mut().zip(bytes.as_chunks::<4>().0) {
+            *word = u32::from_le_bytes(*chunk);
+        }
+        Ok((words, fds))
+    }
+
+    /// One request and its answer.
+    ///
+    /// # Errors
+    ///
+    /// [`RawError`].
+    pub fn call(
+        &mut self,
+        kind: u32,
+        args: &[u32],
+        fds: &[BorrowedFd<'_>],
+    ) -> Result<([u32; 5], Vec<OwnedFd>), RawError> {
+        self.ask(kind, args, fds)?;
+        let (words, fds) = self.receive()?;
+        let [answered, seq, status, rest @ ..] = words;
+        if (answered, seq) != (kind | 0x8000_0000, self.seq) {
+            return Err(RawError::Silence);
+        }
+        if status == 0 { Ok((rest, fds)) } else { Err(RawError::Refused(status)) }
+    }
+
+    fn one_fd(fds: Vec<OwnedFd>) -> Result<OwnedFd, RawError> {
+        fds.into_iter().next().ok_or(RawError::Silence)
+    }
+
+    /// A socket that leads to the store.
+    ///
+    /// # Errors
+    ///
+    /// [`RawError`].
+    pub fn store_socket(&mut self) -> Result<OwnedFd, RawError> {
+        Self::one_fd(self.call(kind::STORE, &[], &[])?.1)
+    }
+
+    /// An honest client of the store.
+    ///
+    /// # Errors
+    ///
+    /// [`RawError`].
+    pub fn store(&mut self) -> Result<StoreClient, RawError> {
+        Ok(StoreClient::new(self.store_socket()?)?)
+    }
+
+    /// Allocates a channel that `peer` may bind.
+    ///
+    /// # Errors
+    ///
+    /// [`RawError`].
+    pub fn alloc(&mut self, peer: DomId) -> Result<RawChannel, RawError> {
+        let (args, fds) = self.call(kind::ALLOC, &[u32::from(peer.0)], &[])?;
+        Ok(RawChannel { port: args[0], socket: Self::one_fd(fds)? })
+    }
+
+    /// Binds a channel of `peer`.
+    ///
+    /// # Errors
+    ///
+    /// [`RawError`].
+    pub fn bind(&mut self, peer: DomId, port: u32) -> Result<RawChannel, RawError> {
+        let (args, fds) = self.call(kind::BIND, &[u32::from(peer.0), port], &[])?;
+        Ok(RawChannel { port: args[0], socket: Self::one_fd(fds)? })
+    }
+
+    /// Lends an arena as it is.
+    ///
+    /// # Errors
+    ///
+    /// [`RawError`].
+    pub fn lend(&mut self, peer: DomId, arena: &RawArena) -> Result<(), RawError> {
+        let ArenaShape { writable, read_only, references } = arena.shape;
+        let args = [u32::from(peer.0), writable, read_only, references];
+        let fds = arena.handed_over.each_ref().map(AsFd::as_fd);
+        self.call(kind::LEND, &args, &fds).map(|_| ())
+    }
+
+    /// Takes the arena that `granter` lent.
+    ///
+    /// # Errors
+    ///
+    /// [`RawError`].
+    pub fn fetch(&mut self, granter: DomId) -> Result<RawArena, RawError> {
+        let (args, fds) = self.call(kind::FETCH, &[u32::from(granter.0)], &[])?;
+        let [writable, read_only, references, ..] = args;
+        let shape = ArenaShape { writable, read_only, references };
+        let files = <[OwnedFd; 4]>::try_from(fds).map_err(|_| RawError::Silence)?;
+        Ok(RawArena::from_files(shape, files)?)
+    }
+}
+
+/// An end of an event channel.
+#[derive(Debug)]
+pub struct RawChannel {
+    /// Its number in its domain.
+    pub port: u32,
+    /// The socket.
+    pub socket: OwnedFd,
+}
+
+impl RawChannel {
+    /// Notifies once. What the other end did to the socket is of no interest here.
+    pub fn notify(&self) {
+        let _ = send_raw(&self.socket, &[1], &[]);
+    }
+
+    /// Notifies until no more goes in; returns the bytes that did.
+    pub fn fill(&self) -> usize {
+        let mut sent = 0;
+        for bytes in [&[1u8; 4096][..], &[1]] {
+            while send_raw(&self.socket, bytes, &[]).is_ok() {
+                sent += bytes.len();
+            }
+        }
+        sent
+    }
+
+    /// Ends one direction, or both.
+    pub fn shut(&self, how: Shutdown) {
+        let _ = rustix::net::shutdown(&self.socket, how);
+    }
+
+    /// Whether the other end notified; takes what it sent.
+    pub fn take(&self) -> bool {
+        let mut bytes = [0u8; 4096];
+        rustix::net::recv(&self.socket, &mut bytes[..], RecvFlags::DONTWAIT)
+            .is_ok_and(|(_, n)| n > 0)
+    }
+}
+
+/// Four files in the roles of an arena, and this side's view of them.
+#[derive(Debug)]
+pub struct RawArena {
+    /// What is announced.
+    pub shape: ArenaShape,
+    /// What is handed over: writable pages, read-only pages, table, status words.
+    pub handed_over: [OwnedFd; 4],
+    own: Vec<OwnedFd>,
+    views: [LentSlice; 4],
+}
+
+/// A memfd of that size and those seals.
+///
+/// # Errors
+///
+/// The system's.
+pub fn memfd(bytes: u64, seals: SealFlags) -> io::Result<OwnedFd> {
+    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+    let fd = rustix::fs::memfd_create("raw", flags)?;
+    rustix::fs::ftruncate(&fd, bytes)?;
+    rustix::fs::fcntl_add_seals(&fd, seals)?;
+    Ok(fd)
+}
+
+/// Opens the same file again in another mode.
+///
+/// # Errors
+///
+/// The system's.
+pub fn reopened(fd: &OwnedFd, mode: OFlags) -> io::Result<OwnedFd> {
+    let path = format!("/proc/self/fd/{}", fd.as_raw_fd());
+    Ok(rustix::fs::open(path, mode | OFlags::CLOEXEC, Mode::empty())?)
+}
+
+/// Bytes of the four files of an arena of that shape.
+pub fn file_bytes(shape: ArenaShape) -> [u64; 4] {
+    let pages = |n: u64| n.max(1).next_multiple_of(PAGE_SIZE as u64);
+    [
+        pages(u64::from(shape.writable) * 4096),
+        pages(u64::from(shape.read_only) * 4096),
+        pages(u64::from(shape.references) * 8),
+        pages(u64::from(shape.references) * 4),
+    ]
+}
+
+fn whole(file: &OwnedFd, protection: Protection) -> io::Result<LentSlice> {
+    let bytes = usize::try_from(rustix::fs::fstat(file)?.st_size).map_err(io::Error::other)?;
+    Ok(Mapping::new(file, 0, bytes, protection)?.lent())
+}
+
+impl RawArena {
+    /// An arena that keeps all rules, of which nothing is granted.
+    ///
+    /// # Errors
+    ///
+    /// The system's.
+    pub fn new(shape: ArenaShape) -> io::Result<RawArena> {
+        let mut own = Vec::new();
+        for bytes in file_bytes(shape) {
+            own.push(memfd(bytes, SEALS)?);
+        }
+        let handed_over = [
+            own[0].try_clone()?,
+            reopened(&own[1], OFlags::RDONLY)?,
+            reopened(&own[2], OFlags::RDONLY)?,
+            own[3].try_clone()?,
+        ];
+        let view = |i: usize| whole(&own[i], Protection::ReadWrite);
+        let views = [view(0)?, view(1)?, view(2)?, view(3)?];
+        Ok(RawArena { shape, handed_over, own, views })
+    }
+
+    /// The grantee's view: what its descriptors let it map.
+    fn from_files(shape: ArenaShape, files: [OwnedFd; 4]) -> io::Result<RawArena> {
+        let view = |i: usize, protection| whole(&files[i], protection);
+        let (write, read) = (Protection::ReadWrite, Protection::ReadOnly);
+        let views = [view(0, write)?, view(1, read)?, view(2, read)?, view(3, write)?];
+        Ok(RawArena { shape, handed_over: files, own: Vec::new(), views })
+    }
+
+    /// A page that the peer may write.
+    ///
+    /// # Errors
+    ///
+    /// When there is no such page.
+    pub fn writable(&self, page: u32) -> io::Result<LentSlice> {
+        self.views[0].slice(page as usize * PAGE_SIZE, PAGE_SIZE).map_err(io::Error::other)
+    }
+
+    /// A page that the peer may only read.
+    ///
+    /// # Errors
+    ///
+    /// When there is no such page.
+    pub fn read_only(&self, page: u32) -> io::Result<LentSlice> {
+        self.views[1].slice(page as usize * PAGE_SIZE, PAGE_SIZE).map_err(io::Error::other)
+    }
+
+    /// Writes a word of the table.
+    pub fn set_entry(&self, gref: u32, entry: RawGrantEntry) {
+        let stored = self.views[2].store_u64(gref as usize * 8, entry.0.to_le(), SeqCst);
+        debug_assert!(stored.is_ok(), "a reference of the table");
+    }
+
+    /// Reads a word of the table.
+    pub fn entry(&self, gref: u32) -> RawGrantEntry {
+        RawGrantEntry(u64::from_le(self.views[2].load_u64(gref as usize * 8, SeqCst).unwrap_or(0)))
+    }
+
+    /// Lends a page under a reference.
+    pub fn grant(&self, gref: u32, to: DomId, frame: u32, read_only: bool) {
+        let read_only = if read_only { flags::READ_ONLY } else { 0 };
+        let bits = flags::PERMIT_ACCESS | read_only;
+        self.set_entry(gref, RawGrantEntry::from_fields(bits, to.0, frame));
+    }
+
+    /// Writes a status word, which only the grantee ought to do.
+    pub fn set_status(&self, gref: u32, uses: u32) {
+        let stored = self.views[3].store_u32(gref as usize * 4, uses, SeqCst);
+        debug_assert!(stored.is_ok(), "a reference of the table");
+    }
+
+    /// Reads a status word.
+    pub fn status(&self, gref: u32) -> u32 {
+        self.views[3].load_u32(gref as usize * 4, SeqCst).unwrap_or(0)
+    }
+
+    /// Punches pages out of the writable or the read-only file.
+    ///
+    /// # Errors
+    ///
+    /// The system's.
+    pub fn punch(&self, read_only: bool, first: u32, count: u32) -> io::Result<()> {
+        let role = usize::from(read_only);
+        let file = self.own.get(role).unwrap_or(&self.handed_over[role]);
+        let (offset, bytes) = (u64::from(first) * 4096, u64::from(count) * 4096);
+        let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        Ok(rustix::fs::fallocate(file, flags, offset, bytes)?)
+    }
+}
