@@ -1,33 +1,34 @@
 //! Sessions of hostile clients, made from arbitrary bytes: the body of a fuzz target and of a
 //! property test.
 
-use super::Limits;
 use super::server::{ConnectionId, Leftovers, StoreServer};
+use super::{Limits, StoreCounters};
 use ringfence_wire::grant::DomId;
 use ringfence_wire::xenstore::{
     Header, MessageReader, MessageType, PAYLOAD_MAX, Request, WatchEvent, parse_permissions,
+    parse_transaction_id,
 };
 
 /// Bounds so small that a short session runs into each.
 fn limits() -> Limits {
     Limits {
-        nodes: 12,
-        node_bytes: 300,
+        nodes: 5,
+        node_bytes: 150,
         value_bytes: 64,
         permissions: 2,
         depth: 6,
         watches: 3,
         transactions: 2,
-        transaction_nodes: 8,
-        transaction_bytes: 1500,
+        transaction_nodes: 4,
+        transaction_bytes: 450,
         connections: 2,
-        output_soft: 1 << 10,
-        output_hard: 4 << 10,
+        output_soft: 250,
+        output_hard: 600,
         output_hard_privileged: 64 << 10,
     }
 }
 
-const PATHS: [&str; 14] = [
+const PATHS: [&str; 20] = [
     "/",
     "/local/domain/1",
     "/local/domain/1/data",
@@ -38,14 +39,20 @@ const PATHS: [&str; 14] = [
     "data/a",
     "data/a/b/c/d/e/f",
     "data/b",
+    "data/c",
+    "data/d",
+    "data/e",
+    "data/a/b",
+    "data/c/d",
+    "data",
     "/local/domain/",
     "@releaseDomain",
     "@introduceDomain",
     "",
 ];
 
-const PERMISSIONS: [&[u8]; 6] =
-    [b"n1\0", b"r1\0b2\0", b"b2\0", b"n0\0r1\0w2\0", b"n1\0r2\0r3\0", b"x1\0"];
+const PERMISSIONS: [&[u8]; 7] =
+    [b"n1\0", b"r1\0b2\0", b"b2\0", b"n0\0r1\0w2\0", b"n1\0r2\0r3\0", b"n2\0r1\0r3\0", b"x1\0"];
 
 /// The requests a session is made of, by one byte.
 const KINDS: [MessageType; 16] = [
@@ -71,6 +78,10 @@ struct Client {
     id: ConnectionId,
     domain: DomId,
     privileged: bool,
+    /// Reads its output only now and then.
+    deaf: bool,
+    /// Transactions that it was told of and has not ended.
+    open: Vec<u32>,
     /// What the server sent: has to be whole messages that a client understands.
     reader: MessageReader,
 }
@@ -87,6 +98,11 @@ struct Session<'a> {
 /// # Panics
 /// When the server breaks a promise.
 pub fn fuzz_store_session(bytes: &[u8]) {
+    run(bytes);
+}
+
+/// The same; returns what the server counted.
+pub(super) fn run(bytes: &[u8]) -> StoreCounters {
     let mut session = Session { bytes, server: StoreServer::new(limits()), clients: Vec::new() };
     for (domain, privileged) in [(0, true), (1, false), (2, false), (2, false)] {
         session.connect(DomId(domain), privileged);
@@ -96,7 +112,7 @@ pub fn fuzz_store_session(bytes: &[u8]) {
         session.step(step);
         session.server.audit().expect("the server's own account holds");
     }
-    session.finish();
+    session.finish()
 }
 
 impl Session<'_> {
@@ -114,39 +130,46 @@ impl Session<'_> {
     fn connect(&mut self, domain: DomId, privileged: bool) {
         self.server.introduce(domain);
         if let Ok(id) = self.server.connect(domain, privileged) {
-            self.clients.push(Client { id, domain, privileged, reader: MessageReader::new() });
+            let reader = MessageReader::new();
+            let open = Vec::new();
+            self.clients.push(Client { id, domain, privileged, deaf: false, open, reader });
         }
     }
 
     /// What a toolstack sets up for two guests.
     fn furnish(&mut self) {
+        let Some(toolstack) = self.clients.iter().position(|client| client.privileged) else {
+            return;
+        };
         for domain in [1u16, 2] {
             let path = format!("/local/domain/{domain}/data");
-            self.ask(0, MessageType::Mkdir, 0, format!("{path}\0").as_bytes());
-            self.ask(0, MessageType::SetPerms, 0, format!("{path}\0n{domain}\0").as_bytes());
+            self.ask(toolstack, MessageType::Mkdir, 0, format!("{path}\0").as_bytes());
+            let permissions = format!("{path}\0n{domain}\0");
+            self.ask(toolstack, MessageType::SetPerms, 0, permissions.as_bytes());
         }
-        self.ask(0, MessageType::Watch, 0, b"/\0all\0");
+        self.ask(toolstack, MessageType::Watch, 0, b"/\0all\0");
     }
 
     fn step(&mut self, step: u8) {
-        if self.clients.is_empty() {
-            return;
-        }
-        let client = usize::from(self.byte().unwrap_or_default()) % self.clients.len();
-        match step % 16 {
-            0 | 1 => {
-                let count = usize::from(self.byte().unwrap_or_default()) * 16;
-                self.drain(client, count);
-            }
-            2 => self.reconnect(client),
-            3 => {
-                let domain = DomId(u16::from(self.byte().unwrap_or_default() % 3));
-                let leftovers = if step < 128 { Leftovers::Remove } else { Leftovers::Keep };
+        let client = usize::from(self.byte().unwrap_or_default()) % self.clients.len().max(1);
+        match step {
+            0..4 => self.connect(DomId(u16::from(step % 3)), step % 3 == 0),
+            4..8 => {
+                let domain = DomId(u16::from(step % 3));
+                let leftovers = if step < 6 { Leftovers::Remove } else { Leftovers::Keep };
                 self.server.release(domain, leftovers);
                 self.forget_dropped();
                 self.connect(domain, domain == DomId(0));
+                self.furnish();
             }
-            4 => {
+            _ if self.clients.is_empty() => return,
+            8..12 => self.reconnect(client),
+            12..20 => {
+                let count = usize::from(self.byte().unwrap_or_default()) * 16;
+                self.drain(client, count);
+            }
+            20..28 => self.clients[client].deaf ^= true,
+            28..36 => {
                 let kind = MessageType::from_raw(u32::from(self.byte().unwrap_or_default()));
                 let len = self.bytes.len().min(usize::from(step));
                 let (payload, rest) = self.bytes.split_at(len);
@@ -168,7 +191,11 @@ impl Session<'_> {
         let kind = self.pick(&KINDS);
         let path = self.pick(&PATHS);
         let choice = self.byte().unwrap_or_default();
-        let tx = u32::from(choice % 4);
+        let open = &self.clients[client].open;
+        let tx = match open.get(usize::from(choice % 4)) {
+            Some(tx) if kind != MessageType::TransactionStart => *tx,
+            _ => 0,
+        };
         let mut payload = match kind {
             MessageType::TransactionStart | MessageType::ResetWatches => Vec::new(),
             MessageType::TransactionEnd => vec![b'T'],
@@ -182,7 +209,7 @@ impl Session<'_> {
             MessageType::Watch | MessageType::Unwatch => {
                 let token: &[u8] = if choice < 128 { b"t\0" } else { b"u\0" };
                 payload.extend_from_slice(token);
-                if choice.is_multiple_of(8) && kind == MessageType::Watch {
+                if choice.is_multiple_of(16) && kind == MessageType::Watch {
                     payload.extend_from_slice(b"1\0");
                 }
             }
@@ -190,13 +217,15 @@ impl Session<'_> {
             _ => {}
         }
         self.ask(client, kind, tx, &payload);
+        if kind == MessageType::TransactionEnd {
+            self.clients[client].open.retain(|open| *open != tx);
+        }
     }
 
     /// Sends a request as a pump would, which reads only what may be read.
     fn ask(&mut self, client: usize, kind: MessageType, tx_id: u32, payload: &[u8]) {
-        let Client { id, domain, privileged, .. } = self.clients[client];
+        let Client { id, domain, privileged, deaf, .. } = self.clients[client];
         if !self.server.may_read(id) {
-            self.drain(client, usize::MAX);
             return;
         }
         let used = (self.server.nodes_of(domain), self.server.bytes_of(domain));
@@ -207,6 +236,9 @@ impl Session<'_> {
             let bound = self.server.limits();
             assert!(self.server.nodes_of(domain) <= used.0.max(bound.nodes), "nodes");
             assert!(self.server.bytes_of(domain) <= used.1.max(bound.node_bytes), "bytes");
+        }
+        if !deaf {
+            self.drain(client, usize::MAX);
         }
     }
 
@@ -225,6 +257,9 @@ impl Session<'_> {
             count -= filled;
             while let Some((header, payload)) = client.reader.next().expect("messages are framed") {
                 understand(&header, payload);
+                if header.kind == MessageType::TransactionStart {
+                    client.open.extend(parse_transaction_id(payload));
+                }
             }
         }
     }
@@ -235,7 +270,7 @@ impl Session<'_> {
         self.clients.retain(|client| server.is_connected(client.id));
     }
 
-    fn finish(mut self) {
+    fn finish(mut self) -> StoreCounters {
         for client in 0..self.clients.len() {
             self.drain(client, usize::MAX);
         }
@@ -248,6 +283,7 @@ impl Session<'_> {
         }
         self.server.audit().expect("the server's own account holds");
         assert!(self.server.is_idle(), "a disconnected client leaves nothing behind");
+        *self.server.counters()
     }
 }
 

@@ -25,6 +25,36 @@ proptest! {
     }
 }
 
+#[test]
+fn arbitrary_sessions_reach_every_bound() {
+    // xorshift: the same sessions every time.
+    let mut state = 0x9E37_79B9_7F4A_7C15u64;
+    let mut byte = || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        state.to_le_bytes()[3]
+    };
+    let mut reached: BTreeMap<&str, u64> = BTreeMap::new();
+    for _ in 0..300 {
+        let session: Vec<u8> = (0..1500).map(|_| byte()).collect();
+        let counters = super::fuzz::run(&session);
+        let others = [
+            ("conflicts", counters.conflicts),
+            ("denied", counters.denied),
+            ("malformed", counters.malformed),
+            ("merged", counters.events_merged),
+            ("paused", counters.output_paused),
+            ("overrun", counters.output_overrun),
+        ];
+        for (name, count) in counters.refused.iter().chain(others) {
+            *reached.entry(name).or_default() += count;
+        }
+    }
+    let missed: Vec<_> = reached.iter().filter(|(_, count)| **count == 0).collect();
+    assert!(missed.is_empty(), "never reached: {missed:?} of {reached:?}");
+}
+
 /// A server without sockets, and clients that read everything at once.
 struct Bench {
     server: StoreServer,
