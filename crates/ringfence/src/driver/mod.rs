@@ -157,11 +157,9 @@ impl Driver {
     fn accept(&mut self) {
         use rustix::net::SocketFlags;
         while let Ok(socket) = rustix::net::accept_with(&self.listener, SocketFlags::CLOEXEC) {
-            // The runtime directory lets no other user in; this is the second lock.
-            let own = rustix::net::sockopt::socket_peercred(&socket);
-            if own.is_ok() {
-                self.guests.come(Channel::from_fd(socket));
-            }
+            // The runtime directory lets no other user in. Credentials would tell nothing: in here
+            // neither the launcher's process nor, as root, its user has a number.
+            self.guests.come(Channel::from_fd(socket));
         }
     }
 
