@@ -153,7 +153,7 @@ impl Session<'_> {
     fn step(&mut self, step: u8) {
         let client = usize::from(self.byte().unwrap_or_default()) % self.clients.len().max(1);
         match step {
-            0..4 => self.connect(DomId(u16::from(step % 3)), step % 3 == 0),
+            0..4 => self.connect(DomId(u16::from(step % 3)), step.is_multiple_of(3)),
             4..8 => {
                 let domain = DomId(u16::from(step % 3));
                 let leftovers = if step < 6 { Leftovers::Remove } else { Leftovers::Keep };
