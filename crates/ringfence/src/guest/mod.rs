@@ -37,7 +37,7 @@ use rustix::process::{Pid, WaitOptions};
 use serde::{Deserialize, Serialize};
 
 pub use address::Address;
-pub use network::configure_leg;
+pub use network::{CARRIED, configure_leg};
 
 use crate::names::{self, store::StoreNames};
 use crate::sys::channel::{Channel, ChannelError, poll_until};

@@ -3,7 +3,7 @@
 use std::fs;
 use std::io;
 
-use ringfence_platform::tap::{Tap, TapError};
+use ringfence_platform::tap::{Tap, TapError, TapOffloads};
 
 use super::netlink::{LinkChange, Netlink};
 use super::{Address, InterfaceConfig};
@@ -44,7 +44,8 @@ pub(crate) fn set_up(
     netlink.change_link(loopback, &LinkChange { up: true, ..LinkChange::default() }).map_err(fail)?;
     allow_ping(remarks);
     let Some(interface) = interface else { return Ok(None) };
-    let tap = Tap::create(&interface.name)?;
+    let mut tap = Tap::create(&interface.name)?;
+    tap.limit_offloads(CARRIED)?;
     let settings = Settings {
         name: &tap.name,
         mac: interface.mac,
@@ -54,6 +55,10 @@ pub(crate) fn set_up(
     remarks.extend(configure(&mut netlink, &settings)?);
     Ok(Some(tap))
 }
+
+/// What ports of this build carry unfinished: checksums. Super-packets would be dropped at the first
+/// port that takes none, so the kernel splits them before it hands them over.
+pub const CARRIED: TapOffloads = TapOffloads::CSUM;
 
 /// Sets up an interface of the host itself that is a TAP handed to a switch. Needs
 /// `CAP_NET_ADMIN`. Returns what could not be had, and is not needed.

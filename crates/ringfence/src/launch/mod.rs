@@ -122,7 +122,10 @@ impl<'a> Launch<'a> {
     fn go(self) -> anyhow::Result<u8> {
         let options = self.options;
         let directory = RuntimeDir::open()?;
-        let host_tap = options.host_tap.as_deref().map(Tap::create).transpose()?;
+        let mut host_tap = options.host_tap.as_deref().map(Tap::create).transpose()?;
+        if let Some(tap) = &mut host_tap {
+            tap.limit_offloads(guest::CARRIED)?;
+        }
         let request = AttachRequest {
             version: VERSION.to_owned(),
             name: options.name.clone(),
