@@ -2,7 +2,7 @@
 
 use core::marker::PhantomData;
 
-use ringfence_memory::{LentSlice, PAGE_SIZE};
+use ringfence_memory::{LentSlice, OutOfRange, PAGE_SIZE};
 use ringfence_wire::grant::{GrantStatus, Gref};
 
 /// This domain's end of one copy. The pointers are private to the platform's engines.
@@ -12,8 +12,8 @@ pub(crate) enum CopyLocal {
     Into(*mut u8),
     /// Private memory that is read: the peer's page is the destination.
     From(*const u8),
-    /// Lent memory that is read (offset): the peer's page is the destination.
-    FromLent(LentSlice, usize),
+    /// Lent memory that is read, exactly the bytes to copy: the peer's page is the destination.
+    FromLent(LentSlice),
 }
 
 /// One copy inside one page of the peer.
@@ -62,21 +62,28 @@ pub struct CopyList<'ops, 'bytes> {
     life: PhantomData<&'bytes mut [u8]>,
 }
 
-/// The range does not lie inside the peer's page.
+/// A copy that was not added to a batch.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("{len} bytes at {offset} do not lie inside one page")]
-pub struct CrossesPage {
-    /// Offset in the page.
-    pub offset: u16,
-    /// Bytes.
-    pub len: usize,
+pub enum BadRange {
+    /// The range does not lie inside the peer's page.
+    #[error("{len} bytes at {offset} do not lie inside one page")]
+    CrossesPage {
+        /// Offset in the page.
+        offset: u16,
+        /// Bytes.
+        len: usize,
+    },
+    /// The range does not lie inside the lent memory to copy from.
+    #[error(transparent)]
+    Source(#[from] OutOfRange),
 }
 
-fn checked_len(offset: u16, len: usize) -> Result<u16, CrossesPage> {
-    if usize::from(offset) + len > PAGE_SIZE {
-        return Err(CrossesPage { offset, len });
+fn checked_len(offset: u16, len: usize) -> Result<u16, BadRange> {
+    let inside = usize::from(offset) <= PAGE_SIZE && len <= PAGE_SIZE - usize::from(offset);
+    match u16::try_from(len) {
+        Ok(short) if inside => Ok(short),
+        _ => Err(BadRange::CrossesPage { offset, len }),
     }
-    u16::try_from(len).map_err(|_| CrossesPage { offset, len })
 }
 
 impl<'bytes> CopyList<'_, 'bytes> {
@@ -84,13 +91,13 @@ impl<'bytes> CopyList<'_, 'bytes> {
     ///
     /// # Errors
     ///
-    /// [`CrossesPage`]; nothing is added.
+    /// [`BadRange::CrossesPage`]; nothing is added.
     pub fn read(
         &mut self,
         gref: Gref,
         offset: u16,
         into: &'bytes mut [u8],
-    ) -> Result<(), CrossesPage> {
+    ) -> Result<(), BadRange> {
         let len = checked_len(offset, into.len())?;
         self.push(gref, offset, len, CopyLocal::Into(into.as_mut_ptr()));
         Ok(())
@@ -100,13 +107,8 @@ impl<'bytes> CopyList<'_, 'bytes> {
     ///
     /// # Errors
     ///
-    /// [`CrossesPage`]; nothing is added.
-    pub fn write(
-        &mut self,
-        gref: Gref,
-        offset: u16,
-        from: &'bytes [u8],
-    ) -> Result<(), CrossesPage> {
+    /// [`BadRange::CrossesPage`]; nothing is added.
+    pub fn write(&mut self, gref: Gref, offset: u16, from: &'bytes [u8]) -> Result<(), BadRange> {
         let len = checked_len(offset, from.len())?;
         self.push(gref, offset, len, CopyLocal::From(from.as_ptr()));
         Ok(())
@@ -116,7 +118,7 @@ impl<'bytes> CopyList<'_, 'bytes> {
     ///
     /// # Errors
     ///
-    /// [`CrossesPage`]; nothing is added.
+    /// [`BadRange`]; nothing is added.
     pub fn write_lent(
         &mut self,
         gref: Gref,
@@ -124,9 +126,11 @@ impl<'bytes> CopyList<'_, 'bytes> {
         from: &LentSlice,
         from_offset: usize,
         len: usize,
-    ) -> Result<(), CrossesPage> {
-        let len = checked_len(offset, len)?;
-        self.push(gref, offset, len, CopyLocal::FromLent(from.clone(), from_offset));
+    ) -> Result<(), BadRange> {
+        let short = checked_len(offset, len)?;
+        // Checked here and not by the engine, where it would spoil the copies joined with it.
+        let from = from.slice(from_offset, len)?;
+        self.push(gref, offset, short, CopyLocal::FromLent(from));
         Ok(())
     }
 

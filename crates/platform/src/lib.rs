@@ -12,6 +12,7 @@
 //! * A [`Channel`] is one bit each way: several notifications before it is cleared merge into one.
 //! * The [`store`] carries the xenbus handshake. Every value in it is the peer's text.
 
+pub mod conformance;
 pub mod copy;
 pub mod counters;
 pub mod local;
@@ -179,13 +180,14 @@ pub trait Granter: Send {
     /// [`StillLent`] with the lease.
     fn take_back(&mut self, lease: Lease) -> Result<(), StillLent>;
 
-    /// Takes pages back whatever the peer does, destroying their content: after the call no
-    /// mapping reaches data that is lent later. References that the peer still claims to use are
-    /// not issued again until it lets go.
+    /// Takes pages back whatever the peer does, destroying their content. A reference that the peer
+    /// still claims to use is not issued again until it lets go, and its page is not lent again:
+    /// so no mapping of an honest peer reaches data that is lent later.
     ///
     /// # Errors
     ///
     /// [`RevokeError::NeedsPeer`] where the platform cannot; the leases go on.
+    /// [`RevokeError::System`]: the peer can begin no new use; try again.
     fn revoke_forced(&mut self, leases: Vec<Lease>) -> Result<(), (Vec<Lease>, RevokeError)>;
 }
 

@@ -8,22 +8,38 @@
 
 use std::io::ErrorKind;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use rustix::net::{RecvFlags, SendFlags};
 
+use super::hub::client::HubClient;
 use crate::{Channel, ChannelError, Counters, EventPort};
 
-/// One end.
+/// One end. When it is dropped, the hub forgets the port.
 pub struct LocalChannel {
     port: EventPort,
     socket: OwnedFd,
+    /// Weak: a channel that is left over does not keep the domain in being.
+    hub: Weak<HubClient>,
     counters: Arc<Counters>,
 }
 
 impl LocalChannel {
-    pub(crate) fn new(port: EventPort, socket: OwnedFd, counters: Arc<Counters>) -> LocalChannel {
-        LocalChannel { port, socket, counters }
+    pub(crate) fn new(
+        port: EventPort,
+        socket: OwnedFd,
+        hub: Weak<HubClient>,
+        counters: Arc<Counters>,
+    ) -> LocalChannel {
+        LocalChannel { port, socket, hub, counters }
+    }
+}
+
+impl Drop for LocalChannel {
+    fn drop(&mut self) {
+        if let Some(hub) = self.hub.upgrade() {
+            hub.close_port(self.port);
+        }
     }
 }
 
@@ -81,7 +97,7 @@ mod tests {
         let (a, b) =
             socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)
                 .unwrap();
-        let end = |fd, port| LocalChannel::new(EventPort(port), fd, Arc::default());
+        let end = |fd, port| LocalChannel::new(EventPort(port), fd, Weak::new(), Arc::default());
         (end(a, 1), end(b, 2))
     }
 

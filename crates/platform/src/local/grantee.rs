@@ -245,7 +245,7 @@ impl LocalGrantee {
                     let bytes = unsafe { core::slice::from_raw_parts(*ptr, len) };
                     from.push(bytes).is_ok()
                 }
-                CopyLocal::FromLent(lent, offset) => from.push_lent(lent, *offset, len).is_ok(),
+                CopyLocal::FromLent(lent) => from.push_lent(lent, 0, len).is_ok(),
             };
             if !pushed {
                 return Err(());

@@ -56,6 +56,15 @@ impl Pages {
     }
 }
 
+/// A reference and its page that the peer claims to use although they were revoked by force. The
+/// page's content is destroyed; but a mapping that an honest peer has yet to remove, or a read that
+/// is under way into it, would reach what was lent in that page next, under whatever reference.
+struct Quarantined {
+    gref: Gref,
+    access: Access,
+    page: u32,
+}
+
 struct Shared {
     peer: DomId,
     shape: ArenaShape,
@@ -63,8 +72,8 @@ struct Shared {
     writable: Pages,
     read_only: Pages,
     references: Vec<Gref>,
-    /// References that were revoked by force while the peer claimed to use them.
-    quarantine: VecDeque<Gref>,
+    /// What was revoked by force while the peer claimed to use it.
+    quarantine: VecDeque<Quarantined>,
 }
 
 impl Shared {
@@ -75,14 +84,15 @@ impl Shared {
         }
     }
 
-    /// Looks whether the peer let go of some quarantined references; a bounded number each time.
+    /// Looks whether the peer let go of some of what is in quarantine; a bounded number each time.
     fn thaw(&mut self) {
         for _ in 0..self.quarantine.len().min(16) {
-            let Some(gref) = self.quarantine.pop_front() else { return };
-            if self.table.status(gref) == 0 {
-                self.references.push(gref);
+            let Some(held) = self.quarantine.pop_front() else { return };
+            if self.table.status(held.gref) == 0 {
+                self.references.push(held.gref);
+                self.pages(held.access).free.push(held.page);
             } else {
-                self.quarantine.push_back(gref);
+                self.quarantine.push_back(held);
             }
         }
     }
@@ -126,7 +136,9 @@ impl LocalGranter {
         vec![shared.writable.file.as_raw_fd(), shared.read_only.file.as_raw_fd()]
     }
 
-    /// References that the peer claims to use although they were revoked by force.
+    /// Pages, each with its reference, that the peer claims to use although they were revoked by
+    /// force. They are not lent again until it lets go: a peer that never does can keep what was
+    /// set aside for it from being lent to it, and nothing else.
     pub fn quarantined(&self) -> usize {
         self.shared.lock().unwrap_or_else(PoisonError::into_inner).quarantine.len()
     }
@@ -139,7 +151,7 @@ impl Granter for LocalGranter {
 
     fn lend(&mut self, access: Access) -> Result<Lease, LendError> {
         let mut shared = self.shared.lock().unwrap_or_else(PoisonError::into_inner);
-        if shared.references.is_empty() {
+        if shared.references.is_empty() || shared.pages(access).free.is_empty() {
             shared.thaw();
         }
         let limit = shared.shape.references;
@@ -181,11 +193,12 @@ impl Granter for LocalGranter {
             let pages = shared.pages(lease.access());
             let generation = &mut pages.generations[lease.page() as usize];
             *generation = generation.wrapping_add(1);
-            pages.free.push(lease.page());
-            if shared.table.status(lease.gref()) == 0 {
-                shared.references.push(lease.gref());
+            let (gref, access, page) = (lease.gref(), lease.access(), lease.page());
+            if shared.table.status(gref) == 0 {
+                shared.references.push(gref);
+                shared.pages(access).free.push(page);
             } else {
-                shared.quarantine.push_back(lease.gref());
+                shared.quarantine.push_back(Quarantined { gref, access, page });
             }
         }
         Ok(())

@@ -39,7 +39,7 @@ use crate::{Counters, DomId, EventPort, Platform, PlatformError};
 
 /// A domain that is this process.
 pub struct LocalPlatform {
-    hub: HubClient,
+    hub: Arc<HubClient>,
     domid: DomId,
     shape: ArenaShape,
     granters: Mutex<HashMap<DomId, LocalGranter>>,
@@ -69,7 +69,7 @@ impl LocalPlatform {
         socket: OwnedFd,
         wanted: Option<DomId>,
     ) -> Result<LocalPlatform, PlatformError> {
-        let hub = HubClient::new(socket);
+        let hub = Arc::new(HubClient::new(socket));
         let wanted = wanted.map_or(ANY_DOMAIN, |d| u32::from(d.0));
         let (reply, _) = hub.call("give a domain number", Kind::Hello, &[wanted], &[])?;
         let domid = u16::try_from(reply[0]).map_err(|_| PlatformError::Disconnected("hub"))?;
@@ -121,7 +121,8 @@ impl LocalPlatform {
 
     fn channel(&self, reply: ([u32; 5], Vec<OwnedFd>)) -> Result<LocalChannel, PlatformError> {
         let ([port, ..], fds) = reply;
-        Ok(LocalChannel::new(EventPort(port), Self::one_fd(fds)?, Arc::clone(&self.counters)))
+        let (hub, counters) = (Arc::downgrade(&self.hub), Arc::clone(&self.counters));
+        Ok(LocalChannel::new(EventPort(port), Self::one_fd(fds)?, hub, counters))
     }
 }
 

@@ -3,8 +3,12 @@
 use std::collections::{BTreeMap, HashMap};
 use std::os::fd::OwnedFd;
 
+use ringfence_memory::PAGE_SIZE;
+use rustix::fs::FallocateFlags;
+
 use super::protocol::Refusal;
 use crate::DomId;
+use crate::local::table::STATUS_BYTES;
 use crate::local::{ArenaFiles, ArenaShape};
 
 /// What one domain may make the hub keep.
@@ -30,6 +34,21 @@ impl Default for HubLimits {
 struct Lent {
     files: ArenaFiles,
     shape: ArenaShape,
+}
+
+impl Lent {
+    /// Clears the status words of a grantee that is gone, and its mappings with it: nobody else will,
+    /// and the granter waits for them before it lends the pages again.
+    fn end_all_uses(&self) {
+        // Anything but a memfd could hold the hub up, as a file of a user-space file system can.
+        if self.files.verify(self.shape).is_err() {
+            return;
+        }
+        let bytes = (self.shape.references as usize * STATUS_BYTES).next_multiple_of(PAGE_SIZE);
+        let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        // Should it fail, the granter has that much less to lend.
+        let _ = rustix::fs::fallocate(&self.files.status, flags, 0, bytes as u64);
+    }
 }
 
 enum Port {
@@ -92,8 +111,17 @@ impl Broker {
     /// for; or the granter's end.
     pub(crate) fn release(&mut self, id: DomId) {
         self.domains.remove(&id);
-        self.lent
-            .retain(|&(granter, grantee), _| granter != id && (grantee != id || id == DomId(0)));
+        let domains = &mut self.domains;
+        self.lent.retain(|&(granter, grantee), lent| {
+            let stays = granter != id && (grantee != id || id == DomId(0));
+            if !stays && let Some(granter) = domains.get_mut(&granter) {
+                granter.arena_bytes = granter.arena_bytes.saturating_sub(lent.shape.total_bytes());
+            }
+            if stays && grantee == id {
+                lent.end_all_uses();
+            }
+            stays
+        });
     }
 
     fn domain(&mut self, id: DomId) -> Result<&mut Domain, Refusal> {
@@ -249,6 +277,18 @@ mod tests {
         assert_eq!(broker.fetch(a, b).err(), Some(Refusal::NotFound));
         broker.admit(None).unwrap();
         assert_eq!(broker.admit(None), Err(Refusal::Quota));
+    }
+
+    #[test]
+    fn what_was_lent_to_a_domain_that_is_gone_counts_no_more() {
+        let (mut broker, a, b) = two();
+        let four = || (0..4).map(|_| fd()).collect();
+        let most_of_it = ArenaShape::of(200, 0);
+        broker.lend(a, b, most_of_it, four()).unwrap();
+        let c = broker.admit(None).unwrap();
+        assert_eq!(broker.lend(a, c, most_of_it, four()), Err(Refusal::Quota));
+        broker.release(b);
+        assert_eq!(broker.lend(a, c, most_of_it, four()), Ok(()));
     }
 
     #[test]

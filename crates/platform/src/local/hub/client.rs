@@ -1,13 +1,14 @@
 //! A domain's connection to its hub.
 
+use std::io::ErrorKind;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use super::protocol::{self, Kind, Message, REPLY, Received, Refusal};
-use crate::PlatformError;
+use super::protocol::{self, Kind, Message, REPLY, Received, Refusal, UNANSWERED};
+use crate::{EventPort, PlatformError};
 
 /// How long the hub may take to answer.
 const ANSWER_WITHIN: Duration = Duration::from_secs(5);
@@ -16,15 +17,37 @@ const ANSWER_WITHIN: Duration = Duration::from_secs(5);
 pub(crate) struct HubClient {
     socket: OwnedFd,
     next_seq: Mutex<u32>,
+    /// Ports whose closing the hub has not been told of yet. At most as many as the hub lets this
+    /// domain have.
+    closed: Mutex<Vec<EventPort>>,
 }
 
 impl HubClient {
     pub(crate) fn new(socket: OwnedFd) -> HubClient {
-        HubClient { socket, next_seq: Mutex::new(1) }
+        HubClient { socket, next_seq: Mutex::new(1), closed: Mutex::default() }
     }
 
     pub(crate) fn fd(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
+    }
+
+    /// Has the hub forget a port of this domain. Never waits: what cannot be sent now goes ahead of
+    /// the next request.
+    pub(crate) fn close_port(&self, port: EventPort) {
+        self.closed.lock().unwrap_or_else(PoisonError::into_inner).push(port);
+        self.tell_closed();
+    }
+
+    fn tell_closed(&self) {
+        let mut closed = self.closed.lock().unwrap_or_else(PoisonError::into_inner);
+        while let Some(port) = closed.last() {
+            let args = [port.0, 0, 0, 0, 0, 0];
+            let message = Message { kind: Kind::Close.to_raw(), seq: UNANSWERED, args };
+            if protocol::send(&self.socket, message, &[]).is_err() {
+                return;
+            }
+            closed.pop();
+        }
     }
 
     /// One request and its reply.
@@ -37,14 +60,21 @@ impl HubClient {
     ) -> Result<([u32; 5], Vec<OwnedFd>), PlatformError> {
         let mut next_seq = self.next_seq.lock().unwrap_or_else(PoisonError::into_inner);
         let seq = *next_seq;
-        *next_seq = seq.wrapping_add(1);
+        *next_seq = seq.wrapping_add(1).max(1);
         let mut request = Message { kind: kind.to_raw(), seq, args: [0; 6] };
         for (slot, arg) in request.args.iter_mut().zip(args) {
             *slot = *arg;
         }
-        protocol::send(&self.socket, request, fds)
-            .map_err(|_| PlatformError::Disconnected("hub"))?;
         let deadline = Instant::now() + ANSWER_WITHIN;
+        self.tell_closed();
+        while let Err(errno) = protocol::send(&self.socket, request, fds) {
+            // The hub has yet to read what was sent before: ports that were closed.
+            if errno.kind() != ErrorKind::WouldBlock {
+                return Err(PlatformError::Disconnected("hub"));
+            }
+            self.wait(PollFlags::OUT, deadline)?;
+            self.tell_closed();
+        }
         loop {
             match protocol::receive(&self.socket) {
                 Received::Message(reply, fds)
@@ -61,18 +91,18 @@ impl HubClient {
                 Received::Malformed(_) | Received::Closed => {
                     return Err(PlatformError::Disconnected("hub"));
                 }
-                Received::Nothing => self.wait(deadline)?,
+                Received::Nothing => self.wait(PollFlags::IN, deadline)?,
             }
         }
     }
 
-    fn wait(&self, deadline: Instant) -> Result<(), PlatformError> {
+    fn wait(&self, wanted: PollFlags, deadline: Instant) -> Result<(), PlatformError> {
         let left = deadline.saturating_duration_since(Instant::now());
         if left.is_zero() {
             return Err(PlatformError::Disconnected("hub (no answer within 5 s)"));
         }
         let timeout = Timespec::try_from(left).map_err(|_| PlatformError::Disconnected("hub"))?;
-        let mut fds = [PollFd::new(&self.socket, PollFlags::IN)];
+        let mut fds = [PollFd::new(&self.socket, wanted)];
         match poll(&mut fds, Some(&timeout)) {
             Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
             Err(e) => Err(PlatformError::system("waiting for the hub", e)),

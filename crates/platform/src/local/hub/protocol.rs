@@ -1,7 +1,8 @@
 //! The messages between a domain and its hub, over a Unix socket that keeps message boundaries.
 //!
 //! A message is eight u32, little-endian, and up to four file descriptors. A request is answered
-//! by exactly one reply with the same kind and sequence number, in order.
+//! by exactly one reply with the same kind and sequence number, in order; one with sequence number
+//! 0 is not answered.
 //!
 //! ```text
 //! request  kind  seq  args[6]
@@ -31,6 +32,8 @@ pub(crate) const MESSAGE_BYTES: usize = 32;
 pub(crate) const FDS_MAX: usize = 4;
 /// Set in the kind of a reply.
 pub(crate) const REPLY: u32 = 0x8000_0000;
+/// The sequence number of a request that wants no reply.
+pub(crate) const UNANSWERED: u32 = 0;
 /// A wanted domain id that leaves the choice to the hub.
 pub(crate) const ANY_DOMAIN: u32 = u32::MAX;
 

@@ -310,6 +310,9 @@ impl Hub {
             }
         };
         let Some(connection) = self.connections.get(&token) else { return false };
+        if message.seq == protocol::UNANSWERED {
+            return true;
+        }
         let borrowed: Vec<_> = fds.iter().map(AsFd::as_fd).collect();
         let reply = Message { kind: message.kind | REPLY, seq: message.seq, args };
         if protocol::send(&connection.socket, reply, &borrowed).is_err() {
