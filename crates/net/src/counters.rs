@@ -77,6 +77,9 @@ pub struct PortCounters {
     pub tx_frames: Counter,
     /// Octets sent, Ethernet header included.
     pub tx_bytes: Counter,
+    /// Octets this port itself copied from or to lent memory, headers included; what the platform
+    /// copied for it is in the platform's counters.
+    pub copied_bytes: Counter,
     /// Times this port's events ended the data plane's sleep.
     pub wakeups: Counter,
     /// Of these, the ones after which there was nothing to do.
@@ -93,6 +96,7 @@ impl Default for PortCounters {
             rx_bytes: Counter::default(),
             tx_frames: Counter::default(),
             tx_bytes: Counter::default(),
+            copied_bytes: Counter::default(),
             wakeups: Counter::default(),
             spurious_wakeups: Counter::default(),
             throttles: Counter::default(),
@@ -148,6 +152,7 @@ impl PortCounters {
             ("rx_bytes", &self.rx_bytes),
             ("tx_frames", &self.tx_frames),
             ("tx_bytes", &self.tx_bytes),
+            ("copied_bytes", &self.copied_bytes),
             ("wakeups", &self.wakeups),
             ("spurious_wakeups", &self.spurious_wakeups),
             ("throttles", &self.throttles),

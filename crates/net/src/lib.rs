@@ -13,6 +13,9 @@ pub mod batch;
 pub mod counters;
 pub mod dataplane;
 pub mod edge;
+#[doc(hidden)]
+#[cfg(any(test, feature = "test-utils"))]
+pub mod hostile;
 pub mod netback;
 pub mod netfront;
 pub mod port;

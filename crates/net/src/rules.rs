@@ -3,6 +3,8 @@
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
 
+use ringfence_platform::GrantStatus;
+
 /// Names are constants of this program, so the table is bounded by it and not by the peer.
 #[derive(Debug, Default)]
 pub struct RuleCounters {
@@ -29,5 +31,48 @@ impl RuleCounters {
     /// All that were broken at all.
     pub fn all(&self) -> BTreeMap<&'static str, u64> {
         self.counts.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
+macro_rules! grant_rules {
+    ($($(#[$doc:meta])* $name:ident: $prefix:literal;)*) => {$(
+        $(#[$doc])*
+        pub(crate) fn $name(status: GrantStatus) -> &'static str {
+            match status {
+                GrantStatus::BadGref => concat!($prefix, "_gref_not_granted"),
+                GrantStatus::PermissionDenied => concat!($prefix, "_grant_denied"),
+                GrantStatus::BadPage => concat!($prefix, "_page_beyond_arena"),
+                GrantStatus::Again => concat!($prefix, "_grant_revoked"),
+                GrantStatus::NoSpace => concat!($prefix, "_too_many_mapped"),
+                _ => concat!($prefix, "_grant_error"),
+            }
+        }
+    )*};
+}
+
+grant_rules! {
+    /// The rule that a page to be read broke: to be counted for the guest that named it.
+    tx_grant_rule: "tx";
+    /// The rule that a page to be written broke.
+    rx_grant_rule: "rx";
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_way_in_which_a_grant_fails_has_a_name_of_its_own() {
+        use GrantStatus::{Again, BadGref, BadPage, GeneralError, NoSpace, PermissionDenied};
+        let statuses = [BadGref, PermissionDenied, BadPage, Again, NoSpace, GeneralError];
+        let names = statuses.into_iter().flat_map(|s| [tx_grant_rule(s), rx_grant_rule(s)]);
+        assert_eq!(names.collect::<std::collections::BTreeSet<_>>().len(), 12);
+    }
+
+    #[test]
+    fn counts_are_kept_apart() {
+        let rules = RuleCounters::default();
+        assert_eq!((rules.count("a"), rules.count("a"), rules.count("b")), (0, 1, 0));
+        assert_eq!((rules.get("a"), rules.get("b"), rules.get("c")), (2, 1, 0));
     }
 }

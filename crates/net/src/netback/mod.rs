@@ -19,7 +19,7 @@ mod tx;
 
 pub(crate) use rx::spread;
 
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
 use ringfence_grants::{Mode, Reach};
@@ -71,10 +71,16 @@ impl<C: Channel> QueueChannels<C> {
     }
 }
 
-pub(crate) fn channel_fault(error: ChannelError) -> Fault {
-    match error {
-        ChannelError::PeerGone => Fault::Gone,
+/// What becomes of a port whose event channel fails. A peer that leaves may close it before its
+/// state is seen to change; one that stays has no reason to.
+pub(crate) fn channel_fault(rules: &RuleCounters) -> impl FnOnce(ChannelError) -> Fault {
+    move |error| match error {
+        ChannelError::PeerGone => {
+            rules.count("channel_closed");
+            Fault::Gone
+        }
         ChannelError::System(errno) => {
+            rules.count("channel_failed");
             Fault::system("event channel", std::io::Error::from_raw_os_error(errno))
         }
     }
@@ -100,6 +106,7 @@ pub struct NetbackPort<G, C> {
     rx: rx::ToGuest<G>,
     channels: QueueChannels<C>,
     features: VifFeatures,
+    rules: Arc<RuleCounters>,
     counters: Arc<PortCounters>,
 }
 
@@ -127,6 +134,7 @@ impl<G: Grantee, C: Channel> NetbackPort<G, C> {
             ),
             channels: parts.channels,
             features,
+            rules: Arc::clone(rules),
             counters,
         }
     }
@@ -139,7 +147,7 @@ impl<G: Grantee, C: Channel> Port for NetbackPort<G, C> {
 
     fn complete(&mut self) -> Result<(), Fault> {
         if self.tx.answer() {
-            self.channels.tx.notify().map_err(channel_fault)?;
+            self.channels.tx.notify().map_err(channel_fault(&self.rules))?;
         }
         Ok(())
     }
@@ -150,23 +158,30 @@ impl<G: Grantee, C: Channel> Port for NetbackPort<G, C> {
 
     fn flush(&mut self) -> Result<(), Fault> {
         if self.rx.publish() {
-            self.channels.rx().notify().map_err(channel_fault)?;
+            self.channels.rx().notify().map_err(channel_fault(&self.rules))?;
         }
         Ok(())
     }
 
+    fn room(&mut self) -> Result<usize, Fault> {
+        self.rx.room(self.features.capabilities().frame_max())
+    }
+
     fn arm(&mut self) -> Result<bool, Fault> {
-        self.tx.arm()
+        Ok(self.tx.arm()? || self.rx.arm()?)
     }
 
     fn wait_fds(&self) -> Vec<BorrowedFd<'_>> {
-        // The rx channel only tells of posted buffers, for which nothing waits here: a frame that
-        // finds none is dropped.
-        vec![self.channels.tx.as_fd()]
+        let mut fds = vec![self.channels.tx.as_fd()];
+        fds.extend(self.channels.rx.iter().map(AsFd::as_fd));
+        fds
     }
 
     fn clear_events(&mut self) -> Result<(), Fault> {
-        self.channels.tx.clear().map_err(channel_fault)?;
+        self.channels.tx.clear().map_err(channel_fault(&self.rules))?;
+        if let Some(rx) = &self.channels.rx {
+            rx.clear().map_err(channel_fault(&self.rules))?;
+        }
         Ok(())
     }
 

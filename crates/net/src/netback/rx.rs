@@ -3,17 +3,17 @@
 use core::ops::Range;
 use std::sync::Arc;
 
-use ringfence_grants::{Reach, Source};
+use ringfence_grants::{Mode, Reach, Source};
 use ringfence_memory::PAGE_SIZE;
 use ringfence_offload::meta::Checksum;
 use ringfence_platform::{GrantStatus, Grantee, Gref};
-use ringfence_ring::{BackRing, RingPages};
+use ringfence_ring::{BackRing, ProducerOverflow, RingPages};
 use ringfence_wire::netif::{RxFlags, RxRequest, RxResponse, Status};
 
 use crate::batch::{Batch, FrameView, SegmentView};
 use crate::counters::{DropReason, PortCounters};
 use crate::port::{Fault, Transmitted};
-use crate::rules::RuleCounters;
+use crate::rules::{RuleCounters, rx_grant_rule};
 
 /// A frame and the posted buffers it takes.
 struct Planned {
@@ -32,6 +32,8 @@ pub(super) struct ToGuest<G> {
     ids: Vec<u16>,
     pages: Vec<Gref>,
     statuses: Vec<GrantStatus>,
+    /// Somebody was told that there is no room: tell when so many buffers are posted.
+    starved_of: u32,
     rules: Arc<RuleCounters>,
     counters: Arc<PortCounters>,
 }
@@ -50,16 +52,35 @@ impl<G: Grantee> ToGuest<G> {
             ids: Vec::new(),
             pages: Vec::new(),
             statuses: Vec::new(),
+            starved_of: 0,
             rules,
             counters,
         }
     }
 
+    fn fatal(&self, why: ProducerOverflow) -> Fault {
+        self.rules.count("rx_producer_overflow");
+        Fault::misbehaved(why)
+    }
+
+    /// Frames of at most `frame_max` octets that find posted buffers.
+    pub(super) fn room(&mut self, frame_max: usize) -> Result<usize, Fault> {
+        let slots = u32::try_from(frame_max.div_ceil(PAGE_SIZE).max(1)).unwrap_or(u32::MAX);
+        let posted = self.ring.unconsumed().map_err(|e| self.fatal(e))?;
+        self.starved_of = if posted < slots { slots } else { 0 };
+        Ok((posted / slots) as usize)
+    }
+
+    /// Asks for buffers if somebody waits for room; whether there are enough.
+    pub(super) fn arm(&mut self) -> Result<bool, Fault> {
+        if self.starved_of == 0 {
+            return Ok(false);
+        }
+        self.ring.final_check_for(self.starved_of).map_err(|e| self.fatal(e))
+    }
+
     pub(super) fn transmit(&mut self, batch: &Batch, frames: &[u32]) -> Result<Transmitted, Fault> {
-        let posted = self.ring.unconsumed().map_err(|e| {
-            self.rules.count("rx_producer_overflow");
-            Fault::misbehaved(e)
-        })?;
+        let posted = self.ring.unconsumed().map_err(|e| self.fatal(e))?;
         let dropped = self.plan(batch, frames, posted);
         if self.planned.is_empty() {
             return Ok(Transmitted { sent: 0, dropped });
@@ -125,12 +146,18 @@ impl<G: Grantee> ToGuest<G> {
         self.ring.consume(u32::try_from(self.ids.len()).unwrap_or(u32::MAX));
         for planned in &self.planned {
             let statuses = self.statuses.get(planned.slots.clone()).unwrap_or_default();
-            let failed = statuses.len() != planned.slots.len()
-                || statuses.iter().any(|s| *s != GrantStatus::Okay);
-            if failed {
+            let missing =
+                (statuses.len() != planned.slots.len()).then_some(&GrantStatus::GeneralError);
+            let failure = statuses.iter().find(|s| **s != GrantStatus::Okay).or(missing);
+            let failed = failure.is_some();
+            if let Some(status) = failure {
                 self.counters.dropped(DropReason::Unwritable);
-                if self.rules.count("rx_bad_grant") == 0 {
-                    tracing::warn!("a buffer posted by a guest cannot be written (logged once)");
+                let rule = rx_grant_rule(*status);
+                if self.rules.count(rule) == 0 {
+                    tracing::warn!(
+                        rule,
+                        "a buffer of a guest cannot be written (logged once a rule)"
+                    );
                 }
             } else {
                 sent += 1;
@@ -151,6 +178,9 @@ impl<G: Grantee> ToGuest<G> {
                 let written = self.ring.respond(&response.to_bytes());
                 debug_assert!(written, "each response is owed to a consumed request");
             }
+        }
+        if self.reach.mode() == Mode::Map {
+            self.counters.copied_bytes.add(bytes);
         }
         self.counters.sent(sent as u64, bytes);
         sent

@@ -15,7 +15,7 @@ use ringfence_wire::netif::{Checksum, Status, TxResponse};
 use crate::batch::{Batch, HEADER_MAX};
 use crate::counters::{DropReason, PortCounters};
 use crate::port::{Fault, Received};
-use crate::rules::RuleCounters;
+use crate::rules::{RuleCounters, tx_grant_rule};
 
 /// Scratch space of a packet is aligned so that packets share no cache line.
 const ALIGN: usize = 64;
@@ -150,8 +150,12 @@ impl<G: Grantee> FromGuest<G> {
             self.answer_all(Status::Error);
             return Some(at);
         }
+        // Neither is forbidden, and neither means anything.
         if self.chain.empty_fragments() > 0 {
             self.rules.count("tx_zero_length_fragment");
+        }
+        if self.chain.extras().skipped > 0 {
+            self.rules.count("tx_unknown_extra");
         }
         let first = self.wants.len();
         let mut place = at;
@@ -185,8 +189,8 @@ impl<G: Grantee> FromGuest<G> {
     ) -> Result<(), (&'static str, DropReason)> {
         let planned = &self.planned[i];
         let reached = &self.reached[planned.wants.clone()];
-        if reached.iter().any(Result::is_err) {
-            return Err(("tx_bad_grant", DropReason::Unreadable));
+        if let Some(status) = reached.iter().find_map(|r| r.as_ref().err()) {
+            return Err((tx_grant_rule(*status), DropReason::Unreadable));
         }
         let bad = |_| ("tx_bad_frame", DropReason::BadRequest);
         let at = base + planned.at;
@@ -196,6 +200,7 @@ impl<G: Grantee> FromGuest<G> {
         let mut builder = batch.frame(at, header_len).map_err(bad)?;
         let meta = metadata(planned, builder.header_mut()).ok_or(blank)?;
         if matches!(reached.first(), Some(Ok(Reached::Mapped(_)))) {
+            self.counters.copied_bytes.add(header_len as u64);
             let mut skip = header_len;
             for slice in reached.iter().filter_map(mapped) {
                 let hidden = skip.min(slice.len());

@@ -107,6 +107,7 @@ pub struct NetfrontPort<C> {
     rx: rx::FromBackend,
     channels: QueueChannels<C>,
     features: VifFeatures,
+    rules: Arc<RuleCounters>,
     counters: Arc<PortCounters>,
 }
 
@@ -145,7 +146,7 @@ impl<C: Channel> NetfrontPort<C> {
         );
         // Nobody listens yet; the backend looks at the ring when it connects.
         rx.post();
-        Ok(NetfrontPort { tx, rx, channels, features, counters })
+        Ok(NetfrontPort { tx, rx, channels, features, rules: Arc::clone(rules), counters })
     }
 
     fn rx_channel(&self) -> &C {
@@ -163,7 +164,7 @@ impl<C: Channel> Port for NetfrontPort<C> {
 
     fn complete(&mut self) -> Result<(), Fault> {
         if self.rx.post() {
-            self.rx_channel().notify().map_err(channel_fault)?;
+            self.rx_channel().notify().map_err(channel_fault(&self.rules))?;
         }
         Ok(())
     }
@@ -174,7 +175,7 @@ impl<C: Channel> Port for NetfrontPort<C> {
 
     fn flush(&mut self) -> Result<(), Fault> {
         if self.tx.publish() {
-            self.channels.tx.notify().map_err(channel_fault)?;
+            self.channels.tx.notify().map_err(channel_fault(&self.rules))?;
         }
         Ok(())
     }
@@ -196,9 +197,9 @@ impl<C: Channel> Port for NetfrontPort<C> {
     }
 
     fn clear_events(&mut self) -> Result<(), Fault> {
-        self.channels.tx.clear().map_err(channel_fault)?;
+        self.channels.tx.clear().map_err(channel_fault(&self.rules))?;
         if let Some(rx) = &self.channels.rx {
-            rx.clear().map_err(channel_fault)?;
+            rx.clear().map_err(channel_fault(&self.rules))?;
         }
         Ok(())
     }

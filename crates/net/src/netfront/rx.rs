@@ -143,6 +143,7 @@ impl FromBackend {
             let memory = page(fragment.slot);
             let header = &mut builder.header_mut()[done..done + head];
             memory.copy_to(offset, header).map_err(|_| "rx_crosses_page")?;
+            self.counters.copied_bytes.add(head as u64);
             done += head;
             if head < len {
                 builder.lent(memory.clone(), offset + head, len - head).map_err(full)?;

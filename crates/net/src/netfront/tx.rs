@@ -111,6 +111,7 @@ impl ToBackend {
                 done.dropped += 1;
             }
         }
+        self.counters.copied_bytes.add(bytes);
         self.counters.sent(done.sent as u64, bytes);
         Ok(done)
     }

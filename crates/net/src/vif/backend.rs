@@ -34,9 +34,17 @@ pub enum ConnectError {
     /// A key is missing or unusable.
     #[error(transparent)]
     Store(#[from] StoreError),
-    /// The platform refused.
+    /// The frontend's pages cannot be reached.
     #[error(transparent)]
-    Platform(#[from] PlatformError),
+    Arena(PlatformError),
+    /// An event channel cannot be bound.
+    #[error("event channel port {port} cannot be bound: {source}")]
+    Channel {
+        /// The port the frontend named.
+        port: u32,
+        /// Why not.
+        source: PlatformError,
+    },
     /// The frontend wants a mode that is dead.
     #[error("the frontend did not ask for rx-copy, the only receive mode there is")]
     NoRxCopy,
@@ -69,8 +77,9 @@ impl ConnectError {
         match self {
             ConnectError::Store(StoreError::Number { .. }) => "connect_not_a_number",
             ConnectError::Store(_) => "connect_missing_key",
-            ConnectError::Platform(PlatformError::BadArena { why, .. }) => why.kind(),
-            ConnectError::Platform(_) => "connect_platform_refused",
+            ConnectError::Arena(PlatformError::BadArena { why, .. }) => why.kind(),
+            ConnectError::Arena(_) => "connect_no_arena",
+            ConnectError::Channel { .. } => "connect_bad_port",
             ConnectError::NoRxCopy => "connect_no_rx_copy",
             ConnectError::Queues { .. } => "connect_too_many_queues",
             ConnectError::Ring { .. } => "connect_ring_grant",
@@ -128,10 +137,13 @@ impl VifBackend {
         [format!("{}/{}", self.front, xenbus::STATE), self.back.clone()]
     }
 
-    /// The data path ended because of the guest: close the device at the next look.
+    /// The data path ended because of the guest: close the device at the next look. A guest that
+    /// comes back to be condemned again is logged ever more rarely.
     pub fn condemn(&mut self, why: String) {
-        self.rules.count("device_condemned");
-        tracing::warn!(device = %self.back, %why, "device closed");
+        let times = self.rules.count("device_condemned") + 1;
+        if times.is_power_of_two() {
+            tracing::warn!(device = %self.back, %why, times, "device closed");
+        }
         self.condemned.get_or_insert(why);
     }
 
@@ -189,13 +201,15 @@ impl VifBackend {
         let Some(own) = store.read_opt(&format!("{}/{}", self.back, xenbus::STATE))? else {
             return Ok(None);
         };
-        let peer = store.read_opt(&format!("{}/{}", self.front, xenbus::STATE))?;
-        let peer = peer.map(|text| {
-            XenbusState::parse(&text).unwrap_or_else(|_| {
-                self.rules.count("state_not_a_number");
-                XenbusState::Missing
-            })
-        });
+        let peer = match store.read_opt(&format!("{}/{}", self.front, xenbus::STATE)) {
+            Ok(peer) => peer.map(|text| self.peer_state(&text)),
+            // The frontend's own permissions keep us from reading it.
+            Err(StoreError::Refused { .. }) => {
+                self.rules.count("state_unreadable");
+                Some(XenbusState::Missing)
+            }
+            Err(error) => return Err(error),
+        };
         Ok(Some(BackendView {
             own: XenbusState::parse(&own).unwrap_or(XenbusState::Missing),
             peer,
@@ -203,6 +217,13 @@ impl VifBackend {
             online: store.read_flag(&format!("{}/{}", self.back, xenbus::ONLINE)).unwrap_or(false),
             condemned: self.condemned.is_some(),
         }))
+    }
+
+    fn peer_state(&self, text: &[u8]) -> XenbusState {
+        XenbusState::parse(text).unwrap_or_else(|_| {
+            self.rules.count("state_not_a_number");
+            XenbusState::Missing
+        })
     }
 
     fn enter(&self, store: &mut StoreClient, state: XenbusState) -> Result<(), StoreError> {
@@ -277,10 +298,13 @@ impl VifBackend {
             mtu: self.options.mtu,
         };
         let peer = self.device.frontend;
-        let mut tx_pages = platform.grantee(peer)?;
-        let rx_pages = platform.grantee(peer)?;
+        let mut tx_pages = platform.grantee(peer).map_err(ConnectError::Arena)?;
+        let rx_pages = platform.grantee(peer).map_err(ConnectError::Arena)?;
         let [tx_ring, rx_ring] = map_rings(&mut tx_pages, [("tx", tx_ref), ("rx", rx_ref)])?;
-        let bind = |port| platform.bind_interdomain(peer, EventPort(port));
+        let bind = |port| {
+            let bound = platform.bind_interdomain(peer, EventPort(port));
+            bound.map_err(|source| ConnectError::Channel { port, source })
+        };
         let channels = match store.read_u32_opt(&key(keys::EVENT_CHANNEL_TX))? {
             Some(tx) => {
                 let rx = store.read_u32(&key(keys::EVENT_CHANNEL_RX))?;

@@ -4,7 +4,7 @@ use ringfence_platform::DomId;
 use ringfence_platform::store::{StoreAccess, StoreClient, StoreError};
 use ringfence_wire::netif::keys;
 use ringfence_wire::xenbus::{self, DeviceId, XenbusState};
-use ringfence_wire::xenstore::{NodeAccess, Permission, PermissionList};
+use ringfence_wire::xenstore::{ErrorName, NodeAccess, Permission, PermissionList};
 
 /// A vif as its owner wants it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -68,18 +68,25 @@ pub fn create(
     })
 }
 
-/// Removes both directories. What is gone already is no error.
+/// Removes both directories, and the one that held the backends of this frontend if it is empty now:
+/// it would outlive the domain. What is gone already is no error.
 ///
 /// # Errors
 ///
 /// The store's.
 pub fn remove(store: &mut StoreClient, device: &DeviceId) -> Result<(), StoreError> {
-    for path in [device.frontend_path(), device.backend_path()] {
-        match store.rm(&path) {
-            Err(error)
-                if error.refusal() == Some(ringfence_wire::xenstore::ErrorName::NotFound) => {}
-            other => other?,
+    let (front, back) = (device.frontend_path(), device.backend_path());
+    store.transaction(|t| {
+        for path in [&front, &back] {
+            match t.rm(path) {
+                Err(error) if error.refusal() == Some(ErrorName::NotFound) => {}
+                other => other?,
+            }
         }
-    }
-    Ok(())
+        let Some((above, _)) = back.rsplit_once('/') else { return Ok(()) };
+        if t.directory_opt(above)?.is_some_and(|left| left.is_empty()) {
+            t.rm(above)?;
+        }
+        Ok(())
+    })
 }

@@ -415,6 +415,23 @@ impl RawArena {
         self.views[1].slice(page as usize * PAGE_SIZE, PAGE_SIZE).map_err(io::Error::other)
     }
 
+    /// The table, for another thread.
+    pub fn table(&self) -> LentSlice {
+        self.views[2].clone()
+    }
+
+    /// The same arena once more, for another thread.
+    ///
+    /// # Errors
+    ///
+    /// The system's.
+    pub fn duplicate(&self) -> io::Result<RawArena> {
+        let [a, b, c, d] = self.handed_over.each_ref().map(OwnedFd::try_clone);
+        let own = self.own.iter().map(OwnedFd::try_clone).collect::<io::Result<_>>()?;
+        let handed_over = [a?, b?, c?, d?];
+        Ok(RawArena { shape: self.shape, handed_over, own, views: self.views.clone() })
+    }
+
     /// Writes a word of the table.
     pub fn set_entry(&self, gref: u32, entry: RawGrantEntry) {
         let stored = self.views[2].store_u64(gref as usize * 8, entry.0.to_le(), SeqCst);

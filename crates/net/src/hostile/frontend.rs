@@ -1,0 +1,215 @@
+//! A guest without manners.
+
+use std::collections::BTreeMap;
+
+use ringfence_platform::DomId;
+use ringfence_platform::local::ArenaShape;
+use ringfence_platform::local::raw::{RawArena, RawChannel, RawDomain};
+use ringfence_platform::store::{StoreAccess, StoreClient};
+use ringfence_ring::{NETIF_RX, NETIF_TX};
+use ringfence_wire::grant::Gref;
+use ringfence_wire::netif::{RxRequest, RxResponse, Status, TxFlags, TxRequest, TxResponse, keys};
+use ringfence_wire::xenbus::{DeviceId, XenbusState};
+
+use super::ring::RawRing;
+use super::stage::Stage;
+
+/// Sizes of its arena.
+pub const SHAPE: ArenaShape = ArenaShape { writable: 320, read_only: 64, references: 1024 };
+
+/// Reference of the tx ring.
+pub const TX_RING: u32 = 8;
+/// Reference of the rx ring.
+pub const RX_RING: u32 = 9;
+/// Reference of the first buffer for receiving; they follow each other, 256 of them.
+pub const RX_BUFFERS: u32 = 16;
+/// Reference of the first page for sending; they follow each other, as many as there are read-only
+/// pages.
+pub const TX_PAGES: u32 = 512;
+
+/// A frontend of which everything can be set by hand.
+pub struct HostileFrontend {
+    /// Its connection to the hub.
+    pub domain: RawDomain,
+    /// Its store.
+    pub store: StoreClient,
+    /// Its arena.
+    pub arena: RawArena,
+    /// Its device.
+    pub device: DeviceId,
+    /// Its seat on the stage.
+    pub seat: usize,
+    /// Its tx ring.
+    pub tx: RawRing,
+    /// Its rx ring.
+    pub rx: RawRing,
+    /// Its channels for tx and rx, once it has some.
+    pub channels: Vec<RawChannel>,
+    next_id: u16,
+}
+
+impl HostileFrontend {
+    /// A domain with a vif and an arena that it has not lent yet.
+    pub fn join(stage: &mut Stage) -> HostileFrontend {
+        let (_, socket) = stage.hub.admit(None, false).unwrap();
+        let mut domain = RawDomain::join(socket).unwrap();
+        let seat = stage.add_vif(domain.domid);
+        let arena = RawArena::new(SHAPE).unwrap();
+        let mut this = HostileFrontend {
+            store: domain.store().unwrap(),
+            device: *stage.seats[seat].backend.device(),
+            tx: RawRing::new(arena.writable(0).unwrap(), NETIF_TX),
+            rx: RawRing::new(arena.writable(1).unwrap(), NETIF_RX),
+            domain,
+            arena,
+            seat,
+            channels: Vec::new(),
+            next_id: 0,
+        };
+        this.grant_all();
+        this.reset();
+        this
+    }
+
+    /// A domain whose vif is connected.
+    pub fn connected(stage: &mut Stage) -> HostileFrontend {
+        let mut this = HostileFrontend::join(stage);
+        this.domain.lend(DomId(0), &this.arena).unwrap();
+        this.connect(stage, |_| {});
+        assert_eq!(stage.state(this.seat), XenbusState::Connected);
+        this
+    }
+
+    /// Fills the grant table as an honest frontend does.
+    pub fn grant_all(&self) {
+        self.arena.grant(TX_RING, DomId(0), 0, false);
+        self.arena.grant(RX_RING, DomId(0), 1, false);
+        for i in 0..256 {
+            self.arena.grant(RX_BUFFERS + i, DomId(0), 2 + i, false);
+        }
+        for i in 0..SHAPE.read_only {
+            self.arena.grant(TX_PAGES + i, DomId(0), i, true);
+        }
+    }
+
+    /// Makes the rings empty ones.
+    pub fn reset(&mut self) {
+        self.tx.reset();
+        self.rx.reset();
+    }
+
+    /// Writes one of its keys.
+    pub fn write(&mut self, key: &str, value: impl AsRef<[u8]>) {
+        let path = format!("{}/{key}", self.device.frontend_path());
+        self.store.write(&path, value).unwrap();
+    }
+
+    /// Sets its state.
+    pub fn enter(&mut self, state: XenbusState) {
+        self.write("state", state.to_string());
+    }
+
+    /// Goes through the handshake with fresh rings and channels; `change` may break the keys.
+    pub fn connect(
+        &mut self,
+        stage: &mut Stage,
+        change: impl FnOnce(&mut BTreeMap<&'static str, String>),
+    ) {
+        self.enter(XenbusState::Initialising);
+        stage.look(self.seat);
+        self.reset();
+        for channel in self.channels.drain(..) {
+            let _ = self.domain.call(7, &[channel.port], &[]);
+        }
+        self.channels = (0..2).map(|_| self.domain.alloc(DomId(0)).unwrap()).collect();
+        let mut wanted = BTreeMap::from([
+            (keys::TX_RING_REF, TX_RING.to_string()),
+            (keys::RX_RING_REF, RX_RING.to_string()),
+            (keys::EVENT_CHANNEL_TX, self.channels[0].port.to_string()),
+            (keys::EVENT_CHANNEL_RX, self.channels[1].port.to_string()),
+            (keys::REQUEST_RX_COPY, "1".to_owned()),
+            (keys::FEATURE_RX_NOTIFY, "1".to_owned()),
+            (keys::FEATURE_SG, "1".to_owned()),
+            (keys::FEATURE_NO_CSUM_OFFLOAD, "0".to_owned()),
+            (keys::FEATURE_IPV6_CSUM_OFFLOAD, "1".to_owned()),
+        ]);
+        let dir = self.device.frontend_path();
+        for key in wanted.keys().copied().chain([keys::MULTI_QUEUE_NUM_QUEUES, keys::EVENT_CHANNEL])
+        {
+            self.store.rm(&format!("{dir}/{key}")).unwrap();
+        }
+        change(&mut wanted);
+        for (key, value) in wanted {
+            self.write(key, value);
+        }
+        self.enter(XenbusState::Connected);
+        stage.look(self.seat);
+    }
+
+    /// The bytes of a page for sending.
+    pub fn write_page(&self, page: u32, offset: usize, bytes: &[u8]) {
+        self.arena.read_only(page).unwrap().copy_from(offset, bytes).unwrap();
+    }
+
+    /// The bytes of a buffer for receiving.
+    pub fn read_buffer(&self, buffer: u32, len: usize) -> Vec<u8> {
+        let mut bytes = vec![0; len];
+        self.arena.writable(2 + buffer).unwrap().copy_to(0, &mut bytes).unwrap();
+        bytes
+    }
+
+    /// Puts a frame into pages from `page` on, `pieces` of it (their lengths) one page each, and
+    /// describes it by well-formed requests. What the pieces leave goes into the last one.
+    pub fn packet(&mut self, page: u32, bytes: &[u8], pieces: &[usize]) -> Vec<TxRequest> {
+        let mut rest = bytes;
+        let mut slots = Vec::new();
+        for (n, want) in (0u32..).zip(pieces) {
+            let last = n as usize + 1 == pieces.len();
+            let (piece, after) = rest.split_at(if last { rest.len() } else { *want });
+            rest = after;
+            self.write_page(page + n, 0, piece);
+            let total = n == 0;
+            self.next_id = self.next_id.wrapping_add(1);
+            slots.push(TxRequest {
+                gref: Gref(TX_PAGES + page + n),
+                offset: 0,
+                flags: if last { TxFlags::NONE } else { TxFlags::MORE_DATA },
+                id: self.next_id,
+                size: u16::try_from(if total { bytes.len() } else { piece.len() }).unwrap(),
+            });
+        }
+        slots
+    }
+
+    /// Writes slots and publishes them.
+    pub fn post(&mut self, slots: &[TxRequest]) {
+        for slot in slots {
+            self.tx.put(&slot.to_bytes());
+        }
+        self.tx.set_req_prod(self.tx.produced);
+    }
+
+    /// The responses that came on tx.
+    pub fn responses(&mut self) -> Vec<TxResponse> {
+        self.tx.take_responses().into_iter().map(TxResponse::from_bytes).collect()
+    }
+
+    /// The statuses of the responses that came on tx.
+    pub fn statuses(&mut self) -> Vec<Status> {
+        self.responses().into_iter().map(|response| response.status).collect()
+    }
+
+    /// Posts buffers for receiving, by their references.
+    pub fn post_buffers(&mut self, references: impl IntoIterator<Item = u32>) {
+        for gref in references {
+            let id = u16::try_from(self.rx.produced & 255).unwrap();
+            self.rx.put(&RxRequest { id, gref: Gref(gref) }.to_bytes());
+        }
+        self.rx.set_req_prod(self.rx.produced);
+    }
+
+    /// The responses that came on rx.
+    pub fn rx_responses(&mut self) -> Vec<RxResponse> {
+        self.rx.take_responses().into_iter().map(RxResponse::from_bytes).collect()
+    }
+}
