@@ -5,7 +5,9 @@ use std::ffi::OsString;
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{Args, CommandFactory, Parser, Subcommand};
 
+use crate::bench::args::BenchArgs;
 use crate::guest::Address;
+use crate::hub::HubArgs;
 use crate::launch::report::Loudness;
 use crate::launch::{Link, Options};
 use crate::names::{parse_name, parse_switch_name};
@@ -36,6 +38,14 @@ pub struct Cli {
 pub enum Command {
     /// Run a command as a guest with a network of its own
     Run(RunArgs),
+    /// Show what it does: two guests, a TCP transfer in each mode, a short table
+    ///
+    /// Takes some ten seconds and needs no root.
+    Demo,
+    /// Run the hub alone, for domains that are started by other means
+    Hub(HubArgs),
+    /// Measure what the data path costs
+    Bench(BenchArgs),
     /// Print a script that completes commands and options in a shell
     #[command(after_help = "Example, for bash:\n  ringfence completions bash > \
                             ~/.local/share/bash-completion/completions/ringfence")]
@@ -142,6 +152,14 @@ pub enum Internal {
     Driver,
     /// A guest's frontend
     Frontend,
+    /// One side of a benchmark
+    BenchDomain,
+    /// One end of the demonstration's transfer
+    DemoPeer {
+        /// Which.
+        #[command(subcommand)]
+        role: crate::demo::peer::Role,
+    },
     /// A guest's init
     GuestInit {
         /// The command.
@@ -194,7 +212,10 @@ fn parse_interface(text: &str) -> Result<String, String> {
     if valid {
         Ok(text.to_owned())
     } else {
-        Err(format!("an interface's name has 1 to {} letters, digits, `-`, `_`, `.`", tap::NAME_MAX))
+        Err(format!(
+            "an interface's name has 1 to {} letters, digits, `-`, `_`, `.`",
+            tap::NAME_MAX
+        ))
     }
 }
 
@@ -252,8 +273,16 @@ mod tests {
     #[test]
     fn what_cannot_be_is_refused() {
         for line in [
-            "--switch ../x", "--name a_b", "--mtu 575", "--mtu 65522", "--address 10.0.0.2",
-            "--mode fast", "--link vhost", "--host-tap a/b", "--host-tap 1234567890123456", "-q -v",
+            "--switch ../x",
+            "--name a_b",
+            "--mtu 575",
+            "--mtu 65522",
+            "--address 10.0.0.2",
+            "--mode fast",
+            "--link vhost",
+            "--host-tap a/b",
+            "--host-tap 1234567890123456",
+            "-q -v",
         ] {
             assert!(options(line).is_err(), "{line}");
         }

@@ -2,6 +2,9 @@
 //! The `ringfence` command: everything that is not a crate of its own.
 //!
 //! * [`cli`]: the command line.
+//! * [`bench`]: `ringfence bench`.
+//! * [`demo`]: `ringfence demo`.
+//! * [`hub`]: `ringfence hub`.
 //! * [`launch`]: `ringfence run`, the process in the user's terminal.
 //! * [`switchboard`]: what launchers and driver domains say to each other.
 //! * [`driver`]: the driver domain of a switch.
@@ -10,10 +13,13 @@
 //! * [`names`]: how guests find each other.
 //! * [`sys`]: processes, namespaces, the sandbox.
 
+pub mod bench;
 pub mod cli;
+pub mod demo;
 pub mod driver;
 pub mod frontend;
 pub mod guest;
+pub mod hub;
 pub mod launch;
 pub mod names;
 pub mod switchboard;
@@ -28,6 +34,9 @@ use sys::{STATUS_FAILED, keeper};
 pub fn main_with(cli: Cli) -> u8 {
     match cli.command {
         Command::Run(args) => launch::run(&args.into_options()),
+        Command::Demo => demo::main(),
+        Command::Hub(args) => hub::main(&args),
+        Command::Bench(args) => bench::main(&args),
         Command::Completions { shell } => {
             let mut script = Vec::new();
             cli::write_completions(shell, &mut script);
@@ -37,6 +46,8 @@ pub fn main_with(cli: Cli) -> u8 {
             Internal::Keeper { kind, command } => keeper::main(kind, &command),
             Internal::Driver => driver::main(),
             Internal::Frontend => frontend::main(),
+            Internal::BenchDomain => bench::domain_main(),
+            Internal::DemoPeer { role } => demo::peer::main(&role),
             Internal::GuestInit { command } => guest::main(&command),
             Internal::Man => {
                 let mut page = Vec::new();

@@ -1,0 +1,193 @@
+//! The command line of `ringfence bench`.
+
+use std::fmt;
+use std::time::Duration;
+
+use clap::{Args, Subcommand, ValueEnum};
+use ringfence_grants::Mode;
+use serde::{Deserialize, Serialize};
+
+use super::packet::{SIZE_MAX, SIZE_MIN};
+
+/// Measure what the data path costs
+#[derive(Debug, Args)]
+pub struct BenchArgs {
+    /// What to measure.
+    #[command(subcommand)]
+    pub command: BenchCommand,
+}
+
+/// What to measure.
+#[derive(Debug, Subcommand)]
+pub enum BenchCommand {
+    /// Packets through netfront, rings and netback, from one process to another
+    Net(NetArgs),
+}
+
+const NET_NOTES: &str = "\
+Each row is a run of its own: a generator and a sink, two processes, each on its own core where there
+are two. Every packet carries a sequence number and a checksum that the sink verifies; one that is
+lost, repeated, out of order or damaged fails the benchmark (exit status 1).
+
+`bare ns` is what the kernel alone takes to copy one packet of that size (pread for tx, pwrite for
+rx), measured in the same run; `bare share` is the part of the run's time that such copies would
+take: near 1, mode `copy` is bound by the kernel's copies and not by Ringfence.
+
+docs/performance.md explains every column.";
+
+/// Packets through netfront, rings and netback, from one process to another
+#[derive(Debug, Args)]
+#[command(after_help = NET_NOTES)]
+pub struct NetArgs {
+    /// Octets of a packet, Ethernet header included
+    #[arg(long = "size", value_name = "OCTETS", value_delimiter = ',', default_value = "64,1500,65000",
+          value_parser = clap::value_parser!(u32).range(SIZE_MIN..=SIZE_MAX))]
+    pub sizes: Vec<u32>,
+
+    /// Queues of the interface; this version has one
+    #[arg(long, value_name = "N", default_value = "1", value_parser = parse_queues)]
+    pub queues: u32,
+
+    /// Ways to reach the frontend's pages
+    #[arg(long, value_name = "MODE", value_delimiter = ',', default_value = "copy,map",
+          value_parser = parse_mode)]
+    pub modes: Vec<Mode>,
+
+    /// tx: from the frontend to the backend; rx: the other way
+    #[arg(
+        long = "direction",
+        value_name = "DIRECTION",
+        value_delimiter = ',',
+        default_value = "tx,rx"
+    )]
+    pub directions: Vec<Direction>,
+
+    /// How long to measure each row
+    #[arg(long, value_name = "SECONDS", default_value = "2", value_parser = parse_seconds)]
+    pub seconds: Duration,
+
+    /// Measure this many packets a row, however long they take
+    #[arg(long, value_name = "N", conflicts_with = "seconds",
+          value_parser = clap::value_parser!(u64).range(1..))]
+    pub packets: Option<u64>,
+
+    /// One JSON object a line
+    #[arg(long)]
+    pub json: bool,
+
+    /// Name the processes of each row on standard error
+    #[arg(short, long)]
+    pub verbose: bool,
+
+    /// Count system calls with `perf stat` as well, and compare (needs perf, and the right to use
+    /// its tracepoints)
+    #[arg(long)]
+    pub perf_check: bool,
+
+    /// Spoil one packet of the measured phase, to see that the benchmark notices
+    #[arg(long, value_enum, hide = true)]
+    pub spoil: Option<Spoil>,
+}
+
+/// Which way packets go.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Direction {
+    /// From the frontend to the backend.
+    Tx,
+    /// From the backend to the frontend.
+    Rx,
+}
+
+impl fmt::Display for Direction {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Direction::Tx => "tx",
+            Direction::Rx => "rx",
+        })
+    }
+}
+
+/// How a packet is spoilt.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum, Serialize, Deserialize)]
+pub enum Spoil {
+    /// A bit of it is flipped.
+    Damage,
+    /// It is left out.
+    Lose,
+    /// The one before it is sent in its place.
+    Repeat,
+}
+
+fn parse_mode(word: &str) -> Result<Mode, String> {
+    word.parse::<Mode>().map_err(|unknown| unknown.to_string())
+}
+
+fn parse_queues(word: &str) -> Result<u32, String> {
+    match word.parse::<u32>() {
+        Ok(1) => Ok(1),
+        Ok(_) => Err("vifs have one queue in this version; use 1".to_owned()),
+        Err(error) => Err(error.to_string()),
+    }
+}
+
+/// The longest a row may take: a day.
+const SECONDS_MAX: f64 = 86_400.0;
+
+fn parse_seconds(word: &str) -> Result<Duration, String> {
+    match word.parse::<f64>() {
+        Ok(seconds) if seconds > 0.0 && seconds <= SECONDS_MAX => {
+            Ok(Duration::from_secs_f64(seconds))
+        }
+        _ => Err(format!("a number of seconds above 0, at most {SECONDS_MAX}")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Parser, Debug)]
+    struct Line {
+        #[command(flatten)]
+        bench: BenchArgs,
+    }
+
+    fn net(line: &str) -> Result<NetArgs, clap::Error> {
+        let words = ["ringfence", "net"].into_iter().chain(line.split_whitespace());
+        let BenchCommand::Net(args) = Line::try_parse_from(words)?.bench.command;
+        Ok(args)
+    }
+
+    #[test]
+    fn defaults_measure_both_modes_both_ways() {
+        let args = net("").unwrap();
+        assert_eq!(args.sizes, [64, 1500, 65_000]);
+        assert_eq!(args.modes, Mode::ALL);
+        assert_eq!(args.directions, [Direction::Tx, Direction::Rx]);
+        assert_eq!(args.seconds, Duration::from_secs(2));
+    }
+
+    #[test]
+    fn several_queues_are_refused_with_a_reason() {
+        let error = net("--queues 4").unwrap_err().to_string();
+        assert!(error.contains("one queue in this version"), "{error}");
+    }
+
+    #[test]
+    fn what_cannot_be_measured_is_refused() {
+        for line in [
+            "--size 59",
+            "--size 65536",
+            "--modes fast",
+            "--direction up",
+            "--seconds 0",
+            "--seconds nan",
+            "--packets 0",
+            "--packets 5 --seconds 1",
+        ] {
+            assert!(net(line).is_err(), "{line}");
+        }
+    }
+}

@@ -1,0 +1,57 @@
+//! `ringfence bench`: what the data path costs, measured where it runs.
+//!
+//! # Theory of operation
+//!
+//! ```text
+//!  ringfence bench net (parent: hub, orders, table)
+//!    ├── internal bench-domain   backend:  netback ── sink (tx) or generator (rx)
+//!    └── internal bench-domain   frontend: netfront ── generator (tx) or sink (rx)
+//! ```
+//!
+//! For each row of the table the parent starts two processes afresh, each on a core of its own
+//! where there are two. They connect as any frontend and backend do: store, handshake, rings, grants,
+//! event channels. Then the generator sends packets as fast as the rings take them, and never more
+//! than they take; the sink checks each one ([`packet`]).
+//!
+//! A row is two *phases*: warm-up, then the measured one. In each, the generator's last packet is
+//! marked; the sink's phase ends with it, the generator's when every packet has been answered. So
+//! at the end of a phase nothing is under way, and totals can be compared. Counters are read by the
+//! domains themselves at both ends of their phase ([`usage`]).
+//!
+//! After the second phase the backend measures the bare kernel copy that mode `copy` is made of
+//! ([`bare`]), on the same core.
+
+pub mod args;
+mod bare;
+mod domain;
+mod net;
+mod orders;
+mod packet;
+mod perf;
+mod report;
+mod usage;
+mod work;
+
+use args::{BenchArgs, BenchCommand};
+
+/// Exit status of a benchmark that failed: a packet was lost or damaged, or it could not run.
+const STATUS_BENCH_FAILED: u8 = 1;
+
+/// `ringfence bench`; returns the exit status.
+pub fn main(args: &BenchArgs) -> u8 {
+    let outcome = match &args.command {
+        BenchCommand::Net(args) => net::run(args),
+    };
+    match outcome {
+        Ok(()) => 0,
+        Err(error) => {
+            eprintln!("ringfence: bench: {error:#}");
+            STATUS_BENCH_FAILED
+        }
+    }
+}
+
+/// `ringfence internal bench-domain`: one side of a benchmark; returns the exit status.
+pub fn domain_main() -> u8 {
+    domain::main()
+}

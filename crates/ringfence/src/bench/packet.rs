@@ -1,0 +1,361 @@
+//! The packets of a benchmark: numbered, summed, and checked at the sink.
+//!
+//! ```text
+//!  0               6               12      14      16
+//!  +-- destination + source -------+ 88B5 -+- 0 ---+
+//!  16              24      28      32              40
+//!  +-- sequence ---+ octets+ flags +-- check ------+ pattern ...
+//! ```
+//!
+//! Integers are little-endian. The pattern is the same in every packet of a row, except that the
+//! sequence number stands in it again every 512 octets: so pieces of two packets never fit together.
+//!
+//! The sum ([`Sum`]) is linear in the packet's words. That lets the generator compute it with one
+//! multiplication for a packet of any length, while the sink sums every octet that arrived.
+
+use ringfence_net::batch::{FrameView, SegmentView};
+
+/// Octets of the shortest packet: the shortest Ethernet frame, without its check sequence.
+pub(super) const SIZE_MIN: i64 = 60;
+/// Octets of the longest: what a netif request can tell.
+pub(super) const SIZE_MAX: i64 = 65_535;
+
+/// Local experimental EtherType (IEEE 802).
+const ETHERTYPE: [u8; 2] = [0x88, 0xB5];
+const SEQUENCE: usize = 16;
+const OCTETS: usize = 24;
+const FLAGS: usize = 28;
+const CHECK: usize = 32;
+const PATTERN: usize = 40;
+/// A sequence number stands at every multiple of this.
+const STAMP_EVERY: usize = 512;
+/// The flag of the last packet of a phase.
+const LAST: u32 = 1;
+
+/// What a whole packet sums to.
+const WHOLE: u64 = 0x52_69_6E_67_66_65_6E_63;
+
+const LANES: usize = 8;
+const BLOCK: usize = 8 * LANES;
+
+/// A checksum of 64-bit words in eight lanes, each with a running sum of its sums (as Fletcher's),
+/// so that the place of a word matters. Modulo 2^64, hence linear; any one changed word shows.
+#[derive(Clone)]
+struct Sum {
+    plain: [u64; LANES],
+    running: [u64; LANES],
+    part: [u8; BLOCK],
+    filled: usize,
+}
+
+/// A coefficient for each lane: odd for plain sums, even for running ones, so that the factor of
+/// every word is odd and no bit of it is lost.
+const fn factor(lane: u64, odd: u64) -> u64 {
+    (0x9E37_79B9_7F4A_7C15u64.wrapping_mul(2 * lane + 3 + 64 * odd) & !1) | odd
+}
+
+impl Sum {
+    fn new() -> Sum {
+        Sum { plain: [0; LANES], running: [0; LANES], part: [0; BLOCK], filled: 0 }
+    }
+
+    #[inline]
+    fn block(&mut self, block: &[u8; BLOCK]) {
+        let (words, _) = block.as_chunks::<8>();
+        for (lane, word) in words.iter().enumerate() {
+            self.plain[lane] = self.plain[lane].wrapping_add(u64::from_le_bytes(*word));
+            self.running[lane] = self.running[lane].wrapping_add(self.plain[lane]);
+        }
+    }
+
+    fn add(&mut self, mut bytes: &[u8]) {
+        if self.filled > 0 {
+            let n = bytes.len().min(BLOCK - self.filled);
+            let (now, rest) = bytes.split_at(n);
+            self.part[self.filled..self.filled + n].copy_from_slice(now);
+            self.filled += n;
+            bytes = rest;
+            if self.filled < BLOCK {
+                return;
+            }
+            let part = self.part;
+            self.block(&part);
+            self.filled = 0;
+        }
+        let (blocks, rest) = bytes.as_chunks::<BLOCK>();
+        for block in blocks {
+            self.block(block);
+        }
+        self.part[..rest.len()].copy_from_slice(rest);
+        self.filled = rest.len();
+    }
+
+    fn finish(mut self) -> u64 {
+        if self.filled > 0 {
+            self.part[self.filled..].fill(0);
+            let part = self.part;
+            self.block(&part);
+        }
+        let mut sum = 0u64;
+        for (lane, at) in (0u64..).zip(0..LANES) {
+            sum = sum
+                .wrapping_add(self.plain[at].wrapping_mul(factor(lane, 1)))
+                .wrapping_add(self.running[at].wrapping_mul(factor(lane, 0)));
+        }
+        sum
+    }
+
+    fn of(bytes: &[u8]) -> u64 {
+        let mut sum = Sum::new();
+        sum.add(bytes);
+        sum.finish()
+    }
+}
+
+/// The inverse of an odd number modulo 2^64 (Newton: the number of right bits doubles each time).
+fn inverse(odd: u64) -> u64 {
+    let mut x = odd;
+    for _ in 0..6 {
+        x = x.wrapping_mul(2u64.wrapping_sub(odd.wrapping_mul(x)));
+    }
+    x
+}
+
+/// Packets of one size.
+pub(super) struct Template {
+    bytes: Vec<u8>,
+    /// What the packet with sequence 0, no flags and check 0 lacks to a whole one.
+    lacking: u64,
+    per_sequence: u64,
+    last: u64,
+    per_check_inverse: u64,
+}
+
+impl Template {
+    /// Packets of `size` octets, which is between [`SIZE_MIN`] and [`SIZE_MAX`].
+    pub(super) fn new(size: u32) -> Template {
+        let len = size as usize;
+        let mut bytes = vec![0; len];
+        // Locally administered addresses of the two sides.
+        bytes[..6].copy_from_slice(&[2, 0, 0, 0, 0, 2]);
+        bytes[6..12].copy_from_slice(&[2, 0, 0, 0, 0, 1]);
+        bytes[12..14].copy_from_slice(&ETHERTYPE);
+        bytes[OCTETS..FLAGS].copy_from_slice(&size.to_le_bytes());
+        let mut state = 0x2545_F491_4F6C_DD1Du64;
+        for byte in &mut bytes[PATTERN..] {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            *byte = state.to_le_bytes()[3];
+        }
+        stamp(&mut bytes, 0);
+        // By linearity: what one in each of the varying fields adds.
+        let unit = |write: &dyn Fn(&mut [u8])| {
+            let mut one = vec![0; len];
+            write(&mut one);
+            Sum::of(&one)
+        };
+        Template {
+            lacking: WHOLE.wrapping_sub(Sum::of(&bytes)),
+            per_sequence: unit(&|one| stamp(one, 1)),
+            last: unit(&|one| one[FLAGS..CHECK].copy_from_slice(&LAST.to_le_bytes())),
+            per_check_inverse: inverse(unit(&|one| one[CHECK] = 1)),
+            bytes,
+        }
+    }
+
+    /// A packet without number: what [`Template::number`] completes.
+    pub(super) fn bytes(&self) -> &[u8] {
+        &self.bytes
+    }
+
+    /// Makes of a packet that was one of these another one.
+    #[inline]
+    pub(super) fn number(&self, packet: &mut [u8], sequence: u64, last: bool) {
+        stamp(packet, sequence);
+        let mut missing = self.lacking.wrapping_sub(self.per_sequence.wrapping_mul(sequence));
+        let flags = if last {
+            missing = missing.wrapping_sub(self.last);
+            LAST
+        } else {
+            0
+        };
+        let check = missing.wrapping_mul(self.per_check_inverse);
+        packet[FLAGS..CHECK].copy_from_slice(&flags.to_le_bytes());
+        packet[CHECK..PATTERN].copy_from_slice(&check.to_le_bytes());
+    }
+}
+
+#[inline]
+fn stamp(packet: &mut [u8], sequence: u64) {
+    let sequence = sequence.to_le_bytes();
+    packet[SEQUENCE..OCTETS].copy_from_slice(&sequence);
+    let mut at = STAMP_EVERY;
+    while let Some(place) = packet.get_mut(at..at + 8) {
+        place.copy_from_slice(&sequence);
+        at += STAMP_EVERY;
+    }
+}
+
+/// What is wrong with a packet.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub(super) enum Bad {
+    #[error("packet {expected} arrived damaged: its checksum is wrong")]
+    Damaged { expected: u64 },
+    #[error("packet {expected} arrived with {found} octets in place of {size}")]
+    Length { expected: u64, found: usize, size: usize },
+    #[error("packets {from} to {to} were lost: packet {next} came next", next = to + 1)]
+    Lost { from: u64, to: u64 },
+    #[error("packet {found} was repeated or out of order: packet {expected} was due")]
+    Repeated { found: u64, expected: u64 },
+}
+
+/// Checks that packets arrive whole and one after the other.
+pub(super) struct Checker {
+    size: usize,
+    expected: u64,
+    fetched: u64,
+}
+
+impl Checker {
+    pub(super) fn new(size: u32) -> Checker {
+        Checker { size: size as usize, expected: 0, fetched: 0 }
+    }
+
+    /// Packets so far.
+    pub(super) fn packets(&self) -> u64 {
+        self.expected
+    }
+
+    /// Octets that had to be fetched from lent memory to be summed.
+    pub(super) fn fetched(&self) -> u64 {
+        self.fetched
+    }
+
+    /// Checks the next packet; whether it is the last of its phase.
+    #[inline]
+    pub(super) fn take(&mut self, frame: FrameView<'_>) -> Result<bool, Bad> {
+        let mut sum = Sum::new();
+        if let Some(bytes) = frame.contiguous() {
+            sum.add(bytes);
+        } else {
+            for piece in frame.pieces() {
+                if let SegmentView::Lent(_, _, len) = piece {
+                    self.fetched += len as u64;
+                }
+                piece.for_each_piece(|bytes| sum.add(bytes));
+            }
+        }
+        self.judge(sum.finish(), frame.header(), frame.len())
+    }
+
+    fn judge(&mut self, sum: u64, header: &[u8], len: usize) -> Result<bool, Bad> {
+        let expected = self.expected;
+        if len != self.size {
+            return Err(Bad::Length { expected, found: len, size: self.size });
+        }
+        let fields =
+            header.get(SEQUENCE..CHECK).and_then(|f| <&[u8; CHECK - SEQUENCE]>::try_from(f).ok());
+        let Some(fields) = fields.filter(|_| sum == WHOLE) else {
+            return Err(Bad::Damaged { expected });
+        };
+        let ([sequence, rest], _) = fields.as_chunks::<8>() else {
+            return Err(Bad::Damaged { expected });
+        };
+        let sequence = u64::from_le_bytes(*sequence);
+        if sequence > expected {
+            return Err(Bad::Lost { from: expected, to: sequence - 1 });
+        }
+        if sequence < expected {
+            return Err(Bad::Repeated { found: sequence, expected });
+        }
+        self.expected += 1;
+        // The flags are the upper half of this word.
+        Ok(u64::from_le_bytes(*rest) >> 32 == u64::from(LAST))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ringfence_net::batch::Batch;
+    use ringfence_offload::OffloadMeta;
+
+    fn check(checker: &mut Checker, packet: &[u8]) -> Result<bool, Bad> {
+        let mut batch = Batch::default();
+        let at = batch.reserve(packet.len()).unwrap();
+        batch.scratch_mut(at..at + packet.len()).unwrap().copy_from_slice(packet);
+        batch.push_contiguous(at, packet.len(), OffloadMeta::PLAIN).unwrap();
+        checker.take(batch.get(0).unwrap())
+    }
+
+    fn packet(template: &Template, sequence: u64, last: bool) -> Vec<u8> {
+        let mut packet = template.bytes().to_vec();
+        template.number(&mut packet, sequence, last);
+        packet
+    }
+
+    const SIZES: [u32; 9] = [60, 64, 65, 127, 512, 520, 1500, 4097, 65_535];
+
+    #[test]
+    fn numbered_packets_are_accepted_in_order() {
+        for size in SIZES {
+            let template = Template::new(size);
+            let mut checker = Checker::new(size);
+            let mut reused = template.bytes().to_vec();
+            for sequence in 0..20 {
+                template.number(&mut reused, sequence, sequence == 19);
+                assert_eq!(check(&mut checker, &reused), Ok(sequence == 19), "{size}: {sequence}");
+            }
+        }
+    }
+
+    #[test]
+    fn every_flipped_bit_shows() {
+        for size in [60, 64, 700] {
+            let template = Template::new(size);
+            for bit in 0..8 * size as usize {
+                let mut packet = packet(&template, 0, false);
+                packet[bit / 8] ^= 1 << (bit % 8);
+                let seen = check(&mut Checker::new(size), &packet);
+                assert_eq!(seen, Err(Bad::Damaged { expected: 0 }), "{size}: bit {bit}");
+            }
+        }
+    }
+
+    #[test]
+    fn exchanged_pages_and_pages_of_an_older_packet_show() {
+        let template = Template::new(65_000);
+        let damaged = Err(Bad::Damaged { expected: 0 });
+        let mut exchanged = packet(&template, 0, false);
+        let (a, b) = exchanged[4096..3 * 4096].split_at_mut(4096);
+        a.swap_with_slice(b);
+        assert_eq!(check(&mut Checker::new(65_000), &exchanged), damaged);
+        let mut stale = packet(&template, 0, false);
+        stale[8192..12288].copy_from_slice(&packet(&template, 7, false)[8192..12288]);
+        assert_eq!(check(&mut Checker::new(65_000), &stale), damaged);
+    }
+
+    #[test]
+    fn lost_repeated_and_cut_packets_are_told_apart() {
+        let template = Template::new(64);
+        let mut checker = Checker::new(64);
+        assert_eq!(check(&mut checker, &packet(&template, 0, false)), Ok(false));
+        let lost = check(&mut checker, &packet(&template, 3, false));
+        assert_eq!(lost, Err(Bad::Lost { from: 1, to: 2 }));
+        let again = check(&mut checker, &packet(&template, 0, false));
+        assert_eq!(again, Err(Bad::Repeated { found: 0, expected: 1 }));
+        let cut = check(&mut checker, &packet(&template, 1, false)[..60]);
+        assert_eq!(cut, Err(Bad::Length { expected: 1, found: 60, size: 64 }));
+    }
+
+    #[test]
+    fn a_sum_does_not_depend_on_how_it_was_cut() {
+        let bytes = packet(&Template::new(1500), 5, false);
+        for cut in [1, 13, 63, 64, 65, 100, 256, 1499] {
+            let mut sum = Sum::new();
+            bytes.chunks(cut).for_each(|piece| sum.add(piece));
+            assert_eq!(sum.finish(), WHOLE, "pieces of {cut}");
+        }
+    }
+}

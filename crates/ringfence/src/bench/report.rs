@@ -1,0 +1,190 @@
+//! Rows: for people and for programs.
+
+use ringfence_grants::Mode;
+use serde::Serialize;
+
+use super::args::Direction;
+use super::usage::Usage;
+
+/// What came of one row.
+pub(super) struct Measured {
+    pub(super) mode: Mode,
+    pub(super) direction: Direction,
+    pub(super) size: u32,
+    pub(super) queues: u32,
+    pub(super) packets: u64,
+    /// From before the first packet was sent until the last one was verified.
+    pub(super) nanos: u64,
+    /// Both domains together.
+    pub(super) usage: Usage,
+    pub(super) bare_copy_ns: f64,
+    pub(super) perf_syscalls: Option<u64>,
+}
+
+/// A row as it is printed. Field names are part of the command's interface.
+#[derive(Clone, Debug, Serialize)]
+pub(super) struct Row {
+    mode: &'static str,
+    direction: Direction,
+    size: u32,
+    queues: u32,
+    packets: u64,
+    seconds: f64,
+    pps: f64,
+    gbps: f64,
+    grant_ops_per_packet: f64,
+    syscalls_per_packet: f64,
+    faults_per_packet: f64,
+    copies_per_packet: f64,
+    cpu_ns_per_packet: f64,
+    kernel_thread_cpu_ns_per_packet: f64,
+    wakeups_per_packet: f64,
+    // Beyond what every version prints.
+    verified: bool,
+    grant_copies: u64,
+    grant_maps: u64,
+    grant_unmaps: u64,
+    notifications_per_packet: f64,
+    verify_copies_per_packet: f64,
+    bare_copy_ns: f64,
+    bare_copy_share: f64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    perf_syscalls_per_packet: Option<f64>,
+}
+
+impl Row {
+    pub(super) fn new(measured: &Measured) -> Row {
+        let Measured { usage, .. } = measured;
+        let packets = measured.packets.max(1) as f64;
+        let per_packet = |count: u64| count as f64 / packets;
+        let seconds = measured.nanos.max(1) as f64 / 1e9;
+        let octets = packets * f64::from(measured.size);
+        Row {
+            mode: measured.mode.name(),
+            direction: measured.direction,
+            size: measured.size,
+            queues: measured.queues,
+            packets: measured.packets,
+            seconds,
+            pps: packets / seconds,
+            gbps: octets * 8.0 / seconds / 1e9,
+            grant_ops_per_packet: per_packet(usage.maps + usage.unmaps + usage.copies),
+            syscalls_per_packet: per_packet(usage.syscalls),
+            faults_per_packet: per_packet(usage.faults),
+            copies_per_packet: usage.copied_octets as f64 / octets,
+            cpu_ns_per_packet: per_packet(usage.cpu_ns),
+            kernel_thread_cpu_ns_per_packet: per_packet(usage.kernel_thread_cpu_ns),
+            wakeups_per_packet: per_packet(usage.wakeups),
+            // A row of which a packet was not verified is never made.
+            verified: true,
+            grant_copies: usage.copies,
+            grant_maps: usage.maps,
+            grant_unmaps: usage.unmaps,
+            notifications_per_packet: per_packet(usage.notifications),
+            verify_copies_per_packet: usage.fetched_octets as f64 / octets,
+            bare_copy_ns: measured.bare_copy_ns,
+            bare_copy_share: measured.bare_copy_ns * packets / measured.nanos.max(1) as f64,
+            perf_syscalls_per_packet: measured.perf_syscalls.map(per_packet),
+        }
+    }
+
+    /// The row of the table.
+    pub(super) fn line(&self) -> String {
+        let mut line = format!(
+            "{:<5} {:<3} {:>6} {:>9.1} {:>7.2} {:>9.3} {:>8.4} {:>7.3} {:>7.4} {:>8.0} {:>10.0} {:>8.5} {:>8.0} {:>6.2}",
+            self.mode,
+            self.direction.to_string(),
+            self.size,
+            self.pps / 1e3,
+            self.gbps,
+            self.grant_ops_per_packet,
+            self.syscalls_per_packet,
+            self.copies_per_packet,
+            self.faults_per_packet,
+            self.cpu_ns_per_packet,
+            self.kernel_thread_cpu_ns_per_packet,
+            self.wakeups_per_packet,
+            self.bare_copy_ns,
+            self.bare_copy_share,
+        );
+        if let Some(perf) = self.perf_syscalls_per_packet {
+            let off = 100.0 * (self.syscalls_per_packet - perf) / perf.max(f64::MIN_POSITIVE);
+            line.push_str(&format!("   perf counts {perf:.4} system calls ({off:+.2} %)"));
+        }
+        line
+    }
+}
+
+/// The table's heading.
+pub(super) fn heading() -> String {
+    format!(
+        "{:<5} {:<3} {:>6} {:>9} {:>7} {:>9} {:>8} {:>7} {:>7} {:>8} {:>10} {:>8} {:>8} {:>6}",
+        "mode",
+        "dir",
+        "size",
+        "kpps",
+        "Gbit/s",
+        "grant ops",
+        "syscalls",
+        "copies",
+        "faults",
+        "cpu ns",
+        "kthread ns",
+        "wakeups",
+        "bare ns",
+        "share"
+    )
+}
+
+/// What stands below it.
+pub(super) fn legend() -> &'static str {
+    "\
+Every packet was verified: none lost, repeated, out of order or damaged.
+From `grant ops` to `wakeups`: for each packet, both domains together. `copies`: how often each octet
+was copied. `bare ns`: one bare kernel copy of that size (pread for tx, pwrite for rx); `share`: the
+part of the time that one such copy for each packet takes. `kthread ns` is part of `cpu ns`; it is 0
+because no thread of the kernel works for the data path. All columns: docs/performance.md"
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn measured() -> Measured {
+        Measured {
+            mode: Mode::Copy,
+            direction: Direction::Tx,
+            size: 1000,
+            queues: 1,
+            packets: 2000,
+            nanos: 1_000_000,
+            usage: Usage {
+                copies: 2000,
+                copied_octets: 4_000_000,
+                syscalls: 1000,
+                cpu_ns: 2_000_000,
+                ..Usage::default()
+            },
+            bare_copy_ns: 300.0,
+            perf_syscalls: None,
+        }
+    }
+
+    #[test]
+    fn figures_are_per_packet_and_second() {
+        let row = Row::new(&measured());
+        assert_eq!((row.pps, row.gbps), (2e6, 16.0));
+        assert_eq!((row.grant_ops_per_packet, row.syscalls_per_packet), (1.0, 0.5));
+        assert_eq!((row.copies_per_packet, row.cpu_ns_per_packet), (2.0, 1000.0));
+        assert!((row.bare_copy_share - 0.6).abs() < 1e-9, "{}", row.bare_copy_share);
+    }
+
+    #[test]
+    fn a_line_has_a_cell_under_each_heading() {
+        let line = Row::new(&measured()).line();
+        assert_eq!(line.len(), heading().len(), "{line}");
+        let cells = line.split_whitespace().count();
+        // One heading is two words, five more have a unit.
+        assert_eq!(cells, 14);
+    }
+}

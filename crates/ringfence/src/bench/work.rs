@@ -1,0 +1,253 @@
+//! The two ends: what sends packets, what checks them, and what either does when it must wait.
+
+use std::os::fd::BorrowedFd;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail, ensure};
+use ringfence_net::batch::Batch;
+use ringfence_net::port::Port;
+use ringfence_offload::OffloadMeta;
+use ringfence_platform::Counters;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+
+use super::args::Spoil;
+use super::orders::Amount;
+use super::packet::{Checker, Template};
+
+/// Packets of a round.
+const ROUND: usize = 64;
+/// Octets of a round's packets: about what stays in a core's cache.
+const ROUND_OCTETS: usize = 512 << 10;
+/// Looks at the rings, each after a pause instruction, before the core is offered to others: about
+/// as long as a full ring of small packets takes to empty.
+const SPINS: u32 = 4000;
+/// Times the core is offered to others before sleep.
+const YIELDS: u32 = 200;
+/// How long a packet may take before it counts as lost: far beyond anything scheduling does.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// Sleeps are not longer than this, so that patience is looked at.
+const NAP: Timespec = Timespec { tv_sec: 0, tv_nsec: 500_000_000 };
+/// The packet of a phase that is spoilt when that is asked for.
+const SPOILT: u64 = 1000;
+
+/// Waiting: poll, then yield, then sleep until an event.
+pub(super) struct Idle<'a> {
+    counters: &'a Counters,
+    /// Whether this process has a core of its own; otherwise polling would keep the peer from
+    /// running.
+    own_core: bool,
+    looks: u32,
+    since: Option<Instant>,
+}
+
+impl<'a> Idle<'a> {
+    pub(super) fn new(counters: &'a Counters, own_core: bool) -> Idle<'a> {
+        Idle { counters, own_core, looks: 0, since: None }
+    }
+
+    /// There was work.
+    #[inline]
+    fn reset(&mut self) {
+        (self.looks, self.since) = (0, None);
+    }
+
+    /// There was none. `what` is missing.
+    fn wait(&mut self, port: &mut dyn Port, what: &str) -> anyhow::Result<()> {
+        let spins = if self.own_core { SPINS } else { 0 };
+        self.looks = self.looks.saturating_add(1);
+        if self.looks <= spins {
+            std::hint::spin_loop();
+            return Ok(());
+        }
+        let since = *self.since.get_or_insert_with(Instant::now);
+        ensure!(since.elapsed() < PATIENCE, "{what} within {PATIENCE:?}");
+        if self.looks <= spins + YIELDS {
+            self.counters.syscalls.add(1);
+            std::thread::yield_now();
+            return Ok(());
+        }
+        self.sleep(port)
+    }
+
+    fn sleep(&mut self, port: &mut dyn Port) -> anyhow::Result<()> {
+        if port.arm().context("arming")? {
+            return Ok(());
+        }
+        self.counters.syscalls.add(1);
+        let fds = port.wait_fds();
+        let mut fds: Vec<_> =
+            fds.iter().map(|fd: &BorrowedFd<'_>| PollFd::new(fd, PollFlags::IN)).collect();
+        match poll(&mut fds, Some(&NAP)) {
+            Ok(0) | Err(Errno::INTR) => return Ok(()),
+            Ok(_) => {}
+            Err(error) => return Err(error).context("poll"),
+        }
+        self.counters.wakeups.add(1);
+        port.clear_events().context("clearing events")
+    }
+}
+
+/// Sends numbered packets.
+pub(super) struct Generator {
+    template: Template,
+    batch: Batch,
+    indices: Vec<u32>,
+    /// Packets a round, and scratch octets a packet.
+    round: usize,
+    room: usize,
+    sequence: u64,
+    /// Room of a port none of whose packets is under way.
+    idle_room: usize,
+}
+
+impl Generator {
+    pub(super) fn new(size: u32, port: &mut dyn Port) -> anyhow::Result<Generator> {
+        let template = Template::new(size);
+        let room = template.bytes().len().next_multiple_of(64);
+        let round = (ROUND_OCTETS / room).clamp(1, ROUND);
+        let mut batch = Batch::with_capacity(round, round * room);
+        // A packet's pattern stays where it is from round to round; only numbers change.
+        for place in batch.scratch_tail_mut().chunks_exact_mut(room) {
+            place[..template.bytes().len()].copy_from_slice(template.bytes());
+        }
+        let indices = (0..).take(round).collect();
+        let idle_room = port.room().context("room")?;
+        ensure!(idle_room > 0, "the rings have no room for a packet of {size} octets");
+        Ok(Generator { template, batch, indices, round, room, sequence: 0, idle_room })
+    }
+
+    /// Sends `amount`, the last packet marked; returns how many when each was answered.
+    pub(super) fn send(
+        &mut self,
+        port: &mut dyn Port,
+        amount: Amount,
+        spoil: Option<Spoil>,
+        idle: &mut Idle<'_>,
+    ) -> anyhow::Result<u64> {
+        let began = Instant::now();
+        let first = self.sequence;
+        let mut last = false;
+        while !last {
+            let room = port.room().context("looking for room")?.min(self.round);
+            if room == 0 {
+                idle.wait(port, "the peer did not take a packet")?;
+                continue;
+            }
+            idle.reset();
+            let sent = self.sequence - first;
+            let count = match amount {
+                Amount::Packets(total) => {
+                    let left = total.saturating_sub(sent);
+                    last = left <= room as u64;
+                    usize::try_from(left).unwrap_or(room).clamp(1, room)
+                }
+                Amount::Time(length) => {
+                    last = began.elapsed() >= length;
+                    room
+                }
+            };
+            self.fill(
+                count,
+                last,
+                spoil.filter(|_| sent <= SPOILT && SPOILT < sent + count as u64),
+                sent,
+            )?;
+            let done = port.transmit(&self.batch, &self.indices[..count]).context("sending")?;
+            ensure!(
+                done.sent == count,
+                "the port dropped {} of {count} packets it had room for",
+                count - done.sent
+            );
+            port.flush().context("flushing")?;
+        }
+        self.drain(port, idle)?;
+        Ok(self.sequence - first)
+    }
+
+    fn fill(
+        &mut self,
+        count: usize,
+        last: bool,
+        spoil: Option<Spoil>,
+        sent: u64,
+    ) -> anyhow::Result<()> {
+        self.batch.clear();
+        let len = self.template.bytes().len();
+        for i in 0..count {
+            let at = self.batch.reserve(self.room).context("a full batch")?;
+            let packet = self.batch.scratch_mut(at..at + len)?;
+            let mut sequence = self.sequence;
+            let spoil = spoil.filter(|_| sent + i as u64 == SPOILT);
+            match spoil {
+                Some(Spoil::Lose) => self.sequence += 1,
+                Some(Spoil::Repeat) => sequence -= 1,
+                _ => {}
+            }
+            self.template.number(packet, sequence, last && i + 1 == count);
+            if spoil == Some(Spoil::Damage) {
+                packet[len - 1] ^= 0x10;
+            }
+            self.sequence += 1;
+            self.batch.push_contiguous(at, len, OffloadMeta::PLAIN)?;
+        }
+        Ok(())
+    }
+
+    /// Waits until every packet was answered.
+    fn drain(&mut self, port: &mut dyn Port, idle: &mut Idle<'_>) -> anyhow::Result<()> {
+        self.batch.clear();
+        loop {
+            port.receive(&mut self.batch, 0).context("waiting for answers")?;
+            if port.room().context("waiting for answers")? == self.idle_room {
+                idle.reset();
+                return Ok(());
+            }
+            idle.wait(port, "not every packet was answered")?;
+        }
+    }
+}
+
+/// Takes packets and checks them.
+pub(super) struct Sink {
+    batch: Batch,
+    checker: Checker,
+}
+
+impl Sink {
+    pub(super) fn new(size: u32) -> Sink {
+        Sink { batch: Batch::default(), checker: Checker::new(size) }
+    }
+
+    /// Octets that had to be fetched from lent memory to be checked.
+    pub(super) fn fetched(&self) -> u64 {
+        self.checker.fetched()
+    }
+
+    /// Takes packets until one says that it is the last; returns how many.
+    pub(super) fn take(&mut self, port: &mut dyn Port, idle: &mut Idle<'_>) -> anyhow::Result<u64> {
+        let first = self.checker.packets();
+        let mut last = false;
+        while !last {
+            self.batch.clear();
+            let got = port.receive(&mut self.batch, ROUND).context("receiving")?;
+            if got.work == 0 {
+                let due = self.checker.packets();
+                idle.wait(port, "nothing arrived")
+                    .with_context(|| format!("packet {due} is missing"))?;
+                continue;
+            }
+            idle.reset();
+            for frame in self.batch.iter() {
+                if last {
+                    bail!("a packet came after the last one");
+                }
+                last = self.checker.take(frame)?;
+            }
+            // What is let go must not be looked at any more.
+            self.batch.clear();
+            port.complete().context("answering")?;
+        }
+        Ok(self.checker.packets() - first)
+    }
+}
