@@ -33,6 +33,11 @@ pub const RESERVED_GSO_SIZE: u16 = 0xffff;
 /// Smallest payload of an IP fragment that others follow.
 pub const MIN_FRAGMENT_SIZE: u16 = 8;
 
+/// Smallest payload of a TCP segment that others follow. Linux never asks for less
+/// (`TCP_MIN_GSO_SIZE`), but would split into segments of one octet; this bounds the work that a
+/// frame can ask for.
+pub const MIN_SEGMENT_SIZE: u16 = 8;
+
 /// Octets before the transport header of the smallest IP frame whose headers are not known to us.
 const MIN_UNKNOWN_START: u32 = 14 + 20;
 
@@ -72,6 +77,12 @@ pub enum Refusal {
     /// Segment size [`RESERVED_GSO_SIZE`].
     #[error("segment size {RESERVED_GSO_SIZE:#x} is reserved")]
     SizeReserved,
+    /// A TCP segment size below [`MIN_SEGMENT_SIZE`].
+    #[error("segment size {size} is below {MIN_SEGMENT_SIZE}")]
+    SegmentSize {
+        /// Size offered.
+        size: u16,
+    },
     /// A fragment size below [`MIN_FRAGMENT_SIZE`].
     #[error("fragment size {size} is below {MIN_FRAGMENT_SIZE}")]
     FragmentSize {
@@ -181,6 +192,7 @@ fn check_size(gso: Gso) -> Result<(), Refusal> {
         size if gso.kind == GsoKind::UdpFragment && size < MIN_FRAGMENT_SIZE => {
             Err(Refusal::FragmentSize { size })
         }
+        size if gso.kind.is_tcp() && size < MIN_SEGMENT_SIZE => Err(Refusal::SegmentSize { size }),
         _ => Ok(()),
     }
 }

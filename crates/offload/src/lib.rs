@@ -25,7 +25,10 @@ pub mod checksum;
 #[doc(hidden)]
 pub mod fuzzing;
 pub mod meta;
+pub mod octets;
 pub mod packet;
+mod rewrite;
+pub mod segment;
 #[cfg(test)]
 mod test_frames;
 pub mod vnet;

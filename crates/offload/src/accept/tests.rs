@@ -56,6 +56,9 @@ fn segment_sizes_without_meaning_are_refused() {
     let tcp = grown(frames::TCP_V4, 3000);
     assert_eq!(check(&tcp, TCP4, gso(GsoKind::TcpV4, 0)), Err(Refusal::SizeZero));
     assert_eq!(check(&tcp, TCP4, gso(GsoKind::TcpV4, 0xffff)), Err(Refusal::SizeReserved));
+    let tiny = check(&tcp, TCP4, gso(GsoKind::TcpV4, 7));
+    assert_eq!(tiny, Err(Refusal::SegmentSize { size: 7 }));
+    assert!(check(&tcp, TCP4, gso(GsoKind::TcpV4, 8)).is_ok());
     let udp = grown(frames::UDP_V4, 3000);
     let tiny = check(&udp, UDP4, gso(GsoKind::UdpFragment, 7));
     assert_eq!(tiny, Err(Refusal::FragmentSize { size: 7 }));
