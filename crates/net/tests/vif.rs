@@ -182,6 +182,44 @@ fn frames_of_every_size_arrive_whole_both_ways_in_each_mode() {
 }
 
 #[test]
+fn a_backend_knows_its_room_and_is_woken_when_there_is_more() {
+    let mut pair = Pair::new(Mode::Copy);
+    pair.connect();
+    let (front, back) = pair.ports();
+    let full = back.room().unwrap();
+    assert_eq!(full, 256, "a buffer for each slot of the ring");
+    let mut out = Batch::default();
+    let one = frame(1, 100);
+    let at = out.reserve(one.len()).unwrap();
+    out.scratch_mut(at..at + one.len()).unwrap().copy_from_slice(&one);
+    out.push_contiguous(at, one.len(), OffloadMeta::PLAIN).unwrap();
+    for left in (0..full).rev() {
+        assert_eq!(back.transmit(&out, &[0]).unwrap().sent, 1);
+        assert_eq!(back.room().unwrap(), left);
+    }
+    back.flush().unwrap();
+    // What came before does not count.
+    back.clear_events().unwrap();
+    assert!(!back.arm().unwrap(), "no buffer is posted");
+    let readable = |port: &dyn Port| {
+        let fds = port.wait_fds();
+        let mut fds: Vec<_> =
+            fds.iter().map(|fd| rustix::event::PollFd::new(fd, rustix::event::PollFlags::IN)).collect();
+        rustix::event::poll(&mut fds, Some(&rustix::time::Timespec::default())).unwrap() > 0
+    };
+    assert!(!readable(back));
+    let mut into = Batch::default();
+    assert_eq!(front.receive(&mut into, 3).unwrap().frames, 3);
+    into.clear();
+    front.complete().unwrap();
+    assert!(readable(back), "told of new buffers");
+    back.clear_events().unwrap();
+    assert!(!readable(back));
+    // The ring has as many slots as frames were taken.
+    assert_eq!(back.room().unwrap(), 3);
+}
+
+#[test]
 fn a_frontend_that_goes_and_comes_back_connects_again() {
     let mut pair = Pair::new(Mode::Copy);
     for _ in 0..5 {

@@ -59,7 +59,9 @@ impl ToBackend {
             self.rules.count("tx_response_overflow");
             Fault::misbehaved(e)
         })?;
-        for ahead in 0..responses {
+        // From the last to the first, so that pages which were taken in order are free in that order
+        // again: a packet of several then lies in neighbouring pages, which are copied as one.
+        for ahead in (0..responses).rev() {
             let response = TxResponse::from_bytes(self.ring.response(ahead).into_unchecked());
             let page = response.id;
             match self.under_way.get_mut(usize::from(page)) {

@@ -1,6 +1,6 @@
 //! The using side of a pair: mappings and copies of pages that the peer lent.
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use ringfence_memory::{
@@ -214,7 +214,11 @@ impl LocalGrantee {
             end += u64::from(next.len);
             run += 1;
         }
-        let done = self.transfer(&ops[..run], first.read_only, start);
+        let file = self.shared.file(first.read_only).as_fd();
+        let done = match access {
+            Access::ReadOnly => fetch(&ops[..run], file, start),
+            Access::ReadWrite => store(&ops[..run], file, start),
+        };
         let status =
             if done == Ok(end - start) { GrantStatus::Okay } else { GrantStatus::GeneralError };
         for op in &ops[..run] {
@@ -227,32 +231,35 @@ impl LocalGrantee {
         counters.grant_copy_bytes.add(end - start);
         run
     }
+}
 
-    fn transfer(&self, ops: &[CopyOp], read_only: bool, start: u64) -> Result<u64, ()> {
-        let file = self.shared.file(read_only).as_fd();
-        let mut into = ReadList::new();
-        let mut from = WriteList::new();
-        for op in ops {
-            let len = usize::from(op.len);
-            let pushed = match &op.local {
-                CopyLocal::Into(ptr) => {
-                    // SAFETY: the CopyList that is being executed borrows these bytes exclusively.
-                    let bytes = unsafe { core::slice::from_raw_parts_mut(*ptr, len) };
-                    into.push(bytes).is_ok()
-                }
-                CopyLocal::From(ptr) => {
-                    // SAFETY: the CopyList that is being executed borrows these bytes.
-                    let bytes = unsafe { core::slice::from_raw_parts(*ptr, len) };
-                    from.push(bytes).is_ok()
-                }
-                CopyLocal::FromLent(lent) => from.push_lent(lent, 0, len).is_ok(),
-            };
-            if !pushed {
-                return Err(());
-            }
-        }
-        let done =
-            if into.bytes() > 0 { into.read_at(file, start) } else { from.write_at(file, start) };
-        done.map(|n| n as u64).map_err(|_| ())
+/// Copies from the peer's memory, one range into the next; octets moved.
+fn fetch(ops: &[CopyOp], file: BorrowedFd<'_>, start: u64) -> Result<u64, ()> {
+    let mut list = ReadList::new();
+    for op in ops {
+        let CopyLocal::Into(ptr) = &op.local else { return Err(()) };
+        // SAFETY: the CopyList that is being executed borrows these bytes exclusively.
+        let bytes = unsafe { core::slice::from_raw_parts_mut(*ptr, op.len.into()) };
+        list.push(bytes).map_err(|_| ())?;
     }
+    list.read_at(file, start).map(|n| n as u64).map_err(|_| ())
+}
+
+/// Copies into the peer's memory; octets moved.
+fn store(ops: &[CopyOp], file: BorrowedFd<'_>, start: u64) -> Result<u64, ()> {
+    let mut list = WriteList::new();
+    for op in ops {
+        match &op.local {
+            CopyLocal::From(ptr) => {
+                // SAFETY: the CopyList that is being executed borrows these bytes.
+                let bytes = unsafe { core::slice::from_raw_parts(*ptr, op.len.into()) };
+                list.push(bytes).map_err(|_| ())?;
+            }
+            CopyLocal::FromLent(lent) => {
+                list.push_lent(lent, 0, op.len.into()).map_err(|_| ())?;
+            }
+            CopyLocal::Into(_) => return Err(()),
+        }
+    }
+    list.write_at(file, start).map(|n| n as u64).map_err(|_| ())
 }

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
 use ringfence_memory::PAGE_SIZE;
-use rustix::fs::{MemfdFlags, SealFlags};
+use rustix::fs::{MemfdFlags, OFlags, SealFlags};
 
 use super::args::Direction;
 
@@ -34,6 +34,7 @@ pub(super) fn measure(direction: Direction, size: u32) -> anyhow::Result<f64> {
     rustix::fs::ftruncate(&file, arena.len() as u64).context("ftruncate")?;
     rustix::fs::fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)
         .context("sealing")?;
+    rustix::fs::fcntl_setfl(&file, OFlags::NOATIME).context("O_NOATIME")?;
     rustix::io::pwrite(&file, &arena, 0).context("pwrite")?;
     let room = size.next_multiple_of(64);
     // One packet after the other, as in a batch, unless they are so long that they would not stay
