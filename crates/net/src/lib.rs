@@ -15,6 +15,9 @@ pub mod dataplane;
 pub mod edge;
 #[doc(hidden)]
 #[cfg(any(test, feature = "test-utils"))]
+pub mod fuzzing;
+#[doc(hidden)]
+#[cfg(any(test, feature = "test-utils"))]
 pub mod hostile;
 pub mod netback;
 pub mod netfront;

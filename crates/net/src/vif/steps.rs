@@ -54,15 +54,26 @@ pub fn backend_step(view: BackendView) -> BackendStep {
         // A condemned frontend may start over; until it does, the device stays closed.
         S::Initialising if view.attached || (leaving && view.online) => BackendStep::Announce,
         S::Initialising | S::InitWait if view.own == S::Initialising => BackendStep::Announce,
-        S::Initialised | S::Connected if view.condemned => close_if(view, !leaving),
+        // Whatever it says, a condemned frontend is not served (it may say Reconfiguring, or 99).
+        S::Closing | S::Closed => closing_step(view, leaving),
+        _ if view.condemned => close_if(view, !leaving),
         S::Initialised | S::Connected if leaving => BackendStep::Wait,
         S::Initialised | S::Connected if !view.attached => BackendStep::Connect,
-        S::Closing => close_if(view, !leaving || view.attached),
-        S::Closed if !view.online => BackendStep::Forget,
-        S::Closed if view.own != S::Closed && view.own != S::InitWait => BackendStep::Finish,
-        S::Closed if view.attached => BackendStep::Finish,
         S::Missing => close_if(view, !leaving),
         _ => BackendStep::Wait,
+    }
+}
+
+/// What a backend does whose frontend leaves or has left.
+fn closing_step(view: BackendView, leaving: bool) -> BackendStep {
+    use XenbusState as S;
+    match (view.peer, view.own) {
+        (Some(S::Closing), _) => close_if(view, !leaving),
+        _ if !view.online => BackendStep::Forget,
+        // A new backend: the frontend left the one before it, and may have this one.
+        (_, S::Initialising) => BackendStep::Announce,
+        (_, S::Closed | S::InitWait) if !view.attached => BackendStep::Wait,
+        _ => BackendStep::Finish,
     }
 }
 
@@ -105,9 +116,14 @@ pub fn frontend_step(view: FrontendView) -> FrontendStep {
         None | Some(S::Closing | S::Closed) if view.own != S::Closed || view.attached => {
             FrontendStep::Finish
         }
-        // A backend that was connected waits for us to begin: a new one took over. Or it offers
-        // the device again after it was closed.
-        Some(S::InitWait) if view.attached && view.was_up => FrontendStep::Restart,
+        // A backend that was connected waits for us to begin: a new one took over. Or our state was
+        // set back, by a toolstack or because it could not be written. Or it offers the device
+        // again after it was closed.
+        Some(S::InitWait)
+            if view.attached && (view.was_up || view.broken || view.own == S::Initialising) =>
+        {
+            FrontendStep::Restart
+        }
         Some(S::InitWait) if !view.attached && view.own != S::Initialising => FrontendStep::Restart,
         Some(S::InitWait) if !view.attached => FrontendStep::Connect,
         Some(S::Initialising) if view.attached => FrontendStep::Restart,
@@ -121,6 +137,12 @@ pub fn frontend_step(view: FrontendView) -> FrontendStep {
         _ => FrontendStep::Wait,
     }
 }
+
+#[cfg(any(test, feature = "test-utils"))]
+mod world;
+#[doc(hidden)]
+#[cfg(any(test, feature = "test-utils"))]
+pub use world::{Keys, World};
 
 #[cfg(test)]
 mod tests;
