@@ -139,21 +139,19 @@ impl<'a> WriteList<'a> {
         usize::try_from(n).map_err(|_| io::Error::last_os_error())
     }
 
-    /// One `pwritev` at `offset` of the file.
+    /// One `pwritev` at `offset` of the file; `pwrite` where one range is the whole list.
     ///
     /// # Errors
     ///
     /// The kernel's.
     pub fn write_at(&self, fd: impl AsFd, offset: u64) -> io::Result<usize> {
         let offset = i64::try_from(offset).map_err(|_| io::ErrorKind::InvalidInput)?;
-        // SAFETY: as for `write`.
-        let n = unsafe {
-            libc::pwritev(
-                fd.as_fd().as_raw_fd(),
-                self.vecs.as_ptr(),
-                self.vecs.count(),
-                offset,
-            )
+        let fd = fd.as_fd().as_raw_fd();
+        let n = match self.vecs.single() {
+            // SAFETY: as for `write`.
+            Some(one) => unsafe { libc::pwrite(fd, one.iov_base, one.iov_len, offset) },
+            // SAFETY: as for `write`.
+            None => unsafe { libc::pwritev(fd, self.vecs.as_ptr(), self.vecs.count(), offset) },
         };
         usize::try_from(n).map_err(|_| io::Error::last_os_error())
     }
@@ -220,7 +218,7 @@ impl<'a> ReadList<'a> {
         usize::try_from(n).map_err(|_| io::Error::last_os_error())
     }
 
-    /// One `preadv` at `offset` of the file.
+    /// One `preadv` at `offset` of the file; `pread` where one range is the whole list.
     ///
     /// # Errors
     ///
