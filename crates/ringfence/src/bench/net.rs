@@ -160,6 +160,10 @@ impl Case {
             sent.packets,
             received.packets
         );
+        let (backend, frontend) = match self.direction {
+            Direction::Tx => (received.usage, sent.usage),
+            Direction::Rx => (sent.usage, received.usage),
+        };
         let row = Row::new(&report::Measured {
             mode: self.mode,
             direction: self.direction,
@@ -167,7 +171,8 @@ impl Case {
             queues: self.queues,
             packets: received.packets,
             nanos: received.ended.saturating_sub(sent.began),
-            usage: sent.usage.plus(&received.usage),
+            backend,
+            frontend,
             bare_copy_ns,
             perf_syscalls,
         });

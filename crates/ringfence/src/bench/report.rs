@@ -15,8 +15,8 @@ pub(super) struct Measured {
     pub(super) packets: u64,
     /// From before the first packet was sent until the last one was verified.
     pub(super) nanos: u64,
-    /// Both domains together.
-    pub(super) usage: Usage,
+    pub(super) backend: Usage,
+    pub(super) frontend: Usage,
     pub(super) bare_copy_ns: f64,
     pub(super) perf_syscalls: Option<u64>,
 }
@@ -46,6 +46,8 @@ pub(super) struct Row {
     grant_unmaps: u64,
     notifications_per_packet: f64,
     verify_copies_per_packet: f64,
+    backend_cpu_ns_per_packet: f64,
+    frontend_cpu_ns_per_packet: f64,
     bare_copy_ns: f64,
     bare_copy_share: f64,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -54,7 +56,8 @@ pub(super) struct Row {
 
 impl Row {
     pub(super) fn new(measured: &Measured) -> Row {
-        let Measured { usage, .. } = measured;
+        // The figures are of both domains together.
+        let usage = measured.backend.plus(&measured.frontend);
         let packets = measured.packets.max(1) as f64;
         let per_packet = |count: u64| count as f64 / packets;
         let seconds = measured.nanos.max(1) as f64 / 1e9;
@@ -82,6 +85,8 @@ impl Row {
             grant_unmaps: usage.unmaps,
             notifications_per_packet: per_packet(usage.notifications),
             verify_copies_per_packet: usage.fetched_octets as f64 / octets,
+            backend_cpu_ns_per_packet: per_packet(measured.backend.cpu_ns),
+            frontend_cpu_ns_per_packet: per_packet(measured.frontend.cpu_ns),
             bare_copy_ns: measured.bare_copy_ns,
             bare_copy_share: measured.bare_copy_ns * packets / measured.nanos.max(1) as f64,
             perf_syscalls_per_packet: measured.perf_syscalls.map(per_packet),
@@ -158,13 +163,14 @@ mod tests {
             queues: 1,
             packets: 2000,
             nanos: 1_000_000,
-            usage: Usage {
+            backend: Usage {
                 copies: 2000,
-                copied_octets: 4_000_000,
+                copied_octets: 2_000_000,
                 syscalls: 1000,
-                cpu_ns: 2_000_000,
+                cpu_ns: 1_500_000,
                 ..Usage::default()
             },
+            frontend: Usage { copied_octets: 2_000_000, cpu_ns: 500_000, ..Usage::default() },
             bare_copy_ns: 300.0,
             perf_syscalls: None,
         }
@@ -176,6 +182,7 @@ mod tests {
         assert_eq!((row.pps, row.gbps), (2e6, 16.0));
         assert_eq!((row.grant_ops_per_packet, row.syscalls_per_packet), (1.0, 0.5));
         assert_eq!((row.copies_per_packet, row.cpu_ns_per_packet), (2.0, 1000.0));
+        assert_eq!((row.backend_cpu_ns_per_packet, row.frontend_cpu_ns_per_packet), (750.0, 250.0));
         assert!((row.bare_copy_share - 0.6).abs() < 1e-9, "{}", row.bare_copy_share);
     }
 
