@@ -12,9 +12,10 @@
 
 pub mod backend;
 pub mod frontend;
-pub mod process;
 mod ring;
 pub mod stage;
+
+pub use ringfence_platform::local::raw::process;
 
 pub use backend::HostileBackend;
 pub use frontend::HostileFrontend;

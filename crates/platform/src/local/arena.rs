@@ -185,6 +185,10 @@ impl ArenaFiles {
         Some(ArenaFiles { writable, read_only, table, status })
     }
 
+    pub(crate) fn into_vec(self) -> Vec<OwnedFd> {
+        vec![self.writable, self.read_only, self.table, self.status]
+    }
+
     pub(crate) fn each(&self) -> [std::os::fd::BorrowedFd<'_>; 4] {
         [self.writable.as_fd(), self.read_only.as_fd(), self.table.as_fd(), self.status.as_fd()]
     }

@@ -4,6 +4,8 @@
 //! It is written from the description of the protocol (`docs/local-platform.md`) and shares no code
 //! with what it is used against.
 
+pub mod process;
+
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};

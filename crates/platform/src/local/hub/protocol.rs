@@ -99,6 +99,9 @@ pub enum Refusal {
     /// It is in use already.
     #[error("it is in use already")]
     InUse,
+    /// The files of an arena break a rule.
+    #[error("the arena breaks a rule")]
+    BadArena,
     /// The system refused the hub.
     #[error("the system refused")]
     System,
@@ -117,6 +120,7 @@ impl Refusal {
             Refusal::NotPermitted => 5,
             Refusal::InUse => 6,
             Refusal::System => 7,
+            Refusal::BadArena => 8,
             Refusal::Unknown(n) => n,
         }
     }
@@ -130,6 +134,7 @@ impl Refusal {
             5 => Refusal::NotPermitted,
             6 => Refusal::InUse,
             7 => Refusal::System,
+            8 => Refusal::BadArena,
             n => Refusal::Unknown(n),
         }
     }

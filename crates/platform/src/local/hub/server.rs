@@ -8,16 +8,25 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use rustix::buffer::spare_capacity;
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
+use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 
 use super::broker::{Broker, HubLimits};
 use super::protocol::{self, ANY_DOMAIN, Kind, Message, REPLY, Received, Refusal};
-use crate::local::ArenaShape;
+use crate::local::{ArenaFiles, ArenaShape};
 use crate::store::{Leftovers, Limits, StorePump};
 use crate::{DomId, PlatformError};
 
 /// Messages of one domain served before the others have their turn.
 const BURST: usize = 16;
+
+/// Connections through the listener that have not said HELLO. One more ends the oldest of them: who
+/// means to join says so at once.
+const STRANGERS_MAX: usize = 32;
+
+/// Bytes of replies that a domain may leave unread before it loses its connection: some forty
+/// replies, each of which may hold descriptors. An honest domain has one request open at a time.
+const UNREAD_BYTES: usize = 16 << 10;
 
 const WAKE: u64 = 0;
 const LISTENER: u64 = 1;
@@ -100,6 +109,8 @@ pub struct Hub {
     broker: Broker,
     store: StorePump,
     faults: Arc<Mutex<BTreeMap<&'static str, u64>>>,
+    /// Held so that one caller can be turned away when there is no other descriptor.
+    spare: Option<OwnedFd>,
 }
 
 fn pair(kind: SocketType) -> rustix::io::Result<(OwnedFd, OwnedFd)> {
@@ -121,6 +132,7 @@ impl Hub {
         epoll::add(&epoll, &wake, EventData::new_u64(WAKE), EventFlags::IN)?;
         let store = StorePump::new(Limits::default())?;
         epoll::add(&epoll, &store, EventData::new_u64(STORE), EventFlags::IN)?;
+        let spare = Some(wake.try_clone()?);
         let (wake, (commands, received)) = (Arc::new(wake), channel());
         let faults = Arc::new(Mutex::new(BTreeMap::new()));
         let handle = HubHandle { commands, wake: Arc::clone(&wake), faults: Arc::clone(&faults) };
@@ -134,6 +146,7 @@ impl Hub {
             broker: Broker::new(limits),
             store,
             faults,
+            spare,
         };
         Ok((hub, handle))
     }
@@ -231,6 +244,7 @@ impl Hub {
         assigned: Option<DomId>,
         privileged: bool,
     ) -> rustix::io::Result<()> {
+        rustix::net::sockopt::set_socket_send_buffer_size(&socket, UNREAD_BYTES)?;
         let token = self.next_token;
         epoll::add(&self.epoll, &socket, EventData::new_u64(token), EventFlags::IN)?;
         self.next_token += 1;
@@ -241,11 +255,36 @@ impl Hub {
 
     fn accept(&mut self) {
         let Some(listener) = &self.listener else { return };
-        let Ok(socket) = rustix::net::accept_with(listener, SocketFlags::CLOEXEC) else { return };
+        let socket = match rustix::net::accept_with(listener, SocketFlags::CLOEXEC) {
+            Ok(socket) => socket,
+            Err(Errno::MFILE | Errno::NFILE) => return self.turn_away(),
+            Err(_) => return,
+        };
         let same_user = rustix::net::sockopt::socket_peercred(&socket)
             .is_ok_and(|peer| peer.uid == rustix::process::geteuid());
         if self.connect(socket, None, same_user).is_err() {
             self.count("hub_no_room_for_connection");
+        }
+        self.bound_strangers();
+    }
+
+    /// There is no descriptor left: takes the caller off the queue with the spare one and hangs up.
+    /// Left in the queue, it would wake this thread for ever.
+    fn turn_away(&mut self) {
+        self.count("hub_no_room_for_connection");
+        let Some(listener) = &self.listener else { return };
+        drop(self.spare.take());
+        drop(rustix::net::accept_with(listener, SocketFlags::CLOEXEC));
+        self.spare = self.wake.try_clone().ok();
+    }
+
+    /// Ends the oldest connection that has not said HELLO if there are too many.
+    fn bound_strangers(&mut self) {
+        let mut strangers = self.connections.iter().filter(|(_, c)| c.domain.is_none());
+        let oldest = strangers.next().map(|(token, _)| *token);
+        if let Some(oldest) = oldest.filter(|_| strangers.count() >= STRANGERS_MAX) {
+            self.count("hub_strangers");
+            self.drop_connection(oldest);
         }
     }
 
@@ -285,6 +324,7 @@ impl Hub {
     fn answer(&mut self, token: u64, message: Message, fds: Vec<OwnedFd>) -> bool {
         let kind = Kind::from_raw(message.kind);
         let wanted_fds = if kind == Kind::Lend { protocol::FDS_MAX } else { 0 };
+        let surplus = fds.len() > wanted_fds;
         let outcome = if fds.len() == wanted_fds {
             self.serve(token, kind, message.args, fds)
         } else {
@@ -298,8 +338,11 @@ impl Hub {
             }
             Err(why) => {
                 self.count(match why {
+                    Refusal::Malformed if matches!(kind, Kind::Unknown(_)) => "hub_unknown_request",
                     Refusal::Malformed => "hub_malformed_message",
-                    Refusal::Descriptors => "hub_surplus_descriptors",
+                    Refusal::Descriptors if surplus => "hub_surplus_descriptors",
+                    Refusal::Descriptors => "hub_missing_descriptors",
+                    Refusal::BadArena => "hub_bad_arena",
                     Refusal::Quota => "hub_quota",
                     Refusal::NotFound => "hub_not_found",
                     Refusal::NotPermitted => "hub_not_permitted",
@@ -315,11 +358,35 @@ impl Hub {
         }
         let borrowed: Vec<_> = fds.iter().map(AsFd::as_fd).collect();
         let reply = Message { kind: message.kind | REPLY, seq: message.seq, args };
-        if protocol::send(&connection.socket, reply, &borrowed).is_err() {
+        let mut sent = protocol::send(&connection.socket, reply, &borrowed);
+        if sent == Err(Errno::TOOMANYREFS) {
+            // Another process of this user has too many descriptors under way, which the kernel
+            // holds against all of them. That is no fault of the domain that asked.
+            self.count("hub_descriptors_under_way");
+            let args = [Refusal::System.to_raw(), 0, 0, 0, 0, 0];
+            sent = protocol::send(&connection.socket, Message { args, ..reply }, &[]);
+        }
+        if sent.is_err() {
             self.count("hub_reply_not_taken");
             return false;
         }
         true
+    }
+
+    /// Refuses files that break a rule. The grantee checks them again; but the hub keeps them, and
+    /// anything could be handed to it: a socket, say, that leads to the hub itself, would keep a
+    /// domain in being that is long dead.
+    fn check_arena(&self, shape: ArenaShape, fds: Vec<OwnedFd>) -> Result<Vec<OwnedFd>, Refusal> {
+        // The broker says what is wrong with a shape.
+        if shape.check().is_err() {
+            return Ok(fds);
+        }
+        let files = ArenaFiles::from_vec(fds).ok_or(Refusal::Descriptors)?;
+        files.verify(shape).map_err(|why| {
+            self.count(why.kind());
+            Refusal::BadArena
+        })?;
+        Ok(files.into_vec())
     }
 
     fn serve(
@@ -353,6 +420,7 @@ impl Hub {
             Kind::Lend => {
                 let shape =
                     ArenaShape { writable: args[1], read_only: args[2], references: args[3] };
+                let fds = self.check_arena(shape, fds)?;
                 self.broker.lend(me, domain(args[0])?, shape, fds)?;
                 done(0, Vec::new())
             }

@@ -1,5 +1,7 @@
 //! What this process holds, for tests that nothing is left behind.
 
+#![allow(clippy::unwrap_used)] // A panic is a test's report.
+
 /// Open descriptors.
 pub fn descriptors() -> usize {
     // The listing holds one itself.

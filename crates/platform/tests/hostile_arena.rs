@@ -1,0 +1,319 @@
+//! Arenas that break the rules. The hub keeps none of them, and a grantee that was handed one all the
+//! same would not map it. What keeps the rules keeps them for good: the seals see to it.
+
+use std::os::fd::OwnedFd;
+
+use ringfence_platform::local::hub::{Hub, HubHandle, HubLimits};
+use ringfence_platform::local::raw::process::{alone, descriptors};
+use ringfence_platform::local::raw::{
+    RawArena, RawDomain, SEALS, file_bytes, memfd, refusal, reopened,
+};
+use ringfence_platform::local::{ArenaFault, ArenaFiles, ArenaShape};
+use ringfence_platform::{DomId, GrantStatus};
+use rustix::fs::{MemfdFlags, Mode, OFlags, SealFlags};
+
+const SHAPE: ArenaShape = ArenaShape { writable: 512, read_only: 512, references: 1032 };
+
+struct Scene {
+    hub: HubHandle,
+    _back: RawDomain,
+}
+
+impl Drop for Scene {
+    fn drop(&mut self) {
+        self.hub.stop();
+    }
+}
+
+impl Scene {
+    fn new() -> Scene {
+        let (thread, hub) = Hub::new(HubLimits::default()).unwrap();
+        std::thread::spawn(move || thread.run().unwrap());
+        let back = RawDomain::join(hub.admit(Some(DomId(0)), true).unwrap().1).unwrap();
+        Scene { hub, _back: back }
+    }
+
+    fn domain(&self) -> RawDomain {
+        RawDomain::join(self.hub.admit(None, false).unwrap().1).unwrap()
+    }
+}
+
+/// What is put in the place of a file, given the file that belongs there and its size.
+type Substitute = fn(&OwnedFd, u64) -> OwnedFd;
+
+struct Case {
+    name: &'static str,
+    /// Roles it is tried in: writable pages, read-only pages, table, status words.
+    roles: &'static [usize],
+    rule: &'static str,
+    substitute: Substitute,
+}
+
+const ALL: &[usize] = &[0, 1, 2, 3];
+
+fn pipe() -> (OwnedFd, OwnedFd) {
+    rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).unwrap()
+}
+
+fn socket() -> OwnedFd {
+    use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+    socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None).unwrap().0
+}
+
+fn regular_file(bytes: u64) -> OwnedFd {
+    let dir = std::env::temp_dir();
+    let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
+    let fd = rustix::fs::open(&dir, flags, Mode::RUSR | Mode::WUSR).unwrap();
+    rustix::fs::ftruncate(&fd, bytes).unwrap();
+    fd
+}
+
+const CASES: &[Case] = &[
+    Case {
+        name: "no seals",
+        roles: ALL,
+        rule: "arena_seals",
+        substitute: |_, bytes| memfd(bytes, SealFlags::empty()).unwrap(),
+    },
+    Case {
+        name: "may shrink",
+        roles: ALL,
+        rule: "arena_seals",
+        substitute: |_, bytes| memfd(bytes, SEALS - SealFlags::SHRINK).unwrap(),
+    },
+    Case {
+        name: "may grow",
+        roles: ALL,
+        rule: "arena_seals",
+        substitute: |_, bytes| memfd(bytes, SEALS - SealFlags::GROW).unwrap(),
+    },
+    Case {
+        name: "may be sealed further",
+        roles: ALL,
+        rule: "arena_seals",
+        substitute: |_, bytes| memfd(bytes, SEALS - SealFlags::SEAL).unwrap(),
+    },
+    Case {
+        name: "sealed against writing",
+        roles: ALL,
+        rule: "arena_seals",
+        substitute: |_, bytes| memfd(bytes, SEALS | SealFlags::WRITE).unwrap(),
+    },
+    Case {
+        name: "sealed against writing from now on, which forbids punching",
+        roles: ALL,
+        rule: "arena_seals",
+        substitute: |_, bytes| memfd(bytes, SEALS | SealFlags::FUTURE_WRITE).unwrap(),
+    },
+    Case {
+        name: "a page too short",
+        roles: ALL,
+        rule: "arena_size",
+        substitute: |_, bytes| memfd(bytes - 4096, SEALS).unwrap(),
+    },
+    Case {
+        name: "an octet too short",
+        roles: ALL,
+        rule: "arena_size",
+        substitute: |_, bytes| memfd(bytes - 1, SEALS).unwrap(),
+    },
+    Case {
+        name: "empty",
+        roles: ALL,
+        rule: "arena_size",
+        substitute: |_, _| memfd(0, SEALS).unwrap(),
+    },
+    Case {
+        name: "a page too long",
+        roles: ALL,
+        rule: "arena_size",
+        substitute: |_, bytes| memfd(bytes + 4096, SEALS).unwrap(),
+    },
+    Case {
+        name: "larger than any memory",
+        roles: ALL,
+        rule: "arena_size",
+        substitute: |_, _| memfd(1 << 42, SEALS).unwrap(),
+    },
+    Case {
+        name: "a regular file",
+        roles: ALL,
+        rule: "arena_no_memfd",
+        substitute: |_, bytes| regular_file(bytes),
+    },
+    Case { name: "a pipe", roles: ALL, rule: "arena_no_memfd", substitute: |_, _| pipe().0 },
+    Case { name: "a socket", roles: ALL, rule: "arena_no_memfd", substitute: |_, _| socket() },
+    Case {
+        name: "a device that could block",
+        roles: ALL,
+        rule: "arena_no_memfd",
+        substitute: |_, _| rustix::fs::open("/dev/null", OFlags::RDWR, Mode::empty()).unwrap(),
+    },
+    Case {
+        name: "only a path",
+        roles: ALL,
+        rule: "arena_no_memfd",
+        substitute: |file, _| reopened(file, OFlags::PATH).unwrap(),
+    },
+    Case {
+        name: "read-only where it is to be written",
+        roles: &[0, 3],
+        rule: "arena_mode",
+        substitute: |file, _| reopened(file, OFlags::RDONLY).unwrap(),
+    },
+    Case {
+        name: "write-only",
+        roles: ALL,
+        rule: "arena_mode",
+        substitute: |_, bytes| {
+            let file = memfd(bytes, SEALS).unwrap();
+            reopened(&file, OFlags::WRONLY).unwrap()
+        },
+    },
+];
+
+/// What the grantee's own check says, whatever the hub did.
+fn grantee_says(arena: RawArena) -> Result<(), ArenaFault> {
+    let [writable, read_only, table, status] = arena.handed_over;
+    ArenaFiles { writable, read_only, table, status }.verify(SHAPE)
+}
+
+#[test]
+fn each_file_that_breaks_a_rule_is_refused_under_its_name() {
+    alone("each_file_that_breaks_a_rule_is_refused_under_its_name", || {
+        let scene = Scene::new();
+        let mut domain = scene.domain();
+        let before = descriptors();
+        for Case { name, roles, rule, substitute } in CASES {
+            for &role in *roles {
+                let mut arena = RawArena::new(SHAPE).unwrap();
+                let bytes = file_bytes(SHAPE)[role];
+                arena.handed_over[role] = substitute(&arena.handed_over[role], bytes);
+                let counted = scene.hub.faults().get(rule).copied().unwrap_or(0);
+                let refused = domain.lend(DomId(0), &arena).unwrap_err().refused();
+                assert_eq!(refused, Some(8), "{name}, role {role}");
+                let faults = scene.hub.faults();
+                assert_eq!(faults[rule], counted + 1, "{name}, role {role}: {faults:?}");
+                let fault = grantee_says(arena).unwrap_err();
+                assert_eq!(fault.kind(), *rule, "{name}, role {role}: {fault}");
+            }
+        }
+        assert_eq!(descriptors(), before, "none was kept");
+        domain.lend(DomId(0), &RawArena::new(SHAPE).unwrap()).unwrap();
+    });
+}
+
+/// A hugetlb memfd takes the same seals. The system lets one be made without a huge page to back it.
+#[test]
+fn an_arena_of_huge_pages_is_refused() {
+    let scene = Scene::new();
+    let mut domain = scene.domain();
+    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING | MemfdFlags::HUGETLB;
+    let file = match rustix::fs::memfd_create("huge", flags) {
+        Ok(file) => file,
+        Err(error) => {
+            eprintln!("SKIPPED: this kernel makes no hugetlb memfd ({error})");
+            return;
+        }
+    };
+    // 512 pages are one huge page on x86-64; where they are not, the size is refused by the kernel.
+    let bytes = file_bytes(SHAPE)[0];
+    if let Err(error) = rustix::fs::ftruncate(&file, bytes) {
+        eprintln!("SKIPPED: a huge page is no divisor of {bytes} bytes here ({error})");
+        return;
+    }
+    rustix::fs::fcntl_add_seals(&file, SEALS).unwrap();
+    let mut arena = RawArena::new(SHAPE).unwrap();
+    arena.handed_over[0] = file;
+    assert_eq!(domain.lend(DomId(0), &arena).unwrap_err().refused(), Some(8));
+    assert_eq!(scene.hub.faults()["arena_file_system"], 1);
+    assert_eq!(grantee_says(arena).unwrap_err().kind(), "arena_file_system");
+}
+
+/// What was accepted cannot be turned into what would not have been.
+#[test]
+fn an_arena_that_was_accepted_stays_as_it_is() {
+    let arena = RawArena::new(SHAPE).unwrap();
+    for file in &arena.handed_over {
+        for seal in [SealFlags::WRITE, SealFlags::FUTURE_WRITE, SealFlags::SEAL] {
+            assert!(rustix::fs::fcntl_add_seals(file, seal).is_err(), "{seal:?} was added");
+        }
+        for bytes in [0, 4096, 1 << 30] {
+            assert!(rustix::fs::ftruncate(file, bytes).is_err(), "truncated to {bytes}");
+        }
+    }
+    assert_eq!(grantee_says(arena), Ok(()));
+}
+
+/// Shapes that no side maps.
+#[test]
+fn shapes_out_of_bounds_are_refused() {
+    let scene = Scene::new();
+    let mut domain = scene.domain();
+    for shape in [
+        ArenaShape { writable: 0, read_only: 0, references: 32 },
+        ArenaShape { writable: 1, read_only: 1, references: 8 },
+        ArenaShape { writable: 1, read_only: 1, references: 0 },
+        ArenaShape { writable: 16_385, read_only: 0, references: 32 },
+        ArenaShape { writable: u32::MAX, read_only: u32::MAX, references: u32::MAX },
+        ArenaShape { writable: 1, read_only: 1, references: 32_777 },
+    ] {
+        let mut arena = RawArena::new(SHAPE).unwrap();
+        arena.shape = shape;
+        let refused = domain.lend(DomId(0), &arena).unwrap_err().refused();
+        assert_eq!(refused, Some(refusal::QUOTA), "{shape:?}");
+        assert!(shape.check().is_err());
+    }
+}
+
+/// The grantee's own checks of what is in the table. (Statuses are conformance's affair; here is what
+/// only a granter that writes its table by hand can do.)
+#[test]
+fn xsa_403_a_grantee_reaches_what_the_table_names_and_nothing_else() {
+    use ringfence_platform::local::LocalPlatform;
+    use ringfence_platform::{Access, Grantee, Gref, Platform};
+    use ringfence_wire::grant::{RawGrantEntry, flags};
+    let (thread, hub) = Hub::new(HubLimits::default()).unwrap();
+    std::thread::spawn(move || thread.run().unwrap());
+    let back = LocalPlatform::connect(hub.admit(Some(DomId(0)), true).unwrap().1).unwrap();
+    let mut domain = RawDomain::join(hub.admit(None, false).unwrap().1).unwrap();
+    let arena = RawArena::new(SHAPE).unwrap();
+    domain.lend(DomId(0), &arena).unwrap();
+    let mut grantee = back.grantee(domain.domid).unwrap();
+    let permit = flags::PERMIT_ACCESS;
+    let cases = [
+        (RawGrantEntry::from_fields(permit, 0, 512), GrantStatus::BadPage),
+        (RawGrantEntry::from_fields(permit, 0, u32::MAX), GrantStatus::BadPage),
+        (RawGrantEntry::from_fields(permit, 1, 0), GrantStatus::PermissionDenied),
+        (
+            RawGrantEntry::from_fields(permit | flags::READ_ONLY, 0, 0),
+            GrantStatus::PermissionDenied,
+        ),
+        (RawGrantEntry::from_fields(flags::ACCEPT_TRANSFER, 0, 0), GrantStatus::BadGref),
+        (RawGrantEntry::from_fields(flags::TRANSITIVE, 0, 0), GrantStatus::BadGref),
+        (RawGrantEntry::INVALID, GrantStatus::BadGref),
+    ];
+    for (entry, status) in cases {
+        arena.set_entry(100, entry);
+        let mut mapped = Vec::new();
+        grantee.map(&[(Gref(100), Access::ReadWrite)], &mut mapped);
+        assert_eq!(mapped[0].as_ref().err(), Some(&status), "{entry:?}");
+        let mut ops = ringfence_platform::CopyOps::new();
+        let mut list = ops.begin();
+        list.write(Gref(100), 0, &[1; 16]).unwrap();
+        grantee.copy(list);
+        assert_eq!(ops.statuses(), [status], "{entry:?}");
+        assert_eq!(arena.status(100), 0, "no use is left behind");
+    }
+    // Within a batch, one bad element leaves the others as they are (XSA-361).
+    arena.grant(101, DomId(0), 7, false);
+    arena.set_entry(100, RawGrantEntry::INVALID);
+    let mut mapped = Vec::new();
+    let good = (Gref(101), Access::ReadWrite);
+    grantee.map(&[good, (Gref(100), Access::ReadWrite), good], &mut mapped);
+    assert!(mapped[0].is_ok() && mapped[1].is_err() && mapped[2].is_ok());
+    assert_eq!(arena.status(101), 2);
+    drop(mapped);
+    assert_eq!(arena.status(101), 0);
+    hub.stop();
+}

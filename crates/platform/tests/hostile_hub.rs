@@ -1,0 +1,485 @@
+//! Domains that break the hub's protocol. Each case costs at most their own connection, shows under a
+//! counter of its own, and a domain that keeps the rules goes on as before.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use ringfence_platform::local::hub::{Hub, HubHandle, HubLimits};
+use ringfence_platform::local::raw::process::{alone, descriptors, resident_pages};
+use ringfence_platform::local::raw::{RawArena, RawDomain, RawError, kind, refusal, send_raw};
+use ringfence_platform::local::{ArenaShape, LocalPlatform};
+use ringfence_platform::store::StoreAccess;
+use ringfence_platform::{Access, Channel, DomId, Granter, Platform};
+use ringfence_wire::xenstore::{NodeAccess, PermissionList};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+
+const SHAPE: ArenaShape = ArenaShape { writable: 4, read_only: 4, references: 32 };
+
+/// A hub, domain 0, and a domain that keeps the rules.
+struct Scene {
+    hub: HubHandle,
+    back: LocalPlatform,
+    neighbour: LocalPlatform,
+    turns: u32,
+}
+
+impl Drop for Scene {
+    fn drop(&mut self) {
+        self.hub.stop();
+    }
+}
+
+impl Scene {
+    fn new() -> Scene {
+        Scene::listening(HubLimits::default(), None)
+    }
+
+    fn listening(limits: HubLimits, listener: Option<OwnedFd>) -> Scene {
+        let (mut thread, hub) = Hub::new(limits).unwrap();
+        if let Some(listener) = listener {
+            thread.listen(listener).unwrap();
+        }
+        std::thread::spawn(move || thread.run().unwrap());
+        let join = |wanted, privileged| {
+            LocalPlatform::connect(hub.admit(wanted, privileged).unwrap().1).unwrap()
+        };
+        let (back, neighbour) = (join(Some(DomId(0)), true), join(None, false));
+        let neighbour = neighbour.with_arena(SHAPE);
+        let (home, mut store) = (neighbour.domid(), back.store().unwrap());
+        let data = format!("/local/domain/{home}/data");
+        store.mkdir(&data).unwrap();
+        store.set_perms(&data, &PermissionList::owned_by(home, NodeAccess::None)).unwrap();
+        Scene { hub, back, neighbour, turns: 0 }
+    }
+
+    fn domain(&self) -> RawDomain {
+        RawDomain::join(self.hub.admit(None, false).unwrap().1).unwrap()
+    }
+
+    /// The neighbour uses everything that a hub does for it.
+    fn neighbour_works(&mut self) {
+        self.turns += 1;
+        let begun = Instant::now();
+        let channel = self.neighbour.alloc_unbound(DomId(0)).unwrap();
+        let bound = self.back.bind_interdomain(self.neighbour.domid(), channel.port()).unwrap();
+        assert_eq!((bound.clear(), bound.clear()), (Ok(true), Ok(false)), "pending once");
+        channel.notify().unwrap();
+        assert_eq!(bound.clear(), Ok(true));
+        let mut granter = self.neighbour.granter(DomId(0)).unwrap();
+        let lease = granter.lend(Access::ReadWrite).unwrap();
+        self.back.grantee(self.neighbour.domid()).unwrap();
+        granter.take_back(lease).unwrap();
+        let mut store = self.neighbour.store().unwrap();
+        store.write("data", self.turns.to_string()).unwrap();
+        assert_eq!(store.read_u32("data").unwrap(), self.turns);
+        assert!(begun.elapsed() < Duration::from_secs(4), "{:?}", begun.elapsed());
+    }
+
+    fn faults(&self, name: &str) -> u64 {
+        self.hub.faults().get(name).copied().unwrap_or(0)
+    }
+}
+
+fn spare() -> OwnedFd {
+    rustix::fs::memfd_create("spare", rustix::fs::MemfdFlags::CLOEXEC).unwrap()
+}
+
+/// The connection is closed, without an answer.
+fn is_cut_off(domain: &RawDomain) -> bool {
+    matches!(domain.receive(), Err(RawError::Closed))
+}
+
+#[test]
+fn messages_of_another_length_end_the_connection() {
+    let mut scene = Scene::new();
+    for (len, n) in [1, 4, 31, 33, 64, 4096, 100_000].into_iter().zip(1..) {
+        let domain = scene.domain();
+        send_raw(&domain.socket, &vec![1; len], &[]).unwrap();
+        assert!(is_cut_off(&domain), "{len} bytes");
+        assert_eq!(scene.faults("hub_malformed_message"), n, "{len} bytes");
+        scene.neighbour_works();
+    }
+    let domain = scene.domain();
+    send_raw(&domain.socket, &[], &[]).unwrap();
+    assert!(is_cut_off(&domain), "an empty message is an end");
+    scene.neighbour_works();
+}
+
+#[test]
+fn unknown_requests_are_refused() {
+    let mut scene = Scene::new();
+    let mut domain = scene.domain();
+    for (kind, n) in [0, 8, 9, 0x8000_0001, u32::MAX].into_iter().zip(1..) {
+        let refused = domain.call(kind, &[1; 6], &[]).unwrap_err().refused();
+        assert_eq!(refused, Some(refusal::MALFORMED), "kind {kind:#x}");
+        assert_eq!(scene.faults("hub_unknown_request"), n);
+    }
+    scene.neighbour_works();
+    domain.store().unwrap();
+}
+
+#[test]
+fn surplus_descriptors_are_closed_and_missing_ones_refused() {
+    alone("surplus_descriptors_are_closed_and_missing_ones_refused", || {
+        let mut scene = Scene::new();
+        let (mut domain, spare) = (scene.domain(), spare());
+        scene.neighbour_works();
+        let before = descriptors();
+        for n in 1..=4 {
+            let fds = vec![spare.as_fd(); n];
+            let refused = domain.call(kind::ALLOC, &[0], &fds).unwrap_err().refused();
+            assert_eq!(refused, Some(refusal::DESCRIPTORS));
+            assert_eq!(scene.faults("hub_surplus_descriptors"), n as u64);
+        }
+        for n in 0..4 {
+            let fds = vec![spare.as_fd(); n];
+            let refused = domain.call(kind::LEND, &[0, 4, 4, 32], &fds).unwrap_err().refused();
+            assert_eq!(refused, Some(refusal::DESCRIPTORS));
+            assert_eq!(scene.faults("hub_missing_descriptors"), n as u64 + 1);
+        }
+        scene.neighbour_works();
+        assert_eq!(descriptors(), before, "none was kept");
+        // More than fit into what is offered for them: no answer, no connection.
+        for (n, count) in [7, 20, 60].into_iter().zip(5..) {
+            let mut domain = scene.domain();
+            domain.ask(kind::LEND, &[0, 4, 4, 32], &vec![spare.as_fd(); n]).unwrap();
+            assert!(is_cut_off(&domain), "{n} descriptors");
+            assert_eq!(scene.faults("hub_surplus_descriptors"), count);
+        }
+        scene.neighbour_works();
+        assert_eq!(descriptors(), before, "none was kept");
+    });
+}
+
+#[test]
+fn what_is_not_there_or_not_theirs_is_refused() {
+    let mut scene = Scene::new();
+    let mut domain = scene.domain();
+    let mut other = scene.domain();
+    let neighbour = scene.neighbour.domid();
+    let of = |error: RawError| error.refused();
+    // Channels: unknown domain, unknown port, for somebody else, bound already, number too large.
+    assert_eq!(domain.bind(DomId(99), 1).map_err(of).err(), Some(Some(refusal::NOT_FOUND)));
+    assert_eq!(
+        domain.bind(neighbour, 4_000_000_000).map_err(of).err(),
+        Some(Some(refusal::NOT_FOUND))
+    );
+    let theirs = other.alloc(neighbour).unwrap();
+    let refused = domain.bind(other.domid, theirs.port).map_err(of).err();
+    assert_eq!(refused, Some(Some(refusal::NOT_PERMITTED)));
+    let ours = other.alloc(domain.domid).unwrap();
+    domain.bind(other.domid, ours.port).unwrap();
+    let refused = domain.bind(other.domid, ours.port).map_err(of).err();
+    assert_eq!(refused, Some(Some(refusal::IN_USE)));
+    let refused = domain.call(kind::BIND, &[0x1_0000, 1], &[]).map_err(of).err();
+    assert_eq!(refused, Some(Some(refusal::MALFORMED)));
+    let refused = domain.call(kind::CLOSE, &[77], &[]).map_err(of).err();
+    assert_eq!(refused, Some(Some(refusal::NOT_FOUND)));
+    // Arenas: of nobody, for somebody else, for nobody, twice.
+    assert_eq!(domain.fetch(neighbour).map_err(of).err(), Some(Some(refusal::NOT_FOUND)));
+    let arena = RawArena::new(SHAPE).unwrap();
+    other.lend(neighbour, &arena).unwrap();
+    assert_eq!(domain.fetch(other.domid).map_err(of).err(), Some(Some(refusal::NOT_FOUND)));
+    assert_eq!(other.lend(DomId(500), &arena).map_err(of).err(), Some(Some(refusal::NOT_FOUND)));
+    assert_eq!(other.lend(neighbour, &arena).map_err(of).err(), Some(Some(refusal::IN_USE)));
+    for name in ["hub_not_found", "hub_not_permitted", "hub_in_use", "hub_malformed_message"] {
+        assert!(scene.faults(name) > 0, "{name}: {:?}", scene.hub.faults());
+    }
+    scene.neighbour_works();
+}
+
+#[test]
+fn quotas_are_per_domain() {
+    let mut scene = Scene::new();
+    let mut domain = scene.domain();
+    let mut kept = Vec::new();
+    let quota = |error: &RawError| error.refused() == Some(refusal::QUOTA);
+    while kept.len() < 1000 {
+        match domain.alloc(DomId(0)) {
+            Ok(channel) => kept.push(channel.socket),
+            Err(error) => {
+                assert!(quota(&error), "{error}");
+                break;
+            }
+        }
+    }
+    assert_eq!(kept.len(), HubLimits::default().ports);
+    let mut stores = Vec::new();
+    while stores.len() < 1000 {
+        match domain.store_socket() {
+            Ok(socket) => stores.push(socket),
+            Err(error) => {
+                assert!(quota(&error), "{error}");
+                break;
+            }
+        }
+    }
+    assert!(stores.len() <= HubLimits::default().stores, "{} stores", stores.len());
+    // Arenas: too large alone, and too large together.
+    let arena = RawArena::new(SHAPE).unwrap();
+    let fds = arena.handed_over.each_ref().map(AsFd::as_fd);
+    for shape in [[u32::MAX, 1, 32], [1, 16385, 32], [16384, 0, u32::MAX], [0, 0, 32], [4, 4, 8]] {
+        let refused = domain.call(kind::LEND, &[0, shape[0], shape[1], shape[2]], &fds);
+        assert!(refused.is_err_and(|error| quota(&error)), "{shape:?}");
+    }
+    let large =
+        RawArena::new(ArenaShape { writable: 15_000, read_only: 1, references: 32 }).unwrap();
+    domain.lend(DomId(0), &large).unwrap();
+    let refused = domain.lend(scene.neighbour.domid(), &large);
+    assert!(refused.is_err_and(|error| quota(&error)), "two of 60 MiB");
+    assert!(scene.faults("hub_quota") >= 8);
+    scene.neighbour_works();
+    // What is given back can be had again.
+    drop(stores);
+    let deadline = Instant::now() + Duration::from_secs(5);
+    while domain.store_socket().is_err() {
+        assert!(Instant::now() < deadline);
+    }
+    domain.call(kind::CLOSE, &[1], &[]).unwrap();
+    domain.alloc(DomId(0)).unwrap();
+}
+
+#[test]
+fn replies_that_nobody_reads_end_the_connection_and_take_no_memory() {
+    alone("replies_that_nobody_reads_end_the_connection_and_take_no_memory", || {
+        let mut scene = Scene::new();
+        scene.neighbour_works();
+        let (mut before, mut held) = ((0, 0), (0, 0));
+        for n in 1..=40u64 {
+            let mut domain = scene.domain();
+            domain.lend(DomId(0), &RawArena::new(SHAPE).unwrap()).unwrap();
+            // Each answer to an ALLOC holds a descriptor; nothing is read.
+            let deadline = Instant::now() + Duration::from_secs(5);
+            let mut asked = 0;
+            while scene.faults("hub_reply_not_taken") < n {
+                assert!(Instant::now() < deadline, "never cut off");
+                let kind = if asked % 3 == 0 { kind::ALLOC } else { kind::FETCH };
+                if domain.ask(kind, &[0], &[]).is_ok() {
+                    asked += 1;
+                }
+            }
+            assert!(asked > 1, "some are given time");
+            drop(domain);
+            if n % 10 == 0 {
+                scene.neighbour_works();
+            }
+            let until = Instant::now() + Duration::from_secs(5);
+            while n > 5 && descriptors() > before.0 && Instant::now() < until {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            held = (descriptors(), resident_pages());
+            if n == 5 {
+                std::thread::sleep(Duration::from_millis(50));
+                before = (descriptors(), resident_pages());
+            }
+        }
+        assert!(held.0 <= before.0 && held.1 <= before.1 + 256, "{before:?}, then {held:?}");
+    });
+}
+
+#[test]
+fn a_flood_of_requests_leaves_the_others_their_turn() {
+    let mut scene = Scene::new();
+    let mut domain = scene.domain();
+    let stop = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false));
+    let seen = std::sync::Arc::clone(&stop);
+    let flood = std::thread::spawn(move || {
+        let mut sent = 0u64;
+        while !seen.load(std::sync::atomic::Ordering::Relaxed) {
+            // Answers are read, so that the connection stays.
+            for _ in 0..8 {
+                sent += u64::from(domain.ask(99, &[], &[]).is_ok());
+            }
+            for _ in 0..8 {
+                let _ = domain.receive();
+            }
+        }
+        sent
+    });
+    let begun = Instant::now();
+    let mut turns = 0u32;
+    while begun.elapsed() < Duration::from_millis(300) || turns < 20 {
+        scene.neighbour_works();
+        turns += 1;
+        assert!(begun.elapsed() < Duration::from_secs(10));
+    }
+    stop.store(true, std::sync::atomic::Ordering::Relaxed);
+    assert!(flood.join().unwrap() > 100);
+}
+
+/// The requests that need no answer take no shortcut around the rules.
+#[test]
+fn requests_without_an_answer_are_bounded_too() {
+    let mut scene = Scene::new();
+    let domain = scene.domain();
+    let mut words = [0u32; 8];
+    words[0] = kind::ALLOC;
+    let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+    let deadline = Instant::now() + Duration::from_secs(5);
+    while scene.faults("hub_quota") < 10 {
+        assert!(Instant::now() < deadline);
+        let _ = send_raw(&domain.socket, &bytes, &[]);
+    }
+    scene.neighbour_works();
+}
+
+/// A descriptor that leads to the hub must not be kept by the hub: the domain would never be gone.
+#[test]
+fn a_domain_cannot_hide_its_own_connection_in_an_arena() {
+    let mut scene = Scene::new();
+    let mut domain = scene.domain();
+    let id = domain.domid;
+    let own = domain.socket.try_clone().unwrap();
+    let refused = domain.call(kind::LEND, &[0, 4, 4, 32], &[own.as_fd(); 4]);
+    assert!(refused.is_err(), "a socket is no arena");
+    assert_eq!(scene.faults("hub_bad_arena"), 1);
+    assert_eq!(scene.faults("arena_no_memfd"), 1);
+    let channel = domain.alloc(DomId(0)).unwrap();
+    drop((own, domain));
+    let deadline = Instant::now() + Duration::from_secs(5);
+    // The domain is gone when its ports are.
+    while scene.back.bind_interdomain(id, ringfence_platform::EventPort(channel.port)).is_ok() {
+        assert!(Instant::now() < deadline, "the hub keeps a dead domain in being");
+    }
+    scene.neighbour_works();
+}
+
+/// A listening socket in the abstract namespace, and how to call it.
+fn listener(name: &str) -> (OwnedFd, SocketAddrUnix) {
+    let name = format!("ringfence-hostile-hub-{}-{name}", std::process::id());
+    let address = SocketAddrUnix::new_abstract_name(name.as_bytes()).unwrap();
+    let flags = SocketFlags::CLOEXEC;
+    let kind = SocketType::SEQPACKET;
+    let socket = rustix::net::socket_with(AddressFamily::UNIX, kind, flags, None).unwrap();
+    rustix::net::bind(&socket, &address).unwrap();
+    rustix::net::listen(&socket, 64).unwrap();
+    (socket, address)
+}
+
+fn call(address: &SocketAddrUnix) -> rustix::io::Result<RawDomain> {
+    let kind = SocketType::SEQPACKET;
+    let socket = rustix::net::socket_with(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC, None)?;
+    rustix::net::connect(&socket, address)?;
+    Ok(RawDomain::silent(socket))
+}
+
+#[test]
+fn nothing_is_done_for_who_has_not_said_hello() {
+    let (socket, address) = listener("hello");
+    let mut scene = Scene::listening(HubLimits::default(), Some(socket));
+    let mut stranger = call(&address).unwrap();
+    let arena = RawArena::new(SHAPE).unwrap();
+    let fds = arena.handed_over.each_ref().map(AsFd::as_fd);
+    for (kind, fds) in [(2, &[][..]), (3, &fds[..]), (4, &[]), (5, &[]), (6, &[]), (7, &[])] {
+        let refused = stranger.call(kind, &[0, 4, 4, 32], fds).unwrap_err().refused();
+        assert_eq!(refused, Some(refusal::NOT_PERMITTED), "kind {kind}");
+    }
+    assert_eq!(scene.faults("hub_not_permitted"), 6);
+    // Numbers of others, and those that name nobody.
+    for (wanted, why) in [
+        (0, refusal::IN_USE),
+        (0x7FF0, refusal::NOT_PERMITTED),
+        (0xFFFF, refusal::NOT_PERMITTED),
+        (0x1_0000, refusal::MALFORMED),
+    ] {
+        let refused = stranger.call(kind::HELLO, &[wanted], &[]).unwrap_err().refused();
+        assert_eq!(refused, Some(why), "{wanted:#x}");
+    }
+    let (args, _) = stranger.call(kind::HELLO, &[u32::MAX], &[]).unwrap();
+    // A second HELLO, for another number, changes nothing.
+    let (again, _) = stranger.call(kind::HELLO, &[77], &[]).unwrap();
+    assert_eq!(args[0], again[0]);
+    stranger.store().unwrap();
+    scene.neighbour_works();
+}
+
+#[test]
+fn those_who_call_and_say_nothing_do_not_keep_others_out() {
+    alone("those_who_call_and_say_nothing_do_not_keep_others_out", || {
+        let (socket, address) = listener("strangers");
+        let mut scene = Scene::listening(HubLimits::default(), Some(socket));
+        scene.neighbour_works();
+        let before = descriptors();
+        let silent: Vec<_> = (0..300).map(|_| call(&address).unwrap()).collect();
+        let mut late = call(&address).unwrap();
+        late.call(kind::HELLO, &[u32::MAX], &[]).unwrap();
+        late.store().unwrap();
+        assert!(scene.faults("hub_strangers") >= 260, "{:?}", scene.hub.faults());
+        // This process holds both ends: 300 here, and few there.
+        assert!(descriptors() < before + 300 + 50, "{} descriptors", descriptors() - before);
+        scene.neighbour_works();
+        drop(silent);
+    });
+}
+
+#[test]
+fn a_hub_without_descriptors_turns_callers_away_and_goes_on() {
+    alone("a_hub_without_descriptors_turns_callers_away_and_goes_on", || {
+        use rustix::process::{Resource, Rlimit, setrlimit};
+        let (socket, address) = listener("exhausted");
+        let mut scene = Scene::listening(HubLimits::default(), Some(socket));
+        scene.neighbour_works();
+        // Callers that hang in the queue until the hub may take them.
+        let mut callers = Vec::new();
+        let limit = Rlimit { current: Some(descriptors() as u64 + 40), maximum: Some(4096) };
+        setrlimit(Resource::Nofile, limit).unwrap();
+        while let Ok(caller) = call(&address) {
+            callers.push(caller);
+        }
+        // The last descriptors went to callers: the hub accepts nobody, and does not spin.
+        std::thread::sleep(Duration::from_millis(100));
+        assert!(scene.faults("hub_no_room_for_connection") > 0, "{:?}", scene.hub.faults());
+        let used = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
+        std::thread::sleep(Duration::from_millis(200));
+        let then = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
+        let spent = (then.tv_sec - used.tv_sec) * 1_000_000_000 + (then.tv_nsec - used.tv_nsec);
+        assert!(spent < 100_000_000, "the hub spins: {spent} ns of 200 ms");
+        drop(callers);
+        let limit = Rlimit { current: Some(4096), maximum: Some(4096) };
+        setrlimit(Resource::Nofile, limit).unwrap();
+        scene.neighbour_works();
+        let mut late = call(&address).unwrap();
+        late.call(kind::HELLO, &[u32::MAX], &[]).unwrap();
+    });
+}
+
+/// Descriptors under way count against the user, whoever sent them. Who has none of them under way
+/// is refused, and stays connected.
+#[test]
+fn descriptors_under_way_elsewhere_do_not_end_a_connection() {
+    alone("descriptors_under_way_elsewhere_do_not_end_a_connection", || {
+        use rustix::process::{Resource, Rlimit, setrlimit};
+        // Root's capabilities lift the limit.
+        if rustix::process::geteuid().is_root() {
+            rustix::thread::set_thread_uid(rustix::process::Uid::from_raw(65_534)).unwrap();
+        }
+        let mut scene = Scene::new();
+        scene.neighbour_works();
+        let limit = Rlimit { current: Some(descriptors() as u64 + 100), maximum: Some(4096) };
+        setrlimit(Resource::Nofile, limit).unwrap();
+        let (a, _b) = rustix::net::socketpair(
+            AddressFamily::UNIX,
+            SocketType::STREAM,
+            SocketFlags::CLOEXEC,
+            None,
+        )
+        .unwrap();
+        let spare = spare();
+        let mut under_way = 0;
+        while send_raw(&a, &[1], &[spare.as_fd(); 40]).is_ok() {
+            under_way += 40;
+        }
+        assert!(under_way > 0);
+        let refused = scene.neighbour.alloc_unbound(DomId(0));
+        assert!(refused.is_err(), "{under_way} under way");
+        assert_eq!(scene.faults("hub_descriptors_under_way"), 1);
+        drop((a, _b));
+        // Still connected.
+        let deadline = Instant::now() + Duration::from_secs(5);
+        while scene.neighbour.alloc_unbound(DomId(0)).is_err() {
+            assert!(Instant::now() < deadline);
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        scene.neighbour_works();
+    });
+}
