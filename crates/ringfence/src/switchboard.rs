@@ -130,7 +130,7 @@ pub struct LegConfig {
 pub struct DriverStats {
     /// Of the data path: grant operations, system calls.
     pub path: BTreeMap<String, u64>,
-    /// Of each port.
+    /// Of each port; under `gone` the sums of those that are no more.
     pub ports: BTreeMap<String, BTreeMap<String, u64>>,
     /// Rules broken by each guest.
     pub rules: BTreeMap<String, BTreeMap<String, u64>>,

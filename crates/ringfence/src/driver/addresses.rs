@@ -42,7 +42,8 @@ impl AddressPlan {
     /// The plan of the switch called `name`.
     pub fn new(name: &str) -> AddressPlan {
         // FNV-1a: any even spread will do.
-        let hash = name.bytes().fold(0x811c_9dc5_u32, |h, b| (h ^ u32::from(b)).wrapping_mul(0x0100_0193));
+        let hash =
+            name.bytes().fold(0x811c_9dc5_u32, |h, b| (h ^ u32::from(b)).wrapping_mul(0x0100_0193));
         // 10.128 to 10.191: away from the low networks that people choose by hand.
         let [.., low] = hash.to_be_bytes();
         AddressPlan { number: 128 + low % 64, taken: BTreeSet::new() }
@@ -76,7 +77,8 @@ impl AddressPlan {
     }
 
     fn pick(&self) -> Result<Vec<Address>, AddressError> {
-        let free = |address: &Option<Address>| address.is_some_and(|a| !self.taken.contains(&a.ip()));
+        let free =
+            |address: &Option<Address>| address.is_some_and(|a| !self.taken.contains(&a.ip()));
         HOSTS
             .map(|host| self.both(host))
             .find(|both| both.iter().all(free))

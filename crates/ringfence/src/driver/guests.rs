@@ -20,7 +20,9 @@ use ringfence_wire::xenstore::{NodeAccess, PermissionList};
 use super::NAMES_ROOT;
 use super::addresses::{AddressPlan, Assigned};
 use super::host::{Ports, SwitchHost};
-use crate::switchboard::{AttachRequest, Attached, DriverStats, FromDriver, LegConfig, ToDriver, VERSION};
+use crate::switchboard::{
+    AttachRequest, Attached, DriverStats, FromDriver, LegConfig, ToDriver, VERSION,
+};
 use crate::sys::channel::{Channel, expect_fds};
 
 /// Connections that have not asked for anything yet, and guests, that are kept.
@@ -122,7 +124,9 @@ impl Guests {
         scope: &mut Scope<'_>,
     ) -> Option<FromDriver> {
         match message {
-            ToDriver::Attach(request) => self.attach(at, &request, scope).err().map(FromDriver::Refused),
+            ToDriver::Attach(request) => {
+                self.attach(at, &request, scope).err().map(FromDriver::Refused)
+            }
             ToDriver::HostLeg { name, offloads, mtu } => {
                 Some(match self.add_leg(at, &name, offloads, mtu, fds, scope) {
                     Ok(()) => FromDriver::LegAdded,
@@ -133,7 +137,12 @@ impl Guests {
         }
     }
 
-    fn attach(&mut self, at: usize, request: &AttachRequest, scope: &mut Scope<'_>) -> Result<(), String> {
+    fn attach(
+        &mut self,
+        at: usize,
+        request: &AttachRequest,
+        scope: &mut Scope<'_>,
+    ) -> Result<(), String> {
         if request.version != VERSION {
             return Err(format!(
                 "the switch is served by Ringfence {VERSION}, this is {}; use another --switch",
@@ -143,7 +152,8 @@ impl Guests {
         if self.list[at].vif.is_some() {
             return Err("this connection has a guest already".to_owned());
         }
-        let mode = request.mode().ok_or_else(|| format!("`{}` is no mode of this build", request.mode))?;
+        let mode =
+            request.mode().ok_or_else(|| format!("`{}` is no mode of this build", request.mode))?;
         let text = |error: &dyn std::fmt::Display| error.to_string();
         let (domain, connection) = scope.hub.admit(None, false).map_err(|e| text(&e))?;
         let names = connection
@@ -159,7 +169,8 @@ impl Guests {
                 return Err(format!("the host has a leg on this switch already ({error})"));
             }
         };
-        let device = DeviceId { kind: DeviceKind::Vif, frontend: domain, backend: DomId(0), handle: 0 };
+        let device =
+            DeviceId { kind: DeviceKind::Vif, frontend: domain, backend: DomId(0), handle: 0 };
         let mut backend = VifBackend::new(device, BackendOptions { mode, mtu: request.mtu });
         let made = make_device(scope.store, &backend, &assigned, request);
         if let Err(why) = made {
@@ -167,13 +178,16 @@ impl Guests {
             leg.iter().for_each(|leg| self.plan.release(leg));
             return Err(why);
         }
-        let mut host = SwitchHost { ports: &mut self.ports, dataplane: scope.dataplane, mac: assigned.mac };
+        let mut host =
+            SwitchHost { ports: &mut self.ports, dataplane: scope.dataplane, mac: assigned.mac };
         backend.look(scope.platform, scope.store, &mut host).map_err(|e| text(&e))?;
         let answer = FromDriver::Attached(Box::new(Attached {
             domain: domain.0,
             mac: assigned.mac,
             addresses: assigned.addresses.clone(),
-            host_leg: leg.as_ref().map(|l| LegConfig { mac: l.mac, addresses: l.addresses.clone() }),
+            host_leg: leg
+                .as_ref()
+                .map(|l| LegConfig { mac: l.mac, addresses: l.addresses.clone() }),
         }));
         let guest = &mut self.list[at];
         guest.leg = leg.map(|assigned| Leg { assigned, port: None });
@@ -211,7 +225,11 @@ impl Guests {
             self.plan.release(&leg.assigned);
         }
         let Some(mut vif) = guest.vif else { return };
-        let mut host = SwitchHost { ports: &mut self.ports, dataplane: scope.dataplane, mac: vif.assigned.mac };
+        let mut host = SwitchHost {
+            ports: &mut self.ports,
+            dataplane: scope.dataplane,
+            mac: vif.assigned.mac,
+        };
         vif.backend.let_go(&mut host);
         self.plan.release(&vif.assigned);
         for path in vif.backend.watch_paths() {
@@ -233,10 +251,14 @@ impl Guests {
     pub(super) fn port_gone(&mut self, gone: PortGone, scope: &mut Scope<'_>) {
         let PortGone { id, name, reason, port } = gone;
         // Unmap before anything is said to the guest.
-        drop(port);
+        self.ports.retire(Some(port));
         let Some(device) = self.ports.forget(id) else {
             tracing::warn!(%name, %reason, "a port ended");
-            self.list.iter_mut().filter_map(|g| g.leg.as_mut()).filter(|l| l.port == Some(id)).for_each(|l| l.port = None);
+            self.list
+                .iter_mut()
+                .filter_map(|g| g.leg.as_mut())
+                .filter(|l| l.port == Some(id))
+                .for_each(|l| l.port = None);
             return;
         };
         let Some(guest) = self.find(&device) else { return };
@@ -273,7 +295,8 @@ impl Guests {
             && let Some(vif) = &mut guest.vif
         {
             let before = vif.backend.rules().get("device_condemned");
-            let mut host = SwitchHost { ports: &mut ports, dataplane: scope.dataplane, mac: vif.assigned.mac };
+            let mut host =
+                SwitchHost { ports: &mut ports, dataplane: scope.dataplane, mac: vif.assigned.mac };
             match vif.backend.look(scope.platform, scope.store, &mut host) {
                 Ok(Life::Alive | Life::Over) => {}
                 Err(error) => tracing::warn!(%error, "a device's state could not be followed"),
@@ -295,13 +318,17 @@ impl Guests {
             let broken = vif.backend.rules().all().into_iter().collect();
             (vif.token(), owned(broken))
         });
+        // What is zero is left out: a message has a bound, a switch may have many ports.
+        let nonzero = |counters: Vec<(&'static str, u64)>| {
+            owned(counters.into_iter().filter(|(_, n)| *n > 0).collect())
+        };
+        let mut ports: BTreeMap<_, _> =
+            ports.into_iter().map(|port| (port.name, nonzero(port.counters))).collect();
+        let retired = self.ports.retired().iter().map(|(name, count)| (*name, *count)).collect();
+        ports.insert("gone".to_owned(), nonzero(retired));
         DriverStats {
             path: owned(scope.platform.counters().values().named()),
-            // What is zero is left out: a message has a bound, a switch may have many ports.
-            ports: ports
-                .into_iter()
-                .map(|port| (port.name, owned(port.counters.into_iter().filter(|(_, n)| *n > 0).collect())))
-                .collect(),
+            ports,
             rules: rules.filter(|(_, broken)| !broken.is_empty()).collect(),
             hub: owned(scope.hub.faults().into_iter().collect()),
         }
@@ -326,10 +353,15 @@ fn make_device(
     if let Some(name) = &request.name {
         let path = format!("{NAMES_ROOT}/{name}");
         if store.read_opt(&path).map_err(|e| e.to_string())?.is_some() {
-            return Err(format!("the name `{name}` is taken on this switch; choose another --name"));
+            return Err(format!(
+                "the name `{name}` is taken on this switch; choose another --name"
+            ));
         }
         let owner = PermissionList::owned_by(device.frontend, NodeAccess::Read);
-        store.write(&path, "").and_then(|()| store.set_perms(&path, &owner)).map_err(|e| e.to_string())?;
+        store
+            .write(&path, "")
+            .and_then(|()| store.set_perms(&path, &owner))
+            .map_err(|e| e.to_string())?;
     }
     let config = VifConfig { mac: assigned.mac, mtu: request.mtu };
     toolstack::create(store, device, config).map_err(|e| e.to_string())?;
@@ -339,4 +371,3 @@ fn make_device(
     }
     Ok(())
 }
-

@@ -231,7 +231,8 @@ fn start_dataplane(platform: &LocalPlatform) -> io::Result<GoneQueue> {
     };
     let fabric = Fabric::Switch(Switch::new());
     let counters = Arc::clone(platform.counters());
-    let (dataplane, handle) = Dataplane::new(fabric, DataplaneConfig::default(), counters, on_gone)?;
+    let (dataplane, handle) =
+        Dataplane::new(fabric, DataplaneConfig::default(), counters, on_gone)?;
     thread("dataplane", move || dataplane.run())?;
     Ok((handle, gone, wake))
 }

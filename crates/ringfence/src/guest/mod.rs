@@ -29,6 +29,7 @@ mod network;
 use std::ffi::OsString;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
+use std::time::{Duration, Instant};
 
 use ringfence_platform::namespaces::{self, Fresh};
 use ringfence_platform::tap::{Tap, TapError};
@@ -88,6 +89,8 @@ pub struct GuestConfig {
     pub interface: Option<InterfaceConfig>,
     /// How it finds others.
     pub names: Option<NamesConfig>,
+    /// The signals that its command is to have blocked.
+    pub blocked_signals: Vec<i32>,
 }
 
 /// A network interface.
@@ -111,6 +114,9 @@ pub struct NamesConfig {
     /// The name that others find this guest by.
     pub own: Option<String>,
 }
+
+/// How long a guest is kept at most for data that was not acknowledged.
+const LINGER: Duration = Duration::from_secs(1);
 
 /// Why a guest could not be set up.
 #[derive(Debug, thiserror::Error)]
@@ -194,15 +200,27 @@ fn live(channel: &Channel, command: &[OsString]) -> Result<Ending, Failure> {
         }
         ToGuest::SetUp(_) => return Err(SetUpError::Protocol.into()),
     }
-    let pid = command::start(command, stdin)
+    let pid = command::start(command, stdin, &config.blocked_signals)
         .map_err(|error| Failure { status: error.status(), why: error.to_string() })?;
     channel.send(&FromGuest::Running, &[])?;
     if let Some(stub) = guest.stub {
         stub.run_in_background().map_err(|e| Failure::from(SetUpError::Names(e)))?;
     }
     let ending = watch(channel, &child_ends, pid)?;
+    if config.interface.is_some() {
+        linger();
+    }
     channel.send(&FromGuest::Ended(ending), &[])?;
     Ok(ending)
+}
+
+/// Gives the guest's kernel a moment to deliver what the command had written when it ended: the
+/// network goes with the guest, and data under way would be lost without a word to the receiver.
+fn linger() {
+    let until = Instant::now() + LINGER;
+    while names::something_is_unsent() && Instant::now() < until {
+        std::thread::sleep(Duration::from_millis(2));
+    }
 }
 
 /// What was made for a guest.
@@ -227,8 +245,9 @@ fn set_up(config: &GuestConfig, fds: Vec<OwnedFd>) -> Result<(OwnedFd, Guest), S
         (Some(names), Some(store)) => {
             let source = StoreNames::open(store).map_err(SetUpError::Names)?;
             let addresses = config.interface.iter().flat_map(|i| &i.addresses);
-            let own = names.own.clone().map(|name| {
-                names::Own { name, addresses: addresses.map(|address| address.ip()).collect() }
+            let own = names.own.clone().map(|name| names::Own {
+                name,
+                addresses: addresses.map(|address| address.ip()).collect(),
             });
             let stub = names::Stub::bind(source, &names.switch, own, mounted.resolver_is_ours)
                 .map_err(SetUpError::Names)?;
@@ -247,10 +266,7 @@ fn watch(channel: &Channel, child_ends: &Signals, command: Pid) -> Result<Ending
         if let Some(ending) = reap(command) {
             return Ok(ending);
         }
-        let mut fds = [
-            PollFd::new(child_ends, PollFlags::IN),
-            PollFd::new(channel, PollFlags::IN),
-        ];
+        let mut fds = [PollFd::new(child_ends, PollFlags::IN), PollFd::new(channel, PollFlags::IN)];
         poll_until(&mut fds, None).map_err(fail)?;
         let [child_ended, ordered] = fds.map(|fd| !fd.revents().is_empty());
         if child_ended {

@@ -270,7 +270,10 @@ mod tests {
             let request = Request::parse(&query("web.", kind), "s").unwrap();
             let reply = request.reply(&Answer::Addresses(addresses.clone()));
             let reply = Message::from_vec(&reply).unwrap();
-            assert_eq!((reply.metadata.id, reply.metadata.response_code), (77, ResponseCode::NoError));
+            assert_eq!(
+                (reply.metadata.id, reply.metadata.response_code),
+                (77, ResponseCode::NoError)
+            );
             let found: Vec<String> = reply.answers.iter().map(|r| r.data.to_string()).collect();
             assert_eq!(found, expected);
         }
@@ -308,7 +311,10 @@ mod tests {
         let Rejected::Reply(reply) = Request::parse(&torn, "s").unwrap_err() else {
             panic!("not refused");
         };
-        assert_eq!(Message::from_vec(&reply).unwrap().metadata.response_code, ResponseCode::FormErr);
+        assert_eq!(
+            Message::from_vec(&reply).unwrap().metadata.response_code,
+            ResponseCode::FormErr
+        );
     }
 
     proptest! {

@@ -13,6 +13,23 @@ pub(crate) fn something_listens() -> bool {
     })
 }
 
+/// Whether a connection still has something to send that its process left to the kernel.
+pub(crate) fn something_is_unsent() -> bool {
+    ["tcp", "tcp6"].iter().any(|table| {
+        fs::read_to_string(format!("/proc/self/net/{table}")).is_ok_and(|text| any_unsent(&text))
+    })
+}
+
+/// `TCP_FIN_WAIT1`, `TCP_LAST_ACK` and `TCP_CLOSING`: closed here, and not acknowledged yet.
+const CLOSING: [&str; 3] = ["04", "09", "0B"];
+
+fn any_unsent(table: &str) -> bool {
+    table.lines().skip(1).any(|line| {
+        let state = line.split_ascii_whitespace().nth(3);
+        state.is_some_and(|state| CLOSING.contains(&state))
+    })
+}
+
 fn any_listens(table: &str) -> bool {
     table.lines().skip(1).any(|line| {
         let mut columns = line.split_ascii_whitespace().skip(1);
@@ -62,6 +79,14 @@ mod tests {
         assert!(!any_listens(&table("00000000000000000000000001000000:1F40", "0A")));
         assert!(!any_listens(HEADER));
         assert!(!any_listens(&table("0000é0000:1F40", "0A")));
+    }
+
+    #[test]
+    fn a_closed_connection_with_data_under_way_is_unsent() {
+        assert!(any_unsent(&table("0200000A:1F40", "04")));
+        assert!(!any_unsent(&table("0200000A:1F40", "06")), "waiting out old segments");
+        assert!(!any_unsent(&table("00000000:1F40", "0A")));
+        assert!(!any_unsent(HEADER));
     }
 
     #[test]

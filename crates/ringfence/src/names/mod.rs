@@ -29,6 +29,7 @@ use std::net::IpAddr;
 use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
+pub(crate) use listening::something_is_unsent;
 pub use stub::{Own, Stub};
 
 /// How long a query for a name that is not there is held back. The client's own patience is set

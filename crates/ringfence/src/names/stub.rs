@@ -72,7 +72,10 @@ struct Connection {
 
 impl std::fmt::Debug for Stub {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Stub").field("switch", &self.switch).field("own", &self.own).finish_non_exhaustive()
+        f.debug_struct("Stub")
+            .field("switch", &self.switch)
+            .field("own", &self.own)
+            .finish_non_exhaustive()
     }
 }
 

@@ -1,0 +1,169 @@
+//! `ringfence demo`: the first look. A switch, two guests, a real TCP transfer in each mode.
+
+pub mod peer;
+
+use std::io::{self, IsTerminal};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail};
+use ringfence_grants::Mode;
+
+use crate::launch::runtime_dir::RuntimeDir;
+use crate::switchboard::{DriverStats, FromDriver, ToDriver};
+use crate::sys::STATUS_FAILED;
+use crate::sys::channel::Channel;
+use peer::Transfer;
+
+/// How long each transfer lasts.
+const SECONDS: u64 = 3;
+/// How long the receiver may take to come up.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// What one mode came to.
+struct Row {
+    mode: Mode,
+    transfer: Transfer,
+    frames: u64,
+    grant_operations: u64,
+    syscalls: u64,
+}
+
+/// Runs the demonstration. Returns the exit status.
+pub fn main() -> u8 {
+    match show() {
+        Ok(()) => 0,
+        Err(error) => {
+            eprintln!("ringfence: demo: {error:#}");
+            STATUS_FAILED
+        }
+    }
+}
+
+fn show() -> anyhow::Result<()> {
+    println!("A driver domain, two guests on its switch, one TCP stream between their kernels");
+    println!("(MTU 1500, {SECONDS} s in each mode; every byte is checked).\n");
+    let mut rows = Vec::new();
+    for mode in Mode::ALL {
+        progress(&format!("{mode}: transferring ..."));
+        rows.push(measure(mode).with_context(|| format!("mode {mode}"))?);
+        progress("");
+    }
+    print_table(&rows);
+    Ok(())
+}
+
+/// A line that the next one replaces, where somebody watches.
+fn progress(text: &str) {
+    if io::stderr().is_terminal() {
+        eprint!("\r\x1b[K{text}");
+    }
+}
+
+/// Ends a guest that is not needed any more, whatever happens.
+struct Guest(Child);
+
+impl Drop for Guest {
+    fn drop(&mut self) {
+        // Gone already, mostly.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn guest(switch: &str, mode: Mode, name: &str, role: &[&str]) -> anyhow::Result<Guest> {
+    let program = std::env::current_exe().context("finding this program's file")?;
+    let child = Command::new(&program)
+        .args(["run", "--quiet", "--switch", switch, "--mode", mode.name(), "--name", name, "--"])
+        .arg(&program)
+        .args(["internal", "demo-peer"])
+        .args(role)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .spawn()
+        .context("starting a guest")?;
+    Ok(Guest(child))
+}
+
+fn measure(mode: Mode) -> anyhow::Result<Row> {
+    let switch = format!("demo-{}", std::process::id());
+    let receiver = guest(&switch, mode, "receiver", &["receive"])?;
+    let control = control_connection(&switch)?;
+    // Not before there is a driver domain to wait in.
+    let sender = guest(&switch, mode, "sender", &["send", "receiver", &SECONDS.to_string()])?;
+    let before = stats(&control)?;
+    let transfer = finish(receiver, "receiver")?;
+    let after = stats(&control)?;
+    drop(sender);
+    let path = |s: &DriverStats, name: &str| s.path.get(name).copied().unwrap_or(0);
+    let delta = |name: &str| path(&after, name).saturating_sub(path(&before, name));
+    let frames = |s: &DriverStats| s.ports.values().filter_map(|p| p.get("rx_frames")).sum::<u64>();
+    let grant_operations =
+        ["grant_maps", "grant_unmaps", "grant_copies"].into_iter().map(delta).sum();
+    Ok(Row {
+        mode,
+        transfer,
+        frames: frames(&after).saturating_sub(frames(&before)).max(1),
+        grant_operations,
+        syscalls: delta("syscalls"),
+    })
+}
+
+fn control_connection(switch: &str) -> anyhow::Result<Channel> {
+    let directory = RuntimeDir::open()?;
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        if let Some(socket) = directory.connect(switch)? {
+            return Ok(Channel::from_fd(socket));
+        }
+        if Instant::now() >= deadline {
+            bail!("the driver domain did not come up within {PATIENCE:?}; try `ringfence run -v -- true`");
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+fn stats(control: &Channel) -> anyhow::Result<DriverStats> {
+    control.send(&ToDriver::Stats, &[])?;
+    match control.receive_within::<FromDriver>(PATIENCE)?.0 {
+        FromDriver::Stats(stats) => Ok(*stats),
+        other => bail!("the driver domain answered {other:?}"),
+    }
+}
+
+/// Waits for a guest's report.
+fn finish(mut guest: Guest, who: &str) -> anyhow::Result<Transfer> {
+    let output = guest.0.stdout.take().context("a guest without output")?;
+    let report = io::read_to_string(output)?;
+    let status = guest.0.wait()?;
+    if !status.success() {
+        bail!("the {who} ended with {status}");
+    }
+    serde_json::from_str(&report).with_context(|| format!("the {who} reported {report:?}"))
+}
+
+fn print_table(rows: &[Row]) {
+    println!(
+        "{:<8} {:>10} {:>12} {:>14} {:>16}   meaning",
+        "mode", "Gbit/s", "packets/s", "grant ops/pkt", "syscalls/pkt"
+    );
+    for row in rows {
+        #[expect(clippy::cast_precision_loss, reason = "ratios for people")]
+        let per_packet = |n: u64| n as f64 / row.frames as f64;
+        #[expect(clippy::cast_precision_loss, reason = "ratios for people")]
+        let packets = row.frames as f64 / row.transfer.seconds;
+        println!(
+            "{:<8} {:>10.2} {:>12.0} {:>14.2} {:>16.2}   {}",
+            row.mode.name(),
+            row.transfer.gigabits_per_second(),
+            packets,
+            per_packet(row.grant_operations),
+            per_packet(row.syscalls),
+            row.mode.meaning(),
+        );
+    }
+    println!(
+        "\nPackets count both directions; grant operations and system calls are the driver domain's \
+         data path.\nNext: `ringfence run` for a shell with a network, `ringfence run --help` for more."
+    );
+}

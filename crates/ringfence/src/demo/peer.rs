@@ -1,0 +1,149 @@
+//! The two ends of the demonstration's transfer: plain TCP sockets in two guests.
+
+use std::io::{self, Read, Write};
+use std::net::{Shutdown, TcpListener, TcpStream};
+use std::time::{Duration, Instant};
+
+use serde::{Deserialize, Serialize};
+
+use crate::sys::STATUS_FAILED;
+
+const PORT: u16 = 5201;
+/// How long either end waits for the other.
+const PATIENCE: Duration = Duration::from_secs(5);
+const BUFFER: usize = 128 * 1024;
+/// The stream repeats this many bytes; a prime, so that it falls differently into every buffer.
+const PERIOD: usize = 65_521;
+
+/// What arrived.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Transfer {
+    /// Bytes, each as expected.
+    pub bytes: u64,
+    /// From the first to the last.
+    pub seconds: f64,
+}
+
+impl Transfer {
+    /// The rate.
+    pub fn gigabits_per_second(&self) -> f64 {
+        #[expect(clippy::cast_precision_loss, reason = "a rate for people")]
+        let bits = self.bytes as f64 * 8.0;
+        bits / self.seconds / 1e9
+    }
+}
+
+/// The stream's content: any piece of `BUFFER` bytes starts somewhere in here.
+fn pattern() -> Vec<u8> {
+    let mut state = 0x2545_F491_u32;
+    let one: Vec<u8> = (0..PERIOD)
+        .map(|_| {
+            state ^= state << 13;
+            state ^= state >> 17;
+            state ^= state << 5;
+            state.to_le_bytes()[2]
+        })
+        .collect();
+    one.iter().copied().cycle().take(PERIOD + BUFFER).collect()
+}
+
+/// Runs one end; prints its report. Returns the exit status.
+pub fn main(role: &Role) -> u8 {
+    let outcome = match role {
+        Role::Receive => receive(),
+        Role::Send { host, seconds } => send(host, Duration::from_secs(*seconds)).map(|()| String::new()),
+    };
+    match outcome {
+        Ok(report) => {
+            println!("{report}");
+            0
+        }
+        Err(error) => {
+            eprintln!("ringfence: demo: {error}");
+            STATUS_FAILED
+        }
+    }
+}
+
+/// Which end.
+#[derive(Clone, Debug, PartialEq, Eq, clap::Subcommand)]
+pub enum Role {
+    /// Take one stream, check it, report it
+    Receive,
+    /// Send one stream
+    Send {
+        /// To whom.
+        host: String,
+        /// How long.
+        seconds: u64,
+    },
+}
+
+fn receive() -> io::Result<String> {
+    let mut stream = accept(&TcpListener::bind(("::", PORT))?)?;
+    stream.set_read_timeout(Some(PATIENCE))?;
+    let pattern = pattern();
+    let mut buffer = vec![0; BUFFER];
+    let mut bytes = 0u64;
+    let begun = Instant::now();
+    let period = PERIOD as u64;
+    loop {
+        let n = stream.read(&mut buffer)?;
+        if n == 0 {
+            break;
+        }
+        // Below PERIOD, so it fits.
+        let at = usize::try_from(bytes % period).unwrap_or(0);
+        if buffer[..n] != pattern[at..at + n] {
+            return Err(io::Error::new(io::ErrorKind::InvalidData, format!("damaged data near byte {bytes}")));
+        }
+        bytes += n as u64;
+    }
+    let transfer = Transfer { bytes, seconds: begun.elapsed().as_secs_f64() };
+    Ok(serde_json::to_string(&transfer)?)
+}
+
+/// Waits for the sender, not for ever.
+fn accept(listener: &TcpListener) -> io::Result<TcpStream> {
+    listener.set_nonblocking(true)?;
+    let until = Instant::now() + PATIENCE;
+    loop {
+        match listener.accept() {
+            Ok((stream, _)) => {
+                stream.set_nonblocking(false)?;
+                return Ok(stream);
+            }
+            Err(error) if error.kind() != io::ErrorKind::WouldBlock || Instant::now() >= until => {
+                return Err(error);
+            }
+            Err(_) => std::thread::sleep(Duration::from_millis(5)),
+        }
+    }
+}
+
+fn send(host: &str, duration: Duration) -> io::Result<()> {
+    let mut stream = TcpStream::connect((host, PORT))?;
+    let pattern = pattern();
+    let (begun, mut at) = (Instant::now(), 0);
+    while begun.elapsed() < duration {
+        let n = stream.write(&pattern[at..at + BUFFER.min(pattern.len() - at)])?;
+        at = (at + n) % PERIOD;
+    }
+    // Stay until the receiver has it all: it closes in turn.
+    stream.shutdown(Shutdown::Write)?;
+    stream.set_read_timeout(Some(PATIENCE))?;
+    stream.read_to_end(&mut Vec::new())?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn any_piece_of_the_stream_is_in_the_pattern() {
+        let pattern = pattern();
+        assert_eq!(pattern.len(), PERIOD + BUFFER);
+        assert_eq!(pattern[..BUFFER], pattern[PERIOD..PERIOD + BUFFER]);
+    }
+}
