@@ -74,8 +74,7 @@ impl FromStr for Address {
 
     fn from_str(text: &str) -> Result<Address, AddressError> {
         let Some((ip, length)) = text.split_once('/') else {
-            let ip: IpAddr =
-                text.parse().map_err(|_| AddressError::NoAddress(text.to_owned()))?;
+            let ip: IpAddr = text.parse().map_err(|_| AddressError::NoAddress(text.to_owned()))?;
             return Err(AddressError::NoLength(ip.to_string()));
         };
         let ip: IpAddr = ip.parse().map_err(|_| AddressError::NoAddress(ip.to_owned()))?;

@@ -7,6 +7,7 @@ use std::process::{Command, Stdio};
 
 use rustix::process::Pid;
 
+use crate::sys::signals;
 use crate::sys::{STATUS_CANNOT_EXECUTE, STATUS_FAILED, STATUS_NOT_FOUND};
 
 /// Why the command does not run.
@@ -35,10 +36,17 @@ impl StartError {
 }
 
 /// Starts the command, in this process's group, session and directory, with its environment,
-/// standard output and standard error.
-pub(crate) fn start(command: &[OsString], stdin: OwnedFd) -> Result<Pid, StartError> {
+/// standard output and standard error, and these signals blocked.
+pub(crate) fn start(
+    command: &[OsString],
+    stdin: OwnedFd,
+    blocked: &[i32],
+) -> Result<Pid, StartError> {
     let (program, arguments) = command.split_first().ok_or(StartError::Nothing)?;
-    let child = Command::new(program).args(arguments).stdin(Stdio::from(stdin)).spawn();
+    let mut command = Command::new(program);
+    command.args(arguments).stdin(Stdio::from(stdin));
+    let child = signals::with_blocked(blocked, || command.spawn())
+        .and_then(|spawned| spawned);
     let child = child.map_err(|source| match source.kind() {
         io::ErrorKind::NotFound => StartError::NotFound(program.clone()),
         _ => StartError::CannotExecute { command: program.clone(), source },

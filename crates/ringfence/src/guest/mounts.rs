@@ -11,8 +11,7 @@ use rustix::mount::{
 
 use super::{GuestConfig, files};
 
-const FLAGS: MountFlags =
-    MountFlags::NOSUID.union(MountFlags::NODEV).union(MountFlags::NOEXEC);
+const FLAGS: MountFlags = MountFlags::NOSUID.union(MountFlags::NODEV).union(MountFlags::NOEXEC);
 
 /// A directory that every system has; files are written there before they are put in place.
 const SCRATCH: &str = "/proc";
@@ -37,7 +36,8 @@ pub(crate) fn prepare(config: &GuestConfig, remarks: &mut Vec<String>) -> io::Re
         hide_name_cache(remarks);
     }
     if let Err(errno) = rustix::mount::mount("proc", "/proc", "proc", FLAGS, None) {
-        remarks.push(format!("/proc shows the processes of outside: it cannot be mounted ({errno})"));
+        remarks
+            .push(format!("/proc shows the processes of outside: it cannot be mounted ({errno})"));
     }
     if let Err(error) = mount_sys() {
         remarks.push(format!("/sys shows the network of outside: it cannot be mounted ({error})"));
@@ -81,7 +81,8 @@ fn replace_files(
 fn hide_name_cache(remarks: &mut Vec<String>) {
     for directory in ["/run/nscd", "/var/run/nscd"] {
         let hidden = || {
-            let mounted = rustix::mount::mount("ringfence", directory, "tmpfs", FLAGS, Some(c"size=4k"));
+            let mounted =
+                rustix::mount::mount("ringfence", directory, "tmpfs", FLAGS, Some(c"size=4k"));
             mounted.map_err(io::Error::from)
         };
         let is_there = Path::new(directory).join("socket").exists();

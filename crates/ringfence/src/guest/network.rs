@@ -41,7 +41,9 @@ pub(crate) fn set_up(
     };
     let mut netlink = Netlink::open().map_err(fail)?;
     let loopback = netlink.index_of("lo").map_err(fail)?;
-    netlink.change_link(loopback, &LinkChange { up: true, ..LinkChange::default() }).map_err(fail)?;
+    netlink
+        .change_link(loopback, &LinkChange { up: true, ..LinkChange::default() })
+        .map_err(fail)?;
     allow_ping(remarks);
     let Some(interface) = interface else { return Ok(None) };
     let mut tap = Tap::create(&interface.name)?;
@@ -89,10 +91,7 @@ struct Settings<'a> {
     addresses: &'a [Address],
 }
 
-fn configure(
-    netlink: &mut Netlink,
-    config: &Settings<'_>,
-) -> Result<Vec<String>, NetworkError> {
+fn configure(netlink: &mut Netlink, config: &Settings<'_>) -> Result<Vec<String>, NetworkError> {
     let fail = |what: String| {
         let interface = config.name.to_owned();
         move |source| NetworkError::Interface { interface, what, source }
@@ -116,7 +115,10 @@ fn configure(
 
 fn why_no_ipv6(config: &Settings<'_>, address: Address) -> String {
     if config.mtu < IPV6_MTU_MIN {
-        format!("{address} is left out: IPv6 needs an MTU of {IPV6_MTU_MIN}, and this is {}", config.mtu)
+        format!(
+            "{address} is left out: IPv6 needs an MTU of {IPV6_MTU_MIN}, and this is {}",
+            config.mtu
+        )
     } else {
         format!("{address} is left out: this kernel has no IPv6")
     }

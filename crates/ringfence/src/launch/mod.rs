@@ -38,7 +38,7 @@ use crate::guest::{self, Address, GuestConfig, InterfaceConfig, NamesConfig};
 use crate::switchboard::{AttachRequest, FromDriver, LegConfig, ToDriver, VERSION};
 use crate::sys::STATUS_FAILED;
 use crate::sys::channel::Channel;
-use crate::sys::signals::Signals;
+use crate::sys::signals::{self, Signals};
 
 /// What the interface of a guest is called.
 const INTERFACE: &str = "eth0";
@@ -99,6 +99,7 @@ struct Launch<'a> {
     options: &'a Options,
     reporter: Reporter,
     signals: Signals,
+    blocked: Vec<i32>,
     terminal: Option<Terminal>,
     inherited: Vec<RawFd>,
     command: Vec<OsString>,
@@ -110,13 +111,14 @@ impl<'a> Launch<'a> {
         let inherited = namespaces::inheritable_fds()?;
         namespaces::set_inheritable(&inherited, false)?;
         let terminal = Terminal::if_foreground();
+        let blocked = signals::blocked()?;
         let signals = supervise::signals()?;
         let command = if options.command.is_empty() {
             vec![std::env::var_os("SHELL").unwrap_or_else(|| "/bin/sh".into())]
         } else {
             options.command.clone()
         };
-        Ok(Launch { options, reporter, signals, terminal, inherited, command })
+        Ok(Launch { options, reporter, signals, blocked, terminal, inherited, command })
     }
 
     fn go(self) -> anyhow::Result<u8> {
@@ -139,7 +141,8 @@ impl<'a> Launch<'a> {
             self.connect_host(&tap, leg, &seat.lease)
                 .with_context(|| format!("--host-tap {}", tap.name))?;
         }
-        let mut supervisor = Supervisor::new(self.reporter, &self.signals, &directory, options, seat);
+        let mut supervisor =
+            Supervisor::new(self.reporter, &self.signals, &directory, options, seat);
         let ended = supervisor.run(&self.command, &self.inherited, &self.guest_config(&supervisor));
         // In this order: the processes end, then the terminal is ours again.
         drop(supervisor);
@@ -189,10 +192,8 @@ impl<'a> Launch<'a> {
                 mtu: options.mtu.into(),
                 addresses: attached.addresses.clone(),
             }),
-            names: Some(NamesConfig {
-                switch: options.switch.clone(),
-                own: options.name.clone(),
-            }),
+            names: Some(NamesConfig { switch: options.switch.clone(), own: options.name.clone() }),
+            blocked_signals: self.blocked.clone(),
         }
     }
 }

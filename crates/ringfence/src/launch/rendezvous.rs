@@ -6,10 +6,10 @@ use std::time::{Duration, Instant};
 use super::report::{Reporter, last_line, printable};
 use super::runtime_dir::{RuntimeDir, RuntimeDirError};
 use crate::switchboard::{AttachRequest, Attached, DriverConfig, FromDriver, ToDriver};
+use crate::sys::Ending;
 use crate::sys::channel::{Channel, ChannelError, expect_fds};
 use crate::sys::keeper::Obituary;
 use crate::sys::spawn::{Aftermath, DomainKind, DomainProcess, Spawn, SpawnError};
-use crate::sys::Ending;
 
 /// How long a driver domain may take to answer, or to be gone when it is on its way out.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -130,12 +130,8 @@ fn reach(
         socket: socket.clone(),
         listener: listener.as_fd(),
     };
-    let spawn = Spawn {
-        kind: DomainKind::Driver,
-        command: &[],
-        inherit: &[],
-        aftermath: Some(aftermath),
-    };
+    let spawn =
+        Spawn { kind: DomainKind::Driver, command: &[], inherit: &[], aftermath: Some(aftermath) };
     let started = DomainProcess::start(&spawn).map_err(RendezvousError::from).and_then(|driver| {
         let config = DriverConfig { switch: switch.to_owned(), verbose: reporter.is_verbose() };
         driver.channel().send(&config, &[listener.as_fd()])?;

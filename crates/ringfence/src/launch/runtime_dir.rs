@@ -167,8 +167,7 @@ impl RuntimeDir {
         let socket = self.socket()?;
         rustix::net::bind(&socket, &self.address(switch)?).map_err(fail)?;
         rustix::net::listen(&socket, BACKLOG).map_err(fail)?;
-        let stat =
-            rustix::fs::statat(&self.fd, &name, AtFlags::SYMLINK_NOFOLLOW).map_err(fail)?;
+        let stat = rustix::fs::statat(&self.fd, &name, AtFlags::SYMLINK_NOFOLLOW).map_err(fail)?;
         Ok((socket, SocketFile { name, device: stat.st_dev, inode: stat.st_ino }))
     }
 
@@ -236,8 +235,7 @@ fn choose(session: Option<PathBuf>, uid: u32) -> PathBuf {
 
 fn is_own(directory: &Path) -> bool {
     let uid = rustix::process::geteuid().as_raw();
-    directory.is_absolute()
-        && rustix::fs::stat(directory).is_ok_and(|stat| stat.st_uid == uid)
+    directory.is_absolute() && rustix::fs::stat(directory).is_ok_and(|stat| stat.st_uid == uid)
 }
 
 #[cfg(test)]

@@ -297,7 +297,8 @@ impl<'a> Supervisor<'a> {
             }
             News::GuestGone(ended) => Some(self.gone("the guest's init", &ended)),
             News::Frontend(FromFrontend::Down(why)) => {
-                self.reporter.problem(format_args!("the guest's network is down: {}", printable(&why)));
+                self.reporter
+                    .problem(format_args!("the guest's network is down: {}", printable(&why)));
                 None
             }
             News::Frontend(FromFrontend::Up) => {
@@ -311,9 +312,9 @@ impl<'a> Supervisor<'a> {
                 ));
                 None
             }
-            News::Frontend(FromFrontend::Failed(why)) => {
-                Some(self.unless_driver_gone(Outcome::failed(format!("the frontend failed: {}", printable(&why)))))
-            }
+            News::Frontend(FromFrontend::Failed(why)) => Some(self.unless_driver_gone(
+                Outcome::failed(format!("the frontend failed: {}", printable(&why))),
+            )),
             News::FrontendGone(ended) => {
                 Some(self.unless_driver_gone(self.gone("the frontend", &ended)))
             }

@@ -38,7 +38,9 @@ pub enum ChannelError {
     #[error("no answer within {0:?}")]
     TimedOut(Duration),
     /// What was sent, or was to be sent, is over the limits.
-    #[error("a message of {size} bytes and {fds} descriptors (the limits are {MESSAGE_MAX} and {FDS_MAX})")]
+    #[error(
+        "a message of {size} bytes and {fds} descriptors (the limits are {MESSAGE_MAX} and {FDS_MAX})"
+    )]
     TooLarge {
         /// Its bytes.
         size: usize,

@@ -244,7 +244,8 @@ fn watch(
     control: &Channel,
 ) -> Result<(Ending, String), KeeperError> {
     let fail = KeeperError::system("waiting for the inner process");
-    let pid = i32::try_from(inner.id()).ok().and_then(Pid::from_raw).ok_or(KeeperError::Protocol)?;
+    let pid =
+        i32::try_from(inner.id()).ok().and_then(Pid::from_raw).ok_or(KeeperError::Protocol)?;
     let pidfd = rustix::process::pidfd_open(pid, PidfdFlags::empty())
         .map_err(|errno| fail(errno.into()))?;
     let mut said = inner.stderr.take();
@@ -278,10 +279,9 @@ fn watch(
         }
     }
     while said.is_some() && words.listen(&mut said, control) {}
-    let status = rustix::io::retry_on_intr(|| {
-        rustix::process::waitpid(Some(pid), WaitOptions::empty())
-    })
-    .map_err(|errno| fail(errno.into()))?;
+    let status =
+        rustix::io::retry_on_intr(|| rustix::process::waitpid(Some(pid), WaitOptions::empty()))
+            .map_err(|errno| fail(errno.into()))?;
     let ending = status.map_or(Ending::Unknown, |(_, status)| Ending::from_wait(status));
     Ok((ending, words.into_text()))
 }
@@ -295,11 +295,7 @@ struct LastWords {
 impl LastWords {
     /// Reads once; `false` at the end of the stream. Only to be called when there is something to
     /// read, or the writer is gone.
-    fn listen(
-        &mut self,
-        said: &mut Option<std::process::ChildStderr>,
-        control: &Channel,
-    ) -> bool {
+    fn listen(&mut self, said: &mut Option<std::process::ChildStderr>, control: &Channel) -> bool {
         let mut buffer = [0; LAST_WORDS_MAX];
         let Some(length) = said.as_mut().and_then(|said| said.read(&mut buffer).ok()) else {
             return false;

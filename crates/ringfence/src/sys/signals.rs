@@ -25,8 +25,8 @@ pub struct Arrived {
 
 impl Signals {
     /// Blocks `wanted` and opens a descriptor that they are read from. Those that this process
-    /// was started with ignored (`nohup`) stay ignored. Programs started by way of
-    /// `std::process` are not affected: that clears their mask.
+    /// was started with ignored (`nohup`) stay ignored. Programs that are started inherit what is
+    /// blocked.
     ///
     /// To be called while there is one thread.
     ///
@@ -62,6 +62,33 @@ impl AsFd for Signals {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
     }
+}
+
+/// The signals that this process was started with blocked, by number; a command that is to notice
+/// nothing of us has them blocked too.
+///
+/// # Errors
+///
+/// The kernel's; none are expected.
+pub fn blocked() -> io::Result<Vec<i32>> {
+    Ok(SigSet::thread_get_mask()?.iter().map(|signal| signal as i32).collect())
+}
+
+/// Does something, such as to start a program, which inherits them, while exactly these signals
+/// are blocked. Only where none of the others does harm: in process 1 of a PID namespace, which
+/// the kernel spares.
+///
+/// # Errors
+///
+/// The kernel's; none are expected.
+pub fn with_blocked<T>(numbers: &[i32], act: impl FnOnce() -> T) -> io::Result<T> {
+    let wanted: SigSet =
+        numbers.iter().filter_map(|&number| Signal::try_from(number).ok()).collect();
+    let before = SigSet::thread_get_mask()?;
+    wanted.thread_set_mask()?;
+    let result = act();
+    before.thread_set_mask()?;
+    Ok(result)
 }
 
 /// Blocks every signal that can be blocked, for a process that only waits for others.

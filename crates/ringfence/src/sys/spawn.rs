@@ -10,10 +10,10 @@ use std::time::{Duration, Instant};
 use ringfence_platform::namespaces;
 use serde::{Deserialize, Serialize};
 
+use super::Ending;
 use super::channel::{Channel, ChannelError, wait_readable};
 use super::ids::{self, MapWriter, Maps};
 use super::keeper::{FromKeeper, ToKeeper};
-use super::Ending;
 
 /// This program, whatever happened to its file meanwhile.
 pub(crate) const THIS_PROGRAM: &str = "/proc/self/exe";
@@ -193,8 +193,7 @@ impl DomainProcess {
         self.tell(&ToKeeper::SetUp { map_writer, socket }, &fds)?;
         if let Some(maps) = maps {
             self.hear(&FromKeeper::Unshared)?;
-            maps.write_for(self.keeper.id())
-                .map_err(|source| SpawnError::Maps { kind, source })?;
+            maps.write_for(self.keeper.id()).map_err(|source| SpawnError::Maps { kind, source })?;
             self.tell(&ToKeeper::Mapped, &[])?;
         }
         self.hear(&FromKeeper::Started)

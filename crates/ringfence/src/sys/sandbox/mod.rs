@@ -113,11 +113,15 @@ impl From<rustix::io::Errno> for SandboxError {
 }
 
 fn refuse_surplus_descriptors(expected: &[i32]) -> Result<(), SandboxError> {
-    let listing = stage("list of descriptors", rustix::fs::open(
-        "/proc/self/fd",
-        rustix::fs::OFlags::DIRECTORY | rustix::fs::OFlags::CLOEXEC,
-        rustix::fs::Mode::empty(),
-    ).map_err(Into::into))?;
+    let listing = stage(
+        "list of descriptors",
+        rustix::fs::open(
+            "/proc/self/fd",
+            rustix::fs::OFlags::DIRECTORY | rustix::fs::OFlags::CLOEXEC,
+            rustix::fs::Mode::empty(),
+        )
+        .map_err(Into::into),
+    )?;
     let own = std::os::fd::AsRawFd::as_raw_fd(&listing);
     let mut surplus = Vec::new();
     for entry in rustix::fs::Dir::read_from(&listing)? {

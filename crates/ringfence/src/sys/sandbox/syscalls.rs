@@ -99,10 +99,7 @@ const fn is(index: u8, value: i32) -> Argument {
 }
 
 const fn masked(index: u8, mask: i32, value: i32) -> Argument {
-    Argument {
-        index,
-        test: Test::Masked { mask: mask.cast_unsigned(), is: value.cast_unsigned() },
-    }
+    Argument { index, test: Test::Masked { mask: mask.cast_unsigned(), is: value.cast_unsigned() } }
 }
 
 const fn has(index: u8, bits: i32) -> Argument {
@@ -270,8 +267,7 @@ fn rules(kind: DomainKind) -> Result<BTreeMap<i64, Vec<SeccompRule>>, FilterErro
         }
         let of_call = rules.entry(row.number).or_default();
         if !row.when.is_empty() {
-            let conditions =
-                row.when.iter().map(condition).collect::<Result<Vec<_>, _>>()?;
+            let conditions = row.when.iter().map(condition).collect::<Result<Vec<_>, _>>()?;
             of_call.push(SeccompRule::new(conditions)?);
         }
     }
