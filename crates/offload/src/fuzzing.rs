@@ -1,6 +1,6 @@
-//! The body of the fuzz target `packet_parse`, also run by the property tests.
+//! The bodies of the fuzz targets, also run by the property tests.
 //!
-//! It claims more than "does not panic": what was parsed lies inside the bytes given, what was
+//! [`packet_parse`] claims more than "does not panic": what was parsed lies inside the bytes given, what was
 //! accepted is what the headers show when read again by plain indexing, and what was finished
 //! verifies.
 
@@ -12,11 +12,21 @@ use crate::meta::{Checksum, GsoKind, OffloadMeta};
 use crate::packet::{Layers, Network, Transport};
 use crate::vnet::{MODERN_LEN, VnetHeader};
 
+mod coalesce;
+mod segment;
+#[cfg(test)]
+mod tests;
+
+pub use coalesce::coalesce;
+#[cfg(test)]
+pub(crate) use coalesce::round_keeps_the_promises;
+pub use segment::segment;
+
 /// Octets of the input before the frame: a virtio-net header, then `captured`, `missing` (frame octets
 /// beyond the input) and a cutting place.
 const PREFIX: usize = MODERN_LEN + 6;
 
-/// One case: any bytes at all.
+/// One case: any bytes at all. A virtio-net header, 6 octets of settings, a frame.
 ///
 /// # Panics
 /// If the crate breaks one of its promises. That is what the fuzzer looks for.

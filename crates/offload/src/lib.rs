@@ -21,6 +21,7 @@
 pub mod accept;
 pub mod blank;
 pub mod checksum;
+pub mod coalesce;
 #[cfg(any(test, feature = "test-utils"))]
 #[doc(hidden)]
 pub mod fuzzing;

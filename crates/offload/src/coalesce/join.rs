@@ -1,0 +1,163 @@
+//! Whether a frame continues a packet, and the packet's header once all have joined.
+
+use super::candidate::Candidate;
+use super::{MAX_UDP_DATAGRAMS, SEGMENT_FLAGS};
+use crate::blank::reset_pseudo_header;
+use crate::meta::{Gso, GsoKind, OffloadMeta};
+use crate::packet::{Layers, tcp_flags};
+use crate::rewrite::{IPV6_LEN, Shape, field, get_u16, get_u32, put_u16};
+
+/// What IP's length field can say: octets of the whole packet in IPv4, of what follows the fixed header
+/// in IPv6.
+const IP_LENGTH_MAX: u64 = 65_535;
+
+/// "Don't fragment", in the first octet of IPv4's flags and offset.
+const DONT_FRAGMENT: u8 = 0x40;
+
+/// What has joined a packet so far.
+#[derive(Clone, Debug)]
+pub(super) struct Join {
+    pub(super) shape: Shape,
+    kind: GsoKind,
+    /// Payload octets of each segment but the last.
+    size: u32,
+    /// Payload octets so far.
+    len: u32,
+    /// Packets of the wire so far.
+    segments: u32,
+    /// Flags that later segments brought.
+    flags: u8,
+    /// The second segment had the first one's identification.
+    fixed_id: bool,
+    /// Nothing can follow.
+    pub(super) ended: bool,
+}
+
+impl Join {
+    /// A packet that `first` begins.
+    pub(super) fn new(first: &Candidate<'_>) -> Self {
+        Self {
+            shape: first.shape,
+            kind: first.kind,
+            size: first.size,
+            len: first.payload_len(),
+            segments: first.segments,
+            flags: 0,
+            fixed_id: false,
+            ended: first.ends(),
+        }
+    }
+
+    /// Whether `next` continues the packet whose first header is `header`.
+    pub(super) fn admits(&self, header: &[u8], next: &Candidate<'_>, packet_len: u32) -> bool {
+        !self.ended
+            && self.kind == next.kind
+            && header.len() == next.header.len()
+            && self.shape.transport == next.shape.transport
+            && self.fits(header, next, packet_len)
+            && self.same_ip(header, next)
+            && self.same_transport(header, next)
+    }
+
+    fn fits(&self, header: &[u8], next: &Candidate<'_>, packet_len: u32) -> bool {
+        let len = u64::from(self.len) + u64::from(next.payload_len());
+        let frame = header.len() as u64 + len;
+        let size = if next.segments > 1 {
+            next.size == self.size
+        } else {
+            next.payload_len() <= self.size
+        };
+        let count = self.segments + next.segments;
+        let counted = self.kind.is_tcp() || count <= MAX_UDP_DATAGRAMS;
+        let fixed = if self.shape.is_v6 { IPV6_LEN } else { 0 };
+        let ip = frame - (self.shape.network + fixed) as u64;
+        size && counted && frame <= u64::from(packet_len) && ip <= IP_LENGTH_MAX
+    }
+
+    /// Link header and IP are equal, lengths, IPv4 checksum and identification apart.
+    fn same_ip(&self, header: &[u8], next: &Candidate<'_>) -> bool {
+        let (at, end) = (self.shape.network, self.shape.transport);
+        let same = |from: usize, to: usize| header[from..to] == next.header[from..to];
+        if self.shape.is_v6 {
+            return same(0, at + 4) && same(at + 6, end);
+        }
+        same(0, at + 2)
+            && same(at + 6, at + 10)
+            && same(at + 12, end)
+            && self.id_follows(header, next)
+    }
+
+    fn id_follows(&self, header: &[u8], next: &Candidate<'_>) -> bool {
+        let at = self.shape.network + 4;
+        let distance = get_u16(next.header, at).wrapping_sub(get_u16(header, at));
+        let fixed = distance == 0 && (self.fixed_id || self.may_fix_id(header, next));
+        let counted = u32::from(distance) == self.segments & 0xffff && !self.fixed_id;
+        fixed || counted
+    }
+
+    /// Identifications that are all the same are allowed where none is needed (RFC 6864), and must
+    /// be from the second segment on.
+    fn may_fix_id(&self, header: &[u8], next: &Candidate<'_>) -> bool {
+        let atomic = header[self.shape.network + 6] & DONT_FRAGMENT != 0;
+        atomic && self.segments == 1 && next.segments == 1
+    }
+
+    fn same_transport(&self, header: &[u8], next: &Candidate<'_>) -> bool {
+        let at = self.shape.transport;
+        let same =
+            |from: usize, to: usize| header[at + from..at + to] == next.header[at + from..at + to];
+        if !self.kind.is_tcp() {
+            return same(0, 4);
+        }
+        let flags = header[at + 13] ^ next.flags();
+        let seq = get_u32(header, at + 4).wrapping_add(self.len);
+        same(0, 4)
+            && same(8, 13)
+            && flags & !SEGMENT_FLAGS == 0
+            && next.flags() & tcp_flags::CWR == 0
+            && same(14, 16)
+            && same(18, header.len() - at)
+            && get_u32(next.header, at + 4) == seq
+    }
+
+    /// Adds what was admitted.
+    pub(super) fn add(&mut self, header: &[u8], next: &Candidate<'_>) {
+        let id_at = self.shape.network + 4;
+        if self.segments == 1 && !self.shape.is_v6 {
+            self.fixed_id = get_u16(header, id_at) == get_u16(next.header, id_at);
+        }
+        self.len += next.payload_len();
+        self.segments += next.segments;
+        self.flags |= next.flags() & (tcp_flags::FIN | tcp_flags::PSH);
+        let short = !next.payload_len().is_multiple_of(self.size);
+        let full = !self.kind.is_tcp() && self.segments >= MAX_UDP_DATAGRAMS;
+        self.ended = short || full || self.flags != 0;
+    }
+
+    /// Octets of the frame that the packet is.
+    pub(super) fn frame_len(&self, header_len: usize) -> u32 {
+        u32::try_from(header_len).unwrap_or(u32::MAX).saturating_add(self.len)
+    }
+
+    /// Makes `header` that of the whole packet, its checksum blank.
+    pub(super) fn complete(&self, header: &mut [u8]) -> OffloadMeta {
+        let frame_len = self.frame_len(header.len());
+        let end = usize::try_from(frame_len).unwrap_or(usize::MAX);
+        self.shape.set_ip_len(header, end - self.shape.network);
+        self.shape.set_ip_checksum(header);
+        let at = self.shape.transport;
+        if self.kind.is_tcp() {
+            header[at + 13] |= self.flags;
+        } else {
+            put_u16(header, at + 4, field(end - at));
+        }
+        let ecn = self.kind.is_tcp() && header[at + 13] & tcp_flags::CWR != 0;
+        let size = u16::try_from(self.size).unwrap_or(u16::MAX);
+        let gso = Some(Gso { kind: self.kind, ecn, size });
+        // Whole TCP and UDP packets with equal lengths, as these are, have a place and a sum.
+        let place = Layers::parse(header, frame_len)
+            .ok()
+            .and_then(|layers| reset_pseudo_header(header, &layers).ok());
+        place.map_or(OffloadMeta::PLAIN, |place| OffloadMeta { checksum: place.into(), gso })
+    }
+}

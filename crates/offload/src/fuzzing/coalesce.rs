@@ -1,0 +1,224 @@
+//! The body of the fuzz target `coalesce`.
+//!
+//! A round is made of a super-packet's own segments, some of them altered, left out or repeated, so
+//! that many nearly fit. Whatever joins: each frame is in one packet, frames of a flow keep their
+//! order, and splitting the packet gives its frames back.
+
+use std::collections::HashMap;
+
+use crate::accept::accept;
+use crate::checksum::complete_partial;
+use crate::checksum::verify::{Verdict, verify_transport};
+use crate::coalesce::{Coalescer, Limits, MAX_UDP_DATAGRAMS, Merged, Packet};
+use crate::meta::{Checksum, GsoKind, OffloadMeta};
+use crate::packet::{Layers, Network};
+use crate::segment::{HEADER_MAX, Segmenter};
+use crate::vnet::{MODERN_LEN, VnetHeader};
+
+/// Octets before the super-packet: settings, a virtio-net header, the super-packet's length.
+const PREFIX: usize = 1 + MODERN_LEN + 2;
+/// Frames in a round.
+const FRAMES: usize = 48;
+
+type Frame = (Vec<u8>, OffloadMeta);
+
+/// One case: any bytes at all. After the super-packet come steps of 3 octets: what to do, and two
+/// arguments.
+///
+/// # Panics
+/// If the crate breaks one of its promises.
+pub fn coalesce(data: &[u8]) {
+    let Some((prefix, rest)) = data.split_first_chunk::<PREFIX>() else {
+        return;
+    };
+    let [settings, vnet @ .., l0, l1] = *prefix;
+    let len = usize::from(u16::from_le_bytes([l0, l1])).min(rest.len());
+    let (frame, script) = rest.split_at(len);
+    let mut frame = frame.to_vec();
+    let layers = Layers::parse(&frame, length(&frame));
+    let meta = VnetHeader::from_modern(&vnet).accept(&mut frame, &layers);
+    let meta = meta.unwrap_or(OffloadMeta::PLAIN);
+    let limits = Limits {
+        frames: FRAMES,
+        flows: 8,
+        packet_len: if settings & 1 == 0 { 65_535 } else { 4000 },
+        packet_frames: if settings & 2 == 0 { 64 } else { 3 },
+        udp: settings & 4 == 0,
+        ..Limits::default()
+    };
+    round_keeps_the_promises(&round(frame, meta, script), limits);
+}
+
+/// The frames of a round.
+fn round(frame: Vec<u8>, meta: OffloadMeta, script: &[u8]) -> Vec<Frame> {
+    let whole = (frame, meta);
+    let blank = split(&whole, false);
+    let mut next = blank.iter();
+    let mut frames: Vec<Frame> = Vec::new();
+    for step in script.chunks_exact(3).take(FRAMES) {
+        let last = frames.last().cloned();
+        let frame = match (step[0] % 8, next.clone().next()) {
+            (0..=2, Some(_)) => next.next().cloned().map(|frame| finish(frame, step[0] % 8)),
+            (3, _) => next.next().and(None),
+            (4, _) => Some(whole.clone()),
+            (5, _) => last,
+            (6, _) => last.map(|(mut bytes, meta)| {
+                let at = usize::from(step[1]);
+                if let Some(octet) = bytes.get_mut(at) {
+                    *octet ^= step[2];
+                }
+                (bytes, meta)
+            }),
+            (_, _) => last.map(|(mut bytes, _)| {
+                bytes.push(step[1]);
+                (bytes, OffloadMeta::PLAIN)
+            }),
+        };
+        frames.extend(frame);
+    }
+    frames
+}
+
+/// A blank checksum stays so, or is finished and known to be right or not.
+fn finish((mut bytes, meta): Frame, how: u8) -> Frame {
+    let Some(place) = meta.checksum.place().filter(|_| how > 0) else {
+        return (bytes, meta);
+    };
+    let done = complete_partial(&mut bytes, place);
+    assert!(done.is_ok(), "{done:?}");
+    let checksum = if how == 1 { Checksum::None } else { Checksum::Verified };
+    (bytes, OffloadMeta { checksum, gso: None })
+}
+
+fn length(bytes: &[u8]) -> u32 {
+    u32::try_from(bytes.len()).unwrap_or(u32::MAX)
+}
+
+/// The packets of the wire that a frame stands for; none if it cannot be split.
+fn split((bytes, meta): &Frame, complete: bool) -> Vec<Frame> {
+    let Ok(layers) = Layers::parse(bytes, length(bytes)) else {
+        return Vec::new();
+    };
+    let headers = &bytes[..bytes.len().min(HEADER_MAX)];
+    let Ok(mut segmenter) = Segmenter::new(headers, &layers, *meta) else {
+        return Vec::new();
+    };
+    let mut room = [0; HEADER_MAX];
+    let mut made = Vec::new();
+    loop {
+        let next = if complete {
+            segmenter.next_complete(&mut room, &mut &bytes[..])
+        } else {
+            segmenter.next_partial(&mut room)
+        };
+        let Ok(Some(segment)) = next else { break };
+        let payload = &bytes[segment.payload.start as usize..segment.payload.end as usize];
+        made.push(([&room[..segment.header_len], payload].concat(), segment.meta));
+    }
+    made
+}
+
+/// Checks a round of any frames.
+pub(crate) fn round_keeps_the_promises(frames: &[Frame], limits: Limits) {
+    let mut coalescer = Coalescer::new(limits);
+    for (index, (bytes, meta)) in frames.iter().enumerate() {
+        let layers = Layers::parse(bytes, length(bytes)).ok();
+        let headers = &bytes[..bytes.len().min(HEADER_MAX)];
+        let index = u32::try_from(index).unwrap_or(u32::MAX);
+        let full = coalescer.push(index, headers, layers.as_ref(), *meta, &mut &bytes[..]);
+        assert_eq!(full, Ok(()));
+    }
+    let mut order = Vec::new();
+    for packet in coalescer.finish() {
+        match packet {
+            Packet::Alone(frame) => order.push(frame),
+            Packet::Merged(merged) => {
+                order.extend(merged.members().map(|member| member.frame));
+                merged_packet_is_sound(&merged, frames, limits);
+            }
+        }
+    }
+    flows_keep_their_order(frames, &order);
+    order.sort_unstable();
+    assert!(order.into_iter().eq((0..).take(frames.len())), "each frame once");
+}
+
+fn merged_packet_is_sound(merged: &Merged<'_>, frames: &[Frame], limits: Limits) {
+    let mut bytes = merged.header.to_vec();
+    let mut expected = Vec::new();
+    let mut count = 0;
+    for member in merged.members() {
+        let (frame, meta) = &frames[member.frame as usize];
+        let payload = &frame[member.payload.start as usize..member.payload.end as usize];
+        assert_eq!(member.payload.end, length(frame), "all of a frame's payload");
+        bytes.extend_from_slice(payload);
+        count += 1;
+        if meta.checksum == Checksum::None {
+            let layers = Layers::parse(frame, length(frame));
+            let verdict = layers.map(|layers| verify_transport(frame, [], &layers));
+            assert_eq!(verdict, Ok(Ok(Verdict::Correct)), "no damaged frame joins");
+        }
+        if meta.gso.is_some() {
+            expected.extend(split(&(frame.clone(), *meta), true).into_iter().map(|(b, _)| b));
+        } else {
+            expected.push(frame.clone());
+        }
+    }
+    assert!(count >= 2 && count == merged.frames && count <= limits.packet_frames);
+    assert!(length(&bytes) == merged.len && merged.len <= limits.packet_len);
+    let Ok(layers) = Layers::parse(&bytes, merged.len) else {
+        panic!("a joined packet does not parse");
+    };
+    let accepted = accept(merged.meta, &mut bytes, &layers);
+    assert_eq!(accepted, Ok(merged.meta), "a joined packet is accepted");
+    assert!(merged.meta.gso.is_some_and(|gso| gso.kind != GsoKind::UdpFragment));
+    let made = split(&(bytes, merged.meta), true);
+    if merged.meta.gso.is_some_and(|gso| gso.kind == GsoKind::Udp) {
+        assert!(length_of(&made) <= MAX_UDP_DATAGRAMS);
+    }
+    let made: Vec<_> = made.into_iter().map(|(bytes, _)| canonical(bytes)).collect();
+    let expected: Vec<_> = expected.into_iter().map(canonical).collect();
+    assert_eq!(made, expected, "splitting gives the frames back");
+}
+
+fn length_of(list: &[Frame]) -> u32 {
+    u32::try_from(list.len()).unwrap_or(u32::MAX)
+}
+
+/// A packet without what joining may change: the transport's checksum (blank, or of two forms of
+/// zero), and the identification of an IPv4 packet that must not be fragmented.
+fn canonical(mut bytes: Vec<u8>) -> Vec<u8> {
+    let Ok(layers) = Layers::parse(&bytes, length(&bytes)) else {
+        panic!("a packet that joined does not parse");
+    };
+    if let Some(place) = layers.checksum_place() {
+        bytes[place.field()..place.field_end()].fill(0);
+    }
+    if let Network::Ipv4(ip) = layers.network()
+        && ip.dont_fragment
+    {
+        let at = usize::from(ip.offset);
+        bytes[at + 4..at + 6].fill(0);
+        bytes[at + 10..at + 12].fill(0);
+    }
+    bytes
+}
+
+fn flows_keep_their_order(frames: &[Frame], order: &[u32]) {
+    let mut last: HashMap<Vec<u8>, u32> = HashMap::new();
+    for &frame in order {
+        let bytes = &frames[frame as usize].0;
+        let Ok(layers) = Layers::parse(bytes, length(bytes)) else { continue };
+        let Some(place) = layers.checksum_place() else { continue };
+        let (ip, ports) = (usize::from(layers.network_offset()), usize::from(place.start));
+        let addresses = match layers.network() {
+            Network::Ipv4(_) => ip + 12..ip + 20,
+            _ => ip + 8..ip + 40,
+        };
+        let parts = [&bytes[..ip], &bytes[addresses], &bytes[ports..ports + 4]];
+        let flow = [&parts.concat()[..], &place.offset.to_be_bytes()].concat();
+        if let Some(before) = last.insert(flow, frame) {
+            assert!(before < frame, "frame {frame} was overtaken by {before}");
+        }
+    }
+}
