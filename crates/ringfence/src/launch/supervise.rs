@@ -16,7 +16,7 @@ use crate::guest::{FromGuest, GuestConfig, ToGuest};
 use crate::switchboard::{Attached, FromDriver, FromFrontend, FrontendConfig};
 use crate::sys::channel::{Channel, expect_fds, poll_until, wait_hung_up};
 use crate::sys::signals::{Arrived, Signals};
-use crate::sys::spawn::{DomainKind, DomainProcess, Ended, Event, Spawn};
+use crate::sys::spawn::{DomainKind, DomainProcess, Ended, Event, Process, Spawn};
 use crate::sys::{ChannelError, Ending, STATUS_FAILED};
 
 /// How long a guest or a frontend may take to be ready.
@@ -343,7 +343,11 @@ impl<'a> Supervisor<'a> {
 
     fn gone(&self, who: &str, ended: &Ended) -> Outcome {
         let why = because(last_line(&ended.last_words).as_deref());
-        Outcome::failed(format!("{who} {}{why}; this guest ends with it", ended.ending))
+        let keeper = match ended.first {
+            Process::Inner => "",
+            Process::Keeper => "the keeper of ",
+        };
+        Outcome::failed(format!("{keeper}{who} {}{why}; this guest ends with it", ended.ending))
     }
 
     /// A frontend without its driver domain ends as well: then that is the reason to tell.

@@ -70,6 +70,17 @@ impl Ending {
     }
 }
 
+impl Ending {
+    /// As [`Ending::from_wait`], for the other way of waiting.
+    pub(crate) fn from_wait_id(status: &rustix::process::WaitIdStatus) -> Ending {
+        if let Some(code) = status.exit_status() {
+            Ending::Exited(u8::try_from(code).unwrap_or(u8::MAX))
+        } else {
+            status.terminating_signal().map_or(Ending::Unknown, Ending::Killed)
+        }
+    }
+}
+
 impl std::fmt::Display for Ending {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match *self {

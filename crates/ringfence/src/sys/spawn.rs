@@ -8,6 +8,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use ringfence_platform::namespaces;
+use rustix::process::{Pid, WaitId, WaitIdOptions};
 use serde::{Deserialize, Serialize};
 
 use super::Ending;
@@ -146,10 +147,21 @@ pub struct DomainProcess {
 /// What became of a domain.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ended {
-    /// How its inner process ended.
+    /// Which of its two processes ended first, and took the other along.
+    pub first: Process,
+    /// How that one ended.
     pub ending: Ending,
     /// The last it said on standard error.
     pub last_words: String,
+}
+
+/// One of a domain's processes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Process {
+    /// The one that does the domain's work.
+    Inner,
+    /// The one that waits for it.
+    Keeper,
 }
 
 /// What a keeper tells while its domain runs.
@@ -248,18 +260,36 @@ impl DomainProcess {
 
     /// What the keeper told since, if anything. When the keeper itself is gone, its domain is too.
     pub fn next_event(&self) -> Option<Event> {
-        let gone = Event::Ended(Ended { ending: Ending::Unknown, last_words: String::new() });
-        let Some(control) = &self.control else { return Some(gone) };
-        match control.try_receive::<FromKeeper>() {
+        let ended = |ending, last_words| {
+            Some(Event::Ended(Ended { first: Process::Inner, ending, last_words }))
+        };
+        match self.control.as_ref()?.try_receive::<FromKeeper>() {
             Ok(None) => None,
             Ok(Some((FromKeeper::Said(text), _))) => Some(Event::Said(text)),
-            Ok(Some((FromKeeper::Ended { ending, last_words }, _))) => {
-                Some(Event::Ended(Ended { ending, last_words }))
+            Ok(Some((FromKeeper::Ended { ending, last_words }, _))) => ended(ending, last_words),
+            Ok(Some((FromKeeper::Failed(why), _))) => ended(Ending::Unknown, why),
+            Ok(Some(_)) | Err(_) => Some(Event::Ended(Ended {
+                first: Process::Keeper,
+                ending: self.keeper_ending(),
+                last_words: String::new(),
+            })),
+        }
+    }
+
+    /// How the keeper ended, which has closed its channel. It stays to be waited for.
+    fn keeper_ending(&self) -> Ending {
+        let pid = i32::try_from(self.keeper.id()).ok().and_then(Pid::from_raw);
+        let Some(pid) = pid else { return Ending::Unknown };
+        let look = WaitIdOptions::EXITED | WaitIdOptions::NOWAIT | WaitIdOptions::NOHANG;
+        let deadline = Instant::now() + Duration::from_millis(100);
+        loop {
+            match rustix::process::waitid(WaitId::Pid(pid), look) {
+                Ok(Some(status)) => return Ending::from_wait_id(&status),
+                Ok(None) if Instant::now() < deadline => {
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+                _ => return Ending::Unknown,
             }
-            Ok(Some((FromKeeper::Failed(why), _))) => {
-                Some(Event::Ended(Ended { ending: Ending::Unknown, last_words: why }))
-            }
-            Ok(Some(_)) | Err(_) => Some(gone),
         }
     }
 
