@@ -198,8 +198,11 @@ impl VifBackend {
     }
 
     fn view(&self, store: &mut StoreClient) -> Result<Option<BackendView>, StoreError> {
-        let Some(own) = store.read_opt(&format!("{}/{}", self.back, xenbus::STATE))? else {
-            return Ok(None);
+        let own = match store.read_opt(&format!("{}/{}", self.back, xenbus::STATE)) {
+            Ok(Some(own)) => own,
+            // Gone, or no longer ours, which is the same where the toolstack took it away.
+            Ok(None) | Err(StoreError::Refused { .. }) => return Ok(None),
+            Err(error) => return Err(error),
         };
         let peer = match store.read_opt(&format!("{}/{}", self.front, xenbus::STATE)) {
             Ok(peer) => peer.map(|text| self.peer_state(&text)),

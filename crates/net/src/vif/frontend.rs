@@ -6,6 +6,7 @@ use ringfence_platform::store::{StoreAccess, StoreClient, StoreError};
 use ringfence_platform::{Channel, Lease, LendError, Platform, PlatformError};
 use ringfence_wire::netif::keys;
 use ringfence_wire::xenbus::{self, DeviceId, XenbusState};
+use ringfence_wire::xenstore::ErrorName;
 
 use super::PortHost;
 use super::steps::{FrontendStep, FrontendView, frontend_step};
@@ -139,12 +140,16 @@ impl<P: Platform> VifFrontend<P> {
     }
 
     fn view(&mut self, store: &mut StoreClient) -> Result<FrontendView, StoreError> {
-        let own = store.read_opt(&format!("{}/{}", self.front, xenbus::STATE))?;
-        let parse = |text: Vec<u8>| XenbusState::parse(&text).unwrap_or(XenbusState::Missing);
-        let peer = store.read_opt(&format!("{}/{}", self.back, xenbus::STATE))?.map(parse);
+        let state = |dir: &str, store: &mut StoreClient| {
+            let text = if_ours(store.read_opt(&format!("{dir}/{}", xenbus::STATE)))?.flatten();
+            let parse = |text: Vec<u8>| XenbusState::parse(&text).unwrap_or(XenbusState::Missing);
+            Ok::<_, StoreError>(text.map(parse))
+        };
+        let own = state(&self.front, store)?;
+        let peer = state(&self.back, store)?;
         self.was_up |= self.memory.is_some() && peer == Some(XenbusState::Connected);
         Ok(FrontendView {
-            own: own.map_or(XenbusState::Missing, parse),
+            own: own.unwrap_or(XenbusState::Missing),
             peer,
             attached: self.memory.is_some(),
             was_up: self.was_up,
@@ -152,8 +157,10 @@ impl<P: Platform> VifFrontend<P> {
         })
     }
 
+    /// Sets our state, if there is still a device to have one.
     fn enter(&self, store: &mut StoreClient, state: XenbusState) -> Result<(), StoreError> {
-        store.write(&format!("{}/{}", self.front, xenbus::STATE), state.to_string())
+        let path = format!("{}/{}", self.front, xenbus::STATE);
+        if_ours(store.write(&path, state.to_string())).map(|_| ())
     }
 
     fn let_go(&mut self, host: &mut impl PortHost) {
@@ -223,5 +230,17 @@ impl<P: Platform> VifFrontend<P> {
             put(xenbus::STATE, XenbusState::Connected.to_string())
         })?;
         Ok(())
+    }
+}
+
+/// `None` where the store refuses. Directories of a device that was taken away are not ours any more:
+/// what is not there is judged by what is above it.
+fn if_ours<T>(outcome: Result<T, StoreError>) -> Result<Option<T>, StoreError> {
+    match outcome {
+        Ok(value) => Ok(Some(value)),
+        Err(error) => match error.refusal() {
+            Some(ErrorName::Access | ErrorName::NotFound) => Ok(None),
+            _ => Err(error),
+        },
     }
 }

@@ -113,6 +113,8 @@ pub struct FrontendView {
 pub fn frontend_step(view: FrontendView) -> FrontendStep {
     use XenbusState as S;
     match view.peer {
+        // Both directories were taken away: there is nothing to write into.
+        None if view.own == S::Missing && !view.attached => FrontendStep::Wait,
         None | Some(S::Closing | S::Closed) if view.own != S::Closed || view.attached => {
             FrontendStep::Finish
         }

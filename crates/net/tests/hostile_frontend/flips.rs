@@ -17,9 +17,10 @@ use ringfence_wire::netif::{Status, TxFlags, TxRequest};
 /// Packets a round.
 const PACKETS: usize = 32;
 
-/// Octets of the packets, and those of a packet that would cross its page.
-const SHORT: u16 = 100;
-const LONG: u16 = 5000;
+/// Octets of the packets, and those of a packet that would cross its page. They differ in one octet:
+/// the bytes of a slot are fetched once each, but not all at the same instant.
+const SHORT: u16 = 0x0064;
+const LONG: u16 = 0x1064;
 
 /// A thread that does something again and again until it is dropped.
 struct Meanwhile {

@@ -84,13 +84,25 @@ impl Shared {
         }
     }
 
-    /// Looks whether the peer let go of some of what is in quarantine; a bounded number each time.
-    fn thaw(&mut self) {
-        for _ in 0..self.quarantine.len().min(16) {
+    /// Whether a page of that kind can be lent at once.
+    fn has_free(&mut self, access: Access) -> bool {
+        !self.references.is_empty() && !self.pages(access).free.is_empty()
+    }
+
+    /// Takes from quarantine what the peer let go of, until a few pages can be lent. What it holds on
+    /// to goes to the back: at worst each entry is looked at once, and there are no more than
+    /// references.
+    fn thaw(&mut self, access: Access) {
+        let mut thawed = 0;
+        for _ in 0..self.quarantine.len() {
+            if thawed >= 16 && self.has_free(access) {
+                return;
+            }
             let Some(held) = self.quarantine.pop_front() else { return };
             if self.table.status(held.gref) == 0 {
                 self.references.push(held.gref);
                 self.pages(held.access).free.push(held.page);
+                thawed += 1;
             } else {
                 self.quarantine.push_back(held);
             }
@@ -151,8 +163,8 @@ impl Granter for LocalGranter {
 
     fn lend(&mut self, access: Access) -> Result<Lease, LendError> {
         let mut shared = self.shared.lock().unwrap_or_else(PoisonError::into_inner);
-        if shared.references.is_empty() || shared.pages(access).free.is_empty() {
-            shared.thaw();
+        if !shared.has_free(access) {
+            shared.thaw(access);
         }
         let limit = shared.shape.references;
         let gref = *shared.references.last().ok_or(LendError::NoReference { limit })?;
