@@ -1,5 +1,7 @@
 //! `ringfence bench net` as a command: what it prints, and that it fails when it must.
 
+#![allow(clippy::unwrap_used, reason = "a test's panic is its report")]
+
 use std::io::{BufRead, BufReader};
 use std::process::{Command, Output, Stdio};
 

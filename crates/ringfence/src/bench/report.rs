@@ -46,8 +46,6 @@ pub(super) struct Row {
     grant_unmaps: u64,
     notifications_per_packet: f64,
     verify_copies_per_packet: f64,
-    backend_cpu_ns_per_packet: f64,
-    frontend_cpu_ns_per_packet: f64,
     bare_copy_ns: f64,
     bare_copy_share: f64,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -85,8 +83,6 @@ impl Row {
             grant_unmaps: usage.unmaps,
             notifications_per_packet: per_packet(usage.notifications),
             verify_copies_per_packet: usage.fetched_octets as f64 / octets,
-            backend_cpu_ns_per_packet: per_packet(measured.backend.cpu_ns),
-            frontend_cpu_ns_per_packet: per_packet(measured.frontend.cpu_ns),
             bare_copy_ns: measured.bare_copy_ns,
             bare_copy_share: measured.bare_copy_ns * packets / measured.nanos.max(1) as f64,
             perf_syscalls_per_packet: measured.perf_syscalls.map(per_packet),
@@ -182,7 +178,6 @@ mod tests {
         assert_eq!((row.pps, row.gbps), (2e6, 16.0));
         assert_eq!((row.grant_ops_per_packet, row.syscalls_per_packet), (1.0, 0.5));
         assert_eq!((row.copies_per_packet, row.cpu_ns_per_packet), (2.0, 1000.0));
-        assert_eq!((row.backend_cpu_ns_per_packet, row.frontend_cpu_ns_per_packet), (750.0, 250.0));
         assert!((row.bare_copy_share - 0.6).abs() < 1e-9, "{}", row.bare_copy_share);
     }
 
