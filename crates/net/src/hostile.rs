@@ -8,7 +8,7 @@
 //! A test says in a few lines what is right about a peer and then breaks one field. What is made here
 //! is well-formed until it is changed.
 
-#![allow(clippy::unwrap_used)] // These are tests; a panic is their report.
+#![allow(clippy::unwrap_used, reason = "the panic of a test is its report")]
 
 pub mod backend;
 pub mod frontend;

@@ -2,7 +2,7 @@
 //! or its device, under a counter of its own, and the device can be had again from a backend that
 //! starts over.
 
-#![allow(clippy::unwrap_used)] // allow-unwrap-in-tests does not see helpers of integration tests.
+#![allow(clippy::unwrap_used, reason = "the panic of a test is its report")]
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

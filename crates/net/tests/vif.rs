@@ -1,5 +1,7 @@
 //! A vif between two domains of one process: the real handshake, rings, grants and channels.
 
+#![allow(clippy::unwrap_used, reason = "the panic of a test is its report")]
+
 use std::time::{Duration, Instant};
 
 use proptest::prelude::*;

@@ -1,6 +1,8 @@
 //! Arenas that break the rules. The hub keeps none of them, and a grantee that was handed one all the
 //! same would not map it. What keeps the rules keeps them for good: the seals see to it.
 
+#![allow(clippy::unwrap_used, reason = "the panic of a test is its report")]
+
 use std::os::fd::OwnedFd;
 
 use ringfence_platform::local::hub::{Hub, HubHandle, HubLimits};

@@ -1,6 +1,8 @@
 //! Domains that break the hub's protocol. Each case costs at most their own connection, shows under a
 //! counter of its own, and a domain that keeps the rules goes on as before.
 
+#![allow(clippy::unwrap_used, reason = "the panic of a test is its report")]
+
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 

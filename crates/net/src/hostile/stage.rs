@@ -257,6 +257,35 @@ impl Neighbour {
         }
     }
 
+    /// Its port.
+    ///
+    /// # Panics
+    ///
+    /// When it has none.
+    pub fn port(&mut self) -> &mut dyn Port {
+        &mut **self.host.port.as_mut().unwrap()
+    }
+
+    /// Its seat on the stage.
+    pub fn seat(&self) -> usize {
+        self.seat
+    }
+
+    /// Sends one frame.
+    pub fn send(&mut self, frame: &[u8]) -> Transmitted {
+        let all = fill(&mut self.batch, &[frame.to_vec()]);
+        let port = self.host.port.as_mut().unwrap();
+        let sent = port.transmit(&self.batch, &all).unwrap();
+        port.flush().unwrap();
+        sent
+    }
+
+    /// Takes what came.
+    pub fn take(&mut self) -> Vec<Arrived> {
+        let port = self.host.port.as_mut().unwrap();
+        take(&mut **port, &mut self.batch).unwrap()
+    }
+
     /// Leaves and comes back.
     pub fn reconnect(&mut self, stage: &mut Stage) {
         self.front.close(&mut self.store, &mut self.host).unwrap();

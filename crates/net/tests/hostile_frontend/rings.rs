@@ -99,7 +99,7 @@ fn works(stage: &mut Stage, guest: &mut HostileFrontend) {
     stage.round();
     let arrived = stage.arrived(guest.seat);
     assert!(arrived.len() == 1 && arrived[0].bytes == sent, "a packet arrives");
-    assert_eq!(stage.send(guest.seat, &[sent.clone()]).map(|t| t.sent), Some(1));
+    assert_eq!(stage.send(guest.seat, core::slice::from_ref(&sent)).map(|t| t.sent), Some(1));
     assert!(guest.read_buffer(0, 500) == sent, "a packet is received");
 }
 

@@ -1,6 +1,6 @@
 //! What this process holds, for tests that nothing is left behind.
 
-#![allow(clippy::unwrap_used)] // A panic is a test's report.
+#![allow(clippy::unwrap_used, reason = "the panic of a test is its report")]
 
 /// Open descriptors.
 pub fn descriptors() -> usize {
