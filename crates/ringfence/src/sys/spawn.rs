@@ -368,11 +368,22 @@ fn spawn_keeper(spawn: &Spawn<'_>, control: Channel) -> io::Result<Child> {
     keeper.stdin(Stdio::from(control.into_fd()));
     if spawn.kind.is_sandboxed() {
         keeper.stdout(Stdio::null()).stderr(Stdio::null()).env_clear().current_dir("/");
-        return keeper.spawn();
+        // What was handed to this process is not for them.
+        let not_theirs = namespaces::inheritable_fds()?;
+        return with_inheritable(&not_theirs, false, || keeper.spawn());
     }
     keeper.arg("--").args(spawn.command);
-    namespaces::set_inheritable(spawn.inherit, true)?;
-    let child = keeper.spawn();
-    namespaces::set_inheritable(spawn.inherit, false)?;
+    with_inheritable(spawn.inherit, true, || keeper.spawn())
+}
+
+/// Starts something while these descriptors are inherited, or not, and puts that back.
+fn with_inheritable(
+    fds: &[RawFd],
+    inheritable: bool,
+    start: impl FnOnce() -> io::Result<Child>,
+) -> io::Result<Child> {
+    namespaces::set_inheritable(fds, inheritable)?;
+    let child = start();
+    namespaces::set_inheritable(fds, !inheritable)?;
     child
 }
