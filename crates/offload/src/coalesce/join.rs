@@ -130,8 +130,7 @@ impl Join {
         self.segments += next.segments;
         self.flags |= next.flags() & (tcp_flags::FIN | tcp_flags::PSH);
         let short = !next.payload_len().is_multiple_of(self.size);
-        let full = !self.kind.is_tcp() && self.segments >= MAX_UDP_DATAGRAMS;
-        self.ended = short || full || self.flags != 0;
+        self.ended = short || self.flags != 0;
     }
 
     /// Octets of the frame that the packet is.

@@ -214,7 +214,9 @@ fn identifications_count_up_or_stay() {
     let third = after(&second, 500);
     assert_eq!(grouped(&[&first, &second, &third]), [vec![0, 1, 2]], "identifications wrap around");
     let with_id = |bytes: &[u8], id| altered(bytes, |b| put_u16(b, 18, id));
-    assert!(!joins(&first, &with_id(&second, 1)));
+    for id in [1, 2, 9, 0x100, 0x7fff, 0xfffe] {
+        assert!(!joins(&first, &with_id(&second, id)), "{id}");
+    }
     // The same throughout, if "don't fragment" is set; a change of mind ends it.
     let same = [with_id(&second, 0xffff), with_id(&third, 0xffff)];
     assert_eq!(grouped(&[&first, &same[0], &same[1]]), [vec![0, 1, 2]]);

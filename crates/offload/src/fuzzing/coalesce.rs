@@ -176,8 +176,12 @@ fn merged_packet_is_sound(merged: &Merged<'_>, frames: &[Frame], limits: Limits)
     if merged.meta.gso.is_some_and(|gso| gso.kind == GsoKind::Udp) {
         assert!(length_of(&made) <= MAX_UDP_DATAGRAMS);
     }
-    let made: Vec<_> = made.into_iter().map(|(bytes, _)| canonical(bytes)).collect();
-    let expected: Vec<_> = expected.into_iter().map(canonical).collect();
+    // An identification that is always the same is counted up when it is split, which is allowed
+    // where there can be no fragments (RFC 6864).
+    let ids: Vec<_> = expected.iter().map(|bytes| atomic_id(bytes)).collect();
+    let fixed = ids.iter().all(|id| id.is_some() && *id == ids[0]);
+    let made: Vec<_> = made.into_iter().map(|(bytes, _)| canonical(bytes, fixed)).collect();
+    let expected: Vec<_> = expected.into_iter().map(|bytes| canonical(bytes, fixed)).collect();
     assert_eq!(made, expected, "splitting gives the frames back");
 }
 
@@ -185,18 +189,24 @@ fn length_of(list: &[Frame]) -> u32 {
     u32::try_from(list.len()).unwrap_or(u32::MAX)
 }
 
+/// The identification of an IPv4 packet that must not be fragmented.
+fn atomic_id(bytes: &[u8]) -> Option<u16> {
+    match Layers::parse(bytes, length(bytes)).ok()?.network() {
+        Network::Ipv4(ip) if ip.dont_fragment => Some(ip.id),
+        _ => None,
+    }
+}
+
 /// A packet without what joining may change: the transport's checksum (blank, or of two forms of
-/// zero), and the identification of an IPv4 packet that must not be fragmented.
-fn canonical(mut bytes: Vec<u8>) -> Vec<u8> {
+/// zero) and, if `fixed`, the identification.
+fn canonical(mut bytes: Vec<u8>, fixed: bool) -> Vec<u8> {
     let Ok(layers) = Layers::parse(&bytes, length(&bytes)) else {
         panic!("a packet that joined does not parse");
     };
     if let Some(place) = layers.checksum_place() {
         bytes[place.field()..place.field_end()].fill(0);
     }
-    if let Network::Ipv4(ip) = layers.network()
-        && ip.dont_fragment
-    {
+    if let (Network::Ipv4(ip), true) = (layers.network(), fixed) {
         let at = usize::from(ip.offset);
         bytes[at + 4..at + 6].fill(0);
         bytes[at + 10..at + 12].fill(0);
