@@ -422,6 +422,27 @@ fn xsa_396_pages_that_are_never_let_go_are_taken_by_force() {
     }
 }
 
+/// What is lent holds what was sent and nothing else: no other data of the guest's, not even beside
+/// a packet in its page.
+#[test]
+fn xsa_403_pages_hold_zeros_until_something_is_sent_in_them() {
+    let mut backend = HostileBackend::connected();
+    backend.transmit(&[frame(1, 100)]).unwrap();
+    let request = backend.rings().requests()[0];
+    let rings = backend.rings().ring_refs;
+    let arena = &backend.rings().arena;
+    let (sent_in, rings) =
+        (arena.entry(request.gref.0).frame(), rings.map(|r| arena.entry(r).frame()));
+    let mut page = vec![0; 4096];
+    for n in 0..512 {
+        arena.read_only(n).unwrap().copy_to(0, &mut page).unwrap();
+        let sent = if n == sent_in { 100 } else { 0 };
+        assert!(page[sent..].iter().all(|octet| *octet == 0), "page {n}, for sending");
+        arena.writable(n).unwrap().copy_to(0, &mut page).unwrap();
+        assert!(rings.contains(&n) || page.iter().all(|octet| *octet == 0), "page {n}");
+    }
+}
+
 /// Only some are held for ever, in the way of others that were let go.
 #[test]
 fn what_is_let_go_comes_back_though_other_pages_are_held() {

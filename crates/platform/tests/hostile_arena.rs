@@ -10,8 +10,9 @@ use ringfence_platform::local::raw::process::{alone, descriptors};
 use ringfence_platform::local::raw::{
     RawArena, RawDomain, SEALS, file_bytes, memfd, refusal, reopened,
 };
-use ringfence_platform::local::{ArenaFault, ArenaFiles, ArenaShape};
-use ringfence_platform::{DomId, GrantStatus};
+use ringfence_platform::local::{ArenaFault, ArenaFiles, ArenaShape, LocalGrantee, LocalPlatform};
+use ringfence_platform::{Access, CopyOps, DomId, GrantStatus, Grantee, Gref, Platform};
+use ringfence_wire::grant::{RawGrantEntry, flags};
 use rustix::fs::{MemfdFlags, Mode, OFlags, SealFlags};
 
 const SHAPE: ArenaShape = ArenaShape { writable: 512, read_only: 512, references: 1032 };
@@ -268,54 +269,74 @@ fn shapes_out_of_bounds_are_refused() {
     }
 }
 
-/// The grantee's own checks of what is in the table. (Statuses are conformance's affair; here is what
-/// only a granter that writes its table by hand can do.)
+/// A granter that writes its table by hand, and its grantee.
+struct Pair {
+    hub: HubHandle,
+    _back: LocalPlatform,
+    _domain: RawDomain,
+    arena: RawArena,
+    grantee: LocalGrantee,
+}
+
+impl Drop for Pair {
+    fn drop(&mut self) {
+        self.hub.stop();
+    }
+}
+
+impl Pair {
+    fn new() -> Pair {
+        let (thread, hub) = Hub::new(HubLimits::default()).unwrap();
+        std::thread::spawn(move || thread.run().unwrap());
+        let back = LocalPlatform::connect(hub.admit(Some(DomId(0)), true).unwrap().1).unwrap();
+        let mut domain = RawDomain::join(hub.admit(None, false).unwrap().1).unwrap();
+        let arena = RawArena::new(SHAPE).unwrap();
+        domain.lend(DomId(0), &arena).unwrap();
+        let grantee = back.grantee(domain.domid).unwrap();
+        Pair { hub, _back: back, _domain: domain, arena, grantee }
+    }
+}
+
+/// Statuses are the conformance suite's affair; here is what only a table written by hand can say.
 #[test]
-fn xsa_403_a_grantee_reaches_what_the_table_names_and_nothing_else() {
-    use ringfence_platform::local::LocalPlatform;
-    use ringfence_platform::{Access, Grantee, Gref, Platform};
-    use ringfence_wire::grant::{RawGrantEntry, flags};
-    let (thread, hub) = Hub::new(HubLimits::default()).unwrap();
-    std::thread::spawn(move || thread.run().unwrap());
-    let back = LocalPlatform::connect(hub.admit(Some(DomId(0)), true).unwrap().1).unwrap();
-    let mut domain = RawDomain::join(hub.admit(None, false).unwrap().1).unwrap();
-    let arena = RawArena::new(SHAPE).unwrap();
-    domain.lend(DomId(0), &arena).unwrap();
-    let mut grantee = back.grantee(domain.domid).unwrap();
+fn a_grantee_reaches_what_the_table_names_and_nothing_else() {
+    let mut pair = Pair::new();
     let permit = flags::PERMIT_ACCESS;
+    let entry = RawGrantEntry::from_fields;
     let cases = [
-        (RawGrantEntry::from_fields(permit, 0, 512), GrantStatus::BadPage),
-        (RawGrantEntry::from_fields(permit, 0, u32::MAX), GrantStatus::BadPage),
-        (RawGrantEntry::from_fields(permit, 1, 0), GrantStatus::PermissionDenied),
-        (
-            RawGrantEntry::from_fields(permit | flags::READ_ONLY, 0, 0),
-            GrantStatus::PermissionDenied,
-        ),
-        (RawGrantEntry::from_fields(flags::ACCEPT_TRANSFER, 0, 0), GrantStatus::BadGref),
-        (RawGrantEntry::from_fields(flags::TRANSITIVE, 0, 0), GrantStatus::BadGref),
+        (entry(permit, 0, 512), GrantStatus::BadPage),
+        (entry(permit, 0, u32::MAX), GrantStatus::BadPage),
+        (entry(permit, 1, 0), GrantStatus::PermissionDenied),
+        (entry(permit | flags::READ_ONLY, 0, 0), GrantStatus::PermissionDenied),
+        (entry(flags::ACCEPT_TRANSFER, 0, 0), GrantStatus::BadGref),
+        (entry(flags::TRANSITIVE, 0, 0), GrantStatus::BadGref),
         (RawGrantEntry::INVALID, GrantStatus::BadGref),
     ];
     for (entry, status) in cases {
-        arena.set_entry(100, entry);
+        pair.arena.set_entry(100, entry);
         let mut mapped = Vec::new();
-        grantee.map(&[(Gref(100), Access::ReadWrite)], &mut mapped);
+        pair.grantee.map(&[(Gref(100), Access::ReadWrite)], &mut mapped);
         assert_eq!(mapped[0].as_ref().err(), Some(&status), "{entry:?}");
-        let mut ops = ringfence_platform::CopyOps::new();
+        let mut ops = CopyOps::new();
         let mut list = ops.begin();
         list.write(Gref(100), 0, &[1; 16]).unwrap();
-        grantee.copy(list);
+        pair.grantee.copy(list);
         assert_eq!(ops.statuses(), [status], "{entry:?}");
-        assert_eq!(arena.status(100), 0, "no use is left behind");
+        assert_eq!(pair.arena.status(100), 0, "no use is left behind");
     }
-    // Within a batch, one bad element leaves the others as they are (XSA-361).
-    arena.grant(101, DomId(0), 7, false);
-    arena.set_entry(100, RawGrantEntry::INVALID);
+}
+
+#[test]
+fn xsa_361_one_bad_page_of_a_batch_leaves_the_others_as_they_are() {
+    let mut pair = Pair::new();
+    pair.arena.grant(101, DomId(0), 7, false);
+    let (good, bad) = ((Gref(101), Access::ReadWrite), (Gref(100), Access::ReadWrite));
     let mut mapped = Vec::new();
-    let good = (Gref(101), Access::ReadWrite);
-    grantee.map(&[good, (Gref(100), Access::ReadWrite), good], &mut mapped);
+    pair.grantee.map(&[good, bad, good], &mut mapped);
     assert!(mapped[0].is_ok() && mapped[1].is_err() && mapped[2].is_ok());
-    assert_eq!(arena.status(101), 2);
+    assert_eq!((pair.arena.status(100), pair.arena.status(101)), (0, 2));
+    mapped[0].as_ref().unwrap().copy_from(0, b"shared").unwrap();
+    assert_eq!(pair.arena.writable(7).unwrap().fetch::<6>(0).unwrap().into_unchecked(), *b"shared");
     drop(mapped);
-    assert_eq!(arena.status(101), 0);
-    hub.stop();
+    assert_eq!(pair.arena.status(101), 0, "each was let go of once (XSA-371)");
 }

@@ -1,7 +1,7 @@
 //! Packets that break a rule, between two that do not.
 
 use ringfence_grants::Mode;
-use ringfence_net::hostile::frontend::TX_PAGES;
+use ringfence_net::hostile::frontend::{RX_BUFFERS, TX_PAGES};
 use ringfence_net::hostile::{HostileFrontend, Neighbour, Stage, frame, udp_frame};
 use ringfence_offload::Checksum;
 use ringfence_platform::{DomId, Gref};
@@ -372,4 +372,34 @@ fn refused_packets_count_against_the_budget() {
     }
     assert_eq!(guest.statuses(), vec![Status::Error; 256]);
     assert_eq!(stage.rules(guest.seat).get("tx_too_short"), 256);
+}
+
+/// What a response does not fill was the guest's before, and stays so.
+#[test]
+fn xsa_216_responses_say_nothing_beside_what_they_mean() {
+    for mode in Mode::ALL {
+        let mut stage = Stage::new(mode);
+        let mut guest = HostileFrontend::connected(&mut stage);
+        let good = guest.packet(1, &frame(1, 100), &[100]);
+        let bad = TxRequest { gref: Gref(0x0A0B_0C0D), size: 5, id: 0x1234, ..good[0] };
+        let posted = with_extras(&mut guest, [extra(9, false, [0xEE; 6])]);
+        let slots: Vec<Slot> =
+            bytes(&good).into_iter().chain([bad.to_bytes()]).chain(posted).collect();
+        slots.iter().for_each(|slot| guest.tx.put(slot));
+        guest.tx.set_req_prod(guest.tx.produced);
+        stage.round();
+        assert_eq!(guest.tx.rsp_prod(), 4);
+        for (slot, index) in slots.iter().zip(0..) {
+            let answered: Slot = guest.tx.entry(index);
+            assert_eq!(answered[4..], slot[4..], "{mode}, slot {index}: behind the response");
+        }
+        let extra_answer: Slot = guest.tx.entry(3);
+        assert_eq!(extra_answer[..4], [0, 0, 1, 0], "{mode}: id 0, NULL");
+        // A response on rx fills its slot.
+        guest.post_buffers([RX_BUFFERS]);
+        stage.send(guest.seat, &[frame(2, 60)]);
+        let [i0, i1, offset @ .., s0, s1] = guest.rx.entry::<8>(0);
+        assert_eq!(([i0, i1], [s0, s1]), ([0, 0], [60, 0]), "{mode}");
+        assert_eq!(offset, [0; 4], "{mode}: offset 0, no flags");
+    }
 }
