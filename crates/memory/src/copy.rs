@@ -28,45 +28,70 @@ pub(crate) unsafe fn copy_racing(src: *const u8, dst: *mut u8, len: usize) {
         return;
     }
     if len >= 16 {
-        // SAFETY: all moves stay within [0, len): whole blocks first, then one 16-byte move that
-        // ends exactly at len (and may overlap the previous block).
-        unsafe {
-            asm!(
-                "xor {i}, {i}",
-                "cmp {n}, 64",
-                "jb 3f",
-                "2:",
-                "movups {a}, [{s} + {i}]",
-                "movups {b}, [{s} + {i} + 16]",
-                "movups {c}, [{s} + {i} + 32]",
-                "movups {d}, [{s} + {i} + 48]",
-                "movups [{t} + {i}], {a}",
-                "movups [{t} + {i} + 16], {b}",
-                "movups [{t} + {i} + 32], {c}",
-                "movups [{t} + {i} + 48], {d}",
-                "add {i}, 64",
-                "lea {e}, [{i} + 64]",
-                "cmp {e}, {n}",
-                "jbe 2b",
-                "3:",
-                "lea {e}, [{i} + 16]",
-                "cmp {e}, {n}",
-                "ja 4f",
-                "movups {a}, [{s} + {i}]",
-                "movups [{t} + {i}], {a}",
-                "mov {i}, {e}",
-                "jmp 3b",
-                "4:",
-                "movups {a}, [{s} + {n} - 16]",
-                "movups [{t} + {n} - 16], {a}",
-                i = out(reg) _, e = out(reg) _,
-                n = in(reg) len, s = in(reg) src, t = in(reg) dst,
-                a = out(xmm_reg) _, b = out(xmm_reg) _, c = out(xmm_reg) _, d = out(xmm_reg) _,
-                options(nostack),
-            );
-        }
-        return;
+        // SAFETY: by the caller's contract, and there are 16 bytes.
+        return unsafe { copy_blocks(src, dst, len) };
     }
+    // SAFETY: by the caller's contract.
+    unsafe { copy_few(src, dst, len) };
+}
+
+/// Copies at least 16 bytes by SSE moves.
+///
+/// # Safety
+///
+/// As [`copy_racing`], and `len` is at least 16.
+#[cfg(all(target_arch = "x86_64", not(miri)))]
+#[inline]
+unsafe fn copy_blocks(src: *const u8, dst: *mut u8, len: usize) {
+    use core::arch::asm;
+    // SAFETY: all moves stay within [0, len): whole blocks first, then one 16-byte move that
+    // ends exactly at len (and may overlap the previous block).
+    unsafe {
+        asm!(
+            "xor {i}, {i}",
+            "cmp {n}, 64",
+            "jb 3f",
+            "2:",
+            "movups {a}, [{s} + {i}]",
+            "movups {b}, [{s} + {i} + 16]",
+            "movups {c}, [{s} + {i} + 32]",
+            "movups {d}, [{s} + {i} + 48]",
+            "movups [{t} + {i}], {a}",
+            "movups [{t} + {i} + 16], {b}",
+            "movups [{t} + {i} + 32], {c}",
+            "movups [{t} + {i} + 48], {d}",
+            "add {i}, 64",
+            "lea {e}, [{i} + 64]",
+            "cmp {e}, {n}",
+            "jbe 2b",
+            "3:",
+            "lea {e}, [{i} + 16]",
+            "cmp {e}, {n}",
+            "ja 4f",
+            "movups {a}, [{s} + {i}]",
+            "movups [{t} + {i}], {a}",
+            "mov {i}, {e}",
+            "jmp 3b",
+            "4:",
+            "movups {a}, [{s} + {n} - 16]",
+            "movups [{t} + {n} - 16], {a}",
+            i = out(reg) _, e = out(reg) _,
+            n = in(reg) len, s = in(reg) src, t = in(reg) dst,
+            a = out(xmm_reg) _, b = out(xmm_reg) _, c = out(xmm_reg) _, d = out(xmm_reg) _,
+            options(nostack),
+        );
+    }
+}
+
+/// Copies fewer than 16 bytes by general-purpose registers.
+///
+/// # Safety
+///
+/// As [`copy_racing`], and `len` is below 16.
+#[cfg(all(target_arch = "x86_64", not(miri)))]
+#[inline]
+unsafe fn copy_few(src: *const u8, dst: *mut u8, len: usize) {
+    use core::arch::asm;
     // SAFETY: as the caller vouches; the two moves of each branch cover [0, len) and may overlap.
     unsafe {
         if len >= 8 {

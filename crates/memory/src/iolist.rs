@@ -133,9 +133,8 @@ impl<'a> WriteList<'a> {
     pub fn write(&self, fd: impl AsFd) -> io::Result<usize> {
         // SAFETY: every entry is a readable range that outlives `self`: private ones are borrowed
         // for 'a, lent ones are kept mapped by a slice borrowed for 'a.
-        let n = unsafe {
-            libc::writev(fd.as_fd().as_raw_fd(), self.vecs.as_ptr(), self.vecs.count())
-        };
+        let n =
+            unsafe { libc::writev(fd.as_fd().as_raw_fd(), self.vecs.as_ptr(), self.vecs.count()) };
         usize::try_from(n).map_err(|_| io::Error::last_os_error())
     }
 
@@ -212,9 +211,8 @@ impl<'a> ReadList<'a> {
     pub fn read(&mut self, fd: impl AsFd) -> io::Result<usize> {
         // SAFETY: every entry is a writable range: private ones are borrowed exclusively for 'a,
         // lent ones are kept mapped by a slice borrowed for 'a and hold no Rust references.
-        let n = unsafe {
-            libc::readv(fd.as_fd().as_raw_fd(), self.vecs.as_ptr(), self.vecs.count())
-        };
+        let n =
+            unsafe { libc::readv(fd.as_fd().as_raw_fd(), self.vecs.as_ptr(), self.vecs.count()) };
         usize::try_from(n).map_err(|_| io::Error::last_os_error())
     }
 
