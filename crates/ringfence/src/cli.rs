@@ -154,6 +154,8 @@ pub enum Internal {
     Frontend,
     /// One side of a benchmark
     BenchDomain,
+    /// One process of a benchmark with hostile guests
+    BenchHostile,
     /// One end of the demonstration's transfer
     DemoPeer {
         /// Which.

@@ -47,6 +47,7 @@ pub fn main_with(cli: Cli) -> u8 {
             Internal::Driver => driver::main(),
             Internal::Frontend => frontend::main(),
             Internal::BenchDomain => bench::domain_main(),
+            Internal::BenchHostile => bench::hostile_main(),
             Internal::DemoPeer { role } => demo::peer::main(&role),
             Internal::GuestInit { command } => guest::main(&command),
             Internal::Man => {

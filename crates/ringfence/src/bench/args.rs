@@ -7,6 +7,7 @@ use clap::{Args, Subcommand, ValueEnum};
 use ringfence_grants::Mode;
 use serde::{Deserialize, Serialize};
 
+use super::hostile::args::HostileArgs;
 use super::packet::{SIZE_MAX, SIZE_MIN};
 
 /// Measure what the data path costs
@@ -22,16 +23,18 @@ pub struct BenchArgs {
 pub enum BenchCommand {
     /// Packets through netfront, rings and netback, from one process to another
     Net(NetArgs),
+    /// What a neighbour that breaks rules does to one that does not
+    Hostile(HostileArgs),
 }
 
 const NET_NOTES: &str = "\
-Each row is a run of its own: a generator and a sink, two processes, each on its own core where there
-are two. Every packet carries a sequence number and a checksum that the sink verifies; one that is
-lost, repeated, out of order or damaged fails the benchmark (exit status 1).
+Each row is a run of its own: a generator and a sink, two processes, each on its own core where
+there are two. Every packet carries a sequence number and a checksum that the sink verifies; one
+that is lost, repeated, out of order or damaged fails the benchmark (exit status 1).
 
-`bare ns` is what the kernel alone takes to copy one packet of that size (pread for tx, pwrite for
-rx), measured in the same run; `bare share` is the part of the run's time that such copies would
-take: near 1, mode `copy` is bound by the kernel's copies and not by Ringfence.
+`bare ns` is what the kernel alone takes to copy one packet of that size (pread for tx, pwrite
+for rx), measured in the same run; `share` is the part of the run's time that one such copy for
+each packet takes: near 1, mode `copy` is bound by the kernel's copies and not by Ringfence.
 
 docs/performance.md explains every column.";
 
@@ -119,7 +122,7 @@ pub enum Spoil {
     Repeat,
 }
 
-fn parse_mode(word: &str) -> Result<Mode, String> {
+pub(super) fn parse_mode(word: &str) -> Result<Mode, String> {
     word.parse::<Mode>().map_err(|unknown| unknown.to_string())
 }
 
@@ -134,7 +137,7 @@ fn parse_queues(word: &str) -> Result<u32, String> {
 /// The longest a row may take: a day.
 const SECONDS_MAX: f64 = 86_400.0;
 
-fn parse_seconds(word: &str) -> Result<Duration, String> {
+pub(super) fn parse_seconds(word: &str) -> Result<Duration, String> {
     match word.parse::<f64>() {
         Ok(seconds) if seconds > 0.0 && seconds <= SECONDS_MAX => {
             Ok(Duration::from_secs_f64(seconds))
@@ -156,8 +159,10 @@ mod tests {
 
     fn net(line: &str) -> Result<NetArgs, clap::Error> {
         let words = ["ringfence", "net"].into_iter().chain(line.split_whitespace());
-        let BenchCommand::Net(args) = Line::try_parse_from(words)?.bench.command;
-        Ok(args)
+        match Line::try_parse_from(words)?.bench.command {
+            BenchCommand::Net(args) => Ok(args),
+            other => panic!("{other:?}"),
+        }
     }
 
     #[test]

@@ -24,6 +24,7 @@
 pub mod args;
 mod bare;
 mod domain;
+pub mod hostile;
 mod net;
 mod orders;
 mod packet;
@@ -41,6 +42,7 @@ const STATUS_BENCH_FAILED: u8 = 1;
 pub fn main(args: &BenchArgs) -> u8 {
     let outcome = match &args.command {
         BenchCommand::Net(args) => net::run(args),
+        BenchCommand::Hostile(args) => hostile::run(args),
     };
     match outcome {
         Ok(()) => 0,
@@ -49,6 +51,11 @@ pub fn main(args: &BenchArgs) -> u8 {
             STATUS_BENCH_FAILED
         }
     }
+}
+
+/// `ringfence internal bench-hostile`: one process of `bench hostile`; returns the exit status.
+pub fn hostile_main() -> u8 {
+    hostile::process_main()
 }
 
 /// `ringfence internal bench-domain`: one side of a benchmark; returns the exit status.

@@ -134,11 +134,16 @@ pub(super) struct Template {
 impl Template {
     /// Packets of `size` octets, which is between [`SIZE_MIN`] and [`SIZE_MAX`].
     pub(super) fn new(size: u32) -> Template {
+        // Locally administered addresses of the two sides.
+        Template::between(size, [2, 0, 0, 0, 0, 2], [2, 0, 0, 0, 0, 1])
+    }
+
+    /// The same, between two addresses.
+    pub(super) fn between(size: u32, destination: [u8; 6], source: [u8; 6]) -> Template {
         let len = size as usize;
         let mut bytes = vec![0; len];
-        // Locally administered addresses of the two sides.
-        bytes[..6].copy_from_slice(&[2, 0, 0, 0, 0, 2]);
-        bytes[6..12].copy_from_slice(&[2, 0, 0, 0, 0, 1]);
+        bytes[..6].copy_from_slice(&destination);
+        bytes[6..12].copy_from_slice(&source);
         bytes[12..14].copy_from_slice(&ETHERTYPE);
         bytes[OCTETS..FLAGS].copy_from_slice(&size.to_le_bytes());
         let mut state = 0x2545_F491_4F6C_DD1Du64;
@@ -225,6 +230,11 @@ impl Checker {
     /// Packets so far.
     pub(super) fn packets(&self) -> u64 {
         self.expected
+    }
+
+    /// Goes on with the packet behind `sequence`.
+    pub(super) fn resume_behind(&mut self, sequence: u64) {
+        self.expected = sequence + 1;
     }
 
     /// Octets that had to be fetched from lent memory to be summed.

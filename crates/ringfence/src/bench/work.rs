@@ -48,12 +48,12 @@ impl<'a> Idle<'a> {
 
     /// There was work.
     #[inline]
-    fn reset(&mut self) {
+    pub(super) fn reset(&mut self) {
         (self.looks, self.since) = (0, None);
     }
 
     /// There was none. `what` is missing.
-    fn wait(&mut self, port: &mut dyn Port, what: &str) -> anyhow::Result<()> {
+    pub(super) fn wait(&mut self, port: &mut dyn Port, what: &str) -> anyhow::Result<()> {
         let spins = if self.own_core { SPINS } else { 0 };
         self.looks = self.looks.saturating_add(1);
         if self.looks <= spins {

@@ -59,6 +59,20 @@ pub enum DriverError {
 
 /// The inner process of a driver domain. Returns its exit status.
 pub fn main() -> u8 {
+    inner(None)
+}
+
+/// As [`main`], for tests that play a driver domain which was taken over: `deed` is done on a
+/// thread of its own as soon as the sandbox is closed and the hub runs, while guests are served.
+#[doc(hidden)]
+pub fn main_taken_over(deed: impl FnOnce() + Send + 'static) -> u8 {
+    inner(Some(Box::new(deed)))
+}
+
+/// What is done besides the work of a domain, in tests.
+type Deed = Box<dyn FnOnce() + Send>;
+
+fn inner(deed: Option<Deed>) -> u8 {
     let channel = match Channel::from_stdin() {
         Ok(channel) => channel,
         Err(error) => {
@@ -66,7 +80,7 @@ pub fn main() -> u8 {
             return STATUS_FAILED;
         }
     };
-    match live(&channel) {
+    match live(&channel, deed) {
         Ok(()) => 0,
         Err(error) => {
             // If nobody hears it, standard error still does.
@@ -77,7 +91,7 @@ pub fn main() -> u8 {
     }
 }
 
-fn live(channel: &Channel) -> Result<(), DriverError> {
+fn live(channel: &Channel, deed: Option<Deed>) -> Result<(), DriverError> {
     let (config, fds) = channel.receive::<DriverConfig>()?;
     let [listener] = expect_fds(fds)?;
     let expected = [channel.as_fd().as_raw_fd(), listener.as_raw_fd()];
@@ -85,7 +99,22 @@ fn live(channel: &Channel) -> Result<(), DriverError> {
     crate::sys::log::to_stderr(config.verbose);
     isolation.lock()?;
     let mut driver = Driver::start(&config, listener)?;
+    if let Some(deed) = deed {
+        thread("deed", deed)?;
+    }
     channel.send(&DriverReport::Ready, &[])?;
+    driver.serve()
+}
+
+/// Serves a switch in this process as it is, without a sandbox: for measuring. `prepare` may add
+/// ports before the first guest comes.
+pub(crate) fn serve_unconfined(
+    config: &DriverConfig,
+    listener: OwnedFd,
+    prepare: impl FnOnce(&DataplaneHandle) -> io::Result<()>,
+) -> Result<(), DriverError> {
+    let mut driver = Driver::start(config, listener)?;
+    prepare(&driver.dataplane)?;
     driver.serve()
 }
 
@@ -124,12 +153,13 @@ impl Driver {
     /// Serves until the last guest has left.
     fn serve(&mut self) -> Result<(), DriverError> {
         let mut patience = Some(Instant::now() + FIRST_GUEST_WITHIN);
+        let mut more = false;
         loop {
-            self.wait(patience)?;
+            self.wait(if more { Some(Instant::now()) } else { patience })?;
             self.accept();
             self.hear_launchers();
             self.bury_ports();
-            self.follow_store()?;
+            more = self.follow_store()?;
             let waited = patience.is_some_and(|until| Instant::now() >= until);
             if self.guests.any_attached() {
                 patience = None;
@@ -188,10 +218,11 @@ impl Driver {
         }
     }
 
-    fn follow_store(&mut self) -> Result<(), DriverError> {
+    /// True if more events may wait, of which no poll tells: they were read already.
+    fn follow_store(&mut self) -> Result<bool, DriverError> {
         // Bounded: a guest that keeps writing has its turn again after the others.
         for _ in 0..64 {
-            let Some(event) = self.store.next_event()? else { break };
+            let Some(event) = self.store.next_event()? else { return Ok(false) };
             let mut scope = guests::Scope {
                 hub: &self.hub,
                 platform: &self.platform,
@@ -200,7 +231,7 @@ impl Driver {
             };
             self.guests.store_changed(&event.token, &mut scope);
         }
-        Ok(())
+        Ok(true)
     }
 }
 

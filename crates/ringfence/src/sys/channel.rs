@@ -116,6 +116,15 @@ impl Channel {
         Channel { socket }
     }
 
+    /// The same channel for another thread.
+    ///
+    /// # Errors
+    ///
+    /// When there is no descriptor left.
+    pub fn try_clone(&self) -> io::Result<Channel> {
+        Ok(Channel { socket: self.socket.try_clone()? })
+    }
+
     /// Takes the socket out, to hand it to another process.
     pub fn into_fd(self) -> OwnedFd {
         self.socket

@@ -1,0 +1,175 @@
+//! The command line of `ringfence bench hostile`, and what a neighbour can do.
+
+use std::time::Duration;
+
+use clap::{Args, ValueEnum};
+use ringfence_grants::Mode;
+use serde::{Deserialize, Serialize};
+
+use super::super::args::{parse_mode, parse_seconds};
+use super::super::packet::SIZE_MIN;
+
+const NOTES: &str = "\
+A well-behaved guest (the victim) sends numbered, checksummed packets through netfront, netback and
+the switch of a driver domain to a port that verifies each one. Beside it runs a neighbour: none
+(`absent`), one that does the same as the victim (`honest`: what all others are compared with), or one
+that breaks rules as fast as it can, and comes back when it is thrown out. Each row has a driver domain
+and guests of its own.
+
+Every domain is a process on a core that does not depend on the row: the driver domain on the first,
+the victim on the second, the neighbour on the third, or beside the victim where there are two.
+
+Exit status 1: a packet of the victim's was damaged, or it was charged with a rule it did not break.";
+
+/// What a neighbour that breaks rules does to one that does not
+#[derive(Debug, Args)]
+#[command(after_help = NOTES)]
+pub struct HostileArgs {
+    /// How long to measure each row
+    #[arg(long, value_name = "SECONDS", default_value = "2", value_parser = parse_seconds)]
+    pub seconds: Duration,
+
+    /// Rows to measure; the honest neighbour is always measured
+    #[arg(
+        long,
+        value_name = "BEHAVIOUR",
+        value_delimiter = ',',
+        value_enum,
+        hide_possible_values = true
+    )]
+    pub behaviours: Vec<Behaviour>,
+
+    /// Measure all rows so many times, and report medians
+    #[arg(long, value_name = "N", default_value = "1",
+          value_parser = clap::value_parser!(u32).range(1..=100))]
+    pub rounds: u32,
+
+    /// Octets of a packet of the victim's, Ethernet header included
+    #[arg(long, value_name = "OCTETS", default_value = "64",
+          value_parser = clap::value_parser!(u32).range(SIZE_MIN..=9018))]
+    pub size: u32,
+
+    /// How the driver domain reaches the guests' pages
+    #[arg(long, value_name = "MODE", default_value = "copy", value_parser = parse_mode)]
+    pub mode: Mode,
+
+    /// One JSON object a line
+    #[arg(long)]
+    pub json: bool,
+
+    /// Name the processes of each row on standard error
+    #[arg(short, long)]
+    pub verbose: bool,
+
+    /// List the behaviours and what they mean
+    #[arg(long)]
+    pub list: bool,
+}
+
+impl HostileArgs {
+    /// The rows: the honest neighbour, and what was asked for.
+    pub(super) fn rows(&self) -> Vec<Behaviour> {
+        let wanted: &[Behaviour] = match self.behaviours.as_slice() {
+            [] => Behaviour::value_variants(),
+            some => some,
+        };
+        let all = Behaviour::value_variants().iter().copied();
+        all.filter(|row| *row == Behaviour::Honest || wanted.contains(row)).collect()
+    }
+}
+
+/// What the neighbour does.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Behaviour {
+    /// There is none
+    Absent,
+    /// The same as the victim, to the same port
+    Honest,
+    /// Packets smaller than their fragments, shorter than a header, across a page's end
+    BadSizes,
+    /// Packets of 19 slots, one more than a backend takes
+    Slots19,
+    /// Packets in pages that were never granted
+    BadGrefs,
+    /// A full ring of extra infos for each packet
+    ExtraChains,
+    /// Packets of 18 slots of which 17 are empty
+    ZeroFragments,
+    /// The longest packets there are, which is allowed
+    LargePackets,
+    /// Grants withdrawn and given again while the packets in them are read
+    Flipping,
+    /// Packets to everybody
+    Broadcast,
+    /// Source addresses and destinations made up, new ones in every packet
+    MadeUpAddresses,
+    /// Events that announce nothing
+    EventStorm,
+    /// Receive buffers posted, responses never taken
+    Deaf,
+    /// A producer index beyond the ring, and back as soon as the device was closed
+    ProducerOverflow,
+    /// Connecting and disconnecting
+    Reattach,
+    /// States written to the store, right ones and nonsense, many at a time
+    StateFlood,
+    /// Requests to the hub that it does not know
+    HubFlood,
+    /// Messages that cost the connection to the hub; a launcher brings the guest back
+    Rejoin,
+}
+
+impl Behaviour {
+    /// Its name on the command line and in the table.
+    pub(super) fn name(self) -> String {
+        self.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
+    }
+
+    /// What it means.
+    pub(super) fn meaning(self) -> String {
+        let value = self.to_possible_value();
+        value.and_then(|v| v.get_help().map(ToString::to_string)).unwrap_or_default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Parser, Debug)]
+    struct Line {
+        #[command(flatten)]
+        args: HostileArgs,
+    }
+
+    fn parse(line: &str) -> Result<HostileArgs, clap::Error> {
+        let words = ["hostile"].into_iter().chain(line.split_whitespace());
+        Ok(Line::try_parse_from(words)?.args)
+    }
+
+    #[test]
+    fn the_honest_row_is_always_there_and_rows_come_in_one_order() {
+        let rows = parse("").unwrap().rows();
+        assert_eq!(rows, Behaviour::value_variants());
+        let rows = parse("--behaviours event-storm,absent").unwrap().rows();
+        assert_eq!(rows, [Behaviour::Absent, Behaviour::Honest, Behaviour::EventStorm]);
+    }
+
+    #[test]
+    fn every_behaviour_has_a_name_and_a_meaning() {
+        for row in Behaviour::value_variants() {
+            assert!(!row.name().is_empty() && !row.meaning().is_empty(), "{row:?}");
+            let json = serde_json::to_value(row).unwrap();
+            assert_eq!(json, row.name(), "one name everywhere");
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_measured_is_refused() {
+        for line in ["--size 59", "--size 9019", "--behaviours rude", "--rounds 0", "--mode fast"] {
+            assert!(parse(line).is_err(), "{line}");
+        }
+    }
+}

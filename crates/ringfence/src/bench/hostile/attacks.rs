@@ -1,0 +1,247 @@
+//! What a hostile guest does, burst by burst. After each burst it gives its core away once, as an
+//! honest guest does whose ring is full: how a core is shared is the scheduler's doing.
+
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+
+use anyhow::Context;
+use ringfence_platform::{Access, Granter};
+use ringfence_wire::grant::Gref;
+use ringfence_wire::netif::{TxFlags, TxRequest};
+use ringfence_wire::xenbus::{STATE, XenbusState};
+use ringfence_wire::xenstore::{HEADER_LEN, Path, Request};
+
+use super::args::Behaviour;
+use super::orders::{Answer, Entrance, SINK_MAC};
+use super::rogue::Rogue;
+use crate::sys::channel::Channel;
+
+/// A reference that is never granted, within the table.
+const UNGRANTED: Gref = Gref(1000);
+/// Octets of a packet that is not about its size.
+const SMALL: u16 = 64;
+/// Events in a burst.
+const EVENTS: usize = 64;
+/// Requests under way at the store, or at the hub.
+const UNDER_WAY: usize = 64;
+/// A kind of request that the hub does not know, with sequence number 0: it is not answered.
+const UNKNOWN_REQUEST: [u8; 32] = {
+    let mut bytes = [0; 32];
+    bytes[0] = 99;
+    bytes
+};
+
+/// Does it until the parent ends this process.
+pub(super) fn serve(
+    channel: &Channel,
+    entrance: &Entrance,
+    behaviour: Behaviour,
+) -> anyhow::Result<()> {
+    let mut said = false;
+    loop {
+        let mut rogue = Rogue::join(entrance)?;
+        // Why it ended is what it asked for. It comes back.
+        let _ = live(&mut rogue, behaviour, &mut || {
+            if !core::mem::replace(&mut said, true) {
+                channel.send(&Answer::Ready, &[])?;
+            }
+            Ok(())
+        });
+        std::thread::yield_now();
+    }
+}
+
+/// From the first handshake to the end of the connection to the hub or the store.
+fn live(
+    rogue: &mut Rogue,
+    behaviour: Behaviour,
+    began: &mut dyn FnMut() -> anyhow::Result<()>,
+) -> anyhow::Result<()> {
+    let mut state = State::new();
+    loop {
+        // A device that cannot be connected now can be later.
+        if rogue.connect().is_err() {
+            std::thread::yield_now();
+            rogue.enter(XenbusState::Closed)?;
+            continue;
+        }
+        rogue.address_all()?;
+        loop {
+            burst(rogue, behaviour, &mut state)?;
+            began()?;
+            std::thread::yield_now();
+            let stays = match behaviour {
+                Behaviour::Reattach => false,
+                // Whatever became of it is what it wrote.
+                Behaviour::StateFlood => true,
+                _ => !rogue.was_closed()?,
+            };
+            if !stays {
+                break;
+            }
+        }
+    }
+}
+
+/// What is kept from burst to burst.
+struct State {
+    random: u64,
+    turn: usize,
+    store: Option<UnixStream>,
+    posted: bool,
+}
+
+impl State {
+    fn new() -> State {
+        State { random: 0x2545_F491_4F6C_DD1D, turn: 0, store: None, posted: false }
+    }
+
+    fn random(&mut self) -> u64 {
+        self.random ^= self.random << 13;
+        self.random ^= self.random >> 7;
+        self.random ^= self.random << 17;
+        self.random
+    }
+}
+
+fn burst(rogue: &mut Rogue, behaviour: Behaviour, state: &mut State) -> anyhow::Result<()> {
+    state.turn = state.turn.wrapping_add(1);
+    match behaviour {
+        // Not hostile, so not to be done here.
+        Behaviour::Absent | Behaviour::Honest => Ok(()),
+        Behaviour::BadSizes => bad_sizes(rogue, state.turn),
+        Behaviour::Slots19 => rogue.post(&chain(rogue, 19, SMALL, 1)).map(drop),
+        Behaviour::BadGrefs => {
+            rogue.post(&[TxRequest { gref: UNGRANTED, ..rogue.slot(0, SMALL) }]).map(drop)
+        }
+        Behaviour::ExtraChains => extra_chain(rogue),
+        Behaviour::ZeroFragments => rogue.post(&chain(rogue, 18, SMALL, 0)).map(drop),
+        // 15 pages and 4095 octets.
+        Behaviour::LargePackets => rogue.post(&chain(rogue, 16, u16::MAX, 4096)).map(drop),
+        Behaviour::Flipping => flip(rogue),
+        Behaviour::Broadcast => {
+            rogue.address(0, [0xff; 6], rogue.mac())?;
+            rogue.post(&[rogue.slot(0, SMALL)]).map(drop)
+        }
+        Behaviour::MadeUpAddresses => made_up_addresses(rogue, state),
+        Behaviour::EventStorm => (0..EVENTS).try_for_each(|_| rogue.notify()),
+        Behaviour::Deaf => deaf(rogue, state),
+        Behaviour::ProducerOverflow => {
+            rogue.tx.publish(1 << 20)?;
+            rogue.notify()
+        }
+        Behaviour::Reattach => Ok(()),
+        Behaviour::StateFlood => state_flood(rogue, state),
+        Behaviour::HubFlood => (0..UNDER_WAY)
+            .try_for_each(|_| rogue.send_to_hub(&UNKNOWN_REQUEST))
+            .context("the hub hung up"),
+        Behaviour::Rejoin => rogue.send_to_hub(b"this is no message").context("the hub hung up"),
+    }
+}
+
+/// A packet of so many slots that says it has `total` octets, and has `each` in every one behind the
+/// first.
+fn chain(rogue: &Rogue, slots: usize, total: u16, each: u16) -> Vec<TxRequest> {
+    let slot = |n: usize| {
+        let flags = if n + 1 < slots { TxFlags::MORE_DATA } else { TxFlags::NONE };
+        TxRequest { flags, ..rogue.slot(n, if n == 0 { total } else { each }) }
+    };
+    (0..slots).map(slot).collect()
+}
+
+fn bad_sizes(rogue: &mut Rogue, turn: usize) -> anyhow::Result<()> {
+    let slot = rogue.slot(0, SMALL);
+    let packet = match turn % 3 {
+        0 => vec![TxRequest { size: 5, ..slot }],
+        1 => vec![TxRequest { offset: 4090, ..slot }],
+        _ => vec![TxRequest { flags: TxFlags::MORE_DATA, ..slot }, TxRequest { size: 100, ..slot }],
+    };
+    rogue.post(&packet).map(drop)
+}
+
+/// One packet that fills the ring with extra infos of a type that nobody knows.
+fn extra_chain(rogue: &mut Rogue) -> anyhow::Result<()> {
+    /// Slots of the ring, one of which is the packet.
+    const SLOTS: u32 = 256;
+    if rogue.tx.free()? < SLOTS {
+        return Ok(());
+    }
+    let first = TxRequest { flags: TxFlags::EXTRA_INFO, ..rogue.slot(0, SMALL) };
+    rogue.tx.put(&first.to_bytes())?;
+    for n in 1..SLOTS {
+        let more = u8::from(n + 1 < SLOTS);
+        rogue.tx.put(&[200, more, 0, 0, 0, 0, 0, 0])?;
+    }
+    rogue.tx.publish(0)?;
+    rogue.notify()
+}
+
+/// Posts packets and, while they are read, withdraws and grants again what they lie in.
+fn flip(rogue: &mut Rogue) -> anyhow::Result<()> {
+    rogue.post(&[rogue.slot(0, SMALL)])?;
+    for _ in 0..64 {
+        let lease = rogue.tx_pages.swap_remove(0);
+        let back = match rogue.granter.take_back(lease) {
+            // The reference that was given back last is given out next: the same one.
+            Ok(()) => rogue.granter.lend(Access::ReadOnly)?,
+            Err(still) => still.lease,
+        };
+        rogue.tx_pages.push(back);
+        let last = rogue.tx_pages.len() - 1;
+        rogue.tx_pages.swap(0, last);
+        std::hint::spin_loop();
+    }
+    rogue.address(0, SINK_MAC, rogue.mac())
+}
+
+fn made_up_addresses(rogue: &mut Rogue, state: &mut State) -> anyhow::Result<()> {
+    let pages = rogue.tx_pages.len();
+    for page in 0..pages.min(rogue.tx.free()? as usize) {
+        let [d0, d1, d2, d3, d4, d5, ..] = state.random().to_le_bytes();
+        let [s0, s1, s2, s3, s4, s5, ..] = state.random().to_le_bytes();
+        // Half of them with its own source address: these are let in, to addresses not known.
+        let source = if page % 2 == 0 { rogue.mac() } else { [s0 & 0xfe, s1, s2, s3, s4, s5] };
+        rogue.address(page, [d0 & 0xfe, d1, d2, d3, d4, d5], source)?;
+        let slot = rogue.slot(page, SMALL).to_bytes();
+        rogue.tx.put(&slot)?;
+    }
+    rogue.tx.publish(0)?;
+    rogue.notify()
+}
+
+/// Posts its buffers once, and never takes what came.
+fn deaf(rogue: &mut Rogue, state: &mut State) -> anyhow::Result<()> {
+    if !core::mem::replace(&mut state.posted, true) {
+        rogue.post_buffers()?;
+    }
+    rogue.notify()
+}
+
+/// Writes its state many times, without waiting for the answer to one before it asks for the next.
+fn state_flood(rogue: &mut Rogue, state: &mut State) -> anyhow::Result<()> {
+    if state.store.is_none() {
+        state.store = Some(UnixStream::from(rogue.store_stream()?));
+    }
+    let path = format!("{}/{STATE}", rogue.device.frontend_path());
+    let path = Path::parse(path.as_bytes())?;
+    let mut requests = Vec::new();
+    for _ in 0..UNDER_WAY {
+        let value: &[u8] = match state.random() % 8 {
+            0 => b"1",
+            1 => b"3",
+            2 => b"4",
+            3 => b"5",
+            4 => b"6",
+            5 => b"-1",
+            6 => b"99999999999999999999",
+            _ => b"connected, I promise",
+        };
+        Request::Write { path, value }.emit(1, 0, &mut requests)?;
+    }
+    let stream = state.store.as_mut().context("the store")?;
+    stream.write_all(&requests)?;
+    // Each answer is a header and three octets ("OK", NUL), each refusal a few more; at least so much
+    // must be taken for the server to go on.
+    let mut answers = [0; UNDER_WAY * (HEADER_LEN + 3)];
+    Ok(stream.read_exact(&mut answers)?)
+}

@@ -1,0 +1,124 @@
+//! A guest that keeps the rules: it sends as much as its ring takes, takes what it is sent, and
+//! sleeps when there is nothing to do.
+
+use std::os::fd::OwnedFd;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, ensure};
+use ringfence_net::batch::Batch;
+use ringfence_net::port::Port;
+use ringfence_net::vif::PortHost;
+use ringfence_net::vif::frontend::VifFrontend;
+use ringfence_offload::OffloadMeta;
+use ringfence_platform::Platform;
+use ringfence_platform::local::LocalPlatform;
+use ringfence_wire::xenbus::DeviceId;
+
+use super::super::packet::Template;
+use super::super::work::Idle;
+use super::orders::{Answer, Place, SINK_MAC, Setup};
+use crate::sys::channel::Channel;
+
+/// How long connecting may take.
+const CONNECT_WITHIN: Duration = Duration::from_secs(10);
+/// Packets a round.
+const ROUND: usize = 64;
+/// One packet in so many goes to everybody, as ARP and the like do.
+const BROADCAST_EVERY: u64 = 256;
+
+#[derive(Default)]
+struct Host(Option<Box<dyn Port>>);
+
+impl PortHost for Host {
+    fn attach(&mut self, _: &DeviceId, port: Box<dyn Port>) {
+        self.0 = Some(port);
+    }
+
+    fn detach(&mut self, _: &DeviceId) {
+        self.0 = None;
+    }
+}
+
+/// Sends until the parent ends it.
+pub(super) fn serve(
+    channel: &Channel,
+    setup: &Setup,
+    place: &Place,
+    hub: OwnedFd,
+) -> anyhow::Result<()> {
+    let platform = LocalPlatform::connect(hub)?;
+    let mut store = platform.store()?;
+    let mut frontend = VifFrontend::new(&platform, place.device(), place.mtu)?;
+    let mut host = Host::default();
+    let deadline = Instant::now() + CONNECT_WITHIN;
+    while !frontend.is_up() {
+        ensure!(Instant::now() < deadline, "no connection within {CONNECT_WITHIN:?}");
+        frontend.look(&platform, &mut store, &mut host)?;
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let port = host.0.as_mut().context("the vif was connected but is gone")?;
+    channel.send(&Answer::Ready, &[])?;
+    let mut idle = Idle::new(platform.counters(), false);
+    let mut sender = Sender::new(setup.size, place);
+    let mut taken = Batch::default();
+    loop {
+        taken.clear();
+        let received = port.receive(&mut taken, ROUND).context("receiving")?;
+        taken.clear();
+        port.complete().context("answering")?;
+        let sent = sender.send(&mut **port)?;
+        if sent == 0 && received.frames == 0 {
+            idle.wait(&mut **port, "the driver domain did not take a packet")?;
+        } else {
+            idle.reset();
+        }
+    }
+}
+
+/// Makes and sends packets.
+struct Sender {
+    /// To the verifying port, and to everybody.
+    templates: [Template; 2],
+    batch: Batch,
+    indices: Vec<u32>,
+    room: usize,
+    sequence: u64,
+}
+
+impl Sender {
+    fn new(size: u32, place: &Place) -> Sender {
+        let to = |destination| Template::between(size, destination, place.mac);
+        let room = (size as usize).next_multiple_of(64);
+        Sender {
+            templates: [to(SINK_MAC), to([0xff; 6])],
+            batch: Batch::with_capacity(ROUND, ROUND * room),
+            indices: (0..).take(ROUND).collect(),
+            room,
+            sequence: 0,
+        }
+    }
+
+    /// Sends as many as there is room for, a round at most; how many.
+    fn send(&mut self, port: &mut dyn Port) -> anyhow::Result<usize> {
+        let count = port.room().context("looking for room")?.min(ROUND);
+        if count == 0 {
+            return Ok(0);
+        }
+        self.batch.clear();
+        for _ in 0..count {
+            let everybody = self.sequence.is_multiple_of(BROADCAST_EVERY);
+            let template = &self.templates[usize::from(everybody)];
+            let len = template.bytes().len();
+            let at = self.batch.reserve(self.room).context("a full batch")?;
+            let packet = self.batch.scratch_mut(at..at + len)?;
+            packet.copy_from_slice(template.bytes());
+            template.number(packet, self.sequence, false);
+            self.sequence += 1;
+            self.batch.push_contiguous(at, len, OffloadMeta::PLAIN)?;
+        }
+        let done = port.transmit(&self.batch, &self.indices[..count]).context("sending")?;
+        ensure!(done.sent == count, "{} of {count} packets were dropped", count - done.sent);
+        port.flush().context("flushing")?;
+        Ok(count)
+    }
+}

@@ -1,0 +1,104 @@
+//! The part of a launcher: gets guests a place at the switch, and asks for counters.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Context, bail};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with};
+
+use super::orders::{Entrance, Place};
+use crate::switchboard::{AttachRequest, DriverStats, FromDriver, ToDriver, VERSION};
+use crate::sys::channel::{Channel, expect_fds};
+
+/// How long the driver domain may take to answer a launcher.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// Launchers that may wait to be heard.
+const BACKLOG: i32 = 64;
+
+fn socket() -> io::Result<OwnedFd> {
+    Ok(socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?)
+}
+
+/// Where launchers find the driver domain; gone with this.
+pub(super) struct Rendezvous {
+    directory: PathBuf,
+}
+
+impl Rendezvous {
+    /// A listening socket that no other user reaches.
+    pub(super) fn new(number: usize) -> anyhow::Result<(Rendezvous, OwnedFd)> {
+        let name = format!("ringfence-hostile-{}-{number}", std::process::id());
+        let directory = std::env::temp_dir().join(name);
+        std::fs::DirBuilder::new()
+            .mode(0o700)
+            .create(&directory)
+            .with_context(|| format!("making {}", directory.display()))?;
+        let rendezvous = Rendezvous { directory };
+        let listener = socket()?;
+        rustix::net::bind(&listener, &SocketAddrUnix::new(rendezvous.path())?)?;
+        rustix::net::listen(&listener, BACKLOG)?;
+        Ok((rendezvous, listener))
+    }
+
+    pub(super) fn path(&self) -> PathBuf {
+        self.directory.join("switch")
+    }
+}
+
+impl Drop for Rendezvous {
+    fn drop(&mut self) {
+        // It lies where temporary files do; what stays is swept away with them.
+        let _ = std::fs::remove_dir_all(&self.directory);
+    }
+}
+
+/// A guest's place, and what holds it.
+pub(super) struct Seat {
+    pub(super) place: Place,
+    /// The guest's connection to the hub.
+    pub(super) hub: OwnedFd,
+    lease: Channel,
+    /// For the guest's names, which nobody here uses.
+    _names: OwnedFd,
+}
+
+impl Seat {
+    /// Attaches one more guest.
+    pub(super) fn take(entrance: &Entrance) -> anyhow::Result<Seat> {
+        let stream = socket()?;
+        rustix::net::connect(&stream, &SocketAddrUnix::new(&entrance.socket)?)
+            .context("reaching the driver domain")?;
+        let lease = Channel::from_fd(stream);
+        let request = AttachRequest {
+            version: VERSION.to_owned(),
+            name: None,
+            addresses: Vec::new(),
+            mtu: entrance.mtu,
+            mode: entrance.mode.clone(),
+            host_leg: false,
+        };
+        lease.send(&ToDriver::Attach(Box::new(request)), &[])?;
+        let (attached, fds) = match lease.receive_within(PATIENCE)? {
+            (FromDriver::Attached(attached), fds) => (attached, fds),
+            (other, _) => bail!("the driver domain answered {other:?}"),
+        };
+        let [hub, names] = expect_fds(fds)?;
+        let place = Place { domain: attached.domain, mac: attached.mac, mtu: entrance.mtu };
+        Ok(Seat { place, hub, lease, _names: names })
+    }
+
+    /// The driver domain's counters.
+    pub(super) fn stats(&self) -> anyhow::Result<DriverStats> {
+        self.lease.send(&ToDriver::Stats, &[])?;
+        loop {
+            match self.lease.receive_within(PATIENCE)?.0 {
+                FromDriver::Stats(stats) => return Ok(*stats),
+                FromDriver::DeviceClosed(why) => bail!("a guest's device was closed: {why}"),
+                other => bail!("the driver domain answered {other:?}"),
+            }
+        }
+    }
+}

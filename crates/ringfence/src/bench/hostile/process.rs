@@ -1,0 +1,141 @@
+//! The processes of a row, from the parent's side.
+
+use std::os::fd::BorrowedFd;
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use anyhow::{Context, bail};
+
+use super::orders::{Answer, Order, Setup};
+use crate::sys::channel::{Channel, ChannelError};
+use crate::sys::spawn::THIS_PROGRAM;
+
+/// How long a process may take to answer.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// One process; ended when this is dropped.
+pub(super) struct Process {
+    name: &'static str,
+    child: Child,
+    channel: Channel,
+}
+
+impl Process {
+    /// Starts it and hands it its setup.
+    pub(super) fn start(setup: &Setup, fds: &[BorrowedFd<'_>]) -> anyhow::Result<Process> {
+        let name = setup.role.name();
+        let (channel, theirs) = Channel::pair().context("a channel")?;
+        let child = Command::new(THIS_PROGRAM)
+            .arg0("ringfence")
+            .args(["internal", "bench-hostile"])
+            .stdin(Stdio::from(theirs.into_fd()))
+            .stdout(Stdio::null())
+            .spawn()
+            .with_context(|| format!("starting the {name}"))?;
+        let process = Process { name, child, channel };
+        process.channel.send(setup, fds)?;
+        Ok(process)
+    }
+
+    /// Waits until it does what it is there for.
+    pub(super) fn wait_ready(&self) -> anyhow::Result<()> {
+        match self.hear()? {
+            Answer::Ready => Ok(()),
+            other => bail!("the {} said {other:?}", self.name),
+        }
+    }
+
+    pub(super) fn ask(&self, order: Order) -> anyhow::Result<Answer> {
+        self.channel.send(&order, &[]).with_context(|| format!("asking the {}", self.name))?;
+        self.hear()
+    }
+
+    fn hear(&self) -> anyhow::Result<Answer> {
+        let name = self.name;
+        match self.channel.receive_within::<Answer>(PATIENCE) {
+            Ok((Answer::Failed(why), _)) => bail!("{name}: {why}"),
+            Ok((answer, _)) => Ok(answer),
+            Err(ChannelError::Closed) => bail!("the {name} is gone (process {})", self.pid()),
+            Err(error) => Err(error).with_context(|| format!("waiting for the {name}")),
+        }
+    }
+
+    /// Whether it went on until now: it says so only when it could not.
+    pub(super) fn check(&self) -> anyhow::Result<()> {
+        match self.channel.try_receive::<Answer>() {
+            Ok(None) => Ok(()),
+            Ok(Some((Answer::Failed(why), _))) => bail!("{}: {why}", self.name),
+            Ok(Some((other, _))) => bail!("the {} said {other:?}", self.name),
+            Err(_) => bail!("the {} is gone (process {})", self.name, self.pid()),
+        }
+    }
+
+    pub(super) fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// What it holds and has used.
+    pub(super) fn footprint(&self) -> anyhow::Result<Footprint> {
+        Footprint::of(self.pid()).with_context(|| format!("looking at the {}", self.name))
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        // Gone already is as good.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// A process at one moment.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Footprint {
+    /// Resident memory.
+    pub(super) rss_kib: i64,
+    /// Open descriptors.
+    pub(super) fds: i64,
+    /// Processor time of all threads.
+    pub(super) cpu: Duration,
+}
+
+impl Footprint {
+    fn of(pid: u32) -> anyhow::Result<Footprint> {
+        let status = std::fs::read_to_string(format!("/proc/{pid}/status"))?;
+        let rss = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+        let rss = rss.and_then(|rest| rest.split_whitespace().next()).context("no VmRSS")?;
+        let fds = std::fs::read_dir(format!("/proc/{pid}/fd"))?.count();
+        Ok(Footprint { rss_kib: rss.parse()?, fds: i64::try_from(fds)?, cpu: cpu_time(pid)? })
+    }
+}
+
+fn cpu_time(pid: u32) -> anyhow::Result<Duration> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat"))?;
+    // The command's name, in parentheses, may hold anything.
+    let (_, rest) = stat.rsplit_once(')').context("no name in stat")?;
+    let field = |n: usize| rest.split_whitespace().nth(n).and_then(|f| f.parse::<u64>().ok());
+    // utime and stime (proc_pid_stat(5), fields 14 and 15); the state is field 3.
+    let ticks = field(11).zip(field(12)).map(|(user, system)| user + system);
+    let ticks = ticks.context("no times in stat")?;
+    let per_second = rustix::param::clock_ticks_per_second();
+    Ok(Duration::from_nanos(ticks.saturating_mul(1_000_000_000) / per_second.max(1)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_footprint_grows_with_what_is_used() {
+        let before = Footprint::of(std::process::id()).unwrap();
+        let kept = vec![1u8; 32 << 20];
+        let files: Vec<_> = (0..5).map(|_| std::fs::File::open("/dev/null").unwrap()).collect();
+        let begin = std::time::Instant::now();
+        while begin.elapsed() < Duration::from_millis(50) {}
+        let after = Footprint::of(std::process::id()).unwrap();
+        assert!(after.rss_kib - before.rss_kib > 30 << 10, "{before:?} {after:?} {}", kept.len());
+        assert!(after.fds >= before.fds + 5 || files.is_empty(), "{before:?} {after:?}");
+        assert!(after.cpu > before.cpu, "{before:?} {after:?}");
+    }
+}

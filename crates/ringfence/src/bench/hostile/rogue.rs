@@ -1,0 +1,272 @@
+//! A guest that breaks rules: what it has, and how it comes back.
+//!
+//! Its means are those of every guest: a connection to the hub, the store, an arena, event channels,
+//! and rings of which it can write every word. It uses them in the ways of [`super::attacks`].
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::Ordering::{Acquire, Release};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail};
+use ringfence_memory::{LentSlice, PAGE_SIZE};
+use ringfence_platform::local::{LocalChannel, LocalGranter, LocalPlatform};
+use ringfence_platform::store::{StoreAccess, StoreClient};
+use ringfence_platform::{Access, Channel as _, Granter, Lease, Platform};
+use ringfence_ring::{NETIF_RX, NETIF_TX, RingLayout};
+use ringfence_wire::netif::{RxRequest, TxFlags, TxRequest, keys};
+use ringfence_wire::xenbus::{DeviceId, STATE, XenbusState};
+
+use super::launcher::Seat;
+use super::orders::{Entrance, SINK_MAC};
+
+/// Offsets in a ring's page: the front's producer index, the back's, and the index at which the
+/// front wants to be told of responses.
+const REQ_PROD: usize = 0;
+const RSP_PROD: usize = 8;
+const RSP_EVENT: usize = 12;
+
+/// Pages for packets.
+const TX_PAGES: usize = 64;
+/// Buffers for packets to this guest: a full ring.
+const RX_PAGES: usize = 256;
+/// How long one step of the handshake may take before it begins again.
+const STEP_WITHIN: Duration = Duration::from_secs(2);
+/// Pauses between two looks at the backend's state.
+const LOOK_EVERY: Duration = Duration::from_millis(5);
+
+/// A ring of which every word can be written.
+pub(super) struct RogueRing {
+    page: LentSlice,
+    layout: RingLayout,
+    produced: u32,
+}
+
+impl RogueRing {
+    fn new(lease: &Lease, layout: RingLayout) -> anyhow::Result<RogueRing> {
+        let ring = RogueRing { page: lease.memory().clone(), layout, produced: 0 };
+        ring.page.zero(0, PAGE_SIZE)?;
+        // It never asks for events: it looks.
+        ring.page.store_u32(RSP_EVENT, u32::MAX / 2, Release)?;
+        Ok(ring)
+    }
+
+    /// Slots that were answered.
+    pub(super) fn free(&self) -> anyhow::Result<u32> {
+        let answered = self.page.load_u32(RSP_PROD, Acquire)?;
+        Ok(self.layout.count().saturating_sub(self.produced.wrapping_sub(answered)))
+    }
+
+    /// Writes a slot, whether or not there is one.
+    pub(super) fn put(&mut self, slot: &[u8]) -> anyhow::Result<()> {
+        self.page.copy_from(self.layout.offset(self.produced), slot)?;
+        self.produced = self.produced.wrapping_add(1);
+        Ok(())
+    }
+
+    /// Says that so many more slots than were written are there.
+    pub(super) fn publish(&self, more: u32) -> anyhow::Result<()> {
+        Ok(self.page.store_u32(REQ_PROD, self.produced.wrapping_add(more), Release)?)
+    }
+}
+
+/// The guest.
+pub(super) struct Rogue {
+    /// Its launcher's hold on the place; before the platform, which ends with it anyway.
+    seat: Seat,
+    pub(super) platform: LocalPlatform,
+    pub(super) store: StoreClient,
+    /// A second descriptor of its connection to the hub.
+    pub(super) hub: OwnedFd,
+    pub(super) device: DeviceId,
+    pub(super) granter: LocalGranter,
+    pub(super) tx_pages: Vec<Lease>,
+    rx_pages: Vec<Lease>,
+    ring_pages: [Lease; 2],
+    pub(super) tx: RogueRing,
+    pub(super) rx: RogueRing,
+    pub(super) channels: Vec<LocalChannel>,
+    looked: Instant,
+}
+
+impl Rogue {
+    /// Takes a place at the switch, as many times as the driver domain wants.
+    pub(super) fn join(entrance: &Entrance) -> anyhow::Result<Rogue> {
+        let seat = Seat::take(entrance)?;
+        let hub = seat.hub.try_clone()?;
+        let platform = LocalPlatform::connect(seat.hub.try_clone()?)?;
+        let store = platform.store()?;
+        let device = seat.place.device();
+        let mut granter = platform.granter(device.backend)?;
+        let mut lend = |access, count: usize| -> anyhow::Result<Vec<Lease>> {
+            Ok((0..count).map(|_| granter.lend(access)).collect::<Result<_, _>>()?)
+        };
+        let rings = lend(Access::ReadWrite, 2)?;
+        let ring_pages = <[Lease; 2]>::try_from(rings).ok().context("two pages")?;
+        let rx_pages = lend(Access::ReadWrite, RX_PAGES)?;
+        let tx_pages = lend(Access::ReadOnly, TX_PAGES)?;
+        let tx = RogueRing::new(&ring_pages[0], NETIF_TX)?;
+        let rx = RogueRing::new(&ring_pages[1], NETIF_RX)?;
+        let (channels, looked) = (Vec::new(), Instant::now());
+        Ok(Rogue {
+            seat,
+            platform,
+            store,
+            hub,
+            device,
+            granter,
+            tx_pages,
+            rx_pages,
+            ring_pages,
+            tx,
+            rx,
+            channels,
+            looked,
+        })
+    }
+
+    /// Its Ethernet address.
+    pub(super) fn mac(&self) -> [u8; 6] {
+        self.seat.place.mac
+    }
+
+    /// Sets its state.
+    pub(super) fn enter(&mut self, state: XenbusState) -> anyhow::Result<()> {
+        let path = format!("{}/{STATE}", self.device.frontend_path());
+        Ok(self.store.write(&path, state.to_string())?)
+    }
+
+    fn backend_state(&mut self) -> anyhow::Result<XenbusState> {
+        let path = format!("{}/{STATE}", self.device.backend_path());
+        let text = self.store.read(&path)?;
+        Ok(XenbusState::parse(&text).unwrap_or(XenbusState::Missing))
+    }
+
+    fn wait_for(&mut self, state: XenbusState) -> anyhow::Result<()> {
+        let begin = Instant::now();
+        while self.backend_state()? != state {
+            if begin.elapsed() > STEP_WITHIN {
+                bail!("the backend did not become {state}");
+            }
+            std::thread::yield_now();
+        }
+        Ok(())
+    }
+
+    /// Goes through the handshake from its beginning.
+    pub(super) fn connect(&mut self) -> anyhow::Result<()> {
+        if self.backend_state()? != XenbusState::InitWait {
+            self.enter(XenbusState::Closing)?;
+            self.enter(XenbusState::Closed)?;
+            self.enter(XenbusState::Initialising)?;
+            self.wait_for(XenbusState::InitWait)?;
+        }
+        self.tx = RogueRing::new(&self.ring_pages[0], NETIF_TX)?;
+        self.rx = RogueRing::new(&self.ring_pages[1], NETIF_RX)?;
+        self.channels.clear();
+        for _ in 0..2 {
+            self.channels.push(self.platform.alloc_unbound(self.device.backend)?);
+        }
+        self.publish_keys()?;
+        self.wait_for(XenbusState::Connected)?;
+        self.looked = Instant::now();
+        Ok(())
+    }
+
+    fn publish_keys(&mut self) -> anyhow::Result<()> {
+        let front = self.device.frontend_path();
+        let refs = self.ring_pages.each_ref().map(|lease| lease.gref().to_string());
+        let ports: Vec<_> = self.channels.iter().map(|c| c.port().0.to_string()).collect();
+        let [tx_ref, rx_ref] = refs.each_ref().map(String::as_str);
+        let connected = XenbusState::Connected.to_string();
+        Ok(self.store.transaction(|t| {
+            for (key, value) in [
+                (keys::TX_RING_REF, tx_ref),
+                (keys::RX_RING_REF, rx_ref),
+                (keys::EVENT_CHANNEL_TX, &ports[0]),
+                (keys::EVENT_CHANNEL_RX, &ports[1]),
+                (keys::REQUEST_RX_COPY, "1"),
+                (keys::FEATURE_RX_NOTIFY, "1"),
+                (keys::FEATURE_SG, "1"),
+                (STATE, &connected),
+            ] {
+                t.write(&format!("{front}/{key}"), value)?;
+            }
+            Ok(())
+        })?)
+    }
+
+    /// Whether the device was closed. Looks now and then only.
+    pub(super) fn was_closed(&mut self) -> anyhow::Result<bool> {
+        if self.looked.elapsed() < LOOK_EVERY {
+            return Ok(false);
+        }
+        self.looked = Instant::now();
+        Ok(self.backend_state()? != XenbusState::Connected)
+    }
+
+    /// Posts every receive buffer.
+    pub(super) fn post_buffers(&mut self) -> anyhow::Result<()> {
+        for (id, page) in (0u16..).zip(&self.rx_pages) {
+            self.rx.put(&RxRequest { id, gref: page.gref() }.to_bytes())?;
+        }
+        self.rx.publish(0)
+    }
+
+    /// Tells the backend that there is something on tx.
+    pub(super) fn notify(&self) -> anyhow::Result<()> {
+        Ok(self.channels.first().context("no channel")?.notify()?)
+    }
+
+    /// Puts an Ethernet header on a page for sending.
+    pub(super) fn address(
+        &self,
+        page: usize,
+        destination: [u8; 6],
+        source: [u8; 6],
+    ) -> anyhow::Result<()> {
+        let mut header = [0; 14];
+        header[..6].copy_from_slice(&destination);
+        header[6..12].copy_from_slice(&source);
+        header[12..].copy_from_slice(&[0x88, 0xb5]);
+        Ok(self.tx_pages[page].memory().copy_from(0, &header)?)
+    }
+
+    /// Addresses every page to the verifying port.
+    pub(super) fn address_all(&self) -> anyhow::Result<()> {
+        (0..self.tx_pages.len()).try_for_each(|page| self.address(page, SINK_MAC, self.mac()))
+    }
+
+    /// A well-formed slot for the first octets of a page.
+    pub(super) fn slot(&self, page: usize, size: u16) -> TxRequest {
+        let page = page % self.tx_pages.len();
+        let gref = self.tx_pages[page].gref();
+        TxRequest { gref, offset: 0, flags: TxFlags::NONE, id: 0, size }
+    }
+
+    /// Posts packets, each a number of slots, for as long as there is room; how many went in.
+    pub(super) fn post(&mut self, packet: &[TxRequest]) -> anyhow::Result<u32> {
+        let slots = u32::try_from(packet.len())?;
+        let count = self.tx.free()? / slots.max(1);
+        for _ in 0..count {
+            for slot in packet {
+                self.tx.put(&slot.to_bytes())?;
+            }
+        }
+        if count > 0 {
+            self.tx.publish(0)?;
+            self.notify()?;
+        }
+        Ok(count)
+    }
+
+    /// The raw store: a stream that speaks its protocol.
+    pub(super) fn store_stream(&self) -> anyhow::Result<OwnedFd> {
+        Ok(self.platform.store_connection()?)
+    }
+
+    /// Sends bytes over its connection to the hub.
+    pub(super) fn send_to_hub(&self, bytes: &[u8]) -> rustix::io::Result<()> {
+        use rustix::net::SendFlags;
+        rustix::net::send(self.hub.as_fd(), bytes, SendFlags::NOSIGNAL).map(|_| ())
+    }
+}
