@@ -14,7 +14,6 @@ const MOVSB_FROM: usize = 768;
 ///
 /// `src` must be readable and `dst` writable for `len` bytes, and the ranges must not overlap.
 #[cfg(all(target_arch = "x86_64", not(miri)))]
-#[expect(clippy::multiple_unsafe_ops_per_block, reason = "one branch runs, under one contract")]
 #[inline]
 pub(crate) unsafe fn copy_racing(src: *const u8, dst: *mut u8, len: usize) {
     use core::arch::asm;
