@@ -24,7 +24,15 @@
 //! 2. [`Batch::reserve`] takes what was filled.
 //! 3. [`Batch::push_contiguous`], or [`Batch::frame`] for a frame of several pieces, makes frames of
 //!    it. Space that was reserved and belongs to no frame is simply lost until the batch is cleared.
+//!
+//! # What is made of frames
+//!
+//! A frame that the port it leaves by cannot take whole becomes many ([`Batch::derive`]): each has a
+//! header of its own, and payload that is the original's. There is room for [`DERIVED_MAX`] of them
+//! that receivers do not see. Who made them takes them away again ([`Batch::drop_derived`]) once they
+//! were sent, and goes on with the next ones.
 
+mod derive;
 mod view;
 
 #[cfg(test)]
@@ -37,6 +45,7 @@ use ringfence_offload::OffloadMeta;
 use ringfence_offload::checksum::{Completion, PartialError};
 use ringfence_offload::meta::Checksum;
 
+pub use derive::{DERIVED_MAX, DeriveError};
 pub use view::{FrameView, SegmentView, Segments};
 
 /// Octets that a frame's header has at most.
@@ -125,6 +134,10 @@ pub struct Batch {
     segments: Vec<Segment>,
     frames: Vec<Frame>,
     frames_max: usize,
+    /// Octets of scratch memory for what is received; the headers of derived frames are behind them.
+    receivable: usize,
+    /// Frames and segments that were received, while there are derived ones behind them.
+    received: Option<(usize, usize)>,
 }
 
 impl Default for Batch {
@@ -137,18 +150,21 @@ impl Batch {
     /// A batch of at most `frames` frames and `scratch` octets of private memory.
     pub fn with_capacity(frames: usize, scratch: usize) -> Batch {
         Batch {
-            scratch: vec![0; scratch].into_boxed_slice(),
+            scratch: vec![0; scratch + DERIVED_MAX * HEADER_MAX].into_boxed_slice(),
             used: 0,
             lent: Vec::with_capacity(frames),
             segments: Vec::with_capacity(2 * frames),
-            frames: Vec::with_capacity(frames),
+            frames: Vec::with_capacity(frames + DERIVED_MAX),
             frames_max: frames,
+            receivable: scratch,
+            received: None,
         }
     }
 
     /// Forgets all frames, lets go of the lent memory, and keeps the storage.
     pub fn clear(&mut self) {
         self.used = 0;
+        self.received = None;
         self.frames.clear();
         self.segments.clear();
         self.lent.clear();
@@ -166,7 +182,7 @@ impl Batch {
 
     /// Frames that can still be added.
     pub fn frames_left(&self) -> usize {
-        self.frames_max - self.frames.len()
+        self.frames_max.saturating_sub(self.frames.len())
     }
 
     /// Octets of scratch memory handed out so far: the offset of the tail's first octet.
@@ -176,7 +192,7 @@ impl Batch {
 
     /// Octets of scratch memory that can still be reserved.
     pub fn scratch_left(&self) -> usize {
-        self.scratch.len() - self.used
+        self.receivable - self.used
     }
 
     /// Takes `len` octets off the front of the free scratch memory and returns their offset. They
@@ -192,7 +208,7 @@ impl Batch {
 
     /// All scratch memory that is not reserved, to be filled before it is.
     pub fn scratch_tail_mut(&mut self) -> &mut [u8] {
-        self.scratch.get_mut(self.used..).unwrap_or_default()
+        self.scratch.get_mut(self.used..self.receivable).unwrap_or_default()
     }
 
     /// Reserved scratch memory.

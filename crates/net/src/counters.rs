@@ -58,6 +58,8 @@ drop_reasons! {
     TooLong = "too_long";
     /// A super-packet for a receiver that cannot split it.
     GsoUnsupported = "gso_unsupported";
+    /// A super-packet of more segments than are made in one turn.
+    SegmentLimit = "segment_limit";
     /// A blank checksum that could not be finished.
     ChecksumUnfinished = "checksum_unfinished";
     /// The bytes could not be written to the receiver.
@@ -80,6 +82,14 @@ pub struct PortCounters {
     /// Octets this port itself copied from or to lent memory, headers included; what the platform
     /// copied for it is in the platform's counters.
     pub copied_bytes: Counter,
+    /// Super-packets that left whole.
+    pub frames_whole: Counter,
+    /// Super-packets that were split for this port.
+    pub frames_segmented: Counter,
+    /// What they were split into.
+    pub segments_made: Counter,
+    /// Checksums that were finished for this port.
+    pub checksums_computed: Counter,
     /// Times this port's events ended the data plane's sleep.
     pub wakeups: Counter,
     /// Of these, the ones after which there was nothing to do.
@@ -97,6 +107,10 @@ impl Default for PortCounters {
             tx_frames: Counter::default(),
             tx_bytes: Counter::default(),
             copied_bytes: Counter::default(),
+            frames_whole: Counter::default(),
+            frames_segmented: Counter::default(),
+            segments_made: Counter::default(),
+            checksums_computed: Counter::default(),
             wakeups: Counter::default(),
             spurious_wakeups: Counter::default(),
             throttles: Counter::default(),
@@ -153,6 +167,10 @@ impl PortCounters {
             ("tx_frames", &self.tx_frames),
             ("tx_bytes", &self.tx_bytes),
             ("copied_bytes", &self.copied_bytes),
+            ("frames_whole", &self.frames_whole),
+            ("frames_segmented", &self.frames_segmented),
+            ("segments_made", &self.segments_made),
+            ("checksums_computed", &self.checksums_computed),
             ("wakeups", &self.wakeups),
             ("spurious_wakeups", &self.spurious_wakeups),
             ("throttles", &self.throttles),

@@ -42,8 +42,8 @@ use rustix::time::{ClockId, clock_gettime};
 
 use crate::batch::{Batch, FRAMES_DEFAULT, SCRATCH_DEFAULT};
 use crate::counters::DropReason;
-use crate::edge;
-use crate::port::Port;
+use crate::edge::{Edge, Leaving};
+use crate::port::{Port, PortCapabilities};
 use crate::switch::{AttachError, Fabric, PORTS_MAX, Plan, PortIndex, PortPolicy};
 pub use handle::{AddPortError, DataplaneHandle, DataplaneStats, PortGone, PortId, PortStats};
 use handle::{Command, Inbox};
@@ -83,6 +83,7 @@ pub struct Dataplane {
     slots: Vec<Option<Slot>>,
     batch: Batch,
     plan: Plan,
+    edge: Edge,
     /// The place whose turn is first in the next round.
     first: usize,
     next_id: u64,
@@ -127,6 +128,7 @@ impl Dataplane {
             slots: Vec::new(),
             batch: Batch::with_capacity(config.budget, config.scratch),
             plan: Plan::new(),
+            edge: Edge::default(),
             first: 0,
             next_id: 0,
             epoll,
@@ -293,7 +295,14 @@ impl Dataplane {
         // With nobody at the other end the frames are taken and dropped.
         let Some(other) = other.filter(|slot| slot.fault.is_none()) else { return budget };
         let room = other.port.room();
-        other.checked(room).unwrap_or(0).min(budget)
+        let room = other.checked(room).unwrap_or(0).min(budget);
+        let into = other.capabilities;
+        // What is split on the way takes as many places as it has segments. One frame is let through
+        // all the same: a sender that loses some of it goes on, one that waits for room may not.
+        match self.slots[place].as_ref().map_or(1, |slot| expansion(&slot.capabilities, &into)) {
+            1 => room,
+            segments => (room / segments).max(room.min(1)),
+        }
     }
 
     /// Sends the frames of the batch, which came by `place`, to where they go.
@@ -312,15 +321,17 @@ impl Dataplane {
                 counters.dropped_many(DropReason::NoDestination, frames.len() as u64);
                 continue;
             };
-            edge::prepare(&mut self.batch, frames, &slot.capabilities, slot.port.counters());
-            if frames.is_empty() {
-                continue;
-            }
-            slot.touched = true;
-            let transmitted = slot.port.transmit(&self.batch, frames);
-            if slot.checked(transmitted).is_some_and(|done| done.sent > 0) {
-                slot.worked();
-            }
+            let (capabilities, leaving) = (slot.capabilities, Arc::clone(slot.port.counters()));
+            let port = Leaving { capabilities: &capabilities, counters: &leaving };
+            self.edge.pass(&mut self.batch, frames, port, |batch, ready| {
+                slot.touched = true;
+                let transmitted = slot.port.transmit(batch, ready);
+                let done = slot.checked(transmitted)?;
+                if done.sent > 0 {
+                    slot.worked();
+                }
+                Some(done)
+            });
         }
     }
 
@@ -404,6 +415,11 @@ impl Dataplane {
 }
 
 /// Time since a fixed moment.
+/// Frames that one frame of a port of `from`, which sends what it takes, becomes at a port of `into`.
+fn expansion(from: &PortCapabilities, into: &PortCapabilities) -> usize {
+    from.longest().div_ceil(into.longest()).max(1)
+}
+
 fn monotonic() -> Duration {
     let now = clock_gettime(ClockId::Monotonic);
     Duration::new(u64::try_from(now.tv_sec).unwrap_or(0), u32::try_from(now.tv_nsec).unwrap_or(0))

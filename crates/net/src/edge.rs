@@ -8,191 +8,302 @@
 //!
 //! * A blank checksum is finished in the batch. The batch's other receivers then get the finished
 //!   frame too, which every one of them can take.
-//! * A super-packet that the port does not take is dropped and counted. No port offers its peer to
-//!   send kinds that it does not take itself.
+//! * A super-packet that the port does not take is split: its segments get headers of their own, and
+//!   share the payload. They are handed to the port as soon as there are as many as a batch has room
+//!   for, and then they are gone; another port that the frame goes to gets its own.
+//! * A super-packet whose segments would be longer than the port takes is dropped, split or not: the
+//!   offload changes nothing about what fits.
+//!
+//! # What bounds it
+//!
+//! A super-packet has at most 65 octets of headers a segment to be written, and as few as 8 of payload,
+//! so that one of 64 KiB becomes up to 8192. A turn makes at most [`SEGMENTS_MAX`] of them for a port,
+//! more than the largest frames of a batch become at the usual sizes; what is beyond is dropped and
+//! counted. Nor is anything split further for a port that has just taken nothing.
+
+#[cfg(test)]
+mod tests;
+
+use core::hash::BuildHasher;
+use core::ops::Range;
+use std::hash::RandomState;
 
 use ringfence_offload::blank::derive_place;
+use ringfence_offload::octets::FrameOctets;
 use ringfence_offload::packet::Network;
-use ringfence_offload::{ChecksumPlace, Layers};
+use ringfence_offload::segment::{HEADER_MAX, Segment, SegmentError, Segmenter};
+use ringfence_offload::{ChecksumPlace, Gso, GsoKind, Layers, OffloadMeta};
 
 use crate::batch::{Batch, FrameView};
 use crate::counters::{DropReason, PortCounters};
-use crate::port::{ChecksumOffload, PortCapabilities};
+use crate::port::{ChecksumOffload, PortCapabilities, SUPER_FRAME_MAX, Transmitted};
+
+/// Segments that are made for a port in one turn, at most.
+pub const SEGMENTS_MAX: usize = 4096;
 
 /// What has to be done to a frame.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Debug)]
 enum Verdict {
     Pass,
+    PassWhole,
     FinishChecksum,
+    Split(Box<Segmenter>, Sums),
     Drop(DropReason),
 }
 
-/// Makes each of `frames` (indices into `batch`) one that a port of these `capabilities` takes;
-/// strikes those that cannot be, and counts them in `counters`, the port's.
-pub fn prepare(
-    batch: &mut Batch,
-    frames: &mut Vec<u32>,
-    capabilities: &PortCapabilities,
-    counters: &PortCounters,
-) {
-    frames.retain(|&index| {
-        let Some(frame) = batch.get(index) else { return false };
-        let reason = match judge(&frame, capabilities) {
-            Verdict::Pass => return true,
-            Verdict::FinishChecksum if batch.finish_checksum(index).is_ok() => return true,
-            Verdict::FinishChecksum => DropReason::ChecksumUnfinished,
-            Verdict::Drop(reason) => reason,
+/// Who finishes the segments' checksums.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Sums {
+    Port,
+    Edge,
+}
+
+/// A port that frames leave by.
+#[derive(Clone, Copy, Debug)]
+pub struct Leaving<'a> {
+    /// What it takes.
+    pub capabilities: &'a PortCapabilities,
+    /// Its counters.
+    pub counters: &'a PortCounters,
+}
+
+/// Storage for what is handed to a port.
+#[derive(Debug, Default)]
+pub struct Edge {
+    ready: Vec<u32>,
+    /// Segments made in this turn.
+    made: usize,
+    identifications: Identifications,
+}
+
+impl Edge {
+    /// Hands each of `frames` (indices into `batch`) to `send` as one that the port takes, or as several,
+    /// in order; counts those that cannot be. `send` may be called several times; it says what became
+    /// of the frames, and nothing when the port is of no more use.
+    pub fn pass(
+        &mut self,
+        batch: &mut Batch,
+        frames: &[u32],
+        port: Leaving<'_>,
+        mut send: impl FnMut(&Batch, &[u32]) -> Option<Transmitted>,
+    ) {
+        self.ready.clear();
+        self.made = 0;
+        for &index in frames {
+            let Some(frame) = batch.get(index) else { continue };
+            match judge(&frame, port.capabilities) {
+                Verdict::Pass => self.ready.push(index),
+                Verdict::PassWhole => {
+                    port.counters.frames_whole.add(1);
+                    self.ready.push(index);
+                }
+                Verdict::FinishChecksum if batch.finish_checksum(index).is_ok() => {
+                    port.counters.checksums_computed.add(1);
+                    self.ready.push(index);
+                }
+                Verdict::FinishChecksum => port.counters.dropped(DropReason::ChecksumUnfinished),
+                Verdict::Split(segmenter, sums) => {
+                    let splitting = Splitting { index, segmenter: *segmenter, sums };
+                    if self.split(batch, splitting, port, &mut send) == Flow::Stop {
+                        return;
+                    }
+                }
+                Verdict::Drop(reason) => port.counters.dropped(reason),
+            }
+        }
+        self.hand_over(batch, &mut send);
+    }
+
+    /// Hands over what is ready. What was made is gone afterwards.
+    fn hand_over(
+        &mut self,
+        batch: &mut Batch,
+        send: &mut impl FnMut(&Batch, &[u32]) -> Option<Transmitted>,
+    ) -> Option<Transmitted> {
+        let sent = if self.ready.is_empty() {
+            Some(Transmitted::default())
+        } else {
+            send(batch, &self.ready)
         };
-        counters.dropped(reason);
-        false
-    });
+        self.ready.clear();
+        batch.drop_derived();
+        sent
+    }
+
+    fn split(
+        &mut self,
+        batch: &mut Batch,
+        mut splitting: Splitting,
+        port: Leaving<'_>,
+        send: &mut impl FnMut(&Batch, &[u32]) -> Option<Transmitted>,
+    ) -> Flow {
+        let counters = port.counters;
+        let segments = usize::try_from(splitting.segmenter.segments()).unwrap_or(usize::MAX);
+        if segments > SEGMENTS_MAX - self.made {
+            counters.dropped(DropReason::SegmentLimit);
+            return Flow::Continue;
+        }
+        self.made += segments;
+        splitting.segmenter = splitting.segmenter.with_fragment_id(self.identifications.next());
+        counters.frames_segmented.add(1);
+        loop {
+            if batch.derivable() == 0 {
+                let Some(sent) = self.hand_over(batch, send) else { return Flow::Stop };
+                if sent.sent == 0 {
+                    let left = splitting.segmenter.remaining();
+                    counters.dropped_many(DropReason::PortFull, left.into());
+                    return Flow::Continue;
+                }
+            }
+            match splitting.next(batch) {
+                Ok(Some(derived)) => self.ready.push(derived),
+                Ok(None) => return Flow::Continue,
+                Err(_) => {
+                    counters.dropped(DropReason::BadOffload);
+                    return Flow::Continue;
+                }
+            }
+            counters.segments_made.add(1);
+            if splitting.sums == Sums::Edge {
+                counters.checksums_computed.add(1);
+            }
+        }
+    }
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Flow {
+    Continue,
+    Stop,
+}
+
+/// A super-packet that is being split.
+struct Splitting {
+    index: u32,
+    segmenter: Segmenter,
+    sums: Sums,
+}
+
+impl Splitting {
+    /// Adds the next segment to the batch.
+    fn next(&mut self, batch: &mut Batch) -> Result<Option<u32>, SegmentError> {
+        let mut header = [0; HEADER_MAX];
+        let segment = match (self.sums, batch.get(self.index)) {
+            (Sums::Port, _) => self.segmenter.next_partial(&mut header)?,
+            (Sums::Edge, Some(frame)) => {
+                self.segmenter.next_complete(&mut header, &mut Octets(frame))?
+            }
+            (Sums::Edge, None) => None,
+        };
+        let Some(Segment { header_len, payload, meta }) = segment else { return Ok(None) };
+        let narrow = |octet| usize::try_from(octet).unwrap_or(usize::MAX);
+        let payload = narrow(payload.start)..narrow(payload.end);
+        // There is room for it, and the segmenter stays inside the frame.
+        Ok(batch.derive(self.index, &header[..header_len], payload, meta).ok())
+    }
+}
+
+/// A frame's octets, to be summed.
+struct Octets<'a>(FrameView<'a>);
+
+impl FrameOctets for Octets<'_> {
+    fn show(&mut self, range: Range<u32>, mut look: impl FnMut(&[u8])) {
+        let narrow = |octet| usize::try_from(octet).unwrap_or(usize::MAX);
+        let (start, end) = (narrow(range.start), narrow(range.end));
+        let mut position = 0;
+        for piece in self.0.pieces() {
+            let here = position..position + piece.len();
+            position = here.end;
+            let (from, to) = (start.max(here.start), end.min(here.end));
+            if from < to {
+                piece.for_each_piece_of(from - here.start..to - here.start, &mut look);
+            }
+            if position >= end {
+                return;
+            }
+        }
+    }
+}
+
+/// Identifications for fragments over IPv6: not to be predicted, and unlikely to repeat soon.
+#[derive(Debug, Default)]
+struct Identifications {
+    key: RandomState,
+    made: u64,
+}
+
+impl Identifications {
+    fn next(&mut self) -> u32 {
+        self.made = self.made.wrapping_add(1);
+        let [a, b, c, d, ..] = self.key.hash_one(self.made).to_le_bytes();
+        u32::from_le_bytes([a, b, c, d])
+    }
 }
 
 fn judge(frame: &FrameView<'_>, capabilities: &PortCapabilities) -> Verdict {
     let meta = frame.meta();
     if let Some(gso) = meta.gso {
-        let taken = capabilities.scatter_gather && capabilities.gso.takes(gso.kind, gso.ecn);
-        if !taken {
-            return Verdict::Drop(DropReason::GsoUnsupported);
-        }
-    } else if frame.len() > capabilities.frame_max() {
+        return judge_super(frame, meta, gso, capabilities);
+    }
+    if frame.len() > capabilities.frame_max() {
         return Verdict::Drop(DropReason::TooLong);
     }
     match meta.checksum.place() {
-        Some(place) if !takes_blank(frame, place, capabilities.checksum) => match meta.gso {
-            // Its checksum is of many packets, which only the one who splits it can finish.
-            Some(_) => Verdict::Drop(DropReason::GsoUnsupported),
-            None => Verdict::FinishChecksum,
-        },
+        Some(place) if !takes_blank(layers(frame).as_ref(), place, capabilities.checksum) => {
+            Verdict::FinishChecksum
+        }
         _ => Verdict::Pass,
     }
 }
 
+fn judge_super(
+    frame: &FrameView<'_>,
+    meta: OffloadMeta,
+    gso: Gso,
+    capabilities: &PortCapabilities,
+) -> Verdict {
+    // Who sent it said what it is, and that was checked.
+    let bad = Verdict::Drop(DropReason::BadOffload);
+    let (Some(layers), Some(place)) = (layers(frame), meta.checksum.place()) else { return bad };
+    let headers = match (gso.kind, layers.transport_offset()) {
+        (GsoKind::UdpFragment, Some(transport)) => transport,
+        _ => layers.header_len(),
+    };
+    let longest = capabilities.frame_max();
+    if usize::from(headers) + usize::from(gso.size) > longest {
+        return Verdict::Drop(DropReason::TooLong);
+    }
+    let blank = takes_blank(Some(&layers), place, capabilities.checksum);
+    let fits =
+        frame.len() <= longest || capabilities.scatter_gather && frame.len() <= SUPER_FRAME_MAX;
+    if blank && fits && capabilities.gso.takes(gso.kind, gso.ecn) {
+        return Verdict::PassWhole;
+    }
+    // The checksum of a fragmented datagram is of all fragments.
+    let sums = if blank && gso.kind != GsoKind::UdpFragment { Sums::Port } else { Sums::Edge };
+    match Segmenter::new(frame.header(), &layers, meta) {
+        Ok(segmenter) => Verdict::Split(Box::new(segmenter), sums),
+        Err(_) => bad,
+    }
+}
+
+fn layers(frame: &FrameView<'_>) -> Option<Layers> {
+    let frame_len = u32::try_from(frame.len()).ok()?;
+    Layers::parse(frame.header(), frame_len).ok()
+}
+
 /// Whether a port with this offload can pass on that the checksum at `place` is blank.
-fn takes_blank(frame: &FrameView<'_>, place: ChecksumPlace, offload: ChecksumOffload) -> bool {
+fn takes_blank(layers: Option<&Layers>, place: ChecksumPlace, offload: ChecksumOffload) -> bool {
     let (ipv4, ipv6) = match offload {
         ChecksumOffload::None => return false,
         ChecksumOffload::Any => return true,
         ChecksumOffload::Netif { ipv4, ipv6 } => (ipv4, ipv6),
     };
-    let Ok(frame_len) = u32::try_from(frame.len()) else { return false };
-    let Ok(layers) = Layers::parse(frame.header(), frame_len) else { return false };
+    let Some(layers) = layers else { return false };
     let version = match layers.network() {
         Network::Ipv4(_) => ipv4,
         Network::Ipv6(_) => ipv6,
         Network::Arp | Network::Other(_) => false,
     };
-    version && derive_place(&layers) == Ok(place)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::port::GsoOffload;
-    use ringfence_offload::checksum::internet_checksum;
-    use ringfence_offload::{Checksum, Gso, GsoKind, OffloadMeta};
-
-    const UDP_PLACE: Checksum = Checksum::Partial { start: 34, offset: 6 };
-
-    /// A UDP datagram of `payload` octets over IPv4.
-    fn udp(payload: usize) -> Vec<u8> {
-        let mut frame = vec![0x5a; 42 + payload];
-        frame[12..14].copy_from_slice(&[0x08, 0x00]);
-        frame[14..34].fill(0);
-        frame[14] = 0x45;
-        let ip_len = u16::try_from(28 + payload).unwrap().to_be_bytes();
-        frame[16..18].copy_from_slice(&ip_len);
-        frame[23] = 17;
-        let udp_len = u16::try_from(8 + payload).unwrap().to_be_bytes();
-        frame[38..40].copy_from_slice(&udp_len);
-        // In place of the pseudo header's sum: then the finished datagram alone sums to zero.
-        frame[40..42].fill(0);
-        frame
-    }
-
-    fn batch(frame: &[u8], meta: OffloadMeta) -> Batch {
-        let mut batch = Batch::with_capacity(1, 1 << 16);
-        let offset = batch.reserve(frame.len()).unwrap();
-        batch.scratch_mut(offset..offset + frame.len()).unwrap().copy_from_slice(frame);
-        batch.push_contiguous(offset, frame.len(), meta).unwrap();
-        batch
-    }
-
-    fn prepared(batch: &mut Batch, capabilities: &PortCapabilities) -> Result<(), DropReason> {
-        let counters = PortCounters::default();
-        let mut frames = vec![0];
-        prepare(batch, &mut frames, capabilities, &counters);
-        let dropped = DropReason::ALL.iter().find(|&&reason| counters.drops(reason) > 0);
-        assert_eq!(frames.is_empty(), dropped.is_some());
-        dropped.map_or(Ok(()), |&reason| Err(reason))
-    }
-
-    fn capabilities(checksum: ChecksumOffload) -> PortCapabilities {
-        PortCapabilities { checksum, ..PortCapabilities::plain(1500) }
-    }
-
-    #[test]
-    fn a_blank_checksum_is_finished_only_for_a_port_that_cannot_pass_it_on() {
-        let meta = OffloadMeta { checksum: UDP_PLACE, gso: None };
-        let netif = |ipv4, ipv6| ChecksumOffload::Netif { ipv4, ipv6 };
-        for (offload, finished) in [
-            (ChecksumOffload::None, true),
-            (ChecksumOffload::Any, false),
-            (netif(true, false), false),
-            (netif(false, true), true),
-        ] {
-            let mut batch = batch(&udp(501), meta);
-            prepared(&mut batch, &capabilities(offload)).unwrap();
-            let frame = batch.get(0).unwrap();
-            assert_eq!(frame.meta().is_finished(), finished, "{offload:?}");
-            let sum = internet_checksum(&frame.contiguous().unwrap()[34..]);
-            assert_eq!(sum == 0, finished, "{offload:?}");
-        }
-    }
-
-    #[test]
-    fn netif_cannot_tell_a_blank_checksum_elsewhere() {
-        let elsewhere = Checksum::Partial { start: 44, offset: 16 };
-        let mut batch = batch(&udp(100), OffloadMeta { checksum: elsewhere, gso: None });
-        let netif = ChecksumOffload::Netif { ipv4: true, ipv6: true };
-        prepared(&mut batch, &capabilities(netif)).unwrap();
-        assert!(batch.get(0).unwrap().meta().is_finished());
-    }
-
-    #[test]
-    fn a_checksum_field_outside_the_header_drops_the_frame() {
-        let outside = Checksum::Partial { start: 300, offset: 6 };
-        let mut batch = batch(&udp(1000), OffloadMeta { checksum: outside, gso: None });
-        let dropped = prepared(&mut batch, &capabilities(ChecksumOffload::None));
-        assert_eq!(dropped, Err(DropReason::ChecksumUnfinished));
-    }
-
-    #[test]
-    fn a_frame_is_as_long_as_the_port_takes() {
-        let any = capabilities(ChecksumOffload::Any);
-        let mut fits = batch(&udp(1500 + 18 - 42), OffloadMeta::PLAIN);
-        assert_eq!(prepared(&mut fits, &any), Ok(()));
-        let mut long = batch(&udp(1500 + 18 - 41), OffloadMeta::PLAIN);
-        assert_eq!(prepared(&mut long, &any), Err(DropReason::TooLong));
-    }
-
-    #[test]
-    fn a_super_packet_passes_where_its_kind_is_taken_and_nowhere_else() {
-        let gso = Gso { kind: GsoKind::Udp, ecn: false, size: 1000 };
-        let meta = OffloadMeta { checksum: UDP_PLACE, gso: Some(gso) };
-        let takes = PortCapabilities {
-            gso: GsoOffload { udp: true, ..GsoOffload::default() },
-            scatter_gather: true,
-            ..capabilities(ChecksumOffload::Any)
-        };
-        assert_eq!(prepared(&mut batch(&udp(9000), meta), &takes), Ok(()));
-        let refused = Err(DropReason::GsoUnsupported);
-        for lacks in [
-            capabilities(ChecksumOffload::Any),
-            PortCapabilities { scatter_gather: false, ..takes },
-            PortCapabilities { checksum: ChecksumOffload::None, ..takes },
-        ] {
-            assert_eq!(prepared(&mut batch(&udp(9000), meta), &lacks), refused, "{lacks:?}");
-        }
-    }
+    version && derive_place(layers) == Ok(place)
 }

@@ -5,6 +5,7 @@
 //! * [`port`]: the contract of whatever frames come from and go to.
 //! * [`counters`]: what is counted there.
 //! * [`tap`]: the port of a Linux TAP interface.
+//! * [`features`]: the offload keys of a vif.
 //! * [`switch`]: which port a frame goes to.
 //! * [`edge`]: what is done to a frame that the port it leaves by cannot take as it is.
 //! * [`dataplane`]: the thread that polls the ports, and sleeps when there is nothing to do.
@@ -13,6 +14,7 @@ pub mod batch;
 pub mod counters;
 pub mod dataplane;
 pub mod edge;
+pub mod features;
 #[doc(hidden)]
 #[cfg(any(test, feature = "test-utils"))]
 pub mod fuzzing;
@@ -21,6 +23,7 @@ pub mod fuzzing;
 pub mod hostile;
 pub mod netback;
 pub mod netfront;
+mod offered;
 pub mod port;
 pub mod rules;
 pub mod switch;

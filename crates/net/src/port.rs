@@ -31,6 +31,10 @@ use crate::counters::PortCounters;
 /// Octets of an Ethernet header with one VLAN tag: what a frame may have beyond the MTU.
 pub const LINK_HEADER_MAX: usize = 18;
 
+/// Octets of the longest super-packet that is passed on, link header included: netif has 16 bits for
+/// that. Linux makes none that is longer.
+pub const SUPER_FRAME_MAX: usize = 0xFFFF;
+
 /// What a port found when it was asked for frames.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Received {
@@ -153,6 +157,16 @@ impl PortCapabilities {
     pub fn frame_max(&self) -> usize {
         usize::from(self.mtu) + LINK_HEADER_MAX
     }
+
+    /// Octets of the longest frame of all.
+    pub fn longest(&self) -> usize {
+        let GsoOffload { tcp_v4, tcp_v6, udp, .. } = self.gso;
+        if self.scatter_gather && (tcp_v4 || tcp_v6 || udp) {
+            SUPER_FRAME_MAX
+        } else {
+            self.frame_max()
+        }
+    }
 }
 
 /// A source and destination of frames. See the [module](self) for the contract.
@@ -173,7 +187,7 @@ pub trait Port: Send {
     /// A [`Fault`] ends the port.
     fn complete(&mut self) -> Result<(), Fault>;
 
-    /// Sends the frames of `frames` (indices into the batch, ascending) and counts them. Never
+    /// Sends the frames of `frames` (indices into the batch), in this order, and counts them. Never
     /// blocks: what does not fit is dropped. All of them conform to [`Port::capabilities`].
     ///
     /// # Errors

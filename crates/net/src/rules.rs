@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
 
+use ringfence_offload::accept::Refusal;
 use ringfence_platform::GrantStatus;
 
 /// Names are constants of this program, so the table is bounded by it and not by the peer.
@@ -55,6 +56,42 @@ grant_rules! {
     tx_grant_rule: "tx";
     /// The rule that a page to be written broke.
     rx_grant_rule: "rx";
+}
+
+macro_rules! offload_rules {
+    ($($(#[$doc:meta])* $name:ident: $prefix:literal;)*) => {$(
+        $(#[$doc])*
+        pub(crate) fn $name(refusal: &Refusal) -> &'static str {
+            match refusal {
+                Refusal::ChecksumBeyondFrame { .. } => concat!($prefix, "_gso_checksum_beyond_frame"),
+                Refusal::ChecksumNotCaptured { .. } => concat!($prefix, "_gso_headers_too_long"),
+                Refusal::ChecksumInHeaders { .. } | Refusal::ChecksumElsewhere { .. } => {
+                    concat!($prefix, "_gso_checksum_elsewhere")
+                }
+                Refusal::ChecksumOnFragment => concat!($prefix, "_gso_on_fragment"),
+                Refusal::SizeZero => concat!($prefix, "_gso_size_zero"),
+                Refusal::SizeReserved => concat!($prefix, "_gso_size_reserved"),
+                Refusal::SegmentSize { .. } | Refusal::FragmentSize { .. } => {
+                    concat!($prefix, "_gso_size_too_small")
+                }
+                Refusal::EcnWithoutTcp | Refusal::KindMismatch { .. } => {
+                    concat!($prefix, "_gso_kind_mismatch")
+                }
+                Refusal::LengthMismatch { .. } => concat!($prefix, "_gso_length_mismatch"),
+                Refusal::UdpWithoutChecksum | Refusal::CannotBlank(_) => {
+                    concat!($prefix, "_gso_no_checksum")
+                }
+                Refusal::TooManySegments { .. } => concat!($prefix, "_gso_too_many_segments"),
+            }
+        }
+    )*};
+}
+
+offload_rules! {
+    /// The rule that a segmentation order of a guest broke.
+    tx_gso_rule: "tx";
+    /// The rule that a segmentation order of a backend broke.
+    rx_gso_rule: "rx";
 }
 
 #[cfg(test)]

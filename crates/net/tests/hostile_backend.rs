@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use proptest::prelude::*;
 use ringfence_net::Fault;
 use ringfence_net::counters::DropReason;
-use ringfence_net::hostile::{HostileBackend, frame, udp_frame};
+use ringfence_net::hostile::{HostileBackend, frame, tcp_frame, udp_frame};
 use ringfence_net::vif::toolstack;
 use ringfence_offload::Checksum;
 use ringfence_platform::local::ArenaShape;
@@ -136,6 +136,23 @@ fn what_cannot_be_right_costs_the_device() {
     }
 }
 
+/// A packet with an order to segment it, in the next posted slot: size and type as on the ring.
+fn super_packet(
+    backend: &mut HostileBackend,
+    bytes: &[u8],
+    size: u16,
+    kind: u16,
+) -> Vec<RxResponse> {
+    let slot = backend.rings().rx.produced;
+    let buffer = posted(backend, slot);
+    backend.rings().fill(buffer, 0, bytes);
+    let flags = RxFlags(RxFlags::EXTRA_INFO.0 | RxFlags::CHECKSUM_BLANK.0);
+    let status = i16::try_from(bytes.len()).unwrap();
+    let first = RxResponse { id: buffer.id, offset: 0, flags, status };
+    // Octet by octet: type 1, no other behind it, the size, the type of segmentation.
+    vec![first, RxResponse { id: 1, offset: size, flags: RxFlags(kind), status: 0 }]
+}
+
 /// What costs a packet: name, rule, and how a good response in the next slot is changed; or slots of
 /// its own.
 type Change = fn(&mut HostileBackend, RxResponse) -> Vec<RxResponse>;
@@ -174,16 +191,43 @@ const REFUSED: &[(&str, &str, Change)] = &[
     ("a GSO prefix", "rx_gso_prefix", |_, r| {
         vec![RxResponse { flags: RxFlags(RxFlags::GSO_PREFIX.0 | RxFlags::MORE_DATA.0), ..r }, r]
     }),
+    ("an order of an unknown type", "rx_bad_extra", |b, _| {
+        super_packet(b, &tcp_frame(false, 3000), 1000, 3)
+    }),
+    ("segments of no size", "rx_bad_extra", |b, _| super_packet(b, &tcp_frame(false, 3000), 0, 1)),
+    ("tiny segments", "rx_gso_size_too_small", |b, _| {
+        super_packet(b, &tcp_frame(false, 3000), 7, 1)
+    }),
+    ("segments of the reserved size", "rx_gso_size_reserved", |b, _| {
+        super_packet(b, &tcp_frame(false, 3000), 0xFFFF, 1)
+    }),
+    ("an order for no TCP", "rx_gso_kind_mismatch", |b, _| {
+        super_packet(b, &udp_frame(3000), 1000, 1)
+    }),
+    ("an order for the other IP", "rx_gso_kind_mismatch", |b, _| {
+        super_packet(b, &tcp_frame(true, 3000), 1000, 1)
+    }),
+    ("an order for a part of the frame", "rx_gso_length_mismatch", |b, _| {
+        let mut bytes = tcp_frame(false, 3000);
+        bytes[16..18].copy_from_slice(&2900u16.to_be_bytes());
+        super_packet(b, &bytes, 1000, 1)
+    }),
+    ("an order for no headers", "rx_gso_bad_headers", |b, _| {
+        super_packet(b, &tcp_frame(false, 3000)[..30], 1000, 1)
+    }),
     ("an extra info of type 0", "rx_bad_extra", |_, r| {
         let none = RxResponse { id: 0, offset: 0, flags: RxFlags::NONE, status: 0 };
         vec![RxResponse { flags: RxFlags::EXTRA_INFO, ..r }, none]
     }),
 ];
 
+/// Enough for the ring to wrap around.
+const ROUNDS: usize = 90;
+
 #[test]
 fn a_packet_that_breaks_a_rule_costs_itself() {
     let mut backend = HostileBackend::connected();
-    for ((name, rule, change), seed) in REFUSED.iter().cycle().take(60).zip(100..) {
+    for ((name, rule, change), seed) in REFUSED.iter().cycle().take(ROUNDS).zip(100..) {
         let counted = backend.front.rules().get(rule);
         let (before, first) = good(&mut backend, seed);
         backend.rings().deliver(&[first]);
@@ -201,7 +245,7 @@ fn a_packet_that_breaks_a_rule_costs_itself() {
     }
     works(&mut backend);
     let dropped = backend.port().counters().drops(DropReason::BadRequest);
-    assert_eq!(dropped, 60);
+    assert_eq!(dropped, ROUNDS as u64);
 }
 
 /// On rx the slot says which page is meant, since extra infos overwrite the ids.

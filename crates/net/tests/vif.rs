@@ -7,12 +7,14 @@ use std::time::{Duration, Instant};
 use proptest::prelude::*;
 use ringfence_grants::Mode;
 use ringfence_net::batch::Batch;
-use ringfence_net::port::Port;
+use ringfence_net::features::OffloadKeys;
+use ringfence_net::hostile::tcp_frame;
+use ringfence_net::port::{ChecksumOffload, Port};
 use ringfence_net::vif::PortHost;
 use ringfence_net::vif::backend::{BackendOptions, Life, VifBackend};
 use ringfence_net::vif::frontend::VifFrontend;
 use ringfence_net::vif::toolstack::{self, VifConfig};
-use ringfence_offload::OffloadMeta;
+use ringfence_offload::{Checksum, Gso, GsoKind, OffloadMeta};
 use ringfence_platform::local::LocalPlatform;
 use ringfence_platform::local::hub::{Hub, HubHandle, HubLimits};
 use ringfence_platform::store::{StoreAccess, StoreClient};
@@ -53,6 +55,11 @@ impl Drop for Pair {
 
 impl Pair {
     fn new(mode: Mode) -> Pair {
+        Pair::with(mode, OffloadKeys::ALL, OffloadKeys::ALL)
+    }
+
+    /// A pair whose ends take these offloads: the backend, the frontend.
+    fn with(mode: Mode, back_takes: OffloadKeys, front_takes: OffloadKeys) -> Pair {
         let (hub_thread, hub) = Hub::new(HubLimits::default()).unwrap();
         std::thread::spawn(move || hub_thread.run().unwrap());
         let join = |wanted, privileged| {
@@ -69,8 +76,10 @@ impl Pair {
         let mut back_store = back_platform.store().unwrap();
         let config = VifConfig { mac: [2, 0, 0, 0, 0, 1], mtu: 1500 };
         toolstack::create(&mut back_store, &device, config).unwrap();
-        let back = VifBackend::new(device, BackendOptions { mode, mtu: 1500 });
+        let options = BackendOptions { mode, mtu: 1500 };
+        let back = VifBackend::new(device, options).with_offloads(back_takes);
         let front = VifFrontend::new(&front_platform, device, 1500).unwrap();
+        let front = front.with_offloads(front_takes);
         let front_store = front_platform.store().unwrap();
         Pair {
             hub,
@@ -185,7 +194,8 @@ fn frames_of_every_size_arrive_whole_both_ways_in_each_mode() {
 
 #[test]
 fn a_backend_knows_its_room_and_is_woken_when_there_is_more() {
-    let mut pair = Pair::new(Mode::Copy);
+    let slots = OffloadKeys { gso_tcp_v4: false, gso_tcp_v6: false, ..OffloadKeys::ALL };
+    let mut pair = Pair::with(Mode::Copy, slots, slots);
     pair.connect();
     let (front, back) = pair.ports();
     let full = back.room().unwrap();
@@ -205,8 +215,10 @@ fn a_backend_knows_its_room_and_is_woken_when_there_is_more() {
     assert!(!back.arm().unwrap(), "no buffer is posted");
     let readable = |port: &dyn Port| {
         let fds = port.wait_fds();
-        let mut fds: Vec<_> =
-            fds.iter().map(|fd| rustix::event::PollFd::new(fd, rustix::event::PollFlags::IN)).collect();
+        let mut fds: Vec<_> = fds
+            .iter()
+            .map(|fd| rustix::event::PollFd::new(fd, rustix::event::PollFlags::IN))
+            .collect();
         rustix::event::poll(&mut fds, Some(&rustix::time::Timespec::default())).unwrap() > 0
     };
     assert!(!readable(back));
@@ -263,6 +275,157 @@ fn a_condemned_device_is_closed_and_says_why() {
     pair.front.look(&pair.front_platform, &mut pair.front_store, &mut pair.front_host).unwrap();
     assert_eq!(pair.state(false), XenbusState::Closed);
     assert!(pair.front_host.0.is_none());
+}
+
+/// Sends one frame as it is, whatever was negotiated; what arrived.
+fn carry_one(
+    from: &mut dyn Port,
+    to: &mut dyn Port,
+    frame: &[u8],
+    meta: OffloadMeta,
+) -> Option<(Vec<u8>, OffloadMeta)> {
+    let (mut out, mut into) = (Batch::default(), Batch::default());
+    let at = out.reserve(frame.len()).unwrap();
+    out.scratch_mut(at..at + frame.len()).unwrap().copy_from_slice(frame);
+    out.push_contiguous(at, frame.len(), meta).unwrap();
+    assert_eq!(from.transmit(&out, &[0]).unwrap().sent, 1);
+    from.flush().unwrap();
+    to.receive(&mut into, 64).unwrap();
+    let arrived = into.iter().next().map(|frame| {
+        let mut bytes = vec![0; frame.len()];
+        frame.copy_to(&mut bytes);
+        (bytes, frame.meta())
+    });
+    into.clear();
+    to.complete().unwrap();
+    from.receive(&mut Batch::default(), 0).unwrap();
+    arrived
+}
+
+/// A frame of TCP with its metadata: a super-packet, or (`size` 0) one with a blank checksum.
+fn tcp(v6: bool, payload: usize, size: u16) -> (Vec<u8>, OffloadMeta) {
+    let kind = if v6 { GsoKind::TcpV6 } else { GsoKind::TcpV4 };
+    let checksum = Checksum::Partial { start: if v6 { 54 } else { 34 }, offset: 16 };
+    let gso = (size > 0).then_some(Gso { kind, ecn: false, size });
+    (tcp_frame(v6, payload), OffloadMeta { checksum, gso })
+}
+
+#[test]
+fn super_packets_go_whole_both_ways_in_each_mode() {
+    for mode in Mode::ALL {
+        let mut pair = Pair::new(mode);
+        pair.connect();
+        let (front, back) = pair.ports();
+        let mut arrived = 0;
+        for round in 0..12 {
+            for (v6, payload) in [(false, 4000), (true, 20_000), (false, 65_000), (true, 65_461)] {
+                let (bytes, meta) = tcp(v6, payload, 1448 + round);
+                let there = carry_one(front, back, &bytes, meta).unwrap();
+                assert!(there == (bytes.clone(), meta), "{mode}, from the guest: {:?}", there.1);
+                let back_again = carry_one(back, front, &bytes, meta).unwrap();
+                assert!(back_again == (bytes, meta), "{mode}, to the guest: {:?}", back_again.1);
+                arrived += 1;
+            }
+        }
+        assert_eq!(
+            (front.counters().rx_frames.get(), back.counters().rx_frames.get()),
+            (arrived, arrived)
+        );
+        assert!(pair.back.rules().all().is_empty(), "{:?}", pair.back.rules().all());
+        assert!(pair.front.rules().all().is_empty(), "{:?}", pair.front.rules().all());
+    }
+}
+
+#[test]
+fn cwr_is_found_in_the_header_since_the_order_does_not_tell() {
+    let mut pair = Pair::new(Mode::Copy);
+    pair.connect();
+    let (front, back) = pair.ports();
+    let (mut bytes, meta) = tcp(false, 9000, 1000);
+    bytes[47] |= 0x80;
+    let (_, arrived) = carry_one(front, back, &bytes, meta).unwrap();
+    assert_eq!(arrived.gso, meta.gso.map(|gso| Gso { ecn: true, ..gso }));
+}
+
+/// Each key off alone, and what then breaks a rule: name, frame, rule without its direction.
+#[test]
+fn what_was_not_announced_is_refused_by_name() {
+    let all = OffloadKeys::ALL;
+    let cases = [
+        (OffloadKeys { gso_tcp_v4: false, ..all }, tcp(false, 9000, 1000), "gso_not_negotiated"),
+        (OffloadKeys { gso_tcp_v6: false, ..all }, tcp(true, 9000, 1000), "gso_not_negotiated"),
+        (
+            OffloadKeys { checksum_ipv4: false, ..all },
+            tcp(false, 900, 0),
+            "checksum_not_negotiated",
+        ),
+        (OffloadKeys { checksum_ipv6: false, ..all }, tcp(true, 900, 0), "checksum_not_negotiated"),
+        (OffloadKeys { scatter_gather: false, ..all }, tcp(false, 9000, 1000), "sg"),
+    ];
+    for mode in Mode::ALL {
+        for (off, (bytes, meta), rule) in &cases {
+            let slots = *rule == "sg";
+            let mut pair = Pair::with(mode, *off, all);
+            pair.connect();
+            let (front, back) = pair.ports();
+            assert_eq!(carry_one(front, back, bytes, *meta), None, "{mode}, {off}");
+            assert!(carry_one(back, front, bytes, *meta).is_some(), "the other way it goes");
+            let tx = if slots { "tx_too_many_slots".to_owned() } else { format!("tx_{rule}") };
+            assert_eq!(
+                pair.back.rules().get(&tx),
+                1,
+                "{mode}, {off}: {:?}",
+                pair.back.rules().all()
+            );
+
+            let mut pair = Pair::with(mode, all, *off);
+            pair.connect();
+            let (front, back) = pair.ports();
+            assert_eq!(carry_one(back, front, bytes, *meta), None, "{mode}, {off}");
+            assert!(carry_one(front, back, bytes, *meta).is_some(), "the other way it goes");
+            let rx = if slots { "scatter_gather_not_negotiated" } else { rule };
+            let rx = format!("rx_{rx}");
+            assert_eq!(
+                pair.front.rules().get(&rx),
+                1,
+                "{mode}, {off}: {:?}",
+                pair.front.rules().all()
+            );
+        }
+    }
+}
+
+/// What an end says it takes is what the other end's port is capable of, key by key.
+#[test]
+fn each_key_decides_alone_and_for_one_direction() {
+    for bits in 0..32 {
+        let keys = keys_of(bits);
+        for (back_takes, front_takes) in [(keys, OffloadKeys::ALL), (OffloadKeys::NONE, keys)] {
+            let mut pair = Pair::with(Mode::Copy, back_takes, front_takes);
+            pair.connect();
+            let (front, back) = pair.ports();
+            for (port, takes) in [(front, back_takes), (back, front_takes)] {
+                let found = port.capabilities();
+                let checksum =
+                    ChecksumOffload::Netif { ipv4: takes.checksum_ipv4, ipv6: takes.checksum_ipv6 };
+                assert_eq!(found.checksum, checksum, "{takes}");
+                assert_eq!(found.scatter_gather, takes.scatter_gather, "{takes}");
+                assert_eq!(found.gso.tcp_v4, takes.gso_tcp_v4, "{takes}");
+                assert_eq!(found.gso.tcp_v6, takes.gso_tcp_v6, "{takes}");
+            }
+        }
+    }
+}
+
+fn keys_of(bits: u32) -> OffloadKeys {
+    let bit = |n: u32| bits >> n & 1 == 1;
+    OffloadKeys {
+        scatter_gather: bit(0),
+        gso_tcp_v4: bit(1),
+        gso_tcp_v6: bit(2),
+        checksum_ipv4: bit(3),
+        checksum_ipv6: bit(4),
+    }
 }
 
 proptest! {

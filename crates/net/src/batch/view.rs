@@ -1,5 +1,7 @@
 //! How a port that sends sees a frame.
 
+use core::ops::Range;
+
 use ringfence_memory::{LentSlice, ListFull, PushError, WriteList};
 use ringfence_offload::OffloadMeta;
 
@@ -56,16 +58,21 @@ impl SegmentView<'_> {
     }
 
     /// Shows the octets in order, in private pieces: a lent segment is fetched piece by piece.
-    pub fn for_each_piece(&self, mut look: impl FnMut(&[u8])) {
+    pub fn for_each_piece(&self, look: impl FnMut(&[u8])) {
+        self.for_each_piece_of(0..self.len(), look);
+    }
+
+    /// Shows the octets of `range` in order, as far as there are.
+    pub fn for_each_piece_of(&self, range: Range<usize>, mut look: impl FnMut(&[u8])) {
+        let (mut at, end) = (range.start, range.end.min(self.len()));
         if let SegmentView::Private(bytes) = self {
-            return look(bytes);
+            return look(bytes.get(at..end).unwrap_or_default());
         }
         let mut piece = [0; PIECE];
-        let mut done = 0;
-        while done < self.len() {
-            let n = self.copy_from(done, &mut piece);
+        while at < end {
+            let n = self.copy_from(at, &mut piece[..PIECE.min(end - at)]);
             look(&piece[..n]);
-            done += n;
+            at += n;
         }
     }
 }

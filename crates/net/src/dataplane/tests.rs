@@ -277,7 +277,7 @@ fn frames_are_finished_for_ports_that_cannot() {
     assert!(meta.is_finished());
     assert_eq!(internet_checksum(&bytes[34..]), 0);
     assert_eq!((able_peer.take(), plain_peer.take()), (None, None));
-    assert_eq!(plain_peer.counters().drops(DropReason::GsoUnsupported), 1);
+    assert_eq!(plain_peer.counters().drops(DropReason::BadOffload), 1, "an order for no TCP");
 }
 
 #[test]

@@ -28,34 +28,9 @@ use ringfence_ring::{BackRing, NETIF_RX, NETIF_TX, RingPages};
 
 use crate::batch::Batch;
 use crate::counters::PortCounters;
-use crate::port::{
-    ChecksumOffload, Fault, GsoOffload, Port, PortCapabilities, Received, Transmitted,
-};
+use crate::features::VifFeatures;
+use crate::port::{Fault, Port, PortCapabilities, Received, Transmitted};
 use crate::rules::RuleCounters;
-
-/// What was negotiated for a vif, as far as the data path needs it.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct VifFeatures {
-    /// The peer takes frames of several slots.
-    pub scatter_gather: bool,
-    /// The peer takes blank checksums over IPv4.
-    pub checksum_ipv4: bool,
-    /// The peer takes blank checksums over IPv6.
-    pub checksum_ipv6: bool,
-    /// Octets behind the Ethernet header.
-    pub mtu: u16,
-}
-
-impl VifFeatures {
-    pub(crate) fn capabilities(self) -> PortCapabilities {
-        PortCapabilities {
-            checksum: ChecksumOffload::Netif { ipv4: self.checksum_ipv4, ipv6: self.checksum_ipv6 },
-            gso: GsoOffload::default(),
-            scatter_gather: self.scatter_gather,
-            mtu: self.mtu,
-        }
-    }
-}
 
 /// One or two event channels of a queue.
 pub struct QueueChannels<C> {
@@ -123,6 +98,7 @@ impl<G: Grantee, C: Channel> NetbackPort<G, C> {
             tx: tx::FromGuest::new(
                 BackRing::attach(parts.tx_ring, NETIF_TX),
                 Reach::new(parts.tx_pages, mode),
+                features.own,
                 Arc::clone(rules),
                 Arc::clone(&counters),
             ),
@@ -164,7 +140,7 @@ impl<G: Grantee, C: Channel> Port for NetbackPort<G, C> {
     }
 
     fn room(&mut self) -> Result<usize, Fault> {
-        self.rx.room(self.features.capabilities().frame_max())
+        self.rx.room(self.features.capabilities().longest())
     }
 
     fn arm(&mut self) -> Result<bool, Fault> {

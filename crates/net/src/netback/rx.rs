@@ -8,19 +8,59 @@ use ringfence_memory::PAGE_SIZE;
 use ringfence_offload::meta::Checksum;
 use ringfence_platform::{GrantStatus, Grantee, Gref};
 use ringfence_ring::{BackRing, ProducerOverflow, RingPages};
-use ringfence_wire::netif::{RxFlags, RxRequest, RxResponse, Status};
+use ringfence_wire::netif::extra::Extra;
+use ringfence_wire::netif::{RxFlags, RxRequest, RxResponse, SLOTS_MAX, Status};
 
 use crate::batch::{Batch, FrameView, SegmentView};
 use crate::counters::{DropReason, PortCounters};
-use crate::port::{Fault, Transmitted};
+use crate::features::extra_of;
+use crate::port::{Fault, SUPER_FRAME_MAX, Transmitted};
 use crate::rules::{RuleCounters, rx_grant_rule};
 
 /// A frame and the posted buffers it takes.
 struct Planned {
     frame: u32,
+    /// Its slots, the one of an extra info included.
     slots: Range<usize>,
+    /// Its pages: those of the other slots.
+    pages: Range<usize>,
     len: usize,
-    flags: RxFlags,
+    checksum: Checksum,
+    extra: Option<Extra>,
+}
+
+impl Planned {
+    fn flags(&self) -> RxFlags {
+        let flags = match self.checksum {
+            Checksum::Partial { .. } => {
+                RxFlags::CHECKSUM_BLANK.with_if(true, RxFlags::DATA_VALIDATED)
+            }
+            Checksum::Verified => RxFlags::DATA_VALIDATED,
+            Checksum::None => RxFlags::NONE,
+        };
+        flags.with_if(self.extra.is_some(), RxFlags::EXTRA_INFO)
+    }
+
+    /// The slots' contents, in ring order; `ids` are those of all requests taken. One that failed has
+    /// the same form, so that it uses up what was taken for it.
+    fn responses(&self, ids: &[u16], failed: bool, mut put: impl FnMut([u8; RxResponse::SIZE])) {
+        let ids = ids.get(self.slots.clone()).unwrap_or_default();
+        let extra = self.extra.as_ref();
+        let mut left = self.len;
+        let data = ids.iter().enumerate().filter(|(i, _)| extra.is_none() || *i != 1);
+        for (i, &id) in data {
+            let here = left.min(PAGE_SIZE);
+            left -= here;
+            let flags = if i == 0 { self.flags() } else { RxFlags::NONE };
+            let flags = flags.with_if(left > 0, RxFlags::MORE_DATA);
+            let size = i16::try_from(here).unwrap_or(i16::MAX);
+            let status = if failed { Status::Error.to_raw() } else { size };
+            put(RxResponse { id, offset: 0, flags, status }.to_bytes());
+            if let Some(extra) = extra.filter(|_| i == 0) {
+                put(extra.emit(false).0);
+            }
+        }
+    }
 }
 
 /// The backend's side of the rx ring.
@@ -28,8 +68,9 @@ pub(super) struct ToGuest<G> {
     ring: BackRing<RingPages>,
     reach: Reach<G>,
     planned: Vec<Planned>,
-    /// Ids of the requests taken, in ring order, and their pages.
+    /// Ids of the requests taken, in ring order.
     ids: Vec<u16>,
+    /// Their pages, but for those of the slots that extra infos used up.
     pages: Vec<Gref>,
     statuses: Vec<GrantStatus>,
     /// Somebody was told that there is no room: tell when so many buffers are posted.
@@ -65,7 +106,9 @@ impl<G: Grantee> ToGuest<G> {
 
     /// Frames of at most `frame_max` octets that find posted buffers.
     pub(super) fn room(&mut self, frame_max: usize) -> Result<usize, Fault> {
-        let slots = u32::try_from(frame_max.div_ceil(PAGE_SIZE).max(1)).unwrap_or(u32::MAX);
+        let extras = usize::from(frame_max > PAGE_SIZE);
+        let slots = frame_max.div_ceil(PAGE_SIZE).max(1) + extras;
+        let slots = u32::try_from(slots).unwrap_or(u32::MAX);
         let posted = self.ring.unconsumed().map_err(|e| self.fatal(e))?;
         self.starved_of = if posted < slots { slots } else { 0 };
         Ok((posted / slots) as usize)
@@ -89,7 +132,7 @@ impl<G: Grantee> ToGuest<G> {
         for planned in &self.planned {
             if let Some(frame) = batch.get(planned.frame) {
                 spread(frame, |slot, offset, source| {
-                    writing.put(planned.slots.start + slot, offset, source)
+                    writing.put(planned.pages.start + slot, offset, source)
                 });
             }
         }
@@ -109,31 +152,33 @@ impl<G: Grantee> ToGuest<G> {
         let mut dropped = 0;
         for &index in frames {
             let Some(frame) = batch.get(index) else { continue };
-            let first = self.ids.len();
-            let slots = frame.len().div_ceil(PAGE_SIZE).max(1);
+            let (first, first_page) = (self.ids.len(), self.pages.len());
+            let extra = frame.meta().gso.and_then(extra_of);
+            let pages = frame.len().div_ceil(PAGE_SIZE).max(1);
+            let slots = pages + usize::from(extra.is_some());
+            let too_long = pages > SLOTS_MAX || frame.len() > SUPER_FRAME_MAX;
             // `first` counts requests taken, never more than the ring's 256.
-            if first + slots > posted as usize {
-                self.counters.dropped(DropReason::PortFull);
+            if too_long || first + slots > posted as usize {
+                let reason = if too_long { DropReason::TooLong } else { DropReason::PortFull };
+                self.counters.dropped(reason);
                 dropped += 1;
                 continue;
             }
-            for ahead in (0u32..).skip(first).take(slots) {
+            for (ahead, place) in (0u32..).skip(first).zip(0..slots) {
                 let request = RxRequest::from_bytes(self.ring.request(ahead).into_unchecked());
                 self.ids.push(request.id);
-                self.pages.push(request.gref);
-            }
-            let flags = match frame.meta().checksum {
-                Checksum::Partial { .. } => {
-                    RxFlags::CHECKSUM_BLANK.with_if(true, RxFlags::DATA_VALIDATED)
+                // The page of the extra info's slot stays as it is.
+                if extra.is_none() || place != 1 {
+                    self.pages.push(request.gref);
                 }
-                Checksum::Verified => RxFlags::DATA_VALIDATED,
-                Checksum::None => RxFlags::NONE,
-            };
+            }
             self.planned.push(Planned {
                 frame: index,
                 slots: first..first + slots,
+                pages: first_page..first_page + pages,
                 len: frame.len(),
-                flags,
+                checksum: frame.meta().checksum,
+                extra,
             });
         }
         dropped
@@ -145,9 +190,9 @@ impl<G: Grantee> ToGuest<G> {
         // At most the ring's 256.
         self.ring.consume(u32::try_from(self.ids.len()).unwrap_or(u32::MAX));
         for planned in &self.planned {
-            let statuses = self.statuses.get(planned.slots.clone()).unwrap_or_default();
+            let statuses = self.statuses.get(planned.pages.clone()).unwrap_or_default();
             let missing =
-                (statuses.len() != planned.slots.len()).then_some(&GrantStatus::GeneralError);
+                (statuses.len() != planned.pages.len()).then_some(&GrantStatus::GeneralError);
             let failure = statuses.iter().find(|s| **s != GrantStatus::Okay).or(missing);
             let failed = failure.is_some();
             if let Some(status) = failure {
@@ -163,21 +208,10 @@ impl<G: Grantee> ToGuest<G> {
                 sent += 1;
                 bytes += planned.len as u64;
             }
-            let mut left = planned.len;
-            for (i, slot) in planned.slots.clone().enumerate() {
-                let here = left.min(PAGE_SIZE);
-                left -= here;
-                let flags = if i == 0 { planned.flags } else { RxFlags::NONE };
-                let flags = flags.with_if(slot + 1 < planned.slots.end, RxFlags::MORE_DATA);
-                let size = if failed {
-                    Status::Error.to_raw()
-                } else {
-                    i16::try_from(here).unwrap_or(i16::MAX)
-                };
-                let response = RxResponse { id: self.ids[slot], offset: 0, flags, status: size };
-                let written = self.ring.respond(&response.to_bytes());
+            planned.responses(&self.ids, failed, |response| {
+                let written = self.ring.respond(&response);
                 debug_assert!(written, "each response is owed to a consumed request");
-            }
+            });
         }
         if self.reach.mode() == Mode::Map {
             self.counters.copied_bytes.add(bytes);

@@ -5,15 +5,15 @@ use std::sync::Arc;
 use ringfence_grants::{Mode, Reach, Reached, Want};
 use ringfence_memory::LentSlice;
 use ringfence_offload::OffloadMeta;
-use ringfence_offload::blank::{NetifChecksum, from_netif, reset_pseudo_header};
-use ringfence_offload::packet::Layers;
 use ringfence_platform::{GrantStatus, Grantee};
 use ringfence_ring::{BackRing, RingPages};
 use ringfence_wire::netif::tx::{TxChain, TxChainParser, TxOutcome};
-use ringfence_wire::netif::{Checksum, Status, TxResponse};
+use ringfence_wire::netif::{SLOTS_MAX, Status, TxResponse};
 
 use crate::batch::{Batch, HEADER_MAX};
 use crate::counters::{DropReason, PortCounters};
+use crate::features::OffloadKeys;
+use crate::offered::Offered;
 use crate::port::{Fault, Received};
 use crate::rules::{RuleCounters, tx_grant_rule};
 
@@ -29,7 +29,7 @@ struct Planned {
     /// Where its bytes (copied) or header (mapped) go, from the tail's start.
     at: usize,
     total: usize,
-    checksum: Checksum,
+    offered: Offered,
 }
 
 /// The backend's side of the tx ring.
@@ -42,6 +42,7 @@ pub(super) struct FromGuest<G> {
     wants: Vec<Want>,
     reached: Vec<Result<Reached, GrantStatus>>,
     answers: Vec<TxResponse>,
+    own: OffloadKeys,
     rules: Arc<RuleCounters>,
     counters: Arc<PortCounters>,
 }
@@ -50,11 +51,15 @@ impl<G: Grantee> FromGuest<G> {
     pub(super) fn new(
         ring: BackRing<RingPages>,
         reach: Reach<G>,
+        own: OffloadKeys,
         rules: Arc<RuleCounters>,
         counters: Arc<PortCounters>,
     ) -> Self {
+        let slots = if own.scatter_gather { SLOTS_MAX } else { 1 };
+        let parser = TxChainParser::new(ring.count());
         FromGuest {
-            parser: TxChainParser::new(ring.count()),
+            // At most 18.
+            parser: parser.with_slot_limit(u32::try_from(slots).unwrap_or(1)),
             chain: TxChain::new(ring.count()),
             ring,
             reach,
@@ -62,6 +67,7 @@ impl<G: Grantee> FromGuest<G> {
             wants: Vec::new(),
             reached: Vec::new(),
             answers: Vec::new(),
+            own,
             rules,
             counters,
         }
@@ -144,7 +150,8 @@ impl<G: Grantee> FromGuest<G> {
         if at + space > room {
             return None;
         }
-        if self.chain.extras().gso.is_some() {
+        let gso = self.chain.extras().gso;
+        if gso.is_some_and(|gso| !self.own.takes(gso.protocol)) {
             self.counters.dropped(DropReason::GsoUnsupported);
             self.rules.count("tx_gso_not_negotiated");
             self.answer_all(Status::Error);
@@ -175,7 +182,7 @@ impl<G: Grantee> FromGuest<G> {
             answers: answered..self.answers.len(),
             at,
             total,
-            checksum: self.chain.checksum(),
+            offered: Offered { checksum: self.chain.checksum(), gso },
         });
         Some((at + space).next_multiple_of(ALIGN))
     }
@@ -196,9 +203,15 @@ impl<G: Grantee> FromGuest<G> {
         let at = base + planned.at;
         let header_len = planned.total.min(HEADER_MAX);
         gather_header(reached, batch, at, header_len);
-        let blank = ("tx_bad_checksum_blank", DropReason::BadOffload);
         let mut builder = batch.frame(at, header_len).map_err(bad)?;
-        let meta = metadata(planned, builder.header_mut()).ok_or(blank)?;
+        // "Validated" is the guest's word about itself: the next receiver checks for itself.
+        let meta = if planned.offered.is_plain() {
+            OffloadMeta::PLAIN
+        } else {
+            let header = builder.header_mut();
+            let meta = planned.offered.accept_from_guest(self.own, header, planned.total);
+            meta.map_err(|refused| (refused.tx_rule(), DropReason::BadOffload))?
+        };
         if matches!(reached.first(), Some(Ok(Reached::Mapped(_)))) {
             self.counters.copied_bytes.add(header_len as u64);
             let mut skip = header_len;
@@ -284,18 +297,4 @@ fn gather_header(
         }
         done += n;
     }
-}
-
-/// What the guest says of the checksum, made precise. A blank one gets a right pseudo-header sum,
-/// whatever the guest put there.
-fn metadata(planned: &Planned, header: &mut [u8]) -> Option<OffloadMeta> {
-    let Checksum { blank, validated } = planned.checksum;
-    if !blank {
-        // "Validated" is the guest's word about itself: the next receiver checks for itself.
-        return Some(OffloadMeta::PLAIN);
-    }
-    let layers = Layers::parse(header, u32::try_from(planned.total).ok()?).ok()?;
-    let checksum = from_netif(NetifChecksum { blank, validated }, &layers).ok()?;
-    reset_pseudo_header(header, &layers).ok()?;
-    Some(OffloadMeta { checksum, gso: None })
 }

@@ -24,7 +24,8 @@ use ringfence_ring::{FrontRing, NETIF_RX, NETIF_TX, RingPages};
 
 use crate::batch::Batch;
 use crate::counters::PortCounters;
-use crate::netback::{QueueChannels, VifFeatures, channel_fault};
+use crate::features::VifFeatures;
+use crate::netback::{QueueChannels, channel_fault};
 use crate::port::{Fault, Port, PortCapabilities, Received, Transmitted};
 use crate::rules::RuleCounters;
 
@@ -141,6 +142,7 @@ impl<C: Channel> NetfrontPort<C> {
         let mut rx = rx::FromBackend::new(
             FrontRing::init(rx_ring, NETIF_RX),
             &memory.rx_pages,
+            features.own,
             Arc::clone(rules),
             Arc::clone(&counters),
         );
@@ -181,7 +183,7 @@ impl<C: Channel> Port for NetfrontPort<C> {
     }
 
     fn room(&mut self) -> Result<usize, Fault> {
-        self.tx.room(self.features.capabilities().frame_max())
+        self.tx.room(self.features.capabilities().longest())
     }
 
     fn arm(&mut self) -> Result<bool, Fault> {

@@ -2,9 +2,8 @@
 
 use std::sync::Arc;
 
-use ringfence_offload::OffloadMeta;
-use ringfence_offload::blank::{NetifChecksum, from_netif};
 use ringfence_offload::packet::Layers;
+use ringfence_offload::{Checksum, OffloadMeta};
 use ringfence_platform::Lease;
 use ringfence_ring::{FrontRing, RingPages};
 use ringfence_wire::netif::RxRequest;
@@ -13,6 +12,8 @@ use ringfence_wire::netif::rx::{RxChain, RxChainParser, RxOutcome};
 use super::pool::Pool;
 use crate::batch::{Batch, HEADER_MAX};
 use crate::counters::{DropReason, PortCounters};
+use crate::features::OffloadKeys;
+use crate::offered::Offered;
 use crate::port::{Fault, Received};
 use crate::rules::RuleCounters;
 
@@ -26,6 +27,7 @@ pub(super) struct FromBackend {
     posted: Vec<u16>,
     /// Pages of packets being delivered.
     lent_on: Vec<u16>,
+    own: OffloadKeys,
     rules: Arc<RuleCounters>,
     counters: Arc<PortCounters>,
 }
@@ -34,6 +36,7 @@ impl FromBackend {
     pub(super) fn new(
         ring: FrontRing<RingPages>,
         leases: &[Lease],
+        own: OffloadKeys,
         rules: Arc<RuleCounters>,
         counters: Arc<PortCounters>,
     ) -> Self {
@@ -45,6 +48,7 @@ impl FromBackend {
             posted: vec![0; entries as usize],
             lent_on: Vec::with_capacity(entries as usize),
             ring,
+            own,
             rules,
             counters,
         }
@@ -130,6 +134,7 @@ impl FromBackend {
     /// Makes a frame of the parsed chain: its header private, its payload where it is.
     fn deliver(&self, batch: &mut Batch) -> Result<(), &'static str> {
         let total = self.chain.total();
+        self.check_negotiated()?;
         let header_len = usize::try_from(total).unwrap_or(HEADER_MAX).min(HEADER_MAX);
         let full = |_| "rx_no_room";
         let at = batch.reserve(header_len).ok_or("rx_no_room")?;
@@ -149,22 +154,31 @@ impl FromBackend {
                 builder.lent(memory.clone(), offset + head, len - head).map_err(full)?;
             }
         }
-        let meta = self.metadata(total, builder.header_mut()).ok_or("rx_bad_checksum_blank")?;
+        let meta = self.metadata(total, builder.header_mut())?;
         builder.finish(meta);
         Ok(())
     }
 
-    fn metadata(&self, total: u32, header: &[u8]) -> Option<OffloadMeta> {
-        let bits = self.chain.checksum();
-        if !bits.blank && !bits.validated {
-            return Some(OffloadMeta::PLAIN);
+    /// The rules that the chain's form can break.
+    fn check_negotiated(&self) -> Result<(), &'static str> {
+        if self.chain.fragments().len() > 1 && !self.own.scatter_gather {
+            return Err("rx_scatter_gather_not_negotiated");
         }
-        let bits = NetifChecksum { blank: bits.blank, validated: bits.validated };
-        let checksum = match Layers::parse(header, total) {
-            Ok(layers) => from_netif(bits, &layers).ok()?,
-            Err(_) if bits.blank => return None,
-            Err(_) => return Some(OffloadMeta::PLAIN),
-        };
-        Some(OffloadMeta { checksum, gso: None })
+        match self.chain.extras().gso {
+            Some(gso) if !self.own.takes(gso.protocol) => Err("rx_gso_not_negotiated"),
+            _ => Ok(()),
+        }
+    }
+
+    fn metadata(&self, total: u32, header: &mut [u8]) -> Result<OffloadMeta, &'static str> {
+        let offered = Offered { checksum: self.chain.checksum(), gso: self.chain.extras().gso };
+        if offered.is_plain() {
+            let validated = offered.checksum.validated && Layers::parse(header, total).is_ok();
+            let checksum = if validated { Checksum::Verified } else { Checksum::None };
+            return Ok(OffloadMeta { checksum, gso: None });
+        }
+        let total = usize::try_from(total).unwrap_or(usize::MAX);
+        let accepted = offered.accept_from_backend(self.own, header, total);
+        accepted.map_err(|refused| refused.rx_rule())
     }
 }

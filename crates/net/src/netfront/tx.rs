@@ -9,11 +9,13 @@ use ringfence_offload::meta::Checksum;
 use ringfence_platform::Lease;
 use ringfence_ring::{FrontRing, RingPages};
 use ringfence_wire::netif::emit::{TxPart, emit_tx};
+use ringfence_wire::netif::extra::Extra;
 use ringfence_wire::netif::{self, SLOTS_MAX, TxResponse};
 
 use super::pool::Pool;
 use crate::batch::{Batch, FrameView};
 use crate::counters::{DropReason, PortCounters};
+use crate::features::extra_of;
 use crate::netback::spread;
 use crate::port::{Fault, Transmitted};
 use crate::rules::RuleCounters;
@@ -30,6 +32,8 @@ pub(super) struct ToBackend {
     ring: FrontRing<RingPages>,
     pool: Pool,
     under_way: Vec<bool>,
+    /// Extra infos whose responses did not come yet.
+    extras_under_way: u32,
     /// Somebody was told that there is no room: wake us for responses.
     starved: bool,
     rules: Arc<RuleCounters>,
@@ -47,6 +51,7 @@ impl ToBackend {
             ring,
             pool: Pool::new(leases),
             under_way: vec![false; leases.len()],
+            extras_under_way: 0,
             starved: false,
             rules,
             counters,
@@ -63,6 +68,11 @@ impl ToBackend {
         // again: a packet of several then lies in neighbouring pages, which are copied as one.
         for ahead in (0..responses).rev() {
             let response = TxResponse::from_bytes(self.ring.response(ahead).into_unchecked());
+            // An extra info has no page, and its response no id.
+            if response.status == netif::Status::Null && self.extras_under_way > 0 {
+                self.extras_under_way -= 1;
+                continue;
+            }
             let page = response.id;
             match self.under_way.get_mut(usize::from(page)) {
                 Some(flag @ true) => *flag = false,
@@ -83,7 +93,8 @@ impl ToBackend {
     /// Frames of at most `frame_max` octets that there is room for.
     pub(super) fn room(&mut self, frame_max: usize) -> Result<usize, Fault> {
         let pages = frame_max.div_ceil(PAGE_SIZE).max(1);
-        let now = |this: &Self| this.pool.free().min(this.ring.free() as usize) / pages;
+        let slots = pages + usize::from(frame_max > PAGE_SIZE);
+        let now = |this: &Self| (this.pool.free() / pages).min(this.ring.free() as usize / slots);
         // Reaping is only worth a look at the shared index when less than a batch would fit.
         if now(self) < 64 {
             self.reap()?;
@@ -98,14 +109,16 @@ impl ToBackend {
         let mut bytes = 0;
         for frame in batch.select(frames) {
             let slots = frame.len().div_ceil(PAGE_SIZE).max(1);
-            if !self.has_room(slots) {
+            let extra = frame.meta().gso.and_then(extra_of);
+            let extras = usize::from(extra.is_some());
+            if !self.has_room(slots, extras) {
                 self.reap()?;
             }
-            if !self.has_room(slots) {
+            if !self.has_room(slots, extras) {
                 self.starved = true;
                 self.counters.dropped(DropReason::PortFull);
                 done.dropped += 1;
-            } else if self.send(frame, slots) {
+            } else if self.send(frame, slots, extra.as_slice()) {
                 bytes += frame.len() as u64;
                 done.sent += 1;
             } else {
@@ -118,12 +131,12 @@ impl ToBackend {
         Ok(done)
     }
 
-    fn has_room(&self, slots: usize) -> bool {
-        self.pool.free() >= slots && self.ring.free() as usize >= slots
+    fn has_room(&self, slots: usize, extras: usize) -> bool {
+        self.pool.free() >= slots && self.ring.free() as usize >= slots + extras
     }
 
     /// Copies a frame into pages and posts them; `false` when it is too long or too short.
-    fn send(&mut self, frame: FrameView<'_>, slots: usize) -> bool {
+    fn send(&mut self, frame: FrameView<'_>, slots: usize, extras: &[Extra]) -> bool {
         let mut parts = ArrayVec::<TxPart, SLOTS_MAX>::new();
         let mut left = frame.len();
         for _ in 0..slots {
@@ -145,13 +158,15 @@ impl ToBackend {
         let emitted = if left > 0 {
             None
         } else {
-            emit_tx(&parts, checksum, &[], |slot| posted &= ring.request(&slot)).ok()
+            emit_tx(&parts, checksum, extras, |slot| posted &= ring.request(&slot)).ok()
         };
         if emitted.is_none() {
             parts.iter().for_each(|part| self.pool.give_back(part.id));
             return false;
         }
         debug_assert!(posted, "the caller saw enough free slots");
+        // At most one.
+        self.extras_under_way += u32::try_from(extras.len()).unwrap_or(0);
         for part in &parts {
             self.under_way[usize::from(part.id)] = true;
         }

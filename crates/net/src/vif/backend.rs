@@ -11,7 +11,8 @@ use ringfence_wire::xenbus::{self, DeviceId, XenbusState};
 
 use super::PortHost;
 use super::steps::{BackendStep, BackendView, backend_step};
-use crate::netback::{NetbackPort, QueueChannels, QueueParts, VifFeatures};
+use crate::features::{OffloadKeys, VifFeatures};
+use crate::netback::{NetbackPort, QueueChannels, QueueParts};
 use crate::port::Port;
 use crate::rules::RuleCounters;
 
@@ -103,6 +104,7 @@ pub struct VifBackend {
     front: String,
     back: String,
     options: BackendOptions,
+    offloads: OffloadKeys,
     rules: Arc<RuleCounters>,
     attached: bool,
     condemned: Option<String>,
@@ -116,10 +118,17 @@ impl VifBackend {
             front: device.frontend_path(),
             back: device.backend_path(),
             options,
+            offloads: OffloadKeys::ALL,
             rules: Arc::default(),
             attached: false,
             condemned: None,
         }
+    }
+
+    /// Announces only these offloads. What is not announced is refused.
+    #[must_use]
+    pub fn with_offloads(self, offloads: OffloadKeys) -> VifBackend {
+        VifBackend { offloads, ..self }
     }
 
     /// The device.
@@ -239,16 +248,12 @@ impl VifBackend {
     fn announce(&self, store: &mut StoreClient) -> Result<(), StoreError> {
         let back = &self.back;
         store.transaction(|t| {
-            for (key, value) in [
-                (keys::FEATURE_SG, "1"),
-                (keys::FEATURE_GSO_TCPV4, "0"),
-                (keys::FEATURE_GSO_TCPV6, "0"),
-                (keys::FEATURE_NO_CSUM_OFFLOAD, "0"),
-                (keys::FEATURE_IPV6_CSUM_OFFLOAD, "1"),
+            let others = [
                 (keys::FEATURE_RX_COPY, "1"),
                 (keys::FEATURE_SPLIT_EVENT_CHANNELS, "1"),
                 (keys::MULTI_QUEUE_MAX_QUEUES, "1"),
-            ] {
+            ];
+            for (key, value) in self.offloads.entries().into_iter().chain(others) {
                 t.write(&format!("{back}/{key}"), value)?;
             }
             t.write(&format!("{back}/{}", xenbus::STATE), XenbusState::InitWait.to_string())
@@ -295,9 +300,8 @@ impl VifBackend {
         let tx_ref = Gref(store.read_u32(&key(keys::TX_RING_REF))?);
         let rx_ref = Gref(store.read_u32(&key(keys::RX_RING_REF))?);
         let features = VifFeatures {
-            scatter_gather: store.read_flag(&key(keys::FEATURE_SG))?,
-            checksum_ipv4: !store.read_flag(&key(keys::FEATURE_NO_CSUM_OFFLOAD))?,
-            checksum_ipv6: store.read_flag(&key(keys::FEATURE_IPV6_CSUM_OFFLOAD))?,
+            peer: OffloadKeys::read(store, &self.front)?,
+            own: self.offloads,
             mtu: self.options.mtu,
         };
         let peer = self.device.frontend;

@@ -10,7 +10,8 @@ use ringfence_wire::xenstore::ErrorName;
 
 use super::PortHost;
 use super::steps::{FrontendStep, FrontendView, frontend_step};
-use crate::netback::{QueueChannels, VifFeatures};
+use crate::features::{OffloadKeys, VifFeatures};
+use crate::netback::QueueChannels;
 use crate::netfront::{NetfrontPort, QueueMemory, take_back};
 use crate::port::Fault;
 use crate::rules::RuleCounters;
@@ -44,6 +45,7 @@ pub struct VifFrontend<P: Platform> {
     front: String,
     back: String,
     mtu: u16,
+    offloads: OffloadKeys,
     granter: P::Granter,
     memory: Option<QueueMemory>,
     /// Pages that the backend would not let go of.
@@ -66,6 +68,7 @@ impl<P: Platform> VifFrontend<P> {
             front: device.frontend_path(),
             back: device.backend_path(),
             mtu,
+            offloads: OffloadKeys::ALL,
             granter: platform.granter(device.backend)?,
             memory: None,
             stuck: Vec::new(),
@@ -73,6 +76,12 @@ impl<P: Platform> VifFrontend<P> {
             broken: false,
             was_up: false,
         })
+    }
+
+    /// Announces only these offloads. What is not announced is refused.
+    #[must_use]
+    pub fn with_offloads(self, offloads: OffloadKeys) -> VifFrontend<P> {
+        VifFrontend { offloads, ..self }
     }
 
     /// The path to watch.
@@ -179,12 +188,8 @@ impl<P: Platform> VifFrontend<P> {
         if !store.read_flag(&key(keys::FEATURE_RX_COPY))? {
             return Err(FrontendError::Lacks(keys::FEATURE_RX_COPY));
         }
-        let features = VifFeatures {
-            scatter_gather: store.read_flag(&key(keys::FEATURE_SG))?,
-            checksum_ipv4: !store.read_flag(&key(keys::FEATURE_NO_CSUM_OFFLOAD))?,
-            checksum_ipv6: store.read_flag(&key(keys::FEATURE_IPV6_CSUM_OFFLOAD))?,
-            mtu: self.mtu,
-        };
+        let peer = OffloadKeys::read(store, &self.back)?;
+        let features = VifFeatures { peer, own: self.offloads, mtu: self.mtu };
         Ok((features, store.read_flag(&key(keys::FEATURE_SPLIT_EVENT_CHANNELS))?))
     }
 
@@ -204,7 +209,7 @@ impl<P: Platform> VifFrontend<P> {
         let port = NetfrontPort::new(&memory, QueueChannels { tx, rx }, features, &self.rules)?;
         self.memory = Some(memory);
         host.attach(&self.device, Box::new(port));
-        let front = &self.front;
+        let (front, offloads) = (&self.front, self.offloads);
         store.transaction(|t| {
             let mut put = |key: &str, value: String| t.write(&format!("{front}/{key}"), value);
             put(keys::TX_RING_REF, tx_ref.to_string())?;
@@ -216,15 +221,8 @@ impl<P: Platform> VifFrontend<P> {
                 }
                 None => put(keys::EVENT_CHANNEL, tx_port.0.to_string())?,
             }
-            for (key, value) in [
-                (keys::REQUEST_RX_COPY, "1"),
-                (keys::FEATURE_RX_NOTIFY, "1"),
-                (keys::FEATURE_SG, "1"),
-                (keys::FEATURE_GSO_TCPV4, "0"),
-                (keys::FEATURE_GSO_TCPV6, "0"),
-                (keys::FEATURE_NO_CSUM_OFFLOAD, "0"),
-                (keys::FEATURE_IPV6_CSUM_OFFLOAD, "1"),
-            ] {
+            let others = [(keys::REQUEST_RX_COPY, "1"), (keys::FEATURE_RX_NOTIFY, "1")];
+            for (key, value) in offloads.entries().into_iter().chain(others) {
                 put(key, value.to_owned())?;
             }
             put(xenbus::STATE, XenbusState::Connected.to_string())

@@ -2,7 +2,7 @@
 
 use ringfence_grants::Mode;
 use ringfence_net::hostile::frontend::{RX_BUFFERS, TX_PAGES};
-use ringfence_net::hostile::{HostileFrontend, Neighbour, Stage, frame, udp_frame};
+use ringfence_net::hostile::{HostileFrontend, Neighbour, Stage, frame, tcp_frame, udp_frame};
 use ringfence_offload::Checksum;
 use ringfence_platform::{DomId, Gref};
 use ringfence_wire::netif::{Status, TxFlags, TxRequest};
@@ -29,6 +29,15 @@ fn with_extras(guest: &mut HostileFrontend, extras: impl IntoIterator<Item = Slo
     let mut slots = guest.packet(1, &frame(7, 200), &[200]);
     slots[0].flags = TxFlags(slots[0].flags.0 | TxFlags::EXTRA_INFO.0);
     bytes(&slots).into_iter().chain(extras).collect()
+}
+
+/// A packet with an order to segment it: size and type as they are on the ring.
+fn super_packet(guest: &mut HostileFrontend, packet: &[u8], size: u16, kind: u8) -> Vec<Slot> {
+    let mut slots = guest.packet(1, packet, &[packet.len()]);
+    slots[0].flags = TxFlags(slots[0].flags.0 | TxFlags::EXTRA_INFO.0);
+    let [low, high] = size.to_le_bytes();
+    let order = extra(1, false, [low, high, kind, 0, 0, 0]);
+    bytes(&slots).into_iter().chain([order]).collect()
 }
 
 /// What a broken packet is, what it is counted under, and what its slots are answered with.
@@ -119,9 +128,63 @@ const CASES: &[Case] = &[
         make: |g| with_extras(g, [extra(1, false, [0, 0, 1, 0, 0, 0])]),
     },
     Case {
-        name: "segmentation that was not negotiated",
-        rule: "tx_gso_not_negotiated",
-        make: |g| with_extras(g, [extra(1, false, [0xE8, 3, 1, 0, 0, 0])]),
+        name: "segmentation of an unknown type",
+        rule: "tx_bad_extra",
+        make: |g| super_packet(g, &tcp_frame(false, 3000), 1000, 3),
+    },
+    Case {
+        name: "segmentation of what is no TCP",
+        rule: "tx_gso_kind_mismatch",
+        make: |g| super_packet(g, &frame(7, 3000), 1000, 1),
+    },
+    Case {
+        name: "segmentation of UDP as TCP",
+        rule: "tx_gso_kind_mismatch",
+        make: |g| super_packet(g, &udp_frame(3000), 1000, 1),
+    },
+    Case {
+        name: "segmentation of IPv4 as IPv6",
+        rule: "tx_gso_kind_mismatch",
+        make: |g| super_packet(g, &tcp_frame(false, 3000), 1000, 2),
+    },
+    Case {
+        name: "segmentation of IPv6 as IPv4",
+        rule: "tx_gso_kind_mismatch",
+        make: |g| super_packet(g, &tcp_frame(true, 3000), 1000, 1),
+    },
+    Case {
+        name: "segments smaller than any sender makes",
+        rule: "tx_gso_size_too_small",
+        make: |g| super_packet(g, &tcp_frame(false, 3000), 7, 1),
+    },
+    Case {
+        name: "segments of the reserved size",
+        rule: "tx_gso_size_reserved",
+        make: |g| super_packet(g, &tcp_frame(false, 3000), 0xFFFF, 1),
+    },
+    Case {
+        name: "segmentation of a packet whose IP length is not the frame's",
+        rule: "tx_gso_length_mismatch",
+        make: |g| {
+            let mut bytes = tcp_frame(false, 3000);
+            bytes.truncate(3000);
+            bytes[16..18].copy_from_slice(&2900u16.to_be_bytes());
+            super_packet(g, &bytes, 1000, 1)
+        },
+    },
+    Case {
+        name: "segmentation of a fragment",
+        rule: "tx_gso_kind_mismatch",
+        make: |g| {
+            let mut bytes = tcp_frame(false, 3004);
+            bytes[20] = 0x20;
+            super_packet(g, &bytes, 1000, 1)
+        },
+    },
+    Case {
+        name: "segmentation of what ends within its IP header",
+        rule: "tx_gso_bad_headers",
+        make: |g| super_packet(g, &tcp_frame(false, 3000)[..30], 1000, 1),
     },
     Case {
         name: "a multicast filter that was not offered",
