@@ -262,7 +262,15 @@ fn replies_that_nobody_reads_end_the_connection_and_take_no_memory() {
                     asked += 1;
                 }
             }
-            assert!(asked > 1, "some are given time");
+            // An end with something unread is told once as a reset, before what it had sent.
+            let (mut replies, mut ends) = (0, 0);
+            while ends < 2 {
+                match domain.receive() {
+                    Ok(_) => replies += 1,
+                    Err(_) => ends += 1,
+                }
+            }
+            assert!((2..100).contains(&replies), "{replies} replies were kept for it");
             drop(domain);
             if n % 10 == 0 {
                 scene.neighbour_works();
