@@ -106,6 +106,18 @@ fn live(channel: &Channel, deed: Option<Deed>) -> Result<(), DriverError> {
     driver.serve()
 }
 
+/// Serves a switch in this process as it is, without a sandbox: for measuring. `prepare` may add
+/// ports before the first guest comes.
+pub(crate) fn serve_unconfined(
+    config: &DriverConfig,
+    listener: OwnedFd,
+    prepare: impl FnOnce(&DataplaneHandle) -> io::Result<()>,
+) -> Result<(), DriverError> {
+    let mut driver = Driver::start(config, listener)?;
+    prepare(&driver.dataplane)?;
+    driver.serve()
+}
+
 /// A running driver domain.
 struct Driver {
     listener: OwnedFd,
