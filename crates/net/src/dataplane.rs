@@ -6,6 +6,7 @@
 //! asked once for at most [`DataplaneConfig::budget`] frames, and these are delivered before the next
 //! port is asked: no port waits for longer than one budget of each other one. Who is first changes
 //! with every round. At the end of the round every port that was sent something publishes it, once.
+//! In a switch, ports that compete get the same time, not the same number of frames (`share`).
 //!
 //! When a round finds nothing to do, the thread goes on polling for a short while (`pace`: as long
 //! as experience says that it pays), then arms all ports, looks once more and sleeps until one of
@@ -24,6 +25,7 @@
 
 mod handle;
 mod pace;
+mod share;
 mod slot;
 
 #[cfg(test)]
@@ -48,6 +50,7 @@ use crate::switch::{AttachError, Fabric, PORTS_MAX, Plan, PortIndex, PortPolicy}
 pub use handle::{AddPortError, DataplaneHandle, DataplaneStats, PortGone, PortId, PortStats};
 use handle::{Command, Inbox};
 use pace::Spin;
+use share::Fairness;
 use slot::Slot;
 
 /// What the wake-up file is known by; ports are known by their places.
@@ -93,6 +96,9 @@ pub struct Dataplane {
     system: Arc<Counters>,
     now: Duration,
     spin: Spin,
+    fairness: Fairness,
+    /// When the last turn with work was over.
+    turned: Duration,
     last_work: Duration,
     last_sleep: Option<Duration>,
 }
@@ -137,6 +143,8 @@ impl Dataplane {
             system,
             now,
             spin: Spin::new(config.spin_max),
+            fairness: Fairness::default(),
+            turned: now,
             last_work: now,
             last_sleep: None,
         };
@@ -241,12 +249,12 @@ impl Dataplane {
 
     /// Gives each port one turn. Returns whether there was work.
     fn round(&mut self) -> bool {
-        let places = self.slots.len();
-        let mut worked = false;
-        for turn in 0..places {
-            worked |= self.serve((self.first + turn) % places);
+        self.turned = self.now;
+        let mut worked = self.turns();
+        // If there was none, ports that were left out for the others' sake have their turn at once.
+        while self.fairness.settle() {
+            worked |= self.turns();
         }
-        self.first = (self.first + 1) % places.max(1);
         for slot in self.slots.iter_mut().flatten() {
             if core::mem::take(&mut slot.touched) && slot.fault.is_none() {
                 let flushed = slot.port.flush();
@@ -256,16 +264,30 @@ impl Dataplane {
         self.bury() || worked
     }
 
+    /// One turn for each port that is not left out.
+    fn turns(&mut self) -> bool {
+        let places = self.slots.len();
+        let mut worked = false;
+        for turn in 0..places {
+            worked |= self.serve((self.first + turn) % places);
+        }
+        self.first = (self.first + 1) % places.max(1);
+        worked
+    }
+
     /// One port's turn. Returns whether there was work.
     fn serve(&mut self, place: usize) -> bool {
         let budget = self.budget(place);
         let Some(slot) = self.slots[place].as_mut().filter(|slot| slot.fault.is_none()) else {
             return false;
         };
-        slot.held = budget == 0;
+        let switched = matches!(self.fabric, Fabric::Switch(_));
+        // In a patch each end sends to the other one only, and both are of one guest.
+        slot.held = budget == 0 || (switched && !self.fairness.admits(&slot.share));
         if slot.held {
             return false;
         }
+        let budget = if switched { self.fairness.budget(&slot.share, budget) } else { budget };
         let received = slot.port.receive(&mut self.batch, budget);
         let received = slot.checked(received).unwrap_or_default();
         if slot.fault.is_some() {
@@ -282,6 +304,12 @@ impl Dataplane {
         if let Some(slot) = &mut self.slots[place] {
             let completed = slot.port.complete();
             slot.checked(completed);
+            if switched {
+                let now = monotonic();
+                let took = now.saturating_sub(self.turned);
+                self.turned = now;
+                self.fairness.charge(&mut slot.share, took, received.work.max(received.frames));
+            }
         }
         true
     }

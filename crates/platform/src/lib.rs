@@ -12,6 +12,9 @@
 //! * A [`Channel`] is one bit each way: several notifications before it is cleared merge into one.
 //! * The [`store`] carries the xenbus handshake. Every value in it is the peer's text.
 
+#[cfg(feature = "test-utils")]
+#[doc(hidden)]
+pub mod attack;
 pub mod conformance;
 pub mod copy;
 pub mod counters;

@@ -6,7 +6,7 @@
 use std::os::fd::OwnedFd;
 
 use ringfence_platform::local::hub::{Hub, HubHandle, HubLimits};
-use ringfence_platform::local::raw::process::{alone, descriptors};
+use ringfence_platform::local::raw::process::{alone, descriptors, descriptors_settled};
 use ringfence_platform::local::raw::{
     RawArena, RawDomain, SEALS, file_bytes, memfd, refusal, reopened,
 };
@@ -201,7 +201,7 @@ fn each_file_that_breaks_a_rule_is_refused_under_its_name() {
                 assert_eq!(fault.kind(), *rule, "{name}, role {role}: {fault}");
             }
         }
-        assert_eq!(descriptors(), before, "none was kept");
+        assert!(descriptors_settled(before) <= before, "some were kept");
         domain.lend(DomId(0), &RawArena::new(SHAPE).unwrap()).unwrap();
     });
 }

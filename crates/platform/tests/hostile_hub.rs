@@ -7,7 +7,9 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use ringfence_platform::local::hub::{Hub, HubHandle, HubLimits};
-use ringfence_platform::local::raw::process::{alone, descriptors, resident_pages};
+use ringfence_platform::local::raw::process::{
+    alone, descriptors, descriptors_settled, resident_pages,
+};
 use ringfence_platform::local::raw::{RawArena, RawDomain, RawError, kind, refusal, send_raw};
 use ringfence_platform::local::{ArenaShape, LocalPlatform};
 use ringfence_platform::store::StoreAccess;
@@ -140,7 +142,7 @@ fn surplus_descriptors_are_closed_and_missing_ones_refused() {
             assert_eq!(scene.faults("hub_missing_descriptors"), n as u64 + 1);
         }
         scene.neighbour_works();
-        assert_eq!(descriptors(), before, "none was kept");
+        assert!(descriptors_settled(before) <= before, "some were kept");
         // More than fit into what is offered for them: no answer, no connection.
         for (n, count) in [7, 20, 60].into_iter().zip(5..) {
             let mut domain = scene.domain();
@@ -149,7 +151,7 @@ fn surplus_descriptors_are_closed_and_missing_ones_refused() {
             assert_eq!(scene.faults("hub_surplus_descriptors"), count);
         }
         scene.neighbour_works();
-        assert_eq!(descriptors(), before, "none was kept");
+        assert!(descriptors_settled(before) <= before, "some were kept");
     });
 }
 
@@ -260,19 +262,23 @@ fn replies_that_nobody_reads_end_the_connection_and_take_no_memory() {
                     asked += 1;
                 }
             }
-            assert!(asked > 1, "some are given time");
+            // An end with something unread is told once as a reset, before what it had sent.
+            let (mut replies, mut ends) = (0, 0);
+            while ends < 2 {
+                match domain.receive() {
+                    Ok(_) => replies += 1,
+                    Err(_) => ends += 1,
+                }
+            }
+            assert!((2..100).contains(&replies), "{replies} replies were kept for it");
             drop(domain);
             if n % 10 == 0 {
                 scene.neighbour_works();
             }
-            let until = Instant::now() + Duration::from_secs(5);
-            while n > 5 && descriptors() > before.0 && Instant::now() < until {
-                std::thread::sleep(Duration::from_millis(1));
-            }
-            held = (descriptors(), resident_pages());
+            let most = if n > 5 { before.0 } else { usize::MAX };
+            held = (descriptors_settled(most), resident_pages());
             if n == 5 {
-                std::thread::sleep(Duration::from_millis(50));
-                before = (descriptors(), resident_pages());
+                before = held;
             }
         }
         assert!(held.0 <= before.0 && held.1 <= before.1 + 256, "{before:?}, then {held:?}");
@@ -408,7 +414,8 @@ fn those_who_call_and_say_nothing_do_not_keep_others_out() {
         late.store().unwrap();
         assert!(scene.faults("hub_strangers") >= 260, "{:?}", scene.hub.faults());
         // This process holds both ends: 300 here, and few there.
-        assert!(descriptors() < before + 300 + 50, "{} descriptors", descriptors() - before);
+        let held = descriptors_settled(before + 350) - before;
+        assert!(held <= 350, "{held} descriptors");
         scene.neighbour_works();
         drop(silent);
     });

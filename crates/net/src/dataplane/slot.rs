@@ -8,6 +8,7 @@ use rustix::event::epoll;
 
 use super::handle::PortId;
 use super::pace::Throttle;
+use super::share::Share;
 use crate::port::{Fault, Port, PortCapabilities};
 
 pub(super) struct Slot {
@@ -16,9 +17,10 @@ pub(super) struct Slot {
     pub(super) port: Box<dyn Port>,
     pub(super) capabilities: PortCapabilities,
     pub(super) throttle: Throttle,
+    pub(super) share: Share,
     /// Its events ended the sleep, or its last look said that there is work, and none was found yet.
     pub(super) woken: bool,
-    /// Nothing is received from it because whom it sends to has no room.
+    /// Nothing is received from it because whom it sends to has no room, or to let others catch up.
     pub(super) held: bool,
     /// Something was transmitted to it in this round.
     pub(super) touched: bool,
@@ -36,6 +38,7 @@ impl Slot {
             capabilities: port.capabilities(),
             port,
             throttle: Throttle::default(),
+            share: Share::default(),
             woken: false,
             held: false,
             touched: false,

@@ -137,6 +137,68 @@ fn nobody_waits_for_more_than_a_budget_of_another() {
     assert_eq!(flushed, [1, 1, 1], "one publication a round");
 }
 
+/// A port that always has a frame, and takes long to say so.
+struct Costly {
+    counters: Arc<crate::counters::PortCounters>,
+}
+
+impl Port for Costly {
+    fn receive(&mut self, batch: &mut Batch, _: usize) -> Result<crate::Received, Fault> {
+        let begin = monotonic();
+        while monotonic() - begin < Duration::from_millis(2) {}
+        let bytes = frame(BROADCAST, mac(9), 60);
+        let at = batch.reserve(60).unwrap();
+        batch.scratch_mut(at..at + 60).unwrap().copy_from_slice(&bytes);
+        batch.push_contiguous(at, 60, OffloadMeta::PLAIN).unwrap();
+        self.counters.received(1, 60);
+        Ok(crate::Received { frames: 1, work: 1 })
+    }
+    fn complete(&mut self) -> Result<(), Fault> {
+        Ok(())
+    }
+    fn transmit(&mut self, _: &Batch, frames: &[u32]) -> Result<crate::Transmitted, Fault> {
+        Ok(crate::Transmitted { sent: frames.len(), dropped: 0 })
+    }
+    fn arm(&mut self) -> Result<bool, Fault> {
+        Ok(true)
+    }
+    fn wait_fds(&self) -> Vec<std::os::fd::BorrowedFd<'_>> {
+        Vec::new()
+    }
+    fn capabilities(&self) -> PortCapabilities {
+        PortCapabilities::plain(1500)
+    }
+    fn counters(&self) -> &Arc<crate::counters::PortCounters> {
+        &self.counters
+    }
+}
+
+#[test]
+fn a_port_that_costs_more_is_served_less_often_while_others_have_work() {
+    let (quick, peer) = port();
+    let (mut dataplane, _handle) = by_hand(vec![quick]);
+    let costly = Costly { counters: Arc::default() };
+    let counters = Arc::clone(&costly.counters);
+    dataplane.add(Box::new(costly), PortPolicy::default(), "costly".into()).unwrap();
+    for _ in 0..100 {
+        for _ in 0..64 {
+            peer.send(&frame(mac(9), mac(1), 60), OffloadMeta::PLAIN);
+        }
+        dataplane.now = monotonic();
+        assert!(dataplane.round());
+        while peer.take().is_some() {}
+    }
+    assert_eq!(peer.completed(), 6400, "served in every round");
+    let turns = counters.rx_frames.get();
+    assert!((1..50).contains(&turns), "{turns} turns in 100 rounds");
+    // Alone again, it waits for nobody.
+    for _ in 0..10 {
+        dataplane.now = monotonic();
+        assert!(dataplane.round());
+    }
+    assert_eq!(counters.rx_frames.get() - turns, 10);
+}
+
 #[test]
 fn a_full_port_drops_and_counts_and_the_others_get_theirs() {
     let (small, small_peer) = MemoryPort::pair(3, PortCapabilities::plain(1500)).unwrap();

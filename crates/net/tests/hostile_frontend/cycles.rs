@@ -1,9 +1,7 @@
 //! Guests that come and go leave nothing behind.
 
-use std::time::{Duration, Instant};
-
 use ringfence_grants::Mode;
-use ringfence_net::hostile::process::{alone, descriptors, mappings, resident_pages};
+use ringfence_net::hostile::process::{alone, descriptors_settled, mappings, resident_pages};
 use ringfence_net::hostile::{HostileFrontend, Neighbour, Stage, frame};
 use ringfence_platform::DomId;
 use ringfence_platform::store::StoreAccess;
@@ -11,14 +9,8 @@ use ringfence_platform::store::StoreAccess;
 /// What is held now: descriptors, mappings, pages.
 type Held = (usize, usize, usize);
 
-/// The hub learns that a domain is gone in its own time: waits until there are no more than `most`
-/// descriptors, or until that is hopeless.
 fn held_when_settled(most: usize) -> Held {
-    let deadline = Instant::now() + Duration::from_secs(5);
-    while descriptors() > most && Instant::now() < deadline {
-        std::thread::sleep(Duration::from_millis(1));
-    }
-    (descriptors(), mappings(), resident_pages())
+    (descriptors_settled(most), mappings(), resident_pages())
 }
 
 fn come_and_go(stage: &mut Stage, n: u32) {

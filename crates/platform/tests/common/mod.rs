@@ -1,5 +1,7 @@
 //! A machine of local domains, and children that are domains.
 
+#![allow(dead_code, reason = "not every test that includes this uses all of it")]
+
 use std::os::fd::{AsFd, OwnedFd};
 use std::process::{Child, Command, Stdio};
 
@@ -24,14 +26,24 @@ impl Machine {
     pub(crate) fn new() -> Machine {
         let (hub_thread, hub) = Hub::new(HubLimits::default()).unwrap();
         std::thread::spawn(move || hub_thread.run().unwrap());
-        let toolstack = Machine::toolstack_of(&hub);
+        let socket = hub.admit(Some(DomId(0)), true).unwrap().1;
+        let toolstack = LocalPlatform::connect(socket).unwrap();
         conformance::prepare(&mut toolstack.store().unwrap(), DomId(0)).unwrap();
         Machine { hub, toolstack }
     }
 
-    /// Domain 0, if there is none.
-    pub(crate) fn toolstack_of(hub: &HubHandle) -> LocalPlatform {
-        LocalPlatform::connect(hub.admit(Some(DomId(0)), true).unwrap().1).unwrap()
+    /// Ends domain 0, and makes another.
+    pub(crate) fn restart_toolstack(&mut self) {
+        // Under another number for a moment: the old one has to be gone first.
+        let placeholder = self.guest();
+        drop(std::mem::replace(&mut self.toolstack, placeholder));
+        let socket = loop {
+            match self.hub.admit(Some(DomId(0)), true) {
+                Ok((_, socket)) => break socket,
+                Err(_) => std::thread::yield_now(),
+            }
+        };
+        self.toolstack = LocalPlatform::connect(socket).unwrap();
     }
 
     /// A new domain that has a home: its number, and its connection to the hub.

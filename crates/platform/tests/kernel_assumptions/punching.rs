@@ -94,8 +94,9 @@ fn a_punched_page_is_fresh_and_reached_again_by_old_mappings() {
         let page = Mapped::new(&fd, 0, 1, true);
         line.tell(page.get(0));
         while line.hear().is_some_and(|more| more != 0) {
-            line.tell(page.get(0));
+            let found = page.get(0);
             page.set(0, 7);
+            line.tell(found);
         }
     });
     assert_eq!(peer.hear(), 1);

@@ -60,6 +60,8 @@ pub(super) struct Guests {
     plan: AddressPlan,
     list: Vec<Guest>,
     ports: Ports,
+    /// Rules broken by guests that have left.
+    retired: BTreeMap<&'static str, u64>,
 }
 
 /// Lets every guest see the names; each name's node belongs to its guest.
@@ -69,7 +71,12 @@ pub(super) fn open_names(store: &mut StoreClient) -> Result<(), StoreError> {
 
 impl Guests {
     pub(super) fn new(switch: &str) -> Guests {
-        Guests { plan: AddressPlan::new(switch), list: Vec::new(), ports: Ports::default() }
+        Guests {
+            plan: AddressPlan::new(switch),
+            list: Vec::new(),
+            ports: Ports::default(),
+            retired: BTreeMap::new(),
+        }
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -231,6 +238,9 @@ impl Guests {
             mac: vif.assigned.mac,
         };
         vif.backend.let_go(&mut host);
+        for (rule, count) in vif.backend.rules().all() {
+            *self.retired.entry(rule).or_default() += count;
+        }
         self.plan.release(&vif.assigned);
         for path in vif.backend.watch_paths() {
             // Watches end with the connection in any case.
@@ -318,6 +328,8 @@ impl Guests {
             let broken = vif.backend.rules().all().into_iter().collect();
             (vif.token(), owned(broken))
         });
+        let rules =
+            rules.chain([("gone".to_owned(), owned(self.retired.clone().into_iter().collect()))]);
         // What is zero is left out: a message has a bound, a switch may have many ports.
         let nonzero = |counters: Vec<(&'static str, u64)>| {
             owned(counters.into_iter().filter(|(_, n)| *n > 0).collect())

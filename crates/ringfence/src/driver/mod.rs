@@ -95,6 +95,7 @@ fn live(channel: &Channel, deed: Option<Deed>) -> Result<(), DriverError> {
     let (config, fds) = channel.receive::<DriverConfig>()?;
     let [listener] = expect_fds(fds)?;
     let expected = [channel.as_fd().as_raw_fd(), listener.as_raw_fd()];
+    raise_descriptor_limit()?;
     let isolation = Isolation::enter(DomainKind::Driver, &expected)?;
     crate::sys::log::to_stderr(config.verbose);
     isolation.lock()?;
@@ -116,6 +117,14 @@ pub(crate) fn serve_unconfined(
     let mut driver = Driver::start(config, listener)?;
     prepare(&driver.dataplane)?;
     driver.serve()
+}
+
+/// Allows as many descriptors as the system lets us: each guest makes the hub hold some, within
+/// its quotas, and one guest must not use up what the others need.
+fn raise_descriptor_limit() -> io::Result<()> {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let maximum = getrlimit(Resource::Nofile).maximum;
+    Ok(setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum })?)
 }
 
 /// A running driver domain.

@@ -8,6 +8,7 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::mpsc::Receiver;
+use std::time::Instant;
 
 use ringfence_net::dataplane::{Dataplane, DataplaneConfig, DataplaneHandle, PortGone, PortId};
 use ringfence_net::port::Port;
@@ -48,6 +49,20 @@ enum Failure {
 
 /// The inner process of a frontend. Returns its exit status.
 pub fn main() -> u8 {
+    inner(None)
+}
+
+/// As [`main`], for tests that play a frontend which was taken over: `deed` is done on a thread of
+/// its own as soon as the sandbox is closed, while frames are carried.
+#[doc(hidden)]
+pub fn main_taken_over(deed: impl FnOnce() + Send + 'static) -> u8 {
+    inner(Some(Box::new(deed)))
+}
+
+/// What is done besides the work of a domain, in tests.
+type Deed = Box<dyn FnOnce() + Send>;
+
+fn inner(deed: Option<Deed>) -> u8 {
     let channel = match Channel::from_stdin() {
         Ok(channel) => channel,
         Err(error) => {
@@ -55,7 +70,7 @@ pub fn main() -> u8 {
             return STATUS_FAILED;
         }
     };
-    match live(&channel) {
+    match live(&channel, deed) {
         Ok(()) => 0,
         Err(error) => {
             // If nobody hears it the guest is gone, and so is the user's interest.
@@ -65,12 +80,16 @@ pub fn main() -> u8 {
     }
 }
 
-fn live(channel: &Channel) -> Result<(), Failure> {
+fn live(channel: &Channel, deed: Option<Deed>) -> Result<(), Failure> {
     let (config, fds) = channel.receive::<FrontendConfig>()?;
     let [hub, tap] = expect_fds(fds)?;
     let platform = LocalPlatform::connect(hub)?;
-    let device =
-        DeviceId { kind: DeviceKind::Vif, frontend: platform.domid(), backend: DomId(0), handle: 0 };
+    let device = DeviceId {
+        kind: DeviceKind::Vif,
+        frontend: platform.domid(),
+        backend: DomId(0),
+        handle: 0,
+    };
     // Arenas are re-opened through /proc, so they are made before there is none.
     let vif = VifFrontend::new(&platform, device, config.mtu)?;
     let mut expected = platform.descriptors();
@@ -78,6 +97,9 @@ fn live(channel: &Channel) -> Result<(), Failure> {
     let isolation = Isolation::enter(DomainKind::Frontend, &expected)?;
     crate::sys::log::to_stderr(false);
     isolation.lock()?;
+    if let Some(deed) = deed {
+        std::thread::Builder::new().name("deed".to_owned()).spawn(deed)?;
+    }
     Frontend::start(&config, platform, vif, tap)?.serve(channel)
 }
 
@@ -126,12 +148,16 @@ impl Frontend {
         let ring = Arc::clone(&gone_wake);
         let counters = Arc::clone(platform.counters());
         let fabric = Fabric::Patch(Patch::new());
-        let (dataplane, handle) =
-            Dataplane::new(fabric, DataplaneConfig::default(), Arc::clone(&counters), move |port| {
+        let (dataplane, handle) = Dataplane::new(
+            fabric,
+            DataplaneConfig::default(),
+            Arc::clone(&counters),
+            move |port| {
                 // Nobody listens any more only when the whole frontend ends.
                 let _ = tell.send(port);
                 let _ = rustix::io::write(&*ring, &1u64.to_ne_bytes());
-            })?;
+            },
+        )?;
         std::thread::Builder::new().name("dataplane".to_owned()).spawn(move || dataplane.run())?;
         let port = TapPort::new(tap, TapOffloads(config.offloads), config.mtu, counters);
         handle.add_port(Box::new(port), PortPolicy::default(), "tap")?;
@@ -146,31 +172,36 @@ impl Frontend {
         loop {
             self.vif.look(&self.platform, &mut self.store, &mut self.cable)?;
             self.report(channel)?;
+            // A request may have come across events, of which no poll tells any more.
+            let until = self.drain(channel)?.then(Instant::now);
             let mut fds = [
                 PollFd::new(channel, PollFlags::IN),
                 PollFd::from_borrowed_fd(self.store.fd(), PollFlags::IN),
                 PollFd::new(&self.gone_wake, PollFlags::IN),
             ];
-            poll_until(&mut fds, None)?;
+            poll_until(&mut fds, until)?;
             if !fds[0].revents().is_empty() {
                 // There are no further orders: the launcher is gone. The vif is closed in order.
                 self.vif.close(&mut self.store, &mut self.cable)?;
                 return Ok(());
             }
-            self.drain(channel)?;
         }
     }
 
-    fn drain(&mut self, channel: &Channel) -> Result<(), Failure> {
+    /// Takes what waits; true if there was something.
+    fn drain(&mut self, channel: &Channel) -> Result<bool, Failure> {
+        let mut any = false;
         for _ in 0..64 {
             if self.store.next_event()?.is_none() {
                 break;
             }
+            any = true;
         }
         let mut count = [0; 8];
         // Empty when nothing happened.
         let _ = rustix::io::read(&*self.gone_wake, &mut count);
         while let Ok(gone) = self.gone.try_recv() {
+            any = true;
             if self.cable.port == Some(gone.id) {
                 self.cable.port = None;
                 self.vif.broke();
@@ -179,13 +210,17 @@ impl Frontend {
                 channel.send(&FromFrontend::Failed(format!("the TAP: {}", gone.reason)), &[])?;
             }
         }
-        Ok(())
+        Ok(any)
     }
 
     fn report(&mut self, channel: &Channel) -> Result<(), Failure> {
         let up = self.vif.is_up();
         if up != self.was_up {
-            let message = if up { FromFrontend::Up } else { FromFrontend::Down("the backend closed the vif".to_owned()) };
+            let message = if up {
+                FromFrontend::Up
+            } else {
+                FromFrontend::Down("the backend closed the vif".to_owned())
+            };
             channel.send(&message, &[])?;
             self.was_up = up;
         }

@@ -2,10 +2,22 @@
 
 #![allow(clippy::unwrap_used, reason = "the panic of a test is its report")]
 
+use std::time::{Duration, Instant};
+
 /// Open descriptors.
 pub fn descriptors() -> usize {
     // The listing holds one itself.
     std::fs::read_dir("/proc/self/fd").unwrap().count() - 1
+}
+
+/// Open descriptors once there are no more than `most`, or after five seconds: a hub closes its ends
+/// in its own time.
+pub fn descriptors_settled(most: usize) -> usize {
+    let deadline = Instant::now() + Duration::from_secs(5);
+    while descriptors() > most && Instant::now() < deadline {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    descriptors()
 }
 
 /// Pages resident in memory.

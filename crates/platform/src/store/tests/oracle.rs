@@ -180,7 +180,7 @@ struct Run {
     clients: Vec<ConnectionId>,
     watcher: ConnectionId,
     model: Model,
-    /// How many steps changed the store.
+    /// How many steps wrote to the store.
     changes: usize,
     open: BTreeMap<(usize, usize), Open>,
 }
@@ -226,7 +226,8 @@ impl Run {
             }
             Step::End(client, slot, commit) => self.end(*client, *slot, *commit),
         };
-        if self.model != before {
+        // Writing what is there already is a change too: watches fire, and it makes a conflict.
+        if self.model != before || !told_of.is_empty() {
             self.changes += 1;
         }
         self.check_events(&before, &told_of);

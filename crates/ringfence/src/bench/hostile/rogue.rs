@@ -84,7 +84,8 @@ pub(super) struct Rogue {
     ring_pages: [Lease; 2],
     pub(super) tx: RogueRing,
     pub(super) rx: RogueRing,
-    pub(super) channels: Vec<LocalChannel>,
+    channels: Vec<LocalChannel>,
+    hung_up: bool,
     looked: Instant,
 }
 
@@ -106,7 +107,6 @@ impl Rogue {
         let tx_pages = lend(Access::ReadOnly, TX_PAGES)?;
         let tx = RogueRing::new(&ring_pages[0], NETIF_TX)?;
         let rx = RogueRing::new(&ring_pages[1], NETIF_RX)?;
-        let (channels, looked) = (Vec::new(), Instant::now());
         Ok(Rogue {
             seat,
             platform,
@@ -119,8 +119,9 @@ impl Rogue {
             ring_pages,
             tx,
             rx,
-            channels,
-            looked,
+            channels: Vec::new(),
+            hung_up: false,
+            looked: Instant::now(),
         })
     }
 
@@ -168,7 +169,7 @@ impl Rogue {
         }
         self.publish_keys()?;
         self.wait_for(XenbusState::Connected)?;
-        self.looked = Instant::now();
+        (self.looked, self.hung_up) = (Instant::now(), false);
         Ok(())
     }
 
@@ -197,6 +198,9 @@ impl Rogue {
 
     /// Whether the device was closed. Looks now and then only.
     pub(super) fn was_closed(&mut self) -> anyhow::Result<bool> {
+        if self.hung_up {
+            return Ok(true);
+        }
         if self.looked.elapsed() < LOOK_EVERY {
             return Ok(false);
         }
@@ -213,8 +217,10 @@ impl Rogue {
     }
 
     /// Tells the backend that there is something on tx.
-    pub(super) fn notify(&self) -> anyhow::Result<()> {
-        Ok(self.channels.first().context("no channel")?.notify()?)
+    pub(super) fn notify(&mut self) -> anyhow::Result<()> {
+        // A backend that does not listen any more has closed the device.
+        self.hung_up |= self.channels.first().context("no channel")?.notify().is_err();
+        Ok(())
     }
 
     /// Puts an Ethernet header on a page for sending.

@@ -13,8 +13,8 @@
 //! 1. [`Isolation::enter`]: own ids, fresh mount, network, IPC and UTS namespaces, an empty
 //!    read-only root, no capability (bounding and ambient sets too, and locked so), no new
 //!    privileges, not dumpable, no core files.
-//! 2. The caller makes what needs a system call that stage 3 denies: arenas (`memfd_create`),
-//!    io_uring instances. Nothing a peer wrote has been read yet.
+//! 2. The caller makes what needs a system call that stage 3 denies: arenas (`memfd_create`).
+//!    Nothing a peer wrote has been read yet.
 //! 3. [`Isolation::lock`]: the seccomp list ([`syscalls`]), on all threads. Then peers are heard.
 //!
 //! A user's processes share that user's id. What keeps them apart then: a process in another PID

@@ -1,0 +1,365 @@
+//! A driver domain, and a frontend, that was taken over: what it reaches from inside its sandbox.
+//!
+//! A program without the usual test harness, since it plays all parts. Started by `cargo test` it
+//! starts itself as `run`, and so as launcher, keepers, driver domain and frontends, exactly as
+//! `ringfence` does; its driver domain and its frontends do their work, and besides they attack,
+//! from a thread of the very process that holds the arenas. The victim is the frontend of a real
+//! guest of the real `ringfence` (and everything else that has a process id).
+//!
+//! What came of each attack goes to standard error, which `run -v` relays: `[NAME: refused by
+//! ERRNO]`, or `[NAME: SUCCEEDED]`. An attack that cannot succeed anywhere would prove
+//! nothing, so the same function is also run outside a sandbox, against a process of the same user
+//! and an arena of the same kind, where the attacks that a machine allows at all must succeed.
+
+#![forbid(unsafe_code)]
+
+mod support;
+
+use std::collections::BTreeMap;
+use std::io::{self, Write};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::process::{Command, ExitCode, Stdio};
+use std::time::Duration;
+
+use clap::Parser;
+use ringfence::cli::Cli;
+use ringfence_platform::attack::{self, Window};
+use rustix::fs::{MemfdFlags, Mode, OFlags, SealFlags};
+use rustix::io::Errno;
+use rustix::process::Pid;
+
+use support::needs::Need;
+use support::{Lab, MOMENT, Running, eventually};
+
+/// How many process ids beyond those in use when it starts an attacker tries: those that the rest
+/// of its switch will have.
+const BEYOND: i32 = 3000;
+/// How many arenas' files a frontend lends or a driver domain is lent, at least: one that it may
+/// write to, one that it may not.
+const ARENA_FILES: usize = 2;
+
+fn main() -> ExitCode {
+    let words: Vec<String> = std::env::args().collect();
+    let words: Vec<&str> = words.iter().map(String::as_str).collect();
+    match words[1..] {
+        ["internal", "driver"] => {
+            let targets = numbers_in_use();
+            ringfence::driver::main_taken_over(move || attack_from_inside(targets, true)).into()
+        }
+        ["internal", "frontend"] => {
+            let targets = numbers_in_use();
+            ringfence::frontend::main_taken_over(move || attack_from_inside(targets, false)).into()
+        }
+        ["run" | "internal", ..] => ringfence::main_with(Cli::parse()).into(),
+        ["victim"] => {
+            println!("ready");
+            // Until the test ends.
+            let _ = io::copy(&mut io::stdin(), &mut io::sink());
+            ExitCode::SUCCESS
+        }
+        ["unboxed", victim] => {
+            attack_without_sandbox(victim.parse().unwrap());
+            ExitCode::SUCCESS
+        }
+        _ => support::harness::main(&[
+            ("attacks_succeed_without_the_sandbox", attacks_succeed_without_the_sandbox),
+            ("a_taken_over_driver_domain_in_copy_mode_reaches_nothing", || taken_over("copy")),
+            ("a_taken_over_driver_domain_in_map_mode_reaches_nothing", || taken_over("map")),
+        ]),
+    }
+}
+
+// ---------------------------------------------------------------------------------------------
+// The attacker
+
+/// What came of the attacks: by name, the errno of the last refusal, or none if one succeeded.
+#[derive(Default)]
+struct Outcomes(BTreeMap<&'static str, Option<i32>>);
+
+impl Outcomes {
+    fn note<T>(&mut self, attack: &'static str, outcome: io::Result<T>) {
+        let errno = match outcome {
+            Ok(_) => None,
+            // The access was allowed; there only was nothing at the address.
+            Err(error) if error.raw_os_error() == Some(Errno::FAULT.raw_os_error()) => None,
+            Err(error) => Some(error.raw_os_error().unwrap_or(0)),
+        };
+        let noted = self.0.entry(attack).or_insert(errno);
+        // One success among many tries is a success.
+        *noted = noted.and(errno);
+    }
+
+    fn print(&self) {
+        for (attack, errno) in &self.0 {
+            match errno {
+                Some(errno) => say(&format!("[{attack}: refused by {errno}]")),
+                None => say(&format!("[{attack}: SUCCEEDED]")),
+            }
+        }
+    }
+}
+
+/// Says a line at once: the keeper passes on what it reads at a time.
+fn say(line: &str) {
+    // If it is lost, the test misses it.
+    let _ = io::stderr().write_all(format!("{line}\n").as_bytes());
+}
+
+/// The largest process id in use, and some beyond. To be asked while there is a `/proc`: a real
+/// attacker would have to guess.
+fn numbers_in_use() -> i32 {
+    let used = support::processes::all().iter().map(|p| p.pid.as_raw_nonzero().get()).max();
+    used.unwrap_or(1).saturating_add(BEYOND)
+}
+
+/// What a lender lends it may itself write to, all of it; only who is lent to has a file that is
+/// read-only.
+fn attack_from_inside(last_pid: i32, is_lent_to: bool) {
+    let is_read_only = |arena: &OwnedFd| attack::is_read_only(arena.as_fd()).unwrap_or(false);
+    // Until the arenas of a guest are there.
+    eventually(MOMENT, || {
+        let arenas = attack::sealed_files();
+        arenas.len() >= ARENA_FILES && (!is_lent_to || arenas.iter().any(is_read_only))
+    });
+    let mut outcomes = Outcomes::default();
+    // 1 is the attacker itself in its own namespace.
+    (2..=last_pid).filter_map(Pid::from_raw).for_each(|pid| attack_process(pid, &mut outcomes));
+    for everybody in [-1, 0] {
+        outcomes.note("kill everybody", attack::may_kill(everybody));
+    }
+    attack_system(&mut outcomes);
+    let files = attack::sealed_files();
+    attack_arenas(&files, &mut outcomes);
+    outcomes.print();
+    say(&format!("[attacked: {} files, processes up to {last_pid}]", files.len()));
+}
+
+fn attack_without_sandbox(victim: i32) {
+    let mut outcomes = Outcomes::default();
+    let pid = Pid::from_raw(victim).unwrap();
+    attack_process(pid, &mut outcomes);
+    outcomes.note("kill everybody", attack::may_kill(-1));
+    let memory = format!("/proc/{victim}/mem");
+    outcomes.note("open memory of", std::fs::File::open(memory));
+    attack_system(&mut outcomes);
+    let (writable, read_only) = arena_files();
+    attack_arenas(&[writable, read_only], &mut outcomes);
+    outcomes.print();
+}
+
+/// A file as the granter makes it, and the same for reading alone as it hands it out.
+fn arena_files() -> (OwnedFd, OwnedFd) {
+    const HUGE: u64 = 4 << 20;
+    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+    let writable = rustix::fs::memfd_create("arena", flags).unwrap();
+    rustix::fs::ftruncate(&writable, HUGE).unwrap();
+    rustix::fs::fcntl_add_seals(&writable, SealFlags::SHRINK | SealFlags::GROW).unwrap();
+    let path = format!("/proc/self/fd/{}", writable.as_raw_fd());
+    let read_only =
+        rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).unwrap();
+    (writable, read_only)
+}
+
+fn attack_process(pid: Pid, outcomes: &mut Outcomes) {
+    outcomes.note("process_vm_readv", attack::read_memory_of(pid));
+    outcomes.note("process_vm_writev", attack::write_memory_of(pid));
+    outcomes.note("ptrace", attack::trace(pid));
+    outcomes.note("kill", attack::may_kill(pid.as_raw_nonzero().get()));
+    outcomes.note("tgkill", attack::may_kill_thread(pid));
+    let handle = attack::open_process(pid);
+    // Where none is to be had the calls are made all the same: with a descriptor of another kind.
+    let number = handle.as_ref().map_or(2, AsRawFd::as_raw_fd);
+    outcomes.note("pidfd_getfd", attack::take_descriptor(number, 0));
+    // There is no memory at the address.
+    let advised = attack::advise_process(number).or_else(allowed_if(Errno::NOMEM));
+    outcomes.note("process_madvise", advised);
+    outcomes.note("pidfd_open", handle);
+}
+
+fn attack_system(outcomes: &mut Outcomes) {
+    for path in [c"/", c"/proc/self/mem", c"/proc/1/mem", c"/etc/passwd", c"/dev/net/tun"] {
+        outcomes.note("openat", attack::open(path, libc::O_RDONLY));
+        outcomes.note("openat2", attack::open_new(path, 0));
+        #[cfg(target_arch = "x86_64")]
+        outcomes.note("open", attack::open_old(path, libc::O_RDONLY));
+    }
+    for family in [libc::AF_INET, libc::AF_INET6, libc::AF_UNIX, libc::AF_NETLINK] {
+        outcomes.note("socket", attack::socket(family, libc::SOCK_DGRAM));
+    }
+    outcomes.note("memfd_create", attack::memory_file());
+    outcomes.note("io_uring_setup", attack::io_uring());
+    outcomes.note("userfaultfd", attack::userfaultfd());
+    outcomes.note("prctl", attack::become_dumpable());
+    outcomes.note("perf_event_open", attack::performance_counter());
+    outcomes.note("bpf", attack::bpf_map());
+    outcomes.note("fork", attack::fork());
+    outcomes.note("fsopen", attack::open_file_system());
+    outcomes.note("execve", attack::execute(c"/nonexistent").or_else(allowed_if(Errno::NOENT)));
+    outcomes.note("mount", attack::mount_proc(c"/nonexistent").or_else(allowed_if(Errno::NOENT)));
+    // Last: it changes where the rest would be tried.
+    for flags in [libc::CLONE_NEWUSER, libc::CLONE_NEWNS, libc::CLONE_NEWNET, libc::CLONE_FS] {
+        outcomes.note("unshare", attack::unshare(flags));
+    }
+}
+
+/// For attempts that are made so as to fail later than at the permission.
+fn allowed_if(later: Errno) -> impl Fn(io::Error) -> io::Result<()> {
+    move |error| {
+        if error.raw_os_error() == Some(later.raw_os_error()) { Ok(()) } else { Err(error) }
+    }
+}
+
+fn attack_arenas(files: &[OwnedFd], outcomes: &mut Outcomes) {
+    for file in files.iter().map(AsFd::as_fd) {
+        let length = usize::try_from(rustix::fs::fstat(file).unwrap().st_size).unwrap();
+        outcomes.note("truncate an arena", attack::truncate(file));
+        outcomes.note("seal an arena", attack::seal_future_writes(file));
+        if let Ok(window) = Window::new(file, length, false) {
+            outcomes.note("MADV_COLLAPSE", window.advise(libc::MADV_COLLAPSE));
+            outcomes.note("MADV_HUGEPAGE", window.advise(libc::MADV_HUGEPAGE));
+            outcomes.note("mprotect to code", window.protect(libc::PROT_READ | libc::PROT_EXEC));
+        }
+        if attack::is_read_only(file).unwrap() {
+            attack_read_only(file, length, outcomes);
+        }
+    }
+}
+
+fn attack_read_only(file: BorrowedFd<'_>, length: usize, outcomes: &mut Outcomes) {
+    outcomes.note("map read-only arena for writing", Window::new(file, length, true));
+    outcomes.note("write to read-only arena", attack::write_nothing(file));
+    outcomes.note("punch read-only arena", attack::punch(file));
+    let path = format!("/proc/self/fd/{}\0", file.as_raw_fd());
+    let path = std::ffi::CStr::from_bytes_with_nul(path.as_bytes()).unwrap();
+    outcomes.note("re-open read-only arena for writing", attack::open(path, libc::O_RDWR));
+    if let Ok(window) = Window::new(file, length, false) {
+        let write = libc::PROT_READ | libc::PROT_WRITE;
+        outcomes.note("mprotect read-only arena for writing", window.protect(write));
+    }
+}
+
+// ---------------------------------------------------------------------------------------------
+// The tests
+
+/// What no machine allows to anybody: a file that is read-only stays so unless it is opened anew.
+const NEVER: [&str; 5] = [
+    "map read-only arena for writing",
+    "write to read-only arena",
+    "punch read-only arena",
+    "mprotect read-only arena for writing",
+    "truncate an arena",
+];
+/// What some machines forbid to everybody, and others to all but root.
+const DEPENDS: [&str; 9] = [
+    "MADV_COLLAPSE",
+    "MADV_HUGEPAGE",
+    "perf_event_open",
+    "userfaultfd",
+    "io_uring_setup",
+    "bpf",
+    "fsopen",
+    "mount",
+    "kill everybody",
+];
+
+/// What is said between brackets, by name. A line may have come in pieces, each of which the
+/// launcher has put the name of its process before.
+fn outcomes(text: &str, process: &str) -> BTreeMap<String, String> {
+    let prefix = format!("ringfence: {process}: ");
+    let said: String = text.lines().filter_map(|line| line.strip_prefix(&prefix)).collect();
+    said.split('[')
+        .filter_map(|part| part.split_once(']')?.0.split_once(": "))
+        .map(|(name, outcome)| (name.to_owned(), outcome.to_owned()))
+        .collect()
+}
+
+fn attacks_succeed_without_the_sandbox() {
+    let this = std::env::current_exe().unwrap();
+    let mut victim = Command::new(&this)
+        .arg("victim")
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let attacker =
+        Command::new(&this).arg("unboxed").arg(victim.id().to_string()).output().unwrap();
+    drop(victim.stdin.take());
+    victim.wait().unwrap();
+    let said = String::from_utf8(attacker.stderr).unwrap();
+    assert!(attacker.status.success(), "{said}");
+    let prefixed: String =
+        said.lines().map(|line| format!("ringfence: attacker: {line}\n")).collect();
+    let found = outcomes(&prefixed, "attacker");
+    for (name, outcome) in &found {
+        let (name, succeeded) = (name.as_str(), outcome == "SUCCEEDED");
+        if NEVER.contains(&name) {
+            assert!(!succeeded, "{name} should be impossible: {said}");
+        } else if !DEPENDS.contains(&name) {
+            assert!(succeeded, "{name} fails even without a sandbox, so proves nothing: {said}");
+        }
+    }
+    for name in ["process_vm_readv", "ptrace", "pidfd_getfd", "open memory of", "kill"] {
+        assert!(found.contains_key(name), "{name} was not tried: {said}");
+    }
+    let root = rustix::process::geteuid().is_root();
+    for name in ["io_uring_setup", "MADV_COLLAPSE"].iter().filter(|_| root) {
+        if found[*name] != "SUCCEEDED" {
+            eprintln!("note: {name} is not to be had on this machine, sandbox or not");
+        }
+    }
+}
+
+/// The guests of a switch whose driver domain and first frontend attack, and what they reached.
+fn taken_over(mode: &str) {
+    require!(Need::Guests);
+    let lab = Lab::of(std::env::current_exe().unwrap());
+    let honest = Lab::new();
+    // Nobody on this switch knows of the other; this one's process ids are below the attackers'.
+    let stranger = honest.run("--switch victim", &["sleep", "300"]);
+    stranger.wait_up();
+    let options = format!("-v --switch s --mode {mode}");
+    let first = lab.run(&format!("{options} --name a"), &["sleep", "300"]);
+    first.wait_up();
+    // An honest guest of a switch whose driver domain is not.
+    let program = env!("CARGO_BIN_EXE_ringfence");
+    let words = [program, "run", "-v", "--switch", "s", "--name", "b", "--", "sleep", "300"];
+    let second = lab.spawn(&words);
+    second.wait_up();
+    let victims = [&stranger, &second, &first];
+    for attacker in ["driver domain", "frontend"] {
+        check_attacker(&first, attacker, &victims);
+    }
+    // Their work was done meanwhile, and still is.
+    let ping = lab.spawn(&[program, "run", "-q", "--switch", "s", "--", "getent", "hosts", "b"]);
+    ping.succeed(MOMENT);
+    for running in [first, second, stranger] {
+        assert_eq!(
+            running.end().status,
+            Some(143),
+            "every guest was there until it was told to end"
+        );
+    }
+    lab.assert_no_switch();
+    honest.assert_no_switch();
+}
+
+fn check_attacker(launcher: &Running, attacker: &str, victims: &[&Running]) {
+    let said = || outcomes(&launcher.stderr.text(), attacker);
+    let done = eventually(Duration::from_secs(60), || said().contains_key("attacked"));
+    assert!(done, "the {attacker} never finished its attacks");
+    let mut found = said();
+    let attacked = found.remove("attacked").unwrap();
+    assert!(found.len() > 25, "attacks of the {attacker} are missing: {found:?}");
+    let succeeded = found.iter().filter(|(_, outcome)| *outcome == "SUCCEEDED").count();
+    assert_eq!(succeeded, 0, "the {attacker} was not stopped: {found:?}");
+    let on_arenas = ["map read-only arena for writing", "re-open read-only arena for writing"];
+    let on_arenas = on_arenas.iter().filter(|_| attacker == "driver domain");
+    for needed in ["MADV_COLLAPSE", "process_vm_readv", "pidfd_getfd"].iter().chain(on_arenas) {
+        assert!(found.contains_key(*needed), "the {attacker} did not try {needed}: {found:?}");
+    }
+    let last: i32 = attacked.rsplit(' ').next().unwrap().parse().unwrap();
+    for process in victims.iter().flat_map(|victim| victim.processes()) {
+        let pid = process.pid.as_raw_nonzero().get();
+        assert!(pid <= last, "process {pid} was not attacked, only those up to {last}");
+    }
+}

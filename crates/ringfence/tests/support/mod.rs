@@ -1,0 +1,340 @@
+//! What the scenarios share: a runtime directory of their own, guests that are ended whatever
+//! happens, what a process tree looks like, and what to do where a program is missing.
+
+#![allow(dead_code, unreachable_pub, reason = "each test program uses its own part of this")]
+#![allow(clippy::unwrap_used, reason = "in a test, a failure is a panic")]
+
+pub mod harness;
+pub mod needs;
+pub mod processes;
+
+use std::io::Read;
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use ringfence::launch::runtime_dir::RuntimeDir;
+use ringfence::switchboard::{DriverStats, FromDriver, ToDriver};
+use ringfence::sys::Channel;
+use rustix::process::{Pid, Signal};
+
+use processes::{Process, descendants};
+
+/// How long anything may take that takes a moment: generous, since the machine may be busy.
+pub const MOMENT: Duration = Duration::from_secs(20);
+/// How long whatever is to be gone may still be there.
+pub const GONE_WITHIN: Duration = Duration::from_secs(2);
+
+/// A runtime directory of its own, with the switches in it and files that guests may share.
+///
+/// When it is dropped, whatever a test has started in it is ended; if the test failed, everything
+/// that was said is printed.
+pub struct Lab {
+    directory: tempfile::TempDir,
+    program: PathBuf,
+    said: Mutex<Vec<(String, Said)>>,
+}
+
+/// What a process wrote, as far as it was read yet.
+#[derive(Clone, Default)]
+pub struct Said(Arc<Mutex<Vec<u8>>>);
+
+impl Said {
+    /// As text.
+    pub fn text(&self) -> String {
+        let bytes = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        String::from_utf8_lossy(&bytes).into_owned()
+    }
+
+    /// Reads `from` to its end on a thread.
+    pub fn listen(&self, mut from: impl Read + Send + 'static) -> std::thread::JoinHandle<()> {
+        let said = self.clone();
+        std::thread::spawn(move || {
+            let mut buffer = [0; 4096];
+            while let Ok(length @ 1..) = from.read(&mut buffer) {
+                let mut bytes = said.0.lock().unwrap_or_else(PoisonError::into_inner);
+                bytes.extend_from_slice(&buffer[..length]);
+            }
+        })
+    }
+}
+
+impl Lab {
+    /// A fresh one, for the command.
+    pub fn new() -> Lab {
+        Lab::of(env!("CARGO_BIN_EXE_ringfence"))
+    }
+
+    /// A fresh one, in which another program plays the command.
+    pub fn of(program: impl Into<PathBuf>) -> Lab {
+        let directory = tempfile::tempdir().unwrap();
+        // Launchers look here for switches.
+        let lab = Lab { directory, program: program.into(), said: Mutex::default() };
+        std::fs::create_dir(lab.path("session")).unwrap();
+        std::fs::create_dir(lab.path("files")).unwrap();
+        lab
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.directory.path().join(name)
+    }
+
+    /// A file that guests and test share; their commands run in its directory.
+    pub fn file(&self, name: &str) -> PathBuf {
+        self.path("files").join(name)
+    }
+
+    /// What a shared file says.
+    pub fn read(&self, name: &str) -> String {
+        std::fs::read_to_string(self.file(name)).unwrap_or_else(|error| panic!("{name}: {error}"))
+    }
+
+    /// The runtime directory.
+    pub fn runtime_dir(&self) -> PathBuf {
+        self.path("session").join("ringfence")
+    }
+
+    /// `ringfence run OPTIONS -- COMMAND`.
+    pub fn run(&self, options: &str, command: &[&str]) -> Running {
+        self.start(options, command, &[])
+    }
+
+    /// `ringfence run OPTIONS -- sh -c SCRIPT`; the script stops at the first failure.
+    pub fn script(&self, options: &str, script: &str) -> Running {
+        self.start(options, &["sh", "-ec", script], &[])
+    }
+
+    /// `WRAPPER ringfence run OPTIONS -- COMMAND`.
+    pub fn start(&self, options: &str, command: &[&str], wrapper: &[&str]) -> Running {
+        let program = self.program.to_str().unwrap();
+        let mut words: Vec<&str> = wrapper.iter().copied().chain([program, "run"]).collect();
+        words.extend(options.split_whitespace().chain(["--"]).chain(command.iter().copied()));
+        self.spawn(&words)
+    }
+
+    /// Any command, with this runtime directory.
+    pub fn spawn(&self, words: &[&str]) -> Running {
+        let path = std::env::var("PATH").unwrap_or_default();
+        let mut child = Command::new(words[0])
+            .args(&words[1..])
+            .env("XDG_RUNTIME_DIR", self.path("session"))
+            // Where Debian keeps `ip`.
+            .env("PATH", format!("{path}:/usr/sbin:/sbin"))
+            .current_dir(self.path("files"))
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap_or_else(|error| panic!("{words:?}: {error}"));
+        let (stdout, stderr) = (Said::default(), Said::default());
+        let readers = vec![
+            stdout.listen(child.stdout.take().unwrap()),
+            stderr.listen(child.stderr.take().unwrap()),
+        ];
+        let mut said = self.said.lock().unwrap();
+        let title = words.join(" ");
+        said.push((format!("{title}: stdout"), stdout.clone()));
+        said.push((format!("{title}: stderr"), stderr.clone()));
+        Running { title, child, stdout, stderr, readers }
+    }
+
+    /// Asks the driver domain of a switch for its counters.
+    pub fn stats(&self, switch: &str) -> DriverStats {
+        let directory = RuntimeDir::open_at(self.runtime_dir()).unwrap();
+        let socket = directory.connect(switch).unwrap().expect("the switch is there");
+        let channel = Channel::from_fd(socket);
+        channel.send(&ToDriver::Stats, &[]).unwrap();
+        match channel.receive_within(MOMENT).unwrap().0 {
+            FromDriver::Stats(stats) => *stats,
+            other => panic!("the driver domain answered {other:?}"),
+        }
+    }
+
+    /// That no switch is left, within the time in which everything is to be gone.
+    pub fn assert_no_switch(&self) {
+        let files = || -> Vec<String> {
+            let Ok(entries) = std::fs::read_dir(self.runtime_dir()) else { return Vec::new() };
+            entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
+        };
+        let gone = eventually(GONE_WITHIN, || files().is_empty());
+        assert!(gone, "left in the runtime directory: {:?}", files());
+    }
+}
+
+impl Drop for Lab {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            let said = self.said.lock().unwrap_or_else(PoisonError::into_inner);
+            for (title, said) in said.iter().filter(|(_, said)| !said.text().is_empty()) {
+                eprintln!("--- {title}\n{}", said.text());
+            }
+        }
+    }
+}
+
+/// A command that was started. It is killed when this is dropped.
+pub struct Running {
+    title: String,
+    child: Child,
+    /// Its standard output.
+    pub stdout: Said,
+    /// Its standard error.
+    pub stderr: Said,
+    readers: Vec<std::thread::JoinHandle<()>>,
+}
+
+/// How a command ended.
+#[derive(Debug)]
+pub struct Finished {
+    /// Its exit status; `None` where a signal ended it.
+    pub status: Option<i32>,
+    /// What it wrote.
+    pub stdout: String,
+    /// What it wrote, with what the launcher said.
+    pub stderr: String,
+}
+
+impl Running {
+    /// Its process.
+    pub fn pid(&self) -> Pid {
+        Pid::from_child(&self.child)
+    }
+
+    /// It, and all processes below it.
+    pub fn processes(&self) -> Vec<Process> {
+        descendants(self.pid())
+    }
+
+    /// The one process of `ringfence internal ROLE` below it.
+    pub fn inner(&self, role: &str) -> Process {
+        let found = || self.processes().into_iter().find(|process| process.is_role(role));
+        assert!(eventually(MOMENT, || found().is_some()), "{}: no process `{role}`", self.title);
+        found().unwrap_or_else(|| panic!("{}: `{role}` is gone again", self.title))
+    }
+
+    /// Waits until a summary says that the guest is on its switch, which is when its command
+    /// starts.
+    pub fn wait_up(&self) -> &Running {
+        self.wait_for_error(" is on switch ")
+    }
+
+    /// Waits until standard error has this text.
+    pub fn wait_for_error(&self, text: &str) -> &Running {
+        let found = eventually(MOMENT, || self.stderr.text().contains(text));
+        assert!(found, "{}: standard error never said {text:?}", self.title);
+        self
+    }
+
+    /// Waits until standard output has this text.
+    pub fn wait_for_output(&self, text: &str) -> &Running {
+        let found = eventually(MOMENT, || self.stdout.text().contains(text));
+        assert!(found, "{}: standard output never said {text:?}", self.title);
+        self
+    }
+
+    /// Whether it has not ended yet.
+    pub fn is_running(&mut self) -> bool {
+        self.child.try_wait().unwrap().is_none()
+    }
+
+    /// Waits for its end.
+    pub fn finish(mut self, within: Duration) -> Finished {
+        let mut status = None;
+        eventually(within, || {
+            status = self.child.try_wait().unwrap();
+            status.is_some()
+        });
+        let Some(status) = status else { panic!("{}: still runs after {within:?}", self.title) };
+        self.collect(status)
+    }
+
+    /// Waits for its end, which is to be a success; returns its output.
+    pub fn succeed(self, within: Duration) -> String {
+        let title = self.title.clone();
+        let finished = self.finish(within);
+        assert_eq!(finished.status, Some(0), "{title}: {}", finished.stderr);
+        finished.stdout
+    }
+
+    /// Ends it as Ctrl-C would, by a signal to the launcher, and waits for the end.
+    pub fn end(self) -> Finished {
+        rustix::process::kill_process(self.pid(), Signal::TERM).unwrap();
+        self.finish(MOMENT)
+    }
+
+    fn collect(&mut self, status: ExitStatus) -> Finished {
+        // What a guest leaves behind is killed with it, so that both streams end.
+        for reader in self.readers.drain(..) {
+            let ended = eventually(MOMENT, || reader.is_finished());
+            assert!(ended, "{}: somebody still holds its standard streams", self.title);
+        }
+        let status = status.code().or(status.signal().map(|signal| -signal));
+        Finished { status, stdout: self.stdout.text(), stderr: self.stderr.text() }
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        // Only a test that fails gets here with a running one. The rest of the guest dies with
+        // the launcher, and the switch with its last guest.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Looks again and again until it is so; false when it takes too long.
+pub fn eventually(within: Duration, mut is_so: impl FnMut() -> bool) -> bool {
+    let deadline = Instant::now() + within;
+    loop {
+        if is_so() {
+            return true;
+        }
+        if Instant::now() >= deadline {
+            return false;
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// Numbers without a pattern, from a seed; what is needed here is only disturbance.
+pub struct Noise(u64);
+
+impl Noise {
+    /// From this seed.
+    pub fn from_seed(seed: u64) -> Noise {
+        Noise(seed | 1)
+    }
+
+    /// The next (xorshift64).
+    pub fn next(&mut self) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0
+    }
+
+    /// The next below `end`.
+    pub fn below(&mut self, end: u64) -> u64 {
+        self.next() % end
+    }
+}
+
+/// Writes a file without a pattern; every run of a test has the same.
+pub fn write_noise(path: &Path, mebibytes: usize) {
+    use std::io::Write;
+    let mut noise = Noise::from_seed(0x5eed);
+    let mut file = std::io::BufWriter::new(std::fs::File::create(path).unwrap());
+    for _ in 0..mebibytes << 17 {
+        file.write_all(&noise.next().to_ne_bytes()).unwrap();
+    }
+    file.flush().unwrap();
+}
+
+/// The SHA-256 of a file, by the program of that name.
+pub fn sha256(path: &Path) -> String {
+    let output = Command::new("sha256sum").arg(path).output().unwrap();
+    assert!(output.status.success());
+    String::from_utf8(output.stdout).unwrap().split(' ').next().unwrap().to_owned()
+}

@@ -1,0 +1,261 @@
+//! `ringfence run` on a terminal: the keys, job control, the size of the window.
+
+#![allow(clippy::unwrap_used, reason = "in a test, a failure is a panic")]
+
+mod support;
+
+use std::fs::File;
+use std::io::Write;
+use std::process::{Child, Command, Stdio};
+
+use rustix::pty::OpenptFlags;
+use rustix::termios::Winsize;
+
+use support::needs::Need;
+use support::{Lab, MOMENT, Said, eventually};
+
+/// What starts a session with a controlling terminal of its own.
+const SETSID: Need = Need::Program("setsid", "util-linux");
+
+/// A terminal, and a session on it.
+struct Screen {
+    keyboard: File,
+    said: Said,
+    session: Child,
+    read: usize,
+}
+
+impl Screen {
+    /// Starts a command as the leader of a session on a new terminal.
+    fn start(lab: &Lab, command: &[&str]) -> Screen {
+        let flags = OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC;
+        let master = rustix::pty::openpt(flags).unwrap();
+        rustix::pty::grantpt(&master).unwrap();
+        rustix::pty::unlockpt(&master).unwrap();
+        let name = rustix::pty::ptsname(&master, Vec::new()).unwrap();
+        let slave = File::options().read(true).write(true).open(name.to_str().unwrap()).unwrap();
+        let session = Command::new("setsid")
+            .args(["--ctty", "--wait"])
+            .args(command)
+            .env("XDG_RUNTIME_DIR", lab.runtime_dir().parent().unwrap())
+            .env("PS1", "outer> ")
+            .env_remove("ENV")
+            .current_dir(lab.file("x").parent().unwrap())
+            .stdin(Stdio::from(slave.try_clone().unwrap()))
+            .stdout(Stdio::from(slave.try_clone().unwrap()))
+            .stderr(Stdio::from(slave))
+            .spawn()
+            .unwrap();
+        let keyboard = File::from(master);
+        let said = Said::default();
+        // It ends when the last process on the terminal does.
+        said.listen(keyboard.try_clone().unwrap());
+        Screen { keyboard, said, session, read: 0 }
+    }
+
+    fn press(&mut self, keys: &str) {
+        self.keyboard.write_all(keys.as_bytes()).unwrap();
+    }
+
+    /// Types a line to `cat`: the terminal shows it, and `cat` repeats it.
+    fn type_to_cat(&mut self, line: &str) {
+        self.press(&format!("{line}\n"));
+        self.expect(line);
+        self.expect(line);
+    }
+
+    /// Waits until this is on the screen, after what was waited for before.
+    fn expect(&mut self, text: &str) {
+        let found = eventually(MOMENT, || self.said.text()[self.read..].contains(text));
+        let all = self.said.text();
+        assert!(found, "{text:?} did not come; the screen:\n{all}");
+        self.read += all[self.read..].find(text).unwrap() + text.len();
+    }
+
+    fn resize(&self, columns: u16) {
+        let size = Winsize { ws_row: 24, ws_col: columns, ws_xpixel: 0, ws_ypixel: 0 };
+        rustix::termios::tcsetwinsize(&self.keyboard, size).unwrap();
+    }
+
+    fn finish(mut self) -> i32 {
+        let mut status = None;
+        eventually(MOMENT, || {
+            status = self.session.try_wait().unwrap();
+            status.is_some()
+        });
+        let status =
+            status.unwrap_or_else(|| panic!("still runs; the screen:\n{}", self.said.text()));
+        status.code().unwrap()
+    }
+}
+
+impl Drop for Screen {
+    fn drop(&mut self) {
+        // Without its leader and its terminal the session is hung up.
+        let _ = self.session.kill();
+        let _ = self.session.wait();
+    }
+}
+
+const RINGFENCE: &str = env!("CARGO_BIN_EXE_ringfence");
+
+#[test]
+fn ctrl_c_ends_the_guest_of_that_terminal_alone() {
+    require!(Need::Guests, SETSID);
+    let lab = Lab::new();
+    // The one that started the driver domain is the one that is ended.
+    let mut first = Screen::start(&lab, &[RINGFENCE, "run", "--name", "first", "--", "cat"]);
+    first.expect("first (");
+    let mut second = lab.script("--name second", "echo up; sleep 1000");
+    second.wait_for_output("up");
+    let driver = support::processes::all().into_iter().find(|process| {
+        process.is_role("driver") && second.pid() != process.pid && is_of(process, &first)
+    });
+    first.type_to_cat("typed");
+    first.press("\x03");
+    assert_eq!(first.finish(), 130);
+    assert!(second.is_running());
+    assert!(driver.expect("the first one started it").is_alive());
+    assert_eq!(second.end().status, Some(143));
+    lab.assert_no_switch();
+}
+
+/// Whether a driver domain was started from a screen: its launcher is the session's process.
+fn is_of(process: &support::processes::Process, screen: &Screen) -> bool {
+    let root = rustix::process::Pid::from_child(&screen.session);
+    support::processes::descendants(root).contains(process)
+}
+
+#[test]
+fn a_command_may_make_use_of_ctrl_c_itself() {
+    require!(Need::Guests, SETSID);
+    let lab = Lab::new();
+    let script = "n=0; trap 'n=$((n+1)); echo caught $n' INT; echo ready; \
+                  while [ $n -lt 2 ]; do sleep 0.05; done; exit 8";
+    let mut screen = Screen::start(&lab, &[RINGFENCE, "run", "-q", "--", "sh", "-c", script]);
+    screen.expect("ready");
+    // Each key is one signal.
+    for text in ["caught 1", "caught 2"] {
+        screen.press("\x03");
+        screen.expect(text);
+    }
+    assert_eq!(screen.finish(), 8);
+    lab.assert_no_switch();
+}
+
+#[test]
+fn a_shell_stops_and_continues_it_as_a_job() {
+    require!(Need::Guests, SETSID);
+    let lab = Lab::new();
+    let mut shell = Screen::start(&lab, &["sh", "-im"]);
+    shell.expect("outer> ");
+    shell.press(&format!("{RINGFENCE} run --name job -- cat\n"));
+    shell.expect("job (");
+    shell.type_to_cat("one");
+    shell.press("\x1a");
+    shell.expect("outer> ");
+    shell.press("jobs\n");
+    shell.expect("Stopped");
+    shell.expect("outer> ");
+    shell.press("fg\n");
+    shell.expect("run --name job -- cat");
+    shell.type_to_cat("two");
+    // The end of its input.
+    shell.press("\x04");
+    shell.expect("outer> ");
+    shell.press("echo status $?\n");
+    shell.expect("status 0");
+    shell.press("exit\n");
+    assert_eq!(shell.finish(), 0);
+    lab.assert_no_switch();
+}
+
+#[test]
+fn a_shell_as_the_command_has_job_control_and_gives_the_terminal_back() {
+    require!(Need::Guests, SETSID, Need::Program("bash", "bash"));
+    let lab = Lab::new();
+    let mut outer = Screen::start(&lab, &["sh", "-im"]);
+    outer.expect("outer> ");
+    // Not `sh`: dash wants to name the group that had the terminal before, whose leader has no
+    // number in the guest.
+    let inner = format!("PS1='inner> ' {RINGFENCE} run -q -- bash --norc --noprofile -i\n");
+    outer.press(&inner);
+    outer.expect("inner> ");
+    outer.press("cat\n");
+    outer.type_to_cat("one");
+    outer.press("\x1a");
+    outer.expect("inner> ");
+    outer.press("jobs\n");
+    outer.expect("Stopped");
+    outer.expect("inner> ");
+    outer.press("fg\n");
+    outer.expect("cat");
+    outer.type_to_cat("two");
+    // It ends the job, and neither the shell in the guest nor the guest.
+    outer.press("\x03");
+    outer.expect("inner> ");
+    outer.press("hostname\n");
+    outer.expect("guest1");
+    outer.press("exit 5\n");
+    outer.expect("outer> ");
+    outer.press("echo status $?\n");
+    outer.expect("status 5");
+    // The outer shell is in the foreground again: it may read, and start others.
+    outer.press("cat\n");
+    outer.type_to_cat("three");
+    outer.press("\x04");
+    outer.expect("outer> ");
+    outer.press("exit\n");
+    assert_eq!(outer.finish(), 0);
+    lab.assert_no_switch();
+}
+
+#[test]
+fn the_command_sees_the_windows_size_and_its_changes() {
+    require!(Need::Guests, SETSID);
+    let lab = Lab::new();
+    let script = "trap 'stty size; exit 0' WINCH; stty size; while :; do sleep 0.05; done";
+    let mut screen = Screen::start(
+        &lab,
+        &[
+            "sh",
+            "-c",
+            "read line; exec \"$@\"",
+            "sh",
+            RINGFENCE,
+            "run",
+            "-q",
+            "--",
+            "sh",
+            "-c",
+            script,
+        ],
+    );
+    screen.resize(81);
+    screen.press("go\n");
+    screen.expect("24 81");
+    screen.resize(99);
+    screen.expect("24 99");
+    assert_eq!(screen.finish(), 0);
+}
+
+#[test]
+fn a_guest_that_loses_its_driver_domain_leaves_the_terminal_in_order() {
+    require!(Need::Guests, SETSID);
+    let lab = Lab::new();
+    let mut screen = Screen::start(&lab, &["sh", "-im"]);
+    screen.expect("outer> ");
+    screen.press(&format!("{RINGFENCE} run -q -- sh -c 'stty -echo; echo set; sleep 1000'\n"));
+    screen.expect("set\r\n");
+    let driver = support::processes::all()
+        .into_iter()
+        .find(|process| process.is_role("driver") && is_of(process, &screen));
+    driver.unwrap().signal(rustix::process::Signal::KILL);
+    screen.expect("was killed by signal 9 (SIGKILL); this guest ends with it");
+    screen.expect("outer> ");
+    let modes = rustix::termios::tcgetattr(&screen.keyboard).unwrap();
+    assert!(modes.local_modes.contains(rustix::termios::LocalModes::ECHO));
+    screen.press("exit\n");
+    screen.finish();
+    lab.assert_no_switch();
+}

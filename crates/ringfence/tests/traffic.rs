@@ -1,0 +1,461 @@
+//! Real traffic between real guests: kernel TCP, UDP and ICMP at both ends, every byte through
+//! frontends, rings, grants and the driver domain's switch.
+//!
+//! No rate is asserted here: how fast a machine is, is for the benchmarks. What is asserted is that
+//! everything arrives, undamaged, and that the counters of the driver domain agree.
+
+mod support;
+
+use std::sync::mpsc;
+use std::time::Duration;
+
+use ringfence::switchboard::DriverStats;
+use rustix::process::Signal;
+use serde_json::Value;
+
+use support::needs::Need;
+use support::processes::Process;
+use support::{Lab, MOMENT, Noise, Running, sha256, write_noise};
+
+const IPERF: Need = Need::Program("iperf3", "iperf3");
+const CURL: Need = Need::Program("curl", "curl");
+const PYTHON: Need = Need::Program("python3", "python3");
+const PING: Need = Need::Program("ping", "iputils-ping");
+const IP: Need = Need::Program("ip", "iproute2");
+
+/// What a kernel counts when it throws away something damaged. In the format of `/proc/net/snmp`
+/// (a line of names, a line of values) and of `/proc/net/snmp6` (a name and a value a line).
+const DAMAGE: [&str; 8] = [
+    "Ip:InHdrErrors",
+    "Icmp:InCsumErrors",
+    "Tcp:InErrs",
+    "Tcp:InCsumErrors",
+    "Udp:InCsumErrors",
+    "Ip6InHdrErrors",
+    "Udp6InCsumErrors",
+    "Icmp6InCsumErrors",
+];
+const COPY_SNMP: &str = "cat /proc/net/snmp /proc/net/snmp6";
+
+/// The values of [`DAMAGE`] in a copy of both files.
+fn damage(snmp: &str) -> Vec<(String, u64)> {
+    let lines: Vec<&str> = snmp.lines().collect();
+    let mut found = Vec::new();
+    for pair in lines.windows(2) {
+        let (Some((kind, names)), Some((same, values))) =
+            (pair[0].split_once(": "), pair[1].split_once(": "))
+        else {
+            continue;
+        };
+        if kind == same {
+            let values = values.split_whitespace().map(|value| value.parse().unwrap_or(0));
+            let names = names.split_whitespace().map(|name| format!("{kind}:{name}"));
+            found.extend(names.zip(values));
+        }
+    }
+    for line in &lines {
+        if let Some((name, value)) = line.split_once(char::is_whitespace)
+            && !name.ends_with(':')
+        {
+            found.push((name.to_owned(), value.trim().parse().unwrap_or(0)));
+        }
+    }
+    found.retain(|(name, _)| DAMAGE.contains(&name.as_str()));
+    found
+}
+
+fn assert_undamaged(snmp: &str) {
+    let counts = damage(snmp);
+    assert_eq!(counts.len(), DAMAGE.len(), "the kernel's counters are named otherwise: {snmp}");
+    assert!(counts.iter().all(|(_, count)| *count == 0), "damage was seen: {counts:?}");
+}
+
+/// That no honest guest was found to break a rule.
+fn assert_honest(stats: &DriverStats) {
+    assert!(stats.rules.is_empty(), "rules broken: {:?}", stats.rules);
+    assert!(
+        stats.hub.values().all(|count| *count == 0),
+        "rules of the hub broken: {:?}",
+        stats.hub
+    );
+}
+
+/// The ports of guests that are there: what those did that have left is kept under one name.
+fn ports(stats: &DriverStats) -> usize {
+    stats.ports.keys().filter(|name| *name != "gone").count()
+}
+
+fn counter(stats: &DriverStats, name: &str) -> u64 {
+    stats.ports.values().filter_map(|port| port.get(name)).sum()
+}
+
+/// Ports that iperf3 servers are at, one a run.
+const IPERF_PORTS: std::ops::RangeInclusive<u16> = 5201..=5208;
+
+/// A guest named `a` with iperf3 servers, each for one run: one that serves several is busy for a
+/// while after each. It leaves its kernel's counters behind when it is told to stop.
+fn iperf_server(lab: &Lab, options: &str) -> Running {
+    let (first, last) = (IPERF_PORTS.start(), IPERF_PORTS.end());
+    let count = IPERF_PORTS.count();
+    let script = format!(
+        "for port in $(seq {first} {last}); do iperf3 -s -1 -p $port > server$port.log 2>&1 & done; \
+         until [ $(cat /proc/net/tcp /proc/net/tcp6 | grep -c ' 0A ') -ge {count} ]; do \
+           sleep 0.05; done; \
+         echo ready; until [ -e stop ]; do sleep 0.05; done; {COPY_SNMP} > server.snmp"
+    );
+    let server = lab.script(&format!("--name a {options}"), &script);
+    server.wait_for_output("ready");
+    server
+}
+
+/// TCP and UDP, IPv4 and IPv6, both directions, between two guests of this mode and MTU.
+fn iperf_matrix(mode: &str, mtu: u32) {
+    require!(Need::Guests, IPERF);
+    let lab = Lab::new();
+    let options = format!("--switch s --mode {mode} --mtu {mtu}");
+    let server = iperf_server(&lab, &options);
+    // A datagram that fills most of a packet.
+    let datagram = if mtu > 60_000 { 60_000 } else { 1400 };
+    let script = format!(
+        "port={first}; for family in -4 -6; do for direction in '' -R; do \
+           for transport in '' '-u -b 300M -l {datagram}'; do \
+             iperf3 -c a -p $port $family $direction $transport -t 1 --json > run$port.json; \
+             port=$((port+1)); \
+         done; done; done; {COPY_SNMP} > client.snmp",
+        first = IPERF_PORTS.start()
+    );
+    let client = lab.script(&options, &script);
+    client.succeed(Duration::from_secs(60));
+    let stats = lab.stats("s");
+    std::fs::write(lab.file("stop"), "").unwrap();
+    server.succeed(MOMENT);
+
+    for run in IPERF_PORTS {
+        let report: Value = serde_json::from_str(&lab.read(&format!("run{run}.json"))).unwrap();
+        let what = &report["start"]["test_start"];
+        let end = &report["end"];
+        if what["protocol"] == "UDP" {
+            let count = |name: &str| end["sum"][name].as_i64();
+            let arrived = count("packets").zip(count("lost_packets")).map(|(all, lost)| all - lost);
+            assert!(arrived.is_some_and(|arrived| arrived > 0), "run {run}: {report}");
+        } else {
+            let bytes = end["sum_received"]["bytes"].as_u64();
+            assert!(bytes.is_some_and(|bytes| bytes > 1 << 20), "run {run}: {report}");
+        }
+    }
+    assert_undamaged(&lab.read("client.snmp"));
+    assert_undamaged(&lab.read("server.snmp"));
+    assert_honest(&stats);
+    assert_eq!(ports(&stats), 1, "the client has left: {stats:?}");
+    assert!(counter(&stats, "rx_bytes") > 4 << 20, "{stats:?}");
+    assert!(counter(&stats, "tx_bytes") > 4 << 20, "{stats:?}");
+    let path = |name: &str| stats.path.get(name).copied().unwrap_or(0);
+    let (maps, copies) = (path("grant_maps"), path("grant_copies"));
+    if mode == "map" {
+        assert!(maps > 1000 && copies == 0, "in map mode packets are mapped: {stats:?}");
+    } else {
+        assert!(maps < 100 && copies > 1000, "in copy mode only rings are mapped: {stats:?}");
+    }
+}
+
+#[test]
+fn iperf3_in_copy_mode() {
+    iperf_matrix("copy", 1500);
+}
+
+#[test]
+fn iperf3_in_copy_mode_with_the_largest_packets() {
+    iperf_matrix("copy", 65520);
+}
+
+#[test]
+fn iperf3_in_map_mode() {
+    iperf_matrix("map", 1500);
+}
+
+#[test]
+fn iperf3_in_map_mode_with_the_largest_packets() {
+    iperf_matrix("map", 65520);
+}
+
+#[test]
+fn guests_of_different_modes_and_sizes_understand_each_other() {
+    require!(Need::Guests, IPERF);
+    let lab = Lab::new();
+    let server = iperf_server(&lab, "--switch s --mode map --mtu 1500");
+    let client = lab.script(
+        "--switch s --mode copy --mtu 1500",
+        &format!("iperf3 -c a -p 5203 -t 1 --json > run.json; {COPY_SNMP} > client.snmp"),
+    );
+    client.succeed(MOMENT);
+    assert_honest(&lab.stats("s"));
+    std::fs::write(lab.file("stop"), "").unwrap();
+    server.succeed(MOMENT);
+    let report: Value = serde_json::from_str(&lab.read("run.json")).unwrap();
+    assert!(report["end"]["sum_received"]["bytes"].as_u64().unwrap() > 1 << 20);
+    assert_undamaged(&lab.read("client.snmp"));
+    assert_undamaged(&lab.read("server.snmp"));
+}
+
+/// Stops and continues a process at random until told to end.
+fn disturb(process: &Process, end: &mpsc::Receiver<()>) -> u32 {
+    let mut noise = Noise::from_seed(0xd157);
+    let mut times = 0;
+    loop {
+        process.signal(Signal::STOP);
+        std::thread::sleep(Duration::from_millis(noise.below(40)));
+        process.signal(Signal::CONT);
+        times += 1;
+        let pause = Duration::from_millis(noise.below(40));
+        if !matches!(end.recv_timeout(pause), Err(mpsc::RecvTimeoutError::Timeout)) {
+            return times;
+        }
+    }
+}
+
+/// A file of a web server arrives as it is while the driver domain is stopped at random.
+fn transfer_while_disturbed(mode: &str) {
+    require!(Need::Guests, CURL, PYTHON);
+    let lab = Lab::new();
+    write_noise(&lab.file("noise"), 64);
+    let options = format!("--switch s --mode {mode}");
+    let web = lab.run(&format!("{options} --name web"), &["python3", "-m", "http.server"]);
+    let driver = web.wait_up().inner("driver");
+    let (end, ended) = mpsc::channel();
+    let disturbance = std::thread::spawn(move || disturb(&driver, &ended));
+    let client = lab.run(&options, &["curl", "-sSfo", "copy", "http://web:8000/noise"]);
+    client.succeed(Duration::from_secs(90));
+    drop(end);
+    let times = disturbance.join().unwrap();
+    assert!(times > 2, "it was disturbed {times} times only");
+    assert_eq!(sha256(&lab.file("copy")), sha256(&lab.file("noise")));
+    assert_honest(&lab.stats("s"));
+    web.end();
+    lab.assert_no_switch();
+}
+
+#[test]
+fn curl_survives_a_disturbed_driver_domain_in_copy_mode() {
+    transfer_while_disturbed("copy");
+}
+
+#[test]
+fn curl_survives_a_disturbed_driver_domain_in_map_mode() {
+    transfer_while_disturbed("map");
+}
+
+#[test]
+fn a_client_may_be_started_before_its_server() {
+    require!(Need::Guests, CURL, PYTHON);
+    let lab = Lab::new();
+    write_noise(&lab.file("noise"), 1);
+    let client = lab.run("--switch s", &["curl", "-sSfo", "copy", "http://web:8000/noise"]);
+    client.wait_up();
+    std::thread::sleep(Duration::from_secs(1));
+    let web = lab.run("--switch s --name web", &["python3", "-m", "http.server"]);
+    client.succeed(MOMENT);
+    assert_eq!(sha256(&lab.file("copy")), sha256(&lab.file("noise")));
+    web.end();
+    lab.assert_no_switch();
+}
+
+#[test]
+fn names_lead_to_both_families() {
+    require!(Need::Guests, CURL, PYTHON, PING);
+    let lab = Lab::new();
+    std::fs::write(lab.file("hello"), "hello\n").unwrap();
+    let addresses = "--address 10.9.8.7/24 --address fd00:9::7/64";
+    let web = lab.run(
+        &format!("--switch s --name web {addresses}"),
+        &["python3", "-m", "http.server", "--bind", "::"],
+    );
+    web.wait_up();
+    let client = lab.script(
+        "--switch s --address 10.9.8.8/24 --address fd00:9::8/64",
+        "for target in web 10.9.8.7 '[fd00:9::7]'; do \
+           curl -sSfg --retry 20 --retry-connrefused --retry-delay 1 http://$target:8000/hello; \
+         done; \
+         curl -4 -sSf http://web:8000/hello; curl -6 -sSf http://web:8000/hello; \
+         getent ahostsv4 web; getent ahostsv6 web; \
+         ping -4 -c1 -W5 web; ping -6 -c1 -W5 web; \
+         ! getent hosts nobody.s",
+    );
+    let said = client.succeed(Duration::from_secs(40));
+    assert_eq!(said.matches("hello\n").count(), 5, "{said}");
+    assert!(said.contains("10.9.8.7  ") && said.contains("fd00:9::7 "), "{said}");
+    assert_eq!(said.matches(" 0% packet loss").count(), 2, "{said}");
+    web.end();
+}
+
+#[test]
+fn pings_of_every_length() {
+    require!(Need::Guests, PING);
+    for mtu in [1500, 65520] {
+        let lab = Lab::new();
+        let options = format!("--switch s --mtu {mtu}");
+        let target = lab.run(&format!("{options} --name a"), &["sleep", "60"]);
+        target.wait_up();
+        // One at a time: for a second answer `ping` does not wait longer than for the first.
+        // Around one packet, around what a ring slot holds, and the longest there is: in pieces
+        // where the MTU is small.
+        let client = lab.script(
+            &options,
+            "for size in 56 1391 1472 1473 4000 4096 8100 9000 17000 32768 65000; do \
+               ping -4 -c 1 -W 5 -s $size a; ping -6 -c 1 -W 5 -s $size a; \
+             done",
+        );
+        let said = client.succeed(Duration::from_secs(60));
+        // `ping` compares what comes back with what it sent.
+        assert!(!said.contains("wrong data"), "{said}");
+        assert_eq!(said.matches("1 received, 0% packet loss").count(), 22, "{said}");
+        assert_honest(&lab.stats("s"));
+        target.end();
+    }
+}
+
+#[test]
+fn the_interface_has_the_mtu_that_was_asked_for() {
+    require!(Need::Guests, IP);
+    let lab = Lab::new();
+    for mtu in [576, 1280, 9000, 65521] {
+        let guest = lab.run(&format!("--mtu {mtu}"), &["ip", "link", "show", "eth0"]);
+        let said = guest.succeed(MOMENT);
+        assert!(said.contains(&format!(" mtu {mtu} ")), "{said}");
+    }
+    let refused = lab.run("--mtu 65522", &["true"]).finish(MOMENT);
+    assert_eq!(refused.status, Some(2), "{}", refused.stderr);
+}
+
+#[test]
+fn three_guests_at_once() {
+    require!(Need::Guests, CURL, PYTHON);
+    let lab = Lab::new();
+    write_noise(&lab.file("noise"), 8);
+    let expected = sha256(&lab.file("noise"));
+    // Each serves, and fetches from both others at the same time; then waits for them.
+    let guests: Vec<Running> = ["a", "b", "c"]
+        .iter()
+        .map(|own| {
+            let others = ["a", "b", "c"].into_iter().filter(|name| name != own);
+            let fetches: String = others
+                .map(|name| {
+                    format!(
+                        "curl -sSfo {own}-{name} http://{name}:8000/noise & pids=\"$pids $!\"; "
+                    )
+                })
+                .collect();
+            let script = format!(
+                "python3 -m http.server > {own}.log 2>&1 & {fetches} \
+                 for pid in $pids; do wait $pid; done; : > {own}.done; \
+                 until [ -e a.done -a -e b.done -a -e c.done ]; do sleep 0.05; done"
+            );
+            lab.script(&format!("--switch s --name {own}"), &script)
+        })
+        .collect();
+    for guest in guests {
+        guest.succeed(Duration::from_secs(60));
+    }
+    for pair in ["a-b", "a-c", "b-a", "b-c", "c-a", "c-b"] {
+        assert_eq!(sha256(&lab.file(pair)), expected, "{pair}");
+    }
+    lab.assert_no_switch();
+}
+
+#[test]
+fn two_switches_do_not_see_each_other() {
+    require!(Need::Guests, PING);
+    let lab = Lab::new();
+    let target = lab
+        .run("--switch blue --name a --address 10.9.0.1/24 --address fd09::1/64", &["sleep", "60"]);
+    target.wait_up();
+    let from = |switch: &str, script: &str| {
+        let options = format!("--switch {switch} --address 10.9.0.2/24 --address fd09::2/64");
+        lab.script(&options, script).finish(MOMENT)
+    };
+    let ping = "ping -c2 -i0.1 -W1 10.9.0.1 && ping -c2 -i0.1 -W1 fd09::1";
+    let here = from("blue", ping);
+    assert_eq!(here.status, Some(0), "{here:?}");
+    for script in ["ping -c2 -i0.1 -W1 10.9.0.1", "ping -c2 -i0.1 -W1 fd09::1"] {
+        let there = from("green", script);
+        assert_eq!(there.status, Some(1), "{there:?}");
+        assert!(there.stdout.contains(" 0 received"), "{there:?}");
+    }
+    let blue = lab.stats("blue");
+    assert_eq!(ports(&blue), 1, "{blue:?}");
+    target.end();
+}
+
+#[test]
+fn an_address_and_a_name_belong_to_one_guest() {
+    require!(Need::Guests);
+    let lab = Lab::new();
+    let first = lab.run("--switch s --name a --address 10.9.0.1/24", &["sleep", "60"]);
+    first.wait_up();
+    let refused = |options: &str| {
+        let finished = lab.run(&format!("--switch s {options}"), &["true"]).finish(MOMENT);
+        assert_eq!(finished.status, Some(125), "{finished:?}");
+        assert_eq!(finished.stdout, "");
+        finished.stderr
+    };
+    let said = refused("--address 10.9.0.1/24");
+    assert!(said.contains("10.9.0.1"), "{said}");
+    let said = refused("--name a");
+    assert!(said.contains("the name `a` is taken"), "{said}");
+    let said = refused("--name A");
+    assert!(said.contains("the name `a` is taken"), "letters have no case: {said}");
+    // What was refused took nothing: not the address that came with a taken name, either.
+    refused("--name a --address 10.9.0.7/24");
+    let free = lab.run("--switch s --name b --address 10.9.0.7/24", &["true"]);
+    free.succeed(MOMENT);
+    assert_eq!(ports(&lab.stats("s")), 1);
+    first.end();
+    let next = lab.run("--switch s --name a --address 10.9.0.1/24", &["true"]);
+    next.succeed(MOMENT);
+    lab.assert_no_switch();
+}
+
+/// In a network namespace of the test's own, which stands for the host.
+#[test]
+fn the_host_has_a_leg_on_the_switch() {
+    require!(Need::Guests, Need::Root, CURL, PYTHON, PING, IP);
+    let lab = Lab::new();
+    std::fs::write(lab.file("hello"), "hello\n").unwrap();
+    let program = env!("CARGO_BIN_EXE_ringfence");
+    let host = format!(
+        "ip link set lo up\n\
+         {program} run --switch s --name web --host-tap rf0 -- python3 -m http.server 2>web.err &\n\
+         web=$!\n\
+         until grep -q 'is the host.s leg' web.err && grep -q 'on switch .s.: netif' web.err; do \
+           kill -0 $web; sleep 0.05; done\n\
+         sed -n 's/.*: rf0 (\\([0-9.]*\\).*/\\1/p' web.err > leg\n\
+         sed -n 's/.*web (\\([0-9.]*\\).*/\\1/p' web.err > guest\n\
+         until curl -sf http://$(cat guest):8000/hello; do sleep 0.1; done\n\
+         ping -c1 -W5 -s 1400 $(cat guest)\n\
+         python3 -m http.server --bind $(cat leg) 9000 2>host.log & host=$!\n\
+         {program} run -q --switch s -- curl -sSf --retry 10 --retry-connrefused \
+           http://$(cat leg):9000/hello\n\
+         {program} run -q --switch s -- ping -c1 -W5 -s 20000 $(cat leg)\n\
+         if {program} run --switch s --host-tap rf1 -- true; then exit 9; fi\n\
+         kill $host; kill $web; wait $web || true\n\
+         ! ip link show rf0 2>/dev/null\n"
+    );
+    let outer = lab.spawn(&["unshare", "--net", "sh", "-ec", &host]);
+    let finished = outer.finish(Duration::from_secs(60));
+    let web = lab.read("web.err");
+    assert_eq!(finished.status, Some(0), "{finished:?}\n{web}");
+    assert_eq!(finished.stdout.matches("hello\n").count(), 2, "{finished:?}");
+    assert_eq!(finished.stdout.matches("1 received, 0% packet loss").count(), 2, "{finished:?}");
+    assert!(finished.stderr.contains("has a leg on this switch already"), "{finished:?}");
+    assert!(!std::path::Path::new("/sys/class/net/rf0").exists(), "it was made on the real host");
+    lab.assert_no_switch();
+}
+
+#[test]
+fn damage_is_read_where_the_kernel_counts_it() {
+    let snmp = "Ip: Forwarding InHdrErrors\nIp: 1 3\nTcp: InErrs InCsumErrors\nTcp: 4 5\n\
+                Ip6InHdrErrors                  \t6\nUdpLite: InCsumErrors\nUdpLite: 9\n";
+    let found = damage(snmp);
+    let expected =
+        [("Ip:InHdrErrors", 3), ("Tcp:InErrs", 4), ("Tcp:InCsumErrors", 5), ("Ip6InHdrErrors", 6)];
+    assert_eq!(found, expected.map(|(name, count)| (name.to_owned(), count)));
+}
