@@ -162,7 +162,7 @@ impl PortCapabilities {
     pub fn longest(&self) -> usize {
         let GsoOffload { tcp_v4, tcp_v6, udp, .. } = self.gso;
         if self.scatter_gather && (tcp_v4 || tcp_v6 || udp) {
-            SUPER_FRAME_MAX
+            SUPER_FRAME_MAX.max(self.frame_max())
         } else {
             self.frame_max()
         }

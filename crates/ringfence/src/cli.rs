@@ -13,6 +13,7 @@ use crate::launch::{Link, Options};
 use crate::names::{parse_name, parse_switch_name};
 use crate::sys::spawn::DomainKind;
 use ringfence_grants::Mode;
+use ringfence_net::features::OffloadKeys;
 use ringfence_platform::tap;
 
 /// The smallest MTU: what every IPv4 host must be able to receive (RFC 791, section 3.2).
@@ -123,6 +124,14 @@ pub struct RunArgs {
     #[arg(long, value_name = "NAME", value_parser = parse_interface)]
     pub host_tap: Option<String>,
 
+    /// What the guest takes unfinished: `all`, `none`, or some of sg,tso4,tso6,csum4,csum6
+    #[arg(long, value_name = "LIST", default_value_t = OffloadKeys::ALL, hide = true)]
+    pub offload: OffloadKeys,
+
+    /// The same of the driver domain, from this guest
+    #[arg(long, value_name = "LIST", default_value_t = OffloadKeys::ALL, hide = true)]
+    pub backend_offload: OffloadKeys,
+
     /// Say nothing but what goes wrong
     #[arg(short, long, conflicts_with = "verbose")]
     pub quiet: bool,
@@ -187,6 +196,8 @@ impl RunArgs {
             link: self.link,
             mode: self.mode,
             mtu: self.mtu,
+            offload: self.offload,
+            backend_offload: self.backend_offload,
             host_tap: self.host_tap,
             loudness,
             command: self.command,

@@ -18,6 +18,7 @@
 use std::collections::BTreeMap;
 
 use ringfence_grants::Mode;
+use ringfence_net::features::OffloadKeys;
 use serde::{Deserialize, Serialize};
 
 use crate::guest::Address;
@@ -74,6 +75,8 @@ pub struct AttachRequest {
     pub mtu: u16,
     /// How the backend reaches its pages ([`Mode::name`]).
     pub mode: String,
+    /// What the backend takes unfinished ([`OffloadKeys`] as text).
+    pub offloads: String,
     /// Also reserve addresses for a leg of the host.
     pub host_leg: bool,
 }
@@ -82,6 +85,11 @@ impl AttachRequest {
     /// The mode, if this build has it.
     pub fn mode(&self) -> Option<Mode> {
         self.mode.parse().ok()
+    }
+
+    /// What the backend is to take, if this build knows it all.
+    pub fn offloads(&self) -> Option<OffloadKeys> {
+        self.offloads.parse().ok()
     }
 }
 
@@ -145,6 +153,8 @@ pub struct FrontendConfig {
     pub mtu: u16,
     /// What the kernel leaves to the reader of the TAP.
     pub offloads: u32,
+    /// What the frontend takes unfinished ([`OffloadKeys`] as text).
+    pub takes: String,
 }
 
 /// What a frontend reports.

@@ -178,6 +178,45 @@ fn iperf3_in_map_mode_with_the_largest_packets() {
     iperf_matrix("map", 65520);
 }
 
+/// One bulk transfer of TCP from a guest with these offloads to one with those, and the counters of
+/// the driver domain behind it.
+fn bulk(server_options: &str, client_options: &str) -> DriverStats {
+    let lab = Lab::new();
+    let server = iperf_server(&lab, &format!("--switch s {server_options}"));
+    let script = format!("iperf3 -c a -p 5201 -t 1 --json > run.json; {COPY_SNMP} > client.snmp");
+    lab.script(&format!("--switch s {client_options}"), &script).succeed(MOMENT);
+    let stats = lab.stats("s");
+    std::fs::write(lab.file("stop"), "").unwrap();
+    server.succeed(MOMENT);
+    let report: Value = serde_json::from_str(&lab.read("run.json")).unwrap();
+    assert!(report["end"]["sum_received"]["bytes"].as_u64().unwrap() > 1 << 20, "{report}");
+    assert_undamaged(&lab.read("client.snmp"));
+    assert_undamaged(&lab.read("server.snmp"));
+    assert_honest(&stats);
+    stats
+}
+
+#[test]
+fn between_guests_tcp_goes_whole_and_nothing_is_split_or_summed() {
+    require!(Need::Guests, IPERF);
+    let stats = bulk("", "");
+    assert!(counter(&stats, "frames_whole") > 10, "{stats:?}");
+    assert_eq!(counter(&stats, "segments_made"), 0, "{stats:?}");
+    assert_eq!(counter(&stats, "checksums_computed"), 0, "{stats:?}");
+    let mean = counter(&stats, "rx_bytes") / counter(&stats, "rx_frames").max(1);
+    assert!(mean > 1514, "{mean} octets a frame, acknowledgements counted: {stats:?}");
+}
+
+#[test]
+fn a_guest_without_offloads_gets_segments_made_at_the_edge() {
+    require!(Need::Guests, IPERF);
+    let stats = bulk("--offload none", "");
+    assert!(counter(&stats, "frames_segmented") > 10, "{stats:?}");
+    let made = counter(&stats, "segments_made");
+    assert!(made > counter(&stats, "frames_segmented"), "{stats:?}");
+    assert!(counter(&stats, "checksums_computed") >= made, "{stats:?}");
+}
+
 #[test]
 fn guests_of_different_modes_and_sizes_understand_each_other() {
     require!(Need::Guests, IPERF);

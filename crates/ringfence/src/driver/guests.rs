@@ -161,6 +161,9 @@ impl Guests {
         }
         let mode =
             request.mode().ok_or_else(|| format!("`{}` is no mode of this build", request.mode))?;
+        let offloads = request
+            .offloads()
+            .ok_or_else(|| format!("`{}` are no offloads of this build", request.offloads))?;
         let text = |error: &dyn std::fmt::Display| error.to_string();
         let (domain, connection) = scope.hub.admit(None, false).map_err(|e| text(&e))?;
         let names = connection
@@ -178,7 +181,8 @@ impl Guests {
         };
         let device =
             DeviceId { kind: DeviceKind::Vif, frontend: domain, backend: DomId(0), handle: 0 };
-        let mut backend = VifBackend::new(device, BackendOptions { mode, mtu: request.mtu });
+        let mut backend = VifBackend::new(device, BackendOptions { mode, mtu: request.mtu })
+            .with_offloads(offloads);
         let made = make_device(scope.store, &backend, &assigned, request);
         if let Err(why) = made {
             self.plan.release(&assigned);

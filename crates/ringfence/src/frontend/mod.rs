@@ -11,6 +11,7 @@ use std::sync::mpsc::Receiver;
 use std::time::Instant;
 
 use ringfence_net::dataplane::{Dataplane, DataplaneConfig, DataplaneHandle, PortGone, PortId};
+use ringfence_net::features::UnknownOffload;
 use ringfence_net::port::Port;
 use ringfence_net::switch::{Fabric, Patch, PortPolicy};
 use ringfence_net::tap::TapPort;
@@ -31,6 +32,9 @@ use crate::sys::{DomainKind, STATUS_FAILED};
 /// Why a frontend ends before its time.
 #[derive(Debug, thiserror::Error)]
 enum Failure {
+    /// Not this build's launcher.
+    #[error(transparent)]
+    Offload(#[from] UnknownOffload),
     #[error("orders: {0}")]
     Channel(#[from] ChannelError),
     #[error(transparent)]
@@ -91,7 +95,8 @@ fn live(channel: &Channel, deed: Option<Deed>) -> Result<(), Failure> {
         handle: 0,
     };
     // Arenas are re-opened through /proc, so they are made before there is none.
-    let vif = VifFrontend::new(&platform, device, config.mtu)?;
+    let takes = config.takes.parse()?;
+    let vif = VifFrontend::new(&platform, device, config.mtu)?.with_offloads(takes);
     let mut expected = platform.descriptors();
     expected.extend([channel.as_fd().as_raw_fd(), tap.as_raw_fd()]);
     let isolation = Isolation::enter(DomainKind::Frontend, &expected)?;

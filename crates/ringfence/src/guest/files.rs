@@ -52,12 +52,18 @@ mod tests {
 
     #[test]
     fn a_guest_knows_its_own_name() {
-        let mut config = GuestConfig { host_name: "web".into(), interface: None, names: None, blocked_signals: vec![] };
+        let mut config = GuestConfig {
+            host_name: "web".into(),
+            interface: None,
+            names: None,
+            blocked_signals: vec![],
+        };
         assert!(hosts(&config).contains("\n127.0.1.1 web\n"));
         config.interface = Some(InterfaceConfig {
             name: "eth0".into(),
             mac: [0; 6],
             mtu: 1500,
+            offloads: 0,
             addresses: vec!["10.0.0.2/24".parse().unwrap(), "fd00::2/64".parse().unwrap()],
         });
         assert!(hosts(&config).ends_with("\n10.0.0.2 web\nfd00::2 web\n"));

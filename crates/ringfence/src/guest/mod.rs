@@ -38,7 +38,7 @@ use rustix::process::{Pid, WaitOptions};
 use serde::{Deserialize, Serialize};
 
 pub use address::Address;
-pub use network::{CARRIED, configure_leg};
+pub use network::{CARRIED_FOR_HOST, carried, configure_leg};
 
 use crate::names::{self, store::StoreNames};
 use crate::sys::channel::{Channel, ChannelError, poll_until};
@@ -102,6 +102,8 @@ pub struct InterfaceConfig {
     pub mac: [u8; 6],
     /// The longest IP packet, in bytes.
     pub mtu: u32,
+    /// What the kernel is to leave to the reader of the interface's frames ([`carried`]).
+    pub offloads: u32,
     /// Its IP addresses.
     pub addresses: Vec<Address>,
 }

@@ -3,6 +3,7 @@
 use std::fs;
 use std::io;
 
+use ringfence_net::features::OffloadKeys;
 use ringfence_platform::tap::{Tap, TapError, TapOffloads};
 
 use super::netlink::{LinkChange, Netlink};
@@ -47,7 +48,7 @@ pub(crate) fn set_up(
     allow_ping(remarks);
     let Some(interface) = interface else { return Ok(None) };
     let mut tap = Tap::create(&interface.name)?;
-    tap.limit_offloads(CARRIED)?;
+    tap.limit_offloads(TapOffloads(interface.offloads))?;
     let settings = Settings {
         name: &tap.name,
         mac: interface.mac,
@@ -58,9 +59,25 @@ pub(crate) fn set_up(
     Ok(Some(tap))
 }
 
-/// What ports of this build carry unfinished: checksums. Super-packets would be dropped at the first
-/// port that takes none, so the kernel splits them before it hands them over.
-pub const CARRIED: TapOffloads = TapOffloads::CSUM;
+/// What the kernel of a guest that takes `keys` leaves undone in what it sends: nothing that the guest
+/// would not take itself. A vif has no word for UDP super-packets, so the kernel splits those.
+pub fn carried(keys: OffloadKeys) -> TapOffloads {
+    let checksum = keys.checksum_ipv4 || keys.checksum_ipv6;
+    let tcp_v4 = keys.gso_tcp_v4 && keys.checksum_ipv4;
+    let tcp_v6 = keys.gso_tcp_v6 && keys.checksum_ipv6;
+    let choices = [
+        (checksum, TapOffloads::CSUM),
+        (tcp_v4, TapOffloads::TSO4),
+        (tcp_v6, TapOffloads::TSO6),
+        (tcp_v4 || tcp_v6, TapOffloads::TSO_ECN),
+    ];
+    let chosen = choices.into_iter().filter(|(on, _)| *on);
+    chosen.fold(TapOffloads::default(), |all, (_, one)| all.union(one))
+}
+
+/// What the host's kernel leaves undone on its leg: everything, since the switch splits what the port
+/// that it leaves by cannot take.
+pub const CARRIED_FOR_HOST: TapOffloads = TapOffloads(u32::MAX);
 
 /// Sets up an interface of the host itself that is a TAP handed to a switch. Needs
 /// `CAP_NET_ADMIN`. Returns what could not be had, and is not needed.

@@ -26,6 +26,7 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 use ringfence_grants::Mode;
+use ringfence_net::features::OffloadKeys;
 use ringfence_platform::namespaces;
 use ringfence_platform::tap::Tap;
 
@@ -74,6 +75,10 @@ pub struct Options {
     pub mode: Mode,
     /// The longest IP packet, in bytes.
     pub mtu: u16,
+    /// What the guest takes unfinished.
+    pub offload: OffloadKeys,
+    /// What the driver domain takes unfinished from the guest.
+    pub backend_offload: OffloadKeys,
     /// The interface that gives the host a leg on the switch.
     pub host_tap: Option<String>,
     /// How much is said.
@@ -126,7 +131,7 @@ impl<'a> Launch<'a> {
         let directory = RuntimeDir::open()?;
         let mut host_tap = options.host_tap.as_deref().map(Tap::create).transpose()?;
         if let Some(tap) = &mut host_tap {
-            tap.limit_offloads(guest::CARRIED)?;
+            tap.limit_offloads(guest::CARRIED_FOR_HOST)?;
         }
         let request = AttachRequest {
             version: VERSION.to_owned(),
@@ -134,6 +139,7 @@ impl<'a> Launch<'a> {
             addresses: options.addresses.clone(),
             mtu: options.mtu,
             mode: options.mode.to_string(),
+            offloads: options.backend_offload.to_string(),
             host_leg: host_tap.is_some(),
         };
         let seat = rendezvous::attach(&directory, &options.switch, &request, self.reporter)?;
@@ -190,6 +196,7 @@ impl<'a> Launch<'a> {
                 name: INTERFACE.to_owned(),
                 mac: attached.mac,
                 mtu: options.mtu.into(),
+                offloads: guest::carried(options.offload).0,
                 addresses: attached.addresses.clone(),
             }),
             names: Some(NamesConfig { switch: options.switch.clone(), own: options.name.clone() }),

@@ -202,7 +202,11 @@ impl<'a> Supervisor<'a> {
             Spawn { kind: DomainKind::Frontend, command: &[], inherit: &[], aftermath: None };
         let frontend =
             DomainProcess::start(&spawn).map_err(|error| Outcome::failed(error.to_string()))?;
-        let config = FrontendConfig { mtu: self.options.mtu, offloads };
+        let config = FrontendConfig {
+            mtu: self.options.mtu,
+            offloads,
+            takes: self.options.offload.to_string(),
+        };
         // Both are the frontend's alone from here on, so that they close when it ends.
         let Some(hub) = self.frontend_hub.take() else {
             return Err(Outcome::failed("there is no connection for the frontend"));

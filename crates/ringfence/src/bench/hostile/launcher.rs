@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
+use ringfence_net::features::OffloadKeys;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with};
 
 use super::orders::{Entrance, Place};
@@ -73,6 +74,7 @@ impl Seat {
             .context("reaching the driver domain")?;
         let lease = Channel::from_fd(stream);
         let request = AttachRequest {
+            offloads: OffloadKeys::ALL.to_string(),
             version: VERSION.to_owned(),
             name: None,
             addresses: Vec::new(),
