@@ -205,8 +205,10 @@ fn a_backend_knows_its_room_and_is_woken_when_there_is_more() {
     assert!(!back.arm().unwrap(), "no buffer is posted");
     let readable = |port: &dyn Port| {
         let fds = port.wait_fds();
-        let mut fds: Vec<_> =
-            fds.iter().map(|fd| rustix::event::PollFd::new(fd, rustix::event::PollFlags::IN)).collect();
+        let mut fds: Vec<_> = fds
+            .iter()
+            .map(|fd| rustix::event::PollFd::new(fd, rustix::event::PollFlags::IN))
+            .collect();
         rustix::event::poll(&mut fds, Some(&rustix::time::Timespec::default())).unwrap() > 0
     };
     assert!(!readable(back));

@@ -117,7 +117,9 @@ fn control_connection(switch: &str) -> anyhow::Result<Channel> {
             return Ok(Channel::from_fd(socket));
         }
         if Instant::now() >= deadline {
-            bail!("the driver domain did not come up within {PATIENCE:?}; try `ringfence run -v -- true`");
+            bail!(
+                "the driver domain did not come up within {PATIENCE:?}; try `ringfence run -v -- true`"
+            );
         }
         std::thread::sleep(Duration::from_millis(20));
     }

@@ -51,7 +51,9 @@ fn pattern() -> Vec<u8> {
 pub fn main(role: &Role) -> u8 {
     let outcome = match role {
         Role::Receive => receive(),
-        Role::Send { host, seconds } => send(host, Duration::from_secs(*seconds)).map(|()| String::new()),
+        Role::Send { host, seconds } => {
+            send(host, Duration::from_secs(*seconds)).map(|()| String::new())
+        }
     };
     match outcome {
         Ok(report) => {
@@ -95,7 +97,10 @@ fn receive() -> io::Result<String> {
         // Below PERIOD, so it fits.
         let at = usize::try_from(bytes % period).unwrap_or(0);
         if buffer[..n] != pattern[at..at + n] {
-            return Err(io::Error::new(io::ErrorKind::InvalidData, format!("damaged data near byte {bytes}")));
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidData,
+                format!("damaged data near byte {bytes}"),
+            ));
         }
         bytes += n as u64;
     }

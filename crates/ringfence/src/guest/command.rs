@@ -45,8 +45,7 @@ pub(crate) fn start(
     let (program, arguments) = command.split_first().ok_or(StartError::Nothing)?;
     let mut command = Command::new(program);
     command.args(arguments).stdin(Stdio::from(stdin));
-    let child = signals::with_blocked(blocked, || command.spawn())
-        .and_then(|spawned| spawned);
+    let child = signals::with_blocked(blocked, || command.spawn()).and_then(|spawned| spawned);
     let child = child.map_err(|source| match source.kind() {
         io::ErrorKind::NotFound => StartError::NotFound(program.clone()),
         _ => StartError::CannotExecute { command: program.clone(), source },

@@ -52,7 +52,12 @@ mod tests {
 
     #[test]
     fn a_guest_knows_its_own_name() {
-        let mut config = GuestConfig { host_name: "web".into(), interface: None, names: None, blocked_signals: vec![] };
+        let mut config = GuestConfig {
+            host_name: "web".into(),
+            interface: None,
+            names: None,
+            blocked_signals: vec![],
+        };
         assert!(hosts(&config).contains("\n127.0.1.1 web\n"));
         config.interface = Some(InterfaceConfig {
             name: "eth0".into(),

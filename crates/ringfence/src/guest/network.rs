@@ -67,7 +67,7 @@ pub const CARRIED: TapOffloads = TapOffloads::CSUM;
 ///
 /// # Errors
 ///
-/// [`NetworkError`].
+/// `NetworkError`.
 pub fn configure_leg(
     name: &str,
     mac: [u8; 6],

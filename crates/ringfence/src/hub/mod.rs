@@ -55,7 +55,8 @@ impl Drop for SocketFile<'_> {
 
 fn serve(args: &HubArgs) -> io::Result<()> {
     let signals = Signals::new(&[Signal::SIGINT, Signal::SIGTERM])?;
-    let limits = HubLimits { arena_bytes: usize::from(args.arena_mib) << 20, ..HubLimits::default() };
+    let limits =
+        HubLimits { arena_bytes: usize::from(args.arena_mib) << 20, ..HubLimits::default() };
     let (mut hub, handle) = Hub::new(limits)?;
     let listener = listen(&args.socket)?;
     let _file = SocketFile(&args.socket);
@@ -88,9 +89,14 @@ fn listen(path: &Path) -> io::Result<OwnedFd> {
     rustix::net::bind(&socket, &address).map_err(|errno| match errno {
         rustix::io::Errno::ADDRINUSE => io::Error::new(
             io::ErrorKind::AlreadyExists,
-            format!("{} is there already; remove it if no hub uses it, or give another --socket", path.display()),
+            format!(
+                "{} is there already; remove it if no hub uses it, or give another --socket",
+                path.display()
+            ),
         ),
-        other => io::Error::new(io::Error::from(other).kind(), format!("{}: {other}", path.display())),
+        other => {
+            io::Error::new(io::Error::from(other).kind(), format!("{}: {other}", path.display()))
+        }
     })?;
     // Only this user may connect: with the hub's own user goes the toolstack's number.
     rustix::fs::chmod(path, rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR)?;
