@@ -127,14 +127,14 @@ fn thirty_guests_leave_the_driver_domain_as_it_was() {
     for _ in 0..5 {
         lab.run("-q --switch s", &["true"]).succeed(MOMENT);
     }
-    let (descriptors, resident) = (settled(&lab, &driver), driver.resident_kib());
+    let (descriptors, memory) = (settled(&lab, &driver), driver.own_memory_kib());
     for round in 0..30 {
         let mode = if round % 2 == 0 { "copy" } else { "map" };
         lab.run(&format!("-q --switch s --name n{round} --mode {mode}"), &["true"]).succeed(MOMENT);
     }
     assert_eq!(settled(&lab, &driver), descriptors, "descriptors of the driver domain");
-    let grown = driver.resident_kib().saturating_sub(resident);
-    assert!(grown <= NOISE_KIB, "the driver domain grew by {grown} KiB, from {resident} KiB");
+    let grown = driver.own_memory_kib().saturating_sub(memory);
+    assert!(grown <= NOISE_KIB, "the driver domain grew by {grown} KiB, from {memory} KiB");
     stays.end();
     lab.assert_no_switch();
 }

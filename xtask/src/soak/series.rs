@@ -17,6 +17,7 @@ struct Sample {
     at: u32,
     descriptors: Option<u64>,
     resident: u64,
+    own: u64,
 }
 
 impl Series {
@@ -26,9 +27,9 @@ impl Series {
 
     /// Notes how it is now, after so many rounds.
     pub(super) fn sample(&mut self, at: u32) -> anyhow::Result<()> {
-        let resident = self.process.resident();
-        let Some(resident) = resident else { anyhow::bail!("the {} is gone", self.name) };
-        self.samples.push(Sample { at, descriptors: self.process.descriptors(), resident });
+        let memory = self.process.memory();
+        let Some((resident, own)) = memory else { anyhow::bail!("the {} is gone", self.name) };
+        self.samples.push(Sample { at, descriptors: self.process.descriptors(), resident, own });
         Ok(())
     }
 
@@ -46,13 +47,13 @@ impl Series {
         }
         println!("  {}", self.line(last));
         let opened = last.descriptors.zip(first.descriptors).map(|(last, first)| last > first);
-        let grown = last.resident.saturating_sub(first.resident);
+        let grown = last.own.saturating_sub(first.own);
         if opened.is_none() {
             println!("{}: its descriptors cannot be counted (run this as root)", self.name);
         }
         let is_flat = opened != Some(true) && grown <= NOISE_KIB;
         println!(
-            "{}: from {} to {} rounds {grown} KiB more: {}",
+            "{}: from {} to {} rounds {grown} KiB more of its own: {}",
             self.name,
             first.at,
             last.at,
@@ -64,8 +65,8 @@ impl Series {
     fn line(&self, sample: Sample) -> String {
         let descriptors = sample.descriptors.map_or("?".to_owned(), |count| count.to_string());
         format!(
-            "{:>9} {}: {descriptors} descriptors, {} KiB resident",
-            sample.at, self.name, sample.resident
+            "{:>9} {}: {descriptors} descriptors, {} KiB resident, {} KiB its own",
+            sample.at, self.name, sample.resident, sample.own
         )
     }
 }

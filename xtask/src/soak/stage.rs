@@ -139,10 +139,15 @@ impl Process {
         u64::try_from(entries.ok()?.count()).ok()
     }
 
-    /// Its memory in RAM, in KiB.
-    pub(super) fn resident(self) -> Option<u64> {
+    /// Its memory in RAM, in KiB: all of it, and what is its own alone. The rest is the program's
+    /// file and arenas, which are bounded: pages of them come in as they are used for the first
+    /// time.
+    pub(super) fn memory(self) -> Option<(u64, u64)> {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.0)).ok()?;
-        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
-        line.split_whitespace().next()?.parse().ok()
+        let field = |name: &str| -> Option<u64> {
+            let line = status.lines().find_map(|line| line.strip_prefix(name))?;
+            line.split_whitespace().next()?.parse().ok()
+        };
+        Some((field("VmRSS:")?, field("RssAnon:")?))
     }
 }
