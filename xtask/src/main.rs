@@ -3,12 +3,13 @@
 //!
 //! `test` is a table of steps ([`steps`]) over three services: what must be installed and how
 //! ([`tools`]), how a command is run and its tests are counted ([`exec`]), and what the reader is
-//! told at the end ([`report`]). `tidy` enforces the rules of the house on the sources
+//! told at the end ([`report`]). `soak` is what takes too long for it ([`soak`]). `tidy` enforces the rules of the house on the sources
 //! ([`tidy`]).
 
 mod exec;
 mod packages;
 mod report;
+mod soak;
 mod steps;
 mod tidy;
 mod tools;
@@ -42,6 +43,14 @@ enum Command {
     Test(TestArgs),
     /// Check the sources against the rules of the house (xtask/tidy.toml has the exceptions)
     Tidy,
+    /// Run what takes too long for the suite: many transfers, guests, connections
+    Soak(soak::SoakArgs),
+    /// What the guests of `soak flows` run
+    #[command(hide = true)]
+    FlowPeer {
+        #[command(subcommand)]
+        peer: soak::Peer,
+    },
 }
 
 #[derive(Args)]
@@ -72,6 +81,8 @@ fn main() -> ExitCode {
     let done = match cli.command {
         Command::Test(args) => run_steps(&args),
         Command::Tidy => run_tidy(),
+        Command::Soak(args) => repository_root().and_then(|root| soak::run(&args, &root)),
+        Command::FlowPeer { peer } => soak::peer(&peer),
     };
     match done {
         Ok(true) => ExitCode::SUCCESS,

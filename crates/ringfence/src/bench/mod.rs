@@ -11,15 +11,15 @@
 //! For each row of the table the parent starts two processes afresh, each on a core of its own
 //! where there are two. They connect as any frontend and backend do: store, handshake, rings, grants,
 //! event channels. Then the generator sends packets as fast as the rings take them, and never more
-//! than they take; the sink checks each one ([`packet`]).
+//! than they take; the sink checks each one (`packet`).
 //!
 //! A row is two *phases*: warm-up, then the measured one. In each, the generator's last packet is
 //! marked; the sink's phase ends with it, the generator's when every packet has been answered. So
 //! at the end of a phase nothing is under way, and totals can be compared. Counters are read by the
-//! domains themselves at both ends of their phase ([`usage`]).
+//! domains themselves at both ends of their phase (`usage`).
 //!
 //! After the second phase the backend measures the bare kernel copy that mode `copy` is made of
-//! ([`bare`]), on the same core.
+//! (`bare`), on the same core.
 
 pub mod args;
 mod bare;

@@ -84,7 +84,7 @@ pub const CARRIED_FOR_HOST: TapOffloads = TapOffloads(u32::MAX);
 ///
 /// # Errors
 ///
-/// [`NetworkError`].
+/// `NetworkError`.
 pub fn configure_leg(
     name: &str,
     mac: [u8; 6],

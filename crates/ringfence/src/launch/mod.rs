@@ -3,12 +3,12 @@
 //! # Theory of operation
 //!
 //! 1. Reach the switch's driver domain, starting it if need be, and attach a guest
-//!    ([`rendezvous`], [`crate::switchboard`]).
+//!    (`rendezvous`, [`crate::switchboard`]).
 //! 2. Start the guest's init; it makes `eth0` and hands the TAP's descriptor over.
 //! 3. Start the frontend with that descriptor and a connection to the hub; it connects.
 //! 4. Let init start the command.
 //! 5. Wait for whichever ends first: the command, init, the frontend, the driver domain. Whatever
-//!    it is, the rest of this guest ends with it ([`supervise`]).
+//!    it is, the rest of this guest ends with it (`supervise`).
 //!
 //! Everything here is one thread and one `poll`. Nothing that ends this process leaves anything
 //! behind: each process it started has asked the kernel to be killed along with it.

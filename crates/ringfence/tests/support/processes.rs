@@ -62,10 +62,11 @@ impl Process {
         fs::read_dir(format!("/proc/{}/fd", self.pid)).map_or(0, Iterator::count)
     }
 
-    /// Its memory that is in RAM, in KiB.
-    pub fn resident_kib(&self) -> u64 {
+    /// Its own memory that is in RAM, in KiB: without arenas, which are bounded, and of which it
+    /// has ever more pages in RAM as they are used for the first time.
+    pub fn own_memory_kib(&self) -> u64 {
         let status = fs::read_to_string(format!("/proc/{}/status", self.pid)).unwrap_or_default();
-        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+        let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:"));
         line.and_then(|line| line.split_whitespace().next()?.parse().ok()).unwrap_or(0)
     }
 

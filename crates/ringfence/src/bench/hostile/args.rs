@@ -11,10 +11,10 @@ use super::super::packet::SIZE_MIN;
 
 const NOTES: &str = "\
 A well-behaved guest (the victim) sends numbered, checksummed packets through netfront, netback and
-the switch of a driver domain to a port that verifies each one. Beside it runs a neighbour: none
-(`absent`), one that does the same as the victim (`honest`: what all others are compared with), or one
-that breaks rules as fast as it can, and comes back when it is thrown out. Each row has a driver domain
-and guests of its own.
+the switch of a driver domain to a port that verifies each one. Beside it runs a neighbour: one that
+does the same as the victim (`honest`: what all others are compared with), none (`absent`), or one that
+breaks rules as fast as it can, and comes back when it is thrown out. Each row has a driver domain and
+guests of its own. --list names the behaviours.
 
 Every domain is a process on a core that does not depend on the row: the driver domain on the first,
 the victim on the second, the neighbour on the third, or beside the victim where there are two.
@@ -82,10 +82,10 @@ impl HostileArgs {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Behaviour {
-    /// There is none
-    Absent,
     /// The same as the victim, to the same port
     Honest,
+    /// There is none
+    Absent,
     /// Packets smaller than their fragments, shorter than a header, across a page's end
     BadSizes,
     /// Packets of 19 slots, one more than a backend takes
@@ -154,7 +154,7 @@ mod tests {
         let rows = parse("").unwrap().rows();
         assert_eq!(rows, Behaviour::value_variants());
         let rows = parse("--behaviours event-storm,absent").unwrap().rows();
-        assert_eq!(rows, [Behaviour::Absent, Behaviour::Honest, Behaviour::EventStorm]);
+        assert_eq!(rows, [Behaviour::Honest, Behaviour::Absent, Behaviour::EventStorm]);
     }
 
     #[test]

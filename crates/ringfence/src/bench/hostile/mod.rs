@@ -6,16 +6,16 @@
 //!  core 1  driver domain: hub, control, data plane with the switch ── port that verifies
 //!            │ │ (store, hub)      │ │ (rings, events)
 //!  core 2    │ └── victim ─────────┘ │   honest: as many packets as its ring takes
-//!  core 3    └──── neighbour ────────┘   absent, honest, or one of `attacks`
+//!  core 3    └──── neighbour ────────┘   honest, absent, or one of `attacks`
 //!  (or 2)
 //! ```
 //!
 //! The driver domain is that of `ringfence run` with all its threads, in one process that is not
-//! sandboxed; guests come by the same socket as any launcher's ([`launcher`]). Every row has processes
-//! of its own. The port that verifies the victim's packets is in the driver domain ([`sink`]), so that
+//! sandboxed; guests come by the same socket as any launcher's (`launcher`). Every row has processes
+//! of its own. The port that verifies the victim's packets is in the driver domain (`sink`), so that
 //! its effort is the same in each row.
 //!
-//! A hostile neighbour does what it does as fast as it can ([`attacks`]). If its device is closed it
+//! A hostile neighbour does what it does as fast as it can (`attacks`). If its device is closed it
 //! goes through the handshake again at once; if it loses its connections, it is its own launcher and
 //! attaches again. It gives its core away as often as an honest one, and is as long on it as the
 //! scheduler lets it: the columns `cpu` show how that came out.
@@ -73,45 +73,39 @@ pub(super) fn run(args: &HostileArgs) -> anyhow::Result<()> {
     let cores = Cores::find()?;
     let rows = args.rows();
     let progress = progress(rows.len() * args.rounds as usize);
+    if !args.json {
+        writeln!(out, "{}", report::heading())?;
+    }
     let mut runs = Vec::new();
-    for round in 0..args.rounds {
+    for round in 1..=args.rounds {
         for &behaviour in &rows {
-            progress.set_message(format!("round {}: {}", round + 1, behaviour.name()));
+            progress.set_message(format!("round {round}: {}", behaviour.name()));
             let measured = Case { args, cores, behaviour, number: runs.len() }
                 .run(&progress)
                 .with_context(|| format!("neighbour {}", behaviour.name()))?;
             runs.push(measured);
             progress.inc(1);
+            if round == args.rounds {
+                let line = line(args, behaviour, &runs)?;
+                progress.suspend(|| writeln!(out, "{line}"))?;
+            }
         }
     }
     progress.finish_and_clear();
-    print(args, &rows, &runs, &mut out)?;
     let damaged: u64 = runs.iter().map(|run| run.victim_damaged).sum();
     ensure!(damaged == 0, "{damaged} packets of the victim's were damaged or came twice");
-    Ok(())
-}
-
-fn print(
-    args: &HostileArgs,
-    rows: &[Behaviour],
-    runs: &[Measured],
-    out: &mut impl Write,
-) -> anyhow::Result<()> {
-    if !args.json {
-        writeln!(out, "{}", report::heading())?;
-    }
-    for behaviour in rows {
-        let honest = runs.iter().filter(|run| run.behaviour == Behaviour::Honest);
-        let of_it = runs.iter().filter(|run| run.behaviour == *behaviour);
-        let pairs: Vec<_> = of_it.zip(honest).collect();
-        let row = Row::new(&pairs, args.mode, args.size, args.seconds.as_secs_f64());
-        let line = if args.json { serde_json::to_string(&row)? } else { row.line() };
-        writeln!(out, "{line}")?;
-    }
     if !args.json {
         writeln!(out, "{}", report::legend())?;
     }
     Ok(())
+}
+
+/// The row of a behaviour of which every run is done, and every run of the honest neighbour's.
+fn line(args: &HostileArgs, behaviour: Behaviour, runs: &[Measured]) -> anyhow::Result<String> {
+    let of = |wanted| runs.iter().filter(move |run| run.behaviour == wanted);
+    let pairs: Vec<_> = of(behaviour).zip(of(Behaviour::Honest)).collect();
+    let row = Row::new(&pairs, args.mode, args.size, args.seconds.as_secs_f64());
+    Ok(if args.json { serde_json::to_string(&row)? } else { row.line() })
 }
 
 /// Shown where standard error is a terminal.

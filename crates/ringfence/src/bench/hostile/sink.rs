@@ -4,8 +4,7 @@
 //! packets.
 
 use std::os::fd::BorrowedFd;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use ringfence_net::batch::Batch;
 use ringfence_net::counters::PortCounters;
@@ -19,33 +18,27 @@ use super::orders::Arrivals;
 /// Longer than any packet.
 const MTU: u16 = u16::MAX - 18;
 
-/// What arrived, and whose packets are the victim's. Written by the data plane.
+/// What arrived, and whose packets are the victim's. Written by the data plane, once a turn.
 #[derive(Default)]
-pub(super) struct Tally {
-    victim: Mutex<Option<[u8; 6]>>,
-    verified: AtomicU64,
-    missing: AtomicU64,
-    damaged: AtomicU64,
-    others: AtomicU64,
+pub(super) struct Tally(Mutex<Counted>);
+
+#[derive(Default)]
+struct Counted {
+    victim: Option<[u8; 6]>,
+    arrivals: Arrivals,
 }
 
 impl Tally {
-    pub(super) fn set_victim(&self, mac: [u8; 6]) {
-        *self.victim.lock().unwrap_or_else(PoisonError::into_inner) = Some(mac);
+    fn lock(&self) -> MutexGuard<'_, Counted> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn victim(&self) -> Option<[u8; 6]> {
-        *self.victim.lock().unwrap_or_else(PoisonError::into_inner)
+    pub(super) fn set_victim(&self, mac: [u8; 6]) {
+        self.lock().victim = Some(mac);
     }
 
     pub(super) fn now(&self) -> Arrivals {
-        Arrivals {
-            at: clock(ClockId::Monotonic),
-            verified: self.verified.load(Relaxed),
-            missing: self.missing.load(Relaxed),
-            damaged: self.damaged.load(Relaxed),
-            others: self.others.load(Relaxed),
-        }
+        Arrivals { at: clock(ClockId::Monotonic), ..self.lock().arrivals }
     }
 }
 
@@ -73,33 +66,25 @@ impl Port for SinkPort {
     }
 
     fn transmit(&mut self, batch: &Batch, frames: &[u32]) -> Result<Transmitted, Fault> {
-        let victim = self.tally.victim();
-        let (mut verified, mut missing, mut damaged, mut others) = (0, 0, 0, 0);
+        let mut counted = self.tally.lock();
+        let Counted { victim, arrivals } = &mut *counted;
         let mut bytes = 0;
         for frame in batch.select(frames) {
             bytes += frame.len() as u64;
             if victim.is_none() || frame.header().get(6..12) != victim.as_ref().map(|m| &m[..]) {
-                others += 1;
+                arrivals.others += 1;
                 continue;
             }
             match self.checker.take(frame) {
-                Ok(_) => verified += 1,
+                Ok(_) => arrivals.verified += 1,
                 Err(Bad::Lost { from, to }) => {
-                    missing += to - from + 1;
-                    verified += 1;
+                    arrivals.missing += to - from + 1;
+                    arrivals.verified += 1;
                     // It was verified before its number was looked at.
                     self.checker.resume_behind(to + 1);
                 }
-                Err(_) => damaged += 1,
+                Err(_) => arrivals.damaged += 1,
             }
-        }
-        for (counter, count) in [
-            (&self.tally.verified, verified),
-            (&self.tally.missing, missing),
-            (&self.tally.damaged, damaged),
-            (&self.tally.others, others),
-        ] {
-            counter.fetch_add(count, Relaxed);
         }
         self.counters.sent(frames.len() as u64, bytes);
         Ok(Transmitted { sent: frames.len(), dropped: 0 })

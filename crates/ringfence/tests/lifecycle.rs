@@ -1,0 +1,189 @@
+//! Guests that come and go: what they leave behind, however they end, is nothing.
+//!
+//! Which processes end with which, and what is said about it, is tested in `command.rs`. Long
+//! series are `cargo xtask soak`.
+
+mod support;
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::time::Duration;
+
+use rustix::process::Signal;
+
+use support::needs::Need;
+use support::processes::{Process, all};
+use support::{GONE_WITHIN, Lab, MOMENT, Running, eventually};
+
+/// What the kernel holds for processes: files in memory and namespaces, by number.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Holdings {
+    arenas: BTreeSet<(u64, u64)>,
+    namespaces: BTreeSet<String>,
+}
+
+impl Holdings {
+    /// Of these processes. Only root may look into all of them.
+    fn of(processes: &[Process]) -> Holdings {
+        let mut holdings = Holdings::default();
+        for process in processes {
+            holdings.namespaces.extend(process.namespaces());
+            let Ok(entries) = fs::read_dir(format!("/proc/{}/fd", process.pid)) else { continue };
+            for path in entries.filter_map(|entry| Some(entry.ok()?.path())) {
+                let is_arena = fs::read_link(&path)
+                    .is_ok_and(|target| target.to_string_lossy().contains("memfd:ringfence"));
+                if let (true, Ok(file)) = (is_arena, fs::metadata(&path)) {
+                    holdings.arenas.insert((file.dev(), file.ino()));
+                }
+            }
+        }
+        holdings
+    }
+
+    fn without(self, other: &Holdings) -> Holdings {
+        Holdings {
+            arenas: self.arenas.difference(&other.arenas).copied().collect(),
+            namespaces: self.namespaces.difference(&other.namespaces).cloned().collect(),
+        }
+    }
+
+    /// What of it some process still holds.
+    fn still_held(&self) -> Holdings {
+        let now = Holdings::of(&all());
+        Holdings {
+            arenas: self.arenas.intersection(&now.arenas).copied().collect(),
+            namespaces: self.namespaces.intersection(&now.namespaces).cloned().collect(),
+        }
+    }
+}
+
+fn sleeping_guest(lab: &Lab, options: &str) -> Running {
+    let guest = lab.run(options, &["sleep", "300"]);
+    guest.wait_up();
+    guest
+}
+
+/// The driver domain's process of the switch that this guest was the first on.
+fn driver(guest: &Running) -> Process {
+    guest.inner("driver")
+}
+
+#[test]
+fn no_namespace_arena_or_socket_outlives_what_was_killed() {
+    require!(Need::Guests, Need::Root);
+    for victim in ["command", "guest-init", "frontend", "driver", "launcher"] {
+        let lab = Lab::new();
+        let guest = sleeping_guest(&lab, "--switch s");
+        let is_sleep = |process: &&Process| process.arguments[0] == "sleep";
+        let runs = eventually(MOMENT, || guest.processes().iter().any(|p| is_sleep(&p)));
+        assert!(runs, "the command does not start");
+        let processes = guest.processes();
+        let own = Process::read(i32::try_from(std::process::id()).unwrap()).unwrap();
+        let holdings = Holdings::of(&processes).without(&Holdings::of(&[own]));
+        // The rings and packets of either direction; namespaces of guest, frontend and driver.
+        assert!(holdings.arenas.len() >= 2, "{holdings:?}");
+        assert!(holdings.namespaces.len() >= 3 * 6, "{holdings:?}");
+        let target = match victim {
+            "command" => processes.iter().find(is_sleep).cloned(),
+            "launcher" => processes.first().cloned(),
+            role => Some(guest.inner(role)),
+        };
+        target.unwrap().signal(Signal::KILL);
+        let gone = eventually(GONE_WITHIN, || {
+            !processes.iter().any(Process::is_alive) && holdings.still_held() == Holdings::default()
+        });
+        let left: Vec<_> = processes.iter().filter(|process| process.is_alive()).collect();
+        assert!(gone, "{victim} killed: {left:?}, {:?}", holdings.still_held());
+        lab.assert_no_switch();
+        guest.finish(MOMENT);
+    }
+}
+
+/// How many descriptors a driver domain holds once one guest is left and the number has settled.
+fn settled(lab: &Lab, driver: &Process) -> usize {
+    let ports = || lab.stats("s").ports.keys().filter(|name| *name != "gone").count();
+    let mut before = usize::MAX;
+    let settled = eventually(MOMENT, || {
+        let now = driver.descriptors();
+        let is_settled = ports() == 1 && now == before;
+        before = now;
+        std::thread::sleep(Duration::from_millis(100));
+        is_settled
+    });
+    assert!(settled, "the driver domain does not settle: {before} descriptors, {} ports", ports());
+    before
+}
+
+#[test]
+fn thirty_guests_leave_the_driver_domain_as_it_was() {
+    require!(Need::Guests, Need::Root);
+    /// What an allocator may keep for itself.
+    const NOISE_KIB: u64 = 1024;
+    let lab = Lab::new();
+    let stays = sleeping_guest(&lab, "--switch s --name stays");
+    let driver = driver(&stays);
+    // The first ones are what buffers grow for.
+    for _ in 0..5 {
+        lab.run("-q --switch s", &["true"]).succeed(MOMENT);
+    }
+    let (descriptors, memory) = (settled(&lab, &driver), driver.own_memory_kib());
+    for round in 0..30 {
+        let mode = if round % 2 == 0 { "copy" } else { "map" };
+        lab.run(&format!("-q --switch s --name n{round} --mode {mode}"), &["true"]).succeed(MOMENT);
+    }
+    assert_eq!(settled(&lab, &driver), descriptors, "descriptors of the driver domain");
+    let grown = driver.own_memory_kib().saturating_sub(memory);
+    assert!(grown <= NOISE_KIB, "the driver domain grew by {grown} KiB, from {memory} KiB");
+    stays.end();
+    lab.assert_no_switch();
+}
+
+#[test]
+fn guests_that_are_refused_or_killed_leave_nothing_in_the_driver_domain() {
+    require!(Need::Guests, Need::Root);
+    let lab = Lab::new();
+    let stays = sleeping_guest(&lab, "--switch s --name stays --address 10.9.0.1/24");
+    let driver = driver(&stays);
+    // Once each before counting.
+    let disturb = || {
+        for refused in ["--name stays", "--address 10.9.0.1/24"] {
+            let finished = lab.run(&format!("--switch s {refused}"), &["true"]).finish(MOMENT);
+            assert_eq!(finished.status, Some(125), "{finished:?}");
+        }
+        let killed = sleeping_guest(&lab, "--switch s --name killed --address 10.9.0.2/24");
+        killed.processes()[0].signal(Signal::KILL);
+        killed.finish(MOMENT);
+        let killed = sleeping_guest(&lab, "--switch s --name killed --address 10.9.0.2/24");
+        killed.inner("frontend").signal(Signal::KILL);
+        killed.finish(MOMENT);
+    };
+    disturb();
+    let before = settled(&lab, &driver);
+    for _ in 0..5 {
+        disturb();
+    }
+    assert_eq!(settled(&lab, &driver), before, "descriptors of the driver domain");
+    assert!(stays.inner("frontend").is_alive(), "the guest that stays was not disturbed");
+    stays.end();
+    lab.assert_no_switch();
+}
+
+#[test]
+fn a_guest_may_come_at_the_moment_when_the_last_one_leaves() {
+    require!(Need::Guests);
+    let lab = Lab::new();
+    // The switch ends and is made anew all the time, and always somebody finds it in between.
+    let rounds = |number: usize| {
+        for round in 0..8 {
+            let guest = lab.run(&format!("--switch s --name g{number}-{round}"), &["true"]);
+            guest.succeed(MOMENT);
+        }
+    };
+    std::thread::scope(|scope| {
+        for number in 0..3 {
+            scope.spawn(move || rounds(number));
+        }
+    });
+    lab.assert_no_switch();
+}

@@ -1,0 +1,112 @@
+//! `cargo xtask soak`: what takes too long for the suite, run by hand and before a release. Each
+//! soak prints a series of figures and fails when something is lost, damaged or grows.
+//!
+//! * [`transfer`]: a large file, again and again, while the driver domain is stopped at random.
+//! * [`attach`]: guests that come and go beside one that stays.
+//! * [`flows`]: TCP connections opened and closed between two guests.
+
+mod attach;
+mod flows;
+mod series;
+mod stage;
+mod transfer;
+
+use std::path::{Path, PathBuf};
+
+use anyhow::Context as _;
+use clap::{Args, Subcommand};
+
+use crate::exec::Cmd;
+use stage::Stage;
+
+/// Which soak.
+#[derive(Args)]
+pub(crate) struct SoakArgs {
+    #[command(subcommand)]
+    soak: Soak,
+    /// Use this `ringfence` instead of building one
+    #[arg(long, global = true, value_name = "FILE")]
+    program: Option<PathBuf>,
+    /// How guests share their pages
+    #[arg(long, global = true, default_value = "copy")]
+    mode: String,
+}
+
+#[derive(Subcommand)]
+enum Soak {
+    /// Fetch a large file while the driver domain is stopped at random
+    ///
+    /// A web server in one guest, curl in another; the driver domain gets SIGSTOP and SIGCONT after
+    /// random times of up to 40 ms. Every copy must have the right SHA-256.
+    Transfer {
+        /// How many times
+        #[arg(long, default_value_t = 20)]
+        times: u32,
+        /// The file's size in MiB
+        #[arg(long, default_value_t = 1024)]
+        mebibytes: u64,
+    },
+    /// Attach and detach guests beside one that stays
+    ///
+    /// Descriptors and memory of the driver domain must not grow. Only root can count the
+    /// descriptors of a process that is not dumpable.
+    Attach {
+        /// How many guests, one after the other
+        #[arg(long, default_value_t = 1000)]
+        times: u32,
+    },
+    /// Open and close TCP connections between two guests
+    ///
+    /// Descriptors and memory of the driver domain and both frontends must not grow.
+    Flows {
+        /// How many connections
+        #[arg(long, default_value_t = 1_000_000)]
+        times: u32,
+    },
+}
+
+/// One end of the connections of `soak flows`: what its guests run.
+#[derive(Subcommand)]
+pub(crate) enum Peer {
+    /// Accepts connections and closes them
+    Serve,
+    /// Opens connections
+    Connect {
+        /// The server's name
+        host: String,
+        /// How many
+        times: u32,
+    },
+}
+
+/// Runs a soak; false if it failed.
+pub(crate) fn run(args: &SoakArgs, root: &Path) -> anyhow::Result<bool> {
+    let program = match &args.program {
+        Some(program) => std::path::absolute(program)?,
+        None => build(root)?,
+    };
+    let stage = Stage::new(program, args.mode.clone())?;
+    match args.soak {
+        Soak::Transfer { times, mebibytes } => transfer::run(&stage, times, mebibytes),
+        Soak::Attach { times } => attach::run(&stage, times),
+        Soak::Flows { times } => flows::run(&stage, times),
+    }
+}
+
+/// Runs one end of `soak flows`.
+pub(crate) fn peer(peer: &Peer) -> anyhow::Result<bool> {
+    match peer {
+        Peer::Serve => flows::serve(),
+        Peer::Connect { host, times } => flows::connect(host, *times),
+    }
+}
+
+fn build(root: &Path) -> anyhow::Result<PathBuf> {
+    let built = Cmd::cargo().args(["build", "--release", "--package", "ringfence"]).run(root)?;
+    anyhow::ensure!(built, "ringfence does not build");
+    let target = match std::env::var_os("CARGO_TARGET_DIR") {
+        Some(directory) => std::path::absolute(directory).context("CARGO_TARGET_DIR")?,
+        None => root.join("target"),
+    };
+    Ok(target.join("release/ringfence"))
+}
