@@ -4,6 +4,8 @@
 //! No rate is asserted here: how fast a machine is, is for the benchmarks. What is asserted is that
 //! everything arrives, undamaged, and that the counters of the driver domain agree.
 
+#![allow(clippy::unwrap_used, reason = "the panic of a test is its report")]
+
 mod support;
 
 use std::sync::mpsc;
