@@ -70,14 +70,15 @@ fn assert_undamaged(snmp: &str) {
     assert!(counts.iter().all(|(_, count)| *count == 0), "damage was seen: {counts:?}");
 }
 
-/// That no honest guest was found to break a rule.
+/// That no honest guest was found to break a rule. One that leaves while the driver domain is
+/// stopped has closed its event channels by the time when that comes to hear of it.
 fn assert_honest(stats: &DriverStats) {
-    assert!(stats.rules.is_empty(), "rules broken: {:?}", stats.rules);
-    assert!(
-        stats.hub.values().all(|count| *count == 0),
-        "rules of the hub broken: {:?}",
-        stats.hub
-    );
+    for (guest, broken) in &stats.rules {
+        let has_left = |rule: &String| guest == "gone" && rule == "channel_closed";
+        assert!(broken.keys().all(has_left), "rules broken: {:?}", stats.rules);
+    }
+    let hub = stats.hub.values().all(|count| *count == 0);
+    assert!(hub, "rules of the hub broken: {:?}", stats.hub);
 }
 
 /// The ports of guests that are there: what those did that have left is kept under one name.
