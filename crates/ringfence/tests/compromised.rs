@@ -251,7 +251,7 @@ const NEVER: [&str; 5] = [
     "truncate an arena",
 ];
 /// What some machines forbid to everybody, and others to all but root.
-const DEPENDS: [&str; 9] = [
+const DEPENDS: [&str; 10] = [
     "MADV_COLLAPSE",
     "MADV_HUGEPAGE",
     "perf_event_open",
@@ -260,6 +260,7 @@ const DEPENDS: [&str; 9] = [
     "bpf",
     "fsopen",
     "mount",
+    "process_madvise",
     "kill everybody",
 ];
 
