@@ -4,6 +4,8 @@
 //! No rate is asserted here: how fast a machine is, is for the benchmarks. What is asserted is that
 //! everything arrives, undamaged, and that the counters of the driver domain agree.
 
+#![allow(clippy::unwrap_used, reason = "in a test, a failure is a panic")]
+
 mod support;
 
 use std::sync::mpsc;
@@ -341,7 +343,7 @@ fn three_guests_at_once() {
             let fetches: String = others
                 .map(|name| {
                     format!(
-                        "curl -sSfo {own}-{name} http://{name}:8000/noise & pids=\"$pids $!\"; "
+                        "curl --retry 20 --retry-delay 1 --retry-connrefused -sSfo {own}-{name} http://{name}:8000/noise & pids=\"$pids $!\"; "
                     )
                 })
                 .collect();
