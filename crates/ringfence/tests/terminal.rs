@@ -35,7 +35,8 @@ impl Screen {
         let name = rustix::pty::ptsname(&master, Vec::new()).unwrap();
         let slave = File::options().read(true).write(true).open(name.to_str().unwrap()).unwrap();
         let session = Command::new("setsid")
-            .args(["--ctty", "--wait"])
+            // Whoever runs the tests may ignore signals, which is inherited.
+            .args(["--ctty", "--wait", "env", "--default-signal"])
             .args(command)
             .env("XDG_RUNTIME_DIR", lab.runtime_dir().parent().unwrap())
             .env("PS1", "outer> ")

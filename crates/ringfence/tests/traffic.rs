@@ -4,7 +4,7 @@
 //! No rate is asserted here: how fast a machine is, is for the benchmarks. What is asserted is that
 //! everything arrives, undamaged, and that the counters of the driver domain agree.
 
-#![allow(clippy::unwrap_used, reason = "the panic of a test is its report")]
+#![allow(clippy::unwrap_used, reason = "in a test, a failure is a panic")]
 
 mod support;
 
@@ -72,14 +72,15 @@ fn assert_undamaged(snmp: &str) {
     assert!(counts.iter().all(|(_, count)| *count == 0), "damage was seen: {counts:?}");
 }
 
-/// That no honest guest was found to break a rule.
+/// That no honest guest was found to break a rule. One that leaves while the driver domain is
+/// stopped has closed its event channels by the time when that comes to hear of it.
 fn assert_honest(stats: &DriverStats) {
-    assert!(stats.rules.is_empty(), "rules broken: {:?}", stats.rules);
-    assert!(
-        stats.hub.values().all(|count| *count == 0),
-        "rules of the hub broken: {:?}",
-        stats.hub
-    );
+    for (guest, broken) in &stats.rules {
+        let has_left = |rule: &String| guest == "gone" && rule == "channel_closed";
+        assert!(broken.keys().all(has_left), "rules broken: {:?}", stats.rules);
+    }
+    let hub = stats.hub.values().all(|count| *count == 0);
+    assert!(hub, "rules of the hub broken: {:?}", stats.hub);
 }
 
 /// The ports of guests that are there: what those did that have left is kept under one name.
@@ -381,7 +382,7 @@ fn three_guests_at_once() {
             let fetches: String = others
                 .map(|name| {
                     format!(
-                        "curl -sSfo {own}-{name} http://{name}:8000/noise & pids=\"$pids $!\"; "
+                        "curl --retry 20 --retry-delay 1 --retry-connrefused -sSfo {own}-{name} http://{name}:8000/noise & pids=\"$pids $!\"; "
                     )
                 })
                 .collect();

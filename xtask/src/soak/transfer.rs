@@ -19,7 +19,9 @@ pub(super) fn run(stage: &Stage, times: u32, mebibytes: u64) -> anyhow::Result<b
     let file = stage.file("file");
     write_noise(&file, mebibytes)?;
     let expected = first_word(&sum(&file)?);
-    let mut web = stage.start(&["--name", "web"], &["python3", "-m", "http.server"])?;
+    // Without a line for each request on standard error.
+    let serve = "exec python3 -m http.server 2>/dev/null";
+    let mut web = stage.start(&["--name", "web"], &["sh", "-c", serve])?;
     let driver = web.process("driver")?;
     let (end, ended) = mpsc::channel::<()>();
     let disturbance = std::thread::spawn(move || disturb(driver, &ended));

@@ -9,14 +9,14 @@
 //! * take back: clear the entry, read the status; if it is raised, put the entry back and report
 //!   Busy.
 //!
-//! Both sides write their own word before they read the other's, all sequentially consistent, so
+//! Both sides write their own word before they read the other's, with a sequentially consistent fence between, so
 //! that of a use and a revocation that race at least one sees the other. loom explores this.
 //!
 //! What a *dishonest* grantee writes into the status words can keep a page from being taken back,
 //! which is what the forced revocation is for; it can reach no page that was not lent to it.
 
 use ringfence_memory::{LentSlice, OutOfRange};
-use ringfence_ring::sync::Ordering;
+use ringfence_ring::sync::{Ordering, fence};
 use ringfence_wire::grant::{Access, DomId, GrantStatus, Gref, RawGrantEntry, flags};
 
 /// Bytes of a table entry and of a status word.
@@ -129,6 +129,8 @@ pub(crate) fn begin_use<T: TableWords>(
     let word = table.entry(gref);
     let found = validate(word, me, access)?;
     table.raise(gref);
+    // Raised before the entry is read again, as the granter clears it before it reads the status.
+    fence(Ordering::SeqCst);
     if table.entry(gref) != word {
         table.lower(gref);
         return Err(GrantStatus::Again);
@@ -153,6 +155,7 @@ pub(crate) fn issue<T: TableWords>(table: &T, gref: Gref, to: DomId, frame: u32,
 pub(crate) fn try_revoke<T: TableWords>(table: &T, gref: Gref) -> bool {
     let word = table.entry(gref);
     table.set_entry(gref, 0);
+    fence(Ordering::SeqCst);
     if table.status(gref) == 0 {
         return true;
     }

@@ -117,8 +117,10 @@ impl Lab {
     /// Any command, with this runtime directory.
     pub fn spawn(&self, words: &[&str]) -> Running {
         let path = std::env::var("PATH").unwrap_or_default();
-        let mut child = Command::new(words[0])
-            .args(&words[1..])
+        // Whoever runs the tests may ignore signals (a background job, nohup), which is inherited.
+        let mut child = Command::new("env")
+            .arg("--default-signal")
+            .args(words)
             .env("XDG_RUNTIME_DIR", self.path("session"))
             // Where Debian keeps `ip`.
             .env("PATH", format!("{path}:/usr/sbin:/sbin"))
