@@ -12,6 +12,7 @@
 //! and an arena of the same kind, where the attacks that a machine allows at all must succeed.
 
 #![forbid(unsafe_code)]
+#![allow(clippy::unwrap_used, reason = "in a test, a failure is a panic")]
 
 mod support;
 

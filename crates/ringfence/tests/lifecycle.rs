@@ -3,6 +3,8 @@
 //! Which processes end with which, and what is said about it, is tested in `command.rs`. Long
 //! series are `cargo xtask soak`.
 
+#![allow(clippy::unwrap_used, reason = "in a test, a failure is a panic")]
+
 mod support;
 
 use std::collections::BTreeSet;
