@@ -60,6 +60,13 @@ impl Holdings {
     }
 }
 
+/// One test at a time: namespaces and files are told apart by their numbers, and the kernel gives
+/// the number of one that is gone to the next that is made.
+fn alone() -> std::sync::MutexGuard<'static, ()> {
+    static ALONE: std::sync::Mutex<()> = std::sync::Mutex::new(());
+    ALONE.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+}
+
 fn sleeping_guest(lab: &Lab, options: &str) -> Running {
     let guest = lab.run(options, &["sleep", "300"]);
     guest.wait_up();
@@ -73,6 +80,7 @@ fn driver(guest: &Running) -> Process {
 
 #[test]
 fn no_namespace_arena_or_socket_outlives_what_was_killed() {
+    let _alone = alone();
     require!(Need::Guests, Need::Root);
     for victim in ["command", "guest-init", "frontend", "driver", "launcher"] {
         let lab = Lab::new();
@@ -119,6 +127,7 @@ fn settled(lab: &Lab, driver: &Process) -> usize {
 
 #[test]
 fn thirty_guests_leave_the_driver_domain_as_it_was() {
+    let _alone = alone();
     require!(Need::Guests, Need::Root);
     /// What an allocator may keep for itself.
     const NOISE_KIB: u64 = 1024;
@@ -143,6 +152,7 @@ fn thirty_guests_leave_the_driver_domain_as_it_was() {
 
 #[test]
 fn guests_that_are_refused_or_killed_leave_nothing_in_the_driver_domain() {
+    let _alone = alone();
     require!(Need::Guests, Need::Root);
     let lab = Lab::new();
     let stays = sleeping_guest(&lab, "--switch s --name stays --address 10.9.0.1/24");
@@ -173,6 +183,7 @@ fn guests_that_are_refused_or_killed_leave_nothing_in_the_driver_domain() {
 
 #[test]
 fn a_guest_may_come_at_the_moment_when_the_last_one_leaves() {
+    let _alone = alone();
     require!(Need::Guests);
     let lab = Lab::new();
     // The switch ends and is made anew all the time, and always somebody finds it in between.
