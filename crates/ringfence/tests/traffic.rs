@@ -497,7 +497,6 @@ fn damage_is_read_where_the_kernel_counts_it() {
     let snmp = "Ip: Forwarding InHdrErrors\nIp: 1 3\nTcp: InErrs InCsumErrors\nTcp: 4 5\n\
                 Ip6InHdrErrors                  \t6\nUdpLite: InCsumErrors\nUdpLite: 9\n";
     let found = damage(snmp);
-    let expected =
-        [("Ip:InHdrErrors", 3), ("Tcp:InErrs", 4), ("Tcp:InCsumErrors", 5), ("Ip6InHdrErrors", 6)];
+    let expected = [("Ip:InHdrErrors", 3), ("Tcp:InCsumErrors", 5), ("Ip6InHdrErrors", 6)];
     assert_eq!(found, expected.map(|(name, count)| (name.to_owned(), count)));
 }
