@@ -22,6 +22,7 @@ pub mod guest;
 pub mod hub;
 pub mod launch;
 pub mod names;
+mod plane;
 pub mod switchboard;
 pub mod sys;
 

@@ -18,7 +18,7 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use ringfence_net::dataplane::{Dataplane, DataplaneConfig, DataplaneHandle, PortGone};
+use ringfence_net::dataplane::{DataplaneHandle, PortGone};
 use ringfence_net::switch::{Fabric, Switch};
 use ringfence_platform::local::LocalPlatform;
 use ringfence_platform::local::hub::{Hub, HubHandle, HubLimits};
@@ -26,6 +26,7 @@ use ringfence_platform::store::{StoreAccess, StoreClient};
 use ringfence_platform::{DomId, Platform, PlatformError};
 use rustix::event::{PollFd, PollFlags};
 
+use crate::plane::{self, Plane};
 use crate::switchboard::{DriverConfig, DriverReport, FromDriver};
 use crate::sys::channel::{Channel, ChannelError, expect_fds, poll_until};
 use crate::sys::sandbox::{Isolation, SandboxError};
@@ -154,7 +155,9 @@ impl Driver {
         store.mkdir(NAMES_ROOT)?;
         guests::open_names(&mut store)?;
         store.watch("@releaseDomain", "release")?;
-        let (dataplane, gone, gone_wake) = start_dataplane(&platform)?;
+        let fabric = Fabric::Switch(Switch::new());
+        let Plane { handle: dataplane, gone, gone_wake } =
+            plane::start(fabric, Arc::clone(platform.counters()))?;
         let guests = Guests::new(&config.switch);
         Ok(Driver { listener, hub, platform, store, dataplane, gone, gone_wake, guests })
     }
@@ -254,25 +257,4 @@ impl Drop for Driver {
 
 fn thread(name: &str, run: impl FnOnce() + Send + 'static) -> io::Result<()> {
     std::thread::Builder::new().name(name.to_owned()).spawn(run).map(drop)
-}
-
-type GoneQueue = (DataplaneHandle, std::sync::mpsc::Receiver<PortGone>, Arc<OwnedFd>);
-
-fn start_dataplane(platform: &LocalPlatform) -> io::Result<GoneQueue> {
-    use rustix::event::EventfdFlags;
-    let wake = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-    let wake = Arc::new(wake);
-    let (tell, gone) = std::sync::mpsc::channel();
-    let ring = Arc::clone(&wake);
-    let on_gone = move |port: PortGone| {
-        // Nobody listens any more only when the whole domain ends.
-        let _ = tell.send(port);
-        let _ = rustix::io::write(&*ring, &1u64.to_ne_bytes());
-    };
-    let fabric = Fabric::Switch(Switch::new());
-    let counters = Arc::clone(platform.counters());
-    let (dataplane, handle) =
-        Dataplane::new(fabric, DataplaneConfig::default(), counters, on_gone)?;
-    thread("dataplane", move || dataplane.run())?;
-    Ok((handle, gone, wake))
 }

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::mpsc::Receiver;
 use std::time::Instant;
 
-use ringfence_net::dataplane::{Dataplane, DataplaneConfig, DataplaneHandle, PortGone, PortId};
+use ringfence_net::dataplane::{DataplaneHandle, PortGone, PortId};
 use ringfence_net::features::UnknownOffload;
 use ringfence_net::port::Port;
 use ringfence_net::switch::{Fabric, Patch, PortPolicy};
@@ -24,6 +24,7 @@ use ringfence_platform::{DomId, Platform, PlatformError};
 use ringfence_wire::xenbus::{DeviceId, DeviceKind};
 use rustix::event::{PollFd, PollFlags};
 
+use crate::plane::{self, Plane};
 use crate::switchboard::{FromFrontend, FrontendConfig};
 use crate::sys::channel::{Channel, ChannelError, expect_fds, poll_until};
 use crate::sys::sandbox::{Isolation, SandboxError};
@@ -146,24 +147,9 @@ impl Frontend {
         vif: VifFrontend<LocalPlatform>,
         tap: OwnedFd,
     ) -> Result<Frontend, Failure> {
-        use rustix::event::EventfdFlags;
-        let wake = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
-        let gone_wake = Arc::new(wake.map_err(io::Error::from)?);
-        let (tell, gone) = std::sync::mpsc::channel();
-        let ring = Arc::clone(&gone_wake);
         let counters = Arc::clone(platform.counters());
         let fabric = Fabric::Patch(Patch::new());
-        let (dataplane, handle) = Dataplane::new(
-            fabric,
-            DataplaneConfig::default(),
-            Arc::clone(&counters),
-            move |port| {
-                // Nobody listens any more only when the whole frontend ends.
-                let _ = tell.send(port);
-                let _ = rustix::io::write(&*ring, &1u64.to_ne_bytes());
-            },
-        )?;
-        std::thread::Builder::new().name("dataplane".to_owned()).spawn(move || dataplane.run())?;
+        let Plane { handle, gone, gone_wake } = plane::start(fabric, Arc::clone(&counters))?;
         let port = TapPort::new(tap, TapOffloads(config.offloads), config.mtu, counters);
         handle.add_port(Box::new(port), PortPolicy::default(), "tap")?;
         let mut store = platform.store()?;
