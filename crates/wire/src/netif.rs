@@ -18,6 +18,7 @@
 //!
 //! [`emit`] builds both kinds of chains; what it builds, the parsers take.
 
+pub mod ctrl;
 pub mod emit;
 pub mod extra;
 pub mod keys;
