@@ -24,6 +24,7 @@ pub mod accept;
 pub mod blank;
 pub mod checksum;
 pub mod coalesce;
+pub mod flow_hash;
 #[cfg(any(test, feature = "test-utils"))]
 #[doc(hidden)]
 pub mod fuzzing;
