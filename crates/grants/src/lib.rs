@@ -9,6 +9,7 @@
 //! A backend talks to [`Reach`] and does not know which it is. Each element has a status of its
 //! own: one bad reference costs its own packet (XSA-361, XSA-362, XSA-367).
 
+pub mod index;
 mod reach;
 
 pub use reach::{Mode, Reach, Reached, Source, UnknownMode, Want, WriteBatch};
