@@ -69,6 +69,14 @@ pub enum Op {
 pub struct Segment {
     /// The bytes; they stay mapped while the request holds them.
     pub memory: LentSlice,
+    /// The name under which the memory they lie in was taken by [`DiskQueue::register`], if it was.
+    pub registered: Option<u64>,
+}
+
+impl From<LentSlice> for Segment {
+    fn from(memory: LentSlice) -> Segment {
+        Segment { memory, registered: None }
+    }
 }
 
 /// One request to a disk.
