@@ -116,6 +116,12 @@ pub trait Disk: Send + Sync {
     ///
     /// When the system has no room for it.
     fn queue(&self, depth: u32) -> io::Result<Box<dyn DiskQueue>>;
+
+    /// Queues there can be at the same time. A flush through one of them covers what was done
+    /// through all.
+    fn queues_max(&self) -> u32 {
+        u32::MAX
+    }
 }
 
 /// One thread's way to a disk.
@@ -133,11 +139,17 @@ pub trait DiskQueue: Send {
     /// Appends what is over. Never blocks.
     fn reap(&mut self, done: &mut Vec<Done>);
 
-    /// Readable when [`DiskQueue::reap`] would find something.
+    /// Readable when [`DiskQueue::reap`] would find something that was not yet over when it was last
+    /// called. So whoever kicked, reaps once before it sleeps: a disk that is done at once does not
+    /// say so again.
     fn wait_fd(&self) -> BorrowedFd<'_>;
 
     /// Offers memory that many requests will use, under a name of the caller's, for the kernel to
     /// keep hold of. A hint: the answer is whether it was taken.
+    ///
+    /// The kernel keeps the pages that lie there *now*. A name therefore stands for one reference
+    /// in one generation, and is unregistered before the pages are unmapped, purged or taken back:
+    /// I/O through a registration into a page that was replaced reports success and is lost.
     fn register(&mut self, _name: u64, _memory: &LentSlice) -> bool {
         false
     }
