@@ -1,9 +1,35 @@
 //! The backend's end of a ring: consumes requests, produces responses.
 
+use core::sync::atomic::compiler_fence;
+
 use ringfence_memory::Raw;
 
 use crate::sync::{Ordering, fence};
 use crate::{ProducerOverflow, RingLayout, RingMemory, Word, passes_event};
+
+/// Bytes of the largest entry of which a record can be kept: a block request has 112.
+const ENTRY_MAX: usize = 128;
+
+/// Why a ring cannot be taken over.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum ResumeError {
+    /// The ring's response index is not one that the record's owner can have left.
+    #[error(
+        "the ring's response index is {shared}, but the backend before had come to {recorded} \
+         (in a ring of {count})"
+    )]
+    Responses {
+        /// The ring's, which the frontend can change.
+        shared: u32,
+        /// The record's.
+        recorded: u32,
+        /// Entries of the ring.
+        count: u32,
+    },
+    /// The frontend's index is impossible.
+    #[error(transparent)]
+    Requests(#[from] ProducerOverflow),
+}
 
 /// The backend's end.
 ///
@@ -14,9 +40,25 @@ use crate::{ProducerOverflow, RingLayout, RingMemory, Word, passes_event};
 ///     if !final_check()? { sleep until notified }
 /// }
 /// ```
+///
+/// # A record that outlives the process
+///
+/// A response lies where a request lay, so whoever dies between writing some and publishing them
+/// leaves slots in which a successor would read responses as requests, with grant references made of
+/// identifiers. With a *record*, a page of the backend's own in the form of a ring, nothing is
+/// written to the shared ring before its publication is decided:
+///
+/// 1. responses gather in the record's entries;
+/// 2. the record's `rsp_prod` says that they are complete;
+/// 3. they are copied to the ring, and the ring's `rsp_prod` is set.
+///
+/// [`BackRing::resume`] repeats step 3 if step 2 was done, and otherwise finds every slot behind the
+/// ring's `rsp_prod` as the frontend wrote it. The order matters only to a process that is cut off at
+/// some instruction, so the compiler alone is kept from changing it.
 #[derive(Debug)]
 pub struct BackRing<M> {
     memory: M,
+    record: Option<M>,
     layout: RingLayout,
     req_cons: u32,
     rsp_prod_pvt: u32,
@@ -28,7 +70,40 @@ impl<M: RingMemory> BackRing<M> {
     /// request it has not answered.
     pub fn attach(memory: M, layout: RingLayout) -> BackRing<M> {
         let start = memory.load(Word::RspProd, Ordering::Relaxed);
-        BackRing { memory, layout, req_cons: start, rsp_prod_pvt: start }
+        BackRing { memory, record: None, layout, req_cons: start, rsp_prod_pvt: start }
+    }
+
+    /// As [`BackRing::attach`], with a record that is begun anew.
+    pub fn attach_recorded(memory: M, record: M, layout: RingLayout) -> BackRing<M> {
+        let ring = BackRing::attach(memory, layout);
+        record.store(Word::RspProd, ring.rsp_prod_pvt, Ordering::Release);
+        BackRing { record: Some(record), ..ring }
+    }
+
+    /// Takes over a ring from a backend that kept `record` and is no more: publishes what it had
+    /// decided to publish, and goes on with the first request that has no answer. What that backend
+    /// had consumed without answering is found again. The frontend is to be notified once: that
+    /// backend may have died before it did so.
+    ///
+    /// # Errors
+    ///
+    /// [`ResumeError`] when the shared indices are impossible; the ring is left as it is.
+    pub fn resume(memory: M, record: M, layout: RingLayout) -> Result<BackRing<M>, ResumeError> {
+        let count = layout.count();
+        let shared = memory.load(Word::RspProd, Ordering::Acquire);
+        let recorded = record.load(Word::RspProd, Ordering::Acquire);
+        let behind = recorded.wrapping_sub(shared);
+        if behind > count {
+            return Err(ResumeError::Responses { shared, recorded, count });
+        }
+        let announced = memory.load(Word::ReqProd, Ordering::Acquire).wrapping_sub(recorded);
+        if announced > count {
+            return Err(ProducerOverflow { announced, count }.into());
+        }
+        copy_entries(&record, &memory, layout, shared, behind);
+        memory.store(Word::RspProd, recorded, Ordering::Release);
+        let record = Some(record);
+        Ok(BackRing { memory, record, layout, req_cons: recorded, rsp_prod_pvt: recorded })
     }
 
     /// Entries of the ring.
@@ -87,7 +162,8 @@ impl<M: RingMemory> BackRing<M> {
         if self.owed() == 0 || response.len() > self.layout.entry_bytes() {
             return false;
         }
-        self.memory.put(self.layout.offset(self.rsp_prod_pvt), response);
+        let place = self.record.as_ref().unwrap_or(&self.memory);
+        place.put(self.layout.offset(self.rsp_prod_pvt), response);
         self.rsp_prod_pvt = self.rsp_prod_pvt.wrapping_add(1);
         true
     }
@@ -99,6 +175,13 @@ impl<M: RingMemory> BackRing<M> {
         let new = self.rsp_prod_pvt;
         if old == new {
             return false;
+        }
+        if let Some(record) = &self.record {
+            record.store(Word::RspProd, new, Ordering::Release);
+            compiler_fence(core::sync::atomic::Ordering::SeqCst);
+            // No more than were answered since `old`, unless the frontend wrote that itself.
+            let fresh = new.wrapping_sub(old).min(self.layout.count());
+            copy_entries(record, &self.memory, self.layout, new.wrapping_sub(fresh), fresh);
         }
         self.memory.store(Word::RspProd, new, Ordering::Release);
         fence(Ordering::SeqCst);
@@ -128,6 +211,16 @@ impl<M: RingMemory> BackRing<M> {
         self.memory.store(Word::ReqEvent, self.req_cons.wrapping_add(ahead), Ordering::Relaxed);
         fence(Ordering::SeqCst);
         Ok(self.unconsumed()? >= ahead)
+    }
+}
+
+/// Copies `n` entries, from the one that `first` names on.
+fn copy_entries<M: RingMemory>(from: &M, to: &M, layout: RingLayout, first: u32, n: u32) {
+    let mut entry = [0; ENTRY_MAX];
+    let Some(entry) = entry.get_mut(..layout.entry_bytes()) else { return };
+    for index in (0..n).map(|ahead| first.wrapping_add(ahead)) {
+        from.fetch(layout.offset(index), entry);
+        to.put(layout.offset(index), entry);
     }
 }
 

@@ -31,9 +31,12 @@ pub mod sync;
 mod loom_tests;
 #[cfg(not(loom))]
 #[cfg(test)]
+mod resume_tests;
+#[cfg(not(loom))]
+#[cfg(test)]
 mod tests;
 
-pub use back::BackRing;
+pub use back::{BackRing, ResumeError};
 pub use front::FrontRing;
 pub use memory::{RingMemory, RingPages, Word};
 
