@@ -10,11 +10,11 @@ use std::os::fd::{AsFd, AsRawFd};
 
 use crate::lent::{LentSlice, OutOfRange};
 
-/// Entries one list holds: a private header, and a chain of 18 slots with room to spare.
-const LIST_MAX: usize = 32;
+/// Entries that one list holds: two headers, and 64 packets that were joined, in two pieces each.
+pub const LIST_MAX: usize = 130;
 
 /// The first `used` entries are initialised. The others are not: most lists are short, and clearing
-/// 512 bytes would cost as much as a third of a short copy.
+/// them would cost as much as a short copy.
 struct Vecs {
     vecs: [MaybeUninit<libc::iovec>; LIST_MAX],
     used: usize,
@@ -60,7 +60,7 @@ impl Vecs {
 
 /// The list is full.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("more than 32 segments in one scatter-gather list")]
+#[error("more than {LIST_MAX} segments in one scatter-gather list")]
 pub struct ListFull;
 
 /// Why a segment was not added.
@@ -96,7 +96,7 @@ impl<'a> WriteList<'a> {
     ///
     /// # Errors
     ///
-    /// [`ListFull`] beyond 32 segments.
+    /// [`ListFull`] beyond [`LIST_MAX`] segments.
     pub fn push(&mut self, private: &'a [u8]) -> Result<(), ListFull> {
         if self.vecs.push(private.as_ptr().cast_mut(), private.len()) {
             Ok(())
@@ -109,7 +109,7 @@ impl<'a> WriteList<'a> {
     ///
     /// # Errors
     ///
-    /// [`PushError`] beyond 32 segments or outside the slice.
+    /// [`PushError`] beyond [`LIST_MAX`] segments or outside the slice.
     pub fn push_lent(
         &mut self,
         lent: &'a LentSlice,
@@ -178,7 +178,7 @@ impl<'a> ReadList<'a> {
     ///
     /// # Errors
     ///
-    /// [`ListFull`] beyond 32 segments.
+    /// [`ListFull`] beyond [`LIST_MAX`] segments.
     pub fn push(&mut self, private: &'a mut [u8]) -> Result<(), ListFull> {
         if self.vecs.push(private.as_mut_ptr(), private.len()) { Ok(()) } else { Err(ListFull) }
     }
@@ -187,7 +187,7 @@ impl<'a> ReadList<'a> {
     ///
     /// # Errors
     ///
-    /// [`PushError`] beyond 32 segments, outside the slice, or when it is read-only.
+    /// [`PushError`] beyond [`LIST_MAX`] segments, outside the slice, or when it is read-only.
     pub fn push_lent(
         &mut self,
         lent: &'a LentSlice,

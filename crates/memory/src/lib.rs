@@ -19,15 +19,20 @@
 //! 1. A [`Mapping`] (or a page of a [`Window`]) is made from a file that both domains hold.
 //! 2. [`LentSlice`]s are cut from it; each holds a reference to it.
 //! 3. While an I/O is in flight it holds a slice; the mapping is removed when the last one is gone.
+//!
+//! I/O that goes on while the program does something else is started by a [`Uring`], which holds the
+//! slices itself until the kernel says that it is done with them.
 
 mod copy;
 mod iolist;
 mod lent;
 mod mapping;
+mod uring;
 
-pub use iolist::{ListFull, PushError, ReadList, WriteList};
+pub use iolist::{LIST_MAX, ListFull, PushError, ReadList, WriteList};
 pub use lent::{LentSlice, OutOfRange, Owner, Raw};
 pub use mapping::{Mapping, Protection, Window, WindowBatch};
+pub use uring::{Completion, Uring};
 
 /// Bytes of a page in ring protocols and in grants, whatever the operating system uses
 /// (`ring.h`).

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use rustix::mm::{MapFlags, ProtFlags};
 
 use crate::PAGE_SIZE;
-use crate::lent::LentSlice;
+use crate::lent::{LentSlice, OutOfRange};
 
 /// What this side may do with a mapping.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -88,6 +88,26 @@ impl Mapping {
         Ok(Mapping { area: Arc::new(Reservation { start: nonnull(start)?, len }), protection })
     }
 
+    /// Private memory of `len` bytes (a multiple of the page size), zeroed, aligned to a page: where
+    /// the kernel wants aligned memory, and for what is handed on as if it were lent.
+    ///
+    /// # Errors
+    ///
+    /// The kernel's; `len` zero is invalid.
+    pub fn private(len: usize) -> io::Result<Mapping> {
+        // SAFETY: a fresh mapping at an address of the kernel's choice disturbs nothing.
+        let start = unsafe {
+            rustix::mm::mmap_anonymous(
+                core::ptr::null_mut(),
+                len,
+                Protection::ReadWrite.flags(),
+                MapFlags::PRIVATE,
+            )
+        }?;
+        let area = Arc::new(Reservation { start: nonnull(start)?, len });
+        Ok(Mapping { area, protection: Protection::ReadWrite })
+    }
+
     /// A handle to the whole mapping.
     pub fn lent(&self) -> LentSlice {
         // SAFETY: the reservation maps exactly this range with this protection, the handle keeps
@@ -100,6 +120,35 @@ impl Mapping {
                 self.protection,
             )
         }
+    }
+}
+
+impl Mapping {
+    /// A handle to `len` bytes from `offset` on, kept mapped by `owner`, which must hold this
+    /// mapping: for a device that has to be told when the last handle is gone.
+    ///
+    /// # Errors
+    ///
+    /// [`OutOfRange::Bounds`] when the part does not lie inside.
+    ///
+    /// # Safety
+    ///
+    /// `owner` keeps this mapping alive.
+    pub unsafe fn part(
+        &self,
+        owner: Arc<dyn crate::Owner>,
+        offset: usize,
+        len: usize,
+    ) -> Result<LentSlice, OutOfRange> {
+        let size = self.area.len;
+        if offset > size || len > size - offset {
+            return Err(OutOfRange::Bounds { offset, len, size });
+        }
+        // SAFETY: the offset was just checked to lie in the mapping.
+        let start = unsafe { self.area.start.add(offset) };
+        // SAFETY: the range lies in the mapping, whose protection this is, and the caller's owner
+        // keeps it mapped; nothing makes a reference into it.
+        Ok(unsafe { LentSlice::from_raw(owner, start, len, self.protection) })
     }
 }
 

@@ -1,0 +1,119 @@
+use rustix::fs::{FallocateFlags, MemfdFlags};
+
+use super::*;
+use crate::mapping::Mapping;
+
+fn ring(depth: u32) -> Option<Uring> {
+    let file = rustix::fs::memfd_create("t", MemfdFlags::CLOEXEC).unwrap();
+    rustix::fs::ftruncate(&file, 1 << 20).unwrap();
+    match Uring::new(Arc::new(file), depth) {
+        Ok(ring) => Some(ring),
+        Err(error) => {
+            eprintln!("SKIPPED: io_uring is refused here: {error}");
+            None
+        }
+    }
+}
+
+fn wait(ring: &mut Uring) -> Vec<Completion> {
+    ring.submit().unwrap();
+    let mut done = vec![];
+    while ring.room() < ring.slots.len() {
+        ring.complete(|completion| done.push(completion));
+    }
+    done.sort_by_key(|completion| completion.token);
+    done
+}
+
+#[test]
+fn what_is_written_is_read_in_pieces() {
+    let Some(mut ring) = ring(4) else { return };
+    let memory = Mapping::private(8192).unwrap().lent();
+    memory.copy_from(100, b"hello").unwrap();
+    memory.copy_from(5000, b"world").unwrap();
+    let mut pieces = vec![memory.slice(100, 5).unwrap(), memory.slice(5000, 5).unwrap()];
+    assert!(ring.write(1, 3, &mut pieces, true));
+    assert!(pieces.is_empty());
+    assert_eq!(wait(&mut ring), [Completion { token: 1, result: Ok(10) }]);
+    let mut pieces = vec![memory.slice(0, 10).unwrap()];
+    assert!(ring.read(2, 3, &mut pieces));
+    assert!(ring.sync(3));
+    assert!(ring.nothing(4));
+    let done = wait(&mut ring);
+    assert_eq!(done.iter().map(|done| done.result).collect::<Vec<_>>(), [Ok(10), Ok(0), Ok(0)]);
+    assert_eq!(memory.fetch::<10>(0).unwrap().into_unchecked(), *b"helloworld");
+}
+
+#[test]
+fn a_ring_that_is_full_takes_nothing_and_keeps_nothing() {
+    let Some(mut ring) = ring(2) else { return };
+    assert!(ring.nothing(1) && ring.nothing(2));
+    let mut pieces = vec![LentSlice::anonymous(512)];
+    assert!(!ring.read(3, 0, &mut pieces) && !ring.write(3, 0, &mut pieces, false));
+    assert_eq!(pieces.len(), 1, "the caller still has its memory");
+    assert!(!ring.sync(3) && !ring.nothing(3) && !ring.fallocate(3, 0, 0, 1));
+    assert_eq!(wait(&mut ring).len(), 2);
+    assert!(ring.read(3, 0, &mut pieces));
+}
+
+#[test]
+fn memory_that_is_read_only_is_not_read_into() {
+    let Some(mut ring) = ring(2) else { return };
+    let file = rustix::fs::memfd_create("m", MemfdFlags::CLOEXEC).unwrap();
+    rustix::fs::ftruncate(&file, 4096).unwrap();
+    let memory = Mapping::new(&file, 0, 4096, crate::Protection::ReadOnly).unwrap().lent();
+    assert!(!ring.read(1, 0, &mut vec![memory.clone()]));
+    assert!(ring.write(1, 0, &mut vec![memory], false));
+    assert_eq!(wait(&mut ring)[0].result, Ok(4096));
+}
+
+#[test]
+fn a_ring_that_is_dropped_waits_for_what_is_in_flight() {
+    let Some(mut ring) = ring(8) else { return };
+    for token in 0..8 {
+        assert!(ring.write(token, token * 4096, &mut vec![LentSlice::anonymous(4096)], true));
+    }
+    let file = Arc::clone(ring.file());
+    drop(ring);
+    // Nothing in this process holds the file but us: the ring is gone, and its memory with it.
+    assert_eq!(Arc::strong_count(&file), 1);
+}
+
+#[test]
+fn an_operation_that_fails_says_why() {
+    let Some(mut ring) = ring(4) else { return };
+    let punch = FallocateFlags::PUNCH_HOLE;
+    assert!(ring.fallocate(1, punch.bits(), 0, 4096));
+    assert_eq!(wait(&mut ring)[0].result, Err(libc::EOPNOTSUPP), "a punch must keep the size");
+    let punch = punch | FallocateFlags::KEEP_SIZE;
+    assert!(ring.fallocate(2, punch.bits(), 0, 4096));
+    assert_eq!(wait(&mut ring)[0].result, Ok(0));
+}
+
+#[test]
+fn registered_memory_is_used_only_while_it_is_registered_and_only_within() {
+    let Some(mut ring) = ring(4) else { return };
+    let memory = Mapping::private(8192).unwrap().lent();
+    let first = memory.slice(0, 4096).unwrap();
+    assert!(ring.register(0, &first).is_err(), "nothing was prepared");
+    if let Err(error) = ring.prepare_registration(2) {
+        eprintln!("SKIPPED: no sparse registration here: {error}");
+        return;
+    }
+    assert!(!ring.write_fixed(1, 0, &first, 0, false));
+    ring.register(0, &first).unwrap();
+    first.copy_from(512, b"fixed").unwrap();
+    let inside = first.slice(512, 512).unwrap();
+    assert!(ring.write_fixed(1, 0, &inside, 0, false));
+    assert_eq!(wait(&mut ring)[0].result, Ok(512));
+    assert!(ring.read_fixed(2, 0, &first.slice(1024, 512).unwrap(), 0));
+    assert_eq!(wait(&mut ring)[0].result, Ok(512));
+    assert_eq!(first.fetch::<5>(1024).unwrap().into_unchecked(), *b"fixed");
+    assert!(!ring.read_fixed(3, 0, &memory.slice(4000, 512).unwrap(), 0), "reaches beyond");
+    assert!(!ring.read_fixed(3, 0, &memory.slice(4096, 512).unwrap(), 0), "lies behind");
+    assert!(!ring.read_fixed(3, 0, &inside, 1) && !ring.read_fixed(3, 0, &inside, 9));
+    ring.unregister(0);
+    assert!(!ring.read_fixed(3, 0, &inside, 0), "unregistered");
+    ring.register(0, &memory.slice(4096, 4096).unwrap()).unwrap();
+    assert!(!ring.read_fixed(3, 0, &inside, 0), "the number stands for other memory now");
+}
