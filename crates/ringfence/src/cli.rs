@@ -218,7 +218,7 @@ fn parse_kind(text: &str) -> Result<DomainKind, String> {
         .ok_or_else(|| "no such process".to_owned())
 }
 
-fn parse_interface(text: &str) -> Result<String, String> {
+pub(crate) fn parse_interface(text: &str) -> Result<String, String> {
     let valid = (1..=tap::NAME_MAX).contains(&text.len())
         && text.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.'))
         && !matches!(text, "." | "..");

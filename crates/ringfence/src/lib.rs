@@ -23,6 +23,7 @@ pub mod hub;
 pub mod launch;
 pub mod names;
 mod plane;
+pub mod serve;
 pub mod switchboard;
 pub mod sys;
 

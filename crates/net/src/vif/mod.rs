@@ -8,6 +8,7 @@ pub mod backend;
 pub mod frontend;
 pub mod steps;
 pub mod toolstack;
+pub mod values;
 
 use ringfence_wire::xenbus::DeviceId;
 

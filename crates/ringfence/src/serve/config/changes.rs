@@ -1,0 +1,123 @@
+//! What a new configuration changes, and when that takes effect.
+
+use core::fmt;
+
+use super::Config;
+
+/// When a change takes effect.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum Effect {
+    /// At the reload.
+    Now,
+    /// For devices that connect after the reload.
+    Connect,
+    /// When the daemon is started again.
+    Restart,
+}
+
+impl Effect {
+    /// The word behind each option in the example.
+    pub fn word(self) -> &'static str {
+        match self {
+            Effect::Now => "now",
+            Effect::Connect => "connect",
+            Effect::Restart => "restart",
+        }
+    }
+}
+
+/// Every option, and when a change of it takes effect.
+pub(super) const KEYS: &[(&str, Effect)] = &[
+    ("serve.status-socket", Effect::Restart),
+    ("serve.log-level", Effect::Now),
+    ("network.attach", Effect::Restart),
+    ("network.bridge", Effect::Connect),
+    ("network.host-interface", Effect::Restart),
+    ("network.mode", Effect::Connect),
+    ("network.offloads", Effect::Connect),
+    ("network.max-queues", Effect::Connect),
+    ("network.check-source", Effect::Connect),
+    ("network.addresses", Effect::Connect),
+    ("network.multicast-control", Effect::Connect),
+    ("network.stall-seconds", Effect::Connect),
+    ("limits.devices", Effect::Now),
+    ("limits.devices-per-domain", Effect::Now),
+    ("metrics.listen", Effect::Restart),
+    ("device", Effect::Connect),
+];
+
+/// What differs between two configurations.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Changes(Vec<(&'static str, Effect)>);
+
+impl Changes {
+    /// Options that differ, as `section.option`, and when that takes effect.
+    pub fn all(&self) -> &[(&'static str, Effect)] {
+        &self.0
+    }
+
+    /// Those with that effect.
+    pub fn with(&self, effect: Effect) -> impl Iterator<Item = &'static str> {
+        self.0.iter().filter(move |(_, own)| *own == effect).map(|(name, _)| *name)
+    }
+}
+
+impl fmt::Display for Changes {
+    /// As in `serve.log-level now; network.attach at a restart`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.0.is_empty() {
+            return f.write_str("nothing changed");
+        }
+        for (n, (name, effect)) in self.0.iter().enumerate() {
+            let when = match effect {
+                Effect::Now => "now",
+                Effect::Connect => "for devices that connect from now on",
+                Effect::Restart => "when the daemon is started again",
+            };
+            write!(f, "{}{name} {when}", if n == 0 { "" } else { "; " })?;
+        }
+        Ok(())
+    }
+}
+
+impl Config {
+    /// What differs in `new`.
+    pub fn changes_to(&self, new: &Config) -> Changes {
+        let differs = |name: &str| {
+            let (s, n, l) = (&self.serve, &self.network, &self.limits);
+            match name {
+                "serve.status-socket" => s.status_socket != new.serve.status_socket,
+                "serve.log-level" => s.log_level != new.serve.log_level,
+                "network.attach" => n.attach != new.network.attach,
+                "network.bridge" => n.bridge != new.network.bridge,
+                "network.host-interface" => n.host_interface != new.network.host_interface,
+                "network.mode" => n.mode != new.network.mode,
+                "network.offloads" => n.offloads != new.network.offloads,
+                "network.max-queues" => n.max_queues != new.network.max_queues,
+                "network.check-source" => n.check_source != new.network.check_source,
+                "network.addresses" => n.addresses != new.network.addresses,
+                "network.multicast-control" => n.multicast_control != new.network.multicast_control,
+                "network.stall-seconds" => n.stall_seconds != new.network.stall_seconds,
+                "limits.devices" => l.devices != new.limits.devices,
+                "limits.devices-per-domain" => {
+                    l.devices_per_domain != new.limits.devices_per_domain
+                }
+                "metrics.listen" => self.metrics.listen != new.metrics.listen,
+                "device" => self.device != new.device,
+                _ => false,
+            }
+        };
+        Changes(KEYS.iter().copied().filter(|(name, _)| differs(name)).collect())
+    }
+
+    /// The configuration that is in effect after a reload: `new`, but for what needs a restart.
+    #[must_use]
+    pub fn reloaded(&self, new: Config) -> Config {
+        let mut next = new;
+        next.serve.status_socket.clone_from(&self.serve.status_socket);
+        next.network.attach = self.network.attach;
+        next.network.host_interface.clone_from(&self.network.host_interface);
+        next.metrics.clone_from(&self.metrics);
+        next
+    }
+}

@@ -1,0 +1,96 @@
+//! What is wrong with a configuration, and where.
+
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
+
+use crate::serve::config::changes::KEYS;
+
+/// Edits by which a key may differ from the one that is suggested.
+const EDITS_MAX: usize = 3;
+
+/// Why there is no configuration.
+#[derive(Debug, thiserror::Error)]
+pub enum ConfigError {
+    /// The file cannot be read.
+    #[error("{}: {source}", path.display())]
+    Read {
+        /// Which.
+        path: PathBuf,
+        /// Why not.
+        source: io::Error,
+    },
+    /// The file is too large to be a configuration.
+    #[error("{}: more than {limit} bytes, which is no configuration", path.display())]
+    TooLarge {
+        /// Which.
+        path: PathBuf,
+        /// Bytes it may have.
+        limit: u64,
+    },
+    /// What it says is not right.
+    #[error("{}:{line}:{column}: {message}", path.display())]
+    Content {
+        /// Which file.
+        path: PathBuf,
+        /// Line, from 1.
+        line: usize,
+        /// Character of the line, from 1.
+        column: usize,
+        /// What, and what would be right.
+        message: String,
+    },
+}
+
+impl ConfigError {
+    pub(super) fn is_missing_file(&self) -> bool {
+        matches!(self, ConfigError::Read { source, .. } if source.kind() == io::ErrorKind::NotFound)
+    }
+
+    pub(super) fn at(path: &Path, text: &str, error: &toml::de::Error) -> ConfigError {
+        let span = error.span().unwrap_or(0..0);
+        let before = text.get(..span.start).unwrap_or_default();
+        let line = before.matches('\n').count() + 1;
+        let column = before.rsplit('\n').next().unwrap_or_default().chars().count() + 1;
+        let found = text.get(span).unwrap_or_default();
+        let message = reworded(error.message(), found);
+        ConfigError::Content { path: path.to_owned(), line, column, message }
+    }
+}
+
+/// The library's message, but for keys that are not known: of these it lists all that are, and the one
+/// that was meant is more help.
+fn reworded(message: &str, found: &str) -> String {
+    if !message.starts_with("unknown field") {
+        return message.to_owned();
+    }
+    let key = found.trim_matches(['"', '\'']);
+    match suggestion(key) {
+        Some(near) => format!("unknown key `{key}`; did you mean `{near}`?"),
+        None => format!("unknown key `{key}`; the example configuration lists all that there are"),
+    }
+}
+
+fn suggestion(key: &str) -> Option<&'static str> {
+    // Underscores where dashes belong are the commonest slip.
+    let key = key.replace('_', "-");
+    let names = KEYS.iter().map(|(name, _)| name.rsplit('.').next().unwrap_or(name));
+    let sections = ["serve", "network", "limits", "metrics", "device", "domain", "mac"];
+    names
+        .chain(sections)
+        .map(|name| (strsim::damerau_levenshtein(name, &key), name))
+        .filter(|(edits, name)| *edits <= EDITS_MAX && *edits < name.len())
+        .min()
+        .map(|(_, name)| name)
+}
+
+/// Reads a text file of at most `limit` bytes.
+pub(super) fn read_bounded(path: &Path, limit: u64) -> Result<String, ConfigError> {
+    let read = |source| ConfigError::Read { path: path.to_owned(), source };
+    let file = std::fs::File::open(path).map_err(read)?;
+    let mut text = String::new();
+    file.take(limit + 1).read_to_string(&mut text).map_err(read)?;
+    if text.len() as u64 > limit {
+        return Err(ConfigError::TooLarge { path: path.to_owned(), limit });
+    }
+    Ok(text)
+}

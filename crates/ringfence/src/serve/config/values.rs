@@ -1,0 +1,211 @@
+//! How each kind of value is read, and its limits.
+
+use core::fmt::Display;
+use core::str::FromStr;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use ringfence_net::features::OffloadKeys;
+use ringfence_net::switch::Mac;
+use ringfence_net::vif::values::parse_mac;
+use serde::de::{Deserialize, Deserializer, Error, Unexpected};
+use tracing::Level;
+
+use super::{OVERRIDES_MAX, Override};
+use crate::cli::parse_interface;
+
+/// Queues of one interface.
+pub(super) const QUEUES_MAX: u64 = 8;
+/// Addresses behind one interface.
+pub(super) const ADDRESSES_MAX: u64 = 1024;
+/// Seconds.
+pub(super) const STALL_MAX: u64 = 3600;
+/// Ports of a switch, less those of the host.
+pub(super) const DEVICES_MAX: u64 = 250;
+/// Octets of a path of a Unix socket, its terminator left out.
+const SOCKET_PATH_MAX: usize = 107;
+/// Octets of a domain's name that libxl accepts.
+const DOMAIN_NAME_MAX: usize = 255;
+
+/// What guests' interfaces are attached to.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, serde::Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Attach {
+    /// A TAP interface each, on a bridge of the host.
+    Bridge,
+    /// A switch in the daemon.
+    Switch,
+}
+
+/// What is logged.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, serde::Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum LogLevel {
+    /// What failed.
+    Error,
+    /// And what a guest did wrong.
+    Warn,
+    /// And what comes and goes.
+    #[default]
+    Info,
+    /// And each step.
+    Debug,
+}
+
+impl LogLevel {
+    /// The level of the log's library.
+    pub fn level(self) -> Level {
+        match self {
+            LogLevel::Error => Level::ERROR,
+            LogLevel::Warn => Level::WARN,
+            LogLevel::Info => Level::INFO,
+            LogLevel::Debug => Level::DEBUG,
+        }
+    }
+}
+
+/// Where metrics can be asked for.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Listen {
+    /// At a Unix socket.
+    Unix(PathBuf),
+    /// At an address and port of the loopback interface.
+    Loopback(SocketAddr),
+}
+
+impl FromStr for Listen {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Listen, String> {
+        if let Some(path) = text.strip_prefix("unix:") {
+            return socket_path(path).map(Listen::Unix);
+        }
+        let address: SocketAddr = text.parse().map_err(|_| {
+            format!("`{text}` is neither unix:/PATH nor an address and port like 127.0.0.1:9709")
+        })?;
+        if !address.ip().is_loopback() {
+            return Err(format!(
+                "{} is not an address of the loopback interface: what is told about guests is for \
+                 this host alone; put a proxy with authentication before it",
+                address.ip()
+            ));
+        }
+        Ok(Listen::Loopback(address))
+    }
+}
+
+fn socket_path(text: &str) -> Result<PathBuf, String> {
+    if !text.starts_with('/') || text.ends_with('/') {
+        return Err(format!("`{text}` is no absolute path of a file"));
+    }
+    if text.len() > SOCKET_PATH_MAX || text.contains('\0') {
+        return Err(format!("a socket's path has at most {SOCKET_PATH_MAX} bytes"));
+    }
+    Ok(PathBuf::from(text))
+}
+
+pub(super) fn absolute_path<'de, D: Deserializer<'de>>(from: D) -> Result<PathBuf, D::Error> {
+    socket_path(&String::deserialize(from)?).map_err(Error::custom)
+}
+
+/// A number of `MIN..=MAX`.
+pub(super) fn within<'de, const MIN: u64, const MAX: u64, T, D>(from: D) -> Result<T, D::Error>
+where
+    T: TryFrom<u64>,
+    D: Deserializer<'de>,
+{
+    let number = i64::deserialize(from)?;
+    u64::try_from(number)
+        .ok()
+        .filter(|number| (MIN..=MAX).contains(number))
+        .and_then(|number| T::try_from(number).ok())
+        .ok_or_else(|| Error::custom(format!("{number} is not within {MIN} to {MAX}")))
+}
+
+pub(super) fn some_within<'de, const MIN: u64, const MAX: u64, T, D>(
+    from: D,
+) -> Result<Option<T>, D::Error>
+where
+    T: TryFrom<u64>,
+    D: Deserializer<'de>,
+{
+    within::<MIN, MAX, T, D>(from).map(Some)
+}
+
+pub(super) fn parsed<'de, T, D>(from: D) -> Result<T, D::Error>
+where
+    T: FromStr<Err: Display>,
+    D: Deserializer<'de>,
+{
+    String::deserialize(from)?.parse().map_err(Error::custom)
+}
+
+pub(super) fn some_parsed<'de, T, D>(from: D) -> Result<Option<T>, D::Error>
+where
+    T: FromStr<Err: Display>,
+    D: Deserializer<'de>,
+{
+    parsed(from).map(Some)
+}
+
+/// Super-packets are of several slots, so they need scatter-gather.
+pub(super) fn offloads<'de, D: Deserializer<'de>>(from: D) -> Result<OffloadKeys, D::Error> {
+    let keys: OffloadKeys = parsed(from)?;
+    if (keys.gso_tcp_v4 || keys.gso_tcp_v6) && !keys.scatter_gather {
+        return Err(Error::custom("tso4 and tso6 need sg: add it, or take them out"));
+    }
+    Ok(keys)
+}
+
+pub(super) fn some_offloads<'de, D: Deserializer<'de>>(
+    from: D,
+) -> Result<Option<OffloadKeys>, D::Error> {
+    offloads(from).map(Some)
+}
+
+/// The empty text is none.
+pub(super) fn interface<'de, D: Deserializer<'de>>(from: D) -> Result<Option<String>, D::Error> {
+    let text = String::deserialize(from)?;
+    if text.is_empty() {
+        return Ok(None);
+    }
+    parse_interface(&text).map(Some).map_err(Error::custom)
+}
+
+/// The empty text is none.
+pub(super) fn listen<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Listen>, D::Error> {
+    let text = String::deserialize(from)?;
+    if text.is_empty() { Ok(None) } else { text.parse().map(Some).map_err(Error::custom) }
+}
+
+pub(super) fn domain_name<'de, D: Deserializer<'de>>(from: D) -> Result<Option<String>, D::Error> {
+    let name = String::deserialize(from)?;
+    if name.is_empty() || name.len() > DOMAIN_NAME_MAX || name.contains(['/', '\0']) {
+        let expected = "the name of a domain, as `xl list` shows it";
+        return Err(Error::invalid_value(Unexpected::Str(&name), &expected));
+    }
+    Ok(Some(name))
+}
+
+pub(super) fn mac<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Mac>, D::Error> {
+    let text = String::deserialize(from)?;
+    parse_mac(text.as_bytes()).map(Some).map_err(Error::custom)
+}
+
+/// Each of which names something.
+pub(super) fn overrides<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<Override>, D::Error> {
+    let list = Vec::<Override>::deserialize(from)?;
+    if list.len() > OVERRIDES_MAX {
+        let why = format!("{} exceptions, at most {OVERRIDES_MAX} are read", list.len());
+        return Err(Error::custom(why));
+    }
+    let nameless = list.iter().position(|other| other.domain.is_none() && other.mac.is_none());
+    match nameless {
+        Some(place) => Err(Error::custom(format!(
+            "exception {} names neither a `domain` nor a `mac`; what holds for all devices belongs \
+             in [network]",
+            place + 1
+        ))),
+        None => Ok(list),
+    }
+}

@@ -1,0 +1,5 @@
+//! `ringfence serve`: the driver-domain daemon on Xen.
+//!
+//! * [`config`]: its configuration file.
+
+pub mod config;
