@@ -1,7 +1,8 @@
 //! What a hypervisor provides, behind one trait: grants, event channels, a store.
 //!
 //! [`Platform`] is the only thing that a frontend or a backend knows of the machine it runs on.
-//! [`local`] implements it with Linux processes alone: no hypervisor, no root.
+//! [`local`] implements it with Linux processes alone: no hypervisor, no root. [`xen`] implements it
+//! on Xen, in dom0, a driver domain or a guest.
 //!
 //! # Who may do what
 //!
@@ -23,6 +24,7 @@ pub mod local;
 pub mod namespaces;
 pub mod store;
 pub mod tap;
+pub mod xen;
 
 use std::io;
 use std::os::fd::AsFd;
@@ -291,6 +293,9 @@ pub enum PlatformError {
     /// The connection to the hub or store was lost.
     #[error("the connection to the {0} was lost")]
     Disconnected(&'static str),
+    /// A device of the hypervisor is missing or may not be used.
+    #[error(transparent)]
+    Device(#[from] xen::DeviceError),
     /// The store refused or broke its protocol.
     #[error(transparent)]
     Store(#[from] store::StoreError),

@@ -1,0 +1,224 @@
+//! The kernel's Xen devices: how they are opened, and what is said when they cannot be.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::path::Path;
+
+use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+
+/// A device of the hypervisor that Linux shows to user space.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Device {
+    /// Uses pages that other domains lend: for a backend.
+    Gntdev,
+    /// Lends pages to other domains: for a frontend.
+    Gntalloc,
+    /// Event channels.
+    Evtchn,
+}
+
+impl Device {
+    /// Its node.
+    pub fn path(self) -> &'static str {
+        match self {
+            Device::Gntdev => "/dev/xen/gntdev",
+            Device::Gntalloc => "/dev/xen/gntalloc",
+            Device::Evtchn => "/dev/xen/evtchn",
+        }
+    }
+
+    /// The kernel module that makes it.
+    pub fn module(self) -> &'static str {
+        match self {
+            Device::Gntdev => "xen-gntdev",
+            Device::Gntalloc => "xen-gntalloc",
+            Device::Evtchn => "xen-evtchn",
+        }
+    }
+
+    /// Opens it, for this use of it alone.
+    pub(super) fn open(self) -> Result<OwnedFd, DeviceError> {
+        let flags = OFlags::RDWR | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        rustix::fs::open(self.path(), flags, Mode::empty())
+            .map_err(|errno| DeviceError::of(self.path(), Some(self.module()), errno, on_xen()))
+    }
+}
+
+/// Why a device cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum DeviceError {
+    /// There is no hypervisor below, or it is another one.
+    #[error(
+        "{path} does not exist, and neither does /sys/hypervisor/type say `xen`: this system does \
+         not run on Xen. Without a hypervisor there is `ringfence run`"
+    )]
+    NotXen {
+        /// The node that was looked for.
+        path: &'static str,
+    },
+    /// The node is missing.
+    #[error(
+        "{path} does not exist: load the driver with `modprobe {module}` (as root). If it is loaded, \
+         /dev is not a devtmpfs: make the node by its number in /proc/misc"
+    )]
+    Missing {
+        /// The node.
+        path: &'static str,
+        /// The module that makes it.
+        module: &'static str,
+    },
+    /// The node may not be opened.
+    #[error(
+        "{path} cannot be opened: permission denied. Run this as root, or let its user have the \
+         node: `chown USER {path}` (as root)"
+    )]
+    Denied {
+        /// The node.
+        path: &'static str,
+    },
+    /// The node cannot be opened for another reason.
+    #[error("{path} cannot be opened: {source}")]
+    Open {
+        /// The node.
+        path: &'static str,
+        /// Why.
+        source: io::Error,
+    },
+    /// There is no way to the store.
+    #[error(
+        "no way to xenstore: {device}; {socket}. In dom0, is xenstored running? In a guest, is \
+         /dev a devtmpfs?"
+    )]
+    NoStore {
+        /// What is wrong with the device.
+        device: Box<DeviceError>,
+        /// What is wrong with the daemon's socket.
+        socket: Box<DeviceError>,
+    },
+    /// The store does not say which domain this is.
+    #[error(
+        "xenstore does not say which domain this is (the node `domid`): {why}. In dom0, run \
+         `xen-init-dom0`"
+    )]
+    NoDomId {
+        /// What it says.
+        why: crate::store::StoreError,
+    },
+}
+
+impl DeviceError {
+    fn of(
+        path: &'static str,
+        module: Option<&'static str>,
+        errno: Errno,
+        on_xen: bool,
+    ) -> DeviceError {
+        match (errno, module) {
+            (Errno::NOENT | Errno::NODEV | Errno::NXIO, _) if !on_xen => {
+                DeviceError::NotXen { path }
+            }
+            (Errno::NOENT | Errno::NODEV | Errno::NXIO, Some(module)) => {
+                DeviceError::Missing { path, module }
+            }
+            (Errno::ACCESS | Errno::PERM, _) => DeviceError::Denied { path },
+            (other, _) => DeviceError::Open { path, source: other.into() },
+        }
+    }
+}
+
+/// Whether the kernel says that it runs on Xen. Where /sys is not mounted it says nothing, and the
+/// answer is yes: it only decides between two messages.
+fn on_xen() -> bool {
+    match std::fs::read_to_string("/sys/hypervisor/type") {
+        Ok(kind) => kind.trim_end() == "xen",
+        Err(_) => !Path::new("/sys/kernel").exists(),
+    }
+}
+
+/// Where a guest reaches the store: a byte stream, one message at a time.
+const XENBUS: &str = "/dev/xen/xenbus";
+
+/// Where the daemon in dom0 listens.
+const SOCKETS: [&str; 2] = ["/run/xenstored/socket", "/var/run/xenstored/socket"];
+
+/// How the store was reached.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum StoreWay {
+    /// By the kernel's device, in the name of this domain.
+    Device,
+    /// By the socket of the daemon, which takes whoever may open it for dom0.
+    Socket,
+}
+
+/// A new connection to the store.
+pub(super) fn open_store() -> Result<(OwnedFd, StoreWay), DeviceError> {
+    let flags = OFlags::RDWR | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let device = match rustix::fs::open(XENBUS, flags, Mode::empty()) {
+        Ok(fd) => return Ok((fd, StoreWay::Device)),
+        Err(errno) => DeviceError::of(XENBUS, None, errno, on_xen()),
+    };
+    let mut refusal = None;
+    for path in SOCKETS {
+        match connect(path) {
+            Ok(fd) => return Ok((fd, StoreWay::Socket)),
+            Err(errno) => {
+                refusal.get_or_insert_with(|| DeviceError::of(path, None, errno, true));
+            }
+        }
+    }
+    match (device, refusal) {
+        (DeviceError::NotXen { path }, _) => Err(DeviceError::NotXen { path }),
+        (device, Some(socket)) => {
+            Err(DeviceError::NoStore { device: device.into(), socket: socket.into() })
+        }
+        (device, None) => Err(device),
+    }
+}
+
+fn connect(path: &str) -> Result<OwnedFd, Errno> {
+    let flags = SocketFlags::CLOEXEC;
+    let fd = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    rustix::net::connect(&fd, &SocketAddrUnix::new(path)?)?;
+    Ok(fd)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_missing_device_names_its_node_and_its_module() {
+        for device in [Device::Gntdev, Device::Gntalloc, Device::Evtchn] {
+            let (path, module) = (device.path(), device.module());
+            let said = DeviceError::of(path, Some(module), Errno::NOENT, true).to_string();
+            assert!(said.contains(path) && said.contains(&format!("modprobe {module}")), "{said}");
+        }
+    }
+
+    #[test]
+    fn without_xen_the_message_says_so_and_names_no_module() {
+        let said = DeviceError::of("/dev/xen/gntdev", Some("xen-gntdev"), Errno::NOENT, false);
+        let said = said.to_string();
+        assert!(said.contains("does not run on Xen") && !said.contains("modprobe"), "{said}");
+    }
+
+    #[test]
+    fn missing_rights_are_not_taken_for_a_missing_module() {
+        for errno in [Errno::ACCESS, Errno::PERM] {
+            let said = DeviceError::of("/dev/xen/evtchn", Some("xen-evtchn"), errno, true);
+            let said = said.to_string();
+            assert!(said.contains("permission denied") && !said.contains("modprobe"), "{said}");
+        }
+    }
+
+    #[test]
+    fn no_way_to_the_store_names_both_ways() {
+        let device = DeviceError::of(XENBUS, None, Errno::NOENT, true).into();
+        let socket = DeviceError::of(SOCKETS[0], None, Errno::CONNREFUSED, true).into();
+        let said = DeviceError::NoStore { device, socket }.to_string();
+        assert!(said.contains(XENBUS) && said.contains(SOCKETS[0]), "{said}");
+        assert!(said.contains("is xenstored running?"), "{said}");
+    }
+}
