@@ -4,10 +4,12 @@
 //! the parser does not hold. Chains are compared with a naive reading of the rules, written
 //! without a look at the parser: lists instead of a walk, wide integers instead of checked ones.
 
+mod blkif;
 mod rx;
 mod tx;
 mod xenstore;
 
+pub use blkif::blkif_request;
 pub use rx::rx_responses;
 pub use tx::tx_chain;
 pub use xenstore::xenstore_message;

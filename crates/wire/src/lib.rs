@@ -12,6 +12,7 @@
 //!
 //! All integers are little endian.
 
+pub mod blkif;
 pub mod decimal;
 #[cfg(any(test, feature = "test-utils"))]
 #[doc(hidden)]

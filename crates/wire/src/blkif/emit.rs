@@ -1,0 +1,90 @@
+//! Requests, as a frontend writes them into the ring.
+
+use super::{
+    Abi, Direction, INDIRECT_PAGES, Operation, SEGMENT_BYTES, SEGMENTS_DIRECT, SegmentRange, Slot,
+};
+use crate::grant::Gref;
+
+fn put(slot: &mut Slot, at: usize, bytes: &[u8]) {
+    if let Some(place) = slot.get_mut(at..at + bytes.len()) {
+        place.copy_from_slice(bytes);
+    }
+}
+
+/// A request with its segments in the slot: read, write, flush or barrier. `None` for more than 11.
+pub fn direct(
+    abi: Abi,
+    operation: Operation,
+    (id, handle): (u64, u16),
+    sector: u64,
+    segments: &[SegmentRange],
+) -> Option<Slot> {
+    if segments.len() > SEGMENTS_DIRECT {
+        return None;
+    }
+    let mut slot = [0; 112];
+    slot[0] = operation.to_raw();
+    slot[1] = u8::try_from(segments.len()).ok()?;
+    put(&mut slot, 2, &handle.to_le_bytes());
+    put(&mut slot, abi.id(), &id.to_le_bytes());
+    put(&mut slot, abi.sector(), &sector.to_le_bytes());
+    for (segment, at) in segments.iter().zip((abi.tail()..).step_by(SEGMENT_BYTES)) {
+        put(&mut slot, at, &segment.to_bytes());
+    }
+    Some(slot)
+}
+
+/// A request to give up a range.
+pub fn discard(
+    abi: Abi,
+    (id, handle): (u64, u16),
+    sector: u64,
+    sectors: u64,
+    secure: bool,
+) -> Slot {
+    let mut slot = [0; 112];
+    slot[0] = Operation::Discard.to_raw();
+    slot[1] = u8::from(secure);
+    put(&mut slot, 2, &handle.to_le_bytes());
+    put(&mut slot, abi.id(), &id.to_le_bytes());
+    put(&mut slot, abi.sector(), &sector.to_le_bytes());
+    put(&mut slot, abi.tail(), &sectors.to_le_bytes());
+    slot
+}
+
+/// A request whose `count` segments are described in `pages`. `None` for more pages than eight.
+pub fn indirect(
+    abi: Abi,
+    direction: Direction,
+    (id, handle): (u64, u16),
+    sector: u64,
+    count: u16,
+    pages: &[Gref],
+) -> Option<Slot> {
+    if pages.len() > INDIRECT_PAGES {
+        return None;
+    }
+    let operation = match direction {
+        Direction::Read => Operation::Read,
+        Direction::Write => Operation::Write,
+    };
+    let mut slot = [0; 112];
+    slot[0] = Operation::Indirect.to_raw();
+    slot[1] = operation.to_raw();
+    put(&mut slot, 2, &count.to_le_bytes());
+    put(&mut slot, abi.id(), &id.to_le_bytes());
+    put(&mut slot, abi.sector(), &sector.to_le_bytes());
+    put(&mut slot, abi.tail(), &handle.to_le_bytes());
+    for (page, at) in pages.iter().zip((abi.indirect_grefs()..).step_by(4)) {
+        put(&mut slot, at, &page.0.to_le_bytes());
+    }
+    Some(slot)
+}
+
+/// The descriptors of segments, for the pages of an indirect request: one page is full before the next
+/// one begins.
+pub fn indirect_descriptors(
+    segments: &[SegmentRange],
+) -> impl Iterator<Item = [u8; SEGMENT_BYTES]> {
+    segments.iter().map(|segment| segment.to_bytes())
+}
