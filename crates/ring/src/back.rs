@@ -10,6 +10,9 @@ use crate::{ProducerOverflow, RingLayout, RingMemory, Word, passes_event};
 /// Bytes of the largest entry of which a record can be kept: a block request has 112.
 const ENTRY_MAX: usize = 128;
 
+/// What stands in the first word of a record in use (a ring of the frontend's has its index there).
+const BEGUN: u32 = 0x5246_0001;
+
 /// Why a ring cannot be taken over.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum ResumeError {
@@ -77,19 +80,25 @@ impl<M: RingMemory> BackRing<M> {
     pub fn attach_recorded(memory: M, record: M, layout: RingLayout) -> BackRing<M> {
         let ring = BackRing::attach(memory, layout);
         record.store(Word::RspProd, ring.rsp_prod_pvt, Ordering::Release);
+        record.store(Word::ReqProd, BEGUN, Ordering::Release);
         BackRing { record: Some(record), ..ring }
     }
 
     /// Takes over a ring from a backend that kept `record` and is no more: publishes what it had
     /// decided to publish, and goes on with the first request that has no answer. What that backend
     /// had consumed without answering is found again. The frontend is to be notified once: that
-    /// backend may have died before it did so.
+    /// backend may have died before it did so. A record that nobody has begun is begun.
     ///
     /// # Errors
     ///
     /// [`ResumeError`] when the shared indices are impossible; the ring is left as it is.
     pub fn resume(memory: M, record: M, layout: RingLayout) -> Result<BackRing<M>, ResumeError> {
         let count = layout.count();
+        if record.load(Word::ReqProd, Ordering::Acquire) != BEGUN {
+            let ring = BackRing::attach_recorded(memory, record, layout);
+            ring.unconsumed()?;
+            return Ok(ring);
+        }
         let shared = memory.load(Word::RspProd, Ordering::Acquire);
         let recorded = record.load(Word::RspProd, Ordering::Acquire);
         let behind = recorded.wrapping_sub(shared);

@@ -138,6 +138,7 @@ proptest! {
         for (i, word) in words.iter().enumerate() {
             shared.store_u32(i * 4, *word, Ordering::Relaxed).unwrap();
         }
+        drop(BackRing::attach_recorded(pages().1, record.clone(), NETIF_TX));
         kept.store_u32(8, recorded, Ordering::Relaxed).unwrap();
         let possible = recorded.wrapping_sub(words[2]) <= 256 && words[0].wrapping_sub(recorded) <= 256;
         match BackRing::resume(ring, record, NETIF_TX) {
@@ -174,4 +175,20 @@ fn a_ring_whose_response_index_was_moved_is_refused() {
     shared.store_u32(8, 5, Ordering::Relaxed).unwrap();
     let refused = BackRing::resume(ring, record, NETIF_TX).unwrap_err();
     assert_eq!(refused, ResumeError::Responses { shared: 5, recorded: 0, count: 256 });
+}
+
+#[test]
+fn a_ring_of_which_no_record_was_kept_goes_on_where_its_indices_say() {
+    let (shared, ring) = pages();
+    let (_kept, record) = pages();
+    let mut front = FrontRing::init(ring.clone(), NETIF_TX);
+    for n in 0..3 {
+        front.request(&request(n));
+    }
+    front.publish();
+    shared.store_u32(8, 2, Ordering::Relaxed).unwrap();
+    let back = BackRing::resume(ring.clone(), record, NETIF_TX).unwrap();
+    assert_eq!((back.consumed_index(), back.unconsumed()), (2, Ok(1)));
+    shared.store_u32(8, 1000, Ordering::Relaxed).unwrap();
+    assert!(BackRing::resume(ring, pages().1, NETIF_TX).is_err());
 }

@@ -24,7 +24,7 @@ use std::sync::Arc;
 
 use ringfence_grants::{Mode, Reach};
 use ringfence_platform::{Channel, ChannelError, Grantee};
-use ringfence_ring::{BackRing, NETIF_RX, NETIF_TX, RingPages};
+use ringfence_ring::{BackRing, NETIF_RX, NETIF_TX, ResumeError, RingPages};
 
 use crate::batch::Batch;
 use crate::counters::PortCounters;
@@ -73,6 +73,18 @@ pub struct QueueParts<G, C> {
     pub tx_pages: G,
     /// The peer's pages, for writing packets.
     pub rx_pages: G,
+    /// Pages of this side's own that outlive the process, for whoever takes the queue over.
+    pub records: Option<QueueRecords>,
+}
+
+/// What a backend keeps of a queue so that another process can go on with it
+/// ([`BackRing::attach_recorded`]).
+#[derive(Clone, Debug)]
+pub struct QueueRecords {
+    /// Of the tx ring.
+    pub tx: RingPages,
+    /// Of the rx ring.
+    pub rx: RingPages,
 }
 
 /// A backend queue.
@@ -86,9 +98,70 @@ pub struct NetbackPort<G, C> {
 }
 
 impl<G: Grantee, C: Channel> NetbackPort<G, C> {
-    /// Takes up a queue where its shared indices say.
+    /// Takes up a queue whose frontend has just connected.
     pub fn new(
         parts: QueueParts<G, C>,
+        mode: Mode,
+        features: VifFeatures,
+        rules: &Arc<RuleCounters>,
+    ) -> Self {
+        let rings = match parts.records.clone() {
+            Some(QueueRecords { tx, rx }) => Rings {
+                tx: BackRing::attach_recorded(parts.tx_ring.clone(), tx, NETIF_TX),
+                rx: BackRing::attach_recorded(parts.rx_ring.clone(), rx, NETIF_RX),
+            },
+            None => Rings {
+                tx: BackRing::attach(parts.tx_ring.clone(), NETIF_TX),
+                rx: BackRing::attach(parts.rx_ring.clone(), NETIF_RX),
+            },
+        };
+        Self::with_rings(parts, rings, mode, features, rules)
+    }
+
+    /// Takes over a queue that a backend which is no more has served: finishes what that one had
+    /// decided to publish (if it kept records), goes on with the first request that has no answer,
+    /// and notifies the frontend once, as the one before may have died just before it did.
+    ///
+    /// Frames that it had passed on without answering are passed on again.
+    ///
+    /// # Errors
+    ///
+    /// A [`Fault`] when the shared indices are impossible, or the channels of no use.
+    pub fn adopt(
+        parts: QueueParts<G, C>,
+        mode: Mode,
+        features: VifFeatures,
+        rules: &Arc<RuleCounters>,
+    ) -> Result<Self, Fault> {
+        let impossible = |why: ResumeError| {
+            rules.count("adopted_ring_index");
+            Fault::misbehaved(why)
+        };
+        let resume = |ring: &RingPages, record: Option<RingPages>, layout| match record {
+            Some(record) => BackRing::resume(ring.clone(), record, layout),
+            None => {
+                let ring = BackRing::attach(ring.clone(), layout);
+                ring.unconsumed()?;
+                Ok(ring)
+            }
+        };
+        let records = parts.records.clone();
+        let (tx, rx) = records.map_or((None, None), |QueueRecords { tx, rx }| (Some(tx), Some(rx)));
+        let rings = Rings {
+            tx: resume(&parts.tx_ring, tx, NETIF_TX).map_err(impossible)?,
+            rx: resume(&parts.rx_ring, rx, NETIF_RX).map_err(impossible)?,
+        };
+        let port = Self::with_rings(parts, rings, mode, features, rules);
+        port.channels.tx.notify().map_err(channel_fault(rules))?;
+        if let Some(rx) = &port.channels.rx {
+            rx.notify().map_err(channel_fault(rules))?;
+        }
+        Ok(port)
+    }
+
+    fn with_rings(
+        parts: QueueParts<G, C>,
+        rings: Rings,
         mode: Mode,
         features: VifFeatures,
         rules: &Arc<RuleCounters>,
@@ -96,14 +169,14 @@ impl<G: Grantee, C: Channel> NetbackPort<G, C> {
         let counters = Arc::new(PortCounters::default());
         NetbackPort {
             tx: tx::FromGuest::new(
-                BackRing::attach(parts.tx_ring, NETIF_TX),
+                rings.tx,
                 Reach::new(parts.tx_pages, mode),
                 features.own,
                 Arc::clone(rules),
                 Arc::clone(&counters),
             ),
             rx: rx::ToGuest::new(
-                BackRing::attach(parts.rx_ring, NETIF_RX),
+                rings.rx,
                 Reach::new(parts.rx_pages, mode),
                 Arc::clone(rules),
                 Arc::clone(&counters),
@@ -114,6 +187,12 @@ impl<G: Grantee, C: Channel> NetbackPort<G, C> {
             counters,
         }
     }
+}
+
+/// The backend's ends of both rings.
+struct Rings {
+    tx: BackRing<RingPages>,
+    rx: BackRing<RingPages>,
 }
 
 impl<G: Grantee, C: Channel> Port for NetbackPort<G, C> {

@@ -13,7 +13,7 @@ use super::PortHost;
 use super::steps::{BackendStep, BackendView, backend_step};
 use crate::features::{OffloadKeys, VifFeatures};
 use crate::netback::{NetbackPort, QueueChannels, QueueParts};
-use crate::port::Port;
+use crate::port::{Fault, Port};
 use crate::rules::RuleCounters;
 
 /// Steps that one look may take: more than any handshake needs, so that a peer that changes its
@@ -70,6 +70,9 @@ pub enum ConnectError {
     /// A ring page is no ring.
     #[error("the ring page is unusable: {0}")]
     RingPage(#[from] ringfence_memory::OutOfRange),
+    /// A queue that a backend before this one served cannot be taken over.
+    #[error("the device cannot be taken over: {0}")]
+    Adopt(#[source] Fault),
 }
 
 impl ConnectError {
@@ -85,6 +88,7 @@ impl ConnectError {
             ConnectError::Queues { .. } => "connect_too_many_queues",
             ConnectError::Ring { .. } => "connect_ring_grant",
             ConnectError::RingPage(_) => "connect_ring_page",
+            ConnectError::Adopt(_) => "connect_not_adopted",
         }
     }
 }
@@ -105,9 +109,24 @@ pub struct VifBackend {
     back: String,
     options: BackendOptions,
     offloads: OffloadKeys,
+    waits_for_hotplug: bool,
     rules: Arc<RuleCounters>,
+    /// This value wrote the keys that the frontend reads.
+    announced: bool,
     attached: bool,
+    connection: Option<Connection>,
     condemned: Option<String>,
+}
+
+/// How a device that is in use was connected.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Connection {
+    /// What both ends take.
+    pub features: VifFeatures,
+    /// Queues.
+    pub queues: u32,
+    /// Whether it was taken over from a backend before this one, without the frontend's noticing.
+    pub adopted: bool,
 }
 
 impl VifBackend {
@@ -119,10 +138,20 @@ impl VifBackend {
             back: device.backend_path(),
             options,
             offloads: OffloadKeys::ALL,
+            waits_for_hotplug: false,
             rules: Arc::default(),
+            announced: false,
             attached: false,
+            connection: None,
             condemned: None,
         }
+    }
+
+    /// Connects only once the toolstack's script said that the interface is wired up
+    /// (`hotplug-status` is `connected`), as other backends of a toolstack with scripts do.
+    #[must_use]
+    pub fn waiting_for_hotplug(self, waits: bool) -> VifBackend {
+        VifBackend { waits_for_hotplug: waits, ..self }
     }
 
     /// Announces only these offloads. What is not announced is refused.
@@ -139,6 +168,16 @@ impl VifBackend {
     /// What the guest did wrong, by rule.
     pub fn rules(&self) -> &Arc<RuleCounters> {
         &self.rules
+    }
+
+    /// How it is connected, while it is.
+    pub fn connection(&self) -> Option<&Connection> {
+        self.connection.as_ref().filter(|_| self.attached)
+    }
+
+    /// Why the device was closed, if this side did so.
+    pub fn condemned(&self) -> Option<&str> {
+        self.condemned.as_deref()
     }
 
     /// The paths to watch.
@@ -180,7 +219,13 @@ impl VifBackend {
                     self.condemned = None;
                     self.announce(store)?;
                 }
-                BackendStep::Connect => self.connect(platform, store, host)?,
+                BackendStep::Connect => {
+                    let adopting = view.own == XenbusState::Connected;
+                    if !adopting && !self.is_wired_up(store)? {
+                        return Ok(Life::Alive);
+                    }
+                    self.connect(adopting, platform, store, host)?;
+                }
                 BackendStep::Close => {
                     self.let_go(host);
                     self.enter(store, XenbusState::Closing)?;
@@ -245,7 +290,16 @@ impl VifBackend {
         store.write(&format!("{}/{}", self.back, xenbus::STATE), state.to_string())
     }
 
-    fn announce(&self, store: &mut StoreClient) -> Result<(), StoreError> {
+    fn is_wired_up(&self, store: &mut StoreClient) -> Result<bool, StoreError> {
+        if !self.waits_for_hotplug {
+            return Ok(true);
+        }
+        let status = store.read_opt(&format!("{}/{}", self.back, keys::HOTPLUG_STATUS))?;
+        Ok(status.is_some_and(|status| status == b"connected"))
+    }
+
+    fn announce(&mut self, store: &mut StoreClient) -> Result<(), StoreError> {
+        self.announced = true;
         let back = &self.back;
         store.transaction(|t| {
             let others = [
@@ -262,14 +316,20 @@ impl VifBackend {
 
     fn connect<P: Platform>(
         &mut self,
+        adopting: bool,
         platform: &P,
         store: &mut StoreClient,
         host: &mut impl PortHost,
     ) -> Result<(), StoreError> {
-        match self.open(platform, store) {
-            Ok(port) => {
+        match self.open(adopting, platform, store, host) {
+            Ok((port, connection)) => {
                 host.attach(&self.device, port);
                 self.attached = true;
+                self.connection = Some(connection);
+                if adopting {
+                    // The frontend is to notice nothing.
+                    return Ok(());
+                }
                 store.write(&format!("{}/{}", self.back, keys::CARRIER), "1")?;
                 self.enter(store, XenbusState::Connected)
             }
@@ -285,9 +345,11 @@ impl VifBackend {
     /// Reads the frontend's keys, once each, and maps and binds what they name.
     fn open<P: Platform>(
         &self,
+        adopting: bool,
         platform: &P,
         store: &mut StoreClient,
-    ) -> Result<Box<dyn Port>, ConnectError> {
+        host: &mut impl PortHost,
+    ) -> Result<(Box<dyn Port>, Connection), ConnectError> {
         let key = |name: &str| format!("{}/{name}", self.front);
         let queues = store.read_u32_opt(&key(keys::MULTI_QUEUE_NUM_QUEUES))?.unwrap_or(1);
         if queues != 1 {
@@ -299,11 +361,13 @@ impl VifBackend {
         // A missing reference must not be read as 0, which is the console's page.
         let tx_ref = Gref(store.read_u32(&key(keys::TX_RING_REF))?);
         let rx_ref = Gref(store.read_u32(&key(keys::RX_RING_REF))?);
-        let features = VifFeatures {
-            peer: OffloadKeys::read(store, &self.front)?,
-            own: self.offloads,
-            mtu: self.options.mtu,
+        // What the frontend was told holds, whatever this process would tell it today.
+        let own = match self.announced {
+            true => self.offloads,
+            false => OffloadKeys::read(store, &self.back)?,
         };
+        let peer = OffloadKeys::read(store, &self.front)?;
+        let features = VifFeatures { peer, own, mtu: self.options.mtu };
         let peer = self.device.frontend;
         let mut tx_pages = platform.grantee(peer).map_err(ConnectError::Arena)?;
         let rx_pages = platform.grantee(peer).map_err(ConnectError::Arena)?;
@@ -321,8 +385,15 @@ impl VifBackend {
                 QueueChannels { tx: bind(store.read_u32(&key(keys::EVENT_CHANNEL))?)?, rx: None }
             }
         };
-        let parts = QueueParts { tx_ring, rx_ring, channels, tx_pages, rx_pages };
-        Ok(Box::new(NetbackPort::new(parts, self.options.mode, features, &self.rules)))
+        let records = host.records(&self.device, 0);
+        let parts = QueueParts { tx_ring, rx_ring, channels, tx_pages, rx_pages, records };
+        let (mode, rules) = (self.options.mode, &self.rules);
+        let port = if adopting {
+            NetbackPort::adopt(parts, mode, features, rules).map_err(ConnectError::Adopt)?
+        } else {
+            NetbackPort::new(parts, mode, features, rules)
+        };
+        Ok((Box::new(port), Connection { features, queues, adopted: adopting }))
     }
 }
 

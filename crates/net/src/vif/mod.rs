@@ -12,6 +12,7 @@ pub mod values;
 
 use ringfence_wire::xenbus::DeviceId;
 
+use crate::netback::QueueRecords;
 use crate::port::Port;
 
 /// Whoever runs the ports: the data plane of a driver domain or of a frontend.
@@ -22,4 +23,11 @@ pub trait PortHost {
     /// Takes a device's port out of operation. When this returns the port was dropped: nothing of
     /// the peer's is mapped or used any more. Idempotent.
     fn detach(&mut self, device: &DeviceId);
+
+    /// Pages in which a record of a queue is kept, for a host that can be taken over by another
+    /// process; the same pages for the same queue until it is detached.
+    fn records(&mut self, device: &DeviceId, queue: u32) -> Option<QueueRecords> {
+        let _ = (device, queue);
+        None
+    }
 }

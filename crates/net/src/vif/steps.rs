@@ -14,7 +14,8 @@ pub enum BackendStep {
     Wait,
     /// Publish features and go to InitWait.
     Announce,
-    /// Read the frontend's keys, map, bind, go to Connected.
+    /// Read the frontend's keys, map, bind, go to Connected. When this side is Connected already, a
+    /// backend before it was: its device is taken over, and no state changes.
     Connect,
     /// Let go of everything and go to Closing.
     Close,
@@ -54,6 +55,10 @@ pub fn backend_step(view: BackendView) -> BackendStep {
         // A condemned frontend may start over; until it does, the device stays closed.
         S::Initialising if view.attached || (leaving && view.online) => BackendStep::Announce,
         S::Initialising | S::InitWait if view.own == S::Initialising => BackendStep::Announce,
+        // The backend before this one left a device in use; the frontend has started over since.
+        S::Initialising | S::InitWait if !view.attached && in_use(view.own) => {
+            BackendStep::Announce
+        }
         // Whatever it says, a condemned frontend is not served (it may say Reconfiguring, or 99).
         S::Closing | S::Closed => closing_step(view, leaving),
         _ if view.condemned => close_if(view, !leaving),
@@ -62,6 +67,12 @@ pub fn backend_step(view: BackendView) -> BackendStep {
         S::Missing => close_if(view, !leaving),
         _ => BackendStep::Wait,
     }
+}
+
+/// Whether a backend in this state holds, or held, a frontend's rings.
+fn in_use(own: XenbusState) -> bool {
+    use XenbusState as S;
+    matches!(own, S::Initialised | S::Connected | S::Reconfiguring | S::Reconfigured)
 }
 
 /// What a backend does whose frontend leaves or has left.

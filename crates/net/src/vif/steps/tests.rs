@@ -89,6 +89,25 @@ fn a_frontend_whose_channel_closed_before_it_was_up_starts_over() {
     assert!(world.settle().is_up());
 }
 
+#[test]
+fn a_device_that_the_backend_before_left_connected_is_taken_over() {
+    let mut world = World::fresh().settle();
+    world.back.attached = false;
+    assert_eq!(backend_step(world.looked().back), BackendStep::Connect);
+    let world = world.back_moves();
+    assert!(world.is_up());
+    assert_eq!(world, world.settle());
+}
+
+#[test]
+fn a_frontend_that_started_over_while_there_was_no_backend_connects() {
+    for own in [S::Connected, S::Initialised, S::Reconfiguring] {
+        let mut world = World::fresh().settle().with_new_frontend();
+        (world.back.own, world.back.attached) = (own, false);
+        assert!(world.looked().settle().is_up(), "{own:?}");
+    }
+}
+
 proptest! {
     #[test]
     fn xsa_465_any_sequence_of_frontend_states_is_survived(

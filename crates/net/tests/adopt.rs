@@ -1,0 +1,385 @@
+//! A backend that dies without a word, and another that goes on with its devices.
+//!
+//! Event channels here are as on Xen: when one end is closed the other waits for somebody to bind it
+//! again, and notices nothing.
+
+#![allow(clippy::unwrap_used, reason = "the panic of a test is its report")]
+
+use std::collections::HashMap;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::{Arc, Mutex};
+
+use ringfence_grants::Mode;
+use ringfence_memory::LentSlice;
+use ringfence_net::batch::Batch;
+use ringfence_net::features::OffloadKeys;
+use ringfence_net::netback::QueueRecords;
+use ringfence_net::port::Port;
+use ringfence_net::vif::PortHost;
+use ringfence_net::vif::backend::{BackendOptions, VifBackend};
+use ringfence_net::vif::frontend::VifFrontend;
+use ringfence_net::vif::toolstack::{self, VifConfig};
+use ringfence_offload::OffloadMeta;
+use ringfence_platform::local::hub::{Hub, HubHandle, HubLimits};
+use ringfence_platform::local::{LocalGrantee, LocalGranter, LocalPlatform};
+use ringfence_platform::store::{StoreAccess, StoreClient};
+use ringfence_platform::{
+    Channel, ChannelError, Counters, DomId, EventPort, Platform, PlatformError,
+};
+use ringfence_ring::RingPages;
+use ringfence_wire::xenbus::{DeviceId, DeviceKind, XenbusState};
+
+/// The ends of each channel by number: the allocator's event, the binder's.
+type Exchange = Arc<Mutex<HashMap<u32, [OwnedFd; 2]>>>;
+
+/// The local platform, with channels that outlive their ends.
+struct Steady {
+    local: LocalPlatform,
+    exchange: Exchange,
+}
+
+struct SteadyChannel {
+    port: EventPort,
+    own: OwnedFd,
+    other: OwnedFd,
+}
+
+impl AsFd for SteadyChannel {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.own.as_fd()
+    }
+}
+
+impl Channel for SteadyChannel {
+    fn port(&self) -> EventPort {
+        self.port
+    }
+    fn notify(&self) -> Result<(), ChannelError> {
+        rustix::io::write(&self.other, &1u64.to_ne_bytes()).unwrap();
+        Ok(())
+    }
+    fn clear(&self) -> Result<bool, ChannelError> {
+        Ok(rustix::io::read(&self.own, &mut [0; 8]).is_ok())
+    }
+}
+
+fn event() -> OwnedFd {
+    use rustix::event::EventfdFlags as Flags;
+    rustix::event::eventfd(0, Flags::CLOEXEC | Flags::NONBLOCK).unwrap()
+}
+
+impl Platform for Steady {
+    type Granter = LocalGranter;
+    type Grantee = LocalGrantee;
+    type Channel = SteadyChannel;
+
+    fn domid(&self) -> DomId {
+        self.local.domid()
+    }
+    fn store(&self) -> Result<StoreClient, PlatformError> {
+        self.local.store()
+    }
+    fn granter(&self, peer: DomId) -> Result<LocalGranter, PlatformError> {
+        self.local.granter(peer)
+    }
+    fn grantee(&self, granter: DomId) -> Result<LocalGrantee, PlatformError> {
+        self.local.grantee(granter)
+    }
+    fn alloc_unbound(&self, _: DomId) -> Result<SteadyChannel, PlatformError> {
+        let ends = [event(), event()];
+        let [own, other] = ends.each_ref().map(|end| end.try_clone().unwrap());
+        let mut exchange = self.exchange.lock().unwrap();
+        let port = u32::try_from(exchange.len()).unwrap() + 1;
+        exchange.insert(port, ends);
+        Ok(SteadyChannel { port: EventPort(port), own, other })
+    }
+    fn bind_interdomain(&self, _: DomId, port: EventPort) -> Result<SteadyChannel, PlatformError> {
+        let exchange = self.exchange.lock().unwrap();
+        let ends = exchange.get(&port.0).ok_or(PlatformError::Disconnected("test"))?;
+        let [other, own] = ends.each_ref().map(|end| end.try_clone().unwrap());
+        rustix::io::write(&own, &1u64.to_ne_bytes()).unwrap();
+        Ok(SteadyChannel { port, own, other })
+    }
+    fn counters(&self) -> &Arc<Counters> {
+        self.local.counters()
+    }
+}
+
+/// Holds the port of one side, and the records of the backend's.
+#[derive(Default)]
+struct Host {
+    port: Option<Box<dyn Port>>,
+    records: Option<[LentSlice; 2]>,
+}
+
+impl PortHost for Host {
+    fn attach(&mut self, _: &DeviceId, port: Box<dyn Port>) {
+        self.port = Some(port);
+    }
+    fn detach(&mut self, _: &DeviceId) {
+        self.port = None;
+    }
+    fn records(&mut self, _: &DeviceId, _: u32) -> Option<QueueRecords> {
+        let ring = |page: &LentSlice| RingPages::new(page.clone(), 4096).unwrap();
+        self.records.as_ref().map(|[tx, rx]| QueueRecords { tx: ring(tx), rx: ring(rx) })
+    }
+}
+
+struct Pair {
+    hub: HubHandle,
+    back_platform: Steady,
+    front_platform: Steady,
+    back_store: StoreClient,
+    front_store: StoreClient,
+    back: VifBackend,
+    front: VifFrontend<Steady>,
+    back_host: Host,
+    front_host: Host,
+    device: DeviceId,
+    mode: Mode,
+}
+
+impl Drop for Pair {
+    fn drop(&mut self) {
+        self.hub.stop();
+    }
+}
+
+impl Pair {
+    fn new(mode: Mode, takes: OffloadKeys, recorded: bool) -> Pair {
+        let (hub_thread, hub) = Hub::new(HubLimits::default()).unwrap();
+        std::thread::spawn(move || hub_thread.run().unwrap());
+        let exchange = Exchange::default();
+        let join = |wanted, privileged| Steady {
+            local: LocalPlatform::connect(hub.admit(wanted, privileged).unwrap().1).unwrap(),
+            exchange: Arc::clone(&exchange),
+        };
+        let (back_platform, front_platform) = (join(Some(DomId(0)), true), join(None, false));
+        let device = DeviceId {
+            kind: DeviceKind::Vif,
+            frontend: front_platform.domid(),
+            backend: DomId(0),
+            handle: 0,
+        };
+        let mut back_store = back_platform.store().unwrap();
+        let config = VifConfig { mac: [2, 0, 0, 0, 0, 1], mtu: 1500 };
+        toolstack::create(&mut back_store, &device, config).unwrap();
+        let back = VifBackend::new(device, BackendOptions { mode, mtu: 1500 }).with_offloads(takes);
+        let front = VifFrontend::new(&front_platform, device, 1500).unwrap();
+        let front_store = front_platform.store().unwrap();
+        let records = recorded.then(|| [4096, 4096].map(LentSlice::anonymous));
+        let (back_host, front_host) = (Host { port: None, records }, Host::default());
+        Pair {
+            hub,
+            back_platform,
+            front_platform,
+            back_store,
+            front_store,
+            back,
+            front,
+            back_host,
+            front_host,
+            device,
+            mode,
+        }
+    }
+
+    fn look(&mut self) {
+        self.back.look(&self.back_platform, &mut self.back_store, &mut self.back_host).unwrap();
+        self.front.look(&self.front_platform, &mut self.front_store, &mut self.front_host).unwrap();
+    }
+
+    fn connected(mode: Mode, takes: OffloadKeys, recorded: bool) -> Pair {
+        let mut pair = Pair::new(mode, takes, recorded);
+        for _ in 0..10 {
+            pair.look();
+        }
+        assert!(pair.front.is_up());
+        pair
+    }
+
+    /// The backend is no more: nothing is said to anybody. Another one looks.
+    fn succeed(&mut self) {
+        self.back_host.port = None;
+        let options = BackendOptions { mode: self.mode, mtu: 1500 };
+        self.back = VifBackend::new(self.device, options);
+        self.back.look(&self.back_platform, &mut self.back_store, &mut self.back_host).unwrap();
+    }
+
+    fn states(&mut self) -> [XenbusState; 2] {
+        [self.device.backend_path(), self.device.frontend_path()].map(|dir| {
+            XenbusState::parse(&self.back_store.read(&format!("{dir}/state")).unwrap()).unwrap()
+        })
+    }
+
+    fn ports(&mut self) -> (&mut dyn Port, &mut dyn Port) {
+        let (front, back) = (&mut self.front_host.port, &mut self.back_host.port);
+        (&mut **front.as_mut().unwrap(), &mut **back.as_mut().unwrap())
+    }
+}
+
+fn frame(seed: usize) -> Vec<u8> {
+    (0..60 + seed * 97 % 9000).map(|i| (seed * 31 + i * 7 + i / 251).to_le_bytes()[0]).collect()
+}
+
+fn send(port: &mut dyn Port, seeds: impl Iterator<Item = usize>) -> usize {
+    let mut batch = Batch::default();
+    for seed in seeds {
+        let bytes = frame(seed);
+        let at = batch.reserve(bytes.len()).unwrap();
+        batch.scratch_mut(at..at + bytes.len()).unwrap().copy_from_slice(&bytes);
+        batch.push_contiguous(at, bytes.len(), OffloadMeta::PLAIN).unwrap();
+    }
+    let all: Vec<u32> = (0..u32::try_from(batch.len()).unwrap()).collect();
+    let sent = port.transmit(&batch, &all).unwrap().sent;
+    port.flush().unwrap();
+    sent
+}
+
+fn take(port: &mut dyn Port, most: usize, complete: bool) -> Vec<Vec<u8>> {
+    let mut batch = Batch::default();
+    port.receive(&mut batch, most).unwrap();
+    let copy = |frame: ringfence_net::batch::FrameView<'_>| {
+        let mut bytes = vec![0; frame.len()];
+        frame.copy_to(&mut bytes);
+        bytes
+    };
+    let taken = batch.iter().map(copy).collect();
+    batch.clear();
+    if complete {
+        port.complete().unwrap();
+    }
+    taken
+}
+
+fn frames(seeds: impl Iterator<Item = usize>) -> Vec<Vec<u8>> {
+    seeds.map(frame).collect()
+}
+
+#[test]
+fn a_device_goes_on_under_a_new_backend_and_no_state_changes() {
+    for (mode, recorded) in [(Mode::Copy, true), (Mode::Map, true), (Mode::Copy, false)] {
+        let mut pair = Pair::connected(mode, OffloadKeys::ALL, recorded);
+        for round in 0..200 {
+            let base = round * 16;
+            let (front, back) = pair.ports();
+            assert_eq!(send(front, base..base + 5), 5);
+            // Two are passed on and answered; one more is passed on, and then the backend dies.
+            assert_eq!(take(back, 2, true), frames(base..base + 2));
+            assert_eq!(take(back, 1, false), frames(base + 2..base + 3));
+            assert_eq!(send(back, base + 5..base + 7), 2);
+            pair.succeed();
+            assert!(pair.back.connection().unwrap().adopted);
+            assert_eq!(pair.states(), [XenbusState::Connected; 2]);
+            let (front, back) = pair.ports();
+            assert_eq!(take(back, 64, true), frames(base + 2..base + 5), "passed on again");
+            assert_eq!(take(front, 64, true), frames(base + 5..base + 7), "as they were published");
+            assert_eq!(send(back, base + 7..base + 9), 2);
+            assert_eq!(take(front, 64, true), frames(base + 7..base + 9));
+        }
+        assert!(pair.front.rules().all().is_empty(), "{:?}", pair.front.rules().all());
+        pair.look();
+        assert!(pair.front.is_up());
+    }
+}
+
+#[test]
+fn answers_that_were_not_published_cost_no_frame() {
+    let mut pair = Pair::connected(Mode::Copy, OffloadKeys::ALL, true);
+    for round in 0..100 {
+        let base = round * 8;
+        let (front, back) = pair.ports();
+        assert_eq!(send(front, base..base + 3), 3);
+        // Written to the guest, but not flushed: nobody ever hears of it.
+        let mut batch = Batch::default();
+        let at = batch.reserve(5000).unwrap();
+        batch.push_contiguous(at, 5000, OffloadMeta::PLAIN).unwrap();
+        assert_eq!(back.transmit(&batch, &[0]).unwrap().sent, 1);
+        assert_eq!(take(back, 3, false).len(), 3);
+        pair.succeed();
+        let (front, back) = pair.ports();
+        assert_eq!(take(back, 64, true), frames(base..base + 3));
+        assert_eq!(take(front, 64, true), frames(0..0));
+        assert_eq!(send(back, base + 3..base + 6), 3);
+        assert_eq!(take(front, 64, true), frames(base + 3..base + 6));
+    }
+    assert!(pair.back.rules().all().is_empty(), "{:?}", pair.back.rules().all());
+    assert!(pair.front.rules().all().is_empty(), "{:?}", pair.front.rules().all());
+}
+
+#[test]
+fn the_frontend_is_notified_once_and_its_requests_are_found_without_an_event() {
+    let mut pair = Pair::connected(Mode::Copy, OffloadKeys::ALL, true);
+    let (front, back) = pair.ports();
+    assert!(!back.arm().unwrap() && !front.arm().unwrap());
+    assert_eq!(send(front, 0..1), 1);
+    // Its event goes to a backend that dies before it looks.
+    back.clear_events().unwrap();
+    front.clear_events().unwrap();
+    pair.succeed();
+    let (front, back) = pair.ports();
+    let readable = |port: &dyn Port| {
+        let fds = port.wait_fds();
+        let poll = |fd| rustix::event::PollFd::new(fd, rustix::event::PollFlags::IN);
+        let mut fds: Vec<_> = fds.iter().map(poll).collect();
+        rustix::event::poll(&mut fds, Some(&rustix::time::Timespec::default())).unwrap()
+    };
+    assert_eq!(readable(front), 2, "both channels");
+    assert_eq!(take(back, 64, true), frames(0..1));
+}
+
+#[test]
+fn what_the_frontend_was_told_holds_for_the_new_backend() {
+    let told = OffloadKeys { gso_tcp_v4: false, checksum_ipv6: false, ..OffloadKeys::ALL };
+    let mut pair = Pair::connected(Mode::Copy, told, true);
+    let before = *pair.back.connection().unwrap();
+    assert_eq!(before.features.own, told);
+    // The successor would announce everything, if it announced.
+    pair.succeed();
+    let after = *pair.back.connection().unwrap();
+    assert_eq!((before.adopted, after.adopted), (false, true));
+    assert_eq!(after.features, before.features);
+}
+
+#[test]
+fn xsa_39_a_device_whose_indices_were_moved_is_closed_not_adopted() {
+    for recorded in [true, false] {
+        let mut pair = Pair::connected(Mode::Copy, OffloadKeys::ALL, recorded);
+        // The frontend lent its tx ring first: it may write anything there.
+        let path = format!("{}/tx-ring-ref", pair.device.frontend_path());
+        let gref = pair.back_store.read_u32(&path).unwrap();
+        let mut pages = pair.back_platform.grantee(pair.device.frontend).unwrap();
+        let mut mapped = Vec::new();
+        let access = ringfence_platform::Access::ReadWrite;
+        ringfence_platform::Grantee::map(
+            &mut pages,
+            &[(ringfence_platform::Gref(gref), access)],
+            &mut mapped,
+        );
+        let ring = mapped.pop().unwrap().unwrap();
+        ring.store_u32(8, 0x8000_0000, std::sync::atomic::Ordering::Relaxed).unwrap();
+        pair.succeed();
+        assert_eq!(pair.states()[0], XenbusState::Closing, "recorded: {recorded}");
+        assert!(pair.back_host.port.is_none());
+        assert_eq!(pair.back.rules().get("adopted_ring_index"), 1);
+        assert_eq!(pair.back.rules().get("connect_not_adopted"), 1);
+    }
+}
+
+#[test]
+fn a_backend_waits_for_the_toolstacks_script() {
+    let mut pair = Pair::new(Mode::Copy, OffloadKeys::ALL, false);
+    let options = BackendOptions { mode: Mode::Copy, mtu: 1500 };
+    pair.back = VifBackend::new(pair.device, options).waiting_for_hotplug(true);
+    for _ in 0..5 {
+        pair.look();
+    }
+    assert_eq!(pair.states(), [XenbusState::InitWait, XenbusState::Connected]);
+    let status = format!("{}/hotplug-status", pair.device.backend_path());
+    pair.back_store.write(&status, "error").unwrap();
+    pair.look();
+    assert_eq!(pair.states()[0], XenbusState::InitWait);
+    pair.back_store.write(&status, "connected").unwrap();
+    pair.look();
+    assert_eq!(pair.states()[0], XenbusState::Connected);
+}
