@@ -8,7 +8,7 @@
 //! with every round. At the end of the round every port that was sent something publishes it, once.
 //! In a switch, ports that compete get the same time, not the same number of frames (`share`).
 //!
-//! When a round finds nothing to do, the thread goes on polling for a short while (`pace`: as long
+//! When a round finds nothing to do, the thread goes on polling for a short while ([`ringfence_platform::pace`]: as long
 //! as experience says that it pays), then arms all ports, looks once more and sleeps until one of
 //! their files is readable.
 //!
@@ -24,7 +24,6 @@
 //! rounds.
 
 mod handle;
-mod pace;
 mod share;
 mod slot;
 
@@ -39,6 +38,7 @@ use std::sync::Arc;
 use std::sync::mpsc::TryRecvError;
 
 use ringfence_platform::Counters;
+use ringfence_platform::pace::Spin;
 use rustix::event::{Timespec, epoll};
 use rustix::time::{ClockId, clock_gettime};
 
@@ -49,7 +49,6 @@ use crate::port::{Port, PortCapabilities};
 use crate::switch::{AttachError, Fabric, PORTS_MAX, Plan, PortIndex, PortPolicy};
 pub use handle::{AddPortError, DataplaneHandle, DataplaneStats, PortGone, PortId, PortStats};
 use handle::{Command, Inbox};
-use pace::Spin;
 use share::Fairness;
 use slot::Slot;
 

@@ -22,6 +22,8 @@ pub mod copy;
 pub mod counters;
 pub mod local;
 pub mod namespaces;
+pub mod pace;
+pub mod rules;
 pub mod store;
 pub mod tap;
 pub mod xen;
@@ -225,6 +227,19 @@ pub trait Grantee: Send {
     /// Maps pages, each with a status of its own, appended to `out` in order. A mapping is
     /// removed when the last handle to it is dropped; pages of one call may be removed together.
     fn map(&mut self, pages: &[(Gref, Access)], out: &mut Vec<Result<LentSlice, GrantStatus>>);
+
+    /// Maps a page that is to stay mapped for many uses. It is removed when its own last handle is
+    /// dropped, whatever else is kept. How many are kept is the caller's to bound; they do not count
+    /// against what [`Grantee::map`] may have mapped where the platform can tell them apart.
+    ///
+    /// # Errors
+    ///
+    /// The status of the page.
+    fn keep(&mut self, gref: Gref, access: Access) -> Result<LentSlice, GrantStatus> {
+        let mut out = Vec::with_capacity(1);
+        self.map(&[(gref, access)], &mut out);
+        out.pop().unwrap_or(Err(GrantStatus::GeneralError))
+    }
 
     /// Does the copies of `list`, each with a status of its own in [`CopyOps::statuses`]; nothing
     /// is mapped.

@@ -7,9 +7,9 @@ use std::os::fd::OwnedFd;
 use rustix::event::epoll;
 
 use super::handle::PortId;
-use super::pace::Throttle;
 use super::share::Share;
 use crate::port::{Fault, Port, PortCapabilities};
+use ringfence_platform::pace::Throttle;
 
 pub(super) struct Slot {
     pub(super) id: PortId,

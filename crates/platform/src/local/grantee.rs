@@ -1,10 +1,10 @@
 //! The using side of a pair: mappings and copies of pages that the peer lent.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use ringfence_memory::{
-    LentSlice, PAGE_SIZE, Protection, ReadList, Window, WindowBatch, WriteList,
+    LentSlice, Mapping, PAGE_SIZE, Protection, ReadList, Window, WindowBatch, WriteList,
 };
 use ringfence_wire::grant::{Access, DomId, GrantStatus, Gref};
 
@@ -26,7 +26,24 @@ struct Shared {
     shape: ArenaShape,
     table: LentTable,
     window: Window,
+    /// Each file of the arena as a whole, writable and read-only, for pages that are kept: a mapping
+    /// for all of them, where the kernel allows a process about 65,530.
+    whole: [OnceLock<Option<Arc<Mapping>>>; 2],
     counters: Arc<Counters>,
+}
+
+/// A page that is kept: a part of the mapping of its whole file.
+struct KeptPage {
+    gref: Gref,
+    whole: Arc<Mapping>,
+    shared: Arc<Shared>,
+}
+
+impl Drop for KeptPage {
+    fn drop(&mut self) {
+        self.shared.counters.grant_unmaps.add(1);
+        end_use(&self.shared.table, self.gref);
+    }
 }
 
 /// Uses pages that one granter lent to this domain.
@@ -71,7 +88,8 @@ impl LocalGrantee {
         let table = arena::map_table(&files, shape, false)?;
         let window = Window::new(MAPPED_MAX)
             .map_err(|e| ArenaFault::System(e.raw_os_error().unwrap_or(0)))?;
-        let shared = Arc::new(Shared { me, files, shape, table, window, counters });
+        let whole = [OnceLock::new(), OnceLock::new()];
+        let shared = Arc::new(Shared { me, files, shape, table, window, whole, counters });
         Ok(LocalGrantee { granter, shared, begun: Vec::new() })
     }
 }
@@ -90,6 +108,35 @@ impl Shared {
 
     fn file(&self, read_only: bool) -> &OwnedFd {
         if read_only { &self.files.read_only } else { &self.files.writable }
+    }
+
+    /// The mapping of a whole file, made at the first page that is kept.
+    fn whole(&self, read_only: bool) -> Option<Arc<Mapping>> {
+        let map = || {
+            let (pages, protection) = if read_only {
+                (self.shape.read_only, Protection::ReadOnly)
+            } else {
+                (self.shape.writable, Protection::ReadWrite)
+            };
+            self.counters.syscalls.add(1);
+            let bytes = pages as usize * PAGE_SIZE;
+            Mapping::new(self.file(read_only), 0, bytes, protection).ok().map(Arc::new)
+        };
+        self.whole[usize::from(read_only)].get_or_init(map).clone()
+    }
+
+    fn keep(self: &Arc<Self>, gref: Gref, access: Access) -> Result<LentSlice, GrantStatus> {
+        let found = self.begin(gref, access)?;
+        let Some(whole) = self.whole(found.read_only) else {
+            end_use(&self.table, gref);
+            return Err(GrantStatus::NoDeviceSpace);
+        };
+        self.counters.grant_maps.add(1);
+        let kept = Arc::new(KeptPage { gref, whole, shared: Arc::clone(self) });
+        let offset = found.frame as usize * PAGE_SIZE;
+        // SAFETY: the owner holds the mapping.
+        let page = unsafe { kept.whole.part(Arc::clone(&kept) as _, offset, PAGE_SIZE) };
+        page.map_err(|_| GrantStatus::BadPage)
     }
 }
 
@@ -160,6 +207,12 @@ impl Grantee for LocalGrantee {
             let status = || self.begun[i].err().unwrap_or(GrantStatus::GeneralError);
             out.push(slice.ok_or_else(status));
         }
+    }
+
+    /// Costs no system call: the page is a part of a mapping of the whole arena. What is wanted
+    /// read-only may be writable.
+    fn keep(&mut self, gref: Gref, access: Access) -> Result<LentSlice, GrantStatus> {
+        self.shared.keep(gref, access)
     }
 
     fn copy(&mut self, mut list: CopyList<'_, '_>) {

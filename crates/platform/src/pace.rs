@@ -10,22 +10,24 @@ const SPIN_STEP: Duration = Duration::from_micros(5);
 /// A sleep that was shorter than the longest window would better have been a spin: the window doubles.
 /// After a longer one it halves, down to nothing.
 #[derive(Debug)]
-pub(super) struct Spin {
+pub struct Spin {
     max: Duration,
     window: Duration,
 }
 
 impl Spin {
-    pub(super) fn new(max: Duration) -> Spin {
+    /// Spins for no longer than `max` at a time; not at all for zero.
+    pub fn new(max: Duration) -> Spin {
         Spin { max, window: max.min(SPIN_STEP) }
     }
 
-    pub(super) fn window(&self) -> Duration {
+    /// How long to spin now.
+    pub fn window(&self) -> Duration {
         self.window
     }
 
     /// Work arrived after a sleep of that length.
-    pub(super) fn slept(&mut self, length: Duration) {
+    pub fn slept(&mut self, length: Duration) {
         self.window = if length < self.max {
             (self.window * 2).max(SPIN_STEP).min(self.max)
         } else if self.window > SPIN_STEP {
@@ -46,7 +48,7 @@ const BACKOFF_MAX: Duration = Duration::from_millis(5);
 /// storms) is ignored for a time that doubles with each further empty announcement; the first one
 /// with work behind it sets all back.
 #[derive(Debug, Default)]
-pub(super) struct Throttle {
+pub struct Throttle {
     spurious: u32,
     backoff: Duration,
     until: Option<Duration>,
@@ -54,12 +56,12 @@ pub(super) struct Throttle {
 
 impl Throttle {
     /// There was work.
-    pub(super) fn worked(&mut self) {
+    pub fn worked(&mut self) {
         *self = Throttle::default();
     }
 
     /// There was an event and no work. Returns whether events are now to be ignored.
-    pub(super) fn spurious(&mut self, now: Duration) -> bool {
+    pub fn spurious(&mut self, now: Duration) -> bool {
         self.spurious = self.spurious.saturating_add(1);
         if self.spurious <= SPURIOUS_MAX {
             return false;
@@ -70,12 +72,12 @@ impl Throttle {
     }
 
     /// Until when events are to be ignored; no longer than [`BACKOFF_MAX`].
-    pub(super) fn until(&self) -> Option<Duration> {
+    pub fn until(&self) -> Option<Duration> {
         self.until
     }
 
     /// Ends the time of being ignored if it is over.
-    pub(super) fn expire(&mut self, now: Duration) {
+    pub fn expire(&mut self, now: Duration) {
         self.until.take_if(|until| *until <= now);
     }
 }
