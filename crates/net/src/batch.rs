@@ -31,6 +31,10 @@
 //! header of its own, and payload that is the original's. There is room for [`DERIVED_MAX`] of them
 //! that receivers do not see. Who made them takes them away again ([`Batch::drop_derived`]) once they
 //! were sent, and goes on with the next ones.
+//!
+//! Likewise several frames become one ([`Batch::join`]), with a header of its own and the payload of all
+//! of them. These stay ([`Batch::keep_derived`]) while others are split, until the port had all of its
+//! frames ([`Batch::drop_all_derived`]).
 
 mod derive;
 mod view;
@@ -40,20 +44,24 @@ mod tests;
 
 use core::ops::Range;
 
-use ringfence_memory::LentSlice;
+use ringfence_memory::{LIST_MAX, LentSlice};
 use ringfence_offload::OffloadMeta;
 use ringfence_offload::checksum::{Completion, PartialError};
 use ringfence_offload::meta::Checksum;
 
-pub use derive::{DERIVED_MAX, DeriveError};
+use derive::Derived;
+pub use derive::{DERIVED_MAX, DeriveError, JOINED_MAX};
 pub use view::{FrameView, SegmentView, Segments};
 
 /// Octets that a frame's header has at most.
 pub const HEADER_MAX: usize = 256;
 
-/// Segments that follow a frame's header at most: with the header and a virtio-net header they
-/// fill one scatter-gather list of 32.
+/// Segments that follow the header of a frame that was received, at most.
 pub const SEGMENTS_MAX: usize = 30;
+
+/// Segments that follow the header of a joined frame, at most: with the header and a virtio-net header
+/// they fill one scatter-gather list.
+pub const JOINED_SEGMENTS_MAX: usize = LIST_MAX - 2;
 
 /// Frames of a batch, where nobody asks for another number.
 pub const FRAMES_DEFAULT: usize = 64;
@@ -136,8 +144,8 @@ pub struct Batch {
     frames_max: usize,
     /// Octets of scratch memory for what is received; the headers of derived frames are behind them.
     receivable: usize,
-    /// Frames and segments that were received, while there are derived ones behind them.
-    received: Option<(usize, usize)>,
+    /// Where derived frames begin, while there are some.
+    derived: Option<Derived>,
 }
 
 impl Default for Batch {
@@ -157,14 +165,14 @@ impl Batch {
             frames: Vec::with_capacity(frames + DERIVED_MAX),
             frames_max: frames,
             receivable: scratch,
-            received: None,
+            derived: None,
         }
     }
 
     /// Forgets all frames, lets go of the lent memory, and keeps the storage.
     pub fn clear(&mut self) {
         self.used = 0;
-        self.received = None;
+        self.derived = None;
         self.frames.clear();
         self.segments.clear();
         self.lent.clear();

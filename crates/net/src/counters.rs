@@ -90,6 +90,8 @@ pub struct PortCounters {
     pub segments_made: Counter,
     /// Checksums that were finished for this port.
     pub checksums_computed: Counter,
+    /// Frames that became part of a larger one for this port.
+    pub frames_coalesced: Counter,
     /// Times this port's events ended the data plane's sleep.
     pub wakeups: Counter,
     /// Of these, the ones after which there was nothing to do.
@@ -111,6 +113,7 @@ impl Default for PortCounters {
             frames_segmented: Counter::default(),
             segments_made: Counter::default(),
             checksums_computed: Counter::default(),
+            frames_coalesced: Counter::default(),
             wakeups: Counter::default(),
             spurious_wakeups: Counter::default(),
             throttles: Counter::default(),
@@ -171,6 +174,7 @@ impl PortCounters {
             ("frames_segmented", &self.frames_segmented),
             ("segments_made", &self.segments_made),
             ("checksums_computed", &self.checksums_computed),
+            ("frames_coalesced", &self.frames_coalesced),
             ("wakeups", &self.wakeups),
             ("spurious_wakeups", &self.spurious_wakeups),
             ("throttles", &self.throttles),

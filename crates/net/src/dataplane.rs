@@ -127,13 +127,14 @@ impl Dataplane {
         let token = epoll::EventData::new_u64(WAKE);
         epoll::add(&epoll, inbox.wake.as_fd(), token, epoll::EventFlags::IN)?;
         let now = monotonic();
+        let switched = matches!(fabric, Fabric::Switch(_));
         let dataplane = Dataplane {
             config,
             fabric,
             slots: Vec::new(),
             batch: Batch::with_capacity(config.budget, config.scratch),
             plan: Plan::new(),
-            edge: Edge::default(),
+            edge: if switched { Edge::joining() } else { Edge::default() },
             first: 0,
             next_id: 0,
             epoll,

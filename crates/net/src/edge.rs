@@ -14,6 +14,10 @@
 //! * A super-packet whose segments would be longer than the port takes is dropped, split or not: the
 //!   offload changes nothing about what fits.
 //!
+//! * Frames of one turn that continue each other are joined where the port takes super-packets
+//!   (`join`): in a switch, since there whoever sent them could not do so itself. In a patch both ends
+//!   are one guest's, whose kernel joins what it may.
+//!
 //! # What bounds it
 //!
 //! A super-packet has at most 65 octets of headers a segment to be written, and as few as 8 of payload,
@@ -21,6 +25,7 @@
 //! more than the largest frames of a batch become at the usual sizes; what is beyond is dropped and
 //! counted. Nor is anything split further for a port that has just taken nothing.
 
+mod join;
 #[cfg(test)]
 mod tests;
 
@@ -37,6 +42,7 @@ use ringfence_offload::{ChecksumPlace, Gso, GsoKind, Layers, OffloadMeta};
 use crate::batch::{Batch, FrameView};
 use crate::counters::{DropReason, PortCounters};
 use crate::port::{ChecksumOffload, PortCapabilities, SUPER_FRAME_MAX, Transmitted};
+use join::Joiner;
 
 /// Segments that are made for a port in one turn, at most.
 pub const SEGMENTS_MAX: usize = 4096;
@@ -74,9 +80,15 @@ pub struct Edge {
     /// Segments made in this turn.
     made: usize,
     identifications: Identifications,
+    joiner: Option<Joiner>,
 }
 
 impl Edge {
+    /// One that joins small frames, too.
+    pub fn joining() -> Edge {
+        Edge { joiner: Some(Joiner::new()), ..Edge::default() }
+    }
+
     /// Hands each of `frames` (indices into `batch`) to `send` as one that the port takes, or as several,
     /// in order; counts those that cannot be. `send` may be called several times; it says what became
     /// of the frames, and nothing when the port is of no more use.
@@ -89,6 +101,21 @@ impl Edge {
     ) {
         self.ready.clear();
         self.made = 0;
+        let joined = self.joiner.as_mut().and_then(|joiner| joiner.join(batch, frames, port));
+        self.pass_each(batch, joined.as_deref().unwrap_or(frames), port, &mut send);
+        batch.drop_all_derived();
+        if let (Some(joiner), Some(joined)) = (&mut self.joiner, joined) {
+            joiner.recycle(joined);
+        }
+    }
+
+    fn pass_each(
+        &mut self,
+        batch: &mut Batch,
+        frames: &[u32],
+        port: Leaving<'_>,
+        send: &mut impl FnMut(&Batch, &[u32]) -> Option<Transmitted>,
+    ) {
         for &index in frames {
             let Some(frame) = batch.get(index) else { continue };
             match judge(&frame, port.capabilities) {
@@ -104,14 +131,14 @@ impl Edge {
                 Verdict::FinishChecksum => port.counters.dropped(DropReason::ChecksumUnfinished),
                 Verdict::Split(segmenter, sums) => {
                     let splitting = Splitting { index, segmenter: *segmenter, sums };
-                    if self.split(batch, splitting, port, &mut send) == Flow::Stop {
+                    if self.split(batch, splitting, port, send) == Flow::Stop {
                         return;
                     }
                 }
                 Verdict::Drop(reason) => port.counters.dropped(reason),
             }
         }
-        self.hand_over(batch, &mut send);
+        self.hand_over(batch, send);
     }
 
     /// Hands over what is ready. What was made is gone afterwards.

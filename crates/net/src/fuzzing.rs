@@ -1,5 +1,9 @@
-//! The body of the fuzz target about the handshake. It also runs as a property test.
+//! The bodies of the fuzz targets about the handshake and about what is done to frames that leave. They
+//! also run as property tests.
 
+mod leaving;
+
+pub use leaving::leaving;
 use ringfence_wire::xenbus::XenbusState;
 
 use crate::vif::steps::World;

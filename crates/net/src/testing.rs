@@ -18,7 +18,7 @@ use crate::counters::{DropReason, PortCounters};
 use crate::port::{Fault, Port, PortCapabilities, Received, Transmitted};
 
 /// Octets of a frame that a [`MemoryPort`] puts into the private header when it lends the rest.
-const LENT_HEADER: usize = 64;
+const LENT_HEADER: usize = 80;
 
 /// What the peer did that ends the port.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
@@ -118,7 +118,7 @@ impl MemoryPort {
         self
     }
 
-    /// The same port, which leaves what is behind the first 64 octets of each frame in lent memory.
+    /// The same port, which leaves what is behind the first 80 octets of each frame in lent memory.
     #[must_use]
     pub fn lending(mut self) -> MemoryPort {
         self.lends = true;

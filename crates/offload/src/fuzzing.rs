@@ -16,11 +16,13 @@ mod coalesce;
 mod segment;
 #[cfg(test)]
 mod tests;
+mod traffic;
 
-pub use coalesce::coalesce;
 #[cfg(test)]
 pub(crate) use coalesce::round_keeps_the_promises;
+pub use coalesce::{Frame, coalesce, frames_of_a_round};
 pub use segment::segment;
+pub use traffic::{believing_nobody, is_the_same};
 
 /// Octets of the input before the frame: a virtio-net header, then `captured`, `missing` (frame octets
 /// beyond the input) and a cutting place.

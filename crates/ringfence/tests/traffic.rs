@@ -221,6 +221,17 @@ fn a_guest_without_offloads_gets_segments_made_at_the_edge() {
 }
 
 #[test]
+fn segments_of_a_guest_without_offloads_are_joined_at_the_edge() {
+    require!(Need::Guests, IPERF);
+    for mode in ["copy", "map"] {
+        let stats = bulk(&format!("--mode {mode}"), &format!("--mode {mode} --offload none"));
+        let joined = counter(&stats, "frames_coalesced");
+        assert!(joined > 100, "{stats:?}");
+        assert!(counter(&stats, "frames_whole") < joined / 2, "{stats:?}");
+    }
+}
+
+#[test]
 fn guests_of_different_modes_and_sizes_understand_each_other() {
     require!(Need::Guests, IPERF);
     let lab = Lab::new();

@@ -1,3 +1,5 @@
+mod joining;
+
 use super::*;
 use crate::batch::DERIVED_MAX;
 use crate::hostile::tcp_frame;

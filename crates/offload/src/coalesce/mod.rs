@@ -188,6 +188,13 @@ impl Coalescer {
         }
     }
 
+    /// Joins within other limits from the next round on: call it between rounds. The storage stays as
+    /// [`Coalescer::new`] made it, and `frames` and `flows` with it.
+    pub fn set_limits(&mut self, limits: Limits) {
+        let Limits { frames, flows, .. } = self.limits;
+        self.limits = Limits { frames, flows, ..limits };
+    }
+
     /// Frames in the round so far.
     #[must_use]
     pub fn len(&self) -> usize {

@@ -20,7 +20,8 @@ const PREFIX: usize = 1 + MODERN_LEN + 2;
 /// Frames in a round.
 const FRAMES: usize = 48;
 
-type Frame = (Vec<u8>, OffloadMeta);
+/// A frame, and what is left to be done to it.
+pub type Frame = (Vec<u8>, OffloadMeta);
 
 /// One case: any bytes at all. After the super-packet come steps of 3 octets: what to do, and two
 /// arguments.
@@ -28,16 +29,7 @@ type Frame = (Vec<u8>, OffloadMeta);
 /// # Panics
 /// If the crate breaks one of its promises.
 pub fn coalesce(data: &[u8]) {
-    let Some((prefix, rest)) = data.split_first_chunk::<PREFIX>() else {
-        return;
-    };
-    let [settings, vnet @ .., l0, l1] = *prefix;
-    let len = usize::from(u16::from_le_bytes([l0, l1])).min(rest.len());
-    let (frame, script) = rest.split_at(len);
-    let mut frame = frame.to_vec();
-    let layers = Layers::parse(&frame, length(&frame));
-    let meta = VnetHeader::from_modern(&vnet).accept(&mut frame, &layers);
-    let meta = meta.unwrap_or(OffloadMeta::PLAIN);
+    let Some((settings, frames)) = frames_of_a_round(data) else { return };
     let limits = Limits {
         frames: FRAMES,
         flows: 8,
@@ -46,7 +38,21 @@ pub fn coalesce(data: &[u8]) {
         udp: settings & 4 == 0,
         ..Limits::default()
     };
-    round_keeps_the_promises(&round(frame, meta, script), limits);
+    round_keeps_the_promises(&frames, limits);
+}
+
+/// The settings of a case of [`coalesce`], and the frames of its round.
+#[must_use]
+pub fn frames_of_a_round(data: &[u8]) -> Option<(u8, Vec<Frame>)> {
+    let (prefix, rest) = data.split_first_chunk::<PREFIX>()?;
+    let [settings, vnet @ .., l0, l1] = *prefix;
+    let len = usize::from(u16::from_le_bytes([l0, l1])).min(rest.len());
+    let (frame, script) = rest.split_at(len);
+    let mut frame = frame.to_vec();
+    let layers = Layers::parse(&frame, length(&frame));
+    let meta = VnetHeader::from_modern(&vnet).accept(&mut frame, &layers);
+    let meta = meta.unwrap_or(OffloadMeta::PLAIN);
+    Some((settings, round(frame, meta, script)))
 }
 
 /// The frames of a round.
@@ -90,12 +96,12 @@ fn finish((mut bytes, meta): Frame, how: u8) -> Frame {
     (bytes, OffloadMeta { checksum, gso: None })
 }
 
-fn length(bytes: &[u8]) -> u32 {
+pub(super) fn length(bytes: &[u8]) -> u32 {
     u32::try_from(bytes.len()).unwrap_or(u32::MAX)
 }
 
 /// The packets of the wire that a frame stands for; none if it cannot be split.
-fn split((bytes, meta): &Frame, complete: bool) -> Vec<Frame> {
+pub(super) fn split((bytes, meta): &Frame, complete: bool) -> Vec<Frame> {
     let Ok(layers) = Layers::parse(bytes, length(bytes)) else {
         return Vec::new();
     };
@@ -217,18 +223,22 @@ fn canonical(mut bytes: Vec<u8>, fixed: bool) -> Vec<u8> {
 fn flows_keep_their_order(frames: &[Frame], order: &[u32]) {
     let mut last: HashMap<Vec<u8>, u32> = HashMap::new();
     for &frame in order {
-        let bytes = &frames[frame as usize].0;
-        let Ok(layers) = Layers::parse(bytes, length(bytes)) else { continue };
-        let Some(place) = layers.checksum_place() else { continue };
-        let (ip, ports) = (usize::from(layers.network_offset()), usize::from(place.start));
-        let addresses = match layers.network() {
-            Network::Ipv4(_) => ip + 12..ip + 20,
-            _ => ip + 8..ip + 40,
-        };
-        let parts = [&bytes[..ip], &bytes[addresses], &bytes[ports..ports + 4]];
-        let flow = [&parts.concat()[..], &place.offset.to_be_bytes()].concat();
+        let Some(flow) = flow(&frames[frame as usize].0) else { continue };
         if let Some(before) = last.insert(flow, frame) {
             assert!(before < frame, "frame {frame} was overtaken by {before}");
         }
     }
+}
+
+/// What the frames of a flow have in common.
+pub(super) fn flow(bytes: &[u8]) -> Option<Vec<u8>> {
+    let layers = Layers::parse(bytes, length(bytes)).ok()?;
+    let place = layers.checksum_place()?;
+    let (ip, ports) = (usize::from(layers.network_offset()), usize::from(place.start));
+    let addresses = match layers.network() {
+        Network::Ipv4(_) => ip + 12..ip + 20,
+        _ => ip + 8..ip + 40,
+    };
+    let parts = [&bytes[..ip], &bytes[addresses], &bytes[ports..ports + 4]];
+    Some([&parts.concat()[..], &place.offset.to_be_bytes()].concat())
 }
