@@ -9,7 +9,7 @@ use ringfence_wire::xenbus::XenbusState;
 use crate::vif::steps::World;
 
 /// Plays both sides of a vif. The first octet says who is hostile (bit 0 the frontend, bit 1 the
-/// backend), each pair of octets behind it is an action: what is done, and a state.
+/// backend) and whether the frontend waits for the backend to be Connected (bit 2), each pair of octets behind it is an action: what is done, and a state.
 ///
 /// # Panics
 ///
@@ -18,7 +18,7 @@ use crate::vif::steps::World;
 pub fn vif_states(data: &[u8]) {
     let Some((&who, actions)) = data.split_first() else { return };
     let (front_is_hostile, back_is_hostile) = (who & 1 != 0, who & 2 != 0);
-    let mut world = World::fresh();
+    let mut world = World { front_waits: who & 4 != 0, ..World::fresh() };
     for action in actions.as_chunks::<2>().0.iter().take(500) {
         let [what, state] = *action;
         let state = XenbusState::from_raw(u32::from(state % 12));
@@ -86,7 +86,7 @@ mod tests {
 
         #[test]
         fn xsa_350_any_sequence_of_states_is_survived(
-            who in 0u8..4,
+            who in 0u8..8,
             actions in proptest::collection::vec(any::<u8>(), 0..200),
         ) {
             let data: Vec<u8> = std::iter::once(who).chain(actions).collect();

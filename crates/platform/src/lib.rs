@@ -27,6 +27,7 @@ pub mod rules;
 pub mod store;
 pub mod tap;
 pub mod xen;
+pub mod xenbus;
 
 use std::io;
 use std::os::fd::AsFd;

@@ -120,6 +120,7 @@ impl<P: Platform> VifFrontend<P> {
             match frontend_step(view) {
                 FrontendStep::Wait => return Ok(()),
                 FrontendStep::Connect => self.connect(platform, store, host)?,
+                FrontendStep::Complete => self.enter(store, XenbusState::Connected)?,
                 FrontendStep::Restart => {
                     self.let_go(host);
                     self.enter(store, XenbusState::Initialising)?;

@@ -6,10 +6,10 @@
 
 pub mod backend;
 pub mod frontend;
-pub mod steps;
 pub mod toolstack;
 pub mod values;
 
+pub use ringfence_platform::xenbus::steps;
 use ringfence_wire::xenbus::DeviceId;
 
 use crate::netback::QueueRecords;

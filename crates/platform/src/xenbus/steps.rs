@@ -97,8 +97,11 @@ fn close_if(view: BackendView, due: bool) -> BackendStep {
 pub enum FrontendStep {
     /// Nothing is due.
     Wait,
-    /// Lend rings, publish keys, go to Connected.
+    /// Lend rings, publish keys, go to Connected; or to Initialised, where the frontend of a device
+    /// of this kind waits for the backend to be Connected first.
     Connect,
+    /// Read what the backend published when it connected, go to Connected.
+    Complete,
     /// Start over: let go of everything, go to Initialising.
     Restart,
     /// Let go of everything and go to Closed.
@@ -147,6 +150,7 @@ pub fn frontend_step(view: FrontendView) -> FrontendStep {
             FrontendStep::Connect
         }
         Some(S::Initialised | S::Connected) if view.broken && view.attached => FrontendStep::Finish,
+        Some(S::Connected) if view.attached && view.own == S::Initialised => FrontendStep::Complete,
         _ => FrontendStep::Wait,
     }
 }

@@ -16,6 +16,8 @@ pub struct World {
     pub front: FrontendView,
     /// Each side's key may have been removed by whoever may.
     pub keys: Keys,
+    /// The frontend waits, Initialised, for the backend to be Connected, as a disk's does.
+    pub front_waits: bool,
 }
 
 /// Which side's `state` there is.
@@ -33,7 +35,13 @@ impl World {
         let own = S::Initialising;
         let back = BackendView { own, peer: None, attached: false, online: true, condemned: false };
         let front = FrontendView { own, peer: None, attached: false, was_up: false, broken: false };
-        World { back, front, keys: Keys { back: true, front: true } }.looked()
+        let keys = Keys { back: true, front: true };
+        World { back, front, keys, front_waits: false }.looked()
+    }
+
+    /// As a toolstack makes it, for a device whose frontend waits for the backend to be Connected.
+    pub fn fresh_waiting() -> World {
+        World { front_waits: true, ..World::fresh() }
     }
 
     /// Both sides read the store.
@@ -71,7 +79,8 @@ impl World {
     pub fn front_moves(mut self) -> World {
         let (own, attached) = match frontend_step(self.front) {
             FrontendStep::Wait => return self,
-            FrontendStep::Connect => (S::Connected, true),
+            FrontendStep::Connect if self.front_waits => (S::Initialised, true),
+            FrontendStep::Connect | FrontendStep::Complete => (S::Connected, true),
             FrontendStep::Restart => (S::Initialising, false),
             FrontendStep::Finish => (S::Closed, false),
         };

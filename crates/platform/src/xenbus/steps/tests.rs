@@ -8,6 +8,17 @@ use XenbusState as S;
 #[test]
 fn a_fresh_pair_connects() {
     assert!(World::fresh().settle().is_up());
+    assert!(World::fresh_waiting().settle().is_up());
+}
+
+#[test]
+fn a_frontend_that_waits_is_initialised_until_the_backend_is_connected() {
+    let world = World::fresh_waiting().back_moves().front_moves();
+    assert_eq!((world.front.own, world.front.attached), (S::Initialised, true));
+    assert_eq!(frontend_step(world.front), FrontendStep::Wait);
+    let world = world.back_moves();
+    assert_eq!(frontend_step(world.front), FrontendStep::Complete);
+    assert!(world.front_moves().is_up());
 }
 
 #[test]
@@ -111,9 +122,10 @@ fn a_frontend_that_started_over_while_there_was_no_backend_connects() {
 proptest! {
     #[test]
     fn xsa_465_any_sequence_of_frontend_states_is_survived(
+        waits: bool,
         states in proptest::collection::vec(0u32..12, 0..60),
     ) {
-        let mut world = World::fresh();
+        let mut world = World { front_waits: waits, ..World::fresh() };
         for state in states {
             world.front.own = S::from_raw(state);
             world = world.looked().back_rests();
@@ -124,9 +136,10 @@ proptest! {
 
     #[test]
     fn any_sequence_of_backend_states_is_survived(
+        waits: bool,
         states in proptest::collection::vec(0u32..12, 0..60),
     ) {
-        let mut world = World::fresh();
+        let mut world = World { front_waits: waits, ..World::fresh() };
         for state in states {
             world.back.own = S::from_raw(state);
             world = world.looked().front_rests();
