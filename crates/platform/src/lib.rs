@@ -262,6 +262,10 @@ pub trait Channel: Send + AsFd {
     /// Clears the pending state. Returns whether it was pending. Bounded in time, whatever the
     /// peer sent.
     ///
+    /// What was sent before may make it pending once more (on Xen, an event that came while an
+    /// earlier one was waiting): an event without work is always possible. So clear, then look for
+    /// work, then wait.
+    ///
     /// # Errors
     ///
     /// [`ChannelError::PeerGone`] when the other end was closed.

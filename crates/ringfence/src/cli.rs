@@ -6,6 +6,7 @@ use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{Args, CommandFactory, Parser, Subcommand};
 
 use crate::bench::args::BenchArgs;
+use crate::conformance::ConformanceArgs;
 use crate::guest::Address;
 use crate::hub::HubArgs;
 use crate::launch::report::Loudness;
@@ -177,6 +178,8 @@ pub enum Internal {
         #[arg(last = true)]
         command: Vec<OsString>,
     },
+    /// Runs one half of the platform's conformance suite on Xen
+    Conformance(ConformanceArgs),
     /// Prints the manual page
     Man,
 }

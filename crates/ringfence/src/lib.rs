@@ -3,6 +3,7 @@
 //!
 //! * [`cli`]: the command line.
 //! * [`mod@bench`]: `ringfence bench`.
+//! * [`conformance`]: `ringfence internal conformance`, a test on real Xen.
 //! * [`demo`]: `ringfence demo`.
 //! * [`hub`]: `ringfence hub`.
 //! * [`launch`]: `ringfence run`, the process in the user's terminal.
@@ -15,6 +16,7 @@
 
 pub mod bench;
 pub mod cli;
+pub mod conformance;
 pub mod demo;
 pub mod driver;
 pub mod frontend;
@@ -52,6 +54,7 @@ pub fn main_with(cli: Cli) -> u8 {
             Internal::BenchHostile => bench::hostile_main(),
             Internal::DemoPeer { role } => demo::peer::main(&role),
             Internal::GuestInit { command } => guest::main(&command),
+            Internal::Conformance(args) => conformance::main(&args),
             Internal::Man => {
                 let mut page = Vec::new();
                 match cli::write_manual(&mut page) {

@@ -41,6 +41,15 @@ fn stays_quiet(channel: &impl Channel, what: &str) -> Verdict {
     Ok(())
 }
 
+/// Takes the one event that may still come of what was sent before the channel was cleared (on Xen:
+/// while the port was masked).
+fn settle(channel: &impl Channel) -> Verdict {
+    if readable(channel, A_WHILE)? {
+        channel.clear()?;
+    }
+    Ok(())
+}
+
 /// The lender's end of a channel that the user has bound, nothing pending.
 fn allocated<P: Platform>(bench: &mut Bench<'_, P>) -> Verdict<P::Channel> {
     let channel = bench.platform.alloc_unbound(bench.peer)?;
@@ -104,7 +113,8 @@ pub(super) mod notifications_merge {
         for round in 0..3 {
             bench.talk.hear(&format!("sent-{round}"))?;
             await_event(&channel, "after 100 notifications")?;
-            stays_quiet(&channel, "after 100 notifications were cleared at once")?;
+            settle(&channel)?;
+            stays_quiet(&channel, "after 100 notifications were cleared")?;
             bench.talk.say(&format!("quiet-{round}"), "yes")?;
         }
         Ok(())

@@ -23,6 +23,7 @@
 //! * A page that the user has mapped: [`Granter::take_back`] says *Busy*; or, where the granter's
 //!   kernel takes the page over until it is free (gntalloc), says that it was taken back, and the
 //!   page is not lent again meanwhile.
+//! * A channel that was cleared may become pending once more by what was sent before.
 //! * Forced revocation and news of a closed channel are optional: without them the case is
 //!   skipped.
 //!

@@ -3,8 +3,8 @@
 //! Each channel has the device open for itself, so its descriptor is readable when this channel is
 //! pending and not for another's sake; closing it unbinds the port. A port that was read stays
 //! masked until it is written back: however often the peer notifies meanwhile, that costs this
-//! domain nothing. The order is read, write back, look at the ring: an event that comes after the
-//! look makes the descriptor readable again.
+//! domain nothing but one more event, when it is written back. The order is read, write back, look
+//! at the ring: an event that comes after the look makes the descriptor readable again.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
