@@ -54,6 +54,8 @@ drop_reasons! {
     PortFull = "port_full";
     /// The receiver's link is down.
     LinkDown = "link_down";
+    /// The receiver asked for multicast control, and not for this group.
+    MulticastFilter = "multicast_filter";
     /// Longer than the receiver takes.
     TooLong = "too_long";
     /// A super-packet for a receiver that cannot split it.
@@ -98,6 +100,12 @@ pub struct PortCounters {
     pub spurious_wakeups: Counter,
     /// Times its events were ignored for a while because they kept announcing nothing.
     pub throttles: Counter,
+    /// Times the peer had to wait for credit, its rate being limited.
+    pub rate_limited: Counter,
+    /// Times the peer came to count as stalled, because it took no frames.
+    pub stalls: Counter,
+    /// Of these, the ones that are over.
+    pub stall_ends: Counter,
     drops: [Counter; DropReason::ALL.len()],
 }
 
@@ -117,6 +125,9 @@ impl Default for PortCounters {
             wakeups: Counter::default(),
             spurious_wakeups: Counter::default(),
             throttles: Counter::default(),
+            rate_limited: Counter::default(),
+            stalls: Counter::default(),
+            stall_ends: Counter::default(),
             drops: core::array::from_fn(|_| Counter::default()),
         }
     }
@@ -178,6 +189,9 @@ impl PortCounters {
             ("wakeups", &self.wakeups),
             ("spurious_wakeups", &self.spurious_wakeups),
             ("throttles", &self.throttles),
+            ("rate_limited", &self.rate_limited),
+            ("stalls", &self.stalls),
+            ("stall_ends", &self.stall_ends),
         ];
         let totals = totals.into_iter().map(|(name, counter)| (name, counter.get()));
         let drops = DropReason::ALL.iter().map(|&reason| (reason.name(), self.drops(reason)));

@@ -40,9 +40,9 @@ use std::sync::mpsc::TryRecvError;
 use ringfence_platform::Counters;
 use ringfence_platform::pace::Spin;
 use rustix::event::{Timespec, epoll};
-use rustix::time::{ClockId, clock_gettime};
 
 use crate::batch::{Batch, FRAMES_DEFAULT, SCRATCH_DEFAULT};
+use crate::clock::monotonic;
 use crate::counters::DropReason;
 use crate::edge::{Edge, Leaving};
 use crate::port::{Port, PortCapabilities};
@@ -407,9 +407,10 @@ impl Dataplane {
         }
     }
 
-    /// Waits in the kernel until a file is readable or somebody's time of being ignored is over.
+    /// Waits in the kernel until a file is readable, or somebody's time of being ignored is over, or
+    /// somebody is to be asked without an event.
     fn wait(&mut self) {
-        let ends = self.slots.iter().flatten().filter_map(|slot| slot.throttle.until()).min();
+        let ends = self.slots.iter().flatten().filter_map(Slot::alarm).min();
         let timeout = ends.map(|end| timespec(end.saturating_sub(self.now)));
         let mut room = [const { MaybeUninit::uninit() }; EVENTS];
         let waited = match epoll::wait(&self.epoll, &mut room, timeout.as_ref()) {
@@ -442,15 +443,9 @@ impl Dataplane {
     }
 }
 
-/// Time since a fixed moment.
 /// Frames that one frame of a port of `from`, which sends what it takes, becomes at a port of `into`.
 fn expansion(from: &PortCapabilities, into: &PortCapabilities) -> usize {
     from.longest().div_ceil(into.longest()).max(1)
-}
-
-fn monotonic() -> Duration {
-    let now = clock_gettime(ClockId::Monotonic);
-    Duration::new(u64::try_from(now.tv_sec).unwrap_or(0), u32::try_from(now.tv_nsec).unwrap_or(0))
 }
 
 fn timespec(duration: Duration) -> Timespec {

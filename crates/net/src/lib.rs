@@ -2,6 +2,7 @@
 //! Ports, and what moves frames between them.
 //!
 //! * [`batch`]: frames on their way through one round of the data plane.
+//! * [`clock`]: the time by which they go.
 //! * [`port`]: the contract of whatever frames come from and go to.
 //! * [`counters`]: what is counted there.
 //! * [`tap`]: the port of a Linux TAP interface.
@@ -11,6 +12,7 @@
 //! * [`dataplane`]: the thread that polls the ports, and sleeps when there is nothing to do.
 
 pub mod batch;
+pub mod clock;
 pub mod counters;
 pub mod dataplane;
 pub mod edge;

@@ -223,6 +223,13 @@ pub trait Port: Send {
     /// A [`Fault`] ends the port.
     fn arm(&mut self) -> Result<bool, Fault>;
 
+    /// When the port is to be asked again even if no event comes by then: a time of the monotonic
+    /// clock, which must lie ahead once [`Port::arm`] was called. `None` when there is nothing to
+    /// wait for but events.
+    fn deadline(&self) -> Option<core::time::Duration> {
+        None
+    }
+
     /// What becomes readable when there is something to receive. The same files as long as the port
     /// is in a data plane. They are watched level-triggered.
     fn wait_fds(&self) -> Vec<BorrowedFd<'_>>;

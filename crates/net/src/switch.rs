@@ -293,10 +293,10 @@ fn split(addresses: &[u8; 12]) -> (Mac, Mac) {
     ([d0, d1, d2, d3, d4, d5], s)
 }
 
-/// A cable between two ports.
+/// A cable between two ports. Like a switch, it holds a port to its fixed address.
 #[derive(Debug, Default)]
 pub struct Patch {
-    ends: [Option<PortIndex>; 2],
+    ends: [Option<(PortIndex, Option<Mac>)>; 2],
 }
 
 impl Patch {
@@ -309,26 +309,34 @@ impl Patch {
     ///
     /// # Errors
     ///
-    /// [`AttachError::Full`] when there is none.
-    pub fn attach(&mut self, port: PortIndex) -> Result<(), AttachError> {
+    /// [`AttachError::Full`] when there is none, [`AttachError::BadMac`].
+    pub fn attach(&mut self, port: PortIndex, policy: PortPolicy) -> Result<(), AttachError> {
+        if let Some(mac) = policy.mac.filter(|mac| !is_station(mac)) {
+            return Err(AttachError::BadMac(mac));
+        }
         let free = self.ends.iter_mut().find(|end| end.is_none());
-        *free.ok_or(AttachError::Full { limit: 2 })? = Some(port);
+        *free.ok_or(AttachError::Full { limit: 2 })? = Some((port, policy.mac));
         Ok(())
     }
 
     /// Detaches a port.
     pub fn detach(&mut self, port: PortIndex) {
         for end in &mut self.ends {
-            end.take_if(|attached| *attached == port);
+            end.take_if(|(attached, _)| *attached == port);
         }
     }
 
     /// The port at the other end.
     pub fn other(&self, port: PortIndex) -> Option<PortIndex> {
-        self.ends.iter().flatten().copied().find(|&end| end != port)
+        self.ends.iter().flatten().map(|(end, _)| *end).find(|&end| end != port)
     }
 
-    /// Sends every frame to the other end.
+    /// The address that frames of this port must have.
+    fn fixed(&self, port: PortIndex) -> Option<Mac> {
+        self.ends.iter().flatten().find(|(end, _)| *end == port)?.1
+    }
+
+    /// Sends every frame to the other end, unless it has another source than the port's address.
     pub fn route(
         &self,
         source: PortIndex,
@@ -336,10 +344,16 @@ impl Patch {
         counters: &PortCounters,
         plan: &mut Plan,
     ) {
-        let other = self.other(source);
+        let (other, fixed) = (self.other(source), self.fixed(source));
         for (index, frame) in (0u32..).zip(batch.iter()) {
+            let Some(addresses) = addresses(&frame) else {
+                counters.dropped(DropReason::Runt);
+                continue;
+            };
             match other {
-                _ if addresses(&frame).is_none() => counters.dropped(DropReason::Runt),
+                _ if fixed.is_some_and(|mac| mac != split(&addresses).1) => {
+                    counters.dropped(DropReason::SpoofedSource);
+                }
                 Some(port) => plan.send(port, index),
                 None => counters.dropped(DropReason::NoDestination),
             }
@@ -357,7 +371,7 @@ pub enum Fabric {
 }
 
 impl Fabric {
-    /// Attaches a port; a cable has no use for the policy.
+    /// Attaches a port; of the policy, a cable uses the fixed address.
     ///
     /// # Errors
     ///
@@ -365,7 +379,7 @@ impl Fabric {
     pub fn attach(&mut self, port: PortIndex, policy: PortPolicy) -> Result<(), AttachError> {
         match self {
             Fabric::Switch(switch) => switch.attach(port, policy),
-            Fabric::Patch(patch) => patch.attach(port),
+            Fabric::Patch(patch) => patch.attach(port, policy),
         }
     }
 

@@ -90,6 +90,13 @@ impl Slot {
         work
     }
 
+    /// When the sleep that begins is to end on its account.
+    pub(super) fn alarm(&self) -> Option<Duration> {
+        // What is held is not asked, so that its time may be over already.
+        let deadline = self.port.deadline().filter(|_| !self.held);
+        self.throttle.until().into_iter().chain(deadline).min()
+    }
+
     /// Watches its files, or no longer does, as is right for the sleep that begins. Returns the number
     /// of system calls.
     pub(super) fn update_watch(&mut self, epoll: &OwnedFd, skip_held: bool) -> u64 {

@@ -14,11 +14,14 @@
 //! A packet that breaks a rule costs itself. What cannot be a packet any more (a producer index
 //! beyond the ring, a chain without an end) costs the device.
 
+mod police;
 mod rx;
 mod tx;
 
+pub use police::{PoliceConfig, STALL_DEFAULT};
 pub(crate) use rx::spread;
 
+use core::time::Duration;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
@@ -27,10 +30,11 @@ use ringfence_platform::{Channel, ChannelError, Grantee};
 use ringfence_ring::{BackRing, NETIF_RX, NETIF_TX, ResumeError, RingPages};
 
 use crate::batch::Batch;
-use crate::counters::PortCounters;
+use crate::counters::{DropReason, PortCounters};
 use crate::features::VifFeatures;
 use crate::port::{Fault, Port, PortCapabilities, Received, Transmitted};
 use crate::rules::RuleCounters;
+use police::Police;
 
 /// One or two event channels of a queue.
 pub struct QueueChannels<C> {
@@ -93,6 +97,7 @@ pub struct NetbackPort<G, C> {
     rx: rx::ToGuest<G>,
     channels: QueueChannels<C>,
     features: VifFeatures,
+    police: Police,
     rules: Arc<RuleCounters>,
     counters: Arc<PortCounters>,
 }
@@ -183,9 +188,17 @@ impl<G: Grantee, C: Channel> NetbackPort<G, C> {
             ),
             channels: parts.channels,
             features,
+            police: Police::new(PoliceConfig::default(), rules, &counters),
             rules: Arc::clone(rules),
             counters,
         }
+    }
+
+    /// The same port, which enforces this.
+    #[must_use]
+    pub fn policed(mut self, config: PoliceConfig) -> Self {
+        self.police = Police::new(config, &self.rules, &self.counters);
+        self
     }
 }
 
@@ -197,7 +210,10 @@ struct Rings {
 
 impl<G: Grantee, C: Channel> Port for NetbackPort<G, C> {
     fn receive(&mut self, batch: &mut Batch, budget: usize) -> Result<Received, Fault> {
-        self.tx.receive(batch, budget)
+        if self.police.holds_up() {
+            return Ok(Received::default());
+        }
+        self.tx.receive(batch, budget, &mut self.police)
     }
 
     fn complete(&mut self) -> Result<(), Fault> {
@@ -208,7 +224,23 @@ impl<G: Grantee, C: Channel> Port for NetbackPort<G, C> {
     }
 
     fn transmit(&mut self, batch: &Batch, frames: &[u32]) -> Result<Transmitted, Fault> {
-        self.rx.transmit(batch, frames)
+        let longest = self.features.capabilities().longest();
+        if self.police.is_stalled() {
+            if !self.rx.fits(longest)? {
+                self.counters.dropped_many(DropReason::LinkDown, frames.len() as u64);
+                return Ok(Transmitted { sent: 0, dropped: frames.len() });
+            }
+            self.police.fits();
+        }
+        let wanted = self.police.wanted(batch, frames);
+        let filtered = frames.len() - wanted.len();
+        let done = self.rx.transmit(batch, wanted)?;
+        if done.sent > 0 {
+            self.police.taken();
+        } else if done.dropped > 0 && !self.rx.fits(longest)? {
+            self.police.refused();
+        }
+        Ok(Transmitted { dropped: done.dropped + filtered, ..done })
     }
 
     fn flush(&mut self) -> Result<(), Fault> {
@@ -219,11 +251,29 @@ impl<G: Grantee, C: Channel> Port for NetbackPort<G, C> {
     }
 
     fn room(&mut self) -> Result<usize, Fault> {
-        self.rx.room(self.features.capabilities().longest())
+        let room = self.rx.room(self.features.capabilities().longest())?;
+        if room > 0 {
+            self.police.fits();
+        } else {
+            self.police.refused();
+        }
+        // Who sends to a guest that takes nothing is not held up for ever: what it sends is dropped.
+        Ok(if self.police.is_stalled() { usize::MAX } else { room })
     }
 
     fn arm(&mut self) -> Result<bool, Fault> {
-        Ok(self.tx.arm()? || self.rx.arm()?)
+        if self.police.is_overdue() {
+            match self.rx.fits(self.features.capabilities().longest())? {
+                true => self.police.fits(),
+                false => self.police.refused(),
+            }
+        }
+        let waiting = !self.police.holds_up() && self.tx.arm()?;
+        Ok(waiting || self.rx.arm()?)
+    }
+
+    fn deadline(&self) -> Option<Duration> {
+        self.police.deadline()
     }
 
     fn wait_fds(&self) -> Vec<BorrowedFd<'_>> {

@@ -106,12 +106,15 @@ impl<G: Grantee> ToGuest<G> {
 
     /// Frames of at most `frame_max` octets that find posted buffers.
     pub(super) fn room(&mut self, frame_max: usize) -> Result<usize, Fault> {
-        let extras = usize::from(frame_max > PAGE_SIZE);
-        let slots = frame_max.div_ceil(PAGE_SIZE).max(1) + extras;
-        let slots = u32::try_from(slots).unwrap_or(u32::MAX);
+        let slots = slots_of(frame_max);
         let posted = self.ring.unconsumed().map_err(|e| self.fatal(e))?;
         self.starved_of = if posted < slots { slots } else { 0 };
         Ok((posted / slots) as usize)
+    }
+
+    /// Whether a frame of `frame_max` octets finds posted buffers.
+    pub(super) fn fits(&self, frame_max: usize) -> Result<bool, Fault> {
+        Ok(self.ring.unconsumed().map_err(|e| self.fatal(e))? >= slots_of(frame_max))
     }
 
     /// Asks for buffers if somebody waits for room; whether there are enough.
@@ -224,6 +227,12 @@ impl<G: Grantee> ToGuest<G> {
     pub(super) fn publish(&mut self) -> bool {
         self.ring.publish()
     }
+}
+
+/// Posted buffers that the longest frame of all takes.
+fn slots_of(frame_max: usize) -> u32 {
+    let extras = usize::from(frame_max > PAGE_SIZE);
+    u32::try_from(frame_max.div_ceil(PAGE_SIZE).max(1) + extras).unwrap_or(u32::MAX)
 }
 
 /// Spreads a frame over pages from their start on: calls `put(page, offset, bytes)`.

@@ -10,6 +10,7 @@ use ringfence_ring::{BackRing, RingPages};
 use ringfence_wire::netif::tx::{TxChain, TxChainParser, TxOutcome};
 use ringfence_wire::netif::{SLOTS_MAX, Status, TxResponse};
 
+use super::police::Police;
 use crate::batch::{Batch, HEADER_MAX};
 use crate::counters::{DropReason, PortCounters};
 use crate::features::OffloadKeys;
@@ -73,9 +74,14 @@ impl<G: Grantee> FromGuest<G> {
         }
     }
 
-    pub(super) fn receive(&mut self, batch: &mut Batch, budget: usize) -> Result<Received, Fault> {
+    pub(super) fn receive(
+        &mut self,
+        batch: &mut Batch,
+        budget: usize,
+        police: &mut Police,
+    ) -> Result<Received, Fault> {
         let budget = budget.min(batch.frames_left());
-        let (looked, scratch) = self.plan(budget, batch.scratch_left())?;
+        let (looked, scratch) = self.plan(budget, batch.scratch_left(), police)?;
         if self.planned.is_empty() {
             return Ok(Received { frames: 0, work: looked });
         }
@@ -103,7 +109,12 @@ impl<G: Grantee> FromGuest<G> {
 
     /// Parses up to `budget` packets, as far as the scratch space goes. Returns how many were
     /// looked at and the scratch space they take.
-    fn plan(&mut self, budget: usize, room: usize) -> Result<(usize, usize), Fault> {
+    fn plan(
+        &mut self,
+        budget: usize,
+        room: usize,
+        police: &mut Police,
+    ) -> Result<(usize, usize), Fault> {
         self.planned.clear();
         self.wants.clear();
         let mut available =
@@ -116,12 +127,12 @@ impl<G: Grantee> FromGuest<G> {
             match self.parser.next(available, &mut fetch, &mut self.chain) {
                 TxOutcome::Empty => break,
                 TxOutcome::Packet => {
-                    let Some(next) = self.plan_packet(at, room) else { break };
+                    let Some(next) = self.plan_packet(at, room, police) else { break };
                     at = next;
                 }
                 TxOutcome::FilterRequest => {
-                    self.rules.count("tx_multicast_not_offered");
-                    self.answer_all(Status::Error);
+                    let done = police.change_filter(&self.chain.extras().multicast);
+                    self.answer_all(if done { Status::Okay } else { Status::Error });
                 }
                 TxOutcome::Refused(refusal) => {
                     self.counters.dropped(DropReason::BadRequest);
@@ -140,14 +151,15 @@ impl<G: Grantee> FromGuest<G> {
     }
 
     /// Plans the parsed packet with its bytes from `at` on; the place behind it, or `None` when
-    /// there is no room, in which case its slots stay unconsumed for the next round.
-    fn plan_packet(&mut self, at: usize, room: usize) -> Option<usize> {
+    /// there is no room, or the guest has no credit for it, in which case its slots stay unconsumed
+    /// for a later round.
+    fn plan_packet(&mut self, at: usize, room: usize, police: &mut Police) -> Option<usize> {
         let total = usize::from(self.chain.total());
         let space = match self.reach.mode() {
             Mode::Copy => total,
             Mode::Map => total.min(HEADER_MAX),
         };
-        if at + space > room {
+        if at + space > room || !police.admits(total) {
             return None;
         }
         let gso = self.chain.extras().gso;

@@ -223,19 +223,22 @@ fn a_cable_carries_frames_to_its_other_end() {
     let (mut batch, mut plan) = (Batch::with_capacity(4, 4096), Plan::new());
     let counters = PortCounters::default();
     let mut patch = Patch::new();
-    patch.attach(PortIndex(4)).unwrap();
+    patch.attach(PortIndex(4), PortPolicy::default()).unwrap();
     push(&mut batch, BROADCAST, mac(1));
     patch.route(PortIndex(4), &batch, &counters, &mut plan);
     assert_eq!(counters.drops(DropReason::NoDestination), 1);
-    patch.attach(PortIndex(7)).unwrap();
-    assert_eq!(patch.attach(PortIndex(8)), Err(AttachError::Full { limit: 2 }));
+    patch.attach(PortIndex(7), PortPolicy::default()).unwrap();
+    assert_eq!(
+        patch.attach(PortIndex(8), PortPolicy::default()),
+        Err(AttachError::Full { limit: 2 })
+    );
     patch.route(PortIndex(4), &batch, &counters, &mut plan);
     assert_eq!((plan.ports(), plan.frames(PortIndex(7))), (&[PortIndex(7)][..], &[0][..]));
     plan.clear();
     patch.route(PortIndex(7), &batch, &counters, &mut plan);
     assert_eq!(plan.ports(), [PortIndex(4)]);
     patch.detach(PortIndex(4));
-    patch.attach(PortIndex(8)).unwrap();
+    patch.attach(PortIndex(8), PortPolicy::default()).unwrap();
 }
 
 /// What is done to the switch and to the oracle.

@@ -398,7 +398,7 @@ impl VifBackend {
 }
 
 /// Whether an error is about what the frontend wrote, not about the store.
-fn is_about_a_key(error: &StoreError) -> bool {
+pub(super) fn is_about_a_key(error: &StoreError) -> bool {
     matches!(
         error,
         StoreError::Refused { .. } | StoreError::Number { .. } | StoreError::NotText { .. }

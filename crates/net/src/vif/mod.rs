@@ -5,6 +5,7 @@
 //! runs on.
 
 pub mod backend;
+pub mod controls;
 pub mod frontend;
 pub mod toolstack;
 pub mod values;

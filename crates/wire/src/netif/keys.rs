@@ -58,6 +58,9 @@ pub const EVENT_CHANNEL_CTRL: &str = "event-channel-ctrl";
 
 /// By the toolstack: the Ethernet address, as `aa:bb:cc:dd:ee:ff`.
 pub const MAC: &str = "mac";
+/// By the toolstack, for the backend: how much the guest may send, as `BYTES,MICROSECONDS`. Absent: no
+/// limit.
+pub const RATE: &str = "rate";
 /// By the toolstack: number of the device in its domain.
 pub const HANDLE: &str = "handle";
 /// By the toolstack, in the frontend's directory: the MTU. Absent: 1500.

@@ -1,0 +1,208 @@
+//! What holds for a guest over time: how much it may send, which groups' frames it wants, and whether it
+//! still takes any.
+//!
+//! A [`Police`] belongs to one port and is used on the data plane's thread. What the store says meanwhile
+//! comes to it by a [`VifControls`], which the control thread writes and the port looks at when it is
+//! asked for frames; it never waits for it.
+
+mod filter;
+mod limit;
+mod stall;
+
+use core::time::Duration;
+use std::sync::Arc;
+
+use ringfence_wire::netif::extra::MulticastChange;
+
+use crate::batch::Batch;
+use crate::clock::Clock;
+use crate::counters::{DropReason, PortCounters};
+use crate::rules::RuleCounters;
+use crate::vif::controls::{VifControls, Wanted};
+use filter::MulticastFilter;
+use limit::Limiter;
+use stall::{Change, Stall};
+
+pub use stall::STALL_DEFAULT;
+
+/// What a port is to enforce.
+#[derive(Clone, Debug)]
+pub struct PoliceConfig {
+    /// What the store says, now and later.
+    pub controls: Arc<VifControls>,
+    /// Whether `feature-multicast-control` was announced.
+    pub multicast_control: bool,
+    /// The guest may have said which groups it wants to whoever served it before.
+    pub adopted: bool,
+    /// How long a guest may take nothing.
+    pub stall: Duration,
+    /// The time.
+    pub clock: Clock,
+}
+
+impl Default for PoliceConfig {
+    fn default() -> Self {
+        PoliceConfig {
+            controls: Arc::default(),
+            multicast_control: false,
+            adopted: false,
+            stall: STALL_DEFAULT,
+            clock: Clock::default(),
+        }
+    }
+}
+
+/// The longest that a guest without credit is left alone: its rate may be changed meanwhile, and nobody
+/// wakes the data plane for that.
+const ASKED_EVERY: Duration = Duration::from_secs(1);
+
+pub(super) struct Police {
+    clock: Clock,
+    /// When the guest was last found to have no credit.
+    held_up: Duration,
+    controls: Arc<VifControls>,
+    /// What was taken over from the controls.
+    wanted: Wanted,
+    limiter: Option<Limiter>,
+    filter: Option<MulticastFilter>,
+    /// Frames that pass the filter.
+    passed: Vec<u32>,
+    stall: Stall,
+    rules: Arc<RuleCounters>,
+    counters: Arc<PortCounters>,
+}
+
+impl Police {
+    pub(super) fn new(
+        config: PoliceConfig,
+        rules: &Arc<RuleCounters>,
+        counters: &Arc<PortCounters>,
+    ) -> Police {
+        let PoliceConfig { controls, multicast_control, adopted, stall, clock } = config;
+        let mut filter = MulticastFilter::default();
+        filter.unknown = adopted;
+        let mut police = Police {
+            clock,
+            held_up: Duration::ZERO,
+            controls,
+            wanted: Wanted::default(),
+            limiter: None,
+            filter: multicast_control.then_some(filter),
+            passed: Vec::new(),
+            stall: Stall::new(stall),
+            rules: Arc::clone(rules),
+            counters: Arc::clone(counters),
+        };
+        police.follow();
+        police
+    }
+
+    /// Takes over what the store says by now.
+    fn follow(&mut self) {
+        let Some(wanted) = self.controls.differing(self.wanted) else { return };
+        self.wanted = wanted;
+        let now = self.clock.now();
+        match (wanted.rate, &mut self.limiter) {
+            (None, limiter) => *limiter = None,
+            (Some(rate), Some(limiter)) if limiter.rate() != rate => limiter.change(rate, now),
+            (Some(_), Some(_)) => {}
+            (Some(rate), limiter) => *limiter = Some(Limiter::new(rate, now)),
+        }
+        if let Some(filter) = &mut self.filter {
+            filter.asked = wanted.multicast_control;
+        }
+    }
+
+    /// Whether nothing may be taken from the guest now.
+    pub(super) fn holds_up(&mut self) -> bool {
+        self.follow();
+        let Some(limiter) = self.limiter.as_mut().filter(|l| l.until().is_some()) else {
+            return false;
+        };
+        self.held_up = self.clock.now();
+        limiter.waits(self.held_up)
+    }
+
+    /// Whether the guest has credit for a packet of `bytes` octets, which is then taken off.
+    pub(super) fn admits(&mut self, bytes: usize) -> bool {
+        let Some(limiter) = &mut self.limiter else { return true };
+        let admitted = limiter.take(bytes as u64, self.clock.now());
+        if !admitted {
+            self.counters.rate_limited.add(1);
+        }
+        admitted
+    }
+
+    /// Carries out changes of the multicast filter; whether all were.
+    pub(super) fn change_filter(&mut self, changes: &[MulticastChange]) -> bool {
+        let Some(filter) = &mut self.filter else {
+            self.rules.count("tx_multicast_not_offered");
+            return false;
+        };
+        let mut done = true;
+        for change in changes {
+            if let Err(rule) = filter.change(*change) {
+                self.rules.count(rule);
+                done = false;
+            }
+        }
+        done
+    }
+
+    /// Those of `frames` that the guest wants, the others being counted.
+    pub(super) fn wanted<'a>(&'a mut self, batch: &Batch, frames: &'a [u32]) -> &'a [u32] {
+        let Some(filter) = self.filter.as_ref().filter(|filter| filter.is_active()) else {
+            return frames;
+        };
+        let wants = |frame: &u32| batch.get(*frame).is_none_or(|f| filter.passes(f.header()));
+        if frames.iter().all(wants) {
+            return frames;
+        }
+        self.passed.clear();
+        self.passed.extend(frames.iter().copied().filter(|frame| wants(frame)));
+        let filtered = (frames.len() - self.passed.len()) as u64;
+        self.counters.dropped_many(DropReason::MulticastFilter, filtered);
+        &self.passed
+    }
+
+    /// Whether the guest counts as one that takes no frames.
+    pub(super) fn is_stalled(&self) -> bool {
+        self.stall.is_stalled()
+    }
+
+    /// The largest frame fits.
+    pub(super) fn fits(&mut self) {
+        if self.stall.fits() == Change::Recovered {
+            self.counters.stall_ends.add(1);
+        }
+    }
+
+    /// A frame was taken.
+    pub(super) fn taken(&mut self) {
+        self.stall.taken();
+    }
+
+    /// Nothing was taken, and the largest frame does not fit.
+    pub(super) fn refused(&mut self) {
+        if self.stall.is_stalled() || self.stall.refused(self.clock.now()) != Change::Stalled {
+            return;
+        }
+        self.counters.stalls.add(1);
+        let times = self.rules.count("rx_stalled") + 1;
+        if times.is_power_of_two() {
+            tracing::warn!(times, "a guest takes no frames: what is sent to it is dropped");
+        }
+    }
+
+    /// Whether it is time to see whether the guest is stalled.
+    pub(super) fn is_overdue(&self) -> bool {
+        self.stall.until().is_some_and(|until| until <= self.clock.now())
+    }
+
+    /// When the port is to be asked again though no event comes.
+    pub(super) fn deadline(&self) -> Option<Duration> {
+        let credit = self.limiter.as_ref().and_then(Limiter::until);
+        let credit = credit.map(|until| until.min(self.held_up.saturating_add(ASKED_EVERY)));
+        credit.into_iter().chain(self.stall.until()).min()
+    }
+}

@@ -1,0 +1,136 @@
+//! What may change of a vif while it is connected, and where the store says it.
+//!
+//! The control thread reads the keys when a watch fires ([`Followed::look`]); the data plane takes over
+//! what changed ([`VifControls::differing`]).
+
+use core::time::Duration;
+use std::sync::{Arc, Mutex, PoisonError, TryLockError};
+
+use ringfence_platform::store::{StoreAccess, StoreClient, StoreError};
+use ringfence_wire::netif::keys;
+
+use super::values::Rate;
+use crate::clock::Clock;
+use crate::netback::{PoliceConfig, STALL_DEFAULT};
+use crate::rules::RuleCounters;
+
+/// What is wanted of a port.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Wanted {
+    /// How much the guest may send; `None` is without limit.
+    pub rate: Option<Rate>,
+    /// Whether the guest wants only those multicast frames that it asked for.
+    pub multicast_control: bool,
+}
+
+/// What is wanted of a port, from one thread to another.
+#[derive(Debug, Default)]
+pub struct VifControls(Mutex<Wanted>);
+
+impl VifControls {
+    /// What is wanted from now on.
+    pub fn set(&self, wanted: Wanted) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = wanted;
+    }
+
+    /// What is wanted, where it is something else than `known`. Does not wait: while it is being
+    /// changed, nothing is different yet.
+    pub(crate) fn differing(&self, known: Wanted) -> Option<Wanted> {
+        let wanted = match self.0.try_lock() {
+            Ok(wanted) => *wanted,
+            Err(TryLockError::Poisoned(poisoned)) => *poisoned.into_inner(),
+            Err(TryLockError::WouldBlock) => return None,
+        };
+        Some(wanted).filter(|wanted| *wanted != known)
+    }
+}
+
+/// What the owner of a backend decides about a guest's behaviour over time.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct VifPolicy {
+    /// Announce multicast control.
+    pub multicast_control: bool,
+    /// How long a guest may take nothing.
+    pub stall: Duration,
+}
+
+impl Default for VifPolicy {
+    fn default() -> Self {
+        VifPolicy { multicast_control: false, stall: STALL_DEFAULT }
+    }
+}
+
+/// The keys of one vif that are followed while it is connected.
+#[derive(Debug, Default)]
+pub(super) struct Followed {
+    pub(super) policy: VifPolicy,
+    clock: Clock,
+    controls: Arc<VifControls>,
+    /// The last text of the key that is no rate: to be said once.
+    bad_rate: Option<Vec<u8>>,
+}
+
+impl Followed {
+    /// The keys to announce.
+    pub(super) fn entries(&self) -> [(&'static str, &'static str); 2] {
+        let digit = if self.policy.multicast_control { "1" } else { "0" };
+        [(keys::FEATURE_MULTICAST_CONTROL, digit), (keys::FEATURE_DYNAMIC_MULTICAST_CONTROL, digit)]
+    }
+
+    pub(super) fn with_clock(self, clock: Clock) -> Followed {
+        Followed { clock, ..self }
+    }
+
+    /// What a port is to enforce that connects now, or is taken over.
+    pub(super) fn police(&mut self, adopted: bool) -> PoliceConfig {
+        PoliceConfig {
+            controls: Arc::clone(&self.controls),
+            multicast_control: self.policy.multicast_control,
+            adopted,
+            stall: self.policy.stall,
+            clock: self.clock.clone(),
+        }
+    }
+
+    /// Reads the keys.
+    pub(super) fn look(
+        &mut self,
+        store: &mut StoreClient,
+        front: &str,
+        back: &str,
+        rules: &RuleCounters,
+    ) -> Result<(), StoreError> {
+        let rate = store.read_opt(&format!("{back}/{}", keys::RATE))?;
+        let rate = rate.and_then(|text| self.rate(text, back, rules));
+        let wants = format!("{front}/{}", keys::REQUEST_MULTICAST_CONTROL);
+        let multicast_control = self.policy.multicast_control
+            && match store.read_flag(&wants) {
+                Ok(wants) => wants,
+                Err(error) if super::backend::is_about_a_key(&error) => {
+                    rules.count("multicast_request_unusable");
+                    false
+                }
+                Err(error) => return Err(error),
+            };
+        self.controls.set(Wanted { rate, multicast_control });
+        Ok(())
+    }
+
+    /// A rate that is none is no limit, as with Linux's netback; it is said, and counted.
+    fn rate(&mut self, text: Vec<u8>, back: &str, rules: &RuleCounters) -> Option<Rate> {
+        match Rate::parse(&text) {
+            Ok(rate) => {
+                self.bad_rate = None;
+                Some(rate)
+            }
+            Err(why) => {
+                if self.bad_rate.as_ref() != Some(&text) {
+                    rules.count("rate_unusable");
+                    tracing::error!(device = %back, %why, "the rate is unusable: the guest's sending is not limited");
+                    self.bad_rate = Some(text);
+                }
+                None
+            }
+        }
+    }
+}
