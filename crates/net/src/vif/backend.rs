@@ -10,7 +10,9 @@ use ringfence_wire::netif::keys;
 use ringfence_wire::xenbus::{self, DeviceId, XenbusState};
 
 use super::PortHost;
+use super::controls::{Followed, VifPolicy};
 use super::steps::{BackendStep, BackendView, backend_step};
+use crate::clock::Clock;
 use crate::features::{OffloadKeys, VifFeatures};
 use crate::netback::{NetbackPort, QueueChannels, QueueParts};
 use crate::port::{Fault, Port};
@@ -110,6 +112,7 @@ pub struct VifBackend {
     options: BackendOptions,
     offloads: OffloadKeys,
     waits_for_hotplug: bool,
+    followed: Followed,
     rules: Arc<RuleCounters>,
     /// This value wrote the keys that the frontend reads.
     announced: bool,
@@ -139,6 +142,7 @@ impl VifBackend {
             options,
             offloads: OffloadKeys::ALL,
             waits_for_hotplug: false,
+            followed: Followed::default(),
             rules: Arc::default(),
             announced: false,
             attached: false,
@@ -152,6 +156,20 @@ impl VifBackend {
     #[must_use]
     pub fn waiting_for_hotplug(self, waits: bool) -> VifBackend {
         VifBackend { waits_for_hotplug: waits, ..self }
+    }
+
+    /// Decides about the guest's behaviour over time.
+    #[must_use]
+    pub fn with_policy(mut self, policy: VifPolicy) -> VifBackend {
+        self.followed.policy = policy;
+        self
+    }
+
+    /// Goes by another clock.
+    #[must_use]
+    pub fn with_clock(mut self, clock: Clock) -> VifBackend {
+        self.followed.clock = clock;
+        self
     }
 
     /// Announces only these offloads. What is not announced is refused.
@@ -181,8 +199,9 @@ impl VifBackend {
     }
 
     /// The paths to watch.
-    pub fn watch_paths(&self) -> [String; 2] {
-        [format!("{}/{}", self.front, xenbus::STATE), self.back.clone()]
+    pub fn watch_paths(&self) -> [String; 3] {
+        let front = |key| format!("{}/{key}", self.front);
+        [front(xenbus::STATE), front(keys::REQUEST_MULTICAST_CONTROL), self.back.clone()]
     }
 
     /// The data path ended because of the guest: close the device at the next look. A guest that
@@ -212,6 +231,9 @@ impl VifBackend {
                 self.let_go(host);
                 return Ok(Life::Over);
             };
+            if self.attached {
+                self.followed.look(store, &self.front, &self.back, &self.rules)?;
+            }
             match backend_step(view) {
                 BackendStep::Wait => return Ok(Life::Alive),
                 BackendStep::Announce => {
@@ -307,7 +329,8 @@ impl VifBackend {
                 (keys::FEATURE_SPLIT_EVENT_CHANNELS, "1"),
                 (keys::MULTI_QUEUE_MAX_QUEUES, "1"),
             ];
-            for (key, value) in self.offloads.entries().into_iter().chain(others) {
+            let policy = self.followed.entries();
+            for (key, value) in self.offloads.entries().into_iter().chain(others).chain(policy) {
                 t.write(&format!("{back}/{key}"), value)?;
             }
             t.write(&format!("{back}/{}", xenbus::STATE), XenbusState::InitWait.to_string())
@@ -321,6 +344,7 @@ impl VifBackend {
         store: &mut StoreClient,
         host: &mut impl PortHost,
     ) -> Result<(), StoreError> {
+        self.followed.look(store, &self.front, &self.back, &self.rules)?;
         match self.open(adopting, platform, store, host) {
             Ok((port, connection)) => {
                 host.attach(&self.device, port);
@@ -362,9 +386,9 @@ impl VifBackend {
         let tx_ref = Gref(store.read_u32(&key(keys::TX_RING_REF))?);
         let rx_ref = Gref(store.read_u32(&key(keys::RX_RING_REF))?);
         // What the frontend was told holds, whatever this process would tell it today.
-        let own = match self.announced {
-            true => self.offloads,
-            false => OffloadKeys::read(store, &self.back)?,
+        let (own, offered) = match self.announced {
+            true => (self.offloads, self.followed.policy.multicast_control),
+            false => (OffloadKeys::read(store, &self.back)?, Followed::read(store, &self.back)?),
         };
         let peer = OffloadKeys::read(store, &self.front)?;
         let features = VifFeatures { peer, own, mtu: self.options.mtu };
@@ -393,6 +417,7 @@ impl VifBackend {
         } else {
             NetbackPort::new(parts, mode, features, rules)
         };
+        let port = port.policed(self.followed.police(adopting, offered));
         Ok((Box::new(port), Connection { features, queues, adopted: adopting }))
     }
 }

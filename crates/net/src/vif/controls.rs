@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex, PoisonError, TryLockError};
 use ringfence_platform::store::{StoreAccess, StoreClient, StoreError};
 use ringfence_wire::netif::keys;
 
+use super::backend::is_about_a_key;
 use super::values::Rate;
 use crate::clock::Clock;
 use crate::netback::{PoliceConfig, STALL_DEFAULT};
@@ -64,7 +65,7 @@ impl Default for VifPolicy {
 #[derive(Debug, Default)]
 pub(super) struct Followed {
     pub(super) policy: VifPolicy,
-    clock: Clock,
+    pub(super) clock: Clock,
     controls: Arc<VifControls>,
     /// The last text of the key that is no rate: to be said once.
     bad_rate: Option<Vec<u8>>,
@@ -77,15 +78,17 @@ impl Followed {
         [(keys::FEATURE_MULTICAST_CONTROL, digit), (keys::FEATURE_DYNAMIC_MULTICAST_CONTROL, digit)]
     }
 
-    pub(super) fn with_clock(self, clock: Clock) -> Followed {
-        Followed { clock, ..self }
+    /// Whether multicast control was announced, by whoever served the device before.
+    pub(super) fn read(store: &mut StoreClient, back: &str) -> Result<bool, StoreError> {
+        store.read_flag(&format!("{back}/{}", keys::FEATURE_MULTICAST_CONTROL))
     }
 
-    /// What a port is to enforce that connects now, or is taken over.
-    pub(super) fn police(&mut self, adopted: bool) -> PoliceConfig {
+    /// What a port is to enforce that connects now, or is taken over; `multicast_control` is what was
+    /// announced to the guest.
+    pub(super) fn police(&self, adopted: bool, multicast_control: bool) -> PoliceConfig {
         PoliceConfig {
             controls: Arc::clone(&self.controls),
-            multicast_control: self.policy.multicast_control,
+            multicast_control,
             adopted,
             stall: self.policy.stall,
             clock: self.clock.clone(),
@@ -103,15 +106,14 @@ impl Followed {
         let rate = store.read_opt(&format!("{back}/{}", keys::RATE))?;
         let rate = rate.and_then(|text| self.rate(text, back, rules));
         let wants = format!("{front}/{}", keys::REQUEST_MULTICAST_CONTROL);
-        let multicast_control = self.policy.multicast_control
-            && match store.read_flag(&wants) {
-                Ok(wants) => wants,
-                Err(error) if super::backend::is_about_a_key(&error) => {
-                    rules.count("multicast_request_unusable");
-                    false
-                }
-                Err(error) => return Err(error),
-            };
+        let multicast_control = match store.read_flag(&wants) {
+            Ok(wants) => wants,
+            Err(error) if is_about_a_key(&error) => {
+                rules.count("multicast_request_unusable");
+                false
+            }
+            Err(error) => return Err(error),
+        };
         self.controls.set(Wanted { rate, multicast_control });
         Ok(())
     }
