@@ -4,6 +4,7 @@
 //! *sent* went out by it. The counters are written by the data-plane thread alone and may be read
 //! by any thread at any time.
 
+use ringfence_offload::OffloadMeta;
 use ringfence_platform::counters::Counter;
 
 macro_rules! drop_reasons {
@@ -81,6 +82,12 @@ pub struct PortCounters {
     pub tx_frames: Counter,
     /// Octets sent, Ethernet header included.
     pub tx_bytes: Counter,
+    /// Frames sent that say how to split them.
+    pub tx_gso: Counter,
+    /// Frames sent in more than one slot of a ring.
+    pub tx_chained: Counter,
+    /// Frames sent whose checksum is blank.
+    pub tx_blank: Counter,
     /// Octets this port itself copied from or to lent memory, headers included; what the platform
     /// copied for it is in the platform's counters.
     pub copied_bytes: Counter,
@@ -116,6 +123,9 @@ impl Default for PortCounters {
             rx_bytes: Counter::default(),
             tx_frames: Counter::default(),
             tx_bytes: Counter::default(),
+            tx_gso: Counter::default(),
+            tx_chained: Counter::default(),
+            tx_blank: Counter::default(),
             copied_bytes: Counter::default(),
             frames_whole: Counter::default(),
             frames_segmented: Counter::default(),
@@ -146,6 +156,20 @@ impl PortCounters {
     pub fn sent(&self, frames: u64, bytes: u64) {
         self.tx_frames.add(frames);
         self.tx_bytes.add(bytes);
+    }
+
+    /// Counts the offloads that a frame which went out makes use of.
+    #[inline]
+    pub fn sent_with(&self, meta: OffloadMeta, slots: usize) {
+        if meta.gso.is_some() {
+            self.tx_gso.add(1);
+        }
+        if slots > 1 {
+            self.tx_chained.add(1);
+        }
+        if meta.checksum.place().is_some() {
+            self.tx_blank.add(1);
+        }
     }
 
     /// Counts one frame that went no further.
@@ -180,6 +204,9 @@ impl PortCounters {
             ("rx_bytes", &self.rx_bytes),
             ("tx_frames", &self.tx_frames),
             ("tx_bytes", &self.tx_bytes),
+            ("tx_gso", &self.tx_gso),
+            ("tx_chained", &self.tx_chained),
+            ("tx_blank", &self.tx_blank),
             ("copied_bytes", &self.copied_bytes),
             ("frames_whole", &self.frames_whole),
             ("frames_segmented", &self.frames_segmented),

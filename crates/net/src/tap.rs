@@ -196,6 +196,7 @@ impl Port for TapPort {
                 Outcome::Done | Outcome::Nothing => {
                     done.sent += 1;
                     self.counters.sent(1, frame.len() as u64);
+                    self.counters.sent_with(frame.meta(), 1);
                 }
                 Outcome::Dropped(reason) => {
                     done.dropped += 1;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use ringfence_grants::{Mode, Reach, Source};
 use ringfence_memory::PAGE_SIZE;
-use ringfence_offload::meta::Checksum;
+use ringfence_offload::{Checksum, OffloadMeta};
 use ringfence_platform::{GrantStatus, Grantee, Gref};
 use ringfence_ring::{BackRing, ProducerOverflow, RingPages};
 use ringfence_wire::netif::extra::Extra;
@@ -25,13 +25,13 @@ struct Planned {
     /// Its pages: those of the other slots.
     pages: Range<usize>,
     len: usize,
-    checksum: Checksum,
+    meta: OffloadMeta,
     extra: Option<Extra>,
 }
 
 impl Planned {
     fn flags(&self) -> RxFlags {
-        let flags = match self.checksum {
+        let flags = match self.meta.checksum {
             Checksum::Partial { .. } => {
                 RxFlags::CHECKSUM_BLANK.with_if(true, RxFlags::DATA_VALIDATED)
             }
@@ -180,7 +180,7 @@ impl<G: Grantee> ToGuest<G> {
                 slots: first..first + slots,
                 pages: first_page..first_page + pages,
                 len: frame.len(),
-                checksum: frame.meta().checksum,
+                meta: frame.meta(),
                 extra,
             });
         }
@@ -210,6 +210,7 @@ impl<G: Grantee> ToGuest<G> {
             } else {
                 sent += 1;
                 bytes += planned.len as u64;
+                self.counters.sent_with(planned.meta, planned.pages.len());
             }
             planned.responses(&self.ids, failed, |response| {
                 let written = self.ring.respond(&response);

@@ -121,6 +121,7 @@ impl ToBackend {
             } else if self.send(frame, slots, extra.as_slice()) {
                 bytes += frame.len() as u64;
                 done.sent += 1;
+                self.counters.sent_with(frame.meta(), slots);
             } else {
                 self.counters.dropped(DropReason::TooLong);
                 done.dropped += 1;
