@@ -60,11 +60,11 @@ pub enum ResumeError {
 /// some instruction, so the compiler alone is kept from changing it.
 #[derive(Debug)]
 pub struct BackRing<M> {
-    memory: M,
+    pub(crate) memory: M,
     record: Option<M>,
-    layout: RingLayout,
+    pub(crate) layout: RingLayout,
     req_cons: u32,
-    rsp_prod_pvt: u32,
+    pub(crate) rsp_prod_pvt: u32,
 }
 
 impl<M: RingMemory> BackRing<M> {

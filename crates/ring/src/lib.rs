@@ -21,6 +21,7 @@
 //!
 //! The code is generic over [`RingMemory`] so that the same text runs on lent memory and in loom.
 
+mod any_order;
 mod back;
 mod front;
 mod memory;
@@ -36,6 +37,7 @@ mod resume_tests;
 #[cfg(test)]
 mod tests;
 
+pub use any_order::{AnyOrderRing, Attached, RESPONSE_MAX};
 pub use back::{BackRing, ResumeError};
 pub use front::FrontRing;
 pub use memory::{RingMemory, RingPages, Word};

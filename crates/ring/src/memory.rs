@@ -1,6 +1,6 @@
 //! What a ring needs of the memory it lies in.
 
-use ringfence_memory::{LentSlice, OutOfRange};
+use ringfence_memory::{LentSlice, OutOfRange, PAGE_SIZE};
 
 use crate::sync::Ordering;
 
@@ -32,7 +32,12 @@ pub trait RingMemory {
 
 /// Lent memory that was checked to hold a whole ring, so that no later access can be out of range.
 #[derive(Clone, Debug)]
-pub struct RingPages(LentSlice);
+pub struct RingPages {
+    /// The header, and all entries of a ring in one piece.
+    first: LentSlice,
+    /// The pages behind the first one, of a ring that comes in pages. Entries may lie across borders.
+    rest: Vec<LentSlice>,
+}
 
 impl RingPages {
     /// Takes `lent` as a ring of `bytes` bytes.
@@ -44,33 +49,90 @@ impl RingPages {
         if !lent.is_writable() {
             return Err(OutOfRange::ReadOnly);
         }
-        let lent = lent.slice(0, bytes)?;
-        lent.load_u32(0, Ordering::Relaxed)?;
-        Ok(RingPages(lent))
+        let first = lent.slice(0, bytes)?;
+        first.load_u32(0, Ordering::Relaxed)?;
+        Ok(RingPages { first, rest: Vec::new() })
+    }
+
+    /// Takes `pages`, of 4096 bytes each, as a ring, in that order.
+    ///
+    /// # Errors
+    ///
+    /// [`OutOfRange`] when there is none, or one is shorter, read-only, or not aligned to 4.
+    pub fn paged(pages: Vec<LentSlice>) -> Result<RingPages, OutOfRange> {
+        let mut whole = Vec::with_capacity(pages.len());
+        for page in pages {
+            whole.push(RingPages::new(page, PAGE_SIZE)?.first);
+        }
+        if whole.is_empty() {
+            return Err(OutOfRange::Bounds { offset: 0, len: PAGE_SIZE, size: 0 });
+        }
+        let rest = whole.split_off(1);
+        whole.pop().map(|first| RingPages { first, rest }).ok_or(OutOfRange::ReadOnly)
+    }
+
+    /// Cuts `len` bytes at `offset` into the parts that lie in one page each: place in the range, page,
+    /// place in the page, bytes. Only for rings in pages.
+    fn parts(
+        &self,
+        offset: usize,
+        len: usize,
+    ) -> impl Iterator<Item = (usize, Option<&LentSlice>, usize, usize)> {
+        let mut done = 0;
+        core::iter::from_fn(move || {
+            if done >= len {
+                return None;
+            }
+            let (page, at) = ((offset + done) / PAGE_SIZE, (offset + done) % PAGE_SIZE);
+            let bytes = (PAGE_SIZE - at).min(len - done);
+            let lent = match page {
+                0 => Some(&self.first),
+                page => self.rest.get(page - 1),
+            };
+            let part = (done, lent, at, bytes);
+            done += bytes;
+            Some(part)
+        })
+    }
+
+    fn fetch_parts(&self, offset: usize, into: &mut [u8]) {
+        for (at, page, from, len) in self.parts(offset, into.len()) {
+            let fetched = page.map(|page| page.copy_to(from, &mut into[at..at + len]));
+            debug_assert!(matches!(fetched, Some(Ok(()))), "a ring's slots lie inside its pages");
+        }
+    }
+
+    fn put_parts(&self, offset: usize, bytes: &[u8]) {
+        for (at, page, from, len) in self.parts(offset, bytes.len()) {
+            let stored = page.map(|page| page.copy_from(from, &bytes[at..at + len]));
+            debug_assert!(matches!(stored, Some(Ok(()))), "a ring's slots lie inside its pages");
+        }
     }
 }
 
 impl RingMemory for RingPages {
     #[inline]
     fn load(&self, word: Word, order: Ordering) -> u32 {
-        self.0.load_u32(word as usize, order).unwrap_or_default()
+        self.first.load_u32(word as usize, order).unwrap_or_default()
     }
 
     #[inline]
     fn store(&self, word: Word, value: u32, order: Ordering) {
-        let stored = self.0.store_u32(word as usize, value, order);
+        let stored = self.first.store_u32(word as usize, value, order);
         debug_assert!(stored.is_ok(), "a ring's header lies inside its pages");
     }
 
     #[inline]
     fn fetch(&self, offset: usize, into: &mut [u8]) {
-        let fetched = self.0.copy_to(offset, into);
-        debug_assert!(fetched.is_ok(), "a ring's slots lie inside its pages");
+        if self.first.copy_to(offset, into).is_err() {
+            self.fetch_parts(offset, into);
+        }
     }
 
     #[inline]
     fn put(&self, offset: usize, bytes: &[u8]) {
-        let stored = self.0.copy_from(offset, bytes);
-        debug_assert!(stored.is_ok(), "a ring's slots lie inside its pages");
+        if self.first.copy_from(offset, bytes).is_err() {
+            self.put_parts(offset, bytes);
+        }
     }
 }
