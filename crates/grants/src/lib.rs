@@ -10,6 +10,7 @@
 //! own: one bad reference costs its own packet (XSA-361, XSA-362, XSA-367).
 
 pub mod index;
+pub mod persistent;
 mod reach;
 
 pub use reach::{Mode, Reach, Reached, Source, UnknownMode, Want, WriteBatch};
