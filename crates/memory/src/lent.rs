@@ -116,6 +116,11 @@ impl LentSlice {
         self.protection == Protection::ReadWrite
     }
 
+    /// Whether the slice starts at a multiple of `alignment` bytes.
+    pub fn is_aligned_to(&self, alignment: usize) -> bool {
+        self.start.addr().get().is_multiple_of(alignment.max(1))
+    }
+
     /// A handle to a part of this slice.
     ///
     /// # Errors

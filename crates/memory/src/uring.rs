@@ -196,12 +196,6 @@ impl Uring {
         self.hold(token, entry)
     }
 
-    /// An operation that does nothing and is over at once. `false` if there is no room.
-    #[must_use]
-    pub fn nothing(&mut self, token: u64) -> bool {
-        self.hold(token, opcode::Nop::new().build())
-    }
-
     /// Starts what was queued: one system call.
     ///
     /// # Errors

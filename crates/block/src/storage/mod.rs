@@ -10,6 +10,12 @@ use std::os::fd::BorrowedFd;
 
 use ringfence_memory::LentSlice;
 
+pub mod file;
+pub mod memory;
+#[doc(hidden)]
+#[cfg(any(test, feature = "test-utils"))]
+pub mod testing;
+
 /// What an open disk is like. It does not change while the disk is open.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Geometry {
@@ -92,6 +98,53 @@ pub struct Request {
     pub len: u64,
     /// Where the bytes are. The vector comes back in [`Done`] to be used again.
     pub segments: Vec<Segment>,
+}
+
+impl Request {
+    /// The answer to this request.
+    pub fn done(self, result: Result<(), i32>) -> Done {
+        Done { token: self.token, result, segments: self.segments }
+    }
+}
+
+/// Whether a disk of `bytes` in sectors of `sector_size` may take `request` at all: the errno if not.
+///
+/// Whoever submits checks too, and knows better what to say. This keeps a slip there from reaching
+/// the medium.
+pub fn check_request(
+    request: &Request,
+    bytes: u64,
+    sector_size: u32,
+    read_only: bool,
+) -> Result<(), i32> {
+    let Request { op, offset, len, ref segments, .. } = *request;
+    if op == Op::Flush {
+        // It has no range.
+        return Ok(());
+    }
+    if read_only && op != Op::Read {
+        return Err(libc::EROFS);
+    }
+    let sector = u64::from(sector_size);
+    if !offset.is_multiple_of(sector) || !len.is_multiple_of(sector) {
+        return Err(libc::EINVAL);
+    }
+    if offset.checked_add(len).is_none_or(|end| end > bytes) {
+        return Err(if op == Op::Read { libc::EIO } else { libc::ENOSPC });
+    }
+    let given =
+        segments.iter().try_fold(0u64, |sum, segment| sum.checked_add(segment.memory.len() as u64));
+    let wanted = match op {
+        Op::Read | Op::Write { .. } => len,
+        Op::Flush | Op::Discard { .. } | Op::WriteZeroes => 0,
+    };
+    if given != Some(wanted) {
+        return Err(libc::EINVAL);
+    }
+    if op == Op::Read && !segments.iter().all(|segment| segment.memory.is_writable()) {
+        return Err(libc::EFAULT);
+    }
+    Ok(())
 }
 
 /// A request that is over.
