@@ -17,6 +17,7 @@ use ringfence_net::netback::QueueRecords;
 use ringfence_net::port::Port;
 use ringfence_net::vif::PortHost;
 use ringfence_net::vif::backend::{BackendOptions, VifBackend};
+use ringfence_net::vif::controls::VifPolicy;
 use ringfence_net::vif::frontend::VifFrontend;
 use ringfence_net::vif::toolstack::{self, VifConfig};
 use ringfence_offload::OffloadMeta;
@@ -382,4 +383,25 @@ fn a_backend_waits_for_the_toolstacks_script() {
     pair.back_store.write(&status, "connected").unwrap();
     pair.look();
     assert_eq!(pair.states()[0], XenbusState::Connected);
+}
+
+/// The groups that a guest added are known to the backend that died, and to nobody else.
+#[test]
+fn a_guest_with_a_multicast_filter_gets_all_groups_until_it_connects_again() {
+    let mut pair = Pair::new(Mode::Copy, OffloadKeys::ALL, true);
+    let policy = VifPolicy { multicast_control: true, ..VifPolicy::default() };
+    let options = BackendOptions { mode: Mode::Copy, mtu: 1500 };
+    pair.back = VifBackend::new(pair.device, options).with_policy(policy);
+    let asks = format!("{}/request-multicast-control", pair.device.frontend_path());
+    pair.front_store.write(&asks, "1").unwrap();
+    for _ in 0..10 {
+        pair.look();
+    }
+    // A group's address, as the first octets of frame 33 are one.
+    assert_eq!(frame(33)[0] & 1, 1);
+    let (front, back) = pair.ports();
+    assert_eq!((send(back, 33..34), take(front, 64, true).len()), (0, 0));
+    pair.succeed();
+    let (front, back) = pair.ports();
+    assert_eq!((send(back, 33..34), take(front, 64, true).len()), (1, 1));
 }
