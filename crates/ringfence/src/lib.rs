@@ -25,6 +25,7 @@ pub mod hub;
 pub mod launch;
 pub mod names;
 mod plane;
+mod seat;
 pub mod serve;
 pub mod switchboard;
 pub mod sys;

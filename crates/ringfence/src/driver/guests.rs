@@ -19,7 +19,7 @@ use ringfence_wire::xenstore::{NodeAccess, PermissionList};
 
 use super::NAMES_ROOT;
 use super::addresses::{AddressPlan, Assigned};
-use super::host::{Ports, SwitchHost};
+use crate::seat::{Retired, Seat, Usher, device_name};
 use crate::switchboard::{
     AttachRequest, Attached, DriverStats, FromDriver, LegConfig, ToDriver, VERSION,
 };
@@ -45,6 +45,7 @@ struct Guest {
 
 struct Vif {
     backend: VifBackend,
+    seat: Seat,
     assigned: Assigned,
     name: Option<String>,
 }
@@ -59,7 +60,7 @@ struct Leg {
 pub(super) struct Guests {
     plan: AddressPlan,
     list: Vec<Guest>,
-    ports: Ports,
+    retired_ports: Retired,
     /// Rules broken by guests that have left.
     retired: BTreeMap<&'static str, u64>,
 }
@@ -74,7 +75,7 @@ impl Guests {
         Guests {
             plan: AddressPlan::new(switch),
             list: Vec::new(),
-            ports: Ports::default(),
+            retired_ports: Retired::default(),
             retired: BTreeMap::new(),
         }
     }
@@ -181,7 +182,7 @@ impl Guests {
         };
         let device =
             DeviceId { kind: DeviceKind::Vif, frontend: domain, backend: DomId(0), handle: 0 };
-        let mut backend = VifBackend::new(device, BackendOptions { mode, mtu: request.mtu })
+        let backend = VifBackend::new(device, BackendOptions { mode, mtu: request.mtu })
             .with_offloads(offloads);
         let made = make_device(scope.store, &backend, &assigned, request);
         if let Err(why) = made {
@@ -189,20 +190,19 @@ impl Guests {
             leg.iter().for_each(|leg| self.plan.release(leg));
             return Err(why);
         }
-        let mut host =
-            SwitchHost { ports: &mut self.ports, dataplane: scope.dataplane, mac: assigned.mac };
-        backend.look(scope.platform, scope.store, &mut host).map_err(|e| text(&e))?;
+        let mut vif = Vif { backend, seat: Seat::default(), assigned, name: request.name.clone() };
+        vif.look(&mut self.retired_ports, scope).map_err(|e| text(&e))?;
         let answer = FromDriver::Attached(Box::new(Attached {
             domain: domain.0,
-            mac: assigned.mac,
-            addresses: assigned.addresses.clone(),
+            mac: vif.assigned.mac,
+            addresses: vif.assigned.addresses.clone(),
             host_leg: leg
                 .as_ref()
                 .map(|l| LegConfig { mac: l.mac, addresses: l.addresses.clone() }),
         }));
         let guest = &mut self.list[at];
         guest.leg = leg.map(|assigned| Leg { assigned, port: None });
-        guest.vif = Some(Vif { backend, assigned, name: request.name.clone() });
+        guest.vif = Some(vif);
         // A launcher that is gone is noticed at the next look at its connection.
         let _ = guest.channel.send(&answer, &[connection.as_fd(), names.as_fd()]);
         Ok(())
@@ -236,12 +236,8 @@ impl Guests {
             self.plan.release(&leg.assigned);
         }
         let Some(mut vif) = guest.vif else { return };
-        let mut host = SwitchHost {
-            ports: &mut self.ports,
-            dataplane: scope.dataplane,
-            mac: vif.assigned.mac,
-        };
-        vif.backend.let_go(&mut host);
+        let (backend, mut host) = vif.split(&mut self.retired_ports, scope.dataplane);
+        backend.let_go(&mut host);
         for (rule, count) in vif.backend.rules().all() {
             *self.retired.entry(rule).or_default() += count;
         }
@@ -265,8 +261,12 @@ impl Guests {
     pub(super) fn port_gone(&mut self, gone: PortGone, scope: &mut Scope<'_>) {
         let PortGone { id, name, reason, port } = gone;
         // Unmap before anything is said to the guest.
-        self.ports.retire(Some(port));
-        let Some(device) = self.ports.forget(id) else {
+        self.retired_ports.retire(Some(port));
+        let of = |guest: &mut Guest| {
+            let vif = guest.vif.as_mut()?;
+            vif.seat.vacate(id).then(|| *vif.backend.device())
+        };
+        let Some(device) = self.list.iter_mut().find_map(of) else {
             tracing::warn!(%name, %reason, "a port ended");
             self.list
                 .iter_mut()
@@ -304,14 +304,12 @@ impl Guests {
     }
 
     fn look(&mut self, device: &DeviceId, scope: &mut Scope<'_>) {
-        let mut ports = core::mem::take(&mut self.ports);
+        let mut retired = core::mem::take(&mut self.retired_ports);
         if let Some(guest) = self.find(device)
             && let Some(vif) = &mut guest.vif
         {
             let before = vif.backend.rules().get("device_condemned");
-            let mut host =
-                SwitchHost { ports: &mut ports, dataplane: scope.dataplane, mac: vif.assigned.mac };
-            match vif.backend.look(scope.platform, scope.store, &mut host) {
+            match vif.look(&mut retired, scope) {
                 Ok(Life::Alive | Life::Over) => {}
                 Err(error) => tracing::warn!(%error, "a device's state could not be followed"),
             }
@@ -320,7 +318,7 @@ impl Guests {
                 guest.channel.send_or_drop(&FromDriver::DeviceClosed(why.to_owned()));
             }
         }
-        self.ports = ports;
+        self.retired_ports = retired;
     }
 
     fn stats(&self, scope: &Scope<'_>) -> DriverStats {
@@ -340,8 +338,7 @@ impl Guests {
         };
         let mut ports: BTreeMap<_, _> =
             ports.into_iter().map(|port| (port.name, nonzero(port.counters))).collect();
-        let retired = self.ports.retired().iter().map(|(name, count)| (*name, *count)).collect();
-        ports.insert("gone".to_owned(), nonzero(retired));
+        ports.insert("gone".to_owned(), nonzero(self.retired_ports.counts().collect()));
         DriverStats {
             path: owned(scope.platform.counters().values().named()),
             ports,
@@ -353,8 +350,22 @@ impl Guests {
 
 impl Vif {
     fn token(&self) -> String {
-        let device = self.backend.device();
-        format!("vif{}.{}", device.frontend, device.handle)
+        device_name(self.backend.device())
+    }
+
+    /// The handshake, and where its port goes.
+    fn split<'a>(
+        &'a mut self,
+        retired: &'a mut Retired,
+        dataplane: &'a DataplaneHandle,
+    ) -> (&'a mut VifBackend, Usher<'a>) {
+        let policy = PortPolicy { mac: Some(self.assigned.mac), ..PortPolicy::default() };
+        (&mut self.backend, Usher { seat: &mut self.seat, retired, dataplane, policy })
+    }
+
+    fn look(&mut self, retired: &mut Retired, scope: &mut Scope<'_>) -> Result<Life, StoreError> {
+        let (backend, mut host) = self.split(retired, scope.dataplane);
+        backend.look(scope.platform, scope.store, &mut host)
     }
 }
 
@@ -381,7 +392,7 @@ fn make_device(
     }
     let config = VifConfig { mac: assigned.mac, mtu: request.mtu };
     toolstack::create(store, device, config).map_err(|e| e.to_string())?;
-    let token = format!("vif{}.{}", device.frontend, device.handle);
+    let token = device_name(device);
     for path in backend.watch_paths() {
         store.watch(&path, &token).map_err(|e| e.to_string())?;
     }

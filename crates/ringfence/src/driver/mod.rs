@@ -11,14 +11,13 @@
 
 pub mod addresses;
 mod guests;
-mod host;
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use ringfence_net::dataplane::{DataplaneHandle, PortGone};
+use ringfence_net::dataplane::DataplaneHandle;
 use ringfence_net::switch::{Fabric, Switch};
 use ringfence_platform::local::LocalPlatform;
 use ringfence_platform::local::hub::{Hub, HubHandle, HubLimits};
@@ -26,7 +25,7 @@ use ringfence_platform::store::{StoreAccess, StoreClient};
 use ringfence_platform::{DomId, Platform, PlatformError};
 use rustix::event::{PollFd, PollFlags};
 
-use crate::plane::{self, Plane};
+use crate::plane::Gone;
 use crate::switchboard::{DriverConfig, DriverReport, FromDriver};
 use crate::sys::channel::{Channel, ChannelError, expect_fds, poll_until};
 use crate::sys::sandbox::{Isolation, SandboxError};
@@ -135,8 +134,7 @@ struct Driver {
     platform: Arc<LocalPlatform>,
     store: StoreClient,
     dataplane: DataplaneHandle,
-    gone: std::sync::mpsc::Receiver<PortGone>,
-    gone_wake: Arc<OwnedFd>,
+    gone: Gone,
     guests: Guests,
 }
 
@@ -156,10 +154,10 @@ impl Driver {
         guests::open_names(&mut store)?;
         store.watch("@releaseDomain", "release")?;
         let fabric = Fabric::Switch(Switch::new());
-        let Plane { handle: dataplane, gone, gone_wake } =
-            plane::start(fabric, Arc::clone(platform.counters()))?;
+        let gone = Gone::new()?;
+        let dataplane = gone.start_plane(fabric, Arc::clone(platform.counters()))?;
         let guests = Guests::new(&config.switch);
-        Ok(Driver { listener, hub, platform, store, dataplane, gone, gone_wake, guests })
+        Ok(Driver { listener, hub, platform, store, dataplane, gone, guests })
     }
 
     /// Serves until the last guest has left.
@@ -190,7 +188,7 @@ impl Driver {
         let mut fds = vec![
             PollFd::new(&self.listener, PollFlags::IN),
             PollFd::from_borrowed_fd(self.store.fd(), PollFlags::IN),
-            PollFd::new(&self.gone_wake, PollFlags::IN),
+            PollFd::from_borrowed_fd(self.gone.as_fd(), PollFlags::IN),
         ];
         fds.extend(self.guests.channels().map(|channel| PollFd::new(channel, PollFlags::IN)));
         poll_until(&mut fds, until).map(drop)
@@ -216,10 +214,8 @@ impl Driver {
     }
 
     fn bury_ports(&mut self) {
-        let mut count = [0; 8];
-        // Empty when nothing happened.
-        let _ = rustix::io::read(&*self.gone_wake, &mut count);
-        while let Ok(gone) = self.gone.try_recv() {
+        self.gone.clear();
+        while let Some(gone) = self.gone.next() {
             let mut scope = guests::Scope {
                 hub: &self.hub,
                 platform: &self.platform,

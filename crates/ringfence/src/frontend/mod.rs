@@ -7,10 +7,9 @@
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::mpsc::Receiver;
 use std::time::Instant;
 
-use ringfence_net::dataplane::{DataplaneHandle, PortGone, PortId};
+use ringfence_net::dataplane::{DataplaneHandle, PortId};
 use ringfence_net::features::UnknownOffload;
 use ringfence_net::port::Port;
 use ringfence_net::switch::{Fabric, Patch, PortPolicy};
@@ -24,7 +23,7 @@ use ringfence_platform::{DomId, Platform, PlatformError};
 use ringfence_wire::xenbus::{DeviceId, DeviceKind};
 use rustix::event::{PollFd, PollFlags};
 
-use crate::plane::{self, Plane};
+use crate::plane::Gone;
 use crate::switchboard::{FromFrontend, FrontendConfig};
 use crate::sys::channel::{Channel, ChannelError, expect_fds, poll_until};
 use crate::sys::sandbox::{Isolation, SandboxError};
@@ -114,8 +113,7 @@ struct Frontend {
     vif: VifFrontend<LocalPlatform>,
     store: StoreClient,
     cable: Cable,
-    gone: Receiver<PortGone>,
-    gone_wake: Arc<OwnedFd>,
+    gone: Gone,
     was_up: bool,
 }
 
@@ -149,13 +147,14 @@ impl Frontend {
     ) -> Result<Frontend, Failure> {
         let counters = Arc::clone(platform.counters());
         let fabric = Fabric::Patch(Patch::new());
-        let Plane { handle, gone, gone_wake } = plane::start(fabric, Arc::clone(&counters))?;
+        let gone = Gone::new()?;
+        let handle = gone.start_plane(fabric, Arc::clone(&counters))?;
         let port = TapPort::new(tap, TapOffloads(config.offloads), config.mtu, counters);
         handle.add_port(Box::new(port), PortPolicy::default(), "tap")?;
         let mut store = platform.store()?;
         store.watch(&vif.watch_path(), "backend")?;
         let cable = Cable { dataplane: handle, port: None };
-        Ok(Frontend { platform, vif, store, cable, gone, gone_wake, was_up: false })
+        Ok(Frontend { platform, vif, store, cable, gone, was_up: false })
     }
 
     /// Serves until the launcher is gone.
@@ -168,7 +167,7 @@ impl Frontend {
             let mut fds = [
                 PollFd::new(channel, PollFlags::IN),
                 PollFd::from_borrowed_fd(self.store.fd(), PollFlags::IN),
-                PollFd::new(&self.gone_wake, PollFlags::IN),
+                PollFd::from_borrowed_fd(self.gone.as_fd(), PollFlags::IN),
             ];
             poll_until(&mut fds, until)?;
             if !fds[0].revents().is_empty() {
@@ -188,10 +187,8 @@ impl Frontend {
             }
             any = true;
         }
-        let mut count = [0; 8];
-        // Empty when nothing happened.
-        let _ = rustix::io::read(&*self.gone_wake, &mut count);
-        while let Ok(gone) = self.gone.try_recv() {
+        self.gone.clear();
+        while let Some(gone) = self.gone.next() {
             any = true;
             if self.cable.port == Some(gone.id) {
                 self.cable.port = None;

@@ -23,7 +23,6 @@ pub mod address;
 mod command;
 mod files;
 mod mounts;
-mod netlink;
 mod network;
 
 use std::ffi::OsString;

@@ -6,8 +6,8 @@ use std::io;
 use ringfence_net::features::OffloadKeys;
 use ringfence_platform::tap::{Tap, TapError, TapOffloads};
 
-use super::netlink::{LinkChange, Netlink};
 use super::{Address, InterfaceConfig};
+use crate::sys::netlink::{LinkChange, Netlink};
 
 /// The smallest MTU that IPv6 works over (RFC 8200, section 5).
 const IPV6_MTU_MIN: u32 = 1280;
@@ -116,7 +116,8 @@ fn configure(netlink: &mut Netlink, config: &Settings<'_>) -> Result<Vec<String>
     let mut remarks = Vec::new();
     let index = netlink.index_of(config.name).map_err(fail("looking it up".into()))?;
     let has_ipv6 = config.mtu >= IPV6_MTU_MIN && skip_address_trials(config.name);
-    let change = LinkChange { mac: Some(config.mac), mtu: Some(config.mtu), up: false };
+    let change =
+        LinkChange { mac: Some(config.mac), mtu: Some(config.mtu), ..LinkChange::default() };
     netlink.change_link(index, &change).map_err(fail(format!("MTU {}", config.mtu)))?;
     let up = LinkChange { up: true, ..LinkChange::default() };
     netlink.change_link(index, &up).map_err(fail("bringing it up".into()))?;

@@ -26,6 +26,7 @@ pub mod channel;
 pub mod ids;
 pub mod keeper;
 pub mod log;
+pub(crate) mod netlink;
 pub mod sandbox;
 pub mod signals;
 pub mod spawn;

@@ -14,7 +14,7 @@ use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
 use rustix::net::netlink::SocketAddrNetlink;
 use rustix::net::{RecvFlags, SendFlags, SocketFlags, SocketType};
 
-use super::Address;
+use crate::guest::Address;
 
 /// A connection to the kernel, about the network namespace it was opened in.
 #[derive(Debug)]
@@ -29,6 +29,8 @@ pub(crate) struct LinkChange {
     pub(crate) mac: Option<[u8; 6]>,
     pub(crate) mtu: Option<u32>,
     pub(crate) up: bool,
+    /// The bridge it becomes a port of, by number.
+    pub(crate) bridge: Option<u32>,
 }
 
 impl Netlink {
@@ -58,6 +60,7 @@ impl Netlink {
         }
         link.attributes.extend(change.mac.map(|mac| LinkAttribute::Address(mac.to_vec())));
         link.attributes.extend(change.mtu.map(LinkAttribute::Mtu));
+        link.attributes.extend(change.bridge.map(LinkAttribute::Controller));
         self.request(RouteNetlinkMessage::SetLink(link), 0)
     }
 
