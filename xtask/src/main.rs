@@ -3,8 +3,8 @@
 //!
 //! `test` is a table of steps ([`steps`]) over three services: what must be installed and how
 //! ([`tools`]), how a command is run and its tests are counted ([`exec`]), and what the reader is
-//! told at the end ([`report`]). `soak` is what takes too long for it ([`soak`]). `tidy` enforces the rules of the house on the sources
-//! ([`tidy`]).
+//! told at the end ([`report`]). `soak` is what takes too long for it ([`soak`]); `vm` is what needs a
+//! machine of its own ([`vm`]). `tidy` enforces the rules of the house on the sources ([`tidy`]).
 
 mod exec;
 mod packages;
@@ -13,6 +13,7 @@ mod soak;
 mod steps;
 mod tidy;
 mod tools;
+mod vm;
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -45,6 +46,11 @@ enum Command {
     Tidy,
     /// Run what takes too long for the suite: many transfers, guests, connections
     Soak(soak::SoakArgs),
+    /// Run whole machines under emulation: real Xen with its guests, or a plain Linux kernel
+    ///
+    /// Needs QEMU and xz; everything else is downloaded as Debian packages and unpacked below the
+    /// target directory. How to write a scenario: vm/README.md.
+    Vm(vm::VmArgs),
     /// What the guests of `soak flows` run
     #[command(hide = true)]
     FlowPeer {
@@ -82,6 +88,8 @@ fn main() -> ExitCode {
         Command::Test(args) => run_steps(&args),
         Command::Tidy => run_tidy(),
         Command::Soak(args) => repository_root().and_then(|root| soak::run(&args, &root)),
+        Command::Vm(args) => repository_root()
+            .and_then(|root| vm::run(&args, &root, &packages::target_directory(&root)?)),
         Command::FlowPeer { peer } => soak::peer(&peer),
     };
     match done {

@@ -5,6 +5,15 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
 
+/// Cargo's target directory for the repository at `root`.
+pub(crate) fn target_directory(root: &Path) -> anyhow::Result<PathBuf> {
+    match std::env::var_os("CARGO_TARGET_DIR") {
+        // Cargo takes a relative one from the directory it was called in.
+        Some(directory) => std::path::absolute(directory).context("CARGO_TARGET_DIR"),
+        None => Ok(root.join("target")),
+    }
+}
+
 /// The folders of the crates.
 pub(crate) fn crates(root: &Path) -> anyhow::Result<Vec<PathBuf>> {
     let mut folders = vec![];

@@ -13,10 +13,10 @@ mod transfer;
 
 use std::path::{Path, PathBuf};
 
-use anyhow::Context as _;
 use clap::{Args, Subcommand};
 
 use crate::exec::Cmd;
+use crate::packages::target_directory;
 use stage::Stage;
 
 /// Which soak.
@@ -104,9 +104,5 @@ pub(crate) fn peer(peer: &Peer) -> anyhow::Result<bool> {
 fn build(root: &Path) -> anyhow::Result<PathBuf> {
     let built = Cmd::cargo().args(["build", "--release", "--package", "ringfence"]).run(root)?;
     anyhow::ensure!(built, "ringfence does not build");
-    let target = match std::env::var_os("CARGO_TARGET_DIR") {
-        Some(directory) => std::path::absolute(directory).context("CARGO_TARGET_DIR")?,
-        None => root.join("target"),
-    };
-    Ok(target.join("release/ringfence"))
+    Ok(target_directory(root)?.join("release/ringfence"))
 }

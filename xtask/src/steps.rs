@@ -11,10 +11,11 @@ use std::time::Instant;
 use anyhow::Context as _;
 
 use crate::exec::{Cmd, TestRun, on_terminal};
-use crate::packages::{crates, depends_on, integration_tests, package_name};
+use crate::packages::{crates, depends_on, integration_tests, package_name, target_directory};
 use crate::report::{self, Outcome, Row};
 use crate::tidy;
 use crate::tools::{self, Tool, Toolbox};
+use crate::vm;
 
 /// One row of the table.
 pub(crate) struct Step {
@@ -91,6 +92,12 @@ pub(crate) static STEPS: &[Step] = &[
         run: local,
     },
     Step {
+        name: "vm",
+        title: "real Xen with its guests, and a plain kernel, under emulation (`cargo xtask vm`)",
+        needs: vm::NEEDS,
+        run: vm,
+    },
+    Step {
         name: "fuzz-smoke",
         title: "every fuzz target for a few seconds (`unit` has the same bodies as property tests)",
         needs: &[&tools::CARGO_FUZZ, &tools::NIGHTLY],
@@ -111,11 +118,7 @@ pub(crate) struct Context {
 impl Context {
     /// The context for the repository at `root`.
     pub(crate) fn new(root: PathBuf, fuzz_seconds: u32) -> anyhow::Result<Context> {
-        let target = match std::env::var_os("CARGO_TARGET_DIR") {
-            // Cargo takes a relative one from the directory it was called in.
-            Some(dir) => std::path::absolute(dir).context("CARGO_TARGET_DIR")?,
-            None => root.join("target"),
-        };
+        let target = target_directory(&root)?;
         let toolbox = Toolbox::new(&root, &target);
         Ok(Context { root, target, toolbox, fuzz_seconds, require_local: false })
     }
@@ -338,6 +341,17 @@ fn local(context: &Context) -> anyhow::Result<Ended> {
         println!("a test that lacks something will be skipped, and named in the report");
     }
     Ok(test_verdict(command.run_tests(&context.root)?))
+}
+
+/// The core scenarios of `cargo xtask vm`.
+fn vm(context: &Context) -> anyhow::Result<Ended> {
+    match vm::core(&context.root, &context.target, &context.toolbox) {
+        Ok(Ok(note)) => Ok(Outcome::Passed(note).into()),
+        Ok(Err(failed)) => Ok(Outcome::Failed(failed).into()),
+        Err(error) => {
+            error.downcast().map(|vm::Unavailable(reason)| Outcome::Skipped(reason).into())
+        }
+    }
 }
 
 fn fuzz_smoke(context: &Context) -> anyhow::Result<Ended> {

@@ -61,6 +61,10 @@ pub(crate) static NIGHTLY: Tool = Tool {
         install: "rustup toolchain install nightly --profile minimal",
     },
 };
+/// The emulator of the machines of `cargo xtask vm`.
+pub(crate) static QEMU: Tool = debian("qemu-system-x86_64", "qemu-system-x86");
+/// Unpacks their kernel.
+pub(crate) static XZ: Tool = debian("xz", "xz-utils");
 /// Programs that the local integration suite runs, inside guests and around them.
 pub(crate) static LOCAL_PROGRAMS: [Tool; 9] = [
     debian("ip", "iproute2"),

@@ -1,0 +1,1 @@
+# Helpers for scenarios on plain Linux: so far, those of vm/lib are all.

@@ -1,0 +1,233 @@
+//! `cargo xtask vm`: whole machines under emulation, for what needs a kernel or a hypervisor of its
+//! own. What to know to write a scenario is in `vm/README.md`.
+//!
+//! The files that boot come from Debian's packages ([`images`], [`apt`], [`kernel`], [`cpio`]); each
+//! boot appends our own ([`overlay`], [`program`]). A machine ([`machine`]) runs several scenarios
+//! ([`scenario`]), one after the other; the verdict on each comes from inside ([`results`]), and a
+//! machine that dies fails the one that was running, while the rest get a new one ([`boots`]).
+
+mod apt;
+mod boots;
+mod cpio;
+mod images;
+mod kernel;
+mod machine;
+mod overlay;
+mod program;
+mod report;
+mod results;
+mod scenario;
+
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use clap::{Args, Subcommand};
+
+use crate::tools::{self, Tool, Toolbox};
+use boots::Boots;
+use machine::{Kind, Machine};
+use overlay::Orders;
+use scenario::Set;
+
+/// What the suite needs installed. Everything else it downloads and unpacks.
+pub(crate) static NEEDS: &[&Tool] = &[&tools::QEMU, &tools::XZ];
+
+/// Why this machine cannot run the suite, which is no failure of ours.
+#[derive(Debug)]
+pub(crate) struct Unavailable(pub(crate) String);
+
+impl std::fmt::Display for Unavailable {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for Unavailable {}
+
+/// Which machines, and what they do.
+#[derive(Args)]
+pub(crate) struct VmArgs {
+    #[command(subcommand)]
+    suite: Suite,
+}
+
+#[derive(Subcommand)]
+enum Suite {
+    /// Xen, a dom0 and its guests
+    Xen(XenArgs),
+    /// A plain Linux kernel
+    Linux(SuiteArgs),
+}
+
+#[derive(Args)]
+struct XenArgs {
+    #[command(flatten)]
+    common: SuiteArgs,
+    /// Boot this hypervisor (its ELF file) instead of Debian's: one built with CONFIG_DEBUG logs every
+    /// bad grant, CONFIG_PERF_COUNTERS counts grant operations
+    #[arg(long, value_name = "FILE")]
+    hypervisor: Option<PathBuf>,
+}
+
+#[derive(Args)]
+struct SuiteArgs {
+    /// Run these scenarios; otherwise the core set
+    #[arg(value_name = "SCENARIO")]
+    scenarios: Vec<String>,
+    /// Run every scenario but those that only run by name
+    #[arg(long)]
+    all: bool,
+    /// Print the scenarios, and run nothing
+    #[arg(long)]
+    list: bool,
+    /// Boot, run the scenarios that are named, if any, and give a shell on the console
+    #[arg(long)]
+    shell: bool,
+    /// Use this statically linked `ringfence` instead of building one
+    #[arg(long, value_name = "FILE")]
+    program: Option<PathBuf>,
+    /// Stretch every limit of time by this factor, for a busy or slow computer
+    #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=100))]
+    patience: u32,
+    /// How many machines run at a time
+    #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=16))]
+    machines: u32,
+    /// Where packages and images are kept; `vm` in the target directory otherwise
+    #[arg(long, value_name = "FOLDER", env = "RINGFENCE_VM_CACHE")]
+    cache: Option<PathBuf>,
+    /// Show what scenarios say beside their checks
+    #[arg(long, short)]
+    verbose: bool,
+    /// Install nothing
+    #[arg(long)]
+    no_install: bool,
+}
+
+/// What every run knows.
+struct Setting<'a> {
+    root: &'a Path,
+    images: images::Images,
+    program: PathBuf,
+    /// This run's own folder: root file systems and logs.
+    folder: PathBuf,
+    hypervisor: Option<PathBuf>,
+    path: std::ffi::OsString,
+    patience: u32,
+    verbose: bool,
+}
+
+/// Runs `cargo xtask vm`; false if something failed.
+pub(crate) fn run(args: &VmArgs, root: &Path, target: &Path) -> anyhow::Result<bool> {
+    let (suite, kinds, args, hypervisor) = match &args.suite {
+        Suite::Xen(args) => ("xen", Kind::XEN, &args.common, args.hypervisor.clone()),
+        Suite::Linux(args) => ("linux", Kind::LINUX, args, None),
+    };
+    let found = scenario::find(&root.join("vm").join(suite).join("scenarios"), kinds)?;
+    if args.list {
+        print!("{}", report::listing(&found));
+        return Ok(true);
+    }
+    let set = if args.all { Set::All } else { Set::Core };
+    let selected = match (args.shell, args.scenarios.is_empty()) {
+        (true, true) => vec![],
+        _ => scenario::select(&found, &args.scenarios, set)?,
+    };
+    let toolbox = Toolbox::new(root, target);
+    let mut missing = toolbox.missing(NEEDS);
+    if !missing.is_empty() && !args.no_install {
+        toolbox.install(&missing)?;
+        missing = toolbox.missing(NEEDS);
+    }
+    anyhow::ensure!(missing.is_empty(), "{}", tools::how_to_get(&missing));
+    let cache = args.cache.clone().unwrap_or_else(|| target.join("vm"));
+    let mut setting =
+        prepare(root, target, &std::path::absolute(cache)?, &toolbox, args.program.as_deref())?;
+    setting.hypervisor = hypervisor.map(std::path::absolute).transpose()?;
+    setting.patience = args.patience;
+    setting.verbose = args.verbose;
+    if args.shell {
+        let kind = selected.first().map_or(kinds[0], |scenario| scenario.machine);
+        return shell(&setting, kind, &selected).map(|()| true);
+    }
+    let start = Instant::now();
+    let tallies = Boots::new(&setting, selected).run(args.machines)?;
+    println!("{}", report::summary(&tallies, start.elapsed()));
+    Ok(tallies.iter().all(|tally| tally.failures().is_empty()))
+}
+
+/// The core scenarios of both suites, for `cargo xtask test`: what the report says, or what failed.
+pub(crate) fn core(
+    root: &Path,
+    target: &Path,
+    toolbox: &Toolbox,
+) -> anyhow::Result<Result<String, String>> {
+    let mut selected = vec![];
+    for (suite, kinds) in [("xen", Kind::XEN), ("linux", Kind::LINUX)] {
+        let found = scenario::find(&root.join("vm").join(suite).join("scenarios"), kinds)?;
+        selected.extend(scenario::select(&found, &[], Set::Core)?);
+    }
+    anyhow::ensure!(!selected.is_empty(), "no scenario is of the core set");
+    let setting = prepare(root, target, &target.join("vm"), toolbox, None)?;
+    let start = Instant::now();
+    let tallies = Boots::new(&setting, selected).run(2)?;
+    let note = report::summary(&tallies, start.elapsed());
+    let failed = tallies.iter().filter(|tally| !tally.failures().is_empty());
+    let failed: Vec<&str> = failed.map(|tally| tally.name.as_str()).collect();
+    println!("{note}");
+    Ok(if failed.is_empty() { Ok(note) } else { Err(format!("{}: {note}", failed.join(", "))) })
+}
+
+/// Images, program, and a folder for the run.
+fn prepare<'a>(
+    root: &'a Path,
+    target: &Path,
+    cache: &Path,
+    toolbox: &Toolbox,
+    program: Option<&Path>,
+) -> anyhow::Result<Setting<'a>> {
+    if !cfg!(target_arch = "x86_64") {
+        return Err(
+            Unavailable("the machines are x86_64, as is the program in them".to_owned()).into()
+        );
+    }
+    let images = images::prepare(cache, toolbox)?;
+    let program = match program {
+        Some(program) => std::path::absolute(program)?,
+        None => program::build(root, target)?,
+    };
+    Ok(Setting {
+        root,
+        images,
+        program,
+        folder: boots::new_folder(&target.join("vm/runs"))?,
+        hypervisor: None,
+        path: toolbox.path().clone(),
+        patience: 4,
+        verbose: false,
+    })
+}
+
+/// A machine on our own terminal.
+fn shell(setting: &Setting<'_>, kind: Kind, selected: &[scenario::Scenario]) -> anyhow::Result<()> {
+    let share = setting.folder.join("shell");
+    std::fs::create_dir_all(&share)?;
+    let orders = Orders {
+        scenarios: selected.iter().map(|s| (s.name.as_str(), s.limit)).collect(),
+        patience: setting.patience,
+        shell: true,
+        debug: setting.hypervisor.is_some(),
+    };
+    let root = setting.folder.join("shell.cpio");
+    overlay::write(&root, kind, &setting.images, setting.root, &setting.program, &orders)?;
+    println!("`poweroff -f` ends it, and so does C-a x; {} is /share inside", share.display());
+    let machine = Machine {
+        kind,
+        images: &setting.images,
+        root,
+        hypervisor: setting.hypervisor.clone(),
+        share,
+        console: None,
+        path: setting.path.clone(),
+    };
+    machine.start()?.wait_for_ever()
+}

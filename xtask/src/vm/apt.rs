@@ -1,0 +1,158 @@
+//! Debian packages that are downloaded and unpacked, not installed: any user may do that.
+//!
+//! The system's own package lists serve if they are good; else (never fetched, or so old that the
+//! archive has dropped what they name) lists of our own are fetched below the cache.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::Context as _;
+
+use super::Unavailable;
+use crate::exec::Cmd;
+
+/// A package that can be downloaded.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Package {
+    /// Its name, as apt-get takes it.
+    pub(super) name: String,
+    /// Its file's name, which holds the version.
+    pub(super) file: String,
+    /// Its size in bytes.
+    size: u64,
+}
+
+/// Where packages are asked for, and kept.
+pub(super) struct Apt {
+    /// Of the .deb files.
+    store: PathBuf,
+    /// Of package lists of our own.
+    lists: PathBuf,
+    own_lists: bool,
+}
+
+impl Apt {
+    /// Packages below `cache`.
+    pub(super) fn new(cache: &Path) -> Apt {
+        Apt { store: cache.join("debs"), lists: cache.join("apt"), own_lists: false }
+    }
+
+    /// Fetches package lists of our own, used from here on.
+    pub(super) fn update(&mut self) -> anyhow::Result<()> {
+        println!("fetching Debian's package lists");
+        self.own_lists = true;
+        std::fs::create_dir_all(self.lists.join("lists/partial"))?;
+        std::fs::create_dir_all(self.lists.join("cache/archives/partial"))?;
+        let updated = self.command("apt-get", &["update", "-qq"]).output(Path::new("/"))?;
+        updated.map(|_| ()).map_err(|message| {
+            Unavailable(format!("Debian's package lists cannot be fetched: {}", last(&message)))
+                .into()
+        })
+    }
+
+    /// The packages that `name` depends on by a name that starts with `prefix`.
+    pub(super) fn depends(&self, name: &str, prefix: &str) -> anyhow::Result<Vec<String>> {
+        let printed = self.command("apt-cache", &["depends", name]).output(Path::new("/"));
+        let printed = printed.context("apt-cache")?.unwrap_or_default();
+        Ok(dependencies(&printed, prefix))
+    }
+
+    /// Which files the packages are, in their newest versions.
+    pub(super) fn resolve(&self, names: &[String]) -> anyhow::Result<Vec<Package>> {
+        let words: Vec<&str> = ["download", "--print-uris"]
+            .into_iter()
+            .chain(names.iter().map(String::as_str))
+            .collect();
+        let printed = self.command("apt-get", &words).output(Path::new("/"))?;
+        let printed = printed.map_err(|message| Unavailable(last(&message)))?;
+        names.iter().map(|name| package(&printed, name)).collect()
+    }
+
+    /// Downloads what is not here yet.
+    pub(super) fn download(&self, packages: &[Package]) -> anyhow::Result<()> {
+        std::fs::create_dir_all(&self.store)?;
+        let missing: Vec<&str> = packages
+            .iter()
+            .filter(|package| {
+                let file = std::fs::metadata(self.store.join(&package.file));
+                file.map(|file| file.len()).ok() != Some(package.size)
+            })
+            .map(|package| package.name.as_str())
+            .collect();
+        if missing.is_empty() {
+            return Ok(());
+        }
+        println!("downloading {} Debian packages: {}", missing.len(), missing.join(" "));
+        let words: Vec<&str> = ["download", "-q"].into_iter().chain(missing).collect();
+        let done = self.command("apt-get", &words).output(&self.store)?;
+        done.map(|_| ()).map_err(|message| {
+            Unavailable(format!("Debian packages cannot be downloaded: {}", last(&message))).into()
+        })
+    }
+
+    /// Unpacks a package into `root`.
+    pub(super) fn unpack(&self, package: &Package, root: &Path) -> anyhow::Result<()> {
+        let file = self.store.join(&package.file);
+        let command =
+            Cmd::new("dpkg-deb").args(["--extract".as_ref(), file.as_os_str(), root.as_os_str()]);
+        let done = command.output(Path::new("/"))?;
+        done.map(|_| ()).map_err(|message| anyhow::anyhow!("{}: {message}", file.display()))
+    }
+
+    fn command(&self, program: &str, words: &[&str]) -> Cmd {
+        // Downloading is not done as the user _apt, who may not write to our folder.
+        let mut options =
+            vec!["APT::Sandbox::User=root".to_owned(), "Acquire::Retries=2".to_owned()];
+        if self.own_lists {
+            options.push(format!("Dir::State::Lists={}/lists", self.lists.display()));
+            options.push(format!("Dir::Cache={}/cache", self.lists.display()));
+        }
+        let options = options.into_iter().flat_map(|option| ["-o".to_owned(), option]);
+        Cmd::new(program).args(options).args(words.iter().copied()).env("LC_ALL", "C")
+    }
+}
+
+/// The names in lines such as `  Depends: NAME`.
+fn dependencies(printed: &str, prefix: &str) -> Vec<String> {
+    let names = printed.lines().filter_map(|line| line.trim().strip_prefix("Depends: "));
+    names.filter(|name| name.starts_with(prefix)).map(str::to_owned).collect()
+}
+
+/// The line `'URL' FILE SIZE DIGEST` for a package, whose file is NAME_VERSION_ARCHITECTURE.deb.
+fn package(printed: &str, name: &str) -> anyhow::Result<Package> {
+    let found = printed.lines().find_map(|line| {
+        let mut words = line.split_whitespace().skip(1);
+        let file = words.next().filter(|file| file.split('_').next() == Some(name))?;
+        let size = words.next()?.parse().ok()?;
+        Some(Package { name: name.to_owned(), file: file.to_owned(), size })
+    });
+    found.ok_or_else(|| Unavailable(format!("apt knows no package {name}")).into())
+}
+
+/// The last line that says something.
+fn last(text: &str) -> String {
+    let mut lines = text.lines().rev().map(str::trim).filter(|line| !line.is_empty());
+    lines.next().unwrap_or("apt-get failed").to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn dependencies_are_chosen_by_prefix() {
+        let printed = "xen-system-amd64\n  Depends: xen-hypervisor-4.17-amd64\n  Depends: \
+                       xen-utils-4.17\n  Suggests: xen-hypervisor-x\n";
+        assert_eq!(dependencies(printed, "xen-hypervisor-"), ["xen-hypervisor-4.17-amd64"]);
+        assert!(dependencies("", "xen").is_empty());
+    }
+
+    #[test]
+    fn a_package_is_found_by_its_whole_name() {
+        let printed = "'http://x/libc6-dev_2.36-9%2b1_amd64.deb' libc6-dev_2.36-9+1_amd64.deb 7 SHA256:00\n\
+                       'http://x/libc6_2.36-9%2b1_amd64.deb' libc6_2.36-9+1_amd64.deb 2759320 SHA256:ba\n";
+        let found = package(printed, "libc6").unwrap();
+        assert_eq!((found.file.as_str(), found.size), ("libc6_2.36-9+1_amd64.deb", 2_759_320));
+        let error = package(printed, "libc").unwrap_err();
+        assert!(error.is::<Unavailable>());
+    }
+}

@@ -1,0 +1,222 @@
+//! Running scenarios: machine after machine, several beside each other, until each scenario has a
+//! verdict.
+
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+use std::time::{Duration, Instant, SystemTime};
+
+use super::machine::{Heard, Machine, Running};
+use super::overlay::{self, Orders};
+use super::results::{self, Line, Tally};
+use super::scenario::{Scenario, deal};
+use super::{Setting, report};
+
+/// Seconds until a machine is up, on an idle computer.
+const START: u64 = 30;
+/// Seconds between one scenario's end and the next one's begin, or power off.
+const BETWEEN: u64 = 20;
+/// Seconds, by their limits, that scenarios share one boot for.
+const SHARED: u32 = 240;
+/// Folders of earlier runs that are kept.
+const KEPT: usize = 5;
+
+/// The boots to come.
+pub(super) struct Boots<'a> {
+    setting: &'a Setting<'a>,
+    waiting: Mutex<Vec<Vec<Scenario>>>,
+    tallies: Mutex<Vec<Tally>>,
+}
+
+impl<'a> Boots<'a> {
+    /// Deals `selected` out to boots.
+    pub(super) fn new(setting: &'a Setting<'a>, selected: Vec<Scenario>) -> Boots<'a> {
+        let mut waiting = deal(selected, SHARED);
+        waiting.reverse();
+        Boots { setting, waiting: Mutex::new(waiting), tallies: Mutex::default() }
+    }
+
+    /// Runs everything, `machines` at a time.
+    pub(super) fn run(self, machines: u32) -> anyhow::Result<Vec<Tally>> {
+        let machines = usize::try_from(machines)?.min(lock(&self.waiting).len());
+        std::thread::scope(|scope| {
+            let workers: Vec<_> = (0..machines).map(|_| scope.spawn(|| self.work())).collect();
+            workers.into_iter().try_for_each(|worker| {
+                worker.join().unwrap_or_else(|_| anyhow::bail!("the harness itself failed"))
+            })
+        })?;
+        let tallies = self.tallies.into_inner();
+        Ok(tallies.unwrap_or_else(std::sync::PoisonError::into_inner))
+    }
+
+    fn work(&self) -> anyhow::Result<()> {
+        loop {
+            let Some(scenarios) = lock(&self.waiting).pop() else {
+                return Ok(());
+            };
+            let rest = self.boot(&scenarios)?;
+            if !rest.is_empty() {
+                lock(&self.waiting).push(rest);
+            }
+        }
+    }
+
+    /// One boot. Returns the scenarios that did not get their turn, because an earlier one took the
+    /// machine with it.
+    fn boot(&self, scenarios: &[Scenario]) -> anyhow::Result<Vec<Scenario>> {
+        let setting = self.setting;
+        let kind = scenarios[0].machine;
+        let folder = setting.folder.join(format!("{}-{}", kind.name(), scenarios[0].name));
+        std::fs::create_dir_all(&folder)?;
+        let names: Vec<&str> = scenarios.iter().map(|scenario| scenario.name.as_str()).collect();
+        println!("[{}] boots for {}", kind.name(), names.join(", "));
+        let orders = Orders {
+            scenarios: scenarios.iter().map(|s| (s.name.as_str(), s.limit)).collect(),
+            patience: setting.patience,
+            shell: false,
+            debug: setting.hypervisor.is_some(),
+        };
+        let root = folder.join("root.cpio");
+        overlay::write(&root, kind, &setting.images, setting.root, &setting.program, &orders)?;
+        let machine = Machine {
+            kind,
+            images: &setting.images,
+            root: root.clone(),
+            hypervisor: setting.hypervisor.clone(),
+            share: folder.clone(),
+            console: Some(folder.join("console.log")),
+            path: setting.path.clone(),
+        };
+        let mut watch = Watch::new(machine.start()?, scenarios, setting.patience);
+        let mut done = 0;
+        while let Some(tally) = watch.next() {
+            done += 1;
+            let mut text = report::scenario(kind.name(), &tally, setting.verbose);
+            if !tally.failures().is_empty() {
+                text += &report::logs(&folder);
+            }
+            print!("{text}");
+            lock(&self.tallies).push(tally);
+        }
+        watch.finish();
+        std::fs::remove_file(&root)?;
+        Ok(scenarios[done..].to_vec())
+    }
+}
+
+/// Follows one boot.
+struct Watch<'a> {
+    machine: Option<Running>,
+    scenarios: &'a [Scenario],
+    patience: u32,
+    done: usize,
+    /// What came outside of any scenario.
+    stray: Vec<String>,
+}
+
+impl<'a> Watch<'a> {
+    fn new(machine: Running, scenarios: &'a [Scenario], patience: u32) -> Watch<'a> {
+        Watch { machine: Some(machine), scenarios, patience, done: 0, stray: vec![] }
+    }
+
+    /// The next scenario's verdict; `None` when there is none left, or the machine is gone.
+    fn next(&mut self) -> Option<Tally> {
+        let scenario = self.scenarios.get(self.done)?;
+        let machine = self.machine.as_ref()?;
+        let mut tally = Tally::new(&scenario.name);
+        let start = Instant::now();
+        let mut begun = start;
+        let mut running = false;
+        let mut deadline = start + self.stretched(if self.done == 0 { START } else { BETWEEN });
+        let broken = loop {
+            let line = match machine.listen(deadline) {
+                Heard::Line(line) => results::read(&line),
+                Heard::Off if running => {
+                    break "the machine went down in the middle of it".to_owned();
+                }
+                Heard::Off => break "the machine went down before it began".to_owned(),
+                Heard::Nothing if running => {
+                    break format!(
+                        "it did not end in time ({} s)",
+                        deadline.duration_since(begun).as_secs()
+                    );
+                }
+                Heard::Nothing => break "the machine did not begin it in time".to_owned(),
+            };
+            match &line {
+                Line::Begin(name) if *name == scenario.name => {
+                    running = true;
+                    begun = Instant::now();
+                    // The machine itself ends it at its limit, and can say more about it.
+                    deadline = begun + self.stretched(u64::from(scenario.limit) + BETWEEN);
+                }
+                Line::End(name, _) if running && *name == scenario.name => {
+                    tally.take(&line);
+                    break String::new();
+                }
+                Line::Note(text) | Line::Other(text) if !running => self.stray.push(text.clone()),
+                line if running => tally.take(line),
+                _ => {}
+            }
+        };
+        tally.time = begun.elapsed();
+        if !broken.is_empty() {
+            tally.notes.append(&mut self.stray);
+            tally.break_off(broken);
+            // Switched off: what it would still say belongs to nobody.
+            self.machine = None;
+        }
+        self.done += 1;
+        Some(tally)
+    }
+
+    /// Gives the machine the time to power off.
+    fn finish(&mut self) {
+        if let Some(machine) = self.machine.take() {
+            machine.wait(self.stretched(BETWEEN));
+        }
+    }
+
+    fn stretched(&self, seconds: u64) -> Duration {
+        Duration::from_secs(seconds * u64::from(self.patience))
+    }
+}
+
+/// The mutex's contents; a thread that panicked has not left them half changed.
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+}
+
+/// A new folder below `runs`, named by the time; the oldest ones go.
+pub(super) fn new_folder(runs: &Path) -> anyhow::Result<PathBuf> {
+    std::fs::create_dir_all(runs)?;
+    let mut old: Vec<PathBuf> =
+        std::fs::read_dir(runs)?.map(|entry| Ok(entry?.path())).collect::<std::io::Result<_>>()?;
+    old.sort();
+    for folder in old.iter().rev().skip(KEPT - 1) {
+        std::fs::remove_dir_all(folder)?;
+    }
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH)?;
+    let folder = runs.join(format!("{:010}-{}", now.as_secs(), std::process::id()));
+    std::fs::create_dir(&folder)?;
+    Ok(folder)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn old_folders_go() {
+        let runs = tempfile::tempdir().unwrap();
+        for i in 0..9 {
+            std::fs::create_dir(runs.path().join(format!("000000000{i}-1"))).unwrap();
+        }
+        let new = new_folder(runs.path()).unwrap();
+        let mut left: Vec<_> =
+            std::fs::read_dir(runs.path()).unwrap().map(|entry| entry.unwrap().path()).collect();
+        left.sort();
+        assert_eq!(left.len(), KEPT);
+        assert_eq!(left.last(), Some(&new));
+        assert!(left[0].ends_with("0000000005-1"));
+    }
+}

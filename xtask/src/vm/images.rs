@@ -1,0 +1,306 @@
+//! What the machines boot: Xen, a kernel, and root file systems in memory, all out of Debian's
+//! packages, made once and kept until a package or a recipe here changes.
+//!
+//! | file | contents |
+//! |---|---|
+//! | `xen.elf` | the hypervisor, unpacked: QEMU's multiboot loader wants the ELF file |
+//! | `vmlinux` | the kernel, for dom0, and (inside `dom0.cpio`) for Xen's guests |
+//! | `vmlinuz` | the same as its package has it, for the machine without Xen |
+//! | `dom0.cpio` | busybox, the toolstack, modules, and the guests' own `base.cpio` |
+//! | `linux.cpio` | busybox and modules for the machine without Xen |
+//!
+//! Our own files (init, scenarios, the program under test) are in none of them: each boot appends
+//! those ([`super::overlay`]), so a change there costs no new images.
+
+use std::fs::File;
+use std::io::{BufWriter, Write};
+use std::path::{Path, PathBuf};
+
+use anyhow::Context as _;
+use rustix::fs::{FlockOperation, flock};
+
+use super::Unavailable;
+use super::apt::{Apt, Package};
+use super::cpio::Archive;
+use super::kernel::{self, Modules};
+use crate::exec::Cmd;
+use crate::tools::Toolbox;
+
+/// Packages for whatever boots, beside the kernel.
+const COMMON: &[&str] = &["busybox-static"];
+/// Packages for dom0, beside those with Xen's version in their names: the toolstack's libraries.
+const TOOLSTACK: &[&str] = &[
+    "xenstore-utils",
+    "libxencall1",
+    "libxendevicemodel1",
+    "libxenevtchn1",
+    "libxenforeignmemory1",
+    "libxengnttab1",
+    "libxenhypfs1",
+    "libxenstore4",
+    "libxentoolcore1",
+    "libxentoollog1",
+    "libyajl2",
+    "libc6",
+    "libgcc-s1",
+    "libuuid1",
+    "liblzma5",
+    "libzstd1",
+    "zlib1g",
+];
+/// The toolstack's programs.
+const PROGRAMS: &[&str] = &[
+    "xl",
+    "xenstored",
+    "xenconsoled",
+    "xenconsole",
+    "xen-init-dom0",
+    "libxl-save-helper",
+    "lsevtchn",
+    "xen-diag",
+    "xenperf",
+];
+/// Modules of dom0. The kernel's own backends are only there for the scenarios that compare with
+/// them, and nothing else loads them.
+const DOM0_MODULES: &[&str] = &[
+    "xenfs",
+    "xen-privcmd",
+    "xen-evtchn",
+    "xen-gntdev",
+    "xen-gntalloc",
+    "xen-netback",
+    "xen-blkback",
+    "tun",
+    "bridge",
+    "veth",
+    "dummy",
+    "loop",
+    "brd",
+    "virtio_pci",
+    "9pnet_virtio",
+    "9p",
+];
+/// Modules of a guest under Xen.
+const GUEST_MODULES: &[&str] = &[
+    "xen-netfront",
+    "xen-blkfront",
+    "xen-evtchn",
+    "xen-gntdev",
+    "xen-gntalloc",
+    "xenfs",
+    "tun",
+    "bridge",
+    "veth",
+    "ext4",
+];
+/// Modules of the machine without Xen.
+const LINUX_MODULES: &[&str] = &[
+    "tun",
+    "veth",
+    "bridge",
+    "dummy",
+    "nbd",
+    "loop",
+    "brd",
+    "ext4",
+    "vhost_net",
+    "vhost_vsock",
+    "vfio-pci",
+    "vfio_iommu_type1",
+    "virtio_pci",
+    "virtio_net",
+    "virtio_blk",
+    "9pnet_virtio",
+    "9p",
+];
+
+/// The files that a machine boots.
+pub(super) struct Images {
+    folder: PathBuf,
+}
+
+impl Images {
+    /// One of the files in the table above.
+    pub(super) fn path(&self, name: &str) -> PathBuf {
+        self.folder.join(name)
+    }
+}
+
+/// Makes the images below `cache`, or finds that they are there already.
+pub(super) fn prepare(cache: &Path, toolbox: &Toolbox) -> anyhow::Result<Images> {
+    std::fs::create_dir_all(cache)?;
+    // Whoever comes second waits, and finds everything done.
+    let lock = File::create(cache.join("lock"))?;
+    flock(&lock, FlockOperation::LockExclusive)?;
+    let images = Images { folder: cache.join("images") };
+    let mut apt = Apt::new(cache);
+    let recipe = match download(&apt).or_else(|_| {
+        apt.update()?;
+        download(&apt)
+    }) {
+        Ok(recipe) => recipe,
+        Err(error) if error.is::<Unavailable>() && images.path("stamp").is_file() => {
+            println!("{error}; the images made earlier serve");
+            return Ok(images);
+        }
+        Err(error) => return Err(error),
+    };
+    let stamp = recipe.stamp();
+    if std::fs::read_to_string(images.path("stamp")).is_ok_and(|made| made == stamp) {
+        return Ok(images);
+    }
+    println!("unpacking {} packages and making the images", recipe.packages.len());
+    let scratch = cache.join("scratch");
+    let new = cache.join("images.new");
+    for folder in [&scratch, &new, &images.folder] {
+        if folder.exists() {
+            std::fs::remove_dir_all(folder)?;
+        }
+    }
+    std::fs::create_dir_all(&scratch)?;
+    std::fs::create_dir_all(&new)?;
+    recipe.packages.iter().try_for_each(|package| apt.unpack(package, &scratch))?;
+    recipe.make(&scratch, &new, toolbox)?;
+    std::fs::write(new.join("stamp"), stamp)?;
+    std::fs::rename(&new, &images.folder)?;
+    std::fs::remove_dir_all(&scratch)?;
+    Ok(images)
+}
+
+/// What the images are made of.
+struct Recipe {
+    packages: Vec<Package>,
+    /// Of Linux: `6.1.0-31-amd64`.
+    release: String,
+    /// Of Xen: `4.17`.
+    xen: String,
+}
+
+/// Finds out which packages are wanted, and downloads them.
+fn download(apt: &Apt) -> anyhow::Result<Recipe> {
+    let first = |name: &str, prefix: &str| -> anyhow::Result<String> {
+        let found = apt.depends(name, prefix)?.into_iter().next();
+        found.ok_or_else(|| {
+            Unavailable(format!("apt knows no package {name}: this needs Debian 12 or later"))
+                .into()
+        })
+    };
+    let kernel = first("linux-image-amd64", "linux-image-")?;
+    let hypervisor = first("xen-system-amd64", "xen-hypervisor-")?;
+    let utilities = first("xen-system-amd64", "xen-utils-")?;
+    let release = kernel.trim_start_matches("linux-image-").to_owned();
+    let xen = utilities.trim_start_matches("xen-utils-").to_owned();
+    let mut names = vec![kernel, hypervisor, utilities, format!("libxenmisc{xen}")];
+    names.extend(COMMON.iter().chain(TOOLSTACK).map(|name| (*name).to_owned()));
+    let packages = apt.resolve(&names)?;
+    apt.download(&packages)?;
+    Ok(Recipe { packages, release, xen })
+}
+
+impl Recipe {
+    /// Everything on which the images depend, as text: what was made with the same text is good.
+    fn stamp(&self) -> String {
+        let mut text = String::new();
+        self.packages.iter().for_each(|package| text += &format!("{}\n", package.file));
+        [
+            text.as_str(),
+            include_str!("images.rs"),
+            include_str!("kernel.rs"),
+            include_str!("cpio.rs"),
+        ]
+        .concat()
+    }
+
+    /// Makes every image of the unpacked packages in `root`.
+    fn make(&self, root: &Path, images: &Path, toolbox: &Toolbox) -> anyhow::Result<()> {
+        let hypervisor = root.join("boot").join(format!("xen-{}-amd64.gz", self.xen));
+        std::fs::copy(&hypervisor, images.join("xen.elf.gz")).context("the hypervisor")?;
+        let unzipped = Cmd::new("gzip").args(["--decompress", "xen.elf.gz"]).output(images)?;
+        unzipped.map_err(|message| anyhow::anyhow!("gzip: {message}"))?;
+        let image = std::fs::read(root.join("boot").join(format!("vmlinuz-{}", self.release)))?;
+        std::fs::write(images.join("vmlinuz"), &image)?;
+        let xz = Cmd::new("xz").env("PATH", toolbox.path());
+        let kernel = kernel::unpack(&image, root, xz)?;
+        std::fs::write(images.join("vmlinux"), &kernel)?;
+
+        let modules = Modules::find(root, &self.release)?;
+        let mut base = basics(Vec::new(), root)?;
+        modules.add(GUEST_MODULES, &mut base)?;
+        let base = base.finish()?;
+
+        let mut dom0 = basics(create(&images.join("dom0.cpio"))?, root)?;
+        modules.add(DOM0_MODULES, &mut dom0)?;
+        self.toolstack(&mut dom0, root)?;
+        dom0.file("boot/vmlinux", false, &kernel)?;
+        dom0.file("boot/base.cpio", false, &base)?;
+        dom0.finish()?;
+
+        let mut linux = basics(create(&images.join("linux.cpio"))?, root)?;
+        modules.add(LINUX_MODULES, &mut linux)?;
+        linux.finish()?;
+        Ok(())
+    }
+
+    /// xl, its daemons, and the libraries that they need.
+    fn toolstack<W: Write>(&self, archive: &mut Archive<W>, root: &Path) -> anyhow::Result<()> {
+        let programs = format!("usr/lib/xen-{}/bin", self.xen);
+        for program in PROGRAMS {
+            archive
+                .copy(&format!("usr/lib/xen/bin/{program}"), &root.join(&programs).join(program))?;
+        }
+        // libxl starts its helpers where it was built to find them.
+        archive.symlink(&format!("usr/lib/xen-{}", self.xen), "xen")?;
+        copy_names(archive, root, "usr/bin", |name| name.starts_with("xenstore"))?;
+        for folder in ["lib/x86_64-linux-gnu", "usr/lib/x86_64-linux-gnu"] {
+            copy_names(archive, root, folder, |name| name.contains(".so"))?;
+        }
+        let loader = "lib/x86_64-linux-gnu/ld-linux-x86-64.so.2";
+        anyhow::ensure!(root.join(loader).is_file(), "libc6 has no {loader}");
+        Ok(archive.symlink("lib64/ld-linux-x86-64.so.2", &format!("/{loader}"))?)
+    }
+}
+
+/// Busybox, and the folders that its links and the mounts go to.
+fn basics<W: Write>(out: W, root: &Path) -> anyhow::Result<Archive<W>> {
+    let mut archive = Archive::new(out);
+    for folder in [
+        "proc", "sys", "dev", "run", "tmp", "sbin", "usr/bin", "usr/sbin", "var/log", "var/lib",
+        "mnt",
+    ] {
+        archive.directory(folder)?;
+    }
+    archive.copy("bin/busybox", &root.join("bin/busybox"))?;
+    archive.symlink("bin/sh", "busybox")?;
+    Ok(archive)
+}
+
+/// Copies the files of a folder whose names are wanted; links stay links.
+fn copy_names<W: Write>(
+    archive: &mut Archive<W>,
+    root: &Path,
+    folder: &str,
+    wanted: fn(&str) -> bool,
+) -> anyhow::Result<()> {
+    let Ok(entries) = std::fs::read_dir(root.join(folder)) else {
+        return Ok(());
+    };
+    for entry in entries {
+        let entry = entry?;
+        let name = entry.file_name().to_string_lossy().into_owned();
+        let (path, kind) = (format!("{folder}/{name}"), entry.file_type()?);
+        if !wanted(&name) || kind.is_dir() {
+            continue;
+        }
+        if kind.is_symlink() {
+            let target = std::fs::read_link(entry.path())?;
+            archive.symlink(&path, &target.to_string_lossy())?;
+        } else {
+            archive.copy(&path, &entry.path())?;
+        }
+    }
+    Ok(())
+}
+
+fn create(path: &Path) -> anyhow::Result<BufWriter<File>> {
+    Ok(BufWriter::new(File::create(path).with_context(|| path.display().to_string())?))
+}

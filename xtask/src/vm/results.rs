@@ -1,0 +1,194 @@
+//! What a machine says over its second serial port, and the verdict.
+//!
+//! A line each, written by `vm/lib/run.sh` and `vm/lib/checks.sh`:
+//!
+//! | line | meaning |
+//! |---|---|
+//! | `up SECONDS` | the machine can run scenarios |
+//! | `begin NAME` | a scenario starts |
+//! | `plan N` | it will make so many checks |
+//! | `ok LABEL`, `not ok LABEL: WHY`, `skip LABEL: WHY` | a check |
+//! | `# TEXT` | worth knowing |
+//! | `end NAME STATUS` | its script has ended, with this exit status |
+//! | `down` | all are done; the machine powers off |
+//!
+//! A scenario has passed if its script ended by itself with status 0 after exactly the checks that
+//! it planned, none of them bad. So a crash, wherever it happens, is a failure: of what was running.
+
+use std::time::Duration;
+
+/// One line, understood.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Line {
+    /// `up`.
+    Up,
+    /// `begin NAME`.
+    Begin(String),
+    /// `plan N`.
+    Plan(u32),
+    /// `ok LABEL`.
+    Ok(String),
+    /// `not ok LABEL: WHY`.
+    NotOk(String),
+    /// `skip LABEL: WHY`.
+    Skip(String),
+    /// `# TEXT`.
+    Note(String),
+    /// `end NAME STATUS`.
+    End(String, i32),
+    /// `down`.
+    Down,
+    /// Anything else.
+    Other(String),
+}
+
+/// Reads one line.
+pub(super) fn read(line: &str) -> Line {
+    let line = line.trim();
+    let (word, rest) = line.split_once(' ').unwrap_or((line, ""));
+    let text = rest.to_owned();
+    let understood = match word {
+        "up" => Some(Line::Up),
+        "begin" => Some(Line::Begin(text)),
+        "plan" => rest.parse().ok().map(Line::Plan),
+        "ok" => Some(Line::Ok(text)),
+        "not" => rest.strip_prefix("ok ").map(|text| Line::NotOk(text.to_owned())),
+        "skip" => Some(Line::Skip(text)),
+        "#" => Some(Line::Note(text)),
+        "end" => rest
+            .split_once(' ')
+            .and_then(|(name, status)| Some(Line::End(name.to_owned(), status.parse().ok()?))),
+        "down" => Some(Line::Down),
+        _ => None,
+    };
+    understood.unwrap_or_else(|| Line::Other(line.to_owned()))
+}
+
+/// What became of one scenario.
+#[derive(Debug, Default, Clone, PartialEq, Eq)]
+pub(super) struct Tally {
+    /// Its name.
+    pub(super) name: String,
+    /// Checks that were well.
+    pub(super) ok: u32,
+    /// Checks that were not, with why.
+    pub(super) bad: Vec<String>,
+    /// Checks that could not be made, with why.
+    pub(super) skipped: Vec<String>,
+    /// What else it said.
+    pub(super) notes: Vec<String>,
+    /// From its beginning to its end.
+    pub(super) time: Duration,
+    planned: Option<u32>,
+    status: Option<i32>,
+    /// What ended it, if not its own script.
+    broken: Option<String>,
+}
+
+impl Tally {
+    /// A scenario of which nothing was heard yet.
+    pub(super) fn new(name: &str) -> Tally {
+        Tally { name: name.to_owned(), ..Tally::default() }
+    }
+
+    /// Takes in a line that came between its `begin` and its `end`, or the `end`.
+    pub(super) fn take(&mut self, line: &Line) {
+        match line {
+            Line::Plan(count) => self.planned = Some(*count),
+            Line::Ok(_) => self.ok += 1,
+            Line::NotOk(what) => self.bad.push(what.clone()),
+            Line::Skip(what) => self.skipped.push(what.clone()),
+            Line::Note(text) | Line::Other(text) => self.notes.push(text.clone()),
+            Line::End(_, status) => self.status = Some(*status),
+            Line::Up | Line::Down | Line::Begin(_) => {}
+        }
+    }
+
+    /// Its machine came to an end before it did.
+    pub(super) fn break_off(&mut self, why: impl Into<String>) {
+        self.broken = Some(why.into());
+    }
+
+    /// Every reason why it has not passed; none if it has.
+    pub(super) fn failures(&self) -> Vec<String> {
+        let mut reasons: Vec<String> =
+            self.bad.iter().map(|what| format!("not ok {what}")).collect();
+        if let Some(why) = &self.broken {
+            reasons.push(why.clone());
+            return reasons;
+        }
+        let made = self.ok + count(&self.bad) + count(&self.skipped);
+        match self.planned {
+            None => reasons.push("it made no plan".to_owned()),
+            Some(0) => reasons.push("it planned no check".to_owned()),
+            Some(planned) if planned != made => {
+                reasons.push(format!("it planned {planned} checks and made {made}"));
+            }
+            Some(_) => {}
+        }
+        match self.status {
+            Some(0) => {}
+            Some(status) => reasons.push(format!("its script ended with status {status}")),
+            None => reasons.push("its script did not end".to_owned()),
+        }
+        reasons
+    }
+
+    /// Checks that were made or skipped.
+    pub(super) fn checks(&self) -> u32 {
+        self.ok + count(&self.bad)
+    }
+}
+
+fn count(list: &[String]) -> u32 {
+    u32::try_from(list.len()).unwrap_or(u32::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tally(text: &str) -> Tally {
+        let mut tally = Tally::new("t");
+        text.lines().for_each(|line| tally.take(&read(line)));
+        tally
+    }
+
+    #[test]
+    fn a_scenario_passes_by_its_plan_and_its_end() {
+        let tally = tally("plan 3\nok a\n# well\nok b\nskip c: no debug build\nend t 0\n");
+        assert_eq!(tally.failures(), Vec::<String>::new());
+        assert_eq!((tally.ok, tally.checks(), tally.skipped.len()), (2, 2, 1));
+        assert_eq!(tally.notes, ["well"]);
+    }
+
+    #[test]
+    fn every_way_to_fail_is_a_failure() {
+        for (text, why) in [
+            ("plan 1\nnot ok a: 1 is not 2\nend t 0", "not ok a: 1 is not 2"),
+            ("plan 2\nok a\nend t 0", "it planned 2 checks and made 1"),
+            ("plan 1\nok a\nok b\nend t 0", "it planned 1 checks and made 2"),
+            ("ok a\nend t 0", "it made no plan"),
+            ("plan 0\nend t 0", "it planned no check"),
+            ("plan 1\nok a\nend t 137", "its script ended with status 137"),
+            ("plan 1\nok a\n", "its script did not end"),
+            ("plan 1\nok a\nend t\n", "its script did not end"),
+        ] {
+            assert_eq!(tally(text).failures(), [why], "{text}");
+        }
+    }
+
+    #[test]
+    fn a_machine_that_dies_fails_what_was_running() {
+        let mut tally = tally("plan 1\nok a\n");
+        tally.break_off("the machine was switched off after 60 s");
+        assert_eq!(tally.failures(), ["the machine was switched off after 60 s"]);
+    }
+
+    #[test]
+    fn noise_is_kept() {
+        assert_eq!(read("not even"), Line::Other("not even".to_owned()));
+        assert_eq!(read("end x y"), Line::Other("end x y".to_owned()));
+        assert_eq!(read("ok a\r\n"), Line::Ok("a".to_owned()));
+    }
+}

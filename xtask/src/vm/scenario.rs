@@ -1,0 +1,188 @@
+//! Scenarios: shell scripts in `vm/xen/scenarios` and `vm/linux/scenarios`. The comment at the top
+//! of each says what the harness must know:
+//!
+//! ```sh
+//! # title: one line on what it shows
+//! # set: core            (in `cargo xtask test`; `all`: with --all; `name`: when it is named)
+//! # machine: plain       (scenarios of one machine may share a boot)
+//! # limit: 60            (seconds on an idle computer of two cores)
+//! ```
+
+use std::path::Path;
+
+use anyhow::Context as _;
+
+use super::machine::Kind;
+
+/// When a scenario runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Set {
+    /// Always.
+    Core,
+    /// With `--all`.
+    All,
+    /// When it is named.
+    Name,
+}
+
+/// One scenario.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Scenario {
+    /// The file's name without `.sh`.
+    pub(super) name: String,
+    /// What it shows.
+    pub(super) title: String,
+    /// When it runs.
+    pub(super) set: Set,
+    /// Which machine it wants.
+    pub(super) machine: Kind,
+    /// How long it may take, in seconds.
+    pub(super) limit: u32,
+}
+
+/// The scenarios in `folder`, by name; their machines must be among `kinds`.
+pub(super) fn find(folder: &Path, kinds: &[Kind]) -> anyhow::Result<Vec<Scenario>> {
+    let mut scenarios = vec![];
+    for entry in std::fs::read_dir(folder).with_context(|| folder.display().to_string())? {
+        let path = entry?.path();
+        let Some(name) = path.file_name().and_then(|name| name.to_str()?.strip_suffix(".sh"))
+        else {
+            continue;
+        };
+        let scenario = parse(name, &std::fs::read_to_string(&path)?)
+            .and_then(|scenario| {
+                anyhow::ensure!(
+                    kinds.contains(&scenario.machine),
+                    "that machine is not of this suite"
+                );
+                Ok(scenario)
+            })
+            .with_context(|| path.display().to_string())?;
+        scenarios.push(scenario);
+    }
+    scenarios.sort_by(|a, b| a.name.cmp(&b.name));
+    Ok(scenarios)
+}
+
+fn parse(name: &str, text: &str) -> anyhow::Result<Scenario> {
+    let plain = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
+    anyhow::ensure!(name.chars().all(plain), "a scenario's name is of a-z, 0-9 and -");
+    let field = |key: &str| {
+        let mut head = text.lines().take_while(|line| line.starts_with('#'));
+        let value =
+            head.find_map(|line| line.strip_prefix("# ")?.strip_prefix(key)?.strip_prefix(": "));
+        value.map(str::trim).with_context(|| format!("lacks the line `# {key}: ...` at its top"))
+    };
+    let set = match field("set")? {
+        "core" => Set::Core,
+        "all" => Set::All,
+        "name" => Set::Name,
+        other => anyhow::bail!("`# set: {other}`: core, all or name"),
+    };
+    let machine = field("machine")?;
+    Ok(Scenario {
+        name: name.to_owned(),
+        title: field("title")?.to_owned(),
+        set,
+        machine: Kind::from_name(machine)
+            .with_context(|| format!("no machine is called {machine}"))?,
+        limit: field("limit")?.parse().context("`# limit: ...` is a number of seconds")?,
+    })
+}
+
+/// The scenarios that were asked for: by name, or else those of the sets up to `set`.
+pub(super) fn select(
+    found: &[Scenario],
+    names: &[String],
+    set: Set,
+) -> anyhow::Result<Vec<Scenario>> {
+    if names.is_empty() {
+        return Ok(found.iter().filter(|scenario| scenario.set <= set).cloned().collect());
+    }
+    let by_name = |name: &String| {
+        let scenario = found.iter().find(|scenario| scenario.name == *name).cloned();
+        scenario.with_context(|| format!("no scenario is called {name}; --list names them"))
+    };
+    names.iter().map(by_name).collect()
+}
+
+/// Deals scenarios out to boots: those of one machine share one, but not for longer than `most`
+/// seconds by their limits, since boots run beside each other and one that fails spoils its own.
+pub(super) fn deal(selected: Vec<Scenario>, most: u32) -> Vec<Vec<Scenario>> {
+    let mut boots: Vec<Vec<Scenario>> = vec![];
+    for scenario in selected {
+        let fits = |boot: &&mut Vec<Scenario>| {
+            let time: u32 = boot.iter().map(|there| there.limit).sum();
+            boot[0].machine == scenario.machine && time + scenario.limit <= most
+        };
+        match boots.iter_mut().find(fits) {
+            Some(boot) => boot.push(scenario),
+            None => boots.push(vec![scenario]),
+        }
+    }
+    // The longest first: then the boots that run beside each other end together.
+    boots.sort_by_key(|boot| std::cmp::Reverse(boot.iter().map(|there| there.limit).sum::<u32>()));
+    boots
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TEXT: &str = "#!/bin/sh\n# title: all is well\n# set: core\n# machine: xen\n# limit: 40\n\nplan 1\n# set: all\n";
+
+    #[test]
+    fn the_head_of_a_scenario_is_read() {
+        let scenario = parse("hello", TEXT).unwrap();
+        assert_eq!((scenario.title.as_str(), scenario.set), ("all is well", Set::Core));
+        assert_eq!((scenario.machine, scenario.limit), (Kind::Xen, 40));
+    }
+
+    #[test]
+    fn what_is_wrong_with_a_head_is_said() {
+        for (from, to, said) in [
+            ("# limit: 40\n", "", "lacks the line `# limit: ...`"),
+            ("set: core", "set: some", "core, all or name"),
+            ("machine: xen", "machine: vax", "no machine is called vax"),
+            ("limit: 40", "limit: long", "a number of seconds"),
+        ] {
+            let error = parse("hello", &TEXT.replace(from, to)).unwrap_err();
+            assert!(format!("{error:#}").contains(said), "{error:#}");
+        }
+        assert!(parse("a b", TEXT).is_err());
+    }
+
+    fn scenario(name: &str, set: Set, machine: Kind, limit: u32) -> Scenario {
+        Scenario { name: name.to_owned(), title: String::new(), set, machine, limit }
+    }
+
+    #[test]
+    fn names_win_over_sets() {
+        let found = [
+            scenario("a", Set::Core, Kind::Xen, 10),
+            scenario("b", Set::All, Kind::Xen, 10),
+            scenario("c", Set::Name, Kind::Xen, 10),
+        ];
+        let names = |list: Vec<Scenario>| list.into_iter().map(|s| s.name).collect::<Vec<_>>();
+        assert_eq!(names(select(&found, &[], Set::Core).unwrap()), ["a"]);
+        assert_eq!(names(select(&found, &[], Set::All).unwrap()), ["a", "b"]);
+        assert_eq!(names(select(&found, &["c".to_owned()], Set::Core).unwrap()), ["c"]);
+        assert!(select(&found, &["d".to_owned()], Set::Core).is_err());
+    }
+
+    #[test]
+    fn boots_are_shared_by_scenarios_of_one_machine() {
+        let dealt = deal(
+            vec![
+                scenario("a", Set::Core, Kind::Xen, 30),
+                scenario("b", Set::Core, Kind::XenPvh, 80),
+                scenario("c", Set::Core, Kind::Xen, 30),
+                scenario("d", Set::Core, Kind::Xen, 60),
+            ],
+            100,
+        );
+        let names: Vec<Vec<&str>> =
+            dealt.iter().map(|boot| boot.iter().map(|s| s.name.as_str()).collect()).collect();
+        assert_eq!(names, [vec!["b"], vec!["a", "c"], vec!["d"]]);
+    }
+}
