@@ -37,6 +37,7 @@
 //! frames ([`Batch::drop_all_derived`]).
 
 mod derive;
+mod room;
 mod view;
 
 #[cfg(test)]
@@ -51,6 +52,7 @@ use ringfence_offload::meta::Checksum;
 
 use derive::Derived;
 pub use derive::{DERIVED_MAX, DeriveError, JOINED_MAX};
+pub use room::Room;
 pub use view::{FrameView, SegmentView, Segments};
 
 /// Octets that a frame's header has at most.
@@ -146,6 +148,10 @@ pub struct Batch {
     receivable: usize,
     /// Where derived frames begin, while there are some.
     derived: Option<Derived>,
+    /// Where the frames are expected to go, there is so much room.
+    room: Room,
+    /// Slots that a frame needs which was left where it was.
+    refused: Option<usize>,
 }
 
 impl Default for Batch {
@@ -166,6 +172,8 @@ impl Batch {
             frames_max: frames,
             receivable: scratch,
             derived: None,
+            room: Room::UNBOUNDED,
+            refused: None,
         }
     }
 
@@ -173,6 +181,8 @@ impl Batch {
     pub fn clear(&mut self) {
         self.used = 0;
         self.derived = None;
+        self.room = Room::UNBOUNDED;
+        self.refused = None;
         self.frames.clear();
         self.segments.clear();
         self.lent.clear();
@@ -191,6 +201,36 @@ impl Batch {
     /// Frames that can still be added.
     pub fn frames_left(&self) -> usize {
         self.frames_max.saturating_sub(self.frames.len())
+    }
+
+    /// Takes no more frames until it is cleared than `room` has place for.
+    pub fn limit(&mut self, room: Room) {
+        self.room = room;
+    }
+
+    /// Place that is left for frames. Frames that are added use it up.
+    pub fn room(&self) -> Room {
+        self.room
+    }
+
+    /// Whether there is place for a frame of `len` octets. If not, that is remembered: whoever adds
+    /// frames leaves this one, and those behind it, where they are.
+    pub fn has_room_for(&mut self, len: usize) -> bool {
+        let fits = self.room.fits(len);
+        if !fits {
+            self.refuse(len);
+        }
+        fits
+    }
+
+    /// Remembers that a frame of `len` octets was left where it was.
+    pub fn refuse(&mut self, len: usize) {
+        self.refused = Some(self.room.cost(len));
+    }
+
+    /// Slots that the frame needs which was left where it was for want of place.
+    pub fn refused(&self) -> Option<usize> {
+        self.refused
     }
 
     /// Octets of scratch memory handed out so far: the offset of the tail's first octet.
@@ -388,6 +428,7 @@ impl FrameBuilder<'_> {
     /// Adds the frame to the batch and returns its index.
     pub fn finish(mut self, meta: OffloadMeta) -> u32 {
         self.finished = true;
+        self.batch.room.take(self.len);
         let index = self.batch.frames.len();
         self.batch.frames.push(Frame {
             header: self.header.clone(),

@@ -1,14 +1,14 @@
 //! The time by which ports and data plane go.
 
 use core::time::Duration;
-use std::sync::{Arc, Mutex, PoisonError};
-
-use rustix::time::{ClockId, clock_gettime};
+use std::sync::{Arc, LazyLock, Mutex, PoisonError};
+use std::time::Instant;
 
 /// Time since a fixed moment.
 pub(crate) fn monotonic() -> Duration {
-    let now = clock_gettime(ClockId::Monotonic);
-    Duration::new(u64::try_from(now.tv_sec).unwrap_or(0), u32::try_from(now.tv_nsec).unwrap_or(0))
+    // By the C library: it finds the kernel's clock page in a sandbox, which saves a system call.
+    static BEGAN: LazyLock<Instant> = LazyLock::new(Instant::now);
+    BEGAN.elapsed()
 }
 
 /// Tells the time: the system's, or one that a test sets.

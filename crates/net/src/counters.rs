@@ -101,6 +101,8 @@ pub struct PortCounters {
     pub checksums_computed: Counter,
     /// Frames that became part of a larger one for this port.
     pub frames_coalesced: Counter,
+    /// Times others began to wait because this port had no room.
+    pub hold_ups: Counter,
     /// Times this port's events ended the data plane's sleep.
     pub wakeups: Counter,
     /// Of these, the ones after which there was nothing to do.
@@ -132,6 +134,7 @@ impl Default for PortCounters {
             segments_made: Counter::default(),
             checksums_computed: Counter::default(),
             frames_coalesced: Counter::default(),
+            hold_ups: Counter::default(),
             wakeups: Counter::default(),
             spurious_wakeups: Counter::default(),
             throttles: Counter::default(),
@@ -213,6 +216,7 @@ impl PortCounters {
             ("segments_made", &self.segments_made),
             ("checksums_computed", &self.checksums_computed),
             ("frames_coalesced", &self.frames_coalesced),
+            ("hold_ups", &self.hold_ups),
             ("wakeups", &self.wakeups),
             ("spurious_wakeups", &self.spurious_wakeups),
             ("throttles", &self.throttles),

@@ -8,22 +8,23 @@
 //! with every round. At the end of the round every port that was sent something publishes it, once.
 //! In a switch, ports that compete get the same time, not the same number of frames (`share`).
 //!
-//! When a round finds nothing to do, the thread goes on polling for a short while ([`ringfence_platform::pace`]: as long
-//! as experience says that it pays), then arms all ports, looks once more and sleeps until one of
+//! When a round finds nothing to do, the thread goes on polling for a short while
+//! ([`ringfence_platform::pace`]: as long as experience says that it pays), then arms all ports, looks once more and sleeps until one of
 //! their files is readable.
 //!
 //! # What a port can do to the others
 //!
 //! * A fault ends that port and no other. It is handed to the owner's callback with the reason.
-//! * Frames it cannot take are dropped; nobody waits for it. (In a patch nobody but the other end
-//!   sends to it, so there the other end is held up instead: it is asked for no more frames than
-//!   [`Port::room`] says, and its events are ignored while there is no room.)
+//! * Frames it cannot take are dropped. Who sends to it alone is held up instead, as long as the port
+//!   earns that by being fast ([`hold`]). (In a patch nobody but the other end sends to it, so there
+//!   the other end is always held up.)
 //! * Events that announce nothing are put up with for a few times, then ignored for a while.
 //!
 //! Control threads send commands through a [`DataplaneHandle`]; the thread looks for them between
 //! rounds.
 
 mod handle;
+mod hold;
 mod share;
 mod slot;
 
@@ -37,15 +38,16 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::mpsc::TryRecvError;
 
+use ringfence_memory::PAGE_SIZE;
 use ringfence_platform::Counters;
 use ringfence_platform::pace::Spin;
 use rustix::event::{Timespec, epoll};
 
-use crate::batch::{Batch, FRAMES_DEFAULT, SCRATCH_DEFAULT};
+use crate::batch::{Batch, FRAMES_DEFAULT, Room, SCRATCH_DEFAULT};
 use crate::clock::monotonic;
 use crate::counters::DropReason;
 use crate::edge::{Edge, Leaving};
-use crate::port::{Port, PortCapabilities};
+use crate::port::{Port, Transmitted};
 use crate::switch::{AttachError, Fabric, PORTS_MAX, Plan, PortIndex, PortPolicy};
 pub use handle::{AddPortError, DataplaneHandle, DataplaneStats, PortGone, PortId, PortStats};
 use handle::{Command, Inbox};
@@ -162,7 +164,7 @@ impl Dataplane {
                 }
                 self.last_work = self.now;
             }
-            self.slots.iter_mut().flatten().for_each(|slot| slot.settle(self.now));
+            self.settle();
             if worked {
                 continue;
             }
@@ -172,6 +174,11 @@ impl Dataplane {
             }
             self.sleep();
         }
+    }
+
+    /// A round is over.
+    fn settle(&mut self) {
+        self.slots.iter_mut().flatten().for_each(|slot| slot.settle(self.now));
     }
 
     /// Carries out the commands that wait.
@@ -277,26 +284,39 @@ impl Dataplane {
 
     /// One port's turn. Returns whether there was work.
     fn serve(&mut self, place: usize) -> bool {
-        let budget = self.budget(place);
+        let (waited_for, room) = self.room(place);
         let Some(slot) = self.slots[place].as_mut().filter(|slot| slot.fault.is_none()) else {
             return false;
         };
         let switched = matches!(self.fabric, Fabric::Switch(_));
         // In a patch each end sends to the other one only, and both are of one guest.
-        slot.held = budget == 0 || (switched && !self.fairness.admits(&slot.share));
+        slot.held = switched && !self.fairness.admits(&slot.share);
         if slot.held {
             return false;
         }
+        let budget = self.config.budget;
         let budget = if switched { self.fairness.budget(&slot.share, budget) } else { budget };
+        self.batch.limit(room);
         let received = slot.port.receive(&mut self.batch, budget);
         let received = slot.checked(received).unwrap_or_default();
         if slot.fault.is_some() {
             self.batch.clear();
             return true;
         }
-        if received.work == 0 && received.frames == 0 {
+        let any = received.work > 0 || received.frames > 0;
+        let refused = self.batch.refused();
+        slot.held = refused.is_some() && !any;
+        if let Some((slots, port)) = refused.zip(self.slot_mut(waited_for)) {
+            port.port.await_slots(slots);
+            if switched {
+                port.patience.wait();
+            }
+        }
+        if !any {
+            self.batch.clear();
             return false;
         }
+        let Some(slot) = &mut self.slots[place] else { return false };
         slot.worked();
         self.deliver(place);
         // Before the sender is told that its pages are free, nothing may refer to them any more.
@@ -314,23 +334,28 @@ impl Dataplane {
         true
     }
 
-    /// Frames that may be taken from a port now.
-    fn budget(&mut self, place: usize) -> usize {
-        let budget = self.config.budget;
-        let Fabric::Patch(patch) = &self.fabric else { return budget };
-        let other = u16::try_from(place).ok().and_then(|index| patch.other(PortIndex(index)));
-        let other = other.and_then(|other| self.slots.get_mut(usize::from(other.0))?.as_mut());
-        // With nobody at the other end the frames are taken and dropped.
-        let Some(other) = other.filter(|slot| slot.fault.is_none()) else { return budget };
-        let room = other.port.room();
-        let room = other.checked(room).unwrap_or(0).min(budget);
-        let into = other.capabilities;
-        // What is split on the way takes as many places as it has segments. One frame is let through
-        // all the same: a sender that loses some of it goes on, one that waits for room may not.
-        match self.slots[place].as_ref().map_or(1, |slot| expansion(&slot.capabilities, &into)) {
-            1 => room,
-            segments => (room / segments).max(room.min(1)),
+    /// The port that frames from `place` wait for if it has no room, and the room it has.
+    fn room(&mut self, place: usize) -> (Option<PortIndex>, Room) {
+        let index = u16::try_from(place).ok().map(PortIndex);
+        let (port, patient) = match &self.fabric {
+            // With nobody at the other end the frames are taken and dropped.
+            Fabric::Patch(patch) => (index.and_then(|index| patch.other(index)), true),
+            Fabric::Switch(_) => (self.slots[place].as_ref().and_then(|slot| slot.towards), false),
+        };
+        let unbounded = (None, Room::UNBOUNDED);
+        let Some(slot) = self.slot_mut(port).filter(|slot| patient || slot.patience.lasts()) else {
+            return unbounded;
+        };
+        match slot.slots() {
+            Some(slots) => (port, Room::of(slots, &slot.capabilities)),
+            None => unbounded,
         }
+    }
+
+    /// The port at that place, if it is of use.
+    fn slot_mut(&mut self, port: Option<PortIndex>) -> Option<&mut Slot> {
+        let slot = self.slots.get_mut(usize::from(port?.0))?.as_mut();
+        slot.filter(|slot| slot.fault.is_none())
     }
 
     /// Sends the frames of the batch, which came by `place`, to where they go.
@@ -342,6 +367,13 @@ impl Dataplane {
         self.plan.clear();
         let counters = Arc::clone(source.port.counters());
         self.fabric.route(PortIndex(index), &self.batch, self.now, &counters, &mut self.plan);
+        let towards = match self.plan.ports() {
+            [only] => Some(*only),
+            _ => None,
+        };
+        if let Some(source) = &mut self.slots[place] {
+            source.towards = towards;
+        }
         for n in 0..self.plan.ports().len() {
             let Some((port, frames)) = self.plan.entry_mut(n) else { break };
             let slot = self.slots.get_mut(usize::from(port.0)).and_then(Option::as_mut);
@@ -357,6 +389,7 @@ impl Dataplane {
                 let done = slot.checked(transmitted)?;
                 if done.sent > 0 {
                     slot.worked();
+                    slot.patience.earn(slots_taken(batch, ready, done));
                 }
                 Some(done)
             });
@@ -443,9 +476,12 @@ impl Dataplane {
     }
 }
 
-/// Frames that one frame of a port of `from`, which sends what it takes, becomes at a port of `into`.
-fn expansion(from: &PortCapabilities, into: &PortCapabilities) -> usize {
-    from.longest().div_ceil(into.longest()).max(1)
+/// Slots that the frames of `ready` took, of which some may have been dropped.
+fn slots_taken(batch: &Batch, ready: &[u32], done: Transmitted) -> usize {
+    if done.dropped > 0 {
+        return done.sent;
+    }
+    batch.select(ready).map(|frame| frame.len().div_ceil(PAGE_SIZE)).sum()
 }
 
 fn timespec(duration: Duration) -> Timespec {

@@ -171,8 +171,8 @@ impl PortCapabilities {
 
 /// A source and destination of frames. See the [module](self) for the contract.
 pub trait Port: Send {
-    /// Appends at most `budget` frames to `batch`, as far as it has room, and counts them. Never
-    /// blocks; its effort is bounded by `budget` whatever the peer does, refused requests included.
+    /// Appends at most `budget` frames to `batch`, as far as it has room ([`Batch::has_room_for`]
+    /// included), and counts them. Never blocks; its effort is bounded by `budget` whatever the peer does, refused requests included.
     ///
     /// # Errors
     ///
@@ -204,9 +204,8 @@ pub trait Port: Send {
         Ok(())
     }
 
-    /// How many frames of the largest size there is room for. Who joins just two ports asks, and
-    /// receives no more than that, so that the sender is held up instead of losing frames. When it
-    /// is zero, [`Port::arm`] asks for an event when there is room again.
+    /// How many frames of the largest size there is room for. When it is zero, the next
+    /// [`Port::arm`] asks for an event when there is room again.
     ///
     /// # Errors
     ///
@@ -214,6 +213,19 @@ pub trait Port: Send {
     fn room(&mut self) -> Result<usize, Fault> {
         Ok(usize::MAX)
     }
+
+    /// Free slots, each of a page, for the frames of senders that wait when there are too few
+    /// ([`Batch::limit`]). A port without slots has room for everything.
+    ///
+    /// # Errors
+    ///
+    /// A [`Fault`] ends the port.
+    fn slots(&mut self) -> Result<usize, Fault> {
+        Ok(usize::MAX)
+    }
+
+    /// Somebody waits until so many slots are free: the next [`Port::arm`] asks for an event then.
+    fn await_slots(&mut self, _slots: usize) {}
 
     /// Asks for an event when there is something to receive, then looks once more: `true` means
     /// that there is work already and the thread must not sleep.

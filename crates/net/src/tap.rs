@@ -174,7 +174,11 @@ fn write_failed(error: io::Error) -> Result<Outcome, Fault> {
 impl Port for TapPort {
     fn receive(&mut self, batch: &mut Batch, budget: usize) -> Result<Received, Fault> {
         let mut received = Received::default();
-        while received.work < budget && batch.frames_left() > 0 {
+        // How long a frame is is not known before it is read.
+        while received.work < budget
+            && batch.frames_left() > 0
+            && batch.has_room_for(self.frame_max)
+        {
             match self.receive_one(batch)? {
                 Outcome::Nothing => break,
                 Outcome::Done => received.frames += 1,

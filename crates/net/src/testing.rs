@@ -159,7 +159,7 @@ impl Port for MemoryPort {
         let mut frames = 0;
         while frames < budget && batch.frames_left() > 0 {
             let Some((bytes, _)) = shared.to_port.front() else { break };
-            if bytes.len() > batch.scratch_left() {
+            if bytes.len() > batch.scratch_left() || !batch.has_room_for(bytes.len()) {
                 break;
             }
             let Some((bytes, meta)) = shared.to_port.pop_front() else { break };
@@ -213,6 +213,17 @@ impl Port for MemoryPort {
         let room = self.capacity.saturating_sub(shared.from_port.len());
         shared.wants_room = room == 0;
         Ok(room)
+    }
+
+    fn slots(&mut self) -> Result<usize, Fault> {
+        if !self.holds_up {
+            return Ok(usize::MAX);
+        }
+        Ok(self.capacity.saturating_sub(self.link.lock().from_port.len()))
+    }
+
+    fn await_slots(&mut self, _: usize) {
+        self.link.lock().wants_room = true;
     }
 
     fn arm(&mut self) -> Result<bool, Fault> {

@@ -7,8 +7,10 @@ use std::os::fd::OwnedFd;
 use rustix::event::epoll;
 
 use super::handle::PortId;
+use super::hold::Patience;
 use super::share::Share;
 use crate::port::{Fault, Port, PortCapabilities};
+use crate::switch::PortIndex;
 use ringfence_platform::pace::Throttle;
 
 pub(super) struct Slot {
@@ -22,6 +24,12 @@ pub(super) struct Slot {
     pub(super) woken: bool,
     /// Nothing is received from it because whom it sends to has no room, or to let others catch up.
     pub(super) held: bool,
+    /// The only port that its last frames went to, if there was but one.
+    pub(super) towards: Option<PortIndex>,
+    /// How long those wait who send to it alone and find no room.
+    pub(super) patience: Patience,
+    /// Free slots when somebody asked last.
+    vacant: usize,
     /// Something was transmitted to it in this round.
     pub(super) touched: bool,
     /// Why it is about to be removed. Nothing of it is called any more.
@@ -41,6 +49,9 @@ impl Slot {
             share: Share::default(),
             woken: false,
             held: false,
+            towards: None,
+            patience: Patience::default(),
+            vacant: 0,
             touched: false,
             fault: None,
             token,
@@ -67,8 +78,21 @@ impl Slot {
         self.checked(cleared);
     }
 
+    /// Its free slots. That there are more than before was worth an event.
+    pub(super) fn slots(&mut self) -> Option<usize> {
+        let slots = self.port.slots();
+        let slots = self.checked(slots)?;
+        if slots > core::mem::replace(&mut self.vacant, slots) && self.patience.awaited() {
+            self.worked();
+        }
+        Some(slots)
+    }
+
     /// A round is over: an event without work behind it is held against the port.
     pub(super) fn settle(&mut self, now: Duration) {
+        if self.patience.settle(now) {
+            self.port.counters().hold_ups.add(1);
+        }
         let asked = !self.held && self.throttle.until().is_none();
         if !core::mem::take(&mut self.woken) || !asked {
             return;
@@ -94,13 +118,15 @@ impl Slot {
     pub(super) fn alarm(&self) -> Option<Duration> {
         // What is held is not asked, so that its time may be over already.
         let deadline = self.port.deadline().filter(|_| !self.held);
-        self.throttle.until().into_iter().chain(deadline).min()
+        let ends = [self.throttle.until(), self.patience.until(), deadline];
+        ends.into_iter().flatten().min()
     }
 
     /// Watches its files, or no longer does, as is right for the sleep that begins. Returns the number
     /// of system calls.
     pub(super) fn update_watch(&mut self, epoll: &OwnedFd, skip_held: bool) -> u64 {
-        let wanted = !(self.held && skip_held) && self.throttle.until().is_none();
+        let idle = self.held && skip_held && !self.patience.awaited();
+        let wanted = !idle && self.throttle.until().is_none();
         if self.watched == wanted {
             return 0;
         }

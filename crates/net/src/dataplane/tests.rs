@@ -283,6 +283,99 @@ fn a_patch_holds_the_sender_up_instead_of_losing_frames() {
     assert_eq!(slow_peer.counters().drops_total() + fast.counters().drops_total(), 0);
 }
 
+/// A port that has room for four frames and says so, one that has room for all, and two that send;
+/// the addresses 1 to 4 are known.
+fn narrow_wide_and_two_senders() -> (Dataplane, DataplaneHandle, [MemoryPeer; 4]) {
+    let (narrow, narrow_peer) = MemoryPort::pair(4, PortCapabilities::plain(1500)).unwrap();
+    let ((wide, wide_peer), (from, from_peer), (other, other_peer)) = (port(), port(), port());
+    let peers = [narrow_peer, wide_peer, from_peer, other_peer];
+    let (mut dataplane, handle) = by_hand(vec![narrow.holding_up(), wide, from, other]);
+    for (peer, n) in peers.iter().zip(1..) {
+        peer.send(&frame(BROADCAST, mac(n), 60), OffloadMeta::PLAIN);
+        go(&mut dataplane);
+        peers.iter().for_each(|peer| while peer.take().is_some() {});
+    }
+    (dataplane, handle, peers)
+}
+
+/// A round, in which no time passes.
+fn go(dataplane: &mut Dataplane) {
+    dataplane.round();
+    dataplane.settle();
+}
+
+fn taken(peer: &MemoryPeer) -> usize {
+    core::iter::from_fn(|| peer.take()).count()
+}
+
+fn send(peer: &MemoryPeer, count: usize, to: u8, from: u8) {
+    for _ in 0..count {
+        peer.send(&frame(mac(to), mac(from), 60), OffloadMeta::PLAIN);
+    }
+}
+
+#[test]
+fn who_sends_to_one_port_alone_waits_for_its_room_and_loses_nothing() {
+    let (mut dataplane, _handle, [narrow, wide, from, other]) = narrow_wide_and_two_senders();
+    send(&from, 1, 1, 3);
+    go(&mut dataplane);
+    assert_eq!(taken(&narrow), 1);
+    send(&from, 50, 1, 3);
+    let mut arrived = 0;
+    for _ in 0..20 {
+        go(&mut dataplane);
+        // Others are not concerned.
+        send(&other, 64, 2, 4);
+        go(&mut dataplane);
+        assert_eq!(taken(&wide), 64);
+        arrived += taken(&narrow);
+    }
+    assert_eq!(arrived, 50);
+    let counters = narrow.counters();
+    assert_eq!((counters.drops_total(), counters.hold_ups.get() > 0), (0, true));
+}
+
+#[test]
+fn a_port_that_takes_nothing_is_waited_for_only_so_long() {
+    let (mut dataplane, _handle, [narrow, wide, from, _other]) = narrow_wide_and_two_senders();
+    send(&from, 1, 1, 3);
+    go(&mut dataplane);
+    taken(&narrow);
+    // What is for another port stands behind it.
+    send(&from, 50, 1, 3);
+    send(&from, 5, 2, 3);
+    for _ in 0..10 {
+        go(&mut dataplane);
+    }
+    assert_eq!((narrow.counters().drops_total(), taken(&wide)), (0, 0), "waits");
+    let end = dataplane.slots[0].as_ref().unwrap().alarm().unwrap();
+    assert!(end - dataplane.now <= Duration::from_millis(10), "and is woken");
+    dataplane.now = end;
+    go(&mut dataplane);
+    go(&mut dataplane);
+    assert_eq!((narrow.counters().drops(DropReason::PortFull), taken(&wide)), (46, 5));
+    // From then on nobody waits at all, until it takes some again.
+    for _ in 0..10 {
+        send(&from, 60, 1, 3);
+        send(&from, 4, 2, 3);
+        go(&mut dataplane);
+        assert_eq!(taken(&wide), 4);
+    }
+    assert_eq!(narrow.counters().hold_ups.get(), 1);
+}
+
+#[test]
+fn who_sends_to_several_ports_waits_for_none_of_them() {
+    let (mut dataplane, _handle, [narrow, wide, from, _other]) = narrow_wide_and_two_senders();
+    for _ in 0..50 {
+        send(&from, 1, 1, 3);
+        send(&from, 1, 2, 3);
+        go(&mut dataplane);
+    }
+    assert_eq!(taken(&wide), 50);
+    assert_eq!((taken(&narrow), narrow.counters().drops(DropReason::PortFull)), (4, 46));
+}
+
 /// Waits until the data plane sleeps; returns its wake-ups so far.
 fn quiet(running: &Running) -> u64 {
     loop {

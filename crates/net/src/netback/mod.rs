@@ -261,6 +261,20 @@ impl<G: Grantee, C: Channel> Port for NetbackPort<G, C> {
         Ok(if self.police.is_stalled() { usize::MAX } else { room })
     }
 
+    fn slots(&mut self) -> Result<usize, Fault> {
+        if self.rx.fits(self.features.capabilities().longest())? {
+            self.police.fits();
+        } else {
+            self.police.refused();
+        }
+        // Who sends to a guest that takes nothing is not held up for ever: what it sends is dropped.
+        if self.police.is_stalled() { Ok(usize::MAX) } else { self.rx.slots() }
+    }
+
+    fn await_slots(&mut self, slots: usize) {
+        self.rx.await_slots(slots);
+    }
+
     fn arm(&mut self) -> Result<bool, Fault> {
         if self.police.is_overdue() {
             match self.rx.fits(self.features.capabilities().longest())? {
@@ -268,8 +282,10 @@ impl<G: Grantee, C: Channel> Port for NetbackPort<G, C> {
                 false => self.police.refused(),
             }
         }
+        // Both, whatever the first says: each asks for an event of its own.
         let waiting = !self.police.holds_up() && self.tx.arm()?;
-        Ok(waiting || self.rx.arm()?)
+        let room = self.rx.arm()?;
+        Ok(waiting || room)
     }
 
     fn deadline(&self) -> Option<Duration> {

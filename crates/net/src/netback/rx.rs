@@ -117,12 +117,25 @@ impl<G: Grantee> ToGuest<G> {
         Ok(self.ring.unconsumed().map_err(|e| self.fatal(e))? >= slots_of(frame_max))
     }
 
+    /// Posted buffers.
+    pub(super) fn slots(&self) -> Result<usize, Fault> {
+        Ok(self.ring.unconsumed().map_err(|e| self.fatal(e))? as usize)
+    }
+
+    /// Somebody waits for so many buffers. The least that anybody waits for counts.
+    pub(super) fn await_slots(&mut self, slots: usize) {
+        let slots = u32::try_from(slots).unwrap_or(u32::MAX).clamp(1, self.ring.count());
+        self.starved_of = if self.starved_of == 0 { slots } else { self.starved_of.min(slots) };
+    }
+
     /// Asks for buffers if somebody waits for room; whether there are enough.
     pub(super) fn arm(&mut self) -> Result<bool, Fault> {
-        if self.starved_of == 0 {
+        // Who still waits after the sleep that follows says so again.
+        let wanted = core::mem::take(&mut self.starved_of);
+        if wanted == 0 {
             return Ok(false);
         }
-        self.ring.final_check_for(self.starved_of).map_err(|e| self.fatal(e))
+        self.ring.final_check_for(wanted).map_err(|e| self.fatal(e))
     }
 
     pub(super) fn transmit(&mut self, batch: &Batch, frames: &[u32]) -> Result<Transmitted, Fault> {

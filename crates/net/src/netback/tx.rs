@@ -81,7 +81,7 @@ impl<G: Grantee> FromGuest<G> {
         police: &mut Police,
     ) -> Result<Received, Fault> {
         let budget = budget.min(batch.frames_left());
-        let (looked, scratch) = self.plan(budget, batch.scratch_left(), police)?;
+        let (looked, scratch) = self.plan(budget, batch, police)?;
         if self.planned.is_empty() {
             return Ok(Received { frames: 0, work: looked });
         }
@@ -107,14 +107,15 @@ impl<G: Grantee> FromGuest<G> {
         Ok(Received { frames, work: looked })
     }
 
-    /// Parses up to `budget` packets, as far as the scratch space goes. Returns how many were
-    /// looked at and the scratch space they take.
+    /// Parses up to `budget` packets, as far as the batch has room. Returns how many were looked at
+    /// and the scratch space they take.
     fn plan(
         &mut self,
         budget: usize,
-        room: usize,
+        batch: &mut Batch,
         police: &mut Police,
     ) -> Result<(usize, usize), Fault> {
+        let (space, mut room) = (batch.scratch_left(), batch.room());
         self.planned.clear();
         self.wants.clear();
         let mut available =
@@ -127,7 +128,13 @@ impl<G: Grantee> FromGuest<G> {
             match self.parser.next(available, &mut fetch, &mut self.chain) {
                 TxOutcome::Empty => break,
                 TxOutcome::Packet => {
-                    let Some(next) = self.plan_packet(at, room, police) else { break };
+                    let total = usize::from(self.chain.total());
+                    if !room.fits(total) {
+                        batch.refuse(total);
+                        break;
+                    }
+                    room.take(total);
+                    let Some(next) = self.plan_packet(at, space, police) else { break };
                     at = next;
                 }
                 TxOutcome::FilterRequest => {
@@ -147,7 +154,7 @@ impl<G: Grantee> FromGuest<G> {
             available = available.saturating_sub(slots);
             looked += 1;
         }
-        Ok((looked, at.min(room)))
+        Ok((looked, at.min(space)))
     }
 
     /// Plans the parsed packet with its bytes from `at` on; the place behind it, or `None` when

@@ -3,10 +3,10 @@
 //! # Theory of operation
 //!
 //! When it connects, a frontend lends a pool of pages to the backend: read-only ones for packets it
-//! sends, writable ones for packets it receives. They stay lent, and are used last in, first out,
-//! so that few are hot. A packet is *sent* by copying it into pages of the first kind and posting
+//! sends, writable ones for packets it receives. They stay lent. A packet is *sent* by copying it into pages of the first kind and posting
 //! their references; the pages are free again when their responses came. A packet is *received* as
-//! a view of the pages it was written to; they are posted again when it was delivered.
+//! a view of the pages it was written to; they are posted again when it was delivered. Each slot of
+//! the rx ring has its own page, so that a packet of several slots lies in neighbouring pages.
 //!
 //! The frontend trusts nothing of the backend: response indices, ids, sizes and chains are checked,
 //! and a backend that breaks a rule costs the device ([`Fault::Misbehaved`]).
@@ -32,8 +32,8 @@ use crate::rules::RuleCounters;
 /// Pages lent for sending: two packets of the largest size beyond a full ring would find none, but a
 /// full ring stops sending first.
 const TX_PAGES: usize = 256;
-/// Pages lent for receiving: one for each slot of the ring, and some for packets being delivered.
-const RX_PAGES: usize = 256 + 64;
+/// Pages lent for receiving: one for each slot of the ring.
+const RX_PAGES: usize = 256;
 
 /// The pages of a queue: what stays lent while it is connected.
 pub struct QueueMemory {
@@ -184,6 +184,14 @@ impl<C: Channel> Port for NetfrontPort<C> {
 
     fn room(&mut self) -> Result<usize, Fault> {
         self.tx.room(self.features.capabilities().longest())
+    }
+
+    fn slots(&mut self) -> Result<usize, Fault> {
+        self.tx.slots()
+    }
+
+    fn await_slots(&mut self, _: usize) {
+        self.tx.await_slots();
     }
 
     fn arm(&mut self) -> Result<bool, Fault> {

@@ -2,14 +2,14 @@
 
 use std::sync::Arc;
 
+use ringfence_memory::LentSlice;
 use ringfence_offload::packet::Layers;
 use ringfence_offload::{Checksum, OffloadMeta};
-use ringfence_platform::Lease;
+use ringfence_platform::{Gref, Lease};
 use ringfence_ring::{FrontRing, RingPages};
 use ringfence_wire::netif::RxRequest;
 use ringfence_wire::netif::rx::{RxChain, RxChainParser, RxOutcome};
 
-use super::pool::Pool;
 use crate::batch::{Batch, HEADER_MAX};
 use crate::counters::{DropReason, PortCounters};
 use crate::features::OffloadKeys;
@@ -22,11 +22,8 @@ pub(super) struct FromBackend {
     ring: FrontRing<RingPages>,
     parser: RxChainParser,
     chain: RxChain,
-    pool: Pool,
-    /// The page posted in each slot of the ring.
-    posted: Vec<u16>,
-    /// Pages of packets being delivered.
-    lent_on: Vec<u16>,
+    /// The page of each slot of the ring, which is posted in no other.
+    pages: Vec<(Gref, LentSlice)>,
     own: OffloadKeys,
     rules: Arc<RuleCounters>,
     counters: Arc<PortCounters>,
@@ -44,9 +41,7 @@ impl FromBackend {
         FromBackend {
             parser: RxChainParser::new(entries),
             chain: RxChain::new(),
-            pool: Pool::new(leases),
-            posted: vec![0; entries as usize],
-            lent_on: Vec::with_capacity(entries as usize),
+            pages: leases.iter().map(|l| (l.gref(), l.memory().clone())).collect(),
             ring,
             own,
             rules,
@@ -58,21 +53,16 @@ impl FromBackend {
         (index & (self.ring.count() - 1)) as usize
     }
 
-    /// Takes back the pages of delivered packets, posts as many buffers as the ring takes, and
-    /// publishes them; whether the backend wants to be told.
+    /// Posts the pages of all delivered packets again, and publishes that; whether the backend wants
+    /// to be told.
     pub(super) fn post(&mut self) -> bool {
-        for page in self.lent_on.drain(..).rev() {
-            self.pool.give_back(page);
-        }
         while self.ring.free() > 0 {
-            let Some(page) = self.pool.take() else { break };
             let slot = self.slot(self.ring.produced_index());
+            let Some(&(gref, _)) = self.pages.get(slot) else { break };
             // The id is the slot: 256 of them.
             let id = u16::try_from(slot).unwrap_or(0);
-            let request = RxRequest { id, gref: self.pool.gref(page) };
-            let posted = self.ring.request(&request.to_bytes());
+            let posted = self.ring.request(&RxRequest { id, gref }.to_bytes());
             debug_assert!(posted, "a slot was free");
-            self.posted[slot] = page;
         }
         self.ring.publish()
     }
@@ -89,6 +79,7 @@ impl FromBackend {
             let mut fetch = |ahead| ring.response(ahead).into_unchecked();
             match self.parser.next(available, &mut fetch, &mut self.chain) {
                 RxOutcome::Empty => break,
+                RxOutcome::Packet if !batch.has_room_for(self.octets()) => break,
                 RxOutcome::Packet => match self.deliver(batch) {
                     Ok(()) => {
                         done.frames += 1;
@@ -103,10 +94,6 @@ impl FromBackend {
                 }
             }
             let slots = self.chain.slots();
-            for ahead in 0..slots {
-                let slot = self.slot(self.ring.consumed_index().wrapping_add(ahead));
-                self.lent_on.push(self.posted[slot]);
-            }
             self.ring.consume(slots);
             available = available.saturating_sub(slots);
             done.work += 1;
@@ -131,21 +118,26 @@ impl FromBackend {
         }
     }
 
+    /// Octets of the parsed chain.
+    fn octets(&self) -> usize {
+        usize::try_from(self.chain.total()).unwrap_or(usize::MAX)
+    }
+
     /// Makes a frame of the parsed chain: its header private, its payload where it is.
     fn deliver(&self, batch: &mut Batch) -> Result<(), &'static str> {
         let total = self.chain.total();
         self.check_negotiated()?;
-        let header_len = usize::try_from(total).unwrap_or(HEADER_MAX).min(HEADER_MAX);
+        let header_len = self.octets().min(HEADER_MAX);
         let full = |_| "rx_no_room";
         let at = batch.reserve(header_len).ok_or("rx_no_room")?;
         let first = self.ring.consumed_index();
-        let page = |slot: u32| self.pool.memory(self.posted[self.slot(first.wrapping_add(slot))]);
+        let page = |slot: u32| self.pages.get(self.slot(first.wrapping_add(slot)));
         let mut builder = batch.frame(at, header_len).map_err(full)?;
         let mut done = 0;
         for fragment in self.chain.fragments() {
             let (offset, len) = (usize::from(fragment.offset), usize::from(fragment.len));
             let head = len.min(header_len - done);
-            let memory = page(fragment.slot);
+            let (_, memory) = page(fragment.slot).ok_or("rx_no_room")?;
             let header = &mut builder.header_mut()[done..done + head];
             memory.copy_to(offset, header).map_err(|_| "rx_crosses_page")?;
             self.counters.copied_bytes.add(head as u64);

@@ -64,9 +64,7 @@ impl ToBackend {
             self.rules.count("tx_response_overflow");
             Fault::misbehaved(e)
         })?;
-        // From the last to the first, so that pages which were taken in order are free in that order
-        // again: a packet of several then lies in neighbouring pages, which are copied as one.
-        for ahead in (0..responses).rev() {
+        for ahead in 0..responses {
             let response = TxResponse::from_bytes(self.ring.response(ahead).into_unchecked());
             // An extra info has no page, and its response no id.
             if response.status == netif::Status::Null && self.extras_under_way > 0 {
@@ -102,6 +100,22 @@ impl ToBackend {
         let room = now(self);
         self.starved = room == 0;
         Ok(room)
+    }
+
+    /// Free slots with a page each.
+    pub(super) fn slots(&mut self) -> Result<usize, Fault> {
+        // Who still waits says so again.
+        self.starved = false;
+        let now = |this: &Self| this.pool.free().min(this.ring.free() as usize);
+        if now(self) < self.ring.count() as usize / 2 {
+            self.reap()?;
+        }
+        Ok(now(self))
+    }
+
+    /// Somebody waits for room.
+    pub(super) fn await_slots(&mut self) {
+        self.starved = true;
     }
 
     pub(super) fn transmit(&mut self, batch: &Batch, frames: &[u32]) -> Result<Transmitted, Fault> {
@@ -140,17 +154,16 @@ impl ToBackend {
     fn send(&mut self, frame: FrameView<'_>, slots: usize, extras: &[Extra]) -> bool {
         let mut parts = ArrayVec::<TxPart, SLOTS_MAX>::new();
         let mut left = frame.len();
-        for _ in 0..slots {
-            let Some(page) = self.pool.take() else { break };
+        let mut pages = ArrayVec::<u16, SLOTS_MAX>::new();
+        // The caller saw that there are enough; one that does not fit is of no use.
+        self.pool.take(slots.min(SLOTS_MAX), |page| pages.push(page));
+        for page in pages {
             let here = left.min(PAGE_SIZE);
             left -= here;
             // At most 4096.
             let len = u16::try_from(here).unwrap_or(0);
             let part = TxPart { gref: self.pool.gref(page), offset: 0, len, id: page };
-            if parts.try_push(part).is_err() {
-                self.pool.give_back(page);
-                break;
-            }
+            parts.push(part);
         }
         let blank = matches!(frame.meta().checksum, Checksum::Partial { .. });
         let checksum = netif::Checksum { blank, validated: blank };
