@@ -4,6 +4,8 @@
 //! It prints one line for each case, and succeeds when none failed. What Xen cannot do is listed by
 //! name ([`NOT_ON_XEN`]) and said; that a case not listed was skipped is a failure.
 
+mod notice;
+
 use std::io::Write;
 use std::time::Duration;
 
@@ -45,18 +47,29 @@ pub struct ConformanceArgs {
     /// How long the other half may take for a step
     #[arg(long, value_name = "SECONDS", default_value_t = 60)]
     pub patience: u64,
+
+    /// Only map the page of this offer, and hold it until killed
+    #[arg(long, value_name = "OFFER")]
+    hold: Option<String>,
 }
 
 /// Runs the half. Returns the exit status.
 pub fn main(args: &ConformanceArgs) -> u8 {
-    let outcome = XenPlatform::open(Side::Both).and_then(|platform| run(&platform, args));
-    match outcome {
+    match open_and_run(args) {
         Ok(true) => 0,
         Ok(false) => STATUS_FAILED,
         Err(error) => {
-            eprintln!("ringfence: conformance: {error}");
+            eprintln!("ringfence: conformance: {error:#}");
             STATUS_FAILED
         }
+    }
+}
+
+fn open_and_run(args: &ConformanceArgs) -> anyhow::Result<bool> {
+    let platform = XenPlatform::open(Side::Both)?;
+    match &args.hold {
+        Some(offer) => notice::hold(&platform, DomId(args.peer), offer).map(|()| true),
+        None => Ok(run(&platform, args)?),
     }
 }
 
@@ -74,20 +87,22 @@ fn run(platform: &XenPlatform, args: &ConformanceArgs) -> Result<bool, PlatformE
         Half::User => Role::User,
     };
     println!("domain {own} is the {role}, domain {} the {}", args.peer, role.other());
-    let mut surprises = 0;
-    let patience = Duration::from_secs(args.patience);
-    let suite = Suite { role, peer: DomId(args.peer), third: Some(NOBODY), patience };
-    let summary = suite.run(platform, &mut |case| {
-        surprises += u32::from(is_surprise(&case));
+    let (mut passed, mut failed, mut absent) = (0, 0, 0);
+    let mut tell = |case: CaseReport| {
+        match &case.outcome {
+            Outcome::Passed => passed += 1,
+            Outcome::Skipped(_) if !is_surprise(&case) => absent += 1,
+            Outcome::Skipped(_) | Outcome::Failed(_) => failed += 1,
+        }
         println!("{}", line_of(&case));
-        // The console of a domain that is about to be destroyed.
+        // The console may be that of a domain which is about to be destroyed.
         let _ = std::io::stdout().flush();
-    });
-    println!(
-        "{role}: {} passed, {} failed, {} not on this platform; {surprises} of them not expected",
-        summary.passed, summary.failed, summary.skipped
-    );
-    Ok(summary.failed == 0 && surprises == 0 && summary.passed > 0)
+    };
+    let (peer, patience) = (DomId(args.peer), Duration::from_secs(args.patience));
+    Suite { role, peer, third: Some(NOBODY), patience }.run(platform, &mut tell);
+    notice::run(platform, role, peer, patience, &mut tell);
+    println!("{role}: {passed} passed, {failed} failed, {absent} not on this platform");
+    Ok(failed == 0 && passed > 0)
 }
 
 /// Whether a case was skipped that Xen can do.

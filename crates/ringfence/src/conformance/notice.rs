@@ -1,0 +1,169 @@
+//! What only Xen has: a page that is mapped no more clears a byte in it and sends an event. It does
+//! so however the mapping went: by its owner, or with its owner.
+//!
+//! The user's half holds the second mapping in a process of its own, which it kills.
+
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use ringfence_memory::LentSlice;
+use ringfence_platform::conformance::{CaseReport, Outcome, Role};
+use ringfence_platform::store::{StoreAccess, StoreClient};
+use ringfence_platform::xen::{UnmapNotice, XenChannel, XenPlatform};
+use ringfence_platform::{
+    Access, Channel, DomId, EventPort, Granter, Gref, Platform, PlatformError,
+};
+use ringfence_wire::xenstore::{NodeAccess, Permission, PermissionList};
+
+/// Where in the page, and what is there as long as it is mapped.
+const BYTE: u16 = 4000;
+const MAPPED: u8 = 0xA5;
+
+/// How often to look.
+const LOOK_EVERY: Duration = Duration::from_millis(20);
+
+/// What the child says once it has mapped the page.
+const HOLDING: &str = "holding";
+
+/// The cases, by how the mapping goes.
+const CASES: [&str; 2] = ["an_unmapped_page_gives_notice", "a_killed_user_gives_notice"];
+
+/// Runs the cases; each half reports what it saw.
+pub(super) fn run(
+    platform: &XenPlatform,
+    role: Role,
+    peer: DomId,
+    patience: Duration,
+    report: &mut dyn FnMut(CaseReport),
+) {
+    for name in CASES {
+        let half = match role {
+            Role::Lender => lend(platform, peer, name, patience),
+            Role::User => use_one(platform, peer, name, patience),
+        };
+        let outcome =
+            half.map_or_else(|why| Outcome::Failed(why.to_string()), |()| Outcome::Passed);
+        report(CaseReport { name, outcome });
+    }
+}
+
+/// The child of the second case: holds what was offered until it is killed.
+pub(super) fn hold(platform: &XenPlatform, peer: DomId, offer: &str) -> anyhow::Result<()> {
+    let _held = take_up(platform, peer, offer)?;
+    println!("{HOLDING}");
+    std::io::stdout().flush()?;
+    loop {
+        std::thread::sleep(Duration::from_secs(3600));
+    }
+}
+
+fn directory(of: DomId) -> String {
+    format!("/local/domain/{of}/data/notice")
+}
+
+fn lend(platform: &XenPlatform, peer: DomId, name: &str, patience: Duration) -> anyhow::Result<()> {
+    let mut granter = platform.granter(peer)?;
+    let lease = granter.lend(Access::ReadWrite)?;
+    let channel = platform.alloc_unbound(peer)?;
+    lease.memory().copy_from(BYTE.into(), &[MAPPED])?;
+    let mut store = platform.store()?;
+    offer(&mut store, platform.domid(), peer, name, &lease.gref(), channel.port())?;
+    let gone = await_notice(lease.memory(), &channel, patience);
+    store.rm(&format!("{}/{name}", directory(platform.domid())))?;
+    granter.take_back(lease)?;
+    gone
+}
+
+fn offer(
+    store: &mut StoreClient,
+    own: DomId,
+    peer: DomId,
+    name: &str,
+    gref: &Gref,
+    port: EventPort,
+) -> Result<(), PlatformError> {
+    let path = format!("{}/{name}", directory(own));
+    store.mkdir(&directory(own))?;
+    let may = |access, domain| Permission { access, domain };
+    // Two entries always fit into a list.
+    if let Ok(list) =
+        PermissionList::new(&[may(NodeAccess::None, own), may(NodeAccess::Read, peer)])
+    {
+        store.set_perms(&directory(own), &list)?;
+    }
+    Ok(store.write(&path, format!("{gref} {}", port.0))?)
+}
+
+/// Waits for the event, and for the byte to be cleared by then.
+fn await_notice(page: &LentSlice, channel: &XenChannel, patience: Duration) -> anyhow::Result<()> {
+    let deadline = Instant::now() + patience;
+    loop {
+        let event = channel.clear()?;
+        let byte = page.fetch::<1>(BYTE.into())?.into_unchecked()[0];
+        match (event, byte) {
+            (true, 0) => return Ok(()),
+            (true, byte) => anyhow::bail!("an event came, and the byte is {byte:#04x}"),
+            (false, _) if Instant::now() > deadline => {
+                anyhow::bail!("no event within {patience:?}; the byte is {byte:#04x}")
+            }
+            (false, _) => std::thread::sleep(LOOK_EVERY),
+        }
+    }
+}
+
+fn use_one(
+    platform: &XenPlatform,
+    peer: DomId,
+    name: &str,
+    patience: Duration,
+) -> anyhow::Result<()> {
+    let mut store = platform.store()?;
+    let path = format!("{}/{name}", directory(peer));
+    let deadline = Instant::now() + patience;
+    // It may not be there, or not for this domain to read, yet.
+    let offer = loop {
+        match store.read_text(&path) {
+            Ok(offer) => break offer,
+            Err(why) if why.refusal().is_none() || Instant::now() > deadline => {
+                return Err(why.into());
+            }
+            Err(_) => std::thread::sleep(LOOK_EVERY),
+        }
+    };
+    if name == CASES[0] {
+        return take_up(platform, peer, &offer).map(drop);
+    }
+    let mut child = Command::new("/proc/self/exe")
+        .args(["internal", "conformance", "--role", "user"])
+        .args(["--peer", &peer.to_string(), "--hold", &offer])
+        .stdout(Stdio::piped())
+        .spawn()?;
+    let mut said = String::new();
+    if let Some(stdout) = child.stdout.take() {
+        BufReader::new(stdout).read_line(&mut said)?;
+    }
+    child.kill()?;
+    child.wait()?;
+    anyhow::ensure!(
+        said.trim_end() == HOLDING,
+        "the process that was to hold the page said {said:?}"
+    );
+    Ok(())
+}
+
+/// Maps the page of an offer; the mapping goes before the channel.
+fn take_up(
+    platform: &XenPlatform,
+    peer: DomId,
+    offer: &str,
+) -> anyhow::Result<(LentSlice, XenChannel)> {
+    let (gref, port) =
+        offer.split_once(' ').ok_or_else(|| anyhow::anyhow!("{offer:?} is no offer"))?;
+    let channel = platform.bind_interdomain(peer, EventPort(port.parse()?))?;
+    let notice = UnmapNotice { clear: Some(BYTE), event: Some(&channel) };
+    let page = platform.grantee(peer)?.map_with_notice(Gref(gref.parse()?), notice)?;
+    let byte = page.fetch::<1>(BYTE.into())?.into_unchecked()[0];
+    anyhow::ensure!(byte == MAPPED, "the byte is {byte:#04x} before anything was unmapped");
+    Ok((page, channel))
+}
