@@ -12,5 +12,6 @@
 pub mod index;
 pub mod persistent;
 mod reach;
+pub mod staging;
 
 pub use reach::{Mode, Reach, Reached, Source, UnknownMode, Want, WriteBatch};
