@@ -10,17 +10,14 @@
 //!
 //! * The control side judges lists and maps and unmaps, which takes system calls. Its
 //!   [`StagingLedger`] knows what is staged, and holds queues and guest to their bounds.
-//! * The data side looks up, in its [`StagingTable`]. It gets pages and gives them back by
-//!   [`StagingOrder`]s between two rounds, when no frame refers to any page. So a page that leaves
-//!   the table is in nobody's hands, and whoever dropped the last handle to it has unmapped it:
-//!   nothing is ever unmapped under an I/O.
+//! * The data side looks up, in its [`StagingTable`]. It gets pages and gives them back between two
+//!   rounds, when no frame refers to any page. So a page that leaves the table is in nobody's hands,
+//!   and whoever dropped the last handle to it has unmapped it: nothing is ever unmapped under an I/O.
 //!
-//! An order that takes pages out is answered with the pages themselves. The control side drops them
-//! and only then answers the frontend: when the frontend reads the response, nothing of the backend
-//! reaches the page.
+//! Pages that leave the table go back to the control side. It drops them and only then answers the
+//! frontend: when the frontend reads the response, nothing of the backend reaches the page.
 
 use std::collections::HashSet;
-use std::sync::mpsc::{Receiver, Sender, channel};
 
 use ringfence_memory::LentSlice;
 use ringfence_platform::{Access, Gref};
@@ -105,90 +102,6 @@ impl StagingTable {
         let place = self.index.remove(gref)?;
         self.free.push(place);
         self.pages.get_mut(usize::from(place))?.take()
-    }
-}
-
-/// What the control side asks of the data side.
-pub enum StagingOrder {
-    /// Add these pages. The ledger has seen to it that they fit.
-    Add(Vec<StagedPage>),
-    /// Take these out.
-    Del(Vec<Gref>),
-}
-
-/// What became of a [`StagingOrder`].
-pub enum StagingReply {
-    /// They are in the table.
-    Added,
-    /// They are not; the ledger and the table disagree, which is a defect of ours.
-    NotAdded(Vec<StagedPage>, EnterError),
-    /// What was taken out.
-    Removed(Vec<StagedPage>),
-}
-
-/// The data side's end of the way to the control side.
-pub struct StagingInbox {
-    orders: Receiver<StagingOrder>,
-    replies: Sender<StagingReply>,
-}
-
-/// The control side's end of the way to the data side.
-pub struct StagingDesk {
-    orders: Sender<StagingOrder>,
-    replies: Receiver<StagingReply>,
-}
-
-/// Both ends of a way between the two sides.
-pub fn desk() -> (StagingDesk, StagingInbox) {
-    let (order, orders) = channel();
-    let (reply, replies) = channel();
-    (StagingDesk { orders: order, replies }, StagingInbox { orders, replies: reply })
-}
-
-impl StagingInbox {
-    /// Carries out what was ordered. To be called when no frame refers to any page. Costs next to
-    /// nothing when there is nothing to do.
-    #[inline]
-    pub fn obey(&self, table: &mut StagingTable) {
-        while let Ok(order) = self.orders.try_recv() {
-            let reply = match order {
-                StagingOrder::Add(pages) => match table.add(pages) {
-                    Ok(()) => StagingReply::Added,
-                    Err((pages, why)) => StagingReply::NotAdded(pages, why),
-                },
-                StagingOrder::Del(grefs) => {
-                    let taken = grefs.into_iter().filter_map(|gref| table.take(gref));
-                    StagingReply::Removed(taken.collect())
-                }
-            };
-            // Nobody listens any more: the pages are dropped here, which is as good.
-            let _ = self.replies.send(reply);
-        }
-    }
-}
-
-/// The data side is gone, and every page it had with it.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("the queue is no longer served")]
-pub struct QueueGone;
-
-impl StagingDesk {
-    /// Orders something. The data side has to be woken afterwards.
-    ///
-    /// # Errors
-    ///
-    /// [`QueueGone`]
-    pub fn order(&self, order: StagingOrder) -> Result<(), QueueGone> {
-        self.orders.send(order).map_err(|_| QueueGone)
-    }
-
-    /// The answer to the oldest order that has none yet; waits for it.
-    ///
-    /// # Errors
-    ///
-    /// [`QueueGone`]
-    pub fn reply(&self) -> Result<StagingReply, QueueGone> {
-        self.replies.recv().map_err(|_| QueueGone)
     }
 }
 
@@ -381,22 +294,6 @@ mod tests {
         assert!(table.get(Gref(9), Access::ReadOnly).is_none());
         table.add(vec![page(9, Access::ReadOnly)]).unwrap();
         assert_eq!(table.pages.len(), 3, "places are used again");
-    }
-
-    #[test]
-    fn what_leaves_the_table_is_in_nobodys_hands() {
-        let (desk, inbox) = desk();
-        let mut table = StagingTable::new();
-        desk.order(StagingOrder::Add(vec![page(8, Access::ReadOnly)])).unwrap();
-        desk.order(StagingOrder::Del(vec![Gref(8), Gref(9), Gref(8)])).unwrap();
-        inbox.obey(&mut table);
-        assert!(matches!(desk.reply(), Ok(StagingReply::Added)));
-        let Ok(StagingReply::Removed(pages)) = desk.reply() else { panic!("not removed") };
-        assert_eq!(pages.len(), 1);
-        assert!(table.is_empty());
-        drop(inbox);
-        assert_eq!(desk.order(StagingOrder::Del(vec![])), Err(QueueGone));
-        assert!(desk.reply().is_err());
     }
 
     #[test]

@@ -112,7 +112,7 @@ pub struct NetfrontPort<C> {
     counters: Arc<PortCounters>,
 }
 
-fn ring(lent: &LentSlice) -> Result<RingPages, Fault> {
+pub(crate) fn ring(lent: &LentSlice) -> Result<RingPages, Fault> {
     lent.zero(0, lent.len()).map_err(|e| Fault::system("a ring page", std::io::Error::other(e)))?;
     RingPages::new(lent.clone(), lent.len())
         .map_err(|e| Fault::system("a ring page", std::io::Error::other(e)))
