@@ -115,10 +115,10 @@ pub struct StagingLimits {
 }
 
 impl Default for StagingLimits {
-    /// A queue has 512 slots on its two rings; what it stages beyond three times as many is of no
-    /// use to it.
+    /// A queue has 512 slots on its two rings; what it stages beyond twice as many is of no use to
+    /// it.
     fn default() -> Self {
-        StagingLimits { per_queue: 1536, per_guest: 8192 }
+        StagingLimits { per_queue: 1024, per_guest: 4096 }
     }
 }
 

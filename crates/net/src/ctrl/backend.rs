@@ -1,5 +1,6 @@
 //! The backend's end of the control ring.
 
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use ringfence_grants::staging::{StagedPage, StagingLedger, StagingLimits};
@@ -19,16 +20,24 @@ use crate::rules::RuleCounters;
 /// to wait for a ring full of them.
 const TURN: u32 = 4;
 
-/// How the control side reaches the ports of its device: by queue.
-pub trait Orders {
-    /// Has the port of that queue carry out an order; `None` when it is not there.
-    fn order(&mut self, queue: u16, order: PortOrder) -> Option<PortReply>;
-}
+/// How the control side reaches the ports of its device: has the port of that queue carry out an
+/// order. `None` when it is not there.
+pub type Orders<'a> = dyn FnMut(u16, PortOrder) -> Option<PortReply> + 'a;
 
-impl<F: FnMut(u16, PortOrder) -> Option<PortReply>> Orders for F {
-    fn order(&mut self, queue: u16, order: PortOrder) -> Option<PortReply> {
-        self(queue, order)
-    }
+/// The control ring of one device, whatever platform it is on.
+pub trait ControlRing: Send {
+    /// Readable when there are messages.
+    fn wait_fd(&self) -> BorrowedFd<'_>;
+
+    /// Answers some of the messages that wait; whether there may be more.
+    ///
+    /// # Errors
+    ///
+    /// A [`Fault`] costs the device: the ring's index is impossible, or its channel fails.
+    fn serve(&mut self, ports: &mut Orders<'_>) -> Result<bool, Fault>;
+
+    /// Pages staged, over all queues.
+    fn staged(&self) -> u32;
 }
 
 /// What is served, and its bounds.
@@ -75,23 +84,18 @@ impl<G: Grantee, C: Channel> CtrlBackend<G, C> {
             rules: Arc::clone(rules),
         }
     }
+}
 
-    /// The channel to wait for.
-    pub fn channel(&self) -> &C {
-        &self.channel
+impl<G: Grantee, C: Channel> ControlRing for CtrlBackend<G, C> {
+    fn wait_fd(&self) -> BorrowedFd<'_> {
+        self.channel.as_fd()
     }
 
-    /// Pages staged, over all queues.
-    pub fn staged(&self) -> u32 {
+    fn staged(&self) -> u32 {
         self.ledger.staged()
     }
 
-    /// Answers some of the messages that wait; whether there may be more.
-    ///
-    /// # Errors
-    ///
-    /// A [`Fault`] costs the device: the ring's index is impossible, or its channel fails.
-    pub fn serve(&mut self, ports: &mut impl Orders) -> Result<bool, Fault> {
+    fn serve(&mut self, ports: &mut Orders<'_>) -> Result<bool, Fault> {
         self.channel.clear().map_err(channel_fault(&self.rules))?;
         let overflow = |rules: &RuleCounters, error| {
             rules.count("ctrl_producer_overflow");
@@ -119,8 +123,10 @@ impl<G: Grantee, C: Channel> CtrlBackend<G, C> {
         }
         self.ring.final_check().map_err(|e| overflow(&self.rules, e))
     }
+}
 
-    fn carry_out(&mut self, message: CtrlMessage, ports: &mut impl Orders) -> (CtrlStatus, u32) {
+impl<G: Grantee, C: Channel> CtrlBackend<G, C> {
+    fn carry_out(&mut self, message: CtrlMessage, ports: &mut Orders<'_>) -> (CtrlStatus, u32) {
         let before = self.hash.steering().is_some();
         let answer = match message {
             CtrlMessage::GetGrefMappingSize(queue) => return self.mapping_size(queue),
@@ -146,7 +152,7 @@ impl<G: Grantee, C: Channel> CtrlBackend<G, C> {
             if before || steering.is_some() {
                 for queue in 0..self.options.queues {
                     // A port that is gone hashes nothing.
-                    let _ = ports.order(queue, PortOrder::Hash(steering.clone()));
+                    let _ = ports(queue, PortOrder::Hash(steering.clone()));
                 }
             }
         } else {
@@ -198,6 +204,9 @@ impl<G: Grantee, C: Channel> CtrlBackend<G, C> {
     }
 
     fn mapping_size(&self, queue: u32) -> (CtrlStatus, u32) {
+        if self.options.staging.is_none() {
+            return (CtrlStatus::NotSupported, 0);
+        }
         match self.ledger.limit(queue) {
             Ok(entries) => (CtrlStatus::Success, entries),
             Err(refusal) => {
@@ -219,7 +228,7 @@ impl<G: Grantee, C: Channel> CtrlBackend<G, C> {
     }
 
     /// All or nothing.
-    fn add(&mut self, list: GrefList, ports: &mut impl Orders) -> CtrlStatus {
+    fn add(&mut self, list: GrefList, ports: &mut Orders<'_>) -> CtrlStatus {
         let entries = match self.entries(list) {
             Ok(entries) => entries,
             Err(status) => return status,
@@ -232,7 +241,7 @@ impl<G: Grantee, C: Channel> CtrlBackend<G, C> {
         let Some(pages) = self.map(&entries) else { return CtrlStatus::InvalidParameter };
         // judge() has seen to it that there is such a queue.
         let queue = u16::try_from(list.queue).unwrap_or(u16::MAX);
-        match ports.order(queue, PortOrder::Stage(pages)) {
+        match ports(queue, PortOrder::Stage(pages)) {
             Some(PortReply::Staged) => {
                 self.ledger.note(list.queue, &grefs);
                 CtrlStatus::Success
@@ -247,8 +256,7 @@ impl<G: Grantee, C: Channel> CtrlBackend<G, C> {
         let mut mapped = Vec::with_capacity(1);
         let mut pages = Vec::with_capacity(entries.len());
         for entry in entries {
-            let access =
-                if entry.is_read_only() { Access::ReadOnly } else { Access::ReadWrite };
+            let access = if entry.is_read_only() { Access::ReadOnly } else { Access::ReadWrite };
             self.pages.map(&[(entry.gref, access)], &mut mapped);
             let Some(Ok(memory)) = mapped.pop() else {
                 self.rules.count("staging_page_not_mapped");
@@ -259,7 +267,7 @@ impl<G: Grantee, C: Channel> CtrlBackend<G, C> {
         Some(pages)
     }
 
-    fn del(&mut self, list: GrefList, ports: &mut impl Orders) -> (CtrlStatus, u32) {
+    fn del(&mut self, list: GrefList, ports: &mut Orders<'_>) -> (CtrlStatus, u32) {
         let mut entries = match self.entries(list) {
             Ok(entries) => entries,
             Err(status) => return (status, 0),
@@ -289,7 +297,7 @@ impl<G: Grantee, C: Channel> CtrlBackend<G, C> {
         let count = u32::try_from(leaving.len()).unwrap_or(u32::MAX);
         let queue = u16::try_from(list.queue).unwrap_or(u16::MAX);
         // The pages in the reply are dropped, and so unmapped, before the response is written.
-        drop(ports.order(queue, PortOrder::Unstage(leaving)));
+        drop(ports(queue, PortOrder::Unstage(leaving)));
         (CtrlStatus::Success, count)
     }
 
@@ -298,8 +306,7 @@ impl<G: Grantee, C: Channel> CtrlBackend<G, C> {
         let mut list = self.ops.begin();
         let added = list.write(page, 0, &bytes);
         self.pages.copy(list);
-        let written =
-            added.is_ok() && self.ops.statuses().first() == Some(&GrantStatus::Okay);
+        let written = added.is_ok() && self.ops.statuses().first() == Some(&GrantStatus::Okay);
         if !written {
             self.rules.count("ctrl_page_unwritable");
         }

@@ -33,8 +33,8 @@ use ringfence_ring::{BackRing, NETIF_RX, NETIF_TX, ResumeError, RingPages};
 use crate::batch::Batch;
 use crate::counters::{DropReason, PortCounters};
 use crate::features::VifFeatures;
-use crate::port::{Fault, Port, PortCapabilities, Received, Transmitted};
 use crate::orders::{PortOrder, PortReply};
+use crate::port::{Fault, Port, PortCapabilities, Received, Transmitted};
 use crate::rules::RuleCounters;
 use police::Police;
 

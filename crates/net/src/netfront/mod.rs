@@ -75,6 +75,12 @@ impl QueueMemory {
         (self.tx_ring.gref(), self.rx_ring.gref())
     }
 
+    /// The buffers, for whoever stages them: those for receiving first, which save more.
+    pub fn pages(&self) -> Vec<(Gref, Access)> {
+        let all = self.rx_pages.iter().chain(&self.tx_pages);
+        all.map(|lease| (lease.gref(), lease.access())).collect()
+    }
+
     /// Takes everything back that the backend let go of; returns what it did not.
     pub fn give_up(self, granter: &mut impl Granter) -> Vec<Lease> {
         let mut leases = vec![self.tx_ring, self.rx_ring];
