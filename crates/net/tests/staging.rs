@@ -8,6 +8,7 @@ mod pair;
 use pair::{Pair, carry, frame};
 use ringfence_grants::Mode;
 use ringfence_net::features::OffloadKeys;
+use ringfence_net::netfront::QUEUE_PAGES;
 use ringfence_platform::Platform;
 use ringfence_platform::counters::CounterValues;
 
@@ -20,8 +21,8 @@ fn staged_pages_cost_no_operation() {
     let mut pair = Pair::new(Mode::Staging);
     pair.connect();
     let progress = pair.stage();
-    assert_eq!((progress.staged, progress.refused), (576, 0));
-    assert_eq!(pair.back.staged(), 576);
+    assert_eq!((progress.staged, progress.refused), (QUEUE_PAGES, 0));
+    assert_eq!(pair.back.staged() as usize, QUEUE_PAGES);
     let before = operations(&pair);
     let (front, back) = pair.ports();
     for round in 0..20 {
@@ -55,7 +56,7 @@ fn a_backend_that_does_not_stage_says_so() {
     let mut pair = Pair::wishing(Mode::Copy, OffloadKeys::ALL, OffloadKeys::ALL, true);
     pair.connect();
     let progress = pair.stage();
-    assert_eq!((progress.staged, progress.refused), (0, 576));
+    assert_eq!((progress.staged, progress.refused), (0, QUEUE_PAGES));
     let (front, back) = pair.ports();
     let frames = [frame(1, 1514), frame(2, 5000)];
     assert_eq!(carry(front, back, &frames), frames);

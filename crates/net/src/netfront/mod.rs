@@ -34,6 +34,8 @@ use crate::rules::RuleCounters;
 const TX_PAGES: usize = 256;
 /// Pages lent for receiving: one for each slot of the ring.
 const RX_PAGES: usize = 256;
+/// Buffers of a queue.
+pub const QUEUE_PAGES: usize = TX_PAGES + RX_PAGES;
 
 /// The pages of a queue: what stays lent while it is connected.
 pub struct QueueMemory {
