@@ -13,7 +13,7 @@ guest() {
         echo "name=\"$name\""
         echo 'kernel="/boot/vmlinux"'
         echo 'ramdisk="/boot/guest.cpio"'
-        echo "memory=${MEMORY:-256}"
+        echo "memory=${MEMORY:-128}"
         echo "vcpus=${VCPUS:-1}"
         echo "extra=\"console=hvc0 quiet loglevel=4 mitigations=off cryptomgr.notests rdinit=/init panic=1 ${EXTRA:-}\""
         echo 'on_crash="destroy"'
@@ -98,6 +98,16 @@ address() {
         ip address add 10.77.0.$2/24 dev eth0 && ip -6 address add fd77::$2/64 dev eth0"
 }
 
+# cpu_seconds NAME: the processor time that a domain has used.
+cpu_seconds() {
+    xl list | awk -v name=$1 '$1 == name { print $6 }'
+}
+
+# cpu_used NAME UNTIL_NOW: the processor time that a domain has used since it had used so much.
+cpu_used() {
+    awk "BEGIN { printf \"%.1f\", $(cpu_seconds $1) - $2 }"
+}
+
 # transfer LABEL FROM TO ADDRESS MEBIBYTES: a check: a TCP stream from one domain to the other
 # (`dom0`, or a guest) arrives with the SHA-256 that it has to have.
 transfer() {
@@ -121,7 +131,5 @@ since() {
     awk "BEGIN { printf \"%.1f\", $(uptime_now) - $1 }"
 }
 
-# cpu_seconds NAME: the processor time that a domain has used.
-cpu_seconds() {
-    xl list | awk -v name=$1 '$1 == name { print $6 }'
-}
+# The rest of what scenarios share.
+. /vm/xen/net.sh
