@@ -11,6 +11,7 @@
 
 pub mod peer;
 pub mod tcp;
+pub mod world;
 
 use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
@@ -28,13 +29,17 @@ pub fn in_namespaces(name: &str, test: impl FnOnce(&dyn Fn() -> Peer)) {
     }
 }
 
+/// Says that the test is skipped; fails where nothing may be.
+pub fn skip(reason: &str) {
+    let required = std::env::var_os("RINGFENCE_TEST_REQUIRE").is_some_and(|value| value == "1");
+    assert!(!required, "RINGFENCE_TEST_REQUIRE is set, and {reason}");
+    println!("SKIPPED: {reason}");
+}
+
 /// Starts the test there, and passes on what it says as it says it.
 fn start(name: &str) {
     if let Some(reason) = missing() {
-        let required = std::env::var_os("RINGFENCE_TEST_REQUIRE").is_some_and(|value| value == "1");
-        assert!(!required, "RINGFENCE_TEST_REQUIRE is set, and {reason}");
-        println!("SKIPPED: {reason}");
-        return;
+        return skip(&reason);
     }
     let mut test = again("-rn", name, "test").stdout(Stdio::piped()).spawn().unwrap();
     let mut passed = false;

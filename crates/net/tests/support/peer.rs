@@ -90,6 +90,7 @@ pub(super) fn obey() {
                 bound = Some(UdpSocket::bind(arguments).unwrap());
                 say("done");
             }
+            "send" => say(&send(arguments)),
             "receive" => say(&receive(bound.as_ref().unwrap(), arguments.parse().unwrap())),
             _ => panic!("no order: {order}"),
         }
@@ -101,8 +102,24 @@ fn say(what: &str) {
     std::io::stdout().flush().unwrap();
 }
 
+/// Where to, how many sends, octets of each, octets of a datagram.
+fn send(arguments: &str) -> String {
+    let words: Vec<&str> = arguments.split(' ').collect();
+    let [to, sends, each, size] = words[..] else { panic!("no order: send {arguments}") };
+    let socket = socket_towards(to);
+    send_segmented(&socket, sends.parse().unwrap(), each.parse().unwrap(), size.parse().unwrap())
+}
+
+/// A UDP socket that is connected.
+pub fn socket_towards(to: &str) -> UdpSocket {
+    let any = if to.starts_with('[') { "[::]:0" } else { "0.0.0.0:0" };
+    let socket = UdpSocket::bind(any).unwrap();
+    socket.connect(to).unwrap();
+    socket
+}
+
 /// Takes datagrams until there are `octets` of them: how many, octets, hash.
-fn receive(socket: &UdpSocket, octets: usize) -> String {
+pub fn receive(socket: &UdpSocket, octets: usize) -> String {
     let (mut datagrams, mut got, mut hash) = (0, 0, Sha256::new());
     let mut buffer = vec![0; 1 << 16];
     let until = Instant::now() + PATIENCE;
