@@ -12,6 +12,8 @@ use crate::hub::HubArgs;
 use crate::launch::report::Loudness;
 use crate::launch::{Link, Options};
 use crate::names::{parse_name, parse_switch_name};
+use crate::serve::ServeArgs;
+use crate::serve::show::StatusArgs;
 use crate::sys::spawn::DomainKind;
 use ringfence_grants::Mode;
 use ringfence_net::features::OffloadKeys;
@@ -44,6 +46,10 @@ pub enum Command {
     ///
     /// Takes some ten seconds and needs no root.
     Demo,
+    /// Serve network interfaces to Xen guests, in dom0 or a driver domain
+    Serve(ServeArgs),
+    /// Show what `ringfence serve` serves
+    Status(StatusArgs),
     /// Run the hub alone, for domains that are started by other means
     Hub(HubArgs),
     /// Measure what the data path costs

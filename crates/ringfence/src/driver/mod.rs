@@ -121,7 +121,7 @@ pub(crate) fn serve_unconfined(
 
 /// Allows as many descriptors as the system lets us: each guest makes the hub hold some, within
 /// its quotas, and one guest must not use up what the others need.
-fn raise_descriptor_limit() -> io::Result<()> {
+pub(crate) fn raise_descriptor_limit() -> io::Result<()> {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     let maximum = getrlimit(Resource::Nofile).maximum;
     Ok(setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum })?)
