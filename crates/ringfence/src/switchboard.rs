@@ -153,6 +153,8 @@ pub struct FrontendConfig {
     pub mtu: u16,
     /// What the kernel leaves to the reader of the TAP.
     pub offloads: u32,
+    /// Whether to have the driver domain keep the guest's pages mapped, if it can.
+    pub staging: bool,
     /// What the frontend takes unfinished ([`OffloadKeys`] as text).
     pub takes: String,
 }

@@ -1,7 +1,7 @@
 //! The guests of a switch: from the launcher's request to the last trace removed.
 
 use std::collections::BTreeMap;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use ringfence_net::dataplane::{DataplaneHandle, PortGone};
 use ringfence_net::port::Fault;
@@ -61,6 +61,8 @@ pub(super) struct Guests {
     plan: AddressPlan,
     list: Vec<Guest>,
     retired_ports: Retired,
+    /// Devices whose control rings had more to do than one turn takes.
+    controls_due: Vec<DeviceId>,
     /// Rules broken by guests that have left.
     retired: BTreeMap<&'static str, u64>,
 }
@@ -76,6 +78,7 @@ impl Guests {
             plan: AddressPlan::new(switch),
             list: Vec::new(),
             retired_ports: Retired::default(),
+            controls_due: Vec::new(),
             retired: BTreeMap::new(),
         }
     }
@@ -90,6 +93,12 @@ impl Guests {
 
     pub(super) fn channels(&self) -> impl Iterator<Item = &Channel> {
         self.list.iter().map(|guest| &guest.channel)
+    }
+
+    /// The devices that have a control ring, and what to wait for there.
+    pub(super) fn controls(&self) -> impl Iterator<Item = (DeviceId, BorrowedFd<'_>)> {
+        let vifs = self.list.iter().filter_map(|guest| guest.vif.as_ref());
+        vifs.filter_map(|vif| Some((*vif.backend.device(), vif.backend.control_fd()?)))
     }
 
     pub(super) fn come(&mut self, channel: Channel) {
@@ -319,6 +328,32 @@ impl Guests {
             }
         }
         self.retired_ports = retired;
+    }
+
+    /// One turn for each of these control rings, and for those that had more to do than that; true
+    /// if some still have.
+    pub(super) fn serve_controls(&mut self, devices: &[DeviceId], scope: &mut Scope<'_>) -> bool {
+        let mut due = core::mem::take(&mut self.controls_due);
+        due.extend(
+            devices.iter().filter(|device| !due.contains(device)).copied().collect::<Vec<_>>(),
+        );
+        for device in due {
+            let mut retired = core::mem::take(&mut self.retired_ports);
+            let vif = self.find(&device).and_then(|guest| guest.vif.as_mut());
+            let (more, condemned) = vif.map_or((false, false), |vif| {
+                let (backend, mut host) = vif.split(&mut retired, scope.dataplane);
+                let more = backend.serve_control(&mut host);
+                (more, backend.condemned().is_some())
+            });
+            self.retired_ports = retired;
+            if more {
+                self.controls_due.push(device);
+            }
+            if condemned {
+                self.look(&device, scope);
+            }
+        }
+        !self.controls_due.is_empty()
     }
 
     fn stats(&self, scope: &Scope<'_>) -> DriverStats {
