@@ -139,6 +139,10 @@ pub struct RunArgs {
     #[arg(long, value_name = "LIST", default_value_t = OffloadKeys::ALL, hide = true)]
     pub backend_offload: OffloadKeys,
 
+    /// Join no small packets to large ones on their way to this guest, or to its leg of the host
+    #[arg(long, hide = true)]
+    pub no_coalesce: bool,
+
     /// Say nothing but what goes wrong
     #[arg(short, long, conflicts_with = "verbose")]
     pub quiet: bool,
@@ -207,6 +211,7 @@ impl RunArgs {
             mtu: self.mtu,
             offload: self.offload,
             backend_offload: self.backend_offload,
+            coalesce: !self.no_coalesce,
             host_tap: self.host_tap,
             loudness,
             command: self.command,

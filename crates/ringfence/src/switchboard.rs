@@ -77,6 +77,8 @@ pub struct AttachRequest {
     pub mode: String,
     /// What the backend takes unfinished ([`OffloadKeys`] as text).
     pub offloads: String,
+    /// Join small packets on their way to it.
+    pub coalesce: bool,
     /// Also reserve addresses for a leg of the host.
     pub host_leg: bool,
 }

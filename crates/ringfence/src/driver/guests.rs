@@ -48,6 +48,7 @@ struct Vif {
     seat: Seat,
     assigned: Assigned,
     name: Option<String>,
+    join: bool,
 }
 
 /// The host's leg, reserved or on the switch.
@@ -199,7 +200,8 @@ impl Guests {
             leg.iter().for_each(|leg| self.plan.release(leg));
             return Err(why);
         }
-        let mut vif = Vif { backend, seat: Seat::default(), assigned, name: request.name.clone() };
+        let (name, join) = (request.name.clone(), request.coalesce);
+        let mut vif = Vif { backend, seat: Seat::default(), assigned, name, join };
         vif.look(&mut self.retired_ports, scope).map_err(|e| text(&e))?;
         let answer = FromDriver::Attached(Box::new(Attached {
             domain: domain.0,
@@ -227,12 +229,14 @@ impl Guests {
         scope: &mut Scope<'_>,
     ) -> Result<(), String> {
         let [tap] = expect_fds(fds).map_err(|e| e.to_string())?;
+        let join = self.list[at].vif.as_ref().is_none_or(|vif| vif.join);
+        let policy = PortPolicy { join, ..PortPolicy::default() };
         let leg = self.list[at].leg.as_mut().filter(|leg| leg.port.is_none());
         let leg = leg.ok_or("no leg of the host was asked for")?;
         let port = TapPort::new(tap, TapOffloads(offloads), mtu, scope.platform.counters().clone());
         let id = scope
             .dataplane
-            .add_port(Box::new(port), PortPolicy::default(), &format!("host:{name}"))
+            .add_port(Box::new(port), policy, &format!("host:{name}"))
             .map_err(|e| e.to_string())?;
         leg.port = Some(id);
         Ok(())
@@ -394,7 +398,8 @@ impl Vif {
         retired: &'a mut Retired,
         dataplane: &'a DataplaneHandle,
     ) -> (&'a mut VifBackend, Usher<'a>) {
-        let policy = PortPolicy { mac: Some(self.assigned.mac), ..PortPolicy::default() };
+        let (mac, join) = (Some(self.assigned.mac), self.join);
+        let policy = PortPolicy { mac, join, ..PortPolicy::default() };
         (&mut self.backend, Usher { seat: &mut self.seat, retired, dataplane, policy })
     }
 
