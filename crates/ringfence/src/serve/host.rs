@@ -235,7 +235,7 @@ impl<P: Platform> Vifs<P> {
         let tap = bridge::make_host_leg(&name)?;
         let mtu = bridge::mtu_of(&name).unwrap_or(keys::MTU_DEFAULT);
         let port = TapPort::new(tap.fd, tap.offloads, mtu, counters);
-        let policy = PortPolicy { addresses: 1024, ..PortPolicy::default()..PortPolicy::default() };
+        let policy = PortPolicy { addresses: 1024, ..PortPolicy::default() };
         let port = dataplane.add_port(Box::new(port), policy, &name)?;
         self.host_leg = Some(HostLeg { name, port });
         Ok(())
@@ -379,6 +379,7 @@ impl<P: Platform> Vifs<P> {
         let policy = PortPolicy {
             mac: vif.keys.mac.filter(|_| settings.check_source),
             addresses: settings.addresses,
+            ..PortPolicy::default()
         };
         let usher = Usher {
             seat: &mut vif.seat,
