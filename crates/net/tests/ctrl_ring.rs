@@ -1,0 +1,481 @@
+//! The backend's end of the control ring, message by message, over real grants: what the interface
+//! leaves open is decided in `docs/staging-grants.md`, and each decision has its test here.
+
+#![allow(clippy::unwrap_used, reason = "the panic of a test is its report")]
+
+use std::os::fd::AsFd;
+use std::sync::Arc;
+
+use ringfence_grants::index::GREF_LIMIT;
+use ringfence_grants::staging::{StagingLimits, StagingTable};
+use ringfence_net::ctrl::backend::{ControlRing, CtrlBackend, CtrlOptions};
+use ringfence_net::orders::{PortOrder, PortReply};
+use ringfence_net::port::Fault;
+use ringfence_net::rules::RuleCounters;
+use ringfence_net::steer::Steering;
+use ringfence_platform::local::hub::{Hub, HubHandle, HubLimits};
+use ringfence_platform::local::{LocalChannel, LocalGrantee, LocalGranter, LocalPlatform};
+use ringfence_platform::{Access, Channel, DomId, Granter, Gref, Lease, Platform};
+use ringfence_ring::{FrontRing, NETIF_CTRL, RingPages};
+use ringfence_wire::netif::ctrl::{
+    CtrlMessage, CtrlRequest, CtrlResponse, CtrlStatus, CtrlType, GrefEntry, GrefList, HashTypes,
+};
+
+const OK: u32 = 0;
+const NOT_SUPPORTED: u32 = 1;
+const INVALID: u32 = 2;
+const OVERFLOW: u32 = 3;
+
+/// The ports of the device: tables of staged pages, and how packets are hashed.
+#[derive(Default)]
+struct Ports {
+    tables: [StagingTable; 2],
+    steering: Option<Arc<Steering>>,
+}
+
+impl Ports {
+    fn obey(&mut self, queue: u16, order: PortOrder) -> Option<PortReply> {
+        let table = self.tables.get_mut(usize::from(queue))?;
+        Some(match order {
+            PortOrder::Stage(pages) => match table.add(pages) {
+                Ok(()) => PortReply::Staged,
+                Err((pages, why)) => PortReply::NotStaged(pages, why),
+            },
+            PortOrder::Unstage(grefs) => {
+                PortReply::Unstaged(grefs.into_iter().filter_map(|g| table.take(g)).collect())
+            }
+            PortOrder::Hash(steering) => {
+                self.steering = steering;
+                PortReply::Hashing
+            }
+        })
+    }
+}
+
+/// A frontend that writes what it likes, and a backend.
+struct Dialogue {
+    hub: HubHandle,
+    platform: LocalPlatform,
+    _front_platform: LocalPlatform,
+    granter: LocalGranter,
+    ring_page: Lease,
+    list: Lease,
+    ring: FrontRing<RingPages>,
+    channel: LocalChannel,
+    backend: CtrlBackend<LocalGrantee, LocalChannel>,
+    ports: Ports,
+    rules: Arc<RuleCounters>,
+    id: u16,
+}
+
+impl Drop for Dialogue {
+    fn drop(&mut self) {
+        self.hub.stop();
+    }
+}
+
+impl Dialogue {
+    fn new() -> Dialogue {
+        Dialogue::with(Some(StagingLimits { per_queue: 64, per_guest: 96 }))
+    }
+
+    /// Two queues.
+    fn with(staging: Option<StagingLimits>) -> Dialogue {
+        let (thread, hub) = Hub::new(HubLimits::default()).unwrap();
+        std::thread::spawn(move || thread.run().unwrap());
+        let join = |wanted, privileged| {
+            LocalPlatform::connect(hub.admit(wanted, privileged).unwrap().1).unwrap()
+        };
+        let platform = join(Some(DomId(0)), true);
+        let front_platform = join(None, false);
+        let mut granter = front_platform.granter(DomId(0)).unwrap();
+        let ring_page = granter.lend(Access::ReadWrite).unwrap();
+        let list = granter.lend(Access::ReadWrite).unwrap();
+        ring_page.memory().zero(0, 4096).unwrap();
+        let pages = RingPages::new(ring_page.memory().clone(), 4096).unwrap();
+        let ring = FrontRing::init(pages, NETIF_CTRL);
+        let channel = front_platform.alloc_unbound(DomId(0)).unwrap();
+        let peer = front_platform.domid();
+        let bound = platform.bind_interdomain(peer, channel.port()).unwrap();
+        let mut grantee = platform.grantee(peer).unwrap();
+        let mut mapped = Vec::new();
+        use ringfence_platform::Grantee as _;
+        grantee.map(&[(ring_page.gref(), Access::ReadWrite)], &mut mapped);
+        let shared = RingPages::new(mapped.pop().unwrap().unwrap(), 4096).unwrap();
+        let rules = Arc::new(RuleCounters::default());
+        let options = CtrlOptions { queues: 2, staging };
+        let backend = CtrlBackend::new(shared, bound, grantee, options, &rules);
+        Dialogue {
+            hub,
+            platform,
+            _front_platform: front_platform,
+            granter,
+            ring_page,
+            list,
+            ring,
+            channel,
+            backend,
+            ports: Ports::default(),
+            rules,
+            id: 0,
+        }
+    }
+
+    fn lend(&mut self, access: Access, count: usize) -> Vec<Lease> {
+        (0..count).map(|_| self.granter.lend(access).unwrap()).collect()
+    }
+
+    fn serve(&mut self) -> Result<bool, Fault> {
+        let ports = &mut self.ports;
+        self.backend.serve(&mut |queue, order| ports.obey(queue, order))
+    }
+
+    fn post(&mut self, kind: u16, data: [u32; 3]) {
+        self.id = self.id.wrapping_add(1);
+        let request = CtrlRequest { id: self.id, kind: CtrlType::from_raw(kind), data };
+        assert!(self.ring.request(&request.to_bytes()));
+    }
+
+    /// Status and data of the answer.
+    fn ask_raw(&mut self, kind: u16, data: [u32; 3]) -> (u32, u32) {
+        self.post(kind, data);
+        self.ring.publish();
+        self.serve().unwrap();
+        let response = self.answer().unwrap();
+        assert_eq!((response.id, response.kind.to_raw()), (self.id, kind));
+        (response.status.to_raw(), response.data)
+    }
+
+    fn answer(&mut self) -> Option<CtrlResponse> {
+        (self.ring.unconsumed().unwrap() > 0).then(|| {
+            // The whole slot: its unused end must not tell what was there (XSA-216).
+            let slot: [u8; 16] = self.ring.response(0).into_unchecked();
+            self.ring.consume(1);
+            assert_eq!(slot[12..], [0; 4]);
+            CtrlResponse::from_bytes(*slot.first_chunk().unwrap())
+        })
+    }
+
+    fn ask(&mut self, message: CtrlMessage) -> (u32, u32) {
+        let request = message.request(0);
+        self.ask_raw(request.kind.to_raw(), request.data)
+    }
+
+    fn write_list(&self, entries: &[GrefEntry]) {
+        let bytes: Vec<u8> = entries.iter().flat_map(|entry| entry.to_bytes()).collect();
+        self.list.memory().copy_from(0, &bytes).unwrap();
+    }
+
+    fn list(&self, queue: u32, entries: usize) -> GrefList {
+        GrefList { queue, page: self.list.gref(), entries: u16::try_from(entries).unwrap() }
+    }
+
+    fn add(&mut self, queue: u32, entries: &[GrefEntry]) -> u32 {
+        self.write_list(entries);
+        let (status, data) = self.ask(CtrlMessage::AddGrefMapping(self.list(queue, entries.len())));
+        assert_eq!(data, 0);
+        status
+    }
+
+    /// Status, pages taken out, and the status of each entry.
+    fn del(&mut self, queue: u32, grefs: &[u32]) -> (u32, u32, Vec<u16>) {
+        // What is in the status before means nothing.
+        let entry = |gref: &u32| GrefEntry { gref: Gref(*gref), flags: 0xFFFE, status: 0xBEEF };
+        self.write_list(&grefs.iter().map(entry).collect::<Vec<_>>());
+        let (status, data) = self.ask(CtrlMessage::DelGrefMapping(self.list(queue, grefs.len())));
+        let mut bytes = vec![0; grefs.len() * GrefEntry::SIZE];
+        self.list.memory().copy_to(0, &mut bytes).unwrap();
+        let entry = |b: &[u8]| GrefEntry::from_bytes(b.try_into().unwrap()).status;
+        (status, data, bytes.chunks_exact(GrefEntry::SIZE).map(entry).collect())
+    }
+
+    fn mapped(&self) -> u64 {
+        let counts = self.platform.counters().values();
+        counts.grant_maps - counts.grant_unmaps
+    }
+}
+
+fn rw(leases: &[Lease]) -> Vec<GrefEntry> {
+    leases.iter().map(|lease| GrefEntry::new(lease.gref(), false)).collect()
+}
+
+#[test]
+fn every_message_is_answered() {
+    let mut d = Dialogue::new();
+    // The order of the header: flags are of no use before there is an algorithm.
+    assert_eq!(d.ask(CtrlMessage::GetHashFlags), (NOT_SUPPORTED, 0));
+    assert_eq!(d.ask(CtrlMessage::SetHashFlags(HashTypes::ALL)), (NOT_SUPPORTED, 0));
+    assert_eq!(d.ask(CtrlMessage::SetHashAlgorithm(7)), (INVALID, 0));
+    assert_eq!(d.ask(CtrlMessage::SetHashAlgorithm(1)), (OK, 0));
+    assert_eq!(d.ask(CtrlMessage::GetHashFlags), (OK, 15));
+    assert_eq!(d.ask(CtrlMessage::SetHashFlags(HashTypes::ALL)), (OK, 0));
+    assert_eq!(d.ask_raw(2, [16, 0, 0]), (INVALID, 0));
+    assert_eq!(d.ask(CtrlMessage::GetHashMappingSize), (OK, 1024));
+    assert_eq!(d.ask(CtrlMessage::SetHashMappingSize { entries: 1025 }), (INVALID, 0));
+    assert_eq!(d.ask(CtrlMessage::SetHashMappingSize { entries: 4 }), (OK, 0));
+    let page = d.list.gref();
+    d.list.memory().copy_from(0, &[1; 40]).unwrap();
+    assert_eq!(d.ask(CtrlMessage::SetHashKey { page, bytes: 40 }), (OK, 0));
+    assert_eq!(d.ask(CtrlMessage::SetHashKey { page, bytes: 41 }), (OVERFLOW, 0));
+    assert_eq!(d.ask(CtrlMessage::SetHashKey { page: Gref(4000), bytes: 40 }), (INVALID, 0));
+    assert_eq!(d.ask(CtrlMessage::SetHashKey { page: Gref(4000), bytes: 0 }), (OK, 0));
+    d.list.memory().copy_from(0, &[1, 0, 0, 0, 0, 0, 0, 0]).unwrap();
+    let set = |entries, first| CtrlMessage::SetHashMapping { page, entries, first };
+    assert_eq!(d.ask(set(2, 2)), (OK, 0));
+    assert_eq!(d.ask(set(2, 3)), (OVERFLOW, 0));
+    d.list.memory().copy_from(0, &[2, 0, 0, 0]).unwrap();
+    assert_eq!(d.ask(set(1, 0)), (INVALID, 0), "there is no queue 2");
+    let steering = d.ports.steering.clone().unwrap();
+    assert_eq!([0, 1, 2, 3].map(|hash| steering.queue(hash)), [0, 0, 1, 0]);
+    assert_eq!(d.ask(CtrlMessage::SetHashAlgorithm(0)), (OK, 0));
+    assert!(d.ports.steering.is_none());
+    for kind in [0, 11, 0xFFFF] {
+        assert_eq!(d.ask_raw(kind, [1, 2, 3]), (NOT_SUPPORTED, 0));
+    }
+}
+
+#[test]
+fn the_size_is_the_most_there_may_be_whatever_is_staged() {
+    let mut d = Dialogue::new();
+    assert_eq!(d.ask(CtrlMessage::GetGrefMappingSize(0)), (OK, 64));
+    let pages = d.lend(Access::ReadWrite, 10);
+    assert_eq!(d.add(0, &rw(&pages)), OK);
+    assert_eq!(d.ask(CtrlMessage::GetGrefMappingSize(0)), (OK, 64));
+    assert_eq!(d.ask(CtrlMessage::GetGrefMappingSize(2)), (INVALID, 0));
+    assert_eq!(d.ask(CtrlMessage::GetGrefMappingSize(u32::MAX)), (INVALID, 0));
+}
+
+#[test]
+fn where_nothing_is_staged_it_is_said() {
+    let mut d = Dialogue::with(None);
+    let pages = d.lend(Access::ReadWrite, 1);
+    assert_eq!(d.ask(CtrlMessage::GetGrefMappingSize(0)), (NOT_SUPPORTED, 0));
+    assert_eq!(d.add(0, &rw(&pages)), NOT_SUPPORTED);
+    assert_eq!(d.del(0, &[pages[0].gref().0]).0, NOT_SUPPORTED);
+}
+
+#[test]
+fn adding_is_all_or_nothing() {
+    let mut d = Dialogue::new();
+    let before = d.mapped();
+    let pages = d.lend(Access::ReadWrite, 3);
+    let read_only = d.lend(Access::ReadOnly, 1);
+    // The last of them was never granted, is reserved, is not granted for writing, is beyond any
+    // table of grants.
+    for (bad, rule) in [
+        (GrefEntry::new(Gref(900), false), "staging_page_not_mapped"),
+        (GrefEntry::new(Gref(0), false), "staging_page_not_mapped"),
+        (GrefEntry::new(read_only[0].gref(), false), "staging_page_not_mapped"),
+        (GrefEntry::new(Gref(GREF_LIMIT), false), "staging_gref_too_large"),
+    ] {
+        let counted = d.rules.get(rule);
+        let mut list = rw(&pages);
+        list.push(bad);
+        assert_eq!(d.add(0, &list), INVALID);
+        assert_eq!(d.rules.get(rule), counted + 1);
+        assert_eq!(d.mapped(), before, "{bad:?}: nothing stays mapped");
+        assert!(d.ports.tables[0].is_empty());
+    }
+    let mut list = rw(&pages);
+    list.push(GrefEntry::new(read_only[0].gref(), true));
+    assert_eq!(d.add(0, &list), OK);
+    assert_eq!(d.mapped(), before + 4);
+    // Read-only ones are never written through the table, the others are.
+    assert!(d.ports.tables[0].get(read_only[0].gref(), Access::ReadWrite).is_none());
+    assert!(d.ports.tables[0].get(pages[0].gref(), Access::ReadWrite).is_some());
+}
+
+#[test]
+fn a_page_is_staged_once_for_a_queue() {
+    let mut d = Dialogue::new();
+    let pages = d.lend(Access::ReadWrite, 2);
+    let [a, b] = [0, 1].map(|i| GrefEntry::new(pages[i].gref(), false));
+    assert_eq!(d.add(0, &[a, b, a]), INVALID, "twice in one list");
+    assert!(d.ports.tables[0].is_empty());
+    assert_eq!(d.add(0, &[a]), OK);
+    assert_eq!(d.add(0, &[b, a]), INVALID, "there already");
+    assert_eq!(d.ports.tables[0].len(), 1);
+    assert_eq!(d.add(1, &[a]), OK, "another queue's table is another table");
+    assert_eq!(d.rules.get("staging_gref_twice"), 2);
+}
+
+#[test]
+fn what_is_beyond_the_bounds_is_refused_as_a_whole() {
+    let mut d = Dialogue::new();
+    let pages = d.lend(Access::ReadWrite, 65);
+    assert_eq!(d.add(0, &rw(&pages)), INVALID);
+    assert_eq!(d.rules.get("staging_queue_full"), 1);
+    assert_eq!(d.add(0, &rw(&pages[..64])), OK);
+    assert_eq!(d.add(0, &rw(&pages[64..])), INVALID);
+    assert_eq!(d.add(1, &rw(&pages[..33])), INVALID);
+    assert_eq!(d.rules.get("staging_guest_full"), 1);
+    assert_eq!(d.add(1, &rw(&pages[..32])), OK);
+    assert_eq!(d.backend.staged(), 96);
+    // There is room again once some have left.
+    assert_eq!(d.del(0, &[pages[0].gref().0]).1, 1);
+    assert_eq!(d.add(0, &rw(&pages[64..])), OK);
+}
+
+#[test]
+fn taking_out_answers_for_each_entry() {
+    let mut d = Dialogue::new();
+    let before = d.mapped();
+    let pages = d.lend(Access::ReadWrite, 3);
+    let g = |i: usize| pages[i].gref().0;
+    assert_eq!(d.add(0, &rw(&pages)), OK);
+    // One that is there, one that never was, one twice, one that is beyond any table.
+    let list = [g(0), 900, g(1), g(1), u32::MAX];
+    assert_eq!(d.del(0, &list), (OK, 2, vec![0, 2, 0, 2, 2]));
+    assert_eq!(d.mapped(), before + 1, "they are unmapped when the answer is read");
+    assert_eq!(d.ports.tables[0].len(), 1);
+    assert_eq!(d.del(0, &[g(0)]), (OK, 0, vec![2]), "a second time it is not there");
+    assert_eq!(d.del(2, &[g(2)]).0, INVALID, "no such queue");
+    assert_eq!(d.del(1, &[g(2)]), (OK, 0, vec![2]), "not of that queue");
+    assert_eq!(d.rules.get("staging_not_staged"), 3);
+    // The granter may take them back at once.
+    let mut pages = pages.into_iter();
+    assert!(d.granter.take_back(pages.next().unwrap()).is_ok());
+    assert!(d.granter.take_back(pages.next().unwrap()).is_ok());
+    assert!(d.granter.take_back(pages.next().unwrap()).is_err(), "this one is in use");
+}
+
+#[test]
+fn a_list_that_cannot_be_answered_in_changes_nothing() {
+    let mut d = Dialogue::new();
+    let pages = d.lend(Access::ReadWrite, 1);
+    let read_only = d.lend(Access::ReadOnly, 1).pop().unwrap();
+    assert_eq!(d.add(0, &rw(&pages)), OK);
+    let entry = GrefEntry::new(pages[0].gref(), false);
+    read_only.memory().copy_from(0, &entry.to_bytes()).unwrap();
+    let list = GrefList { queue: 0, page: read_only.gref(), entries: 1 };
+    assert_eq!(d.ask(CtrlMessage::DelGrefMapping(list)), (INVALID, 0));
+    assert_eq!(d.rules.get("ctrl_page_unwritable"), 1);
+    assert_eq!(d.ports.tables[0].len(), 1);
+    assert_eq!(d.del(0, &[pages[0].gref().0]).1, 1, "it is still known");
+    // To add, the page need only be readable.
+    assert_eq!(d.ask(CtrlMessage::AddGrefMapping(list)), (OK, 0));
+}
+
+#[test]
+fn a_page_that_is_used_goes_when_the_use_ends() {
+    let mut d = Dialogue::new();
+    let page = d.lend(Access::ReadWrite, 1).pop().unwrap();
+    assert_eq!(d.add(0, &[GrefEntry::new(page.gref(), false)]), OK);
+    page.memory().copy_from(0, b"in use").unwrap();
+    // An I/O holds the page, as a write to a disk or socket would.
+    let held = d.ports.tables[0].get(page.gref(), Access::ReadOnly).unwrap().clone();
+    assert_eq!(d.del(0, &[page.gref().0]).1, 1);
+    assert!(d.ports.tables[0].is_empty(), "no new use finds it");
+    let mut bytes = [0; 6];
+    held.copy_to(0, &mut bytes).unwrap();
+    assert_eq!(&bytes, b"in use", "the mapping is under it until it ends");
+    let page = d.granter.take_back(page).unwrap_err().lease;
+    drop(held);
+    assert!(d.granter.take_back(page).is_ok());
+}
+
+#[test]
+fn xsa_155_a_list_is_fetched_once() {
+    let mut d = Dialogue::new();
+    let pages = d.lend(Access::ReadWrite, 2);
+    let changing = d.list.memory().clone();
+    let (a, b) = (GrefEntry::new(pages[0].gref(), false), GrefEntry::new(Gref(900), false));
+    let stop = Arc::new(std::sync::atomic::AtomicBool::new(false));
+    let stopped = Arc::clone(&stop);
+    let flipper = std::thread::spawn(move || {
+        while !stopped.load(std::sync::atomic::Ordering::Relaxed) {
+            changing.copy_from(0, &b.to_bytes()).unwrap();
+            changing.copy_from(0, &a.to_bytes()).unwrap();
+        }
+    });
+    let before = d.mapped();
+    for _ in 0..2000 {
+        let list = d.list(0, 1);
+        let (status, _) = d.ask(CtrlMessage::AddGrefMapping(list));
+        // What was judged is what was mapped.
+        let staged = d.ports.tables[0].len();
+        assert_eq!(staged, usize::from(status == OK));
+        assert_eq!(d.ports.tables[0].get(a.gref, Access::ReadWrite).is_some(), status == OK);
+        assert_eq!(d.mapped() - before, staged as u64);
+        let (status, gone) = d.ask(CtrlMessage::DelGrefMapping(list));
+        assert_eq!(status, OK);
+        assert_eq!(staged - d.ports.tables[0].len(), gone as usize);
+        if gone == 0 && staged == 1 {
+            // The list named the other one then: take it out by the table's own means.
+            while !d.ports.tables[0].is_empty() {
+                d.ask(CtrlMessage::DelGrefMapping(list));
+            }
+        }
+    }
+    stop.store(true, std::sync::atomic::Ordering::Relaxed);
+    flipper.join().unwrap();
+}
+
+#[test]
+fn lists_of_513_or_65535_entries_are_refused() {
+    let mut d = Dialogue::new();
+    let page = d.list.gref().0;
+    for kind in [9, 10] {
+        for entries in [0, 513, 65_535, 65_536 + 1, u32::MAX] {
+            assert_eq!(d.ask_raw(kind, [0, page, entries]), (INVALID, 0));
+        }
+    }
+    assert_eq!(d.rules.get("ctrl_list_length"), 10);
+}
+
+#[test]
+fn a_storm_of_messages_has_turns() {
+    let mut d = Dialogue::new();
+    for _ in 0..128 {
+        d.post(4, [0; 3]);
+    }
+    d.ring.publish();
+    assert!(d.serve().unwrap(), "there is more than one turn takes");
+    assert_eq!(d.ring.unconsumed().unwrap(), 4);
+    let mut turns = 1;
+    while d.serve().unwrap() {
+        turns += 1;
+    }
+    assert_eq!(turns, 31, "and then a last one");
+    while d.answer().is_some() {}
+}
+
+/// Answers that nobody takes cost the backend nothing: they are in the frontend's own page.
+#[test]
+fn a_ring_whose_answers_nobody_takes_is_served_on() {
+    let mut d = Dialogue::new();
+    let mut posted = 0u32;
+    for _ in 0..1000 {
+        // By hand: the honest end would not post what there is no room for.
+        let offset = 64 + (posted % 128) as usize * 16;
+        let request = CtrlMessage::GetHashMappingSize.request(1);
+        d.ring_page.memory().copy_from(offset, &request.to_bytes()).unwrap();
+        posted += 1;
+        d.ring_page.memory().store_u32(0, posted, std::sync::atomic::Ordering::SeqCst).unwrap();
+        d.serve().unwrap();
+    }
+    let rsp_prod = d.ring_page.memory().load_u32(8, std::sync::atomic::Ordering::SeqCst);
+    assert_eq!(rsp_prod.unwrap(), 1000);
+}
+
+#[test]
+fn xsa_39_an_impossible_index_costs_the_device() {
+    let mut d = Dialogue::new();
+    d.ring_page.memory().store_u32(0, 129, std::sync::atomic::Ordering::SeqCst).unwrap();
+    assert!(matches!(d.serve(), Err(Fault::Misbehaved(_))));
+    assert_eq!(d.rules.get("ctrl_producer_overflow"), 1);
+}
+
+#[test]
+fn a_frontend_that_waits_is_told() {
+    let mut d = Dialogue::new();
+    while d.channel.clear().unwrap() {}
+    assert!(!d.ring.final_check().unwrap());
+    d.post(4, [0; 3]);
+    d.ring.publish();
+    d.serve().unwrap();
+    let mut fds = [rustix::event::PollFd::new(&d.channel, rustix::event::PollFlags::IN)];
+    let ready = rustix::event::poll(&mut fds, Some(&rustix::time::Timespec::default()));
+    assert_eq!(ready, Ok(1), "{:?}", d.channel.as_fd());
+    assert!(matches!(d.answer(), Some(CtrlResponse { status: CtrlStatus::Success, .. })));
+}
