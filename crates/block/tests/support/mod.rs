@@ -9,7 +9,7 @@ use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 /// Where a program is, if it is installed.
-pub fn find(program: &str) -> Option<PathBuf> {
+pub(crate) fn find(program: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     std::env::split_paths(&path)
         .chain(["/usr/sbin".into(), "/sbin".into()])
@@ -18,7 +18,7 @@ pub fn find(program: &str) -> Option<PathBuf> {
 }
 
 /// Fails where nothing may be skipped; else says that the test is.
-pub fn skip(reason: &str) {
+pub(crate) fn skip(reason: &str) {
     let is_required = std::env::var_os("RINGFENCE_TEST_REQUIRE").is_some_and(|value| value == "1");
     assert!(!is_required, "RINGFENCE_TEST_REQUIRE is set, and {reason}");
     eprintln!("SKIPPED: {reason}");
@@ -37,7 +37,7 @@ macro_rules! require_programs {
 }
 
 /// Runs a program to its end, which must come within a minute, and must be good.
-pub fn run(program: &str, args: &[&str]) -> String {
+pub(crate) fn run(program: &str, args: &[&str]) -> String {
     let output = output(program, args);
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     let errors = String::from_utf8_lossy(&output.stderr);
@@ -46,7 +46,7 @@ pub fn run(program: &str, args: &[&str]) -> String {
 }
 
 /// Runs a program to its end.
-pub fn output(program: &str, args: &[&str]) -> Output {
+pub(crate) fn output(program: &str, args: &[&str]) -> Output {
     let path = find(program).unwrap_or_else(|| panic!("{program} is not installed"));
     Command::new("timeout")
         .arg("60")
@@ -58,19 +58,19 @@ pub fn output(program: &str, args: &[&str]) -> Output {
 }
 
 /// A program in the background, killed when dropped.
-pub struct Background(pub Child);
+pub(crate) struct Background(pub(crate) Child);
 
 impl Background {
     /// Starts a program.
-    pub fn start(program: &str, args: &[&str]) -> Background {
+    pub(crate) fn start(program: &str, args: &[&str]) -> Background {
         let path = find(program).unwrap_or_else(|| panic!("{program} is not installed"));
         let mut command = Command::new(path);
-        command.args(args).stdin(Stdio::null()).stdout(Stdio::null());
+        command.args(args).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
         Background(command.spawn().unwrap_or_else(|error| panic!("{program}: {error}")))
     }
 
     /// SIGKILL, and waits for the end.
-    pub fn kill(&mut self) {
+    pub(crate) fn kill(&mut self) {
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
@@ -83,7 +83,7 @@ impl Drop for Background {
 }
 
 /// Waits until `ready`, at most ten seconds.
-pub fn wait_until(what: &str, mut ready: impl FnMut() -> bool) {
+pub(crate) fn wait_until(what: &str, mut ready: impl FnMut() -> bool) {
     let until = Instant::now() + Duration::from_secs(10);
     while !ready() {
         assert!(Instant::now() < until, "{what}: not within ten seconds");
@@ -92,6 +92,6 @@ pub fn wait_until(what: &str, mut ready: impl FnMut() -> bool) {
 }
 
 /// Waits until something listens on a Unix socket.
-pub fn wait_for_socket(path: &Path) {
+pub(crate) fn wait_for_socket(path: &Path) {
     wait_until("a server listens", || std::os::unix::net::UnixStream::connect(path).is_ok());
 }

@@ -1,0 +1,324 @@
+use std::io::{Read, Write};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::PathBuf;
+use std::thread::JoinHandle;
+
+use super::*;
+use crate::export::{Export, ExportOptions};
+use crate::nbd::numbers::{self, chunk, command, option, reply};
+use crate::storage::Op;
+use crate::storage::memory::MemoryDisk;
+use crate::storage::testing::checker::Checker;
+use crate::storage::testing::powercut::PowerCutDisk;
+use crate::storage::testing::workload::{Failure, Workload};
+use crate::storage::testing::{Driver, conformance, image};
+
+struct Place {
+    path: PathBuf,
+    _directory: tempfile::TempDir,
+}
+
+impl Place {
+    fn new() -> Place {
+        let directory = tempfile::tempdir().unwrap();
+        Place { path: directory.path().join("nbd.sock"), _directory: directory }
+    }
+
+    fn listen(&self) -> UnixListener {
+        let _ = std::fs::remove_file(&self.path);
+        UnixListener::bind(&self.path).unwrap()
+    }
+
+    fn serve(&self, disk: &Arc<dyn Disk>) -> Export {
+        Export::start(self.listen(), disk, ExportOptions::default()).unwrap()
+    }
+
+    fn address(&self) -> NbdAddress {
+        NbdAddress::Unix { path: self.path.clone(), name: String::new() }
+    }
+
+    fn open(&self, options: &NbdOptions) -> NbdDisk {
+        NbdDisk::open(&self.address(), options).unwrap()
+    }
+}
+
+fn short() -> NbdOptions {
+    NbdOptions {
+        connect: Duration::from_secs(2),
+        stall: Duration::from_millis(300),
+        give_up: Duration::from_secs(10),
+        ..NbdOptions::default()
+    }
+}
+
+#[test]
+fn our_own_export_conforms() {
+    for sector_size in [512, 4096] {
+        let disk: Arc<dyn Disk> = Arc::new(MemoryDisk::new(5 << 20, sector_size).unwrap());
+        let place = Place::new();
+        let _export = place.serve(&disk);
+        conformance::check(&place.open(&NbdOptions::default()), 9);
+    }
+}
+
+#[test]
+fn several_connections_conform_too() {
+    let disk: Arc<dyn Disk> = Arc::new(MemoryDisk::new(5 << 20, 512).unwrap());
+    let place = Place::new();
+    let _export = place.serve(&disk);
+    let remote = place.open(&NbdOptions { connections: 4, ..NbdOptions::default() });
+    assert_eq!(remote.queues_max(), 4);
+    conformance::check(&remote, 10);
+}
+
+/// The server, and its disk's power, go away again and again; the client goes on. No flush that the
+/// client acknowledged is lost, and no write that was acknowledged is missing afterwards.
+#[test]
+fn a_server_that_loses_its_power_loses_nothing_that_was_acknowledged() {
+    for seed in 0..6 {
+        let medium = PowerCutDisk::new(2048, seed);
+        let disk: Arc<dyn Disk> = Arc::new(medium.clone());
+        let place = Place::new();
+        let mut export = Some(place.serve(&disk));
+        let remote = place.open(&NbdOptions { journal: 1 << 20, ..short() });
+        let mut driver = Driver::new(remote.queue(16).unwrap());
+        let mut checker = Checker::new();
+        let mut running = Workload::new(seed).start(&remote);
+        for _ in 0..8 {
+            running.steps(&mut driver, &mut checker, 150).unwrap();
+            // Gone with all its connections; then the power; then another one, in its place.
+            drop(export.take());
+            medium.cut();
+            export = Some(place.serve(&disk));
+        }
+        running.finish(&mut driver, &mut checker).unwrap();
+        assert_eq!(medium.cuts(), 8);
+        // To the client, nothing happened at all.
+        checker.check_read(0, &image_of(driver)).unwrap_or_else(|e| panic!("seed {seed}: {e}"));
+        drop(export);
+    }
+}
+
+fn image_of(mut driver: Driver) -> Vec<u8> {
+    (0..4).flat_map(|n| driver.read(n << 18, 1 << 18).unwrap()).collect()
+}
+
+/// Without a journal the same loses writes, but says so: by a flush that fails.
+#[test]
+fn without_a_journal_a_flush_fails_rather_than_lie() {
+    let medium = PowerCutDisk::new(2048, 3);
+    let disk: Arc<dyn Disk> = Arc::new(medium.clone());
+    let place = Place::new();
+    let export = place.serve(&disk);
+    let remote = place.open(&NbdOptions { connections: 2, ..short() });
+    let mut driver = Driver::new(remote.queue(4).unwrap());
+    driver.write(0, &[1; 512]).unwrap();
+    assert_eq!(driver.run(Op::Flush, 0, 0, vec![]).result, Ok(()));
+    drop(export);
+    let export = place.serve(&disk);
+    assert_eq!(driver.run(Op::Flush, 0, 0, vec![]).result, Ok(()), "nothing was lost");
+    driver.write(512, &[2; 512]).unwrap();
+    drop(export);
+    medium.cut();
+    let _export = place.serve(&disk);
+    assert_eq!(driver.run(Op::Flush, 0, 0, vec![]).result, Err(libc::EIO));
+    assert_eq!(driver.run(Op::Flush, 0, 0, vec![]).result, Ok(()), "it is said once");
+}
+
+/// The journal is full long before the guest flushes: the client flushes by itself.
+#[test]
+fn a_guest_that_never_flushes_costs_bounded_memory() {
+    let disk: Arc<dyn Disk> = Arc::new(MemoryDisk::new(16 << 20, 512).unwrap());
+    let place = Place::new();
+    let _export = place.serve(&disk);
+    let remote = place.open(&NbdOptions { journal: 256 << 10, ..NbdOptions::default() });
+    let mut driver = Driver::new(remote.queue(4).unwrap());
+    for n in 0..256 {
+        driver.write(n << 16, &[3; 1 << 16]).unwrap();
+    }
+    assert!(image(&*disk).iter().all(|byte| *byte == 3));
+}
+
+#[test]
+fn a_server_that_is_gone_for_good_ends_in_errors_and_comes_back() {
+    let disk: Arc<dyn Disk> = Arc::new(MemoryDisk::new(1 << 20, 512).unwrap());
+    let place = Place::new();
+    let export = place.serve(&disk);
+    let options = NbdOptions { give_up: Duration::from_millis(400), ..short() };
+    let remote = place.open(&options);
+    let mut driver = Driver::new(remote.queue(4).unwrap());
+    driver.write(0, &[1; 512]).unwrap();
+    drop(export);
+    let begun = Instant::now();
+    assert_eq!(driver.read(0, 512), Err(libc::EIO));
+    assert!((350..3000).contains(&begun.elapsed().as_millis()), "{:?}", begun.elapsed());
+    let _export = place.serve(&disk);
+    std::thread::sleep(Duration::from_millis(1500));
+    assert_eq!(driver.read(0, 512), Ok(vec![1; 512]));
+}
+
+#[test]
+fn a_disk_that_is_not_there_is_not_opened() {
+    let place = Place::new();
+    assert!(NbdDisk::open(&place.address(), &short()).is_err());
+    let silent = place.listen();
+    let options = NbdOptions { connect: Duration::from_millis(200), ..short() };
+    let error = NbdDisk::open(&place.address(), &options).err().unwrap();
+    assert_eq!(error.kind(), io::ErrorKind::TimedOut);
+    drop(silent);
+}
+
+/// A server written by hand: it agrees, then does with each connection what it is told.
+fn hostile(
+    place: &Place,
+    mut act: impl FnMut(usize, &mut UnixStream) + Send + 'static,
+) -> JoinHandle<()> {
+    let listener = place.listen();
+    std::thread::spawn(move || {
+        for (n, stream) in listener.incoming().take(3).enumerate() {
+            let mut stream = stream.unwrap();
+            stream.write_all(&crate::nbd::offer::greeting()).unwrap();
+            let mut skip = [0; 4];
+            let _ = stream.read_exact(&mut skip);
+            while let Some(number) = read_option(&mut stream) {
+                if number == option::GO {
+                    let mut data = vec![0, 0];
+                    data.extend((1u64 << 20).to_be_bytes());
+                    data.extend([0, 0b1101]);
+                    answer(&mut stream, number, reply::INFO, &data);
+                }
+                answer(&mut stream, number, reply::ACK, &[]);
+                if number == option::GO {
+                    break;
+                }
+            }
+            act(n, &mut stream);
+        }
+    })
+}
+
+fn read_option(stream: &mut UnixStream) -> Option<u32> {
+    let mut head = [0; 16];
+    stream.read_exact(&mut head).ok()?;
+    let number = |at: usize| u32::from_be_bytes(head[at..at + 4].try_into().unwrap());
+    let mut data = vec![0; usize::try_from(number(12)).unwrap()];
+    stream.read_exact(&mut data).ok()?;
+    Some(number(8))
+}
+
+fn answer(stream: &mut UnixStream, number: u32, kind: u32, data: &[u8]) {
+    let mut bytes = numbers::OPTION_REPLY.to_be_bytes().to_vec();
+    bytes.extend(number.to_be_bytes());
+    bytes.extend(kind.to_be_bytes());
+    bytes.extend(u32::try_from(data.len()).unwrap().to_be_bytes());
+    bytes.extend(data);
+    let _ = stream.write_all(&bytes);
+}
+
+/// Reads a request; returns its kind, cookie and offset.
+fn read_request(stream: &mut UnixStream) -> Option<(u16, u64, u64)> {
+    let mut bytes = [0; 28];
+    stream.read_exact(&mut bytes).ok()?;
+    let long = |at: usize| u64::from_be_bytes(bytes[at..at + 8].try_into().unwrap());
+    Some((u16::from_be_bytes([bytes[6], bytes[7]]), long(8), long(16)))
+}
+
+fn reply_with(cookie: u64, kind: u16, payload: &[u8]) -> Vec<u8> {
+    let mut bytes = numbers::STRUCTURED_REPLY.to_be_bytes().to_vec();
+    bytes.extend(chunk::DONE.to_be_bytes());
+    bytes.extend(kind.to_be_bytes());
+    bytes.extend(cookie.to_be_bytes());
+    bytes.extend(u32::try_from(payload.len()).unwrap().to_be_bytes());
+    bytes.extend(payload);
+    bytes
+}
+
+/// Each of these servers lies on its first connection, and behaves on the second: the request is
+/// asked again, and the client's memory holds what the second one said.
+#[test]
+fn lies_end_the_connection_and_the_request_is_asked_again() {
+    type Lie = fn(u64, u64) -> Vec<u8>;
+    let lies: [(&str, Lie); 6] = [
+        ("a cookie that was not given", |cookie, _| reply_with(cookie + 1, chunk::NONE, &[])),
+        ("more than was asked for", |cookie, offset| {
+            reply_with(
+                cookie,
+                chunk::OFFSET_DATA,
+                &[&offset.to_be_bytes()[..], &[9; 1024]].concat(),
+            )
+        }),
+        ("less than was asked for", |cookie, offset| {
+            reply_with(cookie, chunk::OFFSET_DATA, &[&offset.to_be_bytes()[..], &[9; 100]].concat())
+        }),
+        ("data from elsewhere", |cookie, offset| {
+            let offset = (offset + 512).to_be_bytes();
+            reply_with(cookie, chunk::OFFSET_DATA, &[&offset[..], &[9; 512]].concat())
+        }),
+        ("no reply at all", |_, _| vec![0xAA; 64]),
+        ("a reply that ends early", |cookie, _| reply_with(cookie, chunk::NONE, &[])[..9].to_vec()),
+    ];
+    for (what, lie) in lies {
+        let place = Place::new();
+        let server = hostile(&place, move |n, stream| {
+            let Some((command::READ, cookie, offset)) = read_request(stream) else { return };
+            let reply = match n {
+                0 => lie(cookie, offset),
+                _ => {
+                    let data = [&offset.to_be_bytes()[..], &[7; 512]].concat();
+                    reply_with(cookie, chunk::OFFSET_DATA, &data)
+                }
+            };
+            let _ = stream.write_all(&reply);
+            // The connection that lied is ended by the client, or by its silence.
+            let _ = stream.read(&mut [0; 1]);
+        });
+        let remote = place.open(&short());
+        let mut driver = Driver::new(remote.queue(4).unwrap());
+        assert_eq!(driver.read(4096, 512), Ok(vec![7; 512]), "{what}");
+        drop(driver);
+        let _ = UnixStream::connect(&place.path);
+        let _ = server.join();
+    }
+}
+
+/// A server that hangs in the middle of a request is left, and another connection tried; when that
+/// hangs as well the request fails in time.
+#[test]
+fn a_server_that_hangs_does_not_hang_its_client() {
+    let place = Place::new();
+    let server = hostile(&place, |_, stream| while read_request(stream).is_some() {});
+    let options = NbdOptions { give_up: Duration::from_millis(800), ..short() };
+    let remote = place.open(&options);
+    let mut driver = Driver::new(remote.queue(4).unwrap());
+    let begun = Instant::now();
+    assert_eq!(driver.read(0, 512), Err(libc::EIO));
+    assert!((700..5000).contains(&begun.elapsed().as_millis()), "{:?}", begun.elapsed());
+    drop(driver);
+    for _ in 0..3 {
+        let _ = UnixStream::connect(&place.path);
+    }
+    let _ = server.join();
+}
+
+#[test]
+fn errors_of_the_server_are_errors_of_the_disk() {
+    let place = Place::new();
+    let server = hostile(&place, |_, stream| {
+        while let Some((_, cookie, _)) = read_request(stream) {
+            let error = numbers::error::NOSPC.to_be_bytes();
+            let payload = [&error[..], &[0, 2], b"no"].concat();
+            let _ = stream.write_all(&reply_with(cookie, chunk::ERROR, &payload));
+        }
+    });
+    let remote = place.open(&short());
+    let mut driver = Driver::new(remote.queue(4).unwrap());
+    assert_eq!(driver.read(0, 512), Err(libc::ENOSPC));
+    assert_eq!(driver.run(Op::Flush, 0, 0, vec![]).result, Err(libc::ENOSPC));
+    let failure = Workload::new(1).start(&remote).steps(&mut driver, &mut Checker::new(), 50);
+    assert!(matches!(failure, Err(Failure::Failed(libc::ENOSPC))), "{failure:?}");
+    drop(driver);
+    for _ in 0..3 {
+        let _ = UnixStream::connect(&place.path);
+    }
+    let _ = server.join();
+}

@@ -1,0 +1,187 @@
+//! Disks that other people's servers offer: nbdkit and qemu-nbd.
+#![allow(clippy::unwrap_used, reason = "a test's panic is its report")]
+
+mod support;
+
+use std::net::{TcpListener, TcpStream};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use ringfence_block::storage::nbd::{NbdDisk, NbdOptions};
+use ringfence_block::storage::testing::checker::Checker;
+use ringfence_block::storage::testing::workload::Workload;
+use ringfence_block::storage::testing::{Driver, Random, conformance};
+use ringfence_block::storage::{Disk, Op};
+use support::{Background, wait_for_socket, wait_until};
+
+struct Place {
+    directory: tempfile::TempDir,
+}
+
+impl Place {
+    fn new() -> Place {
+        Place { directory: tempfile::tempdir().unwrap() }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.directory.path().join(name)
+    }
+
+    fn text(&self, name: &str) -> String {
+        self.path(name).display().to_string()
+    }
+
+    fn image(&self, bytes: u64) -> String {
+        std::fs::File::create(self.path("image")).unwrap().set_len(bytes).unwrap();
+        self.text("image")
+    }
+
+    fn open(&self, options: &NbdOptions) -> NbdDisk {
+        let uri = format!("nbd+unix:///?socket={}", self.text("s"));
+        NbdDisk::open(&uri.parse().unwrap(), options).unwrap()
+    }
+
+    /// `nbdkit` on our socket; it is there when this returns.
+    fn nbdkit(&self, args: &[&str]) -> Background {
+        let socket = self.text("s");
+        let args = [&["-f", "-U", &socket], args].concat();
+        self.start("nbdkit", &args)
+    }
+
+    fn qemu_nbd(&self, image: &str) -> Background {
+        let socket = self.text("s");
+        let args = ["-t", "-f", "raw", "--shared=4", "--discard=unmap", "-k", &socket, image];
+        self.start("qemu-nbd", &args)
+    }
+
+    fn start(&self, program: &str, args: &[&str]) -> Background {
+        let socket = self.path("s");
+        let _ = std::fs::remove_file(&socket);
+        let server = Background::start(program, args);
+        wait_until("the server listens", || socket.exists());
+        wait_for_socket(&socket);
+        server
+    }
+}
+
+#[test]
+fn nbdkit_conforms() {
+    require_programs!("nbdkit" of "nbdkit");
+    for more in [&[][..], &["--no-sr"]] {
+        let place = Place::new();
+        let args = [more, &["memory", "size=8M"]].concat();
+        let _server = place.nbdkit(&args);
+        conformance::check(&place.open(&NbdOptions::default()), 21);
+    }
+}
+
+#[test]
+fn qemu_nbd_conforms() {
+    require_programs!("qemu-nbd" of "qemu-utils");
+    let place = Place::new();
+    let image = place.image(8 << 20);
+    let _server = place.qemu_nbd(&image);
+    conformance::check(&place.open(&NbdOptions::default()), 22);
+}
+
+#[test]
+fn several_connections_to_qemu_nbd_conform() {
+    require_programs!("qemu-nbd" of "qemu-utils");
+    let place = Place::new();
+    let image = place.image(8 << 20);
+    let _server = place.qemu_nbd(&image);
+    let disk = place.open(&NbdOptions { connections: 3, ..NbdOptions::default() });
+    conformance::check(&disk, 23);
+}
+
+#[test]
+fn a_server_over_tcp_conforms() {
+    require_programs!("nbdkit" of "nbdkit");
+    // A port that is free now; nobody else takes ports from here in this moment.
+    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let text = port.to_string();
+    let args = ["-f", "-p", &text, "-i", "127.0.0.1", "-e", "a disk", "memory", "size=8M"];
+    let _server = Background::start("nbdkit", &args);
+    wait_until("nbdkit listens", || TcpStream::connect(("127.0.0.1", port)).is_ok());
+    let address = format!("nbd://127.0.0.1:{port}/a%20disk").parse().unwrap();
+    let disk = NbdDisk::open(&address, &NbdOptions::default()).unwrap();
+    conformance::check(&disk, 24);
+}
+
+#[test]
+fn a_server_of_the_old_style_is_refused_with_a_reason() {
+    require_programs!("nbdkit" of "nbdkit");
+    let place = Place::new();
+    let _server = place.nbdkit(&["-o", "memory", "size=8M"]);
+    let uri = format!("nbd+unix:///?socket={}", place.text("s")).parse().unwrap();
+    let error = NbdDisk::open(&uri, &NbdOptions::default()).err().unwrap().to_string();
+    assert!(error.contains("newstyle"), "{error}");
+}
+
+#[test]
+fn errors_of_a_server_are_errors_of_the_disk() {
+    require_programs!("nbdkit" of "nbdkit");
+    let place = Place::new();
+    let args = ["--filter=error", "memory", "size=8M", "error-pwrite=ENOSPC"];
+    let _server = place.nbdkit(&[&args[..], &["error-pwrite-rate=100%"]].concat());
+    let mut driver = Driver::new(place.open(&NbdOptions::default()).queue(4).unwrap());
+    assert_eq!(driver.write(0, &[1; 512]), Err(libc::ENOSPC));
+    assert_eq!(driver.read(0, 512), Ok(vec![0; 512]));
+}
+
+#[test]
+fn a_server_that_is_slow_beyond_patience_fails_requests_in_time() {
+    require_programs!("nbdkit" of "nbdkit");
+    let place = Place::new();
+    let _server = place.nbdkit(&["--filter=delay", "memory", "size=8M", "delay-read=30"]);
+    let options = NbdOptions {
+        stall: Duration::from_millis(500),
+        give_up: Duration::from_millis(1200),
+        ..NbdOptions::default()
+    };
+    let mut driver = Driver::new(place.open(&options).queue(4).unwrap());
+    driver.write(0, &[1; 512]).unwrap();
+    let begun = std::time::Instant::now();
+    assert_eq!(driver.read(0, 512), Err(libc::EIO));
+    assert!(begun.elapsed() < Duration::from_secs(10), "{:?}", begun.elapsed());
+}
+
+/// Kills a server and starts it again, under load: nothing that was acknowledged is missing, neither
+/// to the client nor on the medium.
+fn killed_again_and_again(seed: u64, image: &Path, place: &Place, start: impl Fn() -> Background) {
+    let mut server = start();
+    let options = NbdOptions { journal: 1 << 20, ..NbdOptions::default() };
+    let disk = place.open(&options);
+    let mut driver = Driver::new(disk.queue(16).unwrap());
+    let mut checker = Checker::new();
+    let mut running = Workload::new(seed).start(&disk);
+    let mut random = Random::new(seed);
+    for _ in 0..15 {
+        running.steps(&mut driver, &mut checker, 20 + random.index(200)).unwrap();
+        server.kill();
+        server = start();
+    }
+    running.steps(&mut driver, &mut checker, 100).unwrap();
+    running.finish(&mut driver, &mut checker).unwrap();
+    assert_eq!(driver.run(Op::Flush, 0, 0, vec![]).result, Ok(()));
+    server.kill();
+    let found = checker.check_read(0, &std::fs::read(image).unwrap());
+    found.unwrap_or_else(|violation| panic!("seed {seed}: {violation}"));
+}
+
+#[test]
+fn qemu_nbd_is_killed_under_load_and_nothing_is_lost() {
+    require_programs!("qemu-nbd" of "qemu-utils");
+    let place = Place::new();
+    let image = place.image(4 << 20);
+    killed_again_and_again(31, &place.path("image"), &place, || place.qemu_nbd(&image));
+}
+
+#[test]
+fn nbdkit_is_killed_under_load_and_nothing_is_lost() {
+    require_programs!("nbdkit" of "nbdkit");
+    let place = Place::new();
+    let image = place.image(4 << 20);
+    let start = || place.nbdkit(&["file", &image]);
+    killed_again_and_again(32, &place.path("image"), &place, start);
+}
