@@ -133,3 +133,4 @@ since() {
 
 # The rest of what scenarios share.
 . /vm/xen/net.sh
+. /vm/xen/left.sh

@@ -48,9 +48,22 @@ pub struct ConformanceArgs {
     #[arg(long, value_name = "SECONDS", default_value_t = 60)]
     pub patience: u64,
 
-    /// Only map the page of this offer, and hold it until killed
-    #[arg(long, value_name = "OFFER")]
+    /// Only lend one page under this name, or map the one so lent, and hold it until killed
+    #[arg(long, value_name = "NAME")]
     hold: Option<String>,
+}
+
+impl ConformanceArgs {
+    fn role(&self) -> Role {
+        match self.role {
+            Half::Lender => Role::Lender,
+            Half::User => Role::User,
+        }
+    }
+
+    fn patience(&self) -> Duration {
+        Duration::from_secs(self.patience)
+    }
 }
 
 /// Runs the half. Returns the exit status.
@@ -68,7 +81,10 @@ pub fn main(args: &ConformanceArgs) -> u8 {
 fn open_and_run(args: &ConformanceArgs) -> anyhow::Result<bool> {
     let platform = XenPlatform::open(Side::Both)?;
     match &args.hold {
-        Some(offer) => notice::hold(&platform, DomId(args.peer), offer).map(|()| true),
+        Some(name) => {
+            let peer = DomId(args.peer);
+            notice::hold(&platform, args.role(), peer, name, args.patience()).map(|()| true)
+        }
         None => Ok(run(&platform, args)?),
     }
 }
@@ -82,10 +98,7 @@ fn run(platform: &XenPlatform, args: &ConformanceArgs) -> Result<bool, PlatformE
         prepare(&mut store, own)?;
     }
     drop(store);
-    let role = match args.role {
-        Half::Lender => Role::Lender,
-        Half::User => Role::User,
-    };
+    let role = args.role();
     println!("domain {own} is the {role}, domain {} the {}", args.peer, role.other());
     let (mut passed, mut failed, mut absent) = (0, 0, 0);
     let mut tell = |case: CaseReport| {
@@ -98,9 +111,11 @@ fn run(platform: &XenPlatform, args: &ConformanceArgs) -> Result<bool, PlatformE
         // The console may be that of a domain which is about to be destroyed.
         let _ = std::io::stdout().flush();
     };
-    let (peer, patience) = (DomId(args.peer), Duration::from_secs(args.patience));
-    Suite { role, peer, third: Some(NOBODY), patience }.run(platform, &mut tell);
-    notice::run(platform, role, peer, patience, &mut tell);
+    let (peer, patience) = (DomId(args.peer), args.patience());
+    let summary = Suite { role, peer, third: Some(NOBODY), patience }.run(platform, &mut tell);
+    if summary.passed > 0 {
+        notice::run(platform, role, peer, patience, &mut tell);
+    }
     println!("{role}: {passed} passed, {failed} failed, {absent} not on this platform");
     Ok(failed == 0 && passed > 0)
 }

@@ -3,6 +3,7 @@
 //!
 //! The user's half holds the second mapping in a process of its own, which it kills.
 
+use std::any::Any;
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -12,7 +13,7 @@ use ringfence_platform::conformance::{CaseReport, Outcome, Role};
 use ringfence_platform::store::{StoreAccess, StoreClient};
 use ringfence_platform::xen::{UnmapNotice, XenChannel, XenPlatform};
 use ringfence_platform::{
-    Access, Channel, DomId, EventPort, Granter, Gref, Platform, PlatformError,
+    Access, Channel, DomId, EventPort, Granter, Gref, Lease, Platform, PlatformError,
 };
 use ringfence_wire::xenstore::{NodeAccess, Permission, PermissionList};
 
@@ -39,7 +40,7 @@ pub(super) fn run(
 ) {
     for name in CASES {
         let half = match role {
-            Role::Lender => lend(platform, peer, name, patience),
+            Role::Lender => lend_and_wait(platform, peer, name, patience),
             Role::User => use_one(platform, peer, name, patience),
         };
         let outcome =
@@ -48,9 +49,21 @@ pub(super) fn run(
     }
 }
 
-/// The child of the second case: holds what was offered until it is killed.
-pub(super) fn hold(platform: &XenPlatform, peer: DomId, offer: &str) -> anyhow::Result<()> {
-    let _held = take_up(platform, peer, offer)?;
+/// Offers a page under `name`, or maps the one that is offered, until this process is killed.
+pub(super) fn hold(
+    platform: &XenPlatform,
+    role: Role,
+    peer: DomId,
+    name: &str,
+    patience: Duration,
+) -> anyhow::Result<()> {
+    let _held: Box<dyn Any> = match role {
+        Role::Lender => Box::new(lend(platform, peer, name)?),
+        Role::User => {
+            let offer = await_offer(platform, peer, name, patience)?;
+            Box::new(take_up(platform, peer, &offer)?)
+        }
+    };
     println!("{HOLDING}");
     std::io::stdout().flush()?;
     loop {
@@ -62,17 +75,26 @@ fn directory(of: DomId) -> String {
     format!("/local/domain/{of}/data/notice")
 }
 
-fn lend(platform: &XenPlatform, peer: DomId, name: &str, patience: Duration) -> anyhow::Result<()> {
-    let mut granter = platform.granter(peer)?;
-    let lease = granter.lend(Access::ReadWrite)?;
+fn lend_and_wait(
+    platform: &XenPlatform,
+    peer: DomId,
+    name: &str,
+    patience: Duration,
+) -> anyhow::Result<()> {
+    let (lease, channel) = lend(platform, peer, name)?;
+    let gone = await_notice(lease.memory(), &channel, patience);
+    platform.store()?.rm(&format!("{}/{name}", directory(platform.domid())))?;
+    platform.granter(peer)?.take_back(lease)?;
+    gone
+}
+
+/// Lends a page, and offers it together with a channel.
+fn lend(platform: &XenPlatform, peer: DomId, name: &str) -> anyhow::Result<(Lease, XenChannel)> {
+    let lease = platform.granter(peer)?.lend(Access::ReadWrite)?;
     let channel = platform.alloc_unbound(peer)?;
     lease.memory().copy_from(BYTE.into(), &[MAPPED])?;
-    let mut store = platform.store()?;
-    offer(&mut store, platform.domid(), peer, name, &lease.gref(), channel.port())?;
-    let gone = await_notice(lease.memory(), &channel, patience);
-    store.rm(&format!("{}/{name}", directory(platform.domid())))?;
-    granter.take_back(lease)?;
-    gone
+    offer(&mut platform.store()?, platform.domid(), peer, name, lease.gref(), channel.port())?;
+    Ok((lease, channel))
 }
 
 fn offer(
@@ -80,7 +102,7 @@ fn offer(
     own: DomId,
     peer: DomId,
     name: &str,
-    gref: &Gref,
+    gref: Gref,
     port: EventPort,
 ) -> Result<(), PlatformError> {
     let path = format!("{}/{name}", directory(own));
@@ -112,31 +134,40 @@ fn await_notice(page: &LentSlice, channel: &XenChannel, patience: Duration) -> a
     }
 }
 
+/// The offer of that name, once it is there and this domain may read it.
+fn await_offer(
+    platform: &XenPlatform,
+    peer: DomId,
+    name: &str,
+    patience: Duration,
+) -> anyhow::Result<String> {
+    let mut store = platform.store()?;
+    let path = format!("{}/{name}", directory(peer));
+    let deadline = Instant::now() + patience;
+    loop {
+        match store.read_text(&path) {
+            Ok(offer) => return Ok(offer),
+            Err(why) if why.refusal().is_none() || Instant::now() > deadline => {
+                return Err(why.into());
+            }
+            Err(_) => std::thread::sleep(LOOK_EVERY),
+        }
+    }
+}
+
 fn use_one(
     platform: &XenPlatform,
     peer: DomId,
     name: &str,
     patience: Duration,
 ) -> anyhow::Result<()> {
-    let mut store = platform.store()?;
-    let path = format!("{}/{name}", directory(peer));
-    let deadline = Instant::now() + patience;
-    // It may not be there, or not for this domain to read, yet.
-    let offer = loop {
-        match store.read_text(&path) {
-            Ok(offer) => break offer,
-            Err(why) if why.refusal().is_none() || Instant::now() > deadline => {
-                return Err(why.into());
-            }
-            Err(_) => std::thread::sleep(LOOK_EVERY),
-        }
-    };
+    let offer = await_offer(platform, peer, name, patience)?;
     if name == CASES[0] {
         return take_up(platform, peer, &offer).map(drop);
     }
     let mut child = Command::new("/proc/self/exe")
         .args(["internal", "conformance", "--role", "user"])
-        .args(["--peer", &peer.to_string(), "--hold", &offer])
+        .args(["--peer", &peer.to_string(), "--hold", name])
         .stdout(Stdio::piped())
         .spawn()?;
     let mut said = String::new();
@@ -145,10 +176,7 @@ fn use_one(
     }
     child.kill()?;
     child.wait()?;
-    anyhow::ensure!(
-        said.trim_end() == HOLDING,
-        "the process that was to hold the page said {said:?}"
-    );
+    anyhow::ensure!(said.trim_end() == HOLDING, "the process that was to hold it said {said:?}");
     Ok(())
 }
 

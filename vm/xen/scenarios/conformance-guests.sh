@@ -1,0 +1,19 @@
+# title: the platform conforms between two guests, neither of which has a role in the toolstack
+# set: all
+# machine: xen
+# limit: 120
+
+. /vm/xen/conformance.sh
+
+plan 6
+check 'two guests are created' two_guests || give_up 'without guests there is nothing to see'
+check 'they take commands' guest_ready one two
+A=$(domain one) B=$(domain two)
+half one lender $B
+half two user $A
+check 'the second guest uses what the first lends' half_passed two
+check 'the first guest says the same' half_passed one
+half one user $B
+half two lender $A
+check 'the first guest uses what the second lends' half_passed one
+check 'the second guest says the same' half_passed two

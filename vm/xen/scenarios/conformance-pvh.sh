@@ -1,0 +1,12 @@
+# title: the platform conforms between dom0 and a PVH guest, both ways
+# set: all
+# machine: xen-pvh
+# limit: 100
+
+. /vm/xen/conformance.sh
+
+plan 7
+check 'a guest is created' guest peer 'type="pvh"' || give_up 'without a guest there is nothing to see'
+check 'it takes commands' guest_ready peer
+both_halves peer
+is 'nothing of it is mapped any more' "$(grants_in_use $(domain peer))" ''
