@@ -24,6 +24,6 @@ both_halves() {
     check 'dom0 and the guest agree on that' half_passed $1
 }
 
-two_guests() {
+a_pair() {
     guest one && guest two
 }

@@ -6,7 +6,7 @@
 . /vm/xen/conformance.sh
 
 plan 6
-check 'two guests are created' two_guests || give_up 'without guests there is nothing to see'
+check 'two guests are created' a_pair || give_up 'without guests there is nothing to see'
 check 'they take commands' guest_ready one two
 A=$(domain one) B=$(domain two)
 half one lender $B

@@ -6,6 +6,10 @@
 //! references they are, and each gets its own result (XSA-361). Why one failed is not told; that is
 //! [`GrantStatus::GeneralError`], which is also what Xen itself says of most.
 //!
+//! The first eight references are the console's and the store's (`GNTTAB_NR_RESERVED_ENTRIES`): a
+//! toolstack lends those pages to dom0, and a frontend that names them would have its backend write
+//! there. They are refused without asking Xen.
+//!
 //! A call of [`Grantee::copy`] is one request for up to [`COPY_MAX`] copies, which the kernel hands
 //! to Xen in groups of 16, each with a status of its own. A source in lent memory is copied to a
 //! private buffer first: a frame of another domain cannot be named as a local one, and such pages of
@@ -24,7 +28,7 @@ use crate::copy::{CopyList, CopyLocal, CopyOp};
 use crate::{Access, Channel, Counters, DomId, GrantStatus, Grantee, Gref};
 
 /// Pages that one grantee may have mapped at a time through [`Grantee::map`] (XSA-300).
-pub const MAPPED_MAX: usize = 2048;
+pub const MAPPED_MAX: usize = 4096;
 
 /// Most copies in one request.
 pub const COPY_MAX: usize = 256;
@@ -191,8 +195,12 @@ impl XenGrantee {
         access: Access,
         out: &mut [Result<LentSlice, GrantStatus>],
     ) {
-        let of_kind = || pages.iter().enumerate().filter(|(_, page)| page.1 == access);
-        let several = of_kind().nth(1).is_some();
+        let wanted = |page: &(Gref, Access)| page.1 == access && !is_reserved(page.0);
+        let of_kind = || pages.iter().enumerate().filter(move |(_, page)| wanted(page));
+        let several = match of_kind().count() {
+            0 => return,
+            count => count > 1,
+        };
         let together = self.map_together(of_kind().map(|(_, page)| page.0), access);
         match together {
             Ok(mapped) => {
@@ -219,16 +227,18 @@ impl XenGrantee {
         let mut bounce = &mut self.bounce[..];
         for op in ops {
             let foreign = CopyEnd::foreign(self.granter, op.gref, op.offset);
+            // Of no octets the kernel asks Xen nothing.
+            let len = if is_reserved(op.gref) { 0 } else { op.len };
             let segment = match &op.local {
-                CopyLocal::Into(ptr) => CopySegment::fetch(foreign, CopyEnd::local(*ptr), op.len),
-                CopyLocal::From(ptr) => CopySegment::store(CopyEnd::local(*ptr), foreign, op.len),
+                CopyLocal::Into(ptr) => CopySegment::fetch(foreign, CopyEnd::local(*ptr), len),
+                CopyLocal::From(ptr) => CopySegment::store(CopyEnd::local(*ptr), foreign, len),
                 CopyLocal::FromLent(lent) => {
                     let (bytes, rest) = bounce.split_at_mut(bounced_len(op));
                     bounce = rest;
                     // It is exactly these bytes, which the list has seen to.
                     let copied = lent.copy_to(0, bytes);
                     debug_assert!(copied.is_ok());
-                    CopySegment::store(CopyEnd::local(bytes.as_ptr()), foreign, op.len)
+                    CopySegment::store(CopyEnd::local(bytes.as_ptr()), foreign, len)
                 }
             };
             self.segments.push(segment);
@@ -242,11 +252,17 @@ impl XenGrantee {
         counters.grant_copies.add(ops.len() as u64);
         counters.grant_copy_bytes.add(ops.iter().map(|op| u64::from(op.len)).sum());
         match done {
-            Ok(()) => statuses.extend(self.segments.iter().map(CopySegment::status)),
+            Ok(()) => statuses.extend(ops.iter().zip(&self.segments).map(|(op, segment)| {
+                if is_reserved(op.gref) { GrantStatus::BadGref } else { segment.status() }
+            })),
             // Then no status means anything, whatever was copied.
             Err(errno) => statuses.extend(ops.iter().map(|_| status_of(errno))),
         }
     }
+}
+
+fn is_reserved(gref: Gref) -> bool {
+    gref < Gref::FIRST_FREE
 }
 
 fn bounced_len(op: &CopyOp) -> usize {
@@ -280,11 +296,9 @@ impl Grantee for XenGrantee {
 
     fn map(&mut self, pages: &[(Gref, Access)], out: &mut Vec<Result<LentSlice, GrantStatus>>) {
         let from = out.len();
-        out.resize_with(from + pages.len(), || Err(GrantStatus::GeneralError));
+        out.resize_with(from + pages.len(), || Err(GrantStatus::BadGref));
         for access in [Access::ReadWrite, Access::ReadOnly] {
-            if pages.iter().any(|page| page.1 == access) {
-                self.map_kind(pages, access, &mut out[from..]);
-            }
+            self.map_kind(pages, access, &mut out[from..]);
         }
     }
 
