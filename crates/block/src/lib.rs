@@ -1,6 +1,8 @@
 #![forbid(unsafe_code)]
 //! Disks over shared rings: blkfront, blkback, and the storage behind them.
 //!
+//! * [`blkback`]: the end of a ring that serves.
 //! * [`storage`]: what a disk is to whoever serves it, and the kinds there are.
 
+pub mod blkback;
 pub mod storage;
