@@ -49,22 +49,10 @@ wait_for() {
     done
 }
 
-# stream MEBIBYTES: bytes that look random, the same on both ends; no two mebibytes are alike.
-stream() {
-    local number=0
-    while [ $number -lt "$1" ]; do
-        number=$((number + 1))
-        echo $number
-        cat /vm/blob
-    done
-}
-
-# receive PORT: starts a server that takes one stream and notes its SHA-256.
+# receive PORT: starts a server that takes one stream.
 receive() {
-    rm -f /tmp/sum.$1
-    # At the end of its input busybox's nc says so to the other end, which then goes away.
-    [ -p /tmp/silence ] || mkfifo /tmp/silence
-    { nc -l -p $1 <>/tmp/silence | sha256sum >/tmp/sum.$1.new; mv /tmp/sum.$1.new /tmp/sum.$1; } &
+    rm -f /tmp/received.$1
+    { traffic receive $1 >/tmp/receiving.$1; mv /tmp/receiving.$1 /tmp/received.$1; } &
     wait_for 10 listens $1
 }
 
@@ -73,7 +61,7 @@ listens() {
     grep -q "$(printf ':%04X [0-9A-F]*:0000 0A' $1)" /proc/net/tcp /proc/net/tcp6
 }
 
-# received PORT: the SHA-256 of what came.
+# received PORT: the length and the SHA-256 of what came.
 received() {
-    wait_for 20 test -s /tmp/sum.$1 && cut -d' ' -f1 /tmp/sum.$1
+    wait_for 20 test -e /tmp/received.$1 && cat /tmp/received.$1
 }

@@ -13,7 +13,7 @@ guest() {
         echo "name=\"$name\""
         echo 'kernel="/boot/vmlinux"'
         echo 'ramdisk="/boot/guest.cpio"'
-        echo "memory=${MEMORY:-256}"
+        echo "memory=${MEMORY:-128}"
         echo "vcpus=${VCPUS:-1}"
         echo "extra=\"console=hvc0 quiet loglevel=4 mitigations=off cryptomgr.notests rdinit=/init panic=1 ${EXTRA:-}\""
         echo 'on_crash="destroy"'
@@ -98,24 +98,32 @@ address() {
         ip address add 10.77.0.$2/24 dev eth0 && ip -6 address add fd77::$2/64 dev eth0"
 }
 
+# cpu_seconds NAME: the processor time that a domain has used.
+cpu_seconds() {
+    xl list | awk -v name=$1 '$1 == name { print $6 }'
+}
+
+# cpu_used NAME UNTIL_NOW: the processor time that a domain has used since it had used so much.
+cpu_used() {
+    awk "BEGIN { printf \"%.1f\", $(cpu_seconds $1) - $2 }"
+}
+
 # transfer LABEL FROM TO ADDRESS MEBIBYTES: a check: a TCP stream from one domain to the other
 # (`dom0`, or a guest) arrives with the SHA-256 that it has to have.
 transfer() {
-    local label=$1 from=$2 to=$3 address=$4 size=$5 begun sum
+    local label=$1 from=$2 to=$3 address=$4 size=$5 time
     PORT=$((${PORT:-5000} + 1))
     on $to "receive $PORT" || { not_ok "$label" "$to does not listen"; return 1; }
-    begun=$(uptime_now)
-    ON_LIMIT=$((20 + size * 2)) on $from "stream $size | nc $address $PORT" ||
-        { not_ok "$label" "nc in $from ended with status $?"; return 1; }
-    sum=$(on $to "received $PORT")
-    is "$label" "$sum" $(stream_sum $size) || return 1
-    note "$label: $size MiB in $(since $begun) s"
+    time=$(ON_LIMIT=$((20 + size * 2)) on $from "traffic send $address $PORT $size 2>&1") ||
+        { not_ok "$label" "$from: $time"; return 1; }
+    is "$label" "$(on $to "received $PORT")" "$(stream_sum $size)" || return 1
+    note "$label: $size MiB in $time"
 }
 
-# stream_sum MEBIBYTES: the SHA-256 of such a stream.
+# stream_sum MEBIBYTES: the length and the SHA-256 of such a stream, as `received` has it.
 stream_sum() {
-    [ -s /tmp/stream.$1 ] || stream $1 | sha256sum | cut -d' ' -f1 >/tmp/stream.$1
-    cat /tmp/stream.$1
+    [ -s /run/stream.$1 ] || traffic sum $1 >/run/stream.$1
+    cat /run/stream.$1
 }
 
 # since UPTIME: seconds since then.
@@ -123,7 +131,5 @@ since() {
     awk "BEGIN { printf \"%.1f\", $(uptime_now) - $1 }"
 }
 
-# cpu_seconds NAME: the processor time that a domain has used.
-cpu_seconds() {
-    xl list | awk -v name=$1 '$1 == name { print $6 }'
-}
+# The rest of what scenarios share.
+. /vm/xen/net.sh

@@ -107,7 +107,7 @@ struct SuiteArgs {
 struct Setting<'a> {
     root: &'a Path,
     images: images::Images,
-    program: PathBuf,
+    programs: program::Programs,
     /// This run's own folder: root file systems and logs.
     folder: PathBuf,
     hypervisor: Option<PathBuf>,
@@ -191,14 +191,11 @@ fn prepare<'a>(
         );
     }
     let images = images::prepare(cache, toolbox)?;
-    let program = match program {
-        Some(program) => std::path::absolute(program)?,
-        None => program::build(root, target)?,
-    };
+    let programs = program::build(root, target, program)?;
     Ok(Setting {
         root,
         images,
-        program,
+        programs,
         folder: boots::new_folder(&target.join("vm/runs"))?,
         hypervisor: None,
         path: toolbox.path().clone(),
@@ -218,7 +215,7 @@ fn shell(setting: &Setting<'_>, kind: Kind, selected: &[scenario::Scenario]) -> 
         debug: setting.hypervisor.is_some(),
     };
     let root = setting.folder.join("shell.cpio");
-    overlay::write(&root, kind, &setting.images, setting.root, &setting.program, &orders)?;
+    overlay::write(&root, kind, &setting.images, setting.root, &setting.programs, &orders)?;
     println!("`poweroff -f` ends it, and so does C-a x; {} is /share inside", share.display());
     let machine = Machine {
         kind,

@@ -4,6 +4,7 @@
 //! | mode | per I/O | what the backend sees |
 //! |---|---|---|
 //! | [`Mode::Copy`] | one copy element a slot, done by the platform | private bytes |
+//! | [`Mode::Staging`] | a look-up a slot; nothing else | the pages that the frontend staged |
 //! | [`Mode::Map`] | one map and one unmap a page | the page itself, as long as the I/O lasts |
 //!
 //! A backend talks to [`Reach`] and does not know which it is. Each element has a status of its
@@ -12,5 +13,6 @@
 pub mod index;
 pub mod persistent;
 mod reach;
+pub mod staging;
 
 pub use reach::{Mode, Reach, Reached, Source, UnknownMode, Want, WriteBatch};

@@ -6,6 +6,12 @@ use core::str::FromStr;
 use ringfence_memory::{LentSlice, PAGE_SIZE};
 use ringfence_platform::{Access, CopyList, CopyOps, GrantStatus, Grantee, Gref};
 
+use crate::staging::StagingTable;
+
+/// Ranges of staged pages of at most so many bytes are copied rather than referred to: a copy of
+/// a few cache lines costs less than keeping track of where they are.
+const STAGED_COPY_MAX: u16 = 256;
+
 /// How pages are reached.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Mode {
@@ -13,17 +19,20 @@ pub enum Mode {
     Copy,
     /// Pages are mapped for each I/O and unmapped after it.
     Map,
+    /// Pages that the peer staged stay mapped and are looked up; the others are copied.
+    Staging,
 }
 
 impl Mode {
     /// Every mode of this build.
-    pub const ALL: [Mode; 2] = [Mode::Copy, Mode::Map];
+    pub const ALL: [Mode; 3] = [Mode::Copy, Mode::Map, Mode::Staging];
 
     /// The name used on the command line and in the store.
     pub fn name(self) -> &'static str {
         match self {
             Mode::Copy => "copy",
             Mode::Map => "map",
+            Mode::Staging => "staging",
         }
     }
 
@@ -32,6 +41,7 @@ impl Mode {
         match self {
             Mode::Copy => "the kernel copies each slot; nothing is mapped",
             Mode::Map => "each page is mapped for its I/O and unmapped after it",
+            Mode::Staging => "pages that the guest staged stay mapped; what it did not is copied",
         }
     }
 }
@@ -44,7 +54,7 @@ impl fmt::Display for Mode {
 
 /// A word that names no mode.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("`{0}` is no mode; this build has copy and map")]
+#[error("`{0}` is no mode; this build has copy, map and staging")]
 pub struct UnknownMode(String);
 
 impl FromStr for Mode {
@@ -134,16 +144,70 @@ impl<G: Grantee> Reach<G> {
         self.mode
     }
 
-    /// Reads every range of `wants`; appends one result for each to `reached`.
+    /// Reads every range of `wants`; appends one result for each to `reached`. `staged` are the pages
+    /// that the peer staged.
     pub fn read(
         &mut self,
         wants: &[Want],
+        staged: &StagingTable,
         scratch: &mut [u8],
         reached: &mut Vec<Result<Reached, GrantStatus>>,
     ) {
         match self.mode {
             Mode::Copy => self.read_by_copy(wants, scratch, reached),
             Mode::Map => self.read_by_map(wants, reached),
+            Mode::Staging => self.read_staged(wants, staged, scratch, reached),
+        }
+    }
+
+    fn read_staged(
+        &mut self,
+        wants: &[Want],
+        staged: &StagingTable,
+        scratch: &mut [u8],
+        reached: &mut Vec<Result<Reached, GrantStatus>>,
+    ) {
+        let base = reached.len();
+        self.slots.clear();
+        for (slot, want) in wants.iter().enumerate() {
+            match staged.get(want.gref, Access::ReadOnly) {
+                Some(page) => reached.push(read_from(page, want, scratch)),
+                None => {
+                    self.slots.push(slot);
+                    reached.push(Ok(Reached::Copied));
+                }
+            }
+        }
+        if !self.slots.is_empty() {
+            self.read_unstaged(wants, scratch, &mut reached[base..]);
+        }
+    }
+
+    /// Copies those of `wants` that `self.slots` names.
+    #[cold]
+    fn read_unstaged(
+        &mut self,
+        wants: &[Want],
+        scratch: &mut [u8],
+        reached: &mut [Result<Reached, GrantStatus>],
+    ) {
+        let mut list = self.ops.begin();
+        let (mut rest, mut consumed) = (scratch, 0usize);
+        self.slots.retain(|&slot| {
+            let want = &wants[slot];
+            let status = carve(&mut rest, &mut consumed, want).and_then(|into| {
+                list.read(want.gref, want.offset, into).map_err(|_| GrantStatus::BadCopyArg)
+            });
+            if let Err(status) = status {
+                reached[slot] = Err(status);
+            }
+            status.is_ok()
+        });
+        self.grantee.copy(list);
+        for (slot, status) in self.slots.iter().zip(self.ops.statuses()) {
+            if *status != GrantStatus::Okay {
+                reached[*slot] = Err(*status);
+            }
         }
     }
 
@@ -187,8 +251,12 @@ impl<G: Grantee> Reach<G> {
         }
     }
 
-    /// Begins to write into `pages`, in the order given.
-    pub fn begin_write<'bytes>(&mut self, pages: &[Gref]) -> WriteBatch<'_, 'bytes, G> {
+    /// Begins to write into `pages`, in the order given. `staged` are the pages that the peer staged.
+    pub fn begin_write<'r, 'bytes>(
+        &'r mut self,
+        pages: &[Gref],
+        staged: &'r StagingTable,
+    ) -> WriteBatch<'r, 'bytes, G> {
         self.slots.clear();
         self.mapped.clear();
         if self.mode == Mode::Map {
@@ -198,9 +266,10 @@ impl<G: Grantee> Reach<G> {
         }
         self.pages.clear();
         self.pages.extend(pages.iter().map(|gref| (*gref, Access::ReadWrite)));
-        let list = (self.mode == Mode::Copy).then(|| self.ops.begin());
+        let list = (self.mode != Mode::Map).then(|| self.ops.begin());
         WriteBatch {
             list,
+            staged: (self.mode == Mode::Staging && !staged.is_empty()).then_some(staged),
             grantee: &mut self.grantee,
             slots: &mut self.slots,
             pages: &self.pages,
@@ -222,7 +291,7 @@ impl<G: Grantee> Reach<G> {
     pub fn write_statuses(&self, statuses: &mut Vec<GrantStatus>) {
         let base = statuses.len();
         match self.mode {
-            Mode::Copy => {
+            Mode::Copy | Mode::Staging => {
                 statuses.resize(base + self.pages.len(), GrantStatus::Okay);
                 self.fold(&mut statuses[base..]);
             }
@@ -235,6 +304,30 @@ impl<G: Grantee> Reach<G> {
     /// Removes what the last write mapped. Call after [`Reach::write_statuses`].
     pub fn end_write(&mut self) {
         self.mapped.clear();
+    }
+}
+
+/// The range of a staged page: copied if it is short.
+#[inline]
+fn read_from(page: &LentSlice, want: &Want, scratch: &mut [u8]) -> Result<Reached, GrantStatus> {
+    let (offset, len) = (usize::from(want.offset), usize::from(want.len));
+    let bad = |_| GrantStatus::BadCopyArg;
+    if want.len > STAGED_COPY_MAX {
+        return page.slice(offset, len).map(Reached::Mapped).map_err(bad);
+    }
+    let into = scratch.get_mut(want.at..want.at + len).ok_or(GrantStatus::BadCopyArg)?;
+    page.copy_to(offset, into).map(|()| Reached::Copied).map_err(bad)
+}
+
+#[inline]
+fn write_to(
+    page: &LentSlice,
+    offset: usize,
+    source: Source<'_>,
+) -> Result<(), ringfence_memory::OutOfRange> {
+    match source {
+        Source::Private(bytes) => page.copy_from(offset, bytes),
+        Source::Lent(src, from, len) => page.copy_from_lent(offset, src, from, len),
     }
 }
 
@@ -258,6 +351,7 @@ fn carve<'b>(
 /// Bytes on their way into a peer's pages.
 pub struct WriteBatch<'r, 'bytes, G> {
     list: Option<CopyList<'r, 'bytes>>,
+    staged: Option<&'r StagingTable>,
     grantee: &'r mut G,
     slots: &'r mut Vec<usize>,
     pages: &'r [(Gref, Access)],
@@ -279,6 +373,11 @@ impl<'bytes, G: Grantee> WriteBatch<'_, 'bytes, G> {
                 else {
                     return;
                 };
+                if let Some(page) = self.staged.and_then(|s| s.get(gref, Access::ReadWrite)) {
+                    // The range lies inside the page, which is writable.
+                    let _ = write_to(page, offset, source);
+                    return;
+                }
                 let added = match source {
                     Source::Private(bytes) => list.write(gref, at, bytes),
                     Source::Lent(lent, from, len) => list.write_lent(gref, at, lent, from, len),
@@ -294,18 +393,17 @@ impl<'bytes, G: Grantee> WriteBatch<'_, 'bytes, G> {
     fn put_mapped(&mut self, slot: usize, offset: usize, source: Source<'bytes>) {
         let Some(page) = self.mapped.get_mut(slot) else { return };
         let Ok(lent) = page else { return };
-        let copied = match source {
-            Source::Private(bytes) => lent.copy_from(offset, bytes),
-            Source::Lent(src, from, len) => lent.copy_from_lent(offset, src, from, len),
-        };
-        if copied.is_err() {
+        if write_to(lent, offset, source).is_err() {
             *page = Err(GrantStatus::BadCopyArg);
         }
     }
 
     /// Carries the writes out.
     pub fn finish(mut self) {
-        if let Some(list) = self.list.take() {
+        // Where everything was staged, nothing is left to be done.
+        if let Some(list) = self.list.take()
+            && (self.staged.is_none() || !self.slots.is_empty())
+        {
             self.grantee.copy(list);
         }
     }

@@ -7,6 +7,8 @@
 //! * [`counters`]: what is counted there.
 //! * [`tap`]: the port of a Linux TAP interface.
 //! * [`features`]: the offload keys of a vif.
+//! * [`steer`]: which queue of a guest a packet takes.
+//! * [`ctrl`]: the control ring: staging, and how a guest wants its packets hashed.
 //! * [`switch`]: which port a frame goes to.
 //! * [`edge`]: what is done to a frame that the port it leaves by cannot take as it is.
 //! * [`dataplane`]: the thread that polls the ports, and sleeps when there is nothing to do.
@@ -14,6 +16,7 @@
 pub mod batch;
 pub mod clock;
 pub mod counters;
+pub mod ctrl;
 pub mod dataplane;
 pub mod edge;
 pub mod features;
@@ -26,8 +29,10 @@ pub mod hostile;
 pub mod netback;
 pub mod netfront;
 mod offered;
+pub mod orders;
 pub mod port;
 pub mod rules;
+pub mod steer;
 pub mod switch;
 pub mod tap;
 #[doc(hidden)]

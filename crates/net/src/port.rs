@@ -27,6 +27,7 @@ use ringfence_offload::GsoKind;
 
 use crate::batch::Batch;
 use crate::counters::PortCounters;
+use crate::orders::{PortOrder, PortReply};
 
 /// Octets of an Ethernet header with one VLAN tag: what a frame may have beyond the MTU.
 pub const LINK_HEADER_MAX: usize = 18;
@@ -194,6 +195,13 @@ pub trait Port: Send {
     ///
     /// A [`Fault`] ends the port.
     fn transmit(&mut self, batch: &Batch, frames: &[u32]) -> Result<Transmitted, Fault>;
+
+    /// Carries out what the control side orders. Called between rounds: no frame refers to any page
+    /// of this port.
+    fn obey(&mut self, order: PortOrder) -> PortReply {
+        drop(order);
+        PortReply::Unsupported
+    }
 
     /// The round is over: publish what was transmitted in it, with at most one notification.
     ///

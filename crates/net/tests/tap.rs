@@ -1,15 +1,10 @@
-//! The TAP port against a real kernel.
-//!
-//! Each test runs in namespaces of its own, in a child process: this same test binary, started again
-//! by `unshare -rn` (util-linux), with `ip` (iproute2) to configure the interface. On a machine that
-//! allows no user namespaces, has no /dev/net/tun, or lacks one of the tools, the test says so and
-//! checks nothing.
+//! The TAP port against a real kernel, in namespaces of its own.
 
 #![allow(clippy::unwrap_used, reason = "a test's panic is its report")]
 
-use std::io::Write as _;
+mod support;
+
 use std::net::UdpSocket;
-use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -20,45 +15,10 @@ use ringfence_offload::{Checksum, OffloadMeta};
 use ringfence_platform::Counters;
 use ringfence_platform::tap::{Tap, TapOffloads};
 
-const INSIDE: &str = "RINGFENCE_TEST_INSIDE";
+use support::{in_namespaces, ip};
+
 const LIMIT: Duration = Duration::from_secs(10);
 const NEIGHBOUR: [u8; 6] = [2, 0, 0, 0, 0, 9];
-
-/// Whether this process is in the namespaces. If not, starts the test `name` there.
-fn inside(name: &str) -> bool {
-    if std::env::var_os(INSIDE).is_some() {
-        return true;
-    }
-    let has = |tool: &str| Command::new(tool).arg("-V").output().is_ok_and(|o| o.status.success());
-    let unshare = Command::new("unshare").args(["-rn", "true"]).output();
-    let tun = std::fs::File::options().read(true).write(true).open("/dev/net/tun");
-    let missing = match (unshare, tun) {
-        (Err(_), _) => "`unshare` is not installed (util-linux)".to_owned(),
-        (Ok(out), _) if !out.status.success() => {
-            format!("no user namespaces: {}", String::from_utf8_lossy(&out.stderr).trim())
-        }
-        (_, Err(error)) => format!("/dev/net/tun: {error}"),
-        _ if !has("ip") => "`ip` is not installed (iproute2)".to_owned(),
-        _ => {
-            let binary = std::env::current_exe().unwrap();
-            let mut test = Command::new("unshare");
-            test.arg("-rn").arg(binary).args(["--exact", name, "--nocapture", "--test-threads=1"]);
-            let output = test.env(INSIDE, "1").output().unwrap();
-            let text = String::from_utf8_lossy(&output.stdout);
-            assert!(output.status.success(), "{text}{}", String::from_utf8_lossy(&output.stderr));
-            assert!(text.contains("1 passed"), "{text}");
-            return false;
-        }
-    };
-    // Not eprintln: the test harness would swallow it.
-    let _ = writeln!(std::io::stderr(), "SKIPPED {name}: {missing}");
-    false
-}
-
-fn ip(args: &str) {
-    let output = Command::new("ip").args(args.split(' ')).output().unwrap();
-    assert!(output.status.success(), "ip {args}: {}", String::from_utf8_lossy(&output.stderr));
-}
 
 struct Bench {
     port: TapPort,
@@ -130,79 +90,78 @@ fn socket() -> UdpSocket {
 
 #[test]
 fn datagrams_go_round_blank_and_finished() {
-    if !inside("datagrams_go_round_blank_and_finished") {
-        return;
-    }
-    let mut bench = Bench::up(TapOffloads::CSUM);
-    let socket = socket();
-    for (finish, len) in [(false, 5), (true, 5), (false, 1472), (true, 1471)] {
-        let sent: Vec<u8> = (0..len).map(|i| u8::try_from(i % 249).unwrap()).collect();
-        socket.send(&sent).unwrap();
-        let index = bench.datagram();
-        let meta = bench.batch.get(index).unwrap().meta();
-        assert_eq!(meta.checksum, Checksum::Partial { start: 34, offset: 6 });
-        bench.turn_around(index);
-        if finish {
-            bench.batch.finish_checksum(index).unwrap();
-            // Not the kernel's word but its own sum decides whether it is right.
-            bench.batch.set_meta(index, OffloadMeta::PLAIN);
+    in_namespaces("datagrams_go_round_blank_and_finished", |_| {
+        let mut bench = Bench::up(TapOffloads::CSUM);
+        let socket = socket();
+        for (finish, len) in [(false, 5), (true, 5), (false, 1472), (true, 1471)] {
+            let sent: Vec<u8> = (0..len).map(|i| u8::try_from(i % 249).unwrap()).collect();
+            socket.send(&sent).unwrap();
+            let index = bench.datagram();
+            let meta = bench.batch.get(index).unwrap().meta();
+            assert_eq!(meta.checksum, Checksum::Partial { start: 34, offset: 6 });
+            bench.turn_around(index);
+            if finish {
+                bench.batch.finish_checksum(index).unwrap();
+                // Not the kernel's word but its own sum decides whether it is right.
+                bench.batch.set_meta(index, OffloadMeta::PLAIN);
+            }
+            let done = bench.port.transmit(&bench.batch, &[index]).unwrap();
+            assert_eq!((done.sent, done.dropped), (1, 0));
+            let mut got = [0; 2000];
+            let n = socket.recv(&mut got).unwrap();
+            assert_eq!(&got[..n], sent);
         }
-        let done = bench.port.transmit(&bench.batch, &[index]).unwrap();
-        assert_eq!((done.sent, done.dropped), (1, 0));
-        let mut got = [0; 2000];
-        let n = socket.recv(&mut got).unwrap();
-        assert_eq!(&got[..n], sent);
-    }
-    assert_eq!(bench.port.counters().tx_frames.get(), 4);
-    assert!(bench.system.syscalls.get() >= 8);
+        assert_eq!(bench.port.counters().tx_frames.get(), 4);
+        assert!(bench.system.syscalls.get() >= 8);
+    });
 }
 
 #[test]
 fn a_wrong_checksum_does_not_arrive() {
-    if !inside("a_wrong_checksum_does_not_arrive") {
-        return;
-    }
-    let mut bench = Bench::up(TapOffloads::CSUM);
-    let socket = socket();
-    socket.send(b"hello").unwrap();
-    let index = bench.datagram();
-    bench.turn_around(index);
-    // Blank, and declared finished: the field holds the pseudo header's sum.
-    bench.batch.set_meta(index, OffloadMeta::PLAIN);
-    assert_eq!(bench.port.transmit(&bench.batch, &[index]).unwrap().sent, 1);
-    socket.set_read_timeout(Some(Duration::from_millis(100))).unwrap();
-    assert!(socket.recv(&mut [0; 16]).is_err());
+    in_namespaces("a_wrong_checksum_does_not_arrive", |_| {
+        let mut bench = Bench::up(TapOffloads::CSUM);
+        let socket = socket();
+        socket.send(b"hello").unwrap();
+        let index = bench.datagram();
+        bench.turn_around(index);
+        // Blank, and declared finished: the field holds the pseudo header's sum.
+        bench.batch.set_meta(index, OffloadMeta::PLAIN);
+        assert_eq!(bench.port.transmit(&bench.batch, &[index]).unwrap().sent, 1);
+        socket.set_read_timeout(Some(Duration::from_millis(100))).unwrap();
+        assert!(socket.recv(&mut [0; 16]).is_err());
+    });
 }
 
 #[test]
 fn without_offloads_the_kernel_sums() {
-    if !inside("without_offloads_the_kernel_sums") {
-        return;
-    }
-    let mut bench = Bench::up(TapOffloads(0));
-    socket().send(b"hello").unwrap();
-    let index = bench.datagram();
-    assert!(bench.batch.get(index).unwrap().meta().is_finished());
+    in_namespaces("without_offloads_the_kernel_sums", |_| {
+        let mut bench = Bench::up(TapOffloads(0));
+        socket().send(b"hello").unwrap();
+        let index = bench.datagram();
+        assert!(bench.batch.get(index).unwrap().meta().is_finished());
+    });
 }
 
 #[test]
 fn an_interface_that_is_down_costs_frames_and_one_that_is_gone_ends_the_port() {
-    if !inside("an_interface_that_is_down_costs_frames_and_one_that_is_gone_ends_the_port") {
-        return;
-    }
-    let mut bench = Bench::new(TapOffloads::CSUM);
-    let mut frame = [0u8; 60];
-    frame[..6].fill(0xff);
-    frame[6] = 2;
-    let offset = bench.batch.reserve(60).unwrap();
-    bench.batch.scratch_mut(offset..offset + 60).unwrap().copy_from_slice(&frame);
-    bench.batch.push_contiguous(offset, 60, OffloadMeta::PLAIN).unwrap();
-    let done = bench.port.transmit(&bench.batch, &[0]).unwrap();
-    assert_eq!((done.sent, done.dropped), (0, 1));
-    assert_eq!(bench.port.counters().drops(DropReason::LinkDown), 1);
-    let received = bench.port.receive(&mut Batch::default(), 64).unwrap();
-    assert_eq!(received.work, 0);
-    ip("link delete rf0");
-    assert!(matches!(bench.port.transmit(&bench.batch, &[0]), Err(Fault::Gone)));
-    assert!(matches!(bench.port.receive(&mut Batch::default(), 64), Err(Fault::Gone)));
+    in_namespaces(
+        "an_interface_that_is_down_costs_frames_and_one_that_is_gone_ends_the_port",
+        |_| {
+            let mut bench = Bench::new(TapOffloads::CSUM);
+            let mut frame = [0u8; 60];
+            frame[..6].fill(0xff);
+            frame[6] = 2;
+            let offset = bench.batch.reserve(60).unwrap();
+            bench.batch.scratch_mut(offset..offset + 60).unwrap().copy_from_slice(&frame);
+            bench.batch.push_contiguous(offset, 60, OffloadMeta::PLAIN).unwrap();
+            let done = bench.port.transmit(&bench.batch, &[0]).unwrap();
+            assert_eq!((done.sent, done.dropped), (0, 1));
+            assert_eq!(bench.port.counters().drops(DropReason::LinkDown), 1);
+            let received = bench.port.receive(&mut Batch::default(), 64).unwrap();
+            assert_eq!(received.work, 0);
+            ip("link delete rf0");
+            assert!(matches!(bench.port.transmit(&bench.batch, &[0]), Err(Fault::Gone)));
+            assert!(matches!(bench.port.receive(&mut Batch::default(), 64), Err(Fault::Gone)));
+        },
+    );
 }

@@ -2,176 +2,20 @@
 
 #![allow(clippy::unwrap_used, reason = "the panic of a test is its report")]
 
-use std::time::{Duration, Instant};
+mod pair;
 
+use pair::{Pair, carry, frame};
 use proptest::prelude::*;
 use ringfence_grants::Mode;
 use ringfence_net::batch::Batch;
 use ringfence_net::features::OffloadKeys;
 use ringfence_net::hostile::tcp_frame;
 use ringfence_net::port::{ChecksumOffload, Port};
-use ringfence_net::vif::PortHost;
-use ringfence_net::vif::backend::{BackendOptions, Life, VifBackend};
-use ringfence_net::vif::frontend::VifFrontend;
-use ringfence_net::vif::toolstack::{self, VifConfig};
+use ringfence_net::vif::backend::Life;
+use ringfence_net::vif::toolstack;
 use ringfence_offload::{Checksum, Gso, GsoKind, OffloadMeta};
-use ringfence_platform::local::LocalPlatform;
-use ringfence_platform::local::hub::{Hub, HubHandle, HubLimits};
-use ringfence_platform::store::{StoreAccess, StoreClient};
-use ringfence_platform::{DomId, Platform};
-use ringfence_wire::xenbus::{DeviceId, DeviceKind, XenbusState};
-
-/// Holds the port of one side.
-#[derive(Default)]
-struct Host(Option<Box<dyn Port>>);
-
-impl PortHost for Host {
-    fn attach(&mut self, _: &DeviceId, port: Box<dyn Port>) {
-        self.0 = Some(port);
-    }
-    fn detach(&mut self, _: &DeviceId) {
-        self.0 = None;
-    }
-}
-
-struct Pair {
-    hub: HubHandle,
-    back_platform: LocalPlatform,
-    front_platform: LocalPlatform,
-    back_store: StoreClient,
-    front_store: StoreClient,
-    back: VifBackend,
-    front: VifFrontend<LocalPlatform>,
-    back_host: Host,
-    front_host: Host,
-    device: DeviceId,
-}
-
-impl Drop for Pair {
-    fn drop(&mut self) {
-        self.hub.stop();
-    }
-}
-
-impl Pair {
-    fn new(mode: Mode) -> Pair {
-        Pair::with(mode, OffloadKeys::ALL, OffloadKeys::ALL)
-    }
-
-    /// A pair whose ends take these offloads: the backend, the frontend.
-    fn with(mode: Mode, back_takes: OffloadKeys, front_takes: OffloadKeys) -> Pair {
-        let (hub_thread, hub) = Hub::new(HubLimits::default()).unwrap();
-        std::thread::spawn(move || hub_thread.run().unwrap());
-        let join = |wanted, privileged| {
-            LocalPlatform::connect(hub.admit(wanted, privileged).unwrap().1).unwrap()
-        };
-        let back_platform = join(Some(DomId(0)), true);
-        let front_platform = join(None, false);
-        let device = DeviceId {
-            kind: DeviceKind::Vif,
-            frontend: front_platform.domid(),
-            backend: DomId(0),
-            handle: 0,
-        };
-        let mut back_store = back_platform.store().unwrap();
-        let config = VifConfig { mac: [2, 0, 0, 0, 0, 1], mtu: 1500 };
-        toolstack::create(&mut back_store, &device, config).unwrap();
-        let options = BackendOptions { mode, mtu: 1500 };
-        let back = VifBackend::new(device, options).with_offloads(back_takes);
-        let front = VifFrontend::new(&front_platform, device, 1500).unwrap();
-        let front = front.with_offloads(front_takes);
-        let front_store = front_platform.store().unwrap();
-        Pair {
-            hub,
-            back_platform,
-            front_platform,
-            back_store,
-            front_store,
-            back,
-            front,
-            back_host: Host::default(),
-            front_host: Host::default(),
-            device,
-        }
-    }
-
-    fn look(&mut self) -> Life {
-        let life =
-            self.back.look(&self.back_platform, &mut self.back_store, &mut self.back_host).unwrap();
-        self.front.look(&self.front_platform, &mut self.front_store, &mut self.front_host).unwrap();
-        life
-    }
-
-    fn connect(&mut self) {
-        let deadline = Instant::now() + Duration::from_secs(5);
-        while !self.front.is_up() {
-            assert!(
-                Instant::now() < deadline,
-                "no connection; states {:?} {:?}",
-                self.state(true),
-                self.state(false)
-            );
-            self.look();
-        }
-    }
-
-    fn state(&mut self, back: bool) -> XenbusState {
-        let dir = if back { self.device.backend_path() } else { self.device.frontend_path() };
-        XenbusState::parse(&self.back_store.read(&format!("{dir}/state")).unwrap()).unwrap()
-    }
-
-    fn ports(&mut self) -> (&mut dyn Port, &mut dyn Port) {
-        (&mut **self.front_host.0.as_mut().unwrap(), &mut **self.back_host.0.as_mut().unwrap())
-    }
-}
-
-fn frame(seed: u32, len: usize) -> Vec<u8> {
-    let mut state = seed.wrapping_mul(2_654_435_761).max(1);
-    (0..len.max(14))
-        .map(|_| {
-            state ^= state << 13;
-            state ^= state >> 17;
-            state ^= state << 5;
-            state.to_le_bytes()[1]
-        })
-        .collect()
-}
-
-/// Sends frames one way, round by round; gives back what arrived.
-fn carry(from: &mut dyn Port, to: &mut dyn Port, frames: &[Vec<u8>]) -> Vec<Vec<u8>> {
-    let mut arrived = Vec::new();
-    let (mut out, mut into) = (Batch::default(), Batch::default());
-    for chunk in frames.chunks(8) {
-        out.clear();
-        for frame in chunk {
-            let at = out.reserve(frame.len()).unwrap();
-            out.scratch_mut(at..at + frame.len()).unwrap().copy_from_slice(frame);
-            out.push_contiguous(at, frame.len(), OffloadMeta::PLAIN).unwrap();
-        }
-        let all: Vec<u32> = (0..u32::try_from(out.len()).unwrap()).collect();
-        let done = from.transmit(&out, &all).unwrap();
-        assert_eq!((done.sent, done.dropped), (chunk.len(), 0));
-        from.flush().unwrap();
-        loop {
-            into.clear();
-            let got = to.receive(&mut into, 64).unwrap();
-            for frame in into.iter() {
-                let mut bytes = vec![0; frame.len()];
-                frame.copy_to(&mut bytes);
-                arrived.push(bytes);
-            }
-            into.clear();
-            to.complete().unwrap();
-            if got.work == 0 {
-                break;
-            }
-        }
-        // The sender hears of its responses.
-        let mut none = Batch::default();
-        from.receive(&mut none, 0).unwrap();
-    }
-    arrived
-}
+use ringfence_platform::store::StoreAccess;
+use ringfence_wire::xenbus::XenbusState;
 
 #[test]
 fn frames_of_every_size_arrive_whole_both_ways_in_each_mode() {
@@ -180,11 +24,13 @@ fn frames_of_every_size_arrive_whole_both_ways_in_each_mode() {
     for mode in Mode::ALL {
         let mut pair = Pair::new(mode);
         pair.connect();
+        if mode == Mode::Staging {
+            pair.stage();
+        }
         let (front, back) = pair.ports();
         assert_eq!(carry(front, back, &frames), frames, "{mode}, from the guest");
         assert_eq!(carry(back, front, &frames), frames, "{mode}, to the guest");
-        let many: Vec<_> =
-            (0..3000).map(|i| self::frame(i, 64 + (i as usize * 37) % 3000)).collect();
+        let many: Vec<_> = (0..3000).map(|i| frame(i, 64 + (i as usize * 37) % 3000)).collect();
         assert!(carry(front, back, &many) == many, "{mode}: the rings wrap");
         assert!(carry(back, front, &many) == many, "{mode}: the rings wrap");
         assert!(pair.back.rules().all().is_empty(), "{:?}", pair.back.rules().all());

@@ -97,6 +97,8 @@ impl RingLayout {
 pub const NETIF_TX: RingLayout = RingLayout { entry: 12, count: 256 };
 /// netif receive, one page: 256 entries of 8 bytes.
 pub const NETIF_RX: RingLayout = RingLayout { entry: 8, count: 256 };
+/// netif control, one page: 128 entries of 16 bytes.
+pub const NETIF_CTRL: RingLayout = RingLayout { entry: 16, count: 128 };
 
 /// The peer's producer index lies further ahead than the ring has entries (XSA-39).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]

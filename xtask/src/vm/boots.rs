@@ -76,7 +76,7 @@ impl<'a> Boots<'a> {
             debug: setting.hypervisor.is_some(),
         };
         let root = folder.join("root.cpio");
-        overlay::write(&root, kind, &setting.images, setting.root, &setting.program, &orders)?;
+        overlay::write(&root, kind, &setting.images, setting.root, &setting.programs, &orders)?;
         let machine = Machine {
             kind,
             images: &setting.images,

@@ -1,8 +1,8 @@
 //! Our own part of a machine's root file system, appended to the images at each boot: the files of
-//! `vm/`, the program under test, and what this boot is to do.
+//! `vm/`, the programs, and what this boot is to do.
 
 use std::fs::File;
-use std::io::{self, BufWriter};
+use std::io::{self, BufWriter, Write};
 use std::path::Path;
 
 use anyhow::Context as _;
@@ -10,6 +10,7 @@ use anyhow::Context as _;
 use super::cpio::Archive;
 use super::images::Images;
 use super::machine::Kind;
+use super::program::Programs;
 
 /// What a boot is to do.
 pub(super) struct Orders<'a> {
@@ -29,7 +30,7 @@ pub(super) fn write(
     kind: Kind,
     images: &Images,
     repository: &Path,
-    program: &Path,
+    programs: &Programs,
     orders: &Orders<'_>,
 ) -> anyhow::Result<()> {
     let base = images.path(if kind.is_xen() { "dom0.cpio" } else { "linux.cpio" });
@@ -38,24 +39,32 @@ pub(super) fn write(
     io::copy(&mut base, &mut out)?;
 
     let ours = repository.join("vm");
-    let program = std::fs::read(program).with_context(|| program.display().to_string())?;
     let init = if kind.is_xen() { "xen/dom0-init" } else { "linux/init" };
     let mut archive = Archive::new(BufWriter::new(out));
     archive.file("init", true, &std::fs::read(ours.join(init))?)?;
-    archive.tree("vm", &ours)?;
-    archive.file("vm/blob", false, &blob())?;
     archive.file("vm/orders", false, orders.text(kind).as_bytes())?;
-    archive.file("usr/bin/ringfence", true, &program)?;
+    everywhere(&mut archive, &ours, programs)?;
     if kind.is_xen() {
         let mut guest = Archive::new(Vec::new());
         guest.file("init", true, &std::fs::read(ours.join("xen/guest-init"))?)?;
-        guest.tree("vm", &ours)?;
-        guest.file("vm/blob", false, &blob())?;
-        guest.file("usr/bin/ringfence", true, &program)?;
+        everywhere(&mut guest, &ours, programs)?;
         archive.file("boot/ours.cpio", false, &guest.finish()?)?;
     }
     archive.finish()?;
     Ok(())
+}
+
+/// What every machine and every guest has: the files of `vm/` but for sources, and the programs.
+fn everywhere<W: Write>(
+    archive: &mut Archive<W>,
+    ours: &Path,
+    programs: &Programs,
+) -> io::Result<()> {
+    for folder in ["lib", "xen", "linux"] {
+        archive.tree(&format!("vm/{folder}"), &ours.join(folder))?;
+    }
+    archive.copy("usr/bin/ringfence", &programs.ringfence)?;
+    archive.copy("usr/bin/traffic", &programs.traffic)
 }
 
 impl Orders<'_> {
@@ -76,20 +85,6 @@ impl Orders<'_> {
     }
 }
 
-/// A little more than a mebibyte that looks random, the same every time: what transfers are made of.
-/// Its length keeps repetitions from falling together with pages.
-fn blob() -> Vec<u8> {
-    let mut state = 0x9e37_79b9_7f4a_7c15_u64;
-    let words = std::iter::repeat_with(|| {
-        // xorshift64 (Marsaglia)
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        state.to_le_bytes()
-    });
-    words.flatten().take((1 << 20) + 13).collect()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -106,14 +101,5 @@ mod tests {
             orders.text(Kind::Xen),
             "PATIENCE=4\nSHELL_WANTED=\nDEBUG_XEN=yes\nSUITE=xen\nSCENARIOS=\"\nhello 30\nping 60\n\"\n"
         );
-    }
-
-    #[test]
-    fn the_blob_does_not_repeat_within_itself() {
-        let blob = blob();
-        let mut words: Vec<&[u8]> = blob.chunks_exact(8).collect();
-        words.sort_unstable();
-        words.dedup();
-        assert_eq!(words.len(), blob.len() / 8);
     }
 }

@@ -1,5 +1,6 @@
-//! The program under test: `ringfence`, linked statically, so that it runs on the few files that
-//! the machines have. This is also the form in which it can be dropped into any domain.
+//! Programs for the machines, linked statically, so that they run on the few files that are there:
+//! `ringfence`, for which this is also the form in which it can be dropped into any domain, and
+//! `traffic`, which scenarios use.
 
 use std::path::{Path, PathBuf};
 
@@ -7,17 +8,32 @@ use crate::exec::Cmd;
 
 const TARGET: &str = "x86_64-unknown-linux-gnu";
 
-/// Builds it; `target` is cargo's target directory.
-pub(super) fn build(root: &Path, target: &Path) -> anyhow::Result<PathBuf> {
+/// The programs' files.
+pub(super) struct Programs {
+    /// The program under test.
+    pub(super) ringfence: PathBuf,
+    /// `vm/traffic`.
+    pub(super) traffic: PathBuf,
+}
+
+/// Builds them, `ringfence` unless it is `given`; `target` is cargo's target directory.
+pub(super) fn build(root: &Path, target: &Path, given: Option<&Path>) -> anyhow::Result<Programs> {
     let mut flags = std::env::var_os("RUSTFLAGS").unwrap_or_default();
     flags.push(" -C target-feature=+crt-static");
+    let packages: &[&str] = if given.is_some() { &["traffic"] } else { &["traffic", "ringfence"] };
     let built = Cmd::cargo()
-        .args(["build", "--release", "--package", "ringfence", "--target", TARGET])
+        .args(["build", "--release", "--target", TARGET])
+        .args(packages.iter().flat_map(|package| ["--package", package]))
         .env("RUSTFLAGS", flags.to_string_lossy().trim())
         // It is copied into memory, under emulation.
         .env("CARGO_PROFILE_RELEASE_STRIP", "symbols")
         .env("CARGO_TARGET_DIR", target)
         .run(root)?;
-    anyhow::ensure!(built, "ringfence does not build for {TARGET}, statically linked");
-    Ok(target.join(TARGET).join("release/ringfence"))
+    anyhow::ensure!(built, "the programs do not build for {TARGET}, statically linked");
+    let folder = target.join(TARGET).join("release");
+    let ringfence = match given {
+        Some(given) => std::path::absolute(given)?,
+        None => folder.join("ringfence"),
+    };
+    Ok(Programs { ringfence, traffic: folder.join("traffic") })
 }

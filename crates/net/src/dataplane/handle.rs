@@ -7,6 +7,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 
 use rustix::event::EventfdFlags;
 
+use crate::orders::{PortOrder, PortReply};
 use crate::port::{Fault, Port};
 use crate::switch::{AttachError, PortPolicy};
 
@@ -70,6 +71,11 @@ pub(super) enum Command {
     Remove {
         id: PortId,
         reply: Sender<Option<Box<dyn Port>>>,
+    },
+    Order {
+        id: PortId,
+        order: PortOrder,
+        reply: Sender<PortReply>,
     },
     Stats {
         reply: Sender<DataplaneStats>,
@@ -141,6 +147,11 @@ impl DataplaneHandle {
     /// not there, perhaps because it ended itself a moment ago.
     pub fn remove_port(&self, id: PortId) -> Option<Box<dyn Port>> {
         self.ask(|reply| Command::Remove { id, reply }).flatten()
+    }
+
+    /// Has a port carry out an order, between two rounds. `None` when it is not there.
+    pub fn order(&self, id: PortId, order: PortOrder) -> Option<PortReply> {
+        self.ask(|reply| Command::Order { id, order, reply })
     }
 
     /// What the data plane says of itself; `None` when it has ended.

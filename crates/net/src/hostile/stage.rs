@@ -13,6 +13,7 @@ use ringfence_wire::xenbus::{DeviceId, DeviceKind, XenbusState};
 
 use crate::batch::Batch;
 use crate::counters::PortCounters;
+use crate::orders::{PortOrder, PortReply};
 use crate::port::{Fault, Port, Transmitted};
 use crate::rules::RuleCounters;
 use crate::vif::PortHost;
@@ -39,6 +40,9 @@ impl PortHost for Holder {
     }
     fn detach(&mut self, _: &DeviceId) {
         self.port = None;
+    }
+    fn order(&mut self, _: &DeviceId, _: u16, order: PortOrder) -> Option<PortReply> {
+        self.port.as_mut().map(|port| port.obey(order))
     }
 }
 

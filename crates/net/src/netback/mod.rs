@@ -25,6 +25,7 @@ use core::time::Duration;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
+use ringfence_grants::staging::StagingTable;
 use ringfence_grants::{Mode, Reach};
 use ringfence_platform::{Channel, ChannelError, Grantee};
 use ringfence_ring::{BackRing, NETIF_RX, NETIF_TX, ResumeError, RingPages};
@@ -32,6 +33,7 @@ use ringfence_ring::{BackRing, NETIF_RX, NETIF_TX, ResumeError, RingPages};
 use crate::batch::Batch;
 use crate::counters::{DropReason, PortCounters};
 use crate::features::VifFeatures;
+use crate::orders::{PortOrder, PortReply};
 use crate::port::{Fault, Port, PortCapabilities, Received, Transmitted};
 use crate::rules::RuleCounters;
 use police::Police;
@@ -95,6 +97,7 @@ pub struct QueueRecords {
 pub struct NetbackPort<G, C> {
     tx: tx::FromGuest<G>,
     rx: rx::ToGuest<G>,
+    staging: StagingTable,
     channels: QueueChannels<C>,
     features: VifFeatures,
     police: Police,
@@ -186,6 +189,7 @@ impl<G: Grantee, C: Channel> NetbackPort<G, C> {
                 Arc::clone(rules),
                 Arc::clone(&counters),
             ),
+            staging: StagingTable::new(),
             channels: parts.channels,
             features,
             police: Police::new(PoliceConfig::default(), rules, &counters),
@@ -213,7 +217,7 @@ impl<G: Grantee, C: Channel> Port for NetbackPort<G, C> {
         if self.police.holds_up() {
             return Ok(Received::default());
         }
-        self.tx.receive(batch, budget, &mut self.police)
+        self.tx.receive(batch, budget, &mut self.police, &self.staging)
     }
 
     fn complete(&mut self) -> Result<(), Fault> {
@@ -234,7 +238,7 @@ impl<G: Grantee, C: Channel> Port for NetbackPort<G, C> {
         }
         let wanted = self.police.wanted(batch, frames);
         let filtered = frames.len() - wanted.len();
-        let done = self.rx.transmit(batch, wanted)?;
+        let done = self.rx.transmit(batch, wanted, &self.staging)?;
         if done.sent > 0 {
             self.police.taken();
         } else if done.dropped > 0 && !self.rx.fits(longest)? {
@@ -304,6 +308,23 @@ impl<G: Grantee, C: Channel> Port for NetbackPort<G, C> {
             rx.clear().map_err(channel_fault(&self.rules))?;
         }
         Ok(())
+    }
+
+    fn obey(&mut self, order: PortOrder) -> PortReply {
+        match order {
+            PortOrder::Stage(pages) => match self.staging.add(pages) {
+                Ok(()) => PortReply::Staged,
+                Err((pages, why)) => PortReply::NotStaged(pages, why),
+            },
+            PortOrder::Unstage(grefs) => {
+                let taken = grefs.into_iter().filter_map(|gref| self.staging.take(gref));
+                PortReply::Unstaged(taken.collect())
+            }
+            PortOrder::Hash(config) => {
+                self.rx.hash_by(config);
+                PortReply::Hashing
+            }
+        }
     }
 
     fn capabilities(&self) -> PortCapabilities {

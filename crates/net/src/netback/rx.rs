@@ -3,6 +3,8 @@
 use core::ops::Range;
 use std::sync::Arc;
 
+use arrayvec::ArrayVec;
+use ringfence_grants::staging::StagingTable;
 use ringfence_grants::{Mode, Reach, Source};
 use ringfence_memory::PAGE_SIZE;
 use ringfence_offload::{Checksum, OffloadMeta};
@@ -16,6 +18,7 @@ use crate::counters::{DropReason, PortCounters};
 use crate::features::extra_of;
 use crate::port::{Fault, SUPER_FRAME_MAX, Transmitted};
 use crate::rules::{RuleCounters, rx_grant_rule};
+use crate::steer::Steering;
 
 /// A frame and the posted buffers it takes.
 struct Planned {
@@ -26,8 +29,11 @@ struct Planned {
     pages: Range<usize>,
     len: usize,
     meta: OffloadMeta,
-    extra: Option<Extra>,
+    extras: Extras,
 }
+
+/// Extra infos of one packet: how to segment it, and the hash of its flow.
+type Extras = ArrayVec<Extra, 2>;
 
 impl Planned {
     fn flags(&self) -> RxFlags {
@@ -38,16 +44,15 @@ impl Planned {
             Checksum::Verified => RxFlags::DATA_VALIDATED,
             Checksum::None => RxFlags::NONE,
         };
-        flags.with_if(self.extra.is_some(), RxFlags::EXTRA_INFO)
+        flags.with_if(!self.extras.is_empty(), RxFlags::EXTRA_INFO)
     }
 
     /// The slots' contents, in ring order; `ids` are those of all requests taken. One that failed has
     /// the same form, so that it uses up what was taken for it.
     fn responses(&self, ids: &[u16], failed: bool, mut put: impl FnMut([u8; RxResponse::SIZE])) {
         let ids = ids.get(self.slots.clone()).unwrap_or_default();
-        let extra = self.extra.as_ref();
         let mut left = self.len;
-        let data = ids.iter().enumerate().filter(|(i, _)| extra.is_none() || *i != 1);
+        let data = ids.iter().enumerate().filter(|(i, _)| !is_extra(*i, &self.extras));
         for (i, &id) in data {
             let here = left.min(PAGE_SIZE);
             left -= here;
@@ -56,11 +61,18 @@ impl Planned {
             let size = i16::try_from(here).unwrap_or(i16::MAX);
             let status = if failed { Status::Error.to_raw() } else { size };
             put(RxResponse { id, offset: 0, flags, status }.to_bytes());
-            if let Some(extra) = extra.filter(|_| i == 0) {
-                put(extra.emit(false).0);
+            if i == 0 {
+                for (n, extra) in self.extras.iter().enumerate() {
+                    put(extra.emit(n + 1 < self.extras.len()).0);
+                }
             }
         }
     }
+}
+
+/// Whether that slot of a packet holds an extra info: they follow the first.
+fn is_extra(slot: usize, extras: &Extras) -> bool {
+    (1..=extras.len()).contains(&slot)
 }
 
 /// The backend's side of the rx ring.
@@ -75,6 +87,8 @@ pub(super) struct ToGuest<G> {
     statuses: Vec<GrantStatus>,
     /// Somebody was told that there is no room: tell when so many buffers are posted.
     starved_of: u32,
+    /// How the guest wants packets hashed.
+    steering: Option<Arc<Steering>>,
     rules: Arc<RuleCounters>,
     counters: Arc<PortCounters>,
 }
@@ -94,6 +108,7 @@ impl<G: Grantee> ToGuest<G> {
             pages: Vec::new(),
             statuses: Vec::new(),
             starved_of: 0,
+            steering: None,
             rules,
             counters,
         }
@@ -104,17 +119,34 @@ impl<G: Grantee> ToGuest<G> {
         Fault::misbehaved(why)
     }
 
+    /// Hashes packets like this from now on.
+    pub(super) fn hash_by(&mut self, steering: Option<Arc<Steering>>) {
+        self.steering = steering;
+    }
+
+    fn extras_of(&self, frame: FrameView<'_>) -> Extras {
+        let gso = frame.meta().gso.and_then(extra_of);
+        let hash = self.steering.as_ref().and_then(|s| s.hash(frame.header(), frame.len()));
+        gso.into_iter().chain(hash.map(Extra::Hash)).collect()
+    }
+
     /// Frames of at most `frame_max` octets that find posted buffers.
     pub(super) fn room(&mut self, frame_max: usize) -> Result<usize, Fault> {
-        let slots = slots_of(frame_max);
+        let slots = self.slots_of(frame_max);
         let posted = self.ring.unconsumed().map_err(|e| self.fatal(e))?;
         self.starved_of = if posted < slots { slots } else { 0 };
         Ok((posted / slots) as usize)
     }
 
+    /// Posted buffers that a frame of `frame_max` octets takes at most.
+    fn slots_of(&self, frame_max: usize) -> u32 {
+        let extras = usize::from(frame_max > PAGE_SIZE) + usize::from(self.steering.is_some());
+        u32::try_from(frame_max.div_ceil(PAGE_SIZE).max(1) + extras).unwrap_or(u32::MAX)
+    }
+
     /// Whether a frame of `frame_max` octets finds posted buffers.
     pub(super) fn fits(&self, frame_max: usize) -> Result<bool, Fault> {
-        Ok(self.ring.unconsumed().map_err(|e| self.fatal(e))? >= slots_of(frame_max))
+        Ok(self.ring.unconsumed().map_err(|e| self.fatal(e))? >= self.slots_of(frame_max))
     }
 
     /// Posted buffers.
@@ -138,13 +170,18 @@ impl<G: Grantee> ToGuest<G> {
         self.ring.final_check_for(wanted).map_err(|e| self.fatal(e))
     }
 
-    pub(super) fn transmit(&mut self, batch: &Batch, frames: &[u32]) -> Result<Transmitted, Fault> {
+    pub(super) fn transmit(
+        &mut self,
+        batch: &Batch,
+        frames: &[u32],
+        staged: &StagingTable,
+    ) -> Result<Transmitted, Fault> {
         let posted = self.ring.unconsumed().map_err(|e| self.fatal(e))?;
         let dropped = self.plan(batch, frames, posted);
         if self.planned.is_empty() {
             return Ok(Transmitted { sent: 0, dropped });
         }
-        let mut writing = self.reach.begin_write(&self.pages);
+        let mut writing = self.reach.begin_write(&self.pages, staged);
         for planned in &self.planned {
             if let Some(frame) = batch.get(planned.frame) {
                 spread(frame, |slot, offset, source| {
@@ -169,9 +206,9 @@ impl<G: Grantee> ToGuest<G> {
         for &index in frames {
             let Some(frame) = batch.get(index) else { continue };
             let (first, first_page) = (self.ids.len(), self.pages.len());
-            let extra = frame.meta().gso.and_then(extra_of);
+            let extras = self.extras_of(frame);
             let pages = frame.len().div_ceil(PAGE_SIZE).max(1);
-            let slots = pages + usize::from(extra.is_some());
+            let slots = pages + extras.len();
             let too_long = pages > SLOTS_MAX || frame.len() > SUPER_FRAME_MAX;
             // `first` counts requests taken, never more than the ring's 256.
             if too_long || first + slots > posted as usize {
@@ -184,7 +221,7 @@ impl<G: Grantee> ToGuest<G> {
                 let request = RxRequest::from_bytes(self.ring.request(ahead).into_unchecked());
                 self.ids.push(request.id);
                 // The page of the extra info's slot stays as it is.
-                if extra.is_none() || place != 1 {
+                if !is_extra(place, &extras) {
                     self.pages.push(request.gref);
                 }
             }
@@ -194,7 +231,7 @@ impl<G: Grantee> ToGuest<G> {
                 pages: first_page..first_page + pages,
                 len: frame.len(),
                 meta: frame.meta(),
-                extra,
+                extras,
             });
         }
         dropped
@@ -241,12 +278,6 @@ impl<G: Grantee> ToGuest<G> {
     pub(super) fn publish(&mut self) -> bool {
         self.ring.publish()
     }
-}
-
-/// Posted buffers that the longest frame of all takes.
-fn slots_of(frame_max: usize) -> u32 {
-    let extras = usize::from(frame_max > PAGE_SIZE);
-    u32::try_from(frame_max.div_ceil(PAGE_SIZE).max(1) + extras).unwrap_or(u32::MAX)
 }
 
 /// Spreads a frame over pages from their start on: calls `put(page, offset, bytes)`.

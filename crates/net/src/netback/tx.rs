@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
+use ringfence_grants::staging::StagingTable;
 use ringfence_grants::{Mode, Reach, Reached, Want};
-use ringfence_memory::LentSlice;
 use ringfence_offload::OffloadMeta;
 use ringfence_platform::{GrantStatus, Grantee};
 use ringfence_ring::{BackRing, RingPages};
@@ -79,6 +79,7 @@ impl<G: Grantee> FromGuest<G> {
         batch: &mut Batch,
         budget: usize,
         police: &mut Police,
+        staged: &StagingTable,
     ) -> Result<Received, Fault> {
         let budget = budget.min(batch.frames_left());
         let (looked, scratch) = self.plan(budget, batch, police)?;
@@ -88,7 +89,7 @@ impl<G: Grantee> FromGuest<G> {
         let base = batch.scratch_used();
         self.reached.clear();
         let tail = batch.scratch_tail_mut().get_mut(..scratch).unwrap_or_default();
-        self.reach.read(&self.wants, tail, &mut self.reached);
+        self.reach.read(&self.wants, staged, tail, &mut self.reached);
         // plan() kept within what is left.
         batch.reserve(scratch);
         let (mut frames, mut bytes) = (0, 0);
@@ -163,7 +164,8 @@ impl<G: Grantee> FromGuest<G> {
     fn plan_packet(&mut self, at: usize, room: usize, police: &mut Police) -> Option<usize> {
         let total = usize::from(self.chain.total());
         let space = match self.reach.mode() {
-            Mode::Copy => total,
+            // What is not staged is copied.
+            Mode::Copy | Mode::Staging => total,
             Mode::Map => total.min(HEADER_MAX),
         };
         if at + space > room || !police.admits(total) {
@@ -221,7 +223,11 @@ impl<G: Grantee> FromGuest<G> {
         let bad = |_| ("tx_bad_frame", DropReason::BadRequest);
         let at = base + planned.at;
         let header_len = planned.total.min(HEADER_MAX);
-        gather_header(reached, batch, at, header_len);
+        let copied = reached.iter().all(|r| matches!(r, Ok(Reached::Copied)));
+        if !copied {
+            let wants = &self.wants[planned.wants.clone()];
+            gather_header(wants, reached, batch, at, header_len);
+        }
         let mut builder = batch.frame(at, header_len).map_err(bad)?;
         // "Validated" is the guest's word about itself: the next receiver checks for itself.
         let meta = if planned.offered.is_plain() {
@@ -231,16 +237,23 @@ impl<G: Grantee> FromGuest<G> {
             let meta = planned.offered.accept_from_guest(self.own, header, planned.total);
             meta.map_err(|refused| (refused.tx_rule(), DropReason::BadOffload))?
         };
-        if matches!(reached.first(), Some(Ok(Reached::Mapped(_)))) {
-            self.counters.copied_bytes.add(header_len as u64);
-            let mut skip = header_len;
-            for slice in reached.iter().filter_map(mapped) {
-                let hidden = skip.min(slice.len());
-                skip -= hidden;
-                builder.lent(slice.clone(), hidden, slice.len() - hidden).map_err(bad)?;
-            }
-        } else {
+        if copied {
             builder.private(at + header_len, planned.total - header_len).map_err(bad)?;
+        } else {
+            self.counters.copied_bytes.add(header_len as u64);
+            let mut place = 0;
+            let wants = &self.wants[planned.wants.clone()];
+            for (want, piece) in wants.iter().zip(reached) {
+                let len = usize::from(want.len);
+                let hidden = header_len.saturating_sub(place).min(len);
+                let (from, rest) = (at + place + hidden, len - hidden);
+                match piece {
+                    Ok(Reached::Mapped(slice)) => builder.lent(slice.clone(), hidden, rest),
+                    _ => builder.private(from, rest),
+                }
+                .map_err(bad)?;
+                place += len;
+            }
         }
         builder.finish(meta);
         Ok(())
@@ -292,28 +305,25 @@ impl<G: Grantee> FromGuest<G> {
     }
 }
 
-fn mapped(reached: &Result<Reached, GrantStatus>) -> Option<&LentSlice> {
-    match reached {
-        Ok(Reached::Mapped(slice)) => Some(slice),
-        _ => None,
-    }
-}
-
-/// Copies the first octets of mapped fragments to where the header goes; copied ones are there.
+/// Copies what is in mapped fragments of the first octets to where the header goes; copied ones are
+/// in their places.
 fn gather_header(
+    wants: &[Want],
     reached: &[Result<Reached, GrantStatus>],
     batch: &mut Batch,
     at: usize,
     len: usize,
 ) {
     let Ok(header) = batch.scratch_mut(at..at + len) else { return };
-    let mut done = 0;
-    for slice in reached.iter().filter_map(mapped) {
-        let n = slice.len().min(len - done);
-        // The slice is as long as its fragment; nothing is copied beyond it.
-        if n == 0 || slice.copy_to(0, &mut header[done..done + n]).is_err() {
+    let mut place = 0;
+    for (want, piece) in wants.iter().zip(reached) {
+        let here = usize::from(want.len).min(len - place);
+        if let Ok(Reached::Mapped(slice)) = piece
+            // The slice is as long as its fragment; nothing is copied beyond it.
+            && slice.copy_to(0, &mut header[place..place + here]).is_err()
+        {
             return;
         }
-        done += n;
+        place += here;
     }
 }

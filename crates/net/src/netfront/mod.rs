@@ -34,6 +34,8 @@ use crate::rules::RuleCounters;
 const TX_PAGES: usize = 256;
 /// Pages lent for receiving: one for each slot of the ring.
 const RX_PAGES: usize = 256;
+/// Buffers of a queue.
+pub const QUEUE_PAGES: usize = TX_PAGES + RX_PAGES;
 
 /// The pages of a queue: what stays lent while it is connected.
 pub struct QueueMemory {
@@ -75,6 +77,12 @@ impl QueueMemory {
         (self.tx_ring.gref(), self.rx_ring.gref())
     }
 
+    /// The buffers, for whoever stages them: those for receiving first, which save more.
+    pub fn pages(&self) -> Vec<(Gref, Access)> {
+        let all = self.rx_pages.iter().chain(&self.tx_pages);
+        all.map(|lease| (lease.gref(), lease.access())).collect()
+    }
+
     /// Takes everything back that the backend let go of; returns what it did not.
     pub fn give_up(self, granter: &mut impl Granter) -> Vec<Lease> {
         let mut leases = vec![self.tx_ring, self.rx_ring];
@@ -112,7 +120,7 @@ pub struct NetfrontPort<C> {
     counters: Arc<PortCounters>,
 }
 
-fn ring(lent: &LentSlice) -> Result<RingPages, Fault> {
+pub(crate) fn ring(lent: &LentSlice) -> Result<RingPages, Fault> {
     lent.zero(0, lent.len()).map_err(|e| Fault::system("a ring page", std::io::Error::other(e)))?;
     RingPages::new(lent.clone(), lent.len())
         .map_err(|e| Fault::system("a ring page", std::io::Error::other(e)))

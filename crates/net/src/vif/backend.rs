@@ -1,5 +1,6 @@
 //! The backend's side of the handshake.
 
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use ringfence_grants::Mode;
@@ -9,10 +10,11 @@ use ringfence_ring::RingPages;
 use ringfence_wire::netif::keys;
 use ringfence_wire::xenbus::{self, DeviceId, XenbusState};
 
-use super::PortHost;
 use super::controls::{Followed, VifPolicy};
 use super::steps::{BackendStep, BackendView, backend_step};
+use super::{PortHost, ctrl_ring};
 use crate::clock::Clock;
+use crate::ctrl::backend::ControlRing;
 use crate::features::{OffloadKeys, VifFeatures};
 use crate::netback::{NetbackPort, QueueChannels, QueueParts};
 use crate::port::{Fault, Port};
@@ -118,6 +120,7 @@ pub struct VifBackend {
     announced: bool,
     attached: bool,
     connection: Option<Connection>,
+    control: Option<Box<dyn ControlRing>>,
     condemned: Option<String>,
 }
 
@@ -147,6 +150,7 @@ impl VifBackend {
             announced: false,
             attached: false,
             connection: None,
+            control: None,
             condemned: None,
         }
     }
@@ -191,6 +195,34 @@ impl VifBackend {
     /// How it is connected, while it is.
     pub fn connection(&self) -> Option<&Connection> {
         self.connection.as_ref().filter(|_| self.attached)
+    }
+
+    /// Readable when the guest has something to say over its control ring, if it has one: then
+    /// call [`VifBackend::serve_control`].
+    pub fn control_fd(&self) -> Option<BorrowedFd<'_>> {
+        self.control.as_ref().map(|control| control.wait_fd())
+    }
+
+    /// Pages that the guest staged.
+    pub fn staged(&self) -> u32 {
+        self.control.as_ref().map_or(0, |control| control.staged())
+    }
+
+    /// Serves the control ring for one turn; whether there may be more to do. A guest that breaks its
+    /// rules is condemned: look afterwards.
+    pub fn serve_control(&mut self, host: &mut impl PortHost) -> bool {
+        let Some(control) = &mut self.control else { return false };
+        let device = &self.device;
+        match control.serve(&mut |queue, order| host.order(device, queue, order)) {
+            Ok(more) => more,
+            Err(fault) => {
+                self.control = None;
+                if !matches!(fault, Fault::Gone) {
+                    self.condemn(format!("control ring: {fault}"));
+                }
+                false
+            }
+        }
     }
 
     /// Why the device was closed, if this side did so.
@@ -268,6 +300,7 @@ impl VifBackend {
 
     /// Lets go of everything, without touching the store: for a domain that is gone.
     pub fn let_go(&mut self, host: &mut impl PortHost) {
+        self.control = None;
         if core::mem::take(&mut self.attached) {
             host.detach(&self.device);
         }
@@ -328,6 +361,7 @@ impl VifBackend {
                 (keys::FEATURE_RX_COPY, "1"),
                 (keys::FEATURE_SPLIT_EVENT_CHANNELS, "1"),
                 (keys::MULTI_QUEUE_MAX_QUEUES, "1"),
+                (keys::FEATURE_CTRL_RING, "1"),
             ];
             let policy = self.followed.entries();
             for (key, value) in self.offloads.entries().into_iter().chain(others).chain(policy) {
@@ -346,7 +380,8 @@ impl VifBackend {
     ) -> Result<(), StoreError> {
         self.followed.look(store, &self.front, &self.back, &self.rules)?;
         match self.open(adopting, platform, store, host) {
-            Ok((port, connection)) => {
+            Ok((port, control, connection)) => {
+                self.control = control;
                 host.attach(&self.device, port);
                 self.attached = true;
                 self.connection = Some(connection);
@@ -373,7 +408,7 @@ impl VifBackend {
         platform: &P,
         store: &mut StoreClient,
         host: &mut impl PortHost,
-    ) -> Result<(Box<dyn Port>, Connection), ConnectError> {
+    ) -> Result<Opened, ConnectError> {
         let key = |name: &str| format!("{}/{name}", self.front);
         let queues = store.read_u32_opt(&key(keys::MULTI_QUEUE_NUM_QUEUES))?.unwrap_or(1);
         if queues != 1 {
@@ -395,7 +430,8 @@ impl VifBackend {
         let peer = self.device.frontend;
         let mut tx_pages = platform.grantee(peer).map_err(ConnectError::Arena)?;
         let rx_pages = platform.grantee(peer).map_err(ConnectError::Arena)?;
-        let [tx_ring, rx_ring] = map_rings(&mut tx_pages, [("tx", tx_ref), ("rx", rx_ref)])?;
+        let tx_ring = map_ring(&mut tx_pages, "tx", tx_ref)?;
+        let rx_ring = map_ring(&mut tx_pages, "rx", rx_ref)?;
         let bind = |port| {
             let bound = platform.bind_interdomain(peer, EventPort(port));
             bound.map_err(|source| ConnectError::Channel { port, source })
@@ -418,9 +454,13 @@ impl VifBackend {
             NetbackPort::new(parts, mode, features, rules)
         };
         let port = port.policed(self.followed.police(adopting, offered));
-        Ok((Box::new(port), Connection { features, queues, adopted: adopting }))
+        let control = ctrl_ring::open(&self.device, 1, mode, platform, store, rules)?;
+        Ok((Box::new(port), control, Connection { features, queues, adopted: adopting }))
     }
 }
+
+/// A device's port, and its control ring if it has one.
+type Opened = (Box<dyn Port>, Option<Box<dyn ControlRing>>, Connection);
 
 /// Whether an error is about what the frontend wrote, not about the store.
 pub(super) fn is_about_a_key(error: &StoreError) -> bool {
@@ -430,19 +470,16 @@ pub(super) fn is_about_a_key(error: &StoreError) -> bool {
     )
 }
 
-fn map_rings(
+/// Maps the page of a ring.
+pub(super) fn map_ring(
     pages: &mut impl Grantee,
-    rings: [(&'static str, Gref); 2],
-) -> Result<[RingPages; 2], ConnectError> {
-    let mut mapped = Vec::with_capacity(2);
-    pages.map(&rings.map(|(_, gref)| (gref, Access::ReadWrite)), &mut mapped);
-    let mut taken = mapped.into_iter();
-    let mut ring = |(ring, gref)| {
-        let page = taken.next().unwrap_or(Err(GrantStatus::GeneralError));
-        let page = page.map_err(|status| ConnectError::Ring { ring, gref, status })?;
-        let bytes = page.len();
-        Ok::<_, ConnectError>(RingPages::new(page, bytes)?)
-    };
-    let [tx, rx] = rings;
-    Ok([ring(tx)?, ring(rx)?])
+    ring: &'static str,
+    gref: Gref,
+) -> Result<RingPages, ConnectError> {
+    let mut mapped = Vec::with_capacity(1);
+    pages.map(&[(gref, Access::ReadWrite)], &mut mapped);
+    let page = mapped.pop().unwrap_or(Err(GrantStatus::GeneralError));
+    let page = page.map_err(|status| ConnectError::Ring { ring, gref, status })?;
+    let bytes = page.len();
+    Ok(RingPages::new(page, bytes)?)
 }

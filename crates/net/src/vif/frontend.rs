@@ -1,15 +1,17 @@
 //! The frontend's side of the handshake.
 
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
 use ringfence_platform::store::{StoreAccess, StoreClient, StoreError};
-use ringfence_platform::{Channel, Lease, LendError, Platform, PlatformError};
+use ringfence_platform::{Access, Channel, Granter, Lease, LendError, Platform, PlatformError};
 use ringfence_wire::netif::keys;
 use ringfence_wire::xenbus::{self, DeviceId, XenbusState};
 use ringfence_wire::xenstore::ErrorName;
 
 use super::PortHost;
 use super::steps::{FrontendStep, FrontendView, frontend_step};
+use crate::ctrl::frontend::{CtrlFrontend, StagingProgress};
 use crate::features::{OffloadKeys, VifFeatures};
 use crate::netback::QueueChannels;
 use crate::netfront::{NetfrontPort, QueueMemory, take_back};
@@ -48,6 +50,9 @@ pub struct VifFrontend<P: Platform> {
     offloads: OffloadKeys,
     granter: P::Granter,
     memory: Option<QueueMemory>,
+    /// Whether to have the backend keep the pages mapped, if it can.
+    staging: bool,
+    control: Option<Control<P::Channel>>,
     /// Pages that the backend would not let go of.
     stuck: Vec<Lease>,
     rules: Arc<RuleCounters>,
@@ -71,6 +76,8 @@ impl<P: Platform> VifFrontend<P> {
             offloads: OffloadKeys::ALL,
             granter: platform.granter(device.backend)?,
             memory: None,
+            staging: false,
+            control: None,
             stuck: Vec::new(),
             rules: Arc::default(),
             broken: false,
@@ -82,6 +89,23 @@ impl<P: Platform> VifFrontend<P> {
     #[must_use]
     pub fn with_offloads(self, offloads: OffloadKeys) -> VifFrontend<P> {
         VifFrontend { offloads, ..self }
+    }
+
+    /// Asks the backend to keep the pages of its queues mapped (staging grants), if it can.
+    #[must_use]
+    pub fn with_staging(self, staging: bool) -> VifFrontend<P> {
+        VifFrontend { staging, ..self }
+    }
+
+    /// Readable when the backend answered over the control ring, if there is one: then
+    /// [`look`](VifFrontend::look).
+    pub fn control_fd(&self) -> Option<BorrowedFd<'_>> {
+        self.control.as_ref().map(|control| control.ring.channel().as_fd())
+    }
+
+    /// How far staging has come; `None` where it is not wanted, or not offered.
+    pub fn staging(&self) -> Option<StagingProgress> {
+        self.control.as_ref().map(|control| control.ring.progress())
     }
 
     /// The path to watch.
@@ -118,7 +142,10 @@ impl<P: Platform> VifFrontend<P> {
         for _ in 0..STEPS_MAX {
             let view = self.view(store)?;
             match frontend_step(view) {
-                FrontendStep::Wait => return Ok(()),
+                FrontendStep::Wait => {
+                    self.serve_control();
+                    return Ok(());
+                }
                 FrontendStep::Connect => self.connect(platform, store, host)?,
                 FrontendStep::Complete => self.enter(store, XenbusState::Connected)?,
                 FrontendStep::Restart => {
@@ -174,6 +201,9 @@ impl<P: Platform> VifFrontend<P> {
     }
 
     fn let_go(&mut self, host: &mut impl PortHost) {
+        if let Some(Control { ring, page }) = self.control.take() {
+            self.stuck.extend([page, ring.into_list()]);
+        }
         if let Some(memory) = self.memory.take() {
             host.detach(&self.device);
             self.stuck.extend(memory.give_up(&mut self.granter));
@@ -208,6 +238,10 @@ impl<P: Platform> VifFrontend<P> {
         let memory = QueueMemory::lend(&mut self.granter)?;
         let (tx_ref, rx_ref) = memory.ring_refs();
         let port = NetfrontPort::new(&memory, QueueChannels { tx, rx }, features, &self.rules)?;
+        let wanted = self.staging
+            && store.read_flag(&format!("{}/{}", self.back, keys::FEATURE_CTRL_RING))?;
+        self.control = wanted.then(|| self.control_ring(platform, &memory)).transpose()?;
+        let control = self.control.as_ref().map(|c| (c.page.gref(), c.ring.channel().port()));
         self.memory = Some(memory);
         host.attach(&self.device, Box::new(port));
         let (front, offloads) = (&self.front, self.offloads);
@@ -222,6 +256,10 @@ impl<P: Platform> VifFrontend<P> {
                 }
                 None => put(keys::EVENT_CHANNEL, tx_port.0.to_string())?,
             }
+            if let Some((gref, port)) = control {
+                put(keys::CTRL_RING_REF, gref.to_string())?;
+                put(keys::EVENT_CHANNEL_CTRL, port.0.to_string())?;
+            }
             let others = [(keys::REQUEST_RX_COPY, "1"), (keys::FEATURE_RX_NOTIFY, "1")];
             for (key, value) in offloads.entries().into_iter().chain(others) {
                 put(key, value.to_owned())?;
@@ -229,6 +267,46 @@ impl<P: Platform> VifFrontend<P> {
             put(xenbus::STATE, XenbusState::Connected.to_string())
         })?;
         Ok(())
+    }
+}
+
+/// A control ring and the page it is in.
+struct Control<C> {
+    ring: CtrlFrontend<C>,
+    page: Lease,
+}
+
+impl<P: Platform> VifFrontend<P> {
+    fn control_ring(
+        &mut self,
+        platform: &P,
+        memory: &QueueMemory,
+    ) -> Result<Control<P::Channel>, FrontendError> {
+        let page = self.granter.lend(Access::ReadWrite)?;
+        let list = match self.granter.lend(Access::ReadWrite) {
+            Ok(list) => list,
+            Err(error) => {
+                self.stuck.push(page);
+                return Err(error.into());
+            }
+        };
+        let channel = platform.alloc_unbound(self.device.backend)?;
+        let ring = CtrlFrontend::new(&page, list, channel, vec![memory.pages()], &self.rules)?;
+        Ok(Control { ring, page })
+    }
+
+    /// Goes on staging, once the backend is connected. Whatever goes wrong here costs no more than
+    /// the speed that staging brings.
+    fn serve_control(&mut self) {
+        if !self.is_up() {
+            return;
+        }
+        let Some(control) = &mut self.control else { return };
+        if let Err(fault) = control.ring.serve()
+            && self.rules.count("control_ring_given_up") == 0
+        {
+            tracing::warn!(%fault, "staging was given up");
+        }
     }
 }
 

@@ -6,6 +6,7 @@
 
 pub mod backend;
 pub mod controls;
+mod ctrl_ring;
 pub mod frontend;
 pub mod toolstack;
 pub mod values;
@@ -14,6 +15,7 @@ pub use ringfence_platform::xenbus::steps;
 use ringfence_wire::xenbus::DeviceId;
 
 use crate::netback::QueueRecords;
+use crate::orders::{PortOrder, PortReply};
 use crate::port::Port;
 
 /// Whoever runs the ports: the data plane of a driver domain or of a frontend.
@@ -24,6 +26,13 @@ pub trait PortHost {
     /// Takes a device's port out of operation. When this returns the port was dropped: nothing of
     /// the peer's is mapped or used any more. Idempotent.
     fn detach(&mut self, device: &DeviceId);
+
+    /// Has the port of that queue carry out an order; `None` when it is not there, or when this host
+    /// has no use for a control ring.
+    fn order(&mut self, device: &DeviceId, queue: u16, order: PortOrder) -> Option<PortReply> {
+        drop((device, queue, order));
+        None
+    }
 
     /// Pages in which a record of a queue is kept, for a host that can be taken over by another
     /// process; the same pages for the same queue until it is detached.

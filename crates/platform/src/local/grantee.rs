@@ -15,7 +15,7 @@ use crate::{Counters, Grantee};
 
 /// Pages one pair may have mapped at a time through [`Grantee::map`]. Far below the kernel's
 /// 65,530 mappings a process, since every page may become a mapping of its own.
-pub const MAPPED_MAX: usize = 1024;
+pub const MAPPED_MAX: usize = 4096;
 
 /// Most copies joined into one system call; a scatter-gather list holds 32.
 const JOIN_MAX: usize = 32;

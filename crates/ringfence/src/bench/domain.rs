@@ -4,6 +4,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail, ensure};
+use ringfence_grants::Mode;
+use ringfence_net::netfront::QUEUE_PAGES;
+use ringfence_net::orders::{PortOrder, PortReply};
 use ringfence_net::port::Port;
 use ringfence_net::rules::RuleCounters;
 use ringfence_net::vif::PortHost;
@@ -157,6 +160,10 @@ impl PortHost for Host {
     fn detach(&mut self, _: &DeviceId) {
         self.0 = None;
     }
+
+    fn order(&mut self, _: &DeviceId, _: u16, order: PortOrder) -> Option<PortReply> {
+        self.0.as_mut().map(|port| port.obey(order))
+    }
 }
 
 /// A connected side. The frontend's memory lives as long as its port.
@@ -183,7 +190,7 @@ fn connect(
             channel.send(&Answer::DeviceMade, &[])?;
             connect_backend(platform, device, BackendOptions { mode: setup.mode.parse()?, mtu })
         }
-        Side::Frontend => connect_frontend(platform, device, mtu),
+        Side::Frontend => connect_frontend(platform, device, mtu, setup.mode.parse()?),
     }
 }
 
@@ -197,7 +204,9 @@ fn connect_backend(
     let mut host = Host::default();
     until_connected(|| {
         backend.look(platform, &mut store, &mut host)?;
-        Ok(host.0.is_some())
+        backend.serve_control(&mut host);
+        let staged = usize::try_from(backend.staged())? == QUEUE_PAGES;
+        Ok(host.0.is_some() && (staged || options.mode != Mode::Staging))
     })?;
     Ok(Connected { host, rules: Rules(Arc::clone(backend.rules())), _frontend: None })
 }
@@ -206,14 +215,19 @@ fn connect_frontend(
     platform: &LocalPlatform,
     device: DeviceId,
     mtu: u16,
+    mode: Mode,
 ) -> anyhow::Result<Connected> {
     let mut store = platform.store()?;
-    let mut frontend = VifFrontend::new(platform, device, mtu)?;
+    let staging = mode == Mode::Staging;
+    let mut frontend = VifFrontend::new(platform, device, mtu)?.with_staging(staging);
     let mut host = Host::default();
     until_connected(|| {
         frontend.look(platform, &mut store, &mut host)?;
-        Ok(frontend.is_up())
+        let staged = frontend.staging().is_some_and(|progress| progress.done);
+        Ok(frontend.is_up() && (staged || !staging))
     })?;
+    let refused = frontend.staging().map_or(0, |progress| progress.refused);
+    ensure!(refused == 0, "the backend did not stage {refused} pages");
     let rules = Rules(Arc::clone(frontend.rules()));
     Ok(Connected { host, rules, _frontend: Some(frontend) })
 }

@@ -1,0 +1,387 @@
+//! What there is to know of a file before it serves as a disk.
+//!
+//! Found out where the file is opened, which has /sys and may name paths; the domain that does the
+//! I/O is handed the descriptor and these facts.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use ringfence_memory::{Mapping, ReadList};
+use ringfence_platform::blkdev;
+use rustix::fs::{AtFlags, FallocateFlags, FileType, FlockOperation, Mode, OFlags, StatxFlags};
+use serde::{Deserialize, Serialize};
+
+use super::options::FileOptions;
+
+/// How long the lock of a daemon that ended may outlive it: its last I/O holds it.
+const LOCK_PATIENCE: Duration = Duration::from_secs(10);
+
+/// File systems that compute a checksum of what they write (`linux/magic.h`).
+const CHECKSUMMING: [u64; 3] = [
+    0x9123_683E, // btrfs
+    0x2FC1_2FC1, // ZFS
+    0xCA45_1A4E, // bcachefs
+];
+
+/// What a file is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub enum FileKind {
+    /// A regular file.
+    Regular,
+    /// A block device.
+    BlockDevice,
+}
+
+/// What O_DIRECT asks for, in bytes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct DirectRules {
+    /// Alignment of memory.
+    pub memory: u32,
+    /// Alignment of offsets and lengths.
+    pub offset: u32,
+}
+
+/// What was found out about a file.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct FileFacts {
+    /// What it is.
+    pub kind: FileKind,
+    /// Bytes of the disk: those of the file, rounded down to sectors.
+    pub bytes: u64,
+    /// 512 or 4096.
+    pub sector_size: u32,
+    /// Of the medium.
+    pub physical_sector_size: u32,
+    /// Opened so.
+    pub read_only: bool,
+    /// The page cache is passed by, under these rules.
+    pub direct: Option<DirectRules>,
+    /// Ranges can be given up.
+    pub can_discard: bool,
+    /// Bytes.
+    pub discard_granularity: u32,
+    /// Bytes.
+    pub discard_alignment: u32,
+    /// For certain.
+    pub discard_secure: bool,
+    /// Seeking costs time.
+    pub rotational: bool,
+    /// A page that changes while it is written makes what was written unreadable.
+    pub checksums: bool,
+}
+
+/// Why a file does not serve as a disk.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenFileError {
+    /// The system refused.
+    #[error("{what} {}: {source}", path.display())]
+    System {
+        /// What was attempted.
+        what: &'static str,
+        /// The file.
+        path: PathBuf,
+        /// Why it failed.
+        source: io::Error,
+    },
+    /// Not a regular file, not a block device.
+    #[error("{} is neither a file nor a block device: a disk is one of these", path.display())]
+    Kind {
+        /// The file.
+        path: PathBuf,
+    },
+    /// Less than a sector.
+    #[error(
+        "{} has {bytes} bytes, which is no sector: give it a size (truncate -s 1G {})",
+        path.display(), path.display()
+    )]
+    Empty {
+        /// The file.
+        path: PathBuf,
+        /// Its bytes.
+        bytes: u64,
+    },
+    /// A sector size that is none, or that the device does not have.
+    #[error("sectors of {wanted} bytes cannot be had of {}: {why}", path.display())]
+    Sector {
+        /// The file.
+        path: PathBuf,
+        /// Bytes asked for.
+        wanted: u32,
+        /// Why not.
+        why: String,
+    },
+    /// Somebody else has it.
+    #[error(
+        "{} is in use as a disk by another process (it holds a lock): stop that one first, or open \
+         both read-only",
+        path.display()
+    )]
+    InUse {
+        /// The file.
+        path: PathBuf,
+    },
+}
+
+/// A file that was opened, and locked, as a disk.
+#[derive(Debug)]
+pub struct OpenFile {
+    /// The file.
+    pub file: OwnedFd,
+    /// What is known of it.
+    pub facts: FileFacts,
+}
+
+impl OpenFile {
+    /// Opens and locks `path`, and finds out about it. O_DIRECT is given up, with a warning, where
+    /// the file cannot do it or asks for more alignment than a sector has.
+    ///
+    /// # Errors
+    ///
+    /// [`OpenFileError`].
+    pub fn open(path: &Path, options: &FileOptions) -> Result<OpenFile, OpenFileError> {
+        let access = if options.read_only { OFlags::RDONLY } else { OFlags::RDWR };
+        // O_NONBLOCK: a pipe by that name must not hold us up.
+        let flags = access | OFlags::CLOEXEC | OFlags::NOCTTY | OFlags::NONBLOCK;
+        let mut file =
+            rustix::fs::open(path, flags, Mode::empty()).map_err(system("opening", path))?;
+        let stat = rustix::fs::fstat(&file).map_err(system("looking at", path))?;
+        let kind = match FileType::from_raw_mode(stat.st_mode) {
+            FileType::RegularFile => FileKind::Regular,
+            FileType::BlockDevice => FileKind::BlockDevice,
+            _ => return Err(OpenFileError::Kind { path: path.to_owned() }),
+        };
+        let sector_size = sector_size(&file, kind, options, path)?;
+        let mut direct = None;
+        if options.cache.is_direct()
+            && let Some((with, rules)) = open_direct(path, flags, kind, sector_size)
+        {
+            file = with;
+            direct = Some(rules);
+        }
+        lock(&file, options.read_only, path)?;
+        let sysfs = Sysfs::of(kind, stat.st_rdev);
+        let bytes = bytes(&file, kind, sector_size, path)?;
+        let discards = Discards::of(&file, kind, &sysfs, options.read_only, bytes);
+        let facts = FileFacts {
+            kind,
+            bytes,
+            sector_size,
+            physical_sector_size: physical(&file, kind, sector_size),
+            read_only: options.read_only,
+            direct,
+            can_discard: discards.possible,
+            discard_granularity: discards.granularity.max(sector_size),
+            discard_alignment: discards.alignment,
+            discard_secure: discards.secure,
+            rotational: sysfs.number("queue/rotational") == Some(1),
+            checksums: checksums(&file, kind, &sysfs),
+        };
+        Ok(OpenFile { file, facts })
+    }
+}
+
+fn system<E: Into<io::Error>>(what: &'static str, path: &Path) -> impl FnOnce(E) -> OpenFileError {
+    let path = path.to_owned();
+    move |error| OpenFileError::System { what, path, source: error.into() }
+}
+
+/// The unit of requests: as asked for, if the device can, and otherwise what fits it.
+fn sector_size(
+    file: &OwnedFd,
+    kind: FileKind,
+    options: &FileOptions,
+    path: &Path,
+) -> Result<u32, OpenFileError> {
+    let smallest = match kind {
+        FileKind::Regular => 512,
+        FileKind::BlockDevice => {
+            rustix::fs::ioctl_blksszget(file).map_err(system("asking for the sectors of", path))?
+        }
+    };
+    let wanted = options.sector_size.unwrap_or(smallest);
+    let refused = |why| OpenFileError::Sector { path: path.to_owned(), wanted, why };
+    if !matches!(wanted, 512 | 4096) {
+        return Err(refused("a disk has sectors of 512 or 4096 bytes".to_owned()));
+    }
+    if wanted < smallest {
+        return Err(refused(format!("the device's have {smallest}")));
+    }
+    Ok(wanted)
+}
+
+fn open_direct(
+    path: &Path,
+    flags: OFlags,
+    kind: FileKind,
+    sector_size: u32,
+) -> Option<(OwnedFd, DirectRules)> {
+    let why = match rustix::fs::open(path, flags | OFlags::DIRECT, Mode::empty()) {
+        Ok(file) => match direct_rules(&file, kind) {
+            Some(rules) if rules.offset <= sector_size => return Some((file, rules)),
+            Some(rules) => format!(
+                "it asks for multiples of {} bytes, and sectors have {sector_size} (4096-byte \
+                 sectors would do)",
+                rules.offset
+            ),
+            None => "it is refused for every alignment".to_owned(),
+        },
+        Err(error) => error.to_string(),
+    };
+    tracing::warn!("{}: no O_DIRECT there: {why}. The page cache is used", path.display());
+    None
+}
+
+/// What the file system says it asks for (6.1), or else what is found by trying.
+fn direct_rules(file: &OwnedFd, kind: FileKind) -> Option<DirectRules> {
+    let stat = rustix::fs::statx(file, c"", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN).ok();
+    if let Some(stat) = stat
+        && StatxFlags::from_bits_retain(stat.stx_mask).contains(StatxFlags::DIOALIGN)
+    {
+        let rules =
+            DirectRules { memory: stat.stx_dio_mem_align, offset: stat.stx_dio_offset_align };
+        return (rules.memory > 0 && rules.offset > 0).then_some(rules);
+    }
+    if kind == FileKind::BlockDevice {
+        let sector = rustix::fs::ioctl_blksszget(file).ok()?;
+        return Some(DirectRules { memory: sector, offset: sector });
+    }
+    [512, 4096]
+        .into_iter()
+        .find(|align| try_direct(file, *align))
+        .map(|align| DirectRules { memory: align, offset: align })
+}
+
+/// Whether a direct read of `align` bytes, from there, to there, is not refused.
+fn try_direct(file: &OwnedFd, align: u32) -> bool {
+    let Ok(room) = Mapping::private(3 * 4096) else { return false };
+    let (lent, len) = (room.lent(), align as usize);
+    let mut list = ReadList::new();
+    list.push_lent(&lent, len, len).is_ok() && list.read_at(file, u64::from(align)).is_ok()
+}
+
+fn lock(file: &OwnedFd, shared: bool, path: &Path) -> Result<(), OpenFileError> {
+    let operation = if shared {
+        FlockOperation::NonBlockingLockShared
+    } else {
+        FlockOperation::NonBlockingLockExclusive
+    };
+    let until = Instant::now() + LOCK_PATIENCE;
+    loop {
+        match rustix::fs::flock(file, operation) {
+            Ok(()) => return Ok(()),
+            Err(rustix::io::Errno::WOULDBLOCK) if Instant::now() < until => {
+                std::thread::sleep(Duration::from_millis(20));
+            }
+            Err(rustix::io::Errno::WOULDBLOCK) => {
+                return Err(OpenFileError::InUse { path: path.to_owned() });
+            }
+            Err(rustix::io::Errno::INTR) => {}
+            Err(error) => return Err(system("locking", path)(error)),
+        }
+    }
+}
+
+fn bytes(
+    file: &OwnedFd,
+    kind: FileKind,
+    sector_size: u32,
+    path: &Path,
+) -> Result<u64, OpenFileError> {
+    let bytes = match kind {
+        FileKind::Regular => {
+            let stat = rustix::fs::fstat(file).map_err(system("looking at", path))?;
+            u64::try_from(stat.st_size).unwrap_or(0)
+        }
+        FileKind::BlockDevice => {
+            blkdev::size(file).map_err(system("asking for the size of", path))?
+        }
+    };
+    let over = bytes % u64::from(sector_size);
+    if bytes == over {
+        return Err(OpenFileError::Empty { path: path.to_owned(), bytes });
+    }
+    if over > 0 {
+        tracing::warn!(
+            "{}: its last {over} bytes are not a whole sector of {sector_size}, and are no part of \
+             the disk",
+            path.display()
+        );
+    }
+    Ok(bytes - over)
+}
+
+fn physical(file: &OwnedFd, kind: FileKind, sector_size: u32) -> u32 {
+    let found = match kind {
+        FileKind::Regular => None,
+        FileKind::BlockDevice => rustix::fs::ioctl_blkpbszget(file).ok(),
+    };
+    // A multiple of the sector by definition; some devices claim otherwise.
+    found.filter(|size| size.is_power_of_two()).unwrap_or(0).max(sector_size)
+}
+
+/// How ranges can be given up.
+#[derive(Default)]
+struct Discards {
+    possible: bool,
+    granularity: u32,
+    alignment: u32,
+    secure: bool,
+}
+
+impl Discards {
+    fn of(file: &OwnedFd, kind: FileKind, sysfs: &Sysfs, read_only: bool, bytes: u64) -> Discards {
+        if read_only {
+            return Discards::default();
+        }
+        let number = |name| sysfs.number(name).and_then(|n| u32::try_from(n).ok()).unwrap_or(0);
+        match kind {
+            FileKind::Regular => {
+                let stat = rustix::fs::fstat(file).ok();
+                let block = stat.and_then(|stat| u32::try_from(stat.st_blksize).ok());
+                // Punching behind the end changes nothing, and says whether it can be done.
+                let mode = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+                let behind = bytes.next_multiple_of(1 << 20);
+                let possible = rustix::fs::fallocate(file, mode, behind, 4096).is_ok();
+                let granularity = block.filter(|size| size.is_power_of_two()).unwrap_or(4096);
+                Discards { possible, granularity, ..Discards::default() }
+            }
+            FileKind::BlockDevice => Discards {
+                possible: sysfs.number("queue/discard_max_bytes").is_some_and(|max| max > 0),
+                granularity: number("queue/discard_granularity"),
+                alignment: number("discard_alignment"),
+                secure: blkdev::can_discard_securely(file),
+            },
+        }
+    }
+}
+
+fn checksums(file: &OwnedFd, kind: FileKind, sysfs: &Sysfs) -> bool {
+    match kind {
+        FileKind::Regular => rustix::fs::fstatfs(file)
+            .is_ok_and(|fs| u64::try_from(fs.f_type).is_ok_and(|id| CHECKSUMMING.contains(&id))),
+        FileKind::BlockDevice => sysfs.number("queue/stable_writes") == Some(1),
+    }
+}
+
+/// What /sys says of a block device.
+struct Sysfs(Vec<PathBuf>);
+
+impl Sysfs {
+    fn of(kind: FileKind, device: u64) -> Sysfs {
+        if kind == FileKind::Regular {
+            return Sysfs(vec![]);
+        }
+        let (major, minor) = (rustix::fs::major(device), rustix::fs::minor(device));
+        let here = PathBuf::from(format!("/sys/dev/block/{major}:{minor}"));
+        // The queue of a partition is that of the device it lies on.
+        let above = here.join("..");
+        Sysfs(vec![here, above])
+    }
+
+    fn number(&self, name: &str) -> Option<u64> {
+        let text = self.0.iter().find_map(|base| std::fs::read_to_string(base.join(name)).ok())?;
+        text.trim().parse().ok()
+    }
+}

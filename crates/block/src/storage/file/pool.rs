@@ -1,0 +1,214 @@
+//! Jobs by threads that block: `preadv`, `pwritev` and their like, where there is no io_uring.
+
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+
+use ringfence_memory::{LentSlice, ReadList, WriteList};
+use ringfence_platform::blkdev;
+use rustix::event::EventfdFlags;
+
+use super::bounce::Bounces;
+use super::job::{Job, Next, Policy, Step};
+use crate::storage::{DiskQueue, Done, Request};
+
+/// Threads of one queue.
+const THREADS_MAX: u32 = 16;
+
+/// What the threads and their owner share.
+struct Shared {
+    file: Arc<OwnedFd>,
+    policy: Policy,
+    /// Readable while there are answers.
+    event: OwnedFd,
+    work: Mutex<Work>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct Work {
+    jobs: VecDeque<Job>,
+    done: Vec<Done>,
+    stop: bool,
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, Work> {
+        self.work.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A queue served by threads.
+pub(super) struct PoolQueue {
+    shared: Arc<Shared>,
+    threads: Vec<JoinHandle<()>>,
+    threads_max: usize,
+    /// Submitted, not started.
+    queued: Vec<Job>,
+    in_flight: usize,
+    /// Refused before they were anybody's work.
+    ready: Vec<Done>,
+}
+
+impl PoolQueue {
+    /// A queue of at most `depth` threads, which are started as they are needed.
+    pub(super) fn new(file: Arc<OwnedFd>, policy: Policy, depth: u32) -> io::Result<PoolQueue> {
+        let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
+        let event = rustix::event::eventfd(0, flags)?;
+        let shared =
+            Shared { file, policy, event, work: Mutex::default(), changed: Condvar::new() };
+        let mut queue = PoolQueue {
+            shared: Arc::new(shared),
+            threads: vec![],
+            threads_max: depth.clamp(1, THREADS_MAX) as usize,
+            queued: vec![],
+            in_flight: 0,
+            ready: vec![],
+        };
+        // One at least: whoever has a queue can do I/O.
+        queue.add_thread()?;
+        Ok(queue)
+    }
+
+    fn add_thread(&mut self) -> io::Result<()> {
+        let shared = Arc::clone(&self.shared);
+        let thread =
+            std::thread::Builder::new().name("disk".to_owned()).spawn(move || serve(&shared))?;
+        self.threads.push(thread);
+        Ok(())
+    }
+}
+
+impl DiskQueue for PoolQueue {
+    fn submit(&mut self, request: Request) {
+        let job = Job::new(request, &self.shared.policy);
+        match job.check(&self.shared.policy) {
+            Ok(()) => self.queued.push(job),
+            Err(errno) => self.ready.push(job.finish(&mut Bounces::default(), Err(errno))),
+        }
+    }
+
+    fn kick(&mut self) {
+        if self.queued.is_empty() {
+            return;
+        }
+        self.in_flight += self.queued.len();
+        while self.threads.len() < self.threads_max.min(self.in_flight) {
+            // Those there are do all the work, if there can be no more.
+            if self.add_thread().is_err() {
+                break;
+            }
+        }
+        self.shared.lock().jobs.extend(self.queued.drain(..));
+        self.shared.changed.notify_all();
+    }
+
+    fn reap(&mut self, done: &mut Vec<Done>) {
+        done.append(&mut self.ready);
+        if self.in_flight == 0 {
+            return;
+        }
+        let mut work = self.shared.lock();
+        if work.done.is_empty() {
+            return;
+        }
+        self.in_flight -= work.done.len();
+        done.append(&mut work.done);
+        let mut counter = [0; 8];
+        let _ = rustix::io::read(&self.shared.event, &mut counter);
+    }
+
+    fn wait_fd(&self) -> BorrowedFd<'_> {
+        self.shared.event.as_fd()
+    }
+}
+
+impl Drop for PoolQueue {
+    fn drop(&mut self) {
+        self.shared.lock().stop = true;
+        self.shared.changed.notify_all();
+        for thread in self.threads.drain(..) {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// What a thread does: jobs, until there are none and it is told to stop.
+fn serve(shared: &Shared) {
+    let mut buffers = Bounces::default();
+    loop {
+        let mut work = shared.lock();
+        let job = loop {
+            if let Some(job) = work.jobs.pop_front() {
+                break job;
+            }
+            if work.stop {
+                return;
+            }
+            work = shared.changed.wait(work).unwrap_or_else(PoisonError::into_inner);
+        };
+        drop(work);
+        let done = carry_out(shared, job, &mut buffers);
+        let mut work = shared.lock();
+        work.done.push(done);
+        // Under the lock, so that whoever takes the answers takes the event back with them.
+        let _ = rustix::io::write(&shared.event, &1u64.to_ne_bytes());
+    }
+}
+
+fn carry_out(shared: &Shared, mut job: Job, buffers: &mut Bounces) -> Done {
+    let policy = &shared.policy;
+    let mut pieces = vec![];
+    loop {
+        pieces.clear();
+        let result = match job.next(policy, &mut pieces, buffers) {
+            // A thread has one buffer at a time, and that it gets.
+            Ok(Next::Wait) | Err(_) => return job.finish(buffers, Err(libc::ENOMEM)),
+            Ok(Next::Over(result)) => return job.finish(buffers, result),
+            Ok(Next::Step(step)) => take_step(&shared.file, step, &pieces),
+        };
+        let result = result.map_err(|error| error.raw_os_error().unwrap_or(libc::EIO));
+        if let Err(errno) = job.advance(policy, buffers, result) {
+            return job.finish(buffers, Err(errno));
+        }
+    }
+}
+
+fn take_step(file: &OwnedFd, step: Step, pieces: &[LentSlice]) -> io::Result<u32> {
+    let moved = match step {
+        Step::Read { offset } => {
+            let mut list = ReadList::new();
+            for piece in pieces {
+                list.push_lent(piece, 0, piece.len()).map_err(io::Error::other)?;
+            }
+            list.read_at(file, offset)?
+        }
+        Step::Write { offset, sync } => {
+            let mut list = WriteList::new();
+            for piece in pieces {
+                list.push_lent(piece, 0, piece.len()).map_err(io::Error::other)?;
+            }
+            let moved = list.write_at(file, offset)?;
+            if sync {
+                rustix::fs::fdatasync(file)?;
+            }
+            moved
+        }
+        Step::Sync => {
+            rustix::fs::fdatasync(file)?;
+            0
+        }
+        Step::Allocate { mode, offset, len } => {
+            rustix::fs::fallocate(file, mode, offset, len)?;
+            0
+        }
+        Step::Discard { secure, offset, len } => {
+            let discard = if secure { blkdev::discard_securely } else { blkdev::discard };
+            discard(file, offset, len)?;
+            0
+        }
+    };
+    u32::try_from(moved).map_err(io::Error::other)
+}

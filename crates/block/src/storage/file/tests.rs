@@ -1,0 +1,266 @@
+use std::fs::File;
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::PathBuf;
+
+use super::*;
+use crate::storage::testing::{Driver, conformance, lent_with};
+use crate::storage::{Op, Segment};
+
+struct Image {
+    path: PathBuf,
+    _directory: tempfile::TempDir,
+}
+
+fn image(bytes: u64) -> Image {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("disk.img");
+    File::create(&path).unwrap().set_len(bytes).unwrap();
+    Image { path, _directory: directory }
+}
+
+fn options(engine: Engine) -> FileOptions {
+    FileOptions { engine, discard: true, ..FileOptions::default() }
+}
+
+/// The engines that this kernel has.
+fn engines() -> Vec<Engine> {
+    let image = image(1 << 20);
+    let disk = FileDisk::open(&image.path, &options(Engine::IoUring)).unwrap();
+    match disk.queue(1) {
+        Ok(_) => vec![Engine::IoUring, Engine::Threads],
+        Err(error) => {
+            eprintln!("SKIPPED: io_uring is refused here: {error}");
+            vec![Engine::Threads]
+        }
+    }
+}
+
+#[test]
+fn every_engine_and_every_cache_mode_conforms() {
+    let modes = CacheMode::NAMES.iter().map(|name| name.parse().unwrap());
+    for (seed, cache) in (1..).zip(modes) {
+        for engine in engines() {
+            let image = image(5 << 20);
+            let disk =
+                FileDisk::open(&image.path, &FileOptions { cache, ..options(engine) }).unwrap();
+            conformance::check(&disk, seed * 1000);
+        }
+    }
+}
+
+#[test]
+fn buffers_and_large_sectors_conform_too() {
+    for engine in engines() {
+        for bounce in [Bounce::Always, Bounce::Never] {
+            let image = image(5 << 20);
+            let options = FileOptions { bounce, sector_size: Some(4096), ..options(engine) };
+            conformance::check(&FileDisk::open(&image.path, &options).unwrap(), 77);
+        }
+    }
+}
+
+#[test]
+fn without_discard_zeros_stay_allocated_and_discards_are_refused() {
+    for engine in engines() {
+        let image = image(8 << 20);
+        let disk = FileDisk::open(&image.path, &FileOptions { engine, ..FileOptions::default() });
+        let disk = disk.unwrap();
+        assert_eq!(disk.geometry().discard, None);
+        let mut driver = Driver::new(disk.queue(4).unwrap());
+        driver.write(0, &vec![1; 4 << 20]).unwrap();
+        let before = std::fs::metadata(&image.path).unwrap().blocks();
+        assert_eq!(driver.run(Op::WriteZeroes, 0, 4 << 20, vec![]).result, Ok(()));
+        assert!(std::fs::metadata(&image.path).unwrap().blocks() >= before);
+        assert_eq!(driver.read(1 << 20, 4096), Ok(vec![0; 4096]));
+        let discarded = driver.run(Op::Discard { secure: false }, 0, 4 << 20, vec![]);
+        assert_eq!(discarded.result, Err(libc::EOPNOTSUPP));
+    }
+}
+
+#[test]
+fn a_discard_gives_space_back() {
+    for engine in engines() {
+        let image = image(8 << 20);
+        let disk = FileDisk::open(&image.path, &options(engine)).unwrap();
+        if disk.geometry().discard.is_none() {
+            eprintln!("SKIPPED: the file system of {} punches no holes", image.path.display());
+            return;
+        }
+        let mut driver = Driver::new(disk.queue(4).unwrap());
+        driver.write(0, &vec![1; 4 << 20]).unwrap();
+        driver.run(Op::Flush, 0, 0, vec![]).result.unwrap();
+        let before = std::fs::metadata(&image.path).unwrap().blocks();
+        driver.run(Op::Discard { secure: false }, 0, 4 << 20, vec![]).result.unwrap();
+        driver.run(Op::Flush, 0, 0, vec![]).result.unwrap();
+        let after = std::fs::metadata(&image.path).unwrap();
+        assert!(after.blocks() + 4096 < before, "{} of {before} blocks", after.blocks());
+        assert_eq!(after.len(), 8 << 20, "the size stays");
+    }
+}
+
+#[test]
+fn a_disk_that_shrinks_gives_errors() {
+    for engine in engines() {
+        let image = image(1 << 20);
+        let disk = FileDisk::open(&image.path, &options(engine)).unwrap();
+        let mut driver = Driver::new(disk.queue(4).unwrap());
+        driver.write(0, &[3; 4096]).unwrap();
+        File::options().write(true).open(&image.path).unwrap().set_len(2048).unwrap();
+        assert_eq!(driver.read(0, 4096), Err(libc::EIO), "the second half is not there");
+        assert_eq!(driver.read(512 << 10, 4096), Err(libc::EIO));
+        assert_eq!(driver.read(0, 2048), Ok(vec![3; 2048]));
+    }
+}
+
+#[test]
+fn a_disk_that_is_read_only_is_not_written() {
+    let image = image(1 << 20);
+    let read_only = FileOptions { read_only: true, ..FileOptions::default() };
+    let disk = FileDisk::open(&image.path, &read_only).unwrap();
+    assert!(disk.geometry().read_only && !disk.geometry().write_zeroes);
+    let mut driver = Driver::new(disk.queue(1).unwrap());
+    assert_eq!(driver.write(0, &[1; 512]), Err(libc::EROFS));
+    assert_eq!(driver.run(Op::WriteZeroes, 0, 512, vec![]).result, Err(libc::EROFS));
+    assert_eq!(driver.read(0, 512), Ok(vec![0; 512]));
+    FileDisk::open(&image.path, &read_only).expect("two readers may share it");
+}
+
+#[test]
+fn what_serves_as_no_disk_is_refused_with_a_reason() {
+    let defaults = FileOptions::default();
+    let refused = |path: &Path, options: &FileOptions| match FileDisk::open(path, options) {
+        Ok(_) => panic!("{} was taken", path.display()),
+        Err(error) => error.to_string(),
+    };
+    assert!(refused(Path::new("/dev/null"), &defaults).contains("neither a file nor a block"));
+    assert!(refused(Path::new("/"), &defaults).contains("opening /"));
+    assert!(refused(Path::new("/nowhere"), &defaults).contains("No such file"));
+    assert!(refused(&image(100).path, &defaults).contains("no sector"));
+    let odd = FileOptions { sector_size: Some(1024), ..defaults };
+    assert!(refused(&image(4096).path, &odd).contains("512 or 4096"));
+}
+
+#[test]
+fn sectors_that_are_not_whole_are_no_part_of_the_disk() {
+    let image = image(4096 + 700);
+    let disk = FileDisk::open(&image.path, &FileOptions::default()).unwrap();
+    assert_eq!(disk.geometry().bytes, 4096 + 512);
+}
+
+#[test]
+fn a_second_writer_waits_until_the_first_is_gone() {
+    let image = image(1 << 20);
+    let first = FileDisk::open(&image.path, &FileOptions::default()).unwrap();
+    let gone = std::thread::spawn(move || {
+        std::thread::sleep(std::time::Duration::from_millis(200));
+        drop(first);
+    });
+    let begun = std::time::Instant::now();
+    FileDisk::open(&image.path, &FileOptions::default()).unwrap();
+    assert!(begun.elapsed().as_millis() >= 150, "it was opened beside the other");
+    gone.join().unwrap();
+}
+
+/// A device that is always full.
+#[test]
+fn errors_of_the_file_reach_the_guest() {
+    for engine in engines() {
+        let image = image(1 << 20);
+        let mut disk = FileDisk::open(&image.path, &options(engine)).unwrap();
+        let full = File::options().read(true).write(true).open("/dev/full").unwrap();
+        disk.file = Arc::new(full.into());
+        let mut driver = Driver::new(disk.queue(1).unwrap());
+        assert_eq!(driver.write(0, &[1; 512]), Err(libc::ENOSPC));
+        assert!(driver.run(Op::Flush, 0, 0, vec![]).result.is_err());
+    }
+}
+
+#[test]
+fn registered_memory_serves_and_its_name_ends_with_the_registration() {
+    if !engines().contains(&Engine::IoUring) {
+        return;
+    }
+    let image = image(1 << 20);
+    let disk = FileDisk::open(&image.path, &options(Engine::IoUring)).unwrap();
+    let mut driver = Driver::new(disk.queue(4).unwrap());
+    let memory = ringfence_memory::Mapping::private(8192).unwrap().lent();
+    let first = memory.slice(0, 4096).unwrap();
+    if !driver.queue().register(7, &first) {
+        eprintln!("SKIPPED: memory cannot be registered here");
+        return;
+    }
+    first.copy_from(0, &[9; 4096]).unwrap();
+    let named = |memory: &LentSlice| vec![Segment { memory: memory.clone(), registered: Some(7) }];
+    let write = Op::Write { fua: false };
+    assert_eq!(driver.run(write, 8192, 4096, named(&first)).result, Ok(()));
+    first.zero(0, 4096).unwrap();
+    assert_eq!(driver.run(Op::Read, 8192, 4096, named(&first)).result, Ok(()));
+    assert_eq!(first.fetch::<4>(4092).unwrap().into_unchecked(), [9; 4]);
+    // A name that is wrong, or stands for other memory, is only a hint that does not help.
+    let second = memory.slice(4096, 4096).unwrap();
+    assert_eq!(driver.run(Op::Read, 8192, 4096, named(&second)).result, Ok(()));
+    assert_eq!(second.fetch::<4>(0).unwrap().into_unchecked(), [9; 4]);
+    driver.queue().unregister(7);
+    second.zero(0, 4096).unwrap();
+    assert_eq!(driver.run(Op::Read, 8192, 4096, named(&second)).result, Ok(()));
+    assert_eq!(second.fetch::<4>(0).unwrap().into_unchecked(), [9; 4]);
+    for name in 0..3 {
+        assert!(driver.queue().register(name, &first), "names can be used again");
+    }
+}
+
+/// I/O through a registration goes to the pages that were there when it was made. So a page that
+/// was replaced, as a revocation does, is reached again only by a new registration.
+#[test]
+fn a_page_that_was_replaced_is_reached_after_it_was_registered_anew() {
+    use rustix::fs::{FallocateFlags, MemfdFlags};
+    if !engines().contains(&Engine::IoUring) {
+        return;
+    }
+    let image = image(1 << 20);
+    File::options().write(true).open(&image.path).unwrap().write_all_at(&[4; 4096], 0).unwrap();
+    let disk = FileDisk::open(&image.path, &options(Engine::IoUring)).unwrap();
+    let mut driver = Driver::new(disk.queue(4).unwrap());
+    let arena = rustix::fs::memfd_create("arena", MemfdFlags::CLOEXEC).unwrap();
+    rustix::fs::ftruncate(&arena, 4096).unwrap();
+    let protection = ringfence_memory::Protection::ReadWrite;
+    let page = Mapping::new(&arena, 0, 4096, protection).unwrap().lent();
+    page.copy_from(0, &[1]).unwrap();
+    if !driver.queue().register(1, &page) {
+        eprintln!("SKIPPED: memory cannot be registered here");
+        return;
+    }
+    let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+    rustix::fs::fallocate(&arena, punch, 0, 4096).unwrap();
+    let read = |driver: &mut Driver| {
+        let segment = Segment { memory: page.clone(), registered: Some(1) };
+        driver.run(Op::Read, 0, 4096, vec![segment]).result.unwrap();
+        page.fetch::<1>(0).unwrap().into_unchecked()[0]
+    };
+    assert_eq!(read(&mut driver), 0, "reported as done, and lost: why names have generations");
+    driver.queue().unregister(1);
+    assert_eq!(read(&mut driver), 4, "without a registration the mapping leads to the new page");
+    page.zero(0, 4096).unwrap();
+    assert!(driver.queue().register(1, &page));
+    assert_eq!(read(&mut driver), 4, "and so does a new one");
+}
+
+#[test]
+fn bounced_bytes_are_those_of_one_moment() {
+    // The page is changed as soon as the write was submitted: with a buffer, the old bytes are
+    // what is written, always.
+    for engine in engines() {
+        let image = image(1 << 20);
+        let bounced = FileOptions { bounce: Bounce::Always, ..options(engine) };
+        let disk = FileDisk::open(&image.path, &bounced).unwrap();
+        let mut driver = Driver::new(disk.queue(4).unwrap());
+        if engine == Engine::IoUring {
+            let memory = lent_with(&[1; 4096]);
+            let write = Op::Write { fua: false };
+            driver.submit(write, 0, 4096, vec![memory.clone().into()]);
+            memory.copy_from(0, &[2; 4096]).unwrap();
+            assert_eq!(driver.wait().unwrap()[0].result, Ok(()));
+            assert_eq!(driver.read(0, 4096), Ok(vec![1; 4096]));
+        }
+    }
+}

@@ -1,0 +1,283 @@
+//! Jobs through io_uring: one ring for each queue, so for each thread.
+//!
+//! What the kernel has no operation for (giving up ranges of a block device is an ioctl) goes to the
+//! threads of [`PoolQueue`], which is made when it is first needed; then two files can become
+//! readable, and an epoll file stands for both.
+
+use std::collections::{HashMap, VecDeque};
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+
+use ringfence_memory::{LentSlice, Uring};
+use rustix::event::epoll;
+
+use super::bounce::Bounces;
+use super::facts::FileKind;
+use super::job::{Job, Next, Policy, Step};
+use super::pool::PoolQueue;
+use crate::storage::{DiskQueue, Done, Op, Request};
+
+/// Memories that can be registered at the same time with one queue.
+const REGISTERED_MAX: u16 = 8192;
+
+/// A queue through io_uring.
+pub(super) struct UringQueue {
+    ring: Uring,
+    policy: Policy,
+    /// By token of the ring.
+    jobs: Vec<Option<Job>>,
+    free: Vec<usize>,
+    /// Not started yet: no room in the ring, or no buffer.
+    waiting: VecDeque<Job>,
+    /// Over without having been in the ring.
+    ready: Vec<Done>,
+    buffers: Bounces,
+    registrations: Registrations,
+    aside: Option<Aside>,
+    pieces: Vec<LentSlice>,
+    /// Tokens that completed, with their results.
+    completed: Vec<(u64, Result<u32, i32>)>,
+}
+
+/// Threads for what the ring cannot do.
+struct Aside {
+    queue: PoolQueue,
+    /// Watches the ring and the threads.
+    both: OwnedFd,
+}
+
+/// Which memory is registered with the ring.
+#[derive(Default)]
+struct Registrations {
+    numbers: HashMap<u64, u16>,
+    free: Vec<u16>,
+    state: RegistrationState,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Default)]
+enum RegistrationState {
+    /// Not tried.
+    #[default]
+    Unknown,
+    /// There is room.
+    Open,
+    /// Over the limit of locked memory: when something is unregistered there may be room.
+    Full,
+    /// The kernel, or the kind of memory, does not allow it.
+    Refused,
+}
+
+impl UringQueue {
+    pub(super) fn new(file: Arc<OwnedFd>, policy: Policy, depth: u32) -> io::Result<UringQueue> {
+        let ring = Uring::new(Arc::clone(&file), depth)?;
+        let aside = match policy.kind() {
+            FileKind::BlockDevice if policy.discard => {
+                let queue = PoolQueue::new(file, policy.clone(), 1)?;
+                Some(Aside { both: watch(&[ring.as_fd(), queue.wait_fd()])?, queue })
+            }
+            _ => None,
+        };
+        let room = ring.room();
+        Ok(UringQueue {
+            ring,
+            policy,
+            jobs: (0..room).map(|_| None).collect(),
+            free: (0..room).rev().collect(),
+            waiting: VecDeque::new(),
+            ready: vec![],
+            buffers: Bounces::default(),
+            registrations: Registrations::default(),
+            aside,
+            pieces: vec![],
+            completed: vec![],
+        })
+    }
+
+    /// Takes `job` one step further, or ends it, or keeps it until that can be done.
+    fn go_on(&mut self, mut job: Job, done: &mut Vec<Done>) {
+        let Some(number) = self.free.pop() else {
+            self.waiting.push_back(job);
+            return;
+        };
+        self.pieces.clear();
+        let next = job
+            .next(&self.policy, &mut self.pieces, &mut self.buffers)
+            .unwrap_or(Next::Over(Err(libc::ENOMEM)));
+        let result = match next {
+            Next::Step(step) if self.start(number, step, &job) => {
+                self.jobs[number] = Some(job);
+                return;
+            }
+            Next::Step(_) => Err(libc::EIO),
+            Next::Wait => {
+                self.free.push(number);
+                self.waiting.push_back(job);
+                return;
+            }
+            Next::Over(result) => result,
+        };
+        self.free.push(number);
+        done.push(job.finish(&mut self.buffers, result));
+    }
+
+    fn start(&mut self, number: usize, step: Step, job: &Job) -> bool {
+        let token = number as u64;
+        let fixed = job
+            .registered()
+            .and_then(|(name, piece)| Some((*self.registrations.numbers.get(&name)?, piece)));
+        let (ring, pieces) = (&mut self.ring, &mut self.pieces);
+        match step {
+            Step::Read { offset } => {
+                fixed.is_some_and(|(buffer, piece)| ring.read_fixed(token, offset, piece, buffer))
+                    || ring.read(token, offset, pieces)
+            }
+            Step::Write { offset, sync } => {
+                fixed.is_some_and(|(buffer, piece)| {
+                    ring.write_fixed(token, offset, piece, buffer, sync)
+                }) || ring.write(token, offset, pieces, sync)
+            }
+            Step::Sync => ring.sync(token),
+            Step::Allocate { mode, offset, len } => ring.fallocate(token, mode.bits(), offset, len),
+            // Went to the threads when it was submitted.
+            Step::Discard { .. } => false,
+        }
+    }
+
+    /// Starts what waited, as far as there is room now.
+    fn start_waiting(&mut self, done: &mut Vec<Done>) {
+        for _ in 0..self.waiting.len() {
+            if self.free.is_empty() {
+                return;
+            }
+            let Some(job) = self.waiting.pop_front() else { return };
+            self.go_on(job, done);
+        }
+    }
+
+    fn submit_to_kernel(&mut self) {
+        // Without room in the kernel it stays queued, and goes with the next call. There is a next
+        // call when something completes; if nothing is under way, then soon.
+        while let Err(error) = self.ring.submit() {
+            let busy = matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::EBUSY));
+            if !busy {
+                tracing::error!("io_uring takes nothing any more: {error}");
+                return;
+            }
+            if self.has_completed() {
+                return;
+            }
+            std::thread::sleep(std::time::Duration::from_millis(1));
+        }
+    }
+
+    fn has_completed(&mut self) -> bool {
+        let completed = &mut self.completed;
+        self.ring.complete(|completion| completed.push((completion.token, completion.result)));
+        !self.completed.is_empty()
+    }
+}
+
+fn watch(files: &[BorrowedFd<'_>]) -> io::Result<OwnedFd> {
+    let both = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+    for file in files {
+        epoll::add(&both, file, epoll::EventData::new_u64(0), epoll::EventFlags::IN)?;
+    }
+    Ok(both)
+}
+
+impl DiskQueue for UringQueue {
+    fn submit(&mut self, request: Request) {
+        if let (Some(aside), Op::Discard { .. }) = (&mut self.aside, request.op) {
+            aside.queue.submit(request);
+            return;
+        }
+        let job = Job::new(request, &self.policy);
+        let mut ready = std::mem::take(&mut self.ready);
+        match job.check(&self.policy) {
+            Ok(()) => self.go_on(job, &mut ready),
+            Err(errno) => ready.push(job.finish(&mut self.buffers, Err(errno))),
+        }
+        self.ready = ready;
+    }
+
+    fn kick(&mut self) {
+        self.submit_to_kernel();
+        if let Some(aside) = &mut self.aside {
+            aside.queue.kick();
+        }
+    }
+
+    fn reap(&mut self, done: &mut Vec<Done>) {
+        done.append(&mut self.ready);
+        if let Some(aside) = &mut self.aside {
+            aside.queue.reap(done);
+        }
+        if !self.has_completed() {
+            return;
+        }
+        let mut completed = std::mem::take(&mut self.completed);
+        for (token, result) in completed.drain(..) {
+            let Some(number) = usize::try_from(token).ok().filter(|n| *n < self.jobs.len()) else {
+                continue;
+            };
+            let Some(mut job) = self.jobs[number].take() else { continue };
+            self.free.push(number);
+            match job.advance(&self.policy, &mut self.buffers, result) {
+                Ok(()) => self.go_on(job, done),
+                Err(errno) => done.push(job.finish(&mut self.buffers, Err(errno))),
+            }
+        }
+        self.completed = completed;
+        self.start_waiting(done);
+        self.submit_to_kernel();
+    }
+
+    fn wait_fd(&self) -> BorrowedFd<'_> {
+        match &self.aside {
+            Some(aside) => aside.both.as_fd(),
+            None => self.ring.as_fd(),
+        }
+    }
+
+    fn register(&mut self, name: u64, memory: &LentSlice) -> bool {
+        self.unregister(name);
+        let table = &mut self.registrations;
+        if table.state == RegistrationState::Unknown {
+            table.state = match self.ring.prepare_registration(REGISTERED_MAX) {
+                Ok(()) => RegistrationState::Open,
+                Err(_) => RegistrationState::Refused,
+            };
+            table.free = (0..REGISTERED_MAX).rev().collect();
+        }
+        if table.state != RegistrationState::Open {
+            return false;
+        }
+        let Some(number) = table.free.pop() else { return false };
+        match self.ring.register(number, memory) {
+            Ok(()) => {
+                table.numbers.insert(name, number);
+                true
+            }
+            Err(error) => {
+                table.free.push(number);
+                table.state = match error.raw_os_error() {
+                    Some(libc::ENOMEM) => RegistrationState::Full,
+                    _ => RegistrationState::Refused,
+                };
+                tracing::debug!("memory is not registered with io_uring: {error}");
+                false
+            }
+        }
+    }
+
+    fn unregister(&mut self, name: u64) {
+        let table = &mut self.registrations;
+        let Some(number) = table.numbers.remove(&name) else { return };
+        self.ring.unregister(number);
+        table.free.push(number);
+        if table.state == RegistrationState::Full {
+            table.state = RegistrationState::Open;
+        }
+    }
+}

@@ -1,0 +1,174 @@
+//! What every disk must do, whatever it is made of. Overwrites the disk.
+
+use ringfence_memory::LentSlice;
+
+use super::checker::Checker;
+use super::workload::Workload;
+use super::{Driver, Random, bytes_of, image, lent_with};
+use crate::storage::{Disk, Op, Segment};
+
+/// Bytes of the longest request that is tried.
+const LONG: usize = 3 << 20;
+
+/// Checks a disk of zeros that may be written, of at least 4 MiB.
+///
+/// # Panics
+///
+/// When it does not do what it must; the message says what and of which seed.
+pub fn check(disk: &dyn Disk, seed: u64) {
+    let geometry = disk.geometry();
+    assert!(geometry.bytes >= 4 << 20, "the disk is too small for this");
+    assert!(matches!(geometry.sector_size, 512 | 4096));
+    assert!(geometry.bytes.is_multiple_of(u64::from(geometry.sector_size)));
+    load(disk, seed);
+    long_and_odd(disk, seed);
+    zeros_and_discards(disk);
+    refusals(disk);
+    many_at_once(disk);
+    if disk.queues_max() > 1 {
+        two_queues(disk);
+    }
+}
+
+/// Random I/O, deep and overlapping in time.
+fn load(disk: &dyn Disk, seed: u64) {
+    let mut checker = Checker::new();
+    for depth in [1, 4, 32] {
+        let queue = disk.queue(u32::try_from(depth).unwrap_or(1)).expect("a queue");
+        let mut driver = Driver::new(queue);
+        let workload = Workload { depth, ..Workload::new(seed + depth as u64) };
+        let mut running = workload.start(disk);
+        let done = running
+            .steps(&mut driver, &mut checker, 200)
+            .and_then(|()| running.finish(&mut driver, &mut checker));
+        done.unwrap_or_else(|failure| panic!("seed {seed}, depth {depth}: {failure:?}"));
+    }
+    let found = checker.check_read(0, &image(disk));
+    found.unwrap_or_else(|violation| panic!("seed {seed}, at the end: {violation}"));
+}
+
+/// Memory at addresses that no device likes, in pieces that no device likes, longer than any buffer.
+fn long_and_odd(disk: &dyn Disk, seed: u64) {
+    let mut random = Random::new(seed);
+    let mut driver = Driver::new(disk.queue(8).expect("a queue"));
+    let bytes: Vec<u8> = (0..LONG / 8).flat_map(|_| random.next_u64().to_le_bytes()).collect();
+    let odd = LentSlice::anonymous(LONG + 64);
+    odd.copy_from(13, &bytes).expect("within the memory");
+    let pieces = |random: &mut Random| {
+        let (mut at, mut segments) = (0, vec![]);
+        while at < LONG {
+            let len = (1 + random.index(200_000)).min(LONG - at);
+            segments.push(odd.slice(13 + at, len).expect("within the memory").into());
+            at += len;
+        }
+        segments
+    };
+    let segments = pieces(&mut random);
+    let count = segments.len();
+    let done = driver.run(Op::Write { fua: true }, 4096, LONG as u64, segments);
+    assert_eq!(done.result, Ok(()));
+    assert_eq!(done.segments.len(), count, "the pieces come back");
+    odd.zero(0, odd.len()).expect("within the memory");
+    let done = driver.run(Op::Read, 4096, LONG as u64, pieces(&mut random));
+    assert_eq!(done.result, Ok(()));
+    let read = bytes_of(&odd);
+    assert!(read[13..13 + LONG] == bytes, "seed {seed}: not what was written");
+    assert!(read[..13].iter().chain(&read[13 + LONG..]).all(|byte| *byte == 0), "written beside");
+}
+
+fn zeros_and_discards(disk: &dyn Disk) {
+    let geometry = disk.geometry();
+    let sector = u64::from(geometry.sector_size);
+    let mut driver = Driver::new(disk.queue(1).expect("a queue"));
+    let whole = usize::try_from(16 * sector).unwrap_or(0);
+    driver.write(0, &vec![0xAA; whole]).expect("a write");
+    let mut wanted = vec![0xAA; whole];
+    let range = |from: u64, to: u64| {
+        usize::try_from(from * sector).unwrap_or(0)..usize::try_from(to * sector).unwrap_or(0)
+    };
+    let done = driver.run(Op::WriteZeroes, 3 * sector, 9 * sector, vec![]);
+    if geometry.write_zeroes {
+        assert_eq!(done.result, Ok(()));
+        wanted[range(3, 12)].fill(0);
+    } else {
+        assert_eq!(done.result, Err(libc::EOPNOTSUPP));
+    }
+    assert!(driver.read(0, whole) == Ok(wanted.clone()), "zeros where there should be, no others");
+    let done = driver.run(Op::Discard { secure: false }, 13 * sector, 2 * sector, vec![]);
+    let expected = geometry.discard.map_or(Err(libc::EOPNOTSUPP), |_| Ok(()));
+    assert_eq!(done.result, expected);
+    let read = driver.read(0, whole).expect("a read");
+    assert!(read[range(0, 13)] == wanted[range(0, 13)], "what was not discarded stays");
+    assert!(read[range(15, 16)] == wanted[range(15, 16)], "what was not discarded stays");
+    let done = driver.run(Op::Discard { secure: true }, 0, sector, vec![]);
+    if geometry.discard.is_none_or(|discard| !discard.secure) {
+        assert_eq!(done.result, Err(libc::EOPNOTSUPP));
+    }
+}
+
+/// Requests that break a rule: an error each, and the disk goes on.
+fn refusals(disk: &dyn Disk) {
+    let geometry = disk.geometry();
+    let sector = u64::from(geometry.sector_size);
+    let mut driver = Driver::new(disk.queue(4).expect("a queue"));
+    let memory = |len: u64| vec![lent_with(&vec![1; usize::try_from(len).unwrap_or(0)]).into()];
+    let write = Op::Write { fua: false };
+    let refused = |driver: &mut Driver, op, offset, len, segments: Vec<Segment>| {
+        let count = segments.len();
+        let done = driver.run(op, offset, len, segments);
+        assert!(done.result.is_err(), "{op:?} of {len} at {offset}");
+        assert_eq!(done.segments.len(), count);
+    };
+    for op in [Op::Read, write] {
+        refused(&mut driver, op, geometry.bytes, sector, memory(sector));
+        refused(&mut driver, op, geometry.bytes - sector, 2 * sector, memory(2 * sector));
+        refused(&mut driver, op, u64::MAX - sector + 1, sector, memory(sector));
+        refused(&mut driver, op, sector / 2, sector, memory(sector));
+        refused(&mut driver, op, 0, sector / 2, memory(sector / 2));
+        refused(&mut driver, op, 0, sector, memory(2 * sector));
+        refused(&mut driver, op, 0, 2 * sector, memory(sector));
+        refused(&mut driver, op, 0, sector, vec![]);
+    }
+    refused(&mut driver, Op::WriteZeroes, geometry.bytes, sector, vec![]);
+    refused(&mut driver, Op::Discard { secure: false }, geometry.bytes, sector, vec![]);
+    assert_eq!(driver.run(Op::Flush, 0, 0, vec![]).result, Ok(()));
+    assert_eq!(driver.run(Op::Read, 0, 0, vec![]).result, Ok(()), "nothing of nothing");
+    driver
+        .write(geometry.bytes - sector, &vec![5; usize::try_from(sector).unwrap_or(0)])
+        .expect("the disk goes on");
+}
+
+/// A queue keeps its promise about depth, with requests of all kinds submitted before one kick.
+fn many_at_once(disk: &dyn Disk) {
+    let sector = u64::from(disk.geometry().sector_size);
+    let len = usize::try_from(sector).unwrap_or(0);
+    let mut driver = Driver::new(disk.queue(64).expect("a queue"));
+    let mut open = std::collections::HashSet::new();
+    for n in 0..64 {
+        let op = match n % 4 {
+            0 => Op::Read,
+            1 | 2 => Op::Write { fua: n % 8 == 1 },
+            _ => Op::Flush,
+        };
+        let (len, segments) = match op {
+            Op::Flush => (0, vec![]),
+            _ => (sector, vec![LentSlice::anonymous(len).into()]),
+        };
+        open.insert(driver.submit(op, n * sector, len, segments));
+    }
+    while !open.is_empty() {
+        for done in driver.wait().expect("answers") {
+            assert_eq!(done.result, Ok(()));
+            assert!(open.remove(&done.token), "one answer to each request");
+        }
+    }
+}
+
+fn two_queues(disk: &dyn Disk) {
+    let sector = usize::try_from(disk.geometry().sector_size).unwrap_or(0);
+    let mut one = Driver::new(disk.queue(2).expect("a queue"));
+    let mut two = Driver::new(disk.queue(2).expect("a second queue"));
+    one.write(0, &vec![0x11; sector]).expect("a write");
+    assert_eq!(two.run(Op::Flush, 0, 0, vec![]).result, Ok(()));
+    assert_eq!(two.read(0, sector), Ok(vec![0x11; sector]));
+}

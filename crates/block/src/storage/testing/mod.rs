@@ -1,0 +1,196 @@
+//! What a disk is tested with: any [`Disk`], whoever it belongs to.
+//!
+//! * [`conformance`]: what every disk must do, against a model in memory.
+//! * [`checker`]: which content a disk may have after a crash, given what it acknowledged. Made so
+//!   that the process that does the I/O may be killed: its journal is a file.
+//! * [`workload`]: random reads, writes, flushes and barriers under the checker's eyes.
+//! * [`powercut`]: a disk that reorders, and at a power cut drops, what was not flushed.
+//!
+//! Everything random comes from a seed, which each message names.
+
+pub mod checker;
+pub mod conformance;
+pub mod powercut;
+pub mod workload;
+
+use std::time::Duration;
+
+use ringfence_memory::LentSlice;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+use super::{Disk, DiskQueue, Done, Op, Request, Segment};
+
+/// Numbers from a seed (SplitMix64).
+#[derive(Clone, Debug)]
+pub struct Random(u64);
+
+impl Random {
+    /// The same seed gives the same numbers.
+    pub fn new(seed: u64) -> Random {
+        Random(seed)
+    }
+
+    /// The next number.
+    pub fn next_u64(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        mix(self.0)
+    }
+
+    /// A number below `bound` (which is not zero).
+    pub fn below(&mut self, bound: u64) -> u64 {
+        self.next_u64() % bound.max(1)
+    }
+
+    /// True once in `n` times.
+    pub fn one_in(&mut self, n: u64) -> bool {
+        self.below(n) == 0
+    }
+
+    /// As [`Random::below`], to index with.
+    pub fn index(&mut self, len: usize) -> usize {
+        usize::try_from(self.below(len as u64)).unwrap_or(0)
+    }
+}
+
+/// A number that looks random, of `x` alone.
+pub(crate) fn mix(x: u64) -> u64 {
+    let x = (x ^ (x >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+    let x = (x ^ (x >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+    x ^ (x >> 31)
+}
+
+/// A queue, used by somebody who waits.
+pub struct Driver {
+    queue: Box<dyn DiskQueue>,
+    next_token: u64,
+    in_flight: usize,
+    patience: Duration,
+}
+
+/// Nothing completed for as long as one was willing to wait.
+#[derive(Debug)]
+pub struct Stuck;
+
+impl Driver {
+    /// Uses `queue`, and waits 30 seconds for an answer.
+    pub fn new(queue: Box<dyn DiskQueue>) -> Driver {
+        Driver { queue, next_token: 1, in_flight: 0, patience: Duration::from_secs(30) }
+    }
+
+    /// Waits this long for an answer.
+    #[must_use]
+    pub fn with_patience(mut self, patience: Duration) -> Driver {
+        self.patience = patience;
+        self
+    }
+
+    /// The queue itself.
+    pub fn queue(&mut self) -> &mut dyn DiskQueue {
+        &mut *self.queue
+    }
+
+    /// Requests in flight.
+    pub fn in_flight(&self) -> usize {
+        self.in_flight
+    }
+
+    /// Submits a request; returns its token. It starts with the next [`Driver::wait`].
+    pub fn submit(&mut self, op: Op, offset: u64, len: u64, segments: Vec<Segment>) -> u64 {
+        let token = self.next_token;
+        self.next_token += 1;
+        self.in_flight += 1;
+        self.queue.submit(Request { token, op, offset, len, segments });
+        token
+    }
+
+    /// Starts what was submitted, and waits until something is done.
+    ///
+    /// # Errors
+    ///
+    /// [`Stuck`].
+    pub fn wait(&mut self) -> Result<Vec<Done>, Stuck> {
+        self.queue.kick();
+        let mut done = vec![];
+        let until = std::time::Instant::now() + self.patience;
+        loop {
+            self.queue.reap(&mut done);
+            if !done.is_empty() || self.in_flight == 0 {
+                self.in_flight -= done.len();
+                return Ok(done);
+            }
+            let left = until.saturating_duration_since(std::time::Instant::now());
+            if left.is_zero() {
+                return Err(Stuck);
+            }
+            let fd = self.queue.wait_fd();
+            let timeout = Timespec::try_from(left).ok();
+            let _ = poll(&mut [PollFd::new(&fd, PollFlags::IN)], timeout.as_ref());
+        }
+    }
+
+    /// One request, from submission to its result.
+    ///
+    /// # Panics
+    ///
+    /// When it gets stuck, or another is in flight.
+    pub fn run(&mut self, op: Op, offset: u64, len: u64, segments: Vec<Segment>) -> Done {
+        assert_eq!(self.in_flight, 0);
+        let token = self.submit(op, offset, len, segments);
+        let mut done = self.wait().expect("the disk answers");
+        assert_eq!((done.len(), done[0].token), (1, token));
+        done.remove(0)
+    }
+
+    /// Writes bytes.
+    ///
+    /// # Errors
+    ///
+    /// The disk's.
+    pub fn write(&mut self, offset: u64, bytes: &[u8]) -> Result<(), i32> {
+        let memory = lent_with(bytes);
+        let op = Op::Write { fua: false };
+        self.run(op, offset, bytes.len() as u64, vec![memory.into()]).result
+    }
+
+    /// Reads bytes.
+    ///
+    /// # Errors
+    ///
+    /// The disk's.
+    pub fn read(&mut self, offset: u64, len: usize) -> Result<Vec<u8>, i32> {
+        let memory = LentSlice::anonymous(len);
+        self.run(Op::Read, offset, len as u64, vec![memory.clone().into()]).result?;
+        Ok(bytes_of(&memory))
+    }
+}
+
+/// Private memory that holds `bytes`.
+pub fn lent_with(bytes: &[u8]) -> LentSlice {
+    let memory = LentSlice::anonymous(bytes.len());
+    memory.copy_from(0, bytes).expect("the memory was made for them");
+    memory
+}
+
+/// The bytes of lent memory.
+pub fn bytes_of(memory: &LentSlice) -> Vec<u8> {
+    let mut bytes = vec![0; memory.len()];
+    memory.copy_to(0, &mut bytes).expect("the room was made for them");
+    bytes
+}
+
+/// Reads the whole of a disk.
+///
+/// # Panics
+///
+/// When it cannot be read.
+pub fn image(disk: &dyn Disk) -> Vec<u8> {
+    let mut driver = Driver::new(disk.queue(1).expect("a queue"));
+    let mut image = vec![];
+    let bytes = disk.geometry().bytes;
+    while (image.len() as u64) < bytes {
+        let at = image.len() as u64;
+        let step = usize::try_from((bytes - at).min(1 << 20)).unwrap_or(1 << 20);
+        image.extend(driver.read(at, step).expect("the disk can be read"));
+    }
+    image
+}

@@ -1,0 +1,344 @@
+//! Staging grants: pages that a frontend asks a backend to keep mapped.
+//!
+//! # Theory of operation
+//!
+//! The frontend names pages in lists over netif's control ring. The backend maps them once, and any
+//! slot of either ring of that queue that names such a page costs a look-up and nothing else: no
+//! mapping, no copy by the platform, no unmapping. What is not in the table is reached as before.
+//!
+//! Two sides of the backend have a part in this:
+//!
+//! * The control side judges lists and maps and unmaps, which takes system calls. Its
+//!   [`StagingLedger`] knows what is staged, and holds queues and guest to their bounds.
+//! * The data side looks up, in its [`StagingTable`]. It gets pages and gives them back between two
+//!   rounds, when no frame refers to any page. So a page that leaves the table is in nobody's hands,
+//!   and whoever dropped the last handle to it has unmapped it: nothing is ever unmapped under an I/O.
+//!
+//! Pages that leave the table go back to the control side. It drops them and only then answers the
+//! frontend: when the frontend reads the response, nothing of the backend reaches the page.
+
+use std::collections::HashSet;
+
+use ringfence_memory::LentSlice;
+use ringfence_platform::{Access, Gref};
+
+use crate::index::{EnterError, GREF_LIMIT, GrefIndex};
+
+/// A page that is kept mapped.
+#[derive(Clone, Debug)]
+pub struct StagedPage {
+    /// Its reference.
+    pub gref: Gref,
+    /// What it was mapped for.
+    pub access: Access,
+    /// The page.
+    pub memory: LentSlice,
+}
+
+/// The pages of a queue that are kept mapped, for whoever works on its rings.
+#[derive(Default)]
+pub struct StagingTable {
+    index: GrefIndex,
+    pages: Vec<Option<StagedPage>>,
+    free: Vec<u16>,
+}
+
+impl StagingTable {
+    /// An empty table.
+    pub fn new() -> StagingTable {
+        StagingTable::default()
+    }
+
+    /// Pages in it.
+    pub fn len(&self) -> usize {
+        self.index.len()
+    }
+
+    /// Whether it has no page.
+    pub fn is_empty(&self) -> bool {
+        self.index.is_empty()
+    }
+
+    /// The page of `gref`, if it was staged for at least `access`. A page that was staged for
+    /// reading is not written through the table, even if its grant would allow it.
+    #[inline]
+    pub fn get(&self, gref: Gref, access: Access) -> Option<&LentSlice> {
+        let place = self.index.get(gref)?;
+        let page = self.pages.get(usize::from(place))?.as_ref()?;
+        let allowed = access == Access::ReadOnly || page.access == Access::ReadWrite;
+        allowed.then_some(&page.memory)
+    }
+
+    /// Adds pages, all or none.
+    ///
+    /// # Errors
+    ///
+    /// The pages back, with the reason.
+    pub fn add(&mut self, pages: Vec<StagedPage>) -> Result<(), (Vec<StagedPage>, EnterError)> {
+        for (done, page) in pages.iter().enumerate() {
+            let place = match self.free.pop() {
+                Some(place) => place,
+                // The index refuses what is no place.
+                None => u16::try_from(self.pages.len()).unwrap_or(u16::MAX),
+            };
+            if let Err(why) = self.index.enter(page.gref, place) {
+                if usize::from(place) < self.pages.len() {
+                    self.free.push(place);
+                }
+                pages[..done].iter().for_each(|page| drop(self.take(page.gref)));
+                return Err((pages, why));
+            }
+            let page = Some(page.clone());
+            match self.pages.get_mut(usize::from(place)) {
+                Some(slot) => *slot = page,
+                None => self.pages.push(page),
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes the page of `gref` out.
+    pub fn take(&mut self, gref: Gref) -> Option<StagedPage> {
+        let place = self.index.remove(gref)?;
+        self.free.push(place);
+        self.pages.get_mut(usize::from(place))?.take()
+    }
+}
+
+/// Bounds of what is kept mapped.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct StagingLimits {
+    /// Pages of one queue.
+    pub per_queue: u32,
+    /// Pages of one guest, over all its queues.
+    pub per_guest: u32,
+}
+
+impl Default for StagingLimits {
+    /// A queue has 512 slots on its two rings; what it stages beyond twice as many is of no use to
+    /// it.
+    fn default() -> Self {
+        StagingLimits { per_queue: 1024, per_guest: 4096 }
+    }
+}
+
+/// Why a list was not accepted.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum LedgerRefusal {
+    /// There is no such queue.
+    #[error("queue {queue} of {queues}")]
+    Queue {
+        /// The queue asked for.
+        queue: u32,
+        /// Queues there are.
+        queues: u32,
+    },
+    /// It would be more than the queue may have.
+    #[error("{wanted} pages more, beside {staged}; a queue may have {limit}")]
+    QueueFull {
+        /// Pages asked for.
+        wanted: u32,
+        /// Pages staged.
+        staged: u32,
+        /// Pages allowed.
+        limit: u32,
+    },
+    /// It would be more than the guest may have.
+    #[error("{wanted} pages more, beside {staged} of all queues; a guest may have {limit}")]
+    GuestFull {
+        /// Pages asked for.
+        wanted: u32,
+        /// Pages staged.
+        staged: u32,
+        /// Pages allowed.
+        limit: u32,
+    },
+    /// The page is staged already, or comes twice in the list.
+    #[error("{gref} is staged already")]
+    Twice {
+        /// The page.
+        gref: Gref,
+    },
+    /// No table of grants is that long.
+    #[error("{gref} is not below {GREF_LIMIT}")]
+    TooLarge {
+        /// The reference.
+        gref: Gref,
+    },
+}
+
+impl LedgerRefusal {
+    /// A name for counters.
+    pub fn label(&self) -> &'static str {
+        match self {
+            LedgerRefusal::Queue { .. } => "staging_no_such_queue",
+            LedgerRefusal::QueueFull { .. } => "staging_queue_full",
+            LedgerRefusal::GuestFull { .. } => "staging_guest_full",
+            LedgerRefusal::Twice { .. } => "staging_gref_twice",
+            LedgerRefusal::TooLarge { .. } => "staging_gref_too_large",
+        }
+    }
+}
+
+/// What is staged, by queue, for whoever judges lists.
+pub struct StagingLedger {
+    queues: Vec<HashSet<Gref>>,
+    limits: StagingLimits,
+}
+
+impl StagingLedger {
+    /// Nothing is staged.
+    pub fn new(queues: u32, limits: StagingLimits) -> StagingLedger {
+        StagingLedger { queues: (0..queues).map(|_| HashSet::new()).collect(), limits }
+    }
+
+    /// Most pages that `queue` may have staged, whatever is staged now.
+    ///
+    /// # Errors
+    ///
+    /// [`LedgerRefusal::Queue`]
+    pub fn limit(&self, queue: u32) -> Result<u32, LedgerRefusal> {
+        self.place(queue)?;
+        Ok(self.limits.per_queue.min(self.limits.per_guest))
+    }
+
+    /// Pages staged, over all queues.
+    pub fn staged(&self) -> u32 {
+        let all: usize = self.queues.iter().map(HashSet::len).sum();
+        u32::try_from(all).unwrap_or(u32::MAX)
+    }
+
+    fn place(&self, queue: u32) -> Result<usize, LedgerRefusal> {
+        let queues = u32::try_from(self.queues.len()).unwrap_or(u32::MAX);
+        let found = usize::try_from(queue).ok().filter(|_| queue < queues);
+        found.ok_or(LedgerRefusal::Queue { queue, queues })
+    }
+
+    /// Whether `list` may be staged for `queue`, as a whole. Nothing is noted yet.
+    ///
+    /// # Errors
+    ///
+    /// [`LedgerRefusal`]: the first rule that is broken.
+    pub fn judge(&self, queue: u32, list: &[Gref]) -> Result<(), LedgerRefusal> {
+        let staged = &self.queues[self.place(queue)?];
+        let wanted = u32::try_from(list.len()).unwrap_or(u32::MAX);
+        let here = u32::try_from(staged.len()).unwrap_or(u32::MAX);
+        let StagingLimits { per_queue, per_guest } = self.limits;
+        if here.saturating_add(wanted) > per_queue {
+            return Err(LedgerRefusal::QueueFull { wanted, staged: here, limit: per_queue });
+        }
+        if self.staged().saturating_add(wanted) > per_guest {
+            let staged = self.staged();
+            return Err(LedgerRefusal::GuestFull { wanted, staged, limit: per_guest });
+        }
+        let mut seen = HashSet::with_capacity(list.len());
+        for gref in list {
+            if gref.0 >= GREF_LIMIT {
+                return Err(LedgerRefusal::TooLarge { gref: *gref });
+            }
+            if staged.contains(gref) || !seen.insert(*gref) {
+                return Err(LedgerRefusal::Twice { gref: *gref });
+            }
+        }
+        Ok(())
+    }
+
+    /// Notes that `list`, which was [judged](StagingLedger::judge), is staged.
+    pub fn note(&mut self, queue: u32, list: &[Gref]) {
+        if let Ok(place) = self.place(queue) {
+            self.queues[place].extend(list);
+        }
+    }
+
+    /// Strikes those of `list` out that are staged, and says of each whether it was. A second
+    /// mention of one finds it gone.
+    ///
+    /// # Errors
+    ///
+    /// [`LedgerRefusal::Queue`]
+    pub fn strike(&mut self, queue: u32, list: &[Gref]) -> Result<Vec<bool>, LedgerRefusal> {
+        let place = self.place(queue)?;
+        Ok(list.iter().map(|gref| self.queues[place].remove(gref)).collect())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn page(gref: u32, access: Access) -> StagedPage {
+        StagedPage { gref: Gref(gref), access, memory: LentSlice::anonymous(64) }
+    }
+
+    #[test]
+    fn a_page_staged_for_reading_is_not_written_through_the_table() {
+        let mut table = StagingTable::new();
+        table.add(vec![page(8, Access::ReadOnly), page(9, Access::ReadWrite)]).unwrap();
+        assert!(table.get(Gref(8), Access::ReadOnly).is_some());
+        assert!(table.get(Gref(8), Access::ReadWrite).is_none());
+        assert!(table.get(Gref(9), Access::ReadWrite).is_some());
+        assert!(table.get(Gref(10), Access::ReadOnly).is_none());
+    }
+
+    #[test]
+    fn adding_is_all_or_nothing() {
+        let mut table = StagingTable::new();
+        table.add(vec![page(8, Access::ReadOnly)]).unwrap();
+        let list =
+            vec![page(9, Access::ReadOnly), page(10, Access::ReadOnly), page(8, Access::ReadOnly)];
+        let (back, why) = table.add(list).unwrap_err();
+        assert_eq!((back.len(), why), (3, EnterError::Present { gref: Gref(8) }));
+        assert_eq!(table.len(), 1);
+        assert!(table.get(Gref(9), Access::ReadOnly).is_none());
+        table.add(vec![page(9, Access::ReadOnly)]).unwrap();
+        assert_eq!(table.pages.len(), 3, "places are used again");
+    }
+
+    #[test]
+    fn the_ledger_holds_queue_and_guest_to_their_bounds() {
+        let limits = StagingLimits { per_queue: 4, per_guest: 6 };
+        let mut ledger = StagingLedger::new(2, limits);
+        let grefs = |range: core::ops::Range<u32>| range.map(Gref).collect::<Vec<_>>();
+        assert!(matches!(ledger.judge(2, &grefs(0..1)), Err(LedgerRefusal::Queue { .. })));
+        assert!(matches!(ledger.judge(0, &grefs(0..5)), Err(LedgerRefusal::QueueFull { .. })));
+        ledger.judge(0, &grefs(0..4)).unwrap();
+        ledger.note(0, &grefs(0..4));
+        assert!(matches!(ledger.judge(1, &grefs(0..3)), Err(LedgerRefusal::GuestFull { .. })));
+        // The same page may serve two queues.
+        ledger.judge(1, &grefs(0..2)).unwrap();
+        assert_eq!(ledger.strike(0, &grefs(2..6)), Ok(vec![true, true, false, false]));
+        assert_eq!(ledger.staged(), 2);
+        let twice = [Gref(9), Gref(9)];
+        assert_eq!(ledger.judge(0, &twice), Err(LedgerRefusal::Twice { gref: Gref(9) }));
+        assert_eq!(ledger.strike(1, &twice), Ok(vec![false, false]));
+        let large = [Gref(GREF_LIMIT)];
+        assert!(matches!(ledger.judge(0, &large), Err(LedgerRefusal::TooLarge { .. })));
+    }
+
+    proptest! {
+        #[test]
+        fn what_the_ledger_lets_pass_the_table_takes(
+            lists in prop::collection::vec((any::<bool>(), prop::collection::vec(0u32..40, 1..12)), 0..60),
+        ) {
+            let mut ledger = StagingLedger::new(1, StagingLimits { per_queue: 24, per_guest: 24 });
+            let mut table = StagingTable::new();
+            for (add, list) in lists {
+                let grefs: Vec<Gref> = list.iter().copied().map(Gref).collect();
+                if !add {
+                    let known = ledger.strike(0, &grefs).unwrap();
+                    for (gref, known) in grefs.iter().zip(known) {
+                        prop_assert_eq!(table.take(*gref).is_some(), known);
+                    }
+                } else if ledger.judge(0, &grefs).is_ok() {
+                    ledger.note(0, &grefs);
+                    let pages = list.iter().map(|g| page(*g, Access::ReadOnly)).collect();
+                    prop_assert!(table.add(pages).is_ok());
+                }
+                prop_assert_eq!(table.len(), ledger.staged() as usize);
+                prop_assert!(table.len() <= 24);
+            }
+        }
+    }
+}

@@ -1,0 +1,33 @@
+//! What the control side of a device orders of its port.
+
+use std::sync::Arc;
+
+use ringfence_grants::index::EnterError;
+use ringfence_grants::staging::StagedPage;
+use ringfence_platform::Gref;
+
+use crate::steer::Steering;
+
+/// An order, carried out between two rounds.
+pub enum PortOrder {
+    /// Reach these pages through the table from now on.
+    Stage(Vec<StagedPage>),
+    /// Reach these pages through the table no longer; hand them back.
+    Unstage(Vec<Gref>),
+    /// Hash packets to the guest like this, and say so on the ring; `None`: do not.
+    Hash(Option<Arc<Steering>>),
+}
+
+/// What became of an order.
+pub enum PortReply {
+    /// [`PortOrder::Stage`] was carried out.
+    Staged,
+    /// It was not, and the pages are handed back.
+    NotStaged(Vec<StagedPage>, EnterError),
+    /// The pages that were in the table, and are not any more.
+    Unstaged(Vec<StagedPage>),
+    /// [`PortOrder::Hash`] was carried out.
+    Hashing,
+    /// The port has no use for such an order.
+    Unsupported,
+}

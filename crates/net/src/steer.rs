@@ -1,0 +1,85 @@
+//! Which queue of a guest a packet takes.
+//!
+//! Packets of one flow take one queue, so that they stay in order. A guest that set up hashing over
+//! its control ring gets what it asked for ([`Steering`]); netif.h, "Hash Mapping".
+
+use ringfence_offload::Layers;
+use ringfence_offload::flow_hash::{FlowFieldSet, FlowFields, ToeplitzKey};
+use ringfence_wire::netif::ctrl::HashTypes;
+use ringfence_wire::netif::extra::{HashAlgorithm, HashType, PacketHash};
+
+/// How a guest wants its packets spread. Checked: every entry of the table names a queue there is.
+#[derive(Clone, Debug)]
+pub struct Steering {
+    key: ToeplitzKey,
+    fields: FlowFieldSet,
+    /// From hash modulo length to queue; empty: the hash modulo the number of queues.
+    table: Vec<u16>,
+    queues: u16,
+}
+
+impl Steering {
+    /// Spreads over `queues` queues, at least one, by `table`, whose entries are below that.
+    pub fn new(key: &[u8], types: HashTypes, table: Vec<u16>, queues: u16) -> Steering {
+        let fields = FlowFieldSet {
+            ipv4: types.contains(HashType::Ipv4),
+            ipv4_tcp: types.contains(HashType::Ipv4Tcp),
+            ipv6: types.contains(HashType::Ipv6),
+            ipv6_tcp: types.contains(HashType::Ipv6Tcp),
+        };
+        Steering { key: ToeplitzKey::new(key), fields, table, queues: queues.max(1) }
+    }
+
+    /// The hash of a packet with these first octets and this length; `None` if nothing of it is to
+    /// be hashed.
+    pub fn hash(&self, header: &[u8], frame_len: usize) -> Option<PacketHash> {
+        let layers = Layers::parse(header, u32::try_from(frame_len).ok()?).ok()?;
+        let (fields, value) = self.key.hash_packet(header, &layers, self.fields)?;
+        let kind = match fields {
+            FlowFields::Ipv4 => HashType::Ipv4,
+            FlowFields::Ipv4Tcp => HashType::Ipv4Tcp,
+            FlowFields::Ipv6 => HashType::Ipv6,
+            FlowFields::Ipv6Tcp => HashType::Ipv6Tcp,
+        };
+        Some(PacketHash { kind, algorithm: HashAlgorithm::Toeplitz, value })
+    }
+
+    /// The queue of packets with that hash.
+    pub fn queue(&self, hash: u32) -> u16 {
+        let of = |n: usize| hash as usize % n;
+        match self.table.len() {
+            0 => u16::try_from(of(usize::from(self.queues))).unwrap_or(0),
+            entries => self.table[of(entries)].min(self.queues - 1),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_table_or_else_the_number_of_queues() {
+        let types = HashTypes::ALL;
+        let plain = Steering::new(&[], types, vec![], 3);
+        assert_eq!([0, 1, 2, 3, u32::MAX].map(|h| plain.queue(h)), [0, 1, 2, 0, 0]);
+        let table = Steering::new(&[], types, vec![2, 0], 3);
+        assert_eq!([0, 1, 2, 3].map(|h| table.queue(h)), [2, 0, 2, 0]);
+    }
+
+    #[test]
+    fn what_is_no_packet_has_no_hash() {
+        let steering = Steering::new(&[1; 40], HashTypes::ALL, vec![], 1);
+        assert_eq!(steering.hash(&[0; 60], 60), None);
+        assert_eq!(steering.hash(&[], 0), None);
+        let none = Steering::new(&[1; 40], HashTypes::default(), vec![], 1);
+        let mut frame = [0u8; 60];
+        frame[12..14].copy_from_slice(&0x0800u16.to_be_bytes());
+        frame[14] = 0x45;
+        frame[16..18].copy_from_slice(&28u16.to_be_bytes());
+        frame[23] = 17;
+        frame[38..40].copy_from_slice(&8u16.to_be_bytes());
+        assert_eq!(none.hash(&frame, 60), None);
+        assert!(steering.hash(&frame, 60).is_some_and(|hash| hash.kind == HashType::Ipv4));
+    }
+}

@@ -1,0 +1,39 @@
+//! The control ring of a vif, from the backend's side: connected with it, served beside it.
+
+use std::sync::Arc;
+
+use ringfence_grants::Mode;
+use ringfence_grants::staging::StagingLimits;
+use ringfence_platform::store::{StoreAccess, StoreClient};
+use ringfence_platform::{EventPort, Gref, Platform};
+use ringfence_wire::netif::keys;
+use ringfence_wire::xenbus::DeviceId;
+
+use super::backend::{ConnectError, map_ring};
+use crate::ctrl::backend::{ControlRing, CtrlBackend, CtrlOptions};
+use crate::rules::RuleCounters;
+
+/// Connects the control ring, if the frontend has one.
+pub(super) fn open<P: Platform>(
+    device: &DeviceId,
+    queues: u16,
+    mode: Mode,
+    platform: &P,
+    store: &mut StoreClient,
+    rules: &Arc<RuleCounters>,
+) -> Result<Option<Box<dyn ControlRing>>, ConnectError> {
+    let front = device.frontend_path();
+    let Some(gref) = store.read_u32_opt(&format!("{front}/{}", keys::CTRL_RING_REF))? else {
+        return Ok(None);
+    };
+    let port = store.read_u32(&format!("{front}/{}", keys::EVENT_CHANNEL_CTRL))?;
+    let peer = device.frontend;
+    let mut pages = platform.grantee(peer).map_err(ConnectError::Arena)?;
+    let ring = map_ring(&mut pages, "control", Gref(gref))?;
+    let channel = platform
+        .bind_interdomain(peer, EventPort(port))
+        .map_err(|source| ConnectError::Channel { port, source })?;
+    let staging = (mode == Mode::Staging).then(StagingLimits::default);
+    let options = CtrlOptions { queues, staging };
+    Ok(Some(Box::new(CtrlBackend::new(ring, channel, pages, options, rules))))
+}

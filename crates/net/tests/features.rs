@@ -1,0 +1,185 @@
+//! Every set of offload keys beside every other one, with TCP of real kernels at both ends.
+//!
+//! Both kernels leave to the TAP's reader whatever they can, so that everything that the other side does
+//! not take has to be done on the way. For each pair the vif connects anew, TCP runs both ways over IPv4
+//! and IPv6, and the ports' counters say what was made use of.
+
+#![allow(clippy::unwrap_used, reason = "a test's panic is its report")]
+
+mod support;
+
+use std::net::SocketAddr;
+use std::sync::mpsc::TryRecvError;
+use std::time::Instant;
+
+use ringfence_grants::Mode;
+use ringfence_net::features::OffloadKeys;
+use ringfence_net::vif::backend::{BackendOptions, VifBackend};
+use ringfence_net::{DropReason, PortCounters};
+
+use support::world::{MTU, Side, World};
+use support::{Peer, in_namespaces, tcp};
+
+/// What a connection carries each way. It fits the rings however it is cut, so that nothing is lost and
+/// no pair waits for a retransmission.
+const OCTETS: usize = 128 << 10;
+
+/// The MTU where no packet may take several slots.
+const SMALL: u16 = 1500;
+
+const ADDRESSES: [&str; 2] = ["10.9.0.2:5001", "[fd00:9::2]:5001"];
+
+/// Connects the vif with these keys, lets TCP run, and checks what was made use of.
+fn check(world: &mut World, mode: Mode, pair: Pair) {
+    world.set_mtu(if pair.sg() { MTU } else { SMALL });
+    let options = BackendOptions { mode, mtu: MTU };
+    let mut back = VifBackend::new(world.device, options).with_offloads(pair.back);
+    let mut front = world.front.take().unwrap().with_offloads(pair.front);
+    world.connect(&mut back, &mut front);
+    for (family, to) in ADDRESSES.into_iter().enumerate() {
+        let seen = uses(world);
+        let sum = |side: &Side| side.tap.frames_coalesced.get();
+        let joined = sum(&world.guest);
+        tcp::both_ways(to.parse::<SocketAddr>().unwrap(), pair.seed(), OCTETS);
+        assert_eq!(world.peer.answer(), "ended");
+        world.settle();
+        let used = uses(world);
+        for (n, keys) in [pair.back, pair.front].into_iter().enumerate() {
+            used[n].since(seen[n]).are_within(keys, family == 1, &pair.to_string());
+        }
+        assert_eq!(sum(&world.guest), joined, "{pair}: the two ends of a patch are one guest's");
+    }
+    for rules in [back.rules(), front.rules()] {
+        assert!(rules.all().is_empty(), "{pair}: {:?}", rules.all());
+    }
+    for side in [&world.guest, &world.driver] {
+        assert_eq!(side.gone.try_recv(), Err(TryRecvError::Empty), "{pair}");
+        // While the vif was away, its kernel may have had something to say to nobody.
+        let unheard = side.tap.drops(DropReason::NoDestination);
+        let lost = side.counters.drops_total() + side.tap.drops_total() - unheard;
+        assert_eq!(lost, 0, "{pair}: {:?} {:?}", side.counters.named(), side.tap.named());
+    }
+    world.disconnect(&mut back, &mut front);
+    world.front = Some(front);
+}
+
+/// What the frontend sent, and what the backend sent.
+fn uses(world: &World) -> [Uses; 2] {
+    [Uses::of(&world.guest.counters), Uses::of(&world.driver.counters)]
+}
+
+/// How many frames a vif's port sent by which offload.
+#[derive(Clone, Copy)]
+struct Uses {
+    gso: u64,
+    chained: u64,
+    blank: u64,
+}
+
+impl Uses {
+    fn of(counters: &PortCounters) -> Uses {
+        Uses {
+            gso: counters.tx_gso.get(),
+            chained: counters.tx_chained.get(),
+            blank: counters.tx_blank.get(),
+        }
+    }
+
+    fn since(self, before: Uses) -> Uses {
+        Uses {
+            gso: self.gso - before.gso,
+            chained: self.chained - before.chained,
+            blank: self.blank - before.blank,
+        }
+    }
+
+    /// Each was used if, and only if, `keys` of whom it was sent to say so.
+    fn are_within(self, keys: OffloadKeys, v6: bool, what: &str) {
+        let (gso, blank) = if v6 {
+            (keys.gso_tcp_v6, keys.checksum_ipv6)
+        } else {
+            (keys.gso_tcp_v4, keys.checksum_ipv4)
+        };
+        let Uses { gso: sent_gso, chained, blank: sent_blank } = self;
+        let all = format!("{what}, taken: {keys}, IPv6: {v6}: {sent_gso}, {chained}, {sent_blank}");
+        assert_eq!(sent_blank > 0, blank, "blank checksums; {all}");
+        // A super-packet has a blank checksum.
+        assert!(sent_gso == 0 || gso && blank, "super-packets; {all}");
+        assert!(chained == 0 || keys.scatter_gather, "several slots; {all}");
+        if keys.scatter_gather && gso && blank {
+            assert!(sent_gso > 0 && chained > 0, "super-packets in several slots; {all}");
+        }
+    }
+}
+
+/// What each end takes.
+#[derive(Clone, Copy)]
+struct Pair {
+    front: OffloadKeys,
+    back: OffloadKeys,
+}
+
+impl Pair {
+    fn new(front: u32, back: u32) -> Pair {
+        Pair { front: keys(front), back: keys(back) }
+    }
+
+    fn sg(&self) -> bool {
+        self.front.scatter_gather && self.back.scatter_gather
+    }
+
+    /// Other octets for each.
+    fn seed(&self) -> u64 {
+        self.to_string().bytes().fold(1, |seed, octet| seed * 31 % (1 << 40) + u64::from(octet))
+    }
+}
+
+impl std::fmt::Display for Pair {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "frontend takes {}, backend takes {}", self.front, self.back)
+    }
+}
+
+/// The sets by number. The last 16 have `sg`.
+fn keys(number: u32) -> OffloadKeys {
+    let bit = |n: u32| number >> n & 1 == 1;
+    OffloadKeys {
+        scatter_gather: bit(4),
+        gso_tcp_v4: bit(0),
+        gso_tcp_v6: bit(1),
+        checksum_ipv4: bit(2),
+        checksum_ipv6: bit(3),
+    }
+}
+
+const SETS: u32 = 32;
+
+/// Every pair in some mode.
+fn check_all(peer: &dyn Fn() -> Peer, mode: impl Fn(u32, u32) -> Mode) {
+    let mut world = World::new(peer());
+    let start = Instant::now();
+    for front in 0..SETS {
+        for back in 0..SETS {
+            check(&mut world, mode(front, back), Pair::new(front, back));
+        }
+        println!("{} of {} pairs, {:.1?}", (front + 1) * SETS, SETS * SETS, start.elapsed());
+    }
+}
+
+/// Set by `cargo xtask soak features`: all pairs in each mode.
+const EACH_MODE: &str = "RINGFENCE_TEST_EACH_MODE";
+
+#[test]
+fn every_set_of_keys_understands_every_other() {
+    in_namespaces("every_set_of_keys_understands_every_other", |peer| {
+        if std::env::var_os(EACH_MODE).is_some() {
+            for mode in Mode::ALL {
+                println!("mode {mode}");
+                check_all(peer, |_, _| mode);
+            }
+            return;
+        }
+        // Each key of each side meets both modes.
+        check_all(peer, |front, back| Mode::ALL[(front ^ back).count_ones() as usize % 2]);
+    });
+}

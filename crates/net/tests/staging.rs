@@ -1,0 +1,79 @@
+//! Staging grants between two domains of one process: each point that the interface leaves open is
+//! decided in `docs/staging-grants.md`, and has its test here.
+
+#![allow(clippy::unwrap_used, reason = "the panic of a test is its report")]
+
+mod pair;
+
+use pair::{Pair, carry, frame};
+use ringfence_grants::Mode;
+use ringfence_net::features::OffloadKeys;
+use ringfence_net::netfront::QUEUE_PAGES;
+use ringfence_platform::Platform;
+use ringfence_platform::counters::CounterValues;
+
+fn operations(pair: &Pair) -> CounterValues {
+    pair.back_platform.counters().values()
+}
+
+#[test]
+fn staged_pages_cost_no_operation() {
+    let mut pair = Pair::new(Mode::Staging);
+    pair.connect();
+    let progress = pair.stage();
+    assert_eq!((progress.staged, progress.refused), (QUEUE_PAGES, 0));
+    assert_eq!(pair.back.staged() as usize, QUEUE_PAGES);
+    let before = operations(&pair);
+    let (front, back) = pair.ports();
+    for round in 0..20 {
+        let sizes = [60, 64, 256, 257, 1514, 4096, 9000, 65_535];
+        let frames: Vec<_> = (1..).zip(sizes).map(|(s, len)| frame(s + round, len)).collect();
+        assert!(carry(front, back, &frames) == frames);
+        assert!(carry(back, front, &frames) == frames);
+    }
+    let spent = operations(&pair).since(&before);
+    assert_eq!((spent.grant_maps, spent.grant_unmaps, spent.grant_copies), (0, 0, 0), "{spent:?}");
+    assert!(pair.back.rules().all().is_empty(), "{:?}", pair.back.rules().all());
+    assert!(pair.front.rules().all().is_empty(), "{:?}", pair.front.rules().all());
+}
+
+#[test]
+fn without_staging_or_before_it_packets_are_copied() {
+    let mut pair = Pair::new(Mode::Staging);
+    pair.connect();
+    let before = operations(&pair);
+    let (front, back) = pair.ports();
+    let frames = [frame(1, 1514), frame(2, 5000)];
+    assert_eq!(carry(front, back, &frames), frames);
+    assert_eq!(carry(back, front, &frames), frames);
+    let spent = operations(&pair).since(&before);
+    assert_eq!(spent.grant_copies, 6);
+    assert_eq!(spent.grant_maps, 0);
+}
+
+#[test]
+fn a_backend_that_does_not_stage_says_so() {
+    let mut pair = Pair::wishing(Mode::Copy, OffloadKeys::ALL, OffloadKeys::ALL, true);
+    pair.connect();
+    let progress = pair.stage();
+    assert_eq!((progress.staged, progress.refused), (0, QUEUE_PAGES));
+    let (front, back) = pair.ports();
+    let frames = [frame(1, 1514), frame(2, 5000)];
+    assert_eq!(carry(front, back, &frames), frames);
+}
+
+#[test]
+fn a_device_that_goes_leaves_nothing_mapped() {
+    let mut pair = Pair::new(Mode::Staging);
+    for _ in 0..3 {
+        pair.connect();
+        pair.stage();
+        pair.front.close(&mut pair.front_store, &mut pair.front_host).unwrap();
+        pair.back.look(&pair.back_platform, &mut pair.back_store, &mut pair.back_host).unwrap();
+        let counts = operations(&pair);
+        assert_eq!(counts.grant_maps, counts.grant_unmaps);
+        let state = format!("{}/state", pair.device.frontend_path());
+        use ringfence_platform::store::StoreAccess as _;
+        pair.front_store.write(&state, "1").unwrap();
+    }
+}

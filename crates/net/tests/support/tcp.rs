@@ -1,0 +1,88 @@
+//! TCP both ways at once: octets without a pattern, compared by hash.
+
+use std::io::{Read, Write};
+use std::net::{Ipv6Addr, SocketAddr, TcpListener, TcpStream};
+use std::time::Duration;
+
+use nix::sys::socket::{setsockopt, sockopt};
+use sha2::{Digest, Sha256};
+
+/// Where [`serve`] listens.
+pub const PORT: u16 = 5001;
+
+/// How long a connection may stand still.
+const LIMIT: Duration = Duration::from_secs(10);
+
+/// Octets without a pattern.
+pub fn noise(seed: u64, len: usize) -> Vec<u8> {
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let mut bytes = Vec::with_capacity(len + 8);
+    while bytes.len() < len {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        bytes.extend_from_slice(&state.to_le_bytes());
+    }
+    bytes.truncate(len);
+    bytes
+}
+
+/// Answers connections over both families on threads of its own, and tells of the end of each.
+pub fn serve(ended: fn()) {
+    let listener = TcpListener::bind((Ipv6Addr::UNSPECIFIED, PORT)).unwrap();
+    std::thread::spawn(move || {
+        for stream in listener.incoming() {
+            let stream = stream.unwrap();
+            std::thread::spawn(move || {
+                answer(&stream);
+                drop(stream);
+                ended();
+            });
+        }
+    });
+}
+
+fn answer(mut stream: &TcpStream) {
+    let mut order = [0; 16];
+    stream.read_exact(&mut order).unwrap();
+    let number = |at: usize| u64::from_le_bytes(order[at..at + 8].try_into().unwrap());
+    let (seed, len) = (number(0), usize::try_from(number(8)).unwrap());
+    let received = exchange(stream, &noise(!seed, len));
+    stream.write_all(&received).unwrap();
+    // Until the other end has gone.
+    let _ = stream.read(&mut [0]);
+}
+
+/// Connects, sends and receives `len` octets at the same time, and ends the connection so that nothing
+/// more is said about it.
+///
+/// # Panics
+///
+/// When something does not arrive, or arrives damaged.
+pub fn both_ways(to: SocketAddr, seed: u64, len: usize) {
+    let mut stream = TcpStream::connect_timeout(&to, LIMIT).unwrap();
+    stream.set_read_timeout(Some(LIMIT)).unwrap();
+    stream.set_write_timeout(Some(LIMIT)).unwrap();
+    let mut order = seed.to_le_bytes().to_vec();
+    order.extend_from_slice(&(len as u64).to_le_bytes());
+    stream.write_all(&order).unwrap();
+    let sent = noise(seed, len);
+    let received = exchange(&stream, &sent);
+    let mut theirs = [0; 32];
+    stream.read_exact(&mut theirs).unwrap();
+    let hash = |bytes: &[u8]| -> [u8; 32] { Sha256::digest(bytes).into() };
+    assert!(received == hash(&noise(!seed, len)), "{to}: damaged on the way here");
+    assert!(theirs == hash(&sent), "{to}: damaged on the way there");
+    let at_once = libc::linger { l_onoff: 1, l_linger: 0 };
+    setsockopt(&stream, sockopt::Linger, &at_once).unwrap();
+}
+
+/// Sends `octets` and receives as many; the hash of these.
+fn exchange(mut stream: &TcpStream, octets: &[u8]) -> [u8; 32] {
+    std::thread::scope(|scope| {
+        scope.spawn(|| (&mut &*stream).write_all(octets).unwrap());
+        let mut received = vec![0; octets.len()];
+        stream.read_exact(&mut received).unwrap();
+        Sha256::digest(&received).into()
+    })
+}

@@ -1,0 +1,191 @@
+//! UDP segmentation: many datagrams in one packet, from a sender that asks its kernel for that
+//! (`UDP_SEGMENT`) to a socket in another one, which counts them.
+
+#![allow(clippy::unwrap_used, reason = "a test's panic is its report")]
+
+mod support;
+
+use std::net::UdpSocket;
+
+use ringfence_grants::Mode;
+use ringfence_net::Port as _;
+use ringfence_net::PortCounters;
+use ringfence_net::dataplane::{Dataplane, DataplaneConfig};
+use ringfence_net::switch::{Fabric, PortPolicy, Switch};
+use ringfence_net::tap::TapPort;
+use ringfence_net::vif::backend::{BackendOptions, VifBackend};
+use ringfence_platform::Counters;
+use ringfence_platform::tap::{Tap, TapOffloads};
+use std::sync::Arc;
+
+use support::peer::{receive, send_segmented, socket_towards};
+use support::world::{MTU, World};
+use support::{Peer, in_namespaces, ip, skip};
+
+const USO: TapOffloads = TapOffloads::USO4.union(TapOffloads::USO6);
+
+const TOO_OLD: &str = "this kernel (before Linux 6.2) leaves no UDP packet whole on a TAP";
+
+/// A send: 43 datagrams, the last one short.
+const EACH: usize = 60_000;
+const SIZE: u16 = 1400;
+const DATAGRAMS: u64 = 43;
+/// Sends, one after the other, so that no socket's buffer runs over.
+const SENDS: u64 = 20;
+
+const ADDRESSES: [&str; 2] = ["10.9.0.2:7000", "[fd00:9::2]:7000"];
+
+/// Whether this kernel leaves UDP whole on a TAP.
+fn kernel_knows(tap: &Tap) -> bool {
+    let knows = tap.offloads.contains(USO);
+    if !knows {
+        skip(TOO_OLD);
+    }
+    knows
+}
+
+/// Sends to the peer, and compares what it got.
+fn to_peer(peer: &mut Peer, to: &str) {
+    peer.tell(&format!("bind {to}"));
+    let socket = socket_towards(to);
+    for _ in 0..SENDS {
+        peer.ask(&format!("receive {EACH}"));
+        let sent = send_segmented(&socket, 1, EACH, SIZE);
+        assert_eq!(peer.answer(), sent, "datagrams, octets, hash");
+        assert!(sent.starts_with(&format!("{DATAGRAMS} {EACH} ")), "{sent}");
+    }
+}
+
+/// The kernel of one namespace, a switch, and the kernel of another: TAP to TAP.
+struct Bridge {
+    peer: Peer,
+    a: Arc<PortCounters>,
+    b: Arc<PortCounters>,
+}
+
+impl Bridge {
+    /// With these offloads on the far TAP.
+    fn new(mut peer: Peer, far: TapOffloads) -> Option<Bridge> {
+        let (a, mut b) = (Tap::create("rfa").unwrap(), Tap::create("rfb").unwrap());
+        if !kernel_knows(&a) {
+            return None;
+        }
+        b.limit_offloads(far).unwrap();
+        ip(&format!("link set rfb netns {}", peer.id()));
+        for (name, host) in [("rfa", 1), ("rfb", 2)] {
+            for args in [
+                format!("link set {name} address 02:00:00:00:00:0{host} up"),
+                format!("address add 10.9.0.{host}/24 dev {name}"),
+                format!("address add fd00:9::{host}/64 dev {name} nodad"),
+            ] {
+                if host == 1 {
+                    ip(&args);
+                } else {
+                    peer.tell(&format!("ip {args}"));
+                }
+            }
+        }
+        let system = Arc::new(Counters::default());
+        let fabric = Fabric::Switch(Switch::new());
+        let config = DataplaneConfig::default();
+        let (dataplane, handle) =
+            Dataplane::new(fabric, config, Arc::clone(&system), |_| {}).unwrap();
+        std::thread::spawn(move || dataplane.run());
+        let [a, b] = [a, b].map(|tap| {
+            let port = TapPort::new(tap.fd, tap.offloads, 1500, Arc::clone(&system));
+            let counters = Arc::clone(port.counters());
+            handle.add_port(Box::new(port), PortPolicy::default(), &tap.name).unwrap();
+            counters
+        });
+        // Without a handle the data plane would end.
+        std::mem::forget(handle);
+        Some(Bridge { peer, a, b })
+    }
+}
+
+#[test]
+fn from_tap_to_tap_datagrams_go_whole() {
+    in_namespaces("from_tap_to_tap_datagrams_go_whole", |peer| {
+        let Some(Bridge { mut peer, a, b }) = Bridge::new(peer(), TapOffloads(u32::MAX)) else {
+            return;
+        };
+        for (n, to) in (1..).zip(ADDRESSES) {
+            to_peer(&mut peer, to);
+            assert_eq!((b.frames_whole.get(), b.tx_gso.get()), (n * SENDS, n * SENDS), "{to}");
+        }
+        assert_eq!((b.segments_made.get(), b.checksums_computed.get()), (0, 0));
+        assert_eq!(b.frames_coalesced.get(), 0);
+        // Besides, the kernels asked each other for addresses.
+        assert!(a.rx_frames.get() < 2 * SENDS + 30, "{}", a.rx_frames.get());
+    });
+}
+
+/// Behind a TAP that does not take datagrams whole.
+fn split_for(peer: Peer, far: TapOffloads) {
+    let Some(Bridge { mut peer, b, .. }) = Bridge::new(peer, far) else { return };
+    for to in ADDRESSES {
+        to_peer(&mut peer, to);
+    }
+    assert_eq!((b.frames_segmented.get(), b.frames_whole.get()), (2 * SENDS, 0));
+    assert_eq!(b.segments_made.get(), 2 * SENDS * DATAGRAMS);
+}
+
+#[test]
+fn a_tap_that_takes_no_datagrams_whole_gets_them_split() {
+    in_namespaces("a_tap_that_takes_no_datagrams_whole_gets_them_split", |peer| {
+        split_for(peer(), TapOffloads::CSUM.union(TapOffloads::TSO4));
+    });
+}
+
+#[test]
+fn a_tap_that_takes_nothing_gets_them_split() {
+    in_namespaces("a_tap_that_takes_nothing_gets_them_split", |peer| {
+        split_for(peer(), TapOffloads(0));
+    });
+}
+
+/// Both ways over a vif, which has no word for datagrams that are whole.
+fn over_a_vif(peer: Peer, mode: Mode) {
+    let mut world = World::new(peer);
+    if !world.taps_take(USO) {
+        return skip(TOO_OLD);
+    }
+    let mut back = VifBackend::new(world.device, BackendOptions { mode, mtu: MTU });
+    let mut front = world.front.take().unwrap();
+    world.connect(&mut back, &mut front);
+    for to in ADDRESSES {
+        to_peer(&mut world.peer, to);
+    }
+    // Behind netback is a TAP again, which takes them.
+    let (vif, tap) = (&world.guest.counters, &world.driver.tap);
+    assert_eq!((vif.frames_segmented.get(), vif.tx_gso.get()), (2 * SENDS, 0));
+    assert_eq!(vif.segments_made.get(), 2 * SENDS * DATAGRAMS);
+    assert!(tap.frames_coalesced.get() > SENDS * DATAGRAMS, "{:?}", tap.named());
+
+    for (any, to) in [("0.0.0.0", "10.9.0.1"), ("[::]", "[fd00:9::1]")] {
+        let socket = UdpSocket::bind(format!("{any}:7001")).unwrap();
+        for _ in 0..SENDS {
+            world.peer.ask(&format!("send {to}:7001 1 {EACH} {SIZE}"));
+            let got = receive(&socket, EACH);
+            assert_eq!(world.peer.answer(), got, "{to}");
+        }
+    }
+    let (vif, tap) = (&world.driver.counters, &world.guest.tap);
+    assert_eq!((vif.frames_segmented.get(), vif.tx_gso.get()), (2 * SENDS, 0));
+    assert_eq!(vif.segments_made.get(), 2 * SENDS * DATAGRAMS);
+    assert_eq!(tap.frames_coalesced.get(), 0, "nothing is joined in a patch");
+}
+
+#[test]
+fn over_a_vif_datagrams_are_split_at_its_edge() {
+    in_namespaces("over_a_vif_datagrams_are_split_at_its_edge", |peer| {
+        over_a_vif(peer(), Mode::Copy);
+    });
+}
+
+#[test]
+fn over_a_vif_datagrams_are_split_at_its_edge_in_map_mode() {
+    in_namespaces("over_a_vif_datagrams_are_split_at_its_edge_in_map_mode", |peer| {
+        over_a_vif(peer(), Mode::Map);
+    });
+}

@@ -1,0 +1,297 @@
+use std::collections::{BTreeMap, BTreeSet};
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixStream;
+use std::time::{Duration, Instant};
+
+use super::super::config::Listen;
+use super::super::status::{DaemonStatus, HostStatus, QueueStatus};
+use super::http::{Asked, understand};
+use super::*;
+
+/// A sample's name and labels, and its value.
+type Samples = BTreeMap<String, f64>;
+
+/// Reads a text as the OpenMetrics specification (1.0, section "Text Format") says, and refuses
+/// whatever does not keep to it. It knows no more of what it reads than that.
+fn read(text: &str) -> Result<Samples, String> {
+    let body = text.strip_suffix("# EOF\n").ok_or("no `# EOF` at the end")?;
+    let (mut samples, mut done) = (Samples::new(), BTreeSet::new());
+    let (mut current, mut kind) = (String::new(), "");
+    for line in body.lines() {
+        if let Some(about) = line.strip_prefix("# ") {
+            let mut words = about.splitn(3, ' ');
+            let (what, name) = (words.next().unwrap_or(""), words.next().ok_or("no name")?);
+            let value = words.next().ok_or("nothing said")?;
+            check_name(name)?;
+            if name != current {
+                if !done.insert(name.to_owned()) {
+                    return Err(format!("{name} comes in two places"));
+                }
+                (current, kind) = (name.to_owned(), "unknown");
+            }
+            match what {
+                "TYPE" if ["counter", "gauge"].contains(&value) => kind = value,
+                "HELP" if !value.is_empty() => {}
+                "UNIT" if name.ends_with(&format!("_{value}")) => {}
+                _ => return Err(format!("{line} means nothing")),
+            }
+            continue;
+        }
+        let (series, value) = line.rsplit_once(' ').ok_or("no value")?;
+        let (name, labels) = series.split_once('{').unwrap_or((series, "}"));
+        let family = match kind {
+            "counter" => name.strip_suffix("_total").ok_or(format!("{name} lacks _total"))?,
+            "gauge" => name,
+            _ => return Err(format!("{name} has no type")),
+        };
+        if family != current {
+            return Err(format!("{name} stands under {current}"));
+        }
+        check_labels(labels)?;
+        let value: f64 = value.parse().map_err(|_| format!("{value} is no number"))?;
+        if samples.insert(series.to_owned(), value).is_some() {
+            return Err(format!("{series} comes twice"));
+        }
+    }
+    Ok(samples)
+}
+
+fn check_name(name: &str) -> Result<(), String> {
+    let first = name.starts_with(|c: char| c.is_ascii_alphabetic() || c == '_');
+    let all = name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_');
+    if first && all { Ok(()) } else { Err(format!("{name} is no name")) }
+}
+
+/// `a="b",c="d"}`, with `\\`, `\"` and `\n` as the only escapes.
+fn check_labels(mut text: &str) -> Result<(), String> {
+    let mut names = BTreeSet::new();
+    while text != "}" {
+        let (name, rest) = text.split_once("=\"").ok_or("no value of a label")?;
+        check_name(name)?;
+        if !names.insert(name) {
+            return Err(format!("{name} twice"));
+        }
+        let mut chars = rest.char_indices();
+        let end = loop {
+            match chars.next().ok_or("a label without an end")? {
+                (_, '\\') => match chars.next() {
+                    Some((_, '\\' | '"' | 'n')) => {}
+                    other => return Err(format!("escape {other:?}")),
+                },
+                (_, '\n') => return Err("a line's end in a label".to_owned()),
+                (at, '"') => break at,
+                _ => {}
+            }
+        };
+        text = &rest[end + 1..];
+        text = text.strip_prefix(',').unwrap_or(text);
+    }
+    Ok(())
+}
+
+fn counts<const N: usize>(counts: [(&str, u64); N]) -> Counts {
+    counts.into_iter().map(|(name, count)| (name.to_owned(), count)).collect()
+}
+
+fn snapshot() -> Snapshot {
+    let queue = |frames| QueueStatus {
+        counters: counts([
+            ("rx_frames", frames),
+            ("rx_bytes", frames * 100),
+            ("tx_frames", 5),
+            ("tx_bytes", 500),
+            ("drop_spoofed_source", 3),
+            ("wakeups", 9),
+            ("stalls", 1),
+        ]),
+    };
+    let web = VifStatus {
+        name: "vif5.0".to_owned(),
+        domain: 5,
+        // A name that would end the label, the line and the parser's patience.
+        domain_name: Some("we\"b\\\n} 1\n# EOF".to_owned()),
+        mac: Some("00:16:3e:00:00:01".to_owned()),
+        mode: "copy".to_owned(),
+        attachment: Attachment::Tap { interface: "vif5.0".to_owned(), bridge: None },
+        connected: true,
+        queues: vec![queue(10), queue(u64::MAX / 1000)],
+        tap: Some(counts([("rx_frames", 1)])),
+        rules: counts([("tx_too_short", 4)]),
+        ..VifStatus::default()
+    };
+    let idle = VifStatus { name: "vif6.0".to_owned(), domain: 6, ..VifStatus::default() };
+    let daemon = DaemonStatus {
+        version: "0.1.0".to_owned(),
+        platform: "xen".to_owned(),
+        uptime_seconds: 77,
+        path: counts([("grant_copies", 8)]),
+        gone_ports: counts([("rx_frames", 2)]),
+        adopted: 1,
+        switch_addresses: Some(12),
+        host_interface: Some(HostStatus {
+            name: "rf0".to_owned(),
+            counters: counts([("tx_frames", 6)]),
+        }),
+        ..DaemonStatus::default()
+    };
+    Snapshot { daemon, vifs: vec![web, idle] }
+}
+
+#[test]
+fn what_is_exported_reads_back_by_the_specification() {
+    let text = render(&snapshot());
+    let samples = read(&text).unwrap_or_else(|why| panic!("{why}\n{text}"));
+    let get = |series: &str| samples.get(series).copied();
+    assert_eq!(get("ringfence_uptime_seconds"), Some(77.0));
+    assert_eq!(get("ringfence_vifs"), Some(2.0));
+    assert_eq!(get("ringfence_vifs_adopted_total"), Some(1.0));
+    assert_eq!(get("ringfence_vif_connected{vif=\"vif5.0\"}"), Some(1.0));
+    assert_eq!(get("ringfence_vif_connected{vif=\"vif6.0\"}"), Some(0.0));
+    assert_eq!(get("ringfence_vif_stalled{vif=\"vif5.0\"}"), Some(1.0));
+    let sent = "ringfence_vif_frames_total{vif=\"vif5.0\",direction=\"sent\"}";
+    #[allow(clippy::cast_precision_loss, reason = "what the format does to large numbers")]
+    let sum = (u64::MAX / 1000 + 10) as f64;
+    assert_eq!(get(sent), Some(sum), "both queues");
+    let received = "ringfence_vif_bytes_total{vif=\"vif5.0\",direction=\"received\"}";
+    assert_eq!(get(received), Some(1000.0));
+    let drops = "ringfence_vif_drops_total{vif=\"vif5.0\",reason=\"spoofed_source\"}";
+    assert_eq!(get(drops), Some(6.0));
+    assert_eq!(get("ringfence_vif_port_total{vif=\"vif5.0\",counter=\"wakeups\"}"), Some(18.0));
+    let rule = "ringfence_vif_rule_violations_total{vif=\"vif5.0\",rule=\"tx_too_short\"}";
+    assert_eq!(get(rule), Some(4.0));
+    assert_eq!(get("ringfence_path_operations_total{operation=\"grant_copies\"}"), Some(8.0));
+    assert_eq!(get("ringfence_gone_ports_total{counter=\"rx_frames\"}"), Some(2.0));
+    assert_eq!(
+        get("ringfence_host_port_total{interface=\"rf0\",counter=\"tx_frames\"}"),
+        Some(6.0)
+    );
+    assert_eq!(get("ringfence_switch_addresses"), Some(12.0));
+    let info =
+        samples.keys().find(|series| series.starts_with("ringfence_vif_info{vif=\"vif5.0\""));
+    assert!(info.unwrap().contains("domain=\"we\\\"b\\\\\\n} 1\\n# EOF\""), "{info:?}");
+}
+
+#[test]
+fn a_daemon_without_devices_has_metrics_too() {
+    let samples = read(&render(&Snapshot::default())).unwrap();
+    assert_eq!(samples.get("ringfence_vifs"), Some(&0.0));
+}
+
+#[test]
+fn the_reader_of_these_tests_refuses_what_is_wrong() {
+    for wrong in [
+        "a 1\n# EOF\n",
+        "# TYPE a gauge\na 1\n",
+        "# TYPE a counter\na 1\n# EOF\n",
+        "# TYPE a gauge\nb 1\n# EOF\n",
+        "# TYPE a gauge\na 1\na 2\n# EOF\n",
+        "# TYPE a gauge\na{x=\"1} 1\n# EOF\n",
+        "# TYPE a gauge\na{x=\"\\q\"} 1\n# EOF\n",
+        "# TYPE a gauge\na one\n# EOF\n",
+        "# TYPE a gauge\na 1\n# TYPE b gauge\nb 1\n# TYPE a gauge\na{x=\"1\"} 1\n# EOF\n",
+    ] {
+        assert!(read(wrong).is_err(), "{wrong}");
+    }
+}
+
+#[test]
+fn requests_are_understood_or_refused() {
+    let asked = |text: &str| understand(text.as_bytes());
+    assert_eq!(
+        asked("GET /metrics HTTP/1.1\r\nHost: a\r\n\r\n"),
+        Some(Asked::Metrics { body: true })
+    );
+    assert_eq!(asked("GET /metrics?x=1 HTTP/1.0\r\n\r\n"), Some(Asked::Metrics { body: true }));
+    assert_eq!(asked("HEAD /metrics HTTP/1.1\r\n\r\n"), Some(Asked::Metrics { body: false }));
+    assert_eq!(asked("POST /metrics HTTP/1.1\r\n\r\n"), Some(Asked::Method));
+    assert_eq!(asked("GET / HTTP/1.1\r\n\r\n"), Some(Asked::Path));
+    assert_eq!(asked("GET /metrics HTTP/1.1\r\nHost:"), None);
+    assert_eq!(asked("\x16\x03\x01"), Some(Asked::Nonsense));
+    let headers = "a: b\r\n".repeat(65);
+    assert_eq!(asked(&format!("GET /metrics HTTP/1.1\r\n{headers}\r\n")), Some(Asked::Nonsense));
+}
+
+proptest::proptest! {
+    #[test]
+    fn any_octets_are_a_request_or_none(bytes in proptest::collection::vec(proptest::num::u8::ANY, 0..300)) {
+        let _ = understand(&bytes);
+    }
+}
+
+/// An address of the loopback interface that nobody listens at.
+fn free_address() -> SocketAddr {
+    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap()
+}
+
+fn ask(mut client: impl Read + Write, request: &str) -> String {
+    client.write_all(request.as_bytes()).unwrap();
+    let mut answer = String::new();
+    client.read_to_string(&mut answer).unwrap();
+    answer
+}
+
+const GET: &str = "GET /metrics HTTP/1.1\r\nHost: a\r\n\r\n";
+
+#[test]
+fn who_asks_is_answered_over_tcp_and_over_a_unix_socket() {
+    let address = free_address();
+    Exporter::start(&Listen::Loopback(address), || Some(snapshot())).unwrap();
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("m.sock");
+    // What a daemon before this one left is in nobody's way; what is no socket is left alone.
+    drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
+    Exporter::start(&Listen::Unix(path.clone()), || Some(snapshot())).unwrap();
+    assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+    for answer in [
+        ask(TcpStream::connect(address).unwrap(), GET),
+        ask(UnixStream::connect(&path).unwrap(), GET),
+    ] {
+        let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+        assert!(head.starts_with("HTTP/1.1 200 OK\r\n"), "{head}");
+        assert!(head.contains(&format!("Content-Length: {}\r\n", body.len())), "{head}");
+        assert!(head.contains("openmetrics-text"), "{head}");
+        assert_eq!(read(body).unwrap().get("ringfence_vifs"), Some(&2.0));
+    }
+    let answer = ask(TcpStream::connect(address).unwrap(), "GET / HTTP/1.1\r\n\r\n");
+    assert!(answer.starts_with("HTTP/1.1 404 "), "{answer}");
+    let file = dir.path().join("file");
+    std::fs::write(&file, "mine").unwrap();
+    let error = Exporter::start(&Listen::Unix(file.clone()), || None).unwrap_err().to_string();
+    assert!(error.contains("in use"), "{error}");
+    assert_eq!(std::fs::read(&file).unwrap(), b"mine");
+}
+
+#[test]
+fn a_daemon_that_does_not_answer_is_told_of() {
+    let address = free_address();
+    Exporter::start(&Listen::Loopback(address), || None).unwrap();
+    let answer = ask(TcpStream::connect(address).unwrap(), GET);
+    assert!(answer.starts_with("HTTP/1.1 503 "), "{answer}");
+}
+
+/// One client sends an octet now and then, one sends without end, one leaves at once.
+#[test]
+fn a_client_without_manners_holds_others_up_for_a_bounded_time() {
+    let address = free_address();
+    Exporter::start(&Listen::Loopback(address), || Some(snapshot())).unwrap();
+    drop(TcpStream::connect(address).unwrap());
+    let mut wordy = TcpStream::connect(address).unwrap();
+    let head = format!("GET /metrics HTTP/1.1\r\nx: {}", "y".repeat(9000));
+    // It may be cut off before it has said everything.
+    let _ = wordy.write_all(head.as_bytes());
+    let slow = TcpStream::connect(address).unwrap();
+    let mut drip = slow.try_clone().unwrap();
+    let dripping = std::thread::spawn(move || {
+        while drip.write_all(b"G").is_ok() {
+            std::thread::sleep(Duration::from_millis(200));
+        }
+    });
+    let begin = Instant::now();
+    let answer = ask(TcpStream::connect(address).unwrap(), GET);
+    assert!(answer.starts_with("HTTP/1.1 200 "), "{answer}");
+    assert!(begin.elapsed() < Duration::from_secs(15), "{:?}", begin.elapsed());
+    drop(slow);
+    dripping.join().unwrap();
+}

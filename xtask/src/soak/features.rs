@@ -1,0 +1,13 @@
+//! Every set of offload keys beside every other one, in each mode.
+
+use std::path::Path;
+
+use crate::exec::Cmd;
+
+/// Runs the test that does it.
+pub(super) fn run(root: &Path) -> anyhow::Result<bool> {
+    let test = ["test", "--release", "--package", "ringfence-net", "--test", "features"];
+    let test = Cmd::cargo().args(test).args(["--", "--nocapture"]);
+    let test = test.env("RINGFENCE_TEST_EACH_MODE", "1").env("RINGFENCE_TEST_REQUIRE", "1");
+    Ok(test.run(root)?)
+}
