@@ -9,7 +9,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
 
 use super::lane::{Broken, Lane};
 use super::outbox::Outbox;
-use super::{SharedLane, lock};
+use super::{Notice, SharedLane, lock};
 use crate::storage::{DiskQueue, Done, Geometry, Request, check_request};
 
 /// How long a handle that goes waits for what it asked for.
@@ -40,7 +40,7 @@ pub(super) struct Handle<G: Granter, C: Channel> {
     owner: u32,
     outbox: Arc<Outbox>,
     waiting: Arc<Waiting>,
-    on_broken: Arc<dyn Fn() + Send + Sync>,
+    on_broken: Arc<Notice>,
     /// Answers that were given at once.
     refused: Vec<Done>,
     submitted: Vec<Request>,
@@ -53,7 +53,7 @@ impl<G: Granter, C: Channel> Handle<G, C> {
         owner: u32,
         outbox: Arc<Outbox>,
         waiting: Arc<Waiting>,
-        on_broken: Arc<dyn Fn() + Send + Sync>,
+        on_broken: Arc<Notice>,
     ) -> Handle<G, C> {
         let (refused, submitted) = (Vec::new(), Vec::new());
         Handle { lane, geometry, owner, outbox, waiting, on_broken, refused, submitted }
@@ -63,8 +63,8 @@ impl<G: Granter, C: Channel> Handle<G, C> {
     fn check(&self, mut lane: MutexGuard<'_, Lane<G, C>>, outcome: Result<(), Broken>) {
         if outcome.is_err() {
             lane.break_off();
-            drop(lane);
-            (self.on_broken)();
+            // Under the lock, so that it is not taken for a word about the next connection.
+            self.on_broken.give();
         }
     }
 

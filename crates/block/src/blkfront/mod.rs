@@ -185,7 +185,20 @@ pub struct FrontDisk<G, C> {
     lanes: Vec<SharedLane<G, C>>,
     watchers: Mutex<Watchers>,
     rules: Arc<RuleCounters>,
-    on_broken: Arc<dyn Fn() + Send + Sync>,
+    on_broken: Arc<Notice>,
+}
+
+/// Whom to tell of a connection that is of no more use.
+struct Notice(Mutex<OnBroken>);
+
+/// Called by whoever does I/O, under a lock: it must not block, nor touch the disk.
+pub type OnBroken = Arc<dyn Fn() + Send + Sync>;
+
+impl Notice {
+    fn give(&self) {
+        let told = Arc::clone(&lock(&self.0));
+        told();
+    }
 }
 
 /// Which handle waits where, for connections to be watched by.
@@ -201,14 +214,14 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl<G: Granter + 'static, C: Channel + 'static> FrontDisk<G, C> {
-    /// A disk with a lane for each of `lanes` rings, not connected. `on_broken` is called, by whoever
-    /// does I/O, when a connection is of no more use; it must not block.
+    /// A disk with a lane for each of `lanes` rings, not connected. `on_broken` is called when a
+    /// connection is of no more use.
     pub fn new(
         offer: &Offer,
         options: BlkfrontOptions,
         lanes: usize,
         rules: Arc<RuleCounters>,
-        on_broken: Arc<dyn Fn() + Send + Sync>,
+        on_broken: OnBroken,
     ) -> FrontDisk<G, C> {
         let lane = |_| Arc::new(Mutex::new(Lane::new(Arc::clone(&rules))));
         FrontDisk {
@@ -218,8 +231,13 @@ impl<G: Granter + 'static, C: Channel + 'static> FrontDisk<G, C> {
             lanes: (0..lanes.max(1)).map(lane).collect(),
             watchers: Mutex::default(),
             rules,
-            on_broken,
+            on_broken: Arc::new(Notice(Mutex::new(on_broken))),
         }
+    }
+
+    /// Has somebody else told of connections that are of no more use.
+    pub fn set_on_broken(&self, on_broken: OnBroken) {
+        *lock(&self.on_broken.0) = on_broken;
     }
 
     /// Takes up a connection: a ring for each lane, in order. What waits is posted.
@@ -267,7 +285,7 @@ impl<G: Granter + 'static, C: Channel + 'static> FrontDisk<G, C> {
             let connection = Connection { ring, ring_pages: pages, channel, pool, terms };
             if lane.connect(connection).is_err() {
                 lane.break_off();
-                (self.on_broken)();
+                self.on_broken.give();
             }
             lane.owners().for_each(|owner| owner.raise());
         }
