@@ -129,14 +129,13 @@ impl Dataplane {
         let token = epoll::EventData::new_u64(WAKE);
         epoll::add(&epoll, inbox.wake.as_fd(), token, epoll::EventFlags::IN)?;
         let now = monotonic();
-        let switched = matches!(fabric, Fabric::Switch(_));
         let dataplane = Dataplane {
             config,
             fabric,
             slots: Vec::new(),
             batch: Batch::with_capacity(config.budget, config.scratch),
             plan: Plan::new(),
-            edge: if switched { Edge::joining() } else { Edge::default() },
+            edge: Edge::default(),
             first: 0,
             next_id: 0,
             epoll,
@@ -221,6 +220,7 @@ impl Dataplane {
         self.fabric.attach(index, policy)?;
         let id = PortId(self.next_id);
         let mut slot = Slot::new(id, name, port, place as u64);
+        slot.joins = policy.join && matches!(self.fabric, Fabric::Switch(_));
         if let Err(error) = slot.watch(&self.epoll) {
             slot.unwatch(&self.epoll);
             self.fabric.detach(index);
@@ -387,7 +387,8 @@ impl Dataplane {
                 continue;
             };
             let (capabilities, leaving) = (slot.capabilities, Arc::clone(slot.port.counters()));
-            let port = Leaving { capabilities: &capabilities, counters: &leaving };
+            let joins = slot.joins;
+            let port = Leaving { capabilities: &capabilities, counters: &leaving, joins };
             self.edge.pass(&mut self.batch, frames, port, |batch, ready| {
                 slot.touched = true;
                 let transmitted = slot.port.transmit(batch, ready);

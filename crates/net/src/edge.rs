@@ -71,6 +71,8 @@ pub struct Leaving<'a> {
     pub capabilities: &'a PortCapabilities,
     /// Its counters.
     pub counters: &'a PortCounters,
+    /// Whether small frames are joined for it.
+    pub joins: bool,
 }
 
 /// Storage for what is handed to a port.
@@ -80,15 +82,10 @@ pub struct Edge {
     /// Segments made in this turn.
     made: usize,
     identifications: Identifications,
-    joiner: Option<Joiner>,
+    joiner: Joiner,
 }
 
 impl Edge {
-    /// One that joins small frames, too.
-    pub fn joining() -> Edge {
-        Edge { joiner: Some(Joiner::new()), ..Edge::default() }
-    }
-
     /// Hands each of `frames` (indices into `batch`) to `send` as one that the port takes, or as several,
     /// in order; counts those that cannot be. `send` may be called several times; it says what became
     /// of the frames, and nothing when the port is of no more use.
@@ -101,11 +98,11 @@ impl Edge {
     ) {
         self.ready.clear();
         self.made = 0;
-        let joined = self.joiner.as_mut().and_then(|joiner| joiner.join(batch, frames, port));
+        let joined = self.joiner.join(batch, frames, port);
         self.pass_each(batch, joined.as_deref().unwrap_or(frames), port, &mut send);
         batch.drop_all_derived();
-        if let (Some(joiner), Some(joined)) = (&mut self.joiner, joined) {
-            joiner.recycle(joined);
+        if let Some(joined) = joined {
+            self.joiner.recycle(joined);
         }
     }
 

@@ -59,7 +59,7 @@ impl PortIndex {
     }
 }
 
-/// What a switch enforces at a port.
+/// What a switch does at a port.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct PortPolicy {
     /// The only source address that is accepted from this port, and that no other port may use.
@@ -67,11 +67,13 @@ pub struct PortPolicy {
     /// Addresses that may be learned behind this port. It may get fewer when the table is taken, but
     /// never fewer than [`table::GUARANTEED`] or this, whichever is less.
     pub addresses: u16,
+    /// Whether small frames that leave by this port are joined, if it takes large ones.
+    pub join: bool,
 }
 
 impl Default for PortPolicy {
     fn default() -> Self {
-        PortPolicy { mac: None, addresses: 32 }
+        PortPolicy { mac: None, addresses: 32, join: true }
     }
 }
 

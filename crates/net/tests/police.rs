@@ -330,6 +330,26 @@ fn who_is_slow_or_is_sent_nothing_is_not_stalled() {
     assert_eq!((scene.counters().stalls.get(), scene.port().deadline()), (0, None));
 }
 
+/// A guest that never has room for the largest frame, and to which nobody sends one.
+#[test]
+fn who_has_few_buffers_and_nobody_waiting_is_not_stalled() {
+    let mut scene = Scene::new(Mode::Copy, None);
+    scene.guest.post_buffers((0..8).map(|n| RX_BUFFERS + n));
+    for _ in 0..100 {
+        assert_eq!(scene.port().slots().unwrap(), 8);
+        assert!(!scene.port().arm().unwrap());
+        assert_eq!(scene.port().deadline(), None);
+        scene.clock.advance(30 * S);
+    }
+    scene.port().await_slots(17);
+    assert_eq!(scene.port().deadline(), scene.clock.now().checked_add(60 * S));
+    scene.clock.advance(60 * S);
+    assert_eq!(scene.port().slots().unwrap(), 8);
+    scene.port().await_slots(17);
+    assert_eq!(scene.port().slots().unwrap(), usize::MAX, "what waited for a minute is dropped");
+    assert_eq!(scene.counters().stalls.get(), 1);
+}
+
 /// Who sends to a guest over a cable is held up while that has no room, but not for ever.
 #[test]
 fn xsa_392_a_sender_is_not_held_up_for_ever() {

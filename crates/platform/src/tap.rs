@@ -23,6 +23,7 @@ const IFF_NO_PI: u16 = 0x1000;
 const IFF_VNET_HDR: u16 = 0x4000;
 
 const TUNSETIFF: libc::c_ulong = 0x4004_54ca;
+const TUNSETPERSIST: libc::c_ulong = 0x4004_54cb;
 const TUNSETOFFLOAD: libc::c_ulong = 0x4004_54d0;
 const TUNSETSNDBUF: libc::c_ulong = 0x4004_54d4;
 const TUNSETVNETHDRSZ: libc::c_ulong = 0x4004_54d8;
@@ -155,6 +156,26 @@ impl Tap {
         Ok(Tap { fd, name, offloads })
     }
 
+    /// Keeps the interface in being when its last descriptor is closed, or no longer does. One that was
+    /// kept is taken up again by [`Tap::create`] with its name.
+    ///
+    /// # Errors
+    ///
+    /// [`TapError::Setting`].
+    pub fn keep(&self, keep: bool) -> Result<(), TapError> {
+        set_int_by_value(&self.fd, TUNSETPERSIST, "TUNSETPERSIST", keep.into())
+    }
+
+    /// The same interface by another descriptor of the same open file.
+    ///
+    /// # Errors
+    ///
+    /// When no descriptor is free.
+    pub fn try_clone(&self) -> io::Result<Tap> {
+        let (name, offloads) = (self.name.clone(), self.offloads);
+        Ok(Tap { fd: self.fd.try_clone()?, name, offloads })
+    }
+
     /// Leaves no more to the reader than `wanted` and what the kernel knows; the rest the kernel
     /// does before a frame is read.
     ///
@@ -218,6 +239,20 @@ fn set_int(
     // SAFETY: each request passed here reads one int at the pointer, which is to a live int;
     // `fd` is open for the call.
     let done = unsafe { libc::ioctl(fd.as_raw_fd(), request, &raw const value) };
+    if done < 0 {
+        return Err(TapError::Setting { what, source: io::Error::last_os_error() });
+    }
+    Ok(())
+}
+
+fn set_int_by_value(
+    fd: &OwnedFd,
+    request: libc::c_ulong,
+    what: &'static str,
+    value: libc::c_ulong,
+) -> Result<(), TapError> {
+    // SAFETY: each request passed here takes its argument by value; `fd` is open for the call.
+    let done = unsafe { libc::ioctl(fd.as_raw_fd(), request, value) };
     if done < 0 {
         return Err(TapError::Setting { what, source: io::Error::last_os_error() });
     }

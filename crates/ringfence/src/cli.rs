@@ -12,6 +12,8 @@ use crate::hub::HubArgs;
 use crate::launch::report::Loudness;
 use crate::launch::{Link, Options};
 use crate::names::{parse_name, parse_switch_name};
+use crate::serve::ServeArgs;
+use crate::serve::show::StatusArgs;
 use crate::sys::spawn::DomainKind;
 use ringfence_grants::Mode;
 use ringfence_net::features::OffloadKeys;
@@ -44,6 +46,10 @@ pub enum Command {
     ///
     /// Takes some ten seconds and needs no root.
     Demo,
+    /// Serve network interfaces to Xen guests, in dom0 or a driver domain
+    Serve(ServeArgs),
+    /// Show what `ringfence serve` serves
+    Status(StatusArgs),
     /// Run the hub alone, for domains that are started by other means
     Hub(HubArgs),
     /// Measure what the data path costs
@@ -133,6 +139,10 @@ pub struct RunArgs {
     #[arg(long, value_name = "LIST", default_value_t = OffloadKeys::ALL, hide = true)]
     pub backend_offload: OffloadKeys,
 
+    /// Join no small packets to large ones on their way to this guest, or to its leg of the host
+    #[arg(long, hide = true)]
+    pub no_coalesce: bool,
+
     /// Say nothing but what goes wrong
     #[arg(short, long, conflicts_with = "verbose")]
     pub quiet: bool,
@@ -201,6 +211,7 @@ impl RunArgs {
             mtu: self.mtu,
             offload: self.offload,
             backend_offload: self.backend_offload,
+            coalesce: !self.no_coalesce,
             host_tap: self.host_tap,
             loudness,
             command: self.command,

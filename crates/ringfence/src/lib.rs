@@ -40,6 +40,8 @@ pub fn main_with(cli: Cli) -> u8 {
     match cli.command {
         Command::Run(args) => launch::run(&args.into_options()),
         Command::Demo => demo::main(),
+        Command::Serve(args) => serve::main(&args),
+        Command::Status(args) => serve::show::main(&args),
         Command::Hub(args) => hub::main(&args),
         Command::Bench(args) => bench::main(&args),
         Command::Completions { shell } => {

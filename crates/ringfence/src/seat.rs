@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use ringfence_net::dataplane::{DataplaneHandle, PortId};
+use ringfence_net::orders::{PortOrder, PortReply};
 use ringfence_net::port::Port;
 use ringfence_net::switch::PortPolicy;
 use ringfence_net::vif::PortHost;
@@ -67,6 +68,10 @@ impl PortHost for Usher<'_> {
             Ok(id) => self.seat.port = Some(id),
             Err(error) => tracing::error!(%name, %error, "the port was not added"),
         }
+    }
+
+    fn order(&mut self, _: &DeviceId, _: u16, order: PortOrder) -> Option<PortReply> {
+        self.dataplane.order(self.seat.port?, order)
     }
 
     fn detach(&mut self, _: &DeviceId) {

@@ -77,6 +77,8 @@ pub struct AttachRequest {
     pub mode: String,
     /// What the backend takes unfinished ([`OffloadKeys`] as text).
     pub offloads: String,
+    /// Join small packets on their way to it.
+    pub coalesce: bool,
     /// Also reserve addresses for a leg of the host.
     pub host_leg: bool,
 }
@@ -153,6 +155,8 @@ pub struct FrontendConfig {
     pub mtu: u16,
     /// What the kernel leaves to the reader of the TAP.
     pub offloads: u32,
+    /// Whether to have the driver domain keep the guest's pages mapped, if it can.
+    pub staging: bool,
     /// What the frontend takes unfinished ([`OffloadKeys`] as text).
     pub takes: String,
 }

@@ -75,7 +75,7 @@ impl fmt::Display for XenbusState {
 }
 
 /// Kinds of devices, by their directory in the store.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub enum DeviceKind {
     /// `vif`: a network interface.
     Vif,
@@ -109,7 +109,7 @@ pub enum DevicePathError {
 }
 
 /// One split device: which, and between whom.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub struct DeviceId {
     /// What it is.
     pub kind: DeviceKind,

@@ -45,6 +45,9 @@ pub(super) fn write(
     archive.file("vm/orders", false, orders.text(kind).as_bytes())?;
     everywhere(&mut archive, &ours, programs)?;
     if kind.is_xen() {
+        // What operators install is what is tested.
+        let script = std::fs::read(repository.join("dist/vif-ringfence"))?;
+        archive.file("vm/xen/scripts/vif-ringfence", true, &script)?;
         let mut guest = Archive::new(Vec::new());
         guest.file("init", true, &std::fs::read(ours.join("xen/guest-init"))?)?;
         everywhere(&mut guest, &ours, programs)?;

@@ -18,6 +18,8 @@ pub(super) struct Slot {
     pub(super) name: String,
     pub(super) port: Box<dyn Port>,
     pub(super) capabilities: PortCapabilities,
+    /// Small frames are joined for it.
+    pub(super) joins: bool,
     pub(super) throttle: Throttle,
     pub(super) share: Share,
     /// Its events ended the sleep, or its last look said that there is work, and none was found yet.
@@ -44,6 +46,7 @@ impl Slot {
             id,
             name,
             capabilities: port.capabilities(),
+            joins: false,
             port,
             throttle: Throttle::default(),
             share: Share::default(),

@@ -66,8 +66,8 @@ impl Marks {
     }
 }
 
-impl Joiner {
-    pub(super) fn new() -> Joiner {
+impl Default for Joiner {
+    fn default() -> Joiner {
         let limits = Limits {
             frames: FRAMES_DEFAULT,
             packet_len: u32::try_from(SUPER_FRAME_MAX).unwrap_or(0),
@@ -75,7 +75,9 @@ impl Joiner {
         };
         Joiner { coalescer: Coalescer::new(limits), marks: Marks::default(), joined: Vec::new() }
     }
+}
 
+impl Joiner {
     /// What to send in place of `frames`, or nothing if that is `frames`. Joined ones stay in the batch
     /// until all derived ones are taken away.
     pub(super) fn join(
@@ -84,7 +86,7 @@ impl Joiner {
         frames: &[u32],
         port: Leaving<'_>,
     ) -> Option<Vec<u32>> {
-        let wanted = wanted(port.capabilities).filter(|_| frames.len() > 1)?;
+        let wanted = wanted(port.capabilities).filter(|_| port.joins && frames.len() > 1)?;
         if !self.promising(batch, frames, &wanted) {
             return None;
         }

@@ -42,7 +42,7 @@ fn passed(
 ) -> Result<Vec<(Vec<u8>, OffloadMeta)>, DropReason> {
     let frames: Vec<u32> = (0..u32::try_from(batch.len()).unwrap()).collect();
     let mut got = Vec::new();
-    let port = Leaving { capabilities, counters };
+    let port = Leaving { capabilities, counters, joins: false };
     Edge::default().pass(batch, &frames, port, |batch, ready| {
         got.extend(batch.select(ready).map(|frame| (copy_of(&frame), frame.meta())));
         Some(Transmitted { sent: ready.len(), dropped: 0 })
@@ -187,7 +187,7 @@ fn more_segments_than_a_batch_has_room_for_go_out_in_turns() {
     let counters = PortCounters::default();
     let plain = PortCapabilities::plain(1500);
     let (mut batch, mut turns, mut got) = (batch(&bytes, meta), 0, Vec::new());
-    let port = Leaving { capabilities: &plain, counters: &counters };
+    let port = Leaving { capabilities: &plain, counters: &counters, joins: false };
     Edge::default().pass(&mut batch, &[0], port, |batch, ready| {
         turns += 1;
         got.extend(batch.select(ready).map(|frame| (copy_of(&frame), frame.meta())));
@@ -203,7 +203,7 @@ fn a_port_without_room_ends_the_splitting() {
     let (bytes, meta) = tcp(false, 65_000, 100);
     let counters = PortCounters::default();
     let plain = PortCapabilities::plain(1500);
-    let port = Leaving { capabilities: &plain, counters: &counters };
+    let port = Leaving { capabilities: &plain, counters: &counters, joins: false };
     let mut asked = 0;
     Edge::default().pass(&mut batch(&bytes, meta), &[0], port, |_, ready| {
         asked += 1;

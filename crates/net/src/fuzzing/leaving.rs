@@ -31,8 +31,8 @@ pub fn leaving(data: &[u8]) {
     let all: Vec<u32> = (0..).take(batch.len()).collect();
     assert_eq!(all.len(), sent.len());
     let mut got = Vec::new();
-    let port = Leaving { capabilities: &capabilities, counters: &counters };
-    Edge::joining().pass(&mut batch, &all, port, |batch, ready| {
+    let port = Leaving { capabilities: &capabilities, counters: &counters, joins: true };
+    Edge::default().pass(&mut batch, &all, port, |batch, ready| {
         for frame in batch.select(ready) {
             conforms(frame.meta(), frame.len(), &capabilities);
             got.push((copy_of(&frame), frame.meta()));

@@ -268,8 +268,6 @@ impl<G: Grantee, C: Channel> Port for NetbackPort<G, C> {
     fn slots(&mut self) -> Result<usize, Fault> {
         if self.rx.fits(self.features.capabilities().longest())? {
             self.police.fits();
-        } else {
-            self.police.refused();
         }
         // Who sends to a guest that takes nothing is not held up for ever: what it sends is dropped.
         if self.police.is_stalled() { Ok(usize::MAX) } else { self.rx.slots() }
@@ -277,6 +275,7 @@ impl<G: Grantee, C: Channel> Port for NetbackPort<G, C> {
 
     fn await_slots(&mut self, slots: usize) {
         self.rx.await_slots(slots);
+        self.police.refused();
     }
 
     fn arm(&mut self) -> Result<bool, Fault> {

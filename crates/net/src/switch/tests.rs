@@ -205,11 +205,11 @@ fn a_port_that_invents_addresses_evicts_only_its_own() {
 #[test]
 fn every_port_gets_its_guaranteed_share_whatever_others_asked_for() {
     let mut bench = Bench::new(0);
-    let greedy = PortPolicy { mac: None, addresses: u16::MAX };
+    let greedy = PortPolicy { addresses: u16::MAX, ..PortPolicy::default() };
     bench.attach(0, greedy).unwrap();
     assert_eq!(bench.switch.table.share(PortIndex(0)), CAPACITY / 2 + GUARANTEED);
     bench.attach(1, greedy).unwrap();
-    bench.attach(2, PortPolicy { mac: None, addresses: 3 }).unwrap();
+    bench.attach(2, PortPolicy { addresses: 3, ..PortPolicy::default() }).unwrap();
     assert_eq!(bench.switch.table.share(PortIndex(1)), GUARANTEED);
     assert_eq!(bench.switch.table.share(PortIndex(2)), 3);
     bench.switch.detach(PortIndex(0));

@@ -182,6 +182,18 @@ impl VifBackend {
         VifBackend { offloads, ..self }
     }
 
+    /// Decides anew, for the next time that the frontend starts over.
+    pub fn reconfigure(
+        &mut self,
+        options: BackendOptions,
+        offloads: OffloadKeys,
+        policy: VifPolicy,
+    ) {
+        (self.options, self.offloads, self.followed.policy) = (options, offloads, policy);
+        // What was announced, and holds until then, is in the store.
+        self.announced = false;
+    }
+
     /// The device.
     pub fn device(&self) -> &DeviceId {
         &self.device

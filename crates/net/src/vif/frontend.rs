@@ -100,7 +100,8 @@ impl<P: Platform> VifFrontend<P> {
     /// Readable when the backend answered over the control ring, if there is one: then
     /// [`look`](VifFrontend::look).
     pub fn control_fd(&self) -> Option<BorrowedFd<'_>> {
-        self.control.as_ref().map(|control| control.ring.channel().as_fd())
+        let control = self.control.as_ref().filter(|control| !control.given_up)?;
+        Some(control.ring.channel().as_fd())
     }
 
     /// How far staging has come; `None` where it is not wanted, or not offered.
@@ -201,7 +202,7 @@ impl<P: Platform> VifFrontend<P> {
     }
 
     fn let_go(&mut self, host: &mut impl PortHost) {
-        if let Some(Control { ring, page }) = self.control.take() {
+        if let Some(Control { ring, page, .. }) = self.control.take() {
             self.stuck.extend([page, ring.into_list()]);
         }
         if let Some(memory) = self.memory.take() {
@@ -274,6 +275,8 @@ impl<P: Platform> VifFrontend<P> {
 struct Control<C> {
     ring: CtrlFrontend<C>,
     page: Lease,
+    /// The backend broke its rules, or closed its channel.
+    given_up: bool,
 }
 
 impl<P: Platform> VifFrontend<P> {
@@ -292,7 +295,7 @@ impl<P: Platform> VifFrontend<P> {
         };
         let channel = platform.alloc_unbound(self.device.backend)?;
         let ring = CtrlFrontend::new(&page, list, channel, vec![memory.pages()], &self.rules)?;
-        Ok(Control { ring, page })
+        Ok(Control { ring, page, given_up: false })
     }
 
     /// Goes on staging, once the backend is connected. Whatever goes wrong here costs no more than
@@ -301,10 +304,12 @@ impl<P: Platform> VifFrontend<P> {
         if !self.is_up() {
             return;
         }
-        let Some(control) = &mut self.control else { return };
-        if let Err(fault) = control.ring.serve()
-            && self.rules.count("control_ring_given_up") == 0
-        {
+        let Some(control) = self.control.as_mut().filter(|control| !control.given_up) else {
+            return;
+        };
+        if let Err(fault) = control.ring.serve() {
+            control.given_up = true;
+            self.rules.count("control_ring_given_up");
             tracing::warn!(%fault, "staging was given up");
         }
     }

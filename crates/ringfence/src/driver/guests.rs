@@ -1,7 +1,7 @@
 //! The guests of a switch: from the launcher's request to the last trace removed.
 
 use std::collections::BTreeMap;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use ringfence_net::dataplane::{DataplaneHandle, PortGone};
 use ringfence_net::port::Fault;
@@ -48,6 +48,7 @@ struct Vif {
     seat: Seat,
     assigned: Assigned,
     name: Option<String>,
+    join: bool,
 }
 
 /// The host's leg, reserved or on the switch.
@@ -61,6 +62,8 @@ pub(super) struct Guests {
     plan: AddressPlan,
     list: Vec<Guest>,
     retired_ports: Retired,
+    /// Devices whose control rings had more to do than one turn takes.
+    controls_due: Vec<DeviceId>,
     /// Rules broken by guests that have left.
     retired: BTreeMap<&'static str, u64>,
 }
@@ -76,6 +79,7 @@ impl Guests {
             plan: AddressPlan::new(switch),
             list: Vec::new(),
             retired_ports: Retired::default(),
+            controls_due: Vec::new(),
             retired: BTreeMap::new(),
         }
     }
@@ -90,6 +94,12 @@ impl Guests {
 
     pub(super) fn channels(&self) -> impl Iterator<Item = &Channel> {
         self.list.iter().map(|guest| &guest.channel)
+    }
+
+    /// The devices that have a control ring, and what to wait for there.
+    pub(super) fn controls(&self) -> impl Iterator<Item = (DeviceId, BorrowedFd<'_>)> {
+        let vifs = self.list.iter().filter_map(|guest| guest.vif.as_ref());
+        vifs.filter_map(|vif| Some((*vif.backend.device(), vif.backend.control_fd()?)))
     }
 
     pub(super) fn come(&mut self, channel: Channel) {
@@ -190,7 +200,8 @@ impl Guests {
             leg.iter().for_each(|leg| self.plan.release(leg));
             return Err(why);
         }
-        let mut vif = Vif { backend, seat: Seat::default(), assigned, name: request.name.clone() };
+        let (name, join) = (request.name.clone(), request.coalesce);
+        let mut vif = Vif { backend, seat: Seat::default(), assigned, name, join };
         vif.look(&mut self.retired_ports, scope).map_err(|e| text(&e))?;
         let answer = FromDriver::Attached(Box::new(Attached {
             domain: domain.0,
@@ -218,12 +229,14 @@ impl Guests {
         scope: &mut Scope<'_>,
     ) -> Result<(), String> {
         let [tap] = expect_fds(fds).map_err(|e| e.to_string())?;
+        let join = self.list[at].vif.as_ref().is_none_or(|vif| vif.join);
+        let policy = PortPolicy { join, ..PortPolicy::default() };
         let leg = self.list[at].leg.as_mut().filter(|leg| leg.port.is_none());
         let leg = leg.ok_or("no leg of the host was asked for")?;
         let port = TapPort::new(tap, TapOffloads(offloads), mtu, scope.platform.counters().clone());
         let id = scope
             .dataplane
-            .add_port(Box::new(port), PortPolicy::default(), &format!("host:{name}"))
+            .add_port(Box::new(port), policy, &format!("host:{name}"))
             .map_err(|e| e.to_string())?;
         leg.port = Some(id);
         Ok(())
@@ -321,6 +334,32 @@ impl Guests {
         self.retired_ports = retired;
     }
 
+    /// One turn for each of these control rings, and for those that had more to do than that; true
+    /// if some still have.
+    pub(super) fn serve_controls(&mut self, devices: &[DeviceId], scope: &mut Scope<'_>) -> bool {
+        let mut due = core::mem::take(&mut self.controls_due);
+        due.extend(
+            devices.iter().filter(|device| !due.contains(device)).copied().collect::<Vec<_>>(),
+        );
+        for device in due {
+            let mut retired = core::mem::take(&mut self.retired_ports);
+            let vif = self.find(&device).and_then(|guest| guest.vif.as_mut());
+            let (more, condemned) = vif.map_or((false, false), |vif| {
+                let (backend, mut host) = vif.split(&mut retired, scope.dataplane);
+                let more = backend.serve_control(&mut host);
+                (more, backend.condemned().is_some())
+            });
+            self.retired_ports = retired;
+            if more {
+                self.controls_due.push(device);
+            }
+            if condemned {
+                self.look(&device, scope);
+            }
+        }
+        !self.controls_due.is_empty()
+    }
+
     fn stats(&self, scope: &Scope<'_>) -> DriverStats {
         let owned = |pairs: Vec<(&'static str, u64)>| -> BTreeMap<String, u64> {
             pairs.into_iter().map(|(k, v)| (k.to_owned(), v)).collect()
@@ -359,7 +398,8 @@ impl Vif {
         retired: &'a mut Retired,
         dataplane: &'a DataplaneHandle,
     ) -> (&'a mut VifBackend, Usher<'a>) {
-        let policy = PortPolicy { mac: Some(self.assigned.mac), ..PortPolicy::default() };
+        let (mac, join) = (Some(self.assigned.mac), self.join);
+        let policy = PortPolicy { mac, join, ..PortPolicy::default() };
         (&mut self.backend, Usher { seat: &mut self.seat, retired, dataplane, policy })
     }
 

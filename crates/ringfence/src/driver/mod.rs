@@ -23,6 +23,7 @@ use ringfence_platform::local::LocalPlatform;
 use ringfence_platform::local::hub::{Hub, HubHandle, HubLimits};
 use ringfence_platform::store::{StoreAccess, StoreClient};
 use ringfence_platform::{DomId, Platform, PlatformError};
+use ringfence_wire::xenbus::DeviceId;
 use rustix::event::{PollFd, PollFlags};
 
 use crate::plane::Gone;
@@ -121,7 +122,7 @@ pub(crate) fn serve_unconfined(
 
 /// Allows as many descriptors as the system lets us: each guest makes the hub hold some, within
 /// its quotas, and one guest must not use up what the others need.
-fn raise_descriptor_limit() -> io::Result<()> {
+pub(crate) fn raise_descriptor_limit() -> io::Result<()> {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     let maximum = getrlimit(Resource::Nofile).maximum;
     Ok(setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum })?)
@@ -165,11 +166,12 @@ impl Driver {
         let mut patience = Some(Instant::now() + FIRST_GUEST_WITHIN);
         let mut more = false;
         loop {
-            self.wait(if more { Some(Instant::now()) } else { patience })?;
+            let controls = self.wait(if more { Some(Instant::now()) } else { patience })?;
             self.accept();
             self.hear_launchers();
             self.bury_ports();
             more = self.follow_store()?;
+            more |= self.serve_controls(&controls);
             let waited = patience.is_some_and(|until| Instant::now() >= until);
             if self.guests.any_attached() {
                 patience = None;
@@ -184,14 +186,31 @@ impl Driver {
         }
     }
 
-    fn wait(&mut self, until: Option<Instant>) -> io::Result<()> {
+    /// Waits for work. Returns the devices whose control rings have some.
+    fn wait(&mut self, until: Option<Instant>) -> io::Result<Vec<DeviceId>> {
         let mut fds = vec![
             PollFd::new(&self.listener, PollFlags::IN),
             PollFd::from_borrowed_fd(self.store.fd(), PollFlags::IN),
             PollFd::from_borrowed_fd(self.gone.as_fd(), PollFlags::IN),
         ];
         fds.extend(self.guests.channels().map(|channel| PollFd::new(channel, PollFlags::IN)));
-        poll_until(&mut fds, until).map(drop)
+        let first = fds.len();
+        let (devices, controls): (Vec<_>, Vec<_>) = self.guests.controls().unzip();
+        fds.extend(controls.into_iter().map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
+        poll_until(&mut fds, until)?;
+        let ready = devices.into_iter().zip(&fds[first..]);
+        Ok(ready.filter(|(_, fd)| !fd.revents().is_empty()).map(|(device, _)| device).collect())
+    }
+
+    /// One turn for each of these control rings; true if there is more to do.
+    fn serve_controls(&mut self, devices: &[DeviceId]) -> bool {
+        let mut scope = guests::Scope {
+            hub: &self.hub,
+            platform: &self.platform,
+            store: &mut self.store,
+            dataplane: &self.dataplane,
+        };
+        self.guests.serve_controls(devices, &mut scope)
     }
 
     fn accept(&mut self) {

@@ -96,7 +96,9 @@ fn live(channel: &Channel, deed: Option<Deed>) -> Result<(), Failure> {
     };
     // Arenas are re-opened through /proc, so they are made before there is none.
     let takes = config.takes.parse()?;
-    let vif = VifFrontend::new(&platform, device, config.mtu)?.with_offloads(takes);
+    let vif = VifFrontend::new(&platform, device, config.mtu)?
+        .with_offloads(takes)
+        .with_staging(config.staging);
     let mut expected = platform.descriptors();
     expected.extend([channel.as_fd().as_raw_fd(), tap.as_raw_fd()]);
     let isolation = Isolation::enter(DomainKind::Frontend, &expected)?;
@@ -164,11 +166,13 @@ impl Frontend {
             self.report(channel)?;
             // A request may have come across events, of which no poll tells any more.
             let until = self.drain(channel)?.then(Instant::now);
-            let mut fds = [
+            let mut fds = vec![
                 PollFd::new(channel, PollFlags::IN),
                 PollFd::from_borrowed_fd(self.store.fd(), PollFlags::IN),
                 PollFd::from_borrowed_fd(self.gone.as_fd(), PollFlags::IN),
             ];
+            let control = self.vif.control_fd();
+            fds.extend(control.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
             poll_until(&mut fds, until)?;
             if !fds[0].revents().is_empty() {
                 // There are no further orders: the launcher is gone. The vif is closed in order.

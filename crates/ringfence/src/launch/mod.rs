@@ -79,6 +79,8 @@ pub struct Options {
     pub offload: OffloadKeys,
     /// What the driver domain takes unfinished from the guest.
     pub backend_offload: OffloadKeys,
+    /// Join small packets on their way to the guest.
+    pub coalesce: bool,
     /// The interface that gives the host a leg on the switch.
     pub host_tap: Option<String>,
     /// How much is said.
@@ -140,6 +142,7 @@ impl<'a> Launch<'a> {
             mtu: options.mtu,
             mode: options.mode.to_string(),
             offloads: options.backend_offload.to_string(),
+            coalesce: options.coalesce,
             host_leg: host_tap.is_some(),
         };
         let seat = rendezvous::attach(&directory, &options.switch, &request, self.reporter)?;

@@ -18,6 +18,7 @@ use crate::sys::channel::{Channel, expect_fds, poll_until, wait_hung_up};
 use crate::sys::signals::{Arrived, Signals};
 use crate::sys::spawn::{DomainKind, DomainProcess, Ended, Event, Process, Spawn};
 use crate::sys::{ChannelError, Ending, STATUS_FAILED};
+use ringfence_grants::Mode;
 
 /// How long a guest or a frontend may take to be ready.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -205,6 +206,7 @@ impl<'a> Supervisor<'a> {
         let config = FrontendConfig {
             mtu: self.options.mtu,
             offloads,
+            staging: self.options.mode == Mode::Staging,
             takes: self.options.offload.to_string(),
         };
         // Both are the frontend's alone from here on, so that they close when it ends.

@@ -21,8 +21,8 @@ fn joined(sent: &Frames, lent: bool, takes: &PortCapabilities) -> (Frames, PortC
 fn pass_all(batch: &mut Batch, takes: &PortCapabilities) -> (Frames, PortCounters) {
     let frames: Vec<u32> = (0..u32::try_from(batch.len()).unwrap()).collect();
     let (mut got, counters) = (Vec::new(), PortCounters::default());
-    let leaving = Leaving { capabilities: takes, counters: &counters };
-    Edge::joining().pass(batch, &frames, leaving, |batch, ready| {
+    let leaving = Leaving { capabilities: takes, counters: &counters, joins: true };
+    Edge::default().pass(batch, &frames, leaving, |batch, ready| {
         got.extend(batch.select(ready).map(|frame| (copy_of(&frame), frame.meta())));
         Some(Transmitted { sent: ready.len(), dropped: 0 })
     });

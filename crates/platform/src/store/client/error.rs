@@ -121,7 +121,7 @@ impl StoreError {
     }
 
     /// Whether the connection is of no more use.
-    pub(super) fn breaks(&self) -> bool {
+    pub fn breaks(&self) -> bool {
         matches!(
             self,
             StoreError::Closed

@@ -75,6 +75,7 @@ impl Seat {
         let lease = Channel::from_fd(stream);
         let request = AttachRequest {
             offloads: OffloadKeys::ALL.to_string(),
+            coalesce: true,
             version: VERSION.to_owned(),
             name: None,
             addresses: Vec::new(),

@@ -1,0 +1,109 @@
+//! Bodies of the fuzz targets for the protocol. They also run as property tests.
+
+use super::agree::{ClientHandshake, Progress as ClientProgress};
+use super::numbers::transmission;
+use super::offer::{Agreed, Export, Progress, ServerHandshake};
+use super::replies::{Answer, Expect, Replies};
+use super::serve::parse_request;
+use super::{Offer, PAYLOAD_MAX};
+
+const OFFER: Offer = Offer {
+    bytes: 1 << 20,
+    flags: transmission::HAS_FLAGS,
+    block_min: 512,
+    block_preferred: 4096,
+    payload_max: PAYLOAD_MAX,
+};
+
+/// Feeds both sides of the handshake. The first octet says how the rest is cut into pieces; a request
+/// follows what ends a handshake.
+///
+/// # Panics
+///
+/// When a side takes more than it was given, or says far more than it heard.
+pub fn handshakes(data: &[u8]) {
+    let Some((&cut, mut data)) = data.split_first() else { return };
+    let export = Export { name: "disk".to_owned(), description: String::new(), offer: OFFER };
+    let mut server = ServerHandshake::new(export);
+    let Ok(mut client) = ClientHandshake::new("disk", cut & 1 != 0) else { return };
+    let (mut said, mut asked) = (vec![], vec![]);
+    let heard = data.len();
+    let (mut serving, mut asking) = (true, true);
+    for _ in 0..2000 {
+        let piece = &data[..data.len().min(1 + usize::from(cut))];
+        let mut used_by_any = 0;
+        if serving {
+            match server.feed(piece, &mut said) {
+                Ok((used, progress)) => {
+                    used_by_any = used;
+                    serving = progress == Progress::More;
+                }
+                Err(_) => serving = false,
+            }
+            assert!(used_by_any <= piece.len());
+        }
+        if asking {
+            match client.feed(piece, &mut asked) {
+                Ok((used, progress)) => {
+                    assert!(used <= piece.len());
+                    used_by_any = used_by_any.max(used);
+                    asking = progress == ClientProgress::More;
+                }
+                Err(_) => asking = false,
+            }
+        }
+        let step = used_by_any.max(1).min(data.len());
+        data = &data[step..];
+        if data.is_empty() {
+            break;
+        }
+    }
+    assert!(said.len() <= 256 + heard * 16 && asked.len() <= 4096);
+    if let Some((bytes, _)) = data.split_first_chunk() {
+        let agreed = Agreed { structured: cut & 2 != 0, block_status: cut & 4 != 0 };
+        if let Ok(request) = parse_request(bytes, &OFFER, agreed)
+            && request.command.is_ok()
+            && request.len > 0
+        {
+            assert!(request.payload <= PAYLOAD_MAX);
+        }
+    }
+}
+
+/// Feeds a client with replies to requests of which it made a few.
+///
+/// # Panics
+///
+/// When data is told of that was not asked for, or twice, or after the end.
+pub fn replies(data: &[u8]) {
+    const ASKED: u32 = 4096;
+    let Some((&cut, data)) = data.split_first() else { return };
+    let mut replies = Replies::new(cut & 1 != 0);
+    for cookie in 0..8 {
+        let read = Expect::Data { offset: cookie * 8192, len: ASKED };
+        replies.expect(cookie, if cookie < 4 { read } else { Expect::Done });
+    }
+    let mut moved = [0u64; 8];
+    let mut over = [false; 8];
+    let index = |cookie: u64| usize::try_from(cookie).unwrap_or(usize::MAX);
+    for piece in data.chunks(1 + usize::from(cut >> 1)) {
+        let fed = replies.feed(piece, |answer| {
+            let (cookie, at, len) = match answer {
+                Answer::Data { cookie, at, bytes } => (cookie, at, bytes.len() as u64),
+                Answer::Zeros { cookie, at, len } => (cookie, at, len),
+                Answer::Over { cookie, result } => {
+                    assert!(!std::mem::replace(&mut over[index(cookie)], true));
+                    let whole = moved[index(cookie)] == u64::from(ASKED);
+                    assert!(result.is_err() || whole || cookie >= 4);
+                    return;
+                }
+            };
+            assert!(cookie < 4 && at + len <= u64::from(ASKED) && !over[index(cookie)]);
+            moved[index(cookie)] += len;
+            assert!(moved[index(cookie)] <= u64::from(ASKED));
+        });
+        if fed.is_err() {
+            return;
+        }
+    }
+}

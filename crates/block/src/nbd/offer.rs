@@ -1,0 +1,326 @@
+//! The server's side of the handshake.
+
+use super::numbers::{
+    BASE_ALLOCATION, GREETING, OPTION, OPTION_REPLY, handshake, info, option, reply,
+};
+use super::{Bytes, NAME_MAX, Offer, ProtocolError};
+
+/// Bytes of an option that are kept. What is longer is skipped, and refused.
+const OPTION_MAX: u32 = 16 << 10;
+
+/// Options that a client may try before it decides.
+const OPTIONS_MAX: u32 = 256;
+
+/// Metadata queries in one option.
+const QUERIES_MAX: u32 = 64;
+
+/// The number by which the only metadata context is known.
+pub const ALLOCATION_CONTEXT: u32 = 1;
+
+/// What is offered, and to whom it is known by what name.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Export {
+    /// Its name. The empty name stands for it too.
+    pub name: String,
+    /// What it is, for people.
+    pub description: String,
+    /// What it is like.
+    pub offer: Offer,
+}
+
+/// What was agreed on.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Agreed {
+    /// Reads are answered in chunks.
+    pub structured: bool,
+    /// Which ranges hold data may be asked.
+    pub block_status: bool,
+}
+
+/// How far the handshake is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Progress {
+    /// More is to come.
+    More,
+    /// Requests follow.
+    Transmission(Agreed),
+    /// The client left.
+    Aborted,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum State {
+    Flags,
+    Option,
+    /// Data of an option: its number, and bytes.
+    Data(u32, u32),
+    /// Data of an option that is not read: its number, and bytes left.
+    Skip(u32, u32),
+    Over,
+}
+
+/// The server's side of the handshake.
+pub struct ServerHandshake {
+    export: Export,
+    state: State,
+    options: u32,
+    no_zeroes: bool,
+    agreed: Agreed,
+}
+
+/// What a server says first.
+pub fn greeting() -> [u8; 18] {
+    let mut bytes = [0; 18];
+    bytes[..8].copy_from_slice(&GREETING.to_be_bytes());
+    bytes[8..16].copy_from_slice(&OPTION.to_be_bytes());
+    let flags = handshake::FIXED_NEWSTYLE | handshake::NO_ZEROES;
+    bytes[16..].copy_from_slice(&flags.to_be_bytes());
+    bytes
+}
+
+fn put_reply(out: &mut Vec<u8>, option: u32, kind: u32, data: &[&[u8]]) {
+    let len: usize = data.iter().map(|part| part.len()).sum();
+    out.extend(OPTION_REPLY.to_be_bytes());
+    out.extend(option.to_be_bytes());
+    out.extend(kind.to_be_bytes());
+    out.extend(u32::try_from(len).unwrap_or(0).to_be_bytes());
+    data.iter().for_each(|part| out.extend_from_slice(part));
+}
+
+impl ServerHandshake {
+    /// Offers `export`. [`greeting`] is sent first.
+    pub fn new(export: Export) -> ServerHandshake {
+        ServerHandshake {
+            export,
+            state: State::Flags,
+            options: 0,
+            no_zeroes: false,
+            agreed: Agreed::default(),
+        }
+    }
+
+    /// Takes what came in: returns how many bytes of `input` were used, and how far things are.
+    /// What is to be sent is appended to `out`. To be called again, with what is left of the input,
+    /// until it uses nothing.
+    ///
+    /// # Errors
+    ///
+    /// A [`ProtocolError`] ends the connection.
+    pub fn feed(
+        &mut self,
+        input: &[u8],
+        out: &mut Vec<u8>,
+    ) -> Result<(usize, Progress), ProtocolError> {
+        let mut bytes = Bytes(input);
+        let progress = match self.state {
+            State::Flags => bytes.u32().map(|flags| self.flags(flags)).transpose()?,
+            State::Option => match (bytes.u64(), bytes.u32(), bytes.u32()) {
+                (Some(magic), Some(number), Some(len)) => {
+                    Some(self.option(magic, number, len, out)?)
+                }
+                _ => None,
+            },
+            State::Data(number, len) => match bytes.take(len as usize) {
+                Some(data) => Some(self.data(number, data, out)?),
+                None => None,
+            },
+            State::Skip(number, left) => {
+                let step = u32::try_from(input.len()).unwrap_or(u32::MAX).min(left);
+                bytes.take(step as usize);
+                self.state = State::Skip(number, left - step);
+                if left == step {
+                    put_reply(out, number, reply::TOO_BIG, &[]);
+                    self.state = State::Option;
+                }
+                Some(Progress::More)
+            }
+            State::Over => None,
+        };
+        match progress {
+            Some(progress) => Ok((input.len() - bytes.0.len(), progress)),
+            None => Ok((0, Progress::More)),
+        }
+    }
+
+    fn flags(&mut self, flags: u32) -> Result<Progress, ProtocolError> {
+        let known = u32::from(handshake::FIXED_NEWSTYLE | handshake::NO_ZEROES);
+        if flags & !known != 0 {
+            return Err(ProtocolError::Flags { flags });
+        }
+        self.no_zeroes = flags & u32::from(handshake::NO_ZEROES) != 0;
+        self.state = State::Option;
+        Ok(Progress::More)
+    }
+
+    fn option(
+        &mut self,
+        magic: u64,
+        number: u32,
+        len: u32,
+        out: &mut Vec<u8>,
+    ) -> Result<Progress, ProtocolError> {
+        if magic != OPTION {
+            return Err(ProtocolError::Magic { what: "an option", found: magic });
+        }
+        self.options += 1;
+        if self.options > OPTIONS_MAX {
+            return Err(ProtocolError::TooMany { what: "options", limit: OPTIONS_MAX });
+        }
+        self.state = match len {
+            // Nothing more to wait for: whoever is told that nothing was used need not ask again.
+            0 => return self.data(number, &[], out),
+            1..=OPTION_MAX => State::Data(number, len),
+            _ if number == option::EXPORT_NAME => {
+                // It cannot be refused by an answer.
+                let (len, limit) = (u64::from(len), NAME_MAX as u64);
+                return Err(ProtocolError::TooLong { what: "the name of an export", len, limit });
+            }
+            _ => State::Skip(number, len),
+        };
+        Ok(Progress::More)
+    }
+
+    fn data(
+        &mut self,
+        number: u32,
+        data: &[u8],
+        out: &mut Vec<u8>,
+    ) -> Result<Progress, ProtocolError> {
+        self.state = State::Option;
+        match number {
+            option::EXPORT_NAME => return self.export_name(data, out),
+            option::ABORT => {
+                put_reply(out, number, reply::ACK, &[]);
+                self.state = State::Over;
+                return Ok(Progress::Aborted);
+            }
+            option::LIST if data.is_empty() => {
+                let name = self.export.name.as_bytes();
+                let len = u32::try_from(name.len()).unwrap_or(0).to_be_bytes();
+                let description = self.export.description.as_bytes();
+                put_reply(out, number, reply::SERVER, &[&len, name, description]);
+                put_reply(out, number, reply::ACK, &[]);
+            }
+            option::INFO | option::GO => return Ok(self.go(number, data, out)),
+            option::STRUCTURED_REPLY if data.is_empty() => {
+                self.agreed.structured = true;
+                put_reply(out, number, reply::ACK, &[]);
+            }
+            option::LIST_META_CONTEXT | option::SET_META_CONTEXT => {
+                self.contexts(number, data, out);
+            }
+            option::LIST | option::STRUCTURED_REPLY => {
+                put_reply(out, number, reply::INVALID, &[b"this option has no data"]);
+            }
+            option::STARTTLS => put_reply(out, number, reply::POLICY, &[b"no TLS here"]),
+            _ => put_reply(out, number, reply::UNSUPPORTED, &[]),
+        }
+        Ok(Progress::More)
+    }
+
+    fn is_ours(&self, name: &[u8]) -> bool {
+        name.is_empty() || name == self.export.name.as_bytes()
+    }
+
+    fn transmission(&mut self) -> Progress {
+        self.state = State::Over;
+        Progress::Transmission(self.agreed)
+    }
+
+    fn export_name(&mut self, name: &[u8], out: &mut Vec<u8>) -> Result<Progress, ProtocolError> {
+        if !self.is_ours(name) {
+            // The option has no way to say so.
+            let (option, error) = (option::EXPORT_NAME, reply::UNKNOWN);
+            return Err(ProtocolError::Refused { option, error, message: String::new() });
+        }
+        let Offer { bytes, flags, .. } = self.export.offer;
+        out.extend(bytes.to_be_bytes());
+        out.extend(flags.to_be_bytes());
+        if !self.no_zeroes {
+            out.extend([0; 124]);
+        }
+        Ok(self.transmission())
+    }
+
+    fn go(&mut self, number: u32, data: &[u8], out: &mut Vec<u8>) -> Progress {
+        let Some((name, wanted)) = parse_go(data) else {
+            put_reply(out, number, reply::INVALID, &[]);
+            return Progress::More;
+        };
+        if !self.is_ours(name) {
+            put_reply(out, number, reply::UNKNOWN, &[b"there is no export of that name"]);
+            return Progress::More;
+        }
+        let Offer { bytes, flags, block_min, block_preferred, payload_max } = self.export.offer;
+        let about = |out: &mut Vec<u8>, what: u16, data: &[&[u8]]| {
+            let kind = what.to_be_bytes();
+            let mut parts: Vec<&[u8]> = vec![&kind];
+            parts.extend(data);
+            put_reply(out, number, reply::INFO, &parts);
+        };
+        about(out, info::EXPORT, &[&bytes.to_be_bytes(), &flags.to_be_bytes()]);
+        let sizes = [block_min, block_preferred, payload_max].map(u32::to_be_bytes);
+        about(out, info::BLOCK_SIZE, &[sizes.as_flattened()]);
+        let asks =
+            |what: u16| wanted.as_chunks().0.iter().any(|kind| u16::from_be_bytes(*kind) == what);
+        if asks(info::NAME) {
+            about(out, info::NAME, &[self.export.name.as_bytes()]);
+        }
+        if asks(info::DESCRIPTION) {
+            about(out, info::DESCRIPTION, &[self.export.description.as_bytes()]);
+        }
+        put_reply(out, number, reply::ACK, &[]);
+        if number == option::GO { self.transmission() } else { Progress::More }
+    }
+
+    fn contexts(&mut self, number: u32, data: &[u8], out: &mut Vec<u8>) {
+        let set = number == option::SET_META_CONTEXT;
+        if set {
+            self.agreed.block_status = false;
+        }
+        if !self.agreed.structured {
+            let why = b"structured replies come first";
+            return put_reply(out, number, reply::INVALID, &[why]);
+        }
+        let Some((name, asks)) = parse_contexts(data, !set) else {
+            return put_reply(out, number, reply::INVALID, &[]);
+        };
+        if !self.is_ours(name) {
+            return put_reply(out, number, reply::UNKNOWN, &[]);
+        }
+        if asks {
+            let id = if set { ALLOCATION_CONTEXT } else { 0 }.to_be_bytes();
+            put_reply(out, number, reply::META_CONTEXT, &[&id, BASE_ALLOCATION.as_bytes()]);
+            self.agreed.block_status |= set;
+        }
+        put_reply(out, number, reply::ACK, &[]);
+    }
+}
+
+/// Name, and the kinds of information asked for, two bytes each.
+fn parse_go(data: &[u8]) -> Option<(&[u8], &[u8])> {
+    let mut bytes = Bytes(data);
+    let len = bytes.u32()? as usize;
+    let name = bytes.take(len).filter(|name| name.len() <= NAME_MAX)?;
+    let count = usize::from(bytes.u16()?);
+    (bytes.0.len() == 2 * count).then_some((name, bytes.0))
+}
+
+/// Name, and whether the queries ask for the one context there is. In a list, no query asks for all,
+/// and a prefix for what begins so.
+fn parse_contexts(data: &[u8], list: bool) -> Option<(&[u8], bool)> {
+    let mut bytes = Bytes(data);
+    let len = bytes.u32()? as usize;
+    let name = bytes.take(len).filter(|name| name.len() <= NAME_MAX)?;
+    let count = bytes.u32()?;
+    if count > QUERIES_MAX {
+        return None;
+    }
+    let mut asks = list && count == 0;
+    for _ in 0..count {
+        let len = bytes.u32()? as usize;
+        let query = bytes.take(len)?;
+        asks |= query == BASE_ALLOCATION.as_bytes() || (list && query == b"base:");
+    }
+    bytes.0.is_empty().then_some((name, asks))
+}

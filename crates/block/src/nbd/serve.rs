@@ -1,0 +1,184 @@
+//! The server's side of the transmission: requests parsed, replies made.
+
+use super::numbers::{
+    REQUEST, SIMPLE_REPLY, STRUCTURED_REPLY, chunk, command, command_flag, error,
+};
+use super::offer::{ALLOCATION_CONTEXT, Agreed};
+use super::{Bytes, Offer, ProtocolError};
+
+/// Bytes of a request without its payload.
+pub const REQUEST_LEN: usize = 28;
+
+/// What a client wants.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Command {
+    /// Read.
+    Read,
+    /// Write the payload.
+    Write {
+        /// Durable when it is done.
+        fua: bool,
+    },
+    /// Make durable what was done.
+    Flush,
+    /// Give up the range.
+    Trim {
+        /// Durable when it is done.
+        fua: bool,
+    },
+    /// Zero the range.
+    WriteZeroes {
+        /// Durable when it is done.
+        fua: bool,
+    },
+    /// Which parts of the range hold data?
+    BlockStatus,
+    /// Good-bye: there is no answer.
+    Disconnect,
+}
+
+/// A request.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct ClientRequest {
+    /// The client's name for it.
+    pub cookie: u64,
+    /// First byte.
+    pub offset: u64,
+    /// Bytes.
+    pub len: u32,
+    /// What is wanted, or the error to answer with.
+    pub command: Result<Command, u32>,
+    /// Whether the answer must be in chunks.
+    pub structured: bool,
+    /// Bytes of payload that follow the request.
+    pub payload: u32,
+}
+
+/// Parses a request.
+///
+/// A request that cannot be served is answered with its error; its payload, if any, is to be
+/// skipped.
+///
+/// # Errors
+///
+/// What ends the connection: no request, or a payload that is longer than ever allowed.
+pub fn parse_request(
+    bytes: &[u8; REQUEST_LEN],
+    offer: &Offer,
+    agreed: Agreed,
+) -> Result<ClientRequest, ProtocolError> {
+    let mut bytes = Bytes(bytes);
+    let magic = bytes.u32().unwrap_or(0);
+    if magic != REQUEST {
+        return Err(ProtocolError::RequestMagic { found: magic });
+    }
+    let (flags, kind) = (bytes.u16().unwrap_or(0), bytes.u16().unwrap_or(0));
+    let cookie = bytes.u64().unwrap_or(0);
+    let (offset, len) = (bytes.u64().unwrap_or(0), bytes.u32().unwrap_or(0));
+    let payload = if kind == command::WRITE { len } else { 0 };
+    if payload > offer.payload_max {
+        let (len, limit) = (u64::from(len), u64::from(offer.payload_max));
+        return Err(ProtocolError::TooLong { what: "the payload of a write", len, limit });
+    }
+    let command = understand(kind, flags, offset, len, offer, agreed);
+    let structured = agreed.structured && matches!(kind, command::READ | command::BLOCK_STATUS);
+    Ok(ClientRequest { cookie, offset, len, command, structured, payload })
+}
+
+fn understand(
+    kind: u16,
+    flags: u16,
+    offset: u64,
+    len: u32,
+    offer: &Offer,
+    agreed: Agreed,
+) -> Result<Command, u32> {
+    let fua = flags & command_flag::FUA != 0;
+    let (command, allowed) = match kind {
+        command::READ => (Command::Read, command_flag::DF),
+        command::WRITE => (Command::Write { fua }, 0),
+        command::DISCONNECT => return Ok(Command::Disconnect),
+        command::FLUSH => {
+            // Neither offset nor length have a meaning.
+            let plain = flags & !command_flag::FUA == 0;
+            return if plain { Ok(Command::Flush) } else { Err(error::INVAL) };
+        }
+        command::TRIM => (Command::Trim { fua }, 0),
+        command::WRITE_ZEROES => (Command::WriteZeroes { fua }, command_flag::NO_HOLE),
+        command::BLOCK_STATUS if agreed.block_status => {
+            (Command::BlockStatus, command_flag::REQ_ONE)
+        }
+        _ => return Err(error::INVAL),
+    };
+    // FUA is allowed, and means nothing, where nothing is written.
+    if flags & !(allowed | command_flag::FUA) != 0 {
+        return Err(error::INVAL);
+    }
+    let writes = !matches!(command, Command::Read | Command::BlockStatus);
+    if writes && offer.is_read_only() {
+        return Err(error::PERM);
+    }
+    let unit = offer.block_min.max(1);
+    if len == 0 || !offset.is_multiple_of(u64::from(unit)) || !len.is_multiple_of(unit) {
+        return Err(error::INVAL);
+    }
+    if offset.checked_add(u64::from(len)).is_none_or(|end| end > offer.bytes) {
+        return Err(if writes { error::NOSPC } else { error::INVAL });
+    }
+    if command == Command::Read && len > offer.payload_max {
+        return Err(error::OVERFLOW);
+    }
+    Ok(command)
+}
+
+/// A reply without its payload: at most as long as this.
+pub type ReplyHeader = arrayvec::ArrayVec<u8, 44>;
+
+/// The end of a request, without data: `error` is 0, or the protocol's number.
+pub fn reply_end(cookie: u64, error: u32, structured: bool) -> ReplyHeader {
+    let mut bytes = ReplyHeader::new();
+    if !structured {
+        bytes.extend(SIMPLE_REPLY.to_be_bytes());
+        bytes.extend(error.to_be_bytes());
+        bytes.extend(cookie.to_be_bytes());
+        return bytes;
+    }
+    if error == 0 {
+        return chunk_header(chunk::NONE, cookie, 0);
+    }
+    let mut bytes = chunk_header(chunk::ERROR, cookie, 6);
+    bytes.extend(error.to_be_bytes());
+    // No message.
+    bytes.extend(0u16.to_be_bytes());
+    bytes
+}
+
+/// What comes before the `len` bytes that were read at `offset`; the end of the request.
+pub fn reply_data(cookie: u64, offset: u64, len: u32, structured: bool) -> ReplyHeader {
+    if !structured {
+        return reply_end(cookie, 0, false);
+    }
+    let mut bytes = chunk_header(chunk::OFFSET_DATA, cookie, len.saturating_add(8));
+    bytes.extend(offset.to_be_bytes());
+    bytes
+}
+
+/// All of a range holds data, as far as anybody knows.
+pub fn reply_allocated(cookie: u64, len: u32) -> ReplyHeader {
+    let mut bytes = chunk_header(chunk::BLOCK_STATUS, cookie, 12);
+    bytes.extend(ALLOCATION_CONTEXT.to_be_bytes());
+    bytes.extend(len.to_be_bytes());
+    // Neither a hole nor zeros.
+    bytes.extend(0u32.to_be_bytes());
+    bytes
+}
+
+fn chunk_header(kind: u16, cookie: u64, len: u32) -> ReplyHeader {
+    let mut bytes = ReplyHeader::new();
+    bytes.extend(STRUCTURED_REPLY.to_be_bytes());
+    bytes.extend(chunk::DONE.to_be_bytes());
+    bytes.extend(kind.to_be_bytes());
+    bytes.extend(cookie.to_be_bytes());
+    bytes.extend(len.to_be_bytes());
+    bytes
+}

@@ -1,0 +1,194 @@
+//! Ordinary programs use a disk through its export.
+#![allow(clippy::unwrap_used, reason = "a test's panic is its report")]
+
+mod support;
+
+use std::os::unix::net::UnixListener;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use ringfence_block::export::{Export, ExportOptions};
+use ringfence_block::storage::Disk;
+use ringfence_block::storage::file::{FileDisk, FileOptions};
+use ringfence_block::storage::memory::MemoryDisk;
+use support::{Background, output, run, wait_until};
+
+/// A disk that is served, in a directory that goes with it.
+struct Served {
+    export: Option<Export>,
+    directory: tempfile::TempDir,
+}
+
+impl Served {
+    fn new(disk: &Arc<dyn Disk>) -> Served {
+        Served::with(disk, ExportOptions { name: "disk0".to_owned(), ..ExportOptions::default() })
+    }
+
+    fn with(disk: &Arc<dyn Disk>, options: ExportOptions) -> Served {
+        let directory = tempfile::tempdir().unwrap();
+        let listener = UnixListener::bind(directory.path().join("nbd.sock")).unwrap();
+        let export = Some(Export::start(listener, disk, options).unwrap());
+        Served { export, directory }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.directory.path().join(name)
+    }
+
+    fn uri(&self) -> String {
+        format!("nbd+unix:///disk0?socket={}", self.path("nbd.sock").display())
+    }
+}
+
+fn memory(bytes: u64) -> Arc<dyn Disk> {
+    Arc::new(MemoryDisk::new(bytes, 512).unwrap())
+}
+
+/// Bytes that are no pattern.
+fn noise(path: &Path, bytes: usize) -> Vec<u8> {
+    let mut random = ringfence_block::storage::testing::Random::new(4711);
+    let content: Vec<u8> = (0..bytes / 8).flat_map(|_| random.next_u64().to_le_bytes()).collect();
+    std::fs::write(path, &content).unwrap();
+    content
+}
+
+#[test]
+fn nbdinfo_sees_what_is_offered() {
+    require_programs!("nbdinfo" of "libnbd-bin");
+    let served = Served::new(&memory(3 << 20));
+    let info = run("nbdinfo", &["--json", &served.uri()]);
+    for expected in [
+        "\"protocol\": \"newstyle-fixed\"",
+        "\"structured\": true",
+        "\"export-name\": \"disk0\"",
+        "\"export-size\": 3145728",
+        "\"is_read_only\": false",
+        "\"can_flush\": true",
+        "\"can_fua\": true",
+        "\"can_multi_conn\": true",
+        "\"can_trim\": true",
+        "\"can_zero\": true",
+        "\"can_df\": true",
+        "\"block_size_minimum\": 512",
+        "base:allocation",
+    ] {
+        assert!(info.contains(expected), "no {expected} in {info}");
+    }
+    let map = run("nbdinfo", &["--map", &served.uri()]);
+    assert!(map.contains("3145728") && map.contains("data"), "{map}");
+    let list = run("nbdinfo", &["--list", &served.uri()]);
+    assert!(list.contains("disk0"), "{list}");
+    let other = served.uri().replace("disk0", "another");
+    assert!(!output("nbdinfo", &[&other]).status.success(), "there is no such export");
+}
+
+#[test]
+fn nbdcopy_copies_in_and_out_over_several_connections() {
+    require_programs!("nbdcopy" of "libnbd-bin");
+    let served = Served::new(&memory(64 << 20));
+    let (here, back) = (served.path("in"), served.path("out"));
+    let content = noise(&here, 64 << 20);
+    let (here, back) = (here.display().to_string(), back.display().to_string());
+    run("nbdcopy", &["--connections=4", "--requests=64", "--flush", &here, &served.uri()]);
+    run("nbdcopy", &["--connections=4", &served.uri(), &back]);
+    assert!(std::fs::read(&back).unwrap() == content, "another content came back");
+}
+
+#[test]
+fn qemu_img_converts_and_compares() {
+    require_programs!("qemu-img" of "qemu-utils");
+    let served = Served::new(&memory(16 << 20));
+    let here = served.path("in");
+    noise(&here, 16 << 20);
+    let here = here.display().to_string();
+    run("qemu-img", &["convert", "-n", "-f", "raw", "-O", "raw", &here, &served.uri()]);
+    run("qemu-img", &["compare", "-f", "raw", "-F", "raw", &here, &served.uri()]);
+    let info = run("qemu-img", &["info", "--output=json", &served.uri()]);
+    assert!(info.contains("16777216"), "{info}");
+}
+
+#[test]
+fn fio_finds_every_block_as_it_wrote_it() {
+    require_programs!("fio" of "fio");
+    let directory = tempfile::tempdir().unwrap();
+    let image = directory.path().join("image");
+    std::fs::File::create(&image).unwrap().set_len(64 << 20).unwrap();
+    let disk: Arc<dyn Disk> = Arc::new(FileDisk::open(&image, &FileOptions::default()).unwrap());
+    let served = Served::new(&disk);
+    let uri = format!("--uri={}", served.uri());
+    let common = ["--name=job", "--ioengine=nbd", "--iodepth=32", "--size=64M", &uri];
+    let fio = |more: &[&str]| run("fio", &[&common, more].concat());
+    fio(&[
+        "--rw=randwrite",
+        "--bsrange=512-128k",
+        "--verify=crc32c",
+        "--fsync=64",
+        "--io_size=48M",
+    ]);
+    fio(&["--rw=randrw", "--bs=4k", "--verify=md5", "--trim_percentage=0", "--io_size=16M"]);
+}
+
+#[test]
+fn mkfs_makes_a_file_system_through_fuse() {
+    require_programs!(
+        "nbdfuse" of "nbdfuse", "mkfs.ext4" of "e2fsprogs", "e2fsck" of "e2fsprogs",
+        "debugfs" of "e2fsprogs", "fusermount3" of "fuse3",
+    );
+    if let Err(error) = std::fs::File::options().read(true).write(true).open("/dev/fuse") {
+        return support::skip(&format!("/dev/fuse cannot be opened: {error}"));
+    }
+    let served = Served::new(&memory(64 << 20));
+    let mount = served.path("mount");
+    std::fs::create_dir(&mount).unwrap();
+    let file = mount.join("nbd");
+    let (mount_text, file_text) = (mount.display().to_string(), file.display().to_string());
+    let mut fuse = Background::start("nbdfuse", &[&mount_text, &served.uri()]);
+    wait_until("nbdfuse has mounted", || file.exists() || fuse.0.try_wait().unwrap().is_some());
+    if !file.exists() {
+        return support::skip("nbdfuse may not mount here");
+    }
+    let content = served.path("content");
+    noise(&content, 1 << 20);
+    run("mkfs.ext4", &["-q", "-F", &file_text]);
+    let write = format!("write {} file", content.display());
+    run("debugfs", &["-w", "-R", &write, &file_text]);
+    let checked = output("e2fsck", &["-f", "-n", &file_text]);
+    run("fusermount3", &["-u", &mount_text]);
+    wait_until("nbdfuse has ended", || fuse.0.try_wait().unwrap().is_some());
+    assert!(checked.status.success(), "{}", String::from_utf8_lossy(&checked.stdout));
+    // What was written is on the disk itself, not only in front of it.
+    let image = served.path("image");
+    let image = image.display().to_string();
+    run("nbdcopy", &[&served.uri(), &image]);
+    run("e2fsck", &["-f", "-n", &image]);
+    let back = served.path("back").display().to_string();
+    run("debugfs", &["-R", &format!("dump file {back}"), &image]);
+    assert!(std::fs::read(back).unwrap() == std::fs::read(content).unwrap());
+}
+
+#[test]
+fn a_disk_that_is_read_only_says_so_and_stays_as_it_is() {
+    require_programs!("nbdinfo" of "libnbd-bin", "nbdcopy" of "libnbd-bin");
+    let directory = tempfile::tempdir().unwrap();
+    let image = directory.path().join("image");
+    std::fs::File::create(&image).unwrap().set_len(1 << 20).unwrap();
+    let read_only = FileOptions { read_only: true, ..FileOptions::default() };
+    let disk: Arc<dyn Disk> = Arc::new(FileDisk::open(&image, &read_only).unwrap());
+    let served = Served::new(&disk);
+    let info = run("nbdinfo", &["--json", &served.uri()]);
+    assert!(info.contains("\"is_read_only\": true"), "{info}");
+    let here = served.path("in");
+    noise(&here, 1 << 20);
+    assert!(!output("nbdcopy", &[&here.display().to_string(), &served.uri()]).status.success());
+    assert!(std::fs::read(&image).unwrap().iter().all(|byte| *byte == 0));
+}
+
+#[test]
+fn an_export_that_ends_leaves_no_thread_and_no_client_waiting() {
+    require_programs!("nbdinfo" of "libnbd-bin");
+    let mut served = Served::new(&memory(1 << 20));
+    let uri = served.uri();
+    run("nbdinfo", &[&uri]);
+    served.export = None;
+    assert!(!output("nbdinfo", &[&uri]).status.success());
+}

@@ -1,0 +1,405 @@
+//! The daemon: one thread that follows the store, and whoever asks or tells it something.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::Signal;
+use ringfence_net::dataplane::{DataplaneStats, PortId};
+use ringfence_platform::store::{StoreAccess, StoreClient, StoreError};
+use ringfence_platform::{Platform, PlatformError};
+use ringfence_wire::netif::keys;
+use ringfence_wire::xenbus::{self, DeviceId, DeviceKind, XenbusState};
+use rustix::event::{EventfdFlags, PollFd, PollFlags};
+
+use super::config::{Config, ConfigError, Effect};
+use super::devices::{Devices, Served};
+use super::host::{Vif, VifError, Vifs};
+use super::metrics::{Exporter, ExporterError};
+use super::records::Records;
+use super::status::{
+    Attachment, Counts, DaemonStatus, HostStatus, QueueStatus, Snapshot, StatusSocket, VifStatus,
+};
+use super::{OnExit, Setup};
+use crate::seat::device_name;
+use crate::sys::channel::poll_until;
+use crate::sys::signals::{Signals, name as signal_name};
+
+/// Events of the store taken before the devices that they name are looked at.
+const EVENTS_A_TURN: usize = 256;
+/// How long guests may take to let go when the daemon ends and closes their devices.
+const CLOSE_WITHIN: Duration = Duration::from_secs(5);
+/// How long a request for metrics waits for the control thread.
+const SNAPSHOT_WITHIN: Duration = Duration::from_secs(5);
+
+/// Why the daemon ends before its time, or does not begin.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum ServeError {
+    /// No hypervisor, or no right to use it.
+    #[error(transparent)]
+    Platform(#[from] PlatformError),
+    /// The store failed.
+    #[error("xenstore: {0}")]
+    Store(#[from] StoreError),
+    /// The configuration.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// The switch, or the host's leg on it.
+    #[error(transparent)]
+    Vif(#[from] VifError),
+    /// Metrics.
+    #[error(transparent)]
+    Metrics(#[from] ExporterError),
+    /// A file or directory that the daemon cannot do without.
+    #[error("{}: {what}: {source}", path.display())]
+    File {
+        /// Which.
+        path: PathBuf,
+        /// What was attempted.
+        what: &'static str,
+        /// Why not.
+        source: io::Error,
+    },
+    /// The runtime directory.
+    #[error("{0} (as root?)")]
+    RuntimeDir(#[from] crate::launch::runtime_dir::RuntimeDirError),
+    /// There can be one only.
+    #[error(
+        "another `ringfence serve` runs in this domain{}: stop it first (`systemctl stop ringfence`, or \
+         SIGTERM); guests stay connected when another one is started",
+        pid.map(|pid| format!(", process {pid}")).unwrap_or_default()
+    )]
+    AnotherRuns {
+        /// Its process.
+        pid: Option<u32>,
+    },
+    /// The box could not be closed.
+    #[error(transparent)]
+    Confinement(#[from] crate::sys::sandbox::SandboxError),
+    /// The system refused.
+    #[error(transparent)]
+    System(#[from] io::Error),
+}
+
+/// Other threads' requests for a snapshot.
+struct Requests {
+    waiting: Receiver<Sender<Snapshot>>,
+    wake: Arc<OwnedFd>,
+}
+
+/// A running daemon.
+pub(super) struct Daemon<P: Platform> {
+    setup: Setup,
+    config: Config,
+    platform: Arc<P>,
+    store: StoreClient,
+    signals: Signals,
+    status: StatusSocket,
+    requests: Requests,
+    devices: Devices,
+    vifs: Vifs<P>,
+    began: Instant,
+}
+
+/// Whether to go on.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Flow {
+    Continue,
+    End,
+}
+
+impl<P: Platform> Daemon<P> {
+    /// Sets everything up, but looks at no device yet.
+    pub(super) fn new(
+        setup: Setup,
+        config: Config,
+        platform: P,
+        signals: Signals,
+    ) -> Result<Daemon<P>, ServeError> {
+        let platform = Arc::new(platform);
+        let mut store = platform.store()?;
+        let file = |path: PathBuf, what| {
+            move |source| ServeError::File { path: path.clone(), what, source }
+        };
+        let directory = setup.runtime_dir.join("records");
+        let records =
+            Records::open(&directory).map_err(file(directory.clone(), "cannot be made"))?;
+        let mut vifs = Vifs::new(Arc::clone(&platform), config.clone(), records)?;
+        vifs.make_switch()?;
+        let socket = setup.status_socket(&config);
+        let status =
+            StatusSocket::listen(&socket).map_err(file(socket, "cannot be listened at"))?;
+        let (requests, ask) = requests()?;
+        if let Some(listen) = &config.metrics.listen {
+            Exporter::start(listen, ask)?;
+        }
+        let devices = Devices::watch(&mut store, platform.domid(), DeviceKind::Vif)?;
+        let began = Instant::now();
+        Ok(Daemon {
+            setup,
+            config,
+            platform,
+            store,
+            signals,
+            status,
+            requests,
+            devices,
+            vifs,
+            began,
+        })
+    }
+
+    /// Serves until told to end.
+    pub(super) fn run(mut self) -> Result<(), ServeError> {
+        let mut more = true;
+        loop {
+            let deadline = if more { Some(Instant::now()) } else { self.devices.deadline() };
+            self.wait(deadline)?;
+            if self.hear_signals()? == Flow::End {
+                break;
+            }
+            more = self.turn()?;
+        }
+        match self.setup.on_exit {
+            OnExit::Keep => self.vifs.leave(),
+            OnExit::Close => self.close()?,
+        }
+        Ok(())
+    }
+
+    fn wait(&mut self, until: Option<Instant>) -> io::Result<()> {
+        let mut fds = vec![
+            PollFd::from_borrowed_fd(self.signals.as_fd(), PollFlags::IN),
+            PollFd::from_borrowed_fd(self.store.fd(), PollFlags::IN),
+            PollFd::from_borrowed_fd(self.vifs.gone.as_fd(), PollFlags::IN),
+            PollFd::new(&self.requests.wake, PollFlags::IN),
+        ];
+        if self.status.has_room() {
+            fds.push(PollFd::from_borrowed_fd(self.status.fd(), PollFlags::IN));
+        }
+        // Somebody's answer is being sent: there is room again in a while.
+        let until = match (self.status.has_room(), until) {
+            (true, until) => until,
+            (false, until) => {
+                let soon = Instant::now() + Duration::from_millis(100);
+                Some(until.map_or(soon, |until| until.min(soon)))
+            }
+        };
+        poll_until(&mut fds, until).map(drop)
+    }
+
+    /// Does what is due. True if more events may wait, of which no poll tells: they were read
+    /// already.
+    fn turn(&mut self) -> Result<bool, ServeError> {
+        self.vifs.gone.clear();
+        while let Some(gone) = self.vifs.gone.next() {
+            if let Some(device) = self.vifs.port_gone(gone) {
+                self.devices.mark(&device);
+            }
+        }
+        let mut more = true;
+        for _ in 0..EVENTS_A_TURN {
+            let Some(event) = self.store.next_event()? else {
+                more = false;
+                break;
+            };
+            self.devices.heed(&event);
+        }
+        self.devices.work(&mut self.store, &mut self.vifs)?;
+        self.answer();
+        Ok(more)
+    }
+
+    fn hear_signals(&mut self) -> Result<Flow, ServeError> {
+        while let Some(arrived) = self.signals.next()? {
+            if arrived.number == Signal::SIGHUP as i32 {
+                self.reload();
+                continue;
+            }
+            tracing::info!(signal = signal_name(arrived.number).unwrap_or("signal"), "ending");
+            return Ok(Flow::End);
+        }
+        Ok(Flow::Continue)
+    }
+
+    /// Reads the configuration again. One that is wrong changes nothing.
+    fn reload(&mut self) {
+        let new = match self.setup.load() {
+            Ok(new) => new,
+            Err(error) => {
+                tracing::error!(%error, "the configuration stays as it was");
+                return;
+            }
+        };
+        let changes = self.config.changes_to(&new);
+        tracing::info!(%changes, "the configuration was read again");
+        if changes.with(Effect::Restart).next().is_some() {
+            tracing::warn!("some changes wait for the daemon to be started again");
+        }
+        self.config = self.config.reloaded(new);
+        crate::sys::log::set_level(self.config.serve.log_level.level());
+        self.vifs.reconfigure(self.config.clone());
+        self.devices.mark_all();
+    }
+
+    /// Closes all devices in order, and waits a while for the guests to let go.
+    fn close(&mut self) -> Result<(), ServeError> {
+        let devices: Vec<DeviceId> = self.vifs.list.keys().copied().collect();
+        for device in &devices {
+            self.vifs.close(device, &mut self.store)?;
+        }
+        let until = Instant::now() + CLOSE_WITHIN;
+        loop {
+            self.turn()?;
+            let open = devices.iter().filter(|device| self.vifs.list.contains_key(device));
+            let mut open: Vec<DeviceId> = open.copied().collect();
+            open.retain(|device| {
+                let state = state_of(&mut self.store, &device.backend_path());
+                !matches!(state, Some(XenbusState::Closed) | None)
+            });
+            if open.is_empty() {
+                break;
+            }
+            if Instant::now() >= until {
+                let names: Vec<_> = open.iter().map(device_name).collect();
+                tracing::warn!(?names, "these guests did not let go in time");
+                break;
+            }
+            self.wait(Some(until))?;
+        }
+        devices.iter().for_each(|device| self.vifs.forget(device));
+        Ok(())
+    }
+
+    /// Answers whoever asks for the state of things.
+    fn answer(&mut self) {
+        let _ = rustix::io::read(&*self.requests.wake, &mut [0; 8]);
+        let waiting: Vec<_> = self.requests.waiting.try_iter().collect();
+        let asked = !waiting.is_empty();
+        if !asked && !is_readable(self.status.fd()) {
+            return;
+        }
+        let snapshot = self.snapshot();
+        for sender in waiting {
+            // Whoever waits no longer is told nothing.
+            let _ = sender.send(snapshot.clone());
+        }
+        self.status.answer(|| snapshot);
+    }
+
+    fn snapshot(&mut self) -> Snapshot {
+        let switch = self.vifs.switch().map(|plane| plane.stats().unwrap_or_default());
+        let host_interface = self.vifs.host_leg.as_ref().map(|leg| HostStatus {
+            name: leg.name.clone(),
+            counters: port_counts(switch.as_ref(), Some(leg.port)).unwrap_or_default(),
+        });
+        let daemon = DaemonStatus {
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            platform: self.setup.platform_name().to_owned(),
+            domain: self.platform.domid().0,
+            pid: std::process::id(),
+            uptime_seconds: self.began.elapsed().as_secs(),
+            path: counts(self.platform.counters().values().named()),
+            gone_ports: counts(self.vifs.retired_ports.counts()),
+            gone_rules: counts(self.vifs.retired_rules.clone()),
+            adopted: self.vifs.adopted,
+            switch_addresses: switch.as_ref().map(|stats| stats.addresses as u64),
+            host_interface,
+        };
+        let store = &mut self.store;
+        let vifs = self.vifs.list.iter().map(|(device, vif)| {
+            let stats = match &switch {
+                Some(switch) => Some(switch.clone()),
+                None => vif.dataplane().and_then(|plane| plane.stats()),
+            };
+            vif_status(device, vif, stats.as_ref(), store)
+        });
+        Snapshot { vifs: vifs.collect(), daemon }
+    }
+}
+
+/// Both ends of the way by which other threads get snapshots.
+fn requests() -> io::Result<(Requests, impl Fn() -> Option<Snapshot> + Send + 'static)> {
+    let wake = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+    let wake = Arc::new(wake);
+    let (sender, waiting) = channel::<Sender<Snapshot>>();
+    let ring = Arc::clone(&wake);
+    let ask = move || {
+        let (answer, told) = channel();
+        sender.send(answer).ok()?;
+        rustix::io::write(&*ring, &1u64.to_ne_bytes()).ok()?;
+        told.recv_timeout(SNAPSHOT_WITHIN).ok()
+    };
+    Ok((Requests { waiting, wake }, ask))
+}
+
+fn is_readable(fd: BorrowedFd<'_>) -> bool {
+    let mut fds = [PollFd::from_borrowed_fd(fd, PollFlags::IN)];
+    poll_until(&mut fds, Some(Instant::now())).is_ok_and(|ready| ready > 0)
+}
+
+/// Counters that are not zero.
+fn counts(all: impl IntoIterator<Item = (&'static str, u64)>) -> Counts {
+    let some = all.into_iter().filter(|(_, count)| *count > 0);
+    some.map(|(name, count)| (name.to_owned(), count)).collect()
+}
+
+fn port_counts(stats: Option<&DataplaneStats>, port: Option<PortId>) -> Option<Counts> {
+    let port = stats?.ports.iter().find(|stats| Some(stats.id) == port)?;
+    Some(counts(port.counters.iter().copied()))
+}
+
+fn state_of(store: &mut StoreClient, directory: &str) -> Option<XenbusState> {
+    let text = store.read_opt(&format!("{directory}/{}", xenbus::STATE)).ok()??;
+    Some(XenbusState::parse(&text).unwrap_or(XenbusState::Missing))
+}
+
+fn state_name(state: Option<XenbusState>) -> String {
+    state.map_or_else(|| "none".to_owned(), |state| format!("{state:?}"))
+}
+
+fn vif_status(
+    device: &DeviceId,
+    vif: &Vif,
+    stats: Option<&DataplaneStats>,
+    store: &mut StoreClient,
+) -> VifStatus {
+    let (guest, tap) = vif.ports();
+    let attachment = match vif.tap() {
+        Some((interface, bridge)) => {
+            Attachment::Tap { interface: interface.to_owned(), bridge: bridge.map(str::to_owned) }
+        }
+        None => Attachment::Switch,
+    };
+    let hotplug = store.read_opt(&format!("{}/{}", device.backend_path(), keys::HOTPLUG_STATUS));
+    let hotplug = hotplug.ok().flatten().and_then(|text| String::from_utf8(text).ok());
+    let connection = vif.backend.connection();
+    let backend_state = state_of(store, &device.backend_path());
+    let queues = port_counts(stats, guest).map(|counters| QueueStatus { counters });
+    let rules: BTreeMap<_, _> = vif.backend.rules().all().into_iter().collect();
+    VifStatus {
+        name: device_name(device),
+        domain: device.frontend.0,
+        domain_name: vif.keys.domain_name.clone(),
+        handle: device.handle,
+        mac: vif.keys.mac.map(ringfence_net::vif::toolstack::mac_text),
+        mtu: vif.mtu,
+        attachment,
+        backend_state: state_name(backend_state),
+        frontend_state: state_name(state_of(store, &device.frontend_path())),
+        hotplug_status: hotplug,
+        connected: guest.is_some() && backend_state == Some(XenbusState::Connected),
+        adopted: connection.is_some_and(|connection| connection.adopted),
+        mode: vif.settings.mode.name().to_owned(),
+        frontend_takes: connection.map(|connection| connection.features.peer.to_string()),
+        backend_takes: connection.map(|connection| connection.features.own.to_string()),
+        problem: vif.problem.clone().or_else(|| vif.backend.condemned().map(str::to_owned)),
+        queues: queues.into_iter().collect(),
+        tap: port_counts(stats, tap),
+        rules: counts(rules),
+    }
+}

@@ -1,0 +1,144 @@
+//! Devices that come and go in a store, served by a list of what was asked.
+
+use ringfence_platform::Platform;
+use ringfence_platform::local::LocalPlatform;
+use ringfence_platform::local::hub::{Hub, HubHandle, HubLimits};
+
+use super::*;
+
+struct World {
+    hub: HubHandle,
+    _toolstack: LocalPlatform,
+    store: StoreClient,
+    own: StoreClient,
+}
+
+impl World {
+    fn new() -> World {
+        let (thread, hub) = Hub::new(HubLimits::default()).unwrap();
+        std::thread::spawn(move || thread.run().unwrap());
+        let join = |wanted| LocalPlatform::connect(hub.admit(wanted, true).unwrap().1).unwrap();
+        let toolstack = join(Some(DomId(0)));
+        let (store, own) = (toolstack.store().unwrap(), toolstack.store().unwrap());
+        World { hub, _toolstack: toolstack, store, own }
+    }
+
+    fn make(&mut self, domain: u16, handle: u32) {
+        let path = device(domain, handle).backend_path();
+        self.store.write(&format!("{path}/state"), "1").unwrap();
+    }
+
+    /// Takes events until there are none for a while, and works.
+    fn settle(&mut self, devices: &mut Devices, served: &mut List) {
+        while let Some(event) = self.own.wait_event(Duration::from_millis(50)).unwrap() {
+            devices.heed(&event);
+        }
+        devices.work(&mut self.own, served).unwrap();
+    }
+}
+
+impl Drop for World {
+    fn drop(&mut self) {
+        self.hub.stop();
+    }
+}
+
+#[derive(Default)]
+struct List {
+    looked: Vec<DeviceId>,
+    forgotten: Vec<DeviceId>,
+    answer: Option<Look>,
+}
+
+impl Served for List {
+    fn watch_paths(&self, device: &DeviceId) -> Vec<String> {
+        vec![format!("{}/state", device.frontend_path())]
+    }
+    fn look(&mut self, device: &DeviceId, _: &mut StoreClient) -> Result<Look, StoreError> {
+        self.looked.push(*device);
+        Ok(self.answer.unwrap_or(Look::Alive))
+    }
+    fn forget(&mut self, device: &DeviceId) {
+        self.forgotten.push(*device);
+    }
+}
+
+fn device(domain: u16, handle: u32) -> DeviceId {
+    DeviceId { kind: DeviceKind::Vif, frontend: DomId(domain), backend: DomId(0), handle }
+}
+
+#[test]
+fn devices_that_were_there_and_that_come_later_are_found_once() {
+    let mut world = World::new();
+    world.make(1, 0);
+    world.make(1, 1);
+    let mut devices = Devices::watch(&mut world.own, DomId(0), DeviceKind::Vif).unwrap();
+    let mut list = List::default();
+    devices.work(&mut world.own, &mut list).unwrap();
+    assert_eq!(list.looked, [device(1, 0), device(1, 1)]);
+    world.settle(&mut devices, &mut list);
+    list.looked.clear();
+    world.make(7, 3);
+    world.settle(&mut devices, &mut list);
+    assert_eq!(list.looked, [device(7, 3)], "many events, one look, at that device alone");
+    // Its frontend's key, which lies elsewhere.
+    list.looked.clear();
+    world.store.write(&format!("{}/state", device(7, 3).frontend_path()), "3").unwrap();
+    world.settle(&mut devices, &mut list);
+    assert_eq!(list.looked, [device(7, 3)]);
+}
+
+#[test]
+fn a_directory_that_vanishes_ends_the_device_whatever_part_of_the_tree_goes() {
+    for gone in ["5/0", "5", ""] {
+        let mut world = World::new();
+        world.make(5, 0);
+        let mut devices = Devices::watch(&mut world.own, DomId(0), DeviceKind::Vif).unwrap();
+        let mut list = List::default();
+        world.settle(&mut devices, &mut list);
+        let root = xenbus::backend_root(DomId(0), DeviceKind::Vif);
+        world.store.rm(format!("{root}/{gone}").trim_end_matches('/')).unwrap();
+        world.settle(&mut devices, &mut list);
+        assert_eq!(list.forgotten, [device(5, 0)], "{gone:?}");
+        // The same again is a new device, with its watches.
+        world.make(5, 0);
+        world.settle(&mut devices, &mut list);
+        world.settle(&mut devices, &mut list);
+        list.looked.clear();
+        world.store.write(&format!("{}/state", device(5, 0).frontend_path()), "3").unwrap();
+        world.settle(&mut devices, &mut list);
+        assert_eq!(list.looked, [device(5, 0)]);
+    }
+}
+
+#[test]
+fn what_could_not_be_done_is_tried_again_and_not_before() {
+    let mut world = World::new();
+    world.make(5, 0);
+    let mut devices = Devices::watch(&mut world.own, DomId(0), DeviceKind::Vif).unwrap();
+    let mut list = List { answer: Some(Look::Again), ..List::default() };
+    world.settle(&mut devices, &mut list);
+    list.looked.clear();
+    devices.work(&mut world.own, &mut list).unwrap();
+    assert!(list.looked.is_empty());
+    let deadline = devices.deadline().unwrap();
+    assert!(deadline <= Instant::now() + AGAIN);
+    std::thread::sleep(deadline.saturating_duration_since(Instant::now()));
+    list.answer = None;
+    devices.work(&mut world.own, &mut list).unwrap();
+    assert_eq!(list.looked, [device(5, 0)]);
+    assert_eq!(devices.deadline(), None);
+}
+
+#[test]
+fn names_that_are_no_devices_are_passed_over() {
+    let mut world = World::new();
+    let root = xenbus::backend_root(DomId(0), DeviceKind::Vif);
+    for path in ["x/0/state", "5/y/state", "70000/0/state", "6/0/other"] {
+        world.store.write(&format!("{root}/{path}"), "1").unwrap();
+    }
+    let mut devices = Devices::watch(&mut world.own, DomId(0), DeviceKind::Vif).unwrap();
+    let mut list = List::default();
+    world.settle(&mut devices, &mut list);
+    assert!(list.looked.is_empty(), "{:?}", list.looked);
+}

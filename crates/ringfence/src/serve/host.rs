@@ -1,0 +1,481 @@
+//! The vifs that the daemon serves: what each is attached to, and its handshake.
+//!
+//! A vif is attached to the daemon's switch, or to a TAP of the host by a data plane of two ports,
+//! in which each end is held up while the other has no room. What is decided about it (the mode, the
+//! offloads, whose addresses it may use) is decided when it is found, and again when its guest
+//! starts over.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use ringfence_net::dataplane::{DataplaneHandle, PortGone, PortId};
+use ringfence_net::netback::QueueRecords;
+use ringfence_net::port::Port;
+use ringfence_net::switch::{Fabric, Mac, Patch, PortPolicy, Switch};
+use ringfence_net::tap::TapPort;
+use ringfence_net::vif::PortHost;
+use ringfence_net::vif::backend::{BackendOptions, Life, VifBackend};
+use ringfence_net::vif::controls::VifPolicy;
+use ringfence_net::vif::values::parse_mac;
+use ringfence_platform::Platform;
+use ringfence_platform::store::{StoreAccess, StoreClient, StoreError};
+use ringfence_platform::tap::Tap;
+use ringfence_wire::decimal;
+use ringfence_wire::netif::keys;
+use ringfence_wire::xenbus::DeviceId;
+
+use super::bridge::{self, BridgeError};
+use super::config::{Attach, Config, DeviceSettings};
+use super::devices::{Look, Served};
+use super::records::Records;
+use crate::plane::Gone;
+use crate::seat::{Retired, Seat, Usher, device_name};
+
+/// Key of the backend's directory: the bridge that the guest's configuration names.
+const BRIDGE: &str = "bridge";
+/// Key of the backend's directory: the script that wires the interface up.
+const SCRIPT: &str = "script";
+
+/// Why a vif cannot be served for now.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum VifError {
+    /// No interface of the host.
+    #[error(transparent)]
+    Bridge(#[from] BridgeError),
+    /// More than are served.
+    #[error("{limit} devices {of} are served already; see `limits` in the configuration")]
+    TooMany {
+        /// Of which there are too many.
+        of: &'static str,
+        /// How many there may be.
+        limit: u16,
+    },
+    /// No thread or file.
+    #[error(transparent)]
+    System(#[from] io::Error),
+    /// The data plane refuses.
+    #[error(transparent)]
+    Port(#[from] ringfence_net::dataplane::AddPortError),
+}
+
+/// What the toolstack wrote about a vif.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub(super) struct VifKeys {
+    pub(super) mac: Option<Mac>,
+    pub(super) mtu: Option<u16>,
+    pub(super) bridge: Option<String>,
+    pub(super) domain_name: Option<String>,
+    scripted: bool,
+}
+
+impl VifKeys {
+    /// Reads them, from the backend's directory alone: the guest can write the other one.
+    fn read(store: &mut StoreClient, device: &DeviceId) -> Result<VifKeys, StoreError> {
+        let back = device.backend_path();
+        let mut read = |key: &str| store.read_opt(&format!("{back}/{key}"));
+        let mac = read(keys::MAC)?.and_then(|text| parse_mac(&text).ok());
+        let mtu = read(keys::MTU)?.and_then(|text| decimal::parse_u16(&text).ok());
+        let text = |bytes: Vec<u8>| String::from_utf8(bytes).ok().filter(|text| !text.is_empty());
+        let bridge = read(BRIDGE)?.and_then(text);
+        let scripted = read(SCRIPT)?.is_some_and(|script| !script.is_empty());
+        let name = store.read_opt(&format!("/local/domain/{}/name", device.frontend));
+        // A driver domain may not be allowed to know.
+        let domain_name = match name {
+            Ok(name) => name.and_then(text),
+            Err(StoreError::Refused { .. }) => None,
+            Err(error) => return Err(error),
+        };
+        Ok(VifKeys { mac, mtu, bridge, domain_name, scripted })
+    }
+}
+
+/// What a vif is attached to.
+enum Cable {
+    Switch(DataplaneHandle),
+    Tap(TapCable),
+}
+
+/// A TAP of the host, and the data plane between it and the guest.
+struct TapCable {
+    dataplane: DataplaneHandle,
+    tap: Tap,
+    port: Option<PortId>,
+    bridge: Option<String>,
+}
+
+impl Cable {
+    fn dataplane(&self) -> &DataplaneHandle {
+        match self {
+            Cable::Switch(dataplane) | Cable::Tap(TapCable { dataplane, .. }) => dataplane,
+        }
+    }
+}
+
+/// One vif.
+pub(super) struct Vif {
+    pub(super) keys: VifKeys,
+    pub(super) settings: DeviceSettings,
+    pub(super) mtu: u16,
+    pub(super) backend: VifBackend,
+    pub(super) problem: Option<String>,
+    seat: Seat,
+    cable: Option<Cable>,
+}
+
+impl Vif {
+    /// The host's interface and its bridge, where there is one.
+    pub(super) fn tap(&self) -> Option<(&str, Option<&str>)> {
+        match &self.cable {
+            Some(Cable::Tap(cable)) => Some((&cable.tap.name, cable.bridge.as_deref())),
+            _ => None,
+        }
+    }
+
+    /// The data plane that its port is in.
+    pub(super) fn dataplane(&self) -> Option<&DataplaneHandle> {
+        self.cable.as_ref().map(Cable::dataplane)
+    }
+
+    /// The ports of the guest and of the TAP.
+    pub(super) fn ports(&self) -> (Option<PortId>, Option<PortId>) {
+        let tap = match &self.cable {
+            Some(Cable::Tap(cable)) => cable.port,
+            _ => None,
+        };
+        (self.seat.port(), tap)
+    }
+}
+
+/// The leg of the host on the switch.
+pub(super) struct HostLeg {
+    pub(super) name: String,
+    pub(super) port: PortId,
+}
+
+/// All of them.
+pub(super) struct Vifs<P: Platform> {
+    platform: Arc<P>,
+    config: Config,
+    records: Records,
+    pub(super) gone: Gone,
+    switch: Option<DataplaneHandle>,
+    pub(super) host_leg: Option<HostLeg>,
+    pub(super) list: BTreeMap<DeviceId, Vif>,
+    pub(super) retired_ports: Retired,
+    pub(super) retired_rules: BTreeMap<&'static str, u64>,
+    pub(super) adopted: u64,
+}
+
+/// Where the ports of one vif go while it is looked at.
+struct Host<'a> {
+    usher: Usher<'a>,
+    records: &'a Records,
+}
+
+impl PortHost for Host<'_> {
+    fn attach(&mut self, device: &DeviceId, port: Box<dyn Port>) {
+        self.usher.attach(device, port);
+    }
+
+    fn detach(&mut self, device: &DeviceId) {
+        self.usher.detach(device);
+        self.records.remove(&device_name(device));
+    }
+
+    fn records(&mut self, device: &DeviceId, queue: u32) -> Option<QueueRecords> {
+        let name = device_name(device);
+        let records = self.records.of(&name, queue);
+        records
+            .inspect_err(|error| {
+                tracing::warn!(%name, %error, "no record is kept: it cannot be taken over exactly");
+            })
+            .ok()
+    }
+}
+
+impl<P: Platform> Vifs<P> {
+    pub(super) fn new(platform: Arc<P>, config: Config, records: Records) -> io::Result<Vifs<P>> {
+        Ok(Vifs {
+            platform,
+            config,
+            records,
+            gone: Gone::new()?,
+            switch: None,
+            host_leg: None,
+            list: BTreeMap::new(),
+            retired_ports: Retired::default(),
+            retired_rules: BTreeMap::new(),
+            adopted: 0,
+        })
+    }
+
+    /// What holds for devices from now on.
+    pub(super) fn reconfigure(&mut self, config: Config) {
+        self.config = config;
+        for vif in self.list.values_mut() {
+            let settings = self.config.device(vif.keys.domain_name.as_deref(), vif.keys.mac);
+            let options = BackendOptions { mode: settings.mode, mtu: vif.mtu };
+            vif.backend.reconfigure(options, settings.offloads, policy_of(&settings));
+            vif.settings = settings;
+        }
+    }
+
+    /// Makes the switch and the host's leg on it, if the configuration says so.
+    pub(super) fn make_switch(&mut self) -> Result<(), VifError> {
+        if self.config.network.attach != Attach::Switch {
+            return Ok(());
+        }
+        let counters = Arc::clone(self.platform.counters());
+        let dataplane =
+            self.gone.start_plane(Fabric::Switch(Switch::new()), Arc::clone(&counters))?;
+        self.switch = Some(dataplane.clone());
+        let Some(name) = self.config.network.host_interface.clone() else { return Ok(()) };
+        let tap = bridge::make_host_leg(&name)?;
+        let mtu = bridge::mtu_of(&name).unwrap_or(keys::MTU_DEFAULT);
+        let port = TapPort::new(tap.fd, tap.offloads, mtu, counters);
+        let policy = PortPolicy { addresses: 1024, ..PortPolicy::default() };
+        let port = dataplane.add_port(Box::new(port), policy, &name)?;
+        self.host_leg = Some(HostLeg { name, port });
+        Ok(())
+    }
+
+    /// The switch, where there is one.
+    pub(super) fn switch(&self) -> Option<&DataplaneHandle> {
+        self.switch.as_ref()
+    }
+
+    /// The data plane gave a port up. Says whose it was, which is to be looked at then.
+    pub(super) fn port_gone(&mut self, gone: PortGone) -> Option<DeviceId> {
+        let PortGone { id, name, reason, port } = gone;
+        // Unmap before anything is said to the guest.
+        self.retired_ports.retire(Some(port));
+        for (device, vif) in &mut self.list {
+            let of_guest = device_name(device);
+            if name == of_guest && vif.seat.vacate(id) {
+                vif.backend.condemn(reason.to_string());
+                return Some(*device);
+            }
+            if name != tap_port_name(&of_guest) {
+                continue;
+            }
+            if let Some(Cable::Tap(cable)) = &mut vif.cable
+                && cable.port.take_if(|port| *port == id).is_some()
+            {
+                tracing::warn!(name = %of_guest, %reason, "its interface is of no more use");
+                return Some(*device);
+            }
+        }
+        if self.host_leg.take_if(|leg| leg.name == name && leg.port == id).is_some() {
+            tracing::error!(%name, %reason, "the host has no leg on the switch any more");
+        }
+        None
+    }
+
+    /// Lets go of all devices and leaves them as they are, for the daemon that comes next.
+    pub(super) fn leave(&mut self) {
+        self.list.clear();
+    }
+
+    /// Begins to close a device.
+    pub(super) fn close(
+        &mut self,
+        device: &DeviceId,
+        store: &mut StoreClient,
+    ) -> Result<(), StoreError> {
+        let Some(vif) = self.list.get_mut(device) else { return Ok(()) };
+        vif.backend.condemn("the daemon ends".to_owned());
+        self.look(device, store).map(drop)
+    }
+
+    /// A device as the toolstack made it.
+    fn make(&self, device: &DeviceId, keys: VifKeys) -> Vif {
+        let settings = self.config.device(keys.domain_name.as_deref(), keys.mac);
+        let bridge = self.bridge_of(&keys);
+        let mtu = keys.mtu.or_else(|| bridge::mtu_of(bridge?)).unwrap_or(keys::MTU_DEFAULT);
+        let backend = VifBackend::new(*device, BackendOptions { mode: settings.mode, mtu })
+            .with_offloads(settings.offloads)
+            .with_policy(policy_of(&settings))
+            .waiting_for_hotplug(keys.scripted);
+        let (seat, cable, problem) = (Seat::default(), None, None);
+        Vif { keys, settings, mtu, backend, problem, seat, cable }
+    }
+
+    /// What is known of a device, read anew while it is not connected: a toolstack may have made it
+    /// again, with other keys.
+    fn take(&mut self, device: &DeviceId, store: &mut StoreClient) -> Result<Vif, StoreError> {
+        let known = match self.list.remove(device) {
+            Some(vif) if vif.backend.connection().is_some() => return Ok(vif),
+            known => known,
+        };
+        let keys = VifKeys::read(store, device)?;
+        match known {
+            Some(vif) if vif.keys == keys => Ok(vif),
+            Some(vif) => {
+                self.bury(device, vif);
+                Ok(self.make(device, keys))
+            }
+            None => Ok(self.make(device, keys)),
+        }
+    }
+
+    /// Whether there are as many as there may be.
+    fn is_full(&self, device: &DeviceId) -> Result<(), VifError> {
+        let limits = &self.config.limits;
+        let served = self.list.iter().filter(|(_, vif)| vif.cable.is_some()).map(|(of, _)| of);
+        let of_domain = served.clone().filter(|other| other.frontend == device.frontend).count();
+        for (count, limit, of) in [
+            (served.count(), limits.devices, "of all domains"),
+            (of_domain, limits.devices_per_domain, "of this domain"),
+        ] {
+            if count >= usize::from(limit) {
+                return Err(VifError::TooMany { of, limit });
+            }
+        }
+        Ok(())
+    }
+
+    /// The bridge that a vif belongs on.
+    fn bridge_of<'a>(&'a self, keys: &'a VifKeys) -> Option<&'a str> {
+        match self.config.network.attach {
+            Attach::Switch => None,
+            Attach::Bridge => keys.bridge.as_deref().or(self.config.network.bridge.as_deref()),
+        }
+    }
+
+    /// Sees to it that the vif is attached to something.
+    fn cable(&self, device: &DeviceId, vif: &mut Vif) -> Result<(), VifError> {
+        if vif.cable.is_none() {
+            self.is_full(device)?;
+        }
+        if let Some(switch) = &self.switch {
+            vif.cable = Some(Cable::Switch(switch.clone()));
+            return Ok(());
+        }
+        if vif.ports().1.is_some() {
+            return Ok(());
+        }
+        let name = device_name(device);
+        let counters = self.platform.counters();
+        let bridge = self.bridge_of(&vif.keys).map(str::to_owned);
+        let tap = bridge::make_tap(&name, bridge.as_deref(), vif.mtu)?;
+        // The data plane stays when the interface has to be made again: the guest is in it.
+        let dataplane = match vif.dataplane() {
+            Some(dataplane) => dataplane.clone(),
+            None => self.gone.start_plane(Fabric::Patch(Patch::new()), Arc::clone(counters))?,
+        };
+        let file = tap.try_clone()?;
+        let port = TapPort::new(file.fd, tap.offloads, vif.mtu, Arc::clone(counters));
+        let port =
+            dataplane.add_port(Box::new(port), PortPolicy::default(), &tap_port_name(&name))?;
+        vif.cable = Some(Cable::Tap(TapCable { dataplane, tap, port: Some(port), bridge }));
+        Ok(())
+    }
+
+    /// The handshake, and where its port goes.
+    fn split<'a>(&'a mut self, vif: &'a mut Vif) -> Option<(&'a mut VifBackend, Host<'a>)> {
+        let settings = vif.settings;
+        let policy = PortPolicy {
+            mac: vif.keys.mac.filter(|_| settings.check_source),
+            addresses: settings.addresses,
+            ..PortPolicy::default()
+        };
+        let usher = Usher {
+            seat: &mut vif.seat,
+            retired: &mut self.retired_ports,
+            dataplane: vif.cable.as_ref()?.dataplane(),
+            policy,
+        };
+        Some((&mut vif.backend, Host { usher, records: &self.records }))
+    }
+
+    /// Does what is due.
+    fn follow(
+        &mut self,
+        device: &DeviceId,
+        vif: &mut Vif,
+        store: &mut StoreClient,
+    ) -> Result<Life, StoreError> {
+        let platform = Arc::clone(&self.platform);
+        let before = vif.backend.connection().copied();
+        let Some((backend, mut host)) = self.split(vif) else { return Ok(Life::Alive) };
+        let life = backend.look(&*platform, store, &mut host);
+        let now = vif.backend.connection().copied();
+        if now != before {
+            let name = device_name(device);
+            match now {
+                Some(connection) if connection.adopted => {
+                    self.adopted += 1;
+                    tracing::info!(%name, "taken over");
+                }
+                Some(_) => tracing::info!(%name, "connected"),
+                None => tracing::info!(%name, "disconnected"),
+            }
+        }
+        life
+    }
+
+    /// Removes what was made for a device.
+    fn bury(&mut self, device: &DeviceId, mut vif: Vif) {
+        if let Some((backend, mut host)) = self.split(&mut vif) {
+            backend.let_go(&mut host);
+        }
+        for (rule, count) in vif.backend.rules().all() {
+            *self.retired_rules.entry(rule).or_default() += count;
+        }
+        // Also one that was left by a daemon before this one, and never taken up.
+        self.records.remove(&device_name(device));
+        if let Some(Cable::Tap(cable)) = vif.cable {
+            if let Some(port) = cable.port {
+                drop(cable.dataplane.remove_port(port));
+            }
+            if let Err(error) = cable.tap.keep(false) {
+                tracing::warn!(name = %device_name(device), %error, "its interface stays");
+            }
+        }
+    }
+}
+
+fn policy_of(settings: &DeviceSettings) -> VifPolicy {
+    VifPolicy {
+        multicast_control: settings.multicast_control,
+        stall: Duration::from_secs(settings.stall_seconds.into()),
+    }
+}
+
+/// What the TAP's end of a vif's cable is called in the data plane.
+fn tap_port_name(vif: &str) -> String {
+    format!("{vif} tap")
+}
+
+impl<P: Platform> Served for Vifs<P> {
+    fn watch_paths(&self, device: &DeviceId) -> Vec<String> {
+        let front = device.frontend_path();
+        let keys = [ringfence_wire::xenbus::STATE, keys::REQUEST_MULTICAST_CONTROL];
+        keys.map(|key| format!("{front}/{key}")).to_vec()
+    }
+
+    fn look(&mut self, device: &DeviceId, store: &mut StoreClient) -> Result<Look, StoreError> {
+        let mut vif = self.take(device, store)?;
+        let problem = self.cable(device, &mut vif).err().map(|error| error.to_string());
+        if let Some(why) = problem.as_ref().filter(|_| problem != vif.problem) {
+            tracing::error!(name = %device_name(device), %why, "it is not served");
+        }
+        vif.problem = problem;
+        let troubled = vif.problem.is_some();
+        let life = self.follow(device, &mut vif, store);
+        self.list.insert(*device, vif);
+        Ok(match life? {
+            Life::Over => Look::Over,
+            Life::Alive if troubled => Look::Again,
+            Life::Alive => Look::Alive,
+        })
+    }
+
+    fn forget(&mut self, device: &DeviceId) {
+        if let Some(vif) = self.list.remove(device) {
+            self.bury(device, vif);
+        }
+    }
+}

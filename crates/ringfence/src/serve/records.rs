@@ -1,0 +1,102 @@
+//! The records of queues: pages in files, so that they outlive the daemon
+//! ([`QueueRecords`]).
+//!
+//! They lie in a directory that only the daemon's user can enter, on a file system in memory. Each
+//! device has a file of two pages a queue. It is removed with the device, and by a reboot.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+
+use ringfence_memory::{Mapping, OutOfRange, PAGE_SIZE, Protection};
+use ringfence_net::netback::QueueRecords;
+use ringfence_ring::RingPages;
+use rustix::fs::{Mode, OFlags};
+
+/// Octets of one queue.
+const QUEUE: u64 = 2 * PAGE_SIZE as u64;
+
+/// The directory.
+#[derive(Debug)]
+pub(super) struct Records {
+    directory: PathBuf,
+}
+
+impl Records {
+    /// Opens the directory `path`, making it if need be.
+    pub(super) fn open(path: &Path) -> io::Result<Records> {
+        match rustix::fs::mkdir(path, Mode::RWXU) {
+            Ok(()) | Err(rustix::io::Errno::EXIST) => {}
+            Err(errno) => return Err(errno.into()),
+        }
+        Ok(Records { directory: path.to_owned() })
+    }
+
+    /// The records of a queue of the device called `name`; new ones are empty.
+    pub(super) fn of(&self, name: &str, queue: u32) -> io::Result<QueueRecords> {
+        let file = self.file(name)?;
+        let start = u64::from(queue) * QUEUE;
+        // Files of this directory never become shorter, so no access can fail later.
+        if rustix::fs::fstat(&file)?.st_size.cast_unsigned() < start + QUEUE {
+            rustix::fs::ftruncate(&file, start + QUEUE)?;
+        }
+        // What is not there when it is written to would end the daemon.
+        rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), start, QUEUE)?;
+        let pages = Mapping::new(&file, start, 2 * PAGE_SIZE, Protection::ReadWrite)?.lent();
+        let record = |page: usize| {
+            let page = pages.slice(page * PAGE_SIZE, PAGE_SIZE).map_err(out_of_range)?;
+            RingPages::new(page, PAGE_SIZE).map_err(out_of_range)
+        };
+        Ok(QueueRecords { tx: record(0)?, rx: record(1)? })
+    }
+
+    /// Forgets the records of a device.
+    pub(super) fn remove(&self, name: &str) {
+        match std::fs::remove_file(self.directory.join(name)) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                tracing::warn!(%name, %error, "its records were not removed");
+            }
+            _ => {}
+        }
+    }
+
+    fn file(&self, name: &str) -> io::Result<OwnedFd> {
+        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let path = self.directory.join(name);
+        Ok(rustix::fs::open(&path, flags, Mode::RUSR | Mode::WUSR)?)
+    }
+}
+
+fn out_of_range(error: OutOfRange) -> io::Error {
+    io::Error::other(error)
+}
+
+#[cfg(test)]
+mod tests {
+    use ringfence_ring::RingMemory;
+
+    use super::*;
+
+    #[test]
+    fn records_are_the_same_for_whoever_opens_them_next_until_they_are_removed() {
+        let outer = tempfile::tempdir().unwrap();
+        let path = outer.path().join("records");
+        let filled = |queue| {
+            let records = Records::open(&path).unwrap();
+            let of = records.of("vif1.0", queue).unwrap();
+            let mut bytes = [0; 2];
+            of.tx.fetch(100, &mut bytes[..1]);
+            of.rx.fetch(100, &mut bytes[1..]);
+            of.tx.put(100, &[1]);
+            of.rx.put(100, &[2]);
+            bytes
+        };
+        assert_eq!(filled(0), [0, 0]);
+        assert_eq!(filled(0), [1, 2]);
+        assert_eq!(filled(3), [0, 0]);
+        assert_eq!(filled(0), [1, 2]);
+        Records::open(&path).unwrap().remove("vif1.0");
+        assert_eq!(filled(0), [0, 0]);
+        Records::open(&path).unwrap().remove("vif2.0");
+    }
+}

@@ -1,0 +1,244 @@
+//! `ringfence status`: what a running daemon says of itself, for a person or a program.
+
+use std::fmt::{self, Write as _};
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+
+use super::config::{Config, PATH_DEFAULT};
+use super::status::{Attachment, Counts, Snapshot, VifStatus, ask};
+use crate::sys::STATUS_FAILED;
+
+const EXAMPLES: &str = "\
+Examples:
+  The interfaces of guests, one a line:
+    ringfence status
+
+  With every counter that is not zero:
+    ringfence status --counters
+
+  The addresses of those that are connected:
+    ringfence status --json | jq -r '.vifs[] | select(.connected) | .mac'";
+
+/// Show what `ringfence serve` serves
+///
+/// Directions are the guest's: what it sent, and what it received.
+#[derive(Debug, Args)]
+#[command(after_help = EXAMPLES)]
+pub struct StatusArgs {
+    /// Print all there is, as JSON
+    #[arg(long)]
+    pub json: bool,
+
+    /// Print the counters too
+    #[arg(long, conflicts_with = "json")]
+    pub counters: bool,
+
+    /// The daemon's socket [default: as the daemon's configuration says]
+    #[arg(long, value_name = "PATH")]
+    pub socket: Option<PathBuf>,
+}
+
+/// Asks and prints. Returns the exit status.
+pub fn main(args: &StatusArgs) -> u8 {
+    match print(args) {
+        Ok(()) => 0,
+        Err(error) => {
+            eprintln!("ringfence: status: {error:#}");
+            STATUS_FAILED
+        }
+    }
+}
+
+fn print(args: &StatusArgs) -> anyhow::Result<()> {
+    let socket = match &args.socket {
+        Some(socket) => socket.clone(),
+        None => Config::load(Path::new(PATH_DEFAULT), true)?.serve.status_socket,
+    };
+    let snapshot = ask(&socket).map_err(|error| {
+        anyhow::anyhow!(
+            "{}: {error}. Does `ringfence serve` run (`systemctl status ringfence`), and are you root?",
+            socket.display()
+        )
+    })?;
+    let text = if args.json {
+        let mut text = serde_json::to_string_pretty(&snapshot)?;
+        text.push('\n');
+        text
+    } else {
+        Table { snapshot: &snapshot, counters: args.counters }.to_string()
+    };
+    Ok(std::io::stdout().write_all(text.as_bytes())?)
+}
+
+/// The state of things as a table.
+struct Table<'a> {
+    snapshot: &'a Snapshot,
+    counters: bool,
+}
+
+const HEADS: [&str; 8] =
+    ["INTERFACE", "DOMAIN", "STATE", "ATTACHED", "MODE", "QUEUES", "SENT", "RECEIVED"];
+
+impl fmt::Display for Table<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let daemon = &self.snapshot.daemon;
+        writeln!(
+            f,
+            "ringfence {} in domain {}, process {}, up {} s; {} taken over",
+            daemon.version, daemon.domain, daemon.pid, daemon.uptime_seconds, daemon.adopted
+        )?;
+        if let Some(host) = &daemon.host_interface {
+            let known = daemon.switch_addresses.unwrap_or(0);
+            writeln!(f, "host's leg on the switch: {} ({known} addresses known)", host.name)?;
+        }
+        if self.snapshot.vifs.is_empty() {
+            return writeln!(f, "no interfaces of guests");
+        }
+        let rows: Vec<_> = self.snapshot.vifs.iter().map(row).collect();
+        let heads = HEADS.map(str::to_owned);
+        let width = |column: usize| {
+            let cells = rows.iter().chain([&heads]).map(|row| row[column].chars().count());
+            cells.max().unwrap_or(0)
+        };
+        let widths: [usize; HEADS.len()] = core::array::from_fn(width);
+        let mut line = |cells: &[String; HEADS.len()]| {
+            let mut text = String::new();
+            for (cell, width) in cells.iter().zip(widths) {
+                write!(text, "{cell:width$}  ")?;
+            }
+            writeln!(f, "{}", text.trim_end())
+        };
+        line(&heads)?;
+        rows.iter().try_for_each(&mut line)?;
+        self.snapshot.vifs.iter().try_for_each(|vif| self.remarks(f, vif))
+    }
+}
+
+impl Table<'_> {
+    /// What does not fit into a column.
+    fn remarks(&self, f: &mut fmt::Formatter<'_>, vif: &VifStatus) -> fmt::Result {
+        if let Some(problem) = &vif.problem {
+            writeln!(f, "{}: {problem}", vif.name)?;
+        }
+        if !vif.rules.is_empty() {
+            writeln!(f, "{}: rules broken: {}", vif.name, listed(&vif.rules))?;
+        }
+        if self.counters {
+            for (number, queue) in vif.queues.iter().enumerate() {
+                writeln!(f, "{} queue {number}: {}", vif.name, listed(&queue.counters))?;
+            }
+            if let Some(tap) = &vif.tap {
+                writeln!(f, "{} interface: {}", vif.name, listed(tap))?;
+            }
+        }
+        Ok(())
+    }
+}
+
+fn listed(counts: &Counts) -> String {
+    let pairs: Vec<_> = counts.iter().map(|(name, count)| format!("{name} {count}")).collect();
+    pairs.join(", ")
+}
+
+fn row(vif: &VifStatus) -> [String; HEADS.len()] {
+    let state = if vif.connected {
+        if vif.adopted { "connected (taken over)".to_owned() } else { "connected".to_owned() }
+    } else {
+        format!("{} / {}", vif.backend_state, vif.frontend_state)
+    };
+    let attached = match &vif.attachment {
+        Attachment::Switch => "switch".to_owned(),
+        Attachment::Tap { bridge: Some(bridge), .. } => bridge.clone(),
+        Attachment::Tap { interface, bridge: None } => interface.clone(),
+    };
+    let domain = match &vif.domain_name {
+        Some(name) => format!("{} {name}", vif.domain),
+        None => vif.domain.to_string(),
+    };
+    let sum = |name: &str| {
+        let counts = vif.queues.iter().filter_map(|queue| queue.counters.get(name));
+        octets(counts.sum())
+    };
+    [
+        vif.name.clone(),
+        domain,
+        state,
+        attached,
+        vif.mode.clone(),
+        vif.queues.len().to_string(),
+        sum("rx_bytes"),
+        sum("tx_bytes"),
+    ]
+}
+
+/// A number of octets that fits a column.
+fn octets(count: u64) -> String {
+    const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
+    let steps = UNITS.len() - 1;
+    let unit = (0..steps).find(|unit| count >> (10 * unit) < 10_000).unwrap_or(steps);
+    format!("{} {}", count >> (10 * unit), UNITS[unit])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::serve::status::{DaemonStatus, QueueStatus};
+
+    #[test]
+    fn octets_fit_a_column() {
+        let cases = [
+            (0, "0 B"),
+            (9_999, "9999 B"),
+            (10_000, "9 KiB"),
+            (10_239_999, "9999 KiB"),
+            (u64::MAX, "16777215 TiB"),
+        ];
+        for (count, text) in cases {
+            assert_eq!(octets(count), text);
+        }
+    }
+
+    #[test]
+    fn a_table_has_a_line_for_each_interface_and_says_what_is_wrong() {
+        let counters = Counts::from([("rx_bytes".to_owned(), 12_345), ("tx_bytes".to_owned(), 7)]);
+        let connected = VifStatus {
+            name: "vif5.0".to_owned(),
+            domain: 5,
+            domain_name: Some("web".to_owned()),
+            connected: true,
+            attachment: Attachment::Tap {
+                interface: "vif5.0".to_owned(),
+                bridge: Some("xenbr0".to_owned()),
+            },
+            mode: "copy".to_owned(),
+            queues: vec![QueueStatus { counters }],
+            ..VifStatus::default()
+        };
+        let waiting = VifStatus {
+            name: "vif16.0".to_owned(),
+            domain: 16,
+            backend_state: "InitWait".to_owned(),
+            frontend_state: "Initialising".to_owned(),
+            problem: Some("there is no bridge `br9`".to_owned()),
+            rules: Counts::from([("tx_producer_overflow".to_owned(), 1)]),
+            ..VifStatus::default()
+        };
+        let daemon = DaemonStatus { version: "1.2.3".to_owned(), ..DaemonStatus::default() };
+        let snapshot = Snapshot { daemon, vifs: vec![connected, waiting] };
+        let table = |counters| Table { snapshot: &snapshot, counters }.to_string();
+        let text = table(false);
+        let lines: Vec<Vec<&str>> = text.lines().map(|l| l.split_whitespace().collect()).collect();
+        assert_eq!(lines[1], HEADS);
+        assert_eq!(
+            lines[2],
+            ["vif5.0", "5", "web", "connected", "xenbr0", "copy", "1", "12", "KiB", "7", "B"]
+        );
+        assert_eq!(lines[3][..5], ["vif16.0", "16", "InitWait", "/", "Initialising"]);
+        assert!(text.contains("vif16.0: there is no bridge `br9`\n"));
+        assert!(text.contains("vif16.0: rules broken: tx_producer_overflow 1\n"));
+        assert!(!text.contains("rx_bytes"));
+        assert!(table(true).contains("vif5.0 queue 0: rx_bytes 12345, tx_bytes 7\n"));
+    }
+}
