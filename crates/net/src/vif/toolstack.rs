@@ -1,10 +1,9 @@
 //! What a toolstack writes to make a vif, and how it takes it away.
 
-use ringfence_platform::DomId;
-use ringfence_platform::store::{StoreAccess, StoreClient, StoreError};
+use ringfence_platform::store::{StoreClient, StoreError};
+pub use ringfence_platform::xenbus::toolstack::remove;
 use ringfence_wire::netif::keys;
-use ringfence_wire::xenbus::{self, DeviceId, XenbusState};
-use ringfence_wire::xenstore::{ErrorName, NodeAccess, Permission, PermissionList};
+use ringfence_wire::xenbus::DeviceId;
 
 /// A vif as its owner wants it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -20,19 +19,6 @@ pub fn mac_text(mac: [u8; 6]) -> String {
     mac.map(|octet| format!("{octet:02x}")).join(":")
 }
 
-/// A directory that `owner` writes and `reader` reads, and nobody else sees.
-fn shared(owner: DomId, reader: DomId) -> PermissionList {
-    let mut list = PermissionList::owned_by(owner, NodeAccess::None);
-    let entries = [
-        Permission { domain: owner, access: NodeAccess::None },
-        Permission { domain: reader, access: NodeAccess::Read },
-    ];
-    if let Ok(both) = PermissionList::new(&entries) {
-        list = both;
-    }
-    list
-}
-
 /// Makes the two directories of a device, both sides in state Initialising.
 ///
 /// # Errors
@@ -43,50 +29,8 @@ pub fn create(
     device: &DeviceId,
     config: VifConfig,
 ) -> Result<(), StoreError> {
-    let (front, back) = (device.frontend_path(), device.backend_path());
-    store.transaction(|t| {
-        for (dir, owner, reader) in
-            [(&front, device.frontend, device.backend), (&back, device.backend, device.frontend)]
-        {
-            t.mkdir(dir)?;
-            t.set_perms(dir, &shared(owner, reader))?;
-        }
-        let initialising = XenbusState::Initialising.to_string();
-        let mut put = |dir: &str, key: &str, value: &str| t.write(&format!("{dir}/{key}"), value);
-        put(&front, xenbus::BACKEND, &back)?;
-        put(&front, xenbus::BACKEND_ID, &device.backend.to_string())?;
-        put(&front, xenbus::STATE, &initialising)?;
-        put(&front, keys::HANDLE, &device.handle.to_string())?;
-        put(&front, keys::MAC, &mac_text(config.mac))?;
-        put(&front, keys::MTU, &config.mtu.to_string())?;
-        put(&back, xenbus::FRONTEND, &front)?;
-        put(&back, xenbus::FRONTEND_ID, &device.frontend.to_string())?;
-        put(&back, xenbus::ONLINE, "1")?;
-        put(&back, keys::HANDLE, &device.handle.to_string())?;
-        put(&back, keys::MAC, &mac_text(config.mac))?;
-        put(&back, xenbus::STATE, &initialising)
-    })
-}
-
-/// Removes both directories, and the one that held the backends of this frontend if it is empty now:
-/// it would outlive the domain. What is gone already is no error.
-///
-/// # Errors
-///
-/// The store's.
-pub fn remove(store: &mut StoreClient, device: &DeviceId) -> Result<(), StoreError> {
-    let (front, back) = (device.frontend_path(), device.backend_path());
-    store.transaction(|t| {
-        for path in [&front, &back] {
-            match t.rm(path) {
-                Err(error) if error.refusal() == Some(ErrorName::NotFound) => {}
-                other => other?,
-            }
-        }
-        let Some((above, _)) = back.rsplit_once('/') else { return Ok(()) };
-        if t.directory_opt(above)?.is_some_and(|left| left.is_empty()) {
-            t.rm(above)?;
-        }
-        Ok(())
-    })
+    let named = [(keys::HANDLE, device.handle.to_string()), (keys::MAC, mac_text(config.mac))];
+    let [handle, mac] = named.clone();
+    let front = [handle, mac, (keys::MTU, config.mtu.to_string())];
+    ringfence_platform::xenbus::toolstack::create(store, device, (&front, &named))
 }

@@ -1,0 +1,56 @@
+//! What a queue did.
+
+use ringfence_platform::counters::Counter;
+use ringfence_wire::blkif::{Direction, SegmentRange};
+
+use super::job::Work;
+
+/// Running totals of one queue.
+#[derive(Default, Debug)]
+pub struct QueueCounters {
+    /// Requests to read.
+    pub reads: Counter,
+    /// Requests to write, those of flushes and barriers included.
+    pub writes: Counter,
+    /// Flushes and barriers.
+    pub flushes: Counter,
+    /// Discards.
+    pub discards: Counter,
+    /// Bytes asked for.
+    pub read_bytes: Counter,
+    /// Bytes to be written.
+    pub written_bytes: Counter,
+    /// Requests that broke a rule.
+    pub refused: Counter,
+    /// Requests that the disk failed.
+    pub failed: Counter,
+    /// Requests that had to wait for one in front of them.
+    pub waited: Counter,
+    /// Requests that were answered while an older one was not.
+    pub moved: Counter,
+    /// Events that announced nothing.
+    pub spurious_wakeups: Counter,
+    /// Times that events were ignored for a while.
+    pub throttles: Counter,
+}
+
+impl QueueCounters {
+    pub(super) fn count(&self, work: Work, ranges: &[SegmentRange]) {
+        if matches!(work, Work::Flush(_) | Work::Barrier(_)) {
+            self.flushes.add(1);
+        }
+        let bytes = ranges.iter().map(|range| u64::from(range.len())).sum();
+        match work.transfer().map(|transfer| transfer.direction) {
+            Some(Direction::Read) => {
+                self.reads.add(1);
+                self.read_bytes.add(bytes);
+            }
+            Some(Direction::Write) => {
+                self.writes.add(1);
+                self.written_bytes.add(bytes);
+            }
+            None if matches!(work, Work::Discard { .. }) => self.discards.add(1),
+            None => {}
+        }
+    }
+}

@@ -1,0 +1,308 @@
+//! How the bytes of a request are reached.
+
+use core::time::Duration;
+use std::sync::Arc;
+
+use ringfence_grants::persistent::{
+    Found, Leaving, PersistentCounters, PersistentLimits, PersistentTable, Use,
+};
+use ringfence_memory::LentSlice;
+use ringfence_platform::{Access, CopyOps, GrantStatus, Grantee, Gref};
+use ringfence_wire::blkif::{Direction, SEGMENTS_PER_PAGE, SegmentRange};
+
+use super::Mode;
+use super::bounce::Bounces;
+use crate::storage::{DiskQueue, Segment};
+
+/// Why a request's bytes cannot be reached.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Unreached {
+    /// Too much is mapped: later, when other requests are done.
+    Later,
+    /// A page cannot be reached at all.
+    Failed(GrantStatus),
+}
+
+/// What a request holds while its bytes are in use.
+#[derive(Debug, Default)]
+pub(super) struct Held {
+    uses: Vec<Use>,
+    /// Private memory that stands for the guest's, and what of the guest's it is.
+    bounce: Option<(LentSlice, Vec<SegmentRange>)>,
+}
+
+/// When pages are looked up, and where they may be registered.
+struct Moment<'a> {
+    now: Duration,
+    disk: &'a mut dyn DiskQueue,
+}
+
+/// The way to one guest's pages, for one ring.
+pub(super) struct Pages<G> {
+    grantee: G,
+    mode: Mode,
+    table: PersistentTable,
+    bounces: Bounces,
+    ops: CopyOps,
+    scratch: Vec<u8>,
+    wanted: Vec<(Gref, Access)>,
+    mapped: Vec<Result<LentSlice, GrantStatus>>,
+    found: Vec<Option<Segment>>,
+    leaving: Vec<Leaving>,
+    spare: Vec<Held>,
+}
+
+impl<G: Grantee> Pages<G> {
+    pub(super) fn new(grantee: G, mode: Mode, limits: PersistentLimits) -> Pages<G> {
+        Pages {
+            grantee,
+            mode,
+            table: PersistentTable::new(limits),
+            bounces: Bounces::default(),
+            ops: CopyOps::new(),
+            scratch: Vec::new(),
+            wanted: Vec::new(),
+            mapped: Vec::new(),
+            found: Vec::new(),
+            leaving: Vec::new(),
+            spare: Vec::new(),
+        }
+    }
+
+    pub(super) fn persistent(&self) -> &Arc<PersistentCounters> {
+        self.table.counters()
+    }
+
+    /// Pages that are kept.
+    pub(super) fn kept(&self) -> usize {
+        self.table.len()
+    }
+
+    /// Copies the descriptors of an indirect request, `bytes` of them, out of its pages, once.
+    pub(super) fn descriptors(
+        &mut self,
+        pages: &[Gref],
+        bytes: usize,
+        now: Duration,
+        into: &mut Vec<u8>,
+    ) -> Result<(), GrantStatus> {
+        into.clear();
+        into.resize(bytes, 0);
+        for (gref, part) in pages.iter().zip(into.chunks_mut(SEGMENTS_PER_PAGE * 8)) {
+            if self.mode == Mode::Persistent
+                && let Found::Kept { hold, page, .. } =
+                    self.table.look_up(&mut self.grantee, *gref, now)
+            {
+                let copied = page.copy_to(0, part);
+                self.table.release(hold);
+                copied.map_err(|_| GrantStatus::BadCopyArg)?;
+                continue;
+            }
+            let mut list = self.ops.begin();
+            list.read(*gref, 0, part).map_err(|_| GrantStatus::BadCopyArg)?;
+            self.grantee.copy(list);
+            first_failure(self.ops.statuses())?;
+        }
+        Ok(())
+    }
+
+    /// Reaches the bytes of `ranges`, appended to `out` in order.
+    pub(super) fn reach(
+        &mut self,
+        ranges: &[SegmentRange],
+        direction: Direction,
+        now: Duration,
+        disk: &mut dyn DiskQueue,
+        out: &mut Vec<Segment>,
+    ) -> Result<Held, Unreached> {
+        let mut held = self.spare.pop().unwrap_or_default();
+        let reached = match self.mode {
+            Mode::Map => self.map(ranges, direction, out),
+            Mode::Persistent => {
+                self.look_up(ranges, direction, Moment { now, disk }, &mut held, out)
+            }
+            Mode::Copy => self.copy_in(ranges, direction, &mut held, out),
+        };
+        match reached {
+            Ok(()) => Ok(held),
+            Err(why) => {
+                out.clear();
+                self.release(held);
+                Err(why)
+            }
+        }
+    }
+
+    /// Maps what `wanted` says, for one request.
+    fn map_wanted(&mut self) -> Result<(), Unreached> {
+        self.mapped.clear();
+        self.grantee.map(&self.wanted, &mut self.mapped);
+        let worst = self.mapped.iter().filter_map(|page| page.as_ref().err());
+        // What is not there is worse than what does not fit.
+        let failed = worst.clone().find(|status| **status != GrantStatus::NoSpace);
+        let outcome = match (failed, worst.clone().next()) {
+            (Some(status), _) => Err(Unreached::Failed(*status)),
+            (None, Some(_)) => Err(Unreached::Later),
+            (None, None) => Ok(()),
+        };
+        if outcome.is_err() {
+            self.mapped.clear();
+        }
+        outcome
+    }
+
+    fn map(
+        &mut self,
+        ranges: &[SegmentRange],
+        direction: Direction,
+        out: &mut Vec<Segment>,
+    ) -> Result<(), Unreached> {
+        self.wanted.clear();
+        self.wanted.extend(ranges.iter().map(|range| (range.gref(), access_for(direction))));
+        self.map_wanted()?;
+        for (range, page) in ranges.iter().zip(self.mapped.drain(..)) {
+            let part = page.and_then(|page| cut(&page, *range));
+            out.push(Segment::from(part.map_err(Unreached::Failed)?));
+        }
+        Ok(())
+    }
+
+    fn look_up(
+        &mut self,
+        ranges: &[SegmentRange],
+        direction: Direction,
+        Moment { now, disk }: Moment<'_>,
+        held: &mut Held,
+        out: &mut Vec<Segment>,
+    ) -> Result<(), Unreached> {
+        self.found.clear();
+        self.wanted.clear();
+        for range in ranges {
+            let looked = self.table.look_up(&mut self.grantee, range.gref(), now);
+            let Found::Kept { hold, page, name, fresh, mut marked } = looked else {
+                self.wanted.push((range.gref(), access_for(direction)));
+                self.found.push(None);
+                continue;
+            };
+            if fresh && disk.register(name, &page) {
+                self.table.mark(&hold);
+                marked = true;
+            }
+            held.uses.push(hold);
+            let memory = cut(&page, *range).map_err(Unreached::Failed)?;
+            self.found.push(Some(Segment { memory, registered: marked.then_some(name) }));
+        }
+        if !self.wanted.is_empty() {
+            self.map_wanted()?;
+        }
+        let mut others = self.mapped.drain(..);
+        for (range, found) in ranges.iter().zip(self.found.drain(..)) {
+            let segment = match found {
+                Some(segment) => segment,
+                None => {
+                    let page = others.next().unwrap_or(Err(GrantStatus::GeneralError));
+                    let part = page.and_then(|page| cut(&page, *range));
+                    Segment::from(part.map_err(Unreached::Failed)?)
+                }
+            };
+            out.push(segment);
+        }
+        Ok(())
+    }
+
+    fn copy_in(
+        &mut self,
+        ranges: &[SegmentRange],
+        direction: Direction,
+        held: &mut Held,
+        out: &mut Vec<Segment>,
+    ) -> Result<(), Unreached> {
+        let total = ranges.iter().map(|range| usize::from(range.len())).sum();
+        let private = self.bounces.take(total);
+        if direction == Direction::Write {
+            self.scratch.resize(total, 0);
+            let mut list = self.ops.begin();
+            let mut rest = &mut self.scratch[..];
+            for range in ranges {
+                let (part, left) = rest.split_at_mut(range.len().into());
+                rest = left;
+                let added = list.read(range.gref(), range.offset(), part);
+                added.map_err(|_| Unreached::Failed(GrantStatus::BadCopyArg))?;
+            }
+            self.grantee.copy(list);
+            first_failure(self.ops.statuses()).map_err(Unreached::Failed)?;
+            let copied = private.copy_from(0, &self.scratch);
+            copied.map_err(|_| Unreached::Failed(GrantStatus::BadCopyArg))?;
+        }
+        let whole = private.slice(0, total).map_err(|_| Unreached::Failed(GrantStatus::BadCopyArg));
+        out.push(Segment::from(whole?));
+        held.bounce = Some((private, ranges.to_vec()));
+        Ok(())
+    }
+
+    /// Copies what was read into private memory to where the guest wants it.
+    pub(super) fn copy_out(&mut self, held: &Held) -> Result<(), GrantStatus> {
+        let Some((private, ranges)) = &held.bounce else { return Ok(()) };
+        let mut list = self.ops.begin();
+        let mut at = 0;
+        for range in ranges {
+            let len = usize::from(range.len());
+            let added = list.write_lent(range.gref(), range.offset(), private, at, len);
+            added.map_err(|_| GrantStatus::BadCopyArg)?;
+            at += len;
+        }
+        self.grantee.copy(list);
+        first_failure(self.ops.statuses())
+    }
+
+    /// The request is over, and so is every handle it had.
+    pub(super) fn release(&mut self, mut held: Held) {
+        for hold in held.uses.drain(..) {
+            self.table.release(hold);
+        }
+        if let Some((private, _)) = held.bounce.take() {
+            self.bounces.give_back(private);
+        }
+        self.spare.push(held);
+    }
+
+    /// Lets go of pages that are due.
+    pub(super) fn tidy(&mut self, now: Duration, disk: &mut dyn DiskQueue) {
+        if self.mode == Mode::Persistent {
+            self.table.tidy(now, &mut self.leaving);
+            forget(&mut self.leaving, disk);
+        }
+    }
+
+    /// Lets go of all pages that are not in use.
+    pub(super) fn squeeze(&mut self, disk: &mut dyn DiskQueue) {
+        self.table.squeeze(&mut self.leaving);
+        forget(&mut self.leaving, disk);
+        self.bounces.clear();
+    }
+}
+
+/// Takes registrations back, then unmaps.
+fn forget(leaving: &mut Vec<Leaving>, disk: &mut dyn DiskQueue) {
+    for page in leaving.drain(..) {
+        if page.marked {
+            disk.unregister(page.name);
+        }
+    }
+}
+
+/// A page that is read into is written by us.
+fn access_for(direction: Direction) -> Access {
+    match direction {
+        Direction::Read => Access::ReadWrite,
+        Direction::Write => Access::ReadOnly,
+    }
+}
+
+fn cut(page: &LentSlice, range: SegmentRange) -> Result<LentSlice, GrantStatus> {
+    page.slice(range.offset().into(), range.len().into()).map_err(|_| GrantStatus::BadCopyArg)
+}
+
+fn first_failure(statuses: &[GrantStatus]) -> Result<(), GrantStatus> {
+    statuses.iter().find(|status| **status != GrantStatus::Okay).map_or(Ok(()), |bad| Err(*bad))
+}

@@ -1,0 +1,414 @@
+//! One ring, served: requests taken, judged, handed to the disk, answered.
+
+use core::time::Duration;
+use std::sync::Arc;
+
+use ringfence_memory::PAGE_SIZE;
+use ringfence_platform::rules::RuleCounters;
+use ringfence_platform::{GrantStatus, Grantee};
+use ringfence_ring::{AnyOrderRing, ProducerOverflow, RingMemory};
+use ringfence_wire::blkif::{
+    Abi, Body, IndirectHead, Request, Response, Rules, SegmentRange, Slot, Status,
+};
+use rustix::io::Errno;
+
+use super::counters::QueueCounters;
+use super::job::{Job, Order, Work};
+use super::pages::{Pages, Unreached};
+use crate::storage::{self, DiskQueue, Done, Op, Segment};
+
+/// Most requests taken before those that are done are answered.
+const BATCH: u32 = 64;
+
+/// What a queue is judged and served by.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Terms {
+    pub(super) abi: Abi,
+    pub(super) rules: Rules,
+    /// Flushes are answered without a word to the disk: it loses nothing.
+    pub(super) skips_flush: bool,
+}
+
+/// A ring and what serves it.
+pub(super) struct Queue<G, M> {
+    ring: AnyOrderRing<M>,
+    terms: Terms,
+    pages: Pages<G>,
+    disk: Box<dyn DiskQueue>,
+    jobs: Vec<Option<Job>>,
+    free: Vec<u32>,
+    /// By slot of the ring: the job that is there.
+    places: Vec<u32>,
+    order: Order,
+    /// A job that was taken and may not start yet; no other is taken before it.
+    waiting: Option<u32>,
+    done: Vec<Done>,
+    segments: Vec<Vec<Segment>>,
+    ranges: Vec<Vec<SegmentRange>>,
+    descriptors: Vec<u8>,
+    rules: Arc<RuleCounters>,
+    counters: Arc<QueueCounters>,
+}
+
+/// What a job cannot be found by.
+const NOBODY: u32 = u32::MAX;
+
+impl<G: Grantee, M: RingMemory> Queue<G, M> {
+    pub(super) fn new(
+        ring: AnyOrderRing<M>,
+        terms: Terms,
+        pages: Pages<G>,
+        disk: Box<dyn DiskQueue>,
+        (rules, counters): (Arc<RuleCounters>, Arc<QueueCounters>),
+    ) -> Queue<G, M> {
+        let count = ring.count();
+        Queue {
+            terms,
+            pages,
+            disk,
+            jobs: (0..count).map(|_| None).collect(),
+            free: (0..count).rev().collect(),
+            places: vec![NOBODY; count as usize],
+            order: Order::default(),
+            waiting: None,
+            done: Vec::new(),
+            segments: Vec::new(),
+            ranges: Vec::new(),
+            descriptors: Vec::with_capacity(PAGE_SIZE),
+            rules,
+            counters,
+            ring,
+        }
+    }
+
+    pub(super) fn disk(&self) -> &dyn DiskQueue {
+        &*self.disk
+    }
+
+    /// Requests the disk is at work on.
+    pub(super) fn running(&self) -> usize {
+        self.order.running()
+    }
+
+    /// Pages that are kept mapped.
+    pub(super) fn kept(&self) -> usize {
+        self.pages.kept()
+    }
+
+    /// Takes what there is, up to a batch, starts it, and answers what is done. Returns whether there
+    /// was anything.
+    pub(super) fn round(&mut self, now: Duration) -> Result<bool, ProducerOverflow> {
+        let mut taken = 0;
+        if let Some(job) = self.waiting.take() {
+            self.start(job, now);
+        }
+        let available = self.ring.unconsumed()?.min(BATCH);
+        while taken < available && self.waiting.is_none() {
+            self.take(now);
+            taken += 1;
+        }
+        self.disk.kick();
+        let ended = self.finish();
+        Ok(taken > 0 || ended)
+    }
+
+    /// Answers what is done. Returns whether there was anything.
+    pub(super) fn finish(&mut self) -> bool {
+        let mut any = false;
+        loop {
+            self.disk.reap(&mut self.done);
+            if self.done.is_empty() {
+                return any;
+            }
+            any = true;
+            let mut again = false;
+            for i in 0..self.done.len() {
+                let Done { token, result, segments } = &mut self.done[i];
+                let (token, result, segments) = (*token, *result, core::mem::take(segments));
+                again |= self.over(token, result, segments);
+            }
+            self.done.clear();
+            if !again {
+                return true;
+            }
+            self.disk.kick();
+        }
+    }
+
+    /// Whether the frontend is to be told of answers.
+    pub(super) fn notify_due(&mut self) -> bool {
+        self.ring.notify_due()
+    }
+
+    /// The last look before sleeping. While a request waits for others the ring is not looked at.
+    pub(super) fn final_check(&mut self) -> Result<bool, ProducerOverflow> {
+        if self.waiting.is_some() { Ok(false) } else { self.ring.final_check() }
+    }
+
+    pub(super) fn tidy(&mut self, now: Duration) {
+        self.pages.tidy(now, &mut *self.disk);
+    }
+
+    pub(super) fn squeeze(&mut self) {
+        self.pages.squeeze(&mut *self.disk);
+        self.segments.clear();
+        self.ranges.clear();
+    }
+
+    /// Takes one request off the ring.
+    fn take(&mut self, now: Duration) {
+        let mut slot: Slot = [0; 112];
+        let index = match self.terms.abi {
+            Abi::X86_64 => {
+                let (index, raw) = self.ring.take::<112>();
+                slot = raw.into_unchecked();
+                index
+            }
+            Abi::X86_32 => {
+                let (index, raw) = self.ring.take::<108>();
+                slot[..108].copy_from_slice(&raw.into_unchecked());
+                index
+            }
+        };
+        let mut ranges = self.ranges.pop().unwrap_or_default();
+        ranges.clear();
+        let Request { id, operation, body } =
+            Request::parse(self.terms.abi, &slot, &self.terms.rules, &mut ranges);
+        let judged = match body {
+            Ok(Body::Transfer(transfer)) => Ok(Work::Transfer(transfer)),
+            Ok(Body::Flush(transfer)) => Ok(Work::Flush(transfer)),
+            Ok(Body::Barrier(transfer)) => Ok(Work::Barrier(transfer)),
+            Ok(Body::Discard { sector, sectors, secure }) => {
+                Ok(Work::Discard { sector, sectors, secure })
+            }
+            Ok(Body::Indirect(head)) => self.indirect(&head, now, &mut ranges),
+            Err(refusal) => Err((refusal.label(), refusal.status())),
+        };
+        let step = Op::Flush;
+        match (judged, self.free.pop()) {
+            (Ok(work), Some(job)) => {
+                self.counters.count(work, &ranges);
+                self.jobs[job as usize] = Some(Job {
+                    index,
+                    id,
+                    operation,
+                    work,
+                    ranges,
+                    step,
+                    held: None,
+                    parked: vec![],
+                });
+                self.place(index, job);
+                self.start(job, now);
+                self.counters.waited.add(u64::from(self.waiting.is_some()));
+            }
+            (Ok(_), None) => {
+                // There are as many jobs as slots.
+                debug_assert!(false, "more requests than slots");
+                self.answer(index, Response { id, operation, status: Status::Error });
+            }
+            (Err((rule, status)), free) => {
+                self.free.extend(free);
+                self.ranges.push(ranges);
+                self.refused(rule);
+                self.answer(index, Response { id, operation, status });
+            }
+        }
+    }
+
+    fn refused(&self, rule: &'static str) {
+        self.counters.refused.add(1);
+        if self.rules.count(rule) == 0 {
+            tracing::warn!(rule, "a request of a guest was refused (logged once a rule)");
+        }
+    }
+
+    /// Reads the descriptors of an indirect request once, and judges them.
+    fn indirect(
+        &mut self,
+        head: &IndirectHead,
+        now: Duration,
+        ranges: &mut Vec<SegmentRange>,
+    ) -> Result<Work, (&'static str, Status)> {
+        let mut descriptors = core::mem::take(&mut self.descriptors);
+        let read =
+            self.pages.descriptors(head.pages(), head.descriptor_bytes(), now, &mut descriptors);
+        let judged = match read {
+            Ok(()) => head
+                .segments(&descriptors, &self.terms.rules, ranges)
+                .map(Work::Transfer)
+                .map_err(|refusal| (refusal.label(), refusal.status())),
+            Err(status) => Err((grant_rule(status), Status::Error)),
+        };
+        self.descriptors = descriptors;
+        judged
+    }
+
+    fn place(&mut self, index: u32, job: u32) {
+        let slot = index & (self.ring.count() - 1);
+        self.places[slot as usize] = job;
+    }
+
+    /// Starts a job, or lets it wait.
+    fn start(&mut self, number: u32, now: Duration) {
+        let Some(job) = self.jobs[number as usize].as_mut() else { return };
+        if !self.order.may_start(job.work) {
+            self.waiting = Some(number);
+            return;
+        }
+        let mut segments = self.segments.pop().unwrap_or_default();
+        if let Some(transfer) = job.work.transfer() {
+            let (ranges, direction) = (&job.ranges, transfer.direction);
+            match self.pages.reach(ranges, direction, now, &mut *self.disk, &mut segments) {
+                Ok(held) => job.held = Some(held),
+                Err(why) => {
+                    self.segments.push(segments);
+                    return self.unreached(number, why);
+                }
+            }
+        }
+        let work = job.work;
+        self.order.started(number, work);
+        let mut step = work.first();
+        if step == Op::Flush && self.terms.skips_flush {
+            match work.next(step) {
+                Some(next) => step = next,
+                None => return self.end(number, Ok(()), segments),
+            }
+        }
+        self.submit(number, step, segments);
+    }
+
+    fn unreached(&mut self, number: u32, why: Unreached) {
+        let rule = match why {
+            Unreached::Later if self.order.running() > 0 => {
+                self.waiting = Some(number);
+                return;
+            }
+            Unreached::Later => "blk_too_many_mapped",
+            Unreached::Failed(status) => grant_rule(status),
+        };
+        self.refused(rule);
+        self.conclude(number, Status::Error);
+    }
+
+    fn submit(&mut self, number: u32, step: Op, mut segments: Vec<Segment>) {
+        let Some(job) = self.jobs[number as usize].as_mut() else { return };
+        job.step = step;
+        if step == Op::Flush {
+            // They are for what follows.
+            core::mem::swap(&mut segments, &mut job.parked);
+        }
+        let (sector, sectors) = job.work.range(step);
+        // Both lie on the disk, whose size in bytes is a u64.
+        let (offset, len) = (sector * 512, sectors * 512);
+        self.disk.submit(storage::Request {
+            token: number.into(),
+            op: step,
+            offset,
+            len,
+            segments,
+        });
+    }
+
+    /// A step is over. Returns whether another one was begun.
+    fn over(&mut self, token: u64, result: Result<(), i32>, segments: Vec<Segment>) -> bool {
+        let found = u32::try_from(token).ok().and_then(|number| {
+            let job = self.jobs.get(number as usize)?.as_ref()?;
+            Some((number, job.work.next(job.step)))
+        });
+        let Some((number, next)) = found else {
+            debug_assert!(false, "a disk that answers what was not asked");
+            return false;
+        };
+        match next.filter(|_| result.is_ok()) {
+            Some(step) => {
+                let parked = self.jobs[number as usize].as_mut().map(|job| &mut job.parked);
+                let written =
+                    parked.map_or_else(Vec::new, |parked| core::mem::replace(parked, segments));
+                self.submit(number, step, written);
+                true
+            }
+            None => {
+                self.end(number, result, segments);
+                false
+            }
+        }
+    }
+
+    /// The disk is done with a job.
+    fn end(&mut self, number: u32, result: Result<(), i32>, mut segments: Vec<Segment>) {
+        // Every handle goes before the answer does: then the frontend may take its pages back.
+        segments.clear();
+        self.segments.push(segments);
+        let Some(job) = self.jobs[number as usize].as_ref() else { return };
+        self.order.ended(number, job.work);
+        let status = match result {
+            Ok(()) => self.deliver(number),
+            Err(errno) => {
+                self.counters.failed.add(1);
+                let unsupported = Errno::from_raw_os_error(errno) == Errno::OPNOTSUPP;
+                let may = job.step == Op::Flush || matches!(job.work, Work::Discard { .. });
+                if unsupported && may { Status::NotSupported } else { Status::Error }
+            }
+        };
+        self.conclude(number, status);
+    }
+
+    /// Copies what was read to the guest where it is not there already.
+    fn deliver(&mut self, number: u32) -> Status {
+        let Some(job) = self.jobs[number as usize].as_ref() else { return Status::Error };
+        let Some(held) = job.held.as_ref().filter(|_| job.step == Op::Read) else {
+            return Status::Okay;
+        };
+        match self.pages.copy_out(held) {
+            Ok(()) => Status::Okay,
+            Err(status) => {
+                self.refused(grant_rule(status));
+                Status::Error
+            }
+        }
+    }
+
+    /// Answers a job and forgets it.
+    fn conclude(&mut self, number: u32, status: Status) {
+        let Some(job) = self.jobs[number as usize].take() else { return };
+        let Job { index, id, operation, ranges, held, parked, .. } = job;
+        drop(parked);
+        if let Some(held) = held {
+            self.pages.release(held);
+        }
+        self.ranges.push(ranges);
+        self.free.push(number);
+        self.answer(index, Response { id, operation, status });
+    }
+
+    fn answer(&mut self, index: u32, response: Response) {
+        let oldest = self.ring.oldest();
+        let given = self.ring.answer(index, &response.to_bytes());
+        debug_assert!(given, "each answer is owed to a request");
+        if oldest == index {
+            return;
+        }
+        // The oldest request took the place of the one that was answered.
+        self.counters.moved.add(1);
+        let slot = oldest & (self.ring.count() - 1);
+        let moved = self.places[slot as usize];
+        self.place(index, moved);
+        if let Some(job) = self.jobs.get_mut(moved as usize).and_then(Option::as_mut) {
+            job.index = index;
+        }
+    }
+}
+
+/// The rule that a page broke.
+fn grant_rule(status: GrantStatus) -> &'static str {
+    match status {
+        GrantStatus::BadGref => "blk_gref_not_granted",
+        GrantStatus::PermissionDenied => "blk_grant_denied",
+        GrantStatus::BadPage => "blk_page_beyond_arena",
+        GrantStatus::Again => "blk_grant_revoked",
+        GrantStatus::NoSpace => "blk_too_many_mapped",
+        _ => "blk_grant_error",
+    }
+}

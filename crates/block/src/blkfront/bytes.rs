@@ -1,0 +1,82 @@
+//! Bytes of a request's segments, by their place in the request.
+
+use ringfence_memory::{LentSlice, OutOfRange};
+
+use crate::storage::Segment;
+
+/// The parts of `segments` that make up `len` bytes from `at` on: memory, offset in it, bytes.
+fn parts(
+    segments: &[Segment],
+    at: usize,
+    len: usize,
+) -> impl Iterator<Item = (&LentSlice, usize, usize)> {
+    let (mut skip, mut left) = (at, len);
+    segments.iter().filter_map(move |segment| {
+        let size = segment.memory.len();
+        let hidden = skip.min(size);
+        skip -= hidden;
+        let bytes = (size - hidden).min(left);
+        left -= bytes;
+        (bytes > 0).then_some((&segment.memory, hidden, bytes))
+    })
+}
+
+/// Copies `len` bytes of the request, from `at` on, to the beginning of `page`.
+pub(super) fn to_page(
+    segments: &[Segment],
+    at: usize,
+    page: &LentSlice,
+    len: usize,
+) -> Result<(), OutOfRange> {
+    let mut place = 0;
+    for (memory, offset, bytes) in parts(segments, at, len) {
+        page.copy_from_lent(place, memory, offset, bytes)?;
+        place += bytes;
+    }
+    Ok(())
+}
+
+/// Copies `len` bytes from the beginning of `page` to where they belong in the request.
+pub(super) fn from_page(
+    segments: &[Segment],
+    at: usize,
+    page: &LentSlice,
+    len: usize,
+) -> Result<(), OutOfRange> {
+    let mut place = 0;
+    for (memory, offset, bytes) in parts(segments, at, len) {
+        memory.copy_from_lent(offset, page, place, bytes)?;
+        place += bytes;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bytes_are_found_across_segments() {
+        let whole: Vec<u8> = (0..200).collect();
+        let mut segments = vec![];
+        for range in [0..7, 7..7, 7..100, 100..101, 101..200] {
+            let memory = LentSlice::anonymous(range.len().max(1)).slice(0, range.len()).unwrap();
+            memory.copy_from(0, &whole[range]).unwrap();
+            segments.push(Segment::from(memory));
+        }
+        let page = LentSlice::anonymous(256);
+        for (at, len) in [(0, 200), (6, 2), (7, 93), (99, 3), (50, 0), (199, 1)] {
+            to_page(&segments, at, &page, len).unwrap();
+            let mut found = vec![0; len];
+            page.copy_to(0, &mut found).unwrap();
+            assert_eq!(found, whole[at..at + len]);
+        }
+        page.copy_from(0, &[255; 60]).unwrap();
+        from_page(&segments, 70, &page, 60).unwrap();
+        to_page(&segments, 0, &page, 200).unwrap();
+        let mut found = vec![0; 200];
+        page.copy_to(0, &mut found).unwrap();
+        assert_eq!((&found[..70], &found[70..130]), (&whole[..70], &[255; 60][..]));
+        assert_eq!(found[130..], whole[130..]);
+    }
+}

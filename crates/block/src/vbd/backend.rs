@@ -1,0 +1,445 @@
+//! The backend's side of the handshake.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use ringfence_platform::rules::RuleCounters;
+use ringfence_platform::store::{StoreAccess, StoreClient, StoreError};
+use ringfence_platform::xenbus::end::{BackendEnd, Life, STEPS_MAX, is_about_a_key};
+use ringfence_platform::xenbus::steps::{BackendStep, backend_step};
+use ringfence_platform::{Access, EventPort, GrantStatus, Grantee, Gref, Platform, PlatformError};
+use ringfence_ring::RingPages;
+use ringfence_wire::blkif::{Abi, INFO_READ_ONLY, INFO_REMOVABLE, RING_ORDER_MAX, keys};
+use ringfence_wire::decimal;
+use ringfence_wire::xenbus::{DeviceId, XenbusState};
+
+use super::QUEUES_MAX;
+use crate::blkback::{
+    Agreement, Blkback, BlkbackOptions, Mode, OnFault, QueueParts, StartError, rules_for,
+};
+use crate::storage::{Disk, Geometry};
+
+/// Why a frontend that says it is ready cannot be connected. Costs that device.
+#[derive(Debug, thiserror::Error)]
+pub enum ConnectError {
+    /// A key is missing or unusable.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// The frontend's pages cannot be reached.
+    #[error(transparent)]
+    Arena(PlatformError),
+    /// An event channel cannot be bound.
+    #[error("event channel port {port} cannot be bound: {source}")]
+    Channel {
+        /// The port the frontend named.
+        port: u32,
+        /// Why not.
+        source: PlatformError,
+    },
+    /// A layout of requests that nobody knows.
+    #[error("the frontend's protocol is none that is known")]
+    Protocol,
+    /// More queues than were offered, or none.
+    #[error("the frontend wants {wanted} queues, {limit} were offered")]
+    Queues {
+        /// Wanted.
+        wanted: u32,
+        /// Offered.
+        limit: u32,
+    },
+    /// A larger ring than was offered, or no power of two.
+    #[error("the frontend wants rings of {wanted} pages, {limit} were offered")]
+    RingPages {
+        /// Wanted.
+        wanted: u32,
+        /// Offered.
+        limit: u32,
+    },
+    /// A ring cannot be mapped.
+    #[error("page {page} of ring {queue}, reference {gref}, cannot be mapped: {status}")]
+    Ring {
+        /// Which queue.
+        queue: u32,
+        /// Which page of its ring.
+        page: usize,
+        /// Its reference.
+        gref: Gref,
+        /// Why not.
+        status: GrantStatus,
+    },
+    /// The pages are no ring.
+    #[error("the pages of a ring are unusable: {0}")]
+    RingMemory(#[from] ringfence_memory::OutOfRange),
+    /// It cannot be served.
+    #[error(transparent)]
+    Start(#[from] StartError),
+}
+
+impl ConnectError {
+    /// A constant name, for counters.
+    pub fn rule(&self) -> &'static str {
+        match self {
+            ConnectError::Store(StoreError::Number { .. }) => "connect_not_a_number",
+            ConnectError::Store(_) => "connect_missing_key",
+            ConnectError::Arena(PlatformError::BadArena { why, .. }) => why.kind(),
+            ConnectError::Arena(_) => "connect_no_arena",
+            ConnectError::Channel { .. } => "connect_bad_port",
+            ConnectError::Protocol => "connect_unknown_protocol",
+            ConnectError::Queues { .. } => "connect_too_many_queues",
+            ConnectError::RingPages { .. } => "connect_ring_size",
+            ConnectError::Ring { .. } => "connect_ring_grant",
+            ConnectError::RingMemory(_) => "connect_ring_page",
+            ConnectError::Start(StartError::Ring(_)) => "connect_ring_index",
+            ConnectError::Start(_) => "connect_not_served",
+        }
+    }
+}
+
+/// How a device that is in use was connected.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Connection {
+    /// The frontend's layout of requests.
+    pub abi: Abi,
+    /// Pages are kept mapped.
+    pub persistent: bool,
+    /// Queues.
+    pub queues: u32,
+    /// Pages of each ring.
+    pub ring_pages: u32,
+    /// Whether it was taken over from a backend before this one, without the frontend's noticing.
+    pub adopted: bool,
+}
+
+/// What the toolstack decided.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Decided {
+    geometry: Geometry,
+    removable: bool,
+}
+
+/// One vbd, from the backend's side.
+pub struct VbdBackend {
+    end: BackendEnd,
+    options: BlkbackOptions,
+    disk: Arc<dyn Disk>,
+    /// This value wrote the keys that the frontend reads.
+    announced: bool,
+    served: Option<(Blkback, Connection)>,
+    fault: Arc<Mutex<Option<String>>>,
+    wake: Arc<dyn Fn() + Send + Sync>,
+}
+
+impl VbdBackend {
+    /// A backend for a device that a toolstack made, which serves `disk`. `wake` is called, on another
+    /// thread, when a look is due because the guest broke a rule; it must not block.
+    pub fn new(
+        device: DeviceId,
+        options: BlkbackOptions,
+        disk: Arc<dyn Disk>,
+        wake: Arc<dyn Fn() + Send + Sync>,
+    ) -> VbdBackend {
+        VbdBackend {
+            end: BackendEnd::new(device),
+            options,
+            disk,
+            announced: false,
+            served: None,
+            fault: Arc::default(),
+            wake,
+        }
+    }
+
+    /// The device.
+    pub fn device(&self) -> &DeviceId {
+        self.end.device()
+    }
+
+    /// What the guest did wrong, by rule.
+    pub fn rules(&self) -> &Arc<RuleCounters> {
+        self.end.rules()
+    }
+
+    /// How it is connected, while it is.
+    pub fn connection(&self) -> Option<&Connection> {
+        self.served.as_ref().map(|(_, connection)| connection)
+    }
+
+    /// What serves it, while it is connected.
+    pub fn served(&self) -> Option<&Blkback> {
+        self.served.as_ref().map(|(served, _)| served)
+    }
+
+    /// Why the device was closed, if this side did so.
+    pub fn condemned(&self) -> Option<&str> {
+        self.end.condemned()
+    }
+
+    /// The paths to watch.
+    pub fn watch_paths(&self) -> [String; 2] {
+        self.end.watch_paths()
+    }
+
+    /// Looks at both states and does what is due. Call it when a watch fired, or when woken; calling it
+    /// without need does no harm.
+    ///
+    /// # Errors
+    ///
+    /// When the store fails; what the frontend does wrong is no error but costs it the device.
+    pub fn look<P: Platform>(
+        &mut self,
+        platform: &P,
+        store: &mut StoreClient,
+    ) -> Result<Life, StoreError> {
+        for _ in 0..STEPS_MAX {
+            let fault = self.fault.lock().unwrap_or_else(PoisonError::into_inner).take();
+            if let Some(why) = fault.filter(|_| self.served.is_some()) {
+                self.end.condemn(why);
+            }
+            let Some(view) = self.end.view(store, self.served.is_some())? else {
+                self.let_go();
+                return Ok(Life::Over);
+            };
+            match backend_step(view) {
+                BackendStep::Wait => return Ok(Life::Alive),
+                BackendStep::Announce => {
+                    self.let_go();
+                    self.end.forgive();
+                    self.announce(store)?;
+                }
+                BackendStep::Connect => {
+                    self.connect(view.own == XenbusState::Connected, platform, store)?;
+                }
+                BackendStep::Close => {
+                    self.let_go();
+                    self.end.enter(store, XenbusState::Closing)?;
+                }
+                BackendStep::Finish => {
+                    self.let_go();
+                    self.end.enter(store, XenbusState::Closed)?;
+                }
+                BackendStep::Forget => {
+                    self.let_go();
+                    self.end.enter(store, XenbusState::Closed)?;
+                    return Ok(Life::Over);
+                }
+            }
+        }
+        Ok(Life::Alive)
+    }
+
+    /// Lets go of everything, without touching the store: for a domain that is gone. Waits for what is
+    /// in flight.
+    pub fn let_go(&mut self) {
+        self.served = None;
+        self.fault.lock().unwrap_or_else(PoisonError::into_inner).take();
+    }
+
+    /// The disk, as far as the toolstack lets this guest have it.
+    fn decided(&self, store: &mut StoreClient) -> Result<Decided, StoreError> {
+        let mut geometry = self.disk.geometry();
+        let mode = store.read_opt(&self.end.back(keys::MODE))?;
+        // Whatever does not say that it may write, may not.
+        geometry.read_only |= mode.is_some_and(|mode| mode.first() != Some(&b'w'));
+        let discard = store.read_opt(&self.end.back(keys::DISCARD_ENABLE))?;
+        if discard.is_some_and(|text| text == b"0") || geometry.read_only {
+            geometry.discard = None;
+        }
+        let removable = store.read_flag(&self.end.back(keys::REMOVABLE)).unwrap_or(false);
+        Ok(Decided { geometry, removable })
+    }
+
+    fn announce(&mut self, store: &mut StoreClient) -> Result<(), StoreError> {
+        let Decided { geometry, .. } = self.decided(store)?;
+        self.announced = true;
+        let entries = self.offers(&geometry);
+        let end = &self.end;
+        store.transaction(|t| {
+            for (key, value) in &entries {
+                t.write(&end.back(key), value)?;
+            }
+            let state = XenbusState::InitWait.to_string();
+            t.write(&end.back(ringfence_wire::xenbus::STATE), state)
+        })
+    }
+
+    /// What is offered to the frontend.
+    fn offers(&self, geometry: &Geometry) -> Vec<(&'static str, String)> {
+        let BlkbackOptions { mode, queues, ring_order, indirect_segments, .. } = self.options;
+        let rules = rules_for(geometry, &self.options);
+        let flag = |on: bool| u8::from(on).to_string();
+        let mut entries = vec![
+            (keys::FEATURE_PERSISTENT, flag(mode == Mode::Persistent)),
+            (keys::FEATURE_FLUSH_CACHE, flag(rules.flush)),
+            (keys::FEATURE_BARRIER, flag(rules.barrier)),
+            (keys::FEATURE_DISCARD, flag(rules.discard)),
+            (keys::MULTI_QUEUE_MAX_QUEUES, queues.clamp(1, QUEUES_MAX).to_string()),
+            (keys::MAX_RING_PAGE_ORDER, ring_order.min(RING_ORDER_MAX).to_string()),
+        ];
+        if let Some(discard) = geometry.discard.filter(|_| rules.discard) {
+            entries.extend([
+                (keys::DISCARD_GRANULARITY, discard.granularity.to_string()),
+                (keys::DISCARD_ALIGNMENT, discard.alignment.to_string()),
+                (keys::DISCARD_SECURE, flag(discard.secure)),
+            ]);
+        }
+        // Where there are none the key must be absent.
+        if indirect_segments > 0 {
+            entries.push((keys::FEATURE_MAX_INDIRECT_SEGMENTS, indirect_segments.to_string()));
+        }
+        entries
+    }
+
+    fn connect<P: Platform>(
+        &mut self,
+        adopting: bool,
+        platform: &P,
+        store: &mut StoreClient,
+    ) -> Result<(), StoreError> {
+        let decided = self.decided(store)?;
+        match self.open(adopting, &decided.geometry, platform, store) {
+            Ok(served) => {
+                self.served = Some(served);
+                if adopting {
+                    // The frontend is to notice nothing.
+                    return Ok(());
+                }
+                self.publish(&decided, store)
+            }
+            Err(ConnectError::Store(error)) if !is_about_a_key(&error) => Err(error),
+            Err(error) => {
+                self.end.rules().count(error.rule());
+                self.end.condemn(error.to_string());
+                Ok(())
+            }
+        }
+    }
+
+    /// Says what the disk is like, and that it is there.
+    fn publish(&self, decided: &Decided, store: &mut StoreClient) -> Result<(), StoreError> {
+        let Decided { geometry, removable } = *decided;
+        let info = if geometry.read_only { INFO_READ_ONLY } else { 0 }
+            | if removable { INFO_REMOVABLE } else { 0 };
+        let entries = [
+            (keys::SECTORS, (geometry.bytes / 512).to_string()),
+            (keys::SECTOR_SIZE, geometry.sector_size.to_string()),
+            (keys::PHYSICAL_SECTOR_SIZE, geometry.physical_sector_size.to_string()),
+            (keys::INFO, info.to_string()),
+            (ringfence_wire::xenbus::STATE, XenbusState::Connected.to_string()),
+        ];
+        store.transaction(|t| {
+            entries.iter().try_for_each(|(key, value)| t.write(&self.end.back(key), value))
+        })
+    }
+
+    /// Reads the frontend's keys, once each, and maps and binds what they name.
+    fn open<P: Platform>(
+        &self,
+        adopting: bool,
+        geometry: &Geometry,
+        platform: &P,
+        store: &mut StoreClient,
+    ) -> Result<(Blkback, Connection), ConnectError> {
+        let end = &self.end;
+        let abi = match store.read_opt(&end.front(keys::PROTOCOL))? {
+            None => Abi::NATIVE,
+            Some(name) => Abi::from_name(&name).ok_or(ConnectError::Protocol)?,
+        };
+        // What the frontend was told holds, whatever this process would tell it today.
+        let told = adopting && !self.announced;
+        let offered = match told {
+            true => store.read_flag(&end.back(keys::FEATURE_PERSISTENT))?,
+            false => self.options.mode == Mode::Persistent,
+        };
+        let persistent = offered && store.read_flag(&end.front(keys::FEATURE_PERSISTENT))?;
+        let mut rules = rules_for(geometry, &self.options);
+        let (mut most_queues, mut most_order) = (self.options.queues, self.options.ring_order);
+        if told {
+            rules.flush = store.read_flag(&end.back(keys::FEATURE_FLUSH_CACHE))?;
+            rules.barrier = store.read_flag(&end.back(keys::FEATURE_BARRIER))?;
+            rules.discard = store.read_flag(&end.back(keys::FEATURE_DISCARD))?;
+            let key = end.back(keys::FEATURE_MAX_INDIRECT_SEGMENTS);
+            let indirect = store.read_opt(&key)?.and_then(|text| decimal::parse_u16(&text).ok());
+            rules.indirect_segments = indirect.unwrap_or(0);
+            (most_queues, most_order) = (QUEUES_MAX, RING_ORDER_MAX);
+        }
+        let limit = most_queues.clamp(1, QUEUES_MAX);
+        let wanted = store.read_u32_opt(&end.front(keys::MULTI_QUEUE_NUM_QUEUES))?;
+        let queues = wanted.unwrap_or(1);
+        if queues == 0 || queues > limit {
+            return Err(ConnectError::Queues { wanted: queues, limit });
+        }
+        let ring_pages = self.ring_pages(most_order.min(RING_ORDER_MAX), store)?;
+        let mut parts = Vec::with_capacity(queues as usize);
+        for queue in 0..queues {
+            // One that says one uses directories all the same; one that says nothing does not.
+            let dir = wanted.filter(|n| *n > 1).map(|_| keys::queue_directory(queue));
+            parts.push(self.open_queue(platform, store, (queue, dir.as_deref()), ring_pages)?);
+        }
+        let agreement = Agreement { abi, persistent, rules };
+        let (fault, wake) = (Arc::clone(&self.fault), Arc::clone(&self.wake));
+        let on_fault: OnFault = Arc::new(move |why| {
+            *fault.lock().unwrap_or_else(PoisonError::into_inner) = Some(why.to_string());
+            wake();
+        });
+        let with = (end.rules(), platform.counters());
+        let options = (&self.options, &agreement);
+        let served = Blkback::start(parts, &self.disk, options, with, &on_fault)?;
+        let connection = Connection { abi, persistent, queues, ring_pages, adopted: adopting };
+        Ok((served, connection))
+    }
+
+    /// Pages of each ring.
+    fn ring_pages(&self, most_order: u32, store: &mut StoreClient) -> Result<u32, ConnectError> {
+        let limit = 1 << most_order;
+        let order = store.read_u32_opt(&self.end.front(keys::RING_PAGE_ORDER))?;
+        let wanted = match order {
+            Some(order) => 1u32.checked_shl(order).unwrap_or(u32::MAX),
+            None => store.read_u32_opt(&self.end.front(keys::NUM_RING_PAGES))?.unwrap_or(1),
+        };
+        if wanted > limit || !wanted.is_power_of_two() {
+            return Err(ConnectError::RingPages { wanted, limit });
+        }
+        Ok(wanted)
+    }
+
+    fn open_queue<P: Platform>(
+        &self,
+        platform: &P,
+        store: &mut StoreClient,
+        (queue, dir): (u32, Option<&str>),
+        ring_pages: u32,
+    ) -> Result<QueueParts<P::Grantee, P::Channel>, ConnectError> {
+        let key = |name: &str| match dir {
+            Some(dir) => self.end.front(&format!("{dir}/{name}")),
+            None => self.end.front(name),
+        };
+        let count = ring_pages as usize;
+        // A missing reference must not be read as 0, which is the console's page.
+        let alone = match count {
+            1 => store.read_u32_opt(&key(keys::RING_REF))?,
+            _ => None,
+        };
+        let mut grefs = Vec::with_capacity(count);
+        match alone {
+            Some(gref) => grefs.push(Gref(gref)),
+            None => {
+                for page in 0..count {
+                    grefs.push(Gref(store.read_u32(&key(&keys::ring_ref(page)))?));
+                }
+            }
+        }
+        let port = store.read_u32(&key(keys::EVENT_CHANNEL))?;
+        let peer = self.end.device().frontend;
+        let mut pages = platform.grantee(peer).map_err(ConnectError::Arena)?;
+        let wanted: Vec<_> = grefs.iter().map(|gref| (*gref, Access::ReadWrite)).collect();
+        let mut mapped = Vec::with_capacity(count);
+        pages.map(&wanted, &mut mapped);
+        let mut ring = Vec::with_capacity(count);
+        for (page, (gref, lent)) in grefs.into_iter().zip(mapped).enumerate() {
+            let failed = |status| ConnectError::Ring { queue, page, gref, status };
+            ring.push(lent.map_err(failed)?);
+        }
+        let bound = platform.bind_interdomain(peer, EventPort(port));
+        let channel = bound.map_err(|source| ConnectError::Channel { port, source })?;
+        Ok(QueueParts { ring: RingPages::paged(ring)?, ring_pages: count, channel, pages })
+    }
+}

@@ -1,0 +1,39 @@
+//! What a toolstack writes to make a disk.
+
+use ringfence_platform::store::{StoreClient, StoreError};
+pub use ringfence_platform::xenbus::toolstack::remove;
+use ringfence_wire::blkif::keys;
+use ringfence_wire::xenbus::DeviceId;
+
+/// A disk as its owner wants it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct VbdConfig {
+    /// The guest may not write.
+    pub read_only: bool,
+    /// The medium can be taken out.
+    pub removable: bool,
+    /// The guest may not discard.
+    pub no_discard: bool,
+}
+
+/// Makes the two directories of a device, both sides in state Initialising.
+///
+/// # Errors
+///
+/// The store's.
+pub fn create(
+    store: &mut StoreClient,
+    device: &DeviceId,
+    config: VbdConfig,
+) -> Result<(), StoreError> {
+    let number = |flag: bool| u8::from(flag).to_string();
+    let front =
+        [(keys::VIRTUAL_DEVICE, device.handle.to_string()), (keys::DEVICE_TYPE, "disk".to_owned())];
+    let mode = if config.read_only { "r" } else { "w" };
+    let back = [
+        (keys::MODE, mode.to_owned()),
+        (keys::REMOVABLE, number(config.removable)),
+        (keys::DISCARD_ENABLE, number(!config.no_discard)),
+    ];
+    ringfence_platform::xenbus::toolstack::create(store, device, (&front, &back))
+}
