@@ -13,6 +13,39 @@ use_netback() {
     check 'dom0 has a bridge' bridge
 }
 
+# use_ringfence [LINE...]: 3 checks. Guests are served by `ringfence serve`, with these lines in its
+# configuration, and with none of the kernel's backends.
+use_ringfence() {
+    SCRIPT=vif-ringfence
+    check_not 'the kernel has no backend loaded' grep -E '^xen_(netback|blkback) ' /proc/modules
+    check 'dom0 has a bridge' bridge
+    configure "$@"
+    check 'ringfence serve is ready' serve || give_up 'without a backend there is nothing to see'
+}
+
+# configure [LINE...]: the daemon's configuration.
+configure() {
+    printf '%s\n' "$@" >/tmp/serve.toml
+}
+
+# serve: starts the daemon, and waits until it answers. Its log is serve-SCENARIO.log.
+serve() {
+    ringfence serve --config /tmp/serve.toml >>/share/serve-$SCENARIO.log 2>&1 &
+    SERVE=$!
+    wait_for 15 ringfence status
+}
+
+# reload [LINE...]: gives it another configuration.
+reload() {
+    configure "$@"
+    ringfence serve --check --config /tmp/serve.toml && kill -HUP $SERVE
+}
+
+# connected NAME: both ends of the first interface say so.
+connected() {
+    key_is $BACKEND/vif/$(domain $1)/0/state 4 && key_is /local/domain/$(domain $1)/device/vif/0/state 4
+}
+
 # networked NAME N: 2 checks. A guest with its interface, which has 10.77.0.N and fd77::N.
 networked() {
     check "guest $1 is created" guest $1 "$(vif $2)" || give_up 'without a guest there is nothing to see'
@@ -99,4 +132,35 @@ saving() {
     check "$1: the network is back after restoring" on $1 "wait_for 30 ping -c 1 -W 1 $ADDRESS"
     transfer "$1 to dom0, after restoring" $1 dom0 $ADDRESS 8
     rm -f /tmp/$1.save
+}
+
+# unserved: 2 checks. With all guests destroyed, nothing of them is left with the hypervisor: no page is
+# granted or mapped, and dom0 has as many event channels to others as at CHANNELS.
+unserved() {
+    check 'no grant is left' wait_for 10 no_grants
+    check 'no event channel is left' wait_for 10 no_channels
+}
+
+# What Xen's debug key g prints: a table for each domain that still exists, if only because somebody
+# maps its pages; in dom0's own no entry may be active.
+no_grants() {
+    xl dmesg --clear >/dev/null
+    xl debug-keys g
+    wait_for 5 grants_printed || return 1
+    grep -E 'remote d[1-9]' /tmp/grants && return 1
+    grep -q 'no active grant table entries' /tmp/grants
+}
+
+grants_printed() {
+    xl dmesg >/tmp/grants
+    grep -q 'gnttab_usage_print_all ] done' /tmp/grants
+}
+
+# channels: how many event channels dom0 has to other domains, or keeps for them.
+channels() {
+    lsevtchn 0 | grep -c -i interdomain
+}
+
+no_channels() {
+    [ $(channels) -eq $CHANNELS ]
 }

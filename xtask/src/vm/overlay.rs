@@ -43,28 +43,25 @@ pub(super) fn write(
     let mut archive = Archive::new(BufWriter::new(out));
     archive.file("init", true, &std::fs::read(ours.join(init))?)?;
     archive.file("vm/orders", false, orders.text(kind).as_bytes())?;
-    everywhere(&mut archive, &ours, programs)?;
+    everywhere(&mut archive, repository, programs)?;
     if kind.is_xen() {
-        // What operators install is what is tested.
-        let script = std::fs::read(repository.join("dist/vif-ringfence"))?;
-        archive.file("vm/xen/scripts/vif-ringfence", true, &script)?;
         let mut guest = Archive::new(Vec::new());
         guest.file("init", true, &std::fs::read(ours.join("xen/guest-init"))?)?;
-        everywhere(&mut guest, &ours, programs)?;
+        everywhere(&mut guest, repository, programs)?;
         archive.file("boot/ours.cpio", false, &guest.finish()?)?;
     }
     archive.finish()?;
     Ok(())
 }
 
-/// What every machine and every guest has: the files of `vm/` but for sources, and the programs.
+/// What every machine and every guest has: the files of `vm/` and `dist/`, and the programs.
 fn everywhere<W: Write>(
     archive: &mut Archive<W>,
-    ours: &Path,
+    repository: &Path,
     programs: &Programs,
 ) -> io::Result<()> {
-    for folder in ["lib", "xen", "linux"] {
-        archive.tree(&format!("vm/{folder}"), &ours.join(folder))?;
+    for folder in ["vm/lib", "vm/xen", "vm/linux", "dist"] {
+        archive.tree(folder, &repository.join(folder))?;
     }
     archive.copy("usr/bin/ringfence", &programs.ringfence)?;
     archive.copy("usr/bin/traffic", &programs.traffic)

@@ -1,0 +1,8 @@
+# title: two guests of `ringfence serve` talk to each other and to dom0
+# set: core
+# machine: xen
+# limit: 60
+
+plan 13
+use_ringfence
+two_guests 8

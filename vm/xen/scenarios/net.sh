@@ -1,0 +1,10 @@
+# title: an unmodified guest served by `ringfence serve`: packets of all sizes, TCP both ways
+# set: core
+# machine: xen
+# limit: 90
+
+plan 17
+use_ringfence
+one_guest 64
+check 'its two ends say connected' connected one
+check 'ringfence status knows it' on dom0 'ringfence status | grep -q "vif$(domain one).0"'

@@ -1,0 +1,44 @@
+# title: the daemon killed and started again under traffic; the guest does not notice
+# set: core
+# machine: xen
+# limit: 90
+
+# Nobody may write a state while the daemon comes and goes.
+watch_states() {
+    for path in $BACKEND/vif/$(domain one)/0/state /local/domain/$(domain one)/device/vif/0/state; do
+        xenstore-watch $path >>/tmp/states &
+    done
+    wait_for 5 states_seen 2
+}
+
+states_seen() {
+    [ "$(wc -l </tmp/states)" -eq $1 ]
+}
+
+killed_and_started() {
+    kill -9 $SERVE
+    wait $SERVE
+    serve
+}
+
+# pulse_of: how many answers a connection got that was there all the time, and the longest silence.
+pulse_of() {
+    wait_for 30 on one 'test -s /tmp/pulse' && on one 'cat /tmp/pulse'
+}
+
+plan 13
+use_ringfence
+networked one 11
+check 'states are watched' watch_states
+traffic echo 7000 &
+on one "{ traffic pulse $ADDRESS 7000 15 >/tmp/pulse.new 2>&1; mv /tmp/pulse.new /tmp/pulse; } &"
+sleep 2
+check 'killed and started' killed_and_started
+pulse=$(pulse_of)
+note "exchanges and longest silence in ms: $pulse"
+check 'a connection goes on within 5 s' test "${pulse#* }" -lt 5000
+check 'killed and started again' killed_and_started
+transfer 'a new connection has no damage' one dom0 $ADDRESS 8
+check 'nobody wrote a state' states_seen 2
+check 'both ends are connected' connected one
+check 'it was taken over as it was' on dom0 'ringfence status | grep -qi adopted'
