@@ -1,0 +1,115 @@
+#![forbid(unsafe_code)]
+//! What it costs, at the port by which they leave, to look whether the frames of a turn can be joined, and
+//! to join them. `apart` is the same with joining off.
+//!
+//! `cargo bench --manifest-path crates/offload/bench/Cargo.toml --bench leaving`
+
+use divan::counter::ItemsCount;
+use divan::{Bencher, black_box};
+use ringfence_net::edge::{Edge, Leaving};
+use ringfence_net::port::{ChecksumOffload, GsoOffload, Transmitted};
+use ringfence_net::{Batch, PortCapabilities, PortCounters};
+use ringfence_offload::OffloadMeta;
+use ringfence_offload::blank::reset_pseudo_header;
+use ringfence_offload::checksum::complete_partial;
+use ringfence_offload::checksum::internet_checksum;
+use ringfence_offload::packet::Layers;
+
+/// Frames of a turn.
+const FRAMES: u16 = 64;
+
+fn main() {
+    divan::main();
+}
+
+/// What a turn consists of.
+#[derive(Clone, Copy, Debug)]
+enum Turn {
+    /// TCP, 100 octets of payload, each of another flow.
+    Flows,
+    /// TCP without payload, all of one flow.
+    Acknowledgements,
+    /// UDP, 100 octets, for a port that takes none whole.
+    Datagrams,
+    /// TCP, 1448 octets each, all of one flow, checksums to be verified.
+    Bulk,
+    /// The same with blank checksums.
+    BulkBlank,
+}
+
+const TURNS: [Turn; 5] =
+    [Turn::Flows, Turn::Acknowledgements, Turn::Datagrams, Turn::Bulk, Turn::BulkBlank];
+
+fn frame(turn: Turn, n: u16) -> (Vec<u8>, OffloadMeta) {
+    let (protocol, port, payload) = match turn {
+        Turn::Flows => (6, n, 100),
+        Turn::Acknowledgements => (6, 7, 0),
+        Turn::Datagrams => (17, n, 100),
+        Turn::Bulk | Turn::BulkBlank => (6, 7, 1448),
+    };
+    let header = if protocol == 6 { 32 } else { 8 };
+    let ip_len = (20 + header + payload) as u16;
+    let mut frame = vec![2, 0, 0, 0, 0, 1, 2, 0, 0, 0, 0, 2, 8, 0, 0x45, 0];
+    frame.extend(ip_len.to_be_bytes());
+    frame.extend(n.to_be_bytes());
+    frame.extend([0x40, 0, 64, protocol, 0, 0, 10, 9, 0, 1, 10, 9, 0, 2, 0xc0, 1]);
+    frame.extend((port + 1000).to_be_bytes());
+    if protocol == 6 {
+        frame.extend((u32::from(n) * payload as u32).to_be_bytes());
+        frame.extend([5, 6, 7, 8, 0x80, 0x10, 1, 0xf6, 0, 0, 0, 0]);
+        frame.extend([1, 1, 8, 10, 0, 0, 0, 1, 0, 0, 0, 2]);
+    } else {
+        frame.extend((8 + payload as u16).to_be_bytes());
+        frame.extend([0, 0]);
+    }
+    frame.extend((0..payload).map(|i| (i * 7 % 251) as u8));
+    let sum = internet_checksum(&frame[14..34]).to_be_bytes();
+    frame[24..26].copy_from_slice(&sum);
+    let layers = Layers::parse(&frame, frame.len() as u32).unwrap();
+    let place = reset_pseudo_header(&mut frame, &layers).unwrap();
+    if let Turn::BulkBlank = turn {
+        return (frame, OffloadMeta { checksum: place.into(), gso: None });
+    }
+    complete_partial(&mut frame, place).unwrap();
+    (frame, OffloadMeta::PLAIN)
+}
+
+fn pass(bencher: Bencher<'_, '_>, turn: Turn, joins: bool) {
+    let mut batch = Batch::default();
+    for n in 0..FRAMES {
+        let (bytes, meta) = frame(turn, n);
+        let at = batch.reserve(bytes.len()).unwrap();
+        batch.scratch_mut(at..at + bytes.len()).unwrap().copy_from_slice(&bytes);
+        batch.push_contiguous(at, bytes.len(), meta).unwrap();
+    }
+    let frames: Vec<u32> = (0..u32::from(FRAMES)).collect();
+    let capabilities = PortCapabilities {
+        checksum: ChecksumOffload::Netif { ipv4: true, ipv6: true },
+        gso: GsoOffload { tcp_v4: true, tcp_v6: true, ecn: true, udp: false },
+        scatter_gather: true,
+        mtu: 1500,
+    };
+    let counters = PortCounters::default();
+    let leaving = Leaving { capabilities: &capabilities, counters: &counters, joins };
+    let mut edge = Edge::default();
+    let mut once = || {
+        edge.pass(&mut batch, &frames, leaving, |batch, ready| {
+            black_box((batch.len(), ready.len()));
+            Some(Transmitted { sent: ready.len(), dropped: 0 })
+        });
+    };
+    once();
+    bencher.counter(ItemsCount::new(usize::from(FRAMES))).bench_local(once);
+    let bulk = matches!(turn, Turn::Bulk | Turn::BulkBlank);
+    assert_eq!(counters.frames_coalesced.get() > 0, joins && bulk);
+}
+
+#[divan::bench(args = TURNS)]
+fn joining(bencher: Bencher<'_, '_>, turn: Turn) {
+    pass(bencher, turn, true);
+}
+
+#[divan::bench(args = TURNS)]
+fn apart(bencher: Bencher<'_, '_>, turn: Turn) {
+    pass(bencher, turn, false);
+}
