@@ -8,4 +8,5 @@
 pub mod frontend;
 pub mod stage;
 
+pub use frontend::RawFront;
 pub use stage::{Guest, Stage};
