@@ -134,33 +134,18 @@ saving() {
     rm -f /tmp/$1.save
 }
 
-# unserved: 2 checks. With all guests destroyed, nothing of them is left with the hypervisor: no page is
-# granted or mapped, and dom0 has as many event channels to others as at CHANNELS.
-unserved() {
-    check 'no grant is left' wait_for 10 no_grants
-    check 'no event channel is left' wait_for 10 no_channels
+# gone NAME: 1 check. The guest is destroyed, and the hypervisor has nothing of it: neither itself, nor a
+# page that is mapped, nor an event channel of dom0's that leads to it.
+gone() {
+    local number=$(domain $1)
+    check "$1 is destroyed, and nothing of it stays" destroyed $1 $number
 }
 
-# What Xen's debug key g prints: a table for each domain that still exists, if only because somebody
-# maps its pages; in dom0's own no entry may be active.
-no_grants() {
-    xl dmesg --clear >/dev/null
-    xl debug-keys g
-    wait_for 5 grants_printed || return 1
-    grep -E 'remote d[1-9]' /tmp/grants && return 1
-    grep -q 'no active grant table entries' /tmp/grants
+destroyed() {
+    xl destroy $1 && wait_for 10 nothing_left $2 ||
+        { xl list; grants_in_use $2; channels_to $2; return 1; }
 }
 
-grants_printed() {
-    xl dmesg >/tmp/grants
-    grep -q 'gnttab_usage_print_all ] done' /tmp/grants
-}
-
-# channels: how many event channels dom0 has to other domains, or keeps for them.
-channels() {
-    lsevtchn 0 | grep -c -i interdomain
-}
-
-no_channels() {
-    [ $(channels) -eq $CHANNELS ]
+nothing_left() {
+    is_not_there $1 && [ -z "$(grants_in_use $1)" ] && [ -z "$(channels_to $1)" ]
 }

@@ -58,7 +58,7 @@ fn print(args: &StatusArgs) -> anyhow::Result<()> {
     };
     let snapshot = ask(&socket).map_err(|error| {
         anyhow::anyhow!(
-            "{}: {error}. Does `ringfence serve` run (`systemctl status ringfence`), and are you root?",
+            "{}: {error}. Does `ringfence serve` run (`systemctl status ringfence-serve`), and are you root?",
             socket.display()
         )
     })?;

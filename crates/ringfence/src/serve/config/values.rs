@@ -90,6 +90,12 @@ impl FromStr for Listen {
                 address.ip()
             ));
         }
+        if address.port() == 0 {
+            return Err(
+                "port 0 is none that anybody could ask at: choose one, as in 127.0.0.1:9709"
+                    .to_owned(),
+            );
+        }
         Ok(Listen::Loopback(address))
     }
 }

@@ -2,7 +2,8 @@
 //!
 //! One thread, one connection at a time, one request each. A client has [`PATIENCE`] for all of it and
 //! may send [`REQUEST_MAX`] octets: whoever is slow or wordy keeps other clients waiting for that long,
-//! and nobody else.
+//! and nobody else. The daemon itself is asked at most once in [`FRESH`]: who asks more often gets the same
+//! answer again.
 
 use std::io::{self, Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -16,6 +17,8 @@ use super::{CONTENT_TYPE, render};
 
 /// How long a client may take.
 const PATIENCE: Duration = Duration::from_secs(5);
+/// How long an answer is given again.
+const FRESH: Duration = Duration::from_secs(1);
 /// Octets of a request.
 const REQUEST_MAX: usize = 8192;
 /// Headers of a request.
@@ -65,7 +68,7 @@ impl Exporter {
         let listener = listener.map_err(|source| ExporterError::Listen { at, source })?;
         std::thread::Builder::new()
             .name("metrics".to_owned())
-            .spawn(move || serve(&listener, &ask))
+            .spawn(move || serve(&listener, Answers { ask, last: None }))
             .map_err(ExporterError::Thread)?;
         Ok(Exporter(()))
     }
@@ -92,14 +95,32 @@ impl Drop for Listener {
     }
 }
 
-fn serve(listener: &Listener, ask: &impl Fn() -> Option<Snapshot>) {
+/// What is told, and when it was made.
+struct Answers<F> {
+    ask: F,
+    last: Option<(Instant, String)>,
+}
+
+impl<F: Fn() -> Option<Snapshot>> Answers<F> {
+    /// The metrics, or nothing if the daemon does not answer.
+    fn metrics(&mut self) -> Option<&str> {
+        self.last.take_if(|(made, _)| made.elapsed() >= FRESH);
+        if self.last.is_none() {
+            let snapshot = (self.ask)()?;
+            self.last = Some((Instant::now(), render(&snapshot)));
+        }
+        self.last.as_ref().map(|(_, text)| text.as_str())
+    }
+}
+
+fn serve<F: Fn() -> Option<Snapshot>>(listener: &Listener, mut answers: Answers<F>) {
     loop {
         let answered = match listener {
             Listener::Unix(listener, _) => {
-                listener.accept().map(|(client, _)| answer(&mut Client::Unix(client), ask))
+                listener.accept().map(|(client, _)| answer(&mut Client::Unix(client), &mut answers))
             }
             Listener::Tcp(listener) => {
-                listener.accept().map(|(client, _)| answer(&mut Client::Tcp(client), ask))
+                listener.accept().map(|(client, _)| answer(&mut Client::Tcp(client), &mut answers))
             }
         };
         match answered {
@@ -153,11 +174,14 @@ impl Client {
     }
 }
 
-fn answer(client: &mut Client, ask: &impl Fn() -> Option<Snapshot>) -> io::Result<()> {
+fn answer<F: Fn() -> Option<Snapshot>>(
+    client: &mut Client,
+    answers: &mut Answers<F>,
+) -> io::Result<()> {
     let deadline = Instant::now() + PATIENCE;
     let reply = match request(client, deadline)? {
-        Asked::Metrics { body } => match ask() {
-            Some(snapshot) => response("200 OK", CONTENT_TYPE, &render(&snapshot), body),
+        Asked::Metrics { body } => match answers.metrics() {
+            Some(text) => response("200 OK", CONTENT_TYPE, text, body),
             None => plain("503 Service Unavailable", "the daemon does not answer; see its log\n"),
         },
         Asked::Method => plain("405 Method Not Allowed", "only GET is understood\n"),

@@ -271,6 +271,25 @@ fn a_daemon_that_does_not_answer_is_told_of() {
     assert!(answer.starts_with("HTTP/1.1 503 "), "{answer}");
 }
 
+#[test]
+fn who_asks_all_the_time_does_not_keep_the_daemon_busy() {
+    let address = free_address();
+    let (asked, count) = std::sync::mpsc::channel();
+    let daemon = move || {
+        asked.send(()).unwrap();
+        Some(snapshot())
+    };
+    Exporter::start(&Listen::Loopback(address), daemon).unwrap();
+    let begin = Instant::now();
+    for _ in 0..50 {
+        let answer = ask(TcpStream::connect(address).unwrap(), GET);
+        assert!(answer.starts_with("HTTP/1.1 200 "), "{answer}");
+    }
+    let seconds = begin.elapsed().as_secs();
+    let times = count.try_iter().count() as u64;
+    assert!((1..=seconds + 1).contains(&times), "{times} in {seconds} s");
+}
+
 /// One client sends an octet now and then, one sends without end, one leaves at once.
 #[test]
 fn a_client_without_manners_holds_others_up_for_a_bounded_time() {
