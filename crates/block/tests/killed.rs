@@ -1,0 +1,192 @@
+//! The driver domain is killed, at any moment, again and again, and another one takes its place. The guest
+//! notices nothing but the time: what was acknowledged is there, and what was not is done by the next one.
+
+#![allow(clippy::unwrap_used, reason = "the panic of a test is its report")]
+
+use std::io::{BufRead, BufReader, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use ringfence_block::blkback::BlkbackOptions;
+use ringfence_block::blkfront::BlkfrontOptions;
+use ringfence_block::storage::Disk;
+use ringfence_block::storage::file::{FileDisk, FileOptions};
+use ringfence_block::storage::testing::checker::Checker;
+use ringfence_block::storage::testing::workload::Workload;
+use ringfence_block::storage::testing::{Driver, Random, image};
+use ringfence_block::vbd::backend::VbdBackend;
+use ringfence_block::vbd::frontend::{PlatformDisk, VbdFrontend};
+use ringfence_block::vbd::toolstack::{self, VbdConfig};
+use ringfence_platform::local::hub::{Hub, HubLimits};
+use ringfence_platform::local::{ArenaShape, LocalPlatform};
+use ringfence_platform::store::StoreClient;
+use ringfence_platform::{DomId, Platform};
+use ringfence_wire::xenbus::{DeviceId, DeviceKind};
+use rustix::net::{
+    AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, connect, listen, socket_with,
+};
+
+/// Says to this program that it is a driver domain, and where.
+const DIRECTORY: &str = "RINGFENCE_TEST_DRIVER_DOMAIN";
+/// How often it is killed.
+const KILLS: usize = 200;
+/// How long a connection may take.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+fn device(frontend: DomId) -> DeviceId {
+    DeviceId { kind: DeviceKind::Vbd, frontend, backend: DomId(0), handle: 51712 }
+}
+
+fn seqpacket() -> std::os::fd::OwnedFd {
+    socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap()
+}
+
+/// Not a test but the other process of one: a hub, and a backend for the guest whose number comes in.
+#[test]
+fn driver_domain() {
+    let Some(directory) = std::env::var_os(DIRECTORY).map(PathBuf::from) else { return };
+    let socket = seqpacket();
+    bind(&socket, &SocketAddrUnix::new(directory.join("hub")).unwrap()).unwrap();
+    listen(&socket, 8).unwrap();
+    let (mut thread, hub) = Hub::new(HubLimits::default()).unwrap();
+    thread.listen(socket).unwrap();
+    std::thread::spawn(move || thread.run().unwrap());
+    let platform = LocalPlatform::connect(hub.admit(Some(DomId(0)), true).unwrap().1).unwrap();
+    let mut store = platform.store().unwrap();
+    let disk = FileDisk::open(&directory.join("disk"), &FileOptions::default()).unwrap();
+    println!("\nserving");
+    let mut line = String::new();
+    std::io::stdin().read_line(&mut line).unwrap();
+    let device = device(DomId(line.trim().parse().unwrap()));
+    toolstack::create(&mut store, &device, VbdConfig::default()).unwrap();
+    let options = BlkbackOptions { queues: 2, ..BlkbackOptions::default() };
+    let mut back = VbdBackend::new(device, options, Arc::new(disk), Arc::new(|| {}));
+    loop {
+        back.look(&platform, &mut store).unwrap();
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// A driver domain in a process of its own. Killed when dropped.
+struct DriverDomain(Child);
+
+impl DriverDomain {
+    fn start(directory: &Path) -> DriverDomain {
+        let _ = std::fs::remove_file(directory.join("hub"));
+        let mut child = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "driver_domain", "--nocapture", "--test-threads=1"])
+            .env(DIRECTORY, directory)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        assert!(lines.map_while(Result::ok).any(|line| line == "serving"), "it did not start");
+        DriverDomain(child)
+    }
+
+    /// Joins its hub as a guest.
+    fn join(&mut self, directory: &Path) -> LocalPlatform {
+        let socket = seqpacket();
+        connect(&socket, &SocketAddrUnix::new(directory.join("hub")).unwrap()).unwrap();
+        let platform = LocalPlatform::connect(socket).unwrap();
+        let platform = platform.with_arena(ArenaShape::of(1024, 64));
+        writeln!(self.0.stdin.as_mut().unwrap(), "{}", platform.domid()).unwrap();
+        platform
+    }
+}
+
+impl Drop for DriverDomain {
+    fn drop(&mut self) {
+        self.0.kill().unwrap();
+        self.0.wait().unwrap();
+    }
+}
+
+/// A connection to one driver domain.
+struct Session {
+    platform: LocalPlatform,
+    store: StoreClient,
+    front: VbdFrontend<LocalPlatform>,
+}
+
+impl Session {
+    fn begin(
+        driver: &mut DriverDomain,
+        directory: &Path,
+        disk: Option<&Arc<PlatformDisk<LocalPlatform>>>,
+    ) -> Session {
+        let platform = driver.join(directory);
+        let options = BlkfrontOptions { queues: 2, pages: 512, ..BlkfrontOptions::default() };
+        let device = device(platform.domid());
+        let mut front = VbdFrontend::new(&platform, device, options, Arc::new(|| {})).unwrap();
+        if let Some(disk) = disk {
+            front = front.resuming(Arc::clone(disk));
+        }
+        let mut store = platform.store().unwrap();
+        let begun = Instant::now();
+        while !front.is_up() {
+            assert!(begun.elapsed() < PATIENCE, "no connection");
+            // Its directory is made once its number has come to the toolstack.
+            let _ = front.look(&platform, &mut store);
+            std::thread::sleep(Duration::from_micros(200));
+        }
+        Session { platform, store, front }
+    }
+}
+
+#[test]
+fn a_driver_domain_killed_at_any_moment_loses_nothing_that_was_acknowledged() {
+    let directory = tempfile::tempdir().unwrap();
+    let directory = directory.path();
+    let file = std::fs::File::create(directory.join("disk")).unwrap();
+    file.set_len(4 << 20).unwrap();
+    let mut driver = DriverDomain::start(directory);
+    let mut session = Session::begin(&mut driver, directory, None);
+    let disk = Arc::clone(session.front.disk().unwrap());
+    let stop = Arc::new(AtomicBool::new(false));
+    let load = {
+        let (disk, stop) = (Arc::clone(&disk), Arc::clone(&stop));
+        std::thread::spawn(move || {
+            let mut checker = Checker::new();
+            let mut driver = Driver::new(disk.queue(16).unwrap());
+            let mut running = Workload::new(5).start(&*disk);
+            let mut rounds = 0;
+            while !stop.load(Ordering::Relaxed) {
+                running.steps(&mut driver, &mut checker, 20).unwrap();
+                rounds += 1;
+            }
+            running.finish(&mut driver, &mut checker).unwrap();
+            (checker, rounds)
+        })
+    };
+    let mut random = Random::new(17);
+    for _ in 0..KILLS {
+        let until = Instant::now() + Duration::from_micros(random.below(12_000));
+        while Instant::now() < until && !load.is_finished() {
+            let _ = session.front.look(&session.platform, &mut session.store);
+            std::thread::sleep(Duration::from_micros(300));
+        }
+        drop(driver);
+        // What the hub passed on is gone with it; what waits is the disk's.
+        disk.detach();
+        driver = DriverDomain::start(directory);
+        session = Session::begin(&mut driver, directory, Some(&disk));
+    }
+    stop.store(true, Ordering::Relaxed);
+    let (checker, rounds) = load.join().unwrap();
+    assert!(rounds > 100, "{rounds} rounds: the load was held up");
+    let noticed = disk.rules().get("channel_closed");
+    assert!(noticed > 10, "killed under load {noticed} times");
+    checker.check_read(0, &image(&*disk)).unwrap();
+    let mut written = vec![0; 4 << 20];
+    std::io::Read::read_exact(
+        &mut std::fs::File::open(directory.join("disk")).unwrap(),
+        &mut written,
+    )
+    .unwrap();
+    checker.check_read(0, &written).unwrap();
+}
