@@ -87,7 +87,8 @@ pub(crate) static STEPS: &[Step] = &[
     },
     Step {
         name: "local",
-        title: "the ringfence command, end to end: real processes, real kernel TCP (release build)",
+        title: "the ringfence command and disks, end to end: real processes, real kernel TCP, real NBD \
+                clients and servers (release build)",
         needs: &[],
         run: local,
     },
@@ -264,12 +265,15 @@ fn clippy(context: &Context) -> anyhow::Result<Ended> {
     Ok(verdict(context.cargo(&args).run(&context.root)?, "clippy has warnings"))
 }
 
-/// The tests of the libraries and programs, and the integration tests of every crate but the
-/// binary's, which are the step `local`.
+/// The crates whose integration tests run programs that must be installed: the step `local`.
+const WITH_PROGRAMS: [&str; 2] = ["ringfence", "block"];
+
+/// The tests of the libraries and programs, and the integration tests of every crate but those of
+/// the step `local`.
 fn unit(context: &Context) -> anyhow::Result<Ended> {
     let mut args: Vec<OsString> = ["--workspace", "--lib", "--bins"].map(Into::into).to_vec();
     for krate in crates(&context.root)? {
-        if krate.file_name().is_some_and(|name| name == "ringfence") {
+        if krate.file_name().is_some_and(|name| WITH_PROGRAMS.iter().any(|other| name == *other)) {
             continue;
         }
         for name in integration_tests(&krate)? {
@@ -327,14 +331,16 @@ fn loom(context: &Context) -> anyhow::Result<Ended> {
     Ok(total.map_or_else(|| verdict(false, "no crate depends on loom"), test_verdict))
 }
 
-/// The integration tests of the binary. Each checks what it needs; where we could install
-/// everything, lacking something is a failure.
+/// The integration tests of the binary, and of disks. Each checks what it needs; where we could
+/// install everything, lacking something is a failure.
 fn local(context: &Context) -> anyhow::Result<Ended> {
     if integration_tests(&context.root.join("crates/ringfence"))?.is_empty() {
         return Ok(verdict(false, "crates/ringfence/tests has no test"));
     }
-    let mut command =
-        context.cargo_test(&["--release", "--package", "ringfence", "--test", "*"], &[]);
+    let mut command = context.cargo_test(
+        &["--release", "--package", "ringfence", "--package", "ringfence-block", "--test", "*"],
+        &[],
+    );
     if context.require_local {
         command = command.env("RINGFENCE_TEST_REQUIRE", "1");
     } else {

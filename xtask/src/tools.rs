@@ -65,8 +65,8 @@ pub(crate) static NIGHTLY: Tool = Tool {
 pub(crate) static QEMU: Tool = debian("qemu-system-x86_64", "qemu-system-x86");
 /// Unpacks their kernel.
 pub(crate) static XZ: Tool = debian("xz", "xz-utils");
-/// Programs that the local integration suite runs, inside guests and around them.
-pub(crate) static LOCAL_PROGRAMS: [Tool; 9] = [
+/// Programs that the local integration suite runs, inside guests and around them, and on disks.
+pub(crate) static LOCAL_PROGRAMS: [Tool; 20] = [
     debian("ip", "iproute2"),
     debian("iperf3", "iperf3"),
     debian("curl", "curl"),
@@ -76,6 +76,17 @@ pub(crate) static LOCAL_PROGRAMS: [Tool; 9] = [
     debian("ps", "procps"),
     debian("setpriv", "util-linux"),
     debian("perf", "linux-perf"),
+    debian("nbdkit", "nbdkit"),
+    debian("nbdinfo", "libnbd-bin"),
+    debian("nbdcopy", "libnbd-bin"),
+    debian("nbdfuse", "nbdfuse"),
+    debian("fusermount3", "fuse3"),
+    debian("qemu-nbd", "qemu-utils"),
+    debian("qemu-img", "qemu-utils"),
+    debian("fio", "fio"),
+    debian("mkfs.ext4", "e2fsprogs"),
+    debian("e2fsck", "e2fsprogs"),
+    debian("debugfs", "e2fsprogs"),
 ];
 
 /// Looks for tools, and puts them in place.

@@ -5,6 +5,7 @@ use std::ffi::OsString;
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{Args, CommandFactory, Parser, Subcommand};
 
+use crate::attach::AttachArgs;
 use crate::bench::args::BenchArgs;
 use crate::conformance::ConformanceArgs;
 use crate::guest::Address;
@@ -48,6 +49,8 @@ pub enum Command {
     Demo,
     /// Serve network interfaces to Xen guests, in dom0 or a driver domain
     Serve(ServeArgs),
+    /// Drive one of this Xen guest's network interfaces from user space
+    Attach(AttachArgs),
     /// Show what `ringfence serve` serves
     Status(StatusArgs),
     /// Run the hub alone, for domains that are started by other means

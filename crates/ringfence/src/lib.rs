@@ -1,6 +1,8 @@
 #![forbid(unsafe_code)]
 //! The `ringfence` command: everything that is not a crate of its own.
 //!
+//! * [`attach`]: `ringfence attach`.
+//! * [`serve`]: `ringfence serve` and `ringfence status`.
 //! * [`cli`]: the command line.
 //! * [`mod@bench`]: `ringfence bench`.
 //! * [`conformance`]: `ringfence internal conformance`, a test on real Xen.
@@ -14,6 +16,7 @@
 //! * [`names`]: how guests find each other.
 //! * [`sys`]: processes, namespaces, the sandbox.
 
+pub mod attach;
 pub mod bench;
 pub mod cli;
 pub mod conformance;
@@ -42,6 +45,7 @@ pub fn main_with(cli: Cli) -> u8 {
         Command::Demo => demo::main(),
         Command::Serve(args) => serve::main(&args),
         Command::Status(args) => serve::show::main(&args),
+        Command::Attach(args) => attach::main(&args),
         Command::Hub(args) => hub::main(&args),
         Command::Bench(args) => bench::main(&args),
         Command::Completions { shell } => {

@@ -162,6 +162,16 @@ impl<P: Platform> VifFrontend<P> {
         Ok(())
     }
 
+    /// Says that this frontend is going to leave. A backend that follows the rules then lets go of
+    /// every page, which some platforms cannot take back before; [`VifFrontend::close`] comes next.
+    ///
+    /// # Errors
+    ///
+    /// The store's.
+    pub fn begin_close(&mut self, store: &mut StoreClient) -> Result<(), StoreError> {
+        self.enter(store, XenbusState::Closing)
+    }
+
     /// Says that this frontend leaves, and lets go of everything.
     ///
     /// # Errors

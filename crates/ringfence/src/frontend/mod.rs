@@ -9,25 +9,23 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Instant;
 
-use ringfence_net::dataplane::{DataplaneHandle, PortId};
 use ringfence_net::features::UnknownOffload;
-use ringfence_net::port::Port;
-use ringfence_net::switch::{Fabric, Patch, PortPolicy};
 use ringfence_net::tap::TapPort;
-use ringfence_net::vif::PortHost;
-use ringfence_net::vif::frontend::{FrontendError, VifFrontend};
+use ringfence_net::vif::frontend::VifFrontend;
 use ringfence_platform::local::LocalPlatform;
-use ringfence_platform::store::{StoreClient, StoreError};
 use ringfence_platform::tap::TapOffloads;
 use ringfence_platform::{DomId, Platform, PlatformError};
 use ringfence_wire::xenbus::{DeviceId, DeviceKind};
 use rustix::event::{PollFd, PollFlags};
 
-use crate::plane::Gone;
 use crate::switchboard::{FromFrontend, FrontendConfig};
 use crate::sys::channel::{Channel, ChannelError, expect_fds, poll_until};
 use crate::sys::sandbox::{Isolation, SandboxError};
 use crate::sys::{DomainKind, STATUS_FAILED};
+
+pub(crate) mod link;
+
+use link::{Happened, Link, LinkError};
 
 /// Why a frontend ends before its time.
 #[derive(Debug, thiserror::Error)]
@@ -41,14 +39,10 @@ enum Failure {
     Sandbox(#[from] SandboxError),
     #[error(transparent)]
     Platform(#[from] PlatformError),
-    #[error("store: {0}")]
-    Store(#[from] StoreError),
     #[error(transparent)]
-    Frontend(#[from] FrontendError),
+    Link(#[from] LinkError),
     #[error(transparent)]
     System(#[from] io::Error),
-    #[error("the TAP port was not added: {0}")]
-    Tap(#[from] ringfence_net::dataplane::AddPortError),
 }
 
 /// The inner process of a frontend. Returns its exit status.
@@ -111,33 +105,8 @@ fn live(channel: &Channel, deed: Option<Deed>) -> Result<(), Failure> {
 }
 
 struct Frontend {
-    platform: LocalPlatform,
-    vif: VifFrontend<LocalPlatform>,
-    store: StoreClient,
-    cable: Cable,
-    gone: Gone,
+    link: Link<LocalPlatform>,
     was_up: bool,
-}
-
-/// The two-port data plane.
-struct Cable {
-    dataplane: DataplaneHandle,
-    port: Option<PortId>,
-}
-
-impl PortHost for Cable {
-    fn attach(&mut self, _: &DeviceId, port: Box<dyn Port>) {
-        match self.dataplane.add_port(port, PortPolicy::default(), "vif") {
-            Ok(id) => self.port = Some(id),
-            Err(error) => tracing::error!(%error, "the vif's port was not added"),
-        }
-    }
-
-    fn detach(&mut self, _: &DeviceId) {
-        if let Some(id) = self.port.take() {
-            drop(self.dataplane.remove_port(id));
-        }
-    }
 }
 
 impl Frontend {
@@ -148,35 +117,23 @@ impl Frontend {
         tap: OwnedFd,
     ) -> Result<Frontend, Failure> {
         let counters = Arc::clone(platform.counters());
-        let fabric = Fabric::Patch(Patch::new());
-        let gone = Gone::new()?;
-        let handle = gone.start_plane(fabric, Arc::clone(&counters))?;
-        let port = TapPort::new(tap, TapOffloads(config.offloads), config.mtu, counters);
-        handle.add_port(Box::new(port), PortPolicy::default(), "tap")?;
-        let mut store = platform.store()?;
-        store.watch(&vif.watch_path(), "backend")?;
-        let cable = Cable { dataplane: handle, port: None };
-        Ok(Frontend { platform, vif, store, cable, gone, was_up: false })
+        let tap = TapPort::new(tap, TapOffloads(config.offloads), config.mtu, counters);
+        Ok(Frontend { link: Link::start(platform, vif, tap)?, was_up: false })
     }
 
     /// Serves until the launcher is gone.
     fn serve(mut self, channel: &Channel) -> Result<(), Failure> {
         loop {
-            self.vif.look(&self.platform, &mut self.store, &mut self.cable)?;
+            self.link.look()?;
             self.report(channel)?;
             // A request may have come across events, of which no poll tells any more.
             let until = self.drain(channel)?.then(Instant::now);
-            let mut fds = vec![
-                PollFd::new(channel, PollFlags::IN),
-                PollFd::from_borrowed_fd(self.store.fd(), PollFlags::IN),
-                PollFd::from_borrowed_fd(self.gone.as_fd(), PollFlags::IN),
-            ];
-            let control = self.vif.control_fd();
-            fds.extend(control.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
+            let mut fds = vec![PollFd::new(channel, PollFlags::IN)];
+            fds.extend(self.link.wait_fds());
             poll_until(&mut fds, until)?;
             if !fds[0].revents().is_empty() {
                 // There are no further orders: the launcher is gone. The vif is closed in order.
-                self.vif.close(&mut self.store, &mut self.cable)?;
+                self.link.close()?;
                 return Ok(());
             }
         }
@@ -186,27 +143,21 @@ impl Frontend {
     fn drain(&mut self, channel: &Channel) -> Result<bool, Failure> {
         let mut any = false;
         for _ in 0..64 {
-            if self.store.next_event()?.is_none() {
-                break;
-            }
+            let Some(happened) = self.link.next()? else { break };
             any = true;
-        }
-        self.gone.clear();
-        while let Some(gone) = self.gone.next() {
-            any = true;
-            if self.cable.port == Some(gone.id) {
-                self.cable.port = None;
-                self.vif.broke();
-                channel.send(&FromFrontend::Down(gone.reason.to_string()), &[])?;
-            } else {
-                channel.send(&FromFrontend::Failed(format!("the TAP: {}", gone.reason)), &[])?;
+            match happened {
+                Happened::Store => {}
+                Happened::VifGone(why) => channel.send(&FromFrontend::Down(why), &[])?,
+                Happened::TapGone(why) => {
+                    channel.send(&FromFrontend::Failed(format!("the TAP: {why}")), &[])?;
+                }
             }
         }
         Ok(any)
     }
 
     fn report(&mut self, channel: &Channel) -> Result<(), Failure> {
-        let up = self.vif.is_up();
+        let up = self.link.is_up();
         if up != self.was_up {
             let message = if up {
                 FromFrontend::Up

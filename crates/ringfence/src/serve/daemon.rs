@@ -1,6 +1,6 @@
 //! The daemon: one thread that follows the store, and whoever asks or tells it something.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
@@ -18,7 +18,7 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags};
 
 use super::config::{Config, ConfigError, Effect};
 use super::devices::{Devices, Served};
-use super::host::{Vif, VifError, Vifs};
+use super::host::{AfterControl, Vif, VifError, Vifs};
 use super::metrics::{Exporter, ExporterError};
 use super::records::Records;
 use super::status::{
@@ -102,6 +102,8 @@ pub(super) struct Daemon<P: Platform> {
     requests: Requests,
     devices: Devices,
     vifs: Vifs<P>,
+    /// Devices whose control rings have, or may have, something to say.
+    controls: BTreeSet<DeviceId>,
     began: Instant,
 }
 
@@ -149,6 +151,7 @@ impl<P: Platform> Daemon<P> {
             requests,
             devices,
             vifs,
+            controls: BTreeSet::new(),
             began,
         })
     }
@@ -189,7 +192,30 @@ impl<P: Platform> Daemon<P> {
                 Some(until.map_or(soon, |until| until.min(soon)))
             }
         };
-        poll_until(&mut fds, until).map(drop)
+        let first = fds.len();
+        let (devices, controls): (Vec<_>, Vec<_>) = self.vifs.controls().unzip();
+        fds.extend(controls.into_iter().map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
+        poll_until(&mut fds, until)?;
+        let ready = devices.into_iter().zip(&fds[first..]);
+        let ready = ready.filter(|(_, fd)| !fd.revents().is_empty()).map(|(device, _)| device);
+        self.controls.extend(ready);
+        Ok(())
+    }
+
+    /// One turn for each control ring that has something to say; true if some still have.
+    fn serve_controls(&mut self) -> bool {
+        let mut again = BTreeSet::new();
+        for device in core::mem::take(&mut self.controls) {
+            match self.vifs.serve_control(&device) {
+                AfterControl::Wait => {}
+                AfterControl::Look => self.devices.mark(&device),
+                AfterControl::Again => {
+                    again.insert(device);
+                }
+            }
+        }
+        self.controls = again;
+        !self.controls.is_empty()
     }
 
     /// Does what is due. True if more events may wait, of which no poll tells: they were read
@@ -209,6 +235,7 @@ impl<P: Platform> Daemon<P> {
             };
             self.devices.heed(&event);
         }
+        more |= self.serve_controls();
         self.devices.work(&mut self.store, &mut self.vifs)?;
         self.answer();
         Ok(more)

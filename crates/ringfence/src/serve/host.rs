@@ -7,11 +7,13 @@
 
 use std::collections::BTreeMap;
 use std::io;
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
 use ringfence_net::dataplane::{DataplaneHandle, PortGone, PortId};
 use ringfence_net::netback::QueueRecords;
+use ringfence_net::orders::{PortOrder, PortReply};
 use ringfence_net::port::Port;
 use ringfence_net::switch::{Fabric, Mac, Patch, PortPolicy, Switch};
 use ringfence_net::tap::TapPort;
@@ -154,6 +156,17 @@ pub(super) struct HostLeg {
     pub(super) port: PortId,
 }
 
+/// What is to be done after a turn for a control ring.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum AfterControl {
+    /// Wait for the guest.
+    Wait,
+    /// Go on with it, when others have had their turn.
+    Again,
+    /// Look at the device: it is to be closed.
+    Look,
+}
+
 /// All of them.
 pub(super) struct Vifs<P: Platform> {
     platform: Arc<P>,
@@ -182,6 +195,10 @@ impl PortHost for Host<'_> {
     fn detach(&mut self, device: &DeviceId) {
         self.usher.detach(device);
         self.records.remove(&device_name(device));
+    }
+
+    fn order(&mut self, device: &DeviceId, queue: u16, order: PortOrder) -> Option<PortReply> {
+        self.usher.order(device, queue, order)
     }
 
     fn records(&mut self, device: &DeviceId, queue: u32) -> Option<QueueRecords> {
@@ -271,6 +288,26 @@ impl<P: Platform> Vifs<P> {
             tracing::error!(%name, %reason, "the host has no leg on the switch any more");
         }
         None
+    }
+
+    /// The devices that have a control ring, and what to wait for there.
+    pub(super) fn controls(&self) -> impl Iterator<Item = (DeviceId, BorrowedFd<'_>)> {
+        self.list.iter().filter_map(|(device, vif)| Some((*device, vif.backend.control_fd()?)))
+    }
+
+    /// One turn for the control ring of this device, if it has one. Says what is to be done then.
+    pub(super) fn serve_control(&mut self, device: &DeviceId) -> AfterControl {
+        let Some(mut vif) = self.list.remove(device) else { return AfterControl::Wait };
+        let served = self.split(&mut vif);
+        let after = served.map_or(AfterControl::Wait, |(backend, mut host)| {
+            match (backend.serve_control(&mut host), backend.condemned()) {
+                (true, _) => AfterControl::Again,
+                (false, Some(_)) => AfterControl::Look,
+                (false, None) => AfterControl::Wait,
+            }
+        });
+        self.list.insert(*device, vif);
+        after
     }
 
     /// Lets go of all devices and leaves them as they are, for the daemon that comes next.

@@ -1,0 +1,195 @@
+//! Which vif is taken, and how it is put in order after whoever had it before.
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use ringfence_net::switch::Mac;
+use ringfence_net::vif::values::parse_mac;
+use ringfence_platform::DomId;
+use ringfence_platform::store::{StoreAccess, StoreClient, StoreError};
+use ringfence_wire::decimal;
+use ringfence_wire::netif::keys;
+use ringfence_wire::xenbus::{self, DeviceId, DeviceKind, XenbusState};
+
+/// How long each step of putting a device in order may take.
+const STEP_WITHIN: Duration = Duration::from_secs(5);
+/// How long to wait before looking again.
+const PAUSE: Duration = Duration::from_millis(20);
+
+/// Why there is no vif to take.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum ClaimError {
+    /// The store failed.
+    #[error("xenstore: {0}")]
+    Store(#[from] StoreError),
+    /// This guest has none.
+    #[error("this domain has no network interface: give it one (`vif = […]` in its configuration)")]
+    NoVif,
+    /// Not that one.
+    #[error("there is no interface {wanted}; there is: {there}")]
+    NoSuchVif {
+        /// Asked for.
+        wanted: u32,
+        /// Those there are.
+        there: String,
+    },
+    /// A driver of the kernel has it.
+    #[error(
+        "the kernel's driver has interface {0}; have it let go first: `echo vif-{0} > \
+         /sys/bus/xen/drivers/vif/unbind`"
+    )]
+    Bound(u32),
+    /// Drivers of the kernel have all of them.
+    #[error(
+        "the kernel's driver has each of this domain's interfaces ({0}); have it let go of one first, \
+         as in `echo vif-0 > /sys/bus/xen/drivers/vif/unbind`"
+    )]
+    AllBound(String),
+    /// Which one?
+    #[error("no driver has interfaces {0}: say which, by --device")]
+    Several(String),
+    /// The directory is not as a toolstack makes it.
+    #[error("{0} does not name its backend's domain: it is not as a toolstack makes it")]
+    NoBackend(String),
+}
+
+/// A vif that was taken.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) struct Claimed {
+    pub(super) device: DeviceId,
+    pub(super) mac: Option<Mac>,
+    pub(super) mtu: Option<u16>,
+}
+
+/// Finds the vif that is asked for, or the only one that no driver has.
+pub(super) fn claim(
+    store: &mut StoreClient,
+    own: DomId,
+    wanted: Option<u32>,
+) -> Result<Claimed, ClaimError> {
+    let root = xenbus::frontend_root(own, DeviceKind::Vif);
+    let names = store.directory_opt(&root)?.unwrap_or_default();
+    let numbers = names.iter().filter_map(|name| decimal::parse_u32(name.as_bytes()).ok());
+    let handle = choose(numbers.collect(), wanted, is_bound)?;
+    let front = format!("{root}/{handle}");
+    let backend = store.read_opt(&format!("{front}/{}", xenbus::BACKEND_ID))?;
+    let backend = backend.and_then(|text| decimal::parse_u16(&text).ok());
+    let backend = DomId(backend.ok_or_else(|| ClaimError::NoBackend(front.clone()))?);
+    let device = DeviceId { kind: DeviceKind::Vif, frontend: own, backend, handle };
+    let mac = store.read_opt(&format!("{front}/{}", keys::MAC))?;
+    let mtu = store.read_opt(&format!("{front}/{}", keys::MTU))?;
+    Ok(Claimed {
+        device,
+        mac: mac.and_then(|text| parse_mac(&text).ok()),
+        mtu: mtu.and_then(|text| decimal::parse_u16(&text).ok()),
+    })
+}
+
+fn choose(
+    mut there: Vec<u32>,
+    wanted: Option<u32>,
+    is_bound: impl Fn(u32) -> bool,
+) -> Result<u32, ClaimError> {
+    there.sort_unstable();
+    match wanted {
+        _ if there.is_empty() => Err(ClaimError::NoVif),
+        Some(wanted) if !there.contains(&wanted) => {
+            Err(ClaimError::NoSuchVif { wanted, there: listed(&there) })
+        }
+        Some(wanted) if is_bound(wanted) => Err(ClaimError::Bound(wanted)),
+        Some(wanted) => Ok(wanted),
+        None => {
+            let free: Vec<u32> = there.iter().copied().filter(|n| !is_bound(*n)).collect();
+            match free[..] {
+                [one] => Ok(one),
+                [] => Err(ClaimError::AllBound(listed(&there))),
+                _ => Err(ClaimError::Several(listed(&free))),
+            }
+        }
+    }
+}
+
+fn listed(numbers: &[u32]) -> String {
+    numbers.iter().map(u32::to_string).collect::<Vec<_>>().join(", ")
+}
+
+/// Whether a driver of the kernel has that vif.
+fn is_bound(handle: u32) -> bool {
+    Path::new(&format!("/sys/bus/xen/devices/vif-{handle}/driver")).exists()
+}
+
+/// Brings both ends to where a frontend begins, whatever whoever had the device before left: its
+/// backend may still use the rings of one that was killed.
+pub(super) fn put_in_order(store: &mut StoreClient, device: &DeviceId) -> Result<(), ClaimError> {
+    if state(store, &device.frontend_path())? == Some(XenbusState::Initialising) {
+        return Ok(());
+    }
+    enter(store, device, XenbusState::Closing)?;
+    backend_let_go(store, device, Instant::now() + STEP_WITHIN)?;
+    enter(store, device, XenbusState::Closed)?;
+    // A backend that is in the middle of closing would take what follows for the end of that.
+    let closed = |state| !matches!(state, Some(XenbusState::Closing | XenbusState::Connected));
+    await_backend(store, device, Instant::now() + STEP_WITHIN, closed)?;
+    enter(store, device, XenbusState::Initialising)
+}
+
+/// Waits until the backend uses nothing of ours any more; false if it does so for too long.
+pub(super) fn backend_let_go(
+    store: &mut StoreClient,
+    device: &DeviceId,
+    until: Instant,
+) -> Result<bool, ClaimError> {
+    let in_use = [XenbusState::Initialised, XenbusState::Connected, XenbusState::Reconfiguring];
+    await_backend(store, device, until, |state| !state.is_some_and(|state| in_use.contains(&state)))
+}
+
+fn await_backend(
+    store: &mut StoreClient,
+    device: &DeviceId,
+    until: Instant,
+    reached: impl Fn(Option<XenbusState>) -> bool,
+) -> Result<bool, ClaimError> {
+    loop {
+        if reached(state(store, &device.backend_path())?) {
+            return Ok(true);
+        }
+        if Instant::now() >= until {
+            return Ok(false);
+        }
+        std::thread::sleep(PAUSE);
+    }
+}
+
+fn state(store: &mut StoreClient, directory: &str) -> Result<Option<XenbusState>, ClaimError> {
+    let text = store.read_opt(&format!("{directory}/{}", xenbus::STATE))?;
+    Ok(text.map(|text| XenbusState::parse(&text).unwrap_or(XenbusState::Missing)))
+}
+
+fn enter(store: &mut StoreClient, device: &DeviceId, state: XenbusState) -> Result<(), ClaimError> {
+    let path = format!("{}/{}", device.frontend_path(), xenbus::STATE);
+    Ok(store.write(&path, state.to_string())?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_one_that_no_driver_has_is_taken() {
+        let chosen = |there: &[u32], wanted, bound: &[u32]| {
+            choose(there.to_vec(), wanted, |n| bound.contains(&n)).map_err(|e| e.to_string())
+        };
+        assert_eq!(chosen(&[1, 0, 2], None, &[0, 2]), Ok(1));
+        assert_eq!(chosen(&[0, 1], Some(1), &[0]), Ok(1));
+        let refused = |there: &[u32], wanted, bound: &[u32], part: &str| {
+            let why = chosen(there, wanted, bound).unwrap_err();
+            assert!(why.contains(part), "{why}");
+        };
+        refused(&[], None, &[], "no network interface");
+        refused(&[], Some(0), &[], "no network interface");
+        refused(&[0], Some(3), &[], "no interface 3; there is: 0");
+        refused(&[0], Some(0), &[0], "echo vif-0 >");
+        refused(&[0, 1], None, &[0, 1], "(0, 1)");
+        refused(&[0, 1], None, &[], "--device");
+    }
+}

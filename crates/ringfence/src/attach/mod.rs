@@ -1,0 +1,221 @@
+//! `ringfence attach`: in a Xen guest, a network frontend in user space.
+//!
+//! # Theory of operation
+//!
+//! A vif whose driver in the guest's kernel was unbound, or is not there, is just a directory in
+//! xenstore: whoever lends rings and says so in its keys is its frontend. This is
+//! [`VifFrontend`], with pages from gntalloc, and a TAP interface in place of a driver's.
+//!
+//! The interface stays while backends come and go. At SIGTERM the backend is told, and has let go of
+//! every page before this process ends; one that was killed instead is put in order by the next one
+//! ([`claim`]).
+
+mod claim;
+
+use std::io;
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use clap::Args;
+use nix::sys::signal::Signal;
+use ringfence_net::features::OffloadKeys;
+use ringfence_net::tap::TapPort;
+use ringfence_net::vif::frontend::{FrontendError, VifFrontend};
+use ringfence_platform::Platform;
+use ringfence_platform::tap::{Tap, TapError};
+use ringfence_platform::xen::{Side, XenPlatform};
+use rustix::event::{PollFd, PollFlags};
+
+use self::claim::{ClaimError, Claimed};
+use crate::cli::parse_interface;
+use crate::frontend::link::{Happened, Link, LinkError};
+use crate::serve::{PlatformChoice, join_hub, parse_platform};
+use crate::sys::STATUS_FAILED;
+use crate::sys::channel::poll_until;
+use crate::sys::netlink::{LinkChange, Netlink};
+use crate::sys::signals::{Signals, name as signal_name};
+
+/// How long the backend may take to let go.
+const LEAVE_WITHIN: Duration = Duration::from_secs(5);
+/// Things that happened which are taken before the states are looked at again.
+const TAKEN_A_TURN: usize = 64;
+
+const EXAMPLES: &str = "\
+Examples:
+  Take over the first interface from the kernel's driver:
+    echo vif-0 > /sys/bus/xen/drivers/vif/unbind
+    ringfence attach --device 0 --name eth0 &
+    ip link set eth0 up
+
+  Give it back: end this (SIGTERM), and then
+    echo vif-0 > /sys/bus/xen/drivers/vif/bind";
+
+/// Drive one of this Xen guest's network interfaces from user space
+///
+/// For a guest whose own driver lacks a feature. The interface becomes a TAP with the address and the
+/// MTU that the toolstack gave it; addresses and routes are yours to set. It works with any backend,
+/// and stays while backends come and go. Ends at SIGTERM or SIGINT.
+///
+/// Needs root, and the kernel's xen-gntalloc, xen-evtchn and tun.
+#[derive(Debug, Args)]
+#[command(after_help = EXAMPLES)]
+pub struct AttachArgs {
+    /// Which interface, by the number in the guest's configuration, from 0 [default: the one that
+    /// no driver has]
+    #[arg(long, value_name = "N")]
+    pub device: Option<u32>,
+
+    /// What the interface is called; %d stands for a number that is free
+    #[arg(long, value_name = "NAME", default_value = "eth%d", value_parser = parse_name)]
+    pub name: String,
+
+    /// The longest IP packet, in bytes [default: as the toolstack says, or 1500]
+    #[arg(long, value_name = "BYTES", value_parser = clap::value_parser!(u16).range(68..=65521))]
+    pub mtu: Option<u16>,
+
+    /// Ask the backend to keep the pages of the rings mapped (staging grants), if it can
+    #[arg(long)]
+    pub staging: bool,
+
+    /// What is taken unfinished: `all`, `none`, or some of sg,tso4,tso6,csum4,csum6
+    #[arg(long, value_name = "LIST", default_value_t = OffloadKeys::ALL)]
+    pub offload: OffloadKeys,
+
+    /// Explain each step
+    #[arg(short, long)]
+    pub verbose: bool,
+
+    /// `xen`, or `local:SOCKET` for domains of a hub
+    #[arg(long, default_value = "xen", value_parser = parse_platform, hide = true)]
+    pub platform: PlatformChoice,
+}
+
+fn parse_name(text: &str) -> Result<String, String> {
+    // The kernel puts a number in place of the two characters.
+    parse_interface(&text.replacen("%d", "0", 1)).map(|_| text.to_owned())
+}
+
+/// Why the interface is not, or no longer, there.
+#[derive(Debug, thiserror::Error)]
+enum AttachError {
+    #[error(transparent)]
+    Claim(#[from] ClaimError),
+    #[error(transparent)]
+    Link(#[from] LinkError),
+    #[error(transparent)]
+    Tap(#[from] TapError),
+    #[error("interface `{name}`: {what}: {source}")]
+    Interface { name: String, what: &'static str, source: io::Error },
+    #[error("interface `{name}` is of no more use: {why}")]
+    InterfaceGone { name: String, why: String },
+    #[error(
+        "{0}. Raise the limit of the module: `echo 4096 > /sys/module/xen_gntalloc/parameters/limit`"
+    )]
+    NoPages(FrontendError),
+    #[error(transparent)]
+    System(#[from] io::Error),
+}
+
+/// Drives the interface until told to end. Returns the exit status.
+pub fn main(args: &AttachArgs) -> u8 {
+    crate::sys::log::to_stderr(args.verbose);
+    let attached = match &args.platform {
+        PlatformChoice::Xen => XenPlatform::open(Side::Frontend)
+            .map_err(|error| LinkError::from(error).into())
+            .and_then(|platform| attach(platform, args)),
+        PlatformChoice::Local(socket) => join_hub(socket)
+            .map_err(|error| LinkError::from(error).into())
+            .and_then(|platform| attach(platform, args)),
+    };
+    match attached {
+        Ok(()) => 0,
+        Err(error) => {
+            eprintln!("ringfence: attach: {error}");
+            STATUS_FAILED
+        }
+    }
+}
+
+fn attach<P: Platform>(platform: P, args: &AttachArgs) -> Result<(), AttachError> {
+    let signals = Signals::new(&[Signal::SIGINT, Signal::SIGTERM])?;
+    let mut store = platform.store().map_err(LinkError::from)?;
+    let claimed = claim::claim(&mut store, platform.domid(), args.device)?;
+    let mtu = args.mtu.or(claimed.mtu).unwrap_or(ringfence_wire::netif::keys::MTU_DEFAULT);
+    let tap = make_interface(&args.name, &claimed, mtu)?;
+    let name = tap.name.clone();
+    let vif = VifFrontend::new(&platform, claimed.device, mtu)
+        .map_err(LinkError::from)?
+        .with_offloads(args.offload)
+        .with_staging(args.staging);
+    claim::put_in_order(&mut store, &claimed.device)?;
+    let port = TapPort::new(tap.fd, tap.offloads, mtu, Arc::clone(platform.counters()));
+    let mut link = Link::start(platform, vif, port)?;
+    eprintln!("ringfence: {} is interface {name}", crate::seat::device_name(&claimed.device));
+    let served = serve(&mut link, &signals, &name);
+    // Whatever ended it: pages that are lent are taken back.
+    let left = leave(&mut link, &claimed);
+    served.and(left)
+}
+
+/// Makes the interface. It is down, as a new one is.
+fn make_interface(name: &str, claimed: &Claimed, mtu: u16) -> Result<Tap, AttachError> {
+    let tap = Tap::create(name)?;
+    let name = tap.name.clone();
+    let fail = |what| move |source| AttachError::Interface { name, what, source };
+    let set = || {
+        let mut netlink = Netlink::open()?;
+        let index = netlink.index_of(&tap.name)?;
+        let (mac, mtu) = (claimed.mac, Some(mtu.into()));
+        netlink.change_link(index, &LinkChange { mac, mtu, ..LinkChange::default() })
+    };
+    set().map_err(fail("address and MTU"))?;
+    Ok(tap)
+}
+
+fn serve<P: Platform>(
+    link: &mut Link<P>,
+    signals: &Signals,
+    name: &str,
+) -> Result<(), AttachError> {
+    let mut was_up = false;
+    loop {
+        link.look().map_err(|error| match error {
+            LinkError::Frontend(error @ FrontendError::Lend(_)) => AttachError::NoPages(error),
+            other => other.into(),
+        })?;
+        if link.is_up() != was_up {
+            was_up = link.is_up();
+            tracing::info!(name, "{}", if was_up { "connected" } else { "disconnected" });
+        }
+        let mut any = false;
+        for _ in 0..TAKEN_A_TURN {
+            let Some(happened) = link.next()? else { break };
+            any = true;
+            match happened {
+                Happened::Store => {}
+                Happened::VifGone(why) => tracing::warn!(name, %why, "the connection ended"),
+                Happened::TapGone(why) => {
+                    return Err(AttachError::InterfaceGone { name: name.to_owned(), why });
+                }
+            }
+        }
+        let mut fds = vec![PollFd::from_borrowed_fd(signals.as_fd(), PollFlags::IN)];
+        fds.extend(link.wait_fds());
+        poll_until(&mut fds, any.then(Instant::now))?;
+        if let Some(arrived) = signals.next()? {
+            tracing::info!(signal = signal_name(arrived.number).unwrap_or("signal"), "leaving");
+            return Ok(());
+        }
+    }
+}
+
+/// Has the backend let go, and then takes back what was lent.
+fn leave<P: Platform>(link: &mut Link<P>, claimed: &Claimed) -> Result<(), AttachError> {
+    let (vif, store) = link.vif();
+    vif.begin_close(store).map_err(LinkError::from)?;
+    if !claim::backend_let_go(store, &claimed.device, Instant::now() + LEAVE_WITHIN)? {
+        tracing::warn!("the backend did not let go in time");
+    }
+    Ok(link.close()?)
+}
