@@ -146,6 +146,10 @@ pub struct RunArgs {
     #[arg(long, hide = true)]
     pub no_coalesce: bool,
 
+    /// The same of the host's leg
+    #[arg(long, value_name = "LIST", default_value_t = OffloadKeys::ALL, hide = true)]
+    pub host_offload: OffloadKeys,
+
     /// Say nothing but what goes wrong
     #[arg(short, long, conflicts_with = "verbose")]
     pub quiet: bool,
@@ -179,6 +183,12 @@ pub enum Internal {
     BenchDomain,
     /// One process of a benchmark with hostile guests
     BenchHostile,
+    /// One end of a stream of a benchmark
+    BenchGsoEnd {
+        /// Which.
+        #[command(subcommand)]
+        role: crate::bench::gso::end::Role,
+    },
     /// One end of the demonstration's transfer
     DemoPeer {
         /// Which.
@@ -215,6 +225,7 @@ impl RunArgs {
             offload: self.offload,
             backend_offload: self.backend_offload,
             coalesce: !self.no_coalesce,
+            host_offload: self.host_offload,
             host_tap: self.host_tap,
             loudness,
             command: self.command,

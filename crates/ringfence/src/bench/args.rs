@@ -7,6 +7,7 @@ use clap::{Args, Subcommand, ValueEnum};
 use ringfence_grants::Mode;
 use serde::{Deserialize, Serialize};
 
+use super::gso::args::GsoArgs;
 use super::hostile::args::HostileArgs;
 use super::packet::{SIZE_MAX, SIZE_MIN};
 
@@ -25,6 +26,8 @@ pub enum BenchCommand {
     Net(NetArgs),
     /// What a neighbour that breaks rules does to one that does not
     Hostile(HostileArgs),
+    /// What it is worth to leave super-packets whole: TCP between guests, three setups
+    Gso(GsoArgs),
 }
 
 const NET_NOTES: &str = "\

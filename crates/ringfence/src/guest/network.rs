@@ -75,9 +75,11 @@ pub fn carried(keys: OffloadKeys) -> TapOffloads {
     chosen.fold(TapOffloads::default(), |all, (_, one)| all.union(one))
 }
 
-/// What the host's kernel leaves undone on its leg: everything, since the switch splits what the port
-/// that it leaves by cannot take.
-pub const CARRIED_FOR_HOST: TapOffloads = TapOffloads(u32::MAX);
+/// What the host's kernel leaves undone on its leg that takes `keys`: all it can, if they are all there
+/// are, since the switch splits what the port that it leaves by cannot take.
+pub fn carried_for_host(keys: OffloadKeys) -> TapOffloads {
+    if keys == OffloadKeys::ALL { TapOffloads(u32::MAX) } else { carried(keys) }
+}
 
 /// Sets up an interface of the host itself that is a TAP handed to a switch. Needs
 /// `CAP_NET_ADMIN`. Returns what could not be had, and is not needed.
