@@ -231,6 +231,47 @@ fn segments_of_a_guest_without_offloads_are_joined_at_the_edge() {
     }
 }
 
+/// A program that sends 30 datagrams with each call, 20 times: the kernel leaves them in one packet.
+const SEND_WHOLE: &str = "
+import hashlib, os, socket, time
+s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+s.setsockopt(17, 103, 1400)
+h = hashlib.sha256()
+for _ in range(20):
+    octets = os.urandom(42000)
+    s.sendto(octets, ('a', 7000))
+    h.update(octets)
+    time.sleep(0.02)
+print(600, h.hexdigest())
+";
+
+/// A program that receives as many, one by one.
+const RECEIVE_EACH: &str = "
+import hashlib, socket
+s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+s.bind(('', 7000))
+s.settimeout(20)
+print('ready', flush=True)
+h = hashlib.sha256()
+for n in range(600):
+    octets = s.recv(65536)
+    assert len(octets) == 1400, len(octets)
+    h.update(octets)
+print(600, h.hexdigest())
+";
+
+#[test]
+fn datagrams_that_leave_a_guest_in_one_packet_arrive_one_by_one() {
+    require!(Need::Guests, PYTHON);
+    let lab = Lab::new();
+    let options = "--switch s --name a";
+    let receiver = lab.run(options, &["python3", "-c", RECEIVE_EACH]);
+    receiver.wait_for_output("ready");
+    let sent = lab.run("--switch s", &["python3", "-c", SEND_WHOLE]).succeed(MOMENT);
+    let received = receiver.succeed(MOMENT);
+    assert_eq!(received, format!("ready\n{sent}"));
+}
+
 #[test]
 fn guests_of_different_modes_and_sizes_understand_each_other() {
     require!(Need::Guests, IPERF);
