@@ -298,6 +298,24 @@ fn an_exception_holds_for_the_device_that_it_names() {
 }
 
 #[test]
+fn what_a_guest_is_offered_follows_the_configuration() {
+    let mut lab = Lab::new("max-queues = 3\nmulticast-control = false\noffloads = 'sg'");
+    let mut one = lab.connected(MINE);
+    let offered = |lab: &mut Lab, of: &Guest| {
+        ["multi-queue-max-queues", "feature-multicast-control", "feature-gso-tcpv4"].map(|key| {
+            let path = format!("{}/{key}", of.device.backend_path());
+            lab.store.read_text_opt(&path).unwrap().unwrap_or_default()
+        })
+    };
+    assert_eq!(offered(&mut lab, &one), ["3", "0", "0"]);
+    lab.reload("max-queues = 2");
+    lab.logged("the configuration was read again");
+    assert_eq!(offered(&mut lab, &one), ["3", "0", "0"], "who is connected keeps what it has");
+    one.reconnect();
+    assert_eq!(offered(&mut lab, &one), ["2", "1", "1"]);
+}
+
+#[test]
 fn a_device_without_an_address_is_not_served_unheld() {
     let mut lab = Lab::new("");
     let mut one = lab.guest(MINE);

@@ -193,8 +193,10 @@ impl VifBackend {
         options: BackendOptions,
         offloads: OffloadKeys,
         policy: VifPolicy,
+        max_queues: u32,
     ) {
         (self.options, self.offloads, self.followed.policy) = (options, offloads, policy);
+        self.max_queues = max_queues.clamp(1, QUEUES_MAX);
         // What was announced, and holds until then, is in the store.
         self.announced = false;
     }

@@ -268,7 +268,8 @@ impl<P: Platform> Vifs<P> {
         for vif in self.list.values_mut() {
             let settings = self.config.device(vif.keys.domain_name.as_deref(), vif.keys.mac);
             let options = BackendOptions { mode: settings.mode, mtu: vif.mtu };
-            vif.backend.reconfigure(options, settings.offloads, policy_of(&settings));
+            let policy = policy_of(&settings);
+            vif.backend.reconfigure(options, settings.offloads, policy, settings.max_queues);
             vif.settings = settings;
         }
     }
@@ -368,6 +369,7 @@ impl<P: Platform> Vifs<P> {
         let backend = VifBackend::new(*device, BackendOptions { mode: settings.mode, mtu })
             .with_offloads(settings.offloads)
             .with_policy(policy_of(&settings))
+            .with_queues(settings.max_queues)
             .waiting_for_hotplug(keys.scripted);
         let (seat, cable, problem) = (Seat::default(), None, None);
         Vif { keys, settings, mtu, backend, problem, seat, cable }
