@@ -18,6 +18,7 @@ use crate::serve::show::StatusArgs;
 use crate::sys::spawn::DomainKind;
 use ringfence_grants::Mode;
 use ringfence_net::features::OffloadKeys;
+use ringfence_net::vif::backend::QUEUES_MAX;
 use ringfence_platform::tap;
 
 /// The smallest MTU: what every IPv4 host must be able to receive (RFC 791, section 3.2).
@@ -125,6 +126,11 @@ pub struct RunArgs {
     #[arg(long, default_value = "copy", value_parser = mode_parser())]
     pub mode: Mode,
 
+    /// Queues of the interface; packets of one connection take one queue
+    #[arg(long, value_name = "N", default_value_t = 1,
+          value_parser = clap::value_parser!(u32).range(1..=QUEUES_MAX.into()))]
+    pub queues: u32,
+
     /// The longest IP packet, in bytes; below 1280 there is no IPv6
     #[arg(long, value_name = "BYTES", default_value_t = 1500,
           value_parser = clap::value_parser!(u16).range(MTU_MIN..=MTU_MAX))]
@@ -221,6 +227,7 @@ impl RunArgs {
             addresses: self.addresses,
             link: self.link,
             mode: self.mode,
+            queues: self.queues,
             mtu: self.mtu,
             offload: self.offload,
             backend_offload: self.backend_offload,

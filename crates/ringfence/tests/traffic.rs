@@ -156,6 +156,10 @@ fn iperf_matrix(mode: &str, mtu: u32) {
     let (maps, copies) = (path("grant_maps"), path("grant_copies"));
     if mode == "map" {
         assert!(maps > 1000 && copies == 0, "in map mode packets are mapped: {stats:?}");
+    } else if mode.starts_with("staging") {
+        let frames = counter(&stats, "rx_frames") + counter(&stats, "tx_frames");
+        assert!(maps > 1000, "the guests' pages are mapped once: {stats:?}");
+        assert!((maps + copies) * 4 < frames, "and then used again and again: {stats:?}");
     } else {
         assert!(maps < 100 && copies > 1000, "in copy mode only rings are mapped: {stats:?}");
     }
@@ -179,6 +183,16 @@ fn iperf3_in_map_mode() {
 #[test]
 fn iperf3_in_map_mode_with_the_largest_packets() {
     iperf_matrix("map", 65520);
+}
+
+#[test]
+fn iperf3_in_staging_mode_over_three_queues() {
+    iperf_matrix("staging --queues 3", 1500);
+}
+
+#[test]
+fn iperf3_in_staging_mode_with_the_largest_packets() {
+    iperf_matrix("staging", 65520);
 }
 
 /// One bulk transfer of TCP from a guest with these offloads to one with those, and the counters of

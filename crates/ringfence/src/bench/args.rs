@@ -132,7 +132,7 @@ pub(super) fn parse_mode(word: &str) -> Result<Mode, String> {
 fn parse_queues(word: &str) -> Result<u32, String> {
     match word.parse::<u32>() {
         Ok(1) => Ok(1),
-        Ok(_) => Err("vifs have one queue in this version; use 1".to_owned()),
+        Ok(_) => Err("packets are numbered over one queue in this version; use 1".to_owned()),
         Err(error) => Err(error.to_string()),
     }
 }

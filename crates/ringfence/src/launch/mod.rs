@@ -73,6 +73,8 @@ pub struct Options {
     pub link: Link,
     /// How pages are shared.
     pub mode: Mode,
+    /// Queues of its interface.
+    pub queues: u32,
     /// The longest IP packet, in bytes.
     pub mtu: u16,
     /// What the guest takes unfinished.
@@ -143,6 +145,7 @@ impl<'a> Launch<'a> {
             addresses: options.addresses.clone(),
             mtu: options.mtu,
             mode: options.mode.to_string(),
+            queues: options.queues,
             offloads: options.backend_offload.to_string(),
             coalesce: options.coalesce,
             host_leg: host_tap.is_some(),

@@ -368,6 +368,7 @@ impl<P: Platform> Vifs<P> {
         let mtu = keys.mtu.or_else(|| bridge::mtu_of(bridge?)).unwrap_or(keys::MTU_DEFAULT);
         let backend = VifBackend::new(*device, BackendOptions { mode: settings.mode, mtu })
             .with_offloads(settings.offloads)
+            .with_queues(settings.max_queues)
             .with_policy(policy_of(&settings))
             .with_queues(settings.max_queues)
             .waiting_for_hotplug(keys.scripted);
