@@ -44,6 +44,28 @@ pub enum Who {
     Both,
     /// The driver domain, which holds the hub.
     Driver,
+    /// `ringfence serve` and `ringfence attach`, which open devices as they need them.
+    Daemon,
+}
+
+/// A process that the list is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Confined {
+    /// A domain of `ringfence run`.
+    Domain(DomainKind),
+    /// `ringfence serve` or `ringfence attach`.
+    Daemon,
+}
+
+impl Confined {
+    /// Whether a row is for it.
+    fn is_among(self, who: Who) -> bool {
+        match who {
+            Who::Both => true,
+            Who::Driver => self == Confined::Domain(DomainKind::Driver),
+            Who::Daemon => self == Confined::Daemon,
+        }
+    }
 }
 
 /// A condition on an argument.
@@ -92,6 +114,10 @@ const fn when(number: libc::c_long, when: &'static [Argument], why: &'static str
 
 const fn driver(number: libc::c_long, when: &'static [Argument], why: &'static str) -> Allowed {
     Allowed { number, who: Who::Driver, when, why }
+}
+
+const fn daemon(number: libc::c_long, when: &'static [Argument], why: &'static str) -> Allowed {
+    Allowed { number, who: Who::Daemon, when, why }
 }
 
 const fn is(index: u8, value: i32) -> Argument {
@@ -219,6 +245,47 @@ pub const LIST: &[Allowed] = &[
     always(libc::SYS_getrandom, "hash tables; domain keys"),
     always(libc::SYS_getrusage, "CPU time and faults, for the figures"),
     when(libc::SYS_prlimit64, &[is(0, 0), is(2, 0)], "reading a limit (of its own, setting none)"),
+    // What a daemon needs as devices come and go. Which files, the system's access rights say, and
+    // the capabilities that it has not.
+    daemon(libc::SYS_openat, &[], "devices of Xen, TAPs, records, /sys, the configuration"),
+    daemon(libc::SYS_newfstatat, &[lacks(3, libc::AT_EMPTY_PATH)], "whether a file is there"),
+    daemon(libc::SYS_statx, &[lacks(2, libc::AT_EMPTY_PATH)], "whether a file is there"),
+    daemon(libc::SYS_lseek, &[], "reading a file whole"),
+    daemon(libc::SYS_ftruncate, &[], "records of queues"),
+    daemon(libc::SYS_unlinkat, &[], "records of queues; sockets"),
+    #[cfg(target_arch = "x86_64")]
+    daemon(libc::SYS_unlink, &[], "records of queues; sockets"),
+    daemon(libc::SYS_accept4, &[], "whoever asks for the status or for metrics"),
+    daemon(
+        libc::SYS_setsockopt,
+        &[is(1, libc::SOL_SOCKET), is(2, libc::SO_SNDTIMEO)],
+        "whoever asks and does not read",
+    ),
+    daemon(
+        libc::SYS_setsockopt,
+        &[is(1, libc::SOL_SOCKET), is(2, libc::SO_RCVTIMEO)],
+        "whoever connects and does not ask",
+    ),
+    daemon(libc::SYS_socket, &[is(0, libc::AF_NETLINK)], "interfaces of the host"),
+    daemon(libc::SYS_bind, &[], "interfaces of the host"),
+    daemon(libc::SYS_ioctl, &[is(1, 0x8933)], "SIOCGIFINDEX: the number of an interface"),
+    daemon(libc::SYS_ioctl, &[is(1, 0x0018_4700)], "gntdev: mapping"),
+    daemon(libc::SYS_ioctl, &[is(1, 0x0010_4701)], "gntdev: unmapping"),
+    daemon(libc::SYS_ioctl, &[is(1, 0x0010_4707)], "gntdev, gntalloc: notice of unmapping"),
+    daemon(libc::SYS_ioctl, &[is(1, 0x0010_4708)], "gntdev: copying"),
+    daemon(libc::SYS_ioctl, &[is(1, 0x0018_4705)], "gntalloc: lending"),
+    daemon(libc::SYS_ioctl, &[is(1, 0x0010_4706)], "gntalloc: taking back"),
+    daemon(libc::SYS_ioctl, &[is(1, 0x0008_4501)], "evtchn: binding"),
+    daemon(libc::SYS_ioctl, &[is(1, 0x0004_4502)], "evtchn: allocating"),
+    daemon(libc::SYS_ioctl, &[is(1, 0x0004_4503)], "evtchn: unbinding"),
+    daemon(libc::SYS_ioctl, &[is(1, 0x0004_4504)], "evtchn: notifying"),
+    daemon(libc::SYS_ioctl, &[is(1, 0x0000_4505)], "evtchn: after an overflow"),
+    daemon(libc::SYS_ioctl, &[is(1, 0x4004_54ca)], "TUNSETIFF: a TAP"),
+    daemon(libc::SYS_ioctl, &[is(1, 0x4004_54cb)], "TUNSETPERSIST: that it outlives the daemon"),
+    daemon(libc::SYS_ioctl, &[is(1, 0x4004_54d0)], "TUNSETOFFLOAD: what is left to the reader"),
+    daemon(libc::SYS_ioctl, &[is(1, 0x4004_54d4)], "TUNSETSNDBUF: that nothing is held back"),
+    daemon(libc::SYS_ioctl, &[is(1, 0x4004_54d8)], "TUNSETVNETHDRSZ: headers of 12 bytes"),
+    daemon(libc::SYS_ioctl, &[is(1, 0x4004_54dc)], "TUNSETVNETLE: little-endian ones"),
     #[cfg(target_arch = "x86_64")]
     always(libc::SYS_poll, "waiting"),
     #[cfg(target_arch = "x86_64")]
@@ -233,7 +300,7 @@ const FIONBIO: i32 = 0x5421;
 /// # Errors
 ///
 /// [`FilterError`]; nothing is in force then, or only the answer for `clone3`.
-pub fn enforce(kind: DomainKind) -> Result<(), FilterError> {
+pub fn enforce(whom: Confined) -> Result<(), FilterError> {
     let arch = TargetArch::try_from(std::env::consts::ARCH)?;
     // The strictest answer of all filters counts, so this one's stands over the list's.
     let no_clone3 = SeccompFilter::new(
@@ -243,7 +310,7 @@ pub fn enforce(kind: DomainKind) -> Result<(), FilterError> {
         arch,
     )?;
     let list = SeccompFilter::new(
-        rules(kind)?,
+        rules(whom)?,
         SeccompAction::Errno(libc::EPERM.cast_unsigned()),
         SeccompAction::Allow,
         arch,
@@ -258,10 +325,10 @@ pub fn enforce(kind: DomainKind) -> Result<(), FilterError> {
 }
 
 /// The list as `seccompiler` has it: an empty vector means "whatever the arguments".
-fn rules(kind: DomainKind) -> Result<BTreeMap<i64, Vec<SeccompRule>>, FilterError> {
+fn rules(whom: Confined) -> Result<BTreeMap<i64, Vec<SeccompRule>>, FilterError> {
     let mut rules: BTreeMap<i64, Vec<SeccompRule>> = BTreeMap::new();
     for row in LIST {
-        if row.who == Who::Driver && kind != DomainKind::Driver {
+        if !whom.is_among(row.who) {
             continue;
         }
         let of_call = rules.entry(row.number).or_default();
@@ -290,17 +357,23 @@ mod tests {
     fn every_row_has_a_reason_and_no_call_is_both_free_and_conditional() {
         for row in LIST {
             assert!(!row.why.is_empty());
-            let free = LIST.iter().filter(|r| r.number == row.number && r.when.is_empty()).count();
-            let all = LIST.iter().filter(|r| r.number == row.number).count();
+            // Rows for others have nothing to do with it.
+            let of_call =
+                |r: &&Allowed| r.number == row.number && (r.who == row.who || r.who == Who::Both);
+            let free = LIST.iter().filter(of_call).filter(|r| r.when.is_empty()).count();
+            let all = LIST.iter().filter(of_call).count();
             assert!(free == 0 || all == 1, "call {} has a row that does nothing", row.number);
         }
     }
 
     #[test]
-    fn the_list_translates_for_both_kinds() {
-        for kind in [DomainKind::Driver, DomainKind::Frontend] {
-            let rules = rules(kind).unwrap();
-            assert_eq!(rules.contains_key(&libc::SYS_accept4), kind == DomainKind::Driver);
+    fn the_list_translates_for_all() {
+        let domain = Confined::Domain;
+        for whom in [domain(DomainKind::Driver), domain(DomainKind::Frontend), Confined::Daemon] {
+            let rules = rules(whom).unwrap();
+            let accepts = whom != domain(DomainKind::Frontend);
+            assert_eq!(rules.contains_key(&libc::SYS_accept4), accepts);
+            assert_eq!(rules.contains_key(&libc::SYS_openat), whom == Confined::Daemon);
             let filter = SeccompFilter::new(
                 rules,
                 SeccompAction::Errno(1),
