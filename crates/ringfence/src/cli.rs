@@ -179,6 +179,8 @@ pub enum Internal {
     BenchDomain,
     /// One process of a benchmark with hostile guests
     BenchHostile,
+    /// One process of a benchmark of disks
+    BenchBlock,
     /// One end of the demonstration's transfer
     DemoPeer {
         /// Which.

@@ -23,6 +23,7 @@
 
 pub mod args;
 mod bare;
+pub mod block;
 mod domain;
 pub mod hostile;
 mod net;
@@ -43,6 +44,8 @@ pub fn main(args: &BenchArgs) -> u8 {
     let outcome = match &args.command {
         BenchCommand::Net(args) => net::run(args),
         BenchCommand::Hostile(args) => hostile::run(args),
+        BenchCommand::Block(args) => block::run(args),
+        BenchCommand::Seeds(args) => block::run_seeds(args),
     };
     match outcome {
         Ok(()) => 0,
@@ -61,4 +64,9 @@ pub fn hostile_main() -> u8 {
 /// `ringfence internal bench-domain`: one side of a benchmark; returns the exit status.
 pub fn domain_main() -> u8 {
     domain::main()
+}
+
+/// `ringfence internal bench-block`: one process of `bench block`; returns the exit status.
+pub fn block_main() -> u8 {
+    block::domain_main()
 }
