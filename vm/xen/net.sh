@@ -149,3 +149,17 @@ destroyed() {
 nothing_left() {
     is_not_there $1 && [ -z "$(grants_in_use $1)" ] && [ -z "$(channels_to $1)" ]
 }
+
+# attached: 8 checks. In a guest whose driver has let go of its interface, `ringfence attach` has it.
+attached() {
+    networked one 11
+    on one 'echo vif-0 >/sys/bus/xen/drivers/vif/unbind; load tun'
+    check 'no driver has the interface' on one 'test ! -e /sys/class/net/eth0'
+    on one 'ringfence attach --device 0 --name eth0 >/tmp/attach.log 2>&1 & echo $! >/tmp/attach.pid'
+    check 'ringfence attach gives the guest its interface' again_with_address one 11 ||
+        note "$(on one 'tail -n 5 /tmp/attach.log')"
+    check 'it is one of user space' on one 'test -e /sys/class/net/eth0/tun_flags'
+    transfer 'attach to dom0' one dom0 $ADDRESS 16
+    transfer 'dom0 to attach, IPv6' dom0 one fd77::11 16
+    check 'it leaves in order' on one 'kill $(cat /tmp/attach.pid) && wait_for 10 test ! -e /proc/$(cat /tmp/attach.pid)'
+}

@@ -232,6 +232,12 @@ impl WindowBatch {
         if count == 0 || count > self.pages - self.used {
             return Err(io::ErrorKind::InvalidInput.into());
         }
+        // What is mapped to be written is written at once: one call brings all of it in, in place of a
+        // fault for each page. (For what is read the kernel brings in neighbours by itself.)
+        let populate = match protection {
+            Protection::ReadOnly => MapFlags::empty(),
+            Protection::ReadWrite => MapFlags::POPULATE,
+        };
         // SAFETY: MAP_FIXED replaces only pages of our own reservation that this batch owns and to
         // which no handle exists yet (they lie behind `used`).
         unsafe {
@@ -239,7 +245,7 @@ impl WindowBatch {
                 self.address(self.used),
                 count * PAGE_SIZE,
                 protection.flags(),
-                MapFlags::SHARED | MapFlags::FIXED,
+                MapFlags::SHARED | MapFlags::FIXED | populate,
                 file,
                 offset,
             )

@@ -428,7 +428,7 @@ impl FrameBuilder<'_> {
     /// Adds the frame to the batch and returns its index.
     pub fn finish(mut self, meta: OffloadMeta) -> u32 {
         self.finished = true;
-        self.batch.room.take(self.len);
+        self.batch.room.take(self.len, meta.gso);
         let index = self.batch.frames.len();
         self.batch.frames.push(Frame {
             header: self.header.clone(),

@@ -190,10 +190,10 @@ impl Dataplane {
                 Ok(Command::Remove { id, reply }) => {
                     let _ = reply.send(self.remove(id));
                 }
-                Ok(Command::Order { id, order, reply }) => {
+                Ok(Command::Order { id, queue, order, reply }) => {
                     // Without the port the reply is dropped, which tells.
                     let slot = self.slots.iter_mut().flatten().find(|slot| slot.id == id);
-                    let _ = slot.map(|slot| reply.send(slot.port.obey(order)));
+                    let _ = slot.map(|slot| reply.send(slot.port.obey(queue, order)));
                 }
                 Ok(Command::Stats { reply }) => {
                     let _ = reply.send(self.stats());

@@ -18,7 +18,7 @@ use core::fmt;
 use core::str::FromStr;
 
 use ringfence_memory::PAGE_SIZE;
-use ringfence_offload::GsoKind;
+use ringfence_offload::{Gso, GsoKind};
 use ringfence_platform::store::{StoreAccess, StoreClient, StoreError};
 use ringfence_wire::netif::{extra, keys};
 
@@ -166,17 +166,18 @@ impl VifFeatures {
     }
 }
 
-/// The metadata's name for the protocol of an order.
-pub(crate) fn kind_of(protocol: extra::GsoProtocol) -> GsoKind {
-    match protocol {
+/// An order as the metadata has it, but for CWR, which the header tells.
+pub(crate) fn order_of(order: extra::Gso) -> Gso {
+    let kind = match order.protocol {
         extra::GsoProtocol::TcpV4 => GsoKind::TcpV4,
         extra::GsoProtocol::TcpV6 => GsoKind::TcpV6,
-    }
+    };
+    Gso { kind, ecn: false, size: order.segment_size.get() }
 }
 
 /// The extra info for an order; none for what netif cannot say, and what no vif's
 /// [`capabilities`](VifFeatures::capabilities) take.
-pub(crate) fn extra_of(gso: ringfence_offload::Gso) -> Option<extra::Extra> {
+pub(crate) fn extra_of(gso: Gso) -> Option<extra::Extra> {
     let protocol = match gso.kind {
         GsoKind::TcpV4 => extra::GsoProtocol::TcpV4,
         GsoKind::TcpV6 => extra::GsoProtocol::TcpV6,

@@ -1,13 +1,13 @@
 //! What a vif's peer says of a frame beside its bytes, and what of that is accepted: netif's two
 //! checksum bits and its segmentation order, made metadata.
 
+use ringfence_offload::OffloadMeta;
 use ringfence_offload::accept::{Refusal, accept};
 use ringfence_offload::blank::{NetifChecksum, from_netif, reset_pseudo_header};
 use ringfence_offload::packet::{Layers, Network};
-use ringfence_offload::{Gso, OffloadMeta};
 use ringfence_wire::netif::{Checksum, extra};
 
-use crate::features::{OffloadKeys, kind_of};
+use crate::features::{OffloadKeys, order_of};
 use crate::rules::{rx_gso_rule, tx_gso_rule};
 
 /// As it came, already parsed.
@@ -105,12 +105,7 @@ impl Offered {
         if blank && !taken {
             return Err(Refused::NotNegotiated);
         }
-        let gso = self.gso.map(|gso| Gso {
-            kind: kind_of(gso.protocol),
-            // The header tells; `accept` looks.
-            ecn: false,
-            size: gso.segment_size.get(),
-        });
+        let gso = self.gso.map(order_of);
         Ok(OffloadMeta { checksum, gso })
     }
 }

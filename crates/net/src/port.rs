@@ -196,10 +196,10 @@ pub trait Port: Send {
     /// A [`Fault`] ends the port.
     fn transmit(&mut self, batch: &Batch, frames: &[u32]) -> Result<Transmitted, Fault>;
 
-    /// Carries out what the control side orders. Called between rounds: no frame refers to any page
-    /// of this port.
-    fn obey(&mut self, order: PortOrder) -> PortReply {
-        drop(order);
+    /// Carries out what the control side orders of one of its queues. Called between rounds: no frame
+    /// refers to any page of this port.
+    fn obey(&mut self, queue: u16, order: PortOrder) -> PortReply {
+        drop((queue, order));
         PortReply::Unsupported
     }
 

@@ -3,10 +3,15 @@
 //! Packets of one flow take one queue, so that they stay in order. A guest that set up hashing over
 //! its control ring gets what it asked for ([`Steering`]); netif.h, "Hash Mapping".
 
+use std::hash::{BuildHasher as _, Hasher as _, RandomState};
+use std::sync::Arc;
+
 use ringfence_offload::Layers;
 use ringfence_offload::flow_hash::{FlowFieldSet, FlowFields, ToeplitzKey};
 use ringfence_wire::netif::ctrl::HashTypes;
 use ringfence_wire::netif::extra::{HashAlgorithm, HashType, PacketHash};
+
+use crate::batch::Batch;
 
 /// How a guest wants its packets spread. Checked: every entry of the table names a queue there is.
 #[derive(Clone, Debug)]
@@ -51,6 +56,45 @@ impl Steering {
             0 => u16::try_from(of(usize::from(self.queues))).unwrap_or(0),
             entries => self.table[of(entries)].min(self.queues - 1),
         }
+    }
+}
+
+/// Spreads frames over the queues of a vif: by what the guest set up, or else by a hash of our own.
+#[derive(Debug)]
+pub struct Chooser {
+    by_guest: Option<Arc<Steering>>,
+    own: Steering,
+    shares: Vec<Vec<u32>>,
+}
+
+impl Chooser {
+    /// Spreads over `queues` queues.
+    pub fn new(queues: usize) -> Chooser {
+        // A guest that knew the key could make the flows of others meet in one queue.
+        let word = || RandomState::new().build_hasher().finish().to_ne_bytes();
+        let key: Vec<u8> = (0..5).flat_map(|_| word()).collect();
+        let count = u16::try_from(queues).unwrap_or(u16::MAX);
+        let own = Steering::new(&key, HashTypes::ALL, Vec::new(), count);
+        Chooser { by_guest: None, own, shares: vec![Vec::new(); queues] }
+    }
+
+    /// Spreads as the guest set up, from now on.
+    pub fn follow(&mut self, steering: Option<Arc<Steering>>) {
+        self.by_guest = steering;
+    }
+
+    /// The frames of each queue, in their order. What has no flow takes the first.
+    pub fn split(&mut self, batch: &Batch, frames: &[u32]) -> &[Vec<u32>] {
+        self.shares.iter_mut().for_each(Vec::clear);
+        let steering = self.by_guest.as_deref().unwrap_or(&self.own);
+        for &index in frames {
+            let hash = batch.get(index).and_then(|f| steering.hash(f.header(), f.len()));
+            let queue = hash.map_or(0, |hash| steering.queue(hash.value));
+            if let Some(share) = self.shares.get_mut(usize::from(queue)) {
+                share.push(index);
+            }
+        }
+        &self.shares
     }
 }
 

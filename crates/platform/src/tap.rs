@@ -294,6 +294,13 @@ mod tests {
         }
     }
 
+    /// `TUN_F_UFO`: who leaves the fragmenting of datagrams to others decides what they have to
+    /// reassemble. Nobody is asked to.
+    #[test]
+    fn fragmentation_of_datagrams_is_never_offered() {
+        assert!(ATTEMPTS.iter().all(|set| set.0 & 0x10 == 0));
+    }
+
     #[test]
     fn attempts_go_from_most_to_least() {
         assert!(ATTEMPTS.windows(2).all(|pair| pair[0].contains(pair[1]) && pair[0] != pair[1]));

@@ -18,6 +18,7 @@ use crate::serve::show::StatusArgs;
 use crate::sys::spawn::DomainKind;
 use ringfence_grants::Mode;
 use ringfence_net::features::OffloadKeys;
+use ringfence_net::vif::backend::QUEUES_MAX;
 use ringfence_platform::tap;
 
 /// The smallest MTU: what every IPv4 host must be able to receive (RFC 791, section 3.2).
@@ -125,6 +126,11 @@ pub struct RunArgs {
     #[arg(long, default_value = "copy", value_parser = mode_parser())]
     pub mode: Mode,
 
+    /// Queues of the interface; packets of one connection take one queue
+    #[arg(long, value_name = "N", default_value_t = 1,
+          value_parser = clap::value_parser!(u32).range(1..=QUEUES_MAX.into()))]
+    pub queues: u32,
+
     /// The longest IP packet, in bytes; below 1280 there is no IPv6
     #[arg(long, value_name = "BYTES", default_value_t = 1500,
           value_parser = clap::value_parser!(u16).range(MTU_MIN..=MTU_MAX))]
@@ -145,6 +151,10 @@ pub struct RunArgs {
     /// Join no small packets to large ones on their way to this guest, or to its leg of the host
     #[arg(long, hide = true)]
     pub no_coalesce: bool,
+
+    /// The same of the host's leg
+    #[arg(long, value_name = "LIST", default_value_t = OffloadKeys::ALL, hide = true)]
+    pub host_offload: OffloadKeys,
 
     /// Say nothing but what goes wrong
     #[arg(short, long, conflicts_with = "verbose")]
@@ -181,6 +191,12 @@ pub enum Internal {
     BenchHostile,
     /// One process of a benchmark of disks
     BenchBlock,
+    /// One end of a stream of a benchmark
+    BenchGsoEnd {
+        /// Which.
+        #[command(subcommand)]
+        role: crate::bench::gso::end::Role,
+    },
     /// One end of the demonstration's transfer
     DemoPeer {
         /// Which.
@@ -213,10 +229,12 @@ impl RunArgs {
             addresses: self.addresses,
             link: self.link,
             mode: self.mode,
+            queues: self.queues,
             mtu: self.mtu,
             offload: self.offload,
             backend_offload: self.backend_offload,
             coalesce: !self.no_coalesce,
+            host_offload: self.host_offload,
             host_tap: self.host_tap,
             loudness,
             command: self.command,

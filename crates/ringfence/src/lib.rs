@@ -60,6 +60,7 @@ pub fn main_with(cli: Cli) -> u8 {
             Internal::BenchDomain => bench::domain_main(),
             Internal::BenchHostile => bench::hostile_main(),
             Internal::BenchBlock => bench::block_main(),
+            Internal::BenchGsoEnd { role } => bench::gso_end_main(&role),
             Internal::DemoPeer { role } => demo::peer::main(&role),
             Internal::GuestInit { command } => guest::main(&command),
             Internal::Conformance(args) => conformance::main(&args),
@@ -75,8 +76,9 @@ pub fn main_with(cli: Cli) -> u8 {
 }
 
 fn print(text: &[u8]) -> u8 {
-    match std::io::stdout().write_all(text) {
+    match sys::out::Out.write_all(text) {
         Ok(()) => 0,
+        Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => 0,
         Err(error) => fail(&error),
     }
 }

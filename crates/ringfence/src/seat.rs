@@ -70,8 +70,8 @@ impl PortHost for Usher<'_> {
         }
     }
 
-    fn order(&mut self, _: &DeviceId, _: u16, order: PortOrder) -> Option<PortReply> {
-        self.dataplane.order(self.seat.port?, order)
+    fn order(&mut self, _: &DeviceId, queue: u16, order: PortOrder) -> Option<PortReply> {
+        self.dataplane.order(self.seat.port?, queue, order)
     }
 
     fn detach(&mut self, _: &DeviceId) {

@@ -75,6 +75,8 @@ pub struct AttachRequest {
     pub mtu: u16,
     /// How the backend reaches its pages ([`Mode::name`]).
     pub mode: String,
+    /// Queues to offer.
+    pub queues: u32,
     /// What the backend takes unfinished ([`OffloadKeys`] as text).
     pub offloads: String,
     /// Join small packets on their way to it.
@@ -157,6 +159,8 @@ pub struct FrontendConfig {
     pub offloads: u32,
     /// Whether to have the driver domain keep the guest's pages mapped, if it can.
     pub staging: bool,
+    /// Queues to have.
+    pub queues: u32,
     /// What the frontend takes unfinished ([`OffloadKeys`] as text).
     pub takes: String,
 }

@@ -156,6 +156,10 @@ fn iperf_matrix(mode: &str, mtu: u32) {
     let (maps, copies) = (path("grant_maps"), path("grant_copies"));
     if mode == "map" {
         assert!(maps > 1000 && copies == 0, "in map mode packets are mapped: {stats:?}");
+    } else if mode.starts_with("staging") {
+        let frames = counter(&stats, "rx_frames") + counter(&stats, "tx_frames");
+        assert!(maps > 1000, "the guests' pages are mapped once: {stats:?}");
+        assert!((maps + copies) * 4 < frames, "and then used again and again: {stats:?}");
     } else {
         assert!(maps < 100 && copies > 1000, "in copy mode only rings are mapped: {stats:?}");
     }
@@ -179,6 +183,16 @@ fn iperf3_in_map_mode() {
 #[test]
 fn iperf3_in_map_mode_with_the_largest_packets() {
     iperf_matrix("map", 65520);
+}
+
+#[test]
+fn iperf3_in_staging_mode_over_three_queues() {
+    iperf_matrix("staging --queues 3", 1500);
+}
+
+#[test]
+fn iperf3_in_staging_mode_with_the_largest_packets() {
+    iperf_matrix("staging", 65520);
 }
 
 /// One bulk transfer of TCP from a guest with these offloads to one with those, and the counters of
@@ -229,6 +243,47 @@ fn segments_of_a_guest_without_offloads_are_joined_at_the_edge() {
         assert!(joined > 100, "{stats:?}");
         assert!(counter(&stats, "frames_whole") < joined / 2, "{stats:?}");
     }
+}
+
+/// A program that sends 30 datagrams with each call, 20 times: the kernel leaves them in one packet.
+const SEND_WHOLE: &str = "
+import hashlib, os, socket, time
+s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+s.setsockopt(17, 103, 1400)
+h = hashlib.sha256()
+for _ in range(20):
+    octets = os.urandom(42000)
+    s.sendto(octets, ('a', 7000))
+    h.update(octets)
+    time.sleep(0.02)
+print(600, h.hexdigest())
+";
+
+/// A program that receives as many, one by one.
+const RECEIVE_EACH: &str = "
+import hashlib, socket
+s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+s.bind(('', 7000))
+s.settimeout(20)
+print('ready', flush=True)
+h = hashlib.sha256()
+for n in range(600):
+    octets = s.recv(65536)
+    assert len(octets) == 1400, len(octets)
+    h.update(octets)
+print(600, h.hexdigest())
+";
+
+#[test]
+fn datagrams_that_leave_a_guest_in_one_packet_arrive_one_by_one() {
+    require!(Need::Guests, PYTHON);
+    let lab = Lab::new();
+    let options = "--switch s --name a";
+    let receiver = lab.run(options, &["python3", "-c", RECEIVE_EACH]);
+    receiver.wait_for_output("ready");
+    let sent = lab.run("--switch s", &["python3", "-c", SEND_WHOLE]).succeed(MOMENT);
+    let received = receiver.succeed(MOMENT);
+    assert_eq!(received, format!("ready\n{sent}"));
 }
 
 #[test]

@@ -11,7 +11,7 @@ use ringfence::serve::config::{Config, PATH_DEFAULT};
 const UNIT: &str = include_str!("../../../dist/ringfence-serve.service");
 
 /// The values of a setting, in order.
-fn values<'a>(key: &'a str) -> impl Iterator<Item = &'a str> {
+fn values(key: &str) -> impl Iterator<Item = &str> {
     let setting = move |line: &'static str| line.strip_prefix(key)?.strip_prefix('=');
     UNIT.lines().filter_map(setting)
 }

@@ -9,7 +9,7 @@ LOG=/share/serve-$SCENARIO.log
 # with_address MAC: guest one sends with this address, and dom0 answers.
 with_address() {
     on one "ip link set eth0 down && ip link set eth0 address $1 && ip link set eth0 up &&
-        ping -c 2 -W 2 $ADDRESS"
+        ping -c 4 -W 2 $ADDRESS"
 }
 
 # counter NAME: its sum over all interfaces.
@@ -50,7 +50,7 @@ is 'and end as they must' "$(tail -n 1 /tmp/metrics)" '# EOF'
 
 check 'a wrong configuration' reloaded_with '[network]' 'chek-source = false'
 check 'is refused with its place' logged 'serve.toml:2:1: unknown key `chek-source`; did you mean `check-source`'
-check 'and changes nothing' on one "ping -c 2 -W 2 $ADDRESS"
+check 'and changes nothing' on one "ping -c 4 -W 2 $ADDRESS"
 check 'a right one' reload '[network]' 'check-source = false'
 check 'is read' logged 'network.check-source for devices that connect from now on'
 check_not 'who is connected is still held to its address' with_address $FOREIGN

@@ -122,3 +122,6 @@ impl Drop for Export {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -2,7 +2,9 @@
 
 use ringfence_memory::PAGE_SIZE;
 
-use crate::port::PortCapabilities;
+use ringfence_offload::Gso;
+
+use crate::port::{GsoOffload, PortCapabilities};
 
 /// Octets of headers that each segment of a super-packet has at most, in a reckoning of how many
 /// there will be.
@@ -21,12 +23,20 @@ pub struct Room {
     /// Octets of a longer frame that go in one segment, and the slots that this takes.
     piece: usize,
     piece_slots: usize,
+    /// Super-packets that go whole.
+    gso: GsoOffload,
 }
 
 impl Room {
     /// Room for everything.
-    pub const UNBOUNDED: Room =
-        Room { slots: usize::MAX, whole: usize::MAX, plain: usize::MAX, piece: 1, piece_slots: 1 };
+    pub const UNBOUNDED: Room = Room {
+        slots: usize::MAX,
+        whole: usize::MAX,
+        plain: usize::MAX,
+        piece: 1,
+        piece_slots: 1,
+        gso: GsoOffload { tcp_v4: true, tcp_v6: true, ecn: true, udp: true },
+    };
 
     /// `slots` free slots at a port that takes `into`.
     pub fn of(slots: usize, into: &PortCapabilities) -> Room {
@@ -40,6 +50,7 @@ impl Room {
             plain,
             piece: plain.saturating_sub(HEADERS).max(1),
             piece_slots: plain.div_ceil(PAGE_SIZE).max(1),
+            gso: into.gso,
         }
     }
 
@@ -60,18 +71,29 @@ impl Room {
         self.slots == usize::MAX || self.cost(len) <= self.slots
     }
 
-    /// Takes the place of a frame of `len` octets, or what is left if that is less.
-    pub fn take(&mut self, len: usize) {
-        if self.slots != usize::MAX {
-            self.slots = self.slots.saturating_sub(self.cost(len));
+    /// Takes the place of a frame of `len` octets, or what is left if that is less. `gso` is how it is
+    /// to be split if it does not go whole.
+    pub fn take(&mut self, len: usize, gso: Option<Gso>) {
+        if self.slots == usize::MAX {
+            return;
         }
+        let cost = match gso {
+            Some(gso) if !self.gso.takes(gso.kind, gso.ecn) => {
+                let size = usize::from(gso.size).max(1);
+                let slots = (size + HEADERS).div_ceil(PAGE_SIZE);
+                len.div_ceil(size).saturating_mul(slots).min(COST_MAX)
+            }
+            _ => self.cost(len),
+        };
+        self.slots = self.slots.saturating_sub(cost);
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::port::{ChecksumOffload, GsoOffload};
+    use crate::port::ChecksumOffload;
+    use ringfence_offload::GsoKind;
 
     fn whole(mtu: u16) -> PortCapabilities {
         PortCapabilities {
@@ -105,13 +127,22 @@ mod tests {
     fn room_is_used_up() {
         let mut room = Room::of(18, &whole(1500));
         assert!(room.fits(65_000));
-        room.take(65_000);
+        let gso = |kind, size| Some(Gso { kind, ecn: false, size });
+        room.take(65_000, gso(GsoKind::TcpV4, 1448));
         assert!(room.fits(60) && !room.fits(1600));
-        room.take(65_000);
+        room.take(65_000, None);
         assert!(!room.fits(60), "more than there was");
         let mut endless = Room::UNBOUNDED;
-        endless.take(1 << 40);
+        endless.take(1 << 40, None);
         assert!(endless.fits(usize::MAX));
         assert_eq!(Room::of(usize::MAX, &whole(1500)), Room::UNBOUNDED);
+        // Datagrams are not taken whole, nor is TCP over IPv6: a slot each.
+        for (kind, size, slots) in
+            [(GsoKind::Udp, 1000, 61), (GsoKind::Udp, 8, 128), (GsoKind::TcpV6, 5000, 26)]
+        {
+            let mut room = Room::of(256, &whole(1500));
+            room.take(60_500, gso(kind, size));
+            assert_eq!(room.slots, 256 - slots, "{kind:?} {size}");
+        }
     }
 }

@@ -74,6 +74,7 @@ pub(super) enum Command {
     },
     Order {
         id: PortId,
+        queue: u16,
         order: PortOrder,
         reply: Sender<PortReply>,
     },
@@ -149,9 +150,10 @@ impl DataplaneHandle {
         self.ask(|reply| Command::Remove { id, reply }).flatten()
     }
 
-    /// Has a port carry out an order, between two rounds. `None` when it is not there.
-    pub fn order(&self, id: PortId, order: PortOrder) -> Option<PortReply> {
-        self.ask(|reply| Command::Order { id, order, reply })
+    /// Has a port carry out an order for one of its queues, between two rounds. `None` when it is not
+    /// there.
+    pub fn order(&self, id: PortId, queue: u16, order: PortOrder) -> Option<PortReply> {
+        self.ask(|reply| Command::Order { id, queue, order, reply })
     }
 
     /// What the data plane says of itself; `None` when it has ended.

@@ -41,8 +41,8 @@ impl PortHost for Holder {
     fn detach(&mut self, _: &DeviceId) {
         self.port = None;
     }
-    fn order(&mut self, _: &DeviceId, _: u16, order: PortOrder) -> Option<PortReply> {
-        self.port.as_mut().map(|port| port.obey(order))
+    fn order(&mut self, _: &DeviceId, queue: u16, order: PortOrder) -> Option<PortReply> {
+        self.port.as_mut().map(|port| port.obey(queue, order))
     }
 }
 

@@ -1,4 +1,4 @@
-//! The backend's end of a vif queue, as a port.
+//! The backend's end of a vif, as a port: one queue or several.
 //!
 //! # Theory of operation
 //!
@@ -11,10 +11,15 @@
 //! all frames of a call are written in one batch ([`Reach::begin_write`]); the responses are
 //! published once a round, in the slots of their requests.
 //!
+//! A vif with several queues is one port: its queues are asked in turn, and a frame to the guest takes
+//! the queue that its flow says ([`crate::steer`]). What holds for the guest as a whole (its rate, its
+//! multicast filter, whether it takes frames at all) is one for all of them (`police`).
+//!
 //! A packet that breaks a rule costs itself. What cannot be a packet any more (a producer index
 //! beyond the ring, a chain without an end) costs the device.
 
 mod police;
+mod queue;
 mod rx;
 mod tx;
 
@@ -25,10 +30,9 @@ use core::time::Duration;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
-use ringfence_grants::staging::StagingTable;
-use ringfence_grants::{Mode, Reach};
+use ringfence_grants::Mode;
 use ringfence_platform::{Channel, ChannelError, Grantee};
-use ringfence_ring::{BackRing, NETIF_RX, NETIF_TX, ResumeError, RingPages};
+use ringfence_ring::RingPages;
 
 use crate::batch::Batch;
 use crate::counters::{DropReason, PortCounters};
@@ -36,7 +40,9 @@ use crate::features::VifFeatures;
 use crate::orders::{PortOrder, PortReply};
 use crate::port::{Fault, Port, PortCapabilities, Received, Transmitted};
 use crate::rules::RuleCounters;
+use crate::steer::Chooser;
 use police::Police;
+use queue::Queue;
 
 /// One or two event channels of a queue.
 pub struct QueueChannels<C> {
@@ -47,8 +53,19 @@ pub struct QueueChannels<C> {
 }
 
 impl<C: Channel> QueueChannels<C> {
-    fn rx(&self) -> &C {
+    pub(crate) fn rx(&self) -> &C {
         self.rx.as_ref().unwrap_or(&self.tx)
+    }
+
+    /// What to wait for.
+    pub(crate) fn wait_fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        [self.tx.as_fd()].into_iter().chain(self.rx.iter().map(AsFd::as_fd))
+    }
+
+    /// Clears the pending state of both.
+    pub(crate) fn clear(&self) -> Result<(), ChannelError> {
+        self.tx.clear()?;
+        self.rx.as_ref().map_or(Ok(()), |rx| rx.clear().map(drop))
     }
 }
 
@@ -93,12 +110,12 @@ pub struct QueueRecords {
     pub rx: RingPages,
 }
 
-/// A backend queue.
+/// The queues of a vif.
 pub struct NetbackPort<G, C> {
-    tx: tx::FromGuest<G>,
-    rx: rx::ToGuest<G>,
-    staging: StagingTable,
-    channels: QueueChannels<C>,
+    queues: Vec<Queue<G, C>>,
+    /// The queue that is asked first in the next round.
+    first: usize,
+    chooser: Chooser,
     features: VifFeatures,
     police: Police,
     rules: Arc<RuleCounters>,
@@ -106,27 +123,20 @@ pub struct NetbackPort<G, C> {
 }
 
 impl<G: Grantee, C: Channel> NetbackPort<G, C> {
-    /// Takes up a queue whose frontend has just connected.
+    /// Takes up the queues, at least one, of a frontend that has just connected.
     pub fn new(
-        parts: QueueParts<G, C>,
+        queues: Vec<QueueParts<G, C>>,
         mode: Mode,
         features: VifFeatures,
         rules: &Arc<RuleCounters>,
     ) -> Self {
-        let rings = match parts.records.clone() {
-            Some(QueueRecords { tx, rx }) => Rings {
-                tx: BackRing::attach_recorded(parts.tx_ring.clone(), tx, NETIF_TX),
-                rx: BackRing::attach_recorded(parts.rx_ring.clone(), rx, NETIF_RX),
-            },
-            None => Rings {
-                tx: BackRing::attach(parts.tx_ring.clone(), NETIF_TX),
-                rx: BackRing::attach(parts.rx_ring.clone(), NETIF_RX),
-            },
-        };
-        Self::with_rings(parts, rings, mode, features, rules)
+        let counters = Arc::new(PortCounters::default());
+        let shared = (features, rules, &counters);
+        let queues = queues.into_iter().map(|parts| Queue::new(parts, mode, shared)).collect();
+        Self::of(queues, features, rules, &counters)
     }
 
-    /// Takes over a queue that a backend which is no more has served: finishes what that one had
+    /// Takes over queues that a backend which is no more has served: finishes what that one had
     /// decided to publish (if it kept records), goes on with the first request that has no answer,
     /// and notifies the frontend once, as the one before may have died just before it did.
     ///
@@ -136,65 +146,33 @@ impl<G: Grantee, C: Channel> NetbackPort<G, C> {
     ///
     /// A [`Fault`] when the shared indices are impossible, or the channels of no use.
     pub fn adopt(
-        parts: QueueParts<G, C>,
+        queues: Vec<QueueParts<G, C>>,
         mode: Mode,
         features: VifFeatures,
         rules: &Arc<RuleCounters>,
     ) -> Result<Self, Fault> {
-        let impossible = |why: ResumeError| {
-            rules.count("adopted_ring_index");
-            Fault::misbehaved(why)
-        };
-        let resume = |ring: &RingPages, record: Option<RingPages>, layout| match record {
-            Some(record) => BackRing::resume(ring.clone(), record, layout),
-            None => {
-                let ring = BackRing::attach(ring.clone(), layout);
-                ring.unconsumed()?;
-                Ok(ring)
-            }
-        };
-        let records = parts.records.clone();
-        let (tx, rx) = records.map_or((None, None), |QueueRecords { tx, rx }| (Some(tx), Some(rx)));
-        let rings = Rings {
-            tx: resume(&parts.tx_ring, tx, NETIF_TX).map_err(impossible)?,
-            rx: resume(&parts.rx_ring, rx, NETIF_RX).map_err(impossible)?,
-        };
-        let port = Self::with_rings(parts, rings, mode, features, rules);
-        port.channels.tx.notify().map_err(channel_fault(rules))?;
-        if let Some(rx) = &port.channels.rx {
-            rx.notify().map_err(channel_fault(rules))?;
-        }
+        let counters = Arc::new(PortCounters::default());
+        let shared = (features, rules, &counters);
+        let queues = queues.into_iter().map(|parts| Queue::adopt(parts, mode, shared));
+        let port = Self::of(queues.collect::<Result<_, _>>()?, features, rules, &counters);
+        port.queues.iter().try_for_each(Queue::notify)?;
         Ok(port)
     }
 
-    fn with_rings(
-        parts: QueueParts<G, C>,
-        rings: Rings,
-        mode: Mode,
+    fn of(
+        queues: Vec<Queue<G, C>>,
         features: VifFeatures,
         rules: &Arc<RuleCounters>,
+        counters: &Arc<PortCounters>,
     ) -> Self {
-        let counters = Arc::new(PortCounters::default());
         NetbackPort {
-            tx: tx::FromGuest::new(
-                rings.tx,
-                Reach::new(parts.tx_pages, mode),
-                features.own,
-                Arc::clone(rules),
-                Arc::clone(&counters),
-            ),
-            rx: rx::ToGuest::new(
-                rings.rx,
-                Reach::new(parts.rx_pages, mode),
-                Arc::clone(rules),
-                Arc::clone(&counters),
-            ),
-            staging: StagingTable::new(),
-            channels: parts.channels,
+            chooser: Chooser::new(queues.len()),
+            queues,
+            first: 0,
             features,
-            police: Police::new(PoliceConfig::default(), rules, &counters),
+            police: Police::new(PoliceConfig::default(), rules, counters),
             rules: Arc::clone(rules),
-            counters,
+            counters: Arc::clone(counters),
         }
     }
 
@@ -204,12 +182,33 @@ impl<G: Grantee, C: Channel> NetbackPort<G, C> {
         self.police = Police::new(config, &self.rules, &self.counters);
         self
     }
-}
 
-/// The backend's ends of both rings.
-struct Rings {
-    tx: BackRing<RingPages>,
-    rx: BackRing<RingPages>,
+    fn longest(&self) -> usize {
+        self.features.capabilities().longest()
+    }
+
+    /// Whether the largest frame finds buffers, whichever queue it takes.
+    fn fits(&self) -> Result<bool, Fault> {
+        let longest = self.longest();
+        for queue in &self.queues {
+            if !queue.fits(longest)? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// The least of what the queues have: it is not known which of them will be asked.
+    fn least(
+        &mut self,
+        of: impl Fn(&mut Queue<G, C>) -> Result<usize, Fault>,
+    ) -> Result<usize, Fault> {
+        let mut least = usize::MAX;
+        for queue in &mut self.queues {
+            least = least.min(of(queue)?);
+        }
+        Ok(least)
+    }
 }
 
 impl<G: Grantee, C: Channel> Port for NetbackPort<G, C> {
@@ -217,20 +216,30 @@ impl<G: Grantee, C: Channel> Port for NetbackPort<G, C> {
         if self.police.holds_up() {
             return Ok(Received::default());
         }
-        self.tx.receive(batch, budget, &mut self.police, &self.staging)
+        let count = self.queues.len();
+        let mut sum = Received::default();
+        for turn in 0..count {
+            let left = budget.saturating_sub(sum.work.max(sum.frames));
+            // Who asks for nothing wants to hear of each queue all the same.
+            if left == 0 && budget > 0 {
+                break;
+            }
+            let queue = &mut self.queues[(self.first + turn) % count];
+            let received = queue.receive(batch, left, &mut self.police)?;
+            sum.frames += received.frames;
+            sum.work += received.work;
+        }
+        self.first = (self.first + 1) % count.max(1);
+        Ok(sum)
     }
 
     fn complete(&mut self) -> Result<(), Fault> {
-        if self.tx.answer() {
-            self.channels.tx.notify().map_err(channel_fault(&self.rules))?;
-        }
-        Ok(())
+        self.queues.iter_mut().try_for_each(Queue::complete)
     }
 
     fn transmit(&mut self, batch: &Batch, frames: &[u32]) -> Result<Transmitted, Fault> {
-        let longest = self.features.capabilities().longest();
         if self.police.is_stalled() {
-            if !self.rx.fits(longest)? {
+            if !self.fits()? {
                 self.counters.dropped_many(DropReason::LinkDown, frames.len() as u64);
                 return Ok(Transmitted { sent: 0, dropped: frames.len() });
             }
@@ -238,24 +247,35 @@ impl<G: Grantee, C: Channel> Port for NetbackPort<G, C> {
         }
         let wanted = self.police.wanted(batch, frames);
         let filtered = frames.len() - wanted.len();
-        let done = self.rx.transmit(batch, wanted, &self.staging)?;
+        let mut done = Transmitted { sent: 0, dropped: filtered };
+        if let [queue] = self.queues.as_mut_slice() {
+            done = queue.transmit(batch, wanted)?;
+            done.dropped += filtered;
+        } else {
+            let shares = self.chooser.split(batch, wanted);
+            for (queue, share) in self.queues.iter_mut().zip(shares) {
+                if !share.is_empty() {
+                    let part = queue.transmit(batch, share)?;
+                    done.sent += part.sent;
+                    done.dropped += part.dropped;
+                }
+            }
+        }
         if done.sent > 0 {
             self.police.taken();
-        } else if done.dropped > 0 && !self.rx.fits(longest)? {
+        } else if done.dropped > filtered && !self.fits()? {
             self.police.refused();
         }
-        Ok(Transmitted { dropped: done.dropped + filtered, ..done })
+        Ok(done)
     }
 
     fn flush(&mut self) -> Result<(), Fault> {
-        if self.rx.publish() {
-            self.channels.rx().notify().map_err(channel_fault(&self.rules))?;
-        }
-        Ok(())
+        self.queues.iter_mut().try_for_each(Queue::flush)
     }
 
     fn room(&mut self) -> Result<usize, Fault> {
-        let room = self.rx.room(self.features.capabilities().longest())?;
+        let longest = self.longest();
+        let room = self.least(|queue| queue.room(longest))?;
         if room > 0 {
             self.police.fits();
         } else {
@@ -266,29 +286,32 @@ impl<G: Grantee, C: Channel> Port for NetbackPort<G, C> {
     }
 
     fn slots(&mut self) -> Result<usize, Fault> {
-        if self.rx.fits(self.features.capabilities().longest())? {
+        if self.fits()? {
             self.police.fits();
         }
         // Who sends to a guest that takes nothing is not held up for ever: what it sends is dropped.
-        if self.police.is_stalled() { Ok(usize::MAX) } else { self.rx.slots() }
+        if self.police.is_stalled() { Ok(usize::MAX) } else { self.least(Queue::slots) }
     }
 
     fn await_slots(&mut self, slots: usize) {
-        self.rx.await_slots(slots);
+        self.queues.iter_mut().for_each(|queue| queue.await_slots(slots));
         self.police.refused();
     }
 
     fn arm(&mut self) -> Result<bool, Fault> {
         if self.police.is_overdue() {
-            match self.rx.fits(self.features.capabilities().longest())? {
+            match self.fits()? {
                 true => self.police.fits(),
                 false => self.police.refused(),
             }
         }
-        // Both, whatever the first says: each asks for an event of its own.
-        let waiting = !self.police.holds_up() && self.tx.arm()?;
-        let room = self.rx.arm()?;
-        Ok(waiting || room)
+        let taken_from = !self.police.holds_up();
+        // Each, whatever the others say: each asks for an event of its own.
+        let mut work = false;
+        for queue in &mut self.queues {
+            work |= queue.arm(taken_from)?;
+        }
+        Ok(work)
     }
 
     fn deadline(&self) -> Option<Duration> {
@@ -296,34 +319,21 @@ impl<G: Grantee, C: Channel> Port for NetbackPort<G, C> {
     }
 
     fn wait_fds(&self) -> Vec<BorrowedFd<'_>> {
-        let mut fds = vec![self.channels.tx.as_fd()];
-        fds.extend(self.channels.rx.iter().map(AsFd::as_fd));
-        fds
+        self.queues.iter().flat_map(|queue| queue.channels.wait_fds()).collect()
     }
 
     fn clear_events(&mut self) -> Result<(), Fault> {
-        self.channels.tx.clear().map_err(channel_fault(&self.rules))?;
-        if let Some(rx) = &self.channels.rx {
-            rx.clear().map_err(channel_fault(&self.rules))?;
-        }
-        Ok(())
+        self.queues.iter().try_for_each(Queue::clear_events)
     }
 
-    fn obey(&mut self, order: PortOrder) -> PortReply {
-        match order {
-            PortOrder::Stage(pages) => match self.staging.add(pages) {
-                Ok(()) => PortReply::Staged,
-                Err((pages, why)) => PortReply::NotStaged(pages, why),
-            },
-            PortOrder::Unstage(grefs) => {
-                let taken = grefs.into_iter().filter_map(|gref| self.staging.take(gref));
-                PortReply::Unstaged(taken.collect())
-            }
-            PortOrder::Hash(config) => {
-                self.rx.hash_by(config);
-                PortReply::Hashing
-            }
+    fn obey(&mut self, queue: u16, order: PortOrder) -> PortReply {
+        let Some(addressed) = self.queues.get_mut(usize::from(queue)) else {
+            return PortReply::Unsupported;
+        };
+        if let PortOrder::Hash(steering) = &order {
+            self.chooser.follow(steering.clone());
         }
+        addressed.obey(order)
     }
 
     fn capabilities(&self) -> PortCapabilities {

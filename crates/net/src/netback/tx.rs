@@ -13,7 +13,7 @@ use ringfence_wire::netif::{SLOTS_MAX, Status, TxResponse};
 use super::police::Police;
 use crate::batch::{Batch, HEADER_MAX};
 use crate::counters::{DropReason, PortCounters};
-use crate::features::OffloadKeys;
+use crate::features::{OffloadKeys, order_of};
 use crate::offered::Offered;
 use crate::port::{Fault, Received};
 use crate::rules::{RuleCounters, tx_grant_rule};
@@ -134,7 +134,7 @@ impl<G: Grantee> FromGuest<G> {
                         batch.refuse(total);
                         break;
                     }
-                    room.take(total);
+                    room.take(total, self.chain.extras().gso.map(order_of));
                     let Some(next) = self.plan_packet(at, space, police) else { break };
                     at = next;
                 }

@@ -1,4 +1,4 @@
-//! The frontend's end of a vif queue, as a port.
+//! The frontend's end of a vif, as a port: one queue or several.
 //!
 //! # Theory of operation
 //!
@@ -12,22 +12,25 @@
 //! and a backend that breaks a rule costs the device ([`Fault::Misbehaved`]).
 
 mod pool;
+mod queue;
 mod rx;
 mod tx;
 
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use ringfence_memory::LentSlice;
 use ringfence_platform::{Access, Channel, Granter, Gref, Lease, LendError};
-use ringfence_ring::{FrontRing, NETIF_RX, NETIF_TX, RingPages};
+use ringfence_ring::RingPages;
 
 use crate::batch::Batch;
 use crate::counters::PortCounters;
 use crate::features::VifFeatures;
-use crate::netback::{QueueChannels, channel_fault};
+use crate::netback::QueueChannels;
 use crate::port::{Fault, Port, PortCapabilities, Received, Transmitted};
 use crate::rules::RuleCounters;
+use crate::steer::Chooser;
+use queue::Queue;
 
 /// Pages lent for sending: two packets of the largest size beyond a full ring would find none, but a
 /// full ring stops sending first.
@@ -110,116 +113,122 @@ pub fn take_back(granter: &mut impl Granter, leases: Vec<Lease>) -> Vec<Lease> {
     }
 }
 
-/// A frontend queue.
-pub struct NetfrontPort<C> {
-    tx: tx::ToBackend,
-    rx: rx::FromBackend,
-    channels: QueueChannels<C>,
-    features: VifFeatures,
-    rules: Arc<RuleCounters>,
-    counters: Arc<PortCounters>,
-}
-
 pub(crate) fn ring(lent: &LentSlice) -> Result<RingPages, Fault> {
     lent.zero(0, lent.len()).map_err(|e| Fault::system("a ring page", std::io::Error::other(e)))?;
     RingPages::new(lent.clone(), lent.len())
         .map_err(|e| Fault::system("a ring page", std::io::Error::other(e)))
 }
 
+/// The queues of a vif, from the frontend's side.
+pub struct NetfrontPort<C> {
+    queues: Vec<Queue<C>>,
+    /// The queue that is asked first in the next round.
+    first: usize,
+    chooser: Chooser,
+    features: VifFeatures,
+    counters: Arc<PortCounters>,
+}
+
 impl<C: Channel> NetfrontPort<C> {
-    /// Initialises the rings in `memory` and posts receive buffers. The memory must outlive the
-    /// port: whoever owns it takes the pages back when the port is gone.
+    /// Initialises the rings in `memory`, a queue each, and posts receive buffers. The memory must
+    /// outlive the port: whoever owns it takes the pages back when the port is gone.
     ///
     /// # Errors
     ///
     /// A [`Fault`] when the pages cannot hold rings, which no platform's pages do.
     pub fn new(
-        memory: &QueueMemory,
-        channels: QueueChannels<C>,
+        memory: &[QueueMemory],
+        channels: Vec<QueueChannels<C>>,
         features: VifFeatures,
         rules: &Arc<RuleCounters>,
     ) -> Result<NetfrontPort<C>, Fault> {
         let counters = Arc::new(PortCounters::default());
-        let (tx_ring, rx_ring) = (ring(memory.tx_ring.memory())?, ring(memory.rx_ring.memory())?);
-        let tx = tx::ToBackend::new(
-            FrontRing::init(tx_ring, NETIF_TX),
-            &memory.tx_pages,
-            Arc::clone(rules),
-            Arc::clone(&counters),
-        );
-        let mut rx = rx::FromBackend::new(
-            FrontRing::init(rx_ring, NETIF_RX),
-            &memory.rx_pages,
-            features.own,
-            Arc::clone(rules),
-            Arc::clone(&counters),
-        );
-        // Nobody listens yet; the backend looks at the ring when it connects.
-        rx.post();
-        Ok(NetfrontPort { tx, rx, channels, features, rules: Arc::clone(rules), counters })
+        let queue = |(memory, channels)| Queue::new(memory, channels, features, rules, &counters);
+        let queues = memory.iter().zip(channels).map(queue).collect::<Result<Vec<_>, _>>()?;
+        let chooser = Chooser::new(queues.len());
+        Ok(NetfrontPort { queues, first: 0, chooser, features, counters })
     }
 
-    fn rx_channel(&self) -> &C {
-        self.channels.rx.as_ref().unwrap_or(&self.channels.tx)
+    /// The least of what the queues have: it is not known which of them will be asked.
+    fn least(
+        &mut self,
+        of: impl Fn(&mut Queue<C>) -> Result<usize, Fault>,
+    ) -> Result<usize, Fault> {
+        let mut least = usize::MAX;
+        for queue in &mut self.queues {
+            least = least.min(of(queue)?);
+        }
+        Ok(least)
     }
 }
 
 impl<C: Channel> Port for NetfrontPort<C> {
     fn receive(&mut self, batch: &mut Batch, budget: usize) -> Result<Received, Fault> {
-        let reaped = self.tx.reap()?;
-        let mut received = self.rx.receive(batch, budget)?;
-        received.work += reaped;
-        Ok(received)
+        let count = self.queues.len();
+        let mut sum = Received::default();
+        for turn in 0..count {
+            let left = budget.saturating_sub(sum.frames);
+            let queue = &mut self.queues[(self.first + turn) % count];
+            let received = queue.receive(batch, left)?;
+            sum.frames += received.frames;
+            sum.work += received.work;
+        }
+        self.first = (self.first + 1) % count.max(1);
+        Ok(sum)
     }
 
     fn complete(&mut self) -> Result<(), Fault> {
-        if self.rx.post() {
-            self.rx_channel().notify().map_err(channel_fault(&self.rules))?;
-        }
-        Ok(())
+        self.queues.iter_mut().try_for_each(Queue::complete)
     }
 
     fn transmit(&mut self, batch: &Batch, frames: &[u32]) -> Result<Transmitted, Fault> {
-        self.tx.transmit(batch, frames)
+        if let [queue] = self.queues.as_mut_slice() {
+            return queue.transmit(batch, frames);
+        }
+        let mut done = Transmitted::default();
+        let shares = self.chooser.split(batch, frames);
+        for (queue, share) in self.queues.iter_mut().zip(shares) {
+            if !share.is_empty() {
+                let part = queue.transmit(batch, share)?;
+                done.sent += part.sent;
+                done.dropped += part.dropped;
+            }
+        }
+        Ok(done)
     }
 
     fn flush(&mut self) -> Result<(), Fault> {
-        if self.tx.publish() {
-            self.channels.tx.notify().map_err(channel_fault(&self.rules))?;
-        }
-        Ok(())
+        self.queues.iter_mut().try_for_each(Queue::flush)
     }
 
     fn room(&mut self) -> Result<usize, Fault> {
-        self.tx.room(self.features.capabilities().longest())
+        let longest = self.features.capabilities().longest();
+        self.least(|queue| queue.room(longest))
     }
 
     fn slots(&mut self) -> Result<usize, Fault> {
-        self.tx.slots()
+        self.least(Queue::slots)
     }
 
     fn await_slots(&mut self, _: usize) {
-        self.tx.await_slots();
+        self.queues.iter_mut().for_each(Queue::await_slots);
     }
 
     fn arm(&mut self) -> Result<bool, Fault> {
-        // Both, whatever the first says: each asks for an event of its own.
-        let (received, room) = (self.rx.arm()?, self.tx.arm()?);
-        Ok(received || room)
+        // Each, whatever the others say: each asks for an event of its own.
+        let mut work = false;
+        for queue in &mut self.queues {
+            work |= queue.arm()?;
+        }
+        Ok(work)
     }
 
     fn wait_fds(&self) -> Vec<BorrowedFd<'_>> {
-        let mut fds = vec![self.channels.tx.as_fd()];
-        fds.extend(self.channels.rx.iter().map(AsFd::as_fd));
-        fds
+        self.queues.iter().flat_map(|queue| queue.channels.wait_fds()).collect()
     }
 
     fn clear_events(&mut self) -> Result<(), Fault> {
-        self.channels.tx.clear().map_err(channel_fault(&self.rules))?;
-        if let Some(rx) = &self.channels.rx {
-            rx.clear().map_err(channel_fault(&self.rules))?;
-        }
-        Ok(())
+        self.queues.iter().try_for_each(Queue::clear_events)
     }
 
     fn capabilities(&self) -> PortCapabilities {

@@ -16,13 +16,16 @@ use super::{PortHost, ctrl_ring};
 use crate::clock::Clock;
 use crate::ctrl::backend::ControlRing;
 use crate::features::{OffloadKeys, VifFeatures};
-use crate::netback::{NetbackPort, QueueChannels, QueueParts};
+use crate::netback::{NetbackPort, QueueChannels, QueueParts, QueueRecords};
 use crate::port::{Fault, Port};
 use crate::rules::RuleCounters;
 
 /// Steps that one look may take: more than any handshake needs, so that a peer that changes its
 /// state all the time holds nobody up.
 const STEPS_MAX: usize = 8;
+
+/// Queues that a vif has at most, whatever its owner wants: each takes files and mappings.
+pub const QUEUES_MAX: u32 = 16;
 
 /// What the owner of a backend decides about it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -113,6 +116,7 @@ pub struct VifBackend {
     back: String,
     options: BackendOptions,
     offloads: OffloadKeys,
+    max_queues: u32,
     waits_for_hotplug: bool,
     followed: Followed,
     rules: Arc<RuleCounters>,
@@ -144,6 +148,7 @@ impl VifBackend {
             back: device.backend_path(),
             options,
             offloads: OffloadKeys::ALL,
+            max_queues: 1,
             waits_for_hotplug: false,
             followed: Followed::default(),
             rules: Arc::default(),
@@ -188,10 +193,18 @@ impl VifBackend {
         options: BackendOptions,
         offloads: OffloadKeys,
         policy: VifPolicy,
+        max_queues: u32,
     ) {
         (self.options, self.offloads, self.followed.policy) = (options, offloads, policy);
+        self.max_queues = max_queues.clamp(1, QUEUES_MAX);
         // What was announced, and holds until then, is in the store.
         self.announced = false;
+    }
+
+    /// Offers so many queues: at least one, and at most [`QUEUES_MAX`].
+    #[must_use]
+    pub fn with_queues(self, max_queues: u32) -> VifBackend {
+        VifBackend { max_queues: max_queues.clamp(1, QUEUES_MAX), ..self }
     }
 
     /// The device.
@@ -368,11 +381,12 @@ impl VifBackend {
     fn announce(&mut self, store: &mut StoreClient) -> Result<(), StoreError> {
         self.announced = true;
         let back = &self.back;
+        let queues = self.max_queues.to_string();
         store.transaction(|t| {
             let others = [
                 (keys::FEATURE_RX_COPY, "1"),
                 (keys::FEATURE_SPLIT_EVENT_CHANNELS, "1"),
-                (keys::MULTI_QUEUE_MAX_QUEUES, "1"),
+                (keys::MULTI_QUEUE_MAX_QUEUES, queues.as_str()),
                 (keys::FEATURE_CTRL_RING, "1"),
             ];
             let policy = self.followed.entries();
@@ -423,15 +437,13 @@ impl VifBackend {
     ) -> Result<Opened, ConnectError> {
         let key = |name: &str| format!("{}/{name}", self.front);
         let queues = store.read_u32_opt(&key(keys::MULTI_QUEUE_NUM_QUEUES))?.unwrap_or(1);
-        if queues != 1 {
-            return Err(ConnectError::Queues { wanted: queues, limit: 1 });
+        let limit = self.queues_offered(store)?;
+        if queues == 0 || queues > limit {
+            return Err(ConnectError::Queues { wanted: queues, limit });
         }
         if !store.read_flag(&key(keys::REQUEST_RX_COPY))? {
             return Err(ConnectError::NoRxCopy);
         }
-        // A missing reference must not be read as 0, which is the console's page.
-        let tx_ref = Gref(store.read_u32(&key(keys::TX_RING_REF))?);
-        let rx_ref = Gref(store.read_u32(&key(keys::RX_RING_REF))?);
         // What the frontend was told holds, whatever this process would tell it today.
         let (own, offered) = match self.announced {
             true => (self.offloads, self.followed.policy.multicast_control),
@@ -439,6 +451,47 @@ impl VifBackend {
         };
         let peer = OffloadKeys::read(store, &self.front)?;
         let features = VifFeatures { peer, own, mtu: self.options.mtu };
+        let parts = (0..queues).map(|queue| {
+            let directory = match queues {
+                1 => self.front.clone(),
+                _ => format!("{}/{}", self.front, keys::queue_directory(queue)),
+            };
+            let records = host.records(&self.device, queue);
+            self.open_queue(&directory, records, platform, store)
+        });
+        let parts = parts.collect::<Result<Vec<_>, _>>()?;
+        let (mode, rules) = (self.options.mode, &self.rules);
+        let port = if adopting {
+            NetbackPort::adopt(parts, mode, features, rules).map_err(ConnectError::Adopt)?
+        } else {
+            NetbackPort::new(parts, mode, features, rules)
+        };
+        let port = port.policed(self.followed.police(adopting, offered));
+        let control = ctrl_ring::open(&self.device, queues, mode, platform, store, rules)?;
+        Ok((Box::new(port), control, Connection { features, queues, adopted: adopting }))
+    }
+
+    /// Queues that the frontend was told it may have.
+    fn queues_offered(&self, store: &mut StoreClient) -> Result<u32, StoreError> {
+        if self.announced {
+            return Ok(self.max_queues);
+        }
+        let key = format!("{}/{}", self.back, keys::MULTI_QUEUE_MAX_QUEUES);
+        Ok(store.read_u32_opt(&key)?.unwrap_or(1).min(QUEUES_MAX))
+    }
+
+    /// Maps and binds what the keys in `directory` name.
+    fn open_queue<P: Platform>(
+        &self,
+        directory: &str,
+        records: Option<QueueRecords>,
+        platform: &P,
+        store: &mut StoreClient,
+    ) -> Result<QueueParts<P::Grantee, P::Channel>, ConnectError> {
+        let key = |name: &str| format!("{directory}/{name}");
+        // A missing reference must not be read as 0, which is the console's page.
+        let tx_ref = Gref(store.read_u32(&key(keys::TX_RING_REF))?);
+        let rx_ref = Gref(store.read_u32(&key(keys::RX_RING_REF))?);
         let peer = self.device.frontend;
         let mut tx_pages = platform.grantee(peer).map_err(ConnectError::Arena)?;
         let rx_pages = platform.grantee(peer).map_err(ConnectError::Arena)?;
@@ -457,17 +510,7 @@ impl VifBackend {
                 QueueChannels { tx: bind(store.read_u32(&key(keys::EVENT_CHANNEL))?)?, rx: None }
             }
         };
-        let records = host.records(&self.device, 0);
-        let parts = QueueParts { tx_ring, rx_ring, channels, tx_pages, rx_pages, records };
-        let (mode, rules) = (self.options.mode, &self.rules);
-        let port = if adopting {
-            NetbackPort::adopt(parts, mode, features, rules).map_err(ConnectError::Adopt)?
-        } else {
-            NetbackPort::new(parts, mode, features, rules)
-        };
-        let port = port.policed(self.followed.police(adopting, offered));
-        let control = ctrl_ring::open(&self.device, 1, mode, platform, store, rules)?;
-        Ok((Box::new(port), control, Connection { features, queues, adopted: adopting }))
+        Ok(QueueParts { tx_ring, rx_ring, channels, tx_pages, rx_pages, records })
     }
 }
 

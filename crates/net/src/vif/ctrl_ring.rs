@@ -16,7 +16,7 @@ use crate::rules::RuleCounters;
 /// Connects the control ring, if the frontend has one.
 pub(super) fn open<P: Platform>(
     device: &DeviceId,
-    queues: u16,
+    queues: u32,
     mode: Mode,
     platform: &P,
     store: &mut StoreClient,
@@ -34,6 +34,8 @@ pub(super) fn open<P: Platform>(
         .bind_interdomain(peer, EventPort(port))
         .map_err(|source| ConnectError::Channel { port, source })?;
     let staging = (mode == Mode::Staging).then(StagingLimits::default);
+    // No vif has more than a few.
+    let queues = u16::try_from(queues).unwrap_or(u16::MAX);
     let options = CtrlOptions { queues, staging };
     Ok(Some(Box::new(CtrlBackend::new(ring, channel, pages, options, rules))))
 }

@@ -10,6 +10,7 @@ use ringfence_wire::xenbus::{self, DeviceId, XenbusState};
 use ringfence_wire::xenstore::ErrorName;
 
 use super::PortHost;
+use super::backend::QUEUES_MAX;
 use super::steps::{FrontendStep, FrontendView, frontend_step};
 use crate::ctrl::frontend::{CtrlFrontend, StagingProgress};
 use crate::features::{OffloadKeys, VifFeatures};
@@ -49,7 +50,9 @@ pub struct VifFrontend<P: Platform> {
     mtu: u16,
     offloads: OffloadKeys,
     granter: P::Granter,
-    memory: Option<QueueMemory>,
+    /// Queues wanted, and the memory of those there are while the data path runs.
+    queues: u32,
+    memory: Vec<QueueMemory>,
     /// Whether to have the backend keep the pages mapped, if it can.
     staging: bool,
     control: Option<Control<P::Channel>>,
@@ -75,7 +78,8 @@ impl<P: Platform> VifFrontend<P> {
             mtu,
             offloads: OffloadKeys::ALL,
             granter: platform.granter(device.backend)?,
-            memory: None,
+            queues: 1,
+            memory: Vec::new(),
             staging: false,
             control: None,
             stuck: Vec::new(),
@@ -89,6 +93,17 @@ impl<P: Platform> VifFrontend<P> {
     #[must_use]
     pub fn with_offloads(self, offloads: OffloadKeys) -> VifFrontend<P> {
         VifFrontend { offloads, ..self }
+    }
+
+    /// Has so many queues, if the backend offers them and there is memory for them.
+    #[must_use]
+    pub fn with_queues(self, queues: u32) -> VifFrontend<P> {
+        VifFrontend { queues: queues.clamp(1, QUEUES_MAX), ..self }
+    }
+
+    /// Queues there are, while it is connected.
+    pub fn queues(&self) -> usize {
+        self.memory.len()
     }
 
     /// Asks the backend to keep the pages of its queues mapped (staging grants), if it can.
@@ -121,7 +136,7 @@ impl<P: Platform> VifFrontend<P> {
 
     /// Whether the backend is connected to us now.
     pub fn is_up(&self) -> bool {
-        self.memory.is_some() && self.was_up && !self.broken
+        !self.memory.is_empty() && self.was_up && !self.broken
     }
 
     /// The data path ended.
@@ -195,11 +210,11 @@ impl<P: Platform> VifFrontend<P> {
         };
         let own = state(&self.front, store)?;
         let peer = state(&self.back, store)?;
-        self.was_up |= self.memory.is_some() && peer == Some(XenbusState::Connected);
+        self.was_up |= !self.memory.is_empty() && peer == Some(XenbusState::Connected);
         Ok(FrontendView {
             own: own.unwrap_or(XenbusState::Missing),
             peer,
-            attached: self.memory.is_some(),
+            attached: !self.memory.is_empty(),
             was_up: self.was_up,
             broken: self.broken,
         })
@@ -215,9 +230,11 @@ impl<P: Platform> VifFrontend<P> {
         if let Some(Control { ring, page, .. }) = self.control.take() {
             self.stuck.extend([page, ring.into_list()]);
         }
-        if let Some(memory) = self.memory.take() {
+        if !self.memory.is_empty() {
             host.detach(&self.device);
-            self.stuck.extend(memory.give_up(&mut self.granter));
+            for memory in core::mem::take(&mut self.memory) {
+                self.stuck.extend(memory.give_up(&mut self.granter));
+            }
         }
         // A backend that is slow to let go has had time since the last look.
         let stuck = core::mem::take(&mut self.stuck);
@@ -225,14 +242,16 @@ impl<P: Platform> VifFrontend<P> {
         (self.broken, self.was_up) = (false, false);
     }
 
-    fn features(&self, store: &mut StoreClient) -> Result<(VifFeatures, bool), FrontendError> {
+    /// What both ends take, whether a queue has two channels, and the most queues there may be.
+    fn features(&self, store: &mut StoreClient) -> Result<(VifFeatures, bool, u32), FrontendError> {
         let key = |name: &str| format!("{}/{name}", self.back);
         if !store.read_flag(&key(keys::FEATURE_RX_COPY))? {
             return Err(FrontendError::Lacks(keys::FEATURE_RX_COPY));
         }
         let peer = OffloadKeys::read(store, &self.back)?;
         let features = VifFeatures { peer, own: self.offloads, mtu: self.mtu };
-        Ok((features, store.read_flag(&key(keys::FEATURE_SPLIT_EVENT_CHANNELS))?))
+        let most = store.read_u32_opt(&key(keys::MULTI_QUEUE_MAX_QUEUES))?.unwrap_or(1);
+        Ok((features, store.read_flag(&key(keys::FEATURE_SPLIT_EVENT_CHANNELS))?, most))
     }
 
     fn connect(
@@ -241,31 +260,38 @@ impl<P: Platform> VifFrontend<P> {
         store: &mut StoreClient,
         host: &mut impl PortHost,
     ) -> Result<(), FrontendError> {
-        let (features, split) = self.features(store)?;
+        let (features, split, most) = self.features(store)?;
         let backend = self.device.backend;
-        let tx = platform.alloc_unbound(backend)?;
-        let rx = if split { Some(platform.alloc_unbound(backend)?) } else { None };
-        let (tx_port, rx_port) = (tx.port(), rx.as_ref().map(Channel::port));
-        let memory = QueueMemory::lend(&mut self.granter)?;
-        let (tx_ref, rx_ref) = memory.ring_refs();
-        let port = NetfrontPort::new(&memory, QueueChannels { tx, rx }, features, &self.rules)?;
+        let channels = |_: &QueueMemory| {
+            let tx = platform.alloc_unbound(backend)?;
+            let rx = if split { Some(platform.alloc_unbound(backend)?) } else { None };
+            Ok::<_, PlatformError>(QueueChannels { tx, rx })
+        };
+        let memory = self.lend(self.queues.min(most))?;
+        let channels = memory.iter().map(channels).collect::<Result<Vec<_>, _>>()?;
+        let entries: Vec<_> = memory.iter().zip(&channels).map(queue_entries).collect();
+        let port = NetfrontPort::new(&memory, channels, features, &self.rules)?;
         let wanted = self.staging
             && store.read_flag(&format!("{}/{}", self.back, keys::FEATURE_CTRL_RING))?;
         self.control = wanted.then(|| self.control_ring(platform, &memory)).transpose()?;
         let control = self.control.as_ref().map(|c| (c.page.gref(), c.ring.channel().port()));
-        self.memory = Some(memory);
+        self.memory = memory;
         host.attach(&self.device, Box::new(port));
         let (front, offloads) = (&self.front, self.offloads);
         store.transaction(|t| {
+            forget_queues(t, front)?;
             let mut put = |key: &str, value: String| t.write(&format!("{front}/{key}"), value);
-            put(keys::TX_RING_REF, tx_ref.to_string())?;
-            put(keys::RX_RING_REF, rx_ref.to_string())?;
-            match rx_port {
-                Some(rx_port) => {
-                    put(keys::EVENT_CHANNEL_TX, tx_port.0.to_string())?;
-                    put(keys::EVENT_CHANNEL_RX, rx_port.0.to_string())?;
+            match entries.as_slice() {
+                [only] => only.iter().try_for_each(|(key, value)| put(key, value.clone()))?,
+                queues => {
+                    put(keys::MULTI_QUEUE_NUM_QUEUES, queues.len().to_string())?;
+                    for (number, entries) in (0..).zip(queues) {
+                        let directory = keys::queue_directory(number);
+                        for (key, value) in entries {
+                            put(&format!("{directory}/{key}"), value.clone())?;
+                        }
+                    }
                 }
-                None => put(keys::EVENT_CHANNEL, tx_port.0.to_string())?,
             }
             if let Some((gref, port)) = control {
                 put(keys::CTRL_RING_REF, gref.to_string())?;
@@ -279,6 +305,63 @@ impl<P: Platform> VifFrontend<P> {
         })?;
         Ok(())
     }
+
+    /// The memory of as many queues as there is some for, up to `queues`.
+    fn lend(&mut self, queues: u32) -> Result<Vec<QueueMemory>, FrontendError> {
+        let mut memory = Vec::new();
+        for _ in 0..queues.max(1) {
+            match QueueMemory::lend(&mut self.granter) {
+                Ok(queue) => memory.push(queue),
+                Err(error) if memory.is_empty() => return Err(error.into()),
+                Err(error) => {
+                    tracing::info!(%error, wanted = queues, got = memory.len(), "fewer queues");
+                    break;
+                }
+            }
+        }
+        Ok(memory)
+    }
+}
+
+/// The keys of a queue and their values.
+fn queue_entries<C: Channel>(
+    (memory, channels): (&QueueMemory, &QueueChannels<C>),
+) -> Vec<(&'static str, String)> {
+    let (tx, rx) = memory.ring_refs();
+    let mut entries =
+        vec![(keys::TX_RING_REF, tx.to_string()), (keys::RX_RING_REF, rx.to_string())];
+    let port = |channel: &C| channel.port().0.to_string();
+    match &channels.rx {
+        Some(rx) => entries.extend([
+            (keys::EVENT_CHANNEL_TX, port(&channels.tx)),
+            (keys::EVENT_CHANNEL_RX, port(rx)),
+        ]),
+        None => entries.push((keys::EVENT_CHANNEL, port(&channels.tx))),
+    }
+    entries
+}
+
+/// Takes away what an earlier connection with another number of queues left: keys of both forms must
+/// not be there together.
+fn forget_queues(store: &mut impl StoreAccess, front: &str) -> Result<(), StoreError> {
+    let single = [
+        keys::TX_RING_REF,
+        keys::RX_RING_REF,
+        keys::EVENT_CHANNEL,
+        keys::EVENT_CHANNEL_TX,
+        keys::EVENT_CHANNEL_RX,
+        keys::CTRL_RING_REF,
+        keys::EVENT_CHANNEL_CTRL,
+        keys::MULTI_QUEUE_NUM_QUEUES,
+    ];
+    let several = (0..QUEUES_MAX).map(keys::queue_directory);
+    for key in single.into_iter().map(str::to_owned).chain(several) {
+        let path = format!("{front}/{key}");
+        if store.read_opt(&path)?.is_some() {
+            store.rm(&path)?;
+        }
+    }
+    Ok(())
 }
 
 /// A control ring and the page it is in.
@@ -293,7 +376,7 @@ impl<P: Platform> VifFrontend<P> {
     fn control_ring(
         &mut self,
         platform: &P,
-        memory: &QueueMemory,
+        memory: &[QueueMemory],
     ) -> Result<Control<P::Channel>, FrontendError> {
         let page = self.granter.lend(Access::ReadWrite)?;
         let list = match self.granter.lend(Access::ReadWrite) {
@@ -304,7 +387,8 @@ impl<P: Platform> VifFrontend<P> {
             }
         };
         let channel = platform.alloc_unbound(self.device.backend)?;
-        let ring = CtrlFrontend::new(&page, list, channel, vec![memory.pages()], &self.rules)?;
+        let pages = memory.iter().map(QueueMemory::pages).collect();
+        let ring = CtrlFrontend::new(&page, list, channel, pages, &self.rules)?;
         Ok(Control { ring, page, given_up: false })
     }
 

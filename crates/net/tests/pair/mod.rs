@@ -17,8 +17,8 @@ use ringfence_net::vif::backend::{BackendOptions, Life, VifBackend};
 use ringfence_net::vif::frontend::VifFrontend;
 use ringfence_net::vif::toolstack::{self, VifConfig};
 use ringfence_offload::OffloadMeta;
-use ringfence_platform::local::LocalPlatform;
 use ringfence_platform::local::hub::{Hub, HubHandle, HubLimits};
+use ringfence_platform::local::{ArenaShape, LocalPlatform};
 use ringfence_platform::store::{StoreAccess, StoreClient};
 use ringfence_platform::{DomId, Platform};
 use ringfence_wire::xenbus::{DeviceId, DeviceKind, XenbusState};
@@ -34,8 +34,8 @@ impl PortHost for Host {
     fn detach(&mut self, _: &DeviceId) {
         self.0 = None;
     }
-    fn order(&mut self, _: &DeviceId, _: u16, order: PortOrder) -> Option<PortReply> {
-        self.0.as_mut().map(|port| port.obey(order))
+    fn order(&mut self, _: &DeviceId, queue: u16, order: PortOrder) -> Option<PortReply> {
+        self.0.as_mut().map(|port| port.obey(queue, order))
     }
 }
 
@@ -81,7 +81,9 @@ impl Pair {
             LocalPlatform::connect(hub.admit(wanted, privileged).unwrap().1).unwrap()
         };
         let back_platform = join(Some(DomId(0)), true);
-        let front_platform = join(None, false);
+        // Memory for a few queues.
+        let shape = ArenaShape::of(1200, 1200);
+        let front_platform = join(None, false).with_arena(shape);
         let device = DeviceId {
             kind: DeviceKind::Vif,
             frontend: front_platform.domid(),
@@ -108,6 +110,14 @@ impl Pair {
             front_host: Host::default(),
             device,
         }
+    }
+
+    /// Begins again with so many queues offered and so many wanted.
+    pub fn with_queues(&mut self, offered: u32, wanted: u32, mode: Mode) {
+        let options = BackendOptions { mode, mtu: 1500 };
+        self.back = VifBackend::new(self.device, options).with_queues(offered);
+        let front = VifFrontend::new(&self.front_platform, self.device, 1500).unwrap();
+        self.front = front.with_queues(wanted).with_staging(mode == Mode::Staging);
     }
 
     pub fn look(&mut self) -> Life {

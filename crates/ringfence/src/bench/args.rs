@@ -8,6 +8,7 @@ use ringfence_grants::Mode;
 use serde::{Deserialize, Serialize};
 
 use super::block::args::{BlockArgs, SeedsArgs};
+use super::gso::args::GsoArgs;
 use super::hostile::args::HostileArgs;
 use super::packet::{SIZE_MAX, SIZE_MIN};
 
@@ -30,6 +31,8 @@ pub enum BenchCommand {
     Block(BlockArgs),
     /// Repeat the experiments that the source documents describe
     Seeds(SeedsArgs),
+    /// What it is worth to leave super-packets whole: TCP between guests, three setups
+    Gso(GsoArgs),
 }
 
 const NET_NOTES: &str = "\
@@ -134,7 +137,7 @@ pub(super) fn parse_mode(word: &str) -> Result<Mode, String> {
 fn parse_queues(word: &str) -> Result<u32, String> {
     match word.parse::<u32>() {
         Ok(1) => Ok(1),
-        Ok(_) => Err("vifs have one queue in this version; use 1".to_owned()),
+        Ok(_) => Err("packets are numbered over one queue in this version; use 1".to_owned()),
         Err(error) => Err(error.to_string()),
     }
 }

@@ -161,8 +161,8 @@ impl PortHost for Host {
         self.0 = None;
     }
 
-    fn order(&mut self, _: &DeviceId, _: u16, order: PortOrder) -> Option<PortReply> {
-        self.0.as_mut().map(|port| port.obey(order))
+    fn order(&mut self, _: &DeviceId, queue: u16, order: PortOrder) -> Option<PortReply> {
+        self.0.as_mut().map(|port| port.obey(queue, order))
     }
 }
 

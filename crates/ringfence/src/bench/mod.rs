@@ -25,6 +25,7 @@ pub mod args;
 mod bare;
 pub mod block;
 mod domain;
+pub mod gso;
 pub mod hostile;
 mod net;
 mod orders;
@@ -34,7 +35,11 @@ mod report;
 mod usage;
 mod work;
 
+use std::io::IsTerminal;
+use std::time::Duration;
+
 use args::{BenchArgs, BenchCommand};
+use indicatif::{ProgressBar, ProgressStyle};
 
 /// Exit status of a benchmark that failed: a packet was lost or damaged, or it could not run.
 const STATUS_BENCH_FAILED: u8 = 1;
@@ -46,14 +51,21 @@ pub fn main(args: &BenchArgs) -> u8 {
         BenchCommand::Hostile(args) => hostile::run(args),
         BenchCommand::Block(args) => block::run(args),
         BenchCommand::Seeds(args) => block::run_seeds(args),
+        BenchCommand::Gso(args) => gso::run(args),
     };
     match outcome {
         Ok(()) => 0,
+        Err(error) if crate::sys::out::is_closed(&error) => 0,
         Err(error) => {
             eprintln!("ringfence: bench: {error:#}");
             STATUS_BENCH_FAILED
         }
     }
+}
+
+/// `ringfence internal bench-gso-end`: one end of a stream of `bench gso`; returns the exit status.
+pub fn gso_end_main(role: &gso::end::Role) -> u8 {
+    gso::end::main(role)
 }
 
 /// `ringfence internal bench-hostile`: one process of `bench hostile`; returns the exit status.
@@ -69,4 +81,25 @@ pub fn domain_main() -> u8 {
 /// `ringfence internal bench-block`: one process of `bench block`; returns the exit status.
 pub fn block_main() -> u8 {
     block::domain_main()
+}
+
+/// Shown where standard error is a terminal.
+fn progress(rows: usize) -> ProgressBar {
+    if !std::io::stderr().is_terminal() {
+        return ProgressBar::hidden();
+    }
+    let bar = ProgressBar::new(rows as u64);
+    // The template is a constant: it is right or wrong for everybody.
+    if let Ok(style) = ProgressStyle::with_template("{spinner} {pos}/{len} {msg} {elapsed}") {
+        bar.set_style(style);
+    }
+    bar.enable_steady_tick(Duration::from_millis(120));
+    bar
+}
+
+/// The middle of them; the lower one of two.
+fn median(values: impl Iterator<Item = f64>) -> f64 {
+    let mut values: Vec<f64> = values.collect();
+    values.sort_by(f64::total_cmp);
+    values.get(values.len().saturating_sub(1) / 2).copied().unwrap_or(0.0)
 }

@@ -19,6 +19,7 @@ use super::orders::{Amount, Answer, Order, PhaseReport, Setup, Side};
 use super::perf::PerfStat;
 use super::report::{self, Row};
 use crate::sys::channel::{Channel, ChannelError, poll_until, wait_readable};
+use crate::sys::out::Out;
 use crate::sys::spawn::THIS_PROGRAM;
 
 /// How long an answer to an order may take, beyond the time that the order names: longer than a
@@ -49,7 +50,7 @@ pub(super) fn run(args: &NetArgs) -> anyhow::Result<()> {
         eprintln!("ringfence: one core only: both domains share it, and take turns");
     }
     let progress = progress(rows.len());
-    let mut out = std::io::stdout();
+    let mut out = Out;
     if !args.json {
         writeln!(out, "{}", report::heading())?;
     }

@@ -2,7 +2,7 @@
 
 pub mod peer;
 
-use std::io::{self, IsTerminal};
+use std::io::{self, IsTerminal, Write};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -13,6 +13,7 @@ use crate::launch::runtime_dir::RuntimeDir;
 use crate::switchboard::{DriverStats, FromDriver, ToDriver};
 use crate::sys::STATUS_FAILED;
 use crate::sys::channel::Channel;
+use crate::sys::out::{Out, is_closed};
 use peer::Transfer;
 
 /// How long each transfer lasts.
@@ -33,6 +34,7 @@ struct Row {
 pub fn main() -> u8 {
     match show() {
         Ok(()) => 0,
+        Err(error) if is_closed(&error) => 0,
         Err(error) => {
             eprintln!("ringfence: demo: {error:#}");
             STATUS_FAILED
@@ -41,16 +43,18 @@ pub fn main() -> u8 {
 }
 
 fn show() -> anyhow::Result<()> {
-    println!("A driver domain, two guests on its switch, one TCP stream between their kernels");
-    println!("(MTU 1500, {SECONDS} s in each mode; every byte is checked).\n");
+    writeln!(
+        Out,
+        "A driver domain, two guests on its switch, one TCP stream between their kernels"
+    )?;
+    writeln!(Out, "(MTU 1500, {SECONDS} s in each mode; every byte is checked).\n")?;
     let mut rows = Vec::new();
     for mode in Mode::ALL {
         progress(&format!("{mode}: transferring ..."));
         rows.push(measure(mode).with_context(|| format!("mode {mode}"))?);
         progress("");
     }
-    print_table(&rows);
-    Ok(())
+    Ok(print_table(&rows)?)
 }
 
 /// A line that the next one replaces, where somebody watches.
@@ -109,7 +113,8 @@ fn measure(mode: Mode) -> anyhow::Result<Row> {
     })
 }
 
-fn control_connection(switch: &str) -> anyhow::Result<Channel> {
+/// A connection to the driver domain of a switch, once there is one.
+pub(crate) fn control_connection(switch: &str) -> anyhow::Result<Channel> {
     let directory = RuntimeDir::open()?;
     let deadline = Instant::now() + PATIENCE;
     loop {
@@ -125,7 +130,8 @@ fn control_connection(switch: &str) -> anyhow::Result<Channel> {
     }
 }
 
-fn stats(control: &Channel) -> anyhow::Result<DriverStats> {
+/// The driver domain's counters.
+pub(crate) fn stats(control: &Channel) -> anyhow::Result<DriverStats> {
     control.send(&ToDriver::Stats, &[])?;
     match control.receive_within::<FromDriver>(PATIENCE)?.0 {
         FromDriver::Stats(stats) => Ok(*stats),
@@ -144,17 +150,19 @@ fn finish(mut guest: Guest, who: &str) -> anyhow::Result<Transfer> {
     serde_json::from_str(&report).with_context(|| format!("the {who} reported {report:?}"))
 }
 
-fn print_table(rows: &[Row]) {
-    println!(
+fn print_table(rows: &[Row]) -> io::Result<()> {
+    writeln!(
+        Out,
         "{:<8} {:>10} {:>12} {:>14} {:>16}   meaning",
         "mode", "Gbit/s", "packets/s", "grant ops/pkt", "syscalls/pkt"
-    );
+    )?;
     for row in rows {
         #[expect(clippy::cast_precision_loss, reason = "ratios for people")]
         let per_packet = |n: u64| n as f64 / row.frames as f64;
         #[expect(clippy::cast_precision_loss, reason = "ratios for people")]
         let packets = row.frames as f64 / row.transfer.seconds;
-        println!(
+        writeln!(
+            Out,
             "{:<8} {:>10.2} {:>12.0} {:>14.2} {:>16.2}   {}",
             row.mode.name(),
             row.transfer.gigabits_per_second(),
@@ -162,10 +170,11 @@ fn print_table(rows: &[Row]) {
             per_packet(row.grant_operations),
             per_packet(row.syscalls),
             row.mode.meaning(),
-        );
+        )?;
     }
-    println!(
+    writeln!(
+        Out,
         "\nPackets count both directions; grant operations and system calls are the driver domain's \
          data path.\nNext: `ringfence run` for a shell with a network, `ringfence run --help` for more."
-    );
+    )
 }

@@ -193,7 +193,8 @@ impl Guests {
         let device =
             DeviceId { kind: DeviceKind::Vif, frontend: domain, backend: DomId(0), handle: 0 };
         let backend = VifBackend::new(device, BackendOptions { mode, mtu: request.mtu })
-            .with_offloads(offloads);
+            .with_offloads(offloads)
+            .with_queues(request.queues);
         let made = make_device(scope.store, &backend, &assigned, request);
         if let Err(why) = made {
             self.plan.release(&assigned);

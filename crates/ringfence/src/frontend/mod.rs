@@ -11,8 +11,9 @@ use std::time::Instant;
 
 use ringfence_net::features::UnknownOffload;
 use ringfence_net::tap::TapPort;
+use ringfence_net::vif::backend::QUEUES_MAX;
 use ringfence_net::vif::frontend::VifFrontend;
-use ringfence_platform::local::LocalPlatform;
+use ringfence_platform::local::{ArenaShape, LocalPlatform};
 use ringfence_platform::tap::TapOffloads;
 use ringfence_platform::{DomId, Platform, PlatformError};
 use ringfence_wire::xenbus::{DeviceId, DeviceKind};
@@ -81,7 +82,7 @@ fn inner(deed: Option<Deed>) -> u8 {
 fn live(channel: &Channel, deed: Option<Deed>) -> Result<(), Failure> {
     let (config, fds) = channel.receive::<FrontendConfig>()?;
     let [hub, tap] = expect_fds(fds)?;
-    let platform = LocalPlatform::connect(hub)?;
+    let platform = LocalPlatform::connect(hub)?.with_arena(arena(config.queues));
     let device = DeviceId {
         kind: DeviceKind::Vif,
         frontend: platform.domid(),
@@ -92,7 +93,8 @@ fn live(channel: &Channel, deed: Option<Deed>) -> Result<(), Failure> {
     let takes = config.takes.parse()?;
     let vif = VifFrontend::new(&platform, device, config.mtu)?
         .with_offloads(takes)
-        .with_staging(config.staging);
+        .with_staging(config.staging)
+        .with_queues(config.queues);
     let mut expected = platform.descriptors();
     expected.extend([channel.as_fd().as_raw_fd(), tap.as_raw_fd()]);
     let isolation = Isolation::enter(DomainKind::Frontend, &expected)?;
@@ -102,6 +104,13 @@ fn live(channel: &Channel, deed: Option<Deed>) -> Result<(), Failure> {
         std::thread::Builder::new().name("deed".to_owned()).spawn(deed)?;
     }
     Frontend::start(&config, platform, vif, tap)?.serve(channel)
+}
+
+/// Memory to lend for so many queues: rings and buffers, a control ring and its list, and some that
+/// the driver domain is slow to let go of.
+fn arena(queues: u32) -> ArenaShape {
+    let pages = queues.clamp(1, QUEUES_MAX) * LocalPlatform::DEFAULT_PAGES;
+    ArenaShape::of(pages, pages)
 }
 
 struct Frontend {

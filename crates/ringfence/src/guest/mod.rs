@@ -37,7 +37,7 @@ use rustix::process::{Pid, WaitOptions};
 use serde::{Deserialize, Serialize};
 
 pub use address::Address;
-pub use network::{CARRIED_FOR_HOST, carried, configure_leg};
+pub use network::{carried, carried_for_host, configure_leg};
 
 use crate::names::{self, store::StoreNames};
 use crate::sys::channel::{Channel, ChannelError, poll_until};

@@ -73,6 +73,8 @@ pub struct Options {
     pub link: Link,
     /// How pages are shared.
     pub mode: Mode,
+    /// Queues of its interface.
+    pub queues: u32,
     /// The longest IP packet, in bytes.
     pub mtu: u16,
     /// What the guest takes unfinished.
@@ -81,6 +83,8 @@ pub struct Options {
     pub backend_offload: OffloadKeys,
     /// Join small packets on their way to the guest.
     pub coalesce: bool,
+    /// What the host's leg takes unfinished.
+    pub host_offload: OffloadKeys,
     /// The interface that gives the host a leg on the switch.
     pub host_tap: Option<String>,
     /// How much is said.
@@ -133,7 +137,7 @@ impl<'a> Launch<'a> {
         let directory = RuntimeDir::open()?;
         let mut host_tap = options.host_tap.as_deref().map(Tap::create).transpose()?;
         if let Some(tap) = &mut host_tap {
-            tap.limit_offloads(guest::CARRIED_FOR_HOST)?;
+            tap.limit_offloads(guest::carried_for_host(options.host_offload))?;
         }
         let request = AttachRequest {
             version: VERSION.to_owned(),
@@ -141,6 +145,7 @@ impl<'a> Launch<'a> {
             addresses: options.addresses.clone(),
             mtu: options.mtu,
             mode: options.mode.to_string(),
+            queues: options.queues,
             offloads: options.backend_offload.to_string(),
             coalesce: options.coalesce,
             host_leg: host_tap.is_some(),

@@ -207,6 +207,7 @@ impl<'a> Supervisor<'a> {
             mtu: self.options.mtu,
             offloads,
             staging: self.options.mode == Mode::Staging,
+            queues: self.options.queues,
             takes: self.options.offload.to_string(),
         };
         // Both are the frontend's alone from here on, so that they close when it ends.

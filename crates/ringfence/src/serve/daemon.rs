@@ -69,7 +69,7 @@ pub(super) enum ServeError {
     RuntimeDir(#[from] crate::launch::runtime_dir::RuntimeDirError),
     /// There can be one only.
     #[error(
-        "another `ringfence serve` runs in this domain{}: stop it first (`systemctl stop ringfence`, or \
+        "another `ringfence serve` runs in this domain{}: stop it first (`systemctl stop ringfence-serve`, or \
          SIGTERM); guests stay connected when another one is started",
         pid.map(|pid| format!(", process {pid}")).unwrap_or_default()
     )]
@@ -237,6 +237,10 @@ impl<P: Platform> Daemon<P> {
         }
         more |= self.serve_controls();
         self.devices.work(&mut self.store, &mut self.vifs)?;
+        for device in self.vifs.displaced.drain(..) {
+            self.devices.mark(&device);
+            more = true;
+        }
         self.answer();
         Ok(more)
     }

@@ -54,6 +54,12 @@ pub(super) enum VifError {
         /// How many there may be.
         limit: u16,
     },
+    /// It cannot be held to an address that nobody knows.
+    #[error(
+        "the toolstack wrote no usable `mac` for it, to which it could be held: give it one, or set \
+         `check-source = false` for it in the configuration"
+    )]
+    NoMac,
     /// No thread or file.
     #[error(transparent)]
     System(#[from] io::Error),
@@ -127,6 +133,12 @@ pub(super) struct Vif {
 }
 
 impl Vif {
+    /// Whether it is on the switch with this address alone.
+    fn is_held_to(&self, mac: Mac) -> bool {
+        let on_switch = matches!(self.cable, Some(Cable::Switch(_)));
+        on_switch && self.settings.check_source && self.keys.mac == Some(mac)
+    }
+
     /// The host's interface and its bridge, where there is one.
     pub(super) fn tap(&self) -> Option<(&str, Option<&str>)> {
         match &self.cable {
@@ -176,6 +188,8 @@ pub(super) struct Vifs<P: Platform> {
     switch: Option<DataplaneHandle>,
     pub(super) host_leg: Option<HostLeg>,
     pub(super) list: BTreeMap<DeviceId, Vif>,
+    /// Those that another one took the address from; they are to be looked at.
+    pub(super) displaced: Vec<DeviceId>,
     pub(super) retired_ports: Retired,
     pub(super) retired_rules: BTreeMap<&'static str, u64>,
     pub(super) adopted: u64,
@@ -185,10 +199,29 @@ pub(super) struct Vifs<P: Platform> {
 struct Host<'a> {
     usher: Usher<'a>,
     records: &'a Records,
+    /// All others.
+    others: &'a mut BTreeMap<DeviceId, Vif>,
+    displaced: &'a mut Vec<DeviceId>,
+}
+
+impl Host<'_> {
+    /// Takes whoever has the same address off the switch. The last to connect has it: a guest that
+    /// migrates to its own host connects again before its old domain is gone.
+    fn make_way(&mut self, device: &DeviceId) {
+        let Some(mac) = self.usher.policy.mac else { return };
+        for (other, vif) in self.others.iter_mut().filter(|(_, vif)| vif.is_held_to(mac)) {
+            let Some(id) = vif.seat.port() else { continue };
+            vif.seat.vacate(id);
+            self.usher.retired.retire(self.usher.dataplane.remove_port(id));
+            vif.backend.condemn(format!("{} has its Ethernet address now", device_name(device)));
+            self.displaced.push(*other);
+        }
+    }
 }
 
 impl PortHost for Host<'_> {
     fn attach(&mut self, device: &DeviceId, port: Box<dyn Port>) {
+        self.make_way(device);
         self.usher.attach(device, port);
     }
 
@@ -222,6 +255,7 @@ impl<P: Platform> Vifs<P> {
             switch: None,
             host_leg: None,
             list: BTreeMap::new(),
+            displaced: Vec::new(),
             retired_ports: Retired::default(),
             retired_rules: BTreeMap::new(),
             adopted: 0,
@@ -234,7 +268,8 @@ impl<P: Platform> Vifs<P> {
         for vif in self.list.values_mut() {
             let settings = self.config.device(vif.keys.domain_name.as_deref(), vif.keys.mac);
             let options = BackendOptions { mode: settings.mode, mtu: vif.mtu };
-            vif.backend.reconfigure(options, settings.offloads, policy_of(&settings));
+            let policy = policy_of(&settings);
+            vif.backend.reconfigure(options, settings.offloads, policy, settings.max_queues);
             vif.settings = settings;
         }
     }
@@ -333,7 +368,9 @@ impl<P: Platform> Vifs<P> {
         let mtu = keys.mtu.or_else(|| bridge::mtu_of(bridge?)).unwrap_or(keys::MTU_DEFAULT);
         let backend = VifBackend::new(*device, BackendOptions { mode: settings.mode, mtu })
             .with_offloads(settings.offloads)
+            .with_queues(settings.max_queues)
             .with_policy(policy_of(&settings))
+            .with_queues(settings.max_queues)
             .waiting_for_hotplug(keys.scripted);
         let (seat, cable, problem) = (Seat::default(), None, None);
         Vif { keys, settings, mtu, backend, problem, seat, cable }
@@ -385,6 +422,9 @@ impl<P: Platform> Vifs<P> {
     fn cable(&self, device: &DeviceId, vif: &mut Vif) -> Result<(), VifError> {
         if vif.cable.is_none() {
             self.is_full(device)?;
+            if vif.settings.check_source && vif.keys.mac.is_none() {
+                return Err(VifError::NoMac);
+            }
         }
         if let Some(switch) = &self.switch {
             vif.cable = Some(Cable::Switch(switch.clone()));
@@ -424,7 +464,8 @@ impl<P: Platform> Vifs<P> {
             dataplane: vif.cable.as_ref()?.dataplane(),
             policy,
         };
-        Some((&mut vif.backend, Host { usher, records: &self.records }))
+        let (others, displaced) = (&mut self.list, &mut self.displaced);
+        Some((&mut vif.backend, Host { usher, records: &self.records, others, displaced }))
     }
 
     /// Does what is due.

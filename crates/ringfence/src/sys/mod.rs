@@ -27,6 +27,7 @@ pub mod ids;
 pub mod keeper;
 pub mod log;
 pub(crate) mod netlink;
+pub(crate) mod out;
 pub mod sandbox;
 pub mod signals;
 pub mod spawn;

@@ -28,6 +28,8 @@ pub(crate) struct Netlink {
 pub(crate) struct LinkChange {
     pub(crate) mac: Option<[u8; 6]>,
     pub(crate) mtu: Option<u32>,
+    /// Segments that a super-packet has at most; 1: there are none.
+    pub(crate) gso_max_segments: Option<u32>,
     pub(crate) up: bool,
     /// The bridge it becomes a port of, by number.
     pub(crate) bridge: Option<u32>,
@@ -60,6 +62,7 @@ impl Netlink {
         }
         link.attributes.extend(change.mac.map(|mac| LinkAttribute::Address(mac.to_vec())));
         link.attributes.extend(change.mtu.map(LinkAttribute::Mtu));
+        link.attributes.extend(change.gso_max_segments.map(LinkAttribute::GsoMaxSegs));
         link.attributes.extend(change.bridge.map(LinkAttribute::Controller));
         self.request(RouteNetlinkMessage::SetLink(link), 0)
     }

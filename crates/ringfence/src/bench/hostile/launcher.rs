@@ -81,6 +81,7 @@ impl Seat {
             addresses: Vec::new(),
             mtu: entrance.mtu,
             mode: entrance.mode.clone(),
+            queues: 1,
             host_leg: false,
         };
         lease.send(&ToDriver::Attach(Box::new(request)), &[])?;

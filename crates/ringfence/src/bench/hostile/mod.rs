@@ -36,18 +36,19 @@ mod rogue;
 mod sink;
 
 use std::collections::BTreeMap;
-use std::io::{IsTerminal, Write};
+use std::io::Write;
 use std::os::fd::AsFd;
 use std::time::Duration;
 
 use anyhow::{Context, bail, ensure};
 use clap::ValueEnum;
-use indicatif::{ProgressBar, ProgressStyle};
+use indicatif::ProgressBar;
 use rustix::thread::CpuSet;
 
 use super::STATUS_BENCH_FAILED;
 use crate::switchboard::DriverStats;
 use crate::sys::channel::{Channel, expect_fds};
+use crate::sys::out::Out;
 use args::{Behaviour, HostileArgs};
 use launcher::{Rendezvous, Seat};
 use orders::{Answer, Arrivals, Entrance, Order, Role, Setup};
@@ -63,7 +64,7 @@ const MTU_MIN: u32 = 1500;
 
 /// Runs every row.
 pub(super) fn run(args: &HostileArgs) -> anyhow::Result<()> {
-    let mut out = std::io::stdout();
+    let mut out = Out;
     if args.list {
         for behaviour in Behaviour::value_variants() {
             writeln!(out, "{:<18} {}", behaviour.name(), behaviour.meaning())?;
@@ -72,7 +73,7 @@ pub(super) fn run(args: &HostileArgs) -> anyhow::Result<()> {
     }
     let cores = Cores::find()?;
     let rows = args.rows();
-    let progress = progress(rows.len() * args.rounds as usize);
+    let progress = super::progress(rows.len() * args.rounds as usize);
     if !args.json {
         writeln!(out, "{}", report::heading())?;
     }
@@ -106,20 +107,6 @@ fn line(args: &HostileArgs, behaviour: Behaviour, runs: &[Measured]) -> anyhow::
     let pairs: Vec<_> = of(behaviour).zip(of(Behaviour::Honest)).collect();
     let row = Row::new(&pairs, args.mode, args.size, args.seconds.as_secs_f64());
     Ok(if args.json { serde_json::to_string(&row)? } else { row.line() })
-}
-
-/// Shown where standard error is a terminal.
-fn progress(rows: usize) -> ProgressBar {
-    if !std::io::stderr().is_terminal() {
-        return ProgressBar::hidden();
-    }
-    let bar = ProgressBar::new(rows as u64);
-    // The template is a constant: it is right or wrong for everybody.
-    if let Ok(style) = ProgressStyle::with_template("{spinner} {pos}/{len} {msg} {elapsed}") {
-        bar.set_style(style);
-    }
-    bar.enable_steady_tick(Duration::from_millis(120));
-    bar
 }
 
 /// Where each domain stays.

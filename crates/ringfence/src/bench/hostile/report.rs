@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use ringfence_grants::Mode;
 use serde::Serialize;
 
+use super::super::median;
 use super::args::Behaviour;
 
 /// What was measured in one run of one row.
@@ -42,13 +43,6 @@ pub(super) struct Row {
     driver_rss_kib_growth: i64,
     driver_fds_growth: i64,
     rules: BTreeMap<String, u64>,
-}
-
-/// The middle of them; the lower one of two.
-fn median(values: impl Iterator<Item = f64>) -> f64 {
-    let mut values: Vec<f64> = values.collect();
-    values.sort_by(f64::total_cmp);
-    values.get(values.len().saturating_sub(1) / 2).copied().unwrap_or(0.0)
 }
 
 impl Row {

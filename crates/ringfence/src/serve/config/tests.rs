@@ -38,6 +38,16 @@ fn the_example_has_each_option_and_when_it_takes_effect() {
 }
 
 #[test]
+fn the_limits_are_those_of_what_is_configured() {
+    assert_eq!(values::QUEUES_MAX, u64::from(ringfence_net::vif::backend::QUEUES_MAX));
+    let ports = u64::try_from(ringfence_net::switch::PORTS_MAX).unwrap();
+    assert!(values::DEVICES_MAX < ports, "the host has one too");
+    assert!(
+        values::ADDRESSES_MAX * 2 < u64::try_from(ringfence_net::switch::table::CAPACITY).unwrap()
+    );
+}
+
+#[test]
 fn the_example_names_every_mode() {
     for mode in Mode::ALL {
         assert!(EXAMPLE.contains(&format!("\"{mode}\"")), "{mode}");
@@ -80,8 +90,8 @@ fn what_is_wrong_is_said_with_its_place() {
             "2:12: `lro` is no offload: give `all`, `none`, or some of sg,tso4,tso6,csum4,csum6, with commas",
         ),
         ("[network]\noffloads = 'tso4'", "2:12: tso4 and tso6 need sg: add it, or take them out"),
-        ("[network]\nmax-queues = 0", "2:14: 0 is not within 1 to 8"),
-        ("[network]\nmax-queues = -1", "2:14: -1 is not within 1 to 8"),
+        ("[network]\nmax-queues = 0", "2:14: 0 is not within 1 to 16"),
+        ("[network]\nmax-queues = -1", "2:14: -1 is not within 1 to 16"),
         ("[network]\naddresses = 70000", "2:13: 70000 is not within 1 to 1024"),
         ("[network]\nstall-seconds = 3601", "2:17: 3601 is not within 1 to 3600"),
         ("[limits]\ndevices = 251", "2:11: 251 is not within 1 to 250"),

@@ -15,7 +15,7 @@ use super::{OVERRIDES_MAX, Override};
 use crate::cli::parse_interface;
 
 /// Queues of one interface.
-pub(super) const QUEUES_MAX: u64 = 8;
+pub(super) const QUEUES_MAX: u64 = 16;
 /// Addresses behind one interface.
 pub(super) const ADDRESSES_MAX: u64 = 1024;
 /// Seconds.

@@ -1,0 +1,252 @@
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::time::Instant;
+
+use super::*;
+use crate::nbd::numbers::{self, command, error, option};
+use crate::storage::memory::MemoryDisk;
+
+const BYTES: u64 = 64 << 20;
+
+struct Served {
+    path: PathBuf,
+    _directory: tempfile::TempDir,
+    _export: Export,
+}
+
+fn serve(options: ExportOptions) -> Served {
+    let disk: Arc<dyn Disk> = Arc::new(MemoryDisk::new(BYTES, 512).unwrap());
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("s");
+    let listener = UnixListener::bind(&path).unwrap();
+    let export = Export::start(listener, &disk, options).unwrap();
+    Served { path, _directory: directory, _export: export }
+}
+
+impl Served {
+    /// A client that has said nothing yet.
+    fn raw(&self) -> UnixStream {
+        let stream = UnixStream::connect(&self.path).unwrap();
+        stream.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+        stream
+    }
+
+    /// A client that chose the disk in the oldest way: simple replies, no more talk.
+    fn client(&self) -> UnixStream {
+        let mut stream = self.raw();
+        let mut text = 3u32.to_be_bytes().to_vec();
+        text.extend(numbers::OPTION.to_be_bytes());
+        text.extend(option::EXPORT_NAME.to_be_bytes());
+        text.extend([0; 4]);
+        stream.write_all(&text).unwrap();
+        stream.read_exact(&mut [0; 18 + 10]).unwrap();
+        stream
+    }
+
+    /// The disk still serves others.
+    fn is_well(&self) {
+        let mut stream = self.client();
+        assert_eq!(ask(&mut stream, command::READ, 0, 512), 0);
+        stream.read_exact(&mut [0; 512]).unwrap();
+    }
+}
+
+fn request(kind: u16, cookie: u64, offset: u64, len: u32) -> Vec<u8> {
+    let mut bytes = numbers::REQUEST.to_be_bytes().to_vec();
+    bytes.extend([0, 0]);
+    bytes.extend(kind.to_be_bytes());
+    bytes.extend(cookie.to_be_bytes());
+    bytes.extend(offset.to_be_bytes());
+    bytes.extend(len.to_be_bytes());
+    bytes
+}
+
+/// Sends a request; returns the error of its simple reply.
+fn ask(stream: &mut UnixStream, kind: u16, offset: u64, len: u32) -> u32 {
+    stream.write_all(&request(kind, 7, offset, len)).unwrap();
+    answer(stream)
+}
+
+fn answer(stream: &mut UnixStream) -> u32 {
+    let mut reply = [0; 16];
+    stream.read_exact(&mut reply).unwrap();
+    assert_eq!(reply[..4], numbers::SIMPLE_REPLY.to_be_bytes());
+    u32::from_be_bytes(reply[4..8].try_into().unwrap())
+}
+
+/// The other side has closed the connection.
+fn is_closed(stream: &mut UnixStream) -> bool {
+    let mut bytes = [0; 4096];
+    loop {
+        match stream.read(&mut bytes) {
+            Ok(0) => return true,
+            Ok(_) => {}
+            Err(error) => return error.kind() == io::ErrorKind::ConnectionReset,
+        }
+    }
+}
+
+#[test]
+fn what_is_no_request_ends_the_connection_and_no_other() {
+    let served = serve(ExportOptions::default());
+    let mut stream = served.client();
+    stream.write_all(&[0xAA; 28]).unwrap();
+    assert!(is_closed(&mut stream));
+    let mut stream = served.client();
+    stream.write_all(&request(command::WRITE, 1, 0, PAYLOAD_MAX + 512)).unwrap();
+    assert!(is_closed(&mut stream), "a payload that is longer than ever allowed");
+    let mut stream = served.raw();
+    stream.write_all(b"GET / HTTP/1.1\r\n\r\n").unwrap();
+    assert!(is_closed(&mut stream));
+    served.is_well();
+}
+
+#[test]
+fn a_request_that_cannot_be_served_is_answered_and_its_payload_skipped() {
+    let served = serve(ExportOptions::default());
+    let mut stream = served.client();
+    assert_eq!(ask(&mut stream, command::READ, BYTES, 512), error::INVAL);
+    assert_eq!(ask(&mut stream, command::READ, u64::MAX - 511, 512), error::INVAL);
+    assert_eq!(ask(&mut stream, command::READ, 1, 512), error::INVAL);
+    assert_eq!(ask(&mut stream, command::BLOCK_STATUS, 0, 512), error::INVAL);
+    assert_eq!(ask(&mut stream, 4711, 0, 0), error::INVAL);
+    let mut write = request(command::WRITE, 7, BYTES - 512, 1 << 20);
+    write.extend(vec![0x5A; 1 << 20]);
+    stream.write_all(&write).unwrap();
+    assert_eq!(answer(&mut stream), error::NOSPC);
+    assert_eq!(ask(&mut stream, command::FLUSH, 0, 0), 0, "the stream is still in step");
+}
+
+#[test]
+fn who_does_not_finish_the_handshake_is_sent_away() {
+    let served =
+        serve(ExportOptions { handshake: Duration::from_millis(200), ..ExportOptions::default() });
+    let begun = Instant::now();
+    let mut silent = served.raw();
+    let mut slow = served.raw();
+    slow.write_all(&[0, 0]).unwrap();
+    assert!(is_closed(&mut silent) && is_closed(&mut slow));
+    assert!(begun.elapsed() < Duration::from_secs(5));
+    let mut settled = served.client();
+    std::thread::sleep(Duration::from_millis(400));
+    assert_eq!(ask(&mut settled, command::FLUSH, 0, 0), 0, "who has chosen may be silent");
+}
+
+#[test]
+fn one_client_too_many_is_sent_away_until_another_leaves() {
+    let served = serve(ExportOptions { clients_max: 2, ..ExportOptions::default() });
+    let (first, _second) = (served.client(), served.client());
+    assert!(is_closed(&mut served.raw()));
+    drop(first);
+    std::thread::sleep(Duration::from_millis(100));
+    served.is_well();
+}
+
+/// Asks for far more than it takes: what it has in flight is bounded, so it is not read from any
+/// more, and others do not notice.
+#[test]
+fn a_client_that_takes_no_answers_costs_bounded_memory() {
+    let served = serve(ExportOptions::default());
+    let mut greedy = served.client();
+    greedy.set_nonblocking(true).unwrap();
+    let read = request(command::READ, 1, 0, 1 << 20);
+    let (mut sent, mut refused) = (0, 0);
+    while refused < 50 && sent < 100_000 {
+        match greedy.write(&read) {
+            Ok(_) => sent += 1,
+            Err(_) => {
+                refused += 1;
+                std::thread::sleep(Duration::from_millis(5));
+            }
+        }
+    }
+    assert!(refused > 0, "100,000 requests for a MiB each were taken");
+    served.is_well();
+    // When it takes its answers after all, it gets them.
+    greedy.set_nonblocking(false).unwrap();
+    for _ in 0..32 {
+        assert_eq!(answer(&mut greedy), 0);
+        greedy.read_exact(&mut vec![0; 1 << 20]).unwrap();
+    }
+}
+
+#[test]
+fn payloads_that_come_in_pieces_arrive_whole() {
+    let served = serve(ExportOptions::default());
+    let mut stream = served.client();
+    let content: Vec<u8> = (0..200_000u32).map(|n| n.to_le_bytes()[n as usize % 3]).collect();
+    let content = &content[..200_000 - 200_000 % 512];
+    let len = u32::try_from(content.len()).unwrap();
+    let mut bytes = request(command::WRITE, 7, 4096, len);
+    bytes.extend(content);
+    bytes.extend(request(command::FLUSH, 8, 0, 0));
+    for piece in bytes.chunks(7919) {
+        stream.write_all(piece).unwrap();
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    assert_eq!((answer(&mut stream), answer(&mut stream)), (0, 0));
+    assert_eq!(ask(&mut stream, command::READ, 4096, len), 0);
+    let mut back = vec![0; content.len()];
+    stream.read_exact(&mut back).unwrap();
+    assert!(back == content);
+    // Cut off in the middle of a payload: nothing of it is written.
+    stream.write_all(&request(command::WRITE, 9, 4096, 512)).unwrap();
+    stream.write_all(&[0xFF; 100]).unwrap();
+    drop(stream);
+    let mut stream = served.client();
+    assert_eq!(ask(&mut stream, command::READ, 4096, 512), 0);
+    let mut back = [0; 512];
+    stream.read_exact(&mut back).unwrap();
+    assert!(back == content[..512]);
+}
+
+#[test]
+fn good_bye_is_answered_by_what_was_asked_before_it() {
+    let served = serve(ExportOptions::default());
+    let mut stream = served.client();
+    let mut bytes = request(command::READ, 1, 0, 4096);
+    bytes.extend(request(command::DISCONNECT, 2, 0, 0));
+    bytes.extend(request(command::READ, 3, 0, 4096));
+    stream.write_all(&bytes).unwrap();
+    assert_eq!(answer(&mut stream), 0);
+    stream.read_exact(&mut [0; 4096]).unwrap();
+    assert!(is_closed(&mut stream), "nothing comes after good-bye");
+}
+
+/// A disk that cannot zero a range itself is written with zeros.
+#[test]
+fn zeros_are_written_where_they_cannot_be_asked_for() {
+    let geometry = MemoryDisk::new(BYTES, 512).unwrap().geometry();
+    let plain = Geometry { write_zeroes: false, discard: None, flush: false, ..geometry };
+    assert!(offer(&plain).has(transmission::SEND_WRITE_ZEROES | transmission::SEND_FLUSH));
+    assert!(!offer(&plain).has(transmission::SEND_TRIM));
+
+    struct Plain(MemoryDisk);
+    impl Disk for Plain {
+        fn geometry(&self) -> Geometry {
+            Geometry { write_zeroes: false, ..self.0.geometry() }
+        }
+        fn queue(&self, depth: u32) -> io::Result<Box<dyn crate::storage::DiskQueue>> {
+            self.0.queue(depth)
+        }
+    }
+    let disk: Arc<dyn Disk> = Arc::new(Plain(MemoryDisk::new(BYTES, 512).unwrap()));
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("s");
+    let listener = UnixListener::bind(&path).unwrap();
+    let export = Export::start(listener, &disk, ExportOptions::default()).unwrap();
+    let served = Served { path, _directory: directory, _export: export };
+    let mut stream = served.client();
+    let mut write = request(command::WRITE, 7, 0, 3 << 20);
+    write.extend(vec![0x5A; 3 << 20]);
+    stream.write_all(&write).unwrap();
+    assert_eq!(answer(&mut stream), 0);
+    assert_eq!(ask(&mut stream, command::WRITE_ZEROES, 512, (2 << 20) + 512), 0);
+    assert_eq!(ask(&mut stream, command::READ, 0, 3 << 20), 0);
+    let mut back = vec![0; 3 << 20];
+    stream.read_exact(&mut back).unwrap();
+    let end = 512 + (2 << 20) + 512;
+    assert!(back[..512].iter().chain(&back[end..]).all(|byte| *byte == 0x5A));
+    assert!(back[512..end].iter().all(|byte| *byte == 0));
+}

@@ -1,0 +1,178 @@
+//! One queue of a vif: its two rings and its channels.
+
+use std::sync::Arc;
+
+use ringfence_grants::staging::StagingTable;
+use ringfence_grants::{Mode, Reach};
+use ringfence_platform::{Channel, Grantee};
+use ringfence_ring::{BackRing, NETIF_RX, NETIF_TX, ResumeError, RingPages};
+
+use super::police::Police;
+use super::{QueueChannels, QueueParts, QueueRecords, channel_fault, rx, tx};
+use crate::batch::Batch;
+use crate::counters::PortCounters;
+use crate::features::VifFeatures;
+use crate::orders::{PortOrder, PortReply};
+use crate::port::{Fault, Received, Transmitted};
+use crate::rules::RuleCounters;
+
+/// What the queues of a vif have in common.
+pub(super) type Shared<'a> = (VifFeatures, &'a Arc<RuleCounters>, &'a Arc<PortCounters>);
+
+pub(super) struct Queue<G, C> {
+    tx: tx::FromGuest<G>,
+    rx: rx::ToGuest<G>,
+    staging: StagingTable,
+    pub(super) channels: QueueChannels<C>,
+    rules: Arc<RuleCounters>,
+}
+
+/// The backend's ends of both rings.
+struct Rings {
+    tx: BackRing<RingPages>,
+    rx: BackRing<RingPages>,
+}
+
+impl<G: Grantee, C: Channel> Queue<G, C> {
+    pub(super) fn new(parts: QueueParts<G, C>, mode: Mode, shared: Shared<'_>) -> Self {
+        let rings = match parts.records.clone() {
+            Some(QueueRecords { tx, rx }) => Rings {
+                tx: BackRing::attach_recorded(parts.tx_ring.clone(), tx, NETIF_TX),
+                rx: BackRing::attach_recorded(parts.rx_ring.clone(), rx, NETIF_RX),
+            },
+            None => Rings {
+                tx: BackRing::attach(parts.tx_ring.clone(), NETIF_TX),
+                rx: BackRing::attach(parts.rx_ring.clone(), NETIF_RX),
+            },
+        };
+        Self::with_rings(parts, rings, mode, shared)
+    }
+
+    pub(super) fn adopt(
+        parts: QueueParts<G, C>,
+        mode: Mode,
+        shared: Shared<'_>,
+    ) -> Result<Self, Fault> {
+        let impossible = |why: ResumeError| {
+            shared.1.count("adopted_ring_index");
+            Fault::misbehaved(why)
+        };
+        let resume = |ring: &RingPages, record: Option<RingPages>, layout| match record {
+            Some(record) => BackRing::resume(ring.clone(), record, layout),
+            None => {
+                let ring = BackRing::attach(ring.clone(), layout);
+                ring.unconsumed()?;
+                Ok(ring)
+            }
+        };
+        let records = parts.records.clone();
+        let (tx, rx) = records.map_or((None, None), |QueueRecords { tx, rx }| (Some(tx), Some(rx)));
+        let rings = Rings {
+            tx: resume(&parts.tx_ring, tx, NETIF_TX).map_err(impossible)?,
+            rx: resume(&parts.rx_ring, rx, NETIF_RX).map_err(impossible)?,
+        };
+        Ok(Self::with_rings(parts, rings, mode, shared))
+    }
+
+    fn with_rings(
+        parts: QueueParts<G, C>,
+        rings: Rings,
+        mode: Mode,
+        (features, rules, counters): Shared<'_>,
+    ) -> Self {
+        Queue {
+            tx: tx::FromGuest::new(
+                rings.tx,
+                Reach::new(parts.tx_pages, mode),
+                features.own,
+                Arc::clone(rules),
+                Arc::clone(counters),
+            ),
+            rx: rx::ToGuest::new(
+                rings.rx,
+                Reach::new(parts.rx_pages, mode),
+                Arc::clone(rules),
+                Arc::clone(counters),
+            ),
+            staging: StagingTable::new(),
+            channels: parts.channels,
+            rules: Arc::clone(rules),
+        }
+    }
+
+    fn tell(&self, channel: &C) -> Result<(), Fault> {
+        channel.notify().map_err(channel_fault(&self.rules))
+    }
+
+    /// Notifies the frontend of both rings.
+    pub(super) fn notify(&self) -> Result<(), Fault> {
+        self.tell(&self.channels.tx)?;
+        self.channels.rx.as_ref().map_or(Ok(()), |rx| self.tell(rx))
+    }
+
+    pub(super) fn receive(
+        &mut self,
+        batch: &mut Batch,
+        budget: usize,
+        police: &mut Police,
+    ) -> Result<Received, Fault> {
+        self.tx.receive(batch, budget, police, &self.staging)
+    }
+
+    pub(super) fn complete(&mut self) -> Result<(), Fault> {
+        if self.tx.answer() { self.tell(&self.channels.tx) } else { Ok(()) }
+    }
+
+    pub(super) fn transmit(&mut self, batch: &Batch, frames: &[u32]) -> Result<Transmitted, Fault> {
+        self.rx.transmit(batch, frames, &self.staging)
+    }
+
+    pub(super) fn flush(&mut self) -> Result<(), Fault> {
+        if self.rx.publish() { self.tell(self.channels.rx()) } else { Ok(()) }
+    }
+
+    pub(super) fn fits(&self, frame_max: usize) -> Result<bool, Fault> {
+        self.rx.fits(frame_max)
+    }
+
+    pub(super) fn room(&mut self, frame_max: usize) -> Result<usize, Fault> {
+        self.rx.room(frame_max)
+    }
+
+    pub(super) fn slots(&mut self) -> Result<usize, Fault> {
+        self.rx.slots()
+    }
+
+    pub(super) fn await_slots(&mut self, slots: usize) {
+        self.rx.await_slots(slots);
+    }
+
+    /// Asks for events: of new packets if `taken_from`, and of new buffers if somebody waits for them.
+    pub(super) fn arm(&mut self, taken_from: bool) -> Result<bool, Fault> {
+        // Both, whatever the first says.
+        let waiting = taken_from && self.tx.arm()?;
+        let room = self.rx.arm()?;
+        Ok(waiting || room)
+    }
+
+    pub(super) fn clear_events(&self) -> Result<(), Fault> {
+        self.channels.clear().map_err(channel_fault(&self.rules))
+    }
+
+    pub(super) fn obey(&mut self, order: PortOrder) -> PortReply {
+        match order {
+            PortOrder::Stage(pages) => match self.staging.add(pages) {
+                Ok(()) => PortReply::Staged,
+                Err((pages, why)) => PortReply::NotStaged(pages, why),
+            },
+            PortOrder::Unstage(grefs) => {
+                let taken = grefs.into_iter().filter_map(|gref| self.staging.take(gref));
+                PortReply::Unstaged(taken.collect())
+            }
+            PortOrder::Hash(config) => {
+                self.rx.hash_by(config);
+                PortReply::Hashing
+            }
+        }
+    }
+}

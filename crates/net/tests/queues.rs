@@ -1,0 +1,161 @@
+//! Vifs of several queues between two domains of one process.
+
+#![allow(clippy::unwrap_used, reason = "the panic of a test is its report")]
+
+mod pair;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use pair::{Pair, carry};
+use ringfence_grants::Mode;
+use ringfence_net::orders::{PortOrder, PortReply};
+use ringfence_net::port::Port;
+use ringfence_net::steer::Steering;
+use ringfence_platform::store::StoreAccess;
+use ringfence_wire::netif::ctrl::HashTypes;
+use ringfence_wire::xenbus::XenbusState;
+
+/// A TCP segment of a flow; the payload says which of its flow it is.
+fn segment(flow: u16, number: u32) -> Vec<u8> {
+    let mut frame = vec![0u8; 200];
+    frame[..12].copy_from_slice(&[2, 0, 0, 0, 0, 2, 2, 0, 0, 0, 0, 1]);
+    frame[12..14].copy_from_slice(&0x0800u16.to_be_bytes());
+    frame[14] = 0x45;
+    frame[16..18].copy_from_slice(&186u16.to_be_bytes());
+    frame[23] = 6;
+    frame[26..34].copy_from_slice(&[10, 0, 0, 1, 10, 0, 0, 2]);
+    frame[34..36].copy_from_slice(&flow.to_be_bytes());
+    frame[36..38].copy_from_slice(&80u16.to_be_bytes());
+    frame[46] = 0x50;
+    frame[54..58].copy_from_slice(&number.to_be_bytes());
+    frame
+}
+
+/// The numbers of each flow, in the order in which they arrived.
+fn flows(frames: &[Vec<u8>]) -> BTreeMap<u16, Vec<u32>> {
+    let mut flows = BTreeMap::<_, Vec<u32>>::new();
+    for frame in frames {
+        let flow = u16::from_be_bytes([frame[34], frame[35]]);
+        let number = u32::from_be_bytes(frame[54..58].try_into().unwrap());
+        flows.entry(flow).or_default().push(number);
+    }
+    flows
+}
+
+fn many() -> Vec<Vec<u8>> {
+    (0..40).flat_map(|number| (1000..1032).map(move |flow| segment(flow, number))).collect()
+}
+
+fn both_ways(front: &mut dyn Port, back: &mut dyn Port) {
+    let sent = many();
+    for (from, to) in [(0, 1), (1, 0)] {
+        let arrived = match (from, to) {
+            (0, _) => carry(front, back, &sent),
+            _ => carry(back, front, &sent),
+        };
+        assert_eq!(arrived.len(), sent.len());
+        assert_eq!(flows(&arrived), flows(&sent), "nothing of a flow overtakes");
+    }
+}
+
+#[test]
+fn flows_are_spread_over_queues_and_stay_in_order() {
+    for mode in Mode::ALL {
+        let mut pair = Pair::new(mode);
+        pair.with_queues(8, 3, mode);
+        pair.connect();
+        assert_eq!(pair.front.queues(), 3);
+        assert_eq!(pair.back.connection().unwrap().queues, 3);
+        if mode == Mode::Staging {
+            assert_eq!(pair.stage().refused, 0);
+            assert_eq!(pair.back.staged(), 3 * 512);
+        }
+        let (front, back) = pair.ports();
+        assert_eq!(front.wait_fds().len(), 6, "each has two channels of its own");
+        both_ways(front, back);
+        // Each queue has work of its own: frames of one call lie on several rings.
+        assert!(pair.back.rules().all().is_empty(), "{:?}", pair.back.rules().all());
+        assert!(pair.front.rules().all().is_empty());
+    }
+}
+
+#[test]
+fn the_number_of_queues_is_settled_anew_at_each_connection() {
+    let mut pair = Pair::new(Mode::Copy);
+    for (offered, wanted, got) in [(4, 1, 1), (4, 3, 3), (2, 3, 2), (1, 3, 1), (4, 2, 2)] {
+        pair.with_queues(offered, wanted, Mode::Copy);
+        pair.connect();
+        assert_eq!(pair.front.queues(), got);
+        let front = pair.device.frontend_path();
+        let key = |pair: &mut Pair, key: &str| {
+            pair.back_store.read_opt(&format!("{front}/{key}")).unwrap().is_some()
+        };
+        // Keys of both forms are never there together.
+        assert_eq!(key(&mut pair, "tx-ring-ref"), got == 1);
+        assert_eq!(key(&mut pair, "event-channel-tx"), got == 1);
+        assert_eq!(key(&mut pair, "multi-queue-num-queues"), got > 1);
+        for queue in 0..4 {
+            assert_eq!(key(&mut pair, &format!("queue-{queue}")), got > 1 && queue < got);
+        }
+        let (ahead, behind) = pair.ports();
+        both_ways(ahead, behind);
+        pair.front.close(&mut pair.front_store, &mut pair.front_host).unwrap();
+        pair.back.look(&pair.back_platform, &mut pair.back_store, &mut pair.back_host).unwrap();
+        let counts = ringfence_platform::Platform::counters(&pair.back_platform).values();
+        assert_eq!(counts.grant_maps, counts.grant_unmaps, "nothing stays mapped");
+        pair.front_store.write(&format!("{front}/state"), "1").unwrap();
+    }
+}
+
+#[test]
+fn more_queues_than_were_offered_or_none_are_refused() {
+    for queues in ["0", "3", "4294967295", "-1", "two"] {
+        let mut pair = Pair::new(Mode::Copy);
+        pair.with_queues(2, 1, Mode::Copy);
+        pair.look();
+        let front = pair.device.frontend_path();
+        pair.front_store.write(&format!("{front}/multi-queue-num-queues"), queues).unwrap();
+        pair.front_store.write(&format!("{front}/request-rx-copy"), "1").unwrap();
+        pair.front_store.write(&format!("{front}/state"), "4").unwrap();
+        pair.back.look(&pair.back_platform, &mut pair.back_store, &mut pair.back_host).unwrap();
+        assert_eq!(pair.state(true), XenbusState::Closing, "{queues}");
+        let rules = pair.back.rules();
+        let broken = rules.get("connect_too_many_queues") + rules.get("connect_not_a_number");
+        assert_eq!(broken, 1, "{queues}: {:?}", rules.all());
+    }
+}
+
+#[test]
+fn a_queue_that_is_missing_costs_the_device() {
+    let mut pair = Pair::new(Mode::Copy);
+    pair.with_queues(2, 2, Mode::Copy);
+    pair.look();
+    // The backend has not looked yet: the second queue's ring goes.
+    let ring = format!("{}/queue-1/rx-ring-ref", pair.device.frontend_path());
+    pair.front_store.rm(&ring).unwrap();
+    pair.back.look(&pair.back_platform, &mut pair.back_store, &mut pair.back_host).unwrap();
+    assert_eq!(pair.state(true), XenbusState::Closing);
+    assert_eq!(pair.back.rules().get("connect_missing_key"), 1);
+    let counts = ringfence_platform::Platform::counters(&pair.back_platform).values();
+    assert_eq!(counts.grant_maps, counts.grant_unmaps);
+}
+
+/// What the guest set up over its control ring decides, and the hash goes along.
+#[test]
+fn a_guest_decides_which_queue_its_packets_take() {
+    let mut pair = Pair::new(Mode::Copy);
+    pair.with_queues(3, 3, Mode::Copy);
+    pair.connect();
+    let (front, back) = pair.ports();
+    let steering = Arc::new(Steering::new(&[7; 40], HashTypes::ALL, vec![2], 3));
+    for queue in 0..3 {
+        let reply = back.obey(queue, PortOrder::Hash(Some(Arc::clone(&steering))));
+        assert!(matches!(reply, PortReply::Hashing));
+    }
+    assert!(matches!(back.obey(3, PortOrder::Hash(None)), PortReply::Unsupported));
+    let sent = many();
+    // All take one ring, so that not even flows overtake each other.
+    assert!(carry(back, front, &sent) == sent);
+    assert!(pair.front.rules().all().is_empty(), "{:?}", pair.front.rules().all());
+}

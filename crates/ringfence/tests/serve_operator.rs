@@ -1,0 +1,410 @@
+//! `ringfence serve` as an operator has to do with it, without a hypervisor: the daemon is a domain of a
+//! hub, this test is the toolstack and the guests, and the guests are on the daemon's switch.
+
+#![allow(clippy::unwrap_used, reason = "in a test, a failure is a panic")]
+
+use std::io::{Read, Write};
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use ringfence::serve::status::{Snapshot, VifStatus, ask};
+use ringfence_net::Batch;
+use ringfence_net::port::Port;
+use ringfence_net::vif::PortHost;
+use ringfence_net::vif::frontend::VifFrontend;
+use ringfence_net::vif::toolstack::{self, VifConfig};
+use ringfence_offload::OffloadMeta;
+use ringfence_platform::local::LocalPlatform;
+use ringfence_platform::local::hub::{Hub, HubHandle, HubLimits};
+use ringfence_platform::store::{StoreAccess, StoreClient};
+use ringfence_platform::{DomId, Platform};
+use ringfence_wire::xenbus::{DeviceId, DeviceKind, XenbusState};
+use ringfence_wire::xenstore::{NodeAccess, PermissionList};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use rustix::process::{Pid, Signal, kill_process};
+
+const SOON: Duration = Duration::from_secs(20);
+const DRIVER: DomId = DomId(1);
+const MINE: [u8; 6] = [2, 0, 0, 0, 0, 1];
+const PEER: [u8; 6] = [2, 0, 0, 0, 0, 2];
+const FOREIGN: [u8; 6] = [2, 0, 0, 0, 0, 99];
+
+fn wait_until(what: &str, mut done: impl FnMut() -> bool) {
+    let deadline = Instant::now() + SOON;
+    while !done() {
+        assert!(Instant::now() < deadline, "not within {SOON:?}: {what}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// A hub, its toolstack, and a daemon.
+struct Lab {
+    dir: tempfile::TempDir,
+    hub: HubHandle,
+    store: StoreClient,
+    daemon: Child,
+}
+
+impl Drop for Lab {
+    fn drop(&mut self) {
+        let _ = self.daemon.kill();
+        let _ = self.daemon.wait();
+        self.hub.stop();
+        if std::thread::panicking() {
+            eprintln!("the daemon said:\n{}", self.log());
+        }
+    }
+}
+
+fn listen(path: &Path) -> OwnedFd {
+    let flags = SocketFlags::CLOEXEC;
+    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None);
+    let socket = socket.unwrap();
+    rustix::net::bind(&socket, &SocketAddrUnix::new(path).unwrap()).unwrap();
+    rustix::net::listen(&socket, 8).unwrap();
+    socket
+}
+
+impl Lab {
+    /// With these lines in the daemon's configuration, beside those that a test without a hypervisor
+    /// needs.
+    fn new(lines: &str) -> Lab {
+        let dir = tempfile::tempdir().unwrap();
+        let (mut thread, hub) = Hub::new(HubLimits::default()).unwrap();
+        thread.listen(listen(&dir.path().join("hub.sock"))).unwrap();
+        std::thread::spawn(move || thread.run().unwrap());
+        let (_, socket) = hub.admit(Some(DomId(0)), true).unwrap();
+        let mut store = LocalPlatform::connect(socket).unwrap().store().unwrap();
+        // The daemon will be the next domain; as on Xen, it may read its own directory.
+        let own = format!("/local/domain/{}", DRIVER.0);
+        store.mkdir(&own).unwrap();
+        store.set_perms(&own, &PermissionList::owned_by(DomId(0), NodeAccess::Read)).unwrap();
+        configure(dir.path(), lines);
+        let log = std::fs::File::create(dir.path().join("log")).unwrap();
+        let daemon = Command::new(env!("CARGO_BIN_EXE_ringfence"))
+            .arg("serve")
+            .arg("--platform")
+            .arg(format!("local:{}", dir.path().join("hub.sock").display()))
+            .arg("--runtime-dir")
+            .arg(dir.path().join("run"))
+            .arg("--config")
+            .arg(dir.path().join("ringfence.toml"))
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(log)
+            .spawn()
+            .unwrap();
+        let lab = Lab { dir, hub, store, daemon };
+        wait_until("the daemon answers", || ask(&lab.socket()).is_ok());
+        assert_eq!(lab.status().daemon.domain, DRIVER.0);
+        lab
+    }
+
+    fn socket(&self) -> PathBuf {
+        self.dir.path().join("run/serve.sock")
+    }
+
+    fn status(&self) -> Snapshot {
+        ask(&self.socket()).unwrap()
+    }
+
+    fn vif(&self, of: &Guest) -> VifStatus {
+        let vifs = self.status().vifs;
+        vifs.into_iter().find(|vif| vif.domain == of.device.frontend.0).unwrap_or_default()
+    }
+
+    fn counter(&self, of: &Guest, name: &str) -> u64 {
+        self.vif(of).queues.iter().filter_map(|queue| queue.counters.get(name)).sum()
+    }
+
+    fn log(&self) -> String {
+        std::fs::read_to_string(self.dir.path().join("log")).unwrap_or_default()
+    }
+
+    fn logged(&self, text: &str) {
+        wait_until(text, || self.log().contains(text));
+    }
+
+    fn reload(&self, lines: &str) {
+        configure(self.dir.path(), lines);
+        let pid = Pid::from_raw(i32::try_from(self.daemon.id()).unwrap()).unwrap();
+        kill_process(pid, Signal::HUP).unwrap();
+    }
+
+    /// Writes a key of a device's backend directory, as the toolstack.
+    fn toolstack(&mut self, of: &Guest, key: &str, value: &str) {
+        self.store.write(&format!("{}/{key}", of.device.backend_path()), value).unwrap();
+    }
+
+    /// A guest with an interface that is not connected yet.
+    fn guest(&mut self, mac: [u8; 6]) -> Guest {
+        let (_, socket) = self.hub.admit(None, false).unwrap();
+        let platform = LocalPlatform::connect(socket).unwrap();
+        let device = DeviceId {
+            kind: DeviceKind::Vif,
+            frontend: platform.domid(),
+            backend: DRIVER,
+            handle: 0,
+        };
+        toolstack::create(&mut self.store, &device, VifConfig { mac, mtu: 1500 }).unwrap();
+        let front = VifFrontend::new(&platform, device, 1500).unwrap();
+        let store = platform.store().unwrap();
+        Guest { platform, store, front, port: Holder(None), device, batch: Batch::default() }
+    }
+
+    /// One that is.
+    fn connected(&mut self, mac: [u8; 6]) -> Guest {
+        let mut guest = self.guest(mac);
+        guest.connect();
+        guest
+    }
+}
+
+fn configure(dir: &Path, lines: &str) {
+    // Keys of [network] first: what a test adds may begin with them.
+    let text = format!("[network]\nattach = 'switch'\n{lines}\n");
+    std::fs::write(dir.join("ringfence.toml"), text).unwrap();
+}
+
+struct Holder(Option<Box<dyn Port>>);
+
+impl PortHost for Holder {
+    fn attach(&mut self, _: &DeviceId, port: Box<dyn Port>) {
+        self.0 = Some(port);
+    }
+
+    fn detach(&mut self, _: &DeviceId) {
+        self.0 = None;
+    }
+}
+
+struct Guest {
+    platform: LocalPlatform,
+    store: StoreClient,
+    front: VifFrontend<LocalPlatform>,
+    port: Holder,
+    device: DeviceId,
+    batch: Batch,
+}
+
+impl Guest {
+    fn look(&mut self) {
+        self.front.look(&self.platform, &mut self.store, &mut self.port).unwrap();
+    }
+
+    fn connect(&mut self) {
+        wait_until("a guest connects", || {
+            self.look();
+            self.front.is_up()
+        });
+    }
+
+    /// Leaves and comes back, as a driver does that is unbound and bound.
+    fn reconnect(&mut self) {
+        self.front.close(&mut self.store, &mut self.port).unwrap();
+        self.await_backend(XenbusState::Closed);
+        let state = format!("{}/state", self.device.frontend_path());
+        self.store.write(&state, XenbusState::Initialising.to_string()).unwrap();
+        self.await_backend(XenbusState::InitWait);
+        self.connect();
+    }
+
+    fn await_backend(&mut self, state: XenbusState) {
+        let path = format!("{}/state", self.device.backend_path());
+        wait_until("the backend follows", || {
+            XenbusState::parse(&self.store.read(&path).unwrap()) == Ok(state)
+        });
+    }
+
+    /// Sends `count` frames of 1000 octets.
+    fn send(&mut self, to: [u8; 6], from: [u8; 6], count: usize) {
+        let mut frame = vec![0x5A; 1000];
+        frame[..6].copy_from_slice(&to);
+        frame[6..12].copy_from_slice(&from);
+        frame[12..14].copy_from_slice(&[0x88, 0xB5]);
+        let port = self.port.0.as_mut().unwrap();
+        // What the backend has answered makes room.
+        port.receive(&mut self.batch, 64).unwrap();
+        self.batch.clear();
+        port.complete().unwrap();
+        for _ in 0..count {
+            let at = self.batch.reserve(frame.len()).unwrap();
+            self.batch.scratch_mut(at..at + frame.len()).unwrap().copy_from_slice(&frame);
+            self.batch.push_contiguous(at, frame.len(), OffloadMeta::PLAIN).unwrap();
+        }
+        let all: Vec<u32> = (0..u32::try_from(count).unwrap()).collect();
+        assert_eq!(port.transmit(&self.batch, &all).unwrap().sent, count);
+        port.flush().unwrap();
+        self.batch.clear();
+    }
+
+    /// Sources of the frames that came.
+    fn came(&mut self) -> Vec<[u8; 6]> {
+        let port = self.port.0.as_mut().unwrap();
+        self.batch.clear();
+        port.receive(&mut self.batch, 64).unwrap();
+        let sources = self.batch.iter().map(|frame| frame.header()[6..12].try_into().unwrap());
+        let sources = sources.collect();
+        self.batch.clear();
+        port.complete().unwrap();
+        port.flush().unwrap();
+        sources
+    }
+
+    fn takes(&mut self, count: usize) -> Vec<[u8; 6]> {
+        let mut all = Vec::new();
+        wait_until("frames arrive", || {
+            all.extend(self.came());
+            all.len() >= count
+        });
+        all
+    }
+}
+
+#[test]
+fn a_guest_is_held_to_its_address_until_the_configuration_says_otherwise() {
+    let mut lab = Lab::new("");
+    let (mut one, mut two) = (lab.connected(MINE), lab.connected(PEER));
+    one.send(PEER, FOREIGN, 3);
+    one.send(PEER, PEER, 1);
+    one.send(PEER, MINE, 1);
+    assert_eq!(two.takes(1), [MINE]);
+    assert_eq!(lab.counter(&one, "drop_spoofed_source"), 4);
+    lab.reload("chek-source = false");
+    lab.logged("ringfence.toml:3:1: unknown key `chek-source`; did you mean `check-source`?");
+    lab.logged("the configuration stays as it was");
+    lab.reload("check-source = false");
+    lab.logged("network.check-source for devices that connect from now on");
+    one.send(PEER, FOREIGN, 1);
+    one.send(PEER, MINE, 1);
+    assert_eq!(two.takes(1), [MINE], "who is connected keeps what it has");
+    one.reconnect();
+    one.send(PEER, FOREIGN, 1);
+    assert_eq!(two.takes(1), [FOREIGN]);
+}
+
+#[test]
+fn an_exception_holds_for_the_device_that_it_names() {
+    let mut lab = Lab::new("[[device]]\nmac = '02:00:00:00:00:01'\ncheck-source = false");
+    let (mut one, mut two) = (lab.connected(MINE), lab.connected(PEER));
+    one.send(PEER, FOREIGN, 1);
+    assert_eq!(two.takes(1), [FOREIGN]);
+    two.send(FOREIGN, [2, 0, 0, 0, 0, 98], 1);
+    two.send(FOREIGN, PEER, 1);
+    assert_eq!(one.takes(1), [PEER]);
+}
+
+#[test]
+fn what_a_guest_is_offered_follows_the_configuration() {
+    let mut lab = Lab::new("max-queues = 3\nmulticast-control = false\noffloads = 'sg'");
+    let mut one = lab.connected(MINE);
+    let offered = |lab: &mut Lab, of: &Guest| {
+        ["multi-queue-max-queues", "feature-multicast-control", "feature-gso-tcpv4"].map(|key| {
+            let path = format!("{}/{key}", of.device.backend_path());
+            lab.store.read_text_opt(&path).unwrap().unwrap_or_default()
+        })
+    };
+    assert_eq!(offered(&mut lab, &one), ["3", "0", "0"]);
+    lab.reload("max-queues = 2");
+    lab.logged("the configuration was read again");
+    assert_eq!(offered(&mut lab, &one), ["3", "0", "0"], "who is connected keeps what it has");
+    one.reconnect();
+    assert_eq!(offered(&mut lab, &one), ["2", "1", "1"]);
+}
+
+#[test]
+fn a_device_without_an_address_is_not_served_unheld() {
+    let mut lab = Lab::new("");
+    let mut one = lab.guest(MINE);
+    lab.toolstack(&one, "mac", "nonsense");
+    wait_until("the daemon says why", || {
+        let problem = lab.vif(&one).problem;
+        problem.is_some_and(|why| why.contains("no usable `mac`"))
+    });
+    one.look();
+    assert!(!one.front.is_up());
+    lab.toolstack(&one, "mac", "02:00:00:00:00:01");
+    one.connect();
+    assert_eq!(lab.vif(&one).problem, None);
+}
+
+/// As when a guest migrates to its own host: the new domain connects before the old one is gone.
+#[test]
+fn the_last_to_connect_has_the_address() {
+    let mut lab = Lab::new("");
+    let (old, mut two) = (lab.connected(MINE), lab.connected(PEER));
+    let mut new = lab.connected(MINE);
+    new.send(PEER, MINE, 1);
+    assert_eq!(two.takes(1), [MINE]);
+    wait_until("the old one is closed", || {
+        let why = lab.vif(&old).problem.unwrap_or_default();
+        why == format!("vif{}.0 has its Ethernet address now", new.device.frontend)
+    });
+    assert!(lab.vif(&new).connected && !lab.vif(&old).connected);
+    two.send(MINE, PEER, 1);
+    assert_eq!(new.takes(1), [PEER]);
+}
+
+#[test]
+fn a_rate_that_is_written_holds_at_once() {
+    let mut lab = Lab::new("");
+    let (mut one, mut two) = (lab.connected(MINE), lab.connected(PEER));
+    lab.toolstack(&one, "rate", "2000,200000");
+    // The data plane takes it over when it looks at the port next: with the first of these frames.
+    wait_until("the rate holds", || {
+        one.send(PEER, MINE, 4);
+        let begin = Instant::now();
+        two.takes(4);
+        begin.elapsed() >= Duration::from_millis(150)
+    });
+    assert!(lab.counter(&one, "rate_limited") > 0);
+    lab.toolstack(&one, "rate", "as much as it likes");
+    lab.logged("the rate is unusable");
+    assert_eq!(lab.vif(&one).rules.get("rate_unusable"), Some(&1));
+}
+
+#[test]
+fn metrics_and_the_log_level_are_what_the_configuration_says() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("m.sock");
+    let metrics =
+        format!("[metrics]\nlisten = 'unix:{}'\n[serve]\nlog-level = 'error'", path.display());
+    let mut lab = Lab::new(&metrics);
+    let one = lab.connected(MINE);
+    let mut client = UnixStream::connect(&path).unwrap();
+    client.write_all(b"GET /metrics HTTP/1.1\r\n\r\n").unwrap();
+    let mut answer = String::new();
+    client.read_to_string(&mut answer).unwrap();
+    let series = format!("ringfence_vif_connected{{vif=\"vif{}.0\"}} 1\n", one.device.frontend);
+    assert!(answer.starts_with("HTTP/1.1 200 OK\r\n") && answer.contains(&series), "{answer}");
+    assert!(answer.ends_with("# EOF\n"), "{answer}");
+    assert_eq!(lab.log(), "", "nothing failed");
+    lab.reload("[serve]\nlog-level = 'debug'\n[metrics]\nlisten = ''");
+    wait_until("the level is another one", || {
+        lab.reload("[serve]\nlog-level = 'info'\n[metrics]\nlisten = ''");
+        lab.log().contains("metrics.listen when the daemon is started again")
+    });
+}
+
+#[test]
+fn a_configuration_can_be_checked_without_a_daemon() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("ringfence.toml");
+    let check = || {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_ringfence"));
+        command.args(["serve", "--check", "--config"]).arg(&path);
+        let output = command.output().unwrap();
+        let text = [output.stdout, output.stderr].concat();
+        (output.status.success(), String::from_utf8(text).unwrap())
+    };
+    let (right, said) = check();
+    assert!(!right && said.contains("No such file"), "{said}");
+    std::fs::write(&path, include_str!("../../../dist/ringfence.toml")).unwrap();
+    assert!(check().0);
+    std::fs::write(&path, "[limits]\ndevices = 0").unwrap();
+    let (right, said) = check();
+    assert!(!right && said.contains("ringfence.toml:2:11: 0 is not within 1 to 250"), "{said}");
+}

@@ -1,0 +1,9 @@
+# title: `ringfence attach` in a guest, served by the kernel's own xen-netback
+# set: all
+# machine: xen-netback
+# limit: 60
+
+plan 11
+use_netback
+attached
+gone one

@@ -1,0 +1,9 @@
+# title: `ringfence attach` in a guest, served by `ringfence serve`
+# set: core
+# machine: xen
+# limit: 60
+
+plan 12
+use_ringfence
+attached
+gone one
