@@ -69,7 +69,7 @@ fn each_mode_costs_what_it_says_and_persistent_grants_cost_nothing() {
 fn blocks_writes_and_files_are_measured_too() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("disk");
-    std::fs::File::create(&path).unwrap().set_len(32 << 20).unwrap();
+    std::fs::File::create(&path).unwrap().set_len(128 << 20).unwrap();
     let storage = path.to_str().unwrap();
     let words = [
         "block",

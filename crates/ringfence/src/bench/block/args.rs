@@ -46,7 +46,7 @@ pub struct BlockArgs {
     #[arg(long, value_name = "KIND", value_delimiter = ',', default_value = "randread")]
     pub rw: Vec<Rw>,
 
-    /// Where the disks' content is: memory, or a file (16 MiB of it for each guest are overwritten)
+    /// Where the disks' content is: memory, or a file (its first 128 MiB are overwritten)
     #[arg(long, value_name = "memory|FILE", default_value = "memory")]
     pub storage: Storage,
 

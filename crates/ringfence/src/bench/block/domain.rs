@@ -23,7 +23,7 @@ use rustix::time::ClockId;
 
 use super::args::{Rw, Storage};
 use super::latency::Latencies;
-use super::orders::{Answer, GuestSetup, Order, SPAN, Setup, Worked};
+use super::orders::{Answer, GuestSetup, Order, Setup, Worked};
 use crate::bench::STATUS_BENCH_FAILED;
 use crate::bench::usage::{Usage, clock};
 use crate::sys::channel::{Channel, ChannelError, expect_fds};
@@ -60,13 +60,13 @@ fn serve(channel: &Channel) -> anyhow::Result<()> {
     let [hub] = expect_fds(fds)?;
     let platform = LocalPlatform::connect(hub)?;
     match setup {
-        Setup::Backend { mode, storage, guests, queues } => {
+        Setup::Backend { mode, storage, guests, queues, span } => {
             let options = BlkbackOptions {
                 mode: mode.parse()?,
                 queues: queues.into(),
                 ..BlkbackOptions::default()
             };
-            backend(channel, &platform, options, &storage, &guests)
+            backend(channel, &platform, options, &storage, (&guests, span))
         }
         Setup::Guest(setup) => {
             let blocks = setup.block.div_ceil(4096) + 1;
@@ -95,7 +95,7 @@ fn backend(
     platform: &LocalPlatform,
     options: BlkbackOptions,
     storage: &Storage,
-    guests: &[u16],
+    (guests, span): (&[u16], u64),
 ) -> anyhow::Result<()> {
     let mut store = platform.store()?;
     let file: Option<Arc<dyn Disk>> = match storage {
@@ -103,7 +103,7 @@ fn backend(
         Storage::File(path) => Some(Arc::new(FileDisk::open(path, &FileOptions::default())?)),
     };
     if let Some(file) = &file {
-        let wanted = SPAN * guests.len() as u64;
+        let wanted = span * guests.len() as u64;
         let found = file.geometry().bytes;
         ensure!(
             found >= wanted,
@@ -114,7 +114,7 @@ fn backend(
     for guest in guests {
         let disk = match &file {
             Some(file) => Arc::clone(file),
-            None => Arc::new(MemoryDisk::new(SPAN, 512)?) as Arc<dyn Disk>,
+            None => Arc::new(MemoryDisk::new(span, 512)?) as Arc<dyn Disk>,
         };
         let device = device(*guest);
         toolstack::create(&mut store, &device, VbdConfig::default())?;
@@ -229,7 +229,7 @@ impl Worker {
     }
 
     fn blocks(&self) -> u64 {
-        SPAN / u64::from(self.setup.block)
+        self.setup.span / u64::from(self.setup.block)
     }
 
     /// What stands at the head of a block.

@@ -31,7 +31,7 @@ use ringfence_platform::DomId;
 use self::args::{BlockArgs, Rw, Storage};
 pub(super) use self::domain::main as domain_main;
 use self::latency::Latencies;
-use self::orders::{Answer, GuestSetup, Order, SPAN, Setup, Worked};
+use self::orders::{Answer, GuestSetup, Order, Setup, Worked, span};
 use self::report::Row;
 pub(super) use self::seeds::run as run_seeds;
 use super::net::RunningHub;
@@ -95,7 +95,9 @@ impl Case {
         for _ in 0..self.guests {
             admitted.push(hub.0.admit(None, false)?);
         }
+        let span = span(self.guests);
         let setup = Setup::Backend {
+            span,
             mode: self.mode.name().to_owned(),
             storage: storage.clone(),
             guests: admitted.iter().map(|(domain, _)| domain.0).collect(),
@@ -108,7 +110,7 @@ impl Case {
         }
         let mut guests = Vec::new();
         for (number, (domain, socket)) in (0u64..).zip(admitted) {
-            let base = if *storage == Storage::Memory { 0 } else { number * SPAN };
+            let base = if *storage == Storage::Memory { 0 } else { number * span };
             let setup = Setup::Guest(GuestSetup {
                 domain: domain.0,
                 persistent: self.mode == Mode::Persistent,
@@ -117,6 +119,7 @@ impl Case {
                 depth: self.depth,
                 queues: self.queues,
                 base,
+                span,
             });
             guests.push(Domain::start("guest", &setup, socket)?);
         }

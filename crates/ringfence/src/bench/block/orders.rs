@@ -8,8 +8,14 @@ use super::args::{Rw, Storage};
 use super::latency::Latencies;
 use crate::bench::usage::Usage;
 
+/// Bytes of all guests' disks together: the same for any number of guests, so that caches are asked the
+/// same.
+const TOTAL: u64 = 128 << 20;
+
 /// Bytes of each guest's disk.
-pub(super) const SPAN: u64 = 16 << 20;
+pub(super) fn span(guests: u16) -> u64 {
+    (TOTAL / u64::from(guests.max(1))).next_multiple_of(1 << 20)
+}
 
 /// The first message to a domain; its connection to the hub comes with it.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -22,6 +28,8 @@ pub(super) enum Setup {
         /// The guests' numbers.
         guests: Vec<u16>,
         queues: u16,
+        /// Bytes of each guest's disk.
+        span: u64,
     },
     /// A guest.
     Guest(GuestSetup),
@@ -40,6 +48,8 @@ pub(super) struct GuestSetup {
     pub(super) queues: u16,
     /// First byte of its part of the disk.
     pub(super) base: u64,
+    /// Bytes of it.
+    pub(super) span: u64,
 }
 
 /// Orders to a domain that is set up.
