@@ -10,7 +10,7 @@ use std::net::UdpSocket;
 use ringfence_grants::Mode;
 use ringfence_net::Port as _;
 use ringfence_net::PortCounters;
-use ringfence_net::dataplane::{Dataplane, DataplaneConfig};
+use ringfence_net::dataplane::{Dataplane, DataplaneConfig, DataplaneHandle};
 use ringfence_net::switch::{Fabric, PortPolicy, Switch};
 use ringfence_net::tap::TapPort;
 use ringfence_net::vif::backend::{BackendOptions, VifBackend};
@@ -20,7 +20,7 @@ use std::sync::Arc;
 
 use support::peer::{receive, send_segmented, socket_towards};
 use support::world::{MTU, World};
-use support::{Peer, in_namespaces, ip, skip};
+use support::{Peer, in_namespaces, ip, set_up, skip};
 
 const USO: TapOffloads = TapOffloads::USO4.union(TapOffloads::USO6);
 
@@ -48,10 +48,10 @@ fn kernel_knows(tap: &Tap) -> bool {
 fn to_peer(peer: &mut Peer, to: &str) {
     peer.tell(&format!("bind {to}"));
     let socket = socket_towards(to);
-    for _ in 0..SENDS {
+    for n in 0..SENDS {
         peer.ask(&format!("receive {EACH}"));
         let sent = send_segmented(&socket, 1, EACH, SIZE);
-        assert_eq!(peer.answer(), sent, "datagrams, octets, hash");
+        assert_eq!(peer.answer(), sent, "datagrams, octets, hash of send {n} to {to}");
         assert!(sent.starts_with(&format!("{DATAGRAMS} {EACH} ")), "{sent}");
     }
 }
@@ -61,6 +61,7 @@ struct Bridge {
     peer: Peer,
     a: Arc<PortCounters>,
     b: Arc<PortCounters>,
+    plane: DataplaneHandle,
 }
 
 impl Bridge {
@@ -72,45 +73,33 @@ impl Bridge {
         }
         b.limit_offloads(far).unwrap();
         ip(&format!("link set rfb netns {}", peer.id()));
-        for (name, host) in [("rfa", 1), ("rfb", 2)] {
-            for args in [
-                format!("link set {name} address 02:00:00:00:00:0{host} up"),
-                format!("address add 10.9.0.{host}/24 dev {name}"),
-                format!("address add fd00:9::{host}/64 dev {name} nodad"),
-            ] {
-                if host == 1 {
-                    ip(&args);
-                } else {
-                    peer.tell(&format!("ip {args}"));
-                }
-            }
-        }
+        set_up("rfa", 1, 1500);
+        peer.tell("up rfb 2 1500");
         let system = Arc::new(Counters::default());
         let fabric = Fabric::Switch(Switch::new());
         let config = DataplaneConfig::default();
-        let (dataplane, handle) =
+        let (dataplane, plane) =
             Dataplane::new(fabric, config, Arc::clone(&system), |_| {}).unwrap();
         std::thread::spawn(move || dataplane.run());
         let [a, b] = [a, b].map(|tap| {
             let port = TapPort::new(tap.fd, tap.offloads, 1500, Arc::clone(&system));
             let counters = Arc::clone(port.counters());
-            handle.add_port(Box::new(port), PortPolicy::default(), &tap.name).unwrap();
+            plane.add_port(Box::new(port), PortPolicy::default(), &tap.name).unwrap();
             counters
         });
-        // Without a handle the data plane would end.
-        std::mem::forget(handle);
-        Some(Bridge { peer, a, b })
+        Some(Bridge { peer, a, b, plane })
     }
 }
 
 #[test]
 fn from_tap_to_tap_datagrams_go_whole() {
     in_namespaces("from_tap_to_tap_datagrams_go_whole", |peer| {
-        let Some(Bridge { mut peer, a, b }) = Bridge::new(peer(), TapOffloads(u32::MAX)) else {
-            return;
-        };
+        let Some(bridge) = Bridge::new(peer(), TapOffloads(u32::MAX)) else { return };
+        let Bridge { mut peer, a, b, plane } = bridge;
         for (n, to) in (1..).zip(ADDRESSES) {
             to_peer(&mut peer, to);
+            // Between two rounds: what was sent has been counted.
+            plane.stats().unwrap();
             assert_eq!((b.frames_whole.get(), b.tx_gso.get()), (n * SENDS, n * SENDS), "{to}");
         }
         assert_eq!((b.segments_made.get(), b.checksums_computed.get()), (0, 0));
@@ -122,10 +111,11 @@ fn from_tap_to_tap_datagrams_go_whole() {
 
 /// Behind a TAP that does not take datagrams whole.
 fn split_for(peer: Peer, far: TapOffloads) {
-    let Some(Bridge { mut peer, b, .. }) = Bridge::new(peer, far) else { return };
+    let Some(Bridge { mut peer, b, plane, .. }) = Bridge::new(peer, far) else { return };
     for to in ADDRESSES {
         to_peer(&mut peer, to);
     }
+    plane.stats().unwrap();
     assert_eq!((b.frames_segmented.get(), b.frames_whole.get()), (2 * SENDS, 0));
     assert_eq!(b.segments_made.get(), 2 * SENDS * DATAGRAMS);
 }
@@ -156,6 +146,7 @@ fn over_a_vif(peer: Peer, mode: Mode) {
     for to in ADDRESSES {
         to_peer(&mut world.peer, to);
     }
+    world.settle();
     // Behind netback is a TAP again, which takes them.
     let (vif, tap) = (&world.guest.counters, &world.driver.tap);
     assert_eq!((vif.frames_segmented.get(), vif.tx_gso.get()), (2 * SENDS, 0));
@@ -170,6 +161,7 @@ fn over_a_vif(peer: Peer, mode: Mode) {
             assert_eq!(world.peer.answer(), got, "{to}");
         }
     }
+    world.settle();
     let (vif, tap) = (&world.driver.counters, &world.guest.tap);
     assert_eq!((vif.frames_segmented.get(), vif.tx_gso.get()), (2 * SENDS, 0));
     assert_eq!(vif.segments_made.get(), 2 * SENDS * DATAGRAMS);

@@ -3,13 +3,13 @@
 # machine: xen
 # limit: 90
 
-# seconds_for LABEL FROM TO ADDRESS MEBIBYTES: a transfer, and in TOOK how long it took.
-seconds_for() {
-    local begin
-    begin=$(uptime_now)
-    transfer "$@"
-    TOOK=$(since $begin)
-    note "$1: $TOOK s"
+# timed LABEL FROM TO ADDRESS: a check: a MiB arrives; in TOOK the seconds from the first octet to the last.
+timed() {
+    PORT=$((${PORT:-5000} + 1))
+    on $3 "receive $PORT" || { not_ok "$1" "$3 does not listen"; return 1; }
+    TOOK=$(ON_LIMIT=60 on $2 "traffic send $4 $PORT 1 2>&1") || { not_ok "$1" "$2: $TOOK"; return 1; }
+    TOOK=${TOOK% s}
+    is "$1" "$(on $3 "received $PORT")" "$(stream_sum 1)" && note "$1: $TOOK s"
 }
 
 # less A B
@@ -23,12 +23,12 @@ check 'a guest with a rate is created' guest one "$(vif 11 rate=200KB/s)" || giv
 check 'it has a network' ready_with_address one 11
 path=$BACKEND/vif/$(domain one)/0/rate
 is 'libxl wrote its rate' "$(key $path)" 10000,50000
-seconds_for 'from the guest' one dom0 $ADDRESS 1
+timed 'from the guest' one dom0 $ADDRESS
 # 1 MiB, less what may come in a burst of 128 KiB.
 check 'takes as long as it has to' less 4.0 $TOOK
-seconds_for 'to the guest' dom0 one 10.77.0.11 1
+timed 'to the guest' dom0 one 10.77.0.11
 check 'is not limited' less $TOOK 4.0
 check 'its waits are counted' on dom0 "ringfence status --json | grep -E '\"rate_limited\": *[1-9]'"
 check 'a higher rate is written' xenstore-write $path 50000000,50000
-seconds_for 'from the guest again' one dom0 $ADDRESS 1
+timed 'from the guest again' one dom0 $ADDRESS
 check 'holds at once' less $TOOK 4.0

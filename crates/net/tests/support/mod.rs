@@ -15,6 +15,7 @@ pub mod world;
 
 use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
 
 pub use peer::Peer;
 
@@ -85,4 +86,22 @@ fn missing() -> Option<String> {
 pub fn ip(args: &str) {
     let output = Command::new("ip").args(args.split(' ')).output().unwrap();
     assert!(output.status.success(), "ip {args}: {}", String::from_utf8_lossy(&output.stderr));
+}
+
+/// Brings an interface up in this process's network namespace, with the addresses 10.9.0.HOST and
+/// fd00:9::HOST, and waits until both can be reached: the kernel adds an IPv6 address at its leisure.
+pub fn set_up(name: &str, host: u8, mtu: u16) {
+    ip(&format!("link set {name} address 02:00:00:00:00:0{host} mtu {mtu} up"));
+    ip(&format!("address add 10.9.0.{host}/24 dev {name}"));
+    ip(&format!("address add fd00:9::{host}/64 dev {name} nodad"));
+    let until = Instant::now() + Duration::from_secs(10);
+    loop {
+        let routes = Command::new("ip").args(["-6", "route", "show", "table", "local"]).output();
+        let routes = String::from_utf8(routes.unwrap().stdout).unwrap();
+        if routes.contains(&format!("local fd00:9::{host} ")) {
+            return;
+        }
+        assert!(Instant::now() < until, "fd00:9::{host} stays unknown: {routes}");
+        std::thread::sleep(Duration::from_millis(2));
+    }
 }

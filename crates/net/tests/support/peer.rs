@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use nix::sys::socket::{setsockopt, sockopt};
 use sha2::{Digest, Sha256};
 
-use super::{again, ip, tcp};
+use super::{again, ip, set_up, tcp};
 
 /// Before each answer: the test harness writes to the same pipe.
 const MARK: &str = "peer: ";
@@ -80,6 +80,11 @@ pub(super) fn obey() {
         match what {
             "ip" => {
                 ip(arguments);
+                say("done");
+            }
+            "up" => {
+                let words: Vec<&str> = arguments.split(' ').collect();
+                set_up(words[0], words[1].parse().unwrap(), words[2].parse().unwrap());
                 say("done");
             }
             "serve" => {

@@ -20,7 +20,7 @@ use ringfence_platform::tap::{Tap, TapOffloads};
 use ringfence_platform::{Counters, DomId, Platform};
 use ringfence_wire::xenbus::{DeviceId, DeviceKind, XenbusState};
 
-use super::{Peer, ip};
+use super::{Peer, ip, set_up};
 
 /// The MTU of the vif.
 pub const MTU: u16 = 8000;
@@ -90,17 +90,8 @@ impl World {
     pub fn new(mut peer: Peer) -> World {
         let taps = ["rfa", "rfb"].map(|name| Tap::create(name).unwrap());
         ip(&format!("link set rfb netns {}", peer.id()));
-        let set_up = |name: &str, host: u8| {
-            [
-                format!("link set {name} address 02:00:00:00:00:0{host} mtu {MTU} up"),
-                format!("address add 10.9.0.{host}/24 dev {name}"),
-                format!("address add fd00:9::{host}/64 dev {name} nodad"),
-            ]
-        };
-        set_up("rfa", 1).iter().for_each(|args| ip(args));
-        for args in set_up("rfb", 2) {
-            peer.tell(&format!("ip {args}"));
-        }
+        set_up("rfa", 1, MTU);
+        peer.tell(&format!("up rfb 2 {MTU}"));
         peer.tell("serve");
         let (hub_thread, hub) = Hub::new(HubLimits::default()).unwrap();
         std::thread::spawn(move || hub_thread.run().unwrap());

@@ -370,7 +370,6 @@ impl<P: Platform> Vifs<P> {
             .with_offloads(settings.offloads)
             .with_queues(settings.max_queues)
             .with_policy(policy_of(&settings))
-            .with_queues(settings.max_queues)
             .waiting_for_hotplug(keys.scripted);
         let (seat, cable, problem) = (Seat::default(), None, None);
         Vif { keys, settings, mtu, backend, problem, seat, cable }
