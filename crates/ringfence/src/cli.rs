@@ -189,6 +189,8 @@ pub enum Internal {
     BenchDomain,
     /// One process of a benchmark with hostile guests
     BenchHostile,
+    /// One process of a benchmark of disks
+    BenchBlock,
     /// One end of a stream of a benchmark
     BenchGsoEnd {
         /// Which.

@@ -59,6 +59,7 @@ pub fn main_with(cli: Cli) -> u8 {
             Internal::Frontend => frontend::main(),
             Internal::BenchDomain => bench::domain_main(),
             Internal::BenchHostile => bench::hostile_main(),
+            Internal::BenchBlock => bench::block_main(),
             Internal::BenchGsoEnd { role } => bench::gso_end_main(&role),
             Internal::DemoPeer { role } => demo::peer::main(&role),
             Internal::GuestInit { command } => guest::main(&command),

@@ -166,7 +166,9 @@ impl<G: Grantee, M: RingMemory, C: Channel> Worker<G, M, C> {
                 self.counters.throttles.add(u64::from(throttle.spurious(now)));
             }
             if now.saturating_sub(last_work) < self.spin.window() {
-                core::hint::spin_loop();
+                // Where there are more rings than processors, others have something to do.
+                rustix::thread::sched_yield();
+                self.system.syscalls.add(1);
                 continue;
             }
             throttle.expire(now);

@@ -7,6 +7,7 @@ use clap::{Args, Subcommand, ValueEnum};
 use ringfence_grants::Mode;
 use serde::{Deserialize, Serialize};
 
+use super::block::args::{BlockArgs, SeedsArgs};
 use super::gso::args::GsoArgs;
 use super::hostile::args::HostileArgs;
 use super::packet::{SIZE_MAX, SIZE_MIN};
@@ -26,6 +27,10 @@ pub enum BenchCommand {
     Net(NetArgs),
     /// What a neighbour that breaks rules does to one that does not
     Hostile(HostileArgs),
+    /// Disks through blkfront, rings and blkback, by many guests at once
+    Block(BlockArgs),
+    /// Repeat the experiments that the source documents describe
+    Seeds(SeedsArgs),
     /// What it is worth to leave super-packets whole: TCP between guests, three setups
     Gso(GsoArgs),
 }

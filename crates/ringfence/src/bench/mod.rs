@@ -23,6 +23,7 @@
 
 pub mod args;
 mod bare;
+pub mod block;
 mod domain;
 pub mod gso;
 pub mod hostile;
@@ -48,6 +49,8 @@ pub fn main(args: &BenchArgs) -> u8 {
     let outcome = match &args.command {
         BenchCommand::Net(args) => net::run(args),
         BenchCommand::Hostile(args) => hostile::run(args),
+        BenchCommand::Block(args) => block::run(args),
+        BenchCommand::Seeds(args) => block::run_seeds(args),
         BenchCommand::Gso(args) => gso::run(args),
     };
     match outcome {
@@ -73,6 +76,11 @@ pub fn hostile_main() -> u8 {
 /// `ringfence internal bench-domain`: one side of a benchmark; returns the exit status.
 pub fn domain_main() -> u8 {
     domain::main()
+}
+
+/// `ringfence internal bench-block`: one process of `bench block`; returns the exit status.
+pub fn block_main() -> u8 {
+    block::domain_main()
 }
 
 /// Shown where standard error is a terminal.

@@ -182,10 +182,10 @@ impl Case {
 }
 
 /// A hub on a thread of its own, ended when this is dropped.
-struct RunningHub(HubHandle);
+pub(super) struct RunningHub(pub(super) HubHandle);
 
 impl RunningHub {
-    fn start() -> anyhow::Result<RunningHub> {
+    pub(super) fn start() -> anyhow::Result<RunningHub> {
         let (hub, handle) = Hub::new(HubLimits::default())?;
         std::thread::Builder::new().name("hub".to_owned()).spawn(move || {
             if let Err(error) = hub.run() {

@@ -63,6 +63,13 @@ impl Usage {
         port: &PortCounters,
         fetched: u64,
     ) -> anyhow::Result<Usage> {
+        let copied = port.copied_bytes.get();
+        let usage = Usage::of(platform)?;
+        Ok(Usage { copied_octets: usage.copied_octets + copied, fetched_octets: fetched, ..usage })
+    }
+
+    /// As [`Usage::now`], for a process without a port.
+    pub(super) fn of(platform: &Counters) -> anyhow::Result<Usage> {
         let counted = platform.values();
         let process = getrusage(UsageWho::RUSAGE_SELF).context("getrusage")?;
         let faults = process.minor_page_faults() + process.major_page_faults();
@@ -70,8 +77,8 @@ impl Usage {
             maps: counted.grant_maps,
             unmaps: counted.grant_unmaps,
             copies: counted.grant_copies,
-            copied_octets: counted.grant_copy_bytes + port.copied_bytes.get(),
-            fetched_octets: fetched,
+            copied_octets: counted.grant_copy_bytes,
+            fetched_octets: 0,
             syscalls: counted.syscalls,
             wakeups: counted.wakeups,
             notifications: counted.notifications,
