@@ -7,6 +7,7 @@ use clap::{Args, CommandFactory, Parser, Subcommand};
 
 use crate::attach::AttachArgs;
 use crate::bench::args::BenchArgs;
+use crate::bench::hostile::on_xen::HostileGuestArgs;
 use crate::conformance::ConformanceArgs;
 use crate::guest::Address;
 use crate::hub::HubArgs;
@@ -209,6 +210,8 @@ pub enum Internal {
         #[arg(last = true)]
         command: Vec<OsString>,
     },
+    /// Breaks every rule of a vif, from inside a Xen guest
+    HostileGuest(HostileGuestArgs),
     /// Runs one half of the platform's conformance suite on Xen
     Conformance(ConformanceArgs),
     /// Prints the manual page
