@@ -1,5 +1,5 @@
 # title: a guest breaks every rule of a vif, from user space: dom0 and another guest go on
-# set: core
+# set: all
 # machine: xen
 # limit: 120
 
@@ -42,24 +42,20 @@ bound_again() {
     on rogue 'echo vif-0 >/sys/bus/xen/drivers/vif/bind' && again_with_address rogue 12
 }
 
-plan 19
+plan 17
 use_ringfence
-CHANNELS=$(channels)
 networked good 11
 check 'a hostile guest is created' guest rogue "$(vif 12)" || give_up 'nobody is hostile'
 check 'it takes commands' guest_ready rogue
 check 'its own driver lets go of the interface' unbind
-SPELL=${SPELL:-1}
-on rogue "{ ringfence internal hostile-guest --seconds $SPELL >/tmp/hostile.log 2>&1; echo \$? >/tmp/hostile.status; } &"
+on rogue "{ ringfence internal hostile-guest --seconds 1 >/tmp/hostile.log 2>&1; echo \$? >/tmp/hostile.status; } &"
 check 'the other guest goes on meanwhile' goes_on
 check 'the hostile guest did its worst' did_its_worst
 check 'the daemon is still the same' test -d /proc/$SERVE
-ringfence status --json
 note "kinds of rules it is charged with: $(rules rogue)"
 check 'it is charged with what it did' test "$(rules rogue)" -gt 3
 is 'the other guest is not' "$(rules good)" 0
 check 'its own driver can have the interface again' bound_again
 check_not 'dom0 has nothing to complain of' on dom0 "dmesg | grep -E 'BUG|WARNING|Oops|Call Trace'"
-check 'the hostile guest is destroyed' xl destroy rogue
-check 'the other one too' xl destroy good
-unserved
+check 'the hostile guest is destroyed, and leaves nothing' destroyed rogue $(domain rogue)
+check 'so does the other one' destroyed good $(domain good)
