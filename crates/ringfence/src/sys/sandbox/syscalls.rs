@@ -256,16 +256,11 @@ pub const LIST: &[Allowed] = &[
     #[cfg(target_arch = "x86_64")]
     daemon(libc::SYS_unlink, &[], "records of queues; sockets"),
     daemon(libc::SYS_accept4, &[], "whoever asks for the status or for metrics"),
-    daemon(
-        libc::SYS_setsockopt,
-        &[is(1, libc::SOL_SOCKET), is(2, libc::SO_SNDTIMEO)],
-        "whoever asks and does not read",
-    ),
-    daemon(
-        libc::SYS_setsockopt,
-        &[is(1, libc::SOL_SOCKET), is(2, libc::SO_RCVTIMEO)],
-        "whoever connects and does not ask",
-    ),
+    // Each limit of time has two numbers: of before and after 2038.
+    daemon(libc::SYS_setsockopt, &[is(1, libc::SOL_SOCKET), is(2, 20)], "a client that is slow"),
+    daemon(libc::SYS_setsockopt, &[is(1, libc::SOL_SOCKET), is(2, 21)], "a client that is slow"),
+    daemon(libc::SYS_setsockopt, &[is(1, libc::SOL_SOCKET), is(2, 66)], "a client that is slow"),
+    daemon(libc::SYS_setsockopt, &[is(1, libc::SOL_SOCKET), is(2, 67)], "a client that is slow"),
     daemon(libc::SYS_socket, &[is(0, libc::AF_NETLINK)], "interfaces of the host"),
     daemon(libc::SYS_bind, &[], "interfaces of the host"),
     daemon(libc::SYS_ioctl, &[is(1, 0x8933)], "SIOCGIFINDEX: the number of an interface"),
