@@ -21,6 +21,7 @@ pub mod bench;
 pub mod cli;
 pub mod conformance;
 pub mod demo;
+pub mod disk;
 pub mod driver;
 pub mod frontend;
 pub mod guest;

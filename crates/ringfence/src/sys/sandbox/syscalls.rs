@@ -104,6 +104,10 @@ pub enum FilterError {
     Backend(#[from] seccompiler::BackendError),
 }
 
+/// `linux/fs.h`.
+const BLKDISCARD: i32 = 0x1277;
+const BLKSECDISCARD: i32 = 0x127D;
+
 const fn always(number: libc::c_long, why: &'static str) -> Allowed {
     Allowed { number, who: Who::Both, when: &[], why }
 }
@@ -176,7 +180,7 @@ pub const LIST: &[Allowed] = &[
         &[is(1, libc::SOL_SOCKET), is(2, libc::SO_RCVBUF)],
         "bounding what a peer can make the kernel hold",
     ),
-    driver(libc::SYS_accept4, &[], "domains that connect to the hub"),
+    always(libc::SYS_accept4, "who connects: domains, users of a disk, askers of the status"),
     driver(libc::SYS_socketpair, &[is(0, libc::AF_UNIX)], "event channels, store connections"),
     // Waiting.
     always(libc::SYS_ppoll, "waiting"),
@@ -212,7 +216,13 @@ pub const LIST: &[Allowed] = &[
     always(libc::SYS_fstatfs, "that an arena is on tmpfs"),
     when(libc::SYS_newfstatat, &[has(3, libc::AT_EMPTY_PATH)], "fstat, as newer C libraries do it"),
     when(libc::SYS_statx, &[has(2, libc::AT_EMPTY_PATH)], "fstat, as the standard library does it"),
-    always(libc::SYS_fallocate, "revoking: punching pages out of one's own arena"),
+    always(
+        libc::SYS_fallocate,
+        "revoking: punching pages out of one's own arena; giving up ranges of a disk",
+    ),
+    driver(libc::SYS_fdatasync, &[], "a guest flushes its disk"),
+    driver(libc::SYS_ioctl, &[is(1, BLKDISCARD)], "giving up ranges of a block device"),
+    driver(libc::SYS_ioctl, &[is(1, BLKSECDISCARD)], "the same, for certain"),
     when(libc::SYS_fcntl, &[is(1, libc::F_GETFD)], "descriptor flags"),
     when(libc::SYS_fcntl, &[is(1, libc::F_SETFD)], "descriptor flags"),
     when(libc::SYS_fcntl, &[is(1, libc::F_GETFL)], "whether an arena is open for writing"),
@@ -255,7 +265,6 @@ pub const LIST: &[Allowed] = &[
     daemon(libc::SYS_unlinkat, &[], "records of queues; sockets"),
     #[cfg(target_arch = "x86_64")]
     daemon(libc::SYS_unlink, &[], "records of queues; sockets"),
-    daemon(libc::SYS_accept4, &[], "whoever asks for the status or for metrics"),
     // Each limit of time has two numbers: of before and after 2038.
     daemon(libc::SYS_setsockopt, &[is(1, libc::SOL_SOCKET), is(2, 20)], "a client that is slow"),
     daemon(libc::SYS_setsockopt, &[is(1, libc::SOL_SOCKET), is(2, 21)], "a client that is slow"),
@@ -366,8 +375,8 @@ mod tests {
         let domain = Confined::Domain;
         for whom in [domain(DomainKind::Driver), domain(DomainKind::Frontend), Confined::Daemon] {
             let rules = rules(whom).unwrap();
-            let accepts = whom != domain(DomainKind::Frontend);
-            assert_eq!(rules.contains_key(&libc::SYS_accept4), accepts);
+            let flushes = whom == domain(DomainKind::Driver);
+            assert_eq!(rules.contains_key(&libc::SYS_fdatasync), flushes);
             assert_eq!(rules.contains_key(&libc::SYS_openat), whom == Confined::Daemon);
             let filter = SeccompFilter::new(
                 rules,
