@@ -9,6 +9,7 @@
 mod apt;
 mod boots;
 mod cpio;
+mod hypervisor;
 mod images;
 mod kernel;
 mod machine;
@@ -63,9 +64,12 @@ enum Suite {
 struct XenArgs {
     #[command(flatten)]
     common: SuiteArgs,
-    /// Boot this hypervisor (its ELF file) instead of Debian's: one built with CONFIG_DEBUG logs every
-    /// bad grant, CONFIG_PERF_COUNTERS counts grant operations
-    #[arg(long, value_name = "FILE")]
+    /// Boot a hypervisor built for debugging, which names every bad grant on the console and counts
+    /// grant operations; built from Debian's source first, which takes about a minute
+    #[arg(long)]
+    debug_xen: bool,
+    /// Boot this hypervisor (its ELF file) instead of Debian's
+    #[arg(long, value_name = "FILE", conflicts_with = "debug_xen")]
     hypervisor: Option<PathBuf>,
 }
 
@@ -126,9 +130,11 @@ struct Setting<'a> {
 
 /// Runs `cargo xtask vm`; false if something failed.
 pub(crate) fn run(args: &VmArgs, root: &Path, target: &Path) -> anyhow::Result<bool> {
-    let (suite, kinds, args, hypervisor) = match &args.suite {
-        Suite::Xen(args) => ("xen", Kind::XEN, &args.common, args.hypervisor.clone()),
-        Suite::Linux(args) => ("linux", Kind::LINUX, args, None),
+    let (suite, kinds, args, hypervisor, debug) = match &args.suite {
+        Suite::Xen(args) => {
+            ("xen", Kind::XEN, &args.common, args.hypervisor.clone(), args.debug_xen)
+        }
+        Suite::Linux(args) => ("linux", Kind::LINUX, args, None, false),
     };
     let found = scenario::find(&root.join("vm").join(suite).join("scenarios"), kinds)?;
     if args.list {
@@ -148,9 +154,13 @@ pub(crate) fn run(args: &VmArgs, root: &Path, target: &Path) -> anyhow::Result<b
     }
     anyhow::ensure!(missing.is_empty(), "{}", tools::how_to_get(&missing));
     let cache = args.cache.clone().unwrap_or_else(|| target.join("vm"));
-    let mut setting =
-        prepare(root, target, &std::path::absolute(cache)?, &toolbox, args.program.as_deref())?;
-    setting.hypervisor = hypervisor.map(std::path::absolute).transpose()?;
+    let cache = std::path::absolute(cache)?;
+    let hypervisor = match hypervisor {
+        None if debug => Some(hypervisor::debug(&cache, &toolbox, !args.no_install)?),
+        given => given.map(std::path::absolute).transpose()?,
+    };
+    let mut setting = prepare(root, target, &cache, &toolbox, args.program.as_deref())?;
+    setting.hypervisor = hypervisor;
     setting.patience = args.patience;
     setting.processors = args.processors;
     setting.verbose = args.verbose;
