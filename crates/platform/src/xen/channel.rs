@@ -92,3 +92,42 @@ impl Channel for XenChannel {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::net::{AddressFamily, RecvFlags, SocketFlags, SocketType, recv, send, socketpair};
+
+    /// A channel whose driver is the other end of a socket: it tells of ports, and is told of them.
+    fn channel() -> (XenChannel, OwnedFd) {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let (device, driver) =
+            socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();
+        (XenChannel { port: EventPort(77), device, counters: Arc::default() }, driver)
+    }
+
+    #[test]
+    fn a_pending_port_is_written_back_once() {
+        let (channel, driver) = channel();
+        assert_eq!(channel.clear(), Ok(false));
+        send(&driver, &77u32.to_ne_bytes(), rustix::net::SendFlags::empty()).unwrap();
+        assert_eq!(channel.clear(), Ok(true));
+        assert_eq!(channel.clear(), Ok(false));
+        let mut written = [0u8; 16];
+        let (len, _) = recv(&driver, &mut written[..], RecvFlags::DONTWAIT).unwrap();
+        assert_eq!(written[..len], 77u32.to_ne_bytes());
+        assert_eq!(recv(&driver, &mut written[..], RecvFlags::DONTWAIT), Err(Errno::AGAIN));
+        assert_eq!(
+            channel.counters.values().syscalls,
+            4,
+            "two reads that find nothing, a read and a write"
+        );
+    }
+
+    #[test]
+    fn a_notification_that_the_driver_refuses_is_an_error_and_counted() {
+        let (channel, _driver) = channel();
+        assert!(matches!(channel.notify(), Err(ChannelError::System(_))));
+        assert_eq!(channel.counters.values().notifications, 1);
+    }
+}

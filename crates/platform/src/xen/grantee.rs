@@ -314,6 +314,7 @@ impl Grantee for XenGrantee {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::CopyOps;
 
     #[test]
     fn what_the_driver_says_becomes_a_status() {
@@ -321,5 +322,53 @@ mod tests {
         assert_eq!(status_of(Errno::FAULT), GrantStatus::GeneralError);
         assert_eq!(status_of(Errno::AGAIN), GrantStatus::Again);
         assert_eq!(status_of(Errno::NOMEM), GrantStatus::NoDeviceSpace);
+    }
+
+    /// A grantee whose driver refuses every request.
+    fn refused() -> XenGrantee {
+        let device = std::fs::File::open("/dev/null").unwrap();
+        XenGrantee::new(DomId(1), device.into(), Arc::default())
+    }
+
+    #[test]
+    fn xsa_300_what_is_mapped_at_a_time_is_bounded() {
+        let grantee = refused();
+        assert!(grantee.shared.take_room(MAPPED_MAX));
+        assert!(!grantee.shared.take_room(1));
+        grantee.shared.give_room(3);
+        assert!(!grantee.shared.take_room(4));
+        assert!(grantee.shared.take_room(3));
+    }
+
+    #[test]
+    fn xsa_362_a_request_that_fails_is_the_status_of_each_page_and_takes_no_room() {
+        let mut grantee = refused();
+        let page = |gref, access| (Gref(gref), access);
+        let pages = [
+            page(8, Access::ReadOnly),
+            page(7, Access::ReadWrite),
+            page(9, Access::ReadWrite),
+            page(0, Access::ReadOnly),
+        ];
+        let mut out = Vec::new();
+        grantee.map(&pages, &mut out);
+        let statuses: Vec<_> = out.into_iter().map(|page| page.err()).collect();
+        let (failed, reserved) = (Some(GrantStatus::GeneralError), Some(GrantStatus::BadGref));
+        assert_eq!(statuses, [failed, reserved, failed, reserved]);
+        assert_eq!(*grantee.shared.mapped.lock().unwrap(), 0);
+        assert_eq!(grantee.shared.counters.values().grant_maps, 0);
+    }
+
+    #[test]
+    fn xsa_365_when_the_request_itself_fails_no_copy_counts_as_done() {
+        let mut grantee = refused();
+        let (mut into, lent) = ([0u8; 16], LentSlice::anonymous(PAGE_SIZE));
+        let mut ops = CopyOps::new();
+        let mut list = ops.begin();
+        list.read(Gref(8), 0, &mut into).unwrap();
+        list.write(Gref(9), 0, b"bytes").unwrap();
+        list.write_lent(Gref(10), 0, &lent, 100, 200).unwrap();
+        grantee.copy(list);
+        assert_eq!(ops.statuses(), [GrantStatus::GeneralError; 3]);
     }
 }
