@@ -2,6 +2,7 @@
 # set: all
 # machine: xen
 # limit: 180
+# grants: bad
 
 . /vm/xen/conformance.sh
 

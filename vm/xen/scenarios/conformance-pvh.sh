@@ -2,6 +2,7 @@
 # set: all
 # machine: xen-pvh
 # limit: 100
+# grants: bad
 
 . /vm/xen/conformance.sh
 

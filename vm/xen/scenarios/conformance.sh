@@ -2,6 +2,7 @@
 # set: core
 # machine: xen
 # limit: 100
+# grants: bad
 
 . /vm/xen/conformance.sh
 

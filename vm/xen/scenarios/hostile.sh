@@ -2,6 +2,7 @@
 # set: all
 # machine: xen
 # limit: 120
+# grants: bad
 
 # The guest's own driver lets go of the interface, and the hostile one takes it.
 unbind() {

@@ -35,5 +35,8 @@ pub(super) fn build(root: &Path, target: &Path, given: Option<&Path>) -> anyhow:
         Some(given) => std::path::absolute(given)?,
         None => folder.join("ringfence"),
     };
+    // An empty file would do nothing, successfully.
+    let magic = std::fs::read(&ringfence).map(|bytes| bytes.starts_with(b"\x7fELF"));
+    anyhow::ensure!(matches!(magic, Ok(true)), "{} is no program", ringfence.display());
     Ok(Programs { ringfence, traffic: folder.join("traffic") })
 }

@@ -104,6 +104,13 @@ impl Tally {
         }
     }
 
+    /// The hypervisor complained while it ran.
+    pub(super) fn complain(&mut self, lines: &[String]) {
+        if let Some(first) = lines.first() {
+            self.broken = Some(format!("{} bad grants are logged, as in `{first}`", lines.len()));
+        }
+    }
+
     /// Its machine came to an end before it did.
     pub(super) fn break_off(&mut self, why: impl Into<String>) {
         self.broken = Some(why.into());

@@ -6,6 +6,7 @@
 //! # set: core            (in `cargo xtask test`; `all`: with --all; `name`: when it is named)
 //! # machine: plain       (scenarios of one machine may share a boot)
 //! # limit: 60            (seconds on an idle computer of two cores)
+//! # grants: bad          (may be left out: it offers bad grants on purpose)
 //! ```
 
 use std::path::Path;
@@ -38,6 +39,8 @@ pub(super) struct Scenario {
     pub(super) machine: Kind,
     /// How long it may take, in seconds.
     pub(super) limit: u32,
+    /// A hypervisor built for debugging will complain of its grants.
+    pub(super) bad_grants: bool,
 }
 
 /// The scenarios in `folder`, by name; their machines must be among `kinds`.
@@ -80,6 +83,8 @@ fn parse(name: &str, text: &str) -> anyhow::Result<Scenario> {
         other => anyhow::bail!("`# set: {other}`: core, all or name"),
     };
     let machine = field("machine")?;
+    let grants = field("grants").ok();
+    anyhow::ensure!(grants.is_none_or(|word| word == "bad"), "`# grants: ...` can only be bad");
     Ok(Scenario {
         name: name.to_owned(),
         title: field("title")?.to_owned(),
@@ -87,6 +92,7 @@ fn parse(name: &str, text: &str) -> anyhow::Result<Scenario> {
         machine: Kind::from_name(machine)
             .with_context(|| format!("no machine is called {machine}"))?,
         limit: field("limit")?.parse().context("`# limit: ...` is a number of seconds")?,
+        bad_grants: grants.is_some(),
     })
 }
 
@@ -153,7 +159,14 @@ mod tests {
     }
 
     fn scenario(name: &str, set: Set, machine: Kind, limit: u32) -> Scenario {
-        Scenario { name: name.to_owned(), title: String::new(), set, machine, limit }
+        Scenario {
+            name: name.to_owned(),
+            title: String::new(),
+            set,
+            machine,
+            limit,
+            bad_grants: false,
+        }
     }
 
     #[test]
