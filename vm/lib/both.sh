@@ -40,11 +40,13 @@ uptime_now() {
 
 # wait_for SECONDS COMMAND...: until the command succeeds; tried ten times a second.
 wait_for() {
-    local left=$(($1 * ${PATIENCE:-4} * 10))
+    local now idle end
+    read -r now idle </proc/uptime
+    end=$((${now%.*} + $1 * ${PATIENCE:-4}))
     shift
     until "$@" >/dev/null 2>&1; do
-        left=$((left - 1))
-        [ $left -gt 0 ] || return 1
+        read -r now idle </proc/uptime
+        [ ${now%.*} -le $end ] || return 1
         usleep 100000
     done
 }

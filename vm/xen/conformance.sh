@@ -8,7 +8,7 @@ half() {
 
 # half_passed NAME: waits until it is done there; its status.
 half_passed() {
-    ON_LIMIT=100 on $1 'wait_for 90 test -s /tmp/half.status; cat /tmp/half.log; exit $(cat /tmp/half.status)'
+    ON_LIMIT=150 on $1 'wait_for 140 test -s /tmp/half.status; cat /tmp/half.log; exit $(cat /tmp/half.status)'
 }
 
 # both_halves GUEST: four checks, between dom0 and the guest.

@@ -67,7 +67,7 @@ enum Soak {
     },
     /// Connect a vif with every set of offload keys at each end, in each mode
     ///
-    /// 32 times 32 sets, two modes. TCP of the kernel runs both ways over IPv4 and IPv6 and must arrive
+    /// 32 times 32 sets. TCP of the kernel runs both ways over IPv4 and IPv6 and must arrive
     /// with the right SHA-256, and no offload may be used that the other end does not take. This
     /// needs no `ringfence`: it is a test of crates/net, which otherwise spreads the modes over the
     /// pairs.

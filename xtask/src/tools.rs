@@ -65,6 +65,16 @@ pub(crate) static NIGHTLY: Tool = Tool {
 pub(crate) static QEMU: Tool = debian("qemu-system-x86_64", "qemu-system-x86");
 /// Unpacks their kernel.
 pub(crate) static XZ: Tool = debian("xz", "xz-utils");
+/// What builds a hypervisor.
+pub(crate) static GCC: Tool = debian("gcc", "gcc");
+/// The same.
+pub(crate) static MAKE: Tool = debian("make", "make");
+/// The same.
+pub(crate) static BISON: Tool = debian("bison", "bison");
+/// The same.
+pub(crate) static FLEX: Tool = debian("flex", "flex");
+/// The same.
+pub(crate) static PYTHON3: Tool = debian("python3", "python3");
 /// Programs that the local integration suite runs, inside guests and around them, and on disks.
 pub(crate) static LOCAL_PROGRAMS: [Tool; 20] = [
     debian("ip", "iproute2"),

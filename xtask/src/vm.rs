@@ -9,6 +9,7 @@
 mod apt;
 mod boots;
 mod cpio;
+mod hypervisor;
 mod images;
 mod kernel;
 mod machine;
@@ -63,9 +64,12 @@ enum Suite {
 struct XenArgs {
     #[command(flatten)]
     common: SuiteArgs,
-    /// Boot this hypervisor (its ELF file) instead of Debian's: one built with CONFIG_DEBUG logs every
-    /// bad grant, CONFIG_PERF_COUNTERS counts grant operations
-    #[arg(long, value_name = "FILE")]
+    /// Boot a hypervisor built for debugging, which names every bad grant on the console and counts
+    /// grant operations; built from Debian's source first, which takes about a minute
+    #[arg(long)]
+    debug_xen: bool,
+    /// Boot this hypervisor (its ELF file) instead of Debian's
+    #[arg(long, value_name = "FILE", conflicts_with = "debug_xen")]
     hypervisor: Option<PathBuf>,
 }
 
@@ -89,6 +93,9 @@ struct SuiteArgs {
     /// Stretch every limit of time by this factor, for a busy or slow computer
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=100))]
     patience: u32,
+    /// How many processors a machine has; with two, dom0 and guests really run at the same time
+    #[arg(long, value_name = "N", default_value_t = PROCESSORS, value_parser = clap::value_parser!(u32).range(1..=16))]
+    processors: u32,
     /// How many machines run at a time
     #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=16))]
     machines: u32,
@@ -103,6 +110,10 @@ struct SuiteArgs {
     no_install: bool,
 }
 
+/// Processors of a machine, unless told. Two machines of one processor fill a computer of two better
+/// than one of two: emulated processors stop and wait for each other whenever one changes a mapping.
+const PROCESSORS: u32 = 1;
+
 /// What every run knows.
 struct Setting<'a> {
     root: &'a Path,
@@ -113,14 +124,17 @@ struct Setting<'a> {
     hypervisor: Option<PathBuf>,
     path: std::ffi::OsString,
     patience: u32,
+    processors: u32,
     verbose: bool,
 }
 
 /// Runs `cargo xtask vm`; false if something failed.
 pub(crate) fn run(args: &VmArgs, root: &Path, target: &Path) -> anyhow::Result<bool> {
-    let (suite, kinds, args, hypervisor) = match &args.suite {
-        Suite::Xen(args) => ("xen", Kind::XEN, &args.common, args.hypervisor.clone()),
-        Suite::Linux(args) => ("linux", Kind::LINUX, args, None),
+    let (suite, kinds, args, hypervisor, debug) = match &args.suite {
+        Suite::Xen(args) => {
+            ("xen", Kind::XEN, &args.common, args.hypervisor.clone(), args.debug_xen)
+        }
+        Suite::Linux(args) => ("linux", Kind::LINUX, args, None, false),
     };
     let found = scenario::find(&root.join("vm").join(suite).join("scenarios"), kinds)?;
     if args.list {
@@ -140,10 +154,15 @@ pub(crate) fn run(args: &VmArgs, root: &Path, target: &Path) -> anyhow::Result<b
     }
     anyhow::ensure!(missing.is_empty(), "{}", tools::how_to_get(&missing));
     let cache = args.cache.clone().unwrap_or_else(|| target.join("vm"));
-    let mut setting =
-        prepare(root, target, &std::path::absolute(cache)?, &toolbox, args.program.as_deref())?;
-    setting.hypervisor = hypervisor.map(std::path::absolute).transpose()?;
+    let cache = std::path::absolute(cache)?;
+    let hypervisor = match hypervisor {
+        None if debug => Some(hypervisor::debug(&cache, &toolbox, !args.no_install)?),
+        given => given.map(std::path::absolute).transpose()?,
+    };
+    let mut setting = prepare(root, target, &cache, &toolbox, args.program.as_deref())?;
+    setting.hypervisor = hypervisor;
     setting.patience = args.patience;
+    setting.processors = args.processors;
     setting.verbose = args.verbose;
     if args.shell {
         let kind = selected.first().map_or(kinds[0], |scenario| scenario.machine);
@@ -200,6 +219,7 @@ fn prepare<'a>(
         hypervisor: None,
         path: toolbox.path().clone(),
         patience: 4,
+        processors: PROCESSORS,
         verbose: false,
     })
 }
@@ -222,6 +242,7 @@ fn shell(setting: &Setting<'_>, kind: Kind, selected: &[scenario::Scenario]) -> 
         images: &setting.images,
         root,
         hypervisor: setting.hypervisor.clone(),
+        processors: setting.processors,
         share,
         console: None,
         path: setting.path.clone(),

@@ -6,12 +6,17 @@ mod pair;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use pair::{Pair, carry};
 use ringfence_grants::Mode;
+use ringfence_net::Batch;
+use ringfence_net::clock::Clock;
 use ringfence_net::orders::{PortOrder, PortReply};
 use ringfence_net::port::Port;
 use ringfence_net::steer::Steering;
+use ringfence_net::vif::backend::{BackendOptions, VifBackend};
+use ringfence_offload::OffloadMeta;
 use ringfence_platform::store::StoreAccess;
 use ringfence_wire::netif::ctrl::HashTypes;
 use ringfence_wire::xenbus::XenbusState;
@@ -158,4 +163,40 @@ fn a_guest_decides_which_queue_its_packets_take() {
     // All take one ring, so that not even flows overtake each other.
     assert!(carry(back, front, &sent) == sent);
     assert!(pair.front.rules().all().is_empty(), "{:?}", pair.front.rules().all());
+}
+
+/// A rate is the guest's, and not each queue's.
+#[test]
+fn a_guest_with_more_queues_does_not_send_more() {
+    let mut pair = Pair::new(Mode::Copy);
+    pair.with_queues(3, 3, Mode::Copy);
+    let clock = Clock::standing();
+    let options = BackendOptions { mode: Mode::Copy, mtu: 1500 };
+    pair.back = VifBackend::new(pair.device, options).with_queues(3).with_clock(clock.clone());
+    let rate = format!("{}/rate", pair.device.backend_path());
+    pair.back_store.write(&rate, "1000,50000").unwrap();
+    pair.connect();
+    assert_eq!(pair.back.connection().unwrap().queues, 3);
+    let (front, back) = pair.ports();
+    let mut batch = Batch::default();
+    for flow in 1000..1032 {
+        let bytes = segment(flow, 0);
+        let at = batch.reserve(bytes.len()).unwrap();
+        batch.scratch_mut(at..at + bytes.len()).unwrap().copy_from_slice(&bytes);
+        batch.push_contiguous(at, bytes.len(), OffloadMeta::PLAIN).unwrap();
+    }
+    let all: Vec<u32> = (0..32).collect();
+    assert_eq!(front.transmit(&batch, &all).unwrap().sent, 32);
+    front.flush().unwrap();
+    let mut came = Vec::new();
+    for _ in 0..8 {
+        batch.clear();
+        // A few turns each: every queue is asked first once.
+        let turns = (0..4).map(|_| back.receive(&mut batch, 64).unwrap().frames);
+        came.push(turns.sum::<usize>());
+        batch.clear();
+        back.complete().unwrap();
+        clock.advance(Duration::from_millis(50));
+    }
+    assert_eq!(came, [5, 5, 5, 5, 5, 5, 2, 0], "1000 octets an interval, of 200 each");
 }

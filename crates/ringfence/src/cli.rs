@@ -7,7 +7,9 @@ use clap::{Args, CommandFactory, Parser, Subcommand};
 
 use crate::attach::AttachArgs;
 use crate::bench::args::BenchArgs;
+use crate::bench::hostile::on_xen::HostileGuestArgs;
 use crate::conformance::ConformanceArgs;
+use crate::disk::DiskSpec;
 use crate::guest::Address;
 use crate::hub::HubArgs;
 use crate::launch::report::Loudness;
@@ -87,6 +89,10 @@ Examples:
     ringfence run --switch blue -- CMD
     ringfence run --switch green -- CMD
 
+  A disk, through an NBD client:
+    truncate -s 1G disk.img
+    ringfence run --disk disk.img -- sh -c 'nbdinfo nbd+unix:///?socket=$RINGFENCE_DISK0'
+
   A leg on the switch for the host (as root):
     ringfence run --host-tap rf0 --name web -- python3 -m http.server
 
@@ -135,6 +141,17 @@ pub struct RunArgs {
     #[arg(long, value_name = "BYTES", default_value_t = 1500,
           value_parser = clap::value_parser!(u16).range(MTU_MIN..=MTU_MAX))]
     pub mtu: u16,
+
+    /// Give the command a disk, made of a file or a block device; may be given several times
+    ///
+    /// The command finds the disk as an NBD server, at the Unix socket that RINGFENCE_DISK0 names
+    /// (the second disk: RINGFENCE_DISK1). Options: `ro`, nothing may be written; `mode=`, how pages
+    /// are shared: persistent (the default), map or copy; `cache=`, as in QEMU: none (the default),
+    /// writeback, writethrough, directsync or unsafe; `bounce=`, whether bytes go through private
+    /// memory: auto, always or never; `sector=512` or `4096`; `discard`, ranges that are given up
+    /// are given back to the file system.
+    #[arg(long = "disk", value_name = "PATH[,ro][,mode=…][,cache=…]")]
+    pub disks: Vec<DiskSpec>,
 
     /// Give the host a leg on the switch, an interface of this name (needs CAP_NET_ADMIN)
     #[arg(long, value_name = "NAME", value_parser = parse_interface)]
@@ -209,6 +226,8 @@ pub enum Internal {
         #[arg(last = true)]
         command: Vec<OsString>,
     },
+    /// Breaks every rule of a vif, from inside a Xen guest
+    HostileGuest(HostileGuestArgs),
     /// Runs one half of the platform's conformance suite on Xen
     Conformance(ConformanceArgs),
     /// Prints the manual page
@@ -236,6 +255,7 @@ impl RunArgs {
             coalesce: !self.no_coalesce,
             host_offload: self.host_offload,
             host_tap: self.host_tap,
+            disks: self.disks,
             loudness,
             command: self.command,
         }
@@ -331,6 +351,7 @@ mod tests {
             "--mode fast",
             "--link vhost",
             "--host-tap a/b",
+            "--disk x,cache=fast",
             "--host-tap 1234567890123456",
             "-q -v",
         ] {

@@ -21,6 +21,7 @@ pub mod bench;
 pub mod cli;
 pub mod conformance;
 pub mod demo;
+pub mod disk;
 pub mod driver;
 pub mod frontend;
 pub mod guest;
@@ -63,6 +64,7 @@ pub fn main_with(cli: Cli) -> u8 {
             Internal::BenchGsoEnd { role } => bench::gso_end_main(&role),
             Internal::DemoPeer { role } => demo::peer::main(&role),
             Internal::GuestInit { command } => guest::main(&command),
+            Internal::HostileGuest(args) => bench::hostile_guest_main(&args),
             Internal::Conformance(args) => conformance::main(&args),
             Internal::Man => {
                 let mut page = Vec::new();

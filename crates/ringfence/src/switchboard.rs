@@ -10,6 +10,8 @@
 //!   <───────────────────────── Attached    + frontend's hub connection, guest's store connection
 //!   HostLeg + TAP ──────────────────────>  (with --host-tap) the host's own leg
 //!   <────────────────────────── LegAdded
+//!   Disk + file ────────────────────────>  makes a vbd of an open, locked file
+//!   <───────────────────────── DiskAdded
 //!   Stats ──────────────────────────────>
 //!   <───────────────────────────── Stats
 //!   <────────────── DeviceClosed, or Bye   when something went wrong, with the reason
@@ -17,6 +19,7 @@
 
 use std::collections::BTreeMap;
 
+use ringfence_block::storage::file::{FileFacts, FileOptions};
 use ringfence_grants::Mode;
 use ringfence_net::features::OffloadKeys;
 use serde::{Deserialize, Serialize};
@@ -58,6 +61,8 @@ pub enum ToDriver {
         /// Octets behind the Ethernet header.
         mtu: u16,
     },
+    /// The guest wants a disk; with the descriptor of its file.
+    Disk(Box<DiskRequest>),
     /// Asks for the counters.
     Stats,
 }
@@ -97,6 +102,19 @@ impl AttachRequest {
     }
 }
 
+/// A disk that a guest is to get.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DiskRequest {
+    /// Which of the guest's disks: from 0 on.
+    pub handle: u16,
+    /// How the backend reaches the guest's pages ([`ringfence_block::blkback::Mode::name`]).
+    pub mode: String,
+    /// What the launcher found out about the file.
+    pub facts: FileFacts,
+    /// How it is to be used.
+    pub options: FileOptions,
+}
+
 /// From the driver domain.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum FromDriver {
@@ -105,6 +123,8 @@ pub enum FromDriver {
     Attached(Box<Attached>),
     /// The host's leg is on the switch.
     LegAdded,
+    /// The guest has a vbd.
+    DiskAdded,
     /// The counters.
     Stats(Box<DriverStats>),
     /// It will not be done.
@@ -150,7 +170,8 @@ pub struct DriverStats {
     pub hub: BTreeMap<String, u64>,
 }
 
-/// The order to a frontend, with two descriptors: its hub connection and the TAP.
+/// The order to a frontend, with its descriptors: its hub connection, the TAP, and for each disk the
+/// socket at which it is to be served.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FrontendConfig {
     /// Octets behind the Ethernet header.
@@ -163,6 +184,15 @@ pub struct FrontendConfig {
     pub queues: u32,
     /// What the frontend takes unfinished ([`OffloadKeys`] as text).
     pub takes: String,
+    /// Disks, by handle from 0 on, and how they share pages.
+    pub disks: Vec<DiskFrontend>,
+}
+
+/// How a frontend uses a disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DiskFrontend {
+    /// Pages stay lent from one request to the next.
+    pub persistent: bool,
 }
 
 /// What a frontend reports.

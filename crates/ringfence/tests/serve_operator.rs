@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used, reason = "in a test, a failure is a panic")]
 
 use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -366,27 +367,33 @@ fn a_rate_that_is_written_holds_at_once() {
     assert_eq!(lab.vif(&one).rules.get("rate_unusable"), Some(&1));
 }
 
+fn scrape(mut client: impl Read + Write) -> String {
+    client.write_all(b"GET /metrics HTTP/1.1\r\n\r\n").unwrap();
+    let mut answer = String::new();
+    client.read_to_string(&mut answer).unwrap();
+    assert!(answer.starts_with("HTTP/1.1 200 OK\r\n") && answer.ends_with("# EOF\n"), "{answer}");
+    answer
+}
+
 #[test]
 fn metrics_and_the_log_level_are_what_the_configuration_says() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("m.sock");
-    let metrics =
-        format!("[metrics]\nlisten = 'unix:{}'\n[serve]\nlog-level = 'error'", path.display());
-    let mut lab = Lab::new(&metrics);
+    let quiet = "[serve]\nlog-level = 'error'";
+    let mut lab = Lab::new(&format!("[metrics]\nlisten = 'unix:{}'\n{quiet}", path.display()));
     let one = lab.connected(MINE);
-    let mut client = UnixStream::connect(&path).unwrap();
-    client.write_all(b"GET /metrics HTTP/1.1\r\n\r\n").unwrap();
-    let mut answer = String::new();
-    client.read_to_string(&mut answer).unwrap();
+    let answer = scrape(UnixStream::connect(&path).unwrap());
     let series = format!("ringfence_vif_connected{{vif=\"vif{}.0\"}} 1\n", one.device.frontend);
-    assert!(answer.starts_with("HTTP/1.1 200 OK\r\n") && answer.contains(&series), "{answer}");
-    assert!(answer.ends_with("# EOF\n"), "{answer}");
+    assert!(answer.contains(&series), "{answer}");
     assert_eq!(lab.log(), "", "nothing failed");
-    lab.reload("[serve]\nlog-level = 'debug'\n[metrics]\nlisten = ''");
     wait_until("the level is another one", || {
         lab.reload("[serve]\nlog-level = 'info'\n[metrics]\nlisten = ''");
         lab.log().contains("metrics.listen when the daemon is started again")
     });
+    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let _lab = Lab::new(&format!("[metrics]\nlisten = '127.0.0.1:{port}'"));
+    let answer = scrape(TcpStream::connect(("127.0.0.1", port)).unwrap());
+    assert!(answer.contains("\nringfence_vifs 0\n"), "{answer}");
 }
 
 #[test]

@@ -1,7 +1,7 @@
 # title: the platform conforms between two guests, neither of which has a role in the toolstack
 # set: all
 # machine: xen
-# limit: 120
+# limit: 180
 
 . /vm/xen/conformance.sh
 

@@ -14,7 +14,12 @@ serving() {
     on net 'wait_for 15 ringfence status'
 }
 
-plan 12
+# In a driver domain hotplug scripts are run by `xl devd`, for which this one has no toolstack.
+hotplug() {
+    XENBUS_PATH=/local/domain/$(domain net)/backend/vif/$(domain one)/0 /etc/xen/scripts/vif-ringfence online
+}
+
+plan 13
 check_not 'dom0 has no backend loaded' grep -E '^xen_(netback|blkback) ' /proc/modules
 MEMORY=192
 check 'the driver domain is created' guest net driver_domain=1
@@ -23,6 +28,7 @@ check 'it has a bridge' driver
 check 'it serves' serving
 SCRIPT=vif-ringfence
 check 'a guest of the driver domain is created' guest one "$(vif 11 backend=net)"
+check 'its hotplug script runs' hotplug
 check 'it has a network' ready_with_address one 11
 is 'dom0 serves nobody' "$(key $BACKEND/vif)" ''
 transfer 'guest to driver domain' one net $ADDRESS 16

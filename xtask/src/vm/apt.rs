@@ -10,6 +10,10 @@ use anyhow::Context as _;
 use super::Unavailable;
 use crate::exec::Cmd;
 
+/// Where sources come from, and who signs for them.
+const ARCHIVE: &str = "http://deb.debian.org/debian";
+const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
+
 /// A package that can be downloaded.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Package {
@@ -96,6 +100,39 @@ impl Apt {
             Cmd::new("dpkg-deb").args(["--extract".as_ref(), file.as_os_str(), root.as_os_str()]);
         let done = command.output(Path::new("/"))?;
         done.map(|_| ()).map_err(|message| anyhow::anyhow!("{}: {message}", file.display()))
+    }
+
+    /// Downloads a source package into `folder`: the name of its upstream archive. The system's lists
+    /// seldom have sources; and security updates of them are not always in the archive, so it is the
+    /// release's own version.
+    pub(super) fn source(&self, name: &str, folder: &Path) -> anyhow::Result<String> {
+        let release = std::fs::read_to_string("/etc/os-release").unwrap_or_default();
+        let codename = release.lines().find_map(|line| line.strip_prefix("VERSION_CODENAME="));
+        let codename = codename.context("/etc/os-release has no VERSION_CODENAME")?;
+        let list = folder.join("source.list");
+        let line = format!("deb-src [signed-by={KEYRING}] {ARCHIVE} {codename} main\n");
+        std::fs::write(&list, line)?;
+        std::fs::create_dir_all(folder.join("lists/partial"))?;
+        let options = [
+            format!("Dir::Etc::SourceList={}", list.display()),
+            "Dir::Etc::SourceParts=/dev/null".to_owned(),
+            format!("Dir::State::Lists={}/lists", folder.display()),
+            format!("Dir::Cache={}", folder.display()),
+            "APT::Sandbox::User=root".to_owned(),
+        ];
+        for words in [&["update", "-qq"][..], &["source", "--download-only", name][..]] {
+            let options = options.iter().flat_map(|option| ["-o", option]);
+            let command = Cmd::new("apt-get").args(options).args(words.iter().copied());
+            let done = command.env("LC_ALL", "C").output(folder)?;
+            done.map_err(|message| {
+                Unavailable(format!("the source of {name}: {}", last(&message)))
+            })?;
+        }
+        let names = std::fs::read_dir(folder)?.filter_map(Result::ok);
+        let mut names = names.map(|entry| entry.file_name().to_string_lossy().into_owned());
+        names
+            .find(|name| name.contains(".orig.tar."))
+            .context("a source package without its archive")
     }
 
     fn command(&self, program: &str, words: &[&str]) -> Cmd {

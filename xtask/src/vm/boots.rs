@@ -82,6 +82,7 @@ impl<'a> Boots<'a> {
             images: &setting.images,
             root: root.clone(),
             hypervisor: setting.hypervisor.clone(),
+            processors: setting.processors,
             share: folder.clone(),
             console: Some(folder.join("console.log")),
             path: setting.path.clone(),
@@ -192,13 +193,19 @@ pub(super) fn new_folder(runs: &Path) -> anyhow::Result<PathBuf> {
     let mut old: Vec<PathBuf> =
         std::fs::read_dir(runs)?.map(|entry| Ok(entry?.path())).collect::<std::io::Result<_>>()?;
     old.sort();
-    for folder in old.iter().rev().skip(KEPT - 1) {
+    for folder in old.iter().rev().skip(KEPT - 1).filter(|folder| !in_use(folder)) {
         std::fs::remove_dir_all(folder)?;
     }
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH)?;
     let folder = runs.join(format!("{:010}-{}", now.as_secs(), std::process::id()));
     std::fs::create_dir(&folder)?;
     Ok(folder)
+}
+
+/// True if the process that a run's folder is named after is still there.
+fn in_use(folder: &Path) -> bool {
+    let name = folder.file_name().unwrap_or_default().to_string_lossy();
+    name.rsplit('-').next().is_some_and(|pid| Path::new("/proc").join(pid).exists())
 }
 
 #[cfg(test)]
@@ -209,7 +216,7 @@ mod tests {
     fn old_folders_go() {
         let runs = tempfile::tempdir().unwrap();
         for i in 0..9 {
-            std::fs::create_dir(runs.path().join(format!("000000000{i}-1"))).unwrap();
+            std::fs::create_dir(runs.path().join(format!("000000000{i}-none"))).unwrap();
         }
         let new = new_folder(runs.path()).unwrap();
         let mut left: Vec<_> =
@@ -217,6 +224,6 @@ mod tests {
         left.sort();
         assert_eq!(left.len(), KEPT);
         assert_eq!(left.last(), Some(&new));
-        assert!(left[0].ends_with("0000000005-1"));
+        assert!(left[0].ends_with("0000000005-none"));
     }
 }

@@ -68,6 +68,8 @@ pub(super) struct Machine<'a> {
     pub(super) root: PathBuf,
     /// The hypervisor, if another than the images' own.
     pub(super) hypervisor: Option<PathBuf>,
+    /// How many processors it has.
+    pub(super) processors: u32,
     /// The folder that it shares with us.
     pub(super) share: PathBuf,
     /// Where the console goes; `None` for our own standard streams.
@@ -124,8 +126,9 @@ impl Machine<'_> {
         let memory = if self.kind.is_xen() { "2048" } else { "1024" };
         let q35 = if self.kind == Kind::LinuxIommu { "q35,kernel-irqchip=split" } else { "q35" };
         let share = format!("local,id=share,path={},security_model=none", escaped(&self.share));
-        let mut words =
-            vec!["-accel", "tcg,thread=multi", "-machine", q35, "-m", memory, "-smp", "2"];
+        let processors = self.processors.to_string();
+        let mut words = vec!["-accel", "tcg,thread=multi", "-machine", q35, "-m", memory];
+        words.extend(["-smp", &processors]);
         words.extend(["-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"]);
         words.extend(["-fsdev", &share, "-device", "virtio-9p-pci,fsdev=share,mount_tag=share"]);
         if self.kind == Kind::LinuxIommu {

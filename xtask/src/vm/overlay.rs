@@ -47,6 +47,7 @@ pub(super) fn write(
     if kind.is_xen() {
         let mut guest = Archive::new(Vec::new());
         guest.file("init", true, &std::fs::read(ours.join("xen/guest-init"))?)?;
+        guest.file("vm/orders", false, orders.text(kind).as_bytes())?;
         everywhere(&mut guest, repository, programs)?;
         archive.file("boot/ours.cpio", false, &guest.finish()?)?;
     }

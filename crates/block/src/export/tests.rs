@@ -154,7 +154,10 @@ fn a_client_that_takes_no_answers_costs_bounded_memory() {
     let (mut sent, mut refused) = (0, 0);
     while refused < 50 && sent < 100_000 {
         match greedy.write(&read) {
-            Ok(_) => sent += 1,
+            Ok(written) => {
+                assert_eq!(written, read.len(), "a request is not cut");
+                sent += 1;
+            }
             Err(_) => {
                 refused += 1;
                 std::thread::sleep(Duration::from_millis(5));

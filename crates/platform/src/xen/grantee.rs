@@ -12,8 +12,8 @@
 //!
 //! A call of [`Grantee::copy`] is one request for up to [`COPY_MAX`] copies, which the kernel hands
 //! to Xen in groups of 16, each with a status of its own. A source in lent memory is copied to a
-//! private buffer first: a frame of another domain cannot be named as a local one, and such pages of
-//! this domain's own as gntalloc makes are not for the kernel to pin.
+//! private buffer first: it may be a frame of another domain, which Xen does not take for local
+//! memory of this one (it answers `bad_page`).
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Mutex, PoisonError};

@@ -81,6 +81,16 @@ impl XenPlatform {
         Ok(XenPlatform { domid, way, gntalloc: Mutex::new(None), counters: Arc::default() })
     }
 
+    /// A store connection as a descriptor, non-blocking. Over the kernel's device each message has to
+    /// be written by itself.
+    ///
+    /// # Errors
+    ///
+    /// When the store cannot be reached.
+    pub fn store_connection(&self) -> Result<OwnedFd, PlatformError> {
+        Ok(device::open_store()?.0)
+    }
+
     /// How the store is reached. By the device, paths without a leading slash are relative to this
     /// domain's home; by the socket they are not.
     pub fn store_way(&self) -> StoreWay {
@@ -118,8 +128,7 @@ impl Platform for XenPlatform {
     }
 
     fn store(&self) -> Result<StoreClient, PlatformError> {
-        let (fd, _) = device::open_store()?;
-        Ok(StoreClient::new(fd)?)
+        Ok(StoreClient::new(self.store_connection()?)?)
     }
 
     fn granter(&self, peer: DomId) -> Result<XenGranter, PlatformError> {

@@ -26,6 +26,7 @@ use ringfence_platform::Platform;
 use ringfence_platform::tap::{Tap, TapError};
 use ringfence_platform::xen::{Side, XenPlatform};
 use rustix::event::{PollFd, PollFlags};
+use rustix::thread::CapabilitySet;
 
 use self::claim::{ClaimError, Claimed};
 use crate::cli::parse_interface;
@@ -34,6 +35,7 @@ use crate::serve::{PlatformChoice, join_hub, parse_platform};
 use crate::sys::STATUS_FAILED;
 use crate::sys::channel::poll_until;
 use crate::sys::netlink::{LinkChange, Netlink};
+use crate::sys::sandbox::{Confinement, SandboxError};
 use crate::sys::signals::{Signals, name as signal_name};
 
 /// How long the backend may take to let go.
@@ -114,6 +116,8 @@ enum AttachError {
     )]
     NoPages(FrontendError),
     #[error(transparent)]
+    Confinement(#[from] SandboxError),
+    #[error(transparent)]
     System(#[from] io::Error),
 }
 
@@ -144,6 +148,8 @@ fn attach<P: Platform>(platform: P, args: &AttachArgs) -> Result<(), AttachError
     let mtu = args.mtu.or(claimed.mtu).unwrap_or(ringfence_wire::netif::keys::MTU_DEFAULT);
     let tap = make_interface(&args.name, &claimed, mtu)?;
     let name = tap.name.clone();
+    // The interface is made: nothing more takes a capability.
+    let confinement = Confinement::enter(CapabilitySet::empty())?;
     let vif = VifFrontend::new(&platform, claimed.device, mtu)
         .map_err(LinkError::from)?
         .with_offloads(args.offload)
@@ -151,6 +157,7 @@ fn attach<P: Platform>(platform: P, args: &AttachArgs) -> Result<(), AttachError
     claim::put_in_order(&mut store, &claimed.device)?;
     let port = TapPort::new(tap.fd, tap.offloads, mtu, Arc::clone(platform.counters()));
     let mut link = Link::start(platform, vif, port)?;
+    confinement.lock()?;
     eprintln!("ringfence: {} is interface {name}", crate::seat::device_name(&claimed.device));
     let served = serve(&mut link, &signals, &name);
     // Whatever ended it: pages that are lent are taken back.

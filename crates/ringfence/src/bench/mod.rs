@@ -68,6 +68,11 @@ pub fn gso_end_main(role: &gso::end::Role) -> u8 {
     gso::end::main(role)
 }
 
+/// `ringfence internal hostile-guest`: breaks rules from inside a Xen guest; returns the exit status.
+pub fn hostile_guest_main(args: &hostile::on_xen::HostileGuestArgs) -> u8 {
+    hostile::guest_main(args)
+}
+
 /// `ringfence internal bench-hostile`: one process of `bench hostile`; returns the exit status.
 pub fn hostile_main() -> u8 {
     hostile::process_main()

@@ -19,9 +19,10 @@ use ringfence_wire::xenstore::{NodeAccess, PermissionList};
 
 use super::NAMES_ROOT;
 use super::addresses::{AddressPlan, Assigned};
+use super::disks::{DiskBell, Disks};
 use crate::seat::{Retired, Seat, Usher, device_name};
 use crate::switchboard::{
-    AttachRequest, Attached, DriverStats, FromDriver, LegConfig, ToDriver, VERSION,
+    AttachRequest, Attached, DiskRequest, DriverStats, FromDriver, LegConfig, ToDriver, VERSION,
 };
 use crate::sys::channel::{Channel, expect_fds};
 
@@ -41,6 +42,7 @@ struct Guest {
     channel: Channel,
     vif: Option<Vif>,
     leg: Option<Leg>,
+    disks: Disks,
 }
 
 struct Vif {
@@ -66,6 +68,7 @@ pub(super) struct Guests {
     controls_due: Vec<DeviceId>,
     /// Rules broken by guests that have left.
     retired: BTreeMap<&'static str, u64>,
+    bell: DiskBell,
 }
 
 /// Lets every guest see the names; each name's node belongs to its guest.
@@ -74,14 +77,20 @@ pub(super) fn open_names(store: &mut StoreClient) -> Result<(), StoreError> {
 }
 
 impl Guests {
-    pub(super) fn new(switch: &str) -> Guests {
-        Guests {
+    pub(super) fn new(switch: &str) -> std::io::Result<Guests> {
+        Ok(Guests {
             plan: AddressPlan::new(switch),
             list: Vec::new(),
             retired_ports: Retired::default(),
             controls_due: Vec::new(),
             retired: BTreeMap::new(),
-        }
+            bell: DiskBell::new()?,
+        })
+    }
+
+    /// What is readable when a disk is to be looked at.
+    pub(super) fn bell(&self) -> &DiskBell {
+        &self.bell
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -104,7 +113,7 @@ impl Guests {
 
     pub(super) fn come(&mut self, channel: Channel) {
         if self.list.len() < CONNECTIONS_MAX {
-            self.list.push(Guest { channel, vif: None, leg: None });
+            self.list.push(Guest { channel, vif: None, leg: None, disks: Disks::default() });
         }
     }
 
@@ -151,6 +160,10 @@ impl Guests {
                     Err(why) => FromDriver::Refused(why),
                 })
             }
+            ToDriver::Disk(request) => Some(match self.add_disk(at, &request, fds, scope) {
+                Ok(()) => FromDriver::DiskAdded,
+                Err(why) => FromDriver::Refused(why),
+            }),
             ToDriver::Stats => Some(FromDriver::Stats(Box::new(self.stats(scope)))),
         }
     }
@@ -243,8 +256,39 @@ impl Guests {
         Ok(())
     }
 
+    fn add_disk(
+        &mut self,
+        at: usize,
+        request: &DiskRequest,
+        fds: Vec<OwnedFd>,
+        scope: &mut Scope<'_>,
+    ) -> Result<(), String> {
+        let guest = &mut self.list[at];
+        let vif = guest.vif.as_ref().ok_or("a guest comes before its disks")?;
+        let frontend = vif.backend.device().frontend;
+        guest.disks.add(frontend, request, fds, &self.bell, scope)
+    }
+
+    /// Looks at the disks of all guests.
+    pub(super) fn look_at_disks(&mut self, scope: &mut Scope<'_>) {
+        self.look_at_those_disks(scope, |_| true);
+    }
+
+    fn look_at_those_disks(&mut self, scope: &mut Scope<'_>, those: impl Fn(&Disks) -> bool) {
+        for guest in self.list.iter_mut().filter(|guest| those(&guest.disks)) {
+            let before = guest.disks.condemned();
+            if let Err(error) = guest.disks.look(scope) {
+                tracing::warn!(%error, "a disk's state could not be followed");
+            }
+            if let (None, Some(why)) = (before, guest.disks.condemned()) {
+                guest.channel.send_or_drop(&FromDriver::DeviceClosed(format!("disk: {why}")));
+            }
+        }
+    }
+
     /// Removes every trace of a guest whose launcher is gone.
-    fn leave(&mut self, guest: Guest, scope: &mut Scope<'_>) {
+    fn leave(&mut self, mut guest: Guest, scope: &mut Scope<'_>) {
+        guest.disks.leave(scope);
         if let Some(leg) = guest.leg {
             leg.port.map(|id| scope.dataplane.remove_port(id));
             self.plan.release(&leg.assigned);
@@ -315,6 +359,7 @@ impl Guests {
         for device in concerned {
             self.look(&device, scope);
         }
+        self.look_at_those_disks(scope, |disks| token == "release" || disks.have(token));
     }
 
     fn look(&mut self, device: &DeviceId, scope: &mut Scope<'_>) {

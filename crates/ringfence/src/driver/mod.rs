@@ -10,6 +10,7 @@
 //! the other two and only then hears launchers and guests. It ends when the last guest has left.
 
 pub mod addresses;
+mod disks;
 mod guests;
 
 use std::io;
@@ -157,7 +158,7 @@ impl Driver {
         let fabric = Fabric::Switch(Switch::new());
         let gone = Gone::new()?;
         let dataplane = gone.start_plane(fabric, Arc::clone(platform.counters()))?;
-        let guests = Guests::new(&config.switch);
+        let guests = Guests::new(&config.switch)?;
         Ok(Driver { listener, hub, platform, store, dataplane, gone, guests })
     }
 
@@ -170,6 +171,7 @@ impl Driver {
             self.accept();
             self.hear_launchers();
             self.bury_ports();
+            self.ring_disks();
             more = self.follow_store()?;
             more |= self.serve_controls(&controls);
             let waited = patience.is_some_and(|until| Instant::now() >= until);
@@ -192,6 +194,7 @@ impl Driver {
             PollFd::new(&self.listener, PollFlags::IN),
             PollFd::from_borrowed_fd(self.store.fd(), PollFlags::IN),
             PollFd::from_borrowed_fd(self.gone.as_fd(), PollFlags::IN),
+            PollFd::from_borrowed_fd(self.guests.bell().as_fd(), PollFlags::IN),
         ];
         fds.extend(self.guests.channels().map(|channel| PollFd::new(channel, PollFlags::IN)));
         let first = fds.len();
@@ -243,6 +246,20 @@ impl Driver {
             };
             self.guests.port_gone(gone, &mut scope);
         }
+    }
+
+    /// Looks at the disks of which one asked for it.
+    fn ring_disks(&mut self) {
+        if !self.guests.bell().was_rung() {
+            return;
+        }
+        let mut scope = guests::Scope {
+            hub: &self.hub,
+            platform: &self.platform,
+            store: &mut self.store,
+            dataplane: &self.dataplane,
+        };
+        self.guests.look_at_disks(&mut scope);
     }
 
     /// True if more events may wait, of which no poll tells: they were read already.

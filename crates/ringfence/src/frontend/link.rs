@@ -103,6 +103,11 @@ impl<P: Platform> Link<P> {
         self.vif.is_up()
     }
 
+    /// What both ends are on.
+    pub(crate) fn platform(&self) -> &P {
+        &self.platform
+    }
+
     /// The vif.
     pub(crate) fn vif(&mut self) -> (&mut VifFrontend<P>, &mut StoreClient) {
         (&mut self.vif, &mut self.store)

@@ -24,8 +24,10 @@ use crate::sys::channel::{Channel, ChannelError, expect_fds, poll_until};
 use crate::sys::sandbox::{Isolation, SandboxError};
 use crate::sys::{DomainKind, STATUS_FAILED};
 
+mod disks;
 pub(crate) mod link;
 
+use disks::Disks;
 use link::{Happened, Link, LinkError};
 
 /// Why a frontend ends before its time.
@@ -42,6 +44,10 @@ enum Failure {
     Platform(#[from] PlatformError),
     #[error(transparent)]
     Link(#[from] LinkError),
+    #[error(transparent)]
+    Disk(#[from] ringfence_block::vbd::frontend::FrontendError),
+    #[error("store: {0}")]
+    Store(#[from] ringfence_platform::store::StoreError),
     #[error(transparent)]
     System(#[from] io::Error),
 }
@@ -81,8 +87,11 @@ fn inner(deed: Option<Deed>) -> u8 {
 
 fn live(channel: &Channel, deed: Option<Deed>) -> Result<(), Failure> {
     let (config, fds) = channel.receive::<FrontendConfig>()?;
+    let mut fds = fds;
+    let sockets = fds.split_off(fds.len().min(2));
     let [hub, tap] = expect_fds(fds)?;
-    let platform = LocalPlatform::connect(hub)?.with_arena(arena(config.queues));
+    let arena = arena(config.queues, config.disks.len());
+    let platform = LocalPlatform::connect(hub)?.with_arena(arena);
     let device = DeviceId {
         kind: DeviceKind::Vif,
         frontend: platform.domid(),
@@ -95,26 +104,30 @@ fn live(channel: &Channel, deed: Option<Deed>) -> Result<(), Failure> {
         .with_offloads(takes)
         .with_staging(config.staging)
         .with_queues(config.queues);
+    let disks = Disks::new(&platform, &config.disks, sockets)?;
     let mut expected = platform.descriptors();
     expected.extend([channel.as_fd().as_raw_fd(), tap.as_raw_fd()]);
+    expected.extend(disks.descriptors().map(|fd| fd.as_raw_fd()));
     let isolation = Isolation::enter(DomainKind::Frontend, &expected)?;
     crate::sys::log::to_stderr(false);
     isolation.lock()?;
     if let Some(deed) = deed {
         std::thread::Builder::new().name("deed".to_owned()).spawn(deed)?;
     }
-    Frontend::start(&config, platform, vif, tap)?.serve(channel)
+    Frontend::start(&config, platform, vif, tap, disks)?.serve(channel)
 }
 
-/// Memory to lend for so many queues: rings and buffers, a control ring and its list, and some that
-/// the driver domain is slow to let go of.
-fn arena(queues: u32) -> ArenaShape {
-    let pages = queues.clamp(1, QUEUES_MAX) * LocalPlatform::DEFAULT_PAGES;
+/// Memory to lend for so many queues and disks: rings and buffers, a control ring and its list, and
+/// some that the driver domain is slow to let go of.
+fn arena(queues: u32, disks: usize) -> ArenaShape {
+    let queues = queues.clamp(1, QUEUES_MAX) * LocalPlatform::DEFAULT_PAGES;
+    let pages = queues + u32::try_from(disks).unwrap_or(0) * disks::PAGES;
     ArenaShape::of(pages, pages)
 }
 
 struct Frontend {
     link: Link<LocalPlatform>,
+    disks: Disks,
     was_up: bool,
 }
 
@@ -124,24 +137,30 @@ impl Frontend {
         platform: LocalPlatform,
         vif: VifFrontend<LocalPlatform>,
         tap: OwnedFd,
+        mut disks: Disks,
     ) -> Result<Frontend, Failure> {
+        disks.start(&platform)?;
         let counters = Arc::clone(platform.counters());
         let tap = TapPort::new(tap, TapOffloads(config.offloads), config.mtu, counters);
-        Ok(Frontend { link: Link::start(platform, vif, tap)?, was_up: false })
+        Ok(Frontend { link: Link::start(platform, vif, tap)?, disks, was_up: false })
     }
 
     /// Serves until the launcher is gone.
     fn serve(mut self, channel: &Channel) -> Result<(), Failure> {
         loop {
             self.link.look()?;
+            self.disks.look(self.link.platform())?;
             self.report(channel)?;
             // A request may have come across events, of which no poll tells any more.
             let until = self.drain(channel)?.then(Instant::now);
             let mut fds = vec![PollFd::new(channel, PollFlags::IN)];
             fds.extend(self.link.wait_fds());
+            let disks = self.disks.wait_fds();
+            fds.extend(disks.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
             poll_until(&mut fds, until)?;
             if !fds[0].revents().is_empty() {
                 // There are no further orders: the launcher is gone. The vif is closed in order.
+                self.disks.close()?;
                 self.link.close()?;
                 return Ok(());
             }
@@ -166,7 +185,7 @@ impl Frontend {
     }
 
     fn report(&mut self, channel: &Channel) -> Result<(), Failure> {
-        let up = self.link.is_up();
+        let up = self.link.is_up() && self.disks.are_up();
         if up != self.was_up {
             let message = if up {
                 FromFrontend::Up

@@ -57,6 +57,7 @@ mod tests {
             interface: None,
             names: None,
             blocked_signals: vec![],
+            environment: vec![],
         };
         assert!(hosts(&config).contains("\n127.0.1.1 web\n"));
         config.interface = Some(InterfaceConfig {

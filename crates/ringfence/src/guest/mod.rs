@@ -90,6 +90,8 @@ pub struct GuestConfig {
     pub names: Option<NamesConfig>,
     /// The signals that its command is to have blocked.
     pub blocked_signals: Vec<i32>,
+    /// What its command is to find in its environment besides what the launcher has in its own.
+    pub environment: Vec<(String, String)>,
 }
 
 /// A network interface.
@@ -201,7 +203,7 @@ fn live(channel: &Channel, command: &[OsString]) -> Result<Ending, Failure> {
         }
         ToGuest::SetUp(_) => return Err(SetUpError::Protocol.into()),
     }
-    let pid = command::start(command, stdin, &config.blocked_signals)
+    let pid = command::start(command, stdin, &config.blocked_signals, &config.environment)
         .map_err(|error| Failure { status: error.status(), why: error.to_string() })?;
     channel.send(&FromGuest::Running, &[])?;
     if let Some(stub) = guest.stub {

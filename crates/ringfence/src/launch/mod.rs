@@ -13,6 +13,7 @@
 //! Everything here is one thread and one `poll`. Nothing that ends this process leaves anything
 //! behind: each process it started has asked the kernel to be killed along with it.
 
+mod disks;
 mod rendezvous;
 pub mod report;
 pub mod runtime_dir;
@@ -30,11 +31,13 @@ use ringfence_net::features::OffloadKeys;
 use ringfence_platform::namespaces;
 use ringfence_platform::tap::Tap;
 
+use disks::Disks;
 use report::{Loudness, Reporter};
 use runtime_dir::RuntimeDir;
 use supervise::Supervisor;
 use terminal::Terminal;
 
+use crate::disk::DiskSpec;
 use crate::guest::{self, Address, GuestConfig, InterfaceConfig, NamesConfig};
 use crate::switchboard::{AttachRequest, FromDriver, LegConfig, ToDriver, VERSION};
 use crate::sys::STATUS_FAILED;
@@ -87,6 +90,8 @@ pub struct Options {
     pub host_offload: OffloadKeys,
     /// The interface that gives the host a leg on the switch.
     pub host_tap: Option<String>,
+    /// Its disks.
+    pub disks: Vec<DiskSpec>,
     /// How much is said.
     pub loudness: Loudness,
     /// The command and its arguments; empty for a shell.
@@ -135,6 +140,7 @@ impl<'a> Launch<'a> {
     fn go(self) -> anyhow::Result<u8> {
         let options = self.options;
         let directory = RuntimeDir::open()?;
+        let mut disks = Disks::open(&options.disks, &directory)?;
         let mut host_tap = options.host_tap.as_deref().map(Tap::create).transpose()?;
         if let Some(tap) = &mut host_tap {
             tap.limit_offloads(guest::carried_for_host(options.host_offload))?;
@@ -155,9 +161,12 @@ impl<'a> Launch<'a> {
             self.connect_host(&tap, leg, &seat.lease)
                 .with_context(|| format!("--host-tap {}", tap.name))?;
         }
+        disks.attach(&seat.lease)?;
+        let environment = disks.environment();
         let mut supervisor =
-            Supervisor::new(self.reporter, &self.signals, &directory, options, seat);
-        let ended = supervisor.run(&self.command, &self.inherited, &self.guest_config(&supervisor));
+            Supervisor::new(self.reporter, &self.signals, &directory, options, seat, disks);
+        let config = self.guest_config(&supervisor, environment);
+        let ended = supervisor.run(&self.command, &self.inherited, &config);
         // In this order: the processes end, then the terminal is ours again.
         drop(supervisor);
         if let Some(terminal) = &self.terminal {
@@ -195,7 +204,11 @@ impl<'a> Launch<'a> {
         Ok(())
     }
 
-    fn guest_config(&self, supervisor: &Supervisor<'_>) -> GuestConfig {
+    fn guest_config(
+        &self,
+        supervisor: &Supervisor<'_>,
+        environment: Vec<(String, String)>,
+    ) -> GuestConfig {
         let attached = supervisor.attached();
         let options = self.options;
         GuestConfig {
@@ -209,6 +222,7 @@ impl<'a> Launch<'a> {
             }),
             names: Some(NamesConfig { switch: options.switch.clone(), own: options.name.clone() }),
             blocked_signals: self.blocked.clone(),
+            environment,
         }
     }
 }

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use nix::sys::signal::Signal;
 use rustix::event::{PollFd, PollFlags};
 
+use super::disks::Disks;
 use super::rendezvous::{self, Seat, because};
 use super::report::{Reporter, last_line, printable};
 use super::runtime_dir::RuntimeDir;
@@ -81,6 +82,7 @@ pub(super) struct Supervisor<'a> {
     /// The connections that the guest and its frontend are to have, until they have them.
     names: Option<OwnedFd>,
     frontend_hub: Option<OwnedFd>,
+    disks: Disks,
     /// The driver domain, if this launcher started it.
     driver: Option<DomainProcess>,
     guest: Option<Watched>,
@@ -123,6 +125,7 @@ impl<'a> Supervisor<'a> {
         directory: &'a RuntimeDir,
         options: &'a Options,
         seat: Seat,
+        disks: Disks,
     ) -> Supervisor<'a> {
         Supervisor {
             reporter,
@@ -133,6 +136,7 @@ impl<'a> Supervisor<'a> {
             lease: seat.lease,
             names: Some(seat.names),
             frontend_hub: Some(seat.frontend_hub),
+            disks,
             driver: seat.driver,
             guest: None,
             frontend: None,
@@ -209,13 +213,18 @@ impl<'a> Supervisor<'a> {
             staging: self.options.mode == Mode::Staging,
             queues: self.options.queues,
             takes: self.options.offload.to_string(),
+            disks: self.disks.orders(),
         };
-        // Both are the frontend's alone from here on, so that they close when it ends.
+        let sockets = self.disks.take_sockets();
+        // All are the frontend's alone from here on, so that they close when it ends.
         let Some(hub) = self.frontend_hub.take() else {
             return Err(Outcome::failed("there is no connection for the frontend"));
         };
-        let told = frontend.channel().send(&config, &[hub.as_fd(), tap.as_fd()]);
-        drop((hub, tap));
+        let mut fds = vec![hub.as_fd(), tap.as_fd()];
+        fds.extend(sockets.iter().map(AsFd::as_fd));
+        let told = frontend.channel().send(&config, &fds);
+        drop(fds);
+        drop((hub, tap, sockets));
         self.frontend = Some(Watched::new(frontend));
         if told.is_ok() {
             self.reporter.step("started the guest's frontend in a sandbox of its own");

@@ -137,10 +137,10 @@ impl Devices {
 
     fn scan(&mut self, store: &mut StoreClient) -> Result<(), StoreError> {
         let root = xenbus::backend_root(self.own, self.kind);
-        let domains = store.directory_opt(&root)?.unwrap_or_default();
+        let domains = listing(store, &root)?;
         for domain in domains {
             let Ok(frontend) = decimal::parse_u16(domain.as_bytes()) else { continue };
-            let handles = store.directory_opt(&format!("{root}/{domain}"))?.unwrap_or_default();
+            let handles = listing(store, &format!("{root}/{domain}"))?;
             let handles = handles.iter().filter_map(|h| decimal::parse_u32(h.as_bytes()).ok());
             let (kind, backend, frontend) = (self.kind, self.own, DomId(frontend));
             let devices = handles.map(|handle| DeviceId { kind, frontend, backend, handle });
@@ -189,6 +189,15 @@ impl Devices {
             or_log(store.unwatch(&path, &name), &name, "is still watched")?;
         }
         Ok(())
+    }
+}
+
+/// The names in a directory; none where there is none, or none yet that this domain may look into.
+fn listing(store: &mut StoreClient, directory: &str) -> Result<Vec<String>, StoreError> {
+    match store.directory_opt(directory) {
+        Ok(names) => Ok(names.unwrap_or_default()),
+        Err(StoreError::Refused { .. }) => Ok(Vec::new()),
+        Err(error) => Err(error),
     }
 }
 

@@ -32,15 +32,18 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 use nix::sys::signal::Signal;
+use ringfence_platform::Platform;
 use ringfence_platform::local::LocalPlatform;
 use ringfence_platform::xen::{Side, XenPlatform};
 use rustix::fs::{FlockOperation, Mode, OFlags};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use rustix::thread::CapabilitySet;
 
 use self::config::{Config, ConfigError, PATH_DEFAULT};
 use self::daemon::{Daemon, ServeError};
 use crate::launch::runtime_dir::RuntimeDir;
 use crate::sys::STATUS_FAILED;
+use crate::sys::sandbox::Confinement;
 use crate::sys::signals::Signals;
 
 /// Where the daemon keeps what outlives it, and its socket.
@@ -204,13 +207,26 @@ fn serve(setup: Setup, config: Config) -> Result<(), ServeError> {
     match setup.platform.clone() {
         PlatformChoice::Xen => {
             let platform = XenPlatform::open(Side::Backend)?;
-            Daemon::new(setup, config, platform, signals)?.run()
+            run(setup, config, platform, signals)
         }
         PlatformChoice::Local(socket) => {
             let platform = join_hub(&socket)?;
-            Daemon::new(setup, config, platform, signals)?.run()
+            run(setup, config, platform, signals)
         }
     }
+}
+
+/// Serves, with no more of the system than that takes.
+fn run<P: Platform>(
+    setup: Setup,
+    config: Config,
+    platform: P,
+    signals: Signals,
+) -> Result<(), ServeError> {
+    let confinement = Confinement::enter(CapabilitySet::NET_ADMIN)?;
+    let daemon = Daemon::new(setup, config, platform, signals)?;
+    confinement.lock()?;
+    daemon.run()
 }
 
 /// Locks the file, which names this process, until it is closed.

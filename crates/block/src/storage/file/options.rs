@@ -3,9 +3,11 @@
 use std::fmt;
 use std::str::FromStr;
 
+use serde::{Deserialize, Serialize};
+
 /// Whether the host's page cache stands between the guest and the file, and what a write that is
 /// done means. The names and meanings are QEMU's.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub enum CacheMode {
     /// `none`: O_DIRECT where the file can; durable after a flush.
     #[default]
@@ -33,7 +35,7 @@ impl CacheMode {
 }
 
 /// When the bytes of a request go through private memory.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub enum Bounce {
     /// `auto`: where the storage computes checksums (btrfs, ZFS, bcachefs, devices that ask for
     /// stable pages) and O_DIRECT is used; and where alignment asks for it.
@@ -46,7 +48,7 @@ pub enum Bounce {
 }
 
 /// What does the I/O.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub enum Engine {
     /// `auto`: io_uring; threads where the kernel refuses it.
     #[default]
@@ -58,7 +60,7 @@ pub enum Engine {
 }
 
 /// How a file is to be used.
-#[derive(Clone, PartialEq, Eq, Debug, Default)]
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct FileOptions {
     /// Nothing is written.
     pub read_only: bool,

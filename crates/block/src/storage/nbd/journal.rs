@@ -46,6 +46,9 @@ pub(super) struct Journal {
     number: u64,
 }
 
+/// Bytes that are kept in any case.
+const LIMIT_MIN: usize = 64 << 10;
+
 /// What an entry costs beside its bytes.
 const OVERHEAD: usize = 128;
 
@@ -53,8 +56,10 @@ const OVERHEAD: usize = 128;
 const TOGETHER: usize = 64;
 
 impl Journal {
-    /// Keeps at most about `limit` bytes.
+    /// Keeps at most about `limit` bytes, beside the longest write.
     pub(super) fn new(limit: usize) -> Journal {
+        // With less, it would flush for the sake of flushing.
+        let limit = limit.max(LIMIT_MIN);
         Journal { entries: VecDeque::new(), bytes: 0, limit, number: 0 }
     }
 
@@ -141,12 +146,12 @@ mod tests {
 
     #[test]
     fn a_flush_takes_away_what_it_covers_and_no_more() {
-        let mut journal = Journal::new(10_000);
+        let mut journal = Journal::new(LIMIT_MIN);
         journal.wrote(&write(0, 4096));
         journal.zeroed(8192, 1 << 40);
         let covers = journal.number();
         assert!(!journal.is_half_full());
-        journal.wrote(&write(4096, 4096));
+        journal.wrote(&write(4096, 32 << 10));
         assert!(journal.is_half_full() && !journal.is_full());
         journal.flushed(covers);
         let left = journal.again(0);

@@ -14,7 +14,7 @@
 //! before the bound is reached.
 //!
 //! Over several connections ([`NbdOptions::connections`]) there is no order in which to write again.
-//! There a flush fails, once, if a connection broke since the writes that it should cover.
+//! There (and where nothing is to be kept) a flush fails, once, if a connection broke since the writes that it should cover.
 //!
 //! What no client can prevent: a server that is cut off, but alive, may still carry out a write after
 //! its successor did and overwrite what came later. Servers that can be replaced must fence each
@@ -49,7 +49,8 @@ pub struct NbdOptions {
     pub stall: Duration,
     /// How old a request may become.
     pub give_up: Duration,
-    /// Bytes of acknowledged writes that are kept until they are flushed.
+    /// Bytes of acknowledged writes that are kept until they are flushed; 0 to keep none, and let a
+    /// flush fail instead.
     pub journal: usize,
     /// Queues, and so connections, if the server allows more than one.
     pub connections: u32,

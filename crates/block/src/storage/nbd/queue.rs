@@ -91,7 +91,7 @@ pub(super) struct NbdQueue {
     commands: BTreeMap<u64, Command>,
     unsent: VecDeque<u64>,
     next: u64,
-    /// `None` where others write too.
+    /// `None` where others write too, or nothing is to be kept.
     journal: Option<Journal>,
     own_flush: bool,
     replay: Option<Replay>,
@@ -110,10 +110,11 @@ impl NbdQueue {
         let timer = rustix::time::timerfd_create(TimerfdClockId::Monotonic, flags)?;
         epoll::add(&epoll, &timer, epoll::EventData::new_u64(0), epoll::EventFlags::IN)?;
         let alone = shared.options.connections <= 1
-            || shared.settled.offer.flags & transmission::CAN_MULTI_CONN == 0;
+            || !shared.settled.offer.has(transmission::CAN_MULTI_CONN);
+        let keeps = alone && shared.options.journal > 0;
         let now = Instant::now();
         let mut queue = NbdQueue {
-            journal: alone.then(|| Journal::new(shared.options.journal)),
+            journal: keeps.then(|| Journal::new(shared.options.journal)),
             shared,
             epoll,
             timer,

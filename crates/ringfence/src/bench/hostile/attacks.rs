@@ -1,11 +1,11 @@
 //! What a hostile guest does, burst by burst. After each burst it gives its core away once, as an
 //! honest guest does whose ring is full: how a core is shared is the scheduler's doing.
 
+use std::fs::File;
 use std::io::{Read, Write};
-use std::os::unix::net::UnixStream;
 
 use anyhow::Context;
-use ringfence_platform::{Access, Granter};
+use ringfence_platform::{Access, Granter, Platform};
 use ringfence_wire::grant::Gref;
 use ringfence_wire::netif::{TxFlags, TxRequest};
 use ringfence_wire::xenbus::{STATE, XenbusState};
@@ -52,8 +52,8 @@ pub(super) fn serve(
 }
 
 /// From the first handshake to the end of the connection to the hub or the store.
-fn live(
-    rogue: &mut Rogue,
+fn live<P: Platform>(
+    rogue: &mut Rogue<P>,
     behaviour: Behaviour,
     began: &mut dyn FnMut() -> anyhow::Result<()>,
 ) -> anyhow::Result<()> {
@@ -84,27 +84,36 @@ fn live(
 }
 
 /// What is kept from burst to burst.
-struct State {
+pub(super) struct State {
     random: u64,
     turn: usize,
-    store: Option<UnixStream>,
+    store: Option<File>,
     posted: bool,
 }
 
 impl State {
-    fn new() -> State {
+    pub(super) fn new() -> State {
         State { random: 0x2545_F491_4F6C_DD1D, turn: 0, store: None, posted: false }
     }
 
     fn random(&mut self) -> u64 {
-        self.random ^= self.random << 13;
-        self.random ^= self.random >> 7;
-        self.random ^= self.random << 17;
-        self.random
+        next_random(&mut self.random)
     }
 }
 
-fn burst(rogue: &mut Rogue, behaviour: Behaviour, state: &mut State) -> anyhow::Result<()> {
+fn next_random(state: &mut u64) -> u64 {
+    *state ^= *state << 13;
+    *state ^= *state >> 7;
+    *state ^= *state << 17;
+    *state
+}
+
+/// Does it once, as much of it as there is room for.
+pub(super) fn burst<P: Platform>(
+    rogue: &mut Rogue<P>,
+    behaviour: Behaviour,
+    state: &mut State,
+) -> anyhow::Result<()> {
     state.turn = state.turn.wrapping_add(1);
     match behaviour {
         // Not hostile, so not to be done here.
@@ -141,7 +150,7 @@ fn burst(rogue: &mut Rogue, behaviour: Behaviour, state: &mut State) -> anyhow::
 
 /// A packet of so many slots that says it has `total` octets, and has `each` in every one behind the
 /// first.
-fn chain(rogue: &Rogue, slots: usize, total: u16, each: u16) -> Vec<TxRequest> {
+fn chain<P: Platform>(rogue: &Rogue<P>, slots: usize, total: u16, each: u16) -> Vec<TxRequest> {
     let slot = |n: usize| {
         let flags = if n + 1 < slots { TxFlags::MORE_DATA } else { TxFlags::NONE };
         TxRequest { flags, ..rogue.slot(n, if n == 0 { total } else { each }) }
@@ -149,7 +158,7 @@ fn chain(rogue: &Rogue, slots: usize, total: u16, each: u16) -> Vec<TxRequest> {
     (0..slots).map(slot).collect()
 }
 
-fn bad_sizes(rogue: &mut Rogue, turn: usize) -> anyhow::Result<()> {
+fn bad_sizes<P: Platform>(rogue: &mut Rogue<P>, turn: usize) -> anyhow::Result<()> {
     let slot = rogue.slot(0, SMALL);
     let packet = match turn % 3 {
         0 => vec![TxRequest { size: 5, ..slot }],
@@ -160,7 +169,7 @@ fn bad_sizes(rogue: &mut Rogue, turn: usize) -> anyhow::Result<()> {
 }
 
 /// One packet that fills the ring with extra infos of a type that nobody knows.
-fn extra_chain(rogue: &mut Rogue) -> anyhow::Result<()> {
+fn extra_chain<P: Platform>(rogue: &mut Rogue<P>) -> anyhow::Result<()> {
     /// Slots of the ring, one of which is the packet.
     const SLOTS: u32 = 256;
     if rogue.tx.free()? < SLOTS {
@@ -177,7 +186,7 @@ fn extra_chain(rogue: &mut Rogue) -> anyhow::Result<()> {
 }
 
 /// Posts packets and, while they are read, withdraws and grants again what they lie in.
-fn flip(rogue: &mut Rogue) -> anyhow::Result<()> {
+fn flip<P: Platform>(rogue: &mut Rogue<P>) -> anyhow::Result<()> {
     rogue.post(&[rogue.slot(0, SMALL)])?;
     for _ in 0..64 {
         let lease = rogue.tx_pages.swap_remove(0);
@@ -194,7 +203,7 @@ fn flip(rogue: &mut Rogue) -> anyhow::Result<()> {
     rogue.address(0, SINK_MAC, rogue.mac())
 }
 
-fn made_up_addresses(rogue: &mut Rogue, state: &mut State) -> anyhow::Result<()> {
+fn made_up_addresses<P: Platform>(rogue: &mut Rogue<P>, state: &mut State) -> anyhow::Result<()> {
     let pages = rogue.tx_pages.len();
     for page in 0..pages.min(rogue.tx.free()? as usize) {
         let [d0, d1, d2, d3, d4, d5, ..] = state.random().to_le_bytes();
@@ -210,7 +219,7 @@ fn made_up_addresses(rogue: &mut Rogue, state: &mut State) -> anyhow::Result<()>
 }
 
 /// Posts its buffers once, and never takes what came.
-fn deaf(rogue: &mut Rogue, state: &mut State) -> anyhow::Result<()> {
+fn deaf<P: Platform>(rogue: &mut Rogue<P>, state: &mut State) -> anyhow::Result<()> {
     if !core::mem::replace(&mut state.posted, true) {
         rogue.post_buffers()?;
     }
@@ -218,15 +227,16 @@ fn deaf(rogue: &mut Rogue, state: &mut State) -> anyhow::Result<()> {
 }
 
 /// Writes its state many times, without waiting for the answer to one before it asks for the next.
-fn state_flood(rogue: &mut Rogue, state: &mut State) -> anyhow::Result<()> {
-    if state.store.is_none() {
-        state.store = Some(UnixStream::from(rogue.store_stream()?));
-    }
+fn state_flood<P: Platform>(rogue: &mut Rogue<P>, state: &mut State) -> anyhow::Result<()> {
     let path = format!("{}/{STATE}", rogue.device.frontend_path());
     let path = Path::parse(path.as_bytes())?;
+    let stream = match &mut state.store {
+        Some(stream) => stream,
+        none => none.insert(File::from(rogue.store_stream()?)),
+    };
     let mut requests = Vec::new();
     for _ in 0..UNDER_WAY {
-        let value: &[u8] = match state.random() % 8 {
+        let value: &[u8] = match next_random(&mut state.random) % 8 {
             0 => b"1",
             1 => b"3",
             2 => b"4",
@@ -237,8 +247,11 @@ fn state_flood(rogue: &mut Rogue, state: &mut State) -> anyhow::Result<()> {
             _ => b"connected, I promise",
         };
         Request::Write { path, value }.emit(1, 0, &mut requests)?;
+        if rogue.one_message_a_write {
+            stream.write_all(&requests)?;
+            requests.clear();
+        }
     }
-    let stream = state.store.as_mut().context("the store")?;
     stream.write_all(&requests)?;
     // Each answer is a header and three octets ("OK", NUL), each refusal a few more; at least so much
     // must be taken for the server to go on.

@@ -29,6 +29,7 @@ mod attacks;
 mod driver;
 mod honest;
 mod launcher;
+pub mod on_xen;
 mod orders;
 mod process;
 mod report;
@@ -252,6 +253,11 @@ impl Scene {
         }
         Ok(charges)
     }
+}
+
+/// `ringfence internal hostile-guest`; returns the exit status.
+pub(super) fn guest_main(args: &on_xen::HostileGuestArgs) -> u8 {
+    on_xen::main(args)
 }
 
 /// `ringfence internal bench-hostile`: one process of a row; returns the exit status.

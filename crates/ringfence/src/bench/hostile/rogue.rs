@@ -3,15 +3,16 @@
 //! Its means are those of every guest: a connection to the hub, the store, an arena, event channels,
 //! and rings of which it can write every word. It uses them in the ways of [`super::attacks`].
 
+use std::collections::BTreeMap;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::Ordering::{Acquire, Release};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 use ringfence_memory::{LentSlice, PAGE_SIZE};
-use ringfence_platform::local::{LocalChannel, LocalGranter, LocalPlatform};
+use ringfence_platform::local::LocalPlatform;
 use ringfence_platform::store::{StoreAccess, StoreClient};
-use ringfence_platform::{Access, Channel as _, Granter, Lease, Platform};
+use ringfence_platform::{Access, Channel as _, Granter, Lease, Platform, PlatformError};
 use ringfence_ring::{NETIF_RX, NETIF_TX, RingLayout};
 use ringfence_wire::netif::{RxRequest, TxFlags, TxRequest, keys};
 use ringfence_wire::xenbus::{DeviceId, STATE, XenbusState};
@@ -69,34 +70,64 @@ impl RogueRing {
     }
 }
 
+/// How fast it goes on.
+#[derive(Clone, Copy)]
+pub(super) struct Pace {
+    /// How long one step of the handshake may take before it begins again.
+    pub(super) step_within: Duration,
+    /// What it does between two looks at the backend's state.
+    pub(super) pause: fn(),
+}
+
 /// The guest.
-pub(super) struct Rogue {
-    /// Its launcher's hold on the place; before the platform, which ends with it anyway.
-    seat: Seat,
-    pub(super) platform: LocalPlatform,
+pub(super) struct Rogue<P: Platform> {
+    /// Its launcher's hold on the place, if it has one; before the platform, which ends with it.
+    _seat: Option<Seat>,
+    pub(super) platform: P,
     pub(super) store: StoreClient,
-    /// A second descriptor of its connection to the hub.
-    pub(super) hub: OwnedFd,
+    /// A second descriptor of its connection to the hub, where there is one.
+    hub: Option<OwnedFd>,
+    open_store: fn(&P) -> Result<OwnedFd, PlatformError>,
+    /// Whether the store takes one message at a time.
+    pub(super) one_message_a_write: bool,
+    pace: Pace,
+    mac: [u8; 6],
     pub(super) device: DeviceId,
-    pub(super) granter: LocalGranter,
+    pub(super) granter: P::Granter,
     pub(super) tx_pages: Vec<Lease>,
     rx_pages: Vec<Lease>,
     ring_pages: [Lease; 2],
     pub(super) tx: RogueRing,
     pub(super) rx: RogueRing,
-    channels: Vec<LocalChannel>,
+    channels: Vec<P::Channel>,
     hung_up: bool,
     looked: Instant,
 }
 
-impl Rogue {
+impl Rogue<LocalPlatform> {
     /// Takes a place at the switch, as many times as the driver domain wants.
-    pub(super) fn join(entrance: &Entrance) -> anyhow::Result<Rogue> {
+    pub(super) fn join(entrance: &Entrance) -> anyhow::Result<Rogue<LocalPlatform>> {
         let seat = Seat::take(entrance)?;
         let hub = seat.hub.try_clone()?;
         let platform = LocalPlatform::connect(seat.hub.try_clone()?)?;
+        let pace = Pace { step_within: STEP_WITHIN, pause: std::thread::yield_now };
+        let (device, mac) = (seat.place.device(), seat.place.mac);
+        let open_store = LocalPlatform::store_connection;
+        let rogue = Rogue::new(platform, device, mac, open_store, pace)?;
+        Ok(Rogue { _seat: Some(seat), hub: Some(hub), one_message_a_write: false, ..rogue })
+    }
+}
+
+impl<P: Platform> Rogue<P> {
+    /// A guest with a device, and with its pages lent.
+    pub(super) fn new(
+        platform: P,
+        device: DeviceId,
+        mac: [u8; 6],
+        open_store: fn(&P) -> Result<OwnedFd, PlatformError>,
+        pace: Pace,
+    ) -> anyhow::Result<Rogue<P>> {
         let store = platform.store()?;
-        let device = seat.place.device();
         let mut granter = platform.granter(device.backend)?;
         let mut lend = |access, count: usize| -> anyhow::Result<Vec<Lease>> {
             Ok((0..count).map(|_| granter.lend(access)).collect::<Result<_, _>>()?)
@@ -108,10 +139,14 @@ impl Rogue {
         let tx = RogueRing::new(&ring_pages[0], NETIF_TX)?;
         let rx = RogueRing::new(&ring_pages[1], NETIF_RX)?;
         Ok(Rogue {
-            seat,
+            _seat: None,
             platform,
             store,
-            hub,
+            hub: None,
+            open_store,
+            one_message_a_write: true,
+            pace,
+            mac,
             device,
             granter,
             tx_pages,
@@ -127,7 +162,7 @@ impl Rogue {
 
     /// Its Ethernet address.
     pub(super) fn mac(&self) -> [u8; 6] {
-        self.seat.place.mac
+        self.mac
     }
 
     /// Sets its state.
@@ -136,7 +171,8 @@ impl Rogue {
         Ok(self.store.write(&path, state.to_string())?)
     }
 
-    fn backend_state(&mut self) -> anyhow::Result<XenbusState> {
+    /// The backend's state.
+    pub(super) fn backend_state(&mut self) -> anyhow::Result<XenbusState> {
         let path = format!("{}/{STATE}", self.device.backend_path());
         let text = self.store.read(&path)?;
         Ok(XenbusState::parse(&text).unwrap_or(XenbusState::Missing))
@@ -145,16 +181,26 @@ impl Rogue {
     fn wait_for(&mut self, state: XenbusState) -> anyhow::Result<()> {
         let begin = Instant::now();
         while self.backend_state()? != state {
-            if begin.elapsed() > STEP_WITHIN {
+            if begin.elapsed() > self.pace.step_within {
                 bail!("the backend did not become {state}");
             }
-            std::thread::yield_now();
+            (self.pace.pause)();
         }
         Ok(())
     }
 
     /// Goes through the handshake from its beginning.
     pub(super) fn connect(&mut self) -> anyhow::Result<()> {
+        self.begin()?;
+        let keys = self.keys();
+        self.publish(&keys)?;
+        self.wait_for(XenbusState::Connected)?;
+        (self.looked, self.hung_up) = (Instant::now(), false);
+        Ok(())
+    }
+
+    /// Has the backend wait for a frontend; makes rings and channels for it.
+    pub(super) fn begin(&mut self) -> anyhow::Result<()> {
         if self.backend_state()? != XenbusState::InitWait {
             self.enter(XenbusState::Closing)?;
             self.enter(XenbusState::Closed)?;
@@ -167,33 +213,41 @@ impl Rogue {
         for _ in 0..2 {
             self.channels.push(self.platform.alloc_unbound(self.device.backend)?);
         }
-        self.publish_keys()?;
-        self.wait_for(XenbusState::Connected)?;
-        (self.looked, self.hung_up) = (Instant::now(), false);
         Ok(())
     }
 
-    fn publish_keys(&mut self) -> anyhow::Result<()> {
+    /// What an honest frontend would publish.
+    pub(super) fn keys(&self) -> BTreeMap<&'static str, String> {
+        let mut keys = BTreeMap::new();
+        let [tx_ref, rx_ref] = self.ring_pages.each_ref().map(|lease| lease.gref().to_string());
+        keys.insert(keys::TX_RING_REF, tx_ref);
+        keys.insert(keys::RX_RING_REF, rx_ref);
+        for (key, channel) in
+            [keys::EVENT_CHANNEL_TX, keys::EVENT_CHANNEL_RX].iter().zip(&self.channels)
+        {
+            keys.insert(key, channel.port().0.to_string());
+        }
+        for key in [keys::REQUEST_RX_COPY, keys::FEATURE_RX_NOTIFY, keys::FEATURE_SG] {
+            keys.insert(key, "1".to_owned());
+        }
+        keys
+    }
+
+    /// Writes these keys, and that it is connected.
+    pub(super) fn publish(&mut self, keys: &BTreeMap<&'static str, String>) -> anyhow::Result<()> {
         let front = self.device.frontend_path();
-        let refs = self.ring_pages.each_ref().map(|lease| lease.gref().to_string());
-        let ports: Vec<_> = self.channels.iter().map(|c| c.port().0.to_string()).collect();
-        let [tx_ref, rx_ref] = refs.each_ref().map(String::as_str);
         let connected = XenbusState::Connected.to_string();
         Ok(self.store.transaction(|t| {
-            for (key, value) in [
-                (keys::TX_RING_REF, tx_ref),
-                (keys::RX_RING_REF, rx_ref),
-                (keys::EVENT_CHANNEL_TX, &ports[0]),
-                (keys::EVENT_CHANNEL_RX, &ports[1]),
-                (keys::REQUEST_RX_COPY, "1"),
-                (keys::FEATURE_RX_NOTIFY, "1"),
-                (keys::FEATURE_SG, "1"),
-                (STATE, &connected),
-            ] {
+            for (key, value) in keys {
                 t.write(&format!("{front}/{key}"), value)?;
             }
-            Ok(())
+            t.write(&format!("{front}/{STATE}"), &connected)
         })?)
+    }
+
+    /// Removes one of its keys.
+    pub(super) fn forget(&mut self, key: &str) -> anyhow::Result<()> {
+        Ok(self.store.rm(&format!("{}/{key}", self.device.frontend_path()))?)
     }
 
     /// Whether the device was closed. Looks now and then only.
@@ -267,12 +321,13 @@ impl Rogue {
 
     /// The raw store: a stream that speaks its protocol.
     pub(super) fn store_stream(&self) -> anyhow::Result<OwnedFd> {
-        Ok(self.platform.store_connection()?)
+        Ok((self.open_store)(&self.platform)?)
     }
 
     /// Sends bytes over its connection to the hub.
-    pub(super) fn send_to_hub(&self, bytes: &[u8]) -> rustix::io::Result<()> {
+    pub(super) fn send_to_hub(&self, bytes: &[u8]) -> anyhow::Result<()> {
         use rustix::net::SendFlags;
-        rustix::net::send(self.hub.as_fd(), bytes, SendFlags::NOSIGNAL).map(|_| ())
+        let hub = self.hub.as_ref().context("there is no hub")?;
+        Ok(rustix::net::send(hub.as_fd(), bytes, SendFlags::NOSIGNAL).map(drop)?)
     }
 }

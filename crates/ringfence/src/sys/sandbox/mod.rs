@@ -21,7 +21,10 @@
 //! namespace has no number here, tracing needs capabilities over the *user namespace in which the
 //! target was started*, which is a sibling's, and the calls that would do it are denied.
 
+mod daemon;
 pub mod syscalls;
+
+pub(crate) use daemon::Confinement;
 
 use std::io;
 
@@ -81,11 +84,11 @@ impl Isolation {
         stage("own ids", take_own_ids())?;
         stage("namespaces", namespaces::unshare(Fresh::MountNetIpcUts))?;
         stage("empty root", empty_root())?;
-        stage("capabilities", drop_capabilities())?;
+        stage("capabilities", drop_capabilities(CapabilitySet::empty()))?;
         stage("no new privileges", Ok(rustix::thread::set_no_new_privs(true)?))?;
         stage("not dumpable", not_dumpable())?;
         stage("death signal", die_with_parent())?;
-        check_capabilities()?;
+        check_capabilities(CapabilitySet::empty())?;
         if is_orphan() {
             return Err(SandboxError::Orphaned);
         }
@@ -98,7 +101,7 @@ impl Isolation {
     ///
     /// [`SandboxError`]; the process is to end.
     pub fn lock(self) -> Result<(), SandboxError> {
-        Ok(syscalls::enforce(self.kind)?)
+        Ok(syscalls::enforce(syscalls::Confined::Domain(self.kind))?)
     }
 }
 
@@ -171,7 +174,8 @@ fn empty_root() -> io::Result<()> {
     Ok(())
 }
 
-fn drop_capabilities() -> io::Result<()> {
+/// Drops all but `keep`.
+fn drop_capabilities(keep: CapabilitySet) -> io::Result<()> {
     use CapabilitiesSecureBits as Bits;
     let locked = Bits::NO_ROOT
         | Bits::NO_ROOT_LOCKED
@@ -182,13 +186,19 @@ fn drop_capabilities() -> io::Result<()> {
         | Bits::NO_CAP_AMBIENT_RAISE_LOCKED;
     rustix::thread::clear_ambient_capability_set()?;
     rustix::thread::set_capabilities_secure_bits(locked)?;
-    for capability in known_capabilities() {
+    for capability in known_capabilities().filter(|capability| !keep.contains(*capability)) {
         rustix::thread::remove_capability_from_bounding_set(capability)?;
     }
-    let none = CapabilitySet::empty();
+    keep_capabilities(keep)
+}
+
+/// Has no others than `keep`, of which it may lack some.
+fn keep_capabilities(keep: CapabilitySet) -> io::Result<()> {
+    let keep = rustix::thread::capabilities(None)?.permitted & keep;
+    let inheritable = CapabilitySet::empty();
     rustix::thread::set_capabilities(
         None,
-        CapabilitySets { effective: none, permitted: none, inheritable: none },
+        CapabilitySets { effective: keep, permitted: keep, inheritable },
     )?;
     Ok(())
 }
@@ -200,7 +210,7 @@ fn known_capabilities() -> impl Iterator<Item = CapabilitySet> {
         .take_while(|&capability| rustix::thread::capability_is_in_bounding_set(capability).is_ok())
 }
 
-fn check_capabilities() -> Result<(), SandboxError> {
+fn check_capabilities(keep: CapabilitySet) -> Result<(), SandboxError> {
     let sets = rustix::thread::capabilities(None)?;
     let mut left = sets.effective | sets.permitted | sets.inheritable;
     for capability in known_capabilities() {
@@ -208,6 +218,7 @@ fn check_capabilities() -> Result<(), SandboxError> {
             left |= capability;
         }
     }
+    let left = left.difference(keep);
     if left.is_empty() { Ok(()) } else { Err(SandboxError::CapabilitiesLeft(left.bits())) }
 }
 

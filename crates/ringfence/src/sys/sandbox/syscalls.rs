@@ -44,6 +44,28 @@ pub enum Who {
     Both,
     /// The driver domain, which holds the hub.
     Driver,
+    /// `ringfence serve` and `ringfence attach`, which open devices as they need them.
+    Daemon,
+}
+
+/// A process that the list is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Confined {
+    /// A domain of `ringfence run`.
+    Domain(DomainKind),
+    /// `ringfence serve` or `ringfence attach`.
+    Daemon,
+}
+
+impl Confined {
+    /// Whether a row is for it.
+    fn is_among(self, who: Who) -> bool {
+        match who {
+            Who::Both => true,
+            Who::Driver => self == Confined::Domain(DomainKind::Driver),
+            Who::Daemon => self == Confined::Daemon,
+        }
+    }
 }
 
 /// A condition on an argument.
@@ -82,6 +104,10 @@ pub enum FilterError {
     Backend(#[from] seccompiler::BackendError),
 }
 
+/// `linux/fs.h`.
+const BLKDISCARD: i32 = 0x1277;
+const BLKSECDISCARD: i32 = 0x127D;
+
 const fn always(number: libc::c_long, why: &'static str) -> Allowed {
     Allowed { number, who: Who::Both, when: &[], why }
 }
@@ -92,6 +118,10 @@ const fn when(number: libc::c_long, when: &'static [Argument], why: &'static str
 
 const fn driver(number: libc::c_long, when: &'static [Argument], why: &'static str) -> Allowed {
     Allowed { number, who: Who::Driver, when, why }
+}
+
+const fn daemon(number: libc::c_long, when: &'static [Argument], why: &'static str) -> Allowed {
+    Allowed { number, who: Who::Daemon, when, why }
 }
 
 const fn is(index: u8, value: i32) -> Argument {
@@ -150,7 +180,7 @@ pub const LIST: &[Allowed] = &[
         &[is(1, libc::SOL_SOCKET), is(2, libc::SO_RCVBUF)],
         "bounding what a peer can make the kernel hold",
     ),
-    driver(libc::SYS_accept4, &[], "domains that connect to the hub"),
+    always(libc::SYS_accept4, "who connects: domains, users of a disk, askers of the status"),
     driver(libc::SYS_socketpair, &[is(0, libc::AF_UNIX)], "event channels, store connections"),
     // Waiting.
     always(libc::SYS_ppoll, "waiting"),
@@ -186,7 +216,13 @@ pub const LIST: &[Allowed] = &[
     always(libc::SYS_fstatfs, "that an arena is on tmpfs"),
     when(libc::SYS_newfstatat, &[has(3, libc::AT_EMPTY_PATH)], "fstat, as newer C libraries do it"),
     when(libc::SYS_statx, &[has(2, libc::AT_EMPTY_PATH)], "fstat, as the standard library does it"),
-    always(libc::SYS_fallocate, "revoking: punching pages out of one's own arena"),
+    always(
+        libc::SYS_fallocate,
+        "revoking: punching pages out of one's own arena; giving up ranges of a disk",
+    ),
+    driver(libc::SYS_fdatasync, &[], "a guest flushes its disk"),
+    driver(libc::SYS_ioctl, &[is(1, BLKDISCARD)], "giving up ranges of a block device"),
+    driver(libc::SYS_ioctl, &[is(1, BLKSECDISCARD)], "the same, for certain"),
     when(libc::SYS_fcntl, &[is(1, libc::F_GETFD)], "descriptor flags"),
     when(libc::SYS_fcntl, &[is(1, libc::F_SETFD)], "descriptor flags"),
     when(libc::SYS_fcntl, &[is(1, libc::F_GETFL)], "whether an arena is open for writing"),
@@ -219,6 +255,41 @@ pub const LIST: &[Allowed] = &[
     always(libc::SYS_getrandom, "hash tables; domain keys"),
     always(libc::SYS_getrusage, "CPU time and faults, for the figures"),
     when(libc::SYS_prlimit64, &[is(0, 0), is(2, 0)], "reading a limit (of its own, setting none)"),
+    // What a daemon needs as devices come and go. Which files, the system's access rights say, and
+    // the capabilities that it has not.
+    daemon(libc::SYS_openat, &[], "devices of Xen, TAPs, records, /sys, the configuration"),
+    daemon(libc::SYS_newfstatat, &[lacks(3, libc::AT_EMPTY_PATH)], "whether a file is there"),
+    daemon(libc::SYS_statx, &[lacks(2, libc::AT_EMPTY_PATH)], "whether a file is there"),
+    daemon(libc::SYS_lseek, &[], "reading a file whole"),
+    daemon(libc::SYS_ftruncate, &[], "records of queues"),
+    daemon(libc::SYS_unlinkat, &[], "records of queues; sockets"),
+    #[cfg(target_arch = "x86_64")]
+    daemon(libc::SYS_unlink, &[], "records of queues; sockets"),
+    // Each limit of time has two numbers: of before and after 2038.
+    daemon(libc::SYS_setsockopt, &[is(1, libc::SOL_SOCKET), is(2, 20)], "a client that is slow"),
+    daemon(libc::SYS_setsockopt, &[is(1, libc::SOL_SOCKET), is(2, 21)], "a client that is slow"),
+    daemon(libc::SYS_setsockopt, &[is(1, libc::SOL_SOCKET), is(2, 66)], "a client that is slow"),
+    daemon(libc::SYS_setsockopt, &[is(1, libc::SOL_SOCKET), is(2, 67)], "a client that is slow"),
+    daemon(libc::SYS_socket, &[is(0, libc::AF_NETLINK)], "interfaces of the host"),
+    daemon(libc::SYS_bind, &[], "interfaces of the host"),
+    daemon(libc::SYS_ioctl, &[is(1, 0x8933)], "SIOCGIFINDEX: the number of an interface"),
+    daemon(libc::SYS_ioctl, &[is(1, 0x0018_4700)], "gntdev: mapping"),
+    daemon(libc::SYS_ioctl, &[is(1, 0x0010_4701)], "gntdev: unmapping"),
+    daemon(libc::SYS_ioctl, &[is(1, 0x0010_4707)], "gntdev, gntalloc: notice of unmapping"),
+    daemon(libc::SYS_ioctl, &[is(1, 0x0010_4708)], "gntdev: copying"),
+    daemon(libc::SYS_ioctl, &[is(1, 0x0018_4705)], "gntalloc: lending"),
+    daemon(libc::SYS_ioctl, &[is(1, 0x0010_4706)], "gntalloc: taking back"),
+    daemon(libc::SYS_ioctl, &[is(1, 0x0008_4501)], "evtchn: binding"),
+    daemon(libc::SYS_ioctl, &[is(1, 0x0004_4502)], "evtchn: allocating"),
+    daemon(libc::SYS_ioctl, &[is(1, 0x0004_4503)], "evtchn: unbinding"),
+    daemon(libc::SYS_ioctl, &[is(1, 0x0004_4504)], "evtchn: notifying"),
+    daemon(libc::SYS_ioctl, &[is(1, 0x0000_4505)], "evtchn: after an overflow"),
+    daemon(libc::SYS_ioctl, &[is(1, 0x4004_54ca)], "TUNSETIFF: a TAP"),
+    daemon(libc::SYS_ioctl, &[is(1, 0x4004_54cb)], "TUNSETPERSIST: that it outlives the daemon"),
+    daemon(libc::SYS_ioctl, &[is(1, 0x4004_54d0)], "TUNSETOFFLOAD: what is left to the reader"),
+    daemon(libc::SYS_ioctl, &[is(1, 0x4004_54d4)], "TUNSETSNDBUF: that nothing is held back"),
+    daemon(libc::SYS_ioctl, &[is(1, 0x4004_54d8)], "TUNSETVNETHDRSZ: headers of 12 bytes"),
+    daemon(libc::SYS_ioctl, &[is(1, 0x4004_54dc)], "TUNSETVNETLE: little-endian ones"),
     #[cfg(target_arch = "x86_64")]
     always(libc::SYS_poll, "waiting"),
     #[cfg(target_arch = "x86_64")]
@@ -233,7 +304,7 @@ const FIONBIO: i32 = 0x5421;
 /// # Errors
 ///
 /// [`FilterError`]; nothing is in force then, or only the answer for `clone3`.
-pub fn enforce(kind: DomainKind) -> Result<(), FilterError> {
+pub fn enforce(whom: Confined) -> Result<(), FilterError> {
     let arch = TargetArch::try_from(std::env::consts::ARCH)?;
     // The strictest answer of all filters counts, so this one's stands over the list's.
     let no_clone3 = SeccompFilter::new(
@@ -243,7 +314,7 @@ pub fn enforce(kind: DomainKind) -> Result<(), FilterError> {
         arch,
     )?;
     let list = SeccompFilter::new(
-        rules(kind)?,
+        rules(whom)?,
         SeccompAction::Errno(libc::EPERM.cast_unsigned()),
         SeccompAction::Allow,
         arch,
@@ -258,10 +329,10 @@ pub fn enforce(kind: DomainKind) -> Result<(), FilterError> {
 }
 
 /// The list as `seccompiler` has it: an empty vector means "whatever the arguments".
-fn rules(kind: DomainKind) -> Result<BTreeMap<i64, Vec<SeccompRule>>, FilterError> {
+fn rules(whom: Confined) -> Result<BTreeMap<i64, Vec<SeccompRule>>, FilterError> {
     let mut rules: BTreeMap<i64, Vec<SeccompRule>> = BTreeMap::new();
     for row in LIST {
-        if row.who == Who::Driver && kind != DomainKind::Driver {
+        if !whom.is_among(row.who) {
             continue;
         }
         let of_call = rules.entry(row.number).or_default();
@@ -290,17 +361,23 @@ mod tests {
     fn every_row_has_a_reason_and_no_call_is_both_free_and_conditional() {
         for row in LIST {
             assert!(!row.why.is_empty());
-            let free = LIST.iter().filter(|r| r.number == row.number && r.when.is_empty()).count();
-            let all = LIST.iter().filter(|r| r.number == row.number).count();
+            // Rows for others have nothing to do with it.
+            let of_call =
+                |r: &&Allowed| r.number == row.number && (r.who == row.who || r.who == Who::Both);
+            let free = LIST.iter().filter(of_call).filter(|r| r.when.is_empty()).count();
+            let all = LIST.iter().filter(of_call).count();
             assert!(free == 0 || all == 1, "call {} has a row that does nothing", row.number);
         }
     }
 
     #[test]
-    fn the_list_translates_for_both_kinds() {
-        for kind in [DomainKind::Driver, DomainKind::Frontend] {
-            let rules = rules(kind).unwrap();
-            assert_eq!(rules.contains_key(&libc::SYS_accept4), kind == DomainKind::Driver);
+    fn the_list_translates_for_all() {
+        let domain = Confined::Domain;
+        for whom in [domain(DomainKind::Driver), domain(DomainKind::Frontend), Confined::Daemon] {
+            let rules = rules(whom).unwrap();
+            let flushes = whom == domain(DomainKind::Driver);
+            assert_eq!(rules.contains_key(&libc::SYS_fdatasync), flushes);
+            assert_eq!(rules.contains_key(&libc::SYS_openat), whom == Confined::Daemon);
             let filter = SeccompFilter::new(
                 rules,
                 SeccompAction::Errno(1),

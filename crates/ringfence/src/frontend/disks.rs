@@ -1,0 +1,125 @@
+//! The disks of a guest, in its frontend: blkfront on one side, an NBD server on the other.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixListener;
+use std::sync::Arc;
+
+use ringfence_block::blkfront::BlkfrontOptions;
+use ringfence_block::export::{Export, ExportOptions};
+use ringfence_block::storage::Disk;
+use ringfence_block::vbd::frontend::VbdFrontend;
+use ringfence_platform::local::LocalPlatform;
+use ringfence_platform::store::StoreClient;
+use ringfence_platform::{DomId, Platform, PlatformError};
+use ringfence_wire::xenbus::{DeviceId, DeviceKind};
+use rustix::event::EventfdFlags;
+
+use super::Failure;
+use crate::switchboard::DiskFrontend;
+
+/// One disk.
+struct Served {
+    vbd: VbdFrontend<LocalPlatform>,
+    /// Until somebody can be served there.
+    socket: Option<OwnedFd>,
+    export: Option<Export>,
+}
+
+/// The disks of a guest.
+pub(super) struct Disks {
+    list: Vec<Served>,
+    store: Option<StoreClient>,
+    bell: Arc<OwnedFd>,
+}
+
+/// Pages to lend for a disk: its own, its rings, and room for those that the backend is slow to let
+/// go of.
+pub(super) const PAGES: u32 = 2048;
+
+impl Disks {
+    /// Sets memory aside for them, while that can be done.
+    pub(super) fn new(
+        platform: &LocalPlatform,
+        orders: &[DiskFrontend],
+        sockets: Vec<OwnedFd>,
+    ) -> Result<Disks, Failure> {
+        let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
+        let bell = Arc::new(rustix::event::eventfd(0, flags).map_err(std::io::Error::from)?);
+        let ring: Arc<dyn Fn() + Send + Sync> = {
+            let bell = Arc::clone(&bell);
+            Arc::new(move || {
+                let _ = rustix::io::write(&*bell, &1u64.to_ne_bytes());
+            })
+        };
+        let mut list = vec![];
+        for ((order, socket), handle) in orders.iter().zip(sockets).zip(0..) {
+            let (kind, frontend) = (DeviceKind::Vbd, platform.domid());
+            let device = DeviceId { kind, frontend, backend: DomId(0), handle };
+            let options =
+                BlkfrontOptions { persistent: order.persistent, ..BlkfrontOptions::default() };
+            let vbd = VbdFrontend::new(platform, device, options, Arc::clone(&ring))?;
+            list.push(Served { vbd, socket: Some(socket), export: None });
+        }
+        Ok(Disks { list, store: None, bell })
+    }
+
+    /// Descriptors that are open on purpose.
+    pub(super) fn descriptors(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        let sockets = self.list.iter().filter_map(|served| Some(served.socket.as_ref()?.as_fd()));
+        sockets.chain([self.bell.as_fd()])
+    }
+
+    /// Begins to follow their backends.
+    pub(super) fn start(&mut self, platform: &LocalPlatform) -> Result<(), PlatformError> {
+        if self.list.is_empty() {
+            return Ok(());
+        }
+        let mut store = platform.store()?;
+        for (served, number) in self.list.iter().zip(0..) {
+            let path = served.vbd.watch_path();
+            store.watch(&path, &format!("disk{number}")).map_err(PlatformError::from)?;
+        }
+        self.store = Some(store);
+        Ok(())
+    }
+
+    /// Does what is due.
+    pub(super) fn look(&mut self, platform: &LocalPlatform) -> Result<(), Failure> {
+        let Some(store) = &mut self.store else { return Ok(()) };
+        let _ = rustix::io::read(&*self.bell, &mut [0; 8]);
+        while store.next_event()?.is_some() {}
+        for served in &mut self.list {
+            served.vbd.look(platform, store)?;
+            if let Some(disk) = served.vbd.disk()
+                && let Some(socket) = served.socket.take()
+            {
+                let disk: Arc<dyn Disk> = disk.clone();
+                let listener = UnixListener::from(socket);
+                let options = ExportOptions::default();
+                served.export = Some(Export::start(listener, &disk, options)?);
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether every disk can be used.
+    pub(super) fn are_up(&self) -> bool {
+        self.list.iter().all(|served| served.export.is_some())
+    }
+
+    /// What to wait for.
+    pub(super) fn wait_fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        let store = self.store.as_ref().map(StoreClient::fd);
+        store.into_iter().chain([self.bell.as_fd()])
+    }
+
+    /// Ends what programs have open, and says that this frontend leaves.
+    pub(super) fn close(&mut self) -> Result<(), Failure> {
+        let Some(store) = &mut self.store else { return Ok(()) };
+        for served in &mut self.list {
+            served.export = None;
+            served.vbd.close(store)?;
+        }
+        Ok(())
+    }
+}
