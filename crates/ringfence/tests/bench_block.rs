@@ -101,6 +101,6 @@ fn the_experiment_of_persistent_grants_is_a_table_and_a_plot() {
     let done = bench(&words);
     assert!(done.status.success());
     let text = String::from_utf8_lossy(&done.stdout).into_owned();
-    assert_eq!(text.lines().filter(|line| line.contains("###")).count(), 4, "{text}");
+    assert_eq!(text.lines().filter(|line| line.contains(" threads)")).count(), 4, "{text}");
     assert!(text.contains("persistent: ") && text.contains("of its best with 2 guests"), "{text}");
 }

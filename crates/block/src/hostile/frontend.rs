@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use core::sync::atomic::Ordering::{Acquire, Release};
+use ringfence_ring::sync::Ordering::{Acquire, Release};
 use ringfence_memory::LentSlice;
 use ringfence_platform::local::{LocalChannel, LocalGranter, LocalPlatform};
 use ringfence_platform::store::{StoreAccess, StoreClient};

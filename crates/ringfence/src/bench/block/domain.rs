@@ -34,6 +34,8 @@ const CONNECT_WITHIN: Duration = Duration::from_secs(20);
 const PATIENCE: Duration = Duration::from_secs(20);
 /// Most pages of a guest's arena.
 const PAGES_MAX: u32 = 8192;
+/// Pages for what is not measured.
+const PAGES_OTHER: u32 = 1024;
 
 /// Runs until the parent closes the channel; returns the exit status.
 pub(crate) fn main() -> u8 {
@@ -71,7 +73,13 @@ fn serve(channel: &Channel) -> anyhow::Result<()> {
         Setup::Guest(setup) => {
             let blocks = setup.block.div_ceil(4096) + 1;
             let pages = (u32::from(setup.depth) * blocks + 64).min(PAGES_MAX);
-            let platform = platform.with_arena(ArenaShape::of(pages, pages));
+            // What is read goes into pages that the backend may write, and so does everything in pages
+            // that stay lent.
+            let shape = match setup.rw {
+                Rw::RandWrite if !setup.persistent => ArenaShape::of(PAGES_OTHER, pages),
+                _ => ArenaShape::of(pages, PAGES_OTHER),
+            };
+            let platform = platform.with_arena(shape);
             guest(channel, &platform, setup, pages)
         }
     }
