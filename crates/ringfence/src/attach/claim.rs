@@ -161,7 +161,12 @@ fn await_backend(
 }
 
 fn state(store: &mut StoreClient, directory: &str) -> Result<Option<XenbusState>, ClaimError> {
-    let text = store.read_opt(&format!("{directory}/{}", xenbus::STATE))?;
+    let text = match store.read_opt(&format!("{directory}/{}", xenbus::STATE)) {
+        Ok(text) => text,
+        // A directory that was taken away is not ours to look into any more.
+        Err(StoreError::Refused { .. }) => None,
+        Err(error) => return Err(error.into()),
+    };
     Ok(text.map(|text| XenbusState::parse(&text).unwrap_or(XenbusState::Missing)))
 }
 

@@ -258,6 +258,8 @@ pub const LIST: &[Allowed] = &[
     // What a daemon needs as devices come and go. Which files, the system's access rights say, and
     // the capabilities that it has not.
     daemon(libc::SYS_openat, &[], "devices of Xen, TAPs, records, /sys, the configuration"),
+    #[cfg(target_arch = "x86_64")]
+    daemon(libc::SYS_open, &[], "the same, by a library that knows the older call"),
     daemon(libc::SYS_newfstatat, &[lacks(3, libc::AT_EMPTY_PATH)], "whether a file is there"),
     daemon(libc::SYS_statx, &[lacks(2, libc::AT_EMPTY_PATH)], "whether a file is there"),
     daemon(libc::SYS_lseek, &[], "reading a file whole"),
