@@ -86,7 +86,7 @@ fn listen(port: u16) -> anyhow::Result<TcpListener> {
 
 fn connect(address: &str, port: u16) -> anyhow::Result<TcpStream> {
     let target = (address, port).to_socket_addrs()?.next().context("no address")?;
-    let stream = TcpStream::connect_timeout(&target, PATIENCE)
+    let stream = TcpStream::connect_timeout(&target, PATIENCE / 4)
         .with_context(|| format!("connecting to {target}"))?;
     settle(&stream)?;
     Ok(stream)
