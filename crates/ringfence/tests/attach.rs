@@ -1,0 +1,164 @@
+//! `ringfence attach` and `ringfence serve` at both ends, without a hypervisor: domains of a hub, of
+//! which this test is the toolstack.
+
+#![allow(clippy::unwrap_used, reason = "in a test, a failure is a panic")]
+
+mod support;
+
+use std::time::Duration;
+
+use ringfence::serve::status::{Snapshot, ask};
+use ringfence_net::vif::toolstack::{self, VifConfig};
+use ringfence_platform::local::LocalPlatform;
+use ringfence_platform::store::{StoreAccess, StoreClient};
+use ringfence_platform::{DomId, Platform};
+use ringfence_wire::xenbus::{DeviceId, DeviceKind, frontend_root};
+use ringfence_wire::xenstore::{NodeAccess, PermissionList};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use rustix::process::{Signal, kill_process};
+
+use support::needs::Need;
+use support::{Lab, MOMENT, Running, eventually};
+
+const DRIVER: DomId = DomId(1);
+
+/// A hub and its toolstack.
+struct World {
+    lab: Lab,
+    hub: Running,
+    toolstack: StoreClient,
+    _platform: LocalPlatform,
+}
+
+impl World {
+    fn new() -> World {
+        let lab = Lab::new();
+        let socket = lab.file("hub.sock");
+        let program = env!("CARGO_BIN_EXE_ringfence");
+        let hub = lab.spawn(&[program, "hub", "--socket", socket.to_str().unwrap()]);
+        hub.wait_for_error("listens at");
+        let fd = rustix::net::socket_with(
+            AddressFamily::UNIX,
+            SocketType::SEQPACKET,
+            SocketFlags::CLOEXEC,
+            None,
+        )
+        .unwrap();
+        rustix::net::connect(&fd, &SocketAddrUnix::new(&socket).unwrap()).unwrap();
+        let platform = LocalPlatform::connect_as(fd, Some(DomId(0))).unwrap();
+        let mut toolstack = platform.store().unwrap();
+        std::fs::write(lab.file("serve.toml"), "[network]\nattach = 'switch'\n").unwrap();
+        // The daemon may read its own home, as on Xen.
+        let home = format!("/local/domain/{DRIVER}");
+        toolstack.mkdir(&home).unwrap();
+        let readable = PermissionList::owned_by(DomId(0), NodeAccess::Read);
+        toolstack.set_perms(&home, &readable).unwrap();
+        World { lab, hub, toolstack, _platform: platform }
+    }
+
+    fn platform(&self) -> String {
+        format!("local:{}", self.lab.file("hub.sock").display())
+    }
+
+    fn serve(&self, options: &[&str]) -> Running {
+        let (platform, run) = (self.platform(), self.lab.file("run"));
+        let (run, config) = (run.to_str().unwrap(), self.lab.file("serve.toml"));
+        let mut words = vec![env!("CARGO_BIN_EXE_ringfence"), "serve", "--platform", &platform];
+        words.extend(["--runtime-dir", run, "--config", config.to_str().unwrap()]);
+        words.extend(options);
+        let serve = self.lab.spawn(&words);
+        assert!(eventually(MOMENT, || ask(&self.lab.file("run/serve.sock")).is_ok()));
+        serve
+    }
+
+    fn status(&self) -> Snapshot {
+        ask(&self.lab.file("run/serve.sock")).unwrap()
+    }
+
+    /// The frontend of the guest that is domain `number`, in a network namespace of its own.
+    fn attach(&mut self, number: u16) -> Running {
+        let device =
+            DeviceId { kind: DeviceKind::Vif, frontend: DomId(number), backend: DRIVER, handle: 0 };
+        let config = VifConfig { mac: [2, 0, 0, 0, 0, number.to_le_bytes()[0]], mtu: 1500 };
+        toolstack::create(&mut self.toolstack, &device, config).unwrap();
+        let readable = PermissionList::owned_by(DomId(0), NodeAccess::Read);
+        let devices = frontend_root(device.frontend, DeviceKind::Vif);
+        self.toolstack.set_perms(&devices, &readable).unwrap();
+        let platform = self.platform();
+        let program = env!("CARGO_BIN_EXE_ringfence");
+        let words = [
+            "unshare",
+            "--net",
+            program,
+            "attach",
+            "--platform",
+            &platform,
+            "--name",
+            "eth7",
+            "-v",
+        ];
+        let attach = self.lab.spawn(&words);
+        attach.wait_for_error("connected");
+        attach
+    }
+
+    /// Runs a script in the namespace of a frontend; its output.
+    fn inside(&self, of: &Running, script: &str) -> String {
+        let pid = of.pid().as_raw_nonzero().to_string();
+        let words = ["nsenter", "--target", &pid, "--net", "sh", "-ec", script];
+        self.lab.spawn(&words).succeed(MOMENT)
+    }
+}
+
+#[test]
+fn two_guests_in_user_space_reach_each_other_through_the_daemon() {
+    require!(Need::Root, Need::Program("ip", "iproute2"), Need::Program("ping", "iputils-ping"));
+    let mut world = World::new();
+    let serve = world.serve(&[]);
+    let (one, two) = (world.attach(2), world.attach(3));
+    let link = world.inside(&one, "ip link show eth7");
+    assert!(link.contains("mtu 1500") && link.contains("02:00:00:00:00:02"), "{link}");
+    world.inside(&one, "ip link set eth7 up; ip address add 10.1.1.1/24 dev eth7");
+    world.inside(&two, "ip link set eth7 up; ip address add 10.1.1.2/24 dev eth7");
+    world.inside(&one, "ping -c 3 -i 0.1 -W 5 -s 20000 10.1.1.2");
+    let status = world.status();
+    assert_eq!(status.vifs.len(), 2);
+    assert!(status.vifs.iter().all(|vif| vif.connected && vif.rules.is_empty()), "{status:?}");
+    // One leaves in order; the daemon has nothing of it any more.
+    assert_eq!(one.end().status, Some(0));
+    assert!(eventually(MOMENT, || world.status().vifs.iter().filter(|v| v.connected).count() == 1));
+    assert_eq!(serve.end().status, Some(0));
+    assert_eq!(two.end().status, Some(0));
+    world.hub.end();
+}
+
+#[test]
+fn a_daemon_that_ends_may_close_what_it_served_and_only_one_runs() {
+    require!(Need::Root, Need::Program("ip", "iproute2"));
+    let mut world = World::new();
+    let serve = world.serve(&["--on-exit", "close"]);
+    let one = world.attach(2);
+    let another = world.lab.spawn(&[
+        env!("CARGO_BIN_EXE_ringfence"),
+        "serve",
+        "--platform",
+        &world.platform(),
+        "--runtime-dir",
+        world.lab.file("run").to_str().unwrap(),
+    ]);
+    let refused = another.finish(MOMENT);
+    assert_eq!(refused.status, Some(125));
+    let pid = serve.pid().as_raw_nonzero().to_string();
+    let says = format!("another `ringfence serve` runs in this domain, process {pid}");
+    assert!(refused.stderr.contains(&says), "{}", refused.stderr);
+    kill_process(serve.pid(), Signal::TERM).unwrap();
+    one.wait_for_error("disconnected");
+    let closed = serve.finish(Duration::from_secs(10));
+    assert_eq!(closed.status, Some(0));
+    assert!(!closed.stderr.contains("did not let go"), "{}", closed.stderr);
+    let state = world.toolstack.read("/local/domain/2/device/vif/0/state").unwrap();
+    assert_eq!(state, b"6");
+    assert!(!world.lab.file("run/records/vif2.0").exists());
+    one.end();
+    world.hub.end();
+}
