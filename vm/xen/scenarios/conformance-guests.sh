@@ -8,7 +8,7 @@
 
 plan 6
 check 'two guests are created' a_pair || give_up 'without guests there is nothing to see'
-check 'they take commands' guest_ready one two
+check 'they take commands' guest_ready one two || give_up 'guests that do not answer show nothing'
 A=$(domain one) B=$(domain two)
 half one lender $B
 half two user $A

@@ -47,7 +47,7 @@ plan 17
 use_ringfence
 networked good 11
 check 'a hostile guest is created' guest rogue "$(vif 12)" || give_up 'nobody is hostile'
-check 'it takes commands' guest_ready rogue
+check 'it takes commands' guest_ready rogue || give_up 'nobody is hostile'
 check 'its own driver lets go of the interface' unbind
 on rogue "{ ringfence internal hostile-guest --seconds 1 >/tmp/hostile.log 2>&1; echo \$? >/tmp/hostile.status; } &"
 check 'the other guest goes on meanwhile' goes_on
