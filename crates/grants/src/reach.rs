@@ -274,6 +274,7 @@ impl<G: Grantee> Reach<G> {
             slots: &mut self.slots,
             pages: &self.pages,
             mapped: &mut self.mapped,
+            written: 0,
         }
     }
 
@@ -356,6 +357,8 @@ pub struct WriteBatch<'r, 'bytes, G> {
     slots: &'r mut Vec<usize>,
     pages: &'r [(Gref, Access)],
     mapped: &'r mut Vec<Result<LentSlice, GrantStatus>>,
+    /// Octets written so far by this process itself, to pages that are staged or mapped.
+    written: u64,
 }
 
 impl<'bytes, G: Grantee> WriteBatch<'_, 'bytes, G> {
@@ -375,6 +378,7 @@ impl<'bytes, G: Grantee> WriteBatch<'_, 'bytes, G> {
                 };
                 if let Some(page) = self.staged.and_then(|s| s.get(gref, Access::ReadWrite)) {
                     // The range lies inside the page, which is writable.
+                    self.written += source.len() as u64;
                     let _ = write_to(page, offset, source);
                     return;
                 }
@@ -393,18 +397,20 @@ impl<'bytes, G: Grantee> WriteBatch<'_, 'bytes, G> {
     fn put_mapped(&mut self, slot: usize, offset: usize, source: Source<'bytes>) {
         let Some(page) = self.mapped.get_mut(slot) else { return };
         let Ok(lent) = page else { return };
+        self.written += source.len() as u64;
         if write_to(lent, offset, source).is_err() {
             *page = Err(GrantStatus::BadCopyArg);
         }
     }
 
-    /// Carries the writes out.
-    pub fn finish(mut self) {
+    /// Carries the writes out; returns how many octets this process copied itself.
+    pub fn finish(mut self) -> u64 {
         // Where everything was staged, nothing is left to be done.
         if let Some(list) = self.list.take()
             && (self.staged.is_none() || !self.slots.is_empty())
         {
             self.grantee.copy(list);
         }
+        self.written
     }
 }

@@ -12,7 +12,7 @@ const FIELDS: [&str; 6] =
     ["behaviour", "victim_pps", "ratio", "victim_drops", "rules", "driver_rss_kib_growth"];
 
 /// What each neighbour is charged with, whatever the machine is doing.
-const CHARGES: [(&str, &[&str]); 11] = [
+const CHARGES: [(&str, &[&str]); 12] = [
     ("bad-sizes", &["tx_too_short", "tx_crosses_page", "tx_smaller_than_fragments"]),
     ("slots19", &["tx_too_many_slots"]),
     ("bad-grefs", &["tx_gref_not_granted"]),
@@ -20,6 +20,7 @@ const CHARGES: [(&str, &[&str]); 11] = [
     ("zero-fragments", &["tx_zero_length_fragment"]),
     ("made-up-addresses", &["drop_spoofed_source"]),
     ("deaf", &["drop_port_full"]),
+    ("hoarder", &["drop_port_full"]),
     ("producer-overflow", &["tx_producer_overflow", "device_condemned"]),
     ("state-flood", &["state_not_a_number"]),
     ("hub-flood", &["hub_unknown_request"]),

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use arrayvec::ArrayVec;
 use ringfence_grants::staging::StagingTable;
-use ringfence_grants::{Mode, Reach, Source};
+use ringfence_grants::{Reach, Source};
 use ringfence_memory::PAGE_SIZE;
 use ringfence_offload::{Checksum, OffloadMeta};
 use ringfence_platform::{GrantStatus, Grantee, Gref};
@@ -189,7 +189,7 @@ impl<G: Grantee> ToGuest<G> {
                 });
             }
         }
-        writing.finish();
+        self.counters.copied_bytes.add(writing.finish());
         self.statuses.clear();
         self.reach.write_statuses(&mut self.statuses);
         self.reach.end_write();
@@ -266,9 +266,6 @@ impl<G: Grantee> ToGuest<G> {
                 let written = self.ring.respond(&response);
                 debug_assert!(written, "each response is owed to a consumed request");
             });
-        }
-        if self.reach.mode() == Mode::Map {
-            self.counters.copied_bytes.add(bytes);
         }
         self.counters.sent(sent as u64, bytes);
         sent

@@ -108,6 +108,8 @@ pub enum Behaviour {
     EventStorm,
     /// Receive buffers posted, responses never taken
     Deaf,
+    /// Packets taken for a moment, then none for a while; the victim sends to it as well
+    Hoarder,
     /// A producer index beyond the ring, and back as soon as the device was closed
     ProducerOverflow,
     /// Connecting and disconnecting

@@ -3,6 +3,7 @@
 
 use std::fs::File;
 use std::io::{Read, Write};
+use std::time::Instant;
 
 use anyhow::Context;
 use ringfence_platform::{Access, Granter, Platform};
@@ -89,11 +90,18 @@ pub(super) struct State {
     turn: usize,
     store: Option<File>,
     posted: bool,
+    began: Instant,
 }
 
 impl State {
     pub(super) fn new() -> State {
-        State { random: 0x2545_F491_4F6C_DD1D, turn: 0, store: None, posted: false }
+        State {
+            random: 0x2545_F491_4F6C_DD1D,
+            turn: 0,
+            store: None,
+            posted: false,
+            began: Instant::now(),
+        }
     }
 
     fn random(&mut self) -> u64 {
@@ -135,6 +143,7 @@ pub(super) fn burst<P: Platform>(
         Behaviour::MadeUpAddresses => made_up_addresses(rogue, state),
         Behaviour::EventStorm => (0..EVENTS).try_for_each(|_| rogue.notify()),
         Behaviour::Deaf => deaf(rogue, state),
+        Behaviour::Hoarder => hoard(rogue, state),
         Behaviour::ProducerOverflow => {
             rogue.tx.publish(1 << 20)?;
             rogue.notify()
@@ -224,6 +233,24 @@ fn deaf<P: Platform>(rogue: &mut Rogue<P>, state: &mut State) -> anyhow::Result<
         rogue.post_buffers()?;
     }
     rogue.notify()
+}
+
+/// Says that it is there, and takes packets for so long that others would wait for it; then it takes
+/// none, for longer than anybody waits.
+fn hoard<P: Platform>(rogue: &mut Rogue<P>, state: &mut State) -> anyhow::Result<()> {
+    const CYCLE: u128 = 50;
+    const TAKES: u128 = 10;
+    if state.turn % 1024 == 1 && rogue.tx.free()? > 0 {
+        rogue.address(0, [0xff; 6], rogue.mac())?;
+        let slot = rogue.slot(0, SMALL).to_bytes();
+        rogue.tx.put(&slot)?;
+        rogue.tx.publish(0)?;
+        rogue.notify()?;
+    }
+    if state.began.elapsed().as_millis() % CYCLE < TAKES {
+        rogue.take_packets()?;
+    }
+    Ok(())
 }
 
 /// Writes its state many times, without waiting for the answer to one before it asks for the next.

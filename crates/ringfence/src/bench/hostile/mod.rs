@@ -155,7 +155,8 @@ impl Case<'_> {
             Answer::Ready => {}
             other => bail!("the driver domain said {other:?}"),
         }
-        let role = Role::Honest { place: seat.place.clone() };
+        let talks = self.behaviour == Behaviour::Hoarder;
+        let role = Role::Honest { place: seat.place.clone(), talks };
         let victim = Process::start(&setup(role, self.cores.victim), &[seat.hub.as_fd()])?;
         victim.wait_ready()?;
         let beside = match self.behaviour {
@@ -166,7 +167,7 @@ impl Case<'_> {
         let neighbour = match (self.behaviour, &beside) {
             (Behaviour::Absent, _) => None,
             (_, Some(seat)) => {
-                let role = Role::Honest { place: seat.place.clone() };
+                let role = Role::Honest { place: seat.place.clone(), talks: false };
                 Some(Process::start(&setup(role, self.cores.neighbour), &[seat.hub.as_fd()])?)
             }
             (behaviour, None) => {
@@ -296,9 +297,9 @@ fn serve(channel: Channel) -> anyhow::Result<()> {
             let [listener] = expect_fds(fds)?;
             driver::serve(channel, &setup, listener)
         }
-        Role::Honest { place } => {
+        Role::Honest { place, talks } => {
             let [hub] = expect_fds(fds)?;
-            honest::serve(&channel, &setup, place, hub)
+            honest::serve(&channel, &setup, place, *talks, hub)
         }
         Role::Hostile { entrance, behaviour } => attacks::serve(&channel, entrance, *behaviour),
     }

@@ -28,7 +28,12 @@ pub(super) enum Role {
     /// Hub, control, data plane, and the port that verifies.
     Driver,
     /// A guest that keeps the rules and sends as much as it can.
-    Honest { place: Place },
+    Honest {
+        /// Where it is.
+        place: Place,
+        /// Whether it also sends to whom it hears from.
+        talks: bool,
+    },
     /// A guest that does not. It is its own launcher: it must be able to come back.
     Hostile { entrance: Entrance, behaviour: Behaviour },
 }

@@ -270,6 +270,22 @@ impl<P: Platform> Rogue<P> {
         self.rx.publish(0)
     }
 
+    /// Posts the receive buffers that are not posted, and takes what came in them that way.
+    pub(super) fn take_packets(&mut self) -> anyhow::Result<()> {
+        let free = self.rx.free()?;
+        for _ in 0..free {
+            let place = usize::try_from(self.rx.produced)? % RX_PAGES;
+            let request =
+                RxRequest { id: u16::try_from(place)?, gref: self.rx_pages[place].gref() };
+            self.rx.put(&request.to_bytes())?;
+        }
+        if free > 0 {
+            self.rx.publish(0)?;
+            self.hung_up |= self.channels.last().context("no channel")?.notify().is_err();
+        }
+        Ok(())
+    }
+
     /// Tells the backend that there is something on tx.
     pub(super) fn notify(&mut self) -> anyhow::Result<()> {
         // A backend that does not listen any more has closed the device.
