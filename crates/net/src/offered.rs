@@ -60,6 +60,10 @@ impl Offered {
 
     /// Metadata of a frame of `total` octets that begins with `headers`, from a guest. A blank checksum
     /// gets a right pseudo-header sum, whatever the guest put there.
+    ///
+    /// Over IPv4 it is taken whether it was announced or not: Linux's netfront leaves those sums blank
+    /// whatever `feature-no-csum-offload` says, and loses nothing but the packets if that is refused. It
+    /// is finished where the frame leaves.
     pub(crate) fn accept_from_guest(
         &self,
         own: OffloadKeys,
@@ -67,6 +71,7 @@ impl Offered {
         total: usize,
     ) -> Result<OffloadMeta, Refused> {
         let layers = self.layers(headers, total)?;
+        let own = OffloadKeys { checksum_ipv4: true, ..own };
         let offered = self.metadata(own, &layers)?;
         if self.checksum.blank {
             reset_pseudo_header(headers, &layers).map_err(|_| Refused::Blank)?;
