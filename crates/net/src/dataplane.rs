@@ -16,7 +16,7 @@
 //!
 //! * A fault ends that port and no other. It is handed to the owner's callback with the reason.
 //! * Frames it cannot take are dropped. Who sends to it alone is held up instead, as long as the port
-//!   earns that by being fast ([`hold`]). (In a patch nobody but the other end sends to it, so there
+//!   earns that by being fast (`hold`). (In a patch nobody but the other end sends to it, so there
 //!   the other end is always held up.)
 //! * Events that announce nothing are put up with for a few times, then ignored for a while.
 //!

@@ -71,7 +71,7 @@ impl Throttle {
         true
     }
 
-    /// Until when events are to be ignored; no longer than [`BACKOFF_MAX`].
+    /// Until when events are to be ignored; no longer than `BACKOFF_MAX`.
     pub fn until(&self) -> Option<Duration> {
         self.until
     }

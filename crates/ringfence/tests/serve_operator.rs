@@ -85,7 +85,10 @@ impl Lab {
         store.set_perms(&own, &PermissionList::owned_by(DomId(0), NodeAccess::Read)).unwrap();
         configure(dir.path(), lines);
         let log = std::fs::File::create(dir.path().join("log")).unwrap();
-        let daemon = Command::new(env!("CARGO_BIN_EXE_ringfence"))
+        // Whoever runs the tests may ignore signals (a background job, nohup), which is inherited.
+        let daemon = Command::new("env")
+            .arg("--default-signal")
+            .arg(env!("CARGO_BIN_EXE_ringfence"))
             .arg("serve")
             .arg("--platform")
             .arg(format!("local:{}", dir.path().join("hub.sock").display()))

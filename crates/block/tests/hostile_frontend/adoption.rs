@@ -49,6 +49,15 @@ impl HeldDisk {
         }
     }
 
+    /// Waits until that many requests were begun, since the beginning.
+    fn begun(&self, count: usize) {
+        let since = Instant::now();
+        while self.begun.lock().unwrap().len() < count {
+            assert!(since.elapsed() < Duration::from_secs(10), "not as many requests");
+            std::thread::yield_now();
+        }
+    }
+
     /// Lets the request at a byte of the disk be done.
     fn finish(&self, offset: u64) {
         self.let_go.lock().unwrap().push(offset);
@@ -238,7 +247,7 @@ fn a_barrier_waits_for_all_before_it_and_holds_up_all_behind_it() {
     held.held(1);
     assert_eq!(held.begun.lock().unwrap()[2..], [(0, Op::Flush)]);
     held.finish(0);
-    held.held(1);
+    held.begun(4);
     assert_eq!(held.begun.lock().unwrap()[3..], [(160 * 512, Op::Write { fua: true })]);
     held.finish(160 * 512);
     assert_eq!(front.answers(1)[0].id, 3);

@@ -1,7 +1,7 @@
 //! What may change of a vif while it is connected, and where the store says it.
 //!
-//! The control thread reads the keys when a watch fires ([`Followed::look`]); the data plane takes over
-//! what changed ([`VifControls::differing`]).
+//! The control thread reads the keys when a watch fires (`Followed::look`); the data plane takes over
+//! what changed (`VifControls::differing`).
 
 use core::time::Duration;
 use std::sync::{Arc, Mutex, PoisonError, TryLockError};

@@ -8,7 +8,7 @@
 //!
 //! The interface stays while backends come and go. At SIGTERM the backend is told, and has let go of
 //! every page before this process ends; one that was killed instead is put in order by the next one
-//! ([`claim`]).
+//! (`claim`).
 
 mod claim;
 

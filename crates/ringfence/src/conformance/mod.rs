@@ -2,7 +2,7 @@
 //! this domain. The other half runs in the peer; then the roles are swapped.
 //!
 //! It prints one line for each case, and succeeds when none failed. What Xen cannot do is listed by
-//! name ([`NOT_ON_XEN`]) and said; that a case not listed was skipped is a failure.
+//! name (`NOT_ON_XEN`) and said; that a case not listed was skipped is a failure.
 
 mod notice;
 

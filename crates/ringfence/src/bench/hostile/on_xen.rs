@@ -1,7 +1,7 @@
 //! `ringfence internal hostile-guest`: the same hostile guest on real Xen, for tests.
 //!
 //! It runs in a guest whose own driver has let go of the interface, and lends its pages by gntalloc.
-//! For a while it does each thing of [`super::attacks`] that does not need a hub; then it writes keys
+//! For a while it does each thing of `super::attacks` that does not need a hub; then it writes keys
 //! with which nothing can be connected. What becomes of the driver domain and of other guests is to
 //! be seen from there; here it is only told what was done, since one that could not even be begun
 //! would prove nothing.
