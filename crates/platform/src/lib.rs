@@ -200,6 +200,24 @@ pub trait Granter: Send {
     fn revoke_forced(&mut self, leases: Vec<Lease>) -> Result<(), (Vec<Lease>, RevokeError)>;
 }
 
+/// Takes leases back; those the peer is using go by force where the platform can, else they are
+/// returned.
+pub fn take_back(granter: &mut impl Granter, leases: Vec<Lease>) -> Vec<Lease> {
+    let mut busy = Vec::new();
+    for lease in leases {
+        if let Err(still) = granter.take_back(lease) {
+            busy.push(still.lease);
+        }
+    }
+    if busy.is_empty() {
+        return busy;
+    }
+    match granter.revoke_forced(busy) {
+        Ok(()) => Vec::new(),
+        Err((left, _)) => left,
+    }
+}
+
 /// Why a page was not lent.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum LendError {

@@ -7,7 +7,7 @@ use ringfence_platform::rules::RuleCounters;
 use ringfence_platform::store::{StoreAccess, StoreClient, StoreError};
 use ringfence_platform::xenbus::end::{FrontendEnd, STEPS_MAX};
 use ringfence_platform::xenbus::steps::{FrontendStep, frontend_step};
-use ringfence_platform::{Channel, Granter, Lease, LendError, Platform, PlatformError};
+use ringfence_platform::{Channel, Lease, LendError, Platform, PlatformError, take_back};
 use ringfence_wire::blkif::{Abi, INFO_READ_ONLY, RING_ORDER_MAX, Rules, SEGMENTS_MAX, keys};
 use ringfence_wire::decimal;
 use ringfence_wire::xenbus::{DeviceId, STATE, XenbusState};
@@ -335,23 +335,5 @@ impl<P: Platform> VbdFrontend<P> {
         };
         let handle = u16::try_from(self.end.device().handle).unwrap_or(0);
         Ok(Offer { geometry, rules, handle })
-    }
-}
-
-/// Takes leases back; those the peer is using go by force where the platform can, else they are
-/// returned.
-fn take_back(granter: &mut impl Granter, leases: Vec<Lease>) -> Vec<Lease> {
-    let mut busy = Vec::new();
-    for lease in leases {
-        if let Err(still) = granter.take_back(lease) {
-            busy.push(still.lease);
-        }
-    }
-    if busy.is_empty() {
-        return busy;
-    }
-    match granter.revoke_forced(busy) {
-        Ok(()) => Vec::new(),
-        Err((left, _)) => left,
     }
 }

@@ -20,7 +20,7 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use ringfence_memory::LentSlice;
-use ringfence_platform::{Access, Channel, Granter, Gref, Lease, LendError};
+use ringfence_platform::{Access, Channel, Granter, Gref, Lease, LendError, take_back};
 use ringfence_ring::RingPages;
 
 use crate::batch::Batch;
@@ -92,24 +92,6 @@ impl QueueMemory {
         leases.extend(self.tx_pages);
         leases.extend(self.rx_pages);
         take_back(granter, leases)
-    }
-}
-
-/// Takes leases back; those the peer is using go by force where the platform can, else they are
-/// returned.
-pub fn take_back(granter: &mut impl Granter, leases: Vec<Lease>) -> Vec<Lease> {
-    let mut busy = Vec::new();
-    for lease in leases {
-        if let Err(still) = granter.take_back(lease) {
-            busy.push(still.lease);
-        }
-    }
-    if busy.is_empty() {
-        return busy;
-    }
-    match granter.revoke_forced(busy) {
-        Ok(()) => Vec::new(),
-        Err((left, _)) => left,
     }
 }
 

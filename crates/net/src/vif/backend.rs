@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use ringfence_grants::Mode;
 use ringfence_platform::store::{StoreAccess, StoreClient, StoreError};
+pub(super) use ringfence_platform::xenbus::end::is_about_a_key;
 use ringfence_platform::{Access, EventPort, GrantStatus, Grantee, Gref, Platform, PlatformError};
 use ringfence_ring::RingPages;
 use ringfence_wire::netif::keys;
@@ -516,14 +517,6 @@ impl VifBackend {
 
 /// A device's port, and its control ring if it has one.
 type Opened = (Box<dyn Port>, Option<Box<dyn ControlRing>>, Connection);
-
-/// Whether an error is about what the frontend wrote, not about the store.
-pub(super) fn is_about_a_key(error: &StoreError) -> bool {
-    matches!(
-        error,
-        StoreError::Refused { .. } | StoreError::Number { .. } | StoreError::NotText { .. }
-    )
-}
 
 /// Maps the page of a ring.
 pub(super) fn map_ring(

@@ -4,7 +4,9 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
 use ringfence_platform::store::{StoreAccess, StoreClient, StoreError};
-use ringfence_platform::{Access, Channel, Granter, Lease, LendError, Platform, PlatformError};
+use ringfence_platform::{
+    Access, Channel, Granter, Lease, LendError, Platform, PlatformError, take_back,
+};
 use ringfence_wire::netif::keys;
 use ringfence_wire::xenbus::{self, DeviceId, XenbusState};
 use ringfence_wire::xenstore::ErrorName;
@@ -15,7 +17,7 @@ use super::steps::{FrontendStep, FrontendView, frontend_step};
 use crate::ctrl::frontend::{CtrlFrontend, StagingProgress};
 use crate::features::{OffloadKeys, VifFeatures};
 use crate::netback::QueueChannels;
-use crate::netfront::{NetfrontPort, QueueMemory, take_back};
+use crate::netfront::{NetfrontPort, QueueMemory};
 use crate::port::Fault;
 use crate::rules::RuleCounters;
 
