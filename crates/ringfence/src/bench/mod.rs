@@ -30,6 +30,8 @@ pub mod hostile;
 mod net;
 mod orders;
 mod packet;
+#[allow(dead_code, reason = "the commands that write pages come next")]
+mod page;
 mod perf;
 mod report;
 mod usage;
