@@ -2,10 +2,11 @@
 
 use core::fmt;
 use core::ptr::NonNull;
-use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, Ordering};
 use std::sync::Arc;
 
 use crate::copy::copy_racing;
+use crate::device::{DeviceAccess, DeviceRange, DeviceRegion};
 use crate::mapping::Protection;
 
 /// What keeps lent memory mapped. Dropping the last reference removes the mapping.
@@ -206,6 +207,27 @@ impl LentSlice {
         Ok(())
     }
 
+    /// Loads the u16 at `offset` (native byte order).
+    ///
+    /// # Errors
+    ///
+    /// [`OutOfRange`] when it does not lie inside or is not aligned.
+    #[inline]
+    pub fn load_u16(&self, offset: usize, order: Ordering) -> Result<u16, OutOfRange> {
+        Ok(self.atomic_u16(self.at(offset, 2)?, offset)?.load(order))
+    }
+
+    /// Stores the u16 at `offset` (native byte order).
+    ///
+    /// # Errors
+    ///
+    /// [`OutOfRange`] when it does not lie inside, is not aligned, or the slice is read-only.
+    #[inline]
+    pub fn store_u16(&self, offset: usize, value: u16, order: Ordering) -> Result<(), OutOfRange> {
+        self.atomic_u16(self.at_mut(offset, 2)?, offset)?.store(value, order);
+        Ok(())
+    }
+
     /// Loads the u32 at `offset` (native byte order).
     ///
     /// # Errors
@@ -275,6 +297,34 @@ impl LentSlice {
         Ok(word.compare_exchange(old, new, Ordering::SeqCst, Ordering::SeqCst).is_ok())
     }
 
+    /// A range of the slice for a device to read, or also to write.
+    ///
+    /// # Errors
+    ///
+    /// [`OutOfRange`] when it does not lie inside, is longer than a device can be told, or is to be
+    /// written and is read-only.
+    pub fn device_range(
+        &self,
+        offset: usize,
+        len: usize,
+        access: DeviceAccess,
+    ) -> Result<DeviceRange, OutOfRange> {
+        let start = match access {
+            DeviceAccess::Read => self.at(offset, len)?,
+            DeviceAccess::Write => self.at_mut(offset, len)?,
+        };
+        let out = OutOfRange::Bounds { offset, len, size: self.len };
+        let len = u32::try_from(len).map_err(|_| out)?;
+        // SAFETY: the range lies in lent memory, to which no Rust reference ever points, and is writable
+        // where it is to be written.
+        Ok(unsafe { DeviceRange::new(start.addr().get() as u64, len, access) })
+    }
+
+    /// All of the slice, for a device's table of what it may reach.
+    pub fn device_region(&self) -> DeviceRegion {
+        DeviceRegion::new(Arc::clone(&self.owner), self.start, self.len)
+    }
+
     /// The address, for the kernel only: scatter-gather lists are made from it in this crate.
     pub(crate) fn at(&self, offset: usize, len: usize) -> Result<NonNull<u8>, OutOfRange> {
         if offset > self.len || len > self.len - offset {
@@ -289,6 +339,14 @@ impl LentSlice {
             return Err(OutOfRange::ReadOnly);
         }
         self.at(offset, len)
+    }
+
+    fn atomic_u16(&self, at: NonNull<u8>, offset: usize) -> Result<&AtomicU16, OutOfRange> {
+        if !at.cast::<u16>().is_aligned() {
+            return Err(OutOfRange::Unaligned { offset, width: 2 });
+        }
+        // SAFETY: as for atomic_u32.
+        Ok(unsafe { AtomicU16::from_ptr(at.as_ptr().cast()) })
     }
 
     fn atomic_u32(&self, at: NonNull<u8>, offset: usize) -> Result<&AtomicU32, OutOfRange> {

@@ -22,13 +22,20 @@
 //!
 //! I/O that goes on while the program does something else is started by a [`Uring`], which holds the
 //! slices itself until the kernel says that it is done with them.
+//!
+//! # Memory that a device reaches by address
+//!
+//! Kernel vhost is told addresses, not slices. A [`DeviceRange`] is one that cannot be made up: only a slice
+//! gives one that may be written, and a [`SendArea`], which has Rust references, only ones to be read.
 
 mod copy;
+mod device;
 mod iolist;
 mod lent;
 mod mapping;
 mod uring;
 
+pub use device::{DeviceAccess, DeviceRange, DeviceRegion, SendArea};
 pub use iolist::{LIST_MAX, ListFull, PushError, ReadList, WriteList};
 pub use lent::{LentSlice, OutOfRange, Owner, Raw};
 pub use mapping::{Mapping, Protection, Window, WindowBatch};

@@ -30,9 +30,25 @@ impl Protection {
 }
 
 /// A range of address space that is unmapped when dropped.
-struct Reservation {
-    start: NonNull<u8>,
-    len: usize,
+pub(crate) struct Reservation {
+    pub(crate) start: NonNull<u8>,
+    pub(crate) len: usize,
+}
+
+impl Reservation {
+    /// Fresh private memory, zeroed, readable and writable.
+    pub(crate) fn private(len: usize) -> io::Result<Reservation> {
+        // SAFETY: a fresh mapping at an address of the kernel's choice disturbs nothing.
+        let start = unsafe {
+            rustix::mm::mmap_anonymous(
+                core::ptr::null_mut(),
+                len,
+                Protection::ReadWrite.flags(),
+                MapFlags::PRIVATE,
+            )
+        }?;
+        Ok(Reservation { start: nonnull(start)?, len })
+    }
 }
 
 // SAFETY: a reservation is an address and a length; it is never dereferenced by itself.
@@ -95,16 +111,7 @@ impl Mapping {
     ///
     /// The kernel's; `len` zero is invalid.
     pub fn private(len: usize) -> io::Result<Mapping> {
-        // SAFETY: a fresh mapping at an address of the kernel's choice disturbs nothing.
-        let start = unsafe {
-            rustix::mm::mmap_anonymous(
-                core::ptr::null_mut(),
-                len,
-                Protection::ReadWrite.flags(),
-                MapFlags::PRIVATE,
-            )
-        }?;
-        let area = Arc::new(Reservation { start: nonnull(start)?, len });
+        let area = Arc::new(Reservation::private(len)?);
         Ok(Mapping { area, protection: Protection::ReadWrite })
     }
 

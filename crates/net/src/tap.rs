@@ -15,7 +15,6 @@
 //! interface is down, which is its owner's business and only costs frames, and `EBADFD` once it was
 //! removed, which ends the port.
 
-use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
@@ -36,6 +35,8 @@ const _: () = assert!(VNET_HEADER_LEN == MODERN_LEN);
 
 /// Octets of the longest super-packet: the longest IP packet behind its link header.
 const SUPER_PACKET_MAX: usize = 65_535 + crate::port::LINK_HEADER_MAX;
+
+const CANNOT_WRITE: &str = "cannot write to the TAP interface";
 
 /// A TAP interface as a port.
 #[derive(Debug)]
@@ -135,7 +136,10 @@ impl TapPort {
         self.system.syscalls.add(1);
         match list.write(&self.file) {
             Ok(_) => Ok(Outcome::Done),
-            Err(error) => write_failed(error),
+            Err(error) => match Errno::from_io_error(&error) {
+                Some(errno) => Ok(Outcome::Dropped(why_not_written(errno)?)),
+                None => Err(Fault::system(CANNOT_WRITE, error)),
+            },
         }
     }
 }
@@ -158,17 +162,22 @@ fn header_len(frame: &FrameView<'_>) -> u16 {
     Layers::parse(frame.header(), frame_len).map_or(0, |layers| layers.header_len())
 }
 
-fn write_failed(error: io::Error) -> Result<Outcome, Fault> {
-    let reason = match Errno::from_io_error(&error) {
-        Some(Errno::AGAIN | Errno::NOBUFS | Errno::NOMEM | Errno::INTR) => DropReason::PortFull,
-        Some(Errno::IO | Errno::NETDOWN) => DropReason::LinkDown,
-        Some(Errno::INVAL | Errno::MSGSIZE) => DropReason::Refused,
+/// Why the kernel did not take a frame that was written to the file of a TAP interface: what to count it
+/// as.
+///
+/// # Errors
+///
+/// A [`Fault`] when it will not take any more.
+pub fn why_not_written(errno: Errno) -> Result<DropReason, Fault> {
+    match errno {
+        Errno::AGAIN | Errno::NOBUFS | Errno::NOMEM | Errno::INTR => Ok(DropReason::PortFull),
+        Errno::IO | Errno::NETDOWN => Ok(DropReason::LinkDown),
+        Errno::INVAL | Errno::MSGSIZE => Ok(DropReason::Refused),
         // Lent memory whose pages cannot be brought in.
-        Some(Errno::FAULT) => DropReason::Unwritable,
-        Some(Errno::BADFD | Errno::NODEV) => return Err(Fault::Gone),
-        _ => return Err(Fault::system("cannot write to the TAP interface", error)),
-    };
-    Ok(Outcome::Dropped(reason))
+        Errno::FAULT => Ok(DropReason::Unwritable),
+        Errno::BADFD | Errno::NODEV => Err(Fault::Gone),
+        errno => Err(Fault::system(CANNOT_WRITE, errno)),
+    }
 }
 
 impl Port for TapPort {

@@ -13,12 +13,16 @@ use rustix::fs::{Mode, OFlags};
 pub const VNET_HEADER_LEN: usize = VNET_HEADER_LEN_U8 as usize;
 const VNET_HEADER_LEN_U8: u8 = 12;
 
+/// Queues that an interface has at most (`MAX_TAP_QUEUES` of the driver).
+pub const QUEUES_MAX: usize = 256;
+
 /// The longest name of a network interface, in bytes (`IFNAMSIZ` less the final zero).
 pub const NAME_MAX: usize = 15;
 
 const PATH: &str = "/dev/net/tun";
 
 const IFF_TAP: u16 = 0x0002;
+const IFF_MULTI_QUEUE: u16 = 0x0100;
 const IFF_NO_PI: u16 = 0x1000;
 const IFF_VNET_HDR: u16 = 0x4000;
 
@@ -110,6 +114,12 @@ pub enum TapError {
         /// What was asked for.
         name: String,
     },
+    /// An interface cannot have so many queues, or so few.
+    #[error("an interface has 1 to {QUEUES_MAX} queues, not {queues}")]
+    Queues {
+        /// What was asked for.
+        queues: usize,
+    },
     /// An interface of that name is there already.
     #[error("an interface `{name}` exists already, or is not a TAP of yours")]
     Taken {
@@ -139,14 +149,35 @@ impl Tap {
     ///
     /// [`TapError`]; its text says what to do.
     pub fn create(name: &str) -> Result<Tap, TapError> {
-        let valid = (1..=NAME_MAX).contains(&name.len())
-            && !matches!(name, "." | "..")
-            && !name.bytes().any(|b| b == b'/' || b == b':' || !b.is_ascii_graphic());
-        if !valid {
-            return Err(TapError::Name { name: name.to_owned() });
+        check_name(name)?;
+        Tap::attach(name, 0)
+    }
+
+    /// Makes an interface called `name` with several queues, each a file of its own, in the caller's
+    /// network namespace. The kernel keeps the packets of one flow on one queue, and sends a flow back by
+    /// the queue on which it came last.
+    ///
+    /// # Errors
+    ///
+    /// [`TapError`]; its text says what to do.
+    pub fn create_queues(name: &str, queues: usize) -> Result<Vec<Tap>, TapError> {
+        check_name(name)?;
+        if !(1..=QUEUES_MAX).contains(&queues) {
+            return Err(TapError::Queues { queues });
         }
+        let flag = if queues > 1 { IFF_MULTI_QUEUE } else { 0 };
+        let mut taps = vec![Tap::attach(name, flag)?];
+        while taps.len() < queues {
+            // The name as the kernel completed it.
+            taps.push(Tap::attach(&taps[0].name, flag)?);
+        }
+        Ok(taps)
+    }
+
+    /// One file of an interface, which is made if it is not there.
+    fn attach(name: &str, flag: u16) -> Result<Tap, TapError> {
         let fd = open()?;
-        let name = set_interface(&fd, name)?;
+        let name = set_interface(&fd, name, flag)?;
         set_int(&fd, TUNSETVNETHDRSZ, "TUNSETVNETHDRSZ", VNET_HEADER_LEN_U8.into())?;
         set_int(&fd, TUNSETVNETLE, "TUNSETVNETLE", 1)?;
         // Unlimited: a frame that was taken from us is not held back because an earlier one is
@@ -188,6 +219,13 @@ impl Tap {
     }
 }
 
+fn check_name(name: &str) -> Result<(), TapError> {
+    let valid = (1..=NAME_MAX).contains(&name.len())
+        && !matches!(name, "." | "..")
+        && !name.bytes().any(|b| b == b'/' || b == b':' || !b.is_ascii_graphic());
+    if valid { Ok(()) } else { Err(TapError::Name { name: name.to_owned() }) }
+}
+
 fn open() -> Result<OwnedFd, TapError> {
     let flags = OFlags::RDWR | OFlags::NONBLOCK | OFlags::CLOEXEC;
     rustix::fs::open(PATH, flags, Mode::empty()).map_err(|errno| match errno {
@@ -207,10 +245,10 @@ struct InterfaceRequest {
     rest: [u8; 22],
 }
 
-fn set_interface(fd: &OwnedFd, name: &str) -> Result<String, TapError> {
+fn set_interface(fd: &OwnedFd, name: &str, flag: u16) -> Result<String, TapError> {
     let mut request = InterfaceRequest {
         name: [0; NAME_MAX + 1],
-        flags: IFF_TAP | IFF_NO_PI | IFF_VNET_HDR,
+        flags: IFF_TAP | IFF_NO_PI | IFF_VNET_HDR | flag,
         rest: [0; 22],
     };
     request.name[..name.len()].copy_from_slice(name.as_bytes());
@@ -291,6 +329,13 @@ mod tests {
     fn names_that_no_interface_can_have_are_refused() {
         for name in ["", "sixteen-bytes-xx", "a b", "a/b", ".", "..", "a:1", "é"] {
             assert!(matches!(Tap::create(name), Err(TapError::Name { .. })), "{name}");
+        }
+    }
+
+    #[test]
+    fn numbers_of_queues_that_no_interface_can_have_are_refused() {
+        for queues in [0, QUEUES_MAX + 1] {
+            assert!(matches!(Tap::create_queues("rf0", queues), Err(TapError::Queues { .. })));
         }
     }
 
