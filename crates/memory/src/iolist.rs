@@ -138,6 +138,29 @@ impl<'a> WriteList<'a> {
         usize::try_from(n).map_err(|_| io::Error::last_os_error())
     }
 
+    /// One `sendmsg` to a connected socket, with `flags` (`MSG_…`) beside `MSG_NOSIGNAL`.
+    ///
+    /// # Errors
+    ///
+    /// The kernel's.
+    pub fn send(&self, socket: impl AsFd, flags: i32) -> io::Result<usize> {
+        let socket = socket.as_fd().as_raw_fd();
+        let flags = flags | libc::MSG_NOSIGNAL;
+        let n = match self.vecs.single() {
+            // SAFETY: as for `write`.
+            Some(one) => unsafe { libc::send(socket, one.iov_base, one.iov_len, flags) },
+            None => {
+                // SAFETY: a message header of zeros is one without address and control data.
+                let mut message: libc::msghdr = unsafe { core::mem::zeroed() };
+                message.msg_iov = self.vecs.as_ptr().cast_mut();
+                message.msg_iovlen = usize::try_from(self.vecs.count()).unwrap_or(0);
+                // SAFETY: as for `write`; the kernel only reads the header and the list.
+                unsafe { libc::sendmsg(socket, &raw const message, flags) }
+            }
+        };
+        usize::try_from(n).map_err(|_| io::Error::last_os_error())
+    }
+
     /// One `pwritev` at `offset` of the file; `pwrite` where one range is the whole list.
     ///
     /// # Errors

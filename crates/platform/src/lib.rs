@@ -24,6 +24,7 @@ pub mod local;
 pub mod namespaces;
 pub mod pace;
 pub mod rules;
+pub mod socket;
 pub mod store;
 pub mod tap;
 pub mod xen;

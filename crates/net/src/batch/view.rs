@@ -174,6 +174,42 @@ impl<'a> FrameView<'a> {
         done
     }
 
+    /// Adds the octets of `range` to a list for the kernel to write, as far as the frame has them.
+    ///
+    /// # Errors
+    ///
+    /// [`ListFull`] when the list has no room for all their pieces.
+    pub fn gather_range(
+        &self,
+        range: Range<usize>,
+        list: &mut WriteList<'a>,
+    ) -> Result<(), ListFull> {
+        if let Some(bytes) = self.contiguous() {
+            let end = range.end.min(bytes.len());
+            return list.push(bytes.get(range.start..end).unwrap_or_default());
+        }
+        let mut at = 0;
+        for piece in self.pieces() {
+            let from = range.start.saturating_sub(at).min(piece.len());
+            let to = range.end.saturating_sub(at).min(piece.len());
+            at += piece.len();
+            if from >= to {
+                continue;
+            }
+            match piece {
+                SegmentView::Private(bytes) => list.push(&bytes[from..to])?,
+                SegmentView::Lent(slice, offset, _) => {
+                    match list.push_lent(slice, offset + from, to - from) {
+                        // The range was checked when the segment was added.
+                        Ok(()) | Err(PushError::Range(_)) => {}
+                        Err(PushError::Full(full)) => return Err(full),
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
     /// Adds the frame to a list for the kernel to write.
     ///
     /// # Errors

@@ -1,0 +1,168 @@
+//! What a stream socket of Linux can do beyond the portable calls: read without taking, take without
+//! reading, and tell how full its queues are.
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd};
+
+/// Octets in the queue of what a socket has to send, as the kernel accounts for them.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct SendQueue {
+    /// Memory in use, overhead included.
+    pub used: u32,
+    /// Memory there may be; it grows while the connection needs it.
+    pub limit: u32,
+}
+
+/// `SO_MEMINFO`, and what of its array is of interest (`linux/sock_diag.h`).
+const SO_MEMINFO: libc::c_int = 55;
+const MEMINFO_VARS: usize = 9;
+const MEMINFO_SNDBUF: usize = 3;
+const MEMINFO_WMEM_QUEUED: usize = 5;
+
+/// `asm-generic/sockios.h`.
+const SIOCATMARK: libc::c_ulong = 0x8905;
+
+/// The state of a socket's send queue.
+///
+/// # Errors
+///
+/// The kernel's.
+pub fn send_queue(socket: impl AsFd) -> io::Result<SendQueue> {
+    let mut vars = [0u32; MEMINFO_VARS];
+    let mut len = libc::socklen_t::try_from(size_of_val(&vars)).unwrap_or(0);
+    // SAFETY: `vars` is a live array of `len` bytes, `len` a live length; the kernel writes no more
+    // than that and every bit pattern is a u32.
+    let done = unsafe {
+        libc::getsockopt(
+            socket.as_fd().as_raw_fd(),
+            libc::SOL_SOCKET,
+            SO_MEMINFO,
+            vars.as_mut_ptr().cast(),
+            &raw mut len,
+        )
+    };
+    if done < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(SendQueue { used: vars[MEMINFO_WMEM_QUEUED], limit: vars[MEMINFO_SNDBUF] })
+}
+
+/// Sets where the next read with `MSG_PEEK` begins, in octets behind the front of the queue
+/// (`SO_PEEK_OFF`; for TCP since Linux 6.9). The kernel moves it on with every such read, and back
+/// when octets are taken from the front.
+///
+/// # Errors
+///
+/// The kernel's; `EOPNOTSUPP` where it does not know how.
+pub fn set_peek_offset(socket: impl AsFd, offset: u32) -> io::Result<()> {
+    let value = libc::c_int::try_from(offset).map_err(|_| io::ErrorKind::InvalidInput)?;
+    let len = libc::socklen_t::try_from(size_of_val(&value)).unwrap_or(0);
+    // SAFETY: the kernel reads one live int of `len` bytes.
+    let done = unsafe {
+        libc::setsockopt(
+            socket.as_fd().as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_PEEK_OFF,
+            (&raw const value).cast(),
+            len,
+        )
+    };
+    if done < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+/// Takes up to `len` octets off the front of a TCP socket's queue without copying them; returns how
+/// many.
+///
+/// # Errors
+///
+/// The kernel's.
+pub fn discard(socket: impl AsFd, len: usize) -> io::Result<usize> {
+    let flags = libc::MSG_TRUNC | libc::MSG_DONTWAIT;
+    // SAFETY: with MSG_TRUNC a TCP socket writes nothing to the buffer (tcp(7)), so none is needed; a
+    // socket of another kind fails with EFAULT.
+    let n = unsafe { libc::recv(socket.as_fd().as_raw_fd(), core::ptr::null_mut(), len, flags) };
+    usize::try_from(n).map_err(|_| io::Error::last_os_error())
+}
+
+/// Whether the next octet of a stream is the urgent one.
+pub fn at_urgent_mark(socket: impl AsFd) -> bool {
+    let mut at_mark: libc::c_int = 0;
+    // SAFETY: SIOCATMARK writes one int, to a live one; the descriptor is open for the call.
+    let done = unsafe { libc::ioctl(socket.as_fd().as_raw_fd(), SIOCATMARK, &raw mut at_mark) };
+    done == 0 && at_mark != 0
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read, Write};
+    use std::net::{TcpListener, TcpStream};
+
+    use super::*;
+
+    fn pair() -> (TcpStream, TcpStream) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let near = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        (near, listener.accept().unwrap().0)
+    }
+
+    #[test]
+    fn what_is_discarded_is_not_read() {
+        let (mut near, mut far) = pair();
+        near.write_all(b"hello world").unwrap();
+        let mut seen = [0; 11];
+        while far.peek(&mut seen).unwrap() < 11 {}
+        assert_eq!(discard(&far, 6).unwrap(), 6);
+        let mut rest = [0; 5];
+        far.read_exact(&mut rest).unwrap();
+        assert_eq!(&rest, b"world");
+    }
+
+    #[test]
+    fn peeking_goes_on_where_it_ended_and_back_with_what_is_taken() {
+        let (mut near, mut far) = pair();
+        if set_peek_offset(&far, 0).is_err() {
+            // Before Linux 6.9; the callers have another way then.
+            return;
+        }
+        near.write_all(b"abcdefgh").unwrap();
+        let mut two = [0; 2];
+        for expected in [b"ab", b"cd"] {
+            far.peek(&mut two).unwrap();
+            assert_eq!(&two, expected);
+        }
+        assert_eq!(discard(&far, 3).unwrap(), 3);
+        far.peek(&mut two).unwrap();
+        assert_eq!(&two, b"ef");
+        set_peek_offset(&far, 0).unwrap();
+        far.peek(&mut two).unwrap();
+        assert_eq!(&two, b"de");
+        far.read_exact(&mut two).unwrap();
+        assert_eq!(&two, b"de");
+    }
+
+    #[test]
+    fn the_send_queue_fills_and_has_a_limit() {
+        let (mut near, far) = pair();
+        near.set_nonblocking(true).unwrap();
+        assert_eq!(send_queue(&near).unwrap().used, 0);
+        while near.write(&[0; 65536]).is_ok() {}
+        let full = send_queue(&near).unwrap();
+        assert!(full.used >= full.limit && full.limit > 0, "{full:?}");
+        drop(far);
+    }
+
+    #[test]
+    fn the_urgent_mark_is_found() {
+        let (near, mut far) = pair();
+        rustix::net::sockopt::set_socket_oobinline(&far, true).unwrap();
+        let mut writer = &near;
+        writer.write_all(b"ab").unwrap();
+        rustix::net::send(&near, b"!", rustix::net::SendFlags::OOB).unwrap();
+        let mut seen = [0; 2];
+        far.read_exact(&mut seen).unwrap();
+        assert_eq!(&seen, b"ab");
+        assert!(at_urgent_mark(&far));
+        far.read_exact(&mut seen[..1]).unwrap();
+        assert!(!at_urgent_mark(&far));
+    }
+}

@@ -1,0 +1,72 @@
+//! What an uplink counts. One thread writes, any thread may read.
+
+use ringfence_platform::counters::Counter;
+
+macro_rules! counters {
+    ($($(#[$doc:meta])* $name:ident;)*) => {
+        /// Running totals of an uplink.
+        #[derive(Debug, Default)]
+        pub struct UplinkCounters { $($(#[$doc])* pub $name: Counter,)* }
+
+        impl UplinkCounters {
+            /// Each counter by its name.
+            pub fn each(&self) -> impl Iterator<Item = (&'static str, u64)> {
+                [$((stringify!($name), self.$name.get()),)*].into_iter()
+            }
+        }
+    };
+}
+
+counters! {
+    /// Frames from the guest.
+    frames_in;
+    /// Frames to the guest.
+    frames_out;
+    /// System calls on sockets.
+    syscalls;
+    /// Frames whose headers contradict themselves or end too early.
+    drop_malformed;
+    /// Frames of a protocol that is not known.
+    drop_unknown;
+    /// Frames to another hardware address.
+    drop_not_for_us;
+    /// Packets with an address that the guest may not send from.
+    drop_forged_source;
+    /// Packets to an address that stands for nothing.
+    drop_unreachable;
+    /// Fragments: datagrams are not put together.
+    drop_fragment;
+    /// Packets that ask for a route of their own.
+    drop_routed;
+    /// Packets with a wrong checksum.
+    drop_checksum;
+    /// Answers for which there was no room.
+    drop_reply;
+
+    /// TCP connections that the guest began.
+    tcp_opened;
+    /// TCP connections that came from outside.
+    tcp_accepted;
+    /// TCP connections that ended, whatever the way.
+    tcp_closed;
+    /// TCP connections that were refused, or did not come about.
+    tcp_refused;
+    /// TCP connections that made room for others.
+    tcp_evicted;
+    /// TCP segments that belong to no connection.
+    tcp_stray;
+    /// TCP segments that are old, or beyond the window.
+    tcp_out_of_window;
+    /// TCP segments with something before them missing.
+    tcp_out_of_order;
+    /// Octets that a socket did not take although its window had promised so.
+    tcp_overcommitted;
+    /// Frames that were sent to the guest once more.
+    tcp_retransmitted;
+    /// Retransmissions because of a time-out.
+    tcp_timeouts;
+    /// Octets from the guest.
+    tcp_bytes_in;
+    /// Octets to the guest, those that were sent once more included.
+    tcp_bytes_out;
+}

@@ -1,0 +1,117 @@
+//! Ethernet and IP headers of frames to the guest.
+
+use core::net::IpAddr;
+
+use ringfence_offload::checksum::{internet_checksum, pseudo};
+
+use crate::packet::Mac;
+
+/// Octets of an Ethernet header.
+pub const ETHERNET_LEN: usize = 14;
+
+/// Hop limit of everything that goes to the guest.
+const HOPS: u8 = 64;
+
+/// The two ends of a packet to the guest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ends {
+    /// The uplink's hardware address.
+    pub from_mac: Mac,
+    /// The guest's.
+    pub to_mac: Mac,
+    /// Who the packet is from. Of the same family as `to`.
+    pub from: IpAddr,
+    /// To whom: the guest.
+    pub to: IpAddr,
+}
+
+impl Ends {
+    /// Octets of the Ethernet and IP headers.
+    pub fn header_len(&self) -> usize {
+        ETHERNET_LEN + if self.to.is_ipv4() { 20 } else { 40 }
+    }
+
+    /// Writes Ethernet and IP header to the front of `frame`, for `payload` octets of `protocol` behind
+    /// them; returns how many octets they have. `None` when they do not fit, or the families differ.
+    /// `id` is IPv4's identification. Fragmentation is forbidden.
+    pub fn write(&self, frame: &mut [u8], protocol: u8, payload: usize, id: u16) -> Option<usize> {
+        let len = self.header_len();
+        let (ethernet, ip) = frame.get_mut(..len)?.split_at_mut(ETHERNET_LEN);
+        ethernet[..6].copy_from_slice(&self.to_mac);
+        ethernet[6..12].copy_from_slice(&self.from_mac);
+        match (self.from, self.to) {
+            (IpAddr::V4(from), IpAddr::V4(to)) => {
+                ethernet[12..].copy_from_slice(&0x0800u16.to_be_bytes());
+                let total = u16::try_from(payload + 20).ok()?;
+                ip.fill(0);
+                ip[0] = 0x45;
+                ip[2..4].copy_from_slice(&total.to_be_bytes());
+                ip[4..6].copy_from_slice(&id.to_be_bytes());
+                ip[6] = 0x40;
+                ip[8] = HOPS;
+                ip[9] = protocol;
+                ip[12..16].copy_from_slice(&from.octets());
+                ip[16..20].copy_from_slice(&to.octets());
+                let checksum = internet_checksum(ip);
+                ip[10..12].copy_from_slice(&checksum.to_be_bytes());
+            }
+            (IpAddr::V6(from), IpAddr::V6(to)) => {
+                ethernet[12..].copy_from_slice(&0x86ddu16.to_be_bytes());
+                let payload = u16::try_from(payload).ok()?;
+                ip[..4].copy_from_slice(&[0x60, 0, 0, 0]);
+                ip[4..6].copy_from_slice(&payload.to_be_bytes());
+                ip[6] = protocol;
+                ip[7] = HOPS;
+                ip[8..24].copy_from_slice(&from.octets());
+                ip[24..40].copy_from_slice(&to.octets());
+            }
+            _ => return None,
+        }
+        Some(len)
+    }
+
+    /// The sum of the pseudo header of `payload` octets of `protocol`; zero where the families differ.
+    pub fn pseudo_header(&self, protocol: u8, payload: usize) -> u16 {
+        let payload = u32::try_from(payload).unwrap_or(u32::MAX);
+        match (self.from, self.to) {
+            (IpAddr::V4(from), IpAddr::V4(to)) => {
+                pseudo::pseudo_header_v4(from.octets(), to.octets(), protocol, payload)
+            }
+            (IpAddr::V6(from), IpAddr::V6(to)) => {
+                pseudo::pseudo_header_v6(from.octets(), to.octets(), protocol, payload)
+            }
+            _ => 0,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ringfence_offload::Layers;
+    use ringfence_offload::packet::Network;
+
+    #[test]
+    fn headers_are_understood_by_the_parser() {
+        for (from, to) in [("192.0.2.1", "10.0.0.2"), ("2001:db8::1", "fd00::2")] {
+            let ends = Ends {
+                from_mac: [2; 6],
+                to_mac: [4; 6],
+                from: from.parse().unwrap(),
+                to: to.parse().unwrap(),
+            };
+            let mut frame = [0; 100];
+            let len = ends.write(&mut frame, 253, 30, 7).unwrap();
+            let layers = Layers::parse(&frame, 100).unwrap();
+            assert_eq!(usize::try_from(layers.network_end()).unwrap(), len + 30);
+            match layers.network() {
+                Network::Ipv4(ip) => {
+                    assert!(ip.dont_fragment);
+                    assert_eq!(internet_checksum(&frame[14..34]), 0);
+                }
+                Network::Ipv6(ip) => assert_eq!(ip.protocol, 253),
+                other => panic!("{other:?}"),
+            }
+        }
+    }
+}

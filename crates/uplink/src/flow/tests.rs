@@ -1,0 +1,119 @@
+use proptest::prelude::*;
+
+use super::*;
+
+fn key(n: u16) -> Key {
+    Key::new(([10, 0, 0, 2].into(), n), ([192, 0, 2, 1].into(), 80))
+}
+
+fn at(seconds: u64) -> Duration {
+    Duration::from_secs(seconds)
+}
+
+#[test]
+fn the_longest_idle_entry_is_the_oldest() {
+    let mut table = Table::new(3);
+    let ids: Vec<_> = (0..3).map(|n| table.insert(key(n), n).unwrap()).collect();
+    assert!(table.is_full());
+    assert_eq!(table.insert(key(3), 3), None);
+    table.touch(ids[0]);
+    assert_eq!(table.oldest(), Some(ids[1]));
+    assert_eq!(table.remove(ids[1]), Some((key(1), 1)));
+    assert_eq!(table.oldest(), Some(ids[2]));
+    let reused = table.insert(key(9), 9).unwrap();
+    assert_eq!(table.get(ids[1]), None, "an id outlives its entry, not its generation");
+    assert_eq!(table.get(reused), Some(&9));
+}
+
+#[test]
+fn a_deadline_that_was_put_off_does_not_come_early() {
+    let mut table = Table::new(3);
+    let id = table.insert(key(1), ()).unwrap();
+    table.set_deadline(id, Some(at(5)));
+    table.set_deadline(id, Some(at(9)));
+    assert_eq!(table.take_due(at(6)), None);
+    assert_eq!(table.next_look(), Some(at(9)));
+    assert_eq!(table.take_due(at(9)), Some(id));
+    assert_eq!(table.take_due(at(99)), None);
+    table.set_deadline(id, Some(at(100)));
+    table.set_deadline(id, Some(at(50)));
+    assert_eq!(table.take_due(at(60)), Some(id));
+    assert_eq!(table.next_look(), None);
+}
+
+#[derive(Clone, Debug)]
+enum Op {
+    Insert(u16),
+    Remove(u16),
+    Touch(u16),
+    Deadline(u16, Option<u64>),
+    Due(u64),
+}
+
+fn ops() -> impl Strategy<Value = Vec<Op>> {
+    let one = prop_oneof![
+        (0u16..12).prop_map(Op::Insert),
+        (0u16..12).prop_map(Op::Remove),
+        (0u16..12).prop_map(Op::Touch),
+        (0u16..12, prop::option::of(0u64..40)).prop_map(|(n, d)| Op::Deadline(n, d)),
+        (0u64..40).prop_map(Op::Due),
+    ];
+    prop::collection::vec(one, 1..200)
+}
+
+proptest! {
+    /// A list in the order of use is the same table.
+    #[test]
+    fn the_table_does_what_a_list_does(ops in ops()) {
+        let mut table = Table::new(6);
+        let mut list: Vec<(u16, Option<u64>)> = Vec::new();
+        for op in ops {
+            match op {
+                Op::Insert(n) => {
+                    let expected = list.len() < 6 && list.iter().all(|&(m, _)| m != n);
+                    prop_assert_eq!(table.insert(key(n), n).is_some(), expected);
+                    if expected {
+                        list.push((n, None));
+                    }
+                }
+                Op::Remove(n) => {
+                    let removed = table.find(&key(n)).and_then(|id| table.remove(id));
+                    let place = list.iter().position(|&(m, _)| m == n);
+                    prop_assert_eq!(removed.map(|(_, v)| v), place.map(|_| n));
+                    if let Some(place) = place {
+                        list.remove(place);
+                    }
+                }
+                Op::Touch(n) => {
+                    if let Some(place) = list.iter().position(|&(m, _)| m == n) {
+                        let entry = list.remove(place);
+                        list.push(entry);
+                        table.touch(table.find(&key(n)).unwrap());
+                    }
+                }
+                Op::Deadline(n, deadline) => {
+                    if let Some(entry) = list.iter_mut().find(|(m, _)| *m == n) {
+                        entry.1 = deadline;
+                        let id = table.find(&key(n)).unwrap();
+                        table.set_deadline(id, deadline.map(at));
+                    }
+                }
+                Op::Due(now) => {
+                    while let Some(id) = table.take_due(at(now)) {
+                        let n = *table.get(id).unwrap();
+                        let entry = list.iter_mut().find(|(m, _)| *m == n).unwrap();
+                        prop_assert!(entry.1.is_some_and(|deadline| deadline <= now));
+                        entry.1 = None;
+                    }
+                    prop_assert!(list.iter().all(|(_, d)| d.is_none_or(|deadline| deadline > now)));
+                }
+            }
+            prop_assert_eq!(table.len(), list.len());
+            let oldest = table.oldest().map(|id| *table.get(id).unwrap());
+            prop_assert_eq!(oldest, list.first().map(|&(n, _)| n));
+            let soonest = list.iter().filter_map(|&(_, d)| d).min().map(at);
+            prop_assert!(soonest.is_none() || table.next_look() <= soonest);
+            prop_assert!(table.looks.len() <= list.len(), "one look for each entry");
+        }
+    }
+}

@@ -1,0 +1,173 @@
+//! The sockets of this machine, all watched by one epoll.
+//!
+//! # Theory of operation
+//!
+//! A socket is entered into the epoll once, for everything, edge-triggered: an event per change and
+//! none for what is merely still so. A connection that is closed one way, or whose guest does not
+//! read, costs nothing while it waits.
+//!
+//! Where the kernel remembers how far a socket was peeked (`SO_PEEK_OFF`, for TCP since Linux 6.9),
+//! it is told only when the next peek is not to go on where the last one ended. Where it does not,
+//! what was seen already is peeked again into a page that nobody reads; so that this is not done with
+//! ever more octets, [`TcpHost::peek`] goes only [`PEEK_AGAIN_MAX`] far then.
+
+mod tcp;
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+
+use arrayvec::ArrayVec;
+use rustix::event::{Timespec, epoll};
+use rustix::io::Errno;
+
+use super::{Host, Owner, Readiness, Ready, Socket};
+use crate::counters::UplinkCounters;
+
+/// Octets that are peeked again where the kernel does not remember.
+pub const PEEK_AGAIN_MAX: usize = 256 << 10;
+
+/// Events taken from the kernel at a time.
+const EVENTS: usize = 128;
+
+/// A socket, and what is known about it.
+#[derive(Debug)]
+struct Place {
+    file: OwnedFd,
+    owner: Owner,
+    /// Where the kernel's next peek begins; `None` when it was not told.
+    peek_at: Option<usize>,
+}
+
+/// The sockets of this machine.
+#[derive(Debug)]
+pub struct RealHost {
+    epoll: OwnedFd,
+    places: Vec<Option<Place>>,
+    free: Vec<u32>,
+    /// Whether the kernel remembers how far a TCP socket was peeked.
+    remembers: bool,
+    /// What is peeked again goes here.
+    junk: Vec<u8>,
+    counters: Arc<UplinkCounters>,
+}
+
+impl RealHost {
+    /// A host without sockets. System calls are counted in `counters`.
+    ///
+    /// # Errors
+    ///
+    /// When no descriptor is free.
+    pub fn new(counters: Arc<UplinkCounters>) -> Result<RealHost, Errno> {
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        Ok(RealHost {
+            epoll,
+            places: Vec::new(),
+            free: Vec::new(),
+            remembers: tcp::kernel_remembers(),
+            junk: Vec::new(),
+            counters,
+        })
+    }
+
+    /// Does without what only newer kernels can: for tests.
+    #[doc(hidden)]
+    pub fn forget_peeks(&mut self) {
+        self.remembers = false;
+    }
+
+    /// Whether the kernel remembers how far a TCP socket was peeked.
+    pub fn remembers_peeks(&self) -> bool {
+        self.remembers
+    }
+
+    fn count(&self) {
+        self.counters.syscalls.add(1);
+    }
+
+    /// Watches a socket and gives it a handle.
+    fn enter(
+        &mut self,
+        owner: Owner,
+        file: OwnedFd,
+        flags: epoll::EventFlags,
+    ) -> Result<Socket, Errno> {
+        self.count();
+        epoll::add(
+            &self.epoll,
+            &file,
+            epoll::EventData::new_u64(owner.to_word()),
+            flags | epoll::EventFlags::ET,
+        )?;
+        let place = Some(Place { file, owner, peek_at: None });
+        let index = match self.free.pop() {
+            Some(index) => {
+                if let Some(free) = usize::try_from(index).ok().and_then(|i| self.places.get_mut(i))
+                {
+                    *free = place;
+                }
+                index
+            }
+            None => {
+                let index = u32::try_from(self.places.len()).map_err(|_| Errno::NFILE)?;
+                self.places.push(place);
+                index
+            }
+        };
+        Ok(Socket(index))
+    }
+
+    fn place(&mut self, socket: &Socket) -> Result<&mut Place, Errno> {
+        let index = usize::try_from(socket.0).map_err(|_| Errno::BADF)?;
+        self.places.get_mut(index).and_then(Option::as_mut).ok_or(Errno::BADF)
+    }
+
+    fn file(&self, socket: &Socket) -> Result<BorrowedFd<'_>, Errno> {
+        let index = usize::try_from(socket.0).map_err(|_| Errno::BADF)?;
+        let place = self.places.get(index).and_then(Option::as_ref).ok_or(Errno::BADF)?;
+        Ok(place.file.as_fd())
+    }
+
+    fn leave(&mut self, socket: Socket) -> Option<Place> {
+        let place = usize::try_from(socket.0).ok().and_then(|i| self.places.get_mut(i))?.take();
+        if place.is_some() {
+            self.free.push(socket.0);
+        }
+        place
+    }
+}
+
+impl Host for RealHost {
+    fn poll(&mut self, ready: &mut Vec<Ready>) -> Result<(), Errno> {
+        let mut events = ArrayVec::<epoll::Event, EVENTS>::new();
+        let none =
+            epoll::Event { flags: epoll::EventFlags::empty(), data: epoll::EventData::new_u64(0) };
+        while events.try_push(none).is_ok() {}
+        self.count();
+        let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
+        let count = match epoll::wait(&self.epoll, &mut events[..], Some(&at_once)) {
+            Ok(count) => count,
+            Err(Errno::INTR) => 0,
+            Err(errno) => return Err(errno),
+        };
+        ready.extend(events.iter().take(count).filter_map(|event| {
+            let owner = Owner::from_word(event.data.u64())?;
+            Some(Ready { owner, what: readiness(event.flags) })
+        }));
+        Ok(())
+    }
+
+    fn wait_fd(&self) -> BorrowedFd<'_> {
+        self.epoll.as_fd()
+    }
+}
+
+fn readiness(flags: epoll::EventFlags) -> Readiness {
+    let has = |flag| flags.intersects(flag);
+    Readiness {
+        readable: has(epoll::EventFlags::IN),
+        writable: has(epoll::EventFlags::OUT),
+        read_closed: has(epoll::EventFlags::RDHUP | epoll::EventFlags::HUP),
+        urgent: has(epoll::EventFlags::PRI),
+        failed: has(epoll::EventFlags::ERR | epoll::EventFlags::HUP),
+    }
+}

@@ -1,0 +1,213 @@
+//! TCP sockets.
+
+use core::net::SocketAddr;
+use std::io::IoSliceMut;
+use std::os::fd::OwnedFd;
+
+use arrayvec::ArrayVec;
+use ringfence_memory::WriteList;
+use ringfence_platform::socket;
+use rustix::event::epoll::{self, EventFlags};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::net::{self, RecvAncillaryBuffer, RecvFlags, SocketFlags, SocketType, sockopt};
+
+use super::{PEEK_AGAIN_MAX, RealHost};
+use crate::host::{Close, Owner, Piece, SendRoom, Socket, TcpHost};
+use crate::link::RESERVE_MAX;
+
+const WATCHED: EventFlags =
+    EventFlags::IN.union(EventFlags::OUT).union(EventFlags::RDHUP).union(EventFlags::PRI);
+
+/// The flag of `send` for urgent data.
+const MSG_OOB: i32 = 1;
+
+/// Whether `SO_PEEK_OFF` is there for TCP.
+pub(super) fn kernel_remembers() -> bool {
+    let Ok(probe) = net::socket(net::AddressFamily::INET, SocketType::STREAM, None) else {
+        return false;
+    };
+    socket::set_peek_offset(&probe, 0).is_ok()
+}
+
+/// What every connection is set to. Segments leave when the guest sends them, and urgent data stays
+/// in its place.
+fn prepare(file: &OwnedFd) -> Result<(), Errno> {
+    sockopt::set_tcp_nodelay(file, true)?;
+    sockopt::set_socket_oobinline(file, true)?;
+    sockopt::set_socket_keepalive(file, true)
+}
+
+fn errno(error: &std::io::Error) -> Errno {
+    Errno::from_io_error(error).unwrap_or(Errno::IO)
+}
+
+impl TcpHost for RealHost {
+    fn connect(&mut self, owner: Owner, to: SocketAddr) -> Result<Socket, Errno> {
+        let family =
+            if to.is_ipv4() { net::AddressFamily::INET } else { net::AddressFamily::INET6 };
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let file = net::socket_with(family, SocketType::STREAM, flags, None)?;
+        prepare(&file)?;
+        self.counters.syscalls.add(5);
+        match net::connect(&file, &to) {
+            Ok(()) | Err(Errno::INPROGRESS) => self.enter(owner, file, WATCHED),
+            Err(errno) => Err(errno),
+        }
+    }
+
+    fn adopt(&mut self, owner: Owner, file: OwnedFd) -> Result<Socket, Errno> {
+        rustix::io::ioctl_fionbio(&file, true)?;
+        prepare(&file)?;
+        self.counters.syscalls.add(4);
+        self.enter(owner, file, WATCHED)
+    }
+
+    fn peek(
+        &mut self,
+        socket: &Socket,
+        offset: usize,
+        into: &mut [IoSliceMut<'_>],
+    ) -> Result<usize, Errno> {
+        if !self.remembers {
+            return self.peek_again(socket, offset, into);
+        }
+        let place = self.place(socket)?;
+        if place.peek_at != Some(offset) {
+            let at = u32::try_from(offset).map_err(|_| Errno::INVAL)?;
+            socket::set_peek_offset(&place.file, at).map_err(|error| errno(&error))?;
+            place.peek_at = Some(offset);
+            self.count();
+        }
+        self.count();
+        let place = self.place(socket)?;
+        let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
+        let n = net::recvmsg(&place.file, into, &mut RecvAncillaryBuffer::default(), flags)?.bytes;
+        place.peek_at = Some(offset + n);
+        Ok(n)
+    }
+
+    fn discard(&mut self, socket: &Socket, len: usize) -> Result<usize, Errno> {
+        self.count();
+        let place = self.place(socket)?;
+        let n = socket::discard(&place.file, len).map_err(|error| errno(&error))?;
+        place.peek_at = place.peek_at.map(|at| at.saturating_sub(n));
+        Ok(n)
+    }
+
+    fn at_urgent_mark(&mut self, socket: &Socket) -> bool {
+        self.count();
+        self.file(socket).is_ok_and(socket::at_urgent_mark)
+    }
+
+    fn send(
+        &mut self,
+        socket: &Socket,
+        pieces: &[Piece<'_>],
+        urgent: bool,
+    ) -> Result<usize, Errno> {
+        self.count();
+        let mut list = WriteList::new();
+        for piece in pieces {
+            let range = piece.start..piece.start + piece.len;
+            if piece.frame.gather_range(range, &mut list).is_err() {
+                break;
+            }
+        }
+        let flags = if urgent { MSG_OOB } else { 0 };
+        list.send(self.file(socket)?, flags).map_err(|error| errno(&error))
+    }
+
+    fn send_room(&mut self, socket: &Socket) -> SendRoom {
+        self.count();
+        let Ok(queue) = self
+            .file(socket)
+            .and_then(|file| socket::send_queue(file).map_err(|error| errno(&error)))
+        else {
+            return SendRoom::default();
+        };
+        let free = queue.limit.saturating_sub(queue.used);
+        SendRoom {
+            // Each 64 KiB in the queue have a header of their own.
+            free: usize::try_from(free - free / 32).unwrap_or(0),
+            // The kernel enlarges the queue of a sender that finds it full, and says so; that is when
+            // a third of it is left.
+            crowded: free < queue.limit / 2,
+        }
+    }
+
+    fn await_room(&mut self, socket: &Socket) {
+        self.count();
+        let Ok(owner) = self.place(socket).map(|place| place.owner) else { return };
+        if let Ok(file) = self.file(socket) {
+            // To modify an entry is to look at the socket once more, which is what makes the kernel
+            // tell when there is room. It cannot fail for a socket that was entered.
+            let data = epoll::EventData::new_u64(owner.to_word());
+            let _ = epoll::modify(&self.epoll, file, data, WATCHED | EventFlags::ET);
+        }
+    }
+
+    fn shut_down(&mut self, socket: &Socket) {
+        self.count();
+        if let Ok(file) = self.file(socket) {
+            // What cannot be shut down is closed already, which an event tells.
+            let _ = net::shutdown(file, net::Shutdown::Write);
+        }
+    }
+
+    fn error(&mut self, socket: &Socket) -> Option<Errno> {
+        self.count();
+        let file = self.file(socket).ok()?;
+        match sockopt::socket_error(file) {
+            Ok(Ok(())) => None,
+            Ok(Err(errno)) | Err(errno) => Some(errno),
+        }
+    }
+
+    fn close(&mut self, socket: Socket, how: Close) {
+        self.count();
+        let Some(place) = self.leave(socket) else { return };
+        if how == Close::Reset {
+            self.count();
+            // Without it the close is an orderly one: no worse for us.
+            let _ = sockopt::set_socket_linger(&place.file, Some(core::time::Duration::ZERO));
+        }
+    }
+}
+
+impl RealHost {
+    /// Peeks from the front of the queue, the first octets into a place that nobody reads.
+    fn peek_again(
+        &mut self,
+        socket: &Socket,
+        offset: usize,
+        into: &mut [IoSliceMut<'_>],
+    ) -> Result<usize, Errno> {
+        self.count();
+        let mut junk = core::mem::take(&mut self.junk);
+        junk.resize(PEEK_AGAIN_MAX, 0);
+        let seen = junk.get_mut(..offset).ok_or(Errno::AGAIN).and_then(|junk| {
+            let mut list = ArrayVec::<IoSliceMut<'_>, { RESERVE_MAX + 1 }>::new();
+            list.push(IoSliceMut::new(junk));
+            list.extend(into.iter_mut().take(RESERVE_MAX).map(|slice| IoSliceMut::new(slice)));
+            let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
+            let file = self.file(socket)?;
+            Ok(net::recvmsg(file, &mut list, &mut RecvAncillaryBuffer::default(), flags)?.bytes)
+        });
+        self.junk = junk;
+        match seen?.checked_sub(offset) {
+            Some(0) | None => self.end_or_nothing(socket),
+            Some(n) => Ok(n),
+        }
+    }
+
+    /// A read found nothing behind what was read before: has the stream ended there?
+    fn end_or_nothing(&mut self, socket: &Socket) -> Result<usize, Errno> {
+        self.count();
+        let file = self.file(socket)?;
+        let mut fds = [PollFd::new(&file, PollFlags::RDHUP)];
+        poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 }))?;
+        let ended = PollFlags::RDHUP | PollFlags::HUP;
+        if fds[0].revents().intersects(ended) { Ok(0) } else { Err(Errno::AGAIN) }
+    }
+}

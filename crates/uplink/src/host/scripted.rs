@@ -1,0 +1,1 @@
+//! Sockets that do what a test says.

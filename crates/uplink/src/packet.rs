@@ -1,0 +1,98 @@
+//! A packet from the guest: a frame of a batch, with its headers found and its addresses read.
+
+use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use ringfence_net::FrameView;
+use ringfence_offload::Layers;
+use ringfence_offload::checksum::Accumulator;
+use ringfence_offload::checksum::verify::pseudo_header_sum;
+use ringfence_offload::packet::{Network, Transport};
+
+/// A hardware address.
+pub type Mac = [u8; 6];
+
+/// An IP packet from the guest. Headers lie in the frame's private header.
+#[derive(Clone, Copy, Debug)]
+pub struct Packet<'a> {
+    /// The frame.
+    pub frame: FrameView<'a>,
+    /// Where its headers are.
+    pub layers: Layers,
+    /// Who sent it.
+    pub mac: Mac,
+    /// From.
+    pub source: IpAddr,
+    /// To.
+    pub destination: IpAddr,
+}
+
+impl<'a> Packet<'a> {
+    /// The packet in a frame, if it is an IP packet and its addresses lie in the private header.
+    pub fn read(frame: FrameView<'a>, layers: Layers) -> Option<Packet<'a>> {
+        let header = frame.header();
+        let mac = *header.get(6..)?.first_chunk()?;
+        let (source, destination) = match layers.network() {
+            Network::Ipv4(ip) => {
+                let addresses = header.get(usize::from(ip.offset) + 12..)?;
+                let source: [u8; 4] = *addresses.first_chunk()?;
+                let destination: [u8; 4] = *addresses.get(4..)?.first_chunk()?;
+                (Ipv4Addr::from(source).into(), Ipv4Addr::from(destination).into())
+            }
+            Network::Ipv6(ip) => {
+                let addresses = header.get(usize::from(ip.offset) + 8..)?;
+                let source: [u8; 16] = *addresses.first_chunk()?;
+                let destination: [u8; 16] = *addresses.get(16..)?.first_chunk()?;
+                (Ipv6Addr::from(source).into(), Ipv6Addr::from(destination).into())
+            }
+            Network::Arp | Network::Other(_) => return None,
+        };
+        Some(Packet { frame, layers, mac, source, destination })
+    }
+
+    /// The headers from the transport's on, as far as they are private.
+    pub fn transport(&self) -> &'a [u8] {
+        let start = self.layers.transport_offset().map_or(usize::MAX, usize::from);
+        self.frame.header().get(start..).unwrap_or_default()
+    }
+
+    /// Where the payload begins in the frame.
+    pub fn payload_start(&self) -> usize {
+        usize::from(self.layers.header_len())
+    }
+
+    /// Octets of payload; link padding is not counted.
+    pub fn payload_len(&self) -> usize {
+        usize::try_from(self.layers.payload_len()).unwrap_or(0)
+    }
+}
+
+/// Whether the packet's transport checksum is right. A UDP datagram over IPv4 may have none.
+pub fn checksum_is_right(packet: &Packet<'_>) -> bool {
+    let layers = &packet.layers;
+    let header = packet.frame.header();
+    let (Ok(pseudo), Some(start)) =
+        (pseudo_header_sum(header, layers), layers.transport_offset().map(usize::from))
+    else {
+        // A protocol without a checksum that is known.
+        return true;
+    };
+    let mut end = usize::try_from(layers.network_end()).unwrap_or(usize::MAX);
+    if let Transport::Udp(udp) = layers.transport() {
+        let absent = header.get(start + 6..start + 8) == Some(&[0, 0]);
+        if absent {
+            return packet.source.is_ipv4();
+        }
+        end = start + usize::from(udp.length);
+    }
+    let mut sum = Accumulator::with_sum(pseudo);
+    let mut at = 0;
+    for piece in packet.frame.pieces() {
+        let from = start.saturating_sub(at);
+        let to = end.saturating_sub(at).min(piece.len());
+        if from < to {
+            piece.for_each_piece_of(from..to, |octets| sum.add(octets));
+        }
+        at += piece.len();
+    }
+    at >= end && sum.checksum() == 0
+}
