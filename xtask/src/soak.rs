@@ -5,8 +5,10 @@
 //! * [`attach`]: guests that come and go beside one that stays.
 //! * [`flows`]: TCP connections opened and closed between two guests.
 //! * [`features`]: a vif with every set of offload keys at each end.
+//! * [`disk`]: a disk whose frontend, driver domain or both are killed under load.
 
 mod attach;
+mod disk;
 mod features;
 mod flows;
 mod series;
@@ -72,6 +74,17 @@ enum Soak {
     /// needs no `ringfence`: it is a test of crates/net, which otherwise spreads the modes over the
     /// pairs.
     Features,
+    /// Kill whatever serves a disk, again and again, under load
+    ///
+    /// The frontend, the driver domain, or both, at random moments, in each mode. Every write that
+    /// was acknowledged and then flushed is there, no sector is torn, and a file system of the
+    /// kernel's holds what was synchronised. It is a test of the command (`disk_killed`), which
+    /// otherwise kills less often.
+    Disk {
+        /// How many times
+        #[arg(long, default_value_t = 200)]
+        times: u32,
+    },
 }
 
 /// One end of the connections of `soak flows`: what its guests run.
@@ -95,6 +108,7 @@ pub(crate) fn run(args: &SoakArgs, root: &Path) -> anyhow::Result<bool> {
         Soak::Attach { times } => attach::run(&stage(args, root)?, times),
         Soak::Flows { times } => flows::run(&stage(args, root)?, times),
         Soak::Features => features::run(root),
+        Soak::Disk { times } => disk::run(root, times),
     }
 }
 

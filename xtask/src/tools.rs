@@ -76,7 +76,7 @@ pub(crate) static FLEX: Tool = debian("flex", "flex");
 /// The same.
 pub(crate) static PYTHON3: Tool = debian("python3", "python3");
 /// Programs that the local integration suite runs, inside guests and around them, and on disks.
-pub(crate) static LOCAL_PROGRAMS: [Tool; 20] = [
+pub(crate) static LOCAL_PROGRAMS: [Tool; 23] = [
     debian("ip", "iproute2"),
     debian("iperf3", "iperf3"),
     debian("curl", "curl"),
@@ -97,6 +97,9 @@ pub(crate) static LOCAL_PROGRAMS: [Tool; 20] = [
     debian("mkfs.ext4", "e2fsprogs"),
     debian("e2fsck", "e2fsprogs"),
     debian("debugfs", "e2fsprogs"),
+    debian("losetup", "mount"),
+    debian("openssl", "openssl"),
+    debian("qemu-storage-daemon", "qemu-system-common"),
 ];
 
 /// Looks for tools, and puts them in place.

@@ -142,7 +142,7 @@ pub struct RunArgs {
           value_parser = clap::value_parser!(u16).range(MTU_MIN..=MTU_MAX))]
     pub mtu: u16,
 
-    /// Give the command a disk, made of a file or a block device; may be given several times
+    /// Give the command a disk: a file, a block device, or one on an NBD server; may be given several times
     ///
     /// The command finds the disk as an NBD server, at the Unix socket that RINGFENCE_DISK0 names
     /// (the second disk: RINGFENCE_DISK1). Options: `ro`, nothing may be written; `mode=`, how pages
@@ -150,7 +150,12 @@ pub struct RunArgs {
     /// writeback, writethrough, directsync or unsafe; `bounce=`, whether bytes go through private
     /// memory: auto, always or never; `sector=512` or `4096`; `discard`, ranges that are given up
     /// are given back to the file system.
-    #[arg(long = "disk", value_name = "PATH[,ro][,mode=…][,cache=…]")]
+    ///
+    /// In place of PATH: nbd://HOST[:PORT]/EXPORT or nbd+unix:///EXPORT?socket=PATH; with TLS nbds://
+    /// or nbds+unix://, and ?tls-certificates=DIRECTORY. Options then: `ro`, `mode=`; `timeout=`,
+    /// seconds after which a request fails (120); `stall=`, seconds without an answer after which
+    /// another connection is tried (30); `connect=`, seconds that connecting may take (10).
+    #[arg(long = "disk", value_name = "PATH|URI[,ro][,mode=…][,cache=…]")]
     pub disks: Vec<DiskSpec>,
 
     /// Give the host a leg on the switch, an interface of this name (needs CAP_NET_ADMIN)

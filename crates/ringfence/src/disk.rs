@@ -1,10 +1,13 @@
-//! Disks of a guest, as its user asks for them: `--disk PATH[,ro][,mode=…][,cache=…]…`.
+//! Disks of a guest, as its user asks for them: `--disk PATH[,ro][,mode=…][,cache=…]…`, or the address
+//! of an NBD server in place of the path.
 
 use std::path::PathBuf;
 use std::str::FromStr;
+use std::time::Duration;
 
 use ringfence_block::blkback::Mode;
 use ringfence_block::storage::file::FileOptions;
+use ringfence_block::storage::nbd::{NbdAddress, NbdOptions};
 
 /// Disks of one guest: as many as there are sockets in the frontend's orders.
 pub const DISKS_MAX: usize = 8;
@@ -12,12 +15,73 @@ pub const DISKS_MAX: usize = 8;
 /// A disk as its user asks for it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DiskSpec {
-    /// A file or a block device.
-    pub path: PathBuf,
+    /// Where its content is.
+    pub source: Source,
     /// How its pages are shared with the driver domain.
     pub mode: Mode,
-    /// How the file is used.
-    pub options: FileOptions,
+}
+
+/// Where the content of a disk is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Source {
+    /// In a file or on a block device.
+    File {
+        /// Which.
+        path: PathBuf,
+        /// How it is used.
+        options: FileOptions,
+    },
+    /// On an NBD server.
+    Nbd {
+        /// Which.
+        address: NbdAddress,
+        /// How it is used.
+        options: NbdOptions,
+    },
+}
+
+const OF_FILES: &str = "ro, discard, mode=, cache=, bounce= and sector=512|4096";
+const OF_SERVERS: &str = "ro, mode=, connect=, stall= and timeout=SECONDS";
+
+/// Takes an option that a disk of any kind has; false if it is another.
+fn general(
+    mode: &mut Mode,
+    read_only: &mut bool,
+    (name, value): (&str, &str),
+) -> Result<bool, String> {
+    match (name, value) {
+        ("ro", "") => *read_only = true,
+        ("mode", _) => *mode = value.parse().map_err(|error| format!("{error}"))?,
+        _ => return Ok(false),
+    }
+    Ok(true)
+}
+
+fn of_file(options: &mut FileOptions, (name, value): (&str, &str)) -> Result<bool, String> {
+    let text = |error: &dyn std::fmt::Display| error.to_string();
+    match (name, value) {
+        ("discard", "") => options.discard = true,
+        ("cache", _) => options.cache = value.parse().map_err(|e| text(&e))?,
+        ("bounce", _) => options.bounce = value.parse().map_err(|e| text(&e))?,
+        ("sector", "512") => options.sector_size = Some(512),
+        ("sector", "4096") => options.sector_size = Some(4096),
+        _ => return Ok(false),
+    }
+    Ok(true)
+}
+
+fn of_server(options: &mut NbdOptions, (name, value): (&str, &str)) -> Result<bool, String> {
+    let limit = match name {
+        "connect" => &mut options.connect,
+        "stall" => &mut options.stall,
+        "timeout" => &mut options.give_up,
+        _ => return Ok(false),
+    };
+    *limit = match value.parse::<f64>().map(Duration::try_from_secs_f64) {
+        Ok(Ok(time)) if (0.001..=86_400.0).contains(&time.as_secs_f64()) => time,
+        _ => return Err(format!("`{name}={value}`: seconds are wanted, from 0.001 to 86400")),
+    };
+    Ok(true)
 }
 
 impl FromStr for DiskSpec {
@@ -25,30 +89,37 @@ impl FromStr for DiskSpec {
 
     fn from_str(text: &str) -> Result<DiskSpec, String> {
         let mut parts = text.split(',');
-        let path = parts.next().filter(|path| !path.is_empty()).ok_or("the path is missing")?;
-        let mut spec =
-            DiskSpec { path: path.into(), mode: Mode::Persistent, options: FileOptions::default() };
+        let place = parts.next().filter(|place| !place.is_empty()).ok_or("the path is missing")?;
+        let mut source = match NbdAddress::is_meant(place) {
+            true => Source::Nbd {
+                address: place.parse().map_err(|error| format!("{error}"))?,
+                options: NbdOptions::default(),
+            },
+            false => Source::File { path: place.into(), options: FileOptions::default() },
+        };
+        let mut mode = Mode::Persistent;
         for part in parts {
-            let (name, value) = part.split_once('=').unwrap_or((part, ""));
-            let options = &mut spec.options;
-            let error = |error: &dyn std::fmt::Display| error.to_string();
-            match (name, value) {
-                ("ro", "") => options.read_only = true,
-                ("discard", "") => options.discard = true,
-                ("mode", _) => spec.mode = value.parse().map_err(|e| error(&e))?,
-                ("cache", _) => options.cache = value.parse().map_err(|e| error(&e))?,
-                ("bounce", _) => options.bounce = value.parse().map_err(|e| error(&e))?,
-                ("sector", "512") => options.sector_size = Some(512),
-                ("sector", "4096") => options.sector_size = Some(4096),
-                _ => {
-                    return Err(format!(
-                        "`{part}` is no option of a disk: there are ro, discard, mode=, cache=, \
-                         bounce= and sector=512|4096 (a path cannot have a comma)"
-                    ));
-                }
+            let option = part.split_once('=').unwrap_or((part, ""));
+            let (known, all) = match &mut source {
+                Source::File { options, .. } => (
+                    general(&mut mode, &mut options.read_only, option)?
+                        || of_file(options, option)?,
+                    OF_FILES,
+                ),
+                Source::Nbd { options, .. } => (
+                    general(&mut mode, &mut options.read_only, option)?
+                        || of_server(options, option)?,
+                    OF_SERVERS,
+                ),
+            };
+            if !known {
+                return Err(format!(
+                    "`{part}` is no option of such a disk: there are {all} (a path cannot have a \
+                     comma; in an address it is %2C)"
+                ));
             }
         }
-        Ok(spec)
+        Ok(DiskSpec { source, mode })
     }
 }
 
@@ -65,9 +136,10 @@ mod tests {
 
     #[test]
     fn a_disk_is_a_path_and_options() {
+        let file = |path: &str, options| Source::File { path: path.into(), options };
         let spec: DiskSpec = "/a=b.img".parse().unwrap();
-        assert_eq!(spec.path, PathBuf::from("/a=b.img"));
-        assert_eq!((spec.mode, spec.options), (Mode::Persistent, FileOptions::default()));
+        assert_eq!(spec.source, file("/a=b.img", FileOptions::default()));
+        assert_eq!(spec.mode, Mode::Persistent);
         let text = "x,ro,mode=map,cache=writethrough,bounce=always,sector=4096,discard";
         let spec: DiskSpec = text.parse().unwrap();
         assert_eq!(spec.mode, Mode::Map);
@@ -79,7 +151,24 @@ mod tests {
             discard: true,
             ..FileOptions::default()
         };
-        assert_eq!(spec.options, wanted);
+        assert_eq!(spec.source, file("x", wanted));
+    }
+
+    #[test]
+    fn a_disk_is_an_address_and_limits_of_time() {
+        let text = "nbd+unix:///x?socket=/s,ro,mode=copy,timeout=0.5,stall=2,connect=3";
+        let spec: DiskSpec = text.parse().unwrap();
+        assert_eq!(spec.mode, Mode::Copy);
+        let Source::Nbd { address, options } = spec.source else { panic!("{spec:?}") };
+        assert_eq!(address.to_string(), "nbd+unix:///x?socket=/s");
+        let wanted = NbdOptions {
+            read_only: true,
+            give_up: Duration::from_millis(500),
+            stall: Duration::from_secs(2),
+            connect: Duration::from_secs(3),
+            ..NbdOptions::default()
+        };
+        assert_eq!(options, wanted);
     }
 
     #[test]
@@ -92,6 +181,11 @@ mod tests {
             ("x,sector=1024", "sector"),
             ("x,cache=direct", "writethrough"),
             ("x,mode=window", "persistent"),
+            ("x,timeout=3", "`timeout=3` is no option"),
+            ("nbd://h,cache=none", "`cache=none` is no option"),
+            ("nbd://h,timeout=0", "seconds are wanted"),
+            ("nbd://h,timeout=nan", "seconds are wanted"),
+            ("nbd://", "host is missing"),
         ] {
             let error = text.parse::<DiskSpec>().unwrap_err();
             assert!(error.contains(why), "{text}: {error}");

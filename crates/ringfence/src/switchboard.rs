@@ -10,8 +10,10 @@
 //!   <───────────────────────── Attached    + frontend's hub connection, guest's store connection
 //!   HostLeg + TAP ──────────────────────>  (with --host-tap) the host's own leg
 //!   <────────────────────────── LegAdded
-//!   Disk + file ────────────────────────>  makes a vbd of an open, locked file
+//!   Disk + file ────────────────────────>  makes a vbd of an open, locked file, or of a connection
 //!   <───────────────────────── DiskAdded
+//!   <────────────────────────────── Dial   the connection to that disk's server is lost
+//!   Dialled + socket ───────────────────>  another one
 //!   Stats ──────────────────────────────>
 //!   <───────────────────────────── Stats
 //!   <────────────── DeviceClosed, or Bye   when something went wrong, with the reason
@@ -20,6 +22,7 @@
 use std::collections::BTreeMap;
 
 use ringfence_block::storage::file::{FileFacts, FileOptions};
+use ringfence_block::storage::nbd::NbdFacts;
 use ringfence_grants::Mode;
 use ringfence_net::features::OffloadKeys;
 use serde::{Deserialize, Serialize};
@@ -61,8 +64,16 @@ pub enum ToDriver {
         /// Octets behind the Ethernet header.
         mtu: u16,
     },
-    /// The guest wants a disk; with the descriptor of its file.
+    /// The guest wants a disk; with the descriptor of its file, or of a connection to its server (that
+    /// may come later).
     Disk(Box<DiskRequest>),
+    /// Another connection was wanted; with its descriptor, unless there is none.
+    Dialled {
+        /// For which of the guest's disks.
+        handle: u16,
+        /// Why there is none.
+        problem: Option<String>,
+    },
     /// Asks for the counters.
     Stats,
 }
@@ -109,10 +120,22 @@ pub struct DiskRequest {
     pub handle: u16,
     /// How the backend reaches the guest's pages ([`ringfence_block::blkback::Mode::name`]).
     pub mode: String,
-    /// What the launcher found out about the file.
-    pub facts: FileFacts,
-    /// How it is to be used.
-    pub options: FileOptions,
+    /// Where its content is.
+    pub medium: Medium,
+}
+
+/// Where the content of a disk is, as the launcher found it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Medium {
+    /// A file.
+    File {
+        /// What the launcher found out about it.
+        facts: FileFacts,
+        /// How it is to be used.
+        options: FileOptions,
+    },
+    /// An NBD server, and what was agreed on with it.
+    Nbd(NbdFacts),
 }
 
 /// From the driver domain.
@@ -125,6 +148,11 @@ pub enum FromDriver {
     LegAdded,
     /// The guest has a vbd.
     DiskAdded,
+    /// Another connection to the server of one of the guest's disks is wanted.
+    Dial {
+        /// Which disk.
+        handle: u16,
+    },
     /// The counters.
     Stats(Box<DriverStats>),
     /// It will not be done.

@@ -1,31 +1,15 @@
-//! Disks of a command: ordinary programs use them, and nothing that was flushed is lost when
-//! whatever serves them is killed.
+//! Disks of a command: ordinary programs use them.
 
 #![allow(clippy::unwrap_used, reason = "in a test, a failure is a panic")]
 
 mod support;
 
 use std::fs;
-use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::path::PathBuf;
 
-use ringfence_block::storage::Disk;
-use ringfence_block::storage::nbd::{NbdAddress, NbdDisk, NbdOptions};
-use ringfence_block::storage::testing::checker::Checker;
-use ringfence_block::storage::testing::workload::{Failure, Workload};
-use ringfence_block::storage::testing::{Driver, Random, image};
-use rustix::process::Signal;
-
+use support::disks::{URI, image_file};
 use support::needs::Need;
-use support::{Lab, MOMENT, Running, eventually, sha256, write_noise};
-
-const URI: &str = "nbd+unix:///?socket=$RINGFENCE_DISK";
-
-fn image_file(lab: &Lab, mebibytes: u64) -> PathBuf {
-    let path = lab.file("disk.img");
-    fs::File::create(&path).unwrap().set_len(mebibytes << 20).unwrap();
-    path
-}
+use support::{Lab, MOMENT, sha256, write_noise};
 
 #[test]
 fn what_nbdcopy_writes_is_in_the_file_and_comes_back_in_each_mode() {
@@ -115,57 +99,4 @@ fn sockets(lab: &Lab) -> Vec<PathBuf> {
     let entries = fs::read_dir(lab.runtime_dir()).into_iter().flatten().flatten();
     let disks = entries.filter(|entry| entry.file_name().to_string_lossy().starts_with("disk-"));
     disks.map(|entry| entry.path()).collect()
-}
-
-/// A guest that does nothing, and its disk, which we use from outside, as the user may.
-fn served(lab: &Lab, disk: &Path) -> (Running, NbdDisk) {
-    let guest = lab.run(&format!("--disk {}", disk.display()), &["sleep", "300"]);
-    guest.wait_up();
-    let socket = lab.runtime_dir().join(format!("disk-{}-0", guest.pid().as_raw_nonzero()));
-    let address = NbdAddress::Unix { path: socket, name: String::new() };
-    let options =
-        NbdOptions { give_up: Duration::from_secs(3), journal: 0, ..NbdOptions::default() };
-    let mut opened = None;
-    eventually(MOMENT, || {
-        opened = NbdDisk::open(&address, &options).ok();
-        opened.is_some()
-    });
-    (guest, opened.expect("the disk can be opened"))
-}
-
-/// `RINGFENCE_SOAK_ROUNDS=200` for as many kills as are wanted before a release.
-#[test]
-fn no_flushed_write_is_lost_and_no_sector_torn_when_what_serves_it_is_killed() {
-    require!(Need::Guests, Need::Root);
-    let rounds = std::env::var("RINGFENCE_SOAK_ROUNDS").ok().and_then(|n| n.parse().ok());
-    let lab = Lab::new();
-    let file = image_file(&lab, 4);
-    let mut checker = Checker::new();
-    let mut random = Random::new(97);
-    for round in 0..rounds.unwrap_or(6u64) {
-        let (guest, disk) = served(&lab, &file);
-        let found = checker.check_after_crash(0, &image(&disk));
-        found.unwrap_or_else(|violation| panic!("round {round}: {violation}"));
-        let mut driver = Driver::new(disk.queue(16).unwrap());
-        let mut running = Workload::new(round).start(&disk);
-        running.steps(&mut driver, &mut checker, 50 + random.index(400)).unwrap();
-        let victims: &[&str] = match round % 3 {
-            0 => &["frontend"],
-            1 => &["driver"],
-            _ => &["frontend", "driver"],
-        };
-        for victim in victims {
-            guest.inner(victim).signal(Signal::KILL);
-        }
-        // It goes on until it is noticed: those requests fail, or were done just before.
-        match running.steps(&mut driver, &mut checker, 10_000) {
-            Ok(()) | Err(Failure::Failed(_)) => {}
-            Err(failure) => panic!("round {round}: {failure:?}"),
-        }
-        drop(driver);
-        running.crashed(&mut checker);
-        guest.finish(MOMENT);
-    }
-    let found = checker.check_after_crash(0, &fs::read(&file).unwrap());
-    found.unwrap_or_else(|violation| panic!("at the end: {violation}"));
 }

@@ -1,5 +1,7 @@
 //! The client's side of the handshake.
 
+use serde::{Deserialize, Serialize};
+
 use super::numbers::{
     GREETING, OPTION, OPTION_REPLY, handshake, info, option, reply, transmission,
 };
@@ -23,7 +25,7 @@ pub enum Progress {
 }
 
 /// What was agreed on.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Settled {
     /// What the server offers.
     pub offer: Offer,

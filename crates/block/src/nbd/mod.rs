@@ -21,6 +21,8 @@ pub mod serve;
 
 use std::io;
 
+use serde::{Deserialize, Serialize};
+
 use numbers::{error, transmission};
 
 /// Bytes of the longest payload of one request or reply, either way, unless the other side asks for
@@ -31,7 +33,7 @@ pub const PAYLOAD_MAX: u32 = 32 << 20;
 pub const NAME_MAX: usize = 4096;
 
 /// What a server offers, and a client agreed to.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Offer {
     /// Bytes of the disk.
     pub bytes: u64,
@@ -130,6 +132,12 @@ pub enum ProtocolError {
         what: &'static str,
         /// The limit.
         limit: u32,
+    },
+    /// Bytes that were sent before the channel was encrypted, to be taken for such that came after.
+    #[error("the server sent {len} bytes in the clear behind its agreement to encrypt")]
+    Injected {
+        /// How many.
+        len: u64,
     },
     /// An answer to another question.
     #[error("an answer to option {found}, where {asked} was asked for")]

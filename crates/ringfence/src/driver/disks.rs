@@ -1,13 +1,18 @@
 //! The disks of a guest, in the driver domain.
 //!
 //! The launcher has opened and locked the file, and found out about it: here there is no file system
-//! to open anything in, and no /sys. What comes is the descriptor, and the facts.
+//! to open anything in, and no /sys. What comes is the descriptor, and the facts. It is the same with a
+//! disk on an NBD server: the launcher connects, and connects again when the connection is lost; what
+//! goes over it is between server and driver domain.
 
+use std::collections::BTreeMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use ringfence_block::blkback::BlkbackOptions;
-use ringfence_block::storage::file::{Engine, FileDisk, FileOptions, OpenFile};
+use ringfence_block::storage::Disk;
+use ringfence_block::storage::file::{Engine, FileDisk, FileFacts, FileOptions, OpenFile};
+use ringfence_block::storage::nbd::{Dialer, NbdDisk};
 use ringfence_block::vbd::backend::VbdBackend;
 use ringfence_block::vbd::toolstack::{self, VbdConfig};
 use ringfence_platform::DomId;
@@ -18,7 +23,7 @@ use rustix::event::EventfdFlags;
 use super::guests::Scope;
 use crate::disk::DISKS_MAX;
 use crate::seat::device_name;
-use crate::switchboard::DiskRequest;
+use crate::switchboard::{DiskRequest, Medium};
 use crate::sys::channel::expect_fds;
 
 /// Tells the control thread that a disk is to be looked at.
@@ -51,10 +56,26 @@ impl AsFd for DiskBell {
 
 /// The disks of one guest.
 #[derive(Default)]
-pub(super) struct Disks(Vec<VbdBackend>);
+pub(super) struct Disks {
+    backends: Vec<VbdBackend>,
+    /// By handle, of those that are on a server.
+    dialers: BTreeMap<u16, Arc<Dialer>>,
+}
+
+fn text(error: &dyn std::fmt::Display) -> String {
+    error.to_string()
+}
+
+/// A disk of an open file.
+fn of_file(file: OwnedFd, facts: FileFacts, options: &FileOptions) -> Result<FileDisk, String> {
+    // A ring of io_uring does I/O behind the back of the sandbox's filter, so none may be made
+    // in here: threads.
+    let options = FileOptions { engine: Engine::Threads, ..options.clone() };
+    FileDisk::new(OpenFile { file, facts }, &options).map_err(|e| text(&e))
+}
 
 impl Disks {
-    /// Makes a disk of an open file, for the domain `frontend`.
+    /// Makes a disk of an open file, or of a server, for the domain `frontend`.
     pub(super) fn add(
         &mut self,
         frontend: DomId,
@@ -63,46 +84,67 @@ impl Disks {
         bell: &DiskBell,
         scope: &mut Scope<'_>,
     ) -> Result<(), String> {
-        let text = |error: &dyn std::fmt::Display| error.to_string();
-        let [file] = expect_fds(fds).map_err(|e| text(&e))?;
-        if usize::from(request.handle) != self.0.len() || self.0.len() >= DISKS_MAX {
+        if usize::from(request.handle) != self.backends.len() || self.backends.len() >= DISKS_MAX {
             return Err(format!("a guest has at most {DISKS_MAX} disks, in order"));
         }
         let mode = request.mode.parse().map_err(|e| text(&e))?;
-        // A ring of io_uring does I/O behind the back of the sandbox's filter, so none may be made
-        // in here: threads.
-        let options = FileOptions { engine: Engine::Threads, ..request.options.clone() };
-        let opened = OpenFile { file, facts: request.facts };
-        let disk = FileDisk::new(opened, &options).map_err(|e| text(&e))?;
+        let (disk, read_only, no_discard): (Arc<dyn Disk>, _, _) = match &request.medium {
+            Medium::File { facts, options } => {
+                let [file] = expect_fds(fds).map_err(|e| text(&e))?;
+                let disk = of_file(file, *facts, options)?;
+                (Arc::new(disk), facts.read_only, !options.discard)
+            }
+            Medium::Nbd(facts) => {
+                let first = match fds.is_empty() {
+                    true => None,
+                    false => Some(expect_fds::<1>(fds).map_err(|e| text(&e))?).map(|[fd]| fd),
+                };
+                let dialer = Arc::new(Dialer::new(bell.ring()).map_err(|e| text(&e))?);
+                let disk = NbdDisk::handed(facts, first, &dialer).map_err(|e| text(&e))?;
+                self.dialers.insert(request.handle, dialer);
+                (Arc::new(disk), facts.is_read_only(), false)
+            }
+        };
         let device = DeviceId {
             kind: DeviceKind::Vbd,
             frontend,
             backend: DomId(0),
             handle: request.handle.into(),
         };
-        let config = VbdConfig {
-            read_only: request.facts.read_only,
-            no_discard: !options.discard,
-            ..VbdConfig::default()
-        };
+        let config = VbdConfig { read_only, no_discard, ..VbdConfig::default() };
         toolstack::create(scope.store, &device, config).map_err(|e| text(&e))?;
         let back = BlkbackOptions { mode, ..BlkbackOptions::default() };
-        let backend = VbdBackend::new(device, back, Arc::new(disk), bell.ring());
+        let backend = VbdBackend::new(device, back, disk, bell.ring());
         for path in backend.watch_paths() {
             scope.store.watch(&path, &device_name(&device)).map_err(|e| text(&e))?;
         }
-        self.0.push(backend);
+        self.backends.push(backend);
         self.look(scope).map_err(|e| text(&e))
+    }
+
+    /// Those that want another connection to their server.
+    pub(super) fn that_dial(&self) -> impl Iterator<Item = u16> {
+        let wanting = self.dialers.iter().filter(|(_, dialer)| dialer.is_wanted());
+        wanting.map(|(handle, _)| *handle)
+    }
+
+    /// A connection came, or none could be had.
+    pub(super) fn dialled(&self, handle: u16, fds: Vec<OwnedFd>, problem: Option<String>) {
+        let Some(dialer) = self.dialers.get(&handle) else { return };
+        dialer.deliver(match (expect_fds(fds), problem) {
+            (Ok([stream]), None) => Ok(stream),
+            (_, problem) => Err(std::io::Error::other(problem.unwrap_or_default())),
+        });
     }
 
     /// Whether one of them has this token.
     pub(super) fn have(&self, token: &str) -> bool {
-        self.0.iter().any(|disk| device_name(disk.device()) == token)
+        self.backends.iter().any(|disk| device_name(disk.device()) == token)
     }
 
     /// Does what is due.
     pub(super) fn look(&mut self, scope: &mut Scope<'_>) -> Result<(), StoreError> {
-        for disk in &mut self.0 {
+        for disk in &mut self.backends {
             disk.look(scope.platform, scope.store)?;
         }
         Ok(())
@@ -110,12 +152,12 @@ impl Disks {
 
     /// Why one of them was closed, if it was.
     pub(super) fn condemned(&self) -> Option<String> {
-        self.0.iter().find_map(|disk| disk.condemned().map(ToOwned::to_owned))
+        self.backends.iter().find_map(|disk| disk.condemned().map(ToOwned::to_owned))
     }
 
     /// Removes every trace of them.
     pub(super) fn leave(&mut self, scope: &mut Scope<'_>) {
-        for mut disk in self.0.drain(..) {
+        for mut disk in self.backends.drain(..) {
             disk.let_go();
             for path in disk.watch_paths() {
                 let _ = scope.store.unwatch(&path, &device_name(disk.device()));

@@ -164,6 +164,10 @@ impl Guests {
                 Ok(()) => FromDriver::DiskAdded,
                 Err(why) => FromDriver::Refused(why),
             }),
+            ToDriver::Dialled { handle, problem } => {
+                self.list[at].disks.dialled(handle, fds, problem);
+                None
+            }
             ToDriver::Stats => Some(FromDriver::Stats(Box::new(self.stats(scope)))),
         }
     }
@@ -276,6 +280,9 @@ impl Guests {
 
     fn look_at_those_disks(&mut self, scope: &mut Scope<'_>, those: impl Fn(&Disks) -> bool) {
         for guest in self.list.iter_mut().filter(|guest| those(&guest.disks)) {
+            for handle in guest.disks.that_dial() {
+                guest.channel.send_or_drop(&FromDriver::Dial { handle });
+            }
             let before = guest.disks.condemned();
             if let Err(error) = guest.disks.look(scope) {
                 tracing::warn!(%error, "a disk's state could not be followed");

@@ -172,8 +172,9 @@ impl Driver {
             self.hear_launchers();
             self.bury_ports();
             self.ring_disks();
-            more = self.follow_store()?;
-            more |= self.serve_controls(&controls);
+            more = self.serve_controls(&controls);
+            // Last: any of the others may have come across events while it asked the store.
+            more |= self.follow_store()?;
             let waited = patience.is_some_and(|until| Instant::now() >= until);
             if self.guests.any_attached() {
                 patience = None;

@@ -36,6 +36,9 @@ pub(super) struct Disks {
 /// go of.
 pub(super) const PAGES: u32 = 2048;
 
+/// Changes in the store that are followed before others have their turn.
+const ROUNDS: u32 = 64;
+
 impl Disks {
     /// Sets memory aside for them, while that can be done.
     pub(super) fn new(
@@ -83,11 +86,23 @@ impl Disks {
         Ok(())
     }
 
-    /// Does what is due.
-    pub(super) fn look(&mut self, platform: &LocalPlatform) -> Result<(), Failure> {
-        let Some(store) = &mut self.store else { return Ok(()) };
+    /// Does what is due; true if there is more to do, of which no poll tells.
+    pub(super) fn look(&mut self, platform: &LocalPlatform) -> Result<bool, Failure> {
         let _ = rustix::io::read(&*self.bell, &mut [0; 8]);
-        while store.next_event()?.is_some() {}
+        for _ in 0..ROUNDS {
+            self.look_at_each(platform)?;
+            // While the store was asked, it may have told of changes: these were read from the
+            // socket together with its answers.
+            let Some(store) = &mut self.store else { return Ok(false) };
+            if store.next_event()?.is_none() {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    fn look_at_each(&mut self, platform: &LocalPlatform) -> Result<(), Failure> {
+        let Some(store) = &mut self.store else { return Ok(()) };
         for served in &mut self.list {
             served.vbd.look(platform, store)?;
             if let Some(disk) = served.vbd.disk()

@@ -149,10 +149,11 @@ impl Frontend {
     fn serve(mut self, channel: &Channel) -> Result<(), Failure> {
         loop {
             self.link.look()?;
-            self.disks.look(self.link.platform())?;
+            let mut more = self.disks.look(self.link.platform())?;
             self.report(channel)?;
             // A request may have come across events, of which no poll tells any more.
-            let until = self.drain(channel)?.then(Instant::now);
+            more |= self.drain(channel)?;
+            let until = more.then(Instant::now);
             let mut fds = vec![PollFd::new(channel, PollFlags::IN)];
             fds.extend(self.link.wait_fds());
             let disks = self.disks.wait_fds();

@@ -4,7 +4,11 @@
 //! the driver domain and keeps nothing of it, so that the lock ends with the driver domain's last
 //! I/O. It also makes the socket at which the frontend serves the disk, in the runtime directory,
 //! which is the user's alone.
+//!
+//! To a disk's NBD server it is the launcher, too, that connects, and connects again whenever the
+//! driver domain asks for it: which server that is, the driver domain has no say in.
 
+use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -14,11 +18,12 @@ use std::time::Duration;
 use anyhow::{Context, anyhow, bail, ensure};
 use ringfence_block::blkback::Mode;
 use ringfence_block::storage::file::OpenFile;
+use ringfence_block::storage::nbd::NbdConnector;
 
 use super::report::printable;
 use super::runtime_dir::RuntimeDir;
-use crate::disk::{DISKS_MAX, DiskSpec, variable};
-use crate::switchboard::{DiskFrontend, DiskRequest, FromDriver, ToDriver};
+use crate::disk::{DISKS_MAX, DiskSpec, Source, variable};
+use crate::switchboard::{DiskFrontend, DiskRequest, FromDriver, Medium, ToDriver};
 use crate::sys::channel::Channel;
 
 /// The driver domain only adds a device.
@@ -29,7 +34,9 @@ const PREFIX: &str = "disk-";
 
 /// A disk that was opened.
 struct Prepared {
-    request: DiskRequest,
+    /// Until the driver domain has it.
+    request: Option<DiskRequest>,
+    /// Its file, or the connection to its server, unless that is to be made when it is asked for.
     file: Option<OwnedFd>,
     socket: Option<OwnedFd>,
     path: PathBuf,
@@ -37,7 +44,11 @@ struct Prepared {
 }
 
 /// The disks of one guest. Their sockets go when this does.
-pub(super) struct Disks(Vec<Prepared>);
+pub(super) struct Disks {
+    list: Vec<Prepared>,
+    /// By handle, of those that are on a server.
+    connectors: BTreeMap<u16, NbdConnector>,
+}
 
 impl Disks {
     /// Opens and locks the files, and makes the sockets.
@@ -46,23 +57,17 @@ impl Disks {
         if !specs.is_empty() {
             sweep(directory);
         }
-        let mut disks = Disks(vec![]);
+        let mut disks = Disks { list: vec![], connectors: BTreeMap::new() };
         for (spec, handle) in specs.iter().zip(0u16..) {
-            // The message has the reason in it already.
-            let opened = OpenFile::open(&spec.path, &spec.options);
-            let OpenFile { file, facts } = opened.map_err(|error| anyhow!("{error}"))?;
+            let (medium, file) = disks.find(handle, &spec.source)?;
             let name = format!("{PREFIX}{}-{handle}", std::process::id());
             let path = directory.path().join(name);
             let socket = UnixListener::bind(&path)
                 .with_context(|| format!("making the socket {}", path.display()))?;
-            disks.0.push(Prepared {
-                request: DiskRequest {
-                    handle,
-                    mode: spec.mode.name().to_owned(),
-                    facts,
-                    options: spec.options.clone(),
-                },
-                file: Some(file),
+            let mode = spec.mode.name().to_owned();
+            disks.list.push(Prepared {
+                request: Some(DiskRequest { handle, mode, medium }),
+                file,
                 socket: Some(socket.into()),
                 path,
                 persistent: spec.mode == Mode::Persistent,
@@ -71,11 +76,31 @@ impl Disks {
         Ok(disks)
     }
 
+    /// Opens a file, or connects to a server.
+    fn find(&mut self, handle: u16, source: &Source) -> anyhow::Result<(Medium, Option<OwnedFd>)> {
+        match source {
+            Source::File { path, options } => {
+                // The message has the reason in it already.
+                let opened = OpenFile::open(path, options);
+                let OpenFile { file, facts } = opened.map_err(|error| anyhow!("{error}"))?;
+                Ok((Medium::File { facts, options: options.clone() }, Some(file)))
+            }
+            Source::Nbd { address, options } => {
+                let (connector, facts, stream) = NbdConnector::open(address, options)
+                    .map_err(|error| anyhow!("--disk {address}: {error}"))?;
+                self.connectors.insert(handle, connector);
+                Ok((Medium::Nbd(facts), stream))
+            }
+        }
+    }
+
     /// Hands the files to the driver domain.
     pub(super) fn attach(&mut self, lease: &Channel) -> anyhow::Result<()> {
-        for disk in &mut self.0 {
-            let Some(file) = disk.file.take() else { continue };
-            lease.send(&ToDriver::Disk(Box::new(disk.request.clone())), &[file.as_fd()])?;
+        for disk in &mut self.list {
+            let Some(request) = disk.request.take() else { continue };
+            let file = disk.file.take();
+            let fds: Vec<_> = file.iter().map(AsFd::as_fd).collect();
+            lease.send(&ToDriver::Disk(Box::new(request)), &fds)?;
             match lease.receive_within(PATIENCE)?.0 {
                 FromDriver::DiskAdded => {}
                 FromDriver::Refused(why) => bail!("--disk: {}", printable(&why)),
@@ -85,26 +110,46 @@ impl Disks {
         Ok(())
     }
 
+    /// Connects to the server of a disk once more. That may take long: a thread of its own does it.
+    pub(super) fn dial(&self, handle: u16, lease: &Channel) {
+        let Some(connector) = self.connectors.get(&handle).cloned() else { return };
+        let Ok(answers) = lease.try_clone() else { return };
+        let connect = move || {
+            let (stream, problem) = match connector.connect() {
+                Ok(stream) => (Some(stream), None),
+                Err(error) => (None, Some(error.to_string())),
+            };
+            let fds: Vec<_> = stream.iter().map(AsFd::as_fd).collect();
+            // If the driver domain is gone, nobody wants it.
+            let _ = answers.send(&ToDriver::Dialled { handle, problem }, &fds);
+        };
+        let thread = std::thread::Builder::new().name("dial".to_owned());
+        if let Err(error) = thread.spawn(connect) {
+            let problem = Some(error.to_string());
+            let _ = lease.send(&ToDriver::Dialled { handle, problem }, &[]);
+        }
+    }
+
     /// What the frontend is to do with each.
     pub(super) fn orders(&self) -> Vec<DiskFrontend> {
-        self.0.iter().map(|disk| DiskFrontend { persistent: disk.persistent }).collect()
+        self.list.iter().map(|disk| DiskFrontend { persistent: disk.persistent }).collect()
     }
 
     /// The sockets, for the frontend alone.
     pub(super) fn take_sockets(&mut self) -> Vec<OwnedFd> {
-        self.0.iter_mut().filter_map(|disk| disk.socket.take()).collect()
+        self.list.iter_mut().filter_map(|disk| disk.socket.take()).collect()
     }
 
     /// By what variables the command finds them.
     pub(super) fn environment(&self) -> Vec<(String, String)> {
-        let paths = self.0.iter().map(|disk| disk.path.display().to_string());
+        let paths = self.list.iter().map(|disk| disk.path.display().to_string());
         paths.enumerate().map(|(number, path)| (variable(number), path)).collect()
     }
 }
 
 impl Drop for Disks {
     fn drop(&mut self) {
-        for disk in &self.0 {
+        for disk in &self.list {
             let _ = std::fs::remove_file(&disk.path);
         }
     }

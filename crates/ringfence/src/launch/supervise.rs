@@ -431,6 +431,7 @@ impl<'a> Supervisor<'a> {
             }
         }
         match self.lease.try_receive() {
+            Ok(Some((FromDriver::Dial { handle }, _))) => self.disks.dial(handle, &self.lease),
             Ok(Some((message, _))) => return Some(News::Driver(message)),
             Ok(None) => {}
             Err(_) => return Some(News::DriverGone),

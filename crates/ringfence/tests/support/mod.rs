@@ -4,6 +4,7 @@
 #![allow(dead_code, unreachable_pub, reason = "each test program uses its own part of this")]
 #![allow(clippy::unwrap_used, reason = "in a test, a failure is a panic")]
 
+pub mod disks;
 pub mod harness;
 pub mod needs;
 pub mod processes;

@@ -57,6 +57,12 @@ pub fn skip(reason: &str) {
     eprintln!("SKIPPED: {reason}");
 }
 
+/// Says that a test is skipped because of the machine's kernel, or of who keeps a container: nothing
+/// that is installed would help. It runs in `cargo xtask vm linux` all the same.
+pub fn skip_for_the_kernel(reason: &str) {
+    eprintln!("SKIPPED: {reason}");
+}
+
 /// Returns from the test unless everything that it needs is there.
 #[macro_export]
 macro_rules! require {

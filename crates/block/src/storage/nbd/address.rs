@@ -4,10 +4,12 @@ use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
 
+use super::tls::DIRECTORY_DEFAULT;
+
 /// The port that was assigned to NBD.
 const PORT: u16 = 10809;
 
-/// Where a server is, and which of its disks is meant.
+/// Where a server is, which of its disks is meant, and whether the way there is encrypted.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum NbdAddress {
     /// `nbd://HOST[:PORT][/NAME]`.
@@ -18,6 +20,8 @@ pub enum NbdAddress {
         port: u16,
         /// The export; empty for the server's choice.
         name: String,
+        /// `nbds://`.
+        tls: Option<TlsFiles>,
     },
     /// `nbd+unix:///[NAME]?socket=PATH`.
     Unix {
@@ -25,7 +29,19 @@ pub enum NbdAddress {
         path: PathBuf,
         /// The export; empty for the server's choice.
         name: String,
+        /// `nbds+unix://`.
+        tls: Option<TlsFiles>,
     },
+}
+
+/// By what a server is known, and as whom a client comes, where the way is encrypted.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct TlsFiles {
+    /// `tls-certificates=DIRECTORY`: with `ca-cert.pem`, and perhaps `client-cert.pem` and
+    /// `client-key.pem`.
+    pub directory: PathBuf,
+    /// `tls-hostname=NAME`: in the server's certificate.
+    pub hostname: String,
 }
 
 impl NbdAddress {
@@ -35,13 +51,28 @@ impl NbdAddress {
             NbdAddress::Tcp { name, .. } | NbdAddress::Unix { name, .. } => name,
         }
     }
+
+    /// How the way there is encrypted, if it is.
+    pub fn tls(&self) -> Option<&TlsFiles> {
+        match self {
+            NbdAddress::Tcp { tls, .. } | NbdAddress::Unix { tls, .. } => tls.as_ref(),
+        }
+    }
+
+    /// Whether `text` is meant to be an address of a server, and no path.
+    pub fn is_meant(text: &str) -> bool {
+        ["nbd://", "nbds://", "nbd+unix://", "nbds+unix://"]
+            .iter()
+            .any(|scheme| text.starts_with(scheme))
+    }
 }
 
 /// What is no address of a server.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error(
     "{text} is no NBD address ({why}): write nbd://HOST[:PORT][/NAME] or \
-     nbd+unix:///[NAME]?socket=PATH"
+     nbd+unix:///[NAME]?socket=PATH; with TLS nbds:// or nbds+unix://, and \
+     ?tls-certificates=DIRECTORY&tls-hostname=NAME"
 )]
 pub struct BadAddress {
     text: String,
@@ -64,42 +95,54 @@ fn decode(text: &str) -> Option<String> {
     String::from_utf8(decoded).ok().filter(|text| !text.contains('\0'))
 }
 
+/// A host, and a port.
+fn parse_place(place: &str) -> Result<(String, u16), &'static str> {
+    let (host, port) = match place.strip_prefix('[') {
+        // An IPv6 address has colons of its own.
+        Some(rest) => {
+            let (host, port) = rest.split_once(']').ok_or("a ] is missing")?;
+            (host, port.strip_prefix(':'))
+        }
+        None => match place.split_once(':') {
+            Some((host, port)) => (host, Some(port)),
+            None => (place, None),
+        },
+    };
+    let port = port.map_or(Ok(PORT), str::parse).map_err(|_| "the port is no number")?;
+    if host.is_empty() { Err("the host is missing") } else { Ok((host.to_owned(), port)) }
+}
+
 fn parse(text: &str) -> Result<NbdAddress, &'static str> {
     let (scheme, rest) = text.split_once("://").ok_or("it has no ://")?;
     let (rest, query) = rest.split_once('?').unwrap_or((rest, ""));
     let (place, name) = rest.split_once('/').unwrap_or((rest, ""));
     let name = decode(name).ok_or("the name is not well encoded")?;
-    match scheme {
-        "nbd" => {
-            let (host, port) = match place.strip_prefix('[') {
-                // An IPv6 address has colons of its own.
-                Some(rest) => {
-                    let (host, port) = rest.split_once(']').ok_or("a ] is missing")?;
-                    (host, port.strip_prefix(':'))
-                }
-                None => match place.split_once(':') {
-                    Some((host, port)) => (host, Some(port)),
-                    None => (place, None),
-                },
-            };
-            let port = port.map_or(Ok(PORT), str::parse).map_err(|_| "the port is no number")?;
-            if host.is_empty() {
-                return Err("the host is missing");
-            }
-            Ok(NbdAddress::Tcp { host: host.to_owned(), port, name })
+    let asked = |key: &str| {
+        let found = query.split('&').find_map(|pair| pair.strip_prefix(key)?.strip_prefix('='));
+        found.and_then(decode).filter(|value| !value.is_empty())
+    };
+    let encrypted = match scheme {
+        "nbd" | "nbd+unix" => false,
+        "nbds" | "nbds+unix" => true,
+        _ => return Err("the scheme is not known"),
+    };
+    let tls = |host: &str| {
+        encrypted.then(|| TlsFiles {
+            directory: asked("tls-certificates")
+                .map_or_else(|| DIRECTORY_DEFAULT.into(), Into::into),
+            hostname: asked("tls-hostname").unwrap_or_else(|| host.to_owned()),
+        })
+    };
+    if scheme.ends_with("+unix") {
+        let path = asked("socket").ok_or("the socket is missing")?.into();
+        if !place.is_empty() {
+            return Err("a Unix socket has no host");
         }
-        "nbd+unix" => {
-            let path = query.split('&').find_map(|pair| pair.strip_prefix("socket="));
-            let path = path.and_then(decode).filter(|path| !path.is_empty());
-            let path = path.ok_or("the socket is missing")?;
-            if !place.is_empty() {
-                return Err("a Unix socket has no host");
-            }
-            Ok(NbdAddress::Unix { path: path.into(), name })
-        }
-        "nbds" | "nbds+unix" => Err("TLS is not supported"),
-        _ => Err("the scheme is not known"),
+        return Ok(NbdAddress::Unix { path, name, tls: tls("localhost") });
     }
+    let (host, port) = parse_place(place)?;
+    let tls = tls(&host);
+    Ok(NbdAddress::Tcp { host, port, name, tls })
 }
 
 impl FromStr for NbdAddress {
@@ -112,13 +155,14 @@ impl FromStr for NbdAddress {
 
 impl fmt::Display for NbdAddress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let s = if self.tls().is_some() { "s" } else { "" };
         match self {
-            NbdAddress::Tcp { host, port, name } if host.contains(':') => {
-                write!(f, "nbd://[{host}]:{port}/{name}")
+            NbdAddress::Tcp { host, port, name, .. } if host.contains(':') => {
+                write!(f, "nbd{s}://[{host}]:{port}/{name}")
             }
-            NbdAddress::Tcp { host, port, name } => write!(f, "nbd://{host}:{port}/{name}"),
-            NbdAddress::Unix { path, name } => {
-                write!(f, "nbd+unix:///{name}?socket={}", path.display())
+            NbdAddress::Tcp { host, port, name, .. } => write!(f, "nbd{s}://{host}:{port}/{name}"),
+            NbdAddress::Unix { path, name, .. } => {
+                write!(f, "nbd{s}+unix:///{name}?socket={}", path.display())
             }
         }
     }
@@ -138,11 +182,32 @@ mod tests {
     }
 
     #[test]
+    fn an_encrypted_way_has_certificates_and_a_name() {
+        let tls = |text: &str| text.parse::<NbdAddress>().unwrap().tls().cloned();
+        assert_eq!(tls("nbd://x"), None);
+        let default = tls("nbds://example.org/x").unwrap();
+        assert_eq!(default.hostname, "example.org");
+        assert_eq!(default.directory, PathBuf::from(DIRECTORY_DEFAULT));
+        let text = "nbds+unix:///?socket=/s&tls-hostname=there&tls-certificates=/c";
+        let given = tls(text).unwrap();
+        assert_eq!((given.hostname.as_str(), given.directory), ("there", PathBuf::from("/c")));
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn any_text_is_an_address_or_is_refused(text in ".{0,60}", scheme in 0usize..5) {
+            let scheme = ["", "nbd://", "nbds://", "nbd+unix://", "nbds+unix://"][scheme];
+            if let Ok(address) = format!("{scheme}{text}").parse::<NbdAddress>() {
+                proptest::prop_assert!(!address.name().contains('\0'));
+            }
+        }
+    }
+
+    #[test]
     fn what_is_no_address_is_refused_with_a_reason() {
         for (text, why) in [
             ("example.org", "no ://"),
             ("http://x", "scheme"),
-            ("nbds://x", "TLS"),
             ("nbd://", "host"),
             ("nbd://x:y", "port"),
             ("nbd://x/%zz", "encoded"),

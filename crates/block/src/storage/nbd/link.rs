@@ -4,11 +4,15 @@ use std::collections::VecDeque;
 use std::io;
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
 
 use ringfence_memory::{LentSlice, ReadList, WriteList};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, sockopt};
 
 use super::address::NbdAddress;
+use super::dial::Dialer;
+use super::tls::{Tls, TlsClient};
+use crate::nbd::ProtocolError;
 use crate::nbd::agree::{ClientHandshake, Progress, Settled};
 use crate::nbd::numbers::{REQUEST, command};
 use crate::nbd::replies::{Answer, Expect, Replies};
@@ -19,35 +23,68 @@ const INPUT: usize = 128 << 10;
 /// Bytes of the handshake that wait to be understood: more than any message of it has.
 const HANDSHAKE_MAX: usize = 64 << 10;
 
+/// Bytes that are encrypted at once.
+const ENCRYPTED_MAX: usize = 64 << 10;
+
 /// Where to connect to.
 #[derive(Clone)]
 pub(super) enum Place {
     Tcp(Vec<SocketAddr>),
     Unix(SocketAddrUnix),
+    /// Somebody else connects.
+    Handed(Arc<Dialer>),
 }
 
-/// A server and the disk that is wanted of it.
-#[derive(Clone)]
-pub(super) struct Target {
-    place: Place,
-    name: String,
-}
-
-impl Target {
+impl Place {
     /// Finds out where a server is. Names are looked up once: looking up may block.
-    pub(super) fn resolve(address: &NbdAddress) -> io::Result<Target> {
-        let place = match address {
+    pub(super) fn resolve(address: &NbdAddress) -> io::Result<Place> {
+        match address {
             NbdAddress::Tcp { host, port, .. } => {
                 let addresses: Vec<_> = (host.as_str(), *port).to_socket_addrs()?.collect();
                 if addresses.is_empty() {
                     return Err(io::Error::new(io::ErrorKind::NotFound, "the host has no address"));
                 }
-                Place::Tcp(addresses)
+                Ok(Place::Tcp(addresses))
             }
-            NbdAddress::Unix { path, .. } => Place::Unix(SocketAddrUnix::new(path.as_path())?),
-        };
-        Ok(Target { place, name: address.name().to_owned() })
+            NbdAddress::Unix { path, .. } => Ok(Place::Unix(SocketAddrUnix::new(path.as_path())?)),
+        }
     }
+
+    /// Begins to connect; whether that goes on.
+    pub(super) fn begin(&self) -> io::Result<(OwnedFd, bool)> {
+        match self {
+            Place::Handed(_) => Err(io::ErrorKind::Unsupported.into()),
+            Place::Unix(path) => begin(AddressFamily::UNIX, path),
+            Place::Tcp(addresses) => {
+                let mut last = io::Error::from(io::ErrorKind::NotFound);
+                // One that is refused at once makes way for the next.
+                for address in addresses {
+                    let family = match address {
+                        SocketAddr::V4(_) => AddressFamily::INET,
+                        SocketAddr::V6(_) => AddressFamily::INET6,
+                    };
+                    match begin(family, address) {
+                        Ok((stream, connecting)) => {
+                            sockopt::set_tcp_nodelay(&stream, true)?;
+                            sockopt::set_socket_keepalive(&stream, true)?;
+                            return Ok((stream, connecting));
+                        }
+                        Err(error) => last = error,
+                    }
+                }
+                Err(last)
+            }
+        }
+    }
+}
+
+/// A server and the disk that is wanted of it.
+#[derive(Clone)]
+pub(super) struct Target {
+    pub(super) place: Place,
+    pub(super) name: String,
+    /// Encrypted, or not at all.
+    pub(super) tls: Option<TlsClient>,
 }
 
 enum Phase {
@@ -82,6 +119,10 @@ pub(super) struct Sending {
 /// One connection.
 pub(super) struct Link {
     stream: OwnedFd,
+    /// Encrypted from here on.
+    tls: Option<Tls>,
+    /// Encrypted as soon as the server agrees.
+    encrypt: Option<TlsClient>,
     phase: Phase,
     /// What came in the handshake and is not whole.
     held: Vec<u8>,
@@ -96,41 +137,41 @@ pub(super) struct Link {
 impl Link {
     /// Begins to connect.
     pub(super) fn connect(target: &Target) -> io::Result<Link> {
-        let (stream, connecting) = match &target.place {
-            Place::Unix(path) => begin(AddressFamily::UNIX, path)?,
-            Place::Tcp(addresses) => {
-                let mut last = io::Error::from(io::ErrorKind::NotFound);
-                let mut begun = None;
-                // One that is refused at once makes way for the next.
-                for address in addresses {
-                    let family = match address {
-                        SocketAddr::V4(_) => AddressFamily::INET,
-                        SocketAddr::V6(_) => AddressFamily::INET6,
-                    };
-                    match begin(family, address) {
-                        Ok(stream) => {
-                            begun = Some(stream);
-                            break;
-                        }
-                        Err(error) => last = error,
-                    }
-                }
-                let (stream, connecting) = begun.ok_or(last)?;
-                sockopt::set_tcp_nodelay(&stream, true)?;
-                sockopt::set_socket_keepalive(&stream, true)?;
-                (stream, connecting)
-            }
-        };
-        let handshake = ClientHandshake::new(&target.name, false)?;
-        Ok(Link {
+        let (stream, connecting) = target.place.begin()?;
+        Link::over(stream, connecting, target)
+    }
+
+    /// Begins to agree, over a socket that is connected, or will be.
+    pub(super) fn over(stream: OwnedFd, connecting: bool, target: &Target) -> io::Result<Link> {
+        let handshake = ClientHandshake::new(&target.name, target.tls.is_some())?;
+        let mut link = Link::in_phase(stream, Phase::Handshake(Box::new(handshake)));
+        (link.connecting, link.encrypt) = (connecting, target.tls.clone());
+        Ok(link)
+    }
+
+    /// Goes on where somebody else has agreed, in the clear.
+    pub(super) fn settled(stream: OwnedFd, settled: &Settled) -> Link {
+        Link::in_phase(stream, Phase::Ready(Replies::new(settled.structured)))
+    }
+
+    fn in_phase(stream: OwnedFd, phase: Phase) -> Link {
+        Link {
             stream,
-            phase: Phase::Handshake(Box::new(handshake)),
+            tls: None,
+            encrypt: None,
+            phase,
             held: vec![],
             text: vec![],
             out: VecDeque::new(),
             input: vec![0; INPUT].into(),
-            connecting,
-        })
+            connecting: false,
+        }
+    }
+
+    /// The socket, if whoever gets it can go on with nothing else.
+    pub(super) fn into_stream(self) -> Option<OwnedFd> {
+        let idle = self.out.is_empty() && self.text.is_empty() && self.open() == 0;
+        (idle && self.tls.is_none()).then_some(self.stream)
     }
 
     pub(super) fn stream(&self) -> &OwnedFd {
@@ -139,7 +180,8 @@ impl Link {
 
     /// Whether it should be told when the socket takes more.
     pub(super) fn wants_to_write(&self) -> bool {
-        self.connecting || !self.text.is_empty() || !self.out.is_empty()
+        let encrypted = self.tls.as_ref().is_some_and(Tls::wants_to_write);
+        self.connecting || encrypted || !self.text.is_empty() || !self.out.is_empty()
     }
 
     /// Requests that were sent and have no answer.
@@ -188,9 +230,7 @@ impl Link {
         let mut settled = None;
         loop {
             self.write()?;
-            let mut list = ReadList::new();
-            list.push(&mut self.input).map_err(io::Error::other)?;
-            let read = match list.read(&self.stream) {
+            let read = match self.read() {
                 Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
                 Ok(read) => read,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(settled),
@@ -204,11 +244,33 @@ impl Link {
                     settled = settled.or(self.shake_hands(&mut each)?);
                 }
             }
-            // A short read was all there is.
-            if read < INPUT && !self.wants_to_write() {
+            // A short read was all there is, where reads are not records.
+            if read < INPUT && self.tls.is_none() && !self.wants_to_write() {
                 return Ok(settled);
             }
         }
+    }
+
+    fn read(&mut self) -> io::Result<usize> {
+        if let Some(tls) = &mut self.tls {
+            return tls.read(&self.stream, &mut self.input);
+        }
+        let mut list = ReadList::new();
+        list.push(&mut self.input).map_err(io::Error::other)?;
+        list.read(&self.stream)
+    }
+
+    /// The server agreed to encrypt.
+    fn encrypt(&mut self) -> io::Result<()> {
+        if !self.held.is_empty() {
+            return Err(ProtocolError::Injected { len: self.held.len() as u64 }.into());
+        }
+        let client = self.encrypt.take().ok_or(io::ErrorKind::InvalidData)?;
+        self.tls = Some(client.start()?);
+        if let Phase::Handshake(handshake) = &mut self.phase {
+            handshake.encrypted(&mut self.text);
+        }
+        Ok(())
     }
 
     fn shake_hands(&mut self, mut each: impl FnMut(Answer<'_>)) -> io::Result<Option<Settled>> {
@@ -225,7 +287,8 @@ impl Link {
                     return Ok(Some(settled));
                 }
                 Progress::StartTls => {
-                    return Err(io::Error::new(io::ErrorKind::Unsupported, "no TLS here"));
+                    self.encrypt()?;
+                    return Ok(None);
                 }
                 Progress::More if used == 0 && self.held.len() > HANDSHAKE_MAX => {
                     return Err(io::ErrorKind::InvalidData.into());
@@ -238,26 +301,21 @@ impl Link {
 
     /// Sends what the socket takes.
     pub(super) fn write(&mut self) -> io::Result<()> {
+        if let Some(tls) = &mut self.tls {
+            match tls.flush(&self.stream) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
+                other => other?,
+            }
+        }
         while !self.text.is_empty() || !self.out.is_empty() {
-            let mut list = WriteList::new();
-            if !self.text.is_empty() {
-                list.push(&self.text).map_err(io::Error::other)?;
-            }
-            'full: for outgoing in &self.out {
-                let header = outgoing.header.get(outgoing.sent..).unwrap_or(&[]);
-                if list.push(header).is_err() {
-                    break;
+            let written = match &mut self.tls {
+                None => outgoing_list(&self.text, &self.out)?.write(&self.stream),
+                Some(tls) => {
+                    let plain = outgoing_bytes(&self.text, &self.out)?;
+                    tls.write(&self.stream, &plain)
                 }
-                let mut skip = outgoing.sent.saturating_sub(outgoing.header.len());
-                for piece in &outgoing.payload {
-                    let from = skip.min(piece.len());
-                    skip -= from;
-                    if list.push_lent(piece, from, piece.len() - from).is_err() {
-                        break 'full;
-                    }
-                }
-            }
-            match list.write(&self.stream) {
+            };
+            match written {
                 Ok(written) => self.written(written),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
@@ -290,6 +348,50 @@ impl Link {
             let _ = self.write();
         }
     }
+}
+
+/// What is to be sent next, where it lies.
+fn outgoing_list<'a>(text: &'a Vec<u8>, out: &'a VecDeque<Outgoing>) -> io::Result<WriteList<'a>> {
+    let mut list = WriteList::new();
+    if !text.is_empty() {
+        list.push(text).map_err(io::Error::other)?;
+    }
+    for outgoing in out {
+        let header = outgoing.header.get(outgoing.sent..).unwrap_or(&[]);
+        if list.push(header).is_err() {
+            return Ok(list);
+        }
+        let mut skip = outgoing.sent.saturating_sub(outgoing.header.len());
+        for piece in &outgoing.payload {
+            let from = skip.min(piece.len());
+            skip -= from;
+            if list.push_lent(piece, from, piece.len() - from).is_err() {
+                return Ok(list);
+            }
+        }
+    }
+    Ok(list)
+}
+
+/// What is to be sent next, as private bytes: encrypting reads them more than once.
+fn outgoing_bytes(text: &[u8], out: &VecDeque<Outgoing>) -> io::Result<Vec<u8>> {
+    let mut bytes = text.to_vec();
+    for outgoing in out {
+        bytes.extend(outgoing.header.get(outgoing.sent..).unwrap_or(&[]));
+        let mut skip = outgoing.sent.saturating_sub(outgoing.header.len());
+        for piece in &outgoing.payload {
+            let from = skip.min(piece.len());
+            skip -= from;
+            let room = ENCRYPTED_MAX.saturating_sub(bytes.len()).min(piece.len() - from);
+            let at = bytes.len();
+            bytes.resize(at + room, 0);
+            piece.copy_to(from, &mut bytes[at..]).map_err(io::Error::other)?;
+            if bytes.len() >= ENCRYPTED_MAX {
+                return Ok(bytes);
+            }
+        }
+    }
+    Ok(bytes)
 }
 
 /// A socket that begins to connect, and whether that goes on.

@@ -21,9 +21,12 @@
 //! other.
 
 mod address;
+mod dial;
+mod handed;
 mod journal;
 mod link;
 mod queue;
+mod tls;
 
 use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -31,15 +34,21 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-pub use address::{BadAddress, NbdAddress};
+use serde::{Deserialize, Serialize};
+
+pub use address::{BadAddress, NbdAddress, TlsFiles};
+pub use dial::Dialer;
+pub use handed::{NbdConnector, NbdFacts};
+pub use tls::TlsIdentity;
 
 use super::{Discard, Disk, DiskQueue, Geometry};
 use crate::nbd::agree::Settled;
 use crate::nbd::numbers::transmission;
-use link::{Link, Target};
+use link::{Link, Place, Target};
+use tls::TlsClient;
 
 /// How a remote disk is used.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct NbdOptions {
     /// Nothing is written.
     pub read_only: bool,
@@ -103,25 +112,21 @@ impl NbdDisk {
     ///
     /// When there is no server, or it does not offer such a disk, or one that cannot be served.
     pub fn open(address: &NbdAddress, options: &NbdOptions) -> io::Result<NbdDisk> {
-        let target = Target::resolve(address)?;
-        let until = Instant::now() + options.connect;
-        let mut link = Link::connect(&target)?;
-        let settled = loop {
-            if let Some(settled) = link.drive(|_| {})? {
-                break settled;
-            }
-            let left = until.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                return Err(io::Error::new(io::ErrorKind::TimedOut, "the NBD server says nothing"));
-            }
-            let mut flags = PollFlags::IN;
-            flags.set(PollFlags::OUT, link.wants_to_write());
-            let timeout = Timespec::try_from(left).ok();
-            match poll(&mut [PollFd::new(link.stream(), flags)], timeout.as_ref()) {
-                Ok(_) | Err(rustix::io::Errno::INTR) => {}
-                Err(error) => return Err(error.into()),
-            }
-        };
+        let identity =
+            address.tls().map(|files| TlsIdentity::read(&files.directory, &files.hostname));
+        let tls = identity.transpose()?.as_ref().map(TlsClient::new).transpose()?;
+        let target =
+            Target { place: Place::resolve(address)?, name: address.name().to_owned(), tls };
+        let (link, settled) = agree(&target, options.connect)?;
+        NbdDisk::new(target, options, settled, Some(link))
+    }
+
+    fn new(
+        target: Target,
+        options: &NbdOptions,
+        settled: Settled,
+        first: Option<Link>,
+    ) -> io::Result<NbdDisk> {
         let geometry = geometry(&settled, options)?;
         let shared = Shared {
             target,
@@ -129,9 +134,31 @@ impl NbdDisk {
             settled,
             geometry,
             durability: Mutex::default(),
-            first: Mutex::new(Some(link)),
+            first: Mutex::new(first),
         };
         Ok(NbdDisk { shared: Arc::new(shared) })
+    }
+}
+
+/// Connects to a server, and agrees with it.
+fn agree(target: &Target, within: Duration) -> io::Result<(Link, Settled)> {
+    let until = Instant::now() + within;
+    let mut link = Link::connect(target)?;
+    loop {
+        if let Some(settled) = link.drive(|_| {})? {
+            return Ok((link, settled));
+        }
+        let left = until.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(io::Error::new(io::ErrorKind::TimedOut, "the NBD server says nothing"));
+        }
+        let mut flags = PollFlags::IN;
+        flags.set(PollFlags::OUT, link.wants_to_write());
+        let timeout = Timespec::try_from(left).ok();
+        match poll(&mut [PollFd::new(link.stream(), flags)], timeout.as_ref()) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
     }
 }
 

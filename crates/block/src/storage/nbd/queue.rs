@@ -13,7 +13,7 @@ use rustix::event::epoll;
 use rustix::time::{TimerfdClockId, TimerfdFlags};
 
 use super::journal::{Body, Entry, Journal};
-use super::link::{Link, Sending};
+use super::link::{Link, Place, Sending};
 use super::{Durability, Shared};
 use crate::nbd::errno_of;
 use crate::nbd::numbers::{command, command_flag, error, transmission};
@@ -30,6 +30,8 @@ const RANGE_MAX: u64 = 1 << 30;
 enum State {
     /// No connection; the next try.
     Down(Instant),
+    /// Somebody else was asked to connect, and has until then.
+    Asked(Instant),
     /// Trying, until then.
     Joining(Link, Instant),
     Up(Link),
@@ -110,6 +112,9 @@ impl NbdQueue {
         let flags = TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK;
         let timer = rustix::time::timerfd_create(TimerfdClockId::Monotonic, flags)?;
         epoll::add(&epoll, &timer, epoll::EventData::new_u64(0), epoll::EventFlags::IN)?;
+        if let Place::Handed(dialer) = &shared.target.place {
+            epoll::add(&epoll, dialer, epoll::EventData::new_u64(2), epoll::EventFlags::IN)?;
+        }
         let alone = shared.options.connections <= 1
             || !shared.settled.offer.has(transmission::CAN_MULTI_CONN);
         let keeps = alone && shared.options.journal > 0;
@@ -427,6 +432,7 @@ impl NbdQueue {
         {
             self.connect();
         }
+        self.take_connection();
         if let Err(error) = self.exchange() {
             self.lost(&error);
         }

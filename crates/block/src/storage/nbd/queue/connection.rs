@@ -1,6 +1,7 @@
 //! The connection: made, lost, made again; and what takes too long.
 
 use std::io;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rustix::event::{Timespec, epoll};
@@ -9,7 +10,7 @@ use rustix::time::{Itimerspec, TimerfdTimerFlags};
 use super::{BACKOFF, BACKOFF_MAX, NbdQueue, Owner, Replay, State};
 use crate::nbd::agree::Settled;
 use crate::nbd::numbers::transmission;
-use crate::storage::nbd::link::Link;
+use crate::storage::nbd::link::{Link, Place};
 
 impl NbdQueue {
     pub(super) fn watch(&mut self, link: &Link) -> io::Result<()> {
@@ -20,15 +21,35 @@ impl NbdQueue {
     }
 
     pub(super) fn connect(&mut self) {
-        match Link::connect(&self.shared.target) {
-            Ok(link) => {
-                if let Err(error) = self.watch(&link) {
-                    return self.lost(&error);
-                }
-                let until = Instant::now() + self.shared.options.connect;
-                self.state = State::Joining(link, until);
-            }
+        if let Place::Handed(dialer) = &self.shared.target.place {
+            dialer.ask();
+            self.state = State::Asked(self.until());
+            return;
+        }
+        let link = Link::connect(&self.shared.target);
+        self.join(link);
+    }
+
+    /// Until when a connection must be there.
+    fn until(&self) -> Instant {
+        Instant::now() + self.shared.options.connect
+    }
+
+    fn join(&mut self, link: io::Result<Link>) {
+        let watched = link.and_then(|link| self.watch(&link).map(|()| link));
+        match watched {
+            Ok(link) => self.state = State::Joining(link, self.until()),
             Err(error) => self.lost(&error),
+        }
+    }
+
+    /// A connection that was asked for may have come.
+    pub(super) fn take_connection(&mut self) {
+        let shared = Arc::clone(&self.shared);
+        let Place::Handed(dialer) = &shared.target.place else { return };
+        let Some(connection) = dialer.take() else { return };
+        if matches!(self.state, State::Asked(_) | State::Down(_)) {
+            self.join(connection.and_then(|stream| Link::over(stream, false, &shared.target)));
         }
     }
 
@@ -100,7 +121,7 @@ impl NbdQueue {
         let options = &self.shared.options;
         let connection = match &self.state {
             State::Down(again) => Some(*again),
-            State::Joining(_, until) => Some(*until),
+            State::Joining(_, until) | State::Asked(until) => Some(*until),
             State::Up(link) => (link.open() > 0).then(|| self.heard + options.stall),
         };
         let oldest = self.requests.first_key_value().map(|(_, oldest)| oldest.since);
@@ -130,7 +151,7 @@ impl NbdQueue {
         let (stall, give_up) = (self.shared.options.stall, self.shared.options.give_up);
         let late = match &self.state {
             State::Down(_) => false,
-            State::Joining(_, until) => *until <= now,
+            State::Joining(_, until) | State::Asked(until) => *until <= now,
             State::Up(link) => link.open() > 0 && self.heard + stall <= now,
         };
         if late {

@@ -1,0 +1,192 @@
+//! TLS, as NBD has it: the server agrees in the clear to encrypt, and everything after that is
+//! encrypted. There is no falling back: who asked for TLS gets it or no disk.
+//!
+//! The files are those of libnbd and of nbdkit, in one directory: `ca-cert.pem`, whom to believe, and
+//! where the server wants to know who asks, `client-cert.pem` and `client-key.pem`. They are read by
+//! whoever may open files, once; the process that does the I/O is handed their content.
+
+use std::fmt;
+use std::io::{self, Read, Write};
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
+use rustls::{ClientConfig, ClientConnection, RootCertStore};
+use serde::{Deserialize, Serialize};
+
+/// Where the files are if nobody says.
+pub(super) const DIRECTORY_DEFAULT: &str = "/etc/pki/libnbd";
+
+/// Bytes of a file that are read.
+const FILE_MAX: u64 = 16 << 10;
+
+/// Whom a client believes, and as whom it comes.
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TlsIdentity {
+    /// The name that the server's certificate must have.
+    server: String,
+    /// PEM.
+    authorities: String,
+    /// PEM of certificate and key, where there are some.
+    own: Option<(String, String)>,
+}
+
+// The key is nobody's business.
+impl fmt::Debug for TlsIdentity {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let TlsIdentity { server, own, .. } = self;
+        write!(f, "TlsIdentity({server}, with a key: {})", own.is_some())
+    }
+}
+
+fn named(path: &Path) -> impl Fn(io::Error) -> io::Error {
+    move |error| io::Error::new(error.kind(), format!("{}: {error}", path.display()))
+}
+
+fn read(path: PathBuf) -> io::Result<String> {
+    let mut text = String::new();
+    let file = std::fs::File::open(&path).map_err(named(&path))?;
+    file.take(FILE_MAX + 1).read_to_string(&mut text).map_err(named(&path))?;
+    if text.len() as u64 > FILE_MAX {
+        let long = format!("it has more than {FILE_MAX} bytes: name only what is needed");
+        return Err(named(&path)(io::Error::other(long)));
+    }
+    Ok(text)
+}
+
+impl TlsIdentity {
+    /// Reads the files in `directory`, for a server that has a certificate for `server`.
+    ///
+    /// # Errors
+    ///
+    /// When the certificates of the authorities cannot be read, or the client's own files are there
+    /// and cannot.
+    pub fn read(directory: &Path, server: &str) -> io::Result<TlsIdentity> {
+        let authorities = read(directory.join("ca-cert.pem"))?;
+        let certificate = directory.join("client-cert.pem");
+        let own = match certificate.exists() {
+            true => Some((read(certificate)?, read(directory.join("client-key.pem"))?)),
+            false => None,
+        };
+        let identity = TlsIdentity { server: server.to_owned(), authorities, own };
+        // What does not do is found where the files have names.
+        TlsClient::new(&identity).map_err(named(directory))?;
+        Ok(identity)
+    }
+}
+
+/// What connections of a client have in common.
+#[derive(Clone)]
+pub(super) struct TlsClient {
+    config: Arc<ClientConfig>,
+    server: ServerName<'static>,
+}
+
+fn invalid(error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidInput, error)
+}
+
+fn certificates(pem: &str) -> io::Result<Vec<CertificateDer<'static>>> {
+    let found: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem.as_bytes()).collect();
+    let found = found.map_err(invalid)?;
+    if found.is_empty() { Err(invalid("there is no certificate in the file")) } else { Ok(found) }
+}
+
+impl TlsClient {
+    pub(super) fn new(identity: &TlsIdentity) -> io::Result<TlsClient> {
+        let mut roots = RootCertStore::empty();
+        for certificate in certificates(&identity.authorities)? {
+            roots.add(certificate).map_err(invalid)?;
+        }
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let builder = ClientConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()
+            .map_err(invalid)?
+            .with_root_certificates(roots);
+        let config = match &identity.own {
+            None => builder.with_no_client_auth(),
+            Some((chain, key)) => {
+                let key = PrivateKeyDer::from_pem_slice(key.as_bytes()).map_err(invalid)?;
+                builder.with_client_auth_cert(certificates(chain)?, key).map_err(invalid)?
+            }
+        };
+        let server = ServerName::try_from(identity.server.clone()).map_err(invalid)?;
+        Ok(TlsClient { config: Arc::new(config), server })
+    }
+
+    /// Begins to encrypt a connection.
+    pub(super) fn start(&self) -> io::Result<Tls> {
+        let connection = ClientConnection::new(Arc::clone(&self.config), self.server.clone());
+        Ok(Tls(Box::new(connection.map_err(invalid)?)))
+    }
+}
+
+/// The encryption of one connection.
+pub(super) struct Tls(Box<ClientConnection>);
+
+/// A socket, for rustls.
+struct Socket<'a>(&'a OwnedFd);
+
+impl Read for Socket<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        Ok(rustix::io::read(self.0, buffer)?)
+    }
+}
+
+impl Write for Socket<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        // Nobody reads any more: an error, and no signal.
+        Ok(rustix::net::send(self.0, bytes, rustix::net::SendFlags::NOSIGNAL)?)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl Tls {
+    /// Something waits for the socket to take it.
+    pub(super) fn wants_to_write(&self) -> bool {
+        self.0.wants_write()
+    }
+
+    /// As `read`, for what was encrypted.
+    pub(super) fn read(&mut self, socket: &OwnedFd, buffer: &mut [u8]) -> io::Result<usize> {
+        loop {
+            match self.0.reader().read(buffer) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                other => return other,
+            }
+            if self.0.read_tls(&mut Socket(socket))? == 0 {
+                return Ok(0);
+            }
+            if let Err(error) = self.0.process_new_packets() {
+                // What is wrong is said to the server, if it takes it.
+                let _ = self.flush(socket);
+                return Err(io::Error::new(io::ErrorKind::InvalidData, error));
+            }
+        }
+    }
+
+    /// Encrypts as much as is taken; none while earlier bytes wait for the socket.
+    pub(super) fn write(&mut self, socket: &OwnedFd, bytes: &[u8]) -> io::Result<usize> {
+        self.flush(socket)?;
+        let taken = self.0.writer().write(bytes)?;
+        match self.flush(socket) {
+            // They are sent when the socket takes them.
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+            other => other?,
+        }
+        if taken == 0 { Err(io::ErrorKind::WouldBlock.into()) } else { Ok(taken) }
+    }
+
+    /// Sends what was encrypted.
+    pub(super) fn flush(&mut self, socket: &OwnedFd) -> io::Result<()> {
+        while self.0.wants_write() {
+            self.0.write_tls(&mut Socket(socket))?;
+        }
+        Ok(())
+    }
+}

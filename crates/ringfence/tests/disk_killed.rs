@@ -1,0 +1,179 @@
+//! Nothing that was flushed is lost when whatever serves a disk is killed, at any moment.
+//!
+//! `cargo xtask soak disk` does the same more often.
+
+#![allow(clippy::unwrap_used, reason = "in a test, a failure is a panic")]
+
+mod support;
+
+use std::fs;
+use std::io::{Read, Write};
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use ringfence_block::storage::Disk;
+use ringfence_block::storage::testing::checker::Checker;
+use ringfence_block::storage::testing::workload::{Failure, Workload};
+use ringfence_block::storage::testing::{Driver, Random, image};
+use rustix::process::Signal;
+
+use support::disks::{Background, image_file, loop_missing, must, rounds, said, served, socket_of};
+use support::needs::Need;
+use support::{Lab, MOMENT, Running, eventually, sha256};
+
+/// Who is killed in which round.
+fn kill(round: u64, guest: &Running) {
+    let victims: &[&str] = match round % 3 {
+        0 => &["frontend"],
+        1 => &["driver"],
+        _ => &["frontend", "driver"],
+    };
+    for victim in victims {
+        guest.inner(victim).signal(Signal::KILL);
+    }
+}
+
+#[test]
+fn no_flushed_write_is_lost_and_no_sector_torn() {
+    require!(Need::Guests, Need::Root);
+    let lab = Lab::new();
+    let file = image_file(&lab, 4);
+    let mut checker = Checker::new();
+    let mut random = Random::new(97);
+    for round in 0..rounds(6) {
+        // Each victim in each mode, in turn.
+        let mode = ["persistent", "map", "copy"][usize::try_from(round / 3 % 3).unwrap()];
+        let (guest, disk) = served(&lab, &format!("{},mode={mode}", file.display()));
+        let found = checker.check_after_crash(0, &image(&disk));
+        found.unwrap_or_else(|violation| panic!("round {round}: {violation}"));
+        let mut driver = Driver::new(disk.queue(16).unwrap());
+        let mut running = Workload::new(round).start(&disk);
+        running.steps(&mut driver, &mut checker, 50 + random.index(400)).unwrap();
+        kill(round, &guest);
+        // It goes on until it is noticed: those requests fail, or were done just before.
+        match running.steps(&mut driver, &mut checker, 10_000) {
+            Ok(()) | Err(Failure::Failed(_)) => {}
+            Err(failure) => panic!("round {round}: {failure:?}"),
+        }
+        drop(driver);
+        running.crashed(&mut checker);
+        guest.finish(MOMENT);
+    }
+    let found = checker.check_after_crash(0, &fs::read(&file).unwrap());
+    found.unwrap_or_else(|violation| panic!("at the end: {violation}"));
+}
+
+#[test]
+fn a_frontend_that_is_killed_ends_its_connections() {
+    require!(Need::Guests, Need::Root);
+    let lab = Lab::new();
+    let file = image_file(&lab, 4);
+    let (guest, disk) = served(&lab, &file.display().to_string());
+    Driver::new(disk.queue(1).unwrap()).write(0, &[7; 4096]).unwrap();
+    let mut idle = std::os::unix::net::UnixStream::connect(socket_of(&lab, &guest)).unwrap();
+    idle.set_read_timeout(Some(MOMENT)).unwrap();
+    idle.read_exact(&mut [0; 18]).unwrap();
+    let begun = Instant::now();
+    guest.inner("frontend").signal(Signal::KILL);
+    let end = idle.read(&mut [0]);
+    let ended = match &end {
+        Ok(read) => *read == 0,
+        Err(error) => error.kind() == std::io::ErrorKind::ConnectionReset,
+    };
+    assert!(ended && begun.elapsed() < Duration::from_secs(5), "{end:?}, {:?}", begun.elapsed());
+    guest.finish(MOMENT);
+}
+
+/// A file system of the kernel's on a disk: nbdfuse, a loop device on its file, and a mount.
+struct Mounted<'a> {
+    fuse: &'a Path,
+    mount: &'a Path,
+    _nbdfuse: Background,
+}
+
+impl<'a> Mounted<'a> {
+    fn new(socket: &Path, fuse: &'a Path, mount: &'a Path) -> Mounted<'a> {
+        let uri = format!("nbd+unix:///?socket={}", socket.display());
+        let file = fuse.join("nbd");
+        let nbdfuse =
+            Background::start(&["nbdfuse", fuse.to_str().unwrap(), &uri], || file.exists());
+        let mounted = Mounted { fuse, mount, _nbdfuse: nbdfuse };
+        must(&["mount", "-o", "loop", file.to_str().unwrap(), mount.to_str().unwrap()]);
+        mounted
+    }
+}
+
+impl Drop for Mounted<'_> {
+    fn drop(&mut self) {
+        // With the disk gone all of it fails, and is to be gone all the same.
+        for (program, path) in [("umount", self.mount), ("fusermount3", self.fuse)] {
+            let words: &[&str] = match program {
+                "umount" => &["umount"],
+                _ => &["fusermount3", "-u"],
+            };
+            let path = path.to_str().unwrap();
+            eventually(Duration::from_secs(5), || said(&[words, &[path]].concat()).0 == Some(0));
+        }
+    }
+}
+
+#[test]
+fn a_file_system_survives_ten_kills_with_everything_that_was_synchronised() {
+    require!(
+        Need::Guests,
+        Need::Root,
+        Need::Program("nbdfuse", "nbdfuse"),
+        Need::Program("mkfs.ext4", "e2fsprogs"),
+        Need::Program("fusermount3", "fuse3"),
+        Need::Program("losetup", "mount"),
+    );
+    if let Some(reason) = loop_missing() {
+        return support::needs::skip_for_the_kernel(&reason);
+    }
+    let lab = Lab::new();
+    let disk = image_file(&lab, 128);
+    let (disk, fuse, mount) = (disk.display().to_string(), lab.file("fuse"), lab.file("mount"));
+    must(&["/sbin/mkfs.ext4", "-q", "-F", &disk]);
+    fs::create_dir(&fuse).unwrap();
+    fs::create_dir(&mount).unwrap();
+    // Files that were synchronised, and their sums.
+    let mut kept: Vec<(String, String)> = vec![];
+    let mut random = Random::new(4242);
+    let last = rounds(10).min(20);
+    for round in 0..=last {
+        let guest = lab.run(&format!("--disk {disk}"), &["sleep", "300"]);
+        guest.wait_up();
+        let mounted = Mounted::new(&socket_of(&lab, &guest), &fuse, &mount);
+        for (name, sum) in &kept {
+            assert_eq!(sha256(&mount.join(name)), *sum, "round {round}: {name}");
+        }
+        let (name, bytes) = (format!("kept{round}"), 1 << 20 | random.index(1 << 20));
+        let content: Vec<u8> =
+            (0..bytes / 8).flat_map(|_| random.next_u64().to_le_bytes()).collect();
+        let mut file = fs::File::create(mount.join(&name)).unwrap();
+        file.write_all(&content).unwrap();
+        file.sync_all().unwrap();
+        fs::File::open(&mount).unwrap().sync_all().unwrap();
+        let outside = lab.file("outside");
+        fs::write(&outside, &content).unwrap();
+        kept.push((name, sha256(&outside)));
+        drop(file);
+        if round < last {
+            // While more is written, which may or may not come to be there.
+            let target = mount.join("lost");
+            let writer = std::thread::spawn(move || {
+                let _ =
+                    fs::write(&target, &content).and_then(|()| fs::File::open(&target)?.sync_all());
+            });
+            std::thread::sleep(Duration::from_millis(random.below(60)));
+            kill(round, &guest);
+            writer.join().unwrap();
+        }
+        drop(mounted);
+        drop(guest);
+        // Replays the journal, as a mount does; then nothing is left to repair.
+        let (status, text) = said(&["/sbin/e2fsck", "-f", "-p", &disk]);
+        assert!(matches!(status, Some(0 | 1)), "round {round}: {text}");
+        must(&["/sbin/e2fsck", "-f", "-n", &disk]);
+    }
+}

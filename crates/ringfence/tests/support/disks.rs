@@ -1,0 +1,100 @@
+//! Disks of guests that do nothing, used from outside, as their user may.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use ringfence_block::storage::nbd::{NbdAddress, NbdDisk, NbdOptions};
+
+use super::{Lab, MOMENT, Running, eventually};
+
+/// Where a script finds its disk, but for the number.
+pub const URI: &str = "nbd+unix:///?socket=$RINGFENCE_DISK";
+
+/// A file of zeros.
+pub fn image_file(lab: &Lab, mebibytes: u64) -> PathBuf {
+    let path = lab.file("disk.img");
+    fs::File::create(&path).unwrap().set_len(mebibytes << 20).unwrap();
+    path
+}
+
+/// How often something is done that a soak does more often (`RINGFENCE_SOAK_ROUNDS`).
+pub fn rounds(few: u64) -> u64 {
+    let wanted = std::env::var("RINGFENCE_SOAK_ROUNDS").ok();
+    wanted.map_or(few, |number| number.parse().unwrap())
+}
+
+/// The socket of a guest's first disk.
+pub fn socket_of(lab: &Lab, guest: &Running) -> PathBuf {
+    lab.runtime_dir().join(format!("disk-{}-0", guest.pid().as_raw_nonzero()))
+}
+
+/// A guest that does nothing, and its disk.
+pub fn served(lab: &Lab, disk: &str) -> (Running, NbdDisk) {
+    let guest = lab.run(&format!("--disk {disk}"), &["sleep", "300"]);
+    guest.wait_up();
+    let path = socket_of(lab, &guest);
+    let address = NbdAddress::Unix { path, name: String::new(), tls: None };
+    let options =
+        NbdOptions { give_up: Duration::from_secs(3), journal: 0, ..NbdOptions::default() };
+    let mut opened = None;
+    eventually(MOMENT, || {
+        opened = NbdDisk::open(&address, &options).ok();
+        opened.is_some()
+    });
+    (guest, opened.expect("the disk can be opened"))
+}
+
+/// A program in the background, killed when dropped.
+pub struct Background(pub Child);
+
+impl Background {
+    /// Starts it, and waits until `is_there`.
+    pub fn start(words: &[&str], is_there: impl Fn() -> bool) -> Background {
+        let mut command = Command::new(words[0]);
+        command.args(&words[1..]);
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        let started = Background(command.spawn().unwrap_or_else(|e| panic!("{words:?}: {e}")));
+        assert!(eventually(MOMENT, is_there), "{words:?} does not come up");
+        started
+    }
+
+    /// Its number.
+    pub fn pid(&self) -> rustix::process::Pid {
+        rustix::process::Pid::from_child(&self.0)
+    }
+}
+
+impl Drop for Background {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Whether something listens on a Unix socket.
+pub fn listens(path: &Path) -> bool {
+    std::os::unix::net::UnixStream::connect(path).is_ok()
+}
+
+/// Runs a program to its end; its status and what it said.
+pub fn said(words: &[&str]) -> (Option<i32>, String) {
+    let output = Command::new("timeout").arg("120").args(words).output().unwrap();
+    let text = [output.stdout, output.stderr].concat();
+    (output.status.code(), String::from_utf8_lossy(&text).into_owned())
+}
+
+/// Runs a program to its end, which must be good.
+pub fn must(words: &[&str]) -> String {
+    let (status, text) = said(words);
+    assert_eq!(status, Some(0), "{words:?}: {text}");
+    text
+}
+
+/// Why there can be no loop devices here.
+pub fn loop_missing() -> Option<String> {
+    let control = fs::File::options().read(true).write(true).open("/dev/loop-control");
+    let free = control.is_ok() && said(&["losetup", "-f"]).0 == Some(0);
+    (!free).then(|| "loop devices may not be used here".to_owned())
+}
