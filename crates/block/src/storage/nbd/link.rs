@@ -351,7 +351,7 @@ impl Link {
 }
 
 /// What is to be sent next, where it lies.
-fn outgoing_list<'a>(text: &'a Vec<u8>, out: &'a VecDeque<Outgoing>) -> io::Result<WriteList<'a>> {
+fn outgoing_list<'a>(text: &'a [u8], out: &'a VecDeque<Outgoing>) -> io::Result<WriteList<'a>> {
     let mut list = WriteList::new();
     if !text.is_empty() {
         list.push(text).map_err(io::Error::other)?;

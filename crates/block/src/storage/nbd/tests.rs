@@ -34,7 +34,7 @@ impl Place {
     }
 
     fn address(&self) -> NbdAddress {
-        NbdAddress::Unix { path: self.path.clone(), name: String::new() }
+        NbdAddress::Unix { path: self.path.clone(), name: String::new(), tls: None }
     }
 
     fn open(&self, options: &NbdOptions) -> NbdDisk {
