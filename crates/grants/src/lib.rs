@@ -14,5 +14,6 @@ pub mod index;
 pub mod persistent;
 mod reach;
 pub mod staging;
+pub mod window;
 
 pub use reach::{Mode, Reach, Reached, Source, UnknownMode, Want, WriteBatch};

@@ -109,6 +109,12 @@ counters! {
     grant_copies;
     /// Bytes copied by the platform.
     grant_copy_bytes;
+    /// Grants issued through windows.
+    window_issues;
+    /// Grants of windows taken back, by force or not.
+    window_revokes;
+    /// Pages of windows emptied before they are used again.
+    window_scrubs;
     /// System calls of the data path.
     syscalls;
     /// Notifications sent.

@@ -27,6 +27,7 @@ pub mod rules;
 pub mod socket;
 pub mod store;
 pub mod tap;
+pub mod window;
 pub mod xen;
 pub mod xenbus;
 
@@ -37,6 +38,9 @@ pub use copy::{CopyList, CopyOps};
 pub use counters::Counters;
 use ringfence_memory::LentSlice;
 pub use ringfence_wire::grant::{Access, DomId, GrantStatus, Gref};
+pub use window::{
+    PageId, TranslationTable, WindowError, WindowHandle, WindowPlace, WindowShape, WindowView,
+};
 
 /// The number of an event channel in the domain that owns it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
@@ -93,6 +97,41 @@ pub trait Platform: Send + Sync + 'static {
         peer: DomId,
         port: EventPort,
     ) -> Result<Self::Channel, PlatformError>;
+
+    /// Makes a window for `grantee`: memory that this domain lends and takes back alone. Some platforms
+    /// can do so only before their sandbox closes.
+    ///
+    /// # Errors
+    ///
+    /// [`WindowError::NeedsPeer`] where pages are not taken back without the peer; else when a quota or
+    /// the system refuses.
+    fn window(
+        &self,
+        _grantee: DomId,
+        _shape: WindowShape,
+    ) -> Result<Box<dyn TranslationTable>, WindowError> {
+        Err(WindowError::NeedsPeer)
+    }
+
+    /// Opens a window that `granter` made for this domain, and maps all of it.
+    ///
+    /// # Errors
+    ///
+    /// [`WindowError::NeedsPeer`] where there are none; else when there is none of that name, it has
+    /// more than `entries_max` entries, or breaks a rule.
+    fn open_window(
+        &self,
+        _granter: DomId,
+        _handle: WindowHandle,
+        _entries_max: u32,
+    ) -> Result<WindowView, WindowError> {
+        Err(WindowError::NeedsPeer)
+    }
+
+    /// Whether this platform has windows.
+    fn has_windows(&self) -> bool {
+        false
+    }
 
     /// What was done so far through this platform.
     fn counters(&self) -> &std::sync::Arc<Counters>;
@@ -165,6 +204,9 @@ pub enum RevokeError {
     /// The platform cannot do this alone.
     #[error("this platform needs the peer's help to revoke")]
     NeedsPeer,
+    /// Nothing is lent under that reference.
+    #[error("nothing is issued under that reference")]
+    NotIssued,
     /// The system refused (errno).
     #[error("the system refused (errno {0})")]
     System(i32),

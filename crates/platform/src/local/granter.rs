@@ -13,7 +13,7 @@ use super::table::{LentTable, TableWords, issue, try_revoke};
 use crate::{Granter, Lease, LendError, PlatformError, RevokeError, StillLent};
 
 /// Pages of one kind: a mapping, the file behind it, and the pages that are not lent.
-struct Pages {
+pub(super) struct Pages {
     file: OwnedFd,
     memory: LentSlice,
     free: Vec<u32>,
@@ -21,7 +21,7 @@ struct Pages {
 }
 
 impl Pages {
-    fn new(file: OwnedFd, count: u32) -> std::io::Result<Pages> {
+    pub(super) fn new(file: OwnedFd, count: u32) -> std::io::Result<Pages> {
         let bytes = count.max(1) as usize * PAGE_SIZE;
         let memory = Mapping::new(&file, 0, bytes, Protection::ReadWrite)?.lent();
         // Last in, first out: the lowest page is handed out first, the hottest again next.
@@ -33,14 +33,29 @@ impl Pages {
         })
     }
 
-    fn slice(&self, page: u32) -> Result<LentSlice, LendError> {
+    pub(super) fn slice(&self, page: u32) -> Result<LentSlice, LendError> {
         let offset = page as usize * PAGE_SIZE;
         self.memory.slice(offset, PAGE_SIZE).map_err(|_| LendError::NoPage { limit: page })
     }
 
+    /// How often a page was revoked.
+    pub(super) fn generation(&self, page: u32) -> u32 {
+        self.generations.get(page as usize).copied().unwrap_or(0)
+    }
+
+    /// Counts that `pages` were revoked.
+    pub(super) fn next_generation(&mut self, pages: &[u32]) {
+        for page in pages {
+            if let Some(generation) = self.generations.get_mut(*page as usize) {
+                *generation = generation.wrapping_add(1);
+            }
+        }
+    }
+
     /// Destroys the content of `pages` in every mapping of every process; runs of neighbours go
-    /// in one call.
-    fn punch(&self, pages: &mut [u32]) -> Result<(), RevokeError> {
+    /// in one call. Returns how many calls that took.
+    pub(super) fn punch(&self, pages: &mut [u32]) -> Result<u64, RevokeError> {
+        let mut calls = 0;
         pages.sort_unstable();
         for run in pages.chunk_by(|a, b| a + 1 == *b) {
             let (Some(&first), len) = (run.first(), run.len()) else { continue };
@@ -51,8 +66,9 @@ impl Pages {
                 (len * PAGE_SIZE) as u64,
             )
             .map_err(|e| RevokeError::System(e.raw_os_error()))?;
+            calls += 1;
         }
-        Ok(())
+        Ok(calls)
     }
 }
 
@@ -203,8 +219,7 @@ impl Granter for LocalGranter {
         }
         for lease in leases {
             let pages = shared.pages(lease.access());
-            let generation = &mut pages.generations[lease.page() as usize];
-            *generation = generation.wrapping_add(1);
+            pages.next_generation(&[lease.page()]);
             let (gref, access, page) = (lease.gref(), lease.access(), lease.page());
             if shared.table.status(gref) == 0 {
                 shared.references.push(gref);

@@ -21,6 +21,7 @@ pub mod hub;
 #[cfg(any(test, feature = "test-utils"))]
 pub mod raw;
 mod table;
+mod window;
 
 use std::collections::HashMap;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
@@ -33,9 +34,14 @@ pub use granter::LocalGranter;
 use hub::client::HubClient;
 pub use hub::protocol::Refusal;
 use hub::protocol::{ANY_DOMAIN, Kind};
+use window::LocalTable;
+pub use window::{WindowPlace, WindowView};
 
 use crate::store::StoreClient;
-use crate::{Counters, DomId, EventPort, Platform, PlatformError};
+use crate::{
+    Counters, DomId, EventPort, Platform, PlatformError, TranslationTable, WindowError,
+    WindowHandle, WindowShape,
+};
 
 /// A domain that is this process.
 pub struct LocalPlatform {
@@ -43,6 +49,8 @@ pub struct LocalPlatform {
     domid: DomId,
     shape: ArenaShape,
     granters: Mutex<HashMap<DomId, LocalGranter>>,
+    /// Windows made for each grantee: they are numbered.
+    windows: Mutex<HashMap<DomId, u32>>,
     counters: Arc<Counters>,
 }
 
@@ -78,6 +86,7 @@ impl LocalPlatform {
             domid: DomId(domid),
             shape: ArenaShape::of(Self::DEFAULT_PAGES, Self::DEFAULT_PAGES),
             granters: Mutex::new(HashMap::new()),
+            windows: Mutex::new(HashMap::new()),
             counters: Arc::default(),
         })
     }
@@ -109,6 +118,20 @@ impl LocalPlatform {
         let granters = self.granters.lock().unwrap_or_else(PoisonError::into_inner);
         let arenas = granters.values().flat_map(LocalGranter::descriptors);
         arenas.chain([self.hub.fd().as_raw_fd()]).collect()
+    }
+
+    /// What `granter` lent: the arena of ordinary grants, or a window.
+    fn fetch(
+        &self,
+        granter: DomId,
+        window: u32,
+    ) -> Result<(ArenaShape, ArenaFiles), PlatformError> {
+        let args = [u32::from(granter.0), window];
+        let (reply, fds) = self.hub.call("hand out an arena", Kind::Fetch, &args, &[])?;
+        let [writable, read_only, references, ..] = reply;
+        let files = ArenaFiles::from_vec(fds)
+            .ok_or(PlatformError::Disconnected("hub (it broke its protocol)"))?;
+        Ok((ArenaShape { writable, read_only, references }, files))
     }
 
     fn one_fd(fds: Vec<OwnedFd>) -> Result<OwnedFd, PlatformError> {
@@ -154,14 +177,51 @@ impl Platform for LocalPlatform {
     }
 
     fn grantee(&self, granter: DomId) -> Result<LocalGrantee, PlatformError> {
-        let args = [u32::from(granter.0)];
-        let (reply, fds) = self.hub.call("hand out an arena", Kind::Fetch, &args, &[])?;
-        let [writable, read_only, references, ..] = reply;
-        let shape = ArenaShape { writable, read_only, references };
-        let files = ArenaFiles::from_vec(fds)
-            .ok_or(PlatformError::Disconnected("hub (it broke its protocol)"))?;
+        let (shape, files) = self.fetch(granter, 0)?;
         LocalGrantee::new(self.domid, granter, files, shape, Arc::clone(&self.counters))
             .map_err(|why| PlatformError::BadArena { peer: granter, why })
+    }
+
+    fn has_windows(&self) -> bool {
+        true
+    }
+
+    fn window(
+        &self,
+        grantee: DomId,
+        shape: WindowShape,
+    ) -> Result<Box<dyn TranslationTable>, WindowError> {
+        let mut windows = self.windows.lock().unwrap_or_else(PoisonError::into_inner);
+        let number = windows.get(&grantee).copied().unwrap_or(0).saturating_add(1);
+        let counters = Arc::clone(&self.counters);
+        let (table, files) = LocalTable::create(grantee, WindowHandle(number), shape, counters)?;
+        let ArenaShape { writable, read_only, references } = shape.into();
+        let args = [u32::from(grantee.0), writable, read_only, references, number];
+        self.hub.call("take a window", Kind::Lend, &args, &files.each())?;
+        windows.insert(grantee, number);
+        Ok(Box::new(table))
+    }
+
+    fn open_window(
+        &self,
+        granter: DomId,
+        handle: WindowHandle,
+        entries_max: u32,
+    ) -> Result<WindowView, WindowError> {
+        let no_such = || WindowError::NoSuchWindow { granter, handle };
+        if handle.0 == 0 {
+            return Err(no_such());
+        }
+        let (shape, files) = self.fetch(granter, handle.0).map_err(|error| match error {
+            PlatformError::Refused { why: Refusal::NotFound, .. } => no_such(),
+            other => other.into(),
+        })?;
+        let found = WindowShape::from(shape).entries;
+        if found > entries_max {
+            return Err(WindowError::TooLarge { found, limit: entries_max });
+        }
+        WindowView::open(self.domid, &files, shape)
+            .map_err(|why| PlatformError::BadArena { peer: granter, why }.into())
     }
 
     fn alloc_unbound(&self, peer: DomId) -> Result<LocalChannel, PlatformError> {

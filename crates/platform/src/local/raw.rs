@@ -30,9 +30,9 @@ pub mod kind {
     pub const HELLO: u32 = 1;
     /// A store connection.
     pub const STORE: u32 = 2;
-    /// Peer, writable pages, read-only pages, references; four files.
+    /// Peer, writable pages, read-only pages, references, window; four files.
     pub const LEND: u32 = 3;
-    /// Granter.
+    /// Granter, window.
     pub const FETCH: u32 = 4;
     /// Who may bind.
     pub const ALLOC: u32 = 5;
@@ -260,8 +260,22 @@ impl RawDomain {
     ///
     /// [`RawError`].
     pub fn lend(&mut self, peer: DomId, arena: &RawArena) -> Result<(), RawError> {
+        self.lend_window(peer, arena, 0)
+    }
+
+    /// Lends an arena as it is, as a window of that name.
+    ///
+    /// # Errors
+    ///
+    /// [`RawError`].
+    pub fn lend_window(
+        &mut self,
+        peer: DomId,
+        arena: &RawArena,
+        window: u32,
+    ) -> Result<(), RawError> {
         let ArenaShape { writable, read_only, references } = arena.shape;
-        let args = [u32::from(peer.0), writable, read_only, references];
+        let args = [u32::from(peer.0), writable, read_only, references, window];
         let fds = arena.handed_over.each_ref().map(AsFd::as_fd);
         self.call(kind::LEND, &args, &fds).map(|_| ())
     }

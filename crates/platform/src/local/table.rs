@@ -37,6 +37,9 @@ pub(crate) trait TableWords {
     fn raise(&self, gref: Gref);
     /// Lowers it by one (grantee).
     fn lower(&self, gref: Gref);
+    /// Sets it (a grantee that keeps count itself, one thread). What was done to the page before is
+    /// over for whoever reads the word.
+    fn set_status(&self, gref: Gref, uses: u32);
 }
 
 /// A table in lent memory.
@@ -89,6 +92,10 @@ impl TableWords for LentTable {
     fn lower(&self, gref: Gref) {
         let at = gref.0 as usize * STATUS_BYTES;
         Self::checked(self.status.fetch_sub_u32(at, 1, Ordering::SeqCst));
+    }
+    fn set_status(&self, gref: Gref, uses: u32) {
+        let at = gref.0 as usize * STATUS_BYTES;
+        Self::checked(self.status.store_u32(at, uses, Ordering::Release));
     }
 }
 
@@ -144,6 +151,74 @@ pub(crate) fn end_use<T: TableWords>(table: &T, gref: Gref) {
     table.lower(gref);
 }
 
+/// The uses that a grantee has of each page, kept by the one thread that begins and ends them. It alone
+/// writes the status words, with plain stores; a fence serves a whole batch.
+pub(crate) struct UseCounts {
+    counts: Vec<u32>,
+    words: Vec<u64>,
+}
+
+impl UseCounts {
+    /// No use is going on.
+    pub(crate) fn new(references: u32) -> UseCounts {
+        UseCounts { counts: vec![0; references as usize], words: Vec::new() }
+    }
+
+    fn change<T: TableWords>(&mut self, table: &T, gref: Gref, up: bool) {
+        let Some(count) = self.counts.get_mut(gref.0 as usize) else { return };
+        *count = if up { count.saturating_add(1) } else { count.saturating_sub(1) };
+        table.set_status(gref, *count);
+    }
+
+    /// Begins a use of each page by `me`; one result each is appended. [`UseCounts::end`] is owed for
+    /// each that succeeded.
+    pub(crate) fn begin<T: TableWords>(
+        &mut self,
+        table: &T,
+        me: DomId,
+        pages: impl Iterator<Item = (Gref, Access)> + Clone,
+        out: &mut Vec<Result<Use, GrantStatus>>,
+    ) {
+        let base = out.len();
+        let mut words = core::mem::take(&mut self.words);
+        words.clear();
+        for (gref, access) in pages.clone() {
+            let known = gref >= Gref::FIRST_FREE && gref.0 < table.references();
+            let word = if known { table.entry(gref) } else { 0 };
+            let found = validate(word, me, access);
+            if found.is_ok() {
+                self.change(table, gref, true);
+            }
+            words.push(word);
+            out.push(found);
+        }
+        // All are raised before any entry is read again, as the granter clears one before it reads the
+        // status.
+        fence(Ordering::SeqCst);
+        for (((gref, _), word), found) in pages.zip(&words).zip(&mut out[base..]) {
+            if found.is_ok() && table.entry(gref) != *word {
+                self.change(table, gref, false);
+                *found = Err(GrantStatus::Again);
+            }
+        }
+        self.words = words;
+    }
+
+    /// Ends a use.
+    pub(crate) fn end<T: TableWords>(&mut self, table: &T, gref: Gref) {
+        self.change(table, gref, false);
+    }
+
+    /// Ends every use.
+    pub(crate) fn end_all<T: TableWords>(&mut self, table: &T) {
+        for (number, count) in (0..).zip(&mut self.counts) {
+            if core::mem::take(count) > 0 {
+                table.set_status(Gref(number), 0);
+            }
+        }
+    }
+}
+
 /// Issues `gref` (the granter; the entry is clear).
 pub(crate) fn issue<T: TableWords>(table: &T, gref: Gref, to: DomId, frame: u32, access: Access) {
     let read_only = if access == Access::ReadOnly { flags::READ_ONLY } else { 0 };
@@ -194,6 +269,73 @@ mod loom_tests {
         fn lower(&self, _: Gref) {
             self.status.fetch_sub(1, Ordering::SeqCst);
         }
+        fn set_status(&self, _: Gref, uses: u32) {
+            self.status.store(uses, Ordering::Release);
+        }
+    }
+
+    /// A page that leaves for another purpose once it was taken back: what is put there then is never seen
+    /// by a use, and what a use wrote is there before.
+    #[test]
+    fn loom_a_page_that_was_handed_over_is_out_of_reach() {
+        const SECRET: u32 = 77;
+        loom::model(|| {
+            let table = Arc::new(Modelled { entry: AtomicU64::new(0), status: AtomicU32::new(0) });
+            let page = Arc::new(AtomicU32::new(1));
+            issue(&*table, Gref(8), DomId(1), 3, Access::ReadWrite);
+            let (theirs, shared) = (Arc::clone(&table), Arc::clone(&page));
+            let grantee = loom::thread::spawn(move || {
+                let mut counts = UseCounts::new(16);
+                let mut found = Vec::new();
+                let wanted = [(Gref(8), Access::ReadWrite)];
+                counts.begin(&*theirs, DomId(1), wanted.into_iter(), &mut found);
+                if found[0].is_ok() {
+                    assert_ne!(shared.load(Ordering::Relaxed), SECRET);
+                    shared.store(2, Ordering::Relaxed);
+                    counts.end(&*theirs, Gref(8));
+                }
+            });
+            if try_revoke(&*table, Gref(8)) {
+                // Nothing of a use is left to come.
+                let content = page.load(Ordering::Relaxed);
+                page.store(SECRET, Ordering::Relaxed);
+                grantee.join().expect("the grantee ends");
+                assert_eq!(page.load(Ordering::Relaxed), SECRET);
+                assert!(content == 1 || content == 2);
+            } else {
+                // Busy says that a use may be going on, or be about to be given up.
+                grantee.join().expect("the grantee ends");
+                assert_ne!(page.load(Ordering::Relaxed), SECRET);
+            }
+        });
+    }
+
+    /// The same for uses that are counted by the grantee and begun in batches.
+    #[test]
+    fn loom_no_batch_of_uses_overlaps_a_successful_revocation() {
+        loom::model(|| {
+            let table = Arc::new(Modelled { entry: AtomicU64::new(0), status: AtomicU32::new(0) });
+            let taken_back = Arc::new(AtomicBool::new(false));
+            issue(&*table, Gref(8), DomId(1), 3, Access::ReadWrite);
+            let (theirs, gone) = (Arc::clone(&table), Arc::clone(&taken_back));
+            let grantee = loom::thread::spawn(move || {
+                let mut counts = UseCounts::new(16);
+                for _ in 0..2 {
+                    let mut found = Vec::new();
+                    let wanted = [(Gref(8), Access::ReadOnly), (Gref(3), Access::ReadOnly)];
+                    counts.begin(&*theirs, DomId(1), wanted.into_iter(), &mut found);
+                    if found[0].is_ok() {
+                        assert!(!gone.load(Ordering::SeqCst), "in use after it was taken back");
+                        counts.end(&*theirs, Gref(8));
+                    }
+                }
+            });
+            if try_revoke(&*table, Gref(8)) {
+                taken_back.store(true, Ordering::SeqCst);
+            }
+            grantee.join().expect("the grantee ends");
+            assert_eq!(table.status(Gref(8)), 0);
+        });
     }
 
     /// A page that was taken back is never in use.

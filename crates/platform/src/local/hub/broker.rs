@@ -20,13 +20,15 @@ pub struct HubLimits {
     pub ports: usize,
     /// Store connections of a domain.
     pub stores: usize,
+    /// Windows of a domain.
+    pub windows: usize,
     /// Domains.
     pub domains: usize,
 }
 
 impl Default for HubLimits {
     fn default() -> HubLimits {
-        HubLimits { arena_bytes: 64 << 20, ports: 128, stores: 8, domains: 1024 }
+        HubLimits { arena_bytes: 64 << 20, ports: 128, stores: 8, windows: 32, domains: 1024 }
     }
 }
 
@@ -64,13 +66,15 @@ struct Domain {
     next_port: u32,
     arena_bytes: usize,
     stores: usize,
+    windows: usize,
 }
 
 /// The tables.
 pub(crate) struct Broker {
     limits: HubLimits,
     domains: BTreeMap<DomId, Domain>,
-    lent: HashMap<(DomId, DomId), Lent>,
+    /// By granter, grantee and window (0: the arena of ordinary grants).
+    lent: HashMap<(DomId, DomId, u32), Lent>,
     next_domain: u16,
 }
 
@@ -112,10 +116,11 @@ impl Broker {
     pub(crate) fn release(&mut self, id: DomId) {
         self.domains.remove(&id);
         let domains = &mut self.domains;
-        self.lent.retain(|&(granter, grantee), lent| {
+        self.lent.retain(|&(granter, grantee, window), lent| {
             let stays = granter != id && (grantee != id || id == DomId(0));
             if !stays && let Some(granter) = domains.get_mut(&granter) {
                 granter.arena_bytes = granter.arena_bytes.saturating_sub(lent.shape.total_bytes());
+                granter.windows = granter.windows.saturating_sub(usize::from(window > 0));
             }
             if stays && grantee == id {
                 lent.end_all_uses();
@@ -144,11 +149,12 @@ impl Broker {
         }
     }
 
-    /// Takes an arena from `granter` for `grantee`.
+    /// Takes an arena from `granter` for `grantee`: that of its ordinary grants, or a window.
     pub(crate) fn lend(
         &mut self,
         granter: DomId,
         grantee: DomId,
+        window: u32,
         shape: ArenaShape,
         fds: Vec<OwnedFd>,
     ) -> Result<(), Refusal> {
@@ -157,17 +163,21 @@ impl Broker {
         if !self.domains.contains_key(&grantee) {
             return Err(Refusal::NotFound);
         }
-        if self.lent.contains_key(&(granter, grantee)) {
+        if self.lent.contains_key(&(granter, grantee, window)) {
             return Err(Refusal::InUse);
         }
-        let limit = self.limits.arena_bytes;
+        let (limit, windows) = (self.limits.arena_bytes, self.limits.windows);
         let domain = self.domain(granter)?;
+        if window > 0 && domain.windows >= windows {
+            return Err(Refusal::Quota);
+        }
         let total = domain.arena_bytes + shape.total_bytes();
         if total > limit {
             return Err(Refusal::Quota);
         }
         domain.arena_bytes = total;
-        self.lent.insert((granter, grantee), Lent { files, shape });
+        domain.windows += usize::from(window > 0);
+        self.lent.insert((granter, grantee, window), Lent { files, shape });
         Ok(())
     }
 
@@ -176,8 +186,9 @@ impl Broker {
         &self,
         grantee: DomId,
         granter: DomId,
+        window: u32,
     ) -> Result<(ArenaShape, &ArenaFiles), Refusal> {
-        let lent = self.lent.get(&(granter, grantee)).ok_or(Refusal::NotFound)?;
+        let lent = self.lent.get(&(granter, grantee, window)).ok_or(Refusal::NotFound)?;
         Ok((lent.shape, &lent.files))
     }
 
@@ -238,8 +249,13 @@ mod tests {
     }
 
     fn two() -> (Broker, DomId, DomId) {
-        let mut broker =
-            Broker::new(HubLimits { arena_bytes: 1 << 20, ports: 2, stores: 1, domains: 3 });
+        let mut broker = Broker::new(HubLimits {
+            arena_bytes: 1 << 20,
+            ports: 2,
+            stores: 1,
+            windows: 1,
+            domains: 3,
+        });
         let a = broker.admit(None).unwrap();
         let b = broker.admit(None).unwrap();
         (broker, a, b)
@@ -266,15 +282,15 @@ mod tests {
         broker.store_closed(a);
         assert_eq!(broker.count_store(a), Ok(()));
         let four = || (0..4).map(|_| fd()).collect();
-        assert_eq!(broker.lend(a, b, ArenaShape::of(4096, 0), four()), Err(Refusal::Quota));
-        assert_eq!(broker.lend(a, b, ArenaShape::of(u32::MAX, 0), four()), Err(Refusal::Quota));
+        assert_eq!(broker.lend(a, b, 0, ArenaShape::of(4096, 0), four()), Err(Refusal::Quota));
+        assert_eq!(broker.lend(a, b, 0, ArenaShape::of(u32::MAX, 0), four()), Err(Refusal::Quota));
         assert_eq!(
-            broker.lend(a, b, ArenaShape::of(16, 16), vec![fd()]),
+            broker.lend(a, b, 0, ArenaShape::of(16, 16), vec![fd()]),
             Err(Refusal::Descriptors)
         );
-        assert_eq!(broker.lend(a, b, ArenaShape::of(16, 16), four()), Ok(()));
-        assert!(broker.fetch(b, a).is_ok());
-        assert_eq!(broker.fetch(a, b).err(), Some(Refusal::NotFound));
+        assert_eq!(broker.lend(a, b, 0, ArenaShape::of(16, 16), four()), Ok(()));
+        assert!(broker.fetch(b, a, 0).is_ok());
+        assert_eq!(broker.fetch(a, b, 0).err(), Some(Refusal::NotFound));
         broker.admit(None).unwrap();
         assert_eq!(broker.admit(None), Err(Refusal::Quota));
     }
@@ -284,20 +300,20 @@ mod tests {
         let (mut broker, a, b) = two();
         let four = || (0..4).map(|_| fd()).collect();
         let most_of_it = ArenaShape::of(200, 0);
-        broker.lend(a, b, most_of_it, four()).unwrap();
+        broker.lend(a, b, 0, most_of_it, four()).unwrap();
         let c = broker.admit(None).unwrap();
-        assert_eq!(broker.lend(a, c, most_of_it, four()), Err(Refusal::Quota));
+        assert_eq!(broker.lend(a, c, 0, most_of_it, four()), Err(Refusal::Quota));
         broker.release(b);
-        assert_eq!(broker.lend(a, c, most_of_it, four()), Ok(()));
+        assert_eq!(broker.lend(a, c, 0, most_of_it, four()), Ok(()));
     }
 
     #[test]
     fn a_released_domain_leaves_nothing() {
         let (mut broker, a, b) = two();
-        broker.lend(a, b, ArenaShape::of(1, 1), (0..4).map(|_| fd()).collect()).unwrap();
+        broker.lend(a, b, 0, ArenaShape::of(1, 1), (0..4).map(|_| fd()).collect()).unwrap();
         let port = broker.alloc(a, b, fd()).unwrap();
         broker.release(a);
-        assert_eq!(broker.fetch(b, a).err(), Some(Refusal::NotFound));
+        assert_eq!(broker.fetch(b, a, 0).err(), Some(Refusal::NotFound));
         assert_eq!(broker.bind(b, a, port).err(), Some(Refusal::NotFound));
         assert_ne!(broker.admit(None).unwrap(), a, "numbers are not used again at once");
     }

@@ -10,8 +10,8 @@
 //!
 //! HELLO  1  wanted domid (0xFFFF_FFFF: any)            -> domid
 //! STORE  2                                             -> + a stream socket, xenstore protocol
-//! LEND   3  peer, writable, read-only, references; four files ->
-//! FETCH  4  granter                                    -> writable, read-only, references + four files
+//! LEND   3  peer, writable, read-only, references, window (0: the grant arena); four files ->
+//! FETCH  4  granter, window                            -> writable, read-only, references + four files
 //! ALLOC  5  remote domid                               -> port + socket
 //! BIND   6  remote domid, remote port                  -> port + socket
 //! CLOSE  7  port                                       ->

@@ -421,11 +421,11 @@ impl Hub {
                 let shape =
                     ArenaShape { writable: args[1], read_only: args[2], references: args[3] };
                 let fds = self.check_arena(shape, fds)?;
-                self.broker.lend(me, domain(args[0])?, shape, fds)?;
+                self.broker.lend(me, domain(args[0])?, args[4], shape, fds)?;
                 done(0, Vec::new())
             }
             Kind::Fetch => {
-                let (shape, files) = self.broker.fetch(me, domain(args[0])?)?;
+                let (shape, files) = self.broker.fetch(me, domain(args[0])?, args[1])?;
                 let mut copies = Vec::with_capacity(protocol::FDS_MAX);
                 for fd in files.each() {
                     copies.push(fd.try_clone_to_owned().map_err(|_| Refusal::System)?);

@@ -1,0 +1,437 @@
+//! Windows: what the granter can do alone, and what the grantee cannot.
+
+#![allow(clippy::unwrap_used, reason = "the panic of a test is its report")]
+
+mod common;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
+use std::time::{Duration, Instant};
+
+use common::Machine;
+use proptest::prelude::*;
+use proptest::test_runner::FileFailurePersistence;
+use ringfence_memory::LentSlice;
+use ringfence_platform::local::raw::{RawArena, RawDomain, memfd};
+use ringfence_platform::local::{ArenaFault, ArenaShape, LocalPlatform};
+use ringfence_platform::window::IssueError;
+use ringfence_platform::{
+    Access, DomId, GrantStatus, Gref, PageId, Platform, PlatformError, RevokeError,
+    TranslationTable, WindowError, WindowHandle, WindowPlace, WindowShape, WindowView,
+};
+use ringfence_wire::grant::RawGrantEntry;
+use rustix::fs::SealFlags;
+
+const SHAPE: WindowShape = WindowShape { writable: 4, read_only: 4, entries: 3 };
+const FIRST: Gref = Gref::FIRST_FREE;
+
+struct Pair {
+    machine: Machine,
+    guest: LocalPlatform,
+    table: Box<dyn TranslationTable>,
+    view: WindowView,
+}
+
+impl Pair {
+    fn new(shape: WindowShape) -> Pair {
+        let machine = Machine::new();
+        let guest = machine.guest();
+        let table = guest.window(DomId(0), shape).unwrap();
+        let view = machine.toolstack.open_window(guest.domid(), table.handle(), 4096).unwrap();
+        Pair { machine, guest, table, view }
+    }
+
+    fn begin(&mut self, gref: Gref, access: Access) -> Result<WindowPlace, GrantStatus> {
+        let mut out = Vec::new();
+        self.view.begin([(gref, access)].into_iter(), &mut out);
+        out.pop().unwrap()
+    }
+
+    fn seen(&self, place: WindowPlace) -> u64 {
+        let (memory, offset) = self.view.memory(place);
+        memory.load_u64(offset, SeqCst).unwrap()
+    }
+
+    fn put(&self, page: PageId, tag: u64) {
+        self.table.memory(page).unwrap().store_u64(0, tag, SeqCst).unwrap();
+    }
+
+    fn tag(&self, page: PageId) -> u64 {
+        self.table.memory(page).unwrap().load_u64(0, SeqCst).unwrap()
+    }
+}
+
+#[test]
+fn a_page_is_reached_from_issue_to_revocation() {
+    let mut pair = Pair::new(SHAPE);
+    pair.put(PageId(5), 7);
+    assert_eq!(pair.begin(FIRST, Access::ReadOnly), Err(GrantStatus::BadGref));
+    pair.table.issue(FIRST, PageId(5), Access::ReadOnly).unwrap();
+    let place = pair.begin(FIRST, Access::ReadOnly).unwrap();
+    assert_eq!(pair.seen(place), 7);
+    assert_eq!(pair.begin(FIRST, Access::ReadWrite), Err(GrantStatus::PermissionDenied));
+    let (memory, offset) = pair.view.memory(place);
+    assert!(memory.store_u64(offset, 1, SeqCst).is_err(), "the kernel mapped it for reading");
+    // Busy changes nothing.
+    assert_eq!(pair.table.revoke(FIRST), Err(RevokeError::Busy));
+    assert_eq!(pair.table.prepare(PageId(5)), Err(RevokeError::Busy));
+    assert!(pair.begin(FIRST, Access::ReadOnly).is_ok());
+    pair.view.end(FIRST);
+    assert_eq!(pair.table.revoke(FIRST), Err(RevokeError::Busy));
+    pair.view.end(FIRST);
+    assert_eq!(pair.table.revoke(FIRST), Ok(PageId(5)));
+    assert_eq!(pair.table.revoke(FIRST), Err(RevokeError::NotIssued));
+    assert_eq!(pair.begin(FIRST, Access::ReadOnly), Err(GrantStatus::BadGref));
+    assert_eq!(pair.tag(PageId(5)), 7, "the granter may still copy it out");
+}
+
+#[test]
+fn a_stale_page_is_not_issued_before_it_is_fresh_and_then_the_old_way_reaches_nothing() {
+    let mut pair = Pair::new(SHAPE);
+    pair.put(PageId(0), 7);
+    pair.table.issue(FIRST, PageId(0), Access::ReadWrite).unwrap();
+    let place = pair.begin(FIRST, Access::ReadWrite).unwrap();
+    pair.view.end(FIRST);
+    pair.table.revoke(FIRST).unwrap();
+    let stale = Err(IssueError::NotFresh { page: PageId(0) });
+    assert_eq!(pair.table.issue(FIRST, PageId(0), Access::ReadWrite), stale);
+    assert_eq!(pair.seen(place), 7, "what was lent was lent");
+    let generation = pair.table.generation(PageId(0));
+    pair.table.prepare(PageId(0)).unwrap();
+    assert_eq!(pair.table.generation(PageId(0)), generation + 1);
+    assert_eq!(pair.seen(place), 0);
+    pair.table.prepare(PageId(0)).unwrap();
+    assert_eq!(pair.table.generation(PageId(0)), generation + 1, "it was fresh already");
+    // Another page under the same reference: the grantee's old place is not that page.
+    pair.put(PageId(1), 8);
+    pair.table.issue(FIRST, PageId(1), Access::ReadWrite).unwrap();
+    assert_eq!(pair.seen(place), 0);
+    let new = pair.begin(FIRST, Access::ReadOnly).unwrap();
+    assert_eq!(pair.seen(new), 8);
+}
+
+#[test]
+fn force_needs_nothing_from_the_peer_and_holds_what_it_claims_to_use() {
+    let mut pair = Pair::new(SHAPE);
+    for (n, page) in [PageId(0), PageId(1), PageId(6)].into_iter().enumerate() {
+        pair.put(page, 7);
+        let gref = Gref(FIRST.0 + u32::try_from(n).unwrap());
+        let access = SHAPE.access_of(page).unwrap();
+        pair.table.issue(gref, page, access).unwrap();
+    }
+    let place = pair.begin(FIRST, Access::ReadWrite).unwrap();
+    let all: Vec<Gref> = SHAPE.grefs().chain(SHAPE.grefs()).collect();
+    pair.table.revoke_forced(&all).unwrap();
+    assert_eq!(pair.table.held().pages, 1);
+    assert_eq!(pair.seen(place), 0);
+    assert_eq!([PageId(0), PageId(1), PageId(6)].map(|page| pair.tag(page)), [0; 3]);
+    let held = Err(IssueError::Held { gref: FIRST });
+    assert_eq!(pair.table.issue(FIRST, PageId(2), Access::ReadWrite), held);
+    assert_eq!(pair.table.prepare(PageId(0)), Err(RevokeError::Busy));
+    pair.table.issue(Gref(FIRST.0 + 1), PageId(1), Access::ReadWrite).unwrap();
+    // The peer, honest but late, writes once more and lets go: nobody ever sees it.
+    let (memory, offset) = pair.view.memory(place);
+    memory.store_u64(offset, 99, SeqCst).unwrap();
+    pair.view.end(FIRST);
+    assert_eq!(pair.table.held().pages, 0);
+    pair.table.prepare(PageId(0)).unwrap();
+    assert_eq!(pair.tag(PageId(0)), 0);
+    pair.table.issue(FIRST, PageId(0), Access::ReadWrite).unwrap();
+}
+
+#[test]
+fn a_view_that_is_dropped_uses_nothing_any_more() {
+    let mut pair = Pair::new(SHAPE);
+    pair.table.issue(FIRST, PageId(0), Access::ReadWrite).unwrap();
+    pair.begin(FIRST, Access::ReadOnly).unwrap();
+    pair.view = pair.view.another();
+    assert_eq!(pair.table.revoke(FIRST), Ok(PageId(0)));
+}
+
+#[test]
+fn what_the_granter_may_not_do_is_refused() {
+    let mut pair = Pair::new(SHAPE);
+    let table = &mut pair.table;
+    for gref in [Gref(0), Gref(7), Gref(FIRST.0 + 3), Gref(u32::MAX)] {
+        let no_entry = Err(IssueError::NoEntry { gref, entries: 3 });
+        assert_eq!(table.issue(gref, PageId(0), Access::ReadWrite), no_entry);
+        assert_eq!(table.revoke(gref), Err(RevokeError::NotIssued));
+    }
+    let (read_only, read_write) = (Access::ReadOnly, Access::ReadWrite);
+    let beyond = Err(IssueError::NoPage { page: PageId(8), pages: 8 });
+    assert_eq!(table.issue(FIRST, PageId(8), read_only), beyond);
+    let kind = |page, kind| Err(IssueError::Access { page, kind });
+    assert_eq!(table.issue(FIRST, PageId(7), read_write), kind(PageId(7), read_only));
+    assert_eq!(table.issue(FIRST, PageId(0), read_only), kind(PageId(0), read_write));
+    table.issue(FIRST, PageId(0), read_write).unwrap();
+    let again = Err(IssueError::Taken { gref: FIRST });
+    assert_eq!(table.issue(FIRST, PageId(1), read_write), again);
+    let twice = Err(IssueError::NotFresh { page: PageId(0) });
+    assert_eq!(table.issue(Gref(FIRST.0 + 1), PageId(0), read_write), twice);
+    assert_eq!(table.prepare(PageId(8)), Err(RevokeError::NotIssued));
+    assert!(table.memory(PageId(8)).is_none());
+}
+
+fn refused(outcome: Result<WindowView, WindowError>) -> WindowError {
+    match outcome {
+        Ok(_) => panic!("it was opened"),
+        Err(error) => error,
+    }
+}
+
+#[test]
+fn what_the_grantee_may_not_have_is_refused() {
+    let pair = Pair::new(SHAPE);
+    let (toolstack, guest) = (&pair.machine.toolstack, pair.guest.domid());
+    let handle = pair.table.handle();
+    for wrong in [0, handle.0 + 1, u32::MAX] {
+        let error = refused(toolstack.open_window(guest, WindowHandle(wrong), 4096));
+        assert!(matches!(error, WindowError::NoSuchWindow { .. }), "{error}");
+    }
+    let error = refused(toolstack.open_window(DomId(77), handle, 4096));
+    assert!(matches!(error, WindowError::NoSuchWindow { .. }), "{error}");
+    let error = refused(toolstack.open_window(guest, handle, 2));
+    assert!(matches!(error, WindowError::TooLarge { found: 3, limit: 2 }), "{error}");
+    // A third domain does not get at it.
+    let third = pair.machine.guest();
+    let error = refused(third.open_window(guest, handle, 4096));
+    assert!(matches!(error, WindowError::NoSuchWindow { .. }), "{error}");
+}
+
+#[test]
+fn windows_are_bounded_by_number_and_by_bytes() {
+    let machine = Machine::new();
+    let guest = machine.guest();
+    let small = WindowShape { writable: 1, read_only: 1, entries: 1 };
+    let made = (0..100).take_while(|_| guest.window(DomId(0), small).is_ok()).count();
+    assert_eq!(made, 32);
+    let guest = machine.guest();
+    let large = WindowShape { writable: 16000, read_only: 1000, entries: 1000 };
+    assert!(guest.window(DomId(0), large).is_err(), "more than the domain's quota");
+    let larger = WindowShape { writable: 20000, ..small };
+    let error = guest.window(DomId(0), larger).err().unwrap();
+    let too_large = matches!(
+        error,
+        WindowError::Platform(PlatformError::BadArena { why: ArenaFault::TooLarge { .. }, .. })
+    );
+    assert!(too_large, "{error}");
+}
+
+/// A domain that is not ours lends a window whose table says what it likes.
+fn raw_window(machine: &Machine, arena: &RawArena, handle: u32) -> (DomId, RawDomain) {
+    let (id, socket) = machine.guest_socket();
+    let mut domain = RawDomain::join(socket).unwrap();
+    domain.lend_window(DomId(0), arena, handle).unwrap();
+    (id, domain)
+}
+
+#[test]
+fn a_grantee_reaches_the_window_and_nothing_else_whatever_the_table_says() {
+    let machine = Machine::new();
+    let shape = ArenaShape { writable: 2, read_only: 2, references: 16 };
+    let arena = RawArena::new(shape).unwrap();
+    let (id, _domain) = raw_window(&machine, &arena, 5);
+    let mut view = machine.toolstack.open_window(id, WindowHandle(5), 4096).unwrap();
+    let mut begin = |word: u64, access| {
+        arena.set_entry(FIRST.0, RawGrantEntry(word));
+        let mut out = Vec::new();
+        view.begin([(FIRST, access)].into_iter(), &mut out);
+        if out[0].is_ok() {
+            view.end(FIRST);
+        }
+        out.pop().unwrap()
+    };
+    let entry = |flags: u64, domain: u64, frame: u64| flags | domain << 16 | frame << 32;
+    let (permit, read_only) = (1, 1 | 1 << 2);
+    assert!(begin(entry(permit, 0, 1), Access::ReadWrite).is_ok());
+    assert_eq!(begin(entry(permit, 0, 2), Access::ReadWrite), Err(GrantStatus::BadPage));
+    assert_eq!(
+        begin(entry(permit, 0, u64::from(u32::MAX)), Access::ReadOnly),
+        Err(GrantStatus::BadPage)
+    );
+    assert_eq!(begin(entry(read_only, 0, 2), Access::ReadOnly), Err(GrantStatus::BadPage));
+    assert_eq!(
+        begin(entry(read_only, 0, 0), Access::ReadWrite),
+        Err(GrantStatus::PermissionDenied)
+    );
+    assert_eq!(begin(entry(permit, 9, 0), Access::ReadOnly), Err(GrantStatus::PermissionDenied));
+    assert_eq!(begin(entry(0, 0, 0), Access::ReadOnly), Err(GrantStatus::BadGref));
+    let mut out = Vec::new();
+    let outside = [Gref(0), Gref(7), Gref(16), Gref(u32::MAX)];
+    view.begin(outside.into_iter().map(|gref| (gref, Access::ReadOnly)), &mut out);
+    assert_eq!(out, [Err(GrantStatus::BadGref); 4]);
+}
+
+#[test]
+fn a_window_without_its_seals_is_refused() {
+    let machine = Machine::new();
+    let (id, socket) = machine.guest_socket();
+    let mut domain = RawDomain::join(socket).unwrap();
+    let mut arena =
+        RawArena::new(ArenaShape { writable: 2, read_only: 2, references: 16 }).unwrap();
+    arena.handed_over[0] = memfd(2 * 4096, SealFlags::SHRINK).unwrap();
+    assert!(domain.lend_window(DomId(0), &arena, 5).is_err(), "the hub looks first");
+    let error = refused(machine.toolstack.open_window(id, WindowHandle(5), 4096));
+    assert!(matches!(error, WindowError::NoSuchWindow { .. }), "{error}");
+}
+
+/// A model of both ends; each page's content is its generation.
+#[derive(Default)]
+struct Model {
+    issued: BTreeMap<Gref, PageId>,
+    uses: BTreeMap<Gref, u32>,
+    held: BTreeSet<Gref>,
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig {
+        failure_persistence: Some(Box::new(FileFailurePersistence::Off)),
+        cases: 64,
+        ..ProptestConfig::default()
+    })]
+
+    #[test]
+    fn table_and_view_do_what_the_model_does(
+        steps in prop::collection::vec((0u8..6, 0u32..3, 0u32..8), 1..120),
+    ) {
+        let mut pair = Pair::new(SHAPE);
+        let mut model = Model::default();
+        for (kind, entry, page) in steps {
+            let (gref, page) = (Gref(FIRST.0 + entry), PageId(page));
+            let access = SHAPE.access_of(page).unwrap();
+            match kind {
+                0 => {
+                    let free = !model.issued.contains_key(&gref) && !model.held.contains(&gref);
+                    if pair.table.prepare(page).is_ok() {
+                        let tag = u64::from(pair.table.generation(page)) << 8 | u64::from(page.0);
+                        pair.put(page, tag);
+                        let issued = pair.table.issue(gref, page, access);
+                        prop_assert_eq!(issued.is_ok(), free);
+                        if free {
+                            model.issued.insert(gref, page);
+                        }
+                    } else {
+                        let taken = model.issued.values().any(|known| *known == page);
+                        prop_assert!(taken || !model.held.is_empty());
+                    }
+                }
+                1 => {
+                    let begun = pair.begin(gref, Access::ReadOnly);
+                    prop_assert_eq!(begun.is_ok(), model.issued.contains_key(&gref));
+                    if let Ok(place) = begun {
+                        let page = model.issued[&gref];
+                        let tag = u64::from(pair.table.generation(page)) << 8 | u64::from(page.0);
+                        prop_assert_eq!(pair.seen(place), tag);
+                        *model.uses.entry(gref).or_default() += 1;
+                    }
+                }
+                2 => {
+                    if model.uses.get(&gref).is_some_and(|uses| *uses > 0) {
+                        pair.view.end(gref);
+                        let uses = model.uses.entry(gref).or_default();
+                        *uses -= 1;
+                        if *uses == 0 {
+                            model.held.remove(&gref);
+                        }
+                    }
+                }
+                3 => {
+                    let busy = model.uses.get(&gref).is_some_and(|uses| *uses > 0);
+                    let expected = match model.issued.get(&gref) {
+                        None => Err(RevokeError::NotIssued),
+                        Some(_) if busy => Err(RevokeError::Busy),
+                        Some(page) => Ok(*page),
+                    };
+                    prop_assert_eq!(pair.table.revoke(gref), expected);
+                    if expected.is_ok() {
+                        model.issued.remove(&gref);
+                    }
+                }
+                4 => {
+                    pair.table.revoke_forced(&[gref]).unwrap();
+                    if model.issued.remove(&gref).is_some()
+                        && model.uses.get(&gref).is_some_and(|uses| *uses > 0)
+                    {
+                        model.held.insert(gref);
+                    }
+                }
+                _ => {
+                    pair.table.scrub().unwrap();
+                }
+            }
+            prop_assert_eq!(pair.table.held().pages as usize, model.held.len());
+        }
+    }
+}
+
+/// One thread issues and revokes, as fast as it can, by turns patiently and by force; the other uses what
+/// it finds. While a use lasts, the page holds the generation that was issued, or (by force) zeros: never
+/// what was put there for another reference.
+#[test]
+fn nothing_is_used_after_its_revocation() {
+    let rounds: u64 =
+        std::env::var("RINGFENCE_SOAK_ROUNDS").ok().and_then(|n| n.parse().ok()).unwrap_or(100_000);
+    let shape = WindowShape { writable: 0, read_only: 16, entries: 4 };
+    let Pair { machine, guest, mut table, mut view } = Pair::new(shape);
+    let (stop, seen) = (AtomicBool::new(false), AtomicU64::new(0));
+    // What the page issued under each reference holds, as the granter says.
+    let current: Vec<AtomicU64> = (0..4).map(|_| AtomicU64::new(0)).collect();
+    let deadline = Instant::now() + Duration::from_secs(600);
+    std::thread::scope(|scope| {
+        let user = scope.spawn(|| {
+            let mut out = Vec::new();
+            while !stop.load(SeqCst) {
+                out.clear();
+                let all = shape.grefs().map(|gref| (gref, Access::ReadOnly));
+                view.begin(all, &mut out);
+                for ((gref, found), current) in shape.grefs().zip(&out).zip(&current) {
+                    let Ok(place) = found else { continue };
+                    let expected = current.load(SeqCst);
+                    let (memory, offset) = view.memory(*place);
+                    let first = memory.load_u64(offset, SeqCst).unwrap();
+                    let second = memory.load_u64(offset + 4088, SeqCst).unwrap();
+                    // A use keeps the page from being revoked patiently: it is what was issued, unless
+                    // it was destroyed by force meanwhile.
+                    let good = |word: u64| word == 0 || word == expected;
+                    assert!(good(first) && good(second), "{first} {second}, issued {expected}");
+                    seen.fetch_add(1, SeqCst);
+                    view.end(gref);
+                }
+            }
+            drop(view);
+        });
+        let mut round = 0;
+        let mut page = 0u32;
+        let mut issued = [false; 4];
+        while round < rounds && Instant::now() < deadline && !user.is_finished() {
+            for ((gref, current), issued) in shape.grefs().zip(&current).zip(&mut issued) {
+                round += 1;
+                page = (page + 1) % 16;
+                if *issued {
+                    continue;
+                }
+                if table.prepare(PageId(page)).is_ok() {
+                    let memory: LentSlice = table.memory(PageId(page)).unwrap();
+                    memory.store_u64(0, round, SeqCst).unwrap();
+                    memory.store_u64(4088, round, SeqCst).unwrap();
+                    current.store(round, SeqCst);
+                    *issued = table.issue(gref, PageId(page), Access::ReadOnly).is_ok();
+                }
+            }
+            for (gref, issued) in shape.grefs().zip(&mut issued) {
+                if round.is_multiple_of(3) {
+                    table.revoke_forced(&[gref]).unwrap();
+                    *issued = false;
+                } else if table.revoke(gref).is_ok() {
+                    *issued = false;
+                }
+            }
+        }
+        stop.store(true, SeqCst);
+        user.join().unwrap();
+        assert!(round >= rounds, "{round} of {rounds} rounds in ten minutes");
+    });
+    assert!(seen.load(SeqCst) > 0, "the user used nothing");
+    assert_eq!(table.held().pages, 0);
+    drop((guest, machine));
+}
