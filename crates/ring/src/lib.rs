@@ -19,12 +19,15 @@
 //! * Publication and the final check before sleeping order their accesses as the header demands;
 //!   loom explores them (`cargo test` with `--cfg loom`).
 //!
+//! Virtqueues, which are rings of another kind, are in [`split`].
+//!
 //! The code is generic over [`RingMemory`] so that the same text runs on lent memory and in loom.
 
 mod any_order;
 mod back;
 mod front;
 mod memory;
+pub mod split;
 pub mod sync;
 
 #[cfg(loom)]

@@ -1,5 +1,6 @@
 #![forbid(unsafe_code)]
-//! Layouts and numbers of Xen's PV interfaces. Bytes in, values or errors out; no I/O.
+//! Layouts and numbers of Xen's PV interfaces, and of virtqueues and vhost. Bytes in, values or errors out;
+//! no I/O.
 //!
 //! Everything parsed here was written by a peer that is not trusted. The contract of the crate:
 //!
@@ -10,7 +11,7 @@
 //! * Bytes in shared memory are the caller's affair: what comes in here has been fetched once into
 //!   private memory already (XSA-155).
 //!
-//! All integers are little endian.
+//! All integers are little endian, but those for the kernel ([`vhost`]).
 
 pub mod blkif;
 pub mod decimal;
@@ -21,5 +22,7 @@ pub mod grant;
 mod macros;
 pub mod netif;
 pub mod ring;
+pub mod vhost;
+pub mod virtio;
 pub mod xenbus;
 pub mod xenstore;

@@ -1,0 +1,153 @@
+//! The device's end of a split virtqueue, for tests: honest, unless it is told to write something else.
+
+use ringfence_wire::virtio::{
+    AVAIL_NO_INTERRUPT, DESCRIPTOR_BYTES, Descriptor, SplitLayout, USED_NO_NOTIFY, UsedElement,
+    flag,
+};
+
+use super::driver::{QueueFeatures, passes};
+use super::memory::{QueueMemory, QueuePages};
+use crate::sync::{Ordering, fence};
+
+/// A buffer that the driver made available.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Request {
+    /// The first descriptor's number.
+    pub head: u16,
+    /// All descriptors, those of an indirect table in place of the one that names it.
+    pub chain: Vec<Descriptor>,
+}
+
+impl Request {
+    /// Octets that the device may write.
+    pub fn capacity(&self) -> u32 {
+        self.chain.iter().filter(|d| d.flags & flag::WRITE != 0).map(|d| d.len).sum()
+    }
+}
+
+/// The device's end.
+#[derive(Debug)]
+pub struct DeviceQueue<M = QueuePages> {
+    memory: M,
+    layout: SplitLayout,
+    features: QueueFeatures,
+    avail: u16,
+    used: u16,
+    /// The used index when the driver's wish for interrupts was last looked at.
+    signalled: u16,
+}
+
+impl<M: QueueMemory> DeviceQueue<M> {
+    /// The other end of a queue whose driver's end was made before.
+    pub fn new(memory: M, layout: SplitLayout, features: QueueFeatures) -> DeviceQueue<M> {
+        DeviceQueue { memory, layout, features, avail: 0, used: 0, signalled: 0 }
+    }
+
+    /// Goes on as if everything up to `index` had been used, to test what happens when indices wrap.
+    pub fn start_at(&mut self, index: u16) {
+        (self.avail, self.used, self.signalled) = (index, index, index);
+        self.memory.store(self.layout.avail_idx(), index, Ordering::Relaxed);
+        self.memory.store(self.layout.used_idx(), index, Ordering::Relaxed);
+    }
+
+    /// Buffers that were made available and not taken.
+    pub fn available(&self) -> u16 {
+        self.memory.load(self.layout.avail_idx(), Ordering::Acquire).wrapping_sub(self.avail)
+    }
+
+    /// Takes the next buffer.
+    ///
+    /// # Panics
+    ///
+    /// When the driver breaks a rule: a chain with a loop, or an indirect table elsewhere.
+    pub fn take(&mut self) -> Option<Request> {
+        if self.available() == 0 {
+            return None;
+        }
+        let head = self.memory.load(self.layout.avail_entry(self.avail), Ordering::Relaxed);
+        self.avail = self.avail.wrapping_add(1);
+        Some(Request { head, chain: self.chain(head) })
+    }
+
+    fn chain(&self, head: u16) -> Vec<Descriptor> {
+        let outer = Descriptor::from_bytes(&self.memory.fetch(self.layout.descriptor(head)));
+        let mut chain = Vec::new();
+        if outer.flags & flag::INDIRECT != 0 {
+            let table = QueuePages::indirect(self.layout, head);
+            assert_eq!(outer.address, self.memory.indirect_address(table), "the entry's own table");
+            for n in 0..outer.len as usize / DESCRIPTOR_BYTES {
+                let at = table + n * DESCRIPTOR_BYTES;
+                chain.push(Descriptor::from_bytes(&self.memory.fetch(at)));
+            }
+            return chain;
+        }
+        let mut next = Some(head);
+        while let Some(number) = next {
+            let descriptor =
+                Descriptor::from_bytes(&self.memory.fetch(self.layout.descriptor(number)));
+            chain.push(descriptor);
+            assert!(chain.len() <= usize::from(self.layout.size()), "a chain with a loop");
+            next = (descriptor.flags & flag::NEXT != 0).then_some(descriptor.next);
+        }
+        chain
+    }
+
+    /// Is done with a buffer; the driver sees it with [`publish`](Self::publish).
+    pub fn finish(&mut self, head: u16, len: u32) {
+        self.put_used(UsedElement { id: head.into(), len }, 1);
+    }
+
+    /// Is done with `count` buffers, of which `head` is the last (with `IN_ORDER`).
+    pub fn finish_batch(&mut self, head: u16, len: u32, count: u16) {
+        self.put_used(UsedElement { id: head.into(), len }, count);
+    }
+
+    /// Writes any element, and goes on by `count`.
+    pub fn put_used(&mut self, element: UsedElement, count: u16) {
+        self.memory.put(self.layout.used_entry(self.used), &element.to_bytes());
+        self.used = self.used.wrapping_add(count);
+    }
+
+    /// Shows the driver what is finished; `true` when it wants an interrupt.
+    #[must_use]
+    pub fn publish(&mut self) -> bool {
+        self.publish_index(self.used)
+    }
+
+    /// Shows the driver any index.
+    #[must_use]
+    pub fn publish_index(&mut self, index: u16) -> bool {
+        self.used = index;
+        self.memory.store(self.layout.used_idx(), index, Ordering::Release);
+        fence(Ordering::SeqCst);
+        let old = core::mem::replace(&mut self.signalled, index);
+        if self.features.event_idx {
+            let event = self.memory.load(self.layout.used_event(), Ordering::Relaxed);
+            passes(old, index, event)
+        } else {
+            let flags = self.memory.load(self.layout.avail_flags(), Ordering::Relaxed);
+            flags & AVAIL_NO_INTERRUPT == 0
+        }
+    }
+
+    /// Asks for no kicks.
+    pub fn suppress(&mut self) {
+        if self.features.event_idx {
+            let long_ago = self.avail.wrapping_sub(1);
+            self.memory.store(self.layout.avail_event(), long_ago, Ordering::Relaxed);
+        } else {
+            self.memory.store(self.layout.used_flags(), USED_NO_NOTIFY, Ordering::Relaxed);
+        }
+    }
+
+    /// Asks for a kick with the next buffer, and looks once more: `true` when there is one already.
+    pub fn arm(&mut self) -> bool {
+        if self.features.event_idx {
+            self.memory.store(self.layout.avail_event(), self.avail, Ordering::Relaxed);
+        } else {
+            self.memory.store(self.layout.used_flags(), 0, Ordering::Relaxed);
+        }
+        fence(Ordering::SeqCst);
+        self.available() > 0
+    }
+}

@@ -1,0 +1,472 @@
+//! The driver's end of a split virtqueue.
+
+use ringfence_memory::{DeviceAccess, DeviceRange};
+use ringfence_wire::virtio::{
+    AVAIL_NO_INTERRUPT, DESCRIPTOR_BYTES, Descriptor, SplitLayout, USED_NO_NOTIFY, UsedElement,
+    flag,
+};
+
+use super::CHAIN_MAX;
+use super::memory::{QueueMemory, QueuePages};
+use crate::sync::{Ordering, fence};
+
+/// What was negotiated for a queue.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct QueueFeatures {
+    /// A chain takes one entry and a table of its own (`VIRTIO_F_INDIRECT_DESC`).
+    pub indirect: bool,
+    /// Notifications are asked for by index (`VIRTIO_F_EVENT_IDX`).
+    pub event_idx: bool,
+    /// Buffers are used in order, and one element may stand for several (`VIRTIO_F_IN_ORDER`).
+    pub in_order: bool,
+}
+
+/// Why a chain was not made available.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum PushError {
+    /// Not enough free descriptors.
+    #[error("{wanted} descriptors where {free} are free")]
+    Full {
+        /// Descriptors of the chain.
+        wanted: usize,
+        /// Descriptors that are free.
+        free: u16,
+    },
+    /// No descriptors, or more than [`CHAIN_MAX`].
+    #[error("a chain of {len} descriptors, not of 1 to {CHAIN_MAX}")]
+    Chain {
+        /// Descriptors of the chain.
+        len: usize,
+    },
+    /// What is to be read comes before what is to be written (virtio 1.x, 2.7.4.2).
+    #[error("a descriptor to be read behind one to be written")]
+    Order,
+    /// All lengths together do not fit into 32 bits.
+    #[error("a chain of more than 4 GiB")]
+    TooLong,
+}
+
+/// The device broke a rule.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum QueueFault {
+    /// The used index moved further than there is in flight.
+    #[error("the device announced {announced} used buffers with {in_flight} in flight")]
+    Overrun {
+        /// Distance the device claims.
+        announced: u16,
+        /// Chains in flight.
+        in_flight: u16,
+    },
+    /// No descriptor has that number.
+    #[error("the device used buffer {id} in a queue of {size}")]
+    UnknownId {
+        /// The number.
+        id: u32,
+        /// Entries of the queue.
+        size: u16,
+    },
+    /// No chain in flight begins there: it was used already, or never made available.
+    #[error("the device used buffer {id}, which is not in flight")]
+    NotInFlight {
+        /// The number.
+        id: u16,
+    },
+    /// More octets than the device could write.
+    #[error("the device wrote {len} octets to buffer {id} of {capacity}")]
+    Length {
+        /// The buffer.
+        id: u16,
+        /// Octets the device claims.
+        len: u32,
+        /// Octets of the buffer that the device may write.
+        capacity: u32,
+    },
+    /// An element stands for more buffers than the used index says were used.
+    #[error("the device used {batch} buffers at once but announced {announced}")]
+    Batch {
+        /// Buffers up to the one that is named.
+        batch: u16,
+        /// Buffers that the used index announces.
+        announced: u16,
+    },
+}
+
+impl QueueFault {
+    /// The name of the rule, to count by.
+    pub fn rule(&self) -> &'static str {
+        match self {
+            QueueFault::Overrun { .. } => "virtqueue_used_overrun",
+            QueueFault::UnknownId { .. } => "virtqueue_used_unknown_id",
+            QueueFault::NotInFlight { .. } => "virtqueue_used_not_in_flight",
+            QueueFault::Length { .. } => "virtqueue_used_length",
+            QueueFault::Batch { .. } => "virtqueue_used_batch",
+        }
+    }
+}
+
+/// A buffer that the device has used.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Used {
+    /// What it was pushed with.
+    pub token: u32,
+    /// Octets that the device wrote, at most what it could.
+    pub len: u32,
+}
+
+/// What is remembered of a chain, at the place of its first descriptor.
+#[derive(Clone, Copy, Debug, Default)]
+struct Chain {
+    /// Descriptors of the table that it takes; 0 when no chain begins here.
+    descriptors: u16,
+    /// Its place in the available ring, free-running.
+    place: u16,
+    /// Whether the device was shown it.
+    published: bool,
+    capacity: u32,
+    token: u32,
+}
+
+/// The driver's end. See the [module](super).
+#[derive(Debug)]
+pub struct DriverQueue<M = QueuePages> {
+    memory: M,
+    layout: SplitLayout,
+    features: QueueFeatures,
+    chains: Vec<Chain>,
+    /// First descriptors of the chains in the available ring, as they were written there.
+    heads: Vec<u16>,
+    /// The descriptor that follows each one in its chain.
+    links: Vec<u16>,
+    /// Free descriptors: a ring of their numbers, from `free_first` on.
+    free: Vec<u16>,
+    free_first: u16,
+    free_count: u16,
+    avail: u16,
+    published: u16,
+    used: u16,
+    /// The device's index when it was last looked at.
+    used_seen: u16,
+    /// The element that stands for buffers up to its own, of which some were not popped yet.
+    batch: Option<UsedElement>,
+}
+
+impl<M: QueueMemory> DriverQueue<M> {
+    /// An empty queue in `memory`, which is initialised. The device must not look at it yet. Interrupts are
+    /// suppressed.
+    pub fn new(memory: M, layout: SplitLayout, features: QueueFeatures) -> DriverQueue<M> {
+        for offset in [layout.avail_flags(), layout.avail_idx(), layout.used_flags()] {
+            memory.store(offset, 0, Ordering::Relaxed);
+        }
+        for offset in [layout.used_idx(), layout.used_event(), layout.avail_event()] {
+            memory.store(offset, 0, Ordering::Relaxed);
+        }
+        let size = usize::from(layout.size());
+        let mut queue = DriverQueue {
+            memory,
+            layout,
+            features,
+            chains: vec![Chain::default(); size],
+            heads: vec![0; size],
+            links: vec![0; size],
+            free: (0..layout.size()).collect(),
+            free_first: 0,
+            free_count: layout.size(),
+            avail: 0,
+            published: 0,
+            used: 0,
+            used_seen: 0,
+            batch: None,
+        };
+        queue.suppress();
+        queue
+    }
+
+    /// Entries of the queue.
+    pub fn size(&self) -> u16 {
+        self.layout.size()
+    }
+
+    /// What was negotiated.
+    pub fn features(&self) -> QueueFeatures {
+        self.features
+    }
+
+    /// The memory.
+    pub fn memory(&self) -> &M {
+        &self.memory
+    }
+
+    /// Where the tables are in it.
+    pub fn layout(&self) -> SplitLayout {
+        self.layout
+    }
+
+    /// Descriptors that are free. A chain takes one where indirect tables were negotiated.
+    pub fn free(&self) -> u16 {
+        self.free_count
+    }
+
+    /// Buffers that were published and not popped.
+    pub fn in_flight(&self) -> u16 {
+        self.published.wrapping_sub(self.used)
+    }
+
+    /// Makes a buffer of these ranges available with the next [`publish`](Self::publish). `token` comes
+    /// back with it.
+    ///
+    /// # Errors
+    ///
+    /// [`PushError`]; nothing has changed.
+    pub fn push(&mut self, ranges: &[DeviceRange], token: u32) -> Result<(), PushError> {
+        if ranges.is_empty() || ranges.len() > CHAIN_MAX {
+            return Err(PushError::Chain { len: ranges.len() });
+        }
+        let capacity = check_ranges(ranges)?;
+        let indirect = self.features.indirect && ranges.len() > 1;
+        let wanted = if indirect { 1 } else { ranges.len() };
+        if wanted > usize::from(self.free_count) {
+            return Err(PushError::Full { wanted, free: self.free_count });
+        }
+        let head = self.nth_free(0);
+        if indirect {
+            self.write_indirect(head, ranges);
+        } else {
+            self.write_direct(ranges);
+        }
+        // At most CHAIN_MAX.
+        let descriptors = u16::try_from(wanted).unwrap_or(u16::MAX);
+        self.free_first = self.free_first.wrapping_add(descriptors);
+        self.free_count -= descriptors;
+        self.chains[usize::from(head)] =
+            Chain { descriptors, place: self.avail, published: false, capacity, token };
+        let place = self.place(self.avail);
+        self.heads[place] = head;
+        self.memory.store(self.layout.avail_entry(self.avail), head, Ordering::Relaxed);
+        self.avail = self.avail.wrapping_add(1);
+        Ok(())
+    }
+
+    /// Shows the device what was pushed; `true` when it wants a kick.
+    #[must_use]
+    pub fn publish(&mut self) -> bool {
+        let (old, new) = (self.published, self.avail);
+        if old == new {
+            return false;
+        }
+        while self.published != new {
+            let head = self.heads[self.place(self.published)];
+            self.chains[usize::from(head)].published = true;
+            self.published = self.published.wrapping_add(1);
+        }
+        self.memory.store(self.layout.avail_idx(), new, Ordering::Release);
+        fence(Ordering::SeqCst);
+        if self.features.event_idx {
+            let event = self.memory.load(self.layout.avail_event(), Ordering::Relaxed);
+            passes(old, new, event)
+        } else {
+            let flags = self.memory.load(self.layout.used_flags(), Ordering::Relaxed);
+            flags & USED_NO_NOTIFY == 0
+        }
+    }
+
+    /// The next buffer that the device has used.
+    ///
+    /// # Errors
+    ///
+    /// [`QueueFault`]: the device cannot be trusted any more, and the queue not be used.
+    pub fn pop(&mut self) -> Result<Option<Used>, QueueFault> {
+        if self.announced()? == 0 {
+            return Ok(None);
+        }
+        let used = if self.features.in_order { self.pop_in_order()? } else { self.pop_any()? };
+        self.used = self.used.wrapping_add(1);
+        Ok(Some(used))
+    }
+
+    /// Asks for no interrupts, as far as that goes: with `EVENT_IDX`, none for the next 65535 buffers.
+    pub fn suppress(&mut self) {
+        if self.features.event_idx {
+            let long_ago = self.used.wrapping_sub(1);
+            self.memory.store(self.layout.used_event(), long_ago, Ordering::Relaxed);
+        } else {
+            self.memory.store(self.layout.avail_flags(), AVAIL_NO_INTERRUPT, Ordering::Relaxed);
+        }
+    }
+
+    /// Asks for an interrupt when `count` more buffers (at least one, at most those in flight) were used;
+    /// without `EVENT_IDX`, when one was. Then looks once more: `true` when so many were used already, and
+    /// no interrupt may come.
+    ///
+    /// # Errors
+    ///
+    /// As [`DriverQueue::pop`].
+    pub fn arm(&mut self, count: u16) -> Result<bool, QueueFault> {
+        let count =
+            if self.features.event_idx { count.clamp(1, self.in_flight().max(1)) } else { 1 };
+        if self.features.event_idx {
+            let event = self.used.wrapping_add(count - 1);
+            self.memory.store(self.layout.used_event(), event, Ordering::Relaxed);
+        } else {
+            self.memory.store(self.layout.avail_flags(), 0, Ordering::Relaxed);
+        }
+        fence(Ordering::SeqCst);
+        self.used_seen = self.used;
+        Ok(self.announced()? >= count)
+    }
+
+    /// Buffers that the device has used and that were not popped.
+    fn announced(&mut self) -> Result<u16, QueueFault> {
+        if self.used_seen == self.used {
+            self.used_seen = self.memory.load(self.layout.used_idx(), Ordering::Acquire);
+        }
+        let announced = self.used_seen.wrapping_sub(self.used);
+        let in_flight = self.in_flight();
+        if announced > in_flight {
+            return Err(QueueFault::Overrun { announced, in_flight });
+        }
+        Ok(announced)
+    }
+
+    /// The element at the front, fetched once; its number names a chain in flight.
+    fn element(&self) -> Result<(u16, UsedElement), QueueFault> {
+        let bytes = self.memory.fetch(self.layout.used_entry(self.used));
+        let element = UsedElement::from_bytes(bytes);
+        let size = self.layout.size();
+        let unknown = QueueFault::UnknownId { id: element.id, size };
+        let id = u16::try_from(element.id).ok().filter(|id| *id < size).ok_or(unknown)?;
+        let chain = &self.chains[usize::from(id)];
+        if chain.descriptors == 0 || !chain.published {
+            return Err(QueueFault::NotInFlight { id });
+        }
+        Ok((id, element))
+    }
+
+    fn pop_any(&mut self) -> Result<Used, QueueFault> {
+        let (id, element) = self.element()?;
+        self.release(id, element.len)
+    }
+
+    /// Takes the oldest buffer, used by itself or with others: the element of those stands where that of the
+    /// first would, names the last, and has its length; the others were filled (virtio 1.x, 2.7.8).
+    fn pop_in_order(&mut self) -> Result<Used, QueueFault> {
+        let oldest = self.heads[self.place(self.used)];
+        let element = match self.batch {
+            Some(element) => element,
+            None => {
+                let (id, element) = self.element()?;
+                let last = self.chains[usize::from(id)].place;
+                let batch = last.wrapping_sub(self.used).wrapping_add(1);
+                let announced = self.announced()?;
+                if batch > announced {
+                    return Err(QueueFault::Batch { batch, announced });
+                }
+                element
+            }
+        };
+        if u32::from(oldest) == element.id {
+            self.batch = None;
+            return self.release(oldest, element.len);
+        }
+        self.batch = Some(element);
+        self.release(oldest, self.chains[usize::from(oldest)].capacity)
+    }
+
+    /// Gives a chain's descriptors back.
+    fn release(&mut self, head: u16, len: u32) -> Result<Used, QueueFault> {
+        let Chain { descriptors, capacity, token, .. } = self.chains[usize::from(head)];
+        if len > capacity {
+            return Err(QueueFault::Length { id: head, len, capacity });
+        }
+        self.chains[usize::from(head)].descriptors = 0;
+        let mut number = head;
+        for _ in 0..descriptors {
+            let place = self.place(self.free_first.wrapping_add(self.free_count));
+            self.free[place] = number;
+            self.free_count += 1;
+            number = self.links[usize::from(number)];
+        }
+        Ok(Used { token, len })
+    }
+
+    fn write_direct(&mut self, ranges: &[DeviceRange]) {
+        for (n, range) in (0..).zip(ranges) {
+            let number = self.nth_free(n);
+            let last = usize::from(n) + 1 == ranges.len();
+            let next = if last { 0 } else { self.nth_free(n + 1) };
+            self.links[usize::from(number)] = next;
+            let descriptor = descriptor_of(range, (!last).then_some(next));
+            self.memory.put(self.layout.descriptor(number), &descriptor.to_bytes());
+        }
+    }
+
+    fn write_indirect(&mut self, head: u16, ranges: &[DeviceRange]) {
+        let mut table = [0; CHAIN_MAX * DESCRIPTOR_BYTES];
+        let slots = table.chunks_exact_mut(DESCRIPTOR_BYTES);
+        for ((next, range), slot) in (1..).zip(ranges).zip(slots) {
+            let last = usize::from(next) == ranges.len();
+            slot.copy_from_slice(&descriptor_of(range, (!last).then_some(next)).to_bytes());
+        }
+        let len = ranges.len() * DESCRIPTOR_BYTES;
+        let offset = QueuePages::indirect(self.layout, head);
+        self.memory.put(offset, &table[..len]);
+        let outer = Descriptor {
+            address: self.memory.indirect_address(offset),
+            // At most CHAIN_MAX descriptors.
+            len: u32::try_from(len).unwrap_or(0),
+            flags: flag::INDIRECT,
+            next: 0,
+        };
+        self.memory.put(self.layout.descriptor(head), &outer.to_bytes());
+    }
+
+    /// The number of the `n`-th free descriptor.
+    fn nth_free(&self, n: u16) -> u16 {
+        self.free[self.place(self.free_first.wrapping_add(n))]
+    }
+
+    fn place(&self, index: u16) -> usize {
+        usize::from(index & (self.layout.size() - 1))
+    }
+}
+
+/// Octets that the device may write.
+fn check_ranges(ranges: &[DeviceRange]) -> Result<u32, PushError> {
+    let (mut total, mut capacity) = (0u32, 0u32);
+    for range in ranges {
+        total = total.checked_add(range.len()).ok_or(PushError::TooLong)?;
+        match range.access() {
+            DeviceAccess::Write => capacity += range.len(),
+            DeviceAccess::Read if capacity > 0 => return Err(PushError::Order),
+            DeviceAccess::Read => {}
+        }
+    }
+    Ok(capacity)
+}
+
+fn descriptor_of(range: &DeviceRange, next: Option<u16>) -> Descriptor {
+    let write = if range.access() == DeviceAccess::Write { flag::WRITE } else { 0 };
+    let chained = if next.is_some() { flag::NEXT } else { 0 };
+    Descriptor {
+        address: range.address(),
+        len: range.len(),
+        flags: write | chained,
+        next: next.unwrap_or(0),
+    }
+}
+
+/// Whether an index that moved from `old` to `new` went past `event` (`vring_need_event`).
+#[inline]
+pub(super) fn passes(old: u16, new: u16, event: u16) -> bool {
+    new.wrapping_sub(event).wrapping_sub(1) < new.wrapping_sub(old)
+}
+
+#[cfg(not(loom))]
+#[cfg(test)]
+impl<M: QueueMemory> DriverQueue<M> {
+    /// Starts an empty queue at any index, to test what happens when indices wrap.
+    pub(super) fn start_at(&mut self, index: u16) {
+        (self.avail, self.published) = (index, index);
+        (self.used, self.used_seen) = (index, index);
+        self.suppress();
+    }
+}

@@ -1,0 +1,142 @@
+//! Kernel vhost: numbers and layouts of its ioctls (Linux' `vhost.h`, `vhost_types.h`). Native byte order,
+//! as everything between a process and its kernel.
+
+/// ioctl numbers, as every architecture but MIPS, PowerPC, SPARC and Alpha encodes them.
+pub mod ioctl {
+    /// Features that the device has: a u64.
+    pub const GET_FEATURES: u32 = 0x8008_af00;
+    /// Features that are used: a u64.
+    pub const SET_FEATURES: u32 = 0x4008_af00;
+    /// The caller's address space is the one the device works in.
+    pub const SET_OWNER: u32 = 0x0000_af01;
+    /// What the device may reach: see [`memory_table`](super::memory_table).
+    pub const SET_MEM_TABLE: u32 = 0x4008_af03;
+    /// Entries of a queue: [`vring_state`](super::vring_state).
+    pub const SET_VRING_NUM: u32 = 0x4008_af10;
+    /// Where a queue's tables are: [`vring_address`](super::vring_address).
+    pub const SET_VRING_ADDR: u32 = 0x4028_af11;
+    /// The available index to go on from: [`vring_state`](super::vring_state).
+    pub const SET_VRING_BASE: u32 = 0x4008_af12;
+    /// The available index that comes next: [`vring_state`](super::vring_state).
+    pub const GET_VRING_BASE: u32 = 0xc008_af12;
+    /// The eventfd by which the driver kicks: [`vring_file`](super::vring_file).
+    pub const SET_VRING_KICK: u32 = 0x4008_af20;
+    /// The eventfd by which the device interrupts: [`vring_file`](super::vring_file).
+    pub const SET_VRING_CALL: u32 = 0x4008_af21;
+    /// The eventfd by which the device says that it cannot go on: [`vring_file`](super::vring_file).
+    pub const SET_VRING_ERR: u32 = 0x4008_af22;
+    /// How long the worker polls before it sleeps, in µs: [`vring_state`](super::vring_state).
+    pub const SET_VRING_BUSYLOOP_TIMEOUT: u32 = 0x4008_af23;
+    /// The file that frames come from and go to: [`vring_file`](super::vring_file).
+    pub const NET_SET_BACKEND: u32 = 0x4008_af30;
+}
+
+/// Regions of the memory table, at most, where the module was not told otherwise.
+pub const REGIONS_MAX: usize = 64;
+
+/// vhost-net's queue to the guest's side of the link: the driver receives by it.
+pub const NET_RECEIVE: u32 = 0;
+/// vhost-net's queue from the driver, which sends by it.
+pub const NET_TRANSMIT: u32 = 1;
+
+/// A part of the memory table.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Region {
+    /// The address by which descriptors name it.
+    pub device_address: u64,
+    /// Octets.
+    pub len: u64,
+    /// The address in the owner's address space.
+    pub user_address: u64,
+}
+
+/// Octets of the largest memory table.
+pub const MEMORY_TABLE_MAX: usize = 8 + REGIONS_MAX * 32;
+
+/// `struct vhost_memory` with the regions behind it; `None` beyond [`REGIONS_MAX`].
+pub fn memory_table(regions: &[Region]) -> Option<Vec<u8>> {
+    let count = u32::try_from(regions.len()).ok().filter(|_| regions.len() <= REGIONS_MAX)?;
+    let mut bytes = Vec::with_capacity(8 + 32 * regions.len());
+    bytes.extend(count.to_ne_bytes());
+    bytes.extend([0; 4]);
+    for region in regions {
+        bytes.extend(region.device_address.to_ne_bytes());
+        bytes.extend(region.len.to_ne_bytes());
+        bytes.extend(region.user_address.to_ne_bytes());
+        bytes.extend([0; 8]);
+    }
+    Some(bytes)
+}
+
+/// `struct vhost_vring_state`.
+pub fn vring_state(queue: u32, value: u32) -> [u8; 8] {
+    let ([q0, q1, q2, q3], [v0, v1, v2, v3]) = (queue.to_ne_bytes(), value.to_ne_bytes());
+    [q0, q1, q2, q3, v0, v1, v2, v3]
+}
+
+/// `struct vhost_vring_file`; -1 takes the file away again.
+pub fn vring_file(queue: u32, file: i32) -> [u8; 8] {
+    let ([q0, q1, q2, q3], [f0, f1, f2, f3]) = (queue.to_ne_bytes(), file.to_ne_bytes());
+    [q0, q1, q2, q3, f0, f1, f2, f3]
+}
+
+/// `struct vhost_vring_addr`, without a log.
+pub fn vring_address(queue: u32, descriptors: u64, used: u64, available: u64) -> [u8; 40] {
+    let mut bytes = [0; 40];
+    bytes[..4].copy_from_slice(&queue.to_ne_bytes());
+    bytes[8..16].copy_from_slice(&descriptors.to_ne_bytes());
+    bytes[16..24].copy_from_slice(&used.to_ne_bytes());
+    bytes[24..32].copy_from_slice(&available.to_ne_bytes());
+    bytes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// `_IOC`: direction, size of the argument, type 0xAF, number.
+    #[test]
+    fn numbers_carry_the_sizes_of_their_arguments() {
+        let (none, write, read) = (0u32, 1u32, 2u32);
+        for (number, direction, size, nr) in [
+            (ioctl::GET_FEATURES, read, 8, 0x00),
+            (ioctl::SET_FEATURES, write, 8, 0x00),
+            (ioctl::SET_OWNER, none, 0, 0x01),
+            (ioctl::SET_MEM_TABLE, write, 8, 0x03),
+            (ioctl::SET_VRING_NUM, write, vring_state(0, 0).len(), 0x10),
+            (ioctl::SET_VRING_ADDR, write, vring_address(0, 0, 0, 0).len(), 0x11),
+            (ioctl::SET_VRING_BASE, write, vring_state(0, 0).len(), 0x12),
+            (ioctl::GET_VRING_BASE, read | write, vring_state(0, 0).len(), 0x12),
+            (ioctl::SET_VRING_KICK, write, vring_file(0, 0).len(), 0x20),
+            (ioctl::SET_VRING_CALL, write, vring_file(0, 0).len(), 0x21),
+            (ioctl::SET_VRING_ERR, write, vring_file(0, 0).len(), 0x22),
+            (ioctl::SET_VRING_BUSYLOOP_TIMEOUT, write, vring_state(0, 0).len(), 0x23),
+            (ioctl::NET_SET_BACKEND, write, vring_file(0, 0).len(), 0x30),
+        ] {
+            let size = u32::try_from(size).unwrap();
+            assert_eq!(number, direction << 30 | size << 16 | 0xaf << 8 | nr, "{nr:#x}");
+        }
+    }
+
+    #[test]
+    fn the_memory_table_is_laid_out_as_the_header_says() {
+        let region = Region { device_address: 1, len: 2, user_address: 3 };
+        let bytes = memory_table(&[region, region]).unwrap();
+        assert_eq!(bytes.len(), 8 + 2 * 32);
+        let words: Vec<u64> = bytes
+            .chunks_exact(8)
+            .map(|word| u64::from_ne_bytes(word.try_into().unwrap()))
+            .collect();
+        assert_eq!(words[1..], [1, 2, 3, 0, 1, 2, 3, 0]);
+        assert_eq!(bytes[..4], 2u32.to_ne_bytes());
+        assert!(memory_table(&[region; REGIONS_MAX]).is_some_and(|t| t.len() == MEMORY_TABLE_MAX));
+        assert_eq!(memory_table(&[region; REGIONS_MAX + 1]), None);
+    }
+
+    #[test]
+    fn addresses_are_where_the_header_has_them() {
+        let bytes = vring_address(7, 0x10, 0x20, 0x30);
+        let at = |offset: usize| u64::from_ne_bytes(bytes[offset..offset + 8].try_into().unwrap());
+        assert_eq!((bytes[0], at(8), at(16), at(24), at(32)), (7, 0x10, 0x20, 0x30, 0));
+    }
+}
