@@ -16,8 +16,11 @@ use ringfence_net::tap::TapPort;
 use ringfence_net::{Batch, Fault, Port, PortCapabilities, PortCounters, Received, Transmitted};
 use ringfence_platform::Counters;
 use ringfence_platform::tap::TapOffloads;
+use ringfence_uplink::GuestSide;
+use ringfence_uplink::link::{Committed, Slots};
 
 use crate::frames::{FrameRing, FrameShape};
+use crate::{commit_all, inbound_queue};
 
 /// One queue of a TAP interface, with a ring of frames in front of it.
 #[derive(Debug)]
@@ -27,6 +30,8 @@ pub struct TapLink {
     file: OwnedFd,
     frames: FrameRing,
     system: Arc<Counters>,
+    /// Why the link ended, where nobody could be told yet.
+    fault: Option<Fault>,
 }
 
 impl TapLink {
@@ -45,7 +50,7 @@ impl TapLink {
     ) -> io::Result<TapLink> {
         let frames = FrameRing::new(shape)?;
         let port = TapPort::new(file.try_clone()?, offloads, mtu, Arc::clone(&system));
-        Ok(TapLink { port, file, frames, system })
+        Ok(TapLink { port, file, frames, system, fault: None })
     }
 
     /// The frames on their way to the guest. What is committed leaves with the next
@@ -77,6 +82,7 @@ impl TapLink {
 
 impl Port for TapLink {
     fn receive(&mut self, batch: &mut Batch, budget: usize) -> Result<Received, Fault> {
+        self.fault.take().map_or(Ok(()), Err)?;
         self.port.receive(batch, budget)
     }
 
@@ -108,5 +114,36 @@ impl Port for TapLink {
 
     fn counters(&self) -> &Arc<PortCounters> {
         self.port.counters()
+    }
+}
+
+impl GuestSide for TapLink {
+    fn capabilities(&self) -> PortCapabilities {
+        self.port.capabilities()
+    }
+
+    fn reserve<'a>(&'a mut self, count: usize, len: usize, slots: &mut Slots<'a>) {
+        let count = count.min(slots.remaining_capacity());
+        if self.frames.free(len) < count {
+            // The ring is only full of what was not written yet.
+            GuestSide::flush(self);
+        }
+        self.frames.reserve(count, len, |room| slots.push(room));
+    }
+
+    fn commit(&mut self, frames: &[Committed]) {
+        commit_all(&mut self.frames, frames, self.port.counters());
+    }
+
+    /// A failure ends the next [`receive`](Port::receive).
+    fn flush(&mut self) {
+        if let Err(fault) = self.write_waiting() {
+            self.frames.withdraw();
+            self.fault = Some(fault);
+        }
+    }
+
+    fn inbound_queue(&self) -> Option<usize> {
+        inbound_queue(&self.port.capabilities())
     }
 }
