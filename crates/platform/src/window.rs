@@ -26,7 +26,7 @@
 
 use ringfence_memory::LentSlice;
 
-pub use crate::local::{WindowPlace, WindowView};
+pub use crate::local::{WindowPlace, WindowRound, WindowView};
 use crate::{Access, DomId, Gref, PlatformError, RevokeError};
 
 /// Names a window among those that one granter made for one grantee. Never zero.

@@ -17,7 +17,7 @@ use ringfence_platform::local::{ArenaFault, ArenaShape, LocalPlatform};
 use ringfence_platform::window::IssueError;
 use ringfence_platform::{
     Access, DomId, GrantStatus, Gref, PageId, Platform, PlatformError, RevokeError,
-    TranslationTable, WindowError, WindowHandle, WindowPlace, WindowShape, WindowView,
+    TranslationTable, WindowError, WindowHandle, WindowPlace, WindowRound, WindowShape, WindowView,
 };
 use ringfence_wire::grant::RawGrantEntry;
 use rustix::fs::SealFlags;
@@ -434,4 +434,32 @@ fn nothing_is_used_after_its_revocation() {
     assert!(seen.load(SeqCst) > 0, "the user used nothing");
     assert_eq!(table.held().pages, 0);
     drop((guest, machine));
+}
+
+#[test]
+fn a_round_begins_settles_and_ends_together() {
+    let mut pair = Pair::new(SHAPE);
+    let view = pair.view.another();
+    let mut round = WindowRound::new(view).unwrap();
+    let (second, third) = (Gref(FIRST.0 + 1), Gref(FIRST.0 + 2));
+    pair.put(PageId(0), 5);
+    pair.put(PageId(7), 6);
+    pair.table.issue(FIRST, PageId(0), Access::ReadWrite).unwrap();
+    pair.table.issue(second, PageId(7), Access::ReadOnly).unwrap();
+    assert_eq!(round.page(FIRST, Access::ReadWrite).unwrap().load_u64(0, SeqCst), Ok(5));
+    assert_eq!(round.page(second, Access::ReadOnly).unwrap().load_u64(0, SeqCst), Ok(6));
+    assert_eq!(round.page(second, Access::ReadWrite).err(), Some(GrantStatus::PermissionDenied));
+    assert_eq!(round.page(third, Access::ReadOnly).err(), Some(GrantStatus::BadGref));
+    assert!(round.settle());
+    assert_eq!(pair.table.revoke(FIRST), Err(RevokeError::Busy));
+    round.end();
+    assert_eq!(pair.table.revoke(FIRST), Ok(PageId(0)));
+    // Revoked by force in the middle of a round.
+    assert!(round.page(second, Access::ReadOnly).is_ok());
+    pair.table.revoke_forced(&[second]).unwrap();
+    assert!(!round.settle());
+    assert_eq!(round.page_at_once(second, Access::ReadOnly).err(), Some(GrantStatus::BadGref));
+    assert_eq!(pair.table.held().pages, 1);
+    round.end();
+    assert_eq!(pair.table.held().pages, 0);
 }

@@ -121,6 +121,21 @@ fn validate(word: u64, me: DomId, access: Access) -> Result<Use, GrantStatus> {
     Ok(Use { frame: raw.frame(), read_only })
 }
 
+/// What the entry of `gref` says now to `me`, and the entry itself. No use of it is begun.
+#[inline]
+pub(crate) fn look<T: TableWords>(
+    table: &T,
+    gref: Gref,
+    me: DomId,
+    access: Access,
+) -> Result<(u64, Use), GrantStatus> {
+    if gref < Gref::FIRST_FREE || gref.0 >= table.references() {
+        return Err(GrantStatus::BadGref);
+    }
+    let word = table.entry(gref);
+    Ok((word, validate(word, me, access)?))
+}
+
 /// Begins a use of `gref` by `me` (the grantee). On success the status is raised and
 /// [`end_use`] is owed.
 #[inline]
@@ -130,11 +145,7 @@ pub(crate) fn begin_use<T: TableWords>(
     me: DomId,
     access: Access,
 ) -> Result<Use, GrantStatus> {
-    if gref < Gref::FIRST_FREE || gref.0 >= table.references() {
-        return Err(GrantStatus::BadGref);
-    }
-    let word = table.entry(gref);
-    let found = validate(word, me, access)?;
+    let (word, found) = look(table, gref, me, access)?;
     table.raise(gref);
     // Raised before the entry is read again, as the granter clears it before it reads the status.
     fence(Ordering::SeqCst);
@@ -183,9 +194,10 @@ impl UseCounts {
         let mut words = core::mem::take(&mut self.words);
         words.clear();
         for (gref, access) in pages.clone() {
-            let known = gref >= Gref::FIRST_FREE && gref.0 < table.references();
-            let word = if known { table.entry(gref) } else { 0 };
-            let found = validate(word, me, access);
+            let (word, found) = match look(table, gref, me, access) {
+                Ok((word, found)) => (word, Ok(found)),
+                Err(status) => (0, Err(status)),
+            };
             if found.is_ok() {
                 self.change(table, gref, true);
             }

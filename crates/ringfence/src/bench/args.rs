@@ -8,6 +8,7 @@ use ringfence_grants::Mode;
 use serde::{Deserialize, Serialize};
 
 use super::block::args::{BlockArgs, SeedsArgs};
+use super::grant::args::GrantArgs;
 use super::gso::args::GsoArgs;
 use super::hostile::args::HostileArgs;
 use super::packet::{SIZE_MAX, SIZE_MIN};
@@ -33,6 +34,8 @@ pub enum BenchCommand {
     Seeds(SeedsArgs),
     /// What it is worth to leave super-packets whole: TCP between guests, three setups
     Gso(GsoArgs),
+    /// What each operation on a grant costs: windows beside ordinary grants
+    Grant(GrantArgs),
 }
 
 const NET_NOTES: &str = "\

@@ -25,6 +25,7 @@ pub mod args;
 mod bare;
 pub mod block;
 mod domain;
+pub mod grant;
 pub mod gso;
 pub mod hostile;
 mod net;
@@ -54,6 +55,7 @@ pub fn main(args: &BenchArgs) -> u8 {
         BenchCommand::Block(args) => block::run(args),
         BenchCommand::Seeds(args) => block::run_seeds(args),
         BenchCommand::Gso(args) => gso::run(args),
+        BenchCommand::Grant(args) => grant::run(args),
     };
     match outcome {
         Ok(()) => 0,

@@ -1,0 +1,118 @@
+//! `ringfence bench grant`: the primitives, one by one.
+//!
+//! Granter and grantee are two domains of one process, so that nothing but the operation itself is
+//! measured: no scheduling, no rings.
+
+pub mod args;
+mod cases;
+
+use std::io::Write;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+
+use serde::Serialize;
+
+use self::args::GrantArgs;
+use self::cases::{Bench, Cost};
+
+/// A row as it is printed. Field names are part of the command's interface.
+#[derive(Debug, Serialize)]
+struct Row {
+    operation: &'static str,
+    engine: &'static str,
+    cpus: u32,
+    /// Pages in one call, where a call takes several.
+    pages: u32,
+    ns: f64,
+    syscalls: f64,
+}
+
+impl Row {
+    fn line(&self) -> String {
+        format!(
+            "{:<26} {:<8} {:>4} {:>6} {:>10.1} {:>9.3}",
+            self.operation, self.engine, self.cpus, self.pages, self.ns, self.syscalls
+        )
+    }
+}
+
+fn heading() -> String {
+    format!(
+        "{:<26} {:<8} {:>4} {:>6} {:>10} {:>9}",
+        "operation", "engine", "cpus", "pages", "ns/page", "syscalls"
+    )
+}
+
+/// Runs every row.
+pub(super) fn run(args: &GrantArgs) -> anyhow::Result<()> {
+    let mut out = std::io::stdout();
+    if !args.json {
+        writeln!(out, "{}", heading())?;
+    }
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    for &cpus in &args.cpus {
+        if cpus as usize > cores {
+            eprintln!("ringfence: bench: {cpus} cores are not there; those rows are left out");
+            continue;
+        }
+        let _busy = (cpus > 1).then(Busy::start).transpose()?;
+        let mut bench = Bench::new(args)?;
+        for case in cases::ALL {
+            let Cost { ns, syscalls } = bench.median(case)?;
+            let (operation, engine, pages) = (case.operation, case.engine, case.pages);
+            let row = Row { operation, engine, cpus, pages, ns, syscalls };
+            let line = if args.json { serde_json::to_string(&row)? } else { row.line() };
+            writeln!(out, "{line}")?;
+        }
+    }
+    Ok(())
+}
+
+/// A thread that keeps another core of this process busy; ended when this is dropped.
+struct Busy {
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Busy {
+    fn start() -> anyhow::Result<Busy> {
+        let stop = Arc::new(AtomicBool::new(false));
+        let seen = Arc::clone(&stop);
+        let spin = move || {
+            while !seen.load(Ordering::Relaxed) {
+                std::hint::spin_loop();
+            }
+        };
+        let thread = std::thread::Builder::new().name("busy".to_owned()).spawn(spin)?;
+        Ok(Busy { stop, thread: Some(thread) })
+    }
+}
+
+impl Drop for Busy {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        if let Some(thread) = self.thread.take() {
+            // It cannot panic.
+            let _ = thread.join();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_costs_no_system_call_is_seen_to_cost_none() {
+        let args = GrantArgs { cpus: vec![1], rounds: 3, mappings: 2, json: true };
+        let mut bench = Bench::new(&args).unwrap();
+        for case in cases::ALL {
+            let cost = bench.median(case).unwrap();
+            assert!(cost.ns > 0.0, "{}", case.operation);
+            let free = ["issue", "revoke", "look up", "lend", "take back", "look up (kept)"];
+            let expected = !free.contains(&case.operation);
+            assert_eq!(cost.syscalls > 0.0, expected, "{}: {}", case.operation, cost.syscalls);
+        }
+    }
+}
