@@ -12,6 +12,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ringfence_net::dataplane::{DataplaneHandle, PortGone, PortId};
+use ringfence_net::ctrl::record::CtrlRecord;
 use ringfence_net::netback::QueueRecords;
 use ringfence_net::orders::{PortOrder, PortReply};
 use ringfence_net::port::Port;
@@ -240,6 +241,16 @@ impl PortHost for Host<'_> {
         records
             .inspect_err(|error| {
                 tracing::warn!(%name, %error, "no record is kept: it cannot be taken over exactly");
+            })
+            .ok()
+    }
+
+    fn ctrl_record(&mut self, device: &DeviceId) -> Option<CtrlRecord> {
+        let name = device_name(device);
+        let record = self.records.of_control(&name);
+        record
+            .inspect_err(|error| {
+                tracing::warn!(%name, %error, "what is staged cannot be taken over");
             })
             .ok()
     }
