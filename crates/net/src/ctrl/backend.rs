@@ -431,7 +431,8 @@ impl<G: Grantee, C: Channel> CtrlBackend<G, C> {
         let leaving: Vec<_> = both.filter_map(|(gref, access)| Some((*gref, (*access)?))).collect();
         // The statuses are written first: if that cannot be done, nothing else is.
         for (entry, staged) in entries.iter_mut().zip(&staged) {
-            let status = if staged.is_some() { CtrlStatus::Success } else { CtrlStatus::InvalidParameter };
+            let status =
+                if staged.is_some() { CtrlStatus::Success } else { CtrlStatus::InvalidParameter };
             entry.status = u16::try_from(status.to_raw()).unwrap_or(u16::MAX);
         }
         if !self.write_back(list.page, &entries) {

@@ -471,7 +471,7 @@ impl VifBackend {
         } else {
             NetbackPort::new(parts, mode, features, rules)
         };
-        let port = port.policed(self.followed.police(adopting, offered));
+        let port = port.policed(self.followed.police(&self.back, adopting, offered));
         let wanted = ctrl_ring::Wanted { queues, mode, adopting };
         let control = ctrl_ring::open(&self.device, wanted, platform, store, host, rules)?;
         Ok((Box::new(port), control, Connection { features, queues, adopted: adopting }))
