@@ -2,6 +2,7 @@
 
 . /vm/orders
 . /vm/lib/checks.sh
+[ $SUITE = linux ] || . /vm/xen/left.sh
 
 # What a scenario leaves behind must not reach the next one: processes, domains, interfaces.
 tidy_up() {
@@ -27,6 +28,19 @@ processes() {
     done 2>/dev/null
 }
 
+# What a scenario leaves running is destroyed while whoever serves it is still there; then the hypervisor
+# must have nothing of it. The youngest first: a driver domain is older than its guests. Whose backend
+# is gone already is only destroyed.
+look_behind() {
+    local domain
+    for domain in $(xenstore-list /local/domain | sort -rn); do
+        [ $domain != 0 ] || continue
+        xl destroy $domain
+        wait_for 10 nothing_left $domain ||
+            say "left of domain $domain: $(grants_in_use $domain; channels_to $domain; xl list | tail -n +2)"
+    done
+} 2>/dev/null
+
 destroy_all() {
     local domain
     for domain in $(xenstore-list /local/domain); do
@@ -44,6 +58,7 @@ while read -r name limit; do
     say "begin $name"
     timeout -s KILL $((limit * PATIENCE)) sh /vm/lib/scenario.sh $name >/share/$name.log 2>&1 </dev/null
     status=$?
+    [ $SUITE = linux ] || look_behind
     [ $status -lt 128 ] || say "# killed, at its limit of $((limit * PATIENCE)) s or by something else"
     say "end $name $status"
     tidy_up

@@ -19,7 +19,7 @@ dialogue_passed() {
     on $1 'wait_for 40 test -s /tmp/control.status; cat /tmp/control.log; exit $(cat /tmp/control.status)'
 }
 
-plan 33
+plan 34
 use_ringfence '[network]' 'mode = "staging"' 'max-queues = 2'
 attached_staging one 11 2
 no_operations 'two queues' one 11
