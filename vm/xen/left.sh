@@ -23,3 +23,8 @@ is_there() {
 is_not_there() {
     ! is_there $1
 }
+
+# nothing_left DOMAIN: neither itself, nor a page that is mapped, nor a channel to it.
+nothing_left() {
+    is_not_there $1 && [ -z "$(grants_in_use $1)" ] && [ -z "$(channels_to $1)" ]
+}

@@ -150,10 +150,6 @@ destroyed() {
         { xl list; grants_in_use $2; channels_to $2; return 1; }
 }
 
-nothing_left() {
-    is_not_there $1 && [ -z "$(grants_in_use $1)" ] && [ -z "$(channels_to $1)" ]
-}
-
 # attached: 8 checks. In a guest whose driver has let go of its interface, `ringfence attach` has it.
 attached() {
     networked one 11

@@ -144,7 +144,7 @@ pub(crate) fn run(args: &VmArgs, root: &Path, target: &Path) -> anyhow::Result<b
     let set = if args.all { Set::All } else { Set::Core };
     let selected = match (args.shell, args.scenarios.is_empty()) {
         (true, true) => vec![],
-        _ => scenario::select(&found, &args.scenarios, set)?,
+        _ => scenario::select(&found, &args.scenarios, set, debug)?,
     };
     let toolbox = Toolbox::new(root, target);
     let mut missing = toolbox.missing(NEEDS);
@@ -183,7 +183,7 @@ pub(crate) fn core(
     let mut selected = vec![];
     for (suite, kinds) in [("xen", Kind::XEN), ("linux", Kind::LINUX)] {
         let found = scenario::find(&root.join("vm").join(suite).join("scenarios"), kinds)?;
-        selected.extend(scenario::select(&found, &[], Set::Core)?);
+        selected.extend(scenario::select(&found, &[], Set::Core, false)?);
     }
     anyhow::ensure!(!selected.is_empty(), "no scenario is of the core set");
     let setting = prepare(root, target, &target.join("vm"), toolbox, None)?;

@@ -17,7 +17,7 @@
 //! Pages that leave the table go back to the control side. It drops them and only then answers the
 //! frontend: when the frontend reads the response, nothing of the backend reaches the page.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 
 use ringfence_memory::LentSlice;
 use ringfence_platform::{Access, Gref};
@@ -182,14 +182,14 @@ impl LedgerRefusal {
 
 /// What is staged, by queue, for whoever judges lists.
 pub struct StagingLedger {
-    queues: Vec<HashSet<Gref>>,
+    queues: Vec<HashMap<Gref, Access>>,
     limits: StagingLimits,
 }
 
 impl StagingLedger {
     /// Nothing is staged.
     pub fn new(queues: u32, limits: StagingLimits) -> StagingLedger {
-        StagingLedger { queues: (0..queues).map(|_| HashSet::new()).collect(), limits }
+        StagingLedger { queues: (0..queues).map(|_| HashMap::new()).collect(), limits }
     }
 
     /// Most pages that `queue` may have staged, whatever is staged now.
@@ -204,7 +204,7 @@ impl StagingLedger {
 
     /// Pages staged, over all queues.
     pub fn staged(&self) -> u32 {
-        let all: usize = self.queues.iter().map(HashSet::len).sum();
+        let all: usize = self.queues.iter().map(HashMap::len).sum();
         u32::try_from(all).unwrap_or(u32::MAX)
     }
 
@@ -236,7 +236,7 @@ impl StagingLedger {
             if gref.0 >= GREF_LIMIT {
                 return Err(LedgerRefusal::TooLarge { gref: *gref });
             }
-            if staged.contains(gref) || !seen.insert(*gref) {
+            if staged.contains_key(gref) || !seen.insert(*gref) {
                 return Err(LedgerRefusal::Twice { gref: *gref });
             }
         }
@@ -244,19 +244,28 @@ impl StagingLedger {
     }
 
     /// Notes that `list`, which was [judged](StagingLedger::judge), is staged.
-    pub fn note(&mut self, queue: u32, list: &[Gref]) {
+    pub fn note(&mut self, queue: u32, list: impl IntoIterator<Item = (Gref, Access)>) {
         if let Ok(place) = self.place(queue) {
             self.queues[place].extend(list);
         }
     }
 
-    /// Strikes those of `list` out that are staged, and says of each whether it was. A second
-    /// mention of one finds it gone.
+    /// What is staged for each queue, in no order.
+    pub fn all(&self) -> impl Iterator<Item = impl Iterator<Item = (Gref, Access)> + '_> + '_ {
+        self.queues.iter().map(|queue| queue.iter().map(|(gref, access)| (*gref, *access)))
+    }
+
+    /// Strikes those of `list` out that are staged, and says of each what it was staged for. A
+    /// second mention of one finds it gone.
     ///
     /// # Errors
     ///
     /// [`LedgerRefusal::Queue`]
-    pub fn strike(&mut self, queue: u32, list: &[Gref]) -> Result<Vec<bool>, LedgerRefusal> {
+    pub fn strike(
+        &mut self,
+        queue: u32,
+        list: &[Gref],
+    ) -> Result<Vec<Option<Access>>, LedgerRefusal> {
         let place = self.place(queue)?;
         Ok(list.iter().map(|gref| self.queues[place].remove(gref)).collect())
     }
@@ -304,15 +313,16 @@ mod tests {
         assert!(matches!(ledger.judge(2, &grefs(0..1)), Err(LedgerRefusal::Queue { .. })));
         assert!(matches!(ledger.judge(0, &grefs(0..5)), Err(LedgerRefusal::QueueFull { .. })));
         ledger.judge(0, &grefs(0..4)).unwrap();
-        ledger.note(0, &grefs(0..4));
+        ledger.note(0, grefs(0..4).into_iter().map(|gref| (gref, Access::ReadOnly)));
         assert!(matches!(ledger.judge(1, &grefs(0..3)), Err(LedgerRefusal::GuestFull { .. })));
         // The same page may serve two queues.
         ledger.judge(1, &grefs(0..2)).unwrap();
-        assert_eq!(ledger.strike(0, &grefs(2..6)), Ok(vec![true, true, false, false]));
+        let read = Some(Access::ReadOnly);
+        assert_eq!(ledger.strike(0, &grefs(2..6)), Ok(vec![read, read, None, None]));
         assert_eq!(ledger.staged(), 2);
         let twice = [Gref(9), Gref(9)];
         assert_eq!(ledger.judge(0, &twice), Err(LedgerRefusal::Twice { gref: Gref(9) }));
-        assert_eq!(ledger.strike(1, &twice), Ok(vec![false, false]));
+        assert_eq!(ledger.strike(1, &twice), Ok(vec![None, None]));
         let large = [Gref(GREF_LIMIT)];
         assert!(matches!(ledger.judge(0, &large), Err(LedgerRefusal::TooLarge { .. })));
     }
@@ -329,10 +339,10 @@ mod tests {
                 if !add {
                     let known = ledger.strike(0, &grefs).unwrap();
                     for (gref, known) in grefs.iter().zip(known) {
-                        prop_assert_eq!(table.take(*gref).is_some(), known);
+                        prop_assert_eq!(table.take(*gref).map(|page| page.access), known);
                     }
                 } else if ledger.judge(0, &grefs).is_ok() {
-                    ledger.note(0, &grefs);
+                    ledger.note(0, grefs.iter().map(|gref| (*gref, Access::ReadOnly)));
                     let pages = list.iter().map(|g| page(*g, Access::ReadOnly)).collect();
                     prop_assert!(table.add(pages).is_ok());
                 }

@@ -12,8 +12,12 @@ use std::sync::{Arc, Mutex};
 use ringfence_grants::Mode;
 use ringfence_memory::LentSlice;
 use ringfence_net::batch::Batch;
+use ringfence_net::ctrl::frontend::StagingProgress;
+use ringfence_net::ctrl::record::CtrlRecord;
 use ringfence_net::features::OffloadKeys;
 use ringfence_net::netback::QueueRecords;
+use ringfence_net::netfront::QUEUE_PAGES;
+use ringfence_net::orders::{PortOrder, PortReply};
 use ringfence_net::port::Port;
 use ringfence_net::vif::PortHost;
 use ringfence_net::vif::backend::{BackendOptions, VifBackend};
@@ -21,8 +25,9 @@ use ringfence_net::vif::controls::VifPolicy;
 use ringfence_net::vif::frontend::VifFrontend;
 use ringfence_net::vif::toolstack::{self, VifConfig};
 use ringfence_offload::OffloadMeta;
+use ringfence_platform::counters::CounterValues;
 use ringfence_platform::local::hub::{Hub, HubHandle, HubLimits};
-use ringfence_platform::local::{LocalGrantee, LocalGranter, LocalPlatform};
+use ringfence_platform::local::{ArenaShape, LocalGrantee, LocalGranter, LocalPlatform};
 use ringfence_platform::store::{StoreAccess, StoreClient};
 use ringfence_platform::{
     Channel, ChannelError, Counters, DomId, EventPort, Platform, PlatformError,
@@ -110,7 +115,8 @@ impl Platform for Steady {
 #[derive(Default)]
 struct Host {
     port: Option<Box<dyn Port>>,
-    records: Option<[LentSlice; 2]>,
+    /// Those of the queues, and at the end that of the control ring.
+    records: Option<(Vec<[LentSlice; 2]>, LentSlice)>,
 }
 
 impl PortHost for Host {
@@ -120,9 +126,18 @@ impl PortHost for Host {
     fn detach(&mut self, _: &DeviceId) {
         self.port = None;
     }
-    fn records(&mut self, _: &DeviceId, _: u32) -> Option<QueueRecords> {
+    fn order(&mut self, _: &DeviceId, queue: u16, order: PortOrder) -> Option<PortReply> {
+        self.port.as_mut().map(|port| port.obey(queue, order))
+    }
+    fn records(&mut self, _: &DeviceId, queue: u32) -> Option<QueueRecords> {
         let ring = |page: &LentSlice| RingPages::new(page.clone(), 4096).unwrap();
-        self.records.as_ref().map(|[tx, rx]| QueueRecords { tx: ring(tx), rx: ring(rx) })
+        let (queues, _) = self.records.as_ref()?;
+        let [tx, rx] = &queues[usize::try_from(queue).unwrap()];
+        Some(QueueRecords { tx: ring(tx), rx: ring(rx) })
+    }
+    fn ctrl_record(&mut self, _: &DeviceId) -> Option<CtrlRecord> {
+        let (_, control) = self.records.as_ref()?;
+        Some(CtrlRecord::new(control.clone()).unwrap())
     }
 }
 
@@ -155,7 +170,8 @@ impl Pair {
             local: LocalPlatform::connect(hub.admit(wanted, privileged).unwrap().1).unwrap(),
             exchange: Arc::clone(&exchange),
         };
-        let (back_platform, front_platform) = (join(Some(DomId(0)), true), join(None, false));
+        let (back_platform, mut front_platform) = (join(Some(DomId(0)), true), join(None, false));
+        front_platform.local = front_platform.local.with_arena(ArenaShape::of(1200, 1200));
         let device = DeviceId {
             kind: DeviceKind::Vif,
             frontend: front_platform.domid(),
@@ -168,7 +184,10 @@ impl Pair {
         let back = VifBackend::new(device, BackendOptions { mode, mtu: 1500 }).with_offloads(takes);
         let front = VifFrontend::new(&front_platform, device, 1500).unwrap();
         let front_store = front_platform.store().unwrap();
-        let records = recorded.then(|| [4096, 4096].map(LentSlice::anonymous));
+        let records = recorded.then(|| {
+            let queues = (0..2).map(|_| [4096, 4096].map(LentSlice::anonymous));
+            (queues.collect(), LentSlice::anonymous(CtrlRecord::BYTES))
+        });
         let (back_host, front_host) = (Host { port: None, records }, Host::default());
         Pair {
             hub,
@@ -197,6 +216,39 @@ impl Pair {
         }
         assert!(pair.front.is_up());
         pair
+    }
+
+    /// With so many queues, whose pages are staged.
+    fn staging(queues: u32) -> Pair {
+        let mut pair = Pair::new(Mode::Staging, OffloadKeys::ALL, true);
+        let options = BackendOptions { mode: Mode::Staging, mtu: 1500 };
+        pair.back = VifBackend::new(pair.device, options).with_queues(queues);
+        let front = VifFrontend::new(&pair.front_platform, pair.device, 1500).unwrap();
+        pair.front = front.with_queues(queues).with_staging(true);
+        for _ in 0..10 {
+            pair.look();
+        }
+        assert_eq!(pair.front.queues(), usize::try_from(queues).unwrap());
+        pair
+    }
+
+    /// Both ends of the control ring have a turn.
+    fn talk(&mut self) -> StagingProgress {
+        self.front.look(&self.front_platform, &mut self.front_store, &mut self.front_host).unwrap();
+        self.back.serve_control(&mut self.back_host);
+        self.front.staging().unwrap()
+    }
+
+    /// Grants used since `before`, in either way.
+    fn uses(&self, before: &CounterValues) -> (u64, u64) {
+        let spent = self.back_platform.counters().values().since(before);
+        (spent.grant_maps, spent.grant_copies)
+    }
+
+    /// Grants of the frontend that are mapped now.
+    fn mapped(&self) -> u64 {
+        let counts = self.back_platform.counters().values();
+        counts.grant_maps - counts.grant_unmaps
     }
 
     /// The backend is no more: nothing is said to anybody. Another one looks.
@@ -404,4 +456,58 @@ fn a_guest_with_a_multicast_filter_gets_all_groups_until_it_connects_again() {
     pair.succeed();
     let (front, back) = pair.ports();
     assert_eq!((send(back, 33..34), take(front, 64, true).len()), (1, 1));
+}
+
+#[test]
+fn what_was_staged_is_staged_for_the_new_backend_whenever_the_one_before_died() {
+    for queues in [1, 2] {
+        let mut pair = Pair::staging(queues);
+        let mut turns = 0;
+        // One dies after each turn of the control ring, in the middle of staging too.
+        while !pair.talk().done {
+            turns += 1;
+            assert!(turns < 100);
+            pair.succeed();
+            assert!(pair.back.connection().unwrap().adopted);
+        }
+        let all = usize::try_from(queues).unwrap() * QUEUE_PAGES;
+        let StagingProgress { staged, refused, .. } = pair.front.staging().unwrap();
+        assert_eq!((staged, refused), (all, 0), "{queues} queues");
+        assert_eq!(pair.back.staged() as usize, all);
+        // The rings of the queues and of control are mapped besides.
+        let mapped = all as u64 + 2 * u64::from(queues) + 1;
+        for round in 0..20 {
+            pair.succeed();
+            assert_eq!(pair.back.staged() as usize, all);
+            assert_eq!(pair.mapped(), mapped);
+            let before = pair.back_platform.counters().values();
+            let (front, back) = pair.ports();
+            let (here, there) = (round * 8..round * 8 + 4, round * 8 + 4..round * 8 + 8);
+            assert_eq!(send(front, here.clone()), 4);
+            assert_eq!(sorted(take(back, 64, true)), sorted(frames(here)));
+            assert_eq!(send(back, there.clone()), 4);
+            assert_eq!(sorted(take(front, 64, true)), sorted(frames(there)));
+            assert_eq!(pair.uses(&before), (0, 0), "round {round}");
+        }
+        assert!(pair.back.rules().all().is_empty(), "{:?}", pair.back.rules().all());
+        assert!(pair.front.rules().all().is_empty(), "{:?}", pair.front.rules().all());
+        pair.front.close(&mut pair.front_store, &mut pair.front_host).unwrap();
+        pair.back.look(&pair.back_platform, &mut pair.back_store, &mut pair.back_host).unwrap();
+        assert_eq!(pair.mapped(), 0);
+    }
+}
+
+/// Frames of one round may take any queue.
+fn sorted(mut frames: Vec<Vec<u8>>) -> Vec<Vec<u8>> {
+    frames.sort();
+    frames
+}
+
+#[test]
+fn a_backend_that_no_longer_stages_still_does_for_whom_it_was_told_so() {
+    let mut pair = Pair::staging(1);
+    while !pair.talk().done {}
+    pair.mode = Mode::Copy;
+    pair.succeed();
+    assert_eq!(pair.back.staged() as usize, QUEUE_PAGES);
 }

@@ -8,7 +8,9 @@ use std::sync::Arc;
 
 use ringfence_grants::index::GREF_LIMIT;
 use ringfence_grants::staging::{StagingLimits, StagingTable};
+use ringfence_memory::LentSlice;
 use ringfence_net::ctrl::backend::{ControlRing, CtrlBackend, CtrlOptions};
+use ringfence_net::ctrl::record::CtrlRecord;
 use ringfence_net::orders::{PortOrder, PortReply};
 use ringfence_net::port::Fault;
 use ringfence_net::rules::RuleCounters;
@@ -119,6 +121,30 @@ impl Dialogue {
             rules,
             id: 0,
         }
+    }
+
+    /// Another backend takes the place of the one there is, as a process that has `record`.
+    fn succeed(&mut self, record: &LentSlice, adopting: bool) {
+        let peer = self._front_platform.domid();
+        let bound = self.platform.bind_interdomain(peer, self.channel.port());
+        let mut grantee = self.platform.grantee(peer).unwrap();
+        let mut mapped = Vec::new();
+        use ringfence_platform::Grantee as _;
+        grantee.map(&[(self.ring_page.gref(), Access::ReadWrite)], &mut mapped);
+        let ring = RingPages::new(mapped.pop().unwrap().unwrap(), 4096).unwrap();
+        let staging = Some(StagingLimits { per_queue: 64, per_guest: 96 });
+        let options = CtrlOptions { queues: 2, staging };
+        let record = CtrlRecord::new(record.clone()).unwrap();
+        let make = if adopting { CtrlBackend::adopt } else { CtrlBackend::recorded };
+        // A channel of the local platform can be bound once: later ones stand for it.
+        let channel = bound.unwrap_or_else(|_| {
+            self.channel = self._front_platform.alloc_unbound(DomId(0)).unwrap();
+            self.platform.bind_interdomain(peer, self.channel.port()).unwrap()
+        });
+        self.ports = Ports::default();
+        self.backend = make(ring, record, channel, grantee, options, &self.rules).unwrap();
+        let ports = &mut self.ports;
+        self.backend.take_up(&mut |queue, order| ports.obey(queue, order));
     }
 
     fn lend(&mut self, access: Access, count: usize) -> Vec<Lease> {
@@ -478,4 +504,61 @@ fn a_frontend_that_waits_is_told() {
     let ready = rustix::event::poll(&mut fds, Some(&rustix::time::Timespec::default()));
     assert_eq!(ready, Ok(1), "{:?}", d.channel.as_fd());
     assert!(matches!(d.answer(), Some(CtrlResponse { status: CtrlStatus::Success, .. })));
+}
+
+#[test]
+fn a_message_that_was_carried_out_and_not_answered_is_carried_out_anew() {
+    let mut d = Dialogue::new();
+    let record = LentSlice::anonymous(CtrlRecord::BYTES);
+    d.succeed(&record, false);
+    let leases = d.lend(Access::ReadWrite, 8);
+    assert_eq!(d.add(0, &rw(&leases[..2])), OK);
+    assert_eq!(d.ask(CtrlMessage::SetHashAlgorithm(1)), (OK, 0));
+    assert_eq!(d.ask(CtrlMessage::SetHashFlags(HashTypes::ALL)), (OK, 0));
+    // Two messages: one adds, one takes out. The answers and the ring's own record are then as if
+    // the process had died just before it published; the state was written already.
+    let mut pages = [vec![0; 4096], vec![0; 4096]];
+    let memories = [d.ring_page.memory().clone(), record.slice(0, 4096).unwrap()];
+    d.write_list(&rw(&leases[2..6]));
+    d.post(9, [1, d.list.gref().0, 4]);
+    d.ring.publish();
+    for (page, memory) in pages.iter_mut().zip(&memories) {
+        memory.copy_to(0, page).unwrap();
+    }
+    d.serve().unwrap();
+    assert_eq!((d.ports.tables[0].len(), d.ports.tables[1].len()), (2, 4));
+    for (page, memory) in pages.iter().zip(&memories) {
+        memory.copy_from(0, page).unwrap();
+    }
+    d.succeed(&record, true);
+    assert_eq!((d.ports.tables[0].len(), d.ports.tables[1].len()), (2, 0), "as it was published");
+    assert!(d.ports.steering.is_some(), "hashing goes on");
+    d.serve().unwrap();
+    assert_eq!(d.answer().unwrap().status.to_raw(), OK, "not refused as being staged already");
+    assert_eq!(d.ports.tables[1].len(), 4);
+    assert_eq!(d.rules.all().len(), 0, "{:?}", d.rules.all());
+    // And once more, with the answer published.
+    d.succeed(&record, true);
+    assert_eq!((d.ports.tables[0].len(), d.ports.tables[1].len()), (2, 4));
+    let grefs: Vec<u32> = leases[2..6].iter().map(|lease| lease.gref().0).collect();
+    assert_eq!(d.del(1, &grefs), (OK, 4, vec![0; 4]));
+}
+
+#[test]
+fn a_page_that_was_taken_back_meanwhile_is_left_out() {
+    let mut d = Dialogue::new();
+    let record = LentSlice::anonymous(CtrlRecord::BYTES);
+    d.succeed(&record, false);
+    let mut leases = d.lend(Access::ReadWrite, 3);
+    assert_eq!(d.add(0, &rw(&leases)), OK);
+    d.ports = Ports::default();
+    let gref = leases.pop().map(|lease| {
+        let gref = lease.gref().0;
+        assert!(d.granter.take_back(lease).is_ok());
+        gref
+    });
+    d.succeed(&record, true);
+    assert_eq!(d.ports.tables[0].len(), 2);
+    assert_eq!(d.rules.get("staging_page_not_mapped"), 1);
+    assert_eq!(d.del(0, &[gref.unwrap()]), (OK, 0, vec![2]));
 }

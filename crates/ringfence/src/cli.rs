@@ -6,6 +6,7 @@ use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{Args, CommandFactory, Parser, Subcommand};
 
 use crate::attach::AttachArgs;
+use crate::attach::control::ControlRingArgs;
 use crate::bench::args::BenchArgs;
 use crate::bench::hostile::on_xen::HostileGuestArgs;
 use crate::conformance::ConformanceArgs;
@@ -235,6 +236,8 @@ pub enum Internal {
     HostileGuest(HostileGuestArgs),
     /// Runs one half of the platform's conformance suite on Xen
     Conformance(ConformanceArgs),
+    /// Asks a vif's backend every message of the control ring
+    ControlRing(ControlRingArgs),
     /// Prints the manual page
     Man,
 }

@@ -66,6 +66,7 @@ pub fn main_with(cli: Cli) -> u8 {
             Internal::GuestInit { command } => guest::main(&command),
             Internal::HostileGuest(args) => bench::hostile_guest_main(&args),
             Internal::Conformance(args) => conformance::main(&args),
+            Internal::ControlRing(args) => attach::control::main(&args),
             Internal::Man => {
                 let mut page = Vec::new();
                 match cli::write_manual(&mut page) {

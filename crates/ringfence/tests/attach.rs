@@ -75,8 +75,8 @@ impl World {
         ask(&self.lab.file("run/serve.sock")).unwrap()
     }
 
-    /// The frontend of the guest that is domain `number`, in a network namespace of its own.
-    fn attach(&mut self, number: u16) -> Running {
+    /// Domain `number` gets an interface.
+    fn plug_in(&mut self, number: u16) {
         let device =
             DeviceId { kind: DeviceKind::Vif, frontend: DomId(number), backend: DRIVER, handle: 0 };
         let config = VifConfig { mac: [2, 0, 0, 0, 0, number.to_le_bytes()[0]], mtu: 1500 };
@@ -84,6 +84,11 @@ impl World {
         let readable = PermissionList::owned_by(DomId(0), NodeAccess::Read);
         let devices = frontend_root(device.frontend, DeviceKind::Vif);
         self.toolstack.set_perms(&devices, &readable).unwrap();
+    }
+
+    /// The frontend of the guest that is domain `number`, in a network namespace of its own.
+    fn attach(&mut self, number: u16) -> Running {
+        self.plug_in(number);
         let platform = self.platform();
         let program = env!("CARGO_BIN_EXE_ringfence");
         let words = [
@@ -160,5 +165,28 @@ fn a_daemon_that_ends_may_close_what_it_served_and_only_one_runs() {
     assert_eq!(state, b"6");
     assert!(!world.lab.file("run/records/vif2.0").exists());
     one.end();
+    world.hub.end();
+}
+
+#[test]
+fn each_message_of_the_control_ring_is_answered_by_the_daemon() {
+    require!(Need::Root);
+    let mut world = World::new();
+    std::fs::write(
+        world.lab.file("serve.toml"),
+        "[network]\nattach = 'switch'\nmode = 'staging'\n",
+    )
+    .unwrap();
+    let serve = world.serve(&[]);
+    world.plug_in(2);
+    let platform = world.platform();
+    let program = env!("CARGO_BIN_EXE_ringfence");
+    let words = [program, "internal", "control-ring", "--platform", &platform, "--pages", "20"];
+    let asked = world.lab.spawn(&words).finish(Duration::from_secs(60));
+    assert_eq!(asked.status, Some(0), "{}{}", asked.stdout, asked.stderr);
+    assert!(asked.stdout.contains("all 10 kinds of messages"), "{}", asked.stdout);
+    let path = world.status().daemon.path;
+    assert_eq!(path.get("grant_maps"), path.get("grant_unmaps"), "{path:?}");
+    assert_eq!(serve.end().status, Some(0));
     world.hub.end();
 }

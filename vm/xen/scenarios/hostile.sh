@@ -32,6 +32,10 @@ did_its_worst() {
     on rogue 'cat /tmp/hostile.log; exit $(cat /tmp/hostile.status)'
 }
 
+keys_tried() {
+    on rogue 'grep "^keys: all 16 tried" /tmp/hostile.log'
+}
+
 # rules NAME: how many kinds of rules the first interface of a guest is charged with.
 rules() {
     ringfence status --json | awk -v vif="\"vif$(domain $1).0\"" '
@@ -43,7 +47,7 @@ bound_again() {
     on rogue 'echo vif-0 >/sys/bus/xen/drivers/vif/bind' && again_with_address rogue 12
 }
 
-plan 17
+plan 18
 use_ringfence
 networked good 11
 check 'a hostile guest is created' guest rogue "$(vif 12)" || give_up 'nobody is hostile'
@@ -52,6 +56,7 @@ check 'its own driver lets go of the interface' unbind
 on rogue "{ ringfence internal hostile-guest --seconds 1 >/tmp/hostile.log 2>&1; echo \$? >/tmp/hostile.status; } &"
 check 'the other guest goes on meanwhile' goes_on
 check 'the hostile guest did its worst' did_its_worst
+check 'no set of bad keys was left out' keys_tried
 check 'the daemon is still the same' test -d /proc/$SERVE
 note "kinds of rules it is charged with: $(rules rogue)"
 check 'it is charged with what it did' test "$(rules rogue)" -gt 3

@@ -1,6 +1,9 @@
 //! A hypervisor built for debugging, out of Debian's source package: it names every bad grant, and
-//! counts grant operations (`xenperf`). Debian's own does neither. The build takes about a minute, and
-//! is kept.
+//! counts grant operations (debug key `p`). Debian's own does neither. The build takes about a minute,
+//! and is kept.
+//!
+//! Xen's performance counters count hypercalls, of which each has a batch of operations. So a counter
+//! for each kind of operation is put in, where the loop over the batch is.
 
 use std::path::{Path, PathBuf};
 
@@ -13,9 +16,40 @@ use crate::tools::{self, Tool, Toolbox};
 /// What the build needs installed.
 static NEEDS: &[&Tool] = &[&tools::GCC, &tools::MAKE, &tools::BISON, &tools::FLEX, &tools::PYTHON3];
 
+/// What is put into the source before which line: file, line, what.
+static COUNTERS: [(&str, &str, &str); 4] = [
+    (
+        "tree/xen/include/xen/perfc_defn.h",
+        "PERFCOUNTER(need_flush_tlb_flush,   \"PG_need_flush tlb flushes\")",
+        "PERFCOUNTER(grant_maps, \"grant maps\")\nPERFCOUNTER(grant_unmaps, \"grant unmaps\")\n\
+         PERFCOUNTER(grant_copies, \"grant copies\")",
+    ),
+    ("tree/xen/common/grant_table.c", "map_grant_ref(&op);", "perfc_incr(grant_maps);"),
+    (
+        "tree/xen/common/grant_table.c",
+        "unmap_grant_ref(&op, &common[i]);",
+        "perfc_incr(grant_unmaps);",
+    ),
+    (
+        "tree/xen/common/grant_table.c",
+        "rc = gnttab_copy_one(&op, &dest, &src);",
+        "perfc_incr(grant_copies);",
+    ),
+];
+
+/// Puts a line before the one line of `text` that is `line` but for its indentation.
+fn insert(text: &str, line: &str, new: &str) -> Option<String> {
+    let places: Vec<usize> =
+        text.lines().enumerate().filter(|(_, l)| l.trim() == line).map(|(n, _)| n).collect();
+    let [place] = places[..] else { return None };
+    let mut lines: Vec<&str> = text.lines().collect();
+    lines.insert(place, new);
+    Some(lines.join("\n") + "\n")
+}
+
 /// Builds it below `cache`, or finds that it is there already: the path of its ELF file.
 pub(super) fn debug(cache: &Path, toolbox: &Toolbox, may_install: bool) -> anyhow::Result<PathBuf> {
-    let built = cache.join("xen-debug.elf");
+    let built = cache.join("xen-debug-counting.elf");
     if built.is_file() {
         return Ok(built);
     }
@@ -46,6 +80,13 @@ pub(super) fn debug(cache: &Path, toolbox: &Toolbox, may_install: bool) -> anyho
     };
     println!("building Xen for debugging, which takes about a minute");
     run(&["tar", "-xf", &archive, "--strip-components=1", "-C", "tree"])?;
+    for (file, line, new) in COUNTERS {
+        let file = folder.join(file);
+        let changed = insert(&std::fs::read_to_string(&file)?, line, new);
+        let changed =
+            changed.with_context(|| format!("{}: not one line `{line}`", file.display()))?;
+        std::fs::write(&file, changed)?;
+    }
     let options = "CONFIG_DEBUG=y\nCONFIG_PERF_COUNTERS=y\n";
     std::fs::write(folder.join("tree/xen/.config"), options)?;
     run(&["make", "-C", "tree/xen", "olddefconfig"])?;
@@ -61,4 +102,18 @@ pub(super) fn debug(cache: &Path, toolbox: &Toolbox, may_install: bool) -> anyho
     std::fs::rename(&new, &built)?;
     std::fs::remove_dir_all(&folder)?;
     Ok(built)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_is_put_before_the_one_that_is_named() {
+        let text = "f()\n{\n    map(&op);\n}\nunmap(&op);\n";
+        let changed = "f()\n{\ncount();\n    map(&op);\n}\nunmap(&op);\n";
+        assert_eq!(insert(text, "map(&op);", "count();").as_deref(), Some(changed));
+        assert_eq!(insert(text, "copy(&op);", "count();"), None);
+        assert_eq!(insert("a\na\n", "a", "b"), None, "which one?");
+    }
 }

@@ -9,6 +9,7 @@
 //! | `plan N` | it will make so many checks |
 //! | `ok LABEL`, `not ok LABEL: WHY`, `skip LABEL: WHY` | a check |
 //! | `# TEXT` | worth knowing |
+//! | `left TEXT` | a domain that was destroyed left this behind |
 //! | `end NAME STATUS` | its script has ended, with this exit status |
 //! | `down` | all are done; the machine powers off |
 //!
@@ -34,6 +35,8 @@ pub(super) enum Line {
     Skip(String),
     /// `# TEXT`.
     Note(String),
+    /// `left TEXT`.
+    Left(String),
     /// `end NAME STATUS`.
     End(String, i32),
     /// `down`.
@@ -55,6 +58,7 @@ pub(super) fn read(line: &str) -> Line {
         "not" => rest.strip_prefix("ok ").map(|text| Line::NotOk(text.to_owned())),
         "skip" => Some(Line::Skip(text)),
         "#" => Some(Line::Note(text)),
+        "left" => Some(Line::Left(text)),
         "end" => rest
             .split_once(' ')
             .and_then(|(name, status)| Some(Line::End(name.to_owned(), status.parse().ok()?))),
@@ -75,6 +79,8 @@ pub(super) struct Tally {
     pub(super) bad: Vec<String>,
     /// Checks that could not be made, with why.
     pub(super) skipped: Vec<String>,
+    /// What domains left behind that were destroyed after it.
+    left: Vec<String>,
     /// What else it said.
     pub(super) notes: Vec<String>,
     /// From its beginning to its end.
@@ -98,6 +104,7 @@ impl Tally {
             Line::Ok(_) => self.ok += 1,
             Line::NotOk(what) => self.bad.push(what.clone()),
             Line::Skip(what) => self.skipped.push(what.clone()),
+            Line::Left(text) => self.left.push(text.clone()),
             Line::Note(text) | Line::Other(text) => self.notes.push(text.clone()),
             Line::End(_, status) => self.status = Some(*status),
             Line::Up | Line::Down | Line::Begin(_) => {}
@@ -120,6 +127,7 @@ impl Tally {
     pub(super) fn failures(&self) -> Vec<String> {
         let mut reasons: Vec<String> =
             self.bad.iter().map(|what| format!("not ok {what}")).collect();
+        reasons.extend(self.left.iter().map(|what| format!("destroyed, and this is left {what}")));
         if let Some(why) = &self.broken {
             reasons.push(why.clone());
             return reasons;
@@ -180,6 +188,10 @@ mod tests {
             ("plan 1\nok a\nend t 137", "its script ended with status 137"),
             ("plan 1\nok a\n", "its script did not end"),
             ("plan 1\nok a\nend t\n", "its script did not end"),
+            (
+                "plan 1\nok a\nleft of domain 3: [0x007]\nend t 0",
+                "destroyed, and this is left of domain 3: [0x007]",
+            ),
         ] {
             assert_eq!(tally(text).failures(), [why], "{text}");
         }

@@ -7,6 +7,7 @@
 //! # machine: plain       (scenarios of one machine may share a boot)
 //! # limit: 60            (seconds on an idle computer of two cores)
 //! # grants: bad          (may be left out: it offers bad grants on purpose)
+//! # hypervisor: debug    (may be left out: it wants one that was built for debugging)
 //! ```
 
 use std::path::Path;
@@ -41,6 +42,8 @@ pub(super) struct Scenario {
     pub(super) limit: u32,
     /// A hypervisor built for debugging will complain of its grants.
     pub(super) bad_grants: bool,
+    /// It runs with a hypervisor built for debugging only.
+    pub(super) wants_debug: bool,
 }
 
 /// The scenarios in `folder`, by name; their machines must be among `kinds`.
@@ -85,6 +88,11 @@ fn parse(name: &str, text: &str) -> anyhow::Result<Scenario> {
     let machine = field("machine")?;
     let grants = field("grants").ok();
     anyhow::ensure!(grants.is_none_or(|word| word == "bad"), "`# grants: ...` can only be bad");
+    let hypervisor = field("hypervisor").ok();
+    anyhow::ensure!(
+        hypervisor.is_none_or(|word| word == "debug"),
+        "`# hypervisor: ...` can only be debug"
+    );
     Ok(Scenario {
         name: name.to_owned(),
         title: field("title")?.to_owned(),
@@ -93,21 +101,28 @@ fn parse(name: &str, text: &str) -> anyhow::Result<Scenario> {
             .with_context(|| format!("no machine is called {machine}"))?,
         limit: field("limit")?.parse().context("`# limit: ...` is a number of seconds")?,
         bad_grants: grants.is_some(),
+        wants_debug: hypervisor.is_some(),
     })
 }
 
-/// The scenarios that were asked for: by name, or else those of the sets up to `set`.
+/// The scenarios that were asked for: by name, or else those of the sets up to `set`; `debug`: with a
+/// hypervisor built for debugging.
 pub(super) fn select(
     found: &[Scenario],
     names: &[String],
     set: Set,
+    debug: bool,
 ) -> anyhow::Result<Vec<Scenario>> {
     if names.is_empty() {
-        return Ok(found.iter().filter(|scenario| scenario.set <= set).cloned().collect());
+        let wanted = |s: &&Scenario| s.set <= set && (debug || !s.wants_debug);
+        return Ok(found.iter().filter(wanted).cloned().collect());
     }
     let by_name = |name: &String| {
         let scenario = found.iter().find(|scenario| scenario.name == *name).cloned();
-        scenario.with_context(|| format!("no scenario is called {name}; --list names them"))
+        let scenario =
+            scenario.with_context(|| format!("no scenario is called {name}; --list names them"))?;
+        anyhow::ensure!(debug || !scenario.wants_debug, "{name} runs with --debug-xen only");
+        Ok(scenario)
     };
     names.iter().map(by_name).collect()
 }
@@ -166,6 +181,7 @@ mod tests {
             machine,
             limit,
             bad_grants: false,
+            wants_debug: false,
         }
     }
 
@@ -177,10 +193,14 @@ mod tests {
             scenario("c", Set::Name, Kind::Xen, 10),
         ];
         let names = |list: Vec<Scenario>| list.into_iter().map(|s| s.name).collect::<Vec<_>>();
-        assert_eq!(names(select(&found, &[], Set::Core).unwrap()), ["a"]);
-        assert_eq!(names(select(&found, &[], Set::All).unwrap()), ["a", "b"]);
-        assert_eq!(names(select(&found, &["c".to_owned()], Set::Core).unwrap()), ["c"]);
-        assert!(select(&found, &["d".to_owned()], Set::Core).is_err());
+        assert_eq!(names(select(&found, &[], Set::Core, false).unwrap()), ["a"]);
+        assert_eq!(names(select(&found, &[], Set::All, false).unwrap()), ["a", "b"]);
+        assert_eq!(names(select(&found, &["c".to_owned()], Set::Core, false).unwrap()), ["c"]);
+        assert!(select(&found, &["d".to_owned()], Set::Core, false).is_err());
+        let debug = [Scenario { wants_debug: true, ..scenario("d", Set::All, Kind::Xen, 10) }];
+        assert_eq!(names(select(&debug, &[], Set::All, true).unwrap()), ["d"]);
+        assert!(select(&debug, &[], Set::All, false).unwrap().is_empty());
+        assert!(select(&debug, &["d".to_owned()], Set::All, false).is_err());
     }
 
     #[test]

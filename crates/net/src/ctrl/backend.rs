@@ -1,5 +1,6 @@
 //! The backend's end of the control ring.
 
+use std::io;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
@@ -7,14 +8,16 @@ use ringfence_grants::staging::{StagedPage, StagingLedger, StagingLimits};
 use ringfence_platform::{Access, Channel, CopyOps, GrantStatus, Grantee, Gref};
 use ringfence_ring::{BackRing, NETIF_CTRL, RingPages};
 use ringfence_wire::netif::ctrl::{
-    CtrlMessage, CtrlRequest, CtrlStatus, GrefEntry, GrefList, HASH_MAPPING_PAGE_MAX,
+    CtrlMessage, CtrlRequest, CtrlStatus, GREF_LIST_MAX, GrefEntry, GrefList, HASH_MAPPING_PAGE_MAX,
 };
 
 use super::hash::{HashSetup, TABLE_MAX};
+use super::record::{CtrlRecord, CtrlState};
 use crate::netback::channel_fault;
 use crate::orders::{PortOrder, PortReply};
 use crate::port::Fault;
 use crate::rules::RuleCounters;
+use crate::steer::Steering;
 
 /// Messages answered in one turn. A list may take a millisecond of mapping; the next device is not
 /// to wait for a ring full of them.
@@ -35,6 +38,10 @@ pub trait ControlRing: Send {
     ///
     /// A [`Fault`] costs the device: the ring's index is impossible, or its channel fails.
     fn serve(&mut self, ports: &mut Orders<'_>) -> Result<bool, Fault>;
+
+    /// Has the ports carry out again what the process before had them do, of a ring that was
+    /// [adopted](CtrlBackend::adopt).
+    fn take_up(&mut self, ports: &mut Orders<'_>);
 
     /// Pages staged, over all queues.
     fn staged(&self) -> u32;
@@ -61,10 +68,13 @@ pub struct CtrlBackend<G, C> {
     hash: HashSetup,
     options: CtrlOptions,
     rules: Arc<RuleCounters>,
+    record: Option<CtrlRecord>,
+    /// Pages that an adopted device had staged, by queue, which are to be mapped again.
+    left: Vec<Vec<(Gref, Access)>>,
 }
 
 impl<G: Grantee, C: Channel> CtrlBackend<G, C> {
-    /// Takes up a control ring where its shared indices say.
+    /// Takes up the control ring of a frontend that has just connected.
     pub fn new(
         ring: RingPages,
         channel: C,
@@ -72,18 +82,114 @@ impl<G: Grantee, C: Channel> CtrlBackend<G, C> {
         options: CtrlOptions,
         rules: &Arc<RuleCounters>,
     ) -> Self {
-        let limits = options.staging.unwrap_or(StagingLimits { per_queue: 0, per_guest: 0 });
+        Self::of(BackRing::attach(ring, NETIF_CTRL), channel, pages, options, rules)
+    }
+
+    /// As [`CtrlBackend::new`], and keeps a record, begun anew.
+    ///
+    /// # Errors
+    ///
+    /// A [`Fault`] when the record is of no use.
+    pub fn recorded(
+        ring: RingPages,
+        record: CtrlRecord,
+        channel: C,
+        pages: G,
+        options: CtrlOptions,
+        rules: &Arc<RuleCounters>,
+    ) -> Result<Self, Fault> {
+        record.clear();
+        let ring = BackRing::attach_recorded(ring, ring_of(&record)?, NETIF_CTRL);
+        let mut control = Self::of(ring, channel, pages, options, rules);
+        control.record = Some(record);
+        control.save();
+        Ok(control)
+    }
+
+    /// Takes over from a backend that kept `record` and is no more: what was staged and how packets
+    /// are hashed is as that one told the frontend. [`ControlRing::take_up`] is to follow.
+    ///
+    /// # Errors
+    ///
+    /// A [`Fault`] when the shared indices are impossible, or the channel is of no use.
+    pub fn adopt(
+        ring: RingPages,
+        record: CtrlRecord,
+        channel: C,
+        pages: G,
+        options: CtrlOptions,
+        rules: &Arc<RuleCounters>,
+    ) -> Result<Self, Fault> {
+        let ring = BackRing::resume(ring, ring_of(&record)?, NETIF_CTRL).map_err(|why| {
+            rules.count("adopted_ring_index");
+            Fault::misbehaved(why)
+        })?;
+        let state = record.load(ring.consumed_index());
+        let mut control = Self::of(ring, channel, pages, options, rules);
+        control.record = Some(record);
+        if let Some(state) = state {
+            // The frontend was told that it can, or that it cannot.
+            let staging = state.staging.then(StagingLimits::default);
+            control.options.staging = staging;
+            control.ledger = ledger(control.options);
+            control.left = state.staged;
+            match HashSetup::from_bytes(options.queues, &state.hash) {
+                Some(hash) => control.hash = hash,
+                None => drop(rules.count("adopted_hash_unusable")),
+            }
+        } else {
+            control.save();
+        }
+        control.tell()?;
+        Ok(control)
+    }
+
+    fn of(
+        ring: BackRing<RingPages>,
+        channel: C,
+        pages: G,
+        options: CtrlOptions,
+        rules: &Arc<RuleCounters>,
+    ) -> Self {
         CtrlBackend {
-            ring: BackRing::attach(ring, NETIF_CTRL),
+            ring,
             channel,
             pages,
             ops: CopyOps::new(),
-            ledger: StagingLedger::new(options.queues.into(), limits),
+            ledger: ledger(options),
             hash: HashSetup::new(options.queues),
             options,
             rules: Arc::clone(rules),
+            record: None,
+            left: Vec::new(),
         }
     }
+
+    fn tell(&self) -> Result<(), Fault> {
+        self.channel.notify().map_err(channel_fault(&self.rules))
+    }
+
+    /// Records the state that holds once what was answered is published.
+    fn save(&self) {
+        let Some(record) = &self.record else { return };
+        let state = CtrlState {
+            staging: self.options.staging.is_some(),
+            staged: self.ledger.all().map(Iterator::collect).collect(),
+            hash: self.hash.to_bytes(),
+        };
+        if !record.save(self.ring.consumed_index(), &state) {
+            self.rules.count("ctrl_not_recorded");
+        }
+    }
+}
+
+fn ledger(options: CtrlOptions) -> StagingLedger {
+    let limits = options.staging.unwrap_or(StagingLimits { per_queue: 0, per_guest: 0 });
+    StagingLedger::new(options.queues.into(), limits)
+}
+
+fn ring_of(record: &CtrlRecord) -> Result<RingPages, Fault> {
+    record.ring().map_err(|e| Fault::system("the record of a control ring", io::Error::other(e)))
 }
 
 impl<G: Grantee, C: Channel> ControlRing for CtrlBackend<G, C> {
@@ -93,6 +199,17 @@ impl<G: Grantee, C: Channel> ControlRing for CtrlBackend<G, C> {
 
     fn staged(&self) -> u32 {
         self.ledger.staged()
+    }
+
+    fn take_up(&mut self, ports: &mut Orders<'_>) {
+        for (queue, pages) in (0..).zip(core::mem::take(&mut self.left)) {
+            for list in pages.chunks(GREF_LIST_MAX as usize) {
+                self.stage_again(queue, list, ports);
+            }
+        }
+        if let Some(steering) = self.hash.steering().map(Arc::new) {
+            self.hash_by(Some(&steering), ports);
+        }
     }
 
     fn serve(&mut self, ports: &mut Orders<'_>) -> Result<bool, Fault> {
@@ -115,8 +232,11 @@ impl<G: Grantee, C: Channel> ControlRing for CtrlBackend<G, C> {
             let answered = self.ring.respond(&request.answer(status, data).to_bytes());
             debug_assert!(answered, "the request was consumed just now");
         }
+        if waiting > 0 {
+            self.save();
+        }
         if self.ring.publish() {
-            self.channel.notify().map_err(channel_fault(&self.rules))?;
+            self.tell()?;
         }
         if waiting > TURN {
             return Ok(true);
@@ -150,15 +270,19 @@ impl<G: Grantee, C: Channel> CtrlBackend<G, C> {
         if answer == CtrlStatus::Success {
             let steering = self.hash.steering().map(Arc::new);
             if before || steering.is_some() {
-                for queue in 0..self.options.queues {
-                    // A port that is gone hashes nothing.
-                    let _ = ports(queue, PortOrder::Hash(steering.clone()));
-                }
+                self.hash_by(steering.as_ref(), ports);
             }
         } else {
             self.rules.count("ctrl_hash_refused");
         }
         (answer, 0)
+    }
+
+    fn hash_by(&self, steering: Option<&Arc<Steering>>, ports: &mut Orders<'_>) {
+        for queue in 0..self.options.queues {
+            // A port that is gone hashes nothing.
+            let _ = ports(queue, PortOrder::Hash(steering.cloned()));
+        }
     }
 
     /// Fetches the first bytes of a page, once.
@@ -238,33 +362,56 @@ impl<G: Grantee, C: Channel> CtrlBackend<G, C> {
             self.rules.count(refusal.label());
             return CtrlStatus::InvalidParameter;
         }
-        let Some(pages) = self.map(&entries) else { return CtrlStatus::InvalidParameter };
-        // judge() has seen to it that there is such a queue.
-        let queue = u16::try_from(list.queue).unwrap_or(u16::MAX);
-        match ports(queue, PortOrder::Stage(pages)) {
-            Some(PortReply::Staged) => {
-                self.ledger.note(list.queue, &grefs);
-                CtrlStatus::Success
-            }
-            // The pages came back, or went with the port: they are dropped, and so unmapped.
-            _ => CtrlStatus::InvalidParameter,
-        }
-    }
-
-    /// Maps every page of a list, each for itself, so that each can go by itself.
-    fn map(&mut self, entries: &[GrefEntry]) -> Option<Vec<StagedPage>> {
-        let mut mapped = Vec::with_capacity(1);
         let mut pages = Vec::with_capacity(entries.len());
         for entry in entries {
             let access = if entry.is_read_only() { Access::ReadOnly } else { Access::ReadWrite };
-            self.pages.map(&[(entry.gref, access)], &mut mapped);
-            let Some(Ok(memory)) = mapped.pop() else {
-                self.rules.count("staging_page_not_mapped");
-                return None;
-            };
-            pages.push(StagedPage { gref: entry.gref, access, memory });
+            match self.map(entry.gref, access) {
+                Some(page) => pages.push(page),
+                None => return CtrlStatus::InvalidParameter,
+            }
         }
-        Some(pages)
+        if self.stage(list.queue, pages, ports) {
+            CtrlStatus::Success
+        } else {
+            CtrlStatus::InvalidParameter
+        }
+    }
+
+    /// Hands pages to the port of a queue, and notes them.
+    fn stage(&mut self, queue: u32, pages: Vec<StagedPage>, ports: &mut Orders<'_>) -> bool {
+        let staged: Vec<_> = pages.iter().map(|page| (page.gref, page.access)).collect();
+        // judge() has seen to it that there is such a queue.
+        let place = u16::try_from(queue).unwrap_or(u16::MAX);
+        // Otherwise they came back, or went with the port: they are dropped, and so unmapped.
+        let done = matches!(ports(place, PortOrder::Stage(pages)), Some(PortReply::Staged));
+        if done {
+            self.ledger.note(queue, staged);
+        }
+        done
+    }
+
+    /// Stages what the process before had staged. Pages that cannot be mapped any more are left out:
+    /// the frontend has taken them back, which it was not to do.
+    fn stage_again(&mut self, queue: u32, list: &[(Gref, Access)], ports: &mut Orders<'_>) {
+        let grefs: Vec<Gref> = list.iter().map(|(gref, _)| *gref).collect();
+        if let Err(refusal) = self.ledger.judge(queue, &grefs) {
+            self.rules.count(refusal.label());
+            return;
+        }
+        let pages = list.iter().filter_map(|(gref, access)| self.map(*gref, *access));
+        let pages = pages.collect();
+        self.stage(queue, pages, ports);
+    }
+
+    /// Maps a page for itself, so that it can go by itself.
+    fn map(&mut self, gref: Gref, access: Access) -> Option<StagedPage> {
+        let mut mapped = Vec::with_capacity(1);
+        self.pages.map(&[(gref, access)], &mut mapped);
+        let Some(Ok(memory)) = mapped.pop() else {
+            self.rules.count("staging_page_not_mapped");
+            return None;
+        };
+        Some(StagedPage { gref, access, memory })
     }
 
     fn del(&mut self, list: GrefList, ports: &mut Orders<'_>) -> (CtrlStatus, u32) {
@@ -280,15 +427,16 @@ impl<G: Grantee, C: Channel> CtrlBackend<G, C> {
                 return (CtrlStatus::InvalidParameter, 0);
             }
         };
-        let leaving: Vec<Gref> =
-            grefs.iter().zip(&staged).filter(|(_, staged)| **staged).map(|(g, _)| *g).collect();
+        let both = grefs.iter().zip(&staged);
+        let leaving: Vec<_> = both.filter_map(|(gref, access)| Some((*gref, (*access)?))).collect();
         // The statuses are written first: if that cannot be done, nothing else is.
         for (entry, staged) in entries.iter_mut().zip(&staged) {
-            let status = if *staged { CtrlStatus::Success } else { CtrlStatus::InvalidParameter };
+            let status =
+                if staged.is_some() { CtrlStatus::Success } else { CtrlStatus::InvalidParameter };
             entry.status = u16::try_from(status.to_raw()).unwrap_or(u16::MAX);
         }
         if !self.write_back(list.page, &entries) {
-            self.ledger.note(list.queue, &leaving);
+            self.ledger.note(list.queue, leaving);
             return (CtrlStatus::InvalidParameter, 0);
         }
         if leaving.len() < grefs.len() {
@@ -297,6 +445,7 @@ impl<G: Grantee, C: Channel> CtrlBackend<G, C> {
         let count = u32::try_from(leaving.len()).unwrap_or(u32::MAX);
         let queue = u16::try_from(list.queue).unwrap_or(u16::MAX);
         // The pages in the reply are dropped, and so unmapped, before the response is written.
+        let leaving = leaving.into_iter().map(|(gref, _)| gref).collect();
         drop(ports(queue, PortOrder::Unstage(leaving)));
         (CtrlStatus::Success, count)
     }

@@ -39,6 +39,33 @@ impl HashSetup {
         }
     }
 
+    /// For a record of it: algorithm, types, length of the key, key, table; little endian.
+    pub(super) fn to_bytes(&self) -> Vec<u8> {
+        let mut bytes = vec![u8::from(self.toeplitz)];
+        bytes.extend(self.types.mask().to_le_bytes());
+        // At most KEY_MAX.
+        bytes.push(u8::try_from(self.key.len()).unwrap_or(0));
+        bytes.extend(&self.key);
+        bytes.extend(self.table.iter().flat_map(|queue| queue.to_le_bytes()));
+        bytes
+    }
+
+    /// As it was recorded; `None` if a guest of so many queues cannot have set that up.
+    pub(super) fn from_bytes(queues: u16, bytes: &[u8]) -> Option<HashSetup> {
+        let (toeplitz, rest) = bytes.split_first()?;
+        let (types, rest) = rest.split_first_chunk::<4>()?;
+        let (length, rest) = rest.split_first()?;
+        let (key, table) = rest.split_at_checked(usize::from(*length))?;
+        let word = |entry: &[u8]| Some(u16::from_le_bytes(entry.try_into().ok()?));
+        let table = table.chunks(2).map(word).collect::<Option<Vec<u16>>>()?;
+        let types = HashTypes::from_mask(u32::from_le_bytes(*types))?;
+        let right = key.len() <= usize::from(KEY_MAX)
+            && table.len() <= TABLE_MAX as usize
+            && table.iter().all(|queue| *queue < queues);
+        let key = key.to_vec();
+        right.then_some(HashSetup { queues, toeplitz: *toeplitz != 0, types, key, table })
+    }
+
     /// What follows for the data path; `None`: packets are not hashed.
     pub fn steering(&self) -> Option<Steering> {
         let on = self.toeplitz && !self.types.is_empty();
@@ -139,6 +166,22 @@ mod tests {
         assert!(setup.steering().is_some());
         assert_eq!(setup.set_algorithm(0), CtrlStatus::Success);
         assert!(setup.steering().is_none());
+    }
+
+    #[test]
+    fn what_was_set_up_can_be_recorded() {
+        let mut setup = HashSetup::new(2);
+        assert_eq!(setup.set_algorithm(1), CtrlStatus::Success);
+        assert_eq!(setup.set_types(HashTypes::ALL), CtrlStatus::Success);
+        assert_eq!(setup.set_key(&[9; 40]), CtrlStatus::Success);
+        assert_eq!(setup.set_table_size(3), CtrlStatus::Success);
+        assert_eq!(setup.set_entries(&[1, 1], 1), CtrlStatus::Success);
+        let bytes = setup.to_bytes();
+        assert_eq!(HashSetup::from_bytes(2, &bytes).unwrap().to_bytes(), bytes);
+        assert!(HashSetup::from_bytes(1, &bytes).is_none(), "it has no queue 1");
+        for cut in 0..bytes.len() {
+            let _ = HashSetup::from_bytes(2, &bytes[..cut]);
+        }
     }
 
     #[test]

@@ -10,3 +10,4 @@
 pub mod backend;
 pub mod frontend;
 pub mod hash;
+pub mod record;

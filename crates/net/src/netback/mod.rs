@@ -198,6 +198,14 @@ impl<G: Grantee, C: Channel> NetbackPort<G, C> {
         Ok(true)
     }
 
+    /// Nothing was taken, and the largest frame does not fit.
+    fn refused(&mut self) {
+        if self.police.refused() {
+            let posted = self.least(Queue::slots).unwrap_or_default();
+            self.police.say_stalled(self.queues.len(), posted, self.longest());
+        }
+    }
+
     /// The least of what the queues have: it is not known which of them will be asked.
     fn least(
         &mut self,
@@ -264,7 +272,7 @@ impl<G: Grantee, C: Channel> Port for NetbackPort<G, C> {
         if done.sent > 0 {
             self.police.taken();
         } else if done.dropped > filtered && !self.fits()? {
-            self.police.refused();
+            self.refused();
         }
         Ok(done)
     }
@@ -279,7 +287,7 @@ impl<G: Grantee, C: Channel> Port for NetbackPort<G, C> {
         if room > 0 {
             self.police.fits();
         } else {
-            self.police.refused();
+            self.refused();
         }
         // Who sends to a guest that takes nothing is not held up for ever: what it sends is dropped.
         Ok(if self.police.is_stalled() { usize::MAX } else { room })
@@ -295,14 +303,14 @@ impl<G: Grantee, C: Channel> Port for NetbackPort<G, C> {
 
     fn await_slots(&mut self, slots: usize) {
         self.queues.iter_mut().for_each(|queue| queue.await_slots(slots));
-        self.police.refused();
+        self.refused();
     }
 
     fn arm(&mut self) -> Result<bool, Fault> {
         if self.police.is_overdue() {
             match self.fits()? {
                 true => self.police.fits(),
-                false => self.police.refused(),
+                false => self.refused(),
             }
         }
         let taken_from = !self.police.holds_up();

@@ -414,6 +414,10 @@ impl VifBackend {
                 self.connection = Some(connection);
                 if adopting {
                     // The frontend is to notice nothing.
+                    let device = &self.device;
+                    if let Some(control) = &mut self.control {
+                        control.take_up(&mut |queue, order| host.order(device, queue, order));
+                    }
                     return Ok(());
                 }
                 store.write(&format!("{}/{}", self.back, keys::CARRIER), "1")?;
@@ -467,8 +471,9 @@ impl VifBackend {
         } else {
             NetbackPort::new(parts, mode, features, rules)
         };
-        let port = port.policed(self.followed.police(adopting, offered));
-        let control = ctrl_ring::open(&self.device, queues, mode, platform, store, rules)?;
+        let port = port.policed(self.followed.police(&self.back, adopting, offered));
+        let wanted = ctrl_ring::Wanted { queues, mode, adopting };
+        let control = ctrl_ring::open(&self.device, wanted, platform, store, host, rules)?;
         Ok((Box::new(port), control, Connection { features, queues, adopted: adopting }))
     }
 

@@ -83,15 +83,21 @@ impl Followed {
         store.read_flag(&format!("{back}/{}", keys::FEATURE_MULTICAST_CONTROL))
     }
 
-    /// What a port is to enforce that connects now, or is taken over; `multicast_control` is what was
-    /// announced to the guest.
-    pub(super) fn police(&self, adopted: bool, multicast_control: bool) -> PoliceConfig {
+    /// What a port is to enforce that connects now, or is taken over; `name` is for the log, and
+    /// `multicast_control` is what was announced to the guest.
+    pub(super) fn police(
+        &self,
+        name: &str,
+        adopted: bool,
+        multicast_control: bool,
+    ) -> PoliceConfig {
         PoliceConfig {
             controls: Arc::clone(&self.controls),
             multicast_control,
             adopted,
             stall: self.policy.stall,
             clock: self.clock.clone(),
+            name: name.to_owned(),
         }
     }
 

@@ -9,17 +9,25 @@ use ringfence_platform::{EventPort, Gref, Platform};
 use ringfence_wire::netif::keys;
 use ringfence_wire::xenbus::DeviceId;
 
+use super::PortHost;
 use super::backend::{ConnectError, map_ring};
 use crate::ctrl::backend::{ControlRing, CtrlBackend, CtrlOptions};
 use crate::rules::RuleCounters;
 
+/// What is served, and whether a process before this one served it.
+pub(super) struct Wanted {
+    pub(super) queues: u32,
+    pub(super) mode: Mode,
+    pub(super) adopting: bool,
+}
+
 /// Connects the control ring, if the frontend has one.
 pub(super) fn open<P: Platform>(
     device: &DeviceId,
-    queues: u32,
-    mode: Mode,
+    wanted: Wanted,
     platform: &P,
     store: &mut StoreClient,
+    host: &mut impl PortHost,
     rules: &Arc<RuleCounters>,
 ) -> Result<Option<Box<dyn ControlRing>>, ConnectError> {
     let front = device.frontend_path();
@@ -33,9 +41,16 @@ pub(super) fn open<P: Platform>(
     let channel = platform
         .bind_interdomain(peer, EventPort(port))
         .map_err(|source| ConnectError::Channel { port, source })?;
-    let staging = (mode == Mode::Staging).then(StagingLimits::default);
+    let staging = (wanted.mode == Mode::Staging).then(StagingLimits::default);
     // No vif has more than a few.
-    let queues = u16::try_from(queues).unwrap_or(u16::MAX);
+    let queues = u16::try_from(wanted.queues).unwrap_or(u16::MAX);
     let options = CtrlOptions { queues, staging };
-    Ok(Some(Box::new(CtrlBackend::new(ring, channel, pages, options, rules))))
+    let control = match host.ctrl_record(device) {
+        None => Ok(CtrlBackend::new(ring, channel, pages, options, rules)),
+        Some(record) if wanted.adopting => {
+            CtrlBackend::adopt(ring, record, channel, pages, options, rules)
+        }
+        Some(record) => CtrlBackend::recorded(ring, record, channel, pages, options, rules),
+    };
+    Ok(Some(Box::new(control.map_err(ConnectError::Adopt)?)))
 }

@@ -14,6 +14,7 @@ pub mod values;
 pub use ringfence_platform::xenbus::steps;
 use ringfence_wire::xenbus::DeviceId;
 
+use crate::ctrl::record::CtrlRecord;
 use crate::netback::QueueRecords;
 use crate::orders::{PortOrder, PortReply};
 use crate::port::Port;
@@ -38,6 +39,12 @@ pub trait PortHost {
     /// process; the same pages for the same queue until it is detached.
     fn records(&mut self, device: &DeviceId, queue: u32) -> Option<QueueRecords> {
         let _ = (device, queue);
+        None
+    }
+
+    /// The same for the control ring.
+    fn ctrl_record(&mut self, device: &DeviceId) -> Option<CtrlRecord> {
+        let _ = device;
         None
     }
 }

@@ -11,6 +11,7 @@
 //! (`claim`).
 
 mod claim;
+pub mod control;
 
 use std::io;
 use std::os::fd::AsFd;
@@ -79,6 +80,10 @@ pub struct AttachArgs {
     /// Ask the backend to keep the pages of the rings mapped (staging grants), if it can
     #[arg(long)]
     pub staging: bool,
+
+    /// How many queues to have, if the backend offers them and there are pages for them
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=16))]
+    pub queues: u32,
 
     /// What is taken unfinished: `all`, `none`, or some of sg,tso4,tso6,csum4,csum6
     #[arg(long, value_name = "LIST", default_value_t = OffloadKeys::ALL)]
@@ -153,6 +158,7 @@ fn attach<P: Platform>(platform: P, args: &AttachArgs) -> Result<(), AttachError
     let vif = VifFrontend::new(&platform, claimed.device, mtu)
         .map_err(LinkError::from)?
         .with_offloads(args.offload)
+        .with_queues(args.queues)
         .with_staging(args.staging);
     claim::put_in_order(&mut store, &claimed.device)?;
     let port = TapPort::new(tap.fd, tap.offloads, mtu, Arc::clone(platform.counters()));

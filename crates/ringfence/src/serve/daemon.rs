@@ -19,6 +19,7 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags};
 use super::config::{Config, ConfigError, Effect};
 use super::devices::{Devices, Served};
 use super::host::{AfterControl, Vif, VifError, Vifs};
+use super::made::Made;
 use super::metrics::{Exporter, ExporterError};
 use super::records::Records;
 use super::status::{
@@ -130,7 +131,10 @@ impl<P: Platform> Daemon<P> {
         let directory = setup.runtime_dir.join("records");
         let records =
             Records::open(&directory).map_err(file(directory.clone(), "cannot be made"))?;
-        let mut vifs = Vifs::new(Arc::clone(&platform), config.clone(), records)?;
+        let directory = setup.runtime_dir.join("interfaces");
+        let made = Made::open(&directory).map_err(file(directory.clone(), "cannot be made"))?;
+        let mut vifs = Vifs::new(Arc::clone(&platform), config.clone(), records, made)?;
+        vifs.sweep(&mut store);
         vifs.make_switch()?;
         let socket = setup.status_socket(&config);
         let status =
@@ -429,6 +433,8 @@ fn vif_status(
         frontend_takes: connection.map(|connection| connection.features.peer.to_string()),
         backend_takes: connection.map(|connection| connection.features.own.to_string()),
         problem: vif.problem.clone().or_else(|| vif.backend.condemned().map(str::to_owned)),
+        queue_count: connection.map_or(0, |connection| connection.queues),
+        staged_pages: vif.backend.staged(),
         queues: queues.into_iter().collect(),
         tap: port_counts(stats, tap),
         rules: counts(rules),

@@ -11,6 +11,7 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
+use ringfence_net::ctrl::record::CtrlRecord;
 use ringfence_net::dataplane::{DataplaneHandle, PortGone, PortId};
 use ringfence_net::netback::QueueRecords;
 use ringfence_net::orders::{PortOrder, PortReply};
@@ -31,6 +32,7 @@ use ringfence_wire::xenbus::DeviceId;
 use super::bridge::{self, BridgeError};
 use super::config::{Attach, Config, DeviceSettings};
 use super::devices::{Look, Served};
+use super::made::Made;
 use super::records::Records;
 use crate::plane::Gone;
 use crate::seat::{Retired, Seat, Usher, device_name};
@@ -184,6 +186,7 @@ pub(super) struct Vifs<P: Platform> {
     platform: Arc<P>,
     config: Config,
     records: Records,
+    made: Made,
     pub(super) gone: Gone,
     switch: Option<DataplaneHandle>,
     pub(super) host_leg: Option<HostLeg>,
@@ -243,14 +246,30 @@ impl PortHost for Host<'_> {
             })
             .ok()
     }
+
+    fn ctrl_record(&mut self, device: &DeviceId) -> Option<CtrlRecord> {
+        let name = device_name(device);
+        let record = self.records.of_control(&name);
+        record
+            .inspect_err(|error| {
+                tracing::warn!(%name, %error, "what is staged cannot be taken over");
+            })
+            .ok()
+    }
 }
 
 impl<P: Platform> Vifs<P> {
-    pub(super) fn new(platform: Arc<P>, config: Config, records: Records) -> io::Result<Vifs<P>> {
+    pub(super) fn new(
+        platform: Arc<P>,
+        config: Config,
+        records: Records,
+        made: Made,
+    ) -> io::Result<Vifs<P>> {
         Ok(Vifs {
             platform,
             config,
             records,
+            made,
             gone: Gone::new()?,
             switch: None,
             host_leg: None,
@@ -274,6 +293,12 @@ impl<P: Platform> Vifs<P> {
         }
     }
 
+    /// Removes what daemons before this one made and nobody needs any more: interfaces of guests that
+    /// went away while none ran, or that are on the switch now.
+    pub(super) fn sweep(&self, store: &mut StoreClient) {
+        self.made.sweep(&self.config.network, self.platform.domid(), store);
+    }
+
     /// Makes the switch and the host's leg on it, if the configuration says so.
     pub(super) fn make_switch(&mut self) -> Result<(), VifError> {
         if self.config.network.attach != Attach::Switch {
@@ -285,6 +310,7 @@ impl<P: Platform> Vifs<P> {
         self.switch = Some(dataplane.clone());
         let Some(name) = self.config.network.host_interface.clone() else { return Ok(()) };
         let tap = bridge::make_host_leg(&name)?;
+        self.made.note(&name);
         let mtu = bridge::mtu_of(&name).unwrap_or(keys::MTU_DEFAULT);
         let port = TapPort::new(tap.fd, tap.offloads, mtu, counters);
         let policy = PortPolicy { addresses: 1024, ..PortPolicy::default() };
@@ -436,6 +462,7 @@ impl<P: Platform> Vifs<P> {
         let counters = self.platform.counters();
         let bridge = self.bridge_of(&vif.keys).map(str::to_owned);
         let tap = bridge::make_tap(&name, bridge.as_deref(), vif.mtu)?;
+        self.made.note(&name);
         // The data plane stays when the interface has to be made again: the guest is in it.
         let dataplane = match vif.dataplane() {
             Some(dataplane) => dataplane.clone(),
@@ -507,8 +534,11 @@ impl<P: Platform> Vifs<P> {
             if let Some(port) = cable.port {
                 drop(cable.dataplane.remove_port(port));
             }
-            if let Err(error) = cable.tap.keep(false) {
-                tracing::warn!(name = %device_name(device), %error, "its interface stays");
+            match cable.tap.keep(false) {
+                Ok(()) => self.made.forget(&device_name(device)),
+                Err(error) => {
+                    tracing::warn!(name = %device_name(device), %error, "its interface stays");
+                }
             }
         }
     }

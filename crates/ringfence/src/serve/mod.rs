@@ -13,13 +13,14 @@
 //! * `devices`: finds devices, and looks at those that changed.
 //! * `host`: the interfaces, and what each is attached to.
 //! * `bridge`: interfaces of the host.
-//! * `records`: what outlives the process.
+//! * `records`, `made`: what outlives the process.
 
 mod bridge;
 pub mod config;
 mod daemon;
 mod devices;
 mod host;
+mod made;
 pub mod metrics;
 mod records;
 pub mod show;

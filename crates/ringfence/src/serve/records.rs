@@ -2,16 +2,17 @@
 //! ([`QueueRecords`]).
 //!
 //! They lie in a directory that only the daemon's user can enter, on a file system in memory. Each
-//! device has a file of two pages a queue. It is removed with the device, and by a reboot.
+//! device has a file of two pages a queue, and one for its control ring. They are removed with the device, and by a reboot.
 
 use std::io;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
 use ringfence_memory::{Mapping, OutOfRange, PAGE_SIZE, Protection};
+use ringfence_net::ctrl::record::CtrlRecord;
 use ringfence_net::netback::QueueRecords;
 use ringfence_ring::RingPages;
-use rustix::fs::{Mode, OFlags};
+use rustix::fs::{FallocateFlags, Mode, OFlags};
 
 /// Octets of one queue.
 const QUEUE: u64 = 2 * PAGE_SIZE as u64;
@@ -41,7 +42,7 @@ impl Records {
             rustix::fs::ftruncate(&file, start + QUEUE)?;
         }
         // What is not there when it is written to would end the daemon.
-        rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), start, QUEUE)?;
+        rustix::fs::fallocate(&file, FallocateFlags::empty(), start, QUEUE)?;
         let pages = Mapping::new(&file, start, 2 * PAGE_SIZE, Protection::ReadWrite)?.lent();
         let record = |page: usize| {
             let page = pages.slice(page * PAGE_SIZE, PAGE_SIZE).map_err(out_of_range)?;
@@ -50,13 +51,23 @@ impl Records {
         Ok(QueueRecords { tx: record(0)?, rx: record(1)? })
     }
 
+    /// The record of the control ring of the device called `name`; a new one is empty.
+    pub(super) fn of_control(&self, name: &str) -> io::Result<CtrlRecord> {
+        let file = self.file(&control_name(name))?;
+        rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, CtrlRecord::BYTES as u64)?;
+        let pages = Mapping::new(&file, 0, CtrlRecord::BYTES, Protection::ReadWrite)?.lent();
+        CtrlRecord::new(pages).map_err(out_of_range)
+    }
+
     /// Forgets the records of a device.
     pub(super) fn remove(&self, name: &str) {
-        match std::fs::remove_file(self.directory.join(name)) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                tracing::warn!(%name, %error, "its records were not removed");
+        for file in [name, &control_name(name)] {
+            match std::fs::remove_file(self.directory.join(file)) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                    tracing::warn!(%name, %error, "its records were not removed");
+                }
+                _ => {}
             }
-            _ => {}
         }
     }
 
@@ -65,6 +76,11 @@ impl Records {
         let path = self.directory.join(name);
         Ok(rustix::fs::open(&path, flags, Mode::RUSR | Mode::WUSR)?)
     }
+}
+
+/// The file of a device's control ring.
+fn control_name(device: &str) -> String {
+    format!("{device}.control")
 }
 
 fn out_of_range(error: OutOfRange) -> io::Error {

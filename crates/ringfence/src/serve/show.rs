@@ -122,12 +122,19 @@ impl Table<'_> {
         if let Some(problem) = &vif.problem {
             writeln!(f, "{}: {problem}", vif.name)?;
         }
+        if vif.is_stalled() {
+            let dropped = vif.sum("drop_link_down");
+            writeln!(f, "{}: stalled: the guest takes no frames; {dropped} dropped", vif.name)?;
+        }
         if !vif.rules.is_empty() {
             writeln!(f, "{}: rules broken: {}", vif.name, listed(&vif.rules))?;
         }
         if self.counters {
-            for (number, queue) in vif.queues.iter().enumerate() {
-                writeln!(f, "{} queue {number}: {}", vif.name, listed(&queue.counters))?;
+            for queue in &vif.queues {
+                writeln!(f, "{}: {}", vif.name, listed(&queue.counters))?;
+            }
+            if vif.staged_pages > 0 {
+                writeln!(f, "{}: {} pages staged", vif.name, vif.staged_pages)?;
             }
             if let Some(tap) = &vif.tap {
                 writeln!(f, "{} interface: {}", vif.name, listed(tap))?;
@@ -157,17 +164,14 @@ fn row(vif: &VifStatus) -> [String; HEADS.len()] {
         Some(name) => format!("{} {name}", vif.domain),
         None => vif.domain.to_string(),
     };
-    let sum = |name: &str| {
-        let counts = vif.queues.iter().filter_map(|queue| queue.counters.get(name));
-        octets(counts.sum())
-    };
+    let sum = |name: &str| octets(vif.sum(name));
     [
         vif.name.clone(),
         domain,
         state,
         attached,
         vif.mode.clone(),
-        vif.queues.len().to_string(),
+        vif.queue_count.to_string(),
         sum("rx_bytes"),
         sum("tx_bytes"),
     ]
@@ -202,7 +206,10 @@ mod tests {
 
     #[test]
     fn a_table_has_a_line_for_each_interface_and_says_what_is_wrong() {
-        let counters = Counts::from([("rx_bytes".to_owned(), 12_345), ("tx_bytes".to_owned(), 7)]);
+        let counters = [("rx_bytes", 12_345), ("tx_bytes", 7), ("stalls", 2), ("stall_ends", 1)];
+        let dropped = [("drop_link_down", 5)];
+        let counters = counters.into_iter().chain(dropped);
+        let counters: Counts = counters.map(|(name, count)| (name.to_owned(), count)).collect();
         let connected = VifStatus {
             name: "vif5.0".to_owned(),
             domain: 5,
@@ -213,6 +220,7 @@ mod tests {
                 bridge: Some("xenbr0".to_owned()),
             },
             mode: "copy".to_owned(),
+            queue_count: 1,
             queues: vec![QueueStatus { counters }],
             ..VifStatus::default()
         };
@@ -239,6 +247,7 @@ mod tests {
         assert!(text.contains("vif16.0: there is no bridge `br9`\n"));
         assert!(text.contains("vif16.0: rules broken: tx_producer_overflow 1\n"));
         assert!(!text.contains("rx_bytes"));
-        assert!(table(true).contains("vif5.0 queue 0: rx_bytes 12345, tx_bytes 7\n"));
+        assert!(table(true).contains("vif5.0: drop_link_down 5, rx_bytes 12345, "));
+        assert!(text.contains("vif5.0: stalled: the guest takes no frames; 5 dropped\n"));
     }
 }

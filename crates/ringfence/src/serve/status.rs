@@ -108,12 +108,28 @@ pub struct VifStatus {
     pub backend_takes: Option<String>,
     /// Why it is not connected, where this side is the reason.
     pub problem: Option<String>,
-    /// One for each queue.
+    /// Queues in use.
+    pub queue_count: u32,
+    /// Pages of the guest's that are kept mapped for it.
+    pub staged_pages: u32,
+    /// What was counted, over all queues.
     pub queues: Vec<QueueStatus>,
     /// Of the TAP interface's port, where there is one.
     pub tap: Option<Counts>,
     /// Rules that the guest broke.
     pub rules: Counts,
+}
+
+impl VifStatus {
+    /// One of its counters, over all queues.
+    pub fn sum(&self, counter: &str) -> u64 {
+        self.queues.iter().filter_map(|queue| queue.counters.get(counter)).sum()
+    }
+
+    /// Whether the guest counts as one that takes no frames.
+    pub fn is_stalled(&self) -> bool {
+        self.sum("stalls") > self.sum("stall_ends")
+    }
 }
 
 /// What a guest's interface is attached to.

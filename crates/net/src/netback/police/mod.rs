@@ -38,6 +38,8 @@ pub struct PoliceConfig {
     pub stall: Duration,
     /// The time.
     pub clock: Clock,
+    /// What the device is called in the log.
+    pub name: String,
 }
 
 impl Default for PoliceConfig {
@@ -48,6 +50,7 @@ impl Default for PoliceConfig {
             adopted: false,
             stall: STALL_DEFAULT,
             clock: Clock::default(),
+            name: String::new(),
         }
     }
 }
@@ -57,6 +60,9 @@ impl Default for PoliceConfig {
 const ASKED_EVERY: Duration = Duration::from_secs(1);
 
 pub(super) struct Police {
+    name: String,
+    /// Since when the guest is stalled, if the log says that it is.
+    stalled_at: Option<Duration>,
     clock: Clock,
     /// When the guest was last found to have no credit.
     held_up: Duration,
@@ -78,10 +84,12 @@ impl Police {
         rules: &Arc<RuleCounters>,
         counters: &Arc<PortCounters>,
     ) -> Police {
-        let PoliceConfig { controls, multicast_control, adopted, stall, clock } = config;
+        let PoliceConfig { controls, multicast_control, adopted, stall, clock, name } = config;
         let mut filter = MulticastFilter::default();
         filter.unknown = adopted;
         let mut police = Police {
+            name,
+            stalled_at: None,
             clock,
             held_up: Duration::ZERO,
             controls,
@@ -172,8 +180,13 @@ impl Police {
 
     /// The largest frame fits.
     pub(super) fn fits(&mut self) {
-        if self.stall.fits() == Change::Recovered {
-            self.counters.stall_ends.add(1);
+        if self.stall.fits() != Change::Recovered {
+            return;
+        }
+        self.counters.stall_ends.add(1);
+        if let Some(since) = self.stalled_at.take() {
+            let seconds = self.clock.now().saturating_sub(since).as_secs();
+            tracing::info!(device = %self.name, seconds, "the guest takes frames again");
         }
     }
 
@@ -182,16 +195,31 @@ impl Police {
         self.stall.taken();
     }
 
-    /// Nothing was taken, and the largest frame does not fit.
-    pub(super) fn refused(&mut self) {
-        if self.stall.is_stalled() || self.stall.refused(self.clock.now()) != Change::Stalled {
-            return;
+    /// Nothing was taken, and the largest frame does not fit. True if the guest counts as stalled from
+    /// now on, and that is to be [said](Police::say_stalled).
+    pub(super) fn refused(&mut self) -> bool {
+        let now = self.clock.now();
+        if self.stall.is_stalled() || self.stall.refused(now) != Change::Stalled {
+            return false;
         }
         self.counters.stalls.add(1);
         let times = self.rules.count("rx_stalled") + 1;
-        if times.is_power_of_two() {
-            tracing::warn!(times, "a guest takes no frames: what is sent to it is dropped");
-        }
+        self.stalled_at = times.is_power_of_two().then_some(now);
+        self.stalled_at.is_some()
+    }
+
+    /// Says that the guest is stalled: `posted` are the buffers that it left, of the queue that has
+    /// fewest.
+    pub(super) fn say_stalled(&self, queues: usize, posted: usize, longest: usize) {
+        tracing::warn!(
+            device = %self.name,
+            times = self.rules.get("rx_stalled"),
+            seconds = self.stall.limit().as_secs(),
+            queues,
+            posted,
+            longest,
+            "the guest took no frame for so long, and its buffers do not hold the longest one: what              is sent to it is dropped (drop_link_down) until they do"
+        );
     }
 
     /// Whether it is time to see whether the guest is stalled.

@@ -33,6 +33,10 @@ impl Stall {
         Stall { limit, since: None, stalled: false }
     }
 
+    pub(crate) fn limit(&self) -> Duration {
+        self.limit
+    }
+
     pub(crate) fn is_stalled(&self) -> bool {
         self.stalled
     }

@@ -187,10 +187,10 @@ impl Source {
         let about = ("vif_adopted", "Whether it was taken over from the daemon before this one");
         self.each_vif(e, about, |vif| u64::from(vif.adopted))?;
         let about = ("vif_stalled", "Whether the guest counts as one that takes no frames");
-        self.each_vif(e, about, |vif| {
-            u64::from(sum(vif, "stalls").saturating_sub(sum(vif, "stall_ends")) > 0)
-        })?;
-        self.each_vif(e, ("vif_queues", "Queues in use"), |vif| vif.queues.len() as u64)
+        self.each_vif(e, about, |vif| u64::from(vif.is_stalled()))?;
+        self.each_vif(e, ("vif_queues", "Queues in use"), |vif| vif.queue_count.into())?;
+        let about = ("vif_staged_pages", "Pages of the guest's that are kept mapped for it");
+        self.each_vif(e, about, |vif| vif.staged_pages.into())
     }
 
     fn each_vif(

@@ -1,0 +1,47 @@
+# title: grant operations a packet, counted by the hypervisor: ringfence serve in each mode, and the kernel's xen-netback
+# set: all
+# machine: xen-netback
+# limit: 200
+# hypervisor: debug
+
+. /vm/xen/perf.sh
+. /vm/xen/staging.sh
+
+# served MODE: 5 checks. As measured with a guest's own driver.
+served() {
+    check "$1: configured" reload '[network]' "mode = \"$1\""
+    check "$1: a guest that connects" guest one "$(vif 11)"
+    check "$1: has a network" ready_with_address one 11
+    counted $1
+    xl destroy one
+}
+
+plan 32
+use_ringfence
+stream_sum 16
+served copy
+copy=$OPERATIONS copy_frames=$FRAMES copy_used=$USED
+served map
+map=$OPERATIONS map_frames=$FRAMES map_used=$USED
+check 'staging: configured' reload '[network]' 'mode = "staging"'
+attached_staging one 11 1
+counted staging
+# The hypervisor's own count; the console of the guest and the store work by pages that stay mapped.
+is 'staging: no grant operation in the hypervisor' $OPERATIONS 0
+staging_used=$USED
+gone one
+kill $SERVE
+check 'serve ends when it is told to' wait $SERVE
+check 'the kernel has xen-netback' modprobe xen-netback
+SCRIPT=vif-control
+networked one 11
+counted netback
+note "ringfence to netback, under emulation, grant operations a frame: copy" \
+    "$(ratio $(ratio $copy $copy_frames) $(ratio $OPERATIONS $FRAMES)), map" \
+    "$(ratio $(ratio $map $map_frames) $(ratio $OPERATIONS $FRAMES)); processor time: copy" \
+    "$(ratio $copy_used $USED), map $(ratio $map_used $USED), staging $(ratio $staging_used $USED)"
+check 'the hypervisor counted' test $OPERATIONS -gt 1000
+check 'copy costs no more operations a frame than xen-netback' awk \
+    "BEGIN { exit !($(ratio $copy $copy_frames) <= 1.05 * $(ratio $OPERATIONS $FRAMES)) }"
+gone one
+check_not 'dom0 has nothing to complain of' on dom0 "dmesg | grep -E 'BUG|WARNING|Oops|Call Trace'"
