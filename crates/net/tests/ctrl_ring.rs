@@ -48,6 +48,7 @@ impl Ports {
                 self.steering = steering;
                 PortReply::Hashing
             }
+            PortOrder::Follow(_) | PortOrder::SendStaged(_) => PortReply::Unsupported,
         })
     }
 }

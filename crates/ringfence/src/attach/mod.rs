@@ -20,6 +20,7 @@ use std::time::{Duration, Instant};
 use clap::Args;
 use nix::sys::signal::Signal;
 use ringfence_net::features::OffloadKeys;
+use ringfence_net::netfront::TxStaging;
 use ringfence_net::tap::TapPort;
 use ringfence_net::vif::frontend::{FrontendError, VifFrontend};
 use ringfence_platform::Platform;
@@ -29,7 +30,7 @@ use rustix::event::{PollFd, PollFlags};
 use rustix::thread::CapabilitySet;
 
 use self::claim::{ClaimError, Claimed};
-use crate::cli::parse_interface;
+use crate::cli::{parse_interface, staging_parser};
 use crate::frontend::link::{Happened, Link, LinkError};
 use crate::serve::{PlatformChoice, join_hub, parse_platform};
 use crate::sys::STATUS_FAILED;
@@ -77,8 +78,9 @@ pub struct AttachArgs {
     pub mtu: Option<u16>,
 
     /// Ask the backend to keep the pages of the rings mapped (staging grants), if it can
-    #[arg(long)]
-    pub staging: bool,
+    #[arg(long, value_name = "PAGES", num_args = 0..=1, require_equals = true,
+          default_missing_value = "full", value_parser = staging_parser())]
+    pub staging: Option<TxStaging>,
 
     /// What is taken unfinished: `all`, `none`, or some of sg,tso4,tso6,csum4,csum6
     #[arg(long, value_name = "LIST", default_value_t = OffloadKeys::ALL)]
@@ -153,7 +155,7 @@ fn attach<P: Platform>(platform: P, args: &AttachArgs) -> Result<(), AttachError
     let vif = VifFrontend::new(&platform, claimed.device, mtu)
         .map_err(LinkError::from)?
         .with_offloads(args.offload)
-        .with_staging(args.staging);
+        .with_staging(args.staging.unwrap_or_default());
     claim::put_in_order(&mut store, &claimed.device)?;
     let port = TapPort::new(tap.fd, tap.offloads, mtu, Arc::clone(platform.counters()));
     let mut link = Link::start(platform, vif, port)?;
