@@ -69,11 +69,13 @@ impl GrefIndex {
     }
 
     /// Entries.
+    #[inline]
     pub fn len(&self) -> usize {
         self.len
     }
 
     /// Whether there are none.
+    #[inline]
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }

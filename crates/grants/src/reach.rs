@@ -144,6 +144,27 @@ impl<G: Grantee> Reach<G> {
         self.mode
     }
 
+    /// Whether there are pages that can be reached without an operation ([`Reach::page`]).
+    #[inline]
+    pub fn has_pages(&self, staged: &StagingTable) -> bool {
+        self.mode == Mode::Staging && !staged.is_empty()
+    }
+
+    /// The page of `gref`, where it can be reached without an operation of the platform's: this is the
+    /// look-up that the modes differ in.
+    #[inline]
+    pub fn page<'a>(
+        &'a self,
+        gref: Gref,
+        access: Access,
+        staged: &'a StagingTable,
+    ) -> Option<&'a LentSlice> {
+        match self.mode {
+            Mode::Staging => staged.get(gref, access),
+            Mode::Copy | Mode::Map => None,
+        }
+    }
+
     /// Reads every range of `wants`; appends one result for each to `reached`. `staged` are the pages
     /// that the peer staged.
     pub fn read(

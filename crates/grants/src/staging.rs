@@ -50,11 +50,13 @@ impl StagingTable {
     }
 
     /// Pages in it.
+    #[inline]
     pub fn len(&self) -> usize {
         self.index.len()
     }
 
     /// Whether it has no page.
+    #[inline]
     pub fn is_empty(&self) -> bool {
         self.index.is_empty()
     }

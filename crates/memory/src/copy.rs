@@ -26,12 +26,104 @@ pub(crate) unsafe fn copy_racing(src: *const u8, dst: *mut u8, len: usize) {
         }
         return;
     }
-    if len >= 16 {
+    if len > 64 {
         // SAFETY: by the caller's contract, and there are 16 bytes.
         return unsafe { copy_blocks(src, dst, len) };
     }
+    if len >= 32 {
+        // SAFETY: by the caller's contract, and there are 32 to 64 bytes.
+        return unsafe { copy_line(src, dst, len) };
+    }
+    if len >= 16 {
+        // SAFETY: by the caller's contract, and there are 16 bytes.
+        return unsafe { copy_half_line(src, dst, len) };
+    }
     // SAFETY: by the caller's contract.
     unsafe { copy_few(src, dst, len) };
+}
+
+/// Copies 32 to 64 bytes by four SSE moves, the last two of which end at `len`.
+///
+/// # Safety
+///
+/// As [`copy_racing`], and `len` is 32 to 64.
+#[cfg(all(target_arch = "x86_64", not(miri)))]
+#[inline]
+unsafe fn copy_line(src: *const u8, dst: *mut u8, len: usize) {
+    use core::arch::asm;
+    // SAFETY: the moves cover [0, 32) and [len - 32, len), which is [0, len), and may overlap.
+    unsafe {
+        asm!(
+            "movups {a}, [{s}]",
+            "movups {b}, [{s} + 16]",
+            "movups {c}, [{s} + {n} - 32]",
+            "movups {d}, [{s} + {n} - 16]",
+            "movups [{t}], {a}",
+            "movups [{t} + 16], {b}",
+            "movups [{t} + {n} - 32], {c}",
+            "movups [{t} + {n} - 16], {d}",
+            n = in(reg) len, s = in(reg) src, t = in(reg) dst,
+            a = out(xmm_reg) _, b = out(xmm_reg) _, c = out(xmm_reg) _, d = out(xmm_reg) _,
+            options(nostack, preserves_flags),
+        );
+    }
+}
+
+/// Copies 16 to 32 bytes by two SSE moves, the last of which ends at `len`.
+///
+/// # Safety
+///
+/// As [`copy_racing`], and `len` is 16 to 32.
+#[cfg(all(target_arch = "x86_64", not(miri)))]
+#[inline]
+unsafe fn copy_half_line(src: *const u8, dst: *mut u8, len: usize) {
+    use core::arch::asm;
+    // SAFETY: the moves cover [0, 16) and [len - 16, len), which is [0, len), and may overlap.
+    unsafe {
+        asm!(
+            "movups {a}, [{s}]",
+            "movups {b}, [{s} + {n} - 16]",
+            "movups [{t}], {a}",
+            "movups [{t} + {n} - 16], {b}",
+            n = in(reg) len, s = in(reg) src, t = in(reg) dst,
+            a = out(xmm_reg) _, b = out(xmm_reg) _,
+            options(nostack, preserves_flags),
+        );
+    }
+}
+
+/// Octets of a cache line.
+const LINE: usize = 64;
+
+/// Asks for the cache lines of a range, to be read. Whatever the address, nothing is accessed in Rust's
+/// sense, and nothing faults.
+#[inline]
+pub(crate) fn prefetch_read(at: *const u8, len: usize) {
+    for line in (0..len).step_by(LINE) {
+        #[cfg(all(target_arch = "x86_64", not(miri)))]
+        // SAFETY: a prefetch is a hint: it changes no register or memory and never faults.
+        unsafe {
+            core::arch::asm!("prefetcht0 [{}]", in(reg) at.wrapping_add(line),
+                             options(nostack, preserves_flags, readonly));
+        }
+        #[cfg(any(not(target_arch = "x86_64"), miri))]
+        let _ = (at, line);
+    }
+}
+
+/// As [`prefetch_read`], to be written: other processors are asked to give the lines up.
+#[inline]
+pub(crate) fn prefetch_write(at: *mut u8, len: usize) {
+    for line in (0..len).step_by(LINE) {
+        #[cfg(all(target_arch = "x86_64", not(miri)))]
+        // SAFETY: as above. Processors without the instruction take it for a no-op.
+        unsafe {
+            core::arch::asm!("prefetchw [{}]", in(reg) at.wrapping_add(line),
+                             options(nostack, preserves_flags, readonly));
+        }
+        #[cfg(any(not(target_arch = "x86_64"), miri))]
+        let _ = (at, line);
+    }
 }
 
 /// Copies at least 16 bytes by SSE moves.

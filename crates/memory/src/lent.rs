@@ -5,7 +5,7 @@ use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, Ordering};
 use std::sync::Arc;
 
-use crate::copy::copy_racing;
+use crate::copy::{copy_racing, prefetch_read, prefetch_write};
 use crate::device::{DeviceAccess, DeviceRange, DeviceRegion};
 use crate::mapping::Protection;
 
@@ -103,16 +103,19 @@ impl LentSlice {
     }
 
     /// Bytes in the slice.
+    #[inline]
     pub fn len(&self) -> usize {
         self.len
     }
 
     /// Whether the slice has no bytes.
+    #[inline]
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
     /// Whether this side may write.
+    #[inline]
     pub fn is_writable(&self) -> bool {
         self.protection == Protection::ReadWrite
     }
@@ -127,6 +130,7 @@ impl LentSlice {
     /// # Errors
     ///
     /// [`OutOfRange::Bounds`] when the part does not lie inside.
+    #[inline]
     pub fn slice(&self, offset: usize, len: usize) -> Result<LentSlice, OutOfRange> {
         let start = self.at(offset, len)?;
         Ok(LentSlice { owner: Arc::clone(&self.owner), start, len, protection: self.protection })
@@ -137,6 +141,7 @@ impl LentSlice {
     /// # Errors
     ///
     /// [`OutOfRange::Bounds`] when the range does not lie inside.
+    #[inline]
     pub fn copy_to(&self, offset: usize, private: &mut [u8]) -> Result<(), OutOfRange> {
         let src = self.at(offset, private.len())?;
         // SAFETY: `at` checked the lent range, which the owner keeps mapped; `private` is an
@@ -150,6 +155,7 @@ impl LentSlice {
     /// # Errors
     ///
     /// [`OutOfRange`] when the range does not lie inside or the slice is read-only.
+    #[inline]
     pub fn copy_from(&self, offset: usize, private: &[u8]) -> Result<(), OutOfRange> {
         let dst = self.at_mut(offset, private.len())?;
         // SAFETY: `at_mut` checked range and protection; no Rust reference points into lent
@@ -163,6 +169,7 @@ impl LentSlice {
     /// # Errors
     ///
     /// [`OutOfRange`] when either range does not lie inside or this slice is read-only.
+    #[inline]
     pub fn copy_from_lent(
         &self,
         offset: usize,
@@ -176,6 +183,23 @@ impl LentSlice {
         // touch only these ranges; the resulting content is unspecified, as with any race here.
         unsafe { copy_racing(src.as_ptr(), dst.as_ptr(), len) };
         Ok(())
+    }
+
+    /// Has the processor bring `len` bytes at `offset` into its cache, because they are going to be read
+    /// soon. Nothing is read; a range that does not lie inside is no error.
+    #[inline]
+    pub fn prefetch(&self, offset: usize, len: usize) {
+        if let Ok(at) = self.at(offset, len) {
+            prefetch_read(at.as_ptr(), len);
+        }
+    }
+
+    /// As [`LentSlice::prefetch`], because they are going to be written.
+    #[inline]
+    pub fn prefetch_for_writing(&self, offset: usize, len: usize) {
+        if let Ok(at) = self.at_mut(offset, len) {
+            prefetch_write(at.as_ptr(), len);
+        }
     }
 
     /// Fetches `N` bytes at `offset` once, as a value of no meaning yet.
@@ -326,6 +350,7 @@ impl LentSlice {
     }
 
     /// The address, for the kernel only: scatter-gather lists are made from it in this crate.
+    #[inline]
     pub(crate) fn at(&self, offset: usize, len: usize) -> Result<NonNull<u8>, OutOfRange> {
         if offset > self.len || len > self.len - offset {
             return Err(OutOfRange::Bounds { offset, len, size: self.len });
@@ -334,6 +359,7 @@ impl LentSlice {
         Ok(unsafe { self.start.add(offset) })
     }
 
+    #[inline]
     pub(crate) fn at_mut(&self, offset: usize, len: usize) -> Result<NonNull<u8>, OutOfRange> {
         if self.protection != Protection::ReadWrite {
             return Err(OutOfRange::ReadOnly);
@@ -349,6 +375,7 @@ impl LentSlice {
         Ok(unsafe { AtomicU16::from_ptr(at.as_ptr().cast()) })
     }
 
+    #[inline]
     fn atomic_u32(&self, at: NonNull<u8>, offset: usize) -> Result<&AtomicU32, OutOfRange> {
         if !at.cast::<u32>().is_aligned() {
             return Err(OutOfRange::Unaligned { offset, width: 4 });
@@ -359,6 +386,7 @@ impl LentSlice {
         Ok(unsafe { AtomicU32::from_ptr(at.as_ptr().cast()) })
     }
 
+    #[inline]
     fn atomic_u64(&self, at: NonNull<u8>, offset: usize) -> Result<&AtomicU64, OutOfRange> {
         if !at.cast::<u64>().is_aligned() {
             return Err(OutOfRange::Unaligned { offset, width: 8 });

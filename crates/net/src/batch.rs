@@ -72,6 +72,12 @@ pub const FRAMES_DEFAULT: usize = 64;
 /// the largest size.
 pub const SCRATCH_DEFAULT: usize = 2 << 20;
 
+/// Octets of scratch memory that a batch has at most.
+pub const SCRATCH_MAX: usize = 1 << 30;
+
+/// Short frames of a port begin at multiples of this, so that two of them share no cache line.
+const ALIGN: usize = 64;
+
 /// Why something was not added to a batch.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum BatchError {
@@ -127,12 +133,53 @@ impl Segment {
     }
 }
 
-#[derive(Clone, Debug)]
+/// Half a cache line: a batch of small frames is mostly these.
+#[derive(Clone, Copy, Debug)]
 pub(crate) struct Frame {
-    header: Range<usize>,
-    segments: Range<usize>,
-    len: usize,
+    /// Where in the scratch memory it begins; its octets; octets of the whole frame.
+    header: u32,
+    header_len: u32,
+    len: u32,
+    /// The first of its segments; how many.
+    first_segment: u32,
+    segments: u32,
     meta: OffloadMeta,
+}
+
+/// What is in a batch has no number beyond this: its scratch memory is at most as long.
+fn number(n: usize) -> u32 {
+    u32::try_from(n).unwrap_or(u32::MAX)
+}
+
+impl Frame {
+    #[inline]
+    fn new(header: Range<usize>, segments: Range<usize>, len: usize, meta: OffloadMeta) -> Frame {
+        Frame {
+            header: number(header.start),
+            header_len: number(header.len()),
+            len: number(len),
+            first_segment: number(segments.start),
+            segments: number(segments.len()),
+            meta,
+        }
+    }
+
+    #[inline]
+    fn header(&self) -> Range<usize> {
+        let start = self.header as usize;
+        start..start + self.header_len as usize
+    }
+
+    #[inline]
+    fn segments(&self) -> Range<usize> {
+        let start = self.first_segment as usize;
+        start..start + self.segments as usize
+    }
+
+    #[inline]
+    fn len(&self) -> usize {
+        self.len as usize
+    }
 }
 
 /// Frames, and the memory they are in. See the [module](self).
@@ -161,8 +208,10 @@ impl Default for Batch {
 }
 
 impl Batch {
-    /// A batch of at most `frames` frames and `scratch` octets of private memory.
+    /// A batch of at most `frames` frames and `scratch` octets of private memory, which are never more
+    /// than [`SCRATCH_MAX`].
     pub fn with_capacity(frames: usize, scratch: usize) -> Batch {
+        let scratch = scratch.min(SCRATCH_MAX);
         Batch {
             scratch: vec![0; scratch + DERIVED_MAX * HEADER_MAX].into_boxed_slice(),
             used: 0,
@@ -178,6 +227,7 @@ impl Batch {
     }
 
     /// Forgets all frames, lets go of the lent memory, and keeps the storage.
+    #[inline]
     pub fn clear(&mut self) {
         self.used = 0;
         self.derived = None;
@@ -189,16 +239,19 @@ impl Batch {
     }
 
     /// Frames in the batch.
+    #[inline]
     pub fn len(&self) -> usize {
         self.frames.len()
     }
 
     /// Whether the batch has no frames.
+    #[inline]
     pub fn is_empty(&self) -> bool {
         self.frames.is_empty()
     }
 
     /// Frames that can still be added.
+    #[inline]
     pub fn frames_left(&self) -> usize {
         self.frames_max.saturating_sub(self.frames.len())
     }
@@ -215,6 +268,7 @@ impl Batch {
 
     /// Whether there is place for a frame of `len` octets. If not, that is remembered: whoever adds
     /// frames leaves this one, and those behind it, where they are.
+    #[inline]
     pub fn has_room_for(&mut self, len: usize) -> bool {
         let fits = self.room.fits(len);
         if !fits {
@@ -239,12 +293,14 @@ impl Batch {
     }
 
     /// Octets of scratch memory that can still be reserved.
+    #[inline]
     pub fn scratch_left(&self) -> usize {
         self.receivable - self.used
     }
 
     /// Takes `len` octets off the front of the free scratch memory and returns their offset. They
     /// hold whatever was there before.
+    #[inline]
     pub fn reserve(&mut self, len: usize) -> Option<usize> {
         if len > self.scratch_left() {
             return None;
@@ -264,6 +320,7 @@ impl Batch {
     /// # Errors
     ///
     /// [`BatchError::NotReserved`].
+    #[inline]
     pub fn scratch_mut(&mut self, range: Range<usize>) -> Result<&mut [u8], BatchError> {
         let len = range.end.saturating_sub(range.start);
         self.check_reserved(range.start, len)?;
@@ -275,6 +332,7 @@ impl Batch {
     /// # Errors
     ///
     /// [`BatchError::Frames`], [`BatchError::NotReserved`].
+    #[inline]
     pub fn push_contiguous(
         &mut self,
         offset: usize,
@@ -282,10 +340,60 @@ impl Batch {
         meta: OffloadMeta,
     ) -> Result<u32, BatchError> {
         self.check_reserved(offset, len)?;
-        let header_len = len.min(HEADER_MAX);
-        let mut frame = self.frame(offset, header_len)?;
-        frame.private(offset + header_len, len - header_len)?;
-        Ok(frame.finish(meta))
+        if self.frames_left() == 0 {
+            return Err(BatchError::Frames { limit: self.frames_max });
+        }
+        let header = offset..offset + len.min(HEADER_MAX);
+        let first = self.segments.len();
+        if len > HEADER_MAX {
+            self.segments.push(Segment::Private { offset: header.end, len: len - HEADER_MAX });
+        }
+        self.room.take(len, meta.gso);
+        self.frames.push(Frame::new(header, first..self.segments.len(), len, meta));
+        // As many as there is scratch memory for.
+        Ok(number(self.frames.len() - 1))
+    }
+
+    /// Adds a frame whose first `len` octets, at most [`HEADER_MAX`], are those that `fill` writes to
+    /// private memory; `rest` are its other octets, lent ones: the slice, the first octet in it, how
+    /// many. What `fill` returns, where it is not an error, is known about the frame then.
+    ///
+    /// This is [`Batch::reserve`], [`Batch::frame`] and [`FrameBuilder::finish`] in one, for the frames
+    /// of which there are many. Nothing is added if there is no room ([`Batch::has_place_for`]), or the
+    /// rest does not lie inside the slice, or `fill` fails: then with what it says, otherwise `None`.
+    #[inline]
+    pub fn push<E>(
+        &mut self,
+        len: usize,
+        rest: Option<(&LentSlice, usize, usize)>,
+        fill: impl FnOnce(&mut [u8]) -> Result<OffloadMeta, E>,
+    ) -> Result<(), Option<E>> {
+        if !self.has_place_for(len) {
+            return Err(None);
+        }
+        let at = self.used;
+        let Some(header) = self.scratch.get_mut(at..at + len) else { return Err(None) };
+        let meta = fill(header).map_err(Some)?;
+        let first = self.segments.len();
+        let mut whole = len;
+        if let Some((slice, offset, more)) = rest {
+            if offset > slice.len() || more > slice.len() - offset {
+                return Err(None);
+            }
+            self.segments.push(Segment::Lent { index: self.lent.len(), offset, len: more });
+            self.lent.push(slice.clone());
+            whole += more;
+        }
+        self.used = (at + len).next_multiple_of(ALIGN).min(self.receivable);
+        self.room.take(whole, meta.gso);
+        self.frames.push(Frame::new(at..at + len, first..self.segments.len(), whole, meta));
+        Ok(())
+    }
+
+    /// Whether [`Batch::push`] finds place for a frame with that many private octets.
+    #[inline]
+    pub fn has_place_for(&self, len: usize) -> bool {
+        len <= HEADER_MAX && len <= self.receivable - self.used && self.frames_left() > 0
     }
 
     /// Begins a frame whose header is at `offset` of the scratch memory. Its other pieces follow in
@@ -294,6 +402,7 @@ impl Batch {
     /// # Errors
     ///
     /// [`BatchError::Frames`], [`BatchError::Header`], [`BatchError::NotReserved`].
+    #[inline]
     pub fn frame(&mut self, offset: usize, len: usize) -> Result<FrameBuilder<'_>, BatchError> {
         if self.frames_left() == 0 {
             return Err(BatchError::Frames { limit: self.frames_max });
@@ -328,7 +437,7 @@ impl Batch {
     /// The header of a frame, to be changed in place.
     pub fn header_mut(&mut self, index: u32) -> Option<&mut [u8]> {
         let frame = self.frames.get(usize::try_from(index).ok()?)?;
-        self.scratch.get_mut(frame.header.clone())
+        self.scratch.get_mut(frame.header())
     }
 
     /// Replaces what is known about a frame.
@@ -362,6 +471,7 @@ impl Batch {
         Ok(())
     }
 
+    #[inline]
     fn check_reserved(&self, offset: usize, len: usize) -> Result<(), BatchError> {
         if offset > self.used || len > self.used - offset {
             return Err(BatchError::NotReserved { offset, len, reserved: self.used });
@@ -387,6 +497,7 @@ impl FrameBuilder<'_> {
     /// # Errors
     ///
     /// [`BatchError::NotReserved`], [`BatchError::Segments`]; nothing is added.
+    #[inline]
     pub fn private(&mut self, offset: usize, len: usize) -> Result<(), BatchError> {
         self.batch.check_reserved(offset, len)?;
         self.add(Segment::Private { offset, len })
@@ -421,25 +532,24 @@ impl FrameBuilder<'_> {
     }
 
     /// The header, to be parsed (and, by [`accept`](ringfence_offload::accept), amended).
+    #[inline]
     pub fn header_mut(&mut self) -> &mut [u8] {
         &mut self.batch.scratch[self.header.clone()]
     }
 
     /// Adds the frame to the batch and returns its index.
+    #[inline]
     pub fn finish(mut self, meta: OffloadMeta) -> u32 {
         self.finished = true;
         self.batch.room.take(self.len, meta.gso);
         let index = self.batch.frames.len();
-        self.batch.frames.push(Frame {
-            header: self.header.clone(),
-            segments: self.segments_start..self.batch.segments.len(),
-            len: self.len,
-            meta,
-        });
+        let segments = self.segments_start..self.batch.segments.len();
+        self.batch.frames.push(Frame::new(self.header.clone(), segments, self.len, meta));
         // A batch of more than 2^32 frames cannot be made: each takes more than an octet.
         u32::try_from(index).unwrap_or(u32::MAX)
     }
 
+    #[inline]
     fn add(&mut self, segment: Segment) -> Result<(), BatchError> {
         let len = segment.len();
         if len == 0 {

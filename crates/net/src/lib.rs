@@ -38,6 +38,7 @@ pub mod tap;
 #[doc(hidden)]
 pub mod testing;
 pub mod vif;
+mod window;
 
 pub use batch::{Batch, BatchError, FrameView, SegmentView};
 pub use counters::{DropReason, PortCounters};

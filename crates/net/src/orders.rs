@@ -6,7 +6,9 @@ use ringfence_grants::index::EnterError;
 use ringfence_grants::staging::StagedPage;
 use ringfence_platform::Gref;
 
+use crate::netfront::TxStaging;
 use crate::steer::Steering;
+use crate::vif::controls::Wanted;
 
 /// An order, carried out between two rounds.
 pub enum PortOrder {
@@ -16,16 +18,22 @@ pub enum PortOrder {
     Unstage(Vec<Gref>),
     /// Hash packets to the guest like this, and say so on the ring; `None`: do not.
     Hash(Option<Arc<Steering>>),
+    /// What the store says of the guest's behaviour over time; answered with [`PortReply::Following`].
+    Follow(Wanted),
+    /// To a frontend: so many of its pages are staged; answered with [`PortReply::Staged`].
+    SendStaged(TxStaging),
 }
 
 /// What became of an order.
 pub enum PortReply {
-    /// [`PortOrder::Stage`] was carried out.
+    /// [`PortOrder::Stage`] or [`PortOrder::SendStaged`] was carried out.
     Staged,
     /// It was not, and the pages are handed back.
     NotStaged(Vec<StagedPage>, EnterError),
     /// The pages that were in the table, and are not any more.
     Unstaged(Vec<StagedPage>),
+    /// [`PortOrder::Follow`] was carried out.
+    Following,
     /// [`PortOrder::Hash`] was carried out.
     Hashing,
     /// The port has no use for such an order.

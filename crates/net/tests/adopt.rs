@@ -224,7 +224,8 @@ impl Pair {
         let options = BackendOptions { mode: Mode::Staging, mtu: 1500 };
         pair.back = VifBackend::new(pair.device, options).with_queues(queues);
         let front = VifFrontend::new(&pair.front_platform, pair.device, 1500).unwrap();
-        pair.front = front.with_queues(queues).with_staging(true);
+        pair.front =
+            front.with_queues(queues).with_staging(ringfence_net::netfront::TxStaging::Full);
         for _ in 0..10 {
             pair.look();
         }

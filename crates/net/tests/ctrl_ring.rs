@@ -50,6 +50,7 @@ impl Ports {
                 self.steering = steering;
                 PortReply::Hashing
             }
+            PortOrder::Follow(_) | PortOrder::SendStaged(_) => PortReply::Unsupported,
         })
     }
 }

@@ -74,7 +74,10 @@ fn flows_are_spread_over_queues_and_stay_in_order() {
         assert_eq!(pair.back.connection().unwrap().queues, 3);
         if mode == Mode::Staging {
             assert_eq!(pair.stage().refused, 0);
-            assert_eq!(pair.back.staged(), 3 * 512);
+            assert_eq!(
+                pair.back.staged(),
+                3 * u32::try_from(ringfence_net::netfront::QUEUE_PAGES).unwrap()
+            );
         }
         let (front, back) = pair.ports();
         assert_eq!(front.wait_fds().len(), 6, "each has two channels of its own");

@@ -77,3 +77,36 @@ fn a_device_that_goes_leaves_nothing_mapped() {
         pair.front_store.write(&state, "1").unwrap();
     }
 }
+
+#[test]
+fn header_staging_keeps_few_pages_and_splits_what_is_longer() {
+    use ringfence_net::netfront::{HEADER_STAGED_PAGES, TxStaging};
+    let mut pair = Pair::new(Mode::Staging);
+    pair.with_staging(TxStaging::Heads);
+    pair.connect();
+    let progress = pair.stage();
+    assert_eq!((progress.staged, progress.refused), (HEADER_STAGED_PAGES, 0));
+    assert_eq!(pair.back.staged() as usize, HEADER_STAGED_PAGES);
+    let before = operations(&pair);
+    let (front, back) = pair.ports();
+    // A short packet costs nothing, in either direction; each is several times the ring's length.
+    for round in 0..20 {
+        let short: Vec<_> =
+            (0..50u16).map(|n| frame(1 + u32::from(n) + round, 60 + usize::from(n))).collect();
+        assert!(carry(front, back, &short) == short);
+        assert!(carry(back, front, &short) == short);
+    }
+    let spent = operations(&pair).since(&before);
+    assert_eq!((spent.grant_maps, spent.grant_unmaps, spent.grant_copies), (0, 0, 0), "{spent:?}");
+    // What is longer has its first octets staged, and the rest copied: a copy for each page of it.
+    for (len, copies) in [(257, 1), (1514, 1), (256 + 4096, 1), (256 + 4097, 2), (65_535, 16)] {
+        let before = operations(&pair);
+        let (front, back) = pair.ports();
+        let frames = [frame(3, len)];
+        assert!(carry(front, back, &frames) == frames, "{len}");
+        assert!(carry(back, front, &frames) == frames, "{len}");
+        let spent = operations(&pair).since(&before);
+        assert_eq!(spent.grant_copies, copies, "{len}");
+    }
+    assert!(pair.back.rules().all().is_empty(), "{:?}", pair.back.rules().all());
+}

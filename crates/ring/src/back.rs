@@ -4,6 +4,7 @@ use core::sync::atomic::compiler_fence;
 
 use ringfence_memory::Raw;
 
+use crate::memory::{fetch_entries, put_entries};
 use crate::sync::{Ordering, fence};
 use crate::{ProducerOverflow, RingLayout, RingMemory, Word, passes_event};
 
@@ -147,6 +148,14 @@ impl<M: RingMemory> BackRing<M> {
         Raw::new(bytes)
     }
 
+    /// Fetches `into.len()` requests from the `ahead`-th unconsumed one on, each once, by as few copies
+    /// as the ring's end allows. `N` is the size of an entry, and the caller asks only for requests
+    /// that [`BackRing::unconsumed`] announced.
+    #[inline]
+    pub fn requests<const N: usize>(&self, ahead: u32, into: &mut [[u8; N]]) {
+        fetch_entries(&self.memory, self.layout, self.req_cons.wrapping_add(ahead), into);
+    }
+
     /// Marks `n` requests as consumed.
     #[inline]
     pub fn consume(&mut self, n: u32) {
@@ -175,6 +184,21 @@ impl<M: RingMemory> BackRing<M> {
         place.put(self.layout.offset(self.rsp_prod_pvt), response);
         self.rsp_prod_pvt = self.rsp_prod_pvt.wrapping_add(1);
         true
+    }
+
+    /// Writes responses as [`BackRing::respond`] does, one behind the other; how many, which is fewer
+    /// than there are if no more are owed.
+    #[inline]
+    pub fn respond_all<const N: usize>(&mut self, responses: &[[u8; N]]) -> usize {
+        let owed = usize::try_from(self.owed()).unwrap_or(usize::MAX);
+        let fits = if N <= self.layout.entry_bytes() { owed } else { 0 };
+        let Some(written) = responses.get(..responses.len().min(fits)) else { return 0 };
+        let place = self.record.as_ref().unwrap_or(&self.memory);
+        put_entries(place, self.layout, self.rsp_prod_pvt, written);
+        // At most as many as are owed.
+        let count = u32::try_from(written.len()).unwrap_or(0);
+        self.rsp_prod_pvt = self.rsp_prod_pvt.wrapping_add(count);
+        written.len()
     }
 
     /// Publishes the responses written so far; `true` when the frontend wants a notification.
@@ -223,13 +247,22 @@ impl<M: RingMemory> BackRing<M> {
     }
 }
 
+/// Bytes that are copied from a record to the ring at a time.
+const COPIED_AT_ONCE: usize = 1024;
+
 /// Copies `n` entries, from the one that `first` names on.
 fn copy_entries<M: RingMemory>(from: &M, to: &M, layout: RingLayout, first: u32, n: u32) {
-    let mut entry = [0; ENTRY_MAX];
-    let Some(entry) = entry.get_mut(..layout.entry_bytes()) else { return };
-    for index in (0..n).map(|ahead| first.wrapping_add(ahead)) {
-        from.fetch(layout.offset(index), entry);
-        to.put(layout.offset(index), entry);
+    let mut entries = [0; COPIED_AT_ONCE];
+    let bytes = layout.entry_bytes();
+    // Both are bounded by what a record can keep and by the ring.
+    let most = u32::try_from(COPIED_AT_ONCE / bytes.clamp(1, ENTRY_MAX)).unwrap_or(1);
+    let (mut at, mut left) = (first, n);
+    while left > 0 {
+        let now = left.min(most).min(layout.until_end(at));
+        let Some(entries) = entries.get_mut(..now as usize * bytes) else { return };
+        from.fetch(layout.offset(at), entries);
+        to.put(layout.offset(at), entries);
+        (at, left) = (at.wrapping_add(now), left - now);
     }
 }
 

@@ -2,6 +2,7 @@
 
 use ringfence_memory::Raw;
 
+use crate::memory::{fetch_entries, put_entries};
 use crate::sync::{Ordering, fence};
 use crate::{ProducerOverflow, RingLayout, RingMemory, Word, passes_event};
 
@@ -59,6 +60,19 @@ impl<M: RingMemory> FrontRing<M> {
         true
     }
 
+    /// Writes requests as [`FrontRing::request`] does, one behind the other; how many, which is fewer
+    /// than there are if no more slots are free. `N` is at most the size of an entry.
+    #[inline]
+    pub fn request_all<const N: usize>(&mut self, requests: &[[u8; N]]) -> usize {
+        let fits = if N <= self.layout.entry_bytes() { self.free() as usize } else { 0 };
+        let Some(written) = requests.get(..requests.len().min(fits)) else { return 0 };
+        put_entries(&self.memory, self.layout, self.req_prod_pvt, written);
+        // At most the free slots.
+        let count = u32::try_from(written.len()).unwrap_or(0);
+        self.req_prod_pvt = self.req_prod_pvt.wrapping_add(count);
+        written.len()
+    }
+
     /// Publishes the requests written so far; `true` when the backend wants a notification.
     #[inline]
     pub fn publish(&mut self) -> bool {
@@ -95,6 +109,13 @@ impl<M: RingMemory> FrontRing<M> {
         let mut bytes = [0; N];
         self.memory.fetch(self.layout.offset(self.rsp_cons.wrapping_add(ahead)), &mut bytes);
         Raw::new(bytes)
+    }
+
+    /// Fetches `into.len()` responses from the `ahead`-th unconsumed one on, each once. Where `N` is the
+    /// size of an entry, what lies behind a shorter response is whatever the slot held.
+    #[inline]
+    pub fn responses<const N: usize>(&self, ahead: u32, into: &mut [[u8; N]]) {
+        fetch_entries(&self.memory, self.layout, self.rsp_cons.wrapping_add(ahead), into);
     }
 
     /// Marks `n` responses as consumed. The caller consumes only what

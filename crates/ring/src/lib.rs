@@ -89,6 +89,12 @@ impl RingLayout {
         self.entry
     }
 
+    /// Entries from the one that the free-running `index` names to the ring's end.
+    #[inline]
+    pub fn until_end(self, index: u32) -> u32 {
+        self.count - (index & (self.count - 1))
+    }
+
     /// Byte offset of the entry that the free-running `index` names.
     #[inline]
     pub fn offset(self, index: u32) -> usize {

@@ -2,6 +2,7 @@
 
 use ringfence_memory::{LentSlice, OutOfRange, PAGE_SIZE};
 
+use crate::RingLayout;
 use crate::sync::Ordering;
 
 /// The four shared words of a ring, by byte offset.
@@ -28,6 +29,57 @@ pub trait RingMemory {
     fn fetch(&self, offset: usize, into: &mut [u8]);
     /// Stores bytes at `offset`.
     fn put(&self, offset: usize, bytes: &[u8]);
+}
+
+/// Fetches entries from the one that `first` names on, each once. Where `N` is the size of an entry,
+/// neighbours come by one fetch.
+#[inline]
+pub(crate) fn fetch_entries<M: RingMemory, const N: usize>(
+    memory: &M,
+    layout: RingLayout,
+    first: u32,
+    into: &mut [[u8; N]],
+) {
+    let (mut at, mut rest) = (first, into);
+    if N != layout.entry_bytes() {
+        for (index, entry) in (0u32..).zip(rest) {
+            memory.fetch(layout.offset(at.wrapping_add(index)), entry);
+        }
+        return;
+    }
+    while !rest.is_empty() {
+        let now = rest.len().min(layout.until_end(at) as usize);
+        let (entries, left) = rest.split_at_mut(now);
+        memory.fetch(layout.offset(at), entries.as_flattened_mut());
+        // At most the ring's entries.
+        at = at.wrapping_add(u32::try_from(now).unwrap_or(0));
+        rest = left;
+    }
+}
+
+/// Stores entries, or their first `N` bytes, from the one that `first` names on.
+#[inline]
+pub(crate) fn put_entries<M: RingMemory, const N: usize>(
+    memory: &M,
+    layout: RingLayout,
+    first: u32,
+    entries: &[[u8; N]],
+) {
+    let (mut at, mut rest) = (first, entries);
+    if N != layout.entry_bytes() {
+        for (index, entry) in (0u32..).zip(rest) {
+            memory.put(layout.offset(at.wrapping_add(index)), entry);
+        }
+        return;
+    }
+    while !rest.is_empty() {
+        let now = rest.len().min(layout.until_end(at) as usize);
+        let (entries, left) = rest.split_at(now);
+        memory.put(layout.offset(at), entries.as_flattened());
+        // At most the ring's entries.
+        at = at.wrapping_add(u32::try_from(now).unwrap_or(0));
+        rest = left;
+    }
 }
 
 /// Lent memory that was checked to hold a whole ring, so that no later access can be out of range.

@@ -21,6 +21,7 @@ use crate::serve::show::StatusArgs;
 use crate::sys::spawn::DomainKind;
 use ringfence_grants::Mode;
 use ringfence_net::features::OffloadKeys;
+use ringfence_net::netfront::TxStaging;
 use ringfence_net::vif::backend::QUEUES_MAX;
 use ringfence_platform::tap;
 
@@ -132,6 +133,11 @@ pub struct RunArgs {
     /// How pages are shared with the driver domain
     #[arg(long, default_value = "copy", value_parser = mode_parser())]
     pub mode: Mode,
+
+    /// In mode `staging`: which pages stay mapped. `header` is for a guest that is to lend little for
+    /// good; what is longer than 256 octets is then copied
+    #[arg(long, value_name = "PAGES", default_value = "full", value_parser = staging_parser())]
+    pub staging: TxStaging,
 
     /// Queues of the interface; packets of one connection take one queue
     #[arg(long, value_name = "N", default_value_t = 1,
@@ -256,6 +262,7 @@ impl RunArgs {
             addresses: self.addresses,
             link: self.link,
             mode: self.mode,
+            staging: self.staging,
             queues: self.queues,
             mtu: self.mtu,
             offload: self.offload,
@@ -274,6 +281,13 @@ impl RunArgs {
 pub fn mode_parser() -> impl TypedValueParser<Value = Mode> {
     let named = |mode: Mode| PossibleValue::new(mode.name()).help(mode.meaning());
     PossibleValuesParser::new(Mode::ALL.map(named)).try_map(|word| word.parse::<Mode>())
+}
+
+/// Reads which pages are staged; the help lists the choices with their meanings.
+pub fn staging_parser() -> impl TypedValueParser<Value = TxStaging> {
+    let named = |staging: TxStaging| PossibleValue::new(staging.name()).help(staging.meaning());
+    PossibleValuesParser::new(TxStaging::CHOICES.map(named))
+        .try_map(|word| word.parse::<TxStaging>())
 }
 
 fn parse_kind(text: &str) -> Result<DomainKind, String> {

@@ -206,8 +206,9 @@ pub struct FrontendConfig {
     pub mtu: u16,
     /// What the kernel leaves to the reader of the TAP.
     pub offloads: u32,
-    /// Whether to have the driver domain keep the guest's pages mapped, if it can.
-    pub staging: bool,
+    /// Which of the guest's pages to have the driver domain keep mapped, if it can: a
+    /// [`TxStaging`](ringfence_net::netfront::TxStaging)'s name.
+    pub staging: String,
     /// Queues to have.
     pub queues: u32,
     /// What the frontend takes unfinished ([`OffloadKeys`] as text).

@@ -121,7 +121,7 @@ impl Batch {
         let at = self.receivable + place * HEADER_MAX;
         self.scratch[at..at + header.len()].copy_from_slice(header);
         let segments = start.1..self.segments.len();
-        self.frames.push(Frame { header: at..at + header.len(), segments, len, meta });
+        self.frames.push(Frame::new(at..at + header.len(), segments, len, meta));
         // A batch never has so many: each frame takes more than an octet.
         Ok(u32::try_from(start.0).unwrap_or(u32::MAX))
     }
@@ -134,12 +134,12 @@ impl Batch {
         first: usize,
     ) -> Result<(), DeriveError> {
         let found = usize::try_from(original).ok().and_then(|index| self.frames.get(index));
-        let len = found.map_or(0, |frame| frame.len);
+        let len = found.map_or(0, |frame| frame.len());
         let Range { start, end } = wanted;
         let Some(frame) = found.filter(|_| start <= end && end <= len) else {
             return Err(DeriveError::Payload { start, end, len });
         };
-        let (header, rest) = (frame.header.clone(), frame.segments.clone());
+        let (header, rest) = (frame.header(), frame.segments());
         let mut piece = Segment::Private { offset: header.start, len: header.len() };
         let mut position = 0;
         for next in rest.start..=rest.end {

@@ -56,6 +56,7 @@ impl Room {
 
     /// Slots that a frame of `len` octets takes. What is split takes more if the sender asked for
     /// segments shorter than they could be.
+    #[inline]
     pub fn cost(&self, len: usize) -> usize {
         if len <= self.plain {
             return len.div_ceil(PAGE_SIZE).max(1);
@@ -67,12 +68,14 @@ impl Room {
     }
 
     /// Whether a frame of `len` octets fits.
+    #[inline]
     pub fn fits(&self, len: usize) -> bool {
         self.slots == usize::MAX || self.cost(len) <= self.slots
     }
 
     /// Takes the place of a frame of `len` octets, or what is left if that is less. `gso` is how it is
     /// to be split if it does not go whole.
+    #[inline]
     pub fn take(&mut self, len: usize, gso: Option<Gso>) {
         if self.slots == usize::MAX {
             return;

@@ -2,7 +2,7 @@
 
 use core::ops::Range;
 
-use ringfence_memory::{LentSlice, ListFull, PushError, WriteList};
+use ringfence_memory::{LentSlice, ListFull, OutOfRange, PushError, WriteList};
 use ringfence_offload::OffloadMeta;
 
 use super::{Batch, Frame, Segment};
@@ -28,6 +28,7 @@ pub enum SegmentView<'a> {
 
 impl SegmentView<'_> {
     /// Octets in the piece.
+    #[inline]
     pub fn len(&self) -> usize {
         match self {
             SegmentView::Private(bytes) => bytes.len(),
@@ -108,6 +109,7 @@ impl<'a> Iterator for Segments<'a> {
 impl ExactSizeIterator for Segments<'_> {}
 
 impl<'a> FrameView<'a> {
+    #[inline]
     pub(super) fn new(batch: &'a Batch, frame: &'a Frame) -> FrameView<'a> {
         FrameView { batch, frame }
     }
@@ -115,13 +117,13 @@ impl<'a> FrameView<'a> {
     /// The first octets, private, at most [`HEADER_MAX`](super::HEADER_MAX).
     #[inline]
     pub fn header(&self) -> &'a [u8] {
-        &self.batch.scratch[self.frame.header.clone()]
+        &self.batch.scratch[self.frame.header()]
     }
 
     /// What follows the header.
     #[inline]
     pub fn segments(&self) -> Segments<'a> {
-        let segments = &self.batch.segments[self.frame.segments.clone()];
+        let segments = &self.batch.segments[self.frame.segments()];
         Segments { batch: self.batch, rest: segments.iter() }
     }
 
@@ -133,12 +135,12 @@ impl<'a> FrameView<'a> {
     /// Octets of the whole frame, from the Ethernet header on, without check sequence.
     #[inline]
     pub fn len(&self) -> usize {
-        self.frame.len
+        self.frame.len()
     }
 
     /// Whether the frame has no octets.
     pub fn is_empty(&self) -> bool {
-        self.frame.len == 0
+        self.frame.len() == 0
     }
 
     /// What is left to be done to the frame.
@@ -150,8 +152,8 @@ impl<'a> FrameView<'a> {
     /// The whole frame, if its octets lie in private memory one behind the other.
     #[inline]
     pub fn contiguous(&self) -> Option<&'a [u8]> {
-        let header = &self.frame.header;
-        match self.batch.segments[self.frame.segments.clone()] {
+        let header = self.frame.header();
+        match self.batch.segments[self.frame.segments()] {
             [] => Some(self.header()),
             [Segment::Private { offset, len }] if offset == header.end => {
                 Some(&self.batch.scratch[header.start..offset + len])
@@ -206,6 +208,27 @@ impl<'a> FrameView<'a> {
                     }
                 }
             }
+        }
+        Ok(())
+    }
+
+    /// Copies the whole frame to `offset` of lent memory.
+    ///
+    /// # Errors
+    ///
+    /// [`OutOfRange`] when it does not lie inside, or may not be written; some of it may have been.
+    #[inline]
+    pub fn copy_to_lent(&self, page: &LentSlice, offset: usize) -> Result<(), OutOfRange> {
+        if let Some(bytes) = self.contiguous() {
+            return page.copy_from(offset, bytes);
+        }
+        let mut at = offset;
+        for piece in self.pieces() {
+            match piece {
+                SegmentView::Private(bytes) => page.copy_from(at, bytes)?,
+                SegmentView::Lent(lent, from, len) => page.copy_from_lent(at, lent, from, len)?,
+            }
+            at += piece.len();
         }
         Ok(())
     }

@@ -111,6 +111,11 @@ impl<C: Channel> CtrlFrontend<C> {
         }
     }
 
+    /// Whether all pages of that queue that were to be staged are.
+    pub fn is_staged(&self, queue: u16) -> bool {
+        self.queues.get(usize::from(queue)).is_some_and(|queue| queue.left.is_empty())
+    }
+
     /// Gives the page of the lists back.
     pub fn into_list(self) -> Lease {
         self.list

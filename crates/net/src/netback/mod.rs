@@ -24,7 +24,6 @@ mod rx;
 mod tx;
 
 pub use police::{PoliceConfig, STALL_DEFAULT};
-pub(crate) use rx::spread;
 
 use core::time::Duration;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -335,6 +334,10 @@ impl<G: Grantee, C: Channel> Port for NetbackPort<G, C> {
     }
 
     fn obey(&mut self, queue: u16, order: PortOrder) -> PortReply {
+        if let PortOrder::Follow(wanted) = order {
+            self.police.follow(wanted);
+            return PortReply::Following;
+        }
         let Some(addressed) = self.queues.get_mut(usize::from(queue)) else {
             return PortReply::Unsupported;
         };

@@ -173,6 +173,8 @@ impl<G: Grantee, C: Channel> Queue<G, C> {
                 self.rx.hash_by(config);
                 PortReply::Hashing
             }
+            // Not for one queue, or not for this end.
+            PortOrder::Follow(_) | PortOrder::SendStaged(_) => PortReply::Unsupported,
         }
     }
 }

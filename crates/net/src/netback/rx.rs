@@ -1,5 +1,7 @@
 //! Packets to the guest.
 
+mod quick;
+
 use core::ops::Range;
 use std::sync::Arc;
 
@@ -19,6 +21,7 @@ use crate::features::extra_of;
 use crate::port::{Fault, SUPER_FRAME_MAX, Transmitted};
 use crate::rules::{RuleCounters, rx_grant_rule};
 use crate::steer::Steering;
+use crate::window::Window;
 
 /// A frame and the posted buffers it takes.
 struct Planned {
@@ -78,6 +81,7 @@ fn is_extra(slot: usize, extras: &Extras) -> bool {
 /// The backend's side of the rx ring.
 pub(super) struct ToGuest<G> {
     ring: BackRing<RingPages>,
+    window: Window<{ RxRequest::SIZE }>,
     reach: Reach<G>,
     planned: Vec<Planned>,
     /// Ids of the requests taken, in ring order.
@@ -85,6 +89,8 @@ pub(super) struct ToGuest<G> {
     /// Their pages, but for those of the slots that extra infos used up.
     pages: Vec<Gref>,
     statuses: Vec<GrantStatus>,
+    /// What the frames of a run are answered with.
+    responses: Vec<[u8; RxResponse::SIZE]>,
     /// Somebody was told that there is no room: tell when so many buffers are posted.
     starved_of: u32,
     /// How the guest wants packets hashed.
@@ -101,12 +107,14 @@ impl<G: Grantee> ToGuest<G> {
         counters: Arc<PortCounters>,
     ) -> Self {
         ToGuest {
+            window: Window::new(ring.consumed_index()),
             ring,
             reach,
             planned: Vec::new(),
             ids: Vec::new(),
             pages: Vec::new(),
             statuses: Vec::new(),
+            responses: Vec::new(),
             starved_of: 0,
             steering: None,
             rules,
@@ -176,6 +184,23 @@ impl<G: Grantee> ToGuest<G> {
         frames: &[u32],
         staged: &StagingTable,
     ) -> Result<Transmitted, Fault> {
+        let (done, sent) = self.run(batch, frames, staged)?;
+        let mut outcome = Transmitted { sent, dropped: done - sent };
+        if let Some(rest) = frames.get(done..).filter(|rest| !rest.is_empty()) {
+            let planned = self.transmit_planned(batch, rest, staged)?;
+            outcome.sent += planned.sent;
+            outcome.dropped += planned.dropped;
+        }
+        Ok(outcome)
+    }
+
+    /// The long way: frames of any kind, to buffers wherever they are.
+    fn transmit_planned(
+        &mut self,
+        batch: &Batch,
+        frames: &[u32],
+        staged: &StagingTable,
+    ) -> Result<Transmitted, Fault> {
         let posted = self.ring.unconsumed().map_err(|e| self.fatal(e))?;
         let dropped = self.plan(batch, frames, posted);
         if self.planned.is_empty() {
@@ -217,8 +242,12 @@ impl<G: Grantee> ToGuest<G> {
                 dropped += 1;
                 continue;
             }
+            let (ring, consumed) = (&self.ring, self.ring.consumed_index());
+            // At most as many as are posted.
+            let taken = u32::try_from(first + slots).unwrap_or(posted);
+            self.window.reach(consumed, taken, |from, into| ring.requests(from, into));
             for (ahead, place) in (0u32..).skip(first).zip(0..slots) {
-                let request = RxRequest::from_bytes(self.ring.request(ahead).into_unchecked());
+                let request = RxRequest::from_bytes(self.window.get(consumed.wrapping_add(ahead)));
                 self.ids.push(request.id);
                 // The page of the extra info's slot stays as it is.
                 if !is_extra(place, &extras) {
@@ -278,7 +307,7 @@ impl<G: Grantee> ToGuest<G> {
 }
 
 /// Spreads a frame over pages from their start on: calls `put(page, offset, bytes)`.
-pub(crate) fn spread<'a>(frame: FrameView<'a>, mut put: impl FnMut(usize, usize, Source<'a>)) {
+fn spread<'a>(frame: FrameView<'a>, mut put: impl FnMut(usize, usize, Source<'a>)) {
     if let Some(bytes) = frame.contiguous() {
         for (page, piece) in bytes.chunks(PAGE_SIZE).enumerate() {
             put(page, 0, Source::Private(piece));

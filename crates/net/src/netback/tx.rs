@@ -1,14 +1,17 @@
 //! Packets from the guest.
 
+mod quick;
+
 use std::sync::Arc;
 
+use arrayvec::ArrayVec;
 use ringfence_grants::staging::StagingTable;
 use ringfence_grants::{Mode, Reach, Reached, Want};
 use ringfence_offload::OffloadMeta;
 use ringfence_platform::{GrantStatus, Grantee};
 use ringfence_ring::{BackRing, RingPages};
 use ringfence_wire::netif::tx::{TxChain, TxChainParser, TxOutcome};
-use ringfence_wire::netif::{SLOTS_MAX, Status, TxResponse};
+use ringfence_wire::netif::{SLOTS_MAX, Status, TxRequest, TxResponse};
 
 use super::police::Police;
 use crate::batch::{Batch, HEADER_MAX};
@@ -17,9 +20,16 @@ use crate::features::{OffloadKeys, order_of};
 use crate::offered::Offered;
 use crate::port::{Fault, Received};
 use crate::rules::{RuleCounters, tx_grant_rule};
+use crate::window::Window;
 
 /// Scratch space of a packet is aligned so that packets share no cache line.
 const ALIGN: usize = 64;
+
+/// Answers that are written at a time.
+const ANSWERS: usize = 64;
+
+/// Slots that are fetched at a time.
+const FETCHED_AHEAD: u32 = 16;
 
 /// A packet that was parsed and whose bytes are on their way.
 struct Planned {
@@ -36,6 +46,7 @@ struct Planned {
 /// The backend's side of the tx ring.
 pub(super) struct FromGuest<G> {
     ring: BackRing<RingPages>,
+    window: Window<{ TxRequest::SIZE }>,
     reach: Reach<G>,
     parser: TxChainParser,
     chain: TxChain,
@@ -62,6 +73,7 @@ impl<G: Grantee> FromGuest<G> {
             // At most 18.
             parser: parser.with_slot_limit(u32::try_from(slots).unwrap_or(1)),
             chain: TxChain::new(ring.count()),
+            window: Window::new(ring.consumed_index()),
             ring,
             reach,
             planned: Vec::new(),
@@ -82,9 +94,32 @@ impl<G: Grantee> FromGuest<G> {
         staged: &StagingTable,
     ) -> Result<Received, Fault> {
         let budget = budget.min(batch.frames_left());
+        let run = self.run(batch, budget, police, staged)?;
+        let mut done = Received { frames: run.frames, work: run.looked };
+        let mut bytes = run.bytes;
+        if !run.ends && run.looked < budget {
+            let planned = self.receive_planned(batch, budget - run.looked, police, staged)?;
+            done.frames += planned.0.frames;
+            done.work += planned.0.work;
+            bytes += planned.1;
+        }
+        if done.frames > 0 {
+            self.counters.received(done.frames as u64, bytes);
+        }
+        Ok(done)
+    }
+
+    /// The long way: packets of any kind, and their octets.
+    fn receive_planned(
+        &mut self,
+        batch: &mut Batch,
+        budget: usize,
+        police: &mut Police,
+        staged: &StagingTable,
+    ) -> Result<(Received, u64), Fault> {
         let (looked, scratch) = self.plan(budget, batch, police)?;
         if self.planned.is_empty() {
-            return Ok(Received { frames: 0, work: looked });
+            return Ok((Received { frames: 0, work: looked }, 0));
         }
         let base = batch.scratch_used();
         self.reached.clear();
@@ -104,8 +139,7 @@ impl<G: Grantee> FromGuest<G> {
         }
         // The batch holds what the frames need; the rest is let go.
         self.reached.clear();
-        self.counters.received(frames as u64, bytes);
-        Ok(Received { frames, work: looked })
+        Ok((Received { frames, work: looked }, bytes))
     }
 
     /// Parses up to `budget` packets, as far as the batch has room. Returns how many were looked at
@@ -124,8 +158,13 @@ impl<G: Grantee> FromGuest<G> {
         let (mut looked, mut at) = (0, 0);
         // Refused packets count too: a guest that sends nothing else gets no larger share.
         while looked < budget {
-            let ring = &self.ring;
-            let mut fetch = |ahead| ring.request(ahead).into_unchecked();
+            let (ring, window) = (&self.ring, &mut self.window);
+            let first = ring.consumed_index();
+            let mut fetch = |ahead: u32| {
+                let ahead_too = available.min(ahead.saturating_add(FETCHED_AHEAD));
+                window.reach(first, ahead_too, |from, into| ring.requests(from, into));
+                window.get(first.wrapping_add(ahead))
+            };
             match self.parser.next(available, &mut fetch, &mut self.chain) {
                 TxOutcome::Empty => break,
                 TxOutcome::Packet => {
@@ -293,10 +332,12 @@ impl<G: Grantee> FromGuest<G> {
 
     /// Writes and publishes the answers; whether the guest wants to be told.
     pub(super) fn answer(&mut self) -> bool {
-        for answer in self.answers.drain(..) {
-            let written = self.ring.respond(&answer.to_bytes());
-            debug_assert!(written, "each answer is owed to a consumed slot");
+        for answers in self.answers.chunks(ANSWERS) {
+            let bytes: ArrayVec<_, ANSWERS> = answers.iter().map(|a| a.to_bytes()).collect();
+            let written = self.ring.respond_all(&bytes);
+            debug_assert_eq!(written, bytes.len(), "each answer is owed to a consumed slot");
         }
+        self.answers.clear();
         self.ring.publish()
     }
 

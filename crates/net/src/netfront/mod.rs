@@ -11,6 +11,7 @@
 //! The frontend trusts nothing of the backend: response indices, ids, sizes and chains are checked,
 //! and a backend that breaks a rule costs the device ([`Fault::Misbehaved`]).
 
+mod heads;
 mod pool;
 mod queue;
 mod rx;
@@ -27,10 +28,13 @@ use crate::batch::Batch;
 use crate::counters::PortCounters;
 use crate::features::VifFeatures;
 use crate::netback::QueueChannels;
+use crate::orders::{PortOrder, PortReply};
 use crate::port::{Fault, Port, PortCapabilities, Received, Transmitted};
 use crate::rules::RuleCounters;
 use crate::steer::Chooser;
+use heads::HEAD_PAGES;
 use queue::Queue;
+pub use tx::{TxStaging, UnknownStaging};
 
 /// Pages lent for sending: two packets of the largest size beyond a full ring would find none, but a
 /// full ring stops sending first.
@@ -38,13 +42,17 @@ const TX_PAGES: usize = 256;
 /// Pages lent for receiving: one for each slot of the ring.
 const RX_PAGES: usize = 256;
 /// Buffers of a queue.
-pub const QUEUE_PAGES: usize = TX_PAGES + RX_PAGES;
+pub const QUEUE_PAGES: usize = TX_PAGES + RX_PAGES + HEAD_PAGES;
+/// Those of them that are staged where only the first octets of what is sent are.
+pub const HEADER_STAGED_PAGES: usize = RX_PAGES + HEAD_PAGES;
 
 /// The pages of a queue: what stays lent while it is connected.
 pub struct QueueMemory {
     tx_ring: Lease,
     rx_ring: Lease,
     tx_pages: Vec<Lease>,
+    /// For the first octets of packets.
+    head_pages: Vec<Lease>,
     rx_pages: Vec<Lease>,
 }
 
@@ -55,9 +63,9 @@ impl QueueMemory {
     ///
     /// [`LendError`]; what was lent before is taken back.
     pub fn lend(granter: &mut impl Granter) -> Result<QueueMemory, LendError> {
-        let mut leases = Vec::with_capacity(TX_PAGES + RX_PAGES + 2);
+        let mut leases = Vec::with_capacity(QUEUE_PAGES + 2);
         let kinds = core::iter::repeat_n(Access::ReadWrite, 2 + RX_PAGES)
-            .chain(core::iter::repeat_n(Access::ReadOnly, TX_PAGES));
+            .chain(core::iter::repeat_n(Access::ReadOnly, TX_PAGES + HEAD_PAGES));
         for access in kinds {
             match granter.lend(access) {
                 Ok(lease) => leases.push(lease),
@@ -68,11 +76,12 @@ impl QueueMemory {
                 }
             }
         }
+        let head_pages = leases.split_off(2 + RX_PAGES + TX_PAGES);
         let tx_pages = leases.split_off(2 + RX_PAGES);
         let rx_pages = leases.split_off(2);
         let rings = <[Lease; 2]>::try_from(leases);
         let Ok([tx_ring, rx_ring]) = rings else { return Err(LendError::NoPage { limit: 2 }) };
-        Ok(QueueMemory { tx_ring, rx_ring, tx_pages, rx_pages })
+        Ok(QueueMemory { tx_ring, rx_ring, tx_pages, head_pages, rx_pages })
     }
 
     /// References of the tx and the rx ring.
@@ -80,9 +89,10 @@ impl QueueMemory {
         (self.tx_ring.gref(), self.rx_ring.gref())
     }
 
-    /// The buffers, for whoever stages them: those for receiving first, which save more.
-    pub fn pages(&self) -> Vec<(Gref, Access)> {
-        let all = self.rx_pages.iter().chain(&self.tx_pages);
+    /// The buffers to be staged: those for receiving first, which save more.
+    pub fn pages(&self, staging: TxStaging) -> Vec<(Gref, Access)> {
+        let tx_pages: &[Lease] = if staging == TxStaging::Full { &self.tx_pages } else { &[] };
+        let all = self.rx_pages.iter().chain(&self.head_pages).chain(tx_pages);
         all.map(|lease| (lease.gref(), lease.access())).collect()
     }
 
@@ -90,6 +100,7 @@ impl QueueMemory {
     pub fn give_up(self, granter: &mut impl Granter) -> Vec<Lease> {
         let mut leases = vec![self.tx_ring, self.rx_ring];
         leases.extend(self.tx_pages);
+        leases.extend(self.head_pages);
         leases.extend(self.rx_pages);
         take_back(granter, leases)
     }
@@ -211,6 +222,16 @@ impl<C: Channel> Port for NetfrontPort<C> {
 
     fn clear_events(&mut self) -> Result<(), Fault> {
         self.queues.iter().try_for_each(Queue::clear_events)
+    }
+
+    fn obey(&mut self, queue: u16, order: PortOrder) -> PortReply {
+        match (self.queues.get_mut(usize::from(queue)), order) {
+            (Some(queue), PortOrder::SendStaged(staging)) => {
+                queue.stage(staging);
+                PortReply::Staged
+            }
+            _ => PortReply::Unsupported,
+        }
     }
 
     fn capabilities(&self) -> PortCapabilities {

@@ -47,7 +47,18 @@ impl Pool {
         }
     }
 
+    /// Takes a page.
+    #[inline]
+    pub(super) fn take_one(&mut self) -> Option<u16> {
+        let page = self.next_free(self.first)?;
+        self.free[page / 64] &= !(1 << (page % 64));
+        self.count -= 1;
+        self.first = page + 1;
+        u16::try_from(page).ok()
+    }
+
     /// The first free page from `from` on.
+    #[inline]
     fn next_free(&self, from: usize) -> Option<usize> {
         let mut word = from / 64;
         let mut bits = self.free.get(word)? & (u64::MAX << (from % 64));
@@ -85,6 +96,7 @@ impl Pool {
         all
     }
 
+    #[inline]
     pub(super) fn give_back(&mut self, page: u16) {
         let place = usize::from(page);
         let Some(word) = self.free.get_mut(place / 64) else { return };
@@ -94,10 +106,12 @@ impl Pool {
         self.first = self.first.min(place);
     }
 
+    #[inline]
     pub(super) fn gref(&self, page: u16) -> Gref {
         self.pages[usize::from(page)].0
     }
 
+    #[inline]
     pub(super) fn memory(&self, page: u16) -> &LentSlice {
         &self.pages[usize::from(page)].1
     }

@@ -31,7 +31,7 @@ impl<C: Channel> Queue<C> {
         let (tx_ring, rx_ring) = (ring(memory.tx_ring.memory())?, ring(memory.rx_ring.memory())?);
         let tx = tx::ToBackend::new(
             FrontRing::init(tx_ring, NETIF_TX),
-            &memory.tx_pages,
+            (&memory.tx_pages, &memory.head_pages),
             Arc::clone(rules),
             Arc::clone(counters),
         );
@@ -52,6 +52,10 @@ impl<C: Channel> Queue<C> {
         let mut received = self.rx.receive(batch, budget)?;
         received.work += reaped;
         Ok(received)
+    }
+
+    pub(super) fn stage(&mut self, staging: tx::TxStaging) {
+        self.tx.stage(staging);
     }
 
     pub(super) fn complete(&mut self) -> Result<(), Fault> {

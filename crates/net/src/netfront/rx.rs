@@ -1,14 +1,16 @@
 //! Packets from the backend.
 
+mod quick;
+
 use std::sync::Arc;
 
 use ringfence_memory::LentSlice;
 use ringfence_offload::packet::Layers;
 use ringfence_offload::{Checksum, OffloadMeta};
 use ringfence_platform::{Gref, Lease};
-use ringfence_ring::{FrontRing, RingPages};
-use ringfence_wire::netif::RxRequest;
+use ringfence_ring::{FrontRing, ProducerOverflow, RingPages};
 use ringfence_wire::netif::rx::{RxChain, RxChainParser, RxOutcome};
+use ringfence_wire::netif::{RxRequest, RxResponse};
 
 use crate::batch::{Batch, HEADER_MAX};
 use crate::counters::{DropReason, PortCounters};
@@ -16,14 +18,21 @@ use crate::features::OffloadKeys;
 use crate::offered::Offered;
 use crate::port::{Fault, Received};
 use crate::rules::RuleCounters;
+use crate::window::Window;
+
+/// Slots that are fetched at a time.
+const FETCHED_AHEAD: u32 = 16;
 
 /// The frontend's side of the rx ring.
 pub(super) struct FromBackend {
     ring: FrontRing<RingPages>,
     parser: RxChainParser,
     chain: RxChain,
+    window: Window<{ RxResponse::SIZE }>,
     /// The page of each slot of the ring, which is posted in no other.
     pages: Vec<(Gref, LentSlice)>,
+    /// What each slot is posted as.
+    posts: Vec<[u8; RxRequest::SIZE]>,
     own: OffloadKeys,
     rules: Arc<RuleCounters>,
     counters: Arc<PortCounters>,
@@ -38,10 +47,15 @@ impl FromBackend {
         counters: Arc<PortCounters>,
     ) -> Self {
         let entries = ring.count();
+        let pages: Vec<_> = leases.iter().map(|l| (l.gref(), l.memory().clone())).collect();
+        // The id is the slot: 256 of them.
+        let post = |(id, (gref, _)): (u16, &(Gref, _))| RxRequest { id, gref: *gref }.to_bytes();
         FromBackend {
             parser: RxChainParser::new(entries),
             chain: RxChain::new(),
-            pages: leases.iter().map(|l| (l.gref(), l.memory().clone())).collect(),
+            window: Window::new(ring.consumed_index()),
+            posts: (0u16..).zip(&pages).map(post).collect(),
+            pages,
             ring,
             own,
             rules,
@@ -49,6 +63,12 @@ impl FromBackend {
         }
     }
 
+    fn overflow(&self, error: ProducerOverflow) -> Fault {
+        self.rules.count("rx_response_overflow");
+        Fault::misbehaved(error)
+    }
+
+    #[inline]
     fn slot(&self, index: u32) -> usize {
         (index & (self.ring.count() - 1)) as usize
     }
@@ -58,32 +78,54 @@ impl FromBackend {
     pub(super) fn post(&mut self) -> bool {
         while self.ring.free() > 0 {
             let slot = self.slot(self.ring.produced_index());
-            let Some(&(gref, _)) = self.pages.get(slot) else { break };
-            // The id is the slot: 256 of them.
-            let id = u16::try_from(slot).unwrap_or(0);
-            let posted = self.ring.request(&RxRequest { id, gref }.to_bytes());
-            debug_assert!(posted, "a slot was free");
+            let free = self.ring.free() as usize;
+            let Some(posts) = self.posts.get(slot..) else { break };
+            // As far as the ring's end.
+            let posts = &posts[..posts.len().min(free)];
+            if self.ring.request_all(posts) == 0 {
+                break;
+            }
         }
         self.ring.publish()
     }
 
     pub(super) fn receive(&mut self, batch: &mut Batch, budget: usize) -> Result<Received, Fault> {
-        let mut available = self.ring.unconsumed().map_err(|e| {
-            self.rules.count("rx_response_overflow");
-            Fault::misbehaved(e)
-        })?;
-        let mut done = Received::default();
-        let mut bytes = 0;
+        let run = self.run(batch, budget.min(batch.frames_left()))?;
+        let mut done = Received { frames: run.frames, work: run.looked };
+        let mut bytes = run.bytes;
+        if !run.ends {
+            let mut available = self.ring.unconsumed().map_err(|e| self.overflow(e))?;
+            self.receive_chains(batch, budget, &mut available, (&mut done, &mut bytes))?;
+        }
+        if done.frames > 0 {
+            self.counters.received(done.frames as u64, bytes);
+        }
+        Ok(done)
+    }
+
+    /// The long way: packets of any kind.
+    fn receive_chains(
+        &mut self,
+        batch: &mut Batch,
+        budget: usize,
+        available: &mut u32,
+        (done, bytes): (&mut Received, &mut u64),
+    ) -> Result<(), Fault> {
         while done.work < budget && batch.frames_left() > 0 && batch.scratch_left() >= HEADER_MAX {
-            let ring = &self.ring;
-            let mut fetch = |ahead| ring.response(ahead).into_unchecked();
-            match self.parser.next(available, &mut fetch, &mut self.chain) {
+            let (ring, window) = (&self.ring, &mut self.window);
+            let (first, there) = (ring.consumed_index(), *available);
+            let mut fetch = |ahead: u32| {
+                let ahead_too = there.min(ahead.saturating_add(FETCHED_AHEAD));
+                window.reach(first, ahead_too, |from, into| ring.responses(from, into));
+                window.get(first.wrapping_add(ahead))
+            };
+            match self.parser.next(*available, &mut fetch, &mut self.chain) {
                 RxOutcome::Empty => break,
                 RxOutcome::Packet if !batch.has_room_for(self.octets()) => break,
                 RxOutcome::Packet => match self.deliver(batch) {
                     Ok(()) => {
                         done.frames += 1;
-                        bytes += u64::from(self.chain.total());
+                        *bytes += u64::from(self.chain.total());
                     }
                     Err(rule) => self.refused(rule),
                 },
@@ -95,19 +137,15 @@ impl FromBackend {
             }
             let slots = self.chain.slots();
             self.ring.consume(slots);
-            available = available.saturating_sub(slots);
+            *available = available.saturating_sub(slots);
             done.work += 1;
         }
-        self.counters.received(done.frames as u64, bytes);
-        Ok(done)
+        Ok(())
     }
 
     /// Asks to be told of the next response; whether one is there.
     pub(super) fn arm(&mut self) -> Result<bool, Fault> {
-        self.ring.final_check().map_err(|e| {
-            self.rules.count("rx_response_overflow");
-            Fault::misbehaved(e)
-        })
+        self.ring.final_check().map_err(|e| self.overflow(e))
     }
 
     #[cold]

@@ -1,24 +1,29 @@
 //! Packets to the backend.
 
+mod quick;
+
 use std::sync::Arc;
 
 use arrayvec::ArrayVec;
-use ringfence_grants::Source;
-use ringfence_memory::PAGE_SIZE;
+use ringfence_memory::{LentSlice, PAGE_SIZE};
 use ringfence_offload::meta::Checksum;
 use ringfence_platform::Lease;
 use ringfence_ring::{FrontRing, RingPages};
 use ringfence_wire::netif::emit::{TxPart, emit_tx};
 use ringfence_wire::netif::extra::Extra;
-use ringfence_wire::netif::{self, SLOTS_MAX, TxResponse};
+use ringfence_wire::netif::{self, SLOTS_MAX, TxRequest, TxResponse};
 
+use super::heads::{HEAD, Head, Heads};
 use super::pool::Pool;
-use crate::batch::{Batch, FrameView};
+use crate::batch::{Batch, FrameView, SegmentView};
 use crate::counters::{DropReason, PortCounters};
 use crate::features::extra_of;
-use crate::netback::spread;
 use crate::port::{Fault, Transmitted};
 use crate::rules::RuleCounters;
+
+/// Responses that are fetched at a time.
+const REAPED: usize = 64;
+const REAPED_AT_ONCE: u32 = 64;
 
 /// A response that names no packet under way.
 #[derive(Debug, thiserror::Error)]
@@ -27,10 +32,74 @@ struct ForeignId {
     id: u16,
 }
 
+/// What is used of the pages that the backend keeps mapped.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum TxStaging {
+    /// None are known to be: each slot has a page to itself.
+    #[default]
+    Off,
+    /// All are: what is short goes to places of 256 octets in few pages, the rest to pages of its own.
+    Full,
+    /// The few pages are: the first 256 octets of each packet go there, the rest to pages that the
+    /// backend copies or maps each time.
+    Heads,
+}
+
+impl TxStaging {
+    /// Those that can be asked for.
+    pub const CHOICES: [TxStaging; 2] = [TxStaging::Full, TxStaging::Heads];
+
+    /// The name used on the command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            TxStaging::Off => "off",
+            TxStaging::Full => "full",
+            TxStaging::Heads => "header",
+        }
+    }
+
+    /// What it means, in a line for people.
+    pub fn meaning(self) -> &'static str {
+        match self {
+            TxStaging::Off => "no page stays mapped",
+            TxStaging::Full => "all pages of the rings stay mapped",
+            TxStaging::Heads => {
+                "of what is sent, 16 pages a ring for the first 256 octets of each packet"
+            }
+        }
+    }
+}
+
+impl core::fmt::Display for TxStaging {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// A word that names no way of staging.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("`{0}` is no way of staging; there are full and header")]
+pub struct UnknownStaging(String);
+
+impl core::str::FromStr for TxStaging {
+    type Err = UnknownStaging;
+
+    fn from_str(word: &str) -> Result<TxStaging, UnknownStaging> {
+        let all = [TxStaging::Off, TxStaging::Full, TxStaging::Heads];
+        let found = all.into_iter().find(|staging| staging.name() == word);
+        found.ok_or_else(|| UnknownStaging(word.chars().take(32).collect()))
+    }
+}
+
 /// The frontend's side of the tx ring.
 pub(super) struct ToBackend {
     ring: FrontRing<RingPages>,
     pool: Pool,
+    /// Places for what is short; their ids follow those of the pages.
+    heads: Heads,
+    first_head: u16,
+    staged: TxStaging,
+    /// By id.
     under_way: Vec<bool>,
     /// Extra infos whose responses did not come yet.
     extras_under_way: u32,
@@ -43,14 +112,19 @@ pub(super) struct ToBackend {
 impl ToBackend {
     pub(super) fn new(
         ring: FrontRing<RingPages>,
-        leases: &[Lease],
+        (leases, heads): (&[Lease], &[Lease]),
         rules: Arc<RuleCounters>,
         counters: Arc<PortCounters>,
     ) -> Self {
+        let heads = Heads::new(heads);
         ToBackend {
             ring,
             pool: Pool::new(leases),
-            under_way: vec![false; leases.len()],
+            under_way: vec![false; leases.len() + heads.len()],
+            heads,
+            // A queue has 256 pages.
+            first_head: u16::try_from(leases.len()).unwrap_or(u16::MAX),
+            staged: TxStaging::Off,
             extras_under_way: 0,
             starved: false,
             rules,
@@ -64,35 +138,86 @@ impl ToBackend {
             self.rules.count("tx_response_overflow");
             Fault::misbehaved(e)
         })?;
-        for ahead in 0..responses {
-            let response = TxResponse::from_bytes(self.ring.response(ahead).into_unchecked());
-            // An extra info has no page, and its response no id.
-            if response.status == netif::Status::Null && self.extras_under_way > 0 {
-                self.extras_under_way -= 1;
-                continue;
+        let mut left = responses;
+        while left > 0 {
+            let mut entries = [[0; TxRequest::SIZE]; REAPED];
+            let now = left.min(REAPED_AT_ONCE);
+            let entries = &mut entries[..now as usize];
+            self.ring.responses(responses - left, entries);
+            for &[i0, i1, s0, s1, ..] in entries.iter() {
+                self.take_back(TxResponse::from_bytes([i0, i1, s0, s1]))?;
             }
-            let page = response.id;
-            match self.under_way.get_mut(usize::from(page)) {
-                Some(flag @ true) => *flag = false,
-                _ => {
-                    self.rules.count("tx_response_foreign_id");
-                    return Err(Fault::misbehaved(ForeignId { id: page }));
-                }
-            }
-            if response.status != netif::Status::Okay {
-                self.counters.dropped(DropReason::Refused);
-            }
-            self.pool.give_back(page);
+            left -= now;
         }
         self.ring.consume(responses);
         Ok(responses as usize)
     }
 
+    #[inline]
+    fn take_back(&mut self, response: TxResponse) -> Result<(), Fault> {
+        // An extra info has no page, and its response no id.
+        if response.status == netif::Status::Null && self.extras_under_way > 0 {
+            self.extras_under_way -= 1;
+            return Ok(());
+        }
+        let id = response.id;
+        match self.under_way.get_mut(usize::from(id)) {
+            Some(flag @ true) => *flag = false,
+            _ => {
+                self.rules.count("tx_response_foreign_id");
+                return Err(Fault::misbehaved(ForeignId { id }));
+            }
+        }
+        if response.status != netif::Status::Okay {
+            self.counters.dropped(DropReason::Refused);
+        }
+        self.release(id);
+        Ok(())
+    }
+
+    /// The place of that id is free.
+    #[inline]
+    fn release(&mut self, id: u16) {
+        match id.checked_sub(self.first_head) {
+            Some(head) => self.heads.give_back(head),
+            None => self.pool.give_back(id),
+        }
+    }
+
+    /// The page that the place of that id is in.
+    #[inline]
+    fn memory(&self, id: u16) -> Option<&LentSlice> {
+        match id.checked_sub(self.first_head) {
+            Some(head) => self.heads.get(head).map(|head| head.page),
+            None => Some(self.pool.memory(id)),
+        }
+    }
+
+    /// What is used of staged pages from now on.
+    pub(super) fn stage(&mut self, staged: TxStaging) {
+        self.staged = staged;
+    }
+
+    /// Slots that the packet takes but for extra infos.
+    #[inline]
+    fn parts_of(&self, len: usize) -> (usize, usize) {
+        let head = match self.staged {
+            TxStaging::Heads => len.min(HEAD),
+            TxStaging::Full if len <= HEAD => len,
+            TxStaging::Full | TxStaging::Off => 0,
+        };
+        let pages = (len - head).div_ceil(PAGE_SIZE);
+        (usize::from(head > 0), if head > 0 { pages } else { pages.max(1) })
+    }
+
     /// Frames of at most `frame_max` octets that there is room for.
     pub(super) fn room(&mut self, frame_max: usize) -> Result<usize, Fault> {
-        let pages = frame_max.div_ceil(PAGE_SIZE).max(1);
-        let slots = pages + usize::from(frame_max > PAGE_SIZE);
-        let now = |this: &Self| (this.pool.free() / pages).min(this.ring.free() as usize / slots);
+        let (heads, pages) = self.parts_of(frame_max);
+        let slots = heads + pages + usize::from(frame_max > PAGE_SIZE);
+        let now = |this: &Self| {
+            let free = this.pool.free().checked_div(pages).unwrap_or(usize::MAX);
+            free.min(this.ring.free() as usize / slots)
+        };
         // Reaping is only worth a look at the shared index when less than a batch would fit.
         if now(self) < 64 {
             self.reap()?;
@@ -106,8 +231,10 @@ impl ToBackend {
     pub(super) fn slots(&mut self) -> Result<usize, Fault> {
         // Who still waits says so again.
         self.starved = false;
-        let now = |this: &Self| this.pool.free().min(this.ring.free() as usize);
-        if now(self) < self.ring.count() as usize / 2 {
+        // A packet that is split takes a slot more than it has pages: never more than twice as many.
+        let share = if self.staged == TxStaging::Heads { 2 } else { 1 };
+        let now = |this: &Self| this.pool.free().min(this.ring.free() as usize / share);
+        if now(self) < self.ring.count() as usize / (2 * share) {
             self.reap()?;
         }
         Ok(now(self))
@@ -121,24 +248,29 @@ impl ToBackend {
     pub(super) fn transmit(&mut self, batch: &Batch, frames: &[u32]) -> Result<Transmitted, Fault> {
         let mut done = Transmitted::default();
         let mut bytes = 0;
-        for frame in batch.select(frames) {
-            let slots = frame.len().div_ceil(PAGE_SIZE).max(1);
-            let extra = frame.meta().gso.and_then(extra_of);
-            let extras = usize::from(extra.is_some());
-            if !self.has_room(slots, extras) {
-                self.reap()?;
+        let mut rest = frames;
+        if (self.ring.free() as usize) < rest.len() {
+            self.reap()?;
+        }
+        while let [index, others @ ..] = rest {
+            let (sent, octets) = self.run(batch, rest);
+            if sent > 0 {
+                done.sent += sent;
+                bytes += octets;
+                rest = rest.get(sent..).unwrap_or_default();
+                continue;
             }
-            if !self.has_room(slots, extras) {
-                self.starved = true;
-                self.counters.dropped(DropReason::PortFull);
-                done.dropped += 1;
-            } else if self.send(frame, slots, extra.as_slice()) {
-                bytes += frame.len() as u64;
-                done.sent += 1;
-                self.counters.sent_with(frame.meta(), slots);
-            } else {
-                self.counters.dropped(DropReason::TooLong);
-                done.dropped += 1;
+            rest = others;
+            let Some(frame) = batch.get(*index) else { continue };
+            match self.send_parts(frame)? {
+                None => {
+                    bytes += frame.len() as u64;
+                    done.sent += 1;
+                }
+                Some(reason) => {
+                    self.counters.dropped(reason);
+                    done.dropped += 1;
+                }
             }
         }
         self.counters.copied_bytes.add(bytes);
@@ -146,25 +278,34 @@ impl ToBackend {
         Ok(done)
     }
 
-    fn has_room(&self, slots: usize, extras: usize) -> bool {
-        self.pool.free() >= slots && self.ring.free() as usize >= slots + extras
+    fn has_room(&self, (heads, pages): (usize, usize), extras: usize) -> bool {
+        self.pool.free() >= pages
+            && self.heads.free() >= heads
+            && self.ring.free() as usize >= heads + pages + extras
     }
 
-    /// Copies a frame into pages and posts them; `false` when it is too long or too short.
-    fn send(&mut self, frame: FrameView<'_>, slots: usize, extras: &[Extra]) -> bool {
-        let mut parts = ArrayVec::<TxPart, SLOTS_MAX>::new();
-        let mut left = frame.len();
-        let mut pages = ArrayVec::<u16, SLOTS_MAX>::new();
-        // The caller saw that there are enough; one that does not fit is of no use.
-        self.pool.take(slots.min(SLOTS_MAX), |page| pages.push(page));
-        for page in pages {
-            let here = left.min(PAGE_SIZE);
-            left -= here;
-            // At most 4096.
-            let len = u16::try_from(here).unwrap_or(0);
-            let part = TxPart { gref: self.pool.gref(page), offset: 0, len, id: page };
-            parts.push(part);
+    /// The long way: a frame of any kind. Why it was dropped, if it was.
+    fn send_parts(&mut self, frame: FrameView<'_>) -> Result<Option<DropReason>, Fault> {
+        let parts = self.parts_of(frame.len());
+        let extra = frame.meta().gso.and_then(extra_of);
+        let extras = usize::from(extra.is_some());
+        if !self.has_room(parts, extras) {
+            self.reap()?;
         }
+        if !self.has_room(parts, extras) {
+            self.starved = true;
+            return Ok(Some(DropReason::PortFull));
+        }
+        if !self.send(frame, parts, extra.as_slice()) {
+            return Ok(Some(DropReason::TooLong));
+        }
+        self.counters.sent_with(frame.meta(), parts.0 + parts.1);
+        Ok(None)
+    }
+
+    /// Copies a frame into places and posts them; `false` when it is too long or too short.
+    fn send(&mut self, frame: FrameView<'_>, wanted: (usize, usize), extras: &[Extra]) -> bool {
+        let (parts, left) = self.take_parts(frame.len(), wanted);
         let blank = matches!(frame.meta().checksum, Checksum::Partial { .. });
         let checksum = netif::Checksum { blank, validated: blank };
         let ring = &mut self.ring;
@@ -175,7 +316,7 @@ impl ToBackend {
             emit_tx(&parts, checksum, extras, |slot| posted &= ring.request(&slot)).ok()
         };
         if emitted.is_none() {
-            parts.iter().for_each(|part| self.pool.give_back(part.id));
+            parts.iter().for_each(|part| self.release(part.id));
             return false;
         }
         debug_assert!(posted, "the caller saw enough free slots");
@@ -184,16 +325,66 @@ impl ToBackend {
         for part in &parts {
             self.under_way[usize::from(part.id)] = true;
         }
-        let pool = &self.pool;
-        spread(frame, |page, offset, source| {
-            let memory = pool.memory(parts[page].id);
-            let copied = match source {
-                Source::Private(bytes) => memory.copy_from(offset, bytes),
-                Source::Lent(lent, from, len) => memory.copy_from_lent(offset, lent, from, len),
-            };
-            debug_assert!(copied.is_ok(), "pieces end at page boundaries");
-        });
+        self.scatter(frame, &parts);
         true
+    }
+
+    /// Takes places for the parts of a frame of `len` octets, and says how many octets found none. The
+    /// caller saw that there are enough places; a frame of too many parts is of no use.
+    fn take_parts(
+        &mut self,
+        len: usize,
+        (heads, pages): (usize, usize),
+    ) -> (ArrayVec<TxPart, SLOTS_MAX>, usize) {
+        let mut parts = ArrayVec::<TxPart, SLOTS_MAX>::new();
+        let mut left = len;
+        if heads > 0
+            && let Some(head) = self.heads.take()
+            && let Some(place) = self.heads.get(head)
+        {
+            let here = left.min(HEAD);
+            left -= here;
+            // At most 256.
+            let len = u16::try_from(here).unwrap_or(0);
+            let Head { gref, offset, .. } = place;
+            parts.push(TxPart { gref, offset, len, id: head + self.first_head });
+        }
+        let mut ids = ArrayVec::<u16, SLOTS_MAX>::new();
+        self.pool.take(pages.min(SLOTS_MAX - parts.len()), |page| ids.push(page));
+        for id in ids {
+            let here = left.min(PAGE_SIZE);
+            left -= here;
+            // At most 4096.
+            let len = u16::try_from(here).unwrap_or(0);
+            parts.push(TxPart { gref: self.pool.gref(id), offset: 0, len, id });
+        }
+        (parts, left)
+    }
+
+    /// Copies a frame to its parts.
+    fn scatter(&self, frame: FrameView<'_>, parts: &[TxPart]) {
+        let (mut parts, mut filled) = (parts.iter(), 0);
+        let Some(mut part) = parts.next() else { return };
+        for piece in frame.pieces() {
+            let mut from = 0;
+            while from < piece.len() {
+                if filled == usize::from(part.len) {
+                    let Some(next) = parts.next() else { return };
+                    (part, filled) = (next, 0);
+                }
+                let n = (usize::from(part.len) - filled).min(piece.len() - from);
+                let Some(page) = self.memory(part.id) else { return };
+                let at = usize::from(part.offset) + filled;
+                let copied = match piece {
+                    SegmentView::Private(bytes) => page.copy_from(at, &bytes[from..from + n]),
+                    SegmentView::Lent(lent, start, _) => {
+                        page.copy_from_lent(at, lent, start + from, n)
+                    }
+                };
+                debug_assert!(copied.is_ok(), "a part lies inside its page");
+                (from, filled) = (from + n, filled + n);
+            }
+        }
     }
 
     /// Publishes what was posted; whether the backend wants to be told.

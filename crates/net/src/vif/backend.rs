@@ -18,6 +18,7 @@ use crate::clock::Clock;
 use crate::ctrl::backend::ControlRing;
 use crate::features::{OffloadKeys, VifFeatures};
 use crate::netback::{NetbackPort, QueueChannels, QueueParts, QueueRecords};
+use crate::orders::PortOrder;
 use crate::port::{Fault, Port};
 use crate::rules::RuleCounters;
 
@@ -290,7 +291,11 @@ impl VifBackend {
                 return Ok(Life::Over);
             };
             if self.attached {
-                self.followed.look(store, &self.front, &self.back, &self.rules)?;
+                let changed = self.followed.look(store, &self.front, &self.back, &self.rules)?;
+                if let Some(wanted) = changed {
+                    // Whoever is not there any more is connected anew, with what is wanted by then.
+                    drop(host.order(&self.device, 0, PortOrder::Follow(wanted)));
+                }
             }
             match backend_step(view) {
                 BackendStep::Wait => return Ok(Life::Alive),

@@ -1,10 +1,9 @@
 //! What may change of a vif while it is connected, and where the store says it.
 //!
-//! The control thread reads the keys when a watch fires (`Followed::look`); the data plane takes over
-//! what changed (`VifControls::differing`).
+//! The control thread reads the keys when a watch fires (`Followed::look`) and orders the port to follow
+//! what changed ([`PortOrder::Follow`](crate::orders::PortOrder::Follow)).
 
 use core::time::Duration;
-use std::sync::{Arc, Mutex, PoisonError, TryLockError};
 
 use ringfence_platform::store::{StoreAccess, StoreClient, StoreError};
 use ringfence_wire::netif::keys;
@@ -22,28 +21,6 @@ pub struct Wanted {
     pub rate: Option<Rate>,
     /// Whether the guest wants only those multicast frames that it asked for.
     pub multicast_control: bool,
-}
-
-/// What is wanted of a port, from one thread to another.
-#[derive(Debug, Default)]
-pub struct VifControls(Mutex<Wanted>);
-
-impl VifControls {
-    /// What is wanted from now on.
-    pub fn set(&self, wanted: Wanted) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = wanted;
-    }
-
-    /// What is wanted, where it is something else than `known`. Does not wait: while it is being
-    /// changed, nothing is different yet.
-    pub(crate) fn differing(&self, known: Wanted) -> Option<Wanted> {
-        let wanted = match self.0.try_lock() {
-            Ok(wanted) => *wanted,
-            Err(TryLockError::Poisoned(poisoned)) => *poisoned.into_inner(),
-            Err(TryLockError::WouldBlock) => return None,
-        };
-        Some(wanted).filter(|wanted| *wanted != known)
-    }
 }
 
 /// What the owner of a backend decides about a guest's behaviour over time.
@@ -66,7 +43,8 @@ impl Default for VifPolicy {
 pub(super) struct Followed {
     pub(super) policy: VifPolicy,
     pub(super) clock: Clock,
-    controls: Arc<VifControls>,
+    /// What the port was made with, or ordered since.
+    wanted: Wanted,
     /// The last text of the key that is no rate: to be said once.
     bad_rate: Option<Vec<u8>>,
 }
@@ -92,7 +70,7 @@ impl Followed {
         multicast_control: bool,
     ) -> PoliceConfig {
         PoliceConfig {
-            controls: Arc::clone(&self.controls),
+            wanted: self.wanted,
             multicast_control,
             adopted,
             stall: self.policy.stall,
@@ -101,14 +79,14 @@ impl Followed {
         }
     }
 
-    /// Reads the keys.
+    /// Reads the keys; what is wanted now, where that is something else than before.
     pub(super) fn look(
         &mut self,
         store: &mut StoreClient,
         front: &str,
         back: &str,
         rules: &RuleCounters,
-    ) -> Result<(), StoreError> {
+    ) -> Result<Option<Wanted>, StoreError> {
         let rate = store.read_opt(&format!("{back}/{}", keys::RATE))?;
         let rate = rate.and_then(|text| self.rate(text, back, rules));
         let wants = format!("{front}/{}", keys::REQUEST_MULTICAST_CONTROL);
@@ -120,8 +98,9 @@ impl Followed {
             }
             Err(error) => return Err(error),
         };
-        self.controls.set(Wanted { rate, multicast_control });
-        Ok(())
+        let wanted = Wanted { rate, multicast_control };
+        let before = core::mem::replace(&mut self.wanted, wanted);
+        Ok(Some(wanted).filter(|wanted| *wanted != before))
     }
 
     /// A rate that is none is no limit, as with Linux's netback; it is said, and counted.

@@ -17,7 +17,8 @@ use super::steps::{FrontendStep, FrontendView, frontend_step};
 use crate::ctrl::frontend::{CtrlFrontend, StagingProgress};
 use crate::features::{OffloadKeys, VifFeatures};
 use crate::netback::QueueChannels;
-use crate::netfront::{NetfrontPort, QueueMemory};
+use crate::netfront::{NetfrontPort, QueueMemory, TxStaging};
+use crate::orders::PortOrder;
 use crate::port::Fault;
 use crate::rules::RuleCounters;
 
@@ -55,8 +56,8 @@ pub struct VifFrontend<P: Platform> {
     /// Queues wanted, and the memory of those there are while the data path runs.
     queues: u32,
     memory: Vec<QueueMemory>,
-    /// Whether to have the backend keep the pages mapped, if it can.
-    staging: bool,
+    /// Which pages to have the backend keep mapped, if it can.
+    staging: TxStaging,
     control: Option<Control<P::Channel>>,
     /// Pages that the backend would not let go of.
     stuck: Vec<Lease>,
@@ -82,7 +83,7 @@ impl<P: Platform> VifFrontend<P> {
             granter: platform.granter(device.backend)?,
             queues: 1,
             memory: Vec::new(),
-            staging: false,
+            staging: TxStaging::Off,
             control: None,
             stuck: Vec::new(),
             rules: Arc::default(),
@@ -108,9 +109,10 @@ impl<P: Platform> VifFrontend<P> {
         self.memory.len()
     }
 
-    /// Asks the backend to keep the pages of its queues mapped (staging grants), if it can.
+    /// Asks the backend to keep pages of its queues mapped (staging grants), if it can: those that it
+    /// receives in, and as many of those that it sends from as `staging` says.
     #[must_use]
-    pub fn with_staging(self, staging: bool) -> VifFrontend<P> {
+    pub fn with_staging(self, staging: TxStaging) -> VifFrontend<P> {
         VifFrontend { staging, ..self }
     }
 
@@ -161,7 +163,7 @@ impl<P: Platform> VifFrontend<P> {
             let view = self.view(store)?;
             match frontend_step(view) {
                 FrontendStep::Wait => {
-                    self.serve_control();
+                    self.serve_control(host);
                     return Ok(());
                 }
                 FrontendStep::Connect => self.connect(platform, store, host)?,
@@ -273,7 +275,7 @@ impl<P: Platform> VifFrontend<P> {
         let channels = memory.iter().map(channels).collect::<Result<Vec<_>, _>>()?;
         let entries: Vec<_> = memory.iter().zip(&channels).map(queue_entries).collect();
         let port = NetfrontPort::new(&memory, channels, features, &self.rules)?;
-        let wanted = self.staging
+        let wanted = self.staging != TxStaging::Off
             && store.read_flag(&format!("{}/{}", self.back, keys::FEATURE_CTRL_RING))?;
         self.control = wanted.then(|| self.control_ring(platform, &memory)).transpose()?;
         let control = self.control.as_ref().map(|c| (c.page.gref(), c.ring.channel().port()));
@@ -372,6 +374,8 @@ struct Control<C> {
     page: Lease,
     /// The backend broke its rules, or closed its channel.
     given_up: bool,
+    /// The port was told what is staged.
+    in_use: bool,
 }
 
 impl<P: Platform> VifFrontend<P> {
@@ -389,14 +393,14 @@ impl<P: Platform> VifFrontend<P> {
             }
         };
         let channel = platform.alloc_unbound(self.device.backend)?;
-        let pages = memory.iter().map(QueueMemory::pages).collect();
+        let pages = memory.iter().map(|memory| memory.pages(self.staging)).collect();
         let ring = CtrlFrontend::new(&page, list, channel, pages, &self.rules)?;
-        Ok(Control { ring, page, given_up: false })
+        Ok(Control { ring, page, given_up: false, in_use: false })
     }
 
     /// Goes on staging, once the backend is connected. Whatever goes wrong here costs no more than
     /// the speed that staging brings.
-    fn serve_control(&mut self) {
+    fn serve_control(&mut self, host: &mut impl PortHost) {
         if !self.is_up() {
             return;
         }
@@ -407,6 +411,14 @@ impl<P: Platform> VifFrontend<P> {
             control.given_up = true;
             self.rules.count("control_ring_given_up");
             tracing::warn!(%fault, "staging was given up");
+            return;
+        }
+        if control.ring.progress().done && !control.in_use {
+            control.in_use = true;
+            let queues = (0u16..).take(self.memory.len());
+            for queue in queues.filter(|queue| control.ring.is_staged(*queue)) {
+                drop(host.order(&self.device, queue, PortOrder::SendStaged(self.staging)));
+            }
         }
     }
 }

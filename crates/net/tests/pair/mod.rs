@@ -10,6 +10,7 @@ use ringfence_grants::Mode;
 use ringfence_net::batch::Batch;
 use ringfence_net::ctrl::frontend::StagingProgress;
 use ringfence_net::features::OffloadKeys;
+use ringfence_net::netfront::TxStaging;
 use ringfence_net::orders::{PortOrder, PortReply};
 use ringfence_net::port::Port;
 use ringfence_net::vif::PortHost;
@@ -96,7 +97,11 @@ impl Pair {
         let options = BackendOptions { mode, mtu: 1500 };
         let back = VifBackend::new(device, options).with_offloads(back_takes);
         let front = VifFrontend::new(&front_platform, device, 1500).unwrap();
-        let front = front.with_offloads(front_takes).with_staging(staging);
+        let front = front.with_offloads(front_takes).with_staging(if staging {
+            TxStaging::Full
+        } else {
+            TxStaging::Off
+        });
         let front_store = front_platform.store().unwrap();
         Pair {
             hub,
@@ -117,7 +122,18 @@ impl Pair {
         let options = BackendOptions { mode, mtu: 1500 };
         self.back = VifBackend::new(self.device, options).with_queues(offered);
         let front = VifFrontend::new(&self.front_platform, self.device, 1500).unwrap();
-        self.front = front.with_queues(wanted).with_staging(mode == Mode::Staging);
+        self.front = front.with_queues(wanted).with_staging(if mode == Mode::Staging {
+            TxStaging::Full
+        } else {
+            TxStaging::Off
+        });
+    }
+
+    /// Begins again with another choice of pages that stay mapped.
+    #[allow(dead_code, reason = "not every test file chooses")]
+    pub fn with_staging(&mut self, staging: TxStaging) {
+        let front = VifFrontend::new(&self.front_platform, self.device, 1500).unwrap();
+        self.front = front.with_staging(staging);
     }
 
     pub fn look(&mut self) -> Life {

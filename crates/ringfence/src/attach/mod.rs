@@ -21,6 +21,7 @@ use std::time::{Duration, Instant};
 use clap::Args;
 use nix::sys::signal::Signal;
 use ringfence_net::features::OffloadKeys;
+use ringfence_net::netfront::TxStaging;
 use ringfence_net::tap::TapPort;
 use ringfence_net::vif::frontend::{FrontendError, VifFrontend};
 use ringfence_platform::Platform;
@@ -30,7 +31,7 @@ use rustix::event::{PollFd, PollFlags};
 use rustix::thread::CapabilitySet;
 
 use self::claim::{ClaimError, Claimed};
-use crate::cli::parse_interface;
+use crate::cli::{parse_interface, staging_parser};
 use crate::frontend::link::{Happened, Link, LinkError};
 use crate::serve::{PlatformChoice, join_hub, parse_platform};
 use crate::sys::STATUS_FAILED;
@@ -78,8 +79,9 @@ pub struct AttachArgs {
     pub mtu: Option<u16>,
 
     /// Ask the backend to keep the pages of the rings mapped (staging grants), if it can
-    #[arg(long)]
-    pub staging: bool,
+    #[arg(long, value_name = "PAGES", num_args = 0..=1, require_equals = true,
+          default_missing_value = "full", value_parser = staging_parser())]
+    pub staging: Option<TxStaging>,
 
     /// How many queues to have, if the backend offers them and there are pages for them
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=16))]
@@ -159,7 +161,7 @@ fn attach<P: Platform>(platform: P, args: &AttachArgs) -> Result<(), AttachError
         .map_err(LinkError::from)?
         .with_offloads(args.offload)
         .with_queues(args.queues)
-        .with_staging(args.staging);
+        .with_staging(args.staging.unwrap_or_default());
     claim::put_in_order(&mut store, &claimed.device)?;
     let port = TapPort::new(tap.fd, tap.offloads, mtu, Arc::clone(platform.counters()));
     let mut link = Link::start(platform, vif, port)?;

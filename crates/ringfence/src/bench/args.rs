@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use clap::{Args, Subcommand, ValueEnum};
 use ringfence_grants::Mode;
+use ringfence_net::netfront::TxStaging;
 use serde::{Deserialize, Serialize};
 
 use super::block::args::{BlockArgs, SeedsArgs};
@@ -12,6 +13,7 @@ use super::grant::args::GrantArgs;
 use super::gso::args::GsoArgs;
 use super::hostile::args::HostileArgs;
 use super::packet::{SIZE_MAX, SIZE_MIN};
+use crate::cli::staging_parser;
 
 /// Measure what the data path costs
 #[derive(Debug, Args)]
@@ -85,6 +87,14 @@ pub struct NetArgs {
           value_parser = clap::value_parser!(u64).range(1..))]
     pub packets: Option<u64>,
 
+    /// What the sink verifies of each packet
+    #[arg(long, value_enum, default_value = "full")]
+    pub verify: Verify,
+
+    /// In mode `staging`: which of the frontend's pages stay mapped
+    #[arg(long, value_name = "PAGES", default_value = "full", value_parser = staging_parser())]
+    pub staging: TxStaging,
+
     /// One JSON object a line
     #[arg(long)]
     pub json: bool,
@@ -120,6 +130,17 @@ impl fmt::Display for Direction {
             Direction::Rx => "rx",
         })
     }
+}
+
+/// What is verified of a packet.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Verify {
+    /// Every octet, by a checksum; its length and its sequence number
+    #[default]
+    Full,
+    /// Its length and its sequence number
+    Sequence,
 }
 
 /// How a packet is spoilt.

@@ -4,8 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail, ensure};
-use ringfence_grants::Mode;
-use ringfence_net::netfront::QUEUE_PAGES;
+use ringfence_net::netfront::{HEADER_STAGED_PAGES, QUEUE_PAGES, TxStaging};
 use ringfence_net::orders::{PortOrder, PortReply};
 use ringfence_net::port::Port;
 use ringfence_net::rules::RuleCounters;
@@ -95,7 +94,7 @@ impl End {
         if setup.side.generates(setup.direction) {
             Ok(End::Generator(Generator::new(setup.size, port)?))
         } else {
-            Ok(End::Sink(Sink::new(setup.size)))
+            Ok(End::Sink(Sink::new(setup.size, setup.verify)))
         }
     }
 
@@ -188,9 +187,10 @@ fn connect(
             let mut store = platform.store()?;
             toolstack::create(&mut store, &device, VifConfig { mac: [2, 0, 0, 0, 0, 1], mtu })?;
             channel.send(&Answer::DeviceMade, &[])?;
-            connect_backend(platform, device, BackendOptions { mode: setup.mode.parse()?, mtu })
+            let options = BackendOptions { mode: setup.mode.parse()?, mtu };
+            connect_backend(platform, device, options, setup.staging.parse()?)
         }
-        Side::Frontend => connect_frontend(platform, device, mtu, setup.mode.parse()?),
+        Side::Frontend => connect_frontend(platform, device, mtu, setup.staging.parse()?),
     }
 }
 
@@ -198,6 +198,7 @@ fn connect_backend(
     platform: &LocalPlatform,
     device: DeviceId,
     options: BackendOptions,
+    staging: TxStaging,
 ) -> anyhow::Result<Connected> {
     let mut store = platform.store()?;
     let mut backend = VifBackend::new(device, options);
@@ -205,8 +206,12 @@ fn connect_backend(
     until_connected(|| {
         backend.look(platform, &mut store, &mut host)?;
         backend.serve_control(&mut host);
-        let staged = usize::try_from(backend.staged())? == QUEUE_PAGES;
-        Ok(host.0.is_some() && (staged || options.mode != Mode::Staging))
+        let pages = match staging {
+            TxStaging::Off => 0,
+            TxStaging::Full => QUEUE_PAGES,
+            TxStaging::Heads => HEADER_STAGED_PAGES,
+        };
+        Ok(host.0.is_some() && usize::try_from(backend.staged())? == pages)
     })?;
     Ok(Connected { host, rules: Rules(Arc::clone(backend.rules())), _frontend: None })
 }
@@ -215,16 +220,15 @@ fn connect_frontend(
     platform: &LocalPlatform,
     device: DeviceId,
     mtu: u16,
-    mode: Mode,
+    staging: TxStaging,
 ) -> anyhow::Result<Connected> {
     let mut store = platform.store()?;
-    let staging = mode == Mode::Staging;
     let mut frontend = VifFrontend::new(platform, device, mtu)?.with_staging(staging);
     let mut host = Host::default();
     until_connected(|| {
         frontend.look(platform, &mut store, &mut host)?;
         let staged = frontend.staging().is_some_and(|progress| progress.done);
-        Ok(frontend.is_up() && (staged || !staging))
+        Ok(frontend.is_up() && (staged || staging == TxStaging::Off))
     })?;
     let refused = frontend.staging().map_or(0, |progress| progress.refused);
     ensure!(refused == 0, "the backend did not stage {refused} pages");

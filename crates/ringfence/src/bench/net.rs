@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, bail, ensure};
 use indicatif::{ProgressBar, ProgressStyle};
 use ringfence_grants::Mode;
+use ringfence_net::netfront::TxStaging;
 use ringfence_platform::DomId;
 use ringfence_platform::local::hub::{Hub, HubHandle, HubLimits};
 use rustix::event::{PollFd, PollFlags};
@@ -109,11 +110,14 @@ impl Case {
         let hub = RunningHub::start()?;
         let (_, back_hub) = hub.0.admit(Some(DomId(0)), true)?;
         let (frontend, front_hub) = hub.0.admit(None, false)?;
+        let staging = staging_of(self.mode, args);
         let setup = |side, core: Option<usize>| Setup {
             side,
             direction: self.direction,
             size: self.size,
             mode: self.mode.name().to_owned(),
+            staging: staging.to_string(),
+            verify: args.verify,
             frontend: frontend.0,
             core,
         };
@@ -170,6 +174,8 @@ impl Case {
             direction: self.direction,
             size: self.size,
             queues: self.queues,
+            staging: staging_of(self.mode, args),
+            verify: args.verify,
             packets: received.packets,
             nanos: received.ended.saturating_sub(sent.began),
             backend,
@@ -179,6 +185,11 @@ impl Case {
         });
         Ok(row)
     }
+}
+
+/// Which pages are staged in that mode.
+fn staging_of(mode: Mode, args: &NetArgs) -> TxStaging {
+    if mode == Mode::Staging { args.staging } else { TxStaging::Off }
 }
 
 /// A hub on a thread of its own, ended when this is dropped.

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use super::args::{Direction, Spoil};
+use super::args::{Direction, Spoil, Verify};
 use super::usage::Usage;
 
 /// One side of a vif.
@@ -38,6 +38,9 @@ pub(super) struct Setup {
     pub(super) mode: String,
     /// The frontend's domain number.
     pub(super) frontend: u16,
+    /// How pages to be sent from are staged ([`ringfence_net::netfront::TxStaging`]'s name).
+    pub(super) staging: String,
+    pub(super) verify: Verify,
     /// The core to stay on.
     pub(super) core: Option<usize>,
 }

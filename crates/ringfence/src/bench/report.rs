@@ -1,9 +1,10 @@
 //! Rows: for people and for programs.
 
 use ringfence_grants::Mode;
+use ringfence_net::netfront::TxStaging;
 use serde::Serialize;
 
-use super::args::Direction;
+use super::args::{Direction, Verify};
 use super::usage::Usage;
 
 /// What came of one row.
@@ -12,6 +13,8 @@ pub(super) struct Measured {
     pub(super) direction: Direction,
     pub(super) size: u32,
     pub(super) queues: u32,
+    pub(super) staging: TxStaging,
+    pub(super) verify: Verify,
     pub(super) packets: u64,
     /// From before the first packet was sent until the last one was verified.
     pub(super) nanos: u64,
@@ -28,6 +31,9 @@ pub(super) struct Row {
     direction: Direction,
     size: u32,
     queues: u32,
+    /// Which pages stay mapped: `off`, `full`, `header`.
+    staging: &'static str,
+    verify: Verify,
     packets: u64,
     seconds: f64,
     pps: f64,
@@ -65,6 +71,8 @@ impl Row {
             direction: measured.direction,
             size: measured.size,
             queues: measured.queues,
+            staging: measured.staging.name(),
+            verify: measured.verify,
             packets: measured.packets,
             seconds,
             pps: packets / seconds,
@@ -157,6 +165,8 @@ mod tests {
             direction: Direction::Tx,
             size: 1000,
             queues: 1,
+            staging: TxStaging::Off,
+            verify: Verify::Full,
             packets: 2000,
             nanos: 1_000_000,
             backend: Usage {

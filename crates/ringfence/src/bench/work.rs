@@ -11,7 +11,7 @@ use ringfence_platform::Counters;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 
-use super::args::Spoil;
+use super::args::{Spoil, Verify};
 use super::orders::Amount;
 use super::packet::{Checker, Template};
 
@@ -215,8 +215,8 @@ pub(super) struct Sink {
 }
 
 impl Sink {
-    pub(super) fn new(size: u32) -> Sink {
-        Sink { batch: Batch::default(), checker: Checker::new(size) }
+    pub(super) fn new(size: u32, verify: Verify) -> Sink {
+        Sink { batch: Batch::default(), checker: Checker::verifying(size, verify) }
     }
 
     /// Octets that had to be fetched from lent memory to be checked.

@@ -6,6 +6,7 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 
 use ringfence_net::dataplane::{AddPortError, DataplaneHandle, PortId};
+use ringfence_net::orders::{PortOrder, PortReply};
 use ringfence_net::port::Port;
 use ringfence_net::switch::{Fabric, Patch, PortPolicy};
 use ringfence_net::tap::TapPort;
@@ -73,6 +74,10 @@ impl PortHost for Cable {
         if let Some(id) = self.port.take() {
             drop(self.dataplane.remove_port(id));
         }
+    }
+
+    fn order(&mut self, _: &DeviceId, queue: u16, order: PortOrder) -> Option<PortReply> {
+        self.dataplane.order(self.port?, queue, order)
     }
 }
 

@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use ringfence_net::features::UnknownOffload;
+use ringfence_net::netfront::UnknownStaging;
 use ringfence_net::tap::TapPort;
 use ringfence_net::vif::backend::QUEUES_MAX;
 use ringfence_net::vif::frontend::VifFrontend;
@@ -36,6 +37,9 @@ enum Failure {
     /// Not this build's launcher.
     #[error(transparent)]
     Offload(#[from] UnknownOffload),
+    /// Likewise.
+    #[error(transparent)]
+    Staging(#[from] UnknownStaging),
     #[error("orders: {0}")]
     Channel(#[from] ChannelError),
     #[error(transparent)]
@@ -102,7 +106,7 @@ fn live(channel: &Channel, deed: Option<Deed>) -> Result<(), Failure> {
     let takes = config.takes.parse()?;
     let vif = VifFrontend::new(&platform, device, config.mtu)?
         .with_offloads(takes)
-        .with_staging(config.staging)
+        .with_staging(config.staging.parse()?)
         .with_queues(config.queues);
     let disks = Disks::new(&platform, &config.disks, sockets)?;
     let mut expected = platform.descriptors();

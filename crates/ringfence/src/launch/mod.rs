@@ -28,6 +28,7 @@ use std::time::Duration;
 use anyhow::{Context, bail};
 use ringfence_grants::Mode;
 use ringfence_net::features::OffloadKeys;
+use ringfence_net::netfront::TxStaging;
 use ringfence_platform::namespaces;
 use ringfence_platform::tap::Tap;
 
@@ -76,6 +77,8 @@ pub struct Options {
     pub link: Link,
     /// How pages are shared.
     pub mode: Mode,
+    /// In mode `staging`: which of its pages stay mapped.
+    pub staging: TxStaging,
     /// Queues of its interface.
     pub queues: u32,
     /// The longest IP packet, in bytes.

@@ -20,6 +20,7 @@ use crate::sys::signals::{Arrived, Signals};
 use crate::sys::spawn::{DomainKind, DomainProcess, Ended, Event, Process, Spawn};
 use crate::sys::{ChannelError, Ending, STATUS_FAILED};
 use ringfence_grants::Mode;
+use ringfence_net::netfront::TxStaging;
 
 /// How long a guest or a frontend may take to be ready.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -210,7 +211,11 @@ impl<'a> Supervisor<'a> {
         let config = FrontendConfig {
             mtu: self.options.mtu,
             offloads,
-            staging: self.options.mode == Mode::Staging,
+            staging: match self.options.mode {
+                Mode::Staging => self.options.staging,
+                _ => TxStaging::Off,
+            }
+            .to_string(),
             queues: self.options.queues,
             takes: self.options.offload.to_string(),
             disks: self.disks.orders(),

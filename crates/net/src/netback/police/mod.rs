@@ -2,8 +2,7 @@
 //! still takes any.
 //!
 //! A [`Police`] belongs to one port and is used on the data plane's thread. What the store says meanwhile
-//! comes to it by a [`VifControls`], which the control thread writes and the port looks at when it is
-//! asked for frames; it never waits for it.
+//! comes to it as an order, between two rounds.
 
 mod filter;
 mod limit;
@@ -18,7 +17,7 @@ use crate::batch::Batch;
 use crate::clock::Clock;
 use crate::counters::{DropReason, PortCounters};
 use crate::rules::RuleCounters;
-use crate::vif::controls::{VifControls, Wanted};
+use crate::vif::controls::Wanted;
 use filter::MulticastFilter;
 use limit::Limiter;
 use stall::{Change, Stall};
@@ -28,8 +27,8 @@ pub use stall::STALL_DEFAULT;
 /// What a port is to enforce.
 #[derive(Clone, Debug)]
 pub struct PoliceConfig {
-    /// What the store says, now and later.
-    pub controls: Arc<VifControls>,
+    /// What the store says when the port is made.
+    pub wanted: Wanted,
     /// Whether `feature-multicast-control` was announced.
     pub multicast_control: bool,
     /// The guest may have said which groups it wants to whoever served it before.
@@ -45,7 +44,7 @@ pub struct PoliceConfig {
 impl Default for PoliceConfig {
     fn default() -> Self {
         PoliceConfig {
-            controls: Arc::default(),
+            wanted: Wanted::default(),
             multicast_control: false,
             adopted: false,
             stall: STALL_DEFAULT,
@@ -66,9 +65,6 @@ pub(super) struct Police {
     clock: Clock,
     /// When the guest was last found to have no credit.
     held_up: Duration,
-    controls: Arc<VifControls>,
-    /// What was taken over from the controls.
-    wanted: Wanted,
     limiter: Option<Limiter>,
     filter: Option<MulticastFilter>,
     /// Frames that pass the filter.
@@ -84,7 +80,7 @@ impl Police {
         rules: &Arc<RuleCounters>,
         counters: &Arc<PortCounters>,
     ) -> Police {
-        let PoliceConfig { controls, multicast_control, adopted, stall, clock, name } = config;
+        let PoliceConfig { wanted, multicast_control, adopted, stall, clock, name } = config;
         let mut filter = MulticastFilter::default();
         filter.unknown = adopted;
         let mut police = Police {
@@ -92,8 +88,6 @@ impl Police {
             stalled_at: None,
             clock,
             held_up: Duration::ZERO,
-            controls,
-            wanted: Wanted::default(),
             limiter: None,
             filter: multicast_control.then_some(filter),
             passed: Vec::new(),
@@ -101,14 +95,12 @@ impl Police {
             rules: Arc::clone(rules),
             counters: Arc::clone(counters),
         };
-        police.follow();
+        police.follow(wanted);
         police
     }
 
     /// Takes over what the store says by now.
-    fn follow(&mut self) {
-        let Some(wanted) = self.controls.differing(self.wanted) else { return };
-        self.wanted = wanted;
+    pub(super) fn follow(&mut self, wanted: Wanted) {
         let now = self.clock.now();
         match (wanted.rate, &mut self.limiter) {
             (None, limiter) => *limiter = None,
@@ -122,8 +114,8 @@ impl Police {
     }
 
     /// Whether nothing may be taken from the guest now.
+    #[inline]
     pub(super) fn holds_up(&mut self) -> bool {
-        self.follow();
         let Some(limiter) = self.limiter.as_mut().filter(|l| l.until().is_some()) else {
             return false;
         };
@@ -132,6 +124,7 @@ impl Police {
     }
 
     /// Whether the guest has credit for a packet of `bytes` octets, which is then taken off.
+    #[inline]
     pub(super) fn admits(&mut self, bytes: usize) -> bool {
         let Some(limiter) = &mut self.limiter else { return true };
         let admitted = limiter.take(bytes as u64, self.clock.now());

@@ -1,0 +1,116 @@
+//! The short way for frames to the guest that fit one page which is within reach.
+//!
+//! As on the way from the guest: first the buffers of a run are looked up, and other processors asked to
+//! give up the lines that are going to be written; then the octets are written, and all responses put on
+//! the ring together. The first frame of another kind, or buffer out of reach, ends the run.
+
+use arrayvec::ArrayVec;
+use ringfence_grants::staging::StagingTable;
+use ringfence_memory::{LentSlice, PAGE_SIZE};
+use ringfence_offload::Checksum;
+use ringfence_platform::{Access, Grantee};
+use ringfence_wire::netif::{RxFlags, RxRequest, RxResponse, Status};
+
+use super::ToGuest;
+use crate::batch::{Batch, FrameView};
+use crate::counters::DropReason;
+use crate::port::Fault;
+
+/// Frames of a run.
+const RUN: usize = 64;
+
+/// Octets of a buffer whose lines are asked for ahead: longer frames are written in order anyway.
+const AHEAD: usize = 256;
+
+/// A frame and the buffer that it goes to.
+struct Placed<'a> {
+    frame: FrameView<'a>,
+    page: &'a LentSlice,
+    id: u16,
+}
+
+impl<G: Grantee> ToGuest<G> {
+    /// Sends the first of `frames`, as long as they are of the simple kind; how many were dealt with,
+    /// and how many of these were sent.
+    pub(super) fn run(
+        &mut self,
+        batch: &Batch,
+        frames: &[u32],
+        staged: &StagingTable,
+    ) -> Result<(usize, usize), Fault> {
+        let (mut done, mut sent) = (0, 0);
+        if !self.reach.has_pages(staged) || self.steering.is_some() {
+            return Ok((done, sent));
+        }
+        while let Some(rest) = frames.get(done..).filter(|rest| !rest.is_empty()) {
+            let posted = self.ring.unconsumed().map_err(|e| self.fatal(e))?;
+            let most = RUN.min(rest.len()).min(posted as usize);
+            let (ring, first) = (&self.ring, self.ring.consumed_index());
+            // At most RUN.
+            let ahead = u32::try_from(most).unwrap_or(0);
+            self.window.reach(first, ahead, |from, into| ring.requests(from, into));
+            let mut placed = ArrayVec::<Placed<'_>, RUN>::new();
+            for (&index, ahead) in rest.iter().take(most).zip(0u32..) {
+                let Some(frame) = batch.get(index).filter(is_simple) else { break };
+                let request = RxRequest::from_bytes(self.window.get(first.wrapping_add(ahead)));
+                let page = self.reach.page(request.gref, Access::ReadWrite, staged);
+                let Some(page) = page.filter(|page| page.len() >= PAGE_SIZE) else { break };
+                page.prefetch_for_writing(0, frame.len().min(AHEAD));
+                placed.push(Placed { frame, page, id: request.id });
+            }
+            let run = placed.len();
+            sent += write(&placed, &mut self.responses, &self.counters);
+            // At most RUN.
+            self.ring.consume(u32::try_from(run).unwrap_or(0));
+            let written = self.ring.respond_all(&self.responses);
+            debug_assert_eq!(written, run, "each response is owed to a consumed request");
+            done += run;
+            if run < most || most == 0 {
+                break;
+            }
+        }
+        Ok((done, sent))
+    }
+}
+
+/// Whether it takes one slot.
+#[inline]
+fn is_simple(frame: &FrameView<'_>) -> bool {
+    frame.len() <= PAGE_SIZE && frame.meta().gso.is_none()
+}
+
+/// Writes frames into their buffers, and what is to be said of each; how many were sent.
+fn write(
+    placed: &[Placed<'_>],
+    responses: &mut Vec<[u8; RxResponse::SIZE]>,
+    counters: &crate::counters::PortCounters,
+) -> usize {
+    responses.clear();
+    let (mut sent, mut bytes) = (0, 0);
+    for Placed { frame, page, id } in placed {
+        let (len, meta) = (frame.len(), frame.meta());
+        let flags = match meta.checksum {
+            Checksum::Partial { .. } => {
+                counters.sent_with(meta, 1);
+                RxFlags::CHECKSUM_BLANK.with_if(true, RxFlags::DATA_VALIDATED)
+            }
+            Checksum::Verified => RxFlags::DATA_VALIDATED,
+            Checksum::None => RxFlags::NONE,
+        };
+        let size = i16::try_from(len).unwrap_or(i16::MAX);
+        let status = if frame.copy_to_lent(page, 0).is_ok() {
+            sent += 1;
+            bytes += len as u64;
+            size
+        } else {
+            counters.dropped(DropReason::Unwritable);
+            Status::Error.to_raw()
+        };
+        responses.push(RxResponse { id: *id, offset: 0, flags, status }.to_bytes());
+    }
+    if sent > 0 {
+        counters.copied_bytes.add(bytes);
+        counters.sent(sent as u64, bytes);
+    }
+    sent
+}

@@ -1,0 +1,132 @@
+//! The short way for packets from the guest that need nothing but a look-up.
+//!
+//! Most packets take one slot, have no extra info, and lie in a page that is within reach already. They
+//! are looked at twice: first their slots are judged and the caches asked for their octets, so that the
+//! processor waits for all of them at once and not for one after the other; then their headers are
+//! copied and frames made. The first slot that is of another kind ends the run, and goes the long way.
+
+use arrayvec::ArrayVec;
+use ringfence_grants::Reach;
+use ringfence_grants::staging::StagingTable;
+use ringfence_memory::{LentSlice, PAGE_SIZE};
+use ringfence_offload::OffloadMeta;
+use ringfence_platform::{Access, Grantee};
+use ringfence_wire::netif::{PACKET_MIN, Status, TxFlags, TxRequest, TxResponse};
+
+use super::FromGuest;
+use crate::batch::{Batch, HEADER_MAX};
+use crate::counters::DropReason;
+use crate::netback::police::Police;
+use crate::port::Fault;
+
+/// Packets of a run.
+const RUN: usize = 64;
+
+/// A packet that was judged.
+struct Judged<'a> {
+    page: &'a LentSlice,
+    request: TxRequest,
+}
+
+/// How far the short way went.
+pub(super) struct Run {
+    /// Packets looked at.
+    pub(super) looked: usize,
+    /// Of these, frames that were made, and their octets.
+    pub(super) frames: usize,
+    pub(super) bytes: u64,
+    /// What comes next is not for this round.
+    pub(super) ends: bool,
+}
+
+impl<G: Grantee> FromGuest<G> {
+    /// Takes packets as long as they are of the simple kind, at most `budget`.
+    pub(super) fn run(
+        &mut self,
+        batch: &mut Batch,
+        budget: usize,
+        police: &mut Police,
+        staged: &StagingTable,
+    ) -> Result<Run, Fault> {
+        let mut run = Run { looked: 0, frames: 0, bytes: 0, ends: false };
+        if !self.reach.has_pages(staged) {
+            return Ok(run);
+        }
+        while run.looked < budget {
+            let waiting =
+                self.ring.unconsumed().map_err(|e| self.fatal("tx_producer_overflow", e))?;
+            let most = RUN.min(budget - run.looked).min(waiting as usize);
+            let mut judged = ArrayVec::<Judged<'_>, RUN>::new();
+            let (ring, first) = (&self.ring, self.ring.consumed_index());
+            // At most RUN.
+            let ahead = u32::try_from(most).unwrap_or(0);
+            self.window.reach(first, ahead, |from, into| ring.requests(from, into));
+            let mut room = batch.room();
+            for index in (0..most).zip(0u32..).map(|(_, ahead)| first.wrapping_add(ahead)) {
+                let request = TxRequest::from_bytes(self.window.get(index));
+                let Some(page) = simple(&self.reach, &request, staged) else { break };
+                let size = usize::from(request.size);
+                if !room.fits(size) {
+                    batch.refuse(size);
+                    run.ends = true;
+                    break;
+                }
+                room.take(size, None);
+                page.prefetch(usize::from(request.offset), size.min(HEADER_MAX));
+                judged.push(Judged { page, request });
+            }
+            // All that there was, or something that goes the long way.
+            let (short, all) = (judged.len() < RUN, judged.len() == most);
+            let counters = &self.counters;
+            let mut copied = 0;
+            let mut taken = 0;
+            for Judged { page, request } in judged {
+                let (offset, size) = (usize::from(request.offset), usize::from(request.size));
+                let head = size.min(HEADER_MAX);
+                if !batch.has_place_for(head) || !police.admits(size) {
+                    run.ends = true;
+                    break;
+                }
+                let rest = (size > head).then_some((page, offset + head, size - head));
+                let made = batch.push(head, rest, |header| {
+                    page.copy_to(offset, header).map(|()| OffloadMeta::PLAIN)
+                });
+                let status = if made.is_ok() { Status::Okay } else { Status::Error };
+                if made.is_ok() {
+                    run.frames += 1;
+                    run.bytes += size as u64;
+                    copied += head as u64;
+                } else {
+                    // A page shorter than a page: no platform's is.
+                    counters.dropped(DropReason::Unreadable);
+                }
+                self.answers.push(TxResponse { id: request.id, status });
+                taken += 1;
+            }
+            counters.copied_bytes.add(copied);
+            self.ring.consume(taken);
+            run.looked += taken as usize;
+            run.ends |= short && all;
+            if short || run.ends {
+                return Ok(run);
+            }
+        }
+        run.ends = true;
+        Ok(run)
+    }
+}
+
+/// The page of a packet that needs nothing but its octets, if it is within reach.
+#[inline]
+fn simple<'a, G: Grantee>(
+    reach: &'a Reach<G>,
+    request: &TxRequest,
+    staged: &'a StagingTable,
+) -> Option<&'a LentSlice> {
+    let (offset, size) = (usize::from(request.offset), usize::from(request.size));
+    let plain = request.flags.0 & !TxFlags::DATA_VALIDATED.0 == 0;
+    if !plain || u32::from(request.size) < PACKET_MIN || offset + size > PAGE_SIZE {
+        return None;
+    }
+    reach.page(request.gref, Access::ReadOnly, staged)
+}

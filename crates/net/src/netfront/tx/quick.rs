@@ -1,0 +1,89 @@
+//! The short way for frames to the backend that take one slot.
+//!
+//! First places are taken for a run of frames, and other processors asked to give up the lines that are
+//! going to be written; then the octets are written, and all requests put on the ring together.
+
+use arrayvec::ArrayVec;
+use ringfence_memory::PAGE_SIZE;
+use ringfence_offload::Checksum;
+use ringfence_platform::Gref;
+use ringfence_wire::netif::{PACKET_MIN, TxFlags, TxRequest};
+
+use super::{ToBackend, TxStaging};
+use crate::batch::{Batch, FrameView};
+use crate::netfront::heads::HEAD;
+
+/// Frames of a run.
+const RUN: usize = 64;
+
+/// Octets of a page whose lines are asked for ahead: longer frames are written in order anyway.
+const AHEAD: usize = 256;
+
+/// A frame and where it goes.
+struct Placed<'a> {
+    frame: FrameView<'a>,
+    id: u16,
+    offset: u16,
+}
+
+impl ToBackend {
+    /// Sends the first of `frames`, as long as each takes one slot and there is room; how many, and how
+    /// many octets.
+    pub(super) fn run(&mut self, batch: &Batch, frames: &[u32]) -> (usize, u64) {
+        let free = self.ring.free() as usize;
+        let mut placed = ArrayVec::<Placed<'_>, RUN>::new();
+        let mut requests = ArrayVec::<[u8; TxRequest::SIZE], RUN>::new();
+        for &index in frames.iter().take(RUN.min(free)) {
+            let Some(frame) = batch.get(index).filter(is_simple) else { break };
+            let Some((id, gref, offset)) = self.place(frame.len()) else { break };
+            let (blank, size) = (frame.meta().checksum.place().is_some(), frame.len());
+            let flags = TxFlags::NONE
+                .with_if(blank, TxFlags::CHECKSUM_BLANK)
+                .with_if(blank, TxFlags::DATA_VALIDATED);
+            // At most a page.
+            let size = u16::try_from(size).unwrap_or(0);
+            requests.push(TxRequest { gref, offset, flags, id, size }.to_bytes());
+            placed.push(Placed { frame, id, offset });
+        }
+        let mut bytes = 0;
+        for Placed { frame, id, offset } in &placed {
+            let Some(page) = self.memory(*id) else { continue };
+            let copied = frame.copy_to_lent(page, usize::from(*offset));
+            debug_assert!(copied.is_ok(), "a place is long enough");
+            bytes += frame.len() as u64;
+            if let Checksum::Partial { .. } = frame.meta().checksum {
+                self.counters.sent_with(frame.meta(), 1);
+            }
+        }
+        for Placed { id, .. } in &placed {
+            self.under_way[usize::from(*id)] = true;
+        }
+        let posted = self.ring.request_all(&requests);
+        debug_assert_eq!(posted, placed.len(), "there were as many free slots");
+        (placed.len(), bytes)
+    }
+
+    /// Takes a place for a frame of `len` octets in one piece: the id it is known by, its page, and
+    /// where in it.
+    #[inline]
+    fn place(&mut self, len: usize) -> Option<(u16, Gref, u16)> {
+        if len <= HEAD && self.staged != TxStaging::Off {
+            if let Some(head) = self.heads.take() {
+                let place = self.heads.get(head)?;
+                place.page.prefetch_for_writing(usize::from(place.offset), len);
+                return Some((head + self.first_head, place.gref, place.offset));
+            }
+        } else if len > HEAD && self.staged == TxStaging::Heads {
+            return None;
+        }
+        let page = self.pool.take_one()?;
+        self.pool.memory(page).prefetch_for_writing(0, len.min(AHEAD));
+        Some((page, self.pool.gref(page), 0))
+    }
+}
+
+/// Whether it can take one slot.
+#[inline]
+fn is_simple(frame: &FrameView<'_>) -> bool {
+    frame.len() <= PAGE_SIZE && frame.len() >= PACKET_MIN as usize && frame.meta().gso.is_none()
+}
