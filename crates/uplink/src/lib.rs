@@ -19,7 +19,8 @@
 //!
 //! Between turns it sleeps until a frame comes, [`Uplink::wait_fd`] is readable, or
 //! [`Uplink::deadline`] has come. [`port::UplinkPort`] makes the engine a
-//! [`Port`](ringfence_net::Port), so that it can be patched to a vif or plugged into the switch.
+//! [`Port`](ringfence_net::Port), so that it can be patched to a vif or plugged into the switch;
+//! [`runner::Runner`] drives a link of its own, with no batch in between on the way to the guest.
 //!
 //! # The seams
 //!
@@ -40,6 +41,8 @@ pub mod link;
 pub mod packet;
 pub mod port;
 pub mod replies;
+pub mod runner;
+pub mod tap;
 pub mod tcp;
 
 pub use access::Access;
