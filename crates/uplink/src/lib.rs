@@ -19,8 +19,7 @@
 //!
 //! Between turns it sleeps until a frame comes, [`Uplink::wait_fd`] is readable, or
 //! [`Uplink::deadline`] has come. [`port::UplinkPort`] makes the engine a
-//! [`Port`](ringfence_net::Port), so that it can be patched to a vif or plugged into the switch;
-//! [`runner::Runner`] drives a link of its own, with no batch in between on the way to the guest.
+//! [`Port`](ringfence_net::Port), so that it can be patched to a vif or plugged into the switch.
 //!
 //! # The seams
 //!
@@ -41,8 +40,6 @@ pub mod link;
 pub mod packet;
 pub mod port;
 pub mod replies;
-pub mod runner;
-pub mod tap;
 pub mod tcp;
 
 pub use access::Access;
