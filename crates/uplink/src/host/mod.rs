@@ -78,6 +78,17 @@ pub struct SendRoom {
     pub crowded: bool,
 }
 
+/// Where the urgent octet is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum UrgentMark {
+    /// There is none.
+    None,
+    /// Behind others.
+    Ahead,
+    /// It is the next octet.
+    Here,
+}
+
 /// Sockets of the TCP half.
 pub trait TcpHost {
     /// Begins a connection to `to`. It is made, or has failed, when the owner gets an event.
@@ -93,6 +104,9 @@ pub trait TcpHost {
     ///
     /// The host's; the socket is closed then.
     fn adopt(&mut self, owner: Owner, file: OwnedFd) -> Result<Socket, Errno>;
+
+    /// How far behind the front of a queue [`peek`](Self::peek) reaches.
+    fn peek_reach(&self) -> u32;
 
     /// Copies octets into `into` that remain in the queue, from `offset` octets behind its front on.
     /// Zero: the stream ends there.
@@ -114,8 +128,8 @@ pub trait TcpHost {
     /// The host's.
     fn discard(&mut self, socket: &Socket, len: usize) -> Result<usize, Errno>;
 
-    /// Whether the next octet is the urgent one.
-    fn at_urgent_mark(&mut self, socket: &Socket) -> bool;
+    /// Where the urgent mark is, seen from the front of the queue.
+    fn urgent_mark(&mut self, socket: &Socket) -> UrgentMark;
 
     /// Sends, as far as there is room; returns how many octets were taken. `urgent`: the last octet is
     /// urgent.

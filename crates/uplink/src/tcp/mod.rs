@@ -1,34 +1,94 @@
 //! TCP: connections of the guest, each by a connection of the host's.
+//!
+//! # Theory of operation
+//!
+//! Between the guest and the other end there are two connections: one that the guest's kernel has
+//! with this module, segment by segment, and one that the host's kernel has with the other end, by a
+//! socket. Nothing is stored in between:
+//!
+//! * **From the guest.** Payload that is next goes from its frame into the socket, and is
+//!   acknowledged as far as the socket took it. The window that the guest is offered is what the
+//!   socket's send queue has room for, so that nothing has to be refused; once offered it is never
+//!   taken back. What comes out of order is answered and dropped: the guest sends it again.
+//! * **To the guest.** Payload is *peeked*: read into frames while it stays in the socket's receive
+//!   queue. It is taken off the queue when the guest has acknowledged it. To retransmit is to peek
+//!   once more. So the other end's window closes when the guest does not read, as it would if the
+//!   two were connected.
+//!
+//! A connection is told to be made only when it is: a guest's SYN is answered when the host's
+//! connection stands, and with a reset when it was refused. FINs, resets, urgent data and failures
+//! are passed on in both directions, in their order with the data.
+//!
+//! # Numbers that are ours
+//!
+//! Initial sequence numbers are secret functions of addresses and time (RFC 6528). Neither
+//! timestamps nor selective acknowledgements are negotiated: the link to the guest is short, and
+//! loses nothing unless somebody drops frames on purpose.
+//!
+//! # Bounds
+//!
+//! Connections, and those not yet made, are bounded ([`TcpConfig`]); the longest idle one, or the
+//! oldest half-open one, makes room. A turn of a connection is bounded, and they take turns.
 
 pub mod config;
+mod conversation;
+mod receive;
 mod reset;
+mod rto;
 pub mod segment;
 pub mod seq;
+mod serve;
+mod timers;
 
+use core::hash::BuildHasher;
 use core::net::SocketAddr;
 use core::time::Duration;
+use std::collections::VecDeque;
+use std::hash::RandomState;
 use std::os::fd::OwnedFd;
 
+use ringfence_offload::packet::tcp_flags::{ACK, RST, SYN};
+use rustix::io::Errno;
+
 pub use config::TcpConfig;
-use segment::Segment;
+use conversation::{Conversation, Fate, Phase, Urgent, split};
+use segment::{Header, Segment};
+use seq::Seq;
+use serve::Served;
 
 use crate::config::Config;
 use crate::context::Context;
-use crate::flow::Table;
-use crate::host::Ready;
+use crate::emit::Ends;
+use crate::flow::{FlowId, Key, Table};
+use crate::host::{Close, OwnerKind, Readiness, Ready};
 use crate::link::GuestSide;
 use crate::packet::{Mac, Packet};
 
+/// By how many bits our windows are shifted: 16 MiB at most, in steps of 256 octets.
+const WINDOW_SCALE: u8 = 8;
+
 /// All TCP conversations.
-#[derive(Debug)]
 pub struct Tcp {
-    flows: Table<()>,
+    flows: Table<Conversation>,
+    /// Those that something is owed to.
+    dirty: VecDeque<FlowId>,
+    /// Those that were not yet made when they were entered, oldest first.
+    half_open: VecDeque<FlowId>,
+    /// How many of them still are.
+    half_open_now: usize,
+    secret: RandomState,
 }
 
 impl Tcp {
     /// No conversations, within the limits of `config`.
     pub fn new(config: &Config) -> Tcp {
-        Tcp { flows: Table::new(config.tcp.flows_max) }
+        Tcp {
+            flows: Table::new(config.tcp.flows_max),
+            dirty: VecDeque::new(),
+            half_open: VecDeque::new(),
+            half_open_now: 0,
+            secret: RandomState::new(),
+        }
     }
 
     /// Conversations, whatever their state.
@@ -43,19 +103,118 @@ impl Tcp {
 
     /// A packet of the guest. Its checksum is right and its source is allowed.
     pub fn input(&mut self, packet: &Packet<'_>, context: &mut Context<'_>) {
-        if let Some((segment, _)) = Segment::read(packet) {
-            context.counters.tcp_stray.add(1);
-            reset::refuse(packet, &segment, context);
+        let Some((segment, options)) = Segment::read(packet) else {
+            return context.counters.drop_malformed.add(1);
+        };
+        let (guest, remote) = segment.ports;
+        let key = Key::new((packet.source, guest), (packet.destination, remote));
+        match self.flows.find(&key) {
+            Some(id) if self.is_renewed(id, &segment) => {
+                self.end(id, Close::Reset, context);
+                self.begin(key, packet, &segment, options, context);
+            }
+            Some(id) => self.pass_on(id, packet, &segment, options, context),
+            None if segment.flags & (SYN | ACK | RST) == SYN => {
+                self.begin(key, packet, &segment, options, context);
+            }
+            None => {
+                context.counters.tcp_stray.add(1);
+                reset::refuse(packet, &segment, context);
+            }
         }
     }
 
-    /// All packets of a batch have been put in.
-    pub fn input_ends(&mut self, context: &mut Context<'_>) {
-        let _ = context;
+    /// Whether a SYN begins another conversation between the same ends.
+    fn is_renewed(&self, id: FlowId, segment: &Segment) -> bool {
+        let Some(flow) = self.flows.get(id) else { return false };
+        let is_syn = segment.flags & (SYN | ACK | RST) == SYN;
+        match flow.phase {
+            Phase::TimeWait => is_syn && segment.seq > flow.rcv_nxt,
+            Phase::Connecting => is_syn && segment.seq + 1 != flow.rcv_nxt,
+            _ => false,
+        }
+    }
+
+    fn pass_on(
+        &mut self,
+        id: FlowId,
+        packet: &Packet<'_>,
+        segment: &Segment,
+        options: &[u8],
+        context: &mut Context<'_>,
+    ) {
+        let Some(flow) = self.flows.get_mut(id) else { return };
+        let was_half_open = flow.is_half_open();
+        flow.ends.to_mac = packet.mac;
+        let fate = flow.segment(segment, options, packet, context);
+        self.half_open_now -= usize::from(was_half_open && !flow.is_half_open());
+        match fate {
+            Fate::Ends(how) => self.end(id, how, context),
+            Fate::Lives => {
+                self.flows.touch(id);
+                self.mark(id);
+            }
+        }
+    }
+
+    /// The guest calls.
+    fn begin(
+        &mut self,
+        key: Key,
+        packet: &Packet<'_>,
+        segment: &Segment,
+        options: &[u8],
+        context: &mut Context<'_>,
+    ) {
+        let Some(address) = context.config.access.outward(packet.destination) else {
+            context.counters.drop_unreachable.add(1);
+            return reset::refuse(packet, segment, context);
+        };
+        let ends = Ends {
+            from_mac: context.config.mac,
+            to_mac: packet.mac,
+            from: packet.destination,
+            to: packet.source,
+        };
+        let iss = self.initial(&key, context.now);
+        let ports = (key.remote.port(), key.guest.port());
+        let mut flow = Conversation::new(Phase::Connecting, ends, ports, iss, context.now);
+        flow.take_syn(segment, options, context.config.mtu);
+        flow.ends_at = Some(context.now + context.config.tcp.connect_within);
+        let Some(id) = self.enter(key, flow, context) else { return };
+        let to = SocketAddr::new(address, key.remote.port());
+        match self.connect(id, to, context) {
+            Ok(()) => context.counters.tcp_opened.add(1),
+            Err(errno) => self.refuse(id, errno, context),
+        }
+    }
+
+    fn connect(
+        &mut self,
+        id: FlowId,
+        to: SocketAddr,
+        context: &mut Context<'_>,
+    ) -> Result<(), Errno> {
+        let owner = id.owner(OwnerKind::Tcp);
+        let socket = match context.host.connect(owner, to) {
+            // No descriptor is free: the longest idle conversation gives its own.
+            Err(Errno::MFILE | Errno::NFILE) => {
+                if let Some(oldest) = self.flows.oldest().filter(|&oldest| oldest != id) {
+                    self.evict(oldest, context);
+                }
+                context.host.connect(owner, to)?
+            }
+            other => other?,
+        };
+        if let Some(flow) = self.flows.get_mut(id) {
+            flow.socket = Some(socket);
+        }
+        self.plan(id, context);
+        Ok(())
     }
 
     /// A connection from outside, already accepted. It begins with a SYN to the guest, which comes from
-    /// `client`.
+    /// `client`, an address of the guest's family.
     pub fn accept(
         &mut self,
         file: OwnedFd,
@@ -64,17 +223,162 @@ impl Tcp {
         mac: Mac,
         context: &mut Context<'_>,
     ) {
-        let _ = (file, client, guest, mac, context);
+        let key = Key { guest, remote: client };
+        if self.flows.find(&key).is_some() || client.is_ipv4() != guest.is_ipv4() {
+            context.counters.tcp_refused.add(1);
+            return;
+        }
+        let ((from, ours), (to, guests)) = (split(client), split(guest));
+        let ends = Ends { from_mac: context.config.mac, to_mac: mac, from, to };
+        let iss = self.initial(&key, context.now);
+        let mut flow = Conversation::new(Phase::SynSent, ends, (ours, guests), iss, context.now);
+        flow.rcv_scale = WINDOW_SCALE;
+        flow.flags.syn_due = true;
+        let Some(id) = self.enter(key, flow, context) else { return };
+        match context.host.adopt(id.owner(OwnerKind::Tcp), file) {
+            Ok(socket) => {
+                if let Some(flow) = self.flows.get_mut(id) {
+                    flow.socket = Some(socket);
+                }
+                context.counters.tcp_accepted.add(1);
+                self.mark(id);
+                self.plan(id, context);
+            }
+            Err(_) => {
+                context.counters.tcp_refused.add(1);
+                self.end(id, Close::Reset, context);
+            }
+        }
     }
+
+    /// Enters a conversation that is not yet made; others make room for it.
+    fn enter(&mut self, key: Key, flow: Conversation, context: &mut Context<'_>) -> Option<FlowId> {
+        if self.half_open_now >= context.config.tcp.half_open_max {
+            self.evict_half_open(context);
+        }
+        if self.flows.is_full()
+            && let Some(oldest) = self.flows.oldest()
+        {
+            self.evict(oldest, context);
+        }
+        let id = self.flows.insert(key, flow)?;
+        self.half_open_now += 1;
+        self.half_open.push_back(id);
+        // Most of the list has long been made: what is no longer half open is forgotten now and then.
+        if self.half_open.len() > 2 * context.config.tcp.half_open_max {
+            let flows = &self.flows;
+            self.half_open.retain(|&id| flows.get(id).is_some_and(Conversation::is_half_open));
+        }
+        Some(id)
+    }
+
+    fn evict_half_open(&mut self, context: &mut Context<'_>) {
+        while let Some(id) = self.half_open.pop_front() {
+            if self.flows.get(id).is_some_and(Conversation::is_half_open) {
+                return self.evict(id, context);
+            }
+        }
+    }
+
+    /// A conversation makes room for another one: both its ends are told.
+    fn evict(&mut self, id: FlowId, context: &mut Context<'_>) {
+        context.counters.tcp_evicted.add(1);
+        if let Some(flow) = self.flows.get_mut(id)
+            && flow.phase == Phase::Open
+        {
+            flow.reset(context);
+        }
+        self.end(id, Close::Reset, context);
+    }
+
+    /// The host's connection did not come about.
+    fn refuse(&mut self, id: FlowId, errno: Errno, context: &mut Context<'_>) {
+        context.counters.tcp_refused.add(1);
+        tracing::debug!(%errno, "a connection was refused");
+        if let Some(flow) = self.flows.get(id)
+            // Who does not answer is not answered for.
+            && errno != Errno::TIMEDOUT
+        {
+            let header = Header {
+                ports: flow.ports,
+                acknowledged: flow.rcv_nxt,
+                flags: RST | ACK,
+                ..Header::default()
+            };
+            reset::send(&flow.ends, header, context);
+        }
+        self.end(id, Close::Reset, context);
+    }
+
+    /// Forgets a conversation and closes its socket.
+    fn end(&mut self, id: FlowId, how: Close, context: &mut Context<'_>) {
+        let Some((_, flow)) = self.flows.remove(id) else { return };
+        self.half_open_now -= usize::from(flow.is_half_open());
+        if let Some(socket) = flow.socket {
+            context.host.close(socket, how);
+        }
+        context.counters.tcp_closed.add(1);
+    }
+
+    /// RFC 6528: a clock of 4 microseconds and a secret function of the addresses.
+    fn initial(&self, key: &Key, now: Duration) -> Seq {
+        let ticks = now.as_micros() / 4;
+        let bytes = (u128::from(self.secret.hash_one(key)) + ticks).to_le_bytes();
+        Seq(u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]))
+    }
+
+    /// All packets of a batch have been put in.
+    pub fn input_ends(&mut self, _context: &mut Context<'_>) {}
 
     /// An event of a socket.
     pub fn ready(&mut self, ready: Ready, context: &mut Context<'_>) {
-        let _ = (ready, context);
+        let Some(id) = self.flows.owned_by(ready.owner) else { return };
+        let Some(flow) = self.flows.get_mut(id) else { return };
+        if flow.phase != Phase::Connecting {
+            flow.socket_is(ready.what, context);
+            return self.mark(id);
+        }
+        let error = flow.socket.as_ref().and_then(|socket| context.host.error(socket));
+        if let Some(errno) = error {
+            return self.refuse(id, errno, context);
+        }
+        if ready.what.writable {
+            flow.phase = Phase::SynReceived;
+            flow.flags.syn_due = true;
+            flow.ends_at = None;
+            flow.note(ready.what);
+            self.mark(id);
+        }
+    }
+
+    /// Something is owed to a conversation, or may be.
+    fn mark(&mut self, id: FlowId) {
+        if let Some(flow) = self.flows.get_mut(id)
+            && !flow.flags.queued
+        {
+            flow.flags.queued = true;
+            self.dirty.push_back(id);
+        }
+    }
+
+    /// The conversation's next date is entered.
+    fn plan(&mut self, id: FlowId, context: &Context<'_>) {
+        let deadline = self.flows.get(id).and_then(|flow| flow.deadline(&context.config.tcp));
+        self.flows.set_deadline(id, deadline);
     }
 
     /// Does what is due by the clock.
     pub fn run_timers(&mut self, context: &mut Context<'_>) {
-        let _ = context;
+        while let Some(id) = self.flows.take_due(context.now) {
+            let Some(flow) = self.flows.get_mut(id) else { continue };
+            match flow.time_is_up(context) {
+                Fate::Lives => {
+                    self.mark(id);
+                    self.plan(id, context);
+                }
+                Fate::Ends(how) => self.end(id, how, context),
+            }
+        }
     }
 
     /// When [`run_timers`](Self::run_timers) is to be called next.
@@ -82,9 +386,57 @@ impl Tcp {
         self.flows.next_look()
     }
 
-    /// Sends what is owed and what sockets have. Returns whether there is more.
+    /// Sends what is owed and what sockets have, each conversation in its turn. Returns whether there is
+    /// more.
     pub fn output(&mut self, link: &mut dyn GuestSide, context: &mut Context<'_>) -> bool {
-        let _ = (link, context);
-        false
+        for _ in 0..self.dirty.len() {
+            let Some(id) = self.dirty.pop_front() else { break };
+            let Some(flow) = self.flows.get_mut(id) else { continue };
+            flow.flags.queued = false;
+            let served = flow.serve(link, context);
+            match served {
+                Served::Over(how) => {
+                    self.end(id, how, context);
+                    continue;
+                }
+                Served::More => self.mark(id),
+                Served::NoRoom => {
+                    self.mark(id);
+                    self.plan(id, context);
+                    return true;
+                }
+                Served::Done => {}
+            }
+            self.plan(id, context);
+        }
+        !self.dirty.is_empty()
+    }
+}
+
+impl Conversation {
+    /// What an event says is taken down.
+    fn note(&mut self, what: Readiness) {
+        self.flags.readable |= what.readable || what.read_closed;
+        self.flags.read_closed |= what.read_closed;
+        self.flags.failed |= what.failed;
+        if what.urgent {
+            self.urgent = Urgent::Ahead;
+        }
+    }
+
+    /// An event of the socket of a connection that was made.
+    fn socket_is(&mut self, what: Readiness, context: &mut Context<'_>) {
+        self.note(what);
+        if !what.writable || !self.flags.awaiting_room {
+            return;
+        }
+        self.flags.awaiting_room = false;
+        let moved = self.refresh_window(context);
+        if self.flags.refused && moved {
+            // What was refused is asked for, three times over the one that tells of the window.
+            self.flags.refused = false;
+            self.duplicates_due = 3;
+        }
+        self.flags.ack_due |= moved;
     }
 }

@@ -24,7 +24,7 @@ use super::{Host, Owner, Readiness, Ready, Socket};
 use crate::counters::UplinkCounters;
 
 /// Octets that are peeked again where the kernel does not remember.
-pub const PEEK_AGAIN_MAX: usize = 256 << 10;
+pub const PEEK_AGAIN_MAX: u32 = 256 << 10;
 
 /// Events taken from the kernel at a time.
 const EVENTS: usize = 128;

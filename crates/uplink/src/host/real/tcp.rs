@@ -13,7 +13,7 @@ use rustix::io::Errno;
 use rustix::net::{self, RecvAncillaryBuffer, RecvFlags, SocketFlags, SocketType, sockopt};
 
 use super::{PEEK_AGAIN_MAX, RealHost};
-use crate::host::{Close, Owner, Piece, SendRoom, Socket, TcpHost};
+use crate::host::{Close, Owner, Piece, SendRoom, Socket, TcpHost, UrgentMark};
 use crate::link::RESERVE_MAX;
 
 const WATCHED: EventFlags =
@@ -63,6 +63,10 @@ impl TcpHost for RealHost {
         self.enter(owner, file, WATCHED)
     }
 
+    fn peek_reach(&self) -> u32 {
+        if self.remembers { u32::MAX } else { PEEK_AGAIN_MAX }
+    }
+
     fn peek(
         &mut self,
         socket: &Socket,
@@ -95,9 +99,17 @@ impl TcpHost for RealHost {
         Ok(n)
     }
 
-    fn at_urgent_mark(&mut self, socket: &Socket) -> bool {
+    fn urgent_mark(&mut self, socket: &Socket) -> UrgentMark {
         self.count();
-        self.file(socket).is_ok_and(socket::at_urgent_mark)
+        let Ok(file) = self.file(socket) else { return UrgentMark::None };
+        if socket::at_urgent_mark(file) {
+            return UrgentMark::Here;
+        }
+        self.count();
+        match self.is_polled(socket, PollFlags::PRI) {
+            Ok(true) => UrgentMark::Ahead,
+            Ok(false) | Err(_) => UrgentMark::None,
+        }
     }
 
     fn send(
@@ -130,9 +142,9 @@ impl TcpHost for RealHost {
         SendRoom {
             // Each 64 KiB in the queue have a header of their own.
             free: usize::try_from(free - free / 32).unwrap_or(0),
-            // The kernel enlarges the queue of a sender that finds it full, and says so; that is when
-            // a third of it is left.
-            crowded: free < queue.limit / 2,
+            // The kernel's own rule (`sk_stream_is_writeable`): it tells of room when a third of the
+            // queue is free, and enlarges the queue of whoever waits for that.
+            crowded: free < queue.used / 2,
         }
     }
 
@@ -185,7 +197,7 @@ impl RealHost {
     ) -> Result<usize, Errno> {
         self.count();
         let mut junk = core::mem::take(&mut self.junk);
-        junk.resize(PEEK_AGAIN_MAX, 0);
+        junk.resize(usize::try_from(PEEK_AGAIN_MAX).unwrap_or(0), 0);
         let seen = junk.get_mut(..offset).ok_or(Errno::AGAIN).and_then(|junk| {
             let mut list = ArrayVec::<IoSliceMut<'_>, { RESERVE_MAX + 1 }>::new();
             list.push(IoSliceMut::new(junk));
@@ -204,10 +216,15 @@ impl RealHost {
     /// A read found nothing behind what was read before: has the stream ended there?
     fn end_or_nothing(&mut self, socket: &Socket) -> Result<usize, Errno> {
         self.count();
+        let ended = self.is_polled(socket, PollFlags::RDHUP | PollFlags::HUP)?;
+        if ended { Ok(0) } else { Err(Errno::AGAIN) }
+    }
+
+    /// Whether any of `flags` holds for a socket now.
+    fn is_polled(&self, socket: &Socket, flags: PollFlags) -> Result<bool, Errno> {
         let file = self.file(socket)?;
-        let mut fds = [PollFd::new(&file, PollFlags::RDHUP)];
+        let mut fds = [PollFd::new(&file, flags)];
         poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 }))?;
-        let ended = PollFlags::RDHUP | PollFlags::HUP;
-        if fds[0].revents().intersects(ended) { Ok(0) } else { Err(Errno::AGAIN) }
+        Ok(fds[0].revents().intersects(flags))
     }
 }

@@ -1,0 +1,332 @@
+//! Segments from the guest (RFC 9293, 3.10.7), and what they do to the socket.
+
+use ringfence_offload::packet::tcp_flags::{ACK, FIN, RST, SYN};
+use rustix::io::Errno;
+
+use super::conversation::{CONGESTION_MIN, Conversation, Fate, MSS_DEFAULT, Phase, UNCONGESTED};
+use super::reset;
+use super::segment::{Segment, SynOptions};
+use super::seq::Seq;
+use crate::context::Context;
+use crate::host::{Close, Piece};
+use crate::packet::Packet;
+
+/// Acknowledgements that say the same until a segment counts as lost (RFC 5681, 3.2).
+const SAME_ACKS: u8 = 3;
+
+/// Answers to segments out of order in one turn, at most; three are enough for the guest.
+const DUPLICATES_MAX: u8 = 8;
+
+impl Conversation {
+    /// A segment of the guest that belongs to this conversation.
+    pub(super) fn segment(
+        &mut self,
+        segment: &Segment,
+        options: &[u8],
+        packet: &Packet<'_>,
+        context: &mut Context<'_>,
+    ) -> Fate {
+        match self.phase {
+            Phase::Connecting => self.while_connecting(segment),
+            Phase::SynReceived => self.after_our_syn_ack(segment, packet, context),
+            Phase::SynSent => self.after_our_syn(segment, options, packet, context),
+            Phase::Open => self.while_open(segment, packet, context),
+            Phase::TimeWait => self.in_time_wait(segment),
+        }
+    }
+
+    /// What a guest's SYN says is taken down.
+    pub(super) fn take_syn(&mut self, segment: &Segment, options: &[u8], mtu: u16) {
+        let options = SynOptions::parse(options);
+        let mine = Conversation::mss_of(mtu, self.ends.to);
+        self.mss = options.mss.unwrap_or(MSS_DEFAULT).clamp(88, mine.max(88));
+        self.snd_scale = options.scale.unwrap_or(0);
+        self.rcv_scale = if options.scale.is_some() { super::WINDOW_SCALE } else { 0 };
+        self.rcv_nxt = segment.seq + 1;
+        self.rcv_edge = self.rcv_nxt;
+        // The window of a SYN is never scaled (RFC 7323, 2.2).
+        self.snd_wnd = segment.window.into();
+        self.window_from = (segment.seq, self.snd_una);
+    }
+
+    fn while_connecting(&mut self, segment: &Segment) -> Fate {
+        if segment.has(RST) && segment.seq == self.rcv_nxt {
+            return Fate::Ends(Close::Reset);
+        }
+        Fate::Lives
+    }
+
+    fn after_our_syn_ack(
+        &mut self,
+        segment: &Segment,
+        packet: &Packet<'_>,
+        context: &mut Context<'_>,
+    ) -> Fate {
+        if segment.has(RST) {
+            let ours = segment.seq == self.rcv_nxt;
+            return if ours { Fate::Ends(Close::Reset) } else { Fate::Lives };
+        }
+        if segment.has(SYN) {
+            self.flags.syn_due = segment.seq + 1 == self.rcv_nxt;
+            return Fate::Lives;
+        }
+        if !segment.ack() {
+            return Fate::Lives;
+        }
+        if segment.acknowledged != self.snd_nxt {
+            reset::refuse(packet, segment, context);
+            return Fate::Lives;
+        }
+        self.open(segment, context);
+        self.while_open(segment, packet, context)
+    }
+
+    fn after_our_syn(
+        &mut self,
+        segment: &Segment,
+        options: &[u8],
+        packet: &Packet<'_>,
+        context: &mut Context<'_>,
+    ) -> Fate {
+        if segment.ack() && segment.acknowledged != self.snd_nxt {
+            reset::refuse(packet, segment, context);
+            return Fate::Lives;
+        }
+        if segment.has(RST) {
+            let refused = segment.ack();
+            return if refused { Fate::Ends(Close::Reset) } else { Fate::Lives };
+        }
+        // A SYN alone is the guest calling the same port at the same time: ours is repeated, and one of
+        // them will have to give way.
+        if segment.has(SYN | ACK) {
+            self.take_syn(segment, options, context.config.mtu);
+            self.open(segment, context);
+            self.flags.ack_due = true;
+        }
+        Fate::Lives
+    }
+
+    fn open(&mut self, segment: &Segment, context: &Context<'_>) {
+        self.phase = Phase::Open;
+        self.snd_una = self.snd_nxt;
+        self.rto.acknowledged(self.snd_una, context.now);
+        self.retransmit_at = None;
+        self.ends_at = None;
+        self.heard = context.now;
+        // There may be something to read already; events of the past are not repeated.
+        self.flags.readable = true;
+        let shift = if segment.has(SYN) { 0 } else { self.snd_scale };
+        self.snd_wnd = u32::from(segment.window) << shift;
+        self.window_from = (segment.seq, segment.acknowledged);
+    }
+
+    fn in_time_wait(&mut self, segment: &Segment) -> Fate {
+        if segment.has(RST) && segment.seq == self.rcv_nxt {
+            return Fate::Ends(Close::Orderly);
+        }
+        self.flags.ack_due = !segment.has(RST);
+        Fate::Lives
+    }
+
+    fn while_open(
+        &mut self,
+        segment: &Segment,
+        packet: &Packet<'_>,
+        context: &mut Context<'_>,
+    ) -> Fate {
+        self.heard = context.now;
+        self.asked = 0;
+        if !self.is_acceptable(segment) {
+            context.counters.tcp_out_of_window.add(1);
+            self.flags.ack_due |= !segment.has(RST);
+            return Fate::Lives;
+        }
+        if segment.has(RST) {
+            // RFC 5961, 3: only the exact place is believed.
+            if segment.seq == self.rcv_nxt {
+                return Fate::Ends(Close::Reset);
+            }
+            self.flags.ack_due = true;
+            return Fate::Lives;
+        }
+        if segment.has(SYN) {
+            // RFC 5961, 4.
+            self.flags.ack_due = true;
+            return Fate::Lives;
+        }
+        if !segment.ack() || !self.acknowledge(segment, context) {
+            return Fate::Lives;
+        }
+        self.take_payload(segment, packet, context)
+    }
+
+    /// RFC 9293, 3.10.7.4, first check.
+    fn is_acceptable(&self, segment: &Segment) -> bool {
+        let starts_inside = segment.seq < self.rcv_edge || segment.seq == self.rcv_nxt;
+        match segment.extent() {
+            0 => segment.seq >= self.rcv_nxt && starts_inside,
+            _ => segment.end() > self.rcv_nxt && starts_inside,
+        }
+    }
+
+    /// Takes the acknowledgement and the window. `false`: the segment is to be dropped.
+    fn acknowledge(&mut self, segment: &Segment, context: &Context<'_>) -> bool {
+        let upto = segment.acknowledged;
+        if upto > self.snd_max {
+            self.flags.ack_due = true;
+            return false;
+        }
+        if upto < self.snd_una {
+            // Late, or forged from afar (RFC 5961, 5): what is older than any window is not believed.
+            return upto + context.config.tcp.flight_max.max(1 << 16) >= self.snd_una;
+        }
+        let window = u32::from(segment.window) << self.snd_scale;
+        let same_window = window == self.snd_wnd;
+        let (seq, ack) = self.window_from;
+        if seq < segment.seq || (seq == segment.seq && ack <= upto) {
+            self.snd_wnd = window;
+            self.window_from = (segment.seq, upto);
+            if window > 0 {
+                self.probe_at = None;
+                self.probes = 0;
+            }
+        }
+        if upto > self.snd_una {
+            self.advance(upto, context);
+        } else if segment.extent() == 0 && same_window && self.snd_max > self.snd_una {
+            self.same_again();
+        }
+        true
+    }
+
+    /// Everything up to `upto` has arrived.
+    fn advance(&mut self, upto: Seq, context: &Context<'_>) {
+        let mut octets = upto.since(self.snd_una).unwrap_or(0);
+        if self.fin.is_some_and(|fin| upto > fin) {
+            octets -= 1;
+            self.flags.fin_acked = true;
+        }
+        self.undiscarded += octets;
+        self.snd_una = upto;
+        self.snd_nxt = self.snd_nxt.max(upto);
+        self.same_acks = 0;
+        self.rto.acknowledged(upto, context.now);
+        self.congestion = self.congestion.saturating_add(octets).min(UNCONGESTED);
+        match self.recover {
+            Some(recover) if upto >= recover => self.recover = None,
+            // RFC 6582: the next hole begins here. After a time-out all is sent again anyway.
+            Some(_) => self.flags.repeat_due = self.snd_nxt == self.snd_max,
+            None => {}
+        }
+        let under_way = self.snd_max > self.snd_una;
+        self.retransmit_at = under_way.then(|| context.now + self.rto.timeout());
+    }
+
+    /// The guest says once more that it misses the octets at `snd_una`.
+    fn same_again(&mut self) {
+        self.same_acks = self.same_acks.saturating_add(1);
+        if self.same_acks == SAME_ACKS && self.recover.is_none() {
+            self.recover = Some(self.snd_max);
+            self.flags.repeat_due = true;
+            self.congestion = (self.in_flight() / 2).max(CONGESTION_MIN);
+        }
+    }
+
+    /// Takes payload and FIN, as far as they are next and the socket has room.
+    fn take_payload(
+        &mut self,
+        segment: &Segment,
+        packet: &Packet<'_>,
+        context: &mut Context<'_>,
+    ) -> Fate {
+        if segment.extent() == 0 {
+            return Fate::Lives;
+        }
+        if segment.seq > self.rcv_nxt {
+            context.counters.tcp_out_of_order.add(1);
+            self.duplicates_due = (self.duplicates_due + 1).min(DUPLICATES_MAX);
+            return Fate::Lives;
+        }
+        self.flags.ack_due = true;
+        if self.flags.guest_fin {
+            // Nothing can follow a FIN.
+            return Fate::Lives;
+        }
+        let skip = self.rcv_nxt.since(segment.seq).unwrap_or(0);
+        if skip < segment.len {
+            match self.send_on(segment, skip, packet, context) {
+                Ok(true) => {}
+                Ok(false) => return Fate::Lives,
+                Err(_) => {
+                    // The socket tells what is wrong, once it has told what came before.
+                    self.flags.failed = true;
+                    return Fate::Lives;
+                }
+            }
+        }
+        if segment.has(FIN) {
+            self.rcv_nxt += 1;
+            self.flags.guest_fin = true;
+            if let Some(socket) = &self.socket {
+                context.host.shut_down(socket);
+            }
+        }
+        Fate::Lives
+    }
+
+    /// Sends payload on, all but its first `skip` octets, which came before. Whether all of it went.
+    fn send_on(
+        &mut self,
+        segment: &Segment,
+        skip: u32,
+        packet: &Packet<'_>,
+        context: &mut Context<'_>,
+    ) -> Result<bool, Errno> {
+        let urgent = segment.urgent.map(u32::from).filter(|&end| end > skip && end <= segment.len);
+        let Some(end) = urgent else {
+            return self.send_part(segment, skip..segment.len, false, packet, context);
+        };
+        // The socket marks the last octet of what it is given.
+        let all = self.send_part(segment, skip..end, true, packet, context)?;
+        if !all || end == segment.len {
+            return Ok(all);
+        }
+        self.send_part(segment, end..segment.len, false, packet, context)
+    }
+
+    fn send_part(
+        &mut self,
+        segment: &Segment,
+        part: core::ops::Range<u32>,
+        urgent: bool,
+        packet: &Packet<'_>,
+        context: &mut Context<'_>,
+    ) -> Result<bool, Errno> {
+        let Some(socket) = &self.socket else { return Err(Errno::NOTCONN) };
+        debug_assert!(part.end <= segment.len);
+        let (from, to) = (to_usize(part.start), to_usize(part.end));
+        let piece =
+            Piece { frame: packet.frame, start: packet.payload_start() + from, len: to - from };
+        let taken = match context.host.send(socket, &[piece], urgent) {
+            Ok(taken) => taken.min(piece.len),
+            Err(Errno::AGAIN | Errno::INTR | Errno::NOBUFS | Errno::NOMEM) => 0,
+            Err(errno) => return Err(errno),
+        };
+        self.rcv_nxt += u32::try_from(taken).unwrap_or(0);
+        context.counters.tcp_bytes_in.add(taken as u64);
+        let refused = piece.len - taken;
+        if refused > 0 {
+            context.counters.tcp_overcommitted.add(refused as u64);
+            self.flags.refused = true;
+            if !self.flags.awaiting_room {
+                self.flags.awaiting_room = true;
+                context.host.await_room(socket);
+            }
+        }
+        Ok(refused == 0)
+    }
+}
+
+fn to_usize(n: u32) -> usize {
+    usize::try_from(n).unwrap_or(usize::MAX)
+}

@@ -1,0 +1,541 @@
+//! What the guest is owed: data read from the socket straight into the link's frames, and segments
+//! without payload.
+
+use core::ops::ControlFlow;
+use core::time::Duration;
+use std::io::IoSliceMut;
+
+use arrayvec::ArrayVec;
+use ringfence_net::{ChecksumOffload, PortCapabilities};
+use ringfence_offload::checksum::complete_partial;
+use ringfence_offload::meta::{Checksum, ChecksumPlace, Gso, TCP_CHECKSUM_OFFSET};
+use ringfence_offload::packet::protocol;
+use ringfence_offload::packet::tcp_flags::{ACK, FIN, PSH, RST, SYN, URG};
+use ringfence_offload::{GsoKind, OffloadMeta};
+use rustix::io::Errno;
+
+use super::conversation::{Conversation, Phase, Urgent};
+use super::reset;
+use super::segment::{HEADER_LEN, Header, SYN_OPTIONS_LEN, SynOptions};
+use super::seq::Seq;
+use crate::context::Context;
+use crate::host::{Close, UrgentMark};
+use crate::link::{Committed, GuestSide, RESERVE_MAX, Slots};
+
+/// Octets that the guest has acknowledged before they are taken off the socket's queue while others
+/// are under way: a system call less for each acknowledgement.
+const DISCARD_AT_LEAST: u32 = 256 << 10;
+
+/// The longest IP packet.
+const IP_MAX: usize = 65_535;
+
+/// Frames of one turn of a conversation, at most.
+const FRAMES_PER_TURN: usize = RESERVE_MAX;
+
+/// How a conversation was served.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Served {
+    /// Nothing is owed any more.
+    Done,
+    /// There is more to send: it is to be served again.
+    More,
+    /// The link has no room.
+    NoRoom,
+    /// It is over.
+    Over(Close),
+}
+
+/// Why a part of the service ends the turn.
+type Turn = ControlFlow<Served>;
+
+/// A segment to be sent, apart from what it has in common with all others.
+#[derive(Clone, Copy, Debug)]
+struct Outgoing {
+    seq: Seq,
+    flags: u8,
+    urgent: u16,
+}
+
+impl Conversation {
+    /// Sends what is owed, a bounded part of it.
+    pub(super) fn serve(&mut self, link: &mut dyn GuestSide, context: &mut Context<'_>) -> Served {
+        let done = match self.phase {
+            Phase::Connecting => Turn::Continue(()),
+            Phase::SynReceived | Phase::SynSent => self.serve_syn(link, context),
+            Phase::Open => self.serve_open(link, context),
+            Phase::TimeWait => self.serve_ack(link, context),
+        };
+        match done {
+            Turn::Continue(()) => Served::Done,
+            Turn::Break(served) => served,
+        }
+    }
+
+    fn serve_syn(&mut self, link: &mut dyn GuestSide, context: &mut Context<'_>) -> Turn {
+        if !self.flags.syn_due {
+            return Turn::Continue(());
+        }
+        let flags = if self.phase == Phase::SynSent { SYN } else { SYN | ACK };
+        let mss = Conversation::mss_of(context.config.mtu, self.ends.to);
+        let offers = self.phase == Phase::SynSent || self.rcv_scale > 0;
+        let options = SynOptions::write(mss, offers.then_some(super::WINDOW_SCALE));
+        self.refresh_window(context);
+        let outgoing = Outgoing { seq: self.snd_una, flags, urgent: 0 };
+        self.send_bare(outgoing, &options, link, context)?;
+        self.flags.syn_due = false;
+        self.snd_nxt = self.snd_una + 1;
+        self.snd_max = self.snd_nxt;
+        if self.rto.tries() == 0 {
+            self.rto.sent(self.snd_nxt, context.now);
+        }
+        self.retransmit_at = Some(context.now + self.rto.timeout());
+        Turn::Continue(())
+    }
+
+    fn serve_open(&mut self, link: &mut dyn GuestSide, context: &mut Context<'_>) -> Turn {
+        self.discard(context, DISCARD_AT_LEAST)?;
+        if self.flags.repeat_due {
+            self.send_data(self.snd_una, 1, link, context)?;
+            self.flags.repeat_due = false;
+            self.rto.retransmitted();
+            context.counters.tcp_retransmitted.add(1);
+        }
+        let more = self.serve_data(link, context)?;
+        self.serve_fin(link, context)?;
+        self.serve_ack(link, context)?;
+        if self.flags.probe_due {
+            let outgoing = Outgoing { seq: self.snd_una - 1, flags: ACK, urgent: 0 };
+            self.send_bare(outgoing, &[], link, context)?;
+            self.flags.probe_due = false;
+        }
+        if more {
+            return Turn::Break(Served::More);
+        }
+        self.see_failure(context)?;
+        self.see_end(context)
+    }
+
+    /// New data, as much as one turn allows. Whether there is more that could be sent.
+    fn serve_data(
+        &mut self,
+        link: &mut dyn GuestSide,
+        context: &mut Context<'_>,
+    ) -> ControlFlow<Served, bool> {
+        if !self.flags.readable && self.snd_nxt == self.snd_max {
+            return ControlFlow::Continue(false);
+        }
+        if self.urgent == Urgent::Ahead {
+            if self.in_flight() > 0 {
+                return ControlFlow::Continue(false);
+            }
+            if self.serve_urgent(link, context)? {
+                return ControlFlow::Continue(true);
+            }
+        }
+        let sent = self.send_data(self.snd_nxt, FRAMES_PER_TURN, link, context)?;
+        ControlFlow::Continue(sent > 0 && (self.flags.readable || self.snd_nxt < self.snd_max))
+    }
+
+    /// Octets that may be sent from `from` on.
+    fn sendable(&self, from: Seq, context: &Context<'_>) -> u32 {
+        let limit = self
+            .congestion
+            .min(context.config.tcp.flight_max)
+            .min(context.host.peek_reach())
+            .min(self.snd_wnd);
+        let end = self.snd_una + limit;
+        let end = self.fin.map_or(end, |fin| end.min(fin));
+        let room = end.since(from).unwrap_or(0);
+        // A sliver of window is left alone while an acknowledgement is to come (RFC 9293, 3.8.6.2.1).
+        let is_sliver = room < self.mss.into() && self.fin.is_none_or(|fin| end < fin);
+        if is_sliver && self.in_flight() > 0 && from == self.snd_nxt { 0 } else { room }
+    }
+
+    /// Sends octets from `from` on, in at most `frames` frames; returns how many.
+    fn send_data(
+        &mut self,
+        from: Seq,
+        frames: usize,
+        link: &mut dyn GuestSide,
+        context: &mut Context<'_>,
+    ) -> ControlFlow<Served, u32> {
+        let room = self.sendable(from, context);
+        let Some(socket) = self.socket.as_ref().filter(|_| room > 0) else {
+            self.wait_for_window(context);
+            return ControlFlow::Continue(0);
+        };
+        let shape = Shape::of(self, &link.capabilities());
+        let room = usize::try_from(room).unwrap_or(usize::MAX);
+        let count = room.div_ceil(shape.payload).min(frames).min(RESERVE_MAX);
+        let mut slots = Slots::new();
+        link.reserve(count, shape.header + shape.payload, &mut slots);
+        if slots.is_empty() {
+            return ControlFlow::Break(Served::NoRoom);
+        }
+        let mut asked = room.min(slots.len() * shape.payload);
+        let wanted = asked;
+        let mut buffers = ArrayVec::<IoSliceMut<'_>, RESERVE_MAX>::new();
+        for slot in &mut slots {
+            let len = asked.min(shape.payload);
+            asked -= len;
+            let Some(payload) = slot.get_mut(shape.header..shape.header + len) else { break };
+            buffers.push(IoSliceMut::new(payload));
+        }
+        let front = self.snd_una - self.undiscarded;
+        let offset = usize::try_from(from.since(front).unwrap_or(0)).unwrap_or(0);
+        let read = context.host.peek(socket, offset, &mut buffers);
+        drop(buffers);
+        let octets = match read {
+            Ok(0) => {
+                self.fin = Some(from);
+                self.flags.readable = false;
+                return ControlFlow::Continue(0);
+            }
+            Ok(octets) => octets.min(wanted),
+            Err(Errno::AGAIN | Errno::INTR) => {
+                self.flags.readable = false;
+                return ControlFlow::Continue(0);
+            }
+            Err(_) => {
+                drop(slots);
+                return ControlFlow::Break(self.reset(context));
+            }
+        };
+        let is_short = octets < wanted;
+        let done = self.write_frames(from, octets, is_short, &mut slots, &shape, context);
+        drop(slots);
+        link.commit(&done);
+        context.counters.frames_out.add(done.len() as u64);
+        context.counters.tcp_bytes_out.add(octets as u64);
+        let octets = u32::try_from(octets).unwrap_or(0);
+        self.was_sent(from, octets, context.now);
+        // What comes later, and the end, announce themselves; but the end may have done so already.
+        if is_short && from == self.snd_nxt - octets {
+            self.flags.readable = self.flags.read_closed || self.urgent == Urgent::Ahead;
+        }
+        ControlFlow::Continue(octets)
+    }
+
+    /// Puts headers before `octets` octets that lie in `slots`.
+    fn write_frames(
+        &mut self,
+        from: Seq,
+        octets: usize,
+        is_last: bool,
+        slots: &mut Slots<'_>,
+        shape: &Shape,
+        context: &mut Context<'_>,
+    ) -> ArrayVec<Committed, RESERVE_MAX> {
+        let mut done = ArrayVec::new();
+        if self.flags.ack_due {
+            self.refresh_window(context);
+            self.flags.ack_due = false;
+        }
+        let (mut seq, mut left) = (from, octets);
+        for slot in slots.iter_mut() {
+            if left == 0 {
+                break;
+            }
+            let len = left.min(shape.payload);
+            left -= len;
+            let flags = if left == 0 && is_last { ACK | PSH } else { ACK };
+            let outgoing = Outgoing { seq, flags, urgent: 0 };
+            let Some(frame) = slot.get_mut(..shape.header + len) else { break };
+            let Some(meta) = self.write_headers(outgoing, &[], frame, shape) else { break };
+            done.push(Committed { len: frame.len(), meta });
+            seq += u32::try_from(len).unwrap_or(0);
+        }
+        done
+    }
+
+    fn was_sent(&mut self, from: Seq, octets: u32, now: Duration) {
+        let end = from + octets;
+        if from == self.snd_max {
+            self.rto.sent(end, now);
+        }
+        if from == self.snd_nxt {
+            self.snd_nxt = end;
+        }
+        self.snd_max = self.snd_max.max(end);
+        if self.retransmit_at.is_none() {
+            self.retransmit_at = Some(now + self.rto.timeout());
+        }
+    }
+
+    /// There is something to send and no window for it: the guest will be asked.
+    fn wait_for_window(&mut self, context: &Context<'_>) {
+        let shut = self.in_flight() == 0 && self.fin.is_none_or(|fin| self.snd_nxt < fin);
+        if shut && self.probe_at.is_none() {
+            let wait = self.rto.timeout().saturating_mul(1 << self.probes.min(8));
+            self.probe_at = Some(context.now + wait.min(super::rto::MAX));
+        }
+    }
+
+    /// The urgent mark may be next. Whether something was sent because it was.
+    fn serve_urgent(
+        &mut self,
+        link: &mut dyn GuestSide,
+        context: &mut Context<'_>,
+    ) -> ControlFlow<Served, bool> {
+        self.discard(context, 0)?;
+        let Some(socket) = &self.socket else { return ControlFlow::Continue(false) };
+        match context.host.urgent_mark(socket) {
+            UrgentMark::Ahead => return ControlFlow::Continue(false),
+            UrgentMark::None => {
+                self.urgent = Urgent::None;
+                return ControlFlow::Continue(false);
+            }
+            UrgentMark::Here => self.urgent = Urgent::None,
+        }
+        let mut octet = [0; 1];
+        let read = context.host.peek(socket, 0, &mut [IoSliceMut::new(&mut octet)]);
+        if read != Ok(1) {
+            return ControlFlow::Continue(false);
+        }
+        let outgoing = Outgoing { seq: self.snd_nxt, flags: ACK | URG | PSH, urgent: 1 };
+        self.send_with(outgoing, &[], &octet, link, context)?;
+        self.was_sent(self.snd_nxt, 1, context.now);
+        ControlFlow::Continue(true)
+    }
+
+    fn serve_fin(&mut self, link: &mut dyn GuestSide, context: &mut Context<'_>) -> Turn {
+        if self.fin != Some(self.snd_nxt) || self.flags.fin_acked {
+            return Turn::Continue(());
+        }
+        self.refresh_window(context);
+        let outgoing = Outgoing { seq: self.snd_nxt, flags: FIN | ACK, urgent: 0 };
+        self.send_bare(outgoing, &[], link, context)?;
+        self.flags.ack_due = false;
+        if self.snd_max == self.snd_nxt {
+            self.flags.closed_first = !self.flags.guest_fin;
+        }
+        self.was_sent(self.snd_nxt, 1, context.now);
+        Turn::Continue(())
+    }
+
+    fn serve_ack(&mut self, link: &mut dyn GuestSide, context: &mut Context<'_>) -> Turn {
+        let outgoing = |this: &Self| Outgoing { seq: this.snd_nxt, flags: ACK, urgent: 0 };
+        if self.flags.ack_due {
+            self.refresh_window(context);
+            self.send_bare(outgoing(self), &[], link, context)?;
+            self.flags.ack_due = false;
+        }
+        while self.duplicates_due > 0 {
+            self.send_bare(outgoing(self), &[], link, context)?;
+            self.duplicates_due -= 1;
+        }
+        Turn::Continue(())
+    }
+
+    /// Takes octets off the socket's queue that the guest has acknowledged, once there are `at_least` so
+    /// many, or none are under way.
+    fn discard(&mut self, context: &mut Context<'_>, at_least: u32) -> Turn {
+        let idle = self.snd_una == self.snd_max;
+        if self.undiscarded == 0 || (self.undiscarded < at_least && !idle) {
+            return Turn::Continue(());
+        }
+        // Twice: such a read ends before the urgent mark.
+        for _ in 0..2 {
+            let Some(socket) = self.socket.as_ref().filter(|_| self.undiscarded > 0) else { break };
+            let len = usize::try_from(self.undiscarded).unwrap_or(0);
+            match context.host.discard(socket, len) {
+                Ok(octets) => {
+                    let octets = u32::try_from(octets).unwrap_or(u32::MAX);
+                    self.undiscarded = self.undiscarded.saturating_sub(octets);
+                }
+                Err(Errno::INTR | Errno::AGAIN) => break,
+                Err(_) => return Turn::Break(self.reset(context)),
+            }
+        }
+        Turn::Continue(())
+    }
+
+    /// All that the socket had was sent; if it failed, that is next.
+    fn see_failure(&mut self, context: &mut Context<'_>) -> Turn {
+        if !self.flags.failed {
+            return Turn::Continue(());
+        }
+        self.flags.failed = false;
+        let error = self.socket.as_ref().and_then(|socket| context.host.error(socket));
+        if error.is_some() { Turn::Break(self.reset(context)) } else { Turn::Continue(()) }
+    }
+
+    /// The guest is told that the connection is no more.
+    pub(super) fn reset(&mut self, context: &mut Context<'_>) -> Served {
+        let header = Header {
+            ports: self.ports,
+            seq: self.snd_nxt,
+            acknowledged: self.rcv_nxt,
+            flags: RST | ACK,
+            ..Header::default()
+        };
+        reset::send(&self.ends, header, context);
+        Served::Over(Close::Reset)
+    }
+
+    fn see_end(&mut self, context: &mut Context<'_>) -> Turn {
+        if !self.is_over() {
+            return Turn::Continue(());
+        }
+        self.discard(context, 0)?;
+        if !self.flags.closed_first {
+            return Turn::Break(Served::Over(Close::Orderly));
+        }
+        if let Some(socket) = self.socket.take() {
+            context.host.close(socket, Close::Orderly);
+        }
+        self.phase = Phase::TimeWait;
+        self.retransmit_at = None;
+        self.probe_at = None;
+        self.ends_at = Some(context.now + context.config.tcp.time_wait);
+        Turn::Continue(())
+    }
+
+    /// Offers the guest what the socket's queue has room for; what was offered is never taken back.
+    /// Whether it is worth telling.
+    pub(super) fn refresh_window(&mut self, context: &mut Context<'_>) -> bool {
+        let Some(socket) = self.socket.as_ref().filter(|_| !self.flags.guest_fin) else {
+            return false;
+        };
+        let room = context.host.send_room(socket);
+        if room.crowded && !self.flags.awaiting_room {
+            self.flags.awaiting_room = true;
+            context.host.await_room(socket);
+        }
+        let free = u32::try_from(room.free).unwrap_or(u32::MAX).min(context.config.tcp.window_max);
+        let gain = (self.rcv_nxt + free).since(self.rcv_edge).unwrap_or(0);
+        let mss = u32::from(Conversation::mss_of(context.config.mtu, self.ends.to));
+        if gain == 0 || gain < mss.min(free / 4) {
+            return false;
+        }
+        let scale = u32::from(self.rcv_scale);
+        let field = (free >> scale).min(u16::MAX.into());
+        let edge = self.rcv_nxt + (field << scale);
+        let moves = edge > self.rcv_edge;
+        self.rcv_edge = self.rcv_edge.max(edge);
+        moves
+    }
+
+    /// The window as segments have it.
+    fn window_field(&self, flags: u8) -> u16 {
+        let window = self.rcv_edge.since(self.rcv_nxt).unwrap_or(0);
+        let scale = if flags & SYN != 0 { 0 } else { u32::from(self.rcv_scale) };
+        // Rounded up: the end that was promised is not taken back by the scale.
+        u16::try_from(window.div_ceil(1 << scale)).unwrap_or(u16::MAX)
+    }
+
+    fn send_bare(
+        &mut self,
+        outgoing: Outgoing,
+        options: &[u8],
+        link: &mut dyn GuestSide,
+        context: &mut Context<'_>,
+    ) -> Turn {
+        self.send_with(outgoing, options, &[], link, context)
+    }
+
+    /// Sends a segment with a few octets of payload.
+    fn send_with(
+        &mut self,
+        outgoing: Outgoing,
+        options: &[u8],
+        payload: &[u8],
+        link: &mut dyn GuestSide,
+        context: &mut Context<'_>,
+    ) -> Turn {
+        debug_assert!(options.len() <= SYN_OPTIONS_LEN);
+        let mut shape = Shape::of(self, &link.capabilities());
+        shape.header += options.len();
+        let len = shape.header + payload.len();
+        let mut slots = Slots::new();
+        link.reserve(1, len, &mut slots);
+        let Some(frame) = slots.first_mut().and_then(|slot| slot.get_mut(..len)) else {
+            return Turn::Break(Served::NoRoom);
+        };
+        if let Some(room) = frame.get_mut(shape.header..) {
+            room.copy_from_slice(payload);
+        }
+        let meta = self.write_headers(outgoing, options, frame, &shape);
+        drop(slots);
+        if let Some(meta) = meta {
+            link.commit(&[Committed { len, meta }]);
+            context.counters.frames_out.add(1);
+        }
+        Turn::Continue(())
+    }
+
+    /// Writes all headers of a frame whose payload is in place.
+    fn write_headers(
+        &mut self,
+        outgoing: Outgoing,
+        options: &[u8],
+        frame: &mut [u8],
+        shape: &Shape,
+    ) -> Option<OffloadMeta> {
+        let start = self.ends.header_len();
+        let transport = frame.len().checked_sub(start)?;
+        let payload = frame.len().checked_sub(shape.header)?;
+        let segments = payload.div_ceil(shape.mss).max(1);
+        self.ends.write(frame, protocol::TCP, transport, self.ip_id)?;
+        self.ip_id = self.ip_id.wrapping_add(u16::try_from(segments).unwrap_or(1));
+        let header = Header {
+            ports: self.ports,
+            seq: outgoing.seq,
+            acknowledged: if outgoing.flags & ACK != 0 { self.rcv_nxt } else { Seq(0) },
+            flags: outgoing.flags,
+            window: self.window_field(outgoing.flags),
+            urgent: outgoing.urgent,
+        };
+        let pseudo = self.ends.pseudo_header(protocol::TCP, transport);
+        header.write(options, pseudo, frame.get_mut(start..)?)?;
+        let place =
+            ChecksumPlace { start: u16::try_from(start).ok()?, offset: TCP_CHECKSUM_OFFSET };
+        if !shape.blank_checksum {
+            complete_partial(frame, place).ok()?;
+            return Some(OffloadMeta { checksum: Checksum::None, gso: None });
+        }
+        let size = u16::try_from(shape.mss).ok()?;
+        let gso = (segments > 1).then_some(Gso { kind: shape.gso, ecn: false, size });
+        Some(OffloadMeta { checksum: place.into(), gso })
+    }
+}
+
+/// What frames of a conversation look like on a link.
+#[derive(Clone, Copy, Debug)]
+struct Shape {
+    /// Octets of all headers, without options.
+    header: usize,
+    /// Octets of payload in a segment, at most.
+    mss: usize,
+    /// Octets of payload in a frame, at most.
+    payload: usize,
+    gso: GsoKind,
+    /// Whether the checksum may be left to others.
+    blank_checksum: bool,
+}
+
+impl Shape {
+    fn of(conversation: &Conversation, link: &PortCapabilities) -> Shape {
+        let over_v4 = conversation.ends.to.is_ipv4();
+        let header = conversation.ends.header_len() + HEADER_LEN;
+        let packet = usize::from(link.mtu) + crate::emit::ETHERNET_LEN;
+        let mss = usize::from(conversation.mss).min(packet.saturating_sub(header)).max(1);
+        let gso = if over_v4 { GsoKind::TcpV4 } else { GsoKind::TcpV6 };
+        let blank_checksum = match link.checksum {
+            ChecksumOffload::None => false,
+            ChecksumOffload::Any => true,
+            ChecksumOffload::Netif { ipv4, ipv6 } => {
+                if over_v4 {
+                    ipv4
+                } else {
+                    ipv6
+                }
+            }
+        };
+        let whole = blank_checksum && link.scatter_gather && link.gso.takes(gso, false);
+        let ip_max = IP_MAX + if over_v4 { 0 } else { 40 } + crate::emit::ETHERNET_LEN;
+        let longest = link.longest().min(ip_max).saturating_sub(header);
+        let payload = if whole { (longest / mss).max(1) * mss } else { mss };
+        Shape { header, mss, payload, gso, blank_checksum }
+    }
+}
