@@ -80,27 +80,24 @@ impl<G: Grantee> FromGuest<G> {
             let counters = &self.counters;
             let mut copied = 0;
             let mut taken = 0;
-            for Judged { page, request } in judged {
-                let (offset, size) = (usize::from(request.offset), usize::from(request.size));
+            for packet in judged {
+                let size = usize::from(packet.request.size);
                 let head = size.min(HEADER_MAX);
                 if !batch.has_place_for(head) || !police.admits(size) {
                     run.ends = true;
                     break;
                 }
-                let rest = (size > head).then_some((page, offset + head, size - head));
-                let made = batch.push(head, rest, |header| {
-                    page.copy_to(offset, header).map(|()| OffloadMeta::PLAIN)
-                });
-                let status = if made.is_ok() { Status::Okay } else { Status::Error };
-                if made.is_ok() {
+                let mut status = Status::Okay;
+                if packet.make(batch) {
                     run.frames += 1;
                     run.bytes += size as u64;
                     copied += head as u64;
                 } else {
                     // A page shorter than a page: no platform's is.
                     counters.dropped(DropReason::Unreadable);
+                    status = Status::Error;
                 }
-                self.answers.push(TxResponse { id: request.id, status });
+                self.answers.push(TxResponse { id: packet.request.id, status });
                 taken += 1;
             }
             counters.copied_bytes.add(copied);
@@ -113,6 +110,19 @@ impl<G: Grantee> FromGuest<G> {
         }
         run.ends = true;
         Ok(run)
+    }
+}
+
+impl Judged<'_> {
+    /// Makes a frame of it; whether that worked.
+    #[inline]
+    fn make(&self, batch: &mut Batch) -> bool {
+        let Judged { page, request } = self;
+        let (offset, size) = (usize::from(request.offset), usize::from(request.size));
+        let head = size.min(HEADER_MAX);
+        let rest = (size > head).then_some((*page, offset + head, size - head));
+        let fill = |header: &mut [u8]| page.copy_to(offset, header).map(|()| OffloadMeta::PLAIN);
+        batch.push(head, rest, fill).is_ok()
     }
 }
 
