@@ -1,4 +1,4 @@
-//! The engine: frames in, sockets, frames out. See the [crate](crate) for the order of calls.
+//! The engine: frames in, sockets, frames out. See the [crate] for the order of calls.
 
 use core::time::Duration;
 use std::os::fd::BorrowedFd;
