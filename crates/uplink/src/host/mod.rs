@@ -36,7 +36,7 @@ pub struct Readiness {
     pub read_closed: bool,
     /// Urgent data.
     pub urgent: bool,
-    /// The socket failed: [`Host::error`] tells how. Also when both directions are closed.
+    /// The socket failed: [`TcpHost::error`] tells how. Also when both directions are closed.
     pub failed: bool,
 }
 
@@ -74,7 +74,7 @@ pub struct Piece<'a> {
 pub struct SendRoom {
     /// Octets that can be sent now without a part of them being refused.
     pub free: usize,
-    /// The queue is so full that the host is to be asked for an event ([`Host::await_room`]).
+    /// The queue is so full that the host is to be asked for an event ([`TcpHost::await_room`]).
     pub crowded: bool,
 }
 

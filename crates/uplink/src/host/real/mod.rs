@@ -9,7 +9,7 @@
 //! Where the kernel remembers how far a socket was peeked (`SO_PEEK_OFF`, for TCP since Linux 6.9),
 //! it is told only when the next peek is not to go on where the last one ended. Where it does not,
 //! what was seen already is peeked again into a page that nobody reads; so that this is not done with
-//! ever more octets, [`TcpHost::peek`] goes only [`PEEK_AGAIN_MAX`] far then.
+//! ever more octets, [`TcpHost::peek`](super::TcpHost::peek) goes only [`PEEK_AGAIN_MAX`] far then.
 
 mod tcp;
 
