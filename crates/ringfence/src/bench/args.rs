@@ -8,11 +8,12 @@ use ringfence_grants::Mode;
 use ringfence_net::netfront::TxStaging;
 use serde::{Deserialize, Serialize};
 
-use super::block::args::{BlockArgs, SeedsArgs};
+use super::block::args::{BlockArgs, PersistentArgs};
 use super::grant::args::GrantArgs;
 use super::gso::args::GsoArgs;
 use super::hostile::args::HostileArgs;
 use super::packet::{SIZE_MAX, SIZE_MIN};
+use super::staging::args::StagingArgs;
 use crate::cli::staging_parser;
 
 /// Measure what the data path costs
@@ -38,6 +39,23 @@ pub enum BenchCommand {
     Gso(GsoArgs),
     /// What each operation on a grant costs: windows beside ordinary grants
     Grant(GrantArgs),
+}
+
+/// Repeat the experiments that the source documents describe
+#[derive(Debug, Args)]
+pub struct SeedsArgs {
+    /// Which.
+    #[command(subcommand)]
+    pub experiment: Experiment,
+}
+
+/// An experiment.
+#[derive(Debug, Subcommand)]
+pub enum Experiment {
+    /// IOPS against the number of guests on memory disks, with and without persistent grants
+    Persistent(PersistentArgs),
+    /// Packets by size and number of queues, copied and with staging grants
+    Staging(StagingArgs),
 }
 
 const NET_NOTES: &str = "\

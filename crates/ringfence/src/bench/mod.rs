@@ -31,17 +31,18 @@ pub mod hostile;
 mod net;
 mod orders;
 mod packet;
-#[allow(dead_code, reason = "the commands that write pages come next")]
 mod page;
+mod peers;
 mod perf;
 mod report;
+mod staging;
 mod usage;
 mod work;
 
 use std::io::IsTerminal;
 use std::time::Duration;
 
-use args::{BenchArgs, BenchCommand};
+use args::{BenchArgs, BenchCommand, Experiment};
 use indicatif::{ProgressBar, ProgressStyle};
 
 /// Exit status of a benchmark that failed: a packet was lost or damaged, or it could not run.
@@ -53,7 +54,10 @@ pub fn main(args: &BenchArgs) -> u8 {
         BenchCommand::Net(args) => net::run(args),
         BenchCommand::Hostile(args) => hostile::run(args),
         BenchCommand::Block(args) => block::run(args),
-        BenchCommand::Seeds(args) => block::run_seeds(args),
+        BenchCommand::Seeds(args) => match &args.experiment {
+            Experiment::Persistent(args) => block::run_seeds(args),
+            Experiment::Staging(args) => staging::run(args),
+        },
         BenchCommand::Gso(args) => gso::run(args),
         BenchCommand::Grant(args) => grant::run(args),
     };

@@ -86,22 +86,22 @@ fn progress(rows: usize) -> ProgressBar {
 }
 
 /// Two cores that this process may use, if there are two.
-fn cores() -> anyhow::Result<Option<[usize; 2]>> {
+pub(super) fn cores() -> anyhow::Result<Option<[usize; 2]>> {
     let allowed = rustix::thread::sched_getaffinity(None).context("sched_getaffinity")?;
     let mut each = (0..rustix::thread::CpuSet::MAX_CPU).filter(|&core| allowed.is_set(core));
     Ok(each.next().zip(each.next()).map(|(a, b)| [a, b]))
 }
 
 /// One row to be.
-struct Case {
-    mode: Mode,
-    direction: Direction,
-    size: u32,
-    queues: u32,
+pub(super) struct Case {
+    pub(super) mode: Mode,
+    pub(super) direction: Direction,
+    pub(super) size: u32,
+    pub(super) queues: u32,
 }
 
 impl Case {
-    fn run(
+    pub(super) fn run(
         &self,
         args: &NetArgs,
         cores: Option<[usize; 2]>,

@@ -1,10 +1,10 @@
-//! The command line of `ringfence bench block` and `ringfence bench seeds`.
+//! The command line of `ringfence bench block` and `ringfence bench seeds persistent`.
 
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
-use clap::{Args, Subcommand, ValueEnum};
+use clap::{Args, ValueEnum};
 use ringfence_block::blkback::Mode;
 use serde::{Deserialize, Serialize};
 
@@ -62,21 +62,6 @@ pub struct BlockArgs {
     /// One JSON object a line
     #[arg(long)]
     pub json: bool,
-}
-
-/// Repeat the experiments that the source documents describe
-#[derive(Debug, Args)]
-pub struct SeedsArgs {
-    /// Which.
-    #[command(subcommand)]
-    pub experiment: Experiment,
-}
-
-/// An experiment.
-#[derive(Debug, Subcommand)]
-pub enum Experiment {
-    /// IOPS against the number of guests on memory disks, with and without persistent grants
-    Persistent(PersistentArgs),
 }
 
 const PERSISTENT_NOTES: &str = "\

@@ -5,20 +5,14 @@ use std::io::Write;
 use ringfence_block::blkback::Mode;
 
 use super::Case;
-use super::args::{Experiment, PersistentArgs, Rw, SeedsArgs, Storage};
+use super::args::{PersistentArgs, Rw, Storage};
 use super::report::{self, Row};
 
 /// Columns of the longest bar.
 const WIDTH: f64 = 50.0;
 
-/// Runs an experiment.
-pub(in crate::bench) fn run(args: &SeedsArgs) -> anyhow::Result<()> {
-    match &args.experiment {
-        Experiment::Persistent(args) => persistent(args),
-    }
-}
-
-fn persistent(args: &PersistentArgs) -> anyhow::Result<()> {
+/// Runs the experiment.
+pub(in crate::bench) fn run(args: &PersistentArgs) -> anyhow::Result<()> {
     let mut out = std::io::stdout();
     let mut rows = Vec::new();
     if !args.json {

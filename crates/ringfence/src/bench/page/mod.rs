@@ -10,7 +10,6 @@ use std::path::Path;
 
 use anyhow::Context;
 
-#[allow(unused_imports, reason = "the commands that write pages come next")]
 pub(super) use plot::{Plot, Scale, Series};
 
 const STYLE: &str = "body{font:15px/1.45 system-ui,sans-serif;max-width:62rem;margin:2rem auto;\
