@@ -80,10 +80,10 @@ load_ends() {
 # filesystem NAME: 3 checks. In the guest an ext4 file system is made on xvda, filled, and found in order
 # with what was put there, after its pages were forgotten. Its sums are in /tmp/sums.
 filesystem() {
-    check "$1: mkfs.ext4" on $1 'mke2fs -q -t ext4 /dev/xvda && mkdir -p /mnt/disk && mount -t ext4 /dev/xvda /mnt/disk'
+    check "$1: mkfs.ext4" on $1 'mkfs.ext4 -q /dev/xvda && mkdir -p /mnt/disk && mount -t ext4 /dev/xvda /mnt/disk'
     check "$1: files" on $1 'for n in 1 2 3 4; do head -c $((n * 700000)) /dev/urandom >/mnt/disk/$n; done &&
         sha256sum /mnt/disk/[1-4] >/tmp/sums && sync && echo 3 >/proc/sys/vm/drop_caches && sha256sum -c -s /tmp/sums'
-    check "$1: fsck" on $1 'umount /mnt/disk && e2fsck -f -n /dev/xvda'
+    check "$1: fsck" on $1 'umount /mnt/disk && fsck.ext4 -f -n /dev/xvda'
 }
 
 # sums NAME: the files of `filesystem` are as they were.

@@ -30,8 +30,9 @@ use crate::tools::Toolbox;
 const COMMON: &[&str] = &["busybox-static"];
 /// Packages of what looks after ext4, for dom0 and for guests with disks.
 const DISK_TOOLS: &[&str] = &["e2fsprogs", "libext2fs2", "libcom-err2", "libblkid1"];
-/// Its programs.
-const DISK_PROGRAMS: &[&str] = &["mke2fs", "e2fsck"];
+/// Its programs, and what they are called in the machines: busybox's shell takes its own applets for
+/// the first names.
+const DISK_PROGRAMS: &[(&str, &str)] = &[("mke2fs", "mkfs.ext4"), ("e2fsck", "fsck.ext4")];
 /// The beginnings of its libraries' names.
 const DISK_LIBRARIES: &[&str] =
     &["libext2fs.", "libe2p.", "libcom_err.", "libblkid.", "libuuid.", "libc.", "ld-linux"];
@@ -282,9 +283,8 @@ const LIBRARIES: [&str; 2] = ["lib/x86_64-linux-gnu", "usr/lib/x86_64-linux-gnu"
 const LOADER: &str = "lib/x86_64-linux-gnu/ld-linux-x86-64.so.2";
 
 fn disk_programs<W: Write>(archive: &mut Archive<W>, root: &Path) -> anyhow::Result<()> {
-    for program in DISK_PROGRAMS {
-        let path = format!("sbin/{program}");
-        archive.copy(&path, &root.join(&path))?;
+    for (program, name) in DISK_PROGRAMS {
+        archive.copy(&format!("usr/sbin/{name}"), &root.join("sbin").join(program))?;
     }
     Ok(())
 }

@@ -33,7 +33,7 @@ use ringfence_platform::xenbus::end::Life;
 use ringfence_wire::xenbus::DeviceId;
 use rustix::event::EventfdFlags;
 
-use self::keys::{NoSource, VbdKeys};
+use self::keys::{NoSource, Source, VbdKeys};
 use self::opener::{Opening, Wish};
 use super::config::{Config, DiskSettings};
 use super::devices::{Look, Served};
@@ -171,7 +171,7 @@ impl<P: Platform> Vbds<P> {
         self.config = config;
         for vbd in self.list.values_mut() {
             let keys = &vbd.keys;
-            vbd.settings = self.config.disk(keys.domain_name.as_deref(), keys.vdev.as_deref());
+            vbd.settings = settings_of(&self.config, keys);
             vbd.backend.reconfigure(vbd.settings.options());
         }
     }
@@ -209,7 +209,7 @@ impl<P: Platform> Vbds<P> {
     }
 
     fn make(&self, device: &DeviceId, keys: VbdKeys) -> Vbd {
-        let settings = self.config.disk(keys.domain_name.as_deref(), keys.vdev.as_deref());
+        let settings = settings_of(&self.config, &keys);
         let ring = Arc::new(self.bell.ringer(*device));
         let backend = VbdBackend::without_disk(*device, settings.options(), ring);
         Vbd {
@@ -240,7 +240,7 @@ impl<P: Platform> Vbds<P> {
         };
         let Some(mut vbd) = known else { return Ok(self.make(device, keys)) };
         if vbd.keys != keys {
-            vbd.settings = self.config.disk(keys.domain_name.as_deref(), keys.vdev.as_deref());
+            vbd.settings = settings_of(&self.config, &keys);
             vbd.backend.reconfigure(vbd.settings.options());
             vbd.keys = keys;
         }
@@ -386,6 +386,16 @@ impl<P: Platform> Vbds<P> {
             *self.retired.entry(name).or_default() += count;
         }
     }
+}
+
+/// What holds for a disk.
+fn settings_of(config: &Config, keys: &VbdKeys) -> DiskSettings {
+    let mut settings = config.disk(keys.domain_name.as_deref(), keys.vdev.as_deref());
+    // Only over one connection is it known in which order a server's disk was written to.
+    if let Ok(Source::Nbd(_)) = keys.source {
+        settings.max_queues = 1;
+    }
+    settings
 }
 
 /// Says that a disk was connected, or is no more. True if it was taken over.
