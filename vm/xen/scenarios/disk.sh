@@ -1,5 +1,5 @@
 # title: a disk of an unmodified guest: a file system, persistent grants, the daemon killed under load
-# set: core
+# set: all
 # machine: xen
 # limit: 90
 

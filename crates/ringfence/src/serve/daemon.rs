@@ -266,20 +266,20 @@ impl<P: Platform> Daemon<P> {
             }
         }
         more |= self.serve_controls();
-        self.devices.work(&mut self.store, &mut self.vifs)?;
+        more |= self.devices.work(&mut self.store, &mut self.vifs)?;
         for device in self.vifs.displaced.drain(..) {
             self.devices.mark(&device);
             more = true;
         }
-        self.look_at_disks()?;
-        self.answer();
+        more |= self.look_at_disks()?;
+        more |= self.answer();
         Ok(more)
     }
 
-    /// Does what is due for disks.
-    fn look_at_disks(&mut self) -> Result<(), ServeError> {
+    /// Does what is due for disks. True if there was anything.
+    fn look_at_disks(&mut self) -> Result<bool, ServeError> {
         let rung = self.disks.bell.rung();
-        let Some(devices) = &mut self.disk_devices else { return Ok(()) };
+        let Some(devices) = &mut self.disk_devices else { return Ok(false) };
         rung.iter().for_each(|device| devices.mark(device));
         self.disks.bury_departed();
         Ok(devices.work(&mut self.store, &mut self.disks)?)
@@ -357,13 +357,13 @@ impl<P: Platform> Daemon<P> {
         Ok(())
     }
 
-    /// Answers whoever asks for the state of things.
-    fn answer(&mut self) {
+    /// Answers whoever asks for the state of things. True if anybody did.
+    fn answer(&mut self) -> bool {
         let _ = rustix::io::read(&*self.requests.wake, &mut [0; 8]);
         let waiting: Vec<_> = self.requests.waiting.try_iter().collect();
         let asked = !waiting.is_empty();
         if !asked && !is_readable(self.status.fd()) {
-            return;
+            return false;
         }
         let snapshot = self.snapshot();
         for sender in waiting {
@@ -371,6 +371,7 @@ impl<P: Platform> Daemon<P> {
             let _ = sender.send(snapshot.clone());
         }
         self.status.answer(|| snapshot);
+        true
     }
 
     fn snapshot(&mut self) -> Snapshot {
