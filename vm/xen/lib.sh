@@ -12,7 +12,7 @@ guest() {
     {
         echo "name=\"$name\""
         echo 'kernel="/boot/vmlinux"'
-        echo 'ramdisk="/boot/guest.cpio"'
+        echo "ramdisk=\"${RAMDISK:-/boot/guest.cpio}\""
         echo "memory=${MEMORY:-128}"
         echo "vcpus=${VCPUS:-1}"
         echo "extra=\"console=hvc0 quiet loglevel=4 mitigations=off cryptomgr.notests rdinit=/init panic=1 ${EXTRA:-}\""
@@ -133,4 +133,5 @@ since() {
 
 # The rest of what scenarios share.
 . /vm/xen/net.sh
+. /vm/xen/disk.sh
 . /vm/xen/left.sh

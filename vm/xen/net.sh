@@ -35,6 +35,13 @@ serve() {
     wait_for 15 ringfence status
 }
 
+# killed_and_started: the daemon gets no chance to end in order.
+killed_and_started() {
+    kill -9 $SERVE
+    wait $SERVE
+    serve
+}
+
 # reload [LINE...]: gives it another configuration.
 reload() {
     configure "$@"

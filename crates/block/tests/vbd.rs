@@ -147,8 +147,7 @@ fn a_frontend_that_closes_and_comes_back_finds_its_disk() {
     let mut driver = Driver::new(front.queue(8).unwrap());
     driver.write(0, &[9; 4096]).unwrap();
     guest.front.close(&mut guest.store).unwrap();
-    stage.look(guest.seat);
-    assert_eq!(stage.state(guest.seat), XenbusState::Closed);
+    stage.look_until(guest.seat, XenbusState::Closed);
     let values = stage.platform.counters().values();
     assert_eq!(values.grant_maps, values.grant_unmaps, "nothing is left mapped");
     // What is asked for meanwhile waits.

@@ -1,10 +1,12 @@
 #![forbid(unsafe_code)]
 //! TCP traffic inside the emulated machines of `cargo xtask vm`, where busybox's nc is too slow (it
 //! moves a kilobyte a system call, which is dear under emulation) and cannot tell how long a
-//! connection stood still.
+//! connection stood still; and load on disks.
 //!
 //! A stream is pseudo-random, the same every time, so that its SHA-256 is known beforehand: a damaged,
 //! lost, doubled or misplaced byte shows.
+
+mod load;
 
 use std::io::{self, Read, Write};
 use std::net::{Ipv6Addr, Shutdown, TcpListener, TcpStream, ToSocketAddrs};
@@ -21,7 +23,7 @@ const CHUNK: usize = 64 * 1024;
 const PATIENCE: Duration = Duration::from_secs(120);
 
 #[derive(Parser)]
-#[command(name = "traffic", about = "TCP traffic for scenarios")]
+#[command(name = "traffic", about = "TCP traffic and load on disks for scenarios")]
 enum Command {
     /// Take one stream, and print its length and its SHA-256
     Receive {
@@ -57,6 +59,9 @@ enum Command {
         /// For how long
         seconds: u64,
     },
+    /// Write and read a disk at random places, several requests at a time, and compare; print how many
+    /// reads and writes, and the longest time that one took in ms
+    Load(load::LoadArgs),
 }
 
 fn main() -> ExitCode {
@@ -66,6 +71,7 @@ fn main() -> ExitCode {
         Command::Sum { mebibytes } => sum(mebibytes),
         Command::Echo { port } => echo(port),
         Command::Pulse { address, port, seconds } => pulse(&address, port, seconds),
+        Command::Load(args) => load::load(&args),
     };
     match done {
         Ok(line) => {

@@ -15,12 +15,6 @@ states_seen() {
     [ "$(wc -l </tmp/states)" -eq $1 ]
 }
 
-killed_and_started() {
-    kill -9 $SERVE
-    wait $SERVE
-    serve
-}
-
 # pulse_of: how many answers a connection got that was there all the time, and the longest silence.
 pulse_of() {
     wait_for 30 on one 'test -s /tmp/pulse' && on one 'cat /tmp/pulse'

@@ -28,6 +28,14 @@ use crate::tools::Toolbox;
 
 /// Packages for whatever boots, beside the kernel.
 const COMMON: &[&str] = &["busybox-static"];
+/// Packages of what looks after ext4, for dom0 and for guests with disks.
+const DISK_TOOLS: &[&str] = &["e2fsprogs", "libext2fs2", "libcom-err2", "libblkid1"];
+/// Its programs, and what they are called in the machines: busybox's shell takes its own applets for
+/// the first names.
+const DISK_PROGRAMS: &[(&str, &str)] = &[("mke2fs", "mkfs.ext4"), ("e2fsck", "fsck.ext4")];
+/// The beginnings of its libraries' names.
+const DISK_LIBRARIES: &[&str] =
+    &["libext2fs.", "libe2p.", "libcom_err.", "libblkid.", "libuuid.", "libc.", "ld-linux"];
 /// Packages for dom0, beside those with Xen's version in their names: the toolstack's libraries.
 const TOOLSTACK: &[&str] = &[
     "xenstore-utils",
@@ -191,7 +199,7 @@ fn download(apt: &Apt) -> anyhow::Result<Recipe> {
     let release = kernel.trim_start_matches("linux-image-").to_owned();
     let xen = utilities.trim_start_matches("xen-utils-").to_owned();
     let mut names = vec![kernel, hypervisor, utilities, format!("libxenmisc{xen}")];
-    names.extend(COMMON.iter().chain(TOOLSTACK).map(|name| (*name).to_owned()));
+    names.extend(COMMON.iter().chain(TOOLSTACK).chain(DISK_TOOLS).map(|name| (*name).to_owned()));
     let packages = apt.resolve(&names)?;
     apt.download(&packages)?;
     Ok(Recipe { packages, release, xen })
@@ -233,6 +241,17 @@ impl Recipe {
         self.toolstack(&mut dom0, root)?;
         dom0.file("boot/vmlinux", false, &kernel)?;
         dom0.file("boot/base.cpio", false, &base)?;
+        disk_programs(&mut dom0, root)?;
+        // Only guests that want it have it: it is a few MiB, for each to unpack.
+        let mut tools = Archive::new(Vec::new());
+        disk_programs(&mut tools, root)?;
+        for folder in LIBRARIES {
+            copy_names(&mut tools, root, folder, |name| {
+                DISK_LIBRARIES.iter().any(|library| name.starts_with(library))
+            })?;
+        }
+        tools.symlink("lib64/ld-linux-x86-64.so.2", &format!("/{LOADER}"))?;
+        dom0.file("boot/tools.cpio", false, &tools.finish()?)?;
         dom0.finish()?;
 
         let mut linux = basics(create(&images.join("linux.cpio"))?, root)?;
@@ -251,13 +270,23 @@ impl Recipe {
         // libxl starts its helpers where it was built to find them.
         archive.symlink(&format!("usr/lib/xen-{}", self.xen), "xen")?;
         copy_names(archive, root, "usr/bin", |name| name.starts_with("xenstore"))?;
-        for folder in ["lib/x86_64-linux-gnu", "usr/lib/x86_64-linux-gnu"] {
+        for folder in LIBRARIES {
             copy_names(archive, root, folder, |name| name.contains(".so"))?;
         }
-        let loader = "lib/x86_64-linux-gnu/ld-linux-x86-64.so.2";
-        anyhow::ensure!(root.join(loader).is_file(), "libc6 has no {loader}");
-        Ok(archive.symlink("lib64/ld-linux-x86-64.so.2", &format!("/{loader}"))?)
+        anyhow::ensure!(root.join(LOADER).is_file(), "libc6 has no {LOADER}");
+        Ok(archive.symlink("lib64/ld-linux-x86-64.so.2", &format!("/{LOADER}"))?)
     }
+}
+
+/// Where Debian has its libraries.
+const LIBRARIES: [&str; 2] = ["lib/x86_64-linux-gnu", "usr/lib/x86_64-linux-gnu"];
+const LOADER: &str = "lib/x86_64-linux-gnu/ld-linux-x86-64.so.2";
+
+fn disk_programs<W: Write>(archive: &mut Archive<W>, root: &Path) -> anyhow::Result<()> {
+    for (program, name) in DISK_PROGRAMS {
+        archive.copy(&format!("usr/sbin/{name}"), &root.join("sbin").join(program))?;
+    }
+    Ok(())
 }
 
 /// Busybox, and the folders that its links and the mounts go to.

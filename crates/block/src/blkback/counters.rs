@@ -1,5 +1,6 @@
 //! What a queue did.
 
+use ringfence_grants::persistent::PersistentCounters;
 use ringfence_platform::counters::Counter;
 use ringfence_wire::blkif::{Direction, SegmentRange};
 
@@ -35,6 +36,25 @@ pub struct QueueCounters {
 }
 
 impl QueueCounters {
+    /// Name and value of each.
+    pub fn named(&self) -> Vec<(&'static str, u64)> {
+        let of = |name, counter: &Counter| (name, counter.get());
+        vec![
+            of("reads", &self.reads),
+            of("writes", &self.writes),
+            of("flushes", &self.flushes),
+            of("discards", &self.discards),
+            of("read_bytes", &self.read_bytes),
+            of("written_bytes", &self.written_bytes),
+            of("refused", &self.refused),
+            of("failed", &self.failed),
+            of("waited", &self.waited),
+            of("moved", &self.moved),
+            of("spurious_wakeups", &self.spurious_wakeups),
+            of("throttles", &self.throttles),
+        ]
+    }
+
     pub(super) fn count(&self, work: Work, ranges: &[SegmentRange]) {
         if matches!(work, Work::Flush(_) | Work::Barrier(_)) {
             self.flushes.add(1);
@@ -53,4 +73,17 @@ impl QueueCounters {
             None => {}
         }
     }
+}
+
+/// Name and value of each of a ring's counters of persistent pages.
+pub fn named_persistent(counters: &PersistentCounters) -> Vec<(&'static str, u64)> {
+    let of = |name, counter: &Counter| (name, counter.get());
+    vec![
+        of("persistent_hits", &counters.hits),
+        of("persistent_misses", &counters.misses),
+        of("persistent_over", &counters.over),
+        of("persistent_purged", &counters.purged),
+        of("persistent_expired", &counters.expired),
+        of("persistent_squeezed", &counters.squeezed),
+    ]
 }

@@ -60,7 +60,7 @@ use std::io;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
-pub use counters::QueueCounters;
+pub use counters::{QueueCounters, named_persistent};
 pub use ringfence_grants::persistent::{PersistentCounters, PersistentLimits};
 use ringfence_platform::pace::Spin;
 use ringfence_platform::rules::RuleCounters;
@@ -196,11 +196,14 @@ pub enum StartError {
     },
 }
 
-/// Told, on a queue's thread, that it ended without being asked to. It must not block.
-pub type OnFault = Arc<dyn Fn(&QueueFault) + Send + Sync>;
+/// Told, on a queue's thread, that the queue ended and holds nothing any more: why, if it was not asked
+/// to. It must not block.
+pub type OnEnd = Arc<dyn Fn(Option<&QueueFault>) + Send + Sync>;
 
 struct Running {
     thread: Option<JoinHandle<()>>,
+    /// The thread has another one while it holds anything.
+    holds: Arc<()>,
     orders: Orders,
     counters: Arc<QueueCounters>,
     persistent: Arc<PersistentCounters>,
@@ -238,7 +241,7 @@ impl Blkback {
         disk: &Arc<dyn Disk>,
         (options, agreement): (&BlkbackOptions, &Agreement),
         (rules, system): (&Arc<RuleCounters>, &Arc<Counters>),
-        on_fault: &OnFault,
+        on_end: &OnEnd,
     ) -> Result<Blkback, StartError>
     where
         G: Grantee + 'static,
@@ -277,9 +280,11 @@ impl Blkback {
                 system: Arc::clone(system),
                 drain_limit: options.drain_limit,
             };
-            let thread = spawn(worker, Arc::clone(rules), Arc::clone(on_fault));
+            let holds = Arc::new(());
+            let ending = Ending { on_end: Arc::clone(on_end), rules: Arc::clone(rules) };
+            let thread = spawn(worker, Arc::clone(&holds), ending);
             let thread = Some(thread.map_err(failed("a thread"))?);
-            back.queues.push(Running { thread, orders, counters, persistent });
+            back.queues.push(Running { thread, holds, orders, counters, persistent });
         }
         Ok(back)
     }
@@ -293,6 +298,16 @@ impl Blkback {
     /// Lets go of all pages that are kept and not in use: memory is short.
     pub fn squeeze(&self) {
         self.queues.iter().for_each(|queue| queue.orders.give(Order::Squeeze));
+    }
+
+    /// Tells all queues to end, and does not wait until they did ([`Blkback::is_over`]).
+    pub fn stop(&self) {
+        self.queues.iter().for_each(|queue| queue.orders.give(Order::Stop));
+    }
+
+    /// Whether every queue ended: nothing is in flight, and nothing of the guest's is mapped.
+    pub fn is_over(&self) -> bool {
+        self.queues.iter().all(|queue| Arc::strong_count(&queue.holds) == 1)
     }
 
     /// The counters of each queue.
@@ -309,25 +324,33 @@ impl Blkback {
     }
 }
 
+/// What is done when a queue ends.
+struct Ending {
+    on_end: OnEnd,
+    rules: Arc<RuleCounters>,
+}
+
 fn spawn<G: Grantee + 'static, C: Channel + 'static>(
     worker: Worker<G, RingPages, C>,
-    rules: Arc<RuleCounters>,
-    on_fault: OnFault,
+    holds: Arc<()>,
+    Ending { on_end, rules }: Ending,
 ) -> io::Result<JoinHandle<()>> {
     std::thread::Builder::new().name("blkback".into()).spawn(move || {
+        // It consumes itself: whatever it holds is dropped in there.
         let run = std::panic::AssertUnwindSafe(|| worker.run());
         let ended = std::panic::catch_unwind(run).unwrap_or(Err(QueueFault::Panicked));
-        if let Err(fault) = ended {
+        if let Err(fault) = &ended {
             rules.count(fault.rule());
-            on_fault(&fault);
         }
+        drop(holds);
+        on_end(ended.as_ref().err());
     })
 }
 
 impl Drop for Blkback {
     fn drop(&mut self) {
         // All at once, then one after the other.
-        self.queues.iter().for_each(|queue| queue.orders.give(Order::Stop));
+        self.stop();
         for queue in &mut self.queues {
             if let Some(thread) = queue.thread.take() {
                 // It catches its own panics.

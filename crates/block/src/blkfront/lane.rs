@@ -521,7 +521,8 @@ fn carry<G: Granter, C>(
         list.memory().copy_from(0, &bytes).ok()?;
         let count = u16::try_from(ranges.len()).ok()?;
         let slot = indirect(Abi::NATIVE, direction, names, sector, count, &[list.gref()])?;
-        Some((slot, Operation::Indirect))
+        // The answer names the inner operation.
+        Some((slot, operation))
     });
     match request.filter(|_| len > 0) {
         Some((slot, operation)) => {

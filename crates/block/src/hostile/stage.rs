@@ -120,6 +120,19 @@ impl Stage {
         }
     }
 
+    /// Looks until the backend has this state: it first waits for what is in flight.
+    pub fn look_until(&mut self, seat: usize, state: XenbusState) {
+        let begun = Instant::now();
+        loop {
+            self.look(seat);
+            if self.state(seat) == state {
+                return;
+            }
+            assert!(begun.elapsed() < PATIENCE, "the state never was {state:?}");
+            self.bell.wait(Duration::from_millis(20));
+        }
+    }
+
     /// Looks until the device of a seat was closed because of its guest.
     pub fn wait_for_condemnation(&mut self, seat: usize) -> String {
         let begun = Instant::now();

@@ -14,7 +14,7 @@ use ringfence_wire::xenbus::{DeviceId, XenbusState};
 
 use super::QUEUES_MAX;
 use crate::blkback::{
-    Agreement, Blkback, BlkbackOptions, Mode, OnFault, QueueParts, StartError, rules_for,
+    Agreement, Blkback, BlkbackOptions, Mode, OnEnd, QueueParts, StartError, rules_for,
 };
 use crate::storage::{Disk, Geometry};
 
@@ -117,35 +117,71 @@ struct Decided {
 }
 
 /// One vbd, from the backend's side.
+///
+/// Its disk may be there from the beginning, or come later: without one the frontend is told that there
+/// is a backend, and kept waiting.
 pub struct VbdBackend {
     end: BackendEnd,
     options: BlkbackOptions,
-    disk: Arc<dyn Disk>,
+    /// What holds from the next announcement on.
+    next: BlkbackOptions,
+    disk: Option<Arc<dyn Disk>>,
     /// This value wrote the keys that the frontend reads.
     announced: bool,
     served: Option<(Blkback, Connection)>,
+    /// It finishes what it began; until it did, no state changes.
+    leaving: Option<Blkback>,
     fault: Arc<Mutex<Option<String>>>,
     wake: Arc<dyn Fn() + Send + Sync>,
 }
 
 impl VbdBackend {
     /// A backend for a device that a toolstack made, which serves `disk`. `wake` is called, on another
-    /// thread, when a look is due because the guest broke a rule; it must not block.
+    /// thread, when a look is due because a queue ended; it must not block.
     pub fn new(
         device: DeviceId,
         options: BlkbackOptions,
         disk: Arc<dyn Disk>,
         wake: Arc<dyn Fn() + Send + Sync>,
     ) -> VbdBackend {
+        let mut backend = VbdBackend::without_disk(device, options, wake);
+        backend.disk = Some(disk);
+        backend
+    }
+
+    /// The same, of which the disk is yet to come ([`VbdBackend::set_disk`]).
+    pub fn without_disk(
+        device: DeviceId,
+        options: BlkbackOptions,
+        wake: Arc<dyn Fn() + Send + Sync>,
+    ) -> VbdBackend {
         VbdBackend {
             end: BackendEnd::new(device),
             options,
-            disk,
+            next: options,
+            disk: None,
             announced: false,
             served: None,
+            leaving: None,
             fault: Arc::default(),
             wake,
         }
+    }
+
+    /// What is served from the next connection on; `None`: a frontend is kept waiting. A look is due.
+    pub fn set_disk(&mut self, disk: Option<Arc<dyn Disk>>) {
+        self.disk = disk;
+    }
+
+    /// Decides anew, for the next time that the frontend starts over.
+    pub fn reconfigure(&mut self, options: BlkbackOptions) {
+        self.next = options;
+    }
+
+    /// Most pages that a ring keeps, from the next connection on. Nothing that the frontend is told.
+    pub fn keep_pages(&mut self, pages: u16) {
+        self.options.persistent.pages = pages;
+        self.next.persistent.pages = pages;
     }
 
     /// The device.
@@ -173,13 +209,19 @@ impl VbdBackend {
         self.end.condemned()
     }
 
+    /// The owner wants the device closed, which the next look does.
+    pub fn condemn(&mut self, why: &str) {
+        self.end.condemn(why.to_owned());
+    }
+
     /// The paths to watch.
     pub fn watch_paths(&self) -> [String; 2] {
         self.end.watch_paths()
     }
 
     /// Looks at both states and does what is due. Call it when a watch fired, or when woken; calling it
-    /// without need does no harm.
+    /// without need does no harm. It does not wait for what is in flight on the disk: a state that wants
+    /// everything let go of is entered by the look after the last queue woke its owner.
     ///
     /// # Errors
     ///
@@ -194,30 +236,25 @@ impl VbdBackend {
             if let Some(why) = fault.filter(|_| self.served.is_some()) {
                 self.end.condemn(why);
             }
-            let Some(view) = self.end.view(store, self.served.is_some())? else {
-                self.let_go();
-                return Ok(Life::Over);
-            };
-            match backend_step(view) {
-                BackendStep::Wait => return Ok(Life::Alive),
-                BackendStep::Announce => {
-                    self.let_go();
+            let view = self.end.view(store, self.served.is_some())?;
+            let step = view.map(backend_step);
+            match step {
+                Some(BackendStep::Wait) => return Ok(Life::Alive),
+                // In all other cases nothing is held any more of what was served before.
+                _ if !self.is_released(step) => return Ok(Life::Alive),
+                None => return Ok(Life::Over),
+                Some(BackendStep::Announce) => {
                     self.end.forgive();
                     self.announce(store)?;
                 }
-                BackendStep::Connect => {
-                    self.connect(view.own == XenbusState::Connected, platform, store)?;
+                Some(BackendStep::Connect) => {
+                    let Some(disk) = self.disk.clone() else { return Ok(Life::Alive) };
+                    let adopting = view.is_some_and(|view| view.own == XenbusState::Connected);
+                    self.connect(&disk, adopting, platform, store)?;
                 }
-                BackendStep::Close => {
-                    self.let_go();
-                    self.end.enter(store, XenbusState::Closing)?;
-                }
-                BackendStep::Finish => {
-                    self.let_go();
-                    self.end.enter(store, XenbusState::Closed)?;
-                }
-                BackendStep::Forget => {
-                    self.let_go();
+                Some(BackendStep::Close) => self.end.enter(store, XenbusState::Closing)?,
+                Some(BackendStep::Finish) => self.end.enter(store, XenbusState::Closed)?,
+                Some(BackendStep::Forget) => {
                     self.end.enter(store, XenbusState::Closed)?;
                     return Ok(Life::Over);
                 }
@@ -226,16 +263,45 @@ impl VbdBackend {
         Ok(Life::Alive)
     }
 
+    /// Whether nothing of the guest's is held any more; begins to let go of it if need be.
+    fn is_released(&mut self, step: Option<BackendStep>) -> bool {
+        if step != Some(BackendStep::Connect) {
+            self.begin_to_leave();
+        }
+        if self.is_leaving() {
+            return false;
+        }
+        self.fault.lock().unwrap_or_else(PoisonError::into_inner).take();
+        true
+    }
+
+    /// Begins to let go of everything, without touching the store: for a domain that is gone.
+    pub fn begin_to_leave(&mut self) {
+        if let Some((served, _)) = self.served.take() {
+            served.stop();
+            self.leaving = Some(served);
+        }
+    }
+
+    /// Whether it still finishes what it began for a frontend that is gone.
+    pub fn is_leaving(&mut self) -> bool {
+        self.leaving.take_if(|leaving| leaving.is_over());
+        self.leaving.is_some()
+    }
+
     /// Lets go of everything, without touching the store: for a domain that is gone. Waits for what is
     /// in flight.
     pub fn let_go(&mut self) {
-        self.served = None;
+        (self.served, self.leaving) = (None, None);
         self.fault.lock().unwrap_or_else(PoisonError::into_inner).take();
     }
 
     /// The disk, as far as the toolstack lets this guest have it.
-    fn decided(&self, store: &mut StoreClient) -> Result<Decided, StoreError> {
-        let mut geometry = self.disk.geometry();
+    fn decided(
+        &self,
+        mut geometry: Geometry,
+        store: &mut StoreClient,
+    ) -> Result<Decided, StoreError> {
         let mode = store.read_opt(&self.end.back(keys::MODE))?;
         // Whatever does not say that it may write, may not.
         geometry.read_only |= mode.is_some_and(|mode| mode.first() != Some(&b'w'));
@@ -248,9 +314,13 @@ impl VbdBackend {
     }
 
     fn announce(&mut self, store: &mut StoreClient) -> Result<(), StoreError> {
-        let Decided { geometry, .. } = self.decided(store)?;
-        self.announced = true;
-        let entries = self.offers(&geometry);
+        (self.announced, self.options) = (true, self.next);
+        let mut entries = self.offers();
+        // A disk that is yet to come is described when the frontend is connected to it.
+        if let Some(disk) = &self.disk {
+            let decided = self.decided(disk.geometry(), store)?;
+            entries.extend(self.features(&decided.geometry));
+        }
         let end = &self.end;
         store.transaction(|t| {
             for (key, value) in &entries {
@@ -261,18 +331,28 @@ impl VbdBackend {
         })
     }
 
-    /// What is offered to the frontend.
-    fn offers(&self, geometry: &Geometry) -> Vec<(&'static str, String)> {
+    /// What is offered to the frontend, whatever the disk.
+    fn offers(&self) -> Vec<(&'static str, String)> {
         let BlkbackOptions { mode, queues, ring_order, indirect_segments, .. } = self.options;
-        let rules = rules_for(geometry, &self.options);
-        let flag = |on: bool| u8::from(on).to_string();
         let mut entries = vec![
             (keys::FEATURE_PERSISTENT, flag(mode == Mode::Persistent)),
+            (keys::MULTI_QUEUE_MAX_QUEUES, queues.clamp(1, QUEUES_MAX).to_string()),
+            (keys::MAX_RING_PAGE_ORDER, ring_order.min(RING_ORDER_MAX).to_string()),
+        ];
+        // Where there are none the key must be absent.
+        if indirect_segments > 0 {
+            entries.push((keys::FEATURE_MAX_INDIRECT_SEGMENTS, indirect_segments.to_string()));
+        }
+        entries
+    }
+
+    /// What a disk can do.
+    fn features(&self, geometry: &Geometry) -> Vec<(&'static str, String)> {
+        let rules = rules_for(geometry, &self.options);
+        let mut entries = vec![
             (keys::FEATURE_FLUSH_CACHE, flag(rules.flush)),
             (keys::FEATURE_BARRIER, flag(rules.barrier)),
             (keys::FEATURE_DISCARD, flag(rules.discard)),
-            (keys::MULTI_QUEUE_MAX_QUEUES, queues.clamp(1, QUEUES_MAX).to_string()),
-            (keys::MAX_RING_PAGE_ORDER, ring_order.min(RING_ORDER_MAX).to_string()),
         ];
         if let Some(discard) = geometry.discard.filter(|_| rules.discard) {
             entries.extend([
@@ -281,21 +361,18 @@ impl VbdBackend {
                 (keys::DISCARD_SECURE, flag(discard.secure)),
             ]);
         }
-        // Where there are none the key must be absent.
-        if indirect_segments > 0 {
-            entries.push((keys::FEATURE_MAX_INDIRECT_SEGMENTS, indirect_segments.to_string()));
-        }
         entries
     }
 
     fn connect<P: Platform>(
         &mut self,
+        disk: &Arc<dyn Disk>,
         adopting: bool,
         platform: &P,
         store: &mut StoreClient,
     ) -> Result<(), StoreError> {
-        let decided = self.decided(store)?;
-        match self.open(adopting, &decided.geometry, platform, store) {
+        let decided = self.decided(disk.geometry(), store)?;
+        match self.open(adopting, (disk, &decided.geometry), platform, store) {
             Ok(served) => {
                 self.served = Some(served);
                 if adopting {
@@ -318,13 +395,14 @@ impl VbdBackend {
         let Decided { geometry, removable } = *decided;
         let info = if geometry.read_only { INFO_READ_ONLY } else { 0 }
             | if removable { INFO_REMOVABLE } else { 0 };
-        let entries = [
+        let mut entries = self.features(&geometry);
+        entries.extend([
             (keys::SECTORS, (geometry.bytes / 512).to_string()),
             (keys::SECTOR_SIZE, geometry.sector_size.to_string()),
             (keys::PHYSICAL_SECTOR_SIZE, geometry.physical_sector_size.to_string()),
             (keys::INFO, info.to_string()),
             (ringfence_wire::xenbus::STATE, XenbusState::Connected.to_string()),
-        ];
+        ]);
         store.transaction(|t| {
             entries.iter().try_for_each(|(key, value)| t.write(&self.end.back(key), value))
         })
@@ -334,7 +412,7 @@ impl VbdBackend {
     fn open<P: Platform>(
         &self,
         adopting: bool,
-        geometry: &Geometry,
+        (disk, geometry): (&Arc<dyn Disk>, &Geometry),
         platform: &P,
         store: &mut StoreClient,
     ) -> Result<(Blkback, Connection), ConnectError> {
@@ -376,13 +454,15 @@ impl VbdBackend {
         }
         let agreement = Agreement { abi, persistent, rules };
         let (fault, wake) = (Arc::clone(&self.fault), Arc::clone(&self.wake));
-        let on_fault: OnFault = Arc::new(move |why| {
-            *fault.lock().unwrap_or_else(PoisonError::into_inner) = Some(why.to_string());
+        let on_end: OnEnd = Arc::new(move |why| {
+            if let Some(why) = why {
+                *fault.lock().unwrap_or_else(PoisonError::into_inner) = Some(why.to_string());
+            }
             wake();
         });
         let with = (end.rules(), platform.counters());
         let options = (&self.options, &agreement);
-        let served = Blkback::start(parts, &self.disk, options, with, &on_fault)?;
+        let served = Blkback::start(parts, disk, options, with, &on_end)?;
         let connection = Connection { abi, persistent, queues, ring_pages, adopted: adopting };
         Ok((served, connection))
     }
@@ -442,4 +522,8 @@ impl VbdBackend {
         let channel = bound.map_err(|source| ConnectError::Channel { port, source })?;
         Ok(QueueParts { ring: RingPages::paged(ring)?, ring_pages: count, channel, pages })
     }
+}
+
+fn flag(on: bool) -> String {
+    u8::from(on).to_string()
 }

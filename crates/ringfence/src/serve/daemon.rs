@@ -18,6 +18,7 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags};
 
 use super::config::{Config, ConfigError, Effect};
 use super::devices::{Devices, Served};
+use super::disks::Vbds;
 use super::host::{AfterControl, Vif, VifError, Vifs};
 use super::made::Made;
 use super::metrics::{Exporter, ExporterError};
@@ -103,6 +104,9 @@ pub(super) struct Daemon<P: Platform> {
     requests: Requests,
     devices: Devices,
     vifs: Vifs<P>,
+    /// Where disks are served.
+    disk_devices: Option<Devices>,
+    disks: Vbds<P>,
     /// Devices whose control rings have, or may have, something to say.
     controls: BTreeSet<DeviceId>,
     began: Instant,
@@ -143,7 +147,12 @@ impl<P: Platform> Daemon<P> {
         if let Some(listen) = &config.metrics.listen {
             Exporter::start(listen, ask)?;
         }
-        let devices = Devices::watch(&mut store, platform.domid(), DeviceKind::Vif)?;
+        let own = platform.domid();
+        let devices = Devices::watch(&mut store, own, DeviceKind::Vif)?;
+        let serves_disks = config.disks.serve;
+        let disk_devices = serves_disks.then(|| Devices::watch(&mut store, own, DeviceKind::Vbd));
+        let disk_devices = disk_devices.transpose()?;
+        let disks = Vbds::new(Arc::clone(&platform), config.clone())?;
         let began = Instant::now();
         Ok(Daemon {
             setup,
@@ -155,6 +164,8 @@ impl<P: Platform> Daemon<P> {
             requests,
             devices,
             vifs,
+            disk_devices,
+            disks,
             controls: BTreeSet::new(),
             began,
         })
@@ -164,7 +175,7 @@ impl<P: Platform> Daemon<P> {
     pub(super) fn run(mut self) -> Result<(), ServeError> {
         let mut more = true;
         loop {
-            let deadline = if more { Some(Instant::now()) } else { self.devices.deadline() };
+            let deadline = if more { Some(Instant::now()) } else { self.deadline() };
             self.wait(deadline)?;
             if self.hear_signals()? == Flow::End {
                 break;
@@ -172,10 +183,19 @@ impl<P: Platform> Daemon<P> {
             more = self.turn()?;
         }
         match self.setup.on_exit {
-            OnExit::Keep => self.vifs.leave(),
+            OnExit::Keep => {
+                self.vifs.leave();
+                self.disks.leave();
+            }
             OnExit::Close => self.close()?,
         }
         Ok(())
+    }
+
+    /// When something is to be tried again.
+    fn deadline(&self) -> Option<Instant> {
+        let of_disks = self.disk_devices.as_ref().and_then(Devices::deadline);
+        self.devices.deadline().into_iter().chain(of_disks).min()
     }
 
     fn wait(&mut self, until: Option<Instant>) -> io::Result<()> {
@@ -183,6 +203,7 @@ impl<P: Platform> Daemon<P> {
             PollFd::from_borrowed_fd(self.signals.as_fd(), PollFlags::IN),
             PollFd::from_borrowed_fd(self.store.fd(), PollFlags::IN),
             PollFd::from_borrowed_fd(self.vifs.gone.as_fd(), PollFlags::IN),
+            PollFd::from_borrowed_fd(self.disks.bell.as_fd(), PollFlags::IN),
             PollFd::new(&self.requests.wake, PollFlags::IN),
         ];
         if self.status.has_room() {
@@ -237,16 +258,31 @@ impl<P: Platform> Daemon<P> {
                 more = false;
                 break;
             };
-            self.devices.heed(&event);
+            match &mut self.disk_devices {
+                Some(disks) if event.token.starts_with(DeviceKind::Vbd.as_str()) => {
+                    disks.heed(&event);
+                }
+                _ => self.devices.heed(&event),
+            }
         }
         more |= self.serve_controls();
-        self.devices.work(&mut self.store, &mut self.vifs)?;
+        more |= self.devices.work(&mut self.store, &mut self.vifs)?;
         for device in self.vifs.displaced.drain(..) {
             self.devices.mark(&device);
             more = true;
         }
-        self.answer();
+        more |= self.look_at_disks()?;
+        more |= self.answer();
         Ok(more)
+    }
+
+    /// Does what is due for disks. True if there was anything.
+    fn look_at_disks(&mut self) -> Result<bool, ServeError> {
+        let rung = self.disks.bell.rung();
+        let Some(devices) = &mut self.disk_devices else { return Ok(false) };
+        rung.iter().for_each(|device| devices.mark(device));
+        self.disks.bury_departed();
+        Ok(devices.work(&mut self.store, &mut self.disks)?)
     }
 
     fn hear_signals(&mut self) -> Result<Flow, ServeError> {
@@ -278,7 +314,11 @@ impl<P: Platform> Daemon<P> {
         self.config = self.config.reloaded(new);
         crate::sys::log::set_level(self.config.serve.log_level.level());
         self.vifs.reconfigure(self.config.clone());
+        self.disks.reconfigure(self.config.clone());
         self.devices.mark_all();
+        if let Some(disks) = &mut self.disk_devices {
+            disks.mark_all();
+        }
     }
 
     /// Closes all devices in order, and waits a while for the guests to let go.
@@ -287,11 +327,16 @@ impl<P: Platform> Daemon<P> {
         for device in &devices {
             self.vifs.close(device, &mut self.store)?;
         }
+        let disks: Vec<DeviceId> = self.disks.devices().copied().collect();
+        for device in &disks {
+            self.disks.close(device, &mut self.store)?;
+        }
         let until = Instant::now() + CLOSE_WITHIN;
         loop {
             self.turn()?;
             let open = devices.iter().filter(|device| self.vifs.list.contains_key(device));
-            let mut open: Vec<DeviceId> = open.copied().collect();
+            let open_disks = disks.iter().filter(|device| self.disks.has(device));
+            let mut open: Vec<DeviceId> = open.chain(open_disks).copied().collect();
             open.retain(|device| {
                 let state = state_of(&mut self.store, &device.backend_path());
                 !matches!(state, Some(XenbusState::Closed) | None)
@@ -307,16 +352,18 @@ impl<P: Platform> Daemon<P> {
             self.wait(Some(until))?;
         }
         devices.iter().for_each(|device| self.vifs.forget(device));
+        disks.iter().for_each(|device| self.disks.forget(device));
+        self.disks.leave();
         Ok(())
     }
 
-    /// Answers whoever asks for the state of things.
-    fn answer(&mut self) {
+    /// Answers whoever asks for the state of things. True if anybody did.
+    fn answer(&mut self) -> bool {
         let _ = rustix::io::read(&*self.requests.wake, &mut [0; 8]);
         let waiting: Vec<_> = self.requests.waiting.try_iter().collect();
         let asked = !waiting.is_empty();
         if !asked && !is_readable(self.status.fd()) {
-            return;
+            return false;
         }
         let snapshot = self.snapshot();
         for sender in waiting {
@@ -324,6 +371,7 @@ impl<P: Platform> Daemon<P> {
             let _ = sender.send(snapshot.clone());
         }
         self.status.answer(|| snapshot);
+        true
     }
 
     fn snapshot(&mut self) -> Snapshot {
@@ -342,6 +390,7 @@ impl<P: Platform> Daemon<P> {
             gone_ports: counts(self.vifs.retired_ports.counts()),
             gone_rules: counts(self.vifs.retired_rules.clone()),
             adopted: self.vifs.adopted,
+            disks: self.disks.totals(),
             switch_addresses: switch.as_ref().map(|stats| stats.addresses as u64),
             host_interface,
         };
@@ -353,7 +402,8 @@ impl<P: Platform> Daemon<P> {
             };
             vif_status(device, vif, stats.as_ref(), store)
         });
-        Snapshot { vifs: vifs.collect(), daemon }
+        let vifs = vifs.collect();
+        Snapshot { vifs, disks: self.disks.status(store), daemon }
     }
 }
 
@@ -378,7 +428,7 @@ fn is_readable(fd: BorrowedFd<'_>) -> bool {
 }
 
 /// Counters that are not zero.
-fn counts(all: impl IntoIterator<Item = (&'static str, u64)>) -> Counts {
+pub(super) fn counts(all: impl IntoIterator<Item = (&'static str, u64)>) -> Counts {
     let some = all.into_iter().filter(|(_, count)| *count > 0);
     some.map(|(name, count)| (name.to_owned(), count)).collect()
 }
@@ -388,12 +438,12 @@ fn port_counts(stats: Option<&DataplaneStats>, port: Option<PortId>) -> Option<C
     Some(counts(port.counters.iter().copied()))
 }
 
-fn state_of(store: &mut StoreClient, directory: &str) -> Option<XenbusState> {
+pub(super) fn state_of(store: &mut StoreClient, directory: &str) -> Option<XenbusState> {
     let text = store.read_opt(&format!("{directory}/{}", xenbus::STATE)).ok()??;
     Some(XenbusState::parse(&text).unwrap_or(XenbusState::Missing))
 }
 
-fn state_name(state: Option<XenbusState>) -> String {
+pub(super) fn state_name(state: Option<XenbusState>) -> String {
     state.map_or_else(|| "none".to_owned(), |state| format!("{state:?}"))
 }
 

@@ -113,7 +113,8 @@ impl Devices {
         self.again.values().min().copied()
     }
 
-    /// Looks at each device that is due.
+    /// Looks at each device that is due. True if there were any: what the store was asked may have
+    /// brought events with it, of which no poll tells.
     ///
     /// # Errors
     ///
@@ -123,16 +124,18 @@ impl Devices {
         &mut self,
         store: &mut StoreClient,
         served: &mut impl Served,
-    ) -> Result<(), StoreError> {
-        if core::mem::take(&mut self.rescan) {
+    ) -> Result<bool, StoreError> {
+        let mut worked = core::mem::take(&mut self.rescan);
+        if worked {
             self.scan(store)?;
         }
         let now = Instant::now();
         self.due.extend(self.again.iter().filter(|(_, at)| **at <= now).map(|(device, _)| *device));
         while let Some(device) = self.due.pop_first() {
             self.look(device, store, served)?;
+            worked = true;
         }
-        Ok(())
+        Ok(worked)
     }
 
     fn scan(&mut self, store: &mut StoreClient) -> Result<(), StoreError> {

@@ -2,9 +2,10 @@
 //!
 //! # Theory of operation
 //!
-//! The toolstack makes a directory in xenstore for each interface that this domain is to serve. One
-//! thread watches them, goes through the xenbus handshake with each guest, and attaches what is
-//! connected to a data plane, which has a thread of its own. What another process of this kind left
+//! The toolstack makes a directory in xenstore for each interface and each disk that this domain is to
+//! serve. One thread watches them, goes through the xenbus handshake with each guest, and attaches
+//! interfaces that are connected to a data plane, which has a thread of its own; each ring of a disk has
+//! one too. What another process of this kind left
 //! connected is taken over as it is: ending and starting the daemon is no event for the guests.
 //!
 //! * [`config`]: its configuration file.
@@ -12,6 +13,7 @@
 //! * [`status`]: what it says of itself; [`show`]: `ringfence status`.
 //! * `devices`: finds devices, and looks at those that changed.
 //! * `host`: the interfaces, and what each is attached to.
+//! * `disks`: the disks, and their storage.
 //! * `bridge`: interfaces of the host.
 //! * `records`, `made`: what outlives the process.
 
@@ -19,6 +21,7 @@ mod bridge;
 pub mod config;
 mod daemon;
 mod devices;
+mod disks;
 mod host;
 mod made;
 pub mod metrics;
@@ -58,18 +61,22 @@ Examples:
   A guest whose interface it serves (in the guest's xl configuration):
     vif = [ 'bridge=xenbr0,script=vif-ringfence' ]
 
+  A guest whose disk it serves, a file, a device, or what an NBD server exports:
+    disk = [ 'vdev=xvda,script=block-ringfence,target=/var/lib/xen/images/a.img' ]
+
   From a driver domain called `net` instead of dom0:
     vif = [ 'bridge=xenbr0,backend=net,script=vif-ringfence' ]
 
 Signals:
   SIGTERM ends it. Guests stay connected, and the next one goes on with them; --on-exit=close closes
-  their interfaces instead. SIGHUP has it read its configuration again.";
+  their interfaces and disks instead. SIGHUP has it read its configuration again.";
 
-/// Serve network interfaces to Xen guests, in dom0 or a driver domain
+/// Serve network interfaces and disks to Xen guests, in dom0 or a driver domain
 ///
-/// Finds the interfaces that the toolstack makes for this domain and serves them to unmodified
-/// guests, in place of the kernel's xen-netback, which must not be loaded. It can be stopped (or
-/// killed) and started again while guests run: their interfaces are taken over as they are.
+/// Finds the interfaces and disks that the toolstack makes for this domain and serves them to
+/// unmodified guests, in place of the kernel's xen-netback and xen-blkback, which must not be loaded. It
+/// can be stopped (or killed) and started again while guests run: their devices are taken over as they
+/// are, and no request to a disk is lost.
 ///
 /// Needs root, and the kernel's xen-gntdev, xen-evtchn and tun.
 #[derive(Debug, Args)]
@@ -83,7 +90,7 @@ pub struct ServeArgs {
     #[arg(long)]
     pub check: bool,
 
-    /// What becomes of the guests' interfaces when the daemon is told to end
+    /// What becomes of the guests' devices when the daemon is told to end
     #[arg(long, value_enum, value_name = "WHAT", default_value_t)]
     pub on_exit: OnExit,
 
@@ -96,7 +103,7 @@ pub struct ServeArgs {
     pub runtime_dir: PathBuf,
 }
 
-/// What becomes of the guests' interfaces when the daemon is told to end.
+/// What becomes of the guests' devices when the daemon is told to end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default, ValueEnum)]
 pub enum OnExit {
     /// They stay connected, for the next daemon to go on with

@@ -7,12 +7,12 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 
 use super::config::{Config, PATH_DEFAULT};
-use super::status::{Attachment, Counts, Snapshot, VifStatus, ask};
+use super::status::{Attachment, Counts, QueueStatus, Snapshot, VbdStatus, VifStatus, ask};
 use crate::sys::STATUS_FAILED;
 
 const EXAMPLES: &str = "\
 Examples:
-  The interfaces of guests, one a line:
+  The interfaces and disks of guests, one a line:
     ringfence status
 
   With every counter that is not zero:
@@ -80,6 +80,8 @@ struct Table<'a> {
 
 const HEADS: [&str; 8] =
     ["INTERFACE", "DOMAIN", "STATE", "ATTACHED", "MODE", "QUEUES", "SENT", "RECEIVED"];
+const DISK_HEADS: [&str; 8] =
+    ["DISK", "DOMAIN", "STATE", "STORAGE", "MODE", "QUEUES", "READ", "WRITTEN"];
 
 impl fmt::Display for Table<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -93,27 +95,37 @@ impl fmt::Display for Table<'_> {
             let known = daemon.switch_addresses.unwrap_or(0);
             writeln!(f, "host's leg on the switch: {} ({known} addresses known)", host.name)?;
         }
-        if self.snapshot.vifs.is_empty() {
-            return writeln!(f, "no interfaces of guests");
+        let (vifs, disks) = (&self.snapshot.vifs, &self.snapshot.disks);
+        if vifs.is_empty() {
+            writeln!(f, "no interfaces of guests")?;
+        } else {
+            table(f, HEADS, vifs.iter().map(row))?;
         }
-        let rows: Vec<_> = self.snapshot.vifs.iter().map(row).collect();
-        let heads = HEADS.map(str::to_owned);
-        let width = |column: usize| {
-            let cells = rows.iter().chain([&heads]).map(|row| row[column].chars().count());
-            cells.max().unwrap_or(0)
-        };
-        let widths: [usize; HEADS.len()] = core::array::from_fn(width);
-        let mut line = |cells: &[String; HEADS.len()]| {
-            let mut text = String::new();
-            for (cell, width) in cells.iter().zip(widths) {
-                write!(text, "{cell:width$}  ")?;
-            }
-            writeln!(f, "{}", text.trim_end())
-        };
-        line(&heads)?;
-        rows.iter().try_for_each(&mut line)?;
-        self.snapshot.vifs.iter().try_for_each(|vif| self.remarks(f, vif))
+        if !disks.is_empty() {
+            table(f, DISK_HEADS, disks.iter().map(disk_row))?;
+        }
+        vifs.iter().try_for_each(|vif| self.remarks(f, vif))?;
+        disks.iter().try_for_each(|disk| self.remarks_on_disk(f, disk))
     }
+}
+
+/// Lines under a head, in columns.
+fn table<const N: usize>(
+    f: &mut fmt::Formatter<'_>,
+    heads: [&str; N],
+    rows: impl Iterator<Item = [String; N]>,
+) -> fmt::Result {
+    let mut lines = vec![heads.map(str::to_owned)];
+    lines.extend(rows);
+    let width = |column: usize| lines.iter().map(|line| line[column].chars().count()).max();
+    let widths: [usize; N] = core::array::from_fn(|column| width(column).unwrap_or(0));
+    lines.iter().try_for_each(|cells| {
+        let mut text = String::new();
+        for (cell, width) in cells.iter().zip(widths) {
+            write!(text, "{cell:width$}  ")?;
+        }
+        writeln!(f, "{}", text.trim_end())
+    })
 }
 
 impl Table<'_> {
@@ -144,37 +156,80 @@ impl Table<'_> {
     }
 }
 
+impl Table<'_> {
+    fn remarks_on_disk(&self, f: &mut fmt::Formatter<'_>, disk: &VbdStatus) -> fmt::Result {
+        if let Some(problem) = &disk.problem {
+            writeln!(f, "{}: {problem}", disk.name)?;
+        }
+        if !disk.rules.is_empty() {
+            writeln!(f, "{}: rules broken: {}", disk.name, listed(&disk.rules))?;
+        }
+        if self.counters {
+            for (number, queue) in disk.queues.iter().enumerate() {
+                writeln!(f, "{} queue {number}: {}", disk.name, listed(&queue.counters))?;
+            }
+        }
+        Ok(())
+    }
+}
+
 fn listed(counts: &Counts) -> String {
     let pairs: Vec<_> = counts.iter().map(|(name, count)| format!("{name} {count}")).collect();
     pairs.join(", ")
 }
 
 fn row(vif: &VifStatus) -> [String; HEADS.len()] {
-    let state = if vif.connected {
-        if vif.adopted { "connected (taken over)".to_owned() } else { "connected".to_owned() }
-    } else {
-        format!("{} / {}", vif.backend_state, vif.frontend_state)
-    };
     let attached = match &vif.attachment {
         Attachment::Switch => "switch".to_owned(),
         Attachment::Tap { bridge: Some(bridge), .. } => bridge.clone(),
         Attachment::Tap { interface, bridge: None } => interface.clone(),
     };
-    let domain = match &vif.domain_name {
-        Some(name) => format!("{} {name}", vif.domain),
-        None => vif.domain.to_string(),
-    };
-    let sum = |name: &str| octets(vif.sum(name));
     [
         vif.name.clone(),
-        domain,
-        state,
+        domain(vif.domain, vif.domain_name.as_ref()),
+        state((vif.connected, vif.adopted), (&vif.backend_state, &vif.frontend_state)),
         attached,
         vif.mode.clone(),
         vif.queue_count.to_string(),
-        sum("rx_bytes"),
-        sum("tx_bytes"),
+        octets(vif.sum("rx_bytes")),
+        octets(vif.sum("tx_bytes")),
     ]
+}
+
+fn disk_row(disk: &VbdStatus) -> [String; DISK_HEADS.len()] {
+    let name = match &disk.vdev {
+        Some(vdev) => format!("{} {vdev}", disk.name),
+        None => disk.name.clone(),
+    };
+    let storage = disk.storage.as_deref().unwrap_or("-");
+    // Asked for, and not had: the guest lends other pages each time.
+    let falls_back = disk.connected && disk.mode == "persistent" && !disk.persistent;
+    [
+        name,
+        domain(disk.domain, disk.domain_name.as_ref()),
+        state((disk.connected, disk.adopted), (&disk.backend_state, &disk.frontend_state)),
+        if disk.read_only { format!("{storage} (ro)") } else { storage.to_owned() },
+        if falls_back { "map".to_owned() } else { disk.mode.clone() },
+        disk.queues.len().to_string(),
+        sum(&disk.queues, "read_bytes"),
+        sum(&disk.queues, "written_bytes"),
+    ]
+}
+
+fn state((connected, adopted): (bool, bool), (back, front): (&str, &str)) -> String {
+    match (connected, adopted) {
+        (true, true) => "connected (taken over)".to_owned(),
+        (true, false) => "connected".to_owned(),
+        (false, _) => format!("{back} / {front}"),
+    }
+}
+
+fn domain(number: u16, name: Option<&String>) -> String {
+    name.map_or_else(|| number.to_string(), |name| format!("{number} {name}"))
+}
+
+fn sum(queues: &[QueueStatus], name: &str) -> String {
+    octets(queues.iter().filter_map(|queue| queue.counters.get(name)).sum())
 }
 
 /// A number of octets that fits a column.
@@ -188,7 +243,7 @@ fn octets(count: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::serve::status::{DaemonStatus, QueueStatus};
+    use crate::serve::status::DaemonStatus;
 
     #[test]
     fn octets_fit_a_column() {
@@ -234,7 +289,20 @@ mod tests {
             ..VifStatus::default()
         };
         let daemon = DaemonStatus { version: "1.2.3".to_owned(), ..DaemonStatus::default() };
-        let snapshot = Snapshot { daemon, vifs: vec![connected, waiting] };
+        let counters = Counts::from([("read_bytes".to_owned(), 9), ("reads".to_owned(), 1)]);
+        let disk = VbdStatus {
+            name: "vbd5.51712".to_owned(),
+            vdev: Some("xvda".to_owned()),
+            domain: 5,
+            connected: true,
+            storage: Some("/dev/vg/a".to_owned()),
+            read_only: true,
+            mode: "persistent".to_owned(),
+            queues: vec![QueueStatus { counters }],
+            problem: Some("it is slow".to_owned()),
+            ..VbdStatus::default()
+        };
+        let snapshot = Snapshot { daemon, vifs: vec![connected, waiting], disks: vec![disk] };
         let table = |counters| Table { snapshot: &snapshot, counters }.to_string();
         let text = table(false);
         let lines: Vec<Vec<&str>> = text.lines().map(|l| l.split_whitespace().collect()).collect();
@@ -244,6 +312,26 @@ mod tests {
             ["vif5.0", "5", "web", "connected", "xenbr0", "copy", "1", "12", "KiB", "7", "B"]
         );
         assert_eq!(lines[3][..5], ["vif16.0", "16", "InitWait", "/", "Initialising"]);
+        assert_eq!(lines[4], DISK_HEADS);
+        assert_eq!(
+            lines[5],
+            [
+                "vbd5.51712",
+                "xvda",
+                "5",
+                "connected",
+                "/dev/vg/a",
+                "(ro)",
+                "map",
+                "1",
+                "9",
+                "B",
+                "0",
+                "B"
+            ]
+        );
+        assert!(text.contains("vbd5.51712: it is slow\n"));
+        assert!(table(true).contains("vbd5.51712 queue 0: read_bytes 9, reads 1\n"));
         assert!(text.contains("vif16.0: there is no bridge `br9`\n"));
         assert!(text.contains("vif16.0: rules broken: tx_producer_overflow 1\n"));
         assert!(!text.contains("rx_bytes"));

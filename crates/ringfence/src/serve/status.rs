@@ -35,6 +35,8 @@ pub struct Snapshot {
     pub daemon: DaemonStatus,
     /// Interfaces of guests, by domain and number.
     pub vifs: Vec<VifStatus>,
+    /// Disks of guests, by domain and number.
+    pub disks: Vec<VbdStatus>,
 }
 
 /// The daemon itself.
@@ -56,8 +58,11 @@ pub struct DaemonStatus {
     pub gone_ports: Counts,
     /// Rules broken by devices that are gone.
     pub gone_rules: Counts,
-    /// Devices that were taken over from the daemon before this one.
+    /// Interfaces that were taken over from the daemon before this one.
     pub adopted: u64,
+    /// What is to be said of all disks.
+    #[serde(default)]
+    pub disks: DiskTotals,
     /// Addresses that the switch knows, where there is a switch.
     pub switch_addresses: Option<u64>,
     /// The host's leg on the switch.
@@ -154,6 +159,66 @@ pub struct QueueStatus {
     pub counters: Counts,
 }
 
+/// What is to be said of all disks.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DiskTotals {
+    /// Disks that were taken over from the daemon before this one.
+    pub adopted: u64,
+    /// What rings that are gone had counted.
+    pub gone: Counts,
+    /// Rules broken by disks that are gone.
+    pub gone_rules: Counts,
+    /// Disks that are gone but for requests that their storage has not finished.
+    pub finishing: u64,
+}
+
+/// One disk of a guest.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct VbdStatus {
+    /// `vbd5.51712`.
+    pub name: String,
+    /// The guest's domain.
+    pub domain: u16,
+    /// The guest's name, where the store tells.
+    pub domain_name: Option<String>,
+    /// Which of its disks, as its drivers count.
+    pub handle: u32,
+    /// Which, as the guest's configuration says: `xvda`.
+    pub vdev: Option<String>,
+    /// Where its bytes are.
+    pub storage: Option<String>,
+    /// How many there are.
+    pub bytes: Option<u64>,
+    /// Bytes of a sector.
+    pub sector_size: Option<u32>,
+    /// The guest cannot write.
+    pub read_only: bool,
+    /// This side's xenbus state, as its name.
+    pub backend_state: String,
+    /// The guest's.
+    pub frontend_state: String,
+    /// What the toolstack's script said.
+    pub hotplug_status: Option<String>,
+    /// Requests can flow.
+    pub connected: bool,
+    /// It was taken over from the daemon before this one.
+    pub adopted: bool,
+    /// How its pages are to be reached.
+    pub mode: String,
+    /// The guest uses the same pages again, and they stay mapped.
+    pub persistent: bool,
+    /// Pages of each ring.
+    pub ring_pages: Option<u32>,
+    /// The guest's layout of requests.
+    pub protocol: Option<String>,
+    /// Why it is not connected, where this side is the reason.
+    pub problem: Option<String>,
+    /// One for each queue.
+    pub queues: Vec<QueueStatus>,
+    /// Rules that the guest broke.
+    pub rules: Counts,
+}
+
 /// What a client asks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ToServe {
@@ -168,6 +233,8 @@ pub enum FromServe {
     Daemon(Box<DaemonStatus>),
     /// One interface.
     Vif(Box<VifStatus>),
+    /// One disk.
+    Vbd(Box<VbdStatus>),
     /// That was all.
     End,
 }
@@ -177,7 +244,8 @@ impl Snapshot {
     fn into_packets(self) -> Vec<FromServe> {
         let first = FromServe::Daemon(Box::new(self.daemon));
         let vifs = self.vifs.into_iter().map(|vif| FromServe::Vif(Box::new(vif)));
-        std::iter::once(first).chain(vifs).chain([FromServe::End]).collect()
+        let disks = self.disks.into_iter().map(|disk| FromServe::Vbd(Box::new(disk)));
+        std::iter::once(first).chain(vifs).chain(disks).chain([FromServe::End]).collect()
     }
 }
 
@@ -286,6 +354,7 @@ pub fn ask(path: &Path) -> Result<Snapshot, ChannelError> {
         match channel.receive_within(PATIENCE)?.0 {
             FromServe::Daemon(daemon) => snapshot.daemon = *daemon,
             FromServe::Vif(vif) => snapshot.vifs.push(*vif),
+            FromServe::Vbd(disk) => snapshot.disks.push(*disk),
             FromServe::End => return Ok(snapshot),
         }
     }
@@ -302,7 +371,16 @@ mod tests {
             queues: vec![QueueStatus { counters: Counts::from([("rx_frames".to_owned(), 7)]) }],
             ..VifStatus::default()
         };
-        Snapshot { vifs: (1..=vifs).map(vif).collect(), ..Snapshot::default() }
+        let disk = |domain| VbdStatus {
+            name: format!("vbd{domain}.51712"),
+            domain,
+            ..VbdStatus::default()
+        };
+        Snapshot {
+            vifs: (1..=vifs).map(vif).collect(),
+            disks: (1..=vifs).map(disk).collect(),
+            ..Snapshot::default()
+        }
     }
 
     fn path(dir: &tempfile::TempDir) -> PathBuf {

@@ -275,7 +275,8 @@ pub enum Body {
 pub struct Request {
     /// Comes back in the response.
     pub id: u64,
-    /// The first byte, which comes back too.
+    /// The operation, which comes back too: of an indirect request the inner one, as Linux' frontend,
+    /// which disables its disk otherwise, and its backend have it.
     pub operation: u8,
     /// What is asked for, or the rule that is broken.
     pub body: Result<Body, Refusal>,
@@ -314,7 +315,10 @@ impl Request {
     ) -> Request {
         let before = segments.len();
         let id = u64_at(slot, abi.id());
-        let operation = slot[0];
+        let operation = match Operation::from_raw(slot[0]) {
+            Operation::Indirect => slot[1],
+            _ => slot[0],
+        };
         let body = body(abi, slot, rules, segments);
         if body.is_err() {
             segments.truncate(before);

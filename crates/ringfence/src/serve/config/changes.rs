@@ -40,10 +40,25 @@ pub(super) const KEYS: &[(&str, Effect)] = &[
     ("network.addresses", Effect::Connect),
     ("network.multicast-control", Effect::Connect),
     ("network.stall-seconds", Effect::Connect),
+    ("disks.serve", Effect::Restart),
+    ("disks.paths", Effect::Connect),
+    ("disks.nbd", Effect::Connect),
+    ("disks.mode", Effect::Connect),
+    ("disks.cache", Effect::Connect),
+    ("disks.bounce", Effect::Connect),
+    ("disks.sector-size", Effect::Connect),
+    ("disks.max-queues", Effect::Connect),
+    ("disks.ring-page-order", Effect::Connect),
+    ("disks.indirect-segments", Effect::Connect),
+    ("disks.persistent-pages", Effect::Connect),
+    ("disks.persistent-seconds", Effect::Connect),
     ("limits.devices", Effect::Now),
     ("limits.devices-per-domain", Effect::Now),
+    ("limits.disks", Effect::Now),
+    ("limits.disks-per-domain", Effect::Now),
     ("metrics.listen", Effect::Restart),
     ("device", Effect::Connect),
+    ("disk", Effect::Connect),
 ];
 
 /// What differs between two configurations.
@@ -102,9 +117,12 @@ impl Config {
                 "limits.devices-per-domain" => {
                     l.devices_per_domain != new.limits.devices_per_domain
                 }
+                "limits.disks" => l.disks != new.limits.disks,
+                "limits.disks-per-domain" => l.disks_per_domain != new.limits.disks_per_domain,
                 "metrics.listen" => self.metrics.listen != new.metrics.listen,
                 "device" => self.device != new.device,
-                _ => false,
+                "disk" => self.disk != new.disk,
+                name => super::disks::differs(name, &self.disks, &new.disks),
             }
         };
         Changes(KEYS.iter().copied().filter(|(name, _)| differs(name)).collect())
@@ -117,6 +135,7 @@ impl Config {
         next.serve.status_socket.clone_from(&self.serve.status_socket);
         next.network.attach = self.network.attach;
         next.network.host_interface.clone_from(&self.network.host_interface);
+        next.disks.serve = self.disks.serve;
         next.metrics.clone_from(&self.metrics);
         next
     }

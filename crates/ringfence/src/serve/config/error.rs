@@ -74,7 +74,9 @@ fn suggestion(key: &str) -> Option<&'static str> {
     // Underscores where dashes belong are the commonest slip.
     let key = key.replace('_', "-");
     let names = KEYS.iter().map(|(name, _)| name.rsplit('.').next().unwrap_or(name));
-    let sections = ["serve", "network", "limits", "metrics", "device", "domain", "mac"];
+    let sections = [
+        "serve", "network", "disks", "limits", "metrics", "device", "disk", "domain", "mac", "vdev",
+    ];
     names
         .chain(sections)
         .map(|name| (strsim::damerau_levenshtein(name, &key), name))

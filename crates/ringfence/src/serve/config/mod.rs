@@ -8,6 +8,7 @@
 //! ([`Config::changes_to`]), which tells what takes effect now, at the next connection, or at a restart.
 
 mod changes;
+mod disks;
 mod error;
 mod values;
 
@@ -22,6 +23,7 @@ use ringfence_net::switch::Mac;
 use serde::Deserialize;
 
 pub use changes::{Changes, Effect};
+pub use disks::{DiskOverride, DiskSettings, Disks};
 pub use error::ConfigError;
 pub use values::{Attach, Listen, LogLevel};
 
@@ -42,13 +44,18 @@ pub struct Config {
     pub serve: Serve,
     /// Guests' interfaces.
     pub network: Network,
+    /// Guests' disks.
+    pub disks: Disks,
     /// What is bounded.
     pub limits: Limits,
     /// What is exported.
     pub metrics: Metrics,
-    /// Exceptions for some devices.
+    /// Exceptions for some interfaces.
     #[serde(deserialize_with = "values::overrides")]
     pub device: Vec<Override>,
+    /// Exceptions for some disks.
+    #[serde(deserialize_with = "disks::overrides")]
+    pub disk: Vec<DiskOverride>,
 }
 
 /// The daemon itself.
@@ -129,11 +136,17 @@ pub struct Limits {
     /// Interfaces of one guest.
     #[serde(deserialize_with = "values::within::<1, { values::DEVICES_MAX }, _, _>")]
     pub devices_per_domain: u16,
+    /// Disks served at a time.
+    #[serde(deserialize_with = "values::within::<1, { values::DISKS_MAX }, _, _>")]
+    pub disks: u16,
+    /// Disks of one guest.
+    #[serde(deserialize_with = "values::within::<1, { values::DISKS_MAX }, _, _>")]
+    pub disks_per_domain: u16,
 }
 
 impl Default for Limits {
     fn default() -> Self {
-        Limits { devices: 250, devices_per_domain: 16 }
+        Limits { devices: 250, devices_per_domain: 16, disks: 250, disks_per_domain: 32 }
     }
 }
 

@@ -1,3 +1,5 @@
+use ringfence_block::storage::file::{Bounce, CacheMode};
+
 use super::*;
 
 const EXAMPLE: &str = include_str!("../../../../../dist/ringfence.toml");
@@ -33,7 +35,8 @@ fn the_example_has_each_option_and_when_it_takes_effect() {
         }
     }
     let known: Vec<_> = changes::KEYS.iter().map(|(k, e)| ((*k).to_owned(), e.word())).collect();
-    let known: Vec<_> = known.into_iter().filter(|(key, _)| key != "device").collect();
+    let known: Vec<_> =
+        known.into_iter().filter(|(key, _)| key != "device" && key != "disk").collect();
     assert_eq!(documented, known);
 }
 
@@ -41,6 +44,9 @@ fn the_example_has_each_option_and_when_it_takes_effect() {
 fn the_limits_are_those_of_what_is_configured() {
     assert_eq!(values::QUEUES_MAX, u64::from(ringfence_net::vif::backend::QUEUES_MAX));
     let ports = u64::try_from(ringfence_net::switch::PORTS_MAX).unwrap();
+    assert_eq!(disks::QUEUES_MAX, u64::from(ringfence_block::vbd::QUEUES_MAX));
+    assert_eq!(disks::RING_ORDER_MAX, u64::from(ringfence_wire::blkif::RING_ORDER_MAX));
+    assert_eq!(disks::SEGMENTS_MAX, u64::from(ringfence_wire::blkif::SEGMENTS_MAX));
     assert!(values::DEVICES_MAX < ports, "the host has one too");
     assert!(
         values::ADDRESSES_MAX * 2 < u64::try_from(ringfence_net::switch::table::CAPACITY).unwrap()
@@ -52,6 +58,10 @@ fn the_example_names_every_mode() {
     for mode in Mode::ALL {
         assert!(EXAMPLE.contains(&format!("\"{mode}\"")), "{mode}");
     }
+    let disks = ringfence_block::blkback::Mode::ALL.into_iter().map(|mode| mode.name());
+    for name in disks.chain(CacheMode::NAMES.iter().copied()).chain(Bounce::NAMES.iter().copied()) {
+        assert!(EXAMPLE.contains(&format!("\"{name}\"")), "{name}");
+    }
 }
 
 #[test]
@@ -59,6 +69,7 @@ fn the_commented_exceptions_of_the_example_are_right() {
     let exceptions = EXAMPLE.split_once("# [[device]]").map(|(_, rest)| rest).unwrap();
     let text: String = format!("# [[device]]{exceptions}")
         .lines()
+        .filter(|line| !line.starts_with("# Exceptions") && !line.starts_with("#  "))
         .map(|line| format!("{}\n", line.trim_start_matches("# ").trim_start_matches('#')))
         .collect();
     let config = parse(&text).unwrap();
@@ -68,6 +79,12 @@ fn the_commented_exceptions_of_the_example_are_right() {
     let one = config.device(Some("web"), Some([0, 0x16, 0x3e, 1, 2, 3]));
     assert_eq!((one.offloads, one.check_source), (OffloadKeys::NONE, true));
     assert_eq!(config.device(None, None), Config::default().device(None, None));
+    assert_eq!(config.disk.len(), 2);
+    let database = config.disk(Some("database"), Some("xvdb"));
+    assert_eq!((database.sector_size, database.max_queues), (Some(4096), 8));
+    assert_eq!(config.disk(Some("database"), Some("xvda")).sector_size, None);
+    assert_eq!(config.disk(Some("scratch"), None).cache, CacheMode::Unsafe);
+    assert_eq!(config.disk(None, None), Config::default().disk(None, None));
 }
 
 /// Every way to be wrong, with the place and the words.
@@ -130,6 +147,25 @@ fn what_is_wrong_is_said_with_its_place() {
             "\n[[device]]\nmode = 'map'",
             "2:1: exception 1 names neither a `domain` nor a `mac`; what holds for all devices belongs \
              in [network]",
+        ),
+        (
+            "[disks]\nsector-size = 520",
+            "2:15: 520 is no size of a sector: 512, 4096, or 0 for that of the medium",
+        ),
+        (
+            "[disks]\npaths = ['images']",
+            "2:9: `images` is no absolute path of a folder, without `..`",
+        ),
+        (
+            "[disks]\npaths = ['/a/../..']",
+            "2:9: `/a/../..` is no absolute path of a folder, without `..`",
+        ),
+        ("[disks]\nring-page-order = 5", "2:19: 5 is not within 0 to 4"),
+        ("[disks]\nmax-qeues = 1", "2:1: unknown key `max-qeues`; did you mean `max-queues`?"),
+        (
+            "[[disk]]\nmode = 'map'",
+            "1:1: exception 1 names neither a `domain` nor a `vdev`; what holds for all disks belongs \
+             in [disks]",
         ),
         (
             "[[device]]\ndomain = 'a/b'",
@@ -208,13 +244,30 @@ fn every_change_is_seen_and_what_needs_a_restart_waits_for_it() {
         addresses = 3
         multicast-control = false
         stall-seconds = 5
+        [disks]
+        serve = false
+        paths = ['/']
+        nbd = false
+        mode = 'copy'
+        cache = 'writeback'
+        bounce = 'always'
+        sector-size = 4096
+        max-queues = 1
+        ring-page-order = 0
+        indirect-segments = 0
+        persistent-pages = 0
+        persistent-seconds = 1
         [limits]
         devices = 7
         devices-per-domain = 3
+        disks = 9
+        disks-per-domain = 8
         [metrics]
         listen = 'unix:/run/m.sock'
         [[device]]
-        domain = 'a'",
+        domain = 'a'
+        [[disk]]
+        vdev = 'xvda'",
     )
     .unwrap();
     assert_eq!(old.changes_to(&changed).all(), changes::KEYS);

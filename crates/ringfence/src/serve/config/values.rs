@@ -22,6 +22,8 @@ pub(super) const ADDRESSES_MAX: u64 = 1024;
 pub(super) const STALL_MAX: u64 = 3600;
 /// Ports of a switch, less those of the host.
 pub(super) const DEVICES_MAX: u64 = 250;
+/// Disks, of which each has a thread for each of its queues.
+pub(super) const DISKS_MAX: u64 = 1000;
 /// Octets of a path of a Unix socket, its terminator left out.
 const SOCKET_PATH_MAX: usize = 107;
 /// Octets of a domain's name that libxl accepts.

@@ -7,6 +7,7 @@
 //! seen from several sides is one name with labels. Directions are the guest's own: what it `sent`, and
 //! what it `received`.
 
+mod disks;
 mod http;
 
 #[cfg(test)]
@@ -123,7 +124,8 @@ impl Collector for Source {
         self.gone(e)?;
         self.devices(e)?;
         self.traffic(e)?;
-        self.counts(e)
+        self.counts(e)?;
+        disks::encode(&self.0, e)
     }
 }
 

@@ -6,7 +6,7 @@ use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
 use super::super::config::Listen;
-use super::super::status::{DaemonStatus, HostStatus, QueueStatus};
+use super::super::status::{DaemonStatus, DiskTotals, HostStatus, QueueStatus, VbdStatus};
 use super::http::{Asked, understand};
 use super::*;
 
@@ -129,6 +129,7 @@ fn snapshot() -> Snapshot {
         path: counts([("grant_copies", 8)]),
         gone_ports: counts([("rx_frames", 2)]),
         adopted: 1,
+        disks: DiskTotals { adopted: 3, gone: counts([("writes", 6)]), ..DiskTotals::default() },
         switch_addresses: Some(12),
         host_interface: Some(HostStatus {
             name: "rf0".to_owned(),
@@ -136,7 +137,21 @@ fn snapshot() -> Snapshot {
         }),
         ..DaemonStatus::default()
     };
-    Snapshot { daemon, vifs: vec![web, idle] }
+    let ring = |reads| QueueStatus {
+        counters: counts([("reads", reads), ("read_bytes", reads * 4096), ("persistent_hits", 3)]),
+    };
+    let disk = VbdStatus {
+        name: "vbd5.51712".to_owned(),
+        vdev: Some("xvda".to_owned()),
+        storage: Some("/dev/vg/\"a\"".to_owned()),
+        bytes: Some(1 << 30),
+        connected: true,
+        persistent: true,
+        queues: vec![ring(4), ring(5)],
+        rules: counts([("blk_sector_beyond_disk", 2)]),
+        ..VbdStatus::default()
+    };
+    Snapshot { daemon, vifs: vec![web, idle], disks: vec![disk] }
 }
 
 #[test]
@@ -168,6 +183,18 @@ fn what_is_exported_reads_back_by_the_specification() {
         Some(6.0)
     );
     assert_eq!(get("ringfence_switch_addresses"), Some(12.0));
+    assert_eq!(get("ringfence_vbds"), Some(1.0));
+    assert_eq!(get("ringfence_vbds_adopted_total"), Some(3.0));
+    assert_eq!(get("ringfence_gone_vbds_total{counter=\"writes\"}"), Some(6.0));
+    let of = |rest: &str| get(&format!("ringfence_vbd_{rest}"));
+    assert_eq!(of("connected{vbd=\"vbd5.51712\"}"), Some(1.0));
+    assert_eq!(of("size_bytes{vbd=\"vbd5.51712\"}"), Some(1_073_741_824.0));
+    assert_eq!(of("requests_total{vbd=\"vbd5.51712\",operation=\"read\"}"), Some(9.0));
+    assert_eq!(of("requests_total{vbd=\"vbd5.51712\",operation=\"write\"}"), Some(0.0));
+    assert_eq!(of("bytes_total{vbd=\"vbd5.51712\",direction=\"read\"}"), Some(36864.0));
+    assert_eq!(of("queue_total{vbd=\"vbd5.51712\",counter=\"persistent_hits\"}"), Some(6.0));
+    let rule = "rule_violations_total{vbd=\"vbd5.51712\",rule=\"blk_sector_beyond_disk\"}";
+    assert_eq!(of(rule), Some(2.0));
     let info =
         samples.keys().find(|series| series.starts_with("ringfence_vif_info{vif=\"vif5.0\""));
     assert!(info.unwrap().contains("domain=\"we\\\"b\\\\\\n} 1\\n# EOF\""), "{info:?}");

@@ -107,6 +107,11 @@ pub enum FilterError {
 /// `linux/fs.h`.
 const BLKDISCARD: i32 = 0x1277;
 const BLKSECDISCARD: i32 = 0x127D;
+const BLKSSZGET: i32 = 0x1268;
+const BLKPBSZGET: i32 = 0x127B;
+const BLKGETSIZE64: i32 = 0x8008_1272_u32.cast_signed();
+/// `ioctls.h`.
+const FIONREAD: i32 = 0x541B;
 
 const fn always(number: libc::c_long, why: &'static str) -> Allowed {
     Allowed { number, who: Who::Both, when: &[], why }
@@ -272,6 +277,43 @@ pub const LIST: &[Allowed] = &[
     daemon(libc::SYS_setsockopt, &[is(1, libc::SOL_SOCKET), is(2, 21)], "a client that is slow"),
     daemon(libc::SYS_setsockopt, &[is(1, libc::SOL_SOCKET), is(2, 66)], "a client that is slow"),
     daemon(libc::SYS_setsockopt, &[is(1, libc::SOL_SOCKET), is(2, 67)], "a client that is slow"),
+    // Disks of guests: files, devices, and servers.
+    daemon(libc::SYS_flock, &[], "that nobody else has a disk"),
+    daemon(libc::SYS_readlinkat, &[], "where a disk is, when all links are followed"),
+    #[cfg(target_arch = "x86_64")]
+    daemon(libc::SYS_readlink, &[], "where a disk is, when all links are followed"),
+    daemon(libc::SYS_fdatasync, &[], "a guest flushes its disk"),
+    daemon(libc::SYS_ioctl, &[is(1, BLKGETSIZE64)], "how large a block device is"),
+    daemon(libc::SYS_ioctl, &[is(1, BLKSSZGET)], "how large its sectors are"),
+    daemon(libc::SYS_ioctl, &[is(1, BLKPBSZGET)], "how large those of its medium are"),
+    daemon(libc::SYS_ioctl, &[is(1, BLKDISCARD)], "giving up ranges of a block device"),
+    daemon(libc::SYS_ioctl, &[is(1, BLKSECDISCARD)], "the same, for certain"),
+    daemon(libc::SYS_socket, &[is(0, libc::AF_UNIX)], "a disk's server"),
+    daemon(
+        libc::SYS_socket,
+        &[is(0, libc::AF_INET)],
+        "a disk's server, and finding it by its name",
+    ),
+    daemon(
+        libc::SYS_socket,
+        &[is(0, libc::AF_INET6)],
+        "a disk's server, and finding it by its name",
+    ),
+    daemon(libc::SYS_connect, &[], "a disk's server, and finding it by its name"),
+    daemon(libc::SYS_sendmmsg, &[], "finding a server by its name"),
+    daemon(libc::SYS_getsockname, &[], "finding a server by its name"),
+    daemon(libc::SYS_uname, &[], "finding a server by its name"),
+    daemon(libc::SYS_ioctl, &[is(1, FIONREAD)], "finding a server by its name"),
+    daemon(
+        libc::SYS_setsockopt,
+        &[is(1, libc::IPPROTO_TCP), is(2, libc::TCP_NODELAY)],
+        "a disk's server: requests are not held back",
+    ),
+    daemon(
+        libc::SYS_setsockopt,
+        &[is(1, libc::SOL_SOCKET), is(2, libc::SO_KEEPALIVE)],
+        "a disk's server: noticing that it is gone",
+    ),
     daemon(libc::SYS_socket, &[is(0, libc::AF_NETLINK)], "interfaces of the host"),
     daemon(libc::SYS_bind, &[], "interfaces of the host"),
     daemon(libc::SYS_ioctl, &[is(1, 0x8933)], "SIOCGIFINDEX: the number of an interface"),
@@ -377,7 +419,7 @@ mod tests {
         let domain = Confined::Domain;
         for whom in [domain(DomainKind::Driver), domain(DomainKind::Frontend), Confined::Daemon] {
             let rules = rules(whom).unwrap();
-            let flushes = whom == domain(DomainKind::Driver);
+            let flushes = whom != domain(DomainKind::Frontend);
             assert_eq!(rules.contains_key(&libc::SYS_fdatasync), flushes);
             assert_eq!(rules.contains_key(&libc::SYS_openat), whom == Confined::Daemon);
             let filter = SeccompFilter::new(

@@ -1,0 +1,67 @@
+//! What is said of disks: their rows in the status.
+
+use std::collections::BTreeMap;
+
+use ringfence_platform::Platform;
+use ringfence_platform::store::{StoreAccess, StoreClient};
+use ringfence_wire::netif::keys::HOTPLUG_STATUS;
+use ringfence_wire::xenbus::{DeviceId, XenbusState};
+
+use super::super::daemon::{counts, state_name, state_of};
+use super::super::status::{DiskTotals, QueueStatus, VbdStatus};
+use super::{Storage, Vbd, Vbds, ring_counts};
+use crate::seat::device_name;
+
+impl<P: Platform> Vbds<P> {
+    /// Each disk.
+    pub(in crate::serve) fn status(&self, store: &mut StoreClient) -> Vec<VbdStatus> {
+        self.list.iter().map(|(device, vbd)| status_of(device, vbd, store)).collect()
+    }
+
+    /// What disks that are gone had counted.
+    pub(in crate::serve) fn totals(&self) -> DiskTotals {
+        DiskTotals {
+            adopted: self.adopted,
+            gone: counts(self.retired.clone()),
+            gone_rules: counts(self.retired_rules.clone()),
+            finishing: self.departing.len() as u64,
+        }
+    }
+}
+
+fn status_of(device: &DeviceId, vbd: &Vbd, store: &mut StoreClient) -> VbdStatus {
+    let Vbd { keys, settings, backend, .. } = vbd;
+    let connection = backend.connection();
+    let backend_state = state_of(store, &device.backend_path());
+    let hotplug = store.read_opt(&format!("{}/{HOTPLUG_STATUS}", device.backend_path()));
+    let rings = vbd.rings.iter().map(|ring| QueueStatus { counters: counts(ring_counts(ring)) });
+    let geometry = match vbd.storage {
+        Storage::Open(geometry) => Some(geometry),
+        _ => None,
+    };
+    let rules: BTreeMap<_, _> = backend.rules().all().into_iter().collect();
+    let read_only = keys.read_only || geometry.is_some_and(|geometry| geometry.read_only);
+    VbdStatus {
+        name: device_name(device),
+        domain: device.frontend.0,
+        domain_name: keys.domain_name.clone(),
+        handle: device.handle,
+        vdev: keys.vdev.clone(),
+        storage: keys.source.as_ref().ok().map(ToString::to_string),
+        bytes: geometry.map(|geometry| geometry.bytes),
+        sector_size: geometry.map(|geometry| geometry.sector_size),
+        read_only,
+        backend_state: state_name(backend_state),
+        frontend_state: state_name(state_of(store, &device.frontend_path())),
+        hotplug_status: hotplug.ok().flatten().and_then(|text| String::from_utf8(text).ok()),
+        connected: connection.is_some() && backend_state == Some(XenbusState::Connected),
+        adopted: connection.is_some_and(|connection| connection.adopted),
+        mode: settings.mode.name().to_owned(),
+        persistent: connection.is_some_and(|connection| connection.persistent),
+        ring_pages: connection.map(|connection| connection.ring_pages),
+        protocol: connection.map(|connection| connection.abi.name().to_owned()),
+        problem: vbd.problem.clone().or_else(|| backend.condemned().map(str::to_owned)),
+        queues: rings.collect(),
+        rules: counts(rules),
+    }
+}

@@ -1,0 +1,365 @@
+//! Disks served by `ringfence serve`, without a hypervisor: the daemon is a domain of a hub, this test is
+//! the toolstack and the guests.
+
+#![allow(clippy::unwrap_used, reason = "in a test, a failure is a panic")]
+
+use std::fs;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixListener;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use ringfence::serve::status::{Snapshot, VbdStatus, ask};
+use ringfence_block::blkfront::BlkfrontOptions;
+use ringfence_block::export::{Export, ExportOptions};
+use ringfence_block::storage::memory::MemoryDisk;
+use ringfence_block::storage::testing::Driver;
+use ringfence_block::storage::{Disk, Geometry, Op};
+use ringfence_block::vbd::frontend::VbdFrontend;
+use ringfence_platform::local::hub::{Hub, HubHandle, HubLimits};
+use ringfence_platform::local::{ArenaShape, LocalPlatform};
+use ringfence_platform::store::{StoreAccess, StoreClient};
+use ringfence_platform::{DomId, Platform};
+use ringfence_wire::xenbus::{DeviceId, DeviceKind, XenbusState};
+use ringfence_wire::xenstore::{NodeAccess, PermissionList};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use rustix::process::{Pid, Signal, kill_process};
+
+const SOON: Duration = Duration::from_secs(20);
+const DRIVER: DomId = DomId(1);
+const XVDA: u32 = 51712;
+
+fn wait_until(what: &str, mut done: impl FnMut() -> bool) {
+    let deadline = Instant::now() + SOON;
+    while !done() {
+        assert!(Instant::now() < deadline, "not within {SOON:?}: {what}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// A hub, its toolstack, and a daemon; disks may be in the folder `images`.
+struct Lab {
+    dir: tempfile::TempDir,
+    hub: HubHandle,
+    store: StoreClient,
+    daemon: Child,
+}
+
+impl Drop for Lab {
+    fn drop(&mut self) {
+        let _ = self.daemon.kill();
+        let _ = self.daemon.wait();
+        self.hub.stop();
+        if std::thread::panicking() {
+            eprintln!("the daemon said:\n{}", self.log());
+        }
+    }
+}
+
+fn listen(path: &Path) -> OwnedFd {
+    let flags = SocketFlags::CLOEXEC;
+    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None);
+    let socket = socket.unwrap();
+    rustix::net::bind(&socket, &SocketAddrUnix::new(path).unwrap()).unwrap();
+    rustix::net::listen(&socket, 8).unwrap();
+    socket
+}
+
+fn configure(dir: &Path, lines: &str) {
+    // Keys of [disks] first: what a test adds may begin with them.
+    let images = dir.join("images");
+    let text = format!("[disks]\npaths = ['{}']\n{lines}\n", images.display());
+    fs::write(dir.join("ringfence.toml"), text).unwrap();
+}
+
+impl Lab {
+    fn new(lines: &str) -> Lab {
+        let dir = tempfile::tempdir().unwrap();
+        fs::create_dir(dir.path().join("images")).unwrap();
+        let (mut thread, hub) = Hub::new(HubLimits::default()).unwrap();
+        thread.listen(listen(&dir.path().join("hub.sock"))).unwrap();
+        std::thread::spawn(move || thread.run().unwrap());
+        let (_, socket) = hub.admit(Some(DomId(0)), true).unwrap();
+        let mut store = LocalPlatform::connect(socket).unwrap().store().unwrap();
+        // The daemon will be the next domain; as on Xen, it may read its own directory.
+        let own = format!("/local/domain/{}", DRIVER.0);
+        store.mkdir(&own).unwrap();
+        store.set_perms(&own, &PermissionList::owned_by(DomId(0), NodeAccess::Read)).unwrap();
+        configure(dir.path(), lines);
+        let log = fs::File::create(dir.path().join("log")).unwrap();
+        // Whoever runs the tests may ignore signals (a background job, nohup), which is inherited.
+        let daemon = Command::new("env")
+            .arg("--default-signal")
+            .arg(env!("CARGO_BIN_EXE_ringfence"))
+            .arg("serve")
+            .arg("--platform")
+            .arg(format!("local:{}", dir.path().join("hub.sock").display()))
+            .arg("--runtime-dir")
+            .arg(dir.path().join("run"))
+            .arg("--config")
+            .arg(dir.path().join("ringfence.toml"))
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(log)
+            .spawn()
+            .unwrap();
+        let lab = Lab { dir, hub, store, daemon };
+        wait_until("the daemon answers", || ask(&lab.socket()).is_ok());
+        lab
+    }
+
+    fn socket(&self) -> PathBuf {
+        self.dir.path().join("run/serve.sock")
+    }
+
+    fn status(&self) -> Snapshot {
+        ask(&self.socket()).unwrap()
+    }
+
+    fn row(&self, of: &Guest) -> VbdStatus {
+        let disks = self.status().disks;
+        disks.into_iter().find(|disk| disk.domain == of.device.frontend.0).unwrap_or_default()
+    }
+
+    fn counter(&self, of: &Guest, name: &str) -> u64 {
+        self.row(of).queues.iter().filter_map(|queue| queue.counters.get(name)).sum()
+    }
+
+    fn log(&self) -> String {
+        fs::read_to_string(self.dir.path().join("log")).unwrap_or_default()
+    }
+
+    fn signal(&self, signal: Signal) {
+        let pid = Pid::from_raw(i32::try_from(self.daemon.id()).unwrap()).unwrap();
+        kill_process(pid, signal).unwrap();
+    }
+
+    /// A file in which disks may be.
+    fn image(&self, name: &str, bytes: usize) -> PathBuf {
+        let path = self.dir.path().join("images").join(name);
+        fs::write(&path, vec![0; bytes]).unwrap();
+        path
+    }
+
+    fn key(&mut self, of: &Guest, key: &str) -> Option<String> {
+        let path = format!("{}/{key}", of.device.backend_path());
+        self.store.read_opt(&path).unwrap().map(|text| String::from_utf8(text).unwrap())
+    }
+
+    /// Writes a key of a device's backend directory, as the toolstack.
+    fn toolstack(&mut self, of: &Guest, key: &str, value: &str) {
+        self.store.write(&format!("{}/{key}", of.device.backend_path()), value).unwrap();
+    }
+
+    /// A guest with a disk that libxl made, with these keys besides.
+    fn guest(&mut self, keys: &[(&str, &str)]) -> Guest {
+        let (_, socket) = self.hub.admit(None, false).unwrap();
+        let platform = LocalPlatform::connect(socket).unwrap();
+        let platform = platform.with_arena(ArenaShape::of(2048, 2048));
+        let device = DeviceId {
+            kind: DeviceKind::Vbd,
+            frontend: platform.domid(),
+            backend: DRIVER,
+            handle: XVDA,
+        };
+        let front = [("virtual-device", XVDA.to_string()), ("device-type", "disk".to_owned())];
+        let libxl = [
+            ("mode", "w"),
+            ("type", "phy"),
+            ("dev", "xvda"),
+            ("removable", "0"),
+            ("discard-enable", "1"),
+            ("script", "/etc/xen/scripts/block-ringfence"),
+        ];
+        let mut back: Vec<_> = libxl.map(|(key, value)| (key, value.to_owned())).to_vec();
+        for (key, value) in keys {
+            back.retain(|(known, _)| known != key);
+            back.push((key, (*value).to_owned()));
+        }
+        ringfence_platform::xenbus::toolstack::create(&mut self.store, &device, (&front, &back))
+            .unwrap();
+        let options = BlkfrontOptions { queues: 2, ring_order: 1, ..BlkfrontOptions::default() };
+        let front = VbdFrontend::new(&platform, device, options, Arc::new(|| {})).unwrap();
+        let store = platform.store().unwrap();
+        Guest { platform, store, front, device }
+    }
+}
+
+struct Guest {
+    platform: LocalPlatform,
+    store: StoreClient,
+    front: VbdFrontend<LocalPlatform>,
+    device: DeviceId,
+}
+
+impl Guest {
+    fn look(&mut self) {
+        self.front.look(&self.platform, &mut self.store).unwrap();
+    }
+
+    fn connect(&mut self) {
+        wait_until("a guest connects", || {
+            self.look();
+            self.front.is_up()
+        });
+    }
+
+    fn geometry(&self) -> Geometry {
+        self.front.disk().unwrap().geometry()
+    }
+
+    fn driver(&self) -> Driver {
+        Driver::new(self.front.disk().unwrap().queue(8).unwrap())
+    }
+
+    fn back_state(&mut self) -> Option<XenbusState> {
+        let path = format!("{}/state", self.device.backend_path());
+        XenbusState::parse(&self.store.read_opt(&path).ok()??).ok()
+    }
+}
+
+#[test]
+fn a_file_is_a_disk_and_the_toolstack_is_told() {
+    let mut lab = Lab::new("");
+    let image = lab.image("a", 1 << 20);
+    let mut guest = lab.guest(&[("params", image.to_str().unwrap())]);
+    guest.connect();
+    assert_eq!(lab.key(&guest, "disk-status").as_deref(), Some("open"));
+    let geometry = guest.geometry();
+    assert_eq!((geometry.bytes, geometry.sector_size, geometry.read_only), (1 << 20, 512, false));
+    let mut driver = guest.driver();
+    driver.write(4096, &[7; 8192]).unwrap();
+    driver.run(Op::Flush, 0, 0, vec![]).result.unwrap();
+    assert_eq!(fs::read(&image).unwrap()[4095..12289].iter().filter(|b| **b == 7).count(), 8192);
+    let row = lab.row(&guest);
+    assert_eq!((row.vdev.as_deref(), row.storage.as_deref()), (Some("xvda"), image.to_str()));
+    assert!(row.connected && row.persistent && !row.adopted, "{row:?}");
+    assert_eq!((row.queues.len(), row.ring_pages, row.bytes), (2, Some(2), Some(1 << 20)));
+    assert_eq!(lab.counter(&guest, "written_bytes"), 8192);
+    assert!(lab.counter(&guest, "flushes") > 0);
+    // Nobody else gets it.
+    let error = ringfence_block::storage::file::FileDisk::open(&image, &Default::default());
+    assert!(matches!(error, Err(ringfence_block::storage::file::OpenFileError::InUse { .. })));
+}
+
+#[test]
+fn what_cannot_be_opened_is_said_and_tried_again() {
+    let mut lab = Lab::new("");
+    let outside = lab.dir.path().join("outside");
+    fs::write(&outside, [0; 8192]).unwrap();
+    let mut guest = lab.guest(&[("params", outside.to_str().unwrap())]);
+    wait_until("the toolstack is told", || {
+        lab.key(&guest, "disk-status").is_some_and(|text| text.contains("`paths` in [disks]"))
+    });
+    guest.look();
+    assert_eq!(guest.back_state(), Some(XenbusState::InitWait), "it is announced all the same");
+    assert!(lab.row(&guest).problem.unwrap().contains("not below a folder"));
+    // The toolstack changes its mind.
+    let image = lab.image("late", 8192);
+    fs::remove_file(&image).unwrap();
+    lab.toolstack(&guest, "params", image.to_str().unwrap());
+    wait_until("it is looked for", || {
+        lab.key(&guest, "disk-status").is_some_and(|text| text.contains("No such file"))
+    });
+    guest.look();
+    let image = lab.image("late", 8192);
+    guest.connect();
+    assert_eq!(lab.key(&guest, "disk-status").as_deref(), Some("open"));
+    assert_eq!(lab.row(&guest).problem, None);
+    assert_eq!(guest.geometry().bytes, fs::metadata(image).unwrap().len());
+}
+
+#[test]
+fn the_toolstack_and_the_configuration_say_how_it_is_served() {
+    let mut lab = Lab::new(
+        "mode = 'map'\nmax-queues = 1\nring-page-order = 0\n\
+         [[disk]]\nvdev = 'xvdb'\nsector-size = 4096\nmode = 'copy'\n\
+         [limits]\ndisks-per-domain = 1",
+    );
+    let image = lab.image("a", 1 << 20);
+    let path = image.to_str().unwrap();
+    let mut reader = lab.guest(&[("params", path), ("mode", "r")]);
+    reader.connect();
+    assert!(reader.geometry().read_only);
+    let row = lab.row(&reader);
+    assert_eq!((row.mode.as_str(), row.persistent, row.read_only), ("map", false, true));
+    assert_eq!((row.queues.len(), row.ring_pages), (1, Some(1)));
+    // Two may read what nobody writes.
+    let mut other = lab.guest(&[("params", path), ("mode", "r"), ("dev", "xvdb")]);
+    other.connect();
+    assert_eq!(other.geometry().sector_size, 4096);
+    assert_eq!(lab.row(&other).mode, "copy");
+    assert_eq!(other.driver().read(0, 4096).unwrap(), [0; 4096]);
+}
+
+#[test]
+fn another_script_says_which_device_it_made() {
+    let mut lab = Lab::new("");
+    let image = lab.image("a", 8192);
+    let keys = [("params", "iqn.2001:a"), ("script", "/etc/xen/scripts/block-iscsi")];
+    let mut guest = lab.guest(&keys);
+    wait_until("it waits", || lab.row(&guest).problem.is_some_and(|why| why.contains("script")));
+    assert_eq!(guest.back_state(), Some(XenbusState::InitWait), "the toolstack waits for that");
+    lab.toolstack(&guest, "physical-device-path", image.to_str().unwrap());
+    guest.connect();
+    assert_eq!(guest.geometry().bytes, 8192);
+}
+
+#[test]
+fn a_server_over_nbd_is_a_disk() {
+    let mut lab = Lab::new("");
+    let socket = lab.dir.path().join("images/nbd.sock");
+    let listener = UnixListener::bind(&socket).unwrap();
+    let memory: Arc<dyn Disk> = Arc::new(MemoryDisk::new(1 << 20, 512).unwrap());
+    let _export = Export::start(listener, &memory, ExportOptions::default()).unwrap();
+    let address = format!("nbd+unix:///?socket={}", socket.display());
+    let mut guest = lab.guest(&[("params", &address)]);
+    guest.connect();
+    let mut driver = guest.driver();
+    driver.write(512, &[9; 1024]).unwrap();
+    driver.run(Op::Flush, 0, 0, vec![]).result.unwrap();
+    assert_eq!(Driver::new(memory.queue(1).unwrap()).read(512, 1024).unwrap(), [9; 1024]);
+    assert_eq!(lab.row(&guest).storage, Some(address));
+    assert_eq!(lab.row(&guest).queues.len(), 1, "one connection keeps the order of writes");
+}
+
+#[test]
+fn a_configuration_that_is_read_again_holds_for_whoever_connects_next() {
+    let mut lab = Lab::new("");
+    let image = lab.image("a", 8192);
+    let mut guest = lab.guest(&[("params", image.to_str().unwrap())]);
+    guest.connect();
+    configure(lab.dir.path(), "mode = 'copy'\nsector-size = 4096");
+    lab.signal(Signal::HUP);
+    wait_until("it is read", || {
+        lab.log().contains("disks.mode for devices that connect from now on")
+    });
+    let mut driver = guest.driver();
+    driver.write(512, &[1; 512]).unwrap();
+    assert!(lab.row(&guest).persistent, "who is connected keeps what it has");
+    guest.front.close(&mut guest.store).unwrap();
+    wait_until("it is closed", || guest.back_state() == Some(XenbusState::Closed));
+    let state = format!("{}/state", guest.device.frontend_path());
+    guest.store.write(&state, XenbusState::Initialising.to_string()).unwrap();
+    wait_until("it is announced", || guest.back_state() == Some(XenbusState::InitWait));
+    wait_until("its sectors are larger", || lab.row(&guest).sector_size == Some(4096));
+    assert_eq!(lab.key(&guest, "feature-persistent").as_deref(), Some("0"));
+}
+
+#[test]
+fn a_device_that_the_toolstack_removes_is_forgotten_and_its_file_free() {
+    let mut lab = Lab::new("");
+    let image = lab.image("a", 8192);
+    let mut guest = lab.guest(&[("params", image.to_str().unwrap())]);
+    guest.connect();
+    guest.driver().write(0, &[1; 512]).unwrap();
+    ringfence_platform::xenbus::toolstack::remove(&mut lab.store, &guest.device).unwrap();
+    wait_until("it is forgotten", || lab.status().disks.is_empty());
+    let daemon = lab.status().daemon;
+    assert_eq!(daemon.disks.gone.get("writes"), Some(&1));
+    assert_eq!(daemon.path.get("grant_maps"), daemon.path.get("grant_unmaps"), "nothing is mapped");
+    let options = ringfence_block::storage::file::FileOptions::default();
+    assert!(ringfence_block::storage::file::FileDisk::open(&image, &options).is_ok());
+}
