@@ -7,8 +7,7 @@ pub mod args;
 mod cases;
 
 use std::io::Write;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Sender, TryRecvError, channel};
 use std::thread::JoinHandle;
 
 use serde::Serialize;
@@ -71,27 +70,27 @@ pub(super) fn run(args: &GrantArgs) -> anyhow::Result<()> {
 
 /// A thread that keeps another core of this process busy; ended when this is dropped.
 struct Busy {
-    stop: Arc<AtomicBool>,
+    /// The thread ends when this is gone.
+    goes_on: Option<Sender<()>>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Busy {
     fn start() -> anyhow::Result<Busy> {
-        let stop = Arc::new(AtomicBool::new(false));
-        let seen = Arc::clone(&stop);
+        let (goes_on, ended) = channel::<()>();
         let spin = move || {
-            while !seen.load(Ordering::Relaxed) {
+            while ended.try_recv() == Err(TryRecvError::Empty) {
                 std::hint::spin_loop();
             }
         };
         let thread = std::thread::Builder::new().name("busy".to_owned()).spawn(spin)?;
-        Ok(Busy { stop, thread: Some(thread) })
+        Ok(Busy { goes_on: Some(goes_on), thread: Some(thread) })
     }
 }
 
 impl Drop for Busy {
     fn drop(&mut self) {
-        self.stop.store(true, Ordering::Relaxed);
+        drop(self.goes_on.take());
         if let Some(thread) = self.thread.take() {
             // It cannot panic.
             let _ = thread.join();
