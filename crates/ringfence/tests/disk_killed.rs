@@ -28,9 +28,9 @@ fn kill(round: u64, guest: &Running) {
         1 => &["driver"],
         _ => &["frontend", "driver"],
     };
-    for victim in victims {
-        guest.inner(victim).signal(Signal::KILL);
-    }
+    // Found first: with one of them the other ends too.
+    let victims: Vec<_> = victims.iter().map(|victim| guest.inner(victim)).collect();
+    victims.iter().for_each(|victim| victim.signal(Signal::KILL));
 }
 
 #[test]

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 use ringfence_block::blkback::Mode;
+use ringfence_block::storage::file::CacheMode;
 use serde::{Deserialize, Serialize};
 
 use crate::bench::args::parse_seconds;
@@ -55,13 +56,40 @@ pub struct BlockArgs {
           value_parser = clap::value_parser!(u16).range(1..=16))]
     pub queues: u16,
 
+    /// How a file is used, as in QEMU: none (O_DIRECT), writeback, writethrough, directsync, unsafe
+    #[arg(long, value_name = "MODE", default_value = "none")]
+    pub cache: CacheMode,
+
+    /// Other programs to hold against: each serves the file over NBD, as `ringfence run --disk` does,
+    /// and fio does the same job on all of them (needs fio, and --storage FILE)
+    #[arg(long, value_name = "PROGRAM", value_delimiter = ',')]
+    pub vs: Vec<Peer>,
+
     /// How long to measure each row
     #[arg(long, value_name = "SECONDS", default_value = "2", value_parser = parse_seconds)]
     pub seconds: Duration,
 
+    /// Runs of each row, of which the median counts; those of --vs take turns
+    #[arg(long, value_name = "N", default_value = "1",
+          value_parser = clap::value_parser!(u16).range(1..=99))]
+    pub repeat: u16,
+
     /// One JSON object a line
     #[arg(long)]
     pub json: bool,
+}
+
+/// A program that serves files over NBD.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+pub enum Peer {
+    /// QEMU's, as it is by default: threads do the I/O.
+    QemuNbd,
+    /// The same, with io_uring.
+    QemuNbdUring,
+    /// nbdkit's plugin `file`, which has no O_DIRECT: it uses the page cache whatever --cache says.
+    Nbdkit,
+    /// QEMU's daemon, in which an export has a thread of its own.
+    QemuStorageDaemon,
 }
 
 const PERSISTENT_NOTES: &str = "\
@@ -80,10 +108,11 @@ pub struct PersistentArgs {
           value_parser = clap::value_parser!(u16).range(1..=64))]
     pub guests: Vec<u16>,
 
-    /// Queues, each with a thread in the driver domain, for each guest
-    #[arg(long, value_name = "N", default_value = "1",
+    /// Queues, each with a thread in the driver domain, for each guest; several numbers are several
+    /// curves
+    #[arg(long, value_name = "N", value_delimiter = ',', default_value = "1",
           value_parser = clap::value_parser!(u16).range(1..=16))]
-    pub queues: u16,
+    pub queues: Vec<u16>,
 
     /// How long to measure each point
     #[arg(long, value_name = "SECONDS", default_value = "2", value_parser = parse_seconds)]
@@ -97,6 +126,10 @@ pub struct PersistentArgs {
     /// One JSON object a line
     #[arg(long)]
     pub json: bool,
+
+    /// Also write a page with tables and plots
+    #[arg(long, value_name = "FILE")]
+    pub html: Option<PathBuf>,
 }
 
 /// What guests do.

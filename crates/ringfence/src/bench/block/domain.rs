@@ -62,13 +62,14 @@ fn serve(channel: &Channel) -> anyhow::Result<()> {
     let [hub] = expect_fds(fds)?;
     let platform = LocalPlatform::connect(hub)?;
     match setup {
-        Setup::Backend { mode, storage, guests, queues, span } => {
+        Setup::Backend { mode, storage, cache, guests, queues, span } => {
             let options = BlkbackOptions {
                 mode: mode.parse()?,
                 queues: queues.into(),
                 ..BlkbackOptions::default()
             };
-            backend(channel, &platform, options, &storage, (&guests, span))
+            let disk = FileOptions { cache, ..FileOptions::default() };
+            backend(channel, &platform, options, (&storage, &disk), (&guests, span))
         }
         Setup::Guest(setup) => {
             let blocks = setup.block.div_ceil(4096) + 1;
@@ -102,13 +103,13 @@ fn backend(
     channel: &Channel,
     platform: &LocalPlatform,
     options: BlkbackOptions,
-    storage: &Storage,
+    (storage, used): (&Storage, &FileOptions),
     (guests, span): (&[u16], u64),
 ) -> anyhow::Result<()> {
     let mut store = platform.store()?;
     let file: Option<Arc<dyn Disk>> = match storage {
         Storage::Memory => None,
-        Storage::File(path) => Some(Arc::new(FileDisk::open(path, &FileOptions::default())?)),
+        Storage::File(path) => Some(Arc::new(FileDisk::open(path, used)?)),
     };
     if let Some(file) = &file {
         let wanted = span * guests.len() as u64;

@@ -15,6 +15,7 @@ pub mod args;
 mod domain;
 mod latency;
 mod orders;
+mod peers;
 mod report;
 mod seeds;
 
@@ -26,6 +27,7 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 use ringfence_block::blkback::Mode;
+use ringfence_block::storage::file::CacheMode;
 use ringfence_platform::DomId;
 
 use self::args::{BlockArgs, Rw, Storage};
@@ -50,23 +52,62 @@ pub(super) fn run(args: &BlockArgs) -> anyhow::Result<()> {
     if !args.json {
         writeln!(out, "{}", report::heading())?;
     }
+    let mut print = |row: &Row| {
+        let line = if args.json { serde_json::to_string(row)? } else { row.line() };
+        Ok(writeln!(out, "{line}")?)
+    };
     for &rw in &args.rw {
         for &block in &args.block {
             for &guests in &args.guests {
                 for &mode in &args.modes {
-                    let (depth, queues) = (args.depth, args.queues);
+                    let Settings { depth, queues, .. } = Settings::of(args);
                     let case = Case { mode, guests, block, rw, depth, queues };
-                    let row = case.run(&args.storage, args.seconds)?;
-                    let line = if args.json { serde_json::to_string(&row)? } else { row.line() };
-                    writeln!(out, "{line}")?;
+                    print(&case.median(&Settings::of(args))?)?;
                 }
             }
         }
     }
+    let compared = match args.vs.is_empty() {
+        true => String::new(),
+        false => peers::run(args, print)?,
+    };
     if !args.json {
-        writeln!(out, "{}", report::LEGEND)?;
+        writeln!(std::io::stdout(), "{}", report::LEGEND)?;
+        write!(std::io::stdout(), "{compared}")?;
     }
     Ok(())
+}
+
+/// What is the same for all rows.
+struct Settings {
+    storage: Storage,
+    cache: CacheMode,
+    seconds: Duration,
+    repeat: u16,
+    depth: u16,
+    queues: u16,
+}
+
+impl Settings {
+    fn of(args: &BlockArgs) -> Settings {
+        let BlockArgs { ref storage, cache, seconds, repeat, depth, queues, .. } = *args;
+        Settings { storage: storage.clone(), cache, seconds, repeat, depth, queues }
+    }
+}
+
+/// The run in the middle of several.
+fn middle(mut runs: Vec<Row>) -> Option<Row> {
+    runs.sort_by(|a, b| a.iops.total_cmp(&b.iops));
+    let middle = runs.len() / 2;
+    runs.into_iter().nth(middle)
+}
+
+/// Interrupts by which a processor was told to flush its TLB, of the whole machine, so far; none where
+/// the kernel does not say.
+fn tlb_shootdowns() -> Option<u64> {
+    let text = std::fs::read_to_string("/proc/interrupts").ok()?;
+    let line = text.lines().find_map(|line| line.trim_start().strip_prefix("TLB:"))?;
+    Some(line.split_whitespace().map_while(|field| field.parse::<u64>().ok()).sum())
 }
 
 /// One row to be.
@@ -81,14 +122,16 @@ struct Case {
 }
 
 impl Case {
-    fn run(&self, storage: &Storage, length: Duration) -> anyhow::Result<Row> {
+    fn median(&self, settings: &Settings) -> anyhow::Result<Row> {
         let Case { mode, guests, block, rw, .. } = *self;
-        self.measure(storage, length).with_context(|| {
-            format!("mode {mode}, {guests} guests, {} of {block} bytes", rw.name())
-        })
+        let runs: anyhow::Result<Vec<Row>> =
+            (0..settings.repeat.max(1)).map(|_| self.measure(settings)).collect();
+        let what = || format!("mode {mode}, {guests} guests, {} of {block} bytes", rw.name());
+        middle(runs.with_context(what)?).context("there was no run")
     }
 
-    fn measure(&self, storage: &Storage, length: Duration) -> anyhow::Result<Row> {
+    fn measure(&self, settings: &Settings) -> anyhow::Result<Row> {
+        let Settings { storage, seconds: length, .. } = settings;
         let hub = RunningHub::start()?;
         let (_, back_hub) = hub.0.admit(Some(DomId(0)), true)?;
         let mut admitted = Vec::new();
@@ -100,6 +143,7 @@ impl Case {
             span,
             mode: self.mode.name().to_owned(),
             storage: storage.clone(),
+            cache: settings.cache,
             guests: admitted.iter().map(|(domain, _)| domain.0).collect(),
             queues: self.queues,
         };
@@ -130,13 +174,20 @@ impl Case {
             }
         }
         work(&guests, WARM_UP)?;
-        let before = back.usage()?;
-        let worked = work(&guests, length)?;
+        let (before, shot) = (back.usage()?, tlb_shootdowns());
+        let worked = work(&guests, *length)?;
+        let shot = tlb_shootdowns().zip(shot).map(|(after, before)| after.saturating_sub(before));
         let backend = back.usage()?.since(&before);
-        Ok(self.row(storage, &worked, &backend))
+        Ok(self.row(storage, &worked, &backend, shot))
     }
 
-    fn row(&self, storage: &Storage, worked: &[Worked], backend: &Usage) -> Row {
+    fn row(
+        &self,
+        storage: &Storage,
+        worked: &[Worked],
+        backend: &Usage,
+        tlb_shootdowns: Option<u64>,
+    ) -> Row {
         let mut latencies = Latencies::default();
         let (mut requests, mut iops, mut usage) = (0, 0.0, Usage::default());
         for one in worked {
@@ -154,6 +205,7 @@ impl Case {
             p99_us: latencies.quantile_us(0.99),
             backend: *backend,
             guests: usage,
+            tlb_shootdowns,
         })
     }
 }
@@ -220,5 +272,16 @@ impl Drop for Domain {
         // It may be polling still, after a failure of another one. Gone already is as good.
         let _ = self.child.kill();
         let _ = self.child.wait();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shootdowns_are_counted_over_all_processors() {
+        let before = tlb_shootdowns();
+        assert!(before.is_none_or(|n| tlb_shootdowns().is_some_and(|later| later >= n)));
     }
 }

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use ringfence_block::storage::file::CacheMode;
 use serde::{Deserialize, Serialize};
 
 use super::args::{Rw, Storage};
@@ -25,6 +26,8 @@ pub(super) enum Setup {
         /// The mode's name.
         mode: String,
         storage: Storage,
+        /// How a file is used.
+        cache: CacheMode,
         /// The guests' numbers.
         guests: Vec<u16>,
         queues: u16,

@@ -1,0 +1,387 @@
+//! `bench block --vs`: the same file, served over NBD by `ringfence run --disk` and by other programs,
+//! and the same job of fio on each of them.
+//!
+//! Each run starts a server afresh, waits until it offers the disk, and lets fio work through its engine
+//! `nbd`. Servers take turns, so that what else the machine does falls on all of them. Processor time is
+//! that of the server's processes, fio's not among them.
+
+use std::fs;
+use std::io::Write;
+use std::os::unix::fs::DirBuilderExt;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail, ensure};
+use ringfence_block::storage::nbd::{NbdAddress, NbdDisk, NbdOptions};
+use serde_json::Value;
+
+use super::args::{BlockArgs, Peer, Rw, Storage};
+use super::orders::span;
+use super::report::Row;
+use crate::sys::spawn::THIS_PROGRAM;
+
+/// How long a server may take to offer its disk.
+const UP_WITHIN: Duration = Duration::from_secs(20);
+/// Before fio measures.
+const RAMP: Duration = Duration::from_millis(500);
+
+/// What came of fio's job on one server.
+pub(super) struct Served {
+    pub(super) peer: &'static str,
+    pub(super) mode: &'static str,
+    pub(super) block: u32,
+    pub(super) rw: Rw,
+    pub(super) depth: u16,
+    pub(super) requests: u64,
+    pub(super) iops: f64,
+    pub(super) p50_us: f64,
+    pub(super) p99_us: f64,
+    /// Of the server's processes.
+    pub(super) cpu_ns: u64,
+}
+
+/// Who serves.
+#[derive(Clone, Copy)]
+enum Server {
+    /// `ringfence run --disk`, in this mode.
+    Ringfence(&'static str),
+    Other(Peer),
+}
+
+impl Server {
+    fn name(self) -> &'static str {
+        match self {
+            Server::Ringfence(_) => "ringfence-nbd",
+            Server::Other(Peer::QemuNbd) => "qemu-nbd",
+            Server::Other(Peer::QemuNbdUring) => "qemu-nbd-uring",
+            Server::Other(Peer::Nbdkit) => "nbdkit",
+            Server::Other(Peer::QemuStorageDaemon) => "qemu-storage-daemon",
+        }
+    }
+}
+
+impl Server {
+    /// What it calls its disk.
+    fn export(self) -> &'static str {
+        match self {
+            Server::Ringfence(_) => "",
+            Server::Other(_) => "disk",
+        }
+    }
+}
+
+/// The rows of every server; also how they compare, as text.
+pub(super) fn run(
+    args: &BlockArgs,
+    mut each: impl FnMut(&Row) -> anyhow::Result<()>,
+) -> anyhow::Result<String> {
+    let Storage::File(file) = &args.storage else {
+        bail!("--vs needs --storage FILE: other programs cannot serve this one's memory")
+    };
+    fill(file)?;
+    let mut servers: Vec<_> =
+        args.modes.iter().map(|mode| Server::Ringfence(mode.name())).collect();
+    servers.extend(args.vs.iter().map(|peer| Server::Other(*peer)));
+    let mut compared = String::new();
+    for &rw in &args.rw {
+        for &block in &args.block {
+            let mut runs: Vec<Vec<Row>> = servers.iter().map(|_| vec![]).collect();
+            for _ in 0..args.repeat {
+                for (server, runs) in servers.iter().zip(&mut runs) {
+                    let served = Job { args, file, block, rw }.run(*server);
+                    let served = served.with_context(|| server.name())?;
+                    runs.push(Row::served(served, args.storage.name()));
+                }
+            }
+            let rows: Vec<Row> = runs.into_iter().filter_map(super::middle).collect();
+            rows.iter().try_for_each(&mut each)?;
+            compared += &compare(&rows, rw, block);
+        }
+    }
+    Ok(compared)
+}
+
+/// How many times as much the first row does as each of the others.
+fn compare(rows: &[Row], rw: Rw, block: u32) -> String {
+    let Some((ours, others)) = rows.split_first() else { return String::new() };
+    let others = others.iter().filter(|row| row.peer != ours.peer);
+    let line = |row: &Row| {
+        let times = ours.iops / row.iops.max(1.0);
+        format!("{} of {block} bytes: {} does {times:.2} x {}\n", rw.name(), ours.peer, row.peer)
+    };
+    others.map(line).collect()
+}
+
+/// Writes what is to be read, so that it has a place on the medium.
+fn fill(path: &Path) -> anyhow::Result<()> {
+    let file = fs::File::options().write(true).open(path);
+    let mut file = file.with_context(|| format!("opening {}", path.display()))?;
+    let block: Vec<u8> = (0..=255).cycle().take(1 << 20).collect();
+    for _ in 0..span(1) >> 20 {
+        file.write_all(&block)?;
+    }
+    Ok(file.sync_all()?)
+}
+
+/// What fio is to do, with which file.
+struct Job<'a> {
+    args: &'a BlockArgs,
+    file: &'a Path,
+    block: u32,
+    rw: Rw,
+}
+
+impl Job<'_> {
+    fn run(&self, server: Server) -> anyhow::Result<Served> {
+        let place = Place::new()?;
+        let mut running = self.start(server, &place)?;
+        let socket = running.wait_up(&place)?;
+        let before = cpu_ns(running.child.id())?;
+        let said = self.fio(&socket, server.export())?;
+        let cpu_ns = cpu_ns(running.child.id())?.saturating_sub(before);
+        let mode = match server {
+            Server::Ringfence(mode) => mode,
+            Server::Other(_) => "-",
+        };
+        self.read(&said, (server.name(), mode), cpu_ns).context("what fio says")
+    }
+
+    fn start(&self, server: Server, place: &Place) -> anyhow::Result<Running> {
+        let (file, socket) = (self.file.display(), place.socket());
+        let cache = self.args.cache;
+        let mut command = match server {
+            Server::Ringfence(mode) => {
+                let mut command = Command::new(THIS_PROGRAM);
+                command.arg0("ringfence").args(["run", "--quiet", "--disk"]);
+                command.arg(format!("{file},mode={mode},cache={cache}"));
+                command.args(["--", "sleep", "86400"]).env("XDG_RUNTIME_DIR", &place.0);
+                command
+            }
+            Server::Other(Peer::QemuNbd | Peer::QemuNbdUring) => {
+                let mut command = Command::new("qemu-nbd");
+                command.args(["--persistent", "--format=raw", "--export-name=disk"]);
+                if matches!(server, Server::Other(Peer::QemuNbdUring)) {
+                    command.arg("--aio=io_uring");
+                }
+                command.arg(format!("--cache={cache}")).arg("-k").arg(&socket).arg(self.file);
+                command
+            }
+            Server::Other(Peer::Nbdkit) => {
+                let mut command = Command::new("nbdkit");
+                command.args(["-f", "-e", "disk", "-U"]).arg(&socket).arg("file").arg(self.file);
+                command
+            }
+            Server::Other(Peer::QemuStorageDaemon) => {
+                let mut command = Command::new("qemu-storage-daemon");
+                let direct = if cache.is_direct() { "on" } else { "off" };
+                let quoted = |path: String| path.replace(',', ",,");
+                let name = quoted(file.to_string());
+                let path = quoted(socket.display().to_string());
+                command.args(["--object", "iothread,id=t", "--blockdev"]).arg(format!(
+                    "driver=file,node-name=disk,filename={name},cache.direct={direct}"
+                ));
+                command.args([
+                    "--nbd-server",
+                    &format!("addr.type=unix,addr.path={path},max-connections=0"),
+                ]);
+                command.args(["--export", "type=nbd,id=e,node-name=disk,writable=on,iothread=t"]);
+                command
+            }
+        };
+        let said = fs::File::create(place.0.join("said"))?;
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(said);
+        let child = command.spawn().with_context(|| {
+            format!("{} could not be started: install it, or leave it out of --vs", server.name())
+        })?;
+        Ok(Running { child, server })
+    }
+
+    fn fio(&self, socket: &Path, export: &str) -> anyhow::Result<Value> {
+        let rw = match self.rw {
+            Rw::RandRead => "randread",
+            Rw::RandWrite => "randwrite",
+            Rw::SeqRead => "read",
+        };
+        let output = Command::new("fio")
+            .args(["--name=row", "--ioengine=nbd", "--time_based", "--output-format=json"])
+            .arg(format!("--uri=nbd+unix:///{export}?socket={}", socket.display()))
+            .args([format!("--rw={rw}"), format!("--bs={}", self.block)])
+            .args([format!("--iodepth={}", self.args.depth), format!("--size={}", span(1))])
+            .arg(format!("--runtime={}ms", self.args.seconds.as_millis()))
+            .arg(format!("--ramp_time={}ms", RAMP.as_millis()))
+            .stdin(Stdio::null())
+            .output()
+            .context("fio could not be started: install it (Debian: fio), or leave out --vs")?;
+        let text = String::from_utf8_lossy(&output.stdout);
+        ensure!(output.status.success(), "fio: {}", String::from_utf8_lossy(&output.stderr));
+        // It talks before.
+        let from = text.find('{').context("fio says nothing in JSON")?;
+        Ok(serde_json::from_str(&text[from..])?)
+    }
+
+    fn read(
+        &self,
+        said: &Value,
+        (peer, mode): (&'static str, &'static str),
+        cpu_ns: u64,
+    ) -> anyhow::Result<Served> {
+        let job = &said["jobs"][0];
+        ensure!(job["error"].as_u64() == Some(0), "an error: {}", job["error"]);
+        let done = &job[if self.rw == Rw::RandWrite { "write" } else { "read" }];
+        let number = |value: &Value| value.as_f64().context("a number is missing");
+        let percentile = |which: &str| number(&done["clat_ns"]["percentile"][which]);
+        let iops = number(&done["iops"])?;
+        // The server works while fio warms up, too.
+        let length = number(&done["runtime"])? / 1e3 + RAMP.as_secs_f64();
+        Ok(Served {
+            peer,
+            mode,
+            block: self.block,
+            rw: self.rw,
+            depth: self.args.depth,
+            requests: whole(iops * length),
+            iops,
+            p50_us: percentile("50.000000")? / 1e3,
+            p99_us: percentile("99.000000")? / 1e3,
+            cpu_ns,
+        })
+    }
+}
+
+/// A number that is not negative, without what stands behind the point.
+fn whole(number: f64) -> u64 {
+    Duration::try_from_secs_f64(number).map_or(0, |seconds| seconds.as_secs())
+}
+
+/// A directory for a server's socket, removed when this is dropped.
+struct Place(PathBuf);
+
+impl Place {
+    fn new() -> anyhow::Result<Place> {
+        let path = std::env::temp_dir().join(format!("ringfence-vs-{}", std::process::id()));
+        fs::DirBuilder::new()
+            .mode(0o700)
+            .create(&path)
+            .with_context(|| format!("{}", path.display()))?;
+        Ok(Place(path))
+    }
+
+    fn socket(&self) -> PathBuf {
+        self.0.join("nbd")
+    }
+
+    /// The socket of the only disk of the only guest.
+    fn guests_socket(&self) -> Option<PathBuf> {
+        let entries = fs::read_dir(self.0.join("ringfence")).ok()?.flatten();
+        let mut disks =
+            entries.filter(|entry| entry.file_name().to_string_lossy().starts_with("disk-"));
+        Some(disks.next()?.path())
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+/// A server; ended when this is dropped.
+struct Running {
+    child: Child,
+    server: Server,
+}
+
+impl Running {
+    /// Waits until it offers the disk; returns its socket.
+    fn wait_up(&mut self, place: &Place) -> anyhow::Result<PathBuf> {
+        let until = Instant::now() + UP_WITHIN;
+        let options = NbdOptions { connect: Duration::from_secs(5), ..NbdOptions::default() };
+        loop {
+            let socket = match self.server {
+                Server::Ringfence(_) => place.guests_socket(),
+                Server::Other(_) => Some(place.socket()),
+            };
+            if let Some(path) = socket {
+                let name = self.server.export().to_owned();
+                let address = NbdAddress::Unix { path: path.clone(), name, tls: None };
+                if NbdDisk::open(&address, &options).is_ok() {
+                    return Ok(path);
+                }
+            }
+            if let Some(status) = self.child.try_wait()? {
+                let said = fs::read_to_string(place.0.join("said")).unwrap_or_default();
+                bail!("it ended ({status}): {}", said.trim());
+            }
+            ensure!(Instant::now() < until, "it does not offer its disk within {UP_WITHIN:?}");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        // In order: a launcher ends its domains.
+        let pid = rustix::process::Pid::from_child(&self.child);
+        let _ = rustix::process::kill_process(pid, rustix::process::Signal::TERM);
+        let until = Instant::now() + Duration::from_secs(5);
+        while matches!(self.child.try_wait(), Ok(None)) && Instant::now() < until {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Processor time of a process and all below it, in nanoseconds, as exactly as the kernel keeps it: in
+/// ticks.
+fn cpu_ns(root: u32) -> anyhow::Result<u64> {
+    let mut processes = Vec::new();
+    for entry in fs::read_dir("/proc").context("/proc")?.flatten() {
+        let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse::<u32>().ok()) else {
+            continue;
+        };
+        // It may be gone by now.
+        let Ok(stat) = fs::read_to_string(entry.path().join("stat")) else { continue };
+        processes.extend(parse_stat(&stat).map(|(parent, ticks)| (pid, parent, ticks)));
+    }
+    let mut tree = vec![root];
+    let mut at = 0;
+    while let Some(parent) = tree.get(at).copied() {
+        tree.extend(processes.iter().filter(|(_, of, _)| *of == parent).map(|(pid, ..)| *pid));
+        at += 1;
+    }
+    let ticks: u64 =
+        processes.iter().filter(|(pid, ..)| tree.contains(pid)).map(|(.., ticks)| ticks).sum();
+    Ok(ticks * 1_000_000_000 / rustix::param::clock_ticks_per_second().max(1))
+}
+
+/// Parent, and ticks in user and kernel mode.
+fn parse_stat(stat: &str) -> Option<(u32, u64)> {
+    // The name may have spaces and brackets.
+    let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().collect();
+    let number = |at: usize| fields.get(at)?.parse::<u64>().ok();
+    Some((u32::try_from(number(1)?).ok()?, number(11)? + number(12)?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_of_stat_is_read_behind_a_name_with_brackets() {
+        let line = "7 (a) (b c) S 3 7 7 0 -1 4194560 1 0 0 0 11 22 0 0 20 0 1 0 5 1 1";
+        assert_eq!(parse_stat(line), Some((3, 33)));
+        assert_eq!(parse_stat("7 (x"), None);
+        let begun = cpu_ns(std::process::id()).unwrap();
+        let until = Instant::now() + Duration::from_millis(100);
+        while Instant::now() < until {}
+        assert!(cpu_ns(std::process::id()).unwrap() > begun);
+    }
+
+    #[test]
+    fn numbers_of_requests_are_whole() {
+        assert_eq!([0.0, 2.9, -1.0, f64::NAN].map(whole), [0, 2, 0, 0]);
+    }
+}
