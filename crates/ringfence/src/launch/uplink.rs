@@ -86,6 +86,7 @@ impl Uplink {
             guest_mac,
             addresses: self.plan.addresses.clone(),
             gateways: self.plan.gateways.clone(),
+            own: self.plan.own(),
             resolvers: self.plan.resolvers.clone(),
             name_servers: self.plan.name_servers.clone(),
             search: self.plan.search.clone(),

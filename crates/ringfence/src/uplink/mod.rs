@@ -53,6 +53,8 @@ pub struct UplinkConfig {
     pub addresses: Vec<Address>,
     /// Routers that the guest was told of: packets of the host's own come from there.
     pub gateways: Vec<IpAddr>,
+    /// Addresses that nobody has and the uplink answers for itself.
+    pub own: Vec<IpAddr>,
     /// Where the guest's DNS queries go that it cannot send by itself.
     pub resolvers: Vec<Alias>,
     /// Name servers, for guests that ask by DHCP.

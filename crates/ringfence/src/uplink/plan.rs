@@ -98,6 +98,13 @@ impl Plan {
         Ok(plan)
     }
 
+    /// Addresses that the uplink has itself: its stand-ins.
+    pub(crate) fn own(&self) -> Vec<IpAddr> {
+        let routers = [IpAddr::from(ROUTER_V4), IpAddr::from(ROUTER_V6)];
+        let used = routers.into_iter().filter(|router| self.gateways.contains(router));
+        used.chain(self.resolvers.iter().map(|alias| alias.guest)).collect()
+    }
+
     /// Whether the guest has addresses of either family: IPv4, IPv6.
     pub(crate) fn families(&self) -> (bool, bool) {
         let any = |v4| self.addresses.iter().any(|address| address.ip().is_ipv4() == v4);

@@ -22,8 +22,6 @@
 
 mod into;
 mod out;
-#[cfg(test)]
-mod tests;
 
 use core::net::{IpAddr, SocketAddr};
 use core::time::Duration;

@@ -155,12 +155,12 @@ impl AsFd for RealDatagrams {
 /// A socket whose calls are counted.
 pub(crate) struct Counted {
     pub(crate) socket: RealDatagrams,
-    pub(crate) syscalls: std::sync::Arc<crate::counters::UplinkCounters>,
+    pub(crate) counters: std::sync::Arc<crate::counters::UplinkCounters>,
 }
 
 impl Counted {
     fn calls(&self) -> &Counter {
-        &self.syscalls.syscalls
+        &self.counters.syscalls
     }
 }
 
@@ -189,15 +189,17 @@ impl DatagramSocket for Counted {
         self.calls().add(1);
         let asked = inbox.appetite;
         inbox.prepare(asked);
-        let Inbox { octets, datagrams, .. } = &mut *inbox;
+        let mut datagrams = core::mem::take(&mut inbox.datagrams);
         let space = nix::cmsg_space!([i32; 1], nix::libc::in6_pktinfo);
         let mut headers = MultiHeaders::<SockaddrStorage>::preallocate(asked, Some(space));
-        let mut rooms: arrayvec::ArrayVec<[IoSliceMut<'_>; 1], { super::super::datagrams::RECEIVE_MAX }> =
-            octets.chunks_mut(ROOM).take(asked).map(|room| [IoSliceMut::new(room)]).collect();
+        let rooms = inbox.octets.chunks_mut(ROOM).take(asked);
+        let mut rooms: Vec<[IoSliceMut<'_>; 1]> =
+            rooms.map(|room| [IoSliceMut::new(room)]).collect();
         let flags = MsgFlags::MSG_DONTWAIT;
         let fd = self.socket.fd.as_raw_fd();
         let came = nix::sys::socket::recvmmsg(fd, &mut headers, rooms.iter_mut(), flags, None);
-        for (message, at) in came.map_err(errno)?.zip(0..) {
+        let came = came.map_err(errno)?;
+        for (message, at) in came.zip(0..) {
             let start = at * ROOM;
             let mut datagram = Datagram {
                 octets: start..start + message.bytes.min(ROOM),
@@ -223,6 +225,7 @@ impl DatagramSocket for Counted {
             datagrams.push(datagram);
         }
         let came = datagrams.len();
+        inbox.datagrams = datagrams;
         inbox.learn(asked, came);
         Ok(came < asked)
     }
@@ -291,4 +294,10 @@ fn address_of(address: &SockaddrStorage) -> Option<SocketAddr> {
         return Some(SocketAddr::new(v4.ip().into(), v4.port()));
     }
     address.as_sockaddr_in6().map(|v6| SocketAddr::new(v6.ip().into(), v6.port()))
+}
+
+/// Whether this process may not have ping sockets.
+pub(crate) fn echo_is_denied() -> bool {
+    let denied = RealDatagrams::open(Ipv4Addr::LOCALHOST.into(), SockProtocol::Icmp);
+    matches!(denied, Err(Errno::ACCESS | Errno::PERM))
 }
