@@ -35,9 +35,7 @@ pub fn unshare(which: Fresh) -> io::Result<()> {
         Fresh::MountNetIpcUts => {
             UnshareFlags::NEWNS | UnshareFlags::NEWNET | UnshareFlags::NEWIPC | UnshareFlags::NEWUTS
         }
-        Fresh::MountIpcUts => {
-            UnshareFlags::NEWNS | UnshareFlags::NEWIPC | UnshareFlags::NEWUTS
-        }
+        Fresh::MountIpcUts => UnshareFlags::NEWNS | UnshareFlags::NEWIPC | UnshareFlags::NEWUTS,
     };
     // SAFETY: the flags do not hold FILES, the one flag that could take descriptors away from a
     // thread which owns them.

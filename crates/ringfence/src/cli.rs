@@ -412,7 +412,8 @@ mod tests {
         assert_eq!(options.addresses.len(), 2);
         assert!(options.command.is_empty());
         assert_eq!((options.switch.as_deref(), options.mtu), (Some("default"), None));
-        let options = options_of_uplink("--switch none -p 8080:80 -p 53/udp --host-loopback 10.0.0.9");
+        let options =
+            options_of_uplink("--switch none -p 8080:80 -p 53/udp --host-loopback 10.0.0.9");
         assert_eq!((options.switch, options.forwards.len()), (None, 2));
     }
 

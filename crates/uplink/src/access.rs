@@ -81,7 +81,10 @@ mod tests {
         let access = Access { resolvers: vec![(guest, host)], ..Access::default() };
         assert_eq!(access.outward_to((guest, 53).into()), Some((host, 53).into()));
         assert_eq!(access.outward_to((guest, 80).into()), None);
-        assert_eq!(access.outward_to((ip("192.0.2.2"), 80).into()), Some((ip("192.0.2.2"), 80).into()));
+        assert_eq!(
+            access.outward_to((ip("192.0.2.2"), 80).into()),
+            Some((ip("192.0.2.2"), 80).into())
+        );
         assert_eq!(access.outward_to((host, 53).into()), None);
     }
 

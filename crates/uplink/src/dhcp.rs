@@ -111,8 +111,7 @@ fn is_refused(request: &Message, own: Ipv4Addr) -> bool {
 }
 
 fn push(mac: Mac, from: Ipv4Addr, to: Ipv4Addr, octets: &[u8], context: &mut Context<'_>) {
-    let ends =
-        Ends { from_mac: context.config.mac, to_mac: mac, from: from.into(), to: to.into() };
+    let ends = Ends { from_mac: context.config.mac, to_mac: mac, from: from.into(), to: to.into() };
     context.replies.push(|frame| udp_frame(&ends, (SERVER, CLIENT), octets, frame));
 }
 

@@ -38,12 +38,8 @@ pub(crate) fn input(packet: &Packet<'_>, context: &mut Context<'_>) {
     let Ok(octets) = answer.to_vec() else { return };
     let IpAddr::V6(to) = packet.source else { return };
     let own = context.config.mac;
-    let ends = Ends {
-        from_mac: own,
-        to_mac: packet.mac,
-        from: link_local(own).into(),
-        to: to.into(),
-    };
+    let ends =
+        Ends { from_mac: own, to_mac: packet.mac, from: link_local(own).into(), to: to.into() };
     context.counters.dhcpv6_answers.add(1);
     context.replies.push(|frame| crate::dhcp::udp_frame(&ends, (SERVER, CLIENT), &octets, frame));
 }
@@ -100,12 +96,8 @@ fn answer(request: &Message, context: &Context<'_>) -> Option<Message> {
 fn lease(id: u32, context: &Context<'_>) -> IANA {
     let mut opts = DhcpOptions::new();
     for addr in context.config.guest.ipv6().take(8) {
-        let lease = IAAddr {
-            addr,
-            preferred_life: LEASE,
-            valid_life: LEASE,
-            opts: DhcpOptions::new(),
-        };
+        let lease =
+            IAAddr { addr, preferred_life: LEASE, valid_life: LEASE, opts: DhcpOptions::new() };
         opts.insert(DhcpOption::IAAddr(lease));
     }
     IANA { id, t1: LEASE / 2, t2: LEASE / 5 * 4, opts }

@@ -75,7 +75,7 @@ fn write_headers(ends: &Ends, frame: &mut [u8], id: u16, at: usize, more: bool) 
     if ends.to.is_ipv4() {
         ends.write(frame, protocol::UDP, payload, id)?;
         let ip = frame.get_mut(ETHERNET_LEN..ETHERNET_LEN + 20)?;
-        let flags = offset / 8 | u16::from(more) << 13;
+        let flags = (offset / 8) | (u16::from(more) << 13);
         ip[6..8].copy_from_slice(&flags.to_be_bytes());
         ip[10..12].fill(0);
         let sum = ringfence_offload::checksum::internet_checksum(ip);

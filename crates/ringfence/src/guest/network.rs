@@ -81,12 +81,8 @@ fn to_host(
         tap.limit_offloads(TapOffloads(interface.offloads))?;
     }
     let name = taps.first().map_or(&interface.name, |tap| &tap.name);
-    let settings = Settings {
-        name,
-        mac: interface.mac,
-        mtu: interface.mtu,
-        addresses: &interface.addresses,
-    };
+    let settings =
+        Settings { name, mac: interface.mac, mtu: interface.mtu, addresses: &interface.addresses };
     remarks.extend(configure(netlink, &settings)?);
     let fail = |what: String| {
         let interface = name.clone();

@@ -176,15 +176,8 @@ impl<'a> Launch<'a> {
         disks.attach(&seat.lease)?;
         let environment = disks.environment();
         let (reporter, signals) = (self.reporter, &self.signals);
-        let supervisor = Supervisor::new(
-            reporter,
-            signals,
-            &directory,
-            options,
-            Some(seat),
-            disks,
-            uplink,
-        );
+        let supervisor =
+            Supervisor::new(reporter, signals, &directory, options, Some(seat), disks, uplink);
         Ok(self.supervise(supervisor, environment))
     }
 
@@ -196,7 +189,9 @@ impl<'a> Launch<'a> {
     ) -> anyhow::Result<u8> {
         let options = self.options;
         if !options.disks.is_empty() || options.host_tap.is_some() {
-            bail!("--disk and --host-tap need the driver domain of a switch: leave out --switch none");
+            bail!(
+                "--disk and --host-tap need the driver domain of a switch: leave out --switch none"
+            );
         }
         let disks = Disks::open(&[], directory)?;
         let (reporter, signals) = (self.reporter, &self.signals);
@@ -206,11 +201,7 @@ impl<'a> Launch<'a> {
     }
 
     /// From start to end; the exit status.
-    fn supervise(
-        &self,
-        mut supervisor: Supervisor<'_>,
-        environment: Vec<(String, String)>,
-    ) -> u8 {
+    fn supervise(&self, mut supervisor: Supervisor<'_>, environment: Vec<(String, String)>) -> u8 {
         let config = self.guest_config(&supervisor, environment);
         let ended = supervisor.run(&self.command, &self.inherited, &config);
         // In this order: the processes end, then the terminal is ours again.
@@ -263,10 +254,8 @@ impl<'a> Launch<'a> {
             offloads: guest::carried(options.offload).0,
             addresses: attached.addresses.clone(),
         });
-        let names = |switch: &String| NamesConfig {
-            switch: switch.clone(),
-            own: options.name.clone(),
-        };
+        let names =
+            |switch: &String| NamesConfig { switch: switch.clone(), own: options.name.clone() };
         GuestConfig {
             host_name: supervisor.host_name(),
             interface,

@@ -9,18 +9,18 @@ use nix::sys::signal::Signal;
 use rustix::event::{PollFd, PollFlags};
 
 use super::disks::Disks;
-use super::uplink::Uplink;
 use super::rendezvous::{self, Seat, because};
 use super::report::{Reporter, last_line, printable};
 use super::runtime_dir::RuntimeDir;
+use super::uplink::Uplink;
 use super::{Options, list, standard_input};
 use crate::guest::{FromGuest, GuestConfig, ToGuest};
-use crate::uplink::{FromUplink, UplinkConfig};
 use crate::switchboard::{Attached, FromDriver, FromFrontend, FrontendConfig};
 use crate::sys::channel::{Channel, expect_fds, poll_until, wait_hung_up};
 use crate::sys::signals::{Arrived, Signals};
 use crate::sys::spawn::{DomainKind, DomainProcess, Ended, Event, Process, Spawn};
 use crate::sys::{ChannelError, Ending, STATUS_FAILED};
+use crate::uplink::{FromUplink, UplinkConfig};
 use ringfence_grants::Mode;
 use ringfence_net::netfront::TxStaging;
 
@@ -461,10 +461,9 @@ impl<'a> Supervisor<'a> {
 
     /// A frontend without its driver domain ends as well: then that is the reason to tell.
     fn unless_driver_gone(&self, outcome: Outcome) -> Outcome {
-        let gone = self
-            .lease
-            .as_ref()
-            .is_some_and(|lease| matches!(wait_hung_up(lease, Duration::from_millis(100)), Ok(true)));
+        let gone = self.lease.as_ref().is_some_and(|lease| {
+            matches!(wait_hung_up(lease, Duration::from_millis(100)), Ok(true))
+        });
         if gone { self.driver_gone() } else { outcome }
     }
 

@@ -30,10 +30,7 @@ pub(super) struct Uplink {
 
 impl Uplink {
     /// What the options ask for; `None` where there is to be none.
-    pub(super) fn prepare(
-        options: &Options,
-        reporter: Reporter,
-    ) -> anyhow::Result<Option<Uplink>> {
+    pub(super) fn prepare(options: &Options, reporter: Reporter) -> anyhow::Result<Option<Uplink>> {
         if !is_wanted(options)? {
             return Ok(None);
         }
@@ -145,7 +142,9 @@ fn is_wanted(options: &Options) -> anyhow::Result<bool> {
         bail!("neither a switch nor an uplink: leave out --switch none, or say --uplink host");
     }
     if asks_for_details(options) {
-        bail!("-p, --dns, --host-loopback and --uplink-… are of an uplink, and there is to be none");
+        bail!(
+            "-p, --dns, --host-loopback and --uplink-… are of an uplink, and there is to be none"
+        );
     }
     Ok(false)
 }

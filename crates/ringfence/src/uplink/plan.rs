@@ -57,7 +57,9 @@ pub(crate) enum PlanError {
     Gateway(IpAddr),
     #[error("--host-loopback {0}: the guest has no address of that family")]
     Loopback(IpAddr),
-    #[error("--host-loopback {0}: this must be an address that nobody else has: not the guest's own")]
+    #[error(
+        "--host-loopback {0}: this must be an address that nobody else has: not the guest's own"
+    )]
     LoopbackTaken(IpAddr),
 }
 
@@ -257,7 +259,10 @@ mod tests {
             servers(&["192.0.2.1", "127.0.0.53"]),
         );
         assert_eq!(plan.families(), (true, true));
-        assert_eq!(plan.gateways, ["192.0.2.1".parse::<IpAddr>().unwrap(), "fe80::1".parse().unwrap()]);
+        assert_eq!(
+            plan.gateways,
+            ["192.0.2.1".parse::<IpAddr>().unwrap(), "fe80::1".parse().unwrap()]
+        );
         assert_eq!(plan.routes.len(), 2);
         // The one that only the host can ask has a stand-in.
         let alias: IpAddr = "169.254.53.2".parse().unwrap();

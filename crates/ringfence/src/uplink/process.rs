@@ -8,27 +8,28 @@ use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::Arc;
+use std::time::Duration;
 
 use ringfence_net::clock::Clock;
-use ringfence_net::port::Port;
-use ringfence_net::switch::{Fabric, Patch, PortPolicy};
-use ringfence_net::tap::TapPort;
 use ringfence_platform::Counters;
 use ringfence_platform::tap::TapOffloads;
 use ringfence_uplink::guest::GuestNetwork;
 use ringfence_uplink::host::real::RealHost;
-use ringfence_uplink::port::UplinkPort;
+use ringfence_uplink::runner::{Ended, Runner};
 use ringfence_uplink::{Access, Config, Uplink, UplinkCounters};
-use rustix::event::{PollFd, PollFlags};
+use ringfence_vhost::frames::FrameShape;
+use ringfence_vhost::tap::TapLink;
 use rustix::io::Errno;
 
 use super::forward::Protocol;
 use super::{FromUplink, UplinkConfig, UplinkSockets};
 use crate::driver::raise_descriptor_limit;
-use crate::plane::Gone;
-use crate::sys::channel::{Channel, ChannelError, poll_until};
+use crate::sys::channel::{Channel, ChannelError};
 use crate::sys::sandbox::{Isolation, SandboxError};
 use crate::sys::{DomainKind, STATUS_FAILED};
+
+/// How long it looks for work before it sleeps.
+const SPIN: Duration = Duration::from_micros(20);
 
 /// Why an uplink ends before its time.
 #[derive(Debug, thiserror::Error)]
@@ -41,10 +42,8 @@ enum Failure {
     Sandbox(#[from] SandboxError),
     #[error("sockets: {0}")]
     Sockets(#[from] Errno),
-    #[error("the data plane: {0}")]
-    Dataplane(#[from] ringfence_net::dataplane::AddPortError),
-    #[error("{0} is gone: {1}")]
-    Gone(String, String),
+    #[error(transparent)]
+    Ended(#[from] Ended),
     #[error(transparent)]
     System(#[from] io::Error),
 }
@@ -101,26 +100,13 @@ fn serve(
     let mut uplink = Uplink::new(engine_config(config), Box::new(host), counters);
     forward(&mut uplink, config, sockets)?;
     let system = Arc::<Counters>::default();
-    let tap = TapPort::new(tap, TapOffloads(config.offloads), config.mtu, Arc::clone(&system));
-    let gone = Gone::new()?;
-    let plane = gone.start_plane(Fabric::Patch(Patch::new()), system)?;
-    let port = UplinkPort::new(uplink, tap.capabilities(), Clock::default());
-    plane.add_port(Box::new(tap), PortPolicy::default(), "tap")?;
-    plane.add_port(Box::new(port), PortPolicy::default(), "uplink")?;
+    let (offloads, shape) = (TapOffloads(config.offloads), FrameShape::default());
+    let link = TapLink::new(tap, offloads, config.mtu, shape, system)?;
     channel.send(&FromUplink::Up { link: "tap".to_owned(), remarks }, &[])?;
-    loop {
-        let mut fds = [
-            PollFd::new(channel, PollFlags::IN),
-            PollFd::from_borrowed_fd(gone.as_fd(), PollFlags::IN),
-        ];
-        poll_until(&mut fds, None)?;
-        if !fds[0].revents().is_empty() {
-            return Ok(());
-        }
-        gone.clear();
-        if let Some(port) = gone.next() {
-            return Err(Failure::Gone(port.name, port.reason.to_string()));
-        }
+    // The launcher says nothing more: its channel is readable when it is gone.
+    match Runner::new(uplink, link, Clock::default(), SPIN).run(channel) {
+        Ended::Stopped => Ok(()),
+        ended => Err(ended.into()),
     }
 }
 

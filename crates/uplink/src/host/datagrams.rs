@@ -54,8 +54,11 @@ pub trait DatagramHost {
     /// # Errors
     ///
     /// The host's.
-    fn adopt_udp(&mut self, owner: Owner, socket: OwnedFd)
-    -> Result<Box<dyn DatagramSocket>, Errno>;
+    fn adopt_udp(
+        &mut self,
+        owner: Owner,
+        socket: OwnedFd,
+    ) -> Result<Box<dyn DatagramSocket>, Errno>;
 }
 
 /// To whom a datagram goes that leaves by a socket which is not connected, and as whose.
@@ -164,6 +167,7 @@ impl Inbox {
 
     /// Learns from how many came of how many asked for.
     pub(crate) fn learn(&mut self, asked: usize, came: usize) {
-        self.appetite = if came >= asked { (asked * 4).min(RECEIVE_MAX) } else { (came * 2).max(1) };
+        self.appetite =
+            if came >= asked { (asked * 4).min(RECEIVE_MAX) } else { (came * 2).max(1) };
     }
 }

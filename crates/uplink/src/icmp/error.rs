@@ -126,8 +126,7 @@ pub(crate) fn send(message: &Message, quote: &[u8], context: &mut Context<'_>) {
 
 /// The checksum of an ICMP message, whose own field is zero; that of ICMPv6 covers a pseudo header.
 pub(crate) fn checksum(ends: &Ends, number: u8, body: &[u8]) -> u16 {
-    let seed =
-        if number == protocol::ICMP { 0 } else { ends.pseudo_header(number, body.len()) };
+    let seed = if number == protocol::ICMP { 0 } else { ends.pseudo_header(number, body.len()) };
     let mut sum = Accumulator::with_sum(seed);
     sum.add(body);
     sum.checksum()

@@ -112,12 +112,7 @@ impl Icmp {
         }
     }
 
-    fn open(
-        &mut self,
-        key: Key,
-        packet: &Packet<'_>,
-        context: &mut Context<'_>,
-    ) -> Option<FlowId> {
+    fn open(&mut self, key: Key, packet: &Packet<'_>, context: &mut Context<'_>) -> Option<FlowId> {
         let Some(outward) = context.config.access.outward(packet.destination) else {
             context.counters.drop_unreachable.add(1);
             error::refuse(packet, Reason::Prohibited, context);

@@ -132,7 +132,9 @@ impl Udp {
                 context.counters.udp_refused.add(run.len() as u64);
                 continue;
             };
-            let (Some(key), Some(flow)) = (self.flows.key(id), self.flows.get(id)) else { continue };
+            let (Some(key), Some(flow)) = (self.flows.key(id), self.flows.get(id)) else {
+                continue;
+            };
             let line = Line::new(&key, flow.mac, context);
             self.flows.touch(id);
             self.renew(id, context.now);

@@ -159,12 +159,7 @@ impl Udp {
         self.send(id, packet, context);
     }
 
-    fn open(
-        &mut self,
-        key: Key,
-        packet: &Packet<'_>,
-        context: &mut Context<'_>,
-    ) -> Option<FlowId> {
+    fn open(&mut self, key: Key, packet: &Packet<'_>, context: &mut Context<'_>) -> Option<FlowId> {
         let Some(outward) = context.config.access.outward_to(key.remote) else {
             context.counters.drop_unreachable.add(1);
             icmp_error::refuse(packet, Reason::Prohibited, context);
@@ -324,13 +319,7 @@ pub(crate) fn payload_len(packet: &Packet<'_>) -> usize {
 }
 
 /// Tells the guest of a datagram that did not arrive.
-fn report(
-    key: &Key,
-    flow: &Flow,
-    failure: &Failure,
-    octets: &[u8],
-    context: &mut Context<'_>,
-) {
+fn report(key: &Key, flow: &Flow, failure: &Failure, octets: &[u8], context: &mut Context<'_>) {
     let is_error = match key.guest.ip() {
         IpAddr::V4(_) => matches!(failure.kind, 3 | 11 | 12),
         IpAddr::V6(_) => matches!(failure.kind, 1..=4),
@@ -339,7 +328,13 @@ fn report(
         return;
     }
     let from = match failure.reporter {
-        Some(ip) if ip.is_ipv4() == key.guest.is_ipv4() && ip != flow.outward.ip() && !ip.is_loopback() => ip,
+        Some(ip)
+            if ip.is_ipv4() == key.guest.is_ipv4()
+                && ip != flow.outward.ip()
+                && !ip.is_loopback() =>
+        {
+            ip
+        }
         Some(_) => key.remote.ip(),
         None => icmp_error::reporter(key.remote.ip(), context),
     };

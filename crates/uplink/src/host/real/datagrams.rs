@@ -111,7 +111,12 @@ impl RealDatagrams {
         }
     }
 
-    fn send_block(&self, octets: &[u8], segment: Option<u16>, via: Option<Via>) -> Result<(), Errno> {
+    fn send_block(
+        &self,
+        octets: &[u8],
+        segment: Option<u16>,
+        via: Option<Via>,
+    ) -> Result<(), Errno> {
         let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL;
         let to = via.map(|via| SockaddrStorage::from(via.to));
         if segment.is_none() && to.is_none() {
@@ -140,9 +145,7 @@ impl RealDatagrams {
             control.into_iter().flatten().collect();
         let parts = [IoSlice::new(octets)];
         let fd = self.fd.as_raw_fd();
-        nix::sys::socket::sendmsg(fd, &parts, &control, flags, to.as_ref())
-            .map(drop)
-            .map_err(errno)
+        nix::sys::socket::sendmsg(fd, &parts, &control, flags, to.as_ref()).map(drop).map_err(errno)
     }
 }
 
@@ -236,20 +239,17 @@ impl DatagramSocket for Counted {
         let mut parts = [IoSliceMut::new(octets)];
         let flags = MsgFlags::MSG_ERRQUEUE | MsgFlags::MSG_DONTWAIT;
         let fd = self.socket.fd.as_raw_fd();
-        let message = nix::sys::socket::recvmsg::<SockaddrStorage>(
-            fd,
-            &mut parts,
-            Some(&mut space),
-            flags,
-        )
-        .ok()?;
+        let message =
+            nix::sys::socket::recvmsg::<SockaddrStorage>(fd, &mut parts, Some(&mut space), flags)
+                .ok()?;
         let to = message.address.and_then(|address| address_of(&address));
         let len = message.bytes;
         for control in message.cmsgs().ok()? {
             let (error, reporter) = match control {
-                ControlMessageOwned::Ipv4RecvErr(error, from) => {
-                    (error, from.map(|from| Ipv4Addr::from(from.sin_addr.s_addr.to_ne_bytes()).into()))
-                }
+                ControlMessageOwned::Ipv4RecvErr(error, from) => (
+                    error,
+                    from.map(|from| Ipv4Addr::from(from.sin_addr.s_addr.to_ne_bytes()).into()),
+                ),
                 ControlMessageOwned::Ipv6RecvErr(error, from) => {
                     (error, from.map(|from| Ipv6Addr::from(from.sin6_addr.s6_addr).into()))
                 }

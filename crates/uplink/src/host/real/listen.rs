@@ -11,9 +11,9 @@ use rustix::net::SocketFlags;
 use super::RealHost;
 use super::datagrams::{Counted, RealDatagrams};
 use crate::counters::UplinkCounters;
+use crate::host::Owner;
 use crate::host::datagrams::{DatagramHost, DatagramSocket};
 use crate::host::listen::{ListenHost, Listener};
-use crate::host::Owner;
 
 impl RealHost {
     /// Enters a socket whose file is its user's: it leaves when that is closed.
