@@ -49,62 +49,6 @@ use crate::sys::signals::{self, Signals};
 /// What the interface of a guest is called.
 const INTERFACE: &str = "eth0";
 
-<<<<<<< HEAD
-/// What connects a guest to its switch.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default, clap::ValueEnum)]
-pub enum Link {
-    /// A Xen network frontend and backend, over shared rings
-    #[default]
-    Netif,
-}
-
-impl std::fmt::Display for Link {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(match self {
-            Link::Netif => "netif",
-        })
-    }
-}
-
-/// What is to be run, and how.
-#[derive(Clone, Debug)]
-pub struct Options {
-    /// The switch.
-    pub switch: String,
-    /// The name that others find the guest by, in lower case.
-    pub name: Option<String>,
-    /// Its addresses; none to be given some.
-    pub addresses: Vec<Address>,
-    /// What connects it to the switch.
-    pub link: Link,
-    /// How pages are shared.
-    pub mode: Mode,
-    /// In mode `staging`: which of its pages stay mapped.
-    pub staging: TxStaging,
-    /// Queues of its interface.
-    pub queues: u32,
-    /// The longest IP packet, in bytes.
-    pub mtu: u16,
-    /// What the guest takes unfinished.
-    pub offload: OffloadKeys,
-    /// What the driver domain takes unfinished from the guest.
-    pub backend_offload: OffloadKeys,
-    /// Join small packets on their way to the guest.
-    pub coalesce: bool,
-    /// What the host's leg takes unfinished.
-    pub host_offload: OffloadKeys,
-    /// The interface that gives the host a leg on the switch.
-    pub host_tap: Option<String>,
-    /// Its disks.
-    pub disks: Vec<DiskSpec>,
-    /// How much is said.
-    pub loudness: Loudness,
-    /// The command and its arguments; empty for a shell.
-    pub command: Vec<OsString>,
-}
-
-=======
->>>>>>> 0f11424 (run: plan for an uplink: what is copied of the host, forwarded ports, a process for it in a box of its own)
 /// Runs a command as a guest; returns the exit status.
 pub fn run(options: &Options) -> u8 {
     let reporter = Reporter::new(options.loudness);
