@@ -19,6 +19,8 @@ pub enum Fresh {
     /// Mounts, network, System V IPC and POSIX queues, host name. Needs `CAP_SYS_ADMIN` in the
     /// caller's user namespace.
     MountNetIpcUts,
+    /// The same without the network: for who has to do with the one it is in.
+    MountIpcUts,
 }
 
 /// Moves the calling process into fresh namespaces.
@@ -33,6 +35,7 @@ pub fn unshare(which: Fresh) -> io::Result<()> {
         Fresh::MountNetIpcUts => {
             UnshareFlags::NEWNS | UnshareFlags::NEWNET | UnshareFlags::NEWIPC | UnshareFlags::NEWUTS
         }
+        Fresh::MountIpcUts => UnshareFlags::NEWNS | UnshareFlags::NEWIPC | UnshareFlags::NEWUTS,
     };
     // SAFETY: the flags do not hold FILES, the one flag that could take descriptors away from a
     // thread which owns them.

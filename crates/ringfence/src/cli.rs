@@ -1,6 +1,7 @@
 //! The command line.
 
 use std::ffi::OsString;
+use std::net::IpAddr;
 
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{Args, CommandFactory, Parser, Subcommand};
@@ -14,11 +15,12 @@ use crate::disk::DiskSpec;
 use crate::guest::Address;
 use crate::hub::HubArgs;
 use crate::launch::report::Loudness;
-use crate::launch::{Link, Options};
+use crate::launch::{Link, Options, UplinkChoice};
 use crate::names::{parse_name, parse_switch_name};
 use crate::serve::ServeArgs;
 use crate::serve::show::StatusArgs;
 use crate::sys::spawn::DomainKind;
+use crate::uplink::forward::ForwardSpec;
 use ringfence_grants::Mode;
 use ringfence_net::features::OffloadKeys;
 use ringfence_net::netfront::TxStaging;
@@ -29,6 +31,8 @@ use ringfence_platform::tap;
 const MTU_MIN: i64 = 576;
 /// The largest: 65535, less an Ethernet header.
 const MTU_MAX: i64 = 65521;
+/// Given as a switch: none.
+const NO_SWITCH: &str = "none";
 
 /// A driver domain: it serves network interfaces to guests that it does not trust, and that do
 /// not trust it.
@@ -83,6 +87,10 @@ Examples:
   A shell with a network interface:
     ringfence run
 
+  A page of the Internet, and a server that the Internet can reach:
+    ringfence run -- curl https://example.org/
+    ringfence run -p 8080:8000 -- python3 -m http.server
+
   A web server and a client, in two terminals, in either order:
     ringfence run --name web -- python3 -m http.server
     ringfence run -- curl http://web:8000/
@@ -109,12 +117,16 @@ Exit status:
 /// backend in the switch's driver domain, and nothing else. Guests of one switch reach each other
 /// by address and by name. The first one starts the driver domain; the last one to leave ends it.
 ///
+/// Its up0 leads to the host's network, with the host's own addresses and routes: another process,
+/// which has no right but to open sockets, turns its packets into the host's connections. The host's
+/// loopback is out of reach, and nobody outside reaches the guest, unless that is asked for.
+///
 /// Files are those of the host, with the rights of whoever runs this. (As an ordinary user the
 /// command sees itself as root, and cannot do more than that user.)
 #[derive(Debug, Args)]
 #[command(after_help = RUN_EXAMPLES)]
 pub struct RunArgs {
-    /// The switch to be on; it is made when it is not there
+    /// The switch to be on; it is made when it is not there. `none`: the guest is on no switch
     #[arg(long, value_name = "NAME", default_value = "default", value_parser = parse_switch_name)]
     pub switch: String,
 
@@ -122,13 +134,40 @@ pub struct RunArgs {
     #[arg(long, value_name = "HOST", value_parser = parse_name)]
     pub name: Option<String>,
 
-    /// An address in place of those that are chosen; may be given several times
+    /// An address on the switch in place of those that are chosen; may be given several times
     #[arg(long = "address", value_name = "IP/LEN")]
     pub addresses: Vec<Address>,
 
-    /// What connects the guest to the switch
+    /// Where the guest's packets go that are for nobody on the switch [default: host]
+    #[arg(long, value_enum)]
+    pub uplink: Option<UplinkChoice>,
+
+    /// What connects the guest to the world
     #[arg(long, value_enum, default_value_t)]
     pub link: Link,
+
+    /// Have a port of the host lead to the guest; may be given several times
+    ///
+    /// For example `8080:80`, `127.0.0.1:8080:80`, `[::1]:8080:80`, `8000-8010`, `5353:53/udp`. The
+    /// command sees the addresses that clients really have.
+    #[arg(short, long = "publish", value_name = "[IP:]PORT[-LAST][:GUESTPORT][/udp]")]
+    pub publish: Vec<ForwardSpec>,
+
+    /// An address on the host's network in place of the host's own; may be given several times
+    #[arg(long = "uplink-address", value_name = "IP/LEN")]
+    pub uplink_addresses: Vec<Address>,
+
+    /// The router there in place of the host's own; one for IPv4, one for IPv6
+    #[arg(long = "uplink-gateway", value_name = "IP")]
+    pub uplink_gateways: Vec<IpAddr>,
+
+    /// Ask this name server in place of the host's own; may be given several times
+    #[arg(long = "dns", value_name = "IP")]
+    pub name_servers: Vec<IpAddr>,
+
+    /// Let this address, in the guest, lead to the host's loopback: 127.0.0.1 or ::1
+    #[arg(long, value_name = "IP")]
+    pub host_loopback: Vec<IpAddr>,
 
     /// How pages are shared with the driver domain
     #[arg(long, default_value = "copy", value_parser = mode_parser())]
@@ -144,10 +183,11 @@ pub struct RunArgs {
           value_parser = clap::value_parser!(u32).range(1..=QUEUES_MAX.into()))]
     pub queues: u32,
 
-    /// The longest IP packet, in bytes; below 1280 there is no IPv6
-    #[arg(long, value_name = "BYTES", default_value_t = 1500,
+    /// The longest IP packet, in bytes; below 1280 there is no IPv6 [default: 65520 to the host, 1500
+    /// on the switch]
+    #[arg(long, value_name = "BYTES",
           value_parser = clap::value_parser!(u16).range(MTU_MIN..=MTU_MAX))]
-    pub mtu: u16,
+    pub mtu: Option<u16>,
 
     /// Give the command a disk: a file, a block device, or one on an NBD server; may be given several times
     ///
@@ -214,6 +254,8 @@ pub enum Internal {
     Driver,
     /// A guest's frontend
     Frontend,
+    /// A guest's uplink
+    Uplink,
     /// One side of a benchmark
     BenchDomain,
     /// One process of a benchmark with hostile guests
@@ -257,9 +299,15 @@ impl RunArgs {
             (false, false) => Loudness::Normal,
         };
         Options {
-            switch: self.switch,
+            switch: Some(self.switch).filter(|switch| switch != NO_SWITCH),
             name: self.name,
             addresses: self.addresses,
+            uplink: self.uplink,
+            uplink_addresses: self.uplink_addresses,
+            uplink_gateways: self.uplink_gateways,
+            name_servers: self.name_servers,
+            host_loopback: self.host_loopback,
+            forwards: self.publish,
             link: self.link,
             mode: self.mode,
             staging: self.staging,
@@ -291,7 +339,7 @@ pub fn staging_parser() -> impl TypedValueParser<Value = TxStaging> {
 }
 
 fn parse_kind(text: &str) -> Result<DomainKind, String> {
-    [DomainKind::Driver, DomainKind::Frontend, DomainKind::Guest]
+    [DomainKind::Driver, DomainKind::Frontend, DomainKind::Guest, DomainKind::Uplink]
         .into_iter()
         .find(|kind| kind.subcommand() == text)
         .ok_or_else(|| "no such process".to_owned())
@@ -343,6 +391,10 @@ mod tests {
         }
     }
 
+    fn options_of_uplink(line: &str) -> Options {
+        options(line).unwrap()
+    }
+
     #[test]
     fn the_command_line_is_consistent() {
         Cli::command().debug_assert();
@@ -359,7 +411,10 @@ mod tests {
         assert_eq!(options.name.as_deref(), Some("web"));
         assert_eq!(options.addresses.len(), 2);
         assert!(options.command.is_empty());
-        assert_eq!((options.switch.as_str(), options.mtu), ("default", 1500));
+        assert_eq!((options.switch.as_deref(), options.mtu), (Some("default"), None));
+        let options =
+            options_of_uplink("--switch none -p 8080:80 -p 53/udp --host-loopback 10.0.0.9");
+        assert_eq!((options.switch, options.forwards.len()), (None, 2));
     }
 
     #[test]
@@ -371,7 +426,10 @@ mod tests {
             "--mtu 65522",
             "--address 10.0.0.2",
             "--mode fast",
-            "--link vhost",
+            "--link rope",
+            "--uplink moon",
+            "-p http",
+            "--dns one",
             "--host-tap a/b",
             "--disk x,cache=fast",
             "--host-tap 1234567890123456",

@@ -15,6 +15,7 @@
 //! * [`guest`]: a guest's init.
 //! * [`names`]: how guests find each other.
 //! * [`sys`]: processes, namespaces, the sandbox.
+//! * [`uplink`]: a guest's way to the host's network.
 
 pub mod attach;
 pub mod bench;
@@ -33,6 +34,7 @@ mod seat;
 pub mod serve;
 pub mod switchboard;
 pub mod sys;
+pub mod uplink;
 
 use std::io::Write;
 
@@ -58,6 +60,7 @@ pub fn main_with(cli: Cli) -> u8 {
             Internal::Keeper { kind, command } => keeper::main(kind, &command),
             Internal::Driver => driver::main(),
             Internal::Frontend => frontend::main(),
+            Internal::Uplink => uplink::process::main(),
             Internal::BenchDomain => bench::domain_main(),
             Internal::BenchHostile => bench::hostile_main(),
             Internal::BenchBlock => bench::block_main(),

@@ -1,6 +1,9 @@
 //! What an uplink is told when it is made.
 
+use core::net::SocketAddr;
+
 use crate::access::Access;
+use crate::guest::GuestNetwork;
 use crate::tcp::TcpConfig;
 
 /// Hardware address of the router that a guest sees, where none is given: locally administered.
@@ -17,6 +20,20 @@ pub struct Config {
     pub access: Access,
     /// TCP.
     pub tcp: TcpConfig,
+    /// The guest's side.
+    pub guest: GuestNetwork,
+}
+
+impl Config {
+    /// What a client from outside is called in the guest's network: as it is called outside, but for
+    /// those addresses that in the guest mean the guest itself. The host is the router then.
+    pub fn inward(&self, client: SocketAddr) -> SocketAddr {
+        let ip = client.ip().to_canonical();
+        let means_guest = ip.is_loopback() || self.guest.has(ip);
+        let router = self.guest.gateways.iter().find(|gateway| gateway.is_ipv4() == ip.is_ipv4());
+        let known_as = router.copied().filter(|_| means_guest).unwrap_or(ip);
+        SocketAddr::new(known_as, client.port())
+    }
 }
 
 impl Default for Config {
@@ -26,6 +43,7 @@ impl Default for Config {
             mtu: 65_520,
             access: Access::default(),
             tcp: TcpConfig::default(),
+            guest: GuestNetwork::default(),
         }
     }
 }

@@ -43,6 +43,53 @@ counters! {
     /// Answers for which there was no room.
     drop_reply;
 
+    /// UDP conversations that the guest began.
+    udp_opened;
+    /// UDP conversations that began outside.
+    udp_accepted;
+    /// UDP conversations that did not come about, and datagrams that the host refused.
+    udp_refused;
+    /// UDP conversations that made room for others.
+    udp_evicted;
+    /// UDP conversations that ended because nothing was said.
+    udp_aged;
+    /// Datagrams for which a socket, or the link, had no room.
+    udp_full;
+    /// Datagrams from the guest.
+    udp_datagrams_in;
+    /// Datagrams to the guest.
+    udp_datagrams_out;
+    /// Octets of datagrams from the guest.
+    udp_bytes_in;
+    /// Octets of datagrams to the guest.
+    udp_bytes_out;
+    /// Echo conversations.
+    icmp_opened;
+    /// Echo conversations that the host did not allow.
+    icmp_refused;
+    /// Echo conversations that made room for others.
+    icmp_evicted;
+    /// Echo requests that went out.
+    icmp_requests;
+    /// Answers to them.
+    icmp_answers;
+    /// Messages that are of no use to anybody.
+    icmp_ignored;
+    /// Errors that the guest was told.
+    icmp_errors;
+    /// Answers to ARP requests.
+    arp_answers;
+    /// Answers to neighbour and router solicitations.
+    ndp_answers;
+    /// Answers to DHCP clients.
+    dhcp_answers;
+    /// Answers to DHCPv6 clients.
+    dhcpv6_answers;
+    /// Datagrams to many: nobody is there to hear them.
+    drop_multicast;
+    /// Packets with IP options.
+    drop_options;
+
     /// TCP connections that the guest began.
     tcp_opened;
     /// TCP connections that came from outside.

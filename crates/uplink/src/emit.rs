@@ -2,6 +2,8 @@
 
 use core::net::IpAddr;
 
+use ringfence_net::{ChecksumOffload, PortCapabilities};
+
 use ringfence_offload::checksum::{internet_checksum, pseudo};
 
 use crate::packet::Mac;
@@ -82,6 +84,21 @@ impl Ends {
             }
             _ => 0,
         }
+    }
+}
+
+/// Whether a link takes transport checksums that are blank.
+pub(crate) fn takes_blank(takes: &PortCapabilities, is_v4: bool) -> bool {
+    match takes.checksum {
+        ChecksumOffload::Any => true,
+        ChecksumOffload::Netif { ipv4, ipv6 } => {
+            if is_v4 {
+                ipv4
+            } else {
+                ipv6
+            }
+        }
+        ChecksumOffload::None => false,
     }
 }
 

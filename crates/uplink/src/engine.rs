@@ -1,7 +1,8 @@
 //! The engine: frames in, sockets, frames out. See the [crate] for the order of calls.
 
+use core::net::{IpAddr, SocketAddr};
 use core::time::Duration;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use ringfence_net::{Batch, FrameView};
@@ -13,11 +14,14 @@ use rustix::io::Errno;
 use crate::config::Config;
 use crate::context::Context;
 use crate::counters::UplinkCounters;
+use crate::forward::Forwards;
 use crate::host::{Host, OwnerKind, Ready};
+use crate::icmp::Icmp;
 use crate::link::{Committed, GuestSide, Slots};
 use crate::packet::Packet;
 use crate::replies::Replies;
 use crate::tcp::Tcp;
+use crate::udp::Udp;
 
 /// Guest packets on one side, sockets on the other.
 pub struct Uplink {
@@ -26,6 +30,9 @@ pub struct Uplink {
     replies: Replies,
     counters: Arc<UplinkCounters>,
     tcp: Tcp,
+    udp: Udp,
+    icmp: Icmp,
+    forwards: Forwards,
     ready: Vec<Ready>,
 }
 
@@ -46,7 +53,17 @@ impl Uplink {
     /// An uplink by the sockets of `host`.
     pub fn new(config: Config, host: Box<dyn Host>, counters: Arc<UplinkCounters>) -> Uplink {
         let tcp = Tcp::new(&config);
-        Uplink { config, host, replies: Replies::default(), counters, tcp, ready: Vec::new() }
+        Uplink {
+            config,
+            host,
+            replies: Replies::default(),
+            counters,
+            tcp,
+            udp: Udp::default(),
+            icmp: Icmp::default(),
+            forwards: Forwards::default(),
+            ready: Vec::new(),
+        }
     }
 
     /// What it counts.
@@ -64,6 +81,30 @@ impl Uplink {
         self.tcp.len()
     }
 
+    /// UDP conversations.
+    pub fn udp_flows(&self) -> usize {
+        self.udp.len()
+    }
+
+    /// Lets connections to a listening socket of the host lead to `guest`. The guest's hardware
+    /// address must be known ([`crate::guest::GuestNetwork::mac`]).
+    ///
+    /// # Errors
+    ///
+    /// The host's.
+    pub fn forward_tcp(&mut self, socket: OwnedFd, guest: SocketAddr) -> Result<(), Errno> {
+        self.forwards.add(socket, guest, &mut context!(self, Duration::ZERO))
+    }
+
+    /// The same of datagrams to a bound socket of the host.
+    ///
+    /// # Errors
+    ///
+    /// The host's.
+    pub fn forward_udp(&mut self, socket: OwnedFd, guest: SocketAddr) -> Result<(), Errno> {
+        self.udp.listen(socket, guest, &mut context!(self, Duration::ZERO))
+    }
+
     /// Takes the frames of `frames` (indices into the batch) from the guest. When it returns, nothing
     /// refers to the batch any more.
     pub fn input(&mut self, batch: &Batch, frames: &[u32], now: Duration) {
@@ -72,6 +113,7 @@ impl Uplink {
             self.frame(frame, now);
         }
         self.tcp.input_ends(&mut context!(self, now));
+        self.udp.input_ends(&mut context!(self, now));
     }
 
     fn frame(&mut self, frame: FrameView<'_>, now: Duration) {
@@ -85,9 +127,15 @@ impl Uplink {
         if to != self.config.mac && !is_group {
             return counters.drop_not_for_us.add(1);
         }
+        if layers.network() == Network::Arp {
+            return crate::arp::input(frame.header(), &mut context!(self, now));
+        }
         let Some(packet) = Packet::read(frame, layers) else {
             return counters.drop_unknown.add(1);
         };
+        if self.is_of_the_link(&packet) {
+            return self.link_protocol(&packet, now);
+        }
         self.packet(&packet, now);
     }
 
@@ -99,6 +147,12 @@ impl Uplink {
         if packet.layers.is_fragment() {
             return counters.drop_fragment.add(1);
         }
+        if matches!(packet.layers.network(), Network::Ipv4(ip) if ip.header_len > 20) {
+            return counters.drop_options.add(1);
+        }
+        if packet.destination.is_multicast() || packet.destination == IpAddr::from([255; 4]) {
+            return counters.drop_multicast.add(1);
+        }
         if matches!(packet.layers.network(), Network::Ipv6(ip) if ip.routed) {
             return counters.drop_routed.add(1);
         }
@@ -107,7 +161,39 @@ impl Uplink {
         }
         match packet.layers.transport() {
             Transport::Tcp(_) => self.tcp.input(packet, &mut context!(self, now)),
+            Transport::Udp(_) => self.udp.input(packet, &mut context!(self, now)),
+            Transport::Icmp(_) | Transport::Icmpv6(_) => {
+                self.icmp.input(packet, &mut context!(self, now));
+            }
             _ => counters.drop_unknown.add(1),
+        }
+    }
+
+    /// Whether a packet is of a protocol by which a guest finds its way about: such may come from
+    /// addresses that others may not.
+    fn is_of_the_link(&self, packet: &Packet<'_>) -> bool {
+        let port = packet.transport().get(2..4).map(|port| u16::from_be_bytes([port[0], port[1]]));
+        match packet.layers.transport() {
+            _ if packet.layers.is_fragment() => false,
+            Transport::Icmpv6(icmp) => crate::ndp::is_one(icmp.kind),
+            Transport::Udp(_) if packet.source.is_ipv4() => port == Some(crate::dhcp::SERVER),
+            Transport::Udp(_) => {
+                port == Some(crate::dhcpv6::SERVER)
+                    && packet.destination == IpAddr::V6(crate::dhcpv6::SERVERS)
+            }
+            _ => false,
+        }
+    }
+
+    fn link_protocol(&mut self, packet: &Packet<'_>, now: Duration) {
+        if !checksum_is_right(packet) {
+            return self.counters.drop_checksum.add(1);
+        }
+        let context = &mut context!(self, now);
+        match packet.layers.transport() {
+            Transport::Icmpv6(_) => crate::ndp::input(packet, context),
+            _ if packet.source.is_ipv4() => crate::dhcp::input(packet, context),
+            _ => crate::dhcpv6::input(packet, context),
         }
     }
 
@@ -124,6 +210,11 @@ impl Uplink {
         for ready in events.drain(..) {
             match ready.owner.kind {
                 OwnerKind::Tcp => self.tcp.ready(ready, &mut context!(self, now)),
+                OwnerKind::Udp | OwnerKind::UdpListener => {
+                    self.udp.ready(ready, &mut context!(self, now));
+                }
+                OwnerKind::Icmp => self.icmp.ready(ready, &mut context!(self, now)),
+                OwnerKind::TcpListener => self.forwards.ready(ready),
                 _ => tracing::debug!(?ready, "an event without an owner"),
             }
         }
@@ -134,11 +225,14 @@ impl Uplink {
     /// Does what is due by the clock.
     pub fn run_timers(&mut self, now: Duration) {
         self.tcp.run_timers(&mut context!(self, now));
+        self.udp.run_timers(&mut context!(self, now));
+        self.icmp.run_timers(&mut context!(self, now));
     }
 
     /// When [`run_timers`](Self::run_timers) is to be called next.
     pub fn deadline(&self) -> Option<Duration> {
-        self.tcp.deadline()
+        let all = [self.tcp.deadline(), self.udp.deadline(), self.icmp.deadline()];
+        all.into_iter().flatten().min()
     }
 
     /// Sends what is owed to the guest, and what sockets have for it, as far as the link has room.
@@ -146,7 +240,10 @@ impl Uplink {
     pub fn output(&mut self, link: &mut dyn GuestSide, now: Duration) -> bool {
         let mut more = !self.send_replies(link);
         if !more {
-            more = self.tcp.output(link, &mut context!(self, now));
+            more = self.forwards.accept(&mut self.tcp, &mut context!(self, now));
+            more |= self.udp.output(link, &mut context!(self, now));
+            more |= self.icmp.output(link, &mut context!(self, now));
+            more |= self.tcp.output(link, &mut context!(self, now));
             // Conversations that ended on the way out left resets.
             more |= !self.send_replies(link);
         }

@@ -26,21 +26,32 @@
 //! * [`link::GuestSide`]: the way to the guest. A TAP, a vhost ring, a batch of the data plane.
 //! * [`host::Host`]: the sockets. Real ones, or scripted ones in conformance tests.
 //! * [`context::Context`]: what a protocol is handed: configuration, host, replies, counters, time.
+//! * [`guest::GuestNetwork`]: what the guest is told by ARP, NDP, DHCP and DHCPv6.
 //! * [`flow::Table`]: conversations by their addresses, bounded, the longest idle one makes room.
 
 pub mod access;
+mod arp;
 pub mod config;
 pub mod context;
 pub mod counters;
+mod dhcp;
+mod dhcpv6;
 pub mod emit;
 pub mod engine;
 pub mod flow;
+mod forward;
+mod fragment;
+pub mod guest;
 pub mod host;
+pub mod icmp;
 pub mod link;
+mod ndp;
 pub mod packet;
 pub mod port;
 pub mod replies;
+pub mod runner;
 pub mod tcp;
+pub mod udp;
 
 pub use access::Access;
 pub use config::Config;

@@ -31,7 +31,7 @@ pub mod verify;
 #[cfg(test)]
 mod tests;
 
-pub use partial::{Completion, PartialError, complete_partial, complete_scattered};
+pub use partial::{Completion, PartialError, complete_partial, complete_scattered, never_zero};
 
 /// Folds the carries of a wide one's complement sum back into 16 bits.
 #[must_use]

@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 use std::net::Ipv4Addr;
 
-use super::GuestConfig;
+use super::{GuestConfig, ResolverConfig};
 
 /// Where a guest's DNS stub listens. The same address as that of `systemd-resolved`, which in a
 /// namespace of one's own is free.
@@ -11,8 +11,26 @@ pub(crate) const STUB_ADDRESS: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 53);
 
 /// `resolv.conf(5)`. The stub may hold an answer back for some seconds, until the name is there;
 /// so the client must not give up or repeat itself before.
-pub(crate) fn resolv_conf() -> String {
-    format!("nameserver {STUB_ADDRESS}\noptions timeout:10 attempts:2\n")
+///
+/// Where other names can be looked up as well, a name is first taken as it is written: it may be
+/// that of a guest.
+pub(crate) fn resolv_conf(others: Option<&ResolverConfig>) -> String {
+    let mut text = format!("nameserver {STUB_ADDRESS}\noptions timeout:10 attempts:2\n");
+    if let Some(resolver) = others.filter(|resolver| !resolver.search.is_empty()) {
+        // Writing to a String cannot fail; so below.
+        let _ = writeln!(text, "search {}\noptions ndots:0", resolver.search.join(" "));
+    }
+    text
+}
+
+/// `resolv.conf(5)` of a guest that is on no switch.
+pub(crate) fn resolv_conf_of_host(resolver: &ResolverConfig) -> String {
+    let servers = resolver.name_servers.iter();
+    let mut text = servers.fold(String::new(), |text, ip| text + &format!("nameserver {ip}\n"));
+    if !resolver.search.is_empty() {
+        let _ = writeln!(text, "search {}", resolver.search.join(" "));
+    }
+    text
 }
 
 /// `hosts(5)`. The host's own would give the names of the host's networks.
@@ -22,7 +40,6 @@ pub(crate) fn hosts(config: &GuestConfig) -> String {
     let addresses: Vec<_> =
         config.interface.iter().flat_map(|interface| &interface.addresses).collect();
     if addresses.is_empty() {
-        // Writing to a String cannot fail; so below.
         let _ = writeln!(text, "127.0.1.1 {host_name}");
     }
     for address in addresses {
@@ -55,7 +72,9 @@ mod tests {
         let mut config = GuestConfig {
             host_name: "web".into(),
             interface: None,
+            uplink: None,
             names: None,
+            resolver: None,
             blocked_signals: vec![],
             environment: vec![],
         };

@@ -41,6 +41,7 @@ pub use network::{carried, carried_for_host, configure_leg};
 
 use crate::names::{self, store::StoreNames};
 use crate::sys::channel::{Channel, ChannelError, poll_until};
+use crate::sys::netlink::Route;
 use crate::sys::signals::Signals;
 use crate::sys::{Ending, STATUS_FAILED, die_with_parent, signals};
 
@@ -59,10 +60,13 @@ pub enum ToGuest {
 /// What a guest reports.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum FromGuest {
-    /// It is set up. With the TAP's descriptor where it was to have an interface.
+    /// It is set up. With the TAP's descriptor where it was to have an interface, and then those of
+    /// the uplink's queues.
     Ready {
         /// What the kernel leaves to the reader of the TAP ([`ringfence_platform::tap::TapOffloads`]).
         offloads: u32,
+        /// The same of the uplink's.
+        uplink_offloads: u32,
         /// What could not be had, and is not needed.
         remarks: Vec<String>,
     },
@@ -86,8 +90,12 @@ pub struct GuestConfig {
     pub host_name: String,
     /// Its network interface; without, it has a loopback interface alone.
     pub interface: Option<InterfaceConfig>,
+    /// Its way to the host's network.
+    pub uplink: Option<UplinkInterface>,
     /// How it finds others.
     pub names: Option<NamesConfig>,
+    /// Whom it asks for all other names.
+    pub resolver: Option<ResolverConfig>,
     /// The signals that its command is to have blocked.
     pub blocked_signals: Vec<i32>,
     /// What its command is to find in its environment besides what the launcher has in its own.
@@ -107,6 +115,26 @@ pub struct InterfaceConfig {
     pub offloads: u32,
     /// Its IP addresses.
     pub addresses: Vec<Address>,
+}
+
+/// The interface that leads to the host's network.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct UplinkInterface {
+    /// As any other.
+    pub interface: InterfaceConfig,
+    /// What is reached by it.
+    pub(crate) routes: Vec<Route>,
+    /// Queues of its TAP.
+    pub queues: u32,
+}
+
+/// Who is asked for names.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ResolverConfig {
+    /// Name servers.
+    pub name_servers: Vec<std::net::IpAddr>,
+    /// Domains to look in.
+    pub search: Vec<String>,
 }
 
 /// Names on a switch.
@@ -188,11 +216,17 @@ fn live(channel: &Channel, command: &[OsString]) -> Result<Ending, Failure> {
     let (order, fds) = channel.receive::<ToGuest>()?;
     let ToGuest::SetUp(config) = order else { return Err(SetUpError::Protocol.into()) };
     let (stdin, guest) = set_up(&config, fds)?;
-    let tap: Vec<_> = guest.tap.iter().map(|tap| tap.fd.as_fd()).collect();
-    let offloads = guest.tap.as_ref().map_or(0, |tap| tap.offloads.0);
-    channel.send(&FromGuest::Ready { offloads, remarks: guest.remarks }, &tap)?;
-    // The frontend alone holds it from here on, so that it ends with the frontend.
-    drop(guest.tap);
+    let uplink = guest.uplink.iter().map(|tap| tap.fd.as_fd());
+    let taps: Vec<_> = guest.tap.iter().map(|tap| tap.fd.as_fd()).chain(uplink).collect();
+    let ready = FromGuest::Ready {
+        offloads: guest.tap.as_ref().map_or(0, |tap| tap.offloads.0),
+        uplink_offloads: guest.uplink.first().map_or(0, |tap| tap.offloads.0),
+        remarks: guest.remarks,
+    };
+    channel.send(&ready, &taps)?;
+    drop(taps);
+    // Frontend and uplink alone hold them from here on, so that they end with those.
+    drop((guest.tap, guest.uplink));
     match channel.receive::<ToGuest>()?.0 {
         ToGuest::Start => {}
         // There is nobody to be signalled yet: what would end the command ends the guest.
@@ -210,7 +244,7 @@ fn live(channel: &Channel, command: &[OsString]) -> Result<Ending, Failure> {
         stub.run_in_background().map_err(|e| Failure::from(SetUpError::Names(e)))?;
     }
     let ending = watch(channel, &child_ends, pid)?;
-    if config.interface.is_some() {
+    if config.interface.is_some() || config.uplink.is_some() {
         linger();
     }
     channel.send(&FromGuest::Ended(ending), &[])?;
@@ -229,6 +263,7 @@ fn linger() {
 /// What was made for a guest.
 struct Guest {
     tap: Option<Tap>,
+    uplink: Vec<Tap>,
     stub: Option<names::Stub>,
     remarks: Vec<String>,
 }
@@ -243,7 +278,8 @@ fn set_up(config: &GuestConfig, fds: Vec<OwnedFd>) -> Result<(OwnedFd, Guest), S
         .map_err(|errno| SetUpError::system("host name")(errno.into()))?;
     let mut remarks = Vec::new();
     let mounted = mounts::prepare(config, &mut remarks).map_err(SetUpError::system("mounts"))?;
-    let tap = network::set_up(config.interface.as_ref(), &mut remarks)?;
+    let (tap, uplink) =
+        network::set_up(config.interface.as_ref(), config.uplink.as_ref(), &mut remarks)?;
     let stub = match (&config.names, store) {
         (Some(names), Some(store)) => {
             let source = StoreNames::open(store).map_err(SetUpError::Names)?;
@@ -259,7 +295,7 @@ fn set_up(config: &GuestConfig, fds: Vec<OwnedFd>) -> Result<(OwnedFd, Guest), S
         (None, None) => None,
         _ => return Err(SetUpError::Protocol),
     };
-    Ok((stdin, Guest { tap, stub, remarks }))
+    Ok((stdin, Guest { tap, uplink, stub, remarks }))
 }
 
 /// Reaps, and passes signals on, until the command has ended.

@@ -31,7 +31,7 @@ pub(crate) fn prepare(config: &GuestConfig, remarks: &mut Vec<String>) -> io::Re
     let downstream = MountPropagationFlags::DOWNSTREAM | MountPropagationFlags::REC;
     rustix::mount::mount_change("/", downstream)?;
     let mut mounted = Mounted { resolver_is_ours: false };
-    if config.names.is_some() {
+    if config.names.is_some() || config.resolver.is_some() {
         replace_files(config, &mut mounted, remarks)?;
         hide_name_cache(remarks);
     }
@@ -52,8 +52,12 @@ fn replace_files(
     remarks: &mut Vec<String>,
 ) -> io::Result<()> {
     let nsswitch = fs::read_to_string("/etc/nsswitch.conf").unwrap_or_default();
+    let resolv_conf = match (&config.names, &config.resolver) {
+        (None, Some(resolver)) => files::resolv_conf_of_host(resolver),
+        (_, others) => files::resolv_conf(others.as_ref()),
+    };
     let files = [
-        ("resolv.conf", files::resolv_conf()),
+        ("resolv.conf", resolv_conf),
         ("hosts", files::hosts(config)),
         ("nsswitch.conf", files::nsswitch(&nsswitch)),
     ];

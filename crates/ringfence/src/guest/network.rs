@@ -6,7 +6,7 @@ use std::io;
 use ringfence_net::features::OffloadKeys;
 use ringfence_platform::tap::{Tap, TapError, TapOffloads};
 
-use super::{Address, InterfaceConfig};
+use super::{Address, InterfaceConfig, UplinkInterface};
 use crate::sys::netlink::{LinkChange, Netlink};
 
 /// The smallest MTU that IPv6 works over (RFC 8200, section 5).
@@ -30,11 +30,12 @@ pub enum NetworkError {
     },
 }
 
-/// Sets up the loopback interface, and the one that is asked for.
+/// Sets up the loopback interface, and those that are asked for: to the switch, to the host.
 pub(crate) fn set_up(
     interface: Option<&InterfaceConfig>,
+    uplink: Option<&UplinkInterface>,
     remarks: &mut Vec<String>,
-) -> Result<Option<Tap>, NetworkError> {
+) -> Result<(Option<Tap>, Vec<Tap>), NetworkError> {
     let fail = |source| NetworkError::Interface {
         interface: "lo".into(),
         what: "bringing it up".into(),
@@ -46,7 +47,16 @@ pub(crate) fn set_up(
         .change_link(loopback, &LinkChange { up: true, ..LinkChange::default() })
         .map_err(fail)?;
     allow_ping(remarks);
-    let Some(interface) = interface else { return Ok(None) };
+    let tap = interface.map(|interface| to_switch(&mut netlink, interface, remarks)).transpose()?;
+    let uplink = uplink.map(|uplink| to_host(&mut netlink, uplink, remarks)).transpose()?;
+    Ok((tap, uplink.unwrap_or_default()))
+}
+
+fn to_switch(
+    netlink: &mut Netlink,
+    interface: &InterfaceConfig,
+    remarks: &mut Vec<String>,
+) -> Result<Tap, NetworkError> {
     let mut tap = Tap::create(&interface.name)?;
     tap.limit_offloads(TapOffloads(interface.offloads))?;
     let settings = Settings {
@@ -55,8 +65,39 @@ pub(crate) fn set_up(
         mtu: interface.mtu,
         addresses: &interface.addresses,
     };
-    remarks.extend(configure(&mut netlink, &settings)?);
-    Ok(Some(tap))
+    remarks.extend(configure(netlink, &settings)?);
+    Ok(tap)
+}
+
+fn to_host(
+    netlink: &mut Netlink,
+    uplink: &UplinkInterface,
+    remarks: &mut Vec<String>,
+) -> Result<Vec<Tap>, NetworkError> {
+    let UplinkInterface { interface, routes, queues } = uplink;
+    let queues = usize::try_from(*queues).unwrap_or(1);
+    let mut taps = Tap::create_queues(&interface.name, queues)?;
+    for tap in &mut taps {
+        tap.limit_offloads(TapOffloads(interface.offloads))?;
+    }
+    let name = taps.first().map_or(&interface.name, |tap| &tap.name);
+    let settings =
+        Settings { name, mac: interface.mac, mtu: interface.mtu, addresses: &interface.addresses };
+    remarks.extend(configure(netlink, &settings)?);
+    let fail = |what: String| {
+        let interface = name.clone();
+        move |source| NetworkError::Interface { interface, what, source }
+    };
+    let index = netlink.index_of(name).map_err(fail("looking it up".into()))?;
+    for route in routes {
+        if let Err(error) = netlink.add_route(index, route) {
+            remarks.push(format!(
+                "{name}: the route to {}/{} is left out: {error}",
+                route.destination, route.prefix
+            ));
+        }
+    }
+    Ok(taps)
 }
 
 /// What the kernel of a guest that takes `keys` leaves undone in what it sends: nothing that the guest

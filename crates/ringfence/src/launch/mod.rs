@@ -14,11 +14,15 @@
 //! behind: each process it started has asked the kernel to be killed along with it.
 
 mod disks;
+pub(crate) mod options;
 mod rendezvous;
 pub mod report;
 pub mod runtime_dir;
 mod supervise;
 mod terminal;
+mod uplink;
+
+pub use options::{Link, Options, UplinkChoice};
 
 use std::ffi::OsString;
 use std::io;
@@ -26,19 +30,16 @@ use std::os::fd::{AsFd, OwnedFd, RawFd};
 use std::time::Duration;
 
 use anyhow::{Context, bail};
-use ringfence_grants::Mode;
-use ringfence_net::features::OffloadKeys;
-use ringfence_net::netfront::TxStaging;
 use ringfence_platform::namespaces;
 use ringfence_platform::tap::Tap;
 
 use disks::Disks;
-use report::{Loudness, Reporter};
+use report::Reporter;
 use runtime_dir::RuntimeDir;
 use supervise::Supervisor;
 use terminal::Terminal;
+use uplink::Uplink;
 
-use crate::disk::DiskSpec;
 use crate::guest::{self, Address, GuestConfig, InterfaceConfig, NamesConfig};
 use crate::switchboard::{AttachRequest, FromDriver, LegConfig, ToDriver, VERSION};
 use crate::sys::STATUS_FAILED;
@@ -47,59 +48,6 @@ use crate::sys::signals::{self, Signals};
 
 /// What the interface of a guest is called.
 const INTERFACE: &str = "eth0";
-
-/// What connects a guest to its switch.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default, clap::ValueEnum)]
-pub enum Link {
-    /// A Xen network frontend and backend, over shared rings
-    #[default]
-    Netif,
-}
-
-impl std::fmt::Display for Link {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(match self {
-            Link::Netif => "netif",
-        })
-    }
-}
-
-/// What is to be run, and how.
-#[derive(Clone, Debug)]
-pub struct Options {
-    /// The switch.
-    pub switch: String,
-    /// The name that others find the guest by, in lower case.
-    pub name: Option<String>,
-    /// Its addresses; none to be given some.
-    pub addresses: Vec<Address>,
-    /// What connects it to the switch.
-    pub link: Link,
-    /// How pages are shared.
-    pub mode: Mode,
-    /// In mode `staging`: which of its pages stay mapped.
-    pub staging: TxStaging,
-    /// Queues of its interface.
-    pub queues: u32,
-    /// The longest IP packet, in bytes.
-    pub mtu: u16,
-    /// What the guest takes unfinished.
-    pub offload: OffloadKeys,
-    /// What the driver domain takes unfinished from the guest.
-    pub backend_offload: OffloadKeys,
-    /// Join small packets on their way to the guest.
-    pub coalesce: bool,
-    /// What the host's leg takes unfinished.
-    pub host_offload: OffloadKeys,
-    /// The interface that gives the host a leg on the switch.
-    pub host_tap: Option<String>,
-    /// Its disks.
-    pub disks: Vec<DiskSpec>,
-    /// How much is said.
-    pub loudness: Loudness,
-    /// The command and its arguments; empty for a shell.
-    pub command: Vec<OsString>,
-}
 
 /// Runs a command as a guest; returns the exit status.
 pub fn run(options: &Options) -> u8 {
@@ -143,6 +91,10 @@ impl<'a> Launch<'a> {
     fn go(self) -> anyhow::Result<u8> {
         let options = self.options;
         let directory = RuntimeDir::open()?;
+        let uplink = Uplink::prepare(options, self.reporter)?;
+        if options.switch.is_none() {
+            return self.go_without_switch(&directory, uplink);
+        }
         let mut disks = Disks::open(&options.disks, &directory)?;
         let mut host_tap = options.host_tap.as_deref().map(Tap::create).transpose()?;
         if let Some(tap) = &mut host_tap {
@@ -152,22 +104,48 @@ impl<'a> Launch<'a> {
             version: VERSION.to_owned(),
             name: options.name.clone(),
             addresses: options.addresses.clone(),
-            mtu: options.mtu,
+            mtu: options.switch_mtu(),
             mode: options.mode.to_string(),
             queues: options.queues,
             offloads: options.backend_offload.to_string(),
             coalesce: options.coalesce,
             host_leg: host_tap.is_some(),
         };
-        let seat = rendezvous::attach(&directory, &options.switch, &request, self.reporter)?;
+        let switch = options.switch.as_deref().unwrap_or_default();
+        let seat = rendezvous::attach(&directory, switch, &request, self.reporter)?;
         if let (Some(tap), Some(leg)) = (host_tap, &seat.attached.host_leg) {
             self.connect_host(&tap, leg, &seat.lease)
                 .with_context(|| format!("--host-tap {}", tap.name))?;
         }
         disks.attach(&seat.lease)?;
         let environment = disks.environment();
-        let mut supervisor =
-            Supervisor::new(self.reporter, &self.signals, &directory, options, seat, disks);
+        let (reporter, signals) = (self.reporter, &self.signals);
+        let supervisor =
+            Supervisor::new(reporter, signals, &directory, options, Some(seat), disks, uplink);
+        Ok(self.supervise(supervisor, environment))
+    }
+
+    /// A guest that is on the host's network alone needs no driver domain.
+    fn go_without_switch(
+        &self,
+        directory: &RuntimeDir,
+        uplink: Option<Uplink>,
+    ) -> anyhow::Result<u8> {
+        let options = self.options;
+        if !options.disks.is_empty() || options.host_tap.is_some() {
+            bail!(
+                "--disk and --host-tap need the driver domain of a switch: leave out --switch none"
+            );
+        }
+        let disks = Disks::open(&[], directory)?;
+        let (reporter, signals) = (self.reporter, &self.signals);
+        let supervisor =
+            Supervisor::new(reporter, signals, directory, options, None, disks, uplink);
+        Ok(self.supervise(supervisor, Vec::new()))
+    }
+
+    /// From start to end; the exit status.
+    fn supervise(&self, mut supervisor: Supervisor<'_>, environment: Vec<(String, String)>) -> u8 {
         let config = self.guest_config(&supervisor, environment);
         let ended = supervisor.run(&self.command, &self.inherited, &config);
         // In this order: the processes end, then the terminal is ours again.
@@ -181,13 +159,13 @@ impl<'a> Launch<'a> {
         if let Some(problem) = ended.problem {
             self.reporter.problem(problem);
         }
-        Ok(ended.status)
+        ended.status
     }
 
     fn connect_host(&self, tap: &Tap, leg: &LegConfig, lease: &Channel) -> anyhow::Result<()> {
         /// The driver domain only adds a port.
         const PATIENCE: Duration = Duration::from_secs(5);
-        let mtu = self.options.mtu;
+        let mtu = self.options.switch_mtu();
         for remark in guest::configure_leg(&tap.name, leg.mac, mtu.into(), &leg.addresses)? {
             self.reporter.step(remark);
         }
@@ -202,7 +180,7 @@ impl<'a> Launch<'a> {
             "{} ({}) is the host's leg on switch `{}`",
             tap.name,
             list(&leg.addresses),
-            self.options.switch
+            self.options.switch.as_deref().unwrap_or_default()
         ));
         Ok(())
     }
@@ -212,18 +190,22 @@ impl<'a> Launch<'a> {
         supervisor: &Supervisor<'_>,
         environment: Vec<(String, String)>,
     ) -> GuestConfig {
-        let attached = supervisor.attached();
         let options = self.options;
+        let interface = supervisor.attached().map(|attached| InterfaceConfig {
+            name: INTERFACE.to_owned(),
+            mac: attached.mac,
+            mtu: options.switch_mtu().into(),
+            offloads: guest::carried(options.offload).0,
+            addresses: attached.addresses.clone(),
+        });
+        let names =
+            |switch: &String| NamesConfig { switch: switch.clone(), own: options.name.clone() };
         GuestConfig {
-            host_name: options.name.clone().unwrap_or_else(|| format!("guest{}", attached.domain)),
-            interface: Some(InterfaceConfig {
-                name: INTERFACE.to_owned(),
-                mac: attached.mac,
-                mtu: options.mtu.into(),
-                offloads: guest::carried(options.offload).0,
-                addresses: attached.addresses.clone(),
-            }),
-            names: Some(NamesConfig { switch: options.switch.clone(), own: options.name.clone() }),
+            host_name: supervisor.host_name(),
+            interface,
+            uplink: supervisor.uplink().map(Uplink::interface),
+            names: options.switch.as_ref().map(names),
+            resolver: supervisor.uplink().map(Uplink::resolver),
             blocked_signals: self.blocked.clone(),
             environment,
         }

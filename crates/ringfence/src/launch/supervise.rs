@@ -12,6 +12,7 @@ use super::disks::Disks;
 use super::rendezvous::{self, Seat, because};
 use super::report::{Reporter, last_line, printable};
 use super::runtime_dir::RuntimeDir;
+use super::uplink::Uplink;
 use super::{Options, list, standard_input};
 use crate::guest::{FromGuest, GuestConfig, ToGuest};
 use crate::switchboard::{Attached, FromDriver, FromFrontend, FrontendConfig};
@@ -19,6 +20,7 @@ use crate::sys::channel::{Channel, expect_fds, poll_until, wait_hung_up};
 use crate::sys::signals::{Arrived, Signals};
 use crate::sys::spawn::{DomainKind, DomainProcess, Ended, Event, Process, Spawn};
 use crate::sys::{ChannelError, Ending, STATUS_FAILED};
+use crate::uplink::{FromUplink, UplinkConfig};
 use ringfence_grants::Mode;
 use ringfence_net::netfront::TxStaging;
 
@@ -66,6 +68,8 @@ enum News {
     GuestGone(Ended),
     Frontend(FromFrontend),
     FrontendGone(Ended),
+    Uplink(FromUplink),
+    UplinkGone(Ended),
     Driver(FromDriver),
     DriverGone,
     Late,
@@ -78,16 +82,26 @@ pub(super) struct Supervisor<'a> {
     signals: &'a Signals,
     directory: &'a RuntimeDir,
     options: &'a Options,
-    attached: Attached,
-    lease: Channel,
+    attached: Option<Attached>,
+    lease: Option<Channel>,
     /// The connections that the guest and its frontend are to have, until they have them.
     names: Option<OwnedFd>,
     frontend_hub: Option<OwnedFd>,
     disks: Disks,
+    uplink: Option<Uplink>,
     /// The driver domain, if this launcher started it.
     driver: Option<DomainProcess>,
     guest: Option<Watched>,
     frontend: Option<Watched>,
+    uplink_domain: Option<Watched>,
+}
+
+/// The descriptors of TAPs that a guest's init made.
+struct Taps {
+    /// To the switch, and what the kernel leaves to its reader.
+    switch: Option<(OwnedFd, u32)>,
+    /// To the host: the queues, and the same.
+    uplink: (Vec<OwnedFd>, u32),
 }
 
 /// A domain whose inner process may report by a channel of its own.
@@ -125,28 +139,44 @@ impl<'a> Supervisor<'a> {
         signals: &'a Signals,
         directory: &'a RuntimeDir,
         options: &'a Options,
-        seat: Seat,
+        seat: Option<Seat>,
         disks: Disks,
+        uplink: Option<Uplink>,
     ) -> Supervisor<'a> {
-        Supervisor {
+        let mut supervisor = Supervisor {
             reporter,
             signals,
             directory,
             options,
-            attached: seat.attached,
-            lease: seat.lease,
-            names: Some(seat.names),
-            frontend_hub: Some(seat.frontend_hub),
+            attached: None,
+            lease: None,
+            names: None,
+            frontend_hub: None,
             disks,
-            driver: seat.driver,
+            uplink,
+            driver: None,
             guest: None,
             frontend: None,
+            uplink_domain: None,
+        };
+        if let Some(seat) = seat {
+            supervisor.attached = Some(seat.attached);
+            supervisor.lease = Some(seat.lease);
+            supervisor.names = Some(seat.names);
+            supervisor.frontend_hub = Some(seat.frontend_hub);
+            supervisor.driver = seat.driver;
         }
+        supervisor
     }
 
     /// What the driver domain gave to this guest.
-    pub(super) fn attached(&self) -> &Attached {
-        &self.attached
+    pub(super) fn attached(&self) -> Option<&Attached> {
+        self.attached.as_ref()
+    }
+
+    /// The guest's way to the host.
+    pub(super) fn uplink(&self) -> Option<&Uplink> {
+        self.uplink.as_ref()
     }
 
     /// Starts everything and waits for the end.
@@ -158,7 +188,10 @@ impl<'a> Supervisor<'a> {
     ) -> Outcome {
         let started = self
             .start_guest(command, inherit, config)
-            .and_then(|tap| self.start_frontend(tap))
+            .and_then(|taps| {
+                self.start_uplink(taps.uplink)?;
+                taps.switch.map_or(Ok(()), |tap| self.start_frontend(tap))
+            })
             .and_then(|()| self.start_command());
         match started {
             Ok(()) => self.wait_for_end(),
@@ -171,7 +204,7 @@ impl<'a> Supervisor<'a> {
         command: &[OsString],
         inherit: &[RawFd],
         config: &GuestConfig,
-    ) -> Result<(OwnedFd, u32), Outcome> {
+    ) -> Result<Taps, Outcome> {
         let spawn = Spawn { kind: DomainKind::Guest, command, inherit, aftermath: None };
         let guest =
             DomainProcess::start(&spawn).map_err(|error| Outcome::failed(error.to_string()))?;
@@ -189,13 +222,20 @@ impl<'a> Supervisor<'a> {
         let deadline = Instant::now() + PATIENCE;
         loop {
             match self.next(Some(deadline)) {
-                News::Guest(FromGuest::Ready { offloads, remarks }, fds) => {
+                News::Guest(FromGuest::Ready { offloads, uplink_offloads, remarks }, mut fds) => {
                     for remark in remarks {
                         self.reporter.step(remark);
                     }
-                    let [tap] = expect_fds(fds)
-                        .map_err(|error| Outcome::failed(format!("the guest: {error}")))?;
-                    return Ok((tap, offloads));
+                    let rest = fds.split_off(fds.len().min(self.attached.iter().len()));
+                    let switch = match self.attached {
+                        Some(_) => {
+                            let [tap] = expect_fds(fds)
+                                .map_err(|error| Outcome::failed(format!("the guest: {error}")))?;
+                            Some((tap, offloads))
+                        }
+                        None => None,
+                    };
+                    return Ok(Taps { switch, uplink: (rest, uplink_offloads) });
                 }
                 News::Late => return Err(Outcome::failed(late("the guest"))),
                 other => self.interrupt(other)?,
@@ -209,7 +249,7 @@ impl<'a> Supervisor<'a> {
         let frontend =
             DomainProcess::start(&spawn).map_err(|error| Outcome::failed(error.to_string()))?;
         let config = FrontendConfig {
-            mtu: self.options.mtu,
+            mtu: self.options.switch_mtu(),
             offloads,
             staging: match self.options.mode {
                 Mode::Staging => self.options.staging,
@@ -244,19 +284,59 @@ impl<'a> Supervisor<'a> {
         }
     }
 
+    /// Starts the uplink's process, where there is to be one, with the queues of its TAP.
+    fn start_uplink(&mut self, (queues, offloads): (Vec<OwnedFd>, u32)) -> Result<(), Outcome> {
+        let Some(uplink) = &mut self.uplink else { return Ok(()) };
+        let spawn = Spawn { kind: DomainKind::Uplink, command: &[], inherit: &[], aftermath: None };
+        let domain =
+            DomainProcess::start(&spawn).map_err(|error| Outcome::failed(error.to_string()))?;
+        let config: UplinkConfig = uplink.config(offloads, self.reporter.is_verbose());
+        let told = uplink.hand_over(domain.channel(), &config, queues);
+        self.uplink_domain = Some(Watched::new(domain));
+        if told.is_ok() {
+            self.reporter.step("started the guest's uplink in a sandbox of its own");
+        }
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            match self.next(Some(deadline)) {
+                News::Uplink(FromUplink::Up { link, remarks }) => {
+                    for remark in remarks {
+                        self.reporter.step(format_args!("uplink: {}", printable(&remark)));
+                    }
+                    if let Some(uplink) = &mut self.uplink {
+                        uplink.is_up_over(printable(&link));
+                    }
+                    return Ok(());
+                }
+                News::Late => return Err(Outcome::failed(late("the uplink"))),
+                other => self.interrupt(other)?,
+            }
+        }
+    }
+
     fn start_command(&mut self) -> Result<(), Outcome> {
-        self.reporter.step("frontend and backend are connected");
         let options = self.options;
-        let name = options.name.clone().unwrap_or_else(|| format!("guest{}", self.attached.domain));
-        self.reporter.summary(format_args!(
-            "{name} ({}) is on switch `{}`: {} in {} mode, MTU {}",
-            list(&self.attached.addresses),
-            options.switch,
-            options.link,
-            options.mode,
-            options.mtu,
-        ));
+        let name = self.host_name();
+        if let (Some(attached), Some(switch)) = (&self.attached, &options.switch) {
+            self.reporter.step("frontend and backend are connected");
+            self.reporter.summary(format_args!(
+                "{name} ({}) is on switch `{switch}`: {} in {} mode, MTU {}",
+                list(&attached.addresses),
+                options.link.on_switch(),
+                options.mode,
+                options.switch_mtu(),
+            ));
+        }
+        if let Some(uplink) = &self.uplink {
+            self.reporter.summary(format_args!("{name} is on the host's network: {uplink}"));
+        }
         self.tell_guest(&ToGuest::Start)
+    }
+
+    /// What the guest is called.
+    pub(super) fn host_name(&self) -> String {
+        let number = self.attached.as_ref().map_or(String::new(), |a| a.domain.to_string());
+        self.options.name.clone().unwrap_or_else(|| format!("guest{number}"))
     }
 
     fn tell_guest(&self, order: &ToGuest) -> Result<(), Outcome> {
@@ -333,6 +413,10 @@ impl<'a> Supervisor<'a> {
                 ));
                 None
             }
+            News::Uplink(FromUplink::Failed(why)) => {
+                Some(Outcome::failed(format!("the uplink failed: {}", printable(&why))))
+            }
+            News::UplinkGone(ended) => Some(self.gone("the uplink", &ended)),
             News::Frontend(FromFrontend::Failed(why)) => Some(self.unless_driver_gone(
                 Outcome::failed(format!("the frontend failed: {}", printable(&why))),
             )),
@@ -340,7 +424,11 @@ impl<'a> Supervisor<'a> {
                 Some(self.unless_driver_gone(self.gone("the frontend", &ended)))
             }
             News::DriverGone => Some(self.driver_gone()),
-            News::Signal(_) | News::Guest(..) | News::Driver(_) | News::Late => None,
+            News::Signal(_)
+            | News::Guest(..)
+            | News::Driver(_)
+            | News::Uplink(FromUplink::Up { .. })
+            | News::Late => None,
         }
     }
 
@@ -373,17 +461,20 @@ impl<'a> Supervisor<'a> {
 
     /// A frontend without its driver domain ends as well: then that is the reason to tell.
     fn unless_driver_gone(&self, outcome: Outcome) -> Outcome {
-        let gone = wait_hung_up(&self.lease, Duration::from_millis(100));
-        if matches!(gone, Ok(true)) { self.driver_gone() } else { outcome }
+        let gone = self.lease.as_ref().is_some_and(|lease| {
+            matches!(wait_hung_up(lease, Duration::from_millis(100)), Ok(true))
+        });
+        if gone { self.driver_gone() } else { outcome }
     }
 
     fn driver_gone(&self) -> Outcome {
-        let obituary = rendezvous::ask_obituary(self.directory, &self.options.switch);
+        let switch = self.options.switch.as_deref().unwrap_or_default();
+        let obituary = rendezvous::ask_obituary(self.directory, switch);
         let (ending, words) = match obituary {
             Some(obituary) => (obituary.ending, obituary.last_words),
             None => {
                 // Its keeper was killed as well, and could not clean up.
-                if let Err(error) = self.directory.remove_if_stale(&self.options.switch) {
+                if let Err(error) = self.directory.remove_if_stale(switch) {
                     self.reporter.step(error);
                 }
                 (Ending::Unknown, String::new())
@@ -391,8 +482,7 @@ impl<'a> Supervisor<'a> {
         };
         let why = because(last_line(&words).as_deref());
         Outcome::failed(format!(
-            "the driver domain of switch `{}` {ending}{why}; this guest ends with it",
-            self.options.switch
+            "the driver domain of switch `{switch}` {ending}{why}; this guest ends with it"
         ))
     }
 
@@ -402,11 +492,9 @@ impl<'a> Supervisor<'a> {
             if let Some(news) = self.look() {
                 return news;
             }
-            let mut fds = vec![
-                PollFd::new(self.signals, PollFlags::IN),
-                PollFd::new(&self.lease, PollFlags::IN),
-            ];
-            let channels: Vec<_> = [&self.guest, &self.frontend]
+            let mut fds = vec![PollFd::new(self.signals, PollFlags::IN)];
+            fds.extend(self.lease.iter().map(|lease| PollFd::new(lease, PollFlags::IN)));
+            let channels: Vec<_> = [&self.guest, &self.frontend, &self.uplink_domain]
                 .into_iter()
                 .flatten()
                 .flat_map(Watched::channels)
@@ -435,11 +523,15 @@ impl<'a> Supervisor<'a> {
                 return Some(News::GuestGone(ended));
             }
         }
-        match self.lease.try_receive() {
-            Ok(Some((FromDriver::Dial { handle }, _))) => self.disks.dial(handle, &self.lease),
-            Ok(Some((message, _))) => return Some(News::Driver(message)),
-            Ok(None) => {}
-            Err(_) => return Some(News::DriverGone),
+        match self.lease.as_ref().map(Channel::try_receive) {
+            Some(Ok(Some((FromDriver::Dial { handle }, _)))) => {
+                if let Some(lease) = &self.lease {
+                    self.disks.dial(handle, lease);
+                }
+            }
+            Some(Ok(Some((message, _)))) => return Some(News::Driver(message)),
+            Some(Ok(None)) | None => {}
+            Some(Err(_)) => return Some(News::DriverGone),
         }
         if let Some(frontend) = &mut self.frontend {
             if let Some((message, _)) = frontend.report() {
@@ -448,6 +540,16 @@ impl<'a> Supervisor<'a> {
             match frontend.domain.next_event() {
                 Some(Event::Said(text)) => self.reporter.relay("frontend", &text),
                 Some(Event::Ended(ended)) => return Some(News::FrontendGone(ended)),
+                None => {}
+            }
+        }
+        if let Some(uplink) = &mut self.uplink_domain {
+            if let Some((message, _)) = uplink.report() {
+                return Some(News::Uplink(message));
+            }
+            match uplink.domain.next_event() {
+                Some(Event::Said(text)) => self.reporter.relay("uplink", &text),
+                Some(Event::Ended(ended)) => return Some(News::UplinkGone(ended)),
                 None => {}
             }
         }

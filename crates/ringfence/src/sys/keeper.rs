@@ -162,6 +162,7 @@ fn prepare_self(kind: DomainKind) -> Result<(), KeeperError> {
         DomainKind::Driver => c"rf-keep-driver",
         DomainKind::Frontend => c"rf-keep-front",
         DomainKind::Guest => c"rf-keep-guest",
+        DomainKind::Uplink => c"rf-keep-uplink",
     };
     rustix::thread::set_name(name).map_err(|errno| fail(errno.into()))?;
     if kind.is_sandboxed() {

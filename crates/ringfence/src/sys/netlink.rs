@@ -5,14 +5,19 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::os::fd::OwnedFd;
 
 use netlink_packet_core::{
-    NLM_F_ACK, NLM_F_CREATE, NLM_F_EXCL, NLM_F_REQUEST, NetlinkHeader, NetlinkMessage,
+    NLM_F_ACK, NLM_F_CREATE, NLM_F_DUMP, NLM_F_EXCL, NLM_F_REQUEST, NetlinkHeader, NetlinkMessage,
     NetlinkPayload,
 };
 use netlink_packet_route::address::{AddressAttribute, AddressFlags, AddressMessage};
 use netlink_packet_route::link::{LinkAttribute, LinkFlags, LinkMessage};
+use netlink_packet_route::route::{
+    RouteAttribute, RouteFlags, RouteHeader, RouteMessage, RouteProtocol, RouteScope, RouteType,
+};
 use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
 use rustix::net::netlink::SocketAddrNetlink;
 use rustix::net::{RecvFlags, SendFlags, SocketFlags, SocketType};
+
+use serde::{Deserialize, Serialize};
 
 use crate::guest::Address;
 
@@ -21,6 +26,19 @@ use crate::guest::Address;
 pub(crate) struct Netlink {
     socket: OwnedFd,
     sequence: u32,
+}
+
+/// A way to a network.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Route {
+    /// The network.
+    pub(crate) destination: IpAddr,
+    /// The length of its prefix; 0: all there is.
+    pub(crate) prefix: u8,
+    /// Who passes packets on; `None`: it is reached directly.
+    pub(crate) gateway: Option<IpAddr>,
+    /// The smaller the better.
+    pub(crate) metric: Option<u32>,
 }
 
 /// What to change of an interface.
@@ -89,21 +107,117 @@ impl Netlink {
         self.request(RouteNetlinkMessage::NewAddress(message), NLM_F_CREATE | NLM_F_EXCL)
     }
 
+    /// Adds a route by way of an interface.
+    pub(crate) fn add_route(&mut self, index: u32, route: &Route) -> io::Result<()> {
+        let mut message = RouteMessage::default();
+        message.header.destination_prefix_length = route.prefix;
+        message.header.table = RouteHeader::RT_TABLE_MAIN;
+        message.header.protocol = RouteProtocol::Static;
+        message.header.kind = RouteType::Unicast;
+        message.header.scope =
+            if route.gateway.is_some() { RouteScope::Universe } else { RouteScope::Link };
+        if route.gateway.is_some() {
+            // Whether the gateway is on a network of the interface is not asked.
+            message.header.flags = RouteFlags::Onlink;
+        }
+        message.header.address_family = match route.destination {
+            IpAddr::V4(_) => AddressFamily::Inet,
+            IpAddr::V6(_) => AddressFamily::Inet6,
+        };
+        let attributes = &mut message.attributes;
+        if route.prefix > 0 {
+            attributes.push(RouteAttribute::Destination(route.destination.into()));
+        }
+        attributes.extend(route.gateway.map(|ip| RouteAttribute::Gateway(ip.into())));
+        attributes.push(RouteAttribute::Oif(index));
+        attributes.extend(route.metric.map(RouteAttribute::Priority));
+        self.request(RouteNetlinkMessage::NewRoute(message), NLM_F_CREATE | NLM_F_EXCL)
+    }
+
+    /// Every interface of this network namespace.
+    pub(crate) fn links(&mut self) -> io::Result<Vec<LinkMessage>> {
+        let found = self.dump(RouteNetlinkMessage::GetLink(LinkMessage::default()))?;
+        let link = |message| match message {
+            RouteNetlinkMessage::NewLink(link) => Some(link),
+            _ => None,
+        };
+        Ok(found.into_iter().filter_map(link).collect())
+    }
+
+    /// Every address of it.
+    pub(crate) fn addresses(&mut self) -> io::Result<Vec<AddressMessage>> {
+        let found = self.dump(RouteNetlinkMessage::GetAddress(AddressMessage::default()))?;
+        let address = |message| match message {
+            RouteNetlinkMessage::NewAddress(address) => Some(address),
+            _ => None,
+        };
+        Ok(found.into_iter().filter_map(address).collect())
+    }
+
+    /// Every route of it, of one family.
+    pub(crate) fn routes(&mut self, family: AddressFamily) -> io::Result<Vec<RouteMessage>> {
+        let mut request = RouteMessage::default();
+        request.header.address_family = family;
+        let found = self.dump(RouteNetlinkMessage::GetRoute(request))?;
+        let route = |message| match message {
+            RouteNetlinkMessage::NewRoute(route) => Some(route),
+            _ => None,
+        };
+        Ok(found.into_iter().filter_map(route).collect())
+    }
+
+    fn dump(&mut self, payload: RouteNetlinkMessage) -> io::Result<Vec<RouteNetlinkMessage>> {
+        self.send(payload, NLM_F_DUMP)?;
+        let mut found = Vec::new();
+        let mut buffer = vec![0; 64 * 1024];
+        loop {
+            let (length, _) = rustix::io::retry_on_intr(|| {
+                rustix::net::recv(&self.socket, &mut buffer[..], RecvFlags::empty())
+            })?;
+            let mut rest = &buffer[..length];
+            while let Some((head, _)) = rest.split_first_chunk::<4>() {
+                // Messages begin at multiples of four. What this build cannot read is passed over.
+                let taken = usize::try_from(u32::from_ne_bytes(*head)).unwrap_or(usize::MAX);
+                let message = NetlinkMessage::<RouteNetlinkMessage>::deserialize(rest);
+                rest = rest.get(taken.saturating_add(3) & !3..).unwrap_or_default();
+                let Ok(message) = message else {
+                    if taken < 16 {
+                        return Err(invalid("netlink: a message without a header"));
+                    }
+                    continue;
+                };
+                if message.header.sequence_number != self.sequence {
+                    continue;
+                }
+                match message.payload {
+                    NetlinkPayload::InnerMessage(inner) => found.push(inner),
+                    NetlinkPayload::Done(_) => return Ok(found),
+                    NetlinkPayload::Error(error) => return Err(error.to_io()),
+                    _ => {}
+                }
+            }
+        }
+    }
+
     fn request(&mut self, payload: RouteNetlinkMessage, flags: u16) -> io::Result<()> {
+        self.send(payload, NLM_F_ACK | flags)?;
+        self.acknowledgement()
+    }
+
+    fn send(&mut self, payload: RouteNetlinkMessage, flags: u16) -> io::Result<()> {
         self.sequence = self.sequence.wrapping_add(1);
         let mut header = NetlinkHeader::default();
-        header.flags = NLM_F_REQUEST | NLM_F_ACK | flags;
+        header.flags = NLM_F_REQUEST | flags;
         header.sequence_number = self.sequence;
         let mut message = NetlinkMessage::new(header, NetlinkPayload::from(payload));
         message.finalize();
         let mut bytes = vec![0; message.buffer_len()];
         message.serialize(&mut bytes);
         rustix::net::send(&self.socket, &bytes, SendFlags::empty())?;
-        self.acknowledgement()
+        Ok(())
     }
 
     fn acknowledgement(&self) -> io::Result<()> {
-        let invalid = |what: &str| io::Error::new(io::ErrorKind::InvalidData, what.to_owned());
         let mut buffer = vec![0; 16 * 1024];
         loop {
             let (length, _) = rustix::io::retry_on_intr(|| {
@@ -121,6 +235,10 @@ impl Netlink {
             };
         }
     }
+}
+
+fn invalid(what: &str) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, what.to_owned())
 }
 
 /// The broadcast address of a network that has one.

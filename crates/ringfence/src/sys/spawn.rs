@@ -33,6 +33,8 @@ pub enum DomainKind {
     Frontend,
     /// The guest: init and the command.
     Guest,
+    /// The uplink of one guest, which has the sockets of the host's network.
+    Uplink,
 }
 
 impl DomainKind {
@@ -42,6 +44,7 @@ impl DomainKind {
             DomainKind::Driver => "driver domain",
             DomainKind::Frontend => "frontend",
             DomainKind::Guest => "guest",
+            DomainKind::Uplink => "uplink",
         }
     }
 
@@ -56,6 +59,7 @@ impl DomainKind {
             DomainKind::Driver => "driver",
             DomainKind::Frontend => "frontend",
             DomainKind::Guest => "guest-init",
+            DomainKind::Uplink => "uplink",
         }
     }
 }

@@ -7,6 +7,8 @@
 //! named when the socket was made, by [`Host::poll`]. An event may come late, for an owner that no
 //! longer exists: owners carry a generation, and whoever is asked for an old one ignores it.
 
+pub mod datagrams;
+pub mod listen;
 mod owner;
 pub mod real;
 #[cfg(any(test, feature = "test-utils"))]
@@ -19,6 +21,8 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use ringfence_net::FrameView;
 use rustix::io::Errno;
 
+pub use datagrams::DatagramHost;
+pub use listen::ListenHost;
 pub use owner::{Owner, OwnerKind};
 
 /// A socket of a [`Host`].
@@ -157,7 +161,7 @@ pub trait TcpHost {
 }
 
 /// The host: sockets of all protocols, and their events.
-pub trait Host: TcpHost + Send {
+pub trait Host: TcpHost + DatagramHost + ListenHost + Send {
     /// Appends what has happened since the last call, a bounded number of events.
     ///
     /// # Errors

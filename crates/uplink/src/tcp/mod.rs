@@ -166,7 +166,7 @@ impl Tcp {
         options: &[u8],
         context: &mut Context<'_>,
     ) {
-        let Some(address) = context.config.access.outward(packet.destination) else {
+        let Some(to) = context.config.access.outward_to(key.remote) else {
             context.counters.drop_unreachable.add(1);
             return reset::refuse(packet, segment, context);
         };
@@ -182,7 +182,6 @@ impl Tcp {
         flow.take_syn(segment, options, context.config.mtu);
         flow.ends_at = Some(context.now + context.config.tcp.connect_within);
         let Some(id) = self.enter(key, flow, context) else { return };
-        let to = SocketAddr::new(address, key.remote.port());
         match self.connect(id, to, context) {
             Ok(()) => context.counters.tcp_opened.add(1),
             Err(errno) => self.refuse(id, errno, context),

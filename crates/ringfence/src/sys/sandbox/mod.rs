@@ -10,8 +10,8 @@
 //! The keeper ([`super::keeper`]) has made the user and PID namespaces. In the inner process, in
 //! this order, each stage needing what a later one gives up:
 //!
-//! 1. [`Isolation::enter`]: own ids, fresh mount, network, IPC and UTS namespaces, an empty
-//!    read-only root, no capability (bounding and ambient sets too, and locked so), no new
+//! 1. [`Isolation::enter`]: own ids, fresh mount, network, IPC and UTS namespaces (an uplink keeps
+//!    the network), an empty read-only root, no files by Landlock either where the kernel has it, no capability (bounding and ambient sets too, and locked so), no new
 //!    privileges, not dumpable, no core files.
 //! 2. The caller makes what needs a system call that stage 3 denies: arenas (`memfd_create`).
 //!    Nothing a peer wrote has been read yet.
@@ -22,6 +22,7 @@
 //! target was started*, which is a sibling's, and the calls that would do it are denied.
 
 mod daemon;
+mod landlock;
 pub mod syscalls;
 
 pub(crate) use daemon::Confinement;
@@ -82,10 +83,19 @@ impl Isolation {
         refuse_surplus_descriptors(expected)?;
         stage("core file limit", no_core_files())?;
         stage("own ids", take_own_ids())?;
-        stage("namespaces", namespaces::unshare(Fresh::MountNetIpcUts))?;
+        // The sockets of an uplink are in the network it was started in: that is its purpose.
+        let fresh = match kind {
+            DomainKind::Uplink => Fresh::MountIpcUts,
+            _ => Fresh::MountNetIpcUts,
+        };
+        stage("namespaces", namespaces::unshare(fresh))?;
         stage("empty root", empty_root())?;
         stage("capabilities", drop_capabilities(CapabilitySet::empty()))?;
         stage("no new privileges", Ok(rustix::thread::set_no_new_privs(true)?))?;
+        if kind == DomainKind::Uplink {
+            // Best effort: not every kernel has it.
+            stage("Landlock", landlock::no_files())?;
+        }
         stage("not dumpable", not_dumpable())?;
         stage("death signal", die_with_parent())?;
         check_capabilities(CapabilitySet::empty())?;

@@ -1,4 +1,4 @@
-//! The system calls that a frontend or a driver domain may make: an allow list.
+//! The system calls that a frontend, an uplink or a driver domain may make: an allow list.
 //!
 //! Each row of [`LIST`] says what needs the call, and the arguments it may have. All else fails
 //! with `EPERM`; no call kills, so that a library which probes for a newer call finds it missing
@@ -40,10 +40,12 @@ pub struct Allowed {
 /// Who may make a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Who {
-    /// Frontend and driver domain.
+    /// Every domain.
     Both,
     /// The driver domain, which holds the hub.
     Driver,
+    /// The uplink of a guest, which has sockets of the host's network.
+    Uplink,
     /// `ringfence serve` and `ringfence attach`, which open devices as they need them.
     Daemon,
 }
@@ -63,6 +65,7 @@ impl Confined {
         match who {
             Who::Both => true,
             Who::Driver => self == Confined::Domain(DomainKind::Driver),
+            Who::Uplink => self == Confined::Domain(DomainKind::Uplink),
             Who::Daemon => self == Confined::Daemon,
         }
     }
@@ -125,6 +128,10 @@ const fn driver(number: libc::c_long, when: &'static [Argument], why: &'static s
     Allowed { number, who: Who::Driver, when, why }
 }
 
+const fn uplink(number: libc::c_long, when: &'static [Argument], why: &'static str) -> Allowed {
+    Allowed { number, who: Who::Uplink, when, why }
+}
+
 const fn daemon(number: libc::c_long, when: &'static [Argument], why: &'static str) -> Allowed {
     Allowed { number, who: Who::Daemon, when, why }
 }
@@ -135,6 +142,11 @@ const fn is(index: u8, value: i32) -> Argument {
 
 const fn masked(index: u8, mask: i32, value: i32) -> Argument {
     Argument { index, test: Test::Masked { mask: mask.cast_unsigned(), is: value.cast_unsigned() } }
+}
+
+/// The second argument of `socket(2)`, whatever its flags.
+const fn socket_type(value: i32) -> Argument {
+    masked(1, 0xf, value)
 }
 
 const fn has(index: u8, bits: i32) -> Argument {
@@ -260,6 +272,53 @@ pub const LIST: &[Allowed] = &[
     always(libc::SYS_getrandom, "hash tables; domain keys"),
     always(libc::SYS_getrusage, "CPU time and faults, for the figures"),
     when(libc::SYS_prlimit64, &[is(0, 0), is(2, 0)], "reading a limit (of its own, setting none)"),
+    // What an uplink needs: sockets of IPv4 and IPv6, and of nothing else. Where they lead is the
+    // uplink's own business; a raw one would need a capability.
+    uplink(libc::SYS_socket, &[is(0, libc::AF_INET), socket_type(libc::SOCK_STREAM)], "TCP"),
+    uplink(libc::SYS_socket, &[is(0, libc::AF_INET6), socket_type(libc::SOCK_STREAM)], "TCP"),
+    uplink(libc::SYS_socket, &[is(0, libc::AF_INET), socket_type(libc::SOCK_DGRAM)], "UDP, echo"),
+    uplink(libc::SYS_socket, &[is(0, libc::AF_INET6), socket_type(libc::SOCK_DGRAM)], "UDP, echo"),
+    uplink(libc::SYS_connect, &[], "conversations that the guest begins"),
+    uplink(libc::SYS_bind, &[], "the port of a guest's, where it is free"),
+    uplink(libc::SYS_getsockname, &[], "which port it became"),
+    uplink(libc::SYS_getpeername, &[], "who is at the other end"),
+    uplink(libc::SYS_recvmmsg, &[], "datagrams, many at a time"),
+    uplink(libc::SYS_sendmmsg, &[], "datagrams, many at a time"),
+    uplink(libc::SYS_splice, &[], "dropping what the guest acknowledged"),
+    uplink(libc::SYS_setsockopt, &[is(1, libc::IPPROTO_TCP)], "options of TCP"),
+    uplink(libc::SYS_setsockopt, &[is(1, libc::IPPROTO_UDP)], "segmentation of datagrams"),
+    uplink(
+        libc::SYS_setsockopt,
+        &[is(1, libc::IPPROTO_IP)],
+        "errors, hops, and who a datagram is for",
+    ),
+    uplink(libc::SYS_setsockopt, &[is(1, libc::IPPROTO_IPV6)], "the same of IPv6"),
+    uplink(libc::SYS_setsockopt, &[is(1, libc::IPPROTO_ICMPV6)], "which messages are heard"),
+    uplink(libc::SYS_setsockopt, &[is(1, libc::SOL_SOCKET), is(2, libc::SO_LINGER)], "resets"),
+    uplink(libc::SYS_setsockopt, &[is(1, libc::SOL_SOCKET), is(2, libc::SO_PEEK_OFF)], "peeking"),
+    uplink(
+        libc::SYS_setsockopt,
+        &[is(1, libc::SOL_SOCKET), is(2, libc::SO_RCVLOWAT)],
+        "few wake-ups",
+    ),
+    uplink(
+        libc::SYS_setsockopt,
+        &[is(1, libc::SOL_SOCKET), is(2, libc::SO_KEEPALIVE)],
+        "dead peers",
+    ),
+    uplink(
+        libc::SYS_setsockopt,
+        &[is(1, libc::SOL_SOCKET), is(2, libc::SO_OOBINLINE)],
+        "urgent data",
+    ),
+    uplink(libc::SYS_setsockopt, &[is(1, libc::SOL_SOCKET), is(2, libc::SO_REUSEADDR)], "ports"),
+    uplink(libc::SYS_getsockopt, &[is(1, libc::IPPROTO_TCP)], "state of a connection"),
+    uplink(libc::SYS_getsockopt, &[is(1, libc::IPPROTO_IP)], "options in force"),
+    uplink(libc::SYS_getsockopt, &[is(1, libc::IPPROTO_IPV6)], "options in force"),
+    uplink(libc::SYS_ioctl, &[is(1, SIOCOUTQ)], "room in a socket"),
+    uplink(libc::SYS_ioctl, &[is(1, SIOCOUTQNSD)], "room in a socket"),
+    uplink(libc::SYS_ioctl, &[is(1, SIOCATMARK)], "the mark of urgent data"),
+    uplink(libc::SYS_ioctl, &[is(1, FIONREAD)], "what waits in a socket"),
     // What a daemon needs as devices come and go. Which files, the system's access rights say, and
     // the capabilities that it has not.
     daemon(libc::SYS_openat, &[], "devices of Xen, TAPs, records, /sys, the configuration"),
@@ -342,6 +401,11 @@ pub const LIST: &[Allowed] = &[
 
 /// `ioctl-types.h`.
 const FIONBIO: i32 = 0x5421;
+const FIONREAD: i32 = 0x541B;
+/// `linux/sockios.h`.
+const SIOCOUTQ: i32 = 0x5411;
+const SIOCOUTQNSD: i32 = 0x894B;
+const SIOCATMARK: i32 = 0x8905;
 
 /// Puts the list in force for all threads of this process.
 ///
@@ -417,11 +481,14 @@ mod tests {
     #[test]
     fn the_list_translates_for_all() {
         let domain = Confined::Domain;
-        for whom in [domain(DomainKind::Driver), domain(DomainKind::Frontend), Confined::Daemon] {
+        let domains = [DomainKind::Driver, DomainKind::Frontend, DomainKind::Uplink].map(domain);
+        for whom in domains.into_iter().chain([Confined::Daemon]) {
             let rules = rules(whom).unwrap();
             let flushes = whom != domain(DomainKind::Frontend);
             assert_eq!(rules.contains_key(&libc::SYS_fdatasync), flushes);
             assert_eq!(rules.contains_key(&libc::SYS_openat), whom == Confined::Daemon);
+            let connects = whom == domain(DomainKind::Uplink);
+            assert_eq!(rules.contains_key(&libc::SYS_connect), connects);
             let filter = SeccompFilter::new(
                 rules,
                 SeccompAction::Errno(1),

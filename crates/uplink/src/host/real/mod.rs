@@ -11,6 +11,8 @@
 //! what was seen already is peeked again into a page that nobody reads; so that this is not done with
 //! ever more octets, [`TcpHost::peek`](super::TcpHost::peek) goes only [`PEEK_AGAIN_MAX`] far then.
 
+mod datagrams;
+mod listen;
 mod tcp;
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -22,6 +24,11 @@ use rustix::io::Errno;
 
 use super::{Host, Owner, Readiness, Ready, Socket};
 use crate::counters::UplinkCounters;
+
+/// Whether this process may send no echo requests of IPv4's (`ping_group_range`).
+pub fn echo_is_denied() -> bool {
+    datagrams::echo_is_denied()
+}
 
 /// Octets that are peeked again where the kernel does not remember.
 pub const PEEK_AGAIN_MAX: u32 = 256 << 10;

@@ -1,0 +1,185 @@
+//! The uplink of a guest, as its launcher sees it: what is wanted, what the host has, the sockets of
+//! forwarded ports, and the orders for the process that carries packets.
+
+use std::fmt;
+use std::os::fd::{AsFd, OwnedFd};
+
+use anyhow::{Context, bail};
+
+use super::options::{Link, Options, UplinkChoice};
+use super::report::Reporter;
+use crate::guest::{self, ResolverConfig, UplinkInterface};
+use crate::sys::channel::{Channel, ChannelError};
+use crate::uplink::forward::{self, Forward, PORTS_MAX};
+use crate::uplink::host::{HostNetwork, Resolver};
+use crate::uplink::plan::{Plan, PlanError, Wishes};
+use crate::uplink::{BATCH, UplinkConfig, UplinkSockets};
+use ringfence_net::features::OffloadKeys;
+
+/// An uplink that is planned, or up.
+pub(super) struct Uplink {
+    plan: Plan,
+    mtu: u16,
+    queues: u32,
+    offloads: OffloadKeys,
+    forwards: Vec<Forward>,
+    sockets: Vec<OwnedFd>,
+    /// How packets are carried, once they are.
+    link: String,
+}
+
+impl Uplink {
+    /// What the options ask for; `None` where there is to be none.
+    pub(super) fn prepare(options: &Options, reporter: Reporter) -> anyhow::Result<Option<Uplink>> {
+        if !is_wanted(options)? {
+            return Ok(None);
+        }
+        let host = HostNetwork::look().context("looking at the host's network")?;
+        let wishes = Wishes {
+            addresses: options.uplink_addresses.clone(),
+            gateways: options.uplink_gateways.clone(),
+            name_servers: options.name_servers.clone(),
+            loopback: options.host_loopback.clone(),
+        };
+        let plan = match Plan::new(host, Resolver::of_host(), &wishes) {
+            Ok(plan) => plan,
+            // Nobody asked for it.
+            Err(error @ PlanError::NoNetwork) if asks_for_nothing(options) => {
+                reporter.step(format_args!("no uplink: {error}"));
+                return Ok(None);
+            }
+            Err(error) => return Err(error.into()),
+        };
+        let (forwards, sockets) = listen(options, &plan)?;
+        Ok(Some(Uplink {
+            plan,
+            mtu: options.uplink_mtu(),
+            queues: 1,
+            offloads: options.offload,
+            forwards,
+            sockets,
+            link: String::new(),
+        }))
+    }
+
+    /// What the guest's init is to make.
+    pub(super) fn interface(&self) -> UplinkInterface {
+        let offloads = guest::carried_for_host(self.offloads).0;
+        self.plan.interface(self.mtu, offloads, self.queues)
+    }
+
+    /// Whom the guest asks for names.
+    pub(super) fn resolver(&self) -> ResolverConfig {
+        self.plan.resolver()
+    }
+
+    /// The orders for its process.
+    pub(super) fn config(&self, offloads: u32, verbose: bool) -> UplinkConfig {
+        let (mac, guest_mac) = Plan::macs();
+        UplinkConfig {
+            mtu: self.mtu,
+            offloads,
+            mac,
+            guest_mac,
+            addresses: self.plan.addresses.clone(),
+            gateways: self.plan.gateways.clone(),
+            own: self.plan.own(),
+            resolvers: self.plan.resolvers.clone(),
+            name_servers: self.plan.name_servers.clone(),
+            search: self.plan.search.clone(),
+            loopback: self.plan.loopback.clone(),
+            forwards: self.forwards.clone(),
+            verbose,
+        }
+    }
+
+    /// Gives its process the orders and all descriptors, which nobody else keeps.
+    pub(super) fn hand_over(
+        &mut self,
+        channel: &Channel,
+        config: &UplinkConfig,
+        queues: Vec<OwnedFd>,
+    ) -> Result<(), ChannelError> {
+        let fds: Vec<_> = queues.iter().map(AsFd::as_fd).collect();
+        channel.send(config, &fds)?;
+        let sockets = std::mem::take(&mut self.sockets);
+        for batch in sockets.chunks(BATCH) {
+            let fds: Vec<_> = batch.iter().map(AsFd::as_fd).collect();
+            channel.send(&UplinkSockets, &fds)?;
+        }
+        Ok(())
+    }
+
+    /// It carries packets.
+    pub(super) fn is_up_over(&mut self, link: String) {
+        self.link = link;
+    }
+}
+
+impl fmt::Display for Uplink {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Uplink { plan, link, mtu, .. } = self;
+        write!(f, "{} ({}), {link}, MTU {mtu}", super::list(&plan.addresses), plan.origin)
+    }
+}
+
+/// Whether options that speak of an uplink agree that there is to be one.
+fn is_wanted(options: &Options) -> anyhow::Result<bool> {
+    let wanted = match (options.uplink, options.link) {
+        (Some(UplinkChoice::Host), Link::Netif) => {
+            bail!("--link netif leads to the switch, not to the host: choose auto, vhost or tap")
+        }
+        (Some(UplinkChoice::None), link @ (Link::Vhost | Link::Tap)) => {
+            bail!("--link {link:?} leads to the host, and --uplink none says not to go there")
+        }
+        (Some(UplinkChoice::None), _) | (None, Link::Netif) => false,
+        (Some(UplinkChoice::Host), _) | (None, _) => true,
+    };
+    if wanted {
+        return Ok(true);
+    }
+    if options.switch.is_none() {
+        bail!("neither a switch nor an uplink: leave out --switch none, or say --uplink host");
+    }
+    if asks_for_details(options) {
+        bail!(
+            "-p, --dns, --host-loopback and --uplink-… are of an uplink, and there is to be none"
+        );
+    }
+    Ok(false)
+}
+
+fn asks_for_details(options: &Options) -> bool {
+    !options.forwards.is_empty()
+        || !options.host_loopback.is_empty()
+        || !options.uplink_addresses.is_empty()
+        || !options.uplink_gateways.is_empty()
+        || !options.name_servers.is_empty()
+}
+
+fn asks_for_nothing(options: &Options) -> bool {
+    options.uplink.is_none()
+        && options.link == Link::Auto
+        && options.switch.is_some()
+        && !asks_for_details(options)
+}
+
+fn listen(options: &Options, plan: &Plan) -> anyhow::Result<(Vec<Forward>, Vec<OwnedFd>)> {
+    let mut made = Vec::new();
+    for spec in &options.forwards {
+        let families = plan.families();
+        let lost = match spec.bind {
+            Some(ip) if ip.is_ipv4() => !families.0,
+            Some(_) => !families.1,
+            None => false,
+        };
+        if lost {
+            bail!("-p {spec}: the guest has no address of that family");
+        }
+        made.extend(forward::listen(spec, families)?);
+        if made.len() > 2 * PORTS_MAX {
+            bail!("more than {PORTS_MAX} ports cannot be forwarded to one guest");
+        }
+    }
+    Ok(made.into_iter().unzip())
+}

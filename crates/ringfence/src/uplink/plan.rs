@@ -1,0 +1,314 @@
+//! What a guest with an uplink gets: addresses, routes, name servers, and what stands for the host.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use super::host::{HostNetwork, Resolver};
+use super::{Alias, INTERFACE};
+use crate::guest::{Address, InterfaceConfig, ResolverConfig, UplinkInterface};
+use crate::sys::netlink::Route;
+
+/// The router where the host has none to copy. Nobody else can have it: it is of this link.
+const ROUTER_V4: Ipv4Addr = Ipv4Addr::new(169, 254, 53, 254);
+const ROUTER_V6: Ipv6Addr = Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0x5266, 1);
+/// Stand for name servers of the host that the guest cannot ask by itself, the n-th by the n-th.
+const RESOLVER_V4: Ipv4Addr = Ipv4Addr::new(169, 254, 53, 0);
+const RESOLVER_V6: Ipv6Addr = Ipv6Addr::new(0xfd72, 0x6672, 0x6663, 0, 0, 0, 0x5266, 0);
+
+/// The uplink's end of the link, and the guest's: locally administered.
+const MAC: [u8; 6] = [0x02, 0x72, 0x66, 0, 0x53, 0x01];
+const GUEST_MAC: [u8; 6] = [0x02, 0x72, 0x66, 0, 0x53, 0x02];
+
+/// What the user asks for in place of what the host has.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Wishes {
+    /// Addresses.
+    pub(crate) addresses: Vec<Address>,
+    /// The router, of each family.
+    pub(crate) gateways: Vec<IpAddr>,
+    /// Name servers.
+    pub(crate) name_servers: Vec<IpAddr>,
+    /// What stands for the host's loopback.
+    pub(crate) loopback: Vec<IpAddr>,
+}
+
+/// What a guest is to get.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Plan {
+    pub(crate) addresses: Vec<Address>,
+    pub(crate) routes: Vec<Route>,
+    pub(crate) gateways: Vec<IpAddr>,
+    pub(crate) name_servers: Vec<IpAddr>,
+    pub(crate) search: Vec<String>,
+    pub(crate) resolvers: Vec<Alias>,
+    pub(crate) loopback: Vec<Alias>,
+    /// Where the addresses come from, for people.
+    pub(crate) origin: String,
+}
+
+/// Why there is none.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum PlanError {
+    #[error(
+        "the host has no network: no interface that is up has an address. Give the guest one with \
+         --uplink-address, or do without: --uplink none"
+    )]
+    NoNetwork,
+    #[error("--uplink-gateway {0}: the guest has no address of that family")]
+    Gateway(IpAddr),
+    #[error("--host-loopback {0}: the guest has no address of that family")]
+    Loopback(IpAddr),
+    #[error(
+        "--host-loopback {0}: this must be an address that nobody else has: not the guest's own"
+    )]
+    LoopbackTaken(IpAddr),
+}
+
+impl Plan {
+    pub(crate) fn new(
+        host: HostNetwork,
+        resolver: Resolver,
+        wishes: &Wishes,
+    ) -> Result<Plan, PlanError> {
+        let given = !wishes.addresses.is_empty();
+        let (addresses, routes, origin) = if given {
+            (wishes.addresses.clone(), Vec::new(), "as given".to_owned())
+        } else {
+            let origin = format!("copied from {}", host.interfaces.join(" and "));
+            (host.addresses, host.routes, origin)
+        };
+        if addresses.is_empty() {
+            return Err(PlanError::NoNetwork);
+        }
+        let mut plan = Plan {
+            addresses,
+            routes,
+            gateways: Vec::new(),
+            name_servers: Vec::new(),
+            search: resolver.search,
+            resolvers: Vec::new(),
+            loopback: Vec::new(),
+            origin,
+        };
+        plan.route(&wishes.gateways)?;
+        let servers = if wishes.name_servers.is_empty() {
+            resolver.name_servers
+        } else {
+            wishes.name_servers.clone()
+        };
+        plan.resolve(&servers);
+        plan.reach_loopback(&wishes.loopback)?;
+        Ok(plan)
+    }
+
+    /// Addresses that the uplink has itself: its stand-ins.
+    pub(crate) fn own(&self) -> Vec<IpAddr> {
+        let routers = [IpAddr::from(ROUTER_V4), IpAddr::from(ROUTER_V6)];
+        let used = routers.into_iter().filter(|router| self.gateways.contains(router));
+        used.chain(self.resolvers.iter().map(|alias| alias.guest)).collect()
+    }
+
+    /// Whether the guest has addresses of either family: IPv4, IPv6.
+    pub(crate) fn families(&self) -> (bool, bool) {
+        let any = |v4| self.addresses.iter().any(|address| address.ip().is_ipv4() == v4);
+        (any(true), any(false))
+    }
+
+    fn has_family_of(&self, ip: IpAddr) -> bool {
+        let (v4, v6) = self.families();
+        if ip.is_ipv4() { v4 } else { v6 }
+    }
+
+    fn has(&self, ip: IpAddr) -> bool {
+        self.addresses.iter().any(|address| address.ip() == ip)
+    }
+
+    /// Sees to a way out for each family.
+    fn route(&mut self, wanted: &[IpAddr]) -> Result<(), PlanError> {
+        if let Some(lost) = wanted.iter().find(|ip| !self.has_family_of(**ip)) {
+            return Err(PlanError::Gateway(*lost));
+        }
+        let (v4, v6) = self.families();
+        for (is_there, is_v4) in [(v4, true), (v6, false)] {
+            let everything: IpAddr =
+                if is_v4 { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
+            let router: IpAddr = if is_v4 { ROUTER_V4.into() } else { ROUTER_V6.into() };
+            let wanted = wanted.iter().copied().find(|ip| ip.is_ipv4() == is_v4);
+            let is_default = |route: &Route| route.prefix == 0 && route.destination == everything;
+            if wanted.is_some() {
+                self.routes.retain(|route| !is_default(route));
+            }
+            self.routes.retain(|route| is_there || route.destination.is_ipv4() != is_v4);
+            for route in self.routes.iter_mut().filter(|route| route.destination.is_ipv4() == is_v4)
+            {
+                // Without a router the guest would have to look for each host by itself. One of
+                // the other family (RFC 5549) it may not know what to do with.
+                let own = route.gateway.filter(|gateway| gateway.is_ipv4() == is_v4);
+                route.gateway = Some(own.unwrap_or(router));
+            }
+            if is_there && !self.routes.iter().any(is_default) {
+                let gateway = Some(wanted.unwrap_or(router));
+                let destination = everything;
+                self.routes.push(Route { destination, prefix: 0, gateway, metric: None });
+            }
+            let default = self.routes.iter().find(|route| is_default(route));
+            self.gateways.extend(default.and_then(|route| route.gateway));
+        }
+        let mut seen = Vec::new();
+        self.routes.retain(|route| {
+            let key = (route.destination, route.prefix, route.metric);
+            let is_new = !seen.contains(&key);
+            seen.push(key);
+            is_new
+        });
+        Ok(())
+    }
+
+    /// The host's name servers, by addresses that the guest can send to.
+    fn resolve(&mut self, servers: &[IpAddr]) {
+        let (v4, _) = self.families();
+        for (&host, number) in servers.iter().zip(1..) {
+            if self.has_family_of(host) && !host.is_loopback() && !self.has(host) {
+                self.name_servers.push(host);
+                continue;
+            }
+            let guest: IpAddr = if v4 {
+                Ipv4Addr::from_bits(RESOLVER_V4.to_bits() | number).into()
+            } else {
+                Ipv6Addr::from_bits(RESOLVER_V6.to_bits() | u128::from(number)).into()
+            };
+            self.name_servers.push(guest);
+            self.resolvers.push(Alias { guest, host });
+        }
+    }
+
+    fn reach_loopback(&mut self, wanted: &[IpAddr]) -> Result<(), PlanError> {
+        for &guest in wanted {
+            if !self.has_family_of(guest) {
+                return Err(PlanError::Loopback(guest));
+            }
+            if self.has(guest) || guest.is_loopback() {
+                return Err(PlanError::LoopbackTaken(guest));
+            }
+            let host: IpAddr = if guest.is_ipv4() {
+                Ipv4Addr::LOCALHOST.into()
+            } else {
+                Ipv6Addr::LOCALHOST.into()
+            };
+            self.loopback.push(Alias { guest, host });
+        }
+        Ok(())
+    }
+
+    /// What the guest's init makes of it.
+    pub(crate) fn interface(&self, mtu: u16, offloads: u32, queues: u32) -> UplinkInterface {
+        UplinkInterface {
+            interface: InterfaceConfig {
+                name: INTERFACE.to_owned(),
+                mac: GUEST_MAC,
+                mtu: mtu.into(),
+                offloads,
+                addresses: self.addresses.clone(),
+            },
+            routes: self.routes.clone(),
+            queues,
+        }
+    }
+
+    /// Whom the guest asks for names.
+    pub(crate) fn resolver(&self) -> ResolverConfig {
+        ResolverConfig { name_servers: self.name_servers.clone(), search: self.search.clone() }
+    }
+
+    /// The Ethernet addresses: the uplink's, the guest's.
+    pub(crate) fn macs() -> ([u8; 6], [u8; 6]) {
+        (MAC, GUEST_MAC)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn host(addresses: &[&str], gateways: &[&str]) -> HostNetwork {
+        let route = |gateway: &&str| {
+            let gateway: IpAddr = gateway.parse().unwrap();
+            let destination =
+                if gateway.is_ipv4() { "0.0.0.0" } else { "::" }.parse::<IpAddr>().unwrap();
+            Route { destination, prefix: 0, gateway: Some(gateway), metric: Some(100) }
+        };
+        HostNetwork {
+            interfaces: vec!["eth0".into()],
+            addresses: addresses.iter().map(|a| a.parse().unwrap()).collect(),
+            routes: gateways.iter().map(route).collect(),
+        }
+    }
+
+    fn servers(list: &[&str]) -> Resolver {
+        let name_servers = list.iter().map(|ip| ip.parse().unwrap()).collect();
+        Resolver { name_servers, search: vec!["example".into()] }
+    }
+
+    fn plan(host: HostNetwork, resolver: Resolver) -> Plan {
+        Plan::new(host, resolver, &Wishes::default()).unwrap()
+    }
+
+    #[test]
+    fn a_host_with_both_families_is_copied() {
+        let plan = plan(
+            host(&["192.0.2.7/24", "2001:db8::7/64"], &["192.0.2.1", "fe80::1"]),
+            servers(&["192.0.2.1", "127.0.0.53"]),
+        );
+        assert_eq!(plan.families(), (true, true));
+        assert_eq!(
+            plan.gateways,
+            ["192.0.2.1".parse::<IpAddr>().unwrap(), "fe80::1".parse().unwrap()]
+        );
+        assert_eq!(plan.routes.len(), 2);
+        // The one that only the host can ask has a stand-in.
+        let alias: IpAddr = "169.254.53.2".parse().unwrap();
+        assert_eq!(plan.name_servers, ["192.0.2.1".parse().unwrap(), alias]);
+        assert_eq!(plan.resolvers, [Alias { guest: alias, host: "127.0.0.53".parse().unwrap() }]);
+    }
+
+    #[test]
+    fn a_host_of_one_family_makes_a_guest_of_one_family() {
+        let v6 = plan(host(&["2001:db8::7/64"], &["fe80::1"]), servers(&["192.0.2.1"]));
+        assert_eq!(v6.families(), (false, true));
+        assert_eq!(v6.name_servers, ["fd72:6672:6663::5266:1".parse::<IpAddr>().unwrap()]);
+        let v4 = plan(host(&["192.0.2.7/32"], &[]), servers(&["192.0.2.7"]));
+        assert_eq!(v4.gateways, [IpAddr::from(ROUTER_V4)]);
+        assert_eq!(v4.resolvers.len(), 1, "the guest has this address itself");
+        assert_eq!(v4.routes.len(), 1);
+    }
+
+    #[test]
+    fn what_is_asked_for_goes_before_what_the_host_has() {
+        let wishes = Wishes {
+            addresses: vec!["10.9.0.2/24".parse().unwrap()],
+            gateways: vec!["10.9.0.1".parse().unwrap()],
+            name_servers: vec!["9.9.9.9".parse().unwrap()],
+            loopback: vec!["10.9.0.9".parse().unwrap()],
+        };
+        let host = host(&["192.0.2.7/24", "2001:db8::7/64"], &["192.0.2.1"]);
+        let plan = Plan::new(host, servers(&["192.0.2.1"]), &wishes).unwrap();
+        assert_eq!(plan.addresses, wishes.addresses);
+        assert_eq!(plan.gateways, wishes.gateways);
+        assert_eq!(plan.name_servers, wishes.name_servers);
+        assert_eq!(plan.loopback[0].host, IpAddr::from(Ipv4Addr::LOCALHOST));
+        assert_eq!(plan.routes.len(), 1);
+    }
+
+    #[test]
+    fn what_cannot_be_is_told() {
+        let nothing = Plan::new(HostNetwork::default(), servers(&[]), &Wishes::default());
+        assert_eq!(nothing.unwrap_err(), PlanError::NoNetwork);
+        let six: IpAddr = "fe80::1".parse().unwrap();
+        let wishes = Wishes { gateways: vec![six], ..Wishes::default() };
+        let refused = Plan::new(host(&["192.0.2.7/24"], &[]), servers(&[]), &wishes);
+        assert_eq!(refused.unwrap_err(), PlanError::Gateway(six));
+        let own: IpAddr = "192.0.2.7".parse().unwrap();
+        let wishes = Wishes { loopback: vec![own], ..Wishes::default() };
+        let refused = Plan::new(host(&["192.0.2.7/24"], &[]), servers(&[]), &wishes);
+        assert_eq!(refused.unwrap_err(), PlanError::LoopbackTaken(own));
+    }
+}

@@ -1,0 +1,139 @@
+//! DHCP (RFC 2131): a guest that asks is given the one address that it may use.
+
+use core::net::Ipv4Addr;
+
+use dhcproto::v4::{DhcpOption, HType, Message, MessageType, Opcode, OptionCode};
+use dhcproto::{Decodable, Decoder, Encodable, Name};
+use ringfence_offload::checksum::{Accumulator, never_zero};
+use ringfence_offload::packet::protocol;
+
+use crate::context::Context;
+use crate::emit::Ends;
+use crate::packet::{Mac, Packet};
+
+/// Ports of servers and clients.
+pub(crate) const SERVER: u16 = 67;
+const CLIENT: u16 = 68;
+/// Octets of the longest message that is read.
+const MESSAGE_MAX: usize = 1500;
+/// Seconds that an address is given for.
+const LEASE: u32 = 24 * 3600;
+
+/// A datagram of the guest's to the server's port.
+pub(crate) fn input(packet: &Packet<'_>, context: &mut Context<'_>) {
+    let mut frame = [0; MESSAGE_MAX];
+    let copied = packet.frame.copy_to(&mut frame);
+    let start = packet.payload_start();
+    let end = (start + crate::udp::payload_len(packet)).min(copied);
+    let Some(octets) = frame.get(start..end) else {
+        return context.counters.drop_malformed.add(1);
+    };
+    let Ok(request) = Message::decode(&mut Decoder::new(octets)) else {
+        return context.counters.drop_malformed.add(1);
+    };
+    if request.opcode() != Opcode::BootRequest || request.htype() != HType::Eth {
+        return context.counters.drop_malformed.add(1);
+    }
+    let Some(answer) = answer(&request, context) else { return };
+    let Ok(octets) = answer.to_vec() else { return };
+    let Some(server) = server(context) else { return };
+    // Whoever has no address yet hears it all the same: it is sent to its hardware address.
+    let to = if request.ciaddr().is_unspecified() { Ipv4Addr::BROADCAST } else { request.ciaddr() };
+    context.counters.dhcp_answers.add(1);
+    push(packet.mac, server, to, &octets, context);
+}
+
+/// The server's own address: the router's, or the network's first that is not the guest's.
+fn server(context: &Context<'_>) -> Option<Ipv4Addr> {
+    let router = context.config.guest.gateways.iter().find_map(|gateway| match gateway {
+        core::net::IpAddr::V4(ip) => Some(*ip),
+        core::net::IpAddr::V6(_) => None,
+    });
+    let (own, prefix) = context.config.guest.ipv4()?;
+    let network = own.to_bits() & mask(prefix).to_bits();
+    router.or_else(|| (1..3).map(|n| Ipv4Addr::from_bits(network | n)).find(|ip| *ip != own))
+}
+
+fn mask(prefix: u8) -> Ipv4Addr {
+    Ipv4Addr::from_bits(u32::MAX.checked_shl(32 - u32::from(prefix.min(32))).unwrap_or(0))
+}
+
+fn answer(request: &Message, context: &Context<'_>) -> Option<Message> {
+    let guest = &context.config.guest;
+    let (own, prefix) = guest.ipv4()?;
+    let kind = match request.opts().msg_type()? {
+        MessageType::Discover => MessageType::Offer,
+        MessageType::Request if is_refused(request, own) => MessageType::Nak,
+        MessageType::Request | MessageType::Inform => MessageType::Ack,
+        _ => return None,
+    };
+    let server = server(context)?;
+    let mut answer = Message::default();
+    let has_own = matches!(request.opts().msg_type(), Some(MessageType::Inform));
+    answer
+        .set_opcode(Opcode::BootReply)
+        .set_xid(request.xid())
+        .set_flags(request.flags())
+        .set_chaddr(request.chaddr())
+        .set_ciaddr(request.ciaddr());
+    let options = answer.opts_mut();
+    options.insert(DhcpOption::MessageType(kind));
+    options.insert(DhcpOption::ServerIdentifier(server));
+    if kind == MessageType::Nak {
+        return Some(answer);
+    }
+    options.insert(DhcpOption::SubnetMask(mask(prefix)));
+    options.insert(DhcpOption::Router(vec![server]));
+    let servers: Vec<Ipv4Addr> = guest.name_servers_v4().collect();
+    if !servers.is_empty() {
+        options.insert(DhcpOption::DomainNameServer(servers));
+    }
+    options.insert(DhcpOption::InterfaceMtu(context.config.mtu));
+    let search: Vec<Name> =
+        guest.search.iter().filter_map(|name| Name::from_utf8(name).ok()).collect();
+    if !search.is_empty() {
+        options.insert(DhcpOption::DomainSearch(search));
+    }
+    if !has_own {
+        options.insert(DhcpOption::AddressLeaseTime(LEASE));
+        answer.set_yiaddr(own).set_siaddr(server);
+    }
+    Some(answer)
+}
+
+/// Whether a client wants to keep an address that is not the one it is to have.
+fn is_refused(request: &Message, own: Ipv4Addr) -> bool {
+    let wanted = match request.opts().get(OptionCode::RequestedIpAddress) {
+        Some(DhcpOption::RequestedIpAddress(ip)) => *ip,
+        _ => request.ciaddr(),
+    };
+    wanted != own
+}
+
+fn push(mac: Mac, from: Ipv4Addr, to: Ipv4Addr, octets: &[u8], context: &mut Context<'_>) {
+    let ends = Ends { from_mac: context.config.mac, to_mac: mac, from: from.into(), to: to.into() };
+    context.replies.push(|frame| udp_frame(&ends, (SERVER, CLIENT), octets, frame));
+}
+
+/// A finished frame with one datagram.
+pub(crate) fn udp_frame(
+    ends: &Ends,
+    (from, to): (u16, u16),
+    octets: &[u8],
+    frame: &mut Vec<u8>,
+) -> Option<()> {
+    let header = ends.header_len();
+    let length = octets.len() + 8;
+    frame.resize(header + length, 0);
+    ends.write(frame, protocol::UDP, length, 0)?;
+    let udp = frame.get_mut(header..)?;
+    udp[..2].copy_from_slice(&from.to_be_bytes());
+    udp[2..4].copy_from_slice(&to.to_be_bytes());
+    udp[4..6].copy_from_slice(&u16::try_from(length).ok()?.to_be_bytes());
+    udp[6..8].fill(0);
+    udp[8..].copy_from_slice(octets);
+    let mut sum = Accumulator::with_sum(ends.pseudo_header(protocol::UDP, length));
+    sum.add(udp);
+    udp[6..8].copy_from_slice(&never_zero(sum.checksum()).to_be_bytes());
+    Some(())
+}

@@ -1,0 +1,148 @@
+//! Datagrams that are longer than the link's MTU: IP fragments to the guest.
+//!
+//! The host put the datagram together; a router would have passed its fragments on. So a guest with a
+//! small MTU gets fragments, over IPv6 as if the sender had made them (RFC 8200, 4.5).
+
+use ringfence_offload::OffloadMeta;
+use ringfence_offload::checksum::{Accumulator, never_zero, sum};
+use ringfence_offload::packet::protocol;
+
+use crate::emit::{ETHERNET_LEN, Ends};
+use crate::link::{Committed, GuestSide, Slots};
+
+/// Octets of an IPv6 fragment header.
+const FRAGMENT_LEN: usize = 8;
+
+/// Sends a UDP datagram in fragments of at most `mtu` octets each; returns how many frames went out.
+pub(crate) fn send(
+    ends: &Ends,
+    (from, to): (u16, u16),
+    octets: &[u8],
+    id: u16,
+    mtu: usize,
+    link: &mut dyn GuestSide,
+) -> usize {
+    let length = octets.len() + 8;
+    let Ok(length_field) = u16::try_from(length) else { return 0 };
+    let mut udp = [0; 8];
+    udp[..2].copy_from_slice(&from.to_be_bytes());
+    udp[2..4].copy_from_slice(&to.to_be_bytes());
+    udp[4..6].copy_from_slice(&length_field.to_be_bytes());
+    let mut checksum = Accumulator::with_sum(ends.pseudo_header(protocol::UDP, length));
+    checksum.add(&udp);
+    checksum.add_sum(sum(octets));
+    udp[6..8].copy_from_slice(&never_zero(checksum.checksum()).to_be_bytes());
+
+    let v6 = usize::from(!ends.to.is_ipv4()) * FRAGMENT_LEN;
+    let headers = ends.header_len() + v6;
+    let room = (mtu + ETHERNET_LEN).saturating_sub(headers) & !7;
+    if room < 8 {
+        return 0;
+    }
+    let mut sent = 0;
+    let mut at = 0;
+    while at < length {
+        let end = (at + room).min(length);
+        let mut slots = Slots::new();
+        link.reserve(1, headers + end - at, &mut slots);
+        let Some(frame) = slots.first_mut().and_then(|slot| slot.get_mut(..headers + end - at))
+        else {
+            return sent;
+        };
+        let body = &mut frame[headers..];
+        if at == 0 {
+            body[..8].copy_from_slice(&udp);
+            body[8..].copy_from_slice(&octets[..end - 8]);
+        } else {
+            body.copy_from_slice(&octets[at - 8..end - 8]);
+        }
+        if write_headers(ends, frame, id, at, end < length).is_none() {
+            return sent;
+        }
+        let len = frame.len();
+        drop(slots);
+        link.commit(&[Committed { len, meta: OffloadMeta::PLAIN }]);
+        sent += 1;
+        at = end;
+    }
+    sent
+}
+
+/// Writes the headers of the fragment that begins at octet `at`.
+fn write_headers(ends: &Ends, frame: &mut [u8], id: u16, at: usize, more: bool) -> Option<()> {
+    let payload = frame.len() - ends.header_len();
+    let offset = u16::try_from(at).ok()?;
+    if ends.to.is_ipv4() {
+        ends.write(frame, protocol::UDP, payload, id)?;
+        let ip = frame.get_mut(ETHERNET_LEN..ETHERNET_LEN + 20)?;
+        let flags = (offset / 8) | (u16::from(more) << 13);
+        ip[6..8].copy_from_slice(&flags.to_be_bytes());
+        ip[10..12].fill(0);
+        let sum = ringfence_offload::checksum::internet_checksum(ip);
+        ip[10..12].copy_from_slice(&sum.to_be_bytes());
+    } else {
+        ends.write(frame, protocol::IPV6_FRAGMENT, payload, id)?;
+        let header = frame.get_mut(ends.header_len()..)?.get_mut(..FRAGMENT_LEN)?;
+        header[0] = protocol::UDP;
+        header[1] = 0;
+        header[2..4].copy_from_slice(&(offset | u16::from(more)).to_be_bytes());
+        header[4..8].copy_from_slice(&u32::from(id).to_be_bytes());
+    }
+    Some(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ringfence_net::PortCapabilities;
+    use ringfence_offload::Layers;
+
+    /// A link that keeps what it is given.
+    struct Kept {
+        buffer: Vec<u8>,
+        frames: Vec<Vec<u8>>,
+    }
+
+    impl GuestSide for Kept {
+        fn capabilities(&self) -> PortCapabilities {
+            PortCapabilities::plain(1500)
+        }
+
+        fn reserve<'a>(&'a mut self, _: usize, len: usize, slots: &mut Slots<'a>) {
+            self.buffer.resize(len, 0xAA);
+            slots.push(&mut self.buffer[..]);
+        }
+
+        fn commit(&mut self, frames: &[Committed]) {
+            for frame in frames {
+                self.frames.push(self.buffer[..frame.len].to_vec());
+            }
+        }
+    }
+
+    #[test]
+    fn fragments_are_put_together_to_what_was_cut() {
+        for (from, to, header) in [("192.0.2.1", "10.0.0.2", 34), ("2001:db8::1", "fd00::2", 62)] {
+            let ends = Ends {
+                from_mac: [2; 6],
+                to_mac: [4; 6],
+                from: from.parse().unwrap(),
+                to: to.parse().unwrap(),
+            };
+            let octets: Vec<u8> = (0..5000u16).map(|n| n.to_le_bytes()[0]).collect();
+            let mut link = Kept { buffer: vec![], frames: vec![] };
+            assert_eq!(send(&ends, (53, 1000), &octets, 7, 1500, &mut link), 4);
+            let mut joined = Vec::new();
+            for (at, frame) in link.frames.iter().enumerate() {
+                assert!(frame.len() <= 1514);
+                let layers = Layers::parse(frame, u32::try_from(frame.len()).unwrap()).unwrap();
+                assert!(layers.is_fragment(), "{at}");
+                joined.extend_from_slice(&frame[header..]);
+            }
+            assert_eq!(joined[8..], octets);
+            let mut sum = Accumulator::with_sum(ends.pseudo_header(protocol::UDP, joined.len()));
+            sum.add(&joined);
+            assert_eq!(sum.checksum(), 0, "the checksum is right");
+        }
+    }
+}

@@ -1,0 +1,303 @@
+//! UDP and ping sockets of Linux.
+
+use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::io::{IoSlice, IoSliceMut};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+
+use nix::sys::socket::{
+    AddressFamily, ControlMessage, ControlMessageOwned, MsgFlags, MultiHeaders, SockFlag,
+    SockProtocol, SockType, SockaddrStorage, setsockopt, sockopt,
+};
+use ringfence_platform::counters::Counter;
+use rustix::io::Errno;
+
+use crate::host::datagrams::{Datagram, DatagramSocket, Failure, Inbox, ROOM, Via};
+
+/// Octets that may wait in a socket each way.
+const BUFFER: usize = 1 << 21;
+
+/// Origins of an error report (`linux/errqueue.h`).
+const ORIGIN_LOCAL: u8 = 1;
+
+/// A socket.
+#[derive(Debug)]
+pub(crate) struct RealDatagrams {
+    fd: OwnedFd,
+    is_v6: bool,
+    /// Whether the host cuts blocks into datagrams, as far as is known.
+    cuts: bool,
+}
+
+fn errno(error: nix::Error) -> Errno {
+    Errno::from_raw_os_error(error as i32)
+}
+
+fn family(address: IpAddr) -> AddressFamily {
+    if address.is_ipv4() { AddressFamily::Inet } else { AddressFamily::Inet6 }
+}
+
+fn any(of: IpAddr, port: u16) -> SocketAddr {
+    let ip: IpAddr =
+        if of.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
+    SocketAddr::new(ip, port)
+}
+
+impl RealDatagrams {
+    /// A UDP socket, connected.
+    pub(crate) fn udp(from: u16, to: SocketAddr) -> Result<RealDatagrams, Errno> {
+        let socket = RealDatagrams::open(to.ip(), SockProtocol::Udp)?;
+        // Conversations of one port of the guest share the port of the host; each socket is connected,
+        // so that it hears its own peer alone.
+        let _ = setsockopt(&socket.fd, sockopt::ReuseAddr, &true);
+        // A port that is taken, or too low, is no reason to give up.
+        let _ = socket.bind(any(to.ip(), from));
+        socket.tune();
+        let address = SockaddrStorage::from(to);
+        nix::sys::socket::connect(socket.fd.as_raw_fd(), &address).map_err(errno)?;
+        Ok(socket)
+    }
+
+    /// A ping socket, connected.
+    pub(crate) fn echo(id: u16, to: IpAddr) -> Result<RealDatagrams, Errno> {
+        let protocol = if to.is_ipv4() { SockProtocol::Icmp } else { SockProtocol::IcmpV6 };
+        let socket = RealDatagrams::open(to, protocol)?;
+        let _ = socket.bind(any(to, id));
+        socket.hear_errors();
+        let address = SockaddrStorage::from(SocketAddr::new(to, 0));
+        nix::sys::socket::connect(socket.fd.as_raw_fd(), &address).map_err(errno)?;
+        Ok(socket)
+    }
+
+    /// A UDP socket that was bound elsewhere.
+    pub(crate) fn adopted(fd: OwnedFd) -> Result<RealDatagrams, Errno> {
+        let name = nix::sys::socket::getsockname::<SockaddrStorage>(fd.as_raw_fd());
+        let is_v6 = name.map_err(errno)?.as_sockaddr_in6().is_some();
+        let socket = RealDatagrams { fd, is_v6, cuts: true };
+        // An answer is to come from the address that was asked.
+        if is_v6 {
+            let _ = setsockopt(&socket.fd, sockopt::Ipv6RecvPacketInfo, &true);
+        } else {
+            let _ = setsockopt(&socket.fd, sockopt::Ipv4PacketInfo, &true);
+        }
+        socket.tune();
+        Ok(socket)
+    }
+
+    fn open(to: IpAddr, protocol: SockProtocol) -> Result<RealDatagrams, Errno> {
+        let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
+        let fd = nix::sys::socket::socket(family(to), SockType::Datagram, flags, protocol)
+            .map_err(errno)?;
+        Ok(RealDatagrams { fd, is_v6: to.is_ipv6(), cuts: true })
+    }
+
+    fn bind(&self, at: SocketAddr) -> Result<(), Errno> {
+        let address = SockaddrStorage::from(at);
+        nix::sys::socket::bind(self.fd.as_raw_fd(), &address).map_err(errno)
+    }
+
+    /// What is of use where it can be had.
+    fn tune(&self) {
+        self.hear_errors();
+        let _ = setsockopt(&self.fd, sockopt::UdpGroSegment, &true);
+        let _ = setsockopt(&self.fd, sockopt::RcvBuf, &BUFFER);
+        let _ = setsockopt(&self.fd, sockopt::SndBuf, &BUFFER);
+    }
+
+    fn hear_errors(&self) {
+        if self.is_v6 {
+            let _ = setsockopt(&self.fd, sockopt::Ipv6RecvErr, &true);
+        } else {
+            let _ = setsockopt(&self.fd, sockopt::Ipv4RecvErr, &true);
+        }
+    }
+
+    fn send_block(
+        &self,
+        octets: &[u8],
+        segment: Option<u16>,
+        via: Option<Via>,
+    ) -> Result<(), Errno> {
+        let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL;
+        let to = via.map(|via| SockaddrStorage::from(via.to));
+        if segment.is_none() && to.is_none() {
+            return nix::sys::socket::send(self.fd.as_raw_fd(), octets, flags)
+                .map(drop)
+                .map_err(errno);
+        }
+        let (v4, v6);
+        let mut control: [Option<ControlMessage<'_>>; 2] = [None, None];
+        control[0] = segment.as_ref().map(ControlMessage::UdpGsoSegments);
+        control[1] = match via.and_then(|via| via.from) {
+            Some(IpAddr::V4(ip)) => {
+                let zero = nix::libc::in_addr { s_addr: 0 };
+                let ipi_spec_dst = nix::libc::in_addr { s_addr: u32::from_ne_bytes(ip.octets()) };
+                v4 = nix::libc::in_pktinfo { ipi_ifindex: 0, ipi_spec_dst, ipi_addr: zero };
+                Some(ControlMessage::Ipv4PacketInfo(&v4))
+            }
+            Some(IpAddr::V6(ip)) => {
+                let ipi6_addr = nix::libc::in6_addr { s6_addr: ip.octets() };
+                v6 = nix::libc::in6_pktinfo { ipi6_addr, ipi6_ifindex: 0 };
+                Some(ControlMessage::Ipv6PacketInfo(&v6))
+            }
+            None => None,
+        };
+        let control: arrayvec::ArrayVec<ControlMessage<'_>, 2> =
+            control.into_iter().flatten().collect();
+        let parts = [IoSlice::new(octets)];
+        let fd = self.fd.as_raw_fd();
+        nix::sys::socket::sendmsg(fd, &parts, &control, flags, to.as_ref()).map(drop).map_err(errno)
+    }
+}
+
+impl AsFd for RealDatagrams {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+/// A socket whose calls are counted.
+pub(crate) struct Counted {
+    pub(crate) socket: RealDatagrams,
+    pub(crate) counters: std::sync::Arc<crate::counters::UplinkCounters>,
+}
+
+impl Counted {
+    fn calls(&self) -> &Counter {
+        &self.counters.syscalls
+    }
+}
+
+impl DatagramSocket for Counted {
+    fn send(&mut self, octets: &[u8], segment: Option<u16>, via: Option<Via>) -> Result<(), Errno> {
+        self.calls().add(1);
+        let several = segment.filter(|&segment| octets.len() > usize::from(segment));
+        let Some(segment) = several else { return self.socket.send_block(octets, None, via) };
+        if self.socket.cuts {
+            match self.socket.send_block(octets, Some(segment), via) {
+                // The way is too narrow for the segments, or the device does not do it at all.
+                Err(Errno::INVAL | Errno::MSGSIZE | Errno::IO | Errno::OPNOTSUPP) => {
+                    self.socket.cuts = false;
+                }
+                done => return done,
+            }
+        }
+        for piece in octets.chunks(usize::from(segment).max(1)) {
+            self.calls().add(1);
+            self.socket.send_block(piece, None, via)?;
+        }
+        Ok(())
+    }
+
+    fn receive(&mut self, inbox: &mut Inbox) -> Result<bool, Errno> {
+        self.calls().add(1);
+        let asked = inbox.appetite;
+        inbox.prepare(asked);
+        let mut datagrams = core::mem::take(&mut inbox.datagrams);
+        let space = nix::cmsg_space!([i32; 1], nix::libc::in6_pktinfo);
+        let mut headers = MultiHeaders::<SockaddrStorage>::preallocate(asked, Some(space));
+        let rooms = inbox.octets.chunks_mut(ROOM).take(asked);
+        let mut rooms: Vec<[IoSliceMut<'_>; 1]> =
+            rooms.map(|room| [IoSliceMut::new(room)]).collect();
+        let flags = MsgFlags::MSG_DONTWAIT;
+        let fd = self.socket.fd.as_raw_fd();
+        let came = nix::sys::socket::recvmmsg(fd, &mut headers, rooms.iter_mut(), flags, None);
+        let came = came.map_err(errno)?;
+        for (message, at) in came.zip(0..) {
+            let start = at * ROOM;
+            let mut datagram = Datagram {
+                octets: start..start + message.bytes.min(ROOM),
+                segment: None,
+                from: message.address.and_then(|address| address_of(&address)),
+                to: None,
+            };
+            for control in message.cmsgs().into_iter().flatten() {
+                match control {
+                    ControlMessageOwned::UdpGroSegments(size) => {
+                        datagram.segment = u16::try_from(size).ok().filter(|size| *size > 0);
+                    }
+                    ControlMessageOwned::Ipv4PacketInfo(info) => {
+                        let ip = Ipv4Addr::from(info.ipi_spec_dst.s_addr.to_ne_bytes());
+                        datagram.to = Some(ip.into());
+                    }
+                    ControlMessageOwned::Ipv6PacketInfo(info) => {
+                        datagram.to = Some(Ipv6Addr::from(info.ipi6_addr.s6_addr).into());
+                    }
+                    _ => {}
+                }
+            }
+            datagrams.push(datagram);
+        }
+        let came = datagrams.len();
+        inbox.datagrams = datagrams;
+        inbox.learn(asked, came);
+        Ok(came < asked)
+    }
+
+    fn error(&mut self, octets: &mut [u8]) -> Option<Failure> {
+        self.calls().add(1);
+        let mut space = nix::cmsg_space!(nix::libc::sock_extended_err, nix::libc::sockaddr_in6);
+        let mut parts = [IoSliceMut::new(octets)];
+        let flags = MsgFlags::MSG_ERRQUEUE | MsgFlags::MSG_DONTWAIT;
+        let fd = self.socket.fd.as_raw_fd();
+        let message =
+            nix::sys::socket::recvmsg::<SockaddrStorage>(fd, &mut parts, Some(&mut space), flags)
+                .ok()?;
+        let to = message.address.and_then(|address| address_of(&address));
+        let len = message.bytes;
+        for control in message.cmsgs().ok()? {
+            let (error, reporter) = match control {
+                ControlMessageOwned::Ipv4RecvErr(error, from) => (
+                    error,
+                    from.map(|from| Ipv4Addr::from(from.sin_addr.s_addr.to_ne_bytes()).into()),
+                ),
+                ControlMessageOwned::Ipv6RecvErr(error, from) => {
+                    (error, from.map(|from| Ipv6Addr::from(from.sin6_addr.s6_addr).into()))
+                }
+                _ => continue,
+            };
+            let is_local = error.ee_origin == ORIGIN_LOCAL;
+            let (kind, code) = if is_local {
+                local_error(self.socket.is_v6, error.ee_errno)
+            } else {
+                (error.ee_type, error.ee_code)
+            };
+            let reporter = reporter.filter(|_| !is_local);
+            return Some(Failure { reporter, kind, code, info: error.ee_info, to, len });
+        }
+        None
+    }
+
+    fn set_hops(&mut self, hops: u8) {
+        self.calls().add(1);
+        let hops = i32::from(hops);
+        if self.socket.is_v6 {
+            let _ = setsockopt(&self.socket.fd, sockopt::Ipv6Ttl, &hops);
+        } else {
+            let _ = setsockopt(&self.socket.fd, sockopt::Ipv4Ttl, &hops);
+        }
+    }
+}
+
+/// The ICMP message that says what the host itself found.
+fn local_error(is_v6: bool, error: u32) -> (u8, u8) {
+    let too_big = i32::try_from(error) == Ok(Errno::MSGSIZE.raw_os_error());
+    match (is_v6, too_big) {
+        (false, true) => (3, 4),
+        (false, false) => (3, 1),
+        (true, true) => (2, 0),
+        (true, false) => (1, 3),
+    }
+}
+
+fn address_of(address: &SockaddrStorage) -> Option<SocketAddr> {
+    if let Some(v4) = address.as_sockaddr_in() {
+        return Some(SocketAddr::new(v4.ip().into(), v4.port()));
+    }
+    address.as_sockaddr_in6().map(|v6| SocketAddr::new(v6.ip().into(), v6.port()))
+}
+
+/// Whether this process may not have ping sockets.
+pub(crate) fn echo_is_denied() -> bool {
+    let denied = RealDatagrams::open(Ipv4Addr::LOCALHOST.into(), SockProtocol::Icmp);
+    matches!(denied, Err(Errno::ACCESS | Errno::PERM))
+}

@@ -1,0 +1,88 @@
+//! Listening sockets of Linux, and those of datagrams: both are entered into the epoll of the host.
+
+use core::net::{IpAddr, SocketAddr};
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+
+use rustix::event::epoll::{self, EventFlags};
+use rustix::io::Errno;
+use rustix::net::SocketFlags;
+
+use super::RealHost;
+use super::datagrams::{Counted, RealDatagrams};
+use crate::counters::UplinkCounters;
+use crate::host::Owner;
+use crate::host::datagrams::{DatagramHost, DatagramSocket};
+use crate::host::listen::{ListenHost, Listener};
+
+impl RealHost {
+    /// Enters a socket whose file is its user's: it leaves when that is closed.
+    fn watch(&self, owner: Owner, file: impl AsFd) -> Result<(), Errno> {
+        self.count();
+        let data = epoll::EventData::new_u64(owner.to_word());
+        epoll::add(&self.epoll, file, data, EventFlags::IN | EventFlags::ET)
+    }
+
+    fn watched(
+        &self,
+        owner: Owner,
+        socket: RealDatagrams,
+    ) -> Result<Box<dyn DatagramSocket>, Errno> {
+        self.watch(owner, &socket)?;
+        Ok(Box::new(Counted { socket, counters: Arc::clone(&self.counters) }))
+    }
+}
+
+impl DatagramHost for RealHost {
+    fn open_udp(
+        &mut self,
+        owner: Owner,
+        from: u16,
+        to: SocketAddr,
+    ) -> Result<Box<dyn DatagramSocket>, Errno> {
+        // To open, to bind, to connect, and four options.
+        self.counters.syscalls.add(7);
+        self.watched(owner, RealDatagrams::udp(from, to)?)
+    }
+
+    fn open_echo(
+        &mut self,
+        owner: Owner,
+        id: u16,
+        to: IpAddr,
+    ) -> Result<Box<dyn DatagramSocket>, Errno> {
+        self.counters.syscalls.add(4);
+        self.watched(owner, RealDatagrams::echo(id, to)?)
+    }
+
+    fn adopt_udp(
+        &mut self,
+        owner: Owner,
+        socket: OwnedFd,
+    ) -> Result<Box<dyn DatagramSocket>, Errno> {
+        self.watched(owner, RealDatagrams::adopted(socket)?)
+    }
+}
+
+struct RealListener {
+    file: OwnedFd,
+    counters: Arc<UplinkCounters>,
+}
+
+impl Listener for RealListener {
+    fn accept(&mut self) -> Result<(OwnedFd, SocketAddr), Errno> {
+        self.counters.syscalls.add(1);
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let (file, client) = rustix::net::acceptfrom_with(&self.file, flags)?;
+        let client = client.ok_or(Errno::INVAL)?;
+        Ok((file, SocketAddr::try_from(client)?))
+    }
+}
+
+impl ListenHost for RealHost {
+    fn listen(&mut self, owner: Owner, socket: OwnedFd) -> Result<Box<dyn Listener>, Errno> {
+        rustix::io::ioctl_fionbio(&socket, true)?;
+        self.watch(owner, &socket)?;
+        Ok(Box::new(RealListener { file: socket, counters: Arc::clone(&self.counters) }))
+    }
+}

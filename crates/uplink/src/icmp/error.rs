@@ -1,0 +1,164 @@
+//! ICMP and ICMPv6 errors to the guest.
+
+use core::net::IpAddr;
+
+use ringfence_offload::checksum::Accumulator;
+use ringfence_offload::packet::{Network, protocol};
+
+use crate::context::Context;
+use crate::emit::{ETHERNET_LEN, Ends};
+use crate::packet::{Mac, Packet};
+
+/// Octets of a packet that an error quotes at most, IP header included: all but the headers of the
+/// shortest MTU that everybody takes (RFC 1812, 4.3.2.3; RFC 4443, 2.4).
+const QUOTE_MAX_V4: usize = 576 - 28;
+const QUOTE_MAX_V6: usize = 1280 - 48;
+
+/// Why a packet does not arrive.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reason {
+    /// There is no way to its network.
+    NetUnreachable,
+    /// There is no way to its host.
+    HostUnreachable,
+    /// Nobody listens at its port.
+    PortUnreachable,
+    /// It must not go there.
+    Prohibited,
+    /// It is longer than so many octets.
+    TooBig(u32),
+}
+
+impl Reason {
+    /// What an error of the host's means for a packet.
+    pub fn of(errno: rustix::io::Errno) -> Reason {
+        use rustix::io::Errno;
+        match errno {
+            Errno::HOSTUNREACH | Errno::HOSTDOWN => Reason::HostUnreachable,
+            Errno::CONNREFUSED => Reason::PortUnreachable,
+            Errno::ACCESS | Errno::PERM => Reason::Prohibited,
+            _ => Reason::NetUnreachable,
+        }
+    }
+
+    /// Type, code and the word after the checksum.
+    fn numbers(self, is_v4: bool) -> (u8, u8, u32) {
+        match (self, is_v4) {
+            (Reason::NetUnreachable, true) => (3, 0, 0),
+            (Reason::HostUnreachable, true) => (3, 1, 0),
+            (Reason::PortUnreachable, true) => (3, 3, 0),
+            (Reason::Prohibited, true) => (3, 13, 0),
+            (Reason::TooBig(mtu), true) => (3, 4, mtu.min(0xffff)),
+            (Reason::NetUnreachable, false) => (1, 0, 0),
+            (Reason::HostUnreachable, false) => (1, 3, 0),
+            (Reason::PortUnreachable, false) => (1, 4, 0),
+            (Reason::Prohibited, false) => (1, 1, 0),
+            (Reason::TooBig(mtu), false) => (2, 0, mtu),
+        }
+    }
+}
+
+/// An error message, but for what it quotes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Message {
+    /// Who says so.
+    pub(crate) from: IpAddr,
+    /// The guest's address that the packet came from.
+    pub(crate) to: IpAddr,
+    /// The guest.
+    pub(crate) mac: Mac,
+    pub(crate) kind: u8,
+    pub(crate) code: u8,
+    /// The word after the checksum.
+    pub(crate) info: u32,
+}
+
+/// Answers a packet of the guest's by an error. None about one that is an error itself, or was for
+/// many (RFC 1122, 3.2.2).
+pub fn refuse(packet: &Packet<'_>, reason: Reason, context: &mut Context<'_>) {
+    if packet.destination.is_multicast() || quotes_an_error(packet) {
+        return;
+    }
+    let start = usize::from(packet.layers.network_offset());
+    let end = usize::try_from(packet.layers.network_end()).unwrap_or(0);
+    let mut frame = [0; ETHERNET_LEN + 8 + QUOTE_MAX_V6];
+    let copied = packet.frame.copy_to(&mut frame).min(end);
+    let quote = frame.get(start..copied).unwrap_or_default();
+    let (kind, code, info) = reason.numbers(packet.source.is_ipv4());
+    let from = reporter(packet.destination, context);
+    let message = Message { from, to: packet.source, mac: packet.mac, kind, code, info };
+    send(&message, quote, context);
+}
+
+/// Who reports what the host itself found: a router, if the guest has one of that family.
+pub(crate) fn reporter(destination: IpAddr, context: &Context<'_>) -> IpAddr {
+    let of_family = |ip: &&IpAddr| ip.is_ipv4() == destination.is_ipv4();
+    context.config.guest.gateways.iter().find(of_family).copied().unwrap_or(destination)
+}
+
+/// Sends an error about the IP packet that begins with `quote`.
+pub(crate) fn send(message: &Message, quote: &[u8], context: &mut Context<'_>) {
+    let is_v4 = message.to.is_ipv4();
+    let quote = quote.get(..if is_v4 { QUOTE_MAX_V4 } else { QUOTE_MAX_V6 }).unwrap_or(quote);
+    let ends = Ends {
+        from_mac: context.config.mac,
+        to_mac: message.mac,
+        from: message.from,
+        to: message.to,
+    };
+    context.counters.icmp_errors.add(1);
+    context.replies.push(|frame| {
+        let header = ends.header_len();
+        let length = 8 + quote.len();
+        frame.resize(header + length, 0);
+        let number = if is_v4 { protocol::ICMP } else { protocol::ICMPV6 };
+        ends.write(frame, number, length, 0)?;
+        let body = frame.get_mut(header..)?;
+        body[0] = message.kind;
+        body[1] = message.code;
+        body[4..8].copy_from_slice(&message.info.to_be_bytes());
+        body[8..].copy_from_slice(quote);
+        let sum = checksum(&ends, number, body);
+        body[2..4].copy_from_slice(&sum.to_be_bytes());
+        Some(())
+    });
+}
+
+/// The checksum of an ICMP message, whose own field is zero; that of ICMPv6 covers a pseudo header.
+pub(crate) fn checksum(ends: &Ends, number: u8, body: &[u8]) -> u16 {
+    let seed = if number == protocol::ICMP { 0 } else { ends.pseudo_header(number, body.len()) };
+    let mut sum = Accumulator::with_sum(seed);
+    sum.add(body);
+    sum.checksum()
+}
+
+fn quotes_an_error(packet: &Packet<'_>) -> bool {
+    let kind = packet.transport().first().copied();
+    match (packet.layers.network(), packet.layers.transport()) {
+        (Network::Ipv4(_), ringfence_offload::packet::Transport::Icmp(_)) => {
+            !matches!(kind, Some(0 | 8))
+        }
+        (Network::Ipv6(_), ringfence_offload::packet::Transport::Icmpv6(_)) => {
+            kind.is_none_or(|kind| kind < 128)
+        }
+        _ => false,
+    }
+}
+
+/// Sends an error about a packet of the guest's that is not at hand any more: `body` is what its IP
+/// packet carried, or the beginning of it.
+pub(crate) fn send_about(
+    message: &Message,
+    (from, to): (IpAddr, IpAddr),
+    number: u8,
+    body: &[u8],
+    context: &mut Context<'_>,
+) {
+    let ends = Ends { from_mac: [0; 6], to_mac: [0; 6], from, to };
+    let header = ends.header_len();
+    let mut quote = vec![0; header + body.len()];
+    if ends.write(&mut quote, number, body.len(), 0).is_some() {
+        quote[header..].copy_from_slice(body);
+        send(message, &quote[ETHERNET_LEN..], context);
+    }
+}

@@ -1,0 +1,332 @@
+//! ICMP and ICMPv6: echo requests by ping sockets, and errors to the guest ([`error`]).
+//!
+//! A ping socket (`SOCK_DGRAM`, `IPPROTO_ICMP`) is one that Linux gives to whoever is in
+//! `net.ipv4.ping_group_range`; it sends echo requests and hears their answers, nothing else. Each
+//! identifier of the guest's makes a conversation with each destination. Where the host allows none,
+//! the guest is told that its requests are prohibited, but for those to the router itself.
+
+pub mod error;
+
+use core::net::IpAddr;
+use core::time::Duration;
+use std::collections::VecDeque;
+
+use ringfence_offload::OffloadMeta;
+use ringfence_offload::packet::protocol;
+use rustix::io::Errno;
+
+use crate::context::Context;
+use crate::emit::Ends;
+use crate::flow::{FlowId, Key, Table};
+use crate::host::datagrams::{DatagramSocket, Inbox};
+use crate::host::{OwnerKind, Ready};
+use crate::link::{Committed, GuestSide, Slots};
+use crate::packet::{Mac, Packet};
+use crate::udp::hops_of;
+use error::{Message, Reason};
+
+/// Conversations at a time, at most. Each is a descriptor.
+pub const FLOWS_MAX: usize = 256;
+/// How long an idle one is kept (RFC 5508, requirement 2).
+pub const IDLE: Duration = Duration::from_secs(60);
+/// Calls that read answers in one turn.
+const READS: usize = 8;
+/// Octets of an echo's header.
+const ECHO_LEN: usize = 8;
+
+struct Flow {
+    socket: Option<Box<dyn DatagramSocket>>,
+    mac: Mac,
+    queued: bool,
+    hops: u8,
+}
+
+/// Echo requests of one guest.
+pub struct Icmp {
+    flows: Table<Flow>,
+    waiting: VecDeque<FlowId>,
+    inbox: Inbox,
+    octets: Vec<u8>,
+}
+
+impl Default for Icmp {
+    fn default() -> Icmp {
+        let flows = Table::new(FLOWS_MAX);
+        Icmp { flows, waiting: VecDeque::new(), inbox: Inbox::default(), octets: Vec::new() }
+    }
+}
+
+/// Types of echo request and answer.
+fn echo(is_v4: bool) -> (u8, u8) {
+    if is_v4 { (8, 0) } else { (128, 129) }
+}
+
+impl Icmp {
+    /// A message of the guest's.
+    pub fn input(&mut self, packet: &Packet<'_>, context: &mut Context<'_>) {
+        let Some(&[kind, code, _, _, i0, i1, _, _]) = packet.transport().first_chunk() else {
+            return context.counters.drop_malformed.add(1);
+        };
+        let (request, answer) = echo(packet.source.is_ipv4());
+        if kind != request || code != 0 {
+            // Errors and answers of the guest's are of no use to any socket.
+            return context.counters.icmp_ignored.add(1);
+        }
+        self.copy_out(packet);
+        if context.config.guest.is_virtual(packet.destination) {
+            let octets = core::mem::take(&mut self.octets);
+            let ends = Ends {
+                from_mac: context.config.mac,
+                to_mac: packet.mac,
+                from: packet.destination,
+                to: packet.source,
+            };
+            push_reply(&ends, answer, None, &octets, context);
+            self.octets = octets;
+            return;
+        }
+        let id = u16::from_be_bytes([i0, i1]);
+        // The place of a port is taken by the identifier; destinations have none.
+        let key = Key::new((packet.source, id), (packet.destination, 0));
+        let Some(flow) = self.flows.find(&key).or_else(|| self.open(key, packet, context)) else {
+            return;
+        };
+        self.flows.touch(flow);
+        self.flows.set_deadline(flow, Some(context.now + IDLE));
+        self.send(flow, packet, context);
+    }
+
+    /// Copies the message into `octets`, as far as it is as long as its packet says.
+    fn copy_out(&mut self, packet: &Packet<'_>) {
+        let start = packet.layers.transport_offset().map_or(0, usize::from);
+        let end = usize::try_from(packet.layers.network_end()).unwrap_or(0);
+        self.octets.clear();
+        let mut at = 0;
+        for piece in packet.frame.pieces() {
+            let from = start.saturating_sub(at).min(piece.len());
+            let to = end.saturating_sub(at).min(piece.len());
+            if from < to {
+                piece.for_each_piece_of(from..to, |octets| self.octets.extend_from_slice(octets));
+            }
+            at += piece.len();
+        }
+    }
+
+    fn open(&mut self, key: Key, packet: &Packet<'_>, context: &mut Context<'_>) -> Option<FlowId> {
+        let Some(outward) = context.config.access.outward(packet.destination) else {
+            context.counters.drop_unreachable.add(1);
+            error::refuse(packet, Reason::Prohibited, context);
+            return None;
+        };
+        if self.flows.is_full() {
+            let oldest = self.flows.oldest()?;
+            self.flows.remove(oldest);
+            context.counters.icmp_evicted.add(1);
+        }
+        let flow = Flow { socket: None, mac: packet.mac, queued: false, hops: 64 };
+        let id = self.flows.insert(key, flow)?;
+        match context.host.open_echo(id.owner(OwnerKind::Icmp), key.guest.port(), outward) {
+            Ok(socket) => {
+                self.flows.get_mut(id)?.socket = Some(socket);
+                context.counters.icmp_opened.add(1);
+                Some(id)
+            }
+            Err(errno) => {
+                self.flows.remove(id);
+                context.counters.icmp_refused.add(1);
+                error::refuse(packet, Reason::of(errno), context);
+                None
+            }
+        }
+    }
+
+    fn send(&mut self, id: FlowId, packet: &Packet<'_>, context: &mut Context<'_>) {
+        let hops = hops_of(packet);
+        let octets = core::mem::take(&mut self.octets);
+        for _ in 0..3 {
+            let Some(flow) = self.flows.get_mut(id) else { break };
+            let Some(socket) = &mut flow.socket else { break };
+            if flow.hops != hops {
+                flow.hops = hops;
+                socket.set_hops(hops);
+            }
+            match socket.send(&octets, None, None) {
+                Ok(()) => {
+                    context.counters.icmp_requests.add(1);
+                    break;
+                }
+                Err(Errno::AGAIN | Errno::NOBUFS) => break,
+                // What became of an earlier one.
+                Err(_) => self.report(id, context),
+            }
+        }
+        self.octets = octets;
+    }
+
+    /// Something happened to a socket.
+    pub fn ready(&mut self, ready: Ready, context: &mut Context<'_>) {
+        let Some(id) = self.flows.owned_by(ready.owner) else { return };
+        if ready.what.failed {
+            self.report(id, context);
+        }
+        if let Some(flow) = self.flows.get_mut(id)
+            && !flow.queued
+        {
+            flow.queued = true;
+            self.waiting.push_back(id);
+        }
+    }
+
+    /// Passes on what became of requests that had no answer.
+    fn report(&mut self, id: FlowId, context: &mut Context<'_>) {
+        let mut octets = [0; 512];
+        for _ in 0..16 {
+            let (Some(key), Some(flow)) = (self.flows.key(id), self.flows.get_mut(id)) else {
+                return;
+            };
+            let Some(failure) = flow.socket.as_mut().and_then(|socket| socket.error(&mut octets))
+            else {
+                return;
+            };
+            let is_v4 = key.guest.is_ipv4();
+            if is_v4 && !matches!(failure.kind, 3 | 11 | 12) || !is_v4 && failure.kind > 4 {
+                continue;
+            }
+            let known = failure.reporter.filter(|ip| ip.is_ipv4() == is_v4 && !ip.is_loopback());
+            let message = Message {
+                from: known.unwrap_or_else(|| error::reporter(key.remote.ip(), context)),
+                to: key.guest.ip(),
+                mac: flow.mac,
+                kind: failure.kind,
+                code: failure.code,
+                info: failure.info,
+            };
+            // The request as the host sent it had the host's identifier.
+            let len = failure.len.min(octets.len());
+            if let Some(id) = octets.get_mut(4..6) {
+                id.copy_from_slice(&key.guest.port().to_be_bytes());
+            }
+            let number = if is_v4 { protocol::ICMP } else { protocol::ICMPV6 };
+            let ends: (IpAddr, IpAddr) = (key.guest.ip(), key.remote.ip());
+            error::send_about(&message, ends, number, &octets[..len], context);
+        }
+    }
+
+    /// Sends the guest the answers that came. Returns whether there is more.
+    pub fn output(&mut self, link: &mut dyn GuestSide, context: &mut Context<'_>) -> bool {
+        for _ in 0..READS {
+            let Some(id) = self.waiting.pop_front() else { return false };
+            let mut inbox = core::mem::take(&mut self.inbox);
+            self.read(id, &mut inbox, link, context);
+            self.inbox = inbox;
+        }
+        !self.waiting.is_empty()
+    }
+
+    fn read(
+        &mut self,
+        id: FlowId,
+        inbox: &mut Inbox,
+        link: &mut dyn GuestSide,
+        context: &mut Context<'_>,
+    ) {
+        let (Some(key), Some(flow)) = (self.flows.key(id), self.flows.get_mut(id)) else { return };
+        flow.queued = false;
+        let Some(socket) = &mut flow.socket else { return };
+        match socket.receive(inbox) {
+            Ok(drained) => {
+                if !drained {
+                    flow.queued = true;
+                    self.waiting.push_back(id);
+                }
+            }
+            Err(Errno::AGAIN) => return,
+            Err(_) => {
+                flow.queued = true;
+                self.waiting.push_back(id);
+                return self.report(id, context);
+            }
+        }
+        let ends = Ends {
+            from_mac: context.config.mac,
+            to_mac: flow.mac,
+            from: key.remote.ip(),
+            to: key.guest.ip(),
+        };
+        let (_, answer) = echo(key.guest.is_ipv4());
+        for datagram in inbox.datagrams() {
+            let octets = inbox.octets(datagram);
+            if octets.first() == Some(&answer) && octets.len() >= ECHO_LEN {
+                send_reply(&ends, answer, key.guest.port(), octets, link, context);
+            }
+        }
+        self.flows.touch(id);
+    }
+
+    /// Ends idle conversations.
+    pub fn run_timers(&mut self, context: &mut Context<'_>) {
+        while let Some(id) = self.flows.take_due(context.now) {
+            self.flows.remove(id);
+        }
+    }
+
+    /// When [`Icmp::run_timers`] is to be called next.
+    pub fn deadline(&self) -> Option<Duration> {
+        self.flows.next_look()
+    }
+}
+
+/// Writes an answer behind its headers. `frame` is as long as both.
+fn write_reply(
+    ends: &Ends,
+    answer: u8,
+    id: Option<u16>,
+    octets: &[u8],
+    frame: &mut [u8],
+) -> Option<()> {
+    let number = if ends.to.is_ipv4() { protocol::ICMP } else { protocol::ICMPV6 };
+    let header = ends.header_len();
+    ends.write(frame, number, octets.len(), 0)?;
+    let body = frame.get_mut(header..)?;
+    body.copy_from_slice(octets);
+    body[0] = answer;
+    body[2..4].fill(0);
+    if let Some(id) = id {
+        body[4..6].copy_from_slice(&id.to_be_bytes());
+    }
+    let sum = error::checksum(ends, number, body);
+    body[2..4].copy_from_slice(&sum.to_be_bytes());
+    Some(())
+}
+
+/// An answer of the uplink's own.
+fn push_reply(ends: &Ends, answer: u8, id: Option<u16>, octets: &[u8], context: &mut Context<'_>) {
+    context.replies.push(|frame| {
+        frame.resize(ends.header_len() + octets.len(), 0);
+        write_reply(ends, answer, id, octets, frame)
+    });
+}
+
+fn send_reply(
+    ends: &Ends,
+    answer: u8,
+    id: u16,
+    octets: &[u8],
+    link: &mut dyn GuestSide,
+    context: &mut Context<'_>,
+) {
+    let len = ends.header_len() + octets.len();
+    if octets.len() + 40 > usize::from(link.capabilities().mtu) {
+        return context.counters.drop_reply.add(1);
+    }
+    let mut slots = Slots::new();
+    link.reserve(1, len, &mut slots);
+    let Some(frame) = slots.first_mut().and_then(|slot| slot.get_mut(..len)) else { return };
+    let written = write_reply(ends, answer, Some(id), octets, frame);
+    drop(slots);
+    if written.is_some() {
+        link.commit(&[Committed { len, meta: OffloadMeta::PLAIN }]);
+        context.counters.frames_out.add(1);
+        context.counters.icmp_answers.add(1);
+    }
+}

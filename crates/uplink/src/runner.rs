@@ -1,0 +1,140 @@
+//! A thread that does nothing else: an uplink and its link to the guest, without a data plane between.
+//!
+//! It goes turns as long as there is work, and sleeps when a turn found none: until a frame comes, a
+//! socket is ready, a deadline has come, or it is told to stop. Before it sleeps it goes some turns for
+//! nothing, in [`SPIN`]: to sleep and be woken costs more than those.
+
+use core::time::Duration;
+use std::os::fd::{AsFd, BorrowedFd};
+
+use ringfence_net::batch::Batch;
+use ringfence_net::clock::Clock;
+use ringfence_net::{Fault, Port};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+
+use crate::engine::Uplink;
+use crate::link::GuestSide;
+
+/// Frames taken from the guest in one turn.
+const BUDGET: usize = 64;
+/// Octets of private memory for them.
+const SCRATCH: usize = 1 << 20;
+
+/// An uplink with its link.
+pub struct Runner<L> {
+    uplink: Uplink,
+    link: L,
+    clock: Clock,
+    batch: Batch,
+    indices: Vec<u32>,
+    /// How long it goes turns for nothing before it sleeps.
+    spin: Duration,
+}
+
+/// Why a runner ended.
+#[derive(Debug, thiserror::Error)]
+pub enum Ended {
+    /// It was told to.
+    #[error("it was told to stop")]
+    Stopped,
+    /// The link is of no more use.
+    #[error("the link to the guest: {0}")]
+    Link(#[from] Fault),
+    /// The host's sockets are of no more use.
+    #[error("the sockets: {0}")]
+    Host(Errno),
+    /// It cannot wait.
+    #[error("poll: {0}")]
+    Poll(Errno),
+}
+
+impl<L: Port + GuestSide> Runner<L> {
+    /// A runner.
+    pub fn new(uplink: Uplink, link: L, clock: Clock, spin: Duration) -> Runner<L> {
+        let batch = Batch::with_capacity(BUDGET, SCRATCH);
+        Runner { uplink, link, clock, batch, indices: Vec::new(), spin }
+    }
+
+    /// Runs until `stop` is readable, or something of it has come to its end; tells why.
+    pub fn run(mut self, stop: impl AsFd) -> Ended {
+        loop {
+            if let Err(ended) = self.run_until_idle() {
+                return ended;
+            }
+            match self.sleep(stop.as_fd()) {
+                Ok(false) => {}
+                Ok(true) => return Ended::Stopped,
+                Err(ended) => return ended,
+            }
+        }
+    }
+
+    /// Turns until there was nothing to do for a while.
+    fn run_until_idle(&mut self) -> Result<(), Ended> {
+        let mut idle_since = None;
+        loop {
+            let now = self.clock.now();
+            if self.turn(now)? {
+                idle_since = None;
+                continue;
+            }
+            let since = *idle_since.get_or_insert(now);
+            if now.saturating_sub(since) >= self.spin {
+                return Ok(());
+            }
+        }
+    }
+
+    /// One turn; whether there was something to do, or is.
+    pub fn turn(&mut self, now: Duration) -> Result<bool, Ended> {
+        let received = self.link.receive(&mut self.batch, BUDGET)?;
+        if received.frames > 0 {
+            self.indices.clear();
+            self.indices.extend(0..u32::try_from(self.batch.len()).unwrap_or(0));
+            self.uplink.input(&self.batch, &self.indices, now);
+        }
+        self.batch.clear();
+        self.link.complete()?;
+        let events = self.uplink.poll_host(now).map_err(Ended::Host)?;
+        self.uplink.run_timers(now);
+        let more = self.uplink.output(&mut self.link, now);
+        Port::flush(&mut self.link)?;
+        Ok(more || received.work > 0 || events > 0)
+    }
+
+    /// Sleeps until there is something to do; whether it is to stop.
+    fn sleep(&mut self, stop: BorrowedFd<'_>) -> Result<bool, Ended> {
+        if self.link.arm()? {
+            return Ok(false);
+        }
+        let deadline = [self.uplink.deadline(), Port::deadline(&self.link)];
+        let wait = deadline.into_iter().flatten().min().map(|deadline| {
+            let left = deadline.saturating_sub(self.clock.now());
+            Timespec {
+                tv_sec: i64::try_from(left.as_secs()).unwrap_or(i64::MAX),
+                tv_nsec: i64::from(left.subsec_nanos()),
+            }
+        });
+        let stopped = {
+            let mut fds = vec![
+                PollFd::from_borrowed_fd(stop, PollFlags::IN),
+                PollFd::from_borrowed_fd(self.uplink.wait_fd(), PollFlags::IN),
+            ];
+            let link = self.link.wait_fds();
+            fds.extend(link.into_iter().map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
+            match poll(&mut fds, wait.as_ref()) {
+                Ok(_) | Err(Errno::INTR) => {}
+                Err(errno) => return Err(Ended::Poll(errno)),
+            }
+            !fds[0].revents().is_empty()
+        };
+        self.link.clear_events()?;
+        Ok(stopped)
+    }
+
+    /// The engine.
+    pub fn uplink(&mut self) -> &mut Uplink {
+        &mut self.uplink
+    }
+}

@@ -1,0 +1,334 @@
+//! Datagrams to the guest.
+
+use core::net::SocketAddr;
+
+use ringfence_net::PortCapabilities;
+use ringfence_offload::packet::protocol;
+use ringfence_offload::{Checksum, Gso, GsoKind, OffloadMeta};
+use rustix::io::Errno;
+
+use super::{Source, Udp, Way};
+use crate::context::Context;
+use crate::emit::Ends;
+use crate::flow::{FlowId, Key};
+use crate::host::datagrams::{Datagram, Inbox, SEGMENTS_MAX, Via};
+use crate::link::{Committed, GuestSide, Slots};
+use crate::packet::Mac;
+
+/// Calls that read datagrams in one turn; then others have theirs.
+const READS: usize = 8;
+/// Octets of a UDP header.
+const UDP_LEN: usize = 8;
+/// Octets of the longest IP packet.
+const IP_MAX: usize = 65_535;
+
+/// Both ends of a conversation, as the guest sees them.
+#[derive(Clone, Copy)]
+struct Line {
+    ends: Ends,
+    from: u16,
+    to: u16,
+}
+
+impl Line {
+    fn new(key: &Key, mac: Mac, context: &Context<'_>) -> Line {
+        let ends = Ends {
+            from_mac: context.config.mac,
+            to_mac: mac,
+            from: key.remote.ip(),
+            to: key.guest.ip(),
+        };
+        Line { ends, from: key.remote.port(), to: key.guest.port() }
+    }
+}
+
+impl Udp {
+    /// Sends the guest what sockets have for it, as far as the link has room. Returns whether there is
+    /// more.
+    pub fn output(&mut self, link: &mut dyn GuestSide, context: &mut Context<'_>) -> bool {
+        for _ in 0..READS {
+            let Some(&source) = self.waiting.front() else { return false };
+            if !has_room(link) {
+                return true;
+            }
+            self.waiting.pop_front();
+            let mut inbox = core::mem::take(&mut self.inbox);
+            if self.read(source, &mut inbox, context) {
+                match source {
+                    Source::Flow(id) => self.deliver(id, &inbox, link, context),
+                    Source::Listener(index) => self.deliver_to(index, &inbox, link, context),
+                }
+            }
+            self.inbox = inbox;
+        }
+        !self.waiting.is_empty()
+    }
+
+    /// Reads once; `false` when nothing came. Whoever may have more is queued again.
+    fn read(&mut self, source: Source, inbox: &mut Inbox, context: &mut Context<'_>) -> bool {
+        let (socket, queued) = match source {
+            Source::Flow(id) => match self.flows.get_mut(id) {
+                Some(flow) => match &mut flow.way {
+                    Way::Socket(socket) => (socket, &mut flow.queued),
+                    _ => return false,
+                },
+                None => return false,
+            },
+            Source::Listener(index) => match self.listeners.get_mut(index) {
+                Some(listener) => (&mut listener.socket, &mut listener.queued),
+                None => return false,
+            },
+        };
+        *queued = false;
+        match socket.receive(inbox) {
+            Ok(drained) => {
+                if !drained {
+                    *queued = true;
+                    self.waiting.push_back(source);
+                }
+                true
+            }
+            Err(Errno::AGAIN) => false,
+            Err(_) => {
+                // It is said once; what came after it is still there.
+                match source {
+                    Source::Flow(id) => self.report(id, context),
+                    Source::Listener(index) => self.report_listener(index, context),
+                }
+                self.queue(source);
+                false
+            }
+        }
+    }
+
+    fn deliver(
+        &mut self,
+        id: FlowId,
+        inbox: &Inbox,
+        link: &mut dyn GuestSide,
+        context: &mut Context<'_>,
+    ) {
+        let (Some(key), Some(flow)) = (self.flows.key(id), self.flows.get_mut(id)) else { return };
+        flow.answered = true;
+        let line = Line::new(&key, flow.mac, context);
+        self.flows.touch(id);
+        self.renew(id, context.now);
+        self.emit(&line, inbox, inbox.datagrams(), link, context);
+    }
+
+    /// What came to a forwarded port: each client makes a conversation.
+    fn deliver_to(
+        &mut self,
+        index: usize,
+        inbox: &Inbox,
+        link: &mut dyn GuestSide,
+        context: &mut Context<'_>,
+    ) {
+        let same = |a: &Datagram, b: &Datagram| a.from == b.from && a.to == b.to;
+        for run in inbox.datagrams().chunk_by(same) {
+            let Some(client) = run.first().and_then(|datagram| datagram.from) else { continue };
+            let via = Via { to: client, from: run.first().and_then(|datagram| datagram.to) };
+            let Some(id) = self.client(index, client, via, context) else {
+                context.counters.udp_refused.add(run.len() as u64);
+                continue;
+            };
+            let (Some(key), Some(flow)) = (self.flows.key(id), self.flows.get(id)) else {
+                continue;
+            };
+            let line = Line::new(&key, flow.mac, context);
+            self.flows.touch(id);
+            self.renew(id, context.now);
+            self.emit(&line, inbox, run, link, context);
+        }
+    }
+
+    fn client(
+        &mut self,
+        index: usize,
+        client: SocketAddr,
+        via: Via,
+        context: &mut Context<'_>,
+    ) -> Option<FlowId> {
+        let guest = self.listeners.get(index)?.guest;
+        let key = Key { guest, remote: context.config.inward(client) };
+        if let Some(id) = self.flows.find(&key) {
+            return Some(id);
+        }
+        let mac = context.config.guest.mac?;
+        let id = self.insert(key, client, mac, Way::Listener(index, via), context)?;
+        self.flows.get_mut(id)?.answered = true;
+        context.counters.udp_accepted.add(1);
+        Some(id)
+    }
+
+    /// Makes frames of datagrams, as few as the link can take.
+    fn emit(
+        &mut self,
+        line: &Line,
+        inbox: &Inbox,
+        datagrams: &[Datagram],
+        link: &mut dyn GuestSide,
+        context: &mut Context<'_>,
+    ) {
+        let takes = link.capabilities();
+        let header = line.ends.header_len() + UDP_LEN;
+        let ip_and_udp = header - crate::emit::ETHERNET_LEN;
+        let longest = usize::from(takes.mtu).saturating_sub(ip_and_udp);
+        let mut group = Group::default();
+        for datagram in datagrams {
+            let octets = inbox.octets(datagram);
+            let segment = datagram.segment.map_or(octets.len(), usize::from).max(1);
+            let mut rest = octets;
+            loop {
+                let (piece, after) = rest.split_at(segment.min(rest.len()));
+                rest = after;
+                context.counters.udp_datagrams_out.add(1);
+                context.counters.udp_bytes_out.add(piece.len() as u64);
+                if piece.is_empty() || piece.len() > longest {
+                    self.close(&mut group, line, &takes, link, context);
+                    self.send_whole(line, piece, longest, &takes, link, context);
+                } else {
+                    if !group.takes(piece, takes.gso.udp, ip_and_udp) {
+                        self.close(&mut group, line, &takes, link, context);
+                    }
+                    group.add(piece);
+                }
+                if rest.is_empty() {
+                    break;
+                }
+            }
+        }
+        self.close(&mut group, line, &takes, link, context);
+    }
+
+    /// Sends a group, which is empty afterwards.
+    fn close(
+        &mut self,
+        group: &mut Group<'_>,
+        line: &Line,
+        takes: &PortCapabilities,
+        link: &mut dyn GuestSide,
+        context: &mut Context<'_>,
+    ) {
+        if group.pieces.is_empty() {
+            return;
+        }
+        let header = line.ends.header_len() + UDP_LEN;
+        let len = header + group.len;
+        self.ip_id = self.ip_id.wrapping_add(u16::try_from(group.pieces.len()).unwrap_or(1));
+        let mut slots = Slots::new();
+        link.reserve(1, len, &mut slots);
+        let Some(frame) = slots.first_mut().and_then(|slot| slot.get_mut(..len)) else {
+            context.counters.udp_full.add(group.pieces.len() as u64);
+            return group.clear();
+        };
+        let mut at = header;
+        for piece in &group.pieces {
+            frame[at..at + piece.len()].copy_from_slice(piece);
+            at += piece.len();
+        }
+        let size = u16::try_from(group.segment).ok().filter(|_| group.pieces.len() > 1);
+        let meta = write_headers(line, frame, self.ip_id, size, takes);
+        drop(slots);
+        if let Some(meta) = meta {
+            link.commit(&[Committed { len, meta }]);
+            context.counters.frames_out.add(1);
+        }
+        group.clear();
+    }
+
+    /// Sends a datagram by itself, in fragments if it is too long for the link.
+    fn send_whole(
+        &mut self,
+        line: &Line,
+        octets: &[u8],
+        longest: usize,
+        takes: &PortCapabilities,
+        link: &mut dyn GuestSide,
+        context: &mut Context<'_>,
+    ) {
+        if octets.len() <= longest {
+            let mut group = Group::default();
+            group.add(octets);
+            return self.close(&mut group, line, takes, link, context);
+        }
+        self.ip_id = self.ip_id.wrapping_add(1);
+        let sent = super::super::fragment::send(
+            &line.ends,
+            (line.from, line.to),
+            octets,
+            self.ip_id,
+            usize::from(takes.mtu),
+            link,
+        );
+        context.counters.frames_out.add(sent as u64);
+    }
+}
+
+/// Datagrams of one length, the last of which may be shorter.
+#[derive(Default)]
+struct Group<'a> {
+    pieces: arrayvec::ArrayVec<&'a [u8], SEGMENTS_MAX>,
+    segment: usize,
+    len: usize,
+}
+
+impl<'a> Group<'a> {
+    fn takes(&self, piece: &[u8], joins: bool, headers: usize) -> bool {
+        self.pieces.is_empty()
+            || joins
+                && !self.pieces.is_full()
+                && piece.len() <= self.segment
+                && self.pieces.last().is_some_and(|last| last.len() == self.segment)
+                && self.len + piece.len() + headers <= IP_MAX
+    }
+
+    fn add(&mut self, piece: &'a [u8]) {
+        if self.pieces.is_empty() {
+            self.segment = piece.len();
+        }
+        self.len += piece.len();
+        // `takes` saw to it that there is room.
+        let _ = self.pieces.try_push(piece);
+    }
+
+    fn clear(&mut self) {
+        self.pieces.clear();
+        (self.segment, self.len) = (0, 0);
+    }
+}
+
+/// Writes all headers of a frame whose payload is in place.
+fn write_headers(
+    line: &Line,
+    frame: &mut [u8],
+    id: u16,
+    segment: Option<u16>,
+    takes: &PortCapabilities,
+) -> Option<OffloadMeta> {
+    let ip_end = line.ends.header_len();
+    let length = frame.len() - ip_end;
+    line.ends.write(frame, protocol::UDP, length, id)?;
+    let udp = frame.get_mut(ip_end..ip_end + UDP_LEN)?;
+    udp[..2].copy_from_slice(&line.from.to_be_bytes());
+    udp[2..4].copy_from_slice(&line.to.to_be_bytes());
+    udp[4..6].copy_from_slice(&u16::try_from(length).ok()?.to_be_bytes());
+    let seed = line.ends.pseudo_header(protocol::UDP, length);
+    udp[6..8].copy_from_slice(&seed.to_be_bytes());
+    let start = u16::try_from(ip_end).ok()?;
+    let checksum = Checksum::Partial { start, offset: 6 };
+    let gso = segment.map(|size| Gso { kind: GsoKind::Udp, ecn: false, size });
+    if gso.is_none() && !crate::emit::takes_blank(takes, line.ends.to.is_ipv4()) {
+        let place = checksum.place()?;
+        ringfence_offload::checksum::complete_partial(frame, place).ok()?;
+        return Some(OffloadMeta::PLAIN);
+    }
+    Some(OffloadMeta { checksum, gso })
+}
+
+/// Whether the link takes a frame at all.
+fn has_room(link: &mut dyn GuestSide) -> bool {
+    let mut slots = Slots::new();
+    link.reserve(1, 64, &mut slots);
+    !slots.is_empty()
+}

@@ -1,0 +1,357 @@
+//! UDP: a socket for each conversation.
+//!
+//! # Theory of operation
+//!
+//! A conversation is the guest's address and port, and the other end's. The first datagram opens a
+//! socket that is connected to the other end, with the guest's own port where that is free: so the
+//! other end sees the guest's port, strangers cannot send into the conversation, and errors of the way
+//! (ICMP) come back to the one it concerns. Idle conversations end after [`UNANSWERED`] or
+//! [`ANSWERED`]; when the table is full the longest idle one makes room.
+//!
+//! *To the host* ([`out`]): datagrams of one conversation that follow each other in a batch and have
+//! one length leave as one block, which the host's kernel cuts up (`UDP_SEGMENT`). A super-packet of
+//! the guest's (USO) leaves as it is.
+//!
+//! *To the guest* ([`into`]): a socket that has become readable waits in a queue for its turn. Many
+//! datagrams are read by one call; those of one length become one super-packet again where the link
+//! takes those.
+//!
+//! Ports that were forwarded ([`Udp::listen`]) are sockets for anybody. Each client makes a
+//! conversation of its own, so that its real address is seen by the guest, and the answer goes out by
+//! the socket and the address it had asked.
+
+mod into;
+mod out;
+
+use core::net::{IpAddr, SocketAddr};
+use core::time::Duration;
+use std::collections::VecDeque;
+use std::os::fd::OwnedFd;
+
+use ringfence_offload::packet::{Network, Transport, protocol};
+use rustix::io::Errno;
+
+use crate::context::Context;
+use crate::flow::{FlowId, Key, Table};
+use crate::host::datagrams::{DatagramSocket, Failure, Inbox, Via};
+use crate::host::{Owner, OwnerKind, Ready};
+use crate::icmp::error::{self as icmp_error, Message, Reason};
+use crate::packet::{Mac, Packet};
+use out::Block;
+
+/// Conversations at a time, at most. Each is a descriptor.
+pub const FLOWS_MAX: usize = 4096;
+/// How long a conversation is kept that had no answer (RFC 4787 asks for two minutes of those that
+/// have).
+pub const UNANSWERED: Duration = Duration::from_secs(30);
+/// How long an idle one is kept that had.
+pub const ANSWERED: Duration = Duration::from_secs(180);
+/// Error reports read of one socket in a row.
+const REPORTS: usize = 16;
+
+/// How datagrams of a conversation leave.
+enum Way {
+    /// It is just being opened.
+    Closed,
+    /// By a socket of its own.
+    Socket(Box<dyn DatagramSocket>),
+    /// By that of a forwarded port.
+    Listener(usize, Via),
+}
+
+struct Flow {
+    way: Way,
+    mac: Mac,
+    /// Who the other end is for the host.
+    outward: SocketAddr,
+    answered: bool,
+    /// Whether it waits for its turn to be read.
+    queued: bool,
+    hops: u8,
+}
+
+/// A forwarded port.
+struct Listener {
+    socket: Box<dyn DatagramSocket>,
+    guest: SocketAddr,
+    queued: bool,
+}
+
+/// Who has something for the guest.
+#[derive(Clone, Copy, Debug)]
+enum Source {
+    Flow(FlowId),
+    Listener(usize),
+}
+
+/// UDP of one guest.
+pub struct Udp {
+    flows: Table<Flow>,
+    listeners: Vec<Listener>,
+    waiting: VecDeque<Source>,
+    block: Block,
+    inbox: Inbox,
+    ip_id: u16,
+}
+
+/// The hops that sockets begin with.
+const HOPS_DEFAULT: u8 = 64;
+
+impl Default for Udp {
+    fn default() -> Udp {
+        Udp {
+            flows: Table::new(FLOWS_MAX),
+            listeners: Vec::new(),
+            waiting: VecDeque::new(),
+            block: Block::default(),
+            inbox: Inbox::default(),
+            ip_id: 0,
+        }
+    }
+}
+
+impl Udp {
+    /// Conversations.
+    pub fn len(&self) -> usize {
+        self.flows.len()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.flows.is_empty()
+    }
+
+    /// Lets what comes to a bound socket go to `guest`.
+    ///
+    /// # Errors
+    ///
+    /// The host's.
+    pub fn listen(
+        &mut self,
+        socket: OwnedFd,
+        guest: SocketAddr,
+        context: &mut Context<'_>,
+    ) -> Result<(), Errno> {
+        let index = u32::try_from(self.listeners.len()).map_err(|_| Errno::MFILE)?;
+        let owner = Owner { kind: OwnerKind::UdpListener, index, generation: 0 };
+        let socket = context.host.adopt_udp(owner, socket)?;
+        self.listeners.push(Listener { socket, guest, queued: false });
+        Ok(())
+    }
+
+    /// A datagram of the guest's. It may leave as late as in [`Udp::input_ends`].
+    pub fn input(&mut self, packet: &Packet<'_>, context: &mut Context<'_>) {
+        let Some(&[s0, s1, d0, d1]) = packet.transport().first_chunk() else {
+            return context.counters.drop_malformed.add(1);
+        };
+        let (from, to) = (u16::from_be_bytes([s0, s1]), u16::from_be_bytes([d0, d1]));
+        if from == 0 || to == 0 {
+            return context.counters.drop_malformed.add(1);
+        }
+        let key = Key::new((packet.source, from), (packet.destination, to));
+        let Some(id) = self.flows.find(&key).or_else(|| self.open(key, packet, context)) else {
+            return;
+        };
+        self.flows.touch(id);
+        self.renew(id, context.now);
+        self.set_hops(id, packet);
+        context.counters.udp_bytes_in.add(packet.payload_len() as u64);
+        self.send(id, packet, context);
+    }
+
+    fn open(&mut self, key: Key, packet: &Packet<'_>, context: &mut Context<'_>) -> Option<FlowId> {
+        let Some(outward) = context.config.access.outward_to(key.remote) else {
+            context.counters.drop_unreachable.add(1);
+            icmp_error::refuse(packet, Reason::Prohibited, context);
+            return None;
+        };
+        let id = self.insert(key, outward, packet.mac, Way::Closed, context)?;
+        let owner = id.owner(OwnerKind::Udp);
+        match context.host.open_udp(owner, key.guest.port(), outward) {
+            Ok(socket) => {
+                self.flows.get_mut(id)?.way = Way::Socket(socket);
+                context.counters.udp_opened.add(1);
+                Some(id)
+            }
+            Err(errno) => {
+                self.flows.remove(id);
+                context.counters.udp_refused.add(1);
+                icmp_error::refuse(packet, Reason::of(errno), context);
+                None
+            }
+        }
+    }
+
+    /// A new conversation; an old one makes room if need be.
+    fn insert(
+        &mut self,
+        key: Key,
+        outward: SocketAddr,
+        mac: Mac,
+        way: Way,
+        context: &mut Context<'_>,
+    ) -> Option<FlowId> {
+        if self.flows.is_full() {
+            let oldest = self.flows.oldest()?;
+            self.flush_if(oldest, context);
+            self.flows.remove(oldest);
+            context.counters.udp_evicted.add(1);
+        }
+        let flow = Flow { way, mac, outward, answered: false, queued: false, hops: HOPS_DEFAULT };
+        self.flows.insert(key, flow)
+    }
+
+    fn renew(&mut self, id: FlowId, now: Duration) {
+        let Some(flow) = self.flows.get(id) else { return };
+        let life = if flow.answered { ANSWERED } else { UNANSWERED };
+        self.flows.set_deadline(id, Some(now + life));
+    }
+
+    /// A guest that counts hops (traceroute) counts those of the host.
+    fn set_hops(&mut self, id: FlowId, packet: &Packet<'_>) {
+        let hops = hops_of(packet);
+        if let Some(flow) = self.flows.get_mut(id)
+            && flow.hops != hops
+            && let Way::Socket(socket) = &mut flow.way
+        {
+            flow.hops = hops;
+            socket.set_hops(hops);
+        }
+    }
+
+    /// Something happened to a socket.
+    pub fn ready(&mut self, ready: Ready, context: &mut Context<'_>) {
+        match ready.owner.kind {
+            OwnerKind::UdpListener => {
+                let Ok(index) = usize::try_from(ready.owner.index) else { return };
+                if ready.what.failed {
+                    self.report_listener(index, context);
+                }
+                self.queue(Source::Listener(index));
+            }
+            _ => {
+                let Some(id) = self.flows.owned_by(ready.owner) else { return };
+                if ready.what.failed {
+                    self.report(id, context);
+                }
+                self.queue(Source::Flow(id));
+            }
+        }
+    }
+
+    fn queue(&mut self, source: Source) {
+        let queued = match source {
+            Source::Flow(id) => self.flows.get_mut(id).map(|flow| &mut flow.queued),
+            Source::Listener(index) => {
+                self.listeners.get_mut(index).map(|listener| &mut listener.queued)
+            }
+        };
+        if let Some(queued) = queued
+            && !*queued
+        {
+            *queued = true;
+            self.waiting.push_back(source);
+        }
+    }
+
+    /// Passes on what is known of datagrams of a conversation that did not arrive.
+    fn report(&mut self, id: FlowId, context: &mut Context<'_>) {
+        let mut octets = [0; 512];
+        for _ in 0..REPORTS {
+            let (Some(key), Some(flow)) = (self.flows.key(id), self.flows.get_mut(id)) else {
+                return;
+            };
+            let Way::Socket(socket) = &mut flow.way else { return };
+            let Some(failure) = socket.error(&mut octets) else { return };
+            let left = octets.get(..failure.len).unwrap_or(&octets);
+            report(&key, flow, &failure, left, context);
+        }
+    }
+
+    fn report_listener(&mut self, index: usize, context: &mut Context<'_>) {
+        let mut octets = [0; 512];
+        for _ in 0..REPORTS {
+            let Some(listener) = self.listeners.get_mut(index) else { return };
+            let Some(failure) = listener.socket.error(&mut octets) else { return };
+            let Some(client) = failure.to else { continue };
+            let remote = context.config.inward(client);
+            let key = Key { guest: listener.guest, remote };
+            let Some(id) = self.flows.find(&key) else { continue };
+            let Some(flow) = self.flows.get(id) else { continue };
+            let left = octets.get(..failure.len).unwrap_or(&octets);
+            report(&key, flow, &failure, left, context);
+        }
+    }
+
+    /// Ends idle conversations.
+    pub fn run_timers(&mut self, context: &mut Context<'_>) {
+        while let Some(id) = self.flows.take_due(context.now) {
+            self.flows.remove(id);
+            context.counters.udp_aged.add(1);
+        }
+    }
+
+    /// When [`Udp::run_timers`] is to be called next.
+    pub fn deadline(&self) -> Option<Duration> {
+        self.flows.next_look()
+    }
+}
+
+/// The hops that a packet may still go.
+pub(crate) fn hops_of(packet: &Packet<'_>) -> u8 {
+    let header = packet.frame.header();
+    let at = match packet.layers.network() {
+        Network::Ipv4(ip) => usize::from(ip.offset) + 8,
+        Network::Ipv6(ip) => usize::from(ip.offset) + 7,
+        Network::Arp | Network::Other(_) => return HOPS_DEFAULT,
+    };
+    header.get(at).copied().unwrap_or(HOPS_DEFAULT).max(1)
+}
+
+/// Octets of the UDP datagram behind its header.
+pub(crate) fn payload_len(packet: &Packet<'_>) -> usize {
+    match packet.layers.transport() {
+        Transport::Udp(udp) if packet.frame.meta().gso.is_none() => {
+            usize::from(udp.length).saturating_sub(8).min(packet.payload_len())
+        }
+        _ => packet.payload_len(),
+    }
+}
+
+/// Tells the guest of a datagram that did not arrive.
+fn report(key: &Key, flow: &Flow, failure: &Failure, octets: &[u8], context: &mut Context<'_>) {
+    let is_error = match key.guest.ip() {
+        IpAddr::V4(_) => matches!(failure.kind, 3 | 11 | 12),
+        IpAddr::V6(_) => matches!(failure.kind, 1..=4),
+    };
+    if !is_error {
+        return;
+    }
+    let from = match failure.reporter {
+        Some(ip)
+            if ip.is_ipv4() == key.guest.is_ipv4()
+                && ip != flow.outward.ip()
+                && !ip.is_loopback() =>
+        {
+            ip
+        }
+        Some(_) => key.remote.ip(),
+        None => icmp_error::reporter(key.remote.ip(), context),
+    };
+    let message = Message {
+        from,
+        to: key.guest.ip(),
+        mac: flow.mac,
+        kind: failure.kind,
+        code: failure.code,
+        info: failure.info,
+    };
+    let mut header = [0; 8];
+    header[..2].copy_from_slice(&key.guest.port().to_be_bytes());
+    header[2..4].copy_from_slice(&key.remote.port().to_be_bytes());
+    let length = u16::try_from(octets.len() + 8).unwrap_or(8);
+    header[4..6].copy_from_slice(&length.to_be_bytes());
+    let body = [&header[..], octets].concat();
+    let ends = (key.guest.ip(), key.remote.ip());
+    icmp_error::send_about(&message, ends, protocol::UDP, &body, context);
+}

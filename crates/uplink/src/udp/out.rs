@@ -1,0 +1,166 @@
+//! Datagrams to the host.
+
+use ringfence_offload::GsoKind;
+use rustix::io::Errno;
+
+use super::{Udp, Way, payload_len};
+use crate::context::Context;
+use crate::flow::FlowId;
+use crate::host::datagrams::{DATAGRAM_MAX, SEGMENTS_MAX};
+use crate::packet::Packet;
+
+/// Octets of the longest datagram that is sent in a block: what fits an Ethernet. Longer ones would
+/// not be cut, and need fewer calls for their octets.
+const CUT_MAX: usize = 1452;
+
+/// Datagrams of one conversation that leave together.
+#[derive(Default)]
+pub(super) struct Block {
+    flow: Option<FlowId>,
+    octets: Vec<u8>,
+    segment: usize,
+    count: usize,
+    /// The last one was shorter: nothing may follow.
+    closed: bool,
+}
+
+impl Block {
+    fn takes(&self, flow: FlowId, len: usize) -> bool {
+        self.flow == Some(flow)
+            && !self.closed
+            && len <= self.segment
+            && self.count < SEGMENTS_MAX
+            && self.octets.len() + len <= DATAGRAM_MAX
+    }
+
+    fn add(&mut self, flow: FlowId, packet: &Packet<'_>, len: usize) {
+        if self.flow.is_none() {
+            self.flow = Some(flow);
+            self.segment = len;
+        }
+        append(packet, len, &mut self.octets);
+        self.count += 1;
+        self.closed |= len < self.segment;
+    }
+
+    fn clear(&mut self) {
+        self.flow = None;
+        self.octets.clear();
+        (self.count, self.closed) = (0, false);
+    }
+}
+
+/// Appends a packet's payload.
+fn append(packet: &Packet<'_>, len: usize, into: &mut Vec<u8>) {
+    let start = packet.payload_start();
+    let (mut at, end) = (0, start + len);
+    for piece in packet.frame.pieces() {
+        let from = start.saturating_sub(at).min(piece.len());
+        let to = end.saturating_sub(at).min(piece.len());
+        if from < to {
+            piece.for_each_piece_of(from..to, |octets| into.extend_from_slice(octets));
+        }
+        at += piece.len();
+    }
+}
+
+impl Udp {
+    pub(super) fn send(&mut self, id: FlowId, packet: &Packet<'_>, context: &mut Context<'_>) {
+        let len = payload_len(packet);
+        if let Some(gso) = packet.frame.meta().gso {
+            self.flush(context);
+            if gso.kind != GsoKind::Udp || len > DATAGRAM_MAX {
+                return context.counters.drop_malformed.add(1);
+            }
+            let segments = len.div_ceil(usize::from(gso.size).max(1));
+            context.counters.udp_datagrams_in.add(segments as u64);
+            return self.send_one(id, packet, len, Some(gso.size), context);
+        }
+        context.counters.udp_datagrams_in.add(1);
+        if len == 0 || len > CUT_MAX {
+            self.flush(context);
+            return self.send_one(id, packet, len, None, context);
+        }
+        if !self.block.takes(id, len) {
+            self.flush(context);
+        }
+        self.block.add(id, packet, len);
+    }
+
+    fn send_one(
+        &mut self,
+        id: FlowId,
+        packet: &Packet<'_>,
+        len: usize,
+        segment: Option<u16>,
+        context: &mut Context<'_>,
+    ) {
+        let start = packet.payload_start();
+        if let Some(octets) =
+            packet.frame.contiguous().and_then(|frame| frame.get(start..start + len))
+        {
+            return self.send_octets(id, octets, segment, context);
+        }
+        let mut octets = core::mem::take(&mut self.block.octets);
+        append(packet, len, &mut octets);
+        self.send_octets(id, &octets, segment, context);
+        octets.clear();
+        self.block.octets = octets;
+    }
+
+    /// All frames of a batch were seen.
+    pub fn input_ends(&mut self, context: &mut Context<'_>) {
+        self.flush(context);
+    }
+
+    /// Sends what waits, if it is of this conversation.
+    pub(super) fn flush_if(&mut self, id: FlowId, context: &mut Context<'_>) {
+        if self.block.flow == Some(id) {
+            self.flush(context);
+        }
+    }
+
+    fn flush(&mut self, context: &mut Context<'_>) {
+        let Some(id) = self.block.flow else { return };
+        let octets = core::mem::take(&mut self.block.octets);
+        let segment = u16::try_from(self.block.segment).ok().filter(|_| self.block.count > 1);
+        self.send_octets(id, &octets, segment, context);
+        self.block.octets = octets;
+        self.block.clear();
+    }
+
+    fn send_octets(
+        &mut self,
+        id: FlowId,
+        octets: &[u8],
+        segment: Option<u16>,
+        context: &mut Context<'_>,
+    ) {
+        // What a call reports first is what became of an earlier datagram.
+        for attempt in 0..3 {
+            match self.try_send(id, octets, segment) {
+                Ok(()) => return,
+                Err(Errno::AGAIN | Errno::NOBUFS) => return context.counters.udp_full.add(1),
+                Err(Errno::INTR) => {}
+                Err(errno) => {
+                    tracing::debug!(%errno, attempt, "a datagram was refused");
+                    self.report(id, context);
+                }
+            }
+        }
+        context.counters.udp_refused.add(1);
+    }
+
+    fn try_send(&mut self, id: FlowId, octets: &[u8], segment: Option<u16>) -> Result<(), Errno> {
+        let flow = self.flows.get_mut(id).ok_or(Errno::BADF)?;
+        match &mut flow.way {
+            Way::Socket(socket) => socket.send(octets, segment, None),
+            Way::Listener(index, via) => {
+                let (index, via) = (*index, *via);
+                let listener = self.listeners.get_mut(index).ok_or(Errno::BADF)?;
+                listener.socket.send(octets, segment, Some(via))
+            }
+            Way::Closed => Err(Errno::BADF),
+        }
+    }
+}
