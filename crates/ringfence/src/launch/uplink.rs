@@ -132,7 +132,8 @@ fn is_wanted(options: &Options) -> anyhow::Result<bool> {
         (Some(UplinkChoice::None), link @ (Link::Vhost | Link::Tap)) => {
             bail!("--link {link:?} leads to the host, and --uplink none says not to go there")
         }
-        (Some(UplinkChoice::None), _) | (None, Link::Netif) => false,
+        // Not by default yet: the switch is what guests were given so far.
+        (Some(UplinkChoice::None), _) | (None, Link::Netif | Link::Auto) => false,
         (Some(UplinkChoice::Host), _) | (None, _) => true,
     };
     if wanted {

@@ -401,7 +401,6 @@ pub const LIST: &[Allowed] = &[
 
 /// `ioctl-types.h`.
 const FIONBIO: i32 = 0x5421;
-const FIONREAD: i32 = 0x541B;
 /// `linux/sockios.h`.
 const SIOCOUTQ: i32 = 0x5411;
 const SIOCOUTQNSD: i32 = 0x894B;
