@@ -11,6 +11,7 @@ use anyhow::{Context, bail, ensure};
 use indicatif::{ProgressBar, ProgressStyle};
 use ringfence_grants::Mode;
 use ringfence_net::netfront::TxStaging;
+use ringfence_net::port::Fault;
 use ringfence_platform::DomId;
 use ringfence_platform::local::hub::{Hub, HubHandle, HubLimits};
 use rustix::event::{PollFd, PollFlags};
@@ -300,9 +301,12 @@ impl Pair {
                 waiting.map(|(domain, _)| PollFd::new(&domain.channel, PollFlags::IN)).collect();
             let ready = poll_until(&mut fds, Some(deadline))?;
             ensure!(ready > 0, "no answer within {patience:?}");
-            for (domain, answer) in self.domains.iter().zip(&mut answers) {
+            let [back, front] = &self.domains;
+            let pairs = [(back, front), (front, back)];
+            for ((domain, other), answer) in pairs.into_iter().zip(&mut answers) {
                 if answer.is_none() && wait_readable(&domain.channel, Some(Duration::ZERO))? {
-                    *answer = Some(domain.hear(patience)?);
+                    let heard = domain.hear(patience);
+                    *answer = Some(heard.map_err(|error| first_failure(error, other))?);
                 }
             }
         }
@@ -311,4 +315,14 @@ impl Pair {
             _ => bail!("a domain did not answer"),
         }
     }
+}
+
+/// Of two domains that failed, the failure that was first: one that misses the other one does so because
+/// that one had failed, and has said so.
+fn first_failure(error: anyhow::Error, other: &Domain) -> anyhow::Error {
+    let misses = format!("{error:#}").contains(&Fault::Gone.to_string());
+    if !misses || !wait_readable(&other.channel, Some(Duration::ZERO)).unwrap_or(false) {
+        return error;
+    }
+    other.hear(Duration::ZERO).err().unwrap_or(error)
 }
