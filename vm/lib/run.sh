@@ -58,6 +58,7 @@ while read -r name limit; do
     say "begin $name"
     timeout -s KILL $((limit * PATIENCE)) sh /vm/lib/scenario.sh $name >/share/$name.log 2>&1 </dev/null
     status=$?
+    [ $SUITE = linux ] || look_behind
     [ $status -lt 128 ] || say "# killed, at its limit of $((limit * PATIENCE)) s or by something else"
     say "end $name $status"
     tidy_up

@@ -31,7 +31,7 @@ attached_staging() {
     on $1 "ringfence attach --device 0 --name eth0 --staging --queues $3 -v >/tmp/attach.log 2>&1 & echo \$! >/tmp/attach.pid"
     check "ringfence attach gives $1 its interface" again_with_address $1 $2 ||
         note "$(on $1 'tail -n 5 /tmp/attach.log')"
-    STAGED=$((512 * $3))
+    STAGED=$((528 * $3))
     check "all its $STAGED pages are staged" wait_for 40 all_staged $1
 }
 
