@@ -511,4 +511,11 @@ fn a_backend_that_no_longer_stages_still_does_for_whom_it_was_told_so() {
     pair.mode = Mode::Copy;
     pair.succeed();
     assert_eq!(pair.back.staged() as usize, QUEUE_PAGES);
+    let before = pair.back_platform.counters().values();
+    let (front, back) = pair.ports();
+    assert_eq!(send(front, 0..4), 4);
+    assert_eq!(take(back, 64, true), frames(0..4));
+    assert_eq!(send(back, 4..8), 4);
+    assert_eq!(take(front, 64, true), frames(4..8));
+    assert_eq!(pair.uses(&before), (0, 0));
 }

@@ -52,14 +52,14 @@ check 'of the other one too' connected two
 is 'with two queues' "$(queues_of one)" 2
 is 'and two' "$(queues_of two)" 2
 is 'what was staged is staged again' "$(staged one)" $STAGED
-no_operations 'taken over' one 11
+no_operations 'taken over' one 11 20
 streams two 12 8
 
 check 'the daemon is killed again' killed
 configure '[network]' 'mode = "copy"' 'max-queues = 2'
 check 'one that stages for nobody starts' serve
 is 'for whom it was told so pages are staged' "$(staged one)" $STAGED
-no_operations 'and still' one 11
+no_operations 'and still' one 11 20
 check_not 'nothing is charged to anybody' on dom0 "ringfence status | grep 'rules broken'"
 gone one
 gone two

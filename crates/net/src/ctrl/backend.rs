@@ -45,6 +45,9 @@ pub trait ControlRing: Send {
 
     /// Pages staged, over all queues.
     fn staged(&self) -> u32;
+
+    /// Whether the guest was told that its pages can be staged.
+    fn stages(&self) -> bool;
 }
 
 /// What is served, and its bounds.
@@ -199,6 +202,10 @@ impl<G: Grantee, C: Channel> ControlRing for CtrlBackend<G, C> {
 
     fn staged(&self) -> u32 {
         self.ledger.staged()
+    }
+
+    fn stages(&self) -> bool {
+        self.options.staging.is_some()
     }
 
     fn take_up(&mut self, ports: &mut Orders<'_>) {

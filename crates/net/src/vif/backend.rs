@@ -471,14 +471,17 @@ impl VifBackend {
         });
         let parts = parts.collect::<Result<Vec<_>, _>>()?;
         let (mode, rules) = (self.options.mode, &self.rules);
+        let wanted = ctrl_ring::Wanted { queues, mode, adopting };
+        let control = ctrl_ring::open(&self.device, wanted, platform, store, host, rules)?;
+        // Who was told that its pages can be staged has staged some, whatever the mode is now.
+        let told = adopting && control.as_ref().is_some_and(|control| control.stages());
+        let mode = if told { Mode::Staging } else { mode };
         let port = if adopting {
             NetbackPort::adopt(parts, mode, features, rules).map_err(ConnectError::Adopt)?
         } else {
             NetbackPort::new(parts, mode, features, rules)
         };
         let port = port.policed(self.followed.police(&self.back, adopting, offered));
-        let wanted = ctrl_ring::Wanted { queues, mode, adopting };
-        let control = ctrl_ring::open(&self.device, wanted, platform, store, host, rules)?;
         Ok((Box::new(port), control, Connection { features, queues, adopted: adopting }))
     }
 
