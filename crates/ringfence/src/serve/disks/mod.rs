@@ -324,7 +324,11 @@ impl<P: Platform> Vbds<P> {
         store: &mut StoreClient,
         trouble: Option<&Trouble>,
     ) -> Result<(), StoreError> {
-        let problem = trouble.map(ToString::to_string);
+        let problem = match (trouble, &vbd.storage) {
+            // While it is tried again, nothing is known that is better.
+            (None, Storage::Opening(_)) => vbd.problem.clone(),
+            (trouble, _) => trouble.map(ToString::to_string),
+        };
         if let Some(why) = problem.as_ref().filter(|_| problem != vbd.problem) {
             match trouble {
                 Some(Trouble::Source(NoSource::Script | NoSource::NoMedium)) => {
