@@ -72,6 +72,7 @@ pub(super) fn run(args: &IdleArgs) -> anyhow::Result<()> {
     guests.iter_mut().try_for_each(Guest::wait)?;
     std::thread::sleep(SETTLE);
     let (began, before) = (Instant::now(), cpu::spent_by_descendants()?);
+    ensure!(before.nanos > 0, "the kernel does not say what processor time processes take");
     std::thread::sleep(args.seconds);
     let after = cpu::spent_by_descendants()?;
     let seconds = began.elapsed().as_secs_f64();
