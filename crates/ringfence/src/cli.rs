@@ -268,6 +268,12 @@ pub enum Internal {
         #[command(subcommand)]
         role: crate::bench::gso::end::Role,
     },
+    /// One end of a conversation of a benchmark
+    BenchLatencyEnd {
+        /// Which.
+        #[command(subcommand)]
+        role: crate::bench::latency::end::Role,
+    },
     /// One end of the demonstration's transfer
     DemoPeer {
         /// Which.

@@ -65,6 +65,7 @@ pub fn main_with(cli: Cli) -> u8 {
             Internal::BenchHostile => bench::hostile_main(),
             Internal::BenchBlock => bench::block_main(),
             Internal::BenchGsoEnd { role } => bench::gso_end_main(&role),
+            Internal::BenchLatencyEnd { role } => bench::latency_end_main(role),
             Internal::DemoPeer { role } => demo::peer::main(&role),
             Internal::GuestInit { command } => guest::main(&command),
             Internal::HostileGuest(args) => bench::hostile_guest_main(&args),

@@ -12,6 +12,8 @@ use super::block::args::{BlockArgs, PersistentArgs};
 use super::grant::args::GrantArgs;
 use super::gso::args::GsoArgs;
 use super::hostile::args::HostileArgs;
+use super::idle::IdleArgs;
+use super::latency::LatencyArgs;
 use super::packet::{SIZE_MAX, SIZE_MIN};
 use super::staging::args::StagingArgs;
 use crate::cli::staging_parser;
@@ -35,6 +37,10 @@ pub enum BenchCommand {
     Block(BlockArgs),
     /// Repeat the experiments that the source documents describe
     Seeds(SeedsArgs),
+    /// How long a request and its answer take, between two guests
+    Latency(LatencyArgs),
+    /// What guests cost that do nothing
+    Idle(IdleArgs),
     /// What it is worth to leave super-packets whole: TCP between guests, three setups
     Gso(GsoArgs),
     /// What each operation on a grant costs: windows beside ordinary grants

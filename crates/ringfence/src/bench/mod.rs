@@ -28,6 +28,8 @@ mod domain;
 pub mod grant;
 pub mod gso;
 pub mod hostile;
+pub mod idle;
+pub mod latency;
 mod net;
 mod orders;
 mod packet;
@@ -59,6 +61,8 @@ pub fn main(args: &BenchArgs) -> u8 {
             Experiment::Staging(args) => staging::run(args),
         },
         BenchCommand::Gso(args) => gso::run(args),
+        BenchCommand::Idle(args) => idle::run(args),
+        BenchCommand::Latency(args) => latency::run(args),
         BenchCommand::Grant(args) => grant::run(args),
     };
     match outcome {
@@ -74,6 +78,11 @@ pub fn main(args: &BenchArgs) -> u8 {
 /// `ringfence internal bench-gso-end`: one end of a stream of `bench gso`; returns the exit status.
 pub fn gso_end_main(role: &gso::end::Role) -> u8 {
     gso::end::main(role)
+}
+
+/// `ringfence internal bench-latency-end`: one end of a conversation; returns the exit status.
+pub fn latency_end_main(role: latency::end::Role) -> u8 {
+    latency::end::main(role)
 }
 
 /// `ringfence internal hostile-guest`: breaks rules from inside a Xen guest; returns the exit status.

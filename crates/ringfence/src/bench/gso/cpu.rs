@@ -11,6 +11,21 @@ use anyhow::Context;
 
 /// Nanoseconds, user and kernel.
 pub(super) fn of_descendants() -> anyhow::Result<u64> {
+    Ok(spent_by_descendants()?.nanos)
+}
+
+/// What the processes below this one have used.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
+pub(in crate::bench) struct Spent {
+    pub(in crate::bench) processes: usize,
+    /// Processor time, user and kernel.
+    pub(in crate::bench) nanos: u64,
+    /// How often threads gave their core away because they had nothing to do.
+    pub(in crate::bench) sleeps: u64,
+}
+
+/// What all processes below this one have used so far.
+pub(in crate::bench) fn spent_by_descendants() -> anyhow::Result<Spent> {
     let own = std::process::id();
     let parents = parents()?;
     let below = |mut pid: u32| {
@@ -24,7 +39,13 @@ pub(super) fn of_descendants() -> anyhow::Result<u64> {
         }
         false
     };
-    Ok(parents.keys().filter(|&&pid| below(pid)).map(|&pid| of_process(pid)).sum())
+    let mut spent = Spent::default();
+    for &pid in parents.keys().filter(|&&pid| below(pid)) {
+        spent.processes += 1;
+        spent.nanos += of_process(pid);
+        spent.sleeps += sleeps_of(pid);
+    }
+    Ok(spent)
 }
 
 /// The parent of each process.
@@ -53,6 +74,19 @@ fn of_process(pid: u32) -> u64 {
     tasks
         .flatten()
         .filter_map(|task| fs::read_to_string(task.path().join("schedstat")).ok().and_then(time))
+        .sum()
+}
+
+/// Voluntary context switches of all threads; one that is gone made none.
+fn sleeps_of(pid: u32) -> u64 {
+    let Ok(tasks) = fs::read_dir(format!("/proc/{pid}/task")) else { return 0 };
+    let count = |status: String| {
+        let line = status.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"));
+        line.and_then(|count| count.trim().parse::<u64>().ok())
+    };
+    tasks
+        .flatten()
+        .filter_map(|task| fs::read_to_string(task.path().join("status")).ok().and_then(count))
         .sum()
 }
 

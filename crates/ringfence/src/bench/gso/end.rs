@@ -196,7 +196,7 @@ fn own_addresses() -> anyhow::Result<Vec<IpAddr>> {
 }
 
 /// IPv4 addresses of an interface, or of all but the loopback interface.
-pub(super) fn interface_addresses(interface: Option<&str>) -> io::Result<Vec<IpAddr>> {
+pub(in crate::bench) fn interface_addresses(interface: Option<&str>) -> io::Result<Vec<IpAddr>> {
     let mut found = Vec::new();
     for entry in nix::ifaddrs::getifaddrs()? {
         let wanted = interface.is_none_or(|name| name == entry.interface_name);

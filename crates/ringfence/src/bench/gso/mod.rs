@@ -24,7 +24,7 @@
 
 pub mod args;
 mod case;
-mod cpu;
+pub(super) mod cpu;
 pub mod end;
 mod report;
 

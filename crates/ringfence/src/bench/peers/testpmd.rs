@@ -51,7 +51,8 @@ pub(super) fn run(
     };
     receiver.say("start")?;
     sender.say("start")?;
-    // It answers once it is up and the interface is; its first rate is over no particular time.
+    // Either answers once it is up. A first rate is over no particular time.
+    sender.rate()?;
     receiver.rate()?;
     std::thread::sleep(WARM_UP);
     receiver.rate()?;

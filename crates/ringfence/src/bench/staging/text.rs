@@ -208,7 +208,8 @@ impl Results<'_> {
         if self.args.sizes.iter().any(|size| self.hand_over(*size).is_some()) {
             notes.push(
                 "A bare hand-over is one memcpy in and one memcpy out, from core to core, of buffers that are together as large as a ring's \
-                 pages, in this run: what memory allows on these cores."
+                 pages, in this run: what memory allows on these cores. With `sequence` nobody copies the payload of a long packet out of \
+                 staged pages, so such a row can be faster than that."
                     .to_owned(),
             );
         }
