@@ -198,7 +198,7 @@ pub struct RunArgs {
     /// memory: auto, always or never; `sector=512` or `4096`; `discard`, ranges that are given up
     /// are given back to the file system.
     ///
-    /// In place of PATH: nbd://HOST[:PORT]/EXPORT or nbd+unix:///EXPORT?socket=PATH; with TLS nbds://
+    /// In place of PATH: `nbd://HOST[:PORT]/EXPORT` or nbd+unix:///EXPORT?socket=PATH; with TLS nbds://
     /// or nbds+unix://, and ?tls-certificates=DIRECTORY. Options then: `ro`, `mode=`; `timeout=`,
     /// seconds after which a request fails (120); `stall=`, seconds without an answer after which
     /// another connection is tried (30); `connect=`, seconds that connecting may take (10).

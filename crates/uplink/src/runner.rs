@@ -2,7 +2,7 @@
 //!
 //! It goes turns as long as there is work, and sleeps when a turn found none: until a frame comes, a
 //! socket is ready, a deadline has come, or it is told to stop. Before it sleeps it goes some turns for
-//! nothing, in [`SPIN`]: to sleep and be woken costs more than those.
+//! nothing, in `SPIN`: to sleep and be woken costs more than those.
 
 use core::time::Duration;
 use std::os::fd::{AsFd, BorrowedFd};

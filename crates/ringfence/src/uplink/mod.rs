@@ -1,9 +1,9 @@
 //! The uplink of a guest: its way to the host's network, through sockets of a process that has no
 //! right but to open them.
 //!
-//! * [`host`]: what the guest copies of the host's network.
+//! * `host`: what the guest copies of the host's network.
 //! * [`forward`]: ports of the host that lead to the guest.
-//! * [`plan`]: what guest and uplink are told.
+//! * `plan`: what guest and uplink are told.
 //! * [`process`]: the process.
 
 pub mod forward;

@@ -8,11 +8,11 @@
 //! (ICMP) come back to the one it concerns. Idle conversations end after [`UNANSWERED`] or
 //! [`ANSWERED`]; when the table is full the longest idle one makes room.
 //!
-//! *To the host* ([`out`]): datagrams of one conversation that follow each other in a batch and have
+//! *To the host* (`out`): datagrams of one conversation that follow each other in a batch and have
 //! one length leave as one block, which the host's kernel cuts up (`UDP_SEGMENT`). A super-packet of
 //! the guest's (USO) leaves as it is.
 //!
-//! *To the guest* ([`into`]): a socket that has become readable waits in a queue for its turn. Many
+//! *To the guest* (`into`): a socket that has become readable waits in a queue for its turn. Many
 //! datagrams are read by one call; those of one length become one super-packet again where the link
 //! takes those.
 //!

@@ -1,7 +1,7 @@
 //! `ringfence bench latency`: how long a request and its answer take between two guests.
 //!
 //! For each mode there are two guests of `ringfence run` on a switch of their own, all of them from
-//! the beginning on. Requests go one at a time, by UDP or TCP of the guests' kernels ([`end`]). Modes
+//! the beginning on. Requests go one at a time, by UDP or TCP of the guests' kernels (`end`). Modes
 //! take turns in short slices, so that what else the machine does hits all of them alike; a guest that
 //! has no turn sleeps.
 
