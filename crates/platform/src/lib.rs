@@ -20,6 +20,7 @@ pub mod blkdev;
 pub mod conformance;
 pub mod copy;
 pub mod counters;
+pub mod iommu;
 pub mod local;
 pub mod namespaces;
 pub mod pace;

@@ -27,6 +27,10 @@ pub mod ioctl {
     pub const SET_VRING_ERR: u32 = 0x4008_af22;
     /// How long the worker polls before it sleeps, in µs: [`vring_state`](super::vring_state).
     pub const SET_VRING_BUSYLOOP_TIMEOUT: u32 = 0x4008_af23;
+    /// Abilities of the device's file itself that are used: a u64.
+    pub const SET_BACKEND_FEATURES: u32 = 0x4008_af25;
+    /// Those there are: a u64. (The number says "writes", against the rule.)
+    pub const GET_BACKEND_FEATURES: u32 = 0x8008_af26;
     /// The file that frames come from and go to: [`vring_file`](super::vring_file).
     pub const NET_SET_BACKEND: u32 = 0x4008_af30;
 }
@@ -90,9 +94,117 @@ pub fn vring_address(queue: u32, descriptors: u64, used: u64, available: u64) ->
     bytes
 }
 
+/// Backend feature: messages of the second version, which [`iotlb_message`] makes.
+pub const BACKEND_MESSAGE_V2: u64 = 1 << 1;
+
+/// Octets of a message about addresses, either way (`struct vhost_msg_v2`).
+pub const IOTLB_MESSAGE_LEN: usize = 72;
+
+/// What the device may do at an address; the bits of `VHOST_ACCESS_*`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum IotlbAccess {
+    /// Read.
+    Read,
+    /// Write.
+    Write,
+    /// Both.
+    ReadWrite,
+}
+
+impl IotlbAccess {
+    fn bits(self) -> u8 {
+        match self {
+            IotlbAccess::Read => 1,
+            IotlbAccess::Write => 2,
+            IotlbAccess::ReadWrite => 3,
+        }
+    }
+}
+
+/// What is said about addresses of the device's memory.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Iotlb {
+    /// The device wants something that is not in its table.
+    Miss {
+        /// The I/O address.
+        address: u64,
+        /// For what.
+        access: IotlbAccess,
+    },
+    /// A range is put into the table.
+    Update {
+        /// The I/O address.
+        address: u64,
+        /// Octets.
+        len: u64,
+        /// The address in the owner's address space.
+        user_address: u64,
+        /// What the device may do there.
+        access: IotlbAccess,
+    },
+    /// A range is taken out of it.
+    Invalidate {
+        /// The I/O address.
+        address: u64,
+        /// Octets.
+        len: u64,
+    },
+}
+
+/// `struct vhost_msg_v2` for address space 0.
+pub fn iotlb_message(message: Iotlb) -> [u8; IOTLB_MESSAGE_LEN] {
+    let (kind, address, len, user, access) = match message {
+        Iotlb::Miss { address, access } => (1, address, 0, 0, access.bits()),
+        Iotlb::Update { address, len, user_address, access } => {
+            (2, address, len, user_address, access.bits())
+        }
+        Iotlb::Invalidate { address, len } => (3, address, len, 0, 0),
+    };
+    let mut bytes = [0; IOTLB_MESSAGE_LEN];
+    bytes[..4].copy_from_slice(&2u32.to_ne_bytes());
+    bytes[8..16].copy_from_slice(&address.to_ne_bytes());
+    bytes[16..24].copy_from_slice(&len.to_ne_bytes());
+    bytes[24..32].copy_from_slice(&user.to_ne_bytes());
+    bytes[32] = access;
+    bytes[33] = kind;
+    bytes
+}
+
+/// Reads a message of the device; `None` for any other than [`Iotlb::Miss`].
+pub fn parse_miss(bytes: &[u8; IOTLB_MESSAGE_LEN]) -> Option<Iotlb> {
+    let word = |at: usize| {
+        let mut word = [0; 8];
+        word.copy_from_slice(&bytes[at..at + 8]);
+        u64::from_ne_bytes(word)
+    };
+    let access = match bytes[32] {
+        1 => IotlbAccess::Read,
+        2 => IotlbAccess::Write,
+        3 => IotlbAccess::ReadWrite,
+        _ => return None,
+    };
+    let known = bytes[..4] == 2u32.to_ne_bytes() && bytes[33] == 1;
+    known.then(|| Iotlb::Miss { address: word(8), access })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn messages_about_addresses_are_where_the_header_has_them() {
+        let access = IotlbAccess::ReadWrite;
+        let update = Iotlb::Update { address: 0x10, len: 0x20, user_address: 0x30, access };
+        let bytes = iotlb_message(update);
+        let at = |offset: usize| u64::from_ne_bytes(bytes[offset..offset + 8].try_into().unwrap());
+        assert_eq!((at(8), at(16), at(24), bytes[32], bytes[33]), (0x10, 0x20, 0x30, 3, 2));
+        assert_eq!(parse_miss(&bytes), None);
+        for access in [IotlbAccess::Read, IotlbAccess::Write, IotlbAccess::ReadWrite] {
+            let miss = Iotlb::Miss { address: 7 << 12, access };
+            assert_eq!(parse_miss(&iotlb_message(miss)), Some(miss));
+        }
+        assert_eq!(iotlb_message(Iotlb::Invalidate { address: 1, len: 2 })[33], 3);
+    }
 
     /// `_IOC`: direction, size of the argument, type 0xAF, number.
     #[test]
@@ -111,6 +223,8 @@ mod tests {
             (ioctl::SET_VRING_CALL, write, vring_file(0, 0).len(), 0x21),
             (ioctl::SET_VRING_ERR, write, vring_file(0, 0).len(), 0x22),
             (ioctl::SET_VRING_BUSYLOOP_TIMEOUT, write, vring_state(0, 0).len(), 0x23),
+            (ioctl::SET_BACKEND_FEATURES, write, 8, 0x25),
+            (ioctl::GET_BACKEND_FEATURES, read, 8, 0x26),
             (ioctl::NET_SET_BACKEND, write, vring_file(0, 0).len(), 0x30),
         ] {
             let size = u32::try_from(size).unwrap();

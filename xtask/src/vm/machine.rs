@@ -153,7 +153,7 @@ impl Machine<'_> {
         if !self.kind.is_xen() {
             let kernel = self.images.path("vmlinuz");
             let iommu = match self.kind {
-                Kind::LinuxIommu => " intel_iommu=on iommu.strict=1",
+                Kind::LinuxIommu => " intel_iommu=on iommu.strict=1 no_timer_check",
                 _ => "",
             };
             return vec![

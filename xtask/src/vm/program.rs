@@ -1,6 +1,6 @@
 //! Programs for the machines, linked statically, so that they run on the few files that are there:
 //! `ringfence`, for which this is also the form in which it can be dropped into any domain, and
-//! `traffic`, which scenarios use.
+//! `traffic` and `engines`, which scenarios use.
 
 use std::path::{Path, PathBuf};
 
@@ -14,16 +14,19 @@ pub(super) struct Programs {
     pub(super) ringfence: PathBuf,
     /// `vm/traffic`.
     pub(super) traffic: PathBuf,
+    /// `vm/engines`.
+    pub(super) engines: PathBuf,
 }
 
 /// Builds them, `ringfence` unless it is `given`; `target` is cargo's target directory.
 pub(super) fn build(root: &Path, target: &Path, given: Option<&Path>) -> anyhow::Result<Programs> {
     let mut flags = std::env::var_os("RUSTFLAGS").unwrap_or_default();
     flags.push(" -C target-feature=+crt-static");
-    let packages: &[&str] = if given.is_some() { &["traffic"] } else { &["traffic", "ringfence"] };
+    let own = given.is_none().then_some("ringfence");
+    let packages = ["traffic", "engines"].into_iter().chain(own);
     let built = Cmd::cargo()
         .args(["build", "--release", "--target", TARGET])
-        .args(packages.iter().flat_map(|package| ["--package", package]))
+        .args(packages.flat_map(|package| ["--package", package]))
         .env("RUSTFLAGS", flags.to_string_lossy().trim())
         // It is copied into memory, under emulation.
         .env("CARGO_PROFILE_RELEASE_STRIP", "symbols")
@@ -38,5 +41,5 @@ pub(super) fn build(root: &Path, target: &Path, given: Option<&Path>) -> anyhow:
     // An empty file would do nothing, successfully.
     let magic = std::fs::read(&ringfence).map(|bytes| bytes.starts_with(b"\x7fELF"));
     anyhow::ensure!(matches!(magic, Ok(true)), "{} is no program", ringfence.display());
-    Ok(Programs { ringfence, traffic: folder.join("traffic") })
+    Ok(Programs { ringfence, traffic: folder.join("traffic"), engines: folder.join("engines") })
 }

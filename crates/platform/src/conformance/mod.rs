@@ -36,6 +36,7 @@ mod events;
 mod grants;
 mod revocation;
 mod stores;
+pub mod windows;
 
 use std::fmt;
 use std::time::Duration;

@@ -1,0 +1,165 @@
+//! Kernel vhost with `VIRTIO_F_ACCESS_PLATFORM`: the worker looks every address up in a table that the
+//! driver fills and empties by messages to the device's file (Linux' `vhost.h`, *device IOTLB*).
+//!
+//! * *update* puts a range into the table: issue;
+//! * *invalidate* takes it out, and returns when the worker can begin no access through it, since it takes the
+//!   locks under which the worker works: revoke;
+//! * a *miss* comes back when the worker wants what is not there. Its queue waits until it is answered by an
+//!   update, so a miss that is not answered stops that queue, and no other.
+//!
+//! The kernel's table has 2048 entries unless the module was told otherwise; when it is full, the kernel
+//! drops the oldest, silently. So entries are counted here, and what is beyond them is refused.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::mem::ManuallyDrop;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::{Mutex, PoisonError};
+
+use ringfence_memory::LentSlice;
+use ringfence_wire::vhost::{IOTLB_MESSAGE_LEN, Iotlb, IotlbAccess, iotlb_message, parse_miss};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+
+use super::AddressSpace;
+use crate::Access;
+use crate::window::EngineFacts;
+
+/// Entries of the kernel's table, where it does not say.
+const ENTRIES: usize = 2048;
+
+/// Where it says how many there are.
+const ENTRIES_FILE: &str = "/sys/module/vhost/parameters/max_iotlb_entries";
+
+/// What a worker wanted and was not given.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Miss {
+    /// The I/O address.
+    pub address: u64,
+    /// For what.
+    pub access: Access,
+}
+
+/// The address space of one vhost device.
+pub struct IotlbSpace {
+    file: OwnedFd,
+    entries: usize,
+    /// What the worker may reach, by its I/O address; see `drop`.
+    mapped: Mutex<BTreeMap<u64, ManuallyDrop<LentSlice>>>,
+}
+
+impl IotlbSpace {
+    /// The space of the device that `file` is, on which `VIRTIO_F_ACCESS_PLATFORM` and messages of the second
+    /// version were agreed.
+    pub fn new(file: OwnedFd) -> IotlbSpace {
+        let told = std::fs::read_to_string(ENTRIES_FILE).ok();
+        let entries = told.and_then(|text| text.trim().parse().ok()).unwrap_or(ENTRIES);
+        IotlbSpace { file, entries, mapped: Mutex::default() }
+    }
+
+    /// Entries that can be mapped at a time.
+    pub fn entries(&self) -> usize {
+        self.entries
+    }
+
+    /// The next miss, if there is one. Whoever wants it answered maps what is wanted; who does not has stopped
+    /// the queue.
+    ///
+    /// # Errors
+    ///
+    /// The kernel's.
+    pub fn take_miss(&self) -> io::Result<Option<Miss>> {
+        let mut files = [PollFd::new(&self.file, PollFlags::IN)];
+        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+        if poll(&mut files, Some(&now))? == 0 {
+            return Ok(None);
+        }
+        let mut bytes = [0; IOTLB_MESSAGE_LEN];
+        if rustix::io::read(&self.file, &mut bytes)? != bytes.len() {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        Ok(match parse_miss(&bytes) {
+            Some(Iotlb::Miss { address, access }) => {
+                let access = match access {
+                    IotlbAccess::Read => Access::ReadOnly,
+                    IotlbAccess::Write | IotlbAccess::ReadWrite => Access::ReadWrite,
+                };
+                Some(Miss { address, access })
+            }
+            _ => None,
+        })
+    }
+
+    fn tell(&self, message: Iotlb) -> io::Result<()> {
+        let bytes = iotlb_message(message);
+        match rustix::io::write(&self.file, &bytes)? {
+            IOTLB_MESSAGE_LEN => Ok(()),
+            _ => Err(io::ErrorKind::WriteZero.into()),
+        }
+    }
+}
+
+impl AsFd for IotlbSpace {
+    /// Readable when there is a miss.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
+}
+
+impl AddressSpace for IotlbSpace {
+    fn engine(&self) -> EngineFacts {
+        EngineFacts {
+            name: "iotlb",
+            one_sided: true,
+            in_flight: "ends before the revocation returns: the kernel waits for the worker to put the queue down",
+            cost: "issue and revoke: a system call each, which takes the locks of the worker's queues",
+        }
+    }
+
+    fn map(&self, address: u64, memory: &LentSlice, access: Access) -> io::Result<()> {
+        if access == Access::ReadWrite && !memory.is_writable() {
+            return Err(Errno::PERM.into());
+        }
+        let mut mapped = self.mapped.lock().unwrap_or_else(PoisonError::into_inner);
+        let len = memory.len() as u64;
+        let end = address.checked_add(len).ok_or(Errno::OVERFLOW)?;
+        let before = mapped.range(..end).next_back();
+        if before.is_some_and(|(start, slice)| start + slice.len() as u64 > address) {
+            return Err(Errno::EXIST.into());
+        }
+        if mapped.len() >= self.entries {
+            return Err(Errno::NOSPC.into());
+        }
+        let user_address = memory.device_region().address();
+        let access = match access {
+            Access::ReadOnly => IotlbAccess::Read,
+            Access::ReadWrite => IotlbAccess::ReadWrite,
+        };
+        // Known before it is told: what the worker may reach is kept mapped, whatever comes.
+        mapped.insert(address, ManuallyDrop::new(memory.clone()));
+        let told = self.tell(Iotlb::Update { address, len, user_address, access });
+        if told.is_err() && self.tell(Iotlb::Invalidate { address, len }).is_ok() {
+            drop(mapped.remove(&address).map(ManuallyDrop::into_inner));
+        }
+        told
+    }
+
+    fn unmap(&self, address: u64) -> io::Result<()> {
+        let mut mapped = self.mapped.lock().unwrap_or_else(PoisonError::into_inner);
+        let len = mapped.get(&address).ok_or(Errno::NOENT)?.len() as u64;
+        self.tell(Iotlb::Invalidate { address, len })?;
+        drop(mapped.remove(&address).map(ManuallyDrop::into_inner));
+        Ok(())
+    }
+}
+
+impl Drop for IotlbSpace {
+    /// The device may live on, by another handle to its file: what it may still reach is never unmapped.
+    fn drop(&mut self) {
+        let mapped = self.mapped.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let left: Vec<u64> = mapped.keys().copied().collect();
+        for address in left {
+            let _ = self.unmap(address);
+        }
+    }
+}

@@ -1,0 +1,38 @@
+#![forbid(unsafe_code)]
+//! The engines of translation tables that need a device, tried inside the emulated machines of
+//! `cargo xtask vm linux`: an IOMMU by VFIO, with a device behind it that does as it is told.
+
+mod edu;
+mod kernel_log;
+mod vfio;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+
+#[derive(Parser)]
+#[command(name = "engines", about = "Tries the engines of translation tables on devices")]
+enum Command {
+    /// QEMU's device `edu` behind an emulated IOMMU
+    Vfio {
+        /// Where it is: 0000:00:02.0
+        device: String,
+        /// What is tried
+        #[arg(value_enum)]
+        trial: vfio::Trial,
+    },
+}
+
+fn main() -> ExitCode {
+    let done = match Command::parse() {
+        Command::Vfio { device, trial } => vfio::run(&device, trial),
+    };
+    match done {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("engines: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -1,0 +1,217 @@
+//! The engine `vfio`: a device reaches pages that were granted, and no others.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering::SeqCst;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use clap::ValueEnum;
+use ringfence_memory::{LentSlice, Mapping, PAGE_SIZE};
+use ringfence_platform::conformance::windows::{LEAST, WindowPeer, WindowSuite};
+use ringfence_platform::iommu::vfio::{Container, Strictness, strictness};
+use ringfence_platform::iommu::{AddressSpace, RegionShape, RegionTable};
+use ringfence_platform::{Access, DomId, Gref, PageId, TranslationTable, WindowHandle};
+
+use crate::edu::{Edu, LONGEST};
+use crate::kernel_log::KernelLog;
+
+/// The driver domain's own region, and those of two guests.
+const OWN: u64 = 0x1000_0000;
+const GUEST: u64 = 0x4000_0000;
+const NEIGHBOUR: u64 = 0x5000_0000;
+
+/// What the device's buffer holds before a transfer into it.
+const MARK: u64 = 0x6d61_726b_6d61_726b;
+
+/// The kernel says at most ten things of the IOMMU in five seconds.
+const SILENCE: Duration = Duration::from_secs(6);
+
+/// What is tried.
+#[derive(Clone, Copy, ValueEnum)]
+pub(crate) enum Trial {
+    /// Every case of the conformance suite of translation tables
+    Conformance,
+    /// An access after its revocation is refused by the IOMMU, and the kernel names its address
+    Fault,
+    /// A page revoked while the device writes to it holds all of it or nothing
+    InFlight,
+    /// Whether the kernel was told to make unmapping take effect at once
+    Strict,
+}
+
+struct Bench {
+    container: Arc<Container>,
+    edu: Edu,
+    own: LentSlice,
+}
+
+impl Bench {
+    fn open(device: &str) -> anyhow::Result<Bench> {
+        let container = Container::open(group(device)?)?;
+        let edu = Edu::new(container.device(device)?)?;
+        let own = Mapping::private(PAGE_SIZE).context("a page")?.lent();
+        container.map(OWN, &own, Access::ReadWrite).context("the driver domain's own page")?;
+        Ok(Bench { container: Arc::new(container), edu, own })
+    }
+
+    fn table(&self, base: u64) -> anyhow::Result<RegionTable> {
+        let region = RegionShape { base, window: LEAST };
+        let space = Arc::clone(&self.container) as Arc<dyn AddressSpace>;
+        RegionTable::new(DomId(0), WindowHandle(1), region, space, Arc::default())
+            .context("a table")
+    }
+
+    /// Fills the device's buffer with the own page's first `len` octets.
+    fn load(&self, len: usize) -> anyhow::Result<()> {
+        self.edu.fetch(OWN, len)
+    }
+
+    /// The eight octets that the device finds at `address`; `None` if it finds nothing.
+    fn read(&self, address: u64) -> anyhow::Result<Option<u64>> {
+        self.own.store_u64(0, MARK, SeqCst)?;
+        self.load(8)?;
+        self.edu.fetch(address, 8)?;
+        self.edu.store(OWN, 8)?;
+        let found = self.own.load_u64(0, SeqCst)?;
+        Ok((found != MARK && found != 0).then_some(found))
+    }
+
+    fn write(&self, address: u64, tag: u64) -> anyhow::Result<()> {
+        self.own.store_u64(0, tag, SeqCst)?;
+        self.load(8)?;
+        self.edu.store(address, 8)
+    }
+}
+
+/// The number of the group that the device is in.
+fn group(device: &str) -> anyhow::Result<u32> {
+    let link = format!("/sys/bus/pci/devices/{device}/iommu_group");
+    let target = std::fs::read_link(&link)
+        .with_context(|| format!("{link}: the device is in no group of an IOMMU"))?;
+    let name = target.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+    name.parse().with_context(|| format!("{} names no group", target.display()))
+}
+
+/// The device, as the user of one guest's grants.
+struct Peer<'a> {
+    bench: &'a Bench,
+    region: RegionShape,
+}
+
+impl WindowPeer for Peer<'_> {
+    fn read(&mut self, gref: Gref) -> Result<Option<u64>, String> {
+        let Some(address) = self.region.address(gref) else { return Ok(None) };
+        self.bench.read(address).map_err(|e| format!("{e:#}"))
+    }
+
+    fn write(&mut self, gref: Gref, tag: u64) -> Result<(), String> {
+        let Some(address) = self.region.address(gref) else { return Ok(()) };
+        self.bench.write(address, tag).map_err(|e| format!("{e:#}"))
+    }
+}
+
+/// Tries it on `device`; whether all was as it has to be.
+pub(crate) fn run(device: &str, trial: Trial) -> anyhow::Result<bool> {
+    match trial {
+        Trial::Strict => match strictness(group(device)?) {
+            Strictness::Strict => println!("the IOMMU is strict"),
+            Strictness::Lazy(why) => anyhow::bail!(why),
+        },
+        Trial::Conformance => return conformance(&Bench::open(device)?),
+        Trial::Fault => fault(&Bench::open(device)?)?,
+        Trial::InFlight => in_flight(&Bench::open(device)?)?,
+    }
+    Ok(true)
+}
+
+fn conformance(bench: &Bench) -> anyhow::Result<bool> {
+    let (mut table, mut neighbour) = (bench.table(GUEST)?, bench.table(NEIGHBOUR)?);
+    let mut peer = Peer { bench, region: table.region() };
+    let mut suite = WindowSuite { table: &mut table, neighbour: &mut neighbour, peer: &mut peer };
+    let summary = suite.run(&mut |case| println!("{case}"));
+    println!("vfio: {} passed, {} failed", summary.passed, summary.failed);
+    Ok(summary.failed == 0 && summary.passed > 0)
+}
+
+fn fault(bench: &Bench) -> anyhow::Result<()> {
+    let mut table = bench.table(GUEST)?;
+    let mut neighbour = bench.table(NEIGHBOUR)?;
+    let (gref, page) = (Gref::FIRST_FREE, PageId(0));
+    let read_only = table.shape().pages_for(Access::ReadOnly).next().context("no page")?;
+    let second = Gref(gref.0 + 1);
+    neighbour.issue(second, PageId(0), Access::ReadWrite)?;
+    table.issue(gref, page, Access::ReadWrite)?;
+    let at = table.region().address(gref).context("no address")?;
+    bench.write(at, 1)?;
+    let memory = table.memory(page).context("no memory")?;
+    anyhow::ensure!(
+        memory.load_u64(0, SeqCst)? == 1,
+        "the device does not reach what it was granted"
+    );
+    std::thread::sleep(SILENCE);
+    let mut log = KernelLog::open()?;
+    anyhow::ensure!(log.faults()?.is_empty(), "the log was not empty");
+
+    table.revoke(gref)?;
+    bench.write(at, 2)?;
+    anyhow::ensure!(memory.load_u64(0, SeqCst)? == 1, "the device wrote after the revocation");
+    expect(&mut log, at, "writing what was revoked")?;
+    table.issue(second, read_only, Access::ReadOnly)?;
+    let at = table.region().address(second).context("no address")?;
+    bench.write(at, 3)?;
+    let memory = table.memory(read_only).context("no memory")?;
+    anyhow::ensure!(memory.load_u64(0, SeqCst)? == 0, "the device wrote what it may read");
+    expect(&mut log, at, "writing what was granted for reading")?;
+    table.revoke(second)?;
+    anyhow::ensure!(bench.read(at)?.is_none(), "the device read what it was not granted");
+    expect(&mut log, at, "reading what was revoked")?;
+    // The neighbour's page under that reference was in reach all the time, at its own address.
+    let beside = neighbour.region().address(second).context("no address")?;
+    bench.write(beside, 4)?;
+    let theirs = neighbour.memory(PageId(0)).context("no memory")?;
+    anyhow::ensure!(theirs.load_u64(0, SeqCst)? == 4, "the neighbour's own grant does not hold");
+    Ok(())
+}
+
+/// The kernel names `address`, and nothing else.
+fn expect(log: &mut KernelLog, address: u64, what: &str) -> anyhow::Result<()> {
+    let faults = log.faults()?;
+    anyhow::ensure!(
+        !faults.is_empty() && faults.iter().all(|fault| *fault == address),
+        "{what} at {address:#x}: the kernel's log has {faults:x?}"
+    );
+    println!("{what}: the IOMMU refused {address:#x}");
+    Ok(())
+}
+
+fn in_flight(bench: &Bench) -> anyhow::Result<()> {
+    const NEW: u8 = 0xa5;
+    let mut table = bench.table(GUEST)?;
+    let (gref, page) = (Gref::FIRST_FREE, PageId(0));
+    let at = table.region().address(gref).context("no address")?;
+    let (mut old, mut new) = (0, 0);
+    for delay in [0, 50, 90, 95, 100, 105, 110, 120, 200] {
+        table.prepare(page)?;
+        table.issue(gref, page, Access::ReadWrite)?;
+        bench.own.copy_from(0, &[NEW; PAGE_SIZE])?;
+        bench.load(LONGEST)?;
+        bench.edu.start_store(at, LONGEST)?;
+        std::thread::sleep(Duration::from_millis(delay));
+        table.revoke(gref)?;
+        let mut then = vec![0; LONGEST];
+        let memory = table.memory(page).context("no memory")?;
+        memory.copy_to(0, &mut then)?;
+        bench.edu.wait()?;
+        let mut later = vec![0; LONGEST];
+        memory.copy_to(0, &mut later)?;
+        anyhow::ensure!(then == later, "after {delay} ms: the page changed after its revocation");
+        match (later.iter().all(|b| *b == 0), later.iter().all(|b| *b == NEW)) {
+            (true, false) => old += 1,
+            (false, true) => new += 1,
+            _ => anyhow::bail!("after {delay} ms: a part of the page was written"),
+        }
+    }
+    println!("revoked in flight: {old} times nothing was written, {new} times all");
+    anyhow::ensure!(old > 0, "no revocation came before the device's write");
+    Ok(())
+}
