@@ -1,4 +1,5 @@
-//! Grants that an IOMMU enforces: the engines `vfio` and `iotlb` of a [`TranslationTable`].
+//! Grants that an IOMMU enforces: the engines `vfio` and `iotlb` of a
+//! [`TranslationTable`](crate::TranslationTable).
 //!
 //! # Theory of operation
 //!
