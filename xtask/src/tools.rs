@@ -76,7 +76,7 @@ pub(crate) static FLEX: Tool = debian("flex", "flex");
 /// The same.
 pub(crate) static PYTHON3: Tool = debian("python3", "python3");
 /// Programs that the local integration suite runs, inside guests and around them, and on disks.
-pub(crate) static LOCAL_PROGRAMS: [Tool; 23] = [
+pub(crate) static LOCAL_PROGRAMS: [Tool; 28] = [
     debian("ip", "iproute2"),
     debian("iperf3", "iperf3"),
     debian("curl", "curl"),
@@ -100,6 +100,11 @@ pub(crate) static LOCAL_PROGRAMS: [Tool; 23] = [
     debian("losetup", "mount"),
     debian("openssl", "openssl"),
     debian("qemu-storage-daemon", "qemu-system-common"),
+    debian("dnsmasq", "dnsmasq-base"),
+    debian("dig", "bind9-dnsutils"),
+    debian("git", "git"),
+    debian("nghttpd", "nghttp2-server"),
+    debian("busybox", "busybox"),
 ];
 
 /// Looks for tools, and puts them in place.

@@ -274,6 +274,15 @@ pub enum Internal {
         #[command(subcommand)]
         role: crate::bench::latency::end::Role,
     },
+    /// One end of what a benchmark sends through uplinks
+    BenchUplinkEnd {
+        /// `client` or `server`.
+        role: String,
+        /// How TCP meets congestion.
+        congestion: String,
+        /// A client's order, a server's port.
+        what: String,
+    },
     /// One end of the demonstration's transfer
     DemoPeer {
         /// Which.

@@ -66,6 +66,9 @@ pub fn main_with(cli: Cli) -> u8 {
             Internal::BenchBlock => bench::block_main(),
             Internal::BenchGsoEnd { role } => bench::gso_end_main(&role),
             Internal::BenchLatencyEnd { role } => bench::latency_end_main(role),
+            Internal::BenchUplinkEnd { role, congestion, what } => {
+                bench::uplink_end_main(&role, &congestion, &what)
+            }
             Internal::DemoPeer { role } => demo::peer::main(&role),
             Internal::GuestInit { command } => guest::main(&command),
             Internal::HostileGuest(args) => bench::hostile_guest_main(&args),

@@ -64,7 +64,7 @@ fn bytes_pass_through_unchanged() {
     let lab = Lab::new();
     let bytes: Vec<u8> = (0..1_000_000_u32).flat_map(|i| i.wrapping_mul(i).to_ne_bytes()).collect();
     let mut child = Command::new(env!("CARGO_BIN_EXE_ringfence"))
-        .args(["run", "-q", "--", "cat"])
+        .args(["run", "-q", "--uplink", "none", "--", "cat"])
         .env("XDG_RUNTIME_DIR", lab.runtime_dir().parent().unwrap())
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
@@ -297,7 +297,11 @@ fn an_ordinary_user_can_do_all_that() {
     let run = |script: &str| {
         use std::os::unix::process::CommandExt;
         let mut command = Command::new(&program);
-        command.args(["run", "--", "sh", "-ec", script]).uid(USER).gid(USER).current_dir("/");
+        command
+            .args(["run", "--uplink", "none", "--", "sh", "-ec", script])
+            .uid(USER)
+            .gid(USER)
+            .current_dir("/");
         command.env("XDG_RUNTIME_DIR", &session).output().unwrap()
     };
     let output = run("id -u; cat /proc/self/uid_map; ls /sys/class/net; exit 6");

@@ -325,7 +325,10 @@ fn taken_over(mode: &str) {
     first.wait_up();
     // An honest guest of a switch whose driver domain is not.
     let program = env!("CARGO_BIN_EXE_ringfence");
-    let words = [program, "run", "-v", "--switch", "s", "--name", "b", "--", "sleep", "300"];
+    let words = [
+        program, "run", "-v", "--uplink", "none", "--switch", "s", "--name", "b", "--", "sleep",
+        "300",
+    ];
     let second = lab.spawn(&words);
     second.wait_up();
     let victims = [&stranger, &second, &first];
@@ -333,7 +336,9 @@ fn taken_over(mode: &str) {
         check_attacker(&first, attacker, &victims);
     }
     // Their work was done meanwhile, and still is.
-    let ping = lab.spawn(&[program, "run", "-q", "--switch", "s", "--", "getent", "hosts", "b"]);
+    let ping = lab.spawn(&[
+        program, "run", "-q", "--uplink", "none", "--switch", "s", "--", "getent", "hosts", "b",
+    ]);
     ping.succeed(MOMENT);
     for running in [first, second, stranger] {
         assert_eq!(

@@ -105,7 +105,10 @@ fn ctrl_c_ends_the_guest_of_that_terminal_alone() {
     require!(Need::Guests, SETSID);
     let lab = Lab::new();
     // The one that started the driver domain is the one that is ended.
-    let mut first = Screen::start(&lab, &[RINGFENCE, "run", "--name", "first", "--", "cat"]);
+    let mut first = Screen::start(
+        &lab,
+        &[RINGFENCE, "run", "--uplink", "none", "--name", "first", "--", "cat"],
+    );
     first.expect("first (");
     let mut second = lab.script("--name second", "echo up; sleep 1000");
     second.wait_for_output("up");
@@ -133,7 +136,10 @@ fn a_command_may_make_use_of_ctrl_c_itself() {
     let lab = Lab::new();
     let script = "n=0; trap 'n=$((n+1)); echo caught $n' INT; echo ready; \
                   while [ $n -lt 2 ]; do sleep 0.05; done; exit 8";
-    let mut screen = Screen::start(&lab, &[RINGFENCE, "run", "-q", "--", "sh", "-c", script]);
+    let mut screen = Screen::start(
+        &lab,
+        &[RINGFENCE, "run", "-q", "--uplink", "none", "--", "sh", "-c", script],
+    );
     screen.expect("ready");
     // Each key is one signal.
     for text in ["caught 1", "caught 2"] {
@@ -226,6 +232,8 @@ fn the_command_sees_the_windows_size_and_its_changes() {
             RINGFENCE,
             "run",
             "-q",
+            "--uplink",
+            "none",
             "--",
             "sh",
             "-c",

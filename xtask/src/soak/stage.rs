@@ -48,7 +48,7 @@ impl Stage {
     /// `ringfence run -q OPTIONS -- COMMAND`, standard output in a pipe.
     pub(super) fn start(&self, options: &[&str], command: &[&str]) -> anyhow::Result<Guest> {
         let launcher = Command::new(&self.program)
-            .args(["run", "-q", "--switch", "soak", "--mode", &self.mode])
+            .args(["run", "-q", "--uplink", "none", "--switch", "soak", "--mode", &self.mode])
             .args(options)
             .arg("--")
             .args(command)

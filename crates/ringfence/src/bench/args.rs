@@ -16,6 +16,7 @@ use super::idle::IdleArgs;
 use super::latency::LatencyArgs;
 use super::packet::{SIZE_MAX, SIZE_MIN};
 use super::staging::args::StagingArgs;
+use super::uplink::args::UplinkArgs;
 use crate::cli::staging_parser;
 
 /// Measure what the data path costs
@@ -45,6 +46,8 @@ pub enum BenchCommand {
     Gso(GsoArgs),
     /// What each operation on a grant costs: windows beside ordinary grants
     Grant(GrantArgs),
+    /// What a guest's way to the host's network carries, beside other ways
+    Uplink(UplinkArgs),
 }
 
 /// Repeat the experiments that the source documents describe

@@ -115,7 +115,17 @@ impl Guest {
     fn start(switch: &str, mode: Mode) -> anyhow::Result<Guest> {
         let program = std::env::current_exe().context("finding this program's file")?;
         let mut command = Command::new(program);
-        command.args(["run", "--quiet", "--switch", switch, "--mode", mode.name(), "--"]);
+        command.args([
+            "run",
+            "--quiet",
+            "--uplink",
+            "none",
+            "--switch",
+            switch,
+            "--mode",
+            mode.name(),
+            "--",
+        ]);
         command.args(["sh", "-c", "echo there; exec sleep 1000000"]);
         command.stdin(Stdio::null()).stdout(Stdio::piped());
         Ok(Guest(command.spawn().context("starting a guest")?))

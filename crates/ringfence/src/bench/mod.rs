@@ -38,6 +38,7 @@ mod peers;
 mod perf;
 mod report;
 mod staging;
+pub mod uplink;
 mod usage;
 mod work;
 
@@ -64,6 +65,7 @@ pub fn main(args: &BenchArgs) -> u8 {
         BenchCommand::Idle(args) => idle::run(args),
         BenchCommand::Latency(args) => latency::run(args),
         BenchCommand::Grant(args) => grant::run(args),
+        BenchCommand::Uplink(args) => uplink::run(args),
     };
     match outcome {
         Ok(()) => 0,
@@ -83,6 +85,11 @@ pub fn gso_end_main(role: &gso::end::Role) -> u8 {
 /// `ringfence internal bench-latency-end`: one end of a conversation; returns the exit status.
 pub fn latency_end_main(role: latency::end::Role) -> u8 {
     latency::end::main(role)
+}
+
+/// `ringfence internal bench-uplink-end`: one end of what `bench uplink` sends; returns the exit status.
+pub fn uplink_end_main(role: &str, congestion: &str, what: &str) -> u8 {
+    uplink::end_main(role, congestion, what)
 }
 
 /// `ringfence internal hostile-guest`: breaks rules from inside a Xen guest; returns the exit status.

@@ -78,7 +78,19 @@ impl Drop for Guest {
 fn guest(switch: &str, mode: Mode, name: &str, role: &[&str]) -> anyhow::Result<Guest> {
     let program = std::env::current_exe().context("finding this program's file")?;
     let child = Command::new(&program)
-        .args(["run", "--quiet", "--switch", switch, "--mode", mode.name(), "--name", name, "--"])
+        .args([
+            "run",
+            "--quiet",
+            "--uplink",
+            "none",
+            "--switch",
+            switch,
+            "--mode",
+            mode.name(),
+            "--name",
+            name,
+            "--",
+        ])
         .arg(&program)
         .args(["internal", "demo-peer"])
         .args(role)

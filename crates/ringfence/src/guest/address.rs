@@ -63,6 +63,16 @@ impl Address {
     pub fn prefix(self) -> u8 {
         self.prefix
     }
+
+    /// Whether the networks of both have an address in common.
+    pub fn overlaps(self, other: Address) -> bool {
+        let common = u32::from(self.prefix.min(other.prefix));
+        match (self.ip, other.ip) {
+            (IpAddr::V4(a), IpAddr::V4(b)) => (a.to_bits() ^ b.to_bits()).leading_zeros() >= common,
+            (IpAddr::V6(a), IpAddr::V6(b)) => (a.to_bits() ^ b.to_bits()).leading_zeros() >= common,
+            _ => false,
+        }
+    }
 }
 
 fn max_prefix(ip: IpAddr) -> u8 {
@@ -96,6 +106,21 @@ impl fmt::Display for Address {
 mod tests {
     use super::*;
     use proptest::prelude::*;
+
+    #[test]
+    fn networks_overlap_when_one_holds_the_other() {
+        let overlap = |a: &str, b: &str| {
+            let (a, b): (Address, Address) = (a.parse().unwrap(), b.parse().unwrap());
+            assert_eq!(a.overlaps(b), b.overlaps(a));
+            a.overlaps(b)
+        };
+        assert!(overlap("10.1.2.3/16", "10.1.9.9/24"));
+        assert!(!overlap("10.1.2.3/16", "10.2.2.3/24"));
+        assert!(overlap("192.0.2.1/32", "192.0.2.1/32"));
+        assert!(!overlap("192.0.2.1/24", "2001:db8::1/64"));
+        assert!(overlap("2001:db8::1/64", "2001:db8::2/64"));
+        assert!(!overlap("2001:db8:1::1/64", "2001:db8::2/64"));
+    }
 
     #[test]
     fn what_is_written_is_what_is_read() {

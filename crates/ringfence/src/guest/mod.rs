@@ -288,7 +288,9 @@ fn set_up(config: &GuestConfig, fds: Vec<OwnedFd>) -> Result<(OwnedFd, Guest), S
                 name,
                 addresses: addresses.map(|address| address.ip()).collect(),
             });
-            let stub = names::Stub::bind(source, &names.switch, own, mounted.resolver_is_ours)
+            let others = config.resolver.iter().flat_map(|r| &r.name_servers).copied().collect();
+            let ours = mounted.resolver_is_ours;
+            let stub = names::Stub::bind(source, &names.switch, own, ours, others)
                 .map_err(SetUpError::Names)?;
             Some(stub)
         }

@@ -81,6 +81,9 @@ fn to_host(
         tap.limit_offloads(TapOffloads(interface.offloads))?;
     }
     let name = taps.first().map_or(&interface.name, |tap| &tap.name);
+    // It is told its addresses and routes: what it would hear of the router could only be a second way.
+    // Best effort: that would be the same way.
+    let _ = fs::write(format!("/proc/sys/net/ipv6/conf/{name}/accept_ra"), "0");
     let settings =
         Settings { name, mac: interface.mac, mtu: interface.mtu, addresses: &interface.addresses };
     remarks.extend(configure(netlink, &settings)?);

@@ -117,12 +117,30 @@ impl<'a> Launch<'a> {
             self.connect_host(&tap, leg, &seat.lease)
                 .with_context(|| format!("--host-tap {}", tap.name))?;
         }
+        let uplink = self.unless_the_switch_is_in_the_way(uplink, &seat.attached.addresses);
         disks.attach(&seat.lease)?;
         let environment = disks.environment();
         let (reporter, signals) = (self.reporter, &self.signals);
         let supervisor =
             Supervisor::new(reporter, signals, &directory, options, Some(seat), disks, uplink);
         Ok(self.supervise(supervisor, environment))
+    }
+
+    /// A guest could not tell two networks apart that have the same addresses (a guest of a guest).
+    fn unless_the_switch_is_in_the_way(
+        &self,
+        uplink: Option<Uplink>,
+        switch: &[Address],
+    ) -> Option<Uplink> {
+        let (kept, lost): (Vec<_>, Vec<_>) =
+            uplink.into_iter().partition(|uplink| !uplink.gives_way_to(switch, self.options));
+        if !lost.is_empty() {
+            self.reporter.summary(format_args!(
+                "no uplink: the host's network has the addresses of the switch; choose others with \
+                 --address or --uplink-address"
+            ));
+        }
+        kept.into_iter().next()
     }
 
     /// A guest that is on the host's network alone needs no driver domain.

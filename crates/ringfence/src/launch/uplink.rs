@@ -8,7 +8,7 @@ use anyhow::{Context, bail};
 
 use super::options::{Link, Options, UplinkChoice};
 use super::report::Reporter;
-use crate::guest::{self, ResolverConfig, UplinkInterface};
+use crate::guest::{self, Address, ResolverConfig, UplinkInterface};
 use crate::sys::channel::{Channel, ChannelError};
 use crate::uplink::forward::{self, Forward, PORTS_MAX};
 use crate::uplink::host::{HostNetwork, Resolver};
@@ -34,7 +34,16 @@ impl Uplink {
         if !is_wanted(options)? {
             return Ok(None);
         }
-        let host = HostNetwork::look().context("looking at the host's network")?;
+        let host = match HostNetwork::look() {
+            Ok(host) => host,
+            Err(error) if asks_for_nothing(options) => {
+                reporter.summary(format_args!(
+                    "no uplink: the host's network cannot be looked at ({error})"
+                ));
+                return Ok(None);
+            }
+            Err(error) => return Err(error).context("looking at the host's network"),
+        };
         let wishes = Wishes {
             addresses: options.uplink_addresses.clone(),
             gateways: options.uplink_gateways.clone(),
@@ -45,7 +54,7 @@ impl Uplink {
             Ok(plan) => plan,
             // Nobody asked for it.
             Err(error @ PlanError::NoNetwork) if asks_for_nothing(options) => {
-                reporter.step(format_args!("no uplink: {error}"));
+                reporter.summary(format_args!("no uplink: {error}"));
                 return Ok(None);
             }
             Err(error) => return Err(error.into()),
@@ -60,6 +69,13 @@ impl Uplink {
             sockets,
             link: String::new(),
         }))
+    }
+
+    /// Whether the guest could not tell the switch from the host's network: then it has the switch
+    /// alone, unless an uplink was asked for.
+    pub(super) fn gives_way_to(&self, switch: &[Address], options: &Options) -> bool {
+        let meets = |own: &Address| self.plan.addresses.iter().any(|host| own.overlaps(*host));
+        asks_for_nothing(options) && switch.iter().any(meets)
     }
 
     /// What the guest's init is to make.
@@ -132,8 +148,7 @@ fn is_wanted(options: &Options) -> anyhow::Result<bool> {
         (Some(UplinkChoice::None), link @ (Link::Vhost | Link::Tap)) => {
             bail!("--link {link:?} leads to the host, and --uplink none says not to go there")
         }
-        // Not by default yet: the switch is what guests were given so far.
-        (Some(UplinkChoice::None), _) | (None, Link::Netif | Link::Auto) => false,
+        (Some(UplinkChoice::None), _) | (None, Link::Netif) => false,
         (Some(UplinkChoice::Host), _) | (None, _) => true,
     };
     if wanted {

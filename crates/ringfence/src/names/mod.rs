@@ -11,7 +11,7 @@
 //! | `NAME`, `NAME.SWITCH`, `NAME.ringfence` | its addresses; while there are none, the answer is held back |
 //! | `localhost` and below | the loopback addresses (RFC 6761, section 6.3) |
 //! | the name of an address (PTR) | the name, if a guest announced the address |
-//! | anything else | no such name, at once: there is no way out of the switch |
+//! | anything else | what the host's name servers say (`relay`); without an uplink no such name, at once: there is no way out of the switch |
 //!
 //! **Either order of start works.** A query for a guest that is not there yet is held back for
 //! [`PATIENCE`] before it is answered with "no such name". And a guest announces its name only
@@ -21,6 +21,7 @@
 
 pub mod answer;
 mod listening;
+mod relay;
 pub mod store;
 mod stub;
 

@@ -9,6 +9,7 @@ use rustix::event::{PollFd, PollFlags};
 
 use super::answer::{Answer, QUERY_MAX, Question, Rejected, Request};
 use super::listening::something_listens;
+use super::relay::Relay;
 use super::{ANNOUNCE_AFTER, NameSource, PATIENCE};
 use crate::sys::channel::poll_until;
 
@@ -43,6 +44,8 @@ pub struct Stub {
     sockets: Vec<(UdpSocket, TcpListener)>,
     connections: Vec<Connection>,
     waiting: Vec<Waiting>,
+    /// Who is asked what no guest can tell; `None` where nobody can be.
+    relay: Option<Relay<Client>>,
 }
 
 /// A query that is held back.
@@ -80,7 +83,8 @@ impl std::fmt::Debug for Stub {
 }
 
 impl Stub {
-    /// Binds port 53 of 127.0.0.53, and unless `resolver_is_ours` of 127.0.0.1 too.
+    /// Binds port 53 of 127.0.0.53, and unless `resolver_is_ours` of 127.0.0.1 too. `others` are the
+    /// name servers that are asked what no guest can tell.
     ///
     /// # Errors
     ///
@@ -90,6 +94,7 @@ impl Stub {
         switch: &str,
         own: Option<Own>,
         resolver_is_ours: bool,
+        others: Vec<IpAddr>,
     ) -> io::Result<Stub> {
         let mut addresses = vec![Ipv4Addr::new(127, 0, 0, 53)];
         if !resolver_is_ours {
@@ -104,6 +109,7 @@ impl Stub {
             sockets: sockets.collect::<io::Result<_>>()?,
             connections: Vec::new(),
             waiting: Vec::new(),
+            relay: Relay::new(others.into_iter().map(|ip| (ip, 53).into()).collect()),
         })
     }
 
@@ -141,9 +147,12 @@ impl Stub {
         }
         fds.extend(self.connections.iter().map(|c| PollFd::new(&c.stream, PollFlags::IN)));
         let changes = self.source.changes();
+        let at = fds.len();
         fds.extend(changes.iter().map(|fd| PollFd::new(fd, PollFlags::IN)));
+        let asked = self.relay.iter().flat_map(Relay::sockets);
+        fds.extend(asked.map(|socket| PollFd::from_borrowed_fd(socket, PollFlags::IN)));
         poll_until(&mut fds, deadline)?;
-        let changed = changes.is_some() && fds.last().is_some_and(|fd| !fd.revents().is_empty());
+        let changed = changes.is_some() && fds.get(at).is_some_and(|fd| !fd.revents().is_empty());
         drop(fds);
         if changed {
             self.source.acknowledge()?;
@@ -155,6 +164,9 @@ impl Stub {
         }
         self.hear_streams();
         self.answer_waiting();
+        for (client, reply) in self.relay.iter_mut().flat_map(Relay::replies).collect::<Vec<_>>() {
+            self.send(client, &reply);
+        }
         Ok(())
     }
 
@@ -163,7 +175,8 @@ impl Stub {
         let announce = self.announce_by.map(|_| now + LISTENING_CHECK);
         let waiting = (!self.waiting.is_empty()).then(|| now + LOOK_AGAIN);
         let idle = self.connections.iter().map(|connection| connection.last_heard + IDLE).min();
-        [announce, waiting, idle].into_iter().flatten().min()
+        let relay = self.relay.as_ref().and_then(Relay::deadline);
+        [announce, waiting, idle, relay].into_iter().flatten().min()
     }
 
     fn announce_when_due(&mut self) -> io::Result<()> {
@@ -234,13 +247,24 @@ impl Stub {
             }
             Question::Reverse(address) => match self.reverse(address) {
                 Ok(Some(name)) => Answer::Name(name),
+                Ok(None) if self.relay(bytes, client) => return,
                 Ok(None) => Answer::NoSuchName,
                 Err(_) => Answer::Failure,
             },
+            Question::Foreign if self.relay(bytes, client) => return,
             Question::Foreign => Answer::NoSuchName,
         };
         let reply = request.reply(&answer);
         self.send(client, &reply);
+    }
+
+    /// Asks others; `false` where there are none.
+    fn relay(&mut self, query: &[u8], client: Client) -> bool {
+        let over_tcp = matches!(client, Client::Tcp(_));
+        self.relay.as_mut().is_some_and(|relay| {
+            relay.ask(query, client, over_tcp);
+            true
+        })
     }
 
     /// This guest knows its own name before it announces it.

@@ -8,6 +8,7 @@ pub mod disks;
 pub mod harness;
 pub mod needs;
 pub mod processes;
+pub mod world;
 
 use std::io::Read;
 use std::os::unix::process::ExitStatusExt;
@@ -111,6 +112,10 @@ impl Lab {
     pub fn start(&self, options: &str, command: &[&str], wrapper: &[&str]) -> Running {
         let program = self.program.to_str().unwrap();
         let mut words: Vec<&str> = wrapper.iter().copied().chain([program, "run"]).collect();
+        // Guests of tests send nothing to the network of the machine that the tests run on.
+        if !options.contains("--uplink") {
+            words.extend(["--uplink", "none"]);
+        }
         words.extend(options.split_whitespace().chain(["--"]).chain(command.iter().copied()));
         self.spawn(&words)
     }

@@ -63,6 +63,12 @@ pub fn skip_for_the_kernel(reason: &str) {
     eprintln!("SKIPPED: {reason}");
 }
 
+/// Says that a test is skipped for want of something that is not installed only to test: a server that
+/// the package would start on the machine, a program that the distribution has not.
+pub fn skip_what_is_not_installed(reason: &str) {
+    eprintln!("SKIPPED: {reason}");
+}
+
 /// Returns from the test unless everything that it needs is there.
 #[macro_export]
 macro_rules! require {

@@ -154,7 +154,7 @@ impl Job<'_> {
         let mut command = match server {
             Server::Ringfence(mode) => {
                 let mut command = Command::new(THIS_PROGRAM);
-                command.arg0("ringfence").args(["run", "--quiet", "--disk"]);
+                command.arg0("ringfence").args(["run", "--quiet", "--uplink", "none", "--disk"]);
                 command.arg(format!("{file},mode={mode},cache={cache}"));
                 command.args(["--", "sleep", "86400"]).env("XDG_RUNTIME_DIR", &place.0);
                 command

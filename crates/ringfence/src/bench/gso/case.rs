@@ -101,7 +101,16 @@ impl Case {
         let program = std::env::current_exe().context("finding this program's file")?;
         let (mtu, offload) = (self.setup.mtu().to_string(), self.setup.offload().to_string());
         let mut command = Command::new(&program);
-        command.args(["run", "--quiet", "--switch", switch, "--mode", self.mode.name()]);
+        command.args([
+            "run",
+            "--quiet",
+            "--uplink",
+            "none",
+            "--switch",
+            switch,
+            "--mode",
+            self.mode.name(),
+        ]);
         command.args(["--mtu", &mtu, "--offload", &offload, "--backend-offload", &offload]);
         if host_leg {
             command.args(["--host-tap", HOST_LEG, "--host-offload", &offload]);

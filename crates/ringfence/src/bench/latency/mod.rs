@@ -236,7 +236,17 @@ impl Guest {
     fn start(switch: &str, mode: Mode, role: &str) -> anyhow::Result<Guest> {
         let program = std::env::current_exe().context("finding this program's file")?;
         let mut command = Command::new(&program);
-        command.args(["run", "--quiet", "--switch", switch, "--mode", mode.name(), "--"]);
+        command.args([
+            "run",
+            "--quiet",
+            "--uplink",
+            "none",
+            "--switch",
+            switch,
+            "--mode",
+            mode.name(),
+            "--",
+        ]);
         command.arg(&program).args(["internal", "bench-latency-end", role]);
         command.stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut child = command.spawn().context("starting a guest")?;

@@ -62,6 +62,7 @@ impl World {
             sockets,
             connections: Vec::new(),
             waiting: Vec::new(),
+            relay: None,
         };
         stub.run_in_background().unwrap();
         World { table, change, server }

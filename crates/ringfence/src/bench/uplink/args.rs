@@ -1,0 +1,189 @@
+//! The command line of `bench uplink`.
+
+use std::time::Duration;
+
+use clap::{Args, ValueEnum};
+use serde::Serialize;
+
+use super::super::args::parse_seconds;
+use super::end::Kind;
+
+const NOTES: &str = "\
+Everything happens over the loopback interface of a network namespace that stands for the host: servers
+are threads of this program there, clients are processes behind each peer. Needs root, and the programs
+of the peers that it is measured against; those that are not installed are left out, with a word.
+
+Each peer is started afresh for each row; peers take turns within a row, so that what else the machine
+does hits all of them alike. docs/performance.md explains every column.";
+
+/// What a guest's way to the host's network carries, beside other ways
+#[derive(Debug, Args)]
+#[command(after_help = NOTES)]
+pub struct UplinkArgs {
+    /// Other ways, measured in the same run: some of them, or `all`
+    #[arg(long = "vs", value_name = "PEER", value_delimiter = ',')]
+    pub versus: Vec<Versus>,
+
+    /// What is measured; all of it by default
+    #[arg(long = "case", value_name = "CASE", value_delimiter = ',')]
+    pub kinds: Vec<Kind>,
+
+    /// How long to measure each row
+    #[arg(long, value_name = "SECONDS", default_value = "2", value_parser = parse_seconds)]
+    pub seconds: Duration,
+
+    /// How often each row is measured; the median is printed
+    #[arg(long, value_name = "N", default_value = "1",
+          value_parser = clap::value_parser!(u8).range(1..))]
+    pub rounds: u8,
+
+    /// How TCP meets congestion, at both ends and in between
+    #[arg(long, value_name = "NAME", value_delimiter = ',', default_value = "bbr,cubic")]
+    pub congestion: Vec<String>,
+
+    /// What connects our guest
+    #[arg(long, value_name = "LINK", default_value = "auto",
+          value_parser = ["auto", "vhost", "tap"])]
+    pub link: String,
+
+    /// One JSON object a line
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// A way to the host's network, as it is asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Versus {
+    /// pasta, of passt
+    Pasta,
+    /// slirp4netns
+    Slirp4netns,
+    /// A pair of interfaces, which needs root
+    Veth,
+    /// All of them that are installed
+    All,
+}
+
+/// A way to the host's network.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Peer {
+    /// Ours
+    Ringfence,
+    /// pasta
+    Pasta,
+    /// slirp4netns
+    Slirp4netns,
+    /// veth
+    Veth,
+}
+
+impl Peer {
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Peer::Ringfence => "ringfence",
+            Peer::Pasta => "pasta",
+            Peer::Slirp4netns => "slirp4netns",
+            Peer::Veth => "veth",
+        }
+    }
+}
+
+/// Which way what is measured goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Direction {
+    /// From the guest's namespace to the host
+    NsHost,
+    /// To it
+    HostNs,
+}
+
+/// One row for each peer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Case {
+    pub(super) name: &'static str,
+    pub(super) kind: Kind,
+    pub(super) direction: Direction,
+    pub(super) mtu: u16,
+    pub(super) streams: usize,
+    /// Octets of a datagram.
+    pub(super) size: usize,
+    /// Whether the connection comes from the host, by a forwarded port.
+    pub(super) inbound: bool,
+}
+
+impl UplinkArgs {
+    /// Ours, and those that are asked for.
+    pub(super) fn peers(&self) -> Vec<Peer> {
+        let asked = |versus| self.versus.iter().any(|v| *v == versus || *v == Versus::All);
+        let others = [
+            (Versus::Pasta, Peer::Pasta),
+            (Versus::Slirp4netns, Peer::Slirp4netns),
+            (Versus::Veth, Peer::Veth),
+        ];
+        let others = others.into_iter().filter(|(versus, _)| asked(*versus)).map(|(_, peer)| peer);
+        [Peer::Ringfence].into_iter().chain(others).collect()
+    }
+
+    /// What is measured.
+    pub(super) fn cases(&self) -> Vec<Case> {
+        let both = [Direction::NsHost, Direction::HostNs];
+        let mut cases = Vec::new();
+        let row = |name, kind, direction| Case {
+            name,
+            kind,
+            direction,
+            mtu: 65520,
+            streams: 1,
+            size: 0,
+            inbound: false,
+        };
+        for (mtu, streams) in [(65520, 1), (1500, 1), (65520, 8)] {
+            cases.extend(both.map(|direction| Case {
+                mtu,
+                streams,
+                ..row("tcp-stream", Kind::TcpStream, direction)
+            }));
+        }
+        for size in [64, 1400] {
+            let row = |d| Case { size, mtu: 1500, ..row("udp-stream", Kind::UdpStream, d) };
+            cases.extend(both.map(row));
+        }
+        cases.push(row("tcp-rr", Kind::TcpRr, Direction::NsHost));
+        cases.push(row("tcp-crr", Kind::TcpCrr, Direction::NsHost));
+        cases.push(Case { streams: 32, ..row("http-32", Kind::Http, Direction::NsHost) });
+        cases.extend(both.map(|direction| Case {
+            inbound: true,
+            ..row("tcp-inbound", Kind::TcpStream, direction)
+        }));
+        cases.push(Case {
+            inbound: true,
+            ..row("tcp-crr-inbound", Kind::TcpCrr, Direction::HostNs)
+        });
+        cases.retain(|case| self.kinds.is_empty() || self.kinds.contains(&case.kind));
+        cases
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        args: UplinkArgs,
+    }
+
+    #[test]
+    fn peers_and_cases_are_chosen() {
+        let args = Line::parse_from(["x", "--vs", "all"]).args;
+        assert_eq!(args.peers().len(), 4);
+        assert_eq!(args.cases().len(), 16);
+        let args = Line::parse_from(["x", "--vs", "veth", "--case", "tcp-rr,udp-stream"]).args;
+        assert_eq!(args.peers(), [Peer::Ringfence, Peer::Veth]);
+        assert_eq!(args.cases().len(), 5);
+    }
+}

@@ -1,0 +1,192 @@
+//! The ways to the host's network: each starts a command behind it.
+//!
+//! All use the addresses that slirp4netns has of itself: the guest's is [`GUEST`], and [`HOST`] leads to
+//! the host's loopback (with veth: to its other end).
+
+use std::io::{BufRead, BufReader};
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::{Receiver, channel};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail, ensure};
+
+use super::args::{Case, Peer, UplinkArgs};
+use super::end::Said;
+
+pub(super) const HOST: &str = "10.0.2.2";
+pub(super) const GUEST: &str = "10.0.2.100";
+/// The port of servers in guests.
+pub(super) const PORT: u16 = 5400;
+/// How long anything may take that takes a moment, beyond what is measured.
+const PATIENCE: Duration = Duration::from_secs(40);
+
+/// Why a peer cannot be measured, in words; `None` if it can.
+pub(super) fn missing(peer: Peer) -> Option<String> {
+    let program = match peer {
+        Peer::Ringfence => return None,
+        Peer::Pasta => "pasta",
+        Peer::Slirp4netns => "slirp4netns",
+        Peer::Veth => "ip",
+    };
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let found = std::env::split_paths(&path).any(|directory| directory.join(program).is_file());
+    (!found).then(|| format!("{program} is not installed"))
+}
+
+/// A command behind a peer, and what it says. It ends when this is dropped.
+pub(super) struct Behind {
+    child: Child,
+    /// What connects it, where that is a process beside it.
+    helper: Option<Child>,
+    said: Receiver<Said>,
+}
+
+impl Behind {
+    /// Starts `words` of this program behind a peer.
+    pub(super) fn start(
+        args: &UplinkArgs,
+        peer: Peer,
+        case: &Case,
+        words: &[&str],
+    ) -> anyhow::Result<Behind> {
+        let program = std::env::current_exe().context("finding this program's file")?;
+        let mut command = match peer {
+            Peer::Ringfence => ours(args, case, &program),
+            Peer::Pasta => pasta(case),
+            Peer::Slirp4netns | Peer::Veth => {
+                let mut command = Command::new("unshare");
+                command.args(["--net", "--"]);
+                command
+            }
+        };
+        command.arg(&program).args(["internal", "bench-uplink-end"]).args(words);
+        command.stdin(Stdio::null()).stdout(Stdio::piped());
+        let mut child = command.spawn().with_context(|| format!("starting {}", peer.name()))?;
+        let output = child.stdout.take().context("a process without output")?;
+        let (tell, said) = channel();
+        std::thread::Builder::new().name("behind".to_owned()).spawn(move || {
+            for line in BufReader::new(output).lines().map_while(Result::ok) {
+                let heard = serde_json::from_str(&line);
+                let heard = heard.unwrap_or_else(|_| Said::Failed(format!("it said {line:?}")));
+                if tell.send(heard).is_err() {
+                    return;
+                }
+            }
+        })?;
+        let mut behind = Behind { child, helper: None, said };
+        match peer {
+            Peer::Slirp4netns => behind.helper = Some(slirp(case, behind.child_in_its_own_net()?)?),
+            Peer::Veth => veth(case, behind.child_in_its_own_net()?)?,
+            Peer::Ringfence | Peer::Pasta => {}
+        }
+        Ok(behind)
+    }
+
+    /// What it says next.
+    pub(super) fn hear(&self, beyond: Duration) -> anyhow::Result<Said> {
+        match self.said.recv_timeout(PATIENCE + beyond).context("it is gone, or says nothing")? {
+            Said::Failed(why) => bail!(why),
+            said => Ok(said),
+        }
+    }
+
+    /// The process, once it is in a network namespace of its own.
+    fn child_in_its_own_net(&self) -> anyhow::Result<u32> {
+        let pid = self.child.id();
+        let own = std::fs::read_link("/proc/self/ns/net")?;
+        let until = Instant::now() + PATIENCE;
+        while std::fs::read_link(format!("/proc/{pid}/ns/net"))? == own {
+            ensure!(Instant::now() < until, "unshare does nothing");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        Ok(pid)
+    }
+}
+
+impl Drop for Behind {
+    fn drop(&mut self) {
+        // The command first: what connects it ends by itself then, or is ended. SIGTERM lets
+        // launchers end what they started.
+        for child in [Some(&mut self.child), self.helper.as_mut()].into_iter().flatten() {
+            let pid = rustix::process::Pid::from_child(child);
+            let _ = rustix::process::kill_process(pid, rustix::process::Signal::TERM);
+            let until = Instant::now() + Duration::from_secs(3);
+            while Instant::now() < until && matches!(child.try_wait(), Ok(None)) {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            // Gone already is as good.
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+fn ours(args: &UplinkArgs, case: &Case, program: &std::path::Path) -> Command {
+    let mut command = Command::new(program);
+    command.args(["run", "--quiet", "--uplink", "host", "--switch", "none", "--link", &args.link]);
+    command.args(["--mtu", &case.mtu.to_string(), "--uplink-address", &format!("{GUEST}/24")]);
+    command.args(["--uplink-gateway", HOST, "--host-loopback", HOST]);
+    if case.inbound {
+        command.args(["-p", &format!("127.0.0.1:{PORT}:{PORT}")]);
+    }
+    command.arg("--");
+    command
+}
+
+fn pasta(case: &Case) -> Command {
+    let mut command = Command::new("pasta");
+    command.args(["--config-net", "--quiet", "--runas", "0", "--ipv4-only"]);
+    command.args(["--address", GUEST, "--netmask", "24", "--gateway", HOST]);
+    command.args(["--mtu", &case.mtu.to_string(), "-u", "none", "-T", "none", "-U", "none"]);
+    let port = PORT.to_string();
+    command.args(["-t", if case.inbound { &port } else { "none" }]);
+    command.arg("--");
+    command
+}
+
+fn slirp(case: &Case, pid: u32) -> anyhow::Result<Child> {
+    let mut command = Command::new("slirp4netns");
+    command.args(["--configure", &format!("--mtu={}", case.mtu), &pid.to_string(), "tap0"]);
+    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    command.spawn().context("starting slirp4netns")
+}
+
+fn veth(case: &Case, pid: u32) -> anyhow::Result<()> {
+    let (pid, mtu) = (pid.to_string(), case.mtu.to_string());
+    let host = format!("{HOST}/24");
+    let guest = format!("{GUEST}/24");
+    let inside = ["nsenter", "-t", &pid, "--net", "ip"];
+    // One of an earlier row that is still being taken down.
+    let _ = Command::new("ip").args(["link", "del", "bench-out"]).stderr(Stdio::null()).status();
+    run(&[
+        "ip",
+        "link",
+        "add",
+        "bench-out",
+        "mtu",
+        &mtu,
+        "type",
+        "veth",
+        "peer",
+        "name",
+        "bench-in",
+        "mtu",
+        &mtu,
+        "netns",
+        &pid,
+    ])?;
+    run(&["ip", "addr", "add", &host, "dev", "bench-out"])?;
+    run(&["ip", "link", "set", "bench-out", "up"])?;
+    run(&[&inside[..], &["link", "set", "lo", "up"]].concat())?;
+    run(&[&inside[..], &["addr", "add", &guest, "dev", "bench-in"]].concat())?;
+    run(&[&inside[..], &["link", "set", "bench-in", "up"]].concat())
+}
+
+/// Runs a command that is to succeed.
+pub(super) fn run(words: &[&str]) -> anyhow::Result<()> {
+    let Some((program, rest)) = words.split_first() else { return Ok(()) };
+    let output = Command::new(program).args(rest).output().with_context(|| words.join(" "))?;
+    let said = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.success(), "{}: {}", words.join(" "), said.trim());
+    Ok(())
+}

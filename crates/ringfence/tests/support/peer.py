@@ -1,0 +1,134 @@
+"""The two ends of what tests send: peer.py MODE ADDRESS PORT."""
+import hashlib
+import socket
+import sys
+import threading
+import time
+
+NOISE = "noise"
+
+
+def family(address):
+    return socket.AF_INET6 if ":" in address else socket.AF_INET
+
+
+def noise():
+    with open(NOISE, "rb") as file:
+        return file.read()
+
+
+def connect(address, port):
+    """A server may still be starting."""
+    for _ in range(200):
+        try:
+            return socket.create_connection((address, port), 60)
+        except ConnectionRefusedError:
+            time.sleep(0.1)
+    raise SystemExit(f"nobody listens at {address} {port}")
+
+
+def exchange(connection):
+    """Hears until the end, answers with the hash, then sends the noise back."""
+    digest = hashlib.sha256()
+    while octets := connection.recv(1 << 18):
+        digest.update(octets)
+    connection.sendall(digest.hexdigest().encode() + b"\n" + noise())
+    connection.close()
+
+
+def tcp_server(address, port):
+    server = socket.socket(family(address), socket.SOCK_STREAM)
+    server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    server.bind((address, port))
+    server.listen(64)
+    print("listening", flush=True)
+    while True:
+        connection, client = server.accept()
+        print("client", client[0], flush=True)
+        threading.Thread(target=exchange, args=(connection,), daemon=True).start()
+
+
+def tcp_client(address, port):
+    """Sends the noise and the end, hears the hash of it, and the noise."""
+    connection = connect(address, port)
+    connection.settimeout(60)
+    sent = noise()
+    connection.sendall(sent)
+    connection.shutdown(socket.SHUT_WR)
+    parts = []
+    while octets := connection.recv(1 << 18):
+        parts.append(octets)
+    digest, back = b"".join(parts).split(b"\n", 1)
+    expected = hashlib.sha256(sent).hexdigest()
+    assert digest.decode() == expected, "the server heard something else"
+    assert hashlib.sha256(back).hexdigest() == expected, f"{len(back)} octets came back, otherwise"
+    print("equal", expected, flush=True)
+
+
+def udp_server(address, port):
+    server = socket.socket(family(address), socket.SOCK_DGRAM)
+    server.bind((address, port))
+    print("listening", flush=True)
+    while True:
+        octets, client = server.recvfrom(65536)
+        print("client", client[0], flush=True)
+        server.sendto(octets, client)
+
+
+def udp_client(address, port, lengths=(0, 1, 64, 1200, 1452, 1473, 9000, 20001, 65000)):
+    """Each datagram comes back as it was; one that is lost is sent again."""
+    client = socket.socket(family(address), socket.SOCK_DGRAM)
+    client.connect((address, port))
+    client.settimeout(2)
+    octets = noise()
+    for length in lengths:
+        sent = length.to_bytes(4, "big") + octets[: max(length - 4, 0)]
+        for _ in range(10):
+            client.send(sent)
+            try:
+                if client.recv(65536) == sent:
+                    break
+            except TimeoutError:
+                pass
+        else:
+            raise SystemExit(f"{length} octets never came back")
+    print("equal", flush=True)
+
+
+def udp_client_short(address, port):
+    """The same, without datagrams that are longer than an Ethernet's packets."""
+    udp_client(address, port, (0, 1, 64, 1200, 1452))
+
+
+def refused(address, port):
+    """That nobody can be reached there."""
+    try:
+        socket.create_connection((address, port), 3)
+    except OSError as error:
+        print("refused", error, flush=True)
+        return
+    raise SystemExit(f"{address} {port} was reached")
+
+
+def many(address, port):
+    """Many connections at a time, all of which work."""
+    held = []
+    for number in range(400):
+        connection = connect(address, port)
+        connection.settimeout(60)
+        connection.sendall(b"%d" % number)
+        held.append(connection)
+    length = len(noise())
+    for number, connection in enumerate(held):
+        connection.shutdown(socket.SHUT_WR)
+        heard = b""
+        while octets := connection.recv(1 << 18):
+            heard += octets
+        digest = hashlib.sha256(b"%d" % number).hexdigest()
+        assert heard.startswith(digest.encode()), heard[:80]
+        assert len(heard) == 65 + length, len(heard)
+    print("equal", flush=True)
+
+
+mode, address, port = sys.argv[1], sys.argv[2], int(sys.argv[3])
+globals()[mode](address, port)

@@ -1,0 +1,190 @@
+//! A host and what is outside of it, in network namespaces of their own: `wan0` of the one is a cable to
+//! `out0` of the other. Nothing of it leaves the test.
+
+use std::io::{BufRead, BufReader};
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+
+use super::needs::{Need, skip_for_the_kernel};
+use super::{Lab, MOMENT, Running};
+
+/// The addresses that a host has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Families {
+    Both,
+    V4,
+    V6,
+}
+
+/// The host's addresses on the cable, and those of the other end, which is its router.
+pub const HOST_V4: &str = "192.0.2.2";
+pub const HOST_V6: &str = "2001:db8:1::2";
+pub const OUTSIDE_V4: &str = "192.0.2.1";
+pub const OUTSIDE_V6: &str = "2001:db8:1::1";
+/// Addresses that are behind the router.
+pub const FAR_V4: &str = "198.51.100.1";
+pub const FAR_V6: &str = "2001:db8:ffff::1";
+
+/// A server and a client over TCP and UDP.
+const PEER: &str = include_str!("peer.py");
+
+/// A host with a network, and the outside. They end when this is dropped.
+pub struct World {
+    pub lab: Lab,
+    host: Child,
+    outside: Child,
+    is_root: bool,
+}
+
+/// A process that keeps namespaces, until its standard input ends.
+fn keeper(words: &[&str]) -> Child {
+    let mut child = Command::new(words[0])
+        .args(&words[1..])
+        .args(["sh", "-c", "echo ready; exec cat"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut line = String::new();
+    let stdout = child.stdout.take().unwrap();
+    BufReader::new(stdout).read_line(&mut line).unwrap();
+    assert_eq!(line, "ready\n", "{words:?} made no namespaces");
+    child
+}
+
+impl World {
+    /// A world, or `None` (and a word why) where there can be none.
+    pub fn new(families: Families) -> Option<World> {
+        for need in
+            [Need::Guests, Need::Program("ip", "iproute2"), Need::Program("python3", "python3")]
+        {
+            if let Some(reason) = need.missing() {
+                super::needs::skip(&reason);
+                return None;
+            }
+        }
+        let is_root = rustix::process::geteuid().is_root();
+        let mut words = vec!["unshare", "--net", "--mount"];
+        if !is_root {
+            words.extend(["--user", "--map-root-user"]);
+        }
+        let host = keeper(&words);
+        let words = enter(&host, is_root, &["--net"]);
+        let words = words.iter().map(String::as_str).chain(["unshare", "--net"]);
+        let outside = keeper(&words.collect::<Vec<_>>());
+        let world = World { lab: Lab::new(), host, outside, is_root };
+        std::fs::write(world.lab.file("peer.py"), PEER).unwrap();
+        let cable =
+            format!("ip link add wan0 type veth peer name out0 netns {}", world.outside.id());
+        let made = world.host(&["sh", "-c", &cable]).finish(MOMENT);
+        if made.status != Some(0) {
+            skip_for_the_kernel(&format!("there can be no veth here: {}", made.stderr.trim()));
+            return None;
+        }
+        world.configure(families);
+        Some(world)
+    }
+
+    fn configure(&self, families: Families) {
+        let range = if self.is_root { "0 2147483647" } else { "0 0" };
+        // Addresses are of use at once.
+        let mut host = format!(
+            "ip link set lo up; echo {range} > /proc/sys/net/ipv4/ping_group_range; \
+             echo 0 > /proc/sys/net/ipv6/conf/wan0/accept_dad; "
+        );
+        let mut outside = "ip link set lo up; \
+             echo 0 > /proc/sys/net/ipv6/conf/out0/accept_dad; "
+            .to_owned();
+        if families != Families::V6 {
+            host += &format!("ip addr add {HOST_V4}/24 dev wan0; ");
+            outside +=
+                &format!("ip addr add {OUTSIDE_V4}/24 dev out0; ip addr add {FAR_V4}/32 dev lo; ");
+        }
+        if families != Families::V4 {
+            host += &format!("ip addr add {HOST_V6}/64 dev wan0 nodad; ");
+            outside += &format!(
+                "ip addr add {OUTSIDE_V6}/64 dev out0 nodad; ip addr add {FAR_V6}/128 dev lo nodad; "
+            );
+        }
+        self.outside(&["sh", "-ec", &(outside + "ip link set out0 up")]).succeed(MOMENT);
+        host += "ip link set wan0 up; ";
+        if families != Families::V6 {
+            host += &format!("ip route add default via {OUTSIDE_V4}; ");
+        }
+        if families != Families::V4 {
+            host += &format!("ip -6 route add default via {OUTSIDE_V6}; ");
+        }
+        self.host(&["sh", "-ec", &host]).succeed(MOMENT);
+        self.name_servers(&[]);
+    }
+
+    /// Whom the host asks for names.
+    pub fn name_servers(&self, servers: &[&str]) {
+        let text: String = servers.iter().map(|ip| format!("nameserver {ip}\n")).collect();
+        std::fs::write(self.lab.file("resolv.conf"), text).unwrap();
+        let mount = "mount --bind resolv.conf /etc/resolv.conf";
+        self.host(&["sh", "-ec", mount]).succeed(MOMENT);
+    }
+
+    /// A command on the host.
+    pub fn host(&self, words: &[&str]) -> Running {
+        let files = self.lab.file("").to_str().unwrap().to_owned();
+        let mut all = enter(&self.host, self.is_root, &["--net", "--mount"]);
+        all.extend(["env".into(), format!("--chdir={files}")]);
+        self.spawn(all, words)
+    }
+
+    /// A command outside.
+    pub fn outside(&self, words: &[&str]) -> Running {
+        self.spawn(enter(&self.outside, self.is_root, &["--net"]), words)
+    }
+
+    fn spawn(&self, mut all: Vec<String>, words: &[&str]) -> Running {
+        all.extend(words.iter().map(|word| (*word).to_owned()));
+        self.lab.spawn(&all.iter().map(String::as_str).collect::<Vec<_>>())
+    }
+
+    /// `peer.py MODE ADDRESS PORT` outside, once it listens.
+    pub fn server(&self, mode: &str, address: &str, port: u16) -> Running {
+        let server = self.outside(&["python3", "peer.py", mode, address, &port.to_string()]);
+        server.wait_for_output("listening");
+        server
+    }
+
+    /// `ringfence run OPTIONS -- sh -ec SCRIPT` on the host.
+    pub fn guest(&self, options: &str, script: &str) -> Running {
+        let program = env!("CARGO_BIN_EXE_ringfence");
+        let mut words = vec![program, "run"];
+        words.extend(options.split_whitespace().chain(["--", "sh", "-ec", script]));
+        self.host(&words)
+    }
+
+    /// The same of a guest that is on the host's network alone.
+    pub fn lone_guest(&self, options: &str, script: &str) -> Running {
+        self.guest(&format!("--uplink host --switch none {options}"), script)
+    }
+
+    /// A shared file.
+    pub fn file(&self, name: &str) -> PathBuf {
+        self.lab.file(name)
+    }
+}
+
+/// What makes a command run in a keeper's namespaces.
+fn enter(keeper: &Child, is_root: bool, namespaces: &[&str]) -> Vec<String> {
+    let mut words = vec!["nsenter".to_owned(), format!("--target={}", keeper.id())];
+    if !is_root {
+        words.extend(["--user".to_owned(), "--preserve-credentials".to_owned()]);
+    }
+    words.extend(namespaces.iter().map(|namespace| (*namespace).to_owned()));
+    words
+}
+
+impl Drop for World {
+    fn drop(&mut self) {
+        for keeper in [&mut self.outside, &mut self.host] {
+            let _ = keeper.kill();
+            let _ = keeper.wait();
+        }
+    }
+}

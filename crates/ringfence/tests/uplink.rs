@@ -1,0 +1,268 @@
+//! `ringfence run --uplink host`, end to end: a guest of a host in a network namespace, and servers and
+//! clients in another one. What is sent is compared by its hash.
+
+#![allow(clippy::unwrap_used, reason = "in a test, a failure is a panic")]
+
+mod support;
+
+use std::time::Duration;
+
+use support::needs::Need;
+use support::world::{FAR_V4, FAR_V6, Families, HOST_V4, HOST_V6, OUTSIDE_V4, OUTSIDE_V6, World};
+use support::{MOMENT, write_noise};
+
+const PING: Need = Need::Program("ping", "iputils-ping");
+const DNSMASQ: Need = Need::Program("dnsmasq", "dnsmasq-base");
+const BUSYBOX: Need = Need::Program("busybox", "busybox");
+
+/// How long a whole guest may take.
+const LONG: Duration = Duration::from_secs(90);
+
+/// A world with both families, or the end of the test.
+macro_rules! world {
+    ($families:expr) => {
+        match World::new($families) {
+            Some(world) => world,
+            None => return,
+        }
+    };
+}
+
+/// TCP both ways to a server at each address.
+fn tcp_both_ways(world: &World, options: &str, addresses: &[&str]) {
+    write_noise(&world.file("noise"), 8);
+    let servers: Vec<_> =
+        addresses.iter().map(|address| world.server("tcp_server", address, 7000)).collect();
+    let script: String =
+        addresses.iter().map(|ip| format!("python3 peer.py tcp_client {ip} 7000; ")).collect();
+    let output = world.lone_guest(options, &script).succeed(LONG);
+    assert_eq!(output.matches("equal").count(), addresses.len(), "{output}");
+    servers.into_iter().for_each(|server| drop(server.end()));
+}
+
+#[test]
+fn tcp_arrives_undamaged_both_ways() {
+    let world = world!(Families::Both);
+    tcp_both_ways(&world, "", &[OUTSIDE_V4, OUTSIDE_V6, FAR_V4, FAR_V6]);
+}
+
+#[test]
+fn tcp_arrives_undamaged_over_an_ethernets_mtu() {
+    let world = world!(Families::Both);
+    tcp_both_ways(&world, "--mtu 1500", &[OUTSIDE_V4, OUTSIDE_V6]);
+}
+
+#[test]
+fn a_host_of_one_family_is_enough() {
+    for (families, near, far) in
+        [(Families::V4, OUTSIDE_V4, FAR_V4), (Families::V6, OUTSIDE_V6, FAR_V6)]
+    {
+        let world = world!(families);
+        tcp_both_ways(&world, "", &[near, far]);
+    }
+}
+
+#[test]
+fn hundreds_of_connections_at_a_time() {
+    let world = world!(Families::V4);
+    std::fs::write(world.file("noise"), vec![7; 20_000]).unwrap();
+    let server = world.server("tcp_server", FAR_V4, 7000);
+    let script = format!("ulimit -n 1024; python3 peer.py many {FAR_V4} 7000");
+    let output = world.lone_guest("", &script).succeed(LONG);
+    assert!(output.contains("equal"), "{output}");
+    server.end();
+}
+
+#[test]
+fn datagrams_of_every_length_come_back() {
+    let world = world!(Families::Both);
+    write_noise(&world.file("noise"), 1);
+    let mut servers = Vec::new();
+    let addresses = [OUTSIDE_V4, OUTSIDE_V6, FAR_V4];
+    for address in addresses {
+        servers.push(world.server("udp_server", address, 7001));
+    }
+    for (options, mode) in [("", "udp_client"), ("--mtu 1500", "udp_client_short")] {
+        let script = addresses.map(|address| format!("python3 peer.py {mode} {address} 7001; "));
+        let script = script.concat();
+        let output = world.lone_guest(options, &script).succeed(LONG);
+        assert_eq!(output.matches("equal").count(), 3, "{output}");
+    }
+    servers.into_iter().for_each(|server| drop(server.end()));
+}
+
+#[test]
+fn echo_requests_are_answered() {
+    require!(PING);
+    let world = world!(Families::Both);
+    let script: String = [OUTSIDE_V4, FAR_V4, OUTSIDE_V6, FAR_V6]
+        .iter()
+        .flat_map(|ip| [0, 56, 1400, 9000].map(|size| format!("ping -c 1 -W 5 -s {size} {ip}; ")))
+        .collect();
+    let output = world.lone_guest("", &script).succeed(LONG);
+    assert_eq!(output.matches(" 0% packet loss").count(), 16, "{output}");
+}
+
+/// `dnsmasq` that knows one name, in the foreground.
+fn name_server(address: &str) -> Vec<String> {
+    let listen = format!("--listen-address={address}");
+    let words = [
+        "dnsmasq",
+        "--keep-in-foreground",
+        "--conf-file=/dev/null",
+        "--no-resolv",
+        "--no-hosts",
+        "--bind-interfaces",
+        "--user=root",
+        "--pid-file=",
+        "--log-facility=-",
+        "--host-record=www.far.example,198.51.100.1,2001:db8:ffff::1",
+    ];
+    words.into_iter().chain([&listen[..]]).map(str::to_owned).collect()
+}
+
+fn words(list: &[String]) -> Vec<&str> {
+    list.iter().map(String::as_str).collect()
+}
+
+#[test]
+fn the_uplink_is_there_without_being_asked_for() {
+    require!(DNSMASQ);
+    let world = world!(Families::Both);
+    let server = world.outside(&words(&name_server(OUTSIDE_V4)));
+    world.name_servers(&[OUTSIDE_V4]);
+    // Names of guests and of the world, by the same resolver; over TCP too.
+    let first = world.guest("--name first", "until [ -e stop ]; do sleep 0.05; done");
+    first.wait_for_error("is on the host's network");
+    let script = format!(
+        "getent hosts first; {LOOK_UP}; ip -6 route show default; \
+         python3 -c 'import os; print(os.path.getsize(\"/etc/resolv.conf\") > 0)'; touch stop"
+    );
+    let output = world.guest("", &script).succeed(LONG);
+    assert!(output.contains(FAR_V4) && output.contains(FAR_V6), "{output}");
+    assert!(output.contains("first"), "{output}");
+    assert_eq!(output.matches("default via").count(), 1, "{output}");
+    first.succeed(MOMENT);
+    server.end();
+}
+
+#[test]
+fn a_host_without_a_network_is_told_in_one_line() {
+    let world = world!(Families::Both);
+    let none = "ip link del wan0";
+    world.host(&["sh", "-ec", none]).succeed(MOMENT);
+    let guest = world.guest("", "ip link show eth0").finish(LONG);
+    assert_eq!(guest.status, Some(0), "{}", guest.stderr);
+    assert_eq!(
+        guest.stderr.matches("no uplink: the host has no network").count(),
+        1,
+        "{}",
+        guest.stderr
+    );
+    let guest = world.guest("--uplink host", "true").finish(LONG);
+    assert_eq!(guest.status, Some(125), "{}", guest.stderr);
+}
+
+const LOOK_UP: &str = "for i in $(seq 50); do getent ahostsv4 www.far.example && break; sleep 0.1; done; \
+                       getent ahostsv6 www.far.example; ! getent hosts unknown.example";
+
+#[test]
+fn names_are_looked_up_where_the_host_does() {
+    require!(DNSMASQ);
+    let world = world!(Families::Both);
+    // A server that the guest can ask as the host does, one that only the host can, and both.
+    let outside = world.outside(&words(&name_server(OUTSIDE_V4)));
+    let inside = world.host(&words(&name_server("127.0.0.53")));
+    for servers in [&[OUTSIDE_V4][..], &["127.0.0.53"], &["127.0.0.53", OUTSIDE_V4]] {
+        world.name_servers(servers);
+        let output = world.lone_guest("", LOOK_UP).succeed(LONG);
+        assert!(output.contains(FAR_V4) && output.contains(FAR_V6), "{servers:?}: {output}");
+    }
+    drop((outside.end(), inside.end()));
+}
+
+#[test]
+fn forwarded_ports_lead_to_the_guest_and_show_the_client() {
+    let world = world!(Families::Both);
+    write_noise(&world.file("noise"), 2);
+    // Ports of an ordinary user, a range, another address, datagrams.
+    let options = "-p 8080:7000 -p 9000-9002:7000 -p 8053:7001/udp -p 127.0.0.1:8081:7000";
+    let script = "python3 peer.py tcp_server 0.0.0.0 7000 & python3 peer.py udp_server 0.0.0.0 7001 & \
+                  python3 peer.py tcp_server :: 7000 2>/dev/null & \
+                  until [ -e stop ]; do sleep 0.05; done";
+    let script = script.replace("tcp_server 0.0.0.0 7000", &format!("tcp_server {HOST_V4} 7000"));
+    let script = script.replace("tcp_server :: 7000", &format!("tcp_server {HOST_V6} 7000"));
+    let guest = world.lone_guest(options, &script);
+    guest.wait_for_output("listening\nlistening\nlistening");
+    let client = |mode: &str, address: &str, port: u16| {
+        let words = ["python3", "peer.py", mode, address, &port.to_string()];
+        let output = world.outside(&words).succeed(LONG);
+        assert!(output.contains("equal"), "{mode} {address} {port}: {output}");
+    };
+    client("tcp_client", HOST_V4, 8080);
+    client("tcp_client", HOST_V6, 8080);
+    client("tcp_client", HOST_V4, 9000);
+    client("udp_client", HOST_V4, 8053);
+    // At the host's loopback alone.
+    let local = world.host(&["python3", "peer.py", "tcp_client", "127.0.0.1", "8081"]);
+    assert!(local.succeed(LONG).contains("equal"));
+    world.outside(&["python3", "peer.py", "refused", HOST_V4, "8081"]).succeed(LONG);
+    std::fs::write(world.file("stop"), "").unwrap();
+    let output = guest.succeed(MOMENT);
+    for client in [OUTSIDE_V4, OUTSIDE_V6] {
+        assert!(output.contains(&format!("client {client}\n")), "{output}");
+    }
+}
+
+#[test]
+fn the_hosts_loopback_is_reached_only_when_asked_for() {
+    let world = world!(Families::V4);
+    write_noise(&world.file("noise"), 1);
+    let server = world.host(&["python3", "peer.py", "tcp_server", "127.0.0.1", "7000"]);
+    server.wait_for_output("listening");
+    let script = "for ip in 127.0.0.1 192.0.2.2 192.0.2.99 169.254.53.254; do \
+                  python3 peer.py refused $ip 7000; done";
+    let output = world.lone_guest("", script).succeed(LONG);
+    assert_eq!(
+        output.matches("refused [").count() + output.matches("timed out").count(),
+        4,
+        "{output}"
+    );
+    let script =
+        "python3 peer.py tcp_client 192.0.2.99 7000; python3 peer.py refused 127.0.0.1 7000";
+    let output = world.lone_guest("--host-loopback 192.0.2.99", script).succeed(LONG);
+    assert!(output.contains("equal") && output.contains("refused"), "{output}");
+    server.end();
+}
+
+#[test]
+fn a_guest_that_asks_by_dhcp_is_told_the_same() {
+    require!(BUSYBOX);
+    let world = world!(Families::Both);
+    world.name_servers(&[OUTSIDE_V4]);
+    let lease = world.file("lease");
+    std::fs::write(&lease, "#!/bin/sh\n[ \"$1\" != bound ] || env > told\n").unwrap();
+    let script = "chmod +x lease; busybox udhcpc -i up0 -n -q -f -t 5 -T 1 -s ./lease";
+    world.lone_guest("", script).succeed(LONG);
+    let told = world.lab.read("told");
+    for line in ["ip=192.0.2.2", "router=192.0.2.1", "dns=192.0.2.1", "mask=24"] {
+        assert!(told.lines().any(|told| told == line), "no {line}: {told}");
+    }
+}
+
+#[test]
+fn a_guest_is_on_a_switch_and_on_the_hosts_network() {
+    require!(PING);
+    let world = world!(Families::Both);
+    write_noise(&world.file("noise"), 1);
+    let server = world.server("tcp_server", FAR_V4, 7000);
+    let script = "until [ -e stop ]; do sleep 0.05; done";
+    let first = world.guest("--uplink host --name first", script);
+    first.wait_for_error("is on the host's network");
+    let script =
+        format!("ping -c 1 -W 5 first; python3 peer.py tcp_client {FAR_V4} 7000; touch stop");
+    let output = world.guest("--uplink host", &script).succeed(LONG);
+    assert!(output.contains("equal"), "{output}");
+    first.succeed(MOMENT);
+    server.end();
+}
