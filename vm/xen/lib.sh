@@ -4,8 +4,8 @@ BACKEND=/local/domain/0/backend
 ADDRESS=10.77.0.1
 ADDRESS6=fd77::1
 
-# guest NAME [LINE...]: makes a guest with these lines in its configuration, and does not wait.
-# Its console is in guests/guest-NAME.log.
+# guest NAME [LINE...]: makes a guest with these lines in its configuration, and does not wait; with the
+# options of `xl create` in CREATE. Its console is in guests/guest-NAME.log.
 guest() {
     local name=$1 line
     shift
@@ -21,7 +21,7 @@ guest() {
         for line in "$@"; do echo "$line"; done
     } >/tmp/$name.cfg
     rm -f /tmp/$name.tty
-    xl create -q /tmp/$name.cfg
+    xl create -q ${CREATE:-} /tmp/$name.cfg
 }
 
 # guest_ready NAME...: waits until the guests take commands.
