@@ -10,6 +10,10 @@
 //! none, the whole tree is listed again. Then each device that is due is looked at once, however many
 //! events there were. So neither their order nor their number means anything, and a guest that writes
 //! its keys all the time costs one look a turn.
+//!
+//! A device that is over may leave its directory behind, until the toolstack removes it. What this side writes
+//! there to say so fires the watch once more, and must not make it a device again: only another state
+//! than the closed one does.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
@@ -17,7 +21,7 @@ use std::time::{Duration, Instant};
 use ringfence_platform::DomId;
 use ringfence_platform::store::{StoreAccess, StoreClient, StoreError, WatchEvent};
 use ringfence_wire::decimal;
-use ringfence_wire::xenbus::{self, DeviceId, DeviceKind};
+use ringfence_wire::xenbus::{self, DeviceId, DeviceKind, XenbusState};
 
 use crate::seat::device_name;
 
@@ -56,6 +60,8 @@ pub(super) struct Devices {
     kind: DeviceKind,
     own: DomId,
     known: BTreeSet<DeviceId>,
+    /// Those that are over, while the toolstack has not removed their directories.
+    over: BTreeSet<DeviceId>,
     due: BTreeSet<DeviceId>,
     again: BTreeMap<DeviceId, Instant>,
     rescan: bool,
@@ -77,6 +83,7 @@ impl Devices {
             kind,
             own,
             known: BTreeSet::new(),
+            over: BTreeSet::new(),
             due: BTreeSet::new(),
             again: BTreeMap::new(),
             // A watch fires once at once; this does not wait for that.
@@ -151,6 +158,7 @@ impl Devices {
         }
         // Those that are gone are seen to be when they are looked at.
         self.mark_all();
+        self.due.extend(&self.over);
         Ok(())
     }
 
@@ -162,21 +170,30 @@ impl Devices {
     ) -> Result<(), StoreError> {
         self.again.remove(&device);
         let known = self.known.contains(&device);
-        let there = is_there(store, &device)?;
+        let state = state_of(store, &device)?;
+        if self.over.contains(&device) && state == Some(XenbusState::Closed) {
+            return Ok(());
+        }
+        // A toolstack that asks it to close, late, is answered, and that is all.
+        let late = self.over.remove(&device) && state == Some(XenbusState::Closing);
+        let there = state.is_some();
         if !known && !there {
             return Ok(());
         }
         let name = device_name(&device);
         if !known {
-            tracing::info!(%name, "found");
+            if !late {
+                tracing::info!(%name, "found");
+            }
             self.known.insert(device);
             for path in served.watch_paths(&device) {
                 or_log(store.watch(&path, &name), &name, "cannot be watched")?;
             }
         }
         let look = served.look(&device, store);
+        let mut remains = false;
         match or_log(look, &name, "could not be looked at")? {
-            Some(Look::Over) => {}
+            Some(Look::Over) => remains = there,
             // It may be that nothing could be done for it; when its directory is gone, it is over.
             _ if !there => {}
             Some(Look::Alive) => return Ok(()),
@@ -186,8 +203,13 @@ impl Devices {
             }
         }
         served.forget(&device);
-        tracing::info!(%name, "gone");
+        if !late {
+            tracing::info!(%name, "gone");
+        }
         self.known.remove(&device);
+        if remains {
+            self.over.insert(device);
+        }
         for path in served.watch_paths(&device) {
             or_log(store.unwatch(&path, &name), &name, "is still watched")?;
         }
@@ -204,11 +226,14 @@ fn listing(store: &mut StoreClient, directory: &str) -> Result<Vec<String>, Stor
     }
 }
 
-/// Whether there is a directory of this device, with a state.
-fn is_there(store: &mut StoreClient, device: &DeviceId) -> Result<bool, StoreError> {
+/// The state in a device's directory; `None` where there is no such directory.
+fn state_of(
+    store: &mut StoreClient,
+    device: &DeviceId,
+) -> Result<Option<XenbusState>, StoreError> {
     match store.read_opt(&format!("{}/{}", device.backend_path(), xenbus::STATE)) {
-        Ok(state) => Ok(state.is_some()),
-        Err(StoreError::Refused { .. }) => Ok(false),
+        Ok(state) => Ok(state.map(|s| XenbusState::parse(&s).unwrap_or(XenbusState::Missing))),
+        Err(StoreError::Refused { .. }) => Ok(None),
         Err(error) => Err(error),
     }
 }

@@ -54,8 +54,11 @@ impl Served for List {
     fn watch_paths(&self, device: &DeviceId) -> Vec<String> {
         vec![format!("{}/state", device.frontend_path())]
     }
-    fn look(&mut self, device: &DeviceId, _: &mut StoreClient) -> Result<Look, StoreError> {
+    fn look(&mut self, device: &DeviceId, store: &mut StoreClient) -> Result<Look, StoreError> {
         self.looked.push(*device);
+        if self.answer == Some(Look::Over) {
+            store.write(&format!("{}/state", device.backend_path()), "6")?;
+        }
         Ok(self.answer.unwrap_or(Look::Alive))
     }
     fn forget(&mut self, device: &DeviceId) {
@@ -141,4 +144,39 @@ fn names_that_are_no_devices_are_passed_over() {
     let mut list = List::default();
     world.settle(&mut devices, &mut list);
     assert!(list.looked.is_empty(), "{:?}", list.looked);
+}
+
+#[test]
+fn what_is_over_is_not_found_again_for_what_it_wrote_itself() {
+    let mut world = World::new();
+    world.make(5, 0);
+    let mut devices = Devices::watch(&mut world.own, DomId(0), DeviceKind::Vif).unwrap();
+    let mut list = List { answer: Some(Look::Over), ..List::default() };
+    for _ in 0..5 {
+        world.settle(&mut devices, &mut list);
+    }
+    assert_eq!(list.looked, [device(5, 0)]);
+    assert_eq!(list.forgotten, [device(5, 0)]);
+
+    // The toolstack asks it to close only now, and waits for the answer.
+    let state = format!("{}/state", device(5, 0).backend_path());
+    world.store.write(&state, "5").unwrap();
+    for _ in 0..5 {
+        world.settle(&mut devices, &mut list);
+    }
+    assert_eq!(world.store.read_opt(&state).unwrap().as_deref(), Some(&b"6"[..]));
+    assert_eq!(list.looked, [device(5, 0); 2]);
+
+    // Made anew, with or without having been away.
+    for removed in [false, true] {
+        list.looked.clear();
+        if removed {
+            world.store.rm(&device(5, 0).backend_path()).unwrap();
+        }
+        world.make(5, 0);
+        for _ in 0..5 {
+            world.settle(&mut devices, &mut list);
+        }
+        assert_eq!(list.looked, [device(5, 0)], "removed: {removed}");
+    }
 }
