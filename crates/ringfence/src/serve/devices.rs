@@ -227,10 +227,7 @@ fn listing(store: &mut StoreClient, directory: &str) -> Result<Vec<String>, Stor
 }
 
 /// The state in a device's directory; `None` where there is no such directory.
-fn state_of(
-    store: &mut StoreClient,
-    device: &DeviceId,
-) -> Result<Option<XenbusState>, StoreError> {
+fn state_of(store: &mut StoreClient, device: &DeviceId) -> Result<Option<XenbusState>, StoreError> {
     match store.read_opt(&format!("{}/{}", device.backend_path(), xenbus::STATE)) {
         Ok(state) => Ok(state.map(|s| XenbusState::parse(&s).unwrap_or(XenbusState::Missing))),
         Err(StoreError::Refused { .. }) => Ok(None),
