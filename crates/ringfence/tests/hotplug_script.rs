@@ -1,15 +1,17 @@
-//! The hotplug script, run as libxl runs it, with a store that is a folder.
+//! The hotplug scripts of interfaces and disks, run as libxl runs them, with a store that is a folder.
 
 #![allow(clippy::unwrap_used, reason = "the panic of a test is its report")]
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
 
 const SCRIPT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../dist/vif-ringfence");
+const DISK_SCRIPT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../dist/block-ringfence");
 
 const DEVICE: &str = "backend/vif/5/0";
+const DISK: &str = "/local/domain/0/backend/vbd/5/51712";
 
 /// `xenstore-write PATH VALUE...`, and `xenstore-read PATH`, on a folder.
 const WRITE: &str = r#"#!/bin/sh
@@ -24,11 +26,22 @@ const READ: &str = "#!/bin/sh\ncat \"$STORE/$1\" 2>/dev/null\n";
 
 struct Bench {
     dir: tempfile::TempDir,
+    script: &'static str,
+    /// Where its device's keys are.
+    device: &'static str,
 }
 
 impl Bench {
     fn new() -> Bench {
-        let bench = Bench { dir: tempfile::tempdir().unwrap() };
+        Bench::of(SCRIPT, DEVICE)
+    }
+
+    fn disk() -> Bench {
+        Bench::of(DISK_SCRIPT, DISK)
+    }
+
+    fn of(script: &'static str, device: &'static str) -> Bench {
+        let bench = Bench { dir: tempfile::tempdir().unwrap(), script, device };
         for (name, text) in
             [("xenstore-write", WRITE), ("xenstore-read", READ), ("logger", "#!/bin/sh\nexit 0\n")]
         {
@@ -40,7 +53,7 @@ impl Bench {
     }
 
     fn key(&self, name: &str) -> PathBuf {
-        self.dir.path().join("store").join(DEVICE).join(name)
+        self.dir.path().join("store").join(self.device.trim_start_matches('/')).join(name)
     }
 
     fn set(&self, name: &str, value: &str) {
@@ -54,19 +67,23 @@ impl Bench {
     }
 
     fn run(&self, shell: &str, arguments: &[&str], device: Option<&str>) -> Output {
+        self.command(shell, arguments, device).output().unwrap()
+    }
+
+    fn command(&self, shell: &str, arguments: &[&str], device: Option<&str>) -> Command {
         let path = format!("{}:/usr/bin:/bin", self.dir.path().display());
         let mut command = Command::new(shell);
         if shell.ends_with("busybox") {
             command.arg("sh");
         }
-        command.arg(SCRIPT).args(arguments).env_clear().env("PATH", path);
+        command.arg(self.script).args(arguments).env_clear().env("PATH", path);
         command.env("STORE", self.dir.path().join("store"));
-        command.env("vif", "vif5.0").env("script", SCRIPT).env("XENBUS_TYPE", "vif");
+        command.env("vif", "vif5.0").env("script", self.script).env("XENBUS_TYPE", "vif");
         command.env("XENBUS_BASE_PATH", "backend");
         if let Some(device) = device {
             command.env("XENBUS_PATH", device);
         }
-        command.output().unwrap()
+        command
     }
 }
 
@@ -154,6 +171,89 @@ fn who_calls_it_in_another_way_is_told_and_nothing_is_written() {
     for (arguments, device, expected) in calls {
         let bench = Bench::new();
         bench.set("state", "2");
+        let output = bench.run("/bin/sh", arguments, device);
+        assert_eq!(output.status.code(), Some(1), "{arguments:?}");
+        assert!(said(&output).contains(expected), "{expected}: {}", said(&output));
+        assert_eq!(bench.get("hotplug-status"), None);
+    }
+}
+
+#[test]
+fn the_toolstack_is_told_of_a_disk_when_the_daemon_has_opened_it() {
+    for shell in shells() {
+        let bench = Bench::disk();
+        bench.set("state", "2");
+        bench.set("params", "/srv/a disk; reboot");
+        let mut command = bench.command(shell, &["add"], Some(DISK));
+        let script = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        bench.set("disk-status", "");
+        std::thread::sleep(std::time::Duration::from_millis(50));
+        assert_eq!(bench.get("hotplug-status"), None, "{shell}: the daemon is waited for");
+        // As a store has it: at once.
+        bench.set("disk-status.new", "open");
+        fs::rename(bench.key("disk-status.new"), bench.key("disk-status")).unwrap();
+        let output = script.wait_with_output().unwrap();
+        assert!(output.status.success(), "{shell}: {}", said(&output));
+        assert_eq!(bench.get("hotplug-status").as_deref(), Some("connected"), "{shell}");
+        assert_eq!(bench.get("hotplug-error"), None);
+        assert_eq!(bench.get("physical-device"), None, "it is no block device");
+        assert_eq!(said(&output), "");
+    }
+}
+
+#[test]
+fn why_a_disk_is_not_served_reaches_the_toolstack() {
+    for shell in shells() {
+        let bench = Bench::disk();
+        bench.set("state", "2");
+        bench.set("disk-status", "/srv/a: No such file or directory (os error 2)");
+        let output = bench.run(shell, &["add"], Some(DISK));
+        assert_eq!(output.status.code(), Some(1));
+        assert_eq!(bench.get("hotplug-status").as_deref(), Some("error"));
+        let error = bench.get("hotplug-error").unwrap();
+        assert!(error.starts_with("/srv/a: No such file"), "{error}");
+        assert!(said(&output).contains(&error));
+    }
+}
+
+#[test]
+fn a_daemon_that_says_nothing_of_a_disk_is_not_waited_for_without_end() {
+    let bench = Bench::disk();
+    bench.set("state", "2");
+    // Time passes quickly.
+    let path = bench.dir.path().join("sleep");
+    fs::write(&path, "#!/bin/sh\nexit 0\n").unwrap();
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+    let output = bench.run("/bin/sh", &["add"], Some(DISK));
+    assert_eq!(output.status.code(), Some(1));
+    assert!(bench.get("hotplug-error").unwrap().contains("does ringfence serve run"));
+    assert_eq!(bench.get("hotplug-status").as_deref(), Some("error"));
+}
+
+#[test]
+fn a_disk_that_goes_is_left_to_the_daemon_and_one_that_is_not_there_is_an_error() {
+    let bench = Bench::disk();
+    assert!(bench.run("/bin/sh", &["remove"], Some(DISK)).status.success());
+    assert_eq!(bench.get("hotplug-status"), None);
+    let output = bench.run("/bin/sh", &["add"], Some(DISK));
+    assert_eq!(output.status.code(), Some(1));
+    assert!(bench.get("hotplug-error").unwrap().contains("no device at"));
+}
+
+#[test]
+fn who_calls_the_disks_script_in_another_way_is_told_and_nothing_is_written() {
+    let calls: [(&[&str], Option<&str>, &str); 6] = [
+        (&["add"], None, "XENBUS_PATH is not set"),
+        (&["add"], Some("-x"), "no path of the store"),
+        (&["add"], Some("backend/vbd/5/51712$(reboot)"), "no path of the store"),
+        (&["add"], Some("backend/vif/5/0"), "not a disk"),
+        (&[], Some(DISK), "no command"),
+        (&["online"], Some(DISK), "unknown command"),
+    ];
+    for (arguments, device, expected) in calls {
+        let bench = Bench::disk();
+        bench.set("state", "2");
+        bench.set("disk-status", "open");
         let output = bench.run("/bin/sh", arguments, device);
         assert_eq!(output.status.code(), Some(1), "{arguments:?}");
         assert!(said(&output).contains(expected), "{expected}: {}", said(&output));

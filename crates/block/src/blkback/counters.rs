@@ -17,6 +17,8 @@ pub struct QueueCounters {
     pub flushes: Counter,
     /// Discards.
     pub discards: Counter,
+    /// Of reads and writes those whose segments were described in pages of their own.
+    pub indirect: Counter,
     /// Bytes asked for.
     pub read_bytes: Counter,
     /// Bytes to be written.
@@ -44,6 +46,7 @@ impl QueueCounters {
             of("writes", &self.writes),
             of("flushes", &self.flushes),
             of("discards", &self.discards),
+            of("indirect", &self.indirect),
             of("read_bytes", &self.read_bytes),
             of("written_bytes", &self.written_bytes),
             of("refused", &self.refused),

@@ -181,7 +181,9 @@ impl<G: Grantee, M: RingMemory> Queue<G, M> {
             Ok(Body::Discard { sector, sectors, secure }) => {
                 Ok(Work::Discard { sector, sectors, secure })
             }
-            Ok(Body::Indirect(head)) => self.indirect(&head, now, &mut ranges),
+            Ok(Body::Indirect(head)) => {
+                self.indirect(&head, now, &mut ranges).inspect(|_| self.counters.indirect.add(1))
+            }
             Err(refusal) => Err((refusal.label(), refusal.status())),
         };
         let step = Op::Flush;

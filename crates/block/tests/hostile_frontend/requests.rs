@@ -224,6 +224,9 @@ fn indirect_requests_of_the_largest_size_work_and_of_any_other_do_no_harm() {
         let nonsense = front.indirect(Direction::Read, 6, 0, 256, &[list.gref()]);
         assert_eq!(front.ask(&nonsense), Status::Error);
         assert_eq!(stage.rules(front.seat).get("blk_crosses_page"), 1);
+        let served = stage.seats[front.seat].served().unwrap();
+        let indirect: u64 = served.counters().map(|(queue, _)| queue.indirect.get()).sum();
+        assert_eq!(indirect, 2, "those that were done");
     }
 }
 

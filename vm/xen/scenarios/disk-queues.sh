@@ -1,0 +1,51 @@
+# title: a disk with four queues of four ring pages, indirect requests: unbound and bound, saved and restored under load
+# set: all
+# machine: xen
+# limit: 180
+
+rebind_disk() {
+    on $1 "cd /sys/bus/xen/drivers/vbd && echo vbd-51712 >unbind && test ! -e /dev/xvda &&
+        echo vbd-51712 >bind && wait_for 20 test -b /dev/xvda"
+}
+
+# It reads without end; what it is told when its disk goes is its own affair.
+reads_for_ever() {
+    on $1 'while :; do dd if=/dev/xvda of=/dev/null bs=256k; usleep 10000; done 2>/dev/null & echo $! >/tmp/reader'
+}
+
+saved_and_restored() {
+    xl save $1 $DISKS/$1.save && xl restore $DISKS/$1.save && rm $DISKS/$1.save && console $1
+}
+
+plan 33
+use_disks '[disks]' 'ring-page-order = 2' 'max-queues = 4'
+image one 64
+wide_guest one
+is 'it has four queues' "$(disk_queues one)" 4
+is 'of four ring pages each' "$(disk_row one ring_pages)" 4
+is 'its pages stay mapped' "$(disk_row one persistent)" true
+filesystem one
+check 'load with large requests' load_on one /dev/xvda --seconds 2 --largest 1024 --threads 4 --mebibytes 32
+check 'some of them were indirect' test $(disk_counter indirect) -gt 50
+no_maps 'more of it' one /dev/xvda --seconds 3 --largest 256 --threads 4 --mebibytes 32
+is 'each queue was used' "$(queues_used one)" 4
+
+filesystem one
+reads_for_ever one
+check 'its driver is unbound and bound, while it reads' rebind_disk one
+check 'and once more' rebind_disk one
+check 'both ends are connected' disk_connected one
+is 'with four queues' "$(disk_queues one)" 4
+check 'the files are as they were' sums one
+on one 'kill $(cat /tmp/reader); dmesg -c >/dev/null'
+
+load_begins one /dev/xvda --seconds 8 --mebibytes 48
+sleep 2
+check 'it is saved under load, and restored' saved_and_restored one
+check 'every sector is as it was written' load_ends one
+check 'both ends are connected again' disk_connected one
+is 'with four queues again' "$(disk_queues one)" 4
+filesystem one
+check_not 'the guest has nothing to complain of' on one "dmesg | grep -E 'I/O error|BUG|WARNING|disabled for further use'"
+check_not 'nothing is charged to it' on dom0 "ringfence status | grep 'rules broken'"
+gone one
