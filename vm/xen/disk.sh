@@ -40,7 +40,7 @@ with_disk() {
 
 # has_disk NAME VDEV
 has_disk() {
-    guest_ready $1 && on $1 "wait_for 20 test -b /dev/$2"
+    guest_ready $1 && on $1 "load crc32c_generic ext4 && wait_for 20 test -b /dev/$2"
 }
 
 # vbd NAME [VDEV_NUMBER]: the path of a disk below `backend` and `device`; xvda unless told.

@@ -100,6 +100,8 @@ const GUEST_MODULES: &[&str] = &[
     "bridge",
     "veth",
     "ext4",
+    // Of ext4, which asks for it by what it does, and not by its name.
+    "crc32c_generic",
 ];
 /// Modules of the machine without Xen.
 const LINUX_MODULES: &[&str] = &[
