@@ -12,7 +12,7 @@ const FIELDS: [&str; 6] =
     ["behaviour", "victim_pps", "ratio", "victim_drops", "rules", "driver_rss_kib_growth"];
 
 /// What each neighbour is charged with, whatever the machine is doing.
-const CHARGES: [(&str, &[&str]); 12] = [
+const CHARGES: [(&str, &[&str]); 16] = [
     ("bad-sizes", &["tx_too_short", "tx_crosses_page", "tx_smaller_than_fragments"]),
     ("slots19", &["tx_too_many_slots"]),
     ("bad-grefs", &["tx_gref_not_granted"]),
@@ -22,6 +22,10 @@ const CHARGES: [(&str, &[&str]); 12] = [
     ("deaf", &["drop_port_full"]),
     ("hoarder", &["drop_port_full"]),
     ("producer-overflow", &["tx_producer_overflow", "device_condemned"]),
+    ("changing-lists", &["staging_page_not_mapped"]),
+    ("long-lists", &["ctrl_list_length"]),
+    ("staging-twice", &["staging_gref_twice"]),
+    ("control-deaf", &["staging_no_such_queue"]),
     ("state-flood", &["state_not_a_number"]),
     ("hub-flood", &["hub_unknown_request"]),
     ("rejoin", &["hub_malformed_message"]),

@@ -15,8 +15,10 @@ use super::hostile::args::HostileArgs;
 use super::idle::IdleArgs;
 use super::latency::LatencyArgs;
 use super::packet::{SIZE_MAX, SIZE_MIN};
+use super::peers::Peer;
 use super::staging::args::StagingArgs;
 use super::uplink::args::UplinkArgs;
+use super::work::ROUND;
 use crate::cli::staging_parser;
 
 /// Measure what the data path costs
@@ -76,6 +78,9 @@ that is lost, repeated, out of order or damaged fails the benchmark (exit status
 for rx), measured in the same run; `share` is the part of the run's time that one such copy for
 each packet takes: near 1, mode `copy` is bound by the kernel's copies and not by Ringfence.
 
+With --vs the same packets also go between two DPDK testpmd on the same two cores (Debian: dpdk-dev;
+with huge pages if enough are free), which verify nothing: compare with --verify sequence.
+
 docs/performance.md explains every column.";
 
 /// Packets through netfront, rings and netback, from one process to another
@@ -121,6 +126,19 @@ pub struct NetArgs {
     /// In mode `staging`: which of the frontend's pages stay mapped
     #[arg(long, value_name = "PAGES", default_value = "full", value_parser = staging_parser())]
     pub staging: TxStaging,
+
+    /// Packets that a side handles in one go
+    #[arg(long, value_name = "PACKETS", default_value_t = ROUND,
+          value_parser = clap::value_parser!(u16).range(1..=256))]
+    pub batch: u16,
+
+    /// Poll without end: never offer a core to others, and never sleep
+    #[arg(long)]
+    pub poll: bool,
+
+    /// Measure these as well, with sizes up to 1518: memif, vhost-user (DPDK's testpmd)
+    #[arg(long, value_name = "PEER", value_delimiter = ',')]
+    pub vs: Vec<Peer>,
 
     /// One JSON object a line
     #[arg(long)]

@@ -20,7 +20,7 @@ use rustix::time::ClockId;
 
 use super::orders::{Amount, Answer, Order, PhaseReport, Setup, Side};
 use super::usage::{Usage, clock};
-use super::work::{Generator, Idle, Sink};
+use super::work::{Generator, Idle, Sink, Waiting};
 use super::{STATUS_BENCH_FAILED, bare};
 use crate::sys::channel::{Channel, ChannelError, expect_fds};
 
@@ -72,8 +72,12 @@ fn serve(channel: &Channel) -> anyhow::Result<()> {
         };
         let answer = match order {
             Order::Phase { amount, spoil } => {
-                let report =
-                    phase(&platform, port, &mut end, (amount, spoil), setup.core.is_some())?;
+                let waiting = match (setup.poll, setup.core) {
+                    (true, _) => Waiting::Polls,
+                    (false, Some(_)) => Waiting::OnItsOwnCore,
+                    (false, None) => Waiting::OnASharedCore,
+                };
+                let report = phase(&platform, port, &mut end, (amount, spoil), waiting)?;
                 connected.rules.check(port)?;
                 Answer::Phase(report)
             }
@@ -92,9 +96,9 @@ enum End {
 impl End {
     fn new(setup: &Setup, port: &mut dyn Port) -> anyhow::Result<End> {
         if setup.side.generates(setup.direction) {
-            Ok(End::Generator(Generator::new(setup.size, port)?))
+            Ok(End::Generator(Generator::new(setup.size, setup.batch, port)?))
         } else {
-            Ok(End::Sink(Sink::new(setup.size, setup.verify)))
+            Ok(End::Sink(Sink::new(setup.size, setup.batch, setup.verify)))
         }
     }
 
@@ -111,10 +115,10 @@ fn phase(
     port: &mut dyn Port,
     end: &mut End,
     (amount, spoil): (Amount, Option<super::args::Spoil>),
-    own_core: bool,
+    waiting: Waiting,
 ) -> anyhow::Result<PhaseReport> {
     let counters = Arc::clone(port.counters());
-    let mut idle = Idle::new(platform.counters(), own_core);
+    let mut idle = Idle::new(platform.counters(), waiting);
     let before = Usage::now(platform.counters(), &counters, end.fetched())?;
     let began = clock(ClockId::Monotonic);
     let packets = match end {

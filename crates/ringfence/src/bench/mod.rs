@@ -23,6 +23,7 @@
 
 pub mod args;
 mod bare;
+mod beside;
 pub mod block;
 mod domain;
 pub mod grant;

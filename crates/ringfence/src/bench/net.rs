@@ -17,6 +17,7 @@ use ringfence_platform::local::hub::{Hub, HubHandle, HubLimits};
 use rustix::event::{PollFd, PollFlags};
 
 use super::args::{Direction, NetArgs};
+use super::beside::Beside;
 use super::orders::{Amount, Answer, Order, PhaseReport, Setup, Side};
 use super::perf::PerfStat;
 use super::report::{self, Row};
@@ -51,7 +52,8 @@ pub(super) fn run(args: &NetArgs) -> anyhow::Result<()> {
     if cores.is_none() {
         eprintln!("ringfence: one core only: both domains share it, and take turns");
     }
-    let progress = progress(rows.len());
+    let progress = progress(rows.len() + Beside::rows(args).len());
+    let mut measured = Vec::new();
     let mut out = Out;
     if !args.json {
         writeln!(out, "{}", report::heading())?;
@@ -62,6 +64,13 @@ pub(super) fn run(args: &NetArgs) -> anyhow::Result<()> {
             format!("mode {}, {}, {} octets", case.mode, case.direction, case.size)
         })?;
         let line = if args.json { serde_json::to_string(&row)? } else { row.line() };
+        progress.suspend(|| writeln!(out, "{line}"))?;
+        progress.inc(1);
+        measured.push(row);
+    }
+    for row in Beside::rows(args) {
+        progress.set_message(row.name());
+        let line = row.run(cores, args.seconds, &measured).line(args.json)?;
         progress.suspend(|| writeln!(out, "{line}"))?;
         progress.inc(1);
     }
@@ -119,6 +128,8 @@ impl Case {
             mode: self.mode.name().to_owned(),
             staging: staging.to_string(),
             verify: args.verify,
+            batch: args.batch,
+            poll: args.poll,
             frontend: frontend.0,
             core,
         };

@@ -41,6 +41,10 @@ pub(super) struct Setup {
     /// How pages to be sent from are staged ([`ringfence_net::netfront::TxStaging`]'s name).
     pub(super) staging: String,
     pub(super) verify: Verify,
+    /// Packets of a round.
+    pub(super) batch: u16,
+    /// Whether it polls without end.
+    pub(super) poll: bool,
     /// The core to stay on.
     pub(super) core: Option<usize>,
 }

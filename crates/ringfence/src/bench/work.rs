@@ -4,7 +4,7 @@ use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail, ensure};
-use ringfence_net::batch::Batch;
+use ringfence_net::batch::{Batch, SCRATCH_DEFAULT};
 use ringfence_net::port::Port;
 use ringfence_offload::OffloadMeta;
 use ringfence_platform::Counters;
@@ -15,8 +15,8 @@ use super::args::{Spoil, Verify};
 use super::orders::Amount;
 use super::packet::{Checker, Template};
 
-/// Packets of a round.
-const ROUND: usize = 64;
+/// Packets of a round, if nothing else is asked for.
+pub(super) const ROUND: u16 = 64;
 /// Octets of a round's packets: about what stays in a core's cache.
 const ROUND_OCTETS: usize = 512 << 10;
 /// Looks at the rings, each after a pause instruction, before the core is offered to others: about
@@ -31,19 +31,28 @@ const NAP: Timespec = Timespec { tv_sec: 0, tv_nsec: 500_000_000 };
 /// The packet of a phase that is spoilt when that is asked for.
 const SPOILT: u64 = 1000;
 
-/// Waiting: poll, then yield, then sleep until an event.
+/// How a process waits.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Waiting {
+    /// It polls, then yields, then sleeps until an event.
+    OnItsOwnCore,
+    /// It does not poll first: that would keep the peer from running.
+    OnASharedCore,
+    /// It polls without end, and makes no system call.
+    Polls,
+}
+
+/// Waits, in one of these ways.
 pub(super) struct Idle<'a> {
     counters: &'a Counters,
-    /// Whether this process has a core of its own; otherwise polling would keep the peer from
-    /// running.
-    own_core: bool,
+    waiting: Waiting,
     looks: u32,
     since: Option<Instant>,
 }
 
 impl<'a> Idle<'a> {
-    pub(super) fn new(counters: &'a Counters, own_core: bool) -> Idle<'a> {
-        Idle { counters, own_core, looks: 0, since: None }
+    pub(super) fn new(counters: &'a Counters, waiting: Waiting) -> Idle<'a> {
+        Idle { counters, waiting, looks: 0, since: None }
     }
 
     /// There was work.
@@ -54,7 +63,7 @@ impl<'a> Idle<'a> {
 
     /// There was none. `what` is missing.
     pub(super) fn wait(&mut self, port: &mut dyn Port, what: &str) -> anyhow::Result<()> {
-        let spins = if self.own_core { SPINS } else { 0 };
+        let spins = if self.waiting == Waiting::OnASharedCore { 0 } else { SPINS };
         self.looks = self.looks.saturating_add(1);
         if self.looks <= spins {
             std::hint::spin_loop();
@@ -62,6 +71,10 @@ impl<'a> Idle<'a> {
         }
         let since = *self.since.get_or_insert_with(Instant::now);
         ensure!(since.elapsed() < PATIENCE, "{what} within {PATIENCE:?}");
+        if self.waiting == Waiting::Polls {
+            self.looks = 0;
+            return Ok(());
+        }
         if self.looks <= spins + YIELDS {
             self.counters.syscalls.add(1);
             std::thread::yield_now();
@@ -102,10 +115,10 @@ pub(super) struct Generator {
 }
 
 impl Generator {
-    pub(super) fn new(size: u32, port: &mut dyn Port) -> anyhow::Result<Generator> {
+    pub(super) fn new(size: u32, batch: u16, port: &mut dyn Port) -> anyhow::Result<Generator> {
         let template = Template::new(size);
         let room = template.bytes().len().next_multiple_of(64);
-        let round = (ROUND_OCTETS / room).clamp(1, ROUND);
+        let round = (ROUND_OCTETS / room).clamp(1, batch.into());
         let mut batch = Batch::with_capacity(round, round * room);
         // A packet's pattern stays where it is from round to round; only numbers change.
         for place in batch.scratch_tail_mut().chunks_exact_mut(room) {
@@ -210,13 +223,16 @@ impl Generator {
 
 /// Takes packets and checks them.
 pub(super) struct Sink {
+    round: usize,
     batch: Batch,
     checker: Checker,
 }
 
 impl Sink {
-    pub(super) fn new(size: u32, verify: Verify) -> Sink {
-        Sink { batch: Batch::default(), checker: Checker::verifying(size, verify) }
+    pub(super) fn new(size: u32, batch: u16, verify: Verify) -> Sink {
+        let round = usize::from(batch);
+        let batch = Batch::with_capacity(round, SCRATCH_DEFAULT);
+        Sink { round, batch, checker: Checker::verifying(size, verify) }
     }
 
     /// Octets that had to be fetched from lent memory to be checked.
@@ -230,7 +246,7 @@ impl Sink {
         let mut last = false;
         while !last {
             self.batch.clear();
-            let got = port.receive(&mut self.batch, ROUND).context("receiving")?;
+            let got = port.receive(&mut self.batch, self.round).context("receiving")?;
             if got.work == 0 {
                 let due = self.checker.packets();
                 idle.wait(port, "nothing arrived")

@@ -114,6 +114,18 @@ pub enum Behaviour {
     ProducerOverflow,
     /// Connecting and disconnecting
     Reattach,
+    /// Lists of pages to be staged that change while they are read
+    ChangingLists,
+    /// Lists of 513, 65535 and more pages to be staged, or of none
+    LongLists,
+    /// Pages staged and taken out again, a ring full of such messages at a time
+    StagingStorm,
+    /// Pages taken out of the staged ones while packets in them are under way
+    StagingInFlight,
+    /// One page in two lists of pages to be staged, and twice in one
+    StagingTwice,
+    /// Messages on the control ring without end, whose answers it never takes
+    ControlDeaf,
     /// States written to the store, right ones and nonsense, many at a time
     StateFlood,
     /// Requests to the hub that it does not know
@@ -126,6 +138,20 @@ impl Behaviour {
     /// Its name on the command line and in the table.
     pub(super) fn name(self) -> String {
         self.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
+    }
+
+    /// Whether it is about pages that stay mapped: then it is served in mode `staging`, whatever the
+    /// mode of the victim is.
+    pub(super) fn needs_staging(self) -> bool {
+        matches!(
+            self,
+            Behaviour::ChangingLists
+                | Behaviour::LongLists
+                | Behaviour::StagingStorm
+                | Behaviour::StagingInFlight
+                | Behaviour::StagingTwice
+                | Behaviour::ControlDeaf
+        )
     }
 
     /// What it means.

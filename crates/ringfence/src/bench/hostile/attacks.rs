@@ -7,18 +7,16 @@ use std::time::Instant;
 
 use anyhow::Context;
 use ringfence_platform::{Access, Granter, Platform};
-use ringfence_wire::grant::Gref;
 use ringfence_wire::netif::{TxFlags, TxRequest};
 use ringfence_wire::xenbus::{STATE, XenbusState};
 use ringfence_wire::xenstore::{HEADER_LEN, Path, Request};
 
 use super::args::Behaviour;
+use super::control::{self, WrongAnswer};
 use super::orders::{Answer, Entrance, SINK_MAC};
-use super::rogue::Rogue;
+use super::rogue::{Rogue, UNGRANTED};
 use crate::sys::channel::Channel;
 
-/// A reference that is never granted, within the table.
-const UNGRANTED: Gref = Gref(1000);
 /// Octets of a packet that is not about its size.
 const SMALL: u16 = 64;
 /// Events in a burst.
@@ -41,13 +39,18 @@ pub(super) fn serve(
     let mut said = false;
     loop {
         let mut rogue = Rogue::join(entrance)?;
-        // Why it ended is what it asked for. It comes back.
-        let _ = live(&mut rogue, behaviour, &mut || {
+        let ended = live(&mut rogue, behaviour, &mut || {
             if !core::mem::replace(&mut said, true) {
                 channel.send(&Answer::Ready, &[])?;
             }
             Ok(())
         });
+        // Why it ended is what it asked for, and it comes back; unless the backend was wrong.
+        if let Err(why) = ended
+            && why.is::<WrongAnswer>()
+        {
+            return Err(why);
+        }
         std::thread::yield_now();
     }
 }
@@ -149,6 +152,12 @@ pub(super) fn burst<P: Platform>(
             rogue.notify()
         }
         Behaviour::Reattach => Ok(()),
+        Behaviour::ChangingLists => control::changing_lists(rogue),
+        Behaviour::LongLists => control::long_lists(rogue),
+        Behaviour::StagingStorm => control::storm(rogue),
+        Behaviour::StagingInFlight => control::in_flight(rogue),
+        Behaviour::StagingTwice => control::twice(rogue),
+        Behaviour::ControlDeaf => control::deaf(rogue, state.turn),
         Behaviour::StateFlood => state_flood(rogue, state),
         Behaviour::HubFlood => (0..UNDER_WAY)
             .try_for_each(|_| rogue.send_to_hub(&UNKNOWN_REQUEST))

@@ -15,7 +15,7 @@ use ringfence_platform::local::LocalPlatform;
 use ringfence_wire::xenbus::DeviceId;
 
 use super::super::packet::Template;
-use super::super::work::Idle;
+use super::super::work::{Idle, Waiting};
 use super::orders::{Answer, Place, SINK_MAC, Setup};
 use crate::sys::channel::Channel;
 
@@ -61,7 +61,7 @@ pub(super) fn serve(
     }
     let port = host.0.as_mut().context("the vif was connected but is gone")?;
     channel.send(&Answer::Ready, &[])?;
-    let mut idle = Idle::new(platform.counters(), false);
+    let mut idle = Idle::new(platform.counters(), Waiting::OnASharedCore);
     let mut sender = Sender::new(setup.size, place);
     let mut taken = Batch::default();
     loop {

@@ -26,6 +26,7 @@
 
 pub mod args;
 mod attacks;
+mod control;
 mod driver;
 mod honest;
 mod launcher;
@@ -44,6 +45,7 @@ use std::time::Duration;
 use anyhow::{Context, bail, ensure};
 use clap::ValueEnum;
 use indicatif::ProgressBar;
+use ringfence_grants::Mode;
 use rustix::thread::CpuSet;
 
 use super::STATUS_BENCH_FAILED;
@@ -171,6 +173,9 @@ impl Case<'_> {
                 Some(Process::start(&setup(role, self.cores.neighbour), &[seat.hub.as_fd()])?)
             }
             (behaviour, None) => {
+                let staging = behaviour.needs_staging().then_some(Mode::Staging);
+                let mode = staging.unwrap_or(self.args.mode).name().to_owned();
+                let entrance = Entrance { mode, ..entrance };
                 let role = Role::Hostile { entrance, behaviour };
                 Some(Process::start(&setup(role, self.cores.neighbour), &[])?)
             }

@@ -9,7 +9,7 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, ensure};
+use anyhow::{Context, bail, ensure};
 use clap::{Args, ValueEnum};
 use ringfence_net::vif::values::parse_mac;
 use ringfence_platform::store::StoreAccess;
@@ -21,6 +21,7 @@ use ringfence_wire::xenbus::{DeviceId, DeviceKind, XenbusState};
 use super::super::STATUS_BENCH_FAILED;
 use super::args::Behaviour;
 use super::attacks::{self, State};
+use super::control::WrongAnswer;
 use super::rogue::{Pace, Rogue};
 
 /// A step of the handshake under emulation.
@@ -67,6 +68,9 @@ fn run(args: &HostileGuestArgs) -> anyhow::Result<()> {
     for behaviour in behaviours(args) {
         let spell = Spell::of(&mut rogue, behaviour, Duration::from_secs_f64(args.seconds));
         println!("{:<18} {}", behaviour.name(), spell.told());
+        if let Some(wrong) = spell.wrong {
+            bail!("{}: {wrong}", behaviour.name());
+        }
         if spell.bursts == 0 {
             idle.push(behaviour.name());
         }
@@ -125,6 +129,8 @@ struct Spell {
     connected: u64,
     refused: u64,
     last_failure: Option<String>,
+    /// What the backend did wrong, if it did.
+    wrong: Option<String>,
 }
 
 impl Spell {
@@ -147,6 +153,10 @@ impl Spell {
             spell.connected += 1;
             while unfinished(&spell) {
                 if let Err(why) = attacks::burst(rogue, behaviour, &mut state) {
+                    if why.is::<WrongAnswer>() {
+                        spell.wrong = Some(format!("{why:#}"));
+                        return spell;
+                    }
                     spell.last_failure = Some(format!("{why:#}"));
                     break;
                 }
@@ -161,7 +171,7 @@ impl Spell {
     }
 
     fn told(&self) -> String {
-        let Spell { bursts, connected, refused, last_failure } = self;
+        let Spell { bursts, connected, refused, last_failure, .. } = self;
         let failure = last_failure.as_ref().map_or(String::new(), |why| format!(" ({why})"));
         format!("{bursts} bursts, connected {connected} times, not let in {refused} times{failure}")
     }

@@ -12,19 +12,23 @@ use anyhow::{Context, bail};
 use ringfence_memory::{LentSlice, PAGE_SIZE};
 use ringfence_platform::local::LocalPlatform;
 use ringfence_platform::store::{StoreAccess, StoreClient};
-use ringfence_platform::{Access, Channel as _, Granter, Lease, Platform, PlatformError};
+use ringfence_platform::{Access, Channel as _, Granter, Gref, Lease, Platform, PlatformError};
 use ringfence_ring::{NETIF_RX, NETIF_TX, RingLayout};
-use ringfence_wire::netif::{RxRequest, TxFlags, TxRequest, keys};
+use ringfence_wire::netif::{RxRequest, TxFlags, TxRequest, TxResponse, keys};
 use ringfence_wire::xenbus::{DeviceId, STATE, XenbusState};
 
+use super::control::Control;
 use super::launcher::Seat;
 use super::orders::{Entrance, SINK_MAC};
 
 /// Offsets in a ring's page: the front's producer index, the back's, and the index at which the
 /// front wants to be told of responses.
 const REQ_PROD: usize = 0;
-const RSP_PROD: usize = 8;
+pub(super) const RSP_PROD: usize = 8;
 const RSP_EVENT: usize = 12;
+
+/// A reference that is never granted, within the table.
+pub(super) const UNGRANTED: Gref = Gref(1000);
 
 /// Pages for packets.
 const TX_PAGES: usize = 64;
@@ -43,12 +47,28 @@ pub(super) struct RogueRing {
 }
 
 impl RogueRing {
-    fn new(lease: &Lease, layout: RingLayout) -> anyhow::Result<RogueRing> {
+    pub(super) fn new(lease: &Lease, layout: RingLayout) -> anyhow::Result<RogueRing> {
         let ring = RogueRing { page: lease.memory().clone(), layout, produced: 0 };
         ring.page.zero(0, PAGE_SIZE)?;
         // It never asks for events: it looks.
         ring.page.store_u32(RSP_EVENT, u32::MAX / 2, Release)?;
         Ok(ring)
+    }
+
+    /// The page.
+    pub(super) fn page(&self) -> &LentSlice {
+        &self.page
+    }
+
+    /// The index behind the last slot that was written.
+    pub(super) fn produced(&self) -> u32 {
+        self.produced
+    }
+
+    /// The answer to a packet, of a tx ring.
+    pub(super) fn response(&self, index: u32) -> anyhow::Result<TxResponse> {
+        let bytes = self.page.fetch(self.layout.offset(index))?;
+        Ok(TxResponse::from_bytes(bytes.into_unchecked()))
     }
 
     /// Slots that were answered.
@@ -97,6 +117,9 @@ pub(super) struct Rogue<P: Platform> {
     pub(super) tx_pages: Vec<Lease>,
     rx_pages: Vec<Lease>,
     ring_pages: [Lease; 2],
+    /// For the control ring, and for lists.
+    control_pages: [Lease; 2],
+    control: Option<Control<P::Channel>>,
     pub(super) tx: RogueRing,
     pub(super) rx: RogueRing,
     channels: Vec<P::Channel>,
@@ -132,8 +155,10 @@ impl<P: Platform> Rogue<P> {
         let mut lend = |access, count: usize| -> anyhow::Result<Vec<Lease>> {
             Ok((0..count).map(|_| granter.lend(access)).collect::<Result<_, _>>()?)
         };
-        let rings = lend(Access::ReadWrite, 2)?;
-        let ring_pages = <[Lease; 2]>::try_from(rings).ok().context("two pages")?;
+        let mut two = || -> anyhow::Result<[Lease; 2]> {
+            lend(Access::ReadWrite, 2)?.try_into().ok().context("two pages")
+        };
+        let (ring_pages, control_pages) = (two()?, two()?);
         let rx_pages = lend(Access::ReadWrite, RX_PAGES)?;
         let tx_pages = lend(Access::ReadOnly, TX_PAGES)?;
         let tx = RogueRing::new(&ring_pages[0], NETIF_TX)?;
@@ -152,12 +177,31 @@ impl<P: Platform> Rogue<P> {
             tx_pages,
             rx_pages,
             ring_pages,
+            control_pages,
+            control: None,
             tx,
             rx,
             channels: Vec::new(),
             hung_up: false,
             looked: Instant::now(),
         })
+    }
+
+    /// How fast it goes on.
+    pub(super) fn pace(&self) -> Pace {
+        self.pace
+    }
+
+    /// Its control ring, and pages that it can have staged for reading and writing.
+    pub(super) fn control(&mut self) -> anyhow::Result<(&mut Control<P::Channel>, &[Lease])> {
+        Ok((self.control.as_mut().context("no control ring")?, &self.rx_pages))
+    }
+
+    /// As [`Rogue::control`], with the pages that packets are sent from.
+    pub(super) fn control_to_send(
+        &mut self,
+    ) -> anyhow::Result<(&mut Control<P::Channel>, &[Lease])> {
+        Ok((self.control.as_mut().context("no control ring")?, &self.tx_pages))
     }
 
     /// Its Ethernet address.
@@ -213,6 +257,9 @@ impl<P: Platform> Rogue<P> {
         for _ in 0..2 {
             self.channels.push(self.platform.alloc_unbound(self.device.backend)?);
         }
+        self.control = None;
+        let channel = self.platform.alloc_unbound(self.device.backend)?;
+        self.control = Some(Control::new(&self.control_pages, channel)?);
         Ok(())
     }
 
@@ -226,6 +273,10 @@ impl<P: Platform> Rogue<P> {
             [keys::EVENT_CHANNEL_TX, keys::EVENT_CHANNEL_RX].iter().zip(&self.channels)
         {
             keys.insert(key, channel.port().0.to_string());
+        }
+        if let Some(control) = &self.control {
+            keys.insert(keys::CTRL_RING_REF, self.control_pages[0].gref().to_string());
+            keys.insert(keys::EVENT_CHANNEL_CTRL, control.port());
         }
         for key in [keys::REQUEST_RX_COPY, keys::FEATURE_RX_NOTIFY, keys::FEATURE_SG] {
             keys.insert(key, "1".to_owned());

@@ -1,0 +1,123 @@
+//! Rows of `bench net` that others make: `--vs`.
+
+use std::time::Duration;
+
+use ringfence_grants::Mode;
+use serde::Serialize;
+
+use super::args::{Direction, NetArgs};
+use super::peers::{self, Outcome, Peer};
+use super::report::Row;
+
+/// A row to be.
+pub(super) struct Beside {
+    peer: Peer,
+    direction: Direction,
+    size: u32,
+}
+
+/// A row as it is printed. Field names are part of the command's interface.
+#[derive(Debug, Serialize)]
+pub(super) struct PeerRow {
+    peer: Peer,
+    direction: Direction,
+    size: u32,
+    queues: u32,
+    pps: Option<f64>,
+    gbps: Option<f64>,
+    /// The kind of pages that its memory had.
+    memory: Option<&'static str>,
+    /// What mode `staging` reached in this run, where it was measured, to this.
+    staging_ratio: Option<f64>,
+    /// Why there is no rate.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    skipped: Option<String>,
+}
+
+impl Beside {
+    /// All that were asked for.
+    pub(super) fn rows(args: &NetArgs) -> Vec<Beside> {
+        let mut rows = Vec::new();
+        for &peer in &args.vs {
+            for &direction in &args.directions {
+                let sizes = args.sizes.iter().filter(|size| **size <= peers::SIZE_MAX);
+                rows.extend(sizes.map(|&size| Beside { peer, direction, size }));
+            }
+        }
+        rows
+    }
+
+    pub(super) fn name(&self) -> String {
+        format!("{} {} {}", self.peer, self.direction, self.size)
+    }
+
+    /// Measures it; `ours` are the rows of this run.
+    pub(super) fn run(&self, cores: Option<[usize; 2]>, length: Duration, ours: &[Row]) -> PeerRow {
+        let outcome = peers::measure(self.peer, self.direction, self.size, cores, length);
+        let (pps, memory, skipped) = match outcome {
+            Outcome::Rate { pps, memory } => (Some(pps), Some(memory), None),
+            Outcome::Skipped(why) => (None, None, Some(why)),
+        };
+        let same = |row: &&Row| {
+            row.mode == Mode::Staging.name()
+                && (row.direction, row.size, row.queues) == (self.direction, self.size, 1)
+        };
+        let staging = ours.iter().find(same).map(|row| row.pps);
+        PeerRow {
+            peer: self.peer,
+            direction: self.direction,
+            size: self.size,
+            queues: 1,
+            pps,
+            gbps: pps.map(|pps| pps * f64::from(self.size) * 8.0 / 1e9),
+            memory,
+            staging_ratio: staging.zip(pps).map(|(ours, pps)| ours / pps.max(1.0)),
+            skipped,
+        }
+    }
+}
+
+impl PeerRow {
+    /// The line of the table, or of JSON.
+    pub(super) fn line(&self, json: bool) -> anyhow::Result<String> {
+        if json {
+            return Ok(serde_json::to_string(self)?);
+        }
+        let name = format!("{} {} {:>6}", self.peer, self.direction, self.size);
+        let rate = match (self.pps, self.gbps, self.memory) {
+            (Some(pps), Some(gbps), Some(memory)) => {
+                format!("{:>9.1} kpps {gbps:>7.2} Gbit/s, {memory}", pps / 1e3)
+            }
+            _ => format!("skipped: {}", self.skipped.as_deref().unwrap_or_default()),
+        };
+        let ratio = self.staging_ratio.map(|ratio| format!("; staging / {} {ratio:.2}", self.peer));
+        Ok(format!("{name:<22} {rate}{}", ratio.unwrap_or_default()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_row_says_what_it_is_compared_with_or_why_there_is_none() {
+        let row = PeerRow {
+            peer: Peer::Memif,
+            direction: Direction::Tx,
+            size: 64,
+            queues: 1,
+            pps: Some(4e7),
+            gbps: Some(20.48),
+            memory: Some("huge pages"),
+            staging_ratio: Some(1.25),
+            skipped: None,
+        };
+        let line = row.line(false).unwrap();
+        assert!(line.starts_with("memif tx     64") && line.ends_with("memif 1.25"), "{line}");
+        let json: serde_json::Value = serde_json::from_str(&row.line(true).unwrap()).unwrap();
+        assert_eq!((&json["peer"], &json["pps"]), (&"memif".into(), &4e7.into()));
+        assert_eq!(json.get("skipped"), None);
+        let row = PeerRow { pps: None, skipped: Some("no cores".to_owned()), ..row };
+        assert!(row.line(false).unwrap().contains("skipped: no cores"));
+    }
+}

@@ -1,0 +1,336 @@
+//! What a hostile guest does with its control ring.
+//!
+//! The backend is asked things that it must refuse, and things that it must do, at moments that are
+//! hard for it; each answer is compared with the one that `docs/staging-grants.md` says. Another one
+//! ends the row: then the backend, and not the guest, has broken a rule.
+
+use std::sync::atomic::Ordering::Acquire;
+use std::time::Instant;
+
+use anyhow::{Context, bail};
+use ringfence_memory::LentSlice;
+use ringfence_platform::{Access, Channel, Granter, Gref, Lease, Platform};
+use ringfence_ring::NETIF_CTRL;
+use ringfence_wire::netif::ctrl::{
+    CtrlMessage, CtrlRequest, CtrlResponse, CtrlStatus, CtrlType, GREF_LIST_MAX, GrefEntry,
+    GrefList,
+};
+use ringfence_wire::netif::{Status, TxResponse};
+
+use super::orders::SINK_MAC;
+use super::rogue::{Pace, RSP_PROD, Rogue, RogueRing, UNGRANTED};
+
+/// Messages under way at once: as many as the ring has slots.
+const RING: u32 = NETIF_CTRL.count();
+/// Pages of a list that is no extreme.
+const SOME: u16 = 32;
+/// The one queue.
+const QUEUE: u32 = 0;
+/// Octets of a packet in a page that is taken out of the table.
+const SMALL: u16 = 64;
+
+/// The backend did not answer as it has to.
+#[derive(Debug, thiserror::Error)]
+#[error("{what}: the backend answered {found}")]
+pub(super) struct WrongAnswer {
+    what: &'static str,
+    found: String,
+}
+
+/// Status and data of an answer.
+type Answer = (CtrlStatus, u32);
+
+/// A control ring of which every word can be written, with a page for lists.
+pub(super) struct Control<C> {
+    ring: RogueRing,
+    list: LentSlice,
+    list_ref: Gref,
+    channel: C,
+    /// Answers that were looked at.
+    heard: u32,
+    /// Whether pages can be staged at all, once that was asked.
+    stages: Option<bool>,
+}
+
+impl<C: Channel> Control<C> {
+    /// A ring in the first of the pages; the second one is for lists.
+    pub(super) fn new(pages: &[Lease; 2], channel: C) -> anyhow::Result<Control<C>> {
+        Ok(Control {
+            ring: RogueRing::new(&pages[0], NETIF_CTRL)?,
+            list: pages[1].memory().clone(),
+            list_ref: pages[1].gref(),
+            channel,
+            heard: 0,
+            stages: None,
+        })
+    }
+
+    pub(super) fn port(&self) -> String {
+        self.channel.port().0.to_string()
+    }
+
+    fn list(&self, entries: u16) -> GrefList {
+        GrefList { queue: QUEUE, page: self.list_ref, entries }
+    }
+
+    fn entry(&self, place: usize, gref: Gref, access: Access) -> anyhow::Result<()> {
+        let entry = GrefEntry::new(gref, access == Access::ReadOnly);
+        Ok(self.list.copy_from(place * GrefEntry::SIZE, &entry.to_bytes())?)
+    }
+
+    fn write(&self, pages: &[Lease], access: Access) -> anyhow::Result<()> {
+        pages.iter().enumerate().try_for_each(|(n, page)| self.entry(n, page.gref(), access))
+    }
+
+    /// Puts requests on the ring, as many as it has slots at most, and says so.
+    fn post(&mut self, requests: impl IntoIterator<Item = CtrlRequest>) -> anyhow::Result<()> {
+        for request in requests {
+            self.ring.put(&request.to_bytes())?;
+        }
+        self.ring.publish(0)?;
+        Ok(self.channel.notify()?)
+    }
+
+    /// Waits for the answers to all that was asked, doing `meanwhile` again and again.
+    fn hear(
+        &mut self,
+        pace: Pace,
+        mut meanwhile: impl FnMut(&Self) -> anyhow::Result<()>,
+    ) -> anyhow::Result<Vec<Answer>> {
+        let began = Instant::now();
+        while self.ring.page().load_u32(RSP_PROD, Acquire)? != self.ring.produced() {
+            if began.elapsed() > pace.step_within {
+                bail!("no answer on the control ring");
+            }
+            meanwhile(self)?;
+            (pace.pause)();
+        }
+        let mut answers = Vec::new();
+        while self.heard != self.ring.produced() {
+            let at = NETIF_CTRL.offset(self.heard);
+            let bytes = self.ring.page().fetch::<{ CtrlResponse::SIZE }>(at)?.into_unchecked();
+            let CtrlResponse { status, data, .. } = CtrlResponse::from_bytes(bytes);
+            answers.push((status, data));
+            self.heard = self.heard.wrapping_add(1);
+        }
+        Ok(answers)
+    }
+
+    fn ask(&mut self, pace: Pace, message: CtrlMessage) -> anyhow::Result<Answer> {
+        self.post([message.request(0)])?;
+        self.hear(pace, |_| Ok(()))?.pop().context("an answer")
+    }
+
+    /// Asks something to which one of `wanted` is the answer; that nothing can be staged always is.
+    fn expect(
+        &mut self,
+        pace: Pace,
+        what: &'static str,
+        message: CtrlMessage,
+        wanted: &[Answer],
+    ) -> anyhow::Result<Answer> {
+        let answer = self.ask(pace, message)?;
+        self.judge(what, answer, wanted)
+    }
+
+    fn judge(
+        &self,
+        what: &'static str,
+        answer: Answer,
+        wanted: &[Answer],
+    ) -> anyhow::Result<Answer> {
+        let not_here = self.stages == Some(false) && answer.0 == CtrlStatus::NotSupported;
+        if not_here || wanted.contains(&answer) {
+            return Ok(answer);
+        }
+        Err(WrongAnswer { what, found: format!("{answer:?} in place of one of {wanted:?}") }.into())
+    }
+
+    /// Whether pages can be staged.
+    fn stages(&mut self, pace: Pace) -> anyhow::Result<bool> {
+        if let Some(known) = self.stages {
+            return Ok(known);
+        }
+        let stages = match self.ask(pace, CtrlMessage::GetGrefMappingSize(QUEUE))? {
+            (CtrlStatus::Success, 1..) => true,
+            (CtrlStatus::NotSupported, _) => false,
+            found => {
+                let found = format!("{found:?}");
+                return Err(WrongAnswer { what: "the size of the table", found }.into());
+            }
+        };
+        self.stages = Some(stages);
+        Ok(stages)
+    }
+}
+
+/// It was added, or taken out.
+const DONE: Answer = (CtrlStatus::Success, 0);
+const REFUSED: Answer = (CtrlStatus::InvalidParameter, 0);
+
+/// What a list of so many pages is answered when all are taken out.
+fn all(pages: u16) -> Answer {
+    (CtrlStatus::Success, pages.into())
+}
+
+/// Lists that change while they are read: whatever was read of them, all of it or nothing holds.
+pub(super) fn changing_lists<P: Platform>(rogue: &mut Rogue<P>) -> anyhow::Result<()> {
+    let pace = rogue.pace();
+    let (control, pages) = rogue.control()?;
+    control.stages(pace)?;
+    let (some, pages) = (usize::from(SOME), &pages[..usize::from(SOME)]);
+    control.write(pages, Access::ReadWrite)?;
+    control.post([CtrlMessage::AddGrefMapping(control.list(SOME)).request(0)])?;
+    let mut turn = 0;
+    let answers = control.hear(pace, |control| {
+        for _ in 0..4 * some {
+            turn += 1;
+            let (place, bad) = (turn * 7 % some, turn / some % 2 == 1);
+            // Not granted, beyond every table, or there already.
+            let other = [UNGRANTED, Gref(u32::MAX), pages[(place + 1) % some].gref()][turn % 3];
+            control.entry(
+                place,
+                if bad { other } else { pages[place].gref() },
+                Access::ReadWrite,
+            )?;
+        }
+        Ok(())
+    })?;
+    let added = control.judge("ADD of a list that changes", answers[0], &[DONE, REFUSED])?;
+    control.write(pages, Access::ReadWrite)?;
+    let left = if added == DONE { all(SOME) } else { all(0) };
+    let del = CtrlMessage::DelGrefMapping(control.list(SOME));
+    control.expect(pace, "DEL of what a list that changed had added", del, &[left])?;
+    Ok(())
+}
+
+/// Lists of more entries than a page has.
+pub(super) fn long_lists<P: Platform>(rogue: &mut Rogue<P>) -> anyhow::Result<()> {
+    let pace = rogue.pace();
+    let (control, _) = rogue.control()?;
+    let lengths = [GREF_LIST_MAX + 1, u16::MAX.into(), u32::MAX, 0];
+    let kinds = [CtrlType::AddGrefMapping, CtrlType::DelGrefMapping];
+    let data = lengths.map(|length| [QUEUE, control.list_ref.0, length]);
+    let asked = data.iter().flat_map(|data| kinds.map(|kind| (kind, *data)));
+    let asked = asked.map(|(kind, data)| CtrlRequest { id: 0, kind, data });
+    control.post(asked.collect::<Vec<_>>())?;
+    for answer in control.hear(pace, |_| Ok(()))? {
+        control.judge("a list of no possible length", answer, &[REFUSED])?;
+    }
+    Ok(())
+}
+
+/// As many pages as a list holds are staged and taken out again, a ring full of messages at a time.
+pub(super) fn storm<P: Platform>(rogue: &mut Rogue<P>) -> anyhow::Result<()> {
+    let pace = rogue.pace();
+    let (control, pages) = rogue.control()?;
+    control.stages(pace)?;
+    control.write(&pages[..usize::from(SOME)], Access::ReadWrite)?;
+    let list = control.list(SOME);
+    let both = [CtrlMessage::AddGrefMapping(list), CtrlMessage::DelGrefMapping(list)];
+    let requests = (0..RING / 2).flat_map(|_| both.map(|message| message.request(0)));
+    control.post(requests)?;
+    for pair in control.hear(pace, |_| Ok(()))?.chunks_exact(2) {
+        control.judge("ADD in a storm", pair[0], &[DONE])?;
+        control.judge("DEL in a storm", pair[1], &[all(SOME)])?;
+    }
+    Ok(())
+}
+
+/// Pages leave the table while packets in them are under way. The packets are served all the same, and
+/// then the page can be taken back.
+pub(super) fn in_flight<P: Platform>(rogue: &mut Rogue<P>) -> anyhow::Result<()> {
+    let pace = rogue.pace();
+    let list = {
+        let (control, _) = rogue.control()?;
+        control.stages(pace)?;
+        control.list(SOME)
+    };
+    let from = answered(rogue, pace)?;
+    let (control, pages) = rogue.control_to_send()?;
+    control.write(&pages[..usize::from(SOME)], Access::ReadOnly)?;
+    control.expect(pace, "ADD", CtrlMessage::AddGrefMapping(list), &[DONE])?;
+    for page in 0..usize::from(SOME) {
+        let slot = rogue.slot(page, SMALL).to_bytes();
+        rogue.tx.put(&slot)?;
+    }
+    rogue.tx.publish(0)?;
+    rogue.notify()?;
+    let (control, _) = rogue.control()?;
+    let del = CtrlMessage::DelGrefMapping(list);
+    control.expect(pace, "DEL of pages in flight", del, &[all(SOME)])?;
+    let to = answered(rogue, pace)?;
+    for n in 0..to.wrapping_sub(from) {
+        let TxResponse { status, .. } = rogue.tx.response(from.wrapping_add(n))?;
+        if status != Status::Okay {
+            let what = "a packet in a page that left the table";
+            return Err(WrongAnswer { what, found: format!("{status:?}") }.into());
+        }
+    }
+    // Nothing of the backend's reaches it.
+    let lease = rogue.tx_pages.swap_remove(0);
+    let (back, taken) = match rogue.granter.take_back(lease) {
+        Ok(()) => (rogue.granter.lend(Access::ReadOnly)?, true),
+        Err(still) => (still.lease, false),
+    };
+    rogue.tx_pages.push(back);
+    if !taken {
+        let what = "a page that left the table is taken back";
+        return Err(WrongAnswer { what, found: "by holding on to it".to_owned() }.into());
+    }
+    rogue.address(rogue.tx_pages.len() - 1, SINK_MAC, rogue.mac())
+}
+
+/// Waits until all packets are answered; the index of the next one.
+fn answered<P: Platform>(rogue: &Rogue<P>, pace: Pace) -> anyhow::Result<u32> {
+    let began = Instant::now();
+    while rogue.tx.page().load_u32(RSP_PROD, Acquire)? != rogue.tx.produced() {
+        if began.elapsed() > pace.step_within {
+            bail!("packets were not answered");
+        }
+        (pace.pause)();
+    }
+    Ok(rogue.tx.produced())
+}
+
+/// One reference in two lists, and twice in one.
+pub(super) fn twice<P: Platform>(rogue: &mut Rogue<P>) -> anyhow::Result<()> {
+    let pace = rogue.pace();
+    let (control, pages) = rogue.control()?;
+    control.stages(pace)?;
+    let some = usize::from(SOME);
+    let (add, del) = (
+        CtrlMessage::AddGrefMapping(control.list(SOME)),
+        CtrlMessage::DelGrefMapping(control.list(SOME)),
+    );
+    control.write(&pages[..some], Access::ReadWrite)?;
+    control.entry(some - 1, pages[0].gref(), Access::ReadWrite)?;
+    control.expect(pace, "ADD of a list that has a page twice", add, &[REFUSED])?;
+    control.write(&pages[..some], Access::ReadWrite)?;
+    control.expect(pace, "ADD", add, &[DONE])?;
+    // The last page of it is the first of this one.
+    control.write(&pages[some - 1..2 * some - 1], Access::ReadWrite)?;
+    control.expect(pace, "ADD of a page that is in another list", add, &[REFUSED])?;
+    control.expect(pace, "DEL of a list of which one was added", del, &[all(1)])?;
+    control.write(&pages[..some], Access::ReadWrite)?;
+    control.expect(pace, "DEL of a list of which one was taken out", del, &[all(SOME - 1)])?;
+    Ok(())
+}
+
+/// Asks without end, and never looks at an answer.
+pub(super) fn deaf<P: Platform>(rogue: &mut Rogue<P>, turn: usize) -> anyhow::Result<()> {
+    let (control, pages) = rogue.control()?;
+    if turn == 1 {
+        control.write(&pages[..usize::from(SOME)], Access::ReadWrite)?;
+    }
+    let list = control.list(SOME);
+    let messages = [
+        CtrlMessage::AddGrefMapping(list),
+        CtrlMessage::GetGrefMappingSize(QUEUE),
+        CtrlMessage::DelGrefMapping(list),
+        CtrlMessage::GetGrefMappingSize(u32::MAX),
+    ];
+    let free = control.ring.free()?;
+    let requests = messages.iter().cycle().take(usize::try_from(free)?);
+    control.post(requests.map(|message| message.request(0)).collect::<Vec<_>>())
+}
