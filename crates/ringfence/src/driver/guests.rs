@@ -324,9 +324,9 @@ impl Guests {
 
     /// The data plane gave a port up.
     pub(super) fn port_gone(&mut self, gone: PortGone, scope: &mut Scope<'_>) {
-        let PortGone { id, name, reason, port } = gone;
+        let PortGone { id, name, reason, ports, .. } = gone;
         // Unmap before anything is said to the guest.
-        self.retired_ports.retire(Some(port));
+        self.retired_ports.retire(ports);
         let of = |guest: &mut Guest| {
             let vif = guest.vif.as_mut()?;
             vif.seat.vacate(id).then(|| *vif.backend.device())

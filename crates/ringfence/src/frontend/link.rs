@@ -89,8 +89,8 @@ impl<P: Platform> Link<P> {
         tap: TapPort,
     ) -> Result<Link<P>, LinkError> {
         let gone = Gone::new()?;
-        let fabric = Fabric::Patch(Patch::new());
-        let dataplane = gone.start_plane(fabric, Arc::clone(platform.counters()))?;
+        let fabric = || Fabric::Patch(Patch::new());
+        let dataplane = gone.start_plane(1, fabric, platform.counters())?;
         dataplane.add_port(Box::new(tap), PortPolicy::default(), TAP)?;
         let mut store = platform.store()?;
         store.watch(&vif.watch_path(), "backend")?;

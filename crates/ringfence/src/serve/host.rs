@@ -305,8 +305,7 @@ impl<P: Platform> Vifs<P> {
             return Ok(());
         }
         let counters = Arc::clone(self.platform.counters());
-        let dataplane =
-            self.gone.start_plane(Fabric::Switch(Switch::new()), Arc::clone(&counters))?;
+        let dataplane = self.gone.start_plane(1, || Fabric::Switch(Switch::new()), &counters)?;
         self.switch = Some(dataplane.clone());
         let Some(name) = self.config.network.host_interface.clone() else { return Ok(()) };
         let tap = bridge::make_host_leg(&name)?;
@@ -326,9 +325,9 @@ impl<P: Platform> Vifs<P> {
 
     /// The data plane gave a port up. Says whose it was, which is to be looked at then.
     pub(super) fn port_gone(&mut self, gone: PortGone) -> Option<DeviceId> {
-        let PortGone { id, name, reason, port } = gone;
+        let PortGone { id, name, reason, ports, .. } = gone;
         // Unmap before anything is said to the guest.
-        self.retired_ports.retire(Some(port));
+        self.retired_ports.retire(ports);
         for (device, vif) in &mut self.list {
             let of_guest = device_name(device);
             if name == of_guest && vif.seat.vacate(id) {
@@ -466,7 +465,7 @@ impl<P: Platform> Vifs<P> {
         // The data plane stays when the interface has to be made again: the guest is in it.
         let dataplane = match vif.dataplane() {
             Some(dataplane) => dataplane.clone(),
-            None => self.gone.start_plane(Fabric::Patch(Patch::new()), Arc::clone(counters))?,
+            None => self.gone.start_plane(1, || Fabric::Patch(Patch::new()), counters)?,
         };
         let file = tap.try_clone()?;
         let port = TapPort::new(file.fd, tap.offloads, vif.mtu, Arc::clone(counters));
