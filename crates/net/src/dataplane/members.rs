@@ -90,7 +90,9 @@ impl Dataplane {
             name: slot.name.clone(),
             counters: slot.port.counters().named(),
         });
-        let relay = self.relay.iter().map(|relay| PortStats {
+        // Where there are no devices of several queues there is nothing to tell.
+        let relay = self.relay.iter().filter(|relay| relay.is_used());
+        let relay = relay.map(|relay| PortStats {
             id: PortId::RELAY,
             name: "relay".to_owned(),
             counters: relay.counters.named(),

@@ -170,6 +170,12 @@ impl Relay {
         }
     }
 
+    /// Whether anything was ever handed from thread to thread, or ought to have been.
+    pub(super) fn is_used(&self) -> bool {
+        let PortCounters { rx_frames, tx_frames, .. } = &*self.counters;
+        rx_frames.get() > 0 || tx_frames.get() > 0 || self.counters.drops_total() > 0
+    }
+
     /// Whether a port has that place.
     pub(super) fn is_known(&self, place: usize) -> bool {
         self.known.get(place).is_some_and(Option::is_some)

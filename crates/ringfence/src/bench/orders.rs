@@ -41,8 +41,9 @@ pub(super) struct Setup {
     /// How pages to be sent from are staged ([`ringfence_net::netfront::TxStaging`]'s name).
     pub(super) staging: String,
     pub(super) verify: Verify,
-    /// The core to stay on.
-    pub(super) core: Option<usize>,
+    pub(super) queues: u32,
+    /// The core that each queue's thread is to stay on; none: wherever the system likes.
+    pub(super) cores: Vec<usize>,
 }
 
 /// How much is sent in a phase.

@@ -52,7 +52,9 @@ impl Several {
     /// Frames that one thread handed to another one, and those that it could not.
     fn relayed(&self) -> (u64, u64) {
         let stats = self.handle().stats().unwrap();
-        let relay = stats.ports.iter().find(|port| port.name == "relay").unwrap();
+        let Some(relay) = stats.ports.iter().find(|port| port.name == "relay") else {
+            return (0, 0);
+        };
         let of = |wanted| relay.counters.iter().find(|(name, _)| *name == wanted).unwrap().1;
         (of("tx_frames"), of("drop_relay_full"))
     }
