@@ -49,6 +49,9 @@ drop_reasons! {
     /// The peer's request breaks a rule of the protocol.
     BadRequest = "bad_request";
 
+    /// Too much waits for the thread that serves the queue it goes to.
+    RelayFull = "relay_full";
+
     // Counted at the port by which the frame was to leave.
 
     /// The receiver has no room.

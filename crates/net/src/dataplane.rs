@@ -20,18 +20,29 @@
 //!   the other end is always held up.)
 //! * Events that announce nothing are put up with for a few times, then ignored for a while.
 //!
+//! # Several threads
+//!
+//! A data plane may have several threads ([`Dataplane::several`]), each of which is a plane of its own,
+//! with an index. A port of several queues is split when it is added ([`Port::split_off`]): its part `n`
+//! goes to plane `n`. A port of one queue is on plane 0, always, so that without ports of several queues
+//! the others sleep. No port is touched by two threads; frames that another one is to send are copied
+//! for it (`relay`). To the outside all of this is one data plane: one handle, one set of ports.
+//!
 //! Control threads send commands through a [`DataplaneHandle`]; the thread looks for them between
 //! rounds.
 
+mod exchange;
 mod handle;
 mod hold;
+mod members;
+mod relay;
+mod rest;
 mod share;
 mod slot;
 
 #[cfg(test)]
 mod tests;
 
-use core::mem::MaybeUninit;
 use core::time::Duration;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -41,24 +52,25 @@ use std::sync::mpsc::TryRecvError;
 use ringfence_memory::PAGE_SIZE;
 use ringfence_platform::Counters;
 use ringfence_platform::pace::Spin;
-use rustix::event::{Timespec, epoll};
+use rustix::event::epoll;
 
 use crate::batch::{Batch, FRAMES_DEFAULT, Room, SCRATCH_DEFAULT};
 use crate::clock::monotonic;
-use crate::counters::DropReason;
+use crate::counters::{DropReason, PortCounters};
 use crate::edge::{Edge, Leaving};
-use crate::port::{Port, Transmitted};
-use crate::switch::{AttachError, Fabric, PORTS_MAX, Plan, PortIndex, PortPolicy};
+use crate::port::Transmitted;
+use crate::switch::{Fabric, Plan, PortIndex};
 pub use handle::{AddPortError, DataplaneHandle, DataplaneStats, PortGone, PortId, PortStats};
-use handle::{Command, Inbox};
+use handle::{Command, Inbox, WeakHandle};
+use relay::{Post, Relay};
 use share::Fairness;
 use slot::Slot;
 
 /// What the wake-up file is known by; ports are known by their places.
 const WAKE: u64 = u64::MAX;
 
-/// Events taken from the kernel at a time; more are found at the next sleep.
-const EVENTS: usize = 64;
+/// Threads that a data plane has at most.
+pub const PLANES_MAX: usize = 16;
 
 /// How a data plane goes about its work.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -93,6 +105,10 @@ pub struct Dataplane {
     next_id: u64,
     epoll: OwnedFd,
     inbox: Inbox,
+    /// All planes, this one included.
+    handle: WeakHandle,
+    /// The other planes, if there are any.
+    relay: Option<Relay>,
     on_gone: Box<dyn FnMut(PortGone) + Send>,
     system: Arc<Counters>,
     now: Duration,
@@ -124,12 +140,57 @@ impl Dataplane {
         system: Arc<Counters>,
         on_gone: impl FnMut(PortGone) + Send + 'static,
     ) -> io::Result<(Dataplane, DataplaneHandle)> {
-        let (inbox, handle) = handle::connect()?;
+        let (mut inboxes, handle) = handle::connect(1)?;
+        let inbox = inboxes.pop().ok_or(io::ErrorKind::InvalidInput)?;
+        let on_gone = Box::new(on_gone);
+        let dataplane = Dataplane::with(fabric, config, system, on_gone, inbox, handle.weak())?;
+        Ok((dataplane, handle))
+    }
+
+    /// As [`Dataplane::new`], but of `threads` threads, at least one and at most [`PLANES_MAX`]: each
+    /// of the planes is to be run on one of its own. `fabric` makes as many as there are planes, all
+    /// alike.
+    ///
+    /// # Errors
+    ///
+    /// When the system has no files to wait by.
+    pub fn several(
+        threads: usize,
+        mut fabric: impl FnMut() -> Fabric,
+        config: DataplaneConfig,
+        system: &Arc<Counters>,
+        on_gone: impl FnMut(PortGone) + Send + Clone + 'static,
+    ) -> io::Result<(Vec<Dataplane>, DataplaneHandle)> {
+        let (inboxes, handle) = handle::connect(threads.clamp(1, PLANES_MAX))?;
+        let posts = inboxes.iter().map(|inbox| Post::new(Arc::clone(&inbox.wake)));
+        let posts: Arc<[Post]> = posts.collect();
+        let mut planes = Vec::with_capacity(inboxes.len());
+        for (index, inbox) in inboxes.into_iter().enumerate() {
+            let (on_gone, weak) = (Box::new(on_gone.clone()), handle.weak());
+            let system = Arc::clone(system);
+            let mut plane = Dataplane::with(fabric(), config, system, on_gone, inbox, weak)?;
+            if posts.len() > 1 {
+                plane.relay = Some(Relay::new(index, &posts));
+                plane.fabric.keep_news();
+            }
+            planes.push(plane);
+        }
+        Ok((planes, handle))
+    }
+
+    fn with(
+        fabric: Fabric,
+        config: DataplaneConfig,
+        system: Arc<Counters>,
+        on_gone: Box<dyn FnMut(PortGone) + Send>,
+        inbox: Inbox,
+        handle: WeakHandle,
+    ) -> io::Result<Dataplane> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let token = epoll::EventData::new_u64(WAKE);
         epoll::add(&epoll, inbox.wake.as_fd(), token, epoll::EventFlags::IN)?;
         let now = monotonic();
-        let dataplane = Dataplane {
+        Ok(Dataplane {
             config,
             fabric,
             slots: Vec::new(),
@@ -140,7 +201,9 @@ impl Dataplane {
             next_id: 0,
             epoll,
             inbox,
-            on_gone: Box::new(on_gone),
+            handle,
+            relay: None,
+            on_gone,
             system,
             now,
             spin: Spin::new(config.spin_max),
@@ -148,8 +211,7 @@ impl Dataplane {
             turned: now,
             last_work: now,
             last_sleep: None,
-        };
-        Ok((dataplane, handle))
+        })
     }
 
     /// Goes rounds until it is told to stop, or until nobody holds a handle any more.
@@ -184,8 +246,18 @@ impl Dataplane {
     fn obey(&mut self) -> Flow {
         loop {
             match self.inbox.commands.try_recv() {
-                Ok(Command::Add { port, policy, name, reply }) => {
-                    let _ = reply.send(self.add(port, policy, name));
+                Ok(Command::Add { port, parts, seat, policy, name, reply }) => {
+                    let _ = reply.send(self.add(port, parts, seat, policy, name));
+                }
+                Ok(Command::Parts { id, reply }) => {
+                    let place = self.relay.as_ref().and_then(|relay| relay.place(id));
+                    let _ = place.map(|place| reply.send(self.parts(place)));
+                }
+                Ok(Command::Steer { id, steering, reply }) => {
+                    if let Some(relay) = &mut self.relay {
+                        relay.steer(id, steering);
+                    }
+                    let _ = reply.send(());
                 }
                 Ok(Command::Remove { id, reply }) => {
                     let _ = reply.send(self.remove(id));
@@ -202,61 +274,6 @@ impl Dataplane {
                 Err(TryRecvError::Empty) => return Flow::Continue,
             }
         }
-    }
-
-    fn add(
-        &mut self,
-        port: Box<dyn Port>,
-        policy: PortPolicy,
-        name: String,
-    ) -> Result<PortId, AddPortError> {
-        let free = self.slots.iter().position(Option::is_none);
-        let place = free.unwrap_or(self.slots.len());
-        let full = AttachError::Full { limit: PORTS_MAX };
-        if place >= PORTS_MAX {
-            return Err(full.into());
-        }
-        let index = PortIndex(u16::try_from(place).map_err(|_| full)?);
-        self.fabric.attach(index, policy)?;
-        let id = PortId(self.next_id);
-        let mut slot = Slot::new(id, name, port, place as u64);
-        slot.joins = policy.join && matches!(self.fabric, Fabric::Switch(_));
-        if let Err(error) = slot.watch(&self.epoll) {
-            slot.unwatch(&self.epoll);
-            self.fabric.detach(index);
-            return Err(error.into());
-        }
-        self.next_id += 1;
-        if place == self.slots.len() {
-            self.slots.push(None);
-        }
-        self.slots[place] = Some(slot);
-        // What it already has is found by the round that follows.
-        Ok(id)
-    }
-
-    fn remove(&mut self, id: PortId) -> Option<Box<dyn Port>> {
-        let place = self.slots.iter().position(|slot| slot.as_ref().is_some_and(|s| s.id == id))?;
-        Some(self.take(place)?.port)
-    }
-
-    /// Takes a port out; nothing refers to it afterwards.
-    fn take(&mut self, place: usize) -> Option<Slot> {
-        let mut slot = self.slots[place].take()?;
-        slot.unwatch(&self.epoll);
-        if let Ok(index) = u16::try_from(place) {
-            self.fabric.detach(PortIndex(index));
-        }
-        Some(slot)
-    }
-
-    fn stats(&self) -> DataplaneStats {
-        let ports = self.slots.iter().flatten().map(|slot| PortStats {
-            id: slot.id,
-            name: slot.name.clone(),
-            counters: slot.port.counters().named(),
-        });
-        DataplaneStats { ports: ports.collect(), addresses: self.fabric.addresses() }
     }
 
     /// Gives each port one turn. Returns whether there was work.
@@ -279,7 +296,7 @@ impl Dataplane {
     /// One turn for each port that is not left out.
     fn turns(&mut self) -> bool {
         let places = self.slots.len();
-        let mut worked = false;
+        let mut worked = self.relay.is_some() && self.take_in();
         for turn in 0..places {
             worked |= self.serve((self.first + turn) % places);
         }
@@ -311,6 +328,9 @@ impl Dataplane {
         let any = received.work > 0 || received.frames > 0;
         let refused = self.batch.refused();
         slot.held = refused.is_some() && !any;
+        if refused.is_some() && waited_for.is_none() {
+            self.relay.iter_mut().for_each(|relay| relay.awaited = true);
+        }
         if let Some((slots, port)) = refused.zip(self.slot_mut(waited_for)) {
             port.port.await_slots(slots);
             if switched {
@@ -347,13 +367,17 @@ impl Dataplane {
             Fabric::Patch(patch) => (index.and_then(|index| patch.other(index)), true),
             Fabric::Switch(_) => (self.slots[place].as_ref().and_then(|slot| slot.towards), false),
         };
-        let unbounded = (None, Room::UNBOUNDED);
-        let Some(slot) = self.slot_mut(port).filter(|slot| patient || slot.patience.lasts()) else {
-            return unbounded;
-        };
-        match slot.slots() {
-            Some(slots) => (port, Room::of(slots, &slot.capabilities)),
-            None => unbounded,
+        let parcels =
+            self.relay.as_ref().zip(port).and_then(|(relay, port)| relay.slots(place, port));
+        let slot = self.slot_mut(port).filter(|slot| patient || slot.patience.lasts());
+        let slots = slot.and_then(|slot| Some((slot.slots()?, slot.capabilities)));
+        match (slots, parcels) {
+            (Some((slots, into)), parcels) if parcels.is_none_or(|parcels| slots <= parcels) => {
+                (port, Room::of(slots, &into))
+            }
+            // A thread that is handed too much is waited for however slow: it only ever moves frames.
+            (_, Some(parcels)) => (None, Room::of(parcels, &relay::TAKEN)),
+            _ => (None, Room::UNBOUNDED),
         }
     }
 
@@ -372,6 +396,7 @@ impl Dataplane {
         self.plan.clear();
         let counters = Arc::clone(source.port.counters());
         self.fabric.route(PortIndex(index), &self.batch, self.now, &counters, &mut self.plan);
+        self.tell_news();
         let towards = match self.plan.ports() {
             [only] => Some(*only),
             _ => None,
@@ -379,8 +404,25 @@ impl Dataplane {
         if let Some(source) = &mut self.slots[place] {
             source.towards = towards;
         }
+        self.hand_out(Some(place), &counters);
+        if let Some(relay) = &mut self.relay {
+            let woken = relay.send_all();
+            self.system.syscalls.add(woken);
+            self.system.notifications.add(woken);
+        }
+    }
+
+    /// Sends the frames of the batch to the ports of the plan: what came by `source` also to other
+    /// planes, and what came from another plane to the ports of this one alone.
+    fn hand_out(&mut self, source: Option<usize>, counters: &PortCounters) {
         for n in 0..self.plan.ports().len() {
             let Some((port, frames)) = self.plan.entry_mut(n) else { break };
+            if let Some((relay, source)) = self.relay.as_mut().zip(source) {
+                relay.divert(source, port, &self.batch, frames);
+                if frames.is_empty() {
+                    continue;
+                }
+            }
             let slot = self.slots.get_mut(usize::from(port.0)).and_then(Option::as_mut);
             let Some(slot) = slot.filter(|slot| slot.fault.is_none()) else {
                 counters.dropped_many(DropReason::NoDestination, frames.len() as u64);
@@ -413,72 +455,14 @@ impl Dataplane {
             let Some(Slot { id, name, port, fault: Some(reason), .. }) = self.take(place) else {
                 continue;
             };
-            (self.on_gone)(PortGone { id, name, reason, port });
+            // With other planes the place is free when it is free in all of them.
+            if self.relay.is_none() {
+                self.forget(place);
+            }
+            let planes = self.handle.clone();
+            (self.on_gone)(PortGone { id, name, reason, ports: vec![port], planes });
         }
         any
-    }
-
-    /// Sleeps until there may be work, unless there is some already.
-    fn sleep(&mut self) {
-        let mut work = false;
-        for slot in self.slots.iter_mut().flatten() {
-            slot.throttle.expire(self.now);
-            work |= slot.arm();
-        }
-        if self.bury() || work {
-            return;
-        }
-        // Files that stay readable are not watched while their frames cannot be taken. Where both
-        // ends of a patch wait for the other's room, their events are what they wait for.
-        let deadlock = self.slots.iter().flatten().all(|slot| slot.held);
-        let mut calls = 1;
-        for slot in self.slots.iter_mut().flatten() {
-            calls += slot.update_watch(&self.epoll, !deadlock);
-        }
-        self.system.syscalls.add(calls);
-        self.wait();
-        let woke = monotonic();
-        self.last_sleep = Some(woke.saturating_sub(self.now));
-        self.now = woke;
-        self.system.wakeups.add(1);
-        for slot in self.slots.iter_mut().flatten() {
-            slot.throttle.expire(woke);
-        }
-    }
-
-    /// Waits in the kernel until a file is readable, or somebody's time of being ignored is over, or
-    /// somebody is to be asked without an event.
-    fn wait(&mut self) {
-        let ends = self.slots.iter().flatten().filter_map(Slot::alarm).min();
-        let timeout = ends.map(|end| timespec(end.saturating_sub(self.now)));
-        let mut room = [const { MaybeUninit::uninit() }; EVENTS];
-        let waited = match epoll::wait(&self.epoll, &mut room, timeout.as_ref()) {
-            // Before Linux 5.11 there are only whole milliseconds.
-            Err(rustix::io::Errno::NOSYS) => {
-                let millisecond = Timespec { tv_sec: 0, tv_nsec: 1_000_000 };
-                epoll::wait(&self.epoll, &mut room, Some(&millisecond))
-            }
-            waited => waited,
-        };
-        // Interrupted: whatever there is is found at the next sleep.
-        let Ok((events, _)) = waited else { return };
-        for event in events {
-            self.dispatch(event.data.u64());
-        }
-    }
-
-    fn dispatch(&mut self, token: u64) {
-        if token == WAKE {
-            self.system.syscalls.add(1);
-            let _ = rustix::io::read(&self.inbox.wake, &mut [0; 8]);
-            return;
-        }
-        let place = usize::try_from(token).ok();
-        let slot = place.and_then(|place| self.slots.get_mut(place)).and_then(Option::as_mut);
-        // A port with two files may have two events.
-        if let Some(slot) = slot.filter(|slot| !slot.woken && slot.fault.is_none()) {
-            slot.wake();
-        }
     }
 }
 
@@ -488,11 +472,4 @@ fn slots_taken(batch: &Batch, ready: &[u32], done: Transmitted) -> usize {
         return done.sent;
     }
     batch.select(ready).map(|frame| frame.len().div_ceil(PAGE_SIZE)).sum()
-}
-
-fn timespec(duration: Duration) -> Timespec {
-    Timespec {
-        tv_sec: i64::try_from(duration.as_secs()).unwrap_or(i64::MAX),
-        tv_nsec: duration.subsec_nanos().into(),
-    }
 }

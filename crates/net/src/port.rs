@@ -196,7 +196,17 @@ pub trait Port: Send {
     /// A [`Fault`] ends the port.
     fn transmit(&mut self, batch: &Batch, frames: &[u32]) -> Result<Transmitted, Fault>;
 
-    /// Carries out what the control side orders of one of its queues. Called between rounds: no frame
+    /// Keeps every `parts`th queue, from the first on, and gives the others up as ports of their own:
+    /// the `n`th of them has the queues `n`, `n + parts` and so on. There are no more of them than
+    /// there are queues, and none of a port without queues. Called once, before the first round; from
+    /// then on the parts may be in different data planes, at the same time.
+    fn split_off(&mut self, parts: usize) -> Vec<Box<dyn Port>> {
+        let _ = parts;
+        Vec::new()
+    }
+
+    /// Carries out what the control side orders of one of its queues, by its number in the whole
+    /// device, also where this port is a part of it. Called between rounds: no frame
     /// refers to any page of this port.
     fn obey(&mut self, queue: u16, order: PortOrder) -> PortReply {
         drop((queue, order));

@@ -65,17 +65,31 @@ pub struct Chooser {
     by_guest: Option<Arc<Steering>>,
     own: Steering,
     shares: Vec<Vec<u32>>,
+    /// These are every so-manieth of the guest's queues.
+    stride: usize,
+}
+
+impl Steering {
+    /// Spreads over `queues` queues by a hash that nobody else knows.
+    pub fn secret(queues: usize) -> Steering {
+        // A guest that knew the key could make the flows of others meet in one queue.
+        let word = || RandomState::new().build_hasher().finish().to_ne_bytes();
+        let key: Vec<u8> = (0..5).flat_map(|_| word()).collect();
+        let count = u16::try_from(queues).unwrap_or(u16::MAX);
+        Steering::new(&key, HashTypes::ALL, Vec::new(), count)
+    }
 }
 
 impl Chooser {
     /// Spreads over `queues` queues.
     pub fn new(queues: usize) -> Chooser {
-        // A guest that knew the key could make the flows of others meet in one queue.
-        let word = || RandomState::new().build_hasher().finish().to_ne_bytes();
-        let key: Vec<u8> = (0..5).flat_map(|_| word()).collect();
-        let count = u16::try_from(queues).unwrap_or(u16::MAX);
-        let own = Steering::new(&key, HashTypes::ALL, Vec::new(), count);
-        Chooser { by_guest: None, own, shares: vec![Vec::new(); queues] }
+        Chooser::strided(queues, 1)
+    }
+
+    /// Spreads over `queues` queues, which are every `stride`th of the guest's.
+    pub fn strided(queues: usize, stride: usize) -> Chooser {
+        let shares = vec![Vec::new(); queues];
+        Chooser { by_guest: None, own: Steering::secret(queues), shares, stride: stride.max(1) }
     }
 
     /// Spreads as the guest set up, from now on.
@@ -86,11 +100,15 @@ impl Chooser {
     /// The frames of each queue, in their order. What has no flow takes the first.
     pub fn split(&mut self, batch: &Batch, frames: &[u32]) -> &[Vec<u32>] {
         self.shares.iter_mut().for_each(Vec::clear);
-        let steering = self.by_guest.as_deref().unwrap_or(&self.own);
+        let (steering, stride) = match &self.by_guest {
+            Some(by_guest) => (&**by_guest, self.stride),
+            None => (&self.own, 1),
+        };
         for &index in frames {
             let hash = batch.get(index).and_then(|f| steering.hash(f.header(), f.len()));
             let queue = hash.map_or(0, |hash| steering.queue(hash.value));
-            if let Some(share) = self.shares.get_mut(usize::from(queue)) {
+            let place = usize::from(queue) / stride;
+            if let Some(share) = self.shares.get_mut(place) {
                 share.push(index);
             }
         }

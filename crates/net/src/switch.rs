@@ -149,7 +149,7 @@ impl Plan {
         Some((port, self.frames.get_mut(port.get())?))
     }
 
-    fn send(&mut self, port: PortIndex, frame: u32) {
+    pub(crate) fn send(&mut self, port: PortIndex, frame: u32) {
         if self.frames.len() <= port.get() {
             self.frames.resize_with(port.get() + 1, Vec::new);
         }
@@ -216,6 +216,12 @@ impl Switch {
     /// Addresses that are known.
     pub fn addresses(&self) -> usize {
         self.table.len()
+    }
+
+    /// The addresses learned, for another switch of the same ports, which
+    /// [hears of](MacTable::hear_of) them; see [`MacTable::news`].
+    pub fn table_mut(&mut self) -> &mut MacTable {
+        &mut self.table
     }
 
     /// Learns from the frames of `batch`, which came by `source`, and adds to `plan` where they go.
@@ -390,6 +396,13 @@ impl Fabric {
         match self {
             Fabric::Switch(switch) => switch.detach(port),
             Fabric::Patch(patch) => patch.detach(port),
+        }
+    }
+
+    /// What is learned from now on is kept for other fabrics of the same ports.
+    pub fn keep_news(&mut self) {
+        if let Fabric::Switch(switch) = self {
+            switch.table.keep_news();
         }
     }
 

@@ -203,3 +203,87 @@ fn a_guest_with_more_queues_does_not_send_more() {
     }
     assert_eq!(came, [5, 5, 5, 5, 5, 5, 2, 0], "1000 octets an interval, of 200 each");
 }
+
+/// Each part has every other queue, and a thread that knows nothing of the other one's.
+#[test]
+fn the_parts_of_a_vif_work_at_the_same_time() {
+    for mode in Mode::ALL {
+        let mut pair = Pair::new(mode);
+        pair.with_queues(4, 4, mode);
+        pair.connect();
+        if mode == Mode::Staging {
+            assert_eq!(pair.stage().refused, 0);
+        }
+        let (front, back) = pair.ports();
+        let (mut front_other, mut back_other) = (front.split_off(2), back.split_off(2));
+        assert_eq!((front_other.len(), back_other.len()), (1, 1));
+        assert_eq!((front.wait_fds().len(), back_other[0].wait_fds().len()), (4, 4));
+        // Queues keep their numbers.
+        let steering = Arc::new(Steering::new(&[7; 40], HashTypes::ALL, vec![2, 3], 4));
+        for queue in 0..4u16 {
+            let part = if queue % 2 == 0 { &mut *back } else { &mut *back_other[0] };
+            let order = PortOrder::Hash(Some(Arc::clone(&steering)));
+            assert!(matches!(part.obey(queue, order), PortReply::Hashing));
+        }
+        assert!(matches!(back.obey(4, PortOrder::Hash(None)), PortReply::Unsupported));
+        std::thread::scope(|scope| {
+            scope.spawn(|| both_ways(front, back));
+            scope.spawn(|| both_ways(&mut *front_other[0], &mut *back_other[0]));
+        });
+        let sent = many().len() as u64;
+        for part in [&*back, &*back_other[0], &*front, &*front_other[0]] {
+            let counters = part.counters();
+            assert_eq!((counters.rx_frames.get(), counters.tx_frames.get()), (sent, sent));
+        }
+        drop((front_other, back_other));
+        assert!(pair.back.rules().all().is_empty(), "{:?}", pair.back.rules().all());
+        assert!(pair.front.rules().all().is_empty());
+    }
+}
+
+/// Credit is the guest's, whichever part of its port a packet comes by, and so is a change of the rate.
+#[test]
+fn the_parts_of_a_vif_share_its_rate() {
+    let mut pair = Pair::new(Mode::Copy);
+    pair.with_queues(2, 2, Mode::Copy);
+    let clock = Clock::standing();
+    let options = BackendOptions { mode: Mode::Copy, mtu: 1500 };
+    pair.back = VifBackend::new(pair.device, options).with_queues(2).with_clock(clock.clone());
+    let rate = format!("{}/rate", pair.device.backend_path());
+    pair.back_store.write(&rate, "1000,50000").unwrap();
+    pair.connect();
+    let (front, back) = pair.ports();
+    let (mut front_other, mut back_other) = (front.split_off(2), back.split_off(2));
+    let mut batch = Batch::default();
+    for number in 0..16 {
+        let bytes = segment(1000, number);
+        let at = batch.reserve(bytes.len()).unwrap();
+        batch.scratch_mut(at..at + bytes.len()).unwrap().copy_from_slice(&bytes);
+        batch.push_contiguous(at, bytes.len(), OffloadMeta::PLAIN).unwrap();
+    }
+    let all: Vec<u32> = (0..16).collect();
+    for part in [front, &mut *front_other[0]] {
+        assert_eq!(part.transmit(&batch, &all).unwrap().sent, 16);
+        part.flush().unwrap();
+    }
+    let mut receive = |part: &mut dyn Port| {
+        batch.clear();
+        let came = part.receive(&mut batch, 64).unwrap().frames;
+        batch.clear();
+        part.complete().unwrap();
+        came
+    };
+    let mut turn = |back: &mut dyn Port, other: &mut dyn Port| {
+        let came = receive(back) + receive(other);
+        clock.advance(Duration::from_millis(50));
+        came
+    };
+    let came: Vec<_> = (0..4).map(|_| turn(back, &mut *back_other[0])).collect();
+    assert_eq!(came, [5, 5, 5, 5], "1000 octets an interval for both, of 200 each");
+    let none = ringfence_net::vif::controls::Wanted::default();
+    for part in [back, &mut *back_other[0]] {
+        assert!(matches!(part.obey(0, PortOrder::Follow(none)), PortReply::Following));
+    }
+    let (_, back) = pair.ports();
+    assert_eq!(turn(back, &mut *back_other[0]), 12);
+}

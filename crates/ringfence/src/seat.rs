@@ -32,12 +32,13 @@ impl Seat {
 pub(crate) struct Retired(BTreeMap<&'static str, u64>);
 
 impl Retired {
-    /// Adds what a port had counted, and drops it: nothing of the guest's is mapped when this
-    /// returns.
-    pub(crate) fn retire(&mut self, port: Option<Box<dyn Port>>) {
-        let Some(port) = port else { return };
-        for (name, count) in port.counters().named() {
-            *self.0.entry(name).or_default() += count;
+    /// Adds what the parts of a port had counted, and drops them: nothing of the guest's is mapped
+    /// when this returns.
+    pub(crate) fn retire(&mut self, parts: Vec<Box<dyn Port>>) {
+        for port in parts {
+            for (name, count) in port.counters().named() {
+                *self.0.entry(name).or_default() += count;
+            }
         }
     }
 

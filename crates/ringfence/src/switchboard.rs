@@ -55,7 +55,7 @@ pub enum DriverReport {
 pub enum ToDriver {
     /// A guest wants a vif.
     Attach(Box<AttachRequest>),
-    /// The host's leg was made; with its TAP's descriptor.
+    /// The host's leg was made; with the descriptors of its TAP's queues.
     HostLeg {
         /// The interface's name, for messages.
         name: String,
@@ -198,8 +198,8 @@ pub struct DriverStats {
     pub hub: BTreeMap<String, u64>,
 }
 
-/// The order to a frontend, with its descriptors: its hub connection, the TAP, and for each disk the
-/// socket at which it is to be served.
+/// The order to a frontend, with its descriptors: its hub connection, the TAP's queues, and for each
+/// disk the socket at which it is to be served.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FrontendConfig {
     /// Octets behind the Ethernet header.
@@ -211,6 +211,8 @@ pub struct FrontendConfig {
     pub staging: String,
     /// Queues to have.
     pub queues: u32,
+    /// Queues of the TAP: threads to have.
+    pub tap_queues: u32,
     /// What the frontend takes unfinished ([`OffloadKeys`] as text).
     pub takes: String,
     /// Disks, by handle from 0 on, and how they share pages.

@@ -2,18 +2,24 @@
 
 use std::io;
 use std::os::fd::OwnedFd;
-use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use rustix::event::EventfdFlags;
 
 use crate::orders::{PortOrder, PortReply};
 use crate::port::{Fault, Port};
+use crate::steer::Steering;
 use crate::switch::{AttachError, PortPolicy};
 
 /// A port of a data plane. Never used again for another one.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub struct PortId(pub u64);
+
+impl PortId {
+    /// What one thread hands to another one is counted as if it was a port.
+    pub(super) const RELAY: PortId = PortId(u64::MAX);
+}
 
 /// A port that ended itself.
 pub struct PortGone {
@@ -23,8 +29,37 @@ pub struct PortGone {
     pub name: String,
     /// Why.
     pub reason: Fault,
-    /// The port, to be dropped where that holds nobody up.
-    pub port: Box<dyn Port>,
+    /// The port, or its parts, to be dropped where that holds nobody up: the one that ended, and those
+    /// that [`PortGone::gather`] found.
+    pub ports: Vec<Box<dyn Port>>,
+    pub(super) planes: WeakHandle,
+}
+
+impl PortGone {
+    /// Whether both are of one port.
+    pub fn is_of_one_port(&self, other: &PortGone) -> bool {
+        self.id == other.id && self.planes.0.ptr_eq(&other.planes.0)
+    }
+
+    /// Takes the parts of the port that are on other threads out of the data plane: when this returns,
+    /// each has been removed, or was given up by its thread before. To be called by the owner of the
+    /// port, not on a thread of the data plane. Where there is one thread there is nothing to do.
+    pub fn gather(&mut self) {
+        if let Some(planes) = self.planes.0.upgrade().filter(|planes| planes.outboxes.len() > 1) {
+            self.ports.extend(DataplaneHandle { planes }.remove_port(self.id));
+        }
+    }
+}
+
+/// All planes, for one of them.
+#[derive(Clone)]
+pub(super) struct WeakHandle(Weak<Planes>);
+
+/// Where a port is, on every plane.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Seat {
+    pub(super) id: PortId,
+    pub(super) place: usize,
 }
 
 /// Why a port was not added.
@@ -63,10 +98,23 @@ pub struct PortStats {
 
 pub(super) enum Command {
     Add {
-        port: Box<dyn Port>,
+        /// The plane's part, if it has one.
+        port: Option<Box<dyn Port>>,
+        parts: usize,
+        /// As the first plane chose.
+        seat: Option<Seat>,
         policy: PortPolicy,
         name: String,
-        reply: Sender<Result<PortId, AddPortError>>,
+        reply: Sender<Result<Seat, AddPortError>>,
+    },
+    Parts {
+        id: PortId,
+        reply: Sender<usize>,
+    },
+    Steer {
+        id: PortId,
+        steering: Option<Arc<Steering>>,
+        reply: Sender<()>,
     },
     Remove {
         id: PortId,
@@ -116,19 +164,31 @@ impl Drop for Outbox {
 /// They must not be made from the data plane's own thread.
 #[derive(Clone)]
 pub struct DataplaneHandle {
-    outbox: Arc<Outbox>,
+    planes: Arc<Planes>,
 }
 
-pub(super) fn connect() -> io::Result<(Inbox, DataplaneHandle)> {
-    let wake = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-    let wake = Arc::new(wake);
-    let (sender, commands) = channel();
-    let outbox = Outbox { commands: Some(sender), wake: Arc::clone(&wake) };
-    Ok((Inbox { commands, wake }, DataplaneHandle { outbox: Arc::new(outbox) }))
+struct Planes {
+    outboxes: Vec<Outbox>,
+    /// Held while planes are told one after the other which ports there are.
+    changing: Mutex<()>,
+}
+
+pub(super) fn connect(planes: usize) -> io::Result<(Vec<Inbox>, DataplaneHandle)> {
+    let mut inboxes = Vec::with_capacity(planes);
+    let mut outboxes = Vec::with_capacity(planes);
+    for _ in 0..planes {
+        let wake = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        let wake = Arc::new(wake);
+        let (sender, commands) = channel();
+        outboxes.push(Outbox { commands: Some(sender), wake: Arc::clone(&wake) });
+        inboxes.push(Inbox { commands, wake });
+    }
+    let planes = Arc::new(Planes { outboxes, changing: Mutex::default() });
+    Ok((inboxes, DataplaneHandle { planes }))
 }
 
 impl DataplaneHandle {
-    /// Adds a port.
+    /// Adds a port. If the data plane has several threads, it is split into as many parts as it can be.
     ///
     /// # Errors
     ///
@@ -139,44 +199,138 @@ impl DataplaneHandle {
         policy: PortPolicy,
         name: &str,
     ) -> Result<PortId, AddPortError> {
-        let name = name.to_owned();
-        self.ask(|reply| Command::Add { port, policy, name, reply })
-            .unwrap_or(Err(AddPortError::Stopped))
+        self.add_queues(vec![port], policy, name)
     }
 
-    /// Removes a port and returns it. After that the data plane does not touch it. `None` when it is
-    /// not there, perhaps because it ended itself a moment ago.
-    pub fn remove_port(&self, id: PortId) -> Option<Box<dyn Port>> {
-        self.ask(|reply| Command::Remove { id, reply }).flatten()
+    /// Adds a port that consists of these, which are a queue each, and served by a thread each as far
+    /// as there are threads. Those beyond are dropped.
+    ///
+    /// # Errors
+    ///
+    /// [`AddPortError`]; all are dropped.
+    pub fn add_queues(
+        &self,
+        mut ports: Vec<Box<dyn Port>>,
+        policy: PortPolicy,
+        name: &str,
+    ) -> Result<PortId, AddPortError> {
+        let threads = self.threads();
+        if let ([port], 2..) = (ports.as_mut_slice(), threads) {
+            let others = port.split_off(threads);
+            ports.extend(others);
+        }
+        ports.truncate(threads);
+        let parts = ports.len();
+        let mut ports = ports.into_iter();
+        let _changing = self.planes.changing.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut seat = None;
+        for plane in 0..threads {
+            let (port, name) = (ports.next(), name.to_owned());
+            let added =
+                self.ask(plane, |reply| Command::Add { port, parts, seat, policy, name, reply });
+            match added.unwrap_or(Err(AddPortError::Stopped)) {
+                Ok(added) => seat = Some(added),
+                Err(error) => {
+                    // Those before it let go of it again.
+                    if let Some(Seat { id, .. }) = seat {
+                        (0..plane).for_each(|plane| drop(self.remove_part(plane, id)));
+                    }
+                    return Err(error);
+                }
+            }
+        }
+        seat.map(|seat| seat.id).ok_or(AddPortError::Stopped)
+    }
+
+    /// Removes a port and returns it, or its parts. After that the data plane does not touch it.
+    /// Nothing when it is not there, perhaps because it ended itself a moment ago.
+    pub fn remove_port(&self, id: PortId) -> Vec<Box<dyn Port>> {
+        let _changing = self.planes.changing.lock().unwrap_or_else(PoisonError::into_inner);
+        (0..self.threads()).filter_map(|plane| self.remove_part(plane, id)).collect()
+    }
+
+    fn remove_part(&self, plane: usize, id: PortId) -> Option<Box<dyn Port>> {
+        self.ask(plane, |reply| Command::Remove { id, reply }).flatten()
     }
 
     /// Has a port carry out an order for one of its queues, between two rounds. `None` when it is not
-    /// there.
+    /// there. What concerns the whole port is carried out by all of its parts.
     pub fn order(&self, id: PortId, queue: u16, order: PortOrder) -> Option<PortReply> {
-        self.ask(|reply| Command::Order { id, queue, order, reply })
+        let parts = match self.threads() {
+            1 => 1,
+            _ => self.ask(0, |reply| Command::Parts { id, reply })?,
+        };
+        if parts < 2 {
+            return self.ask(0, |reply| Command::Order { id, queue, order, reply });
+        }
+        match &order {
+            PortOrder::Follow(wanted) => {
+                for plane in 1..parts {
+                    let order = PortOrder::Follow(*wanted);
+                    self.ask(plane, |reply| Command::Order { id, queue, order, reply });
+                }
+                return self.ask(0, |reply| Command::Order { id, queue, order, reply });
+            }
+            PortOrder::Hash(steering) => {
+                for plane in 0..self.threads() {
+                    let steering = steering.clone();
+                    self.ask(plane, |reply| Command::Steer { id, steering, reply });
+                }
+            }
+            _ => {}
+        }
+        let plane = usize::from(queue) % parts;
+        self.ask(plane, |reply| Command::Order { id, queue, order, reply })
     }
 
     /// What the data plane says of itself; `None` when it has ended.
     pub fn stats(&self) -> Option<DataplaneStats> {
-        self.ask(|reply| Command::Stats { reply })
+        let mut all = self.ask(0, |reply| Command::Stats { reply })?;
+        for plane in 1..self.threads() {
+            let more = self.ask(plane, |reply| Command::Stats { reply })?;
+            more.ports.into_iter().for_each(|port| all.add(port));
+        }
+        Some(all)
+    }
+
+    /// Threads that the data plane has.
+    pub fn threads(&self) -> usize {
+        self.planes.outboxes.len()
     }
 
     /// Ends the data plane and drops its ports. Does not wait for that.
     pub fn stop(&self) {
-        self.send(Command::Stop);
+        (0..self.threads()).for_each(|plane| self.send(plane, Command::Stop));
     }
 
-    fn ask<T>(&self, command: impl FnOnce(Sender<T>) -> Command) -> Option<T> {
+    pub(super) fn weak(&self) -> WeakHandle {
+        WeakHandle(Arc::downgrade(&self.planes))
+    }
+
+    fn ask<T>(&self, plane: usize, command: impl FnOnce(Sender<T>) -> Command) -> Option<T> {
         let (sender, answer) = channel();
-        self.send(command(sender));
+        self.send(plane, command(sender));
         answer.recv().ok()
     }
 
-    fn send(&self, command: Command) {
-        if let Some(commands) = &self.outbox.commands {
+    fn send(&self, plane: usize, command: Command) {
+        let Some(outbox) = self.planes.outboxes.get(plane) else { return };
+        if let Some(commands) = &outbox.commands {
             // A data plane that has ended drops the command, and with it the sender of the answer.
             let _ = commands.send(command);
         }
-        self.outbox.wake();
+        outbox.wake();
+    }
+}
+
+impl DataplaneStats {
+    /// Adds what another part of a port counted.
+    fn add(&mut self, port: PortStats) {
+        let Some(known) = self.ports.iter_mut().find(|known| known.id == port.id) else {
+            return self.ports.push(port);
+        };
+        for ((_, sum), (_, more)) in known.counters.iter_mut().zip(&port.counters) {
+            *sum = sum.saturating_add(*more);
+        }
     }
 }

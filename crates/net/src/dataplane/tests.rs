@@ -6,9 +6,11 @@ use ringfence_offload::{Checksum, Gso, GsoKind, OffloadMeta};
 
 use super::*;
 use crate::batch::HEADER_MAX;
-use crate::port::{Fault, PortCapabilities};
-use crate::switch::{Mac, Patch, Switch};
+use crate::port::{Fault, Port, PortCapabilities};
+use crate::switch::{AttachError, Mac, Patch, PortPolicy, Switch};
 use crate::testing::{MemoryPeer, MemoryPort};
+
+mod planes;
 
 const SOON: Duration = Duration::from_secs(20);
 const BROADCAST: Mac = [0xff; 6];
@@ -79,12 +81,18 @@ impl Drop for Running {
     }
 }
 
+/// Adds a port from the data plane's own thread.
+fn put(dataplane: &mut Dataplane, port: impl Port + 'static, name: &str) {
+    let policy = PortPolicy::default();
+    dataplane.add(Some(Box::new(port)), 1, None, policy, name.into()).unwrap();
+}
+
 /// A data plane that goes rounds when the test says so.
 fn by_hand(ports: Vec<MemoryPort>) -> (Dataplane, DataplaneHandle) {
     let (mut dataplane, handle) =
         Dataplane::new(switch(), DataplaneConfig::default(), Arc::default(), |_| ()).unwrap();
     for port in ports {
-        dataplane.add(Box::new(port), PortPolicy::default(), "port".into()).unwrap();
+        put(&mut dataplane, port, "port");
     }
     (dataplane, handle)
 }
@@ -179,7 +187,7 @@ fn a_port_that_costs_more_is_served_less_often_while_others_have_work() {
     let (mut dataplane, _handle) = by_hand(vec![quick]);
     let costly = Costly { counters: Arc::default() };
     let counters = Arc::clone(&costly.counters);
-    dataplane.add(Box::new(costly), PortPolicy::default(), "costly".into()).unwrap();
+    put(&mut dataplane, costly, "costly");
     let mut quick_turns = 0;
     for _ in 0..200 {
         let before = peer.completed();
@@ -248,8 +256,8 @@ fn a_removed_port_is_handed_back_and_not_used_any_more() {
     let id = running.add("c", c);
     a.send(&frame(BROADCAST, mac(1), 60), OffloadMeta::PLAIN);
     assert!(c_peer.take_within(SOON).is_some());
-    let port = running.handle().remove_port(id).unwrap();
-    assert!(running.handle().remove_port(id).is_none());
+    let port = running.handle().remove_port(id).pop().unwrap();
+    assert!(running.handle().remove_port(id).is_empty());
     a.send(&frame(BROADCAST, mac(1), 61), OffloadMeta::PLAIN);
     b.take_within(SOON);
     assert_eq!(b.take_within(SOON).unwrap().0.len(), 61);

@@ -13,7 +13,9 @@
 //!
 //! A vif with several queues is one port: its queues are asked in turn, and a frame to the guest takes
 //! the queue that its flow says ([`crate::steer`]). What holds for the guest as a whole (its rate, its
-//! multicast filter, whether it takes frames at all) is one for all of them (`police`).
+//! multicast filter) is one for all of them (`police`). Where there is a thread for each queue, the port
+//! is split into one for each ([`Port::split_off`]), which have that in common still; whether the guest
+//! takes frames is judged for each by itself then.
 //!
 //! A packet that breaks a rule costs itself. What cannot be a packet any more (a producer index
 //! beyond the ring, a chain without an end) costs the device.
@@ -36,6 +38,7 @@ use ringfence_ring::RingPages;
 use crate::batch::Batch;
 use crate::counters::{DropReason, PortCounters};
 use crate::features::VifFeatures;
+use crate::netfront::deal;
 use crate::orders::{PortOrder, PortReply};
 use crate::port::{Fault, Port, PortCapabilities, Received, Transmitted};
 use crate::rules::RuleCounters;
@@ -119,6 +122,8 @@ pub struct NetbackPort<G, C> {
     police: Police,
     rules: Arc<RuleCounters>,
     counters: Arc<PortCounters>,
+    /// These are every so-manieth of the guest's queues.
+    stride: usize,
 }
 
 impl<G: Grantee, C: Channel> NetbackPort<G, C> {
@@ -172,6 +177,7 @@ impl<G: Grantee, C: Channel> NetbackPort<G, C> {
             police: Police::new(PoliceConfig::default(), rules, counters),
             rules: Arc::clone(rules),
             counters: Arc::clone(counters),
+            stride: 1,
         }
     }
 
@@ -218,7 +224,7 @@ impl<G: Grantee, C: Channel> NetbackPort<G, C> {
     }
 }
 
-impl<G: Grantee, C: Channel> Port for NetbackPort<G, C> {
+impl<G: Grantee + 'static, C: Channel + 'static> Port for NetbackPort<G, C> {
     fn receive(&mut self, batch: &mut Batch, budget: usize) -> Result<Received, Fault> {
         if self.police.holds_up() {
             return Ok(Received::default());
@@ -333,12 +339,40 @@ impl<G: Grantee, C: Channel> Port for NetbackPort<G, C> {
         self.queues.iter().try_for_each(Queue::clear_events)
     }
 
+    fn split_off(&mut self, parts: usize) -> Vec<Box<dyn Port>> {
+        let parts = parts.min(self.queues.len());
+        if parts < 2 {
+            return Vec::new();
+        }
+        let mut shares = deal(core::mem::take(&mut self.queues), parts).into_iter();
+        self.queues = shares.next().unwrap_or_default();
+        self.chooser = Chooser::strided(self.queues.len(), parts);
+        self.stride = parts;
+        let others = shares.map(|mut queues| {
+            // A counter is written by one thread.
+            let counters = Arc::new(PortCounters::default());
+            queues.iter_mut().for_each(|queue| queue.count_in(&counters));
+            let part = NetbackPort {
+                chooser: Chooser::strided(queues.len(), parts),
+                queues,
+                first: 0,
+                features: self.features,
+                police: self.police.of_part(&counters),
+                rules: Arc::clone(&self.rules),
+                counters,
+                stride: parts,
+            };
+            Box::new(part) as Box<dyn Port>
+        });
+        others.collect()
+    }
+
     fn obey(&mut self, queue: u16, order: PortOrder) -> PortReply {
         if let PortOrder::Follow(wanted) = order {
             self.police.follow(wanted);
             return PortReply::Following;
         }
-        let Some(addressed) = self.queues.get_mut(usize::from(queue)) else {
+        let Some(addressed) = self.queues.get_mut(usize::from(queue) / self.stride) else {
             return PortReply::Unsupported;
         };
         if let PortOrder::Hash(steering) = &order {

@@ -100,6 +100,12 @@ impl<G: Grantee, C: Channel> Queue<G, C> {
         }
     }
 
+    /// Counts there from now on.
+    pub(super) fn count_in(&mut self, counters: &Arc<PortCounters>) {
+        self.tx.count_in(Arc::clone(counters));
+        self.rx.count_in(Arc::clone(counters));
+    }
+
     fn tell(&self, channel: &C) -> Result<(), Fault> {
         channel.notify().map_err(channel_fault(&self.rules))
     }

@@ -127,6 +127,11 @@ impl<G: Grantee> ToGuest<G> {
         Fault::misbehaved(why)
     }
 
+    /// Counts there from now on.
+    pub(super) fn count_in(&mut self, counters: Arc<PortCounters>) {
+        self.counters = counters;
+    }
+
     /// Hashes packets like this from now on.
     pub(super) fn hash_by(&mut self, steering: Option<Arc<Steering>>) {
         self.steering = steering;

@@ -86,6 +86,11 @@ impl<G: Grantee> FromGuest<G> {
         }
     }
 
+    /// Counts there from now on.
+    pub(super) fn count_in(&mut self, counters: Arc<PortCounters>) {
+        self.counters = counters;
+    }
+
     pub(super) fn receive(
         &mut self,
         batch: &mut Batch,

@@ -112,6 +112,15 @@ pub(crate) fn ring(lent: &LentSlice) -> Result<RingPages, Fault> {
         .map_err(|e| Fault::system("a ring page", std::io::Error::other(e)))
 }
 
+/// Deals queues out like cards.
+pub(crate) fn deal<Q>(queues: Vec<Q>, parts: usize) -> Vec<Vec<Q>> {
+    let mut shares: Vec<Vec<Q>> = (0..parts).map(|_| Vec::new()).collect();
+    for (number, queue) in queues.into_iter().enumerate() {
+        shares[number % parts].push(queue);
+    }
+    shares
+}
+
 /// The queues of a vif, from the frontend's side.
 pub struct NetfrontPort<C> {
     queues: Vec<Queue<C>>,
@@ -120,6 +129,8 @@ pub struct NetfrontPort<C> {
     chooser: Chooser,
     features: VifFeatures,
     counters: Arc<PortCounters>,
+    /// These are every so-manieth of the vif's queues.
+    stride: usize,
 }
 
 impl<C: Channel> NetfrontPort<C> {
@@ -139,7 +150,7 @@ impl<C: Channel> NetfrontPort<C> {
         let queue = |(memory, channels)| Queue::new(memory, channels, features, rules, &counters);
         let queues = memory.iter().zip(channels).map(queue).collect::<Result<Vec<_>, _>>()?;
         let chooser = Chooser::new(queues.len());
-        Ok(NetfrontPort { queues, first: 0, chooser, features, counters })
+        Ok(NetfrontPort { queues, first: 0, chooser, features, counters, stride: 1 })
     }
 
     /// The least of what the queues have: it is not known which of them will be asked.
@@ -155,7 +166,7 @@ impl<C: Channel> NetfrontPort<C> {
     }
 }
 
-impl<C: Channel> Port for NetfrontPort<C> {
+impl<C: Channel + 'static> Port for NetfrontPort<C> {
     fn receive(&mut self, batch: &mut Batch, budget: usize) -> Result<Received, Fault> {
         let count = self.queues.len();
         let mut sum = Received::default();
@@ -224,8 +235,29 @@ impl<C: Channel> Port for NetfrontPort<C> {
         self.queues.iter().try_for_each(Queue::clear_events)
     }
 
+    fn split_off(&mut self, parts: usize) -> Vec<Box<dyn Port>> {
+        let parts = parts.min(self.queues.len());
+        if parts < 2 {
+            return Vec::new();
+        }
+        let mut shares = deal(core::mem::take(&mut self.queues), parts).into_iter();
+        self.queues = shares.next().unwrap_or_default();
+        self.chooser = Chooser::new(self.queues.len());
+        self.stride = parts;
+        let others = shares.map(|mut queues| {
+            // A counter is written by one thread.
+            let counters = Arc::new(PortCounters::default());
+            queues.iter_mut().for_each(|queue| queue.count_in(&counters));
+            let (chooser, features) = (Chooser::new(queues.len()), self.features);
+            let part =
+                NetfrontPort { queues, first: 0, chooser, features, counters, stride: parts };
+            Box::new(part) as Box<dyn Port>
+        });
+        others.collect()
+    }
+
     fn obey(&mut self, queue: u16, order: PortOrder) -> PortReply {
-        match (self.queues.get_mut(usize::from(queue)), order) {
+        match (self.queues.get_mut(usize::from(queue) / self.stride), order) {
             (Some(queue), PortOrder::SendStaged(staging)) => {
                 queue.stage(staging);
                 PortReply::Staged

@@ -47,6 +47,12 @@ impl<C: Channel> Queue<C> {
         Ok(Queue { tx, rx, channels, rules: Arc::clone(rules) })
     }
 
+    /// Counts there from now on.
+    pub(super) fn count_in(&mut self, counters: &Arc<PortCounters>) {
+        self.tx.count_in(Arc::clone(counters));
+        self.rx.count_in(Arc::clone(counters));
+    }
+
     pub(super) fn receive(&mut self, batch: &mut Batch, budget: usize) -> Result<Received, Fault> {
         let reaped = self.tx.reap()?;
         let mut received = self.rx.receive(batch, budget)?;

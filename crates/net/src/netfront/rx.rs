@@ -63,6 +63,11 @@ impl FromBackend {
         }
     }
 
+    /// Counts there from now on.
+    pub(super) fn count_in(&mut self, counters: Arc<PortCounters>) {
+        self.counters = counters;
+    }
+
     fn overflow(&self, error: ProducerOverflow) -> Fault {
         self.rules.count("rx_response_overflow");
         Fault::misbehaved(error)

@@ -132,6 +132,11 @@ impl ToBackend {
         }
     }
 
+    /// Counts there from now on.
+    pub(super) fn count_in(&mut self, counters: Arc<PortCounters>) {
+        self.counters = counters;
+    }
+
     /// Takes back the pages whose responses came; how many.
     pub(super) fn reap(&mut self) -> Result<usize, Fault> {
         let responses = self.ring.unconsumed().map_err(|e| {

@@ -15,7 +15,7 @@
 
 use std::collections::HashMap;
 
-use super::{AGEING_SECONDS, AttachError, Mac, PORTS_MAX, PortIndex, PortPolicy};
+use super::{AGEING_SECONDS, AttachError, Mac, PORTS_MAX, PortIndex, PortPolicy, SWEEP_SECONDS};
 
 /// Addresses that can be known at a time, fixed ones apart.
 pub const CAPACITY: usize = 4096;
@@ -30,6 +30,8 @@ struct Entry {
     place: Option<usize>,
     /// Second in which the address was last used.
     seen: u64,
+    /// The same, of frames that this table was shown itself.
+    here: u64,
 }
 
 #[derive(Debug)]
@@ -56,6 +58,8 @@ pub struct MacTable {
     entries: HashMap<Mac, Entry>,
     ports: Vec<Option<Share>>,
     pool: usize,
+    /// What another table of the same ports is to be told, if there is one.
+    news: Option<Vec<(Mac, PortIndex)>>,
 }
 
 impl Default for MacTable {
@@ -72,6 +76,7 @@ impl MacTable {
             entries: HashMap::with_capacity(2 * (CAPACITY + PORTS_MAX)),
             ports: (0..PORTS_MAX).map(|_| None).collect(),
             pool: CAPACITY - GUARANTEED * PORTS_MAX,
+            news: None,
         }
     }
 
@@ -123,6 +128,38 @@ impl MacTable {
         }
     }
 
+    /// Keeps note of what is learned from now on, for others.
+    pub fn keep_news(&mut self) {
+        self.news.get_or_insert_default();
+    }
+
+    /// Takes what was learned since: addresses that are new or have moved, and at each sweep those that
+    /// were used meanwhile.
+    pub fn news(&mut self) -> impl Iterator<Item = (Mac, PortIndex)> + Clone + '_ {
+        let news = self.news.as_deref().unwrap_or_default();
+        news.iter().copied()
+    }
+
+    /// What was taken need not be told again.
+    pub fn clear_news(&mut self) {
+        if let Some(news) = &mut self.news {
+            news.clear();
+        }
+    }
+
+    /// Notes that another table saw `mac` behind `port`.
+    pub fn hear_of(&mut self, mac: Mac, port: PortIndex, now: u64) -> Learned {
+        let news = self.news.take();
+        let here = self.entries.get(&mac).filter(|entry| entry.port == port);
+        let here = here.map_or(0, |entry| entry.here);
+        let learned = self.learn(mac, port, now);
+        if let Some(entry) = self.entries.get_mut(&mac).filter(|entry| entry.port == port) {
+            entry.here = here;
+        }
+        self.news = news;
+        learned
+    }
+
     /// Notes that `mac` was used by `port`.
     pub fn learn(&mut self, mac: Mac, port: PortIndex, now: u64) -> Learned {
         let Some(share) = self.ports.get(port.get()).and_then(Option::as_ref) else {
@@ -132,7 +169,7 @@ impl MacTable {
             return if fixed == mac { Learned::Known } else { Learned::Spoofed };
         }
         match self.entries.get_mut(&mac) {
-            Some(entry) if entry.port == port => entry.seen = now,
+            Some(entry) if entry.port == port => (entry.seen, entry.here) = (now, now),
             Some(Entry { place: None, .. }) => return Learned::Spoofed,
             Some(_) if share.limit == 0 => {}
             Some(_) => {
@@ -162,6 +199,10 @@ impl MacTable {
                 match self.entries.get(&mac) {
                     // The last of the list takes the place of the one removed.
                     Some(entry) if is_old(entry, now) => self.remove(&mac),
+                    Some(Entry { port, here, .. }) if now.saturating_sub(*here) < SWEEP_SECONDS => {
+                        place += 1;
+                        self.news.iter_mut().for_each(|news| news.push((mac, *port)));
+                    }
                     _ => place += 1,
                 }
             }
@@ -178,7 +219,7 @@ impl MacTable {
             Some(_) => self.remove(&mac),
             None => {}
         }
-        self.entries.insert(mac, Entry { port, place: None, seen: 0 });
+        self.entries.insert(mac, Entry { port, place: None, seen: 0, here: 0 });
         Ok(())
     }
 
@@ -197,7 +238,10 @@ impl MacTable {
             share.list[place] = mac;
             place
         };
-        self.entries.insert(mac, Entry { port, place: Some(place), seen: now });
+        self.entries.insert(mac, Entry { port, place: Some(place), seen: now, here: now });
+        if let Some(news) = &mut self.news {
+            news.push((mac, port));
+        }
     }
 
     /// Forgets a learned address; a fixed one stays.

@@ -33,6 +33,7 @@ use rustix::thread::CapabilitySet;
 use self::claim::{ClaimError, Claimed};
 use crate::cli::{parse_interface, staging_parser};
 use crate::frontend::link::{Happened, Link, LinkError};
+use crate::plane::threads;
 use crate::serve::{PlatformChoice, join_hub, parse_platform};
 use crate::sys::STATUS_FAILED;
 use crate::sys::channel::poll_until;
@@ -83,7 +84,8 @@ pub struct AttachArgs {
           default_missing_value = "full", value_parser = staging_parser())]
     pub staging: Option<TxStaging>,
 
-    /// How many queues to have, if the backend offers them and there are pages for them
+    /// How many queues to have, if the backend offers them and there are pages for them; each has a
+    /// thread, as far as there are processors
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=16))]
     pub queues: u32,
 
@@ -153,8 +155,8 @@ fn attach<P: Platform>(platform: P, args: &AttachArgs) -> Result<(), AttachError
     let mut store = platform.store().map_err(LinkError::from)?;
     let claimed = claim::claim(&mut store, platform.domid(), args.device)?;
     let mtu = args.mtu.or(claimed.mtu).unwrap_or(ringfence_wire::netif::keys::MTU_DEFAULT);
-    let tap = make_interface(&args.name, &claimed, mtu)?;
-    let name = tap.name.clone();
+    let taps = make_interface(&args.name, &claimed, mtu, threads(args.queues))?;
+    let name = taps.first().map(|tap| tap.name.clone()).unwrap_or_default();
     // The interface is made: nothing more takes a capability.
     let confinement = Confinement::enter(CapabilitySet::empty())?;
     let vif = VifFrontend::new(&platform, claimed.device, mtu)
@@ -163,8 +165,9 @@ fn attach<P: Platform>(platform: P, args: &AttachArgs) -> Result<(), AttachError
         .with_queues(args.queues)
         .with_staging(args.staging.unwrap_or_default());
     claim::put_in_order(&mut store, &claimed.device)?;
-    let port = TapPort::new(tap.fd, tap.offloads, mtu, Arc::clone(platform.counters()));
-    let mut link = Link::start(platform, vif, port)?;
+    let port = |tap: Tap| TapPort::new(tap.fd, tap.offloads, mtu, Arc::clone(platform.counters()));
+    let ports = taps.into_iter().map(port).collect();
+    let mut link = Link::start(platform, vif, ports)?;
     confinement.lock()?;
     eprintln!("ringfence: {} is interface {name}", crate::seat::device_name(&claimed.device));
     let served = serve(&mut link, &signals, &name);
@@ -173,19 +176,24 @@ fn attach<P: Platform>(platform: P, args: &AttachArgs) -> Result<(), AttachError
     served.and(left)
 }
 
-/// Makes the interface. It is down, as a new one is.
-fn make_interface(name: &str, claimed: &Claimed, mtu: u16) -> Result<Tap, AttachError> {
-    let tap = Tap::create(name)?;
-    let name = tap.name.clone();
-    let fail = |what| move |source| AttachError::Interface { name, what, source };
+/// Makes the interface, of so many queues. It is down, as a new one is.
+fn make_interface(
+    name: &str,
+    claimed: &Claimed,
+    mtu: u16,
+    queues: usize,
+) -> Result<Vec<Tap>, AttachError> {
+    let taps = Tap::create_queues(name, queues)?;
+    let name = taps.first().map(|tap| tap.name.clone()).unwrap_or_default();
     let set = || {
         let mut netlink = Netlink::open()?;
-        let index = netlink.index_of(&tap.name)?;
+        let index = netlink.index_of(&name)?;
         let (mac, mtu) = (claimed.mac, Some(mtu.into()));
         netlink.change_link(index, &LinkChange { mac, mtu, ..LinkChange::default() })
     };
-    set().map_err(fail("address and MTU"))?;
-    Ok(tap)
+    let what = "address and MTU";
+    set().map_err(|source| AttachError::Interface { name: name.clone(), what, source })?;
+    Ok(taps)
 }
 
 fn serve<P: Platform>(

@@ -9,10 +9,10 @@ use ringfence_net::orders::{PortOrder, PortReply};
 use ringfence_net::port::Port;
 use ringfence_net::rules::RuleCounters;
 use ringfence_net::vif::PortHost;
-use ringfence_net::vif::backend::{BackendOptions, VifBackend};
+use ringfence_net::vif::backend::{BackendOptions, QUEUES_MAX, VifBackend};
 use ringfence_net::vif::frontend::VifFrontend;
 use ringfence_net::vif::toolstack::{self, VifConfig};
-use ringfence_platform::local::LocalPlatform;
+use ringfence_platform::local::{ArenaShape, LocalPlatform};
 use ringfence_platform::{DomId, Platform};
 use ringfence_wire::xenbus::{DeviceId, DeviceKind};
 use rustix::thread::CpuSet;
@@ -54,15 +54,17 @@ fn serve(channel: &Channel) -> anyhow::Result<()> {
     crate::sys::die_with_parent().context("the parent's death signal")?;
     let (setup, fds) = channel.receive::<Setup>()?;
     let [hub] = expect_fds(fds)?;
-    if let Some(core) = setup.core {
-        let mut cores = CpuSet::new();
-        cores.set(core);
-        rustix::thread::sched_setaffinity(None, &cores).context("choosing a core")?;
+    // What is set up here is warm where it is used first.
+    if let Some(&core) = setup.cores.first() {
+        stay_on(core)?;
     }
-    let platform = LocalPlatform::connect(hub)?;
+    let mut platform = LocalPlatform::connect(hub)?;
+    if setup.side == Side::Frontend {
+        let pages = setup.queues.clamp(1, QUEUES_MAX) * LocalPlatform::DEFAULT_PAGES;
+        platform = platform.with_arena(ArenaShape::of(pages, pages));
+    }
     let mut connected = connect(&platform, &setup, channel)?;
-    let port = connected.host.port()?;
-    let mut end = End::new(&setup, port)?;
+    let mut queues = queues(&setup, connected.host.take()?)?;
     channel.send(&Answer::Connected, &[])?;
     loop {
         let order = match channel.receive::<Order>() {
@@ -72,19 +74,38 @@ fn serve(channel: &Channel) -> anyhow::Result<()> {
         };
         let answer = match order {
             Order::Phase { amount, spoil } => {
-                let waiting = match (setup.poll, setup.core) {
-                    (true, _) => Waiting::Polls,
-                    (false, Some(_)) => Waiting::OnItsOwnCore,
-                    (false, None) => Waiting::OnASharedCore,
-                };
-                let report = phase(&platform, port, &mut end, (amount, spoil), waiting)?;
-                connected.rules.check(port)?;
+                let report = phase(&platform, &mut queues, (amount, spoil), &setup)?;
+                for queue in &queues {
+                    connected.rules.check(&*queue.port)?;
+                }
                 Answer::Phase(report)
             }
             Order::Bare => Answer::Bare(bare::measure(setup.direction, setup.size)?),
         };
         channel.send(&answer, &[])?;
     }
+}
+
+fn stay_on(core: usize) -> anyhow::Result<()> {
+    let mut cores = CpuSet::new();
+    cores.set(core);
+    rustix::thread::sched_setaffinity(None, &cores).context("choosing a core")
+}
+
+/// A queue and what this side does with its packets.
+struct Queue {
+    port: Box<dyn Port>,
+    end: End,
+}
+
+/// The queues of a port, each as one of its own.
+fn queues(setup: &Setup, mut port: Box<dyn Port>) -> anyhow::Result<Vec<Queue>> {
+    let wanted = usize::try_from(setup.queues)?;
+    let mut ports = port.split_off(wanted);
+    ports.insert(0, port);
+    ensure!(ports.len() == wanted, "{} queues were connected instead of {wanted}", ports.len());
+    let queue = |mut port: Box<dyn Port>| Ok(Queue { end: End::new(setup, &mut *port)?, port });
+    ports.into_iter().map(queue).collect()
 }
 
 /// What this side does with packets.
@@ -110,24 +131,90 @@ impl End {
     }
 }
 
+/// What to send in a phase, and what to spoil of it.
+type Phase = (Amount, Option<super::args::Spoil>);
+
 fn phase(
     platform: &LocalPlatform,
-    port: &mut dyn Port,
-    end: &mut End,
-    (amount, spoil): (Amount, Option<super::args::Spoil>),
-    waiting: Waiting,
+    queues: &mut [Queue],
+    (amount, spoil): Phase,
+    setup: &Setup,
 ) -> anyhow::Result<PhaseReport> {
-    let counters = Arc::clone(port.counters());
-    let mut idle = Idle::new(platform.counters(), waiting);
-    let before = Usage::now(platform.counters(), &counters, end.fetched())?;
+    let before = used(platform, queues)?;
     let began = clock(ClockId::Monotonic);
-    let packets = match end {
-        End::Generator(generator) => generator.send(port, amount, spoil, &mut idle)?,
-        End::Sink(sink) => sink.take(port, &mut idle)?,
+    let packets = match &mut *queues {
+        [queue] => queue.run(platform, (amount, spoil), waiting(setup, !setup.cores.is_empty()))?,
+        several => on_threads(platform, several, (amount, spoil), setup)?,
     };
     let ended = clock(ClockId::Monotonic);
-    let after = Usage::now(platform.counters(), &counters, end.fetched())?;
+    let after = used(platform, queues)?;
     Ok(PhaseReport { packets, began, ended, usage: after.since(&before) })
+}
+
+/// What a thread does that finds nothing to do.
+fn waiting(setup: &Setup, own_core: bool) -> Waiting {
+    match (setup.poll, own_core) {
+        (true, _) => Waiting::Polls,
+        (false, true) => Waiting::OnItsOwnCore,
+        (false, false) => Waiting::OnASharedCore,
+    }
+}
+
+fn used(platform: &LocalPlatform, queues: &[Queue]) -> anyhow::Result<Usage> {
+    let fetched = queues.iter().map(|queue| queue.end.fetched()).sum();
+    Usage::now(platform.counters(), queues.iter().map(|queue| &**queue.port.counters()), fetched)
+}
+
+/// Runs the phase of each queue on a thread of its own; a number of packets is shared out.
+fn on_threads(
+    platform: &LocalPlatform,
+    queues: &mut [Queue],
+    (amount, spoil): Phase,
+    setup: &Setup,
+) -> anyhow::Result<u64> {
+    let count = queues.len() as u64;
+    let each = match amount {
+        Amount::Packets(packets) => Amount::Packets(packets.div_ceil(count)),
+        time @ Amount::Time(_) => time,
+    };
+    std::thread::scope(|scope| {
+        let start = |(number, queue): (usize, _)| {
+            let core = setup.cores.get(number).copied();
+            // What is asked to be spoilt is spoilt once.
+            let phase = (each, spoil.filter(|_| number == 0));
+            scope.spawn(move || {
+                core.map_or(Ok(()), stay_on)?;
+                Queue::run(queue, platform, phase, waiting(setup, core.is_some()))
+            })
+        };
+        let threads: Vec<_> = queues.iter_mut().enumerate().map(start).collect();
+        let mut packets = 0;
+        let mut failure = None;
+        for thread in threads {
+            match thread.join() {
+                Ok(Ok(count)) => packets += count,
+                Ok(Err(error)) => failure = failure.or(Some(error)),
+                Err(_) => bail!("a thread panicked"),
+            }
+        }
+        failure.map_or(Ok(packets), Err)
+    })
+}
+
+impl Queue {
+    fn run(
+        &mut self,
+        platform: &LocalPlatform,
+        (amount, spoil): Phase,
+        waiting: Waiting,
+    ) -> anyhow::Result<u64> {
+        let mut idle = Idle::new(platform.counters(), waiting);
+        let port = &mut *self.port;
+        match &mut self.end {
+            End::Generator(generator) => generator.send(port, amount, spoil, &mut idle),
+            End::Sink(sink) => sink.take(port, &mut idle),
+        }
+    }
 }
 
 /// The rules the peer broke: none, in a benchmark.
@@ -147,11 +234,8 @@ impl Rules {
 struct Host(Option<Box<dyn Port>>);
 
 impl Host {
-    fn port(&mut self) -> anyhow::Result<&mut dyn Port> {
-        match &mut self.0 {
-            Some(port) => Ok(&mut **port),
-            None => bail!("the vif was connected but is gone"),
-        }
+    fn take(&mut self) -> anyhow::Result<Box<dyn Port>> {
+        self.0.take().context("the vif was connected but is gone")
     }
 }
 
@@ -192,20 +276,23 @@ fn connect(
             toolstack::create(&mut store, &device, VifConfig { mac: [2, 0, 0, 0, 0, 1], mtu })?;
             channel.send(&Answer::DeviceMade, &[])?;
             let options = BackendOptions { mode: setup.mode.parse()?, mtu };
-            connect_backend(platform, device, options, setup.staging.parse()?)
+            let backend = VifBackend::new(device, options).with_queues(setup.queues);
+            connect_backend(platform, backend, setup)
         }
-        Side::Frontend => connect_frontend(platform, device, mtu, setup.staging.parse()?),
+        Side::Frontend => {
+            let frontend = VifFrontend::new(platform, device, mtu)?.with_queues(setup.queues);
+            connect_frontend(platform, frontend, setup.staging.parse()?)
+        }
     }
 }
 
 fn connect_backend(
     platform: &LocalPlatform,
-    device: DeviceId,
-    options: BackendOptions,
-    staging: TxStaging,
+    mut backend: VifBackend,
+    setup: &Setup,
 ) -> anyhow::Result<Connected> {
     let mut store = platform.store()?;
-    let mut backend = VifBackend::new(device, options);
+    let (staging, queues) = (setup.staging.parse()?, usize::try_from(setup.queues)?);
     let mut host = Host::default();
     until_connected(|| {
         backend.look(platform, &mut store, &mut host)?;
@@ -215,19 +302,18 @@ fn connect_backend(
             TxStaging::Full => QUEUE_PAGES,
             TxStaging::Heads => HEADER_STAGED_PAGES,
         };
-        Ok(host.0.is_some() && usize::try_from(backend.staged())? == pages)
+        Ok(host.0.is_some() && usize::try_from(backend.staged())? == pages * queues)
     })?;
     Ok(Connected { host, rules: Rules(Arc::clone(backend.rules())), _frontend: None })
 }
 
 fn connect_frontend(
     platform: &LocalPlatform,
-    device: DeviceId,
-    mtu: u16,
+    frontend: VifFrontend<LocalPlatform>,
     staging: TxStaging,
 ) -> anyhow::Result<Connected> {
     let mut store = platform.store()?;
-    let mut frontend = VifFrontend::new(platform, device, mtu)?.with_staging(staging);
+    let mut frontend = frontend.with_staging(staging);
     let mut host = Host::default();
     until_connected(|| {
         frontend.look(platform, &mut store, &mut host)?;

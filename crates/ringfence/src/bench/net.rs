@@ -97,9 +97,39 @@ fn progress(rows: usize) -> ProgressBar {
 
 /// Two cores that this process may use, if there are two.
 pub(super) fn cores() -> anyhow::Result<Option<[usize; 2]>> {
+    let allowed = allowed()?;
+    Ok(allowed.first_chunk::<2>().copied())
+}
+
+/// The cores of both sides' threads.
+struct Threads {
+    backend: Vec<usize>,
+    frontend: Vec<usize>,
+    /// There are fewer cores than threads.
+    oversubscribed: bool,
+}
+
+/// Where the threads of so many queues stay; `pair` is for one queue.
+fn threads(queues: u32, pair: Option<[usize; 2]>) -> anyhow::Result<Threads> {
+    let queues = usize::try_from(queues)?;
+    let mut backend: Vec<usize> = match (queues, pair) {
+        (1, Some(pair)) => pair.to_vec(),
+        (1, None) => Vec::new(),
+        _ => allowed()?,
+    };
+    let oversubscribed = backend.len() < 2 * queues;
+    if oversubscribed {
+        backend.clear();
+    }
+    let mut frontend = backend.split_off(queues.min(backend.len()));
+    frontend.truncate(queues);
+    Ok(Threads { backend, frontend, oversubscribed })
+}
+
+/// Cores that this process may use.
+fn allowed() -> anyhow::Result<Vec<usize>> {
     let allowed = rustix::thread::sched_getaffinity(None).context("sched_getaffinity")?;
-    let mut each = (0..rustix::thread::CpuSet::MAX_CPU).filter(|&core| allowed.is_set(core));
-    Ok(each.next().zip(each.next()).map(|(a, b)| [a, b]))
+    Ok((0..rustix::thread::CpuSet::MAX_CPU).filter(|&core| allowed.is_set(core)).collect())
 }
 
 /// One row to be.
@@ -121,7 +151,8 @@ impl Case {
         let (_, back_hub) = hub.0.admit(Some(DomId(0)), true)?;
         let (frontend, front_hub) = hub.0.admit(None, false)?;
         let staging = staging_of(self.mode, args);
-        let setup = |side, core: Option<usize>| Setup {
+        let threads = threads(self.queues, cores)?;
+        let setup = |side, cores: &[usize]| Setup {
             side,
             direction: self.direction,
             size: self.size,
@@ -131,14 +162,15 @@ impl Case {
             batch: args.batch,
             poll: args.poll,
             frontend: frontend.0,
-            core,
+            queues: self.queues,
+            cores: cores.to_vec(),
         };
-        let back = Domain::start(setup(Side::Backend, cores.map(|c| c[0])), back_hub)?;
+        let back = Domain::start(setup(Side::Backend, &threads.backend), back_hub)?;
         match back.hear(PATIENCE)? {
             Answer::DeviceMade => {}
             other => bail!("the backend said {other:?}"),
         }
-        let front = Domain::start(setup(Side::Frontend, cores.map(|c| c[1])), front_hub)?;
+        let front = Domain::start(setup(Side::Frontend, &threads.frontend), front_hub)?;
         let domains = Pair { domains: [back, front], direction: self.direction };
         if args.verbose {
             let [back, front] = domains.pids();
@@ -153,10 +185,10 @@ impl Case {
             [Answer::Connected, Answer::Connected] => {}
             others => bail!("the domains said {others:?}"),
         }
-        self.measure(args, &domains)
+        self.measure(args, &domains, threads.oversubscribed)
     }
 
-    fn measure(&self, args: &NetArgs, domains: &Pair) -> anyhow::Result<Row> {
+    fn measure(&self, args: &NetArgs, domains: &Pair, oversubscribed: bool) -> anyhow::Result<Row> {
         let (warm_up, amount) = match args.packets {
             Some(packets) => (Amount::Packets(WARM_UP_PACKETS), Amount::Packets(packets)),
             None => (Amount::Time(WARM_UP), Amount::Time(args.seconds)),
@@ -186,6 +218,7 @@ impl Case {
             direction: self.direction,
             size: self.size,
             queues: self.queues,
+            oversubscribed,
             staging: staging_of(self.mode, args),
             verify: args.verify,
             packets: received.packets,

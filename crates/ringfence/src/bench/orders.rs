@@ -45,8 +45,9 @@ pub(super) struct Setup {
     pub(super) batch: u16,
     /// Whether it polls without end.
     pub(super) poll: bool,
-    /// The core to stay on.
-    pub(super) core: Option<usize>,
+    pub(super) queues: u32,
+    /// The core that each queue's thread is to stay on; none: wherever the system likes.
+    pub(super) cores: Vec<usize>,
 }
 
 /// How much is sent in a phase.

@@ -13,6 +13,7 @@ pub(super) struct Measured {
     pub(super) direction: Direction,
     pub(super) size: u32,
     pub(super) queues: u32,
+    pub(super) oversubscribed: bool,
     pub(super) staging: TxStaging,
     pub(super) verify: Verify,
     pub(super) packets: u64,
@@ -54,6 +55,8 @@ pub(super) struct Row {
     pub(super) verify_copies_per_packet: f64,
     pub(super) bare_copy_ns: f64,
     pub(super) bare_copy_share: f64,
+    /// More polling threads than cores.
+    pub(super) oversubscribed: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) perf_syscalls_per_packet: Option<f64>,
 }
@@ -92,6 +95,7 @@ impl Row {
             notifications_per_packet: per_packet(usage.notifications),
             verify_copies_per_packet: usage.fetched_octets as f64 / octets,
             bare_copy_ns: measured.bare_copy_ns,
+            oversubscribed: measured.oversubscribed,
             bare_copy_share: measured.bare_copy_ns * packets / measured.nanos.max(1) as f64,
             perf_syscalls_per_packet: measured.perf_syscalls.map(per_packet),
         }
@@ -116,6 +120,12 @@ impl Row {
             self.bare_copy_ns,
             self.bare_copy_share,
         );
+        if self.queues > 1 {
+            line.push_str(&format!("   {} queues", self.queues));
+        }
+        if self.oversubscribed {
+            line.push_str("   oversubscribed: more polling threads than cores");
+        }
         if let Some(perf) = self.perf_syscalls_per_packet {
             let off = 100.0 * (self.syscalls_per_packet - perf) / perf.max(f64::MIN_POSITIVE);
             line.push_str(&format!("   perf counts {perf:.4} system calls ({off:+.2} %)"));
@@ -165,6 +175,7 @@ mod tests {
             direction: Direction::Tx,
             size: 1000,
             queues: 1,
+            oversubscribed: false,
             staging: TxStaging::Off,
             verify: Verify::Full,
             packets: 2000,

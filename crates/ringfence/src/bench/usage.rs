@@ -56,14 +56,14 @@ usage! {
 }
 
 impl Usage {
-    /// The totals of this process. A system call or a dozen, none of which is counted: not to be
-    /// called while packets flow.
-    pub(super) fn now(
+    /// The totals of this process, whose ports these are. A system call or a dozen, none of which is
+    /// counted: not to be called while packets flow.
+    pub(super) fn now<'a>(
         platform: &Counters,
-        port: &PortCounters,
+        ports: impl IntoIterator<Item = &'a PortCounters>,
         fetched: u64,
     ) -> anyhow::Result<Usage> {
-        let copied = port.copied_bytes.get();
+        let copied: u64 = ports.into_iter().map(|port| port.copied_bytes.get()).sum();
         let usage = Usage::of(platform)?;
         Ok(Usage { copied_octets: usage.copied_octets + copied, fetched_octets: fetched, ..usage })
     }
@@ -120,13 +120,13 @@ mod tests {
     #[test]
     fn usage_counts_what_was_done_in_between() {
         let (platform, port) = (Counters::default(), PortCounters::default());
-        let before = Usage::now(&platform, &port, 0).unwrap();
+        let before = Usage::now(&platform, [&port], 0).unwrap();
         platform.syscalls.add(7);
         platform.grant_copy_bytes.add(64);
         port.copied_bytes.add(64);
         // Fresh memory, touched: the kernel must fault each page in.
         let touched = vec![1u8; 8 << 20];
-        let spent = Usage::now(&platform, &port, 3).unwrap().since(&before);
+        let spent = Usage::now(&platform, [&port], 3).unwrap().since(&before);
         assert_eq!((spent.syscalls, spent.copied_octets, spent.fetched_octets), (7, 128, 3));
         assert!(spent.faults > 0 && spent.cpu_ns > 0, "{spent:?} {}", touched.len());
         assert_eq!(spent.kernel_thread_cpu_ns, 0, "nothing here uses io_uring");

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use ringfence_net::dataplane::{DataplaneHandle, PortGone};
-use ringfence_net::port::Fault;
+use ringfence_net::port::{Fault, Port};
 use ringfence_net::switch::PortPolicy;
 use ringfence_net::tap::TapPort;
 use ringfence_net::vif::backend::{BackendOptions, Life, VifBackend};
@@ -24,7 +24,7 @@ use crate::seat::{Retired, Seat, Usher, device_name};
 use crate::switchboard::{
     AttachRequest, Attached, DiskRequest, DriverStats, FromDriver, LegConfig, ToDriver, VERSION,
 };
-use crate::sys::channel::{Channel, expect_fds};
+use crate::sys::channel::Channel;
 
 /// Connections that have not asked for anything yet, and guests, that are kept.
 const CONNECTIONS_MAX: usize = 1024;
@@ -246,15 +246,20 @@ impl Guests {
         fds: Vec<OwnedFd>,
         scope: &mut Scope<'_>,
     ) -> Result<(), String> {
-        let [tap] = expect_fds(fds).map_err(|e| e.to_string())?;
+        if fds.is_empty() {
+            return Err("the host's leg has no TAP".to_owned());
+        }
         let join = self.list[at].vif.as_ref().is_none_or(|vif| vif.join);
         let policy = PortPolicy { join, ..PortPolicy::default() };
         let leg = self.list[at].leg.as_mut().filter(|leg| leg.port.is_none());
         let leg = leg.ok_or("no leg of the host was asked for")?;
-        let port = TapPort::new(tap, TapOffloads(offloads), mtu, scope.platform.counters().clone());
+        let queue = |tap| {
+            let counters = scope.platform.counters().clone();
+            Box::new(TapPort::new(tap, TapOffloads(offloads), mtu, counters)) as Box<dyn Port>
+        };
         let id = scope
             .dataplane
-            .add_port(Box::new(port), policy, &format!("host:{name}"))
+            .add_queues(fds.into_iter().map(queue).collect(), policy, &format!("host:{name}"))
             .map_err(|e| e.to_string())?;
         leg.port = Some(id);
         Ok(())
@@ -324,9 +329,9 @@ impl Guests {
 
     /// The data plane gave a port up.
     pub(super) fn port_gone(&mut self, gone: PortGone, scope: &mut Scope<'_>) {
-        let PortGone { id, name, reason, port } = gone;
+        let PortGone { id, name, reason, ports, .. } = gone;
         // Unmap before anything is said to the guest.
-        self.retired_ports.retire(Some(port));
+        self.retired_ports.retire(ports);
         let of = |guest: &mut Guest| {
             let vif = guest.vif.as_mut()?;
             vif.seat.vacate(id).then(|| *vif.backend.device())

@@ -20,6 +20,7 @@ use std::time::{Duration, Instant};
 
 use ringfence_net::dataplane::DataplaneHandle;
 use ringfence_net::switch::{Fabric, Switch};
+use ringfence_net::vif::backend::QUEUES_MAX;
 use ringfence_platform::local::LocalPlatform;
 use ringfence_platform::local::hub::{Hub, HubHandle, HubLimits};
 use ringfence_platform::store::{StoreAccess, StoreClient};
@@ -27,7 +28,7 @@ use ringfence_platform::{DomId, Platform, PlatformError};
 use ringfence_wire::xenbus::DeviceId;
 use rustix::event::{PollFd, PollFlags};
 
-use crate::plane::Gone;
+use crate::plane::{Gone, threads};
 use crate::switchboard::{DriverConfig, DriverReport, FromDriver};
 use crate::sys::channel::{Channel, ChannelError, expect_fds, poll_until};
 use crate::sys::sandbox::{Isolation, SandboxError};
@@ -155,9 +156,9 @@ impl Driver {
         store.mkdir(NAMES_ROOT)?;
         guests::open_names(&mut store)?;
         store.watch("@releaseDomain", "release")?;
-        let fabric = Fabric::Switch(Switch::new());
         let gone = Gone::new()?;
-        let dataplane = gone.start_plane(fabric, Arc::clone(platform.counters()))?;
+        let fabric = || Fabric::Switch(Switch::new());
+        let dataplane = gone.start_plane(threads(QUEUES_MAX), fabric, platform.counters())?;
         let guests = Guests::new(&config.switch)?;
         Ok(Driver { listener, hub, platform, store, dataplane, gone, guests })
     }

@@ -1,9 +1,9 @@
 //! A vif's frontend and its TAP, joined by a cable: a data plane of two ports, in which the TAP is
-//! held up while the vif has no room. The same for a command's frontend and for one in a Xen guest.
+//! held up while the vif has no room. Both may have several queues, each of which has a thread; if the
+//! vif comes to have fewer of them than the TAP, threads share its queues (`net::dataplane`). The same for a command's frontend and for one in a Xen guest.
 
 use std::io;
 use std::os::fd::AsFd;
-use std::sync::Arc;
 
 use ringfence_net::dataplane::{AddPortError, DataplaneHandle, PortId};
 use ringfence_net::orders::{PortOrder, PortReply};
@@ -82,16 +82,17 @@ impl PortHost for Cable {
 }
 
 impl<P: Platform> Link<P> {
-    /// Joins both; nothing is lent yet.
+    /// Joins both, by a thread for each queue of the TAP; nothing is lent yet.
     pub(crate) fn start(
         platform: P,
         vif: VifFrontend<P>,
-        tap: TapPort,
+        taps: Vec<TapPort>,
     ) -> Result<Link<P>, LinkError> {
         let gone = Gone::new()?;
-        let fabric = Fabric::Patch(Patch::new());
-        let dataplane = gone.start_plane(fabric, Arc::clone(platform.counters()))?;
-        dataplane.add_port(Box::new(tap), PortPolicy::default(), TAP)?;
+        let fabric = || Fabric::Patch(Patch::new());
+        let dataplane = gone.start_plane(taps.len(), fabric, platform.counters())?;
+        let taps = taps.into_iter().map(|tap| Box::new(tap) as Box<dyn Port>);
+        dataplane.add_queues(taps.collect(), PortPolicy::default(), TAP)?;
         let mut store = platform.store()?;
         store.watch(&vif.watch_path(), "backend")?;
         let cable = Cable { dataplane, port: None };

@@ -92,8 +92,13 @@ fn inner(deed: Option<Deed>) -> u8 {
 fn live(channel: &Channel, deed: Option<Deed>) -> Result<(), Failure> {
     let (config, fds) = channel.receive::<FrontendConfig>()?;
     let mut fds = fds;
-    let sockets = fds.split_off(fds.len().min(2));
-    let [hub, tap] = expect_fds(fds)?;
+    let mut taps = fds.split_off(fds.len().min(1));
+    let [hub] = expect_fds(fds)?;
+    let queues = usize::try_from(config.tap_queues).unwrap_or(usize::MAX).max(1);
+    let sockets = taps.split_off(taps.len().min(queues));
+    if taps.len() < queues {
+        return Err(ChannelError::Descriptors { expected: queues, found: taps.len() }.into());
+    }
     let arena = arena(config.queues, config.disks.len());
     let platform = LocalPlatform::connect(hub)?.with_arena(arena);
     let device = DeviceId {
@@ -110,7 +115,8 @@ fn live(channel: &Channel, deed: Option<Deed>) -> Result<(), Failure> {
         .with_queues(config.queues);
     let disks = Disks::new(&platform, &config.disks, sockets)?;
     let mut expected = platform.descriptors();
-    expected.extend([channel.as_fd().as_raw_fd(), tap.as_raw_fd()]);
+    expected.push(channel.as_fd().as_raw_fd());
+    expected.extend(taps.iter().map(AsRawFd::as_raw_fd));
     expected.extend(disks.descriptors().map(|fd| fd.as_raw_fd()));
     let isolation = Isolation::enter(DomainKind::Frontend, &expected)?;
     crate::sys::log::to_stderr(false);
@@ -118,7 +124,7 @@ fn live(channel: &Channel, deed: Option<Deed>) -> Result<(), Failure> {
     if let Some(deed) = deed {
         std::thread::Builder::new().name("deed".to_owned()).spawn(deed)?;
     }
-    Frontend::start(&config, platform, vif, tap, disks)?.serve(channel)
+    Frontend::start(&config, platform, vif, taps, disks)?.serve(channel)
 }
 
 /// Memory to lend for so many queues and disks: rings and buffers, a control ring and its list, and
@@ -140,13 +146,16 @@ impl Frontend {
         config: &FrontendConfig,
         platform: LocalPlatform,
         vif: VifFrontend<LocalPlatform>,
-        tap: OwnedFd,
+        taps: Vec<OwnedFd>,
         mut disks: Disks,
     ) -> Result<Frontend, Failure> {
         disks.start(&platform)?;
-        let counters = Arc::clone(platform.counters());
-        let tap = TapPort::new(tap, TapOffloads(config.offloads), config.mtu, counters);
-        Ok(Frontend { link: Link::start(platform, vif, tap)?, disks, was_up: false })
+        let port = |tap| {
+            let counters = Arc::clone(platform.counters());
+            TapPort::new(tap, TapOffloads(config.offloads), config.mtu, counters)
+        };
+        let taps = taps.into_iter().map(port).collect();
+        Ok(Frontend { link: Link::start(platform, vif, taps)?, disks, was_up: false })
     }
 
     /// Serves until the launcher is gone.

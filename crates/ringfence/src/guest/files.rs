@@ -85,6 +85,7 @@ mod tests {
             mtu: 1500,
             offloads: 0,
             addresses: vec!["10.0.0.2/24".parse().unwrap(), "fd00::2/64".parse().unwrap()],
+            queues: 1,
         });
         assert!(hosts(&config).ends_with("\n10.0.0.2 web\nfd00::2 web\n"));
     }

@@ -60,8 +60,8 @@ pub enum ToGuest {
 /// What a guest reports.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum FromGuest {
-    /// It is set up. With the TAP's descriptor where it was to have an interface, and then those of
-    /// the uplink's queues.
+    /// It is set up. With the descriptors of the TAP's queues where it was to have an interface, and
+    /// then those of the uplink's.
     Ready {
         /// What the kernel leaves to the reader of the TAP ([`ringfence_platform::tap::TapOffloads`]).
         offloads: u32,
@@ -115,6 +115,8 @@ pub struct InterfaceConfig {
     pub offloads: u32,
     /// Its IP addresses.
     pub addresses: Vec<Address>,
+    /// Queues of its TAP.
+    pub queues: u32,
 }
 
 /// The interface that leads to the host's network.
@@ -124,8 +126,6 @@ pub struct UplinkInterface {
     pub interface: InterfaceConfig,
     /// What is reached by it.
     pub(crate) routes: Vec<Route>,
-    /// Queues of its TAP.
-    pub queues: u32,
 }
 
 /// Who is asked for names.
@@ -217,16 +217,16 @@ fn live(channel: &Channel, command: &[OsString]) -> Result<Ending, Failure> {
     let ToGuest::SetUp(config) = order else { return Err(SetUpError::Protocol.into()) };
     let (stdin, guest) = set_up(&config, fds)?;
     let uplink = guest.uplink.iter().map(|tap| tap.fd.as_fd());
-    let taps: Vec<_> = guest.tap.iter().map(|tap| tap.fd.as_fd()).chain(uplink).collect();
+    let taps: Vec<_> = guest.taps.iter().map(|tap| tap.fd.as_fd()).chain(uplink).collect();
     let ready = FromGuest::Ready {
-        offloads: guest.tap.as_ref().map_or(0, |tap| tap.offloads.0),
+        offloads: guest.taps.first().map_or(0, |tap| tap.offloads.0),
         uplink_offloads: guest.uplink.first().map_or(0, |tap| tap.offloads.0),
         remarks: guest.remarks,
     };
     channel.send(&ready, &taps)?;
     drop(taps);
     // Frontend and uplink alone hold them from here on, so that they end with those.
-    drop((guest.tap, guest.uplink));
+    drop((guest.taps, guest.uplink));
     match channel.receive::<ToGuest>()?.0 {
         ToGuest::Start => {}
         // There is nobody to be signalled yet: what would end the command ends the guest.
@@ -262,7 +262,7 @@ fn linger() {
 
 /// What was made for a guest.
 struct Guest {
-    tap: Option<Tap>,
+    taps: Vec<Tap>,
     uplink: Vec<Tap>,
     stub: Option<names::Stub>,
     remarks: Vec<String>,
@@ -278,7 +278,7 @@ fn set_up(config: &GuestConfig, fds: Vec<OwnedFd>) -> Result<(OwnedFd, Guest), S
         .map_err(|errno| SetUpError::system("host name")(errno.into()))?;
     let mut remarks = Vec::new();
     let mounted = mounts::prepare(config, &mut remarks).map_err(SetUpError::system("mounts"))?;
-    let (tap, uplink) =
+    let (taps, uplink) =
         network::set_up(config.interface.as_ref(), config.uplink.as_ref(), &mut remarks)?;
     let stub = match (&config.names, store) {
         (Some(names), Some(store)) => {
@@ -297,7 +297,7 @@ fn set_up(config: &GuestConfig, fds: Vec<OwnedFd>) -> Result<(OwnedFd, Guest), S
         (None, None) => None,
         _ => return Err(SetUpError::Protocol),
     };
-    Ok((stdin, Guest { tap, uplink, stub, remarks }))
+    Ok((stdin, Guest { taps, uplink, stub, remarks }))
 }
 
 /// Reaps, and passes signals on, until the command has ended.

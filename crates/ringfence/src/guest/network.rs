@@ -35,7 +35,7 @@ pub(crate) fn set_up(
     interface: Option<&InterfaceConfig>,
     uplink: Option<&UplinkInterface>,
     remarks: &mut Vec<String>,
-) -> Result<(Option<Tap>, Vec<Tap>), NetworkError> {
+) -> Result<(Vec<Tap>, Vec<Tap>), NetworkError> {
     let fail = |source| NetworkError::Interface {
         interface: "lo".into(),
         what: "bringing it up".into(),
@@ -47,26 +47,36 @@ pub(crate) fn set_up(
         .change_link(loopback, &LinkChange { up: true, ..LinkChange::default() })
         .map_err(fail)?;
     allow_ping(remarks);
-    let tap = interface.map(|interface| to_switch(&mut netlink, interface, remarks)).transpose()?;
+    let taps =
+        interface.map(|interface| to_switch(&mut netlink, interface, remarks)).transpose()?;
     let uplink = uplink.map(|uplink| to_host(&mut netlink, uplink, remarks)).transpose()?;
-    Ok((tap, uplink.unwrap_or_default()))
+    Ok((taps.unwrap_or_default(), uplink.unwrap_or_default()))
 }
 
 fn to_switch(
     netlink: &mut Netlink,
     interface: &InterfaceConfig,
     remarks: &mut Vec<String>,
-) -> Result<Tap, NetworkError> {
-    let mut tap = Tap::create(&interface.name)?;
-    tap.limit_offloads(TapOffloads(interface.offloads))?;
+) -> Result<Vec<Tap>, NetworkError> {
+    let taps = make(interface)?;
     let settings = Settings {
-        name: &tap.name,
+        name: taps.first().map_or(&interface.name, |tap| &tap.name),
         mac: interface.mac,
         mtu: interface.mtu,
         addresses: &interface.addresses,
     };
     remarks.extend(configure(netlink, &settings)?);
-    Ok(tap)
+    Ok(taps)
+}
+
+/// The interface's TAP, by its queues.
+fn make(interface: &InterfaceConfig) -> Result<Vec<Tap>, NetworkError> {
+    let queues = usize::try_from(interface.queues).unwrap_or(1);
+    let mut taps = Tap::create_queues(&interface.name, queues)?;
+    for tap in &mut taps {
+        tap.limit_offloads(TapOffloads(interface.offloads))?;
+    }
+    Ok(taps)
 }
 
 fn to_host(
@@ -74,12 +84,8 @@ fn to_host(
     uplink: &UplinkInterface,
     remarks: &mut Vec<String>,
 ) -> Result<Vec<Tap>, NetworkError> {
-    let UplinkInterface { interface, routes, queues } = uplink;
-    let queues = usize::try_from(*queues).unwrap_or(1);
-    let mut taps = Tap::create_queues(&interface.name, queues)?;
-    for tap in &mut taps {
-        tap.limit_offloads(TapOffloads(interface.offloads))?;
-    }
+    let UplinkInterface { interface, routes } = uplink;
+    let taps = make(interface)?;
     let name = taps.first().map_or(&interface.name, |tap| &tap.name);
     // It is told its addresses and routes: what it would hear of the router could only be a second way.
     // Best effort: that would be the same way.

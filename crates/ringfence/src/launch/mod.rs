@@ -41,6 +41,7 @@ use terminal::Terminal;
 use uplink::Uplink;
 
 use crate::guest::{self, Address, GuestConfig, InterfaceConfig, NamesConfig};
+use crate::plane::threads;
 use crate::switchboard::{AttachRequest, FromDriver, LegConfig, ToDriver, VERSION};
 use crate::sys::STATUS_FAILED;
 use crate::sys::channel::Channel;
@@ -96,8 +97,10 @@ impl<'a> Launch<'a> {
             return self.go_without_switch(&directory, uplink);
         }
         let mut disks = Disks::open(&options.disks, &directory)?;
-        let mut host_tap = options.host_tap.as_deref().map(Tap::create).transpose()?;
-        if let Some(tap) = &mut host_tap {
+        let queues = threads(options.queues);
+        let make = |name| Tap::create_queues(name, queues);
+        let mut host_taps = options.host_tap.as_deref().map(make).transpose()?;
+        for tap in host_taps.iter_mut().flatten() {
             tap.limit_offloads(guest::carried_for_host(options.host_offload))?;
         }
         let request = AttachRequest {
@@ -109,13 +112,14 @@ impl<'a> Launch<'a> {
             queues: options.queues,
             offloads: options.backend_offload.to_string(),
             coalesce: options.coalesce,
-            host_leg: host_tap.is_some(),
+            host_leg: host_taps.is_some(),
         };
         let switch = options.switch.as_deref().unwrap_or_default();
         let seat = rendezvous::attach(&directory, switch, &request, self.reporter)?;
-        if let (Some(tap), Some(leg)) = (host_tap, &seat.attached.host_leg) {
-            self.connect_host(&tap, leg, &seat.lease)
-                .with_context(|| format!("--host-tap {}", tap.name))?;
+        if let (Some(taps), Some(leg)) = (host_taps, &seat.attached.host_leg) {
+            let name = options.host_tap.as_deref().unwrap_or_default();
+            self.connect_host(&taps, leg, &seat.lease)
+                .with_context(|| format!("--host-tap {name}"))?;
         }
         let uplink = self.unless_the_switch_is_in_the_way(uplink, &seat.attached.addresses);
         disks.attach(&seat.lease)?;
@@ -180,15 +184,17 @@ impl<'a> Launch<'a> {
         ended.status
     }
 
-    fn connect_host(&self, tap: &Tap, leg: &LegConfig, lease: &Channel) -> anyhow::Result<()> {
+    fn connect_host(&self, taps: &[Tap], leg: &LegConfig, lease: &Channel) -> anyhow::Result<()> {
         /// The driver domain only adds a port.
         const PATIENCE: Duration = Duration::from_secs(5);
         let mtu = self.options.switch_mtu();
+        let tap = taps.first().context("an interface without queues")?;
         for remark in guest::configure_leg(&tap.name, leg.mac, mtu.into(), &leg.addresses)? {
             self.reporter.step(remark);
         }
         let order = ToDriver::HostLeg { name: tap.name.clone(), offloads: tap.offloads.0, mtu };
-        lease.send(&order, &[tap.fd.as_fd()])?;
+        let queues: Vec<_> = taps.iter().map(|tap| tap.fd.as_fd()).collect();
+        lease.send(&order, &queues)?;
         match lease.receive_within(PATIENCE)?.0 {
             FromDriver::LegAdded => {}
             FromDriver::Refused(why) => bail!("{}", report::printable(&why)),
@@ -215,6 +221,7 @@ impl<'a> Launch<'a> {
             mtu: options.switch_mtu().into(),
             offloads: guest::carried(options.offload).0,
             addresses: attached.addresses.clone(),
+            queues: u32::try_from(threads(options.queues)).unwrap_or(1),
         });
         let names =
             |switch: &String| NamesConfig { switch: switch.clone(), own: options.name.clone() };

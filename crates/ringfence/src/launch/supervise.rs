@@ -16,7 +16,7 @@ use super::uplink::Uplink;
 use super::{Options, list, standard_input};
 use crate::guest::{FromGuest, GuestConfig, ToGuest};
 use crate::switchboard::{Attached, FromDriver, FromFrontend, FrontendConfig};
-use crate::sys::channel::{Channel, expect_fds, poll_until, wait_hung_up};
+use crate::sys::channel::{Channel, poll_until, wait_hung_up};
 use crate::sys::signals::{Arrived, Signals};
 use crate::sys::spawn::{DomainKind, DomainProcess, Ended, Event, Process, Spawn};
 use crate::sys::{ChannelError, Ending, STATUS_FAILED};
@@ -98,8 +98,8 @@ pub(super) struct Supervisor<'a> {
 
 /// The descriptors of TAPs that a guest's init made.
 struct Taps {
-    /// To the switch, and what the kernel leaves to its reader.
-    switch: Option<(OwnedFd, u32)>,
+    /// To the switch: the queues, and what the kernel leaves to their readers.
+    switch: Option<(Vec<OwnedFd>, u32)>,
     /// To the host: the queues, and the same.
     uplink: (Vec<OwnedFd>, u32),
 }
@@ -226,15 +226,13 @@ impl<'a> Supervisor<'a> {
                     for remark in remarks {
                         self.reporter.step(remark);
                     }
-                    let rest = fds.split_off(fds.len().min(self.attached.iter().len()));
-                    let switch = match self.attached {
-                        Some(_) => {
-                            let [tap] = expect_fds(fds)
-                                .map_err(|error| Outcome::failed(format!("the guest: {error}")))?;
-                            Some((tap, offloads))
-                        }
-                        None => None,
-                    };
+                    let wanted = config.interface.as_ref().map_or(0, |interface| interface.queues);
+                    let wanted = usize::try_from(wanted).unwrap_or(usize::MAX);
+                    let rest = fds.split_off(fds.len().min(wanted));
+                    if fds.len() < wanted {
+                        return Err(Outcome::failed("the guest: its interface lacks queues"));
+                    }
+                    let switch = config.interface.is_some().then_some((fds, offloads));
                     return Ok(Taps { switch, uplink: (rest, uplink_offloads) });
                 }
                 News::Late => return Err(Outcome::failed(late("the guest"))),
@@ -243,7 +241,7 @@ impl<'a> Supervisor<'a> {
         }
     }
 
-    fn start_frontend(&mut self, (tap, offloads): (OwnedFd, u32)) -> Result<(), Outcome> {
+    fn start_frontend(&mut self, (taps, offloads): (Vec<OwnedFd>, u32)) -> Result<(), Outcome> {
         let spawn =
             Spawn { kind: DomainKind::Frontend, command: &[], inherit: &[], aftermath: None };
         let frontend =
@@ -257,6 +255,7 @@ impl<'a> Supervisor<'a> {
             }
             .to_string(),
             queues: self.options.queues,
+            tap_queues: u32::try_from(taps.len()).unwrap_or(u32::MAX),
             takes: self.options.offload.to_string(),
             disks: self.disks.orders(),
         };
@@ -265,11 +264,12 @@ impl<'a> Supervisor<'a> {
         let Some(hub) = self.frontend_hub.take() else {
             return Err(Outcome::failed("there is no connection for the frontend"));
         };
-        let mut fds = vec![hub.as_fd(), tap.as_fd()];
+        let mut fds = vec![hub.as_fd()];
+        fds.extend(taps.iter().map(AsFd::as_fd));
         fds.extend(sockets.iter().map(AsFd::as_fd));
         let told = frontend.channel().send(&config, &fds);
         drop(fds);
-        drop((hub, tap, sockets));
+        drop((hub, taps, sockets));
         self.frontend = Some(Watched::new(frontend));
         if told.is_ok() {
             self.reporter.step("started the guest's frontend in a sandbox of its own");

@@ -19,7 +19,7 @@ use ringfence_net::port::Port;
 use ringfence_net::switch::{Fabric, Mac, Patch, PortPolicy, Switch};
 use ringfence_net::tap::TapPort;
 use ringfence_net::vif::PortHost;
-use ringfence_net::vif::backend::{BackendOptions, Life, VifBackend};
+use ringfence_net::vif::backend::{BackendOptions, Life, QUEUES_MAX, VifBackend};
 use ringfence_net::vif::controls::VifPolicy;
 use ringfence_net::vif::values::parse_mac;
 use ringfence_platform::Platform;
@@ -34,7 +34,7 @@ use super::config::{Attach, Config, DeviceSettings};
 use super::devices::{Look, Served};
 use super::made::Made;
 use super::records::Records;
-use crate::plane::Gone;
+use crate::plane::{Gone, threads};
 use crate::seat::{Retired, Seat, Usher, device_name};
 
 /// Key of the backend's directory: the bridge that the guest's configuration names.
@@ -305,8 +305,11 @@ impl<P: Platform> Vifs<P> {
             return Ok(());
         }
         let counters = Arc::clone(self.platform.counters());
-        let dataplane =
-            self.gone.start_plane(Fabric::Switch(Switch::new()), Arc::clone(&counters))?;
+        let dataplane = self.gone.start_plane(
+            threads(QUEUES_MAX),
+            || Fabric::Switch(Switch::new()),
+            &counters,
+        )?;
         self.switch = Some(dataplane.clone());
         let Some(name) = self.config.network.host_interface.clone() else { return Ok(()) };
         let tap = bridge::make_host_leg(&name)?;
@@ -326,9 +329,9 @@ impl<P: Platform> Vifs<P> {
 
     /// The data plane gave a port up. Says whose it was, which is to be looked at then.
     pub(super) fn port_gone(&mut self, gone: PortGone) -> Option<DeviceId> {
-        let PortGone { id, name, reason, port } = gone;
+        let PortGone { id, name, reason, ports, .. } = gone;
         // Unmap before anything is said to the guest.
-        self.retired_ports.retire(Some(port));
+        self.retired_ports.retire(ports);
         for (device, vif) in &mut self.list {
             let of_guest = device_name(device);
             if name == of_guest && vif.seat.vacate(id) {
@@ -466,7 +469,8 @@ impl<P: Platform> Vifs<P> {
         // The data plane stays when the interface has to be made again: the guest is in it.
         let dataplane = match vif.dataplane() {
             Some(dataplane) => dataplane.clone(),
-            None => self.gone.start_plane(Fabric::Patch(Patch::new()), Arc::clone(counters))?,
+            // One thread serves all queues: the interface in the bridge has one.
+            None => self.gone.start_plane(1, || Fabric::Patch(Patch::new()), counters)?,
         };
         let file = tap.try_clone()?;
         let port = TapPort::new(file.fd, tap.offloads, vif.mtu, Arc::clone(counters));

@@ -20,7 +20,7 @@ use serde::{Serialize, de::DeserializeOwned};
 /// The largest message, in bytes.
 pub const MESSAGE_MAX: usize = 32 * 1024;
 /// The most descriptors in one message.
-pub const FDS_MAX: usize = 16;
+pub const FDS_MAX: usize = 64;
 
 /// One end of a channel.
 #[derive(Debug)]

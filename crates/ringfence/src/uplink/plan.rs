@@ -208,9 +208,9 @@ impl Plan {
                 mtu: mtu.into(),
                 offloads,
                 addresses: self.addresses.clone(),
+                queues,
             },
             routes: self.routes.clone(),
-            queues,
         }
     }
 

@@ -2,14 +2,17 @@
 //! still takes any.
 //!
 //! A [`Police`] belongs to one port and is used on the data plane's thread. What the store says meanwhile
-//! comes to it as an order, between two rounds.
+//! comes to it as an order, between two rounds. The parts of a port that was split have one each, on
+//! threads of their own. Credit and the list of groups are the guest's, so these are the same for all of
+//! them, behind a lock that is taken only for a guest whose rate is limited, or which asked for multicast
+//! control, respectively.
 
 mod filter;
 mod limit;
 mod stall;
 
 use core::time::Duration;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use ringfence_wire::netif::extra::MulticastChange;
 
@@ -58,6 +61,11 @@ impl Default for PoliceConfig {
 /// wakes the data plane for that.
 const ASKED_EVERY: Duration = Duration::from_secs(1);
 
+/// Whoever holds it does arithmetic and nothing else.
+fn lock<T>(shared: &Mutex<T>) -> MutexGuard<'_, T> {
+    shared.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 pub(super) struct Police {
     name: String,
     /// Since when the guest is stalled, if the log says that it is.
@@ -65,7 +73,9 @@ pub(super) struct Police {
     clock: Clock,
     /// When the guest was last found to have no credit.
     held_up: Duration,
-    limiter: Option<Limiter>,
+    /// Whether there is a limiter.
+    limited: bool,
+    limiter: Arc<Mutex<Option<Limiter>>>,
     filter: Option<MulticastFilter>,
     /// Frames that pass the filter.
     passed: Vec<u32>,
@@ -88,7 +98,8 @@ impl Police {
             stalled_at: None,
             clock,
             held_up: Duration::ZERO,
-            limiter: None,
+            limited: false,
+            limiter: Arc::default(),
             filter: multicast_control.then_some(filter),
             passed: Vec::new(),
             stall: Stall::new(stall),
@@ -99,10 +110,28 @@ impl Police {
         police
     }
 
+    /// What another part of the same port is to have.
+    pub(super) fn of_part(&self, counters: &Arc<PortCounters>) -> Police {
+        Police {
+            name: self.name.clone(),
+            stalled_at: None,
+            clock: self.clock.clone(),
+            held_up: self.held_up,
+            limited: self.limited,
+            limiter: Arc::clone(&self.limiter),
+            filter: self.filter.clone(),
+            passed: Vec::new(),
+            stall: Stall::new(self.stall.limit()),
+            rules: Arc::clone(&self.rules),
+            counters: Arc::clone(counters),
+        }
+    }
+
     /// Takes over what the store says by now.
     pub(super) fn follow(&mut self, wanted: Wanted) {
         let now = self.clock.now();
-        match (wanted.rate, &mut self.limiter) {
+        self.limited = wanted.rate.is_some();
+        match (wanted.rate, &mut *lock(&self.limiter)) {
             (None, limiter) => *limiter = None,
             (Some(rate), Some(limiter)) if limiter.rate() != rate => limiter.change(rate, now),
             (Some(_), Some(_)) => {}
@@ -116,7 +145,11 @@ impl Police {
     /// Whether nothing may be taken from the guest now.
     #[inline]
     pub(super) fn holds_up(&mut self) -> bool {
-        let Some(limiter) = self.limiter.as_mut().filter(|l| l.until().is_some()) else {
+        if !self.limited {
+            return false;
+        }
+        let mut limiter = lock(&self.limiter);
+        let Some(limiter) = limiter.as_mut().filter(|l| l.until().is_some()) else {
             return false;
         };
         self.held_up = self.clock.now();
@@ -126,8 +159,12 @@ impl Police {
     /// Whether the guest has credit for a packet of `bytes` octets, which is then taken off.
     #[inline]
     pub(super) fn admits(&mut self, bytes: usize) -> bool {
-        let Some(limiter) = &mut self.limiter else { return true };
-        let admitted = limiter.take(bytes as u64, self.clock.now());
+        if !self.limited {
+            return true;
+        }
+        let now = self.clock.now();
+        let admitted =
+            lock(&self.limiter).as_mut().is_none_or(|limiter| limiter.take(bytes as u64, now));
         if !admitted {
             self.counters.rate_limited.add(1);
         }
@@ -155,12 +192,14 @@ impl Police {
         let Some(filter) = self.filter.as_ref().filter(|filter| filter.is_active()) else {
             return frames;
         };
-        let wants = |frame: &u32| batch.get(*frame).is_none_or(|f| filter.passes(f.header()));
+        let groups = filter.groups();
+        let wants = |frame: &u32| batch.get(*frame).is_none_or(|f| groups.passes(f.header()));
         if frames.iter().all(wants) {
             return frames;
         }
         self.passed.clear();
         self.passed.extend(frames.iter().copied().filter(|frame| wants(frame)));
+        drop(groups);
         let filtered = (frames.len() - self.passed.len()) as u64;
         self.counters.dropped_many(DropReason::MulticastFilter, filtered);
         &self.passed
@@ -222,7 +261,8 @@ impl Police {
 
     /// When the port is to be asked again though no event comes.
     pub(super) fn deadline(&self) -> Option<Duration> {
-        let credit = self.limiter.as_ref().and_then(Limiter::until);
+        let credit = if self.limited { lock(&self.limiter) } else { return self.stall.until() };
+        let credit = credit.as_ref().and_then(Limiter::until);
         let credit = credit.map(|until| until.min(self.held_up.saturating_add(ASKED_EVERY)));
         credit.into_iter().chain(self.stall.until()).min()
     }
