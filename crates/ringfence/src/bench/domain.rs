@@ -4,7 +4,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail, ensure};
-use ringfence_net::netfront::{HEADER_STAGED_PAGES, QUEUE_PAGES, TxStaging};
+use ringfence_grants::Mode;
+use ringfence_net::netfront::{HEADER_STAGED_PAGES, QUEUE_PAGES, TxStaging, WindowSizes};
 use ringfence_net::orders::{PortOrder, PortReply};
 use ringfence_net::port::Port;
 use ringfence_net::rules::RuleCounters;
@@ -190,7 +191,10 @@ fn connect(
             let options = BackendOptions { mode: setup.mode.parse()?, mtu };
             connect_backend(platform, device, options, setup.staging.parse()?)
         }
-        Side::Frontend => connect_frontend(platform, device, mtu, setup.staging.parse()?),
+        Side::Frontend => {
+            let windows = setup.mode.parse::<Mode>()? == Mode::Window;
+            connect_frontend(platform, device, mtu, (setup.staging.parse()?, windows))
+        }
     }
 }
 
@@ -220,16 +224,20 @@ fn connect_frontend(
     platform: &LocalPlatform,
     device: DeviceId,
     mtu: u16,
-    staging: TxStaging,
+    (staging, windows): (TxStaging, bool),
 ) -> anyhow::Result<Connected> {
     let mut store = platform.store()?;
     let mut frontend = VifFrontend::new(platform, device, mtu)?.with_staging(staging);
+    if windows {
+        frontend = frontend.with_windows(platform, WindowSizes::default());
+    }
     let mut host = Host::default();
     until_connected(|| {
         frontend.look(platform, &mut store, &mut host)?;
         let staged = frontend.staging().is_some_and(|progress| progress.done);
         Ok(frontend.is_up() && (staged || staging == TxStaging::Off))
     })?;
+    ensure!(frontend.has_windows() == windows, "the backend did not open the windows");
     let refused = frontend.staging().map_or(0, |progress| progress.refused);
     ensure!(refused == 0, "the backend did not stage {refused} pages");
     let rules = Rules(Arc::clone(frontend.rules()));

@@ -11,6 +11,7 @@ use std::time::Instant;
 
 use ringfence_net::features::UnknownOffload;
 use ringfence_net::netfront::UnknownStaging;
+use ringfence_net::netfront::WindowSizes;
 use ringfence_net::tap::TapPort;
 use ringfence_net::vif::backend::QUEUES_MAX;
 use ringfence_net::vif::frontend::VifFrontend;
@@ -108,9 +109,14 @@ fn live(channel: &Channel, deed: Option<Deed>) -> Result<(), Failure> {
         .with_offloads(takes)
         .with_staging(config.staging.parse()?)
         .with_queues(config.queues);
+    let vif = match config.windows {
+        true => vif.with_windows(&platform, WindowSizes::for_queues(config.queues)),
+        false => vif,
+    };
     let disks = Disks::new(&platform, &config.disks, sockets)?;
     let mut expected = platform.descriptors();
     expected.extend([channel.as_fd().as_raw_fd(), tap.as_raw_fd()]);
+    expected.extend(vif.descriptors());
     expected.extend(disks.descriptors().map(|fd| fd.as_raw_fd()));
     let isolation = Isolation::enter(DomainKind::Frontend, &expected)?;
     crate::sys::log::to_stderr(false);

@@ -256,6 +256,7 @@ impl<'a> Supervisor<'a> {
                 _ => TxStaging::Off,
             }
             .to_string(),
+            windows: self.options.mode == Mode::Window,
             queues: self.options.queues,
             takes: self.options.offload.to_string(),
             disks: self.disks.orders(),
