@@ -36,6 +36,7 @@ mod packet;
 mod page;
 mod peers;
 mod perf;
+mod redesigned;
 mod report;
 mod staging;
 mod usage;
@@ -59,6 +60,7 @@ pub fn main(args: &BenchArgs) -> u8 {
         BenchCommand::Seeds(args) => match &args.experiment {
             Experiment::Persistent(args) => block::run_seeds(args),
             Experiment::Staging(args) => staging::run(args),
+            Experiment::Redesigned(args) => redesigned::run(args),
         },
         BenchCommand::Gso(args) => gso::run(args),
         BenchCommand::Idle(args) => idle::run(args),
