@@ -22,7 +22,8 @@ pub use ringfence_platform::window::{EngineFacts, Held, IssueError};
 use ringfence_platform::{Access, Gref, PageId, RevokeError, TranslationTable, WindowHandle};
 
 use pool::Pool;
-use reuse::{ReuseCache, ReuseStats};
+use reuse::ReuseCache;
+pub use reuse::ReuseStats;
 
 /// In a ring, a reference with this bit names a page of the ring's window and not an ordinary grant: no
 /// table of grants has so many entries.

@@ -110,6 +110,11 @@ impl<P: Platform> VifFrontend<P> {
         VifFrontend { queues: queues.clamp(1, QUEUES_MAX), ..self }
     }
 
+    /// The device.
+    pub fn device(&self) -> &DeviceId {
+        &self.device
+    }
+
     /// Queues there are, while it is connected.
     pub fn queues(&self) -> usize {
         self.memory.len()

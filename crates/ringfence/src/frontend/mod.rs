@@ -28,9 +28,11 @@ use crate::sys::{DomainKind, STATUS_FAILED};
 
 mod disks;
 pub(crate) mod link;
+mod squeeze;
 
 use disks::Disks;
 use link::{Happened, Link, LinkError};
+use squeeze::Squeeze;
 
 /// Why a frontend ends before its time.
 #[derive(Debug, thiserror::Error)]
@@ -109,14 +111,16 @@ fn live(channel: &Channel, deed: Option<Deed>) -> Result<(), Failure> {
         .with_offloads(takes)
         .with_staging(config.staging.parse()?)
         .with_queues(config.queues);
-    let vif = match config.windows {
-        true => vif.with_windows(&platform, WindowSizes::for_queues(config.queues)),
-        false => vif,
+    let sizes = WindowSizes::for_queues(config.queues);
+    let (vif, squeeze) = match config.windows {
+        true => (vif.with_windows(&platform, sizes), Some(Squeeze::new(sizes.pages))),
+        false => (vif, None),
     };
     let disks = Disks::new(&platform, &config.disks, sockets)?;
     let mut expected = platform.descriptors();
     expected.extend([channel.as_fd().as_raw_fd(), tap.as_raw_fd()]);
     expected.extend(vif.descriptors());
+    expected.extend(squeeze.iter().flat_map(Squeeze::descriptors));
     expected.extend(disks.descriptors().map(|fd| fd.as_raw_fd()));
     let isolation = Isolation::enter(DomainKind::Frontend, &expected)?;
     crate::sys::log::to_stderr(false);
@@ -124,7 +128,8 @@ fn live(channel: &Channel, deed: Option<Deed>) -> Result<(), Failure> {
     if let Some(deed) = deed {
         std::thread::Builder::new().name("deed".to_owned()).spawn(deed)?;
     }
-    Frontend::start(&config, platform, vif, tap, disks)?.serve(channel)
+    let frontend = Frontend::start(&config, platform, vif, tap, disks)?;
+    Frontend { squeeze, ..frontend }.serve(channel)
 }
 
 /// Memory to lend for so many queues and disks: rings and buffers, a control ring and its list, and
@@ -139,6 +144,8 @@ struct Frontend {
     link: Link<LocalPlatform>,
     disks: Disks,
     was_up: bool,
+    /// Where there are windows.
+    squeeze: Option<Squeeze>,
 }
 
 impl Frontend {
@@ -152,7 +159,7 @@ impl Frontend {
         disks.start(&platform)?;
         let counters = Arc::clone(platform.counters());
         let tap = TapPort::new(tap, TapOffloads(config.offloads), config.mtu, counters);
-        Ok(Frontend { link: Link::start(platform, vif, tap)?, disks, was_up: false })
+        Ok(Frontend { link: Link::start(platform, vif, tap)?, disks, was_up: false, squeeze: None })
     }
 
     /// Serves until the launcher is gone.
@@ -163,18 +170,42 @@ impl Frontend {
             self.report(channel)?;
             // A request may have come across events, of which no poll tells any more.
             more |= self.drain(channel)?;
-            let until = more.then(Instant::now);
+            let due = self.squeeze.as_ref().and_then(Squeeze::due);
+            let until = if more { Some(Instant::now()) } else { due };
             let mut fds = vec![PollFd::new(channel, PollFlags::IN)];
             fds.extend(self.link.wait_fds());
             let disks = self.disks.wait_fds();
             fds.extend(disks.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
+            let triggers = fds.len();
+            let squeezed = self.squeeze.iter().flat_map(Squeeze::wait_fds);
+            fds.extend(squeezed.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::PRI)));
             poll_until(&mut fds, until)?;
+            let pressure = fds.split_off(triggers).iter().map(PollFd::revents).collect();
             if !fds[0].revents().is_empty() {
                 // There are no further orders: the launcher is gone. The vif is closed in order.
                 self.disks.close()?;
                 self.link.close()?;
                 return Ok(());
             }
+            drop(fds);
+            self.squeeze(pressure);
+        }
+    }
+
+    /// Windows shrink, or grow again, as the system's memory allows.
+    fn squeeze(&mut self, pressure: Vec<PollFlags>) {
+        let Some(squeeze) = &mut self.squeeze else { return };
+        let any = pressure.into_iter().fold(PollFlags::empty(), |all, flags| all | flags);
+        let most = if any.contains(PollFlags::ERR) {
+            squeeze.give_up();
+            None
+        } else if any.contains(PollFlags::PRI) {
+            Some(squeeze.pressed())
+        } else {
+            squeeze.relaxed()
+        };
+        if let Some(most) = most {
+            self.link.resize_windows(most);
         }
     }
 

@@ -7,7 +7,7 @@
 //! reported. How many grants are reused is counted where that is known, at the guest's cache
 //! ([`reuse`]); what it takes to have a page back, between two domains ([`revoke`]).
 
-pub mod args;
+pub(super) mod args;
 mod report;
 mod reuse;
 mod revoke;

@@ -86,7 +86,9 @@ impl Report {
         let figure = |figure: fn(&Measured) -> f64| median(of(mode).map(figure));
         let ratio = |figure: fn(&Measured) -> f64| {
             let pairs = of(mode).zip(of(ORIGINAL));
-            median(pairs.map(|(run, original)| figure(run) / figure(original).max(f64::MIN_POSITIVE)))
+            median(
+                pairs.map(|(run, original)| figure(run) / figure(original).max(f64::MIN_POSITIVE)),
+            )
         };
         let window = mode == Mode::Window;
         let (gbps, cost) = published(experiment);
@@ -183,7 +185,16 @@ fn series(rows: &[Row], names: &[String], figure: fn(&Row) -> f64) -> Vec<Series
 }
 
 const HEADING: [&str; 11] = [
-    "experiment", "mode", "Gbit/s", "ratio", "cost", "ratio", "fe user", "fe sys", "be user", "be sys",
+    "experiment",
+    "mode",
+    "Gbit/s",
+    "ratio",
+    "cost",
+    "ratio",
+    "fe user",
+    "fe sys",
+    "be user",
+    "be sys",
     "reused",
 ];
 const REVOKE_HEADING: [&str; 4] = ["peer", "handshake", "alone", "by force"];
@@ -198,7 +209,8 @@ fn line<const N: usize>(cells: [String; N]) -> String {
 
 /// A ratio, and what was published of it.
 fn beside(ratio: f64, published: Option<f64>) -> String {
-    published.map_or_else(|| format!("{ratio:.2}"), |published| format!("{ratio:.2}/{published:.2}"))
+    published
+        .map_or_else(|| format!("{ratio:.2}"), |published| format!("{ratio:.2}/{published:.2}"))
 }
 
 impl Row {
@@ -214,7 +226,8 @@ impl Row {
             format!("{:.1}", self.frontend_sys),
             format!("{:.1}", self.backend_user),
             format!("{:.1}", self.backend_sys),
-            self.reused_share.map_or_else(|| "-".to_owned(), |share| format!("{:.2} %", share * 100.0)),
+            self.reused_share
+                .map_or_else(|| "-".to_owned(), |share| format!("{:.2} %", share * 100.0)),
         ]
     }
 }
@@ -269,7 +282,10 @@ mod tests {
         assert_eq!((window.gbps_ratio, window.cost_ratio), (2.0, 0.5));
         assert_eq!(window.reused_share, Some(0.99));
         assert_eq!(window.published_gbps_ratio, Some(1.52));
-        assert_eq!((window.cost_ns_per_kb, window.backend_user, window.backend_sys), (50.0, 12.5, 6.25));
+        assert_eq!(
+            (window.cost_ns_per_kb, window.backend_user, window.backend_sys),
+            (50.0, 12.5, 6.25)
+        );
         assert_eq!((rows[0].gbps_ratio, rows[0].reused_share), (1.0, None));
         let lines = report.json().unwrap();
         assert!(lines[1].contains("\"backend_sys\":6.25"), "{}", lines[1]);

@@ -88,7 +88,11 @@ impl Pair {
         let (kind, frontend) = (DeviceKind::Vif, front_platform.domid());
         let device = DeviceId { kind, frontend, backend: DomId(0), handle: 0 };
         let (mut back_store, mut front_store) = (back_platform.store()?, front_platform.store()?);
-        toolstack::create(&mut back_store, &device, VifConfig { mac: [2, 0, 0, 0, 0, 1], mtu: MTU })?;
+        toolstack::create(
+            &mut back_store,
+            &device,
+            VifConfig { mac: [2, 0, 0, 0, 0, 1], mtu: MTU },
+        )?;
         let mut back = VifBackend::new(device, BackendOptions { mode: Mode::Window, mtu: MTU });
         let front = VifFrontend::new(&front_platform, device, MTU)?;
         let mut front = front.with_windows(&front_platform, SIZES);

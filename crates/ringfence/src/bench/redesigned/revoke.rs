@@ -173,8 +173,7 @@ fn one_sided(by_force: bool) -> anyhow::Result<f64> {
     let domains = Domains::new()?;
     let shape = WindowShape { writable: PAGES, read_only: 0, entries: PAGES };
     let mut table = domains.granter.window(DomId(0), shape)?;
-    let mut view =
-        domains.grantee.open_window(domains.granter.domid(), table.handle(), PAGES)?;
+    let mut view = domains.grantee.open_window(domains.granter.domid(), table.handle(), PAGES)?;
     let mut took = Duration::ZERO;
     for (page, gref) in shape.pages_for(Access::ReadWrite).zip(shape.grefs()) {
         table.issue(gref, page, Access::ReadWrite)?;
