@@ -5,6 +5,7 @@
 //! |---|---|---|
 //! | [`Mode::Copy`] | one copy element a slot, done by the platform | private bytes |
 //! | [`Mode::Staging`] | a look-up a slot; nothing else | the pages that the frontend staged |
+//! | [`Mode::Window`] | a look-up a slot, two stores and a shared fence | the pages that the frontend issues and revokes alone |
 //! | [`Mode::Map`] | one map and one unmap a page | the page itself, as long as the I/O lasts |
 //!
 //! A backend talks to [`Reach`] and does not know which it is. Each element has a status of its

@@ -4,9 +4,12 @@ use core::fmt;
 use core::str::FromStr;
 
 use ringfence_memory::{LentSlice, PAGE_SIZE};
-use ringfence_platform::{Access, CopyList, CopyOps, GrantStatus, Grantee, Gref};
+use ringfence_platform::{
+    Access, CopyList, CopyOps, GrantStatus, Grantee, Gref, RoundPlace, WindowRound,
+};
 
 use crate::staging::StagingTable;
+use crate::window::unmark;
 
 /// Ranges of staged pages of at most so many bytes are copied rather than referred to: a copy of
 /// a few cache lines costs less than keeping track of where they are.
@@ -21,11 +24,13 @@ pub enum Mode {
     Map,
     /// Pages that the peer staged stay mapped and are looked up; the others are copied.
     Staging,
+    /// Pages of the peer's windows are looked up; the others are reached as in [`Mode::Staging`].
+    Window,
 }
 
 impl Mode {
     /// Every mode of this build.
-    pub const ALL: [Mode; 3] = [Mode::Copy, Mode::Map, Mode::Staging];
+    pub const ALL: [Mode; 4] = [Mode::Copy, Mode::Map, Mode::Staging, Mode::Window];
 
     /// The name used on the command line and in the store.
     pub fn name(self) -> &'static str {
@@ -33,6 +38,7 @@ impl Mode {
             Mode::Copy => "copy",
             Mode::Map => "map",
             Mode::Staging => "staging",
+            Mode::Window => "window",
         }
     }
 
@@ -42,6 +48,9 @@ impl Mode {
             Mode::Copy => "the kernel copies each slot; nothing is mapped",
             Mode::Map => "each page is mapped for its I/O and unmapped after it",
             Mode::Staging => "pages that the guest staged stay mapped; what it did not is copied",
+            Mode::Window => {
+                "the guest issues and revokes pages of a window that is mapped whole, alone"
+            }
         }
     }
 }
@@ -54,7 +63,7 @@ impl fmt::Display for Mode {
 
 /// A word that names no mode.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("`{0}` is no mode; this build has copy, map and staging")]
+#[error("`{0}` is no mode; this build has copy, map, staging and window")]
 pub struct UnknownMode(String);
 
 impl FromStr for Mode {
@@ -124,6 +133,10 @@ pub struct Reach<G> {
     slots: Vec<usize>,
     pages: Vec<(Gref, Access)>,
     mapped: Vec<Result<LentSlice, GrantStatus>>,
+    /// The window that the peer made for this ring.
+    window: Option<WindowRound>,
+    /// Where in it the pages of a batch are; those of other references are in no place.
+    places: Vec<Result<RoundPlace, GrantStatus>>,
 }
 
 impl<G: Grantee> Reach<G> {
@@ -136,7 +149,15 @@ impl<G: Grantee> Reach<G> {
             slots: Vec::new(),
             pages: Vec::new(),
             mapped: Vec::new(),
+            window: None,
+            places: Vec::new(),
         }
+    }
+
+    /// The same, with the window that the peer made for this ring, which counts in [`Mode::Window`].
+    #[must_use]
+    pub fn with_window(self, window: Option<WindowRound>) -> Reach<G> {
+        Reach { window: window.filter(|_| self.mode == Mode::Window), ..self }
     }
 
     /// The mode.
@@ -147,11 +168,17 @@ impl<G: Grantee> Reach<G> {
     /// Whether there are pages that can be reached without an operation ([`Reach::page`]).
     #[inline]
     pub fn has_pages(&self, staged: &StagingTable) -> bool {
-        self.mode == Mode::Staging && !staged.is_empty()
+        match self.mode {
+            Mode::Copy | Mode::Map => false,
+            Mode::Staging => !staged.is_empty(),
+            Mode::Window => self.window.is_some() || !staged.is_empty(),
+        }
     }
 
     /// The page of `gref`, where it can be reached without an operation of the platform's: this is the
     /// look-up that the modes differ in.
+    ///
+    /// Nothing that is read there counts, and nothing may be written, before [`Reach::settle`] said so.
     #[inline]
     pub fn page<'a>(
         &'a self,
@@ -161,7 +188,36 @@ impl<G: Grantee> Reach<G> {
     ) -> Option<&'a LentSlice> {
         match self.mode {
             Mode::Staging => staged.get(gref, access),
+            Mode::Window => match (&self.window, unmark(gref)) {
+                (Some(window), Some(gref)) => window.page(gref, access).ok(),
+                _ => staged.get(gref, access),
+            },
             Mode::Copy | Mode::Map => None,
+        }
+    }
+
+    /// Whether all that was looked up since the last time may be used. If not, look it up again with
+    /// [`Reach::read`] or [`Reach::begin_write`], which say what became of each.
+    #[inline]
+    pub fn settle(&self) -> bool {
+        self.window.as_ref().is_none_or(WindowRound::settle)
+    }
+
+    /// Nothing that was looked up is used any more. Tell the peer that its I/O is over after this.
+    #[inline]
+    pub fn end(&mut self) {
+        if let Some(window) = &mut self.window {
+            window.end();
+        }
+    }
+
+    /// Looks up those pages of a batch that are in the window.
+    fn find_places(&mut self, pages: impl Iterator<Item = (Gref, Access)>) {
+        self.places.clear();
+        if let Some(window) = &self.window {
+            // No window has a page 0.
+            let within = pages.map(|(gref, access)| (unmark(gref).unwrap_or(Gref(0)), access));
+            window.begin_settled(within, &mut self.places);
         }
     }
 
@@ -177,7 +233,7 @@ impl<G: Grantee> Reach<G> {
         match self.mode {
             Mode::Copy => self.read_by_copy(wants, scratch, reached),
             Mode::Map => self.read_by_map(wants, reached),
-            Mode::Staging => self.read_staged(wants, staged, scratch, reached),
+            Mode::Staging | Mode::Window => self.read_staged(wants, staged, scratch, reached),
         }
     }
 
@@ -190,13 +246,16 @@ impl<G: Grantee> Reach<G> {
     ) {
         let base = reached.len();
         self.slots.clear();
+        self.find_places(wants.iter().map(|want| (want.gref, Access::ReadOnly)));
+        let within = Within { window: self.window.as_ref(), places: &self.places, staged };
         for (slot, want) in wants.iter().enumerate() {
-            match staged.get(want.gref, Access::ReadOnly) {
-                Some(page) => reached.push(read_from(page, want, scratch)),
-                None => {
+            match within.page(slot, want.gref, Access::ReadOnly) {
+                Ok(Some(page)) => reached.push(read_from(page, want, scratch)),
+                Ok(None) => {
                     self.slots.push(slot);
                     reached.push(Ok(Reached::Copied));
                 }
+                Err(status) => reached.push(Err(status)),
             }
         }
         if !self.slots.is_empty() {
@@ -287,10 +346,18 @@ impl<G: Grantee> Reach<G> {
         }
         self.pages.clear();
         self.pages.extend(pages.iter().map(|gref| (*gref, Access::ReadWrite)));
+        self.find_places(pages.iter().map(|gref| (*gref, Access::ReadWrite)));
+        let window = self.window.as_ref();
+        let within = Within { window, places: &self.places, staged };
+        let looks = match self.mode {
+            Mode::Copy | Mode::Map => false,
+            Mode::Staging => !staged.is_empty(),
+            Mode::Window => window.is_some() || !staged.is_empty(),
+        };
         let list = (self.mode != Mode::Map).then(|| self.ops.begin());
         WriteBatch {
             list,
-            staged: (self.mode == Mode::Staging && !staged.is_empty()).then_some(staged),
+            within: looks.then_some(within),
             grantee: &mut self.grantee,
             slots: &mut self.slots,
             pages: &self.pages,
@@ -313,9 +380,15 @@ impl<G: Grantee> Reach<G> {
     pub fn write_statuses(&self, statuses: &mut Vec<GrantStatus>) {
         let base = statuses.len();
         match self.mode {
-            Mode::Copy | Mode::Staging => {
+            Mode::Copy | Mode::Staging | Mode::Window => {
                 statuses.resize(base + self.pages.len(), GrantStatus::Okay);
                 self.fold(&mut statuses[base..]);
+                let within = self.pages.iter().zip(&self.places).zip(&mut statuses[base..]);
+                for (((gref, _), place), status) in within {
+                    if let (Some(_), Err(why)) = (unmark(*gref), place) {
+                        *status = *why;
+                    }
+                }
             }
             Mode::Map => statuses.extend(
                 self.mapped.iter().map(|m| m.as_ref().err().copied().unwrap_or(GrantStatus::Okay)),
@@ -326,6 +399,32 @@ impl<G: Grantee> Reach<G> {
     /// Removes what the last write mapped. Call after [`Reach::write_statuses`].
     pub fn end_write(&mut self) {
         self.mapped.clear();
+    }
+}
+
+/// Pages that are reached by a look-up.
+#[derive(Clone, Copy)]
+struct Within<'r> {
+    window: Option<&'r WindowRound>,
+    /// Of each page of the batch.
+    places: &'r [Result<RoundPlace, GrantStatus>],
+    staged: &'r StagingTable,
+}
+
+impl<'r> Within<'r> {
+    /// The page in place `slot` of the batch; `None` when it is not reached by a look-up.
+    #[inline]
+    fn page(
+        &self,
+        slot: usize,
+        gref: Gref,
+        access: Access,
+    ) -> Result<Option<&'r LentSlice>, GrantStatus> {
+        if let (Some(window), Some(_)) = (self.window, unmark(gref)) {
+            let place = self.places.get(slot).copied().unwrap_or(Err(GrantStatus::GeneralError))?;
+            return Ok(window.at(place));
+        }
+        Ok(self.staged.get(gref, access))
     }
 }
 
@@ -373,12 +472,12 @@ fn carve<'b>(
 /// Bytes on their way into a peer's pages.
 pub struct WriteBatch<'r, 'bytes, G> {
     list: Option<CopyList<'r, 'bytes>>,
-    staged: Option<&'r StagingTable>,
+    within: Option<Within<'r>>,
     grantee: &'r mut G,
     slots: &'r mut Vec<usize>,
     pages: &'r [(Gref, Access)],
     mapped: &'r mut Vec<Result<LentSlice, GrantStatus>>,
-    /// Octets written so far by this process itself, to pages that are staged or mapped.
+    /// Octets written so far by this process itself, to pages that are looked up or mapped.
     written: u64,
 }
 
@@ -397,11 +496,16 @@ impl<'bytes, G: Grantee> WriteBatch<'_, 'bytes, G> {
                 else {
                     return;
                 };
-                if let Some(page) = self.staged.and_then(|s| s.get(gref, Access::ReadWrite)) {
-                    // The range lies inside the page, which is writable.
-                    self.written += source.len() as u64;
-                    let _ = write_to(page, offset, source);
-                    return;
+                match self.within.map_or(Ok(None), |w| w.page(slot, gref, Access::ReadWrite)) {
+                    Ok(Some(page)) => {
+                        // The range lies inside the page, which is writable.
+                        self.written += source.len() as u64;
+                        let _ = write_to(page, offset, source);
+                        return;
+                    }
+                    // The statuses say why.
+                    Err(_) => return,
+                    Ok(None) => {}
                 }
                 let added = match source {
                     Source::Private(bytes) => list.write(gref, at, bytes),
@@ -426,9 +530,9 @@ impl<'bytes, G: Grantee> WriteBatch<'_, 'bytes, G> {
 
     /// Carries the writes out; returns how many octets this process copied itself.
     pub fn finish(mut self) -> u64 {
-        // Where everything was staged, nothing is left to be done.
+        // Where everything was looked up, nothing is left to be done.
         if let Some(list) = self.list.take()
-            && (self.staged.is_none() || !self.slots.is_empty())
+            && (self.within.is_none() || !self.slots.is_empty())
         {
             self.grantee.copy(list);
         }

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use ringfence_grants::index::EnterError;
 use ringfence_grants::staging::StagedPage;
+use ringfence_grants::window::SourceLevels;
 use ringfence_platform::Gref;
 
 use crate::netfront::TxStaging;
@@ -22,6 +23,9 @@ pub enum PortOrder {
     Follow(Wanted),
     /// To a frontend: so many of its pages are staged; answered with [`PortReply::Staged`].
     SendStaged(TxStaging),
+    /// To a frontend: keep at most so many pages of each of its windows from now on; answered with
+    /// [`PortReply::Resized`].
+    Resize(u32),
 }
 
 /// What became of an order.
@@ -36,6 +40,8 @@ pub enum PortReply {
     Following,
     /// [`PortOrder::Hash`] was carried out.
     Hashing,
+    /// [`PortOrder::Resize`] was carried out: what is in the windows of that queue now.
+    Resized(SourceLevels),
     /// The port has no use for such an order.
     Unsupported,
 }

@@ -16,7 +16,7 @@ use ringfence_net::ctrl::frontend::StagingProgress;
 use ringfence_net::ctrl::record::CtrlRecord;
 use ringfence_net::features::OffloadKeys;
 use ringfence_net::netback::QueueRecords;
-use ringfence_net::netfront::QUEUE_PAGES;
+use ringfence_net::netfront::{QUEUE_PAGES, WindowSizes};
 use ringfence_net::orders::{PortOrder, PortReply};
 use ringfence_net::port::Port;
 use ringfence_net::vif::PortHost;
@@ -30,7 +30,8 @@ use ringfence_platform::local::hub::{Hub, HubHandle, HubLimits};
 use ringfence_platform::local::{ArenaShape, LocalGrantee, LocalGranter, LocalPlatform};
 use ringfence_platform::store::{StoreAccess, StoreClient};
 use ringfence_platform::{
-    Channel, ChannelError, Counters, DomId, EventPort, Platform, PlatformError,
+    Channel, ChannelError, Counters, DomId, EventPort, Platform, PlatformError, TranslationTable,
+    WindowError, WindowHandle, WindowShape, WindowView,
 };
 use ringfence_ring::RingPages;
 use ringfence_wire::xenbus::{DeviceId, DeviceKind, XenbusState};
@@ -105,6 +106,24 @@ impl Platform for Steady {
         let [other, own] = ends.each_ref().map(|end| end.try_clone().unwrap());
         rustix::io::write(&own, &1u64.to_ne_bytes()).unwrap();
         Ok(SteadyChannel { port, own, other })
+    }
+    fn has_windows(&self) -> bool {
+        true
+    }
+    fn window(
+        &self,
+        grantee: DomId,
+        shape: WindowShape,
+    ) -> Result<Box<dyn TranslationTable>, WindowError> {
+        self.local.window(grantee, shape)
+    }
+    fn open_window(
+        &self,
+        granter: DomId,
+        handle: WindowHandle,
+        entries_max: u32,
+    ) -> Result<WindowView, WindowError> {
+        self.local.open_window(granter, handle, entries_max)
     }
     fn counters(&self) -> &Arc<Counters> {
         self.local.counters()
@@ -183,6 +202,10 @@ impl Pair {
         toolstack::create(&mut back_store, &device, config).unwrap();
         let back = VifBackend::new(device, BackendOptions { mode, mtu: 1500 }).with_offloads(takes);
         let front = VifFrontend::new(&front_platform, device, 1500).unwrap();
+        let front = match mode {
+            Mode::Window => front.with_windows(&front_platform, WindowSizes::default()),
+            _ => front,
+        };
         let front_store = front_platform.store().unwrap();
         let records = recorded.then(|| {
             let queues = (0..2).map(|_| [4096, 4096].map(LentSlice::anonymous));
@@ -312,8 +335,18 @@ fn frames(seeds: impl Iterator<Item = usize>) -> Vec<Vec<u8>> {
 
 #[test]
 fn a_device_goes_on_under_a_new_backend_and_no_state_changes() {
-    for (mode, recorded) in [(Mode::Copy, true), (Mode::Map, true), (Mode::Copy, false)] {
+    let cases = [
+        (Mode::Copy, true, Mode::Copy),
+        (Mode::Map, true, Mode::Map),
+        (Mode::Copy, false, Mode::Copy),
+        (Mode::Window, true, Mode::Window),
+        // What the frontend was told holds.
+        (Mode::Window, true, Mode::Copy),
+    ];
+    for (mode, recorded, then) in cases {
         let mut pair = Pair::connected(mode, OffloadKeys::ALL, recorded);
+        assert_eq!(pair.front.has_windows(), mode == Mode::Window);
+        pair.mode = then;
         for round in 0..200 {
             let base = round * 16;
             let (front, back) = pair.ports();

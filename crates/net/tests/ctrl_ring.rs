@@ -50,7 +50,9 @@ impl Ports {
                 self.steering = steering;
                 PortReply::Hashing
             }
-            PortOrder::Follow(_) | PortOrder::SendStaged(_) => PortReply::Unsupported,
+            PortOrder::Follow(_) | PortOrder::SendStaged(_) | PortOrder::Resize(_) => {
+                PortReply::Unsupported
+            }
         })
     }
 }

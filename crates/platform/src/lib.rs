@@ -40,8 +40,8 @@ pub use counters::Counters;
 use ringfence_memory::LentSlice;
 pub use ringfence_wire::grant::{Access, DomId, GrantStatus, Gref};
 pub use window::{
-    PageId, TranslationTable, WindowError, WindowHandle, WindowPlace, WindowRound, WindowShape,
-    WindowView,
+    PageId, RoundPlace, TranslationTable, WindowError, WindowHandle, WindowPlace, WindowRound,
+    WindowShape, WindowView,
 };
 
 /// The number of an event channel in the domain that owns it.

@@ -24,9 +24,11 @@
 //! So what is put into a page after its revocation is reached by nothing that the grantee kept. What is
 //! to be kept of a stale page's content is copied out before it is made fresh.
 
+use std::os::fd::RawFd;
+
 use ringfence_memory::LentSlice;
 
-pub use crate::local::{WindowPlace, WindowRound, WindowView};
+pub use crate::local::{RoundPlace, WindowPlace, WindowRound, WindowView};
 use crate::{Access, DomId, Gref, PlatformError, RevokeError};
 
 /// Names a window among those that one granter made for one grantee. Never zero.
@@ -208,6 +210,11 @@ pub trait TranslationTable: Send {
     ///
     /// [`RevokeError::System`]
     fn scrub(&mut self) -> Result<u32, RevokeError>;
+
+    /// The files it holds, for a sandbox that closes or refuses all others.
+    fn descriptors(&self) -> Vec<RawFd> {
+        Vec::new()
+    }
 
     /// Looks at what is held, frees what was let go of, and says what is left.
     fn held(&mut self) -> Held;

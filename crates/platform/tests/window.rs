@@ -458,8 +458,25 @@ fn a_round_begins_settles_and_ends_together() {
     assert!(round.page(second, Access::ReadOnly).is_ok());
     pair.table.revoke_forced(&[second]).unwrap();
     assert!(!round.settle());
-    assert_eq!(round.page_at_once(second, Access::ReadOnly).err(), Some(GrantStatus::BadGref));
+    let mut found = Vec::new();
+    let wanted = [(second, Access::ReadOnly), (third, Access::ReadOnly)];
+    round.begin_settled(wanted.into_iter(), &mut found);
+    assert_eq!(found, [Err(GrantStatus::BadGref); 2]);
     assert_eq!(pair.table.held().pages, 1);
     round.end();
     assert_eq!(pair.table.held().pages, 0);
+    // All together, each with a status of its own.
+    pair.put(PageId(1), 9);
+    pair.table.issue(FIRST, PageId(1), Access::ReadWrite).unwrap();
+    let wanted = [(third, Access::ReadOnly), (FIRST, Access::ReadWrite)];
+    round.begin_settled(wanted.into_iter(), &mut found);
+    assert_eq!(found[2], Err(GrantStatus::BadGref));
+    let page = round.at(found[3].unwrap()).unwrap();
+    assert_eq!(page.load_u64(0, SeqCst), Ok(9));
+    assert!(round.settle(), "they are settled already");
+    assert_eq!(pair.table.revoke(FIRST), Err(RevokeError::Busy));
+    // Words that were left raised are lowered by whoever takes over.
+    let round = round.taking_over();
+    assert_eq!(pair.table.revoke(FIRST), Ok(PageId(1)));
+    drop(round);
 }

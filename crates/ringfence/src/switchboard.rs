@@ -209,6 +209,8 @@ pub struct FrontendConfig {
     /// Which of the guest's pages to have the driver domain keep mapped, if it can: a
     /// [`TxStaging`](ringfence_net::netfront::TxStaging)'s name.
     pub staging: String,
+    /// Have the buffers in windows, which the frontend issues and takes back alone.
+    pub windows: bool,
     /// Queues to have.
     pub queues: u32,
     /// Queues of the TAP: threads to have.

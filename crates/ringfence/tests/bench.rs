@@ -84,7 +84,7 @@ fn check(row: &Value, packets: f64) {
                 "mapped afresh, so touched afresh: {row}"
             );
         }
-        "staging" => {
+        "staging" | "window" => {
             assert_eq!((copies, maps, unmaps), (0.0, 0.0, 0.0), "{row}");
             assert_eq!(number(row, "grant_ops_per_packet"), 0.0, "{row}");
         }
@@ -94,18 +94,19 @@ fn check(row: &Value, packets: f64) {
 
 #[test]
 fn no_packet_is_lost_in_any_mode_size_and_direction() {
-    let small =
-        rows("--json --packets 20000 --size 64,1500 --modes copy,map,staging --direction tx,rx");
-    assert_eq!(small.len(), 12);
+    let small = rows(
+        "--json --packets 20000 --size 64,1500 --modes copy,map,staging,window --direction tx,rx",
+    );
+    assert_eq!(small.len(), 16);
     small.iter().for_each(|row| check(row, 20_000.0));
     let large = rows("--json --packets 1500 --size 65000,65535");
-    assert_eq!(large.len(), 12, "every mode and both directions by default");
+    assert_eq!(large.len(), 16, "every mode and both directions by default");
     large.iter().for_each(|row| check(row, 1500.0));
     let key = |row: &Value| format!("{} {} {}", row["mode"], row["direction"], row["size"]);
     let mut keys: Vec<_> = small.iter().chain(&large).map(key).collect();
     keys.sort();
     keys.dedup();
-    assert_eq!(keys.len(), 24, "{keys:?}");
+    assert_eq!(keys.len(), 32, "{keys:?}");
 }
 
 #[test]

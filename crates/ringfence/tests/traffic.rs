@@ -156,6 +156,11 @@ fn iperf_matrix(mode: &str, mtu: u32) {
     let (maps, copies) = (path("grant_maps"), path("grant_copies"));
     if mode == "map" {
         assert!(maps > 1000 && copies == 0, "in map mode packets are mapped: {stats:?}");
+    } else if mode.starts_with("window") {
+        assert!(
+            maps < 100 && copies == 0,
+            "only rings are mapped, and nothing is copied: {stats:?}"
+        );
     } else if mode.starts_with("staging") {
         let frames = counter(&stats, "rx_frames") + counter(&stats, "tx_frames");
         assert!(maps > 1000, "the guests' pages are mapped once: {stats:?}");
@@ -188,6 +193,16 @@ fn iperf3_in_map_mode_with_the_largest_packets() {
 #[test]
 fn iperf3_in_staging_mode_over_three_queues() {
     iperf_matrix("staging --queues 3", 1500);
+}
+
+#[test]
+fn iperf3_in_window_mode_over_three_queues() {
+    iperf_matrix("window --queues 3", 1500);
+}
+
+#[test]
+fn iperf3_in_window_mode_with_the_largest_packets() {
+    iperf_matrix("window", 65520);
 }
 
 #[test]

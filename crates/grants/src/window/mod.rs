@@ -14,6 +14,7 @@
 pub mod pool;
 pub mod reuse;
 
+use std::os::fd::RawFd;
 use std::time::{Duration, Instant};
 
 use ringfence_memory::LentSlice;
@@ -21,7 +22,24 @@ pub use ringfence_platform::window::{EngineFacts, Held, IssueError};
 use ringfence_platform::{Access, Gref, PageId, RevokeError, TranslationTable, WindowHandle};
 
 use pool::Pool;
-use reuse::{ReuseCache, ReuseStats};
+use reuse::ReuseCache;
+pub use reuse::ReuseStats;
+
+/// In a ring, a reference with this bit names a page of the ring's window and not an ordinary grant: no
+/// table of grants has so many entries.
+const MARK: u32 = 1 << 31;
+
+/// The reference of a page of a window as it is written into a ring.
+#[inline]
+pub fn mark(gref: Gref) -> Gref {
+    Gref(gref.0 | MARK)
+}
+
+/// The reference in the window of what was [marked](mark); `None` for ordinary grants.
+#[inline]
+pub fn unmark(gref: Gref) -> Option<Gref> {
+    (gref.0 & MARK != 0).then_some(Gref(gref.0 & !MARK))
+}
 
 /// How pages go in and out of a [`PageSource`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -77,6 +95,19 @@ pub struct SourceLevels {
     pub reuse: ReuseStats,
 }
 
+impl SourceLevels {
+    /// Adds what is in another source.
+    pub fn add(&mut self, other: SourceLevels) {
+        self.present += other.present;
+        self.in_use += other.in_use;
+        self.held += other.held;
+        self.reuse.hits += other.reuse.hits;
+        self.reuse.misses += other.reuse.misses;
+        self.reuse.evictions += other.reuse.evictions;
+        self.reuse.busy += other.reuse.busy;
+    }
+}
+
 /// A window with its cache and its pools. A page that was [taken](PageSource::take) is
 /// [lent](PageSource::lend) for an I/O and given back after it.
 pub struct PageSource {
@@ -88,7 +119,16 @@ pub struct PageSource {
     since_churn: u32,
     /// Pages that left the pool but are in use by the grantee, as it says, and since when.
     lingering: Vec<(PageId, Instant)>,
+    /// Since when no page can be granted because the grantee says that it uses what it should not.
+    starved: Option<Instant>,
+    /// Pages lent for I/O that is not over.
+    lent: u32,
+    /// Pages that left one by one, and whose memory is still taken.
+    unscrubbed: u32,
 }
+
+/// So many pages that leave one by one are given back to the system together.
+const SCRUB_AFTER: u32 = 64;
 
 fn pool_of(access: Access) -> usize {
     match access {
@@ -112,6 +152,9 @@ impl PageSource {
             policy,
             since_churn: 0,
             lingering: Vec::new(),
+            starved: None,
+            lent: 0,
+            unscrubbed: 0,
         }
     }
 
@@ -120,14 +163,25 @@ impl PageSource {
         self.table.handle()
     }
 
+    /// Pages of both kinds, in the pools or not.
+    pub fn pages(&self) -> usize {
+        self.memory.len()
+    }
+
     /// What the engine promises.
     pub fn engine(&self) -> EngineFacts {
         self.table.engine()
     }
 
-    /// Pages that [`PageSource::take`] would give now.
+    /// The files it holds, for a sandbox that closes or refuses all others.
+    pub fn descriptors(&self) -> Vec<RawFd> {
+        self.table.descriptors()
+    }
+
+    /// Pages that [`PageSource::take`] would give now, and that there are entries for.
     pub fn available(&self, access: Access) -> usize {
-        self.pools[pool_of(access)].available()
+        let entries = self.table.shape().entries.saturating_sub(self.lent) as usize;
+        self.pools[pool_of(access)].available().min(entries)
     }
 
     /// Takes the page of that kind that was given back last; one more comes into the pool if none is
@@ -153,29 +207,63 @@ impl PageSource {
     /// [`GrantError`]; the page is not lent.
     #[inline]
     pub fn lend(&mut self, page: PageId) -> Result<Gref, GrantError> {
-        if let Some(gref) = self.cache.again(page) {
-            return Ok(gref);
-        }
-        self.cache.first(&mut *self.table, page)
+        let gref = match self.cache.again(page) {
+            Some(gref) => gref,
+            None => self.first(page)?,
+        };
+        self.lent += 1;
+        Ok(gref)
+    }
+
+    #[cold]
+    fn first(&mut self, page: PageId) -> Result<Gref, GrantError> {
+        let granted = self.cache.first(&mut *self.table, page);
+        let entries = self.table.shape().entries;
+        self.starved = match granted {
+            Err(GrantError::Full { .. }) if self.lent < entries => {
+                self.starved.or_else(|| Some(Instant::now()))
+            }
+            _ => None,
+        };
+        granted
     }
 
     /// The I/O for which `page` was lent is over; it stays granted, and is used again next.
     #[inline]
     pub fn give_back(&mut self, page: PageId) {
         self.cache.over(page);
+        self.lent = self.lent.saturating_sub(1);
         self.put(page);
     }
 
     /// Puts back a page that was taken and not lent.
     pub fn put(&mut self, page: PageId) {
         let Some(access) = self.table.shape().access_of(page) else { return };
-        self.pools[pool_of(access)].put(page);
+        let pool = &mut self.pools[pool_of(access)];
+        if pool.is_over() {
+            self.put_beyond(page, access);
+            return;
+        }
+        pool.put(page);
         if self.policy.churn > 0 {
             self.since_churn += 1;
             if self.since_churn >= self.policy.churn {
                 self.since_churn = 0;
                 self.turn_over(access);
             }
+        }
+    }
+
+    /// A page comes back to a pool that has too many: it leaves at once, and its memory goes back to the
+    /// system with that of others.
+    #[cold]
+    fn put_beyond(&mut self, page: PageId, access: Access) {
+        self.expel(page);
+        self.unscrubbed += 1;
+        if self.unscrubbed >= SCRUB_AFTER || !self.pools[pool_of(access)].is_over() {
+            self.unscrubbed = 0;
+            // Should the system refuse, it is asked again with the next ones.
+            let _ = self.table.scrub();
         }
     }
 
@@ -219,14 +307,21 @@ impl PageSource {
         Ok(u32::try_from(count).unwrap_or(u32::MAX))
     }
 
-    /// Looks after pages that ought to have left. Call it now and then.
+    /// Whether the grantee holds on to what it ought to have let go of: then
+    /// [tend](PageSource::tend) to it now and then.
+    #[inline]
+    pub fn is_troubled(&self) -> bool {
+        !self.lingering.is_empty() || self.starved.is_some()
+    }
+
+    /// Looks after pages that ought to have left, and entries that ought to be free. Call it now and then.
     ///
     /// # Errors
     ///
     /// [`HeldTooLong`] when the grantee used up the patience of the policy: those pages were taken by
     /// force, and its device is to be closed.
     pub fn tend(&mut self) -> Result<(), HeldTooLong> {
-        if self.lingering.is_empty() {
+        if !self.is_troubled() {
             return Ok(());
         }
         let (now, patience) = (Instant::now(), self.policy.patience);
@@ -240,14 +335,21 @@ impl PageSource {
                 overdue.push(page);
             }
         }
-        if overdue.is_empty() {
+        let mut grefs: Vec<Gref> =
+            overdue.iter().filter_map(|page| self.cache.forget(*page)).collect();
+        let mut pages = u32::try_from(overdue.len()).unwrap_or(u32::MAX);
+        overdue.into_iter().for_each(|page| self.gone(page));
+        if self.starved.is_some_and(|since| now.duration_since(since) >= patience) {
+            self.starved = None;
+            let idle = self.cache.forget_idle();
+            pages = pages.saturating_add(u32::try_from(idle.len()).unwrap_or(u32::MAX));
+            grefs.extend(idle);
+        }
+        if grefs.is_empty() {
             return Ok(());
         }
-        let grefs: Vec<Gref> = overdue.iter().filter_map(|page| self.cache.forget(*page)).collect();
         // Should the system refuse, nothing new can begin all the same.
         let _ = self.table.revoke_forced(&grefs);
-        let pages = u32::try_from(overdue.len()).unwrap_or(u32::MAX);
-        overdue.into_iter().for_each(|page| self.gone(page));
         Err(HeldTooLong { pages, patience })
     }
 
@@ -259,6 +361,7 @@ impl PageSource {
         let _ = self.table.scrub();
         self.cache.clear();
         self.lingering.clear();
+        (self.starved, self.lent) = (None, 0);
         self.pools.iter_mut().for_each(Pool::put_all);
     }
 

@@ -34,6 +34,12 @@ impl Pool {
         u32::try_from(self.free.len()).unwrap_or(u32::MAX).saturating_add(self.in_use)
     }
 
+    /// Whether there are more pages than the bound allows.
+    #[inline]
+    pub fn is_over(&self) -> bool {
+        self.present() > self.bound
+    }
+
     /// Pages in use.
     pub fn in_use(&self) -> u32 {
         self.in_use

@@ -199,6 +199,14 @@ impl ReuseCache {
         Some(self.gref(place))
     }
 
+    /// Forgets every grant that is not in use and is revoked otherwise; their references.
+    pub fn forget_idle(&mut self) -> Vec<Gref> {
+        let idle =
+            |slot: &Option<Slot>| slot.as_ref().filter(|slot| slot.uses == 0).map(|s| s.page);
+        let pages: Vec<PageId> = self.slots.iter().filter_map(idle).collect();
+        pages.into_iter().filter_map(|page| self.forget(page)).collect()
+    }
+
     /// Forgets every grant.
     pub fn clear(&mut self) {
         self.by_page.fill(NONE);

@@ -134,8 +134,13 @@ impl HostileFrontend {
             (keys::FEATURE_IPV6_CSUM_OFFLOAD, "1".to_owned()),
         ]);
         let dir = self.device.frontend_path();
-        for key in wanted.keys().copied().chain([keys::MULTI_QUEUE_NUM_QUEUES, keys::EVENT_CHANNEL])
-        {
+        let others = [
+            keys::MULTI_QUEUE_NUM_QUEUES,
+            keys::EVENT_CHANNEL,
+            keys::RINGFENCE_TX_WINDOW,
+            keys::RINGFENCE_RX_WINDOW,
+        ];
+        for key in wanted.keys().copied().chain(others) {
             self.store.rm(&format!("{dir}/{key}")).unwrap();
         }
         change(&mut wanted);

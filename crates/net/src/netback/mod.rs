@@ -32,7 +32,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
 use ringfence_grants::Mode;
-use ringfence_platform::{Channel, ChannelError, Grantee};
+use ringfence_platform::{Channel, ChannelError, Grantee, WindowRound};
 use ringfence_ring::RingPages;
 
 use crate::batch::Batch;
@@ -98,8 +98,19 @@ pub struct QueueParts<G, C> {
     pub tx_pages: G,
     /// The peer's pages, for writing packets.
     pub rx_pages: G,
+    /// The peer's windows.
+    pub windows: QueueWindows,
     /// Pages of this side's own that outlive the process, for whoever takes the queue over.
     pub records: Option<QueueRecords>,
+}
+
+/// The windows that a frontend made for the rings of a queue; they count in [`Mode::Window`].
+#[derive(Default)]
+pub struct QueueWindows {
+    /// Of the tx ring.
+    pub tx: Option<WindowRound>,
+    /// Of the rx ring.
+    pub rx: Option<WindowRound>,
 }
 
 /// What a backend keeps of a queue so that another process can go on with it

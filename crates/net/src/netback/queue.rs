@@ -83,14 +83,14 @@ impl<G: Grantee, C: Channel> Queue<G, C> {
         Queue {
             tx: tx::FromGuest::new(
                 rings.tx,
-                Reach::new(parts.tx_pages, mode),
+                Reach::new(parts.tx_pages, mode).with_window(parts.windows.tx),
                 features.own,
                 Arc::clone(rules),
                 Arc::clone(counters),
             ),
             rx: rx::ToGuest::new(
                 rings.rx,
-                Reach::new(parts.rx_pages, mode),
+                Reach::new(parts.rx_pages, mode).with_window(parts.windows.rx),
                 Arc::clone(rules),
                 Arc::clone(counters),
             ),
@@ -180,7 +180,9 @@ impl<G: Grantee, C: Channel> Queue<G, C> {
                 PortReply::Hashing
             }
             // Not for one queue, or not for this end.
-            PortOrder::Follow(_) | PortOrder::SendStaged(_) => PortReply::Unsupported,
+            PortOrder::Follow(_) | PortOrder::SendStaged(_) | PortOrder::Resize(_) => {
+                PortReply::Unsupported
+            }
         }
     }
 }

@@ -307,6 +307,7 @@ impl<G: Grantee> ToGuest<G> {
 
     /// Publishes the round's responses; whether the guest wants to be told.
     pub(super) fn publish(&mut self) -> bool {
+        self.reach.end();
         self.ring.publish()
     }
 }

@@ -98,6 +98,10 @@ impl<G: Grantee> FromGuest<G> {
         police: &mut Police,
         staged: &StagingTable,
     ) -> Result<Received, Fault> {
+        if self.answers.is_empty() {
+            // What was looked up and had no room is looked up again.
+            self.reach.end();
+        }
         let budget = budget.min(batch.frames_left());
         let run = self.run(batch, budget, police, staged)?;
         let mut done = Received { frames: run.frames, work: run.looked };
@@ -208,8 +212,8 @@ impl<G: Grantee> FromGuest<G> {
     fn plan_packet(&mut self, at: usize, room: usize, police: &mut Police) -> Option<usize> {
         let total = usize::from(self.chain.total());
         let space = match self.reach.mode() {
-            // What is not staged is copied.
-            Mode::Copy | Mode::Staging => total,
+            // What is not reached by a look-up is copied.
+            Mode::Copy | Mode::Staging | Mode::Window => total,
             Mode::Map => total.min(HEADER_MAX),
         };
         if at + space > room || !police.admits(total) {
@@ -343,6 +347,7 @@ impl<G: Grantee> FromGuest<G> {
             debug_assert_eq!(written, bytes.len(), "each answer is owed to a consumed slot");
         }
         self.answers.clear();
+        self.reach.end();
         self.ring.publish()
     }
 

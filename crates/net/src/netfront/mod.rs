@@ -3,7 +3,8 @@
 //! # Theory of operation
 //!
 //! When it connects, a frontend lends a pool of pages to the backend: read-only ones for packets it
-//! sends, writable ones for packets it receives. They stay lent. A packet is *sent* by copying it into pages of the first kind and posting
+//! sends, writable ones for packets it receives. They stay lent; or they are pages of windows, which it
+//! grants and takes back alone as it likes (`windows`). A packet is *sent* by copying it into pages of the first kind and posting
 //! their references; the pages are free again when their responses came. A packet is *received* as
 //! a view of the pages it was written to; they are posted again when it was delivered. Each slot of
 //! the rx ring has its own page, so that a packet of several slots lies in neighbouring pages.
@@ -12,19 +13,25 @@
 //! and a backend that breaks a rule costs the device ([`Fault::Misbehaved`]).
 
 mod heads;
+mod pages;
 mod pool;
 mod queue;
 mod rx;
 mod tx;
+mod windows;
 
+use core::time::Duration;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use ringfence_memory::LentSlice;
-use ringfence_platform::{Access, Channel, Granter, Gref, Lease, LendError, take_back};
+use ringfence_platform::{
+    Access, Channel, Granter, Gref, Lease, LendError, WindowHandle, take_back,
+};
 use ringfence_ring::RingPages;
 
 use crate::batch::Batch;
+use crate::clock::monotonic;
 use crate::counters::PortCounters;
 use crate::features::VifFeatures;
 use crate::netback::QueueChannels;
@@ -35,6 +42,8 @@ use crate::steer::Chooser;
 use heads::HEAD_PAGES;
 use queue::Queue;
 pub use tx::{TxStaging, UnknownStaging};
+pub(crate) use windows::QueueWindows;
+pub use windows::{WindowSizes, WindowStock};
 
 /// Pages lent for sending: two packets of the largest size beyond a full ring would find none, but a
 /// full ring stops sending first.
@@ -54,6 +63,8 @@ pub struct QueueMemory {
     /// For the first octets of packets.
     head_pages: Vec<Lease>,
     rx_pages: Vec<Lease>,
+    /// In place of all buffers above.
+    windows: Option<QueueWindows>,
 }
 
 impl QueueMemory {
@@ -81,7 +92,32 @@ impl QueueMemory {
         let rx_pages = leases.split_off(2);
         let rings = <[Lease; 2]>::try_from(leases);
         let Ok([tx_ring, rx_ring]) = rings else { return Err(LendError::NoPage { limit: 2 }) };
-        Ok(QueueMemory { tx_ring, rx_ring, tx_pages, head_pages, rx_pages })
+        Ok(QueueMemory { tx_ring, rx_ring, tx_pages, head_pages, rx_pages, windows: None })
+    }
+
+    /// Lends a queue's rings. Its buffers are in windows.
+    pub(crate) fn lend_rings(
+        granter: &mut impl Granter,
+        windows: QueueWindows,
+    ) -> Result<QueueMemory, LendError> {
+        let tx_ring = granter.lend(Access::ReadWrite)?;
+        let rx_ring = match granter.lend(Access::ReadWrite) {
+            Ok(lease) => lease,
+            Err(error) => {
+                let left = take_back(granter, vec![tx_ring]);
+                debug_assert!(left.is_empty(), "the peer was not told of it yet");
+                return Err(error);
+            }
+        };
+        let none = Vec::new;
+        let (tx_pages, head_pages, rx_pages) = (none(), none(), none());
+        let windows = Some(windows);
+        Ok(QueueMemory { tx_ring, rx_ring, tx_pages, head_pages, rx_pages, windows })
+    }
+
+    /// The names of the windows of the tx and the rx ring, if the buffers are in windows.
+    pub fn windows(&self) -> Option<(WindowHandle, WindowHandle)> {
+        self.windows.as_ref().map(|windows| windows.handles)
     }
 
     /// References of the tx and the rx ring.
@@ -131,6 +167,8 @@ pub struct NetfrontPort<C> {
     counters: Arc<PortCounters>,
     /// These are every so-manieth of the vif's queues.
     stride: usize,
+    /// When to look after what the backend holds on to.
+    again: Option<Duration>,
 }
 
 impl<C: Channel> NetfrontPort<C> {
@@ -141,16 +179,17 @@ impl<C: Channel> NetfrontPort<C> {
     ///
     /// A [`Fault`] when the pages cannot hold rings, which no platform's pages do.
     pub fn new(
-        memory: &[QueueMemory],
+        memory: &mut [QueueMemory],
         channels: Vec<QueueChannels<C>>,
         features: VifFeatures,
         rules: &Arc<RuleCounters>,
     ) -> Result<NetfrontPort<C>, Fault> {
         let counters = Arc::new(PortCounters::default());
         let queue = |(memory, channels)| Queue::new(memory, channels, features, rules, &counters);
-        let queues = memory.iter().zip(channels).map(queue).collect::<Result<Vec<_>, _>>()?;
+        let queues = memory.iter_mut().zip(channels).map(queue).collect::<Result<Vec<_>, _>>()?;
         let chooser = Chooser::new(queues.len());
-        Ok(NetfrontPort { queues, first: 0, chooser, features, counters, stride: 1 })
+        let (first, stride, again) = (0, 1, None);
+        Ok(NetfrontPort { queues, first, chooser, features, counters, stride, again })
     }
 
     /// The least of what the queues have: it is not known which of them will be asked.
@@ -224,7 +263,13 @@ impl<C: Channel + 'static> Port for NetfrontPort<C> {
         for queue in &mut self.queues {
             work |= queue.arm()?;
         }
+        let troubled = self.queues.iter_mut().any(Queue::is_troubled);
+        self.again = troubled.then(|| monotonic() + windows::TEND);
         Ok(work)
+    }
+
+    fn deadline(&self) -> Option<Duration> {
+        self.again
     }
 
     fn wait_fds(&self) -> Vec<BorrowedFd<'_>> {
@@ -249,8 +294,15 @@ impl<C: Channel + 'static> Port for NetfrontPort<C> {
             let counters = Arc::new(PortCounters::default());
             queues.iter_mut().for_each(|queue| queue.count_in(&counters));
             let (chooser, features) = (Chooser::new(queues.len()), self.features);
-            let part =
-                NetfrontPort { queues, first: 0, chooser, features, counters, stride: parts };
+            let part = NetfrontPort {
+                queues,
+                first: 0,
+                chooser,
+                features,
+                counters,
+                stride: parts,
+                again: None,
+            };
             Box::new(part) as Box<dyn Port>
         });
         others.collect()
@@ -262,6 +314,10 @@ impl<C: Channel + 'static> Port for NetfrontPort<C> {
                 queue.stage(staging);
                 PortReply::Staged
             }
+            (Some(queue), PortOrder::Resize(most)) => match queue.resize(most) {
+                Some(levels) => PortReply::Resized(levels),
+                None => PortReply::Unsupported,
+            },
             _ => PortReply::Unsupported,
         }
     }

@@ -30,6 +30,11 @@ impl Pool {
         self.count
     }
 
+    /// Pages there are, free or not.
+    pub(super) fn len(&self) -> usize {
+        self.pages.len()
+    }
+
     /// Takes `count` pages; `put` is called with each. Fewer if there are no more.
     pub(super) fn take(&mut self, count: usize, mut put: impl FnMut(u16)) {
         let mut left = count.min(self.count);

@@ -2,9 +2,13 @@
 
 use std::sync::Arc;
 
+use ringfence_grants::window::SourceLevels;
 use ringfence_platform::Channel;
 use ringfence_ring::{FrontRing, NETIF_RX, NETIF_TX};
 
+use super::pages::TxPages;
+use super::pool::Pool;
+use super::windows::WindowPages;
 use super::{QueueMemory, ring, rx, tx};
 use crate::batch::Batch;
 use crate::counters::PortCounters;
@@ -22,22 +26,30 @@ pub(super) struct Queue<C> {
 
 impl<C: Channel> Queue<C> {
     pub(super) fn new(
-        memory: &QueueMemory,
+        memory: &mut QueueMemory,
         channels: QueueChannels<C>,
         features: VifFeatures,
         rules: &Arc<RuleCounters>,
         counters: &Arc<PortCounters>,
     ) -> Result<Queue<C>, Fault> {
         let (tx_ring, rx_ring) = (ring(memory.tx_ring.memory())?, ring(memory.rx_ring.memory())?);
+        let windows = memory.windows.as_mut().and_then(|windows| windows.pages.take());
+        let (tx_pages, rx_pages) = match windows {
+            Some((tx, rx)) => (TxPages::Window(tx), rx::RxPages::Window(rx)),
+            None => {
+                let pool = Pool::new(&memory.tx_pages);
+                (TxPages::Lent(pool), rx::RxPages::Lent(&memory.rx_pages))
+            }
+        };
         let tx = tx::ToBackend::new(
             FrontRing::init(tx_ring, NETIF_TX),
-            (&memory.tx_pages, &memory.head_pages),
+            (tx_pages, &memory.head_pages),
             Arc::clone(rules),
             Arc::clone(counters),
         );
         let mut rx = rx::FromBackend::new(
             FrontRing::init(rx_ring, NETIF_RX),
-            &memory.rx_pages,
+            rx_pages,
             features.own,
             Arc::clone(rules),
             Arc::clone(counters),
@@ -55,6 +67,7 @@ impl<C: Channel> Queue<C> {
 
     pub(super) fn receive(&mut self, batch: &mut Batch, budget: usize) -> Result<Received, Fault> {
         let reaped = self.tx.reap()?;
+        self.tend()?;
         let mut received = self.rx.receive(batch, budget)?;
         received.work += reaped;
         Ok(received)
@@ -94,7 +107,35 @@ impl<C: Channel> Queue<C> {
         self.tx.await_slots();
     }
 
+    /// Looks after pages of the windows that the backend holds on to.
+    fn tend(&mut self) -> Result<(), Fault> {
+        let windows = [self.tx.window(), self.rx.window()];
+        let tended = windows.into_iter().flatten().try_for_each(WindowPages::tend);
+        tended.inspect_err(|_| {
+            self.rules.count("window_held_too_long");
+        })
+    }
+
+    /// Whether there is something to look after even if no event comes.
+    pub(super) fn is_troubled(&mut self) -> bool {
+        let windows = [self.tx.window(), self.rx.window()];
+        windows.into_iter().flatten().any(|pages| pages.is_troubled()) || self.rx.is_short()
+    }
+
+    /// Keeps at most so many pages of each window; what is in both then.
+    pub(super) fn resize(&mut self, most: u32) -> Option<SourceLevels> {
+        let mut sum = SourceLevels::default();
+        for pages in [self.tx.window()?, self.rx.window()?] {
+            pages.resize(most);
+            sum.add(pages.levels());
+        }
+        Some(sum)
+    }
+
     pub(super) fn arm(&mut self) -> Result<bool, Fault> {
+        if self.rx.is_short() {
+            self.complete()?;
+        }
         // Both, whatever the first says.
         let (received, room) = (self.rx.arm()?, self.tx.arm()?);
         Ok(received || room)

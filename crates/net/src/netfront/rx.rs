@@ -4,6 +4,7 @@ mod quick;
 
 use std::sync::Arc;
 
+use ringfence_grants::window::mark;
 use ringfence_memory::LentSlice;
 use ringfence_offload::packet::Layers;
 use ringfence_offload::{Checksum, OffloadMeta};
@@ -12,6 +13,7 @@ use ringfence_ring::{FrontRing, ProducerOverflow, RingPages};
 use ringfence_wire::netif::rx::{RxChain, RxChainParser, RxOutcome};
 use ringfence_wire::netif::{RxRequest, RxResponse};
 
+use super::windows::WindowPages;
 use crate::batch::{Batch, HEADER_MAX};
 use crate::counters::{DropReason, PortCounters};
 use crate::features::OffloadKeys;
@@ -23,6 +25,20 @@ use crate::window::Window;
 /// Slots that are fetched at a time.
 const FETCHED_AHEAD: u32 = 16;
 
+/// How buffers are lent.
+pub(super) enum RxPages<'a> {
+    /// One for each slot, as long as the connection lasts.
+    Lent(&'a [Lease]),
+    /// Of a window: each time one for the slot.
+    Window(WindowPages),
+}
+
+/// A window, and which of its pages each slot has.
+struct Places {
+    pages: WindowPages,
+    taken: Vec<Option<u16>>,
+}
+
 /// The frontend's side of the rx ring.
 pub(super) struct FromBackend {
     ring: FrontRing<RingPages>,
@@ -33,6 +49,10 @@ pub(super) struct FromBackend {
     pages: Vec<(Gref, LentSlice)>,
     /// What each slot is posted as.
     posts: Vec<[u8; RxRequest::SIZE]>,
+    /// The window that the pages are of, if they are.
+    places: Option<Places>,
+    /// Not every slot found a page.
+    short: bool,
     own: OffloadKeys,
     rules: Arc<RuleCounters>,
     counters: Arc<PortCounters>,
@@ -41,13 +61,23 @@ pub(super) struct FromBackend {
 impl FromBackend {
     pub(super) fn new(
         ring: FrontRing<RingPages>,
-        leases: &[Lease],
+        pages: RxPages<'_>,
         own: OffloadKeys,
         rules: Arc<RuleCounters>,
         counters: Arc<PortCounters>,
     ) -> Self {
         let entries = ring.count();
-        let pages: Vec<_> = leases.iter().map(|l| (l.gref(), l.memory().clone())).collect();
+        let (pages, places) = match pages {
+            RxPages::Lent(leases) => {
+                let page = |lease: &Lease| (lease.gref(), lease.memory().clone());
+                (leases.iter().map(page).collect(), None)
+            }
+            RxPages::Window(pages) => {
+                let slots = entries as usize;
+                let nothing = (mark(Gref(0)), LentSlice::anonymous(0));
+                (vec![nothing; slots], Some(Places { pages, taken: vec![None; slots] }))
+            }
+        };
         // The id is the slot: 256 of them.
         let post = |(id, (gref, _)): (u16, &(Gref, _))| RxRequest { id, gref: *gref }.to_bytes();
         FromBackend {
@@ -56,6 +86,8 @@ impl FromBackend {
             window: Window::new(ring.consumed_index()),
             posts: (0u16..).zip(&pages).map(post).collect(),
             pages,
+            places,
+            short: false,
             ring,
             own,
             rules,
@@ -78,20 +110,67 @@ impl FromBackend {
         (index & (self.ring.count() - 1)) as usize
     }
 
-    /// Posts the pages of all delivered packets again, and publishes that; whether the backend wants
+    /// Posts pages for all delivered packets, and publishes that; whether the backend wants
     /// to be told.
     pub(super) fn post(&mut self) -> bool {
-        while self.ring.free() > 0 {
+        let mut ready = self.refill();
+        while ready > 0 {
             let slot = self.slot(self.ring.produced_index());
-            let free = self.ring.free() as usize;
             let Some(posts) = self.posts.get(slot..) else { break };
             // As far as the ring's end.
-            let posts = &posts[..posts.len().min(free)];
-            if self.ring.request_all(posts) == 0 {
+            let posts = &posts[..posts.len().min(ready)];
+            let posted = self.ring.request_all(posts);
+            if posted == 0 {
                 break;
             }
+            ready = ready.saturating_sub(posted);
         }
         self.ring.publish()
+    }
+
+    /// Gives each slot that is to be posted a page; how many have one.
+    fn refill(&mut self) -> usize {
+        let free = self.ring.free() as usize;
+        let (next, mask) = (self.ring.produced_index(), self.ring.count() - 1);
+        let Some(Places { pages, taken }) = &mut self.places else { return free };
+        let slots = (0..self.ring.free()).map(|ahead| (next.wrapping_add(ahead) & mask) as usize);
+        // What was delivered goes back before a page is taken: the same one for the same slot, mostly.
+        for slot in slots.clone().rev() {
+            if let Some(page) = taken.get_mut(slot).and_then(Option::take) {
+                pages.give_back(page);
+            }
+        }
+        let mut ready = 0;
+        for slot in slots {
+            let Some(page) = pages.take() else { break };
+            let gref = pages.gref(page);
+            let (Some(taken), Some(known), Some(memory), Some(post), Ok(id)) = (
+                taken.get_mut(slot),
+                self.pages.get_mut(slot),
+                pages.memory(page),
+                self.posts.get_mut(slot),
+                u16::try_from(slot),
+            ) else {
+                break;
+            };
+            *taken = Some(page);
+            // The same reference may be another page by now.
+            *known = (gref, memory.clone());
+            *post = RxRequest { id, gref }.to_bytes();
+            ready += 1;
+        }
+        self.short = ready < free;
+        ready
+    }
+
+    /// Whether there are slots without a page.
+    pub(super) fn is_short(&self) -> bool {
+        self.short
+    }
+
+    /// The window's pages, if they are in one.
+    pub(super) fn window(&mut self) -> Option<&mut WindowPages> {
+        self.places.as_mut().map(|places| &mut places.pages)
     }
 
     pub(super) fn receive(&mut self, batch: &mut Batch, budget: usize) -> Result<Received, Fault> {

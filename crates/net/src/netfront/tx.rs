@@ -14,7 +14,8 @@ use ringfence_wire::netif::extra::Extra;
 use ringfence_wire::netif::{self, SLOTS_MAX, TxRequest, TxResponse};
 
 use super::heads::{HEAD, Head, Heads};
-use super::pool::Pool;
+use super::pages::TxPages;
+use super::windows::WindowPages;
 use crate::batch::{Batch, FrameView, SegmentView};
 use crate::counters::{DropReason, PortCounters};
 use crate::features::extra_of;
@@ -94,7 +95,7 @@ impl core::str::FromStr for TxStaging {
 /// The frontend's side of the tx ring.
 pub(super) struct ToBackend {
     ring: FrontRing<RingPages>,
-    pool: Pool,
+    pool: TxPages,
     /// Places for what is short; their ids follow those of the pages.
     heads: Heads,
     first_head: u16,
@@ -112,18 +113,18 @@ pub(super) struct ToBackend {
 impl ToBackend {
     pub(super) fn new(
         ring: FrontRing<RingPages>,
-        (leases, heads): (&[Lease], &[Lease]),
+        (pool, heads): (TxPages, &[Lease]),
         rules: Arc<RuleCounters>,
         counters: Arc<PortCounters>,
     ) -> Self {
         let heads = Heads::new(heads);
         ToBackend {
             ring,
-            pool: Pool::new(leases),
-            under_way: vec![false; leases.len() + heads.len()],
+            under_way: vec![false; pool.len() + heads.len()],
             heads,
-            // A queue has 256 pages.
-            first_head: u16::try_from(leases.len()).unwrap_or(u16::MAX),
+            // No queue has more pages than 16 bits can name.
+            first_head: u16::try_from(pool.len()).unwrap_or(u16::MAX),
+            pool,
             staged: TxStaging::Off,
             extras_under_way: 0,
             starved: false,
@@ -194,7 +195,15 @@ impl ToBackend {
     fn memory(&self, id: u16) -> Option<&LentSlice> {
         match id.checked_sub(self.first_head) {
             Some(head) => self.heads.get(head).map(|head| head.page),
-            None => Some(self.pool.memory(id)),
+            None => self.pool.memory(id),
+        }
+    }
+
+    /// The window's pages, if they are in one.
+    pub(super) fn window(&mut self) -> Option<&mut WindowPages> {
+        match &mut self.pool {
+            TxPages::Lent(_) => None,
+            TxPages::Window(pages) => Some(pages),
         }
     }
 

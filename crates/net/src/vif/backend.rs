@@ -6,18 +6,20 @@ use std::sync::Arc;
 use ringfence_grants::Mode;
 use ringfence_platform::store::{StoreAccess, StoreClient, StoreError};
 pub(super) use ringfence_platform::xenbus::end::is_about_a_key;
-use ringfence_platform::{Access, EventPort, GrantStatus, Grantee, Gref, Platform, PlatformError};
+use ringfence_platform::{
+    Access, EventPort, GrantStatus, Grantee, Gref, Platform, PlatformError, WindowError,
+};
 use ringfence_ring::RingPages;
 use ringfence_wire::netif::keys;
 use ringfence_wire::xenbus::{self, DeviceId, XenbusState};
 
 use super::controls::{Followed, VifPolicy};
 use super::steps::{BackendStep, BackendView, backend_step};
-use super::{PortHost, ctrl_ring};
+use super::{PortHost, ctrl_ring, windows};
 use crate::clock::Clock;
 use crate::ctrl::backend::ControlRing;
 use crate::features::{OffloadKeys, VifFeatures};
-use crate::netback::{NetbackPort, QueueChannels, QueueParts, QueueRecords};
+use crate::netback::{NetbackPort, QueueChannels, QueueParts, QueueRecords, QueueWindows};
 use crate::orders::PortOrder;
 use crate::port::{Fault, Port};
 use crate::rules::RuleCounters;
@@ -79,6 +81,14 @@ pub enum ConnectError {
     /// A ring page is no ring.
     #[error("the ring page is unusable: {0}")]
     RingPage(#[from] ringfence_memory::OutOfRange),
+    /// A window that it named is of no use.
+    #[error("the window of the {ring} ring cannot be used: {source}")]
+    Window {
+        /// Whose.
+        ring: &'static str,
+        /// Why not.
+        source: WindowError,
+    },
     /// A queue that a backend before this one served cannot be taken over.
     #[error("the device cannot be taken over: {0}")]
     Adopt(#[source] Fault),
@@ -97,6 +107,13 @@ impl ConnectError {
             ConnectError::Queues { .. } => "connect_too_many_queues",
             ConnectError::Ring { .. } => "connect_ring_grant",
             ConnectError::RingPage(_) => "connect_ring_page",
+            ConnectError::Window { source: WindowError::NoSuchWindow { .. }, .. } => {
+                "connect_no_such_window"
+            }
+            ConnectError::Window { source: WindowError::TooLarge { .. }, .. } => {
+                "connect_window_too_large"
+            }
+            ConnectError::Window { .. } => "connect_window",
             ConnectError::Adopt(_) => "connect_not_adopted",
         }
     }
@@ -302,7 +319,7 @@ impl VifBackend {
                 BackendStep::Announce => {
                     self.let_go(host);
                     self.condemned = None;
-                    self.announce(store)?;
+                    self.announce(platform, store)?;
                 }
                 BackendStep::Connect => {
                     let adopting = view.own == XenbusState::Connected;
@@ -384,7 +401,23 @@ impl VifBackend {
         Ok(status.is_some_and(|status| status == b"connected"))
     }
 
-    fn announce(&mut self, store: &mut StoreClient) -> Result<(), StoreError> {
+    /// Whether windows are opened for the frontend. Where the platform has none, that is said once.
+    fn offers_windows(&mut self, platform: &impl Platform) -> bool {
+        let wanted = self.options.mode == Mode::Window;
+        if wanted && !platform.has_windows() {
+            let instead = Mode::Staging;
+            tracing::warn!(device = %self.back, %instead, "no windows: {}", WindowError::NeedsPeer);
+            self.options.mode = instead;
+        }
+        self.options.mode == Mode::Window
+    }
+
+    fn announce(
+        &mut self,
+        platform: &impl Platform,
+        store: &mut StoreClient,
+    ) -> Result<(), StoreError> {
+        let windows = self.offers_windows(platform);
         self.announced = true;
         let back = &self.back;
         let queues = self.max_queues.to_string();
@@ -395,6 +428,12 @@ impl VifBackend {
                 (keys::MULTI_QUEUE_MAX_QUEUES, queues.as_str()),
                 (keys::FEATURE_CTRL_RING, "1"),
             ];
+            let window = format!("{back}/{}", keys::FEATURE_RINGFENCE_WINDOW);
+            if windows {
+                t.write(&window, "1")?;
+            } else if t.read_opt(&window)?.is_some() {
+                t.rm(&window)?;
+            }
             let policy = self.followed.entries();
             for (key, value) in self.offloads.entries().into_iter().chain(others).chain(policy) {
                 t.write(&format!("{back}/{key}"), value)?;
@@ -461,21 +500,34 @@ impl VifBackend {
         };
         let peer = OffloadKeys::read(store, &self.front)?;
         let features = VifFeatures { peer, own, mtu: self.options.mtu };
+        let windows = match self.announced {
+            true => self.options.mode == Mode::Window,
+            false => {
+                store.read_flag(&format!("{}/{}", self.back, keys::FEATURE_RINGFENCE_WINDOW))?
+            }
+        };
         let parts = (0..queues).map(|queue| {
             let directory = match queues {
                 1 => self.front.clone(),
                 _ => format!("{}/{}", self.front, keys::queue_directory(queue)),
             };
             let records = host.records(&self.device, queue);
-            self.open_queue(&directory, records, platform, store)
+            let windows = if windows {
+                windows::open(&directory, self.device.frontend, platform, store)?
+            } else {
+                QueueWindows::default()
+            };
+            let parts = self.open_queue(&directory, records, platform, store)?;
+            Ok(QueueParts { windows, ..parts })
         });
-        let parts = parts.collect::<Result<Vec<_>, _>>()?;
-        let (mode, rules) = (self.options.mode, &self.rules);
+        let parts = parts.collect::<Result<Vec<_>, ConnectError>>()?;
+        let rules = &self.rules;
+        let mode = if windows { Mode::Window } else { self.options.mode };
         let wanted = ctrl_ring::Wanted { queues, mode, adopting };
         let control = ctrl_ring::open(&self.device, wanted, platform, store, host, rules)?;
         // Who was told that its pages can be staged has staged some, whatever the mode is now.
         let told = adopting && control.as_ref().is_some_and(|control| control.stages());
-        let mode = if told { Mode::Staging } else { mode };
+        let mode = if told && !windows { Mode::Staging } else { mode };
         let port = if adopting {
             NetbackPort::adopt(parts, mode, features, rules).map_err(ConnectError::Adopt)?
         } else {
@@ -524,7 +576,8 @@ impl VifBackend {
                 QueueChannels { tx: bind(store.read_u32(&key(keys::EVENT_CHANNEL))?)?, rx: None }
             }
         };
-        Ok(QueueParts { tx_ring, rx_ring, channels, tx_pages, rx_pages, records })
+        let windows = QueueWindows::default();
+        Ok(QueueParts { tx_ring, rx_ring, channels, tx_pages, rx_pages, windows, records })
     }
 }
 

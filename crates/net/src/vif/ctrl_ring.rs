@@ -41,7 +41,8 @@ pub(super) fn open<P: Platform>(
     let channel = platform
         .bind_interdomain(peer, EventPort(port))
         .map_err(|source| ConnectError::Channel { port, source })?;
-    let staging = (wanted.mode == Mode::Staging).then(StagingLimits::default);
+    let stages = matches!(wanted.mode, Mode::Staging | Mode::Window);
+    let staging = stages.then(StagingLimits::default);
     // No vif has more than a few.
     let queues = u16::try_from(wanted.queues).unwrap_or(u16::MAX);
     let options = CtrlOptions { queues, staging };

@@ -1,6 +1,6 @@
 //! The frontend's side of the handshake.
 
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, RawFd};
 use std::sync::Arc;
 
 use ringfence_platform::store::{StoreAccess, StoreClient, StoreError};
@@ -17,7 +17,7 @@ use super::steps::{FrontendStep, FrontendView, frontend_step};
 use crate::ctrl::frontend::{CtrlFrontend, StagingProgress};
 use crate::features::{OffloadKeys, VifFeatures};
 use crate::netback::QueueChannels;
-use crate::netfront::{NetfrontPort, QueueMemory, TxStaging};
+use crate::netfront::{NetfrontPort, QueueMemory, TxStaging, WindowSizes, WindowStock};
 use crate::orders::PortOrder;
 use crate::port::Fault;
 use crate::rules::RuleCounters;
@@ -58,6 +58,10 @@ pub struct VifFrontend<P: Platform> {
     memory: Vec<QueueMemory>,
     /// Which pages to have the backend keep mapped, if it can.
     staging: TxStaging,
+    /// The windows, where they are wanted and the platform has them.
+    windows: Option<WindowStock>,
+    /// It was said that there are none.
+    said: bool,
     control: Option<Control<P::Channel>>,
     /// Pages that the backend would not let go of.
     stuck: Vec<Lease>,
@@ -84,6 +88,8 @@ impl<P: Platform> VifFrontend<P> {
             queues: 1,
             memory: Vec::new(),
             staging: TxStaging::Off,
+            windows: None,
+            said: false,
             control: None,
             stuck: Vec::new(),
             rules: Arc::default(),
@@ -104,6 +110,11 @@ impl<P: Platform> VifFrontend<P> {
         VifFrontend { queues: queues.clamp(1, QUEUES_MAX), ..self }
     }
 
+    /// The device.
+    pub fn device(&self) -> &DeviceId {
+        &self.device
+    }
+
     /// Queues there are, while it is connected.
     pub fn queues(&self) -> usize {
         self.memory.len()
@@ -114,6 +125,35 @@ impl<P: Platform> VifFrontend<P> {
     #[must_use]
     pub fn with_staging(self, staging: TxStaging) -> VifFrontend<P> {
         VifFrontend { staging, ..self }
+    }
+
+    /// Has its buffers in windows, if the platform has them and the backend opens them; else they are lent,
+    /// and staged if that is asked for. Call it after [`VifFrontend::with_queues`], and, as with
+    /// [`VifFrontend::new`], before the sandbox closes.
+    #[must_use]
+    pub fn with_windows(mut self, platform: &P, sizes: WindowSizes) -> VifFrontend<P> {
+        match WindowStock::new(platform, self.device.backend, self.queues, sizes) {
+            Ok(stock) => self.windows = Some(stock),
+            Err(error) => self.say_without_windows(&error),
+        }
+        self
+    }
+
+    /// The files of the windows, for a sandbox that closes or refuses all others. Call it before the
+    /// frontend connects.
+    pub fn descriptors(&self) -> Vec<RawFd> {
+        self.windows.as_ref().map(WindowStock::descriptors).unwrap_or_default()
+    }
+
+    /// Whether its buffers are in windows now.
+    pub fn has_windows(&self) -> bool {
+        self.memory.first().is_some_and(|memory| memory.windows().is_some())
+    }
+
+    fn say_without_windows(&mut self, why: &dyn core::fmt::Display) {
+        if !core::mem::replace(&mut self.said, true) {
+            tracing::warn!(device = %self.front, "buffers are not in windows: {why}");
+        }
     }
 
     /// Readable when the backend answered over the control ring, if there is one: then
@@ -240,6 +280,9 @@ impl<P: Platform> VifFrontend<P> {
                 self.stuck.extend(memory.give_up(&mut self.granter));
             }
         }
+        if let Some(windows) = &mut self.windows {
+            windows.collect();
+        }
         // A backend that is slow to let go has had time since the last look.
         let stuck = core::mem::take(&mut self.stuck);
         self.stuck = take_back(&mut self.granter, stuck);
@@ -271,11 +314,18 @@ impl<P: Platform> VifFrontend<P> {
             let rx = if split { Some(platform.alloc_unbound(backend)?) } else { None };
             Ok::<_, PlatformError>(QueueChannels { tx, rx })
         };
-        let memory = self.lend(self.queues.min(most))?;
+        let windows =
+            store.read_flag(&format!("{}/{}", self.back, keys::FEATURE_RINGFENCE_WINDOW))?;
+        if self.windows.is_some() && !windows {
+            self.say_without_windows(&"the backend does not open them");
+        }
+        let mut memory = self.lend(self.queues.min(most), windows)?;
+        let windows = memory.iter().any(|memory| memory.windows().is_some());
         let channels = memory.iter().map(channels).collect::<Result<Vec<_>, _>>()?;
         let entries: Vec<_> = memory.iter().zip(&channels).map(queue_entries).collect();
-        let port = NetfrontPort::new(&memory, channels, features, &self.rules)?;
+        let port = NetfrontPort::new(&mut memory, channels, features, &self.rules)?;
         let wanted = self.staging != TxStaging::Off
+            && !windows
             && store.read_flag(&format!("{}/{}", self.back, keys::FEATURE_CTRL_RING))?;
         self.control = wanted.then(|| self.control_ring(platform, &memory)).transpose()?;
         let control = self.control.as_ref().map(|c| (c.page.gref(), c.ring.channel().port()));
@@ -311,10 +361,15 @@ impl<P: Platform> VifFrontend<P> {
     }
 
     /// The memory of as many queues as there is some for, up to `queues`.
-    fn lend(&mut self, queues: u32) -> Result<Vec<QueueMemory>, FrontendError> {
+    fn lend(&mut self, queues: u32, windows: bool) -> Result<Vec<QueueMemory>, FrontendError> {
         let mut memory = Vec::new();
         for _ in 0..queues.max(1) {
-            match QueueMemory::lend(&mut self.granter) {
+            let stock = self.windows.as_mut().filter(|_| windows);
+            let lent = match stock.and_then(WindowStock::take) {
+                Some(windows) => QueueMemory::lend_rings(&mut self.granter, windows),
+                None => QueueMemory::lend(&mut self.granter),
+            };
+            match lent {
                 Ok(queue) => memory.push(queue),
                 Err(error) if memory.is_empty() => return Err(error.into()),
                 Err(error) => {
@@ -342,6 +397,12 @@ fn queue_entries<C: Channel>(
         ]),
         None => entries.push((keys::EVENT_CHANNEL, port(&channels.tx))),
     }
+    if let Some((tx, rx)) = memory.windows() {
+        entries.extend([
+            (keys::RINGFENCE_TX_WINDOW, tx.0.to_string()),
+            (keys::RINGFENCE_RX_WINDOW, rx.0.to_string()),
+        ]);
+    }
     entries
 }
 
@@ -356,6 +417,8 @@ fn forget_queues(store: &mut impl StoreAccess, front: &str) -> Result<(), StoreE
         keys::EVENT_CHANNEL_RX,
         keys::CTRL_RING_REF,
         keys::EVENT_CHANNEL_CTRL,
+        keys::RINGFENCE_TX_WINDOW,
+        keys::RINGFENCE_RX_WINDOW,
         keys::MULTI_QUEUE_NUM_QUEUES,
     ];
     let several = (0..QUEUES_MAX).map(keys::queue_directory);

@@ -10,9 +10,11 @@ mod ctrl_ring;
 pub mod frontend;
 pub mod toolstack;
 pub mod values;
+mod windows;
 
 pub use ringfence_platform::xenbus::steps;
 use ringfence_wire::xenbus::DeviceId;
+pub use windows::WINDOW_ENTRIES_MAX;
 
 use crate::ctrl::record::CtrlRecord;
 use crate::netback::QueueRecords;

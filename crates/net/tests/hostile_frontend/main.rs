@@ -12,3 +12,4 @@ mod keys;
 mod packets;
 mod rings;
 mod storms;
+mod windows;

@@ -10,7 +10,7 @@ use ringfence_grants::Mode;
 use ringfence_net::batch::Batch;
 use ringfence_net::ctrl::frontend::StagingProgress;
 use ringfence_net::features::OffloadKeys;
-use ringfence_net::netfront::TxStaging;
+use ringfence_net::netfront::{TxStaging, WindowSizes};
 use ringfence_net::orders::{PortOrder, PortReply};
 use ringfence_net::port::Port;
 use ringfence_net::vif::PortHost;
@@ -59,6 +59,15 @@ impl Drop for Pair {
     }
 }
 
+/// With windows, if that is the mode.
+fn windowed(
+    front: VifFrontend<LocalPlatform>,
+    platform: &LocalPlatform,
+    mode: Mode,
+) -> VifFrontend<LocalPlatform> {
+    if mode == Mode::Window { front.with_windows(platform, WindowSizes::default()) } else { front }
+}
+
 impl Pair {
     pub fn new(mode: Mode) -> Pair {
         Pair::with(mode, OffloadKeys::ALL, OffloadKeys::ALL)
@@ -102,6 +111,7 @@ impl Pair {
         } else {
             TxStaging::Off
         });
+        let front = windowed(front, &front_platform, mode);
         let front_store = front_platform.store().unwrap();
         Pair {
             hub,
@@ -122,11 +132,12 @@ impl Pair {
         let options = BackendOptions { mode, mtu: 1500 };
         self.back = VifBackend::new(self.device, options).with_queues(offered);
         let front = VifFrontend::new(&self.front_platform, self.device, 1500).unwrap();
-        self.front = front.with_queues(wanted).with_staging(if mode == Mode::Staging {
+        let front = front.with_queues(wanted).with_staging(if mode == Mode::Staging {
             TxStaging::Full
         } else {
             TxStaging::Off
         });
+        self.front = windowed(front, &self.front_platform, mode);
     }
 
     /// Begins again with another choice of pages that stay mapped.

@@ -33,6 +33,10 @@ impl Pages {
         })
     }
 
+    pub(super) fn descriptor(&self) -> RawFd {
+        self.file.as_raw_fd()
+    }
+
     pub(super) fn slice(&self, page: u32) -> Result<LentSlice, LendError> {
         let offset = page as usize * PAGE_SIZE;
         self.memory.slice(offset, PAGE_SIZE).map_err(|_| LendError::NoPage { limit: page })

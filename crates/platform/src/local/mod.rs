@@ -35,7 +35,7 @@ use hub::client::HubClient;
 pub use hub::protocol::Refusal;
 use hub::protocol::{ANY_DOMAIN, Kind};
 use window::LocalTable;
-pub use window::{WindowPlace, WindowRound, WindowView};
+pub use window::{RoundPlace, WindowPlace, WindowRound, WindowView};
 
 use crate::store::StoreClient;
 use crate::{

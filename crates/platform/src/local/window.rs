@@ -6,21 +6,24 @@
 //! process, before the page is used again after a revocation: that is what makes the promise one-sided.
 //! Destroying is put off until then, so that many pages, neighbours mostly, go in one call.
 
-use std::cell::{Cell, RefCell};
+mod round;
+
+use std::os::fd::RawFd;
 use std::sync::Arc;
 
 use ringfence_memory::{LentSlice, Mapping, PAGE_SIZE, Protection};
 
 use super::arena::{self, ArenaFault, ArenaFiles, ArenaShape};
 use super::granter::Pages;
-use super::table::{LentTable, TableWords, Use, UseCounts, issue, look, try_revoke};
-use ringfence_ring::sync::{Ordering, fence};
+use super::table::{LentTable, TableWords, Use, UseCounts, issue, try_revoke};
 
 use crate::window::{EngineFacts, Held, IssueError};
 use crate::{
     Access, Counters, DomId, GrantStatus, Gref, PageId, PlatformError, RevokeError,
     TranslationTable, WindowHandle, WindowShape,
 };
+
+pub use round::{RoundPlace, WindowRound};
 
 /// Pages made fresh in passing, beside the one that is wanted.
 const SCRUB_AT_ONCE: usize = 256;
@@ -303,6 +306,10 @@ impl TranslationTable for LocalTable {
         Ok(u32::try_from(stale.len()).unwrap_or(u32::MAX))
     }
 
+    fn descriptors(&self) -> Vec<RawFd> {
+        [&self.writable, &self.read_only].map(Pages::descriptor).to_vec()
+    }
+
     fn held(&mut self) -> Held {
         if self.held > 0 {
             let held = |entry: &Entry| matches!(entry, Entry::Held(_));
@@ -420,117 +427,5 @@ impl WindowView {
 impl Drop for WindowView {
     fn drop(&mut self) {
         self.uses.end_all(&self.table);
-    }
-}
-
-/// A window for who uses pages in rounds: uses begin one by one, are settled together, and end together.
-///
-/// Between [`WindowRound::page`] and [`WindowRound::settle`] a page may be looked at, but nothing may be
-/// written to it, and nothing that was read counts, until it is known that all are still granted.
-pub struct WindowRound {
-    view: WindowView,
-    /// Every page of the window: writable ones first.
-    pages: Vec<LentSlice>,
-    /// The uses of this round and the entries they began with.
-    begun: RefCell<Vec<(Gref, u64)>>,
-    /// How many of them are settled.
-    settled: Cell<usize>,
-}
-
-impl WindowRound {
-    /// Uses `view` in rounds.
-    ///
-    /// # Errors
-    ///
-    /// When the window's memory is not what its shape says, which was checked when it was opened.
-    pub fn new(view: WindowView) -> Result<WindowRound, ringfence_memory::OutOfRange> {
-        let WindowView { shape, memory: [writable, read_only], .. } = &view;
-        let part =
-            |memory: &LentSlice, page: u32| memory.slice(page as usize * PAGE_SIZE, PAGE_SIZE);
-        let all = (0..shape.writable)
-            .map(|page| part(writable, page))
-            .chain((0..shape.read_only).map(|page| part(read_only, page)));
-        let pages = all.collect::<Result<Vec<_>, _>>()?;
-        Ok(WindowRound { view, pages, begun: RefCell::default(), settled: Cell::new(0) })
-    }
-
-    /// Begins a use of the page of `gref` until the end of the round.
-    ///
-    /// # Errors
-    ///
-    /// As [`WindowView::begin`], but for what only [`WindowRound::settle`] finds out.
-    #[inline]
-    pub fn page(&self, gref: Gref, access: Access) -> Result<&LentSlice, GrantStatus> {
-        let WindowView { table, shape, me, .. } = &self.view;
-        let (word, found) = look(table, gref, *me, access)?;
-        let (first, count) =
-            if found.read_only { (shape.writable, shape.read_only) } else { (0, shape.writable) };
-        if found.frame >= count {
-            return Err(GrantStatus::BadPage);
-        }
-        let page = self.pages.get((first + found.frame) as usize).ok_or(GrantStatus::BadPage)?;
-        table.set_status(gref, 1);
-        self.begun.borrow_mut().push((gref, word));
-        Ok(page)
-    }
-
-    /// Whether every page of the round is still granted as it was found. If not, the round is of no use:
-    /// [end](WindowRound::end) it, and use [`WindowRound::page_at_once`] to find out which.
-    #[inline]
-    pub fn settle(&self) -> bool {
-        let begun = self.begun.borrow();
-        let new = begun.get(self.settled.get()..).unwrap_or_default();
-        if new.is_empty() {
-            return true;
-        }
-        fence(Ordering::SeqCst);
-        let table = &self.view.table;
-        let all = new.iter().all(|(gref, word)| table.entry(*gref) == *word);
-        if all {
-            self.settled.set(begun.len());
-        }
-        all
-    }
-
-    /// Begins a use and settles it.
-    ///
-    /// # Errors
-    ///
-    /// As [`WindowView::begin`].
-    pub fn page_at_once(&self, gref: Gref, access: Access) -> Result<&LentSlice, GrantStatus> {
-        let page = self.page(gref, access)?;
-        fence(Ordering::SeqCst);
-        let mut begun = self.begun.borrow_mut();
-        match begun.last() {
-            Some((_, word)) if self.view.table.entry(gref) == *word => {
-                // What is not settled before it is not settled by this.
-                if self.settled.get() + 1 == begun.len() {
-                    self.settled.set(begun.len());
-                }
-                Ok(page)
-            }
-            _ => {
-                begun.pop();
-                if !begun.iter().any(|(known, _)| *known == gref) {
-                    self.view.table.set_status(gref, 0);
-                }
-                Err(GrantStatus::Again)
-            }
-        }
-    }
-
-    /// Ends every use of the round. Tell the granter that its I/O is over only after this.
-    #[inline]
-    pub fn end(&mut self) {
-        for (gref, _) in self.begun.get_mut().drain(..) {
-            self.view.table.set_status(gref, 0);
-        }
-        self.settled.set(0);
-    }
-}
-
-impl Drop for WindowRound {
-    fn drop(&mut self) {
-        self.end();
     }
 }

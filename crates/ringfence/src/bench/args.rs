@@ -17,6 +17,7 @@ use super::idle::IdleArgs;
 use super::latency::LatencyArgs;
 use super::packet::{SIZE_MAX, SIZE_MIN};
 use super::peers::Peer;
+use super::redesigned::args::RedesignedArgs;
 use super::staging::args::StagingArgs;
 use super::uplink::args::UplinkArgs;
 use super::work::ROUND;
@@ -68,6 +69,8 @@ pub enum Experiment {
     Persistent(PersistentArgs),
     /// Packets by size and number of queues, copied and with staging grants
     Staging(StagingArgs),
+    /// Bulk TCP with grants mapped for each packet, copied, and issued and revoked by the guest alone
+    Redesigned(RedesignedArgs),
 }
 
 const NET_NOTES: &str = "\

@@ -4,7 +4,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail, ensure};
-use ringfence_net::netfront::{HEADER_STAGED_PAGES, QUEUE_PAGES, TxStaging};
+use ringfence_grants::Mode;
+use ringfence_net::netfront::{HEADER_STAGED_PAGES, QUEUE_PAGES, TxStaging, WindowSizes};
 use ringfence_net::orders::{PortOrder, PortReply};
 use ringfence_net::port::Port;
 use ringfence_net::rules::RuleCounters;
@@ -281,7 +282,9 @@ fn connect(
         }
         Side::Frontend => {
             let frontend = VifFrontend::new(platform, device, mtu)?.with_queues(setup.queues);
-            connect_frontend(platform, frontend, setup.staging.parse()?)
+            let windows = setup.mode.parse::<Mode>()? == Mode::Window;
+            let windows = windows.then(|| WindowSizes::for_queues(setup.queues));
+            connect_frontend(platform, frontend, (setup.staging.parse()?, windows))
         }
     }
 }
@@ -310,16 +313,20 @@ fn connect_backend(
 fn connect_frontend(
     platform: &LocalPlatform,
     frontend: VifFrontend<LocalPlatform>,
-    staging: TxStaging,
+    (staging, windows): (TxStaging, Option<WindowSizes>),
 ) -> anyhow::Result<Connected> {
     let mut store = platform.store()?;
     let mut frontend = frontend.with_staging(staging);
+    if let Some(sizes) = windows {
+        frontend = frontend.with_windows(platform, sizes);
+    }
     let mut host = Host::default();
     until_connected(|| {
         frontend.look(platform, &mut store, &mut host)?;
         let staged = frontend.staging().is_some_and(|progress| progress.done);
         Ok(frontend.is_up() && (staged || staging == TxStaging::Off))
     })?;
+    ensure!(frontend.has_windows() == windows, "the backend did not open the windows");
     let refused = frontend.staging().map_or(0, |progress| progress.refused);
     ensure!(refused == 0, "the backend did not stage {refused} pages");
     let rules = Rules(Arc::clone(frontend.rules()));

@@ -37,6 +37,7 @@ mod packet;
 mod page;
 mod peers;
 mod perf;
+mod redesigned;
 mod report;
 mod staging;
 pub mod uplink;
@@ -61,6 +62,7 @@ pub fn main(args: &BenchArgs) -> u8 {
         BenchCommand::Seeds(args) => match &args.experiment {
             Experiment::Persistent(args) => block::run_seeds(args),
             Experiment::Staging(args) => staging::run(args),
+            Experiment::Redesigned(args) => redesigned::run(args),
         },
         BenchCommand::Gso(args) => gso::run(args),
         BenchCommand::Idle(args) => idle::run(args),

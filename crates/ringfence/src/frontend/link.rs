@@ -109,6 +109,19 @@ impl<P: Platform> Link<P> {
         self.vif.is_up()
     }
 
+    /// Has the windows of each queue keep at most so many pages.
+    pub(crate) fn resize_windows(&mut self, most: u32) {
+        let device = *self.vif.device();
+        for queue in (0u16..).take(self.vif.queues()) {
+            if let Some(PortReply::Resized(levels)) =
+                self.cable.order(&device, queue, PortOrder::Resize(most))
+            {
+                let (present, in_use) = (levels.present, levels.in_use);
+                tracing::info!(queue, most, present, in_use, "pages of the queue's windows");
+            }
+        }
+    }
+
     /// What both ends are on.
     pub(crate) fn platform(&self) -> &P {
         &self.platform

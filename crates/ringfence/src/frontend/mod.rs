@@ -11,6 +11,7 @@ use std::time::Instant;
 
 use ringfence_net::features::UnknownOffload;
 use ringfence_net::netfront::UnknownStaging;
+use ringfence_net::netfront::WindowSizes;
 use ringfence_net::tap::TapPort;
 use ringfence_net::vif::backend::QUEUES_MAX;
 use ringfence_net::vif::frontend::VifFrontend;
@@ -27,9 +28,11 @@ use crate::sys::{DomainKind, STATUS_FAILED};
 
 mod disks;
 pub(crate) mod link;
+mod squeeze;
 
 use disks::Disks;
 use link::{Happened, Link, LinkError};
+use squeeze::Squeeze;
 
 /// Why a frontend ends before its time.
 #[derive(Debug, thiserror::Error)]
@@ -113,10 +116,17 @@ fn live(channel: &Channel, deed: Option<Deed>) -> Result<(), Failure> {
         .with_offloads(takes)
         .with_staging(config.staging.parse()?)
         .with_queues(config.queues);
+    let sizes = WindowSizes::for_queues(config.queues);
+    let (vif, squeeze) = match config.windows {
+        true => (vif.with_windows(&platform, sizes), Some(Squeeze::new(sizes.pages))),
+        false => (vif, None),
+    };
     let disks = Disks::new(&platform, &config.disks, sockets)?;
     let mut expected = platform.descriptors();
     expected.push(channel.as_fd().as_raw_fd());
     expected.extend(taps.iter().map(AsRawFd::as_raw_fd));
+    expected.extend(vif.descriptors());
+    expected.extend(squeeze.iter().flat_map(Squeeze::descriptors));
     expected.extend(disks.descriptors().map(|fd| fd.as_raw_fd()));
     let isolation = Isolation::enter(DomainKind::Frontend, &expected)?;
     crate::sys::log::to_stderr(false);
@@ -124,7 +134,8 @@ fn live(channel: &Channel, deed: Option<Deed>) -> Result<(), Failure> {
     if let Some(deed) = deed {
         std::thread::Builder::new().name("deed".to_owned()).spawn(deed)?;
     }
-    Frontend::start(&config, platform, vif, taps, disks)?.serve(channel)
+    let frontend = Frontend::start(&config, platform, vif, taps, disks)?;
+    Frontend { squeeze, ..frontend }.serve(channel)
 }
 
 /// Memory to lend for so many queues and disks: rings and buffers, a control ring and its list, and
@@ -139,6 +150,8 @@ struct Frontend {
     link: Link<LocalPlatform>,
     disks: Disks,
     was_up: bool,
+    /// Where there are windows.
+    squeeze: Option<Squeeze>,
 }
 
 impl Frontend {
@@ -155,7 +168,12 @@ impl Frontend {
             TapPort::new(tap, TapOffloads(config.offloads), config.mtu, counters)
         };
         let taps = taps.into_iter().map(port).collect();
-        Ok(Frontend { link: Link::start(platform, vif, taps)?, disks, was_up: false })
+        Ok(Frontend {
+            link: Link::start(platform, vif, taps)?,
+            disks,
+            was_up: false,
+            squeeze: None,
+        })
     }
 
     /// Serves until the launcher is gone.
@@ -166,18 +184,42 @@ impl Frontend {
             self.report(channel)?;
             // A request may have come across events, of which no poll tells any more.
             more |= self.drain(channel)?;
-            let until = more.then(Instant::now);
+            let due = self.squeeze.as_ref().and_then(Squeeze::due);
+            let until = if more { Some(Instant::now()) } else { due };
             let mut fds = vec![PollFd::new(channel, PollFlags::IN)];
             fds.extend(self.link.wait_fds());
             let disks = self.disks.wait_fds();
             fds.extend(disks.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
+            let triggers = fds.len();
+            let squeezed = self.squeeze.iter().flat_map(Squeeze::wait_fds);
+            fds.extend(squeezed.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::PRI)));
             poll_until(&mut fds, until)?;
+            let pressure = fds.split_off(triggers).iter().map(PollFd::revents).collect();
             if !fds[0].revents().is_empty() {
                 // There are no further orders: the launcher is gone. The vif is closed in order.
                 self.disks.close()?;
                 self.link.close()?;
                 return Ok(());
             }
+            drop(fds);
+            self.squeeze(pressure);
+        }
+    }
+
+    /// Windows shrink, or grow again, as the system's memory allows.
+    fn squeeze(&mut self, pressure: Vec<PollFlags>) {
+        let Some(squeeze) = &mut self.squeeze else { return };
+        let any = pressure.into_iter().fold(PollFlags::empty(), |all, flags| all | flags);
+        let most = if any.contains(PollFlags::ERR) {
+            squeeze.give_up();
+            None
+        } else if any.contains(PollFlags::PRI) {
+            Some(squeeze.pressed())
+        } else {
+            squeeze.relaxed()
+        };
+        if let Some(most) = most {
+            self.link.resize_windows(most);
         }
     }
 

@@ -254,6 +254,7 @@ impl<'a> Supervisor<'a> {
                 _ => TxStaging::Off,
             }
             .to_string(),
+            windows: self.options.mode == Mode::Window,
             queues: self.options.queues,
             tap_queues: u32::try_from(taps.len()).unwrap_or(u32::MAX),
             takes: self.options.offload.to_string(),

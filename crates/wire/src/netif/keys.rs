@@ -28,6 +28,8 @@ pub const FEATURE_SPLIT_EVENT_CHANNELS: &str = "feature-split-event-channels";
 pub const MULTI_QUEUE_MAX_QUEUES: &str = "multi-queue-max-queues";
 /// Backend: has a control ring.
 pub const FEATURE_CTRL_RING: &str = "feature-ctrl-ring";
+/// Backend, our own: `1` if it opens the windows of queues ([`RINGFENCE_TX_WINDOW`]). Absent: it does not.
+pub const FEATURE_RINGFENCE_WINDOW: &str = "feature-ringfence-window";
 /// Backend: `0` while the link is down. Absent: up.
 pub const CARRIER: &str = "carrier";
 /// Backend, by the toolstack: `connected` once the interface is wired up.
@@ -43,6 +45,11 @@ pub const EVENT_CHANNEL: &str = "event-channel";
 pub const EVENT_CHANNEL_TX: &str = "event-channel-tx";
 /// Frontend: the event channel of the rx ring.
 pub const EVENT_CHANNEL_RX: &str = "event-channel-rx";
+/// Frontend, our own, for each queue: the window that its tx ring's references with bit 31 are in. Absent:
+/// there is none.
+pub const RINGFENCE_TX_WINDOW: &str = "ringfence-tx-window";
+/// Frontend, our own, for each queue: the window of the rx ring.
+pub const RINGFENCE_RX_WINDOW: &str = "ringfence-rx-window";
 /// Frontend: wants packets copied into its pages.
 pub const REQUEST_RX_COPY: &str = "request-rx-copy";
 /// Frontend: notifies after it posted rx requests.

@@ -58,6 +58,10 @@ impl<G: Grantee> ToGuest<G> {
                 page.prefetch_for_writing(0, frame.len().min(AHEAD));
                 placed.push(Placed { frame, page, id: request.id });
             }
+            if !self.reach.settle() {
+                // The long way finds out which of them were taken back meanwhile.
+                break;
+            }
             let run = placed.len();
             sent += write(&placed, &mut self.responses, &self.counters);
             // At most RUN.

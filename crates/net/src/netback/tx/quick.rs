@@ -75,6 +75,10 @@ impl<G: Grantee> FromGuest<G> {
                 page.prefetch(usize::from(request.offset), size.min(HEADER_MAX));
                 judged.push(Judged { page, request });
             }
+            if !self.reach.settle() {
+                // The long way finds out which of them were taken back meanwhile.
+                return Ok(Run { ends: false, ..run });
+            }
             // All that there was, or something that goes the long way.
             let (short, all) = (judged.len() < RUN, judged.len() == most);
             let counters = &self.counters;

@@ -77,7 +77,7 @@ impl ToBackend {
             return None;
         }
         let page = self.pool.take_one()?;
-        self.pool.memory(page).prefetch_for_writing(0, len.min(AHEAD));
+        self.pool.memory(page)?.prefetch_for_writing(0, len.min(AHEAD));
         Some((page, self.pool.gref(page), 0))
     }
 }

@@ -28,16 +28,16 @@ const GONE_WITHIN: Duration = Duration::from_secs(5);
 const HOST_LEG: &str = "rfgso0";
 
 /// A run of a row.
-pub(super) struct Case {
-    pub(super) path: Path,
-    pub(super) setup: Setup,
-    pub(super) mode: Mode,
+pub(in crate::bench) struct Case {
+    pub(in crate::bench) path: Path,
+    pub(in crate::bench) setup: Setup,
+    pub(in crate::bench) mode: Mode,
     /// Each run has a switch of its own.
-    pub(super) number: usize,
+    pub(in crate::bench) number: usize,
 }
 
 impl Case {
-    pub(super) fn run(&self, length: Duration) -> anyhow::Result<Measured> {
+    pub(in crate::bench) fn run(&self, length: Duration) -> anyhow::Result<Measured> {
         let switch = format!("bench-gso-{}-{}", std::process::id(), self.number);
         let measured = self.measure(&switch, length)?;
         // All processes of this run are ended; what ends by itself must not disturb the next one.
@@ -80,6 +80,7 @@ impl Case {
             octets: after.arrived.octets - before.arrived.octets,
             nanos: after.arrived.at.saturating_sub(before.arrived.at).max(1),
             cpu_ns: after.cpu_ns.saturating_sub(before.cpu_ns),
+            split: after.split.since(before.split),
             moved: Moved::between(&before.stats, &after.stats),
         })
     }
@@ -152,6 +153,7 @@ struct Reading {
     arrived: Arrived,
     stats: DriverStats,
     cpu_ns: u64,
+    split: cpu::Split,
 }
 
 impl Reading {
@@ -161,7 +163,8 @@ impl Reading {
             Said::Arrived(arrived) => arrived,
             other => bail!("the receiver said {other:?}"),
         };
-        Ok(Reading { arrived, stats: stats(control)?, cpu_ns: cpu::of_descendants()? })
+        let split = cpu::split_of_descendants()?;
+        Ok(Reading { arrived, stats: stats(control)?, cpu_ns: cpu::of_descendants()?, split })
     }
 }
 

@@ -28,24 +28,106 @@ pub(in crate::bench) struct Spent {
 pub(in crate::bench) fn spent_by_descendants() -> anyhow::Result<Spent> {
     let own = std::process::id();
     let parents = parents()?;
-    let below = |mut pid: u32| {
-        // A chain of parents is no longer than there are processes.
-        for _ in 0..=parents.len() {
-            match parents.get(&pid) {
-                Some(&parent) if parent == own => return true,
-                Some(&parent) => pid = parent,
-                None => return false,
-            }
-        }
-        false
-    };
     let mut spent = Spent::default();
-    for &pid in parents.keys().filter(|&&pid| below(pid)) {
+    for &pid in parents.keys().filter(|&&pid| is_below(&parents, pid, own)) {
         spent.processes += 1;
         spent.nanos += of_process(pid);
         spent.sleeps += sleeps_of(pid);
     }
     Ok(spent)
+}
+
+/// Processor time, in nanoseconds.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
+pub(in crate::bench) struct Times {
+    pub(in crate::bench) user_ns: u64,
+    pub(in crate::bench) sys_ns: u64,
+}
+
+impl Times {
+    fn add(&mut self, other: Times) {
+        self.user_ns += other.user_ns;
+        self.sys_ns += other.sys_ns;
+    }
+
+    fn since(self, earlier: Times) -> Times {
+        Times {
+            user_ns: self.user_ns.saturating_sub(earlier.user_ns),
+            sys_ns: self.sys_ns.saturating_sub(earlier.sys_ns),
+        }
+    }
+}
+
+/// What frontends and driver domains took; guests are the rest.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
+pub(in crate::bench) struct Split {
+    pub(in crate::bench) frontend: Times,
+    pub(in crate::bench) backend: Times,
+}
+
+impl Split {
+    pub(super) fn since(self, earlier: Split) -> Split {
+        Split {
+            frontend: self.frontend.since(earlier.frontend),
+            backend: self.backend.since(earlier.backend),
+        }
+    }
+}
+
+/// What the frontends and driver domains below this process have used so far.
+pub(super) fn split_of_descendants() -> anyhow::Result<Split> {
+    let own = std::process::id();
+    let parents = parents()?;
+    let mut split = Split::default();
+    for &pid in parents.keys().filter(|&&pid| is_below(&parents, pid, own)) {
+        // One that is gone used none.
+        let Ok(words) = fs::read(format!("/proc/{pid}/cmdline")) else { continue };
+        let Ok(stat) = fs::read_to_string(format!("/proc/{pid}/stat")) else { continue };
+        let (Some(role), Some(times)) = (role_in(&words), times_in(&stat)) else { continue };
+        match role {
+            Role::Frontend => split.frontend.add(times),
+            Role::Backend => split.backend.add(times),
+        }
+    }
+    Ok(split)
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Role {
+    Frontend,
+    Backend,
+}
+
+/// What a process is for, by its command line: `ringfence internal ROLE`.
+fn role_in(words: &[u8]) -> Option<Role> {
+    let mut words = words.split(|byte| *byte == 0).skip_while(|word| *word != b"internal").skip(1);
+    match words.next()? {
+        b"frontend" => Some(Role::Frontend),
+        b"driver" => Some(Role::Backend),
+        _ => None,
+    }
+}
+
+/// User and system time; the 14th and the 15th field, in hundredths of a second.
+fn times_in(stat: &str) -> Option<Times> {
+    const TICK: u64 = 10_000_000;
+    let (_, rest) = stat.rsplit_once(')')?;
+    let mut fields = rest.split_whitespace().skip(11);
+    let mut next = || Some(fields.next()?.parse::<u64>().ok()? * TICK);
+    Some(Times { user_ns: next()?, sys_ns: next()? })
+}
+
+/// Whether a process comes from `own`.
+fn is_below(parents: &HashMap<u32, u32>, mut pid: u32, own: u32) -> bool {
+    // A chain of parents is no longer than there are processes.
+    for _ in 0..=parents.len() {
+        match parents.get(&pid) {
+            Some(&parent) if parent == own => return true,
+            Some(&parent) => pid = parent,
+            None => return false,
+        }
+    }
+    false
 }
 
 /// The parent of each process.
@@ -99,6 +181,19 @@ mod tests {
     fn names_do_not_confuse() {
         assert_eq!(parent_in("12 (a) b) (c) S 7 12 12 0"), Some(7));
         assert_eq!(parent_in("12"), None);
+    }
+
+    #[test]
+    fn roles_and_their_times_are_read() {
+        assert_eq!(role_in(b"ringfence\0internal\0driver\0"), Some(Role::Backend));
+        assert_eq!(role_in(b"ringfence\0internal\0frontend"), Some(Role::Frontend));
+        assert_eq!(role_in(b"ringfence\0internal\0keeper\0driver\0"), None);
+        assert_eq!(role_in(b"driver\0frontend\0"), None);
+        let stat = "12 (a) b) (c) S 7 12 12 0 -1 4194560 1 2 3 4 250 37 0 0 20 0 1 0 9";
+        let times = times_in(stat).unwrap();
+        assert_eq!((times.user_ns, times.sys_ns), (2_500_000_000, 370_000_000));
+        let split = split_of_descendants().unwrap();
+        assert_eq!(split.since(split), Split::default());
     }
 
     #[test]

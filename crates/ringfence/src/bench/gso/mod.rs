@@ -23,10 +23,10 @@
 //! leaves the host's for a fresh one before anything is started.
 
 pub mod args;
-mod case;
+pub(super) mod case;
 pub(super) mod cpu;
 pub mod end;
-mod report;
+pub(super) mod report;
 
 use std::io::Write;
 

@@ -5,23 +5,24 @@ use serde::Serialize;
 
 use super::super::median;
 use super::args::{Path, Setup};
+use super::cpu::Split;
 use crate::switchboard::DriverStats;
 
 /// What a driver domain did between two readings of its counters, all ports together.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub(super) struct Moved {
-    pub(super) frames: u64,
-    pub(super) octets: u64,
-    pub(super) copied_octets: u64,
-    pub(super) frames_whole: u64,
-    pub(super) frames_coalesced: u64,
-    pub(super) segments_made: u64,
-    pub(super) checksums_computed: u64,
-    pub(super) dropped: u64,
+pub(in crate::bench) struct Moved {
+    pub(in crate::bench) frames: u64,
+    pub(in crate::bench) octets: u64,
+    pub(in crate::bench) copied_octets: u64,
+    pub(in crate::bench) frames_whole: u64,
+    pub(in crate::bench) frames_coalesced: u64,
+    pub(in crate::bench) segments_made: u64,
+    pub(in crate::bench) checksums_computed: u64,
+    pub(in crate::bench) dropped: u64,
 }
 
 impl Moved {
-    pub(super) fn between(before: &DriverStats, after: &DriverStats) -> Moved {
+    pub(in crate::bench) fn between(before: &DriverStats, after: &DriverStats) -> Moved {
         let ports = |stats: &DriverStats, wanted: &dyn Fn(&str) -> bool| -> u64 {
             let all = stats.ports.values().flatten();
             all.filter(|(name, _)| wanted(name)).map(|(_, count)| count).sum()
@@ -47,19 +48,26 @@ impl Moved {
 
 /// What was measured in one run of one row.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Measured {
-    pub(super) path: Path,
-    pub(super) setup: Setup,
+pub(in crate::bench) struct Measured {
+    pub(in crate::bench) path: Path,
+    pub(in crate::bench) setup: Setup,
     /// Of the stream, as the receiver counted them.
-    pub(super) octets: u64,
-    pub(super) nanos: u64,
-    pub(super) cpu_ns: u64,
-    pub(super) moved: Moved,
+    pub(in crate::bench) octets: u64,
+    pub(in crate::bench) nanos: u64,
+    pub(in crate::bench) cpu_ns: u64,
+    /// Of it, frontends and driver domain.
+    pub(in crate::bench) split: Split,
+    pub(in crate::bench) moved: Moved,
 }
 
 impl Measured {
-    fn gbps(&self) -> f64 {
+    pub(in crate::bench) fn gbps(&self) -> f64 {
         self.octets as f64 * 8.0 / self.nanos as f64
+    }
+
+    /// Nanoseconds for each kilobyte that arrived.
+    pub(in crate::bench) fn per_kb(&self, nanos: u64) -> f64 {
+        nanos as f64 * 1e3 / self.octets.max(1) as f64
     }
 }
 
@@ -93,7 +101,7 @@ impl Row {
         let ratios = of(setup)
             .zip(of(Setup::BASELINE))
             .map(|(run, first)| run.gbps() / first.gbps().max(f64::MIN_POSITIVE));
-        let per_kb = |run: &Measured| run.cpu_ns as f64 * 1e3 / run.octets.max(1) as f64;
+        let per_kb = |run: &Measured| run.per_kb(run.cpu_ns);
         Row {
             path,
             setup,
@@ -169,7 +177,8 @@ mod tests {
     fn measured(setup: Setup, octets: u64) -> Measured {
         let moved = Moved { frames: 10, octets: 1000, copied_octets: 2000, ..Moved::default() };
         let path = Path::GuestGuest;
-        Measured { path, setup, octets, nanos: 1_000_000_000, cpu_ns: 2_000_000, moved }
+        let (nanos, cpu_ns, split) = (1_000_000_000, 2_000_000, Split::default());
+        Measured { path, setup, octets, nanos, cpu_ns, split, moved }
     }
 
     #[test]

@@ -1,0 +1,37 @@
+//! The windows of a vif's rings, from the backend's side: opened when it connects.
+
+use ringfence_platform::store::{StoreAccess, StoreClient};
+use ringfence_platform::{DomId, Platform, WindowError, WindowHandle, WindowRound};
+use ringfence_wire::netif::keys;
+
+use super::backend::ConnectError;
+use crate::netback::QueueWindows;
+
+/// Entries that a window of a ring may have: more than a ring has slots, few enough to be looked after.
+pub const WINDOW_ENTRIES_MAX: u32 = 4096;
+
+/// Opens what the keys in `directory` name; a ring without a key has no window.
+pub(super) fn open<P: Platform>(
+    directory: &str,
+    frontend: DomId,
+    platform: &P,
+    store: &mut StoreClient,
+) -> Result<QueueWindows, ConnectError> {
+    let mut window = |ring, key| {
+        let Some(handle) = store.read_u32_opt(&format!("{directory}/{key}"))? else {
+            return Ok(None);
+        };
+        let refused = |source| ConnectError::Window { ring, source };
+        let view = platform
+            .open_window(frontend, WindowHandle(handle), WINDOW_ENTRIES_MAX)
+            .map_err(refused)?;
+        let round = WindowRound::new(view).map_err(|_| {
+            refused(WindowError::NoSuchWindow { granter: frontend, handle: WindowHandle(handle) })
+        })?;
+        // Each ring has a window of its own, and what a backend before this one used is used no more.
+        Ok::<_, ConnectError>(Some(round.taking_over()))
+    };
+    let tx = window("tx", keys::RINGFENCE_TX_WINDOW)?;
+    let rx = window("rx", keys::RINGFENCE_RX_WINDOW)?;
+    Ok(QueueWindows { tx, rx })
+}

@@ -1,0 +1,143 @@
+//! Uses of a window's pages that begin one by one, are settled together, and end together.
+
+use std::cell::{Cell, RefCell};
+
+use ringfence_memory::{LentSlice, PAGE_SIZE};
+use ringfence_ring::sync::{Ordering, fence};
+
+use super::{RESERVED, WindowView};
+use crate::local::table::{TableWords, look};
+use crate::{Access, GrantStatus, Gref};
+
+/// Where a page lies among those of a [`WindowRound`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct RoundPlace(u32);
+
+/// A window for who uses pages in rounds: uses begin one by one, are settled together, and end together.
+///
+/// Between [`WindowRound::page`] and [`WindowRound::settle`] a page may be looked at, but nothing may be
+/// written to it, and nothing that was read counts, until it is known that all are still granted.
+pub struct WindowRound {
+    view: WindowView,
+    /// Every page of the window: writable ones first.
+    pages: Vec<LentSlice>,
+    /// The uses of this round and the entries they began with.
+    begun: RefCell<Vec<(Gref, u64)>>,
+    /// How many of them are settled.
+    settled: Cell<usize>,
+}
+
+impl WindowRound {
+    /// Uses `view` in rounds.
+    ///
+    /// # Errors
+    ///
+    /// When the window's memory is not what its shape says, which was checked when it was opened.
+    pub fn new(view: WindowView) -> Result<WindowRound, ringfence_memory::OutOfRange> {
+        let WindowView { shape, memory: [writable, read_only], .. } = &view;
+        let part =
+            |memory: &LentSlice, page: u32| memory.slice(page as usize * PAGE_SIZE, PAGE_SIZE);
+        let all = (0..shape.writable)
+            .map(|page| part(writable, page))
+            .chain((0..shape.read_only).map(|page| part(read_only, page)));
+        let pages = all.collect::<Result<Vec<_>, _>>()?;
+        Ok(WindowRound { view, pages, begun: RefCell::default(), settled: Cell::new(0) })
+    }
+
+    /// Lowers every status word: those that a grantee before this one, which is no more, left raised.
+    #[must_use]
+    pub fn taking_over(self) -> WindowRound {
+        let table = &self.view.table;
+        (RESERVED..table.references()).for_each(|number| table.set_status(Gref(number), 0));
+        self
+    }
+
+    /// Begins a use of the page of `gref` until the end of the round.
+    ///
+    /// # Errors
+    ///
+    /// As [`WindowView::begin`], but for what only [`WindowRound::settle`] finds out.
+    #[inline]
+    pub fn page(&self, gref: Gref, access: Access) -> Result<&LentSlice, GrantStatus> {
+        self.begin(gref, access).map(|place| &self.pages[place.0 as usize])
+    }
+
+    /// The page in that place.
+    #[inline]
+    pub fn at(&self, place: RoundPlace) -> Option<&LentSlice> {
+        self.pages.get(place.0 as usize)
+    }
+
+    #[inline]
+    fn begin(&self, gref: Gref, access: Access) -> Result<RoundPlace, GrantStatus> {
+        let WindowView { table, shape, me, .. } = &self.view;
+        let (word, found) = look(table, gref, *me, access)?;
+        let (first, count) =
+            if found.read_only { (shape.writable, shape.read_only) } else { (0, shape.writable) };
+        // The window has a page for each number below these counts.
+        if found.frame >= count {
+            return Err(GrantStatus::BadPage);
+        }
+        table.set_status(gref, 1);
+        self.begun.borrow_mut().push((gref, word));
+        Ok(RoundPlace(first + found.frame))
+    }
+
+    /// Begins a use of each of `pages` until the end of the round, settles them together, and appends to
+    /// `out` where each is, or why it cannot be used.
+    pub fn begin_settled(
+        &self,
+        pages: impl Iterator<Item = (Gref, Access)>,
+        out: &mut Vec<Result<RoundPlace, GrantStatus>>,
+    ) {
+        let (base, earlier) = (out.len(), self.begun.borrow().len());
+        out.extend(pages.map(|(gref, access)| self.begin(gref, access)));
+        fence(Ordering::SeqCst);
+        let begun = self.begun.borrow();
+        let mut new = begun.iter().skip(earlier);
+        let mut all = true;
+        for found in out.iter_mut().skip(base).filter(|found| found.is_ok()) {
+            let Some((gref, word)) = new.next() else { break };
+            if self.view.table.entry(*gref) != *word {
+                *found = Err(GrantStatus::Again);
+                all = false;
+            }
+        }
+        if all && self.settled.get() == earlier {
+            self.settled.set(begun.len());
+        }
+    }
+
+    /// Whether every page of the round is still granted as it was found. If not, the round is of no use:
+    /// look again with [`WindowRound::begin_settled`], which tells which.
+    #[inline]
+    pub fn settle(&self) -> bool {
+        let begun = self.begun.borrow();
+        let new = begun.get(self.settled.get()..).unwrap_or_default();
+        if new.is_empty() {
+            return true;
+        }
+        fence(Ordering::SeqCst);
+        let table = &self.view.table;
+        let all = new.iter().all(|(gref, word)| table.entry(*gref) == *word);
+        if all {
+            self.settled.set(begun.len());
+        }
+        all
+    }
+
+    /// Ends every use of the round. Tell the granter that its I/O is over only after this.
+    #[inline]
+    pub fn end(&mut self) {
+        for (gref, _) in self.begun.get_mut().drain(..) {
+            self.view.table.set_status(gref, 0);
+        }
+        self.settled.set(0);
+    }
+}
+
+impl Drop for WindowRound {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
