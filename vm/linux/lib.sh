@@ -1,1 +1,26 @@
-# Helpers for scenarios on plain Linux: so far, those of vm/lib are all.
+# Helpers for scenarios on plain Linux.
+
+# outside: a network of the host's, with somebody outside: veth `up`, 10.78.0.1, and over there 10.78.0.2.
+outside() {
+    setsid unshare -n sleep 100000 &
+    OUTSIDE=$!
+    ip link add up type veth peer name far
+    wait_for 10 elsewhere $OUTSIDE
+    ip link set far netns $OUTSIDE
+    ip address add 10.78.0.1/24 dev up
+    ip link set up up
+    over_there ip address add 10.78.0.2/24 dev far
+    over_there ip link set far up
+    over_there ip link set lo up
+    ip route add default via 10.78.0.2
+}
+
+# elsewhere PID: whether the process has a network of its own already.
+elsewhere() {
+    [ "$(readlink /proc/$1/ns/net)" != "$(readlink /proc/self/ns/net)" ]
+}
+
+# over_there COMMAND...: runs it outside.
+over_there() {
+    nsenter -t $OUTSIDE -n "$@"
+}

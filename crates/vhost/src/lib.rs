@@ -12,6 +12,9 @@
 mod device;
 mod fault;
 pub mod frames;
+#[doc(hidden)]
+#[cfg(any(test, feature = "test-utils"))]
+pub mod fuzzing;
 mod header;
 pub mod link;
 pub mod tap;

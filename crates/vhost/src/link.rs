@@ -20,6 +20,8 @@
 //! What the other side wrote into the queues is checked ([`LinkFault`]); the first rule that is broken ends the
 //! link. So does an error that the worker reports, and the end of the interface.
 
+#[cfg(any(test, feature = "test-utils"))]
+pub(crate) mod mock;
 mod receive;
 mod send;
 #[cfg(test)]
@@ -96,7 +98,8 @@ impl VhostLink {
             in_order: true,
         };
         let (device, queues) = VhostNet::start(file, tap.as_fd(), setup)?;
-        let link = VhostLink::over(device, queues, buffers, frames, capabilities(offloads, mtu), system);
+        let link =
+            VhostLink::over(device, queues, buffers, frames, capabilities(offloads, mtu), system);
         link.map_err(|source| VhostError::Setting { what: "the first kick", source })
     }
 
@@ -283,6 +286,9 @@ impl<D: Device> GuestSide for VhostLink<D> {
     }
 
     fn reserve<'a>(&'a mut self, count: usize, len: usize, slots: &mut Slots<'a>) {
+        if self.fault.is_some() {
+            return;
+        }
         let count = count.min(slots.remaining_capacity());
         let room = self.sender.room(count, len);
         match self.checked(room) {
@@ -297,6 +303,9 @@ impl<D: Device> GuestSide for VhostLink<D> {
 
     /// A failure ends the next [`receive`](Port::receive).
     fn flush(&mut self) {
+        if self.fault.is_some() {
+            return;
+        }
         if let Err(fault) = self.offer() {
             self.sender.frames().withdraw();
             self.fault = Some(fault);

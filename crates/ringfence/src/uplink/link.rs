@@ -6,9 +6,9 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
+use ringfence_platform::Counters;
 use ringfence_platform::tap::TapOffloads;
 use ringfence_platform::vhost::{self, VhostError};
-use ringfence_platform::Counters;
 use ringfence_vhost::VhostLink;
 use ringfence_vhost::frames::FrameShape;
 use ringfence_vhost::tap::TapLink;
@@ -98,7 +98,8 @@ impl Link {
                 Err(error) => why = Some(error.to_string()),
             }
         }
-        let remark = why.map(|why| format!("by reading and writing a TAP, not by vhost-net: {why}"));
+        let remark =
+            why.map(|why| format!("by reading and writing a TAP, not by vhost-net: {why}"));
         let link = TapLink::new(tap, offloads, mtu, shape, Arc::clone(system))?;
         Ok(Made { link: Link::Tap(link), remark })
     }

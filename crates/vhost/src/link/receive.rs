@@ -115,8 +115,7 @@ impl Receiver {
             return self.add_pieces(batch, header, len, private);
         };
         let offset = only.token as usize * BUFFER + MODERN_LEN;
-        let rest =
-            (len > private).then_some((&self.memory, offset + private, len - private));
+        let rest = (len > private).then_some((&self.memory, offset + private, len - private));
         let fill = |headers: &mut [u8]| {
             self.memory.copy_to(offset, headers).map_err(|_| DropReason::Unreadable)?;
             accept(header, headers, len).ok_or(DropReason::BadOffload)
