@@ -4,13 +4,14 @@
 outside() {
     setsid unshare -n sleep 100000 &
     OUTSIDE=$!
-    ip link add up type veth peer name far
+    # busybox gives the other end no name.
+    ip link add up type veth
     wait_for 10 elsewhere $OUTSIDE
-    ip link set far netns $OUTSIDE
+    ip link set veth0 netns $OUTSIDE
     ip address add 10.78.0.1/24 dev up
     ip link set up up
-    over_there ip address add 10.78.0.2/24 dev far
-    over_there ip link set far up
+    over_there ip address add 10.78.0.2/24 dev veth0
+    over_there ip link set veth0 up
     over_there ip link set lo up
     ip route add default via 10.78.0.2
 }

@@ -13,6 +13,7 @@ over_there sh -c 'traffic receive 7000 >/tmp/sum' &
 check 'a guest sends' ringfence run --switch none --link vhost -- traffic send 10.78.0.2 7000 32
 is 'all of it arrived' "$(cat /tmp/sum)" "$(traffic sum 32)"
 ringfence run --switch none --link vhost -p 7001:7001 -- traffic receive 7001 >/tmp/sum2 &
+GUEST=$!
 wait_for 10 over_there traffic send 10.78.0.1 7001 32
-wait
+wait $GUEST
 is 'a guest receives' "$(cat /tmp/sum2)" "$(traffic sum 32)"
