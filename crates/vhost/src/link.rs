@@ -56,6 +56,14 @@ const BUFFERS: u16 = 256;
 /// Descriptors of frames to the guest: two for each of a ring of the default shape.
 const DESCRIPTORS: u16 = 512;
 
+/// Whether a kernel of that release is trusted with buffers in order: it has that from 6.17 on, and went on
+/// to mend it afterwards.
+fn keeps_order(release: &str) -> bool {
+    let mut numbers = release.split(['.', '-']).map_while(|part| part.parse::<u32>().ok());
+    let version = (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0));
+    version >= (6, 19)
+}
+
 /// One queue of an interface, driven by virtqueues.
 #[derive(Debug)]
 pub struct VhostLink<D = VhostNet> {
@@ -95,7 +103,7 @@ impl VhostLink {
         let setup = VhostSetup {
             sizes: [BUFFERS, DESCRIPTORS],
             regions: vec![buffers.device_region(), frames.region()],
-            in_order: true,
+            in_order: keeps_order(&rustix::system::uname().release().to_string_lossy()),
         };
         let (device, queues) = VhostNet::start(file, tap.as_fd(), setup)?;
         let link =

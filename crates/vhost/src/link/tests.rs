@@ -69,6 +69,14 @@ fn frames_arrive_from_buffers_that_go_round() {
 }
 
 #[test]
+fn buffers_in_order_are_left_to_kernels_that_have_them_right() {
+    for (release, kept) in [("6.1.0-51-amd64", false), ("6.18.44", false), ("", false)] {
+        assert_eq!(keeps_order(release), kept, "{release}");
+    }
+    assert!(keeps_order("6.19.0") && keeps_order("7.0-rc1") && keeps_order("10.1"));
+}
+
+#[test]
 fn a_batch_is_not_overfilled() {
     let (mut link, ends) = link(ALL);
     for _ in 0..10 {
