@@ -61,21 +61,8 @@ impl TapPort {
     /// octets. `offloads` are those granted by the kernel: kinds of super-packets that it may leave
     /// whole for us, we also hand to it whole. System calls are counted in `system`.
     pub fn new(file: OwnedFd, offloads: TapOffloads, mtu: u16, system: Arc<Counters>) -> TapPort {
-        let gso = GsoOffload {
-            tcp_v4: offloads.contains(TapOffloads::TSO4),
-            tcp_v6: offloads.contains(TapOffloads::TSO6),
-            ecn: offloads.contains(TapOffloads::TSO_ECN),
-            udp: offloads.contains(TapOffloads::USO4.union(TapOffloads::USO6)),
-        };
-        let capabilities = PortCapabilities {
-            // The kernel takes any header that is consistent, whatever it was asked to leave to us.
-            checksum: ChecksumOffload::Any,
-            gso,
-            scatter_gather: true,
-            mtu,
-        };
-        let whole = gso.tcp_v4 || gso.tcp_v6 || gso.udp;
-        let frame_max = if whole { SUPER_PACKET_MAX } else { capabilities.frame_max() };
+        let capabilities = capabilities(offloads, mtu);
+        let frame_max = frame_max(&capabilities);
         TapPort { file, capabilities, frame_max, counters: Arc::default(), system }
     }
 
@@ -96,10 +83,11 @@ impl TapPort {
         if n == room {
             return Ok(Outcome::Dropped(DropReason::Oversize));
         }
-        let Some(meta) = accept(VnetHeader::from_modern(header), frame) else {
+        let len = frame.len();
+        let headers = &mut frame[..len.min(HEADER_MAX)];
+        let Some(meta) = accept(VnetHeader::from_modern(header), headers, len) else {
             return Ok(Outcome::Dropped(DropReason::BadOffload));
         };
-        let len = frame.len();
         let pushed = batch
             .reserve(n)
             .and_then(|offset| batch.push_contiguous(offset + MODERN_LEN, len, meta).ok());
@@ -144,15 +132,33 @@ impl TapPort {
     }
 }
 
-/// The metadata of a frame that came in, if it may be acted on.
-fn accept(header: VnetHeader, frame: &mut [u8]) -> Option<OffloadMeta> {
+/// What an interface takes to which the kernel granted `offloads`.
+pub fn capabilities(offloads: TapOffloads, mtu: u16) -> PortCapabilities {
+    let gso = GsoOffload {
+        tcp_v4: offloads.contains(TapOffloads::TSO4),
+        tcp_v6: offloads.contains(TapOffloads::TSO6),
+        ecn: offloads.contains(TapOffloads::TSO_ECN),
+        udp: offloads.contains(TapOffloads::USO4.union(TapOffloads::USO6)),
+    };
+    // The kernel takes any header that is consistent, whatever it was asked to leave to us.
+    PortCapabilities { checksum: ChecksumOffload::Any, gso, scatter_gather: true, mtu }
+}
+
+/// Octets of the longest frame that comes from an interface with these capabilities.
+pub fn frame_max(capabilities: &PortCapabilities) -> usize {
+    let gso = capabilities.gso;
+    let whole = gso.tcp_v4 || gso.tcp_v6 || gso.udp;
+    if whole { SUPER_PACKET_MAX } else { capabilities.frame_max() }
+}
+
+/// The metadata of a frame of `frame_len` octets that came in, if it may be acted on. `headers` are its
+/// first octets, private, as many as there are up to [`HEADER_MAX`].
+pub fn accept(header: VnetHeader, headers: &mut [u8], frame_len: usize) -> Option<OffloadMeta> {
     let offered = header.offered().ok()?;
     if offered.is_finished() {
         return Some(offered);
     }
-    let frame_len = u32::try_from(frame.len()).ok()?;
-    let private = frame.len().min(HEADER_MAX);
-    let headers = &mut frame[..private];
+    let frame_len = u32::try_from(frame_len).ok()?;
     let layers = Layers::parse(headers, frame_len);
     header.accept(headers, &layers).ok()
 }

@@ -28,6 +28,7 @@ pub mod rules;
 pub mod socket;
 pub mod store;
 pub mod tap;
+pub mod vhost;
 pub mod window;
 pub mod xen;
 pub mod xenbus;

@@ -290,6 +290,15 @@ impl FrameRing {
         self.area.device_range(frame.offset, frame.len).ok()
     }
 
+    /// The bytes at an address of a device's, for one that is made up.
+    #[cfg(any(test, feature = "test-utils"))]
+    #[doc(hidden)]
+    pub fn bytes_at(&self, address: u64, len: u32) -> Option<&[u8]> {
+        let offset = address.checked_sub(self.area.device_region().address())?;
+        let offset = usize::try_from(offset).ok()?;
+        self.area.bytes().get(offset..)?.get(..len as usize)
+    }
+
     /// The frame of [`FrameRing::next_waiting`] is with the kernel now: `tap_head` moves. Returns the
     /// frame's number, for [`FrameRing::finish`]; `None` when no frame was waiting.
     pub fn hand_over(&mut self) -> Option<u32> {

@@ -2,15 +2,26 @@
 //! The guest's link: how the packets of a network namespace reach the uplink, and come back.
 //!
 //! * [`frames`]: the ring in which frames for the guest are put together, where they are read from sockets.
+//! * [`link`]: the link by kernel vhost-net: virtqueues in memory that both sides see.
 //! * [`tap`]: the link by a TAP interface: a system call for each frame.
 //!
 //! A link is a [`Port`](ringfence_net::Port), which is how frames come from the guest, and a
 //! [`GuestSide`](ringfence_uplink::GuestSide), which is how the uplink puts frames for it together. It has
 //! one queue, and belongs to one thread; an interface of several queues has a link for each.
 
+mod device;
+mod fault;
 pub mod frames;
+#[doc(hidden)]
+#[cfg(any(test, feature = "test-utils"))]
+pub mod fuzzing;
 mod header;
+pub mod link;
 pub mod tap;
+
+pub use device::Device;
+pub use fault::LinkFault;
+pub use link::VhostLink;
 
 use ringfence_net::{DropReason, PortCapabilities, PortCounters};
 use ringfence_uplink::link::Committed;
@@ -21,16 +32,18 @@ use frames::{CommitError, FrameRing};
 /// `txqueuelen`).
 const TAP_QUEUE: usize = 1000;
 
-/// Commits frames, and counts those that cannot be.
-fn commit_all(ring: &mut FrameRing, frames: &[Committed], counters: &PortCounters) {
+/// Commits frames, and counts those that cannot be; how many could.
+fn commit_all(ring: &mut FrameRing, frames: &[Committed], counters: &PortCounters) -> usize {
+    let mut done = 0;
     for frame in frames {
         match ring.commit(frame.len, frame.meta) {
-            Ok(()) => {}
+            Ok(()) => done += 1,
             Err(CommitError::NotReserved) => counters.dropped(DropReason::PortFull),
             Err(CommitError::TooLong { .. }) => counters.dropped(DropReason::TooLong),
             Err(CommitError::Meta(_)) => counters.dropped(DropReason::GsoUnsupported),
         }
     }
+    done
 }
 
 /// What the kernel holds for the reader before it drops, in octets: nothing to speak of where TCP comes in

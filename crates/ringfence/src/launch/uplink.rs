@@ -12,9 +12,13 @@ use crate::guest::{self, Address, ResolverConfig, UplinkInterface};
 use crate::sys::channel::{Channel, ChannelError};
 use crate::uplink::forward::{self, Forward, PORTS_MAX};
 use crate::uplink::host::{HostNetwork, Resolver};
+use crate::uplink::link::LinkOrder;
 use crate::uplink::plan::{Plan, PlanError, Wishes};
 use crate::uplink::{BATCH, UplinkConfig, UplinkSockets};
 use ringfence_net::features::OffloadKeys;
+
+/// Queues of the guest's interface.
+const QUEUES: u32 = 1;
 
 /// An uplink that is planned, or up.
 pub(super) struct Uplink {
@@ -24,6 +28,9 @@ pub(super) struct Uplink {
     offloads: OffloadKeys,
     forwards: Vec<Forward>,
     sockets: Vec<OwnedFd>,
+    order: LinkOrder,
+    /// Of the link, one for each queue, if it has some.
+    devices: Vec<OwnedFd>,
     /// How packets are carried, once they are.
     link: String,
 }
@@ -60,13 +67,20 @@ impl Uplink {
             Err(error) => return Err(error.into()),
         };
         let (forwards, sockets) = listen(options, &plan)?;
+        let (order, devices) = match options.link {
+            Link::Tap | Link::Netif => (LinkOrder::Tap, Vec::new()),
+            Link::Vhost => LinkOrder::choose(QUEUES, true).context("--link vhost")?,
+            Link::Auto => LinkOrder::choose(QUEUES, false)?,
+        };
         Ok(Some(Uplink {
             plan,
             mtu: options.uplink_mtu(),
-            queues: 1,
+            queues: QUEUES,
             offloads: options.offload,
             forwards,
             sockets,
+            order,
+            devices,
             link: String::new(),
         }))
     }
@@ -95,6 +109,7 @@ impl Uplink {
         UplinkConfig {
             mtu: self.mtu,
             offloads,
+            link: self.order.clone(),
             mac,
             guest_mac,
             addresses: self.plan.addresses.clone(),
@@ -116,7 +131,8 @@ impl Uplink {
         config: &UplinkConfig,
         queues: Vec<OwnedFd>,
     ) -> Result<(), ChannelError> {
-        let fds: Vec<_> = queues.iter().map(AsFd::as_fd).collect();
+        let devices = std::mem::take(&mut self.devices);
+        let fds: Vec<_> = queues.iter().chain(&devices).map(AsFd::as_fd).collect();
         channel.send(config, &fds)?;
         let sockets = std::mem::take(&mut self.sockets);
         for batch in sockets.chunks(BATCH) {

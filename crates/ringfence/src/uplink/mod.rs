@@ -3,11 +3,13 @@
 //!
 //! * `host`: what the guest copies of the host's network.
 //! * [`forward`]: ports of the host that lead to the guest.
+//! * [`link`]: what carries the guest's packets.
 //! * `plan`: what guest and uplink are told.
 //! * [`process`]: the process.
 
 pub mod forward;
 pub(crate) mod host;
+pub mod link;
 pub(crate) mod plan;
 pub mod process;
 
@@ -17,6 +19,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::guest::Address;
 use forward::Forward;
+use link::LinkOrder;
 
 /// What the uplink's interface in the guest is called.
 pub const INTERFACE: &str = "up0";
@@ -37,14 +40,16 @@ pub struct Alias {
     pub host: IpAddr,
 }
 
-/// The first order to the uplink's process: with the queues of the TAP, then `forwards`' sockets
-/// follow in messages of [`UplinkSockets`].
+/// The first order to the uplink's process: with the queues of the TAP, and behind them the devices
+/// of the link, if it has some; then `forwards`' sockets follow in messages of [`UplinkSockets`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct UplinkConfig {
     /// Octets behind the Ethernet header.
     pub mtu: u16,
     /// What the kernel leaves to the reader of the TAP.
     pub offloads: u32,
+    /// What carries packets.
+    pub link: LinkOrder,
     /// The Ethernet address that everything outside of the guest seems to have.
     pub mac: [u8; 6],
     /// The guest's.

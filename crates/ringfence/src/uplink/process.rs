@@ -17,11 +17,10 @@ use ringfence_uplink::guest::GuestNetwork;
 use ringfence_uplink::host::real::RealHost;
 use ringfence_uplink::runner::{Ended, Runner};
 use ringfence_uplink::{Access, Config, Uplink, UplinkCounters};
-use ringfence_vhost::frames::FrameShape;
-use ringfence_vhost::tap::TapLink;
 use rustix::io::Errno;
 
 use super::forward::Protocol;
+use super::link::{Link, LinkError, Made};
 use super::{FromUplink, UplinkConfig, UplinkSockets};
 use crate::driver::raise_descriptor_limit;
 use crate::sys::channel::{Channel, ChannelError};
@@ -40,6 +39,8 @@ enum Failure {
     NoTap,
     #[error(transparent)]
     Sandbox(#[from] SandboxError),
+    #[error(transparent)]
+    Link(#[from] LinkError),
     #[error("sockets: {0}")]
     Sockets(#[from] Errno),
     #[error(transparent)]
@@ -82,29 +83,40 @@ fn live(channel: &Channel) -> Result<(), Failure> {
     expected.extend(taps.iter().chain(&sockets).map(AsRawFd::as_raw_fd));
     let isolation = Isolation::enter(DomainKind::Uplink, &expected)?;
     crate::sys::log::to_stderr(config.verbose);
+    let made = make_link(&config, taps)?;
     isolation.lock()?;
-    let remarks = remarks(&config);
-    serve(channel, &config, taps, sockets, remarks)
+    serve(channel, &config, made, sockets)
+}
+
+/// The link, of the first descriptors that came along. It is made of calls that are not to be made
+/// later, and before anything is read of what the guest has sent.
+fn make_link(config: &UplinkConfig, mut fds: Vec<OwnedFd>) -> Result<Made, Failure> {
+    let device = if config.link.has_devices() { fds.pop() } else { None };
+    let tap = fds.into_iter().next().ok_or(Failure::NoTap)?;
+    let offloads = TapOffloads(config.offloads);
+    let system = Arc::<Counters>::default();
+    Ok(Link::make(&config.link, tap, device, offloads, config.mtu, &system)?)
 }
 
 fn serve(
     channel: &Channel,
     config: &UplinkConfig,
-    taps: Vec<OwnedFd>,
+    Made { link, remark }: Made,
     sockets: Vec<OwnedFd>,
-    remarks: Vec<String>,
 ) -> Result<(), Failure> {
-    let tap = taps.into_iter().next().ok_or(Failure::NoTap)?;
+    let mut remarks = remarks(config);
+    remarks.extend(remark);
     let counters = Arc::<UplinkCounters>::default();
     let host = RealHost::new(Arc::clone(&counters))?;
     let mut uplink = Uplink::new(engine_config(config), Box::new(host), counters);
     forward(&mut uplink, config, sockets)?;
-    let system = Arc::<Counters>::default();
-    let (offloads, shape) = (TapOffloads(config.offloads), FrameShape::default());
-    let link = TapLink::new(tap, offloads, config.mtu, shape, system)?;
-    channel.send(&FromUplink::Up { link: "tap".to_owned(), remarks }, &[])?;
+    channel.send(&FromUplink::Up { link: link.name().to_owned(), remarks }, &[])?;
     // The launcher says nothing more: its channel is readable when it is gone.
-    match Runner::new(uplink, link, Clock::default(), SPIN).run(channel) {
+    let ended = match link {
+        Link::Tap(link) => Runner::new(uplink, link, Clock::default(), SPIN).run(channel),
+        Link::Vhost(link) => Runner::new(uplink, *link, Clock::default(), SPIN).run(channel),
+    };
+    match ended {
         Ended::Stopped => Ok(()),
         ended => Err(ended.into()),
     }

@@ -1,0 +1,446 @@
+//! Kernel vhost-net: a virtio-net device whose other side is a TAP interface (`vhost.h`).
+//!
+//! # Theory of operation
+//!
+//! A thread of the kernel, the *worker*, moves frames between two virtqueues and the queue of a TAP interface.
+//! It works in the address space of the process that set it up ([`VhostNet::start`]) and reaches no more of
+//! that than it was told: a table of regions, by which descriptors' addresses are looked up, here each at its
+//! own address. One device has one queue each way; an interface of several queues has a device for each.
+//!
+//! It is told to go on by an eventfd (*kick*) and tells by others that it has used buffers (*call*), one for
+//! each queue, and that it cannot go on (*error*).
+//!
+//! # What keeps memory safe
+//!
+//! The worker writes where descriptors tell it to. So:
+//!
+//! * the memory of the queues is made here, and nobody else has a handle to it: descriptors are written by
+//!   [`DriverQueue`] alone, from [`DeviceRange`](ringfence_memory::DeviceRange)s, of which none that may be
+//!   written is in memory with Rust references;
+//! * the table's regions are kept until the worker has let go of both queues. If it cannot be told to, they
+//!   are never unmapped.
+
+use core::mem::ManuallyDrop;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+
+use ringfence_memory::{DeviceRegion, Mapping, PAGE_SIZE};
+use ringfence_ring::split::{DriverQueue, QueueFeatures, QueuePages};
+use ringfence_wire::vhost::{self, NET_RECEIVE, NET_TRANSMIT, REGIONS_MAX, Region, ioctl};
+use ringfence_wire::virtio::{SplitLayout, feature};
+use rustix::event::epoll::{self, EventData, EventFlags};
+use rustix::event::{EventfdFlags, Timespec, eventfd};
+use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
+
+const PATH: &str = "/dev/vhost-net";
+
+/// Why there is no device.
+#[derive(Debug, thiserror::Error)]
+pub enum VhostError {
+    /// The device node is missing.
+    #[error("{PATH} does not exist: load the driver with `modprobe vhost_net` (as root)")]
+    Missing,
+    /// The device node may not be opened.
+    #[error(
+        "{PATH} cannot be opened: permission denied. Its group (usually kvm) may; or `chmod 0666 {PATH}` (as root)"
+    )]
+    Denied,
+    /// The device node may not be used for another reason.
+    #[error("{PATH} cannot be opened: {0}")]
+    Open(#[source] io::Error),
+    /// The device lacks what the driver cannot do without.
+    #[error("vhost-net of this kernel lacks {}", missing.join(" and "))]
+    Features {
+        /// What it lacks.
+        missing: Vec<&'static str>,
+    },
+    /// A queue cannot have that size.
+    #[error("a queue of {size} entries: it takes a power of two up to 32768")]
+    QueueSize {
+        /// What was asked for.
+        size: u16,
+    },
+    /// Too much memory in pieces.
+    #[error("{count} regions of memory, of at most {REGIONS_MAX}")]
+    Regions {
+        /// Regions, that of the queues included.
+        count: usize,
+    },
+    /// A setting was refused.
+    #[error("{what}: {source}")]
+    Setting {
+        /// The setting.
+        what: &'static str,
+        /// Why it was refused.
+        source: io::Error,
+    },
+}
+
+/// How a device is set up.
+#[derive(Debug)]
+pub struct VhostSetup {
+    /// Entries of the queue by which the driver receives, and of the one by which it sends.
+    pub sizes: [u16; 2],
+    /// What the device may reach, beside its queues.
+    pub regions: Vec<DeviceRegion>,
+    /// Whether `IN_ORDER` is used where it is offered. Linux has it from 6.17 on, and went on to mend it after
+    /// that.
+    pub in_order: bool,
+}
+
+/// One of the two queues.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum QueueName {
+    /// By which the driver receives.
+    Receive,
+    /// By which the driver sends.
+    Transmit,
+}
+
+impl QueueName {
+    const ALL: [QueueName; 2] = [QueueName::Receive, QueueName::Transmit];
+
+    /// The device's number for it.
+    fn number(self) -> u32 {
+        match self {
+            QueueName::Receive => NET_RECEIVE,
+            QueueName::Transmit => NET_TRANSMIT,
+        }
+    }
+}
+
+/// What has happened since the last look.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct VhostEvents {
+    /// The device has used buffers.
+    pub called: bool,
+    /// The worker cannot go on with that queue.
+    pub failed: Option<QueueName>,
+    /// The interface behind the device is gone.
+    pub backend_gone: bool,
+}
+
+/// A device at work.
+#[derive(Debug)]
+pub struct VhostNet {
+    file: OwnedFd,
+    /// Watches everything by which the kernel tells something.
+    watch: OwnedFd,
+    kicks: [OwnedFd; 2],
+    /// Kept open: the kernel's end holds the files, ours watches them.
+    _events: Vec<OwnedFd>,
+    features: u64,
+    /// What the worker may reach; see `drop`.
+    memory: ManuallyDrop<Vec<DeviceRegion>>,
+}
+
+/// What a watched file is, as the watch says it.
+mod place {
+    pub(super) const CALL: u64 = 0;
+    pub(super) const BACKEND: u64 = 1;
+    /// Plus the queue's number.
+    pub(super) const ERROR: u64 = 2;
+}
+
+/// Opens the device, to be set up here or to be handed to another process.
+///
+/// # Errors
+///
+/// [`VhostError::Missing`], [`VhostError::Denied`], [`VhostError::Open`]; the text says what to do.
+pub fn open() -> Result<OwnedFd, VhostError> {
+    rustix::fs::open(PATH, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()).map_err(|errno| {
+        match errno {
+            Errno::NOENT | Errno::NODEV | Errno::NXIO => VhostError::Missing,
+            Errno::ACCESS | Errno::PERM => VhostError::Denied,
+            other => VhostError::Open(other.into()),
+        }
+    })
+}
+
+impl VhostNet {
+    /// Sets the device up and starts it: its worker moves frames between the two queues that are returned
+    /// (by which the driver receives; by which it sends) and the queue behind `tap`, which has virtio-net
+    /// headers of 12 octets.
+    ///
+    /// # Errors
+    ///
+    /// [`VhostError`].
+    pub fn start(
+        file: OwnedFd,
+        tap: BorrowedFd<'_>,
+        setup: VhostSetup,
+    ) -> Result<(VhostNet, [DriverQueue; 2]), VhostError> {
+        let (memory, pages) = queue_memory(setup.sizes)?;
+        set(&file, ioctl::SET_OWNER, "VHOST_SET_OWNER", &mut [])?;
+        let features = negotiate(&file, setup.in_order)?;
+        let mut regions = setup.regions;
+        regions.push(memory);
+        set_table(&file, &regions)?;
+        let watch = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(setting("epoll"))?;
+        watch_file(&watch, tap, place::BACKEND, EventFlags::empty())?;
+        let [receive, transmit] = QueueName::ALL.map(|name| wire_up(&file, &watch, name));
+        let ((kick_in, events_in), (kick_out, events_out)) = (receive?, transmit?);
+        // From here on, what is dropped is stopped first.
+        let device = VhostNet {
+            file,
+            watch,
+            kicks: [kick_in, kick_out],
+            _events: events_in.into_iter().chain(events_out).collect(),
+            features,
+            memory: ManuallyDrop::new(regions),
+        };
+        let mut queues = Vec::with_capacity(2);
+        for (name, (layout, pages)) in QueueName::ALL.into_iter().zip(pages) {
+            queues.push(device.start_queue(name, layout, pages, tap)?);
+        }
+        let [receive, transmit] = <[DriverQueue; 2]>::try_from(queues)
+            .map_err(|_| VhostError::Setting { what: "queues", source: Errno::INVAL.into() })?;
+        Ok((device, [receive, transmit]))
+    }
+
+    fn start_queue(
+        &self,
+        name: QueueName,
+        layout: SplitLayout,
+        pages: QueuePages,
+        tap: BorrowedFd<'_>,
+    ) -> Result<DriverQueue, VhostError> {
+        let features = QueueFeatures {
+            indirect: self.features & feature::INDIRECT != 0,
+            event_idx: self.features & feature::EVENT_IDX != 0,
+            in_order: self.features & feature::IN_ORDER != 0,
+        };
+        let address = |offset: usize| {
+            let range = pages.device_range(offset, 0);
+            range
+                .map(ringfence_memory::DeviceRange::address)
+                .map_err(|_| VhostError::QueueSize { size: layout.size() })
+        };
+        let (descriptors, used) = (address(layout.descriptor(0))?, address(layout.used_flags())?);
+        let available = address(layout.avail_flags())?;
+        let queue = DriverQueue::new(pages, layout, features);
+        let (number, file) = (name.number(), &self.file);
+        let size = &mut vhost::vring_state(number, layout.size().into());
+        set(file, ioctl::SET_VRING_NUM, "VHOST_SET_VRING_NUM", size)?;
+        let base = &mut vhost::vring_state(number, 0);
+        set(file, ioctl::SET_VRING_BASE, "VHOST_SET_VRING_BASE", base)?;
+        let tables = &mut vhost::vring_address(number, descriptors, used, available);
+        set(file, ioctl::SET_VRING_ADDR, "VHOST_SET_VRING_ADDR", tables)?;
+        let backend = &mut vhost::vring_file(number, tap.as_raw_fd());
+        set(file, ioctl::NET_SET_BACKEND, "VHOST_NET_SET_BACKEND", backend)?;
+        Ok(queue)
+    }
+
+    /// What was negotiated: bits of [`feature`].
+    pub fn features(&self) -> u64 {
+        self.features
+    }
+
+    /// Wakes the worker: a queue has new buffers.
+    ///
+    /// # Errors
+    ///
+    /// The kernel's.
+    pub fn kick(&self, queue: QueueName) -> io::Result<()> {
+        let [receive, transmit] = &self.kicks;
+        let kick = if queue == QueueName::Receive { receive } else { transmit };
+        match rustix::io::write(kick, &1u64.to_ne_bytes()) {
+            // A counter that is full is a kick that was not seen yet.
+            Ok(_) | Err(Errno::AGAIN) => Ok(()),
+            Err(errno) => Err(errno.into()),
+        }
+    }
+
+    /// Takes what has happened since the last call, in one system call.
+    ///
+    /// # Errors
+    ///
+    /// The kernel's.
+    pub fn take_events(&self) -> io::Result<VhostEvents> {
+        let mut list = Vec::with_capacity(8);
+        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+        epoll::wait(&self.watch, rustix::buffer::spare_capacity(&mut list), Some(&now))?;
+        let mut events = VhostEvents::default();
+        for event in list {
+            match event.data.u64() {
+                place::CALL => events.called = true,
+                place::BACKEND => events.backend_gone = true,
+                error => {
+                    let number = error - place::ERROR;
+                    events.failed =
+                        QueueName::ALL.into_iter().find(|name| u64::from(name.number()) == number);
+                }
+            }
+        }
+        Ok(events)
+    }
+}
+
+impl AsFd for VhostNet {
+    /// Readable when there are events to take.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.watch.as_fd()
+    }
+}
+
+impl Drop for VhostNet {
+    /// The worker lets go of both queues before their memory can go. The kernel waits for it.
+    fn drop(&mut self) {
+        let stopped = QueueName::ALL.map(|name| {
+            let none = &mut vhost::vring_file(name.number(), -1);
+            set(&self.file, ioctl::NET_SET_BACKEND, "VHOST_NET_SET_BACKEND", none)
+        });
+        if stopped.iter().all(Result::is_ok) {
+            // SAFETY: dropped once, here, and not used again.
+            unsafe { ManuallyDrop::drop(&mut self.memory) };
+        }
+    }
+}
+
+/// Memory for queues of these sizes, and each one's part of it.
+fn queue_memory(
+    sizes: [u16; 2],
+) -> Result<(DeviceRegion, [(SplitLayout, QueuePages); 2]), VhostError> {
+    let layout = |size| SplitLayout::new(size).ok_or(VhostError::QueueSize { size });
+    let layouts = [layout(sizes[0])?, layout(sizes[1])?];
+    let bytes = layouts.map(|layout| QueuePages::bytes(layout).next_multiple_of(PAGE_SIZE));
+    let mapping = Mapping::private(bytes[0] + bytes[1])
+        .map_err(|source| VhostError::Setting { what: "memory for queues", source })?;
+    let lent = mapping.lent();
+    let pages = |layout: SplitLayout, offset, len| {
+        let part = lent.slice(offset, len).and_then(|part| QueuePages::new(&part, layout));
+        part.map(|pages| (layout, pages)).map_err(|_| VhostError::QueueSize { size: layout.size() })
+    };
+    let receive = pages(layouts[0], 0, bytes[0])?;
+    let transmit = pages(layouts[1], bytes[0], bytes[1])?;
+    Ok((lent.device_region(), [receive, transmit]))
+}
+
+/// Agrees on features with the device.
+fn negotiate(file: &OwnedFd, in_order: bool) -> Result<u64, VhostError> {
+    const NEEDED: u64 = feature::VERSION_1 | feature::MRG_RXBUF;
+    const USEFUL: u64 = feature::INDIRECT | feature::EVENT_IDX;
+    let mut word = [0; 8];
+    set(file, ioctl::GET_FEATURES, "VHOST_GET_FEATURES", &mut word)?;
+    let offered = u64::from_ne_bytes(word);
+    let missing = NEEDED & !offered;
+    if missing != 0 {
+        return Err(VhostError::Features { missing: feature::names(missing) });
+    }
+    let wanted = NEEDED | USEFUL | if in_order { feature::IN_ORDER } else { 0 };
+    let agreed = offered & wanted;
+    set(file, ioctl::SET_FEATURES, "VHOST_SET_FEATURES", &mut agreed.to_ne_bytes())?;
+    Ok(agreed)
+}
+
+/// Tells the device what it may reach, everything at its own address.
+fn set_table(file: &OwnedFd, regions: &[DeviceRegion]) -> Result<(), VhostError> {
+    let at_its_own = |region: &DeviceRegion| Region {
+        device_address: region.address(),
+        len: region.len(),
+        user_address: region.address(),
+    };
+    let table: Vec<Region> = regions.iter().map(at_its_own).collect();
+    let mut table =
+        vhost::memory_table(&table).ok_or(VhostError::Regions { count: regions.len() })?;
+    set(file, ioctl::SET_MEM_TABLE, "VHOST_SET_MEM_TABLE", &mut table)
+}
+
+/// Gives a queue its eventfds: returns that for kicks, and those that are watched.
+fn wire_up(
+    file: &OwnedFd,
+    watch: &OwnedFd,
+    name: QueueName,
+) -> Result<(OwnedFd, Vec<OwnedFd>), VhostError> {
+    let new = || eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
+    let make = || new().map_err(setting("eventfd"));
+    let (kick, call, error) = (make()?, make()?, make()?);
+    let number = name.number();
+    for (request, what, event) in [
+        (ioctl::SET_VRING_KICK, "VHOST_SET_VRING_KICK", &kick),
+        (ioctl::SET_VRING_CALL, "VHOST_SET_VRING_CALL", &call),
+        (ioctl::SET_VRING_ERR, "VHOST_SET_VRING_ERR", &error),
+    ] {
+        set(file, request, what, &mut vhost::vring_file(number, event.as_raw_fd()))?;
+    }
+    // Edge-triggered: the counters are never read, only that they have changed is of interest.
+    let edge = EventFlags::IN | EventFlags::ET;
+    watch_file(watch, call.as_fd(), place::CALL, edge)?;
+    watch_file(watch, error.as_fd(), place::ERROR + u64::from(number), EventFlags::IN)?;
+    Ok((kick, vec![call, error]))
+}
+
+/// Watches a file; that it fails is watched in any case.
+fn watch_file(
+    watch: &OwnedFd,
+    file: BorrowedFd<'_>,
+    place: u64,
+    flags: EventFlags,
+) -> Result<(), VhostError> {
+    epoll::add(watch, file, EventData::new_u64(place), flags).map_err(setting("epoll_ctl"))
+}
+
+fn setting(what: &'static str) -> impl Fn(Errno) -> VhostError {
+    move |errno| VhostError::Setting { what, source: errno.into() }
+}
+
+/// One ioctl of vhost.
+fn set(
+    file: &OwnedFd,
+    request: u32,
+    what: &'static str,
+    argument: &mut [u8],
+) -> Result<(), VhostError> {
+    let size = (request >> 16 & 0x3fff) as usize;
+    if argument.len() < size {
+        return Err(VhostError::Setting { what, source: Errno::INVAL.into() });
+    }
+    // SAFETY: the request's number says how many bytes the kernel reads or writes at the pointer, and there
+    // are so many. SET_MEM_TABLE reads more, as many as the count in the bytes says, which `memory_table`
+    // made as long. Which memory the kernel uses later is the matter of the module's contract.
+    let done = unsafe {
+        libc::ioctl(file.as_raw_fd(), libc::c_ulong::from(request), argument.as_mut_ptr())
+    };
+    if done < 0 {
+        return Err(VhostError::Setting { what, source: io::Error::last_os_error() });
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn some_file() -> OwnedFd {
+        rustix::fs::memfd_create("t", rustix::fs::MemfdFlags::CLOEXEC).unwrap()
+    }
+
+    #[test]
+    fn a_file_that_is_no_device_is_refused_with_the_step_that_failed() {
+        let setup = VhostSetup { sizes: [256; 2], regions: vec![], in_order: false };
+        let started = VhostNet::start(some_file(), some_file().as_fd(), setup);
+        let said = started.map(|_| ()).unwrap_err().to_string();
+        assert!(said.starts_with("VHOST_SET_OWNER: "), "{said}");
+    }
+
+    #[test]
+    fn sizes_that_no_queue_has_are_refused() {
+        for size in [0, 100, 40_000] {
+            let setup = VhostSetup { sizes: [256, size], regions: vec![], in_order: false };
+            let started = VhostNet::start(some_file(), some_file().as_fd(), setup);
+            assert!(matches!(started, Err(VhostError::QueueSize { size: s }) if s == size));
+        }
+    }
+
+    #[test]
+    fn queues_lie_in_one_region_and_apart() {
+        let (region, pages) = queue_memory([8, 1024]).unwrap();
+        let ends = pages.map(|(layout, pages)| {
+            let all = pages.device_range(0, QueuePages::bytes(layout)).unwrap();
+            assert!(region.contains(all));
+            (all.address(), all.address() + u64::from(all.len()))
+        });
+        assert!(ends[0].1 <= ends[1].0);
+    }
+}

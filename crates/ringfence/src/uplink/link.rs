@@ -1,0 +1,114 @@
+//! What carries the guest's packets to its uplink: kernel vhost-net where it may be used, else the
+//! TAP's file. The launcher opens the device; the uplink's process sets it up, since a worker of the
+//! kernel works in the memory of whoever did, and does so before system calls are restricted.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use ringfence_platform::Counters;
+use ringfence_platform::tap::TapOffloads;
+use ringfence_platform::vhost::{self, VhostError};
+use ringfence_vhost::VhostLink;
+use ringfence_vhost::frames::FrameShape;
+use ringfence_vhost::tap::TapLink;
+use serde::{Deserialize, Serialize};
+
+/// What is to carry packets.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum LinkOrder {
+    /// Reads and writes of the TAP.
+    Tap,
+    /// The same, and why it is not vhost-net.
+    TapFor(String),
+    /// vhost-net, by the devices that come along, one for each queue; the TAP where that fails.
+    #[default]
+    VhostOrTap,
+    /// vhost-net or nothing.
+    Vhost,
+}
+
+impl LinkOrder {
+    /// Whether devices of vhost-net come along, one for each queue.
+    pub(crate) fn has_devices(&self) -> bool {
+        matches!(self, LinkOrder::VhostOrTap | LinkOrder::Vhost)
+    }
+
+    /// vhost-net if it can be had, or only if `insist`; and its devices for so many queues.
+    ///
+    /// # Errors
+    ///
+    /// [`VhostError`] when there is none and nothing else will do.
+    pub(crate) fn choose(
+        queues: u32,
+        insist: bool,
+    ) -> Result<(LinkOrder, Vec<OwnedFd>), VhostError> {
+        let devices: Result<Vec<_>, _> = (0..queues).map(|_| vhost::open()).collect();
+        match devices {
+            Ok(devices) if insist => Ok((LinkOrder::Vhost, devices)),
+            Ok(devices) => Ok((LinkOrder::VhostOrTap, devices)),
+            Err(error) if insist => Err(error),
+            Err(error) => Ok((LinkOrder::TapFor(error.to_string()), Vec::new())),
+        }
+    }
+}
+
+/// What carries packets.
+pub(crate) enum Link {
+    /// Reads and writes.
+    Tap(TapLink),
+    /// Virtqueues.
+    Vhost(Box<VhostLink>),
+}
+
+/// A link, what it is called, and why it is not the one that was wanted most.
+pub(crate) struct Made {
+    pub(crate) link: Link,
+    pub(crate) remark: Option<String>,
+}
+
+/// Why there is none.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum LinkError {
+    #[error("--link vhost: {0}")]
+    Vhost(#[from] VhostError),
+    #[error("the link to the guest: {0}")]
+    Tap(#[from] io::Error),
+}
+
+impl Link {
+    /// A link by the queue behind `tap`; `device` is of vhost-net, to be used as `order` says.
+    pub(crate) fn make(
+        order: &LinkOrder,
+        tap: OwnedFd,
+        device: Option<OwnedFd>,
+        offloads: TapOffloads,
+        mtu: u16,
+        system: &Arc<Counters>,
+    ) -> Result<Made, LinkError> {
+        let shape = FrameShape::default();
+        let mut why = match order {
+            LinkOrder::TapFor(why) => Some(why.clone()),
+            _ => None,
+        };
+        if let Some(device) = device {
+            match VhostLink::start(device, &tap, offloads, mtu, shape, Arc::clone(system)) {
+                Ok(link) => return Ok(Made { link: Link::Vhost(Box::new(link)), remark: None }),
+                Err(error) if *order == LinkOrder::Vhost => return Err(error.into()),
+                Err(error) => why = Some(error.to_string()),
+            }
+        }
+        let remark =
+            why.map(|why| format!("by reading and writing a TAP, not by vhost-net: {why}"));
+        let link = TapLink::new(tap, offloads, mtu, shape, Arc::clone(system))?;
+        Ok(Made { link: Link::Tap(link), remark })
+    }
+
+    /// What it is called, for people.
+    pub(crate) fn name(&self) -> &'static str {
+        match self {
+            Link::Tap(_) => "tap",
+            Link::Vhost(_) => "vhost-net",
+        }
+    }
+}

@@ -1,0 +1,40 @@
+//! What drives the other end of the virtqueues: kernel vhost-net, or a test.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+
+use ringfence_platform::vhost::{QueueName, VhostEvents, VhostNet};
+
+/// The bells between a driver and its device.
+pub trait Device: Send {
+    /// Tells the device that a queue has new buffers.
+    ///
+    /// # Errors
+    ///
+    /// The kernel's.
+    fn kick(&self, queue: QueueName) -> io::Result<()>;
+
+    /// Takes what has happened since the last call.
+    ///
+    /// # Errors
+    ///
+    /// The kernel's.
+    fn take_events(&self) -> io::Result<VhostEvents>;
+
+    /// Readable when there are events to take.
+    fn wait_fd(&self) -> BorrowedFd<'_>;
+}
+
+impl Device for VhostNet {
+    fn kick(&self, queue: QueueName) -> io::Result<()> {
+        VhostNet::kick(self, queue)
+    }
+
+    fn take_events(&self) -> io::Result<VhostEvents> {
+        VhostNet::take_events(self)
+    }
+
+    fn wait_fd(&self) -> BorrowedFd<'_> {
+        self.as_fd()
+    }
+}

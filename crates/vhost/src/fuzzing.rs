@@ -1,0 +1,119 @@
+//! The body of the fuzz target about virtqueues. It also runs as a property test.
+
+use ringfence_net::{Batch, Fault, Port};
+use ringfence_offload::OffloadMeta;
+use ringfence_ring::split::QueueFeatures;
+use ringfence_uplink::GuestSide;
+use ringfence_uplink::link::{Committed, Slots};
+use ringfence_wire::virtio::UsedElement;
+
+use crate::frames::FrameShape;
+use crate::link::VhostLink;
+use crate::link::mock::{Ends, Mock, lock, pair};
+
+/// Frames of a batch.
+const BUDGET: usize = 8;
+
+/// A link whose device writes what it likes. The first octet says what was negotiated, each four behind it
+/// are something that the device or the driver does, and its numbers.
+///
+/// # Panics
+///
+/// When the link hands out what the device did not write, goes on after a rule was broken, or counts
+/// none.
+pub fn virtqueues(data: &[u8]) {
+    let Some((&features, steps)) = data.split_first() else { return };
+    let features = QueueFeatures {
+        indirect: features & 1 != 0,
+        event_idx: features & 2 != 0,
+        in_order: features & 4 != 0,
+    };
+    let Some((mut link, ends)) = pair([8, 16], features, FrameShape { frames: 8, long: 2 }) else {
+        return;
+    };
+    let mut batch = Batch::with_capacity(BUDGET, 8192);
+    for step in steps.as_chunks::<4>().0.iter().take(300) {
+        device_does(&mut lock(&ends), *step);
+        if let Err(fault) = driver_does(&mut link, &mut batch, *step) {
+            let broken: u64 = link.rules().all().values().sum();
+            assert!(matches!(fault, Fault::Misbehaved(_)), "{fault}");
+            assert_eq!(broken, 1, "a broken rule ends the link and is counted: {fault}");
+            return;
+        }
+    }
+    assert!(link.rules().all().is_empty(), "a rule was broken and the link went on");
+}
+
+/// What the device does: whole frames, or whatever the numbers say.
+fn device_does(ends: &mut Ends, [what, a, b, c]: [u8; 4]) {
+    let number = u16::from_le_bytes([a, b]);
+    let element = UsedElement { id: u32::from(a & 31), len: u32::from(c) << (b & 15) };
+    match what >> 4 {
+        0..=3 => {
+            let mut octets = vec![c; 12 + usize::from(number)];
+            octets[..10].fill(0);
+            octets[0] = b & 3;
+            let _ = ends.deliver(&octets);
+        }
+        4 => {
+            if let Some(buffer) = ends.receive.take() {
+                ends.fill(&buffer, &[a, b, c, a, b, c, a, b, c, a, b & 15, 0]);
+                ends.receive.finish(buffer.head, u32::from(c));
+            }
+        }
+        5 => ends.receive.put_used(element, 1),
+        6 => ends.transmit.put_used(element, 1),
+        7 => ends.receive.put_used(UsedElement { id: number.into(), len: u32::MAX }, c.into()),
+        8 => drop(ends.transmit.publish_index(number)),
+        9 => drop(ends.receive.publish_index(number)),
+        10..=12 => {
+            while let Some(request) = ends.transmit.take() {
+                ends.transmit.finish(request.head, 0);
+            }
+        }
+        _ => {}
+    }
+    if what & 8 != 0 {
+        let _ = ends.receive.publish();
+        let _ = ends.transmit.publish();
+    }
+}
+
+/// What the driver does.
+fn driver_does(
+    link: &mut VhostLink<Mock>,
+    batch: &mut Batch,
+    [what, a, b, _]: [u8; 4],
+) -> Result<(), Fault> {
+    match what & 7 {
+        0..=2 => {
+            let received = link.receive(batch, BUDGET)?;
+            assert!(received.frames <= received.work && received.work <= BUDGET);
+            for frame in batch.iter() {
+                let mut octets = vec![0; frame.len()];
+                assert_eq!(frame.copy_to(&mut octets), frame.len(), "all of a frame is there");
+            }
+            let all: Vec<u32> = (0..u32::try_from(batch.len()).unwrap_or(0)).collect();
+            if what & 7 == 2 {
+                link.transmit(batch, &all)?;
+            }
+            batch.clear();
+            link.complete()?;
+        }
+        3 | 4 => {
+            let len = 60 + usize::from(a) * usize::from(b);
+            let mut slots = Slots::new();
+            GuestSide::reserve(link, usize::from(a & 15), len, &mut slots);
+            let frames = vec![Committed { len, meta: OffloadMeta::PLAIN }; slots.len()];
+            drop(slots);
+            GuestSide::commit(link, &frames);
+            GuestSide::flush(link);
+            // A rule that was broken meanwhile is told with the next look.
+            link.receive(batch, 0)?;
+        }
+        5 => drop(Port::arm(link)?),
+        6 => link.clear_events()?,
+        _ => drop(link.room()?),
+    }
+    Ok(())
+}

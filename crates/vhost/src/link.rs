@@ -1,0 +1,326 @@
+//! The link by kernel vhost-net: no system call for a frame, but memory that both sides see.
+//!
+//! # Theory of operation
+//!
+//! A worker of the kernel ([`VhostNet`]) moves frames between two virtqueues and the interface of the guest.
+//!
+//! * **From the guest** it writes frames into 256 receive buffers. A frame that is longer than a buffer
+//!   lies in several. The engine sees headers copied, and payload where it is; when it is done with a batch
+//!   ([`Port::complete`]) the buffers are posted again, all of a batch by one index, and at most one
+//!   kick: only if the worker ran out of buffers and sleeps.
+//! * **To the guest** frames are put together in a [`FrameRing`], into which sockets are read straight.
+//!   [`Port::flush`] makes those that wait available, headers and payload as separate descriptors, and
+//!   kicks at most once. The worker's completions are looked at when room is needed, never announced, unless
+//!   somebody waits for room.
+//!
+//! Before the thread sleeps it asks for an event; otherwise there are none in either direction.
+//!
+//! # When it ends
+//!
+//! What the other side wrote into the queues is checked ([`LinkFault`]); the first rule that is broken ends the
+//! link. So does an error that the worker reports, and the end of the interface.
+
+#[cfg(any(test, feature = "test-utils"))]
+pub(crate) mod mock;
+mod receive;
+mod send;
+#[cfg(test)]
+mod tests;
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+
+use ringfence_memory::{LentSlice, Mapping};
+use ringfence_net::tap::{capabilities, frame_max};
+use ringfence_net::{
+    Batch, DropReason, Fault, Port, PortCapabilities, PortCounters, Received, Transmitted,
+};
+use ringfence_platform::Counters;
+use ringfence_platform::rules::RuleCounters;
+use ringfence_platform::tap::TapOffloads;
+use ringfence_platform::vhost::{QueueName, VhostError, VhostNet, VhostSetup};
+use ringfence_ring::split::DriverQueue;
+use ringfence_uplink::GuestSide;
+use ringfence_uplink::link::{Committed, Slots};
+
+use crate::device::Device;
+use crate::fault::{LinkFault, worker_failed};
+use crate::frames::{FrameRing, FrameShape};
+use crate::{commit_all, inbound_queue};
+use receive::{Receiver, Taken};
+use send::Sender;
+
+/// Receive buffers.
+const BUFFERS: u16 = 256;
+/// Descriptors of frames to the guest: two for each of a ring of the default shape.
+const DESCRIPTORS: u16 = 512;
+
+/// Whether a kernel of that release is trusted with buffers in order: it has that from 6.17 on, and went on
+/// to mend it afterwards.
+fn keeps_order(release: &str) -> bool {
+    let mut numbers = release.split(['.', '-']).map_while(|part| part.parse::<u32>().ok());
+    let version = (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0));
+    version >= (6, 19)
+}
+
+/// One queue of an interface, driven by virtqueues.
+#[derive(Debug)]
+pub struct VhostLink<D = VhostNet> {
+    // First, so that it is stopped before the memory goes.
+    device: D,
+    receiver: Receiver,
+    sender: Sender,
+    capabilities: PortCapabilities,
+    frame_max: usize,
+    counters: Arc<PortCounters>,
+    system: Arc<Counters>,
+    rules: Arc<RuleCounters>,
+    /// Why the link ended, where nobody could be told yet.
+    fault: Option<Fault>,
+}
+
+impl VhostLink {
+    /// Sets up the device `file` ([`ringfence_platform::vhost::open`]) for the queue behind `tap`, and
+    /// starts it; otherwise as [`TapLink::new`](crate::tap::TapLink::new).
+    ///
+    /// The calling process is the one whose memory the device uses.
+    ///
+    /// # Errors
+    ///
+    /// [`VhostError`].
+    pub fn start(
+        file: OwnedFd,
+        tap: impl AsFd,
+        offloads: TapOffloads,
+        mtu: u16,
+        shape: FrameShape,
+        system: Arc<Counters>,
+    ) -> Result<VhostLink, VhostError> {
+        let no_memory = |source| VhostError::Setting { what: "memory for frames", source };
+        let frames = FrameRing::new(shape).map_err(no_memory)?;
+        let buffers = Mapping::private(Receiver::bytes(BUFFERS)).map_err(no_memory)?.lent();
+        let setup = VhostSetup {
+            sizes: [BUFFERS, DESCRIPTORS],
+            regions: vec![buffers.device_region(), frames.region()],
+            in_order: keeps_order(&rustix::system::uname().release().to_string_lossy()),
+        };
+        let (device, queues) = VhostNet::start(file, tap.as_fd(), setup)?;
+        let link =
+            VhostLink::over(device, queues, buffers, frames, capabilities(offloads, mtu), system);
+        link.map_err(|source| VhostError::Setting { what: "the first kick", source })
+    }
+
+    /// The device.
+    pub fn device(&self) -> &VhostNet {
+        &self.device
+    }
+}
+
+impl<D: Device> VhostLink<D> {
+    fn over(
+        device: D,
+        [receive, transmit]: [DriverQueue; 2],
+        buffers: LentSlice,
+        frames: FrameRing,
+        capabilities: PortCapabilities,
+        system: Arc<Counters>,
+    ) -> io::Result<VhostLink<D>> {
+        let mut link = VhostLink {
+            device,
+            receiver: Receiver::new(receive, buffers),
+            sender: Sender::new(transmit, frames),
+            frame_max: frame_max(&capabilities),
+            capabilities,
+            counters: Arc::default(),
+            system,
+            rules: Arc::default(),
+            fault: None,
+        };
+        if link.receiver.post() {
+            link.kick(QueueName::Receive)?;
+        }
+        Ok(link)
+    }
+
+    /// The frames on their way to the guest. What is committed leaves with the next
+    /// [`flush`](Port::flush).
+    pub fn frames(&mut self) -> &mut FrameRing {
+        self.sender.frames()
+    }
+
+    /// The rules that the other side broke.
+    pub fn rules(&self) -> &Arc<RuleCounters> {
+        &self.rules
+    }
+
+    fn kick(&self, queue: QueueName) -> io::Result<()> {
+        self.system.syscalls.add(1);
+        self.device.kick(queue)
+    }
+
+    fn kick_if(&self, wanted: bool, queue: QueueName) -> Result<(), Fault> {
+        if wanted {
+            self.kick(queue).map_err(|source| Fault::system("cannot wake vhost-net", source))?;
+        }
+        Ok(())
+    }
+
+    /// Counts the rule that was broken.
+    fn checked<T>(&self, result: Result<T, LinkFault>) -> Result<T, Fault> {
+        result.map_err(|fault| {
+            self.rules.count(fault.rule());
+            Fault::misbehaved(fault)
+        })
+    }
+
+    fn offer(&mut self) -> Result<(), Fault> {
+        let counters = &self.counters;
+        let offered = self.sender.offer(|frame| {
+            counters.sent(1, frame.frame_len() as u64);
+            counters.sent_with(frame.meta, 1 + usize::from(frame.headers > 0));
+        });
+        let kick = self.checked(offered)?;
+        self.kick_if(kick, QueueName::Transmit)
+    }
+
+    /// Copies a frame of a batch behind those that wait; whether there was room.
+    fn copy_in(&mut self, frame: ringfence_net::FrameView<'_>) -> Result<bool, Fault> {
+        let room = self.sender.room(1, frame.len());
+        if self.checked(room)? == 0 {
+            self.counters.dropped(DropReason::PortFull);
+            return Ok(false);
+        }
+        self.sender.frames().reserve(1, frame.len(), |room| {
+            frame.copy_to(room);
+        });
+        let committed = Committed { len: frame.len(), meta: frame.meta() };
+        Ok(commit_all(self.sender.frames(), &[committed], &self.counters) == 1)
+    }
+}
+
+impl<D: Device> Port for VhostLink<D> {
+    fn receive(&mut self, batch: &mut Batch, budget: usize) -> Result<Received, Fault> {
+        self.fault.take().map_or(Ok(()), Err)?;
+        let mut received = Received::default();
+        while received.work < budget
+            && batch.frames_left() > 0
+            && batch.has_place_for(ringfence_net::batch::HEADER_MAX)
+            && batch.has_room_for(self.frame_max)
+        {
+            let taken = self.receiver.take(batch, self.frame_max);
+            match self.checked(taken)? {
+                Taken::Nothing => break,
+                Taken::Frame(len) => {
+                    received.frames += 1;
+                    self.counters.received(1, len as u64);
+                }
+                Taken::Dropped(reason) => self.counters.dropped(reason),
+            }
+            received.work += 1;
+        }
+        Ok(received)
+    }
+
+    fn complete(&mut self) -> Result<(), Fault> {
+        let kick = self.receiver.post();
+        self.kick_if(kick, QueueName::Receive)
+    }
+
+    /// Copied, behind what waits already; the device sees it with the next [`flush`](Port::flush).
+    fn transmit(&mut self, batch: &Batch, frames: &[u32]) -> Result<Transmitted, Fault> {
+        let mut done = Transmitted::default();
+        for frame in batch.select(frames) {
+            if self.copy_in(frame)? {
+                done.sent += 1;
+            } else {
+                done.dropped += 1;
+            }
+        }
+        Ok(done)
+    }
+
+    fn flush(&mut self) -> Result<(), Fault> {
+        self.offer()
+    }
+
+    fn room(&mut self) -> Result<usize, Fault> {
+        let longest = self.capabilities.longest();
+        let room = self.sender.room(1, longest);
+        self.checked(room)?;
+        Ok(self.sender.frames().free(longest))
+    }
+
+    fn arm(&mut self) -> Result<bool, Fault> {
+        let armed = self.receiver.arm();
+        if self.checked(armed)? {
+            return Ok(true);
+        }
+        let armed = self.sender.arm();
+        self.checked(armed)
+    }
+
+    fn wait_fds(&self) -> Vec<BorrowedFd<'_>> {
+        vec![self.device.wait_fd()]
+    }
+
+    fn clear_events(&mut self) -> Result<(), Fault> {
+        self.receiver.suppress();
+        self.sender.suppress();
+        self.system.syscalls.add(1);
+        let events = match self.device.take_events() {
+            Ok(events) => events,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => return Ok(()),
+            Err(source) => return Err(Fault::system("cannot hear vhost-net", source)),
+        };
+        if let Some(queue) = events.failed {
+            return Err(worker_failed(queue));
+        }
+        if events.backend_gone { Err(Fault::Gone) } else { Ok(()) }
+    }
+
+    fn capabilities(&self) -> PortCapabilities {
+        self.capabilities
+    }
+
+    fn counters(&self) -> &Arc<PortCounters> {
+        &self.counters
+    }
+}
+
+impl<D: Device> GuestSide for VhostLink<D> {
+    fn capabilities(&self) -> PortCapabilities {
+        self.capabilities
+    }
+
+    fn reserve<'a>(&'a mut self, count: usize, len: usize, slots: &mut Slots<'a>) {
+        if self.fault.is_some() {
+            return;
+        }
+        let count = count.min(slots.remaining_capacity());
+        let room = self.sender.room(count, len);
+        match self.checked(room) {
+            Ok(room) => self.sender.frames().reserve(room, len, |room| slots.push(room)),
+            Err(fault) => self.fault = Some(fault),
+        }
+    }
+
+    fn commit(&mut self, frames: &[Committed]) {
+        commit_all(self.sender.frames(), frames, &self.counters);
+    }
+
+    /// A failure ends the next [`receive`](Port::receive).
+    fn flush(&mut self) {
+        if self.fault.is_some() {
+            return;
+        }
+        if let Err(fault) = self.offer() {
+            self.sender.frames().withdraw();
+            self.fault = Some(fault);
+        }
+    }
+
+    fn inbound_queue(&self) -> Option<usize> {
+        inbound_queue(&self.capabilities)
+    }
+}

@@ -1,0 +1,169 @@
+//! Frames from the guest: buffers that the device fills, and what is made of them.
+
+use ringfence_memory::{DeviceAccess, LentSlice};
+use ringfence_net::batch::HEADER_MAX;
+use ringfence_net::tap::accept;
+use ringfence_net::{Batch, DropReason};
+use ringfence_offload::OffloadMeta;
+use ringfence_offload::vnet::{MODERN_LEN, VnetHeader};
+use ringfence_platform::vhost::QueueName;
+use ringfence_ring::split::{DriverQueue, QueueFault, Used};
+
+use crate::fault::LinkFault;
+
+/// Octets of a receive buffer. The largest frame lies in five of them, a short one wastes address space
+/// only: of a buffer, pages are touched that were written.
+pub(super) const BUFFER: usize = 16 << 10;
+
+/// The shortest frame: an Ethernet header.
+const SHORTEST: usize = 14;
+
+/// Receive buffers with their queue.
+#[derive(Debug)]
+pub(super) struct Receiver {
+    queue: DriverQueue,
+    /// Of all buffers, each at its number times its size.
+    memory: LentSlice,
+    /// Buffers that frames of the batch may lie in, to be posted again once it is cleared.
+    held: Vec<u32>,
+    /// The buffers of one frame.
+    pieces: Vec<Used>,
+}
+
+/// What one look came to.
+pub(super) enum Taken {
+    /// A frame of so many octets was added.
+    Frame(usize),
+    /// A frame was left out.
+    Dropped(DropReason),
+    /// There is none.
+    Nothing,
+}
+
+impl Receiver {
+    /// A receiver whose buffers are not posted yet.
+    pub(super) fn new(queue: DriverQueue, memory: LentSlice) -> Receiver {
+        let buffers = usize::from(queue.size()).min(memory.len() / BUFFER);
+        let held = (0..u32::try_from(buffers).unwrap_or(0)).rev().collect();
+        Receiver { queue, memory, held, pieces: Vec::new() }
+    }
+
+    /// Octets of memory for the buffers of a queue.
+    pub(super) fn bytes(size: u16) -> usize {
+        usize::from(size) * BUFFER
+    }
+
+    /// Posts the buffers again that frames were in; whether the device wants a kick.
+    pub(super) fn post(&mut self) -> bool {
+        while let Some(&number) = self.held.last() {
+            let offset = number as usize * BUFFER;
+            let Ok(range) = self.memory.device_range(offset, BUFFER, DeviceAccess::Write) else {
+                // Cannot be: buffers lie inside their memory. One that did not would not be used.
+                self.held.pop();
+                continue;
+            };
+            if self.queue.push(&[range], number).is_err() {
+                break;
+            }
+            self.held.pop();
+        }
+        self.queue.publish()
+    }
+
+    /// Adds the next frame, of at most `frame_max` octets, to the batch, which has room for it.
+    pub(super) fn take(&mut self, batch: &mut Batch, frame_max: usize) -> Result<Taken, LinkFault> {
+        let posted = self.queue.in_flight();
+        let Some(first) = self.pop()? else { return Ok(Taken::Nothing) };
+        if (first.len as usize) < MODERN_LEN {
+            return Err(LinkFault::Header { len: first.len });
+        }
+        let header = self.memory.fetch::<MODERN_LEN>(first.token as usize * BUFFER);
+        let Ok(header) = header else { return Err(LinkFault::Header { len: first.len }) };
+        let header = VnetHeader::from_modern(&header.into_unchecked());
+        let buffers = header.num_buffers;
+        if buffers == 0 || buffers > posted {
+            return Err(LinkFault::Buffers { buffers, posted });
+        }
+        self.pieces.clear();
+        self.pieces.push(first);
+        for used in 1..buffers {
+            let piece = self.pop()?.ok_or(LinkFault::Incomplete { buffers, used })?;
+            self.pieces.push(piece);
+        }
+        let octets: usize = self.pieces.iter().map(|piece| piece.len as usize).sum();
+        let len = octets - MODERN_LEN;
+        Ok(match len {
+            _ if len < SHORTEST => Taken::Dropped(DropReason::Runt),
+            _ if len > frame_max => Taken::Dropped(DropReason::Oversize),
+            _ => self.add(batch, header, len).map_or_else(Taken::Dropped, |()| Taken::Frame(len)),
+        })
+    }
+
+    /// A buffer that was used; it is posted again with the next [`post`](Self::post).
+    fn pop(&mut self) -> Result<Option<Used>, LinkFault> {
+        let used = self.queue.pop().map_err(fault)?;
+        if let Some(used) = used {
+            self.held.push(used.token);
+        }
+        Ok(used)
+    }
+
+    /// Adds a frame of `len` octets that lies in the pieces.
+    fn add(&self, batch: &mut Batch, header: VnetHeader, len: usize) -> Result<(), DropReason> {
+        let private = len.min(HEADER_MAX);
+        let [only] = *self.pieces.as_slice() else {
+            return self.add_pieces(batch, header, len, private);
+        };
+        let offset = only.token as usize * BUFFER + MODERN_LEN;
+        let rest = (len > private).then_some((&self.memory, offset + private, len - private));
+        let fill = |headers: &mut [u8]| {
+            self.memory.copy_to(offset, headers).map_err(|_| DropReason::Unreadable)?;
+            accept(header, headers, len).ok_or(DropReason::BadOffload)
+        };
+        batch.push(private, rest, fill).map_err(|why| why.unwrap_or(DropReason::Unreadable))
+    }
+
+    /// The same of a frame in several buffers.
+    fn add_pieces(
+        &self,
+        batch: &mut Batch,
+        header: VnetHeader,
+        len: usize,
+        private: usize,
+    ) -> Result<(), DropReason> {
+        let at = batch.reserve(private).ok_or(DropReason::Unreadable)?;
+        let mut skip = MODERN_LEN;
+        let mut wanted = private;
+        let mut frame = batch.frame(at, private).map_err(|_| DropReason::Unreadable)?;
+        for used in &self.pieces {
+            let skipped = skip.min(used.len as usize);
+            skip -= skipped;
+            let offset = used.token as usize * BUFFER + skipped;
+            let octets = used.len as usize - skipped;
+            let own = wanted.min(octets);
+            let filled = private - wanted;
+            let headers = &mut frame.header_mut()[filled..filled + own];
+            self.memory.copy_to(offset, headers).map_err(|_| DropReason::Unreadable)?;
+            wanted -= own;
+            let lent = frame.lent(self.memory.clone(), offset + own, octets - own);
+            lent.map_err(|_| DropReason::Unreadable)?;
+        }
+        let meta: Option<OffloadMeta> = accept(header, frame.header_mut(), len);
+        frame.finish(meta.ok_or(DropReason::BadOffload)?);
+        Ok(())
+    }
+
+    /// No events, please.
+    pub(super) fn suppress(&mut self) {
+        self.queue.suppress();
+    }
+
+    /// Asks for an event with the next frame; `true` when there is one already.
+    pub(super) fn arm(&mut self) -> Result<bool, LinkFault> {
+        self.queue.arm(1).map_err(fault)
+    }
+}
+
+fn fault(fault: QueueFault) -> LinkFault {
+    LinkFault::Queue { queue: QueueName::Receive, fault }
+}

@@ -1,0 +1,107 @@
+//! Frames to the guest: the ring in which they are put together, and the queue that the device reads.
+
+use ringfence_memory::DeviceRange;
+use ringfence_platform::vhost::QueueName;
+use ringfence_ring::split::{DriverQueue, QueueFault};
+
+use crate::fault::LinkFault;
+use crate::frames::{FrameRing, Waiting};
+
+/// Descriptors that a frame takes at most: its headers, its payload.
+const DESCRIPTORS: u16 = 2;
+
+/// The frame ring with its queue.
+#[derive(Debug)]
+pub(super) struct Sender {
+    queue: DriverQueue,
+    frames: FrameRing,
+    /// Somebody was refused room, and waits.
+    is_short: bool,
+}
+
+impl Sender {
+    pub(super) fn new(queue: DriverQueue, frames: FrameRing) -> Sender {
+        Sender { queue, frames, is_short: false }
+    }
+
+    pub(super) fn frames(&mut self) -> &mut FrameRing {
+        &mut self.frames
+    }
+
+    /// Room for frames of `len` octets, `count` if there is so much. The device's completions are looked
+    /// at only where there is less.
+    pub(super) fn room(&mut self, count: usize, len: usize) -> Result<usize, LinkFault> {
+        if self.frames.free(len) < count {
+            self.reclaim()?;
+        }
+        let free = self.frames.free(len);
+        self.is_short = free < count;
+        Ok(free.min(count))
+    }
+
+    /// Offers the device what waits, as far as its queue has room; whether it wants a kick. What each
+    /// frame was is shown to `count`.
+    pub(super) fn offer(&mut self, mut count: impl FnMut(&Waiting)) -> Result<bool, LinkFault> {
+        if self.frames.waiting() == 0 {
+            return Ok(false);
+        }
+        if usize::from(self.queue.free()) < self.frames.waiting() * usize::from(DESCRIPTORS) {
+            self.reclaim()?;
+        }
+        while let Some(frame) = self.frames.next_waiting() {
+            if self.queue.free() < DESCRIPTORS {
+                self.is_short = true;
+                break;
+            }
+            let Some(ranges) = self.ranges(&frame) else { break };
+            let Some(number) = self.frames.hand_over() else { break };
+            let pushed = match ranges {
+                (head, Some(payload)) => self.queue.push(&[head, payload], number),
+                (whole, None) => self.queue.push(&[whole], number),
+            };
+            if pushed.is_err() {
+                // Cannot be: there was room. The frame is lost, like on any network.
+                self.frames.finish(number)?;
+                continue;
+            }
+            count(&frame);
+        }
+        Ok(self.queue.publish())
+    }
+
+    /// Headers and payload of a super-packet, or the whole of another frame.
+    fn ranges(&self, frame: &Waiting) -> Option<(DeviceRange, Option<DeviceRange>)> {
+        let whole = self.frames.device_range(frame)?;
+        let headers = u32::try_from(frame.headers).ok()?;
+        if headers == 0 || headers >= whole.len() {
+            return Some((whole, None));
+        }
+        whole.split_at(headers).map(|(head, payload)| (head, Some(payload)))
+    }
+
+    /// Takes back the rooms of frames that the device is done with.
+    pub(super) fn reclaim(&mut self) -> Result<(), LinkFault> {
+        while let Some(used) = self.queue.pop().map_err(fault)? {
+            self.frames.finish(used.token)?;
+        }
+        Ok(())
+    }
+
+    /// No events, please.
+    pub(super) fn suppress(&mut self) {
+        self.queue.suppress();
+    }
+
+    /// Where somebody waits for room: asks for an event when half of what the device has is done. `true`
+    /// when it is already.
+    pub(super) fn arm(&mut self) -> Result<bool, LinkFault> {
+        if !self.is_short || self.queue.in_flight() == 0 {
+            return Ok(false);
+        }
+        self.queue.arm(self.queue.in_flight().div_ceil(2)).map_err(fault)
+    }
+}
+
+fn fault(fault: QueueFault) -> LinkFault {
+    LinkFault::Queue { queue: QueueName::Transmit, fault }
+}
