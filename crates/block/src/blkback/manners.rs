@@ -31,7 +31,6 @@ pub(super) enum Turn {
 /// What a ring did so far that others should not have to wait for.
 #[derive(Default, Debug)]
 pub(super) struct Manners {
-    refused: u64,
     over: u64,
     paused_at: u64,
 }
@@ -39,13 +38,13 @@ pub(super) struct Manners {
 impl Manners {
     /// After a round: requests that were refused so far, and pages that could not be kept.
     pub(super) fn after(&mut self, refused: u64, over: u64) -> Turn {
-        let more = refused > self.refused || over > self.over;
-        (self.refused, self.over) = (refused, over);
+        let gives_way = over > self.over;
+        self.over = over;
         if refused.wrapping_sub(self.paused_at) >= REFUSED {
             self.paused_at = refused;
             return Turn::Pause(PAUSE);
         }
-        if more { Turn::GiveWay } else { Turn::GoOn }
+        if gives_way { Turn::GiveWay } else { Turn::GoOn }
     }
 }
 
@@ -58,7 +57,7 @@ mod tests {
         let mut manners = Manners::default();
         let turns: Vec<_> = (1..=64).map(|refused| manners.after(refused, 0)).collect();
         let pauses = turns.iter().filter(|turn| matches!(turn, Turn::Pause(_))).count();
-        assert_eq!((pauses, turns[31], turns[30]), (2, Turn::Pause(PAUSE), Turn::GiveWay));
+        assert_eq!((pauses, turns[31], turns[30]), (2, Turn::Pause(PAUSE), Turn::GoOn));
         assert_eq!(manners.after(64, 0), Turn::GoOn);
         assert_eq!(manners.after(64, 7), Turn::GiveWay);
         assert_eq!(manners.after(64, 7), Turn::GoOn);

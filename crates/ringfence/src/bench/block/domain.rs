@@ -63,13 +63,13 @@ fn serve(channel: &Channel) -> anyhow::Result<()> {
     let [hub] = expect_fds(fds)?;
     let platform = LocalPlatform::connect(hub)?;
     match setup {
-        Setup::Backend { mode, storage, cache, guests, queues, span } => {
+        Setup::Backend { mode, storage, cache, engine, guests, queues, span } => {
             let options = BlkbackOptions {
                 mode: mode.parse()?,
                 queues: queues.into(),
                 ..BlkbackOptions::default()
             };
-            let disk = FileOptions { cache, ..FileOptions::default() };
+            let disk = FileOptions { cache, engine, ..FileOptions::default() };
             backend(channel, &platform, options, (&storage, &disk), (&guests, span))
         }
         Setup::Guest(setup) => {

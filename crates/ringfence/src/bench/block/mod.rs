@@ -27,7 +27,7 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 use ringfence_block::blkback::Mode;
-use ringfence_block::storage::file::CacheMode;
+use ringfence_block::storage::file::{CacheMode, Engine};
 use ringfence_platform::DomId;
 
 pub(super) use self::args::Rw;
@@ -84,6 +84,7 @@ pub(super) fn run(args: &BlockArgs) -> anyhow::Result<()> {
 struct Settings {
     storage: Storage,
     cache: CacheMode,
+    engine: Engine,
     seconds: Duration,
     repeat: u16,
     depth: u16,
@@ -92,8 +93,8 @@ struct Settings {
 
 impl Settings {
     fn of(args: &BlockArgs) -> Settings {
-        let BlockArgs { ref storage, cache, seconds, repeat, depth, queues, .. } = *args;
-        Settings { storage: storage.clone(), cache, seconds, repeat, depth, queues }
+        let BlockArgs { ref storage, cache, engine, seconds, repeat, depth, queues, .. } = *args;
+        Settings { storage: storage.clone(), cache, engine, seconds, repeat, depth, queues }
     }
 }
 
@@ -146,6 +147,7 @@ impl Case {
             mode: self.mode.name().to_owned(),
             storage: storage.clone(),
             cache: settings.cache,
+            engine: settings.engine,
             guests: admitted.iter().map(|(domain, _)| domain.0).collect(),
             queues: self.queues,
         };

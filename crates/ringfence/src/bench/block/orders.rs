@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use ringfence_block::storage::file::CacheMode;
+use ringfence_block::storage::file::{CacheMode, Engine};
 use serde::{Deserialize, Serialize};
 
 use super::args::{Rw, Storage};
@@ -31,6 +31,8 @@ pub(super) enum Setup {
         storage: Storage,
         /// How a file is used.
         cache: CacheMode,
+        /// What does the I/O of a file.
+        engine: Engine,
         /// The guests' numbers.
         guests: Vec<u16>,
         queues: u16,
