@@ -241,7 +241,7 @@ fn a_device_that_shrinks_fails_what_is_gone_and_serves_what_is_left() {
 }
 
 #[test]
-fn bad_sectors_are_errors_and_a_flush_does_not_hide_what_was_lost() {
+fn bad_sectors_are_errors_and_the_others_are_served() {
     require!("losetup" of "mount");
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("backing");
@@ -258,15 +258,28 @@ fn bad_sectors_are_errors_and_a_flush_does_not_hide_what_was_lost() {
         driver.write(0, &[9; 4096]).unwrap();
         assert_eq!(driver.read(0, 4096), Ok(vec![9; 4096]), "{cache:?}: the other half works");
     }
-    // With a page cache the loss is found out by the flush.
-    drop(sparse(&path, BYTES));
-    let device = HalfBad::of(&path, BYTES);
+}
+
+#[test]
+fn what_a_page_cache_could_not_write_is_found_out_by_the_flush() {
+    require!("losetup" of "mount");
+    let directory = tempfile::tempdir().unwrap();
+    // A device that fails writes: there is no room for what is behind it.
+    let mount = Mount::tmpfs(&directory.path().join("small"), "1m");
+    let path = mount.0.join("backing");
+    drop(sparse(&path, 8 << 20));
+    let device = Loop::of(&path, 512);
     let options = FileOptions { cache: CacheMode::WriteBack, ..FileOptions::default() };
-    let served = Served::new(FileDisk::open(&device.path(), &options).unwrap());
+    let served = Served::new(FileDisk::open(&device.0, &options).unwrap());
     let mut driver = served.driver();
-    let written = driver.write(BYTES - 8192, &[7; 8192]);
+    let written = driver.write(0, &[7; 4 << 20]);
     let flushed = driver.run(Op::Flush, 0, 0, vec![]).result;
     assert!(written.is_err() || flushed.is_err(), "acknowledged and flushed, and not there");
+    drop(driver);
+    drop(served);
+    // Without a page cache it is the write that fails.
+    let served = Served::new(FileDisk::open(&device.0, &FileOptions::default()).unwrap());
+    assert_eq!(served.driver().write(4 << 20, &[7; 2 << 20]), Err(libc::EIO));
 }
 
 #[test]
