@@ -15,7 +15,7 @@ use ringfence_block::storage::Disk;
 use ringfence_block::storage::testing::checker::Checker;
 use ringfence_block::storage::testing::workload::{Failure, Workload};
 use ringfence_block::storage::testing::{Driver, Random, image};
-use rustix::process::Signal;
+use rustix::process::{Signal, kill_process};
 
 use support::disks::{
     Background, image_file, loop_missing, must, rounds, said, served, served_within, socket_of,
@@ -37,7 +37,10 @@ fn kill(round: u64, guest: &Running) {
     };
     // Found first: with one of them the other ends too.
     let victims: Vec<_> = victims.iter().map(|victim| guest.inner(victim)).collect();
-    victims.iter().for_each(|victim| victim.signal(Signal::KILL));
+    for victim in victims {
+        // It may have ended by itself, because the one before it did.
+        let _ = kill_process(victim.pid, Signal::KILL);
+    }
 }
 
 #[test]
