@@ -76,7 +76,7 @@ pub(crate) static FLEX: Tool = debian("flex", "flex");
 /// The same.
 pub(crate) static PYTHON3: Tool = debian("python3", "python3");
 /// Programs that the local integration suite runs, inside guests and around them, and on disks.
-pub(crate) static LOCAL_PROGRAMS: [Tool; 28] = [
+pub(crate) static LOCAL_PROGRAMS: [Tool; 29] = [
     debian("ip", "iproute2"),
     debian("iperf3", "iperf3"),
     debian("curl", "curl"),
@@ -98,6 +98,7 @@ pub(crate) static LOCAL_PROGRAMS: [Tool; 28] = [
     debian("e2fsck", "e2fsprogs"),
     debian("debugfs", "e2fsprogs"),
     debian("losetup", "mount"),
+    debian("blockdev", "util-linux"),
     debian("openssl", "openssl"),
     debian("qemu-storage-daemon", "qemu-system-common"),
     debian("dnsmasq", "dnsmasq-base"),

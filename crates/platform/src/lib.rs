@@ -23,6 +23,7 @@ pub mod counters;
 pub mod iommu;
 pub mod local;
 pub mod namespaces;
+pub mod nbd;
 pub mod pace;
 pub mod rules;
 pub mod socket;

@@ -128,6 +128,11 @@ pub(crate) fn variable(number: usize) -> String {
     format!("RINGFENCE_DISK{number}")
 }
 
+/// By what variable a command finds the node below /dev of its disk `number`, where there is one.
+pub(crate) fn device_variable(number: usize) -> String {
+    format!("RINGFENCE_DISK{number}_DEVICE")
+}
+
 #[cfg(test)]
 mod tests {
     use ringfence_block::storage::file::{Bounce, CacheMode};

@@ -192,6 +192,8 @@ pub struct DriverStats {
     pub path: BTreeMap<String, u64>,
     /// Of each port; under `gone` the sums of those that are no more.
     pub ports: BTreeMap<String, BTreeMap<String, u64>>,
+    /// Of each disk that is connected.
+    pub disks: BTreeMap<String, BTreeMap<String, u64>>,
     /// Rules broken by each guest; under `gone` the sums of those that have left.
     pub rules: BTreeMap<String, BTreeMap<String, u64>>,
     /// Rules of the hub's protocol broken by any domain.

@@ -31,6 +31,26 @@ const CHARGES: [(&str, &[&str]); 16] = [
     ("rejoin", &["hub_malformed_message"]),
 ];
 
+/// What each neighbour is charged with for what it does to its disk.
+const DISK_CHARGES: [(&str, &[&str]); 12] = [
+    ("disk-segments-outside", &["blk_crosses_page", "pauses"]),
+    ("disk-sectors-reversed", &["blk_sectors_reversed", "pauses"]),
+    ("disk-beyond-end", &["blk_beyond_disk"]),
+    ("disk-sector-overflow", &["blk_sector_overflow"]),
+    ("disk-changing-lists", &["blk_crosses_page"]),
+    ("disk-segments65535", &["blk_too_many_segments"]),
+    ("disk-unknown-operations", &["blk_unknown_operation"]),
+    ("disk-foreign-grefs", &["blk_gref_not_granted"]),
+    ("disk-nonsense", &["blk_unknown_operation", "blk_bad_indirect_operation"]),
+    ("disk-event-storm", &["spurious_wakeups"]),
+    ("disk-producer-overflow", &["blk_producer_overflow"]),
+    ("disk-fresh-grefs", &["persistent_over", "persistent_purged"]),
+];
+
+/// KiB by which a driver domain's memory may grow: of a ring it keeps at most 1056 pages mapped, and what
+/// else it needs.
+const FLAT_KIB: i64 = 16 << 10;
+
 fn hostile(line: &str) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_ringfence"));
     command.args(["bench", "hostile"]).args(line.split_whitespace()).stdin(Stdio::null());
@@ -103,6 +123,44 @@ fn the_table_has_a_line_a_row_and_leaves_nothing_behind() {
     assert!(leftovers() <= before, "sockets were left behind");
 }
 
+#[test]
+fn what_is_done_to_disks_is_charged_and_harms_nobody_else() {
+    let names: Vec<_> = DISK_CHARGES.iter().map(|(behaviour, _)| *behaviour).collect();
+    let rows = rows(&format!(
+        "--json --seconds 1 --behaviours disk-absent,disk-reattach,{}",
+        names.join(",")
+    ));
+    assert_eq!(rows.len(), DISK_CHARGES.len() + 3, "{:?}", rows.keys());
+    for (name, row) in &rows {
+        assert!(name.starts_with("disk-"), "no packets were asked for: {row}");
+        for field in ["victim_iops", "ratio", "victim_p99_us"] {
+            assert!(row[field].as_f64().unwrap() > 0.0, "{field} in {row}");
+        }
+        let growth = row["driver_rss_kib_growth"].as_i64().unwrap();
+        assert!(growth < FLAT_KIB, "{row}");
+    }
+    assert_eq!(rows["disk-honest"]["ratio"], 1.0);
+    for quiet in ["disk-honest", "disk-absent", "disk-reattach"] {
+        let charged = rows[quiet]["rules"].as_object().unwrap();
+        assert!(charged.keys().all(|rule| !rule.starts_with("blk_")), "{quiet}: {charged:?}");
+    }
+    for (behaviour, expected) in DISK_CHARGES {
+        let row = &rows[behaviour];
+        for rule in expected {
+            assert!(row["rules"][rule].as_u64().unwrap_or(0) > 0, "{rule} was not counted: {row}");
+        }
+    }
+}
+
+#[test]
+fn disks_are_reached_in_the_mode_that_was_asked_for() {
+    let rows = rows("--json --seconds 0.2 --disk-mode map --behaviours disk-foreign-grefs");
+    let row = &rows["disk-foreign-grefs"];
+    assert_eq!(row["mode"], "map");
+    assert!(row["rules"]["blk_gref_not_granted"].as_u64().unwrap() > 0, "{row}");
+    assert!(row["rules"]["persistent_over"].is_null(), "{row}");
+}
+
 /// Directories of benchmarks that this process's children left behind; others may be running.
 fn leftovers() -> usize {
     let gone = |name: &str| {
@@ -117,8 +175,8 @@ fn leftovers() -> usize {
 fn the_list_explains_every_behaviour() {
     let done = hostile("--list");
     let list = text(&done.stdout);
-    for (behaviour, _) in CHARGES {
-        let line = list.lines().find(|line| line.starts_with(behaviour)).unwrap_or(&list);
+    for (behaviour, _) in CHARGES.iter().chain(&DISK_CHARGES) {
+        let line = list.lines().find(|line| line.starts_with(*behaviour)).unwrap_or(&list);
         assert!(line.len() > behaviour.len() + 10, "{line}");
     }
 }

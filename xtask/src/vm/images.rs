@@ -258,6 +258,13 @@ impl Recipe {
 
         let mut linux = basics(create(&images.join("linux.cpio"))?, root)?;
         modules.add(LINUX_MODULES, &mut linux)?;
+        disk_programs(&mut linux, root)?;
+        for folder in LIBRARIES {
+            copy_names(&mut linux, root, folder, |name| {
+                DISK_LIBRARIES.iter().any(|library| name.starts_with(library))
+            })?;
+        }
+        linux.symlink("lib64/ld-linux-x86-64.so.2", &format!("/{LOADER}"))?;
         linux.finish()?;
         Ok(())
     }

@@ -35,6 +35,8 @@ pub struct QueueCounters {
     pub spurious_wakeups: Counter,
     /// Times that events were ignored for a while.
     pub throttles: Counter,
+    /// Pauses because of requests that broke rules.
+    pub pauses: Counter,
 }
 
 impl QueueCounters {
@@ -55,6 +57,7 @@ impl QueueCounters {
             of("moved", &self.moved),
             of("spurious_wakeups", &self.spurious_wakeups),
             of("throttles", &self.throttles),
+            of("pauses", &self.pauses),
         ]
     }
 

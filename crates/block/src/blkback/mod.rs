@@ -49,6 +49,7 @@
 mod bounce;
 mod counters;
 mod job;
+mod manners;
 mod pages;
 mod queue;
 mod worker;

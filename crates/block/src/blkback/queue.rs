@@ -95,6 +95,11 @@ impl<G: Grantee, M: RingMemory> Queue<G, M> {
         self.pages.kept()
     }
 
+    /// Pages that could not be kept, so far.
+    pub(super) fn not_kept(&self) -> u64 {
+        self.pages.persistent().over.get()
+    }
+
     /// Takes what there is, up to a batch, starts it, and answers what is done. Returns whether there
     /// was anything.
     pub(super) fn round(&mut self, now: Duration) -> Result<bool, ProducerOverflow> {
@@ -103,7 +108,9 @@ impl<G: Grantee, M: RingMemory> Queue<G, M> {
             self.start(job, now);
         }
         let available = self.ring.unconsumed()?.min(BATCH);
-        while taken < available && self.waiting.is_none() {
+        // Pages that cannot be kept are mapped and unmapped: after each such request others have their turn.
+        let not_kept = self.not_kept();
+        while taken < available && self.waiting.is_none() && self.not_kept() == not_kept {
             self.take(now);
             taken += 1;
         }

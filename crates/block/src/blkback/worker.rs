@@ -13,6 +13,7 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::time::{ClockId, clock_gettime};
 
 use super::counters::QueueCounters;
+use super::manners::{Manners, Turn};
 use super::queue::Queue;
 
 /// How often pages are looked at that nobody uses, while nothing else happens.
@@ -136,6 +137,7 @@ impl<G: Grantee, M: RingMemory, C: Channel> Worker<G, M, C> {
         let (mut last_work, mut tidied) = (now, now);
         let mut slept: Option<Duration> = None;
         let mut throttle = Throttle::default();
+        let mut manners = Manners::default();
         let mut event = false;
         loop {
             match self.inbox.receiver.try_recv() {
@@ -147,6 +149,7 @@ impl<G: Grantee, M: RingMemory, C: Channel> Worker<G, M, C> {
             if self.queue.notify_due() {
                 self.channel.notify().map_err(fault)?;
             }
+            self.take_turns(manners.after(self.counters.refused.get(), self.queue.not_kept()));
             now = monotonic();
             if now.saturating_sub(tidied) >= TIDY_EVERY {
                 self.queue.tidy(now);
@@ -184,6 +187,21 @@ impl<G: Grantee, M: RingMemory, C: Channel> Worker<G, M, C> {
             now = woke;
             event = woken.event;
         }
+    }
+
+    /// Lets others go first, if that is due.
+    fn take_turns(&self, turn: Turn) {
+        match turn {
+            Turn::GoOn => return,
+            Turn::GiveWay => rustix::thread::sched_yield(),
+            Turn::Pause(length) => {
+                self.counters.pauses.add(1);
+                // An order ends it.
+                let mut orders = [PollFd::new(&*self.inbox.wake, PollFlags::IN)];
+                let _ = poll(&mut orders, Some(&timespec(length)));
+            }
+        }
+        self.system.syscalls.add(1);
     }
 
     /// Sleeps until there may be work.

@@ -47,6 +47,8 @@ enum State {
 pub struct ClientHandshake {
     name: String,
     tls: bool,
+    /// Replies are to be simple.
+    simple: bool,
     state: State,
     no_zeroes: bool,
     structured: bool,
@@ -81,6 +83,7 @@ impl ClientHandshake {
         Ok(ClientHandshake {
             name: name.to_owned(),
             tls,
+            simple: false,
             state: State::Greeting,
             no_zeroes: false,
             structured: false,
@@ -88,6 +91,17 @@ impl ClientHandshake {
             export: None,
             blocks: (1, 4096, PAYLOAD_MAX),
         })
+    }
+
+    /// Asks for simple replies.
+    #[must_use]
+    pub fn simple(mut self) -> ClientHandshake {
+        self.simple = true;
+        self
+    }
+
+    fn after_encryption(&self) -> u32 {
+        if self.simple { option::GO } else { option::STRUCTURED_REPLY }
     }
 
     /// Takes what came in: returns how many bytes of `input` were used, and how far things are.
@@ -147,7 +161,7 @@ impl ClientHandshake {
         let ours = flags & (handshake::FIXED_NEWSTYLE | handshake::NO_ZEROES);
         self.no_zeroes = ours & handshake::NO_ZEROES != 0;
         out.extend(u32::from(ours).to_be_bytes());
-        let first = if self.tls { option::STARTTLS } else { option::STRUCTURED_REPLY };
+        let first = if self.tls { option::STARTTLS } else { self.after_encryption() };
         self.ask(first, out);
         Ok(Progress::More)
     }
@@ -172,7 +186,7 @@ impl ClientHandshake {
 
     /// The channel is encrypted now: goes on.
     pub fn encrypted(&mut self, out: &mut Vec<u8>) {
-        self.ask(option::STRUCTURED_REPLY, out);
+        self.ask(self.after_encryption(), out);
     }
 
     fn answer(

@@ -3,13 +3,22 @@ use rustix::fs::{FallocateFlags, MemfdFlags};
 use super::*;
 use crate::mapping::Mapping;
 
+/// Says that a test is skipped. Where nothing may be skipped unnoticed it fails, unless the kernel does not
+/// have what is missing.
+fn skip(reason: &str, error: &std::io::Error) {
+    let is_required = std::env::var_os("RINGFENCE_TEST_REQUIRE").is_some_and(|value| value == "1");
+    let is_lacking = [libc::ENOSYS, libc::EINVAL].map(Some).contains(&error.raw_os_error());
+    assert!(!is_required || is_lacking, "RINGFENCE_TEST_REQUIRE is set, and {reason}");
+    eprintln!("SKIPPED: {reason}");
+}
+
 fn ring(depth: u32) -> Option<Uring> {
     let file = rustix::fs::memfd_create("t", MemfdFlags::CLOEXEC).unwrap();
     rustix::fs::ftruncate(&file, 1 << 20).unwrap();
     match Uring::new(Arc::new(file), depth) {
         Ok(ring) => Some(ring),
         Err(error) => {
-            eprintln!("SKIPPED: io_uring is refused here: {error}");
+            skip(&format!("io_uring is refused here: {error}"), &error);
             None
         }
     }
@@ -96,7 +105,7 @@ fn registered_memory_is_used_only_while_it_is_registered_and_only_within() {
     let first = memory.slice(0, 4096).unwrap();
     assert!(ring.register(0, &first).is_err(), "nothing was prepared");
     if let Err(error) = ring.prepare_registration(2) {
-        eprintln!("SKIPPED: no sparse registration here: {error}");
+        skip(&format!("no sparse registration here: {error}"), &error);
         return;
     }
     assert!(!ring.write_fixed(1, 0, &first, 0, false));

@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
-use ringfence_block::blkback::BlkbackOptions;
+use ringfence_block::blkback::{BlkbackOptions, named_persistent};
 use ringfence_block::storage::Disk;
 use ringfence_block::storage::file::{Engine, FileDisk, FileFacts, FileOptions, OpenFile};
 use ringfence_block::storage::nbd::{Dialer, NbdDisk};
@@ -153,6 +153,26 @@ impl Disks {
     /// Why one of them was closed, if it was.
     pub(super) fn condemned(&self) -> Option<String> {
         self.backends.iter().find_map(|disk| disk.condemned().map(ToOwned::to_owned))
+    }
+
+    /// The rules that each of them saw broken, by name.
+    pub(super) fn broken(&self) -> impl Iterator<Item = (String, Vec<(&'static str, u64)>)> {
+        self.backends
+            .iter()
+            .map(|disk| (device_name(disk.device()), disk.rules().all().into_iter().collect()))
+    }
+
+    /// The counters of those that are connected, all queues together.
+    pub(super) fn counts(&self) -> impl Iterator<Item = (String, Vec<(&'static str, u64)>)> {
+        self.backends.iter().filter_map(|disk| {
+            let mut sums = BTreeMap::<&'static str, u64>::new();
+            for (queue, persistent) in disk.served()?.counters() {
+                for (name, count) in queue.named().into_iter().chain(named_persistent(persistent)) {
+                    *sums.entry(name).or_default() += count;
+                }
+            }
+            Some((device_name(disk.device()), sums.into_iter().collect()))
+        })
     }
 
     /// Removes every trace of them.

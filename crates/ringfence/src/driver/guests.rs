@@ -300,6 +300,11 @@ impl Guests {
 
     /// Removes every trace of a guest whose launcher is gone.
     fn leave(&mut self, mut guest: Guest, scope: &mut Scope<'_>) {
+        for (_, broken) in guest.disks.broken() {
+            for (rule, count) in broken {
+                *self.retired.entry(rule).or_default() += count;
+            }
+        }
         guest.disks.leave(scope);
         if let Some(leg) = guest.leg {
             leg.port.map(|id| scope.dataplane.remove_port(id));
@@ -427,6 +432,8 @@ impl Guests {
             let broken = vif.backend.rules().all().into_iter().collect();
             (vif.token(), owned(broken))
         });
+        let of_disks = self.list.iter().flat_map(|guest| guest.disks.broken());
+        let rules = rules.chain(of_disks.map(|(name, broken)| (name, owned(broken))));
         let rules =
             rules.chain([("gone".to_owned(), owned(self.retired.clone().into_iter().collect()))]);
         // What is zero is left out: a message has a bound, a switch may have many ports.
@@ -435,10 +442,12 @@ impl Guests {
         };
         let mut ports: BTreeMap<_, _> =
             ports.into_iter().map(|port| (port.name, nonzero(port.counters))).collect();
+        let disks = self.list.iter().flat_map(|guest| guest.disks.counts());
         ports.insert("gone".to_owned(), nonzero(self.retired_ports.counts().collect()));
         DriverStats {
             path: owned(scope.platform.counters().values().named()),
             ports,
+            disks: disks.map(|(name, counts)| (name, nonzero(counts))).collect(),
             rules: rules.filter(|(_, broken)| !broken.is_empty()).collect(),
             hub: owned(scope.hub.faults().into_iter().collect()),
         }

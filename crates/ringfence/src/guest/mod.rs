@@ -52,7 +52,10 @@ pub enum ToGuest {
     /// `names` is set.
     SetUp(Box<GuestConfig>),
     /// Run the command.
-    Start,
+    Start {
+        /// What it is to find in its environment besides [`GuestConfig::environment`].
+        environment: Vec<(String, String)>,
+    },
     /// Send the command this signal.
     Signal(i32),
 }
@@ -227,8 +230,8 @@ fn live(channel: &Channel, command: &[OsString]) -> Result<Ending, Failure> {
     drop(taps);
     // Frontend and uplink alone hold them from here on, so that they end with those.
     drop((guest.taps, guest.uplink));
-    match channel.receive::<ToGuest>()?.0 {
-        ToGuest::Start => {}
+    let more = match channel.receive::<ToGuest>()?.0 {
+        ToGuest::Start { environment } => environment,
         // There is nobody to be signalled yet: what would end the command ends the guest.
         ToGuest::Signal(number) => {
             let ending = Ending::Killed(number);
@@ -236,8 +239,9 @@ fn live(channel: &Channel, command: &[OsString]) -> Result<Ending, Failure> {
             return Ok(ending);
         }
         ToGuest::SetUp(_) => return Err(SetUpError::Protocol.into()),
-    }
-    let pid = command::start(command, stdin, &config.blocked_signals, &config.environment)
+    };
+    let environment = [&config.environment[..], &more].concat();
+    let pid = command::start(command, stdin, &config.blocked_signals, &environment)
         .map_err(|error| Failure { status: error.status(), why: error.to_string() })?;
     channel.send(&FromGuest::Running, &[])?;
     if let Some(stub) = guest.stub {
@@ -320,7 +324,9 @@ fn watch(channel: &Channel, child_ends: &Signals, command: Pid) -> Result<Ending
                     // It may have ended this very moment, which the next round finds out.
                     let _ = signals::send(pid, number);
                 }
-                ToGuest::SetUp(_) | ToGuest::Start => return Err(SetUpError::Protocol.into()),
+                ToGuest::SetUp(_) | ToGuest::Start { .. } => {
+                    return Err(SetUpError::Protocol.into());
+                }
             }
         }
     }

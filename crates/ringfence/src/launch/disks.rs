@@ -20,9 +20,10 @@ use ringfence_block::blkback::Mode;
 use ringfence_block::storage::file::OpenFile;
 use ringfence_block::storage::nbd::NbdConnector;
 
-use super::report::printable;
+use super::devices::Device;
+use super::report::{Reporter, printable};
 use super::runtime_dir::RuntimeDir;
-use crate::disk::{DISKS_MAX, DiskSpec, Source, variable};
+use crate::disk::{DISKS_MAX, DiskSpec, Source, device_variable, variable};
 use crate::switchboard::{DiskFrontend, DiskRequest, FromDriver, Medium, ToDriver};
 use crate::sys::channel::Channel;
 
@@ -45,6 +46,8 @@ struct Prepared {
 
 /// The disks of one guest. Their sockets go when this does.
 pub(super) struct Disks {
+    /// Their nodes below /dev: these end first.
+    devices: Vec<Device>,
     list: Vec<Prepared>,
     /// By handle, of those that are on a server.
     connectors: BTreeMap<u16, NbdConnector>,
@@ -57,7 +60,7 @@ impl Disks {
         if !specs.is_empty() {
             sweep(directory);
         }
-        let mut disks = Disks { list: vec![], connectors: BTreeMap::new() };
+        let mut disks = Disks { devices: vec![], list: vec![], connectors: BTreeMap::new() };
         for (spec, handle) in specs.iter().zip(0u16..) {
             let (medium, file) = disks.find(handle, &spec.source)?;
             let name = format!("{PREFIX}{}-{handle}", std::process::id());
@@ -140,6 +143,29 @@ impl Disks {
         self.list.iter_mut().filter_map(|disk| disk.socket.take()).collect()
     }
 
+    /// Makes nodes below /dev of those that are served, where that can be; by what variables the command
+    /// finds these.
+    pub(super) fn make_devices(&mut self, reporter: Reporter) -> Vec<(String, String)> {
+        let mut environment = vec![];
+        for (disk, number) in self.list.iter().zip(0..) {
+            match Device::of(&disk.path) {
+                Ok(Some(device)) => {
+                    let path = device.path().display().to_string();
+                    reporter.step(format_args!("disk {number} is {path}, too"));
+                    environment.push((device_variable(number), path));
+                    self.devices.push(device);
+                }
+                Ok(None) => reporter.step(format_args!(
+                    "disk {number} has no node below /dev: only root may make one, where the kernel has \
+                     the driver nbd (modprobe nbd)"
+                )),
+                Err(error) => reporter
+                    .problem(format_args!("disk {number} has no node below /dev: {error}")),
+            }
+        }
+        environment
+    }
+
     /// By what variables the command finds them.
     pub(super) fn environment(&self) -> Vec<(String, String)> {
         let paths = self.list.iter().map(|disk| disk.path.display().to_string());
@@ -149,6 +175,8 @@ impl Disks {
 
 impl Drop for Disks {
     fn drop(&mut self) {
+        // While their frontend is there.
+        self.devices.clear();
         for disk in &self.list {
             let _ = std::fs::remove_file(&disk.path);
         }

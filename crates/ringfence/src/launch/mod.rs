@@ -13,6 +13,7 @@
 //! Everything here is one thread and one `poll`. Nothing that ends this process leaves anything
 //! behind: each process it started has asked the kernel to be killed along with it.
 
+mod devices;
 mod disks;
 pub(crate) mod options;
 mod rendezvous;

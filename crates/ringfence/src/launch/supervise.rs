@@ -331,7 +331,8 @@ impl<'a> Supervisor<'a> {
         if let Some(uplink) = &self.uplink {
             self.reporter.summary(format_args!("{name} is on the host's network: {uplink}"));
         }
-        self.tell_guest(&ToGuest::Start)
+        let environment = self.disks.make_devices(self.reporter);
+        self.tell_guest(&ToGuest::Start { environment })
     }
 
     /// What the guest is called.

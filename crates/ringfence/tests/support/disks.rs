@@ -30,14 +30,18 @@ pub fn socket_of(lab: &Lab, guest: &Running) -> PathBuf {
     lab.runtime_dir().join(format!("disk-{}-0", guest.pid().as_raw_nonzero()))
 }
 
-/// A guest that does nothing, and its disk.
+/// A guest that does nothing, and its disk. A request fails when it is three seconds old.
 pub fn served(lab: &Lab, disk: &str) -> (Running, NbdDisk) {
+    served_within(lab, disk, Duration::from_secs(3))
+}
+
+/// The same with another age at which a request fails. A flush of a machine at work may take seconds.
+pub fn served_within(lab: &Lab, disk: &str, give_up: Duration) -> (Running, NbdDisk) {
     let guest = lab.run(&format!("--disk {disk}"), &["sleep", "300"]);
     guest.wait_up();
     let path = socket_of(lab, &guest);
     let address = NbdAddress::Unix { path, name: String::new(), tls: None };
-    let options =
-        NbdOptions { give_up: Duration::from_secs(3), journal: 0, ..NbdOptions::default() };
+    let options = NbdOptions { give_up, journal: 0, ..NbdOptions::default() };
     let mut opened = None;
     eventually(MOMENT, || {
         opened = NbdDisk::open(&address, &options).ok();

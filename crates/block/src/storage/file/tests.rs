@@ -22,6 +22,15 @@ fn options(engine: Engine) -> FileOptions {
     FileOptions { engine, discard: true, ..FileOptions::default() }
 }
 
+/// Says that a test, or a part of it, is skipped. Where nothing may be skipped unnoticed it fails, unless
+/// the kernel does not have at all what is missing.
+fn skip(reason: &str, errno: Option<i32>) {
+    let is_required = std::env::var_os("RINGFENCE_TEST_REQUIRE").is_some_and(|value| value == "1");
+    let is_lacking = [Some(libc::ENOSYS), Some(libc::EOPNOTSUPP)].contains(&errno);
+    assert!(!is_required || is_lacking, "RINGFENCE_TEST_REQUIRE is set, and {reason}");
+    eprintln!("SKIPPED: {reason}");
+}
+
 /// The engines that this kernel has.
 fn engines() -> Vec<Engine> {
     let image = image(1 << 20);
@@ -29,7 +38,7 @@ fn engines() -> Vec<Engine> {
     match disk.queue(1) {
         Ok(_) => vec![Engine::IoUring, Engine::Threads],
         Err(error) => {
-            eprintln!("SKIPPED: io_uring is refused here: {error}");
+            skip(&format!("io_uring is refused here: {error}"), error.raw_os_error());
             vec![Engine::Threads]
         }
     }
@@ -83,7 +92,8 @@ fn a_discard_gives_space_back() {
         let image = image(8 << 20);
         let disk = FileDisk::open(&image.path, &options(engine)).unwrap();
         if disk.geometry().discard.is_none() {
-            eprintln!("SKIPPED: the file system of {} punches no holes", image.path.display());
+            let place = image.path.display();
+            skip(&format!("the file system of {place} punches no holes"), Some(libc::EOPNOTSUPP));
             return;
         }
         let mut driver = Driver::new(disk.queue(4).unwrap());
@@ -186,7 +196,7 @@ fn registered_memory_serves_and_its_name_ends_with_the_registration() {
     let memory = ringfence_memory::Mapping::private(8192).unwrap().lent();
     let first = memory.slice(0, 4096).unwrap();
     if !driver.queue().register(7, &first) {
-        eprintln!("SKIPPED: memory cannot be registered here");
+        skip("memory cannot be registered here: raise RLIMIT_MEMLOCK (ulimit -l)", None);
         return;
     }
     first.copy_from(0, &[9; 4096]).unwrap();
@@ -227,7 +237,7 @@ fn a_page_that_was_replaced_is_reached_after_it_was_registered_anew() {
     let page = Mapping::new(&arena, 0, 4096, protection).unwrap().lent();
     page.copy_from(0, &[1]).unwrap();
     if !driver.queue().register(1, &page) {
-        eprintln!("SKIPPED: memory cannot be registered here");
+        skip("memory cannot be registered here: raise RLIMIT_MEMLOCK (ulimit -l)", None);
         return;
     }
     let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;

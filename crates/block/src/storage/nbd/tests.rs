@@ -177,7 +177,8 @@ fn hostile(
     std::thread::spawn(move || {
         for (n, stream) in listener.incoming().take(3).enumerate() {
             let mut stream = stream.unwrap();
-            stream.write_all(&crate::nbd::offer::greeting()).unwrap();
+            // Who only wakes this thread at the end does not wait for it.
+            let _ = stream.write_all(&crate::nbd::offer::greeting());
             let mut skip = [0; 4];
             let _ = stream.read_exact(&mut skip);
             while let Some(number) = read_option(&mut stream) {
@@ -321,4 +322,63 @@ fn errors_of_the_server_are_errors_of_the_disk() {
         let _ = UnixStream::connect(&place.path);
     }
     let _ = server.join();
+}
+
+/// An authority that has signed nothing: with these tests a handshake of TLS is never begun.
+const AUTHORITY: &str = "\
+-----BEGIN CERTIFICATE-----
+MIIBiDCCAS+gAwIBAgIUG3an4w+NXGqn3P1PZWCeJZXZwAUwCgYIKoZIzj0EAwIw
+GTEXMBUGA1UEAwwOdGVzdCBhdXRob3JpdHkwIBcNMjYxMTIxMTYxNTEwWhgPMjEy
+NjEwMjgxNjE1MTBaMBkxFzAVBgNVBAMMDnRlc3QgYXV0aG9yaXR5MFkwEwYHKoZI
+zj0CAQYIKoZIzj0DAQcDQgAEYchpO2/05hamUPVCFTN2O2lQkULRieOyPLXKoOxS
+Ff49YQsBmdLoe5ItDoKhbOc/qq7h79DhtIkp1HyIy1qhc6NTMFEwHQYDVR0OBBYE
+FEeJotP7wNnZOSVmURE+aFk0ClQ7MB8GA1UdIwQYMBaAFEeJotP7wNnZOSVmURE+
+aFk0ClQ7MA8GA1UdEwEB/wQFMAMBAf8wCgYIKoZIzj0EAwIDRwAwRAIgA4QiUdb9
+AEffB84zY1EkiBVGm2SHxb8h/oGZB09+AvsCIG5MoVXUbfsDjVpalYHxWKMGA2nl
+WqGLd5TcJClHFyRH
+-----END CERTIFICATE-----
+";
+
+/// What somebody on the way adds to the agreement to encrypt would be read as if the server had said it
+/// under encryption, if it were kept until then.
+#[test]
+fn bytes_behind_the_agreement_to_encrypt_end_the_connection() {
+    let place = Place::new();
+    let directory = place.path.parent().unwrap().display();
+    std::fs::write(format!("{directory}/ca-cert.pem"), AUTHORITY).unwrap();
+    let address: NbdAddress = format!(
+        "nbds+unix:///?socket={}&tls-certificates={directory}&tls-hostname=localhost",
+        place.path.display()
+    )
+    .parse()
+    .unwrap();
+    let injected = [&numbers::OPTION_REPLY.to_be_bytes()[..], &[0; 12]].concat();
+    for extra in [&injected[..], &[0x16], &[]] {
+        let listener = place.listen();
+        let sent = extra.to_vec();
+        let server = std::thread::spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            stream.write_all(&crate::nbd::offer::greeting()).unwrap();
+            stream.read_exact(&mut [0; 4]).unwrap();
+            assert_eq!(read_option(&mut stream), Some(option::STARTTLS));
+            // In one piece, as an attacker would have it.
+            let mut bytes = numbers::OPTION_REPLY.to_be_bytes().to_vec();
+            bytes.extend(option::STARTTLS.to_be_bytes());
+            bytes.extend(reply::ACK.to_be_bytes());
+            bytes.extend([0; 4]);
+            bytes.extend(sent);
+            stream.write_all(&bytes).unwrap();
+            let mut hello = [0; 1];
+            stream.read(&mut hello).map(|count| hello[..count].to_vec()).unwrap_or_default()
+        });
+        let options = NbdOptions { connect: Duration::from_millis(500), ..short() };
+        let error = NbdDisk::open(&address, &options).err().unwrap().to_string();
+        let said = server.join().unwrap();
+        if extra.is_empty() {
+            assert_eq!(said, [0x16], "a handshake of TLS begins: {error}");
+        } else {
+            let expected = format!("the server sent {} bytes in the clear", extra.len());
+            assert!(error.contains(&expected) && said.is_empty(), "{error}, {said:?}");
+        }
+    }
 }

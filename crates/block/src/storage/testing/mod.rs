@@ -72,9 +72,9 @@ pub struct Driver {
 pub struct Stuck;
 
 impl Driver {
-    /// Uses `queue`, and waits 30 seconds for an answer.
+    /// Uses `queue`, and waits two minutes for an answer.
     pub fn new(queue: Box<dyn DiskQueue>) -> Driver {
-        Driver { queue, next_token: 1, in_flight: 0, patience: Duration::from_secs(30) }
+        Driver { queue, next_token: 1, in_flight: 0, patience: Duration::from_secs(120) }
     }
 
     /// Waits this long for an answer.

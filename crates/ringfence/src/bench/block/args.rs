@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 use ringfence_block::blkback::Mode;
-use ringfence_block::storage::file::CacheMode;
+use ringfence_block::storage::file::{CacheMode, Engine};
 use serde::{Deserialize, Serialize};
 
 use crate::bench::args::parse_seconds;
@@ -59,6 +59,11 @@ pub struct BlockArgs {
     /// How a file is used, as in QEMU: none (O_DIRECT), writeback, writethrough, directsync, unsafe
     #[arg(long, value_name = "MODE", default_value = "none")]
     pub cache: CacheMode,
+
+    /// What does the I/O of a file: io_uring, threads, or auto (io_uring where the kernel allows it).
+    /// `ringfence run` uses threads in its sandbox
+    #[arg(long, value_name = "ENGINE", default_value = "auto")]
+    pub engine: Engine,
 
     /// Other programs to hold against: each serves the file over NBD, as `ringfence run --disk` does,
     /// and fio does the same job on all of them (needs fio, and --storage FILE)

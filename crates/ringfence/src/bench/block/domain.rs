@@ -19,11 +19,12 @@ use ringfence_platform::local::{ArenaShape, LocalPlatform};
 use ringfence_platform::{DomId, Platform};
 use ringfence_wire::xenbus::{DeviceId, DeviceKind};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::thread::CpuSet;
 use rustix::time::ClockId;
 
 use super::args::{Rw, Storage};
 use super::latency::Latencies;
-use super::orders::{Answer, GuestSetup, Order, Setup, Worked};
+use super::orders::{Answer, GuestSetup, HANDLE, Order, Setup, Worked};
 use crate::bench::STATUS_BENCH_FAILED;
 use crate::bench::usage::{Usage, clock};
 use crate::sys::channel::{Channel, ChannelError, expect_fds};
@@ -62,13 +63,13 @@ fn serve(channel: &Channel) -> anyhow::Result<()> {
     let [hub] = expect_fds(fds)?;
     let platform = LocalPlatform::connect(hub)?;
     match setup {
-        Setup::Backend { mode, storage, cache, guests, queues, span } => {
+        Setup::Backend { mode, storage, cache, engine, guests, queues, span } => {
             let options = BlkbackOptions {
                 mode: mode.parse()?,
                 queues: queues.into(),
                 ..BlkbackOptions::default()
             };
-            let disk = FileOptions { cache, ..FileOptions::default() };
+            let disk = FileOptions { cache, engine, ..FileOptions::default() };
             backend(channel, &platform, options, (&storage, &disk), (&guests, span))
         }
         Setup::Guest(setup) => {
@@ -81,6 +82,11 @@ fn serve(channel: &Channel) -> anyhow::Result<()> {
                 _ => ArenaShape::of(pages, PAGES_OTHER),
             };
             let platform = platform.with_arena(shape);
+            if let Some(core) = setup.core {
+                let mut cores = CpuSet::new();
+                cores.set(core);
+                rustix::thread::sched_setaffinity(None, &cores).context("choosing a core")?;
+            }
             guest(channel, &platform, setup, pages)
         }
     }
@@ -95,8 +101,8 @@ fn order(channel: &Channel) -> anyhow::Result<Option<Order>> {
     }
 }
 
-fn device(guest: u16) -> DeviceId {
-    DeviceId { kind: DeviceKind::Vbd, frontend: DomId(guest), backend: DomId(0), handle: 51712 }
+fn device(guest: u16, handle: u32) -> DeviceId {
+    DeviceId { kind: DeviceKind::Vbd, frontend: DomId(guest), backend: DomId(0), handle }
 }
 
 fn backend(
@@ -125,7 +131,7 @@ fn backend(
             Some(file) => Arc::clone(file),
             None => Arc::new(MemoryDisk::new(span, 512)?) as Arc<dyn Disk>,
         };
-        let device = device(*guest);
+        let device = device(*guest, HANDLE);
         toolstack::create(&mut store, &device, VbdConfig::default())?;
         devices.push(VbdBackend::new(device, options, disk, Arc::new(|| {})));
     }
@@ -169,7 +175,7 @@ fn guest(
         pages: pages as usize - 16,
         ..BlkfrontOptions::default()
     };
-    let device = device(setup.domain);
+    let device = device(setup.domain, setup.handle);
     let mut front = VbdFrontend::new(platform, device, options, Arc::new(|| {}))?;
     let deadline = Instant::now() + CONNECT_WITHIN;
     while !front.is_up() {

@@ -7,7 +7,7 @@ const STEPS: u64 = 32;
 
 /// Counts of latencies in nanoseconds, each within 1/32 of what it was.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub(super) struct Latencies(Vec<u64>);
+pub(in crate::bench) struct Latencies(Vec<u64>);
 
 fn place(nanos: u64) -> usize {
     let nanos = nanos.max(STEPS);
@@ -39,7 +39,7 @@ impl Latencies {
     }
 
     /// The time in microseconds that so much of the requests (of one) took at most.
-    pub(super) fn quantile_us(&self, part: f64) -> f64 {
+    pub(in crate::bench) fn quantile_us(&self, part: f64) -> f64 {
         let wanted = (self.0.iter().sum::<u64>() as f64 * part).ceil().max(1.0);
         let mut seen = 0.0;
         for (place, count) in self.0.iter().enumerate() {

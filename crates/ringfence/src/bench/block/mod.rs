@@ -27,13 +27,15 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 use ringfence_block::blkback::Mode;
-use ringfence_block::storage::file::CacheMode;
+use ringfence_block::storage::file::{CacheMode, Engine};
 use ringfence_platform::DomId;
 
-use self::args::{BlockArgs, Rw, Storage};
+pub(super) use self::args::Rw;
+use self::args::{BlockArgs, Storage};
 pub(super) use self::domain::main as domain_main;
 use self::latency::Latencies;
-use self::orders::{Answer, GuestSetup, Order, Setup, Worked, span};
+use self::orders::{Answer, HANDLE, Order, Setup, span};
+pub(super) use self::orders::{GuestSetup, Worked};
 use self::report::Row;
 pub(super) use self::seeds::run as run_seeds;
 use super::net::RunningHub;
@@ -82,6 +84,7 @@ pub(super) fn run(args: &BlockArgs) -> anyhow::Result<()> {
 struct Settings {
     storage: Storage,
     cache: CacheMode,
+    engine: Engine,
     seconds: Duration,
     repeat: u16,
     depth: u16,
@@ -90,8 +93,8 @@ struct Settings {
 
 impl Settings {
     fn of(args: &BlockArgs) -> Settings {
-        let BlockArgs { ref storage, cache, seconds, repeat, depth, queues, .. } = *args;
-        Settings { storage: storage.clone(), cache, seconds, repeat, depth, queues }
+        let BlockArgs { ref storage, cache, engine, seconds, repeat, depth, queues, .. } = *args;
+        Settings { storage: storage.clone(), cache, engine, seconds, repeat, depth, queues }
     }
 }
 
@@ -144,6 +147,7 @@ impl Case {
             mode: self.mode.name().to_owned(),
             storage: storage.clone(),
             cache: settings.cache,
+            engine: settings.engine,
             guests: admitted.iter().map(|(domain, _)| domain.0).collect(),
             queues: self.queues,
         };
@@ -157,6 +161,8 @@ impl Case {
             let base = if *storage == Storage::Memory { 0 } else { number * span };
             let setup = Setup::Guest(GuestSetup {
                 domain: domain.0,
+                handle: HANDLE,
+                core: None,
                 persistent: self.mode == Mode::Persistent,
                 block: self.block,
                 rw: self.rw,
@@ -211,7 +217,7 @@ impl Case {
 }
 
 /// All guests are at work for so long.
-fn work(guests: &[Domain], length: Duration) -> anyhow::Result<Vec<Worked>> {
+pub(super) fn work(guests: &[Domain], length: Duration) -> anyhow::Result<Vec<Worked>> {
     for guest in guests {
         guest.tell(Order::Work(length))?;
     }
@@ -223,7 +229,7 @@ fn work(guests: &[Domain], length: Duration) -> anyhow::Result<Vec<Worked>> {
 }
 
 /// A process; ended when this is dropped.
-struct Domain {
+pub(super) struct Domain {
     name: &'static str,
     child: Child,
     channel: Channel,
@@ -242,6 +248,20 @@ impl Domain {
         let domain = Domain { name, child, channel };
         domain.channel.send(setup, &[hub.as_fd()])?;
         Ok(domain)
+    }
+
+    /// A guest of which the driver domain is made already, when its disk holds what is to be read.
+    pub(super) fn guest(setup: GuestSetup, hub: OwnedFd) -> anyhow::Result<Domain> {
+        let guest = Domain::start("guest", &Setup::Guest(setup), hub)?;
+        match guest.hear()? {
+            Answer::Ready => Ok(guest),
+            other => bail!("the guest said {other:?}"),
+        }
+    }
+
+    /// Its number.
+    pub(super) fn pid(&self) -> u32 {
+        self.child.id()
     }
 
     fn tell(&self, order: Order) -> anyhow::Result<()> {

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use ringfence_block::storage::file::CacheMode;
+use ringfence_block::storage::file::{CacheMode, Engine};
 use serde::{Deserialize, Serialize};
 
 use super::args::{Rw, Storage};
@@ -12,6 +12,9 @@ use crate::bench::usage::Usage;
 /// Bytes of all guests' disks together: the same for any number of guests, so that caches are asked the
 /// same.
 const TOTAL: u64 = 128 << 20;
+
+/// The handle of each guest's disk.
+pub(super) const HANDLE: u32 = 51712;
 
 /// Bytes of each guest's disk.
 pub(super) fn span(guests: u16) -> u64 {
@@ -28,6 +31,8 @@ pub(super) enum Setup {
         storage: Storage,
         /// How a file is used.
         cache: CacheMode,
+        /// What does the I/O of a file.
+        engine: Engine,
         /// The guests' numbers.
         guests: Vec<u16>,
         queues: u16,
@@ -40,19 +45,23 @@ pub(super) enum Setup {
 
 /// What a guest does.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
-pub(super) struct GuestSetup {
+pub(in crate::bench) struct GuestSetup {
     /// Its domain number.
-    pub(super) domain: u16,
+    pub(in crate::bench) domain: u16,
+    /// Its disk's.
+    pub(in crate::bench) handle: u32,
+    /// The core to stay on.
+    pub(in crate::bench) core: Option<usize>,
     /// Pages stay lent.
-    pub(super) persistent: bool,
-    pub(super) block: u32,
-    pub(super) rw: Rw,
-    pub(super) depth: u16,
-    pub(super) queues: u16,
+    pub(in crate::bench) persistent: bool,
+    pub(in crate::bench) block: u32,
+    pub(in crate::bench) rw: Rw,
+    pub(in crate::bench) depth: u16,
+    pub(in crate::bench) queues: u16,
     /// First byte of its part of the disk.
-    pub(super) base: u64,
+    pub(in crate::bench) base: u64,
     /// Bytes of it.
-    pub(super) span: u64,
+    pub(in crate::bench) span: u64,
 }
 
 /// Orders to a domain that is set up.
@@ -81,9 +90,9 @@ pub(super) enum Answer {
 
 /// What a guest did.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub(super) struct Worked {
-    pub(super) requests: u64,
-    pub(super) nanos: u64,
-    pub(super) latencies: Latencies,
+pub(in crate::bench) struct Worked {
+    pub(in crate::bench) requests: u64,
+    pub(in crate::bench) nanos: u64,
+    pub(in crate::bench) latencies: Latencies,
     pub(super) usage: Usage,
 }

@@ -3,7 +3,7 @@
 use std::io::Write;
 
 use ringfence_block::blkback::Mode;
-use ringfence_block::storage::file::CacheMode;
+use ringfence_block::storage::file::{CacheMode, Engine};
 
 use super::args::{PersistentArgs, Rw, Storage};
 use super::report::{self, Row};
@@ -28,6 +28,7 @@ pub(in crate::bench) fn run(args: &PersistentArgs) -> anyhow::Result<()> {
                 let settings = Settings {
                     storage: Storage::Memory,
                     cache: CacheMode::None,
+                    engine: Engine::Auto,
                     seconds: args.seconds,
                     repeat: args.repeat,
                     depth,

@@ -3,11 +3,13 @@
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
+use ringfence_block::blkback::Mode as DiskMode;
 use ringfence_grants::Mode;
 use serde::{Deserialize, Serialize};
 
 use super::super::args::{parse_mode, parse_seconds};
 use super::super::packet::SIZE_MIN;
+use super::disks::behaviour::DiskBehaviour;
 
 const NOTES: &str = "\
 A well-behaved guest (the victim) sends numbered, checksummed packets through netfront, netback and
@@ -16,10 +18,14 @@ does the same as the victim (`honest`: what all others are compared with), none 
 breaks rules as fast as it can, and comes back when it is thrown out. Each row has a driver domain and
 guests of its own. --list names the behaviours.
 
+The rows disk-… are the same with disks: the victim reads at random from its own, through blkfront and
+blkback, and the neighbour does what it does to its own disk. Every answer that it gets is judged.
+
 Every domain is a process on a core that does not depend on the row: the driver domain on the first,
 the victim on the second, the neighbour on the third, or beside the victim where there are two.
 
-Exit status 1: a packet of the victim's was damaged, or it was charged with a rule it did not break.";
+Exit status 1: a packet or block of the victim's was damaged, it was charged with a rule it did not break,
+or a hostile neighbour got a wrong answer to a request.";
 
 /// What a neighbour that breaks rules does to one that does not
 #[derive(Debug, Args)]
@@ -30,14 +36,8 @@ pub struct HostileArgs {
     pub seconds: Duration,
 
     /// Rows to measure; the honest neighbour is always measured
-    #[arg(
-        long,
-        value_name = "BEHAVIOUR",
-        value_delimiter = ',',
-        value_enum,
-        hide_possible_values = true
-    )]
-    pub behaviours: Vec<Behaviour>,
+    #[arg(long, value_name = "BEHAVIOUR", value_delimiter = ',', value_parser = Which::parse)]
+    pub behaviours: Vec<Which>,
 
     /// Measure all rows so many times, and report medians
     #[arg(long, value_name = "N", default_value = "1",
@@ -53,6 +53,10 @@ pub struct HostileArgs {
     #[arg(long, value_name = "MODE", default_value = "copy", value_parser = parse_mode)]
     pub mode: Mode,
 
+    /// How the driver domain reaches the guests' pages for disks
+    #[arg(long, value_name = "MODE", default_value = "persistent")]
+    pub disk_mode: DiskMode,
+
     /// One JSON object a line
     #[arg(long)]
     pub json: bool,
@@ -67,14 +71,53 @@ pub struct HostileArgs {
 }
 
 impl HostileArgs {
-    /// The rows: the honest neighbour, and what was asked for.
+    /// The rows of packets: the honest neighbour, and what was asked for; none if that is all disks.
     pub(super) fn rows(&self) -> Vec<Behaviour> {
-        let wanted: &[Behaviour] = match self.behaviours.as_slice() {
-            [] => Behaviour::value_variants(),
-            some => some,
+        let wanted: Vec<_> = match self.behaviours.as_slice() {
+            [] => Behaviour::value_variants().to_vec(),
+            some => some.iter().filter_map(|which| which.packets()).collect(),
         };
         let all = Behaviour::value_variants().iter().copied();
-        all.filter(|row| *row == Behaviour::Honest || wanted.contains(row)).collect()
+        let honest = |row| row == Behaviour::Honest && !wanted.is_empty();
+        all.filter(|row| honest(*row) || wanted.contains(row)).collect()
+    }
+
+    /// What was asked for of disks.
+    pub(super) fn disks(&self) -> Vec<DiskBehaviour> {
+        match self.behaviours.as_slice() {
+            [] => DiskBehaviour::value_variants().to_vec(),
+            some => some.iter().filter_map(|which| which.disks()).collect(),
+        }
+    }
+}
+
+/// A row: of packets, or of disks.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Which {
+    /// What a neighbour does to a network.
+    Packets(Behaviour),
+    /// What it does to disks.
+    Disks(DiskBehaviour),
+}
+
+impl Which {
+    /// The row of that name.
+    ///
+    /// # Errors
+    ///
+    /// When there is none: what to do about it.
+    pub fn parse(name: &str) -> Result<Which, String> {
+        let packets = || Behaviour::from_str(name, false).ok().map(Which::Packets);
+        let found = DiskBehaviour::parse(name).map(Which::Disks).or_else(packets);
+        found.ok_or_else(|| "there is no such behaviour; --list names all there are".to_owned())
+    }
+
+    pub(super) fn packets(self) -> Option<Behaviour> {
+        if let Which::Packets(behaviour) = self { Some(behaviour) } else { None }
+    }
+
+    pub(super) fn disks(self) -> Option<DiskBehaviour> {
+        if let Which::Disks(behaviour) = self { Some(behaviour) } else { None }
     }
 }
 
@@ -183,6 +226,12 @@ mod tests {
         assert_eq!(rows, Behaviour::value_variants());
         let rows = parse("--behaviours event-storm,absent").unwrap().rows();
         assert_eq!(rows, [Behaviour::Honest, Behaviour::Absent, Behaviour::EventStorm]);
+        let both = parse("--behaviours disk-nonsense,event-storm").unwrap();
+        assert_eq!(both.rows(), [Behaviour::Honest, Behaviour::EventStorm]);
+        assert_eq!(both.disks(), [DiskBehaviour::Nonsense]);
+        let disks = parse("--behaviours disk-nonsense").unwrap();
+        assert!(disks.rows().is_empty(), "one kind is not measured for the other's sake");
+        assert_eq!(parse("").unwrap().disks(), DiskBehaviour::value_variants());
     }
 
     #[test]
@@ -196,7 +245,15 @@ mod tests {
 
     #[test]
     fn what_cannot_be_measured_is_refused() {
-        for line in ["--size 59", "--size 9019", "--behaviours rude", "--rounds 0", "--mode fast"] {
+        for line in [
+            "--size 59",
+            "--size 9019",
+            "--behaviours rude",
+            "--behaviours disk-rude",
+            "--disk-mode window",
+            "--rounds 0",
+            "--mode fast",
+        ] {
             assert!(parse(line).is_err(), "{line}");
         }
     }

@@ -1,17 +1,21 @@
 //! The part of a launcher: gets guests a place at the switch, and asks for counters.
 
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
+use ringfence_block::storage::file::{CacheMode, FileOptions, OpenFile};
 use ringfence_net::features::OffloadKeys;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with};
 
+use super::disks::DiskOrder;
 use super::orders::{Entrance, Place};
-use crate::switchboard::{AttachRequest, DriverStats, FromDriver, ToDriver, VERSION};
+use crate::switchboard::{
+    AttachRequest, DiskRequest, DriverStats, FromDriver, Medium, ToDriver, VERSION,
+};
 use crate::sys::channel::{Channel, expect_fds};
 
 /// How long the driver domain may take to answer a launcher.
@@ -92,6 +96,24 @@ impl Seat {
         let [hub, names] = expect_fds(fds)?;
         let place = Place { domain: attached.domain, mac: attached.mac, mtu: entrance.mtu };
         Ok(Seat { place, hub, lease, _names: names })
+    }
+
+    /// Gives the guest its first disk: zeros in memory.
+    pub(super) fn add_disk(&self, order: &DiskOrder) -> anyhow::Result<()> {
+        use rustix::fs::MemfdFlags;
+        let file = rustix::fs::memfd_create("ringfence-disk", MemfdFlags::CLOEXEC)?;
+        rustix::fs::ftruncate(&file, order.bytes)?;
+        let options = FileOptions { cache: CacheMode::WriteBack, ..FileOptions::default() };
+        // Opened again: what is locked is the driver domain's.
+        let path = PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd()));
+        let OpenFile { file, facts } = OpenFile::open(&path, &options)?;
+        let medium = Medium::File { facts, options };
+        let request = DiskRequest { handle: 0, mode: order.mode.clone(), medium };
+        self.lease.send(&ToDriver::Disk(Box::new(request)), &[file.as_fd()])?;
+        match self.lease.receive_within(PATIENCE)?.0 {
+            FromDriver::DiskAdded => Ok(()),
+            other => bail!("the driver domain answered {other:?}"),
+        }
     }
 
     /// The driver domain's counters. To be asked through the victim's seat.

@@ -27,6 +27,7 @@
 pub mod args;
 mod attacks;
 mod control;
+pub mod disks;
 mod driver;
 mod honest;
 mod launcher;
@@ -53,6 +54,7 @@ use crate::switchboard::DriverStats;
 use crate::sys::channel::{Channel, expect_fds};
 use crate::sys::out::Out;
 use args::{Behaviour, HostileArgs};
+use disks::behaviour::DiskBehaviour;
 use launcher::{Rendezvous, Seat};
 use orders::{Answer, Arrivals, Entrance, Order, Role, Setup};
 use process::Process;
@@ -70,19 +72,37 @@ pub(super) fn run(args: &HostileArgs) -> anyhow::Result<()> {
     let mut out = Out;
     if args.list {
         for behaviour in Behaviour::value_variants() {
-            writeln!(out, "{:<18} {}", behaviour.name(), behaviour.meaning())?;
+            writeln!(out, "{:<23} {}", behaviour.name(), behaviour.meaning())?;
+        }
+        for behaviour in DiskBehaviour::value_variants() {
+            writeln!(out, "{:<23} {}", behaviour.name(), behaviour.meaning())?;
         }
         return Ok(());
     }
     let cores = Cores::find()?;
-    let rows = args.rows();
+    let (rows, disks) = (args.rows(), args.disks());
+    if !rows.is_empty() {
+        packets(args, &rows, cores)?;
+    }
+    if !rows.is_empty() && !disks.is_empty() && !args.json {
+        writeln!(out)?;
+    }
+    if !disks.is_empty() {
+        disks::run(args, &disks, cores)?;
+    }
+    Ok(())
+}
+
+/// Runs the rows of packets.
+fn packets(args: &HostileArgs, rows: &[Behaviour], cores: Cores) -> anyhow::Result<()> {
+    let mut out = Out;
     let progress = super::progress(rows.len() * args.rounds as usize);
     if !args.json {
         writeln!(out, "{}", report::heading())?;
     }
     let mut runs = Vec::new();
     for round in 1..=args.rounds {
-        for &behaviour in &rows {
+        for &behaviour in rows {
             progress.set_message(format!("round {round}: {}", behaviour.name()));
             let measured = Case { args, cores, behaviour, number: runs.len() }
                 .run(&progress)
@@ -307,5 +327,8 @@ fn serve(channel: Channel) -> anyhow::Result<()> {
             honest::serve(&channel, &setup, place, *talks, hub)
         }
         Role::Hostile { entrance, behaviour } => attacks::serve(&channel, entrance, *behaviour),
+        Role::HostileDisk { entrance, behaviour, disk } => {
+            disks::serve(&channel, entrance, (*behaviour, disk))
+        }
     }
 }

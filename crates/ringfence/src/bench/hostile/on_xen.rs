@@ -19,9 +19,10 @@ use ringfence_wire::netif::keys;
 use ringfence_wire::xenbus::{DeviceId, DeviceKind, XenbusState};
 
 use super::super::STATUS_BENCH_FAILED;
-use super::args::Behaviour;
+use super::args::{Behaviour, Which};
 use super::attacks::{self, State};
 use super::control::WrongAnswer;
+use super::disks::on_xen::{self as disks, RudeDisk};
 use super::rogue::{Pace, Rogue};
 
 /// A step of the handshake under emulation.
@@ -35,7 +36,7 @@ const LET_IN_WITHIN: Duration = Duration::from_secs(120);
 
 const PAUSE: Duration = Duration::from_millis(2);
 
-/// Breaks every rule of a vif, from inside a Xen guest
+/// Breaks every rule of a vif, or of a vbd, from inside a Xen guest
 #[derive(Debug, Args)]
 pub struct HostileGuestArgs {
     /// How long to do each thing
@@ -43,10 +44,14 @@ pub struct HostileGuestArgs {
     pub seconds: f64,
 
     /// What to do; otherwise all there is
-    #[arg(long, value_name = "BEHAVIOUR", value_delimiter = ',', value_enum)]
-    pub behaviours: Vec<Behaviour>,
+    #[arg(long, value_name = "BEHAVIOUR", value_delimiter = ',', value_parser = Which::parse)]
+    pub behaviours: Vec<Which>,
 
-    /// Which interface
+    /// Do it to a disk (disk-…), not to an interface
+    #[arg(long)]
+    pub disk: bool,
+
+    /// Which interface, or which disk
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub handle: u32,
 }
@@ -63,19 +68,22 @@ pub(super) fn main(args: &HostileGuestArgs) -> u8 {
 }
 
 fn run(args: &HostileGuestArgs) -> anyhow::Result<()> {
-    let mut rogue = join(args.handle)?;
-    let mut idle = Vec::new();
+    if args.disk { run_disk(args) } else { run_packets(args) }
+}
+
+fn run_packets(args: &HostileGuestArgs) -> anyhow::Result<()> {
+    let mut rude = RudePackets {
+        rogue: join(args.handle)?,
+        behaviour: Behaviour::Honest,
+        state: State::new(),
+    };
+    let mut spells = Spells::new(args);
     for behaviour in behaviours(args) {
-        let spell = Spell::of(&mut rogue, behaviour, Duration::from_secs_f64(args.seconds));
-        println!("{:<18} {}", behaviour.name(), spell.told());
-        if let Some(wrong) = spell.wrong {
-            bail!("{}: {wrong}", behaviour.name());
-        }
-        if spell.bursts == 0 {
-            idle.push(behaviour.name());
-        }
+        (rude.behaviour, rude.state) = (behaviour, State::new());
+        spells.run(&mut rude, &behaviour.name())?;
     }
-    ensure!(idle.is_empty(), "never let in to do: {}", idle.join(", "));
+    spells.end()?;
+    let mut rogue = rude.rogue;
     if args.behaviours.is_empty() {
         bad_keys(&mut rogue)?;
     }
@@ -89,6 +97,25 @@ fn run(args: &HostileGuestArgs) -> anyhow::Result<()> {
     rogue.enter(XenbusState::Closed)
 }
 
+fn run_disk(args: &HostileGuestArgs) -> anyhow::Result<()> {
+    let mut rude = RudeDisk::join(args.handle, PACE)?;
+    let wanted: Vec<_> = args.behaviours.iter().filter_map(|which| which.disks()).collect();
+    let mut spells = Spells::new(args);
+    for behaviour in disks::behaviours(&wanted) {
+        rude.begin(behaviour);
+        spells.run(&mut rude, &behaviour.name())?;
+    }
+    spells.end()?;
+    let begin = Instant::now();
+    while let Err(why) = rude.connect() {
+        ensure!(begin.elapsed() < LET_IN_WITHIN, "not connected after all that: {why:#}");
+    }
+    println!("connected after all that");
+    rude.leave()
+}
+
+const PACE: Pace = Pace { step_within: STEP_WITHIN, pause: || std::thread::sleep(PAUSE) };
+
 fn join(handle: u32) -> anyhow::Result<Rogue<XenPlatform>> {
     let platform = XenPlatform::open(Side::Frontend)?;
     let mut store = platform.store()?;
@@ -97,8 +124,7 @@ fn join(handle: u32) -> anyhow::Result<Rogue<XenPlatform>> {
     let front = device.frontend_path();
     device.backend = DomId(store.read_u16(&format!("{front}/backend-id"))?);
     let mac = parse_mac(&store.read(&format!("{front}/mac"))?).context("the interface's mac")?;
-    let pace = Pace { step_within: STEP_WITHIN, pause: || std::thread::sleep(PAUSE) };
-    Rogue::new(platform, device, mac, blocking_store, pace)
+    Rogue::new(platform, device, mac, blocking_store, PACE)
 }
 
 /// The raw stream to the store, which is waited for.
@@ -114,12 +140,75 @@ fn blocking_store(
 
 /// What can be done without a hub, and is not honest.
 fn behaviours(args: &HostileGuestArgs) -> Vec<Behaviour> {
-    let wanted: &[Behaviour] = match args.behaviours.as_slice() {
-        [] => Behaviour::value_variants(),
-        some => some,
+    let wanted: Vec<_> = match args.behaviours.as_slice() {
+        [] => Behaviour::value_variants().to_vec(),
+        some => some.iter().filter_map(|which| which.packets()).collect(),
     };
     let elsewhere = [Behaviour::Honest, Behaviour::Absent, Behaviour::HubFlood, Behaviour::Rejoin];
-    wanted.iter().copied().filter(|behaviour| !elsewhere.contains(behaviour)).collect()
+    wanted.into_iter().filter(|behaviour| !elsewhere.contains(behaviour)).collect()
+}
+
+/// A guest that does one thing that is not right, again and again.
+pub(super) trait Rude {
+    /// Goes through the handshake.
+    fn connect(&mut self) -> anyhow::Result<()>;
+    /// Does it once.
+    fn burst(&mut self) -> anyhow::Result<()>;
+    /// Whether the handshake is to be gone through again.
+    fn is_over(&mut self) -> bool;
+    /// Whether what failed must not fail.
+    fn is_fatal(&self, why: &anyhow::Error) -> bool;
+}
+
+struct RudePackets {
+    rogue: Rogue<XenPlatform>,
+    behaviour: Behaviour,
+    state: State,
+}
+
+impl Rude for RudePackets {
+    fn connect(&mut self) -> anyhow::Result<()> {
+        self.rogue.connect()?;
+        self.rogue.address_all()
+    }
+
+    fn burst(&mut self) -> anyhow::Result<()> {
+        attacks::burst(&mut self.rogue, self.behaviour, &mut self.state)
+    }
+
+    fn is_over(&mut self) -> bool {
+        self.behaviour == Behaviour::Reattach || self.rogue.was_closed().unwrap_or(true)
+    }
+
+    fn is_fatal(&self, why: &anyhow::Error) -> bool {
+        why.is::<WrongAnswer>()
+    }
+}
+
+/// All that is done, one thing after the other.
+struct Spells {
+    length: Duration,
+    idle: Vec<String>,
+}
+
+impl Spells {
+    fn new(args: &HostileGuestArgs) -> Spells {
+        Spells { length: Duration::from_secs_f64(args.seconds), idle: Vec::new() }
+    }
+
+    fn run(&mut self, rude: &mut dyn Rude, name: &str) -> anyhow::Result<()> {
+        let spell = Spell::of(rude, self.length).with_context(|| name.to_owned())?;
+        println!("{name:<23} {}", spell.told());
+        if spell.bursts == 0 {
+            self.idle.push(name.to_owned());
+        }
+        Ok(())
+    }
+
+    fn end(self) -> anyhow::Result<()> {
+        ensure!(self.idle.is_empty(), "never let in to do: {}", self.idle.join(", "));
+        Ok(())
+    }
 }
 
 /// One thing, done for a while.
@@ -129,22 +218,18 @@ struct Spell {
     connected: u64,
     refused: u64,
     last_failure: Option<String>,
-    /// What the backend did wrong, if it did.
-    wrong: Option<String>,
 }
 
 impl Spell {
-    fn of(rogue: &mut Rogue<XenPlatform>, behaviour: Behaviour, length: Duration) -> Spell {
+    fn of(rude: &mut dyn Rude, length: Duration) -> anyhow::Result<Spell> {
         let mut spell = Spell::default();
-        let mut state = State::new();
         let begin = Instant::now();
         // Whatever fails is done again from the handshake on; at least once it has to be done.
         let unfinished = |spell: &Spell| {
             begin.elapsed() < length || spell.bursts == 0 && begin.elapsed() < 4 * STEP_WITHIN
         };
         while unfinished(&spell) {
-            let lived = rogue.connect().and_then(|()| rogue.address_all());
-            if let Err(why) = lived {
+            if let Err(why) = rude.connect() {
                 spell.refused += 1;
                 spell.last_failure = Some(format!("{why:#}"));
                 std::thread::sleep(PAUSE);
@@ -152,22 +237,19 @@ impl Spell {
             }
             spell.connected += 1;
             while unfinished(&spell) {
-                if let Err(why) = attacks::burst(rogue, behaviour, &mut state) {
-                    if why.is::<WrongAnswer>() {
-                        spell.wrong = Some(format!("{why:#}"));
-                        return spell;
-                    }
+                if let Err(why) = rude.burst() {
+                    ensure!(!rude.is_fatal(&why), why);
                     spell.last_failure = Some(format!("{why:#}"));
                     break;
                 }
                 spell.bursts += 1;
                 std::thread::yield_now();
-                if behaviour == Behaviour::Reattach || rogue.was_closed().unwrap_or(true) {
+                if rude.is_over() {
                     break;
                 }
             }
         }
-        spell
+        Ok(spell)
     }
 
     fn told(&self) -> String {

@@ -7,6 +7,8 @@ use ringfence_wire::xenbus::{DeviceId, DeviceKind};
 use serde::{Deserialize, Serialize};
 
 use super::args::Behaviour;
+use super::disks::DiskOrder;
+use super::disks::behaviour::DiskBehaviour;
 
 /// Locally administered: the port that verifies the victim's packets.
 pub(super) const SINK_MAC: [u8; 6] = [0x0a, 0, 0, 0, 0, 1];
@@ -36,6 +38,8 @@ pub(super) enum Role {
     },
     /// A guest that does not. It is its own launcher: it must be able to come back.
     Hostile { entrance: Entrance, behaviour: Behaviour },
+    /// The same with a disk.
+    HostileDisk { entrance: Entrance, behaviour: DiskBehaviour, disk: DiskOrder },
 }
 
 impl Role {
@@ -43,7 +47,7 @@ impl Role {
         match self {
             Role::Driver => "driver domain",
             Role::Honest { .. } => "honest guest",
-            Role::Hostile { .. } => "hostile guest",
+            Role::Hostile { .. } | Role::HostileDisk { .. } => "hostile guest",
         }
     }
 }
@@ -71,6 +75,11 @@ impl Place {
     pub(super) fn device(&self) -> DeviceId {
         let frontend = DomId(self.domain);
         DeviceId { kind: DeviceKind::Vif, frontend, backend: DomId(0), handle: 0 }
+    }
+
+    /// Its first disk.
+    pub(super) fn disk(&self) -> DeviceId {
+        DeviceId { kind: DeviceKind::Vbd, ..self.device() }
     }
 }
 

@@ -101,7 +101,7 @@ pub(super) struct Footprint {
 }
 
 impl Footprint {
-    fn of(pid: u32) -> anyhow::Result<Footprint> {
+    pub(super) fn of(pid: u32) -> anyhow::Result<Footprint> {
         let status = std::fs::read_to_string(format!("/proc/{pid}/status"))?;
         let rss = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
         let rss = rss.and_then(|rest| rest.split_whitespace().next()).context("no VmRSS")?;

@@ -35,7 +35,7 @@ const TX_PAGES: usize = 64;
 /// Buffers for packets to this guest: a full ring.
 const RX_PAGES: usize = 256;
 /// How long one step of the handshake may take before it begins again.
-const STEP_WITHIN: Duration = Duration::from_secs(2);
+pub(super) const STEP_WITHIN: Duration = Duration::from_secs(2);
 /// Pauses between two looks at the backend's state.
 const LOOK_EVERY: Duration = Duration::from_millis(5);
 

@@ -1,0 +1,294 @@
+//! A guest that breaks the rules of disks: what it has, and how it comes back.
+//!
+//! Its means are those of every guest: the store, pages to lend, an event channel, and a ring of which
+//! it can write every word. It uses them in the ways of [`super::attacks`]. Each request says in its
+//! identifier which answers are right, so that an answer can be judged whenever it comes.
+
+use std::ops::Range;
+use std::sync::atomic::Ordering::{Acquire, Release};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail, ensure};
+use ringfence_memory::PAGE_SIZE;
+use ringfence_platform::store::{StoreAccess, StoreClient};
+use ringfence_platform::{Access, Channel as _, Granter, Gref, Lease, Platform};
+use ringfence_ring::RingLayout;
+use ringfence_wire::blkif::{Abi, Response, SegmentRange, Slot, Status, keys};
+use ringfence_wire::xenbus::{DeviceId, STATE, XenbusState};
+
+use super::super::rogue::Pace;
+
+/// Offsets in a ring's page: the front's producer index, the back's, and the index at which the
+/// front wants to be told of answers.
+const REQ_PROD: usize = 0;
+const RSP_PROD: usize = 8;
+const RSP_EVENT: usize = 12;
+
+/// Where the identifier of a request is.
+const ID: usize = 8;
+/// Pages for data, to begin with.
+const PAGES: usize = 32;
+/// Pauses between two looks at the backend's state.
+const LOOK_EVERY: Duration = Duration::from_millis(5);
+
+/// Which answers to a request are right.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Right(u64);
+
+impl Right {
+    pub(super) const OKAY: Right = Right(1);
+    pub(super) const ERROR: Right = Right(2);
+    pub(super) const UNSUPPORTED: Right = Right(4);
+    /// It depends on what the backend saw.
+    pub(super) const EITHER: Right = Right(1 | 2);
+    /// Of a request that means anything.
+    pub(super) const ANY: Right = Right(1 | 2 | 4);
+    const BITS: u32 = 3;
+
+    /// Whether this answer, to the request with this identifier, is right.
+    fn admits(id: u64, status: Status) -> bool {
+        let bit = match status {
+            Status::Okay => Right::OKAY,
+            Status::Error => Right::ERROR,
+            Status::NotSupported => Right::UNSUPPORTED,
+            _ => Right(0),
+        };
+        id & bit.0 != 0
+    }
+}
+
+/// The guest.
+pub(super) struct RogueDisk<P: Platform> {
+    platform: P,
+    store: StoreClient,
+    device: DeviceId,
+    granter: P::Granter,
+    ring: Lease,
+    layout: RingLayout,
+    produced: u32,
+    consumed: u32,
+    serial: u64,
+    channel: Option<P::Channel>,
+    /// Pages that the backend may write.
+    pub(super) pages: Vec<Lease>,
+    /// For descriptors of indirect requests.
+    pub(super) list: Lease,
+    /// Sectors of its disk.
+    pub(super) sectors: u64,
+    /// References that this guest has lent nothing under.
+    pub(super) foreign: Range<u32>,
+    pace: Pace,
+    hung_up: bool,
+    looked: Instant,
+}
+
+impl<P: Platform> RogueDisk<P> {
+    /// A guest with a disk, and with some pages lent.
+    pub(super) fn new(
+        platform: P,
+        device: DeviceId,
+        foreign: Range<u32>,
+        pace: Pace,
+    ) -> anyhow::Result<RogueDisk<P>> {
+        let mut granter = platform.granter(device.backend)?;
+        let mut lend = || granter.lend(Access::ReadWrite);
+        let (ring, list) = (lend()?, lend()?);
+        let pages = (0..PAGES).map(|_| lend()).collect::<Result<_, _>>()?;
+        let abi = Abi::NATIVE;
+        let layout =
+            RingLayout::new(PAGE_SIZE, abi.request_bytes(), abi.response_bytes(), abi.alignment());
+        Ok(RogueDisk {
+            store: platform.store()?,
+            platform,
+            device,
+            granter,
+            ring,
+            layout: layout.context("a ring of one page")?,
+            produced: 0,
+            consumed: 0,
+            serial: 0,
+            channel: None,
+            pages,
+            list,
+            sectors: 0,
+            foreign,
+            pace,
+            hung_up: false,
+            looked: Instant::now(),
+        })
+    }
+
+    /// Lends more pages, until there are so many or no more can be had.
+    pub(super) fn lend_up_to(&mut self, wanted: usize) {
+        while self.pages.len() < wanted {
+            let Ok(page) = self.granter.lend(Access::ReadWrite) else { return };
+            self.pages.push(page);
+        }
+    }
+
+    fn set(&mut self, key: &str, value: &str) -> anyhow::Result<()> {
+        Ok(self.store.write(&format!("{}/{key}", self.device.frontend_path()), value)?)
+    }
+
+    /// Sets its state.
+    pub(super) fn enter(&mut self, state: XenbusState) -> anyhow::Result<()> {
+        self.set(STATE, &state.to_string())
+    }
+
+    fn of_backend(&mut self, key: &str) -> anyhow::Result<String> {
+        let value = self.store.read(&format!("{}/{key}", self.device.backend_path()))?;
+        String::from_utf8(value).with_context(|| format!("the backend's {key} is no text"))
+    }
+
+    fn backend_state(&mut self) -> anyhow::Result<XenbusState> {
+        let text = self.of_backend(STATE)?;
+        Ok(XenbusState::parse(text.as_bytes()).unwrap_or(XenbusState::Missing))
+    }
+
+    fn wait_for(&mut self, state: XenbusState) -> anyhow::Result<()> {
+        let begin = Instant::now();
+        while self.backend_state()? != state {
+            if begin.elapsed() > self.pace.step_within {
+                bail!("the backend did not become {state}");
+            }
+            (self.pace.pause)();
+        }
+        Ok(())
+    }
+
+    /// Goes through the handshake from its beginning.
+    pub(super) fn connect(&mut self) -> anyhow::Result<()> {
+        if self.backend_state()? != XenbusState::InitWait {
+            self.enter(XenbusState::Closing)?;
+            self.enter(XenbusState::Closed)?;
+            self.enter(XenbusState::Initialising)?;
+            self.wait_for(XenbusState::InitWait)?;
+        }
+        let header = self.ring.memory();
+        header.zero(0, PAGE_SIZE)?;
+        // It never asks for events: it looks.
+        header.store_u32(RSP_EVENT, u32::MAX / 2, Release)?;
+        (self.produced, self.consumed) = (0, 0);
+        let channel = self.platform.alloc_unbound(self.device.backend)?;
+        let (gref, port) = (self.ring.gref().to_string(), channel.port().0.to_string());
+        self.channel = Some(channel);
+        self.set(keys::RING_REF, &gref)?;
+        self.set(keys::EVENT_CHANNEL, &port)?;
+        self.set(keys::PROTOCOL, Abi::NATIVE.name())?;
+        self.set(keys::FEATURE_PERSISTENT, "1")?;
+        self.enter(XenbusState::Initialised)?;
+        self.wait_for(XenbusState::Connected)?;
+        self.sectors = self.of_backend(keys::SECTORS)?.parse().context("the disk's size")?;
+        self.enter(XenbusState::Connected)?;
+        (self.looked, self.hung_up) = (Instant::now(), false);
+        Ok(())
+    }
+
+    /// Whether the device was closed. Looks now and then only.
+    pub(super) fn was_closed(&mut self) -> anyhow::Result<bool> {
+        if self.hung_up {
+            return Ok(true);
+        }
+        if self.looked.elapsed() < LOOK_EVERY {
+            return Ok(false);
+        }
+        self.looked = Instant::now();
+        Ok(self.backend_state()? != XenbusState::Connected)
+    }
+
+    /// Tells the backend that there is something.
+    pub(super) fn notify(&mut self) -> anyhow::Result<()> {
+        // A backend that does not listen any more has closed the device.
+        self.hung_up |= self.channel.as_ref().context("no channel")?.notify().is_err();
+        Ok(())
+    }
+
+    /// Says that so many more requests than were written are there.
+    pub(super) fn publish(&mut self, more: u32) -> anyhow::Result<()> {
+        self.ring.memory().store_u32(REQ_PROD, self.produced.wrapping_add(more), Release)?;
+        self.notify()
+    }
+
+    /// Slots for requests that are free.
+    pub(super) fn free(&self) -> u32 {
+        self.layout.count().saturating_sub(self.produced.wrapping_sub(self.consumed))
+    }
+
+    /// Writes a request without publishing it; its identifier says which answers are right.
+    pub(super) fn put(&mut self, mut slot: Slot, right: Right) -> anyhow::Result<()> {
+        self.serial = self.serial.wrapping_add(1);
+        let id = self.serial << Right::BITS | right.0;
+        slot[ID..ID + 8].copy_from_slice(&id.to_le_bytes());
+        self.ring.memory().copy_from(self.layout.offset(self.produced), &slot)?;
+        self.produced = self.produced.wrapping_add(1);
+        Ok(())
+    }
+
+    /// Fills the ring with requests, and publishes them.
+    pub(super) fn post(
+        &mut self,
+        mut make: impl FnMut(&RogueDisk<P>, u32) -> (Slot, Right),
+    ) -> anyhow::Result<()> {
+        for n in 0..self.free() {
+            let (slot, right) = make(self, n);
+            self.put(slot, right)?;
+        }
+        self.publish(0)
+    }
+
+    /// Takes the answers there are, and judges them.
+    pub(super) fn take(&mut self) -> anyhow::Result<()> {
+        let published = self.ring.memory().load_u32(RSP_PROD, Acquire)?;
+        let count = published.wrapping_sub(self.consumed);
+        let owed = self.produced.wrapping_sub(self.consumed);
+        ensure!(count <= owed, Unfair(format!("{count} answers to {owed} requests")));
+        for _ in 0..count {
+            let offset = self.layout.offset(self.consumed);
+            let bytes = self.ring.memory().fetch::<{ Response::MAX }>(offset)?.into_unchecked();
+            let Response { id, operation, status } = Response::from_bytes(bytes);
+            let wrong = || format!("operation {operation} was answered by {status:?} ({id:#x})");
+            ensure!(Right::admits(id, status), Unfair(wrong()));
+            self.consumed = self.consumed.wrapping_add(1);
+        }
+        Ok(())
+    }
+
+    /// All of one of its pages.
+    pub(super) fn whole(&self, page: usize) -> SegmentRange {
+        let gref = self.pages.get(page % self.pages.len().max(1)).map_or(Gref(0), Lease::gref);
+        whole(gref)
+    }
+}
+
+/// All of a page.
+pub(super) fn whole(gref: Gref) -> SegmentRange {
+    const LAST: u8 = 7;
+    SegmentRange::new(gref, 0, LAST).expect("a page has eight sectors")
+}
+
+/// An answer that is not right: what is to be found out here.
+#[derive(Debug, thiserror::Error)]
+#[error("the backend's answer is wrong: {0}")]
+pub(super) struct Unfair(pub(super) String);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_identifier_admits_the_answers_that_it_names() {
+        for (right, okay, error, unsupported) in [
+            (Right::OKAY, true, false, false),
+            (Right::ERROR, false, true, false),
+            (Right::UNSUPPORTED, false, false, true),
+            (Right::EITHER, true, true, false),
+            (Right::ANY, true, true, true),
+        ] {
+            let id = 77 << Right::BITS | right.0;
+            assert_eq!(Right::admits(id, Status::Okay), okay, "{right:?}");
+            assert_eq!(Right::admits(id, Status::Error), error, "{right:?}");
+            assert_eq!(Right::admits(id, Status::NotSupported), unsupported, "{right:?}");
+            assert!(!Right::admits(id, Status::from_raw(7)), "{right:?}");
+        }
+    }
+}

@@ -1,0 +1,184 @@
+//! Nodes below /dev for a guest's disks, where the kernel has the driver `nbd` and this user may use it.
+//!
+//! The kernel is one more client of the frontend's NBD server: the launcher shakes hands with it, and hands
+//! the connection to a device, which is then a thread of the launcher. So the device ends with the
+//! launcher, whatever becomes of it; and when the guest ends, it is written back and ended before its
+//! frontend is.
+
+use std::io::{self, Read, Write};
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::{Sender, channel};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use ringfence_block::nbd::agree::{ClientHandshake, Progress, Settled};
+use ringfence_platform::nbd::{NbdDevice, NbdEnding, NbdExport, is_ready};
+
+/// How long shaking hands, and the device, may take until they are there.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// How long a request may take. Behind it are limits of the disk's own, which are shorter.
+const REQUEST: Duration = Duration::from_secs(180);
+/// What the kernel takes for a size of blocks.
+const BLOCKS: std::ops::RangeInclusive<u32> = 512..=4096;
+
+/// A disk's node below /dev. It is ended when this is dropped.
+pub(super) struct Device {
+    path: PathBuf,
+    ending: NbdEnding,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Device {
+    /// A node for the disk that is served at `socket`. None where the kernel has no driver, or all of its
+    /// devices are in use.
+    ///
+    /// # Errors
+    ///
+    /// Why there is none, where it was to be expected.
+    pub(super) fn of(socket: &Path) -> io::Result<Option<Device>> {
+        if !NbdDevice::exist() || !rustix::process::geteuid().is_root() {
+            return Ok(None);
+        }
+        let (stream, settled) = shake_hands(socket)?;
+        let (told, result) = channel();
+        // All of it is done by one thread: the kernel wants that.
+        let thread = std::thread::Builder::new()
+            .name("nbd".to_owned())
+            .spawn(move || serve(&stream, &settled, &told))?;
+        let gone = || io::Error::other("the thread of the device ended");
+        let (path, ending) = result.recv_timeout(PATIENCE).map_err(|_| gone())??;
+        let device = Device { path, ending, thread: Some(thread) };
+        let until = Instant::now() + PATIENCE;
+        while !is_ready(&device.path) {
+            if Instant::now() > until || device.thread.as_ref().is_none_or(JoinHandle::is_finished)
+            {
+                return Err(io::Error::other(format!("{} was not ready", device.path.display())));
+            }
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        Ok(Some(device))
+    }
+
+    /// Where it is.
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+impl Drop for Device {
+    fn drop(&mut self) {
+        if let Err(error) = self.ending.end() {
+            let path = self.path.display();
+            tracing::warn!(%error, %path, "not all was written that the kernel had for a disk");
+        }
+        if let Some(thread) = self.thread.take() {
+            // It catches nothing, and holds nothing that could be left in disorder.
+            let _ = thread.join();
+        }
+    }
+}
+
+type Taken = io::Result<(PathBuf, NbdEnding)>;
+
+/// Is the device until it ends.
+fn serve(stream: &UnixStream, settled: &Settled, told: &Sender<Taken>) {
+    let export = NbdExport {
+        bytes: settled.offer.bytes,
+        block_size: settled.offer.block_min.clamp(*BLOCKS.start(), *BLOCKS.end()),
+        flags: settled.offer.flags,
+        timeout: REQUEST,
+    };
+    let taken = NbdDevice::take(stream.as_fd(), &export);
+    let (device, answer) = match taken.and_then(|device| Ok((device.ending()?, device))) {
+        Ok((ending, device)) => {
+            let path = device.path().to_owned();
+            (Some(device), Ok((path, ending)))
+        }
+        Err(error) => (None, Err(error)),
+    };
+    let waited_for = told.send(answer).is_ok();
+    if let Some(device) = device.filter(|_| waited_for)
+        && let Err(error) = device.serve()
+    {
+        tracing::warn!(%error, path = %device.path().display(), "a disk's device ended");
+    }
+}
+
+/// Agrees with the frontend, as the kernel is to go on: it knows simple replies only.
+fn shake_hands(socket: &Path) -> io::Result<(UnixStream, Settled)> {
+    let mut stream = UnixStream::connect(socket)?;
+    stream.set_read_timeout(Some(PATIENCE))?;
+    stream.set_write_timeout(Some(PATIENCE))?;
+    let mut handshake = ClientHandshake::new("", false).map_err(io::Error::other)?.simple();
+    let (mut held, mut out, mut buffer) = (Vec::new(), Vec::new(), [0; 512]);
+    loop {
+        let (used, progress) = handshake.feed(&held, &mut out).map_err(io::Error::other)?;
+        held.drain(..used);
+        stream.write_all(&out)?;
+        out.clear();
+        match progress {
+            Progress::Ready(settled) => {
+                if !held.is_empty() {
+                    return Err(io::Error::other("the frontend answers what was not asked"));
+                }
+                stream.set_read_timeout(None)?;
+                stream.set_write_timeout(None)?;
+                return Ok((stream, settled));
+            }
+            Progress::StartTls => return Err(io::Error::other("nobody asked to encrypt")),
+            Progress::More if used > 0 => {}
+            Progress::More => match stream.read(&mut buffer)? {
+                0 => return Err(io::ErrorKind::UnexpectedEof.into()),
+                count => held.extend_from_slice(&buffer[..count]),
+            },
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixListener;
+    use std::sync::Arc;
+
+    use ringfence_block::export::{Export, ExportOptions};
+    use ringfence_block::storage::Disk;
+    use ringfence_block::storage::memory::MemoryDisk;
+
+    use super::*;
+
+    #[test]
+    fn the_kernel_is_told_what_the_frontend_offers_and_gets_simple_replies() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("disk");
+        let disk: Arc<dyn Disk> = Arc::new(MemoryDisk::new(1 << 20, 4096).unwrap());
+        let listener = UnixListener::bind(&path).unwrap();
+        let _export = Export::start(listener, &disk, ExportOptions::default()).unwrap();
+        let (mut stream, settled) = shake_hands(&path).unwrap();
+        assert_eq!((settled.offer.bytes, settled.offer.block_min), (1 << 20, 4096));
+        assert!(!settled.structured);
+        // A read of the first block, as the kernel asks.
+        let mut request = 0x2560_9513_u32.to_be_bytes().to_vec();
+        request.extend([0; 4]);
+        request.extend(77u64.to_be_bytes());
+        request.extend(0u64.to_be_bytes());
+        request.extend(4096u32.to_be_bytes());
+        stream.write_all(&request).unwrap();
+        let mut answer = vec![1; 16 + 4096];
+        stream.read_exact(&mut answer).unwrap();
+        assert_eq!(answer[..4], 0x6744_6698_u32.to_be_bytes());
+        assert_eq!(answer[8..16], 77u64.to_be_bytes());
+        assert!(answer[16..].iter().all(|byte| *byte == 0));
+    }
+
+    #[test]
+    fn who_does_not_answer_is_not_waited_for_for_ever() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("disk");
+        let listener = UnixListener::bind(&path).unwrap();
+        let server = std::thread::spawn(move || drop(listener.accept().unwrap()));
+        assert!(shake_hands(&path).is_err());
+        server.join().unwrap();
+    }
+}
