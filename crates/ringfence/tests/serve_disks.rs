@@ -349,6 +349,25 @@ fn a_configuration_that_is_read_again_holds_for_whoever_connects_next() {
 }
 
 #[test]
+fn a_driver_that_left_without_a_word_finds_its_disk_connected() {
+    let mut lab = Lab::new("");
+    let image = lab.image("a", 8192);
+    let mut guest = lab.guest(&[("params", image.to_str().unwrap())]);
+    guest.connect();
+    let state = format!("{}/state", guest.device.frontend_path());
+    guest.store.write(&state, XenbusState::Closed.to_string()).unwrap();
+    wait_until("it is let go of", || !lab.row(&guest).connected);
+    wait_until("it is waited for", || {
+        guest.back_state() == Some(XenbusState::Connected) && !lab.row(&guest).connected
+    });
+    // One that begins in order is not taken for it.
+    guest.store.write(&state, XenbusState::Initialising.to_string()).unwrap();
+    wait_until("it is announced", || guest.back_state() == Some(XenbusState::InitWait));
+    guest.connect();
+    guest.driver().write(0, &[1; 512]).unwrap();
+}
+
+#[test]
 fn a_device_that_the_toolstack_removes_is_forgotten_and_its_file_free() {
     let mut lab = Lab::new("");
     let image = lab.image("a", 8192);

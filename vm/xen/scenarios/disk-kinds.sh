@@ -37,7 +37,7 @@ is_taken() {
 plan 34
 use_disks '[[disk]]' 'vdev = "xvdb"' 'sector-size = 4096'
 image ro 8
-head -c 8M /dev/urandom >$DISKS/ro
+head -c 8388608 /dev/urandom >$DISKS/ro
 image large 32
 image behind 16
 image later 16
@@ -65,7 +65,7 @@ before=$(disk_counter discards)
 check 'it is given up' taken_back
 check 'that was a discard' test $(disk_counter discards) -gt $before
 check 'of which the file knows' test $(kilobytes large) -lt 1024
-is 'what was given up reads as zeros' "$(in_guest 'sha256sum </dev/xvdb')" "$(head -c 32M /dev/zero | sha256sum)"
+is 'what was given up reads as zeros' "$(in_guest 'sha256sum </dev/xvdb')" "$(head -c 33554432 /dev/zero | sha256sum)"
 filesystem one xvdb
 
 is 'the third is the block device' "$(key $BACKEND/$(vbd one 51744)/physical-device)" "$(stat -c %t:%T /dev/loop0)"

@@ -1,6 +1,9 @@
 //! The backend's side of the handshake.
 
+mod silence;
+
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
 
 use ringfence_platform::rules::RuleCounters;
 use ringfence_platform::store::{StoreAccess, StoreClient, StoreError};
@@ -12,6 +15,7 @@ use ringfence_wire::blkif::{Abi, INFO_READ_ONLY, INFO_REMOVABLE, RING_ORDER_MAX,
 use ringfence_wire::decimal;
 use ringfence_wire::xenbus::{DeviceId, XenbusState};
 
+use self::silence::Silence;
 use super::QUEUES_MAX;
 use crate::blkback::{
     Agreement, Blkback, BlkbackOptions, Mode, OnEnd, QueueParts, StartError, rules_for,
@@ -129,6 +133,9 @@ pub struct VbdBackend {
     /// This value wrote the keys that the frontend reads.
     announced: bool,
     served: Option<(Blkback, Connection)>,
+    /// This value served it once: what it finds connected is not of a backend before it.
+    has_served: bool,
+    silence: Silence,
     /// It finishes what it began; until it did, no state changes.
     leaving: Option<Blkback>,
     fault: Arc<Mutex<Option<String>>>,
@@ -162,6 +169,8 @@ impl VbdBackend {
             disk: None,
             announced: false,
             served: None,
+            has_served: false,
+            silence: Silence::No,
             leaving: None,
             fault: Arc::default(),
             wake,
@@ -239,12 +248,17 @@ impl VbdBackend {
             let view = self.end.view(store, self.served.is_some())?;
             let step = view.map(backend_step);
             match step {
-                Some(BackendStep::Wait) => return Ok(Life::Alive),
+                Some(BackendStep::Finish) if self.keeps_connected(view) => return Ok(Life::Alive),
+                Some(BackendStep::Wait) => {
+                    self.wait_for_driver(view, store)?;
+                    return Ok(Life::Alive);
+                }
                 // In all other cases nothing is held any more of what was served before.
                 _ if !self.is_released(step) => return Ok(Life::Alive),
                 None => return Ok(Life::Over),
                 Some(BackendStep::Announce) => {
                     self.end.forgive();
+                    self.silence = Silence::No;
                     self.announce(store)?;
                 }
                 Some(BackendStep::Connect) => {
@@ -253,7 +267,13 @@ impl VbdBackend {
                     self.connect(&disk, adopting, platform, store)?;
                 }
                 Some(BackendStep::Close) => self.end.enter(store, XenbusState::Closing)?,
-                Some(BackendStep::Finish) => self.end.enter(store, XenbusState::Closed)?,
+                Some(BackendStep::Finish) => {
+                    let silent = view.is_some_and(|v| v.own == XenbusState::Connected);
+                    if silent && self.condemned().is_none() {
+                        self.silence = Silence::Since(Instant::now());
+                    }
+                    self.end.enter(store, XenbusState::Closed)?;
+                }
                 Some(BackendStep::Forget) => {
                     self.end.enter(store, XenbusState::Closed)?;
                     return Ok(Life::Over);
@@ -374,7 +394,8 @@ impl VbdBackend {
         let decided = self.decided(disk.geometry(), store)?;
         match self.open(adopting, (disk, &decided.geometry), platform, store) {
             Ok(served) => {
-                self.served = Some(served);
+                (self.served, self.has_served) = (Some(served), true);
+                self.silence = Silence::No;
                 if adopting {
                     // The frontend is to notice nothing.
                     return Ok(());
@@ -463,7 +484,8 @@ impl VbdBackend {
         let with = (end.rules(), platform.counters());
         let options = (&self.options, &agreement);
         let served = Blkback::start(parts, disk, options, with, &on_end)?;
-        let connection = Connection { abi, persistent, queues, ring_pages, adopted: adopting };
+        let adopted = adopting && !self.has_served;
+        let connection = Connection { abi, persistent, queues, ring_pages, adopted };
         Ok((served, connection))
     }
 

@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used, reason = "the panic of a test is its report")]
 
 mod adoption;
+mod bound;
 mod grants;
 mod keys;
 mod requests;

@@ -1,0 +1,79 @@
+//! Drivers that are unbound from a device and bound to it again.
+
+use ringfence_block::blkback::Mode;
+use ringfence_block::hostile::frontend::whole;
+use ringfence_block::hostile::{RawFront, Stage};
+use ringfence_platform::Access;
+use ringfence_wire::blkif::{Abi, Operation, Status};
+use ringfence_wire::xenbus::XenbusState;
+
+use super::*;
+
+#[test]
+fn a_driver_that_left_without_a_word_finds_the_device_connected() {
+    let mut stage = Stage::new();
+    let mut front = connected(&mut stage, Mode::Persistent);
+    let seat = front.seat;
+    let page = front.lend(Access::ReadWrite, 7);
+    let write = front.direct(Operation::Write, 1, 8, &[whole(&page)]);
+    assert_eq!(front.ask(&write), Status::Okay);
+    // As Linux leaves: from connected to closed.
+    front.enter(XenbusState::Closed);
+    stage.look_until(seat, XenbusState::Closed);
+    assert!(stage.seats[seat].waits_for_driver());
+    let values = stage.platform.counters().values();
+    assert_eq!(values.grant_maps, values.grant_unmaps, "nothing of it is held");
+    stage.look_until(seat, XenbusState::Connected);
+    for _ in 0..3 {
+        stage.look(seat);
+    }
+    assert_eq!(stage.state(seat), XenbusState::Connected, "and it stays so");
+    assert!(stage.seats[seat].connection().is_none());
+    // It has a request in its ring before it says anything.
+    let RawFront { platform, .. } = front;
+    let mut front = RawFront::new(&stage, platform, seat, Abi::X86_64, 1);
+    let back = front.lend(Access::ReadWrite, 0);
+    let read = front.direct(Operation::Read, 2, 8, &[whole(&back)]);
+    front.post(&[read]);
+    front.write_keys(true);
+    front.enter(XenbusState::Initialised);
+    stage.look(seat);
+    let connection = *stage.seats[seat].connection().unwrap();
+    assert!(connection.persistent && !connection.adopted, "{connection:?}");
+    assert_eq!(front.answers(1)[0].status, Status::Okay);
+    let found: [u8; 4] = back.memory().fetch(4092).unwrap().into_unchecked();
+    assert_eq!(found, [7; 4]);
+    assert!(stage.rules(seat).all().is_empty());
+}
+
+#[test]
+fn one_that_said_that_it_was_closing_finds_it_closed() {
+    let mut stage = Stage::new();
+    let mut front = connected(&mut stage, Mode::Persistent);
+    front.enter(XenbusState::Closing);
+    stage.look_until(front.seat, XenbusState::Closing);
+    front.enter(XenbusState::Closed);
+    stage.look_until(front.seat, XenbusState::Closed);
+    assert!(!stage.seats[front.seat].waits_for_driver());
+}
+
+#[test]
+fn one_that_starts_over_in_order_is_announced_to_in_order() {
+    let mut stage = Stage::new();
+    let mut front = connected(&mut stage, Mode::Persistent);
+    front.enter(XenbusState::Closed);
+    stage.look_until(front.seat, XenbusState::Connected);
+    front.enter(XenbusState::Initialising);
+    stage.look_until(front.seat, XenbusState::InitWait);
+    assert!(!stage.seats[front.seat].waits_for_driver());
+}
+
+#[test]
+fn one_that_broke_a_rule_is_not_waited_for() {
+    let mut stage = Stage::new();
+    let mut front = connected(&mut stage, Mode::Persistent);
+    stage.seats[front.seat].condemn("for this test");
+    front.enter(XenbusState::Closed);
+    stage.look_until(front.seat, XenbusState::Closed);
+    assert!(!stage.seats[front.seat].waits_for_driver());
+}
