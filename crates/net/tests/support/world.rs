@@ -6,6 +6,7 @@ use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
 use ringfence_net::dataplane::{Dataplane, DataplaneConfig, DataplaneHandle, PortId};
+use ringfence_net::netfront::WindowSizes;
 use ringfence_net::switch::{Fabric, Patch, PortPolicy, Switch};
 use ringfence_net::tap::TapPort;
 use ringfence_net::vif::PortHost;
@@ -107,7 +108,9 @@ impl World {
         };
         let config = VifConfig { mac: [2, 0, 0, 0, 0, 1], mtu: MTU };
         toolstack::create(&mut stores[0], &device, config).unwrap();
-        let front = Some(VifFrontend::new(&platforms[1], device, MTU).unwrap());
+        let front = VifFrontend::new(&platforms[1], device, MTU).unwrap();
+        // They are used where the backend opens them.
+        let front = Some(front.with_windows(&platforms[1], WindowSizes::default()));
         let offloads = taps.each_ref().map(|tap| tap.offloads);
         let [a, b] = taps;
         let guest = Side::new(Fabric::Patch(Patch::new()), a);
@@ -129,7 +132,7 @@ impl World {
     }
 
     pub fn connect(&mut self, back: &mut VifBackend, front: &mut VifFrontend<LocalPlatform>) {
-        let until = Instant::now() + Duration::from_secs(5);
+        let until = Instant::now() + Duration::from_secs(60);
         let [back_store, front_store] = &mut self.stores;
         while !front.is_up() {
             assert!(Instant::now() < until, "no connection");
