@@ -41,6 +41,8 @@ pub mod engine;
 pub mod flow;
 mod forward;
 mod fragment;
+#[cfg(any(test, feature = "test-utils"))]
+pub mod fuzzing;
 pub mod guest;
 pub mod host;
 pub mod icmp;

@@ -326,7 +326,7 @@ fn connect_frontend(
         let staged = frontend.staging().is_some_and(|progress| progress.done);
         Ok(frontend.is_up() && (staged || staging == TxStaging::Off))
     })?;
-    ensure!(frontend.has_windows() == windows, "the backend did not open the windows");
+    ensure!(frontend.has_windows() == windows.is_some(), "the backend did not open the windows");
     let refused = frontend.staging().map_or(0, |progress| progress.refused);
     ensure!(refused == 0, "the backend did not stage {refused} pages");
     let rules = Rules(Arc::clone(frontend.rules()));

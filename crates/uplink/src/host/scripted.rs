@@ -1,1 +1,307 @@
-//! Sockets that do what a test says.
+//! A host without a kernel: sockets in memory whose other ends behave by their port.
+//!
+//! | port of the other end | what it does |
+//! |---|---|
+//! | [`REFUSES`] | refuses connections; datagrams to it fail |
+//! | [`SILENT`] | never answers: a connection to it is not made, datagrams are lost |
+//! | any other | sends back what comes, and closes when the guest does |
+//!
+//! So tests can have more conversations than a process can have descriptors, and a fuzzer needs none.
+
+use core::net::{IpAddr, SocketAddr};
+use std::collections::VecDeque;
+use std::io::IoSliceMut;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use rustix::event::{EventfdFlags, eventfd};
+use rustix::io::Errno;
+
+use super::datagrams::{Datagram, DatagramHost, DatagramSocket, Failure, Inbox, ROOM, Via};
+use super::listen::{ListenHost, Listener};
+use super::{Close, Host, Owner, Piece, Readiness, Ready, SendRoom, Socket, TcpHost, UrgentMark};
+
+/// A port that refuses.
+pub const REFUSES: u16 = 7;
+/// A port that says nothing.
+pub const SILENT: u16 = 9;
+/// Octets that each socket holds on their way back.
+const QUEUE: usize = 64 << 10;
+/// Datagrams that each socket holds.
+const DATAGRAMS: usize = 32;
+
+#[derive(Debug)]
+struct Place {
+    owner: Owner,
+    queue: VecDeque<u8>,
+    ended: bool,
+    wants_room: bool,
+    error: Option<Errno>,
+}
+
+type Events = Arc<Mutex<VecDeque<Ready>>>;
+
+fn report(events: &Events, owner: Owner, what: Readiness) {
+    let mut events = events.lock().unwrap_or_else(PoisonError::into_inner);
+    events.push_back(Ready { owner, what });
+}
+
+const READABLE: Readiness =
+    Readiness { readable: true, writable: false, read_closed: false, urgent: false, failed: false };
+
+/// The host.
+#[derive(Debug)]
+pub struct ScriptedHost {
+    places: Vec<Option<Place>>,
+    free: Vec<u32>,
+    events: Events,
+    never: OwnedFd,
+    /// How many TCP sockets there may be.
+    limit: usize,
+}
+
+impl ScriptedHost {
+    /// A host that has at most `limit` TCP sockets at a time, as one with so many descriptors.
+    ///
+    /// # Errors
+    ///
+    /// When no descriptor is free for [`Host::wait_fd`], which never becomes readable.
+    pub fn new(limit: usize) -> Result<ScriptedHost, Errno> {
+        let never = eventfd(0, EventfdFlags::CLOEXEC)?;
+        let (places, free) = (Vec::new(), Vec::new());
+        Ok(ScriptedHost { places, free, events: Events::default(), never, limit })
+    }
+
+    fn place(&mut self, socket: &Socket) -> Result<&mut Place, Errno> {
+        let index = usize::try_from(socket.0).map_err(|_| Errno::BADF)?;
+        self.places.get_mut(index).and_then(Option::as_mut).ok_or(Errno::BADF)
+    }
+}
+
+impl TcpHost for ScriptedHost {
+    fn connect(&mut self, owner: Owner, to: SocketAddr) -> Result<Socket, Errno> {
+        if self.places.len() - self.free.len() >= self.limit {
+            return Err(Errno::MFILE);
+        }
+        let error = (to.port() == REFUSES).then_some(Errno::CONNREFUSED);
+        if to.port() != SILENT {
+            let what =
+                Readiness { writable: true, failed: error.is_some(), ..Readiness::default() };
+            report(&self.events, owner, what);
+        }
+        let queue = VecDeque::new();
+        let place = Some(Place { owner, queue, ended: false, wants_room: false, error });
+        let index = match self.free.pop() {
+            Some(index) => index,
+            None => {
+                self.places.push(None);
+                u32::try_from(self.places.len() - 1).map_err(|_| Errno::NFILE)?
+            }
+        };
+        if let Some(free) = usize::try_from(index).ok().and_then(|i| self.places.get_mut(i)) {
+            *free = place;
+        }
+        Ok(Socket(index))
+    }
+
+    fn adopt(&mut self, _owner: Owner, _file: OwnedFd) -> Result<Socket, Errno> {
+        Err(Errno::ACCESS)
+    }
+
+    fn peek_reach(&self) -> u32 {
+        u32::MAX
+    }
+
+    fn peek(
+        &mut self,
+        socket: &Socket,
+        offset: usize,
+        into: &mut [IoSliceMut<'_>],
+    ) -> Result<usize, Errno> {
+        let place = self.place(socket)?;
+        let mut octets = place.queue.iter().skip(offset).copied();
+        let mut read = 0;
+        for octet in into.iter_mut().flat_map(|slice| slice.iter_mut()) {
+            let Some(next) = octets.next() else { break };
+            *octet = next;
+            read += 1;
+        }
+        if read == 0 && !place.ended { Err(Errno::AGAIN) } else { Ok(read) }
+    }
+
+    fn discard(&mut self, socket: &Socket, len: usize) -> Result<usize, Errno> {
+        let place = self.place(socket)?;
+        let len = len.min(place.queue.len());
+        place.queue.drain(..len);
+        if len > 0 && core::mem::take(&mut place.wants_room) {
+            let owner = place.owner;
+            let what = Readiness { writable: true, ..Readiness::default() };
+            report(&self.events, owner, what);
+        }
+        Ok(len)
+    }
+
+    fn urgent_mark(&mut self, _socket: &Socket) -> UrgentMark {
+        UrgentMark::None
+    }
+
+    fn send(
+        &mut self,
+        socket: &Socket,
+        pieces: &[Piece<'_>],
+        _urgent: bool,
+    ) -> Result<usize, Errno> {
+        let place = self.place(socket)?;
+        let mut room = QUEUE - place.queue.len();
+        let before = room;
+        for piece in pieces {
+            let (mut at, start) = (0, piece.start);
+            let end = start + piece.len;
+            for part in piece.frame.pieces() {
+                let from = start.saturating_sub(at).min(part.len());
+                let to = end.saturating_sub(at).min(part.len()).min(from + room);
+                if from < to {
+                    part.for_each_piece_of(from..to, |octets| place.queue.extend(octets));
+                    room -= to - from;
+                }
+                at += part.len();
+            }
+        }
+        let owner = place.owner;
+        if before == room && pieces.iter().any(|piece| piece.len > 0) {
+            return Err(Errno::AGAIN);
+        }
+        report(&self.events, owner, READABLE);
+        Ok(before - room)
+    }
+
+    fn send_room(&mut self, socket: &Socket) -> SendRoom {
+        let free = self.place(socket).map_or(0, |place| QUEUE - place.queue.len());
+        SendRoom { free, crowded: free < QUEUE / 2 }
+    }
+
+    fn await_room(&mut self, socket: &Socket) {
+        if let Ok(place) = self.place(socket) {
+            place.wants_room = true;
+        }
+    }
+
+    fn shut_down(&mut self, socket: &Socket) {
+        if let Ok(place) = self.place(socket) {
+            place.ended = true;
+            let (owner, what) = (place.owner, Readiness { read_closed: true, ..READABLE });
+            report(&self.events, owner, what);
+        }
+    }
+
+    fn error(&mut self, socket: &Socket) -> Option<Errno> {
+        self.place(socket).ok()?.error.take()
+    }
+
+    fn close(&mut self, socket: Socket, _how: Close) {
+        let place = usize::try_from(socket.0).ok().and_then(|i| self.places.get_mut(i));
+        if place.and_then(Option::take).is_some() {
+            self.free.push(socket.0);
+        }
+    }
+}
+
+impl DatagramHost for ScriptedHost {
+    fn open_udp(
+        &mut self,
+        owner: Owner,
+        _from: u16,
+        to: SocketAddr,
+    ) -> Result<Box<dyn DatagramSocket>, Errno> {
+        match to.port() {
+            REFUSES => Err(Errno::NETUNREACH),
+            port => Ok(Box::new(Echo::new(owner, port == SILENT, &self.events))),
+        }
+    }
+
+    fn open_echo(
+        &mut self,
+        owner: Owner,
+        _id: u16,
+        _to: IpAddr,
+    ) -> Result<Box<dyn DatagramSocket>, Errno> {
+        Ok(Box::new(Echo::new(owner, false, &self.events)))
+    }
+
+    fn adopt_udp(
+        &mut self,
+        _owner: Owner,
+        _socket: OwnedFd,
+    ) -> Result<Box<dyn DatagramSocket>, Errno> {
+        Err(Errno::ACCESS)
+    }
+}
+
+/// Datagrams that come back.
+struct Echo {
+    owner: Owner,
+    silent: bool,
+    held: VecDeque<Vec<u8>>,
+    events: Events,
+}
+
+impl Echo {
+    fn new(owner: Owner, silent: bool, events: &Events) -> Echo {
+        Echo { owner, silent, held: VecDeque::new(), events: Arc::clone(events) }
+    }
+}
+
+impl DatagramSocket for Echo {
+    fn send(
+        &mut self,
+        octets: &[u8],
+        segment: Option<u16>,
+        _via: Option<Via>,
+    ) -> Result<(), Errno> {
+        let each = segment.map_or(octets.len(), usize::from).max(1);
+        let room = DATAGRAMS - self.held.len();
+        if !self.silent {
+            self.held.extend(octets.chunks(each).take(room).map(<[u8]>::to_vec));
+            report(&self.events, self.owner, READABLE);
+        }
+        Ok(())
+    }
+
+    fn receive(&mut self, inbox: &mut Inbox) -> Result<bool, Errno> {
+        if self.held.is_empty() {
+            return Err(Errno::AGAIN);
+        }
+        inbox.prepare(1);
+        if let Some(octets) = self.held.pop_front() {
+            let len = octets.len().min(ROOM);
+            inbox.octets[..len].copy_from_slice(&octets[..len]);
+            inbox.datagrams.push(Datagram { octets: 0..len, segment: None, from: None, to: None });
+        }
+        Ok(self.held.is_empty())
+    }
+
+    fn error(&mut self, _octets: &mut [u8]) -> Option<Failure> {
+        None
+    }
+
+    fn set_hops(&mut self, _hops: u8) {}
+}
+
+impl ListenHost for ScriptedHost {
+    fn listen(&mut self, _owner: Owner, _socket: OwnedFd) -> Result<Box<dyn Listener>, Errno> {
+        Err(Errno::ACCESS)
+    }
+}
+
+impl Host for ScriptedHost {
+    fn poll(&mut self, ready: &mut Vec<Ready>) -> Result<(), Errno> {
+        let mut events = self.events.lock().unwrap_or_else(PoisonError::into_inner);
+        let count = events.len().min(128);
+        ready.extend(events.drain(..count));
+        Ok(())
+    }
+
+    fn wait_fd(&self) -> BorrowedFd<'_> {
+        self.never.as_fd()
+    }
+}

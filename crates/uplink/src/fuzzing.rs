@@ -1,0 +1,144 @@
+//! The body of the fuzz target, also run by a property test: any frames of a guest.
+
+use core::net::{Ipv4Addr, Ipv6Addr};
+use core::time::Duration;
+use std::sync::Arc;
+
+use ringfence_net::{Batch, ChecksumOffload, GsoOffload, PortCapabilities};
+use ringfence_offload::packet::Layers;
+use ringfence_offload::{Checksum, OffloadMeta};
+
+use crate::emit::Ends;
+use crate::host::scripted::ScriptedHost;
+use crate::link::{Committed, GuestSide, Slots};
+use crate::{Config, Uplink, UplinkCounters};
+
+/// Octets of the longest frame that is made.
+const FRAME_MAX: usize = 2048;
+/// Frames of one case.
+const FRAMES_MAX: usize = 64;
+/// Conversations of TCP, and of the host's sockets.
+const FLOWS: usize = 16;
+
+/// Takes what the engine sends, and looks at it.
+struct Sink {
+    buffers: Vec<Vec<u8>>,
+    frames: u64,
+}
+
+impl GuestSide for Sink {
+    fn capabilities(&self) -> PortCapabilities {
+        PortCapabilities {
+            checksum: ChecksumOffload::Any,
+            gso: GsoOffload { tcp_v4: true, tcp_v6: true, ecn: true, udp: true },
+            scatter_gather: true,
+            mtu: 1500,
+        }
+    }
+
+    fn reserve<'a>(&'a mut self, count: usize, len: usize, slots: &mut Slots<'a>) {
+        self.buffers = vec![vec![0; len]; count.min(2)];
+        slots.extend(self.buffers.iter_mut().map(Vec::as_mut_slice));
+    }
+
+    fn commit(&mut self, frames: &[Committed]) {
+        for (buffer, done) in self.buffers.iter().zip(frames) {
+            let frame = buffer.get(..done.len).unwrap_or_default();
+            let len = u32::try_from(frame.len()).unwrap_or(u32::MAX);
+            assert!(Layers::parse(frame, len).is_ok(), "a frame that is none: {frame:02x?}");
+            self.frames += 1;
+        }
+    }
+}
+
+/// One case: frames, each behind an octet that says what it begins with and two of its length. What it
+/// begins with is right as far as it goes, so that what follows is looked at.
+///
+/// # Panics
+///
+/// If the engine sends a frame that is none, or holds more than it may.
+pub fn guest_frames(data: &[u8]) {
+    let counters = Arc::<UplinkCounters>::default();
+    let Ok(host) = ScriptedHost::new(FLOWS) else { return };
+    let mut config = Config { mtu: 1500, ..Config::default() };
+    config.tcp.flows_max = FLOWS;
+    config.tcp.half_open_max = FLOWS / 2;
+    let own = [(Ipv4Addr::new(10, 0, 0, 2).into(), 24), (Ipv6Addr::LOCALHOST.into(), 64)];
+    config.guest.addresses = own.to_vec();
+    config.guest.gateways = vec![Ipv4Addr::new(10, 0, 0, 1).into()];
+    let mut uplink = Uplink::new(config, Box::new(host), Arc::clone(&counters));
+    let mut sink = Sink { buffers: Vec::new(), frames: 0 };
+    let mut now = Duration::from_secs(1000);
+    let mut rest = data;
+    for _ in 0..FRAMES_MAX {
+        let Some((&[what, low, high], after)) = rest.split_first_chunk() else { break };
+        let len = usize::from(u16::from_le_bytes([low, high])) % FRAME_MAX;
+        let (body, after) = after.split_at(len.min(after.len()));
+        rest = after;
+        now += Duration::from_millis(1 << (what >> 4));
+        let Some(frame) = frame(what, body, uplink.config().mac) else { continue };
+        turn(&mut uplink, &mut sink, what, &frame, now);
+        assert!(uplink.tcp_flows() <= FLOWS, "more conversations than may be");
+    }
+    // Everything ends by itself, whatever was left half done.
+    for _ in 0..64 {
+        now += Duration::from_secs(3600);
+        uplink.run_timers(now);
+        while uplink.output(&mut sink, now) {}
+        let _ = uplink.poll_host(now);
+    }
+    assert_eq!(uplink.udp_flows(), 0, "conversations that never end");
+    assert!(counters.frames_in.get() <= FRAMES_MAX as u64);
+}
+
+/// A frame of the kind that `what` says.
+fn frame(what: u8, body: &[u8], to_mac: [u8; 6]) -> Option<Vec<u8>> {
+    let protocols = [6, 17, 1, 58];
+    let protocol = protocols[usize::from(what >> 2) % protocols.len()];
+    let from_mac = [2, 0, 0, 0, 0, 2];
+    let ends = match what & 3 {
+        0 => return Some(body.to_vec()),
+        1 => {
+            let kind = if what & 4 != 0 { [8, 6] } else { [0x86, 0xdd] };
+            return Some([&to_mac[..], &from_mac, &kind, body].concat());
+        }
+        2 => Ends {
+            from_mac,
+            to_mac,
+            from: Ipv4Addr::new(10, 0, 0, 2).into(),
+            to: Ipv4Addr::new(10, 0, 0, 9).into(),
+        },
+        _ => Ends {
+            from_mac,
+            to_mac,
+            from: Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, 2).into(),
+            to: Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, 9).into(),
+        },
+    };
+    let mut frame = vec![0; ends.header_len()];
+    frame.extend_from_slice(body);
+    ends.write(&mut frame, protocol, body.len(), 1)?;
+    Some(frame)
+}
+
+fn turn(uplink: &mut Uplink, sink: &mut Sink, what: u8, frame: &[u8], now: Duration) {
+    let mut batch = Batch::with_capacity(1, 1 << 16);
+    let Some(offset) = batch.reserve(frame.len()) else { return };
+    let Ok(room) = batch.scratch_mut(offset..offset + frame.len()) else { return };
+    room.copy_from_slice(frame);
+    // A guest's kernel that left the checksum to us, or one that computed it.
+    let checksum = if what & 8 != 0 { Checksum::Verified } else { Checksum::None };
+    let meta = OffloadMeta { checksum, gso: None };
+    if let Ok(index) = batch.push_contiguous(offset, frame.len(), meta) {
+        uplink.input(&batch, &[index], now);
+    }
+    let _ = uplink.poll_host(now);
+    uplink.run_timers(now);
+    for _ in 0..1000 {
+        if !uplink.output(sink, now) {
+            return;
+        }
+        let _ = uplink.poll_host(now);
+    }
+    panic!("the engine never comes to rest");
+}
