@@ -7,8 +7,9 @@ DISKS=/run/disks
 use_disks() {
     check_not 'the kernel has no backend loaded' grep -E '^xen_(netback|blkback) ' /proc/modules
     mkdir -p $DISKS && mount -t tmpfs disks $DISKS
-    # Guests with disks have the programs that look after ext4.
+    # Guests with disks have the programs that look after ext4, and memory for them.
     RAMDISK=/run/guest-tools.cpio
+    MEMORY=192
     [ -e $RAMDISK ] || cat /boot/guest.cpio /boot/tools.cpio >$RAMDISK
     configure "$@"
     configured=$(cat /tmp/serve.toml)
@@ -105,9 +106,10 @@ requests() {
 
 # wide_guest NAME [LINE...]: 2 checks. A guest with a disk of four queues, where that many are offered.
 wide_guest() {
-    MEMORY=256 VCPUS=4 EXTRA='xen_blkfront.max_ring_page_order=2'
+    MEMORY=320 VCPUS=4 EXTRA='xen_blkfront.max_ring_page_order=2'
     with_disk "$@"
-    unset MEMORY VCPUS EXTRA
+    MEMORY=192
+    unset VCPUS EXTRA
 }
 
 # of_disk NAME AWK: what awk prints of the status of a guest's first disk, line by line.
