@@ -145,11 +145,21 @@ fn a_spoilt_packet_fails_the_run() {
 }
 
 #[test]
-fn several_queues_are_refused() {
-    let done = output("--queues 2");
-    assert_eq!(done.status.code(), Some(2));
-    let stderr = text(&done.stderr);
-    assert!(stderr.contains("one queue in this version"), "{stderr}");
+fn each_queue_has_a_thread_and_numbers_of_its_own() {
+    for queues in [2, 3] {
+        let line = format!("--queues {queues} --size 64,1500 --packets 9000 --json");
+        for row in rows(&line) {
+            check(&row, 9000.0);
+            assert_eq!(number(&row, "queues"), f64::from(queues));
+            let cores = std::thread::available_parallelism().unwrap().get();
+            let oversubscribed = 2 * usize::try_from(queues).unwrap() > cores;
+            assert_eq!(row["oversubscribed"], oversubscribed, "{row}");
+        }
+    }
+    // One queue's packet is missed, whatever the others do.
+    let done = output("--queues 2 --size 64 --packets 9000 --modes staging --spoil lose");
+    assert_eq!(done.status.code(), Some(1));
+    assert!(text(&done.stderr).contains("were lost"), "{}", text(&done.stderr));
 }
 
 #[test]
