@@ -346,7 +346,20 @@ fn transfer_while_disturbed(mode: &str) {
     let driver = web.wait_up().inner("driver");
     let (end, ended) = mpsc::channel();
     let disturbance = std::thread::spawn(move || disturb(&driver, &ended));
-    let client = lab.run(&options, &["curl", "-sSfo", "copy", "http://web:8000/noise"]);
+    let client = lab.run(
+        &options,
+        &[
+            "curl",
+            "-sSfo",
+            "copy",
+            "--retry",
+            "30",
+            "--retry-delay",
+            "1",
+            "--retry-connrefused",
+            "http://web:8000/noise",
+        ],
+    );
     client.succeed(Duration::from_secs(90));
     drop(end);
     let times = disturbance.join().unwrap();
@@ -372,7 +385,20 @@ fn a_client_may_be_started_before_its_server() {
     require!(Need::Guests, CURL, PYTHON);
     let lab = Lab::new();
     write_noise(&lab.file("noise"), 1);
-    let client = lab.run("--switch s", &["curl", "-sSfo", "copy", "http://web:8000/noise"]);
+    let client = lab.run(
+        "--switch s",
+        &[
+            "curl",
+            "-sSfo",
+            "copy",
+            "--retry",
+            "30",
+            "--retry-delay",
+            "1",
+            "--retry-connrefused",
+            "http://web:8000/noise",
+        ],
+    );
     client.wait_up();
     std::thread::sleep(Duration::from_secs(1));
     let web = lab.run("--switch s --name web", &["python3", "-m", "http.server"]);

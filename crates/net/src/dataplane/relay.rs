@@ -17,7 +17,7 @@
 //! like any other, from which that plane sends it on, segmenting and joining included. So no plane ever
 //! refers to memory that another plane's guest lent.
 //!
-//! A plane has [`PARCELS_MAX`] parcels for each other one, and gets them back empty. Who sends to one
+//! A plane has a few parcels for each other one, and gets them back empty. Who sends to one
 //! port alone is held up while there are too few, other frames are dropped and counted. A plane's post box
 //! is behind a lock that is held for a few pushes, once a turn; an event is sent only to a plane that
 //! sleeps.
@@ -40,8 +40,11 @@ use crate::steer::Steering;
 use crate::switch::table::CAPACITY;
 use crate::switch::{Mac, PortIndex};
 
-/// Parcels under way from one plane to another at a time.
+/// Parcels under way from one plane to another at a time, where there are few planes.
 pub(super) const PARCELS_MAX: usize = 16;
+
+/// Parcels of a plane, for all others, at most (but two for each): 11 MiB.
+const PARCELS_OF_PLANE: usize = 32;
 
 /// Octets of a parcel: four frames of the largest size.
 const PARCEL_OCTETS: usize = 5 << 16;
@@ -141,6 +144,8 @@ pub(super) struct Relay {
     known: Vec<Option<Known>>,
     hash: Steering,
     outbound: Vec<Outbound>,
+    /// Parcels for each other plane.
+    parcels_max: usize,
     pub(super) inbound: Vec<Inbound>,
     /// *Sent* is what was handed to other planes, *received* what came from them.
     pub(super) counters: Arc<PortCounters>,
@@ -164,6 +169,8 @@ impl Relay {
             known: Vec::new(),
             hash: Steering::secret(1),
             outbound: posts.iter().map(|_| outbound()).collect(),
+            parcels_max: (PARCELS_OF_PLANE / posts.len().max(2).saturating_sub(1))
+                .clamp(2, PARCELS_MAX),
             inbound: posts.iter().map(|_| Inbound::default()).collect(),
             counters: Arc::default(),
             awaited: false,
@@ -275,7 +282,9 @@ impl Relay {
 
     /// Free parcels for that plane.
     pub(super) fn parcels(&self, plane: usize) -> usize {
-        self.outbound.get(plane).map_or(0, |o| o.free.len() + (PARCELS_MAX - o.made))
+        self.outbound
+            .get(plane)
+            .map_or(0, |o| o.free.len() + self.parcels_max.saturating_sub(o.made))
     }
 
     fn pack(&mut self, plane: usize, port: PortIndex, batch: &Batch, frame: u32) {
@@ -318,7 +327,7 @@ impl Relay {
         if outbound.open.is_none() {
             outbound.open = outbound.free.pop();
         }
-        if outbound.open.is_none() && outbound.made < PARCELS_MAX {
+        if outbound.open.is_none() && outbound.made < self.parcels_max {
             outbound.made += 1;
             let batch = Batch::with_capacity(FRAMES_DEFAULT, PARCEL_OCTETS);
             let (from, towards) = (self.index, plane);
