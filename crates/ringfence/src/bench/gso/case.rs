@@ -23,7 +23,7 @@ const PATIENCE: Duration = Duration::from_secs(20);
 /// From when the stream begins until it is measured: TCP has found its pace.
 const WARM_UP: Duration = Duration::from_millis(500);
 /// How long a driver domain may take to end with its last guest.
-const GONE_WITHIN: Duration = Duration::from_secs(5);
+const GONE_WITHIN: Duration = Duration::from_secs(60);
 /// The interface on the driver domain's side.
 const HOST_LEG: &str = "rfgso0";
 

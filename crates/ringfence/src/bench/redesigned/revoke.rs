@@ -35,7 +35,7 @@ enum Peer {
 const PEERS: [(Peer, &str); 3] =
     [(Peer::Quick, "quick"), (Peer::Slow, "slow"), (Peer::Stopped, "stopped")];
 
-/// A row. Microseconds for each page; `None`: never, within the patience.
+/// A row. Microseconds for a page, the median; `None`: never, within the patience.
 pub(super) struct Revoke {
     pub(super) peer: &'static str,
     pub(super) handshake_us: Option<f64>,
@@ -56,8 +56,9 @@ pub(super) fn measure() -> anyhow::Result<Vec<Revoke>> {
     PEERS.into_iter().map(row).collect()
 }
 
-fn per_page(took: Duration) -> f64 {
-    took.as_secs_f64() * 1e6 / f64::from(PAGES)
+/// The middle of what single pages took, in microseconds.
+fn per_page(took: &[Duration]) -> f64 {
+    crate::bench::median(took.iter().map(|took| took.as_secs_f64() * 1e6))
 }
 
 /// Whether something came within that time.
@@ -142,7 +143,7 @@ fn handshake(peer: Peer) -> anyhow::Result<Option<f64>> {
     std::thread::scope(|scope| {
         let served = scope.spawn(move || serve(peer, pages, theirs, &granted, &tell));
         let mut asked = || -> anyhow::Result<Option<f64>> {
-            let mut took = Duration::ZERO;
+            let mut took = Vec::new();
             for _ in 0..PAGES {
                 let lease = granter.lend(Access::ReadWrite).context("a page to lend")?;
                 grant.send(lease.gref())?;
@@ -153,12 +154,12 @@ fn handshake(peer: Peer) -> anyhow::Result<Option<f64>> {
                     return Ok(None);
                 }
                 let left = ringfence_platform::take_back(&mut granter, vec![lease]);
-                took += began.elapsed();
+                took.push(began.elapsed());
                 if !left.is_empty() {
                     bail!("the peer said that it let go, and did not");
                 }
             }
-            Ok(Some(per_page(took)))
+            Ok(Some(per_page(&took)))
         };
         let outcome = asked();
         drop(grant);
@@ -174,7 +175,7 @@ fn one_sided(by_force: bool) -> anyhow::Result<f64> {
     let shape = WindowShape { writable: PAGES, read_only: 0, entries: PAGES };
     let mut table = domains.granter.window(DomId(0), shape)?;
     let mut view = domains.grantee.open_window(domains.granter.domid(), table.handle(), PAGES)?;
-    let mut took = Duration::ZERO;
+    let mut took = Vec::new();
     for (page, gref) in shape.pages_for(Access::ReadWrite).zip(shape.grefs()) {
         table.issue(gref, page, Access::ReadWrite)?;
         let mut found = Vec::new();
@@ -194,7 +195,7 @@ fn one_sided(by_force: bool) -> anyhow::Result<f64> {
             // Until nothing of the peer's reaches what is put there.
             table.prepare(revoked)?;
         }
-        took += began.elapsed();
+        took.push(began.elapsed());
     }
-    Ok(per_page(took))
+    Ok(per_page(&took))
 }
