@@ -7,7 +7,7 @@
 . /vm/xen/perf.sh
 . /vm/xen/staging.sh
 
-# served MODE: 5 checks. As measured with a guest's own driver.
+# served MODE: 6 checks. As measured with a guest's own driver.
 served() {
     check "$1: configured" reload '[network]' "mode = \"$1\""
     check "$1: a guest that connects" guest one "$(vif 11)"
@@ -16,18 +16,19 @@ served() {
     xl destroy one
 }
 
-plan 32
+plan 38
 use_ringfence
 stream_sum 16
 served copy
-copy=$OPERATIONS copy_frames=$FRAMES copy_used=$USED
+copy=$OPERATIONS copy_each=$EACH copy_used=$USED
 served map
-map=$OPERATIONS map_frames=$FRAMES map_used=$USED
+map=$OPERATIONS map_each=$EACH map_used=$USED
 check 'staging: configured' reload '[network]' 'mode = "staging"'
 attached_staging one 11 1
 counted staging
 # The hypervisor's own count; the console of the guest and the store work by pages that stay mapped.
 is 'staging: no grant operation in the hypervisor' $OPERATIONS 0
+is 'nor for a packet of one slot' $EACH 0.00
 staging_used=$USED
 gone one
 kill $SERVE
@@ -36,12 +37,13 @@ check 'the kernel has xen-netback' modprobe xen-netback
 SCRIPT=vif-control
 networked one 11
 counted netback
-note "ringfence to netback, under emulation, grant operations a frame: copy" \
-    "$(ratio $(ratio $copy $copy_frames) $(ratio $OPERATIONS $FRAMES)), map" \
-    "$(ratio $(ratio $map $map_frames) $(ratio $OPERATIONS $FRAMES)); processor time: copy" \
+note "ringfence to netback, under emulation: grant operations for the same bytes: copy" \
+    "$(ratio $copy $OPERATIONS), map $(ratio $map $OPERATIONS); for a packet of one slot: copy" \
+    "$(ratio $copy_each $EACH), map $(ratio $map_each $EACH); processor time: copy" \
     "$(ratio $copy_used $USED), map $(ratio $map_used $USED), staging $(ratio $staging_used $USED)"
 check 'the hypervisor counted' test $OPERATIONS -gt 1000
-check 'copy costs no more operations a frame than xen-netback' awk \
-    "BEGIN { exit !($(ratio $copy $copy_frames) <= 1.05 * $(ratio $OPERATIONS $FRAMES)) }"
+# What TCP makes of the same bytes differs a little from run to run.
+check 'copy costs no more operations than xen-netback' awk "BEGIN { exit !($copy <= 1.25 * $OPERATIONS) }"
+check 'nor for each packet of one slot' awk "BEGIN { exit !($copy_each <= 1.05 * $EACH) }"
 gone one
 check_not 'dom0 has nothing to complain of' on dom0 "dmesg | grep -E 'BUG|WARNING|Oops|Call Trace'"
