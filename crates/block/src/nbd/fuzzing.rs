@@ -25,7 +25,8 @@ pub fn handshakes(data: &[u8]) {
     let Some((&cut, mut data)) = data.split_first() else { return };
     let export = Export { name: "disk".to_owned(), description: String::new(), offer: OFFER };
     let mut server = ServerHandshake::new(export);
-    let Ok(mut client) = ClientHandshake::new("disk", cut & 1 != 0) else { return };
+    let Ok(client) = ClientHandshake::new("disk", cut & 1 != 0) else { return };
+    let mut client = if cut & 8 != 0 { client.simple() } else { client };
     let (mut said, mut asked) = (vec![], vec![]);
     let heard = data.len();
     let (mut serving, mut asking) = (true, true);

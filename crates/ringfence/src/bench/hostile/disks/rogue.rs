@@ -5,7 +5,6 @@
 //! identifier which answers are right, so that an answer can be judged whenever it comes.
 
 use std::ops::Range;
-use std::sync::atomic::Ordering::{Acquire, Release};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail, ensure};
@@ -13,6 +12,7 @@ use ringfence_memory::PAGE_SIZE;
 use ringfence_platform::store::{StoreAccess, StoreClient};
 use ringfence_platform::{Access, Channel as _, Granter, Gref, Lease, Platform};
 use ringfence_ring::RingLayout;
+use ringfence_ring::sync::Ordering::{Acquire, Release};
 use ringfence_wire::blkif::{Abi, Response, SegmentRange, Slot, Status, keys};
 use ringfence_wire::xenbus::{DeviceId, STATE, XenbusState};
 
