@@ -58,7 +58,8 @@ fn frames_arrive_from_buffers_that_go_round() {
                 assert_eq!(got.header().len(), len.min(256), "headers are private");
             }
             // Until it is complete, no buffer is the device's again.
-            let taken: u16 = lens.iter().map(|len| len.div_ceil(BUFFER) as u16).sum();
+            let taken: u16 =
+                lens.iter().map(|len| u16::try_from(len.div_ceil(BUFFER)).unwrap()).sum();
             assert_eq!(lock(&ends).receive.available(), 16 - taken);
             batch.clear();
             link.complete().unwrap();
@@ -251,7 +252,10 @@ fn forged_frames_in_impossible_buffers_are_refused_and_counted() {
     let (said, rule) = broken(buffers(3), &[100, 100]);
     assert_eq!(rule, "virtqueue_frame_incomplete");
     assert!(said.contains("3 buffers, of which only 2"), "{said}");
-    assert_eq!(broken(buffers(1), &[BUFFER as u32 + 1]).1, "virtqueue_used_length");
+    assert_eq!(
+        broken(buffers(1), &[u32::try_from(BUFFER).unwrap() + 1]).1,
+        "virtqueue_used_length"
+    );
 }
 
 #[test]
