@@ -2,6 +2,7 @@
 # set: all
 # machine: xen
 # limit: 120
+# grants: bad 0xdbba0
 
 . /vm/xen/staging.sh
 

@@ -6,7 +6,7 @@
 //! # set: core            (in `cargo xtask test`; `all`: with --all; `name`: when it is named)
 //! # machine: plain       (scenarios of one machine may share a boot)
 //! # limit: 60            (seconds on an idle computer of two cores)
-//! # grants: bad          (may be left out: it offers bad grants on purpose)
+//! # grants: bad          (may be left out: it offers bad grants on purpose; or, as `bad 0x7`, that one)
 //! # hypervisor: debug    (may be left out: it wants one that was built for debugging)
 //! ```
 
@@ -40,10 +40,43 @@ pub(super) struct Scenario {
     pub(super) machine: Kind,
     /// How long it may take, in seconds.
     pub(super) limit: u32,
-    /// A hypervisor built for debugging will complain of its grants.
-    pub(super) bad_grants: bool,
+    /// Of what a hypervisor built for debugging will complain.
+    pub(super) bad_grants: BadGrants,
     /// It runs with a hypervisor built for debugging only.
     pub(super) wants_debug: bool,
+}
+
+/// The bad grants that a scenario offers on purpose.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum BadGrants {
+    None,
+    Any,
+    /// This reference, as the hypervisor writes it.
+    Only(String),
+}
+
+impl BadGrants {
+    fn parse(words: Option<&str>) -> anyhow::Result<BadGrants> {
+        match words.map(|words| words.split_whitespace().collect::<Vec<_>>()).as_deref() {
+            None => Ok(BadGrants::None),
+            Some(["bad"]) => Ok(BadGrants::Any),
+            Some(["bad", reference]) if reference.starts_with("0x") => {
+                Ok(BadGrants::Only((*reference).to_owned()))
+            }
+            _ => anyhow::bail!("`# grants: ...` can only be `bad` or `bad 0x...`"),
+        }
+    }
+
+    /// Whether the scenario is to cause this line on the console.
+    pub(super) fn expect(&self, complaint: &str) -> bool {
+        match self {
+            BadGrants::None => false,
+            BadGrants::Any => true,
+            BadGrants::Only(reference) => {
+                complaint.split_whitespace().any(|word| word == reference)
+            }
+        }
+    }
 }
 
 /// The scenarios in `folder`, by name; their machines must be among `kinds`.
@@ -86,8 +119,7 @@ fn parse(name: &str, text: &str) -> anyhow::Result<Scenario> {
         other => anyhow::bail!("`# set: {other}`: core, all or name"),
     };
     let machine = field("machine")?;
-    let grants = field("grants").ok();
-    anyhow::ensure!(grants.is_none_or(|word| word == "bad"), "`# grants: ...` can only be bad");
+    let bad_grants = BadGrants::parse(field("grants").ok())?;
     let hypervisor = field("hypervisor").ok();
     anyhow::ensure!(
         hypervisor.is_none_or(|word| word == "debug"),
@@ -100,7 +132,7 @@ fn parse(name: &str, text: &str) -> anyhow::Result<Scenario> {
         machine: Kind::from_name(machine)
             .with_context(|| format!("no machine is called {machine}"))?,
         limit: field("limit")?.parse().context("`# limit: ...` is a number of seconds")?,
-        bad_grants: grants.is_some(),
+        bad_grants,
         wants_debug: hypervisor.is_some(),
     })
 }
@@ -173,6 +205,18 @@ mod tests {
         assert!(parse("a b", TEXT).is_err());
     }
 
+    #[test]
+    fn only_the_bad_grant_that_is_named_is_expected() {
+        let complaint = "(XEN) common/grant_table.c:1053:d0v0 Bad ref 0xdbba0 for d2";
+        let parsed = |words| BadGrants::parse(words).unwrap();
+        assert!(!parsed(None).expect(complaint));
+        assert!(parsed(Some("bad")).expect(complaint));
+        assert!(parsed(Some("bad 0xdbba0")).expect(complaint));
+        assert!(!parsed(Some("bad 0xdbba")).expect(complaint));
+        assert!(BadGrants::parse(Some("good")).is_err());
+        assert!(BadGrants::parse(Some("bad 7")).is_err());
+    }
+
     fn scenario(name: &str, set: Set, machine: Kind, limit: u32) -> Scenario {
         Scenario {
             name: name.to_owned(),
@@ -180,7 +224,7 @@ mod tests {
             set,
             machine,
             limit,
-            bad_grants: false,
+            bad_grants: BadGrants::None,
             wants_debug: false,
         }
     }
