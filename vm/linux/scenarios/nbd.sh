@@ -1,5 +1,5 @@
 # title: a disk of `ringfence run` is a node below /dev, with a file system on it
-# set: core
+# set: all
 # machine: linux
 # limit: 120
 
