@@ -218,7 +218,7 @@ fn take(stream: &mut impl Read, until: Option<Instant>) -> anyhow::Result<Came> 
         let first = *first.get_or_insert(now);
         octets += n as u64;
         if n == 0 || until.is_some_and(|until| now >= until) {
-            return Ok(Came { nanos: nanos(now - first), octets, ..Came::default() });
+            return Ok(Came { nanos: nanos(now - first).max(1), octets, ..Came::default() });
         }
     }
 }
@@ -383,12 +383,13 @@ fn in_parallel(order: &Order, one: fn(&Order) -> anyhow::Result<Came>) -> anyhow
 }
 
 fn stream(order: &Order) -> anyhow::Result<Came> {
-    let until = Instant::now() + order.length;
+    // The time runs from when there is a connection.
     if order.down {
-        return take(&mut connect(order.to, Work::Send)?, Some(until));
+        let mut stream = connect(order.to, Work::Send)?;
+        return take(&mut stream, Some(Instant::now() + order.length));
     }
     let mut stream = connect(order.to, Work::Take)?;
-    send(stream.get_mut(), Some(until))?;
+    send(stream.get_mut(), Some(Instant::now() + order.length))?;
     stream.get_mut().shutdown(std::net::Shutdown::Write)?;
     hear(&mut stream)
 }
@@ -472,7 +473,7 @@ mod tests {
         let server = Server::bind(0).unwrap();
         let to = SocketAddr::from(([127, 0, 0, 1], server.port));
         std::thread::spawn(move || server.serve());
-        let length = Duration::from_millis(60);
+        let length = Duration::from_millis(200);
         let order = Order { kind: Kind::TcpStream, to, down: false, streams: 2, size: 64, length };
         for kind in [Kind::TcpStream, Kind::TcpRr, Kind::TcpCrr, Kind::Http, Kind::UdpStream] {
             for down in [false, true] {
