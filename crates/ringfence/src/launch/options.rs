@@ -19,7 +19,7 @@ const SWITCH_MTU_DEFAULT: u16 = 1500;
 /// What connects a guest to the world.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default, clap::ValueEnum)]
 pub enum Link {
-    /// The best there is: vhost or tap to the host's network, netif to the switch
+    /// To the host's network by a TAP (vhost only if asked for, so far), netif to the switch
     #[default]
     Auto,
     /// To the host's network by kernel vhost-net; needs /dev/vhost-net

@@ -35,7 +35,8 @@ impl Sender {
             self.reclaim()?;
         }
         let free = self.frames.free(len);
-        self.is_short = free < count;
+        // Whoever asks next for less, and gets it, does not wait in place of this one.
+        self.is_short |= free < count;
         Ok(free.min(count))
     }
 
@@ -87,8 +88,9 @@ impl Sender {
         Ok(())
     }
 
-    /// No events, please.
+    /// No events, please. Whoever waits for room asks again.
     pub(super) fn suppress(&mut self) {
+        self.is_short = false;
         self.queue.suppress();
     }
 
