@@ -161,7 +161,7 @@ pub enum Behaviour {
     ChangingLists,
     /// Lists of 513, 65535 and more pages to be staged, or of none
     LongLists,
-    /// Pages staged and taken out again, a ring full of such messages at a time
+    /// Pages staged and taken out again, many such messages at a time
     StagingStorm,
     /// Pages taken out of the staged ones while packets in them are under way
     StagingInFlight,
