@@ -23,7 +23,7 @@
 //! # Several threads
 //!
 //! A data plane may have several threads ([`Dataplane::several`]), each of which is a plane of its own,
-//! with an index. A port of several queues is split when it is added ([`Port::split_off`]): its part `n`
+//! with an index. A port of several queues is split when it is added ([`Port::split_off`](crate::Port::split_off)): its part `n`
 //! goes to plane `n`. A port of one queue is on plane 0, always, so that without ports of several queues
 //! the others sleep. No port is touched by two threads; frames that another one is to send are copied
 //! for it (`relay`). To the outside all of this is one data plane: one handle, one set of ports.

@@ -15,7 +15,7 @@ use ringfence_wire::netif::{PACKET_MIN, Status, TxFlags, TxRequest, TxResponse};
 
 use super::FromGuest;
 use crate::batch::{Batch, HEADER_MAX};
-use crate::counters::DropReason;
+use crate::counters::{DropReason, PortCounters};
 use crate::netback::police::Police;
 use crate::port::Fault;
 
@@ -81,30 +81,8 @@ impl<G: Grantee> FromGuest<G> {
             }
             // All that there was, or something that goes the long way.
             let (short, all) = (judged.len() < RUN, judged.len() == most);
-            let counters = &self.counters;
-            let mut copied = 0;
-            let mut taken = 0;
-            for packet in judged {
-                let size = usize::from(packet.request.size);
-                let head = size.min(HEADER_MAX);
-                if !batch.has_place_for(head) || !police.admits(size) {
-                    run.ends = true;
-                    break;
-                }
-                let mut status = Status::Okay;
-                if packet.make(batch) {
-                    run.frames += 1;
-                    run.bytes += size as u64;
-                    copied += head as u64;
-                } else {
-                    // A page shorter than a page: no platform's is.
-                    counters.dropped(DropReason::Unreadable);
-                    status = Status::Error;
-                }
-                self.answers.push(TxResponse { id: packet.request.id, status });
-                taken += 1;
-            }
-            counters.copied_bytes.add(copied);
+            let taken =
+                make_all(judged, &mut self.answers, &self.counters, batch, police, &mut run);
             self.ring.consume(taken);
             run.looked += taken as usize;
             run.ends |= short && all;
@@ -115,6 +93,41 @@ impl<G: Grantee> FromGuest<G> {
         run.ends = true;
         Ok(run)
     }
+}
+
+/// Makes frames of packets as long as there is room for them and their guest may send; how many it took.
+#[inline]
+fn make_all(
+    judged: ArrayVec<Judged<'_>, RUN>,
+    answers: &mut Vec<TxResponse>,
+    counters: &PortCounters,
+    batch: &mut Batch,
+    police: &mut Police,
+    run: &mut Run,
+) -> u32 {
+    let (mut copied, mut taken) = (0, 0);
+    for packet in judged {
+        let size = usize::from(packet.request.size);
+        let head = size.min(HEADER_MAX);
+        if !batch.has_place_for(head) || !police.admits(size) {
+            run.ends = true;
+            break;
+        }
+        let mut status = Status::Okay;
+        if packet.make(batch) {
+            run.frames += 1;
+            run.bytes += size as u64;
+            copied += head as u64;
+        } else {
+            // A page shorter than a page: no platform's is.
+            counters.dropped(DropReason::Unreadable);
+            status = Status::Error;
+        }
+        answers.push(TxResponse { id: packet.request.id, status });
+        taken += 1;
+    }
+    counters.copied_bytes.add(copied);
+    taken
 }
 
 impl Judged<'_> {

@@ -4,13 +4,13 @@
 //! hard for it; each answer is compared with the one that `docs/staging-grants.md` says. Another one
 //! ends the row: then the backend, and not the guest, has broken a rule.
 
-use std::sync::atomic::Ordering::Acquire;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 use ringfence_memory::LentSlice;
 use ringfence_platform::{Access, Channel, Granter, Gref, Lease, Platform};
 use ringfence_ring::NETIF_CTRL;
+use ringfence_ring::sync::Ordering::Acquire;
 use ringfence_wire::netif::ctrl::{
     CtrlMessage, CtrlRequest, CtrlResponse, CtrlStatus, CtrlType, GREF_LIST_MAX, GrefEntry,
     GrefList,
