@@ -105,7 +105,7 @@ pub struct NetArgs {
     pub queues: u32,
 
     /// Ways to reach the frontend's pages
-    #[arg(long, value_name = "MODE", value_delimiter = ',', default_value = "copy,map,staging",
+    #[arg(long, value_name = "MODE", value_delimiter = ',', default_value = "copy,map,staging,window",
           value_parser = parse_mode)]
     pub modes: Vec<Mode>,
 
