@@ -309,6 +309,9 @@ struct Pair {
     direction: Direction,
 }
 
+/// How long a domain that failed has to say why.
+const LAST_WORDS: Duration = Duration::from_secs(2);
+
 impl Pair {
     fn pids(&self) -> [u32; 2] {
         self.domains.each_ref().map(|domain| domain.child.id())
@@ -362,11 +365,11 @@ impl Pair {
 }
 
 /// Of two domains that failed, the failure that was first: one that misses the other one does so because
-/// that one had failed, and has said so.
+/// that one had failed, and says so, if a little later: it lets go of what it has first.
 fn first_failure(error: anyhow::Error, other: &Domain) -> anyhow::Error {
     let misses = format!("{error:#}").contains(&Fault::Gone.to_string());
-    if !misses || !wait_readable(&other.channel, Some(Duration::ZERO)).unwrap_or(false) {
+    if !misses || !wait_readable(&other.channel, Some(LAST_WORDS)).unwrap_or(false) {
         return error;
     }
-    other.hear(Duration::ZERO).err().unwrap_or(error)
+    other.hear(LAST_WORDS).err().unwrap_or(error)
 }
