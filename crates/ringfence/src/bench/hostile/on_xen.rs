@@ -94,7 +94,12 @@ fn run_packets(args: &HostileGuestArgs) -> anyhow::Result<()> {
     }
     println!("connected after all that");
     rogue.enter(XenbusState::Closing)?;
-    rogue.enter(XenbusState::Closed)
+    rogue.enter(XenbusState::Closed)?;
+    // The driver of the guest's kernel knows nothing of a control ring, and would not remove them.
+    for key in [keys::CTRL_RING_REF, keys::EVENT_CHANNEL_CTRL] {
+        rogue.forget(key)?;
+    }
+    Ok(())
 }
 
 fn run_disk(args: &HostileGuestArgs) -> anyhow::Result<()> {
