@@ -2,6 +2,9 @@
 # set: all
 # machine: xen
 # limit: 200
+# hypervisor: debug
+
+# Debian's Xen is built without what logs the dirty pages of a PV guest, so that none migrates on it.
 
 # is_another NAME DOMAIN: the guest is there, with another number than it had.
 is_another() {
