@@ -4,7 +4,8 @@
 # limit: 120
 
 plan 9
-load nbd ext4
+load nbd ext4 loop
+export RINGFENCE_DISK_NODES=1
 truncate -s 64M /tmp/disk.img
 
 # In the guest: a file system on the device, checked, and found by name.

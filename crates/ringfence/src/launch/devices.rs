@@ -16,6 +16,9 @@ use std::time::{Duration, Instant};
 use ringfence_block::nbd::agree::{ClientHandshake, Progress, Settled};
 use ringfence_platform::nbd::{NbdDevice, NbdEnding, NbdExport, is_ready};
 
+/// Who sets this variable to 1 wants nodes. They are not made unasked yet: in the scenario `nbd`, what a guest wrote
+/// without flushing it was not on the disk after its end.
+const WANTED: &str = "RINGFENCE_DISK_NODES";
 /// How long shaking hands, and the device, may take until they are there.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// How long a request may take. Behind it are limits of the disk's own, which are shorter.
@@ -31,14 +34,15 @@ pub(super) struct Device {
 }
 
 impl Device {
-    /// A node for the disk that is served at `socket`. None where the kernel has no driver, or all of its
-    /// devices are in use.
+    /// A node for the disk that is served at `socket`. None where nobody asked for it, the kernel has no
+    /// driver, or all of its devices are in use.
     ///
     /// # Errors
     ///
     /// Why there is none, where it was to be expected.
     pub(super) fn of(socket: &Path) -> io::Result<Option<Device>> {
-        if !NbdDevice::exist() || !rustix::process::geteuid().is_root() {
+        let wanted = std::env::var_os(WANTED).is_some_and(|value| value == "1");
+        if !wanted || !NbdDevice::exist() || !rustix::process::geteuid().is_root() {
             return Ok(None);
         }
         let (stream, settled) = shake_hands(socket)?;
