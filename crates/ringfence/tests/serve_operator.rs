@@ -3,116 +3,38 @@
 
 #![allow(clippy::unwrap_used, reason = "in a test, a failure is a panic")]
 
+mod support;
+
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
-use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::path::Path;
+use std::process::Command;
 use std::time::{Duration, Instant};
 
-use ringfence::serve::status::{Snapshot, VifStatus, ask};
+use ringfence::serve::status::VifStatus;
 use ringfence_net::Batch;
 use ringfence_net::port::Port;
 use ringfence_net::vif::PortHost;
 use ringfence_net::vif::frontend::VifFrontend;
 use ringfence_net::vif::toolstack::{self, VifConfig};
 use ringfence_offload::OffloadMeta;
+use ringfence_platform::Platform;
 use ringfence_platform::local::LocalPlatform;
-use ringfence_platform::local::hub::{Hub, HubHandle, HubLimits};
 use ringfence_platform::store::{StoreAccess, StoreClient};
-use ringfence_platform::{DomId, Platform};
 use ringfence_wire::xenbus::{DeviceId, DeviceKind, XenbusState};
-use ringfence_wire::xenstore::{NodeAccess, PermissionList};
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::Signal;
+use support::lab::{DRIVER, Lab, wait_until};
 
-const SOON: Duration = Duration::from_secs(20);
-const DRIVER: DomId = DomId(1);
 const MINE: [u8; 6] = [2, 0, 0, 0, 0, 1];
 const PEER: [u8; 6] = [2, 0, 0, 0, 0, 2];
 const FOREIGN: [u8; 6] = [2, 0, 0, 0, 0, 99];
-
-fn wait_until(what: &str, mut done: impl FnMut() -> bool) {
-    let deadline = Instant::now() + SOON;
-    while !done() {
-        assert!(Instant::now() < deadline, "not within {SOON:?}: {what}");
-        std::thread::sleep(Duration::from_millis(5));
-    }
-}
-
-/// A hub, its toolstack, and a daemon.
-struct Lab {
-    dir: tempfile::TempDir,
-    hub: HubHandle,
-    store: StoreClient,
-    daemon: Child,
-}
-
-impl Drop for Lab {
-    fn drop(&mut self) {
-        let _ = self.daemon.kill();
-        let _ = self.daemon.wait();
-        self.hub.stop();
-        if std::thread::panicking() {
-            eprintln!("the daemon said:\n{}", self.log());
-        }
-    }
-}
-
-fn listen(path: &Path) -> OwnedFd {
-    let flags = SocketFlags::CLOEXEC;
-    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None);
-    let socket = socket.unwrap();
-    rustix::net::bind(&socket, &SocketAddrUnix::new(path).unwrap()).unwrap();
-    rustix::net::listen(&socket, 8).unwrap();
-    socket
-}
 
 impl Lab {
     /// With these lines in the daemon's configuration, beside those that a test without a hypervisor
     /// needs.
     fn new(lines: &str) -> Lab {
-        let dir = tempfile::tempdir().unwrap();
-        let (mut thread, hub) = Hub::new(HubLimits::default()).unwrap();
-        thread.listen(listen(&dir.path().join("hub.sock"))).unwrap();
-        std::thread::spawn(move || thread.run().unwrap());
-        let (_, socket) = hub.admit(Some(DomId(0)), true).unwrap();
-        let mut store = LocalPlatform::connect(socket).unwrap().store().unwrap();
-        // The daemon will be the next domain; as on Xen, it may read its own directory.
-        let own = format!("/local/domain/{}", DRIVER.0);
-        store.mkdir(&own).unwrap();
-        store.set_perms(&own, &PermissionList::owned_by(DomId(0), NodeAccess::Read)).unwrap();
-        configure(dir.path(), lines);
-        let log = std::fs::File::create(dir.path().join("log")).unwrap();
-        // Whoever runs the tests may ignore signals (a background job, nohup), which is inherited.
-        let daemon = Command::new("env")
-            .arg("--default-signal")
-            .arg(env!("CARGO_BIN_EXE_ringfence"))
-            .arg("serve")
-            .arg("--platform")
-            .arg(format!("local:{}", dir.path().join("hub.sock").display()))
-            .arg("--runtime-dir")
-            .arg(dir.path().join("run"))
-            .arg("--config")
-            .arg(dir.path().join("ringfence.toml"))
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .stderr(log)
-            .spawn()
-            .unwrap();
-        let lab = Lab { dir, hub, store, daemon };
-        wait_until("the daemon answers", || ask(&lab.socket()).is_ok());
-        assert_eq!(lab.status().daemon.domain, DRIVER.0);
-        lab
-    }
-
-    fn socket(&self) -> PathBuf {
-        self.dir.path().join("run/serve.sock")
-    }
-
-    fn status(&self) -> Snapshot {
-        ask(&self.socket()).unwrap()
+        Lab::start(|dir| configure(dir, lines))
     }
 
     fn vif(&self, of: &Guest) -> VifStatus {
@@ -124,23 +46,18 @@ impl Lab {
         self.vif(of).queues.iter().filter_map(|queue| queue.counters.get(name)).sum()
     }
 
-    fn log(&self) -> String {
-        std::fs::read_to_string(self.dir.path().join("log")).unwrap_or_default()
-    }
-
     fn logged(&self, text: &str) {
         wait_until(text, || self.log().contains(text));
     }
 
     fn reload(&self, lines: &str) {
         configure(self.dir.path(), lines);
-        let pid = Pid::from_raw(i32::try_from(self.daemon.id()).unwrap()).unwrap();
-        kill_process(pid, Signal::HUP).unwrap();
+        self.signal(Signal::HUP);
     }
 
     /// Writes a key of a device's backend directory, as the toolstack.
     fn toolstack(&mut self, of: &Guest, key: &str, value: &str) {
-        self.store.write(&format!("{}/{key}", of.device.backend_path()), value).unwrap();
+        self.write(&of.device, key, value);
     }
 
     /// A guest with an interface that is not connected yet.

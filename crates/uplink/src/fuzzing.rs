@@ -4,13 +4,13 @@ use core::net::{Ipv4Addr, Ipv6Addr};
 use core::time::Duration;
 use std::sync::Arc;
 
-use ringfence_net::{Batch, ChecksumOffload, GsoOffload, PortCapabilities};
+use ringfence_net::Batch;
 use ringfence_offload::packet::Layers;
 use ringfence_offload::{Checksum, OffloadMeta};
 
 use crate::emit::Ends;
 use crate::host::scripted::ScriptedHost;
-use crate::link::{Committed, GuestSide, Slots};
+use crate::testing::Wire;
 use crate::{Config, Uplink, UplinkCounters};
 
 /// Octets of the longest frame that is made.
@@ -20,35 +20,14 @@ const FRAMES_MAX: usize = 64;
 /// Conversations of TCP, and of the host's sockets.
 const FLOWS: usize = 16;
 
-/// Takes what the engine sends, and looks at it.
-struct Sink {
-    buffers: Vec<Vec<u8>>,
-    frames: u64,
-}
-
-impl GuestSide for Sink {
-    fn capabilities(&self) -> PortCapabilities {
-        PortCapabilities {
-            checksum: ChecksumOffload::Any,
-            gso: GsoOffload { tcp_v4: true, tcp_v6: true, ecn: true, udp: true },
-            scatter_gather: true,
-            mtu: 1500,
-        }
+/// Has the engine send, and looks at what it sent; whether there is more.
+fn output(uplink: &mut Uplink, wire: &mut Wire, now: Duration) -> bool {
+    let more = uplink.output(wire, now);
+    for frame in wire.frames.drain(..) {
+        let len = u32::try_from(frame.len()).unwrap_or(u32::MAX);
+        assert!(Layers::parse(&frame, len).is_ok(), "a frame that is none: {frame:02x?}");
     }
-
-    fn reserve<'a>(&'a mut self, count: usize, len: usize, slots: &mut Slots<'a>) {
-        self.buffers = vec![vec![0; len]; count.min(2)];
-        slots.extend(self.buffers.iter_mut().map(Vec::as_mut_slice));
-    }
-
-    fn commit(&mut self, frames: &[Committed]) {
-        for (buffer, done) in self.buffers.iter().zip(frames) {
-            let frame = buffer.get(..done.len).unwrap_or_default();
-            let len = u32::try_from(frame.len()).unwrap_or(u32::MAX);
-            assert!(Layers::parse(frame, len).is_ok(), "a frame that is none: {frame:02x?}");
-            self.frames += 1;
-        }
-    }
+    more
 }
 
 /// One case: frames, each behind an octet that says what it begins with and two of its length. What it
@@ -67,7 +46,7 @@ pub fn guest_frames(data: &[u8]) {
     config.guest.addresses = own.to_vec();
     config.guest.gateways = vec![Ipv4Addr::new(10, 0, 0, 1).into()];
     let mut uplink = Uplink::new(config, Box::new(host), Arc::clone(&counters));
-    let mut sink = Sink { buffers: Vec::new(), frames: 0 };
+    let mut wire = Wire::new(2);
     let mut now = Duration::from_secs(1000);
     let mut rest = data;
     for _ in 0..FRAMES_MAX {
@@ -77,14 +56,14 @@ pub fn guest_frames(data: &[u8]) {
         rest = after;
         now += Duration::from_millis(1 << (what >> 4));
         let Some(frame) = frame(what, body, uplink.config().mac) else { continue };
-        turn(&mut uplink, &mut sink, what, &frame, now);
+        turn(&mut uplink, &mut wire, what, &frame, now);
         assert!(uplink.tcp_flows() <= FLOWS, "more conversations than may be");
     }
     // Everything ends by itself, whatever was left half done.
     for _ in 0..64 {
         now += Duration::from_secs(3600);
         uplink.run_timers(now);
-        while uplink.output(&mut sink, now) {}
+        while output(&mut uplink, &mut wire, now) {}
         let _ = uplink.poll_host(now);
     }
     assert_eq!(uplink.udp_flows(), 0, "conversations that never end");
@@ -121,7 +100,7 @@ fn frame(what: u8, body: &[u8], to_mac: [u8; 6]) -> Option<Vec<u8>> {
     Some(frame)
 }
 
-fn turn(uplink: &mut Uplink, sink: &mut Sink, what: u8, frame: &[u8], now: Duration) {
+fn turn(uplink: &mut Uplink, wire: &mut Wire, what: u8, frame: &[u8], now: Duration) {
     let mut batch = Batch::with_capacity(1, 1 << 16);
     let Some(offset) = batch.reserve(frame.len()) else { return };
     let Ok(room) = batch.scratch_mut(offset..offset + frame.len()) else { return };
@@ -135,7 +114,7 @@ fn turn(uplink: &mut Uplink, sink: &mut Sink, what: u8, frame: &[u8], now: Durat
     let _ = uplink.poll_host(now);
     uplink.run_timers(now);
     for _ in 0..1000 {
-        if !uplink.output(sink, now) {
+        if !output(uplink, wire, now) {
             return;
         }
         let _ = uplink.poll_host(now);

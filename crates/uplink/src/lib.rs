@@ -53,6 +53,8 @@ pub mod port;
 pub mod replies;
 pub mod runner;
 pub mod tcp;
+#[cfg(any(test, feature = "test-utils"))]
+pub mod testing;
 pub mod udp;
 
 pub use access::Access;

@@ -8,13 +8,13 @@ use std::net::Ipv4Addr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use ringfence_net::{Batch, ChecksumOffload, GsoOffload, PortCapabilities};
+use ringfence_net::Batch;
 use ringfence_offload::{Checksum, Layers, OffloadMeta};
 use ringfence_uplink::emit::Ends;
 use ringfence_uplink::host::scripted::{REFUSES, SILENT, ScriptedHost};
-use ringfence_uplink::link::{Committed, GuestSide, Slots};
 use ringfence_uplink::tcp::segment::{Header, Segment, SynOptions};
 use ringfence_uplink::tcp::seq::Seq;
+use ringfence_uplink::testing::Wire;
 use ringfence_uplink::{Config, Uplink, UplinkCounters};
 
 const GUEST: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 2);
@@ -33,33 +33,6 @@ struct Line {
     made: bool,
     ended: bool,
     reset: bool,
-}
-
-struct Wire {
-    buffers: Vec<Vec<u8>>,
-    frames: Vec<Vec<u8>>,
-}
-
-impl GuestSide for Wire {
-    fn capabilities(&self) -> PortCapabilities {
-        PortCapabilities {
-            checksum: ChecksumOffload::Any,
-            gso: GsoOffload { tcp_v4: true, tcp_v6: true, ecn: true, udp: true },
-            scatter_gather: true,
-            mtu: 1500,
-        }
-    }
-
-    fn reserve<'a>(&'a mut self, count: usize, len: usize, slots: &mut Slots<'a>) {
-        self.buffers = vec![vec![0; len]; count.min(2)];
-        slots.extend(self.buffers.iter_mut().map(Vec::as_mut_slice));
-    }
-
-    fn commit(&mut self, frames: &[Committed]) {
-        for (buffer, frame) in self.buffers.iter().zip(frames) {
-            self.frames.push(buffer[..frame.len].to_vec());
-        }
-    }
 }
 
 /// A guest that keeps its conversations by their ports: its own, the other end's.
@@ -83,7 +56,7 @@ impl Guest {
         Guest {
             uplink: Uplink::new(config, Box::new(host), Arc::clone(&counters)),
             counters,
-            wire: Wire { buffers: Vec::new(), frames: Vec::new() },
+            wire: Wire::new(2),
             now: Duration::from_secs(1000),
             lines: HashMap::new(),
             batch: Batch::with_capacity(1, 1 << 16),

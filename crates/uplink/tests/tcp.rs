@@ -17,47 +17,19 @@ use std::net::{TcpListener, TcpStream};
 use std::sync::Arc;
 use std::time::Duration;
 
-use ringfence_net::{Batch, ChecksumOffload, GsoOffload, PortCapabilities};
+use ringfence_net::Batch;
 use ringfence_offload::{Checksum, Layers, OffloadMeta};
 use ringfence_uplink::emit::Ends;
 use ringfence_uplink::host::real::RealHost;
-use ringfence_uplink::link::{Committed, GuestSide, Slots};
 use ringfence_uplink::tcp::segment::{Header, Segment, SynOptions};
 use ringfence_uplink::tcp::seq::Seq;
+use ringfence_uplink::testing::Wire;
 use ringfence_uplink::{Config, Uplink, UplinkCounters};
 
 const GUEST: [u8; 4] = [10, 0, 0, 2];
 const ROUTER: [u8; 4] = [10, 0, 0, 1];
 const GUEST_ISN: u32 = 0xffff_fff0;
 const FLAGS: [(char, u8); 5] = [('F', 1), ('S', 2), ('R', 4), ('P', 8), ('A', 16)];
-
-/// Keeps the frames it is given.
-struct Wire {
-    buffers: Vec<Vec<u8>>,
-    frames: Vec<Vec<u8>>,
-}
-
-impl GuestSide for Wire {
-    fn capabilities(&self) -> PortCapabilities {
-        PortCapabilities {
-            checksum: ChecksumOffload::Any,
-            gso: GsoOffload { tcp_v4: true, tcp_v6: true, ecn: true, udp: true },
-            scatter_gather: true,
-            mtu: 1500,
-        }
-    }
-
-    fn reserve<'a>(&'a mut self, count: usize, len: usize, slots: &mut Slots<'a>) {
-        self.buffers = vec![vec![0; len]; count.min(4)];
-        slots.extend(self.buffers.iter_mut().map(Vec::as_mut_slice));
-    }
-
-    fn commit(&mut self, frames: &[Committed]) {
-        for (buffer, frame) in self.buffers.iter().zip(frames) {
-            self.frames.push(buffer[..frame.len].to_vec());
-        }
-    }
-}
 
 struct World {
     uplink: Uplink,
@@ -81,7 +53,7 @@ impl World {
         let host = RealHost::new(Arc::clone(&counters)).unwrap();
         World {
             uplink: Uplink::new(config, Box::new(host), counters),
-            wire: Wire { buffers: Vec::new(), frames: Vec::new() },
+            wire: Wire::new(4),
             now: Duration::from_secs(1000),
             listener: TcpListener::bind("127.0.0.1:0").unwrap(),
             calls: None,

@@ -39,6 +39,7 @@ mod peers;
 mod perf;
 mod redesigned;
 mod report;
+mod said;
 mod staging;
 pub mod uplink;
 mod usage;

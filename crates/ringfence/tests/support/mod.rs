@@ -6,6 +6,7 @@
 
 pub mod disks;
 pub mod harness;
+pub mod lab;
 pub mod needs;
 pub mod processes;
 pub mod world;

@@ -1,14 +1,15 @@
 //! One run of one row: guests are started, the stream flows, counters are read twice.
 
-use std::io::{BufRead, BufReader, Write};
+use std::io::Write;
 use std::net::{IpAddr, SocketAddr};
 use std::process::{Child, ChildStdin, Command, Stdio};
-use std::sync::mpsc::{Receiver, channel};
+use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 use ringfence_grants::Mode;
 
+use super::super::said;
 use super::args::{Path, Setup};
 use super::cpu;
 use super::end::{Arrived, HOW_MUCH, Said, interface_addresses};
@@ -188,16 +189,7 @@ impl End {
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
         let orders = child.stdin.take().context("an end without input")?;
         let output = child.stdout.take().context("an end without output")?;
-        let (tell, said) = channel();
-        std::thread::Builder::new().name("end".to_owned()).spawn(move || {
-            for line in BufReader::new(output).lines().map_while(Result::ok) {
-                let heard = serde_json::from_str(&line);
-                let heard = heard.unwrap_or_else(|_| Said::Failed(format!("it said {line:?}")));
-                if tell.send(heard).is_err() {
-                    return;
-                }
-            }
-        })?;
+        let said = said::listen(output, Said::Failed)?;
         Ok(End { child, orders, said })
     }
 

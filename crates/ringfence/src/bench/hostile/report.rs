@@ -45,6 +45,25 @@ pub(super) struct Row {
     rules: BTreeMap<String, u64>,
 }
 
+/// What all runs of a row were charged with, by the rule's name.
+pub(super) fn charges<'a>(
+    runs: impl Iterator<Item = &'a BTreeMap<String, u64>>,
+) -> BTreeMap<String, u64> {
+    let mut all = BTreeMap::new();
+    for (rule, count) in runs.flatten() {
+        *all.entry(rule.clone()).or_default() += count;
+    }
+    all
+}
+
+/// The charges as a line of the table has them, the most frequent first.
+pub(super) fn told(charges: &BTreeMap<String, u64>) -> String {
+    let mut rules: Vec<_> = charges.iter().collect();
+    rules.sort_by_key(|(_, count)| core::cmp::Reverse(**count));
+    let rules: Vec<_> = rules.iter().map(|(rule, count)| format!("{rule} {count}")).collect();
+    rules.join(", ")
+}
+
 impl Row {
     /// The row of one behaviour from its runs, each beside the honest run of the same round.
     pub(super) fn new(runs: &[(&Measured, &Measured)], mode: Mode, size: u32, seconds: f64) -> Row {
@@ -53,10 +72,6 @@ impl Row {
         let most = |figure: fn(&Measured) -> i64| {
             runs.iter().map(|(run, _)| figure(run)).max().unwrap_or_default()
         };
-        let mut rules = BTreeMap::new();
-        for (rule, count) in runs.iter().flat_map(|(run, _)| &run.rules) {
-            *rules.entry(rule.clone()).or_default() += count;
-        }
         let ratio = |(run, honest): &(&Measured, &Measured)| {
             run.victim_pps / honest.victim_pps.max(f64::MIN_POSITIVE)
         };
@@ -76,15 +91,12 @@ impl Row {
             driver_cpu: of(|run| run.driver_cpu),
             driver_rss_kib_growth: most(|run| run.driver_rss_kib_growth),
             driver_fds_growth: most(|run| run.driver_fds_growth),
-            rules,
+            rules: charges(runs.iter().map(|(run, _)| &run.rules)),
         }
     }
 
     /// The row of the table.
     pub(super) fn line(&self) -> String {
-        let mut rules: Vec<_> = self.rules.iter().collect();
-        rules.sort_by_key(|(_, count)| core::cmp::Reverse(**count));
-        let rules: Vec<_> = rules.iter().map(|(rule, count)| format!("{rule} {count}")).collect();
         let line = format!(
             "{:<17} {:>9.1} {:>6.2} {:>6} {:>9.1} {:>7.2} {:>7.2} {:>7.2} {:>8} {:>4}  {}",
             self.behaviour.name(),
@@ -97,7 +109,7 @@ impl Row {
             self.driver_cpu,
             self.driver_rss_kib_growth,
             self.driver_fds_growth,
-            rules.join(", "),
+            told(&self.rules),
         );
         line.trim_end().to_owned()
     }

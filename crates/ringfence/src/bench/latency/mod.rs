@@ -7,10 +7,10 @@
 
 pub(crate) mod end;
 
-use std::io::{BufRead, BufReader, Write};
+use std::io::Write;
 use std::net::SocketAddr;
 use std::process::{Child, ChildStdin, Command, Stdio};
-use std::sync::mpsc::{Receiver, channel};
+use std::sync::mpsc::Receiver;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
@@ -21,6 +21,7 @@ use serde::Serialize;
 
 use self::end::{Order, Protocol, Said};
 use super::args::{parse_mode, parse_seconds};
+use super::said;
 use crate::sys::out::Out;
 
 /// How long anything may take that takes a moment, beyond a slice.
@@ -252,16 +253,7 @@ impl Guest {
         let mut child = command.spawn().context("starting a guest")?;
         let orders = child.stdin.take().context("a guest without input")?;
         let output = child.stdout.take().context("a guest without output")?;
-        let (tell, said) = channel();
-        std::thread::Builder::new().name("guest".to_owned()).spawn(move || {
-            for line in BufReader::new(output).lines().map_while(Result::ok) {
-                let heard = serde_json::from_str(&line);
-                let heard = heard.unwrap_or_else(|_| Said::Failed(format!("it said {line:?}")));
-                if tell.send(heard).is_err() {
-                    return;
-                }
-            }
-        })?;
+        let said = said::listen(output, Said::Failed)?;
         Ok(Guest { child, orders, said })
     }
 

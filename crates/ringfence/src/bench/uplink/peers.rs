@@ -3,13 +3,13 @@
 //! All use the addresses that slirp4netns has of itself: the guest's is [`GUEST`], and [`HOST`] leads to
 //! the host's loopback (with veth: to its other end).
 
-use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
-use std::sync::mpsc::{Receiver, channel};
+use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail, ensure};
 
+use super::super::said;
 use super::args::{Case, Peer, UplinkArgs};
 use super::end::Said;
 
@@ -63,16 +63,7 @@ impl Behind {
         command.stdin(Stdio::null()).stdout(Stdio::piped());
         let mut child = command.spawn().with_context(|| format!("starting {}", peer.name()))?;
         let output = child.stdout.take().context("a process without output")?;
-        let (tell, said) = channel();
-        std::thread::Builder::new().name("behind".to_owned()).spawn(move || {
-            for line in BufReader::new(output).lines().map_while(Result::ok) {
-                let heard = serde_json::from_str(&line);
-                let heard = heard.unwrap_or_else(|_| Said::Failed(format!("it said {line:?}")));
-                if tell.send(heard).is_err() {
-                    return;
-                }
-            }
-        })?;
+        let said = said::listen(output, Said::Failed)?;
         let mut behind = Behind { child, helper: None, said };
         match peer {
             Peer::Slirp4netns => behind.helper = Some(slirp(case, behind.child_in_its_own_net()?)?),

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use ringfence_block::blkback::Mode;
 use serde::Serialize;
 
+use super::super::report::{charges, told};
 use super::behaviour::DiskBehaviour;
 use super::{BLOCK, DEPTH};
 use crate::bench::median;
@@ -50,10 +51,6 @@ impl Row {
         let most = |figure: fn(&Measured) -> i64| {
             runs.iter().map(|(run, _)| figure(run)).max().unwrap_or_default()
         };
-        let mut rules = BTreeMap::new();
-        for (rule, count) in runs.iter().flat_map(|(run, _)| &run.rules) {
-            *rules.entry(rule.clone()).or_default() += count;
-        }
         let ratio = |(run, honest): &(&Measured, &Measured)| {
             run.victim_iops / honest.victim_iops.max(f64::MIN_POSITIVE)
         };
@@ -72,15 +69,12 @@ impl Row {
             driver_cpu: of(|run| run.driver_cpu),
             driver_rss_kib_growth: most(|run| run.driver_rss_kib_growth),
             driver_fds_growth: most(|run| run.driver_fds_growth),
-            rules,
+            rules: charges(runs.iter().map(|(run, _)| &run.rules)),
         }
     }
 
     /// The row of the table.
     pub(super) fn line(&self) -> String {
-        let mut rules: Vec<_> = self.rules.iter().collect();
-        rules.sort_by_key(|(_, count)| core::cmp::Reverse(**count));
-        let rules: Vec<_> = rules.iter().map(|(rule, count)| format!("{rule} {count}")).collect();
         let line = format!(
             "{:<23} {:>8.1} {:>6.2} {:>8.0} {:>9.1} {:>7.2} {:>7.2} {:>8} {:>4}  {}",
             self.behaviour,
@@ -92,7 +86,7 @@ impl Row {
             self.driver_cpu,
             self.driver_rss_kib_growth,
             self.driver_fds_growth,
-            rules.join(", "),
+            told(&self.rules),
         );
         line.trim_end().to_owned()
     }
