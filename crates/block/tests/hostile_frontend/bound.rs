@@ -4,6 +4,7 @@ use ringfence_block::blkback::Mode;
 use ringfence_block::hostile::frontend::whole;
 use ringfence_block::hostile::{RawFront, Stage};
 use ringfence_platform::Access;
+use ringfence_platform::local::LocalPlatform;
 use ringfence_wire::blkif::{Abi, Operation, Status};
 use ringfence_wire::xenbus::XenbusState;
 
@@ -44,6 +45,71 @@ fn a_driver_that_left_without_a_word_finds_the_device_connected() {
     let found: [u8; 4] = back.memory().fetch(4092).unwrap().into_unchecked();
     assert_eq!(found, [7; 4]);
     assert!(stage.rules(seat).all().is_empty());
+}
+
+/// A frontend at the same seat as `platform`'s last one, which still has its ring: it saw that the backend
+/// was connected, so that it is ready at once.
+fn comes_back(stage: &Stage, platform: LocalPlatform, seat: usize) -> RawFront {
+    let mut front = RawFront::new(stage, platform, seat, Abi::X86_64, 1);
+    front.write_keys(true);
+    front.enter(XenbusState::Initialised);
+    front.enter(XenbusState::Connected);
+    front
+}
+
+/// It reads its disk, without having looked at the backend's state.
+fn reads(stage: &mut Stage, front: &mut RawFront) {
+    let page = front.lend(Access::ReadWrite, 1);
+    let read = front.direct(Operation::Read, 2, 8, &[whole(&page)]);
+    front.post(&[read]);
+    stage.look_until_connected(front.seat);
+    assert_eq!(front.answers(1)[0].status, Status::Okay);
+    assert_eq!(stage.state(front.seat), XenbusState::Connected);
+    assert!(stage.rules(front.seat).all().is_empty());
+}
+
+#[test]
+fn one_that_is_back_before_the_backend_saw_it_leave_is_served() {
+    let mut stage = Stage::new();
+    let mut front = connected(&mut stage, Mode::Persistent);
+    front.enter(XenbusState::Closed);
+    let RawFront { platform, seat, .. } = front;
+    let mut front = comes_back(&stage, platform, seat);
+    // Whoever serves the old ring has to notice by the new one's key.
+    stage.look(seat);
+    reads(&mut stage, &mut front);
+}
+
+#[test]
+fn one_that_is_back_while_the_backend_lets_go_is_served() {
+    let mut stage = Stage::new();
+    let mut front = connected(&mut stage, Mode::Persistent);
+    front.enter(XenbusState::Closed);
+    let seat = front.seat;
+    stage.look(seat);
+    let RawFront { platform, .. } = front;
+    let mut front = comes_back(&stage, platform, seat);
+    reads(&mut stage, &mut front);
+}
+
+#[test]
+fn one_that_is_back_and_has_not_seen_that_the_backend_closed_is_served() {
+    let mut stage = Stage::new();
+    let mut front = connected(&mut stage, Mode::Persistent);
+    front.enter(XenbusState::Closed);
+    let seat = front.seat;
+    stage.look_until(seat, XenbusState::Closed);
+    let RawFront { platform, .. } = front;
+    let mut front = comes_back(&stage, platform, seat);
+    reads(&mut stage, &mut front);
+    // It leaves and comes back again and again.
+    for _ in 0..3 {
+        front.enter(XenbusState::Closed);
+        stage.look_until(seat, XenbusState::Closed);
+        let RawFront { platform, .. } = front;
+        front = comes_back(&stage, platform, seat);
+        reads(&mut stage, &mut front);
+    }
 }
 
 #[test]
