@@ -4,7 +4,7 @@
 # limit: 120
 
 plan 9
-load nbd ext4 loop
+load nbd crc32c_generic ext4 loop
 truncate -s 64M /tmp/disk.img
 
 # In the guest: a file system on the device, checked, and found by name.
