@@ -10,7 +10,7 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use ringfence_block::storage::testing::Driver;
+use ringfence_block::storage::testing::{Driver, lent_with};
 use ringfence_block::storage::{Disk, Op};
 
 use support::disks::{Background, image_file, listens, loop_missing, must, said, served_within};
@@ -51,7 +51,7 @@ fn a_file_system_that_is_full_fails_writes_and_keeps_what_was_acknowledged() {
     let _mounted = Undone(&["umount", "-l"], small.clone());
     let path = small.join("disk.img");
     fs::File::create(&path).unwrap().set_len(16 << 20).unwrap();
-    let disk = format!("{},cache=writeback", path.display());
+    let disk = format!("{},cache=writeback,discard", path.display());
     let (_guest, disk) = served_within(&lab, &disk, NEVER);
     let mut driver = Driver::new(disk.queue(4).unwrap());
     let mut kept = vec![];
@@ -111,10 +111,16 @@ fn sectors_that_cannot_be_read_or_written_are_errors_and_the_others_are_served()
     for cache in ["none", "writethrough"] {
         let image = fs::File::options().write(true).open(&path).unwrap();
         image.set_len(8 << 20).unwrap();
+        must(&["losetup", "--set-capacity", &device]);
         let (guest, disk) = served_within(&lab, &format!("{device},cache={cache}"), NEVER);
         let mut driver = Driver::new(disk.queue(4).unwrap());
-        // The device has the second half no more, as it finds out with each request.
+        driver.write(6 << 20, &[1; 65536]).unwrap();
+        // The device has the second half no more: first it finds out with each request, then it knows.
         image.set_len(4 << 20).unwrap();
+        if cache == "none" {
+            assert_eq!(driver.read(6 << 20, 65536), Err(libc::EIO), "{cache}");
+        }
+        must(&["losetup", "--set-capacity", &device]);
         assert_eq!(driver.read(6 << 20, 65536), Err(libc::EIO), "{cache}");
         assert_eq!(driver.write(6 << 20, &[1; 65536]), Err(libc::EIO), "{cache}");
         driver.write(1 << 20, &[3; 65536]).unwrap();
@@ -152,7 +158,9 @@ fn errors_of_a_server_are_errors_of_the_disk() {
     fs::write(&trigger, "").unwrap();
     assert_eq!(driver.read(0, 65536), Err(libc::EIO));
     assert_eq!(driver.write(65536, &[5; 65536]), Err(libc::EIO));
-    assert_eq!(flush(&mut driver), Err(libc::EIO), "nothing is acknowledged that was not done");
+    let durable = Op::Write { fua: true };
+    let written = driver.run(durable, 1 << 17, 4096, vec![lent_with(&[5; 4096]).into()]).result;
+    assert_eq!(written, Err(libc::EIO), "nothing is acknowledged that was not done");
     fs::remove_file(&trigger).unwrap();
     holds(&mut driver, 0, 4);
     assert_eq!(flush(&mut driver), Ok(()));

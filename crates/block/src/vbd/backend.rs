@@ -3,7 +3,6 @@
 mod silence;
 
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Instant;
 
 use ringfence_platform::rules::RuleCounters;
 use ringfence_platform::store::{StoreAccess, StoreClient, StoreError};
@@ -15,7 +14,7 @@ use ringfence_wire::blkif::{Abi, INFO_READ_ONLY, INFO_REMOVABLE, RING_ORDER_MAX,
 use ringfence_wire::decimal;
 use ringfence_wire::xenbus::{DeviceId, XenbusState};
 
-use self::silence::{FirstPage, Silence};
+use self::silence::{FirstPage, is_silent};
 use super::QUEUES_MAX;
 use crate::blkback::{
     Agreement, Blkback, BlkbackOptions, Mode, OnEnd, QueueParts, StartError, rules_for,
@@ -137,7 +136,8 @@ pub struct VbdBackend {
     first_page: Option<FirstPage>,
     /// This value served it once: what it finds connected is not of a backend before it.
     has_served: bool,
-    silence: Silence,
+    /// The frontend left without a word, and this side stays connected until it is back.
+    is_kept: bool,
     /// It finishes what it began; until it did, no state changes.
     leaving: Option<Blkback>,
     fault: Arc<Mutex<Option<String>>>,
@@ -173,7 +173,7 @@ impl VbdBackend {
             served: None,
             first_page: None,
             has_served: false,
-            silence: Silence::No,
+            is_kept: false,
             leaving: None,
             fault: Arc::default(),
             wake,
@@ -254,19 +254,15 @@ impl VbdBackend {
                 self.begin_to_leave();
                 return Ok(Life::Alive);
             }
-            let step = view.map(|view| self.silence.step(view, backend_step(view)));
+            let step = view.map(backend_step);
             match step {
-                Some(BackendStep::Finish) if self.keeps_connected(view) => return Ok(Life::Alive),
-                Some(BackendStep::Wait) => {
-                    self.wait_for_driver(view, store)?;
-                    return Ok(Life::Alive);
-                }
+                Some(BackendStep::Wait) => return Ok(Life::Alive),
                 // In all other cases nothing is held any more of what was served before.
                 _ if !self.is_released(step) => return Ok(Life::Alive),
                 None => return Ok(Life::Over),
                 Some(BackendStep::Announce) => {
                     self.end.forgive();
-                    self.silence = Silence::No;
+                    self.is_kept = false;
                     self.announce(store)?;
                 }
                 Some(BackendStep::Connect) => {
@@ -275,13 +271,11 @@ impl VbdBackend {
                     self.connect(&disk, adopting, platform, store)?;
                 }
                 Some(BackendStep::Close) => self.end.enter(store, XenbusState::Closing)?,
-                Some(BackendStep::Finish) => {
-                    let silent = view.is_some_and(|v| v.own == XenbusState::Connected);
-                    if silent && self.condemned().is_none() {
-                        self.silence = Silence::Since(Instant::now());
-                    }
-                    self.end.enter(store, XenbusState::Closed)?;
+                Some(step @ BackendStep::Finish) if view.is_some_and(|v| is_silent(v, step)) => {
+                    self.is_kept = true;
+                    return Ok(Life::Alive);
                 }
+                Some(BackendStep::Finish) => self.end.enter(store, XenbusState::Closed)?,
                 Some(BackendStep::Forget) => {
                     self.end.enter(store, XenbusState::Closed)?;
                     return Ok(Life::Over);
@@ -404,7 +398,7 @@ impl VbdBackend {
             Ok((served, connection, first_page)) => {
                 (self.served, self.has_served) = (Some((served, connection)), true);
                 self.first_page = Some(first_page);
-                let was_kept = core::mem::replace(&mut self.silence, Silence::No) == Silence::Kept;
+                let was_kept = core::mem::take(&mut self.is_kept);
                 if adopting && !was_kept {
                     // The frontend is to notice nothing.
                     return Ok(());

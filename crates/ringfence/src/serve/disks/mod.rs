@@ -443,7 +443,6 @@ impl<P: Platform> Served for Vbds<P> {
         };
         // Where the toolstack is to say something first, it is heard.
         let waits = matches!(trouble, None | Some(Trouble::Source(_)));
-        let waits = waits && !vbd.backend.waits_for_driver();
         self.list.insert(*device, vbd);
         told?;
         Ok(match life? {
