@@ -119,6 +119,9 @@ struct Decided {
     removable: bool,
 }
 
+/// A queue, and by what the frontend is known whose it is.
+type OpenQueue<P> = (QueueParts<<P as Platform>::Grantee, <P as Platform>::Channel>, FirstPage);
+
 /// One vbd, from the backend's side.
 ///
 /// Its disk may be there from the beginning, or come later: without one the frontend is told that there
@@ -520,7 +523,7 @@ impl VbdBackend {
         store: &mut StoreClient,
         (queue, dir): (u32, Option<&str>),
         ring_pages: u32,
-    ) -> Result<(QueueParts<P::Grantee, P::Channel>, FirstPage), ConnectError> {
+    ) -> Result<OpenQueue<P>, ConnectError> {
         let key = |name: &str| match dir {
             Some(dir) => self.end.front(&format!("{dir}/{name}")),
             None => self.end.front(name),
