@@ -196,7 +196,8 @@ pub struct RunArgs {
     /// are shared: persistent (the default), map or copy; `cache=`, as in QEMU: none (the default),
     /// writeback, writethrough, directsync or unsafe; `bounce=`, whether bytes go through private
     /// memory: auto, always or never; `sector=512` or `4096`; `discard`, ranges that are given up
-    /// are given back to the file system.
+    /// are given back to the file system. Where the kernel has the driver nbd and the user is root,
+    /// RINGFENCE_DISK0_DEVICE names a block device, too.
     ///
     /// In place of PATH: `nbd://HOST[:PORT]/EXPORT` or nbd+unix:///EXPORT?socket=PATH; with TLS nbds://
     /// or nbds+unix://, and ?tls-certificates=DIRECTORY. Options then: `ro`, `mode=`; `timeout=`,

@@ -3,7 +3,6 @@
 mod silence;
 
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Instant;
 
 use ringfence_platform::rules::RuleCounters;
 use ringfence_platform::store::{StoreAccess, StoreClient, StoreError};
@@ -15,7 +14,7 @@ use ringfence_wire::blkif::{Abi, INFO_READ_ONLY, INFO_REMOVABLE, RING_ORDER_MAX,
 use ringfence_wire::decimal;
 use ringfence_wire::xenbus::{DeviceId, XenbusState};
 
-use self::silence::Silence;
+use self::silence::{FirstPage, is_silent};
 use super::QUEUES_MAX;
 use crate::blkback::{
     Agreement, Blkback, BlkbackOptions, Mode, OnEnd, QueueParts, StartError, rules_for,
@@ -120,6 +119,9 @@ struct Decided {
     removable: bool,
 }
 
+/// A queue, and by what the frontend is known whose it is.
+type OpenQueue<P> = (QueueParts<<P as Platform>::Grantee, <P as Platform>::Channel>, FirstPage);
+
 /// One vbd, from the backend's side.
 ///
 /// Its disk may be there from the beginning, or come later: without one the frontend is told that there
@@ -133,9 +135,12 @@ pub struct VbdBackend {
     /// This value wrote the keys that the frontend reads.
     announced: bool,
     served: Option<(Blkback, Connection)>,
+    /// Of the rings that are served, the first one's first page.
+    first_page: Option<FirstPage>,
     /// This value served it once: what it finds connected is not of a backend before it.
     has_served: bool,
-    silence: Silence,
+    /// The frontend left without a word, and this side stays connected until it is back.
+    is_kept: bool,
     /// It finishes what it began; until it did, no state changes.
     leaving: Option<Blkback>,
     fault: Arc<Mutex<Option<String>>>,
@@ -169,8 +174,9 @@ impl VbdBackend {
             disk: None,
             announced: false,
             served: None,
+            first_page: None,
             has_served: false,
-            silence: Silence::No,
+            is_kept: false,
             leaving: None,
             fault: Arc::default(),
             wake,
@@ -246,19 +252,20 @@ impl VbdBackend {
                 self.end.condemn(why);
             }
             let view = self.end.view(store, self.served.is_some())?;
+            if self.is_replaced(view, store)? {
+                // The look after its last queue ended connects the one that came.
+                self.begin_to_leave();
+                return Ok(Life::Alive);
+            }
             let step = view.map(backend_step);
             match step {
-                Some(BackendStep::Finish) if self.keeps_connected(view) => return Ok(Life::Alive),
-                Some(BackendStep::Wait) => {
-                    self.wait_for_driver(view, store)?;
-                    return Ok(Life::Alive);
-                }
+                Some(BackendStep::Wait) => return Ok(Life::Alive),
                 // In all other cases nothing is held any more of what was served before.
                 _ if !self.is_released(step) => return Ok(Life::Alive),
                 None => return Ok(Life::Over),
                 Some(BackendStep::Announce) => {
                     self.end.forgive();
-                    self.silence = Silence::No;
+                    self.is_kept = false;
                     self.announce(store)?;
                 }
                 Some(BackendStep::Connect) => {
@@ -267,13 +274,11 @@ impl VbdBackend {
                     self.connect(&disk, adopting, platform, store)?;
                 }
                 Some(BackendStep::Close) => self.end.enter(store, XenbusState::Closing)?,
-                Some(BackendStep::Finish) => {
-                    let silent = view.is_some_and(|v| v.own == XenbusState::Connected);
-                    if silent && self.condemned().is_none() {
-                        self.silence = Silence::Since(Instant::now());
-                    }
-                    self.end.enter(store, XenbusState::Closed)?;
+                Some(step @ BackendStep::Finish) if view.is_some_and(|v| is_silent(v, step)) => {
+                    self.is_kept = true;
+                    return Ok(Life::Alive);
                 }
+                Some(BackendStep::Finish) => self.end.enter(store, XenbusState::Closed)?,
                 Some(BackendStep::Forget) => {
                     self.end.enter(store, XenbusState::Closed)?;
                     return Ok(Life::Over);
@@ -393,13 +398,15 @@ impl VbdBackend {
     ) -> Result<(), StoreError> {
         let decided = self.decided(disk.geometry(), store)?;
         match self.open(adopting, (disk, &decided.geometry), platform, store) {
-            Ok(served) => {
-                (self.served, self.has_served) = (Some(served), true);
-                self.silence = Silence::No;
-                if adopting {
+            Ok((served, connection, first_page)) => {
+                (self.served, self.has_served) = (Some((served, connection)), true);
+                self.first_page = Some(first_page);
+                let was_kept = core::mem::take(&mut self.is_kept);
+                if adopting && !was_kept {
                     // The frontend is to notice nothing.
                     return Ok(());
                 }
+                // What the disk was like when nobody was there may have changed.
                 self.publish(&decided, store)
             }
             Err(ConnectError::Store(error)) if !is_about_a_key(&error) => Err(error),
@@ -436,7 +443,7 @@ impl VbdBackend {
         (disk, geometry): (&Arc<dyn Disk>, &Geometry),
         platform: &P,
         store: &mut StoreClient,
-    ) -> Result<(Blkback, Connection), ConnectError> {
+    ) -> Result<(Blkback, Connection, FirstPage), ConnectError> {
         let end = &self.end;
         let abi = match store.read_opt(&end.front(keys::PROTOCOL))? {
             None => Abi::NATIVE,
@@ -468,11 +475,18 @@ impl VbdBackend {
         }
         let ring_pages = self.ring_pages(most_order.min(RING_ORDER_MAX), store)?;
         let mut parts = Vec::with_capacity(queues as usize);
+        let mut first_page = None;
         for queue in 0..queues {
             // One that says one uses directories all the same; one that says nothing does not.
             let dir = wanted.filter(|n| *n > 1).map(|_| keys::queue_directory(queue));
-            parts.push(self.open_queue(platform, store, (queue, dir.as_deref()), ring_pages)?);
+            let (part, page) =
+                self.open_queue(platform, store, (queue, dir.as_deref()), ring_pages)?;
+            parts.push(part);
+            first_page.get_or_insert(page);
         }
+        let Some(first_page) = first_page else {
+            return Err(ConnectError::Queues { wanted: queues, limit });
+        };
         let agreement = Agreement { abi, persistent, rules };
         let (fault, wake) = (Arc::clone(&self.fault), Arc::clone(&self.wake));
         let on_end: OnEnd = Arc::new(move |why| {
@@ -486,7 +500,7 @@ impl VbdBackend {
         let served = Blkback::start(parts, disk, options, with, &on_end)?;
         let adopted = adopting && !self.has_served;
         let connection = Connection { abi, persistent, queues, ring_pages, adopted };
-        Ok((served, connection))
+        Ok((served, connection, first_page))
     }
 
     /// Pages of each ring.
@@ -509,7 +523,7 @@ impl VbdBackend {
         store: &mut StoreClient,
         (queue, dir): (u32, Option<&str>),
         ring_pages: u32,
-    ) -> Result<QueueParts<P::Grantee, P::Channel>, ConnectError> {
+    ) -> Result<OpenQueue<P>, ConnectError> {
         let key = |name: &str| match dir {
             Some(dir) => self.end.front(&format!("{dir}/{name}")),
             None => self.end.front(name),
@@ -521,14 +535,19 @@ impl VbdBackend {
             _ => None,
         };
         let mut grefs = Vec::with_capacity(count);
+        let mut first_key = key(&keys::ring_ref(0));
         match alone {
-            Some(gref) => grefs.push(Gref(gref)),
+            Some(gref) => {
+                first_key = key(keys::RING_REF);
+                grefs.push(Gref(gref));
+            }
             None => {
                 for page in 0..count {
                     grefs.push(Gref(store.read_u32(&key(&keys::ring_ref(page)))?));
                 }
             }
         }
+        let first = grefs.first().copied().unwrap_or(Gref(0));
         let port = store.read_u32(&key(keys::EVENT_CHANNEL))?;
         let peer = self.end.device().frontend;
         let mut pages = platform.grantee(peer).map_err(ConnectError::Arena)?;
@@ -542,7 +561,9 @@ impl VbdBackend {
         }
         let bound = platform.bind_interdomain(peer, EventPort(port));
         let channel = bound.map_err(|source| ConnectError::Channel { port, source })?;
-        Ok(QueueParts { ring: RingPages::paged(ring)?, ring_pages: count, channel, pages })
+        let first_page = FirstPage { key: first_key, gref: first };
+        let ring = RingPages::paged(ring)?;
+        Ok((QueueParts { ring, ring_pages: count, channel, pages }, first_page))
     }
 }
 
