@@ -1,6 +1,7 @@
 //! The backend's side of the handshake.
 
 mod silence;
+mod windows;
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
@@ -9,7 +10,9 @@ use ringfence_platform::rules::RuleCounters;
 use ringfence_platform::store::{StoreAccess, StoreClient, StoreError};
 use ringfence_platform::xenbus::end::{BackendEnd, Life, STEPS_MAX, is_about_a_key};
 use ringfence_platform::xenbus::steps::{BackendStep, backend_step};
-use ringfence_platform::{Access, EventPort, GrantStatus, Grantee, Gref, Platform, PlatformError};
+use ringfence_platform::{
+    Access, EventPort, GrantStatus, Grantee, Gref, Platform, PlatformError, WindowError,
+};
 use ringfence_ring::RingPages;
 use ringfence_wire::blkif::{Abi, INFO_READ_ONLY, INFO_REMOVABLE, RING_ORDER_MAX, keys};
 use ringfence_wire::decimal;
@@ -70,6 +73,14 @@ pub enum ConnectError {
         /// Why not.
         status: GrantStatus,
     },
+    /// A window that it named is of no use.
+    #[error("the window of ring {queue} cannot be used: {source}")]
+    Window {
+        /// Which queue.
+        queue: u32,
+        /// Why not.
+        source: WindowError,
+    },
     /// The pages are no ring.
     #[error("the pages of a ring are unusable: {0}")]
     RingMemory(#[from] ringfence_memory::OutOfRange),
@@ -91,6 +102,13 @@ impl ConnectError {
             ConnectError::Queues { .. } => "connect_too_many_queues",
             ConnectError::RingPages { .. } => "connect_ring_size",
             ConnectError::Ring { .. } => "connect_ring_grant",
+            ConnectError::Window { source: WindowError::NoSuchWindow { .. }, .. } => {
+                "connect_no_such_window"
+            }
+            ConnectError::Window { source: WindowError::TooLarge { .. }, .. } => {
+                "connect_window_too_large"
+            }
+            ConnectError::Window { .. } => "connect_window",
             ConnectError::RingMemory(_) => "connect_ring_page",
             ConnectError::Start(StartError::Ring(_)) => "connect_ring_index",
             ConnectError::Start(_) => "connect_not_served",
@@ -105,6 +123,8 @@ pub struct Connection {
     pub abi: Abi,
     /// Pages are kept mapped.
     pub persistent: bool,
+    /// Pages are in windows of the frontend's.
+    pub windows: bool,
     /// Queues.
     pub queues: u32,
     /// Pages of each ring.
@@ -259,7 +279,7 @@ impl VbdBackend {
                 Some(BackendStep::Announce) => {
                     self.end.forgive();
                     self.silence = Silence::No;
-                    self.announce(store)?;
+                    self.announce(platform, store)?;
                 }
                 Some(BackendStep::Connect) => {
                     let Some(disk) = self.disk.clone() else { return Ok(Life::Alive) };
@@ -333,8 +353,14 @@ impl VbdBackend {
         Ok(Decided { geometry, removable })
     }
 
-    fn announce(&mut self, store: &mut StoreClient) -> Result<(), StoreError> {
+    fn announce(
+        &mut self,
+        platform: &impl Platform,
+        store: &mut StoreClient,
+    ) -> Result<(), StoreError> {
+        windows::settle(&mut self.next.mode, self.end.device(), platform);
         (self.announced, self.options) = (true, self.next);
+        let windows = self.options.mode == Mode::Window;
         let mut entries = self.offers();
         // A disk that is yet to come is described when the frontend is connected to it.
         if let Some(disk) = &self.disk {
@@ -346,6 +372,12 @@ impl VbdBackend {
             for (key, value) in &entries {
                 t.write(&end.back(key), value)?;
             }
+            let window = end.back(keys::FEATURE_RINGFENCE_WINDOW);
+            if windows {
+                t.write(&window, flag(true))?;
+            } else if t.read_opt(&window)?.is_some() {
+                t.rm(&window)?;
+            }
             let state = XenbusState::InitWait.to_string();
             t.write(&end.back(ringfence_wire::xenbus::STATE), state)
         })
@@ -355,7 +387,7 @@ impl VbdBackend {
     fn offers(&self) -> Vec<(&'static str, String)> {
         let BlkbackOptions { mode, queues, ring_order, indirect_segments, .. } = self.options;
         let mut entries = vec![
-            (keys::FEATURE_PERSISTENT, flag(mode == Mode::Persistent)),
+            (keys::FEATURE_PERSISTENT, flag(keeps(mode))),
             (keys::MULTI_QUEUE_MAX_QUEUES, queues.clamp(1, QUEUES_MAX).to_string()),
             (keys::MAX_RING_PAGE_ORDER, ring_order.min(RING_ORDER_MAX).to_string()),
         ];
@@ -446,7 +478,11 @@ impl VbdBackend {
         let told = adopting && !self.announced;
         let offered = match told {
             true => store.read_flag(&end.back(keys::FEATURE_PERSISTENT))?,
-            false => self.options.mode == Mode::Persistent,
+            false => keeps(self.options.mode),
+        };
+        let windows = match told {
+            true => store.read_flag(&end.back(keys::FEATURE_RINGFENCE_WINDOW))?,
+            false => self.options.mode == Mode::Window,
         };
         let persistent = offered && store.read_flag(&end.front(keys::FEATURE_PERSISTENT))?;
         let mut rules = rules_for(geometry, &self.options);
@@ -471,8 +507,14 @@ impl VbdBackend {
         for queue in 0..queues {
             // One that says one uses directories all the same; one that says nothing does not.
             let dir = wanted.filter(|n| *n > 1).map(|_| keys::queue_directory(queue));
-            parts.push(self.open_queue(platform, store, (queue, dir.as_deref()), ring_pages)?);
+            let place = (queue, dir.as_deref());
+            let mut part = self.open_queue(platform, store, place, ring_pages)?;
+            if windows {
+                part.window = windows::open(end, place, platform, store)?;
+            }
+            parts.push(part);
         }
+        let windows = parts.iter().any(|part| part.window.is_some());
         let agreement = Agreement { abi, persistent, rules };
         let (fault, wake) = (Arc::clone(&self.fault), Arc::clone(&self.wake));
         let on_end: OnEnd = Arc::new(move |why| {
@@ -485,7 +527,7 @@ impl VbdBackend {
         let options = (&self.options, &agreement);
         let served = Blkback::start(parts, disk, options, with, &on_end)?;
         let adopted = adopting && !self.has_served;
-        let connection = Connection { abi, persistent, queues, ring_pages, adopted };
+        let connection = Connection { abi, persistent, windows, queues, ring_pages, adopted };
         Ok((served, connection))
     }
 
@@ -542,8 +584,14 @@ impl VbdBackend {
         }
         let bound = platform.bind_interdomain(peer, EventPort(port));
         let channel = bound.map_err(|source| ConnectError::Channel { port, source })?;
-        Ok(QueueParts { ring: RingPages::paged(ring)?, ring_pages: count, channel, pages })
+        let ring = RingPages::paged(ring)?;
+        Ok(QueueParts { ring, ring_pages: count, channel, pages, window: None })
     }
+}
+
+/// Whether pages that are in no window are kept mapped.
+fn keeps(mode: Mode) -> bool {
+    matches!(mode, Mode::Persistent | Mode::Window)
 }
 
 fn flag(on: bool) -> String {
