@@ -130,6 +130,9 @@ fn live(channel: &Channel, deed: Option<Deed>) -> Result<(), Failure> {
     expected.extend(disks.descriptors());
     let isolation = Isolation::enter(DomainKind::Frontend, &expected)?;
     crate::sys::log::to_stderr(false);
+    if let Some(why) = squeeze.as_ref().and_then(Squeeze::refused) {
+        tracing::warn!("{why}");
+    }
     isolation.lock()?;
     if let Some(deed) = deed {
         std::thread::Builder::new().name("deed".to_owned()).spawn(deed)?;
