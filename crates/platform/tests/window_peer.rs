@@ -355,7 +355,8 @@ fn a_stopped_peer_that_holds_everything_loses_everything() {
     let mut other = Peer::start(&machine, &guest, "an_honest_user_in_a_child", MANY);
     issue_all(&mut *hoarder.table);
     issue_all(&mut *other.table);
-    [&hoarder, &other].map(|peer| peer.tell(1));
+    hoarder.tell(1);
+    other.tell(1);
     is_served(&other, 100);
     hoarder.wait_for(1);
     let mappings = load(hoarder.control.memory(), USES);
