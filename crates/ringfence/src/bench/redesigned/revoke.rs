@@ -117,7 +117,8 @@ fn obey(table: &mut StagingTable, order: PortOrder) -> PortReply {
     }
 }
 
-/// The peer's thread: serves the control ring, from the second message on as soon as it looks.
+/// The peer's thread: serves the control ring. It stages at once, and is as soon as it is when it has to
+/// let go.
 fn serve(
     peer: Peer,
     mut ring: impl ControlRing,
@@ -132,21 +133,19 @@ fn serve(
         if rustix::event::poll(&mut fds, Some(&STEP))? == 0 {
             continue;
         }
-        if ring.staged() > 0 {
+        let mut carry_out = |_: u16, order: PortOrder| {
             match peer {
-                Peer::Quick => {}
-                Peer::Slow => std::thread::sleep(SLOW),
-                // It does not look any more. The granter gives up, and this ends.
-                Peer::Stopped => {
+                Peer::Slow if matches!(order, PortOrder::Unstage(_)) => std::thread::sleep(SLOW),
+                // Until the granter has given up.
+                Peer::Stopped if matches!(order, PortOrder::Unstage(_)) => {
                     let _ = staged.recv();
-                    return Ok(());
                 }
+                Peer::Quick | Peer::Slow | Peer::Stopped => {}
             }
-        }
-        while ring
-            .serve(&mut |_, order| Some(obey(&mut table, order)))
-            .map_err(|fault| anyhow::anyhow!("the control ring: {fault:?}"))?
-        {}
+            Some(obey(&mut table, order))
+        };
+        let fault = |fault| anyhow::anyhow!("the control ring: {fault:?}");
+        while ring.serve(&mut carry_out).map_err(fault)? {}
     }
 }
 
