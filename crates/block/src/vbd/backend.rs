@@ -1,5 +1,6 @@
 //! The backend's side of the handshake.
 
+mod described;
 mod silence;
 mod windows;
 
@@ -18,6 +19,7 @@ use ringfence_wire::blkif::{Abi, INFO_READ_ONLY, INFO_REMOVABLE, RING_ORDER_MAX,
 use ringfence_wire::decimal;
 use ringfence_wire::xenbus::{DeviceId, XenbusState};
 
+use self::described::{Decided, features};
 use self::silence::Silence;
 use super::QUEUES_MAX;
 use crate::blkback::{
@@ -131,13 +133,6 @@ pub struct Connection {
     pub ring_pages: u32,
     /// Whether it was taken over from a backend before this one, without the frontend's noticing.
     pub adopted: bool,
-}
-
-/// What the toolstack decided.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-struct Decided {
-    geometry: Geometry,
-    removable: bool,
 }
 
 /// One vbd, from the backend's side.
@@ -336,23 +331,6 @@ impl VbdBackend {
         self.fault.lock().unwrap_or_else(PoisonError::into_inner).take();
     }
 
-    /// The disk, as far as the toolstack lets this guest have it.
-    fn decided(
-        &self,
-        mut geometry: Geometry,
-        store: &mut StoreClient,
-    ) -> Result<Decided, StoreError> {
-        let mode = store.read_opt(&self.end.back(keys::MODE))?;
-        // Whatever does not say that it may write, may not.
-        geometry.read_only |= mode.is_some_and(|mode| mode.first() != Some(&b'w'));
-        let discard = store.read_opt(&self.end.back(keys::DISCARD_ENABLE))?;
-        if discard.is_some_and(|text| text == b"0") || geometry.read_only {
-            geometry.discard = None;
-        }
-        let removable = store.read_flag(&self.end.back(keys::REMOVABLE)).unwrap_or(false);
-        Ok(Decided { geometry, removable })
-    }
-
     fn announce(
         &mut self,
         platform: &impl Platform,
@@ -364,8 +342,8 @@ impl VbdBackend {
         let mut entries = self.offers();
         // A disk that is yet to come is described when the frontend is connected to it.
         if let Some(disk) = &self.disk {
-            let decided = self.decided(disk.geometry(), store)?;
-            entries.extend(self.features(&decided.geometry));
+            let decided = Decided::of(disk.geometry(), &self.end, store)?;
+            entries.extend(features(&decided.geometry, &self.options));
         }
         let end = &self.end;
         store.transaction(|t| {
@@ -398,24 +376,6 @@ impl VbdBackend {
         entries
     }
 
-    /// What a disk can do.
-    fn features(&self, geometry: &Geometry) -> Vec<(&'static str, String)> {
-        let rules = rules_for(geometry, &self.options);
-        let mut entries = vec![
-            (keys::FEATURE_FLUSH_CACHE, flag(rules.flush)),
-            (keys::FEATURE_BARRIER, flag(rules.barrier)),
-            (keys::FEATURE_DISCARD, flag(rules.discard)),
-        ];
-        if let Some(discard) = geometry.discard.filter(|_| rules.discard) {
-            entries.extend([
-                (keys::DISCARD_GRANULARITY, discard.granularity.to_string()),
-                (keys::DISCARD_ALIGNMENT, discard.alignment.to_string()),
-                (keys::DISCARD_SECURE, flag(discard.secure)),
-            ]);
-        }
-        entries
-    }
-
     fn connect<P: Platform>(
         &mut self,
         disk: &Arc<dyn Disk>,
@@ -423,7 +383,7 @@ impl VbdBackend {
         platform: &P,
         store: &mut StoreClient,
     ) -> Result<(), StoreError> {
-        let decided = self.decided(disk.geometry(), store)?;
+        let decided = Decided::of(disk.geometry(), &self.end, store)?;
         match self.open(adopting, (disk, &decided.geometry), platform, store) {
             Ok(served) => {
                 (self.served, self.has_served) = (Some(served), true);
@@ -448,7 +408,7 @@ impl VbdBackend {
         let Decided { geometry, removable } = *decided;
         let info = if geometry.read_only { INFO_READ_ONLY } else { 0 }
             | if removable { INFO_REMOVABLE } else { 0 };
-        let mut entries = self.features(&geometry);
+        let mut entries = features(&geometry, &self.options);
         entries.extend([
             (keys::SECTORS, (geometry.bytes / 512).to_string()),
             (keys::SECTOR_SIZE, geometry.sector_size.to_string()),

@@ -231,13 +231,15 @@ impl<P: Platform> VbdFrontend<P> {
         Ok((lanes.map_or(queues, |lanes| queues.min(lanes)), order))
     }
 
-    fn connect(&mut self, platform: &P, store: &mut StoreClient) -> Result<(), FrontendError> {
-        let (queues, order) = self.shape(store)?;
+    /// Lends so many rings of that order, with windows if the backend opens them.
+    fn lend_rings(
+        &mut self,
+        platform: &P,
+        queues: u32,
+        order: u32,
+        windows: bool,
+    ) -> Result<Setups<P>, FrontendError> {
         let backend = self.end.device().backend;
-        let windows = store.read_flag(&self.end.back(keys::FEATURE_RINGFENCE_WINDOW))?;
-        if self.windows.is_some() && !windows {
-            self.say_without_windows(&"the backend does not open them");
-        }
         let mut setups = Vec::with_capacity(queues as usize);
         for _ in 0..queues {
             let setup = platform
@@ -257,6 +259,16 @@ impl<P: Platform> VbdFrontend<P> {
                 }
             }
         }
+        Ok(setups)
+    }
+
+    fn connect(&mut self, platform: &P, store: &mut StoreClient) -> Result<(), FrontendError> {
+        let (queues, order) = self.shape(store)?;
+        let windows = store.read_flag(&self.end.back(keys::FEATURE_RINGFENCE_WINDOW))?;
+        if self.windows.is_some() && !windows {
+            self.say_without_windows(&"the backend does not open them");
+        }
+        let setups = self.lend_rings(platform, queues, order, windows)?;
         let mut entries = vec![
             (keys::PROTOCOL.to_owned(), Abi::NATIVE.name().to_owned()),
             (keys::FEATURE_PERSISTENT.to_owned(), u8::from(self.options.persistent).to_string()),
