@@ -19,7 +19,6 @@ use ringfence_wire::blkif::{Abi, INFO_READ_ONLY, INFO_REMOVABLE, RING_ORDER_MAX,
 use ringfence_wire::decimal;
 use ringfence_wire::xenbus::{DeviceId, XenbusState};
 
-use self::described::{Decided, features};
 use self::silence::Silence;
 use super::QUEUES_MAX;
 use crate::blkback::{
@@ -342,8 +341,8 @@ impl VbdBackend {
         let mut entries = self.offers();
         // A disk that is yet to come is described when the frontend is connected to it.
         if let Some(disk) = &self.disk {
-            let decided = Decided::of(disk.geometry(), &self.end, store)?;
-            entries.extend(features(&decided.geometry, &self.options));
+            let decided = described::Decided::of(disk.geometry(), &self.end, store)?;
+            entries.extend(described::features(&decided.geometry, &self.options));
         }
         let end = &self.end;
         store.transaction(|t| {
@@ -383,7 +382,7 @@ impl VbdBackend {
         platform: &P,
         store: &mut StoreClient,
     ) -> Result<(), StoreError> {
-        let decided = Decided::of(disk.geometry(), &self.end, store)?;
+        let decided = described::Decided::of(disk.geometry(), &self.end, store)?;
         match self.open(adopting, (disk, &decided.geometry), platform, store) {
             Ok(served) => {
                 (self.served, self.has_served) = (Some(served), true);
@@ -404,11 +403,15 @@ impl VbdBackend {
     }
 
     /// Says what the disk is like, and that it is there.
-    fn publish(&self, decided: &Decided, store: &mut StoreClient) -> Result<(), StoreError> {
-        let Decided { geometry, removable } = *decided;
+    fn publish(
+        &self,
+        decided: &described::Decided,
+        store: &mut StoreClient,
+    ) -> Result<(), StoreError> {
+        let described::Decided { geometry, removable } = *decided;
         let info = if geometry.read_only { INFO_READ_ONLY } else { 0 }
             | if removable { INFO_REMOVABLE } else { 0 };
-        let mut entries = features(&geometry, &self.options);
+        let mut entries = described::features(&geometry, &self.options);
         entries.extend([
             (keys::SECTORS, (geometry.bytes / 512).to_string()),
             (keys::SECTOR_SIZE, geometry.sector_size.to_string()),
