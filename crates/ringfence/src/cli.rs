@@ -193,8 +193,8 @@ pub struct RunArgs {
     ///
     /// The command finds the disk as an NBD server, at the Unix socket that RINGFENCE_DISK0 names
     /// (the second disk: RINGFENCE_DISK1). Options: `ro`, nothing may be written; `mode=`, how pages
-    /// are shared: persistent (the default), map or copy; `cache=`, as in QEMU: none (the default),
-    /// writeback, writethrough, directsync or unsafe; `bounce=`, whether bytes go through private
+    /// are shared: persistent (the default), map, copy or window; `cache=`, as in QEMU: none (the
+    /// default), writeback, writethrough, directsync or unsafe; `bounce=`, whether bytes go through private
     /// memory: auto, always or never; `sector=512` or `4096`; `discard`, ranges that are given up
     /// are given back to the file system. Where the kernel has the driver nbd and the user is root,
     /// RINGFENCE_DISK0_DEVICE names a block device, too.

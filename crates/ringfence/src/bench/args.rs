@@ -17,6 +17,7 @@ use super::idle::IdleArgs;
 use super::latency::LatencyArgs;
 use super::packet::{SIZE_MAX, SIZE_MIN};
 use super::peers::Peer;
+use super::pressure::args::PressureArgs;
 use super::redesigned::args::RedesignedArgs;
 use super::staging::args::StagingArgs;
 use super::uplink::args::UplinkArgs;
@@ -50,6 +51,8 @@ pub enum BenchCommand {
     Gso(GsoArgs),
     /// What each operation on a grant costs: windows beside ordinary grants
     Grant(GrantArgs),
+    /// Windows that shrink under memory pressure and grow again, in the middle of a transfer
+    Pressure(PressureArgs),
     /// What a guest's way to the host's network carries, beside other ways
     Uplink(UplinkArgs),
 }

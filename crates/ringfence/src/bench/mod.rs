@@ -37,6 +37,7 @@ mod packet;
 mod page;
 mod peers;
 mod perf;
+mod pressure;
 mod redesigned;
 mod report;
 mod said;
@@ -69,6 +70,7 @@ pub fn main(args: &BenchArgs) -> u8 {
         BenchCommand::Idle(args) => idle::run(args),
         BenchCommand::Latency(args) => latency::run(args),
         BenchCommand::Grant(args) => grant::run(args),
+        BenchCommand::Pressure(args) => pressure::run(args),
         BenchCommand::Uplink(args) => uplink::run(args),
     };
     match outcome {
