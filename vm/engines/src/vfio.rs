@@ -54,7 +54,7 @@ impl Bench {
     }
 
     fn table(&self, base: u64) -> anyhow::Result<RegionTable> {
-        let region = RegionShape { base, window: LEAST };
+        let region = RegionShape { base, window: LEAST, page: 4096 };
         let space = Arc::clone(&self.container) as Arc<dyn AddressSpace>;
         RegionTable::new(DomId(0), WindowHandle(1), region, space, Arc::default())
             .context("a table")

@@ -16,7 +16,7 @@ use std::mem::ManuallyDrop;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Mutex, PoisonError};
 
-use ringfence_memory::LentSlice;
+use ringfence_memory::DeviceRegion;
 use ringfence_wire::vhost::{IOTLB_MESSAGE_LEN, Iotlb, IotlbAccess, iotlb_message, parse_miss};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
@@ -45,7 +45,7 @@ pub struct IotlbSpace {
     file: OwnedFd,
     entries: usize,
     /// What the worker may reach, by its I/O address; see `drop`.
-    mapped: Mutex<BTreeMap<u64, ManuallyDrop<LentSlice>>>,
+    mapped: Mutex<BTreeMap<u64, ManuallyDrop<DeviceRegion>>>,
 }
 
 impl IotlbSpace {
@@ -60,6 +60,11 @@ impl IotlbSpace {
     /// Entries that can be mapped at a time.
     pub fn entries(&self) -> usize {
         self.entries
+    }
+
+    /// Entries that are mapped.
+    pub fn mapped(&self) -> usize {
+        self.mapped.lock().unwrap_or_else(PoisonError::into_inner).len()
     }
 
     /// The next miss, if there is one. Whoever wants it answered maps what is wanted; who does not has stopped
@@ -116,21 +121,21 @@ impl AddressSpace for IotlbSpace {
         }
     }
 
-    fn map(&self, address: u64, memory: &LentSlice, access: Access) -> io::Result<()> {
+    fn map_region(&self, address: u64, memory: &DeviceRegion, access: Access) -> io::Result<()> {
         if access == Access::ReadWrite && !memory.is_writable() {
             return Err(Errno::PERM.into());
         }
         let mut mapped = self.mapped.lock().unwrap_or_else(PoisonError::into_inner);
-        let len = memory.len() as u64;
+        let len = memory.len();
         let end = address.checked_add(len).ok_or(Errno::OVERFLOW)?;
         let before = mapped.range(..end).next_back();
-        if before.is_some_and(|(start, slice)| start + slice.len() as u64 > address) {
+        if before.is_some_and(|(start, slice)| start + slice.len() > address) {
             return Err(Errno::EXIST.into());
         }
         if mapped.len() >= self.entries {
             return Err(Errno::NOSPC.into());
         }
-        let user_address = memory.device_region().address();
+        let user_address = memory.address();
         let access = match access {
             Access::ReadOnly => IotlbAccess::Read,
             Access::ReadWrite => IotlbAccess::ReadWrite,
@@ -146,7 +151,7 @@ impl AddressSpace for IotlbSpace {
 
     fn unmap(&self, address: u64) -> io::Result<()> {
         let mut mapped = self.mapped.lock().unwrap_or_else(PoisonError::into_inner);
-        let len = mapped.get(&address).ok_or(Errno::NOENT)?.len() as u64;
+        let len = mapped.get(&address).ok_or(Errno::NOENT)?.len();
         self.tell(Iotlb::Invalidate { address, len })?;
         drop(mapped.remove(&address).map(ManuallyDrop::into_inner));
         Ok(())
