@@ -143,6 +143,7 @@ pub struct VhostNet {
     events: [[OwnedFd; 2]; 2],
     features: u64,
     queues: [(SplitLayout, QueuePages); 2],
+    space: Option<Arc<IotlbSpace>>,
     /// What the worker may reach; see `drop`.
     memory: ManuallyDrop<Vec<DeviceRegion>>,
 }
@@ -169,6 +170,26 @@ pub fn open() -> Result<OwnedFd, VhostError> {
             other => VhostError::Open(other.into()),
         }
     })
+}
+
+/// The address space of a device without queues, which reaches nothing by it: for measuring what changes of a
+/// table cost.
+///
+/// # Errors
+///
+/// [`VhostError`].
+pub fn bare_space(file: &OwnedFd) -> Result<Arc<IotlbSpace>, VhostError> {
+    set(file, ioctl::SET_OWNER, "VHOST_SET_OWNER", &mut [])?;
+    negotiate(file, false, feature::ACCESS_PLATFORM)?;
+    space_of(file)
+}
+
+fn space_of(file: &OwnedFd) -> Result<Arc<IotlbSpace>, VhostError> {
+    let backend = &mut vhost::BACKEND_MESSAGE_V2.to_ne_bytes();
+    set(file, ioctl::SET_BACKEND_FEATURES, "VHOST_SET_BACKEND_FEATURES", backend)?;
+    let space = file.try_clone().and_then(IotlbSpace::new);
+    let space = space.map_err(|source| VhostError::Setting { what: "an address space", source })?;
+    Ok(Arc::new(space))
 }
 
 impl VhostNet {
@@ -204,20 +225,18 @@ impl VhostNet {
         tap: BorrowedFd<'_>,
         setup: VhostSetup,
     ) -> Result<(VhostNet, Arc<IotlbSpace>, [DriverQueue; 2]), VhostError> {
-        let (device, memory) = VhostNet::prepare(file, tap, &setup, feature::ACCESS_PLATFORM)?;
+        let (mut device, memory) = VhostNet::prepare(file, tap, &setup, feature::ACCESS_PLATFORM)?;
         // Of what it has at all times, there is nothing; but the kernel starts no queue without a table.
         set_table(&device.file, &[])?;
-        let backend = &mut vhost::BACKEND_MESSAGE_V2.to_ne_bytes();
-        set(&device.file, ioctl::SET_BACKEND_FEATURES, "VHOST_SET_BACKEND_FEATURES", backend)?;
         watch_file(&device.watch, device.file.as_fd(), place::MISS, EventFlags::IN)?;
-        let file = device.file.try_clone();
+        let space = space_of(&device.file)?;
         let update = |source| VhostError::Setting { what: "VHOST_IOTLB_UPDATE", source };
-        let space = Arc::new(IotlbSpace::new(file.map_err(update)?));
         for region in setup.regions.iter().chain([&memory]) {
             let access = if region.is_writable() { Access::ReadWrite } else { Access::ReadOnly };
             space.map_region(region.address(), region, access).map_err(update)?;
         }
         let queues = device.start_queues(tap)?;
+        device.space = Some(Arc::clone(&space));
         Ok((device, space, queues))
     }
 
@@ -243,6 +262,7 @@ impl VhostNet {
             events: [events_in, events_out],
             features,
             queues,
+            space: None,
             memory: ManuallyDrop::default(),
         };
         Ok((device, memory))
@@ -325,6 +345,11 @@ impl VhostNet {
         let backend = &mut vhost::vring_file(number, tap.as_raw_fd());
         set(file, ioctl::NET_SET_BACKEND, "VHOST_NET_SET_BACKEND", backend)?;
         Ok(queue)
+    }
+
+    /// Its address space, if it was [started](VhostNet::start_translated) with one.
+    pub fn space(&self) -> Option<&Arc<IotlbSpace>> {
+        self.space.as_ref()
     }
 
     /// What was negotiated: bits of [`feature`].

@@ -3,7 +3,7 @@
 # machine: linux-iommu
 # limit: 240
 
-plan 14
+plan 16
 load vfio_iommu_type1 vfio-pci
 check 'the IOMMU is on' test -e /sys/class/iommu/dmar0
 # QEMU's teaching device (docs/specs/edu.rst).
@@ -27,5 +27,7 @@ load vhost_net tun
 check 'vhost-net has its device' test -c /dev/vhost-net || give_up 'nothing to drive'
 check 'the engine iotlb passes the suite of all engines' engines iotlb conformance
 check 'no more is issued than the kernel keeps' engines iotlb entries
+check 'a miss can be answered by issuing the page' engines iotlb fault-in
+check 'a miss that is refused ends that link alone, and is counted' engines iotlb refused
 check 'what was revoked while packets come in is not written' engines iotlb canary 20
 check 'packets arrive from and to pages that are revoked and issued at random' engines iotlb traffic 100000

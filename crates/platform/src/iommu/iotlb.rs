@@ -18,7 +18,7 @@ use std::sync::{Mutex, PoisonError};
 
 use ringfence_memory::DeviceRegion;
 use ringfence_wire::vhost::{IOTLB_MESSAGE_LEN, Iotlb, IotlbAccess, iotlb_message, parse_miss};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use rustix::io::Errno;
 
 use super::AddressSpace;
@@ -30,6 +30,12 @@ const ENTRIES: usize = 2048;
 
 /// Where it says how many there are.
 const ENTRIES_FILE: &str = "/sys/module/vhost/parameters/max_iotlb_entries";
+
+impl std::fmt::Debug for IotlbSpace {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "IotlbSpace({} of {} entries)", self.mapped(), self.entries)
+    }
+}
 
 /// What a worker wanted and was not given.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -50,11 +56,16 @@ pub struct IotlbSpace {
 
 impl IotlbSpace {
     /// The space of the device that `file` is, on which `VIRTIO_F_ACCESS_PLATFORM` and messages of the second
-    /// version were agreed.
-    pub fn new(file: OwnedFd) -> IotlbSpace {
+    /// version were agreed. Reading it does not wait from here on.
+    ///
+    /// # Errors
+    ///
+    /// The kernel's.
+    pub fn new(file: OwnedFd) -> io::Result<IotlbSpace> {
+        fcntl_setfl(&file, fcntl_getfl(&file)? | OFlags::NONBLOCK)?;
         let told = std::fs::read_to_string(ENTRIES_FILE).ok();
         let entries = told.and_then(|text| text.trim().parse().ok()).unwrap_or(ENTRIES);
-        IotlbSpace { file, entries, mapped: Mutex::default() }
+        Ok(IotlbSpace { file, entries, mapped: Mutex::default() })
     }
 
     /// Entries that can be mapped at a time.
@@ -74,14 +85,12 @@ impl IotlbSpace {
     ///
     /// The kernel's.
     pub fn take_miss(&self) -> io::Result<Option<Miss>> {
-        let mut files = [PollFd::new(&self.file, PollFlags::IN)];
-        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
-        if poll(&mut files, Some(&now))? == 0 {
-            return Ok(None);
-        }
         let mut bytes = [0; IOTLB_MESSAGE_LEN];
-        if rustix::io::read(&self.file, &mut bytes)? != bytes.len() {
-            return Err(io::ErrorKind::UnexpectedEof.into());
+        match rustix::io::read(&self.file, &mut bytes) {
+            Ok(IOTLB_MESSAGE_LEN) => {}
+            Ok(_) => return Err(io::ErrorKind::UnexpectedEof.into()),
+            Err(Errno::AGAIN) => return Ok(None),
+            Err(errno) => return Err(errno.into()),
         }
         Ok(match parse_miss(&bytes) {
             Some(Iotlb::Miss { address, access }) => {

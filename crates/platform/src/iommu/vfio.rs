@@ -125,6 +125,18 @@ pub fn strictness(group: u32) -> Strictness {
     }
 }
 
+/// The number of the group that a PCI device (`0000:00:03.0`) is in.
+///
+/// # Errors
+///
+/// [`VfioError::Missing`] for a device that there is not, or that is in no group.
+pub fn group_of(device: &str) -> Result<u32, VfioError> {
+    let path = Path::new("/sys/bus/pci/devices").join(device).join("iommu_group");
+    let target = std::fs::read_link(&path).ok();
+    let name = target.as_deref().and_then(Path::file_name).and_then(|name| name.to_str());
+    name.and_then(|name| name.parse().ok()).ok_or(VfioError::Missing { path })
+}
+
 /// One address space of the machine's IOMMU, with one group of devices in it.
 pub struct Container {
     file: OwnedFd,

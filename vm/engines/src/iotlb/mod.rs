@@ -1,6 +1,7 @@
 //! The engine `iotlb`: a worker of kernel vhost-net reaches pages that were granted, and no others.
 
 mod canary;
+mod refused;
 mod rig;
 mod traffic;
 
@@ -40,6 +41,10 @@ pub(crate) enum Trial {
     },
     /// No more is issued than the kernel keeps
     Entries,
+    /// A page that is issued when the worker misses it is reached as if it had been issued before
+    FaultIn,
+    /// Of two links, the one whose worker wants what it was not granted ends, and the other goes on
+    Refused,
 }
 
 /// Tries it; whether all was as it has to be.
@@ -49,6 +54,8 @@ pub(crate) fn run(trial: Trial) -> anyhow::Result<bool> {
         Trial::Traffic { packets } => traffic::run(packets)?,
         Trial::Canary { rounds } => canary::run(rounds)?,
         Trial::Entries => entries()?,
+        Trial::FaultIn => fault_in()?,
+        Trial::Refused => refused::run()?,
     }
     Ok(true)
 }
@@ -170,5 +177,32 @@ fn entries() -> anyhow::Result<()> {
     let (gref, page) = (grefs[0], PageId(MORE - 1));
     table.issue(gref, page, Access::ReadOnly).context("an entry was free")?;
     println!("{issued} pages were issued, {own} entries are the driver's own: {most} in all");
+    Ok(())
+}
+
+/// The worker stops at a page that is not issued, and goes on when it is.
+fn fault_in() -> anyhow::Result<()> {
+    let (mut rig, counters) = (Rig::new(0)?, Arc::default());
+    let mut table = table(&rig, GUEST, LEAST, &counters)?;
+    let page = LEAST.pages_for(Access::ReadOnly).next().context("no page")?;
+    for (gref, tag) in LEAST.grefs().zip(0x31u64..) {
+        table.prepare(page)?;
+        table.memory(page).context("no memory")?.copy_from(0, &tag.to_ne_bytes())?;
+        let payload = table.region().range(gref, 0, 8, DeviceAccess::Read).context("no address")?;
+        rig.send(payload, 0)?;
+        rig.kick(QueueName::Transmit)?;
+        let came = rig.wait(QueueName::Transmit)?;
+        let Came::Refused(Some(miss)) = came else { anyhow::bail!("{came:x?}, not a miss") };
+        let right = miss.address == payload.address() && miss.access == Access::ReadOnly;
+        anyhow::ensure!(right, "{miss:x?}");
+        table.issue(gref, page, Access::ReadOnly)?;
+        let came = rig.wait(QueueName::Transmit)?;
+        anyhow::ensure!(matches!(came, Came::Used(_)), "{came:x?}");
+        let mut bytes = [0; 8];
+        anyhow::ensure!(rig.socket.recv(&mut bytes)? == 8, "another packet came");
+        anyhow::ensure!(u64::from_ne_bytes(bytes) == tag, "{bytes:x?}, not {tag:#x}");
+        table.revoke(gref)?;
+    }
+    println!("{} pages were missed, issued then, and sent from", LEAST.entries);
     Ok(())
 }

@@ -152,7 +152,10 @@ impl Rig {
         let events = self.device.take_events()?;
         anyhow::ensure!(!events.backend_gone, "the interface is gone");
         if events.missed {
-            return Ok(Some(Came::Refused(self.space.take_miss()?)));
+            let miss = self.space.take_miss()?;
+            // The worker says so each time that it looks.
+            while self.space.take_miss()?.is_some() {}
+            return Ok(Some(Came::Refused(miss)));
         }
         Ok(events.failed.map(|_| Came::Refused(None)))
     }
