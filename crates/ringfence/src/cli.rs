@@ -15,7 +15,7 @@ use crate::disk::DiskSpec;
 use crate::guest::Address;
 use crate::hub::HubArgs;
 use crate::launch::report::Loudness;
-use crate::launch::{Link, Options, UplinkChoice};
+use crate::launch::{Link, Options, Protect, UplinkChoice};
 use crate::names::{parse_name, parse_switch_name};
 use crate::serve::ServeArgs;
 use crate::serve::show::StatusArgs;
@@ -145,6 +145,10 @@ pub struct RunArgs {
     /// What connects the guest to the world
     #[arg(long, value_enum, default_value_t)]
     pub link: Link,
+
+    /// With --link vhost: how much of the uplink's memory the kernel's worker reaches
+    #[arg(long, value_enum, default_value_t)]
+    pub protect: Protect,
 
     /// Have a port of the host lead to the guest; may be given several times
     ///
@@ -325,6 +329,7 @@ impl RunArgs {
             host_loopback: self.host_loopback,
             forwards: self.publish,
             link: self.link,
+            protect: self.protect,
             mode: self.mode,
             staging: self.staging,
             queues: self.queues,
@@ -443,6 +448,7 @@ mod tests {
             "--address 10.0.0.2",
             "--mode fast",
             "--link rope",
+            "--protect none",
             "--uplink moon",
             "-p http",
             "--dns one",
