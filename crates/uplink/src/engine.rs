@@ -19,6 +19,7 @@ use crate::host::{Host, OwnerKind, Ready};
 use crate::icmp::Icmp;
 use crate::link::{Committed, GuestSide, Slots};
 use crate::packet::Packet;
+use crate::reassembly::Reassembly;
 use crate::replies::Replies;
 use crate::tcp::Tcp;
 use crate::udp::Udp;
@@ -33,6 +34,7 @@ pub struct Uplink {
     udp: Udp,
     icmp: Icmp,
     forwards: Forwards,
+    reassembly: Reassembly,
     ready: Vec<Ready>,
 }
 
@@ -62,6 +64,7 @@ impl Uplink {
             udp: Udp::default(),
             icmp: Icmp::default(),
             forwards: Forwards::default(),
+            reassembly: Reassembly::default(),
             ready: Vec::new(),
         }
     }
@@ -144,9 +147,6 @@ impl Uplink {
         if !self.config.access.source_is_allowed(packet.source) {
             return counters.drop_forged_source.add(1);
         }
-        if packet.layers.is_fragment() {
-            return counters.drop_fragment.add(1);
-        }
         if matches!(packet.layers.network(), Network::Ipv4(ip) if ip.header_len > 20) {
             return counters.drop_options.add(1);
         }
@@ -155,6 +155,9 @@ impl Uplink {
         }
         if matches!(packet.layers.network(), Network::Ipv6(ip) if ip.routed) {
             return counters.drop_routed.add(1);
+        }
+        if packet.layers.is_fragment() {
+            return self.fragment(packet, now);
         }
         if !checksum_is_right(packet) {
             return counters.drop_checksum.add(1);
@@ -166,6 +169,14 @@ impl Uplink {
                 self.icmp.input(packet, &mut context!(self, now));
             }
             _ => counters.drop_unknown.add(1),
+        }
+    }
+
+    /// A part of a datagram: the whole one is taken once nothing is missing.
+    fn fragment(&mut self, packet: &Packet<'_>, now: Duration) {
+        if let Some(whole) = self.reassembly.take(packet, &context!(self, now)) {
+            // It is no fragment any more, so this ends here.
+            whole.iter().for_each(|frame| self.frame(frame, now));
         }
     }
 
@@ -227,11 +238,17 @@ impl Uplink {
         self.tcp.run_timers(&mut context!(self, now));
         self.udp.run_timers(&mut context!(self, now));
         self.icmp.run_timers(&mut context!(self, now));
+        self.reassembly.forget(&context!(self, now));
     }
 
     /// When [`run_timers`](Self::run_timers) is to be called next.
     pub fn deadline(&self) -> Option<Duration> {
-        let all = [self.tcp.deadline(), self.udp.deadline(), self.icmp.deadline()];
+        let all = [
+            self.tcp.deadline(),
+            self.udp.deadline(),
+            self.icmp.deadline(),
+            self.reassembly.deadline(),
+        ];
         all.into_iter().flatten().min()
     }
 
