@@ -7,6 +7,7 @@ mod edu;
 mod iotlb;
 mod kernel_log;
 mod vfio;
+mod vhost;
 
 use std::process::ExitCode;
 
@@ -15,6 +16,8 @@ use clap::Parser;
 #[derive(Parser)]
 #[command(name = "engines", about = "Tries the engines of translation tables on devices")]
 enum Command {
+    /// Kernel vhost-net, told of memory that it may not use
+    Vhost,
     /// QEMU's device `edu` behind an emulated IOMMU
     Vfio {
         /// Where it is: 0000:00:02.0
@@ -33,6 +36,7 @@ enum Command {
 
 fn main() -> ExitCode {
     let done = match Command::parse() {
+        Command::Vhost => vhost::run(),
         Command::Vfio { device, trial } => vfio::run(&device, trial),
         Command::Iotlb { trial } => iotlb::run(trial),
     };
