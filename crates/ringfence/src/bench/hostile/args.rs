@@ -250,7 +250,7 @@ mod tests {
             "--size 9019",
             "--behaviours rude",
             "--behaviours disk-rude",
-            "--disk-mode window",
+            "--disk-mode fast",
             "--rounds 0",
             "--mode fast",
         ] {
