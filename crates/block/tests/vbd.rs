@@ -42,7 +42,7 @@ fn a_disk_behind_rings_is_a_disk_in_each_mode_and_pairing() {
             let options = BlkfrontOptions { persistent, ..BlkfrontOptions::default() };
             let guest = Guest::join(&mut stage, disk(), back(mode), options);
             let agreed = stage.seats[guest.seat].connection().unwrap().persistent;
-            assert_eq!(agreed, persistent && mode == Mode::Persistent);
+            assert_eq!(agreed, persistent && matches!(mode, Mode::Persistent | Mode::Window));
             conformance::check(&*guest.disk(), 1);
             let all = stage.rules(guest.seat).all();
             assert!(all.is_empty(), "{mode}, {persistent}: {all:?}");

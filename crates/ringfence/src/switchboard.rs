@@ -21,6 +21,7 @@
 
 use std::collections::BTreeMap;
 
+use ringfence_block::blkback::Mode as DiskMode;
 use ringfence_block::storage::file::{FileFacts, FileOptions};
 use ringfence_block::storage::nbd::NbdFacts;
 use ringfence_grants::Mode;
@@ -235,6 +236,16 @@ pub struct FrontendConfig {
 pub struct DiskFrontend {
     /// Pages stay lent from one request to the next.
     pub persistent: bool,
+    /// Pages are in windows, if the backend opens them.
+    pub windows: bool,
+}
+
+impl DiskFrontend {
+    /// What a frontend does for a backend in this mode.
+    pub fn of(mode: DiskMode) -> DiskFrontend {
+        let windows = mode == DiskMode::Window;
+        DiskFrontend { persistent: windows || mode == DiskMode::Persistent, windows }
+    }
 }
 
 /// What a frontend reports.

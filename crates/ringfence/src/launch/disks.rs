@@ -16,7 +16,6 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, anyhow, bail, ensure};
-use ringfence_block::blkback::Mode;
 use ringfence_block::storage::file::OpenFile;
 use ringfence_block::storage::nbd::NbdConnector;
 
@@ -41,7 +40,7 @@ struct Prepared {
     file: Option<OwnedFd>,
     socket: Option<OwnedFd>,
     path: PathBuf,
-    persistent: bool,
+    frontend: DiskFrontend,
 }
 
 /// The disks of one guest. Their sockets go when this does.
@@ -73,7 +72,7 @@ impl Disks {
                 file,
                 socket: Some(socket.into()),
                 path,
-                persistent: spec.mode == Mode::Persistent,
+                frontend: DiskFrontend::of(spec.mode),
             });
         }
         Ok(disks)
@@ -135,7 +134,7 @@ impl Disks {
 
     /// What the frontend is to do with each.
     pub(super) fn orders(&self) -> Vec<DiskFrontend> {
-        self.list.iter().map(|disk| DiskFrontend { persistent: disk.persistent }).collect()
+        self.list.iter().map(|disk| disk.frontend).collect()
     }
 
     /// The sockets, for the frontend alone.

@@ -28,8 +28,8 @@ pub struct BlockArgs {
           value_parser = clap::value_parser!(u16).range(1..=64))]
     pub guests: Vec<u16>,
 
-    /// Ways to reach the guests' pages: map, copy, persistent
-    #[arg(long, value_name = "MODE", value_delimiter = ',', default_value = "map,copy,persistent",
+    /// Ways to reach the guests' pages: map, copy, persistent, window
+    #[arg(long, value_name = "MODE", value_delimiter = ',', default_value = "map,copy,persistent,window",
           value_parser = parse_mode)]
     pub modes: Vec<Mode>,
 
