@@ -16,7 +16,6 @@ use ringfence_block::storage::testing::{Driver, Random, conformance, image};
 use ringfence_block::storage::{Disk, Op, Segment};
 use ringfence_memory::LentSlice;
 use ringfence_platform::Platform;
-use ringfence_wire::xenbus::XenbusState;
 
 fn disk() -> Arc<MemoryDisk> {
     Arc::new(MemoryDisk::new(16 << 20, 512).unwrap())
@@ -147,7 +146,7 @@ fn a_frontend_that_closes_and_comes_back_finds_its_disk() {
     let mut driver = Driver::new(front.queue(8).unwrap());
     driver.write(0, &[9; 4096]).unwrap();
     guest.front.close(&mut guest.store).unwrap();
-    stage.look_until(guest.seat, XenbusState::Closed);
+    stage.look_until_released(guest.seat);
     let values = stage.platform.counters().values();
     assert_eq!(values.grant_maps, values.grant_unmaps, "nothing is left mapped");
     // What is asked for meanwhile waits.

@@ -16,7 +16,7 @@
 //!   Dialled + socket ───────────────────>  another one
 //!   Stats ──────────────────────────────>
 //!   <───────────────────────────── Stats
-//!   <────────────── DeviceClosed, or Bye   when something went wrong, with the reason
+//!   <── DeviceClosed, DiskClosed, or Bye   when something went wrong, with the reason
 //! ```
 
 use std::collections::BTreeMap;
@@ -158,8 +158,15 @@ pub enum FromDriver {
     Stats(Box<DriverStats>),
     /// It will not be done.
     Refused(String),
-    /// The guest's device was closed because of what its frontend did.
+    /// The guest's network interface was closed because of what its frontend did.
     DeviceClosed(String),
+    /// One of the guest's disks was, or because of its storage.
+    DiskClosed {
+        /// Which disk.
+        handle: u16,
+        /// Why.
+        why: String,
+    },
     /// The driver domain ends.
     Bye(String),
 }

@@ -1,30 +1,24 @@
 //! The backend's side of the handshake.
 
 mod described;
+mod open;
 mod silence;
 mod windows;
 
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Instant;
 
 use ringfence_platform::rules::RuleCounters;
 use ringfence_platform::store::{StoreAccess, StoreClient, StoreError};
 use ringfence_platform::xenbus::end::{BackendEnd, Life, STEPS_MAX, is_about_a_key};
 use ringfence_platform::xenbus::steps::{BackendStep, backend_step};
-use ringfence_platform::{
-    Access, EventPort, GrantStatus, Grantee, Gref, Platform, PlatformError, WindowError,
-};
-use ringfence_ring::RingPages;
+use ringfence_platform::{GrantStatus, Gref, Platform, PlatformError, WindowError};
 use ringfence_wire::blkif::{Abi, INFO_READ_ONLY, INFO_REMOVABLE, RING_ORDER_MAX, keys};
-use ringfence_wire::decimal;
 use ringfence_wire::xenbus::{DeviceId, XenbusState};
 
-use self::silence::Silence;
+use self::silence::{FirstPage, is_silent};
 use super::QUEUES_MAX;
-use crate::blkback::{
-    Agreement, Blkback, BlkbackOptions, Mode, OnEnd, QueueParts, StartError, rules_for,
-};
-use crate::storage::{Disk, Geometry};
+use crate::blkback::{Blkback, BlkbackOptions, Mode, StartError};
+use crate::storage::Disk;
 
 /// Why a frontend that says it is ready cannot be connected. Costs that device.
 #[derive(Debug, thiserror::Error)]
@@ -147,9 +141,12 @@ pub struct VbdBackend {
     /// This value wrote the keys that the frontend reads.
     announced: bool,
     served: Option<(Blkback, Connection)>,
+    /// Of the rings that are served, the first one's first page.
+    first_page: Option<FirstPage>,
     /// This value served it once: what it finds connected is not of a backend before it.
     has_served: bool,
-    silence: Silence,
+    /// The frontend left without a word, and this side stays connected until it is back.
+    is_kept: bool,
     /// It finishes what it began; until it did, no state changes.
     leaving: Option<Blkback>,
     fault: Arc<Mutex<Option<String>>>,
@@ -183,8 +180,9 @@ impl VbdBackend {
             disk: None,
             announced: false,
             served: None,
+            first_page: None,
             has_served: false,
-            silence: Silence::No,
+            is_kept: false,
             leaving: None,
             fault: Arc::default(),
             wake,
@@ -260,19 +258,20 @@ impl VbdBackend {
                 self.end.condemn(why);
             }
             let view = self.end.view(store, self.served.is_some())?;
+            if self.is_replaced(view, store)? {
+                // The look after its last queue ended connects the one that came.
+                self.begin_to_leave();
+                return Ok(Life::Alive);
+            }
             let step = view.map(backend_step);
             match step {
-                Some(BackendStep::Finish) if self.keeps_connected(view) => return Ok(Life::Alive),
-                Some(BackendStep::Wait) => {
-                    self.wait_for_driver(view, store)?;
-                    return Ok(Life::Alive);
-                }
+                Some(BackendStep::Wait) => return Ok(Life::Alive),
                 // In all other cases nothing is held any more of what was served before.
                 _ if !self.is_released(step) => return Ok(Life::Alive),
                 None => return Ok(Life::Over),
                 Some(BackendStep::Announce) => {
                     self.end.forgive();
-                    self.silence = Silence::No;
+                    self.is_kept = false;
                     self.announce(platform, store)?;
                 }
                 Some(BackendStep::Connect) => {
@@ -281,13 +280,11 @@ impl VbdBackend {
                     self.connect(&disk, adopting, platform, store)?;
                 }
                 Some(BackendStep::Close) => self.end.enter(store, XenbusState::Closing)?,
-                Some(BackendStep::Finish) => {
-                    let silent = view.is_some_and(|v| v.own == XenbusState::Connected);
-                    if silent && self.condemned().is_none() {
-                        self.silence = Silence::Since(Instant::now());
-                    }
-                    self.end.enter(store, XenbusState::Closed)?;
+                Some(step @ BackendStep::Finish) if view.is_some_and(|v| is_silent(v, step)) => {
+                    self.is_kept = true;
+                    return Ok(Life::Alive);
                 }
+                Some(BackendStep::Finish) => self.end.enter(store, XenbusState::Closed)?,
                 Some(BackendStep::Forget) => {
                     self.end.enter(store, XenbusState::Closed)?;
                     return Ok(Life::Over);
@@ -384,13 +381,15 @@ impl VbdBackend {
     ) -> Result<(), StoreError> {
         let decided = described::Decided::of(disk.geometry(), &self.end, store)?;
         match self.open(adopting, (disk, &decided.geometry), platform, store) {
-            Ok(served) => {
-                (self.served, self.has_served) = (Some(served), true);
-                self.silence = Silence::No;
-                if adopting {
+            Ok((served, connection, first_page)) => {
+                (self.served, self.has_served) = (Some((served, connection)), true);
+                self.first_page = Some(first_page);
+                let was_kept = core::mem::take(&mut self.is_kept);
+                if adopting && !was_kept {
                     // The frontend is to notice nothing.
                     return Ok(());
                 }
+                // What the disk was like when nobody was there may have changed.
                 self.publish(&decided, store)
             }
             Err(ConnectError::Store(error)) if !is_about_a_key(&error) => Err(error),
@@ -422,133 +421,6 @@ impl VbdBackend {
         store.transaction(|t| {
             entries.iter().try_for_each(|(key, value)| t.write(&self.end.back(key), value))
         })
-    }
-
-    /// Reads the frontend's keys, once each, and maps and binds what they name.
-    fn open<P: Platform>(
-        &self,
-        adopting: bool,
-        (disk, geometry): (&Arc<dyn Disk>, &Geometry),
-        platform: &P,
-        store: &mut StoreClient,
-    ) -> Result<(Blkback, Connection), ConnectError> {
-        let end = &self.end;
-        let abi = match store.read_opt(&end.front(keys::PROTOCOL))? {
-            None => Abi::NATIVE,
-            Some(name) => Abi::from_name(&name).ok_or(ConnectError::Protocol)?,
-        };
-        // What the frontend was told holds, whatever this process would tell it today.
-        let told = adopting && !self.announced;
-        let offered = match told {
-            true => store.read_flag(&end.back(keys::FEATURE_PERSISTENT))?,
-            false => keeps(self.options.mode),
-        };
-        let windows = match told {
-            true => store.read_flag(&end.back(keys::FEATURE_RINGFENCE_WINDOW))?,
-            false => self.options.mode == Mode::Window,
-        };
-        let persistent = offered && store.read_flag(&end.front(keys::FEATURE_PERSISTENT))?;
-        let mut rules = rules_for(geometry, &self.options);
-        let (mut most_queues, mut most_order) = (self.options.queues, self.options.ring_order);
-        if told {
-            rules.flush = store.read_flag(&end.back(keys::FEATURE_FLUSH_CACHE))?;
-            rules.barrier = store.read_flag(&end.back(keys::FEATURE_BARRIER))?;
-            rules.discard = store.read_flag(&end.back(keys::FEATURE_DISCARD))?;
-            let key = end.back(keys::FEATURE_MAX_INDIRECT_SEGMENTS);
-            let indirect = store.read_opt(&key)?.and_then(|text| decimal::parse_u16(&text).ok());
-            rules.indirect_segments = indirect.unwrap_or(0);
-            (most_queues, most_order) = (QUEUES_MAX, RING_ORDER_MAX);
-        }
-        let limit = most_queues.clamp(1, QUEUES_MAX);
-        let wanted = store.read_u32_opt(&end.front(keys::MULTI_QUEUE_NUM_QUEUES))?;
-        let queues = wanted.unwrap_or(1);
-        if queues == 0 || queues > limit {
-            return Err(ConnectError::Queues { wanted: queues, limit });
-        }
-        let ring_pages = self.ring_pages(most_order.min(RING_ORDER_MAX), store)?;
-        let mut parts = Vec::with_capacity(queues as usize);
-        for queue in 0..queues {
-            // One that says one uses directories all the same; one that says nothing does not.
-            let dir = wanted.filter(|n| *n > 1).map(|_| keys::queue_directory(queue));
-            let place = (queue, dir.as_deref());
-            let mut part = self.open_queue(platform, store, place, ring_pages)?;
-            if windows {
-                part.window = windows::open(end, place, platform, store)?;
-            }
-            parts.push(part);
-        }
-        let windows = parts.iter().any(|part| part.window.is_some());
-        let agreement = Agreement { abi, persistent, rules };
-        let (fault, wake) = (Arc::clone(&self.fault), Arc::clone(&self.wake));
-        let on_end: OnEnd = Arc::new(move |why| {
-            if let Some(why) = why {
-                *fault.lock().unwrap_or_else(PoisonError::into_inner) = Some(why.to_string());
-            }
-            wake();
-        });
-        let with = (end.rules(), platform.counters());
-        let options = (&self.options, &agreement);
-        let served = Blkback::start(parts, disk, options, with, &on_end)?;
-        let adopted = adopting && !self.has_served;
-        let connection = Connection { abi, persistent, windows, queues, ring_pages, adopted };
-        Ok((served, connection))
-    }
-
-    /// Pages of each ring.
-    fn ring_pages(&self, most_order: u32, store: &mut StoreClient) -> Result<u32, ConnectError> {
-        let limit = 1 << most_order;
-        let order = store.read_u32_opt(&self.end.front(keys::RING_PAGE_ORDER))?;
-        let wanted = match order {
-            Some(order) => 1u32.checked_shl(order).unwrap_or(u32::MAX),
-            None => store.read_u32_opt(&self.end.front(keys::NUM_RING_PAGES))?.unwrap_or(1),
-        };
-        if wanted > limit || !wanted.is_power_of_two() {
-            return Err(ConnectError::RingPages { wanted, limit });
-        }
-        Ok(wanted)
-    }
-
-    fn open_queue<P: Platform>(
-        &self,
-        platform: &P,
-        store: &mut StoreClient,
-        (queue, dir): (u32, Option<&str>),
-        ring_pages: u32,
-    ) -> Result<QueueParts<P::Grantee, P::Channel>, ConnectError> {
-        let key = |name: &str| match dir {
-            Some(dir) => self.end.front(&format!("{dir}/{name}")),
-            None => self.end.front(name),
-        };
-        let count = ring_pages as usize;
-        // A missing reference must not be read as 0, which is the console's page.
-        let alone = match count {
-            1 => store.read_u32_opt(&key(keys::RING_REF))?,
-            _ => None,
-        };
-        let mut grefs = Vec::with_capacity(count);
-        match alone {
-            Some(gref) => grefs.push(Gref(gref)),
-            None => {
-                for page in 0..count {
-                    grefs.push(Gref(store.read_u32(&key(&keys::ring_ref(page)))?));
-                }
-            }
-        }
-        let port = store.read_u32(&key(keys::EVENT_CHANNEL))?;
-        let peer = self.end.device().frontend;
-        let mut pages = platform.grantee(peer).map_err(ConnectError::Arena)?;
-        let wanted: Vec<_> = grefs.iter().map(|gref| (*gref, Access::ReadWrite)).collect();
-        let mut mapped = Vec::with_capacity(count);
-        pages.map(&wanted, &mut mapped);
-        let mut ring = Vec::with_capacity(count);
-        for (page, (gref, lent)) in grefs.into_iter().zip(mapped).enumerate() {
-            let failed = |status| ConnectError::Ring { queue, page, gref, status };
-            ring.push(lent.map_err(failed)?);
-        }
-        let bound = platform.bind_interdomain(peer, EventPort(port));
-        let channel = bound.map_err(|source| ConnectError::Channel { port, source })?;
-        let ring = RingPages::paged(ring)?;
-        Ok(QueueParts { ring, ring_pages: count, channel, pages, window: None })
     }
 }
 

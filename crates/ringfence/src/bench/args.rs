@@ -14,6 +14,7 @@ use super::grant::args::GrantArgs;
 use super::gso::args::GsoArgs;
 use super::hostile::args::HostileArgs;
 use super::idle::IdleArgs;
+use super::iommu::args::IommuArgs;
 use super::latency::LatencyArgs;
 use super::packet::{SIZE_MAX, SIZE_MIN};
 use super::peers::Peer;
@@ -70,6 +71,8 @@ pub struct SeedsArgs {
 pub enum Experiment {
     /// IOPS against the number of guests on memory disks, with and without persistent grants
     Persistent(PersistentArgs),
+    /// Kernel vhost-net behind its I/O translation table: not protected, coarsely, finely, with grants reused
+    Iommu(IommuArgs),
     /// Packets by size and number of queues, copied and with staging grants
     Staging(StagingArgs),
     /// Bulk TCP with grants mapped for each packet, copied, and issued and revoked by the guest alone

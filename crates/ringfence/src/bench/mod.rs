@@ -30,6 +30,7 @@ pub mod grant;
 pub mod gso;
 pub mod hostile;
 pub mod idle;
+pub mod iommu;
 pub mod latency;
 mod net;
 mod orders;
@@ -63,6 +64,7 @@ pub fn main(args: &BenchArgs) -> u8 {
         BenchCommand::Block(args) => block::run(args),
         BenchCommand::Seeds(args) => match &args.experiment {
             Experiment::Persistent(args) => block::run_seeds(args),
+            Experiment::Iommu(args) => iommu::run(args),
             Experiment::Staging(args) => staging::run(args),
             Experiment::Redesigned(args) => redesigned::run(args),
         },

@@ -93,7 +93,7 @@ pub enum Peer {
     QemuNbdUring,
     /// nbdkit's plugin `file`, which has no O_DIRECT: it uses the page cache whatever --cache says.
     Nbdkit,
-    /// QEMU's daemon, in which an export has a thread of its own.
+    /// QEMU's storage daemon: an export in its main loop, threads for the I/O.
     QemuStorageDaemon,
 }
 
