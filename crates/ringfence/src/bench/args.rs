@@ -20,6 +20,7 @@ use super::peers::Peer;
 use super::redesigned::args::RedesignedArgs;
 use super::staging::args::StagingArgs;
 use super::uplink::args::UplinkArgs;
+use super::uplink::links::args::LinksArgs;
 use super::work::ROUND;
 use crate::cli::staging_parser;
 
@@ -71,6 +72,8 @@ pub enum Experiment {
     Staging(StagingArgs),
     /// Bulk TCP with grants mapped for each packet, copied, and issued and revoked by the guest alone
     Redesigned(RedesignedArgs),
+    /// TCP to and from a namespace by reads and writes of a TAP, and by kernel vhost-net
+    Vhost(LinksArgs),
 }
 
 const NET_NOTES: &str = "\

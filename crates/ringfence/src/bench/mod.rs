@@ -64,6 +64,7 @@ pub fn main(args: &BenchArgs) -> u8 {
             Experiment::Persistent(args) => block::run_seeds(args),
             Experiment::Staging(args) => staging::run(args),
             Experiment::Redesigned(args) => redesigned::run(args),
+            Experiment::Vhost(args) => uplink::links::run(args),
         },
         BenchCommand::Gso(args) => gso::run(args),
         BenchCommand::Idle(args) => idle::run(args),
