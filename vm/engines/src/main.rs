@@ -1,8 +1,10 @@
 #![forbid(unsafe_code)]
 //! The engines of translation tables that need a device, tried inside the emulated machines of
-//! `cargo xtask vm linux`: an IOMMU by VFIO, with a device behind it that does as it is told.
+//! `cargo xtask vm linux`: an IOMMU by VFIO, with a device behind it that does as it is told, and kernel
+//! vhost-net, whose worker looks its addresses up.
 
 mod edu;
+mod iotlb;
 mod kernel_log;
 mod vfio;
 mod vhost;
@@ -24,12 +26,19 @@ enum Command {
         #[arg(value_enum)]
         trial: vfio::Trial,
     },
+    /// Kernel vhost-net, which looks addresses up in a table of the kernel's
+    Iotlb {
+        /// What is tried
+        #[command(subcommand)]
+        trial: iotlb::Trial,
+    },
 }
 
 fn main() -> ExitCode {
     let done = match Command::parse() {
         Command::Vhost => vhost::run(),
         Command::Vfio { device, trial } => vfio::run(&device, trial),
+        Command::Iotlb { trial } => iotlb::run(trial),
     };
     match done {
         Ok(true) => ExitCode::SUCCESS,

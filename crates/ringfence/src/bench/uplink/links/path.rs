@@ -124,7 +124,7 @@ fn config(setup: Setup) -> anyhow::Result<Config> {
     let (host, guest): (IpAddr, IpAddr) = (HOST.parse()?, GUEST.parse()?);
     Ok(Config {
         mtu: setup.mtu,
-        access: Access { guest: vec![guest], host_loopback: vec![host], resolvers: Vec::new() },
+        access: Access { guest: vec![guest], host_loopback: vec![host], ..Access::default() },
         guest: GuestNetwork {
             mac: Some(GUEST_MAC),
             addresses: vec![(guest, 24)],
