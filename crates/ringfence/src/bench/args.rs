@@ -22,6 +22,7 @@ use super::pressure::args::PressureArgs;
 use super::redesigned::args::RedesignedArgs;
 use super::staging::args::StagingArgs;
 use super::uplink::args::UplinkArgs;
+use super::uplink::links::args::LinksArgs;
 use super::work::ROUND;
 use crate::cli::staging_parser;
 
@@ -77,6 +78,8 @@ pub enum Experiment {
     Staging(StagingArgs),
     /// Bulk TCP with grants mapped for each packet, copied, and issued and revoked by the guest alone
     Redesigned(RedesignedArgs),
+    /// TCP to and from a namespace by reads and writes of a TAP, and by kernel vhost-net
+    Vhost(LinksArgs),
 }
 
 const NET_NOTES: &str = "\

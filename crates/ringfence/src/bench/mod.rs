@@ -67,6 +67,7 @@ pub fn main(args: &BenchArgs) -> u8 {
             Experiment::Iommu(args) => iommu::run(args),
             Experiment::Staging(args) => staging::run(args),
             Experiment::Redesigned(args) => redesigned::run(args),
+            Experiment::Vhost(args) => uplink::links::run(args),
         },
         BenchCommand::Gso(args) => gso::run(args),
         BenchCommand::Idle(args) => idle::run(args),

@@ -15,6 +15,7 @@
 
 pub mod args;
 pub(crate) mod end;
+pub mod links;
 mod peers;
 
 use std::io::Write;

@@ -60,17 +60,22 @@ impl Behind {
             }
         };
         command.arg(&program).args(["internal", "bench-uplink-end"]).args(words);
-        command.stdin(Stdio::null()).stdout(Stdio::piped());
-        let mut child = command.spawn().with_context(|| format!("starting {}", peer.name()))?;
-        let output = child.stdout.take().context("a process without output")?;
-        let said = said::listen(output, Said::Failed)?;
-        let mut behind = Behind { child, helper: None, said };
+        let mut behind = Behind::of(command, peer.name())?;
         match peer {
             Peer::Slirp4netns => behind.helper = Some(slirp(case, behind.child_in_its_own_net()?)?),
             Peer::Veth => veth(case, behind.child_in_its_own_net()?)?,
             Peer::Ringfence | Peer::Pasta => {}
         }
         Ok(behind)
+    }
+
+    /// Starts a command that ends as `words` do.
+    pub(super) fn of(mut command: Command, name: &str) -> anyhow::Result<Behind> {
+        command.stdin(Stdio::null()).stdout(Stdio::piped());
+        let mut child = command.spawn().with_context(|| format!("starting {name}"))?;
+        let output = child.stdout.take().context("a process without output")?;
+        let said = said::listen(output, Said::Failed)?;
+        Ok(Behind { child, helper: None, said })
     }
 
     /// What it says next.
@@ -82,7 +87,7 @@ impl Behind {
     }
 
     /// The process, once it is in a network namespace of its own.
-    fn child_in_its_own_net(&self) -> anyhow::Result<u32> {
+    pub(super) fn child_in_its_own_net(&self) -> anyhow::Result<u32> {
         let pid = self.child.id();
         let own = std::fs::read_link("/proc/self/ns/net")?;
         let until = Instant::now() + PATIENCE;

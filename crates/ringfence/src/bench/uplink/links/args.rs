@@ -1,0 +1,39 @@
+//! The command line of `bench seeds vhost`.
+
+use std::time::Duration;
+
+use clap::Args;
+
+use super::super::super::args::parse_seconds;
+
+const NOTES: &str = "\
+One TCP stream each way between a network namespace and the loopback interface of another one, through an
+uplink that is a thread of this program; once by reads and writes of a TAP, once by kernel vhost-net. Packets
+are as the guest's kernel makes them (`whole`: super-packets, without checksums) or as the programs of the
+seed's time took them (`none`: no offloads at all, each packet cut and summed). Needs root and /dev/vhost-net.
+
+`calls/MiB`: system calls of the uplink for each MiB, in all and those of the link alone; the others are
+those of sockets, the same with either link. `cpu`: of everything that takes part, kernel threads too.";
+
+/// TCP to and from a namespace by reads and writes of a TAP, and by kernel vhost-net
+#[derive(Debug, Args)]
+#[command(after_help = NOTES)]
+pub struct LinksArgs {
+    /// How long to measure each row
+    #[arg(long, value_name = "SECONDS", default_value = "2", value_parser = parse_seconds)]
+    pub seconds: Duration,
+
+    /// How often each row is measured; the median is printed
+    #[arg(long, value_name = "N", default_value = "3",
+          value_parser = clap::value_parser!(u8).range(1..))]
+    pub rounds: u8,
+
+    /// Octets of a packet behind its Ethernet header
+    #[arg(long = "mtu", value_name = "OCTETS", value_delimiter = ',', default_value = "65520,1500",
+          value_parser = clap::value_parser!(u16).range(1280..=65520))]
+    pub mtus: Vec<u16>,
+
+    /// One JSON object a line
+    #[arg(long)]
+    pub json: bool,
+}
