@@ -34,8 +34,14 @@ counters! {
     drop_forged_source;
     /// Packets to an address that stands for nothing.
     drop_unreachable;
-    /// Fragments: datagrams are not put together.
+    /// Fragments.
+    fragments_in;
+    /// Datagrams that were put together of fragments.
+    fragments_joined;
+    /// Fragments that contradict others, and what had come of their datagram.
     drop_fragment;
+    /// Datagrams of which some fragments did not come, or not in time.
+    drop_incomplete;
     /// Packets that ask for a route of their own.
     drop_routed;
     /// Packets with a wrong checksum.

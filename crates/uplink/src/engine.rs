@@ -19,8 +19,9 @@ use crate::host::{Host, OwnerKind, Ready};
 use crate::icmp::Icmp;
 use crate::link::{Committed, GuestSide, Slots};
 use crate::packet::Packet;
+use crate::reassembly::Reassembly;
 use crate::replies::Replies;
-use crate::tcp::Tcp;
+use crate::tcp::{Run, Tcp};
 use crate::udp::Udp;
 
 /// Guest packets on one side, sockets on the other.
@@ -33,6 +34,7 @@ pub struct Uplink {
     udp: Udp,
     icmp: Icmp,
     forwards: Forwards,
+    reassembly: Reassembly,
     ready: Vec<Ready>,
 }
 
@@ -62,6 +64,7 @@ impl Uplink {
             udp: Udp::default(),
             icmp: Icmp::default(),
             forwards: Forwards::default(),
+            reassembly: Reassembly::default(),
             ready: Vec::new(),
         }
     }
@@ -108,15 +111,16 @@ impl Uplink {
     /// Takes the frames of `frames` (indices into the batch) from the guest. When it returns, nothing
     /// refers to the batch any more.
     pub fn input(&mut self, batch: &Batch, frames: &[u32], now: Duration) {
+        let mut run = Run::default();
         for frame in batch.select(frames) {
             self.counters.frames_in.add(1);
-            self.frame(frame, now);
+            self.frame(frame, &mut run, now);
         }
-        self.tcp.input_ends(&mut context!(self, now));
+        self.tcp.input_ends(&mut run, &mut context!(self, now));
         self.udp.input_ends(&mut context!(self, now));
     }
 
-    fn frame(&mut self, frame: FrameView<'_>, now: Duration) {
+    fn frame<'a>(&mut self, frame: FrameView<'a>, run: &mut Run<'a>, now: Duration) {
         let counters = &self.counters;
         let len = u32::try_from(frame.len()).unwrap_or(u32::MAX);
         let Ok(layers) = Layers::parse(frame.header(), len) else {
@@ -136,16 +140,13 @@ impl Uplink {
         if self.is_of_the_link(&packet) {
             return self.link_protocol(&packet, now);
         }
-        self.packet(&packet, now);
+        self.packet(&packet, run, now);
     }
 
-    fn packet(&mut self, packet: &Packet<'_>, now: Duration) {
+    fn packet<'a>(&mut self, packet: &Packet<'a>, run: &mut Run<'a>, now: Duration) {
         let counters = &self.counters;
         if !self.config.access.source_is_allowed(packet.source) {
             return counters.drop_forged_source.add(1);
-        }
-        if packet.layers.is_fragment() {
-            return counters.drop_fragment.add(1);
         }
         if matches!(packet.layers.network(), Network::Ipv4(ip) if ip.header_len > 20) {
             return counters.drop_options.add(1);
@@ -156,17 +157,31 @@ impl Uplink {
         if matches!(packet.layers.network(), Network::Ipv6(ip) if ip.routed) {
             return counters.drop_routed.add(1);
         }
+        if packet.layers.is_fragment() {
+            return self.fragment(packet, run, now);
+        }
         if !checksum_is_right(packet) {
             return counters.drop_checksum.add(1);
         }
         match packet.layers.transport() {
-            Transport::Tcp(_) => self.tcp.input(packet, &mut context!(self, now)),
+            Transport::Tcp(_) => self.tcp.input(packet, run, &mut context!(self, now)),
             Transport::Udp(_) => self.udp.input(packet, &mut context!(self, now)),
             Transport::Icmp(_) | Transport::Icmpv6(_) => {
                 self.icmp.input(packet, &mut context!(self, now));
             }
             _ => counters.drop_unknown.add(1),
         }
+    }
+
+    /// A part of a datagram: the whole one is taken once nothing is missing.
+    fn fragment(&mut self, packet: &Packet<'_>, run: &mut Run<'_>, now: Duration) {
+        let Some(whole) = self.reassembly.take(packet, &context!(self, now)) else { return };
+        // What came before it goes before it.
+        self.tcp.input_ends(run, &mut context!(self, now));
+        let mut run = Run::default();
+        // It is no fragment any more, so this ends here.
+        whole.iter().for_each(|frame| self.frame(frame, &mut run, now));
+        self.tcp.input_ends(&mut run, &mut context!(self, now));
     }
 
     /// Whether a packet is of a protocol by which a guest finds its way about: such may come from
@@ -227,11 +242,17 @@ impl Uplink {
         self.tcp.run_timers(&mut context!(self, now));
         self.udp.run_timers(&mut context!(self, now));
         self.icmp.run_timers(&mut context!(self, now));
+        self.reassembly.forget(&context!(self, now));
     }
 
     /// When [`run_timers`](Self::run_timers) is to be called next.
     pub fn deadline(&self) -> Option<Duration> {
-        let all = [self.tcp.deadline(), self.udp.deadline(), self.icmp.deadline()];
+        let all = [
+            self.tcp.deadline(),
+            self.udp.deadline(),
+            self.icmp.deadline(),
+            self.reassembly.deadline(),
+        ];
         all.into_iter().flatten().min()
     }
 

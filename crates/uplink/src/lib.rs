@@ -50,6 +50,7 @@ pub mod link;
 mod ndp;
 pub mod packet;
 pub mod port;
+mod reassembly;
 pub mod replies;
 pub mod runner;
 pub mod tcp;

@@ -35,6 +35,7 @@ mod conversation;
 mod receive;
 mod reset;
 mod rto;
+mod run;
 pub mod segment;
 pub mod seq;
 mod serve;
@@ -52,6 +53,7 @@ use rustix::io::Errno;
 
 pub use config::TcpConfig;
 use conversation::{Conversation, Fate, Phase, Urgent, split};
+pub use run::Run;
 use segment::{Header, Segment};
 use seq::Seq;
 use serve::Served;
@@ -101,14 +103,23 @@ impl Tcp {
         self.flows.is_empty()
     }
 
-    /// A packet of the guest. Its checksum is right and its source is allowed.
-    pub fn input(&mut self, packet: &Packet<'_>, context: &mut Context<'_>) {
+    /// A packet of the guest. Its checksum is right and its source is allowed. Its payload may wait in
+    /// `run` until [`input_ends`](Self::input_ends).
+    pub fn input<'a>(&mut self, packet: &Packet<'a>, run: &mut Run<'a>, context: &mut Context<'_>) {
         let Some((segment, options)) = Segment::read(packet) else {
             return context.counters.drop_malformed.add(1);
         };
         let (guest, remote) = segment.ports;
         let key = Key::new((packet.source, guest), (packet.destination, remote));
-        match self.flows.find(&key) {
+        let found = self.flows.find(&key);
+        if let Some(id) = found
+            && let Some(flow) = self.flows.get_mut(id)
+            && flow.is_next(&segment)
+        {
+            return self.join(id, packet, &segment, run, context);
+        }
+        self.input_ends(run, context);
+        match found {
             Some(id) if self.is_renewed(id, &segment) => {
                 self.end(id, Close::Reset, context);
                 self.begin(key, packet, &segment, options, context);
@@ -120,6 +131,31 @@ impl Tcp {
             None => {
                 context.counters.tcp_stray.add(1);
                 reset::refuse(packet, &segment, context);
+            }
+        }
+    }
+
+    /// Payload that is next, and no more: it goes together with what follows it in the batch.
+    fn join<'a>(
+        &mut self,
+        id: FlowId,
+        packet: &Packet<'a>,
+        segment: &Segment,
+        run: &mut Run<'a>,
+        context: &mut Context<'_>,
+    ) {
+        if run.owner().is_some_and(|owner| owner != id) || !run.has_room_for(packet) {
+            self.input_ends(run, context);
+        }
+        let Some(flow) = self.flows.get_mut(id) else { return };
+        // What the run before it did not take, this one does not follow.
+        let run = flow.is_next(segment).then_some((id, run));
+        flow.ends.to_mac = packet.mac;
+        match flow.while_open(segment, packet, run, context) {
+            Fate::Ends(how) => self.end(id, how, context),
+            Fate::Lives => {
+                self.flows.touch(id);
+                self.mark(id);
             }
         }
     }
@@ -326,8 +362,15 @@ impl Tcp {
         Seq(u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]))
     }
 
-    /// All packets of a batch have been put in.
-    pub fn input_ends(&mut self, _context: &mut Context<'_>) {}
+    /// Nothing more is added to a run: it is sent on. To be called once all packets of a batch were put in.
+    pub fn input_ends(&mut self, run: &mut Run<'_>, context: &mut Context<'_>) {
+        let Some(owner) = run.owner() else { return };
+        match self.flows.get_mut(owner) {
+            Some(flow) => flow.send_run(run, context),
+            // It made room for another one.
+            None => *run = Run::default(),
+        }
+    }
 
     /// An event of a socket.
     pub fn ready(&mut self, ready: Ready, context: &mut Context<'_>) {

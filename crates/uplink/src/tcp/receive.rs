@@ -5,9 +5,11 @@ use rustix::io::Errno;
 
 use super::conversation::{CONGESTION_MIN, Conversation, Fate, MSS_DEFAULT, Phase, UNCONGESTED};
 use super::reset;
+use super::run::Run;
 use super::segment::{Segment, SynOptions};
 use super::seq::Seq;
 use crate::context::Context;
+use crate::flow::FlowId;
 use crate::host::{Close, Piece};
 use crate::packet::Packet;
 
@@ -30,7 +32,7 @@ impl Conversation {
             Phase::Connecting => self.while_connecting(segment),
             Phase::SynReceived => self.after_our_syn_ack(segment, packet, context),
             Phase::SynSent => self.after_our_syn(segment, options, packet, context),
-            Phase::Open => self.while_open(segment, packet, context),
+            Phase::Open => self.while_open(segment, packet, None, context),
             Phase::TimeWait => self.in_time_wait(segment),
         }
     }
@@ -78,7 +80,7 @@ impl Conversation {
             return Fate::Lives;
         }
         self.open(segment, context);
-        self.while_open(segment, packet, context)
+        self.while_open(segment, packet, None, context)
     }
 
     fn after_our_syn(
@@ -128,10 +130,13 @@ impl Conversation {
         Fate::Lives
     }
 
-    fn while_open(
+    /// A segment while the connection stands. With a run, whose conversation this is, its payload is added
+    /// to that.
+    pub(super) fn while_open<'a>(
         &mut self,
         segment: &Segment,
-        packet: &Packet<'_>,
+        packet: &Packet<'a>,
+        run: Option<(FlowId, &mut Run<'a>)>,
         context: &mut Context<'_>,
     ) -> Fate {
         self.heard = context.now;
@@ -157,7 +162,16 @@ impl Conversation {
         if !segment.ack() || !self.acknowledge(segment, context) {
             return Fate::Lives;
         }
-        self.take_payload(segment, packet, context)
+        match run {
+            Some((id, run)) => {
+                let (start, len) = (packet.payload_start(), to_usize(segment.len));
+                run.add(id, Piece { frame: packet.frame, start, len });
+                self.rcv_nxt += segment.len;
+                self.flags.ack_due = true;
+                Fate::Lives
+            }
+            None => self.take_payload(segment, packet, context),
+        }
     }
 
     /// RFC 9293, 3.10.7.4, first check.
@@ -302,19 +316,30 @@ impl Conversation {
         packet: &Packet<'_>,
         context: &mut Context<'_>,
     ) -> Result<bool, Errno> {
-        let Some(socket) = &self.socket else { return Err(Errno::NOTCONN) };
         debug_assert!(part.end <= segment.len);
         let (from, to) = (to_usize(part.start), to_usize(part.end));
         let piece =
             Piece { frame: packet.frame, start: packet.payload_start() + from, len: to - from };
-        let taken = match context.host.send(socket, &[piece], urgent) {
-            Ok(taken) => taken.min(piece.len),
+        self.send_pieces(&[piece], piece.len, urgent, context)
+    }
+
+    /// Sends `offered` octets, which are in `pieces`, on. Whether all of it went.
+    pub(super) fn send_pieces(
+        &mut self,
+        pieces: &[Piece<'_>],
+        offered: usize,
+        urgent: bool,
+        context: &mut Context<'_>,
+    ) -> Result<bool, Errno> {
+        let Some(socket) = &self.socket else { return Err(Errno::NOTCONN) };
+        let taken = match context.host.send(socket, pieces, urgent) {
+            Ok(taken) => taken.min(offered),
             Err(Errno::AGAIN | Errno::INTR | Errno::NOBUFS | Errno::NOMEM) => 0,
             Err(errno) => return Err(errno),
         };
         self.rcv_nxt += u32::try_from(taken).unwrap_or(0);
         context.counters.tcp_bytes_in.add(taken as u64);
-        let refused = piece.len - taken;
+        let refused = offered - taken;
         if refused > 0 {
             context.counters.tcp_overcommitted.add(refused as u64);
             self.flags.refused = true;
