@@ -237,6 +237,7 @@ fn every_message_is_answered() {
     assert_eq!(d.ask(CtrlMessage::SetHashAlgorithm(7)), (INVALID, 0));
     assert_eq!(d.ask(CtrlMessage::SetHashAlgorithm(1)), (OK, 0));
     assert_eq!(d.ask(CtrlMessage::GetHashFlags), (OK, 15));
+    assert_eq!(d.ask_raw(1, [7, 8, 9]), (OK, 15), "it uses none of these");
     assert_eq!(d.ask(CtrlMessage::SetHashFlags(HashTypes::ALL)), (OK, 0));
     assert_eq!(d.ask_raw(2, [16, 0, 0]), (INVALID, 0));
     assert_eq!(d.ask(CtrlMessage::GetHashMappingSize), (OK, 1024));

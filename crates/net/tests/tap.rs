@@ -165,3 +165,26 @@ fn an_interface_that_is_down_costs_frames_and_one_that_is_gone_ends_the_port() {
         },
     );
 }
+
+#[test]
+fn an_interface_that_was_kept_is_taken_up_as_the_kind_that_it_is() {
+    in_namespaces("an_interface_that_was_kept_is_taken_up_as_the_kind_that_it_is", |_| {
+        let files = |queues: usize| Tap::take_up_queues("rf0", queues).unwrap();
+        let one = files(1);
+        one[0].keep(true).unwrap();
+        drop(one);
+        let still_one = files(2);
+        assert_eq!(still_one.len(), 1, "it was made with one queue");
+        still_one[0].keep(false).unwrap();
+        drop(still_one);
+        let two = files(2);
+        assert_eq!(two.len(), 2);
+        two[0].keep(true).unwrap();
+        drop(two);
+        let of_two = files(1);
+        assert_eq!(of_two.len(), 1, "no more are used than are asked for");
+        drop(of_two);
+        assert_eq!(files(2).len(), 2, "it has them still");
+        Tap::create("rf0").map(drop).unwrap_err();
+    });
+}

@@ -174,6 +174,24 @@ impl Tap {
         Ok(taps)
     }
 
+    /// As [`Tap::create_queues`], or takes up an interface that was kept ([`Tap::keep`]). One that was made
+    /// with one queue keeps it, and of one that was made with several as many are used as are asked
+    /// for, so the number of files may be another one.
+    ///
+    /// # Errors
+    ///
+    /// [`TapError`]; its text says what to do.
+    pub fn take_up_queues(name: &str, queues: usize) -> Result<Vec<Tap>, TapError> {
+        match Tap::create_queues(name, queues) {
+            // The kernel takes an interface up only as the kind that it is.
+            Err(TapError::Taken { .. }) => {
+                let other_kind = if queues > 1 { 0 } else { IFF_MULTI_QUEUE };
+                Ok(vec![Tap::attach(name, other_kind)?])
+            }
+            done => done,
+        }
+    }
+
     /// One file of an interface, which is made if it is not there.
     fn attach(name: &str, flag: u16) -> Result<Tap, TapError> {
         let fd = open()?;

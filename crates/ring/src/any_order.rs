@@ -36,7 +36,7 @@ use core::sync::atomic::compiler_fence;
 
 use ringfence_memory::Raw;
 
-use crate::sync::{Ordering, fence};
+use crate::sync::{Ordering, full_fence};
 use crate::{BackRing, ProducerOverflow, RingLayout, RingMemory, Word, passes_event};
 
 /// Where in the header it says how far an answer has come.
@@ -170,7 +170,7 @@ impl<M: RingMemory> AnyOrderRing<M> {
             return false;
         }
         self.told = new;
-        fence(Ordering::SeqCst);
+        full_fence();
         passes_event(old, new, self.ring.memory.load(Word::RspEvent, Ordering::Relaxed))
     }
 

@@ -5,7 +5,7 @@ use core::sync::atomic::compiler_fence;
 use ringfence_memory::Raw;
 
 use crate::memory::{fetch_entries, put_entries};
-use crate::sync::{Ordering, fence};
+use crate::sync::{Ordering, full_fence};
 use crate::{ProducerOverflow, RingLayout, RingMemory, Word, passes_event};
 
 /// Bytes of the largest entry of which a record can be kept: a block request has 112.
@@ -217,7 +217,7 @@ impl<M: RingMemory> BackRing<M> {
             copy_entries(record, &self.memory, self.layout, new.wrapping_sub(fresh), fresh);
         }
         self.memory.store(Word::RspProd, new, Ordering::Release);
-        fence(Ordering::SeqCst);
+        full_fence();
         passes_event(old, new, self.memory.load(Word::RspEvent, Ordering::Relaxed))
     }
 
@@ -242,7 +242,7 @@ impl<M: RingMemory> BackRing<M> {
             return Ok(true);
         }
         self.memory.store(Word::ReqEvent, self.req_cons.wrapping_add(ahead), Ordering::Relaxed);
-        fence(Ordering::SeqCst);
+        full_fence();
         Ok(self.unconsumed()? >= ahead)
     }
 }

@@ -3,7 +3,7 @@
 use ringfence_memory::Raw;
 
 use crate::memory::{fetch_entries, put_entries};
-use crate::sync::{Ordering, fence};
+use crate::sync::{Ordering, full_fence};
 use crate::{ProducerOverflow, RingLayout, RingMemory, Word, passes_event};
 
 /// The frontend's end. It initialises the shared header and must not trust what the backend
@@ -82,7 +82,7 @@ impl<M: RingMemory> FrontRing<M> {
         }
         self.memory.store(Word::ReqProd, new, Ordering::Release);
         self.req_prod_published = new;
-        fence(Ordering::SeqCst);
+        full_fence();
         passes_event(old, new, self.memory.load(Word::ReqEvent, Ordering::Relaxed))
     }
 
@@ -136,7 +136,7 @@ impl<M: RingMemory> FrontRing<M> {
             return Ok(true);
         }
         self.memory.store(Word::RspEvent, self.rsp_cons.wrapping_add(1), Ordering::Relaxed);
-        fence(Ordering::SeqCst);
+        full_fence();
         Ok(self.unconsumed()? > 0)
     }
 

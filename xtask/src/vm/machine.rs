@@ -174,8 +174,9 @@ impl Machine<'_> {
             xen.display().to_string(),
             "-append".to_owned(),
             format!(
-                "com1=115200,8n1 console=com1 dom0_mem=900M,max:900M dom0_max_vcpus=1 bootscrub=0 \
-                 no-real-mode vga=none spec-ctrl=no xpti=no watchdog=0 loglvl=error guest_loglvl={level}"
+                "com1=115200,8n1 console=com1 dom0_mem=900M,max:900M dom0_max_vcpus={} bootscrub=0 \
+                 no-real-mode vga=none spec-ctrl=no xpti=no watchdog=0 loglvl=error guest_loglvl={level}",
+                self.processors
             ),
             "-initrd".to_owned(),
             format!(

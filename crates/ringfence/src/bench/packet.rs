@@ -257,6 +257,12 @@ impl Checker {
             // What the sum would be of a whole one.
             return self.judge(WHOLE, frame.header(), frame.len());
         }
+        let sum = self.sum(frame);
+        self.judge(sum, frame.header(), frame.len())
+    }
+
+    /// Sums all octets of a packet.
+    fn sum(&mut self, frame: FrameView<'_>) -> u64 {
         let mut sum = Sum::new();
         if let Some(bytes) = frame.contiguous() {
             sum.add(bytes);
@@ -268,9 +274,10 @@ impl Checker {
                 piece.for_each_piece(|bytes| sum.add(bytes));
             }
         }
-        self.judge(sum.finish(), frame.header(), frame.len())
+        sum.finish()
     }
 
+    #[inline]
     fn judge(&mut self, sum: u64, header: &[u8], len: usize) -> Result<bool, Bad> {
         let expected = self.expected;
         if len != self.size {

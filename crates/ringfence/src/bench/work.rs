@@ -28,6 +28,8 @@ const YIELDS: u32 = 200;
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Sleeps are not longer than this, so that patience is looked at.
 const NAP: Timespec = Timespec { tv_sec: 0, tv_nsec: 500_000_000 };
+/// Rounds from one look at the clock to the next.
+const CLOCK_EVERY: u32 = 8;
 /// The packet of a phase that is spoilt when that is asked for.
 const SPOILT: u64 = 1000;
 
@@ -140,7 +142,7 @@ impl Generator {
     ) -> anyhow::Result<u64> {
         let began = Instant::now();
         let first = self.sequence;
-        let mut last = false;
+        let (mut last, mut rounds) = (false, 0u32);
         while !last {
             let room = port.room().context("looking for room")?.min(self.round);
             if room == 0 {
@@ -156,7 +158,9 @@ impl Generator {
                     usize::try_from(left).unwrap_or(room).clamp(1, room)
                 }
                 Amount::Time(length) => {
-                    last = began.elapsed() >= length;
+                    // To ask takes as long as a packet or two.
+                    rounds = rounds.wrapping_add(1);
+                    last = rounds.is_multiple_of(CLOCK_EVERY) && began.elapsed() >= length;
                     room
                 }
             };

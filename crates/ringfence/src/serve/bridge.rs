@@ -49,12 +49,18 @@ pub(super) fn mtu_of(interface: &str) -> Option<u16> {
     text.trim_end().parse().ok()
 }
 
-/// Makes the TAP `name`, or takes it up where it was kept, as a port of `bridge`.
-pub(super) fn make_tap(name: &str, bridge: Option<&str>, mtu: u16) -> Result<Tap, BridgeError> {
+/// Makes the TAP `name`, or takes it up where it was kept, as a port of `bridge`: a file for each of its
+/// queues, of which one that was kept may have fewer than are asked for.
+pub(super) fn make_tap(
+    name: &str,
+    bridge: Option<&str>,
+    mtu: u16,
+    queues: usize,
+) -> Result<Vec<Tap>, BridgeError> {
     let link = |what| move |source| BridgeError::Link { name: name.to_owned(), what, source };
     let mut netlink = Netlink::open().map_err(link("netlink"))?;
     let bridge = bridge.map(|bridge| bridge_index(&netlink, bridge)).transpose()?;
-    let tap = Tap::create(name)?;
+    let taps = Tap::take_up_queues(name, queues)?;
     let index = netlink.index_of(name).map_err(link("its number"))?;
     // Each by itself: an old kernel's refusal of one must not cost the others.
     let settings = LinkChange {
@@ -69,8 +75,8 @@ pub(super) fn make_tap(name: &str, bridge: Option<&str>, mtu: u16) -> Result<Tap
     }
     let up = LinkChange { up: true, ..LinkChange::default() };
     netlink.change_link(index, &up).map_err(link("setting it up"))?;
-    tap.keep(true)?;
-    Ok(tap)
+    taps.first().map_or(Ok(()), |tap| tap.keep(true))?;
+    Ok(taps)
 }
 
 /// Makes the interface that gives the host a leg on the switch. Its addresses are the administrator's.

@@ -464,18 +464,23 @@ impl<P: Platform> Vifs<P> {
         let name = device_name(device);
         let counters = self.platform.counters();
         let bridge = self.bridge_of(&vif.keys).map(str::to_owned);
-        let tap = bridge::make_tap(&name, bridge.as_deref(), vif.mtu)?;
+        // A queue and a thread for each queue that the guest may have.
+        let queues = threads(vif.settings.max_queues);
+        let mut taps = bridge::make_tap(&name, bridge.as_deref(), vif.mtu, queues)?;
         self.made.note(&name);
         // The data plane stays when the interface has to be made again: the guest is in it.
         let dataplane = match vif.dataplane() {
             Some(dataplane) => dataplane.clone(),
-            // One thread serves all queues: the interface in the bridge has one.
-            None => self.gone.start_plane(1, || Fabric::Patch(Patch::new()), counters)?,
+            None => self.gone.start_plane(queues, || Fabric::Patch(Patch::new()), counters)?,
         };
-        let file = tap.try_clone()?;
-        let port = TapPort::new(file.fd, tap.offloads, vif.mtu, Arc::clone(counters));
-        let port =
-            dataplane.add_port(Box::new(port), PortPolicy::default(), &tap_port_name(&name))?;
+        let tap =
+            taps.first().ok_or(io::ErrorKind::NotFound).map_err(io::Error::from)?.try_clone()?;
+        let ports = taps.drain(..).map(|tap| {
+            let port = TapPort::new(tap.fd, tap.offloads, vif.mtu, Arc::clone(counters));
+            Box::new(port) as Box<dyn Port>
+        });
+        let policy = PortPolicy::default();
+        let port = dataplane.add_queues(ports.collect(), policy, &tap_port_name(&name))?;
         vif.cable = Some(Cable::Tap(TapCable { dataplane, tap, port: Some(port), bridge }));
         Ok(())
     }

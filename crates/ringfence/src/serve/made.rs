@@ -112,10 +112,11 @@ fn device_of(name: &str, backend: DomId) -> Option<DeviceId> {
     Some(DeviceId { kind: DeviceKind::Vif, frontend, backend, handle })
 }
 
-/// Removes a TAP that was kept, unless somebody has it open.
+/// Removes a TAP that was kept, unless somebody has it open: one of several queues goes when that one lets
+/// go of it.
 fn remove(name: &str) -> io::Result<()> {
-    let tap = Tap::create(name).map_err(io::Error::other)?;
-    tap.keep(false).map_err(io::Error::other)
+    let taps = Tap::take_up_queues(name, 1).map_err(io::Error::other)?;
+    taps.iter().try_for_each(|tap| tap.keep(false)).map_err(io::Error::other)
 }
 
 #[cfg(test)]

@@ -156,6 +156,12 @@ impl Police {
         limiter.waits(self.held_up)
     }
 
+    /// Whether the guest has a rate at all: if not, [`Police::admits`] need not be asked.
+    #[inline]
+    pub(super) fn is_limited(&self) -> bool {
+        self.limited
+    }
+
     /// Whether the guest has credit for a packet of `bytes` octets, which is then taken off.
     #[inline]
     pub(super) fn admits(&mut self, bytes: usize) -> bool {

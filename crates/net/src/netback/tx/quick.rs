@@ -105,11 +105,11 @@ fn make_all(
     police: &mut Police,
     run: &mut Run,
 ) -> u32 {
-    let (mut copied, mut taken) = (0, 0);
+    let (mut copied, mut taken, limited) = (0, 0, police.is_limited());
     for packet in judged {
         let size = usize::from(packet.request.size);
         let head = size.min(HEADER_MAX);
-        if !batch.has_place_for(head) || !police.admits(size) {
+        if !batch.has_place_for(head) || (limited && !police.admits(size)) {
             run.ends = true;
             break;
         }
