@@ -105,12 +105,7 @@ impl Tcp {
 
     /// A packet of the guest. Its checksum is right and its source is allowed. Its payload may wait in
     /// `run` until [`input_ends`](Self::input_ends).
-    pub fn input<'a>(
-        &mut self,
-        packet: &Packet<'a>,
-        run: &mut Run<'a>,
-        context: &mut Context<'_>,
-    ) {
+    pub fn input<'a>(&mut self, packet: &Packet<'a>, run: &mut Run<'a>, context: &mut Context<'_>) {
         let Some((segment, options)) = Segment::read(packet) else {
             return context.counters.drop_malformed.add(1);
         };
