@@ -72,6 +72,7 @@ fn kind_named(name: &str) -> DomainKind {
     match name {
         "driver" => DomainKind::Driver,
         "frontend" => DomainKind::Frontend,
+        "uplink" => DomainKind::Uplink,
         other => panic!("{other}"),
     }
 }
@@ -83,7 +84,7 @@ fn outer(who: &str) {
     if let Err(error) = try_start(DomainKind::Frontend) {
         return skip(&format!("no sandbox can be made here: {error}"));
     }
-    for kind in [DomainKind::Driver, DomainKind::Frontend] {
+    for kind in [DomainKind::Driver, DomainKind::Frontend, DomainKind::Uplink] {
         // The other domain of a pair: same user or not, a sibling.
         let victim = start(DomainKind::Frontend);
         let victim_pid = inner_pid(&victim);
@@ -153,8 +154,9 @@ fn check(kind: DomainKind, report: &Report) {
         assert!(denied, "{kind:?}: {what} is not denied: {errno:?}");
     }
     for (what, errno) in &report.work {
-        let only_for_driver = what.starts_with("hub: ") && kind == DomainKind::Frontend;
-        assert_eq!(errno.is_some(), only_for_driver, "{kind:?}: {what}: {errno:?}");
+        let not_for_it = what.starts_with("hub: ") && kind != DomainKind::Driver
+            || what.starts_with("uplink: ") && kind != DomainKind::Uplink;
+        assert_eq!(errno.is_some(), not_for_it, "{kind:?}: {what}: {errno:?}");
     }
 }
 
@@ -192,19 +194,19 @@ fn inner(kind: DomainKind) {
     let isolation = Isolation::enter(kind, &[channel.as_fd().as_raw_fd()]).unwrap();
     // Who is only to be reached gets no orders, and waits here.
     let Ok((orders, _)) = channel.receive::<Orders>() else { return };
-    let condition = condition();
+    let condition = condition(kind);
     let isolated = reach_others(&orders.victims);
     let tools = Tools::new();
     isolation.lock().unwrap();
     let mut locked = reach_others(&orders.victims);
-    locked.extend(forbidden());
+    locked.extend(forbidden(kind));
     let work = work(&tools);
     channel.send(&Report { condition, isolated, locked, work }, &[]).unwrap();
     // Until the launcher has heard.
     let _ = channel.receive::<()>();
 }
 
-fn condition() -> Vec<(String, String)> {
+fn condition(kind: DomainKind) -> Vec<(String, String)> {
     let mut found = Vec::new();
     let mut be = |what: &str, is_so: bool, else_: String| {
         let text = if is_so { "as it should be".to_owned() } else { else_ };
@@ -225,10 +227,14 @@ fn condition() -> Vec<(String, String)> {
     be("dies with its keeper", death == Some(Signal::KILL), format!("{death:?}"));
     let core = rustix::process::getrlimit(rustix::process::Resource::Core);
     be("no core files", core.maximum == Some(0), format!("{core:?}"));
-    let root: Vec<_> = std::fs::read_dir("/").unwrap().collect();
-    be("an empty root", root.is_empty(), format!("{root:?}"));
+    // Landlock, where it is, does not let an uplink look even at that.
+    let denied = Some(Errno::ACCESS.raw_os_error());
+    let root = std::fs::read_dir("/").map(Iterator::count).map_err(|error| error.raw_os_error());
+    let by_landlock = kind == DomainKind::Uplink && root == Err(denied);
+    be("an empty root", root == Ok(0) || by_landlock, format!("{root:?}"));
     let made = std::fs::create_dir("/x").map_err(|error| error.raw_os_error());
-    let read_only = made == Err(Some(Errno::ROFS.raw_os_error()));
+    let read_only =
+        made == Err(Some(Errno::ROFS.raw_os_error())) || by_landlock && made == Err(denied);
     be("a root that cannot be written to", read_only, format!("{made:?}"));
     let environment: Vec<_> = std::env::vars_os().collect();
     be("no environment", environment.is_empty(), format!("{environment:?}"));
@@ -270,7 +276,7 @@ fn reach_others(victims: &[i32]) -> Vec<Attempt> {
 }
 
 /// What the list of system calls denies beyond that.
-fn forbidden() -> Vec<Attempt> {
+fn forbidden(kind: DomainKind) -> Vec<Attempt> {
     use ringfence_platform::namespaces::{Fresh, unshare};
     let seal = SealFlags::SEAL;
     let own = rustix::event::eventfd(0, EventfdFlags::CLOEXEC).unwrap();
@@ -303,8 +309,12 @@ fn forbidden() -> Vec<Attempt> {
             "sockets of other kinds in pairs",
             rustix::net::socketpair(AddressFamily::INET, SocketType::STREAM, unix, None),
         ),
-        attempt("owner of a descriptor's signals", rustix::io::ioctl_fionread(&own)),
     ];
+    if kind == DomainKind::Uplink {
+        all.extend(forbidden_to_uplinks());
+    } else {
+        all.push(attempt("what waits in a descriptor", rustix::io::ioctl_fionread(&own)));
+    }
     for family in [AddressFamily::UNIX, AddressFamily::INET, AddressFamily::NETLINK] {
         let socket = rustix::net::socket_with(family, SocketType::RAW, unix, None);
         all.push(attempt(format!("a socket of family {family:?}"), socket));
@@ -312,9 +322,26 @@ fn forbidden() -> Vec<Attempt> {
     all
 }
 
+/// Sockets that an uplink has no use for, and what would change what it is.
+fn forbidden_to_uplinks() -> Vec<Attempt> {
+    use rustix::net::sockopt;
+    let with = |family, kind| rustix::net::socket_with(family, kind, SocketFlags::CLOEXEC, None);
+    let tcp = with(AddressFamily::INET, SocketType::STREAM).unwrap();
+    vec![
+        attempt("a packet socket", with(AddressFamily::PACKET, SocketType::DGRAM)),
+        attempt("a vsock", with(AddressFamily::VSOCK, SocketType::STREAM)),
+        attempt("a raw socket of IPv6", with(AddressFamily::INET6, SocketType::RAW)),
+        attempt("a local socket", with(AddressFamily::UNIX, SocketType::STREAM)),
+        attempt("to listen", rustix::net::listen(&tcp, 1)),
+        attempt("datagrams to all", sockopt::set_socket_broadcast(&tcp, true)),
+    ]
+}
+
 /// Made before the list is in force, as a frontend does.
 struct Tools {
     arena: std::os::fd::OwnedFd,
+    /// In the network where an uplink stays; of no use to others, who have none.
+    server: Option<std::net::TcpListener>,
     pair: (std::os::fd::OwnedFd, std::os::fd::OwnedFd),
 }
 
@@ -329,7 +356,8 @@ impl Tools {
             SocketFlags::CLOEXEC,
             None,
         );
-        Tools { arena, pair: pair.unwrap() }
+        let server = std::net::TcpListener::bind(("127.0.0.1", 0)).ok();
+        Tools { arena, server, pair: pair.unwrap() }
     }
 }
 
@@ -382,7 +410,55 @@ fn work(tools: &Tools) -> Vec<Attempt> {
                 None,
             ),
         ),
+        attempt("uplink: connections and datagrams", carry(tools)),
     ]
+}
+
+/// What an uplink does with sockets of the host, by the code that does it; every call must be on the list.
+fn carry(tools: &Tools) -> Result<(), Errno> {
+    use ringfence_uplink::host::datagrams::Inbox;
+    use ringfence_uplink::host::real::RealHost;
+    use ringfence_uplink::host::{Close, DatagramHost, Host, Owner, OwnerKind, TcpHost};
+    use std::io::{IoSliceMut, Write};
+    let io = |error: io::Error| Errno::from_io_error(&error).unwrap_or(Errno::IO);
+    let mut host = RealHost::new(std::sync::Arc::default())?;
+    let owner = |kind| Owner { kind, index: 1, generation: 0 };
+    let to = ([127, 0, 0, 1], 9).into();
+    let mut datagrams = host.open_udp(owner(OwnerKind::Udp), 0, to)?;
+    datagrams.send(&[1; 4000], Some(1000), None)?;
+    datagrams.set_hops(3);
+    // Nobody is there, which an error says, or will say.
+    let _ = datagrams.receive(&mut Inbox::default());
+    let _ = datagrams.error(&mut [0; 64]);
+    let server = tools.server.as_ref().ok_or(Errno::NOTCONN)?;
+    let socket = host.connect(owner(OwnerKind::Tcp), server.local_addr().map_err(io)?)?;
+    let (mut peer, _) = server.accept().map_err(io)?;
+    peer.write_all(&[7; 100]).map_err(io)?;
+    rustix::net::send(&peer, b"!", SendFlags::OOB)?;
+    let mut ready = Vec::new();
+    while !ready.iter().any(|ready: &ringfence_uplink::host::Ready| ready.what.readable) {
+        host.poll(&mut ready)?;
+    }
+    let mut octets = [0; 64];
+    for offset in [0, 10] {
+        let n = host.peek(&socket, offset, &mut [IoSliceMut::new(&mut octets)])?;
+        assert_eq!((n, octets[0]), (64, 7), "at {offset}");
+    }
+    assert_eq!(host.discard(&socket, 50)?, 50);
+    let _ = host.urgent_mark(&socket);
+    assert!(host.send_room(&socket).free > 0);
+    host.await_room(&socket);
+    host.shut_down(&socket);
+    host.error(&socket).map_or(Ok(()), Err)?;
+    host.close(socket, Close::Reset);
+    let adopted = host.adopt(owner(OwnerKind::Tcp), peer.into())?;
+    host.close(adopted, Close::Orderly);
+    // Whether echo requests may be sent is the system's affair.
+    match host.open_echo(owner(OwnerKind::Icmp), 7, [127, 0, 0, 1].into()) {
+        Ok(mut echo) => echo.send(&[8, 0, 0, 0, 0, 7, 0, 1], None, None),
+        Err(Errno::ACCESS) => Ok(()),
+        Err(errno) => Err(errno),
+    }
 }
 
 fn map_arena(tools: &Tools) -> io::Result<()> {

@@ -82,8 +82,9 @@ fn datagrams_of_every_length_come_back() {
     for address in addresses {
         servers.push(world.server("udp_server", address, 7001));
     }
-    for (options, mode) in [("", "udp_client"), ("--mtu 1500", "udp_client_short")] {
-        let script = addresses.map(|address| format!("python3 peer.py {mode} {address} 7001; "));
+    // Those that are longer than the MTU go and come in fragments.
+    for options in ["", "--mtu 1500"] {
+        let script = addresses.map(|ip| format!("python3 peer.py udp_client {ip} 7001; "));
         let script = script.concat();
         let output = world.lone_guest(options, &script).succeed(LONG);
         assert_eq!(output.matches("equal").count(), 3, "{output}");
@@ -99,8 +100,44 @@ fn echo_requests_are_answered() {
         .iter()
         .flat_map(|ip| [0, 56, 1400, 9000].map(|size| format!("ping -c 1 -W 5 -s {size} {ip}; ")))
         .collect();
-    let output = world.lone_guest("", &script).succeed(LONG);
-    assert_eq!(output.matches(" 0% packet loss").count(), 16, "{output}");
+    for options in ["", "--mtu 1500"] {
+        let output = world.lone_guest(options, &script).succeed(LONG);
+        assert_eq!(output.matches(" 0% packet loss").count(), 16, "{output}");
+    }
+}
+
+/// Two threads, where there are two processors; which of them a packet comes to is the kernel's choice.
+#[test]
+fn several_queues_carry_a_guests_conversations() {
+    require!(PING);
+    let world = world!(Families::Both);
+    write_noise(&world.file("noise"), 1);
+    let servers = [FAR_V4, FAR_V6].map(|ip| world.server("tcp_server", ip, 7000));
+    let echo = world.server("udp_server", FAR_V4, 7001);
+    let options = "--queues 2 --mtu 1500 -p 8080:7000 -p 8053:7001/udp";
+    let script = format!(
+        "python3 peer.py tcp_server {HOST_V4} 7000 & python3 peer.py udp_server 0.0.0.0 7001 & \
+         until [ -e start ]; do sleep 0.05; done; \
+         for i in $(seq 4); do python3 peer.py udp_client {FAR_V4} 7001; done; \
+         for ip in {FAR_V4} {FAR_V6}; do ping -c 2 -W 5 -s 4000 $ip; \
+           for i in $(seq 4); do python3 peer.py tcp_client $ip 7000; done; done; \
+         until [ -e stop ]; do sleep 0.05; done"
+    );
+    let guest = world.lone_guest(options, &script);
+    guest.wait_for_output("listening\nlistening");
+    std::fs::write(world.file("start"), "").unwrap();
+    for (mode, port) in [("tcp_clients_late", 8080), ("udp_client", 8053), ("udp_client", 8053)] {
+        let words = ["python3", "peer.py", mode, HOST_V4, &port.to_string()];
+        let output = world.outside(&words).succeed(LONG);
+        let due = if mode == "udp_client" { 1 } else { 8 };
+        assert_eq!(output.matches("equal").count(), due, "{mode}: {output}");
+    }
+    std::fs::write(world.file("stop"), "").unwrap();
+    let output = guest.succeed(LONG);
+    assert_eq!(output.matches(" 0% packet loss").count(), 2, "{output}");
+    assert_eq!(output.matches("equal").count(), 12, "{output}");
+    servers.into_iter().for_each(|server| drop(server.end()));
+    echo.end();
 }
 
 /// `dnsmasq` that knows one name, in the foreground.

@@ -40,14 +40,53 @@ fn wait_listening(world: &World, port: u16) {
     world.outside(&["sh", "-c", &script]).succeed(LONG);
 }
 
+/// `key.pem` and `cert.pem`.
+fn make_certificate(world: &World) {
+    let key = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 \
+               -subj /CN=www.example -keyout key.pem -out cert.pem 2>/dev/null";
+    world.outside(&["sh", "-ec", key]).succeed(LONG);
+}
+
+/// By the client and the server of ngtcp2: curl can do it only where it was built to.
+#[test]
+fn http_3_is_carried() {
+    require!(OPENSSL);
+    // Who installs the server's package has it started as a service.
+    for need in
+        [Need::Program("gtlsclient", "ngtcp2-client"), Need::Program("gtlsserver", "ngtcp2-server")]
+    {
+        if let Some(reason) = need.missing() {
+            return skip_what_is_not_installed(&reason);
+        }
+    }
+    let world = world!();
+    write_noise(&world.file("noise"), 4);
+    make_certificate(&world);
+    for (mtu, address, authority) in
+        [("65520", FAR_V4, FAR_V4.to_owned()), ("1500", FAR_V6, format!("[{FAR_V6}]"))]
+    {
+        let serve = format!(
+            "exec $(command -v gtlsserver || echo /usr/sbin/gtlsserver) -q -d . {address} 4433 key.pem cert.pem"
+        );
+        let server = world.outside(&["sh", "-ec", &serve]);
+        let script = format!(
+            "mkdir -p got; for i in $(seq 20); do timeout 60 gtlsclient -q --exit-on-all-streams-close \
+               --download=got {address} 4433 https://{authority}:4433/noise || sleep 0.2; \
+               [ -s got/noise ] && break; done"
+        );
+        world.lone_guest(&format!("--mtu {mtu}"), &script).succeed(LONG);
+        assert_eq!(sha256(&world.file("got/noise")), sha256(&world.file("noise")), "{address}");
+        std::fs::remove_file(world.file("got/noise")).unwrap();
+        server.end();
+    }
+}
+
 #[test]
 fn curl_speaks_http_1_and_2() {
     require!(CURL, NGHTTPD, OPENSSL);
     let world = world!();
     write_noise(&world.file("noise"), 4);
-    let key = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 \
-               -subj /CN=www.example -keyout key.pem -out cert.pem 2>/dev/null";
-    world.outside(&["sh", "-ec", key]).succeed(LONG);
+    make_certificate(&world);
     let serve = format!(
         "import http.server as h; h.SimpleHTTPRequestHandler.protocol_version = 'HTTP/1.1'; \
          h.ThreadingHTTPServer(('{FAR_V4}', 8000), h.SimpleHTTPRequestHandler).serve_forever()"

@@ -4,6 +4,7 @@ use core::net::SocketAddr;
 
 use crate::access::Access;
 use crate::guest::GuestNetwork;
+use crate::share::Share;
 use crate::tcp::TcpConfig;
 
 /// Hardware address of the router that a guest sees, where none is given: locally administered.
@@ -22,6 +23,8 @@ pub struct Config {
     pub tcp: TcpConfig,
     /// The guest's side.
     pub guest: GuestNetwork,
+    /// Which of the guest's engines this one is.
+    pub share: Share,
 }
 
 impl Config {
@@ -44,6 +47,7 @@ impl Default for Config {
             access: Access::default(),
             tcp: TcpConfig::default(),
             guest: GuestNetwork::default(),
+            share: Share::default(),
         }
     }
 }

@@ -46,6 +46,10 @@ counters! {
     drop_routed;
     /// Packets with a wrong checksum.
     drop_checksum;
+    /// Frames and connections that were another engine's.
+    handed_over;
+    /// The same, where that one had no room for them.
+    drop_handed;
     /// Answers for which there was no room.
     drop_reply;
 

@@ -6,9 +6,9 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use ringfence_net::{Batch, FrameView};
-use ringfence_offload::Layers;
 use ringfence_offload::meta::Checksum;
 use ringfence_offload::packet::{Network, Transport};
+use ringfence_offload::{Layers, OffloadMeta};
 use rustix::io::Errno;
 
 use crate::config::Config;
@@ -21,6 +21,7 @@ use crate::link::{Committed, GuestSide, Slots};
 use crate::packet::Packet;
 use crate::reassembly::Reassembly;
 use crate::replies::Replies;
+use crate::share::Handed;
 use crate::tcp::{Run, Tcp};
 use crate::udp::Udp;
 
@@ -35,6 +36,8 @@ pub struct Uplink {
     icmp: Icmp,
     forwards: Forwards,
     reassembly: Reassembly,
+    /// What is other engines', and whose.
+    handed: Vec<(usize, Handed)>,
     ready: Vec<Ready>,
 }
 
@@ -65,6 +68,7 @@ impl Uplink {
             icmp: Icmp::default(),
             forwards: Forwards::default(),
             reassembly: Reassembly::default(),
+            handed: Vec::new(),
             ready: Vec::new(),
         }
     }
@@ -157,11 +161,21 @@ impl Uplink {
         if matches!(packet.layers.network(), Network::Ipv6(ip) if ip.routed) {
             return counters.drop_routed.add(1);
         }
+        let share = &self.config.share;
         if packet.layers.is_fragment() {
+            if share.index != 0 {
+                return self.hand_over(0, packet);
+            }
             return self.fragment(packet, run, now);
         }
         if !checksum_is_right(packet) {
             return counters.drop_checksum.add(1);
+        }
+        if share.of > 1 {
+            let whose = share.of_packet(packet);
+            if whose != share.index {
+                return self.hand_over(whose, packet);
+            }
         }
         match packet.layers.transport() {
             Transport::Tcp(_) => self.tcp.input(packet, run, &mut context!(self, now)),
@@ -170,6 +184,42 @@ impl Uplink {
                 self.icmp.input(packet, &mut context!(self, now));
             }
             _ => counters.drop_unknown.add(1),
+        }
+    }
+
+    fn hand_over(&mut self, whose: usize, packet: &Packet<'_>) {
+        let mut octets = vec![0; packet.frame.len()];
+        packet.frame.copy_to(&mut octets);
+        self.handed.push((whose, Handed::Frame { octets, meta: packet.frame.meta() }));
+    }
+
+    /// What is other engines', and whose: it has come since this was asked last.
+    pub fn take_handed(&mut self) -> impl Iterator<Item = (usize, Handed)> + '_ {
+        self.counters.handed_over.add(self.handed.len() as u64);
+        self.handed.drain(..)
+    }
+
+    /// What another engine has handed over.
+    pub fn take_over(&mut self, handed: Handed, now: Duration) {
+        match handed {
+            Handed::Frame { octets, meta } => self.frame_alone(&octets, meta, now),
+            Handed::Connection { file, client, guest } => {
+                if let Some(mac) = self.config.guest.mac {
+                    self.tcp.accept(file, client, guest, mac, &mut context!(self, now));
+                }
+            }
+        }
+    }
+
+    /// A frame that is in no batch.
+    fn frame_alone(&mut self, octets: &[u8], meta: OffloadMeta, now: Duration) {
+        let mut batch = Batch::with_capacity(1, octets.len());
+        let pushed = batch.reserve(octets.len()).and_then(|offset| {
+            batch.scratch_mut(offset..offset + octets.len()).ok()?.copy_from_slice(octets);
+            batch.push_contiguous(offset, octets.len(), meta).ok()
+        });
+        if let Some(index) = pushed {
+            self.input(&batch, &[index], now);
         }
     }
 
@@ -261,7 +311,7 @@ impl Uplink {
     pub fn output(&mut self, link: &mut dyn GuestSide, now: Duration) -> bool {
         let mut more = !self.send_replies(link);
         if !more {
-            more = self.forwards.accept(&mut self.tcp, &mut context!(self, now));
+            more = self.forwards.accept(&mut self.tcp, &mut self.handed, &mut context!(self, now));
             more |= self.udp.output(link, &mut context!(self, now));
             more |= self.icmp.output(link, &mut context!(self, now));
             more |= self.tcp.output(link, &mut context!(self, now));

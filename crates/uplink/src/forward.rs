@@ -10,6 +10,7 @@ use rustix::io::Errno;
 use crate::context::Context;
 use crate::host::listen::Listener;
 use crate::host::{Owner, OwnerKind, Ready};
+use crate::share::Handed;
 use crate::tcp::Tcp;
 
 /// Connections taken in one turn; then others have theirs.
@@ -54,8 +55,13 @@ impl Forwards {
         }
     }
 
-    /// Takes who has come. Returns whether there may be more.
-    pub(crate) fn accept(&mut self, tcp: &mut Tcp, context: &mut Context<'_>) -> bool {
+    /// Takes who has come; what is another engine's is left in `handed`. Returns whether there may be more.
+    pub(crate) fn accept(
+        &mut self,
+        tcp: &mut Tcp,
+        handed: &mut Vec<(usize, Handed)>,
+        context: &mut Context<'_>,
+    ) -> bool {
         let Some(mac) = context.config.guest.mac else { return false };
         for _ in 0..ACCEPTS {
             let Some(&index) = self.waiting.front() else { return false };
@@ -63,7 +69,12 @@ impl Forwards {
             match port.listener.accept() {
                 Ok((file, client)) => {
                     let (client, guest) = (context.config.inward(client), port.guest);
-                    tcp.accept(file, client, guest, mac, context);
+                    match context.config.share.of_flow(guest, client) {
+                        own if own == context.config.share.index => {
+                            tcp.accept(file, client, guest, mac, context);
+                        }
+                        whose => handed.push((whose, Handed::Connection { file, client, guest })),
+                    }
                 }
                 // Gone before it was taken.
                 Err(Errno::CONNABORTED | Errno::INTR) => {}

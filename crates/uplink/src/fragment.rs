@@ -14,7 +14,7 @@ use crate::link::{Committed, GuestSide, Slots};
 const FRAGMENT_LEN: usize = 8;
 
 /// Sends a UDP datagram in fragments of at most `mtu` octets each; returns how many frames went out.
-pub(crate) fn send(
+pub(crate) fn send_udp(
     ends: &Ends,
     (from, to): (u16, u16),
     octets: &[u8],
@@ -33,6 +33,20 @@ pub(crate) fn send(
     checksum.add_sum(sum(octets));
     udp[6..8].copy_from_slice(&never_zero(checksum.checksum()).to_be_bytes());
 
+    send(ends, protocol::UDP, &udp, octets, (id, mtu), link)
+}
+
+/// Sends a packet whose first 8 octets are `head` and whose others are `octets`, in fragments of at most
+/// `mtu` octets each; returns how many frames went out.
+pub(crate) fn send(
+    ends: &Ends,
+    protocol: u8,
+    head: &[u8; 8],
+    octets: &[u8],
+    (id, mtu): (u16, usize),
+    link: &mut dyn GuestSide,
+) -> usize {
+    let length = octets.len() + 8;
     let v6 = usize::from(!ends.to.is_ipv4()) * FRAGMENT_LEN;
     let headers = ends.header_len() + v6;
     let room = (mtu + ETHERNET_LEN).saturating_sub(headers) & !7;
@@ -51,12 +65,12 @@ pub(crate) fn send(
         };
         let body = &mut frame[headers..];
         if at == 0 {
-            body[..8].copy_from_slice(&udp);
+            body[..8].copy_from_slice(head);
             body[8..].copy_from_slice(&octets[..end - 8]);
         } else {
             body.copy_from_slice(&octets[at - 8..end - 8]);
         }
-        if write_headers(ends, frame, id, at, end < length).is_none() {
+        if write_headers(ends, protocol, frame, id, (at, end < length)).is_none() {
             return sent;
         }
         let len = frame.len();
@@ -69,11 +83,17 @@ pub(crate) fn send(
 }
 
 /// Writes the headers of the fragment that begins at octet `at`.
-fn write_headers(ends: &Ends, frame: &mut [u8], id: u16, at: usize, more: bool) -> Option<()> {
+fn write_headers(
+    ends: &Ends,
+    protocol: u8,
+    frame: &mut [u8],
+    id: u16,
+    (at, more): (usize, bool),
+) -> Option<()> {
     let payload = frame.len() - ends.header_len();
     let offset = u16::try_from(at).ok()?;
     if ends.to.is_ipv4() {
-        ends.write(frame, protocol::UDP, payload, id)?;
+        ends.write(frame, protocol, payload, id)?;
         let ip = frame.get_mut(ETHERNET_LEN..ETHERNET_LEN + 20)?;
         let flags = (offset / 8) | (u16::from(more) << 13);
         ip[6..8].copy_from_slice(&flags.to_be_bytes());
@@ -83,7 +103,7 @@ fn write_headers(ends: &Ends, frame: &mut [u8], id: u16, at: usize, more: bool) 
     } else {
         ends.write(frame, protocol::IPV6_FRAGMENT, payload, id)?;
         let header = frame.get_mut(ends.header_len()..)?.get_mut(..FRAGMENT_LEN)?;
-        header[0] = protocol::UDP;
+        header[0] = protocol;
         header[1] = 0;
         header[2..4].copy_from_slice(&(offset | u16::from(more)).to_be_bytes());
         header[4..8].copy_from_slice(&u32::from(id).to_be_bytes());
@@ -131,7 +151,7 @@ mod tests {
             };
             let octets: Vec<u8> = (0..5000u16).map(|n| n.to_le_bytes()[0]).collect();
             let mut link = Kept { buffer: vec![], frames: vec![] };
-            assert_eq!(send(&ends, (53, 1000), &octets, 7, 1500, &mut link), 4);
+            assert_eq!(send_udp(&ends, (53, 1000), &octets, 7, 1500, &mut link), 4);
             let mut joined = Vec::new();
             for (at, frame) in link.frames.iter().enumerate() {
                 assert!(frame.len() <= 1514);

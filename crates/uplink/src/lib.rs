@@ -27,6 +27,7 @@
 //! * [`host::Host`]: the sockets. Real ones, or scripted ones in conformance tests.
 //! * [`context::Context`]: what a protocol is handed: configuration, host, replies, counters, time.
 //! * [`guest::GuestNetwork`]: what the guest is told by ARP, NDP, DHCP and DHCPv6.
+//! * [`share::Share`]: several engines for one guest, and which conversation is whose.
 //! * [`flow::Table`]: conversations by their addresses, bounded, the longest idle one makes room.
 
 pub mod access;
@@ -53,7 +54,9 @@ pub mod port;
 mod reassembly;
 pub mod replies;
 pub mod runner;
+pub mod share;
 pub mod tcp;
+pub mod team;
 #[cfg(any(test, feature = "test-utils"))]
 pub mod testing;
 pub mod udp;

@@ -15,11 +15,13 @@ use rustix::io::Errno;
 
 use crate::engine::Uplink;
 use crate::link::GuestSide;
+use crate::team::Member;
 
 /// Frames taken from the guest in one turn.
 const BUDGET: usize = 64;
-/// Octets of private memory for them.
-const SCRATCH: usize = 1 << 20;
+/// Octets of private memory for them: few enough that what was read is still in a processor's own cache
+/// when it is sent on.
+const SCRATCH: usize = 400_000;
 
 /// An uplink with its link.
 pub struct Runner<L> {
@@ -30,6 +32,8 @@ pub struct Runner<L> {
     indices: Vec<u32>,
     /// How long it goes turns for nothing before it sleeps.
     spin: Duration,
+    /// Others that carry the same guest's packets.
+    member: Option<Member>,
 }
 
 /// Why a runner ended.
@@ -53,7 +57,13 @@ impl<L: Port + GuestSide> Runner<L> {
     /// A runner.
     pub fn new(uplink: Uplink, link: L, clock: Clock, spin: Duration) -> Runner<L> {
         let batch = Batch::with_capacity(BUDGET, SCRATCH);
-        Runner { uplink, link, clock, batch, indices: Vec::new(), spin }
+        Runner { uplink, link, clock, batch, indices: Vec::new(), spin, member: None }
+    }
+
+    /// The same as one of several, each with an engine that knows its
+    /// [`Share`](crate::share::Share).
+    pub fn with_others(self, member: Member) -> Runner<L> {
+        Runner { member: Some(member), ..self }
     }
 
     /// Runs until `stop` is readable, or something of it has come to its end; tells why.
@@ -79,6 +89,8 @@ impl<L: Port + GuestSide> Runner<L> {
                 idle_since = None;
                 continue;
             }
+            // Who has work for us may be waiting for this processor.
+            std::thread::yield_now();
             let since = *idle_since.get_or_insert(now);
             if now.saturating_sub(since) >= self.spin {
                 return Ok(());
@@ -96,11 +108,27 @@ impl<L: Port + GuestSide> Runner<L> {
         }
         self.batch.clear();
         self.link.complete()?;
+        let taken = self.take_over(now);
         let events = self.uplink.poll_host(now).map_err(Ended::Host)?;
         self.uplink.run_timers(now);
         let more = self.uplink.output(&mut self.link, now);
         Port::flush(&mut self.link)?;
-        Ok(more || received.work > 0 || events > 0)
+        if let Some(member) = &self.member {
+            let counters = self.uplink.counters().clone();
+            member.hand_over(self.uplink.take_handed(), &counters);
+        }
+        Ok(more || received.work > 0 || events > 0 || taken > 0)
+    }
+
+    /// Takes what others have handed over; how much.
+    fn take_over(&mut self, now: Duration) -> usize {
+        let Some(member) = &self.member else { return 0 };
+        let mut taken = 0;
+        for handed in member.take(BUDGET) {
+            self.uplink.take_over(handed, now);
+            taken += 1;
+        }
+        taken
     }
 
     /// Sleeps until there is something to do; whether it is to stop.
@@ -122,6 +150,8 @@ impl<L: Port + GuestSide> Runner<L> {
                 PollFd::from_borrowed_fd(self.uplink.wait_fd(), PollFlags::IN),
             ];
             let link = self.link.wait_fds();
+            let others = self.member.as_ref().map(Member::wait_fd);
+            fds.extend(others.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
             fds.extend(link.into_iter().map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
             match poll(&mut fds, wait.as_ref()) {
                 Ok(_) | Err(Errno::INTR) => {}
@@ -130,6 +160,9 @@ impl<L: Port + GuestSide> Runner<L> {
             !fds[0].revents().is_empty()
         };
         self.link.clear_events()?;
+        if let Some(member) = &self.member {
+            member.clear();
+        }
         Ok(stopped)
     }
 

@@ -9,6 +9,7 @@ use anyhow::{Context, bail};
 use super::options::{Link, Options, Protect, UplinkChoice};
 use super::report::Reporter;
 use crate::guest::{self, Address, ResolverConfig, UplinkInterface};
+use crate::plane::threads;
 use crate::sys::channel::{Channel, ChannelError};
 use crate::uplink::forward::{self, Forward, PORTS_MAX};
 use crate::uplink::host::{HostNetwork, Resolver};
@@ -17,8 +18,9 @@ use crate::uplink::plan::{Plan, PlanError, Wishes};
 use crate::uplink::{BATCH, UplinkConfig, UplinkSockets};
 use ringfence_net::features::OffloadKeys;
 
-/// Queues of the guest's interface.
-const QUEUES: u32 = 1;
+/// Queues of the guest's interface, at most: their descriptors go with one message, each with one of a
+/// device.
+const QUEUES_MAX: usize = BATCH / 2;
 
 /// An uplink that is planned, or up.
 pub(super) struct Uplink {
@@ -67,9 +69,11 @@ impl Uplink {
             Err(error) => return Err(error.into()),
         };
         let (forwards, sockets) = listen(options, &plan)?;
+        let queues = threads(options.queues).min(QUEUES_MAX);
+        let queues = u32::try_from(queues).unwrap_or(1);
         let (order, devices) = match options.link {
             Link::Vhost => {
-                let (order, devices) = LinkOrder::choose(QUEUES, true).context("--link vhost")?;
+                let (order, devices) = LinkOrder::choose(queues, true).context("--link vhost")?;
                 let fine = options.protect == Protect::Fine;
                 (if fine { LinkOrder::VhostFine } else { order }, devices)
             }
@@ -79,7 +83,7 @@ impl Uplink {
         Ok(Some(Uplink {
             plan,
             mtu: options.uplink_mtu(),
-            queues: QUEUES,
+            queues,
             offloads: options.offload,
             forwards,
             sockets,

@@ -6,20 +6,23 @@
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
+use ringfence_net::Port;
 use ringfence_net::clock::Clock;
 use ringfence_platform::Counters;
 use ringfence_platform::tap::TapOffloads;
 use ringfence_uplink::guest::GuestNetwork;
 use ringfence_uplink::host::real::RealHost;
 use ringfence_uplink::runner::{Ended, Runner};
-use ringfence_uplink::{Access, Config, Uplink, UplinkCounters};
+use ringfence_uplink::share::Share;
+use ringfence_uplink::team::{self, Member};
+use ringfence_uplink::{Access, Config, GuestSide, Uplink, UplinkCounters};
 use rustix::io::Errno;
 
-use super::forward::Protocol;
+use super::forward::{Forward, Protocol};
 use super::link::{Link, LinkError, Made};
 use super::{FromUplink, UplinkConfig, UplinkSockets};
 use crate::driver::raise_descriptor_limit;
@@ -83,43 +86,110 @@ fn live(channel: &Channel) -> Result<(), Failure> {
     expected.extend(taps.iter().chain(&sockets).map(AsRawFd::as_raw_fd));
     let isolation = Isolation::enter(DomainKind::Uplink, &expected)?;
     crate::sys::log::to_stderr(config.verbose);
-    let made = make_link(&config, taps)?;
+    let made = make_links(&config, taps)?;
     isolation.lock()?;
     serve(channel, &config, made, sockets)
 }
 
-/// The link, of the first descriptors that came along. It is made of calls that are not to be made
+/// The links, of the first descriptors that came along. They are made of calls that are not to be made
 /// later, and before anything is read of what the guest has sent.
-fn make_link(config: &UplinkConfig, mut fds: Vec<OwnedFd>) -> Result<Made, Failure> {
-    let device = if config.link.has_devices() { fds.pop() } else { None };
-    let tap = fds.into_iter().next().ok_or(Failure::NoTap)?;
+fn make_links(config: &UplinkConfig, mut taps: Vec<OwnedFd>) -> Result<Vec<Made>, Failure> {
+    let mut devices = Vec::new();
+    if config.link.has_devices() {
+        devices = taps.split_off(taps.len() / 2);
+    }
+    let mut devices = devices.into_iter();
     let offloads = TapOffloads(config.offloads);
     let system = Arc::<Counters>::default();
-    Ok(Link::make(&config.link, tap, device, offloads, config.mtu, &system)?)
+    let make = |tap| Link::make(&config.link, tap, devices.next(), offloads, config.mtu, &system);
+    let made: Vec<_> = taps.into_iter().map(make).collect::<Result<_, _>>()?;
+    if made.is_empty() { Err(Failure::NoTap) } else { Ok(made) }
 }
 
+/// Carries packets, a thread for each link.
 fn serve(
     channel: &Channel,
     config: &UplinkConfig,
-    Made { link, remark }: Made,
+    mut made: Vec<Made>,
     sockets: Vec<OwnedFd>,
 ) -> Result<(), Failure> {
     let mut remarks = remarks(config);
-    remarks.extend(remark);
-    let counters = Arc::<UplinkCounters>::default();
-    let host = RealHost::new(Arc::clone(&counters))?;
-    let mut uplink = Uplink::new(engine_config(config), Box::new(host), counters);
-    forward(&mut uplink, config, sockets)?;
-    channel.send(&FromUplink::Up { link: link.name().to_owned(), remarks }, &[])?;
+    remarks.extend(made.iter_mut().find_map(|made| made.remark.take()));
+    let mut engines = engines(config, made.len())?;
+    // Connections and datagrams from outside come to the first one.
+    if let Some(first) = engines.first_mut() {
+        forward(first, config, sockets)?;
+    }
+    let link = made.first().map_or("none", |made| made.link.name()).to_owned();
+    channel.send(&FromUplink::Up { link, remarks }, &[])?;
     // The launcher says nothing more: its channel is readable when it is gone.
-    let ended = match link {
-        Link::Tap(link) => Runner::new(uplink, link, Clock::default(), SPIN).run(channel),
-        Link::Vhost(link) => Runner::new(uplink, *link, Clock::default(), SPIN).run(channel),
-    };
-    match ended {
+    match carry_all(made, engines, channel)? {
         Ended::Stopped => Ok(()),
         ended => Err(ended.into()),
     }
+}
+
+/// A thread for each link. Returns when one of them has ended: without one of its queues a guest has no
+/// network worth the name.
+fn carry_all(
+    mut made: Vec<Made>,
+    mut engines: Vec<Uplink>,
+    channel: &Channel,
+) -> Result<Ended, Failure> {
+    if made.len() == 1 {
+        let (made, uplink) = made.pop().zip(engines.pop()).ok_or(Failure::NoTap)?;
+        return Ok(carry(made.link, uplink, None, channel.as_fd()));
+    }
+    let (tell, ended) = std::sync::mpsc::channel();
+    let members = team::team(made.len())?;
+    for (number, ((made, uplink), member)) in made.into_iter().zip(engines).zip(members).enumerate()
+    {
+        let (stop, tell) = (channel.as_fd().try_clone_to_owned()?, tell.clone());
+        std::thread::Builder::new().name(format!("uplink-{number}")).spawn(move || {
+            // Nobody listens any more when another one has ended.
+            let _ = tell.send(carry(made.link, uplink, Some(member), stop.as_fd()));
+        })?;
+    }
+    drop(tell);
+    // A thread that panicked says nothing.
+    Ok(ended.recv().map_err(|_| io::Error::other("its threads are gone"))?)
+}
+
+fn carry(link: Link, uplink: Uplink, member: Option<Member>, stop: BorrowedFd<'_>) -> Ended {
+    let clock = Clock::default();
+    match link {
+        Link::Tap(link) => run(Runner::new(uplink, link, clock, SPIN), member, stop),
+        Link::Vhost(link) => run(Runner::new(uplink, *link, clock, SPIN), member, stop),
+    }
+}
+
+fn run<L: Port + GuestSide>(
+    runner: Runner<L>,
+    member: Option<Member>,
+    stop: BorrowedFd<'_>,
+) -> Ended {
+    match member {
+        Some(member) => runner.with_others(member).run(stop),
+        None => runner.run(stop),
+    }
+}
+
+/// An engine for each queue.
+fn engines(config: &UplinkConfig, queues: usize) -> Result<Vec<Uplink>, Failure> {
+    let is_udp = |forward: &&Forward| forward.protocol == Protocol::Udp;
+    let udp_forwards: Vec<_> =
+        config.forwards.iter().filter(is_udp).map(|forward| forward.guest_port).collect();
+    (0..queues)
+        .map(|index| {
+            let counters = Arc::<UplinkCounters>::default();
+            let host = RealHost::new(Arc::clone(&counters))?;
+            let mut config = engine_config(config);
+            config.tcp.flows_max /= queues;
+            config.tcp.half_open_max /= queues;
+            config.share = Share { index, of: queues, udp_forwards: udp_forwards.clone() };
+            Ok(Uplink::new(config, Box::new(host), counters))
+        })
+        .collect()
 }
 
 /// What this system does not allow.

@@ -48,9 +48,10 @@ def tcp_server(address, port):
         threading.Thread(target=exchange, args=(connection,), daemon=True).start()
 
 
-def tcp_client(address, port):
+def tcp_client(address, port, silence=0):
     """Sends the noise and the end, hears the hash of it, and the noise."""
     connection = connect(address, port)
+    time.sleep(silence)
     connection.settimeout(60)
     sent = noise()
     connection.sendall(sent)
@@ -63,6 +64,15 @@ def tcp_client(address, port):
     assert digest.decode() == expected, "the server heard something else"
     assert hashlib.sha256(back).hexdigest() == expected, f"{len(back)} octets came back, otherwise"
     print("equal", expected, flush=True)
+
+
+def tcp_clients_late(address, port):
+    """Several that say nothing for longer than a TAP remembers by which queue they are answered."""
+    threads = [threading.Thread(target=tcp_client, args=(address, port, 4)) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
 
 
 def udp_server(address, port):
@@ -93,11 +103,6 @@ def udp_client(address, port, lengths=(0, 1, 64, 1200, 1452, 1473, 9000, 20001, 
         else:
             raise SystemExit(f"{length} octets never came back")
     print("equal", flush=True)
-
-
-def udp_client_short(address, port):
-    """The same, without datagrams that are longer than an Ethernet's packets."""
-    udp_client(address, port, (0, 1, 64, 1200, 1452))
 
 
 def refused(address, port):

@@ -16,8 +16,9 @@ use ringfence_offload::packet::protocol;
 use rustix::io::Errno;
 
 use crate::context::Context;
-use crate::emit::Ends;
+use crate::emit::{ETHERNET_LEN, Ends};
 use crate::flow::{FlowId, Key, Table};
+use crate::fragment;
 use crate::host::datagrams::{DatagramSocket, Inbox};
 use crate::host::{OwnerKind, Ready};
 use crate::link::{Committed, GuestSide, Slots};
@@ -316,8 +317,9 @@ fn send_reply(
     context: &mut Context<'_>,
 ) {
     let len = ends.header_len() + octets.len();
-    if octets.len() + 40 > usize::from(link.capabilities().mtu) {
-        return context.counters.drop_reply.add(1);
+    let mtu = usize::from(link.capabilities().mtu);
+    if len > mtu + ETHERNET_LEN {
+        return send_long_reply(ends, (answer, id), octets, mtu, link, context);
     }
     let mut slots = Slots::new();
     link.reserve(1, len, &mut slots);
@@ -329,4 +331,26 @@ fn send_reply(
         context.counters.frames_out.add(1);
         context.counters.icmp_answers.add(1);
     }
+}
+
+/// A reply that is longer than the link's packets: in fragments.
+fn send_long_reply(
+    ends: &Ends,
+    (answer, id): (u8, u16),
+    octets: &[u8],
+    mtu: usize,
+    link: &mut dyn GuestSide,
+    context: &mut Context<'_>,
+) {
+    let number = if ends.to.is_ipv4() { protocol::ICMP } else { protocol::ICMPV6 };
+    let mut whole = vec![0; ends.header_len() + octets.len()];
+    let body = write_reply(ends, answer, Some(id), octets, &mut whole)
+        .and_then(|()| whole.get(ends.header_len()..)?.split_first_chunk());
+    let Some((head, rest)) = body else { return context.counters.drop_reply.add(1) };
+    // Fragments of one reply have in common what no other one has that is under way.
+    let [_, _, _, _, _, _, high, low] = *head;
+    let number_of_it = id ^ u16::from_be_bytes([high, low]);
+    let frames = fragment::send(ends, number, head, rest, (number_of_it, mtu), link);
+    context.counters.frames_out.add(frames as u64);
+    context.counters.icmp_answers.add(1);
 }

@@ -45,7 +45,7 @@ fn fragments(v4: bool, octets: &[u8], id: u16) -> Vec<Vec<u8>> {
     let [from, to] = addresses.map(|ip| ip.parse().unwrap());
     let ends = Ends { from_mac: GUEST_MAC, to_mac: Config::default().mac, from, to };
     let mut link = Kept::default();
-    crate::fragment::send(&ends, (1000, 2000), octets, id, 1500, &mut link);
+    crate::fragment::send_udp(&ends, (1000, 2000), octets, id, 1500, &mut link);
     link.frames
 }
 

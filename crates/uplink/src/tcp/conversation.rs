@@ -90,6 +90,8 @@ pub(super) struct Conversation {
     pub(super) rcv_nxt: Seq,
     /// The end of the window that the guest was offered.
     pub(super) rcv_edge: Seq,
+    /// The window when it was last looked at.
+    pub(super) offered: u32,
     /// By how many bits our windows are shifted.
     pub(super) rcv_scale: u8,
     /// Acknowledgements beyond the first that tell the guest of something missing.
@@ -156,6 +158,7 @@ impl Conversation {
             urgent: Urgent::None,
             rcv_nxt: Seq(0),
             rcv_edge: Seq(0),
+            offered: 0,
             rcv_scale: 0,
             duplicates_due: 0,
             snd_una: iss,

@@ -26,6 +26,9 @@ use crate::link::{Committed, GuestSide, RESERVE_MAX, Slots};
 /// are under way: a system call less for each acknowledgement.
 const DISCARD_AT_LEAST: u32 = 256 << 10;
 
+/// A window that is worth no question while most of it is open: some of the longest segments.
+const WINDOW_IS_LARGE: u32 = 256 << 10;
+
 /// The longest IP packet.
 const IP_MAX: usize = 65_535;
 
@@ -397,6 +400,12 @@ impl Conversation {
         let Some(socket) = self.socket.as_ref().filter(|_| !self.flags.guest_fin) else {
             return false;
         };
+        // A guest that has used little of a large window needs to hear of no other yet, which saves the
+        // question. One whose segment was refused waits for the answer.
+        let open = self.rcv_edge.since(self.rcv_nxt).unwrap_or(0);
+        if open >= WINDOW_IS_LARGE && open >= self.offered / 4 * 3 && !self.flags.refused {
+            return false;
+        }
         let room = context.host.send_room(socket);
         if room.crowded && !self.flags.awaiting_room {
             self.flags.awaiting_room = true;
@@ -413,6 +422,7 @@ impl Conversation {
         let edge = self.rcv_nxt + (field << scale);
         let moves = edge > self.rcv_edge;
         self.rcv_edge = self.rcv_edge.max(edge);
+        self.offered = self.rcv_edge.since(self.rcv_nxt).unwrap_or(0);
         moves
     }
 

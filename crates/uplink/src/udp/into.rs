@@ -253,7 +253,7 @@ impl Udp {
             return self.close(&mut group, line, takes, link, context);
         }
         self.ip_id = self.ip_id.wrapping_add(1);
-        let sent = super::super::fragment::send(
+        let sent = super::super::fragment::send_udp(
             &line.ends,
             (line.from, line.to),
             octets,

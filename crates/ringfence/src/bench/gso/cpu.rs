@@ -37,6 +37,17 @@ pub(in crate::bench) fn spent_by_descendants() -> anyhow::Result<Spent> {
     Ok(spent)
 }
 
+/// Processes below this one that are `ringfence internal ROLE`.
+pub(in crate::bench) fn descendants_that_are(role: &str) -> anyhow::Result<Vec<u32>> {
+    let own = std::process::id();
+    let parents = parents()?;
+    let is_one = |pid: u32| {
+        let words = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        role_word(&words) == Some(role.as_bytes())
+    };
+    Ok(parents.keys().copied().filter(|&pid| is_below(&parents, pid, own) && is_one(pid)).collect())
+}
+
 /// Processor time, in nanoseconds.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 pub(in crate::bench) struct Times {
@@ -100,12 +111,15 @@ enum Role {
 
 /// What a process is for, by its command line: `ringfence internal ROLE`.
 fn role_in(words: &[u8]) -> Option<Role> {
-    let mut words = words.split(|byte| *byte == 0).skip_while(|word| *word != b"internal").skip(1);
-    match words.next()? {
+    match role_word(words)? {
         b"frontend" => Some(Role::Frontend),
         b"driver" => Some(Role::Backend),
         _ => None,
     }
+}
+
+fn role_word(words: &[u8]) -> Option<&[u8]> {
+    words.split(|byte| *byte == 0).skip_while(|word| *word != b"internal").nth(1)
 }
 
 /// User and system time; the 14th and the 15th field, in hundredths of a second.

@@ -46,6 +46,15 @@ pub struct UplinkArgs {
           value_parser = ["auto", "vhost", "tap"])]
     pub link: String,
 
+    /// Queues of our guest's interface; each has a thread
+    #[arg(long, value_name = "N", default_value = "1",
+          value_parser = clap::value_parser!(u8).range(1..=8))]
+    pub queues: u8,
+
+    /// Count the system calls of what carries packets, by perf, which costs some time in each
+    #[arg(long)]
+    pub syscalls: bool,
+
     /// One JSON object a line
     #[arg(long)]
     pub json: bool,

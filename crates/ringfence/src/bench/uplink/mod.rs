@@ -18,8 +18,10 @@ pub(crate) mod end;
 pub mod links;
 mod peers;
 
+use std::fs::{File, OpenOptions};
 use std::io::Write;
 use std::net::{Ipv4Addr, SocketAddr};
+use std::os::unix::fs::FileExt;
 use std::time::Duration;
 
 use anyhow::{Context, bail, ensure};
@@ -32,6 +34,7 @@ use self::end::{Came, Kind, Order, Said, Server};
 use self::peers::{Behind, GUEST, HOST, PORT};
 use super::gso::cpu::spent_by_descendants;
 use super::median;
+use super::perf::PerfStat;
 use crate::sys::out::Out;
 
 /// A row as it is printed. Field names are part of the command's interface.
@@ -59,6 +62,9 @@ struct Row {
     #[serde(skip_serializing_if = "Option::is_none")]
     per_second: Option<f64>,
     cpu_ns_per_kb: f64,
+    /// Of what carries packets, for 2^20 octets.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    syscalls_per_mib: Option<f64>,
     /// Ours to this one's: more than 1 is ahead.
     #[serde(skip_serializing_if = "Option::is_none")]
     ours_to_this: Option<f64>,
@@ -68,6 +74,27 @@ struct Row {
 struct Run {
     came: Came,
     cpu_ns: u64,
+    syscalls: Option<u64>,
+}
+
+/// What is used while something is measured.
+struct Meter {
+    cpu_ns: u64,
+    perf: Option<PerfStat>,
+}
+
+impl Meter {
+    fn begin(args: &UplinkArgs, behind: &Behind) -> anyhow::Result<Meter> {
+        let carriers = if args.syscalls { behind.carriers()? } else { Vec::new() };
+        let perf = (!carriers.is_empty()).then(|| PerfStat::begin(&carriers)).transpose()?;
+        Ok(Meter { cpu_ns: cpu_ns()?, perf })
+    }
+
+    fn end(self, came: Came) -> anyhow::Result<Run> {
+        let cpu_ns = cpu_ns()?.saturating_sub(self.cpu_ns);
+        let syscalls = self.perf.map(PerfStat::end).transpose()?;
+        Ok(Run { came, cpu_ns, syscalls })
+    }
 }
 
 /// Runs every row.
@@ -76,6 +103,7 @@ pub(super) fn run(args: &UplinkArgs) -> anyhow::Result<()> {
         rustix::process::geteuid().is_root(),
         "bench uplink needs root, for the network namespace that stands for the host and for veth"
     );
+    let _allowed = Allowed::these(&args.congestion);
     namespaces::unshare(Fresh::MountNetIpcUts).context("a network namespace for the host")?;
     let _network = host_network()?;
     let server = Server::bind(0)?;
@@ -94,7 +122,10 @@ pub(super) fn run(args: &UplinkArgs) -> anyhow::Result<()> {
         writeln!(out, "{}", heading())?;
     }
     for congestion in &args.congestion {
-        choose_congestion(congestion)?;
+        if let Err(error) = choose_congestion(congestion) {
+            eprintln!("ringfence: {congestion} is left out: {error:#}");
+            continue;
+        }
         for case in args.cases() {
             // Datagrams know none.
             if case.kind == Kind::UdpStream && Some(congestion) != args.congestion.first() {
@@ -120,6 +151,37 @@ fn host_network() -> anyhow::Result<Tap> {
     peers::run(&["ip", "link", "set", "bench0", "up"])?;
     peers::run(&["ip", "route", "add", "default", "via", "192.0.2.1"])?;
     Ok(tap)
+}
+
+/// The machine's list of what network namespaces may choose, as it was. It is put back when this is
+/// dropped.
+struct Allowed {
+    file: File,
+    before: String,
+}
+
+impl Allowed {
+    /// Adds to the list. `None` where nothing has to be added, or nothing can.
+    fn these(names: &[String]) -> Option<Allowed> {
+        let path = "/proc/sys/net/ipv4/tcp_allowed_congestion_control";
+        let before = std::fs::read_to_string(path).ok()?;
+        let known = |name: &&String| before.split_whitespace().any(|known| known == *name);
+        let more: Vec<_> = names.iter().filter(|name| !known(name)).map(String::as_str).collect();
+        if more.is_empty() {
+            return None;
+        }
+        // By this file the list can be reached from another network namespace too.
+        let file = OpenOptions::new().write(true).open(path).ok()?;
+        file.write_at(format!("{} {}", before.trim(), more.join(" ")).as_bytes(), 0).ok()?;
+        Some(Allowed { file, before })
+    }
+}
+
+impl Drop for Allowed {
+    fn drop(&mut self) {
+        // Best effort: what it says more does no harm.
+        let _ = self.file.write_at(self.before.as_bytes(), 0);
+    }
 }
 
 /// Of every socket that the host makes from here on; guests choose for themselves.
@@ -188,9 +250,9 @@ fn outbound(
         Said::Begins => {}
         other => bail!("the client said {other:?}"),
     }
-    let before = cpu_ns()?;
+    let meter = Meter::begin(args, &behind)?;
     match behind.hear(args.seconds)? {
-        Said::Came(came) => Ok(Run { came: *came, cpu_ns: cpu_ns()?.saturating_sub(before) }),
+        Said::Came(came) => meter.end(*came),
         other => bail!("the client said {other:?}"),
     }
 }
@@ -205,12 +267,12 @@ fn inbound(args: &UplinkArgs, peer: Peer, case: &Case, congestion: &str) -> anyh
         Peer::Veth => SocketAddr::new(GUEST.parse()?, PORT),
         _ => SocketAddr::new(Ipv4Addr::LOCALHOST.into(), PORT),
     };
-    let mut before = 0;
+    let mut meter = None;
     let came = end::ask(&order(args, case, to), || {
-        before = cpu_ns()?;
+        meter = Some(Meter::begin(args, &behind)?);
         Ok(())
     })?;
-    Ok(Run { came, cpu_ns: cpu_ns()?.saturating_sub(before) })
+    meter.context("it never began")?.end(came)
 }
 
 /// Of this process and all below it.
@@ -229,6 +291,11 @@ impl Row {
         let loss = median(
             runs.iter().map(|run| 1.0 - run.came.arrived as f64 / run.came.sent.max(1) as f64),
         );
+        let per_mib = |run: &Run| {
+            let mib = run.came.octets.max(1) as f64 / f64::from(1 << 20);
+            run.syscalls.map(|calls| calls as f64 / mib)
+        };
+        let syscalls: Vec<f64> = runs.iter().filter_map(per_mib).collect();
         let cpu = |run: &Run| run.cpu_ns as f64 * 1e3 / run.came.octets.max(1) as f64;
         let mut times = end::histogram()?;
         for (value, count) in runs.iter().flat_map(|run| &run.came.times) {
@@ -252,6 +319,7 @@ impl Row {
             p99_us: quantile(0.99),
             per_second: is_timed.then_some(rate),
             cpu_ns_per_kb: median(runs.iter().map(cpu)),
+            syscalls_per_mib: (!syscalls.is_empty()).then(|| median(syscalls.into_iter())),
             ours_to_this: None,
         })
     }
@@ -266,7 +334,7 @@ impl Row {
             value.map_or_else(|| "-".to_owned(), |value| format!("{value:.digits$}"))
         };
         format!(
-            "{:<15} {:<7} {:>5} {:>3} {:>5} {:<6} {:<11} {:>8} {:>9} {:>7} {:>9} {:>9} {:>9} {:>9.0} {:>6}",
+            "{:<15} {:<7} {:>5} {:>3} {:>5} {:<6} {:<11} {:>8} {:>9} {:>7} {:>9} {:>9} {:>9} {:>9.0} {:>9} {:>6}",
             self.case,
             if self.direction == Direction::NsHost { "ns-host" } else { "host-ns" },
             self.mtu,
@@ -281,6 +349,7 @@ impl Row {
             cell(self.p99_us, 1),
             cell(self.per_second, 0),
             self.cpu_ns_per_kb,
+            cell(self.syscalls_per_mib, 1),
             cell(self.ours_to_this, 2),
         )
     }
@@ -288,7 +357,7 @@ impl Row {
 
 fn heading() -> String {
     format!(
-        "{:<15} {:<7} {:>5} {:>3} {:>5} {:<6} {:<11} {:>8} {:>9} {:>7} {:>9} {:>9} {:>9} {:>9} {:>6}",
+        "{:<15} {:<7} {:>5} {:>3} {:>5} {:<6} {:<11} {:>8} {:>9} {:>7} {:>9} {:>9} {:>9} {:>9} {:>9} {:>6}",
         "case",
         "way",
         "mtu",
@@ -303,6 +372,7 @@ fn heading() -> String {
         "p99 us",
         "per s",
         "cpu ns/kB",
+        "calls/MiB",
         "ratio"
     )
 }
@@ -310,7 +380,8 @@ fn heading() -> String {
 const LEGEND: &str = "\
 `ratio`: ours to this one's, of what each row is about (requests, datagrams, octets a second): above 1
 we are ahead. `n`: connections. `cpu`: of all processes, clients and servers included. `loss`: of what
-was sent as fast as it could be; kpps are those that arrived.";
+was sent as fast as it could be; kpps are those that arrived. `calls`: system calls of the process that
+carries packets, with --syscalls.";
 
 /// `internal bench-uplink-end`; returns the exit status.
 pub(crate) fn end_main(role: &str, congestion: &str, what: &str) -> u8 {
@@ -347,10 +418,12 @@ mod tests {
             arrived: 100,
             times: vec![(5000, 99), (90_000, 1)],
         };
-        let row = Row::new(Peer::Pasta, &case, "bbr", &[Run { came, cpu_ns: 7 }]).unwrap();
+        let row =
+            Row::new(Peer::Pasta, &case, "bbr", &[Run { came, cpu_ns: 7, syscalls: Some(1) }])
+                .unwrap();
         assert_eq!(row.per_second, Some(100.0));
         assert!(row.gbps.is_none() && row.p50_us.is_some_and(|us| (us - 5.0).abs() < 0.1));
         assert_eq!(row.line().len(), heading().len(), "{}", row.line());
-        assert_eq!(row.line().split_whitespace().count(), 15);
+        assert_eq!(row.line().split_whitespace().count(), 16);
     }
 }

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail, ensure};
 
+use super::super::gso::cpu::descendants_that_are;
 use super::super::said;
 use super::args::{Case, Peer, UplinkArgs};
 use super::end::Said;
@@ -35,6 +36,7 @@ pub(super) fn missing(peer: Peer) -> Option<String> {
 
 /// A command behind a peer, and what it says. It ends when this is dropped.
 pub(super) struct Behind {
+    peer: Peer,
     child: Child,
     /// What connects it, where that is a process beside it.
     helper: Option<Child>,
@@ -60,7 +62,7 @@ impl Behind {
             }
         };
         command.arg(&program).args(["internal", "bench-uplink-end"]).args(words);
-        let mut behind = Behind::of(command, peer.name())?;
+        let mut behind = Behind::of(command, peer)?;
         match peer {
             Peer::Slirp4netns => behind.helper = Some(slirp(case, behind.child_in_its_own_net()?)?),
             Peer::Veth => veth(case, behind.child_in_its_own_net()?)?,
@@ -70,12 +72,12 @@ impl Behind {
     }
 
     /// Starts a command that ends as `words` do.
-    pub(super) fn of(mut command: Command, name: &str) -> anyhow::Result<Behind> {
+    pub(super) fn of(mut command: Command, peer: Peer) -> anyhow::Result<Behind> {
         command.stdin(Stdio::null()).stdout(Stdio::piped());
-        let mut child = command.spawn().with_context(|| format!("starting {name}"))?;
+        let mut child = command.spawn().with_context(|| format!("starting {}", peer.name()))?;
         let output = child.stdout.take().context("a process without output")?;
         let said = said::listen(output, Said::Failed)?;
-        Ok(Behind { child, helper: None, said })
+        Ok(Behind { peer, child, helper: None, said })
     }
 
     /// What it says next.
@@ -84,6 +86,15 @@ impl Behind {
             Said::Failed(why) => bail!(why),
             said => Ok(said),
         }
+    }
+
+    /// The processes that carry its packets; none where the kernel does.
+    pub(super) fn carriers(&self) -> anyhow::Result<Vec<u32>> {
+        Ok(match self.peer {
+            Peer::Ringfence => descendants_that_are("uplink")?,
+            Peer::Pasta => vec![self.child.id()],
+            Peer::Slirp4netns | Peer::Veth => self.helper.iter().map(Child::id).collect(),
+        })
     }
 
     /// The process, once it is in a network namespace of its own.
@@ -122,6 +133,7 @@ fn ours(args: &UplinkArgs, case: &Case, program: &std::path::Path) -> Command {
     command.args(["run", "--quiet", "--uplink", "host", "--switch", "none", "--link", &args.link]);
     command.args(["--mtu", &case.mtu.to_string(), "--uplink-address", &format!("{GUEST}/24")]);
     command.args(["--uplink-gateway", HOST, "--host-loopback", HOST]);
+    command.args(["--queues", &args.queues.to_string()]);
     if case.inbound {
         command.args(["-p", &format!("127.0.0.1:{PORT}:{PORT}")]);
     }

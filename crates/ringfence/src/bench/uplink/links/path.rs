@@ -19,6 +19,7 @@ use ringfence_uplink::host::real::RealHost;
 use ringfence_uplink::runner::{Ended, Runner};
 use ringfence_uplink::{Access, Config, Uplink, UplinkCounters};
 
+use super::super::args::Peer;
 use super::super::end::{Came, Said};
 use super::super::peers::{Behind, GUEST, HOST, run};
 use super::{LinkName, Setup};
@@ -179,7 +180,7 @@ fn client(setup: Setup, order: &str) -> anyhow::Result<Behind> {
     let mut command = Command::new("unshare");
     command.args(["--net", "--"]).arg(std::env::current_exe().context("this program's file")?);
     command.args(["internal", "bench-uplink-end", "client", super::CONGESTION, order]);
-    let behind = Behind::of(command, "unshare")?;
+    let behind = Behind::of(command, Peer::Ringfence)?;
     let pid = behind.child_in_its_own_net()?.to_string();
     run(&["ip", "link", "set", INTERFACE, "netns", &pid])?;
     let [a, b, c, d, e, f] = GUEST_MAC;

@@ -1,0 +1,82 @@
+//! What runners of one guest's engines have to do with each other: frames and connections that came to one
+//! of them and are another one's go through here. See [`crate::share`].
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+
+use rustix::event::EventfdFlags;
+
+use crate::counters::UplinkCounters;
+use crate::share::Handed;
+
+/// What may wait for an engine, at most: 8 MiB of frames.
+const WAITING_MAX: usize = 128;
+
+/// One of several runners.
+#[derive(Debug)]
+pub struct Member {
+    inbox: Receiver<Handed>,
+    wake: Arc<OwnedFd>,
+    others: Vec<(SyncSender<Handed>, Arc<OwnedFd>)>,
+}
+
+/// Runners that know of each other, so many.
+///
+/// # Errors
+///
+/// When no descriptor is free.
+pub fn team(members: usize) -> io::Result<Vec<Member>> {
+    let mut doors = Vec::new();
+    let mut inboxes = Vec::new();
+    for _ in 0..members {
+        let wake = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        let (wake, (tell, inbox)) = (Arc::new(wake), sync_channel(WAITING_MAX));
+        doors.push((tell, Arc::clone(&wake)));
+        inboxes.push((inbox, wake));
+    }
+    let member = |(inbox, wake)| Member { inbox, wake, others: doors.clone() };
+    Ok(inboxes.into_iter().map(member).collect())
+}
+
+impl Member {
+    /// Hands over what is others'. What they have no room for is lost, as on any network.
+    pub(crate) fn hand_over(
+        &self,
+        handed: impl Iterator<Item = (usize, Handed)>,
+        counters: &UplinkCounters,
+    ) {
+        let mut woken = vec![false; self.others.len()];
+        for (whose, handed) in handed {
+            let Some(((door, _), woken)) = self.others.get(whose).zip(woken.get_mut(whose)) else {
+                continue;
+            };
+            *woken = true;
+            if door.try_send(handed).is_err() {
+                counters.drop_handed.add(1);
+            }
+        }
+        let wakes = self.others.iter().zip(woken).filter(|(_, woken)| *woken);
+        for ((_, wake), _) in wakes {
+            // It cannot be full: that takes 2^64 wakes that nobody heard.
+            let _ = rustix::io::write(wake, &1u64.to_ne_bytes());
+        }
+    }
+
+    /// What others have handed over, at most so much.
+    pub(crate) fn take(&self, budget: usize) -> impl Iterator<Item = Handed> + '_ {
+        self.inbox.try_iter().take(budget)
+    }
+
+    /// Takes back the wakes; to be called before [`take`](Self::take).
+    pub(crate) fn clear(&self) {
+        // Empty when nobody called.
+        let _ = rustix::io::read(&*self.wake, &mut [0; 8]);
+    }
+
+    /// Readable when something may have been handed over.
+    pub(crate) fn wait_fd(&self) -> BorrowedFd<'_> {
+        self.wake.as_fd()
+    }
+}
