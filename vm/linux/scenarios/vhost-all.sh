@@ -1,5 +1,5 @@
 # title: `run --link vhost` for longer: bulk both ways, a thousand connections, every case of `bench uplink`; its link cut off again and again
-# set: all
+# set: name
 # machine: linux
 # limit: 240
 
