@@ -5,6 +5,7 @@
 //! * [`attach`]: guests that come and go beside one that stays.
 //! * [`flows`]: TCP connections opened and closed between two guests.
 //! * [`features`]: a vif with every set of offload keys at each end.
+//! * [`window`]: a window between two processes, issued and revoked ten million times.
 //! * [`disk`]: a disk whose frontend, driver domain or both are killed under load.
 
 mod attach;
@@ -14,6 +15,7 @@ mod flows;
 mod series;
 mod stage;
 mod transfer;
+mod window;
 
 use std::path::{Path, PathBuf};
 
@@ -74,6 +76,15 @@ enum Soak {
     /// needs no `ringfence`: it is a test of crates/net, which otherwise spreads the modes over the
     /// pairs.
     Features,
+    /// Issue, use and revoke pages of a window, as fast as two processes can
+    ///
+    /// Each page carries a generation that its user checks. It is a test of crates/platform
+    /// (`window_peer`), which otherwise does fewer rounds.
+    Window {
+        /// How many rounds
+        #[arg(long, default_value_t = 10_000_000)]
+        rounds: u64,
+    },
     /// Kill whatever serves a disk, again and again, under load
     ///
     /// The frontend, the driver domain, or both, at random moments, in each mode. Every write that
@@ -107,6 +118,7 @@ pub(crate) fn run(args: &SoakArgs, root: &Path) -> anyhow::Result<bool> {
         Soak::Transfer { times, mebibytes } => transfer::run(&stage(args, root)?, times, mebibytes),
         Soak::Attach { times } => attach::run(&stage(args, root)?, times),
         Soak::Flows { times } => flows::run(&stage(args, root)?, times),
+        Soak::Window { rounds } => window::run(root, rounds),
         Soak::Features => features::run(root),
         Soak::Disk { times } => disk::run(root, times),
     }

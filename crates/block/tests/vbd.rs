@@ -16,7 +16,6 @@ use ringfence_block::storage::testing::{Driver, Random, conformance, image};
 use ringfence_block::storage::{Disk, Op, Segment};
 use ringfence_memory::LentSlice;
 use ringfence_platform::Platform;
-use ringfence_wire::xenbus::XenbusState;
 
 fn disk() -> Arc<MemoryDisk> {
     Arc::new(MemoryDisk::new(16 << 20, 512).unwrap())
@@ -43,7 +42,7 @@ fn a_disk_behind_rings_is_a_disk_in_each_mode_and_pairing() {
             let options = BlkfrontOptions { persistent, ..BlkfrontOptions::default() };
             let guest = Guest::join(&mut stage, disk(), back(mode), options);
             let agreed = stage.seats[guest.seat].connection().unwrap().persistent;
-            assert_eq!(agreed, persistent && mode == Mode::Persistent);
+            assert_eq!(agreed, persistent && matches!(mode, Mode::Persistent | Mode::Window));
             conformance::check(&*guest.disk(), 1);
             let all = stage.rules(guest.seat).all();
             assert!(all.is_empty(), "{mode}, {persistent}: {all:?}");
@@ -147,7 +146,7 @@ fn a_frontend_that_closes_and_comes_back_finds_its_disk() {
     let mut driver = Driver::new(front.queue(8).unwrap());
     driver.write(0, &[9; 4096]).unwrap();
     guest.front.close(&mut guest.store).unwrap();
-    stage.look_until(guest.seat, XenbusState::Closed);
+    stage.look_until_released(guest.seat);
     let values = stage.platform.counters().values();
     assert_eq!(values.grant_maps, values.grant_unmaps, "nothing is left mapped");
     // What is asked for meanwhile waits.

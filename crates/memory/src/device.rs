@@ -83,6 +83,7 @@ pub struct DeviceRegion {
     owner: Arc<dyn Owner>,
     address: u64,
     len: u64,
+    writable: bool,
 }
 
 impl fmt::Debug for DeviceRegion {
@@ -92,8 +93,32 @@ impl fmt::Debug for DeviceRegion {
 }
 
 impl DeviceRegion {
-    pub(crate) fn new(owner: Arc<dyn Owner>, start: NonNull<u8>, len: usize) -> DeviceRegion {
-        DeviceRegion { owner, address: start.addr().get() as u64, len: len as u64 }
+    pub(crate) fn new(
+        owner: Arc<dyn Owner>,
+        start: NonNull<u8>,
+        len: usize,
+        writable: bool,
+    ) -> DeviceRegion {
+        DeviceRegion { owner, address: start.addr().get() as u64, len: len as u64, writable }
+    }
+
+    /// Whether a device may be told to write it: no Rust reference points there.
+    pub fn is_writable(&self) -> bool {
+        self.writable
+    }
+
+    /// A part of it, which keeps the whole mapped.
+    ///
+    /// # Errors
+    ///
+    /// [`OutOfRange::Bounds`] when it does not lie inside.
+    pub fn slice(&self, offset: usize, len: usize) -> Result<DeviceRegion, OutOfRange> {
+        let size = usize::try_from(self.len).unwrap_or(usize::MAX);
+        if offset > size || len > size - offset {
+            return Err(OutOfRange::Bounds { offset, len, size });
+        }
+        let (address, len) = (self.address + offset as u64, len as u64);
+        Ok(DeviceRegion { owner: Arc::clone(&self.owner), address, len, writable: self.writable })
     }
 
     /// The first octet's address in this process.
@@ -190,7 +215,7 @@ impl SendArea {
 
     /// All of the area, for a device's table of what it may reach.
     pub fn device_region(&self) -> DeviceRegion {
-        DeviceRegion::new(Arc::clone(&self.area) as _, self.area.start, self.area.len)
+        DeviceRegion::new(Arc::clone(&self.area) as _, self.area.start, self.area.len, false)
     }
 }
 
@@ -228,10 +253,21 @@ mod tests {
     }
 
     #[test]
+    fn a_region_says_whether_it_may_be_written_and_so_do_its_parts() {
+        let lent = LentSlice::anonymous(8192).device_region();
+        let area = SendArea::new(8192).unwrap().device_region();
+        assert!(lent.is_writable() && !area.is_writable());
+        let part = area.slice(4096, 4096).unwrap();
+        assert_eq!((part.address() - area.address(), part.len()), (4096, 4096));
+        assert!(!part.is_writable());
+        assert!(area.slice(4097, 4096).is_err() && area.slice(usize::MAX, 2).is_err());
+    }
+
+    #[test]
     fn a_region_keeps_its_memory() {
         let mut area = SendArea::new(4096).unwrap();
         area.bytes_mut()[4095] = 7;
-        let region = area.device_region();
+        let region = area.device_region().slice(4095, 1).unwrap();
         let weak = Arc::downgrade(&area.area);
         drop(area);
         assert!(weak.upgrade().is_some());

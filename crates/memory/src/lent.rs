@@ -346,7 +346,7 @@ impl LentSlice {
 
     /// All of the slice, for a device's table of what it may reach.
     pub fn device_region(&self) -> DeviceRegion {
-        DeviceRegion::new(Arc::clone(&self.owner), self.start, self.len)
+        DeviceRegion::new(Arc::clone(&self.owner), self.start, self.len, self.is_writable())
     }
 
     /// The address, for the kernel only: scatter-gather lists are made from it in this crate.

@@ -115,6 +115,15 @@ impl Mapping {
         Ok(Mapping { area, protection: Protection::ReadWrite })
     }
 
+    /// Asks the kernel for huge pages here, which it may have none of. To be called before the memory is
+    /// used.
+    pub fn prefer_huge_pages(&self) {
+        let start = self.area.start.as_ptr().cast();
+        // SAFETY: the reservation maps exactly this range, and this advice changes no byte of it.
+        let _ =
+            unsafe { rustix::mm::madvise(start, self.area.len, rustix::mm::Advice::LinuxHugepage) };
+    }
+
     /// A handle to the whole mapping.
     pub fn lent(&self) -> LentSlice {
         // SAFETY: the reservation maps exactly this range with this protection, the handle keeps

@@ -10,6 +10,11 @@
 //! It is told to go on by an eventfd (*kick*) and tells by others that it has used buffers (*call*), one for
 //! each queue, and that it cannot go on (*error*).
 //!
+//! Started by [`VhostNet::start_translated`], the worker looks addresses up in a table that is filled and emptied
+//! while it works ([`IotlbSpace`]), the addresses of its own queues too. Those, and everything that it is told of
+//! at the start, are at their own addresses in this process, the driver domain's *own region*; regions for guests'
+//! pages begin at [`FIRST_IO_ADDRESS`](crate::iommu::FIRST_IO_ADDRESS), above them all.
+//!
 //! # What keeps memory safe
 //!
 //! The worker writes where descriptors tell it to. So:
@@ -23,6 +28,7 @@
 use core::mem::ManuallyDrop;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
 
 use ringfence_memory::{DeviceRegion, Mapping, PAGE_SIZE};
 use ringfence_ring::split::{DriverQueue, QueueFeatures, QueuePages};
@@ -32,6 +38,9 @@ use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::event::{EventfdFlags, Timespec, eventfd};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
+
+use crate::iommu::iotlb::IotlbSpace;
+use crate::{Access, iommu::AddressSpace as _};
 
 const PATH: &str = "/dev/vhost-net";
 
@@ -119,6 +128,8 @@ pub struct VhostEvents {
     pub failed: Option<QueueName>,
     /// The interface behind the device is gone.
     pub backend_gone: bool,
+    /// The worker wants an address that is not in its table ([`IotlbSpace::take_miss`]).
+    pub missed: bool,
 }
 
 /// A device at work.
@@ -129,8 +140,10 @@ pub struct VhostNet {
     watch: OwnedFd,
     kicks: [OwnedFd; 2],
     /// Kept open: the kernel's end holds the files, ours watches them.
-    _events: Vec<OwnedFd>,
+    events: [[OwnedFd; 2]; 2],
     features: u64,
+    queues: [(SplitLayout, QueuePages); 2],
+    space: Option<Arc<IotlbSpace>>,
     /// What the worker may reach; see `drop`.
     memory: ManuallyDrop<Vec<DeviceRegion>>,
 }
@@ -139,8 +152,9 @@ pub struct VhostNet {
 mod place {
     pub(super) const CALL: u64 = 0;
     pub(super) const BACKEND: u64 = 1;
+    pub(super) const MISS: u64 = 2;
     /// Plus the queue's number.
-    pub(super) const ERROR: u64 = 2;
+    pub(super) const ERROR: u64 = 3;
 }
 
 /// Opens the device, to be set up here or to be handed to another process.
@@ -158,6 +172,26 @@ pub fn open() -> Result<OwnedFd, VhostError> {
     })
 }
 
+/// The address space of a device without queues, which reaches nothing by it: for measuring what changes of a
+/// table cost.
+///
+/// # Errors
+///
+/// [`VhostError`].
+pub fn bare_space(file: &OwnedFd) -> Result<Arc<IotlbSpace>, VhostError> {
+    set(file, ioctl::SET_OWNER, "VHOST_SET_OWNER", &mut [])?;
+    negotiate(file, false, feature::ACCESS_PLATFORM)?;
+    space_of(file)
+}
+
+fn space_of(file: &OwnedFd) -> Result<Arc<IotlbSpace>, VhostError> {
+    let backend = &mut vhost::BACKEND_MESSAGE_V2.to_ne_bytes();
+    set(file, ioctl::SET_BACKEND_FEATURES, "VHOST_SET_BACKEND_FEATURES", backend)?;
+    let space = file.try_clone().and_then(IotlbSpace::new);
+    let space = space.map_err(|source| VhostError::Setting { what: "an address space", source })?;
+    Ok(Arc::new(space))
+}
+
 impl VhostNet {
     /// Sets the device up and starts it: its worker moves frames between the two queues that are returned
     /// (by which the driver receives; by which it sends) and the queue behind `tap`, which has virtio-net
@@ -171,12 +205,51 @@ impl VhostNet {
         tap: BorrowedFd<'_>,
         setup: VhostSetup,
     ) -> Result<(VhostNet, [DriverQueue; 2]), VhostError> {
-        let (memory, pages) = queue_memory(setup.sizes)?;
+        let (mut device, memory) = VhostNet::prepare(file, tap, &setup, 0)?;
+        device.memory.extend(setup.regions);
+        device.memory.push(memory);
+        set_table(&device.file, &device.memory)?;
+        let queues = device.start_queues(tap)?;
+        Ok((device, queues))
+    }
+
+    /// As [`VhostNet::start`], but what the device may reach is what is mapped in the address space that is
+    /// returned as well. The setup's regions are, each at its own address, and stay so: those that may be
+    /// written for writing, the others for reading.
+    ///
+    /// # Errors
+    ///
+    /// [`VhostError`].
+    pub fn start_translated(
+        file: OwnedFd,
+        tap: BorrowedFd<'_>,
+        setup: VhostSetup,
+    ) -> Result<(VhostNet, Arc<IotlbSpace>, [DriverQueue; 2]), VhostError> {
+        let (mut device, memory) = VhostNet::prepare(file, tap, &setup, feature::ACCESS_PLATFORM)?;
+        // Of what it has at all times, there is nothing; but the kernel starts no queue without a table.
+        set_table(&device.file, &[])?;
+        watch_file(&device.watch, device.file.as_fd(), place::MISS, EventFlags::IN)?;
+        let space = space_of(&device.file)?;
+        let update = |source| VhostError::Setting { what: "VHOST_IOTLB_UPDATE", source };
+        for region in setup.regions.iter().chain([&memory]) {
+            let access = if region.is_writable() { Access::ReadWrite } else { Access::ReadOnly };
+            space.map_region(region.address(), region, access).map_err(update)?;
+        }
+        let queues = device.start_queues(tap)?;
+        device.space = Some(Arc::clone(&space));
+        Ok((device, space, queues))
+    }
+
+    /// A device with its features, eventfds and the memory of its queues, of which it knows nothing yet.
+    fn prepare(
+        file: OwnedFd,
+        tap: BorrowedFd<'_>,
+        setup: &VhostSetup,
+        needed: u64,
+    ) -> Result<(VhostNet, DeviceRegion), VhostError> {
+        let (memory, queues) = queue_memory(setup.sizes)?;
         set(&file, ioctl::SET_OWNER, "VHOST_SET_OWNER", &mut [])?;
-        let features = negotiate(&file, setup.in_order)?;
-        let mut regions = setup.regions;
-        regions.push(memory);
-        set_table(&file, &regions)?;
+        let features = negotiate(&file, setup.in_order, needed)?;
         let watch = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(setting("epoll"))?;
         watch_file(&watch, tap, place::BACKEND, EventFlags::empty())?;
         let [receive, transmit] = QueueName::ALL.map(|name| wire_up(&file, &watch, name));
@@ -186,17 +259,59 @@ impl VhostNet {
             file,
             watch,
             kicks: [kick_in, kick_out],
-            _events: events_in.into_iter().chain(events_out).collect(),
+            events: [events_in, events_out],
             features,
-            memory: ManuallyDrop::new(regions),
+            queues,
+            space: None,
+            memory: ManuallyDrop::default(),
         };
+        Ok((device, memory))
+    }
+
+    fn start_queues(&self, tap: BorrowedFd<'_>) -> Result<[DriverQueue; 2], VhostError> {
         let mut queues = Vec::with_capacity(2);
-        for (name, (layout, pages)) in QueueName::ALL.into_iter().zip(pages) {
-            queues.push(device.start_queue(name, layout, pages, tap)?);
+        for (name, (layout, pages)) in QueueName::ALL.into_iter().zip(self.queues.clone()) {
+            queues.push(self.start_queue(name, layout, pages, tap)?);
         }
-        let [receive, transmit] = <[DriverQueue; 2]>::try_from(queues)
-            .map_err(|_| VhostError::Setting { what: "queues", source: Errno::INVAL.into() })?;
-        Ok((device, [receive, transmit]))
+        <[DriverQueue; 2]>::try_from(queues)
+            .map_err(|_| VhostError::Setting { what: "queues", source: Errno::INVAL.into() })
+    }
+
+    /// Takes both queues away from the worker, which is in the middle of nothing then: how many buffers of
+    /// each queue it has begun with. What it has used can still be popped.
+    ///
+    /// # Errors
+    ///
+    /// [`VhostError::Setting`]
+    pub fn stop(&self) -> Result<[u16; 2], VhostError> {
+        let mut bases = [0; 2];
+        for name in QueueName::ALL {
+            let none = &mut vhost::vring_file(name.number(), -1);
+            set(&self.file, ioctl::NET_SET_BACKEND, "VHOST_NET_SET_BACKEND", none)?;
+        }
+        for (name, base) in QueueName::ALL.into_iter().zip(&mut bases) {
+            let mut state = vhost::vring_state(name.number(), 0);
+            set(&self.file, ioctl::GET_VRING_BASE, "VHOST_GET_VRING_BASE", &mut state)?;
+            // The index, in native byte order, and of it the 16 bits that an index has.
+            let [_, _, _, _, a, b, c, d] = state;
+            let index = u32::from_ne_bytes([a, b, c, d]) & u32::from(u16::MAX);
+            *base = u16::try_from(index).unwrap_or(0);
+        }
+        Ok(bases)
+    }
+
+    /// Starts again after [`VhostNet::stop`], with empty queues in the memory of those before: they are not to
+    /// be used any more.
+    ///
+    /// # Errors
+    ///
+    /// [`VhostError`].
+    pub fn restart(&self, tap: BorrowedFd<'_>) -> Result<[DriverQueue; 2], VhostError> {
+        for [_, error] in &self.events {
+            // What the worker complained of was about the queues before.
+            let _ = rustix::io::read(error, &mut [0; 8]);
+        }
+        self.start_queues(tap)
     }
 
     fn start_queue(
@@ -230,6 +345,11 @@ impl VhostNet {
         let backend = &mut vhost::vring_file(number, tap.as_raw_fd());
         set(file, ioctl::NET_SET_BACKEND, "VHOST_NET_SET_BACKEND", backend)?;
         Ok(queue)
+    }
+
+    /// Its address space, if it was [started](VhostNet::start_translated) with one.
+    pub fn space(&self) -> Option<&Arc<IotlbSpace>> {
+        self.space.as_ref()
     }
 
     /// What was negotiated: bits of [`feature`].
@@ -266,6 +386,7 @@ impl VhostNet {
             match event.data.u64() {
                 place::CALL => events.called = true,
                 place::BACKEND => events.backend_gone = true,
+                place::MISS => events.missed = true,
                 error => {
                     let number = error - place::ERROR;
                     events.failed =
@@ -318,17 +439,17 @@ fn queue_memory(
 }
 
 /// Agrees on features with the device.
-fn negotiate(file: &OwnedFd, in_order: bool) -> Result<u64, VhostError> {
-    const NEEDED: u64 = feature::VERSION_1 | feature::MRG_RXBUF;
+fn negotiate(file: &OwnedFd, in_order: bool, also: u64) -> Result<u64, VhostError> {
     const USEFUL: u64 = feature::INDIRECT | feature::EVENT_IDX;
+    let needed = feature::VERSION_1 | feature::MRG_RXBUF | also;
     let mut word = [0; 8];
     set(file, ioctl::GET_FEATURES, "VHOST_GET_FEATURES", &mut word)?;
     let offered = u64::from_ne_bytes(word);
-    let missing = NEEDED & !offered;
+    let missing = needed & !offered;
     if missing != 0 {
         return Err(VhostError::Features { missing: feature::names(missing) });
     }
-    let wanted = NEEDED | USEFUL | if in_order { feature::IN_ORDER } else { 0 };
+    let wanted = needed | USEFUL | if in_order { feature::IN_ORDER } else { 0 };
     let agreed = offered & wanted;
     set(file, ioctl::SET_FEATURES, "VHOST_SET_FEATURES", &mut agreed.to_ne_bytes())?;
     Ok(agreed)
@@ -347,12 +468,12 @@ fn set_table(file: &OwnedFd, regions: &[DeviceRegion]) -> Result<(), VhostError>
     set(file, ioctl::SET_MEM_TABLE, "VHOST_SET_MEM_TABLE", &mut table)
 }
 
-/// Gives a queue its eventfds: returns that for kicks, and those that are watched.
+/// Gives a queue its eventfds: returns that for kicks, and those that are watched, for calls and errors.
 fn wire_up(
     file: &OwnedFd,
     watch: &OwnedFd,
     name: QueueName,
-) -> Result<(OwnedFd, Vec<OwnedFd>), VhostError> {
+) -> Result<(OwnedFd, [OwnedFd; 2]), VhostError> {
     let new = || eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
     let make = || new().map_err(setting("eventfd"));
     let (kick, call, error) = (make()?, make()?, make()?);
@@ -368,7 +489,7 @@ fn wire_up(
     let edge = EventFlags::IN | EventFlags::ET;
     watch_file(watch, call.as_fd(), place::CALL, edge)?;
     watch_file(watch, error.as_fd(), place::ERROR + u64::from(number), EventFlags::IN)?;
-    Ok((kick, vec![call, error]))
+    Ok((kick, [call, error]))
 }
 
 /// Watches a file; that it fails is watched in any case.

@@ -15,7 +15,7 @@ use crate::disk::DiskSpec;
 use crate::guest::Address;
 use crate::hub::HubArgs;
 use crate::launch::report::Loudness;
-use crate::launch::{Link, Options, UplinkChoice};
+use crate::launch::{Link, Options, Protect, UplinkChoice};
 use crate::names::{parse_name, parse_switch_name};
 use crate::serve::ServeArgs;
 use crate::serve::show::StatusArgs;
@@ -146,6 +146,10 @@ pub struct RunArgs {
     #[arg(long, value_enum, default_value_t)]
     pub link: Link,
 
+    /// With --link vhost: how much of the uplink's memory the kernel's worker reaches
+    #[arg(long, value_enum, default_value_t)]
+    pub protect: Protect,
+
     /// Have a port of the host lead to the guest; may be given several times
     ///
     /// For example `8080:80`, `127.0.0.1:8080:80`, `[::1]:8080:80`, `8000-8010`, `5353:53/udp`. The
@@ -193,10 +197,11 @@ pub struct RunArgs {
     ///
     /// The command finds the disk as an NBD server, at the Unix socket that RINGFENCE_DISK0 names
     /// (the second disk: RINGFENCE_DISK1). Options: `ro`, nothing may be written; `mode=`, how pages
-    /// are shared: persistent (the default), map or copy; `cache=`, as in QEMU: none (the default),
-    /// writeback, writethrough, directsync or unsafe; `bounce=`, whether bytes go through private
+    /// are shared: persistent (the default), map, copy or window; `cache=`, as in QEMU: none (the
+    /// default), writeback, writethrough, directsync or unsafe; `bounce=`, whether bytes go through private
     /// memory: auto, always or never; `sector=512` or `4096`; `discard`, ranges that are given up
-    /// are given back to the file system.
+    /// are given back to the file system. Where the kernel has the driver nbd and the user is root,
+    /// RINGFENCE_DISK0_DEVICE names a block device, too.
     ///
     /// In place of PATH: `nbd://HOST[:PORT]/EXPORT` or nbd+unix:///EXPORT?socket=PATH; with TLS nbds://
     /// or nbds+unix://, and ?tls-certificates=DIRECTORY. Options then: `ro`, `mode=`; `timeout=`,
@@ -324,6 +329,7 @@ impl RunArgs {
             host_loopback: self.host_loopback,
             forwards: self.publish,
             link: self.link,
+            protect: self.protect,
             mode: self.mode,
             staging: self.staging,
             queues: self.queues,
@@ -442,6 +448,7 @@ mod tests {
             "--address 10.0.0.2",
             "--mode fast",
             "--link rope",
+            "--protect none",
             "--uplink moon",
             "-p http",
             "--dns one",

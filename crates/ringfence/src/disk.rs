@@ -185,7 +185,7 @@ mod tests {
             ("x,ro=1", "`ro=1` is no option"),
             ("x,sector=1024", "sector"),
             ("x,cache=direct", "writethrough"),
-            ("x,mode=window", "persistent"),
+            ("x,mode=staging", "persistent and window"),
             ("x,timeout=3", "`timeout=3` is no option"),
             ("nbd://h,cache=none", "`cache=none` is no option"),
             ("nbd://h,timeout=0", "seconds are wanted"),

@@ -16,11 +16,12 @@
 //!   Dialled + socket ───────────────────>  another one
 //!   Stats ──────────────────────────────>
 //!   <───────────────────────────── Stats
-//!   <────────────── DeviceClosed, or Bye   when something went wrong, with the reason
+//!   <── DeviceClosed, DiskClosed, or Bye   when something went wrong, with the reason
 //! ```
 
 use std::collections::BTreeMap;
 
+use ringfence_block::blkback::Mode as DiskMode;
 use ringfence_block::storage::file::{FileFacts, FileOptions};
 use ringfence_block::storage::nbd::NbdFacts;
 use ringfence_grants::Mode;
@@ -157,8 +158,15 @@ pub enum FromDriver {
     Stats(Box<DriverStats>),
     /// It will not be done.
     Refused(String),
-    /// The guest's device was closed because of what its frontend did.
+    /// The guest's network interface was closed because of what its frontend did.
     DeviceClosed(String),
+    /// One of the guest's disks was, or because of its storage.
+    DiskClosed {
+        /// Which disk.
+        handle: u16,
+        /// Why.
+        why: String,
+    },
     /// The driver domain ends.
     Bye(String),
 }
@@ -228,6 +236,16 @@ pub struct FrontendConfig {
 pub struct DiskFrontend {
     /// Pages stay lent from one request to the next.
     pub persistent: bool,
+    /// Pages are in windows, if the backend opens them.
+    pub windows: bool,
+}
+
+impl DiskFrontend {
+    /// What a frontend does for a backend in this mode.
+    pub fn of(mode: DiskMode) -> DiskFrontend {
+        let windows = mode == DiskMode::Window;
+        DiskFrontend { persistent: windows || mode == DiskMode::Persistent, windows }
+    }
 }
 
 /// What a frontend reports.

@@ -88,20 +88,16 @@ impl World {
 
     /// The frontend of the guest that is domain `number`, in a network namespace of its own.
     fn attach(&mut self, number: u16) -> Running {
+        self.attach_with(number, &[])
+    }
+
+    fn attach_with(&mut self, number: u16, options: &[&str]) -> Running {
         self.plug_in(number);
         let platform = self.platform();
         let program = env!("CARGO_BIN_EXE_ringfence");
-        let words = [
-            "unshare",
-            "--net",
-            program,
-            "attach",
-            "--platform",
-            &platform,
-            "--name",
-            "eth7",
-            "-v",
-        ];
+        let mut words = vec!["unshare", "--net", program, "attach", "--platform", &platform];
+        words.extend(["--name", "eth7", "-v"]);
+        words.extend(options);
         let attach = self.lab.spawn(&words);
         attach.wait_for_error("connected");
         attach
@@ -135,6 +131,37 @@ fn two_guests_in_user_space_reach_each_other_through_the_daemon() {
     assert_eq!(serve.end().status, Some(0));
     assert_eq!(two.end().status, Some(0));
     world.hub.end();
+}
+
+/// Whether the interface of a domain told of a window.
+fn has_window(world: &mut World, number: u16) -> bool {
+    let key = format!("/local/domain/{number}/device/vif/0/ringfence-tx-window");
+    world.toolstack.read(&key).is_ok()
+}
+
+#[test]
+fn buffers_are_in_windows_where_both_ends_want_them() {
+    require!(Need::Root, Need::Program("ip", "iproute2"), Need::Program("ping", "iputils-ping"));
+    for (mode, opened) in [("window", true), ("copy", false)] {
+        let mut world = World::new();
+        let text = format!("[network]\nattach = 'switch'\nmode = '{mode}'\n");
+        std::fs::write(world.lab.file("serve.toml"), text).unwrap();
+        let serve = world.serve(&[]);
+        let one = world.attach_with(2, &["--windows"]);
+        let two = world.attach(3);
+        assert_eq!((has_window(&mut world, 2), has_window(&mut world, 3)), (opened, false));
+        if !opened {
+            one.wait_for_error("buffers are not in windows: the backend does not open them");
+        }
+        world.inside(&one, "ip link set eth7 up; ip address add 10.1.1.1/24 dev eth7");
+        world.inside(&two, "ip link set eth7 up; ip address add 10.1.1.2/24 dev eth7");
+        world.inside(&one, "ping -c 3 -i 0.1 -W 5 -s 20000 10.1.1.2");
+        assert!(world.status().vifs.iter().all(|vif| vif.connected && vif.rules.is_empty()));
+        assert_eq!(serve.end().status, Some(0));
+        assert_eq!(one.end().status, Some(0));
+        assert_eq!(two.end().status, Some(0));
+        world.hub.end();
+    }
 }
 
 #[test]

@@ -110,15 +110,21 @@ fn the_experiment_of_persistent_grants_is_a_table_and_a_plot() {
 
 #[test]
 fn other_programs_do_the_same_job_on_the_same_file() {
-    require!(Need::Guests, Need::Program("fio", "fio"), Need::Program("qemu-nbd", "qemu-utils"),);
+    require!(
+        Need::Guests,
+        Need::Program("fio", "fio"),
+        Need::Program("qemu-nbd", "qemu-utils"),
+        Need::Program("qemu-storage-daemon", "qemu-system-common"),
+    );
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("disk");
     std::fs::File::create(&path).unwrap().set_len(128 << 20).unwrap();
     let storage = ["--storage", path.to_str().unwrap(), "--cache", "writeback"];
     let words = ["block", "--guests", "1", "--modes", "persistent", "--seconds", "0.5"];
-    let found = rows(&[&words[..], &storage, &["--vs", "qemu-nbd", "--json"]].concat());
+    let others = ["--vs", "qemu-nbd,qemu-storage-daemon", "--json"];
+    let found = rows(&[&words[..], &storage, &others].concat());
     let peers: Vec<_> = found.iter().map(|row| row["peer"].as_str().unwrap()).collect();
-    assert_eq!(peers, ["ringfence", "ringfence-nbd", "qemu-nbd"]);
+    assert_eq!(peers, ["ringfence", "ringfence-nbd", "qemu-nbd", "qemu-storage-daemon"]);
     for row in &found {
         assert!(number(row, "iops") > 0.0 && number(row, "cpu_ns_per_request") > 0.0, "{row}");
     }

@@ -255,7 +255,7 @@ fn a_configuration_that_is_read_again_holds_for_whoever_connects_next() {
     driver.write(512, &[1; 512]).unwrap();
     assert!(lab.row(&guest).persistent, "who is connected keeps what it has");
     guest.front.close(&mut guest.store).unwrap();
-    wait_until("it is closed", || guest.back_state() == Some(XenbusState::Closed));
+    wait_until("it is let go of", || !lab.row(&guest).connected);
     let state = format!("{}/state", guest.device.frontend_path());
     guest.store.write(&state, XenbusState::Initialising.to_string()).unwrap();
     wait_until("it is announced", || guest.back_state() == Some(XenbusState::InitWait));

@@ -151,6 +151,8 @@ fn name_server(address: &str) -> Vec<String> {
         "--no-hosts",
         "--bind-interfaces",
         "--user=root",
+        // The group is kept: a user namespace may forbid to change it.
+        "--group=",
         "--pid-file=",
         "--log-facility=-",
         "--host-record=www.far.example,198.51.100.1,2001:db8:ffff::1",

@@ -3,6 +3,7 @@
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 
+use ringfence_platform::iommu::iotlb::Miss;
 use ringfence_platform::vhost::{QueueName, VhostEvents, VhostNet};
 
 /// The bells between a driver and its device.
@@ -21,6 +22,20 @@ pub trait Device: Send {
     /// The kernel's.
     fn take_events(&self) -> io::Result<VhostEvents>;
 
+    /// What the device wanted and has no address of, where it said so last ([`VhostEvents::missed`]).
+    ///
+    /// # Errors
+    ///
+    /// The kernel's.
+    fn take_miss(&self) -> io::Result<Option<Miss>>;
+
+    /// Takes the queues away from the device. What it used before can still be popped.
+    ///
+    /// # Errors
+    ///
+    /// The kernel's.
+    fn stop(&self) -> io::Result<()>;
+
     /// Readable when there are events to take.
     fn wait_fd(&self) -> BorrowedFd<'_>;
 }
@@ -32,6 +47,14 @@ impl Device for VhostNet {
 
     fn take_events(&self) -> io::Result<VhostEvents> {
         VhostNet::take_events(self)
+    }
+
+    fn take_miss(&self) -> io::Result<Option<Miss>> {
+        self.space().map_or(Ok(None), |space| space.take_miss())
+    }
+
+    fn stop(&self) -> io::Result<()> {
+        VhostNet::stop(self).map(|_| ()).map_err(io::Error::other)
     }
 
     fn wait_fd(&self) -> BorrowedFd<'_> {

@@ -39,6 +39,12 @@ pub enum LinkFault {
         /// Buffers that came.
         used: u16,
     },
+    /// The device wanted memory that it was not granted.
+    #[error("the device wanted {address:#x}, which it was not granted")]
+    Miss {
+        /// The I/O address.
+        address: u64,
+    },
     /// A frame came back that was not sent.
     #[error(transparent)]
     NotOffered(#[from] NotOffered),
@@ -52,6 +58,7 @@ impl LinkFault {
             LinkFault::Header { .. } => "virtqueue_short_header",
             LinkFault::Buffers { .. } => "virtqueue_frame_buffers",
             LinkFault::Incomplete { .. } => "virtqueue_frame_incomplete",
+            LinkFault::Miss { .. } => "virtqueue_miss_refused",
             LinkFault::NotOffered(_) => "virtqueue_frame_not_offered",
         }
     }

@@ -67,7 +67,7 @@ impl FrameShape {
     }
 
     /// The short rooms come first, in a whole number of pages.
-    fn short_bytes(self) -> usize {
+    pub(crate) fn short_bytes(self) -> usize {
         (self.frames as usize * SHORT_ROOM).next_multiple_of(PAGE_SIZE)
     }
 
@@ -188,6 +188,17 @@ impl FrameRing {
             long_tail: 0,
             reserved: (Room::Short, 0),
         })
+    }
+
+    /// How large it is.
+    pub fn shape(&self) -> FrameShape {
+        self.shape
+    }
+
+    /// Where in the ring's memory a frame lies that is with the kernel.
+    pub fn offered_at(&self, number: u32) -> Option<usize> {
+        let frame = self.frames[self.frame_place(number)];
+        (frame.state == State::Offered).then_some(frame.offset)
     }
 
     /// The ring's memory, for a device's table.

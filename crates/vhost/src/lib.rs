@@ -21,7 +21,7 @@ pub mod tap;
 
 pub use device::Device;
 pub use fault::LinkFault;
-pub use link::VhostLink;
+pub use link::{Protection, VhostLink};
 
 use ringfence_net::{DropReason, PortCapabilities, PortCounters};
 use ringfence_uplink::link::Committed;

@@ -15,11 +15,17 @@
 //!
 //! Before the thread sleeps it asks for an event; otherwise there are none in either direction.
 //!
+//! # What the device reaches
+//!
+//! All of the buffers and of the ring, or what is under way ([`Protection`]). Then all that the device is told of
+//! was lent to it before, and if it wants an address that was not, the link ends.
+//!
 //! # When it ends
 //!
 //! What the other side wrote into the queues is checked ([`LinkFault`]); the first rule that is broken ends the
 //! link. So does an error that the worker reports, and the end of the interface.
 
+mod lending;
 #[cfg(any(test, feature = "test-utils"))]
 pub(crate) mod mock;
 mod receive;
@@ -37,6 +43,8 @@ use ringfence_net::{
     Batch, DropReason, Fault, Port, PortCapabilities, PortCounters, Received, Transmitted,
 };
 use ringfence_platform::Counters;
+use ringfence_platform::iommu::AddressSpace;
+use ringfence_platform::iommu::iotlb::Miss;
 use ringfence_platform::rules::RuleCounters;
 use ringfence_platform::tap::TapOffloads;
 use ringfence_platform::vhost::{QueueName, VhostError, VhostNet, VhostSetup};
@@ -48,6 +56,8 @@ use crate::device::Device;
 use crate::fault::{LinkFault, worker_failed};
 use crate::frames::{FrameRing, FrameShape};
 use crate::{commit_all, inbound_queue};
+use lending::Lending;
+pub use lending::Protection;
 use receive::{Receiver, Taken};
 use send::Sender;
 
@@ -97,17 +107,51 @@ impl VhostLink {
         shape: FrameShape,
         system: Arc<Counters>,
     ) -> Result<VhostLink, VhostError> {
+        VhostLink::start_protected(file, tap, offloads, mtu, shape, system, Protection::Fixed)
+    }
+
+    /// As [`VhostLink::start`], with so much of the link's memory in the device's reach.
+    ///
+    /// # Errors
+    ///
+    /// [`VhostError`].
+    pub fn start_protected(
+        file: OwnedFd,
+        tap: impl AsFd,
+        offloads: TapOffloads,
+        mtu: u16,
+        shape: FrameShape,
+        system: Arc<Counters>,
+        protection: Protection,
+    ) -> Result<VhostLink, VhostError> {
         let no_memory = |source| VhostError::Setting { what: "memory for frames", source };
         let frames = FrameRing::new(shape).map_err(no_memory)?;
         let buffers = Mapping::private(Receiver::bytes(BUFFERS)).map_err(no_memory)?.lent();
+        let fine = matches!(protection, Protection::Fine | Protection::FineWithoutReuse);
+        let all = || vec![buffers.device_region(), frames.region()];
         let setup = VhostSetup {
             sizes: [BUFFERS, DESCRIPTORS],
-            regions: vec![buffers.device_region(), frames.region()],
+            regions: if fine { Vec::new() } else { all() },
             in_order: keeps_order(&rustix::system::uname().release().to_string_lossy()),
         };
-        let (device, queues) = VhostNet::start(file, tap.as_fd(), setup)?;
-        let link =
-            VhostLink::over(device, queues, buffers, frames, capabilities(offloads, mtu), system);
+        let (device, queues, space) = if protection.is_translated() {
+            let (device, space, queues) = VhostNet::start_translated(file, tap.as_fd(), setup)?;
+            (device, queues, Some(space))
+        } else {
+            let (device, queues) = VhostNet::start(file, tap.as_fd(), setup)?;
+            (device, queues, None)
+        };
+        let lending = match space {
+            Some(space) if fine => {
+                let (space, reuse) =
+                    (space as Arc<dyn AddressSpace>, protection == Protection::Fine);
+                Lending::new(buffers.device_region(), &frames, reuse, &space, &system)
+                    .map_err(no_memory)?
+            }
+            _ => Lending::default(),
+        };
+        let takes = capabilities(offloads, mtu);
+        let link = VhostLink::over(device, queues, buffers, frames, lending, takes, system);
         link.map_err(|source| VhostError::Setting { what: "the first kick", source })
     }
 
@@ -123,13 +167,14 @@ impl<D: Device> VhostLink<D> {
         [receive, transmit]: [DriverQueue; 2],
         buffers: LentSlice,
         frames: FrameRing,
+        lending: Lending,
         capabilities: PortCapabilities,
         system: Arc<Counters>,
     ) -> io::Result<VhostLink<D>> {
         let mut link = VhostLink {
             device,
-            receiver: Receiver::new(receive, buffers),
-            sender: Sender::new(transmit, frames),
+            receiver: Receiver::new(receive, buffers, lending.receive),
+            sender: Sender::new(transmit, frames, lending.send),
             frame_max: frame_max(&capabilities),
             capabilities,
             counters: Arc::default(),
@@ -157,6 +202,20 @@ impl<D: Device> VhostLink<D> {
     fn kick(&self, queue: QueueName) -> io::Result<()> {
         self.system.syscalls.add(1);
         self.device.kick(queue)
+    }
+
+    /// All that the device was told of was lent to it, so it has no business where it was not: the link
+    /// ends, once the device has let go of its queues and its last completions are accounted for.
+    fn refuse(&mut self) -> Result<(), Fault> {
+        let cannot = |source| Fault::system("cannot hear what vhost-net missed", source);
+        let Some(Miss { address, .. }) = self.device.take_miss().map_err(cannot)? else {
+            return Ok(());
+        };
+        // If it cannot be, it is stopped when this link is gone.
+        let _ = self.device.stop();
+        let last = self.sender.reclaim();
+        self.checked(last)?;
+        self.checked(Err(LinkFault::Miss { address }))
     }
 
     fn kick_if(&self, wanted: bool, queue: QueueName) -> Result<(), Fault> {
@@ -275,6 +334,9 @@ impl<D: Device> Port for VhostLink<D> {
         };
         if let Some(queue) = events.failed {
             return Err(worker_failed(queue));
+        }
+        if events.missed {
+            self.refuse()?;
         }
         if events.backend_gone { Err(Fault::Gone) } else { Ok(()) }
     }

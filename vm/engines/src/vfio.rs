@@ -7,7 +7,7 @@ use anyhow::Context as _;
 use clap::ValueEnum;
 use ringfence_memory::{LentSlice, Mapping, PAGE_SIZE};
 use ringfence_platform::conformance::windows::{LEAST, WindowPeer, WindowSuite};
-use ringfence_platform::iommu::vfio::{Container, Strictness, strictness};
+use ringfence_platform::iommu::vfio::{Container, Strictness, group_of, strictness};
 use ringfence_platform::iommu::{AddressSpace, RegionShape, RegionTable};
 use ringfence_platform::{Access, DomId, Gref, PageId, TranslationTable, WindowHandle};
 
@@ -46,7 +46,7 @@ struct Bench {
 
 impl Bench {
     fn open(device: &str) -> anyhow::Result<Bench> {
-        let container = Container::open(group(device)?)?;
+        let container = Container::open(group_of(device)?)?;
         let edu = Edu::new(container.device(device)?)?;
         let own = Mapping::private(PAGE_SIZE).context("a page")?.lent();
         container.map(OWN, &own, Access::ReadWrite).context("the driver domain's own page")?;
@@ -54,7 +54,7 @@ impl Bench {
     }
 
     fn table(&self, base: u64) -> anyhow::Result<RegionTable> {
-        let region = RegionShape { base, window: LEAST };
+        let region = RegionShape { base, window: LEAST, page: 4096 };
         let space = Arc::clone(&self.container) as Arc<dyn AddressSpace>;
         RegionTable::new(DomId(0), WindowHandle(1), region, space, Arc::default())
             .context("a table")
@@ -89,15 +89,6 @@ fn word(page: &LentSlice) -> anyhow::Result<u64> {
     Ok(u64::from_ne_bytes(bytes))
 }
 
-/// The number of the group that the device is in.
-fn group(device: &str) -> anyhow::Result<u32> {
-    let link = format!("/sys/bus/pci/devices/{device}/iommu_group");
-    let target = std::fs::read_link(&link)
-        .with_context(|| format!("{link}: the device is in no group of an IOMMU"))?;
-    let name = target.file_name().and_then(|name| name.to_str()).unwrap_or_default();
-    name.parse().with_context(|| format!("{} names no group", target.display()))
-}
-
 /// The device, as the user of one guest's grants.
 struct Peer<'a> {
     bench: &'a Bench,
@@ -119,7 +110,7 @@ impl WindowPeer for Peer<'_> {
 /// Tries it on `device`; whether all was as it has to be.
 pub(crate) fn run(device: &str, trial: Trial) -> anyhow::Result<bool> {
     match trial {
-        Trial::Strict => match strictness(group(device)?) {
+        Trial::Strict => match strictness(group_of(device)?) {
             Strictness::Strict => println!("the IOMMU is strict"),
             Strictness::Lazy(why) => anyhow::bail!(why),
         },

@@ -1,11 +1,10 @@
 # title: a disk of `ringfence run` is a node below /dev, with a file system on it
-# set: all
+# set: core
 # machine: linux
 # limit: 120
 
 plan 9
-load nbd ext4 loop
-export RINGFENCE_DISK_NODES=1
+load nbd crc32c_generic ext4 loop
 truncate -s 64M /tmp/disk.img
 
 # In the guest: a file system on the device, checked, and found by name.

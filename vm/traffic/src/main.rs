@@ -1,11 +1,12 @@
 #![forbid(unsafe_code)]
-//! TCP traffic inside the emulated machines of `cargo xtask vm`, where busybox's nc is too slow (it
+//! TCP and UDP traffic inside the emulated machines of `cargo xtask vm`, where busybox's nc is too slow (it
 //! moves a kilobyte a system call, which is dear under emulation) and cannot tell how long a
 //! connection stood still; and load on disks.
 //!
 //! A stream is pseudo-random, the same every time, so that its SHA-256 is known beforehand: a damaged,
 //! lost, doubled or misplaced byte shows.
 
+mod exchange;
 mod load;
 
 use std::io::{self, Read, Write};
@@ -23,7 +24,7 @@ const CHUNK: usize = 64 * 1024;
 const PATIENCE: Duration = Duration::from_secs(120);
 
 #[derive(Parser)]
-#[command(name = "traffic", about = "TCP traffic and load on disks for scenarios")]
+#[command(name = "traffic", about = "TCP and UDP traffic, and load on disks for scenarios")]
 enum Command {
     /// Take one stream, and print its length and its SHA-256
     Receive {
@@ -59,6 +60,36 @@ enum Command {
         /// For how long
         seconds: u64,
     },
+    /// Open so many connections to an `echo`, use all of them at once, and compare
+    Many {
+        /// That of `echo`
+        address: String,
+        /// That of `echo`
+        port: u16,
+        /// How many
+        connections: usize,
+        /// How much each one says
+        kibibytes: usize,
+    },
+    /// Send datagrams of every length to a `return`, and compare what comes back
+    Datagrams {
+        /// That of `return`
+        address: String,
+        /// That of `return`
+        port: u16,
+        /// How many
+        count: u32,
+    },
+    /// Return datagrams to whom they came from
+    Return {
+        /// Where to listen
+        port: u16,
+    },
+    /// Take one stream of `send`, to wherever it is cut off, and compare; print how much was right
+    Beginning {
+        /// Where to listen, on every address
+        port: u16,
+    },
     /// Write and read a disk at random places, several requests at a time, and compare; print how many
     /// reads and writes, and the longest time that one took in ms
     Load(load::LoadArgs),
@@ -71,6 +102,12 @@ fn main() -> ExitCode {
         Command::Sum { mebibytes } => sum(mebibytes),
         Command::Echo { port } => echo(port),
         Command::Pulse { address, port, seconds } => pulse(&address, port, seconds),
+        Command::Many { address, port, connections, kibibytes } => {
+            exchange::many(&address, port, connections, kibibytes)
+        }
+        Command::Datagrams { address, port, count } => exchange::datagrams(&address, port, count),
+        Command::Return { port } => exchange::return_datagrams(port),
+        Command::Beginning { port } => exchange::beginning(port),
         Command::Load(args) => load::load(&args),
     };
     match done {

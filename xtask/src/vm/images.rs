@@ -113,6 +113,7 @@ const LINUX_MODULES: &[&str] = &[
     "loop",
     "brd",
     "ext4",
+    "crc32c_generic",
     "vhost_net",
     "vhost_vsock",
     "vfio-pci",

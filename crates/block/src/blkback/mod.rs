@@ -35,9 +35,10 @@
 //! |---|---|---|
 //! | `map` | a map, an unmap | the guest's pages |
 //! | `persistent` | a look-up ([`ringfence_grants::persistent`]) | the guest's pages |
+//! | `window` | an index ([`ringfence_platform::window`]) | the guest's pages |
 //! | `copy` | a copy element a segment | private memory |
 //!
-//! In the first two the guest can change bytes while the disk works on them. A request lets go of its
+//! In all but the last the guest can change bytes while the disk works on them. A request lets go of its
 //! pages before it is answered, for then the guest takes them back.
 //!
 //! # What a guest can do to others
@@ -65,7 +66,7 @@ pub use counters::{QueueCounters, named_persistent};
 pub use ringfence_grants::persistent::{PersistentCounters, PersistentLimits};
 use ringfence_platform::pace::Spin;
 use ringfence_platform::rules::RuleCounters;
-use ringfence_platform::{Channel, Counters, Grantee};
+use ringfence_platform::{Channel, Counters, Grantee, WindowView};
 use ringfence_ring::{AnyOrderRing, ProducerOverflow, RingLayout, RingPages};
 use ringfence_wire::blkif::{Abi, Rules, SEGMENTS_MAX};
 pub use worker::QueueFault;
@@ -84,11 +85,13 @@ pub enum Mode {
     Copy,
     /// Pages stay mapped, if the frontend uses the same ones again; else as [`Mode::Map`].
     Persistent,
+    /// Pages of the frontend's windows are looked up; others are as in [`Mode::Persistent`].
+    Window,
 }
 
 impl Mode {
     /// All of them.
-    pub const ALL: [Mode; 3] = [Mode::Map, Mode::Copy, Mode::Persistent];
+    pub const ALL: [Mode; 4] = [Mode::Map, Mode::Copy, Mode::Persistent, Mode::Window];
 
     /// The name used on the command line.
     pub fn name(self) -> &'static str {
@@ -96,6 +99,7 @@ impl Mode {
             Mode::Map => "map",
             Mode::Copy => "copy",
             Mode::Persistent => "persistent",
+            Mode::Window => "window",
         }
     }
 }
@@ -108,7 +112,7 @@ impl fmt::Display for Mode {
 
 /// A word that names no mode.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("`{0}` is no mode; there are map, copy and persistent")]
+#[error("`{0}` is no mode; there are map, copy, persistent and window")]
 pub struct UnknownMode(String);
 
 impl FromStr for Mode {
@@ -165,6 +169,8 @@ pub struct QueueParts<G, C> {
     pub channel: C,
     /// The guest's pages.
     pub pages: G,
+    /// The window that the guest made for this ring.
+    pub window: Option<WindowView>,
 }
 
 /// How both ends agreed to talk.
@@ -251,11 +257,7 @@ impl Blkback {
         let mut back = Blkback { queues: Vec::with_capacity(parts.len()), adopted: 0 };
         let skips_flush = !disk.geometry().flush;
         let terms = Terms { abi: agreement.abi, rules: agreement.rules, skips_flush };
-        let mode = match options.mode {
-            Mode::Persistent if !agreement.persistent => Mode::Map,
-            mode => mode,
-        };
-        for QueueParts { ring, ring_pages, channel, pages } in parts {
+        for QueueParts { ring, ring_pages, channel, pages, window } in parts {
             let abi = agreement.abi;
             let bytes = ring_pages * ringfence_memory::PAGE_SIZE;
             let layout =
@@ -265,7 +267,11 @@ impl Blkback {
             back.adopted += attached.unanswered + u32::from(attached.finished);
             let queue = disk.queue(layout.count());
             let queue = queue.map_err(|source| StartError::System { what: "a disk", source })?;
-            let pages = Pages::new(pages, mode, options.persistent);
+            // One that took over from another is bound by what that one told.
+            let mode = if window.is_some() { Mode::Window } else { options.mode };
+            let may_keep = matches!(mode, Mode::Persistent | Mode::Window);
+            let keeps = (agreement.persistent && may_keep).then_some(options.persistent);
+            let pages = Pages::new(pages, mode, keeps, window);
             let counters = Arc::new(QueueCounters::default());
             let persistent = Arc::clone(pages.persistent());
             let both = (Arc::clone(rules), Arc::clone(&counters));

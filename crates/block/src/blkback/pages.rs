@@ -6,8 +6,9 @@ use std::sync::Arc;
 use ringfence_grants::persistent::{
     Found, Leaving, PersistentCounters, PersistentLimits, PersistentTable, Use,
 };
+use ringfence_grants::window::unmark;
 use ringfence_memory::LentSlice;
-use ringfence_platform::{Access, CopyOps, GrantStatus, Grantee, Gref};
+use ringfence_platform::{Access, CopyOps, GrantStatus, Grantee, Gref, WindowPlace, WindowView};
 use ringfence_wire::blkif::{Direction, SEGMENTS_PER_PAGE, SegmentRange};
 
 use super::Mode;
@@ -27,6 +28,8 @@ pub(super) enum Unreached {
 #[derive(Debug, Default)]
 pub(super) struct Held {
     uses: Vec<Use>,
+    /// Pages of the window.
+    within: Vec<Gref>,
     /// Private memory that stands for the guest's, and what of the guest's it is.
     bounce: Option<(LentSlice, Vec<SegmentRange>)>,
 }
@@ -41,7 +44,13 @@ struct Moment<'a> {
 pub(super) struct Pages<G> {
     grantee: G,
     mode: Mode,
+    /// Whether pages are kept mapped.
+    keeps: bool,
     table: PersistentTable,
+    /// Where the guest's pages may be.
+    window: Option<WindowView>,
+    /// By segment: where in the window it is; those of other pages are in no place.
+    places: Vec<Result<WindowPlace, GrantStatus>>,
     bounces: Bounces,
     ops: CopyOps,
     scratch: Vec<u8>,
@@ -53,11 +62,20 @@ pub(super) struct Pages<G> {
 }
 
 impl<G: Grantee> Pages<G> {
-    pub(super) fn new(grantee: G, mode: Mode, limits: PersistentLimits) -> Pages<G> {
+    /// `keeps`: what may be kept mapped, if that was agreed.
+    pub(super) fn new(
+        grantee: G,
+        mode: Mode,
+        keeps: Option<PersistentLimits>,
+        window: Option<WindowView>,
+    ) -> Pages<G> {
         Pages {
             grantee,
             mode,
-            table: PersistentTable::new(limits),
+            keeps: keeps.is_some(),
+            table: PersistentTable::new(keeps.unwrap_or_default()),
+            window,
+            places: Vec::new(),
             bounces: Bounces::default(),
             ops: CopyOps::new(),
             scratch: Vec::new(),
@@ -89,7 +107,11 @@ impl<G: Grantee> Pages<G> {
         into.clear();
         into.resize(bytes, 0);
         for (gref, part) in pages.iter().zip(into.chunks_mut(SEGMENTS_PER_PAGE * 8)) {
-            if self.mode == Mode::Persistent
+            if let (Some(window), Some(gref)) = (&mut self.window, unmark(*gref)) {
+                copy_within(window, gref, part)?;
+                continue;
+            }
+            if self.keeps
                 && let Found::Kept { hold, page, .. } =
                     self.table.look_up(&mut self.grantee, *gref, now)
             {
@@ -117,11 +139,11 @@ impl<G: Grantee> Pages<G> {
     ) -> Result<Held, Unreached> {
         let mut held = self.spare.pop().unwrap_or_default();
         let reached = match self.mode {
-            Mode::Map => self.map(ranges, direction, out),
-            Mode::Persistent => {
+            Mode::Copy => self.copy_in(ranges, direction, &mut held, out),
+            _ if !self.keeps && self.window.is_none() => self.map(ranges, direction, out),
+            Mode::Map | Mode::Persistent | Mode::Window => {
                 self.look_up(ranges, direction, Moment { now, disk }, &mut held, out)
             }
-            Mode::Copy => self.copy_in(ranges, direction, &mut held, out),
         };
         match reached {
             Ok(()) => Ok(held),
@@ -167,6 +189,38 @@ impl<G: Grantee> Pages<G> {
         Ok(())
     }
 
+    /// Begins to use those pages of a request that are in the window.
+    fn enter(
+        &mut self,
+        ranges: &[SegmentRange],
+        direction: Direction,
+        held: &mut Held,
+    ) -> Result<(), Unreached> {
+        self.places.clear();
+        let Some(window) = &mut self.window else { return Ok(()) };
+        let access = access_for(direction);
+        // No window has a page 0.
+        let within = |range: &SegmentRange| (unmark(range.gref()).unwrap_or(Gref(0)), access);
+        window.begin(ranges.iter().map(within), &mut self.places);
+        let mut failed = Ok(());
+        for (range, place) in ranges.iter().zip(&self.places) {
+            match (unmark(range.gref()), place) {
+                (Some(gref), Ok(_)) => held.within.push(gref),
+                (Some(_), Err(status)) => failed = Err(Unreached::Failed(*status)),
+                (None, _) => {}
+            }
+        }
+        failed
+    }
+
+    /// The bytes of the segment in place `slot` of a request, if they are in the window.
+    fn within(&self, slot: usize, range: SegmentRange) -> Option<Result<LentSlice, GrantStatus>> {
+        let place = (*self.places.get(slot)?).ok()?;
+        let (memory, at) = self.window.as_ref()?.memory(place);
+        let part = memory.slice(at + usize::from(range.offset()), range.len().into());
+        Some(part.map_err(|_| GrantStatus::BadCopyArg))
+    }
+
     fn look_up(
         &mut self,
         ranges: &[SegmentRange],
@@ -177,8 +231,16 @@ impl<G: Grantee> Pages<G> {
     ) -> Result<(), Unreached> {
         self.found.clear();
         self.wanted.clear();
-        for range in ranges {
-            let looked = self.table.look_up(&mut self.grantee, range.gref(), now);
+        self.enter(ranges, direction, held)?;
+        for (slot, range) in ranges.iter().enumerate() {
+            if let Some(part) = self.within(slot, *range) {
+                self.found.push(Some(Segment::from(part.map_err(Unreached::Failed)?)));
+                continue;
+            }
+            let looked = match self.keeps {
+                true => self.table.look_up(&mut self.grantee, range.gref(), now),
+                false => Found::Over,
+            };
             let Found::Kept { hold, page, name, fresh, mut marked } = looked else {
                 self.wanted.push((range.gref(), access_for(direction)));
                 self.found.push(None);
@@ -260,6 +322,11 @@ impl<G: Grantee> Pages<G> {
         for hold in held.uses.drain(..) {
             self.table.release(hold);
         }
+        for gref in held.within.drain(..) {
+            if let Some(window) = &mut self.window {
+                window.end(gref);
+            }
+        }
         if let Some((private, _)) = held.bounce.take() {
             self.bounces.give_back(private);
         }
@@ -268,7 +335,7 @@ impl<G: Grantee> Pages<G> {
 
     /// Lets go of pages that are due.
     pub(super) fn tidy(&mut self, now: Duration, disk: &mut dyn DiskQueue) {
-        if self.mode == Mode::Persistent {
+        if self.keeps {
             self.table.tidy(now, &mut self.leaving);
             forget(&mut self.leaving, disk);
         }
@@ -289,6 +356,17 @@ fn forget(leaving: &mut Vec<Leaving>, disk: &mut dyn DiskQueue) {
             disk.unregister(page.name);
         }
     }
+}
+
+/// Copies the beginning of a page of the window, once.
+fn copy_within(window: &mut WindowView, gref: Gref, into: &mut [u8]) -> Result<(), GrantStatus> {
+    let mut places = Vec::with_capacity(1);
+    window.begin([(gref, Access::ReadOnly)].into_iter(), &mut places);
+    let place = places.pop().unwrap_or(Err(GrantStatus::GeneralError))?;
+    let (memory, at) = window.memory(place);
+    let copied = memory.copy_to(at, into);
+    window.end(gref);
+    copied.map_err(|_| GrantStatus::BadCopyArg)
 }
 
 /// A page that is read into is written by us.

@@ -4,6 +4,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
+use ringfence_grants::window::SourceLevels;
 use ringfence_memory::PAGE_SIZE;
 use ringfence_platform::rules::RuleCounters;
 use ringfence_platform::{Access, Channel, ChannelError, Granter, Lease};
@@ -16,7 +17,7 @@ use rustix::io::Errno;
 
 use super::bytes::{from_page, to_page};
 use super::outbox::Outbox;
-use super::pool::Pool;
+use super::pool::{Page, Pool};
 use crate::storage::{Op, Request, Segment};
 
 /// How a flush is asked for.
@@ -72,8 +73,8 @@ struct Piece {
 struct Posted {
     piece: Piece,
     operation: Operation,
-    pages: Vec<Lease>,
-    descriptors: Option<Lease>,
+    pages: Vec<Page>,
+    descriptors: Option<Page>,
     /// Tells those apart that had the same place.
     generation: u32,
     /// Counts what is posted, to post it again in that order.
@@ -149,6 +150,18 @@ impl<G: Granter, C: Channel> Lane<G, C> {
         }
     }
 
+    /// Windows keep at most so many pages from now on.
+    pub(super) fn resize_window(&mut self, most: u32) {
+        if let Some(connection) = &mut self.connection {
+            connection.pool.resize_window(most);
+        }
+    }
+
+    /// What is in the window, where there is one.
+    pub(super) fn window_levels(&mut self) -> Option<SourceLevels> {
+        self.connection.as_mut()?.pool.window_levels()
+    }
+
     /// Takes up a connection, and posts what waits for one.
     pub(super) fn connect(&mut self, connection: Connection<G, C>) -> Result<(), Broken> {
         let count = connection.ring.count();
@@ -176,8 +189,8 @@ impl<G: Granter, C: Channel> Lane<G, C> {
         let mut leases = connection.ring_pages;
         for posted in unanswered.into_iter().rev() {
             self.backlog.push_front(posted.piece);
-            leases.extend(posted.pages);
-            leases.extend(posted.descriptors);
+            let pages = posted.pages.into_iter().chain(posted.descriptors);
+            leases.extend(pages.filter_map(Page::into_lease));
         }
         drop((connection.ring, connection.channel));
         self.orphans.extend(connection.pool.close(leases));
@@ -262,6 +275,10 @@ impl<G: Granter, C: Channel> Lane<G, C> {
             }
         }
         let Some(connection) = &mut self.connection else { return Ok(()) };
+        if let Err(held) = connection.pool.tend() {
+            tracing::warn!("{held}");
+            return Err(self.broken("window_held_too_long"));
+        }
         if connection.ring.publish() {
             connection.channel.notify().map_err(|error| channel_rule(&self.rules, error))?;
         }
@@ -537,7 +554,7 @@ fn carry<G: Granter, C>(
 }
 
 /// Copies what is to be written into the pages, and says what of each is used.
-fn fill(pages: &[Lease], segments: &[Segment], piece: Piece) -> Option<Vec<SegmentRange>> {
+fn fill(pages: &[Page], segments: &[Segment], piece: Piece) -> Option<Vec<SegmentRange>> {
     let mut at = usize::try_from(piece.at).ok()?;
     let mut left = usize::try_from(piece.len).ok()?;
     let mut ranges = Vec::with_capacity(pages.len());

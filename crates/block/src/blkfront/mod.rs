@@ -11,7 +11,9 @@
 //! **Pages.** With persistent grants the pages stay lent and are used last in, first out; the bytes are
 //! copied between them and the requester's memory, and the backend finds them mapped. Else each is lent
 //! for its request, in the way it needs, and taken back. That the backend does not keep them mapped is
-//! no reason not to keep them lent. They are given back when told ([`FrontDisk::release_pages`]).
+//! no reason not to keep them lent. They are given back when told ([`FrontDisk::release_pages`]). Where
+//! frontend and backend agree on windows, pages are those of the ring's window, which the frontend issues
+//! and takes back alone, and of which it keeps fewer when told ([`FrontDisk::resize_windows`]).
 //!
 //! **The backend goes and comes back.** What was posted and not answered is kept, and posted on the next
 //! connection in the order in which it was before; whoever asked notices nothing but the time. Nothing is
@@ -29,12 +31,14 @@ mod handle;
 mod lane;
 mod outbox;
 mod pool;
+mod windows;
 
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+pub use ringfence_grants::window::SourceLevels;
 use ringfence_platform::rules::RuleCounters;
-use ringfence_platform::{Access, Channel, Granter, Gref, Lease, LendError};
+use ringfence_platform::{Access, Channel, Granter, Gref, Lease, LendError, WindowHandle};
 use ringfence_ring::{FrontRing, RingLayout, RingPages};
 use ringfence_wire::blkif::{Abi, Rules, SEGMENTS_DIRECT, SEGMENTS_MAX};
 use rustix::event::epoll;
@@ -44,6 +48,7 @@ use handle::Handle;
 use lane::{Connection, FlushBy, Lane, Terms};
 use outbox::Outbox;
 use pool::Pool;
+pub(crate) use windows::{Window, WindowStock};
 
 /// What the owner of a frontend decides about it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -58,6 +63,8 @@ pub struct BlkfrontOptions {
     pub pages: usize,
     /// Most segments of a request, if the backend takes as many.
     pub segments: u16,
+    /// Pages of the window of each ring, if the backend opens them; 0: none.
+    pub window: u32,
 }
 
 impl Default for BlkfrontOptions {
@@ -69,6 +76,7 @@ impl Default for BlkfrontOptions {
             // What a backend keeps mapped of a ring.
             pages: 1056,
             segments: SEGMENTS_MAX,
+            window: 0,
         }
     }
 }
@@ -79,6 +87,7 @@ pub struct RingSetup<G, C> {
     ring: FrontRing<RingPages>,
     pages: Vec<Lease>,
     channel: C,
+    window: Option<Window>,
 }
 
 impl<G: Granter, C: Channel> RingSetup<G, C> {
@@ -107,7 +116,7 @@ impl<G: Granter, C: Channel> RingSetup<G, C> {
         match lend() {
             Ok((layout, memory)) => {
                 let ring = FrontRing::init(memory, layout);
-                Ok(RingSetup { granter, ring, pages: leases, channel })
+                Ok(RingSetup { granter, ring, pages: leases, channel, window: None })
             }
             Err(error) => {
                 for lease in leases {
@@ -117,6 +126,17 @@ impl<G: Granter, C: Channel> RingSetup<G, C> {
                 Err(error)
             }
         }
+    }
+
+    /// The same, with a window for the pages of its requests.
+    #[must_use]
+    pub(crate) fn with_window(self, window: Option<Window>) -> RingSetup<G, C> {
+        RingSetup { window, ..self }
+    }
+
+    /// The name of its window.
+    pub(crate) fn window(&self) -> Option<WindowHandle> {
+        self.window.as_ref().and_then(Window::handle)
     }
 
     /// References of the ring's pages, in order.
@@ -131,8 +151,8 @@ impl<G: Granter, C: Channel> RingSetup<G, C> {
 
     /// Takes the ring back, unused; what the peer holds on to comes back.
     pub fn give_up(self) -> Vec<Lease> {
-        let RingSetup { granter, ring, pages, channel } = self;
-        drop((ring, channel));
+        let RingSetup { granter, ring, pages, channel, window } = self;
+        drop((ring, channel, window));
         Pool::new(granter, false, 0).close(pages)
     }
 }
@@ -274,8 +294,8 @@ impl<G: Granter + 'static, C: Channel + 'static> FrontDisk<G, C> {
         let limit = (self.options.pages / lanes).max(1);
         let watchers = lock(&self.watchers);
         for (number, (lane, setup)) in self.lanes.iter().zip(rings).enumerate() {
-            let RingSetup { granter, ring, pages, channel } = setup;
-            let pool = Pool::new(granter, self.options.persistent, limit);
+            let RingSetup { granter, ring, pages, channel, window } = setup;
+            let pool = Pool::new(granter, self.options.persistent, limit).with_window(window);
             for (_, waiting) in watchers.handles.iter().filter(|(at, _)| *at == number) {
                 if let Some(waiting) = waiting.upgrade() {
                     waiting.watch(&channel);
@@ -310,6 +330,21 @@ impl<G: Granter + 'static, C: Channel + 'static> FrontDisk<G, C> {
     /// Takes back the pages that no request uses.
     pub fn release_pages(&self) {
         self.lanes.iter().for_each(|lane| lock(lane).release_pages());
+    }
+
+    /// Windows keep at most so many pages each from now on. What is too much and free goes back to the
+    /// system at once, the rest when it is not in use any more.
+    pub fn resize_windows(&self, most: u32) {
+        self.lanes.iter().for_each(|lane| lock(lane).resize_window(most));
+    }
+
+    /// What is in the windows of all rings; `None` where there are none.
+    pub fn window_levels(&self) -> Option<SourceLevels> {
+        let levels = self.lanes.iter().filter_map(|lane| lock(lane).window_levels());
+        levels.reduce(|mut sum, levels| {
+            sum.add(levels);
+            sum
+        })
     }
 
     /// Pages lent now, beside the rings.

@@ -133,6 +133,27 @@ impl Stage {
         }
     }
 
+    /// Looks until a frontend is served.
+    pub fn look_until_connected(&mut self, seat: usize) {
+        let begun = Instant::now();
+        while self.seats[seat].connection().is_none() {
+            assert!(begun.elapsed() < PATIENCE, "nobody is served");
+            self.look(seat);
+            self.bell.wait(Duration::from_millis(20));
+        }
+    }
+
+    /// Looks until nothing of a frontend's is held any more.
+    pub fn look_until_released(&mut self, seat: usize) {
+        let begun = Instant::now();
+        while self.seats[seat].connection().is_some() || self.seats[seat].is_leaving() {
+            assert!(begun.elapsed() < PATIENCE, "it is still served");
+            self.look(seat);
+            self.bell.wait(Duration::from_millis(20));
+        }
+        self.look(seat);
+    }
+
     /// Looks until the device of a seat was closed because of its guest.
     pub fn wait_for_condemnation(&mut self, seat: usize) -> String {
         let begun = Instant::now();

@@ -40,7 +40,10 @@ impl MemoryDisk {
         let whole = whole.ok_or_else(|| invalid("a disk has at least one sector"))?;
         let file = rustix::fs::memfd_create("disk", MemfdFlags::CLOEXEC)?;
         rustix::fs::ftruncate(&file, whole as u64)?;
-        let bytes_of = Mapping::new(&file, 0, whole, Protection::ReadWrite)?.lent();
+        let mapping = Mapping::new(&file, 0, whole, Protection::ReadWrite)?;
+        // Else what is measured is how long the processor looks for pages of so much memory.
+        mapping.prefer_huge_pages();
+        let bytes_of = mapping.lent();
         let discard = Discard { granularity: sector_size.max(4096), alignment: 0, secure: false };
         let geometry = Geometry {
             bytes,

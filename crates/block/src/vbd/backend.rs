@@ -1,26 +1,24 @@
 //! The backend's side of the handshake.
 
+mod described;
+mod open;
 mod silence;
+mod windows;
 
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Instant;
 
 use ringfence_platform::rules::RuleCounters;
 use ringfence_platform::store::{StoreAccess, StoreClient, StoreError};
 use ringfence_platform::xenbus::end::{BackendEnd, Life, STEPS_MAX, is_about_a_key};
 use ringfence_platform::xenbus::steps::{BackendStep, backend_step};
-use ringfence_platform::{Access, EventPort, GrantStatus, Grantee, Gref, Platform, PlatformError};
-use ringfence_ring::RingPages;
+use ringfence_platform::{GrantStatus, Gref, Platform, PlatformError, WindowError};
 use ringfence_wire::blkif::{Abi, INFO_READ_ONLY, INFO_REMOVABLE, RING_ORDER_MAX, keys};
-use ringfence_wire::decimal;
 use ringfence_wire::xenbus::{DeviceId, XenbusState};
 
-use self::silence::Silence;
+use self::silence::{FirstPage, is_silent};
 use super::QUEUES_MAX;
-use crate::blkback::{
-    Agreement, Blkback, BlkbackOptions, Mode, OnEnd, QueueParts, StartError, rules_for,
-};
-use crate::storage::{Disk, Geometry};
+use crate::blkback::{Blkback, BlkbackOptions, Mode, StartError};
+use crate::storage::Disk;
 
 /// Why a frontend that says it is ready cannot be connected. Costs that device.
 #[derive(Debug, thiserror::Error)]
@@ -70,6 +68,14 @@ pub enum ConnectError {
         /// Why not.
         status: GrantStatus,
     },
+    /// A window that it named is of no use.
+    #[error("the window of ring {queue} cannot be used: {source}")]
+    Window {
+        /// Which queue.
+        queue: u32,
+        /// Why not.
+        source: WindowError,
+    },
     /// The pages are no ring.
     #[error("the pages of a ring are unusable: {0}")]
     RingMemory(#[from] ringfence_memory::OutOfRange),
@@ -91,6 +97,13 @@ impl ConnectError {
             ConnectError::Queues { .. } => "connect_too_many_queues",
             ConnectError::RingPages { .. } => "connect_ring_size",
             ConnectError::Ring { .. } => "connect_ring_grant",
+            ConnectError::Window { source: WindowError::NoSuchWindow { .. }, .. } => {
+                "connect_no_such_window"
+            }
+            ConnectError::Window { source: WindowError::TooLarge { .. }, .. } => {
+                "connect_window_too_large"
+            }
+            ConnectError::Window { .. } => "connect_window",
             ConnectError::RingMemory(_) => "connect_ring_page",
             ConnectError::Start(StartError::Ring(_)) => "connect_ring_index",
             ConnectError::Start(_) => "connect_not_served",
@@ -105,19 +118,14 @@ pub struct Connection {
     pub abi: Abi,
     /// Pages are kept mapped.
     pub persistent: bool,
+    /// Pages are in windows of the frontend's.
+    pub windows: bool,
     /// Queues.
     pub queues: u32,
     /// Pages of each ring.
     pub ring_pages: u32,
     /// Whether it was taken over from a backend before this one, without the frontend's noticing.
     pub adopted: bool,
-}
-
-/// What the toolstack decided.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-struct Decided {
-    geometry: Geometry,
-    removable: bool,
 }
 
 /// One vbd, from the backend's side.
@@ -133,9 +141,12 @@ pub struct VbdBackend {
     /// This value wrote the keys that the frontend reads.
     announced: bool,
     served: Option<(Blkback, Connection)>,
+    /// Of the rings that are served, the first one's first page.
+    first_page: Option<FirstPage>,
     /// This value served it once: what it finds connected is not of a backend before it.
     has_served: bool,
-    silence: Silence,
+    /// The frontend left without a word, and this side stays connected until it is back.
+    is_kept: bool,
     /// It finishes what it began; until it did, no state changes.
     leaving: Option<Blkback>,
     fault: Arc<Mutex<Option<String>>>,
@@ -169,8 +180,9 @@ impl VbdBackend {
             disk: None,
             announced: false,
             served: None,
+            first_page: None,
             has_served: false,
-            silence: Silence::No,
+            is_kept: false,
             leaving: None,
             fault: Arc::default(),
             wake,
@@ -246,20 +258,21 @@ impl VbdBackend {
                 self.end.condemn(why);
             }
             let view = self.end.view(store, self.served.is_some())?;
+            if self.is_replaced(view, store)? {
+                // The look after its last queue ended connects the one that came.
+                self.begin_to_leave();
+                return Ok(Life::Alive);
+            }
             let step = view.map(backend_step);
             match step {
-                Some(BackendStep::Finish) if self.keeps_connected(view) => return Ok(Life::Alive),
-                Some(BackendStep::Wait) => {
-                    self.wait_for_driver(view, store)?;
-                    return Ok(Life::Alive);
-                }
+                Some(BackendStep::Wait) => return Ok(Life::Alive),
                 // In all other cases nothing is held any more of what was served before.
                 _ if !self.is_released(step) => return Ok(Life::Alive),
                 None => return Ok(Life::Over),
                 Some(BackendStep::Announce) => {
                     self.end.forgive();
-                    self.silence = Silence::No;
-                    self.announce(store)?;
+                    self.is_kept = false;
+                    self.announce(platform, store)?;
                 }
                 Some(BackendStep::Connect) => {
                     let Some(disk) = self.disk.clone() else { return Ok(Life::Alive) };
@@ -267,13 +280,11 @@ impl VbdBackend {
                     self.connect(&disk, adopting, platform, store)?;
                 }
                 Some(BackendStep::Close) => self.end.enter(store, XenbusState::Closing)?,
-                Some(BackendStep::Finish) => {
-                    let silent = view.is_some_and(|v| v.own == XenbusState::Connected);
-                    if silent && self.condemned().is_none() {
-                        self.silence = Silence::Since(Instant::now());
-                    }
-                    self.end.enter(store, XenbusState::Closed)?;
+                Some(step @ BackendStep::Finish) if view.is_some_and(|v| is_silent(v, step)) => {
+                    self.is_kept = true;
+                    return Ok(Life::Alive);
                 }
+                Some(BackendStep::Finish) => self.end.enter(store, XenbusState::Closed)?,
                 Some(BackendStep::Forget) => {
                     self.end.enter(store, XenbusState::Closed)?;
                     return Ok(Life::Over);
@@ -316,35 +327,30 @@ impl VbdBackend {
         self.fault.lock().unwrap_or_else(PoisonError::into_inner).take();
     }
 
-    /// The disk, as far as the toolstack lets this guest have it.
-    fn decided(
-        &self,
-        mut geometry: Geometry,
+    fn announce(
+        &mut self,
+        platform: &impl Platform,
         store: &mut StoreClient,
-    ) -> Result<Decided, StoreError> {
-        let mode = store.read_opt(&self.end.back(keys::MODE))?;
-        // Whatever does not say that it may write, may not.
-        geometry.read_only |= mode.is_some_and(|mode| mode.first() != Some(&b'w'));
-        let discard = store.read_opt(&self.end.back(keys::DISCARD_ENABLE))?;
-        if discard.is_some_and(|text| text == b"0") || geometry.read_only {
-            geometry.discard = None;
-        }
-        let removable = store.read_flag(&self.end.back(keys::REMOVABLE)).unwrap_or(false);
-        Ok(Decided { geometry, removable })
-    }
-
-    fn announce(&mut self, store: &mut StoreClient) -> Result<(), StoreError> {
+    ) -> Result<(), StoreError> {
+        windows::settle(&mut self.next.mode, self.end.device(), platform);
         (self.announced, self.options) = (true, self.next);
+        let windows = self.options.mode == Mode::Window;
         let mut entries = self.offers();
         // A disk that is yet to come is described when the frontend is connected to it.
         if let Some(disk) = &self.disk {
-            let decided = self.decided(disk.geometry(), store)?;
-            entries.extend(self.features(&decided.geometry));
+            let decided = described::Decided::of(disk.geometry(), &self.end, store)?;
+            entries.extend(described::features(&decided.geometry, &self.options));
         }
         let end = &self.end;
         store.transaction(|t| {
             for (key, value) in &entries {
                 t.write(&end.back(key), value)?;
+            }
+            let window = end.back(keys::FEATURE_RINGFENCE_WINDOW);
+            if windows {
+                t.write(&window, flag(true))?;
+            } else if t.read_opt(&window)?.is_some() {
+                t.rm(&window)?;
             }
             let state = XenbusState::InitWait.to_string();
             t.write(&end.back(ringfence_wire::xenbus::STATE), state)
@@ -355,31 +361,13 @@ impl VbdBackend {
     fn offers(&self) -> Vec<(&'static str, String)> {
         let BlkbackOptions { mode, queues, ring_order, indirect_segments, .. } = self.options;
         let mut entries = vec![
-            (keys::FEATURE_PERSISTENT, flag(mode == Mode::Persistent)),
+            (keys::FEATURE_PERSISTENT, flag(keeps(mode))),
             (keys::MULTI_QUEUE_MAX_QUEUES, queues.clamp(1, QUEUES_MAX).to_string()),
             (keys::MAX_RING_PAGE_ORDER, ring_order.min(RING_ORDER_MAX).to_string()),
         ];
         // Where there are none the key must be absent.
         if indirect_segments > 0 {
             entries.push((keys::FEATURE_MAX_INDIRECT_SEGMENTS, indirect_segments.to_string()));
-        }
-        entries
-    }
-
-    /// What a disk can do.
-    fn features(&self, geometry: &Geometry) -> Vec<(&'static str, String)> {
-        let rules = rules_for(geometry, &self.options);
-        let mut entries = vec![
-            (keys::FEATURE_FLUSH_CACHE, flag(rules.flush)),
-            (keys::FEATURE_BARRIER, flag(rules.barrier)),
-            (keys::FEATURE_DISCARD, flag(rules.discard)),
-        ];
-        if let Some(discard) = geometry.discard.filter(|_| rules.discard) {
-            entries.extend([
-                (keys::DISCARD_GRANULARITY, discard.granularity.to_string()),
-                (keys::DISCARD_ALIGNMENT, discard.alignment.to_string()),
-                (keys::DISCARD_SECURE, flag(discard.secure)),
-            ]);
         }
         entries
     }
@@ -391,15 +379,17 @@ impl VbdBackend {
         platform: &P,
         store: &mut StoreClient,
     ) -> Result<(), StoreError> {
-        let decided = self.decided(disk.geometry(), store)?;
+        let decided = described::Decided::of(disk.geometry(), &self.end, store)?;
         match self.open(adopting, (disk, &decided.geometry), platform, store) {
-            Ok(served) => {
-                (self.served, self.has_served) = (Some(served), true);
-                self.silence = Silence::No;
-                if adopting {
+            Ok((served, connection, first_page)) => {
+                (self.served, self.has_served) = (Some((served, connection)), true);
+                self.first_page = Some(first_page);
+                let was_kept = core::mem::take(&mut self.is_kept);
+                if adopting && !was_kept {
                     // The frontend is to notice nothing.
                     return Ok(());
                 }
+                // What the disk was like when nobody was there may have changed.
                 self.publish(&decided, store)
             }
             Err(ConnectError::Store(error)) if !is_about_a_key(&error) => Err(error),
@@ -412,11 +402,15 @@ impl VbdBackend {
     }
 
     /// Says what the disk is like, and that it is there.
-    fn publish(&self, decided: &Decided, store: &mut StoreClient) -> Result<(), StoreError> {
-        let Decided { geometry, removable } = *decided;
+    fn publish(
+        &self,
+        decided: &described::Decided,
+        store: &mut StoreClient,
+    ) -> Result<(), StoreError> {
+        let described::Decided { geometry, removable } = *decided;
         let info = if geometry.read_only { INFO_READ_ONLY } else { 0 }
             | if removable { INFO_REMOVABLE } else { 0 };
-        let mut entries = self.features(&geometry);
+        let mut entries = described::features(&geometry, &self.options);
         entries.extend([
             (keys::SECTORS, (geometry.bytes / 512).to_string()),
             (keys::SECTOR_SIZE, geometry.sector_size.to_string()),
@@ -428,122 +422,11 @@ impl VbdBackend {
             entries.iter().try_for_each(|(key, value)| t.write(&self.end.back(key), value))
         })
     }
+}
 
-    /// Reads the frontend's keys, once each, and maps and binds what they name.
-    fn open<P: Platform>(
-        &self,
-        adopting: bool,
-        (disk, geometry): (&Arc<dyn Disk>, &Geometry),
-        platform: &P,
-        store: &mut StoreClient,
-    ) -> Result<(Blkback, Connection), ConnectError> {
-        let end = &self.end;
-        let abi = match store.read_opt(&end.front(keys::PROTOCOL))? {
-            None => Abi::NATIVE,
-            Some(name) => Abi::from_name(&name).ok_or(ConnectError::Protocol)?,
-        };
-        // What the frontend was told holds, whatever this process would tell it today.
-        let told = adopting && !self.announced;
-        let offered = match told {
-            true => store.read_flag(&end.back(keys::FEATURE_PERSISTENT))?,
-            false => self.options.mode == Mode::Persistent,
-        };
-        let persistent = offered && store.read_flag(&end.front(keys::FEATURE_PERSISTENT))?;
-        let mut rules = rules_for(geometry, &self.options);
-        let (mut most_queues, mut most_order) = (self.options.queues, self.options.ring_order);
-        if told {
-            rules.flush = store.read_flag(&end.back(keys::FEATURE_FLUSH_CACHE))?;
-            rules.barrier = store.read_flag(&end.back(keys::FEATURE_BARRIER))?;
-            rules.discard = store.read_flag(&end.back(keys::FEATURE_DISCARD))?;
-            let key = end.back(keys::FEATURE_MAX_INDIRECT_SEGMENTS);
-            let indirect = store.read_opt(&key)?.and_then(|text| decimal::parse_u16(&text).ok());
-            rules.indirect_segments = indirect.unwrap_or(0);
-            (most_queues, most_order) = (QUEUES_MAX, RING_ORDER_MAX);
-        }
-        let limit = most_queues.clamp(1, QUEUES_MAX);
-        let wanted = store.read_u32_opt(&end.front(keys::MULTI_QUEUE_NUM_QUEUES))?;
-        let queues = wanted.unwrap_or(1);
-        if queues == 0 || queues > limit {
-            return Err(ConnectError::Queues { wanted: queues, limit });
-        }
-        let ring_pages = self.ring_pages(most_order.min(RING_ORDER_MAX), store)?;
-        let mut parts = Vec::with_capacity(queues as usize);
-        for queue in 0..queues {
-            // One that says one uses directories all the same; one that says nothing does not.
-            let dir = wanted.filter(|n| *n > 1).map(|_| keys::queue_directory(queue));
-            parts.push(self.open_queue(platform, store, (queue, dir.as_deref()), ring_pages)?);
-        }
-        let agreement = Agreement { abi, persistent, rules };
-        let (fault, wake) = (Arc::clone(&self.fault), Arc::clone(&self.wake));
-        let on_end: OnEnd = Arc::new(move |why| {
-            if let Some(why) = why {
-                *fault.lock().unwrap_or_else(PoisonError::into_inner) = Some(why.to_string());
-            }
-            wake();
-        });
-        let with = (end.rules(), platform.counters());
-        let options = (&self.options, &agreement);
-        let served = Blkback::start(parts, disk, options, with, &on_end)?;
-        let adopted = adopting && !self.has_served;
-        let connection = Connection { abi, persistent, queues, ring_pages, adopted };
-        Ok((served, connection))
-    }
-
-    /// Pages of each ring.
-    fn ring_pages(&self, most_order: u32, store: &mut StoreClient) -> Result<u32, ConnectError> {
-        let limit = 1 << most_order;
-        let order = store.read_u32_opt(&self.end.front(keys::RING_PAGE_ORDER))?;
-        let wanted = match order {
-            Some(order) => 1u32.checked_shl(order).unwrap_or(u32::MAX),
-            None => store.read_u32_opt(&self.end.front(keys::NUM_RING_PAGES))?.unwrap_or(1),
-        };
-        if wanted > limit || !wanted.is_power_of_two() {
-            return Err(ConnectError::RingPages { wanted, limit });
-        }
-        Ok(wanted)
-    }
-
-    fn open_queue<P: Platform>(
-        &self,
-        platform: &P,
-        store: &mut StoreClient,
-        (queue, dir): (u32, Option<&str>),
-        ring_pages: u32,
-    ) -> Result<QueueParts<P::Grantee, P::Channel>, ConnectError> {
-        let key = |name: &str| match dir {
-            Some(dir) => self.end.front(&format!("{dir}/{name}")),
-            None => self.end.front(name),
-        };
-        let count = ring_pages as usize;
-        // A missing reference must not be read as 0, which is the console's page.
-        let alone = match count {
-            1 => store.read_u32_opt(&key(keys::RING_REF))?,
-            _ => None,
-        };
-        let mut grefs = Vec::with_capacity(count);
-        match alone {
-            Some(gref) => grefs.push(Gref(gref)),
-            None => {
-                for page in 0..count {
-                    grefs.push(Gref(store.read_u32(&key(&keys::ring_ref(page)))?));
-                }
-            }
-        }
-        let port = store.read_u32(&key(keys::EVENT_CHANNEL))?;
-        let peer = self.end.device().frontend;
-        let mut pages = platform.grantee(peer).map_err(ConnectError::Arena)?;
-        let wanted: Vec<_> = grefs.iter().map(|gref| (*gref, Access::ReadWrite)).collect();
-        let mut mapped = Vec::with_capacity(count);
-        pages.map(&wanted, &mut mapped);
-        let mut ring = Vec::with_capacity(count);
-        for (page, (gref, lent)) in grefs.into_iter().zip(mapped).enumerate() {
-            let failed = |status| ConnectError::Ring { queue, page, gref, status };
-            ring.push(lent.map_err(failed)?);
-        }
-        let bound = platform.bind_interdomain(peer, EventPort(port));
-        let channel = bound.map_err(|source| ConnectError::Channel { port, source })?;
-        Ok(QueueParts { ring: RingPages::paged(ring)?, ring_pages: count, channel, pages })
-    }
+/// Whether pages that are in no window are kept mapped.
+fn keeps(mode: Mode) -> bool {
+    matches!(mode, Mode::Persistent | Mode::Window)
 }
 
 fn flag(on: bool) -> String {

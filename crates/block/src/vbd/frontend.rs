@@ -1,5 +1,6 @@
 //! The frontend's side of the handshake.
 
+use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 
@@ -13,7 +14,9 @@ use ringfence_wire::decimal;
 use ringfence_wire::xenbus::{DeviceId, STATE, XenbusState};
 
 use super::QUEUES_MAX;
-use crate::blkfront::{AttachError, BlkfrontOptions, FrontDisk, Offer, OnBroken, RingSetup};
+use crate::blkfront::{
+    AttachError, BlkfrontOptions, FrontDisk, Offer, OnBroken, RingSetup, WindowStock,
+};
 use crate::storage::{Discard, Geometry};
 
 /// Why a frontend could not connect.
@@ -64,6 +67,9 @@ pub struct VbdFrontend<P: Platform> {
     /// One for each connection that was found to be of no more use.
     faults: (Sender<()>, Receiver<()>),
     granter: P::Granter,
+    /// The windows, where they are wanted and the platform has them.
+    windows: Option<WindowStock>,
+    said_without: bool,
     /// Pages that the backend would not let go of.
     stuck: Vec<Lease>,
 }
@@ -82,7 +88,7 @@ impl<P: Platform> VbdFrontend<P> {
         options: BlkfrontOptions,
         wake: Arc<dyn Fn() + Send + Sync>,
     ) -> Result<VbdFrontend<P>, PlatformError> {
-        Ok(VbdFrontend {
+        let mut front = VbdFrontend {
             end: FrontendEnd::new(device),
             options,
             rules: Arc::default(),
@@ -94,8 +100,31 @@ impl<P: Platform> VbdFrontend<P> {
             was_up: false,
             faults: channel(),
             granter: platform.granter(device.backend)?,
+            windows: None,
+            said_without: false,
             stuck: Vec::new(),
-        })
+        };
+        if options.window > 0 {
+            let queues = options.queues.clamp(1, QUEUES_MAX);
+            match WindowStock::new(platform, device.backend, queues, options.window) {
+                Ok(stock) => front.windows = Some(stock),
+                Err(error) => front.say_without_windows(&error),
+            }
+        }
+        Ok(front)
+    }
+
+    fn say_without_windows(&mut self, why: &dyn core::fmt::Display) {
+        if !core::mem::replace(&mut self.said_without, true) {
+            let device = self.end.device().frontend_path();
+            tracing::warn!(%device, "pages of requests are not in windows: {why}");
+        }
+    }
+
+    /// The files of the windows, for a sandbox that closes or refuses all others. Call it before the
+    /// first look.
+    pub fn descriptors(&self) -> Vec<RawFd> {
+        self.windows.as_ref().map(WindowStock::descriptors).unwrap_or_default()
     }
 
     /// Goes on with a disk of an earlier frontend, whose backend is no more and comes back elsewhere:
@@ -202,8 +231,14 @@ impl<P: Platform> VbdFrontend<P> {
         Ok((lanes.map_or(queues, |lanes| queues.min(lanes)), order))
     }
 
-    fn connect(&mut self, platform: &P, store: &mut StoreClient) -> Result<(), FrontendError> {
-        let (queues, order) = self.shape(store)?;
+    /// Lends so many rings of that order, with windows if the backend opens them.
+    fn lend_rings(
+        &mut self,
+        platform: &P,
+        queues: u32,
+        order: u32,
+        windows: bool,
+    ) -> Result<Setups<P>, FrontendError> {
         let backend = self.end.device().backend;
         let mut setups = Vec::with_capacity(queues as usize);
         for _ in 0..queues {
@@ -214,13 +249,26 @@ impl<P: Platform> VbdFrontend<P> {
                 .map_err(FrontendError::from)
                 .and_then(|(granter, channel)| Ok(RingSetup::new(granter, channel, 1 << order)?));
             match setup {
-                Ok(setup) => setups.push(setup),
+                Ok(setup) => {
+                    let stock = self.windows.as_mut().filter(|_| windows);
+                    setups.push(setup.with_window(stock.and_then(WindowStock::take)));
+                }
                 Err(error) => {
                     self.stuck.extend(setups.into_iter().flat_map(RingSetup::give_up));
                     return Err(error);
                 }
             }
         }
+        Ok(setups)
+    }
+
+    fn connect(&mut self, platform: &P, store: &mut StoreClient) -> Result<(), FrontendError> {
+        let (queues, order) = self.shape(store)?;
+        let windows = store.read_flag(&self.end.back(keys::FEATURE_RINGFENCE_WINDOW))?;
+        if self.windows.is_some() && !windows {
+            self.say_without_windows(&"the backend does not open them");
+        }
+        let setups = self.lend_rings(platform, queues, order, windows)?;
         let mut entries = vec![
             (keys::PROTOCOL.to_owned(), Abi::NATIVE.name().to_owned()),
             (keys::FEATURE_PERSISTENT.to_owned(), u8::from(self.options.persistent).to_string()),
@@ -241,6 +289,9 @@ impl<P: Platform> VbdFrontend<P> {
                 };
                 entries.push((format!("{dir}{name}"), gref.to_string()));
             }
+            if let Some(window) = setup.window() {
+                entries.push((format!("{dir}{}", keys::RINGFENCE_WINDOW), window.0.to_string()));
+            }
             let port = setup.channel().port().0;
             entries.push((format!("{dir}{}", keys::EVENT_CHANNEL), port.to_string()));
         }
@@ -248,9 +299,13 @@ impl<P: Platform> VbdFrontend<P> {
         let end = &self.end;
         store.transaction(|t| {
             // An earlier connection may have been of another shape.
-            for stale in [keys::RING_PAGE_ORDER, keys::MULTI_QUEUE_NUM_QUEUES] {
-                if t.read_opt(&end.front(stale))?.is_some() {
-                    t.rm(&end.front(stale))?;
+            let tops = [keys::RING_PAGE_ORDER, keys::MULTI_QUEUE_NUM_QUEUES].map(str::to_owned);
+            let queues = (0..queues).map(|queue| keys::queue_directory(queue) + "/");
+            let windows = [String::new()].into_iter().chain(queues);
+            let windows = windows.map(|dir| dir + keys::RINGFENCE_WINDOW);
+            for stale in tops.into_iter().chain(windows) {
+                if t.read_opt(&end.front(&stale))?.is_some() {
+                    t.rm(&end.front(&stale))?;
                 }
             }
             for (key, value) in &entries {

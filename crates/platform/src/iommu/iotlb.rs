@@ -16,9 +16,9 @@ use std::mem::ManuallyDrop;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Mutex, PoisonError};
 
-use ringfence_memory::LentSlice;
+use ringfence_memory::DeviceRegion;
 use ringfence_wire::vhost::{IOTLB_MESSAGE_LEN, Iotlb, IotlbAccess, iotlb_message, parse_miss};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use rustix::io::Errno;
 
 use super::AddressSpace;
@@ -30,6 +30,12 @@ const ENTRIES: usize = 2048;
 
 /// Where it says how many there are.
 const ENTRIES_FILE: &str = "/sys/module/vhost/parameters/max_iotlb_entries";
+
+impl std::fmt::Debug for IotlbSpace {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "IotlbSpace({} of {} entries)", self.mapped(), self.entries)
+    }
+}
 
 /// What a worker wanted and was not given.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -45,21 +51,31 @@ pub struct IotlbSpace {
     file: OwnedFd,
     entries: usize,
     /// What the worker may reach, by its I/O address; see `drop`.
-    mapped: Mutex<BTreeMap<u64, ManuallyDrop<LentSlice>>>,
+    mapped: Mutex<BTreeMap<u64, ManuallyDrop<DeviceRegion>>>,
 }
 
 impl IotlbSpace {
     /// The space of the device that `file` is, on which `VIRTIO_F_ACCESS_PLATFORM` and messages of the second
-    /// version were agreed.
-    pub fn new(file: OwnedFd) -> IotlbSpace {
+    /// version were agreed. Reading it does not wait from here on.
+    ///
+    /// # Errors
+    ///
+    /// The kernel's.
+    pub fn new(file: OwnedFd) -> io::Result<IotlbSpace> {
+        fcntl_setfl(&file, fcntl_getfl(&file)? | OFlags::NONBLOCK)?;
         let told = std::fs::read_to_string(ENTRIES_FILE).ok();
         let entries = told.and_then(|text| text.trim().parse().ok()).unwrap_or(ENTRIES);
-        IotlbSpace { file, entries, mapped: Mutex::default() }
+        Ok(IotlbSpace { file, entries, mapped: Mutex::default() })
     }
 
     /// Entries that can be mapped at a time.
     pub fn entries(&self) -> usize {
         self.entries
+    }
+
+    /// Entries that are mapped.
+    pub fn mapped(&self) -> usize {
+        self.mapped.lock().unwrap_or_else(PoisonError::into_inner).len()
     }
 
     /// The next miss, if there is one. Whoever wants it answered maps what is wanted; who does not has stopped
@@ -69,14 +85,12 @@ impl IotlbSpace {
     ///
     /// The kernel's.
     pub fn take_miss(&self) -> io::Result<Option<Miss>> {
-        let mut files = [PollFd::new(&self.file, PollFlags::IN)];
-        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
-        if poll(&mut files, Some(&now))? == 0 {
-            return Ok(None);
-        }
         let mut bytes = [0; IOTLB_MESSAGE_LEN];
-        if rustix::io::read(&self.file, &mut bytes)? != bytes.len() {
-            return Err(io::ErrorKind::UnexpectedEof.into());
+        match rustix::io::read(&self.file, &mut bytes) {
+            Ok(IOTLB_MESSAGE_LEN) => {}
+            Ok(_) => return Err(io::ErrorKind::UnexpectedEof.into()),
+            Err(Errno::AGAIN) => return Ok(None),
+            Err(errno) => return Err(errno.into()),
         }
         Ok(match parse_miss(&bytes) {
             Some(Iotlb::Miss { address, access }) => {
@@ -116,21 +130,21 @@ impl AddressSpace for IotlbSpace {
         }
     }
 
-    fn map(&self, address: u64, memory: &LentSlice, access: Access) -> io::Result<()> {
+    fn map_region(&self, address: u64, memory: &DeviceRegion, access: Access) -> io::Result<()> {
         if access == Access::ReadWrite && !memory.is_writable() {
             return Err(Errno::PERM.into());
         }
         let mut mapped = self.mapped.lock().unwrap_or_else(PoisonError::into_inner);
-        let len = memory.len() as u64;
+        let len = memory.len();
         let end = address.checked_add(len).ok_or(Errno::OVERFLOW)?;
         let before = mapped.range(..end).next_back();
-        if before.is_some_and(|(start, slice)| start + slice.len() as u64 > address) {
+        if before.is_some_and(|(start, slice)| start + slice.len() > address) {
             return Err(Errno::EXIST.into());
         }
         if mapped.len() >= self.entries {
             return Err(Errno::NOSPC.into());
         }
-        let user_address = memory.device_region().address();
+        let user_address = memory.address();
         let access = match access {
             Access::ReadOnly => IotlbAccess::Read,
             Access::ReadWrite => IotlbAccess::ReadWrite,
@@ -146,7 +160,7 @@ impl AddressSpace for IotlbSpace {
 
     fn unmap(&self, address: u64) -> io::Result<()> {
         let mut mapped = self.mapped.lock().unwrap_or_else(PoisonError::into_inner);
-        let len = mapped.get(&address).ok_or(Errno::NOENT)?.len() as u64;
+        let len = mapped.get(&address).ok_or(Errno::NOENT)?.len();
         self.tell(Iotlb::Invalidate { address, len })?;
         drop(mapped.remove(&address).map(ManuallyDrop::into_inner));
         Ok(())

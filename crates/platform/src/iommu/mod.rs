@@ -19,6 +19,9 @@
 //! region in it: issue maps a page, revoke unmaps it, and the kernel makes both hold. A guest served by
 //! several devices has a table for each.
 //!
+//! A table can also be made over memory that is somebody's already, an area in which frames are put together,
+//! and have larger pages: *blocks*, each mapped and unmapped as one ([`RegionTable::over`]).
+//!
 //! # What a revocation means here
 //!
 //! The kernel returns from unmapping when the device can begin no new access by that address: no peer is
@@ -31,12 +34,31 @@ pub mod vfio;
 
 use std::io;
 
-use ringfence_memory::LentSlice;
+use ringfence_memory::{DeviceAccess, DeviceRange, DeviceRegion, LentSlice};
 
 use crate::Access;
 use crate::window::EngineFacts;
 
 pub use region::{RegionShape, RegionTable};
+
+/// Where regions begin whose addresses are told to kernel vhost: no address of a process is as high.
+pub const FIRST_IO_ADDRESS: u64 = 1 << 60;
+
+/// Addresses above those of any kernel belong to nobody, either.
+const LAST_IO_ADDRESS: u64 = (1 << 62) - 1;
+
+/// `len` octets at an I/O address, as a device behind an [`AddressSpace`] is told of them; `None` below
+/// [`FIRST_IO_ADDRESS`], where addresses of this process may be.
+pub fn io_range(address: u64, len: u32, access: DeviceAccess) -> Option<DeviceRange> {
+    let last = address.checked_add(u64::from(len))?;
+    if address < FIRST_IO_ADDRESS || last > LAST_IO_ADDRESS {
+        return None;
+    }
+    // SAFETY: no memory of a process has such an address, so a device reaches memory of this process by it
+    // only where an address space leads it there; and that leads to what was mapped as a `DeviceRegion`,
+    // which the device may write only if it is lent memory.
+    Some(unsafe { DeviceRange::new(address, len, access) })
+}
 
 /// What a device can reach, by I/O addresses.
 pub trait AddressSpace: Send + Sync {
@@ -50,7 +72,16 @@ pub trait AddressSpace: Send + Sync {
     ///
     /// The kernel's: `EEXIST` where something is mapped there already; `ENOSPC` where the space's entries are
     /// used up; `EPERM` for memory that cannot be written and is to be.
-    fn map(&self, address: u64, memory: &LentSlice, access: Access) -> io::Result<()>;
+    fn map_region(&self, address: u64, memory: &DeviceRegion, access: Access) -> io::Result<()>;
+
+    /// As [`AddressSpace::map_region`], of lent memory.
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    fn map(&self, address: u64, memory: &LentSlice, access: Access) -> io::Result<()> {
+        self.map_region(address, &memory.device_region(), access)
+    }
 
     /// Takes what was mapped at `address` away, all of it. After it returns, the device begins no access by
     /// these addresses.

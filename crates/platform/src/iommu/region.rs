@@ -3,9 +3,11 @@
 use std::io;
 use std::sync::Arc;
 
-use ringfence_memory::{LentSlice, Mapping, PAGE_SIZE, Protection};
+use ringfence_memory::{
+    DeviceAccess, DeviceRange, DeviceRegion, LentSlice, Mapping, PAGE_SIZE, Protection,
+};
 
-use super::AddressSpace;
+use super::{AddressSpace, io_range};
 use crate::window::{EngineFacts, Held, IssueError};
 use crate::{
     Access, Counters, DomId, Gref, PageId, RevokeError, TranslationTable, WindowHandle, WindowShape,
@@ -18,6 +20,8 @@ pub struct RegionShape {
     pub base: u64,
     /// Pages and entries.
     pub window: WindowShape,
+    /// Octets of a page: [`PAGE_SIZE`], or a multiple of it for a table of blocks.
+    pub page: u32,
 }
 
 impl RegionShape {
@@ -26,8 +30,22 @@ impl RegionShape {
     pub fn address(&self, gref: Gref) -> Option<u64> {
         let first = Gref::FIRST_FREE.0;
         let known = gref.0.checked_sub(first).is_some_and(|at| at < self.window.entries);
-        let offset = u64::from(gref.0) * PAGE_SIZE as u64;
+        let offset = u64::from(gref.0) * u64::from(self.page);
         known.then(|| self.base.checked_add(offset)).flatten()
+    }
+
+    /// A part of the page under `gref`, for a descriptor; `None` if the table has no such entry, the part does
+    /// not lie inside, or the base is below [`FIRST_IO_ADDRESS`](super::FIRST_IO_ADDRESS).
+    pub fn range(
+        &self,
+        gref: Gref,
+        offset: u32,
+        len: u32,
+        access: DeviceAccess,
+    ) -> Option<DeviceRange> {
+        let inside = offset.checked_add(len).is_some_and(|end| end <= self.page);
+        let address = self.address(gref).filter(|_| inside)?;
+        io_range(address.checked_add(u64::from(offset))?, len, access)
     }
 }
 
@@ -39,13 +57,25 @@ enum State {
     Stale,
 }
 
-/// The granter's table over its region. The memory is its own: private pages of this process.
+/// The memory of a table.
+enum Backing {
+    /// Made for it.
+    Own(LentSlice),
+    /// Somebody's who puts nothing there but what the device is to have.
+    Area(DeviceRegion),
+}
+
+/// The granter's table over its region.
+///
+/// The memory is its own: pages of this process alone. Or it is an area of somebody's ([`RegionTable::over`]):
+/// then the table only says what of it the device reaches, [`TranslationTable::memory`] has nothing to
+/// give, and no content is destroyed.
 pub struct RegionTable {
     grantee: DomId,
     handle: WindowHandle,
     region: RegionShape,
     space: Arc<dyn AddressSpace>,
-    memory: LentSlice,
+    memory: Backing,
     states: Vec<State>,
     generations: Vec<u32>,
     entries: Vec<Option<PageId>>,
@@ -66,18 +96,49 @@ impl RegionTable {
         space: Arc<dyn AddressSpace>,
         counters: Arc<Counters>,
     ) -> io::Result<RegionTable> {
-        let pages = region.window.pages() as usize;
-        let last = region.window.grefs().next_back().and_then(|gref| region.address(gref));
-        let fits = last.is_some_and(|last| last.checked_add(PAGE_SIZE as u64).is_some());
-        if !region.base.is_multiple_of(PAGE_SIZE as u64) || !fits || pages == 0 {
-            return Err(io::Error::from(io::ErrorKind::InvalidInput));
-        }
+        let bytes = bytes_of(&region).filter(|_| region.page as usize == PAGE_SIZE);
+        let bytes = bytes.ok_or(io::ErrorKind::InvalidInput)?;
         // Shared memory, not private: pages that a device holds must stay this process's after a fork.
         let file = rustix::fs::memfd_create("ringfence-region", rustix::fs::MemfdFlags::CLOEXEC)?;
-        let bytes = pages * PAGE_SIZE;
         rustix::fs::ftruncate(&file, bytes as u64)?;
-        let memory = Mapping::new(&file, 0, bytes, Protection::ReadWrite)?.lent();
-        Ok(RegionTable {
+        let memory = Backing::Own(Mapping::new(&file, 0, bytes, Protection::ReadWrite)?.lent());
+        Ok(RegionTable::with(grantee, handle, region, space, memory, counters))
+    }
+
+    /// A table over an area of memory, whose pages are the blocks in it, one after the other. Block after block
+    /// is mapped where it is issued; nothing is emptied, as nothing is in it but what was to be sent, or
+    /// came: that is up to whoever has the area.
+    ///
+    /// # Errors
+    ///
+    /// `InvalidInput` for a region that cannot be, blocks that are no pages, fewer octets than the blocks
+    /// have, and pages for writing in an area that cannot be written.
+    pub fn over(
+        grantee: DomId,
+        region: RegionShape,
+        area: DeviceRegion,
+        space: Arc<dyn AddressSpace>,
+        counters: Arc<Counters>,
+    ) -> io::Result<RegionTable> {
+        let fits = bytes_of(&region).is_some_and(|bytes| bytes as u64 <= area.len());
+        if !fits || (region.window.writable > 0 && !area.is_writable()) {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        // Nobody opens it by name.
+        let handle = WindowHandle(u32::MAX);
+        Ok(RegionTable::with(grantee, handle, region, space, Backing::Area(area), counters))
+    }
+
+    fn with(
+        grantee: DomId,
+        handle: WindowHandle,
+        region: RegionShape,
+        space: Arc<dyn AddressSpace>,
+        memory: Backing,
+        counters: Arc<Counters>,
+    ) -> RegionTable {
+        let pages = region.window.pages() as usize;
+        RegionTable {
             grantee,
             handle,
             region,
@@ -87,7 +148,7 @@ impl RegionTable {
             generations: vec![0; pages],
             entries: vec![None; region.window.entries as usize],
             counters,
-        })
+        }
     }
 
     /// Where it is.
@@ -120,10 +181,28 @@ impl RegionTable {
         Ok(page)
     }
 
+    /// Lets the device reach a page.
+    fn map(&self, address: u64, page: PageId, access: Access) -> io::Result<()> {
+        let len = self.region.page as usize;
+        let offset = page.0 as usize * len;
+        let outside = |_| io::Error::from(io::ErrorKind::InvalidInput);
+        match &self.memory {
+            Backing::Own(memory) => {
+                let page = memory.slice(offset, len).map_err(outside)?;
+                self.space.map(address, &page, access)
+            }
+            Backing::Area(area) => {
+                let block = area.slice(offset, len).map_err(outside)?;
+                self.space.map_region(address, &block, access)
+            }
+        }
+    }
+
     /// Empties a page that no device reaches.
     fn empty(&mut self, page: PageId) -> Result<(), RevokeError> {
-        let Some(memory) = self.memory(page) else { return Err(RevokeError::NotIssued) };
-        memory.zero(0, PAGE_SIZE).map_err(|_| RevokeError::NotIssued)?;
+        if let Some(memory) = self.memory(page) {
+            memory.zero(0, PAGE_SIZE).map_err(|_| RevokeError::NotIssued)?;
+        }
         if let Some(generation) = self.generations.get_mut(page.0 as usize) {
             *generation = generation.wrapping_add(1);
         }
@@ -154,7 +233,10 @@ impl TranslationTable for RegionTable {
 
     fn memory(&self, page: PageId) -> Option<LentSlice> {
         self.region.window.access_of(page)?;
-        self.memory.slice(page.0 as usize * PAGE_SIZE, PAGE_SIZE).ok()
+        match &self.memory {
+            Backing::Own(memory) => memory.slice(page.0 as usize * PAGE_SIZE, PAGE_SIZE).ok(),
+            Backing::Area(_) => None,
+        }
     }
 
     fn generation(&self, page: PageId) -> u32 {
@@ -187,9 +269,8 @@ impl TranslationTable for RegionTable {
             return Err(IssueError::NotFresh { page });
         }
         let address = self.region.address(gref).ok_or(none)?;
-        let memory = self.memory(page).ok_or(IssueError::NoPage { page, pages })?;
         self.counters.syscalls.add(1);
-        let mapped = self.space.map(address, &memory, access);
+        let mapped = self.map(address, page, access);
         mapped.map_err(|error| IssueError::System(errno(&error)))?;
         if let Some(slot) = self.slot(gref) {
             *slot = Some(page);
@@ -240,6 +321,16 @@ impl Drop for RegionTable {
             let _ = self.unmap(gref);
         }
     }
+}
+
+/// Octets of a region's memory; `None` for one that cannot be.
+fn bytes_of(region: &RegionShape) -> Option<usize> {
+    let (page, window) = (region.page as usize, region.window);
+    let whole = page > 0 && page.is_multiple_of(PAGE_SIZE) && window.pages() > 0;
+    let last = window.grefs().next_back().and_then(|gref| region.address(gref))?;
+    let fits = last.checked_add(u64::from(region.page)).is_some();
+    let aligned = region.base.is_multiple_of(PAGE_SIZE as u64);
+    if whole && fits && aligned { page.checked_mul(window.pages() as usize) } else { None }
 }
 
 fn errno(error: &io::Error) -> i32 {

@@ -14,7 +14,7 @@ use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
-use ringfence_memory::LentSlice;
+use ringfence_memory::DeviceRegion;
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 
@@ -125,12 +125,24 @@ pub fn strictness(group: u32) -> Strictness {
     }
 }
 
+/// The number of the group that a PCI device (`0000:00:03.0`) is in.
+///
+/// # Errors
+///
+/// [`VfioError::Missing`] for a device that there is not, or that is in no group.
+pub fn group_of(device: &str) -> Result<u32, VfioError> {
+    let path = Path::new("/sys/bus/pci/devices").join(device).join("iommu_group");
+    let target = std::fs::read_link(&path).ok();
+    let name = target.as_deref().and_then(Path::file_name).and_then(|name| name.to_str());
+    name.and_then(|name| name.parse().ok()).ok_or(VfioError::Missing { path })
+}
+
 /// One address space of the machine's IOMMU, with one group of devices in it.
 pub struct Container {
     file: OwnedFd,
     group: OwnedFd,
     /// What is mapped, by its I/O address. The kernel has the pages pinned as well.
-    mapped: Mutex<BTreeMap<u64, LentSlice>>,
+    mapped: Mutex<BTreeMap<u64, DeviceRegion>>,
 }
 
 impl Container {
@@ -190,14 +202,13 @@ impl AddressSpace for Container {
         }
     }
 
-    fn map(&self, address: u64, memory: &LentSlice, access: Access) -> io::Result<()> {
-        let region = memory.device_region();
+    fn map_region(&self, address: u64, memory: &DeviceRegion, access: Access) -> io::Result<()> {
         if access == Access::ReadWrite && !memory.is_writable() {
             return Err(Errno::PERM.into());
         }
         let flags = if access == Access::ReadWrite { READ | WRITE } else { READ };
         // struct vfio_iommu_type1_dma_map: argsz and flags, vaddr, iova, size.
-        let mut map = [head(32, flags), region.address(), address, region.len()];
+        let mut map = [head(32, flags), memory.address(), address, memory.len()];
         let mut mapped = self.mapped.lock().unwrap_or_else(PoisonError::into_inner);
         structure(&self.file, number::IOMMU_MAP_DMA, &mut map)?;
         mapped.insert(address, memory.clone());
@@ -206,7 +217,7 @@ impl AddressSpace for Container {
 
     fn unmap(&self, address: u64) -> io::Result<()> {
         let mut mapped = self.mapped.lock().unwrap_or_else(PoisonError::into_inner);
-        let size = mapped.get(&address).ok_or(Errno::NOENT)?.len() as u64;
+        let size = mapped.get(&address).ok_or(Errno::NOENT)?.len();
         // struct vfio_iommu_type1_dma_unmap: argsz and flags, iova, size. The kernel says how much it was.
         let mut unmap = [head(24, 0), address, size];
         structure(&self.file, number::IOMMU_UNMAP_DMA, &mut unmap)?;
@@ -298,7 +309,7 @@ fn structure<T: Copy, const N: usize>(
 ) -> io::Result<()> {
     // SAFETY: the kernel reads and writes at most the structure's size, which its first word says (SET_CONTAINER
     // reads one int); the callers' arrays of integers are as long, and any bits are integers. Addresses in
-    // them are of memory that a `LentSlice` keeps mapped until it was unmapped from the device, and to which
+    // them are of memory that a `DeviceRegion` keeps mapped until it was unmapped from the device, and to which
     // no Rust reference points.
     let done = unsafe {
         libc::ioctl(

@@ -385,6 +385,19 @@ impl WindowView {
         }
     }
 
+    /// Lowers every status word: those that a grantee before this one, which is no more, left raised. For
+    /// the only view of a window.
+    #[must_use]
+    pub fn taking_over(self) -> WindowView {
+        self.lower_all();
+        self
+    }
+
+    fn lower_all(&self) {
+        let references = self.table.references();
+        (RESERVED..references).for_each(|number| self.table.set_status(Gref(number), 0));
+    }
+
     /// Begins a use of each of `pages` and appends to `out` where it is, or why it cannot be used: no
     /// such entry or nothing issued there ([`GrantStatus::BadGref`]), issued for less
     /// ([`GrantStatus::PermissionDenied`]), revoked meanwhile ([`GrantStatus::Again`]), or the granter's

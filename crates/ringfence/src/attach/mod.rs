@@ -21,7 +21,7 @@ use std::time::{Duration, Instant};
 use clap::Args;
 use nix::sys::signal::Signal;
 use ringfence_net::features::OffloadKeys;
-use ringfence_net::netfront::TxStaging;
+use ringfence_net::netfront::{TxStaging, WindowSizes};
 use ringfence_net::tap::TapPort;
 use ringfence_net::vif::frontend::{FrontendError, VifFrontend};
 use ringfence_platform::Platform;
@@ -83,6 +83,11 @@ pub struct AttachArgs {
     #[arg(long, value_name = "PAGES", num_args = 0..=1, require_equals = true,
           default_missing_value = "full", value_parser = staging_parser())]
     pub staging: Option<TxStaging>,
+
+    /// Have the buffers in windows, which are granted and taken back without the backend's help, if it
+    /// opens them; on Xen there are none
+    #[arg(long)]
+    pub windows: bool,
 
     /// How many queues to have, if the backend offers them and there are pages for them; each has a
     /// thread, as far as there are processors
@@ -164,6 +169,8 @@ fn attach<P: Platform>(platform: P, args: &AttachArgs) -> Result<(), AttachError
         .with_offloads(args.offload)
         .with_queues(args.queues)
         .with_staging(args.staging.unwrap_or_default());
+    let sizes = WindowSizes::for_queues(args.queues);
+    let vif = if args.windows { vif.with_windows(&platform, sizes) } else { vif };
     claim::put_in_order(&mut store, &claimed.device)?;
     let port = |tap: Tap| TapPort::new(tap.fd, tap.offloads, mtu, Arc::clone(platform.counters()));
     let ports = taps.into_iter().map(port).collect();

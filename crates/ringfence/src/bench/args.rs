@@ -14,9 +14,11 @@ use super::grant::args::GrantArgs;
 use super::gso::args::GsoArgs;
 use super::hostile::args::HostileArgs;
 use super::idle::IdleArgs;
+use super::iommu::args::IommuArgs;
 use super::latency::LatencyArgs;
 use super::packet::{SIZE_MAX, SIZE_MIN};
 use super::peers::Peer;
+use super::pressure::args::PressureArgs;
 use super::redesigned::args::RedesignedArgs;
 use super::staging::args::StagingArgs;
 use super::uplink::args::UplinkArgs;
@@ -50,6 +52,8 @@ pub enum BenchCommand {
     Gso(GsoArgs),
     /// What each operation on a grant costs: windows beside ordinary grants
     Grant(GrantArgs),
+    /// Windows that shrink under memory pressure and grow again, in the middle of a transfer
+    Pressure(PressureArgs),
     /// What a guest's way to the host's network carries, beside other ways
     Uplink(UplinkArgs),
 }
@@ -67,6 +71,8 @@ pub struct SeedsArgs {
 pub enum Experiment {
     /// IOPS against the number of guests on memory disks, with and without persistent grants
     Persistent(PersistentArgs),
+    /// Kernel vhost-net behind its I/O translation table: not protected, coarsely, finely, with grants reused
+    Iommu(IommuArgs),
     /// Packets by size and number of queues, copied and with staging grants
     Staging(StagingArgs),
     /// Bulk TCP with grants mapped for each packet, copied, and issued and revoked by the guest alone

@@ -30,6 +30,7 @@ pub mod grant;
 pub mod gso;
 pub mod hostile;
 pub mod idle;
+pub mod iommu;
 pub mod latency;
 mod net;
 mod orders;
@@ -37,6 +38,7 @@ mod packet;
 mod page;
 mod peers;
 mod perf;
+mod pressure;
 mod redesigned;
 mod report;
 mod said;
@@ -62,6 +64,7 @@ pub fn main(args: &BenchArgs) -> u8 {
         BenchCommand::Block(args) => block::run(args),
         BenchCommand::Seeds(args) => match &args.experiment {
             Experiment::Persistent(args) => block::run_seeds(args),
+            Experiment::Iommu(args) => iommu::run(args),
             Experiment::Staging(args) => staging::run(args),
             Experiment::Redesigned(args) => redesigned::run(args),
         },
@@ -69,6 +72,7 @@ pub fn main(args: &BenchArgs) -> u8 {
         BenchCommand::Idle(args) => idle::run(args),
         BenchCommand::Latency(args) => latency::run(args),
         BenchCommand::Grant(args) => grant::run(args),
+        BenchCommand::Pressure(args) => pressure::run(args),
         BenchCommand::Uplink(args) => uplink::run(args),
     };
     match outcome {

@@ -150,9 +150,10 @@ impl Disks {
         Ok(())
     }
 
-    /// Why one of them was closed, if it was.
-    pub(super) fn condemned(&self) -> Option<String> {
-        self.backends.iter().find_map(|disk| disk.condemned().map(ToOwned::to_owned))
+    /// Those that were closed, and why.
+    pub(super) fn condemned(&self) -> impl Iterator<Item = (u16, String)> {
+        let disks = (0..).zip(&self.backends);
+        disks.filter_map(|(handle, disk)| Some((handle, disk.condemned()?.to_owned())))
     }
 
     /// The rules that each of them saw broken, by name.

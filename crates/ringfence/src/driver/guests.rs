@@ -288,12 +288,12 @@ impl Guests {
             for handle in guest.disks.that_dial() {
                 guest.channel.send_or_drop(&FromDriver::Dial { handle });
             }
-            let before = guest.disks.condemned();
+            let before: Vec<_> = guest.disks.condemned().collect();
             if let Err(error) = guest.disks.look(scope) {
                 tracing::warn!(%error, "a disk's state could not be followed");
             }
-            if let (None, Some(why)) = (before, guest.disks.condemned()) {
-                guest.channel.send_or_drop(&FromDriver::DeviceClosed(format!("disk: {why}")));
+            for (handle, why) in guest.disks.condemned().filter(|disk| !before.contains(disk)) {
+                guest.channel.send_or_drop(&FromDriver::DiskClosed { handle, why });
             }
         }
     }

@@ -1,10 +1,10 @@
 //! The disks of a guest, in its frontend: blkfront on one side, an NBD server on the other.
 
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixListener;
 use std::sync::Arc;
 
-use ringfence_block::blkfront::BlkfrontOptions;
+use ringfence_block::blkfront::{BlkfrontOptions, SourceLevels};
 use ringfence_block::export::{Export, ExportOptions};
 use ringfence_block::storage::Disk;
 use ringfence_block::vbd::frontend::VbdFrontend;
@@ -36,6 +36,9 @@ pub(super) struct Disks {
 /// go of.
 pub(super) const PAGES: u32 = 2048;
 
+/// Pages of the window of a disk's ring.
+pub(super) const WINDOW: u32 = 1024;
+
 /// Changes in the store that are followed before others have their turn.
 const ROUNDS: u32 = 64;
 
@@ -58,8 +61,9 @@ impl Disks {
         for ((order, socket), handle) in orders.iter().zip(sockets).zip(0..) {
             let (kind, frontend) = (DeviceKind::Vbd, platform.domid());
             let device = DeviceId { kind, frontend, backend: DomId(0), handle };
-            let options =
-                BlkfrontOptions { persistent: order.persistent, ..BlkfrontOptions::default() };
+            let DiskFrontend { persistent, windows } = *order;
+            let window = if windows { WINDOW } else { 0 };
+            let options = BlkfrontOptions { persistent, window, ..BlkfrontOptions::default() };
             let vbd = VbdFrontend::new(platform, device, options, Arc::clone(&ring))?;
             list.push(Served { vbd, socket: Some(socket), export: None });
         }
@@ -67,9 +71,22 @@ impl Disks {
     }
 
     /// Descriptors that are open on purpose.
-    pub(super) fn descriptors(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
-        let sockets = self.list.iter().filter_map(|served| Some(served.socket.as_ref()?.as_fd()));
-        sockets.chain([self.bell.as_fd()])
+    pub(super) fn descriptors(&self) -> impl Iterator<Item = RawFd> {
+        let sockets =
+            self.list.iter().filter_map(|served| Some(served.socket.as_ref()?.as_raw_fd()));
+        let windows = self.list.iter().flat_map(|served| served.vbd.descriptors());
+        sockets.chain(windows).chain([self.bell.as_raw_fd()])
+    }
+
+    /// Has the windows of each disk keep at most so many pages.
+    pub(super) fn resize_windows(&self, most: u32) {
+        for (disk, served) in self.list.iter().enumerate() {
+            let Some(front) = served.vbd.disk() else { continue };
+            front.resize_windows(most);
+            if let Some(SourceLevels { present, in_use, .. }) = front.window_levels() {
+                tracing::info!(disk, most, present, in_use, "pages of the disk's windows");
+            }
+        }
     }
 
     /// Begins to follow their backends.

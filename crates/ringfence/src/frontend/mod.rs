@@ -117,19 +117,22 @@ fn live(channel: &Channel, deed: Option<Deed>) -> Result<(), Failure> {
         .with_staging(config.staging.parse()?)
         .with_queues(config.queues);
     let sizes = WindowSizes::for_queues(config.queues);
-    let (vif, squeeze) = match config.windows {
-        true => (vif.with_windows(&platform, sizes), Some(Squeeze::new(sizes.pages))),
-        false => (vif, None),
-    };
+    let vif = if config.windows { vif.with_windows(&platform, sizes) } else { vif };
+    let any = config.windows || config.disks.iter().any(|disk| disk.windows);
+    let full = sizes.pages.max(disks::WINDOW);
+    let squeeze = any.then(|| Squeeze::new(full));
     let disks = Disks::new(&platform, &config.disks, sockets)?;
     let mut expected = platform.descriptors();
     expected.push(channel.as_fd().as_raw_fd());
     expected.extend(taps.iter().map(AsRawFd::as_raw_fd));
     expected.extend(vif.descriptors());
     expected.extend(squeeze.iter().flat_map(Squeeze::descriptors));
-    expected.extend(disks.descriptors().map(|fd| fd.as_raw_fd()));
+    expected.extend(disks.descriptors());
     let isolation = Isolation::enter(DomainKind::Frontend, &expected)?;
     crate::sys::log::to_stderr(false);
+    if let Some(why) = squeeze.as_ref().and_then(Squeeze::refused) {
+        tracing::warn!("{why}");
+    }
     isolation.lock()?;
     if let Some(deed) = deed {
         std::thread::Builder::new().name("deed".to_owned()).spawn(deed)?;
@@ -220,6 +223,7 @@ impl Frontend {
         };
         if let Some(most) = most {
             self.link.resize_windows(most);
+            self.disks.resize_windows(most);
         }
     }
 

@@ -27,6 +27,8 @@ const LEAST: u32 = 32;
 /// Pressure on memory, and what follows from it.
 pub(super) struct Squeeze {
     triggers: Vec<File>,
+    /// Where there is no trigger: what the system said.
+    refused: Option<String>,
     level: Level,
 }
 
@@ -67,21 +69,26 @@ impl Level {
 impl Squeeze {
     /// For windows of `full` pages.
     pub(super) fn new(full: u32) -> Squeeze {
+        Squeeze::by(full, &paths())
+    }
+
+    fn by(full: u32, paths: &[String]) -> Squeeze {
         let mut triggers = Vec::new();
         let mut refused = Vec::new();
-        for path in paths() {
-            match trigger(&path) {
+        for path in paths {
+            match trigger(path) {
                 Ok(file) => triggers.push(file),
                 Err(error) => refused.push(format!("{path}: {error}")),
             }
         }
-        if triggers.is_empty() {
-            tracing::info!(
-                "windows do not shrink under memory pressure by themselves ({})",
-                refused.join("; ")
-            );
-        }
-        Squeeze { triggers, level: Level { full, bound: full, since: None } }
+        let refused = triggers.is_empty().then(|| refused.join("; "));
+        Squeeze { triggers, refused, level: Level { full, bound: full, since: None } }
+    }
+
+    /// Why windows do not shrink by themselves, where that is so. Said once, when there is a log.
+    pub(super) fn refused(&self) -> Option<String> {
+        let why = self.refused.as_ref()?;
+        Some(format!("windows do not shrink under memory pressure by themselves ({why})"))
     }
 
     /// Its files.
@@ -157,6 +164,17 @@ mod tests {
         assert_eq!(level.pressed(now), 20);
         assert_eq!(level.relaxed(now + 2 * WINDOW), Some(20));
         assert_eq!(level.due(), None);
+    }
+
+    #[test]
+    fn without_pressure_stall_information_one_message_says_so_and_the_order_works() {
+        let none = ["/nonexistent/one".to_owned(), "/nonexistent/two".to_owned()];
+        let mut squeeze = Squeeze::by(1024, &none);
+        let why = squeeze.refused().unwrap();
+        assert!(why.contains("/nonexistent/one: No such file"), "{why}");
+        assert!(why.contains("; /nonexistent/two: No such file"), "{why}");
+        assert_eq!(squeeze.wait_fds().count(), 0);
+        assert_eq!((squeeze.pressed(), squeeze.relaxed()), (128, None));
     }
 
     #[test]

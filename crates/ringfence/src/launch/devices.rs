@@ -16,9 +16,6 @@ use std::time::{Duration, Instant};
 use ringfence_block::nbd::agree::{ClientHandshake, Progress, Settled};
 use ringfence_platform::nbd::{NbdDevice, NbdEnding, NbdExport, is_ready};
 
-/// Who sets this variable to 1 wants nodes. They are not made unasked yet: in the scenario `nbd`, what a guest wrote
-/// without flushing it was not on the disk after its end.
-const WANTED: &str = "RINGFENCE_DISK_NODES";
 /// How long shaking hands, and the device, may take until they are there.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// How long a request may take. Behind it are limits of the disk's own, which are shorter.
@@ -26,7 +23,8 @@ const REQUEST: Duration = Duration::from_secs(180);
 /// What the kernel takes for a size of blocks.
 const BLOCKS: std::ops::RangeInclusive<u32> = 512..=4096;
 
-/// A disk's node below /dev. It is ended when this is dropped.
+/// A disk's node below /dev. It is ended when this is dropped; who wants to know how, calls
+/// [`Device::end`].
 pub(super) struct Device {
     path: PathBuf,
     ending: NbdEnding,
@@ -34,15 +32,14 @@ pub(super) struct Device {
 }
 
 impl Device {
-    /// A node for the disk that is served at `socket`. None where nobody asked for it, the kernel has no
-    /// driver, or all of its devices are in use.
+    /// A node for the disk that is served at `socket`. None where the kernel has no driver, or this user may not
+    /// use it.
     ///
     /// # Errors
     ///
     /// Why there is none, where it was to be expected.
     pub(super) fn of(socket: &Path) -> io::Result<Option<Device>> {
-        let wanted = std::env::var_os(WANTED).is_some_and(|value| value == "1");
-        if !wanted || !NbdDevice::exist() || !rustix::process::geteuid().is_root() {
+        if !NbdDevice::exist() || !rustix::process::geteuid().is_root() {
             return Ok(None);
         }
         let (stream, settled) = shake_hands(socket)?;
@@ -69,18 +66,29 @@ impl Device {
     pub(super) fn path(&self) -> &Path {
         &self.path
     }
+
+    /// Has everything written that the kernel still has for it, and ends it.
+    ///
+    /// # Errors
+    ///
+    /// When something could not be written; it is ended all the same.
+    pub(super) fn end(mut self) -> io::Result<()> {
+        self.finish()
+    }
+
+    fn finish(&mut self) -> io::Result<()> {
+        let Some(thread) = self.thread.take() else { return Ok(()) };
+        let written = self.ending.end();
+        // It catches nothing, and holds nothing that could be left in disorder.
+        let _ = thread.join();
+        written
+    }
 }
 
 impl Drop for Device {
     fn drop(&mut self) {
-        if let Err(error) = self.ending.end() {
-            let path = self.path.display();
-            tracing::warn!(%error, %path, "not all was written that the kernel had for a disk");
-        }
-        if let Some(thread) = self.thread.take() {
-            // It catches nothing, and holds nothing that could be left in disorder.
-            let _ = thread.join();
-        }
+        // One that fails here was not waited for by its guest: it was not started.
+        let _ = self.finish();
     }
 }
 

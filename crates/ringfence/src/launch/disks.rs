@@ -16,7 +16,6 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, anyhow, bail, ensure};
-use ringfence_block::blkback::Mode;
 use ringfence_block::storage::file::OpenFile;
 use ringfence_block::storage::nbd::NbdConnector;
 
@@ -41,12 +40,12 @@ struct Prepared {
     file: Option<OwnedFd>,
     socket: Option<OwnedFd>,
     path: PathBuf,
-    persistent: bool,
+    frontend: DiskFrontend,
 }
 
 /// The disks of one guest. Their sockets go when this does.
 pub(super) struct Disks {
-    /// Their nodes below /dev: these end first.
+    /// Their nodes below /dev.
     devices: Vec<Device>,
     list: Vec<Prepared>,
     /// By handle, of those that are on a server.
@@ -73,7 +72,7 @@ impl Disks {
                 file,
                 socket: Some(socket.into()),
                 path,
-                persistent: spec.mode == Mode::Persistent,
+                frontend: DiskFrontend::of(spec.mode),
             });
         }
         Ok(disks)
@@ -135,7 +134,7 @@ impl Disks {
 
     /// What the frontend is to do with each.
     pub(super) fn orders(&self) -> Vec<DiskFrontend> {
-        self.list.iter().map(|disk| DiskFrontend { persistent: disk.persistent }).collect()
+        self.list.iter().map(|disk| disk.frontend).collect()
     }
 
     /// The sockets, for the frontend alone.
@@ -166,6 +165,20 @@ impl Disks {
         environment
     }
 
+    /// Ends the nodes below /dev, when what was written to them is on the disks. To be called while the disks
+    /// are served; where they are not any more, this fails at once.
+    pub(super) fn end_devices(&mut self, reporter: Reporter) {
+        for device in self.devices.drain(..) {
+            let path = device.path().to_owned();
+            if let Err(error) = device.end() {
+                reporter.problem(format_args!(
+                    "{}: not everything that was written could be stored: {error}",
+                    path.display()
+                ));
+            }
+        }
+    }
+
     /// By what variables the command finds them.
     pub(super) fn environment(&self) -> Vec<(String, String)> {
         let paths = self.list.iter().map(|disk| disk.path.display().to_string());
@@ -175,8 +188,6 @@ impl Disks {
 
 impl Drop for Disks {
     fn drop(&mut self) {
-        // While their frontend is there.
-        self.devices.clear();
         for disk in &self.list {
             let _ = std::fs::remove_file(&disk.path);
         }

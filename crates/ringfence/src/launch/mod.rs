@@ -23,7 +23,7 @@ mod supervise;
 mod terminal;
 mod uplink;
 
-pub use options::{Link, Options, UplinkChoice};
+pub use options::{Link, Options, Protect, UplinkChoice};
 
 use std::ffi::OsString;
 use std::io;

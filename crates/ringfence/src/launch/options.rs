@@ -30,6 +30,16 @@ pub enum Link {
     Netif,
 }
 
+/// How much of the uplink's memory the worker of vhost-net reaches.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default, clap::ValueEnum)]
+pub enum Protect {
+    /// All receive buffers and the ring of frames to send, once and for all
+    #[default]
+    Coarse,
+    /// Only the pages of frames that are under way, or were and are kept to be used again
+    Fine,
+}
+
 impl Link {
     /// What connects it to its switch.
     pub(super) fn on_switch(self) -> &'static str {
@@ -69,6 +79,8 @@ pub struct Options {
     pub forwards: Vec<ForwardSpec>,
     /// What connects it.
     pub link: Link,
+    /// How much of the uplink's memory vhost-net reaches.
+    pub protect: Protect,
     /// How pages are shared.
     pub mode: Mode,
     /// In mode `staging`: which of its pages stay mapped.

@@ -193,10 +193,13 @@ impl<'a> Supervisor<'a> {
                 taps.switch.map_or(Ok(()), |tap| self.start_frontend(tap))
             })
             .and_then(|()| self.start_command());
-        match started {
+        let outcome = match started {
             Ok(()) => self.wait_for_end(),
             Err(outcome) => outcome,
-        }
+        };
+        // What the kernel has yet to write needs all who serve the disks.
+        self.disks.end_devices(self.reporter);
+        outcome
     }
 
     fn start_guest(
@@ -411,6 +414,13 @@ impl<'a> Supervisor<'a> {
             News::Driver(FromDriver::DeviceClosed(why)) => {
                 self.reporter.problem(format_args!(
                     "the driver domain closed this guest's network interface: {}",
+                    printable(&why)
+                ));
+                None
+            }
+            News::Driver(FromDriver::DiskClosed { handle, why }) => {
+                self.reporter.problem(format_args!(
+                    "the driver domain closed this guest's disk {handle}: {}",
                     printable(&why)
                 ));
                 None

@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, OwnedFd};
 
 use anyhow::{Context, bail};
 
-use super::options::{Link, Options, UplinkChoice};
+use super::options::{Link, Options, Protect, UplinkChoice};
 use super::report::Reporter;
 use crate::guest::{self, Address, ResolverConfig, UplinkInterface};
 use crate::plane::threads;
@@ -72,7 +72,11 @@ impl Uplink {
         let queues = threads(options.queues).min(QUEUES_MAX);
         let queues = u32::try_from(queues).unwrap_or(1);
         let (order, devices) = match options.link {
-            Link::Vhost => LinkOrder::choose(queues, true).context("--link vhost")?,
+            Link::Vhost => {
+                let (order, devices) = LinkOrder::choose(queues, true).context("--link vhost")?;
+                let fine = options.protect == Protect::Fine;
+                (if fine { LinkOrder::VhostFine } else { order }, devices)
+            }
             // Not vhost-net by itself yet: bulk transfers to guests were not measured over it.
             Link::Auto | Link::Tap | Link::Netif => (LinkOrder::Tap, Vec::new()),
         };
@@ -161,6 +165,9 @@ impl fmt::Display for Uplink {
 
 /// Whether options that speak of an uplink agree that there is to be one.
 fn is_wanted(options: &Options) -> anyhow::Result<bool> {
+    if options.protect == Protect::Fine && options.link != Link::Vhost {
+        bail!("--protect fine is about the worker of vhost-net: say --link vhost as well");
+    }
     let wanted = match (options.uplink, options.link) {
         (Some(UplinkChoice::Host), Link::Netif) => {
             bail!("--link netif leads to the switch, not to the host: choose auto, vhost or tap")

@@ -9,9 +9,9 @@ use std::sync::Arc;
 use ringfence_platform::Counters;
 use ringfence_platform::tap::TapOffloads;
 use ringfence_platform::vhost::{self, VhostError};
-use ringfence_vhost::VhostLink;
 use ringfence_vhost::frames::FrameShape;
 use ringfence_vhost::tap::TapLink;
+use ringfence_vhost::{Protection, VhostLink};
 use serde::{Deserialize, Serialize};
 
 /// What is to carry packets.
@@ -26,12 +26,14 @@ pub enum LinkOrder {
     VhostOrTap,
     /// vhost-net or nothing.
     Vhost,
+    /// The same, and what its worker reaches is what is under way.
+    VhostFine,
 }
 
 impl LinkOrder {
     /// Whether devices of vhost-net come along, one for each queue.
     pub(crate) fn has_devices(&self) -> bool {
-        matches!(self, LinkOrder::VhostOrTap | LinkOrder::Vhost)
+        !matches!(self, LinkOrder::Tap | LinkOrder::TapFor(_))
     }
 
     /// vhost-net if it can be had, or only if `insist`; and its devices for so many queues.
@@ -92,9 +94,16 @@ impl Link {
             _ => None,
         };
         if let Some(device) = device {
-            match VhostLink::start(device, &tap, offloads, mtu, shape, Arc::clone(system)) {
+            let protection = match order {
+                LinkOrder::VhostFine => Protection::Fine,
+                _ => Protection::Fixed,
+            };
+            let system = Arc::clone(system);
+            let made =
+                VhostLink::start_protected(device, &tap, offloads, mtu, shape, system, protection);
+            match made {
                 Ok(link) => return Ok(Made { link: Link::Vhost(Box::new(link)), remark: None }),
-                Err(error) if *order == LinkOrder::Vhost => return Err(error.into()),
+                Err(error) if *order != LinkOrder::VhostOrTap => return Err(error.into()),
                 Err(error) => why = Some(error.to_string()),
             }
         }
@@ -108,7 +117,10 @@ impl Link {
     pub(crate) fn name(&self) -> &'static str {
         match self {
             Link::Tap(_) => "tap",
-            Link::Vhost(_) => "vhost-net",
+            Link::Vhost(link) => match link.device().space() {
+                Some(_) => "vhost-net, reaching only what is under way",
+                None => "vhost-net",
+            },
         }
     }
 }

@@ -1,26 +1,67 @@
 //! A device for tests: the other end of a link's queues, honest unless it is told otherwise.
 
+use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use ringfence_memory::{DeviceRegion, LentSlice, Mapping};
 use ringfence_net::tap::capabilities;
-use ringfence_platform::Counters;
+use ringfence_platform::iommu::AddressSpace;
+use ringfence_platform::iommu::iotlb::Miss;
 use ringfence_platform::tap::TapOffloads;
 use ringfence_platform::vhost::{QueueName, VhostEvents};
+use ringfence_platform::window::EngineFacts;
+use ringfence_platform::{Access, Counters};
 use ringfence_ring::split::device::{DeviceQueue, Request};
 use ringfence_ring::split::{DriverQueue, QueueFeatures, QueuePages};
 use ringfence_wire::virtio::SplitLayout;
 use rustix::event::{EventfdFlags, eventfd};
 
-use super::VhostLink;
+use super::lending::Lending;
 use super::receive::Receiver;
+use super::{Protection, VhostLink};
 use crate::device::Device;
 use crate::frames::{FrameRing, FrameShape};
 
 /// Everything that a TAP can leave to its reader.
 const OFFLOADS: TapOffloads = TapOffloads(0x6f);
+
+/// Everything that is lent, by the address at which the device finds it: that in this process, and octets.
+#[derive(Default)]
+pub(crate) struct Lent(pub(crate) Mutex<BTreeMap<u64, (u64, u64)>>);
+
+impl AddressSpace for Lent {
+    fn engine(&self) -> EngineFacts {
+        EngineFacts { name: "list", one_sided: true, in_flight: "none", cost: "none" }
+    }
+
+    fn map_region(&self, address: u64, memory: &DeviceRegion, access: Access) -> io::Result<()> {
+        if (access == Access::ReadWrite) != memory.is_writable() {
+            return Err(io::ErrorKind::PermissionDenied.into());
+        }
+        let mut lent = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        match lent.insert(address, (memory.address(), memory.len())) {
+            None => Ok(()),
+            Some(_) => Err(io::ErrorKind::AlreadyExists.into()),
+        }
+    }
+
+    fn unmap(&self, address: u64) -> io::Result<()> {
+        let mut lent = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        lent.remove(&address).map(drop).ok_or(io::ErrorKind::NotFound.into())
+    }
+}
+
+impl Lent {
+    /// The address in this process of what the device finds at `address`; `None` if it finds nothing.
+    pub(crate) fn find(&self, address: u64, len: u32) -> Option<u64> {
+        let lent = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let (start, (own, octets)) = lent.range(..=address).next_back()?;
+        let offset = address - start;
+        (offset + u64::from(len) <= *octets).then_some(own + offset)
+    }
+}
 
 /// The other end.
 pub(crate) struct Ends {
@@ -32,6 +73,12 @@ pub(crate) struct Ends {
     pub(crate) kicks: [u32; 2],
     /// What the link hears next.
     pub(crate) events: VhostEvents,
+    /// What it hears that the device missed.
+    pub(crate) miss: Option<Miss>,
+    /// Whether it took its queues away.
+    pub(crate) is_stopped: bool,
+    /// What is lent, where that is not everything.
+    pub(crate) lent: Option<Arc<Lent>>,
     /// The memory of all receive buffers.
     buffers: LentSlice,
     region: DeviceRegion,
@@ -53,6 +100,15 @@ impl Device for Mock {
         Ok(core::mem::take(&mut lock(&self.ends).events))
     }
 
+    fn take_miss(&self) -> io::Result<Option<Miss>> {
+        Ok(lock(&self.ends).miss.take())
+    }
+
+    fn stop(&self) -> io::Result<()> {
+        lock(&self.ends).is_stopped = true;
+        Ok(())
+    }
+
     fn wait_fd(&self) -> BorrowedFd<'_> {
         self.event.as_fd()
     }
@@ -69,20 +125,45 @@ pub(crate) fn pair(
     features: QueueFeatures,
     shape: FrameShape,
 ) -> Option<(VhostLink<Mock>, Arc<Mutex<Ends>>)> {
+    lent_pair(sizes, features, shape, Protection::Fixed)
+}
+
+/// As [`pair`], with so much of the link's memory lent.
+pub(crate) fn lent_pair(
+    sizes: [u16; 2],
+    features: QueueFeatures,
+    shape: FrameShape,
+    protection: Protection,
+) -> Option<(VhostLink<Mock>, Arc<Mutex<Ends>>)> {
     let [receive, transmit] = sizes.map(|size| queue(size, features));
     let ((driver_in, receive), (driver_out, transmit)) = (receive?, transmit?);
     let buffers = Mapping::private(Receiver::bytes(sizes[0])).ok()?.lent();
     let region = buffers.device_region();
-    let lent = buffers.clone();
-    let events = VhostEvents::default();
-    let ends = Ends { receive, transmit, kicks: [0; 2], events, buffers: lent, region };
-    let ends = Arc::new(Mutex::new(ends));
+    let system = Arc::<Counters>::default();
+    let frames = FrameRing::new(shape).ok()?;
+    let (mut lending, mut lent) = (Lending::default(), None);
+    if matches!(protection, Protection::Fine | Protection::FineWithoutReuse) {
+        let list = Arc::<Lent>::default();
+        let (space, reuse) = (Arc::clone(&list) as _, protection == Protection::Fine);
+        lending = Lending::new(region.clone(), &frames, reuse, &space, &system).ok()?;
+        lent = Some(list);
+    }
+    let ends = Arc::new(Mutex::new(Ends {
+        receive,
+        transmit,
+        kicks: [0; 2],
+        events: VhostEvents::default(),
+        miss: None,
+        is_stopped: false,
+        lent,
+        buffers: buffers.clone(),
+        region,
+    }));
     let event = eventfd(0, EventfdFlags::CLOEXEC).ok()?;
     let device = Mock { ends: Arc::clone(&ends), event };
-    let frames = FrameRing::new(shape).ok()?;
     let takes = capabilities(OFFLOADS, 1500);
-    let system = Arc::<Counters>::default();
-    let link = VhostLink::over(device, [driver_in, driver_out], buffers, frames, takes, system);
+    let queues = [driver_in, driver_out];
+    let link = VhostLink::over(device, queues, buffers, frames, lending, takes, system);
     link.ok().map(|link| (link, ends))
 }
 
@@ -95,11 +176,20 @@ fn queue(size: u16, features: QueueFeatures) -> Option<(DriverQueue, DeviceQueue
 }
 
 impl Ends {
+    /// The address in this process of what the device finds at `address`.
+    pub(crate) fn find(&self, address: u64, len: u32) -> Option<u64> {
+        match &self.lent {
+            Some(lent) => lent.find(address, len),
+            None => Some(address),
+        }
+    }
+
     /// Writes octets to the start of a receive buffer, as many as it takes; how many.
     pub(crate) fn fill(&self, buffer: &Request, octets: &[u8]) -> u32 {
         let Some(descriptor) = buffer.chain.first() else { return 0 };
         let len = octets.len().min(descriptor.len as usize);
-        let offset = descriptor.address.wrapping_sub(self.region.address());
+        let Some(address) = self.find(descriptor.address, descriptor.len) else { return 0 };
+        let offset = address.wrapping_sub(self.region.address());
         let offset = usize::try_from(offset).unwrap_or(usize::MAX);
         match self.buffers.copy_from(offset, &octets[..len]) {
             Ok(()) => u32::try_from(len).unwrap_or(0),

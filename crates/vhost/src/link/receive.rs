@@ -1,6 +1,6 @@
 //! Frames from the guest: buffers that the device fills, and what is made of them.
 
-use ringfence_memory::{DeviceAccess, LentSlice};
+use ringfence_memory::{DeviceAccess, DeviceRange, LentSlice};
 use ringfence_net::batch::HEADER_MAX;
 use ringfence_net::tap::accept;
 use ringfence_net::{Batch, DropReason};
@@ -9,6 +9,7 @@ use ringfence_offload::vnet::{MODERN_LEN, VnetHeader};
 use ringfence_platform::vhost::QueueName;
 use ringfence_ring::split::{DriverQueue, QueueFault, Used};
 
+use super::lending::Blocks;
 use crate::fault::LinkFault;
 
 /// Octets of a receive buffer. The largest frame lies in five of them, a short one wastes address space
@@ -24,6 +25,8 @@ pub(super) struct Receiver {
     queue: DriverQueue,
     /// Of all buffers, each at its number times its size.
     memory: LentSlice,
+    /// Where buffers are lent one by one.
+    lent: Option<Blocks>,
     /// Buffers that frames of the batch may lie in, to be posted again once it is cleared.
     held: Vec<u32>,
     /// The buffers of one frame.
@@ -42,10 +45,10 @@ pub(super) enum Taken {
 
 impl Receiver {
     /// A receiver whose buffers are not posted yet.
-    pub(super) fn new(queue: DriverQueue, memory: LentSlice) -> Receiver {
+    pub(super) fn new(queue: DriverQueue, memory: LentSlice, lent: Option<Blocks>) -> Receiver {
         let buffers = usize::from(queue.size()).min(memory.len() / BUFFER);
         let held = (0..u32::try_from(buffers).unwrap_or(0)).rev().collect();
-        Receiver { queue, memory, held, pieces: Vec::new() }
+        Receiver { queue, memory, lent, held, pieces: Vec::new() }
     }
 
     /// Octets of memory for the buffers of a queue.
@@ -56,18 +59,26 @@ impl Receiver {
     /// Posts the buffers again that frames were in; whether the device wants a kick.
     pub(super) fn post(&mut self) -> bool {
         while let Some(&number) = self.held.last() {
-            let offset = number as usize * BUFFER;
-            let Ok(range) = self.memory.device_range(offset, BUFFER, DeviceAccess::Write) else {
-                // Cannot be: buffers lie inside their memory. One that did not would not be used.
-                self.held.pop();
-                continue;
-            };
-            if self.queue.push(&[range], number).is_err() {
+            if self.queue.free() == 0 {
                 break;
             }
+            // A buffer that the system does not lend is not used any more.
             self.held.pop();
+            let Some(range) = self.range(number as usize) else { continue };
+            if self.queue.push(&[range], number).is_err() {
+                // Cannot be: there was room.
+                break;
+            }
         }
         self.queue.publish()
+    }
+
+    /// A buffer, for the device.
+    fn range(&mut self, number: usize) -> Option<DeviceRange> {
+        match &mut self.lent {
+            Some(blocks) => blocks.lend(number, 0, BUFFER),
+            None => self.memory.device_range(number * BUFFER, BUFFER, DeviceAccess::Write).ok(),
+        }
     }
 
     /// Adds the next frame, of at most `frame_max` octets, to the batch, which has room for it.
@@ -104,6 +115,9 @@ impl Receiver {
         let used = self.queue.pop().map_err(fault)?;
         if let Some(used) = used {
             self.held.push(used.token);
+            if let Some(blocks) = &mut self.lent {
+                blocks.over(used.token as usize);
+            }
         }
         Ok(used)
     }

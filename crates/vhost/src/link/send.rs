@@ -4,6 +4,7 @@ use ringfence_memory::DeviceRange;
 use ringfence_platform::vhost::QueueName;
 use ringfence_ring::split::{DriverQueue, QueueFault};
 
+use super::lending::FrameBlocks;
 use crate::fault::LinkFault;
 use crate::frames::{FrameRing, Waiting};
 
@@ -15,13 +16,15 @@ const DESCRIPTORS: u16 = 2;
 pub(super) struct Sender {
     queue: DriverQueue,
     frames: FrameRing,
+    /// Where frames are lent one by one.
+    lent: Option<FrameBlocks>,
     /// Somebody was refused room, and waits.
     is_short: bool,
 }
 
 impl Sender {
-    pub(super) fn new(queue: DriverQueue, frames: FrameRing) -> Sender {
-        Sender { queue, frames, is_short: false }
+    pub(super) fn new(queue: DriverQueue, frames: FrameRing, lent: Option<FrameBlocks>) -> Sender {
+        Sender { queue, frames, lent, is_short: false }
     }
 
     pub(super) fn frames(&mut self) -> &mut FrameRing {
@@ -62,7 +65,7 @@ impl Sender {
             };
             if pushed.is_err() {
                 // Cannot be: there was room. The frame is lost, like on any network.
-                self.frames.finish(number)?;
+                self.finish(number)?;
                 continue;
             }
             count(&frame);
@@ -71,8 +74,11 @@ impl Sender {
     }
 
     /// Headers and payload of a super-packet, or the whole of another frame.
-    fn ranges(&self, frame: &Waiting) -> Option<(DeviceRange, Option<DeviceRange>)> {
-        let whole = self.frames.device_range(frame)?;
+    fn ranges(&mut self, frame: &Waiting) -> Option<(DeviceRange, Option<DeviceRange>)> {
+        let whole = match &mut self.lent {
+            Some(blocks) => blocks.lend(frame.offset, frame.len)?,
+            None => self.frames.device_range(frame)?,
+        };
         let headers = u32::try_from(frame.headers).ok()?;
         if headers == 0 || headers >= whole.len() {
             return Some((whole, None));
@@ -83,7 +89,17 @@ impl Sender {
     /// Takes back the rooms of frames that the device is done with.
     pub(super) fn reclaim(&mut self) -> Result<(), LinkFault> {
         while let Some(used) = self.queue.pop().map_err(fault)? {
-            self.frames.finish(used.token)?;
+            self.finish(used.token)?;
+        }
+        Ok(())
+    }
+
+    /// The device is done with a frame.
+    fn finish(&mut self, number: u32) -> Result<(), LinkFault> {
+        let place = self.lent.as_ref().and_then(|_| self.frames.offered_at(number));
+        self.frames.finish(number)?;
+        if let (Some(blocks), Some(offset)) = (&mut self.lent, place) {
+            blocks.over(offset);
         }
         Ok(())
     }

@@ -218,6 +218,69 @@ fn the_end_of_the_worker_or_of_the_interface_is_told() {
     assert!(matches!(link.clear_events(), Err(Fault::Gone)));
 }
 
+/// Frames both ways, again and again, over a link that lends so much: how much is lent after each round.
+fn lent_in_use(protection: Protection) -> Vec<usize> {
+    let (mut link, ends) = super::mock::lent_pair([16, 32], ALL, SHAPE, protection).unwrap();
+    let lent = lock(&ends).lent.clone().unwrap();
+    let count = || lent.0.lock().unwrap().len();
+    let mut batch = Batch::default();
+    let mut after = vec![count()];
+    for round in 0..20u8 {
+        assert!(lock(&ends).deliver(&frame(20_000, round)));
+        let _ = lock(&ends).receive.publish();
+        assert_eq!(link.receive(&mut batch, 64).unwrap().frames, 1);
+        assert!(same(&octets_of(batch.iter().next().unwrap()), &frame(20_000, round)[12..]));
+        for len in [60, 60, 30_000] {
+            assert_eq!(link.sender.room(1, len).unwrap(), 1);
+            let give = |room: &mut [u8]| room[..len].copy_from_slice(&frame(len, round)[12..]);
+            link.frames().reserve(1, len, give);
+            link.frames().commit(len, OffloadMeta::PLAIN).unwrap();
+        }
+        Port::flush(&mut link).unwrap();
+        for len in [60, 60, 30_000] {
+            let mut ends = lock(&ends);
+            let request = ends.transmit.take().unwrap();
+            let part = request.chain[0];
+            let own = ends.find(part.address, part.len).expect("what is under way is lent");
+            let octets = link.sender.frames().bytes_at(own, part.len).unwrap();
+            assert!(same(&octets[12..], &frame(len, round)[12..]));
+            ends.transmit.finish(request.head, 0);
+        }
+        let _ = lock(&ends).transmit.publish();
+        link.sender.reclaim().unwrap();
+        batch.clear();
+        link.complete().unwrap();
+        after.push(count());
+    }
+    drop(link);
+    assert_eq!(count(), 0, "nothing is lent by a link that is gone");
+    after
+}
+
+#[test]
+fn what_is_not_under_way_is_not_lent_or_only_to_be_used_again() {
+    // 16 buffers wait for frames at all times.
+    assert!(lent_in_use(Protection::FineWithoutReuse).iter().all(|lent| *lent == 16));
+    let reused = lent_in_use(Protection::Fine);
+    // Two short frames lie in a page of the eight, and there are four rooms for long ones.
+    assert_eq!((reused[0], reused.last()), (16, Some(&(16 + 8 + 4))));
+    assert!(reused.is_sorted());
+}
+
+#[test]
+fn an_address_that_was_not_granted_ends_the_link_that_wanted_it() {
+    let (mut link, ends) = super::mock::lent_pair([16, 32], ALL, SHAPE, Protection::Fine).unwrap();
+    lock(&ends).events = VhostEvents { missed: true, ..Default::default() };
+    link.clear_events().unwrap();
+    lock(&ends).events = VhostEvents { missed: true, ..Default::default() };
+    lock(&ends).miss =
+        Some(Miss { address: 0x1234_5000, access: ringfence_platform::Access::ReadOnly });
+    let said = link.clear_events().unwrap_err().to_string();
+    assert!(said.contains("0x12345000"), "{said}");
+    assert!(lock(&ends).is_stopped);
+    assert_eq!(link.rules().get("virtqueue_miss_refused"), 1);
+}
+
 /// What becomes of a frame whose buffers the device describes wrongly: the counter of the rule.
 fn broken(header: [u8; MODERN_LEN], used: &[u32]) -> (String, &'static str) {
     let (mut link, ends) = link(ALL);

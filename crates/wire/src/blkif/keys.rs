@@ -19,6 +19,8 @@ pub const DISCARD_ALIGNMENT: &str = "discard-alignment";
 pub const DISCARD_SECURE: &str = "discard-secure";
 /// Either end: keeps mapped, or goes on granting, the same pages. Absent: no.
 pub const FEATURE_PERSISTENT: &str = "feature-persistent";
+/// Backend, our own: `1` if it opens the windows of rings ([`RINGFENCE_WINDOW`]). Absent: it does not.
+pub const FEATURE_RINGFENCE_WINDOW: &str = "feature-ringfence-window";
 /// Backend: most segments of an indirect request. Must be absent if there are none.
 pub const FEATURE_MAX_INDIRECT_SEGMENTS: &str = "feature-max-indirect-segments";
 /// Backend: highest order of the ring. Absent: 0.
@@ -52,6 +54,8 @@ pub const RING_PAGE_ORDER: &str = "ring-page-order";
 pub const NUM_RING_PAGES: &str = "num-ring-pages";
 /// Frontend: the event channel.
 pub const EVENT_CHANNEL: &str = "event-channel";
+/// Frontend, our own, for each queue: the window in which pages of its requests are. Absent: it has none.
+pub const RINGFENCE_WINDOW: &str = "ringfence-window";
 /// Frontend: the layout of requests. Absent: that of the frontend's own architecture.
 pub const PROTOCOL: &str = "protocol";
 /// Frontend: queues used. Absent: 1.

@@ -32,6 +32,10 @@ impl AddressSpace for List {
         Ok(())
     }
 
+    fn map_region(&self, _: u64, _: &DeviceRegion, _: Access) -> io::Result<()> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+
     fn unmap(&self, address: u64) -> io::Result<()> {
         if *self.refuses.lock().unwrap() {
             return Err(rustix::io::Errno::IO.into());
@@ -70,7 +74,7 @@ impl WindowPeer for Device<'_> {
 }
 
 fn table(space: &Arc<List>, base: u64) -> RegionTable {
-    let region = RegionShape { base, window: LEAST };
+    let region = RegionShape { base, window: LEAST, page: 4096 };
     let space = Arc::clone(space) as Arc<dyn AddressSpace>;
     RegionTable::new(DomId(0), WindowHandle(1), region, space, Arc::default()).unwrap()
 }
@@ -116,7 +120,7 @@ fn a_region_that_cannot_be_is_refused() {
         (0, WindowShape { writable: 0, read_only: 0, entries: 1 }),
         (0, WindowShape { entries: 0, ..LEAST }),
     ] {
-        let region = RegionShape { base, window };
+        let region = RegionShape { base, window, page: 4096 };
         let made =
             RegionTable::new(DomId(0), WindowHandle(1), region, Arc::clone(&space), Arc::default());
         assert!(made.is_err(), "{region:?}");
@@ -125,10 +129,65 @@ fn a_region_that_cannot_be_is_refused() {
 
 #[test]
 fn addresses_are_those_of_the_region_and_of_no_other() {
-    let region = RegionShape { base: 0x10_0000, window: LEAST };
+    let region = RegionShape { base: 0x10_0000, window: LEAST, page: 4096 };
     let first = Gref::FIRST_FREE.0;
     assert_eq!(region.address(Gref(first)), Some(0x10_0000 + u64::from(first) * 4096));
     assert_eq!(region.address(Gref(first + LEAST.entries)), None);
     assert_eq!(region.address(Gref(0)), None);
     assert_eq!(region.address(Gref(u32::MAX)), None);
+}
+
+#[test]
+fn blocks_of_an_area_are_mapped_as_a_whole_and_keep_their_content() {
+    #[derive(Default)]
+    struct Ranges(Mutex<BTreeMap<u64, (u64, u64, Access)>>);
+    impl AddressSpace for Ranges {
+        fn engine(&self) -> EngineFacts {
+            EngineFacts { name: "ranges", one_sided: true, in_flight: "none", cost: "none" }
+        }
+        fn map_region(&self, at: u64, memory: &DeviceRegion, access: Access) -> io::Result<()> {
+            self.0.lock().unwrap().insert(at, (memory.address(), memory.len(), access));
+            Ok(())
+        }
+        fn unmap(&self, at: u64) -> io::Result<()> {
+            self.0.lock().unwrap().remove(&at).map(drop).ok_or(rustix::io::Errno::NOENT.into())
+        }
+    }
+    let mut area = ringfence_memory::SendArea::new(6 * 4096).unwrap();
+    let window = WindowShape { writable: 0, read_only: 3, entries: 2 };
+    let region = RegionShape { base: crate::iommu::FIRST_IO_ADDRESS, window, page: 8192 };
+    let space = Arc::new(Ranges::default());
+    let make = |region: RegionShape| {
+        let space = Arc::clone(&space) as Arc<dyn AddressSpace>;
+        RegionTable::over(DomId(0), region, area.device_region(), space, Arc::default())
+    };
+    for wrong in [
+        RegionShape { page: 4095, ..region },
+        RegionShape { page: 0, ..region },
+        RegionShape { window: WindowShape { read_only: 4, ..window }, ..region },
+        RegionShape { window: WindowShape { writable: 1, read_only: 2, ..window }, ..region },
+    ] {
+        assert!(make(wrong).is_err(), "{wrong:?}");
+    }
+    let mut table = make(region).unwrap();
+    let gref = Gref::FIRST_FREE;
+    area.bytes_mut().fill(7);
+    table.issue(gref, PageId(2), Access::ReadOnly).unwrap();
+    let address = region.address(gref).unwrap();
+    let expected = (area.device_region().address() + 4 * 4096, 8192, Access::ReadOnly);
+    assert_eq!(space.0.lock().unwrap().get(&address), Some(&expected));
+    let part = region.range(gref, 8000, 192, DeviceAccess::Read).unwrap();
+    assert_eq!((part.address(), part.len()), (address + 8000, 192));
+    assert_eq!(region.range(gref, 8000, 193, DeviceAccess::Read), None);
+    assert_eq!(region.range(gref, u32::MAX, 1, DeviceAccess::Read), None);
+    assert_eq!(region.range(Gref(gref.0 + 2), 0, 1, DeviceAccess::Read), None);
+    // Where addresses of processes are, there is none that could be told.
+    let low = RegionShape { base: 1 << 32, ..region };
+    assert_eq!(low.range(gref, 0, 1, DeviceAccess::Read), None);
+    assert_eq!(table.revoke(gref), Ok(PageId(2)));
+    table.prepare(PageId(2)).unwrap();
+    assert!(table.memory(PageId(2)).is_none() && area.bytes().iter().all(|b| *b == 7));
+    table.issue(gref, PageId(2), Access::ReadOnly).unwrap();
+    drop(table);
+    assert!(space.0.lock().unwrap().is_empty());
 }

@@ -122,7 +122,8 @@ impl Broker {
                 granter.arena_bytes = granter.arena_bytes.saturating_sub(lent.shape.total_bytes());
                 granter.windows = granter.windows.saturating_sub(usize::from(window > 0));
             }
-            if stays && grantee == id {
+            // The granter waits for the words, whether or not there will be another grantee.
+            if grantee == id {
                 lent.end_all_uses();
             }
             stays

@@ -5,7 +5,7 @@ use std::cell::{Cell, RefCell};
 use ringfence_memory::{LentSlice, PAGE_SIZE};
 use ringfence_ring::sync::{Ordering, fence};
 
-use super::{RESERVED, WindowView};
+use super::WindowView;
 use crate::local::table::{TableWords, look};
 use crate::{Access, GrantStatus, Gref};
 
@@ -47,8 +47,7 @@ impl WindowRound {
     /// Lowers every status word: those that a grantee before this one, which is no more, left raised.
     #[must_use]
     pub fn taking_over(self) -> WindowRound {
-        let table = &self.view.table;
-        (RESERVED..table.references()).for_each(|number| table.set_status(Gref(number), 0));
+        self.view.lower_all();
         self
     }
 

@@ -28,8 +28,8 @@ pub struct BlockArgs {
           value_parser = clap::value_parser!(u16).range(1..=64))]
     pub guests: Vec<u16>,
 
-    /// Ways to reach the guests' pages: map, copy, persistent
-    #[arg(long, value_name = "MODE", value_delimiter = ',', default_value = "map,copy,persistent",
+    /// Ways to reach the guests' pages: map, copy, persistent, window
+    #[arg(long, value_name = "MODE", value_delimiter = ',', default_value = "map,copy,persistent,window",
           value_parser = parse_mode)]
     pub modes: Vec<Mode>,
 
@@ -93,7 +93,7 @@ pub enum Peer {
     QemuNbdUring,
     /// nbdkit's plugin `file`, which has no O_DIRECT: it uses the page cache whatever --cache says.
     Nbdkit,
-    /// QEMU's daemon, in which an export has a thread of its own.
+    /// QEMU's storage daemon: an export in its main loop, threads for the I/O.
     QemuStorageDaemon,
 }
 

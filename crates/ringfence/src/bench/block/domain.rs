@@ -35,6 +35,8 @@ const CONNECT_WITHIN: Duration = Duration::from_secs(20);
 const PATIENCE: Duration = Duration::from_secs(20);
 /// Most pages of a guest's arena.
 const PAGES_MAX: u32 = 8192;
+/// Pages of the window of a ring.
+const WINDOW: u32 = 1024;
 /// Pages for what is not measured.
 const PAGES_OTHER: u32 = 1024;
 
@@ -78,7 +80,7 @@ fn serve(channel: &Channel) -> anyhow::Result<()> {
             // What is read goes into pages that the backend may write, and so does everything in pages
             // that stay lent.
             let shape = match setup.rw {
-                Rw::RandWrite if !setup.persistent => ArenaShape::of(PAGES_OTHER, pages),
+                Rw::RandWrite if !setup.frontend.persistent => ArenaShape::of(PAGES_OTHER, pages),
                 _ => ArenaShape::of(pages, PAGES_OTHER),
             };
             let platform = platform.with_arena(shape);
@@ -171,8 +173,9 @@ fn guest(
         queues: setup.queues.into(),
         // As many requests as are wanted in flight fit the ring.
         ring_order: u32::from(setup.depth).div_ceil(32).next_power_of_two().ilog2(),
-        persistent: setup.persistent,
+        persistent: setup.frontend.persistent,
         pages: pages as usize - 16,
+        window: if setup.frontend.windows { WINDOW } else { 0 },
         ..BlkfrontOptions::default()
     };
     let device = device(setup.domain, setup.handle);

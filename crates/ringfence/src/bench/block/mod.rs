@@ -40,6 +40,7 @@ use self::report::Row;
 pub(super) use self::seeds::run as run_seeds;
 use super::net::RunningHub;
 use super::usage::Usage;
+use crate::switchboard::DiskFrontend;
 use crate::sys::channel::{Channel, ChannelError};
 use crate::sys::spawn::THIS_PROGRAM;
 
@@ -163,7 +164,7 @@ impl Case {
                 domain: domain.0,
                 handle: HANDLE,
                 core: None,
-                persistent: self.mode == Mode::Persistent,
+                frontend: DiskFrontend::of(self.mode),
                 block: self.block,
                 rw: self.rw,
                 depth: self.depth,

@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 use super::args::{Rw, Storage};
 use super::latency::Latencies;
 use crate::bench::usage::Usage;
+use crate::switchboard::DiskFrontend;
 
 /// Bytes of all guests' disks together: the same for any number of guests, so that caches are asked the
 /// same.
@@ -52,8 +53,8 @@ pub(in crate::bench) struct GuestSetup {
     pub(in crate::bench) handle: u32,
     /// The core to stay on.
     pub(in crate::bench) core: Option<usize>,
-    /// Pages stay lent.
-    pub(in crate::bench) persistent: bool,
+    /// How its frontend uses the disk.
+    pub(in crate::bench) frontend: DiskFrontend,
     pub(in crate::bench) block: u32,
     pub(in crate::bench) rw: Rw,
     pub(in crate::bench) depth: u16,

@@ -10,7 +10,11 @@ second core, so that whatever takes a page out of a mapping has to tell that cor
 `window` is the engine `arena`: a page is issued and revoked by stores to shared memory; what a
 revocation costs beyond that is paid when the page is used again (`fresh again`). A forced
 revocation pays at once. `grants` are ordinary ones: `lend` and `take back` by the granter, `map`,
-`unmap` and `copy` by the grantee for each I/O.";
+`unmap` and `copy` by the grantee for each I/O.
+
+`iotlb` is the table by which kernel vhost-net translates (rows where /dev/vhost-net may be used), `vfio`
+that of the machine's IOMMU (with --vfio): a device uses the pages, and the kernel makes each issue and
+each revocation hold.";
 
 /// What each operation on a grant costs: windows beside ordinary grants
 #[derive(Debug, Args)]
@@ -30,6 +34,10 @@ pub struct GrantArgs {
     #[arg(long, value_name = "N", default_value = "1000",
           value_parser = clap::value_parser!(u32).range(1..=10000))]
     pub mappings: u32,
+
+    /// A PCI device that the driver vfio-pci has (0000:00:03.0), for the rows of the engine vfio
+    #[arg(long, value_name = "DEVICE")]
+    pub vfio: Option<String>,
 
     /// One JSON object a line
     #[arg(long)]

@@ -5,6 +5,7 @@
 
 pub mod args;
 mod cases;
+mod iommu;
 
 use std::io::Write;
 use std::sync::mpsc::{Sender, TryRecvError, channel};
@@ -14,6 +15,7 @@ use serde::Serialize;
 
 use self::args::GrantArgs;
 use self::cases::{Bench, Cost};
+use self::iommu::{Engine, OPERATIONS};
 
 /// A row as it is printed. Field names are part of the command's interface.
 #[derive(Debug, Serialize)]
@@ -28,6 +30,11 @@ struct Row {
 }
 
 impl Row {
+    fn print(&self, args: &GrantArgs, out: &mut impl Write) -> anyhow::Result<()> {
+        let line = if args.json { serde_json::to_string(self)? } else { self.line() };
+        Ok(writeln!(out, "{line}")?)
+    }
+
     fn line(&self) -> String {
         format!(
             "{:<26} {:<8} {:>4} {:>6} {:>10.1} {:>9.3}",
@@ -61,11 +68,30 @@ pub(super) fn run(args: &GrantArgs) -> anyhow::Result<()> {
             let Cost { ns, syscalls } = bench.median(case)?;
             let (operation, engine, pages) = (case.operation, case.engine, case.pages);
             let row = Row { operation, engine, cpus, pages, ns, syscalls };
-            let line = if args.json { serde_json::to_string(&row)? } else { row.line() };
-            writeln!(out, "{line}")?;
+            row.print(args, &mut out)?;
+        }
+        for mut engine in engines(args)? {
+            for (operation, pages) in OPERATIONS {
+                let Cost { ns, syscalls } = engine.median((operation, pages), args.rounds)?;
+                let row = Row { operation, engine: engine.name(), cpus, pages, ns, syscalls };
+                row.print(args, &mut out)?;
+            }
         }
     }
     Ok(())
+}
+
+/// The engines of I/O translation tables that this machine has.
+fn engines(args: &GrantArgs) -> anyhow::Result<Vec<Engine>> {
+    let mut engines = Vec::new();
+    match Engine::iotlb() {
+        Ok(engine) => engines.push(engine),
+        Err(why) => eprintln!("ringfence: bench: no rows of the engine iotlb: {why}"),
+    }
+    if let Some(device) = &args.vfio {
+        engines.push(Engine::vfio(device)?);
+    }
+    Ok(engines)
 }
 
 /// A thread that keeps another core of this process busy; ended when this is dropped.
@@ -104,7 +130,7 @@ mod tests {
 
     #[test]
     fn what_costs_no_system_call_is_seen_to_cost_none() {
-        let args = GrantArgs { cpus: vec![1], rounds: 3, mappings: 2, json: true };
+        let args = GrantArgs { cpus: vec![1], rounds: 3, mappings: 2, vfio: None, json: true };
         let mut bench = Bench::new(&args).unwrap();
         for case in cases::ALL {
             let cost = bench.median(case).unwrap();

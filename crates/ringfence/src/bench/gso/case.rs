@@ -2,6 +2,7 @@
 
 use std::io::Write;
 use std::net::{IpAddr, SocketAddr};
+use std::path::Path as FilePath;
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
@@ -25,6 +26,8 @@ const PATIENCE: Duration = Duration::from_secs(20);
 const WARM_UP: Duration = Duration::from_millis(500);
 /// How long a driver domain may take to end with its last guest.
 const GONE_WITHIN: Duration = Duration::from_secs(60);
+/// How often a stream that is watched is looked at.
+const TICK: Duration = Duration::from_millis(200);
 /// The interface on the driver domain's side.
 const HOST_LEG: &str = "rfgso0";
 
@@ -46,8 +49,29 @@ impl Case {
         Ok(measured)
     }
 
-    fn measure(&self, switch: &str, length: Duration) -> anyhow::Result<Measured> {
-        let guest = |role: &[&str], host_leg| self.guest(switch, role, host_leg);
+    /// Runs the stream with all its processes in a control group. `each` is told again and again how many
+    /// octets have arrived, until it has seen enough.
+    pub(in crate::bench) fn watch(
+        &self,
+        group: &FilePath,
+        mut each: impl FnMut(u64) -> anyhow::Result<bool>,
+    ) -> anyhow::Result<()> {
+        let switch = format!("bench-gso-{}-{}", std::process::id(), self.number);
+        let (receiver, sender) = self.connect(&switch, Some(group))?;
+        while each(receiver.arrived()?.octets)? {
+            std::thread::sleep(TICK);
+        }
+        drop((receiver, sender));
+        wait_until_gone(&switch)
+    }
+
+    /// Starts both ends and has the stream begin.
+    fn connect(
+        &self,
+        switch: &str,
+        group: Option<&FilePath>,
+    ) -> anyhow::Result<(End, Option<End>)> {
+        let guest = |role: &[&str], host_leg| self.guest(switch, group, role, host_leg);
         let (receiver, sender) = match self.path {
             Path::GuestGuest => (guest(&["receive"], false)?, Some(guest(&["send"], false)?)),
             Path::GuestDriver => (End::beside("receive")?, Some(guest(&["send"], true)?)),
@@ -70,6 +94,11 @@ impl Case {
             Said::Connected => {}
             other => bail!("the sender said {other:?}"),
         }
+        Ok((receiver, sender))
+    }
+
+    fn measure(&self, switch: &str, length: Duration) -> anyhow::Result<Measured> {
+        let (receiver, _sender) = self.connect(switch, None)?;
         let control = control_connection(switch)?;
         std::thread::sleep(WARM_UP);
         let before = Reading::take(&receiver, &control)?;
@@ -99,10 +128,16 @@ impl Case {
         Ok(SocketAddr::new(ip, port))
     }
 
-    fn guest(&self, switch: &str, role: &[&str], host_leg: bool) -> anyhow::Result<End> {
+    fn guest(
+        &self,
+        switch: &str,
+        group: Option<&FilePath>,
+        role: &[&str],
+        host_leg: bool,
+    ) -> anyhow::Result<End> {
         let program = std::env::current_exe().context("finding this program's file")?;
         let (mtu, offload) = (self.setup.mtu().to_string(), self.setup.offload().to_string());
-        let mut command = Command::new(&program);
+        let mut command = within(group, &program);
         command.args([
             "run",
             "--quiet",
@@ -159,18 +194,23 @@ struct Reading {
 
 impl Reading {
     fn take(receiver: &End, control: &Channel) -> anyhow::Result<Reading> {
-        receiver.tell(HOW_MUCH)?;
-        let arrived = match receiver.hear()? {
-            Said::Arrived(arrived) => arrived,
-            other => bail!("the receiver said {other:?}"),
-        };
+        let arrived = receiver.arrived()?;
         let split = cpu::split_of_descendants()?;
         Ok(Reading { arrived, stats: stats(control)?, cpu_ns: cpu::of_descendants()?, split })
     }
 }
 
+/// A command that begins in a control group.
+fn within(group: Option<&FilePath>, program: &FilePath) -> Command {
+    let Some(group) = group else { return Command::new(program) };
+    let mut command = Command::new("sh");
+    command.args(["-c", "echo $$ >\"$0\" && exec \"$@\""]);
+    command.arg(group.join("cgroup.procs")).arg(program);
+    command
+}
+
 /// A process that is an end of the stream, in a guest or not. It is ended when this is dropped.
-struct End {
+pub(in crate::bench) struct End {
     child: Child,
     orders: ChildStdin,
     said: Receiver<Said>,
@@ -191,6 +231,23 @@ impl End {
         let output = child.stdout.take().context("an end without output")?;
         let said = said::listen(output, Said::Failed)?;
         Ok(End { child, orders, said })
+    }
+
+    /// One in a control group that uses memory for other things, and gives it back, in turns.
+    pub(in crate::bench) fn eater(group: &FilePath, bytes: u64) -> anyhow::Result<End> {
+        let program = std::env::current_exe().context("finding this program's file")?;
+        let mut command = within(Some(group), &program);
+        command.args(["internal", "bench-gso-end", "eat", &bytes.to_string()]);
+        End::start(command).context("starting what takes memory")
+    }
+
+    /// What a receiver has.
+    fn arrived(&self) -> anyhow::Result<Arrived> {
+        self.tell(HOW_MUCH)?;
+        match self.hear()? {
+            Said::Arrived(arrived) => Ok(arrived),
+            other => bail!("the receiver said {other:?}"),
+        }
     }
 
     fn tell(&self, order: &str) -> anyhow::Result<()> {

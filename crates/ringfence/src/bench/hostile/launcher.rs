@@ -122,6 +122,7 @@ impl Seat {
         match self.lease.receive_within(PATIENCE)?.0 {
             FromDriver::Stats(stats) => Ok(*stats),
             FromDriver::DeviceClosed(why) => bail!("the victim's device was closed: {why}"),
+            FromDriver::DiskClosed { why, .. } => bail!("the victim's disk was closed: {why}"),
             other => bail!("the driver domain answered {other:?}"),
         }
     }

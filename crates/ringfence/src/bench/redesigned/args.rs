@@ -22,8 +22,8 @@ driver domain took, in user mode and in the kernel; the rest is the guests' own.
 `reused` is the share of grants that cost nothing, in a window with four times as many pages as entries,
 of whose pages one in 200 goes to another purpose each time it comes back.
 
-Revoking is measured by a request and an answer over an event channel, to a peer that has the page
-mapped, and by the window's owner alone; with a peer that is quick, one that takes 2 ms to look, and one
+Revoking is measured by a request and an answer over the control ring of the interface, to a peer that
+has the page mapped, and by the window's owner alone; with a peer that is quick, one that takes 2 ms to look, and one
 that is stopped.";
 
 /// Bulk TCP with grants mapped for each packet, copied, and issued and revoked by the guest alone

@@ -52,7 +52,10 @@ impl World {
     fn new(own: Option<Own>) -> World {
         let table = Table::default();
         let (changes, change) = rustix::pipe::pipe().unwrap();
-        let sockets = vec![Stub::bind_at("127.0.0.1:0".parse().unwrap()).unwrap()];
+        // The port that is free for UDP may be somebody's for TCP.
+        let bound =
+            (0..100).find_map(|_| Stub::bind_at("127.0.0.1:0".parse().unwrap()).ok()).unwrap();
+        let sockets = vec![bound];
         let server = sockets[0].0.local_addr().unwrap();
         let stub = Stub {
             source: Box::new(Names { table: table.clone(), changes }),

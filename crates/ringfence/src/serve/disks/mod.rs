@@ -231,7 +231,7 @@ impl<P: Platform> Vbds<P> {
             Some(vbd) if vbd.backend.connection().is_some() => return Ok(vbd),
             known => known,
         };
-        let keys = match VbdKeys::read(store, device) {
+        let mut keys = match VbdKeys::read(store, device) {
             Ok(keys) => keys,
             Err(error) => {
                 self.list.extend(known.map(|vbd| (*device, vbd)));
@@ -239,6 +239,8 @@ impl<P: Platform> Vbds<P> {
             }
         };
         let Some(mut vbd) = known else { return Ok(self.make(device, keys)) };
+        // What this daemon told the guest is no reason to open the storage anew.
+        keys.told_sector = keys.told_sector.and(vbd.keys.told_sector);
         if vbd.keys != keys {
             vbd.settings = settings_of(&self.config, &keys);
             vbd.backend.reconfigure(vbd.settings.options());
@@ -441,7 +443,6 @@ impl<P: Platform> Served for Vbds<P> {
         };
         // Where the toolstack is to say something first, it is heard.
         let waits = matches!(trouble, None | Some(Trouble::Source(_)));
-        let waits = waits && !vbd.backend.waits_for_driver();
         self.list.insert(*device, vbd);
         told?;
         Ok(match life? {

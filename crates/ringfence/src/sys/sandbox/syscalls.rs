@@ -319,6 +319,8 @@ pub const LIST: &[Allowed] = &[
     uplink(libc::SYS_ioctl, &[is(1, SIOCOUTQNSD)], "room in a socket"),
     uplink(libc::SYS_ioctl, &[is(1, SIOCATMARK)], "the mark of urgent data"),
     uplink(libc::SYS_ioctl, &[is(1, FIONREAD)], "what waits in a socket"),
+    uplink(libc::SYS_ioctl, &[is(1, NET_SET_BACKEND)], "taking its queues away from vhost-net"),
+    uplink(libc::SYS_ioctl, &[is(1, GET_VRING_BASE)], "how far it has come"),
     // What a daemon needs as devices come and go. Which files, the system's access rights say, and
     // the capabilities that it has not.
     daemon(libc::SYS_openat, &[], "devices of Xen, TAPs, records, /sys, the configuration"),
@@ -403,6 +405,8 @@ pub const LIST: &[Allowed] = &[
 const FIONBIO: i32 = 0x5421;
 /// `linux/sockios.h`.
 const SIOCOUTQ: i32 = 0x5411;
+const NET_SET_BACKEND: i32 = ringfence_wire::vhost::ioctl::NET_SET_BACKEND.cast_signed();
+const GET_VRING_BASE: i32 = ringfence_wire::vhost::ioctl::GET_VRING_BASE.cast_signed();
 const SIOCOUTQNSD: i32 = 0x894B;
 const SIOCATMARK: i32 = 0x8905;
 

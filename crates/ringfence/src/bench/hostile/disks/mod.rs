@@ -27,7 +27,6 @@ use std::time::Duration;
 use anyhow::{Context, bail};
 use clap::ValueEnum;
 use indicatif::ProgressBar;
-use ringfence_block::blkback::Mode;
 use ringfence_platform::local::{ArenaShape, LocalPlatform};
 use serde::{Deserialize, Serialize};
 
@@ -42,7 +41,7 @@ use super::process::{Footprint, Process};
 use super::rogue::{Pace, STEP_WITHIN};
 use super::{Cores, MTU_MIN, WARM_UP};
 use crate::bench::block::{self, GuestSetup, Rw};
-use crate::switchboard::DriverStats;
+use crate::switchboard::{DiskFrontend, DriverStats};
 use crate::sys::channel::Channel;
 use crate::sys::out::Out;
 
@@ -181,7 +180,7 @@ impl Case<'_> {
             domain: seat.place.domain,
             handle: 0,
             core,
-            persistent: self.args.disk_mode == Mode::Persistent,
+            frontend: DiskFrontend::of(self.args.disk_mode),
             block: BLOCK,
             rw: Rw::RandRead,
             depth: DEPTH,

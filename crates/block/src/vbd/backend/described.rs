@@ -1,0 +1,56 @@
+//! A disk as its guest is told of it.
+
+use ringfence_platform::store::{StoreAccess, StoreClient, StoreError};
+use ringfence_platform::xenbus::end::BackendEnd;
+use ringfence_wire::blkif::keys;
+
+use super::flag;
+use crate::blkback::{BlkbackOptions, rules_for};
+use crate::storage::Geometry;
+
+/// What the toolstack decided.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Decided {
+    pub(super) geometry: Geometry,
+    pub(super) removable: bool,
+}
+
+impl Decided {
+    /// The disk, as far as the toolstack lets this guest have it.
+    pub(super) fn of(
+        mut geometry: Geometry,
+        end: &BackendEnd,
+        store: &mut StoreClient,
+    ) -> Result<Decided, StoreError> {
+        let mode = store.read_opt(&end.back(keys::MODE))?;
+        // Whatever does not say that it may write, may not.
+        geometry.read_only |= mode.is_some_and(|mode| mode.first() != Some(&b'w'));
+        let discard = store.read_opt(&end.back(keys::DISCARD_ENABLE))?;
+        if discard.is_some_and(|text| text == b"0") || geometry.read_only {
+            geometry.discard = None;
+        }
+        let removable = store.read_flag(&end.back(keys::REMOVABLE)).unwrap_or(false);
+        Ok(Decided { geometry, removable })
+    }
+}
+
+/// What a disk can do.
+pub(super) fn features(
+    geometry: &Geometry,
+    options: &BlkbackOptions,
+) -> Vec<(&'static str, String)> {
+    let rules = rules_for(geometry, options);
+    let mut entries = vec![
+        (keys::FEATURE_FLUSH_CACHE, flag(rules.flush)),
+        (keys::FEATURE_BARRIER, flag(rules.barrier)),
+        (keys::FEATURE_DISCARD, flag(rules.discard)),
+    ];
+    if let Some(discard) = geometry.discard.filter(|_| rules.discard) {
+        entries.extend([
+            (keys::DISCARD_GRANULARITY, discard.granularity.to_string()),
+            (keys::DISCARD_ALIGNMENT, discard.alignment.to_string()),
+            (keys::DISCARD_SECURE, flag(discard.secure)),
+        ]);
+    }
+    entries
+}

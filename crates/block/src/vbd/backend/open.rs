@@ -1,0 +1,184 @@
+//! A connection's beginning: the frontend's keys are read, once each, and what they name is mapped and bound.
+
+use std::sync::{Arc, PoisonError};
+
+use ringfence_platform::store::{StoreAccess, StoreClient};
+use ringfence_platform::{Access, EventPort, Grantee, Gref, Platform};
+use ringfence_ring::RingPages;
+use ringfence_wire::blkif::{Abi, RING_ORDER_MAX, keys};
+use ringfence_wire::decimal;
+
+use super::silence::FirstPage;
+use super::{ConnectError, Connection, VbdBackend, keeps, windows};
+use crate::blkback::{Agreement, Blkback, Mode, OnEnd, QueueParts, rules_for};
+use crate::storage::{Disk, Geometry};
+use crate::vbd::QUEUES_MAX;
+
+/// What a connection is to be.
+struct Terms {
+    agreement: Agreement,
+    /// The frontend was told that it may lend in windows.
+    windows: bool,
+    queues: u32,
+    /// Each queue has a directory of its own.
+    has_directories: bool,
+    ring_pages: u32,
+}
+
+/// A queue, and by what the frontend is known whose it is.
+type OpenQueue<P> = (QueueParts<<P as Platform>::Grantee, <P as Platform>::Channel>, FirstPage);
+
+impl VbdBackend {
+    /// Reads the frontend's keys, once each, and maps and binds what they name.
+    pub(super) fn open<P: Platform>(
+        &self,
+        adopting: bool,
+        (disk, geometry): (&Arc<dyn Disk>, &Geometry),
+        platform: &P,
+        store: &mut StoreClient,
+    ) -> Result<(Blkback, Connection, FirstPage), ConnectError> {
+        let end = &self.end;
+        let terms = self.terms(adopting, geometry, store)?;
+        let Terms { agreement, windows, queues, has_directories, ring_pages } = terms;
+        let mut parts = Vec::with_capacity(queues as usize);
+        let mut first_page = None;
+        for queue in 0..queues {
+            let dir = has_directories.then(|| keys::queue_directory(queue));
+            let place = (queue, dir.as_deref());
+            let (mut part, page) = self.open_queue(platform, store, place, ring_pages)?;
+            if windows {
+                part.window = windows::open(end, place, platform, store)?;
+            }
+            parts.push(part);
+            first_page.get_or_insert(page);
+        }
+        let Some(first_page) = first_page else {
+            return Err(ConnectError::Queues { wanted: queues, limit: QUEUES_MAX });
+        };
+        let windows = parts.iter().any(|part| part.window.is_some());
+        let (fault, wake) = (Arc::clone(&self.fault), Arc::clone(&self.wake));
+        let on_end: OnEnd = Arc::new(move |why| {
+            if let Some(why) = why {
+                *fault.lock().unwrap_or_else(PoisonError::into_inner) = Some(why.to_string());
+            }
+            wake();
+        });
+        let with = (end.rules(), platform.counters());
+        let options = (&self.options, &agreement);
+        let served = Blkback::start(parts, disk, options, with, &on_end)?;
+        let adopted = adopting && !self.has_served;
+        let Agreement { abi, persistent, .. } = agreement;
+        let connection = Connection { abi, persistent, windows, queues, ring_pages, adopted };
+        Ok((served, connection, first_page))
+    }
+
+    /// What this connection is to be, as the frontend says it and as it was told.
+    fn terms(
+        &self,
+        adopting: bool,
+        geometry: &Geometry,
+        store: &mut StoreClient,
+    ) -> Result<Terms, ConnectError> {
+        let end = &self.end;
+        let abi = match store.read_opt(&end.front(keys::PROTOCOL))? {
+            None => Abi::NATIVE,
+            Some(name) => Abi::from_name(&name).ok_or(ConnectError::Protocol)?,
+        };
+        // What the frontend was told holds, whatever this process would tell it today.
+        let told = adopting && !self.announced;
+        let offered = match told {
+            true => store.read_flag(&end.back(keys::FEATURE_PERSISTENT))?,
+            false => keeps(self.options.mode),
+        };
+        let windows = match told {
+            true => store.read_flag(&end.back(keys::FEATURE_RINGFENCE_WINDOW))?,
+            false => self.options.mode == Mode::Window,
+        };
+        let persistent = offered && store.read_flag(&end.front(keys::FEATURE_PERSISTENT))?;
+        let mut rules = rules_for(geometry, &self.options);
+        let (mut most_queues, mut most_order) = (self.options.queues, self.options.ring_order);
+        if told {
+            rules.flush = store.read_flag(&end.back(keys::FEATURE_FLUSH_CACHE))?;
+            rules.barrier = store.read_flag(&end.back(keys::FEATURE_BARRIER))?;
+            rules.discard = store.read_flag(&end.back(keys::FEATURE_DISCARD))?;
+            let key = end.back(keys::FEATURE_MAX_INDIRECT_SEGMENTS);
+            let indirect = store.read_opt(&key)?.and_then(|text| decimal::parse_u16(&text).ok());
+            rules.indirect_segments = indirect.unwrap_or(0);
+            (most_queues, most_order) = (QUEUES_MAX, RING_ORDER_MAX);
+        }
+        let limit = most_queues.clamp(1, QUEUES_MAX);
+        let wanted = store.read_u32_opt(&end.front(keys::MULTI_QUEUE_NUM_QUEUES))?;
+        let queues = wanted.unwrap_or(1);
+        if queues == 0 || queues > limit {
+            return Err(ConnectError::Queues { wanted: queues, limit });
+        }
+        let ring_pages = self.ring_pages(most_order.min(RING_ORDER_MAX), store)?;
+        let agreement = Agreement { abi, persistent, rules };
+        // One that says one uses directories all the same; one that says nothing does not.
+        let has_directories = wanted.is_some_and(|n| n > 1);
+        Ok(Terms { agreement, windows, queues, has_directories, ring_pages })
+    }
+
+    /// Pages of each ring.
+    fn ring_pages(&self, most_order: u32, store: &mut StoreClient) -> Result<u32, ConnectError> {
+        let limit = 1 << most_order;
+        let order = store.read_u32_opt(&self.end.front(keys::RING_PAGE_ORDER))?;
+        let wanted = match order {
+            Some(order) => 1u32.checked_shl(order).unwrap_or(u32::MAX),
+            None => store.read_u32_opt(&self.end.front(keys::NUM_RING_PAGES))?.unwrap_or(1),
+        };
+        if wanted > limit || !wanted.is_power_of_two() {
+            return Err(ConnectError::RingPages { wanted, limit });
+        }
+        Ok(wanted)
+    }
+
+    fn open_queue<P: Platform>(
+        &self,
+        platform: &P,
+        store: &mut StoreClient,
+        (queue, dir): (u32, Option<&str>),
+        ring_pages: u32,
+    ) -> Result<OpenQueue<P>, ConnectError> {
+        let key = |name: &str| match dir {
+            Some(dir) => self.end.front(&format!("{dir}/{name}")),
+            None => self.end.front(name),
+        };
+        let count = ring_pages as usize;
+        // A missing reference must not be read as 0, which is the console's page.
+        let alone = match count {
+            1 => store.read_u32_opt(&key(keys::RING_REF))?,
+            _ => None,
+        };
+        let mut grefs = Vec::with_capacity(count);
+        let mut first_key = key(&keys::ring_ref(0));
+        match alone {
+            Some(gref) => {
+                first_key = key(keys::RING_REF);
+                grefs.push(Gref(gref));
+            }
+            None => {
+                for page in 0..count {
+                    grefs.push(Gref(store.read_u32(&key(&keys::ring_ref(page)))?));
+                }
+            }
+        }
+        let first = grefs.first().copied().unwrap_or(Gref(0));
+        let port = store.read_u32(&key(keys::EVENT_CHANNEL))?;
+        let peer = self.end.device().frontend;
+        let mut pages = platform.grantee(peer).map_err(ConnectError::Arena)?;
+        let wanted: Vec<_> = grefs.iter().map(|gref| (*gref, Access::ReadWrite)).collect();
+        let mut mapped = Vec::with_capacity(count);
+        pages.map(&wanted, &mut mapped);
+        let mut ring = Vec::with_capacity(count);
+        for (page, (gref, lent)) in grefs.into_iter().zip(mapped).enumerate() {
+            let failed = |status| ConnectError::Ring { queue, page, gref, status };
+            ring.push(lent.map_err(failed)?);
+        }
+        let bound = platform.bind_interdomain(peer, EventPort(port));
+        let channel = bound.map_err(|source| ConnectError::Channel { port, source })?;
+        let first_page = FirstPage { key: first_key, gref: first };
+        let ring = RingPages::paged(ring)?;
+        Ok((QueueParts { ring, ring_pages: count, channel, pages, window: None }, first_page))
+    }
+}

@@ -1,0 +1,239 @@
+//! Packets from and to granted pages.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use anyhow::Context as _;
+use ringfence_grants::window::reuse::ReuseCache;
+use ringfence_grants::window::{PageSource, SourcePolicy};
+use ringfence_memory::{DeviceAccess, LentSlice};
+use ringfence_platform::iommu::{RegionShape, RegionTable};
+use ringfence_platform::vhost::QueueName;
+use ringfence_platform::{Access, Counters, Gref, PageId, TranslationTable, WindowShape};
+
+use super::rig::{Came, HEADERS, PAYLOAD_MAX, Rig};
+use super::{GUEST, NEIGHBOUR, table};
+
+/// Packets that are under way at a time.
+const BATCH: u32 = 32;
+
+/// More pages than entries.
+const SHAPE: WindowShape = WindowShape { writable: 192, read_only: 192, entries: 256 };
+
+/// Numbers by chance, the same in every run (SplitMix64).
+pub(super) struct Dice(pub(super) u64);
+
+impl Dice {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    pub(super) fn below(&mut self, bound: u64) -> u64 {
+        self.next() % bound
+    }
+}
+
+/// Where the payload of one packet is.
+struct Place {
+    page: PageId,
+    gref: Gref,
+    offset: u32,
+    len: u32,
+    memory: LentSlice,
+}
+
+impl Place {
+    fn range(&self, region: RegionShape, access: DeviceAccess) -> anyhow::Result<DeviceRange> {
+        region.range(self.gref, self.offset, self.len, access).context("no address")
+    }
+
+    /// Octets that no other packet has.
+    fn octets(&self, number: u64) -> Vec<u8> {
+        let mut dice = Dice(number);
+        let mut octets = number.to_ne_bytes().to_vec();
+        while octets.len() < self.len as usize {
+            octets.extend(dice.next().to_ne_bytes());
+        }
+        octets.truncate(self.len as usize);
+        octets
+    }
+}
+
+use ringfence_memory::DeviceRange;
+
+/// Who says which page is next, and under which reference.
+trait Pages {
+    fn take(&mut self, access: Access, dice: &mut Dice) -> anyhow::Result<(PageId, Gref)>;
+    fn memory(&self, page: PageId) -> Option<LentSlice>;
+    fn over(&mut self, page: PageId, dice: &mut Dice) -> anyhow::Result<()>;
+}
+
+/// Any page, whether it is granted or not; now and then one is revoked that need not be.
+struct ByChance {
+    table: RegionTable,
+    cache: ReuseCache,
+    busy: Vec<bool>,
+}
+
+impl Pages for ByChance {
+    fn take(&mut self, access: Access, dice: &mut Dice) -> anyhow::Result<(PageId, Gref)> {
+        let kind: Vec<PageId> = SHAPE.pages_for(access).collect();
+        let page = loop {
+            let at = usize::try_from(dice.below(kind.len() as u64))?;
+            if !self.busy[kind[at].0 as usize] {
+                break kind[at];
+            }
+        };
+        self.busy[page.0 as usize] = true;
+        let gref = match self.cache.again(page) {
+            Some(gref) => gref,
+            None => self.cache.first(&mut self.table, page)?,
+        };
+        Ok((page, gref))
+    }
+
+    fn memory(&self, page: PageId) -> Option<LentSlice> {
+        self.table.memory(page)
+    }
+
+    fn over(&mut self, page: PageId, dice: &mut Dice) -> anyhow::Result<()> {
+        self.busy[page.0 as usize] = false;
+        self.cache.over(page);
+        let other = PageId(u32::try_from(dice.below(u64::from(SHAPE.pages())))?);
+        if dice.below(32) == 0 && !self.busy[other.0 as usize] {
+            self.cache.purge(&mut self.table, other)?;
+        }
+        Ok(())
+    }
+}
+
+/// The page that was used last.
+struct FromPools(PageSource);
+
+impl Pages for FromPools {
+    fn take(&mut self, access: Access, _: &mut Dice) -> anyhow::Result<(PageId, Gref)> {
+        let page = self.0.take(access).context("no page is free")?;
+        Ok((page, self.0.lend(page)?))
+    }
+
+    fn memory(&self, page: PageId) -> Option<LentSlice> {
+        self.0.memory(page).cloned()
+    }
+
+    fn over(&mut self, page: PageId, _: &mut Dice) -> anyhow::Result<()> {
+        self.0.give_back(page);
+        Ok(())
+    }
+}
+
+pub(super) fn run(packets: u64) -> anyhow::Result<()> {
+    let (mut rig, counters) = (Rig::new(0)?, Arc::<Counters>::default());
+    let by_chance = table(&rig, GUEST, SHAPE, &counters)?;
+    let region = by_chance.region();
+    let (cache, busy) = (ReuseCache::new(SHAPE), vec![false; SHAPE.pages() as usize]);
+    let mut by_chance = ByChance { table: by_chance, cache, busy };
+    let per_packet = carry(&mut rig, &mut by_chance, region, packets, &counters)?;
+    println!("pages by chance: {per_packet:.4} issued or revoked for each packet");
+    anyhow::ensure!(per_packet > 0.2, "pages were not revoked and issued again");
+    drop(by_chance);
+
+    let pooled = table(&rig, NEIGHBOUR, SHAPE, &counters)?;
+    let region = pooled.region();
+    let mut pools = FromPools(PageSource::new(Box::new(pooled), 64, SourcePolicy::default()));
+    // Until every page that takes part is granted.
+    carry(&mut rig, &mut pools, region, 4 * u64::from(BATCH), &counters)?;
+    let per_packet = carry(&mut rig, &mut pools, region, packets / 4, &counters)?;
+    println!("pages from pools: {per_packet:.4} issued or revoked for each packet");
+    anyhow::ensure!(per_packet < 0.01, "grants are not used again");
+    Ok(())
+}
+
+/// Has so many packets go one way or the other, and compares every octet; how many pages were issued and
+/// revoked for each.
+fn carry(
+    rig: &mut Rig,
+    pages: &mut dyn Pages,
+    region: RegionShape,
+    packets: u64,
+    counters: &Counters,
+) -> anyhow::Result<f64> {
+    let before = counters.values();
+    let (mut dice, mut number, began) = (Dice(7), 0, Instant::now());
+    while number < packets {
+        let access = if dice.below(2) == 0 { Access::ReadOnly } else { Access::ReadWrite };
+        let mut places = Vec::new();
+        for _ in 0..BATCH {
+            let (page, gref) = pages.take(access, &mut dice)?;
+            let len = 8 + u32::try_from(dice.below(PAYLOAD_MAX as u64 - 7))?;
+            let offset = u32::try_from(dice.below(u64::from(4097 - len)))?;
+            let memory = pages.memory(page).context("no memory")?;
+            places.push(Place { page, gref, offset, len, memory });
+        }
+        match access {
+            Access::ReadOnly => outward(rig, region, &places, number)?,
+            Access::ReadWrite => inward(rig, region, &places, number)?,
+        }
+        for place in places {
+            pages.over(place.page, &mut dice)?;
+        }
+        number += u64::from(BATCH);
+    }
+    let after = counters.values();
+    let took = began.elapsed().as_secs_f64();
+    #[allow(clippy::cast_precision_loss, reason = "figures for people")]
+    let (changes, packets) = (
+        (after.window_issues + after.window_revokes - before.window_issues - before.window_revokes)
+            as f64,
+        number as f64,
+    );
+    println!("{packets} packets, all as they were sent, {:.0} a second", packets / took);
+    Ok(changes / packets)
+}
+
+fn outward(rig: &mut Rig, region: RegionShape, places: &[Place], first: u64) -> anyhow::Result<()> {
+    for ((place, number), token) in places.iter().zip(first..).zip(0..) {
+        place.memory.copy_from(place.offset as usize, &place.octets(number))?;
+        rig.send(place.range(region, DeviceAccess::Read)?, token)?;
+    }
+    rig.kick(QueueName::Transmit)?;
+    let mut octets = [0; 2048];
+    for (place, number) in places.iter().zip(first..) {
+        let len = rig.socket.recv(&mut octets).context("a packet outward")?;
+        anyhow::ensure!(octets[..len] == place.octets(number), "packet {number} is another");
+    }
+    for token in 0..places.len() {
+        let came = rig.wait(QueueName::Transmit)?;
+        let Came::Used(used) = came else { anyhow::bail!("outward, {token}: {came:x?}") };
+        anyhow::ensure!(used.token as usize == token, "{used:?}, not {token}");
+    }
+    Ok(())
+}
+
+fn inward(rig: &mut Rig, region: RegionShape, places: &[Place], first: u64) -> anyhow::Result<()> {
+    for (place, token) in places.iter().zip(0..) {
+        rig.post(place.range(region, DeviceAccess::Write)?, token)?;
+    }
+    rig.kick(QueueName::Receive)?;
+    let to = rig.inward();
+    for (place, number) in places.iter().zip(first..) {
+        rig.socket.send_to(&place.octets(number), to).context("a packet inward")?;
+    }
+    let mut octets = [0; 2048];
+    for (token, (place, number)) in places.iter().zip(first..).enumerate() {
+        let came = rig.wait(QueueName::Receive)?;
+        let Came::Used(used) = came else { anyhow::bail!("inward, {token}: {came:x?}") };
+        let expected = HEADERS + place.len as usize;
+        anyhow::ensure!(
+            used.token as usize == token && used.len as usize == expected,
+            "{used:?}, not {token} of {expected}"
+        );
+        let octets = &mut octets[..place.len as usize];
+        place.memory.copy_to(place.offset as usize, octets)?;
+        anyhow::ensure!(*octets == place.octets(number)[..], "packet {number} is another");
+    }
+    Ok(())
+}

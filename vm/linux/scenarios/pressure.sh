@@ -1,0 +1,14 @@
+# title: windows shrink under memory pressure and grow again, in the middle of a transfer
+# set: name
+# machine: linux
+# limit: 180
+
+plan 5
+mount -t cgroup2 cgroup2 /sys/fs/cgroup
+check 'there are control groups with memory' grep -q memory /sys/fs/cgroup/cgroup.controllers || give_up 'nothing to squeeze'
+check 'there is pressure stall information' test -r /proc/pressure/memory || give_up 'nothing to be told by'
+check 'windows shrink, the stream goes on, windows grow' ringfence bench pressure --seconds 24 --json --html /share/pressure.html
+cp /tmp/check.out /share/pressure.jsonl
+note "$(tail -n 1 /tmp/check.out)"
+check 'the page has plots' grep -q '<svg' /share/pressure.html
+check_not 'nothing was killed for want of memory' sh -c 'dmesg | grep -i "out of memory\|oom-kill"'

@@ -1,0 +1,31 @@
+# title: `run --protect fine`, and what it costs to lend vhost-net only what is under way
+# set: all
+# machine: linux-iommu
+# limit: 240
+
+plan 9
+load vhost_net tun veth vfio_iommu_type1 vfio-pci
+check 'vhost-net has its device' test -c /dev/vhost-net || give_up 'nothing to drive'
+outside
+check 'outside answers' ping -c 1 -W 5 10.78.0.2 || give_up 'no network'
+# A guest's echo requests go out by sockets that this allows.
+echo 0 2147483647 >/proc/sys/net/ipv4/ping_group_range
+fine='ringfence run --switch none --link vhost --protect fine'
+check 'a guest pings outside' $fine -- ping -c 2 -W 5 10.78.0.2
+over_there sh -c 'traffic receive 7000 >/tmp/sum.out' &
+RECEIVER=$!
+check 'a guest sends' $fine -- traffic send 10.78.0.2 7000 32
+kill $RECEIVER 2>/dev/null
+is 'all of it arrived' "$(cat /tmp/sum.out)" "$(traffic sum 32)"
+check_not 'it is for vhost-net only' ringfence run --switch none --protect fine -- true
+device=$(grep -l 0x11e8 /sys/bus/pci/devices/*/device | head -n 1)
+device=${device%/device}
+name=${device##*/}
+echo vfio-pci >$device/driver_override
+echo $name >/sys/bus/pci/drivers/vfio-pci/bind
+ringfence bench grant --cpus 1 --rounds 5 --vfio $name | tee /tmp/grant.out
+is 'bench grant has a row of each engine for each way to revoke' \
+    "$(grep -cE '^(issue|revoke|fresh again|revoke by force) +(window|iotlb|vfio) +1 +1 ' /tmp/grant.out)" 12
+check 'bench seeds iommu measures every protection' \
+    sh -c 'ringfence bench seeds iommu --seconds 0.5 --rounds 5 | tee /tmp/iommu.out'
+is 'both ways and sizes' "$(grep -c ' fine ' /tmp/iommu.out)" 4
