@@ -18,8 +18,8 @@ side and from it. Every one is counted and comes in order. Protection is what th
   fine               the same, but what was under way stays to be used again
 
 Cost is processor time of this process and of the worker for each kilobyte of payload; `changes` are
-UPDATEs and INVALIDATEs for each packet; ratios are to coarse. Protections take turns, and medians of
-rounds are reported. Needs root, for a network of its own, and /dev/vhost-net.";
+UPDATEs and INVALIDATEs for each packet; ratios are to coarse in the same round. Protections take turns,
+and medians of rounds are reported. Needs root, for a network of its own, and /dev/vhost-net.";
 
 /// Kernel vhost-net behind its I/O translation table: not protected, coarsely, finely, with grants reused
 #[derive(Debug, Args)]

@@ -28,7 +28,7 @@ struct Row {
     packets: u64,
     cost_ns_per_kb: f64,
     changes_per_packet: f64,
-    /// To coarse.
+    /// To coarse in the same round.
     cost_ratio: f64,
 }
 
@@ -88,7 +88,7 @@ fn measure(args: &IommuArgs, direction: Direction, size: u16) -> anyhow::Result<
             runs.push(spent.with_context(|| format!("{name}, {direction:?}, {size}"))?);
         }
     }
-    let coarse = runs.get(1).map_or(0.0, |runs| cost(runs));
+    let coarse: Vec<f64> = runs.get(1).into_iter().flatten().map(cost).collect();
     let rows = PROTECTIONS.into_iter().zip(runs).map(|((_, protection), runs)| Row {
         experiment: "iommu",
         direction,
@@ -97,16 +97,17 @@ fn measure(args: &IommuArgs, direction: Direction, size: u16) -> anyhow::Result<
         rounds: runs.len(),
         gbps: median(runs.iter().map(|run| run.octets as f64 * 8e-9 / run.took.as_secs_f64())),
         packets: runs.iter().map(|run| run.packets).sum(),
-        cost_ns_per_kb: cost(&runs),
+        cost_ns_per_kb: median(runs.iter().map(cost)),
         changes_per_packet: median(
             runs.iter().map(|run| run.changes as f64 / run.packets.max(1) as f64),
         ),
-        cost_ratio: cost(&runs) / coarse,
+        // Of runs that came one after the other: what else the machine does changes more slowly.
+        cost_ratio: median(runs.iter().zip(&coarse).map(|(run, coarse)| cost(run) / coarse)),
     });
     Ok(rows.collect())
 }
 
 /// Nanoseconds for each kilobyte.
-fn cost(runs: &[Spent]) -> f64 {
-    median(runs.iter().map(|run| run.cpu_ns as f64 * 1000.0 / run.octets.max(1) as f64))
+fn cost(run: &Spent) -> f64 {
+    run.cpu_ns as f64 * 1000.0 / run.octets.max(1) as f64
 }
