@@ -35,7 +35,7 @@ use ringfence_ring::split::{DriverQueue, QueueFeatures, QueuePages};
 use ringfence_wire::vhost::{self, NET_RECEIVE, NET_TRANSMIT, REGIONS_MAX, Region, ioctl};
 use ringfence_wire::virtio::{SplitLayout, feature};
 use rustix::event::epoll::{self, EventData, EventFlags};
-use rustix::event::{EventfdFlags, Timespec, eventfd};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 
@@ -144,6 +144,8 @@ pub struct VhostNet {
     features: u64,
     queues: [(SplitLayout, QueuePages); 2],
     space: Option<Arc<IotlbSpace>>,
+    /// What the queues are of.
+    tap: OwnedFd,
     /// What the worker may reach; see `drop`.
     memory: ManuallyDrop<Vec<DeviceRegion>>,
 }
@@ -254,6 +256,8 @@ impl VhostNet {
         watch_file(&watch, tap, place::BACKEND, EventFlags::empty())?;
         let [receive, transmit] = QueueName::ALL.map(|name| wire_up(&file, &watch, name));
         let ((kick_in, events_in), (kick_out, events_out)) = (receive?, transmit?);
+        let kept = |source| VhostError::Setting { what: "keeping the TAP", source };
+        let tap = tap.try_clone_to_owned().map_err(kept)?;
         // From here on, what is dropped is stopped first.
         let device = VhostNet {
             file,
@@ -263,6 +267,7 @@ impl VhostNet {
             features,
             queues,
             space: None,
+            tap,
             memory: ManuallyDrop::default(),
         };
         Ok((device, memory))
@@ -395,6 +400,20 @@ impl VhostNet {
             }
         }
         Ok(events)
+    }
+
+    /// Whether the interface has come to its end. [`VhostNet::take_events`] hears of that when the worker next
+    /// touches it: an interface that goes while nothing is sent tells only those who wait for its packets, which
+    /// is not done here, as each packet would wake them.
+    ///
+    /// # Errors
+    ///
+    /// The kernel's.
+    pub fn is_gone(&self) -> io::Result<bool> {
+        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+        let mut tap = [PollFd::new(&self.tap, PollFlags::empty())];
+        poll(&mut tap, Some(&now))?;
+        Ok(tap[0].revents().intersects(PollFlags::ERR | PollFlags::HUP | PollFlags::NVAL))
     }
 }
 

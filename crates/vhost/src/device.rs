@@ -22,6 +22,14 @@ pub trait Device: Send {
     /// The kernel's.
     fn take_events(&self) -> io::Result<VhostEvents>;
 
+    /// Whether the interface has come to its end. It wakes nobody when it does so while nothing is sent, so
+    /// it is asked now and then.
+    ///
+    /// # Errors
+    ///
+    /// The kernel's.
+    fn is_gone(&self) -> io::Result<bool>;
+
     /// What the device wanted and has no address of, where it said so last ([`VhostEvents::missed`]).
     ///
     /// # Errors
@@ -47,6 +55,10 @@ impl Device for VhostNet {
 
     fn take_events(&self) -> io::Result<VhostEvents> {
         VhostNet::take_events(self)
+    }
+
+    fn is_gone(&self) -> io::Result<bool> {
+        VhostNet::is_gone(self)
     }
 
     fn take_miss(&self) -> io::Result<Option<Miss>> {

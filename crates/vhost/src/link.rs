@@ -33,11 +33,13 @@ mod send;
 #[cfg(test)]
 mod tests;
 
+use core::time::Duration;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use ringfence_memory::{LentSlice, Mapping};
+use ringfence_net::clock::Clock;
 use ringfence_net::tap::{capabilities, frame_max};
 use ringfence_net::{
     Batch, DropReason, Fault, Port, PortCapabilities, PortCounters, Received, Transmitted,
@@ -61,6 +63,8 @@ pub use lending::Protection;
 use receive::{Receiver, Taken};
 use send::Sender;
 
+/// How long after its end an interface is missed at the latest, by a link that sleeps.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// Receive buffers.
 const BUFFERS: u16 = 256;
 /// Descriptors of frames to the guest: two for each of a ring of the default shape.
@@ -88,6 +92,9 @@ pub struct VhostLink<D = VhostNet> {
     rules: Arc<RuleCounters>,
     /// Why the link ended, where nobody could be told yet.
     fault: Option<Fault>,
+    clock: Clock,
+    /// When the interface is asked next whether it is still there.
+    next_look: Duration,
 }
 
 impl VhostLink {
@@ -181,6 +188,8 @@ impl<D: Device> VhostLink<D> {
             system,
             rules: Arc::default(),
             fault: None,
+            clock: Clock::default(),
+            next_look: Duration::ZERO,
         };
         if link.receiver.post() {
             link.kick(QueueName::Receive)?;
@@ -216,6 +225,18 @@ impl<D: Device> VhostLink<D> {
         let last = self.sender.reclaim();
         self.checked(last)?;
         self.checked(Err(LinkFault::Miss { address }))
+    }
+
+    /// Whether the interface has gone, looked at now and then.
+    fn has_gone_silently(&mut self) -> Result<bool, Fault> {
+        let now = self.clock.now();
+        if now < self.next_look {
+            return Ok(false);
+        }
+        self.next_look = now + LOOK_EVERY;
+        self.system.syscalls.add(1);
+        let gone = self.device.is_gone();
+        gone.map_err(|source| Fault::system("cannot look after the interface", source))
     }
 
     fn kick_if(&self, wanted: bool, queue: QueueName) -> Result<(), Fault> {
@@ -338,7 +359,12 @@ impl<D: Device> Port for VhostLink<D> {
         if events.missed {
             self.refuse()?;
         }
-        if events.backend_gone { Err(Fault::Gone) } else { Ok(()) }
+        if events.backend_gone || self.has_gone_silently()? { Err(Fault::Gone) } else { Ok(()) }
+    }
+
+    /// The interface may go while nobody sends, which is no event.
+    fn deadline(&self) -> Option<Duration> {
+        Some(self.next_look)
     }
 
     fn capabilities(&self) -> PortCapabilities {

@@ -12,5 +12,5 @@ streams one 11 8
 check 'windows are asked for' reload '[network]' 'mode = "window"'
 networked two 12
 check 'that there are none is said, with the reason' wait_for 10 on dom0 "grep -q 'no windows: this platform has no windows' /share/serve-$SCENARIO.log"
-check 'and the next mode is used' on dom0 "ringfence status | grep -q staging"
+check 'and the next mode is used' on dom0 'ringfence status | grep -q staging'
 transfer 'to that guest' dom0 two 10.77.0.12 4

@@ -1,5 +1,7 @@
 //! The backend's side of the handshake.
 
+mod offer;
+
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
@@ -399,17 +401,6 @@ impl VifBackend {
         }
         let status = store.read_opt(&format!("{}/{}", self.back, keys::HOTPLUG_STATUS))?;
         Ok(status.is_some_and(|status| status == b"connected"))
-    }
-
-    /// Whether windows are opened for the frontend. Where the platform has none, that is said once.
-    fn offers_windows(&mut self, platform: &impl Platform) -> bool {
-        let wanted = self.options.mode == Mode::Window;
-        if wanted && !platform.has_windows() {
-            let instead = Mode::Staging;
-            tracing::warn!(device = %self.back, %instead, "no windows: {}", WindowError::NeedsPeer);
-            self.options.mode = instead;
-        }
-        self.options.mode == Mode::Window
     }
 
     fn announce(

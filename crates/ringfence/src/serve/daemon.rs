@@ -479,7 +479,7 @@ fn vif_status(
         hotplug_status: hotplug,
         connected: guest.is_some() && backend_state == Some(XenbusState::Connected),
         adopted: connection.is_some_and(|connection| connection.adopted),
-        mode: vif.settings.mode.name().to_owned(),
+        mode: vif.backend.mode().name().to_owned(),
         frontend_takes: connection.map(|connection| connection.features.peer.to_string()),
         backend_takes: connection.map(|connection| connection.features.own.to_string()),
         problem: vif.problem.clone().or_else(|| vif.backend.condemned().map(str::to_owned)),

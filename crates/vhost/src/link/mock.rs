@@ -77,6 +77,7 @@ pub(crate) struct Ends {
     pub(crate) miss: Option<Miss>,
     /// Whether it took its queues away.
     pub(crate) is_stopped: bool,
+    pub(crate) is_gone: bool,
     /// What is lent, where that is not everything.
     pub(crate) lent: Option<Arc<Lent>>,
     /// The memory of all receive buffers.
@@ -98,6 +99,10 @@ impl Device for Mock {
 
     fn take_events(&self) -> io::Result<VhostEvents> {
         Ok(core::mem::take(&mut lock(&self.ends).events))
+    }
+
+    fn is_gone(&self) -> io::Result<bool> {
+        Ok(lock(&self.ends).is_gone)
     }
 
     fn take_miss(&self) -> io::Result<Option<Miss>> {
@@ -155,6 +160,7 @@ pub(crate) fn lent_pair(
         events: VhostEvents::default(),
         miss: None,
         is_stopped: false,
+        is_gone: false,
         lent,
         buffers: buffers.clone(),
         region,

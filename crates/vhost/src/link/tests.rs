@@ -281,6 +281,18 @@ fn an_address_that_was_not_granted_ends_the_link_that_wanted_it() {
     assert_eq!(link.rules().get("virtqueue_miss_refused"), 1);
 }
 
+#[test]
+fn an_interface_that_goes_while_nothing_is_sent_is_missed() {
+    let (mut link, ends) = link(ALL);
+    link.clear_events().unwrap();
+    // It is not asked at every turn.
+    assert!(Port::deadline(&link).unwrap() > link.clock.now());
+    lock(&ends).is_gone = true;
+    link.clear_events().unwrap();
+    link.next_look = Duration::ZERO;
+    assert!(matches!(link.clear_events().unwrap_err(), Fault::Gone));
+}
+
 /// What becomes of a frame whose buffers the device describes wrongly: the counter of the rule.
 fn broken(header: [u8; MODERN_LEN], used: &[u32]) -> (String, &'static str) {
     let (mut link, ends) = link(ALL);
