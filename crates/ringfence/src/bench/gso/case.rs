@@ -233,14 +233,6 @@ impl End {
         Ok(End { child, orders, said })
     }
 
-    /// One in a control group that uses memory for other things, and gives it back, in turns.
-    pub(in crate::bench) fn eater(group: &FilePath, bytes: u64) -> anyhow::Result<End> {
-        let program = std::env::current_exe().context("finding this program's file")?;
-        let mut command = within(Some(group), &program);
-        command.args(["internal", "bench-gso-end", "eat", &bytes.to_string()]);
-        End::start(command).context("starting what takes memory")
-    }
-
     /// What a receiver has.
     fn arrived(&self) -> anyhow::Result<Arrived> {
         self.tell(HOW_MUCH)?;

@@ -11,7 +11,6 @@
 use std::io::{self, BufRead, Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
-use std::time::Duration;
 
 use anyhow::{Context, ensure};
 use ringfence_platform::counters::Counter;
@@ -39,11 +38,6 @@ pub enum Role {
     Receive,
     /// Send one stream
     Send,
-    /// No end at all: takes memory and gives it back, in turns
-    Eat {
-        /// So much of it
-        bytes: usize,
-    },
     /// Both ends, over the loopback interface
     Loopback {
         /// The interface's MTU
@@ -91,7 +85,6 @@ pub(crate) fn main(role: &Role) -> u8 {
     let outcome = match role {
         Role::Receive => receive(),
         Role::Send => say(&Said::Ready).and_then(|()| send(hear()?.parse()?)),
-        Role::Eat { bytes } => eat(*bytes),
         Role::Loopback { mtu, whole } => loopback(*mtu, *whole),
     };
     match outcome {
@@ -145,18 +138,6 @@ fn send(to: SocketAddr) -> anyhow::Result<()> {
     loop {
         let n = stream.write(&pattern[at..at + BUFFER]).context("sending")?;
         at = (at + n) % PERIOD;
-    }
-}
-
-/// Until this process is ended.
-fn eat(bytes: usize) -> anyhow::Result<()> {
-    loop {
-        // Fresh from the system each time, and looked at, so that it is there.
-        let mut memory = vec![0u8; bytes];
-        memory.iter_mut().step_by(4096).for_each(|byte| *byte = 1);
-        std::hint::black_box(&memory);
-        drop(memory);
-        std::thread::sleep(Duration::from_millis(20));
     }
 }
 

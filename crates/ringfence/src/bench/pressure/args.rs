@@ -8,13 +8,12 @@ use clap::Args;
 use crate::bench::args::parse_seconds;
 
 const NOTES: &str = "\
-Two guests and their driver domain run in a control group of their own, and a TCP stream flows from one
-guest to the other, in mode window. Something else in the group takes memory and gives it back, in turns.
-Then the group's memory.high is cut to half of what it used at most (memory.max stays above that), and
-later lifted again.
+Two guests' frontends and their driver domain run in a control group of their own, and a TCP stream flows
+from one guest to the other, in mode window. Then the group's memory.high is cut to half of what it used at
+most, or what --leave says (memory.max stays above that), and later lifted again.
 
-Written down are, over time, what the group uses, what the guests' frontends have resident, and of that
-the pages they share, which are those of their windows but for a few. It fails (exit status 1) when these
+Written down are, over time, what the group uses, what the guests' frontends have resident, and how much of
+the group's memory is shared, which is the pages of windows but for a few. It fails (exit status 1) when these
 did not shrink by half within two windows of pressure stall information (4 s), when the stream stood still
 for longer than 5 s, when something was killed for want of memory, or when the windows did not grow again.
 
@@ -27,6 +26,11 @@ pub struct PressureArgs {
     /// How long there is pressure, and then none
     #[arg(long, value_name = "SECONDS", default_value = "20", value_parser = parse_seconds)]
     pub seconds: Duration,
+
+    /// What memory.high leaves, of what was used at most
+    #[arg(long, value_name = "PERCENT", default_value_t = 50,
+          value_parser = clap::value_parser!(u64).range(1..=100))]
+    pub leave: u64,
 
     /// One JSON object a line: each reading, then the outcome
     #[arg(long)]

@@ -83,6 +83,20 @@ impl Group {
         Ok(total.map_or("0", |(_, total)| total).trim().parse()?)
     }
 
+    /// Bytes of memory that processes share, as those of windows are.
+    pub(super) fn shared(&self) -> anyhow::Result<u64> {
+        let statistics = self.read("memory.stat")?;
+        let shared = statistics.lines().find_map(|line| line.strip_prefix("shmem "));
+        Ok(shared.unwrap_or("0").trim().parse()?)
+    }
+
+    /// Lets a process go to the group above.
+    pub(super) fn release(&self, process: u32) -> anyhow::Result<()> {
+        let parent = self.path.parent().unwrap_or(&self.path).join("cgroup.procs");
+        std::fs::write(&parent, process.to_string())
+            .with_context(|| format!("moving process {process} to {}", parent.display()))
+    }
+
     /// Its processes.
     pub(super) fn processes(&self) -> anyhow::Result<Vec<u32>> {
         Ok(self.read("cgroup.procs")?.lines().filter_map(|line| line.parse().ok()).collect())

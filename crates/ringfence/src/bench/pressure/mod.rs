@@ -3,10 +3,12 @@
 //!
 //! # Theory of operation
 //!
-//! The stream is that of `bench gso` between two guests, in mode `window`; launchers, frontends, driver
-//! domain and ends are all in one control group ([`group`]). A frontend's shared resident memory is read from
-//! `/proc`: the pages of its windows, and a few of rings. It counts pages that are there, whatever the
-//! frontend believes of them: one that left a pool and was not punched would still be counted.
+//! The stream is that of `bench gso` between two guests, in mode `window`; launchers, frontends and driver
+//! domain are in one control group ([`group`]). The ends of the stream are moved out of it once they run: the
+//! kernel makes whoever asks for memory in a group that is short of it wait for seconds, and TCP asks all the
+//! time, so that they would measure themselves. The group's shared memory is that of windows, but for a few
+//! pages of rings. Pages are counted that are there, whatever a frontend believes of them: one that left a
+//! pool and was not punched would still be counted.
 
 pub(super) mod args;
 mod group;
@@ -22,7 +24,7 @@ use self::args::PressureArgs;
 use self::group::Group;
 use self::report::{Phase, Reading, Report};
 use super::gso::args::{Path, Setup};
-use super::gso::case::{Case, End};
+use super::gso::case::Case;
 use crate::sys::out::Out;
 
 /// How long the stream flows before anything is measured, and then before there is pressure.
@@ -32,7 +34,7 @@ const CALM: Duration = Duration::from_secs(5);
 /// Runs everything.
 pub(super) fn run(args: &PressureArgs) -> anyhow::Result<()> {
     let group = Group::create()?;
-    let report = watch(&group, args.seconds)?;
+    let report = watch(&group, args)?;
     let mut out = Out;
     if args.json {
         report.json()?.iter().try_for_each(|line| writeln!(out, "{line}"))?;
@@ -48,19 +50,19 @@ pub(super) fn run(args: &PressureArgs) -> anyhow::Result<()> {
 }
 
 /// Lets the stream flow, and everything happen.
-fn watch(group: &Group, pressed: Duration) -> anyhow::Result<Report> {
+fn watch(group: &Group, args: &PressureArgs) -> anyhow::Result<Report> {
+    let pressed = args.seconds;
     let began = Instant::now();
     let mut report = Report::default();
     let (mut phase, mut until) = (Phase::Before, WARM_UP);
-    let mut eater = None;
     let case = Case { path: Path::GuestGuest, setup: Setup::Whole, mode: Mode::Window, number: 0 };
     case.watch(group.path(), |octets| {
         let now = began.elapsed();
         let current = group.current()?;
-        let (rss, pool) = frontends(&group.processes()?)?;
+        let (rss, pool) = (frontends(&group.processes()?), group.shared()?);
         let seconds = now.as_secs_f64();
         report.readings.push(Reading { seconds, phase, current, rss, pool, octets });
-        if phase == Phase::Before && pool == 0 {
+        if phase == Phase::Before && octets == 0 {
             // The guests are on their way.
             until = now + WARM_UP;
         }
@@ -69,16 +71,19 @@ fn watch(group: &Group, pressed: Duration) -> anyhow::Result<Report> {
         }
         match phase {
             Phase::Before => {
-                // What comes and goes is more than half of what is used at most, and the rest fits.
-                eater = Some(End::eater(group.path(), current + current / 2)?);
+                group
+                    .processes()?
+                    .into_iter()
+                    .filter(|pid| is_end(*pid))
+                    .try_for_each(|end| group.release(end))?;
                 (phase, until) = (Phase::Calm, now + CALM);
             }
             Phase::Calm => {
                 let most = report.most(Phase::Calm, |reading| reading.current);
                 report.stalled_before = group.stalled()?;
                 group.limit("memory.max", Some(most * 2))?;
-                group.limit("memory.high", Some(most / 2))?;
-                report.high = most / 2;
+                report.high = most / 100 * args.leave;
+                group.limit("memory.high", Some(report.high))?;
                 (phase, until) = (Phase::Pressed, now + pressed);
             }
             Phase::Pressed => {
@@ -91,26 +96,33 @@ fn watch(group: &Group, pressed: Duration) -> anyhow::Result<Report> {
         }
         Ok(true)
     })?;
-    drop(eater);
     report.killed = group.killed()?;
     Ok(report)
 }
 
-/// What the frontends among these processes have resident, and of that what is shared, in bytes.
-fn frontends(processes: &[u32]) -> anyhow::Result<(u64, u64)> {
-    let (mut rss, mut pool) = (0, 0);
-    for process in processes {
-        // One that has just ended is none.
-        let read = |file| std::fs::read(format!("/proc/{process}/{file}")).unwrap_or_default();
-        let words = read("cmdline");
-        if !words.split(|byte| *byte == 0).skip(1).take(2).eq([&b"internal"[..], b"frontend"]) {
-            continue;
-        }
-        let status = String::from_utf8_lossy(&read("status")).into_owned();
-        rss += field(&status, "VmRSS:");
-        pool += field(&status, "RssShmem:");
-    }
-    Ok((rss, pool))
+/// What a process was started as; empty for one that has just ended.
+fn role_of(process: u32) -> Vec<u8> {
+    let words = std::fs::read(format!("/proc/{process}/cmdline")).unwrap_or_default();
+    words
+        .split(|byte| *byte == 0)
+        .skip_while(|word| *word != b"internal")
+        .nth(1)
+        .unwrap_or_default()
+        .to_vec()
+}
+
+/// Whether it is an end of the stream.
+fn is_end(process: u32) -> bool {
+    role_of(process) == b"bench-gso-end"
+}
+
+/// What the frontends among these processes have resident, in bytes.
+fn frontends(processes: &[u32]) -> u64 {
+    let resident = |process: &u32| {
+        let status = std::fs::read_to_string(format!("/proc/{process}/status")).unwrap_or_default();
+        field(&status, "VmRSS:")
+    };
+    processes.iter().filter(|process| role_of(**process) == b"frontend").map(resident).sum()
 }
 
 /// A field of `/proc/PID/status` that is in kilobytes.

@@ -17,9 +17,9 @@ const GAP_MAX: f64 = 5.0;
 pub(super) enum Phase {
     /// Nothing but the stream.
     Before,
-    /// Memory is taken and given back, and there is enough.
+    /// The ends of the stream are elsewhere, and there is enough memory.
     Calm,
-    /// There is half of what was used.
+    /// There is less than was used.
     Pressed,
     /// There is enough again.
     Lifted,
@@ -34,7 +34,7 @@ pub(super) struct Reading {
     pub(super) current: u64,
     /// What frontends have resident.
     pub(super) rss: u64,
-    /// What of that is shared.
+    /// What of the group's memory is shared.
     pub(super) pool: u64,
     /// What has arrived.
     pub(super) octets: u64,
@@ -184,8 +184,8 @@ impl Report {
     pub(super) fn page(&self) -> anyhow::Result<Page> {
         let mut page = Page::new("Windows under memory pressure");
         page.text(
-            "Two guests of one control group, a TCP stream from one to the other, and something that takes \
-             memory and gives it back. Memory is plenty, then cut to half of what was used, then plenty again.",
+            "Two guests' frontends and their driver domain in one control group, and a TCP stream from one guest \
+             to the other. Memory is plenty, then cut to less than was used, then plenty again.",
         );
         let rows: Vec<Vec<String>> = self.rows().into_iter().map(Vec::from).collect();
         page.table(&["", ""], &rows);
