@@ -25,13 +25,9 @@ fn back(mode: Mode) -> BlkbackOptions {
     BlkbackOptions { mode, ..BlkbackOptions::default() }
 }
 
-/// Random I/O, every answer of which is checked, on a disk of zeros.
-fn exercise(disk: &dyn Disk, seed: u64) {
-    let mut checker = Checker::new();
-    let mut driver = Driver::new(disk.queue(32).unwrap());
-    let mut running = Workload { depth: 32, ..Workload::new(seed) }.start(disk);
-    running.steps(&mut driver, &mut checker, 500).unwrap();
-    running.finish(&mut driver, &mut checker).unwrap();
+/// What keeps a queue busy.
+fn workload(seed: u64) -> Workload {
+    Workload { depth: 32, ..Workload::new(seed) }
 }
 
 #[test]
@@ -132,7 +128,7 @@ fn a_frontend_without_memory_for_its_ring_is_slower_and_nothing_else() {
         let mut stage = Stage::new();
         let options = BlkfrontOptions { pages: 3, persistent, ..BlkfrontOptions::default() };
         let guest = Guest::join(&mut stage, disk(), back(Mode::Persistent), options);
-        exercise(&*guest.disk(), 3);
+        workload(3).exercise(&*guest.disk(), 500);
         assert!(guest.disk().lent_pages() <= 3);
     }
 }
@@ -172,7 +168,7 @@ fn a_backend_that_starts_over_under_load_is_followed_and_nothing_is_lost() {
     let disk = disk();
     let mut guest = Guest::join(&mut stage, disk.clone(), served, options);
     let front = guest.disk();
-    let load = std::thread::spawn(move || exercise(&*front, 11));
+    let load = std::thread::spawn(move || workload(11).exercise(&*front, 500));
     let mut restarts = 0;
     while !load.is_finished() {
         // A new backend for the same device, as after an upgrade.

@@ -12,7 +12,6 @@ use ringfence_block::hostile::frontend::RawFront;
 use ringfence_block::hostile::{Guest, Stage};
 use ringfence_block::storage::Disk;
 use ringfence_block::storage::memory::MemoryDisk;
-use ringfence_block::storage::testing::checker::Checker;
 use ringfence_block::storage::testing::workload::Workload;
 use ringfence_block::storage::testing::{Driver, conformance, image};
 use ringfence_block::vbd::backend::VbdBackend;
@@ -35,13 +34,9 @@ fn front(window: u32) -> BlkfrontOptions {
     BlkfrontOptions { window, ..BlkfrontOptions::default() }
 }
 
-/// Random I/O, every answer of which is checked, on a disk of zeros.
-fn exercise(disk: &dyn Disk, seed: u64) {
-    let mut checker = Checker::new();
-    let mut driver = Driver::new(disk.queue(32).unwrap());
-    let mut running = Workload { depth: 32, ..Workload::new(seed) }.start(disk);
-    running.steps(&mut driver, &mut checker, 500).unwrap();
-    running.finish(&mut driver, &mut checker).unwrap();
+/// What keeps a queue busy.
+fn workload(seed: u64) -> Workload {
+    Workload { depth: 32, ..Workload::new(seed) }
 }
 
 #[test]
@@ -68,7 +63,7 @@ fn in_the_steady_state_a_request_costs_no_operation_on_grants() {
     let mut stage = Stage::new();
     let guest = Guest::join(&mut stage, disk(), back(Mode::Window), front(1024));
     let disk = guest.disk();
-    exercise(&*disk, 1);
+    workload(1).exercise(&*disk, 500);
     let (before, reused) = (stage.platform.counters().values(), disk.window_levels().unwrap());
     let ours = guest.platform.counters().values();
     // What it reads is what it wrote.
@@ -93,7 +88,7 @@ fn where_one_end_has_no_windows_pages_are_kept_by_ordinary_grants() {
         let connection = *stage.seats[guest.seat].connection().unwrap();
         assert!(!connection.windows, "{mode}");
         assert_eq!(connection.persistent, mode != Mode::Map);
-        exercise(&*guest.disk(), 2);
+        workload(2).exercise(&*guest.disk(), 500);
         assert!(guest.disk().window_levels().is_none());
         assert!(stage.rules(guest.seat).all().is_empty());
     }
@@ -154,7 +149,7 @@ fn a_backend_that_starts_over_finds_the_window_again_and_nothing_is_lost() {
     let options = BlkfrontOptions { queues: 2, ..front(256) };
     let mut guest = Guest::join(&mut stage, disk.clone(), served, options);
     let front = guest.disk();
-    let load = std::thread::spawn(move || exercise(&*front, 11));
+    let load = std::thread::spawn(move || workload(11).exercise(&*front, 500));
     for mode in [Mode::Window, Mode::Persistent, Mode::Window, Mode::Window] {
         let seat = &mut stage.seats[guest.seat];
         let device = *seat.device();

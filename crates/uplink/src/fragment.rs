@@ -114,31 +114,8 @@ fn write_headers(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use ringfence_net::PortCapabilities;
+    use crate::testing::Wire;
     use ringfence_offload::Layers;
-
-    /// A link that keeps what it is given.
-    struct Kept {
-        buffer: Vec<u8>,
-        frames: Vec<Vec<u8>>,
-    }
-
-    impl GuestSide for Kept {
-        fn capabilities(&self) -> PortCapabilities {
-            PortCapabilities::plain(1500)
-        }
-
-        fn reserve<'a>(&'a mut self, _: usize, len: usize, slots: &mut Slots<'a>) {
-            self.buffer.resize(len, 0xAA);
-            slots.push(&mut self.buffer[..]);
-        }
-
-        fn commit(&mut self, frames: &[Committed]) {
-            for frame in frames {
-                self.frames.push(self.buffer[..frame.len].to_vec());
-            }
-        }
-    }
 
     #[test]
     fn fragments_are_put_together_to_what_was_cut() {
@@ -150,7 +127,7 @@ mod tests {
                 to: to.parse().unwrap(),
             };
             let octets: Vec<u8> = (0..5000u16).map(|n| n.to_le_bytes()[0]).collect();
-            let mut link = Kept { buffer: vec![], frames: vec![] };
+            let mut link = Wire::plain();
             assert_eq!(send_udp(&ends, (53, 1000), &octets, 7, 1500, &mut link), 4);
             let mut joined = Vec::new();
             for (at, frame) in link.frames.iter().enumerate() {

@@ -108,7 +108,7 @@ impl<G: Grantee> Pages<G> {
         into.resize(bytes, 0);
         for (gref, part) in pages.iter().zip(into.chunks_mut(SEGMENTS_PER_PAGE * 8)) {
             if let (Some(window), Some(gref)) = (&mut self.window, unmark(*gref)) {
-                copy_within(window, gref, part)?;
+                copy_within(window, gref, &mut self.places, part)?;
                 continue;
             }
             if self.keeps
@@ -359,9 +359,14 @@ fn forget(leaving: &mut Vec<Leaving>, disk: &mut dyn DiskQueue) {
 }
 
 /// Copies the beginning of a page of the window, once.
-fn copy_within(window: &mut WindowView, gref: Gref, into: &mut [u8]) -> Result<(), GrantStatus> {
-    let mut places = Vec::with_capacity(1);
-    window.begin([(gref, Access::ReadOnly)].into_iter(), &mut places);
+fn copy_within(
+    window: &mut WindowView,
+    gref: Gref,
+    places: &mut Vec<Result<WindowPlace, GrantStatus>>,
+    into: &mut [u8],
+) -> Result<(), GrantStatus> {
+    places.clear();
+    window.begin([(gref, Access::ReadOnly)].into_iter(), places);
     let place = places.pop().unwrap_or(Err(GrantStatus::GeneralError))?;
     let (memory, at) = window.memory(place);
     let copied = memory.copy_to(at, into);

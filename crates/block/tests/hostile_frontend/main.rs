@@ -15,10 +15,7 @@ use std::sync::Arc;
 use ringfence_block::blkback::{BlkbackOptions, Mode};
 use ringfence_block::blkfront::BlkfrontOptions;
 use ringfence_block::hostile::{Guest, RawFront, Stage};
-use ringfence_block::storage::Disk;
 use ringfence_block::storage::memory::MemoryDisk;
-use ringfence_block::storage::testing::Driver;
-use ringfence_block::storage::testing::checker::Checker;
 use ringfence_block::storage::testing::workload::Workload;
 use ringfence_block::vbd::toolstack::VbdConfig;
 use ringfence_platform::Platform;
@@ -60,12 +57,7 @@ pub(crate) fn neighbour(stage: &mut Stage) -> Guest {
 /// Random I/O of a guest with manners, every answer of which is checked. Once for each guest: its disk
 /// is taken to hold zeros.
 pub(crate) fn exercise(guest: &Guest) {
-    let disk = guest.disk();
-    let mut checker = Checker::new();
-    let mut driver = Driver::new(disk.queue(16).unwrap());
-    let mut running = Workload::new(7).start(&*disk);
-    running.steps(&mut driver, &mut checker, 300).unwrap();
-    running.finish(&mut driver, &mut checker).unwrap();
+    Workload::new(7).exercise(&*guest.disk(), 300);
 }
 
 /// The neighbour's disk works, and nothing is held against it.

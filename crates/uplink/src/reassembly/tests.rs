@@ -3,48 +3,24 @@
 use std::sync::Arc;
 
 use proptest::prelude::*;
-use ringfence_net::{FrameView, PortCapabilities};
+use ringfence_net::FrameView;
 use ringfence_offload::Layers;
 use ringfence_offload::packet::Transport;
 
 use super::*;
 use crate::host::scripted::ScriptedHost;
-use crate::link::{Committed, GuestSide, Slots};
 use crate::replies::Replies;
+use crate::testing::Wire;
 use crate::{Config, UplinkCounters};
 
 const GUEST_MAC: Mac = [2, 0, 0, 0, 0, 2];
-
-/// A link of an Ethernet's MTU that keeps what it is given.
-#[derive(Default)]
-struct Kept {
-    buffer: Vec<u8>,
-    frames: Vec<Vec<u8>>,
-}
-
-impl GuestSide for Kept {
-    fn capabilities(&self) -> PortCapabilities {
-        PortCapabilities::plain(1500)
-    }
-
-    fn reserve<'a>(&'a mut self, _: usize, len: usize, slots: &mut Slots<'a>) {
-        self.buffer.resize(len, 0);
-        slots.push(&mut self.buffer[..]);
-    }
-
-    fn commit(&mut self, frames: &[Committed]) {
-        for frame in frames {
-            self.frames.push(self.buffer[..frame.len].to_vec());
-        }
-    }
-}
 
 /// Fragments of a UDP datagram of the guest's.
 fn fragments(v4: bool, octets: &[u8], id: u16) -> Vec<Vec<u8>> {
     let addresses = if v4 { ["10.0.0.2", "192.0.2.1"] } else { ["fd00::2", "2001:db8::1"] };
     let [from, to] = addresses.map(|ip| ip.parse().unwrap());
     let ends = Ends { from_mac: GUEST_MAC, to_mac: Config::default().mac, from, to };
-    let mut link = Kept::default();
+    let mut link = Wire::plain();
     crate::fragment::send_udp(&ends, (1000, 2000), octets, id, 1500, &mut link);
     link.frames
 }

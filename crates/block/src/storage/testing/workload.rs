@@ -66,6 +66,20 @@ impl Workload {
         let random = Random::new(self.seed);
         Running { workload: self, geometry, random, pending: vec![], barrier: false }
     }
+
+    /// `steps` requests to a disk of zeros, every answer of which is checked.
+    ///
+    /// # Panics
+    ///
+    /// When an answer is wrong, or none comes.
+    pub fn exercise(self, disk: &dyn Disk, steps: usize) {
+        let mut checker = Checker::new();
+        let mut driver =
+            Driver::new(disk.queue(u32::try_from(self.depth).expect("a depth")).expect("a queue"));
+        let mut running = self.start(disk);
+        running.steps(&mut driver, &mut checker, steps).expect("right answers");
+        running.finish(&mut driver, &mut checker).expect("right answers");
+    }
 }
 
 impl Running {
