@@ -36,7 +36,7 @@ use super::share::Share;
 use crate::batch::{Batch, FRAMES_DEFAULT};
 use crate::counters::{DropReason, PortCounters};
 use crate::port::{ChecksumOffload, GsoOffload, PortCapabilities};
-use crate::steer::Steering;
+use crate::steer::{SecretSpread, Steering};
 use crate::switch::table::CAPACITY;
 use crate::switch::{Mac, PortIndex};
 
@@ -142,7 +142,7 @@ pub(super) struct Relay {
     index: usize,
     posts: Arc<[Post]>,
     known: Vec<Option<Known>>,
-    hash: Steering,
+    own: SecretSpread,
     outbound: Vec<Outbound>,
     /// Parcels for each other plane.
     parcels_max: usize,
@@ -167,7 +167,7 @@ impl Relay {
             index,
             posts: Arc::clone(posts),
             known: Vec::new(),
-            hash: Steering::secret(1),
+            own: SecretSpread::new(),
             outbound: posts.iter().map(|_| outbound()).collect(),
             parcels_max: (PARCELS_OF_PLANE / posts.len().max(2).saturating_sub(1))
                 .clamp(2, PARCELS_MAX),
@@ -235,13 +235,14 @@ impl Relay {
     /// The plane of one frame's flow.
     pub(super) fn by_flow(&self, port: PortIndex, batch: &Batch, frame: u32) -> usize {
         let Some(Some(known)) = self.known.get(usize::from(port.0)) else { return self.index };
-        let steering = known.by_guest.as_deref().unwrap_or(&self.hash);
-        let hash = batch.get(frame).and_then(|f| steering.hash(f.header(), f.len()));
-        match (hash, &known.by_guest) {
-            // What has no flow takes the first.
-            (None, _) => 0,
-            (Some(hash), Some(steering)) => usize::from(steering.queue(hash.value)) % known.parts,
-            (Some(hash), None) => hash.value as usize % known.parts,
+        let (header, len) = batch.get(frame).map_or((&[][..], 0), |f| (f.header(), f.len()));
+        match &known.by_guest {
+            Some(steering) => {
+                let hash = steering.hash(header, len);
+                // What has no flow takes the first.
+                hash.map_or(0, |hash| usize::from(steering.queue(hash.value)) % known.parts)
+            }
+            None => self.own.queue(header, len, known.parts),
         }
     }
 
