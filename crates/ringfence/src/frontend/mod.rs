@@ -75,21 +75,10 @@ pub fn main_taken_over(deed: impl FnOnce() + Send + 'static) -> u8 {
 type Deed = Box<dyn FnOnce() + Send>;
 
 fn inner(deed: Option<Deed>) -> u8 {
-    let channel = match Channel::from_stdin() {
-        Ok(channel) => channel,
-        Err(error) => {
-            eprintln!("ringfence: {error}");
-            return STATUS_FAILED;
-        }
-    };
-    match live(&channel, deed) {
-        Ok(()) => 0,
-        Err(error) => {
-            // If nobody hears it the guest is gone, and so is the user's interest.
-            let _ = channel.send(&FromFrontend::Failed(error.to_string()), &[]);
-            STATUS_FAILED
-        }
-    }
+    Channel::serve_stdin(
+        |channel| live(channel, deed).map(|()| 0),
+        |error| (STATUS_FAILED, FromFrontend::Failed(error.to_string())),
+    )
 }
 
 fn live(channel: &Channel, deed: Option<Deed>) -> Result<(), Failure> {
