@@ -97,7 +97,8 @@ impl World {
             from: GUEST.into(),
             to: ROUTER.into(),
         };
-        let options = if flags & 2 != 0 { &SynOptions::write(1460, Some(self.scale))[..] } else { &[] };
+        let options =
+            if flags & 2 != 0 { &SynOptions::write(1460, Some(self.scale))[..] } else { &[] };
         let mut frame = vec![0; 34 + 20 + options.len() + len];
         ends.write(&mut frame, 6, 20 + options.len() + len, 1).unwrap();
         let header = Header {
