@@ -20,7 +20,7 @@ sends() {
 
 # is_sent_to LINK MTU MEBIBYTES: the same in the other direction, by a forwarded port.
 is_sent_to() {
-    OPTIONS='-p 7001:7001' over $1 $2 timeout $((30 * PATIENCE)) traffic receive 7001 >/tmp/sum.in &
+    OPTIONS="${OPTIONS:-} -p 7001:7001" over $1 $2 timeout $((30 * PATIENCE)) traffic receive 7001 >/tmp/sum.in &
     local guest=$!
     # As a guest may be late to listen, the sender tries again.
     check "a guest is sent to by $1, MTU $2" \

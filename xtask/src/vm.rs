@@ -8,9 +8,11 @@
 
 mod apt;
 mod boots;
+mod build;
 mod cpio;
 mod hypervisor;
 mod images;
+mod iommufd;
 mod kernel;
 mod machine;
 mod overlay;
@@ -122,6 +124,8 @@ struct Setting<'a> {
     /// This run's own folder: root file systems and logs.
     folder: PathBuf,
     hypervisor: Option<PathBuf>,
+    /// The kernel with iommufd, if a machine boots it.
+    iommufd: Option<PathBuf>,
     path: std::ffi::OsString,
     patience: u32,
     processors: u32,
@@ -161,6 +165,9 @@ pub(crate) fn run(args: &VmArgs, root: &Path, target: &Path) -> anyhow::Result<b
     };
     let mut setting = prepare(root, target, &cache, &toolbox, args.program.as_deref())?;
     setting.hypervisor = hypervisor;
+    if selected.iter().any(|scenario| scenario.machine == Kind::LinuxIommufd) {
+        setting.iommufd = Some(iommufd::kernel(&cache, &toolbox, !args.no_install)?);
+    }
     setting.patience = args.patience;
     setting.processors = args.processors;
     setting.verbose = args.verbose;
@@ -217,6 +224,7 @@ fn prepare<'a>(
         programs,
         folder: boots::new_folder(&target.join("vm/runs"))?,
         hypervisor: None,
+        iommufd: None,
         path: toolbox.path().clone(),
         patience: 4,
         processors: PROCESSORS,
@@ -242,6 +250,7 @@ fn shell(setting: &Setting<'_>, kind: Kind, selected: &[scenario::Scenario]) -> 
         images: &setting.images,
         root,
         hypervisor: setting.hypervisor.clone(),
+        iommufd: setting.iommufd.as_deref(),
         processors: setting.processors,
         share,
         console: None,
