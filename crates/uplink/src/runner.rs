@@ -70,7 +70,16 @@ impl<L: Port + GuestSide> Runner<L> {
     /// A runner.
     pub fn new(uplink: Uplink, link: L, clock: Clock, spin: Duration) -> Runner<L> {
         let batch = Batch::with_capacity(BUDGET, SCRATCH);
-        Runner { uplink, link, clock, batch, indices: Vec::new(), spin, member: None, ready: Sources::ALL }
+        Runner {
+            uplink,
+            link,
+            clock,
+            batch,
+            indices: Vec::new(),
+            spin,
+            member: None,
+            ready: Sources::ALL,
+        }
     }
 
     /// The same as one of several, each with an engine that knows its
