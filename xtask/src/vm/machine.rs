@@ -30,13 +30,16 @@ pub(super) enum Kind {
     LinuxIommu,
     /// The same, with a kernel that has iommufd.
     LinuxIommufd,
+    /// Linux with all that is installed on this computer, to be read.
+    LinuxPrograms,
 }
 
 impl Kind {
     /// The machines that boot Xen.
     pub(super) const XEN: &[Kind] = &[Kind::Xen, Kind::XenNetback, Kind::XenPvh];
     /// The machines that boot Linux alone.
-    pub(super) const LINUX: &[Kind] = &[Kind::Linux, Kind::LinuxIommu, Kind::LinuxIommufd];
+    pub(super) const LINUX: &[Kind] =
+        &[Kind::Linux, Kind::LinuxIommu, Kind::LinuxIommufd, Kind::LinuxPrograms];
 
     /// As scenarios name it.
     pub(super) fn name(self) -> &'static str {
@@ -47,6 +50,7 @@ impl Kind {
             Kind::Linux => "linux",
             Kind::LinuxIommu => "linux-iommu",
             Kind::LinuxIommufd => "linux-iommufd",
+            Kind::LinuxPrograms => "linux-programs",
         }
     }
 
@@ -144,6 +148,10 @@ impl Machine<'_> {
         if self.kind.has_iommu() {
             words.extend(["-device", "intel-iommu,intremap=on,caching-mode=on"]);
             words.extend(["-device", "edu,dma_mask=0xffffffffffffffff"]);
+        }
+        if self.kind == Kind::LinuxPrograms {
+            words.extend(["-fsdev", "local,id=computer,path=/,security_model=none,readonly=on"]);
+            words.extend(["-device", "virtio-9p-pci,fsdev=computer,mount_tag=computer"]);
         }
         let mut words: Vec<String> = words.into_iter().map(str::to_owned).collect();
         words.extend(["-cpu".to_owned(), format!("{PROCESSOR}{svm}")]);
