@@ -6,7 +6,7 @@ use std::time::Instant;
 use anyhow::Context as _;
 use ringfence_grants::window::reuse::ReuseCache;
 use ringfence_grants::window::{PageSource, SourcePolicy};
-use ringfence_memory::{DeviceAccess, LentSlice};
+use ringfence_memory::{DeviceAccess, DeviceRange, LentSlice};
 use ringfence_platform::iommu::{RegionShape, RegionTable};
 use ringfence_platform::vhost::QueueName;
 use ringfence_platform::{Access, Counters, Gref, PageId, TranslationTable, WindowShape};
@@ -62,8 +62,6 @@ impl Place {
         octets
     }
 }
-
-use ringfence_memory::DeviceRange;
 
 /// Who says which page is next, and under which reference.
 trait Pages {
