@@ -82,18 +82,16 @@ fn makes_calls(line: &str) -> bool {
     if line.starts_with("//") {
         return false;
     }
-    let is_call = |rest: &str| {
-        let path: String =
-            rest.chars().take_while(|c| c.is_alphanumeric() || "_:".contains(*c)).collect();
-        let last = path.rsplit("::").next().unwrap_or_default();
-        let called = rest[path.len()..].starts_with(['(', ';', ',']);
-        last.starts_with(|c: char| c.is_ascii_lowercase()) && called
-    };
-    let found = |root: &str| {
-        let at = line.find(root)?;
-        Some(is_call(&line[at + root.len()..]))
-    };
-    found("rustix::") == Some(true) || found("libc::") == Some(true)
+    // What is used by a name that was imported counts where it is imported.
+    let marks = if line.starts_with("use ") || line.starts_with("pub use ") { "(;,{" } else { "(" };
+    ["rustix::", "libc::"].iter().any(|root| {
+        let Some((_, rest)) = line.split_once(root) else { return false };
+        let in_path = |c: char| c.is_alphanumeric() || c == '_' || c == ':';
+        let (path, after) = rest.split_at(rest.find(|c| !in_path(c)).unwrap_or(rest.len()));
+        let last = path.rsplit("::").find(|part| !part.is_empty()).unwrap_or_default();
+        last.starts_with(|c: char| c.is_ascii_lowercase())
+            && after.starts_with(|c| marks.contains(c))
+    })
 }
 
 #[cfg(test)]
@@ -109,7 +107,8 @@ mod tests {
     fn a_list_is_what_the_lines_say_or_it_is_found() {
         let text = "// #syscall all read: frames\nfn f() {}\n";
         let manifest = ("crates/net/Cargo.toml", "[package]\nname = \"x\"\n");
-        let (list, wrong) = generate(&Tree::from_files([("crates/net/src/lib.rs", text), manifest]));
+        let (list, wrong) =
+            generate(&Tree::from_files([("crates/net/src/lib.rs", text), manifest]));
         assert_eq!(wrong, []);
         assert!(list.contains("libc::SYS_read"), "{list}");
         assert_eq!(findings([("crates/net/src/lib.rs", text), (LIST, &list)]), [] as [&str; 0]);
@@ -127,7 +126,11 @@ mod tests {
         for (path, text, count) in [
             ("crates/net/src/lib.rs", silent, 1),
             ("crates/wire/src/lib.rs", silent, 0),
+            ("crates/net/src/lib.rs", "use rustix::io::{Errno, read};\n", 1),
+            ("crates/net/src/lib.rs", "use rustix::event::epoll;\n", 1),
             ("crates/net/src/lib.rs", "fn f(e: rustix::io::Errno) {}\n", 0),
+            ("crates/net/src/lib.rs", "fn f(e: *const libc::iovec, n: u32) {}\n", 0),
+            ("crates/net/src/lib.rs", "use rustix::io::Errno;\n", 0),
             ("crates/net/src/lib.rs", "// rustix::io::read(a, b)\n", 0),
             ("crates/net/src/lib.rs", "#[cfg(test)]\nmod tests {\n use libc::read(1);\n}\n", 0),
             ("crates/net/src/lib.rs", "// #syscall none: never\nfn f() { libc::read(1); }\n", 0),

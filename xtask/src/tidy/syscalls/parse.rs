@@ -41,9 +41,11 @@ pub(super) fn all(tree: &Tree) -> (Vec<Row>, Vec<Finding>) {
                 continue;
             }
             match read(text) {
-                Ok(read) => rows.extend(
-                    read.into_iter().map(|row| Row { path: path.clone(), line: i + 1, ..row }),
-                ),
+                Ok(read) => rows.extend(read.into_iter().map(|row| Row {
+                    path: path.clone(),
+                    line: i + 1,
+                    ..row
+                })),
                 Err(why) => findings.push(Finding::at(path, i + 1, format!("`#syscall`: {why}"))),
             }
         }

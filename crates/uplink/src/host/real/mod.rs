@@ -11,6 +11,8 @@
 //! what was seen already is peeked again into a page that nobody reads; so that this is not done with
 //! ever more octets, [`TcpHost::peek`](super::TcpHost::peek) goes only [`PEEK_AGAIN_MAX`] far then.
 
+// #syscall uplink epoll_create1,epoll_ctl,epoll_pwait,epoll_pwait2: waiting for sockets
+
 mod datagrams;
 mod listen;
 mod tcp;
