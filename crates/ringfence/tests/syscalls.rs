@@ -19,6 +19,7 @@ use ringfence::cli::Cli;
 use ringfence::sys::DomainKind;
 use ringfence::sys::sandbox::syscalls::{Confined, enforce, let_denials_be_loud};
 use ringfence_platform::denied;
+use rustix::pipe::PipeFlags;
 
 use support::disks::{URI, image_file};
 use support::needs::Need;
@@ -34,12 +35,12 @@ fn main() -> ExitCode {
     let words: Vec<String> = std::env::args().collect();
     let words: Vec<&str> = words.iter().map(String::as_str).collect();
     match words[1..] {
-        ["internal", ..] => {
+        ["internal" | "serve" | "attach", ..] => {
             denied::end_with_a_word().unwrap();
             let_denials_be_loud();
             ringfence::main_with(Cli::parse()).into()
         }
-        ["run", ..] => ringfence::main_with(Cli::parse()).into(),
+        ["run" | "hub" | "status" | "demo", ..] => ringfence::main_with(Cli::parse()).into(),
         ["deny", call] => deny(call),
         _ => support::harness::main(&[
             ("a_call_that_the_list_lacks_is_noticed", a_call_that_the_list_lacks_is_noticed),
@@ -70,7 +71,7 @@ fn deny(call: &str) -> ExitCode {
     let_denials_be_loud();
     enforce(Confined::Domain(DomainKind::Frontend)).unwrap();
     match call {
-        "pipe" => drop(rustix::pipe::pipe()),
+        "pipe" => drop(rustix::pipe::pipe_with(PipeFlags::CLOEXEC)),
         // The allocator, which would like `mremap`.
         "grow" => {
             let mut buffer = vec![1_u8; 1 << 20];
@@ -114,13 +115,13 @@ fn disks_in_files_are_served() {
         let disk = image_file(&lab, 16);
         copy_both_ways(&lab, &format!("--disk {},mode={mode}", disk.display()));
     }
-    // Ranges are given up, and what was there is zeroes.
+    // Ranges of nothing, and requests in every order with flushes between them.
     require!(Need::Program("fio", "fio"));
     let lab = Lab::of(program());
     let disk = image_file(&lab, 16);
     write_noise(&disk, 16);
     let script = format!(
-        "fio --name=t --ioengine=nbd --uri={URI}0 --rw=trim --bs=1m --size=16m \
+        "truncate -s 16M empty && nbdcopy --flush empty {URI}0 \
          && fio --name=r --ioengine=nbd --uri={URI}0 --rw=randrw --bs=4k --iodepth=32 --fsync=64 \
             --size=16m --io_size=16m --verify=crc32c --do_verify=1"
     );

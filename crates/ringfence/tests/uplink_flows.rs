@@ -98,8 +98,17 @@ fn with_few_descriptors_the_longest_idle_makes_room() {
     );
     // The soft limit is lower still, as logins have it: the uplink does not mind.
     let limit = format!("--nofile=256:{LIMIT}");
-    let run =
-        ["prlimit", &limit, world.lab.program(), "run", "--uplink", "host", "--switch", "none"];
+    let run = [
+        "prlimit",
+        &limit,
+        world.lab.program(),
+        "run",
+        "-v",
+        "--uplink",
+        "host",
+        "--switch",
+        "none",
+    ];
     let guest = world.host(&[&run[..], &["--", "sh", "-ec", &script]].concat());
     wait_for(&guest, &format!("open {CONNECTIONS}"));
     let uplink = guest.inner("uplink");

@@ -152,12 +152,11 @@ pub(super) const LIST: &[Allowed] = &[
     on(UPLINK, libc::SYS_getsockopt, &[is(1, libc::IPPROTO_TCP)]),
     // block/src/storage/nbd/handed.rs: whether there is one
     // platform/src/local/hub/server.rs: the credentials of who connects
+    // platform/src/socket.rs: SO_MEMINFO: room in a socket
     // ringfence/src/sys/channel.rs: the type of a channel
     // uplink/src/host/real/datagrams.rs: errors
     // uplink/src/host/real/tcp.rs: errors
     on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_getsockopt, &[is(1, libc::SOL_SOCKET)]),
-    // platform/src/socket.rs: SO_MEMINFO: room in a socket
-    on(UPLINK, libc::SYS_getsockopt, &[is(1, libc::SOL_SOCKET), is(2, 0x37)]),
     // ringfence/src/sys/sandbox/syscalls.rs: locks; abort
     on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_gettid, &[]),
     // platform/src/xen/abi.rs: evtchn: allocating
@@ -208,8 +207,9 @@ pub(super) const LIST: &[Allowed] = &[
     on(DAEMON, libc::SYS_ioctl, &[is(1, 0x541b)]),
     // block/src/export/mod.rs: FIONBIO: O_NONBLOCK, as the standard library sets it
     // platform/src/local/hub/server.rs: FIONBIO: O_NONBLOCK
+    // ringfence/src/sys/sandbox/syscalls.rs: FIONBIO: O_NONBLOCK, as the standard library sets it
     // uplink/src/host/real/listen.rs: FIONBIO: O_NONBLOCK
-    on(DRIVER | FRONTEND | UPLINK, libc::SYS_ioctl, &[is(1, 0x5421)]),
+    on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_ioctl, &[is(1, 0x5421)]),
     // platform/src/blkdev.rs: BLKGETSIZE64: how large a block device is
     on(DAEMON, libc::SYS_ioctl, &[is(1, 0x8008_1272_u32.cast_signed())]),
     // platform/src/socket.rs: SIOCATMARK: the mark of urgent data

@@ -49,6 +49,7 @@
 // #syscall all statx 2+AT_EMPTY_PATH: fstat, as the standard library does it
 // #syscall all fcntl 1=F_GETFD: descriptor flags
 // #syscall all fcntl 1=F_SETFD: descriptor flags
+// #syscall daemon ioctl 1=0x5421: FIONBIO: O_NONBLOCK, as the standard library sets it
 // #syscall all shutdown: telling a peer that there is no more
 // #syscall all getrusage,clock_gettime: time, where the vDSO does not know it; CPU time and faults, for the figures
 // #syscall all prlimit64 0=0 2=0: reading a limit of its own, setting none
