@@ -8,9 +8,11 @@
 
 mod apt;
 mod boots;
+mod build;
 mod cpio;
 mod hypervisor;
 mod images;
+mod iommufd;
 mod kernel;
 mod machine;
 mod overlay;
@@ -28,7 +30,7 @@ use crate::tools::{self, Tool, Toolbox};
 use boots::Boots;
 use machine::{Kind, Machine};
 use overlay::Orders;
-use scenario::Set;
+use scenario::{Scenario, Set};
 
 /// What the suite needs installed. Everything else it downloads and unpacks.
 pub(crate) static NEEDS: &[&Tool] = &[&tools::QEMU, &tools::XZ];
@@ -117,11 +119,15 @@ const PROCESSORS: u32 = 1;
 /// What every run knows.
 struct Setting<'a> {
     root: &'a Path,
+    /// Cargo's target directory.
+    target: &'a Path,
     images: images::Images,
     programs: program::Programs,
     /// This run's own folder: root file systems and logs.
     folder: PathBuf,
     hypervisor: Option<PathBuf>,
+    /// The kernel with iommufd, if a machine boots it.
+    iommufd: Option<PathBuf>,
     path: std::ffi::OsString,
     patience: u32,
     processors: u32,
@@ -159,8 +165,11 @@ pub(crate) fn run(args: &VmArgs, root: &Path, target: &Path) -> anyhow::Result<b
         None if debug => Some(hypervisor::debug(&cache, &toolbox, !args.no_install)?),
         given => given.map(std::path::absolute).transpose()?,
     };
-    let mut setting = prepare(root, target, &cache, &toolbox, args.program.as_deref())?;
+    let mut setting = prepare(root, target, &cache, &toolbox, args.program.as_deref(), &selected)?;
     setting.hypervisor = hypervisor;
+    if selected.iter().any(|scenario| scenario.machine == Kind::LinuxIommufd) {
+        setting.iommufd = Some(iommufd::kernel(&cache, &toolbox, !args.no_install)?);
+    }
     setting.patience = args.patience;
     setting.processors = args.processors;
     setting.verbose = args.verbose;
@@ -186,7 +195,7 @@ pub(crate) fn core(
         selected.extend(scenario::select(&found, &[], Set::Core, false)?);
     }
     anyhow::ensure!(!selected.is_empty(), "no scenario is of the core set");
-    let setting = prepare(root, target, &target.join("vm"), toolbox, None)?;
+    let setting = prepare(root, target, &target.join("vm"), toolbox, None, &selected)?;
     let start = Instant::now();
     let tallies = Boots::new(&setting, selected).run(2)?;
     let note = report::summary(&tallies, start.elapsed());
@@ -196,13 +205,14 @@ pub(crate) fn core(
     Ok(if failed.is_empty() { Ok(note) } else { Err(format!("{}: {note}", failed.join(", "))) })
 }
 
-/// Images, program, and a folder for the run.
+/// Images, programs, and a folder for the run of these scenarios.
 fn prepare<'a>(
     root: &'a Path,
-    target: &Path,
+    target: &'a Path,
     cache: &Path,
     toolbox: &Toolbox,
     program: Option<&Path>,
+    selected: &[Scenario],
 ) -> anyhow::Result<Setting<'a>> {
     if !cfg!(target_arch = "x86_64") {
         return Err(
@@ -210,13 +220,16 @@ fn prepare<'a>(
         );
     }
     let images = images::prepare(cache, toolbox)?;
-    let programs = program::build(root, target, program)?;
+    let tests = selected.iter().flat_map(|scenario| &scenario.tests).map(String::as_str).collect();
+    let programs = program::build(root, target, program, &tests)?;
     Ok(Setting {
         root,
+        target,
         images,
         programs,
         folder: boots::new_folder(&target.join("vm/runs"))?,
         hypervisor: None,
+        iommufd: None,
         path: toolbox.path().clone(),
         patience: 4,
         processors: PROCESSORS,
@@ -225,7 +238,7 @@ fn prepare<'a>(
 }
 
 /// A machine on our own terminal.
-fn shell(setting: &Setting<'_>, kind: Kind, selected: &[scenario::Scenario]) -> anyhow::Result<()> {
+fn shell(setting: &Setting<'_>, kind: Kind, selected: &[Scenario]) -> anyhow::Result<()> {
     let share = setting.folder.join("shell");
     std::fs::create_dir_all(&share)?;
     let orders = Orders {
@@ -233,6 +246,8 @@ fn shell(setting: &Setting<'_>, kind: Kind, selected: &[scenario::Scenario]) -> 
         patience: setting.patience,
         shell: true,
         debug: setting.hypervisor.is_some(),
+        target: setting.target,
+        tests: &setting.programs.tests,
     };
     let root = setting.folder.join("shell.cpio");
     overlay::write(&root, kind, &setting.images, setting.root, &setting.programs, &orders)?;
@@ -242,6 +257,7 @@ fn shell(setting: &Setting<'_>, kind: Kind, selected: &[scenario::Scenario]) -> 
         images: &setting.images,
         root,
         hypervisor: setting.hypervisor.clone(),
+        iommufd: setting.iommufd.as_deref(),
         processors: setting.processors,
         share,
         console: None,

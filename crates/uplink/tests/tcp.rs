@@ -43,14 +43,22 @@ struct World {
     isn: u32,
     /// Octets sent by each side, for their contents.
     heard: Vec<u8>,
+    /// By how many bits the guest's windows are shifted.
+    scale: u8,
 }
 
 impl World {
     fn new() -> World {
+        World::of(|_| {})
+    }
+
+    /// A world whose host is changed before it is used.
+    fn of(change: impl FnOnce(&mut RealHost)) -> World {
         let counters = Arc::<UplinkCounters>::default();
         let mut config = Config { mtu: 1500, ..Config::default() };
         config.access.host_loopback.push(ROUTER.into());
-        let host = RealHost::new(Arc::clone(&counters)).unwrap();
+        let mut host = RealHost::new(Arc::clone(&counters)).unwrap();
+        change(&mut host);
         World {
             uplink: Uplink::new(config, Box::new(host), counters),
             wire: Wire::new(4),
@@ -60,6 +68,7 @@ impl World {
             far: None,
             isn: 0,
             heard: Vec::new(),
+            scale: 0,
         }
     }
 
@@ -88,7 +97,8 @@ impl World {
             from: GUEST.into(),
             to: ROUTER.into(),
         };
-        let options = if flags & 2 != 0 { &SynOptions::write(1460, Some(0))[..] } else { &[] };
+        let options =
+            if flags & 2 != 0 { &SynOptions::write(1460, Some(self.scale))[..] } else { &[] };
         let mut frame = vec![0; 34 + 20 + options.len() + len];
         ends.write(&mut frame, 6, 20 + options.len() + len, 1).unwrap();
         let header = Header {
@@ -230,13 +240,13 @@ fn made(rest: &str) -> World {
 fn a_connection_is_made_used_and_closed_by_the_guest_first() {
     let world = made(
         "guest PA 1 1 len=100
-         uplink A 1 101
          host read 100
          host send 1 300
          uplink A 1 101 len=300
          guest FA 101 301
-         uplink A 301 102
          host eof
+         time 1
+         uplink A 301 102
          host close
          uplink FA 301 102
          guest A 102 302
@@ -289,11 +299,99 @@ fn what_comes_out_of_order_is_asked_for() {
          guest PA 201 1 len=100
          uplink A 1 1
          guest PA 1 1 len=100
+         time 1
          uplink A 1 101
          guest PA 1 1 len=200
          uplink A 1 201
          host read 200",
     );
+}
+
+#[test]
+fn a_request_is_acknowledged_with_its_answer() {
+    made(
+        "guest PA 1 1 len=100
+         silence
+         host read 100
+         host send 1 10
+         uplink A 1 101 len=10
+         guest PA 101 11 len=100
+         silence
+         host read 100
+         host send 11 10
+         uplink A 11 201 len=10
+         time 5
+         silence",
+    );
+}
+
+#[test]
+fn what_is_not_answered_soon_is_acknowledged_alone_and_the_next_at_once() {
+    made(
+        "guest PA 1 1 len=100
+         silence
+         time 1
+         uplink A 1 101
+         guest PA 101 1 len=100
+         uplink A 1 201
+         host send 1 10
+         uplink A 1 201 len=10
+         guest PA 201 11 len=100
+         silence
+         time 1
+         uplink A 11 301",
+    );
+}
+
+#[test]
+fn a_full_segment_is_acknowledged_at_once() {
+    made(
+        "guest A 1 1 len=1460
+         uplink A 1 1461
+         guest A 1461 1 len=800
+         silence
+         guest A 2261 1 len=800
+         uplink A 1 3061",
+    );
+}
+
+#[test]
+fn a_segment_that_comes_again_is_acknowledged_at_once() {
+    made(
+        "guest A 1 1 len=100
+         silence
+         guest A 1 1 len=100
+         uplink A 1 101
+         guest A 1 1 len=150
+         uplink A 1 151",
+    );
+}
+
+#[test]
+fn what_waits_to_be_acknowledged_is_not_forgotten_when_something_is_missing() {
+    made(
+        "guest A 1 1 len=100
+         silence
+         guest A 201 1 len=100
+         uplink A 1 101
+         time 1
+         silence",
+    );
+}
+
+#[test]
+fn a_fin_is_acknowledged_with_the_other_one() {
+    let world = made(
+        "guest FA 1 1 len=10
+         silence
+         host read 10
+         host eof
+         host close
+         uplink FA 1 12
+         guest A 12 2
+         silence",
+    );
+    assert_eq!(world.uplink.tcp_flows(), 0);
 }
 
 #[test]
@@ -393,4 +491,48 @@ fn a_syn_that_is_not_answered_is_answered_again_and_then_forgotten() {
         world.settle();
     }
     assert_eq!(world.uplink.tcp_flows(), 0);
+}
+
+/// Of a stream that ends: what comes, by a guest that acknowledges one frame at a time while others are
+/// under way.
+#[test]
+fn a_stream_ends_for_a_guest_that_lags_behind_where_the_kernel_remembers_no_peeks() {
+    const LEN: u32 = 2 << 20;
+    let mut world = World::of(RealHost::forget_peeks);
+    world.scale = 7;
+    world.run(MADE);
+    let mut far = world.far.take().unwrap();
+    let writer = std::thread::spawn(move || {
+        far.write_all(&(1..=LEN).map(octet_at).collect::<Vec<_>>()).unwrap();
+        far.shutdown(std::net::Shutdown::Write).unwrap();
+        far
+    });
+    let (mut came, mut tries) = (0, 0);
+    let has_ended = loop {
+        if world.wire.frames.is_empty() {
+            world.settle();
+            tries += 1;
+            if tries > 500 {
+                break false;
+            }
+            continue;
+        }
+        tries = 0;
+        let frame = world.wire.frames.remove(0);
+        let layers = Layers::parse(&frame, u32::try_from(frame.len()).unwrap()).unwrap();
+        let segment = Segment::parse(frame[34..].first_chunk().unwrap(), layers.payload_len());
+        let place = segment.seq.0.wrapping_sub(world.isn);
+        assert_eq!(place, came + 1, "in order, and once");
+        let payload = &frame[usize::from(layers.header_len())..];
+        assert!(payload.iter().zip(place..).all(|(&octet, place)| octet == octet_at(place)));
+        came += segment.len;
+        if segment.has(1) {
+            break true;
+        }
+        world.guest(16, 1, came + 1, 60_000, 0);
+        world.uplink.output(&mut world.wire, world.now);
+    };
+    assert!(has_ended, "of {LEN} octets {came} came, and then nothing");
+    assert_eq!(came, LEN);
+    drop(writer.join().unwrap());
 }

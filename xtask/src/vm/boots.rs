@@ -74,6 +74,8 @@ impl<'a> Boots<'a> {
             patience: setting.patience,
             shell: false,
             debug: setting.hypervisor.is_some(),
+            target: setting.target,
+            tests: &setting.programs.tests,
         };
         let root = folder.join("root.cpio");
         overlay::write(&root, kind, &setting.images, setting.root, &setting.programs, &orders)?;
@@ -82,6 +84,7 @@ impl<'a> Boots<'a> {
             images: &setting.images,
             root: root.clone(),
             hypervisor: setting.hypervisor.clone(),
+            iommufd: setting.iommufd.as_deref(),
             processors: setting.processors,
             share: folder.clone(),
             console: Some(folder.join("console.log")),

@@ -96,7 +96,9 @@ impl Conversation {
     }
 
     fn serve_open(&mut self, link: &mut dyn GuestSide, context: &mut Context<'_>) -> Turn {
-        self.discard(context, DISCARD_AT_LEAST)?;
+        // Where every peek begins at the front of the queue, what lies there costs more than the call.
+        let at_least = DISCARD_AT_LEAST.min(context.host.peek_reach() / 4);
+        self.discard(context, at_least)?;
         if self.flags.repeat_due {
             self.send_data(self.snd_una, 1, link, context)?;
             self.flags.repeat_due = false;
@@ -144,7 +146,8 @@ impl Conversation {
         let limit = self
             .congestion
             .min(context.config.tcp.flight_max)
-            .min(context.host.peek_reach())
+            // Acknowledged octets that are still in the queue lie within reach of a peek, too.
+            .min(context.host.peek_reach().saturating_sub(self.undiscarded))
             .min(self.snd_wnd);
         let end = self.snd_una + limit;
         let end = self.fin.map_or(end, |fin| end.min(fin));
@@ -230,10 +233,10 @@ impl Conversation {
         context: &mut Context<'_>,
     ) -> ArrayVec<Committed, RESERVE_MAX> {
         let mut done = ArrayVec::new();
-        if self.flags.ack_due {
+        if self.flags.ack_due || self.ack_at.is_some() {
             self.refresh_window(context);
-            self.flags.ack_due = false;
         }
+        self.answered(context.now);
         let (mut seq, mut left) = (from, octets);
         for slot in slots.iter_mut() {
             if left == 0 {
@@ -308,7 +311,6 @@ impl Conversation {
         self.refresh_window(context);
         let outgoing = Outgoing { seq: self.snd_nxt, flags: FIN | ACK, urgent: 0 };
         self.send_bare(outgoing, &[], link, context)?;
-        self.flags.ack_due = false;
         if self.snd_max == self.snd_nxt {
             self.flags.closed_first = !self.flags.guest_fin;
         }
@@ -321,7 +323,6 @@ impl Conversation {
         if self.flags.ack_due {
             self.refresh_window(context);
             self.send_bare(outgoing(self), &[], link, context)?;
-            self.flags.ack_due = false;
         }
         while self.duplicates_due > 0 {
             self.send_bare(outgoing(self), &[], link, context)?;
@@ -496,6 +497,11 @@ impl Conversation {
             window: self.window_field(outgoing.flags),
             urgent: outgoing.urgent,
         };
+        if header.flags & ACK != 0 {
+            self.told = self.rcv_nxt;
+            self.ack_at = None;
+            self.flags.ack_due = false;
+        }
         let pseudo = self.ends.pseudo_header(protocol::TCP, transport);
         header.write(options, pseudo, frame.get_mut(start..)?)?;
         let place =
