@@ -18,6 +18,9 @@ use super::syscalls::{
 /// Rows that would be one row of the table: those of the same call under the same conditions.
 type Key<'a> = (&'a str, &'a [String], Option<&'a str>);
 
+/// Files that say so, and why.
+type Origins<'a> = BTreeSet<(&'a str, &'a str)>;
+
 /// The file.
 pub(super) fn render(rows: &[Row]) -> String {
     let mut text = HEAD.to_owned();
@@ -30,7 +33,7 @@ pub(super) fn render(rows: &[Row]) -> String {
 }
 
 fn table<'a>(text: &mut String, what: &str, name: &str, rows: impl Iterator<Item = &'a Row>) {
-    let mut merged: BTreeMap<Key<'_>, (u8, BTreeSet<(&str, &str)>)> = BTreeMap::new();
+    let mut merged: BTreeMap<Key<'_>, (u8, Origins<'_>)> = BTreeMap::new();
     for row in rows {
         let key = (&*row.call, &*row.when, row.arch.as_deref());
         let (who, origins) = merged.entry(key).or_default();
