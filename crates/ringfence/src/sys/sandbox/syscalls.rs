@@ -1,6 +1,6 @@
 //! The system calls that a frontend, an uplink or a driver domain may make: an allow list.
 //!
-//! [`LIST`] is made by `cargo xtask syscalls` of the `#syscall` lines that stand next to the code which
+//! The list is made by `cargo xtask syscalls` of the `#syscall` lines that stand next to the code which
 //! makes the calls, in all crates, with who needs a call, for what, and the arguments it may have
 //! (`xtask/src/tidy/syscalls.rs` has their grammar). `cargo xtask test` fails where the list is not what
 //! the lines say; `tests/syscalls.rs` runs domains and has each call that the list lacks end them. What
@@ -174,7 +174,7 @@ static LOUD: OnceLock<()> = OnceLock::new();
 
 /// From now on a call that the list lacks ends in `SIGSYS` instead of an error, in whatever process
 /// the list is put in force later: for tests, which then see that the list is whole. What is refused
-/// on purpose ([`REFUSED`]) is refused as ever.
+/// on purpose is refused as ever.
 #[doc(hidden)]
 pub fn let_denials_be_loud() {
     let _ = LOUD.set(());
