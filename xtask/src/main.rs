@@ -44,6 +44,8 @@ enum Command {
     Test(TestArgs),
     /// Check the sources against the rules of the house (xtask/tidy.toml has the exceptions)
     Tidy,
+    /// Write the sandboxes' list of system calls anew, from the `#syscall` lines of the sources
+    Syscalls,
     /// Run what takes too long for the suite: many transfers, guests, connections
     Soak(soak::SoakArgs),
     /// Run whole machines under emulation: real Xen with its guests, or a plain Linux kernel
@@ -87,6 +89,7 @@ fn main() -> ExitCode {
     let done = match cli.command {
         Command::Test(args) => run_steps(&args),
         Command::Tidy => run_tidy(),
+        Command::Syscalls => write_syscalls(),
         Command::Soak(args) => repository_root().and_then(|root| soak::run(&args, &root)),
         Command::Vm(args) => repository_root()
             .and_then(|root| vm::run(&args, &root, &packages::target_directory(&root)?)),
@@ -122,6 +125,15 @@ fn run_steps(args: &TestArgs) -> anyhow::Result<bool> {
 fn run_tidy() -> anyhow::Result<bool> {
     let findings = tidy::check(&repository_root()?)?;
     print!("{}", tidy::describe(&findings));
+    Ok(findings.is_empty())
+}
+
+/// Writes the list of system calls; false if a line cannot be read.
+fn write_syscalls() -> anyhow::Result<bool> {
+    let findings = tidy::write_syscalls(&repository_root()?)?;
+    for finding in &findings {
+        println!("{finding}");
+    }
     Ok(findings.is_empty())
 }
 

@@ -7,6 +7,7 @@ mod atomics;
 mod fuzz;
 mod modules;
 mod size;
+mod syscalls;
 mod text;
 mod tree;
 mod unsafety;
@@ -75,6 +76,17 @@ pub(crate) fn check(root: &Path) -> anyhow::Result<Vec<Finding>> {
     Ok(check_tree(&tree, &config))
 }
 
+/// Writes the list of system calls anew from what the sources of `root` say; the findings are of lines
+/// that cannot be read, and then nothing is written.
+pub(crate) fn write_syscalls(root: &Path) -> anyhow::Result<Vec<Finding>> {
+    let (text, findings) = syscalls::generate(&Tree::read(root)?);
+    if findings.is_empty() {
+        std::fs::write(root.join(syscalls::LIST), text)
+            .with_context(|| format!("writing {}", syscalls::LIST))?;
+    }
+    Ok(findings)
+}
+
 fn check_tree(tree: &Tree, config: &Config) -> Vec<Finding> {
     let mut findings = tree.unreadable();
     findings.extend(modules::dead_files(tree));
@@ -82,6 +94,7 @@ fn check_tree(tree: &Tree, config: &Config) -> Vec<Finding> {
     findings.extend(unsafety::check(tree));
     findings.extend(atomics::check(tree, &config.atomics));
     findings.extend(fuzz::check(tree));
+    findings.extend(syscalls::check(tree));
     findings.extend(text::check(tree));
     findings.sort();
     findings

@@ -125,6 +125,7 @@ impl<'a> WriteList<'a> {
         self.vecs.bytes
     }
 
+    // #syscall all writev: frames in several parts, from lent pages
     /// One `writev`.
     ///
     /// # Errors
@@ -138,6 +139,7 @@ impl<'a> WriteList<'a> {
         usize::try_from(n).map_err(|_| io::Error::last_os_error())
     }
 
+    // #syscall all sendto,sendmsg: what goes from lent pages into a socket
     /// One `sendmsg` to a connected socket, with `flags` (`MSG_…`) beside `MSG_NOSIGNAL`.
     ///
     /// # Errors
@@ -161,6 +163,7 @@ impl<'a> WriteList<'a> {
         usize::try_from(n).map_err(|_| io::Error::last_os_error())
     }
 
+    // #syscall driver,frontend,daemon pwrite64,pwritev: grant copies; from lent pages to a disk
     /// One `pwritev` at `offset` of the file; `pwrite` where one range is the whole list.
     ///
     /// # Errors
@@ -226,6 +229,7 @@ impl<'a> ReadList<'a> {
         self.vecs.bytes
     }
 
+    // #syscall all readv: frames in several parts, into lent pages
     /// One `readv`.
     ///
     /// # Errors
@@ -239,6 +243,7 @@ impl<'a> ReadList<'a> {
         usize::try_from(n).map_err(|_| io::Error::last_os_error())
     }
 
+    // #syscall driver,frontend,daemon pread64,preadv: grant copies; from a disk to lent pages
     /// One `preadv` at `offset` of the file; `pread` where one range is the whole list.
     ///
     /// # Errors

@@ -15,6 +15,8 @@
 //! Memory can be registered: the kernel looks its pages up once, and holds them. It holds the pages,
 //! not the addresses: see [`Uring::register`].
 
+// #syscall none: a sandboxed process makes no ring; threads serve its disks
+
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;

@@ -31,6 +31,8 @@
 //! Control threads send commands through a [`DataplaneHandle`]; the thread looks for them between
 //! rounds.
 
+// #syscall driver,frontend,daemon epoll_create1,epoll_ctl: the data plane waits for its ports
+
 mod exchange;
 mod handle;
 mod hold;

@@ -15,6 +15,8 @@
 //! interface is down, which is its owner's business and only costs frames, and `EBADFD` once it was
 //! removed, which ends the port.
 
+// #syscall frontend,uplink,daemon read,write: frames from and to a TAP
+
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 

@@ -4,6 +4,8 @@
 //! the data plane sent with [`MemoryPeer::take`], and can misbehave: announce what is not there, break
 //! a rule, vanish.
 
+// #syscall none: for tests
+
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};

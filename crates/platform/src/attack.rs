@@ -4,6 +4,8 @@
 //! Each is made in such a way that its success does no harm: signal 0, a tracer that lets go at
 //! once, memory that is private to the caller. Each returns what the kernel says.
 
+// #syscall none: what a process that was taken over would try, for tests
+
 use std::ffi::CStr;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};

@@ -20,6 +20,9 @@ pub mod blkdev;
 pub mod conformance;
 pub mod copy;
 pub mod counters;
+#[cfg(feature = "test-utils")]
+#[doc(hidden)]
+pub mod denied;
 pub mod iommu;
 pub mod local;
 pub mod namespaces;

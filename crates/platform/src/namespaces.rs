@@ -3,6 +3,8 @@
 //! They are here because this crate may hold `unsafe`; what they are used for is in the
 //! `ringfence` crate (`sys`).
 
+// #syscall none: what makes a sandbox comes before its list
+
 use std::io;
 use std::os::fd::RawFd;
 

@@ -3,6 +3,8 @@
 //! Only who may administrate the system may use it. The device is driven by `ioctl` and not by netlink,
 //! since then it ends with the process that made it, whatever becomes of that.
 
+// #syscall none: the node in /dev is made by the launcher, which no list confines
+
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};

@@ -1,6 +1,11 @@
 //! What a stream socket of Linux can do beyond the portable calls: read without taking, take without
 //! reading, and tell how full its queues are.
 
+// #syscall uplink getsockopt 1=SOL_SOCKET: SO_MEMINFO: room in a socket
+// #syscall uplink setsockopt 1=SOL_SOCKET 2=SO_PEEK_OFF: peeking on from where the last peek ended
+// #syscall uplink recvfrom: dropping what the guest acknowledged
+// #syscall uplink ioctl 1=0x8905: SIOCATMARK: the mark of urgent data
+
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
 

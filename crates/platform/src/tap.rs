@@ -4,6 +4,14 @@
 //! of its descriptor is closed. Every frame read or written is preceded by a virtio-net header of
 //! [`VNET_HEADER_LEN`] bytes, little-endian.
 
+// #syscall daemon openat: a TAP for a guest that comes
+// #syscall daemon ioctl 1=0x400454ca: TUNSETIFF: a TAP
+// #syscall daemon ioctl 1=0x400454cb: TUNSETPERSIST: that it outlives the daemon
+// #syscall daemon ioctl 1=0x400454d0: TUNSETOFFLOAD: what is left to the reader
+// #syscall daemon ioctl 1=0x400454d4: TUNSETSNDBUF: that nothing is held back
+// #syscall daemon ioctl 1=0x400454d8: TUNSETVNETHDRSZ: headers of 12 bytes
+// #syscall daemon ioctl 1=0x400454dc: TUNSETVNETLE: little-endian ones
+
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 

@@ -25,6 +25,11 @@
 //! * the table's regions are kept until the worker has let go of both queues. If it cannot be told to, they
 //!   are never unmapped.
 
+// #syscall uplink eventfd2,read,write: kicks and calls
+// #syscall uplink epoll_create1,epoll_ctl,epoll_pwait,epoll_pwait2,ppoll: waiting for calls and errors
+// #syscall uplink ioctl 1=0x4008af30: VHOST_NET_SET_BACKEND: taking its queues away from vhost-net
+// #syscall uplink ioctl 1=0xc008af12: VHOST_GET_VRING_BASE: how far it has come
+
 use core::mem::ManuallyDrop;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};

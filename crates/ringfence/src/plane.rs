@@ -1,5 +1,7 @@
 //! The data-plane threads of a process, and the ports they give up.
 
+// #syscall driver,frontend,daemon eventfd2,read,write: a port is gone
+
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};

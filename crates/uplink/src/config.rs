@@ -6,6 +6,7 @@ use crate::access::Access;
 use crate::guest::GuestNetwork;
 use crate::share::Share;
 use crate::tcp::TcpConfig;
+use crate::{icmp, udp};
 
 /// Hardware address of the router that a guest sees, where none is given: locally administered.
 pub const MAC_DEFAULT: [u8; 6] = [0x52, 0x46, 0x00, 0x00, 0x00, 0x01];
@@ -21,6 +22,10 @@ pub struct Config {
     pub access: Access,
     /// TCP.
     pub tcp: TcpConfig,
+    /// Conversations of UDP that have sockets; when there are as many, the longest idle one makes room.
+    pub udp_flows_max: usize,
+    /// Conversations of echo requests, likewise.
+    pub icmp_flows_max: usize,
     /// The guest's side.
     pub guest: GuestNetwork,
     /// Which of the guest's engines this one is.
@@ -28,6 +33,20 @@ pub struct Config {
 }
 
 impl Config {
+    /// Bounds the conversations of each of `engines` engines of one process so that all their sockets are
+    /// at most `descriptors`. Each protocol keeps a part that the others cannot use up: a guest that fills
+    /// one table can still ask for names. Half-open connections are a part of TCP's, so that a flood of
+    /// them evicts its like.
+    pub fn fit(&mut self, descriptors: usize, engines: usize) {
+        let each = |all: usize| (all / engines.max(1)).max(1);
+        let sockets = each(descriptors);
+        self.icmp_flows_max = each(self.icmp_flows_max).min(sockets / 16).max(1);
+        self.udp_flows_max = each(self.udp_flows_max).min(sockets / 4).max(1);
+        let left = sockets.saturating_sub(self.icmp_flows_max).saturating_sub(self.udp_flows_max);
+        self.tcp.flows_max = each(self.tcp.flows_max).min(left).max(1);
+        self.tcp.half_open_max = each(self.tcp.half_open_max).min(self.tcp.flows_max / 2).max(1);
+    }
+
     /// What a client from outside is called in the guest's network: as it is called outside, but for
     /// those addresses that in the guest mean the guest itself. The host is the router then.
     pub fn inward(&self, client: SocketAddr) -> SocketAddr {
@@ -46,8 +65,43 @@ impl Default for Config {
             mtu: 65_520,
             access: Access::default(),
             tcp: TcpConfig::default(),
+            udp_flows_max: udp::FLOWS_MAX,
+            icmp_flows_max: icmp::FLOWS_MAX,
             guest: GuestNetwork::default(),
             share: Share::default(),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn no_more_sockets_than_descriptors(descriptors in 3..1_000_000_usize, engines in 1..9_usize) {
+            prop_assume!(descriptors / engines >= 3);
+            let mut config = Config::default();
+            config.fit(descriptors, engines);
+            let of_one = config.icmp_flows_max + config.udp_flows_max + config.tcp.flows_max;
+            prop_assert!(of_one * engines <= descriptors, "{of_one} x {engines}");
+            prop_assert!(config.tcp.half_open_max <= config.tcp.flows_max);
+            prop_assert!(config.tcp.half_open_max > 0);
+        }
+    }
+
+    #[test]
+    fn with_descriptors_enough_nothing_is_given_up() {
+        let (mut config, default) = (Config::default(), Config::default());
+        config.fit(1 << 20, 1);
+        assert_eq!(config.tcp.flows_max, default.tcp.flows_max);
+        assert_eq!(config.udp_flows_max, default.udp_flows_max);
+        config.fit(1 << 20, 2);
+        assert_eq!(config.tcp.flows_max, default.tcp.flows_max / 2);
+        let mut ordinary = Config::default();
+        ordinary.fit(4096, 1);
+        assert_eq!(ordinary.tcp.flows_max, 4096 - 1024 - 256);
     }
 }

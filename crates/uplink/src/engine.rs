@@ -58,14 +58,16 @@ impl Uplink {
     /// An uplink by the sockets of `host`.
     pub fn new(config: Config, host: Box<dyn Host>, counters: Arc<UplinkCounters>) -> Uplink {
         let tcp = Tcp::new(&config);
+        let udp = Udp::new(config.udp_flows_max);
+        let icmp = Icmp::new(config.icmp_flows_max);
         Uplink {
             config,
             host,
             replies: Replies::default(),
             counters,
             tcp,
-            udp: Udp::default(),
-            icmp: Icmp::default(),
+            udp,
+            icmp,
             forwards: Forwards::default(),
             reassembly: Reassembly::default(),
             handed: Vec::new(),

@@ -4,6 +4,9 @@
 //! socket is ready, a deadline has come, or it is told to stop. Before it sleeps it goes some turns for
 //! nothing, in `SPIN`: to sleep and be woken costs more than those.
 
+// #syscall uplink sched_yield: polling threads let others run
+// #syscall uplink ppoll: waiting for the guest and for sockets
+
 use core::time::Duration;
 use std::os::fd::{AsFd, BorrowedFd};
 

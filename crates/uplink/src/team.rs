@@ -1,6 +1,8 @@
 //! What runners of one guest's engines have to do with each other: frames and connections that came to one
 //! of them and are another one's go through here. See [`crate::share`].
 
+// #syscall uplink eventfd2,read,write: frames are handed to another thread
+
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;

@@ -25,6 +25,8 @@
 //! What the other side wrote into the queues is checked ([`LinkFault`]); the first rule that is broken ends the
 //! link. So does an error that the worker reports, and the end of the interface.
 
+// #syscall none: the kernel's version is asked for before the sandbox closes
+
 mod lending;
 #[cfg(any(test, feature = "test-utils"))]
 pub(crate) mod mock;

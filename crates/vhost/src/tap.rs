@@ -8,6 +8,8 @@
 //! [`flush`](ringfence_net::Port::flush): `tap_head` and `tail` move together. A frame that the kernel does
 //! not take is dropped and counted; whoever sent it has its bytes still, and sends it again.
 
+// #syscall uplink write: frames to a TAP
+
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;

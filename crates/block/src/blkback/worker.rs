@@ -1,5 +1,9 @@
 //! The thread that serves a ring.
 
+// #syscall driver,daemon eventfd2,read,write,ppoll: a worker is told something, and waits
+// #syscall driver,daemon sched_yield: polling threads let others run
+// #syscall driver,daemon clock_gettime: the CPU time that a worker used; time, where the vDSO does not know it
+
 use core::time::Duration;
 use std::io;
 use std::os::fd::OwnedFd;

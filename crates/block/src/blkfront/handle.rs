@@ -1,5 +1,7 @@
 //! One user's way to a lane.
 
+// #syscall frontend epoll_ctl,ppoll: the frontend of a disk waits
+
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, MutexGuard};
 use std::time::{Duration, Instant};

@@ -26,6 +26,8 @@
 //! **Distrust.** Answers to what was not asked, or in impossible numbers, end the connection. What a
 //! backend writes into pages is the content of the disk, and as trustworthy as the disk.
 
+// #syscall frontend epoll_create1,epoll_ctl,ppoll: the frontend of a disk waits
+
 mod bytes;
 mod handle;
 mod lane;

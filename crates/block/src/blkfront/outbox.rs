@@ -1,5 +1,7 @@
 //! What is done, until the one who asked for it looks.
 
+// #syscall frontend eventfd2,read,write: answers wait for who asked
+
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::{Mutex, PoisonError};

@@ -8,6 +8,9 @@
 //! and for all; a client that does not take its answers is not read from; one that does not finish
 //! the handshake in time, or breaks the protocol, is cut off. None of it holds up the others.
 
+// #syscall frontend eventfd2,write: the export is told to end
+// #syscall frontend ioctl 1=0x5421: FIONBIO: O_NONBLOCK, as the standard library sets it
+
 mod buffers;
 mod connection;
 mod server;

@@ -1,5 +1,8 @@
 //! The loop that serves all clients of a disk.
 
+// #syscall frontend epoll_create1,epoll_ctl,epoll_pwait,epoll_pwait2: the export waits for its clients
+// #syscall frontend accept4: users of a disk connect
+
 use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::os::fd::OwnedFd;

@@ -2,6 +2,8 @@
 //!
 //! The memory is a memfd, so that what was given up can go back to the system.
 
+// #syscall driver,daemon eventfd2,fallocate: disks in memory; their memory is made before
+
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;

@@ -1,5 +1,7 @@
 //! How other threads talk to a data plane.
 
+// #syscall driver,frontend,daemon eventfd2,write: the data plane is told something
+
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::mpsc::{Receiver, Sender, channel};

@@ -27,6 +27,8 @@
 //!
 //! Parcels are work like a port's: in [`Fairness`](super::share) each other plane counts as one port.
 
+// #syscall driver,frontend,daemon write: another thread of the data plane is woken
+
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

@@ -1,5 +1,7 @@
 //! How a plane sleeps.
 
+// #syscall driver,frontend,daemon epoll_pwait,epoll_pwait2,read: the data plane waits for its ports
+
 use core::mem::MaybeUninit;
 use core::time::Duration;
 

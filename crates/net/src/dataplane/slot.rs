@@ -1,5 +1,7 @@
 //! A port in a data plane, and what is known about it there.
 
+// #syscall driver,frontend,daemon epoll_ctl: a port comes or goes
+
 use core::time::Duration;
 use std::io;
 use std::os::fd::OwnedFd;

@@ -1,5 +1,7 @@
 //! Cases: event channels.
 
+// #syscall none: for tests
+
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};

@@ -10,6 +10,8 @@
 //! The kernel's table has 2048 entries unless the module was told otherwise; when it is full, the kernel
 //! drops the oldest, silently. So entries are counted here, and what is beyond them is refused.
 
+// #syscall none: for measuring; no sandboxed process has an IOMMU
+
 use std::collections::BTreeMap;
 use std::io;
 use std::mem::ManuallyDrop;

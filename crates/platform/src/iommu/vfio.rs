@@ -12,6 +12,8 @@ mod call;
 mod iommufd;
 mod type1;
 
+// #syscall none: for measuring; no sandboxed process has an IOMMU
+
 use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::OwnedFd;

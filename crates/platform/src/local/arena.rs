@@ -210,6 +210,10 @@ impl ArenaFiles {
     }
 }
 
+// #syscall driver,frontend,daemon fcntl 1=F_GET_SEALS: an arena's exact seals
+// #syscall driver,frontend,daemon fcntl 1=F_GETFL: whether an arena is open for writing
+// #syscall driver,frontend,daemon fstat: an arena's exact size
+// #syscall driver,frontend,daemon fstatfs: that an arena is on tmpfs
 fn verify_file(
     fd: impl AsFd + Copy,
     file: &'static str,

@@ -6,6 +6,8 @@
 //! is all that a notification means. Whatever the peer sends (bytes, file descriptors) is read and
 //! thrown away in bounded pieces.
 
+// #syscall driver,frontend,daemon sendto,recvfrom: event channels
+
 use std::io::ErrorKind;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Weak};

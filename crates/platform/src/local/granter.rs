@@ -1,5 +1,7 @@
 //! The lending side of a pair.
 
+// #syscall driver,frontend,daemon fallocate: revoking: punching pages out of one's own arena
+
 use std::collections::VecDeque;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::{Arc, Mutex, PoisonError};

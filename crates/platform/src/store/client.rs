@@ -11,6 +11,8 @@
 //!
 //! A client belongs to one thread at a time. It waits only inside a request.
 
+// #syscall driver,frontend,daemon ppoll: waiting for the store
+
 mod access;
 mod error;
 mod events;

@@ -9,6 +9,8 @@
 //! read from (see [`StoreServer::may_read`]) is left alone until it may; what it had sent before
 //! stays in a buffer of fixed size.
 
+// #syscall driver epoll_create1,epoll_ctl,epoll_pwait,epoll_pwait2,ppoll: the store waits for its clients
+
 use super::server::{ConnectionId, Leftovers, StoreServer, TooManyConnections};
 use super::transport::{Moved, Stream};
 use super::{Limits, StoreCounters};

@@ -1,5 +1,9 @@
 //! Non-blocking bytes over whatever descriptor the store is reached by.
 
+// #syscall driver,frontend,daemon fstat,read,write,sendto,recvfrom: the store's connection, a socket or a device
+// #syscall driver,frontend,daemon fcntl 1=F_GETFL: O_NONBLOCK
+// #syscall driver,frontend,daemon fcntl 1=F_SETFL: O_NONBLOCK
+
 use rustix::fs::{FileType, OFlags, fcntl_getfl, fcntl_setfl, fstat};
 use rustix::io::{Errno, read, write};
 use rustix::net::{RecvFlags, SendFlags, recv, send};

@@ -6,6 +6,18 @@
 //! [`Row`]s of two words, of which they consist: the kernel copies them octet by octet and does not
 //! mind their alignment.
 
+// #syscall daemon ioctl 1=0x00184700: gntdev: mapping
+// #syscall daemon ioctl 1=0x00104701: gntdev: unmapping
+// #syscall daemon ioctl 1=0x00104707: gntdev, gntalloc: notice of unmapping
+// #syscall daemon ioctl 1=0x00104708: gntdev: copying
+// #syscall daemon ioctl 1=0x00184705: gntalloc: lending
+// #syscall daemon ioctl 1=0x00104706: gntalloc: taking back
+// #syscall daemon ioctl 1=0x00084501: evtchn: binding
+// #syscall daemon ioctl 1=0x00044502: evtchn: allocating
+// #syscall daemon ioctl 1=0x00044503: evtchn: unbinding
+// #syscall daemon ioctl 1=0x00044504: evtchn: notifying
+// #syscall daemon ioctl 1=0x00004505: evtchn: after an overflow
+
 use core::ffi::c_void;
 use std::os::fd::BorrowedFd;
 

@@ -6,6 +6,8 @@
 //! domain nothing but one more event, when it is written back. The order is read, write back, look
 //! at the ring: an event that comes after the look makes the descriptor readable again.
 
+// #syscall daemon read,write: which event channels had events
+
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 

@@ -1,5 +1,9 @@
 //! The kernel's Xen devices: how they are opened, and what is said when they cannot be.
 
+// #syscall daemon openat: devices of Xen, as guests come
+// #syscall daemon socket 0=AF_UNIX: the store
+// #syscall daemon connect: the store
+
 use std::io;
 use std::os::fd::OwnedFd;
 use std::path::Path;

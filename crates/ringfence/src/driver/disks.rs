@@ -5,6 +5,8 @@
 //! disk on an NBD server: the launcher connects, and connects again when the connection is lost; what
 //! goes over it is between server and driver domain.
 
+// #syscall driver eventfd2,read,write: a disk has something to say
+
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;

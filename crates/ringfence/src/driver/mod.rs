@@ -115,11 +115,12 @@ pub(crate) fn serve_unconfined(
 }
 
 /// Allows as many descriptors as the system lets us: each guest makes the hub hold some, within
-/// its quotas, and one guest must not use up what the others need.
-pub(crate) fn raise_descriptor_limit() -> io::Result<()> {
+/// its quotas, and one guest must not use up what the others need. Returns how many that is.
+pub(crate) fn raise_descriptor_limit() -> io::Result<usize> {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     let maximum = getrlimit(Resource::Nofile).maximum;
-    Ok(setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum })?)
+    setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum })?;
+    Ok(maximum.and_then(|maximum| maximum.try_into().ok()).unwrap_or(usize::MAX))
 }
 
 /// A running driver domain.
@@ -210,6 +211,7 @@ impl Driver {
         self.guests.serve_controls(devices, &mut scope)
     }
 
+    // #syscall driver accept4: launchers connect
     fn accept(&mut self) {
         use rustix::net::SocketFlags;
         while let Ok(socket) = rustix::net::accept_with(&self.listener, SocketFlags::CLOEXEC) {

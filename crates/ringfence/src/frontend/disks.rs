@@ -1,5 +1,7 @@
 //! The disks of a guest, in its frontend: blkfront on one side, an NBD server on the other.
 
+// #syscall frontend eventfd2,read,write: a disk has something to say
+
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixListener;
 use std::sync::Arc;

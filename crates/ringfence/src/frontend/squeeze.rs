@@ -11,6 +11,8 @@
 //! at each further one half of that, down to [`LEAST`], with which frames still flow. When all was quiet
 //! for two windows of time they may have twice as many, until they have what they began with.
 
+// #syscall frontend ppoll: pressure on the system's memory
+
 use std::fs::File;
 use std::io::{self, Write};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};

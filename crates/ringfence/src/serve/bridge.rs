@@ -5,6 +5,8 @@
 //! its place in the bridge and whatever the administrator gave it, and a daemon that is started again
 //! takes it up. It goes with the device.
 
+// #syscall daemon openat: /sys, and TAPs
+
 use std::io;
 use std::path::Path;
 

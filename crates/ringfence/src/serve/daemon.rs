@@ -1,5 +1,7 @@
 //! The daemon: one thread that follows the store, and whoever asks or tells it something.
 
+// #syscall daemon eventfd2,read,write: requests of the status socket
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};

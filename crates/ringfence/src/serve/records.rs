@@ -4,6 +4,11 @@
 //! They lie in a directory that only the daemon's user can enter, on a file system in memory. Each
 //! device has a file of two pages a queue, and one for its control ring. They are removed with the device, and by a reboot.
 
+// #syscall daemon openat: records of queues
+// #syscall daemon ftruncate,fallocate,fstat: records of queues
+// #syscall daemon unlinkat: records of queues
+// #syscall daemon unlink@x86_64: records of queues
+
 use std::io;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};

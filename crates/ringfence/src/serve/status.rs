@@ -5,6 +5,14 @@
 //! one of its own. An answer is made at once and sent by a thread of its own: whoever asks and does
 //! not read holds nobody up.
 
+// #syscall daemon accept4: who asks for the status
+// #syscall daemon unlinkat: the socket is taken away
+// #syscall daemon unlink@x86_64: the socket is taken away
+// #syscall daemon setsockopt 1=SOL_SOCKET 2=20: SO_RCVTIMEO: a client that is slow
+// #syscall daemon setsockopt 1=SOL_SOCKET 2=21: SO_SNDTIMEO: a client that is slow
+// #syscall daemon setsockopt 1=SOL_SOCKET 2=66: SO_RCVTIMEO after 2038: a client that is slow
+// #syscall daemon setsockopt 1=SOL_SOCKET 2=67: SO_SNDTIMEO after 2038: a client that is slow
+
 use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};

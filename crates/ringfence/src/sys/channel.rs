@@ -4,6 +4,11 @@
 //! same program, but an end may be taken over together with its process: so what is received is
 //! bounded in size, in descriptors, and in the time that handling it takes.
 
+// #syscall all sendmsg,recvmsg: orders and reports, with descriptors
+// #syscall all getsockopt 1=SOL_SOCKET: the type of a channel
+// #syscall all fcntl 1=F_DUPFD_CLOEXEC: a second handle
+// #syscall all ppoll: waiting for orders
+
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};

@@ -3,6 +3,8 @@
 //!
 //! What peers can cause is logged once a rule (and counted always), so the log is bounded.
 
+// #syscall all write: the log on standard error
+
 use std::sync::OnceLock;
 
 use tracing::Level;

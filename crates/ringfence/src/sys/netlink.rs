@@ -1,5 +1,9 @@
 //! Requests to the kernel about network interfaces (rtnetlink(7)), one at a time.
 
+// #syscall daemon socket 0=AF_NETLINK: interfaces of the host
+// #syscall daemon bind,sendto,recvfrom: interfaces of the host
+// #syscall daemon ioctl 1=0x8933: SIOCGIFINDEX: the number of an interface
+
 use std::io;
 use std::net::{IpAddr, Ipv4Addr};
 use std::os::fd::OwnedFd;

@@ -33,6 +33,11 @@ use crate::sys::{DomainKind, STATUS_FAILED};
 /// How long it looks for work before it sleeps.
 const SPIN: Duration = Duration::from_micros(20);
 
+/// Descriptors of the process that are no conversation's: links, threads, what is open for a moment.
+const OWN_DESCRIPTORS: usize = 128;
+/// Where a guest may have fewer connections at a time, it is told.
+const CONNECTIONS_EXPECTED: usize = 10_000;
+
 /// Why an uplink ends before its time.
 #[derive(Debug, thiserror::Error)]
 enum Failure {
@@ -70,14 +75,14 @@ fn live(channel: &Channel) -> Result<(), Failure> {
         }
         sockets.extend(more);
     }
-    raise_descriptor_limit()?;
+    let descriptors = raise_descriptor_limit()?;
     let mut expected = vec![channel.as_fd().as_raw_fd()];
     expected.extend(taps.iter().chain(&sockets).map(AsRawFd::as_raw_fd));
     let isolation = Isolation::enter(DomainKind::Uplink, &expected)?;
     crate::sys::log::to_stderr(config.verbose);
     let made = make_links(&config, taps)?;
     isolation.lock()?;
-    serve(channel, &config, made, sockets)
+    serve(channel, &config, made, sockets, descriptors.saturating_sub(OWN_DESCRIPTORS))
 }
 
 /// The links, of the first descriptors that came along. They are made of calls that are not to be made
@@ -101,10 +106,13 @@ fn serve(
     config: &UplinkConfig,
     mut made: Vec<Made>,
     sockets: Vec<OwnedFd>,
+    descriptors: usize,
 ) -> Result<(), Failure> {
     let mut remarks = remarks(config);
     remarks.extend(made.iter_mut().find_map(|made| made.remark.take()));
-    let mut engines = engines(config, made.len())?;
+    let limits = limits(config, made.len(), descriptors.saturating_sub(sockets.len()));
+    remarks.extend(few_connections(&limits, made.len()));
+    let mut engines = engines(&limits, config, made.len())?;
     // Connections and datagrams from outside come to the first one.
     if let Some(first) = engines.first_mut() {
         forward(first, config, sockets)?;
@@ -163,8 +171,26 @@ fn run<L: Port + GuestSide>(
     }
 }
 
+/// What each engine of so many is told; their sockets are at most `descriptors` together.
+fn limits(config: &UplinkConfig, queues: usize, descriptors: usize) -> Config {
+    let mut limits = engine_config(config);
+    limits.fit(descriptors, queues);
+    limits
+}
+
+/// That there may be fewer connections at a time than one would expect.
+fn few_connections(limits: &Config, queues: usize) -> Option<String> {
+    let connections = limits.tcp.flows_max * queues;
+    (connections < CONNECTIONS_EXPECTED).then(|| {
+        format!(
+            "at most {connections} connections at a time, of which the longest idle makes room for a new \
+             one: more need a higher limit of open files (`ulimit -Hn`)"
+        )
+    })
+}
+
 /// An engine for each queue.
-fn engines(config: &UplinkConfig, queues: usize) -> Result<Vec<Uplink>, Failure> {
+fn engines(limits: &Config, config: &UplinkConfig, queues: usize) -> Result<Vec<Uplink>, Failure> {
     let is_udp = |forward: &&Forward| forward.protocol == Protocol::Udp;
     let udp_forwards: Vec<_> =
         config.forwards.iter().filter(is_udp).map(|forward| forward.guest_port).collect();
@@ -172,9 +198,7 @@ fn engines(config: &UplinkConfig, queues: usize) -> Result<Vec<Uplink>, Failure>
         .map(|index| {
             let counters = Arc::<UplinkCounters>::default();
             let host = RealHost::new(Arc::clone(&counters))?;
-            let mut config = engine_config(config);
-            config.tcp.flows_max /= queues;
-            config.tcp.half_open_max /= queues;
+            let mut config = limits.clone();
             config.share = Share { index, of: queues, udp_forwards: udp_forwards.clone() };
             Ok(Uplink::new(config, Box::new(host), counters))
         })

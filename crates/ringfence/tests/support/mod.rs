@@ -80,6 +80,11 @@ impl Lab {
         lab
     }
 
+    /// What plays the command.
+    pub fn program(&self) -> &str {
+        self.program.to_str().unwrap()
+    }
+
     fn path(&self, name: &str) -> PathBuf {
         self.directory.path().join(name)
     }
@@ -111,8 +116,7 @@ impl Lab {
 
     /// `WRAPPER ringfence run OPTIONS -- COMMAND`.
     pub fn start(&self, options: &str, command: &[&str], wrapper: &[&str]) -> Running {
-        let program = self.program.to_str().unwrap();
-        let mut words: Vec<&str> = wrapper.iter().copied().chain([program, "run"]).collect();
+        let mut words: Vec<&str> = wrapper.iter().copied().chain([self.program(), "run"]).collect();
         // Guests of tests send nothing to the network of the machine that the tests run on.
         if !options.contains("--uplink") {
             words.extend(["--uplink", "none"]);

@@ -55,6 +55,11 @@ fn keeper(words: &[&str]) -> Child {
 impl World {
     /// A world, or `None` (and a word why) where there can be none.
     pub fn new(families: Families) -> Option<World> {
+        World::of(families, env!("CARGO_BIN_EXE_ringfence"))
+    }
+
+    /// The same, in which another program plays the command.
+    pub fn of(families: Families, program: impl Into<PathBuf>) -> Option<World> {
         for need in
             [Need::Guests, Need::Program("ip", "iproute2"), Need::Program("python3", "python3")]
         {
@@ -72,7 +77,7 @@ impl World {
         let words = enter(&host, is_root, &["--net"]);
         let words = words.iter().map(String::as_str).chain(["unshare", "--net"]);
         let outside = keeper(&words.collect::<Vec<_>>());
-        let world = World { lab: Lab::new(), host, outside, is_root };
+        let world = World { lab: Lab::of(program), host, outside, is_root };
         std::fs::write(world.lab.file("peer.py"), PEER).unwrap();
         let cable =
             format!("ip link add wan0 type veth peer name out0 netns {}", world.outside.id());
@@ -153,8 +158,7 @@ impl World {
 
     /// `ringfence run OPTIONS -- sh -ec SCRIPT` on the host; by `--link $RINGFENCE_TEST_LINK`, if that is set.
     pub fn guest(&self, options: &str, script: &str) -> Running {
-        let program = env!("CARGO_BIN_EXE_ringfence");
-        let mut words = vec![program, "run"];
+        let mut words = vec![self.lab.program(), "run"];
         let link = std::env::var("RINGFENCE_TEST_LINK").unwrap_or_default();
         if !link.is_empty() {
             words.extend(["--link", &link]);

@@ -8,6 +8,8 @@
 //!
 //! So tests can have more conversations than a process can have descriptors, and a fuzzer needs none.
 
+// #syscall none: for tests
+
 use core::net::{IpAddr, SocketAddr};
 use std::collections::VecDeque;
 use std::io::IoSliceMut;

@@ -50,9 +50,10 @@ pub struct Icmp {
     octets: Vec<u8>,
 }
 
-impl Default for Icmp {
-    fn default() -> Icmp {
-        let flows = Table::new(FLOWS_MAX);
+impl Icmp {
+    /// No conversations yet, and never more than `flows_max`.
+    pub fn new(flows_max: usize) -> Icmp {
+        let flows = Table::new(flows_max);
         Icmp { flows, waiting: VecDeque::new(), inbox: Inbox::default(), octets: Vec::new() }
     }
 }

@@ -97,10 +97,11 @@ pub struct Udp {
 /// The hops that sockets begin with.
 const HOPS_DEFAULT: u8 = 64;
 
-impl Default for Udp {
-    fn default() -> Udp {
+impl Udp {
+    /// No conversations yet, and never more than `flows_max`.
+    pub fn new(flows_max: usize) -> Udp {
         Udp {
-            flows: Table::new(FLOWS_MAX),
+            flows: Table::new(flows_max),
             listeners: Vec::new(),
             waiting: VecDeque::new(),
             block: Block::default(),

@@ -1,5 +1,7 @@
 //! A device for tests: the other end of a link's queues, honest unless it is told otherwise.
 
+// #syscall none: for tests
+
 use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};

@@ -3,6 +3,14 @@
 //! Found out where the file is opened, which has /sys and may name paths; the domain that does the
 //! I/O is handed the descriptor and these facts.
 
+// #syscall daemon openat: the disks of guests that come
+// #syscall daemon flock: that nobody else has a disk
+// #syscall daemon fstat,fstatfs: what a disk is, and on what
+// #syscall daemon statx 2-AT_EMPTY_PATH: whether a file is there
+// #syscall daemon fallocate: whether ranges can be given up
+// #syscall daemon ioctl 1=0x1268: BLKSSZGET: how large its sectors are
+// #syscall daemon ioctl 1=0x127b: BLKPBSZGET: how large those of its medium are
+
 use std::io;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};

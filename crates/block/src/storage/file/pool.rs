@@ -1,5 +1,9 @@
 //! Jobs by threads that block: `preadv`, `pwritev` and their like, where there is no io_uring.
 
+// #syscall driver,daemon eventfd2,read,write: threads say what is done
+// #syscall driver,daemon fdatasync: a guest flushes its disk
+// #syscall driver,daemon fallocate: a guest gives up ranges of its disk
+
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};

@@ -4,6 +4,8 @@
 //! threads of [`PoolQueue`], which is made when it is first needed; then two files can become
 //! readable, and an epoll file stands for both.
 
+// #syscall none: a sandboxed process makes no ring; threads serve its disks
+
 use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};

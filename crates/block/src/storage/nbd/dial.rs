@@ -4,6 +4,8 @@
 //! hands over sockets that are connected. What is asked for is only *another one*; where to, the
 //! confined process has no say in.
 
+// #syscall driver,daemon eventfd2,read,write: a connection that was made is handed over
+
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

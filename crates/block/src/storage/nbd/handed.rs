@@ -5,6 +5,9 @@
 //! second does the I/O. An encrypted connection cannot be handed over in the middle: there the first
 //! one only shows that server and certificates are as they should be, and the second begins anew.
 
+// #syscall driver ppoll: waiting for a connection
+// #syscall driver getsockopt 1=SOL_SOCKET: whether there is one
+
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;

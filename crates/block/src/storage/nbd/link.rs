@@ -1,5 +1,14 @@
 //! One connection to a server.
 
+// #syscall daemon socket 0=AF_UNIX: a disk's server
+// #syscall daemon socket 0=AF_INET: a disk's server, and finding it by its name
+// #syscall daemon socket 0=AF_INET6: a disk's server, and finding it by its name
+// #syscall daemon connect,getpeername: a disk's server
+// #syscall daemon sendmmsg,getsockname,uname: finding a server by its name (the C library)
+// #syscall daemon ioctl 1=0x541b: FIONREAD: finding a server by its name (the C library)
+// #syscall daemon setsockopt 1=IPPROTO_TCP 2=TCP_NODELAY: requests are not held back
+// #syscall daemon setsockopt 1=SOL_SOCKET 2=SO_KEEPALIVE: noticing that a server is gone
+
 use std::collections::VecDeque;
 use std::io;
 use std::net::{SocketAddr, ToSocketAddrs};

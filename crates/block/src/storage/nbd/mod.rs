@@ -20,6 +20,8 @@
 //! its successor did and overwrite what came later. Servers that can be replaced must fence each
 //! other.
 
+// #syscall driver,daemon ppoll: waiting for a server's greeting
+
 mod address;
 mod dial;
 mod handed;

@@ -1,5 +1,8 @@
 //! Requests, over a connection that may break.
 
+// #syscall driver,daemon epoll_create1,epoll_ctl: waiting for a server and for time
+// #syscall driver,daemon timerfd_create: how long a server may take
+
 mod connection;
 
 use std::collections::{BTreeMap, VecDeque};

@@ -5,6 +5,8 @@
 //! where the server wants to know who asks, `client-cert.pem` and `client-key.pem`. They are read by
 //! whoever may open files, once; the process that does the I/O is handed their content.
 
+// #syscall driver,daemon sendto,recvfrom,read: what TLS has made of requests
+
 use std::fmt;
 use std::io::{self, Read, Write};
 use std::os::fd::OwnedFd;

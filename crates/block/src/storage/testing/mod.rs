@@ -8,6 +8,8 @@
 //!
 //! Everything random comes from a seed, which each message names.
 
+// #syscall none: for tests
+
 pub mod checker;
 pub mod conformance;
 pub mod powercut;

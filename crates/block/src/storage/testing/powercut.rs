@@ -6,6 +6,8 @@
 //! written since, whether acknowledged or still in flight. This is as bad as a disk may be that
 //! keeps its promises; [`Flaw`]s are disks that do not, to see that a checker finds them.
 
+// #syscall none: for tests
+
 use std::collections::HashMap;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};

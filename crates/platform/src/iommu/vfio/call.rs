@@ -1,5 +1,7 @@
 //! The system calls of VFIO and iommufd, and how their structures are put together.
 
+// #syscall none: for measuring; no sandboxed process has an IOMMU
+
 use std::ffi::CStr;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};

@@ -5,6 +5,8 @@
 //! and attached to one of its spaces. What is mapped counts against the user's limit of locked memory. Ranges
 //! are unmapped as they were mapped, never split.
 
+// #syscall none: for measuring; no sandboxed process has an IOMMU
+
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};

@@ -1,5 +1,7 @@
 //! What the hub keeps for its domains: numbers, arenas under way, ports. No I/O.
 
+// #syscall driver fallocate: what is left of a domain that is gone is punched out
+
 use std::collections::{BTreeMap, HashMap};
 use std::os::fd::OwnedFd;
 

@@ -1,5 +1,7 @@
 //! A domain's connection to its hub.
 
+// #syscall driver,frontend,daemon ppoll: waiting for the hub
+
 use std::io::ErrorKind;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Mutex, PoisonError};

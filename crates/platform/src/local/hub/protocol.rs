@@ -17,6 +17,8 @@
 //! CLOSE  7  port                                       ->
 //! ```
 
+// #syscall driver,frontend,daemon sendmsg,recvmsg: messages of the hub, with descriptors
+
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};

@@ -1,5 +1,13 @@
 //! The hub's thread.
 
+// #syscall driver epoll_create1,epoll_ctl,epoll_pwait,epoll_pwait2: the hub waits for its domains
+// #syscall driver eventfd2,read,write: the hub's own bell
+// #syscall driver accept4: domains connect
+// #syscall driver getsockopt 1=SOL_SOCKET: the credentials of who connects
+// #syscall driver setsockopt 1=SOL_SOCKET 2=SO_SNDBUF: bounding what a peer can make the kernel hold
+// #syscall driver ioctl 1=0x5421: FIONBIO: O_NONBLOCK
+// #syscall driver socketpair 0=AF_UNIX: event channels, store connections
+
 use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};

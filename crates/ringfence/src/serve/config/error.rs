@@ -1,5 +1,9 @@
 //! What is wrong with a configuration, and where.
 
+// #syscall daemon openat,lseek: the configuration, read again
+// #syscall daemon open@x86_64: the same, by a library that knows the older call
+// #syscall daemon newfstatat 3-AT_EMPTY_PATH: whether a file is there
+
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 

@@ -14,6 +14,8 @@
 //! What a daemon before this one left in a ring is found there by the backend itself
 //! ([`ringfence_ring::AnyOrderRing`]); there are no records besides.
 
+// #syscall daemon eventfd2,read,write: a disk has something to say
+
 mod keys;
 mod opener;
 mod report;

@@ -3,6 +3,10 @@
 //! It can take long: a file is locked until the last write of the daemon before is over, a server may
 //! not answer, a network's file system may hang. Nobody else is to wait for that.
 
+// #syscall daemon readlinkat: where a disk is, when all links are followed
+// #syscall daemon readlink@x86_64: where a disk is, when all links are followed
+// #syscall daemon fstatfs: whether a disk is on another machine
+
 use std::io;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};

@@ -23,6 +23,7 @@
 
 mod daemon;
 mod landlock;
+mod list;
 pub mod syscalls;
 
 pub(crate) use daemon::Confinement;

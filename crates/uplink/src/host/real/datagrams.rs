@@ -1,5 +1,24 @@
 //! UDP and ping sockets of Linux.
 
+// #syscall uplink socket 0=AF_INET 1&0xf=SOCK_DGRAM: UDP, echo
+// #syscall uplink socket 0=AF_INET6 1&0xf=SOCK_DGRAM: UDP, echo
+// #syscall uplink connect: where a flow leads
+// #syscall uplink bind: the port of a guest's, where it is free
+// #syscall uplink getsockname: which port it became
+// #syscall uplink getpeername: who is at the other end
+// #syscall uplink recvmmsg,sendmmsg: datagrams, many at a time
+// #syscall uplink recvmsg,sendmsg: errors, and datagrams one at a time
+// #syscall uplink setsockopt 1=IPPROTO_UDP: segmentation of datagrams
+// #syscall uplink setsockopt 1=IPPROTO_IP: errors, hops, and who a datagram is for
+// #syscall uplink setsockopt 1=IPPROTO_IPV6: the same of IPv6
+// #syscall uplink setsockopt 1=IPPROTO_ICMPV6: which messages are heard
+// #syscall uplink setsockopt 1=SOL_SOCKET 2=SO_REUSEADDR: ports
+// #syscall uplink setsockopt 1=SOL_SOCKET 2=SO_RCVBUF: bounding what waits in a socket
+// #syscall uplink setsockopt 1=SOL_SOCKET 2=SO_SNDBUF: bounding what waits in a socket
+// #syscall uplink getsockopt 1=SOL_SOCKET: errors
+// #syscall uplink getsockopt 1=IPPROTO_IP: options in force
+// #syscall uplink getsockopt 1=IPPROTO_IPV6: options in force
+
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::io::{IoSlice, IoSliceMut};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};

@@ -1,5 +1,9 @@
 //! Listening sockets of Linux, and those of datagrams: both are entered into the epoll of the host.
 
+// #syscall uplink accept4: connections from outside, to forwarded ports
+// #syscall uplink epoll_ctl: waiting for them
+// #syscall uplink ioctl 1=0x5421: FIONBIO: O_NONBLOCK
+
 use core::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;

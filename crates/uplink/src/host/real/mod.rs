@@ -13,6 +13,8 @@
 //! not done with ever more octets, [`TcpHost::peek`](super::TcpHost::peek) goes only [`PEEK_AGAIN_MAX`] far
 //! then.
 
+// #syscall uplink epoll_create1,epoll_ctl,epoll_pwait,epoll_pwait2: waiting for sockets
+
 mod datagrams;
 mod listen;
 mod tcp;

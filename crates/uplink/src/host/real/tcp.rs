@@ -1,5 +1,18 @@
 //! TCP sockets.
 
+// #syscall uplink socket 0=AF_INET 1&0xf=SOCK_STREAM: TCP
+// #syscall uplink socket 0=AF_INET6 1&0xf=SOCK_STREAM: TCP
+// #syscall uplink connect: conversations that the guest begins
+// #syscall uplink recvmsg,sendmsg: peeking; what the guest sends
+// #syscall uplink ppoll: whether there is room
+// #syscall uplink shutdown: the guest has no more
+// #syscall uplink setsockopt 1=IPPROTO_TCP: options of TCP
+// #syscall uplink setsockopt 1=SOL_SOCKET 2=SO_LINGER: resets
+// #syscall uplink setsockopt 1=SOL_SOCKET 2=SO_KEEPALIVE: dead peers
+// #syscall uplink setsockopt 1=SOL_SOCKET 2=SO_OOBINLINE: urgent data
+// #syscall uplink getsockopt 1=SOL_SOCKET: errors
+// #syscall uplink getsockopt 1=IPPROTO_TCP: state of a connection
+
 use core::net::SocketAddr;
 use std::io::IoSliceMut;
 use std::os::fd::OwnedFd;

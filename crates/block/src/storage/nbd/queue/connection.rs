@@ -1,5 +1,8 @@
 //! The connection: made, lost, made again; and what takes too long.
 
+// #syscall driver,daemon epoll_ctl: waiting for a server and for time
+// #syscall driver,daemon timerfd_settime,read: how long a server may take
+
 use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};

@@ -1,0 +1,475 @@
+//! Made by `cargo xtask syscalls` from the `#syscall` lines in the sources. Not to be edited.
+
+use super::syscalls::{
+    Allowed, DAEMON, DRIVER, FRONTEND, UPLINK, has, is, lacks, masked, on, own_pid,
+};
+
+/// The system calls that are allowed.
+#[rustfmt::skip]
+pub(super) const LIST: &[Allowed] = &[
+    // block/src/export/server.rs: users of a disk connect
+    // platform/src/local/hub/server.rs: domains connect
+    // ringfence/src/driver/mod.rs: launchers connect
+    // ringfence/src/serve/status.rs: who asks for the status
+    // uplink/src/host/real/listen.rs: connections from outside, to forwarded ports
+    on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_accept4, &[]),
+    // ringfence/src/sys/netlink.rs: interfaces of the host
+    // uplink/src/host/real/datagrams.rs: the port of a guest's, where it is free
+    on(UPLINK | DAEMON, libc::SYS_bind, &[]),
+    // ringfence/src/sys/sandbox/syscalls.rs: the allocator
+    on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_brk, &[]),
+    // ringfence/src/sys/sandbox/syscalls.rs: timers
+    on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_clock_getres, &[]),
+    // block/src/blkback/worker.rs: the CPU time that a worker used; time, where the vDSO does not know it
+    // ringfence/src/sys/sandbox/syscalls.rs: time, where the vDSO does not know it; CPU time and faults, for the figures
+    on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_clock_gettime, &[]),
+    // ringfence/src/sys/sandbox/syscalls.rs: sleeping
+    on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_clock_nanosleep, &[]),
+    // ringfence/src/sys/sandbox/syscalls.rs: threads; no processes, no namespaces (CLONE_NEW*)
+    on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_clone, &[has(0, libc::CLONE_VM | libc::CLONE_THREAD | libc::CLONE_SIGHAND), lacks(0, 0x7e02_0000)]),
+    // ringfence/src/sys/sandbox/syscalls.rs: reaches the filter that answers ENOSYS, so that `clone` is used: its flags can be seen
+    on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_clone3, &[]),
+    // ringfence/src/sys/sandbox/syscalls.rs: done with a descriptor
+    on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_close, &[]),
+    // block/src/storage/nbd/link.rs: a disk's server
+    // platform/src/xen/device.rs: the store
+    // uplink/src/host/real/datagrams.rs: where a flow leads
+    // uplink/src/host/real/tcp.rs: conversations that the guest begins
+    on(UPLINK | DAEMON, libc::SYS_connect, &[]),
+    // block/src/blkfront/mod.rs: the frontend of a disk waits
+    // block/src/export/server.rs: the export waits for its clients
+    // block/src/storage/nbd/queue.rs: waiting for a server and for time
+    // net/src/dataplane.rs: the data plane waits for its ports
+    // platform/src/local/hub/server.rs: the hub waits for its domains
+    // platform/src/store/pump.rs: the store waits for its clients
+    // platform/src/vhost.rs: waiting for calls and errors
+    // uplink/src/host/real/mod.rs: waiting for sockets
+    on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_epoll_create1, &[]),
+    // block/src/blkfront/handle.rs: the frontend of a disk waits
+    // block/src/blkfront/mod.rs: the frontend of a disk waits
+    // block/src/export/server.rs: the export waits for its clients
+    // block/src/storage/nbd/queue.rs: waiting for a server and for time
+    // block/src/storage/nbd/queue/connection.rs: waiting for a server and for time
+    // net/src/dataplane.rs: the data plane waits for its ports
+    // net/src/dataplane/slot.rs: a port comes or goes
+    // platform/src/local/hub/server.rs: the hub waits for its domains
+    // platform/src/store/pump.rs: the store waits for its clients
+    // platform/src/vhost.rs: waiting for calls and errors
+    // uplink/src/host/real/listen.rs: waiting for them
+    // uplink/src/host/real/mod.rs: waiting for sockets
+    on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_epoll_ctl, &[]),
+    // block/src/export/server.rs: the export waits for its clients
+    // net/src/dataplane/rest.rs: the data plane waits for its ports
+    // platform/src/local/hub/server.rs: the hub waits for its domains
+    // platform/src/store/pump.rs: the store waits for its clients
+    // platform/src/vhost.rs: waiting for calls and errors
+    // uplink/src/host/real/mod.rs: waiting for sockets
+    on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_epoll_pwait, &[]),
+    // block/src/export/server.rs: the export waits for its clients
+    // net/src/dataplane/rest.rs: the data plane waits for its ports
+    // platform/src/local/hub/server.rs: the hub waits for its domains
+    // platform/src/store/pump.rs: the store waits for its clients
+    // platform/src/vhost.rs: waiting for calls and errors
+    // uplink/src/host/real/mod.rs: waiting for sockets
+    on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_epoll_pwait2, &[]),
+    // ringfence/src/sys/sandbox/syscalls.rs: waiting, by the C library's older calls
+    #[cfg(target_arch = "x86_64")]
+    on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_epoll_wait, &[]),
+    // block/src/blkback/worker.rs: a worker is told something, and waits
+    // block/src/blkfront/outbox.rs: answers wait for who asked
+    // block/src/export/mod.rs: the export is told to end
+    // block/src/storage/file/pool.rs: threads say what is done
+    // block/src/storage/memory.rs: disks in memory; their memory is made before
+    // block/src/storage/nbd/dial.rs: a connection that was made is handed over
+    // net/src/dataplane/handle.rs: the data plane is told something
+    // platform/src/local/hub/server.rs: the hub's own bell
+    // platform/src/vhost.rs: kicks and calls
+    // ringfence/src/driver/disks.rs: a disk has something to say
+    // ringfence/src/frontend/disks.rs: a disk has something to say
+    // ringfence/src/plane.rs: a port is gone
+    // ringfence/src/serve/daemon.rs: requests of the status socket
+    // ringfence/src/serve/disks/mod.rs: a disk has something to say
+    // uplink/src/team.rs: frames are handed to another thread
+    on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_eventfd2, &[]),
+    // ringfence/src/sys/sandbox/syscalls.rs: end of a thread, of the process
+    on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_exit, &[]),
+    // ringfence/src/sys/sandbox/syscalls.rs: end of a thread, of the process
+    on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_exit_group, &[]),
+    // block/src/storage/file/facts.rs: whether ranges can be given up
+    // block/src/storage/file/pool.rs: a guest gives up ranges of its disk
+    // block/src/storage/memory.rs: disks in memory; their memory is made before
+    // platform/src/local/granter.rs: revoking: punching pages out of one's own arena
+    // platform/src/local/hub/broker.rs: what is left of a domain that is gone is punched out
+    // ringfence/src/serve/records.rs: records of queues
+    on(DRIVER | FRONTEND | DAEMON, libc::SYS_fallocate, &[]),
+    // ringfence/src/sys/channel.rs: a second handle
+    on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_fcntl, &[is(1, libc::F_DUPFD_CLOEXEC)]),
+    // ringfence/src/sys/sandbox/syscalls.rs: descriptor flags
+    on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_fcntl, &[is(1, libc::F_GETFD)]),
+    // platform/src/local/arena.rs: whether an arena is open for writing
+    // platform/src/store/transport.rs: O_NONBLOCK
+    on(DRIVER | FRONTEND | DAEMON, libc::SYS_fcntl, &[is(1, libc::F_GETFL)]),
+    // platform/src/local/arena.rs: an arena's exact seals
+    on(DRIVER | FRONTEND | DAEMON, libc::SYS_fcntl, &[is(1, libc::F_GET_SEALS)]),
+    // ringfence/src/sys/sandbox/syscalls.rs: descriptor flags
+    on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_fcntl, &[is(1, libc::F_SETFD)]),
+    // platform/src/store/transport.rs: O_NONBLOCK
+    on(DRIVER | FRONTEND | DAEMON, libc::SYS_fcntl, &[is(1, libc::F_SETFL)]),
+    // block/src/storage/file/pool.rs: a guest flushes its disk
+    on(DRIVER | DAEMON, libc::SYS_fdatasync, &[]),
+    // block/src/storage/file/facts.rs: that nobody else has a disk
+    on(DAEMON, libc::SYS_flock, &[]),
+    // block/src/storage/file/facts.rs: what a disk is, and on what
+    // platform/src/local/arena.rs: an arena's exact size
+    // platform/src/store/transport.rs: the store's connection, a socket or a device
+    // ringfence/src/serve/records.rs: records of queues
+    on(DRIVER | FRONTEND | DAEMON, libc::SYS_fstat, &[]),
+    // block/src/storage/file/facts.rs: what a disk is, and on what
+    // platform/src/local/arena.rs: that an arena is on tmpfs
+    // ringfence/src/serve/disks/opener.rs: whether a disk is on another machine
+    on(DRIVER | FRONTEND | DAEMON, libc::SYS_fstatfs, &[]),
+    // ringfence/src/serve/records.rs: records of queues
+    on(DAEMON, libc::SYS_ftruncate, &[]),
+    // ringfence/src/sys/sandbox/syscalls.rs: locks, joining threads
+    on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_futex, &[]),
+    // block/src/storage/nbd/link.rs: a disk's server
+    // uplink/src/host/real/datagrams.rs: who is at the other end
+    on(UPLINK | DAEMON, libc::SYS_getpeername, &[]),
+    // ringfence/src/sys/sandbox/syscalls.rs: abort
+    on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_getpid, &[]),
+    // ringfence/src/sys/sandbox/syscalls.rs: hash tables; domain keys
+    on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_getrandom, &[]),
+    // ringfence/src/sys/sandbox/syscalls.rs: time, where the vDSO does not know it; CPU time and faults, for the figures
+    on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_getrusage, &[]),
+    // block/src/storage/nbd/link.rs: finding a server by its name (the C library)
+    // uplink/src/host/real/datagrams.rs: which port it became
+    on(UPLINK | DAEMON, libc::SYS_getsockname, &[]),
+    // uplink/src/host/real/datagrams.rs: options in force
+    on(UPLINK, libc::SYS_getsockopt, &[is(1, libc::IPPROTO_IP)]),
+    // uplink/src/host/real/datagrams.rs: options in force
+    on(UPLINK, libc::SYS_getsockopt, &[is(1, libc::IPPROTO_IPV6)]),
+    // uplink/src/host/real/tcp.rs: state of a connection
+    on(UPLINK, libc::SYS_getsockopt, &[is(1, libc::IPPROTO_TCP)]),
+    // block/src/storage/nbd/handed.rs: whether there is one
+    // platform/src/local/hub/server.rs: the credentials of who connects
+    // platform/src/socket.rs: SO_MEMINFO: room in a socket
+    // ringfence/src/sys/channel.rs: the type of a channel
+    // uplink/src/host/real/datagrams.rs: errors
+    // uplink/src/host/real/tcp.rs: errors
+    on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_getsockopt, &[is(1, libc::SOL_SOCKET)]),
+    // ringfence/src/sys/sandbox/syscalls.rs: locks; abort
+    on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_gettid, &[]),
+    // platform/src/xen/abi.rs: evtchn: allocating
+    on(DAEMON, libc::SYS_ioctl, &[is(1, 0x0004_4502)]),
+    // platform/src/xen/abi.rs: evtchn: unbinding
+    on(DAEMON, libc::SYS_ioctl, &[is(1, 0x0004_4503)]),
+    // platform/src/xen/abi.rs: evtchn: notifying
+    on(DAEMON, libc::SYS_ioctl, &[is(1, 0x0004_4504)]),
+    // platform/src/xen/abi.rs: evtchn: binding
+    on(DAEMON, libc::SYS_ioctl, &[is(1, 0x0008_4501)]),
+    // platform/src/xen/abi.rs: gntdev: unmapping
+    on(DAEMON, libc::SYS_ioctl, &[is(1, 0x0010_4701)]),
+    // platform/src/xen/abi.rs: gntalloc: taking back
+    on(DAEMON, libc::SYS_ioctl, &[is(1, 0x0010_4706)]),
+    // platform/src/xen/abi.rs: gntdev, gntalloc: notice of unmapping
+    on(DAEMON, libc::SYS_ioctl, &[is(1, 0x0010_4707)]),
+    // platform/src/xen/abi.rs: gntdev: copying
+    on(DAEMON, libc::SYS_ioctl, &[is(1, 0x0010_4708)]),
+    // platform/src/xen/abi.rs: gntdev: mapping
+    on(DAEMON, libc::SYS_ioctl, &[is(1, 0x0018_4700)]),
+    // platform/src/xen/abi.rs: gntalloc: lending
+    on(DAEMON, libc::SYS_ioctl, &[is(1, 0x0018_4705)]),
+    // block/src/storage/file/facts.rs: BLKSSZGET: how large its sectors are
+    on(DAEMON, libc::SYS_ioctl, &[is(1, 0x1268)]),
+    // platform/src/blkdev.rs: BLKDISCARD: giving up ranges of a block device
+    on(DRIVER | DAEMON, libc::SYS_ioctl, &[is(1, 0x1277)]),
+    // block/src/storage/file/facts.rs: BLKPBSZGET: how large those of its medium are
+    on(DAEMON, libc::SYS_ioctl, &[is(1, 0x127b)]),
+    // platform/src/blkdev.rs: BLKSECDISCARD: the same, for certain
+    on(DRIVER | DAEMON, libc::SYS_ioctl, &[is(1, 0x127d)]),
+    // platform/src/tap.rs: TUNSETIFF: a TAP
+    on(DAEMON, libc::SYS_ioctl, &[is(1, 0x4004_54ca)]),
+    // platform/src/tap.rs: TUNSETPERSIST: that it outlives the daemon
+    on(DAEMON, libc::SYS_ioctl, &[is(1, 0x4004_54cb)]),
+    // platform/src/tap.rs: TUNSETOFFLOAD: what is left to the reader
+    on(DAEMON, libc::SYS_ioctl, &[is(1, 0x4004_54d0)]),
+    // platform/src/tap.rs: TUNSETSNDBUF: that nothing is held back
+    on(DAEMON, libc::SYS_ioctl, &[is(1, 0x4004_54d4)]),
+    // platform/src/tap.rs: TUNSETVNETHDRSZ: headers of 12 bytes
+    on(DAEMON, libc::SYS_ioctl, &[is(1, 0x4004_54d8)]),
+    // platform/src/tap.rs: TUNSETVNETLE: little-endian ones
+    on(DAEMON, libc::SYS_ioctl, &[is(1, 0x4004_54dc)]),
+    // platform/src/vhost.rs: VHOST_NET_SET_BACKEND: taking its queues away from vhost-net
+    on(UPLINK, libc::SYS_ioctl, &[is(1, 0x4008_af30)]),
+    // platform/src/xen/abi.rs: evtchn: after an overflow
+    on(DAEMON, libc::SYS_ioctl, &[is(1, 0x4505)]),
+    // block/src/storage/nbd/link.rs: FIONREAD: finding a server by its name (the C library)
+    on(DAEMON, libc::SYS_ioctl, &[is(1, 0x541b)]),
+    // block/src/export/mod.rs: FIONBIO: O_NONBLOCK, as the standard library sets it
+    // platform/src/local/hub/server.rs: FIONBIO: O_NONBLOCK
+    // ringfence/src/sys/sandbox/syscalls.rs: FIONBIO: O_NONBLOCK, as the standard library sets it
+    // uplink/src/host/real/listen.rs: FIONBIO: O_NONBLOCK
+    on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_ioctl, &[is(1, 0x5421)]),
+    // platform/src/blkdev.rs: BLKGETSIZE64: how large a block device is
+    on(DAEMON, libc::SYS_ioctl, &[is(1, 0x8008_1272_u32.cast_signed())]),
+    // platform/src/socket.rs: SIOCATMARK: the mark of urgent data
+    on(UPLINK, libc::SYS_ioctl, &[is(1, 0x8905)]),
+    // ringfence/src/sys/netlink.rs: SIOCGIFINDEX: the number of an interface
+    on(DAEMON, libc::SYS_ioctl, &[is(1, 0x8933)]),
+    // platform/src/vhost.rs: VHOST_GET_VRING_BASE: how far it has come
+    on(UPLINK, libc::SYS_ioctl, &[is(1, 0xc008_af12_u32.cast_signed())]),
+    // ringfence/src/serve/config/error.rs: the configuration, read again
+    on(DAEMON, libc::SYS_lseek, &[]),
+    // memory/src/mapping.rs: lent memory stays out of core files
+    on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_madvise, &[is(2, libc::MADV_DONTDUMP)]),
+    // ringfence/src/sys/sandbox/syscalls.rs: the allocator; stacks of old threads
+    on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_madvise, &[is(2, libc::MADV_DONTNEED)]),
+    // ringfence/src/sys/sandbox/syscalls.rs: the allocator
+    on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_madvise, &[is(2, libc::MADV_FREE)]),
+    // memory/src/mapping.rs: lent memory stays in small pages, of which one can be taken back
+    on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_madvise, &[is(2, libc::MADV_NOHUGEPAGE)]),
+    // ringfence/src/sys/sandbox/syscalls.rs: undoing other advice
+    on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_madvise, &[is(2, libc::MADV_NORMAL)]),
+    // memory/src/mapping.rs: touching pages ahead of use
+    on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_madvise, &[is(2, libc::MADV_POPULATE_READ)]),
+    // memory/src/mapping.rs: touching pages ahead of use
+    on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_madvise, &[is(2, libc::MADV_POPULATE_WRITE)]),
+    // memory/src/mapping.rs: mapping lent memory and rings; reserving addresses
+    // ringfence/src/sys/sandbox/syscalls.rs: the allocator; stacks
+    on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_mmap, &[lacks(2, libc::PROT_EXEC)]),
+    // ringfence/src/sys/sandbox/syscalls.rs: guard pages; the allocator
+    on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_mprotect, &[lacks(2, libc::PROT_EXEC)]),
+    // memory/src/mapping.rs: giving mappings back
+    // ringfence/src/sys/sandbox/syscalls.rs: the allocator
+    on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_munmap, &[]),
+    // ringfence/src/sys/sandbox/syscalls.rs: sleeping
+    on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_nanosleep, &[]),
+    // ringfence/src/sys/sandbox/syscalls.rs: fstat, as newer C libraries do it
+    on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_newfstatat, &[has(3, libc::AT_EMPTY_PATH)]),
+    // ringfence/src/serve/config/error.rs: whether a file is there
+    on(DAEMON, libc::SYS_newfstatat, &[lacks(3, libc::AT_EMPTY_PATH)]),
+    // ringfence/src/serve/config/error.rs: the same, by a library that knows the older call
+    #[cfg(target_arch = "x86_64")]
+    on(DAEMON, libc::SYS_open, &[]),
+    // block/src/storage/file/facts.rs: the disks of guests that come
+    // platform/src/tap.rs: a TAP for a guest that comes
+    // platform/src/xen/device.rs: devices of Xen, as guests come
+    // ringfence/src/serve/bridge.rs: /sys, and TAPs
+    // ringfence/src/serve/config/error.rs: the configuration, read again
+    // ringfence/src/serve/records.rs: records of queues
+    on(DAEMON, libc::SYS_openat, &[]),
+    // ringfence/src/sys/sandbox/syscalls.rs: waiting, by the C library's older calls
+    #[cfg(target_arch = "x86_64")]
+    on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_poll, &[]),
+    // block/src/blkback/worker.rs: a worker is told something, and waits
+    // block/src/blkfront/handle.rs: the frontend of a disk waits
+    // block/src/blkfront/mod.rs: the frontend of a disk waits
+    // block/src/storage/nbd/handed.rs: waiting for a connection
+    // block/src/storage/nbd/mod.rs: waiting for a server's greeting
+    // platform/src/local/hub/client.rs: waiting for the hub
+    // platform/src/store/client.rs: waiting for the store
+    // platform/src/store/pump.rs: the store waits for its clients
+    // platform/src/vhost.rs: waiting for calls and errors
+    // ringfence/src/frontend/squeeze.rs: pressure on the system's memory
+    // ringfence/src/sys/channel.rs: waiting for orders
+    // uplink/src/host/real/tcp.rs: whether there is room
+    // uplink/src/runner.rs: waiting for the guest and for sockets
+    on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_ppoll, &[]),
+    // ringfence/src/sys/sandbox/syscalls.rs: PR_GET_AUXV: rustix asks where the vDSO is
+    on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_prctl, &[is(0, 0x4155_5856)]),
+    // ringfence/src/sys/sandbox/syscalls.rs: start of a thread: its name, for who looks at it in `ps`
+    on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_prctl, &[is(0, libc::PR_SET_NAME)]),
+    // memory/src/iolist.rs: grant copies; from a disk to lent pages
+    on(DRIVER | FRONTEND | DAEMON, libc::SYS_pread64, &[]),
+    // memory/src/iolist.rs: grant copies; from a disk to lent pages
+    on(DRIVER | FRONTEND | DAEMON, libc::SYS_preadv, &[]),
+    // ringfence/src/sys/sandbox/syscalls.rs: reading a limit of its own, setting none
+    on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_prlimit64, &[is(0, 0), is(2, 0)]),
+    // memory/src/iolist.rs: grant copies; from lent pages to a disk
+    on(DRIVER | FRONTEND | DAEMON, libc::SYS_pwrite64, &[]),
+    // memory/src/iolist.rs: grant copies; from lent pages to a disk
+    on(DRIVER | FRONTEND | DAEMON, libc::SYS_pwritev, &[]),
+    // block/src/blkback/worker.rs: a worker is told something, and waits
+    // block/src/blkfront/outbox.rs: answers wait for who asked
+    // block/src/storage/file/pool.rs: threads say what is done
+    // block/src/storage/nbd/dial.rs: a connection that was made is handed over
+    // block/src/storage/nbd/queue/connection.rs: how long a server may take
+    // block/src/storage/nbd/tls.rs: what TLS has made of requests
+    // net/src/dataplane/rest.rs: the data plane waits for its ports
+    // net/src/tap.rs: frames from and to a TAP
+    // platform/src/local/hub/server.rs: the hub's own bell
+    // platform/src/store/transport.rs: the store's connection, a socket or a device
+    // platform/src/vhost.rs: kicks and calls
+    // platform/src/xen/channel.rs: which event channels had events
+    // ringfence/src/driver/disks.rs: a disk has something to say
+    // ringfence/src/frontend/disks.rs: a disk has something to say
+    // ringfence/src/plane.rs: a port is gone
+    // ringfence/src/serve/daemon.rs: requests of the status socket
+    // ringfence/src/serve/disks/mod.rs: a disk has something to say
+    // uplink/src/team.rs: frames are handed to another thread
+    on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_read, &[]),
+    // ringfence/src/serve/disks/opener.rs: where a disk is, when all links are followed
+    #[cfg(target_arch = "x86_64")]
+    on(DAEMON, libc::SYS_readlink, &[]),
+    // ringfence/src/serve/disks/opener.rs: where a disk is, when all links are followed
+    on(DAEMON, libc::SYS_readlinkat, &[]),
+    // memory/src/iolist.rs: frames in several parts, into lent pages
+    on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_readv, &[]),
+    // block/src/storage/nbd/tls.rs: what TLS has made of requests
+    // platform/src/local/channel.rs: event channels
+    // platform/src/socket.rs: dropping what the guest acknowledged
+    // platform/src/store/transport.rs: the store's connection, a socket or a device
+    // ringfence/src/sys/netlink.rs: interfaces of the host
+    on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_recvfrom, &[]),
+    // uplink/src/host/real/datagrams.rs: datagrams, many at a time
+    on(UPLINK, libc::SYS_recvmmsg, &[]),
+    // platform/src/local/hub/protocol.rs: messages of the hub, with descriptors
+    // ringfence/src/sys/channel.rs: orders and reports, with descriptors
+    // uplink/src/host/real/datagrams.rs: errors, and datagrams one at a time
+    // uplink/src/host/real/tcp.rs: peeking; what the guest sends
+    on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_recvmsg, &[]),
+    // ringfence/src/sys/sandbox/syscalls.rs: the kernel goes on with a wait after SIGSTOP and SIGCONT
+    on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_restart_syscall, &[]),
+    // ringfence/src/sys/sandbox/syscalls.rs: start of a thread
+    on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_rseq, &[]),
+    // ringfence/src/sys/sandbox/syscalls.rs: start of a thread; abort; stack overflow
+    on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_rt_sigaction, &[]),
+    // ringfence/src/sys/sandbox/syscalls.rs: start of a thread; abort; stack overflow
+    on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_rt_sigprocmask, &[]),
+    // ringfence/src/sys/sandbox/syscalls.rs: return from a signal handler
+    on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_rt_sigreturn, &[]),
+    // ringfence/src/sys/sandbox/syscalls.rs: start of a thread: the C library looks at its stack; how many threads pay
+    on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_sched_getaffinity, &[]),
+    // block/src/blkback/worker.rs: polling threads let others run
+    // ringfence/src/sys/sandbox/syscalls.rs: locks of libraries spin
+    // uplink/src/runner.rs: polling threads let others run
+    on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_sched_yield, &[]),
+    // block/src/storage/nbd/link.rs: finding a server by its name (the C library)
+    // uplink/src/host/real/datagrams.rs: datagrams, many at a time
+    on(UPLINK | DAEMON, libc::SYS_sendmmsg, &[]),
+    // memory/src/iolist.rs: what goes from lent pages into a socket
+    // platform/src/local/hub/protocol.rs: messages of the hub, with descriptors
+    // ringfence/src/sys/channel.rs: orders and reports, with descriptors
+    // uplink/src/host/real/datagrams.rs: errors, and datagrams one at a time
+    // uplink/src/host/real/tcp.rs: peeking; what the guest sends
+    on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_sendmsg, &[]),
+    // block/src/storage/nbd/tls.rs: what TLS has made of requests
+    // memory/src/iolist.rs: what goes from lent pages into a socket
+    // platform/src/local/channel.rs: event channels
+    // platform/src/store/transport.rs: the store's connection, a socket or a device
+    // ringfence/src/sys/netlink.rs: interfaces of the host
+    on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_sendto, &[]),
+    // ringfence/src/sys/sandbox/syscalls.rs: start of a thread
+    on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_set_robust_list, &[]),
+    // uplink/src/host/real/datagrams.rs: which messages are heard
+    on(UPLINK, libc::SYS_setsockopt, &[is(1, libc::IPPROTO_ICMPV6)]),
+    // uplink/src/host/real/datagrams.rs: errors, hops, and who a datagram is for
+    on(UPLINK, libc::SYS_setsockopt, &[is(1, libc::IPPROTO_IP)]),
+    // uplink/src/host/real/datagrams.rs: the same of IPv6
+    on(UPLINK, libc::SYS_setsockopt, &[is(1, libc::IPPROTO_IPV6)]),
+    // uplink/src/host/real/tcp.rs: options of TCP
+    on(UPLINK, libc::SYS_setsockopt, &[is(1, libc::IPPROTO_TCP)]),
+    // block/src/storage/nbd/link.rs: requests are not held back
+    on(DAEMON, libc::SYS_setsockopt, &[is(1, libc::IPPROTO_TCP), is(2, libc::TCP_NODELAY)]),
+    // uplink/src/host/real/datagrams.rs: segmentation of datagrams
+    on(UPLINK, libc::SYS_setsockopt, &[is(1, libc::IPPROTO_UDP)]),
+    // ringfence/src/serve/status.rs: SO_RCVTIMEO: a client that is slow
+    on(DAEMON, libc::SYS_setsockopt, &[is(1, libc::SOL_SOCKET), is(2, 0x14)]),
+    // ringfence/src/serve/status.rs: SO_SNDTIMEO: a client that is slow
+    on(DAEMON, libc::SYS_setsockopt, &[is(1, libc::SOL_SOCKET), is(2, 0x15)]),
+    // ringfence/src/serve/status.rs: SO_RCVTIMEO after 2038: a client that is slow
+    on(DAEMON, libc::SYS_setsockopt, &[is(1, libc::SOL_SOCKET), is(2, 0x42)]),
+    // ringfence/src/serve/status.rs: SO_SNDTIMEO after 2038: a client that is slow
+    on(DAEMON, libc::SYS_setsockopt, &[is(1, libc::SOL_SOCKET), is(2, 0x43)]),
+    // block/src/storage/nbd/link.rs: noticing that a server is gone
+    // uplink/src/host/real/tcp.rs: dead peers
+    on(UPLINK | DAEMON, libc::SYS_setsockopt, &[is(1, libc::SOL_SOCKET), is(2, libc::SO_KEEPALIVE)]),
+    // uplink/src/host/real/tcp.rs: resets
+    on(UPLINK, libc::SYS_setsockopt, &[is(1, libc::SOL_SOCKET), is(2, libc::SO_LINGER)]),
+    // uplink/src/host/real/tcp.rs: urgent data
+    on(UPLINK, libc::SYS_setsockopt, &[is(1, libc::SOL_SOCKET), is(2, libc::SO_OOBINLINE)]),
+    // platform/src/socket.rs: peeking on from where the last peek ended
+    on(UPLINK, libc::SYS_setsockopt, &[is(1, libc::SOL_SOCKET), is(2, libc::SO_PEEK_OFF)]),
+    // uplink/src/host/real/datagrams.rs: bounding what waits in a socket
+    on(UPLINK, libc::SYS_setsockopt, &[is(1, libc::SOL_SOCKET), is(2, libc::SO_RCVBUF)]),
+    // uplink/src/host/real/datagrams.rs: ports
+    on(UPLINK, libc::SYS_setsockopt, &[is(1, libc::SOL_SOCKET), is(2, libc::SO_REUSEADDR)]),
+    // platform/src/local/hub/server.rs: bounding what a peer can make the kernel hold
+    // uplink/src/host/real/datagrams.rs: bounding what waits in a socket
+    on(DRIVER | UPLINK, libc::SYS_setsockopt, &[is(1, libc::SOL_SOCKET), is(2, libc::SO_SNDBUF)]),
+    // ringfence/src/sys/sandbox/syscalls.rs: telling a peer that there is no more
+    // uplink/src/host/real/tcp.rs: the guest has no more
+    on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_shutdown, &[]),
+    // ringfence/src/sys/sandbox/syscalls.rs: start and end of a thread: stack overflow is reported
+    on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_sigaltstack, &[]),
+    // block/src/storage/nbd/link.rs: a disk's server, and finding it by its name
+    on(DAEMON, libc::SYS_socket, &[is(0, libc::AF_INET)]),
+    // uplink/src/host/real/datagrams.rs: UDP, echo
+    on(UPLINK, libc::SYS_socket, &[is(0, libc::AF_INET), masked(1, 0xf, libc::SOCK_DGRAM)]),
+    // uplink/src/host/real/tcp.rs: TCP
+    on(UPLINK, libc::SYS_socket, &[is(0, libc::AF_INET), masked(1, 0xf, libc::SOCK_STREAM)]),
+    // block/src/storage/nbd/link.rs: a disk's server, and finding it by its name
+    on(DAEMON, libc::SYS_socket, &[is(0, libc::AF_INET6)]),
+    // uplink/src/host/real/datagrams.rs: UDP, echo
+    on(UPLINK, libc::SYS_socket, &[is(0, libc::AF_INET6), masked(1, 0xf, libc::SOCK_DGRAM)]),
+    // uplink/src/host/real/tcp.rs: TCP
+    on(UPLINK, libc::SYS_socket, &[is(0, libc::AF_INET6), masked(1, 0xf, libc::SOCK_STREAM)]),
+    // ringfence/src/sys/netlink.rs: interfaces of the host
+    on(DAEMON, libc::SYS_socket, &[is(0, libc::AF_NETLINK)]),
+    // block/src/storage/nbd/link.rs: a disk's server
+    // platform/src/xen/device.rs: the store
+    on(DAEMON, libc::SYS_socket, &[is(0, libc::AF_UNIX)]),
+    // platform/src/local/hub/server.rs: event channels, store connections
+    on(DRIVER, libc::SYS_socketpair, &[is(0, libc::AF_UNIX)]),
+    // ringfence/src/sys/sandbox/syscalls.rs: fstat, as the standard library does it
+    on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_statx, &[has(2, libc::AT_EMPTY_PATH)]),
+    // block/src/storage/file/facts.rs: whether a file is there
+    on(DAEMON, libc::SYS_statx, &[lacks(2, libc::AT_EMPTY_PATH)]),
+    // ringfence/src/sys/sandbox/syscalls.rs: abort
+    on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_tgkill, &[own_pid(0)]),
+    // block/src/storage/nbd/queue.rs: how long a server may take
+    on(DRIVER | DAEMON, libc::SYS_timerfd_create, &[]),
+    // block/src/storage/nbd/queue/connection.rs: how long a server may take
+    on(DRIVER | DAEMON, libc::SYS_timerfd_settime, &[]),
+    // block/src/storage/nbd/link.rs: finding a server by its name (the C library)
+    on(DAEMON, libc::SYS_uname, &[]),
+    // ringfence/src/serve/records.rs: records of queues
+    // ringfence/src/serve/status.rs: the socket is taken away
+    #[cfg(target_arch = "x86_64")]
+    on(DAEMON, libc::SYS_unlink, &[]),
+    // ringfence/src/serve/records.rs: records of queues
+    // ringfence/src/serve/status.rs: the socket is taken away
+    on(DAEMON, libc::SYS_unlinkat, &[]),
+    // block/src/blkback/worker.rs: a worker is told something, and waits
+    // block/src/blkfront/outbox.rs: answers wait for who asked
+    // block/src/export/mod.rs: the export is told to end
+    // block/src/storage/file/pool.rs: threads say what is done
+    // block/src/storage/nbd/dial.rs: a connection that was made is handed over
+    // net/src/dataplane/handle.rs: the data plane is told something
+    // net/src/dataplane/relay.rs: another thread of the data plane is woken
+    // net/src/tap.rs: frames from and to a TAP
+    // platform/src/local/hub/server.rs: the hub's own bell
+    // platform/src/store/transport.rs: the store's connection, a socket or a device
+    // platform/src/vhost.rs: kicks and calls
+    // platform/src/xen/channel.rs: which event channels had events
+    // ringfence/src/driver/disks.rs: a disk has something to say
+    // ringfence/src/frontend/disks.rs: a disk has something to say
+    // ringfence/src/plane.rs: a port is gone
+    // ringfence/src/serve/daemon.rs: requests of the status socket
+    // ringfence/src/serve/disks/mod.rs: a disk has something to say
+    // ringfence/src/sys/log.rs: the log on standard error
+    // uplink/src/team.rs: frames are handed to another thread
+    // vhost/src/tap.rs: frames to a TAP
+    on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_write, &[]),
+    // memory/src/iolist.rs: frames in several parts, from lent pages
+    on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_writev, &[]),
+];
+
+/// Those that libraries try, and do without.
+#[rustfmt::skip]
+pub(super) const REFUSED: &[Allowed] = &[
+    // ringfence/src/sys/sandbox/syscalls.rs: the allocator tries it for a large buffer that grows, and copies
+    on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_mremap, &[]),
+    // ringfence/src/sys/sandbox/syscalls.rs: how many processors there are: a control group may say; else all
+    on(DRIVER | FRONTEND | UPLINK, libc::SYS_openat, &[]),
+];

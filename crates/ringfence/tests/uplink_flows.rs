@@ -1,0 +1,132 @@
+//! Ten thousand conversations of a guest at once, over real sockets: what the uplink holds for them is
+//! bounded, every one of them moves, and another one's data arrive undamaged meanwhile.
+
+#![allow(clippy::unwrap_used, reason = "in a test, a failure is a panic")]
+
+mod support;
+
+use std::time::Duration;
+
+use rustix::process::{Resource, getrlimit};
+use support::needs::skip_for_the_kernel;
+use support::processes::Process;
+use support::world::{FAR_V4, Families, OUTSIDE_V4, World};
+use support::{Running, write_noise};
+
+/// How long a whole guest may take, and any of its steps: a bound for what hangs.
+const LONG: Duration = Duration::from_secs(180);
+/// Conversations of UDP that have sockets, at most.
+const UDP: usize = 4096;
+/// Of echo requests, likewise, and what the process has open besides.
+const OTHERS: usize = 256 + 128;
+
+/// A world with a server that echoes, and the files of the test in it.
+fn world() -> Option<(World, [Running; 2])> {
+    let world = World::new(Families::V4)?;
+    std::fs::write(world.file("flows.py"), include_str!("support/flows.py")).unwrap();
+    write_noise(&world.file("noise"), 16);
+    let echo = world.outside(&["python3", "flows.py", "echo_server", OUTSIDE_V4, "7100"]);
+    echo.wait_for_output("listening");
+    let server = world.server("tcp_server", FAR_V4, 7000);
+    Some((world, [echo, server]))
+}
+
+/// Waits for a line, for as long as anything may take.
+fn wait_for(guest: &Running, text: &str) {
+    let found = support::eventually(LONG, || guest.stdout.text().contains(text));
+    assert!(found, "never said {text:?}: {} {}", guest.stdout.text(), guest.stderr.text());
+}
+
+/// That the uplink has no more open than this. Only root may look.
+fn assert_descriptors(uplink: &Process, most: usize, least: usize) {
+    if rustix::process::geteuid().is_root() {
+        let open = uplink.descriptors();
+        assert!((least..=most).contains(&open), "{open} descriptors, not {least} to {most}");
+    }
+}
+
+#[test]
+fn ten_thousand_conversations_and_a_flood_of_datagrams_at_once() {
+    const CONNECTIONS: usize = 10_000;
+    let needed = CONNECTIONS + UDP + OTHERS;
+    let may_have = getrlimit(Resource::Nofile).maximum.unwrap_or(u64::MAX);
+    if may_have < needed as u64 {
+        return skip_for_the_kernel(&format!(
+            "there may be {may_have} files open in a process, not {needed}: ulimit -Hn"
+        ));
+    }
+    let Some((world, servers)) = world() else { return };
+    let script = format!(
+        "python3 flows.py connections {OUTSIDE_V4} 7100 {CONNECTIONS} & \
+         until [ -e flood ]; do sleep 0.05; done; \
+         python3 flows.py datagrams {FAR_V4} 10000 20000; \
+         python3 peer.py tcp_client {FAR_V4} 7000; touch again; wait"
+    );
+    let guest = world.lone_guest("", &script);
+    wait_for(&guest, "open 10000");
+    let uplink = guest.inner("uplink");
+    assert_descriptors(&uplink, CONNECTIONS + OTHERS, CONNECTIONS);
+    let before = uplink.own_memory_kib();
+    std::fs::write(world.file("flood"), "").unwrap();
+    wait_for(&guest, "flooded");
+    assert_descriptors(&uplink, needed, CONNECTIONS);
+    // With all of them there a further one carries its data, and every single one still moves.
+    wait_for(&guest, "equal");
+    wait_for(&guest, "moved");
+    let output = guest.stdout.text();
+    assert!(output.contains("moved 10000 lost 0"), "{output}");
+    let after = uplink.own_memory_kib();
+    println!(
+        "memory of the uplink: {before} KiB with the connections, {after} KiB after the flood"
+    );
+    assert!(after > 0 && after < 48 << 10, "{after} KiB");
+    std::fs::write(world.file("stop"), "").unwrap();
+    guest.succeed(LONG);
+    servers.into_iter().for_each(|server| drop(server.end()));
+}
+
+#[test]
+fn with_few_descriptors_the_longest_idle_makes_room() {
+    const LIMIT: usize = 1024;
+    const CONNECTIONS: usize = 900;
+    let Some((world, servers)) = world() else { return };
+    let script = format!(
+        "python3 flows.py connections {OUTSIDE_V4} 7100 {CONNECTIONS} & \
+         until [ -e flood ]; do sleep 0.05; done; \
+         python3 flows.py datagrams {FAR_V4} 10000 5000; \
+         python3 peer.py tcp_client {FAR_V4} 7000; touch again; wait"
+    );
+    // The soft limit is lower still, as logins have it: the uplink does not mind.
+    let limit = format!("--nofile=256:{LIMIT}");
+    let run = [
+        "prlimit",
+        &limit,
+        world.lab.program(),
+        "run",
+        "-v",
+        "--uplink",
+        "host",
+        "--switch",
+        "none",
+    ];
+    let guest = world.host(&[&run[..], &["--", "sh", "-ec", &script]].concat());
+    wait_for(&guest, &format!("open {CONNECTIONS}"));
+    let uplink = guest.inner("uplink");
+    assert_descriptors(&uplink, LIMIT, 500);
+    std::fs::write(world.file("flood"), "").unwrap();
+    wait_for(&guest, "equal");
+    assert_descriptors(&uplink, LIMIT, 500);
+    wait_for(&guest, "moved");
+    // 1024 less 128 of its own; a quarter is UDP's, a sixteenth that of echo requests, and one of the
+    // rest was the further one.
+    let output = guest.stdout.text();
+    let left = 896 - 896 / 4 - 896 / 16;
+    let expected = format!("moved {} lost {}", left - 1, CONNECTIONS - left + 1);
+    assert!(output.contains(&expected), "not {expected:?}: {output}");
+    std::fs::write(world.file("stop"), "").unwrap();
+    let finished = guest.finish(LONG);
+    assert_eq!(finished.status, Some(0), "{}", finished.stderr);
+    let said = format!("at most {left} connections at a time");
+    assert_eq!(finished.stderr.matches(&said).count(), 1, "{}", finished.stderr);
+    servers.into_iter().for_each(|server| drop(server.end()));
+}

@@ -1,0 +1,142 @@
+//! The list of system calls that the sandboxes allow, made from what the sources say they need.
+//!
+//! Next to the code that makes a call stands a line of this form:
+//!
+//! ```text
+//! // #syscall WHO CALL[,CALL...] [CONDITION...]: why
+//! ```
+//!
+//! * WHO: `all`, or some of `driver`, `frontend`, `uplink`, `daemon`, with commas.
+//! * CALL: its name; `name@x86_64` where only that architecture has it; `!name` for a call that
+//!   libraries try and that is refused on purpose.
+//! * CONDITION, on the low 32 bits of argument N (from 0): `N=VALUE`, `N=pid` (the process's own),
+//!   `N+BITS` (has all), `N-BITS` (has none), `N&MASK=VALUE`. Numbers, or names of libc; bits with `|`.
+//! * `// #syscall none: why` says that a module makes its calls before a sandbox closes, or in none.
+//!
+//! `cargo xtask syscalls` writes the table of them all ([`LIST`]); tidy finds a table that is not
+//! what the lines say, lines that cannot be read, conditions that do nothing because the same call is
+//! allowed without, and modules that make calls and say nothing.
+
+mod parse;
+mod table;
+
+use super::Finding;
+use super::tree::Tree;
+
+/// The file that the lines make.
+pub(crate) const LIST: &str = "crates/ringfence/src/sys/sandbox/list.rs";
+
+/// The crates of which some code runs in a sandbox. Of the command's own, what runs there is a part.
+const CONFINED: [&str; 6] = [
+    "crates/block/src/",
+    "crates/memory/src/",
+    "crates/net/src/",
+    "crates/platform/src/",
+    "crates/uplink/src/",
+    "crates/vhost/src/",
+];
+
+/// What the file is to hold, and what is wrong with the lines.
+pub(super) fn generate(tree: &Tree) -> (String, Vec<Finding>) {
+    let (rows, mut findings) = parse::all(tree);
+    findings.extend(table::idle_conditions(&rows));
+    (table::render(&rows), findings)
+}
+
+/// Findings for lines and for the file that they make.
+pub(super) fn check(tree: &Tree) -> Vec<Finding> {
+    let (wanted, mut findings) = generate(tree);
+    findings.extend(silent_modules(tree));
+    // A tree without a single line has no use for the file.
+    let found = tree.files.get(LIST);
+    if found.map(String::as_str) != Some(&*wanted) && (found.is_some() || wanted.contains("on(")) {
+        let message = "is not what the `#syscall` lines of the sources say: cargo xtask syscalls";
+        findings.push(Finding::file(LIST, message));
+    }
+    findings
+}
+
+/// Modules that make system calls and do not say which.
+fn silent_modules(tree: &Tree) -> Vec<Finding> {
+    let mut findings = vec![];
+    for (path, source) in &tree.sources {
+        if source.test_only || !CONFINED.iter().any(|room| path.starts_with(room)) {
+            continue;
+        }
+        let product = || source.lines.iter().enumerate().filter(|(i, _)| !source.is_test(i + 1));
+        if product().any(|(_, line)| parse::payload(line).is_some()) {
+            continue;
+        }
+        if let Some((i, _)) = product().find(|(_, line)| makes_calls(line)) {
+            let message = "makes system calls and has no `// #syscall` line to say which, and why";
+            findings.push(Finding::at(path, i + 1, message));
+        }
+    }
+    findings
+}
+
+/// Whether a line names something of rustix that is a function, or imports a module of such, or
+/// calls the C library.
+fn makes_calls(line: &str) -> bool {
+    let line = line.trim_start();
+    if line.starts_with("//") {
+        return false;
+    }
+    // What is used by a name that was imported counts where it is imported.
+    let marks = if line.starts_with("use ") || line.starts_with("pub use ") { "(;,{" } else { "(" };
+    ["rustix::", "libc::"].iter().any(|root| {
+        let Some((_, rest)) = line.split_once(root) else { return false };
+        let in_path = |c: char| c.is_alphanumeric() || c == '_' || c == ':';
+        let (path, after) = rest.split_at(rest.find(|c| !in_path(c)).unwrap_or(rest.len()));
+        let last = path.rsplit("::").find(|part| !part.is_empty()).unwrap_or_default();
+        last.starts_with(|c: char| c.is_ascii_lowercase())
+            && after.starts_with(|c| marks.contains(c))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn findings(files: [(&str, &str); 2]) -> Vec<String> {
+        let tree = Tree::from_files(files);
+        check(&tree).iter().map(ToString::to_string).collect()
+    }
+
+    #[test]
+    fn a_list_is_what_the_lines_say_or_it_is_found() {
+        let text = "// #syscall all read: frames\nfn f() {}\n";
+        let manifest = ("crates/net/Cargo.toml", "[package]\nname = \"x\"\n");
+        let (list, wrong) =
+            generate(&Tree::from_files([("crates/net/src/lib.rs", text), manifest]));
+        assert_eq!(wrong, []);
+        assert!(list.contains("libc::SYS_read"), "{list}");
+        assert_eq!(findings([("crates/net/src/lib.rs", text), (LIST, &list)]), [] as [&str; 0]);
+        let other = text.replace("read", "write");
+        let stale = findings([("crates/net/src/lib.rs", &other), (LIST, &list)]);
+        assert!(stale.iter().any(|f| f.contains("cargo xtask syscalls")), "{stale:?}");
+        let lost = findings([("crates/net/src/lib.rs", text), manifest]);
+        assert!(lost.iter().any(|f| f.contains("cargo xtask syscalls")), "{lost:?}");
+    }
+
+    #[test]
+    fn a_module_that_makes_calls_says_which() {
+        let manifest = ("crates/net/Cargo.toml", "[package]\nname = \"x\"\n");
+        let silent = "fn f() {\n    rustix::io::read(a, b);\n}\n";
+        for (path, text, count) in [
+            ("crates/net/src/lib.rs", silent, 1),
+            ("crates/wire/src/lib.rs", silent, 0),
+            ("crates/net/src/lib.rs", "use rustix::io::{Errno, read};\n", 1),
+            ("crates/net/src/lib.rs", "use rustix::event::epoll;\n", 1),
+            ("crates/net/src/lib.rs", "fn f(e: rustix::io::Errno) {}\n", 0),
+            ("crates/net/src/lib.rs", "fn f(e: *const libc::iovec, n: u32) {}\n", 0),
+            ("crates/net/src/lib.rs", "use rustix::io::Errno;\n", 0),
+            ("crates/net/src/lib.rs", "// rustix::io::read(a, b)\n", 0),
+            ("crates/net/src/lib.rs", "#[cfg(test)]\nmod tests {\n use libc::read(1);\n}\n", 0),
+            ("crates/net/src/lib.rs", "// #syscall none: never\nfn f() { libc::read(1); }\n", 0),
+        ] {
+            let found = silent_modules(&Tree::from_files([(path, text), manifest]));
+            assert_eq!(found.len(), count, "{text}: {found:?}");
+        }
+    }
+}
