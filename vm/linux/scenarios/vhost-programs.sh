@@ -14,6 +14,6 @@ plan 8
 for each in tcp_arrives_undamaged_both_ways datagrams_of_every_length_come_back several_queues_carry_a_guests_conversations; do
     case_of uplink $each
 done
-for each in curl_speaks_http_1_and_2 ssh_logs_in; do
+for each in git_clones_a_repository ssh_logs_in; do
     case_of uplink_programs $each
 done
