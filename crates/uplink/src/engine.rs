@@ -341,6 +341,11 @@ impl Uplink {
         true
     }
 
+    /// All that was owed is sent: what comes next can be made ready.
+    pub fn stock_up(&mut self) {
+        self.host.stock_up();
+    }
+
     /// Readable when [`poll_host`](Self::poll_host) would find something.
     pub fn wait_fd(&self) -> BorrowedFd<'_> {
         self.host.wait_fd()

@@ -9,7 +9,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 
 use ringfence_net::batch::Batch;
 use ringfence_net::clock::Clock;
-use ringfence_net::{Fault, Port};
+use ringfence_net::{Fault, Port, Received};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 
@@ -34,6 +34,19 @@ pub struct Runner<L> {
     spin: Duration,
     /// Others that carry the same guest's packets.
     member: Option<Member>,
+    /// What of its sources has something; known for the first turn after it slept.
+    ready: Sources,
+}
+
+/// What a turn looks at.
+#[derive(Clone, Copy, Debug)]
+struct Sources {
+    link: bool,
+    host: bool,
+}
+
+impl Sources {
+    const ALL: Sources = Sources { link: true, host: true };
 }
 
 /// Why a runner ended.
@@ -57,7 +70,16 @@ impl<L: Port + GuestSide> Runner<L> {
     /// A runner.
     pub fn new(uplink: Uplink, link: L, clock: Clock, spin: Duration) -> Runner<L> {
         let batch = Batch::with_capacity(BUDGET, SCRATCH);
-        Runner { uplink, link, clock, batch, indices: Vec::new(), spin, member: None }
+        Runner {
+            uplink,
+            link,
+            clock,
+            batch,
+            indices: Vec::new(),
+            spin,
+            member: None,
+            ready: Sources::ALL,
+        }
     }
 
     /// The same as one of several, each with an engine that knows its
@@ -100,7 +122,11 @@ impl<L: Port + GuestSide> Runner<L> {
 
     /// One turn; whether there was something to do, or is.
     pub fn turn(&mut self, now: Duration) -> Result<bool, Ended> {
-        let received = self.link.receive(&mut self.batch, BUDGET)?;
+        let ready = core::mem::replace(&mut self.ready, Sources::ALL);
+        let mut received = Received::default();
+        if ready.link {
+            received = self.link.receive(&mut self.batch, BUDGET)?;
+        }
         if received.frames > 0 {
             self.indices.clear();
             self.indices.extend(0..u32::try_from(self.batch.len()).unwrap_or(0));
@@ -109,12 +135,16 @@ impl<L: Port + GuestSide> Runner<L> {
         self.batch.clear();
         self.link.complete()?;
         let taken = self.take_over(now);
-        let events = self.uplink.poll_host(now).map_err(Ended::Host)?;
+        let mut events = 0;
+        if ready.host {
+            events = self.uplink.poll_host(now).map_err(Ended::Host)?;
+        }
         self.uplink.run_timers(now);
         let more = self.uplink.output(&mut self.link, now);
         Port::flush(&mut self.link)?;
         // Who waits for room would take the processor from whoever makes it.
         let more = more && !self.link.is_full();
+        self.uplink.stock_up();
         if let Some(member) = &self.member {
             let counters = self.uplink.counters().clone();
             member.hand_over(self.uplink.take_handed(), &counters);
@@ -146,7 +176,7 @@ impl<L: Port + GuestSide> Runner<L> {
                 tv_nsec: i64::from(left.subsec_nanos()),
             }
         });
-        let stopped = {
+        let (stopped, ready) = {
             let mut fds = vec![
                 PollFd::from_borrowed_fd(stop, PollFlags::IN),
                 PollFd::from_borrowed_fd(self.uplink.wait_fd(), PollFlags::IN),
@@ -154,13 +184,16 @@ impl<L: Port + GuestSide> Runner<L> {
             let link = self.link.wait_fds();
             let others = self.member.as_ref().map(Member::wait_fd);
             fds.extend(others.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
+            let links = fds.len();
             fds.extend(link.into_iter().map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
             match poll(&mut fds, wait.as_ref()) {
                 Ok(_) | Err(Errno::INTR) => {}
                 Err(errno) => return Err(Ended::Poll(errno)),
             }
-            !fds[0].revents().is_empty()
+            let has = |fd: &PollFd<'_>| !fd.revents().is_empty();
+            (has(&fds[0]), Sources { host: has(&fds[1]), link: fds[links..].iter().any(has) })
         };
+        self.ready = ready;
         self.link.clear_events()?;
         if let Some(member) = &self.member {
             member.clear();

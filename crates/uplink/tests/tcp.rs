@@ -240,13 +240,13 @@ fn made(rest: &str) -> World {
 fn a_connection_is_made_used_and_closed_by_the_guest_first() {
     let world = made(
         "guest PA 1 1 len=100
-         uplink A 1 101
          host read 100
          host send 1 300
          uplink A 1 101 len=300
          guest FA 101 301
-         uplink A 301 102
          host eof
+         time 1
+         uplink A 301 102
          host close
          uplink FA 301 102
          guest A 102 302
@@ -299,11 +299,99 @@ fn what_comes_out_of_order_is_asked_for() {
          guest PA 201 1 len=100
          uplink A 1 1
          guest PA 1 1 len=100
+         time 1
          uplink A 1 101
          guest PA 1 1 len=200
          uplink A 1 201
          host read 200",
     );
+}
+
+#[test]
+fn a_request_is_acknowledged_with_its_answer() {
+    made(
+        "guest PA 1 1 len=100
+         silence
+         host read 100
+         host send 1 10
+         uplink A 1 101 len=10
+         guest PA 101 11 len=100
+         silence
+         host read 100
+         host send 11 10
+         uplink A 11 201 len=10
+         time 5
+         silence",
+    );
+}
+
+#[test]
+fn what_is_not_answered_soon_is_acknowledged_alone_and_the_next_at_once() {
+    made(
+        "guest PA 1 1 len=100
+         silence
+         time 1
+         uplink A 1 101
+         guest PA 101 1 len=100
+         uplink A 1 201
+         host send 1 10
+         uplink A 1 201 len=10
+         guest PA 201 11 len=100
+         silence
+         time 1
+         uplink A 11 301",
+    );
+}
+
+#[test]
+fn a_full_segment_is_acknowledged_at_once() {
+    made(
+        "guest A 1 1 len=1460
+         uplink A 1 1461
+         guest A 1461 1 len=800
+         silence
+         guest A 2261 1 len=800
+         uplink A 1 3061",
+    );
+}
+
+#[test]
+fn a_segment_that_comes_again_is_acknowledged_at_once() {
+    made(
+        "guest A 1 1 len=100
+         silence
+         guest A 1 1 len=100
+         uplink A 1 101
+         guest A 1 1 len=150
+         uplink A 1 151",
+    );
+}
+
+#[test]
+fn what_waits_to_be_acknowledged_is_not_forgotten_when_something_is_missing() {
+    made(
+        "guest A 1 1 len=100
+         silence
+         guest A 201 1 len=100
+         uplink A 1 101
+         time 1
+         silence",
+    );
+}
+
+#[test]
+fn a_fin_is_acknowledged_with_the_other_one() {
+    let world = made(
+        "guest FA 1 1 len=10
+         silence
+         host read 10
+         host eof
+         host close
+         uplink FA 1 12
+         guest A 12 2
+         silence",
+    );
+    assert_eq!(world.uplink.tcp_flows(), 0);
 }
 
 #[test]

@@ -40,7 +40,7 @@ pub struct Readiness {
     pub read_closed: bool,
     /// Urgent data.
     pub urgent: bool,
-    /// The socket failed: [`TcpHost::error`] tells how. Also when both directions are closed.
+    /// The socket failed: [`TcpHost::error`] tells how.
     pub failed: bool,
 }
 
@@ -168,6 +168,9 @@ pub trait Host: TcpHost + DatagramHost + ListenHost + Send {
     ///
     /// The host's: it is of no more use.
     fn poll(&mut self, ready: &mut Vec<Ready>) -> Result<(), Errno>;
+
+    /// There is a moment to spare: what will be needed can be made ready.
+    fn stock_up(&mut self) {}
 
     /// Readable when [`poll`](Self::poll) would find something.
     fn wait_fd(&self) -> BorrowedFd<'_>;

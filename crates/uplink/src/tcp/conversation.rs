@@ -47,7 +47,7 @@ pub(super) enum Urgent {
 /// Things that are owed to the guest, and things known of the socket.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Flags {
-    /// A segment with an acknowledgement is to be sent, if nothing else is.
+    /// A segment with an acknowledgement is to be sent now, if nothing else is.
     pub(super) ack_due: bool,
     /// A SYN (and ACK) is to be sent.
     pub(super) syn_due: bool,
@@ -73,6 +73,8 @@ pub(super) struct Flags {
     pub(super) fin_acked: bool,
     /// It is in the queue of those that are to be served.
     pub(super) queued: bool,
+    /// The last acknowledgement that waited for company went alone.
+    pub(super) waited_in_vain: bool,
 }
 
 /// One conversation. Sequence numbers: `rcv_*` are the guest's, `snd_*` ours.
@@ -94,6 +96,10 @@ pub(super) struct Conversation {
     pub(super) offered: u32,
     /// By how many bits our windows are shifted.
     pub(super) rcv_scale: u8,
+    /// Up to where the guest was told that everything has come.
+    pub(super) told: Seq,
+    /// When it is told of the rest, if nothing goes there before that it can be told with.
+    pub(super) ack_at: Option<Duration>,
     /// Acknowledgements beyond the first that tell the guest of something missing.
     pub(super) duplicates_due: u8,
 
@@ -160,6 +166,8 @@ impl Conversation {
             rcv_edge: Seq(0),
             offered: 0,
             rcv_scale: 0,
+            told: Seq(0),
+            ack_at: None,
             duplicates_due: 0,
             snd_una: iss,
             snd_nxt: iss,
@@ -213,7 +221,8 @@ impl Conversation {
             }
             _ => None,
         };
-        [self.retransmit_at, self.probe_at, self.ends_at, keep_alive].into_iter().flatten().min()
+        let own = [self.retransmit_at, self.probe_at, self.ends_at, self.ack_at];
+        own.into_iter().chain([keep_alive]).flatten().min()
     }
 }
 

@@ -380,8 +380,10 @@ impl Tcp {
             flow.socket_is(ready.what, context);
             return self.mark(id);
         }
-        let error = flow.socket.as_ref().and_then(|socket| context.host.error(socket));
-        if let Some(errno) = error {
+        if ready.what.failed
+            && let Some(socket) = &flow.socket
+            && let Some(errno) = context.host.error(socket)
+        {
             return self.refuse(id, errno, context);
         }
         if ready.what.writable {

@@ -1,5 +1,7 @@
 //! Segments from the guest (RFC 9293, 3.10.7), and what they do to the socket.
 
+use core::time::Duration;
+
 use ringfence_offload::packet::tcp_flags::{ACK, FIN, RST, SYN};
 use rustix::io::Errno;
 
@@ -15,6 +17,14 @@ use crate::packet::Packet;
 
 /// Acknowledgements that say the same until a segment counts as lost (RFC 5681, 3.2).
 const SAME_ACKS: u8 = 3;
+
+/// Octets that may wait to be acknowledged: a request, not a stream, of which every full segment is
+/// acknowledged at once (RFC 9293, 3.8.6.3, asks for every second one).
+const UNTOLD_MAX: u32 = 4096;
+
+/// How long they may: as long as an answer takes that comes from nearby. A guest that waits for the
+/// acknowledgement with what it sends next (RFC 896) hardly notices; RFC 9293 allows half a second.
+const ACK_WITHIN: Duration = Duration::from_millis(1);
 
 /// Answers to segments out of order in one turn, at most; three are enough for the guest.
 const DUPLICATES_MAX: u8 = 8;
@@ -115,8 +125,6 @@ impl Conversation {
         self.retransmit_at = None;
         self.ends_at = None;
         self.heard = context.now;
-        // There may be something to read already; events of the past are not repeated.
-        self.flags.readable = true;
         let shift = if segment.has(SYN) { 0 } else { self.snd_scale };
         self.snd_wnd = u32::from(segment.window) << shift;
         self.window_from = (segment.seq, segment.acknowledged);
@@ -167,7 +175,7 @@ impl Conversation {
                 let (start, len) = (packet.payload_start(), to_usize(segment.len));
                 run.add(id, Piece { frame: packet.frame, start, len });
                 self.rcv_nxt += segment.len;
-                self.flags.ack_due = true;
+                self.acknowledge_soon(context);
                 Fate::Lives
             }
             None => self.take_payload(segment, packet, context),
@@ -261,15 +269,17 @@ impl Conversation {
             self.duplicates_due = (self.duplicates_due + 1).min(DUPLICATES_MAX);
             return Fate::Lives;
         }
-        self.flags.ack_due = true;
+        let skip = self.rcv_nxt.since(segment.seq).unwrap_or(0);
+        // What comes again tells that the guest misses the acknowledgement.
+        self.flags.ack_due |= skip > 0;
         if self.flags.guest_fin {
             // Nothing can follow a FIN.
+            self.flags.ack_due = true;
             return Fate::Lives;
         }
-        let skip = self.rcv_nxt.since(segment.seq).unwrap_or(0);
         if skip < segment.len {
             match self.send_on(segment, skip, packet, context) {
-                Ok(true) => {}
+                Ok(true) => self.acknowledge_soon(context),
                 Ok(false) => return Fate::Lives,
                 Err(_) => {
                     // The socket tells what is wrong, once it has told what came before.
@@ -281,11 +291,37 @@ impl Conversation {
         if segment.has(FIN) {
             self.rcv_nxt += 1;
             self.flags.guest_fin = true;
+            self.acknowledge_soon(context);
             if let Some(socket) = &self.socket {
                 context.host.shut_down(socket);
             }
         }
         Fate::Lives
+    }
+
+    /// Something came in its place. The guest is told with what goes there next, which often is the answer
+    /// to it (RFC 9293, 3.8.6.3), and at once when more than a request has come, when much of the window
+    /// is used up, when no answer is to come, or when the last such wait was for nothing.
+    fn acknowledge_soon(&mut self, context: &Context<'_>) {
+        let untold = self.rcv_nxt.since(self.told).unwrap_or(u32::MAX);
+        let mss = Conversation::mss_of(context.config.mtu, self.ends.to);
+        let open = self.rcv_edge.since(self.rcv_nxt).unwrap_or(0);
+        let at_once = self.flags.waited_in_vain
+            || untold >= UNTOLD_MAX.min(mss.into())
+            || open <= self.offered / 2
+            || self.fin.is_some();
+        if at_once {
+            self.flags.ack_due = true;
+        } else if self.ack_at.is_none() {
+            self.ack_at = Some(context.now + ACK_WITHIN);
+        }
+    }
+
+    /// An answer goes to the guest: if it came soon, acknowledgements may wait for the next one.
+    pub(super) fn answered(&mut self, now: Duration) {
+        if now.saturating_sub(self.heard) <= ACK_WITHIN {
+            self.flags.waited_in_vain = false;
+        }
     }
 
     /// Sends payload on, all but its first `skip` octets, which came before. Whether all of it went.
@@ -343,6 +379,7 @@ impl Conversation {
         if refused > 0 {
             context.counters.tcp_overcommitted.add(refused as u64);
             self.flags.refused = true;
+            self.flags.ack_due = true;
             if !self.flags.awaiting_room {
                 self.flags.awaiting_room = true;
                 context.host.await_room(socket);

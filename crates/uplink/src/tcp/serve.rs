@@ -236,10 +236,10 @@ impl Conversation {
         context: &mut Context<'_>,
     ) -> ArrayVec<Committed, RESERVE_MAX> {
         let mut done = ArrayVec::new();
-        if self.flags.ack_due {
+        if self.flags.ack_due || self.ack_at.is_some() {
             self.refresh_window(context);
-            self.flags.ack_due = false;
         }
+        self.answered(context.now);
         let (mut seq, mut left) = (from, octets);
         for slot in slots.iter_mut() {
             if left == 0 {
@@ -314,7 +314,6 @@ impl Conversation {
         self.refresh_window(context);
         let outgoing = Outgoing { seq: self.snd_nxt, flags: FIN | ACK, urgent: 0 };
         self.send_bare(outgoing, &[], link, context)?;
-        self.flags.ack_due = false;
         if self.snd_max == self.snd_nxt {
             self.flags.closed_first = !self.flags.guest_fin;
         }
@@ -327,7 +326,6 @@ impl Conversation {
         if self.flags.ack_due {
             self.refresh_window(context);
             self.send_bare(outgoing(self), &[], link, context)?;
-            self.flags.ack_due = false;
         }
         while self.duplicates_due > 0 {
             self.send_bare(outgoing(self), &[], link, context)?;
@@ -502,6 +500,11 @@ impl Conversation {
             window: self.window_field(outgoing.flags),
             urgent: outgoing.urgent,
         };
+        if header.flags & ACK != 0 {
+            self.told = self.rcv_nxt;
+            self.ack_at = None;
+            self.flags.ack_due = false;
+        }
         let pseudo = self.ends.pseudo_header(protocol::TCP, transport);
         header.write(options, pseudo, frame.get_mut(start..)?)?;
         let place =

@@ -25,6 +25,11 @@ impl Conversation {
             self.probes = self.probes.saturating_add(1);
             self.flags.probe_due = true;
         }
+        if has_come(self.ack_at) {
+            self.ack_at = None;
+            self.flags.ack_due = true;
+            self.flags.waited_in_vain = true;
+        }
         if self.phase == Phase::Open {
             return self.keep_alive(context);
         }

@@ -385,6 +385,11 @@ carries packets, with --syscalls.";
 
 /// `internal bench-uplink-end`; returns the exit status.
 pub(crate) fn end_main(role: &str, congestion: &str, what: &str) -> u8 {
+    // A server that outlives what connects it would hold its port against the next row's: pasta, ended by
+    // a signal, leaves its command behind.
+    if let Err(error) = crate::sys::die_with_parent() {
+        eprintln!("ringfence: a server may outlive its peer: {error}");
+    }
     // It has its own network namespace, which knows the host's default at first. Where this is not
     // allowed the host's stays.
     if let Err(error) = choose_congestion(congestion) {

@@ -7,9 +7,11 @@
 //! read, costs nothing while it waits.
 //!
 //! Where the kernel remembers how far a socket was peeked (`SO_PEEK_OFF`, for TCP since Linux 6.9),
-//! it is told only when the next peek is not to go on where the last one ended. Where it does not,
-//! what was seen already is peeked again into a page that nobody reads; so that this is not done with
-//! ever more octets, [`TcpHost::peek`](super::TcpHost::peek) goes only [`PEEK_AGAIN_MAX`] far then.
+//! it is told only when the next peek is not to go on where the last one ended, and not at all as long as
+//! all of them are at the front: an answer that the guest has acknowledged is gone when the next one comes.
+//! Where it does not, what was seen already is peeked again into a page that nobody reads; so that this is
+//! not done with ever more octets, [`TcpHost::peek`](super::TcpHost::peek) goes only [`PEEK_AGAIN_MAX`] far
+//! then.
 
 mod datagrams;
 mod listen;
@@ -22,6 +24,7 @@ use arrayvec::ArrayVec;
 use rustix::event::{Timespec, epoll};
 use rustix::io::Errno;
 
+use self::tcp::Spares;
 use super::{Host, Owner, Readiness, Ready, Socket};
 use crate::counters::UplinkCounters;
 
@@ -41,7 +44,7 @@ const EVENTS: usize = 128;
 struct Place {
     file: OwnedFd,
     owner: Owner,
-    /// Where the kernel's next peek begins; `None` when it was not told.
+    /// Where the kernel's next peek begins; `None` when it was not told, so at the front.
     peek_at: Option<usize>,
 }
 
@@ -55,6 +58,7 @@ pub struct RealHost {
     remembers: bool,
     /// What is peeked again goes here.
     junk: Vec<u8>,
+    spares: Spares,
     counters: Arc<UplinkCounters>,
 }
 
@@ -72,6 +76,7 @@ impl RealHost {
             free: Vec::new(),
             remembers: tcp::kernel_remembers(),
             junk: Vec::new(),
+            spares: Spares::default(),
             counters,
         })
     }
@@ -163,6 +168,10 @@ impl Host for RealHost {
         Ok(())
     }
 
+    fn stock_up(&mut self) {
+        self.make_spares();
+    }
+
     fn wait_fd(&self) -> BorrowedFd<'_> {
         self.epoll.as_fd()
     }
@@ -175,6 +184,6 @@ fn readiness(flags: epoll::EventFlags) -> Readiness {
         writable: has(epoll::EventFlags::OUT),
         read_closed: has(epoll::EventFlags::RDHUP | epoll::EventFlags::HUP),
         urgent: has(epoll::EventFlags::PRI),
-        failed: has(epoll::EventFlags::ERR | epoll::EventFlags::HUP),
+        failed: has(epoll::EventFlags::ERR),
     }
 }

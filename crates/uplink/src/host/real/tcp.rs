@@ -38,18 +38,51 @@ fn prepare(file: &OwnedFd) -> Result<(), Errno> {
     sockopt::set_socket_keepalive(file, true)
 }
 
+/// Sockets that are kept ready, of a family.
+const SPARES_MAX: usize = 4;
+/// System calls for each.
+const SYSCALLS_FRESH: u64 = 4;
+
+/// Sockets for the next connections: made and set while nobody waits for them.
+#[derive(Debug, Default)]
+pub(super) struct Spares {
+    v4: ArrayVec<OwnedFd, SPARES_MAX>,
+    v6: ArrayVec<OwnedFd, SPARES_MAX>,
+    /// How many to make, so many as were used: v4, v6.
+    wanted: (usize, usize),
+}
+
+impl Spares {
+    /// Those of a family, and how many to make.
+    fn of(&mut self, v4: bool) -> (&mut ArrayVec<OwnedFd, SPARES_MAX>, &mut usize) {
+        if v4 { (&mut self.v4, &mut self.wanted.0) } else { (&mut self.v6, &mut self.wanted.1) }
+    }
+}
+
+fn fresh(v4: bool) -> Result<OwnedFd, Errno> {
+    let family = if v4 { net::AddressFamily::INET } else { net::AddressFamily::INET6 };
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let file = net::socket_with(family, SocketType::STREAM, flags, None)?;
+    prepare(&file)?;
+    Ok(file)
+}
+
 fn errno(error: &std::io::Error) -> Errno {
     Errno::from_io_error(error).unwrap_or(Errno::IO)
 }
 
 impl TcpHost for RealHost {
     fn connect(&mut self, owner: Owner, to: SocketAddr) -> Result<Socket, Errno> {
-        let family =
-            if to.is_ipv4() { net::AddressFamily::INET } else { net::AddressFamily::INET6 };
-        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        let file = net::socket_with(family, SocketType::STREAM, flags, None)?;
-        prepare(&file)?;
-        self.counters.syscalls.add(5);
+        let (spares, wanted) = self.spares.of(to.is_ipv4());
+        *wanted += 1;
+        let file = match spares.pop() {
+            Some(file) => file,
+            None => {
+                self.counters.syscalls.add(SYSCALLS_FRESH);
+                fresh(to.is_ipv4())?
+            }
+        };
+        self.count();
         match net::connect(&file, &to) {
             Ok(()) | Err(Errno::INPROGRESS) => self.enter(owner, file, WATCHED),
             Err(errno) => Err(errno),
@@ -77,7 +110,7 @@ impl TcpHost for RealHost {
             return self.peek_again(socket, offset, into);
         }
         let place = self.place(socket)?;
-        if place.peek_at != Some(offset) {
+        if place.peek_at.unwrap_or(0) != offset {
             let at = u32::try_from(offset).map_err(|_| Errno::INVAL)?;
             socket::set_peek_offset(&place.file, at).map_err(|error| errno(&error))?;
             place.peek_at = Some(offset);
@@ -87,7 +120,7 @@ impl TcpHost for RealHost {
         let place = self.place(socket)?;
         let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
         let n = net::recvmsg(&place.file, into, &mut RecvAncillaryBuffer::default(), flags)?.bytes;
-        place.peek_at = Some(offset + n);
+        place.peek_at = place.peek_at.map(|at| at + n);
         Ok(n)
     }
 
@@ -188,6 +221,20 @@ impl TcpHost for RealHost {
 }
 
 impl RealHost {
+    /// Makes as many sockets as were used since it was asked last, or as there is room for.
+    pub(super) fn make_spares(&mut self) {
+        for v4 in [true, false] {
+            let (spares, wanted) = self.spares.of(v4);
+            let count = core::mem::take(wanted).min(spares.remaining_capacity());
+            for _ in 0..count {
+                self.counters.syscalls.add(SYSCALLS_FRESH);
+                // Without one it is made when it is needed, and what is wrong is told then.
+                let Ok(file) = fresh(v4) else { return };
+                self.spares.of(v4).0.push(file);
+            }
+        }
+    }
+
     /// Peeks from the front of the queue, the first octets into a place that nobody reads.
     fn peek_again(
         &mut self,
