@@ -54,6 +54,15 @@ can_have_guests() {
     in_computer /usr/bin/unshare --user --map-root-user --pid --fork true
 }
 
+# over_vhost: three checks: that guests of tests can have vhost-net. They go over it from now on.
+over_vhost() {
+    LINK=vhost
+    load vhost_net
+    check 'vhost-net has its device' test -c /dev/vhost-net || give_up 'nothing to drive'
+    check 'the files of the computer are there' enter_computer || give_up 'no programs'
+    check 'guests can be made of them' can_have_guests || give_up 'no guests'
+}
+
 # case_of NAME CASE: a check of one case. One that lacks a program of this computer is skipped, in part or as a whole.
 case_of() {
     local why

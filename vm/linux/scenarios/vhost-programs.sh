@@ -5,11 +5,7 @@
 # tests: uplink uplink_programs
 
 . /vm/linux/computer.sh
-LINK=vhost
-load vhost_net
-check 'vhost-net has its device' test -c /dev/vhost-net || give_up 'nothing to drive'
-check 'the files of the computer are there' enter_computer || give_up 'no programs'
-check 'guests can be made of them' can_have_guests || give_up 'no guests'
+over_vhost
 plan 8
 for each in tcp_arrives_undamaged_both_ways datagrams_of_every_length_come_back several_queues_carry_a_guests_conversations; do
     case_of uplink $each

@@ -5,11 +5,7 @@
 # tests: uplink uplink_programs
 
 . /vm/linux/computer.sh
-LINK=vhost
-load vhost_net
-check 'vhost-net has its device' test -c /dev/vhost-net || give_up 'nothing to drive'
-check 'the files of the computer are there' enter_computer || give_up 'no programs'
-check 'guests can be made of them' can_have_guests || give_up 'no guests'
+over_vhost
 cases uplink uplink_programs >/tmp/cases
 plan $((3 + $(wc -l </tmp/cases)))
 while read -r name each; do
