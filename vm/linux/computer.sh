@@ -5,7 +5,8 @@ COMPUTER=/computer
 # enter_computer: makes a root of them. What is written is written to memory, and goes with the machine.
 enter_computer() {
     mkdir -p $COMPUTER /untouched
-    mount_computer $COMPUTER && mount_computer /untouched || return
+    mount -t 9p -o ro,trans=virtio,version=9p2000.L,msize=1048576,cache=loose computer /untouched &&
+        mount --bind /untouched $COMPUTER || return
     local each
     for each in tmp run var/tmp root home; do
         mount -t tmpfs none $COMPUTER/$each
@@ -21,8 +22,13 @@ enter_computer() {
     mkdir -p $COMPUTER$TARGET && mount --bind /untouched$TARGET $COMPUTER$TARGET
 }
 
-mount_computer() {
-    mount -t 9p -o ro,trans=virtio,version=9p2000.L,msize=1048576,cache=loose computer $1
+# in_computer COMMAND...: runs it there. Not by chroot alone: who is in one may make no user namespaces.
+in_computer() {
+    LINK=${LINK:-} unshare -m sh -c '
+        mkdir -p "$0/tmp/machine" && cd "$0" && pivot_root . tmp/machine || exit
+        exec chroot . /usr/bin/env -i PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin HOME=/root \
+            LANG=C.UTF-8 TMPDIR=/tmp RINGFENCE_TEST_LINK=$LINK "$@"
+    ' $COMPUTER "$@"
 }
 
 # integration_test NAME ARGUMENT...: runs that test there. The host's network is the machine's.
@@ -32,8 +38,7 @@ integration_test() {
         [ ${each%%=*} != $1 ] || file=${each#*=}
     done
     shift
-    chroot $COMPUTER env -i PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin HOME=/root \
-        LANG=C.UTF-8 TMPDIR=/tmp RINGFENCE_TEST_LINK=$LINK "$file" "$@"
+    in_computer "$file" "$@"
 }
 
 # cases NAME...: those of these tests, a line each: the test's name, its own.
@@ -44,10 +49,29 @@ cases() {
     done
 }
 
-# case_of NAME CASE: a check of one case. Of a program that this computer has not, it is skipped.
+# can_have_guests: whether tests may make the namespaces that they need.
+can_have_guests() {
+    in_computer /usr/bin/unshare --user --map-root-user --pid --fork true
+}
+
+# over_vhost: three checks: that guests of tests can have vhost-net. They go over it from now on.
+over_vhost() {
+    LINK=vhost
+    load vhost_net
+    check 'vhost-net has its device' test -c /dev/vhost-net || give_up 'nothing to drive'
+    check 'the files of the computer are there' enter_computer || give_up 'no programs'
+    check 'guests can be made of them' can_have_guests || give_up 'no guests'
+}
+
+# case_of NAME CASE: a check of one case. One that lacks a program of this computer is skipped, in part or as a whole.
 case_of() {
     local why
-    check "$2" integration_test $1 --exact $2 --nocapture || return
-    why=$(sed -n 's/^SKIPPED: //p' /tmp/check.out | head -n 1)
-    [ -z "$why" ] || note "$2 has skipped: $why"
+    if ! integration_test $1 --exact $2 --nocapture >/tmp/case.out 2>&1; then
+        cat /tmp/case.out
+        not_ok "$2" "$(grep -A 3 panicked /tmp/case.out | tr '\n' ' ')"
+        return
+    fi
+    cat /tmp/case.out
+    why=$(sed -n 's/^.*SKIPPED: //p' /tmp/case.out | head -n 1)
+    if [ -z "$why" ]; then ok "$2"; else skip "$2" "$why"; fi
 }

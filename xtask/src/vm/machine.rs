@@ -150,7 +150,8 @@ impl Machine<'_> {
             words.extend(["-device", "edu,dma_mask=0xffffffffffffffff"]);
         }
         if self.kind == Kind::LinuxPrograms {
-            words.extend(["-fsdev", "local,id=computer,path=/,security_model=none,readonly=on"]);
+            let all = "local,id=computer,path=/,security_model=none,readonly=on,multidevs=remap";
+            words.extend(["-fsdev", all]);
             words.extend(["-device", "virtio-9p-pci,fsdev=computer,mount_tag=computer"]);
         }
         let mut words: Vec<String> = words.into_iter().map(str::to_owned).collect();

@@ -72,7 +72,9 @@ fn build_tests(
     if tests.is_empty() {
         return Ok(vec![]);
     }
-    let mut words = vec!["test", "--release", "--package", "ringfence", "--no-run"];
+    // As that step has it, so that there is nothing left to build.
+    let mut words = vec!["test", "--release", "--package", "ringfence", "--package"];
+    words.extend(["ringfence-block", "--no-run"]);
     words.extend(tests.iter().flat_map(|name| ["--test", name]));
     let mut build = Cmd::cargo().args(words).env("CARGO_TARGET_DIR", target);
     anyhow::ensure!(build.run(root)?, "the integration tests do not build");

@@ -156,13 +156,19 @@ impl World {
         server
     }
 
-    /// `ringfence run OPTIONS -- sh -ec SCRIPT` on the host; by `--link $RINGFENCE_TEST_LINK`, if that is set.
+    /// `ringfence run OPTIONS -- sh -ec SCRIPT` on the host, by `--link $RINGFENCE_TEST_LINK`, if that is set.
     pub fn guest(&self, options: &str, script: &str) -> Running {
-        let mut words = vec![self.lab.program(), "run"];
-        let link = std::env::var("RINGFENCE_TEST_LINK").unwrap_or_default();
-        if !link.is_empty() {
-            words.extend(["--link", &link]);
+        match std::env::var("RINGFENCE_TEST_LINK") {
+            Ok(link) if !link.is_empty() => {
+                self.plain_guest(&format!("--link {link} {options}"), script)
+            }
+            _ => self.plain_guest(options, script),
         }
+    }
+
+    /// The same by whatever link is the default.
+    pub fn plain_guest(&self, options: &str, script: &str) -> Running {
+        let mut words = vec![self.lab.program(), "run"];
         words.extend(options.split_whitespace().chain(["--", "sh", "-ec", script]));
         self.host(&words)
     }

@@ -154,7 +154,10 @@ impl Conversation {
         let room = end.since(from).unwrap_or(0);
         // A sliver of window is left alone while an acknowledgement is to come (RFC 9293, 3.8.6.2.1).
         let is_sliver = room < self.mss.into() && self.fin.is_none_or(|fin| end < fin);
-        if is_sliver && self.in_flight() > 0 && from == self.snd_nxt { 0 } else { room }
+        // So is what lies behind much that a peek has to pass over.
+        let is_far = self.in_flight() > context.host.peek_reach() / 2;
+        let waits = (is_sliver && self.in_flight() > 0) || is_far;
+        if waits && from == self.snd_nxt { 0 } else { room }
     }
 
     /// Sends octets from `from` on, in at most `frames` frames; returns how many.

@@ -29,9 +29,13 @@ use crate::frames::{FrameRing, FrameShape};
 /// Everything that a TAP can leave to its reader.
 const OFFLOADS: TapOffloads = TapOffloads(0x6f);
 
-/// Everything that is lent, by the address at which the device finds it: that in this process, and octets.
+/// Everything that is lent, by the address at which the device finds it: that in this process, and octets; and
+/// how much of it there may be, if that is bounded.
 #[derive(Default)]
-pub(crate) struct Lent(pub(crate) Mutex<BTreeMap<u64, (u64, u64)>>);
+pub(crate) struct Lent(
+    pub(crate) Mutex<BTreeMap<u64, (u64, u64)>>,
+    pub(crate) Mutex<Option<usize>>,
+);
 
 impl AddressSpace for Lent {
     fn engine(&self) -> EngineFacts {
@@ -43,6 +47,10 @@ impl AddressSpace for Lent {
             return Err(io::ErrorKind::PermissionDenied.into());
         }
         let mut lent = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let most = self.1.lock().unwrap_or_else(PoisonError::into_inner);
+        if most.is_some_and(|most| lent.len() >= most) {
+            return Err(io::ErrorKind::OutOfMemory.into());
+        }
         match lent.insert(address, (memory.address(), memory.len())) {
             None => Ok(()),
             Some(_) => Err(io::ErrorKind::AlreadyExists.into()),

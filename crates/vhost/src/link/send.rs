@@ -59,8 +59,13 @@ impl Sender {
                 self.short_of = Some(frame.frame_len());
                 break;
             }
-            let Some(ranges) = self.ranges(&frame) else { break };
+            let ranges = self.ranges(&frame);
             let Some(number) = self.frames.hand_over() else { break };
+            let Some(ranges) = ranges else {
+                // The system does not lend its pages. Those behind it are not to wait for that.
+                self.frames.finish(number)?;
+                continue;
+            };
             let pushed = match ranges {
                 (head, Some(payload)) => self.queue.push(&[head, payload], number),
                 (whole, None) => self.queue.push(&[whole], number),

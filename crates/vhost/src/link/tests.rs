@@ -388,6 +388,30 @@ fn what_is_not_under_way_is_not_lent_or_only_to_be_used_again() {
 }
 
 #[test]
+fn frames_that_the_system_does_not_lend_are_lost_and_hold_up_no_others() {
+    let (mut link, ends) = super::mock::lent_pair([16, 32], ALL, SHAPE, Protection::Fine).unwrap();
+    let lent = lock(&ends).lent.clone().unwrap();
+    let (long, meta) = super_packet(30_000);
+    // The 16 receive buffers, and a page of short frames.
+    *lent.1.lock().unwrap() = Some(17);
+    for _ in 0..40 {
+        assert_eq!(commit(&mut link, &long, meta), 1);
+        assert_eq!(commit(&mut link, &frame(60, 1)[MODERN_LEN..], OffloadMeta::PLAIN), 1);
+        GuestSide::flush(&mut link);
+        assert!(!GuestSide::is_full(&link));
+        let mut ends = lock(&ends);
+        while let Some(request) = ends.transmit.take() {
+            ends.transmit.finish(request.head, 0);
+        }
+        let _ = ends.transmit.publish();
+    }
+    *lent.1.lock().unwrap() = None;
+    assert_eq!(commit(&mut link, &long, meta), 1);
+    GuestSide::flush(&mut link);
+    assert_eq!(lock(&ends).transmit.take().unwrap().chain.len(), 2);
+}
+
+#[test]
 fn an_address_that_was_not_granted_ends_the_link_that_wanted_it() {
     let (mut link, ends) = super::mock::lent_pair([16, 32], ALL, SHAPE, Protection::Fine).unwrap();
     lock(&ends).events = VhostEvents { missed: true, ..Default::default() };

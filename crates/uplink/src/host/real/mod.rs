@@ -36,7 +36,7 @@ pub fn echo_is_denied() -> bool {
 }
 
 /// Octets that are peeked again where the kernel does not remember.
-pub const PEEK_AGAIN_MAX: u32 = 256 << 10;
+pub const PEEK_AGAIN_MAX: u32 = 512 << 10;
 
 /// Events taken from the kernel at a time.
 const EVENTS: usize = 128;
