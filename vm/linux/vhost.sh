@@ -11,23 +11,23 @@ over() {
 sends() {
     over_there sh -c 'traffic receive 7000 >/tmp/sum.out' &
     local receiver=$!
-    check "a guest sends by $1, MTU $2" over $1 $2 timeout $((30 * PATIENCE)) traffic send 10.78.0.2 7000 $3
+    check "a guest sends by $1, MTU $2 ${OPTIONS:-}" over $1 $2 timeout $((30 * PATIENCE)) traffic send 10.78.0.2 7000 $3
     wait_for 5 test -s /tmp/sum.out
     kill $receiver 2>/dev/null
-    is "all of it arrived ($1, MTU $2)" "$(cat /tmp/sum.out)" "$(traffic sum $3)"
+    is "all of it arrived ($1, MTU $2 ${OPTIONS:-})" "$(cat /tmp/sum.out)" "$(traffic sum $3)"
     rm -f /tmp/sum.out
 }
 
 # is_sent_to LINK MTU MEBIBYTES: the same in the other direction, by a forwarded port.
 is_sent_to() {
-    OPTIONS='-p 7001:7001' over $1 $2 timeout $((30 * PATIENCE)) traffic receive 7001 >/tmp/sum.in &
+    OPTIONS="${OPTIONS:-} -p 7001:7001" over $1 $2 timeout $((30 * PATIENCE)) traffic receive 7001 >/tmp/sum.in &
     local guest=$!
     # As a guest may be late to listen, the sender tries again.
-    check "a guest is sent to by $1, MTU $2" \
+    check "a guest is sent to by $1, MTU $2 ${OPTIONS:-}" \
         wait_for 10 over_there timeout $((30 * PATIENCE)) traffic send 10.78.0.1 7001 $3
     wait_for 5 test -s /tmp/sum.in
     kill $guest 2>/dev/null
-    is "all of it arrived there ($1, MTU $2)" "$(cat /tmp/sum.in)" "$(traffic sum $3)"
+    is "all of it arrived there ($1, MTU $2 ${OPTIONS:-})" "$(cat /tmp/sum.in)" "$(traffic sum $3)"
     rm -f /tmp/sum.in
 }
 

@@ -28,7 +28,7 @@ use crate::tools::{self, Tool, Toolbox};
 use boots::Boots;
 use machine::{Kind, Machine};
 use overlay::Orders;
-use scenario::Set;
+use scenario::{Scenario, Set};
 
 /// What the suite needs installed. Everything else it downloads and unpacks.
 pub(crate) static NEEDS: &[&Tool] = &[&tools::QEMU, &tools::XZ];
@@ -117,6 +117,8 @@ const PROCESSORS: u32 = 1;
 /// What every run knows.
 struct Setting<'a> {
     root: &'a Path,
+    /// Cargo's target directory.
+    target: &'a Path,
     images: images::Images,
     programs: program::Programs,
     /// This run's own folder: root file systems and logs.
@@ -159,7 +161,7 @@ pub(crate) fn run(args: &VmArgs, root: &Path, target: &Path) -> anyhow::Result<b
         None if debug => Some(hypervisor::debug(&cache, &toolbox, !args.no_install)?),
         given => given.map(std::path::absolute).transpose()?,
     };
-    let mut setting = prepare(root, target, &cache, &toolbox, args.program.as_deref())?;
+    let mut setting = prepare(root, target, &cache, &toolbox, args.program.as_deref(), &selected)?;
     setting.hypervisor = hypervisor;
     setting.patience = args.patience;
     setting.processors = args.processors;
@@ -186,7 +188,7 @@ pub(crate) fn core(
         selected.extend(scenario::select(&found, &[], Set::Core, false)?);
     }
     anyhow::ensure!(!selected.is_empty(), "no scenario is of the core set");
-    let setting = prepare(root, target, &target.join("vm"), toolbox, None)?;
+    let setting = prepare(root, target, &target.join("vm"), toolbox, None, &selected)?;
     let start = Instant::now();
     let tallies = Boots::new(&setting, selected).run(2)?;
     let note = report::summary(&tallies, start.elapsed());
@@ -196,13 +198,14 @@ pub(crate) fn core(
     Ok(if failed.is_empty() { Ok(note) } else { Err(format!("{}: {note}", failed.join(", "))) })
 }
 
-/// Images, program, and a folder for the run.
+/// Images, programs, and a folder for the run of these scenarios.
 fn prepare<'a>(
     root: &'a Path,
-    target: &Path,
+    target: &'a Path,
     cache: &Path,
     toolbox: &Toolbox,
     program: Option<&Path>,
+    selected: &[Scenario],
 ) -> anyhow::Result<Setting<'a>> {
     if !cfg!(target_arch = "x86_64") {
         return Err(
@@ -210,9 +213,11 @@ fn prepare<'a>(
         );
     }
     let images = images::prepare(cache, toolbox)?;
-    let programs = program::build(root, target, program)?;
+    let tests = selected.iter().flat_map(|scenario| &scenario.tests).map(String::as_str).collect();
+    let programs = program::build(root, target, program, &tests)?;
     Ok(Setting {
         root,
+        target,
         images,
         programs,
         folder: boots::new_folder(&target.join("vm/runs"))?,
@@ -225,7 +230,7 @@ fn prepare<'a>(
 }
 
 /// A machine on our own terminal.
-fn shell(setting: &Setting<'_>, kind: Kind, selected: &[scenario::Scenario]) -> anyhow::Result<()> {
+fn shell(setting: &Setting<'_>, kind: Kind, selected: &[Scenario]) -> anyhow::Result<()> {
     let share = setting.folder.join("shell");
     std::fs::create_dir_all(&share)?;
     let orders = Orders {
@@ -233,6 +238,8 @@ fn shell(setting: &Setting<'_>, kind: Kind, selected: &[scenario::Scenario]) -> 
         patience: setting.patience,
         shell: true,
         debug: setting.hypervisor.is_some(),
+        target: setting.target,
+        tests: &setting.programs.tests,
     };
     let root = setting.folder.join("shell.cpio");
     overlay::write(&root, kind, &setting.images, setting.root, &setting.programs, &orders)?;

@@ -347,7 +347,7 @@ fn xsa_155_a_response_that_flips_is_the_one_or_the_other() {
     let begun = Instant::now();
     let (mut whole, mut refused) = (0, 0);
     while begun.elapsed() < Duration::from_millis(200) || whole == 0 || refused == 0 {
-        assert!(begun.elapsed() < Duration::from_secs(10), "the threads do not race");
+        assert!(begun.elapsed() < Duration::from_secs(60), "the threads do not race");
         // The flipper also changes what stands in posted requests: their pages are known by slot.
         let response = RxResponse { id: 0, offset: 0, flags: RxFlags::NONE, status: 100 };
         backend.rings().deliver(&[response; 32]);
@@ -409,7 +409,7 @@ fn a_storm_of_events_and_a_full_channel_do_not_stop_the_frontend() {
         backend.port().clear_events().unwrap();
         backend.receive().unwrap();
     }
-    assert!(begun.elapsed() < Duration::from_secs(20));
+    assert!(begun.elapsed() < Duration::from_secs(60));
     works(&mut backend);
 }
 

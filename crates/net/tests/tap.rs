@@ -17,7 +17,7 @@ use ringfence_platform::tap::{Tap, TapOffloads};
 
 use support::{in_namespaces, ip};
 
-const LIMIT: Duration = Duration::from_secs(10);
+const LIMIT: Duration = Duration::from_secs(60);
 const NEIGHBOUR: [u8; 6] = [2, 0, 0, 0, 0, 9];
 
 struct Bench {

@@ -19,7 +19,7 @@ use ringfence_platform::{
     Granter, Gref, Lease, LendError, Platform, PlatformError, RevokeError, StillLent,
 };
 
-const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Runs a suite; what did not pass, and what all came to.
 fn run(platform: &impl Platform, suite: Suite) -> (Vec<CaseReport>, Summary) {

@@ -309,7 +309,7 @@ fn a_flood_of_requests_leaves_the_others_their_turn() {
     while begun.elapsed() < Duration::from_millis(300) || turns < 20 {
         scene.neighbour_works();
         turns += 1;
-        assert!(begun.elapsed() < Duration::from_secs(10));
+        assert!(begun.elapsed() < Duration::from_secs(60));
     }
     stop.store(true, std::sync::atomic::Ordering::Relaxed);
     assert!(flood.join().unwrap() > 100);

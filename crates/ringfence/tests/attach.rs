@@ -18,7 +18,7 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use rustix::process::{Signal, kill_process};
 
 use support::needs::Need;
-use support::{Lab, MOMENT, Running, eventually};
+use support::{Lab, MOMENT, Running, eventually, sha256, write_noise};
 
 const DRIVER: DomId = DomId(1);
 
@@ -61,9 +61,15 @@ impl World {
     }
 
     fn serve(&self, options: &[&str]) -> Running {
+        self.serve_in(&[], options)
+    }
+
+    /// The daemon, started by those words.
+    fn serve_in(&self, starter: &[&str], options: &[&str]) -> Running {
         let (platform, run) = (self.platform(), self.lab.file("run"));
         let (run, config) = (run.to_str().unwrap(), self.lab.file("serve.toml"));
-        let mut words = vec![env!("CARGO_BIN_EXE_ringfence"), "serve", "--platform", &platform];
+        let mut words = starter.to_vec();
+        words.extend([env!("CARGO_BIN_EXE_ringfence"), "serve", "--platform", &platform]);
         words.extend(["--runtime-dir", run, "--config", config.to_str().unwrap()]);
         words.extend(options);
         let serve = self.lab.spawn(&words);
@@ -162,6 +168,57 @@ fn buffers_are_in_windows_where_both_ends_want_them() {
         assert_eq!(two.end().status, Some(0));
         world.hub.end();
     }
+}
+
+/// A host's network with a bridge, whoever serves it.
+fn host_with_bridge(lab: &Lab) -> Running {
+    // /sys shows the network of whoever mounted it.
+    let bridge = "mount -t sysfs sysfs /sys; ip link add xenbr0 type bridge; ip link set xenbr0 up; \
+                  ip address add 10.1.1.254/24 dev xenbr0; echo made; exec sleep 1000000";
+    let host = lab.spawn(&["unshare", "--net", "--mount", "sh", "-ec", bridge]);
+    host.wait_for_output("made");
+    host
+}
+
+#[test]
+fn a_bridge_is_reached_by_several_queues() {
+    require!(Need::Root, Need::Program("ip", "iproute2"), Need::Program("python3", "python3"));
+    let mut world = World::new();
+    let text = "[network]\nattach = 'bridge'\nbridge = 'xenbr0'\nmax-queues = 2\n";
+    std::fs::write(world.lab.file("serve.toml"), text).unwrap();
+    let host = host_with_bridge(&world.lab);
+    let pid = host.pid().as_raw_nonzero().to_string();
+    let within = ["nsenter", "--target", &pid, "--net", "--mount"];
+    let serve = world.serve_in(&within, &[]);
+    let guest = world.attach_with(2, &["--queues", "2"]);
+    world.inside(&guest, "ip link set eth7 up; ip address add 10.1.1.1/24 dev eth7");
+    let dir = world.lab.file("served");
+    std::fs::create_dir(&dir).unwrap();
+    write_noise(&dir.join("noise"), 4);
+    let server = {
+        let pid = guest.pid().as_raw_nonzero().to_string();
+        let dir = dir.to_str().unwrap();
+        let words = ["nsenter", "--target", &pid, "--net", "python3", "-m", "http.server"];
+        world.lab.spawn(&[&words[..], &["--bind", "10.1.1.1", "--directory", dir]].concat())
+    };
+    let listens = || world.inside(&guest, "ss -ltn").contains(":8000 ");
+    assert!(eventually(MOMENT, listens));
+    let expected = sha256(&dir.join("noise"));
+    let transfer = |world: &World| {
+        let get = "python3 -c 'import hashlib, urllib.request as r; \
+                   print(hashlib.sha256(r.urlopen(\"http://10.1.1.1:8000/noise\").read()).hexdigest())'";
+        let got = world.inside(&host, get);
+        assert_eq!(got.split_whitespace().next(), Some(expected.as_str()));
+    };
+    // Which queue a connection takes is left to chance: eight take both, as good as always.
+    (0..8).for_each(|_| transfer(&world));
+    let [vif] = &world.status().vifs[..] else { panic!("one guest") };
+    assert!(vif.connected && vif.queue_count == 2 && vif.rules.is_empty(), "{vif:?}");
+    assert_eq!(serve.end().status, Some(0));
+    for process in [server, guest, host] {
+        process.end();
+    }
+    world.hub.end();
 }
 
 #[test]

@@ -44,6 +44,12 @@ pub trait GuestSide {
     /// The turn is over: publish what was committed, with at most one notification.
     fn flush(&mut self) {}
 
+    /// Whether a buffer was refused since the link was last waited for, for want of room that will be told of:
+    /// turns are of no use until then.
+    fn is_full(&self) -> bool {
+        false
+    }
+
     /// Octets that the link holds towards the *uplink* before it drops: what all windows together
     /// should not exceed. `None` where the sender is held up instead, or frames are whole.
     fn inbound_queue(&self) -> Option<usize> {

@@ -150,6 +150,8 @@ impl<L: Port + GuestSide> Runner<L> {
         self.uplink.run_timers(now);
         let more = self.uplink.output(&mut self.link, now);
         Port::flush(&mut self.link)?;
+        // Who waits for room would take the processor from whoever makes it.
+        let more = more && !self.link.is_full();
         self.uplink.stock_up();
         if let Some(member) = &self.member {
             let counters = self.uplink.counters().clone();

@@ -44,15 +44,23 @@ struct World {
     isn: u32,
     /// Octets sent by each side, for their contents.
     heard: Vec<u8>,
+    /// By how many bits the guest's windows are shifted.
+    scale: u8,
 }
 
 impl World {
     fn new() -> World {
+        World::of(|_| {})
+    }
+
+    /// A world whose host is changed before it is used.
+    fn of(change: impl FnOnce(&mut RealHost)) -> World {
         let counters = Arc::<UplinkCounters>::default();
         let mut config = Config { mtu: 1500, ..Config::default() };
         config.access.host_loopback.push(ROUTER.into());
         config.guest.mac = Some([2, 0, 0, 0, 0, 2]);
-        let host = RealHost::new(Arc::clone(&counters)).unwrap();
+        let mut host = RealHost::new(Arc::clone(&counters)).unwrap();
+        change(&mut host);
         World {
             uplink: Uplink::new(config, Box::new(host), counters),
             wire: Wire::new(4),
@@ -62,6 +70,7 @@ impl World {
             far: None,
             isn: 0,
             heard: Vec::new(),
+            scale: 0,
         }
     }
 
@@ -90,7 +99,8 @@ impl World {
             from: GUEST.into(),
             to: ROUTER.into(),
         };
-        let options = if flags & 2 != 0 { &SynOptions::write(1460, Some(0))[..] } else { &[] };
+        let options =
+            if flags & 2 != 0 { &SynOptions::write(1460, Some(self.scale))[..] } else { &[] };
         let mut frame = vec![0; 34 + 20 + options.len() + len];
         ends.write(&mut frame, 6, 20 + options.len() + len, 1).unwrap();
         let header = Header {
@@ -507,4 +517,48 @@ fn a_syn_that_is_not_answered_is_answered_again_and_then_forgotten() {
         world.settle();
     }
     assert_eq!(world.uplink.tcp_flows(), 0);
+}
+
+/// Of a stream that ends: what comes, by a guest that acknowledges one frame at a time while others are
+/// under way.
+#[test]
+fn a_stream_ends_for_a_guest_that_lags_behind_where_the_kernel_remembers_no_peeks() {
+    const LEN: u32 = 2 << 20;
+    let mut world = World::of(RealHost::forget_peeks);
+    world.scale = 7;
+    world.run(MADE);
+    let mut far = world.far.take().unwrap();
+    let writer = std::thread::spawn(move || {
+        far.write_all(&(1..=LEN).map(octet_at).collect::<Vec<_>>()).unwrap();
+        far.shutdown(std::net::Shutdown::Write).unwrap();
+        far
+    });
+    let (mut came, mut tries) = (0, 0);
+    let has_ended = loop {
+        if world.wire.frames.is_empty() {
+            world.settle();
+            tries += 1;
+            if tries > 500 {
+                break false;
+            }
+            continue;
+        }
+        tries = 0;
+        let frame = world.wire.frames.remove(0);
+        let layers = Layers::parse(&frame, u32::try_from(frame.len()).unwrap()).unwrap();
+        let segment = Segment::parse(frame[34..].first_chunk().unwrap(), layers.payload_len());
+        let place = segment.seq.0.wrapping_sub(world.isn);
+        assert_eq!(place, came + 1, "in order, and once");
+        let payload = &frame[usize::from(layers.header_len())..];
+        assert!(payload.iter().zip(place..).all(|(&octet, place)| octet == octet_at(place)));
+        came += segment.len;
+        if segment.has(1) {
+            break true;
+        }
+        world.guest(16, 1, came + 1, 60_000, 0);
+        world.uplink.output(&mut world.wire, world.now);
+    };
+    assert!(has_ended, "of {LEN} octets {came} came, and then nothing");
+    assert_eq!(came, LEN);
+    drop(writer.join().unwrap());
 }

@@ -137,7 +137,7 @@ struct Frame {
 pub struct Waiting {
     /// The first octet in the ring's memory, where the virtio-net header is.
     pub offset: usize,
-    /// Octets of the virtio-net header and all other headers, of a super-packet; 0 for other frames.
+    /// Octets of the virtio-net header and all other headers, of a long frame; 0 for short ones.
     pub headers: usize,
     /// Octets of all of it.
     pub len: usize,
@@ -258,9 +258,9 @@ impl FrameRing {
         let memory = &mut self.area.bytes_mut()[offset..offset + size];
         let (vnet, frame) = memory.split_at_mut(MODERN_LEN);
         let header = &frame[..len.min(HEADER_MAX)];
-        let headers = if meta.gso.is_some() { headers_len(header, len) } else { 0 };
-        vnet.copy_from_slice(&vnet_header(headers, meta)?);
         let is_long = room == Room::Long;
+        let headers = if is_long || meta.gso.is_some() { headers_len(header, len) } else { 0 };
+        vnet.copy_from_slice(&vnet_header(headers, meta)?);
         let headers = if headers > 0 { MODERN_LEN + usize::from(headers) } else { 0 };
         let len = MODERN_LEN + len;
         let place = self.frame_place(self.sock_head);

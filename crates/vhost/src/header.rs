@@ -10,8 +10,10 @@ pub(crate) fn headers_len(header: &[u8], frame_len: usize) -> u16 {
     Layers::parse(header, frame_len).map_or(0, |layers| layers.header_len())
 }
 
-/// The header of a frame whose own headers have `headers` octets: a receiver that segments needs to know,
-/// to the others it is a hint.
+/// The header of a frame whose own headers have `headers` octets, 0 if that was not asked. A receiver that
+/// segments needs to know; to the kernel's TAP it says as well how much of a packet to keep in one piece. Of a
+/// long one without it, that is all: 64 KiB in a row of memory, which a machine that is short of it has not.
 pub(crate) fn vnet_header(headers: u16, meta: OffloadMeta) -> Result<[u8; MODERN_LEN], EmitError> {
-    Ok(VnetHeader::for_frame(meta, headers)?.to_modern())
+    let header = VnetHeader::for_frame(meta, headers)?;
+    Ok(VnetHeader { hdr_len: headers, ..header }.to_modern())
 }

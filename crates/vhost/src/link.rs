@@ -408,6 +408,10 @@ impl<D: Device> GuestSide for VhostLink<D> {
         }
     }
 
+    fn is_full(&self) -> bool {
+        self.sender.is_full()
+    }
+
     fn inbound_queue(&self) -> Option<usize> {
         inbound_queue(&self.capabilities)
     }

@@ -18,7 +18,7 @@ use ringfence_vhost::tap::TapLink;
 
 use support::{in_namespaces, ip};
 
-const LIMIT: Duration = Duration::from_secs(10);
+const LIMIT: Duration = Duration::from_secs(60);
 /// Ethernet, IPv4 and UDP.
 const HEADERS: usize = 42;
 

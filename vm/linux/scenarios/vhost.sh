@@ -4,7 +4,7 @@
 # limit: 60
 
 . /vm/linux/vhost.sh
-plan 28
+plan 36
 load vhost_net
 check 'vhost-net has its device' test -c /dev/vhost-net || give_up 'nothing to drive'
 check 'the worker says when it is told of memory it may not use' engines vhost
@@ -21,6 +21,13 @@ for mtu in 65520 1500; do
     sends vhost $mtu 24
     is_sent_to vhost $mtu 24
 done
+# What the worker reaches is what is under way.
+OPTIONS='--protect fine'
+for mtu in 65520 1500; do
+    sends vhost $mtu 24
+    is_sent_to vhost $mtu 24
+done
+OPTIONS=
 cut_off 'its interface is deleted' remove_interface
 cut_off 'its process is killed' kill_uplink
 # And the next one is as good as new.

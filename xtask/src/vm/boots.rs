@@ -74,6 +74,8 @@ impl<'a> Boots<'a> {
             patience: setting.patience,
             shell: false,
             debug: setting.hypervisor.is_some(),
+            target: setting.target,
+            tests: &setting.programs.tests,
         };
         let root = folder.join("root.cpio");
         overlay::write(&root, kind, &setting.images, setting.root, &setting.programs, &orders)?;

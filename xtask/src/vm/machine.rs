@@ -28,13 +28,15 @@ pub(super) enum Kind {
     Linux,
     /// Linux with an IOMMU that faults, and a PCI device to put behind it.
     LinuxIommu,
+    /// Linux with all that is installed on this computer, to be read.
+    LinuxPrograms,
 }
 
 impl Kind {
     /// The machines that boot Xen.
     pub(super) const XEN: &[Kind] = &[Kind::Xen, Kind::XenNetback, Kind::XenPvh];
     /// The machines that boot Linux alone.
-    pub(super) const LINUX: &[Kind] = &[Kind::Linux, Kind::LinuxIommu];
+    pub(super) const LINUX: &[Kind] = &[Kind::Linux, Kind::LinuxIommu, Kind::LinuxPrograms];
 
     /// As scenarios name it.
     pub(super) fn name(self) -> &'static str {
@@ -44,6 +46,7 @@ impl Kind {
             Kind::XenPvh => "xen-pvh",
             Kind::Linux => "linux",
             Kind::LinuxIommu => "linux-iommu",
+            Kind::LinuxPrograms => "linux-programs",
         }
     }
 
@@ -134,6 +137,10 @@ impl Machine<'_> {
         if self.kind == Kind::LinuxIommu {
             words.extend(["-device", "intel-iommu,intremap=on,caching-mode=on"]);
             words.extend(["-device", "edu,dma_mask=0xffffffffffffffff"]);
+        }
+        if self.kind == Kind::LinuxPrograms {
+            words.extend(["-fsdev", "local,id=computer,path=/,security_model=none,readonly=on"]);
+            words.extend(["-device", "virtio-9p-pci,fsdev=computer,mount_tag=computer"]);
         }
         let mut words: Vec<String> = words.into_iter().map(str::to_owned).collect();
         words.extend(["-cpu".to_owned(), format!("{PROCESSOR}{svm}")]);

@@ -3,7 +3,7 @@
 
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
 
@@ -22,6 +22,10 @@ pub(super) struct Orders<'a> {
     pub(super) shell: bool,
     /// The hypervisor was built for debugging.
     pub(super) debug: bool,
+    /// Where programs were built on this computer.
+    pub(super) target: &'a Path,
+    /// Integration tests, and their files on this computer.
+    pub(super) tests: &'a [(String, PathBuf)],
 }
 
 /// Writes the complete root file system for a machine to `to`.
@@ -72,13 +76,17 @@ fn everywhere<W: Write>(
 impl Orders<'_> {
     /// As the shell reads it: variables, then a line `SCENARIO LIMIT` each in a here-document's stead.
     fn text(&self, kind: Kind) -> String {
+        let tests = self.tests.iter().map(|(name, file)| format!("{name}={}", file.display()));
+        let tests: Vec<String> = tests.collect();
         let flag = |on: bool| if on { "yes" } else { "" };
         let mut text = format!(
-            "PATIENCE={}\nSHELL_WANTED={}\nDEBUG_XEN={}\nSUITE={}\nSCENARIOS=\"\n",
+            "PATIENCE={}\nSHELL_WANTED={}\nDEBUG_XEN={}\nSUITE={}\nTARGET='{}'\nTESTS='{}'\nSCENARIOS=\"\n",
             self.patience,
             flag(self.shell),
             flag(self.debug),
             if kind.is_xen() { "xen" } else { "linux" },
+            self.target.display(),
+            tests.join(" "),
         );
         for (name, limit) in &self.scenarios {
             text += &format!("{name} {limit}\n");
@@ -98,10 +106,12 @@ mod tests {
             patience: 4,
             shell: false,
             debug: true,
+            target: Path::new("/t"),
+            tests: &[("uplink".to_owned(), PathBuf::from("/t/uplink-5"))],
         };
         assert_eq!(
             orders.text(Kind::Xen),
-            "PATIENCE=4\nSHELL_WANTED=\nDEBUG_XEN=yes\nSUITE=xen\nSCENARIOS=\"\nhello 30\nping 60\n\"\n"
+            "PATIENCE=4\nSHELL_WANTED=\nDEBUG_XEN=yes\nSUITE=xen\nTARGET='/t'\nTESTS='uplink=/t/uplink-5'\nSCENARIOS=\"\nhello 30\nping 60\n\"\n"
         );
     }
 }

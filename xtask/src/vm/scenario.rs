@@ -8,6 +8,7 @@
 //! # limit: 60            (seconds on an idle computer of two cores)
 //! # grants: bad          (may be left out: it offers bad grants on purpose; or, as `bad 0x7`, that one)
 //! # hypervisor: debug    (may be left out: it wants one that was built for debugging)
+//! # tests: uplink        (may be left out: integration tests of `ringfence` that it runs)
 //! ```
 
 use std::path::Path;
@@ -44,6 +45,8 @@ pub(super) struct Scenario {
     pub(super) bad_grants: BadGrants,
     /// It runs with a hypervisor built for debugging only.
     pub(super) wants_debug: bool,
+    /// The integration tests that it runs.
+    pub(super) tests: Vec<String>,
 }
 
 /// The bad grants that a scenario offers on purpose.
@@ -134,6 +137,7 @@ fn parse(name: &str, text: &str) -> anyhow::Result<Scenario> {
         limit: field("limit")?.parse().context("`# limit: ...` is a number of seconds")?,
         bad_grants,
         wants_debug: hypervisor.is_some(),
+        tests: field("tests").unwrap_or_default().split_whitespace().map(str::to_owned).collect(),
     })
 }
 
@@ -189,6 +193,9 @@ mod tests {
         let scenario = parse("hello", TEXT).unwrap();
         assert_eq!((scenario.title.as_str(), scenario.set), ("all is well", Set::Core));
         assert_eq!((scenario.machine, scenario.limit), (Kind::Xen, 40));
+        assert!(scenario.tests.is_empty());
+        let runs = TEXT.replace("# limit", "# tests: one two\n# limit");
+        assert_eq!(parse("hello", &runs).unwrap().tests, ["one", "two"]);
     }
 
     #[test]
@@ -226,6 +233,7 @@ mod tests {
             limit,
             bad_grants: BadGrants::None,
             wants_debug: false,
+            tests: vec![],
         }
     }
 

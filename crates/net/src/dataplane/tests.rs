@@ -12,7 +12,7 @@ use crate::testing::{MemoryPeer, MemoryPort};
 
 mod planes;
 
-const SOON: Duration = Duration::from_secs(20);
+const SOON: Duration = Duration::from_secs(60);
 const BROADCAST: Mac = [0xff; 6];
 
 fn mac(n: u8) -> Mac {

@@ -87,7 +87,7 @@ fn a_guest_that_never_reads_its_channels_does_not_hold_up_notifications() {
     }
     let taken = (0..).take_while(|_| scene.guest.channels[0].take()).count();
     assert!(taken > 0, "it was notified");
-    assert!(begun.elapsed() < Duration::from_secs(20));
+    assert!(begun.elapsed() < Duration::from_secs(60));
     scene.neighbour.exchange(&mut scene.stage);
 }
 
@@ -184,7 +184,7 @@ fn xsa_331_an_event_storm_does_not_stop_the_neighbour() {
         scene.clear_events().unwrap();
         scene.neighbour.exchange(&mut scene.stage);
         exchanges += 1;
-        assert!(begun.elapsed() < Duration::from_secs(10), "{exchanges} exchanges beside a storm");
+        assert!(begun.elapsed() < Duration::from_secs(60), "{exchanges} exchanges beside a storm");
     }
     stop.store(true, Ordering::Relaxed);
     let (sent, channels) = storm.join().unwrap();

@@ -70,7 +70,7 @@ impl Scene {
             let begun = Instant::now();
             // What the hostile guest sends to everybody comes too.
             while !self.guests[to].take().iter().any(|a| a.bytes == sent) {
-                assert!(begun.elapsed() < Duration::from_secs(5), "turn {} is late", self.turns);
+                assert!(begun.elapsed() < Duration::from_secs(60), "turn {} is late", self.turns);
                 std::thread::yield_now();
             }
             // The sender hears of its responses.
@@ -105,7 +105,7 @@ impl Scene {
                 || !done(&counters)
             {
                 self.exchange();
-                assert!(begun.elapsed() < Duration::from_secs(20), "{:?}", counters.named());
+                assert!(begun.elapsed() < Duration::from_secs(60), "{:?}", counters.named());
             }
             stop.store(true, Ordering::Relaxed);
             self.hostile = storm.join().unwrap();
@@ -129,7 +129,7 @@ fn xsa_332_a_storm_of_events_is_throttled() {
     scene.hostile.channels[0].notify();
     let begun = Instant::now();
     while scene.hostile.responses().is_empty() {
-        assert!(begun.elapsed() < Duration::from_secs(5), "ignored for ever");
+        assert!(begun.elapsed() < Duration::from_secs(60), "ignored for ever");
     }
     assert!(scene.gone.try_recv().is_err(), "nobody was removed");
 }
@@ -167,7 +167,7 @@ fn a_flood_of_packets_to_everybody_leaves_the_others_their_turn() {
     scene.beside(flood, |counters| counters.rx_frames.get() > 1000);
     let begun = Instant::now();
     while scene.hostile.tx.rsp_prod() != scene.hostile.tx.produced {
-        assert!(begun.elapsed() < Duration::from_secs(5), "packets that are never answered");
+        assert!(begun.elapsed() < Duration::from_secs(60), "packets that are never answered");
     }
     let uses = (TX_PAGES..TX_PAGES + 64).map(|gref| scene.hostile.arena.status(gref));
     assert_eq!(uses.sum::<u32>(), 0, "a page stays in use");

@@ -14,7 +14,7 @@ use super::{again, ip, set_up, tcp};
 const MARK: &str = "peer: ";
 
 /// How long a peer waits for datagrams.
-const PATIENCE: Duration = Duration::from_secs(10);
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// The process, from outside. It ends when this is dropped.
 pub struct Peer {

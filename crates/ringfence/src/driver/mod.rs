@@ -76,22 +76,14 @@ pub fn main_taken_over(deed: impl FnOnce() + Send + 'static) -> u8 {
 type Deed = Box<dyn FnOnce() + Send>;
 
 fn inner(deed: Option<Deed>) -> u8 {
-    let channel = match Channel::from_stdin() {
-        Ok(channel) => channel,
-        Err(error) => {
-            eprintln!("ringfence: {error}");
-            return STATUS_FAILED;
-        }
-    };
-    match live(&channel, deed) {
-        Ok(()) => 0,
-        Err(error) => {
-            // If nobody hears it, standard error still does.
-            let _ = channel.send(&DriverReport::Failed(error.to_string()), &[]);
+    Channel::serve_stdin(
+        |channel| live(channel, deed).map(|()| 0),
+        |error| {
+            // If nobody hears the report, standard error still does.
             eprintln!("ringfence: driver domain: {error}");
-            STATUS_FAILED
-        }
-    }
+            (STATUS_FAILED, DriverReport::Failed(error.to_string()))
+        },
+    )
 }
 
 fn live(channel: &Channel, deed: Option<Deed>) -> Result<(), DriverError> {

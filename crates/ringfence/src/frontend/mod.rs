@@ -75,21 +75,10 @@ pub fn main_taken_over(deed: impl FnOnce() + Send + 'static) -> u8 {
 type Deed = Box<dyn FnOnce() + Send>;
 
 fn inner(deed: Option<Deed>) -> u8 {
-    let channel = match Channel::from_stdin() {
-        Ok(channel) => channel,
-        Err(error) => {
-            eprintln!("ringfence: {error}");
-            return STATUS_FAILED;
-        }
-    };
-    match live(&channel, deed) {
-        Ok(()) => 0,
-        Err(error) => {
-            // If nobody hears it the guest is gone, and so is the user's interest.
-            let _ = channel.send(&FromFrontend::Failed(error.to_string()), &[]);
-            STATUS_FAILED
-        }
-    }
+    Channel::serve_stdin(
+        |channel| live(channel, deed).map(|()| 0),
+        |error| (STATUS_FAILED, FromFrontend::Failed(error.to_string())),
+    )
 }
 
 fn live(channel: &Channel, deed: Option<Deed>) -> Result<(), Failure> {
@@ -143,7 +132,7 @@ fn live(channel: &Channel, deed: Option<Deed>) -> Result<(), Failure> {
 
 /// Memory to lend for so many queues and disks: rings and buffers, a control ring and its list, and
 /// some that the driver domain is slow to let go of.
-fn arena(queues: u32, disks: usize) -> ArenaShape {
+pub(crate) fn arena(queues: u32, disks: usize) -> ArenaShape {
     let queues = queues.clamp(1, QUEUES_MAX) * LocalPlatform::DEFAULT_PAGES;
     let pages = queues + u32::try_from(disks).unwrap_or(0) * disks::PAGES;
     ArenaShape::of(pages, pages)

@@ -177,22 +177,10 @@ impl SetUpError {
 
 /// Runs as a guest's init; returns the exit status.
 pub fn main(command: &[OsString]) -> u8 {
-    let channel = match Channel::from_stdin() {
-        Ok(channel) => channel,
-        Err(error) => {
-            eprintln!("ringfence: {error}");
-            return STATUS_FAILED;
-        }
-    };
-    match live(&channel, command) {
-        Ok(ending) => ending.exit_status(),
-        Err(failure) => {
-            let status = failure.status;
-            // If nobody hears it the launcher is gone, and so is the user's interest.
-            let _ = channel.send(&FromGuest::Failed { status, why: failure.why }, &[]);
-            status
-        }
-    }
+    Channel::serve_stdin(
+        |channel| live(channel, command).map(Ending::exit_status),
+        |Failure { status, why }| (status, FromGuest::Failed { status, why }),
+    )
 }
 
 struct Failure {

@@ -51,6 +51,12 @@ use crate::sys::signals::{self, Signals};
 /// What the interface of a guest is called.
 const INTERFACE: &str = "eth0";
 
+/// Arguments of this program for a guest on that switch, of which nobody hears anything and which leads
+/// nowhere else; more options may follow, then `--` and the command.
+pub(crate) fn guest_on<'a>(switch: &'a str, mode: &'a str) -> [&'a str; 8] {
+    ["run", "--quiet", "--uplink", "none", "--switch", switch, "--mode", mode]
+}
+
 /// Runs a command as a guest; returns the exit status.
 pub fn run(options: &Options) -> u8 {
     let reporter = Reporter::new(options.loudness);

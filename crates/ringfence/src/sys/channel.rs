@@ -111,6 +111,28 @@ impl Channel {
         Ok(Channel { socket })
     }
 
+    /// The life of a process that was started with its channel on standard input: does `work`. If that
+    /// fails, the other end is told what `failed` makes of it, and the first of the pair is the exit
+    /// status. Returns the exit status.
+    pub(crate) fn serve_stdin<E, M: Serialize>(
+        work: impl FnOnce(&Channel) -> Result<u8, E>,
+        failed: impl FnOnce(E) -> (u8, M),
+    ) -> u8 {
+        let channel = match Channel::from_stdin() {
+            Ok(channel) => channel,
+            Err(error) => {
+                eprintln!("ringfence: {error}");
+                return super::STATUS_FAILED;
+            }
+        };
+        work(&channel).unwrap_or_else(|error| {
+            let (status, message) = failed(error);
+            // If nobody hears it the other end is gone, and so is the user's interest.
+            let _ = channel.send(&message, &[]);
+            status
+        })
+    }
+
     /// The channel over a connected sequenced-packet socket.
     pub fn from_fd(socket: OwnedFd) -> Channel {
         Channel { socket }

@@ -80,20 +80,10 @@ pub struct Obituary {
 
 /// Runs as the keeper of a domain; returns the exit status.
 pub fn main(kind: DomainKind, command: &[OsString]) -> u8 {
-    let control = match Channel::from_stdin() {
-        Ok(control) => control,
-        Err(error) => {
-            eprintln!("ringfence: {error}");
-            return super::STATUS_FAILED;
-        }
-    };
-    match keep(kind, command, control.as_fd(), &control) {
-        Ok(ending) => ending.exit_status(),
-        Err(error) => {
-            control.send_or_drop(&FromKeeper::Failed(error.to_string()));
-            super::STATUS_FAILED
-        }
-    }
+    Channel::serve_stdin(
+        |control| keep(kind, command, control.as_fd(), control).map(Ending::exit_status),
+        |error| (super::STATUS_FAILED, FromKeeper::Failed(error.to_string())),
+    )
 }
 
 fn keep(

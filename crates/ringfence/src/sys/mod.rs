@@ -28,6 +28,7 @@ pub mod keeper;
 pub mod log;
 pub(crate) mod netlink;
 pub(crate) mod out;
+pub(crate) mod owned_child;
 pub mod sandbox;
 pub mod signals;
 pub mod spawn;

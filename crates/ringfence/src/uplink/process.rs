@@ -54,21 +54,10 @@ enum Failure {
 
 /// The inner process of an uplink. Returns its exit status.
 pub fn main() -> u8 {
-    let channel = match Channel::from_stdin() {
-        Ok(channel) => channel,
-        Err(error) => {
-            eprintln!("ringfence: {error}");
-            return STATUS_FAILED;
-        }
-    };
-    match live(&channel) {
-        Ok(()) => 0,
-        Err(error) => {
-            // If nobody hears it the guest is gone, and so is the user's interest.
-            let _ = channel.send(&FromUplink::Failed(error.to_string()), &[]);
-            STATUS_FAILED
-        }
-    }
+    Channel::serve_stdin(
+        |channel| live(channel).map(|()| 0),
+        |error| (STATUS_FAILED, FromUplink::Failed(error.to_string())),
+    )
 }
 
 fn live(channel: &Channel) -> Result<(), Failure> {

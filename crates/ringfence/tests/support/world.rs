@@ -151,10 +151,14 @@ impl World {
         server
     }
 
-    /// `ringfence run OPTIONS -- sh -ec SCRIPT` on the host.
+    /// `ringfence run OPTIONS -- sh -ec SCRIPT` on the host; by `--link $RINGFENCE_TEST_LINK`, if that is set.
     pub fn guest(&self, options: &str, script: &str) -> Running {
         let program = env!("CARGO_BIN_EXE_ringfence");
         let mut words = vec![program, "run"];
+        let link = std::env::var("RINGFENCE_TEST_LINK").unwrap_or_default();
+        if !link.is_empty() {
+            words.extend(["--link", &link]);
+        }
         words.extend(options.split_whitespace().chain(["--", "sh", "-ec", script]));
         self.host(&words)
     }

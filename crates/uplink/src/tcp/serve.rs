@@ -96,7 +96,9 @@ impl Conversation {
     }
 
     fn serve_open(&mut self, link: &mut dyn GuestSide, context: &mut Context<'_>) -> Turn {
-        self.discard(context, DISCARD_AT_LEAST)?;
+        // Where every peek begins at the front of the queue, what lies there costs more than the call.
+        let at_least = DISCARD_AT_LEAST.min(context.host.peek_reach() / 4);
+        self.discard(context, at_least)?;
         if self.flags.repeat_due {
             self.send_data(self.snd_una, 1, link, context)?;
             self.flags.repeat_due = false;
@@ -144,7 +146,8 @@ impl Conversation {
         let limit = self
             .congestion
             .min(context.config.tcp.flight_max)
-            .min(context.host.peek_reach())
+            // Acknowledged octets that are still in the queue lie within reach of a peek, too.
+            .min(context.host.peek_reach().saturating_sub(self.undiscarded))
             .min(self.snd_wnd);
         let end = self.snd_una + limit;
         let end = self.fin.map_or(end, |fin| end.min(fin));

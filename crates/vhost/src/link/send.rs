@@ -18,13 +18,13 @@ pub(super) struct Sender {
     frames: FrameRing,
     /// Where frames are lent one by one.
     lent: Option<FrameBlocks>,
-    /// Somebody was refused room, and waits.
-    is_short: bool,
+    /// Somebody was refused room for frames of that length, and waits.
+    short_of: Option<usize>,
 }
 
 impl Sender {
     pub(super) fn new(queue: DriverQueue, frames: FrameRing, lent: Option<FrameBlocks>) -> Sender {
-        Sender { queue, frames, lent, is_short: false }
+        Sender { queue, frames, lent, short_of: None }
     }
 
     pub(super) fn frames(&mut self) -> &mut FrameRing {
@@ -39,7 +39,9 @@ impl Sender {
         }
         let free = self.frames.free(len);
         // Whoever asks next for less, and gets it, does not wait in place of this one.
-        self.is_short |= free < count;
+        if free < count {
+            self.short_of = Some(len);
+        }
         Ok(free.min(count))
     }
 
@@ -54,7 +56,7 @@ impl Sender {
         }
         while let Some(frame) = self.frames.next_waiting() {
             if self.queue.free() < DESCRIPTORS {
-                self.is_short = true;
+                self.short_of = Some(frame.frame_len());
                 break;
             }
             let Some(ranges) = self.ranges(&frame) else { break };
@@ -73,7 +75,7 @@ impl Sender {
         Ok(self.queue.publish())
     }
 
-    /// Headers and payload of a super-packet, or the whole of another frame.
+    /// Headers and payload of a long frame, or the whole of a short one.
     fn ranges(&mut self, frame: &Waiting) -> Option<(DeviceRange, Option<DeviceRange>)> {
         let whole = match &mut self.lent {
             Some(blocks) => blocks.lend(frame.offset, frame.len)?,
@@ -106,15 +108,24 @@ impl Sender {
 
     /// No events, please. Whoever waits for room asks again.
     pub(super) fn suppress(&mut self) {
-        self.is_short = false;
+        self.short_of = None;
         self.queue.suppress();
     }
 
+    /// Whether somebody was refused room and there still is none, and the device has what will make some.
+    pub(super) fn is_full(&self) -> bool {
+        let has_none = |len| self.frames.waiting() > 0 || self.frames.free(len) == 0;
+        self.short_of.is_some_and(has_none) && self.queue.in_flight() > 0
+    }
+
     /// Where somebody waits for room: asks for an event when half of what the device has is done. `true`
-    /// when it is already.
+    /// when it is already, or the device has nothing: of that comes no event.
     pub(super) fn arm(&mut self) -> Result<bool, LinkFault> {
-        if !self.is_short || self.queue.in_flight() == 0 {
+        if self.short_of.is_none() {
             return Ok(false);
+        }
+        if self.queue.in_flight() == 0 {
+            return Ok(self.frames.waiting() == 0);
         }
         self.queue.arm(self.queue.in_flight().div_ceil(2)).map_err(fault)
     }

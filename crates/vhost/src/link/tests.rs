@@ -175,6 +175,124 @@ fn completions_are_reclaimed_when_room_is_needed_and_announced_only_to_who_waits
     assert_eq!(commit(&mut link, &octets, meta), 1);
 }
 
+/// Each rule by which a link that sleeps is woken, for want of which it would sleep for ever.
+#[test]
+fn who_waits_for_room_is_woken_when_the_last_frames_were_short_or_nothing_is_under_way() {
+    for features in [ALL, NONE] {
+        let (mut link, ends) = link(features);
+        let (long, meta) = super_packet(30_000);
+        for _ in 0..4 {
+            assert_eq!(commit(&mut link, &long, meta), 1);
+        }
+        GuestSide::flush(&mut link);
+        assert!(!GuestSide::is_full(&link), "nobody was refused");
+        assert_eq!(commit(&mut link, &long, meta), 0, "no long room");
+        // An acknowledgement still goes: who waits for a long room goes on waiting.
+        assert_eq!(commit(&mut link, &frame(60, 1)[MODERN_LEN..], OffloadMeta::PLAIN), 1);
+        GuestSide::flush(&mut link);
+        assert!(GuestSide::is_full(&link));
+        assert!(!Port::arm(&mut link).unwrap());
+        let asks = if features.event_idx { 3 } else { 1 };
+        for done in 1..=asks {
+            finish_all(&mut lock(&ends), 1);
+            assert_eq!(lock(&ends).transmit.publish(), done == asks, "{done} of {asks}");
+        }
+        link.clear_events().unwrap();
+        assert!(!GuestSide::is_full(&link));
+        assert_eq!(commit(&mut link, &long, meta), 1, "whoever waits asks again");
+    }
+    // The device is done between the refusal and the sleep, and looks at nothing any more.
+    let (mut link, ends) = link(ALL);
+    let (long, meta) = super_packet(30_000);
+    for _ in 0..4 {
+        assert_eq!(commit(&mut link, &long, meta), 1);
+    }
+    GuestSide::flush(&mut link);
+    assert_eq!(commit(&mut link, &long, meta), 0);
+    finish_all(&mut lock(&ends), 4);
+    assert!(!lock(&ends).transmit.publish(), "not asked for yet");
+    assert!(Port::arm(&mut link).unwrap(), "it does not sleep");
+    // All came back before anybody asked again: no event is to be waited for.
+    link.sender.reclaim().unwrap();
+    assert!(!GuestSide::is_full(&link), "there is room");
+    assert!(Port::arm(&mut link).unwrap(), "it does not sleep");
+}
+
+#[test]
+fn frames_that_come_while_it_falls_asleep_keep_it_awake_and_later_ones_wake_it() {
+    for features in [ALL, NONE, IN_ORDER] {
+        let (mut link, ends) = link(features);
+        let mut batch = Batch::default();
+        // Before it asks for an event.
+        assert!(lock(&ends).deliver(&frame(60, 1)));
+        assert!(!lock(&ends).receive.publish(), "no event is wanted while it is awake");
+        assert!(Port::arm(&mut link).unwrap());
+        assert_eq!(link.receive(&mut batch, 64).unwrap().frames, 1);
+        batch.clear();
+        link.complete().unwrap();
+        // Afterwards: the next one, in whatever number of buffers.
+        assert!(!Port::arm(&mut link).unwrap());
+        assert!(lock(&ends).deliver(&frame(50_000, 2)));
+        assert!(lock(&ends).receive.publish(), "it is woken");
+        link.clear_events().unwrap();
+        assert_eq!(link.receive(&mut batch, 64).unwrap().frames, 1);
+    }
+}
+
+#[test]
+fn a_device_that_sleeps_is_kicked_with_what_comes_next_and_one_at_work_is_not() {
+    for features in [ALL, NONE] {
+        let (mut link, ends) = link(features);
+        let octets = &frame(60, 1)[MODERN_LEN..];
+        let kicks = |ends: &std::sync::Mutex<Ends>| lock(ends).kicks;
+        let mut due = 0;
+        for _ in 0..3 {
+            // It found nothing, asks for a kick, and looks once more.
+            assert!(!lock(&ends).transmit.arm());
+            for count in [1, 2] {
+                assert_eq!(commit(&mut link, octets, OffloadMeta::PLAIN), 1);
+                GuestSide::flush(&mut link);
+                due += u32::from(count == 1);
+                if count == 1 {
+                    lock(&ends).transmit.suppress();
+                }
+                assert_eq!(kicks(&ends)[1], due, "{count}");
+            }
+            // What came while it was at work it sees before it sleeps.
+            assert!(lock(&ends).transmit.arm());
+            finish_all(&mut lock(&ends), 2);
+            let _ = lock(&ends).transmit.publish();
+        }
+        // It ran out of buffers: the first that are posted again wake it.
+        let mut batch = Batch::default();
+        let first = kicks(&ends)[0];
+        while lock(&ends).deliver(&frame(60, 1)) {}
+        assert!(!lock(&ends).receive.arm());
+        let _ = lock(&ends).receive.publish();
+        assert_eq!(link.receive(&mut batch, 64).unwrap().frames, 16);
+        assert_eq!(kicks(&ends)[0], first, "they are not posted yet");
+        batch.clear();
+        link.complete().unwrap();
+        assert_eq!(kicks(&ends)[0], first + 1);
+    }
+}
+
+#[test]
+fn long_frames_that_are_whole_say_how_long_their_headers_are() {
+    // Otherwise the kernel keeps each in one piece of memory.
+    let (mut link, ends) = link(ALL);
+    let (octets, meta) = super_packet(50_000);
+    let meta = OffloadMeta { gso: None, ..meta };
+    assert_eq!(commit(&mut link, &octets, meta), 1);
+    GuestSide::flush(&mut link);
+    let request = lock(&ends).transmit.take().unwrap();
+    let lens: Vec<u32> = request.chain.iter().map(|part| part.len).collect();
+    assert_eq!(lens, [12 + 54, 50_000]);
+    let head = link.sender.frames().bytes_at(request.chain[0].address, 66).unwrap();
+    let header = VnetHeader::from_modern(head.first_chunk().unwrap());
+    assert_eq!((header.hdr_len, header.gso_size), (54, 0));
+}
+
 /// The device is done with so many frames.
 fn finish_all(ends: &mut Ends, count: usize) {
     for _ in 0..count {
@@ -240,9 +358,11 @@ fn lent_in_use(protection: Protection) -> Vec<usize> {
         for len in [60, 60, 30_000] {
             let mut ends = lock(&ends);
             let request = ends.transmit.take().unwrap();
-            let part = request.chain[0];
-            let own = ends.find(part.address, part.len).expect("what is under way is lent");
-            let octets = link.sender.frames().bytes_at(own, part.len).unwrap();
+            let mut octets = Vec::new();
+            for part in &request.chain {
+                let own = ends.find(part.address, part.len).expect("what is under way is lent");
+                octets.extend(link.sender.frames().bytes_at(own, part.len).unwrap());
+            }
             assert!(same(&octets[12..], &frame(len, round)[12..]));
             ends.transmit.finish(request.head, 0);
         }

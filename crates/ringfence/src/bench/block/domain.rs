@@ -42,21 +42,10 @@ const PAGES_OTHER: u32 = 1024;
 
 /// Runs until the parent closes the channel; returns the exit status.
 pub(crate) fn main() -> u8 {
-    let channel = match Channel::from_stdin() {
-        Ok(channel) => channel,
-        Err(error) => {
-            eprintln!("ringfence: {error}");
-            return STATUS_BENCH_FAILED;
-        }
-    };
-    match serve(&channel) {
-        Ok(()) => 0,
-        Err(error) => {
-            // When the parent is gone, nobody is left to tell.
-            let _ = channel.send(&Answer::Failed(format!("{error:#}")), &[]);
-            STATUS_BENCH_FAILED
-        }
-    }
+    Channel::serve_stdin(
+        |channel| serve(channel).map(|()| 0),
+        |error| (STATUS_BENCH_FAILED, Answer::Failed(format!("{error:#}"))),
+    )
 }
 
 fn serve(channel: &Channel) -> anyhow::Result<()> {

@@ -22,7 +22,7 @@ mod seeds;
 use std::io::Write;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::process::CommandExt;
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context, bail};
@@ -42,6 +42,7 @@ use super::net::RunningHub;
 use super::usage::Usage;
 use crate::switchboard::DiskFrontend;
 use crate::sys::channel::{Channel, ChannelError};
+use crate::sys::owned_child::OwnedChild;
 use crate::sys::spawn::THIS_PROGRAM;
 
 /// How long an answer to an order may take, beyond the time that the order names.
@@ -232,7 +233,7 @@ pub(super) fn work(guests: &[Domain], length: Duration) -> anyhow::Result<Vec<Wo
 /// A process; ended when this is dropped.
 pub(super) struct Domain {
     name: &'static str,
-    child: Child,
+    child: OwnedChild,
     channel: Channel,
 }
 
@@ -246,7 +247,7 @@ impl Domain {
             .stdout(Stdio::null())
             .spawn()
             .with_context(|| format!("starting the {name}"))?;
-        let domain = Domain { name, child, channel };
+        let domain = Domain { name, child: OwnedChild(child), channel };
         domain.channel.send(setup, &[hub.as_fd()])?;
         Ok(domain)
     }
@@ -285,14 +286,6 @@ impl Domain {
             Answer::Usage(usage) => Ok(usage),
             other => bail!("the {} said {other:?}", self.name),
         }
-    }
-}
-
-impl Drop for Domain {
-    fn drop(&mut self) {
-        // It may be polling still, after a failure of another one. Gone already is as good.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
     }
 }
 

@@ -3,7 +3,7 @@
 use std::io::Write;
 use std::net::{IpAddr, SocketAddr};
 use std::path::Path as FilePath;
-use std::process::{Child, ChildStdin, Command, Stdio};
+use std::process::{ChildStdin, Command, Stdio};
 use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
 
@@ -16,9 +16,11 @@ use super::cpu;
 use super::end::{Arrived, HOW_MUCH, Said, interface_addresses};
 use super::report::{Measured, Moved};
 use crate::demo::{control_connection, stats};
+use crate::launch::guest_on;
 use crate::launch::runtime_dir::RuntimeDir;
 use crate::switchboard::DriverStats;
 use crate::sys::channel::Channel;
+use crate::sys::owned_child::OwnedChild;
 
 /// How long anything may take that takes a moment.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -138,16 +140,7 @@ impl Case {
         let program = std::env::current_exe().context("finding this program's file")?;
         let (mtu, offload) = (self.setup.mtu().to_string(), self.setup.offload().to_string());
         let mut command = within(group, &program);
-        command.args([
-            "run",
-            "--quiet",
-            "--uplink",
-            "none",
-            "--switch",
-            switch,
-            "--mode",
-            self.mode.name(),
-        ]);
+        command.args(guest_on(switch, self.mode.name()));
         command.args(["--mtu", &mtu, "--offload", &offload, "--backend-offload", &offload]);
         if host_leg {
             command.args(["--host-tap", HOST_LEG, "--host-offload", &offload]);
@@ -211,7 +204,7 @@ fn within(group: Option<&FilePath>, program: &FilePath) -> Command {
 
 /// A process that is an end of the stream, in a guest or not. It is ended when this is dropped.
 pub(in crate::bench) struct End {
-    child: Child,
+    _child: OwnedChild,
     orders: ChildStdin,
     said: Receiver<Said>,
 }
@@ -230,7 +223,7 @@ impl End {
         let orders = child.stdin.take().context("an end without input")?;
         let output = child.stdout.take().context("an end without output")?;
         let said = said::listen(output, Said::Failed)?;
-        Ok(End { child, orders, said })
+        Ok(End { _child: OwnedChild(child), orders, said })
     }
 
     /// What a receiver has.
@@ -252,13 +245,5 @@ impl End {
             Said::Failed(why) => bail!(why),
             said => Ok(said),
         }
-    }
-}
-
-impl Drop for End {
-    fn drop(&mut self) {
-        // Gone already is as good. With a launcher goes its guest.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
     }
 }

@@ -17,7 +17,7 @@ use ringfence_platform::counters::Counter;
 use rustix::time::ClockId;
 use serde::{Deserialize, Serialize};
 
-use super::super::STATUS_BENCH_FAILED;
+use super::super::said::{self, say};
 use super::super::usage::clock;
 use crate::sys::netlink::{LinkChange, Netlink};
 
@@ -87,22 +87,7 @@ pub(crate) fn main(role: &Role) -> u8 {
         Role::Send => say(&Said::Ready).and_then(|()| send(hear()?.parse()?)),
         Role::Loopback { mtu, whole } => loopback(*mtu, *whole),
     };
-    match outcome {
-        Ok(()) => 0,
-        Err(error) => {
-            // When nobody hears it, nobody needs it.
-            let _ = say(&Said::Failed(format!("{error:#}")));
-            STATUS_BENCH_FAILED
-        }
-    }
-}
-
-fn say(what: &Said) -> anyhow::Result<()> {
-    let mut line = serde_json::to_string(what)?;
-    line.push('\n');
-    let mut out = io::stdout().lock();
-    out.write_all(line.as_bytes())?;
-    Ok(out.flush()?)
+    said::exit_status(outcome, Said::Failed)
 }
 
 /// The next line.

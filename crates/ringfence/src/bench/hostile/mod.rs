@@ -96,32 +96,47 @@ pub(super) fn run(args: &HostileArgs) -> anyhow::Result<()> {
 /// Runs the rows of packets.
 fn packets(args: &HostileArgs, rows: &[Behaviour], cores: Cores) -> anyhow::Result<()> {
     let mut out = Out;
-    let progress = super::progress(rows.len() * args.rounds as usize);
     if !args.json {
         writeln!(out, "{}", report::heading())?;
     }
-    let mut runs = Vec::new();
-    for round in 1..=args.rounds {
-        for &behaviour in rows {
-            progress.set_message(format!("round {round}: {}", behaviour.name()));
-            let measured = Case { args, cores, behaviour, number: runs.len() }
-                .run(&progress)
-                .with_context(|| format!("neighbour {}", behaviour.name()))?;
-            runs.push(measured);
-            progress.inc(1);
-            if round == args.rounds {
-                let line = line(args, behaviour, &runs)?;
-                progress.suspend(|| writeln!(out, "{line}"))?;
-            }
-        }
-    }
-    progress.finish_and_clear();
+    let run = |behaviour, number, progress: &ProgressBar| {
+        Case { args, cores, behaviour, number }.run(progress)
+    };
+    let runs = every_round(args, rows, Behaviour::name, run, |row, runs| line(args, row, runs))?;
     let damaged: u64 = runs.iter().map(|run| run.victim_damaged).sum();
     ensure!(damaged == 0, "{damaged} packets of the victim's were damaged or came twice");
     if !args.json {
         writeln!(out, "{}", report::legend())?;
     }
     Ok(())
+}
+
+/// Runs each row once in each round, with the number of the run, and prints a row's line after its last
+/// run. Returns all runs.
+fn every_round<B: Copy, M>(
+    args: &HostileArgs,
+    rows: &[B],
+    name: fn(B) -> String,
+    run: impl Fn(B, usize, &ProgressBar) -> anyhow::Result<M>,
+    line: impl Fn(B, &[M]) -> anyhow::Result<String>,
+) -> anyhow::Result<Vec<M>> {
+    let progress = super::progress(rows.len() * args.rounds as usize);
+    let mut runs = Vec::new();
+    for round in 1..=args.rounds {
+        for &row in rows {
+            let name = name(row);
+            progress.set_message(format!("round {round}: {name}"));
+            let measured = run(row, runs.len(), &progress);
+            runs.push(measured.with_context(|| format!("neighbour {name}"))?);
+            progress.inc(1);
+            if round == args.rounds {
+                let line = line(row, &runs)?;
+                progress.suspend(|| writeln!(Out, "{line}"))?;
+            }
+        }
+    }
+    progress.finish_and_clear();
+    Ok(runs)
 }
 
 /// The row of a behaviour of which every run is done, and every run of the honest neighbour's.
@@ -288,28 +303,13 @@ pub(super) fn guest_main(args: &on_xen::HostileGuestArgs) -> u8 {
 
 /// `ringfence internal bench-hostile`: one process of a row; returns the exit status.
 pub(super) fn process_main() -> u8 {
-    let channel = match Channel::from_stdin() {
-        Ok(channel) => channel,
-        Err(error) => {
-            eprintln!("ringfence: {error}");
-            return STATUS_BENCH_FAILED;
-        }
-    };
-    // The driver domain's data plane is told by another thread; so it needs a channel of its own.
-    let failed = channel.try_clone();
-    match serve(channel) {
-        Ok(()) => 0,
-        Err(error) => {
-            if let Ok(failed) = failed {
-                // When the parent is gone, nobody is left to tell.
-                let _ = failed.send(&Answer::Failed(format!("{error:#}")), &[]);
-            }
-            STATUS_BENCH_FAILED
-        }
-    }
+    Channel::serve_stdin(
+        |channel| serve(channel).map(|()| 0),
+        |error| (STATUS_BENCH_FAILED, Answer::Failed(format!("{error:#}"))),
+    )
 }
 
-fn serve(channel: Channel) -> anyhow::Result<()> {
+fn serve(channel: &Channel) -> anyhow::Result<()> {
     crate::sys::die_with_parent().context("the parent's death signal")?;
     let (setup, fds) = channel.receive::<Setup>()?;
     if let Some(core) = setup.core {
@@ -320,15 +320,16 @@ fn serve(channel: Channel) -> anyhow::Result<()> {
     match &setup.role {
         Role::Driver => {
             let [listener] = expect_fds(fds)?;
-            driver::serve(channel, &setup, listener)
+            // Its data plane tells from a thread of its own.
+            driver::serve(channel.try_clone()?, &setup, listener)
         }
         Role::Honest { place, talks } => {
             let [hub] = expect_fds(fds)?;
-            honest::serve(&channel, &setup, place, *talks, hub)
+            honest::serve(channel, &setup, place, *talks, hub)
         }
-        Role::Hostile { entrance, behaviour } => attacks::serve(&channel, entrance, *behaviour),
+        Role::Hostile { entrance, behaviour } => attacks::serve(channel, entrance, *behaviour),
         Role::HostileDisk { entrance, behaviour, disk } => {
-            disks::serve(&channel, entrance, (*behaviour, disk))
+            disks::serve(channel, entrance, (*behaviour, disk))
         }
     }
 }

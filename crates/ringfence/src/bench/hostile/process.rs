@@ -2,13 +2,14 @@
 
 use std::os::fd::BorrowedFd;
 use std::os::unix::process::CommandExt;
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context, bail};
 
 use super::orders::{Answer, Order, Setup};
 use crate::sys::channel::{Channel, ChannelError};
+use crate::sys::owned_child::OwnedChild;
 use crate::sys::spawn::THIS_PROGRAM;
 
 /// How long a process may take to answer.
@@ -17,7 +18,7 @@ const PATIENCE: Duration = Duration::from_secs(30);
 /// One process; ended when this is dropped.
 pub(super) struct Process {
     name: &'static str,
-    child: Child,
+    child: OwnedChild,
     channel: Channel,
 }
 
@@ -33,7 +34,7 @@ impl Process {
             .stdout(Stdio::null())
             .spawn()
             .with_context(|| format!("starting the {name}"))?;
-        let process = Process { name, child, channel };
+        let process = Process { name, child: OwnedChild(child), channel };
         process.channel.send(setup, fds)?;
         Ok(process)
     }
@@ -78,14 +79,6 @@ impl Process {
     /// What it holds and has used.
     pub(super) fn footprint(&self) -> anyhow::Result<Footprint> {
         Footprint::of(self.pid()).with_context(|| format!("looking at the {}", self.name))
-    }
-}
-
-impl Drop for Process {
-    fn drop(&mut self) {
-        // Gone already is as good.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
     }
 }
 

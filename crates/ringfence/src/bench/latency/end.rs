@@ -12,8 +12,8 @@ use clap::ValueEnum;
 use hdrhistogram::Histogram;
 use serde::{Deserialize, Serialize};
 
-use crate::bench::STATUS_BENCH_FAILED;
 use crate::bench::gso::end::interface_addresses;
+use crate::bench::said::{self, say};
 
 /// An answer that takes longer was lost.
 const LOST_AFTER: Duration = Duration::from_secs(1);
@@ -83,22 +83,7 @@ pub(crate) fn main(role: Role) -> u8 {
         Role::Answer => answer(),
         Role::Ask => ask(),
     };
-    match outcome {
-        Ok(()) => 0,
-        Err(error) => {
-            // When nobody hears it, nobody needs it.
-            let _ = say(&Said::Failed(format!("{error:#}")));
-            STATUS_BENCH_FAILED
-        }
-    }
-}
-
-fn say(what: &Said) -> anyhow::Result<()> {
-    let mut line = serde_json::to_string(what)?;
-    line.push('\n');
-    let mut out = io::stdout().lock();
-    out.write_all(line.as_bytes())?;
-    Ok(out.flush()?)
+    said::exit_status(outcome, Said::Failed)
 }
 
 fn answer() -> anyhow::Result<()> {

@@ -9,7 +9,7 @@ pub(crate) mod end;
 
 use std::io::Write;
 use std::net::SocketAddr;
-use std::process::{Child, ChildStdin, Command, Stdio};
+use std::process::{ChildStdin, Command, Stdio};
 use std::sync::mpsc::Receiver;
 use std::time::Duration;
 
@@ -22,7 +22,9 @@ use serde::Serialize;
 use self::end::{Order, Protocol, Said};
 use super::args::{parse_mode, parse_seconds};
 use super::said;
+use crate::launch::guest_on;
 use crate::sys::out::Out;
+use crate::sys::owned_child::OwnedChild;
 
 /// How long anything may take that takes a moment, beyond a slice.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -228,7 +230,7 @@ impl Pair {
 
 /// A guest; ended when this is dropped.
 struct Guest {
-    child: Child,
+    _child: OwnedChild,
     orders: ChildStdin,
     said: Receiver<Said>,
 }
@@ -237,24 +239,15 @@ impl Guest {
     fn start(switch: &str, mode: Mode, role: &str) -> anyhow::Result<Guest> {
         let program = std::env::current_exe().context("finding this program's file")?;
         let mut command = Command::new(&program);
-        command.args([
-            "run",
-            "--quiet",
-            "--uplink",
-            "none",
-            "--switch",
-            switch,
-            "--mode",
-            mode.name(),
-            "--",
-        ]);
+        command.args(guest_on(switch, mode.name()));
+        command.arg("--");
         command.arg(&program).args(["internal", "bench-latency-end", role]);
         command.stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut child = command.spawn().context("starting a guest")?;
         let orders = child.stdin.take().context("a guest without input")?;
         let output = child.stdout.take().context("a guest without output")?;
         let said = said::listen(output, Said::Failed)?;
-        Ok(Guest { child, orders, said })
+        Ok(Guest { _child: OwnedChild(child), orders, said })
     }
 
     fn hear(&self) -> anyhow::Result<Said> {
@@ -262,13 +255,5 @@ impl Guest {
             Said::Failed(why) => bail!(why),
             said => Ok(said),
         }
-    }
-}
-
-impl Drop for Guest {
-    fn drop(&mut self) {
-        // Gone already is as good. With a launcher goes its guest.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
     }
 }

@@ -3,7 +3,7 @@
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStdin, Command, Stdio};
+use std::process::{ChildStdin, Command, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
@@ -11,6 +11,7 @@ use anyhow::{Context, bail, ensure};
 
 use super::Peer;
 use crate::bench::args::Direction;
+use crate::sys::owned_child::OwnedChild;
 
 const PROGRAM: &str = "dpdk-testpmd";
 const MISSING: &str = "`dpdk-testpmd` is not installed (Debian: dpdk-dev)";
@@ -121,7 +122,7 @@ impl Pages {
 
 /// One process; ended when this is dropped.
 struct Testpmd {
-    child: Child,
+    child: OwnedChild,
     prompt: ChildStdin,
     said: Receiver<String>,
     last: Vec<String>,
@@ -156,7 +157,7 @@ impl Testpmd {
                 }
             }
         })?;
-        Ok(Testpmd { child, prompt, said, last: Vec::new() })
+        Ok(Testpmd { child: OwnedChild(child), prompt, said, last: Vec::new() })
     }
 
     fn say(&mut self, command: &str) -> anyhow::Result<()> {
@@ -221,14 +222,6 @@ impl Testpmd {
         while Instant::now() < deadline && matches!(self.child.try_wait(), Ok(None)) {
             std::thread::sleep(Duration::from_millis(20));
         }
-    }
-}
-
-impl Drop for Testpmd {
-    fn drop(&mut self) {
-        // Gone already is as good.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
     }
 }
 

@@ -242,10 +242,30 @@ impl RealHost {
         offset: usize,
         into: &mut [IoSliceMut<'_>],
     ) -> Result<usize, Errno> {
+        debug_assert!(offset <= PEEK_AGAIN_MAX as usize, "no further than the reach of a peek");
+        let seen = self.peek_behind(socket, offset, into)?;
+        if seen > 0 {
+            return Ok(seen);
+        }
+        self.count();
+        if !self.is_polled(socket, PollFlags::RDHUP | PollFlags::HUP)? {
+            return Err(Errno::AGAIN);
+        }
+        // The end has come, and maybe octets before it that the first look was too early for.
+        self.peek_behind(socket, offset, into)
+    }
+
+    /// Octets behind the first `offset` ones of the queue; 0 where there are none.
+    fn peek_behind(
+        &mut self,
+        socket: &Socket,
+        offset: usize,
+        into: &mut [IoSliceMut<'_>],
+    ) -> Result<usize, Errno> {
         self.count();
         let mut junk = core::mem::take(&mut self.junk);
         junk.resize(usize::try_from(PEEK_AGAIN_MAX).unwrap_or(0), 0);
-        let seen = junk.get_mut(..offset).ok_or(Errno::AGAIN).and_then(|junk| {
+        let seen = junk.get_mut(..offset).ok_or(Errno::INVAL).and_then(|junk| {
             let mut list = ArrayVec::<IoSliceMut<'_>, { RESERVE_MAX + 1 }>::new();
             list.push(IoSliceMut::new(junk));
             list.extend(into.iter_mut().take(RESERVE_MAX).map(|slice| IoSliceMut::new(slice)));
@@ -254,17 +274,7 @@ impl RealHost {
             Ok(net::recvmsg(file, &mut list, &mut RecvAncillaryBuffer::default(), flags)?.bytes)
         });
         self.junk = junk;
-        match seen?.checked_sub(offset) {
-            Some(0) | None => self.end_or_nothing(socket),
-            Some(n) => Ok(n),
-        }
-    }
-
-    /// A read found nothing behind what was read before: has the stream ended there?
-    fn end_or_nothing(&mut self, socket: &Socket) -> Result<usize, Errno> {
-        self.count();
-        let ended = self.is_polled(socket, PollFlags::RDHUP | PollFlags::HUP)?;
-        if ended { Ok(0) } else { Err(Errno::AGAIN) }
+        Ok(seen?.saturating_sub(offset))
     }
 
     /// Whether any of `flags` holds for a socket now.

@@ -78,26 +78,14 @@ pub(super) fn run(
 ) -> anyhow::Result<()> {
     let mut out = Out;
     let rows = rows(wanted);
-    let progress = super::super::progress(rows.len() * args.rounds as usize);
     if !args.json {
         writeln!(out, "{}", report::heading())?;
     }
-    let mut runs = Vec::new();
-    for round in 1..=args.rounds {
-        for &behaviour in &rows {
-            progress.set_message(format!("round {round}: {}", behaviour.name()));
-            let measured = Case { args, cores, behaviour, number: runs.len() }
-                .run(&progress)
-                .with_context(|| format!("neighbour {}", behaviour.name()))?;
-            runs.push(measured);
-            progress.inc(1);
-            if round == args.rounds {
-                let line = line(args, behaviour, &runs)?;
-                progress.suspend(|| writeln!(out, "{line}"))?;
-            }
-        }
-    }
-    progress.finish_and_clear();
+    let run = |behaviour, number, progress: &ProgressBar| {
+        Case { args, cores, behaviour, number }.run(progress)
+    };
+    let line = |row, runs: &[Measured]| line(args, row, runs);
+    super::every_round(args, &rows, DiskBehaviour::name, run, line)?;
     if !args.json {
         writeln!(out, "{}", report::LEGEND)?;
     }
