@@ -20,6 +20,7 @@ set_up() {
     mount -t tmpfs run /run
     ip link set lo up
     # Nobody else has our addresses: no need to wait until that is certain.
+    [ -d /proc/sys/net/ipv6 ] || return 0
     for each in all default; do
         echo 0 >/proc/sys/net/ipv6/conf/$each/accept_dad
     done
@@ -27,6 +28,8 @@ set_up() {
 
 # load MODULE...
 load() {
+    # A kernel that has all it needs built in has no modules.
+    [ -d /lib/modules/$(uname -r) ] || return 0
     for module in "$@"; do
         modprobe "$module" || echo "modprobe $module failed"
     done

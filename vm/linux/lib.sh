@@ -16,6 +16,16 @@ outside() {
     ip route add default via 10.78.0.2
 }
 
+# take_edu: gives QEMU's teaching device (docs/specs/edu.rst) to vfio-pci: $device, its folder, and $name.
+take_edu() {
+    device=$(grep -l 0x11e8 /sys/bus/pci/devices/*/device | head -n 1)
+    device=${device%/device}
+    name=${device##*/}
+    check 'the device is there' test -n "$device" || return 1
+    echo vfio-pci >$device/driver_override
+    echo $name >/sys/bus/pci/drivers/vfio-pci/bind
+}
+
 # elsewhere PID: whether the process has a network of its own already.
 elsewhere() {
     [ "$(readlink /proc/$1/ns/net)" != "$(readlink /proc/self/ns/net)" ]

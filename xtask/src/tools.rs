@@ -14,7 +14,7 @@ use crate::exec::Cmd;
 /// Something a step needs.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Tool {
-    /// What it is called, in messages and, for a program, on the PATH.
+    /// What it is called, in messages and, for a program, on the PATH; the whole path of what is no program.
     pub(crate) name: &'static str,
     /// Where it comes from.
     pub(crate) source: Source,
@@ -75,6 +75,10 @@ pub(crate) static BISON: Tool = debian("bison", "bison");
 pub(crate) static FLEX: Tool = debian("flex", "flex");
 /// The same.
 pub(crate) static PYTHON3: Tool = debian("python3", "python3");
+/// What builds a kernel, beside that.
+pub(crate) static BC: Tool = debian("bc", "bc");
+/// The same.
+pub(crate) static LIBELF: Tool = debian("/usr/include/libelf.h", "libelf-dev");
 /// Programs that the local integration suite runs, inside guests and around them, and on disks.
 pub(crate) static LOCAL_PROGRAMS: [Tool; 29] = [
     debian("ip", "iproute2"),
@@ -219,9 +223,8 @@ impl Toolbox {
 
     fn find(&self, program: &str) -> Option<PathBuf> {
         std::env::split_paths(&self.path).map(|dir| dir.join(program)).find(|candidate| {
-            candidate
-                .metadata()
-                .is_ok_and(|file| file.is_file() && file.permissions().mode() & 0o111 != 0)
+            let runs = |mode: u32| mode & 0o111 != 0 || program.starts_with('/');
+            candidate.metadata().is_ok_and(|file| file.is_file() && runs(file.permissions().mode()))
         })
     }
 }
@@ -380,6 +383,8 @@ mod tests {
         let toolbox = Toolbox::new(Path::new("/"), Path::new("/nonexistent"));
         assert!(toolbox.has(&debian("sh", "dash")));
         assert!(!toolbox.has(&debian("no-such-program-anywhere", "none")));
+        assert!(toolbox.has(&debian("/etc/passwd", "base-passwd")), "what is no program");
+        assert!(!toolbox.has(&debian("/etc/no-such-file", "none")));
     }
 
     #[test]

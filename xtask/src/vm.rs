@@ -8,9 +8,11 @@
 
 mod apt;
 mod boots;
+mod build;
 mod cpio;
 mod hypervisor;
 mod images;
+mod iommufd;
 mod kernel;
 mod machine;
 mod overlay;
@@ -124,6 +126,8 @@ struct Setting<'a> {
     /// This run's own folder: root file systems and logs.
     folder: PathBuf,
     hypervisor: Option<PathBuf>,
+    /// The kernel with iommufd, if a machine boots it.
+    iommufd: Option<PathBuf>,
     path: std::ffi::OsString,
     patience: u32,
     processors: u32,
@@ -163,6 +167,9 @@ pub(crate) fn run(args: &VmArgs, root: &Path, target: &Path) -> anyhow::Result<b
     };
     let mut setting = prepare(root, target, &cache, &toolbox, args.program.as_deref(), &selected)?;
     setting.hypervisor = hypervisor;
+    if selected.iter().any(|scenario| scenario.machine == Kind::LinuxIommufd) {
+        setting.iommufd = Some(iommufd::kernel(&cache, &toolbox, !args.no_install)?);
+    }
     setting.patience = args.patience;
     setting.processors = args.processors;
     setting.verbose = args.verbose;
@@ -222,6 +229,7 @@ fn prepare<'a>(
         programs,
         folder: boots::new_folder(&target.join("vm/runs"))?,
         hypervisor: None,
+        iommufd: None,
         path: toolbox.path().clone(),
         patience: 4,
         processors: PROCESSORS,
@@ -249,6 +257,7 @@ fn shell(setting: &Setting<'_>, kind: Kind, selected: &[Scenario]) -> anyhow::Re
         images: &setting.images,
         root,
         hypervisor: setting.hypervisor.clone(),
+        iommufd: setting.iommufd.as_deref(),
         processors: setting.processors,
         share,
         console: None,

@@ -169,7 +169,9 @@ fn what_cannot_be_opened_is_said_and_tried_again() {
         lab.key(&guest, "disk-status").is_some_and(|text| text.contains("`paths` in [disks]"))
     });
     guest.look();
-    assert_eq!(guest.back_state(), Some(XenbusState::InitWait), "it is announced all the same");
+    wait_until("it is announced all the same", || {
+        guest.back_state() == Some(XenbusState::InitWait)
+    });
     assert!(lab.row(&guest).problem.unwrap().contains("not below a folder"));
     // The toolstack changes its mind.
     let image = lab.image("late", 8192);
@@ -181,8 +183,10 @@ fn what_cannot_be_opened_is_said_and_tried_again() {
     guest.look();
     let image = lab.image("late", 8192);
     guest.connect();
-    assert_eq!(lab.key(&guest, "disk-status").as_deref(), Some("open"));
-    assert_eq!(lab.row(&guest).problem, None);
+    wait_until("it is open, and that is said", || {
+        lab.key(&guest, "disk-status").as_deref() == Some("open")
+            && lab.row(&guest).problem.is_none()
+    });
     assert_eq!(guest.geometry().bytes, fs::metadata(image).unwrap().len());
 }
 

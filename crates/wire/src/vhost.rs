@@ -189,7 +189,36 @@ pub fn parse_miss(bytes: &[u8; IOTLB_MESSAGE_LEN]) -> Option<Iotlb> {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
+
+    proptest! {
+        #[test]
+        fn any_octets_are_a_miss_or_nothing(
+            mut bytes in prop::array::uniform32(any::<u8>()).prop_map(|start| {
+                let mut bytes = [0xff; IOTLB_MESSAGE_LEN];
+                bytes[..32].copy_from_slice(&start);
+                bytes
+            }),
+            version in 0u8..4,
+            access in 0u8..5,
+            kind in 0u8..7,
+        ) {
+            bytes[..4].copy_from_slice(&u32::from(version).to_ne_bytes());
+            (bytes[32], bytes[33]) = (access, kind);
+            let is_miss = version == 2 && kind == 1 && (1..=3).contains(&access);
+            match parse_miss(&bytes) {
+                None => prop_assert!(!is_miss),
+                Some(miss) => {
+                    prop_assert!(is_miss);
+                    let again = iotlb_message(miss);
+                    prop_assert_eq!(&again[8..16], &bytes[8..16]);
+                    prop_assert_eq!(&again[32..34], &bytes[32..34]);
+                }
+            }
+        }
+    }
 
     #[test]
     fn messages_about_addresses_are_where_the_header_has_them() {

@@ -25,6 +25,9 @@ enum Command {
         /// What is tried
         #[arg(value_enum)]
         trial: vfio::Trial,
+        /// By which of the kernel's interfaces
+        #[arg(long, value_enum, default_value = "best")]
+        by: vfio::By,
     },
     /// Kernel vhost-net, which looks addresses up in a table of the kernel's
     Iotlb {
@@ -37,7 +40,7 @@ enum Command {
 fn main() -> ExitCode {
     let done = match Command::parse() {
         Command::Vhost => vhost::run(),
-        Command::Vfio { device, trial } => vfio::run(&device, trial),
+        Command::Vfio { device, trial, by } => vfio::run(&device, trial, by),
         Command::Iotlb { trial } => iotlb::run(trial),
     };
     match done {

@@ -1,4 +1,4 @@
-//! The engine `vfio`: a device reaches pages that were granted, and no others.
+//! The engines `vfio` and `iommufd`: a device reaches pages that were granted, and no others.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -7,7 +7,9 @@ use anyhow::Context as _;
 use clap::ValueEnum;
 use ringfence_memory::{LentSlice, Mapping, PAGE_SIZE};
 use ringfence_platform::conformance::windows::{LEAST, WindowPeer, WindowSuite};
-use ringfence_platform::iommu::vfio::{Container, Strictness, group_of, strictness};
+use ringfence_platform::iommu::vfio::{
+    Container, Interface, Strictness, VfioError, group_of, strictness,
+};
 use ringfence_platform::iommu::{AddressSpace, RegionShape, RegionTable};
 use ringfence_platform::{Access, DomId, Gref, PageId, TranslationTable, WindowHandle};
 
@@ -36,6 +38,29 @@ pub(crate) enum Trial {
     InFlight,
     /// Whether the kernel was told to make unmapping take effect at once
     Strict,
+    /// A device has one user, who is told so
+    Twice,
+}
+
+/// By which of the kernel's interfaces: the one that is taken where both are there must be the newer.
+#[derive(Clone, Copy, ValueEnum)]
+pub(crate) enum By {
+    /// VFIO's own
+    Type1,
+    /// iommufd
+    Iommufd,
+    /// The one that is taken
+    Best,
+}
+
+impl By {
+    fn interface(self, device: &str) -> Interface {
+        match self {
+            By::Type1 => Interface::Type1,
+            By::Iommufd => Interface::Iommufd,
+            By::Best => Interface::best(device),
+        }
+    }
 }
 
 struct Bench {
@@ -45,9 +70,9 @@ struct Bench {
 }
 
 impl Bench {
-    fn open(device: &str) -> anyhow::Result<Bench> {
-        let container = Container::open(group_of(device)?)?;
-        let edu = Edu::new(container.device(device)?)?;
+    fn open(device: &str, by: By) -> anyhow::Result<Bench> {
+        let (container, file) = Container::open_by(by.interface(device), device)?;
+        let edu = Edu::new(file)?;
         let own = Mapping::private(PAGE_SIZE).context("a page")?.lent();
         container.map(OWN, &own, Access::ReadWrite).context("the driver domain's own page")?;
         Ok(Bench { container: Arc::new(container), edu, own })
@@ -108,15 +133,16 @@ impl WindowPeer for Peer<'_> {
 }
 
 /// Tries it on `device`; whether all was as it has to be.
-pub(crate) fn run(device: &str, trial: Trial) -> anyhow::Result<bool> {
+pub(crate) fn run(device: &str, trial: Trial, by: By) -> anyhow::Result<bool> {
     match trial {
         Trial::Strict => match strictness(group_of(device)?) {
             Strictness::Strict => println!("the IOMMU is strict"),
             Strictness::Lazy(why) => anyhow::bail!(why),
         },
-        Trial::Conformance => return conformance(&Bench::open(device)?),
-        Trial::Fault => fault(&Bench::open(device)?)?,
-        Trial::InFlight => in_flight(&Bench::open(device)?)?,
+        Trial::Conformance => return conformance(&Bench::open(device, by)?),
+        Trial::Fault => fault(&Bench::open(device, by)?)?,
+        Trial::InFlight => in_flight(&Bench::open(device, by)?)?,
+        Trial::Twice => twice(device, by)?,
     }
     Ok(true)
 }
@@ -126,8 +152,24 @@ fn conformance(bench: &Bench) -> anyhow::Result<bool> {
     let mut peer = Peer { bench, region: table.region() };
     let mut suite = WindowSuite { table: &mut table, neighbour: &mut neighbour, peer: &mut peer };
     let summary = suite.run(&mut |case| println!("{case}"));
-    println!("vfio: {} passed, {} failed", summary.passed, summary.failed);
+    let engine = bench.container.engine().name;
+    println!("{engine}: {} passed, {} failed", summary.passed, summary.failed);
     Ok(summary.failed == 0 && summary.passed > 0)
+}
+
+fn twice(device: &str, by: By) -> anyhow::Result<()> {
+    let first = Bench::open(device, by)?;
+    match Bench::open(device, by) {
+        Ok(_) => anyhow::bail!("a device that has a user was opened"),
+        Err(error) => {
+            let busy = matches!(error.downcast_ref(), Some(VfioError::Busy { .. }));
+            anyhow::ensure!(busy, "it was said wrongly: {error:#}");
+            println!("{error}");
+        }
+    }
+    drop(first);
+    // Its last user has let go of it, and of all that was mapped.
+    Bench::open(device, by).map(|_| ())
 }
 
 fn fault(bench: &Bench) -> anyhow::Result<()> {

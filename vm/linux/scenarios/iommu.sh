@@ -3,16 +3,10 @@
 # machine: linux-iommu
 # limit: 240
 
-plan 16
+plan 17
 load vfio_iommu_type1 vfio-pci
 check 'the IOMMU is on' test -e /sys/class/iommu/dmar0
-# QEMU's teaching device (docs/specs/edu.rst).
-device=$(grep -l 0x11e8 /sys/bus/pci/devices/*/device | head -n 1)
-device=${device%/device}
-check 'the device is there' test -n "$device" || give_up 'no device'
-name=${device##*/}
-echo vfio-pci >$device/driver_override
-echo $name >/sys/bus/pci/drivers/vfio-pci/bind
+take_edu || give_up 'no device'
 group=$(readlink $device/iommu_group)
 is 'it is alone in its group' "$(ls $device/iommu_group/devices)" "$name"
 check 'its group can be opened' test -c /dev/vfio/${group##*/}
@@ -21,6 +15,7 @@ check 'the kernel was told to be strict' engines vfio $name strict
 check 'the engine passes the suite of all engines' engines vfio $name conformance
 check 'what was revoked is refused, and the kernel names its address' engines vfio $name fault
 check 'a page revoked in flight is old or new as a whole' engines vfio $name in-flight
+check 'a device that has a user has no second one' engines vfio $name twice
 check_not 'a device that is in no group is told of' engines vfio 0000:ff:1f.7 conformance
 # The kernel's own translation, that of vhost.
 load vhost_net tun

@@ -3,26 +3,22 @@
 # machine: linux-iommu
 # limit: 240
 
-plan 9
+plan 16
 load vhost_net tun veth vfio_iommu_type1 vfio-pci
 check 'vhost-net has its device' test -c /dev/vhost-net || give_up 'nothing to drive'
 outside
 check 'outside answers' ping -c 1 -W 5 10.78.0.2 || give_up 'no network'
 # A guest's echo requests go out by sockets that this allows.
 echo 0 2147483647 >/proc/sys/net/ipv4/ping_group_range
-fine='ringfence run --switch none --link vhost --protect fine'
-check 'a guest pings outside' $fine -- ping -c 2 -W 5 10.78.0.2
-over_there sh -c 'traffic receive 7000 >/tmp/sum.out' &
-RECEIVER=$!
-check 'a guest sends' $fine -- traffic send 10.78.0.2 7000 32
-kill $RECEIVER 2>/dev/null
-is 'all of it arrived' "$(cat /tmp/sum.out)" "$(traffic sum 32)"
+. /vm/linux/vhost.sh
+OPTIONS='--protect fine'
+check 'a guest pings outside' over vhost 1500 ping -c 2 -W 5 10.78.0.2
+for mtu in 1500 65520; do
+    sends vhost $mtu 32
+    is_sent_to vhost $mtu 32
+done
 check_not 'it is for vhost-net only' ringfence run --switch none --protect fine -- true
-device=$(grep -l 0x11e8 /sys/bus/pci/devices/*/device | head -n 1)
-device=${device%/device}
-name=${device##*/}
-echo vfio-pci >$device/driver_override
-echo $name >/sys/bus/pci/drivers/vfio-pci/bind
+take_edu
 ringfence bench grant --cpus 1 --rounds 5 --vfio $name | tee /tmp/grant.out
 is 'bench grant has a row of each engine for each way to revoke' \
     "$(grep -cE '^(issue|revoke|fresh again|revoke by force) +(window|iotlb|vfio) +1 +1 ' /tmp/grant.out)" 12

@@ -105,34 +105,16 @@ impl Apt {
     /// Downloads a source package into `folder`: the name of its upstream archive. The system's lists
     /// seldom have sources; and security updates of them are not always in the archive, so it is the
     /// release's own version.
-    pub(super) fn source(&self, name: &str, folder: &Path) -> anyhow::Result<String> {
-        let release = std::fs::read_to_string("/etc/os-release").unwrap_or_default();
-        let codename = release.lines().find_map(|line| line.strip_prefix("VERSION_CODENAME="));
-        let codename = codename.context("/etc/os-release has no VERSION_CODENAME")?;
-        let list = folder.join("source.list");
-        let line = format!("deb-src [signed-by={KEYRING}] {ARCHIVE} {codename} main\n");
-        std::fs::write(&list, line)?;
-        std::fs::create_dir_all(folder.join("lists/partial"))?;
-        let options = [
-            format!("Dir::Etc::SourceList={}", list.display()),
-            "Dir::Etc::SourceParts=/dev/null".to_owned(),
-            format!("Dir::State::Lists={}/lists", folder.display()),
-            format!("Dir::Cache={}", folder.display()),
-            "APT::Sandbox::User=root".to_owned(),
-        ];
-        for words in [&["update", "-qq"][..], &["source", "--download-only", name][..]] {
-            let options = options.iter().flat_map(|option| ["-o", option]);
-            let command = Cmd::new("apt-get").args(options).args(words.iter().copied());
-            let done = command.env("LC_ALL", "C").output(folder)?;
-            done.map_err(|message| {
-                Unavailable(format!("the source of {name}: {}", last(&message)))
-            })?;
-        }
-        let names = std::fs::read_dir(folder)?.filter_map(Result::ok);
-        let mut names = names.map(|entry| entry.file_name().to_string_lossy().into_owned());
-        names
-            .find(|name| name.contains(".orig.tar."))
-            .context("a source package without its archive")
+    pub(super) fn source(name: &str, folder: &Path) -> anyhow::Result<String> {
+        fetch(folder, "deb-src", &[""], &["source", "--download-only", name])?;
+        only(folder, ".orig.tar.")
+    }
+
+    /// Downloads a package of the release, or of its backports, into `folder`: its file's name. The system's
+    /// lists seldom have backports.
+    pub(super) fn backport(name: &str, folder: &Path) -> anyhow::Result<String> {
+        fetch(folder, "deb", &["", "-backports"], &["download", name])?;
+        only(folder, ".deb")
     }
 
     fn command(&self, program: &str, words: &[&str]) -> Cmd {
@@ -146,6 +128,42 @@ impl Apt {
         let options = options.into_iter().flat_map(|option| ["-o".to_owned(), option]);
         Cmd::new(program).args(options).args(words.iter().copied()).env("LC_ALL", "C")
     }
+}
+
+/// Runs apt-get in `folder`, with package lists that are fetched into it: those of the release with each of these
+/// suffixes.
+fn fetch(folder: &Path, kind: &str, suffixes: &[&str], words: &[&str]) -> anyhow::Result<()> {
+    let release = std::fs::read_to_string("/etc/os-release").unwrap_or_default();
+    let codename = release.lines().find_map(|line| line.strip_prefix("VERSION_CODENAME="));
+    let codename = codename.context("/etc/os-release has no VERSION_CODENAME")?;
+    let list = folder.join("source.list");
+    let lines = suffixes
+        .iter()
+        .map(|suffix| format!("{kind} [signed-by={KEYRING}] {ARCHIVE} {codename}{suffix} main\n"));
+    std::fs::write(&list, lines.collect::<String>())?;
+    std::fs::create_dir_all(folder.join("lists/partial"))?;
+    std::fs::create_dir_all(folder.join("archives/partial"))?;
+    let options = [
+        format!("Dir::Etc::SourceList={}", list.display()),
+        "Dir::Etc::SourceParts=/dev/null".to_owned(),
+        format!("Dir::State::Lists={}/lists", folder.display()),
+        format!("Dir::Cache={}", folder.display()),
+        "APT::Sandbox::User=root".to_owned(),
+    ];
+    for words in [&["update", "-qq"][..], words] {
+        let options = options.iter().flat_map(|option| ["-o", option]);
+        let command = Cmd::new("apt-get").args(options).args(words.iter().copied());
+        let done = command.env("LC_ALL", "C").output(folder)?;
+        done.map_err(|message| Unavailable(format!("{}: {}", words.join(" "), last(&message))))?;
+    }
+    Ok(())
+}
+
+/// The name of the file in `folder` whose name has `part` in it.
+fn only(folder: &Path, part: &str) -> anyhow::Result<String> {
+    let names = std::fs::read_dir(folder)?.filter_map(Result::ok);
+    let mut names = names.map(|entry| entry.file_name().to_string_lossy().into_owned());
+    names.find(|name| name.contains(part)).context("a package without its archive")
 }
 
 /// The names in lines such as `  Depends: NAME`.

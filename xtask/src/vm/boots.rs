@@ -84,6 +84,7 @@ impl<'a> Boots<'a> {
             images: &setting.images,
             root: root.clone(),
             hypervisor: setting.hypervisor.clone(),
+            iommufd: setting.iommufd.as_deref(),
             processors: setting.processors,
             share: folder.clone(),
             console: Some(folder.join("console.log")),

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use anyhow::Context as _;
 
 use super::apt::Apt;
-use crate::exec::Cmd;
+use super::build::Build;
 use crate::tools::{self, Tool, Toolbox};
 
 /// What the build needs installed.
@@ -53,54 +53,23 @@ pub(super) fn debug(cache: &Path, toolbox: &Toolbox, may_install: bool) -> anyho
     if built.is_file() {
         return Ok(built);
     }
-    let mut missing = toolbox.missing(NEEDS);
-    if !missing.is_empty() && may_install {
-        toolbox.install(&missing)?;
-        missing = toolbox.missing(NEEDS);
-    }
-    anyhow::ensure!(missing.is_empty(), "{}", tools::how_to_get(&missing));
-    let folder = cache.join("xen-source");
-    if folder.exists() {
-        std::fs::remove_dir_all(&folder)?;
-    }
-    std::fs::create_dir_all(folder.join("tree"))?;
-    let archive = Apt::new(cache).source("xen", &folder)?;
-    let run = |words: &[&str]| -> anyhow::Result<()> {
-        let (program, args) = words.split_first().context("a command has a first word")?;
-        let command = Cmd::new(*program).args(args.iter().copied()).env("PATH", toolbox.path());
-        let done = command.output(&folder)?;
-        done.map(|_| ()).map_err(|message| {
-            let tail: Vec<&str> = message.lines().rev().take(10).collect();
-            anyhow::anyhow!(
-                "{}: {}",
-                words.join(" "),
-                tail.into_iter().rev().collect::<Vec<_>>().join("\n")
-            )
-        })
-    };
+    let build = Build::begin(cache.join("xen-source"), NEEDS, toolbox, may_install)?;
+    let archive = Apt::source("xen", build.folder())?;
     println!("building Xen for debugging, which takes about a minute");
-    run(&["tar", "-xf", &archive, "--strip-components=1", "-C", "tree"])?;
+    build.run(&["tar", "-xf", &archive, "--strip-components=1", "-C", "tree"])?;
     for (file, line, new) in COUNTERS {
-        let file = folder.join(file);
+        let file = build.folder().join(file);
         let changed = insert(&std::fs::read_to_string(&file)?, line, new);
         let changed =
             changed.with_context(|| format!("{}: not one line `{line}`", file.display()))?;
         std::fs::write(&file, changed)?;
     }
     let options = "CONFIG_DEBUG=y\nCONFIG_PERF_COUNTERS=y\n";
-    std::fs::write(folder.join("tree/xen/.config"), options)?;
-    run(&["make", "-C", "tree/xen", "olddefconfig"])?;
-    let config = std::fs::read_to_string(folder.join("tree/xen/.config"))?;
-    for option in options.lines() {
-        anyhow::ensure!(config.lines().any(|line| line == option), "Xen has no option {option}");
-    }
-    let jobs = std::thread::available_parallelism()?;
-    run(&["make", "-C", "tree/xen", &format!("-j{jobs}")])?;
-    // Copied under another name first: what is there is whole.
-    let new = cache.join("xen-debug.new");
-    std::fs::copy(folder.join("tree/xen/xen"), &new)?;
-    std::fs::rename(&new, &built)?;
-    std::fs::remove_dir_all(&folder)?;
+    std::fs::write(build.folder().join("tree/xen/.config"), options)?;
+    build.make(&["-C", "xen", "olddefconfig"])?;
+    build.is_configured("tree/xen/.config", options)?;
+    build.make(&["-C", "xen"])?;
+    build.keep("tree/xen/xen", &built)?;
     Ok(built)
 }
 

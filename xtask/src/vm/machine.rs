@@ -28,6 +28,8 @@ pub(super) enum Kind {
     Linux,
     /// Linux with an IOMMU that faults, and a PCI device to put behind it.
     LinuxIommu,
+    /// The same, with a kernel that has iommufd.
+    LinuxIommufd,
     /// Linux with all that is installed on this computer, to be read.
     LinuxPrograms,
 }
@@ -36,7 +38,8 @@ impl Kind {
     /// The machines that boot Xen.
     pub(super) const XEN: &[Kind] = &[Kind::Xen, Kind::XenNetback, Kind::XenPvh];
     /// The machines that boot Linux alone.
-    pub(super) const LINUX: &[Kind] = &[Kind::Linux, Kind::LinuxIommu, Kind::LinuxPrograms];
+    pub(super) const LINUX: &[Kind] =
+        &[Kind::Linux, Kind::LinuxIommu, Kind::LinuxIommufd, Kind::LinuxPrograms];
 
     /// As scenarios name it.
     pub(super) fn name(self) -> &'static str {
@@ -46,6 +49,7 @@ impl Kind {
             Kind::XenPvh => "xen-pvh",
             Kind::Linux => "linux",
             Kind::LinuxIommu => "linux-iommu",
+            Kind::LinuxIommufd => "linux-iommufd",
             Kind::LinuxPrograms => "linux-programs",
         }
     }
@@ -53,6 +57,11 @@ impl Kind {
     /// The machine of that name.
     pub(super) fn from_name(name: &str) -> Option<Kind> {
         Kind::XEN.iter().chain(Kind::LINUX).copied().find(|kind| kind.name() == name)
+    }
+
+    /// True if it has an IOMMU.
+    fn has_iommu(self) -> bool {
+        matches!(self, Kind::LinuxIommu | Kind::LinuxIommufd)
     }
 
     /// True if it boots Xen.
@@ -71,6 +80,8 @@ pub(super) struct Machine<'a> {
     pub(super) root: PathBuf,
     /// The hypervisor, if another than the images' own.
     pub(super) hypervisor: Option<PathBuf>,
+    /// The kernel with iommufd, for the machine that has one.
+    pub(super) iommufd: Option<&'a Path>,
     /// How many processors it has.
     pub(super) processors: u32,
     /// The folder that it shares with us.
@@ -127,14 +138,14 @@ impl Machine<'_> {
     fn hardware(&self) -> Vec<String> {
         let svm = if self.kind == Kind::XenPvh { ",+svm,+npt" } else { "" };
         let memory = if self.kind.is_xen() { "2048" } else { "1024" };
-        let q35 = if self.kind == Kind::LinuxIommu { "q35,kernel-irqchip=split" } else { "q35" };
+        let q35 = if self.kind.has_iommu() { "q35,kernel-irqchip=split" } else { "q35" };
         let share = format!("local,id=share,path={},security_model=none", escaped(&self.share));
         let processors = self.processors.to_string();
         let mut words = vec!["-accel", "tcg,thread=multi", "-machine", q35, "-m", memory];
         words.extend(["-smp", &processors]);
         words.extend(["-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"]);
         words.extend(["-fsdev", &share, "-device", "virtio-9p-pci,fsdev=share,mount_tag=share"]);
-        if self.kind == Kind::LinuxIommu {
+        if self.kind.has_iommu() {
             words.extend(["-device", "intel-iommu,intremap=on,caching-mode=on"]);
             words.extend(["-device", "edu,dma_mask=0xffffffffffffffff"]);
         }
@@ -158,10 +169,13 @@ impl Machine<'_> {
     fn software(&self) -> Vec<String> {
         let root = escaped(&self.root);
         if !self.kind.is_xen() {
-            let kernel = self.images.path("vmlinuz");
-            let iommu = match self.kind {
-                Kind::LinuxIommu => " intel_iommu=on iommu.strict=1 no_timer_check",
-                _ => "",
+            let debian = self.images.path("vmlinuz");
+            let other = self.iommufd.filter(|_| self.kind == Kind::LinuxIommufd);
+            let kernel = other.unwrap_or(&debian);
+            let iommu = if self.kind.has_iommu() {
+                " intel_iommu=on iommu.strict=1 no_timer_check"
+            } else {
+                ""
             };
             return vec![
                 "-kernel".to_owned(),

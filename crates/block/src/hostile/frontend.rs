@@ -17,7 +17,7 @@ use ringfence_wire::xenbus::{DeviceId, STATE, XenbusState};
 use super::stage::Stage;
 
 /// How long an answer may take.
-const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = Duration::from_secs(60);
 
 const REQ_PROD: usize = 0;
 const RSP_PROD: usize = 8;

@@ -19,7 +19,7 @@ use crate::vbd::frontend::{PlatformDisk, VbdFrontend};
 use crate::vbd::toolstack::{self, VbdConfig};
 
 /// How long anything may take.
-const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Wakes whoever looks after devices.
 #[derive(Default)]

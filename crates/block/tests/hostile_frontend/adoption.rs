@@ -26,6 +26,18 @@ struct HeldDisk {
     begun: Arc<Mutex<Vec<(u64, Op)>>>,
     let_go: Arc<Mutex<Vec<u64>>>,
     event: Arc<OwnedFd>,
+    life: Arc<Mutex<Life>>,
+}
+
+/// Of the thread that asks the disk.
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
+enum Life {
+    #[default]
+    Alive,
+    /// It is to do nothing more.
+    Killed,
+    /// It does nothing more.
+    Dead,
 }
 
 impl HeldDisk {
@@ -37,6 +49,18 @@ impl HeldDisk {
             begun: Arc::default(),
             let_go: Arc::default(),
             event: Arc::new(event),
+            life: Arc::default(),
+        }
+    }
+
+    /// Whoever asks the disk next never comes back from that. Waits until it did.
+    fn kill_who_asks(&self) {
+        *self.life.lock().unwrap() = Life::Killed;
+        rustix::io::write(&*self.event, &1u64.to_ne_bytes()).unwrap();
+        let begun = Instant::now();
+        while *self.life.lock().unwrap() != Life::Dead {
+            assert!(begun.elapsed() < Duration::from_secs(60), "nobody asks");
+            std::thread::yield_now();
         }
     }
 
@@ -44,7 +68,7 @@ impl HeldDisk {
     fn held(&self, count: usize) {
         let begun = Instant::now();
         while self.waiting.lock().unwrap().len() < count {
-            assert!(begun.elapsed() < Duration::from_secs(10), "not as many requests");
+            assert!(begun.elapsed() < Duration::from_secs(60), "not as many requests");
             std::thread::yield_now();
         }
     }
@@ -53,7 +77,7 @@ impl HeldDisk {
     fn begun(&self, count: usize) {
         let since = Instant::now();
         while self.begun.lock().unwrap().len() < count {
-            assert!(since.elapsed() < Duration::from_secs(10), "not as many requests");
+            assert!(since.elapsed() < Duration::from_secs(60), "not as many requests");
             std::thread::yield_now();
         }
     }
@@ -86,6 +110,12 @@ impl DiskQueue for HeldQueue {
     }
     fn kick(&mut self) {}
     fn reap(&mut self, done: &mut Vec<Done>) {
+        if *self.disk.life.lock().unwrap() != Life::Alive {
+            *self.disk.life.lock().unwrap() = Life::Dead;
+            loop {
+                std::thread::park();
+            }
+        }
         let _ = rustix::io::read(&*self.disk.event, &mut [0; 8]);
         let mut waiting = self.disk.waiting.lock().unwrap();
         for offset in self.disk.let_go.lock().unwrap().drain(..) {
@@ -112,7 +142,9 @@ fn front_of(stage: &mut Stage, disk: &HeldDisk) -> RawFront {
 }
 
 /// The backend dies without a word: its thread does nothing any more, and nobody stops it.
-fn kill(stage: &mut Stage, seat: usize, disk: Arc<dyn Disk>) {
+fn kill(stage: &mut Stage, seat: usize, held: &HeldDisk) {
+    held.kill_who_asks();
+    let disk: Arc<dyn Disk> = held.inner.clone();
     let device = *stage.seats[seat].device();
     let next = VbdBackend::new(device, BlkbackOptions::default(), disk, Arc::new(|| {}));
     std::mem::forget(std::mem::replace(&mut stage.seats[seat], next));
@@ -164,8 +196,7 @@ fn a_successor_does_what_was_not_answered_and_the_frontend_notices_nothing() {
         held.finish(id * 4096);
         assert_eq!(front.answers(1)[0].id, id);
     }
-    let inner: Arc<dyn Disk> = held.inner.clone();
-    kill(&mut stage, front.seat, Arc::clone(&inner));
+    kill(&mut stage, front.seat, &held);
     assert_eq!(stage.state(front.seat), XenbusState::Connected);
     // While nobody serves, the guest posts more.
     let more = front.direct(Operation::Write, 8, 64, &[whole(&pages[0])]);

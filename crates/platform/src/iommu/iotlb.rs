@@ -79,11 +79,12 @@ impl IotlbSpace {
     }
 
     /// The next miss, if there is one. Whoever wants it answered maps what is wanted; who does not has stopped
-    /// the queue.
+    /// the queue, and had better stop the device: the kernel keeps a message for each time that the worker tries
+    /// again.
     ///
     /// # Errors
     ///
-    /// The kernel's.
+    /// The kernel's; `InvalidData` for a message that is no miss.
     pub fn take_miss(&self) -> io::Result<Option<Miss>> {
         let mut bytes = [0; IOTLB_MESSAGE_LEN];
         match rustix::io::read(&self.file, &mut bytes) {
@@ -92,16 +93,15 @@ impl IotlbSpace {
             Err(Errno::AGAIN) => return Ok(None),
             Err(errno) => return Err(errno.into()),
         }
-        Ok(match parse_miss(&bytes) {
-            Some(Iotlb::Miss { address, access }) => {
-                let access = match access {
-                    IotlbAccess::Read => Access::ReadOnly,
-                    IotlbAccess::Write | IotlbAccess::ReadWrite => Access::ReadWrite,
-                };
-                Some(Miss { address, access })
-            }
-            _ => None,
-        })
+        // A queue waits for an answer to whatever this was, and would wait for ever.
+        let Some(Iotlb::Miss { address, access }) = parse_miss(&bytes) else {
+            return Err(io::ErrorKind::InvalidData.into());
+        };
+        let access = match access {
+            IotlbAccess::Read => Access::ReadOnly,
+            IotlbAccess::Write | IotlbAccess::ReadWrite => Access::ReadWrite,
+        };
+        Ok(Some(Miss { address, access }))
     }
 
     fn tell(&self, message: Iotlb) -> io::Result<()> {
@@ -177,3 +177,6 @@ impl Drop for IotlbSpace {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

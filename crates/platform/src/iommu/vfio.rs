@@ -1,16 +1,20 @@
-//! VFIO, type1v2: an IOMMU of the machine, and devices behind it (Linux' `vfio.h`).
+//! VFIO: an IOMMU of the machine, and a device behind it (Linux' `vfio.h` and `iommufd.h`).
 //!
-//! A *container* is an address space; *groups* of devices, which the IOMMU cannot tell apart, are put into
-//! it; a group gives the files of its devices. Everything that is mapped is pinned, and counts against the
-//! limit of locked memory of who is not privileged.
+//! The kernel has two interfaces to the same page tables: VFIO's own, *type1v2*, which every kernel with VFIO
+//! has, and *iommufd*, which few have yet. Where both are there, iommufd is taken. Either way what is
+//! mapped is pinned, unmapping ends in a synchronous invalidation of the IOMMU's caches, and a range is unmapped
+//! as it was mapped or not at all.
 //!
 //! The crates there are for VFIO map everything for writing too; grants for reading need the flag, so the
-//! four calls are made here.
+//! few calls are made here.
+
+mod call;
+mod iommufd;
+mod type1;
 
 use std::collections::BTreeMap;
-use std::ffi::CString;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
@@ -21,31 +25,12 @@ use rustix::io::Errno;
 use super::AddressSpace;
 use crate::Access;
 use crate::window::EngineFacts;
+use call::{pair, structure};
+use iommufd::Iommufd;
+use type1::Type1;
 
-/// ioctl numbers: `_IO(';', 100 + n)`.
-mod number {
-    pub(super) const GET_API_VERSION: u32 = 0x3b64;
-    pub(super) const CHECK_EXTENSION: u32 = 0x3b65;
-    pub(super) const SET_IOMMU: u32 = 0x3b66;
-    pub(super) const GROUP_GET_STATUS: u32 = 0x3b67;
-    pub(super) const GROUP_SET_CONTAINER: u32 = 0x3b68;
-    pub(super) const GROUP_GET_DEVICE_FD: u32 = 0x3b6a;
-    pub(super) const DEVICE_GET_REGION_INFO: u32 = 0x3b6c;
-    pub(super) const IOMMU_MAP_DMA: u32 = 0x3b71;
-    pub(super) const IOMMU_UNMAP_DMA: u32 = 0x3b72;
-}
-
-/// `VFIO_TYPE1v2_IOMMU`: unmaps what was mapped, no part of it.
-const TYPE1_V2: usize = 3;
-/// `VFIO_GROUP_FLAGS_VIABLE`
-const VIABLE: u32 = 1;
-/// `VFIO_DMA_MAP_FLAG_READ`, `VFIO_DMA_MAP_FLAG_WRITE`: what the device may do.
-const READ: u32 = 1;
-const WRITE: u32 = 2;
 /// The region of a PCI device that is its configuration space.
 pub const CONFIGURATION: u32 = 7;
-
-const CONTAINER: &str = "/dev/vfio/vfio";
 
 /// Why a device cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -71,6 +56,14 @@ pub enum VfioError {
         /// The group.
         group: u32,
     },
+    /// Somebody has the device, or one beside it.
+    #[error(
+        "{device}, or another device of its group, is in use: end the process that has it, and give all of the group to vfio-pci"
+    )]
+    Busy {
+        /// The device.
+        device: String,
+    },
     /// The kernel speaks another version, or its IOMMU driver does not unmap pages one by one.
     #[error("this kernel's VFIO lacks the IOMMU driver type1v2")]
     Unsupported,
@@ -88,11 +81,13 @@ fn step(what: &'static str) -> impl Fn(io::Error) -> VfioError {
     move |source| VfioError::Step { what, source }
 }
 
-fn open(path: PathBuf) -> Result<OwnedFd, VfioError> {
+/// Opens a file of VFIO's, for the sake of `device`.
+fn open(path: PathBuf, device: &str) -> Result<OwnedFd, VfioError> {
     let flags = OFlags::RDWR | OFlags::CLOEXEC;
     rustix::fs::open(&path, flags, Mode::empty()).map_err(|errno| match errno {
         Errno::NOENT | Errno::NODEV | Errno::NXIO => VfioError::Missing { path },
         Errno::ACCESS | Errno::PERM => VfioError::Denied { path },
+        Errno::BUSY => VfioError::Busy { device: device.to_owned() },
         other => VfioError::Step { what: "opening a VFIO file", source: other.into() },
     })
 }
@@ -137,65 +132,72 @@ pub fn group_of(device: &str) -> Result<u32, VfioError> {
     name.and_then(|name| name.parse().ok()).ok_or(VfioError::Missing { path })
 }
 
-/// One address space of the machine's IOMMU, with one group of devices in it.
+/// By which of the kernel's interfaces an address space is managed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Interface {
+    /// VFIO's own: a container and a group.
+    Type1,
+    /// `/dev/iommu`, and the device's own file.
+    Iommufd,
+}
+
+impl Interface {
+    /// The better one of those that there are for `device` (`0000:00:03.0`).
+    pub fn best(device: &str) -> Interface {
+        if iommufd::is_there(device) { Interface::Iommufd } else { Interface::Type1 }
+    }
+}
+
+enum Space {
+    Type1(Type1),
+    Iommufd(Iommufd),
+}
+
+/// One address space of the machine's IOMMU, with one device in it.
 pub struct Container {
-    file: OwnedFd,
-    group: OwnedFd,
+    space: Space,
     /// What is mapped, by its I/O address. The kernel has the pages pinned as well.
     mapped: Mutex<BTreeMap<u64, DeviceRegion>>,
 }
 
 impl Container {
-    /// Makes an address space and puts `group` (the number of its file in `/dev/vfio`) into it.
+    /// Makes an address space for the PCI device of that name (`0000:00:03.0`), by the best interface. The
+    /// device is in it until the device's file is closed.
     ///
     /// # Errors
     ///
     /// [`VfioError`]; the text says what to do.
-    pub fn open(group: u32) -> Result<Container, VfioError> {
-        let file = open(PathBuf::from(CONTAINER))?;
-        let version = plain(&file, number::GET_API_VERSION, 0);
-        let extension = plain(&file, number::CHECK_EXTENSION, TYPE1_V2);
-        if !matches!((version, extension), (Ok(0), Ok(1))) {
-            return Err(VfioError::Unsupported);
-        }
-        let group_file = open(Path::new("/dev/vfio").join(group.to_string()))?;
-        let mut status = [8u32, 0];
-        structure(&group_file, number::GROUP_GET_STATUS, &mut status)
-            .map_err(step("VFIO_GROUP_GET_STATUS"))?;
-        if status[1] & VIABLE == 0 {
-            return Err(VfioError::NotViable { group });
-        }
-        let mut container = [file.as_raw_fd()];
-        structure(&group_file, number::GROUP_SET_CONTAINER, &mut container)
-            .map_err(step("VFIO_GROUP_SET_CONTAINER"))?;
-        plain(&file, number::SET_IOMMU, TYPE1_V2).map_err(step("VFIO_SET_IOMMU"))?;
-        Ok(Container { file, group: group_file, mapped: Mutex::default() })
+    pub fn open(device: &str) -> Result<(Container, Device), VfioError> {
+        Container::open_by(Interface::best(device), device)
     }
 
-    /// The device of that name (`0000:00:03.0`), which is in the group.
+    /// As [`Container::open`], by this interface.
     ///
     /// # Errors
     ///
-    /// [`VfioError::Step`]
-    pub fn device(&self, name: &str) -> Result<Device, VfioError> {
-        let what = "VFIO_GROUP_GET_DEVICE_FD";
-        let name = CString::new(name).map_err(|error| step(what)(error.into()))?;
-        // SAFETY: the call reads a string that ends in zero.
-        let file = unsafe {
-            libc::ioctl(self.group.as_raw_fd(), number::GROUP_GET_DEVICE_FD.into(), name.as_ptr())
+    /// As there.
+    pub fn open_by(interface: Interface, device: &str) -> Result<(Container, Device), VfioError> {
+        let (space, file) = match interface {
+            Interface::Type1 => {
+                let (space, file) = Type1::new(device)?;
+                (Space::Type1(space), file)
+            }
+            Interface::Iommufd => {
+                let (space, file) = Iommufd::new(device)?;
+                (Space::Iommufd(space), file)
+            }
         };
-        if file < 0 {
-            return Err(step(what)(io::Error::last_os_error()));
-        }
-        // SAFETY: the kernel made the file for this call alone.
-        Ok(Device { file: unsafe { OwnedFd::from_raw_fd(file) } })
+        Ok((Container { space, mapped: Mutex::default() }, Device { file }))
     }
 }
 
 impl AddressSpace for Container {
     fn engine(&self) -> EngineFacts {
         EngineFacts {
-            name: "vfio",
+            name: match self.space {
+                Space::Type1(_) => "vfio",
+                Space::Iommufd(_) => "iommufd",
+            },
             one_sided: true,
             in_flight: "ends before the revocation returns, or does not begin: the IOMMU's caches are emptied by the call",
             cost: "issue and revoke: a system call each, in which the page is pinned or let go and the IOMMU told",
@@ -203,36 +205,33 @@ impl AddressSpace for Container {
     }
 
     fn map_region(&self, address: u64, memory: &DeviceRegion, access: Access) -> io::Result<()> {
-        if access == Access::ReadWrite && !memory.is_writable() {
+        let write = access == Access::ReadWrite;
+        if write && !memory.is_writable() {
             return Err(Errno::PERM.into());
         }
-        let flags = if access == Access::ReadWrite { READ | WRITE } else { READ };
-        // struct vfio_iommu_type1_dma_map: argsz and flags, vaddr, iova, size.
-        let mut map = [head(32, flags), memory.address(), address, memory.len()];
+        let (from, len) = (memory.address(), memory.len());
         let mut mapped = self.mapped.lock().unwrap_or_else(PoisonError::into_inner);
-        structure(&self.file, number::IOMMU_MAP_DMA, &mut map)?;
+        match &self.space {
+            Space::Type1(space) => space.map(address, from, len, write)?,
+            Space::Iommufd(space) => space.map(address, from, len, write)?,
+        }
         mapped.insert(address, memory.clone());
         Ok(())
     }
 
     fn unmap(&self, address: u64) -> io::Result<()> {
         let mut mapped = self.mapped.lock().unwrap_or_else(PoisonError::into_inner);
-        let size = mapped.get(&address).ok_or(Errno::NOENT)?.len();
-        // struct vfio_iommu_type1_dma_unmap: argsz and flags, iova, size. The kernel says how much it was.
-        let mut unmap = [head(24, 0), address, size];
-        structure(&self.file, number::IOMMU_UNMAP_DMA, &mut unmap)?;
-        if unmap[2] != size {
+        let len = mapped.get(&address).ok_or(Errno::NOENT)?.len();
+        let unmapped = match &self.space {
+            Space::Type1(space) => space.unmap(address, len)?,
+            Space::Iommufd(space) => space.unmap(address, len)?,
+        };
+        if unmapped != len {
             return Err(Errno::IO.into());
         }
         mapped.remove(&address);
         Ok(())
     }
-}
-
-/// The two u32 at the beginning of a structure.
-fn head(size: u32, flags: u32) -> u64 {
-    let ([a, b, c, d], [e, f, g, h]) = (size.to_ne_bytes(), flags.to_ne_bytes());
-    u64::from_ne_bytes([a, b, c, d, e, f, g, h])
 }
 
 /// A device, driven through its file alone: its registers are read and written by system calls.
@@ -248,8 +247,8 @@ impl Device {
     /// The kernel's.
     pub fn region(&self, index: u32) -> io::Result<(u64, u64)> {
         // struct vfio_region_info: argsz and flags, index and cap_offset, size, offset.
-        let mut info = [head(32, 0), head(index, 0), 0, 0];
-        structure(&self.file, number::DEVICE_GET_REGION_INFO, &mut info)?;
+        let mut info = [pair(32, 0), pair(index, 0), 0, 0];
+        structure(&self.file, call::vfio::DEVICE_GET_REGION_INFO, &mut info)?;
         Ok((info[3], info[2]))
     }
 
@@ -292,31 +291,4 @@ impl Device {
             _ => Err(io::ErrorKind::WriteZero.into()),
         }
     }
-}
-
-/// A call whose argument is a number.
-fn plain(file: impl AsFd, number: u32, argument: usize) -> io::Result<i32> {
-    // SAFETY: the calls made by this function take no address.
-    let done = unsafe { libc::ioctl(file.as_fd().as_raw_fd(), number.into(), argument) };
-    if done < 0 { Err(io::Error::last_os_error()) } else { Ok(done) }
-}
-
-/// A call whose argument is a structure that says its own size, or a file's number.
-fn structure<T: Copy, const N: usize>(
-    file: impl AsFd,
-    number: u32,
-    argument: &mut [T; N],
-) -> io::Result<()> {
-    // SAFETY: the kernel reads and writes at most the structure's size, which its first word says (SET_CONTAINER
-    // reads one int); the callers' arrays of integers are as long, and any bits are integers. Addresses in
-    // them are of memory that a `DeviceRegion` keeps mapped until it was unmapped from the device, and to which
-    // no Rust reference points.
-    let done = unsafe {
-        libc::ioctl(
-            file.as_fd().as_raw_fd(),
-            number.into(),
-            argument.as_mut_ptr().cast::<libc::c_void>(),
-        )
-    };
-    if done < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }

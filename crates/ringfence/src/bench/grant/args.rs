@@ -13,8 +13,8 @@ revocation pays at once. `grants` are ordinary ones: `lend` and `take back` by t
 `unmap` and `copy` by the grantee for each I/O.
 
 `iotlb` is the table by which kernel vhost-net translates (rows where /dev/vhost-net may be used), `vfio`
-that of the machine's IOMMU (with --vfio): a device uses the pages, and the kernel makes each issue and
-each revocation hold.";
+or `iommufd` that of the machine's IOMMU (with --vfio; the kernel's newer interface is taken where there
+is one): a device uses the pages, and the kernel makes each issue and each revocation hold.";
 
 /// What each operation on a grant costs: windows beside ordinary grants
 #[derive(Debug, Args)]
@@ -35,7 +35,7 @@ pub struct GrantArgs {
           value_parser = clap::value_parser!(u32).range(1..=10000))]
     pub mappings: u32,
 
-    /// A PCI device that the driver vfio-pci has (0000:00:03.0), for the rows of the engine vfio
+    /// A PCI device that the driver vfio-pci has (0000:00:03.0), for the rows of the engine vfio or iommufd
     #[arg(long, value_name = "DEVICE")]
     pub vfio: Option<String>,
 

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use ringfence_platform::iommu::vfio::{Container, VfioError, group_of};
+use ringfence_platform::iommu::vfio::{Container, Device, VfioError};
 use ringfence_platform::iommu::{AddressSpace, FIRST_IO_ADDRESS, RegionShape, RegionTable};
 use ringfence_platform::vhost::{self, VhostError};
 use ringfence_platform::{
@@ -32,6 +32,8 @@ pub(super) const OPERATIONS: [(&str, u32); 5] = [
 pub(super) struct Engine {
     table: RegionTable,
     counters: Arc<Counters>,
+    /// What is in the address space, which is worth nothing without it.
+    _device: Option<Device>,
 }
 
 impl Engine {
@@ -39,22 +41,26 @@ impl Engine {
     pub(super) fn iotlb() -> Result<Engine, VhostError> {
         let space = vhost::bare_space(&vhost::open()?)?;
         let no_table = |source| VhostError::Setting { what: "memory for a table", source };
-        Engine::new(space, FIRST_IO_ADDRESS).map_err(no_table)
+        Engine::new(space, None, FIRST_IO_ADDRESS).map_err(no_table)
     }
 
     /// That of the machine's IOMMU, for a device that VFIO has.
     pub(super) fn vfio(device: &str) -> Result<Engine, VfioError> {
-        let space = Arc::new(Container::open(group_of(device)?)?);
+        let (space, device) = Container::open(device)?;
         let no_table = |source| VfioError::Step { what: "memory for a table", source };
-        Engine::new(space, VFIO_BASE).map_err(no_table)
+        Engine::new(Arc::new(space), Some(device), VFIO_BASE).map_err(no_table)
     }
 
-    fn new(space: Arc<dyn AddressSpace>, base: u64) -> std::io::Result<Engine> {
+    fn new(
+        space: Arc<dyn AddressSpace>,
+        device: Option<Device>,
+        base: u64,
+    ) -> std::io::Result<Engine> {
         let counters = Arc::<Counters>::default();
         let region = RegionShape { base, window: SHAPE, page: 4096 };
         let (handle, system) = (WindowHandle(1), Arc::clone(&counters));
         let table = RegionTable::new(DomId(0), handle, region, space, system)?;
-        Ok(Engine { table, counters })
+        Ok(Engine { table, counters, _device: device })
     }
 
     pub(super) fn name(&self) -> &'static str {

@@ -1,0 +1,80 @@
+//! Building what Debian has no package of, out of its sources.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::Context as _;
+
+use crate::exec::Cmd;
+use crate::tools::{self, Tool, Toolbox};
+
+/// A folder that something is built in.
+pub(super) struct Build<'a> {
+    toolbox: &'a Toolbox,
+    folder: PathBuf,
+}
+
+impl<'a> Build<'a> {
+    /// An empty folder, with a folder `tree` in it, for a build that needs these tools installed.
+    pub(super) fn begin(
+        folder: PathBuf,
+        needs: &[&'static Tool],
+        toolbox: &'a Toolbox,
+        may_install: bool,
+    ) -> anyhow::Result<Build<'a>> {
+        let mut missing = toolbox.missing(needs);
+        if !missing.is_empty() && may_install {
+            toolbox.install(&missing)?;
+            missing = toolbox.missing(needs);
+        }
+        anyhow::ensure!(missing.is_empty(), "{}", tools::how_to_get(&missing));
+        if folder.exists() {
+            std::fs::remove_dir_all(&folder)?;
+        }
+        std::fs::create_dir_all(folder.join("tree"))?;
+        Ok(Build { toolbox, folder })
+    }
+
+    /// Where it is.
+    pub(super) fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    /// Runs a command there; what fails is told by its last lines.
+    pub(super) fn run(&self, words: &[&str]) -> anyhow::Result<()> {
+        let (program, args) = words.split_first().context("a command has a first word")?;
+        let command = Cmd::new(*program).args(args.iter().copied());
+        let done = command.env("PATH", self.toolbox.path()).output(&self.folder)?;
+        done.map(|_| ()).map_err(|message| {
+            let tail: Vec<&str> = message.lines().rev().take(10).collect();
+            let tail: Vec<&str> = tail.into_iter().rev().collect();
+            anyhow::anyhow!("{}: {}", words.join(" "), tail.join("\n"))
+        })
+    }
+
+    /// Runs `make` in the tree, on all processors.
+    pub(super) fn make(&self, words: &[&str]) -> anyhow::Result<()> {
+        let jobs = format!("-j{}", std::thread::available_parallelism()?);
+        self.run(&[&["make", "-C", "tree", jobs.as_str()], words].concat())
+    }
+
+    /// Has every line of `wanted` be a line of the configuration at `config`.
+    pub(super) fn is_configured(&self, config: &str, wanted: &str) -> anyhow::Result<()> {
+        let config = std::fs::read_to_string(self.folder.join(config))?;
+        for option in wanted.lines() {
+            anyhow::ensure!(
+                config.lines().any(|line| line == option),
+                "this version has no option {option}, or it needs another"
+            );
+        }
+        Ok(())
+    }
+
+    /// Puts `product` where it is kept, and removes everything else.
+    pub(super) fn keep(self, product: &str, to: &Path) -> anyhow::Result<()> {
+        // Copied under another name first: what is there is whole.
+        let new = to.with_extension("new");
+        std::fs::copy(self.folder.join(product), &new)?;
+        std::fs::rename(&new, to)?;
+        Ok(std::fs::remove_dir_all(&self.folder)?)
+    }
+}
