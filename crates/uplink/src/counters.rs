@@ -17,6 +17,15 @@ macro_rules! counters {
     };
 }
 
+impl UplinkCounters {
+    /// Octets of payload, both ways.
+    pub(crate) fn octets(&self) -> u64 {
+        let all =
+            [&self.tcp_bytes_in, &self.tcp_bytes_out, &self.udp_bytes_in, &self.udp_bytes_out];
+        all.into_iter().fold(0, |sum, octets| sum.wrapping_add(octets.get()))
+    }
+}
+
 counters! {
     /// Frames from the guest.
     frames_in;

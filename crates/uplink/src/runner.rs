@@ -1,8 +1,12 @@
 //! A thread that does nothing else: an uplink and its link to the guest, without a data plane between.
 //!
 //! It goes turns as long as there is work, and sleeps when a turn found none: until a frame comes, a
-//! socket is ready, a deadline has come, or it is told to stop. Before it sleeps it goes some turns for
-//! nothing, in `SPIN`: to sleep and be woken costs more than those.
+//! socket is ready, a deadline has come, or it is told to stop.
+//!
+//! Before it sleeps it goes some turns for nothing, as long as sleeps have been short of late ([`Spin`]): to
+//! sleep and be woken costs more than those. It does not yield the processor in between: with Linux 6.18, who
+//! yields to a thread that computes gives away a whole turn of its own, and comes to the next frame milliseconds
+//! later. Behind much data it sleeps at once: then those who send and receive it want the processor.
 
 // #syscall uplink sched_yield: polling threads let others run
 // #syscall uplink ppoll: waiting for the guest and for sockets
@@ -13,6 +17,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use ringfence_net::batch::Batch;
 use ringfence_net::clock::Clock;
 use ringfence_net::{Fault, Port, Received};
+use ringfence_platform::pace::Spin;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 
@@ -26,6 +31,9 @@ const BUDGET: usize = 64;
 /// when it is sent on.
 const SCRATCH: usize = 400_000;
 
+/// Octets since it was idle last, from which on it does not wait for more before it sleeps.
+const BULK: u64 = 64 << 10;
+
 /// An uplink with its link.
 pub struct Runner<L> {
     uplink: Uplink,
@@ -33,8 +41,7 @@ pub struct Runner<L> {
     clock: Clock,
     batch: Batch,
     indices: Vec<u32>,
-    /// How long it goes turns for nothing before it sleeps.
-    spin: Duration,
+    spin: Spin,
     /// Others that carry the same guest's packets.
     member: Option<Member>,
     /// What of its sources has something; known for the first turn after it slept.
@@ -70,19 +77,11 @@ pub enum Ended {
 }
 
 impl<L: Port + GuestSide> Runner<L> {
-    /// A runner.
+    /// A runner that goes turns for nothing for at most `spin` before it sleeps.
     pub fn new(uplink: Uplink, link: L, clock: Clock, spin: Duration) -> Runner<L> {
         let batch = Batch::with_capacity(BUDGET, SCRATCH);
-        Runner {
-            uplink,
-            link,
-            clock,
-            batch,
-            indices: Vec::new(),
-            spin,
-            member: None,
-            ready: Sources::ALL,
-        }
+        let (indices, spin) = (Vec::new(), Spin::new(spin));
+        Runner { uplink, link, clock, batch, indices, spin, member: None, ready: Sources::ALL }
     }
 
     /// The same as one of several, each with an engine that knows its
@@ -108,18 +107,27 @@ impl<L: Port + GuestSide> Runner<L> {
     /// Turns until there was nothing to do for a while.
     fn run_until_idle(&mut self) -> Result<(), Ended> {
         let mut idle_since = None;
+        let mut carried = self.uplink.counters().octets();
         loop {
             let now = self.clock.now();
             if self.turn(now)? {
                 idle_since = None;
                 continue;
             }
-            // Who has work for us may be waiting for this processor.
-            std::thread::yield_now();
-            let since = *idle_since.get_or_insert(now);
-            if now.saturating_sub(since) >= self.spin {
+            let since = match idle_since {
+                Some(since) => since,
+                None => {
+                    let before = core::mem::replace(&mut carried, self.uplink.counters().octets());
+                    if carried.wrapping_sub(before) >= BULK {
+                        return Ok(());
+                    }
+                    *idle_since.insert(now)
+                }
+            };
+            if now.saturating_sub(since) >= self.spin.window() {
                 return Ok(());
             }
+            core::hint::spin_loop();
         }
     }
 
@@ -171,9 +179,10 @@ impl<L: Port + GuestSide> Runner<L> {
         if self.link.arm()? {
             return Ok(false);
         }
+        let slept = self.clock.now();
         let deadline = [self.uplink.deadline(), Port::deadline(&self.link)];
         let wait = deadline.into_iter().flatten().min().map(|deadline| {
-            let left = deadline.saturating_sub(self.clock.now());
+            let left = deadline.saturating_sub(slept);
             Timespec {
                 tv_sec: i64::try_from(left.as_secs()).unwrap_or(i64::MAX),
                 tv_nsec: i64::from(left.subsec_nanos()),
@@ -197,6 +206,7 @@ impl<L: Port + GuestSide> Runner<L> {
             (has(&fds[0]), Sources { host: has(&fds[1]), link: fds[links..].iter().any(has) })
         };
         self.ready = ready;
+        self.spin.slept(self.clock.now().saturating_sub(slept));
         self.link.clear_events()?;
         if let Some(member) = &self.member {
             member.clear();

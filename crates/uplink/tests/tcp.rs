@@ -13,7 +13,7 @@
 //! * `time N`: milliseconds go by.
 
 use std::io::{ErrorKind, Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -21,6 +21,7 @@ use ringfence_net::Batch;
 use ringfence_offload::{Checksum, Layers, OffloadMeta};
 use ringfence_uplink::emit::Ends;
 use ringfence_uplink::host::real::RealHost;
+use ringfence_uplink::share::Handed;
 use ringfence_uplink::tcp::segment::{Header, Segment, SynOptions};
 use ringfence_uplink::tcp::seq::Seq;
 use ringfence_uplink::testing::Wire;
@@ -57,6 +58,7 @@ impl World {
         let counters = Arc::<UplinkCounters>::default();
         let mut config = Config { mtu: 1500, ..Config::default() };
         config.access.host_loopback.push(ROUTER.into());
+        config.guest.mac = Some([2, 0, 0, 0, 0, 2]);
         let mut host = RealHost::new(Arc::clone(&counters)).unwrap();
         change(&mut host);
         World {
@@ -273,6 +275,30 @@ fn who_closes_first_can_be_asked_for_the_last_acknowledgement() {
     );
     world.run("time 3000\n silence");
     assert_eq!(world.uplink.tcp_flows(), 0);
+}
+
+#[test]
+fn a_client_that_has_its_port_again_is_not_refused() {
+    let mut world = World::new();
+    let client = SocketAddr::from((ROUTER, world.port()));
+    for _ in 0..2 {
+        let far = TcpStream::connect(world.listener.local_addr().unwrap()).unwrap();
+        let file = world.listener.accept().unwrap().0.into();
+        let guest = SocketAddr::from((GUEST, 4000));
+        world.uplink.take_over(Handed::Connection { file, client, guest }, world.now);
+        world.far = Some(far);
+        world.run(
+            "uplink S 0 16
+             guest SA 0 1
+             uplink A 1 1
+             host shut
+             uplink FA 1 1
+             guest FA 1 2
+             uplink A 2 2
+             host eof",
+        );
+        assert_eq!(world.uplink.tcp_flows(), 1, "it waits to be asked for its last words");
+    }
 }
 
 #[test]

@@ -30,8 +30,8 @@ use crate::sys::channel::{Channel, ChannelError};
 use crate::sys::sandbox::{Isolation, SandboxError};
 use crate::sys::{DomainKind, STATUS_FAILED};
 
-/// How long it looks for work before it sleeps.
-const SPIN: Duration = Duration::from_micros(20);
+/// How long it looks for work before it sleeps, at most.
+const SPIN: Duration = Duration::from_micros(50);
 
 /// Descriptors of the process that are no conversation's: links, threads, what is open for a moment.
 const OWN_DESCRIPTORS: usize = 128;

@@ -259,6 +259,11 @@ impl Tcp {
         context: &mut Context<'_>,
     ) {
         let key = Key { guest, remote: client };
+        // The host lets a client have its port again sooner than we forget who had it.
+        let is_over = |id: &FlowId| self.flows.get(*id).is_some_and(|f| f.phase == Phase::TimeWait);
+        if let Some(old) = self.flows.find(&key).filter(is_over) {
+            self.end(old, Close::Orderly, context);
+        }
         if self.flows.find(&key).is_some() || client.is_ipv4() != guest.is_ipv4() {
             context.counters.tcp_refused.add(1);
             return;

@@ -29,7 +29,7 @@ use crate::uplink::link::{Link, LinkOrder, Made};
 const INTERFACE: &str = "bench1";
 const GUEST_MAC: [u8; 6] = [0x02, 0x52, 0x46, 0, 0, 0x64];
 /// As the uplink's process has it.
-const SPIN: Duration = Duration::from_micros(20);
+const SPIN: Duration = Duration::from_micros(50);
 
 /// What one run came to.
 pub(super) struct Measured {
