@@ -114,7 +114,7 @@ fn a_server_that_hangs_costs_an_error_in_time_and_is_used_again_when_it_goes_on(
     let (_guest, disk) = served(&lab, &disk);
     let mut driver = Driver::new(disk.queue(4).unwrap());
     driver.write(0, &[1; 4096]).unwrap();
-    kill_process(server.pid(), Signal::STOP).unwrap();
+    server.stop();
     let begun = Instant::now();
     let written = driver.write(4096, &[2; 4096]);
     let took = begun.elapsed();

@@ -68,6 +68,19 @@ impl Background {
     pub fn pid(&self) -> rustix::process::Pid {
         rustix::process::Pid::from_child(&self.0)
     }
+
+    /// Stops every thread of it, and waits until that is so: until then a thread may still do what it is
+    /// woken for.
+    pub fn stop(&self) {
+        rustix::process::kill_process(self.pid(), rustix::process::Signal::STOP).unwrap();
+        let is_stopped = |task: std::io::Result<std::fs::DirEntry>| {
+            let stat = std::fs::read_to_string(task.unwrap().path().join("stat")).unwrap();
+            stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with('T'))
+        };
+        let tasks = format!("/proc/{}/task", self.pid());
+        let stopped = || std::fs::read_dir(&tasks).unwrap().all(is_stopped);
+        assert!(eventually(MOMENT, stopped), "it is not stopped");
+    }
 }
 
 impl Drop for Background {
