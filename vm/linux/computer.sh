@@ -14,6 +14,8 @@ enter_computer() {
     for each in dev proc sys; do
         mount --bind /$each $COMPUTER/$each
     done
+    # Its passwords are its own, and cannot be read where the computer's user is not root: sshd takes that for a locked account.
+    echo 'root:*:20000:0:99999:7:::' >/shadow && mount --bind /shadow $COMPUTER/etc/shadow
     # Shells of tests have a place for what is shared by all.
     mkdir -p $COMPUTER/dev/shm
     mount -t tmpfs shm $COMPUTER/dev/shm
