@@ -123,19 +123,25 @@ impl Channel {
         work: impl FnOnce(&Channel) -> Result<u8, E>,
         failed: impl FnOnce(E) -> (u8, M),
     ) -> u8 {
-        let channel = match Channel::from_stdin() {
-            Ok(channel) => channel,
+        Channel::with_stdin(|channel| {
+            work(channel).unwrap_or_else(|error| {
+                let (status, message) = failed(error);
+                // If nobody hears it the other end is gone, and so is the user's interest.
+                let _ = channel.send(&message, &[]);
+                status
+            })
+        })
+    }
+
+    /// The same for who tells of its failures itself.
+    pub(super) fn with_stdin(work: impl FnOnce(&Channel) -> u8) -> u8 {
+        match Channel::from_stdin() {
+            Ok(channel) => work(&channel),
             Err(error) => {
                 eprintln!("ringfence: {error}");
-                return super::STATUS_FAILED;
+                super::STATUS_FAILED
             }
-        };
-        work(&channel).unwrap_or_else(|error| {
-            let (status, message) = failed(error);
-            // If nobody hears it the other end is gone, and so is the user's interest.
-            let _ = channel.send(&message, &[]);
-            status
-        })
+        }
     }
 
     /// The channel over a connected sequenced-packet socket.

@@ -80,10 +80,14 @@ pub struct Obituary {
 
 /// Runs as the keeper of a domain; returns the exit status.
 pub fn main(kind: DomainKind, command: &[OsString]) -> u8 {
-    Channel::serve_stdin(
-        |control| keep(kind, command, control.as_fd(), control).map(Ending::exit_status),
-        |error| (super::STATUS_FAILED, FromKeeper::Failed(error.to_string())),
-    )
+    Channel::with_stdin(|control| match keep(kind, command, control.as_fd(), control) {
+        Ok(ending) => ending.exit_status(),
+        Err(error) => {
+            // A launcher that does not listen must not keep it from ending, and what it keeps with it.
+            control.send_or_drop(&FromKeeper::Failed(error.to_string()));
+            super::STATUS_FAILED
+        }
+    })
 }
 
 fn keep(

@@ -4,7 +4,7 @@
 //!
 //! A connection begins with a line that says what it is for ([`Work`]).
 
-use std::io::{self, BufRead, BufReader, IoSlice, IoSliceMut, Read, Write};
+use std::io::{BufRead, BufReader, IoSlice, IoSliceMut, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::os::fd::AsRawFd;
 use std::time::{Duration, Instant};
@@ -13,6 +13,8 @@ use anyhow::{Context, bail, ensure};
 use hdrhistogram::Histogram;
 use nix::sys::socket::{MsgFlags, MultiHeaders, SockaddrStorage};
 use serde::{Deserialize, Serialize};
+
+use crate::bench::said::{self, say};
 
 /// What is written or read of a stream at a time, as other tools do.
 const BUFFER: usize = 128 << 10;
@@ -100,19 +102,12 @@ fn nanos(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
-fn say(what: &Said) -> anyhow::Result<()> {
-    let mut line = serde_json::to_string(what)?;
-    line.push('\n');
-    let mut out = io::stdout().lock();
-    out.write_all(line.as_bytes())?;
-    Ok(out.flush()?)
-}
-
 /// A client in a process of its own; returns the exit status.
 pub(super) fn client_main(order: &str) -> u8 {
     let begins = || say(&Said::Begins);
     let came = serde_json::from_str(order).context("an order").and_then(|o| ask(&o, begins));
-    report(came.and_then(|came| say(&Said::Came(Box::new(came)))))
+    let said = came.and_then(|came| say(&Said::Came(Box::new(came))));
+    said::exit_status(said, Said::Failed)
 }
 
 /// A server in a process of its own; returns the exit status.
@@ -121,18 +116,7 @@ pub(super) fn server_main(port: u16) -> u8 {
         say(&Said::Listening(server.port))?;
         server.serve()
     });
-    report(served)
-}
-
-fn report(outcome: anyhow::Result<()>) -> u8 {
-    match outcome {
-        Ok(()) => 0,
-        Err(error) => {
-            // When nobody hears it, nobody needs it.
-            let _ = say(&Said::Failed(format!("{error:#}")));
-            crate::bench::STATUS_BENCH_FAILED
-        }
-    }
+    said::exit_status(served, Said::Failed)
 }
 
 /// A server at one port, TCP and UDP, of every address.
