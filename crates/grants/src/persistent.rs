@@ -28,8 +28,8 @@ use core::time::Duration;
 use std::sync::Arc;
 
 use ringfence_memory::LentSlice;
-use ringfence_platform::counters::Counter;
 use ringfence_platform::{Access, Grantee, Gref};
+use ringfence_sys::counters::Counter;
 
 use crate::index::GrefIndex;
 

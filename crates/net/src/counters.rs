@@ -5,7 +5,7 @@
 //! by any thread at any time.
 
 use ringfence_offload::OffloadMeta;
-use ringfence_platform::counters::Counter;
+use ringfence_sys::counters::Counter;
 
 macro_rules! drop_reasons {
     ($($(#[$doc:meta])* $variant:ident = $name:literal;)*) => {

@@ -9,7 +9,7 @@
 //! In a switch, ports that compete get the same time, not the same number of frames (`share`).
 //!
 //! When a round finds nothing to do, the thread goes on polling for a short while
-//! ([`ringfence_platform::pace`]: as long as experience says that it pays), then arms all ports, looks once more and sleeps until one of
+//! ([`ringfence_sys::pace`]: as long as experience says that it pays), then arms all ports, looks once more and sleeps until one of
 //! their files is readable.
 //!
 //! # What a port can do to the others
@@ -53,11 +53,10 @@ use std::sync::mpsc::TryRecvError;
 
 use ringfence_memory::PAGE_SIZE;
 use ringfence_platform::Counters;
-use ringfence_platform::pace::Spin;
+use ringfence_sys::pace::Spin;
 use rustix::event::epoll;
 
 use crate::batch::{Batch, FRAMES_DEFAULT, Room, SCRATCH_DEFAULT};
-use crate::clock::monotonic;
 use crate::counters::{DropReason, PortCounters};
 use crate::edge::{Edge, Leaving};
 use crate::port::Transmitted;
@@ -65,6 +64,7 @@ use crate::switch::{Fabric, Plan, PortIndex};
 pub use handle::{AddPortError, DataplaneHandle, DataplaneStats, PortGone, PortId, PortStats};
 use handle::{Command, Inbox, WeakHandle};
 use relay::{Post, Relay};
+use ringfence_sys::clock::monotonic;
 use share::Fairness;
 use slot::Slot;
 

@@ -14,7 +14,6 @@
 //! * [`dataplane`]: the thread that polls the ports, and sleeps when there is nothing to do.
 
 pub mod batch;
-pub mod clock;
 pub mod counters;
 pub mod ctrl;
 pub mod dataplane;

@@ -3,7 +3,7 @@
 //! # Theory of operation
 //!
 //! The file of a TAP interface gives one frame a `read` and takes one a `write`, each behind a
-//! virtio-net header of 12 octets, little-endian ([`ringfence_platform::tap`] sets it up like that).
+//! virtio-net header of 12 octets, little-endian ([`ringfence_sys::tap`] sets it up like that).
 //! What is read comes from a kernel; its offload metadata is checked like any other's all the same,
 //! since a namespace's kernel passes on what programs in it inject through packet sockets.
 //!
@@ -24,7 +24,7 @@ use ringfence_memory::WriteList;
 use ringfence_offload::vnet::{MODERN_LEN, VnetHeader};
 use ringfence_offload::{Layers, OffloadMeta};
 use ringfence_platform::Counters;
-use ringfence_platform::tap::{TapOffloads, VNET_HEADER_LEN};
+use ringfence_sys::tap::{TapOffloads, VNET_HEADER_LEN};
 use rustix::io::Errno;
 
 use crate::batch::{Batch, FrameView, HEADER_MAX};

@@ -25,7 +25,6 @@ use ringfence_net::vif::controls::VifPolicy;
 use ringfence_net::vif::frontend::VifFrontend;
 use ringfence_net::vif::toolstack::{self, VifConfig};
 use ringfence_offload::OffloadMeta;
-use ringfence_platform::counters::CounterValues;
 use ringfence_platform::local::hub::{Hub, HubHandle, HubLimits};
 use ringfence_platform::local::{ArenaShape, LocalGrantee, LocalGranter, LocalPlatform};
 use ringfence_platform::store::{StoreAccess, StoreClient};
@@ -34,6 +33,7 @@ use ringfence_platform::{
     WindowError, WindowHandle, WindowShape, WindowView,
 };
 use ringfence_ring::RingPages;
+use ringfence_sys::counters::CounterValues;
 use ringfence_wire::xenbus::{DeviceId, DeviceKind, XenbusState};
 
 /// The ends of each channel by number: the allocator's event, the binder's.

@@ -9,7 +9,6 @@ use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
 use ringfence_grants::Mode;
-use ringfence_net::clock::Clock;
 use ringfence_net::counters::DropReason;
 use ringfence_net::dataplane::{Dataplane, DataplaneConfig};
 use ringfence_net::hostile::frontend::RX_BUFFERS;
@@ -23,6 +22,7 @@ use ringfence_net::{Port, PortCounters};
 use ringfence_platform::Counters;
 use ringfence_platform::DomId;
 use ringfence_platform::store::StoreAccess;
+use ringfence_sys::clock::Clock;
 use ringfence_wire::netif::{Status, TxFlags, TxRequest, keys};
 use ringfence_wire::xenbus::XenbusState;
 

@@ -11,13 +11,13 @@ use std::time::Duration;
 use pair::{Pair, carry};
 use ringfence_grants::Mode;
 use ringfence_net::Batch;
-use ringfence_net::clock::Clock;
 use ringfence_net::orders::{PortOrder, PortReply};
 use ringfence_net::port::Port;
 use ringfence_net::steer::Steering;
 use ringfence_net::vif::backend::{BackendOptions, VifBackend};
 use ringfence_offload::OffloadMeta;
 use ringfence_platform::store::StoreAccess;
+use ringfence_sys::clock::Clock;
 use ringfence_wire::netif::ctrl::HashTypes;
 use ringfence_wire::xenbus::XenbusState;
 

@@ -10,7 +10,7 @@ use ringfence_grants::Mode;
 use ringfence_net::features::OffloadKeys;
 use ringfence_net::netfront::QUEUE_PAGES;
 use ringfence_platform::Platform;
-use ringfence_platform::counters::CounterValues;
+use ringfence_sys::counters::CounterValues;
 
 fn operations(pair: &Pair) -> CounterValues {
     pair.back_platform.counters().values()

@@ -13,7 +13,7 @@ use ringfence_net::{Batch, DropReason, Fault, FrameView, Port};
 use ringfence_offload::packet::{Layers, Transport};
 use ringfence_offload::{Checksum, OffloadMeta};
 use ringfence_platform::Counters;
-use ringfence_platform::tap::{Tap, TapOffloads};
+use ringfence_sys::tap::{Tap, TapOffloads};
 
 use support::{in_namespaces, ip};
 

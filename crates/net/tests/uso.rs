@@ -15,7 +15,7 @@ use ringfence_net::switch::{Fabric, PortPolicy, Switch};
 use ringfence_net::tap::TapPort;
 use ringfence_net::vif::backend::{BackendOptions, VifBackend};
 use ringfence_platform::Counters;
-use ringfence_platform::tap::{Tap, TapOffloads};
+use ringfence_sys::tap::{Tap, TapOffloads};
 use std::sync::Arc;
 
 use support::peer::{receive, send_segmented, socket_towards};

@@ -23,7 +23,7 @@ use std::time::{Duration, Instant};
 use common::{EXTENSIONS_V6, Kind, Recipe, SOURCE_MAC, corpus, difference, segments};
 use ringfence_offload::OffloadMeta;
 use ringfence_offload::vnet::{MODERN_LEN, VnetHeader};
-use ringfence_platform::tap::{Tap, TapOffloads};
+use ringfence_sys::tap::{Tap, TapOffloads};
 
 /// In this entry of `EXTENSIONS_V6` destination options follow a routing header. Linux puts the fragment
 /// header in front of them and repeats them in every fragment, where they are taken for data; ours

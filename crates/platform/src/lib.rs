@@ -16,22 +16,15 @@
 #[cfg(feature = "test-utils")]
 #[doc(hidden)]
 pub mod attack;
-pub mod blkdev;
 pub mod conformance;
 pub mod copy;
-pub mod counters;
 #[cfg(feature = "test-utils")]
 #[doc(hidden)]
 pub mod denied;
 pub mod iommu;
 pub mod local;
-pub mod namespaces;
-pub mod nbd;
-pub mod pace;
 pub mod rules;
-pub mod socket;
 pub mod store;
-pub mod tap;
 pub mod vhost;
 pub mod window;
 pub mod xen;
@@ -41,8 +34,8 @@ use std::io;
 use std::os::fd::AsFd;
 
 pub use copy::{CopyList, CopyOps};
-pub use counters::Counters;
 use ringfence_memory::LentSlice;
+pub use ringfence_sys::counters::Counters;
 pub use ringfence_wire::grant::{Access, DomId, GrantStatus, Gref};
 pub use window::{
     PageId, RoundPlace, TranslationTable, WindowError, WindowHandle, WindowPlace, WindowRound,

@@ -25,7 +25,7 @@ use ringfence_grants::Mode;
 use ringfence_net::features::OffloadKeys;
 use ringfence_net::netfront::TxStaging;
 use ringfence_net::vif::backend::QUEUES_MAX;
-use ringfence_platform::tap;
+use ringfence_sys::tap;
 
 /// The smallest MTU: what every IPv4 host must be able to receive (RFC 791, section 3.2).
 const MTU_MIN: i64 = 576;

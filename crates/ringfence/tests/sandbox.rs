@@ -278,7 +278,7 @@ fn reach_others(victims: &[i32]) -> Vec<Attempt> {
 
 /// What the list of system calls denies beyond that.
 fn forbidden(kind: DomainKind) -> Vec<Attempt> {
-    use ringfence_platform::namespaces::{Fresh, unshare};
+    use ringfence_sys::namespaces::{Fresh, unshare};
     let seal = SealFlags::SEAL;
     let own = rustix::event::eventfd(0, EventfdFlags::CLOEXEC).unwrap();
     let unix = SocketFlags::CLOEXEC;

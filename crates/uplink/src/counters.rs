@@ -1,6 +1,6 @@
 //! What an uplink counts. One thread writes, any thread may read.
 
-use ringfence_platform::counters::Counter;
+use ringfence_sys::counters::Counter;
 
 macro_rules! counters {
     ($($(#[$doc:meta])* $name:ident;)*) => {

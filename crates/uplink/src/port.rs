@@ -9,11 +9,11 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use ringfence_net::batch::Room;
-use ringfence_net::clock::Clock;
 use ringfence_net::{
     Batch, ChecksumOffload, Fault, GsoOffload, Port, PortCapabilities, PortCounters, Received,
     Transmitted,
 };
+use ringfence_sys::clock::Clock;
 
 use crate::engine::Uplink;
 use crate::link::{Committed, GuestSide, Slots};

@@ -15,9 +15,9 @@ use core::time::Duration;
 use std::os::fd::{AsFd, BorrowedFd};
 
 use ringfence_net::batch::Batch;
-use ringfence_net::clock::Clock;
 use ringfence_net::{Fault, Port, Received};
-use ringfence_platform::pace::Spin;
+use ringfence_sys::clock::Clock;
+use ringfence_sys::pace::Spin;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 

@@ -41,7 +41,6 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use ringfence_memory::{LentSlice, Mapping};
-use ringfence_net::clock::Clock;
 use ringfence_net::tap::{capabilities, frame_max};
 use ringfence_net::{
     Batch, DropReason, Fault, Port, PortCapabilities, PortCounters, Received, Transmitted,
@@ -50,9 +49,10 @@ use ringfence_platform::Counters;
 use ringfence_platform::iommu::AddressSpace;
 use ringfence_platform::iommu::iotlb::Miss;
 use ringfence_platform::rules::RuleCounters;
-use ringfence_platform::tap::TapOffloads;
 use ringfence_platform::vhost::{QueueName, VhostError, VhostNet, VhostSetup};
 use ringfence_ring::split::DriverQueue;
+use ringfence_sys::clock::Clock;
+use ringfence_sys::tap::TapOffloads;
 use ringfence_uplink::GuestSide;
 use ringfence_uplink::link::{Committed, Slots};
 

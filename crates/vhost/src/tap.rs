@@ -1,7 +1,7 @@
 //! The link by a TAP interface: one `read` for each frame from the guest, one `write` for each to it.
 //!
 //! It works wherever there is `/dev/net/tun`, and it is what the link by vhost-net is measured against. An
-//! interface with several queues ([`Tap::create_queues`](ringfence_platform::tap::Tap::create_queues)) has
+//! interface with several queues ([`Tap::create_queues`](ringfence_sys::tap::Tap::create_queues)) has
 //! one [`TapLink`] for each, so that each has a thread of its own.
 //!
 //! A `write` is over when it returns, so the [`FrameRing`] is empty after each
@@ -17,7 +17,7 @@ use std::sync::Arc;
 use ringfence_net::tap::TapPort;
 use ringfence_net::{Batch, Fault, Port, PortCapabilities, PortCounters, Received, Transmitted};
 use ringfence_platform::Counters;
-use ringfence_platform::tap::TapOffloads;
+use ringfence_sys::tap::TapOffloads;
 use ringfence_uplink::GuestSide;
 use ringfence_uplink::link::{Committed, Slots};
 

@@ -15,13 +15,13 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use ringfence_net::clock::Clock;
 use ringfence_net::tap::TapPort;
 use ringfence_net::{Batch, Port};
 use ringfence_offload::OffloadMeta;
 use ringfence_platform::Counters;
-use ringfence_platform::namespaces::{self, Fresh};
-use ringfence_platform::tap::{Tap, TapOffloads};
+use ringfence_sys::clock::Clock;
+use ringfence_sys::namespaces::{self, Fresh};
+use ringfence_sys::tap::{Tap, TapOffloads};
 use ringfence_uplink::host::real::RealHost;
 use ringfence_uplink::runner::{Ended, Runner};
 use ringfence_uplink::{Access, Config, Uplink, UplinkCounters};

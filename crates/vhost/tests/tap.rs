@@ -12,7 +12,7 @@ use ringfence_net::{Batch, DropReason, Fault, Port};
 use ringfence_offload::packet::{Layers, Transport};
 use ringfence_offload::{Checksum, OffloadMeta};
 use ringfence_platform::Counters;
-use ringfence_platform::tap::Tap;
+use ringfence_sys::tap::Tap;
 use ringfence_vhost::frames::FrameShape;
 use ringfence_vhost::tap::TapLink;
 

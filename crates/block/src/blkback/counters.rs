@@ -1,7 +1,7 @@
 //! What a queue did.
 
 use ringfence_grants::persistent::PersistentCounters;
-use ringfence_platform::counters::Counter;
+use ringfence_sys::counters::Counter;
 use ringfence_wire::blkif::{Direction, SegmentRange};
 
 use super::job::Work;

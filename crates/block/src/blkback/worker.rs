@@ -10,9 +10,9 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
 
-use ringfence_platform::pace::{Spin, Throttle};
 use ringfence_platform::{Channel, ChannelError, Counters, Grantee};
 use ringfence_ring::{ProducerOverflow, RingMemory};
+use ringfence_sys::pace::{Spin, Throttle};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::time::{ClockId, clock_gettime};
 

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use super::Dataplane;
-use crate::clock::monotonic;
 use crate::switch::Fabric;
+use ringfence_sys::clock::monotonic;
 
 impl Dataplane {
     /// Tells the other planes what was learned.

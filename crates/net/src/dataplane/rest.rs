@@ -9,7 +9,7 @@ use rustix::event::{Timespec, epoll};
 
 use super::slot::Slot;
 use super::{Dataplane, WAKE};
-use crate::clock::monotonic;
+use ringfence_sys::clock::monotonic;
 
 /// Events taken from the kernel at a time; more are found at the next sleep.
 const EVENTS: usize = 64;

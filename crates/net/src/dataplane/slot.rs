@@ -13,7 +13,7 @@ use super::hold::Patience;
 use super::share::Share;
 use crate::port::{Fault, Port, PortCapabilities};
 use crate::switch::PortIndex;
-use ringfence_platform::pace::Throttle;
+use ringfence_sys::pace::Throttle;
 
 pub(super) struct Slot {
     pub(super) id: PortId,

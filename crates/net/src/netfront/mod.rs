@@ -31,7 +31,6 @@ use ringfence_platform::{
 use ringfence_ring::RingPages;
 
 use crate::batch::Batch;
-use crate::clock::monotonic;
 use crate::counters::PortCounters;
 use crate::features::VifFeatures;
 use crate::netback::QueueChannels;
@@ -41,6 +40,7 @@ use crate::rules::RuleCounters;
 use crate::steer::Chooser;
 use heads::HEAD_PAGES;
 use queue::Queue;
+use ringfence_sys::clock::monotonic;
 pub use tx::{TxStaging, UnknownStaging};
 pub(crate) use windows::QueueWindows;
 pub use windows::{WindowSizes, WindowStock};

@@ -18,13 +18,13 @@ use ringfence_wire::xenbus::{self, DeviceId, XenbusState};
 use super::controls::{Followed, VifPolicy};
 use super::steps::{BackendStep, BackendView, backend_step};
 use super::{PortHost, ctrl_ring, windows};
-use crate::clock::Clock;
 use crate::ctrl::backend::ControlRing;
 use crate::features::{OffloadKeys, VifFeatures};
 use crate::netback::{NetbackPort, QueueChannels, QueueParts, QueueRecords, QueueWindows};
 use crate::orders::PortOrder;
 use crate::port::{Fault, Port};
 use crate::rules::RuleCounters;
+use ringfence_sys::clock::Clock;
 
 /// Steps that one look may take: more than any handshake needs, so that a peer that changes its
 /// state all the time holds nobody up.

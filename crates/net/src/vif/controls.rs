@@ -10,9 +10,9 @@ use ringfence_wire::netif::keys;
 
 use super::backend::is_about_a_key;
 use super::values::Rate;
-use crate::clock::Clock;
 use crate::netback::{PoliceConfig, STALL_DEFAULT};
 use crate::rules::RuleCounters;
+use ringfence_sys::clock::Clock;
 
 /// What is wanted of a port.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]

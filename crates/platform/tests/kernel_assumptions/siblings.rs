@@ -2,7 +2,7 @@
 
 use std::ffi::CString;
 
-use ringfence_platform::namespaces::{Fresh, unshare};
+use ringfence_sys::namespaces::{Fresh, unshare};
 
 use crate::not_allowed_here;
 use crate::peer::{Line, Peer, errno_if};

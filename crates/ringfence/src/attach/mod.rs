@@ -25,8 +25,8 @@ use ringfence_net::netfront::{TxStaging, WindowSizes};
 use ringfence_net::tap::TapPort;
 use ringfence_net::vif::frontend::{FrontendError, VifFrontend};
 use ringfence_platform::Platform;
-use ringfence_platform::tap::{Tap, TapError};
 use ringfence_platform::xen::{Side, XenPlatform};
+use ringfence_sys::tap::{Tap, TapError};
 use rustix::event::{PollFd, PollFlags};
 use rustix::thread::CapabilitySet;
 

@@ -12,8 +12,8 @@ use ringfence_net::vif::toolstack::{self, VifConfig};
 use ringfence_platform::local::LocalPlatform;
 use ringfence_platform::local::hub::HubHandle;
 use ringfence_platform::store::{StoreAccess, StoreClient, StoreError};
-use ringfence_platform::tap::TapOffloads;
 use ringfence_platform::{DomId, Platform};
+use ringfence_sys::tap::TapOffloads;
 use ringfence_wire::xenbus::{DeviceId, DeviceKind};
 use ringfence_wire::xenstore::{NodeAccess, PermissionList};
 

@@ -16,8 +16,8 @@ use ringfence_net::tap::TapPort;
 use ringfence_net::vif::backend::QUEUES_MAX;
 use ringfence_net::vif::frontend::VifFrontend;
 use ringfence_platform::local::{ArenaShape, LocalPlatform};
-use ringfence_platform::tap::TapOffloads;
 use ringfence_platform::{DomId, Platform, PlatformError};
+use ringfence_sys::tap::TapOffloads;
 use ringfence_wire::xenbus::{DeviceId, DeviceKind};
 use rustix::event::{PollFd, PollFlags};
 

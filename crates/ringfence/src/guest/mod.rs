@@ -30,8 +30,8 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-use ringfence_platform::namespaces::{self, Fresh};
-use ringfence_platform::tap::{Tap, TapError};
+use ringfence_sys::namespaces::{self, Fresh};
+use ringfence_sys::tap::{Tap, TapError};
 use rustix::event::{PollFd, PollFlags};
 use rustix::process::{Pid, WaitOptions};
 use serde::{Deserialize, Serialize};
@@ -66,7 +66,7 @@ pub enum FromGuest {
     /// It is set up. With the descriptors of the TAP's queues where it was to have an interface, and
     /// then those of the uplink's.
     Ready {
-        /// What the kernel leaves to the reader of the TAP ([`ringfence_platform::tap::TapOffloads`]).
+        /// What the kernel leaves to the reader of the TAP ([`ringfence_sys::tap::TapOffloads`]).
         offloads: u32,
         /// The same of the uplink's.
         uplink_offloads: u32,

@@ -4,7 +4,7 @@ use std::fs;
 use std::io;
 
 use ringfence_net::features::OffloadKeys;
-use ringfence_platform::tap::{Tap, TapError, TapOffloads};
+use ringfence_sys::tap::{Tap, TapError, TapOffloads};
 
 use super::{Address, InterfaceConfig, UplinkInterface};
 use crate::sys::netlink::{LinkChange, Netlink};

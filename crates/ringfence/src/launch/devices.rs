@@ -14,7 +14,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use ringfence_block::nbd::agree::{ClientHandshake, Progress, Settled};
-use ringfence_platform::nbd::{NbdDevice, NbdEnding, NbdExport, is_ready};
+use ringfence_sys::nbd::{NbdDevice, NbdEnding, NbdExport, is_ready};
 
 /// How long shaking hands, and the device, may take until they are there.
 const PATIENCE: Duration = Duration::from_secs(5);

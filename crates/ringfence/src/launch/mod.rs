@@ -31,8 +31,8 @@ use std::os::fd::{AsFd, OwnedFd, RawFd};
 use std::time::Duration;
 
 use anyhow::{Context, bail};
-use ringfence_platform::namespaces;
-use ringfence_platform::tap::Tap;
+use ringfence_sys::namespaces;
+use ringfence_sys::tap::Tap;
 
 use disks::Disks;
 use report::Reporter;

@@ -10,7 +10,7 @@
 use std::io;
 use std::path::Path;
 
-use ringfence_platform::tap::{Tap, TapError};
+use ringfence_sys::tap::{Tap, TapError};
 
 use crate::sys::netlink::{LinkChange, Netlink};
 

@@ -24,7 +24,7 @@ use ringfence_net::vif::controls::VifPolicy;
 use ringfence_net::vif::values::parse_mac;
 use ringfence_platform::Platform;
 use ringfence_platform::store::{StoreAccess, StoreClient, StoreError};
-use ringfence_platform::tap::Tap;
+use ringfence_sys::tap::Tap;
 use ringfence_wire::decimal;
 use ringfence_wire::netif::keys;
 use ringfence_wire::xenbus::DeviceId;

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 
 use ringfence_platform::DomId;
 use ringfence_platform::store::{StoreAccess, StoreClient};
-use ringfence_platform::tap::Tap;
+use ringfence_sys::tap::Tap;
 use ringfence_wire::decimal;
 use ringfence_wire::xenbus::{DeviceId, DeviceKind, STATE};
 use rustix::fs::Mode;

@@ -7,7 +7,7 @@ use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use ringfence_platform::namespaces;
+use ringfence_sys::namespaces;
 use rustix::process::{Pid, WaitId, WaitIdOptions};
 use serde::{Deserialize, Serialize};
 

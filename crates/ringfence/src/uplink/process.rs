@@ -11,9 +11,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ringfence_net::Port;
-use ringfence_net::clock::Clock;
 use ringfence_platform::Counters;
-use ringfence_platform::tap::TapOffloads;
+use ringfence_sys::clock::Clock;
+use ringfence_sys::tap::TapOffloads;
 use ringfence_uplink::guest::GuestNetwork;
 use ringfence_uplink::host::real::RealHost;
 use ringfence_uplink::runner::{Ended, Runner};

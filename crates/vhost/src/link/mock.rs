@@ -11,12 +11,12 @@ use ringfence_memory::{DeviceRegion, LentSlice, Mapping};
 use ringfence_net::tap::capabilities;
 use ringfence_platform::iommu::AddressSpace;
 use ringfence_platform::iommu::iotlb::Miss;
-use ringfence_platform::tap::TapOffloads;
 use ringfence_platform::vhost::{QueueName, VhostEvents};
 use ringfence_platform::window::EngineFacts;
 use ringfence_platform::{Access, Counters};
 use ringfence_ring::split::device::{DeviceQueue, Request};
 use ringfence_ring::split::{DriverQueue, QueueFeatures, QueuePages};
+use ringfence_sys::tap::TapOffloads;
 use ringfence_wire::virtio::SplitLayout;
 use rustix::event::{EventfdFlags, eventfd};
 

@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 use anyhow::Context as _;
 use ringfence_net::{Batch, Fault, Port as _};
 use ringfence_platform::iommu::{AddressSpace as _, FIRST_IO_ADDRESS, RegionShape};
-use ringfence_platform::tap::Tap;
 use ringfence_platform::{Gref, WindowShape, vhost};
+use ringfence_sys::tap::Tap;
 use ringfence_vhost::frames::FrameShape;
 use ringfence_vhost::{Protection, VhostLink};
 

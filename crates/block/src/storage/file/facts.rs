@@ -17,7 +17,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use ringfence_memory::{Mapping, ReadList};
-use ringfence_platform::blkdev;
+use ringfence_sys::blkdev;
 use rustix::fs::{AtFlags, FallocateFlags, FileType, FlockOperation, Mode, OFlags, StatxFlags};
 use serde::{Deserialize, Serialize};
 

@@ -11,7 +11,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
 use ringfence_memory::{LentSlice, ReadList, WriteList};
-use ringfence_platform::blkdev;
+use ringfence_sys::blkdev;
 use rustix::event::EventfdFlags;
 
 use super::bounce::Bounces;

@@ -17,12 +17,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use ringfence_wire::netif::extra::MulticastChange;
 
 use crate::batch::Batch;
-use crate::clock::Clock;
 use crate::counters::{DropReason, PortCounters};
 use crate::rules::RuleCounters;
 use crate::vif::controls::Wanted;
 use filter::MulticastFilter;
 use limit::Limiter;
+use ringfence_sys::clock::Clock;
 use stall::{Change, Stall};
 
 pub use stall::STALL_DEFAULT;

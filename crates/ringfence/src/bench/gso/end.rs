@@ -13,7 +13,7 @@ use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
 
 use anyhow::{Context, ensure};
-use ringfence_platform::counters::Counter;
+use ringfence_sys::counters::Counter;
 use rustix::time::ClockId;
 use serde::{Deserialize, Serialize};
 

@@ -31,7 +31,7 @@ pub(super) mod report;
 use std::io::Write;
 
 use anyhow::{Context, ensure};
-use ringfence_platform::namespaces::{self, Fresh};
+use ringfence_sys::namespaces::{self, Fresh};
 
 use args::{GsoArgs, Path, Setup};
 use case::Case;

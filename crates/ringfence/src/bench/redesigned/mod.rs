@@ -16,7 +16,7 @@ use std::io::Write;
 
 use anyhow::{Context, ensure};
 use ringfence_grants::Mode;
-use ringfence_platform::namespaces::{self, Fresh};
+use ringfence_sys::namespaces::{self, Fresh};
 
 use self::args::{Experiment, RedesignedArgs};
 use self::report::{Report, Run};

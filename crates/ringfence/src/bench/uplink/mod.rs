@@ -25,8 +25,8 @@ use std::os::unix::fs::FileExt;
 use std::time::Duration;
 
 use anyhow::{Context, bail, ensure};
-use ringfence_platform::namespaces::{self, Fresh};
-use ringfence_platform::tap::Tap;
+use ringfence_sys::namespaces::{self, Fresh};
+use ringfence_sys::tap::Tap;
 use serde::Serialize;
 
 use self::args::{Case, Direction, Peer, UplinkArgs};

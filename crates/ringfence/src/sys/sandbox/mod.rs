@@ -30,7 +30,7 @@ pub(crate) use daemon::Confinement;
 
 use std::io;
 
-use ringfence_platform::namespaces::{self, Fresh};
+use ringfence_sys::namespaces::{self, Fresh};
 use rustix::mount::{MountFlags, MountPropagationFlags, UnmountFlags};
 use rustix::process::{DumpableBehavior, Resource, Rlimit};
 use rustix::thread::{CapabilitiesSecureBits, CapabilitySet, CapabilitySets, Gid, Uid};

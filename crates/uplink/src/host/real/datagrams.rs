@@ -27,7 +27,7 @@ use nix::sys::socket::{
     AddressFamily, ControlMessage, ControlMessageOwned, MsgFlags, MultiHeaders, SockFlag,
     SockProtocol, SockType, SockaddrStorage, setsockopt, sockopt,
 };
-use ringfence_platform::counters::Counter;
+use ringfence_sys::counters::Counter;
 use rustix::io::Errno;
 
 use crate::host::datagrams::{Datagram, DatagramSocket, Failure, Inbox, ROOM, Via};

@@ -19,7 +19,7 @@ use std::os::fd::OwnedFd;
 
 use arrayvec::ArrayVec;
 use ringfence_memory::WriteList;
-use ringfence_platform::socket;
+use ringfence_sys::socket;
 use rustix::event::epoll::{self, EventFlags};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;

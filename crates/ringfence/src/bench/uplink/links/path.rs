@@ -11,9 +11,9 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
-use ringfence_net::clock::Clock;
-use ringfence_platform::tap::{Tap, TapOffloads};
 use ringfence_platform::{Counters, vhost};
+use ringfence_sys::clock::Clock;
+use ringfence_sys::tap::{Tap, TapOffloads};
 use ringfence_uplink::guest::GuestNetwork;
 use ringfence_uplink::host::real::RealHost;
 use ringfence_uplink::runner::{Ended, Runner};

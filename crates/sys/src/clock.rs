@@ -5,7 +5,7 @@ use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 use std::time::Instant;
 
 /// Time since a fixed moment.
-pub(crate) fn monotonic() -> Duration {
+pub fn monotonic() -> Duration {
     // By the C library: it finds the kernel's clock page in a sandbox, which saves a system call.
     static BEGAN: LazyLock<Instant> = LazyLock::new(Instant::now);
     BEGAN.elapsed()
