@@ -1,4 +1,4 @@
 //! Sessions of hostile xenstore clients with the server: no bound is passed, nothing is left behind.
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|data: &[u8]| ringfence_platform::store::fuzz_store_session(data));
+libfuzzer_sys::fuzz_target!(|data: &[u8]| ringfence_xenstore::fuzz_store_session(data));

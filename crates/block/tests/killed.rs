@@ -22,7 +22,7 @@ use ringfence_block::vbd::frontend::{PlatformDisk, VbdFrontend};
 use ringfence_block::vbd::toolstack::{self, VbdConfig};
 use ringfence_platform::local::hub::{Hub, HubLimits};
 use ringfence_platform::local::{ArenaShape, LocalPlatform};
-use ringfence_platform::store::StoreClient;
+use ringfence_xenstore::StoreClient;
 use ringfence_platform::{DomId, Platform};
 use ringfence_wire::xenbus::{DeviceId, DeviceKind};
 use rustix::net::{

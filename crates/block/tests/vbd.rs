@@ -153,7 +153,7 @@ fn a_frontend_that_closes_and_comes_back_finds_its_disk() {
     });
     driver.queue().kick();
     let path = format!("{}/state", stage.seats[guest.seat].device().frontend_path());
-    ringfence_platform::store::StoreAccess::write(&mut guest.store, &path, "1").unwrap();
+    ringfence_xenstore::StoreAccess::write(&mut guest.store, &path, "1").unwrap();
     guest.connect(&mut stage);
     assert_eq!(driver.wait().unwrap()[0].result, Ok(()));
     let found = image(&*front);
@@ -180,7 +180,7 @@ fn a_backend_that_starts_over_under_load_is_followed_and_nothing_is_lost() {
             ringfence_block::vbd::backend::VbdBackend::new(device, served, shared, Arc::new(|| {}));
         drop(std::mem::replace(seat, next));
         // What it offers is in the store; it waits for the frontend to begin.
-        ringfence_platform::store::StoreAccess::write(&mut stage.store, &path, "2").unwrap();
+        ringfence_xenstore::StoreAccess::write(&mut stage.store, &path, "2").unwrap();
         guest.look();
         guest.connect(&mut stage);
         restarts += 1;

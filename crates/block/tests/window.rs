@@ -17,7 +17,7 @@ use ringfence_block::storage::testing::{Driver, conformance, image};
 use ringfence_block::vbd::backend::VbdBackend;
 use ringfence_block::vbd::toolstack::VbdConfig;
 use ringfence_grants::window::mark;
-use ringfence_platform::store::StoreAccess;
+use ringfence_xenstore::StoreAccess;
 use ringfence_platform::{Access, DomId, Gref, Platform, WindowShape};
 use ringfence_wire::blkif::{Abi, Operation, SegmentRange, Status, keys};
 use ringfence_wire::xenbus::XenbusState;

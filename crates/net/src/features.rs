@@ -19,7 +19,7 @@ use core::str::FromStr;
 
 use ringfence_memory::PAGE_SIZE;
 use ringfence_offload::{Gso, GsoKind};
-use ringfence_platform::store::{StoreAccess, StoreClient, StoreError};
+use ringfence_xenstore::{StoreAccess, StoreClient, StoreError};
 use ringfence_wire::netif::{extra, keys};
 
 use crate::port::{ChecksumOffload, GsoOffload, LINK_HEADER_MAX, PortCapabilities};

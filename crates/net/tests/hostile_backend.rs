@@ -15,7 +15,7 @@ use ringfence_net::hostile::{HostileBackend, frame, tcp_frame, udp_frame};
 use ringfence_net::vif::toolstack;
 use ringfence_offload::Checksum;
 use ringfence_platform::local::ArenaShape;
-use ringfence_platform::store::StoreAccess;
+use ringfence_xenstore::StoreAccess;
 use ringfence_platform::{Access, DomId, Granter, Platform};
 use ringfence_wire::netif::{RxFlags, RxResponse, Status, TxResponse, keys};
 use ringfence_wire::xenbus::XenbusState;

@@ -21,7 +21,7 @@ use ringfence_net::vif::controls::VifPolicy;
 use ringfence_net::{Port, PortCounters};
 use ringfence_platform::Counters;
 use ringfence_platform::DomId;
-use ringfence_platform::store::StoreAccess;
+use ringfence_xenstore::StoreAccess;
 use ringfence_sys::clock::Clock;
 use ringfence_wire::netif::{Status, TxFlags, TxRequest, keys};
 use ringfence_wire::xenbus::XenbusState;

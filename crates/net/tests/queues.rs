@@ -16,7 +16,7 @@ use ringfence_net::port::Port;
 use ringfence_net::steer::Steering;
 use ringfence_net::vif::backend::{BackendOptions, VifBackend};
 use ringfence_offload::OffloadMeta;
-use ringfence_platform::store::StoreAccess;
+use ringfence_xenstore::StoreAccess;
 use ringfence_sys::clock::Clock;
 use ringfence_wire::netif::ctrl::HashTypes;
 use ringfence_wire::xenbus::XenbusState;

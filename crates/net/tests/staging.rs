@@ -73,7 +73,7 @@ fn a_device_that_goes_leaves_nothing_mapped() {
         let counts = operations(&pair);
         assert_eq!(counts.grant_maps, counts.grant_unmaps);
         let state = format!("{}/state", pair.device.frontend_path());
-        use ringfence_platform::store::StoreAccess as _;
+        use ringfence_xenstore::StoreAccess as _;
         pair.front_store.write(&state, "1").unwrap();
     }
 }

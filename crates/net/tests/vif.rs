@@ -14,7 +14,7 @@ use ringfence_net::port::{ChecksumOffload, Port};
 use ringfence_net::vif::backend::Life;
 use ringfence_net::vif::toolstack;
 use ringfence_offload::{Checksum, Gso, GsoKind, OffloadMeta};
-use ringfence_platform::store::StoreAccess;
+use ringfence_xenstore::StoreAccess;
 use ringfence_wire::xenbus::XenbusState;
 
 #[test]

@@ -14,7 +14,7 @@ use ringfence_net::orders::{PortOrder, PortReply};
 use ringfence_net::port::{Fault, Port};
 use ringfence_net::vif::WINDOW_ENTRIES_MAX;
 use ringfence_net::vif::frontend::VifFrontend;
-use ringfence_platform::store::StoreAccess;
+use ringfence_xenstore::StoreAccess;
 use ringfence_platform::{Access, Gref, Platform, WindowHandle};
 use ringfence_wire::netif::keys;
 use ringfence_wire::xenbus::XenbusState;

@@ -11,7 +11,7 @@
 //! * A [`Grantee`] reaches the pages that one peer lent it: by mapping them, or by copies in which
 //!   nothing is mapped. Each element of a batch has a status of its own (XSA-361).
 //! * A [`Channel`] is one bit each way: several notifications before it is cleared merge into one.
-//! * The [`store`] carries the xenbus handshake. Every value in it is the peer's text.
+//! * The [store](ringfence_xenstore) carries the xenbus handshake. Every value in it is the peer's text.
 
 #[cfg(feature = "test-utils")]
 #[doc(hidden)]
@@ -24,7 +24,6 @@ pub mod denied;
 pub mod iommu;
 pub mod local;
 pub mod rules;
-pub mod store;
 pub mod vhost;
 pub mod window;
 pub mod xen;
@@ -63,7 +62,7 @@ pub trait Platform: Send + Sync + 'static {
     /// # Errors
     ///
     /// When the store cannot be reached.
-    fn store(&self) -> Result<store::StoreClient, PlatformError>;
+    fn store(&self) -> Result<ringfence_xenstore::StoreClient, PlatformError>;
 
     /// The means to lend pages to `peer`.
     ///
@@ -379,7 +378,7 @@ pub enum PlatformError {
     Device(#[from] xen::DeviceError),
     /// The store refused or broke its protocol.
     #[error(transparent)]
-    Store(#[from] store::StoreError),
+    Store(#[from] ringfence_xenstore::StoreError),
 }
 
 impl PlatformError {

@@ -13,7 +13,7 @@ use common::Machine;
 use ringfence_memory::LentSlice;
 use ringfence_platform::conformance::{CaseReport, Outcome, Role, Suite, Summary};
 use ringfence_platform::local::{LocalChannel, LocalGrantee, LocalGranter, LocalPlatform};
-use ringfence_platform::store::StoreClient;
+use ringfence_xenstore::StoreClient;
 use ringfence_platform::{
     Access, Channel, ChannelError, CopyList, Counters, DomId, EventPort, GrantStatus, Grantee,
     Granter, Gref, Lease, LendError, Platform, PlatformError, RevokeError, StillLent,

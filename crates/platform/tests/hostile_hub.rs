@@ -12,7 +12,7 @@ use ringfence_platform::local::raw::process::{
 };
 use ringfence_platform::local::raw::{RawArena, RawDomain, RawError, kind, refusal, send_raw};
 use ringfence_platform::local::{ArenaShape, LocalPlatform};
-use ringfence_platform::store::StoreAccess;
+use ringfence_xenstore::StoreAccess;
 use ringfence_platform::{Access, Channel, DomId, Granter, Platform};
 use ringfence_wire::xenstore::{NodeAccess, PermissionList};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};

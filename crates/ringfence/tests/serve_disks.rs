@@ -19,7 +19,7 @@ use ringfence_block::storage::{Disk, Geometry, Op};
 use ringfence_block::vbd::frontend::VbdFrontend;
 use ringfence_platform::Platform;
 use ringfence_platform::local::{ArenaShape, LocalPlatform};
-use ringfence_platform::store::{StoreAccess, StoreClient};
+use ringfence_xenstore::{StoreAccess, StoreClient};
 use ringfence_wire::xenbus::{DeviceId, DeviceKind, XenbusState};
 use rustix::process::Signal;
 use support::lab::{DRIVER, Lab, wait_until};

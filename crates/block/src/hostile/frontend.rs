@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use ringfence_memory::LentSlice;
 use ringfence_platform::local::{LocalChannel, LocalGranter, LocalPlatform};
-use ringfence_platform::store::{StoreAccess, StoreClient};
+use ringfence_xenstore::{StoreAccess, StoreClient};
 use ringfence_platform::{Access, Channel, Granter, Gref, Lease, Platform};
 use ringfence_ring::RingLayout;
 use ringfence_ring::sync::Ordering::{Acquire, Release};

@@ -8,7 +8,7 @@ mod windows;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use ringfence_platform::rules::RuleCounters;
-use ringfence_platform::store::{StoreAccess, StoreClient, StoreError};
+use ringfence_xenstore::{StoreAccess, StoreClient, StoreError};
 use ringfence_platform::xenbus::end::{BackendEnd, Life, STEPS_MAX, is_about_a_key};
 use ringfence_platform::xenbus::steps::{BackendStep, backend_step};
 use ringfence_platform::{GrantStatus, Gref, Platform, PlatformError, WindowError};

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 
 use ringfence_platform::rules::RuleCounters;
-use ringfence_platform::store::{StoreAccess, StoreClient, StoreError};
+use ringfence_xenstore::{StoreAccess, StoreClient, StoreError};
 use ringfence_platform::xenbus::end::{FrontendEnd, STEPS_MAX};
 use ringfence_platform::xenbus::steps::{FrontendStep, frontend_step};
 use ringfence_platform::{Channel, Lease, LendError, Platform, PlatformError, take_back};

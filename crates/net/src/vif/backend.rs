@@ -6,7 +6,7 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use ringfence_grants::Mode;
-use ringfence_platform::store::{StoreAccess, StoreClient, StoreError};
+use ringfence_xenstore::{StoreAccess, StoreClient, StoreError};
 pub(super) use ringfence_platform::xenbus::end::is_about_a_key;
 use ringfence_platform::{
     Access, EventPort, GrantStatus, Grantee, Gref, Platform, PlatformError, WindowError,

@@ -5,7 +5,7 @@
 
 use core::time::Duration;
 
-use ringfence_platform::store::{StoreAccess, StoreClient, StoreError};
+use ringfence_xenstore::{StoreAccess, StoreClient, StoreError};
 use ringfence_wire::netif::keys;
 
 use super::backend::is_about_a_key;

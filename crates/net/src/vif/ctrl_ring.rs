@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use ringfence_grants::Mode;
 use ringfence_grants::staging::StagingLimits;
-use ringfence_platform::store::{StoreAccess, StoreClient};
+use ringfence_xenstore::{StoreAccess, StoreClient};
 use ringfence_platform::{EventPort, Gref, Platform};
 use ringfence_wire::netif::keys;
 use ringfence_wire::xenbus::DeviceId;

@@ -3,7 +3,7 @@
 use std::os::fd::{AsFd, BorrowedFd, RawFd};
 use std::sync::Arc;
 
-use ringfence_platform::store::{StoreAccess, StoreClient, StoreError};
+use ringfence_xenstore::{StoreAccess, StoreClient, StoreError};
 use ringfence_platform::{
     Access, Channel, Granter, Lease, LendError, Platform, PlatformError, take_back,
 };

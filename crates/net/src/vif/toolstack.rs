@@ -1,6 +1,6 @@
 //! What a toolstack writes to make a vif, and how it takes it away.
 
-use ringfence_platform::store::{StoreClient, StoreError};
+use ringfence_xenstore::{StoreClient, StoreError};
 pub use ringfence_platform::xenbus::toolstack::remove;
 use ringfence_wire::netif::keys;
 use ringfence_wire::xenbus::DeviceId;

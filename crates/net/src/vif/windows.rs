@@ -1,6 +1,6 @@
 //! The windows of a vif's rings, from the backend's side: opened when it connects.
 
-use ringfence_platform::store::{StoreAccess, StoreClient};
+use ringfence_xenstore::{StoreAccess, StoreClient};
 use ringfence_platform::{DomId, Platform, WindowError, WindowHandle, WindowRound};
 use ringfence_wire::netif::keys;
 

@@ -4,7 +4,7 @@ use ringfence_grants::Mode;
 use ringfence_net::hostile::process::{alone, descriptors_settled, mappings, resident_pages};
 use ringfence_net::hostile::{HostileFrontend, Neighbour, Stage, frame};
 use ringfence_platform::DomId;
-use ringfence_platform::store::StoreAccess;
+use ringfence_xenstore::StoreAccess;
 
 /// What is held now: descriptors, mappings, pages.
 type Held = (usize, usize, usize);

@@ -6,7 +6,7 @@ use ringfence_grants::Mode;
 use ringfence_net::hostile::frontend::TX_PAGES;
 use ringfence_net::hostile::{HostileFrontend, Neighbour, Stage, frame};
 use ringfence_net::vif::backend::Life;
-use ringfence_platform::store::StoreAccess;
+use ringfence_xenstore::StoreAccess;
 use ringfence_platform::{DomId, Platform};
 use ringfence_wire::netif::keys;
 use ringfence_wire::xenbus::XenbusState;

@@ -7,7 +7,7 @@ use ringfence_memory::{LentSlice, OutOfRange, PAGE_SIZE};
 use super::dialogue::Dialogue;
 use super::{Outcome, Refused};
 use crate::copy::BadRange;
-use crate::store::StoreError;
+use ringfence_xenstore::StoreError;
 use crate::{
     Access, ChannelError, CopyOps, DomId, GrantStatus, Grantee, Granter, Gref, Lease, LendError,
     Platform, PlatformError, StillLent,

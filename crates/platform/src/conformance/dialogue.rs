@@ -21,7 +21,7 @@ use ringfence_wire::xenstore::{ErrorName, NodeAccess, Permission, PermissionList
 
 use super::bench::{Stop, Verdict};
 use super::{Outcome, Role, Suite};
-use crate::store::{StoreAccess, StoreClient, StoreError};
+use ringfence_xenstore::{StoreAccess, StoreClient, StoreError};
 use crate::{DomId, Platform};
 
 /// How often to look without having been told to.

@@ -43,7 +43,7 @@ use std::time::Duration;
 
 use ringfence_wire::xenstore::{NodeAccess, PermissionList};
 
-use crate::store::{StoreAccess, StoreError};
+use ringfence_xenstore::{StoreAccess, StoreError};
 use crate::{DomId, GrantStatus, Platform};
 use bench::{Bench, Stop};
 use dialogue::Dialogue;

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use ringfence_wire::xenstore::{ErrorName, NodeAccess, Permission, PermissionList};
 
 use super::bench::{Bench, Stop, Verdict, require, same};
-use crate::store::{StoreAccess, StoreClient, StoreError};
+use ringfence_xenstore::{StoreAccess, StoreClient, StoreError};
 use crate::{DomId, Platform};
 
 /// How long an event may take.

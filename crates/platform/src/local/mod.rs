@@ -37,7 +37,7 @@ use hub::protocol::{ANY_DOMAIN, Kind};
 use window::LocalTable;
 pub use window::{RoundPlace, WindowPlace, WindowRound, WindowView};
 
-use crate::store::StoreClient;
+use ringfence_xenstore::StoreClient;
 use crate::{
     Counters, DomId, EventPort, Platform, PlatformError, TranslationTable, WindowError,
     WindowHandle, WindowShape,

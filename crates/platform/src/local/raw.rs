@@ -24,7 +24,7 @@ use rustix::net::{
 };
 
 use super::ArenaShape;
-use crate::store::{StoreClient, StoreError};
+use ringfence_xenstore::{StoreClient, StoreError};
 
 /// Kinds of request.
 pub mod kind {

@@ -108,7 +108,7 @@ pub enum DeviceError {
     )]
     NoDomId {
         /// What it says.
-        why: crate::store::StoreError,
+        why: ringfence_xenstore::StoreError,
     },
 }
 

@@ -26,7 +26,7 @@ pub use grantee::{COPY_MAX, MAPPED_MAX, UnmapNotice, XenGrantee};
 pub use granter::XenGranter;
 use ringfence_wire::xenstore::ErrorName;
 
-use crate::store::{StoreAccess, StoreClient, StoreError};
+use ringfence_xenstore::{StoreAccess, StoreClient, StoreError};
 use crate::{Counters, DomId, EventPort, Platform, PlatformError};
 
 /// What a program is going to do, and so which devices it needs.

@@ -7,7 +7,7 @@ use ringfence_wire::xenstore::ErrorName;
 
 use super::steps::{BackendView, FrontendView};
 use crate::rules::RuleCounters;
-use crate::store::{StoreAccess, StoreClient, StoreError};
+use ringfence_xenstore::{StoreAccess, StoreClient, StoreError};
 
 /// Steps that one look may take: more than any handshake needs, so that a peer that changes its
 /// state all the time holds nobody up.

@@ -4,7 +4,7 @@ use ringfence_wire::grant::DomId;
 use ringfence_wire::xenbus::{self, DeviceId, XenbusState};
 use ringfence_wire::xenstore::{ErrorName, NodeAccess, Permission, PermissionList};
 
-use crate::store::{StoreAccess, StoreClient, StoreError};
+use ringfence_xenstore::{StoreAccess, StoreClient, StoreError};
 
 /// A key and its value.
 pub type Entry<'a> = (&'a str, String);

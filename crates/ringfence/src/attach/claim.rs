@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use ringfence_net::switch::Mac;
 use ringfence_net::vif::values::parse_mac;
 use ringfence_platform::DomId;
-use ringfence_platform::store::{StoreAccess, StoreClient, StoreError};
+use ringfence_xenstore::{StoreAccess, StoreClient, StoreError};
 use ringfence_wire::decimal;
 use ringfence_wire::netif::keys;
 use ringfence_wire::xenbus::{self, DeviceId, DeviceKind, XenbusState};

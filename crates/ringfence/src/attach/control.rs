@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, bail, ensure};
 use clap::Args;
 use ringfence_memory::PAGE_SIZE;
-use ringfence_platform::store::{StoreAccess, StoreClient};
+use ringfence_xenstore::{StoreAccess, StoreClient};
 use ringfence_platform::xen::{Side, XenPlatform};
 use ringfence_platform::{Access, Channel, Granter, Gref, Lease, Platform};
 use ringfence_ring::{FrontRing, NETIF_CTRL, NETIF_RX, NETIF_TX, RingPages};

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use ringfence_memory::LentSlice;
 use ringfence_platform::conformance::{CaseReport, Outcome, Role};
-use ringfence_platform::store::{StoreAccess, StoreClient};
+use ringfence_xenstore::{StoreAccess, StoreClient};
 use ringfence_platform::xen::{UnmapNotice, XenChannel, XenPlatform};
 use ringfence_platform::{
     Access, Channel, DomId, EventPort, Granter, Gref, Lease, Platform, PlatformError,

@@ -18,7 +18,7 @@ use ringfence_block::storage::nbd::{Dialer, NbdDisk};
 use ringfence_block::vbd::backend::VbdBackend;
 use ringfence_block::vbd::toolstack::{self, VbdConfig};
 use ringfence_platform::DomId;
-use ringfence_platform::store::StoreError;
+use ringfence_xenstore::StoreError;
 use ringfence_wire::xenbus::{DeviceId, DeviceKind};
 use rustix::event::EventfdFlags;
 

@@ -23,7 +23,7 @@ use ringfence_net::switch::{Fabric, Switch};
 use ringfence_net::vif::backend::QUEUES_MAX;
 use ringfence_platform::local::LocalPlatform;
 use ringfence_platform::local::hub::{Hub, HubHandle, HubLimits};
-use ringfence_platform::store::{StoreAccess, StoreClient};
+use ringfence_xenstore::{StoreAccess, StoreClient};
 use ringfence_platform::{DomId, Platform, PlatformError};
 use ringfence_wire::xenbus::DeviceId;
 use rustix::event::{PollFd, PollFlags};
@@ -54,7 +54,7 @@ pub enum DriverError {
     Platform(#[from] PlatformError),
     /// The store failed.
     #[error("store: {0}")]
-    Store(#[from] ringfence_platform::store::StoreError),
+    Store(#[from] ringfence_xenstore::StoreError),
     /// The system refused.
     #[error(transparent)]
     System(#[from] io::Error),

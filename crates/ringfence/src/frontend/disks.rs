@@ -11,7 +11,7 @@ use ringfence_block::export::{Export, ExportOptions};
 use ringfence_block::storage::Disk;
 use ringfence_block::vbd::frontend::VbdFrontend;
 use ringfence_platform::local::LocalPlatform;
-use ringfence_platform::store::StoreClient;
+use ringfence_xenstore::StoreClient;
 use ringfence_platform::{DomId, Platform, PlatformError};
 use ringfence_wire::xenbus::{DeviceId, DeviceKind};
 use rustix::event::EventfdFlags;

@@ -54,7 +54,7 @@ enum Failure {
     #[error(transparent)]
     Disk(#[from] ringfence_block::vbd::frontend::FrontendError),
     #[error("store: {0}")]
-    Store(#[from] ringfence_platform::store::StoreError),
+    Store(#[from] ringfence_xenstore::StoreError),
     #[error(transparent)]
     System(#[from] io::Error),
 }

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use nix::sys::signal::Signal;
 use ringfence_net::dataplane::{DataplaneStats, PortId};
-use ringfence_platform::store::{StoreAccess, StoreClient, StoreError};
+use ringfence_xenstore::{StoreAccess, StoreClient, StoreError};
 use ringfence_platform::{Platform, PlatformError};
 use ringfence_wire::netif::keys;
 use ringfence_wire::xenbus::{self, DeviceId, DeviceKind, XenbusState};

@@ -9,7 +9,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use ringfence_platform::DomId;
-use ringfence_platform::store::{StoreAccess, StoreClient};
+use ringfence_xenstore::{StoreAccess, StoreClient};
 use ringfence_sys::tap::Tap;
 use ringfence_wire::decimal;
 use ringfence_wire::xenbus::{DeviceId, DeviceKind, STATE};

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use ringfence::serve::status::{Snapshot, ask};
 use ringfence_platform::local::LocalPlatform;
 use ringfence_platform::local::hub::{Hub, HubHandle, HubLimits};
-use ringfence_platform::store::{StoreAccess, StoreClient};
+use ringfence_xenstore::{StoreAccess, StoreClient};
 use ringfence_platform::{DomId, Platform};
 use ringfence_wire::xenbus::DeviceId;
 use ringfence_wire::xenstore::{NodeAccess, PermissionList};

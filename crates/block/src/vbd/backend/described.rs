@@ -1,6 +1,6 @@
 //! A disk as its guest is told of it.
 
-use ringfence_platform::store::{StoreAccess, StoreClient, StoreError};
+use ringfence_xenstore::{StoreAccess, StoreClient, StoreError};
 use ringfence_platform::xenbus::end::BackendEnd;
 use ringfence_wire::blkif::keys;
 

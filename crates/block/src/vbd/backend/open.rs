@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, PoisonError};
 
-use ringfence_platform::store::{StoreAccess, StoreClient};
+use ringfence_xenstore::{StoreAccess, StoreClient};
 use ringfence_platform::{Access, EventPort, Grantee, Gref, Platform};
 use ringfence_ring::RingPages;
 use ringfence_wire::blkif::{Abi, RING_ORDER_MAX, keys};

@@ -14,7 +14,7 @@
 //! ([`VbdBackend::is_replaced`]).
 
 use ringfence_platform::Gref;
-use ringfence_platform::store::{StoreAccess, StoreClient, StoreError};
+use ringfence_xenstore::{StoreAccess, StoreClient, StoreError};
 use ringfence_platform::xenbus::end::is_about_a_key;
 use ringfence_platform::xenbus::steps::{BackendStep, BackendView};
 use ringfence_wire::xenbus::XenbusState;

@@ -22,7 +22,7 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use super::broker::{Broker, HubLimits};
 use super::protocol::{self, ANY_DOMAIN, Kind, Message, REPLY, Received, Refusal};
 use crate::local::{ArenaFiles, ArenaShape};
-use crate::store::{Leftovers, Limits, StorePump};
+use ringfence_xenstore::{Leftovers, Limits, StorePump};
 use crate::{DomId, PlatformError};
 
 /// Messages of one domain served before the others have their turn.

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, bail};
 use ringfence_memory::{LentSlice, PAGE_SIZE};
 use ringfence_platform::local::LocalPlatform;
-use ringfence_platform::store::{StoreAccess, StoreClient};
+use ringfence_xenstore::{StoreAccess, StoreClient};
 use ringfence_platform::{Access, Channel as _, Granter, Gref, Lease, Platform, PlatformError};
 use ringfence_ring::{NETIF_RX, NETIF_TX, RingLayout};
 use ringfence_wire::netif::{RxRequest, TxFlags, TxRequest, TxResponse, keys};

@@ -9,7 +9,7 @@
 use std::path::PathBuf;
 
 use ringfence_block::storage::nbd::NbdAddress;
-use ringfence_platform::store::{StoreAccess, StoreClient, StoreError};
+use ringfence_xenstore::{StoreAccess, StoreClient, StoreError};
 use ringfence_wire::blkif::keys;
 use ringfence_wire::decimal;
 use ringfence_wire::xenbus::{self, DeviceId, XenbusState};

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use ringfence_platform::Platform;
-use ringfence_platform::store::{StoreAccess, StoreClient};
+use ringfence_xenstore::{StoreAccess, StoreClient};
 use ringfence_wire::netif::keys::HOTPLUG_STATUS;
 use ringfence_wire::xenbus::{DeviceId, XenbusState};
 

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail, ensure};
 use ringfence_memory::PAGE_SIZE;
-use ringfence_platform::store::{StoreAccess, StoreClient};
+use ringfence_xenstore::{StoreAccess, StoreClient};
 use ringfence_platform::{Access, Channel as _, Granter, Gref, Lease, Platform};
 use ringfence_ring::RingLayout;
 use ringfence_ring::sync::Ordering::{Acquire, Release};

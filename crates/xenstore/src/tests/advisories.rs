@@ -1,8 +1,8 @@
 //! What Xen's security advisories on xenstore teach, each under its number, and the bounds.
 
 use super::*;
-use crate::store::Leftovers;
-use crate::store::quota::DEPTH_MAX;
+use crate::Leftovers;
+use crate::quota::DEPTH_MAX;
 
 /// Limits in which one bound is small.
 fn limits(change: impl FnOnce(&mut Limits)) -> Limits {

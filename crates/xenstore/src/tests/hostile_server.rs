@@ -1,6 +1,6 @@
 //! A client against a server that means ill.
 
-use crate::store::{StoreAccess, StoreClient, StoreError};
+use crate::{StoreAccess, StoreClient, StoreError};
 use proptest::prelude::*;
 use ringfence_wire::xenstore::{
     ErrorName, HEADER_LEN, Header, MessageReader, MessageType, emit_error, emit_event, emit_reply,

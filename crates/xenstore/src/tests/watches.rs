@@ -1,7 +1,7 @@
 //! Who is told of what.
 
 use super::*;
-use crate::store::Leftovers;
+use crate::Leftovers;
 
 fn owned(list: &[&str]) -> Vec<String> {
     list.iter().map(|text| (*text).to_owned()).collect()

@@ -200,7 +200,7 @@ fn domains_and_their_homes() {
     assert_eq!(known(&mut bench), b"F\0");
     bench.server.introduce(DomId(9));
     assert_eq!(known(&mut bench), b"T\0");
-    bench.server.release(DomId(9), crate::store::Leftovers::Remove);
+    bench.server.release(DomId(9), crate::Leftovers::Remove);
     assert_eq!(known(&mut bench), b"F\0");
 }
 

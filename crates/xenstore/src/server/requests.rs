@@ -1,12 +1,12 @@
 //! What the server does with each request.
 
 use super::{Connection, ConnectionId, StoreServer};
-use crate::store::access::{Change, Mutation};
-use crate::store::path::NodePath;
-use crate::store::quota::{Quota, Refusal, TOKEN_MAX};
-use crate::store::transaction::Transaction;
-use crate::store::tree::{Node, Tree};
-use crate::store::watch::Watch;
+use crate::access::{Change, Mutation};
+use crate::path::NodePath;
+use crate::quota::{Quota, Refusal, TOKEN_MAX};
+use crate::transaction::Transaction;
+use crate::tree::{Node, Tree};
+use crate::watch::Watch;
 use ringfence_wire::grant::DomId;
 use ringfence_wire::xenstore::{
     ErrorName, Header, MessageType, PAYLOAD_MAX, Path, PathError, Request, WatchPath, domain_path,
