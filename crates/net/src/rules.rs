@@ -2,7 +2,7 @@
 
 use ringfence_offload::accept::Refusal;
 use ringfence_platform::GrantStatus;
-pub use ringfence_platform::rules::RuleCounters;
+pub use ringfence_sys::rules::RuleCounters;
 
 macro_rules! grant_rules {
     ($($(#[$doc:meta])* $name:ident: $prefix:literal;)*) => {$(

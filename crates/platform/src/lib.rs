@@ -23,11 +23,9 @@ pub mod copy;
 pub mod denied;
 pub mod iommu;
 pub mod local;
-pub mod rules;
 pub mod vhost;
 pub mod window;
 pub mod xen;
-pub mod xenbus;
 
 use std::io;
 use std::os::fd::AsFd;

@@ -93,7 +93,7 @@ impl Lab {
             back.retain(|(known, _)| known != key);
             back.push((key, (*value).to_owned()));
         }
-        ringfence_platform::xenbus::toolstack::create(&mut self.store, &device, (&front, &back))
+        ringfence_xenbus::toolstack::create(&mut self.store, &device, (&front, &back))
             .unwrap();
         let options = BlkfrontOptions { queues: 2, ring_order: 1, ..BlkfrontOptions::default() };
         let front = VbdFrontend::new(&platform, device, options, Arc::new(|| {})).unwrap();
@@ -293,7 +293,7 @@ fn a_device_that_the_toolstack_removes_is_forgotten_and_its_file_free() {
     let mut guest = lab.guest(&[("params", image.to_str().unwrap())]);
     guest.connect();
     guest.driver().write(0, &[1; 512]).unwrap();
-    ringfence_platform::xenbus::toolstack::remove(&mut lab.store, &guest.device).unwrap();
+    ringfence_xenbus::toolstack::remove(&mut lab.store, &guest.device).unwrap();
     wait_until("it is forgotten", || lab.status().disks.is_empty());
     let daemon = lab.status().daemon;
     assert_eq!(daemon.disks.gone.get("writes"), Some(&1));

@@ -1,7 +1,7 @@
 //! Linux interfaces that the other crates share: ioctl wrappers, sockets, namespaces, clocks, counters.
 //!
 //! Each module wraps one interface of the kernel ([`tap`], [`nbd`], [`blkdev`], [`socket`], [`namespaces`]) or
-//! serves threads that poll ([`clock`], [`counters`], [`pace`]). None of them knows a ring, a grant or a guest.
+//! serves threads that poll ([`clock`], [`counters`], [`rules`], [`pace`]). None of them knows a ring, a grant or a guest.
 //!
 //! This crate is one of the few that may use `unsafe`: for system calls that rustix does not offer.
 
@@ -11,5 +11,6 @@ pub mod counters;
 pub mod namespaces;
 pub mod nbd;
 pub mod pace;
+pub mod rules;
 pub mod socket;
 pub mod tap;

@@ -48,7 +48,7 @@ use ringfence_net::{
 use ringfence_platform::Counters;
 use ringfence_platform::iommu::AddressSpace;
 use ringfence_platform::iommu::iotlb::Miss;
-use ringfence_platform::rules::RuleCounters;
+use ringfence_sys::rules::RuleCounters;
 use ringfence_platform::vhost::{QueueName, VhostError, VhostNet, VhostSetup};
 use ringfence_ring::split::DriverQueue;
 use ringfence_sys::clock::Clock;

@@ -64,7 +64,7 @@ use std::thread::JoinHandle;
 
 pub use counters::{QueueCounters, named_persistent};
 pub use ringfence_grants::persistent::{PersistentCounters, PersistentLimits};
-use ringfence_platform::rules::RuleCounters;
+use ringfence_sys::rules::RuleCounters;
 use ringfence_platform::{Channel, Counters, Grantee, WindowView};
 use ringfence_ring::{AnyOrderRing, ProducerOverflow, RingLayout, RingPages};
 use ringfence_sys::pace::Spin;

@@ -4,7 +4,7 @@ use core::time::Duration;
 use std::sync::Arc;
 
 use ringfence_memory::PAGE_SIZE;
-use ringfence_platform::rules::RuleCounters;
+use ringfence_sys::rules::RuleCounters;
 use ringfence_platform::{GrantStatus, Grantee};
 use ringfence_ring::{AnyOrderRing, ProducerOverflow, RingMemory};
 use ringfence_wire::blkif::{

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use ringfence_grants::window::SourceLevels;
 use ringfence_memory::PAGE_SIZE;
-use ringfence_platform::rules::RuleCounters;
+use ringfence_sys::rules::RuleCounters;
 use ringfence_platform::{Access, Channel, ChannelError, Granter, Lease};
 use ringfence_ring::{FrontRing, RingPages};
 use ringfence_wire::blkif::{

@@ -39,7 +39,7 @@ use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 pub use ringfence_grants::window::SourceLevels;
-use ringfence_platform::rules::RuleCounters;
+use ringfence_sys::rules::RuleCounters;
 use ringfence_platform::{Access, Channel, Granter, Gref, Lease, LendError, WindowHandle};
 use ringfence_ring::{FrontRing, RingLayout, RingPages};
 use ringfence_wire::blkif::{Abi, Rules, SEGMENTS_DIRECT, SEGMENTS_MAX};

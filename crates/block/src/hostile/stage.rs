@@ -5,9 +5,9 @@ use std::time::{Duration, Instant};
 
 use ringfence_platform::local::hub::{Hub, HubHandle, HubLimits};
 use ringfence_platform::local::{ArenaShape, LocalPlatform};
-use ringfence_platform::rules::RuleCounters;
+use ringfence_sys::rules::RuleCounters;
 use ringfence_xenstore::{StoreAccess, StoreClient};
-use ringfence_platform::xenbus::end::Life;
+use ringfence_xenbus::end::Life;
 use ringfence_platform::{DomId, Platform};
 use ringfence_wire::xenbus::{DeviceId, DeviceKind, XenbusState};
 

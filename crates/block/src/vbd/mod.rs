@@ -8,7 +8,7 @@
 //!                                    reads the size, Connected
 //! ```
 //!
-//! Both sides look at both states and do what is due ([`ringfence_platform::xenbus::steps`]). Neither
+//! Both sides look at both states and do what is due ([`ringfence_xenbus::steps`]). Neither
 //! knows which platform it runs on.
 
 pub mod backend;

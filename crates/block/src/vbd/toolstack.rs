@@ -1,7 +1,7 @@
 //! What a toolstack writes to make a disk.
 
 use ringfence_xenstore::{StoreClient, StoreError};
-pub use ringfence_platform::xenbus::toolstack::remove;
+pub use ringfence_xenbus::toolstack::remove;
 use ringfence_wire::blkif::keys;
 use ringfence_wire::xenbus::DeviceId;
 
@@ -35,5 +35,5 @@ pub fn create(
         (keys::REMOVABLE, number(config.removable)),
         (keys::DISCARD_ENABLE, number(!config.no_discard)),
     ];
-    ringfence_platform::xenbus::toolstack::create(store, device, (&front, &back))
+    ringfence_xenbus::toolstack::create(store, device, (&front, &back))
 }

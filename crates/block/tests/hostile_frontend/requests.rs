@@ -57,7 +57,7 @@ fn each_broken_rule_has_an_answer_and_a_name() {
             assert_eq!(stage.rules(front.seat).get(rule), before + 1, "{mode}: {rule}");
             assert_eq!(front.ask(&good), Status::Okay, "{mode}: after {rule}");
         }
-        assert_eq!(stage.look(front.seat), ringfence_platform::xenbus::end::Life::Alive);
+        assert_eq!(stage.look(front.seat), ringfence_xenbus::end::Life::Alive);
         assert!(stage.seats[front.seat].condemned().is_none());
         unharmed(&stage, &guest);
     }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use ringfence_grants::Mode;
 use ringfence_xenstore::{StoreAccess, StoreClient, StoreError};
-pub(super) use ringfence_platform::xenbus::end::is_about_a_key;
+pub(super) use ringfence_xenbus::end::is_about_a_key;
 use ringfence_platform::{
     Access, EventPort, GrantStatus, Grantee, Gref, Platform, PlatformError, WindowError,
 };

@@ -12,7 +12,7 @@ pub mod toolstack;
 pub mod values;
 mod windows;
 
-pub use ringfence_platform::xenbus::steps;
+pub use ringfence_xenbus::steps;
 use ringfence_wire::xenbus::DeviceId;
 pub use windows::WINDOW_ENTRIES_MAX;
 

@@ -1,7 +1,7 @@
 //! What a toolstack writes to make a vif, and how it takes it away.
 
 use ringfence_xenstore::{StoreClient, StoreError};
-pub use ringfence_platform::xenbus::toolstack::remove;
+pub use ringfence_xenbus::toolstack::remove;
 use ringfence_wire::netif::keys;
 use ringfence_wire::xenbus::DeviceId;
 
@@ -32,5 +32,5 @@ pub fn create(
     let named = [(keys::HANDLE, device.handle.to_string()), (keys::MAC, mac_text(config.mac))];
     let [handle, mac] = named.clone();
     let front = [handle, mac, (keys::MTU, config.mtu.to_string())];
-    ringfence_platform::xenbus::toolstack::create(store, device, (&front, &named))
+    ringfence_xenbus::toolstack::create(store, device, (&front, &named))
 }

@@ -1,7 +1,7 @@
 //! A disk as its guest is told of it.
 
 use ringfence_xenstore::{StoreAccess, StoreClient, StoreError};
-use ringfence_platform::xenbus::end::BackendEnd;
+use ringfence_xenbus::end::BackendEnd;
 use ringfence_wire::blkif::keys;
 
 use super::flag;

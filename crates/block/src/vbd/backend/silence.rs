@@ -15,8 +15,8 @@
 
 use ringfence_platform::Gref;
 use ringfence_xenstore::{StoreAccess, StoreClient, StoreError};
-use ringfence_platform::xenbus::end::is_about_a_key;
-use ringfence_platform::xenbus::steps::{BackendStep, BackendView};
+use ringfence_xenbus::end::is_about_a_key;
+use ringfence_xenbus::steps::{BackendStep, BackendView};
 use ringfence_wire::xenbus::XenbusState;
 
 use super::VbdBackend;

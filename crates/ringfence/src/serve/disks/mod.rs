@@ -31,7 +31,7 @@ use ringfence_block::storage::Geometry;
 use ringfence_block::vbd::backend::{Connection, VbdBackend};
 use ringfence_platform::Platform;
 use ringfence_xenstore::{StoreAccess, StoreClient, StoreError};
-use ringfence_platform::xenbus::end::Life;
+use ringfence_xenbus::end::Life;
 use ringfence_wire::xenbus::DeviceId;
 use rustix::event::EventfdFlags;
 

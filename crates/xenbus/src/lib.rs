@@ -1,3 +1,5 @@
+#![forbid(unsafe_code)]
+
 //! The xenbus handshake, as far as it is the same for every kind of device.
 //!
 //! * [`steps`]: what is due, by both sides' states.

@@ -6,7 +6,7 @@ use ringfence_wire::xenbus::{self, DeviceId, XenbusState};
 use ringfence_wire::xenstore::ErrorName;
 
 use super::steps::{BackendView, FrontendView};
-use crate::rules::RuleCounters;
+use ringfence_sys::rules::RuleCounters;
 use ringfence_xenstore::{StoreAccess, StoreClient, StoreError};
 
 /// Steps that one look may take: more than any handshake needs, so that a peer that changes its
