@@ -11,9 +11,9 @@ use ringfence_block::hostile::Stage;
 use ringfence_block::storage::{Discard, Disk, Geometry, Op, Request, Segment};
 use ringfence_memory::LentSlice;
 use ringfence_platform::local::{LocalChannel, LocalGranter, LocalPlatform};
-use ringfence_sys::rules::RuleCounters;
 use ringfence_platform::{Access, Channel, DomId, Grantee, Platform};
 use ringfence_ring::sync::Ordering::{Acquire, Release};
+use ringfence_sys::rules::RuleCounters;
 use ringfence_wire::blkif::{Abi, Response, Status};
 
 const GEOMETRY: Geometry = Geometry {

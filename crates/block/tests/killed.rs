@@ -22,9 +22,9 @@ use ringfence_block::vbd::frontend::{PlatformDisk, VbdFrontend};
 use ringfence_block::vbd::toolstack::{self, VbdConfig};
 use ringfence_platform::local::hub::{Hub, HubLimits};
 use ringfence_platform::local::{ArenaShape, LocalPlatform};
-use ringfence_xenstore::StoreClient;
 use ringfence_platform::{DomId, Platform};
 use ringfence_wire::xenbus::{DeviceId, DeviceKind};
+use ringfence_xenstore::StoreClient;
 use rustix::net::{
     AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, connect, listen, socket_with,
 };

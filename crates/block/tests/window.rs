@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use ringfence_access::window::mark;
 use ringfence_block::blkback::{BlkbackOptions, Mode};
 use ringfence_block::blkfront::BlkfrontOptions;
 use ringfence_block::hostile::frontend::RawFront;
@@ -16,11 +17,10 @@ use ringfence_block::storage::testing::workload::Workload;
 use ringfence_block::storage::testing::{Driver, conformance, image};
 use ringfence_block::vbd::backend::VbdBackend;
 use ringfence_block::vbd::toolstack::VbdConfig;
-use ringfence_grants::window::mark;
-use ringfence_xenstore::StoreAccess;
 use ringfence_platform::{Access, DomId, Gref, Platform, WindowShape};
 use ringfence_wire::blkif::{Abi, Operation, SegmentRange, Status, keys};
 use ringfence_wire::xenbus::XenbusState;
+use ringfence_xenstore::StoreAccess;
 
 fn disk() -> Arc<MemoryDisk> {
     Arc::new(MemoryDisk::new(16 << 20, 512).unwrap())

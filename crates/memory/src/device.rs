@@ -29,6 +29,12 @@ pub enum DeviceAccess {
     Write,
 }
 
+/// Where regions begin whose addresses are told to kernel vhost: no address of a process is as high.
+pub const FIRST_IO_ADDRESS: u64 = 1 << 60;
+
+/// Addresses above those of any kernel belong to nobody, either.
+const LAST_IO_ADDRESS: u64 = (1 << 62) - 1;
+
 /// A range of memory as a device is told of it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct DeviceRange {
@@ -47,6 +53,19 @@ impl DeviceRange {
     /// [`DeviceAccess::Read`], memory of a [`SendArea`].
     pub unsafe fn new(address: u64, len: u32, access: DeviceAccess) -> DeviceRange {
         DeviceRange { address, len, access }
+    }
+
+    /// `len` octets at an I/O address, as a device behind an address space is told of them; `None` below
+    /// [`FIRST_IO_ADDRESS`], where addresses of this process may be.
+    pub fn io(address: u64, len: u32, access: DeviceAccess) -> Option<DeviceRange> {
+        let last = address.checked_add(u64::from(len))?;
+        if address < FIRST_IO_ADDRESS || last > LAST_IO_ADDRESS {
+            return None;
+        }
+        // SAFETY: no memory of a process has such an address, so a device reaches memory of this process by it
+        // only where an address space leads it there; and that leads to what was mapped as a `DeviceRegion`,
+        // which the device may write only if it is lent memory.
+        Some(unsafe { DeviceRange::new(address, len, access) })
     }
 
     /// The first octet's address.

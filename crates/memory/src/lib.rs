@@ -35,7 +35,7 @@ mod lent;
 mod mapping;
 mod uring;
 
-pub use device::{DeviceAccess, DeviceRange, DeviceRegion, SendArea};
+pub use device::{DeviceAccess, DeviceRange, DeviceRegion, FIRST_IO_ADDRESS, SendArea};
 pub use iolist::{LIST_MAX, ListFull, PushError, ReadList, WriteList};
 pub use lent::{LentSlice, OutOfRange, Owner, Raw};
 pub use mapping::{Mapping, Protection, Window, WindowBatch};

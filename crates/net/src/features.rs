@@ -19,8 +19,8 @@ use core::str::FromStr;
 
 use ringfence_memory::PAGE_SIZE;
 use ringfence_offload::{Gso, GsoKind};
-use ringfence_xenstore::{StoreAccess, StoreClient, StoreError};
 use ringfence_wire::netif::{extra, keys};
+use ringfence_xenstore::{StoreAccess, StoreClient, StoreError};
 
 use crate::port::{ChecksumOffload, GsoOffload, LINK_HEADER_MAX, PortCapabilities};
 

@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use ringfence_grants::index::EnterError;
-use ringfence_grants::staging::StagedPage;
-use ringfence_grants::window::SourceLevels;
+use ringfence_access::index::EnterError;
+use ringfence_access::staging::StagedPage;
+use ringfence_access::window::SourceLevels;
 use ringfence_platform::Gref;
 
 use crate::netfront::TxStaging;

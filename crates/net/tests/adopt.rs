@@ -9,7 +9,7 @@ use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex};
 
-use ringfence_grants::Mode;
+use ringfence_access::Mode;
 use ringfence_memory::LentSlice;
 use ringfence_net::batch::Batch;
 use ringfence_net::ctrl::frontend::StagingProgress;
@@ -27,7 +27,6 @@ use ringfence_net::vif::toolstack::{self, VifConfig};
 use ringfence_offload::OffloadMeta;
 use ringfence_platform::local::hub::{Hub, HubHandle, HubLimits};
 use ringfence_platform::local::{ArenaShape, LocalGrantee, LocalGranter, LocalPlatform};
-use ringfence_xenstore::{StoreAccess, StoreClient};
 use ringfence_platform::{
     Channel, ChannelError, Counters, DomId, EventPort, Platform, PlatformError, TranslationTable,
     WindowError, WindowHandle, WindowShape, WindowView,
@@ -35,6 +34,7 @@ use ringfence_platform::{
 use ringfence_ring::RingPages;
 use ringfence_sys::counters::CounterValues;
 use ringfence_wire::xenbus::{DeviceId, DeviceKind, XenbusState};
+use ringfence_xenstore::{StoreAccess, StoreClient};
 
 /// The ends of each channel by number: the allocator's event, the binder's.
 type Exchange = Arc<Mutex<HashMap<u32, [OwnedFd; 2]>>>;

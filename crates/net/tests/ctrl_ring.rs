@@ -6,8 +6,8 @@
 use std::os::fd::AsFd;
 use std::sync::Arc;
 
-use ringfence_grants::index::GREF_LIMIT;
-use ringfence_grants::staging::{StagingLimits, StagingTable};
+use ringfence_access::index::GREF_LIMIT;
+use ringfence_access::staging::{StagingLimits, StagingTable};
 use ringfence_memory::LentSlice;
 use ringfence_net::ctrl::backend::{ControlRing, CtrlBackend, CtrlOptions};
 use ringfence_net::ctrl::record::CtrlRecord;

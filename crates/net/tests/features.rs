@@ -12,7 +12,7 @@ use std::net::SocketAddr;
 use std::sync::mpsc::TryRecvError;
 use std::time::Instant;
 
-use ringfence_grants::Mode;
+use ringfence_access::Mode;
 use ringfence_net::features::OffloadKeys;
 use ringfence_net::vif::backend::{BackendOptions, VifBackend};
 use ringfence_net::{DropReason, PortCounters};

@@ -15,10 +15,10 @@ use ringfence_net::hostile::{HostileBackend, frame, tcp_frame, udp_frame};
 use ringfence_net::vif::toolstack;
 use ringfence_offload::Checksum;
 use ringfence_platform::local::ArenaShape;
-use ringfence_xenstore::StoreAccess;
 use ringfence_platform::{Access, DomId, Granter, Platform};
 use ringfence_wire::netif::{RxFlags, RxResponse, Status, TxResponse, keys};
 use ringfence_wire::xenbus::XenbusState;
+use ringfence_xenstore::StoreAccess;
 use rustix::net::Shutdown;
 
 /// A good packet of one buffer, in the next posted slot.

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
-use ringfence_grants::Mode;
+use ringfence_access::Mode;
 use ringfence_net::counters::DropReason;
 use ringfence_net::dataplane::{Dataplane, DataplaneConfig};
 use ringfence_net::hostile::frontend::RX_BUFFERS;
@@ -21,10 +21,10 @@ use ringfence_net::vif::controls::VifPolicy;
 use ringfence_net::{Port, PortCounters};
 use ringfence_platform::Counters;
 use ringfence_platform::DomId;
-use ringfence_xenstore::StoreAccess;
 use ringfence_sys::clock::Clock;
 use ringfence_wire::netif::{Status, TxFlags, TxRequest, keys};
 use ringfence_wire::xenbus::XenbusState;
+use ringfence_xenstore::StoreAccess;
 
 const MS: Duration = Duration::from_millis(1);
 const S: Duration = Duration::from_secs(1);

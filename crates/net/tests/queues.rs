@@ -9,17 +9,17 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use pair::{Pair, carry};
-use ringfence_grants::Mode;
+use ringfence_access::Mode;
 use ringfence_net::Batch;
 use ringfence_net::orders::{PortOrder, PortReply};
 use ringfence_net::port::Port;
 use ringfence_net::steer::Steering;
 use ringfence_net::vif::backend::{BackendOptions, VifBackend};
 use ringfence_offload::OffloadMeta;
-use ringfence_xenstore::StoreAccess;
 use ringfence_sys::clock::Clock;
 use ringfence_wire::netif::ctrl::HashTypes;
 use ringfence_wire::xenbus::XenbusState;
+use ringfence_xenstore::StoreAccess;
 
 /// A TCP segment of a flow; the payload says which of its flow it is.
 fn segment(flow: u16, number: u32) -> Vec<u8> {

@@ -6,7 +6,7 @@
 mod pair;
 
 use pair::{Pair, carry, frame};
-use ringfence_grants::Mode;
+use ringfence_access::Mode;
 use ringfence_net::features::OffloadKeys;
 use ringfence_net::netfront::QUEUE_PAGES;
 use ringfence_platform::Platform;

@@ -7,7 +7,7 @@ mod support;
 
 use std::net::UdpSocket;
 
-use ringfence_grants::Mode;
+use ringfence_access::Mode;
 use ringfence_net::Port as _;
 use ringfence_net::PortCounters;
 use ringfence_net::dataplane::{Dataplane, DataplaneConfig, DataplaneHandle};

@@ -6,7 +6,7 @@ mod pair;
 
 use pair::{Pair, carry, frame};
 use proptest::prelude::*;
-use ringfence_grants::Mode;
+use ringfence_access::Mode;
 use ringfence_net::batch::Batch;
 use ringfence_net::features::OffloadKeys;
 use ringfence_net::hostile::tcp_frame;
@@ -14,8 +14,8 @@ use ringfence_net::port::{ChecksumOffload, Port};
 use ringfence_net::vif::backend::Life;
 use ringfence_net::vif::toolstack;
 use ringfence_offload::{Checksum, Gso, GsoKind, OffloadMeta};
-use ringfence_xenstore::StoreAccess;
 use ringfence_wire::xenbus::XenbusState;
+use ringfence_xenstore::StoreAccess;
 
 #[test]
 fn frames_of_every_size_arrive_whole_both_ways_in_each_mode() {

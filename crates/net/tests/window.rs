@@ -6,18 +6,18 @@
 use std::time::{Duration, Instant};
 
 use pair::{Pair, carry, frame};
-use ringfence_grants::Mode;
-use ringfence_grants::window::{SourceLevels, SourcePolicy};
+use ringfence_access::Mode;
+use ringfence_access::window::{SourceLevels, SourcePolicy};
 use ringfence_net::features::OffloadKeys;
 use ringfence_net::netfront::{QUEUE_PAGES, TxStaging, WindowSizes};
 use ringfence_net::orders::{PortOrder, PortReply};
 use ringfence_net::port::{Fault, Port};
 use ringfence_net::vif::WINDOW_ENTRIES_MAX;
 use ringfence_net::vif::frontend::VifFrontend;
-use ringfence_xenstore::StoreAccess;
 use ringfence_platform::{Access, Gref, Platform, WindowHandle};
 use ringfence_wire::netif::keys;
 use ringfence_wire::xenbus::XenbusState;
+use ringfence_xenstore::StoreAccess;
 
 mod pair;
 

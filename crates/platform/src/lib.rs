@@ -21,9 +21,7 @@ pub mod copy;
 #[cfg(feature = "test-utils")]
 #[doc(hidden)]
 pub mod denied;
-pub mod iommu;
 pub mod local;
-pub mod vhost;
 pub mod window;
 pub mod xen;
 

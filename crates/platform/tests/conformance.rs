@@ -13,11 +13,11 @@ use common::Machine;
 use ringfence_memory::LentSlice;
 use ringfence_platform::conformance::{CaseReport, Outcome, Role, Suite, Summary};
 use ringfence_platform::local::{LocalChannel, LocalGrantee, LocalGranter, LocalPlatform};
-use ringfence_xenstore::StoreClient;
 use ringfence_platform::{
     Access, Channel, ChannelError, CopyList, Counters, DomId, EventPort, GrantStatus, Grantee,
     Granter, Gref, Lease, LendError, Platform, PlatformError, RevokeError, StillLent,
 };
+use ringfence_xenstore::StoreClient;
 
 const PATIENCE: Duration = Duration::from_secs(60);
 

@@ -12,9 +12,9 @@ use ringfence_platform::local::raw::process::{
 };
 use ringfence_platform::local::raw::{RawArena, RawDomain, RawError, kind, refusal, send_raw};
 use ringfence_platform::local::{ArenaShape, LocalPlatform};
-use ringfence_xenstore::StoreAccess;
 use ringfence_platform::{Access, Channel, DomId, Granter, Platform};
 use ringfence_wire::xenstore::{NodeAccess, PermissionList};
+use ringfence_xenstore::StoreAccess;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
 const SHAPE: ArenaShape = ArenaShape { writable: 4, read_only: 4, references: 32 };

@@ -21,7 +21,7 @@ use crate::serve::ServeArgs;
 use crate::serve::show::StatusArgs;
 use crate::sys::spawn::DomainKind;
 use crate::uplink::forward::ForwardSpec;
-use ringfence_grants::Mode;
+use ringfence_access::Mode;
 use ringfence_net::features::OffloadKeys;
 use ringfence_net::netfront::TxStaging;
 use ringfence_net::vif::backend::QUEUES_MAX;

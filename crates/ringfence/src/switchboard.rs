@@ -21,10 +21,10 @@
 
 use std::collections::BTreeMap;
 
+use ringfence_access::Mode;
 use ringfence_block::blkback::Mode as DiskMode;
 use ringfence_block::storage::file::{FileFacts, FileOptions};
 use ringfence_block::storage::nbd::NbdFacts;
-use ringfence_grants::Mode;
 use ringfence_net::features::OffloadKeys;
 use serde::{Deserialize, Serialize};
 

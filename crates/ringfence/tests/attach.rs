@@ -10,10 +10,10 @@ use std::time::Duration;
 use ringfence::serve::status::{Snapshot, ask};
 use ringfence_net::vif::toolstack::{self, VifConfig};
 use ringfence_platform::local::LocalPlatform;
-use ringfence_xenstore::{StoreAccess, StoreClient};
 use ringfence_platform::{DomId, Platform};
 use ringfence_wire::xenbus::{DeviceId, DeviceKind, frontend_root};
 use ringfence_wire::xenstore::{NodeAccess, PermissionList};
+use ringfence_xenstore::{StoreAccess, StoreClient};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use rustix::process::{Signal, kill_process};
 

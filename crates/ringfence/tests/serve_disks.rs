@@ -19,8 +19,8 @@ use ringfence_block::storage::{Disk, Geometry, Op};
 use ringfence_block::vbd::frontend::VbdFrontend;
 use ringfence_platform::Platform;
 use ringfence_platform::local::{ArenaShape, LocalPlatform};
-use ringfence_xenstore::{StoreAccess, StoreClient};
 use ringfence_wire::xenbus::{DeviceId, DeviceKind, XenbusState};
+use ringfence_xenstore::{StoreAccess, StoreClient};
 use rustix::process::Signal;
 use support::lab::{DRIVER, Lab, wait_until};
 
@@ -93,8 +93,7 @@ impl Lab {
             back.retain(|(known, _)| known != key);
             back.push((key, (*value).to_owned()));
         }
-        ringfence_xenbus::toolstack::create(&mut self.store, &device, (&front, &back))
-            .unwrap();
+        ringfence_xenbus::toolstack::create(&mut self.store, &device, (&front, &back)).unwrap();
         let options = BlkfrontOptions { queues: 2, ring_order: 1, ..BlkfrontOptions::default() };
         let front = VbdFrontend::new(&platform, device, options, Arc::new(|| {})).unwrap();
         let store = platform.store().unwrap();

@@ -21,8 +21,8 @@ use ringfence_net::vif::toolstack::{self, VifConfig};
 use ringfence_offload::OffloadMeta;
 use ringfence_platform::Platform;
 use ringfence_platform::local::LocalPlatform;
-use ringfence_xenstore::{StoreAccess, StoreClient};
 use ringfence_wire::xenbus::{DeviceId, DeviceKind, XenbusState};
+use ringfence_xenstore::{StoreAccess, StoreClient};
 use rustix::process::Signal;
 use support::lab::{DRIVER, Lab, wait_until};
 

@@ -1,16 +1,19 @@
 //! Linux interfaces that the other crates share: ioctl wrappers, sockets, namespaces, clocks, counters.
 //!
-//! Each module wraps one interface of the kernel ([`tap`], [`nbd`], [`blkdev`], [`socket`], [`namespaces`]) or
-//! serves threads that poll ([`clock`], [`counters`], [`rules`], [`pace`]). None of them knows a ring, a grant or a guest.
+//! Each module wraps one interface of the kernel ([`tap`], [`vhost`] and its [`iotlb`], [`nbd`], [`blkdev`], [`socket`],
+//! [`namespaces`]) or
+//! serves threads that poll ([`clock`], [`counters`], [`rules`], [`pace`]). None of them knows a guest.
 //!
 //! This crate is one of the few that may use `unsafe`: for system calls that rustix does not offer.
 
 pub mod blkdev;
 pub mod clock;
 pub mod counters;
+pub mod iotlb;
 pub mod namespaces;
 pub mod nbd;
 pub mod pace;
 pub mod rules;
 pub mod socket;
 pub mod tap;
+pub mod vhost;

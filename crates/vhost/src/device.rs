@@ -3,8 +3,8 @@
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 
-use ringfence_platform::iommu::iotlb::Miss;
-use ringfence_platform::vhost::{QueueName, VhostEvents, VhostNet};
+use ringfence_sys::iotlb::Miss;
+use ringfence_sys::vhost::{QueueName, VhostEvents, VhostNet};
 
 /// The bells between a driver and its device.
 pub trait Device: Send {

@@ -1,8 +1,8 @@
 //! Why a link by virtqueues ended.
 
 use ringfence_net::Fault;
-use ringfence_platform::vhost::QueueName;
 use ringfence_ring::split::QueueFault;
+use ringfence_sys::vhost::QueueName;
 
 use crate::frames::NotOffered;
 

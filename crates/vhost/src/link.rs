@@ -40,19 +40,19 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
+use ringfence_access::iommu::AddressSpace;
 use ringfence_memory::{LentSlice, Mapping};
 use ringfence_net::tap::{capabilities, frame_max};
 use ringfence_net::{
     Batch, DropReason, Fault, Port, PortCapabilities, PortCounters, Received, Transmitted,
 };
 use ringfence_platform::Counters;
-use ringfence_platform::iommu::AddressSpace;
-use ringfence_platform::iommu::iotlb::Miss;
-use ringfence_sys::rules::RuleCounters;
-use ringfence_platform::vhost::{QueueName, VhostError, VhostNet, VhostSetup};
 use ringfence_ring::split::DriverQueue;
 use ringfence_sys::clock::Clock;
+use ringfence_sys::iotlb::Miss;
+use ringfence_sys::rules::RuleCounters;
 use ringfence_sys::tap::TapOffloads;
+use ringfence_sys::vhost::{QueueName, VhostError, VhostNet, VhostSetup};
 use ringfence_uplink::GuestSide;
 use ringfence_uplink::link::{Committed, Slots};
 
@@ -100,7 +100,7 @@ pub struct VhostLink<D = VhostNet> {
 }
 
 impl VhostLink {
-    /// Sets up the device `file` ([`ringfence_platform::vhost::open`]) for the queue behind `tap`, and
+    /// Sets up the device `file` ([`ringfence_sys::vhost::open`]) for the queue behind `tap`, and
     /// starts it; otherwise as [`TapLink::new`](crate::tap::TapLink::new).
     ///
     /// The calling process is the one whose memory the device uses.

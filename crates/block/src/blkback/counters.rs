@@ -1,6 +1,6 @@
 //! What a queue did.
 
-use ringfence_grants::persistent::PersistentCounters;
+use ringfence_access::persistent::PersistentCounters;
 use ringfence_sys::counters::Counter;
 use ringfence_wire::blkif::{Direction, SegmentRange};
 

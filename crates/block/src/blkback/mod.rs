@@ -34,7 +34,7 @@
 //! | [`Mode`] | per request | what the disk works on |
 //! |---|---|---|
 //! | `map` | a map, an unmap | the guest's pages |
-//! | `persistent` | a look-up ([`ringfence_grants::persistent`]) | the guest's pages |
+//! | `persistent` | a look-up ([`ringfence_access::persistent`]) | the guest's pages |
 //! | `window` | an index ([`ringfence_platform::window`]) | the guest's pages |
 //! | `copy` | a copy element a segment | private memory |
 //!
@@ -63,11 +63,11 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 
 pub use counters::{QueueCounters, named_persistent};
-pub use ringfence_grants::persistent::{PersistentCounters, PersistentLimits};
-use ringfence_sys::rules::RuleCounters;
+pub use ringfence_access::persistent::{PersistentCounters, PersistentLimits};
 use ringfence_platform::{Channel, Counters, Grantee, WindowView};
 use ringfence_ring::{AnyOrderRing, ProducerOverflow, RingLayout, RingPages};
 use ringfence_sys::pace::Spin;
+use ringfence_sys::rules::RuleCounters;
 use ringfence_wire::blkif::{Abi, Rules, SEGMENTS_MAX};
 pub use worker::QueueFault;
 

@@ -3,10 +3,10 @@
 use core::time::Duration;
 use std::sync::Arc;
 
-use ringfence_grants::persistent::{
+use ringfence_access::persistent::{
     Found, Leaving, PersistentCounters, PersistentLimits, PersistentTable, Use,
 };
-use ringfence_grants::window::unmark;
+use ringfence_access::window::unmark;
 use ringfence_memory::LentSlice;
 use ringfence_platform::{Access, CopyOps, GrantStatus, Grantee, Gref, WindowPlace, WindowView};
 use ringfence_wire::blkif::{Direction, SEGMENTS_PER_PAGE, SegmentRange};

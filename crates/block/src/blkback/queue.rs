@@ -4,9 +4,9 @@ use core::time::Duration;
 use std::sync::Arc;
 
 use ringfence_memory::PAGE_SIZE;
-use ringfence_sys::rules::RuleCounters;
 use ringfence_platform::{GrantStatus, Grantee};
 use ringfence_ring::{AnyOrderRing, ProducerOverflow, RingMemory};
+use ringfence_sys::rules::RuleCounters;
 use ringfence_wire::blkif::{
     Abi, Body, IndirectHead, Request, Response, Rules, SegmentRange, Slot, Status,
 };

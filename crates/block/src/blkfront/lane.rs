@@ -4,11 +4,11 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use ringfence_grants::window::SourceLevels;
+use ringfence_access::window::SourceLevels;
 use ringfence_memory::PAGE_SIZE;
-use ringfence_sys::rules::RuleCounters;
 use ringfence_platform::{Access, Channel, ChannelError, Granter, Lease};
 use ringfence_ring::{FrontRing, RingPages};
+use ringfence_sys::rules::RuleCounters;
 use ringfence_wire::blkif::{
     Abi, Direction, Operation, Response, SEGMENTS_DIRECT, SegmentRange, Slot, Status, direct,
     discard, indirect, indirect_descriptors,

@@ -38,10 +38,10 @@ mod windows;
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-pub use ringfence_grants::window::SourceLevels;
-use ringfence_sys::rules::RuleCounters;
+pub use ringfence_access::window::SourceLevels;
 use ringfence_platform::{Access, Channel, Granter, Gref, Lease, LendError, WindowHandle};
 use ringfence_ring::{FrontRing, RingLayout, RingPages};
+use ringfence_sys::rules::RuleCounters;
 use ringfence_wire::blkif::{Abi, Rules, SEGMENTS_DIRECT, SEGMENTS_MAX};
 use rustix::event::epoll;
 

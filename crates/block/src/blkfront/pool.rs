@@ -1,6 +1,6 @@
 //! Pages lent to the backend, for requests to carry bytes in.
 
-use ringfence_grants::window::{HeldTooLong, SourceLevels};
+use ringfence_access::window::{HeldTooLong, SourceLevels};
 use ringfence_memory::LentSlice;
 use ringfence_platform::{Access, Granter, Gref, Lease, PageId};
 

@@ -9,7 +9,7 @@ use std::os::fd::RawFd;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
-use ringfence_grants::window::{HeldTooLong, PageSource, SourceLevels, SourcePolicy, mark};
+use ringfence_access::window::{HeldTooLong, PageSource, SourceLevels, SourcePolicy, mark};
 use ringfence_platform::{Access, DomId, Platform, WindowError, WindowHandle, WindowShape};
 
 use super::pool::Page;

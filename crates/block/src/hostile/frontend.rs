@@ -4,7 +4,6 @@ use std::time::{Duration, Instant};
 
 use ringfence_memory::LentSlice;
 use ringfence_platform::local::{LocalChannel, LocalGranter, LocalPlatform};
-use ringfence_xenstore::{StoreAccess, StoreClient};
 use ringfence_platform::{Access, Channel, Granter, Gref, Lease, Platform};
 use ringfence_ring::RingLayout;
 use ringfence_ring::sync::Ordering::{Acquire, Release};
@@ -13,6 +12,7 @@ use ringfence_wire::blkif::{
     indirect_descriptors, keys,
 };
 use ringfence_wire::xenbus::{DeviceId, STATE, XenbusState};
+use ringfence_xenstore::{StoreAccess, StoreClient};
 
 use super::stage::Stage;
 

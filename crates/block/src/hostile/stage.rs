@@ -5,11 +5,11 @@ use std::time::{Duration, Instant};
 
 use ringfence_platform::local::hub::{Hub, HubHandle, HubLimits};
 use ringfence_platform::local::{ArenaShape, LocalPlatform};
-use ringfence_sys::rules::RuleCounters;
-use ringfence_xenstore::{StoreAccess, StoreClient};
-use ringfence_xenbus::end::Life;
 use ringfence_platform::{DomId, Platform};
+use ringfence_sys::rules::RuleCounters;
 use ringfence_wire::xenbus::{DeviceId, DeviceKind, XenbusState};
+use ringfence_xenbus::end::Life;
+use ringfence_xenstore::{StoreAccess, StoreClient};
 
 use crate::blkback::BlkbackOptions;
 use crate::blkfront::BlkfrontOptions;

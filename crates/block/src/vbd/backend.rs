@@ -7,13 +7,13 @@ mod windows;
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use ringfence_sys::rules::RuleCounters;
-use ringfence_xenstore::{StoreAccess, StoreClient, StoreError};
-use ringfence_xenbus::end::{BackendEnd, Life, STEPS_MAX, is_about_a_key};
-use ringfence_xenbus::steps::{BackendStep, backend_step};
 use ringfence_platform::{GrantStatus, Gref, Platform, PlatformError, WindowError};
+use ringfence_sys::rules::RuleCounters;
 use ringfence_wire::blkif::{Abi, INFO_READ_ONLY, INFO_REMOVABLE, RING_ORDER_MAX, keys};
 use ringfence_wire::xenbus::{DeviceId, XenbusState};
+use ringfence_xenbus::end::{BackendEnd, Life, STEPS_MAX, is_about_a_key};
+use ringfence_xenbus::steps::{BackendStep, backend_step};
+use ringfence_xenstore::{StoreAccess, StoreClient, StoreError};
 
 use self::silence::{FirstPage, is_silent};
 use super::QUEUES_MAX;

@@ -4,14 +4,14 @@ use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 
-use ringfence_sys::rules::RuleCounters;
-use ringfence_xenstore::{StoreAccess, StoreClient, StoreError};
-use ringfence_xenbus::end::{FrontendEnd, STEPS_MAX};
-use ringfence_xenbus::steps::{FrontendStep, frontend_step};
 use ringfence_platform::{Channel, Lease, LendError, Platform, PlatformError, take_back};
+use ringfence_sys::rules::RuleCounters;
 use ringfence_wire::blkif::{Abi, INFO_READ_ONLY, RING_ORDER_MAX, Rules, SEGMENTS_MAX, keys};
 use ringfence_wire::decimal;
 use ringfence_wire::xenbus::{DeviceId, STATE, XenbusState};
+use ringfence_xenbus::end::{FrontendEnd, STEPS_MAX};
+use ringfence_xenbus::steps::{FrontendStep, frontend_step};
+use ringfence_xenstore::{StoreAccess, StoreClient, StoreError};
 
 use super::QUEUES_MAX;
 use crate::blkfront::{

@@ -4,7 +4,7 @@ use std::io;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
-use ringfence_grants::staging::{StagedPage, StagingLedger, StagingLimits};
+use ringfence_access::staging::{StagedPage, StagingLedger, StagingLimits};
 use ringfence_platform::{Access, Channel, CopyOps, GrantStatus, Grantee, Gref};
 use ringfence_ring::{BackRing, NETIF_CTRL, RingPages};
 use ringfence_wire::netif::ctrl::{

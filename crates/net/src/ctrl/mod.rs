@@ -1,7 +1,7 @@
 //! netif's control ring, on both sides.
 //!
 //! Over it a frontend says how packets are to be spread over its queues ([`hash`]), and which of its
-//! pages the backend is to keep mapped: staging grants ([`ringfence_grants::staging`]). What the
+//! pages the backend is to keep mapped: staging grants ([`ringfence_access::staging`]). What the
 //! interface leaves open about them, and how it is decided here, is in `docs/staging-grants.md`.
 //!
 //! The ring is served by the control side of a device, not by the data plane: its messages map, unmap

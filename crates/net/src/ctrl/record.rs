@@ -207,7 +207,7 @@ mod tests {
     #[test]
     fn the_most_that_may_be_staged_fits() {
         let record = CtrlRecord::new(LentSlice::anonymous(CtrlRecord::BYTES)).unwrap();
-        let limits = ringfence_grants::staging::StagingLimits::default();
+        let limits = ringfence_access::staging::StagingLimits::default();
         assert!(record.save(1, &state(limits.per_guest / 2)));
         assert_eq!(record.load(1), Some(state(limits.per_guest / 2)));
         assert!(!record.save(2, &state(u32::try_from(BANK).unwrap())));

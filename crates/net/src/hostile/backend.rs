@@ -5,11 +5,11 @@ use std::time::{Duration, Instant};
 use ringfence_platform::local::hub::{Hub, HubHandle, HubLimits};
 use ringfence_platform::local::raw::{RawArena, RawChannel, RawDomain};
 use ringfence_platform::local::{ArenaShape, LocalPlatform};
-use ringfence_xenstore::{StoreAccess, StoreClient};
 use ringfence_platform::{DomId, Gref, Platform};
 use ringfence_ring::{NETIF_RX, NETIF_TX};
 use ringfence_wire::netif::{RxRequest, RxResponse, TxRequest, TxResponse, keys};
 use ringfence_wire::xenbus::{DeviceId, DeviceKind, XenbusState};
+use ringfence_xenstore::{StoreAccess, StoreClient};
 
 use super::ring::RawRing;
 use super::stage::{Arrived, Holder, fill, take};

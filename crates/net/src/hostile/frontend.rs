@@ -5,11 +5,11 @@ use std::collections::BTreeMap;
 use ringfence_platform::DomId;
 use ringfence_platform::local::ArenaShape;
 use ringfence_platform::local::raw::{RawArena, RawChannel, RawDomain};
-use ringfence_xenstore::{StoreAccess, StoreClient};
 use ringfence_ring::{NETIF_RX, NETIF_TX};
 use ringfence_wire::grant::Gref;
 use ringfence_wire::netif::{RxRequest, RxResponse, Status, TxFlags, TxRequest, TxResponse, keys};
 use ringfence_wire::xenbus::{DeviceId, XenbusState};
+use ringfence_xenstore::{StoreAccess, StoreClient};
 
 use super::ring::RawRing;
 use super::stage::Stage;

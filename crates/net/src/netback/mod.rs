@@ -3,12 +3,12 @@
 //! # Theory of operation
 //!
 //! *From the guest* (`tx`): slots are fetched once each and parsed into packets; the fragments of
-//! all packets of a round are brought into reach in one batch ([`ringfence_grants::Reach::read`]); a packet whose
+//! all packets of a round are brought into reach in one batch ([`ringfence_access::Reach::read`]); a packet whose
 //! fragments all arrived becomes a frame, any other is answered with ERROR. When the frames were
 //! delivered, all slots are answered in ring order with one publication.
 //!
 //! *To the guest* (`rx`): each frame takes as many posted buffers as it has pages; the bytes of
-//! all frames of a call are written in one batch ([`ringfence_grants::Reach::begin_write`]); the responses are
+//! all frames of a call are written in one batch ([`ringfence_access::Reach::begin_write`]); the responses are
 //! published once a round, in the slots of their requests.
 //!
 //! A vif with several queues is one port: its queues are asked in turn, and a frame to the guest takes
@@ -31,7 +31,7 @@ use core::time::Duration;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
-use ringfence_grants::Mode;
+use ringfence_access::Mode;
 use ringfence_platform::{Channel, ChannelError, Grantee, WindowRound};
 use ringfence_ring::RingPages;
 

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use ringfence_grants::staging::StagingTable;
-use ringfence_grants::{Mode, Reach};
+use ringfence_access::staging::StagingTable;
+use ringfence_access::{Mode, Reach};
 use ringfence_platform::{Channel, Grantee};
 use ringfence_ring::{BackRing, NETIF_RX, NETIF_TX, ResumeError, RingPages};
 

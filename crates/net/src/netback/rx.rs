@@ -6,8 +6,8 @@ use core::ops::Range;
 use std::sync::Arc;
 
 use arrayvec::ArrayVec;
-use ringfence_grants::staging::StagingTable;
-use ringfence_grants::{Reach, Source};
+use ringfence_access::staging::StagingTable;
+use ringfence_access::{Reach, Source};
 use ringfence_memory::PAGE_SIZE;
 use ringfence_offload::{Checksum, OffloadMeta};
 use ringfence_platform::{GrantStatus, Grantee, Gref};

@@ -5,8 +5,8 @@ mod quick;
 use std::sync::Arc;
 
 use arrayvec::ArrayVec;
-use ringfence_grants::staging::StagingTable;
-use ringfence_grants::{Mode, Reach, Reached, Want};
+use ringfence_access::staging::StagingTable;
+use ringfence_access::{Mode, Reach, Reached, Want};
 use ringfence_offload::OffloadMeta;
 use ringfence_platform::{GrantStatus, Grantee};
 use ringfence_ring::{BackRing, RingPages};

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use ringfence_grants::window::SourceLevels;
+use ringfence_access::window::SourceLevels;
 use ringfence_platform::Channel;
 use ringfence_ring::{FrontRing, NETIF_RX, NETIF_TX};
 

@@ -4,7 +4,7 @@ mod quick;
 
 use std::sync::Arc;
 
-use ringfence_grants::window::mark;
+use ringfence_access::window::mark;
 use ringfence_memory::LentSlice;
 use ringfence_offload::packet::Layers;
 use ringfence_offload::{Checksum, OffloadMeta};

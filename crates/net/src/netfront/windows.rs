@@ -15,7 +15,7 @@ use std::os::fd::RawFd;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
-use ringfence_grants::window::{PageSource, SourceLevels, SourcePolicy, mark};
+use ringfence_access::window::{PageSource, SourceLevels, SourcePolicy, mark};
 use ringfence_memory::LentSlice;
 use ringfence_platform::{
     Access, DomId, Gref, PageId, Platform, WindowError, WindowHandle, WindowShape,

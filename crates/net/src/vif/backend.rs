@@ -5,15 +5,15 @@ mod offer;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
-use ringfence_grants::Mode;
-use ringfence_xenstore::{StoreAccess, StoreClient, StoreError};
-pub(super) use ringfence_xenbus::end::is_about_a_key;
+use ringfence_access::Mode;
 use ringfence_platform::{
     Access, EventPort, GrantStatus, Grantee, Gref, Platform, PlatformError, WindowError,
 };
 use ringfence_ring::RingPages;
 use ringfence_wire::netif::keys;
 use ringfence_wire::xenbus::{self, DeviceId, XenbusState};
+pub(super) use ringfence_xenbus::end::is_about_a_key;
+use ringfence_xenstore::{StoreAccess, StoreClient, StoreError};
 
 use super::controls::{Followed, VifPolicy};
 use super::steps::{BackendStep, BackendView, backend_step};

@@ -5,8 +5,8 @@
 
 use core::time::Duration;
 
-use ringfence_xenstore::{StoreAccess, StoreClient, StoreError};
 use ringfence_wire::netif::keys;
+use ringfence_xenstore::{StoreAccess, StoreClient, StoreError};
 
 use super::backend::is_about_a_key;
 use super::values::Rate;

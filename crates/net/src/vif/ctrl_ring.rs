@@ -2,12 +2,12 @@
 
 use std::sync::Arc;
 
-use ringfence_grants::Mode;
-use ringfence_grants::staging::StagingLimits;
-use ringfence_xenstore::{StoreAccess, StoreClient};
+use ringfence_access::Mode;
+use ringfence_access::staging::StagingLimits;
 use ringfence_platform::{EventPort, Gref, Platform};
 use ringfence_wire::netif::keys;
 use ringfence_wire::xenbus::DeviceId;
+use ringfence_xenstore::{StoreAccess, StoreClient};
 
 use super::PortHost;
 use super::backend::{ConnectError, map_ring};

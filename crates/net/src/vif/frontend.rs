@@ -3,13 +3,13 @@
 use std::os::fd::{AsFd, BorrowedFd, RawFd};
 use std::sync::Arc;
 
-use ringfence_xenstore::{StoreAccess, StoreClient, StoreError};
 use ringfence_platform::{
     Access, Channel, Granter, Lease, LendError, Platform, PlatformError, take_back,
 };
 use ringfence_wire::netif::keys;
 use ringfence_wire::xenbus::{self, DeviceId, XenbusState};
 use ringfence_wire::xenstore::ErrorName;
+use ringfence_xenstore::{StoreAccess, StoreClient, StoreError};
 
 use super::PortHost;
 use super::backend::QUEUES_MAX;

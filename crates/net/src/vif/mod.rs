@@ -12,8 +12,8 @@ pub mod toolstack;
 pub mod values;
 mod windows;
 
-pub use ringfence_xenbus::steps;
 use ringfence_wire::xenbus::DeviceId;
+pub use ringfence_xenbus::steps;
 pub use windows::WINDOW_ENTRIES_MAX;
 
 use crate::ctrl::record::CtrlRecord;

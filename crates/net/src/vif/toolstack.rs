@@ -1,9 +1,9 @@
 //! What a toolstack writes to make a vif, and how it takes it away.
 
-use ringfence_xenstore::{StoreClient, StoreError};
-pub use ringfence_xenbus::toolstack::remove;
 use ringfence_wire::netif::keys;
 use ringfence_wire::xenbus::DeviceId;
+pub use ringfence_xenbus::toolstack::remove;
+use ringfence_xenstore::{StoreClient, StoreError};
 
 /// A vif as its owner wants it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

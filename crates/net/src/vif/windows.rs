@@ -1,8 +1,8 @@
 //! The windows of a vif's rings, from the backend's side: opened when it connects.
 
-use ringfence_xenstore::{StoreAccess, StoreClient};
 use ringfence_platform::{DomId, Platform, WindowError, WindowHandle, WindowRound};
 use ringfence_wire::netif::keys;
+use ringfence_xenstore::{StoreAccess, StoreClient};
 
 use super::backend::ConnectError;
 use crate::netback::QueueWindows;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use ringfence_grants::Mode;
+use ringfence_access::Mode;
 use ringfence_net::hostile::process::{alone, descriptors, descriptors_settled};
 use ringfence_net::hostile::{HostileFrontend, Neighbour, Stage, frame};
 use ringfence_platform::local::raw::send_raw;

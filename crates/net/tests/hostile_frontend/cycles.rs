@@ -1,6 +1,6 @@
 //! Guests that come and go leave nothing behind.
 
-use ringfence_grants::Mode;
+use ringfence_access::Mode;
 use ringfence_net::hostile::process::{alone, descriptors_settled, mappings, resident_pages};
 use ringfence_net::hostile::{HostileFrontend, Neighbour, Stage, frame};
 use ringfence_platform::DomId;

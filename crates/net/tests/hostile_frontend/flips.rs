@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use ringfence_grants::Mode;
+use ringfence_access::Mode;
 use ringfence_memory::LentSlice;
 use ringfence_net::hostile::frontend::TX_PAGES;
 use ringfence_net::hostile::{HostileFrontend, Neighbour, Stage};

@@ -1,6 +1,6 @@
 //! References that are not what they seem, on the way to the guest and while pages are taken back.
 
-use ringfence_grants::Mode;
+use ringfence_access::Mode;
 use ringfence_net::counters::DropReason;
 use ringfence_net::hostile::frontend::{RX_BUFFERS, TX_PAGES};
 use ringfence_net::hostile::{HostileFrontend, Neighbour, Stage, frame};

@@ -2,15 +2,15 @@
 
 use std::collections::BTreeMap;
 
-use ringfence_grants::Mode;
+use ringfence_access::Mode;
 use ringfence_net::hostile::frontend::TX_PAGES;
 use ringfence_net::hostile::{HostileFrontend, Neighbour, Stage, frame};
 use ringfence_net::vif::backend::Life;
-use ringfence_xenstore::StoreAccess;
 use ringfence_platform::{DomId, Platform};
 use ringfence_wire::netif::keys;
 use ringfence_wire::xenbus::XenbusState;
 use ringfence_wire::xenstore::{NodeAccess, PermissionList};
+use ringfence_xenstore::StoreAccess;
 
 type Keys = BTreeMap<&'static str, String>;
 

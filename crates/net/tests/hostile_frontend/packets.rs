@@ -1,6 +1,6 @@
 //! Packets that break a rule, between two that do not.
 
-use ringfence_grants::Mode;
+use ringfence_access::Mode;
 use ringfence_net::hostile::frontend::{RX_BUFFERS, TX_PAGES};
 use ringfence_net::hostile::{HostileFrontend, Neighbour, Stage, frame, tcp_frame, udp_frame};
 use ringfence_offload::Checksum;

@@ -1,6 +1,6 @@
 //! Rings that cannot be gone on with: they cost the device, which may start over.
 
-use ringfence_grants::Mode;
+use ringfence_access::Mode;
 use ringfence_net::hostile::frontend::RX_BUFFERS;
 use ringfence_net::hostile::{HostileFrontend, Neighbour, Stage, frame};
 use ringfence_platform::Gref;

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
-use ringfence_grants::Mode;
+use ringfence_access::Mode;
 use ringfence_net::counters::{DropReason, PortCounters};
 use ringfence_net::dataplane::{Dataplane, DataplaneConfig, DataplaneHandle, PortGone};
 use ringfence_net::hostile::frontend::TX_PAGES;

@@ -1,6 +1,6 @@
 //! Windows that are not what they seem.
 
-use ringfence_grants::Mode;
+use ringfence_access::Mode;
 use ringfence_net::hostile::{HostileFrontend, Neighbour, Stage, frame};
 use ringfence_net::vif::WINDOW_ENTRIES_MAX;
 use ringfence_platform::DomId;

@@ -6,7 +6,7 @@
 
 use std::time::{Duration, Instant};
 
-use ringfence_grants::Mode;
+use ringfence_access::Mode;
 use ringfence_net::batch::Batch;
 use ringfence_net::ctrl::frontend::StagingProgress;
 use ringfence_net::features::OffloadKeys;
@@ -20,9 +20,9 @@ use ringfence_net::vif::toolstack::{self, VifConfig};
 use ringfence_offload::OffloadMeta;
 use ringfence_platform::local::hub::{Hub, HubHandle, HubLimits};
 use ringfence_platform::local::{ArenaShape, LocalPlatform};
-use ringfence_xenstore::{StoreAccess, StoreClient};
 use ringfence_platform::{DomId, Platform};
 use ringfence_wire::xenbus::{DeviceId, DeviceKind, XenbusState};
+use ringfence_xenstore::{StoreAccess, StoreClient};
 
 /// Holds the port of one side.
 #[derive(Default)]

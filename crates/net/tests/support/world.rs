@@ -16,10 +16,10 @@ use ringfence_net::vif::toolstack::{self, VifConfig};
 use ringfence_net::{Port, PortCounters};
 use ringfence_platform::local::LocalPlatform;
 use ringfence_platform::local::hub::{Hub, HubHandle, HubLimits};
-use ringfence_xenstore::{StoreAccess, StoreClient};
 use ringfence_platform::{Counters, DomId, Platform};
 use ringfence_sys::tap::{Tap, TapOffloads};
 use ringfence_wire::xenbus::{DeviceId, DeviceKind, XenbusState};
+use ringfence_xenstore::{StoreAccess, StoreClient};
 
 use super::{Peer, ip, set_up};
 

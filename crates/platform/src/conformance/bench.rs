@@ -7,11 +7,11 @@ use ringfence_memory::{LentSlice, OutOfRange, PAGE_SIZE};
 use super::dialogue::Dialogue;
 use super::{Outcome, Refused};
 use crate::copy::BadRange;
-use ringfence_xenstore::StoreError;
 use crate::{
     Access, ChannelError, CopyOps, DomId, GrantStatus, Grantee, Granter, Gref, Lease, LendError,
     Platform, PlatformError, StillLent,
 };
+use ringfence_xenstore::StoreError;
 
 /// Why a half of a case stopped.
 #[derive(Clone, PartialEq, Eq, Debug)]

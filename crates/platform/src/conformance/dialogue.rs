@@ -21,8 +21,8 @@ use ringfence_wire::xenstore::{ErrorName, NodeAccess, Permission, PermissionList
 
 use super::bench::{Stop, Verdict};
 use super::{Outcome, Role, Suite};
-use ringfence_xenstore::{StoreAccess, StoreClient, StoreError};
 use crate::{DomId, Platform};
+use ringfence_xenstore::{StoreAccess, StoreClient, StoreError};
 
 /// How often to look without having been told to.
 const LOOK_AGAIN: Duration = Duration::from_millis(200);

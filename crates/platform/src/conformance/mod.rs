@@ -43,10 +43,10 @@ use std::time::Duration;
 
 use ringfence_wire::xenstore::{NodeAccess, PermissionList};
 
-use ringfence_xenstore::{StoreAccess, StoreError};
 use crate::{DomId, GrantStatus, Platform};
 use bench::{Bench, Stop};
 use dialogue::Dialogue;
+use ringfence_xenstore::{StoreAccess, StoreError};
 
 /// Which half of the suite a domain plays.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]

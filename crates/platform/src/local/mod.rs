@@ -37,11 +37,11 @@ use hub::protocol::{ANY_DOMAIN, Kind};
 use window::LocalTable;
 pub use window::{RoundPlace, WindowPlace, WindowRound, WindowView};
 
-use ringfence_xenstore::StoreClient;
 use crate::{
     Counters, DomId, EventPort, Platform, PlatformError, TranslationTable, WindowError,
     WindowHandle, WindowShape,
 };
+use ringfence_xenstore::StoreClient;
 
 /// A domain that is this process.
 pub struct LocalPlatform {

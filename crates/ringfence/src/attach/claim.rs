@@ -6,10 +6,10 @@ use std::time::{Duration, Instant};
 use ringfence_net::switch::Mac;
 use ringfence_net::vif::values::parse_mac;
 use ringfence_platform::DomId;
-use ringfence_xenstore::{StoreAccess, StoreClient, StoreError};
 use ringfence_wire::decimal;
 use ringfence_wire::netif::keys;
 use ringfence_wire::xenbus::{self, DeviceId, DeviceKind, XenbusState};
+use ringfence_xenstore::{StoreAccess, StoreClient, StoreError};
 
 /// How long each step of putting a device in order may take.
 const STEP_WITHIN: Duration = Duration::from_secs(5);

@@ -14,7 +14,6 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, bail, ensure};
 use clap::Args;
 use ringfence_memory::PAGE_SIZE;
-use ringfence_xenstore::{StoreAccess, StoreClient};
 use ringfence_platform::xen::{Side, XenPlatform};
 use ringfence_platform::{Access, Channel, Granter, Gref, Lease, Platform};
 use ringfence_ring::{FrontRing, NETIF_CTRL, NETIF_RX, NETIF_TX, RingPages};
@@ -24,6 +23,7 @@ use ringfence_wire::netif::ctrl::{
 };
 use ringfence_wire::netif::keys;
 use ringfence_wire::xenbus::{DeviceId, STATE, XenbusState};
+use ringfence_xenstore::{StoreAccess, StoreClient};
 use rustix::event::{PollFd, PollFlags};
 
 use super::claim;

@@ -4,7 +4,7 @@ use std::fmt;
 use std::time::Duration;
 
 use clap::{Args, Subcommand, ValueEnum};
-use ringfence_grants::Mode;
+use ringfence_access::Mode;
 use ringfence_net::netfront::TxStaging;
 use ringfence_net::vif::backend::QUEUES_MAX;
 use serde::{Deserialize, Serialize};

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use ringfence_grants::Mode;
+use ringfence_access::Mode;
 use serde::Serialize;
 
 use super::args::{Direction, NetArgs};

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail, ensure};
-use ringfence_grants::Mode;
+use ringfence_access::Mode;
 use ringfence_net::netfront::{HEADER_STAGED_PAGES, QUEUE_PAGES, TxStaging, WindowSizes};
 use ringfence_net::orders::{PortOrder, PortReply};
 use ringfence_net::port::Port;

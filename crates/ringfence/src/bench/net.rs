@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail, ensure};
 use indicatif::ProgressBar;
-use ringfence_grants::Mode;
+use ringfence_access::Mode;
 use ringfence_net::netfront::TxStaging;
 use ringfence_net::port::Fault;
 use ringfence_platform::DomId;

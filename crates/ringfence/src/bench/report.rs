@@ -1,6 +1,6 @@
 //! Rows: for people and for programs.
 
-use ringfence_grants::Mode;
+use ringfence_access::Mode;
 use ringfence_net::netfront::TxStaging;
 use serde::Serialize;
 

@@ -11,9 +11,9 @@ use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 use ringfence_platform::conformance::{CaseReport, Outcome, Role, Suite, prepare};
-use ringfence_xenstore::StoreAccess;
 use ringfence_platform::xen::{Side, XenPlatform};
 use ringfence_platform::{DomId, Platform, PlatformError};
+use ringfence_xenstore::StoreAccess;
 
 use crate::sys::STATUS_FAILED;
 

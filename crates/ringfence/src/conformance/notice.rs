@@ -10,12 +10,12 @@ use std::time::{Duration, Instant};
 
 use ringfence_memory::LentSlice;
 use ringfence_platform::conformance::{CaseReport, Outcome, Role};
-use ringfence_xenstore::{StoreAccess, StoreClient};
 use ringfence_platform::xen::{UnmapNotice, XenChannel, XenPlatform};
 use ringfence_platform::{
     Access, Channel, DomId, EventPort, Granter, Gref, Lease, Platform, PlatformError,
 };
 use ringfence_wire::xenstore::{NodeAccess, Permission, PermissionList};
+use ringfence_xenstore::{StoreAccess, StoreClient};
 
 /// Where in the page, and what is there as long as it is mapped.
 const BYTE: u16 = 4000;

@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
-use ringfence_grants::Mode;
+use ringfence_access::Mode;
 
 use crate::launch::guest_on;
 use crate::launch::runtime_dir::RuntimeDir;

@@ -18,8 +18,8 @@ use ringfence_block::storage::nbd::{Dialer, NbdDisk};
 use ringfence_block::vbd::backend::VbdBackend;
 use ringfence_block::vbd::toolstack::{self, VbdConfig};
 use ringfence_platform::DomId;
-use ringfence_xenstore::StoreError;
 use ringfence_wire::xenbus::{DeviceId, DeviceKind};
+use ringfence_xenstore::StoreError;
 use rustix::event::EventfdFlags;
 
 use super::guests::Scope;

@@ -11,11 +11,11 @@ use ringfence_net::vif::backend::{BackendOptions, Life, VifBackend};
 use ringfence_net::vif::toolstack::{self, VifConfig};
 use ringfence_platform::local::LocalPlatform;
 use ringfence_platform::local::hub::HubHandle;
-use ringfence_xenstore::{StoreAccess, StoreClient, StoreError};
 use ringfence_platform::{DomId, Platform};
 use ringfence_sys::tap::TapOffloads;
 use ringfence_wire::xenbus::{DeviceId, DeviceKind};
 use ringfence_wire::xenstore::{NodeAccess, PermissionList};
+use ringfence_xenstore::{StoreAccess, StoreClient, StoreError};
 
 use super::NAMES_ROOT;
 use super::addresses::{AddressPlan, Assigned};

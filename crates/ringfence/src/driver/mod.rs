@@ -23,9 +23,9 @@ use ringfence_net::switch::{Fabric, Switch};
 use ringfence_net::vif::backend::QUEUES_MAX;
 use ringfence_platform::local::LocalPlatform;
 use ringfence_platform::local::hub::{Hub, HubHandle, HubLimits};
-use ringfence_xenstore::{StoreAccess, StoreClient};
 use ringfence_platform::{DomId, Platform, PlatformError};
 use ringfence_wire::xenbus::DeviceId;
+use ringfence_xenstore::{StoreAccess, StoreClient};
 use rustix::event::{PollFd, PollFlags};
 
 use crate::plane::{Gone, threads};

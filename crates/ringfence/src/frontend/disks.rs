@@ -11,9 +11,9 @@ use ringfence_block::export::{Export, ExportOptions};
 use ringfence_block::storage::Disk;
 use ringfence_block::vbd::frontend::VbdFrontend;
 use ringfence_platform::local::LocalPlatform;
-use ringfence_xenstore::StoreClient;
 use ringfence_platform::{DomId, Platform, PlatformError};
 use ringfence_wire::xenbus::{DeviceId, DeviceKind};
+use ringfence_xenstore::StoreClient;
 use rustix::event::EventfdFlags;
 
 use super::Failure;

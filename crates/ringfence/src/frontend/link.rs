@@ -12,9 +12,9 @@ use ringfence_net::switch::{Fabric, Patch, PortPolicy};
 use ringfence_net::tap::TapPort;
 use ringfence_net::vif::PortHost;
 use ringfence_net::vif::frontend::{FrontendError, VifFrontend};
-use ringfence_xenstore::{StoreClient, StoreError};
 use ringfence_platform::{Platform, PlatformError};
 use ringfence_wire::xenbus::DeviceId;
+use ringfence_xenstore::{StoreClient, StoreError};
 use rustix::event::{PollFd, PollFlags};
 
 use crate::plane::Gone;

@@ -3,7 +3,7 @@
 use std::ffi::OsString;
 use std::net::IpAddr;
 
-use ringfence_grants::Mode;
+use ringfence_access::Mode;
 use ringfence_net::features::OffloadKeys;
 use ringfence_net::netfront::TxStaging;
 

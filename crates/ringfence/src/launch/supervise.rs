@@ -21,7 +21,7 @@ use crate::sys::signals::{Arrived, Signals};
 use crate::sys::spawn::{DomainKind, DomainProcess, Ended, Event, Process, Spawn};
 use crate::sys::{ChannelError, Ending, STATUS_FAILED};
 use crate::uplink::{FromUplink, UplinkConfig};
-use ringfence_grants::Mode;
+use ringfence_access::Mode;
 use ringfence_net::netfront::TxStaging;
 
 /// How long a guest or a frontend may take to be ready.

@@ -12,10 +12,10 @@ use std::time::{Duration, Instant};
 
 use nix::sys::signal::Signal;
 use ringfence_net::dataplane::{DataplaneStats, PortId};
-use ringfence_xenstore::{StoreAccess, StoreClient, StoreError};
 use ringfence_platform::{Platform, PlatformError};
 use ringfence_wire::netif::keys;
 use ringfence_wire::xenbus::{self, DeviceId, DeviceKind, XenbusState};
+use ringfence_xenstore::{StoreAccess, StoreClient, StoreError};
 use rustix::event::{EventfdFlags, PollFd, PollFlags};
 
 use super::config::{Config, ConfigError, Effect};

@@ -19,9 +19,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 use ringfence_platform::DomId;
-use ringfence_xenstore::{StoreAccess, StoreClient, StoreError, WatchEvent};
 use ringfence_wire::decimal;
 use ringfence_wire::xenbus::{self, DeviceId, DeviceKind, XenbusState};
+use ringfence_xenstore::{StoreAccess, StoreClient, StoreError, WatchEvent};
 
 use crate::seat::device_name;
 

@@ -23,11 +23,11 @@ use ringfence_net::vif::backend::{BackendOptions, Life, QUEUES_MAX, VifBackend};
 use ringfence_net::vif::controls::VifPolicy;
 use ringfence_net::vif::values::parse_mac;
 use ringfence_platform::Platform;
-use ringfence_xenstore::{StoreAccess, StoreClient, StoreError};
 use ringfence_sys::tap::Tap;
 use ringfence_wire::decimal;
 use ringfence_wire::netif::keys;
 use ringfence_wire::xenbus::DeviceId;
+use ringfence_xenstore::{StoreAccess, StoreClient, StoreError};
 
 use super::bridge::{self, BridgeError};
 use super::config::{Attach, Config, DeviceSettings};

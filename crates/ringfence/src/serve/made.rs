@@ -9,10 +9,10 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use ringfence_platform::DomId;
-use ringfence_xenstore::{StoreAccess, StoreClient};
 use ringfence_sys::tap::Tap;
 use ringfence_wire::decimal;
 use ringfence_wire::xenbus::{DeviceId, DeviceKind, STATE};
+use ringfence_xenstore::{StoreAccess, StoreClient};
 use rustix::fs::Mode;
 
 use super::config::{Attach, Network};

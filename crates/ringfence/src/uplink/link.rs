@@ -7,8 +7,8 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use ringfence_platform::Counters;
-use ringfence_platform::vhost::{self, VhostError};
 use ringfence_sys::tap::TapOffloads;
+use ringfence_sys::vhost::{self, VhostError};
 use ringfence_vhost::frames::FrameShape;
 use ringfence_vhost::tap::TapLink;
 use ringfence_vhost::{Protection, VhostLink};

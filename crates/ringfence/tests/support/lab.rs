@@ -10,10 +10,10 @@ use std::time::{Duration, Instant};
 use ringfence::serve::status::{Snapshot, ask};
 use ringfence_platform::local::LocalPlatform;
 use ringfence_platform::local::hub::{Hub, HubHandle, HubLimits};
-use ringfence_xenstore::{StoreAccess, StoreClient};
 use ringfence_platform::{DomId, Platform};
 use ringfence_wire::xenbus::DeviceId;
 use ringfence_wire::xenstore::{NodeAccess, PermissionList};
+use ringfence_xenstore::{StoreAccess, StoreClient};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use rustix::process::{Pid, Signal, kill_process};
 

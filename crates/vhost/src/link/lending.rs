@@ -10,9 +10,10 @@
 use std::io;
 use std::sync::Arc;
 
-use ringfence_grants::window::reuse::ReuseCache;
+use ringfence_access::iommu::{AddressSpace, RegionShape, RegionTable};
+use ringfence_access::window::reuse::ReuseCache;
+use ringfence_memory::FIRST_IO_ADDRESS;
 use ringfence_memory::{DeviceAccess, DeviceRange, DeviceRegion};
-use ringfence_platform::iommu::{AddressSpace, FIRST_IO_ADDRESS, RegionShape, RegionTable};
 use ringfence_platform::{Access, Counters, DomId, PageId, WindowShape};
 
 use super::receive::BUFFER;

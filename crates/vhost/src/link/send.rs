@@ -1,8 +1,8 @@
 //! Frames to the guest: the ring in which they are put together, and the queue that the device reads.
 
 use ringfence_memory::DeviceRange;
-use ringfence_platform::vhost::QueueName;
 use ringfence_ring::split::{DriverQueue, QueueFault};
+use ringfence_sys::vhost::QueueName;
 
 use super::lending::FrameBlocks;
 use crate::fault::LinkFault;

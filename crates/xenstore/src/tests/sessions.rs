@@ -1,6 +1,9 @@
 //! Clients and the server over real sockets, pumped by a thread.
 
-use crate::{AttachError, CloseReason, Closed, Leftovers, Limits, StoreAccess, StoreClient, StoreError, StorePump};
+use crate::{
+    AttachError, CloseReason, Closed, Leftovers, Limits, StoreAccess, StoreClient, StoreError,
+    StorePump,
+};
 use ringfence_wire::grant::DomId;
 use ringfence_wire::xenstore::{ErrorName, NodeAccess, PermissionList};
 use std::io::Write as _;

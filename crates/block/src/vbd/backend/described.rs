@@ -1,8 +1,8 @@
 //! A disk as its guest is told of it.
 
-use ringfence_xenstore::{StoreAccess, StoreClient, StoreError};
-use ringfence_xenbus::end::BackendEnd;
 use ringfence_wire::blkif::keys;
+use ringfence_xenbus::end::BackendEnd;
+use ringfence_xenstore::{StoreAccess, StoreClient, StoreError};
 
 use super::flag;
 use crate::blkback::{BlkbackOptions, rules_for};

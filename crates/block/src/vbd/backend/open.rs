@@ -2,11 +2,11 @@
 
 use std::sync::{Arc, PoisonError};
 
-use ringfence_xenstore::{StoreAccess, StoreClient};
 use ringfence_platform::{Access, EventPort, Grantee, Gref, Platform};
 use ringfence_ring::RingPages;
 use ringfence_wire::blkif::{Abi, RING_ORDER_MAX, keys};
 use ringfence_wire::decimal;
+use ringfence_xenstore::{StoreAccess, StoreClient};
 
 use super::silence::FirstPage;
 use super::{ConnectError, Connection, VbdBackend, keeps, windows};

@@ -14,10 +14,10 @@
 //! ([`VbdBackend::is_replaced`]).
 
 use ringfence_platform::Gref;
-use ringfence_xenstore::{StoreAccess, StoreClient, StoreError};
+use ringfence_wire::xenbus::XenbusState;
 use ringfence_xenbus::end::is_about_a_key;
 use ringfence_xenbus::steps::{BackendStep, BackendView};
-use ringfence_wire::xenbus::XenbusState;
+use ringfence_xenstore::{StoreAccess, StoreClient, StoreError};
 
 use super::VbdBackend;
 

@@ -1,10 +1,10 @@
 //! The windows of a disk's rings, from the backend's side: opened when it connects.
 
-use ringfence_xenstore::{StoreAccess, StoreClient};
-use ringfence_xenbus::end::BackendEnd;
 use ringfence_platform::{Platform, WindowError, WindowHandle, WindowView};
 use ringfence_wire::blkif::keys;
 use ringfence_wire::xenbus::DeviceId;
+use ringfence_xenbus::end::BackendEnd;
+use ringfence_xenstore::{StoreAccess, StoreClient};
 
 use super::ConnectError;
 use crate::blkback::Mode;

@@ -5,7 +5,7 @@
 //! the ring together. The first frame of another kind, or buffer out of reach, ends the run.
 
 use arrayvec::ArrayVec;
-use ringfence_grants::staging::StagingTable;
+use ringfence_access::staging::StagingTable;
 use ringfence_memory::{LentSlice, PAGE_SIZE};
 use ringfence_offload::Checksum;
 use ringfence_platform::{Access, Grantee};

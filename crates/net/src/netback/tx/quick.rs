@@ -6,8 +6,8 @@
 //! copied and frames made. The first slot that is of another kind ends the run, and goes the long way.
 
 use arrayvec::ArrayVec;
-use ringfence_grants::Reach;
-use ringfence_grants::staging::StagingTable;
+use ringfence_access::Reach;
+use ringfence_access::staging::StagingTable;
 use ringfence_memory::{LentSlice, PAGE_SIZE};
 use ringfence_offload::OffloadMeta;
 use ringfence_platform::{Access, Grantee};

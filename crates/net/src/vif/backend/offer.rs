@@ -1,6 +1,6 @@
 //! Whether the frontend may lend in windows.
 
-use ringfence_grants::Mode;
+use ringfence_access::Mode;
 use ringfence_platform::{Platform, WindowError};
 
 use super::VifBackend;

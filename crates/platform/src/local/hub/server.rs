@@ -22,8 +22,8 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use super::broker::{Broker, HubLimits};
 use super::protocol::{self, ANY_DOMAIN, Kind, Message, REPLY, Received, Refusal};
 use crate::local::{ArenaFiles, ArenaShape};
-use ringfence_xenstore::{Leftovers, Limits, StorePump};
 use crate::{DomId, PlatformError};
+use ringfence_xenstore::{Leftovers, Limits, StorePump};
 
 /// Messages of one domain served before the others have their turn.
 const BURST: usize = 16;

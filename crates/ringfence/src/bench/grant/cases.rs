@@ -1,7 +1,7 @@
 //! What is done in each row.
 
 use anyhow::Context;
-use ringfence_grants::window::EngineFacts;
+use ringfence_access::window::EngineFacts;
 use ringfence_platform::local::{ArenaShape, LocalGrantee, LocalGranter, LocalPlatform};
 use ringfence_platform::{
     Access, CopyOps, DomId, Grantee, Granter, Gref, Lease, PageId, Platform, TranslationTable,
@@ -324,7 +324,7 @@ impl Bench {
     }
 
     fn kept(&mut self, timer: &mut Timer) -> anyhow::Result<()> {
-        use ringfence_grants::staging::{StagedPage, StagingTable};
+        use ringfence_access::staging::{StagedPage, StagingTable};
         let leases = self.lend(PAGES)?;
         let mut table = StagingTable::new();
         let mut pages = Vec::new();

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
-use ringfence_grants::Mode;
+use ringfence_access::Mode;
 use ringfence_net::features::OffloadKeys;
 use serde::{Deserialize, Serialize};
 

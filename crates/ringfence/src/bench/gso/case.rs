@@ -8,7 +8,7 @@ use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
-use ringfence_grants::Mode;
+use ringfence_access::Mode;
 
 use super::super::said;
 use super::args::{Path, Setup};

@@ -1,6 +1,6 @@
 //! Rows: for people and for programs.
 
-use ringfence_grants::Mode;
+use ringfence_access::Mode;
 use serde::Serialize;
 
 use super::super::median;

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
+use ringfence_access::Mode;
 use ringfence_block::blkback::Mode as DiskMode;
-use ringfence_grants::Mode;
 use serde::{Deserialize, Serialize};
 
 use super::super::args::{parse_mode, parse_seconds};

@@ -46,7 +46,7 @@ use std::time::Duration;
 use anyhow::{Context, bail, ensure};
 use clap::ValueEnum;
 use indicatif::ProgressBar;
-use ringfence_grants::Mode;
+use ringfence_access::Mode;
 use rustix::thread::CpuSet;
 
 use super::STATUS_BENCH_FAILED;

@@ -12,11 +12,11 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, ensure};
 use clap::{Args, ValueEnum};
 use ringfence_net::vif::values::parse_mac;
-use ringfence_xenstore::StoreAccess;
 use ringfence_platform::xen::{Side, XenPlatform};
 use ringfence_platform::{DomId, Platform};
 use ringfence_wire::netif::keys;
 use ringfence_wire::xenbus::{DeviceId, DeviceKind, XenbusState};
+use ringfence_xenstore::StoreAccess;
 
 use super::super::STATUS_BENCH_FAILED;
 use super::args::{Behaviour, Which};

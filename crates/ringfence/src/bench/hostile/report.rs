@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use ringfence_grants::Mode;
+use ringfence_access::Mode;
 use serde::Serialize;
 
 use super::super::median;

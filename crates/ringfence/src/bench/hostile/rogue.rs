@@ -11,11 +11,11 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, bail};
 use ringfence_memory::{LentSlice, PAGE_SIZE};
 use ringfence_platform::local::LocalPlatform;
-use ringfence_xenstore::{StoreAccess, StoreClient};
 use ringfence_platform::{Access, Channel as _, Granter, Gref, Lease, Platform, PlatformError};
 use ringfence_ring::{NETIF_RX, NETIF_TX, RingLayout};
 use ringfence_wire::netif::{RxRequest, TxFlags, TxRequest, TxResponse, keys};
 use ringfence_wire::xenbus::{DeviceId, STATE, XenbusState};
+use ringfence_xenstore::{StoreAccess, StoreClient};
 
 use super::control::Control;
 use super::launcher::Seat;

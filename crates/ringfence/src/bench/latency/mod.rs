@@ -16,7 +16,7 @@ use std::time::Duration;
 use anyhow::{Context, bail};
 use clap::Args;
 use hdrhistogram::Histogram;
-use ringfence_grants::Mode;
+use ringfence_access::Mode;
 use serde::Serialize;
 
 use self::end::{Order, Protocol, Said};

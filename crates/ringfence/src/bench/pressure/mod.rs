@@ -18,7 +18,7 @@ use std::io::Write;
 use std::time::{Duration, Instant};
 
 use anyhow::ensure;
-use ringfence_grants::Mode;
+use ringfence_access::Mode;
 
 use self::args::PressureArgs;
 use self::group::Group;

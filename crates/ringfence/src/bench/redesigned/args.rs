@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
-use ringfence_grants::Mode;
+use ringfence_access::Mode;
 
 use crate::bench::args::{parse_mode, parse_seconds};
 

@@ -15,7 +15,7 @@ mod revoke;
 use std::io::Write;
 
 use anyhow::{Context, ensure};
-use ringfence_grants::Mode;
+use ringfence_access::Mode;
 use ringfence_sys::namespaces::{self, Fresh};
 
 use self::args::{Experiment, RedesignedArgs};

@@ -1,6 +1,6 @@
 //! What was measured: for people, for programs, and as a page.
 
-use ringfence_grants::Mode;
+use ringfence_access::Mode;
 use serde::Serialize;
 
 use super::ORIGINAL;

@@ -4,8 +4,8 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{bail, ensure};
-use ringfence_grants::Mode;
-use ringfence_grants::window::{ReuseStats, SourcePolicy};
+use ringfence_access::Mode;
+use ringfence_access::window::{ReuseStats, SourcePolicy};
 use ringfence_net::batch::Batch;
 use ringfence_net::netfront::WindowSizes;
 use ringfence_net::orders::{PortOrder, PortReply};

@@ -12,7 +12,7 @@ use std::sync::mpsc::{Receiver, TryRecvError, channel};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
-use ringfence_grants::staging::{StagingLimits, StagingTable};
+use ringfence_access::staging::{StagingLimits, StagingTable};
 use ringfence_memory::PAGE_SIZE;
 use ringfence_net::ctrl::backend::{ControlRing, CtrlBackend, CtrlOptions};
 use ringfence_net::orders::{PortOrder, PortReply};

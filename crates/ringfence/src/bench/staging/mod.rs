@@ -24,7 +24,7 @@ use std::io::Write;
 use anyhow::Context;
 use clap::Parser;
 use indicatif::ProgressBar;
-use ringfence_grants::Mode;
+use ringfence_access::Mode;
 
 use self::args::StagingArgs;
 use self::report::Results;

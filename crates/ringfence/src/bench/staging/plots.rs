@@ -1,6 +1,6 @@
 //! The page: plots, and the tables again.
 
-use ringfence_grants::Mode;
+use ringfence_access::Mode;
 
 use super::report::Results;
 use super::{Point, Verify, Who};

@@ -1,6 +1,6 @@
 //! What was measured, by point; ratios, judgements, and lines of JSON.
 
-use ringfence_grants::Mode;
+use ringfence_access::Mode;
 use serde::Serialize;
 
 use super::args::StagingArgs;

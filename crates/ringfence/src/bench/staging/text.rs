@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use ringfence_grants::Mode;
+use ringfence_access::Mode;
 
 use super::report::{COPY_SHARE_MIN, Judgement, Results, gbps};
 use super::{Point, Verify, Who, published};

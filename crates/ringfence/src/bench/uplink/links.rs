@@ -17,8 +17,8 @@ mod path;
 use std::io::Write;
 
 use anyhow::{Context, ensure};
-use ringfence_platform::vhost;
 use ringfence_sys::namespaces::{self, Fresh};
+use ringfence_sys::vhost;
 use serde::Serialize;
 
 use self::args::LinksArgs;

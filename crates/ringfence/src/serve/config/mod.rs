@@ -17,7 +17,7 @@ mod tests;
 
 use std::path::{Path, PathBuf};
 
-use ringfence_grants::Mode;
+use ringfence_access::Mode;
 use ringfence_net::features::OffloadKeys;
 use ringfence_net::switch::Mac;
 use serde::Deserialize;

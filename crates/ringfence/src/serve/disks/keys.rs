@@ -9,10 +9,10 @@
 use std::path::PathBuf;
 
 use ringfence_block::storage::nbd::NbdAddress;
-use ringfence_xenstore::{StoreAccess, StoreClient, StoreError};
 use ringfence_wire::blkif::keys;
 use ringfence_wire::decimal;
 use ringfence_wire::xenbus::{self, DeviceId, XenbusState};
+use ringfence_xenstore::{StoreAccess, StoreClient, StoreError};
 
 /// The name of our script.
 const OUR_SCRIPT: &str = "block-ringfence";

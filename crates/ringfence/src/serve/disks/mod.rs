@@ -30,9 +30,9 @@ use ringfence_block::blkback::{PersistentCounters, QueueCounters, named_persiste
 use ringfence_block::storage::Geometry;
 use ringfence_block::vbd::backend::{Connection, VbdBackend};
 use ringfence_platform::Platform;
-use ringfence_xenstore::{StoreAccess, StoreClient, StoreError};
-use ringfence_xenbus::end::Life;
 use ringfence_wire::xenbus::DeviceId;
+use ringfence_xenbus::end::Life;
+use ringfence_xenstore::{StoreAccess, StoreClient, StoreError};
 use rustix::event::EventfdFlags;
 
 use self::keys::{NoSource, Source, VbdKeys};

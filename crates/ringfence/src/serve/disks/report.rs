@@ -3,9 +3,9 @@
 use std::collections::BTreeMap;
 
 use ringfence_platform::Platform;
-use ringfence_xenstore::{StoreAccess, StoreClient};
 use ringfence_wire::netif::keys::HOTPLUG_STATUS;
 use ringfence_wire::xenbus::{DeviceId, XenbusState};
+use ringfence_xenstore::{StoreAccess, StoreClient};
 
 use super::super::daemon::{counts, state_name, state_of};
 use super::super::status::{DiskTotals, QueueStatus, VbdStatus};

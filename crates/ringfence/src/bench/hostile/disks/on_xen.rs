@@ -4,10 +4,10 @@
 
 use anyhow::Context;
 use clap::ValueEnum;
-use ringfence_xenstore::StoreAccess;
 use ringfence_platform::xen::{Side, XenPlatform};
 use ringfence_platform::{DomId, Platform};
 use ringfence_wire::xenbus::{DeviceId, DeviceKind, XenbusState};
+use ringfence_xenstore::StoreAccess;
 
 use super::super::on_xen::Rude;
 use super::super::rogue::Pace;

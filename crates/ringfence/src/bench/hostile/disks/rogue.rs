@@ -9,12 +9,12 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail, ensure};
 use ringfence_memory::PAGE_SIZE;
-use ringfence_xenstore::{StoreAccess, StoreClient};
 use ringfence_platform::{Access, Channel as _, Granter, Gref, Lease, Platform};
 use ringfence_ring::RingLayout;
 use ringfence_ring::sync::Ordering::{Acquire, Release};
 use ringfence_wire::blkif::{Abi, Response, SegmentRange, Slot, Status, keys};
 use ringfence_wire::xenbus::{DeviceId, STATE, XenbusState};
+use ringfence_xenstore::{StoreAccess, StoreClient};
 
 use super::super::rogue::Pace;
 

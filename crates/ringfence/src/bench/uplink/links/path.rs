@@ -11,9 +11,10 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
-use ringfence_platform::{Counters, vhost};
+use ringfence_platform::Counters;
 use ringfence_sys::clock::Clock;
 use ringfence_sys::tap::{Tap, TapOffloads};
+use ringfence_sys::vhost;
 use ringfence_uplink::guest::GuestNetwork;
 use ringfence_uplink::host::real::RealHost;
 use ringfence_uplink::runner::{Ended, Runner};

@@ -12,6 +12,7 @@
 //! own: one bad reference costs its own packet (XSA-361, XSA-362, XSA-367).
 
 pub mod index;
+pub mod iommu;
 pub mod persistent;
 mod reach;
 pub mod staging;

@@ -4,7 +4,7 @@
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
-use ringfence_platform::iommu::vfio::Device;
+use iommu_lab::vfio::Device;
 
 /// Registers, by their offset in the device's first region.
 const IDENTIFICATION: u64 = 0x00;

@@ -13,7 +13,7 @@
 //! Started by [`VhostNet::start_translated`], the worker looks addresses up in a table that is filled and emptied
 //! while it works ([`IotlbSpace`]), the addresses of its own queues too. Those, and everything that it is told of
 //! at the start, are at their own addresses in this process, the driver domain's *own region*; regions for guests'
-//! pages begin at [`FIRST_IO_ADDRESS`](crate::iommu::FIRST_IO_ADDRESS), above them all.
+//! pages begin at [`FIRST_IO_ADDRESS`](ringfence_memory::FIRST_IO_ADDRESS), above them all.
 //!
 //! # What keeps memory safe
 //!
@@ -44,8 +44,8 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 
-use crate::iommu::iotlb::IotlbSpace;
-use crate::{Access, iommu::AddressSpace as _};
+use crate::iotlb::IotlbSpace;
+use ringfence_wire::grant::Access;
 
 const PATH: &str = "/dev/vhost-net";
 

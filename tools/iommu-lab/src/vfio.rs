@@ -24,11 +24,11 @@ use ringfence_memory::DeviceRegion;
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 
-use super::AddressSpace;
-use crate::Access;
-use crate::window::EngineFacts;
 use call::{pair, structure};
 use iommufd::Iommufd;
+use ringfence_access::iommu::AddressSpace;
+use ringfence_platform::Access;
+use ringfence_platform::window::EngineFacts;
 use type1::Type1;
 
 /// The region of a PCI device that is its configuration space.

@@ -6,10 +6,10 @@ use std::sync::mpsc::{Receiver, TryRecvError, channel};
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
+use ringfence_access::iommu::RegionTable;
 use ringfence_memory::{DeviceAccess, PAGE_SIZE};
-use ringfence_platform::iommu::RegionTable;
-use ringfence_platform::vhost::QueueName;
 use ringfence_platform::{Access, Gref, PageId, TranslationTable, WindowShape};
+use ringfence_sys::vhost::QueueName;
 
 use super::rig::{Came, PAYLOAD_MAX, Rig};
 use super::traffic::Dice;

@@ -18,14 +18,11 @@ use std::mem::ManuallyDrop;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Mutex, PoisonError};
 
-use ringfence_memory::DeviceRegion;
+use ringfence_memory::{DeviceRegion, LentSlice};
+use ringfence_wire::grant::Access;
 use ringfence_wire::vhost::{IOTLB_MESSAGE_LEN, Iotlb, IotlbAccess, iotlb_message, parse_miss};
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use rustix::io::Errno;
-
-use super::AddressSpace;
-use crate::Access;
-use crate::window::EngineFacts;
 
 /// Entries of the kernel's table, where it does not say.
 const ENTRIES: usize = 2048;
@@ -106,33 +103,19 @@ impl IotlbSpace {
         Ok(Some(Miss { address, access }))
     }
 
-    fn tell(&self, message: Iotlb) -> io::Result<()> {
-        let bytes = iotlb_message(message);
-        match rustix::io::write(&self.file, &bytes)? {
-            IOTLB_MESSAGE_LEN => Ok(()),
-            _ => Err(io::ErrorKind::WriteZero.into()),
-        }
-    }
-}
-
-impl AsFd for IotlbSpace {
-    /// Readable when there is a miss.
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.file.as_fd()
-    }
-}
-
-impl AddressSpace for IotlbSpace {
-    fn engine(&self) -> EngineFacts {
-        EngineFacts {
-            name: "iotlb",
-            one_sided: true,
-            in_flight: "ends before the revocation returns: the kernel waits for the worker to put the queue down",
-            cost: "issue and revoke: a system call each, which takes the locks of the worker's queues",
-        }
-    }
-
-    fn map_region(&self, address: u64, memory: &DeviceRegion, access: Access) -> io::Result<()> {
+    /// Makes `memory` (whole pages) what is at `address` and after it; keeps it mapped in this process as
+    /// long as the device can reach it.
+    ///
+    /// # Errors
+    ///
+    /// The kernel's; `EEXIST` where something is mapped there already; `ENOSPC` where the entries are
+    /// used up; `EPERM` for memory that cannot be written and is to be.
+    pub fn map_region(
+        &self,
+        address: u64,
+        memory: &DeviceRegion,
+        access: Access,
+    ) -> io::Result<()> {
         if access == Access::ReadWrite && !memory.is_writable() {
             return Err(Errno::PERM.into());
         }
@@ -160,12 +143,42 @@ impl AddressSpace for IotlbSpace {
         told
     }
 
-    fn unmap(&self, address: u64) -> io::Result<()> {
+    /// Maps lent memory, as [`IotlbSpace::map_region`] does.
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn map(&self, address: u64, memory: &LentSlice, access: Access) -> io::Result<()> {
+        self.map_region(address, &memory.device_region(), access)
+    }
+
+    /// Takes what was mapped at `address` away, all of it. After it returns, the worker begins no access by
+    /// these addresses.
+    ///
+    /// # Errors
+    ///
+    /// The kernel's; `ENOENT` where nothing was mapped. The worker may still reach it then.
+    pub fn unmap(&self, address: u64) -> io::Result<()> {
         let mut mapped = self.mapped.lock().unwrap_or_else(PoisonError::into_inner);
         let len = mapped.get(&address).ok_or(Errno::NOENT)?.len();
         self.tell(Iotlb::Invalidate { address, len })?;
         drop(mapped.remove(&address).map(ManuallyDrop::into_inner));
         Ok(())
+    }
+
+    fn tell(&self, message: Iotlb) -> io::Result<()> {
+        let bytes = iotlb_message(message);
+        match rustix::io::write(&self.file, &bytes)? {
+            IOTLB_MESSAGE_LEN => Ok(()),
+            _ => Err(io::ErrorKind::WriteZero.into()),
+        }
+    }
+}
+
+impl AsFd for IotlbSpace {
+    /// Readable when there is a miss.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
     }
 }
 

@@ -1,5 +1,5 @@
 //! Grants that an IOMMU enforces: the engines `vfio` and `iotlb` of a
-//! [`TranslationTable`](crate::TranslationTable).
+//! [`TranslationTable`](ringfence_platform::TranslationTable).
 //!
 //! # Theory of operation
 //!
@@ -28,37 +28,17 @@
 //! asked. So revoke is one-sided, is never busy, and nothing is ever held. What the device moved before, it
 //! moved; the page's content stays the granter's to read until it is made fresh, which empties it.
 
-pub mod iotlb;
 mod region;
-pub mod vfio;
 
 use std::io;
 
-use ringfence_memory::{DeviceAccess, DeviceRange, DeviceRegion, LentSlice};
+use ringfence_memory::{DeviceRegion, LentSlice};
 
-use crate::Access;
-use crate::window::EngineFacts;
+use ringfence_platform::Access;
+use ringfence_platform::window::EngineFacts;
+use ringfence_sys::iotlb::IotlbSpace;
 
 pub use region::{RegionShape, RegionTable};
-
-/// Where regions begin whose addresses are told to kernel vhost: no address of a process is as high.
-pub const FIRST_IO_ADDRESS: u64 = 1 << 60;
-
-/// Addresses above those of any kernel belong to nobody, either.
-const LAST_IO_ADDRESS: u64 = (1 << 62) - 1;
-
-/// `len` octets at an I/O address, as a device behind an [`AddressSpace`] is told of them; `None` below
-/// [`FIRST_IO_ADDRESS`], where addresses of this process may be.
-pub fn io_range(address: u64, len: u32, access: DeviceAccess) -> Option<DeviceRange> {
-    let last = address.checked_add(u64::from(len))?;
-    if address < FIRST_IO_ADDRESS || last > LAST_IO_ADDRESS {
-        return None;
-    }
-    // SAFETY: no memory of a process has such an address, so a device reaches memory of this process by it
-    // only where an address space leads it there; and that leads to what was mapped as a `DeviceRegion`,
-    // which the device may write only if it is lent memory.
-    Some(unsafe { DeviceRange::new(address, len, access) })
-}
 
 /// What a device can reach, by I/O addresses.
 pub trait AddressSpace: Send + Sync {
@@ -91,4 +71,23 @@ pub trait AddressSpace: Send + Sync {
     /// The kernel's; `ENOENT` where nothing was mapped by [`AddressSpace::map`]. The device may still reach
     /// it then.
     fn unmap(&self, address: u64) -> io::Result<()>;
+}
+
+impl AddressSpace for IotlbSpace {
+    fn engine(&self) -> EngineFacts {
+        EngineFacts {
+            name: "iotlb",
+            one_sided: true,
+            in_flight: "ends before the revocation returns: the kernel waits for the worker to put the queue down",
+            cost: "issue and revoke: a system call each, which takes the locks of the worker's queues",
+        }
+    }
+
+    fn map_region(&self, address: u64, memory: &DeviceRegion, access: Access) -> io::Result<()> {
+        IotlbSpace::map_region(self, address, memory, access)
+    }
+
+    fn unmap(&self, address: u64) -> io::Result<()> {
+        IotlbSpace::unmap(self, address)
+    }
 }

@@ -5,12 +5,10 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use clap::ValueEnum;
+use iommu_lab::vfio::{Container, Interface, Strictness, VfioError, group_of, strictness};
+use ringfence_access::iommu::{AddressSpace, RegionShape, RegionTable};
 use ringfence_memory::{LentSlice, Mapping, PAGE_SIZE};
 use ringfence_platform::conformance::windows::{LEAST, WindowPeer, WindowSuite};
-use ringfence_platform::iommu::vfio::{
-    Container, Interface, Strictness, VfioError, group_of, strictness,
-};
-use ringfence_platform::iommu::{AddressSpace, RegionShape, RegionTable};
 use ringfence_platform::{Access, DomId, Gref, PageId, TranslationTable, WindowHandle};
 
 use crate::edu::{Edu, LONGEST};

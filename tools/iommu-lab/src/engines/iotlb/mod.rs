@@ -9,13 +9,14 @@ use std::sync::Arc;
 
 use anyhow::Context as _;
 use clap::Subcommand;
+use ringfence_access::iommu::{AddressSpace, RegionShape, RegionTable};
 use ringfence_memory::DeviceAccess;
+use ringfence_memory::FIRST_IO_ADDRESS;
 use ringfence_platform::conformance::windows::{LEAST, WindowPeer, WindowSuite};
-use ringfence_platform::iommu::{AddressSpace, FIRST_IO_ADDRESS, RegionShape, RegionTable};
-use ringfence_platform::vhost::QueueName;
 use ringfence_platform::{
     Access, Counters, DomId, Gref, PageId, TranslationTable, WindowHandle, WindowShape,
 };
+use ringfence_sys::vhost::QueueName;
 
 use rig::{Came, HEADERS, Rig};
 

@@ -9,9 +9,9 @@ use ringfence_memory::{
     DeviceAccess, DeviceRange, DeviceRegion, LentSlice, Mapping, PAGE_SIZE, Protection,
 };
 
-use super::{AddressSpace, io_range};
-use crate::window::{EngineFacts, Held, IssueError};
-use crate::{
+use super::AddressSpace;
+use ringfence_platform::window::{EngineFacts, Held, IssueError};
+use ringfence_platform::{
     Access, Counters, DomId, Gref, PageId, RevokeError, TranslationTable, WindowHandle, WindowShape,
 };
 
@@ -37,7 +37,7 @@ impl RegionShape {
     }
 
     /// A part of the page under `gref`, for a descriptor; `None` if the table has no such entry, the part does
-    /// not lie inside, or the base is below [`FIRST_IO_ADDRESS`](super::FIRST_IO_ADDRESS).
+    /// not lie inside, or the base is below [`FIRST_IO_ADDRESS`](ringfence_memory::FIRST_IO_ADDRESS).
     pub fn range(
         &self,
         gref: Gref,
@@ -47,7 +47,7 @@ impl RegionShape {
     ) -> Option<DeviceRange> {
         let inside = offset.checked_add(len).is_some_and(|end| end <= self.page);
         let address = self.address(gref).filter(|_| inside)?;
-        io_range(address.checked_add(u64::from(offset))?, len, access)
+        DeviceRange::io(address.checked_add(u64::from(offset))?, len, access)
     }
 }
 

@@ -4,12 +4,12 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::Context as _;
-use ringfence_grants::window::reuse::ReuseCache;
-use ringfence_grants::window::{PageSource, SourcePolicy};
+use ringfence_access::iommu::{RegionShape, RegionTable};
+use ringfence_access::window::reuse::ReuseCache;
+use ringfence_access::window::{PageSource, SourcePolicy};
 use ringfence_memory::{DeviceAccess, DeviceRange, LentSlice};
-use ringfence_platform::iommu::{RegionShape, RegionTable};
-use ringfence_platform::vhost::QueueName;
 use ringfence_platform::{Access, Counters, Gref, PageId, TranslationTable, WindowShape};
+use ringfence_sys::vhost::QueueName;
 
 use super::rig::{Came, HEADERS, PAYLOAD_MAX, Rig};
 use super::{GUEST, NEIGHBOUR, table};

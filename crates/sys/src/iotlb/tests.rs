@@ -1,10 +1,10 @@
 use std::os::unix::net::UnixDatagram;
 
-use ringfence_memory::{LentSlice, Mapping, PAGE_SIZE};
+use ringfence_memory::{Mapping, PAGE_SIZE};
 
 use super::*;
 
-const HERE: u64 = crate::iommu::FIRST_IO_ADDRESS;
+const HERE: u64 = ringfence_memory::FIRST_IO_ADDRESS;
 const PAGE: u64 = PAGE_SIZE as u64;
 
 /// A space, and the end at which the kernel would be.

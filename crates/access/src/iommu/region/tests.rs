@@ -7,8 +7,8 @@ use std::sync::Mutex;
 use std::sync::atomic::Ordering::SeqCst;
 
 use super::*;
-use crate::conformance::Outcome;
-use crate::conformance::windows::{LEAST, WindowPeer, WindowSuite};
+use ringfence_platform::conformance::Outcome;
+use ringfence_platform::conformance::windows::{LEAST, WindowPeer, WindowSuite};
 
 /// What is mapped where; and how many calls there were.
 #[derive(Default)]
@@ -155,7 +155,7 @@ fn blocks_of_an_area_are_mapped_as_a_whole_and_keep_their_content() {
     }
     let mut area = ringfence_memory::SendArea::new(6 * 4096).unwrap();
     let window = WindowShape { writable: 0, read_only: 3, entries: 2 };
-    let region = RegionShape { base: crate::iommu::FIRST_IO_ADDRESS, window, page: 8192 };
+    let region = RegionShape { base: ringfence_memory::FIRST_IO_ADDRESS, window, page: 8192 };
     let space = Arc::new(Ranges::default());
     let make = |region: RegionShape| {
         let space = Arc::clone(&space) as Arc<dyn AddressSpace>;

@@ -5,10 +5,12 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
+use ringfence_access::iommu::{AddressSpace as _, RegionShape};
+use ringfence_memory::FIRST_IO_ADDRESS;
 use ringfence_net::{Batch, Fault, Port as _};
-use ringfence_platform::iommu::{AddressSpace as _, FIRST_IO_ADDRESS, RegionShape};
-use ringfence_platform::{Gref, WindowShape, vhost};
+use ringfence_platform::{Gref, WindowShape};
 use ringfence_sys::tap::Tap;
+use ringfence_sys::vhost;
 use ringfence_vhost::frames::FrameShape;
 use ringfence_vhost::{Protection, VhostLink};
 
