@@ -12,7 +12,7 @@
 //! * with `feature-no-csum-offload`, or without `feature-ipv6-csum-offload`, no checksum is blank.
 //!
 //! What is sent against them is refused by rule name. What the peer does not take is finished before
-//! it leaves ([`crate::edge`]).
+//! it leaves ([`ringfence_switch::egress`]).
 
 use core::fmt;
 use core::str::FromStr;
@@ -22,7 +22,7 @@ use ringfence_offload::{Gso, GsoKind};
 use ringfence_wire::netif::{extra, keys};
 use ringfence_xenstore::{StoreAccess, StoreClient, StoreError};
 
-use crate::port::{ChecksumOffload, GsoOffload, LINK_HEADER_MAX, PortCapabilities};
+use ringfence_frame::port::{ChecksumOffload, GsoOffload, LINK_HEADER_MAX, PortCapabilities};
 
 /// What one end of a vif takes.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]

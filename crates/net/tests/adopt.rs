@@ -10,15 +10,15 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex};
 
 use ringfence_access::Mode;
+use ringfence_frame::batch::Batch;
+use ringfence_frame::orders::{PortOrder, PortReply};
+use ringfence_frame::port::Port;
 use ringfence_memory::LentSlice;
-use ringfence_net::batch::Batch;
 use ringfence_net::ctrl::frontend::StagingProgress;
 use ringfence_net::ctrl::record::CtrlRecord;
 use ringfence_net::features::OffloadKeys;
 use ringfence_net::netback::QueueRecords;
 use ringfence_net::netfront::{QUEUE_PAGES, WindowSizes};
-use ringfence_net::orders::{PortOrder, PortReply};
-use ringfence_net::port::Port;
 use ringfence_net::vif::PortHost;
 use ringfence_net::vif::backend::{BackendOptions, VifBackend};
 use ringfence_net::vif::controls::VifPolicy;
@@ -248,7 +248,7 @@ impl Pair {
         pair.back = VifBackend::new(pair.device, options).with_queues(queues);
         let front = VifFrontend::new(&pair.front_platform, pair.device, 1500).unwrap();
         pair.front =
-            front.with_queues(queues).with_staging(ringfence_net::netfront::TxStaging::Full);
+            front.with_queues(queues).with_staging(ringfence_frame::orders::TxStaging::Full);
         for _ in 0..10 {
             pair.look();
         }
@@ -316,7 +316,7 @@ fn send(port: &mut dyn Port, seeds: impl Iterator<Item = usize>) -> usize {
 fn take(port: &mut dyn Port, most: usize, complete: bool) -> Vec<Vec<u8>> {
     let mut batch = Batch::default();
     port.receive(&mut batch, most).unwrap();
-    let copy = |frame: ringfence_net::batch::FrameView<'_>| {
+    let copy = |frame: ringfence_frame::batch::FrameView<'_>| {
         let mut bytes = vec![0; frame.len()];
         frame.copy_to(&mut bytes);
         bytes

@@ -8,13 +8,13 @@ use std::sync::Arc;
 
 use ringfence_access::index::GREF_LIMIT;
 use ringfence_access::staging::{StagingLimits, StagingTable};
+use ringfence_frame::orders::{PortOrder, PortReply};
+use ringfence_frame::port::Fault;
+use ringfence_frame::steer::Steering;
 use ringfence_memory::LentSlice;
 use ringfence_net::ctrl::backend::{ControlRing, CtrlBackend, CtrlOptions};
 use ringfence_net::ctrl::record::CtrlRecord;
-use ringfence_net::orders::{PortOrder, PortReply};
-use ringfence_net::port::Fault;
 use ringfence_net::rules::RuleCounters;
-use ringfence_net::steer::Steering;
 use ringfence_platform::local::hub::{Hub, HubHandle, HubLimits};
 use ringfence_platform::local::{LocalChannel, LocalGrantee, LocalGranter, LocalPlatform};
 use ringfence_platform::{Access, Channel, DomId, Granter, Gref, Lease, Platform};

@@ -13,9 +13,9 @@ use std::sync::mpsc::TryRecvError;
 use std::time::Instant;
 
 use ringfence_access::Mode;
+use ringfence_frame::{DropReason, PortCounters};
 use ringfence_net::features::OffloadKeys;
 use ringfence_net::vif::backend::{BackendOptions, VifBackend};
-use ringfence_net::{DropReason, PortCounters};
 
 use support::world::{MTU, Side, World};
 use support::{Peer, in_namespaces, tcp};

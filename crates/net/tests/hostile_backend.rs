@@ -9,9 +9,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use proptest::prelude::*;
-use ringfence_net::Fault;
-use ringfence_net::counters::DropReason;
-use ringfence_net::hostile::{HostileBackend, frame, tcp_frame, udp_frame};
+use ringfence_frame::Fault;
+use ringfence_frame::counters::DropReason;
+use ringfence_frame::testing::{frame, tcp_frame, udp_frame};
+use ringfence_net::hostile::HostileBackend;
 use ringfence_net::vif::toolstack;
 use ringfence_offload::Checksum;
 use ringfence_platform::local::ArenaShape;

@@ -9,18 +9,19 @@ use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
 use ringfence_access::Mode;
-use ringfence_net::counters::DropReason;
-use ringfence_net::dataplane::{Dataplane, DataplaneConfig};
+use ringfence_frame::counters::DropReason;
+use ringfence_frame::port::PortCapabilities;
+use ringfence_frame::testing::MemoryPort;
+use ringfence_frame::testing::frame;
+use ringfence_frame::{Port, PortCounters};
 use ringfence_net::hostile::frontend::RX_BUFFERS;
-use ringfence_net::hostile::{HostileFrontend, Neighbour, Stage, frame};
-use ringfence_net::port::PortCapabilities;
-use ringfence_net::switch::{Fabric, Patch, PortPolicy};
-use ringfence_net::testing::MemoryPort;
+use ringfence_net::hostile::{HostileFrontend, Neighbour, Stage};
 use ringfence_net::vif::backend::{BackendOptions, VifBackend};
 use ringfence_net::vif::controls::VifPolicy;
-use ringfence_net::{Port, PortCounters};
 use ringfence_platform::Counters;
 use ringfence_platform::DomId;
+use ringfence_switch::dataplane::{Dataplane, DataplaneConfig};
+use ringfence_switch::forwarding::{Fabric, Patch, PortPolicy};
 use ringfence_sys::clock::Clock;
 use ringfence_wire::netif::{Status, TxFlags, TxRequest, keys};
 use ringfence_wire::xenbus::XenbusState;
@@ -371,7 +372,7 @@ fn xsa_392_a_sender_is_not_held_up_for_ever() {
 #[test]
 fn the_data_plane_wakes_when_credit_returns_and_does_not_poll_for_it() {
     for fabric in
-        [Fabric::Switch(ringfence_net::switch::Switch::new()), Fabric::Patch(Patch::new())]
+        [Fabric::Switch(ringfence_switch::forwarding::Switch::new()), Fabric::Patch(Patch::new())]
     {
         let mut stage = Stage::new(Mode::Copy);
         let mut guest = HostileFrontend::join(&mut stage);

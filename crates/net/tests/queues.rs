@@ -10,10 +10,10 @@ use std::time::Duration;
 
 use pair::{Pair, carry};
 use ringfence_access::Mode;
-use ringfence_net::Batch;
-use ringfence_net::orders::{PortOrder, PortReply};
-use ringfence_net::port::Port;
-use ringfence_net::steer::Steering;
+use ringfence_frame::Batch;
+use ringfence_frame::orders::{PortOrder, PortReply};
+use ringfence_frame::port::Port;
+use ringfence_frame::steer::Steering;
 use ringfence_net::vif::backend::{BackendOptions, VifBackend};
 use ringfence_offload::OffloadMeta;
 use ringfence_sys::clock::Clock;
@@ -280,7 +280,7 @@ fn the_parts_of_a_vif_share_its_rate() {
     };
     let came: Vec<_> = (0..4).map(|_| turn(back, &mut *back_other[0])).collect();
     assert_eq!(came, [5, 5, 5, 5], "1000 octets an interval for both, of 200 each");
-    let none = ringfence_net::vif::controls::Wanted::default();
+    let none = ringfence_frame::orders::Wanted::default();
     for part in [back, &mut *back_other[0]] {
         assert!(matches!(part.obey(0, PortOrder::Follow(none)), PortReply::Following));
     }

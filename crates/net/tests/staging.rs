@@ -80,7 +80,8 @@ fn a_device_that_goes_leaves_nothing_mapped() {
 
 #[test]
 fn header_staging_keeps_few_pages_and_splits_what_is_longer() {
-    use ringfence_net::netfront::{HEADER_STAGED_PAGES, TxStaging};
+    use ringfence_frame::orders::TxStaging;
+    use ringfence_net::netfront::HEADER_STAGED_PAGES;
     let mut pair = Pair::new(Mode::Staging);
     pair.with_staging(TxStaging::Heads);
     pair.connect();

@@ -8,8 +8,8 @@ use std::net::UdpSocket;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use ringfence_net::tap::TapPort;
-use ringfence_net::{Batch, DropReason, Fault, FrameView, Port};
+use ringfence_frame::tap::TapPort;
+use ringfence_frame::{Batch, DropReason, Fault, FrameView, Port};
 use ringfence_offload::packet::{Layers, Transport};
 use ringfence_offload::{Checksum, OffloadMeta};
 use ringfence_platform::Counters;

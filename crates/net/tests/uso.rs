@@ -8,13 +8,13 @@ mod support;
 use std::net::UdpSocket;
 
 use ringfence_access::Mode;
-use ringfence_net::Port as _;
-use ringfence_net::PortCounters;
-use ringfence_net::dataplane::{Dataplane, DataplaneConfig, DataplaneHandle};
-use ringfence_net::switch::{Fabric, PortPolicy, Switch};
-use ringfence_net::tap::TapPort;
+use ringfence_frame::Port as _;
+use ringfence_frame::PortCounters;
+use ringfence_frame::tap::TapPort;
 use ringfence_net::vif::backend::{BackendOptions, VifBackend};
 use ringfence_platform::Counters;
+use ringfence_switch::dataplane::{Dataplane, DataplaneConfig, DataplaneHandle};
+use ringfence_switch::forwarding::{Fabric, PortPolicy, Switch};
 use ringfence_sys::tap::{Tap, TapOffloads};
 use std::sync::Arc;
 

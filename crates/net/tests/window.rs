@@ -8,10 +8,11 @@ use std::time::{Duration, Instant};
 use pair::{Pair, carry, frame};
 use ringfence_access::Mode;
 use ringfence_access::window::{SourceLevels, SourcePolicy};
+use ringfence_frame::orders::TxStaging;
+use ringfence_frame::orders::{PortOrder, PortReply};
+use ringfence_frame::port::{Fault, Port};
 use ringfence_net::features::OffloadKeys;
-use ringfence_net::netfront::{QUEUE_PAGES, TxStaging, WindowSizes};
-use ringfence_net::orders::{PortOrder, PortReply};
-use ringfence_net::port::{Fault, Port};
+use ringfence_net::netfront::{QUEUE_PAGES, WindowSizes};
 use ringfence_net::vif::WINDOW_ENTRIES_MAX;
 use ringfence_net::vif::frontend::VifFrontend;
 use ringfence_platform::{Access, Gref, Platform, WindowHandle};
@@ -158,7 +159,7 @@ fn a_backend_that_does_not_let_go_loses_the_pages_and_the_device() {
     let front = pair.front_host.0.as_mut().unwrap();
     let levels = resize(&mut **front, 0);
     assert!(levels.held as usize >= claimed, "{levels:?}");
-    let mut batch = ringfence_net::batch::Batch::default();
+    let mut batch = ringfence_frame::batch::Batch::default();
     let fault = loop {
         assert!(front.deadline().is_some() || front.arm().is_ok());
         match front.receive(&mut batch, 64) {

@@ -22,8 +22,8 @@ use crate::serve::show::StatusArgs;
 use crate::sys::spawn::DomainKind;
 use crate::uplink::forward::ForwardSpec;
 use ringfence_access::Mode;
+use ringfence_frame::orders::TxStaging;
 use ringfence_net::features::OffloadKeys;
-use ringfence_net::netfront::TxStaging;
 use ringfence_net::vif::backend::QUEUES_MAX;
 use ringfence_sys::tap;
 

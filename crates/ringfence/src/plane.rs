@@ -8,9 +8,11 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 
-use ringfence_net::dataplane::{Dataplane, DataplaneConfig, DataplaneHandle, PLANES_MAX, PortGone};
-use ringfence_net::switch::Fabric;
 use ringfence_platform::Counters;
+use ringfence_switch::dataplane::{
+    Dataplane, DataplaneConfig, DataplaneHandle, PLANES_MAX, PortGone,
+};
+use ringfence_switch::forwarding::Fabric;
 use rustix::event::EventfdFlags;
 
 /// Threads of a data plane whose devices have at most `queues` queues, where nobody says how many: one

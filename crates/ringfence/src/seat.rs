@@ -2,11 +2,11 @@
 
 use std::collections::BTreeMap;
 
-use ringfence_net::dataplane::{DataplaneHandle, PortId};
-use ringfence_net::orders::{PortOrder, PortReply};
-use ringfence_net::port::Port;
-use ringfence_net::switch::PortPolicy;
+use ringfence_frame::orders::{PortOrder, PortReply};
+use ringfence_frame::port::Port;
 use ringfence_net::vif::PortHost;
+use ringfence_switch::dataplane::{DataplaneHandle, PortId};
+use ringfence_switch::forwarding::PortPolicy;
 use ringfence_wire::xenbus::DeviceId;
 
 /// The place; empty while the device is not connected.

@@ -13,8 +13,8 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use ringfence::serve::status::VifStatus;
-use ringfence_net::Batch;
-use ringfence_net::port::Port;
+use ringfence_frame::Batch;
+use ringfence_frame::port::Port;
 use ringfence_net::vif::PortHost;
 use ringfence_net::vif::frontend::VifFrontend;
 use ringfence_net::vif::toolstack::{self, VifConfig};

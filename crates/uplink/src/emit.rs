@@ -2,7 +2,7 @@
 
 use core::net::IpAddr;
 
-use ringfence_net::{ChecksumOffload, PortCapabilities};
+use ringfence_frame::{ChecksumOffload, PortCapabilities};
 
 use ringfence_offload::checksum::{internet_checksum, pseudo};
 

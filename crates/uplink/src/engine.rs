@@ -5,7 +5,7 @@ use core::time::Duration;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
-use ringfence_net::{Batch, FrameView};
+use ringfence_frame::{Batch, FrameView};
 use ringfence_offload::meta::Checksum;
 use ringfence_offload::packet::{Network, Transport};
 use ringfence_offload::{Layers, OffloadMeta};

@@ -4,7 +4,7 @@ use core::net::{Ipv4Addr, Ipv6Addr};
 use core::time::Duration;
 use std::sync::Arc;
 
-use ringfence_net::Batch;
+use ringfence_frame::Batch;
 use ringfence_offload::packet::Layers;
 use ringfence_offload::{Checksum, OffloadMeta};
 

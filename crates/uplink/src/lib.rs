@@ -9,7 +9,7 @@
 //!
 //! [`Uplink`] is the engine. It owns no thread, no clock and no link; whoever runs it goes *turns*:
 //!
-//! 1. [`Uplink::input`]: frames from the guest, in a [`Batch`](ringfence_net::Batch), wherever that
+//! 1. [`Uplink::input`]: frames from the guest, in a [`Batch`](ringfence_frame::Batch), wherever that
 //!    came from. Payload goes from the frames straight into sockets. Nothing is emitted: what the
 //!    guest is owed (an acknowledgement, a reset, an ARP reply) is remembered.
 //! 2. [`Uplink::poll_host`]: which sockets have become readable, writable or useless.
@@ -19,7 +19,7 @@
 //!
 //! Between turns it sleeps until a frame comes, [`Uplink::wait_fd`] is readable, or
 //! [`Uplink::deadline`] has come. [`port::UplinkPort`] makes the engine a
-//! [`Port`](ringfence_net::Port), so that it can be patched to a vif or plugged into the switch.
+//! [`Port`](ringfence_frame::Port), so that it can be patched to a vif or plugged into the switch.
 //!
 //! # The seams
 //!

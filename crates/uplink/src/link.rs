@@ -11,7 +11,7 @@
 //! A link without room gives no buffer, and says by its own means when it has room again.
 
 use arrayvec::ArrayVec;
-use ringfence_net::PortCapabilities;
+use ringfence_frame::PortCapabilities;
 use ringfence_offload::OffloadMeta;
 
 /// Buffers that are reserved at a time, at most.

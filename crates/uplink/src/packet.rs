@@ -2,7 +2,7 @@
 
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use ringfence_net::FrameView;
+use ringfence_frame::FrameView;
 use ringfence_offload::Layers;
 use ringfence_offload::checksum::Accumulator;
 use ringfence_offload::checksum::verify::pseudo_header_sum;

@@ -8,8 +8,8 @@ use core::time::Duration;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
-use ringfence_net::batch::Room;
-use ringfence_net::{
+use ringfence_frame::batch::Room;
+use ringfence_frame::{
     Batch, ChecksumOffload, Fault, GsoOffload, Port, PortCapabilities, PortCounters, Received,
     Transmitted,
 };

@@ -9,7 +9,7 @@ use core::net::IpAddr;
 use core::time::Duration;
 
 use arrayvec::ArrayVec;
-use ringfence_net::Batch;
+use ringfence_frame::Batch;
 use ringfence_offload::OffloadMeta;
 use ringfence_offload::packet::{Fragment, Network};
 

@@ -14,8 +14,8 @@
 use core::time::Duration;
 use std::os::fd::{AsFd, BorrowedFd};
 
-use ringfence_net::batch::Batch;
-use ringfence_net::{Fault, Port, Received};
+use ringfence_frame::batch::Batch;
+use ringfence_frame::{Fault, Port, Received};
 use ringfence_sys::clock::Clock;
 use ringfence_sys::pace::Spin;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};

@@ -1,6 +1,6 @@
 //! A guest's side of the link that keeps what it is given, for tests.
 
-use ringfence_net::{ChecksumOffload, GsoOffload, PortCapabilities};
+use ringfence_frame::{ChecksumOffload, GsoOffload, PortCapabilities};
 
 use crate::link::{Committed, GuestSide, Slots};
 

@@ -8,7 +8,7 @@ use std::net::Ipv4Addr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use ringfence_net::Batch;
+use ringfence_frame::Batch;
 use ringfence_offload::{Checksum, Layers, OffloadMeta};
 use ringfence_uplink::emit::Ends;
 use ringfence_uplink::host::scripted::{REFUSES, SILENT, ScriptedHost};

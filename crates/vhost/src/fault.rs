@@ -1,6 +1,6 @@
 //! Why a link by virtqueues ended.
 
-use ringfence_net::Fault;
+use ringfence_frame::Fault;
 use ringfence_ring::split::QueueFault;
 use ringfence_sys::vhost::QueueName;
 

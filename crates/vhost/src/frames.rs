@@ -30,8 +30,8 @@
 
 use std::io;
 
+use ringfence_frame::batch::HEADER_MAX;
 use ringfence_memory::{DeviceRange, DeviceRegion, PAGE_SIZE, SendArea};
-use ringfence_net::batch::HEADER_MAX;
 use ringfence_offload::OffloadMeta;
 use ringfence_offload::vnet::{EmitError, MODERN_LEN};
 

@@ -1,6 +1,6 @@
 //! The body of the fuzz target about virtqueues. It also runs as a property test.
 
-use ringfence_net::{Batch, Fault, Port};
+use ringfence_frame::{Batch, Fault, Port};
 use ringfence_offload::OffloadMeta;
 use ringfence_ring::split::QueueFeatures;
 use ringfence_uplink::GuestSide;

@@ -5,7 +5,7 @@
 //! * [`link`]: the link by kernel vhost-net: virtqueues in memory that both sides see.
 //! * [`tap`]: the link by a TAP interface: a system call for each frame.
 //!
-//! A link is a [`Port`](ringfence_net::Port), which is how frames come from the guest, and a
+//! A link is a [`Port`](ringfence_frame::Port), which is how frames come from the guest, and a
 //! [`GuestSide`](ringfence_uplink::GuestSide), which is how the uplink puts frames for it together. It has
 //! one queue, and belongs to one thread; an interface of several queues has a link for each.
 
@@ -23,7 +23,7 @@ pub use device::Device;
 pub use fault::LinkFault;
 pub use link::{Protection, VhostLink};
 
-use ringfence_net::{DropReason, PortCapabilities, PortCounters};
+use ringfence_frame::{DropReason, PortCapabilities, PortCounters};
 use ringfence_uplink::link::Committed;
 
 use frames::{CommitError, FrameRing};

@@ -41,11 +41,11 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use ringfence_access::iommu::AddressSpace;
-use ringfence_memory::{LentSlice, Mapping};
-use ringfence_net::tap::{capabilities, frame_max};
-use ringfence_net::{
+use ringfence_frame::tap::{capabilities, frame_max};
+use ringfence_frame::{
     Batch, DropReason, Fault, Port, PortCapabilities, PortCounters, Received, Transmitted,
 };
+use ringfence_memory::{LentSlice, Mapping};
 use ringfence_platform::Counters;
 use ringfence_ring::split::DriverQueue;
 use ringfence_sys::clock::Clock;
@@ -267,7 +267,7 @@ impl<D: Device> VhostLink<D> {
     }
 
     /// Copies a frame of a batch behind those that wait; whether there was room.
-    fn copy_in(&mut self, frame: ringfence_net::FrameView<'_>) -> Result<bool, Fault> {
+    fn copy_in(&mut self, frame: ringfence_frame::FrameView<'_>) -> Result<bool, Fault> {
         let room = self.sender.room(1, frame.len());
         if self.checked(room)? == 0 {
             self.counters.dropped(DropReason::PortFull);
@@ -287,7 +287,7 @@ impl<D: Device> Port for VhostLink<D> {
         let mut received = Received::default();
         while received.work < budget
             && batch.frames_left() > 0
-            && batch.has_place_for(ringfence_net::batch::HEADER_MAX)
+            && batch.has_place_for(ringfence_frame::batch::HEADER_MAX)
             && batch.has_room_for(self.frame_max)
         {
             let taken = self.receiver.take(batch, self.frame_max);

@@ -5,7 +5,7 @@
 //! one [`TapLink`] for each, so that each has a thread of its own.
 //!
 //! A `write` is over when it returns, so the [`FrameRing`] is empty after each
-//! [`flush`](ringfence_net::Port::flush): `tap_head` and `tail` move together. A frame that the kernel does
+//! [`flush`](ringfence_frame::Port::flush): `tap_head` and `tail` move together. A frame that the kernel does
 //! not take is dropped and counted; whoever sent it has its bytes still, and sends it again.
 
 // #syscall uplink write: frames to a TAP
@@ -14,8 +14,8 @@ use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
-use ringfence_net::tap::TapPort;
-use ringfence_net::{Batch, Fault, Port, PortCapabilities, PortCounters, Received, Transmitted};
+use ringfence_frame::tap::TapPort;
+use ringfence_frame::{Batch, Fault, Port, PortCapabilities, PortCounters, Received, Transmitted};
 use ringfence_platform::Counters;
 use ringfence_sys::tap::TapOffloads;
 use ringfence_uplink::GuestSide;
@@ -71,7 +71,7 @@ impl TapLink {
                     self.port.counters().sent_with(frame.meta, 1);
                 }
                 Err(errno) => {
-                    let reason = ringfence_net::tap::why_not_written(errno)?;
+                    let reason = ringfence_frame::tap::why_not_written(errno)?;
                     self.port.counters().dropped(reason);
                 }
             }

@@ -15,8 +15,8 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use ringfence_net::tap::TapPort;
-use ringfence_net::{Batch, Port};
+use ringfence_frame::tap::TapPort;
+use ringfence_frame::{Batch, Port};
 use ringfence_offload::OffloadMeta;
 use ringfence_platform::Counters;
 use ringfence_sys::clock::Clock;

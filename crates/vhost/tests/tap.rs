@@ -8,7 +8,7 @@ use std::net::UdpSocket;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use ringfence_net::{Batch, DropReason, Fault, Port};
+use ringfence_frame::{Batch, DropReason, Fault, Port};
 use ringfence_offload::packet::{Layers, Transport};
 use ringfence_offload::{Checksum, OffloadMeta};
 use ringfence_platform::Counters;

@@ -1,5 +1,4 @@
 #![forbid(unsafe_code)]
-
 //! The store: the xenstore server, and the client that every domain talks to one with.
 //!
 //! The client speaks to a server over whatever descriptor it is given: on Xen to xenstored over

@@ -14,10 +14,10 @@ use ringfence_wire::netif::ctrl::{
 use super::hash::{HashSetup, TABLE_MAX};
 use super::record::{CtrlRecord, CtrlState};
 use crate::netback::channel_fault;
-use crate::orders::{PortOrder, PortReply};
-use crate::port::Fault;
 use crate::rules::RuleCounters;
-use crate::steer::Steering;
+use ringfence_frame::orders::{PortOrder, PortReply};
+use ringfence_frame::port::Fault;
+use ringfence_frame::steer::Steering;
 
 /// Messages answered in one turn. A list may take a millisecond of mapping; the next device is not
 /// to wait for a ring full of them.

@@ -18,8 +18,8 @@ use ringfence_wire::netif::ctrl::{
 };
 
 use crate::netback::channel_fault;
-use crate::port::Fault;
 use crate::rules::RuleCounters;
+use ringfence_frame::port::Fault;
 
 /// What is under way for a queue.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -5,7 +5,7 @@
 
 use ringfence_wire::netif::ctrl::{CtrlStatus, HashTypes};
 
-use crate::steer::Steering;
+use ringfence_frame::steer::Steering;
 
 /// Bytes of the longest key taken: one for the longest input.
 pub const KEY_MAX: u16 = 40;

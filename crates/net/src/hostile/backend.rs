@@ -13,10 +13,10 @@ use ringfence_xenstore::{StoreAccess, StoreClient};
 
 use super::ring::RawRing;
 use super::stage::{Arrived, Holder, fill, take};
-use crate::batch::Batch;
-use crate::port::{Fault, Port, Transmitted};
 use crate::vif::frontend::{FrontendError, VifFrontend};
 use crate::vif::toolstack::{self, VifConfig};
+use ringfence_frame::batch::Batch;
+use ringfence_frame::port::{Fault, Port, Transmitted};
 
 /// What the backend has of a connected device.
 pub struct Attached {

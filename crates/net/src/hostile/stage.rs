@@ -11,15 +11,15 @@ use ringfence_platform::{DomId, Platform};
 use ringfence_wire::xenbus::{DeviceId, DeviceKind, XenbusState};
 use ringfence_xenstore::{StoreAccess, StoreClient};
 
-use crate::batch::Batch;
-use crate::counters::PortCounters;
-use crate::orders::{PortOrder, PortReply};
-use crate::port::{Fault, Port, Transmitted};
 use crate::rules::RuleCounters;
 use crate::vif::PortHost;
 use crate::vif::backend::{BackendOptions, Life, VifBackend};
 use crate::vif::frontend::VifFrontend;
 use crate::vif::toolstack::{self, VifConfig};
+use ringfence_frame::batch::Batch;
+use ringfence_frame::counters::PortCounters;
+use ringfence_frame::orders::{PortOrder, PortReply};
+use ringfence_frame::port::{Fault, Port, Transmitted};
 
 /// Holds one side's port.
 #[derive(Default)]
@@ -311,7 +311,7 @@ impl Neighbour {
         let frames: Vec<_> = [60, 1514, 5000, 9000]
             .into_iter()
             .zip(self.seed..)
-            .map(|(len, seed)| super::frame(seed, len))
+            .map(|(len, seed)| ringfence_frame::testing::frame(seed, len))
             .collect();
         let all = fill(&mut self.batch, &frames);
         let port = self.host.port.as_mut().unwrap();

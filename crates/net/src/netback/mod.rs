@@ -12,7 +12,7 @@
 //! published once a round, in the slots of their requests.
 //!
 //! A vif with several queues is one port: its queues are asked in turn, and a frame to the guest takes
-//! the queue that its flow says ([`crate::steer`]). What holds for the guest as a whole (its rate, its
+//! the queue that its flow says ([`ringfence_frame::steer`]). What holds for the guest as a whole (its rate, its
 //! multicast filter) is one for all of them (`police`). Where there is a thread for each queue, the port
 //! is split into one for each ([`Port::split_off`]), which have that in common still; whether the guest
 //! takes frames is judged for each by itself then.
@@ -35,16 +35,16 @@ use ringfence_access::Mode;
 use ringfence_platform::{Channel, ChannelError, Grantee, WindowRound};
 use ringfence_ring::RingPages;
 
-use crate::batch::Batch;
-use crate::counters::{DropReason, PortCounters};
 use crate::features::VifFeatures;
 use crate::netfront::deal;
-use crate::orders::{PortOrder, PortReply};
-use crate::port::{Fault, Port, PortCapabilities, Received, Transmitted};
 use crate::rules::RuleCounters;
-use crate::steer::Chooser;
 use police::Police;
 use queue::Queue;
+use ringfence_frame::batch::Batch;
+use ringfence_frame::counters::{DropReason, PortCounters};
+use ringfence_frame::orders::{PortOrder, PortReply};
+use ringfence_frame::port::{Fault, Port, PortCapabilities, Received, Transmitted};
+use ringfence_frame::steer::Chooser;
 
 /// One or two event channels of a queue.
 pub struct QueueChannels<C> {

@@ -9,12 +9,12 @@ use ringfence_ring::{BackRing, NETIF_RX, NETIF_TX, ResumeError, RingPages};
 
 use super::police::Police;
 use super::{QueueChannels, QueueParts, QueueRecords, channel_fault, rx, tx};
-use crate::batch::Batch;
-use crate::counters::PortCounters;
 use crate::features::VifFeatures;
-use crate::orders::{PortOrder, PortReply};
-use crate::port::{Fault, Received, Transmitted};
 use crate::rules::RuleCounters;
+use ringfence_frame::batch::Batch;
+use ringfence_frame::counters::PortCounters;
+use ringfence_frame::orders::{PortOrder, PortReply};
+use ringfence_frame::port::{Fault, Received, Transmitted};
 
 /// What the queues of a vif have in common.
 pub(super) type Shared<'a> = (VifFeatures, &'a Arc<RuleCounters>, &'a Arc<PortCounters>);

@@ -15,13 +15,13 @@ use ringfence_ring::{BackRing, ProducerOverflow, RingPages};
 use ringfence_wire::netif::extra::Extra;
 use ringfence_wire::netif::{RxFlags, RxRequest, RxResponse, SLOTS_MAX, Status};
 
-use crate::batch::{Batch, FrameView, SegmentView};
-use crate::counters::{DropReason, PortCounters};
 use crate::features::extra_of;
-use crate::port::{Fault, SUPER_FRAME_MAX, Transmitted};
 use crate::rules::{RuleCounters, rx_grant_rule};
-use crate::steer::Steering;
 use crate::window::Window;
+use ringfence_frame::batch::{Batch, FrameView, SegmentView};
+use ringfence_frame::counters::{DropReason, PortCounters};
+use ringfence_frame::port::{Fault, SUPER_FRAME_MAX, Transmitted};
+use ringfence_frame::steer::Steering;
 
 /// A frame and the posted buffers it takes.
 struct Planned {

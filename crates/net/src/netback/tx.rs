@@ -14,13 +14,13 @@ use ringfence_wire::netif::tx::{TxChain, TxChainParser, TxOutcome};
 use ringfence_wire::netif::{SLOTS_MAX, Status, TxRequest, TxResponse};
 
 use super::police::Police;
-use crate::batch::{Batch, HEADER_MAX};
-use crate::counters::{DropReason, PortCounters};
 use crate::features::{OffloadKeys, order_of};
 use crate::offered::Offered;
-use crate::port::{Fault, Received};
 use crate::rules::{RuleCounters, tx_grant_rule};
 use crate::window::Window;
+use ringfence_frame::batch::{Batch, HEADER_MAX};
+use ringfence_frame::counters::{DropReason, PortCounters};
+use ringfence_frame::port::{Fault, Received};
 
 /// Scratch space of a packet is aligned so that packets share no cache line.
 const ALIGN: usize = 64;

@@ -30,18 +30,17 @@ use ringfence_platform::{
 };
 use ringfence_ring::RingPages;
 
-use crate::batch::Batch;
-use crate::counters::PortCounters;
 use crate::features::VifFeatures;
 use crate::netback::QueueChannels;
-use crate::orders::{PortOrder, PortReply};
-use crate::port::{Fault, Port, PortCapabilities, Received, Transmitted};
 use crate::rules::RuleCounters;
-use crate::steer::Chooser;
 use heads::HEAD_PAGES;
 use queue::Queue;
+use ringfence_frame::batch::Batch;
+use ringfence_frame::counters::PortCounters;
+use ringfence_frame::orders::{PortOrder, PortReply};
+use ringfence_frame::port::{Fault, Port, PortCapabilities, Received, Transmitted};
+use ringfence_frame::steer::Chooser;
 use ringfence_sys::clock::monotonic;
-pub use tx::{TxStaging, UnknownStaging};
 pub(crate) use windows::QueueWindows;
 pub use windows::{WindowSizes, WindowStock};
 

@@ -10,12 +10,12 @@ use super::pages::TxPages;
 use super::pool::Pool;
 use super::windows::WindowPages;
 use super::{QueueMemory, ring, rx, tx};
-use crate::batch::Batch;
-use crate::counters::PortCounters;
 use crate::features::VifFeatures;
 use crate::netback::{QueueChannels, channel_fault};
-use crate::port::{Fault, Received, Transmitted};
 use crate::rules::RuleCounters;
+use ringfence_frame::batch::Batch;
+use ringfence_frame::counters::PortCounters;
+use ringfence_frame::port::{Fault, Received, Transmitted};
 
 pub(super) struct Queue<C> {
     tx: tx::ToBackend,

@@ -14,13 +14,13 @@ use ringfence_wire::netif::rx::{RxChain, RxChainParser, RxOutcome};
 use ringfence_wire::netif::{RxRequest, RxResponse};
 
 use super::windows::WindowPages;
-use crate::batch::{Batch, HEADER_MAX};
-use crate::counters::{DropReason, PortCounters};
 use crate::features::OffloadKeys;
 use crate::offered::Offered;
-use crate::port::{Fault, Received};
 use crate::rules::RuleCounters;
 use crate::window::Window;
+use ringfence_frame::batch::{Batch, HEADER_MAX};
+use ringfence_frame::counters::{DropReason, PortCounters};
+use ringfence_frame::port::{Fault, Received};
 
 /// Slots that are fetched at a time.
 const FETCHED_AHEAD: u32 = 16;

@@ -16,11 +16,11 @@ use ringfence_wire::netif::{self, SLOTS_MAX, TxRequest, TxResponse};
 use super::heads::{HEAD, Head, Heads};
 use super::pages::TxPages;
 use super::windows::WindowPages;
-use crate::batch::{Batch, FrameView, SegmentView};
-use crate::counters::{DropReason, PortCounters};
 use crate::features::extra_of;
-use crate::port::{Fault, Transmitted};
 use crate::rules::RuleCounters;
+use ringfence_frame::batch::{Batch, FrameView, SegmentView};
+use ringfence_frame::counters::{DropReason, PortCounters};
+use ringfence_frame::port::{Fault, Transmitted};
 
 /// Responses that are fetched at a time.
 const REAPED: usize = 64;
@@ -31,65 +31,6 @@ const REAPED_AT_ONCE: u32 = 64;
 #[error("a transmit response for id {id}, which is not under way")]
 struct ForeignId {
     id: u16,
-}
-
-/// What is used of the pages that the backend keeps mapped.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub enum TxStaging {
-    /// None are known to be: each slot has a page to itself.
-    #[default]
-    Off,
-    /// All are: what is short goes to places of 256 octets in few pages, the rest to pages of its own.
-    Full,
-    /// The few pages are: the first 256 octets of each packet go there, the rest to pages that the
-    /// backend copies or maps each time.
-    Heads,
-}
-
-impl TxStaging {
-    /// Those that can be asked for.
-    pub const CHOICES: [TxStaging; 2] = [TxStaging::Full, TxStaging::Heads];
-
-    /// The name used on the command line.
-    pub fn name(self) -> &'static str {
-        match self {
-            TxStaging::Off => "off",
-            TxStaging::Full => "full",
-            TxStaging::Heads => "header",
-        }
-    }
-
-    /// What it means, in a line for people.
-    pub fn meaning(self) -> &'static str {
-        match self {
-            TxStaging::Off => "no page stays mapped",
-            TxStaging::Full => "all pages of the rings stay mapped",
-            TxStaging::Heads => {
-                "of what is sent, 16 pages a ring for the first 256 octets of each packet"
-            }
-        }
-    }
-}
-
-impl core::fmt::Display for TxStaging {
-    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        f.write_str(self.name())
-    }
-}
-
-/// A word that names no way of staging.
-#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("`{0}` is no way of staging; there are full and header")]
-pub struct UnknownStaging(String);
-
-impl core::str::FromStr for TxStaging {
-    type Err = UnknownStaging;
-
-    fn from_str(word: &str) -> Result<TxStaging, UnknownStaging> {
-        let all = [TxStaging::Off, TxStaging::Full, TxStaging::Heads];
-        let found = all.into_iter().find(|staging| staging.name() == word);
-        found.ok_or_else(|| UnknownStaging(word.chars().take(32).collect()))
-    }
 }
 
 /// The frontend's side of the tx ring.

@@ -21,7 +21,7 @@ use ringfence_platform::{
     Access, DomId, Gref, PageId, Platform, WindowError, WindowHandle, WindowShape,
 };
 
-use crate::port::Fault;
+use ringfence_frame::port::Fault;
 
 /// How often to look after a peer that holds on to pages.
 pub(super) const TEND: Duration = Duration::from_millis(20);

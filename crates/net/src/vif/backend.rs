@@ -21,9 +21,9 @@ use super::{PortHost, ctrl_ring, windows};
 use crate::ctrl::backend::ControlRing;
 use crate::features::{OffloadKeys, VifFeatures};
 use crate::netback::{NetbackPort, QueueChannels, QueueParts, QueueRecords, QueueWindows};
-use crate::orders::PortOrder;
-use crate::port::{Fault, Port};
 use crate::rules::RuleCounters;
+use ringfence_frame::orders::PortOrder;
+use ringfence_frame::port::{Fault, Port};
 use ringfence_sys::clock::Clock;
 
 /// Steps that one look may take: more than any handshake needs, so that a peer that changes its

@@ -1,7 +1,7 @@
 //! What may change of a vif while it is connected, and where the store says it.
 //!
 //! The control thread reads the keys when a watch fires (`Followed::look`) and orders the port to follow
-//! what changed ([`PortOrder::Follow`](crate::orders::PortOrder::Follow)).
+//! what changed ([`PortOrder::Follow`](ringfence_frame::orders::PortOrder::Follow)).
 
 use core::time::Duration;
 
@@ -9,19 +9,10 @@ use ringfence_wire::netif::keys;
 use ringfence_xenstore::{StoreAccess, StoreClient, StoreError};
 
 use super::backend::is_about_a_key;
-use super::values::Rate;
 use crate::netback::{PoliceConfig, STALL_DEFAULT};
 use crate::rules::RuleCounters;
+use ringfence_frame::rate::Rate;
 use ringfence_sys::clock::Clock;
-
-/// What is wanted of a port.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Wanted {
-    /// How much the guest may send; `None` is without limit.
-    pub rate: Option<Rate>,
-    /// Whether the guest wants only those multicast frames that it asked for.
-    pub multicast_control: bool,
-}
 
 /// What the owner of a backend decides about a guest's behaviour over time.
 #[derive(Clone, PartialEq, Eq, Debug)]

@@ -17,10 +17,11 @@ use super::steps::{FrontendStep, FrontendView, frontend_step};
 use crate::ctrl::frontend::{CtrlFrontend, StagingProgress};
 use crate::features::{OffloadKeys, VifFeatures};
 use crate::netback::QueueChannels;
-use crate::netfront::{NetfrontPort, QueueMemory, TxStaging, WindowSizes, WindowStock};
-use crate::orders::PortOrder;
-use crate::port::Fault;
+use crate::netfront::{NetfrontPort, QueueMemory, WindowSizes, WindowStock};
 use crate::rules::RuleCounters;
+use ringfence_frame::orders::PortOrder;
+use ringfence_frame::orders::TxStaging;
+use ringfence_frame::port::Fault;
 
 /// Steps that one look may take.
 const STEPS_MAX: usize = 8;

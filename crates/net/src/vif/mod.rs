@@ -18,8 +18,8 @@ pub use windows::WINDOW_ENTRIES_MAX;
 
 use crate::ctrl::record::CtrlRecord;
 use crate::netback::QueueRecords;
-use crate::orders::{PortOrder, PortReply};
-use crate::port::Port;
+use ringfence_frame::orders::{PortOrder, PortReply};
+use ringfence_frame::port::Port;
 
 /// Whoever runs the ports: the data plane of a driver domain or of a frontend.
 pub trait PortHost {

@@ -6,8 +6,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use ringfence_access::Mode;
+use ringfence_frame::testing::frame;
 use ringfence_net::hostile::process::{alone, descriptors, descriptors_settled};
-use ringfence_net::hostile::{HostileFrontend, Neighbour, Stage, frame};
+use ringfence_net::hostile::{HostileFrontend, Neighbour, Stage};
 use ringfence_platform::local::raw::send_raw;
 use ringfence_wire::netif::Status;
 use ringfence_wire::xenbus::XenbusState;
@@ -44,7 +45,7 @@ impl Scene {
         assert_eq!(self.guest.statuses(), [Status::Okay]);
     }
 
-    fn clear_events(&mut self) -> Result<(), ringfence_net::Fault> {
+    fn clear_events(&mut self) -> Result<(), ringfence_frame::Fault> {
         self.stage.seats[self.guest.seat].host.port.as_mut().unwrap().clear_events()
     }
 

@@ -1,8 +1,9 @@
 //! Guests that come and go leave nothing behind.
 
 use ringfence_access::Mode;
+use ringfence_frame::testing::frame;
 use ringfence_net::hostile::process::{alone, descriptors_settled, mappings, resident_pages};
-use ringfence_net::hostile::{HostileFrontend, Neighbour, Stage, frame};
+use ringfence_net::hostile::{HostileFrontend, Neighbour, Stage};
 use ringfence_platform::DomId;
 use ringfence_xenstore::StoreAccess;
 

@@ -1,9 +1,10 @@
 //! References that are not what they seem, on the way to the guest and while pages are taken back.
 
 use ringfence_access::Mode;
-use ringfence_net::counters::DropReason;
+use ringfence_frame::counters::DropReason;
+use ringfence_frame::testing::frame;
 use ringfence_net::hostile::frontend::{RX_BUFFERS, TX_PAGES};
-use ringfence_net::hostile::{HostileFrontend, Neighbour, Stage, frame};
+use ringfence_net::hostile::{HostileFrontend, Neighbour, Stage};
 use ringfence_platform::DomId;
 use ringfence_wire::grant::RawGrantEntry;
 use ringfence_wire::netif::{RxFlags, Status};

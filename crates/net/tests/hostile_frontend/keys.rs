@@ -3,8 +3,9 @@
 use std::collections::BTreeMap;
 
 use ringfence_access::Mode;
+use ringfence_frame::testing::frame;
 use ringfence_net::hostile::frontend::TX_PAGES;
-use ringfence_net::hostile::{HostileFrontend, Neighbour, Stage, frame};
+use ringfence_net::hostile::{HostileFrontend, Neighbour, Stage};
 use ringfence_net::vif::backend::Life;
 use ringfence_platform::{DomId, Platform};
 use ringfence_wire::netif::keys;

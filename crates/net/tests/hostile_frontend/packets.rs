@@ -1,8 +1,9 @@
 //! Packets that break a rule, between two that do not.
 
 use ringfence_access::Mode;
+use ringfence_frame::testing::{frame, tcp_frame, udp_frame};
 use ringfence_net::hostile::frontend::{RX_BUFFERS, TX_PAGES};
-use ringfence_net::hostile::{HostileFrontend, Neighbour, Stage, frame, tcp_frame, udp_frame};
+use ringfence_net::hostile::{HostileFrontend, Neighbour, Stage};
 use ringfence_offload::Checksum;
 use ringfence_platform::{DomId, Gref};
 use ringfence_wire::netif::{Status, TxFlags, TxRequest};

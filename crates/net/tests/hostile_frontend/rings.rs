@@ -1,8 +1,9 @@
 //! Rings that cannot be gone on with: they cost the device, which may start over.
 
 use ringfence_access::Mode;
+use ringfence_frame::testing::frame;
 use ringfence_net::hostile::frontend::RX_BUFFERS;
-use ringfence_net::hostile::{HostileFrontend, Neighbour, Stage, frame};
+use ringfence_net::hostile::{HostileFrontend, Neighbour, Stage};
 use ringfence_platform::Gref;
 use ringfence_wire::netif::{TxFlags, TxRequest};
 use ringfence_wire::xenbus::XenbusState;

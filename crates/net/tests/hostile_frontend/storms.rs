@@ -7,12 +7,13 @@ use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
 use ringfence_access::Mode;
-use ringfence_net::counters::{DropReason, PortCounters};
-use ringfence_net::dataplane::{Dataplane, DataplaneConfig, DataplaneHandle, PortGone};
+use ringfence_frame::counters::{DropReason, PortCounters};
+use ringfence_frame::testing::frame;
 use ringfence_net::hostile::frontend::TX_PAGES;
-use ringfence_net::hostile::{HostileFrontend, Neighbour, Stage, frame};
-use ringfence_net::switch::{Fabric, PortPolicy, Switch};
+use ringfence_net::hostile::{HostileFrontend, Neighbour, Stage};
 use ringfence_platform::{Gref, Platform};
+use ringfence_switch::dataplane::{Dataplane, DataplaneConfig, DataplaneHandle, PortGone};
+use ringfence_switch::forwarding::{Fabric, PortPolicy, Switch};
 use ringfence_wire::netif::{TxFlags, TxRequest};
 
 /// Addresses of the two guests with manners.

@@ -1,7 +1,8 @@
 //! Windows that are not what they seem.
 
 use ringfence_access::Mode;
-use ringfence_net::hostile::{HostileFrontend, Neighbour, Stage, frame};
+use ringfence_frame::testing::frame;
+use ringfence_net::hostile::{HostileFrontend, Neighbour, Stage};
 use ringfence_net::vif::WINDOW_ENTRIES_MAX;
 use ringfence_platform::DomId;
 use ringfence_platform::local::ArenaShape;

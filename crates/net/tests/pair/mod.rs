@@ -7,12 +7,13 @@
 use std::time::{Duration, Instant};
 
 use ringfence_access::Mode;
-use ringfence_net::batch::Batch;
+use ringfence_frame::batch::Batch;
+use ringfence_frame::orders::TxStaging;
+use ringfence_frame::orders::{PortOrder, PortReply};
+use ringfence_frame::port::Port;
 use ringfence_net::ctrl::frontend::StagingProgress;
 use ringfence_net::features::OffloadKeys;
-use ringfence_net::netfront::{TxStaging, WindowSizes};
-use ringfence_net::orders::{PortOrder, PortReply};
-use ringfence_net::port::Port;
+use ringfence_net::netfront::WindowSizes;
 use ringfence_net::vif::PortHost;
 use ringfence_net::vif::backend::{BackendOptions, Life, VifBackend};
 use ringfence_net::vif::frontend::VifFrontend;

@@ -5,18 +5,18 @@ use std::sync::mpsc::Receiver;
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
-use ringfence_net::dataplane::{Dataplane, DataplaneConfig, DataplaneHandle, PortId};
+use ringfence_frame::tap::TapPort;
+use ringfence_frame::{Port, PortCounters};
 use ringfence_net::netfront::WindowSizes;
-use ringfence_net::switch::{Fabric, Patch, PortPolicy, Switch};
-use ringfence_net::tap::TapPort;
 use ringfence_net::vif::PortHost;
 use ringfence_net::vif::backend::VifBackend;
 use ringfence_net::vif::frontend::VifFrontend;
 use ringfence_net::vif::toolstack::{self, VifConfig};
-use ringfence_net::{Port, PortCounters};
 use ringfence_platform::local::LocalPlatform;
 use ringfence_platform::local::hub::{Hub, HubHandle, HubLimits};
 use ringfence_platform::{Counters, DomId, Platform};
+use ringfence_switch::dataplane::{Dataplane, DataplaneConfig, DataplaneHandle, PortId};
+use ringfence_switch::forwarding::{Fabric, Patch, PortPolicy, Switch};
 use ringfence_sys::tap::{Tap, TapOffloads};
 use ringfence_wire::xenbus::{DeviceId, DeviceKind, XenbusState};
 use ringfence_xenstore::{StoreAccess, StoreClient};
@@ -53,7 +53,7 @@ impl Side {
     pub fn new(fabric: Fabric, tap: Tap) -> Side {
         let system = Arc::new(Counters::default());
         let (tell, gone) = mpsc::channel();
-        let on_gone = move |port: ringfence_net::dataplane::PortGone| {
+        let on_gone = move |port: ringfence_switch::dataplane::PortGone| {
             let _ = tell.send(format!("{}: {}", port.name, port.reason));
         };
         let config = DataplaneConfig::default();

@@ -6,9 +6,9 @@
 
 use divan::counter::ItemsCount;
 use divan::{Bencher, black_box};
-use ringfence_net::edge::{Edge, Leaving};
-use ringfence_net::port::{ChecksumOffload, GsoOffload, Transmitted};
-use ringfence_net::{Batch, PortCapabilities, PortCounters};
+use ringfence_switch::egress::{Edge, Leaving};
+use ringfence_frame::port::{ChecksumOffload, GsoOffload, Transmitted};
+use ringfence_frame::{Batch, PortCapabilities, PortCounters};
 use ringfence_offload::OffloadMeta;
 use ringfence_offload::blank::reset_pseudo_header;
 use ringfence_offload::checksum::complete_partial;

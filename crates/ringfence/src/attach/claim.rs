@@ -3,9 +3,9 @@
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use ringfence_net::switch::Mac;
 use ringfence_net::vif::values::parse_mac;
 use ringfence_platform::DomId;
+use ringfence_switch::forwarding::Mac;
 use ringfence_wire::decimal;
 use ringfence_wire::netif::keys;
 use ringfence_wire::xenbus::{self, DeviceId, DeviceKind, XenbusState};

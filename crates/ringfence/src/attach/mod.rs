@@ -20,9 +20,10 @@ use std::time::{Duration, Instant};
 
 use clap::Args;
 use nix::sys::signal::Signal;
+use ringfence_frame::orders::TxStaging;
+use ringfence_frame::tap::TapPort;
 use ringfence_net::features::OffloadKeys;
-use ringfence_net::netfront::{TxStaging, WindowSizes};
-use ringfence_net::tap::TapPort;
+use ringfence_net::netfront::WindowSizes;
 use ringfence_net::vif::frontend::{FrontendError, VifFrontend};
 use ringfence_platform::Platform;
 use ringfence_platform::xen::{Side, XenPlatform};

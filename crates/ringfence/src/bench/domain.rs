@@ -5,9 +5,10 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail, ensure};
 use ringfence_access::Mode;
-use ringfence_net::netfront::{HEADER_STAGED_PAGES, QUEUE_PAGES, TxStaging, WindowSizes};
-use ringfence_net::orders::{PortOrder, PortReply};
-use ringfence_net::port::Port;
+use ringfence_frame::orders::TxStaging;
+use ringfence_frame::orders::{PortOrder, PortReply};
+use ringfence_frame::port::Port;
+use ringfence_net::netfront::{HEADER_STAGED_PAGES, QUEUE_PAGES, WindowSizes};
 use ringfence_net::rules::RuleCounters;
 use ringfence_net::vif::PortHost;
 use ringfence_net::vif::backend::{BackendOptions, VifBackend};
@@ -29,7 +30,7 @@ use crate::sys::channel::{Channel, ChannelError, expect_fds};
 const CONNECT_WITHIN: Duration = Duration::from_secs(10);
 /// The least MTU of a vif here; packets are longer or shorter than this as they please.
 const MTU_MIN: u32 = 1500;
-/// Octets in front of what the MTU counts, as [`ringfence_net::port`] reckons.
+/// Octets in front of what the MTU counts, as [`ringfence_frame::port`] reckons.
 const LINK_HEADER: u32 = 18;
 
 /// Runs until the parent closes the channel; returns the exit status.

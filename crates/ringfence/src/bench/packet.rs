@@ -13,7 +13,7 @@
 //! The sum ([`Sum`]) is linear in the packet's words. That lets the generator compute it with one
 //! multiplication for a packet of any length, while the sink sums every octet that arrived.
 
-use ringfence_net::batch::{FrameView, SegmentView};
+use ringfence_frame::batch::{FrameView, SegmentView};
 
 use super::args::Verify;
 
@@ -307,7 +307,7 @@ impl Checker {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use ringfence_net::batch::Batch;
+    use ringfence_frame::batch::Batch;
     use ringfence_offload::OffloadMeta;
 
     fn check(checker: &mut Checker, packet: &[u8]) -> Result<bool, Bad> {

@@ -4,7 +4,7 @@ use std::fs;
 
 use anyhow::Context;
 use nix::sys::resource::{UsageWho, getrusage};
-use ringfence_net::counters::PortCounters;
+use ringfence_frame::counters::PortCounters;
 use ringfence_platform::Counters;
 use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};

@@ -4,8 +4,8 @@ use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail, ensure};
-use ringfence_net::batch::{Batch, SCRATCH_DEFAULT};
-use ringfence_net::port::Port;
+use ringfence_frame::batch::{Batch, SCRATCH_DEFAULT};
+use ringfence_frame::port::Port;
 use ringfence_offload::OffloadMeta;
 use ringfence_platform::Counters;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};

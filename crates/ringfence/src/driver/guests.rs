@@ -3,15 +3,15 @@
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use ringfence_net::dataplane::{DataplaneHandle, PortGone};
-use ringfence_net::port::{Fault, Port};
-use ringfence_net::switch::PortPolicy;
-use ringfence_net::tap::TapPort;
+use ringfence_frame::port::{Fault, Port};
+use ringfence_frame::tap::TapPort;
 use ringfence_net::vif::backend::{BackendOptions, Life, VifBackend};
 use ringfence_net::vif::toolstack::{self, VifConfig};
 use ringfence_platform::local::LocalPlatform;
 use ringfence_platform::local::hub::HubHandle;
 use ringfence_platform::{DomId, Platform};
+use ringfence_switch::dataplane::{DataplaneHandle, PortGone};
+use ringfence_switch::forwarding::PortPolicy;
 use ringfence_sys::tap::TapOffloads;
 use ringfence_wire::xenbus::{DeviceId, DeviceKind};
 use ringfence_wire::xenstore::{NodeAccess, PermissionList};
@@ -56,7 +56,7 @@ struct Vif {
 /// The host's leg, reserved or on the switch.
 struct Leg {
     assigned: Assigned,
-    port: Option<ringfence_net::dataplane::PortId>,
+    port: Option<ringfence_switch::dataplane::PortId>,
 }
 
 /// All of them.

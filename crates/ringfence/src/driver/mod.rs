@@ -18,12 +18,12 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use ringfence_net::dataplane::DataplaneHandle;
-use ringfence_net::switch::{Fabric, Switch};
 use ringfence_net::vif::backend::QUEUES_MAX;
 use ringfence_platform::local::LocalPlatform;
 use ringfence_platform::local::hub::{Hub, HubHandle, HubLimits};
 use ringfence_platform::{DomId, Platform, PlatformError};
+use ringfence_switch::dataplane::DataplaneHandle;
+use ringfence_switch::forwarding::{Fabric, Switch};
 use ringfence_wire::xenbus::DeviceId;
 use ringfence_xenstore::{StoreAccess, StoreClient};
 use rustix::event::{PollFd, PollFlags};

@@ -5,14 +5,14 @@
 use std::io;
 use std::os::fd::AsFd;
 
-use ringfence_net::dataplane::{AddPortError, DataplaneHandle, PortId};
-use ringfence_net::orders::{PortOrder, PortReply};
-use ringfence_net::port::Port;
-use ringfence_net::switch::{Fabric, Patch, PortPolicy};
-use ringfence_net::tap::TapPort;
+use ringfence_frame::orders::{PortOrder, PortReply};
+use ringfence_frame::port::Port;
+use ringfence_frame::tap::TapPort;
 use ringfence_net::vif::PortHost;
 use ringfence_net::vif::frontend::{FrontendError, VifFrontend};
 use ringfence_platform::{Platform, PlatformError};
+use ringfence_switch::dataplane::{AddPortError, DataplaneHandle, PortId};
+use ringfence_switch::forwarding::{Fabric, Patch, PortPolicy};
 use ringfence_wire::xenbus::DeviceId;
 use ringfence_xenstore::{StoreClient, StoreError};
 use rustix::event::{PollFd, PollFlags};

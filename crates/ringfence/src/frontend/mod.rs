@@ -9,10 +9,10 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Instant;
 
+use ringfence_frame::orders::UnknownStaging;
+use ringfence_frame::tap::TapPort;
 use ringfence_net::features::UnknownOffload;
-use ringfence_net::netfront::UnknownStaging;
 use ringfence_net::netfront::WindowSizes;
-use ringfence_net::tap::TapPort;
 use ringfence_net::vif::backend::QUEUES_MAX;
 use ringfence_net::vif::frontend::VifFrontend;
 use ringfence_platform::local::{ArenaShape, LocalPlatform};

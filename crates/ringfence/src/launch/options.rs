@@ -4,8 +4,8 @@ use std::ffi::OsString;
 use std::net::IpAddr;
 
 use ringfence_access::Mode;
+use ringfence_frame::orders::TxStaging;
 use ringfence_net::features::OffloadKeys;
-use ringfence_net::netfront::TxStaging;
 
 use super::report::Loudness;
 use crate::disk::DiskSpec;

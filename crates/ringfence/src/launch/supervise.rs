@@ -22,7 +22,7 @@ use crate::sys::spawn::{DomainKind, DomainProcess, Ended, Event, Process, Spawn}
 use crate::sys::{ChannelError, Ending, STATUS_FAILED};
 use crate::uplink::{FromUplink, UplinkConfig};
 use ringfence_access::Mode;
-use ringfence_net::netfront::TxStaging;
+use ringfence_frame::orders::TxStaging;
 
 /// How long a guest or a frontend may take to be ready.
 const PATIENCE: Duration = Duration::from_secs(10);

@@ -11,8 +11,8 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::Signal;
-use ringfence_net::dataplane::{DataplaneStats, PortId};
 use ringfence_platform::{Platform, PlatformError};
+use ringfence_switch::dataplane::{DataplaneStats, PortId};
 use ringfence_wire::netif::keys;
 use ringfence_wire::xenbus::{self, DeviceId, DeviceKind, XenbusState};
 use ringfence_xenstore::{StoreAccess, StoreClient, StoreError};

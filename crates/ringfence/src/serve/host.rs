@@ -11,18 +11,18 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
+use ringfence_frame::orders::{PortOrder, PortReply};
+use ringfence_frame::port::Port;
+use ringfence_frame::tap::TapPort;
 use ringfence_net::ctrl::record::CtrlRecord;
-use ringfence_net::dataplane::{DataplaneHandle, PortGone, PortId};
 use ringfence_net::netback::QueueRecords;
-use ringfence_net::orders::{PortOrder, PortReply};
-use ringfence_net::port::Port;
-use ringfence_net::switch::{Fabric, Mac, Patch, PortPolicy, Switch};
-use ringfence_net::tap::TapPort;
 use ringfence_net::vif::PortHost;
 use ringfence_net::vif::backend::{BackendOptions, Life, QUEUES_MAX, VifBackend};
 use ringfence_net::vif::controls::VifPolicy;
 use ringfence_net::vif::values::parse_mac;
 use ringfence_platform::Platform;
+use ringfence_switch::dataplane::{DataplaneHandle, PortGone, PortId};
+use ringfence_switch::forwarding::{Fabric, Mac, Patch, PortPolicy, Switch};
 use ringfence_sys::tap::Tap;
 use ringfence_wire::decimal;
 use ringfence_wire::netif::keys;
@@ -67,7 +67,7 @@ pub(super) enum VifError {
     System(#[from] io::Error),
     /// The data plane refuses.
     #[error(transparent)]
-    Port(#[from] ringfence_net::dataplane::AddPortError),
+    Port(#[from] ringfence_switch::dataplane::AddPortError),
 }
 
 /// What the toolstack wrote about a vif.

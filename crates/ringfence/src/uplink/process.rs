@@ -10,7 +10,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
-use ringfence_net::Port;
+use ringfence_frame::Port;
 use ringfence_platform::Counters;
 use ringfence_sys::clock::Clock;
 use ringfence_sys::tap::TapOffloads;

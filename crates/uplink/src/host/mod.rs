@@ -18,7 +18,7 @@ use core::net::SocketAddr;
 use std::io::IoSliceMut;
 use std::os::fd::{BorrowedFd, OwnedFd};
 
-use ringfence_net::FrameView;
+use ringfence_frame::FrameView;
 use rustix::io::Errno;
 
 pub use datagrams::DatagramHost;

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use proptest::prelude::*;
-use ringfence_net::FrameView;
+use ringfence_frame::FrameView;
 use ringfence_offload::Layers;
 use ringfence_offload::packet::Transport;
 

@@ -6,7 +6,7 @@ use core::time::Duration;
 use std::io::IoSliceMut;
 
 use arrayvec::ArrayVec;
-use ringfence_net::{ChecksumOffload, PortCapabilities};
+use ringfence_frame::{ChecksumOffload, PortCapabilities};
 use ringfence_offload::checksum::complete_partial;
 use ringfence_offload::meta::{Checksum, ChecksumPlace, Gso, TCP_CHECKSUM_OFFSET};
 use ringfence_offload::packet::protocol;

@@ -2,7 +2,7 @@
 
 use core::net::SocketAddr;
 
-use ringfence_net::PortCapabilities;
+use ringfence_frame::PortCapabilities;
 use ringfence_offload::packet::protocol;
 use ringfence_offload::{Checksum, Gso, GsoKind, OffloadMeta};
 use rustix::io::Errno;

@@ -8,8 +8,8 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use ringfence_access::iommu::AddressSpace;
+use ringfence_frame::tap::capabilities;
 use ringfence_memory::{DeviceRegion, LentSlice, Mapping};
-use ringfence_net::tap::capabilities;
 use ringfence_platform::window::EngineFacts;
 use ringfence_platform::{Access, Counters};
 use ringfence_ring::split::device::{DeviceQueue, Request};

@@ -1,9 +1,9 @@
 //! Frames from the guest: buffers that the device fills, and what is made of them.
 
+use ringfence_frame::batch::HEADER_MAX;
+use ringfence_frame::tap::accept;
+use ringfence_frame::{Batch, DropReason};
 use ringfence_memory::{DeviceAccess, DeviceRange, LentSlice};
-use ringfence_net::batch::HEADER_MAX;
-use ringfence_net::tap::accept;
-use ringfence_net::{Batch, DropReason};
 use ringfence_offload::OffloadMeta;
 use ringfence_offload::vnet::{MODERN_LEN, VnetHeader};
 use ringfence_ring::split::{DriverQueue, QueueFault, Used};

@@ -1,5 +1,5 @@
 use proptest::prelude::*;
-use ringfence_net::DropReason;
+use ringfence_frame::DropReason;
 use ringfence_offload::vnet::{MODERN_LEN, VnetHeader};
 use ringfence_offload::{Checksum, Gso, GsoKind, OffloadMeta};
 use ringfence_ring::split::QueueFeatures;
@@ -29,7 +29,7 @@ fn frame(len: usize, value: u8) -> Vec<u8> {
     octets
 }
 
-fn octets_of(frame: ringfence_net::FrameView<'_>) -> Vec<u8> {
+fn octets_of(frame: ringfence_frame::FrameView<'_>) -> Vec<u8> {
     let mut octets = vec![0; frame.len()];
     assert_eq!(frame.copy_to(&mut octets), frame.len());
     octets

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use arrayvec::ArrayVec;
 use ringfence_wire::netif::extra::MulticastChange;
 
-use crate::switch::Mac;
+use ringfence_switch::forwarding::Mac;
 
 /// Groups of one guest, as many as Linux's netback has.
 pub(crate) const GROUPS_MAX: usize = 64;

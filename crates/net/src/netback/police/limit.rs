@@ -9,7 +9,7 @@
 
 use core::time::Duration;
 
-use crate::vif::values::Rate;
+use ringfence_frame::rate::Rate;
 
 /// The least limit of the credit, in octets: twice the largest packet.
 const BURST_MIN: u64 = 128 << 10;

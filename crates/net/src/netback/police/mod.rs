@@ -16,12 +16,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use ringfence_wire::netif::extra::MulticastChange;
 
-use crate::batch::Batch;
-use crate::counters::{DropReason, PortCounters};
 use crate::rules::RuleCounters;
-use crate::vif::controls::Wanted;
 use filter::MulticastFilter;
 use limit::Limiter;
+use ringfence_frame::batch::Batch;
+use ringfence_frame::counters::{DropReason, PortCounters};
+use ringfence_frame::orders::Wanted;
 use ringfence_sys::clock::Clock;
 use stall::{Change, Stall};
 

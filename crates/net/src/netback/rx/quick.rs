@@ -12,9 +12,9 @@ use ringfence_platform::{Access, Grantee};
 use ringfence_wire::netif::{RxFlags, RxRequest, RxResponse, Status};
 
 use super::ToGuest;
-use crate::batch::{Batch, FrameView};
-use crate::counters::DropReason;
-use crate::port::Fault;
+use ringfence_frame::batch::{Batch, FrameView};
+use ringfence_frame::counters::DropReason;
+use ringfence_frame::port::Fault;
 
 /// Frames of a run.
 const RUN: usize = 64;
@@ -87,7 +87,7 @@ fn is_simple(frame: &FrameView<'_>) -> bool {
 fn write(
     placed: &[Placed<'_>],
     responses: &mut Vec<[u8; RxResponse::SIZE]>,
-    counters: &crate::counters::PortCounters,
+    counters: &ringfence_frame::counters::PortCounters,
 ) -> usize {
     responses.clear();
     let (mut sent, mut bytes) = (0, 0);

@@ -14,10 +14,10 @@ use ringfence_platform::{Access, Grantee};
 use ringfence_wire::netif::{PACKET_MIN, Status, TxFlags, TxRequest, TxResponse};
 
 use super::FromGuest;
-use crate::batch::{Batch, HEADER_MAX};
-use crate::counters::{DropReason, PortCounters};
 use crate::netback::police::Police;
-use crate::port::Fault;
+use ringfence_frame::batch::{Batch, HEADER_MAX};
+use ringfence_frame::counters::{DropReason, PortCounters};
+use ringfence_frame::port::Fault;
 
 /// Packets of a run.
 const RUN: usize = 64;

@@ -10,9 +10,9 @@ use ringfence_offload::{Checksum, OffloadMeta};
 use ringfence_wire::netif::{PACKET_MIN, RxFlags, RxResponse};
 
 use super::FromBackend;
-use crate::batch::{Batch, HEADER_MAX};
-use crate::counters::DropReason;
-use crate::port::Fault;
+use ringfence_frame::batch::{Batch, HEADER_MAX};
+use ringfence_frame::counters::DropReason;
+use ringfence_frame::port::Fault;
 
 /// Packets of a run.
 const RUN: usize = 64;

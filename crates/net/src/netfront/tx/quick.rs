@@ -10,8 +10,8 @@ use ringfence_platform::Gref;
 use ringfence_wire::netif::{PACKET_MIN, TxFlags, TxRequest};
 
 use super::{ToBackend, TxStaging};
-use crate::batch::{Batch, FrameView};
 use crate::netfront::heads::HEAD;
+use ringfence_frame::batch::{Batch, FrameView};
 
 /// Frames of a run.
 const RUN: usize = 64;

@@ -4,8 +4,8 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use anyhow::{Context, bail};
-use ringfence_net::dataplane::DataplaneHandle;
-use ringfence_net::switch::PortPolicy;
+use ringfence_switch::dataplane::DataplaneHandle;
+use ringfence_switch::forwarding::PortPolicy;
 
 use super::orders::{Answer, Order, SINK_MAC, Setup};
 use super::sink::{SinkPort, Tally};

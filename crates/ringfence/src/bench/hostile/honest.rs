@@ -5,8 +5,8 @@ use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
-use ringfence_net::batch::Batch;
-use ringfence_net::port::Port;
+use ringfence_frame::batch::Batch;
+use ringfence_frame::port::Port;
 use ringfence_net::vif::PortHost;
 use ringfence_net::vif::frontend::VifFrontend;
 use ringfence_offload::OffloadMeta;

@@ -62,7 +62,7 @@ use report::{Measured, Row};
 
 /// From when all are there until it is measured.
 const WARM_UP: Duration = Duration::from_millis(300);
-/// Octets in front of what the MTU counts, as `ringfence_net::port` reckons.
+/// Octets in front of what the MTU counts, as `ringfence_frame::port` reckons.
 const LINK_HEADER: u32 = 18;
 /// The least MTU of a vif here.
 const MTU_MIN: u32 = 1500;

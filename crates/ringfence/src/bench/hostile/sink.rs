@@ -6,9 +6,11 @@
 use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use ringfence_net::batch::Batch;
-use ringfence_net::counters::PortCounters;
-use ringfence_net::port::{ChecksumOffload, Fault, Port, PortCapabilities, Received, Transmitted};
+use ringfence_frame::batch::Batch;
+use ringfence_frame::counters::PortCounters;
+use ringfence_frame::port::{
+    ChecksumOffload, Fault, Port, PortCapabilities, Received, Transmitted,
+};
 use rustix::time::ClockId;
 
 use super::super::packet::{Bad, Checker};

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
-use ringfence_net::{Batch, Port};
+use ringfence_frame::{Batch, Port};
 use ringfence_offload::OffloadMeta;
 use ringfence_platform::Counters;
 use ringfence_sys::tap::Tap;

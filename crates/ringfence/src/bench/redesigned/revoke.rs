@@ -13,9 +13,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
 use ringfence_access::staging::{StagingLimits, StagingTable};
+use ringfence_frame::orders::{PortOrder, PortReply};
 use ringfence_memory::PAGE_SIZE;
 use ringfence_net::ctrl::backend::{ControlRing, CtrlBackend, CtrlOptions};
-use ringfence_net::orders::{PortOrder, PortReply};
 use ringfence_platform::local::{LocalChannel, LocalGranter, LocalPlatform};
 use ringfence_platform::{
     Access, Channel, DomId, Grantee, Granter, Gref, Lease, PageId, Platform, WindowShape,

@@ -19,7 +19,7 @@ use std::path::{Path, PathBuf};
 
 use ringfence_access::Mode;
 use ringfence_net::features::OffloadKeys;
-use ringfence_net::switch::Mac;
+use ringfence_switch::forwarding::Mac;
 use serde::Deserialize;
 
 pub use changes::{Changes, Effect};

@@ -43,13 +43,14 @@ fn the_example_has_each_option_and_when_it_takes_effect() {
 #[test]
 fn the_limits_are_those_of_what_is_configured() {
     assert_eq!(values::QUEUES_MAX, u64::from(ringfence_net::vif::backend::QUEUES_MAX));
-    let ports = u64::try_from(ringfence_net::switch::PORTS_MAX).unwrap();
+    let ports = u64::try_from(ringfence_switch::forwarding::PORTS_MAX).unwrap();
     assert_eq!(disks::QUEUES_MAX, u64::from(ringfence_block::vbd::QUEUES_MAX));
     assert_eq!(disks::RING_ORDER_MAX, u64::from(ringfence_wire::blkif::RING_ORDER_MAX));
     assert_eq!(disks::SEGMENTS_MAX, u64::from(ringfence_wire::blkif::SEGMENTS_MAX));
     assert!(values::DEVICES_MAX < ports, "the host has one too");
     assert!(
-        values::ADDRESSES_MAX * 2 < u64::try_from(ringfence_net::switch::table::CAPACITY).unwrap()
+        values::ADDRESSES_MAX * 2
+            < u64::try_from(ringfence_switch::forwarding::table::CAPACITY).unwrap()
     );
 }
 

@@ -6,8 +6,8 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use ringfence_net::features::OffloadKeys;
-use ringfence_net::switch::Mac;
 use ringfence_net::vif::values::parse_mac;
+use ringfence_switch::forwarding::Mac;
 use serde::de::{Deserialize, Deserializer, Error, Unexpected};
 use tracing::Level;
 

@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use ringfence_access::iommu::{AddressSpace as _, RegionShape};
+use ringfence_frame::{Batch, Fault, Port as _};
 use ringfence_memory::FIRST_IO_ADDRESS;
-use ringfence_net::{Batch, Fault, Port as _};
 use ringfence_platform::{Gref, WindowShape};
 use ringfence_sys::tap::Tap;
 use ringfence_sys::vhost;

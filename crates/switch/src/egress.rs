@@ -39,10 +39,10 @@ use ringfence_offload::packet::Network;
 use ringfence_offload::segment::{HEADER_MAX, Segment, SegmentError, Segmenter};
 use ringfence_offload::{ChecksumPlace, Gso, GsoKind, Layers, OffloadMeta};
 
-use crate::batch::{Batch, FrameView};
-use crate::counters::{DropReason, PortCounters};
-use crate::port::{ChecksumOffload, PortCapabilities, SUPER_FRAME_MAX, Transmitted};
 use join::Joiner;
+use ringfence_frame::batch::{Batch, FrameView};
+use ringfence_frame::counters::{DropReason, PortCounters};
+use ringfence_frame::port::{ChecksumOffload, PortCapabilities, SUPER_FRAME_MAX, Transmitted};
 
 /// Segments that are made for a port in one turn, at most.
 pub const SEGMENTS_MAX: usize = 4096;

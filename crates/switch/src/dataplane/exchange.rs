@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::Dataplane;
-use crate::switch::Fabric;
+use crate::forwarding::Fabric;
 use ringfence_sys::clock::monotonic;
 
 impl Dataplane {

@@ -3,8 +3,8 @@
 use super::Dataplane;
 use super::handle::{AddPortError, DataplaneStats, PortId, PortStats, Seat};
 use super::slot::Slot;
-use crate::port::Port;
-use crate::switch::{AttachError, Fabric, PORTS_MAX, PortIndex, PortPolicy};
+use crate::forwarding::{AttachError, Fabric, PORTS_MAX, PortIndex, PortPolicy};
+use ringfence_frame::port::Port;
 
 impl Dataplane {
     /// Adds this plane's part of a port, if it has one; all planes know of all ports.

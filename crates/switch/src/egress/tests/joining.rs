@@ -1,6 +1,6 @@
 use super::*;
-use crate::port::Port as _;
-use crate::testing::MemoryPort;
+use ringfence_frame::port::Port as _;
+use ringfence_frame::testing::MemoryPort;
 
 type Frames = Vec<(Vec<u8>, OffloadMeta)>;
 
@@ -80,7 +80,7 @@ fn nothing_is_joined_for_a_port_that_does_not_take_it() {
 
 #[test]
 fn datagrams_are_joined_for_a_port_that_takes_them() {
-    let bytes = reset(crate::hostile::udp_frame(5000));
+    let bytes = reset(ringfence_frame::testing::udp_frame(5000));
     let gso = Some(Gso { kind: GsoKind::Udp, ecn: false, size: 900 });
     let meta = OffloadMeta { checksum: UDP_PLACE, gso };
     let sent = segments(&bytes, meta);

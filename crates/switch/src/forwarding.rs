@@ -30,8 +30,8 @@ mod tests;
 
 use core::time::Duration;
 
-use crate::batch::{Batch, FrameView};
-use crate::counters::{DropReason, PortCounters};
+use ringfence_frame::batch::{Batch, FrameView};
+use ringfence_frame::counters::{DropReason, PortCounters};
 use table::{Learned, MacTable};
 
 /// An Ethernet address.

@@ -35,12 +35,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::handle::PortId;
 use super::share::Share;
-use crate::batch::{Batch, FRAMES_DEFAULT};
-use crate::counters::{DropReason, PortCounters};
-use crate::port::{ChecksumOffload, GsoOffload, PortCapabilities};
-use crate::steer::{SecretSpread, Steering};
-use crate::switch::table::CAPACITY;
-use crate::switch::{Mac, PortIndex};
+use crate::forwarding::table::CAPACITY;
+use crate::forwarding::{Mac, PortIndex};
+use ringfence_frame::batch::{Batch, FRAMES_DEFAULT};
+use ringfence_frame::counters::{DropReason, PortCounters};
+use ringfence_frame::port::{ChecksumOffload, GsoOffload, PortCapabilities};
+use ringfence_frame::steer::{SecretSpread, Steering};
 
 /// Parcels under way from one plane to another at a time, where there are few planes.
 pub(super) const PARCELS_MAX: usize = 16;

@@ -23,7 +23,7 @@ use std::sync::Arc;
 use ringfence_memory::WriteList;
 use ringfence_offload::vnet::{MODERN_LEN, VnetHeader};
 use ringfence_offload::{Layers, OffloadMeta};
-use ringfence_platform::Counters;
+use ringfence_sys::counters::Counters;
 use ringfence_sys::tap::{TapOffloads, VNET_HEADER_LEN};
 use rustix::io::Errno;
 

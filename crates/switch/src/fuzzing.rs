@@ -4,11 +4,11 @@ use ringfence_memory::LentSlice;
 use ringfence_offload::OffloadMeta;
 use ringfence_offload::fuzzing::{Frame, believing_nobody, frames_of_a_round, is_the_same};
 
-use crate::batch::{Batch, DERIVED_MAX, HEADER_MAX};
-use crate::counters::PortCounters;
-use crate::edge::{Edge, Leaving};
-use crate::port::{ChecksumOffload, GsoOffload, PortCapabilities, Transmitted};
-use crate::testing::copy_of;
+use crate::egress::{Edge, Leaving};
+use ringfence_frame::batch::{Batch, DERIVED_MAX, HEADER_MAX};
+use ringfence_frame::counters::PortCounters;
+use ringfence_frame::port::{ChecksumOffload, GsoOffload, PortCapabilities, Transmitted};
+use ringfence_frame::testing::copy_of;
 
 /// One case: any bytes at all. An octet says what the port takes; behind it is a case of
 /// [`ringfence_offload::fuzzing::coalesce`], of whose settings bit 7 says that payload is lent, and
@@ -94,8 +94,8 @@ fn add(batch: &mut Batch, bytes: &[u8], meta: OffloadMeta, piece: Option<usize>)
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::hostile::tcp_frame;
     use proptest::prelude::*;
+    use ringfence_frame::testing::tcp_frame;
 
     /// A case whose frames are the segments of a super-packet, each done to as a step says.
     fn case(takes: u8, settings: u8, v6: bool, payload: usize, steps: &[[u8; 3]]) -> Vec<u8> {

@@ -23,7 +23,7 @@
 //! # Several threads
 //!
 //! A data plane may have several threads ([`Dataplane::several`]), each of which is a plane of its own,
-//! with an index. A port of several queues is split when it is added ([`Port::split_off`](crate::Port::split_off)): its part `n`
+//! with an index. A port of several queues is split when it is added ([`Port::split_off`](ringfence_frame::Port::split_off)): its part `n`
 //! goes to plane `n`. A port of one queue is on plane 0, always, so that without ports of several queues
 //! the others sleep. No port is touched by two threads; frames that another one is to send are copied
 //! for it (`relay`). To the outside all of this is one data plane: one handle, one set of ports.
@@ -52,18 +52,18 @@ use std::sync::Arc;
 use std::sync::mpsc::TryRecvError;
 
 use ringfence_memory::PAGE_SIZE;
-use ringfence_platform::Counters;
+use ringfence_sys::counters::Counters;
 use ringfence_sys::pace::Spin;
 use rustix::event::epoll;
 
-use crate::batch::{Batch, FRAMES_DEFAULT, Room, SCRATCH_DEFAULT};
-use crate::counters::{DropReason, PortCounters};
-use crate::edge::{Edge, Leaving};
-use crate::port::Transmitted;
-use crate::switch::{Fabric, Plan, PortIndex};
+use crate::egress::{Edge, Leaving};
+use crate::forwarding::{Fabric, Plan, PortIndex};
 pub use handle::{AddPortError, DataplaneHandle, DataplaneStats, PortGone, PortId, PortStats};
 use handle::{Command, Inbox, WeakHandle};
 use relay::{Post, Relay};
+use ringfence_frame::batch::{Batch, FRAMES_DEFAULT, Room, SCRATCH_DEFAULT};
+use ringfence_frame::counters::{DropReason, PortCounters};
+use ringfence_frame::port::Transmitted;
 use ringfence_sys::clock::monotonic;
 use share::Fairness;
 use slot::Slot;

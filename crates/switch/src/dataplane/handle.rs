@@ -9,10 +9,10 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use rustix::event::EventfdFlags;
 
-use crate::orders::{PortOrder, PortReply};
-use crate::port::{Fault, Port};
-use crate::steer::Steering;
-use crate::switch::{AttachError, PortPolicy};
+use crate::forwarding::{AttachError, PortPolicy};
+use ringfence_frame::orders::{PortOrder, PortReply};
+use ringfence_frame::port::{Fault, Port};
+use ringfence_frame::steer::Steering;
 
 /// A port of a data plane. Never used again for another one.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]

@@ -11,8 +11,8 @@ use rustix::event::epoll;
 use super::handle::PortId;
 use super::hold::Patience;
 use super::share::Share;
-use crate::port::{Fault, Port, PortCapabilities};
-use crate::switch::PortIndex;
+use crate::forwarding::PortIndex;
+use ringfence_frame::port::{Fault, Port, PortCapabilities};
 use ringfence_sys::pace::Throttle;
 
 pub(super) struct Slot {

@@ -6,8 +6,8 @@ use ringfence_wire::netif::ctrl::HashTypes;
 
 use super::*;
 use crate::dataplane::relay::PARCELS_MAX;
-use crate::orders::PortOrder;
-use crate::steer::Steering;
+use ringfence_frame::orders::PortOrder;
+use ringfence_frame::steer::Steering;
 
 /// A data plane of several threads.
 struct Several {

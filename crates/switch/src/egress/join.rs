@@ -14,7 +14,7 @@
 //! frame joins only if its own checksum was blank (its sender vouches for it, and a receiver would
 //! have taken its word anyway), was verified by whoever we trust, or is found right here by summing.
 //! netif's "data validated" of a guest does not count: it is the guest's word about itself
-//! (`crate::netback`). A damaged frame goes on alone, damaged.
+//! (`ringfence_net::netback`). A damaged frame goes on alone, damaged.
 //!
 //! # Where there is nothing to join
 //!
@@ -26,8 +26,8 @@ use ringfence_offload::GsoKind;
 use ringfence_offload::coalesce::{Coalescer, Limits, Packet};
 
 use super::{Leaving, Octets, layers};
-use crate::batch::{Batch, FRAMES_DEFAULT, FrameView};
-use crate::port::{ChecksumOffload, PortCapabilities, SUPER_FRAME_MAX};
+use ringfence_frame::batch::{Batch, FRAMES_DEFAULT, FrameView};
+use ringfence_frame::port::{ChecksumOffload, PortCapabilities, SUPER_FRAME_MAX};
 
 const ETHERTYPE_VLAN: [u16; 2] = [0x8100, 0x88a8];
 const ETHERTYPE_IPV4: u16 = 0x0800;

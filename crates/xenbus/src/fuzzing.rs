@@ -1,12 +1,8 @@
-//! The bodies of the fuzz targets about the handshake and about what is done to frames that leave. They
-//! also run as property tests.
+//! The body of the fuzz target about the handshake. It also runs as a property test.
 
-mod leaving;
-
-pub use leaving::leaving;
 use ringfence_wire::xenbus::XenbusState;
 
-use crate::vif::steps::World;
+use crate::steps::World;
 
 /// Plays both sides of a vif. The first octet says who is hostile (bit 0 the frontend, bit 1 the
 /// backend) and whether the frontend waits for the backend to be Connected (bit 2), each pair of octets behind it is an action: what is done, and a state.

@@ -5,10 +5,10 @@ use ringfence_offload::checksum::internet_checksum;
 use ringfence_offload::{Checksum, Gso, GsoKind, OffloadMeta};
 
 use super::*;
-use crate::batch::HEADER_MAX;
-use crate::port::{Fault, Port, PortCapabilities};
-use crate::switch::{AttachError, Mac, Patch, PortPolicy, Switch};
-use crate::testing::{MemoryPeer, MemoryPort};
+use crate::forwarding::{AttachError, Mac, Patch, PortPolicy, Switch};
+use ringfence_frame::batch::HEADER_MAX;
+use ringfence_frame::port::{Fault, Port, PortCapabilities};
+use ringfence_frame::testing::{MemoryPeer, MemoryPort};
 
 mod planes;
 
@@ -147,11 +147,11 @@ fn nobody_waits_for_more_than_a_budget_of_another() {
 
 /// A port that always has a frame, and takes long to say so.
 struct Costly {
-    counters: Arc<crate::counters::PortCounters>,
+    counters: Arc<ringfence_frame::counters::PortCounters>,
 }
 
 impl Port for Costly {
-    fn receive(&mut self, batch: &mut Batch, _: usize) -> Result<crate::Received, Fault> {
+    fn receive(&mut self, batch: &mut Batch, _: usize) -> Result<ringfence_frame::Received, Fault> {
         let begin = monotonic();
         while monotonic() - begin < Duration::from_millis(2) {}
         let bytes = frame(BROADCAST, mac(9), 60);
@@ -159,13 +159,17 @@ impl Port for Costly {
         batch.scratch_mut(at..at + 60).unwrap().copy_from_slice(&bytes);
         batch.push_contiguous(at, 60, OffloadMeta::PLAIN).unwrap();
         self.counters.received(1, 60);
-        Ok(crate::Received { frames: 1, work: 1 })
+        Ok(ringfence_frame::Received { frames: 1, work: 1 })
     }
     fn complete(&mut self) -> Result<(), Fault> {
         Ok(())
     }
-    fn transmit(&mut self, _: &Batch, frames: &[u32]) -> Result<crate::Transmitted, Fault> {
-        Ok(crate::Transmitted { sent: frames.len(), dropped: 0 })
+    fn transmit(
+        &mut self,
+        _: &Batch,
+        frames: &[u32],
+    ) -> Result<ringfence_frame::Transmitted, Fault> {
+        Ok(ringfence_frame::Transmitted { sent: frames.len(), dropped: 0 })
     }
     fn arm(&mut self) -> Result<bool, Fault> {
         Ok(true)
@@ -176,7 +180,7 @@ impl Port for Costly {
     fn capabilities(&self) -> PortCapabilities {
         PortCapabilities::plain(1500)
     }
-    fn counters(&self) -> &Arc<crate::counters::PortCounters> {
+    fn counters(&self) -> &Arc<ringfence_frame::counters::PortCounters> {
         &self.counters
     }
 }
@@ -431,8 +435,10 @@ fn xsa_332_a_storm_of_events_is_throttled_and_the_neighbour_is_served() {
 #[test]
 fn frames_are_finished_for_ports_that_cannot() {
     let (plain, plain_peer) = port();
-    let any =
-        PortCapabilities { checksum: crate::ChecksumOffload::Any, ..PortCapabilities::plain(1500) };
+    let any = PortCapabilities {
+        checksum: ringfence_frame::ChecksumOffload::Any,
+        ..PortCapabilities::plain(1500)
+    };
     let (able, able_peer) = MemoryPort::pair(256, any).unwrap();
     let (from, from_peer) = port();
     let (mut dataplane, _handle) = by_hand(vec![able, plain, from.lending()]);

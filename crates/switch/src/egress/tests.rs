@@ -1,10 +1,10 @@
 mod joining;
 
 use super::*;
-use crate::batch::DERIVED_MAX;
-use crate::hostile::tcp_frame;
-use crate::port::GsoOffload;
-use crate::testing::copy_of;
+use ringfence_frame::batch::DERIVED_MAX;
+use ringfence_frame::port::GsoOffload;
+use ringfence_frame::testing::copy_of;
+use ringfence_frame::testing::tcp_frame;
 use ringfence_offload::checksum::internet_checksum;
 use ringfence_offload::{Checksum, Gso, GsoKind, OffloadMeta};
 
