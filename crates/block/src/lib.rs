@@ -3,17 +3,13 @@
 //!
 //! * [`blkback`]: the end of a ring that serves.
 //! * [`blkfront`]: the end that asks.
-//! * [`export`]: a disk for ordinary programs, as an NBD server.
-//! * [`nbd`]: the protocol of network block devices, as bytes.
 //! * [`storage`]: what a disk is to whoever serves it, and the kinds there are.
 //! * [`vbd`]: the handshake between the ends.
 
 pub mod blkback;
 pub mod blkfront;
-pub mod export;
 #[doc(hidden)]
 #[cfg(any(test, feature = "test-utils"))]
 pub mod hostile;
-pub mod nbd;
 pub mod storage;
 pub mod vbd;

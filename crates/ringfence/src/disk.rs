@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use ringfence_block::blkback::Mode;
 use ringfence_block::storage::file::FileOptions;
-use ringfence_block::storage::nbd::{NbdAddress, NbdOptions};
+use ringfence_nbd::client::{NbdAddress, NbdOptions};
 
 /// Disks of one guest: as many as there are sockets in the frontend's orders.
 pub const DISKS_MAX: usize = 8;

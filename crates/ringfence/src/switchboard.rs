@@ -24,7 +24,7 @@ use std::collections::BTreeMap;
 use ringfence_access::Mode;
 use ringfence_block::blkback::Mode as DiskMode;
 use ringfence_block::storage::file::{FileFacts, FileOptions};
-use ringfence_block::storage::nbd::NbdFacts;
+use ringfence_nbd::client::NbdFacts;
 use ringfence_net::features::OffloadKeys;
 use serde::{Deserialize, Serialize};
 

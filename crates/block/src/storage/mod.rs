@@ -12,7 +12,6 @@ use ringfence_memory::LentSlice;
 
 pub mod file;
 pub mod memory;
-pub mod nbd;
 #[doc(hidden)]
 #[cfg(any(test, feature = "test-utils"))]
 pub mod testing;

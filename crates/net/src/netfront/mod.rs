@@ -37,7 +37,7 @@ use heads::HEAD_PAGES;
 use queue::Queue;
 use ringfence_frame::batch::Batch;
 use ringfence_frame::counters::PortCounters;
-use ringfence_frame::orders::{PortOrder, PortReply};
+use ringfence_frame::orders::{PortOrder, PortReply, TxStaging};
 use ringfence_frame::port::{Fault, Port, PortCapabilities, Received, Transmitted};
 use ringfence_frame::steer::Chooser;
 use ringfence_sys::clock::monotonic;

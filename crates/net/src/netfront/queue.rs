@@ -1,5 +1,6 @@
 //! One queue of a vif: its two rings and its channels.
 
+use ringfence_frame::orders::TxStaging;
 use std::sync::Arc;
 
 use ringfence_access::window::SourceLevels;
@@ -73,7 +74,7 @@ impl<C: Channel> Queue<C> {
         Ok(received)
     }
 
-    pub(super) fn stage(&mut self, staging: tx::TxStaging) {
+    pub(super) fn stage(&mut self, staging: TxStaging) {
         self.tx.stage(staging);
     }
 

@@ -5,6 +5,7 @@ mod quick;
 use std::sync::Arc;
 
 use arrayvec::ArrayVec;
+use ringfence_frame::orders::TxStaging;
 use ringfence_memory::{LentSlice, PAGE_SIZE};
 use ringfence_offload::meta::Checksum;
 use ringfence_platform::Lease;

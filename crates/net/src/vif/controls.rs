@@ -11,6 +11,7 @@ use ringfence_xenstore::{StoreAccess, StoreClient, StoreError};
 use super::backend::is_about_a_key;
 use crate::netback::{PoliceConfig, STALL_DEFAULT};
 use crate::rules::RuleCounters;
+use ringfence_frame::orders::Wanted;
 use ringfence_frame::rate::Rate;
 use ringfence_sys::clock::Clock;
 

@@ -7,9 +7,9 @@ use std::os::unix::net::UnixListener;
 use std::sync::Arc;
 
 use ringfence_block::blkfront::{BlkfrontOptions, SourceLevels};
-use ringfence_block::export::{Export, ExportOptions};
 use ringfence_block::storage::Disk;
 use ringfence_block::vbd::frontend::VbdFrontend;
+use ringfence_nbd::export::{Export, ExportOptions};
 use ringfence_platform::local::LocalPlatform;
 use ringfence_platform::{DomId, Platform, PlatformError};
 use ringfence_wire::xenbus::{DeviceId, DeviceKind};

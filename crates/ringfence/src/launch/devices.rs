@@ -13,7 +13,7 @@ use std::sync::mpsc::{Sender, channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use ringfence_block::nbd::agree::{ClientHandshake, Progress, Settled};
+use ringfence_nbd::protocol::agree::{ClientHandshake, Progress, Settled};
 use ringfence_sys::nbd::{NbdDevice, NbdEnding, NbdExport, is_ready};
 
 /// How long shaking hands, and the device, may take until they are there.
@@ -154,9 +154,9 @@ mod tests {
     use std::os::unix::net::UnixListener;
     use std::sync::Arc;
 
-    use ringfence_block::export::{Export, ExportOptions};
     use ringfence_block::storage::Disk;
     use ringfence_block::storage::memory::MemoryDisk;
+    use ringfence_nbd::export::{Export, ExportOptions};
 
     use super::*;
 

@@ -17,7 +17,7 @@ use std::time::Duration;
 
 use anyhow::{Context, anyhow, bail, ensure};
 use ringfence_block::storage::file::OpenFile;
-use ringfence_block::storage::nbd::NbdConnector;
+use ringfence_nbd::client::NbdConnector;
 
 use super::devices::Device;
 use super::report::{Reporter, printable};

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use ringfence_block::storage::nbd::{NbdAddress, NbdDisk, NbdOptions};
+use ringfence_nbd::client::{NbdAddress, NbdDisk, NbdOptions};
 
 use super::{Lab, MOMENT, Running, eventually};
 

@@ -9,7 +9,8 @@ use ringfence_offload::Checksum;
 use ringfence_platform::Gref;
 use ringfence_wire::netif::{PACKET_MIN, TxFlags, TxRequest};
 
-use super::{ToBackend, TxStaging};
+use super::ToBackend;
+use ringfence_frame::orders::TxStaging;
 use crate::netfront::heads::HEAD;
 use ringfence_frame::batch::{Batch, FrameView};
 

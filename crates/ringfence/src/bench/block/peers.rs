@@ -14,7 +14,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail, ensure};
-use ringfence_block::storage::nbd::{NbdAddress, NbdDisk, NbdOptions};
+use ringfence_nbd::client::{NbdAddress, NbdDisk, NbdOptions};
 use serde_json::Value;
 
 use super::args::{BlockArgs, Peer, Rw, Storage};

@@ -8,7 +8,7 @@
 
 use std::path::PathBuf;
 
-use ringfence_block::storage::nbd::NbdAddress;
+use ringfence_nbd::client::NbdAddress;
 use ringfence_wire::blkif::keys;
 use ringfence_wire::decimal;
 use ringfence_wire::xenbus::{self, DeviceId, XenbusState};

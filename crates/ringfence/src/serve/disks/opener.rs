@@ -17,7 +17,7 @@ use ringfence_block::storage::Disk;
 use ringfence_block::storage::file::{
     Bounce, CacheMode, Engine, FileDisk, FileOptions, OpenFile, OpenFileError,
 };
-use ringfence_block::storage::nbd::{NbdAddress, NbdDisk, NbdOptions};
+use ringfence_nbd::client::{NbdAddress, NbdDisk, NbdOptions};
 
 use super::keys::Source;
 

@@ -21,10 +21,10 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, sockop
 use super::address::NbdAddress;
 use super::dial::Dialer;
 use super::tls::{Tls, TlsClient};
-use crate::nbd::ProtocolError;
-use crate::nbd::agree::{ClientHandshake, Progress, Settled};
-use crate::nbd::numbers::{REQUEST, command};
-use crate::nbd::replies::{Answer, Expect, Replies};
+use crate::protocol::ProtocolError;
+use crate::protocol::agree::{ClientHandshake, Progress, Settled};
+use crate::protocol::numbers::{REQUEST, command};
+use crate::protocol::replies::{Answer, Expect, Replies};
 
 /// Bytes read at once.
 const INPUT: usize = 128 << 10;

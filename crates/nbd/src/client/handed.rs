@@ -19,7 +19,7 @@ use serde::{Deserialize, Serialize};
 use super::link::{Link, Place, Target};
 use super::tls::{TlsClient, TlsIdentity};
 use super::{Dialer, NbdAddress, NbdDisk, NbdOptions, agree, geometry};
-use crate::nbd::agree::Settled;
+use crate::protocol::agree::Settled;
 
 /// What the process that does the I/O must know of a remote disk.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]

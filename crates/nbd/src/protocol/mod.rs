@@ -5,7 +5,7 @@
 //!
 //! * [`offer::ServerHandshake`] and [`serve`]: for whoever has a disk ([`crate::export`]).
 //! * [`agree::ClientHandshake`] and [`replies::Replies`]: for whoever wants one
-//!   ([`crate::storage::nbd`]).
+//!   ([`crate::client`]).
 //!
 //! Both take it that the other side is hostile: lengths are bounded before they size anything, what
 //! is skipped is counted and not kept, and what breaks a rule that matters ends the connection.

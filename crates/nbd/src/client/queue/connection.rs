@@ -11,9 +11,9 @@ use rustix::event::{Timespec, epoll};
 use rustix::time::{Itimerspec, TimerfdTimerFlags};
 
 use super::{BACKOFF, BACKOFF_MAX, NbdQueue, Owner, Replay, State};
-use crate::nbd::agree::Settled;
-use crate::nbd::numbers::transmission;
-use crate::storage::nbd::link::{Link, Place};
+use crate::client::link::{Link, Place};
+use crate::protocol::agree::Settled;
+use crate::protocol::numbers::transmission;
 
 impl NbdQueue {
     pub(super) fn watch(&mut self, link: &Link) -> io::Result<()> {

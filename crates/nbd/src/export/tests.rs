@@ -4,8 +4,8 @@ use std::path::PathBuf;
 use std::time::Instant;
 
 use super::*;
-use crate::nbd::numbers::{self, command, error, option};
-use crate::storage::memory::MemoryDisk;
+use crate::protocol::numbers::{self, command, error, option};
+use ringfence_block::storage::memory::MemoryDisk;
 
 const BYTES: u64 = 64 << 20;
 
@@ -230,7 +230,7 @@ fn zeros_are_written_where_they_cannot_be_asked_for() {
         fn geometry(&self) -> Geometry {
             Geometry { write_zeroes: false, ..self.0.geometry() }
         }
-        fn queue(&self, depth: u32) -> io::Result<Box<dyn crate::storage::DiskQueue>> {
+        fn queue(&self, depth: u32) -> io::Result<Box<dyn ringfence_block::storage::DiskQueue>> {
             self.0.queue(depth)
         }
     }

@@ -43,10 +43,10 @@ pub use dial::Dialer;
 pub use handed::{NbdConnector, NbdFacts};
 pub use tls::TlsIdentity;
 
-use super::{Discard, Disk, DiskQueue, Geometry};
-use crate::nbd::agree::Settled;
-use crate::nbd::numbers::transmission;
+use crate::protocol::agree::Settled;
+use crate::protocol::numbers::transmission;
 use link::{Link, Place, Target};
+use ringfence_block::storage::{Discard, Disk, DiskQueue, Geometry};
 use tls::TlsClient;
 
 /// How a remote disk is used.

@@ -16,9 +16,9 @@ use rustix::net::SocketFlags;
 use super::ExportOptions;
 use super::buffers::{Buffers, Payload};
 use super::connection::{Connection, Received, Wanted};
-use crate::nbd::offer::Export;
-use crate::nbd::serve::{ClientRequest, Command};
-use crate::storage::{DiskQueue, Done, Geometry, Op, Request, Segment};
+use crate::protocol::offer::Export;
+use crate::protocol::serve::{ClientRequest, Command};
+use ringfence_block::storage::{DiskQueue, Done, Geometry, Op, Request, Segment};
 
 /// Events taken at once.
 const EVENTS: usize = 64;

@@ -8,12 +8,12 @@ use std::time::Instant;
 use ringfence_memory::{ReadList, WriteList};
 
 use super::buffers::{Buffers, Payload};
-use crate::nbd::offer::{Agreed, Export, Progress, ServerHandshake, greeting};
-use crate::nbd::serve::{
+use crate::protocol::offer::{Agreed, Export, Progress, ServerHandshake, greeting};
+use crate::protocol::serve::{
     ClientRequest, Command, REQUEST_LEN, ReplyHeader, parse_request, reply_allocated, reply_data,
     reply_end,
 };
-use crate::nbd::{Offer, error_of};
+use crate::protocol::{Offer, error_of};
 
 /// Bytes read from the socket at once: an option of the handshake, or some thousand requests.
 const INPUT: usize = 64 << 10;

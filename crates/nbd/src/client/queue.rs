@@ -18,10 +18,10 @@ use rustix::time::{TimerfdClockId, TimerfdFlags};
 use super::journal::{Body, Entry, Journal};
 use super::link::{Link, Place, Sending};
 use super::{Durability, Shared};
-use crate::nbd::errno_of;
-use crate::nbd::numbers::{command, command_flag, error, transmission};
-use crate::nbd::replies::Answer;
-use crate::storage::{DiskQueue, Done, Op, Request, check_request};
+use crate::protocol::errno_of;
+use crate::protocol::numbers::{command, command_flag, error, transmission};
+use crate::protocol::replies::Answer;
+use ringfence_block::storage::{DiskQueue, Done, Op, Request, check_request};
 
 /// How long to wait before the second try to connect; twice as long before each later one.
 const BACKOFF: Duration = Duration::from_millis(50);

@@ -7,11 +7,11 @@ use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use ringfence_block::storage::nbd::{NbdDisk, NbdOptions};
 use ringfence_block::storage::testing::checker::Checker;
 use ringfence_block::storage::testing::workload::Workload;
 use ringfence_block::storage::testing::{Driver, Random, conformance};
 use ringfence_block::storage::{Disk, Op};
+use ringfence_nbd::client::{NbdDisk, NbdOptions};
 use support::{Background, wait_for_socket, wait_until};
 
 struct Place {

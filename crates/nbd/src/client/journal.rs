@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use ringfence_memory::LentSlice;
 
-use crate::storage::Request;
+use ringfence_block::storage::Request;
 
 /// What was written.
 #[derive(Clone)]
@@ -135,8 +135,8 @@ impl Journal {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::storage::Op;
-    use crate::storage::testing::lent_with;
+    use ringfence_block::storage::Op;
+    use ringfence_block::storage::testing::lent_with;
 
     fn write(offset: u64, len: usize) -> Request {
         let op = Op::Write { fua: false };

@@ -7,10 +7,10 @@ use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use ringfence_block::export::{Export, ExportOptions};
 use ringfence_block::storage::Disk;
 use ringfence_block::storage::file::{FileDisk, FileOptions};
 use ringfence_block::storage::memory::MemoryDisk;
+use ringfence_nbd::export::{Export, ExportOptions};
 use support::{Background, output, run, wait_until};
 
 /// A disk that is served, in a directory that goes with it.

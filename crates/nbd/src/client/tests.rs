@@ -5,13 +5,13 @@ use std::thread::JoinHandle;
 
 use super::*;
 use crate::export::{Export, ExportOptions};
-use crate::nbd::numbers::{self, chunk, command, option, reply};
-use crate::storage::Op;
-use crate::storage::memory::MemoryDisk;
-use crate::storage::testing::checker::Checker;
-use crate::storage::testing::powercut::PowerCutDisk;
-use crate::storage::testing::workload::{Failure, Workload};
-use crate::storage::testing::{Driver, conformance, image};
+use crate::protocol::numbers::{self, chunk, command, option, reply};
+use ringfence_block::storage::Op;
+use ringfence_block::storage::memory::MemoryDisk;
+use ringfence_block::storage::testing::checker::Checker;
+use ringfence_block::storage::testing::powercut::PowerCutDisk;
+use ringfence_block::storage::testing::workload::{Failure, Workload};
+use ringfence_block::storage::testing::{Driver, conformance, image};
 
 struct Place {
     path: PathBuf,
@@ -178,7 +178,7 @@ fn hostile(
         for (n, stream) in listener.incoming().take(3).enumerate() {
             let mut stream = stream.unwrap();
             // Who only wakes this thread at the end does not wait for it.
-            let _ = stream.write_all(&crate::nbd::offer::greeting());
+            let _ = stream.write_all(&crate::protocol::offer::greeting());
             let mut skip = [0; 4];
             let _ = stream.read_exact(&mut skip);
             while let Some(number) = read_option(&mut stream) {
@@ -358,7 +358,7 @@ fn bytes_behind_the_agreement_to_encrypt_end_the_connection() {
         let sent = extra.to_vec();
         let server = std::thread::spawn(move || {
             let (mut stream, _) = listener.accept().unwrap();
-            stream.write_all(&crate::nbd::offer::greeting()).unwrap();
+            stream.write_all(&crate::protocol::offer::greeting()).unwrap();
             stream.read_exact(&mut [0; 4]).unwrap();
             assert_eq!(read_option(&mut stream), Some(option::STARTTLS));
             // In one piece, as an attacker would have it.

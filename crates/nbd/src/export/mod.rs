@@ -24,9 +24,10 @@ use std::time::Duration;
 
 use rustix::event::EventfdFlags;
 
-use crate::nbd::numbers::transmission;
-use crate::nbd::{self, Offer, PAYLOAD_MAX};
-use crate::storage::{Disk, Geometry};
+use crate::protocol as nbd;
+use crate::protocol::numbers::transmission;
+use crate::protocol::{Offer, PAYLOAD_MAX};
+use ringfence_block::storage::{Disk, Geometry};
 use server::Server;
 
 /// How a disk is served.

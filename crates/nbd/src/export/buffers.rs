@@ -4,7 +4,7 @@ use std::io;
 
 use ringfence_memory::{LentSlice, Mapping, PAGE_SIZE};
 
-use crate::nbd::PAYLOAD_MAX;
+use crate::protocol::PAYLOAD_MAX;
 
 /// Bytes kept for the next one.
 const KEPT_MAX: usize = 32 << 20;
