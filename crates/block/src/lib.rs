@@ -8,8 +8,5 @@
 
 pub mod blkback;
 pub mod blkfront;
-#[doc(hidden)]
-#[cfg(any(test, feature = "test-utils"))]
-pub mod hostile;
 pub mod storage;
 pub mod vbd;

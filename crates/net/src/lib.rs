@@ -9,9 +9,6 @@
 
 pub mod ctrl;
 pub mod features;
-#[doc(hidden)]
-#[cfg(any(test, feature = "test-utils"))]
-pub mod hostile;
 pub mod netback;
 pub mod netfront;
 mod offered;

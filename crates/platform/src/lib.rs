@@ -13,14 +13,7 @@
 //! * A [`Channel`] is one bit each way: several notifications before it is cleared merge into one.
 //! * The [store](ringfence_xenstore) carries the xenbus handshake. Every value in it is the peer's text.
 
-#[cfg(feature = "test-utils")]
-#[doc(hidden)]
-pub mod attack;
-pub mod conformance;
 pub mod copy;
-#[cfg(feature = "test-utils")]
-#[doc(hidden)]
-pub mod denied;
 pub mod local;
 pub mod window;
 pub mod xen;

@@ -24,7 +24,7 @@ use std::time::Duration;
 
 use clap::Parser;
 use ringfence::cli::Cli;
-use ringfence_platform::attack::{self, Window};
+use ringfence_testkit::attack::{self, Window};
 use rustix::fs::{MemfdFlags, Mode, OFlags, SealFlags};
 use rustix::io::Errno;
 use rustix::process::Pid;

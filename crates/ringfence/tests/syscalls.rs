@@ -18,7 +18,7 @@ use clap::Parser;
 use ringfence::cli::Cli;
 use ringfence::sys::DomainKind;
 use ringfence::sys::sandbox::syscalls::{Confined, enforce, let_denials_be_loud};
-use ringfence_platform::denied;
+use ringfence_testkit::denied;
 use rustix::pipe::PipeFlags;
 
 use support::disks::{URI, image_file};

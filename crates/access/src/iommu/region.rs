@@ -338,6 +338,3 @@ fn bytes_of(region: &RegionShape) -> Option<usize> {
 fn errno(error: &io::Error) -> i32 {
     error.raw_os_error().unwrap_or(rustix::io::Errno::INVAL.raw_os_error())
 }
-
-#[cfg(test)]
-mod tests;

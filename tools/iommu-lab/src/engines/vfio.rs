@@ -8,8 +8,8 @@ use clap::ValueEnum;
 use iommu_lab::vfio::{Container, Interface, Strictness, VfioError, group_of, strictness};
 use ringfence_access::iommu::{AddressSpace, RegionShape, RegionTable};
 use ringfence_memory::{LentSlice, Mapping, PAGE_SIZE};
-use ringfence_platform::conformance::windows::{LEAST, WindowPeer, WindowSuite};
 use ringfence_platform::{Access, DomId, Gref, PageId, TranslationTable, WindowHandle};
+use ringfence_testkit::conformance::windows::{LEAST, WindowPeer, WindowSuite};
 
 use crate::edu::{Edu, LONGEST};
 use crate::kernel_log::KernelLog;

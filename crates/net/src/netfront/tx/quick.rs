@@ -10,9 +10,9 @@ use ringfence_platform::Gref;
 use ringfence_wire::netif::{PACKET_MIN, TxFlags, TxRequest};
 
 use super::ToBackend;
-use ringfence_frame::orders::TxStaging;
 use crate::netfront::heads::HEAD;
 use ringfence_frame::batch::{Batch, FrameView};
+use ringfence_frame::orders::TxStaging;
 
 /// Frames of a run.
 const RUN: usize = 64;

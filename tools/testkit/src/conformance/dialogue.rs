@@ -1,0 +1,277 @@
+//! How the two halves of the suite talk: values in the store, each written once.
+//!
+//! A domain writes below its own `/local/domain/ID/data/conformance`, readable by the other:
+//!
+//! ```text
+//! hello                      a number of this run
+//! seen                       the other's number, as read
+//! LENDER-USER/CASE/LABEL     a step of a case, under the numbers of both
+//! LENDER-USER/CASE/over      passed, "failed REASON" or "skipped REASON"
+//! ```
+//!
+//! They have met when each finds its own number in what the other has seen; so values that an
+//! earlier run left behind mislead nobody. Whoever waits watches the other's directory, and looks
+//! again now and then, in case the platform loses an event: that is for a case to find.
+
+use std::fmt::Display;
+use std::str::FromStr;
+use std::time::{Duration, Instant, SystemTime};
+
+use ringfence_wire::xenstore::{ErrorName, NodeAccess, Permission, PermissionList};
+
+use super::bench::{Stop, Verdict};
+use super::{Outcome, Role, Suite};
+use ringfence_platform::{DomId, Platform};
+use ringfence_xenstore::{StoreAccess, StoreClient, StoreError};
+
+/// How often to look without having been told to.
+const LOOK_AGAIN: Duration = Duration::from_millis(200);
+
+/// Most characters of a reason that are told to the other side: values are at most 2048 bytes.
+const REASON_MAX: usize = 500;
+
+/// Numbers in one value.
+const NUMBERS_MAX: usize = 128;
+
+/// The dialogue with the other half.
+pub(super) struct Dialogue {
+    /// For the cases as well: a connection of this domain.
+    pub(super) store: StoreClient,
+    /// This domain's directory and the other's.
+    pub(super) own: String,
+    pub(super) theirs: String,
+    session: String,
+    case: &'static str,
+    previous: Option<&'static str>,
+    patience: Duration,
+}
+
+impl Dialogue {
+    /// Waits for the other half.
+    pub(super) fn meet<P: Platform>(platform: &P, suite: &Suite) -> Verdict<Dialogue> {
+        let mut store = platform.store()?;
+        store.set_timeout(suite.patience);
+        let base = |id: DomId| format!("/local/domain/{id}/data/conformance");
+        let (own, theirs) = (base(platform.domid()), base(suite.peer));
+        let nonce = nonce(suite.role);
+        set_up(&mut store, platform.domid(), suite.peer, &own)?;
+        store.write(&format!("{own}/hello"), &nonce)?;
+        store.watch(&theirs, "conformance")?;
+        let mut talk = Dialogue {
+            store,
+            own,
+            theirs,
+            session: String::new(),
+            case: "",
+            previous: None,
+            patience: suite.patience,
+        };
+        let peers = talk.await_recognition(&nonce)?;
+        talk.session = match suite.role {
+            Role::Lender => format!("{nonce}-{peers}"),
+            Role::User => format!("{peers}-{nonce}"),
+        };
+        Ok(talk)
+    }
+
+    /// Tells the other that it was seen until it says the same; its number.
+    fn await_recognition(&mut self, nonce: &str) -> Verdict<String> {
+        let (hello, seen) = (format!("{}/hello", self.theirs), format!("{}/seen", self.theirs));
+        let told = format!("{}/seen", self.own);
+        let mut last = None;
+        let deadline = Instant::now() + self.patience;
+        loop {
+            let recognised = look(&mut self.store, &seen)?.is_some_and(|seen| seen == nonce);
+            let peers = look(&mut self.store, &hello)?;
+            if let Some(peers) = &peers
+                && last.as_ref() != Some(peers)
+            {
+                self.store.write(&told, peers)?;
+                last = Some(peers.clone());
+            }
+            match last.take() {
+                Some(peers) if recognised => return Ok(peers),
+                waiting => last = waiting,
+            }
+            self.pause(deadline, "the other half did not show up")?;
+        }
+    }
+
+    /// Begins a case.
+    pub(super) fn begin(&mut self, case: &'static str) {
+        let finished = std::mem::replace(&mut self.case, case);
+        if let Some(before) = self.previous.replace(finished).filter(|name| !name.is_empty()) {
+            // The other half has ended the case after it, so it needs this no more. What stays
+            // behind costs a few nodes.
+            let _ = self.store.rm(&format!("{}/{}/{before}", self.own, self.session));
+        }
+    }
+
+    /// Tells the other half something, once a case and label.
+    pub(super) fn say(&mut self, label: &str, value: impl Display) -> Verdict {
+        let path = format!("{}/{}/{}/{label}", self.own, self.session, self.case);
+        Ok(self.store.write(&path, value.to_string())?)
+    }
+
+    /// Waits for what the other half says. If it ends the case instead, so does this half.
+    pub(super) fn hear(&mut self, label: &str) -> Verdict<String> {
+        let path = format!("{}/{}/{}/{label}", self.theirs, self.session, self.case);
+        let over = format!("{}/{}/{}/over", self.theirs, self.session, self.case);
+        let deadline = Instant::now() + self.patience;
+        loop {
+            // In this order: what it said before it ended the case counts.
+            let ended = look(&mut self.store, &over)?;
+            if let Some(value) = look(&mut self.store, &path)? {
+                return Ok(value);
+            }
+            if let Some(ended) = ended {
+                return Err(stop_from(&ended).unwrap_or_else(|| {
+                    Stop::Failed(format!("the other half ended without saying \"{label}\""))
+                }));
+            }
+            self.pause(deadline, &format!("the other half did not say \"{label}\""))?;
+        }
+    }
+
+    /// As [`hear`](Self::hear), a number.
+    pub(super) fn hear_number<T: FromStr>(&mut self, label: &str) -> Verdict<T> {
+        let text = self.hear(label)?;
+        text.parse().map_err(|_| Stop::Failed(format!("\"{label}\" is {text:?}, no number")))
+    }
+
+    /// Waits until what the other half says under `label` begins with the number `round`; the
+    /// rest. So a label serves many rounds, as long as nobody is two ahead.
+    pub(super) fn hear_from(&mut self, label: &str, round: usize) -> Verdict<String> {
+        let deadline = Instant::now() + self.patience;
+        loop {
+            let text = self.hear(label)?;
+            match text.split_once(' ') {
+                Some((number, rest)) if number.parse() == Ok(round) => return Ok(rest.to_owned()),
+                _ => self.pause(deadline, &format!("\"{label}\" did not reach {round}"))?,
+            }
+        }
+    }
+
+    /// Says many numbers.
+    pub(super) fn say_numbers(&mut self, label: &str, numbers: &[u32]) -> Verdict {
+        for (part, numbers) in numbers.chunks(NUMBERS_MAX).enumerate() {
+            let text: Vec<String> = numbers.iter().map(u32::to_string).collect();
+            self.say(&format!("{label}-{part}"), text.join(" "))?;
+        }
+        self.say(label, numbers.len())
+    }
+
+    /// Hears them.
+    pub(super) fn hear_numbers(&mut self, label: &str) -> Verdict<Vec<u32>> {
+        let count: usize = self.hear_number(label)?;
+        let mut numbers = Vec::new();
+        for part in 0..count.div_ceil(NUMBERS_MAX) {
+            let text = self.hear(&format!("{label}-{part}"))?;
+            for word in text.split_ascii_whitespace() {
+                let number = word.parse();
+                numbers.push(number.map_err(|_| Stop::Failed(format!("{word:?} is no number")))?);
+            }
+        }
+        if numbers.len() == count {
+            return Ok(numbers);
+        }
+        Err(Stop::Failed(format!("{} numbers were said, {count} announced", numbers.len())))
+    }
+
+    /// Says that this half has come so far, and waits until the other has.
+    pub(super) fn both_at(&mut self, label: &str) -> Verdict {
+        self.say(label, "here")?;
+        self.hear(label).map(drop)
+    }
+
+    /// Ends the case: tells the other half how, and hears how it ended there. `Err` when it is not
+    /// heard of any more.
+    pub(super) fn agree(&mut self, own: Verdict) -> Result<Outcome, Silence> {
+        let text = match &own {
+            Ok(()) => "passed".to_owned(),
+            Err(Stop::Failed(why)) => format!("failed {}", short(why)),
+            Err(Stop::Skipped(why)) => format!("skipped {}", short(why)),
+        };
+        let told = self.say("over", text);
+        let theirs = told.and_then(|()| self.await_over()).map_err(|stop| Silence {
+            why: stop.into_outcome(),
+            own: own.clone().map_or_else(Stop::into_outcome, |()| Outcome::Passed),
+        })?;
+        Ok(match (own, stop_from(&theirs)) {
+            (Err(Stop::Failed(why)), _) => Outcome::Failed(why),
+            (_, Some(Stop::Failed(why))) => Outcome::Failed(format!("the other half: {why}")),
+            (Err(Stop::Skipped(why)), _) | (_, Some(Stop::Skipped(why))) => Outcome::Skipped(why),
+            (Ok(()), None) => Outcome::Passed,
+        })
+    }
+
+    /// How the case ended on the other side. It may still be waiting for something.
+    fn await_over(&mut self) -> Verdict<String> {
+        let over = format!("{}/{}/{}/over", self.theirs, self.session, self.case);
+        let deadline = Instant::now() + 2 * self.patience;
+        loop {
+            if let Some(ended) = look(&mut self.store, &over)? {
+                return Ok(ended);
+            }
+            self.pause(deadline, "the other half did not end the case")?;
+        }
+    }
+
+    fn pause(&mut self, deadline: Instant, late: &str) -> Verdict {
+        let left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(Stop::Failed(format!("{late} within {:?}", self.patience)));
+        }
+        self.store.wait_event(left.min(LOOK_AGAIN))?;
+        Ok(())
+    }
+}
+
+/// The other half is not heard of any more.
+#[derive(Debug, thiserror::Error)]
+#[error("{why:?}; here the case ended as {own:?}")]
+pub(super) struct Silence {
+    why: Outcome,
+    own: Outcome,
+}
+
+/// Makes this domain's directory afresh, readable by `peer`.
+fn set_up(store: &mut StoreClient, domain: DomId, peer: DomId, own: &str) -> Verdict {
+    let made = store.rm(own).and_then(|()| store.mkdir(own));
+    made.map_err(|error| {
+        Stop::Failed(format!(
+            "{error}; /local/domain/{domain}/data has to be there and belong to {domain}"
+        ))
+    })?;
+    let entry = |access, domain| Permission { access, domain };
+    let list = [entry(NodeAccess::None, domain), entry(NodeAccess::Read, peer)];
+    let list = PermissionList::new(&list).map_err(Stop::failed)?;
+    Ok(store.set_perms(own, &list)?)
+}
+
+/// A value, if it is there and may be read already.
+fn look(store: &mut StoreClient, path: &str) -> Result<Option<String>, StoreError> {
+    match store.read_text_opt(path) {
+        Err(error) if error.refusal() == Some(ErrorName::Access) => Ok(None),
+        outcome => outcome,
+    }
+}
+
+fn short(reason: &str) -> String {
+    reason.chars().take(REASON_MAX).collect()
+}
+
+fn stop_from(over: &str) -> Option<Stop> {
+    match over.split_once(' ') {
+        Some(("failed", why)) => Some(Stop::failed(why)),
+        Some(("skipped", why)) => Some(Stop::skipped(why)),
+        _ => None,
+    }
+}
+
+/// A number that no other run has, near enough.
+fn nonce(role: Role) -> String {
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+    let nanos = now.map_or(0, |since| since.as_nanos());
+    format!("{role}{}x{nanos:x}", std::process::id())
+}

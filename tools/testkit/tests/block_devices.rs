@@ -1,0 +1,343 @@
+//! Disks on real devices and real file systems: a loop device, one that shrinks, one with bad sectors, file
+//! systems that are full, files with holes. What goes wrong reaches the guest as an error, nothing hangs,
+//! and nothing is acknowledged that was not done.
+//!
+//! Only root may make devices and mount file systems.
+
+#![allow(clippy::unwrap_used, reason = "the panic of a test is its report")]
+
+#[path = "../../../crates/nbd/tests/support/mod.rs"]
+mod support;
+
+use std::fs::File;
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use ringfence_block::blkback::BlkbackOptions;
+use ringfence_block::blkfront::BlkfrontOptions;
+use ringfence_block::storage::file::{CacheMode, Engine, FileDisk, FileOptions};
+use ringfence_block::storage::testing::checker::Checker;
+use ringfence_block::storage::testing::workload::{Failure, Workload};
+use ringfence_block::storage::testing::{Driver, conformance, image};
+use ringfence_block::storage::{Disk, Op};
+use ringfence_testkit::block::{Guest, Stage};
+
+use support::{find, run, skip};
+
+/// Why this test cannot be run by this user or in this container.
+fn missing(programs: &[(&str, &str)]) -> Option<String> {
+    if !rustix::process::geteuid().is_root() {
+        return Some("only root may do what this test does".to_owned());
+    }
+    if File::open("/dev/loop-control").is_err() {
+        return Some("there are no loop devices here".to_owned());
+    }
+    let absent = programs.iter().find(|(program, _)| find(program).is_none());
+    absent.map(|(program, package)| format!("{program} is not installed (Debian: {package})"))
+}
+
+macro_rules! require {
+    ($($program:literal of $package:literal),+ $(,)?) => {
+        if let Some(reason) = missing(&[$(($program, $package)),+]) {
+            return skip(&reason);
+        }
+    };
+}
+
+/// A loop device, detached when dropped.
+struct Loop(PathBuf);
+
+impl Loop {
+    fn of(file: &Path, sector_size: u32) -> Loop {
+        let size = sector_size.to_string();
+        let words = ["--find", "--show", "--sector-size", &size, file.to_str().unwrap()];
+        Loop(run("losetup", &words).trim().into())
+    }
+
+    fn path(&self) -> &str {
+        self.0.to_str().unwrap()
+    }
+}
+
+impl Drop for Loop {
+    fn drop(&mut self) {
+        support::output("losetup", &["--detach", self.path()]);
+    }
+}
+
+/// A mounted file system, unmounted when dropped.
+struct Mount(PathBuf);
+
+impl Mount {
+    fn tmpfs(at: &Path, size: &str) -> Mount {
+        std::fs::create_dir(at).unwrap();
+        let size = format!("size={size}");
+        run("mount", &["-t", "tmpfs", "-o", &size, "none", at.to_str().unwrap()]);
+        Mount(at.to_owned())
+    }
+
+    fn ext4(at: &Path, device: &Loop) -> Mount {
+        std::fs::create_dir(at).unwrap();
+        run("mkfs.ext4", &["-q", "-F", device.path()]);
+        run("mount", &[device.path(), at.to_str().unwrap()]);
+        Mount(at.to_owned())
+    }
+}
+
+impl Drop for Mount {
+    fn drop(&mut self) {
+        support::output("umount", &[self.0.to_str().unwrap()]);
+    }
+}
+
+/// A device of which the second half is bad.
+struct HalfBad {
+    mapped: Option<String>,
+    device: Loop,
+}
+
+impl HalfBad {
+    /// By the kernel's device mapper where there is one; else a loop device whose file was cut short,
+    /// which it finds out with each request.
+    fn of(file: &Path, bytes: u64) -> HalfBad {
+        let device = Loop::of(file, 512);
+        let (half, name) = (bytes / 1024, format!("ringfence-test-{}", std::process::id()));
+        if find("dmsetup").is_none() || !Path::new("/dev/mapper/control").exists() {
+            File::options().write(true).open(file).unwrap().set_len(bytes / 2).unwrap();
+            return HalfBad { mapped: None, device };
+        }
+        let table = format!("0 {half} linear {} 0\n{half} {half} error\n", device.path());
+        run("dmsetup", &["create", "--noudevsync", &name, "--table", &table]);
+        HalfBad { mapped: Some(name), device }
+    }
+
+    fn path(&self) -> PathBuf {
+        let of = |name: &String| format!("/dev/mapper/{name}").into();
+        self.mapped.as_ref().map_or_else(|| self.device.0.clone(), of)
+    }
+}
+
+impl Drop for HalfBad {
+    fn drop(&mut self) {
+        if let Some(name) = &self.mapped {
+            support::output("dmsetup", &["remove", "--noudevsync", name]);
+        }
+    }
+}
+
+/// A file of holes.
+fn sparse(path: &Path, bytes: u64) -> File {
+    let file = File::options().create(true).read(true).write(true).truncate(true).open(path);
+    file.as_ref().unwrap().set_len(bytes).unwrap();
+    file.unwrap()
+}
+
+/// The engines that this kernel has.
+fn engines(path: &Path) -> Vec<Engine> {
+    let options = FileOptions { engine: Engine::IoUring, ..FileOptions::default() };
+    let uring = FileDisk::open(path, &options).unwrap().queue(1).is_ok();
+    if uring { vec![Engine::IoUring, Engine::Threads] } else { vec![Engine::Threads] }
+}
+
+/// The disk as a guest has it, with everything between.
+struct Served {
+    guest: Guest,
+    _stage: Stage,
+}
+
+impl Served {
+    fn new(disk: FileDisk) -> Served {
+        let mut stage = Stage::new();
+        let (back, front) = (BlkbackOptions::default(), BlkfrontOptions::default());
+        Served { guest: Guest::join(&mut stage, Arc::new(disk), back, front), _stage: stage }
+    }
+
+    fn driver(&self) -> Driver {
+        Driver::new(self.guest.disk().queue(16).unwrap())
+    }
+}
+
+/// Random I/O of a disk of which some fails; each answer is checked, and at the end all that the disk
+/// holds. Returns how many rounds ended by a failure.
+fn endure(disk: &dyn Disk, rounds: u64) -> u64 {
+    let mut checker = Checker::new();
+    let mut driver = Driver::new(disk.queue(16).unwrap());
+    let mut running = Workload::new(21).start(disk);
+    let mut failed = 0;
+    for _ in 0..rounds {
+        match running.steps(&mut driver, &mut checker, 50) {
+            Ok(()) => {}
+            Err(Failure::Failed(errno)) => {
+                assert!([libc::EIO, libc::ENOSPC].contains(&errno), "errno {errno}");
+                failed += 1;
+            }
+            Err(failure) => panic!("{failure:?}"),
+        }
+    }
+    while let Err(failure) = running.finish(&mut driver, &mut checker) {
+        assert!(matches!(failure, Failure::Failed(_)), "{failure:?}");
+    }
+    failed
+}
+
+#[test]
+fn a_block_device_conforms_with_sectors_of_either_size() {
+    require!("losetup" of "mount");
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("backing");
+    for sector_size in [512, 4096] {
+        let file = sparse(&path, 8 << 20);
+        let device = Loop::of(&path, sector_size);
+        for engine in engines(&device.0) {
+            for cache in [CacheMode::None, CacheMode::WriteThrough] {
+                file.set_len(0).unwrap();
+                file.set_len(8 << 20).unwrap();
+                run("blockdev", &["--flushbufs", device.path()]);
+                let options =
+                    FileOptions { engine, cache, discard: true, ..FileOptions::default() };
+                let disk = FileDisk::open(&device.0, &options).unwrap();
+                assert_eq!(disk.geometry().sector_size, sector_size);
+                assert_eq!(disk.geometry().bytes, 8 << 20);
+                conformance::check(&disk, u64::from(sector_size));
+            }
+        }
+        let served = Served::new(FileDisk::open(&device.0, &FileOptions::default()).unwrap());
+        let mut driver = served.driver();
+        driver.write(1 << 20, &[0xA5; 8192]).unwrap();
+        assert_eq!(driver.run(Op::Flush, 0, 0, vec![]).result, Ok(()));
+        let mut found = [0; 8192];
+        file.read_exact_at(&mut found, 1 << 20).unwrap();
+        assert!(found.iter().all(|byte| *byte == 0xA5), "the device's file has it");
+    }
+}
+
+#[test]
+fn a_device_that_shrinks_fails_what_is_gone_and_serves_what_is_left() {
+    require!("losetup" of "mount");
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("backing");
+    for engine in [Engine::Auto, Engine::Threads] {
+        let file = sparse(&path, 8 << 20);
+        let device = Loop::of(&path, 512);
+        let options = FileOptions { engine, ..FileOptions::default() };
+        let served = Served::new(FileDisk::open(&device.0, &options).unwrap());
+        let mut driver = served.driver();
+        driver.write(6 << 20, &[1; 4096]).unwrap();
+        for told in [false, true] {
+            // First its file is cut, then the device is told.
+            if told {
+                run("losetup", &["--set-capacity", device.path()]);
+            } else {
+                file.set_len(4 << 20).unwrap();
+            }
+            assert_eq!(driver.read(6 << 20, 4096), Err(libc::EIO), "told: {told}");
+            assert_eq!(driver.read((4 << 20) - 4096, 8192), Err(libc::EIO), "told: {told}");
+            driver.write(1 << 20, &[2; 4096]).unwrap();
+            assert_eq!(driver.read(1 << 20, 4096), Ok(vec![2; 4096]));
+            assert_eq!(driver.run(Op::Flush, 0, 0, vec![]).result, Ok(()));
+        }
+        assert_eq!(driver.write(6 << 20, &[3; 4096]), Err(libc::EIO), "what cannot be kept");
+    }
+}
+
+#[test]
+fn bad_sectors_are_errors_and_the_others_are_served() {
+    require!("losetup" of "mount");
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("backing");
+    const BYTES: u64 = 8 << 20;
+    for cache in [CacheMode::None, CacheMode::WriteThrough] {
+        drop(sparse(&path, BYTES));
+        let device = HalfBad::of(&path, BYTES);
+        let options = FileOptions { cache, ..FileOptions::default() };
+        let served = Served::new(FileDisk::open(&device.path(), &options).unwrap());
+        let failed = endure(&*served.guest.disk(), 40);
+        assert!(failed > 0, "half of the device is bad");
+        let mut driver = served.driver();
+        assert_eq!(driver.read(BYTES - 4096, 4096), Err(libc::EIO));
+        driver.write(0, &[9; 4096]).unwrap();
+        assert_eq!(driver.read(0, 4096), Ok(vec![9; 4096]), "{cache:?}: the other half works");
+    }
+}
+
+#[test]
+fn what_a_page_cache_could_not_write_is_found_out_by_the_flush() {
+    require!("losetup" of "mount");
+    let directory = tempfile::tempdir().unwrap();
+    // A device that fails writes: there is no room for what is behind it.
+    let mount = Mount::tmpfs(&directory.path().join("small"), "1m");
+    let path = mount.0.join("backing");
+    drop(sparse(&path, 8 << 20));
+    let device = Loop::of(&path, 512);
+    let options = FileOptions { cache: CacheMode::WriteBack, ..FileOptions::default() };
+    let served = Served::new(FileDisk::open(&device.0, &options).unwrap());
+    let mut driver = served.driver();
+    let written = driver.write(0, &[7; 4 << 20]);
+    let flushed = driver.run(Op::Flush, 0, 0, vec![]).result;
+    assert!(written.is_err() || flushed.is_err(), "acknowledged and flushed, and not there");
+    drop(driver);
+    drop(served);
+    // Without a page cache it is the write that fails.
+    let served = Served::new(FileDisk::open(&device.0, &FileOptions::default()).unwrap());
+    assert_eq!(served.driver().write(4 << 20, &[7; 2 << 20]), Err(libc::EIO));
+}
+
+#[test]
+fn a_full_file_system_fails_writes_and_holds_what_was_acknowledged() {
+    require!("losetup" of "mount", "mkfs.ext4" of "e2fsprogs");
+    let directory = tempfile::tempdir().unwrap();
+    let of = |name: &str| directory.path().join(name);
+    drop(sparse(&of("backing"), 12 << 20));
+    let device = Loop::of(&of("backing"), 512);
+    let mounts = [Mount::tmpfs(&of("tmpfs"), "2m"), Mount::ext4(&of("ext4"), &device)];
+    for (mount, cache) in mounts.iter().zip([CacheMode::WriteBack, CacheMode::None]) {
+        let (path, filler) = (mount.0.join("disk"), mount.0.join("filler"));
+        drop(sparse(&path, 32 << 20));
+        // What is written all over the disk does not fit.
+        let options = FileOptions { cache, discard: true, ..FileOptions::default() };
+        let served = Served::new(FileDisk::open(&path, &options).unwrap());
+        let failed = endure(&*served.guest.disk(), 80);
+        assert!(failed > 0, "{}: there is no room for all of it", mount.0.display());
+        let mut driver = served.driver();
+        let full = (0..).map(|n| driver.write((n << 20) % (32 << 20), &[5; 1 << 20]).is_err());
+        assert!(full.take(64).any(|failed| failed), "it is full");
+        assert_eq!(driver.run(Op::Flush, 0, 0, vec![]).result, Ok(()), "what is there is safe");
+        assert!(!filler.exists());
+        assert_eq!(image(&*served.guest.disk()).len(), 32 << 20, "all of it can be read");
+        // Where something is given up, there is room again.
+        let discard = Op::Discard { secure: false };
+        assert_eq!(driver.run(discard, 0, 32 << 20, vec![]).result, Ok(()));
+        driver.write(16 << 20, &[6; 65536]).unwrap();
+        assert_eq!(driver.run(Op::Flush, 0, 0, vec![]).result, Ok(()));
+        assert_eq!(driver.read(16 << 20, 65536), Ok(vec![6; 65536]));
+    }
+}
+
+#[test]
+fn a_file_of_holes_grows_by_what_is_written_and_keeps_its_size() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("disk");
+    const BYTES: u64 = 1 << 30;
+    let file = sparse(&path, BYTES);
+    let places: Vec<u64> = (0..32).map(|n| n * (BYTES / 32) + 4096).collect();
+    {
+        let served = Served::new(FileDisk::open(&path, &FileOptions::default()).unwrap());
+        let mut driver = served.driver();
+        for (place, byte) in places.iter().zip(1..) {
+            driver.write(*place, &[byte; 4096]).unwrap();
+        }
+        assert_eq!(driver.run(Op::Flush, 0, 0, vec![]).result, Ok(()));
+        assert_eq!(driver.read(BYTES - 4096, 4096), Ok(vec![0; 4096]), "a hole is zeros");
+    }
+    let facts = file.metadata().unwrap();
+    assert_eq!(facts.len(), BYTES);
+    assert!(facts.blocks() * 512 < 16 << 20, "{} bytes for 128 KiB", facts.blocks() * 512);
+    for (place, byte) in places.iter().zip(1..) {
+        let mut found = [0; 4096 + 1024];
+        file.read_exact_at(&mut found, place - 512).unwrap();
+        assert!(found[..512].iter().all(|b| *b == 0), "in front of {place}");
+        assert!(found[512..4608].iter().all(|b| *b == byte), "at {place}");
+        assert!(found[4608..].iter().all(|b| *b == 0), "behind {place}");
+    }
+}

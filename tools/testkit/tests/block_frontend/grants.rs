@@ -1,0 +1,165 @@
+//! Pages that are not lent, lent to others, or without end.
+
+use std::time::{Duration, Instant};
+
+use ringfence_block::blkback::{BlkbackOptions, Mode, PersistentLimits};
+use ringfence_platform::{Access, Granter, Gref, Platform};
+use ringfence_testkit::block::Stage;
+use ringfence_testkit::block::frontend::whole;
+use ringfence_wire::blkif::{Operation, SegmentRange, Status};
+
+use super::*;
+
+#[test]
+fn xsa_361_one_page_that_is_not_lent_fails_its_request_and_no_other() {
+    for mode in Mode::ALL {
+        let mut stage = Stage::new();
+        let mut front = connected(&mut stage, mode);
+        let good = front.lend(Access::ReadWrite, 3);
+        let read_only = front.lend(Access::ReadOnly, 4);
+        let whole_of = |gref| SegmentRange::new(gref, 0, 7).unwrap();
+        for (gref, rule) in [
+            (Gref(3000), "blk_gref_not_granted"),
+            (Gref(0), "blk_gref_not_granted"),
+            (Gref(u32::MAX), "blk_gref_not_granted"),
+            (read_only.gref(), "blk_grant_denied"),
+        ] {
+            let before = stage.rules(front.seat).get(rule);
+            let slot = front.direct(Operation::Read, 1, 0, &[whole(&good), whole_of(gref)]);
+            assert_eq!(front.ask(&slot), Status::Error, "{mode}: {rule}");
+            assert_eq!(stage.rules(front.seat).get(rule), before + 1, "{mode}: {rule}");
+            let slot = front.direct(Operation::Read, 2, 0, &[whole(&good)]);
+            assert_eq!(front.ask(&slot), Status::Okay);
+        }
+        // What is lent read-only can be written from, beside what is kept.
+        let slot = front.direct(Operation::Write, 3, 0, &[whole(&good), whole(&read_only)]);
+        assert_eq!(front.ask(&slot), Status::Okay, "{mode}");
+    }
+}
+
+#[test]
+fn references_of_another_guest_are_none_of_this_one() {
+    for mode in Mode::ALL {
+        let mut stage = Stage::new();
+        let guest = neighbour(&mut stage);
+        let mut front = connected(&mut stage, mode);
+        exercise(&guest);
+        // The neighbour keeps hundreds of pages lent, from the first references on; this guest has lent
+        // its ring and one page.
+        let page = front.lend(Access::ReadWrite, 1);
+        let (mut refused, mut tried) = (0, 0);
+        for gref in 8..600 {
+            if gref == page.gref().0 || gref == front.ring[0].gref().0 {
+                continue;
+            }
+            let range = SegmentRange::new(Gref(gref), 0, 7).unwrap();
+            let slot = front.direct(Operation::Write, 1, 0, &[range]);
+            refused += u32::from(front.ask(&slot) == Status::Error);
+            tried += 1;
+        }
+        assert_eq!(refused, tried, "{mode}");
+        still_served(&stage, &guest);
+    }
+}
+
+#[test]
+fn xsa_300_fresh_references_for_ever_are_held_to_the_bound() {
+    let mut stage = Stage::new();
+    let guest = neighbour(&mut stage);
+    let limits = PersistentLimits { pages: 64, ..PersistentLimits::default() };
+    let back = BlkbackOptions { persistent: limits, ..options(Mode::Persistent) };
+    let mut front = raw(&mut stage, back, Abi::X86_64, 1);
+    front.connect(&mut stage, true);
+    let pages: Vec<_> = (0..2000).map(|_| front.lend(Access::ReadWrite, 1)).collect();
+    let begun = Instant::now();
+    let mut id = 0;
+    while begun.elapsed() < Duration::from_millis(700) {
+        for page in &pages {
+            id += 1;
+            let slot = front.direct(Operation::Read, id, 0, &[whole(page)]);
+            assert_eq!(front.ask(&slot), Status::Okay);
+        }
+    }
+    let served = stage.seats[front.seat].served().unwrap();
+    let (_, persistent) = served.counters().next().unwrap();
+    let kept = persistent.misses.get() - persistent.purged.get() - persistent.expired.get();
+    assert!(kept <= 64, "{persistent:?}");
+    assert!(persistent.over.get() > 0 && persistent.purged.get() > 0, "{persistent:?}");
+    let values = stage.platform.counters().values();
+    assert!(values.grant_maps - values.grant_unmaps < 2000, "{values:?}");
+    unharmed(&stage, &guest);
+}
+
+#[test]
+fn nothing_is_mapped_any_more_once_a_device_is_closed() {
+    for mode in Mode::ALL {
+        let mut stage = Stage::new();
+        let mut front = connected(&mut stage, mode);
+        let pages: Vec<_> = (0..500).map(|_| front.lend(Access::ReadWrite, 1)).collect();
+        for page in &pages {
+            let slot = front.direct(Operation::Read, 1, 0, &[whole(page)]);
+            assert_eq!(front.ask(&slot), Status::Okay);
+        }
+        front.publish_as(9999);
+        stage.wait_for_condemnation(front.seat);
+        stage.look(front.seat);
+        let values = stage.platform.counters().values();
+        assert_eq!(values.grant_maps, values.grant_unmaps, "{mode}: {values:?}");
+        // Nobody uses them: the guest may take each back.
+        for page in pages.into_iter().chain(std::mem::take(&mut front.ring)) {
+            front.granter.take_back(page).unwrap();
+        }
+    }
+}
+
+#[test]
+fn xsa_396_pages_that_are_kept_are_in_use_until_the_owner_is_squeezed() {
+    let mut stage = Stage::new();
+    let mut front = connected(&mut stage, Mode::Persistent);
+    let page = front.lend(Access::ReadWrite, 1);
+    let slot = front.direct(Operation::Read, 1, 0, &[whole(&page)]);
+    assert_eq!(front.ask(&slot), Status::Okay);
+    let page = front.granter.take_back(page).unwrap_err().lease;
+    stage.seats[front.seat].served().unwrap().squeeze();
+    let begun = Instant::now();
+    let mut page = Some(page);
+    while let Some(lease) = page.take() {
+        assert!(begun.elapsed() < Duration::from_secs(5), "it is still mapped");
+        page = front.granter.take_back(lease).err().map(|still| still.lease);
+    }
+}
+
+#[test]
+fn a_page_revoked_under_a_request_costs_that_request_at_most() {
+    for mode in Mode::ALL {
+        let mut stage = Stage::new();
+        let guest = neighbour(&mut stage);
+        let mut front = connected(&mut stage, mode);
+        for id in 0..300 {
+            let page = front.lend(Access::ReadWrite, 1);
+            let slot = front.direct(Operation::Read, id, 0, &[whole(&page)]);
+            front.post(&[slot]);
+            front.granter.revoke_forced(vec![page]).unwrap();
+            front.answers(1);
+        }
+        let all = stage.rules(front.seat).all();
+        let allowed = ["blk_gref_not_granted", "blk_grant_revoked", "blk_too_many_mapped"];
+        assert!(all.keys().all(|rule| allowed.contains(rule)), "{mode}: {all:?}");
+        unharmed(&stage, &guest);
+    }
+}
+
+#[test]
+fn more_pages_than_can_be_mapped_at_a_time_are_mapped_one_request_after_the_other() {
+    let mut stage = Stage::new();
+    let mut front = raw(&mut stage, options(Mode::Map), Abi::X86_64, 16);
+    front.connect(&mut stage, false);
+    let page = front.lend(Access::ReadWrite, 1);
+    let ranges = [whole(&page); 11];
+    let slots: Vec<_> =
+        (0..512).map(|id| front.direct(Operation::Read, id, id * 8 % 4096, &ranges)).collect();
+    front.post(&slots);
+    let answers = front.answers(512);
+    assert!(answers.iter().all(|answer| answer.status == Status::Okay));
+    assert!(stage.rules(front.seat).all().is_empty());
+}

@@ -1,0 +1,273 @@
+//! Requests that break a rule cost themselves.
+
+use ringfence_block::blkback::{BlkbackOptions, Mode};
+use ringfence_block::vbd::toolstack::VbdConfig;
+use ringfence_platform::{Access, Gref, Platform};
+use ringfence_testkit::block::Stage;
+use ringfence_testkit::block::frontend::{describe, whole};
+use ringfence_wire::blkif::{Abi, Direction, Operation, SEGMENTS_MAX, SegmentRange, Slot, Status};
+
+use super::*;
+
+/// A slot with some bytes changed.
+fn with(mut slot: Slot, at: usize, bytes: &[u8]) -> Slot {
+    slot[at..at + bytes.len()].copy_from_slice(bytes);
+    slot
+}
+
+#[test]
+fn each_broken_rule_has_an_answer_and_a_name() {
+    for mode in Mode::ALL {
+        let mut stage = Stage::new();
+        let guest = neighbour(&mut stage);
+        let mut front = connected(&mut stage, mode);
+        let page = front.lend(Access::ReadWrite, 1);
+        let read = |sector| front.direct(Operation::Read, 9, sector, &[whole(&page)]);
+        let last = SECTORS - 8;
+        let good = read(last);
+        let (error, unsupported) = (Status::Error, Status::NotSupported);
+        let cases: Vec<(Slot, Status, &str)> = vec![
+            (with(read(0), 28, &[5, 4]), error, "blk_sectors_reversed"),
+            (with(read(0), 28, &[0, 8]), error, "blk_crosses_page"),
+            (with(read(0), 28, &[0, 255]), error, "blk_crosses_page"),
+            (read(last + 1), error, "blk_beyond_disk"),
+            (read(u64::MAX / 512), error, "blk_beyond_disk"),
+            (read(u64::MAX - 7), error, "blk_sector_overflow"),
+            (read(u64::MAX), error, "blk_sector_overflow"),
+            (with(read(0), 0, &[4]), unsupported, "blk_unknown_operation"),
+            (with(read(0), 0, &[255]), unsupported, "blk_unknown_operation"),
+            (with(read(0), 1, &[0]), error, "blk_no_sectors"),
+            (with(read(0), 1, &[12]), error, "blk_too_many_segments"),
+            (with(read(0), 1, &[255]), error, "blk_too_many_segments"),
+            (front.discard(9, u64::MAX, u64::MAX), error, "blk_sector_overflow"),
+            (front.discard(9, 0, SECTORS + 1), error, "blk_beyond_disk"),
+            (front.discard(9, 0, 0), error, "blk_no_sectors"),
+            (front.indirect(Direction::Read, 9, 0, u16::MAX, &[]), error, "blk_too_many_segments"),
+            (front.indirect(Direction::Read, 9, 0, 257, &[]), error, "blk_too_many_segments"),
+            (front.indirect(Direction::Read, 9, 0, 0, &[]), error, "blk_no_sectors"),
+            (
+                with(front.indirect(Direction::Read, 9, 0, 1, &[]), 1, &[6]),
+                error,
+                "blk_bad_indirect_operation",
+            ),
+        ];
+        for (slot, status, rule) in cases {
+            let before = stage.rules(front.seat).get(rule);
+            assert_eq!(front.ask(&slot), status, "{mode}: {rule}");
+            assert_eq!(stage.rules(front.seat).get(rule), before + 1, "{mode}: {rule}");
+            assert_eq!(front.ask(&good), Status::Okay, "{mode}: after {rule}");
+        }
+        assert_eq!(stage.look(front.seat), ringfence_xenbus::end::Life::Alive);
+        assert!(stage.seats[front.seat].condemned().is_none());
+        unharmed(&stage, &guest);
+    }
+}
+
+#[test]
+fn xsa_270_the_border_of_the_disk_is_exact() {
+    let mut stage = Stage::new();
+    let mut front = connected(&mut stage, Mode::Persistent);
+    let page = front.lend(Access::ReadWrite, 7);
+    for (sector, count, status) in [
+        (SECTORS - 1, 1, Status::Okay),
+        (SECTORS, 1, Status::Error),
+        (SECTORS - 7, 8, Status::Error),
+        (SECTORS - 8, 8, Status::Okay),
+    ] {
+        let range = SegmentRange::new(page.gref(), 0, count - 1).unwrap();
+        for operation in [Operation::Write, Operation::Read] {
+            let slot = front.direct(operation, 1, sector, &[range]);
+            assert_eq!(front.ask(&slot), status, "{count} sectors from {sector} on");
+        }
+    }
+}
+
+#[test]
+fn xsa_216_an_answer_is_written_whole() {
+    for abi in Abi::ALL {
+        let mut stage = Stage::new();
+        let mut front = raw(&mut stage, BlkbackOptions::default(), abi, 1);
+        front.connect(&mut stage, true);
+        let slot = [0xFF; 112];
+        assert_eq!(front.ask(&slot), Status::NotSupported);
+        let entry = front.entry(0);
+        let expected = [255, 255, 255, 255, 255, 255, 255, 255, 255, 0, 254, 255];
+        assert_eq!(entry[..12], expected);
+        if abi == Abi::X86_64 {
+            assert_eq!(entry[12..16], [0; 4], "the padding too");
+        }
+        assert!(entry[abi.response_bytes()..].iter().all(|byte| *byte == 255), "and no more");
+    }
+}
+
+#[test]
+fn both_layouts_and_every_ring_size_carry_bytes() {
+    for abi in Abi::ALL {
+        for pages in [1, 2, 4, 8, 16] {
+            let mut stage = Stage::new();
+            let mut front = raw(&mut stage, BlkbackOptions::default(), abi, pages);
+            front.connect(&mut stage, false);
+            let data = front.lend(Access::ReadWrite, 0xA5);
+            let back = front.lend(Access::ReadWrite, 0);
+            for n in 0..1200u64 {
+                let sector = n % (SECTORS / 8) * 8;
+                data.memory().copy_from(8, &n.to_le_bytes()).unwrap();
+                let write = front.direct(Operation::Write, n, sector, &[whole(&data)]);
+                assert_eq!(front.ask(&write), Status::Okay);
+                let read = front.direct(Operation::Read, n, sector, &[whole(&back)]);
+                assert_eq!(front.ask(&read), Status::Okay);
+                let found: [u8; 24] = back.memory().fetch(0).unwrap().into_unchecked();
+                assert_eq!(found[8..16], n.to_le_bytes());
+                assert_eq!((found[0], found[23]), (0xA5, 0xA5));
+            }
+            assert!(stage.rules(front.seat).all().is_empty());
+        }
+    }
+}
+
+#[test]
+fn segments_are_the_sectors_they_name_and_no_more() {
+    for mode in Mode::ALL {
+        let mut stage = Stage::new();
+        let mut front = connected(&mut stage, mode);
+        let pattern: Vec<u8> = (1..=8).flat_map(|sector| [sector; 512]).collect();
+        let source = front.lend(Access::ReadWrite, 0);
+        source.memory().copy_from(0, &pattern).unwrap();
+        let part = |first, last| SegmentRange::new(source.gref(), first, last).unwrap();
+        let slot = front.direct(Operation::Write, 1, 100, &[part(6, 7), part(0, 0), part(3, 4)]);
+        assert_eq!(front.ask(&slot), Status::Okay);
+        let target = front.lend(Access::ReadWrite, 0xEE);
+        let range = SegmentRange::new(target.gref(), 1, 6).unwrap();
+        let slot = front.direct(Operation::Read, 2, 99, &[range]);
+        assert_eq!(front.ask(&slot), Status::Okay);
+        let mut found = vec![0; 4096];
+        target.memory().copy_to(0, &mut found).unwrap();
+        let sectors: Vec<u8> = found.chunks(512).map(|sector| sector[0]).collect();
+        assert_eq!(sectors, [0xEE, 0, 7, 8, 1, 4, 5, 0xEE], "{mode}");
+    }
+}
+
+#[test]
+fn a_read_only_disk_is_not_written() {
+    let mut stage = Stage::new();
+    let platform = stage.join(64);
+    let config = VbdConfig { read_only: true, ..VbdConfig::default() };
+    let seat = stage.add_vbd(platform.domid(), disk(512), options(Mode::Persistent), config);
+    let mut front = ringfence_testkit::block::RawFront::new(&stage, platform, seat, Abi::X86_64, 1);
+    front.connect(&mut stage, true);
+    let page = front.lend(Access::ReadWrite, 7);
+    let list = front.lend(Access::ReadWrite, 0);
+    describe(&list, &[whole(&page)]);
+    let write = front.direct(Operation::Write, 1, 0, &[whole(&page)]);
+    assert_eq!(front.ask(&write), Status::Error);
+    let flush = front.direct(Operation::Flush, 1, 0, &[whole(&page)]);
+    assert_eq!(front.ask(&flush), Status::Error, "it would write");
+    let indirect = front.indirect(Direction::Write, 1, 0, 1, &[list.gref()]);
+    assert_eq!(front.ask(&indirect), Status::Error);
+    assert_eq!(stage.rules(seat).get("blk_read_only"), 3);
+    let discard = front.discard(1, 0, 8);
+    assert_eq!(front.ask(&discard), Status::NotSupported);
+    let barrier = front.direct(Operation::Barrier, 1, 0, &[]);
+    assert_eq!(front.ask(&barrier), Status::NotSupported);
+    let read = front.direct(Operation::Read, 1, 0, &[whole(&page)]);
+    assert_eq!(front.ask(&read), Status::Okay);
+    let found: [u8; 8] = page.memory().fetch(0).unwrap().into_unchecked();
+    assert_eq!(found, [0; 8], "it was not written");
+}
+
+#[test]
+fn sectors_of_4096_bytes_are_not_split() {
+    let mut stage = Stage::new();
+    let platform = stage.join(64);
+    let config = VbdConfig::default();
+    let seat = stage.add_vbd(platform.domid(), disk(4096), options(Mode::Map), config);
+    let mut front = ringfence_testkit::block::RawFront::new(&stage, platform, seat, Abi::X86_64, 1);
+    front.connect(&mut stage, false);
+    let page = front.lend(Access::ReadWrite, 7);
+    let half = |first, last| SegmentRange::new(page.gref(), first, last).unwrap();
+    for (sector, segments, status) in [
+        (0, vec![half(0, 7)], Status::Okay),
+        (8, vec![half(0, 3), half(4, 7)], Status::Okay),
+        (8, vec![half(0, 3)], Status::Error),
+        (1, vec![half(0, 7)], Status::Error),
+    ] {
+        let slot = front.direct(Operation::Read, 1, sector, &segments);
+        assert_eq!(front.ask(&slot), status);
+    }
+    assert_eq!(stage.rules(seat).get("blk_unaligned"), 2);
+}
+
+#[test]
+fn indirect_requests_of_the_largest_size_work_and_of_any_other_do_no_harm() {
+    for mode in Mode::ALL {
+        let mut stage = Stage::new();
+        let mut front = connected(&mut stage, mode);
+        let pages: Vec<_> = (0..=255).map(|n| front.lend(Access::ReadWrite, n)).collect();
+        let list = front.lend(Access::ReadWrite, 0);
+        let ranges: Vec<_> = pages.iter().map(whole).collect();
+        describe(&list, &ranges);
+        let slot = front.indirect(Direction::Write, 3, 0, SEGMENTS_MAX, &[list.gref()]);
+        assert_eq!(front.ask(&slot), Status::Okay, "{mode}");
+        for page in &pages {
+            page.memory().zero(0, 4096).unwrap();
+        }
+        let slot = front.indirect(Direction::Read, 4, 0, SEGMENTS_MAX, &[list.gref()]);
+        assert_eq!(front.ask(&slot), Status::Okay, "{mode}");
+        for (n, page) in (0..=255u8).zip(&pages) {
+            let found: [u8; 4] = page.memory().fetch(4092).unwrap().into_unchecked();
+            assert_eq!(found, [n; 4]);
+        }
+        let nowhere = front.indirect(Direction::Read, 5, 0, 4, &[Gref(4000)]);
+        assert_eq!(front.ask(&nowhere), Status::Error);
+        assert!(stage.rules(front.seat).get("blk_gref_not_granted") == 1);
+        list.memory().copy_from(0, &[0xFF; 4096]).unwrap();
+        let nonsense = front.indirect(Direction::Read, 6, 0, 256, &[list.gref()]);
+        assert_eq!(front.ask(&nonsense), Status::Error);
+        assert_eq!(stage.rules(front.seat).get("blk_crosses_page"), 1);
+        let served = stage.seats[front.seat].served().unwrap();
+        let indirect: u64 = served.counters().map(|(queue, _)| queue.indirect.get()).sum();
+        assert_eq!(indirect, 2, "those that were done");
+    }
+}
+
+#[test]
+fn xsa_155_a_list_that_changes_while_it_is_read_is_the_one_or_the_other() {
+    for mode in Mode::ALL {
+        let mut stage = Stage::new();
+        let guest = neighbour(&mut stage);
+        let mut front = connected(&mut stage, mode);
+        let page = front.lend(Access::ReadWrite, 1);
+        let list = front.lend(Access::ReadWrite, 0);
+        let good = SegmentRange::new(page.gref(), 0, 0).unwrap();
+        describe(&list, &[good; 256]);
+        // Another processor flips a gref and the sectors of one descriptor all the time.
+        let memory = list.memory().clone();
+        let stop = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false));
+        let stopped = std::sync::Arc::clone(&stop);
+        let gref = page.gref().0.to_le_bytes();
+        let flipper = std::thread::spawn(move || {
+            while !stopped.load(std::sync::atomic::Ordering::Relaxed) {
+                memory.copy_from(255 * 8, &[0xFF, 0xFF, 0xFF, 0xFF, 9, 255, 0, 0]).unwrap();
+                let [a, b, c, d] = gref;
+                memory.copy_from(255 * 8, &[a, b, c, d, 0, 0, 0, 0]).unwrap();
+            }
+        });
+        let mut seen = std::collections::BTreeSet::new();
+        for id in 0..3000 {
+            let slot = front.indirect(Direction::Read, id, 0, 256, &[list.gref()]);
+            seen.insert(format!("{:?}", front.ask(&slot)));
+        }
+        stop.store(true, std::sync::atomic::Ordering::Relaxed);
+        flipper.join().unwrap();
+        // It may be half of each: then the rule that this breaks.
+        let allowed = ["blk_sectors_reversed", "blk_crosses_page", "blk_gref_not_granted"];
+        let all = stage.rules(front.seat).all();
+        assert!(all.keys().all(|rule| allowed.contains(rule)), "{mode}: {all:?}");
+        assert!(seen.iter().all(|answer| answer == "Okay" || answer == "Error"), "{seen:?}");
+        // Left alone, it is right.
+        describe(&list, &[good; 256]);
+        let slot = front.indirect(Direction::Read, 3000, 0, 256, &[list.gref()]);
+        assert_eq!(format!("{:?}", front.ask(&slot)), "Okay");
+        unharmed(&stage, &guest);
+    }
+}

@@ -1,0 +1,112 @@
+//! Rings that cannot be right, and channels that misbehave.
+
+use std::time::{Duration, Instant};
+
+use ringfence_block::blkback::Mode;
+use ringfence_platform::{Access, Channel};
+use ringfence_testkit::block::Stage;
+use ringfence_testkit::block::frontend::whole;
+use ringfence_wire::blkif::{Operation, Status};
+use ringfence_wire::xenbus::XenbusState;
+
+use super::*;
+
+#[test]
+fn xsa_39_an_index_that_jumps_costs_the_device_alone() {
+    for (jump, condemned) in [(33, true), (u32::MAX, true), (1 << 31, true), (32, false)] {
+        let mut stage = Stage::new();
+        let guest = neighbour(&mut stage);
+        let mut front = connected(&mut stage, Mode::Persistent);
+        front.publish_as(jump);
+        if condemned {
+            let why = stage.wait_for_condemnation(front.seat);
+            assert!(why.contains("announced"), "{why}");
+            assert_eq!(stage.rules(front.seat).get("blk_producer_overflow"), 1);
+            assert_eq!(stage.state(front.seat), XenbusState::Closing);
+        } else {
+            // Slots of zeros: reads of nothing.
+            let answers = front.answers(32);
+            assert!(answers.iter().all(|answer| answer.status == Status::Error));
+        }
+        unharmed(&stage, &guest);
+    }
+}
+
+#[test]
+fn an_index_that_goes_back_yields_nothing_and_costs_nothing() {
+    let mut stage = Stage::new();
+    let mut front = connected(&mut stage, Mode::Map);
+    let page = front.lend(Access::ReadWrite, 1);
+    for id in 0..20 {
+        let slot = front.direct(Operation::Read, id, 0, &[whole(&page)]);
+        assert_eq!(front.ask(&slot), Status::Okay);
+    }
+    front.publish_as(20);
+    front.publish_as(20);
+    std::thread::sleep(Duration::from_millis(20));
+    assert!(stage.seats[front.seat].served().unwrap().is_alive());
+    let slot = front.direct(Operation::Read, 77, 0, &[whole(&page)]);
+    assert_eq!(front.ask(&slot), Status::Okay);
+}
+
+#[test]
+fn a_condemned_guest_may_start_over() {
+    let mut stage = Stage::new();
+    let mut front = connected(&mut stage, Mode::Persistent);
+    front.publish_as(1000);
+    stage.wait_for_condemnation(front.seat);
+    let leases = std::mem::take(&mut front.ring);
+    front.ring = leases;
+    front.ring[0].memory().zero(0, 4096).unwrap();
+    (front.produced, front.consumed) = (0, 0);
+    front.channel =
+        ringfence_platform::Platform::alloc_unbound(&front.platform, ringfence_platform::DomId(0))
+            .unwrap();
+    front.enter(XenbusState::Initialising);
+    front.connect(&mut stage, true);
+    let page = front.lend(Access::ReadWrite, 1);
+    let slot = front.direct(Operation::Read, 1, 0, &[whole(&page)]);
+    assert_eq!(front.ask(&slot), Status::Okay);
+}
+
+#[test]
+fn xsa_332_a_storm_of_events_is_throttled_and_the_ring_is_served_all_the_same() {
+    let mut stage = Stage::new();
+    let guest = neighbour(&mut stage);
+    let mut front = connected(&mut stage, Mode::Persistent);
+    let page = front.lend(Access::ReadWrite, 1);
+    let begun = Instant::now();
+    let mut id = 0;
+    while begun.elapsed() < Duration::from_millis(300) {
+        for _ in 0..200 {
+            front.channel.notify().unwrap();
+        }
+        id += 1;
+        let slot = front.direct(Operation::Read, id, 0, &[whole(&page)]);
+        assert_eq!(front.ask(&slot), Status::Okay);
+    }
+    let served = stage.seats[front.seat].served().unwrap();
+    let (queue, _) = served.counters().next().unwrap();
+    let before = queue.spurious_wakeups.get();
+    for _ in 0..2000 {
+        front.channel.notify().unwrap();
+        std::thread::sleep(Duration::from_micros(50));
+    }
+    let woken = queue.spurious_wakeups.get() - before;
+    assert!(queue.throttles.get() > 0, "{queue:?}");
+    assert!((17..1000).contains(&woken), "ignored for a while each: {woken}");
+    unharmed(&stage, &guest);
+}
+
+#[test]
+fn a_channel_that_closes_ends_the_device() {
+    let mut stage = Stage::new();
+    let guest = neighbour(&mut stage);
+    let mut front = connected(&mut stage, Mode::Persistent);
+    front.channel =
+        ringfence_platform::Platform::alloc_unbound(&front.platform, ringfence_platform::DomId(0))
+            .unwrap();
+    stage.wait_for_condemnation(front.seat);
+    assert_eq!(stage.rules(front.seat).get("channel_closed"), 1);
+    unharmed(&stage, &guest);
+}

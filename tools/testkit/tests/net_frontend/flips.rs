@@ -1,0 +1,274 @@
+//! A second thread that changes what the backend is reading. Every outcome must be one that some
+//! single state of the memory explains.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use ringfence_access::Mode;
+use ringfence_memory::LentSlice;
+use ringfence_platform::{DomId, Gref};
+use ringfence_testkit::net::frontend::TX_PAGES;
+use ringfence_testkit::net::{HostileFrontend, Neighbour, Stage};
+use ringfence_wire::grant::{RawGrantEntry, flags};
+use ringfence_wire::netif::{Status, TxFlags, TxRequest};
+
+/// Packets a round.
+const PACKETS: usize = 32;
+
+/// Octets of the packets, and those of a packet that would cross its page. They differ in one octet:
+/// the bytes of a slot are fetched once each, but not all at the same instant.
+const SHORT: u16 = 0x0064;
+const LONG: u16 = 0x1064;
+
+/// A thread that does something again and again until it is dropped.
+struct Meanwhile {
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<u64>>,
+}
+
+impl Meanwhile {
+    fn run(mut act: impl FnMut(u64) + Send + 'static) -> Meanwhile {
+        let stop = Arc::new(AtomicBool::new(false));
+        let seen = Arc::clone(&stop);
+        let thread = std::thread::spawn(move || {
+            let mut turn = 0;
+            while !seen.load(Ordering::Relaxed) {
+                act(turn);
+                turn += 1;
+            }
+            turn
+        });
+        Meanwhile { stop, thread: Some(thread) }
+    }
+
+    /// Ends it; how often it acted.
+    fn end(mut self) -> u64 {
+        self.stop.store(true, Ordering::Relaxed);
+        self.thread.take().unwrap().join().unwrap()
+    }
+}
+
+/// Goes rounds for a while, and on until every outcome was seen: `round` says so. A minute is
+/// enough on any machine that runs two threads at all.
+fn until_seen(mut round: impl FnMut() -> bool) {
+    let begun = Instant::now();
+    let mut seen = false;
+    while begun.elapsed() < Duration::from_millis(200) || !seen {
+        assert!(begun.elapsed() < Duration::from_secs(60), "the threads do not race");
+        seen = round();
+    }
+}
+
+struct Scene {
+    stage: Stage,
+    neighbour: Neighbour,
+    guest: HostileFrontend,
+}
+
+impl Scene {
+    fn new(mode: Mode) -> Scene {
+        let mut stage = Stage::new(mode);
+        let neighbour = Neighbour::join(&mut stage);
+        let guest = HostileFrontend::connected(&mut stage);
+        for (page, byte) in [(1, 0xAA), (2, 0xBB)] {
+            guest.write_page(page, 0, &[byte; 4096]);
+        }
+        Scene { stage, neighbour, guest }
+    }
+
+    fn slot(page: u32, flags: TxFlags, size: u16) -> TxRequest {
+        TxRequest { gref: Gref(TX_PAGES + page), offset: 0, flags, id: 1, size }
+    }
+
+    /// Posts slots and serves everybody; the frames that came of it.
+    fn post(&mut self, slots: &[TxRequest]) -> Vec<Vec<u8>> {
+        self.guest.post(slots);
+        self.neighbour.exchange(&mut self.stage);
+        self.stage.arrived(self.guest.seat).into_iter().map(|a| a.bytes).collect()
+    }
+
+    fn rule(&self, rule: &str) -> u64 {
+        self.stage.rules(self.guest.seat).get(rule)
+    }
+}
+
+fn flip_u16(page: &LentSlice, at: usize, value: u16) {
+    page.copy_from(at, &value.to_le_bytes()).unwrap();
+}
+
+/// The places of a field, `offset` bytes into each slot of a tx ring.
+fn places(guest: &HostileFrontend, offset: usize, step: usize) -> Vec<usize> {
+    (0..256).step_by(step).map(|slot| guest.tx.place(slot) + offset).collect()
+}
+
+#[test]
+fn xsa_155_a_size_that_flips_is_the_one_or_the_other() {
+    for mode in Mode::ALL {
+        let mut scene = Scene::new(mode);
+        let (page, places) = (scene.guest.tx.page.clone(), places(&scene.guest, 10, 1));
+        let flipper = Meanwhile::run(move |turn| {
+            let size = if turn % 2 == 0 { LONG } else { SHORT };
+            places.iter().for_each(|at| flip_u16(&page, *at, size));
+        });
+        let (mut whole, mut refused) = (0, 0);
+        until_seen(|| {
+            let frames = scene.post(&[Scene::slot(1, TxFlags::NONE, SHORT); PACKETS]);
+            assert!(frames.iter().all(|f| *f == [0xAA; SHORT as usize]), "{mode}");
+            let statuses = scene.guest.statuses();
+            let okay = statuses.iter().filter(|s| **s == Status::Okay).count();
+            let error = statuses.iter().filter(|s| **s == Status::Error).count();
+            assert_eq!((okay, okay + error), (frames.len(), PACKETS), "{mode}");
+            whole += okay;
+            refused += error;
+            whole > 0 && refused > 0
+        });
+        flipper.end();
+        assert_eq!(scene.rule("tx_crosses_page"), refused as u64, "{mode}");
+    }
+}
+
+#[test]
+fn xsa_155_a_flag_that_flips_makes_one_packet_or_two() {
+    for mode in Mode::ALL {
+        let mut scene = Scene::new(mode);
+        let (page, places) = (scene.guest.tx.page.clone(), places(&scene.guest, 6, 2));
+        let flipper = Meanwhile::run(move |turn| {
+            let flag = if turn % 2 == 0 { TxFlags::MORE_DATA.0 } else { 0 };
+            places.iter().for_each(|at| flip_u16(&page, *at, flag));
+        });
+        let joined = [[0xAA; 100], [0xBB; 100]].concat();
+        let (mut chains, mut singles) = (0, 0);
+        until_seen(|| {
+            let pair = [Scene::slot(1, TxFlags::NONE, 200), Scene::slot(2, TxFlags::NONE, 100)];
+            let frames = scene.post(&pair.repeat(PACKETS / 2));
+            let count = |wanted: &[u8]| frames.iter().filter(|f| *f == wanted).count();
+            let (both, first, second) = (count(&joined), count(&[0xAA; 200]), count(&[0xBB; 100]));
+            assert_eq!(first, second, "{mode}: a packet was cut off");
+            assert_eq!((both + first, 2 * first + both), (PACKETS / 2, frames.len()), "{mode}");
+            assert_eq!(scene.guest.statuses(), [Status::Okay; PACKETS], "{mode}");
+            chains += both;
+            singles += first;
+            chains > 0 && singles > 0
+        });
+        flipper.end();
+        assert!(scene.stage.rules(scene.guest.seat).all().is_empty(), "{mode}");
+    }
+}
+
+#[test]
+fn xsa_478_a_reference_that_flips_names_one_page() {
+    for mode in Mode::ALL {
+        let mut scene = Scene::new(mode);
+        let (page, places) = (scene.guest.tx.page.clone(), places(&scene.guest, 0, 1));
+        let flipper = Meanwhile::run(move |turn| {
+            // The two references differ in their lowest octet.
+            let gref = u8::from(turn % 2 == 0) + 1;
+            places.iter().for_each(|at| page.copy_from(*at, &[gref]).unwrap());
+        });
+        let (mut first, mut second) = (0, 0);
+        until_seen(|| {
+            let frames = scene.post(&[Scene::slot(1, TxFlags::NONE, 1000); PACKETS]);
+            let count = |byte: u8| frames.iter().filter(|f| **f == [byte; 1000]).count();
+            let (a, b) = (count(0xAA), count(0xBB));
+            assert_eq!(a + b, PACKETS, "{mode}: a frame of neither page, or of both");
+            (first, second) = (first + a, second + b);
+            first > 0 && second > 0
+        });
+        flipper.end();
+    }
+}
+
+#[test]
+fn a_table_entry_that_flips_names_one_page_or_is_refused() {
+    for mode in Mode::ALL {
+        let mut scene = Scene::new(mode);
+        // A view of the table of its own for the second thread.
+        let table = scene.guest.arena.table();
+        let permit = flags::PERMIT_ACCESS | flags::READ_ONLY;
+        let words = [
+            RawGrantEntry::from_fields(permit, 0, 1),
+            RawGrantEntry::from_fields(permit, 0, 2),
+            RawGrantEntry::from_fields(permit, 77, 1),
+            RawGrantEntry::from_fields(permit, 0, 64),
+            RawGrantEntry::INVALID,
+        ];
+        let flipper = Meanwhile::run(move |turn| {
+            let word = words[usize::try_from(turn % 5).unwrap()];
+            let at = (TX_PAGES as usize + 1) * 8;
+            table.store_u64(at, word.0.to_le(), Ordering::SeqCst).unwrap();
+        });
+        let mut refused = 0;
+        let (mut first, mut second) = (0, 0);
+        until_seen(|| {
+            let frames = scene.post(&[Scene::slot(1, TxFlags::NONE, 1000); PACKETS]);
+            let count = |byte: u8| frames.iter().filter(|f| **f == [byte; 1000]).count();
+            let (a, b) = (count(0xAA), count(0xBB));
+            assert_eq!(a + b, frames.len(), "{mode}: a frame of neither page, or of both");
+            let statuses = scene.guest.statuses();
+            let okay = statuses.iter().filter(|s| **s == Status::Okay).count();
+            assert_eq!((statuses.len(), okay), (PACKETS, frames.len()), "{mode}");
+            (first, second, refused) = (first + a, second + b, refused + PACKETS - okay);
+            first > 0 && second > 0 && refused > 0
+        });
+        flipper.end();
+        let rules =
+            ["tx_gref_not_granted", "tx_grant_denied", "tx_page_beyond_arena", "tx_grant_revoked"];
+        let counted: u64 = rules.iter().map(|rule| scene.rule(rule)).sum();
+        assert_eq!(counted, refused as u64, "{mode}: each under a name of its own");
+        assert_eq!(scene.guest.arena.status(TX_PAGES + 1), 0, "{mode}: every use ended");
+    }
+}
+
+#[test]
+fn pages_punched_under_the_backend_are_zeros_and_no_signal() {
+    for mode in Mode::ALL {
+        let mut scene = Scene::new(mode);
+        let arena = scene.guest.arena.duplicate().unwrap();
+        let puncher = Meanwhile::run(move |_| {
+            arena.punch(true, 1, 1).unwrap();
+            arena.read_only(1).unwrap().copy_from(0, &[0xAA; 4096]).unwrap();
+        });
+        let mut zeros = false;
+        until_seen(|| {
+            let frames = scene.post(&[Scene::slot(1, TxFlags::NONE, 4096); PACKETS]);
+            assert_eq!(frames.len(), PACKETS, "{mode}");
+            let known = |byte: &u8| *byte == 0xAA || *byte == 0;
+            assert!(frames.iter().all(|f| f.len() == 4096 && f.iter().all(known)), "{mode}");
+            assert_eq!(scene.guest.statuses(), [Status::Okay; PACKETS], "{mode}");
+            zeros |= frames.iter().any(|f| f.contains(&0));
+            zeros
+        });
+        puncher.end();
+    }
+}
+
+#[test]
+fn a_ring_punched_under_the_backend_costs_the_device_alone() {
+    for mode in Mode::ALL {
+        let mut scene = Scene::new(mode);
+        let seat = scene.guest.seat;
+        let mut lost = 0;
+        for _ in 0..20 {
+            scene.post(&[Scene::slot(1, TxFlags::NONE, 60); 3]);
+            let arena = scene.guest.arena.duplicate().unwrap();
+            let puncher = Meanwhile::run(move |_| arena.punch(false, 0, 2).unwrap());
+            for _ in 0..20 {
+                scene.stage.round();
+                scene.stage.send(seat, &[vec![1; 60]]);
+                scene.neighbour.exchange(&mut scene.stage);
+            }
+            puncher.end();
+            lost += u32::from(scene.stage.seats[seat].host.port.is_none());
+            scene.guest.grant_all();
+            scene.guest.connect(&mut scene.stage, |_| {});
+        }
+        assert!(lost > 0, "{mode}");
+        assert_eq!(scene.rule("device_condemned"), u64::from(lost), "{mode}");
+        let frames = scene.post(&[Scene::slot(2, TxFlags::NONE, 60)]);
+        assert!(frames == [[0xBB; 60]], "{mode}: the device works again");
+        assert_eq!(scene.guest.arena.status(8), 1, "{mode}");
+        assert_eq!(scene.guest.arena.entry(8).domain(), DomId(0));
+    }
+}

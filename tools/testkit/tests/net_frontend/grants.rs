@@ -1,0 +1,210 @@
+//! References that are not what they seem, on the way to the guest and while pages are taken back.
+
+use ringfence_access::Mode;
+use ringfence_frame::counters::DropReason;
+use ringfence_frame::testing::frame;
+use ringfence_platform::DomId;
+use ringfence_testkit::net::frontend::{RX_BUFFERS, TX_PAGES};
+use ringfence_testkit::net::{HostileFrontend, Neighbour, Stage};
+use ringfence_wire::grant::RawGrantEntry;
+use ringfence_wire::netif::{RxFlags, Status};
+use ringfence_wire::xenbus::XenbusState;
+
+struct Case {
+    name: &'static str,
+    rule: &'static str,
+    gref: u32,
+    arrange: fn(&HostileFrontend),
+}
+
+const CASES: &[Case] = &[
+    Case { name: "never granted", rule: "rx_gref_not_granted", gref: 900, arrange: |_| {} },
+    Case { name: "reserved", rule: "rx_gref_not_granted", gref: 7, arrange: |_| {} },
+    Case { name: "beyond the table", rule: "rx_gref_not_granted", gref: 1024, arrange: |_| {} },
+    Case { name: "read-only", rule: "rx_grant_denied", gref: TX_PAGES, arrange: |_| {} },
+    Case {
+        name: "another domain's",
+        rule: "rx_grant_denied",
+        gref: 901,
+        arrange: |g| g.arena.grant(901, DomId(5), 3, false),
+    },
+    Case {
+        name: "beyond the arena",
+        rule: "rx_page_beyond_arena",
+        gref: 902,
+        arrange: |g| g.arena.grant(902, DomId(0), 320, false),
+    },
+    Case {
+        name: "revoked right after it was posted",
+        rule: "rx_gref_not_granted",
+        gref: RX_BUFFERS + 9,
+        arrange: |g| g.arena.set_entry(RX_BUFFERS + 9, RawGrantEntry::INVALID),
+    },
+];
+
+/// A buffer that cannot be written costs the frame that it was taken for, and is answered with
+/// ERROR; the frames before and behind it arrive.
+#[test]
+fn a_buffer_that_cannot_be_written_costs_one_frame() {
+    for mode in Mode::ALL {
+        let mut stage = Stage::new(mode);
+        let mut neighbour = Neighbour::join(&mut stage);
+        let mut guest = HostileFrontend::connected(&mut stage);
+        let seat = guest.seat;
+        for (Case { name, rule, gref, arrange }, seed) in CASES.iter().zip(50..) {
+            // One frame, one of two buffers of which the second is the bad one, one frame.
+            guest.post_buffers([RX_BUFFERS, RX_BUFFERS + 1, *gref, RX_BUFFERS + 2]);
+            arrange(&guest);
+            let frames = [frame(seed, 60), frame(seed + 1, 6000), frame(seed + 2, 1514)];
+            let counted = stage.rules(seat).get(rule);
+            let done = stage.send(seat, &frames).unwrap();
+            assert_eq!((done.sent, done.dropped), (2, 1), "{mode}, {name}");
+            assert_eq!(stage.rules(seat).get(rule), counted + 1, "{mode}, {name}");
+            let answers: Vec<_> = guest.rx_responses().iter().map(|r| r.status).collect();
+            assert_eq!(answers, [60, -1, -1, 1514], "{mode}, {name}");
+            assert!(guest.read_buffer(0, 60) == frames[0], "{mode}, {name}");
+            assert!(guest.read_buffer(2, 1514) == frames[2], "{mode}, {name}");
+            neighbour.exchange(&mut stage);
+        }
+        let counters = stage.seats[seat].host.counters.clone().unwrap();
+        assert_eq!(counters.drops(DropReason::Unwritable), CASES.len() as u64, "{mode}");
+    }
+}
+
+#[test]
+fn the_same_buffer_twice_is_the_guests_own_loss() {
+    for mode in Mode::ALL {
+        let mut stage = Stage::new(mode);
+        let mut guest = HostileFrontend::connected(&mut stage);
+        guest.post_buffers([RX_BUFFERS; 4]);
+        let frames = [frame(1, 100), frame(2, 8000), frame(3, 200)];
+        let done = stage.send(guest.seat, &frames).unwrap();
+        assert_eq!((done.sent, done.dropped), (3, 0), "{mode}");
+        let responses = guest.rx_responses();
+        let sizes: Vec<_> = responses.iter().map(|r| r.status).collect();
+        assert_eq!(sizes, [100, 4096, 3904, 200], "{mode}");
+        assert!(responses[1].flags.contains(RxFlags::MORE_DATA));
+        assert!(guest.read_buffer(0, 200) == frames[2], "{mode}: the last one written stays");
+    }
+}
+
+#[test]
+fn xsa_392_a_guest_that_posts_no_buffers_loses_its_own_frames() {
+    let mut stage = Stage::new(Mode::Copy);
+    let mut neighbour = Neighbour::join(&mut stage);
+    let mut guest = HostileFrontend::connected(&mut stage);
+    let seat = guest.seat;
+    // Room for one slot is none for a frame of two, but still for one of one.
+    guest.post_buffers([RX_BUFFERS]);
+    let done = stage.send(seat, &[frame(1, 5000), frame(2, 60), frame(3, 60)]).unwrap();
+    assert_eq!((done.sent, done.dropped), (1, 2));
+    for _ in 0..50 {
+        let done = stage.send(seat, &vec![frame(4, 1514); 20]).unwrap();
+        assert_eq!((done.sent, done.dropped), (0, 20));
+    }
+    neighbour.exchange(&mut stage);
+    let counters = stage.seats[seat].host.counters.clone().unwrap();
+    assert_eq!(counters.drops(DropReason::PortFull), 1002);
+    assert!(stage.rules(seat).all().is_empty(), "no rule was broken");
+}
+
+/// The guest asks for its page back while the backend has it: Busy, one attempt (XSA-396). Rings
+/// are what a backend holds for long.
+#[test]
+fn xsa_396_a_page_in_use_is_not_taken_back_before_it_is_let_go() {
+    let mut stage = Stage::new(Mode::Map);
+    let mut guest = HostileFrontend::connected(&mut stage);
+    assert_eq!(guest.arena.status(8), 1, "the granter sees that the ring is in use");
+    // The guest clears the entry all the same: what is mapped stays so, nothing new may be.
+    guest.arena.set_entry(8, RawGrantEntry::INVALID);
+    let packet = guest.packet(1, &frame(1, 100), &[100]);
+    guest.post(&packet);
+    stage.round();
+    assert_eq!(guest.statuses(), [Status::Okay]);
+    guest.enter(XenbusState::Closing);
+    stage.look(guest.seat);
+    assert_eq!(guest.arena.status(8), 0);
+    guest.connect(&mut stage, |_| {});
+    assert_eq!(stage.rules(guest.seat).get("connect_ring_grant"), 1);
+    assert!(stage.seats[guest.seat].host.port.is_none());
+}
+
+/// A granter that writes the status words, which are the grantee's, hurts nobody but itself.
+#[test]
+fn status_words_that_the_granter_writes_change_nothing() {
+    for mode in Mode::ALL {
+        let mut stage = Stage::new(mode);
+        let mut guest = HostileFrontend::connected(&mut stage);
+        for uses in [1, u32::MAX, u32::MAX - 1, 0x8000_0000] {
+            (0..1024).for_each(|gref| guest.arena.set_status(gref, uses));
+            let packet = guest.packet(1, &frame(1, 5000), &[2500, 2500]);
+            guest.post(&packet);
+            guest.post_buffers([RX_BUFFERS]);
+            stage.round();
+            assert_eq!(guest.statuses(), [Status::Okay; 2], "{mode}");
+            assert_eq!(stage.send(guest.seat, &[frame(2, 60)]).unwrap().sent, 1, "{mode}");
+            assert_eq!(guest.arena.status(TX_PAGES + 1), uses, "{mode}: raised and lowered");
+        }
+        assert!(stage.rules(guest.seat).all().is_empty());
+    }
+}
+
+/// Flags of the open file are shared by both holders. O_APPEND makes the kernel ignore the offset of
+/// a write: the arena cannot grow, so such writes fail, for that guest.
+#[test]
+fn an_arena_opened_for_appending_costs_its_own_guest_frames() {
+    use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
+    let mut stage = Stage::new(Mode::Copy);
+    let mut neighbour = Neighbour::join(&mut stage);
+    let mut guest = HostileFrontend::connected(&mut stage);
+    let file = &guest.arena.handed_over[0];
+    fcntl_setfl(file, fcntl_getfl(file).unwrap() | OFlags::APPEND).unwrap();
+    guest.post_buffers([RX_BUFFERS, RX_BUFFERS + 1]);
+    assert_eq!(stage.send(guest.seat, &[frame(1, 60)]).unwrap().dropped, 1);
+    assert_eq!(stage.rules(guest.seat).get("rx_grant_error"), 1);
+    neighbour.exchange(&mut stage);
+    let file = &guest.arena.handed_over[0];
+    fcntl_setfl(file, fcntl_getfl(file).unwrap() - OFlags::APPEND).unwrap();
+    assert_eq!(stage.send(guest.seat, &[frame(1, 60)]).unwrap().sent, 1);
+    assert!(guest.read_buffer(1, 60) == frame(1, 60));
+}
+
+/// More pages at once than may be mapped at a time are refused by element, not by panic.
+#[test]
+fn xsa_300_what_is_mapped_at_a_time_is_bounded() {
+    let mut stage = Stage::new(Mode::Map);
+    let mut neighbour = Neighbour::join(&mut stage);
+    let mut guest = HostileFrontend::connected(&mut stage);
+    for _ in 0..40 {
+        // A ring of chains of 18 slots: as many pages as a round can want.
+        let mut slots = Vec::new();
+        for _ in 0..14 {
+            slots.extend(guest.packet(1, &frame(1, 180), &[10; 18]));
+        }
+        guest.post(&slots);
+        neighbour.exchange(&mut stage);
+        assert_eq!(guest.statuses(), vec![Status::Okay; 14 * 18]);
+        assert_eq!(stage.arrived(guest.seat).len(), 14);
+    }
+    let mapped = (0..1024).filter(|gref| guest.arena.status(*gref) != 0).count();
+    assert_eq!(mapped, 2, "nothing but the rings stays mapped");
+}
+
+/// What the guest posts is what the backend touches: what lies beside a frame in its page and
+/// beside its pages in the arena stays as it was.
+#[test]
+fn nothing_beside_the_posted_buffers_is_written() {
+    for mode in Mode::ALL {
+        let mut stage = Stage::new(mode);
+        let mut guest = HostileFrontend::connected(&mut stage);
+        for buffer in 0..10 {
+            guest.arena.writable(2 + buffer).unwrap().copy_from(0, &[0x55; 4096]).unwrap();
+        }
+        guest.post_buffers([RX_BUFFERS + 3, RX_BUFFERS + 5]);
+        assert_eq!(stage.send(guest.seat, &[frame(1, 4196)]).unwrap().sent, 1);
+        for buffer in [0, 1, 2, 4, 6, 7, 8, 9] {
+            assert!(guest.read_buffer(buffer, 4096) == [0x55; 4096], "{mode}: page {buffer}");
+        }
+        assert!(guest.read_buffer(5, 4096)[100..] == [0x55; 3996], "{mode}: behind the frame");
+    }
+}

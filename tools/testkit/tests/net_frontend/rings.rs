@@ -1,0 +1,170 @@
+//! Rings that cannot be gone on with: they cost the device, which may start over.
+
+use ringfence_access::Mode;
+use ringfence_frame::testing::frame;
+use ringfence_platform::Gref;
+use ringfence_testkit::net::frontend::RX_BUFFERS;
+use ringfence_testkit::net::{HostileFrontend, Neighbour, Stage};
+use ringfence_wire::netif::{TxFlags, TxRequest};
+use ringfence_wire::xenbus::XenbusState;
+
+struct Case {
+    name: &'static str,
+    rule: &'static str,
+    act: fn(&mut HostileFrontend),
+    /// Whether it shows when something is sent to the guest.
+    on_send: bool,
+}
+
+fn slots(guest: &mut HostileFrontend, flags: TxFlags, n: usize) {
+    let slot = TxRequest { gref: Gref(512), offset: 0, flags, id: 1, size: 60 };
+    guest.post(&vec![slot; n]);
+}
+
+const CASES: &[Case] = &[
+    Case {
+        name: "257 requests in a ring of 256",
+        rule: "tx_producer_overflow",
+        act: |g| g.tx.set_req_prod(g.tx.produced + 257),
+        on_send: false,
+    },
+    Case {
+        name: "nearly 2^32 requests",
+        rule: "tx_producer_overflow",
+        act: |g| g.tx.set_req_prod(g.tx.produced + 0xFFFF_0000),
+        on_send: false,
+    },
+    Case {
+        name: "a producer index taken back",
+        rule: "tx_producer_overflow",
+        act: |g| g.tx.set_req_prod(g.tx.produced - 1),
+        on_send: false,
+    },
+    Case {
+        name: "the ring's page punched out",
+        rule: "tx_producer_overflow",
+        act: |g| g.arena.punch(false, 0, 1).unwrap(),
+        on_send: false,
+    },
+    Case {
+        name: "a chain that goes on where nothing was published",
+        rule: "tx_unfinished_chain",
+        act: |g| slots(g, TxFlags::MORE_DATA, 3),
+        on_send: false,
+    },
+    Case {
+        name: "extra infos that go on where nothing was published",
+        rule: "tx_unfinished_chain",
+        act: |g| {
+            slots(g, TxFlags::EXTRA_INFO, 1);
+            g.tx.put(&[9, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
+            g.tx.set_req_prod(g.tx.produced);
+        },
+        on_send: false,
+    },
+    Case {
+        name: "a chain of all the ring's slots",
+        rule: "tx_chain_longer_than_ring",
+        act: |g| slots(g, TxFlags::MORE_DATA, 256),
+        on_send: false,
+    },
+    Case {
+        name: "extra infos without end",
+        rule: "tx_chain_longer_than_ring",
+        act: |g| {
+            slots(g, TxFlags::EXTRA_INFO, 1);
+            (0..255).for_each(|_| g.tx.put(&[9, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]));
+            g.tx.set_req_prod(g.tx.produced);
+        },
+        on_send: false,
+    },
+    Case {
+        name: "257 buffers in a ring of 256",
+        rule: "rx_producer_overflow",
+        act: |g| g.rx.set_req_prod(g.rx.produced + 257),
+        on_send: true,
+    },
+    Case {
+        name: "buffers taken back",
+        rule: "rx_producer_overflow",
+        act: |g| g.rx.set_req_prod(0),
+        on_send: true,
+    },
+];
+
+fn works(stage: &mut Stage, guest: &mut HostileFrontend) {
+    let sent = frame(1, 500);
+    let packet = guest.packet(3, &sent, &[500]);
+    guest.post(&packet);
+    guest.post_buffers([RX_BUFFERS]);
+    stage.round();
+    let arrived = stage.arrived(guest.seat);
+    assert!(arrived.len() == 1 && arrived[0].bytes == sent, "a packet arrives");
+    assert_eq!(stage.send(guest.seat, core::slice::from_ref(&sent)).map(|t| t.sent), Some(1));
+    assert!(guest.read_buffer(0, 500) == sent, "a packet is received");
+}
+
+#[test]
+fn xsa_39_a_ring_that_cannot_be_right_costs_its_device_alone() {
+    for mode in Mode::ALL {
+        let mut stage = Stage::new(mode);
+        let mut neighbour = Neighbour::join(&mut stage);
+        let mut guest = HostileFrontend::connected(&mut stage);
+        let seat = guest.seat;
+        for Case { name, rule, act, on_send } in CASES {
+            works(&mut stage, &mut guest);
+            neighbour.exchange(&mut stage);
+            let all = stage.rules(seat).all();
+            act(&mut guest);
+            let responded = guest.tx.rsp_prod();
+            if *on_send {
+                assert_eq!(stage.send(seat, &[frame(2, 60)]), None, "{name}");
+            }
+            neighbour.exchange(&mut stage);
+            let before = |rule: &str| all.get(rule).copied().unwrap_or(0);
+            assert_eq!(stage.rules(seat).get(rule), before(rule) + 1, "{mode}, {name}");
+            assert_eq!(
+                stage.rules(seat).get("device_condemned"),
+                before("device_condemned") + 1,
+                "{mode}, {name}"
+            );
+            assert!(stage.seats[seat].host.port.is_none(), "{name}");
+            assert_eq!(stage.state(seat), XenbusState::Closing, "{name}");
+            assert!(!stage.error(seat).is_empty(), "{name}: the reason is told");
+            assert!(
+                guest.tx.rsp_prod() == responded || *rule == "tx_producer_overflow",
+                "{name}: nothing is answered"
+            );
+            assert_eq!(guest.arena.status(8), 0, "{name}: the rings are let go");
+            // It may start over.
+            guest.connect(&mut stage, |_| {});
+            assert_eq!(stage.state(seat), XenbusState::Connected, "{mode}, {name}");
+        }
+        works(&mut stage, &mut guest);
+        neighbour.exchange(&mut stage);
+    }
+}
+
+/// A frontend that changes its state for ever costs one look a bounded effort.
+#[test]
+fn xsa_349_a_flood_of_states_is_one_look() {
+    let mut stage = Stage::new(Mode::Copy);
+    let mut neighbour = Neighbour::join(&mut stage);
+    let mut guest = HostileFrontend::connected(&mut stage);
+    let device = *stage.seats[guest.seat].backend.device();
+    let watched = format!("{}/state", device.frontend_path());
+    stage.store.watch(&watched, "flood").unwrap();
+    for i in 0..3000u32 {
+        guest.write("state", (i % 9).to_string());
+    }
+    // Events that say the same wait as one, whatever the flood's length.
+    let mut events = 0;
+    while let Some(_event) = stage.store.next_event().unwrap() {
+        events += 1;
+        stage.look(guest.seat);
+    }
+    assert!(events <= 300, "{events} events for 3000 equal changes");
+    neighbour.exchange(&mut stage);
+    guest.connect(&mut stage, |_| {});
+    works(&mut stage, &mut guest);
+}

@@ -1,0 +1,196 @@
+//! Load as a weapon, against the real data plane: one thread, one switch, two guests with manners and
+//! one without.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, channel};
+use std::time::{Duration, Instant};
+
+use ringfence_access::Mode;
+use ringfence_frame::counters::{DropReason, PortCounters};
+use ringfence_frame::testing::frame;
+use ringfence_platform::{Gref, Platform};
+use ringfence_switch::dataplane::{Dataplane, DataplaneConfig, DataplaneHandle, PortGone};
+use ringfence_switch::forwarding::{Fabric, PortPolicy, Switch};
+use ringfence_testkit::net::frontend::TX_PAGES;
+use ringfence_testkit::net::{HostileFrontend, Neighbour, Stage};
+use ringfence_wire::netif::{TxFlags, TxRequest};
+
+/// Addresses of the two guests with manners.
+const A: [u8; 6] = [2, 0, 0, 0, 0, 0xA];
+const B: [u8; 6] = [2, 0, 0, 0, 0, 0xB];
+
+struct Scene {
+    // Dropped first: the data plane ends before what it uses.
+    plane: Option<DataplaneHandle>,
+    thread: Option<std::thread::JoinHandle<()>>,
+    gone: Receiver<PortGone>,
+    stage: Stage,
+    guests: [Neighbour; 2],
+    hostile: HostileFrontend,
+    counters: Arc<PortCounters>,
+    turns: u32,
+}
+
+impl Drop for Scene {
+    fn drop(&mut self) {
+        self.plane = None;
+        let ended = self.thread.take().map(std::thread::JoinHandle::join);
+        assert!(std::thread::panicking() || ended.is_some_and(|e| e.is_ok()));
+    }
+}
+
+impl Scene {
+    fn new() -> Scene {
+        let mut stage = Stage::new(Mode::Copy);
+        let guests = [(); 2].map(|()| Neighbour::join(&mut stage));
+        let hostile = HostileFrontend::connected(&mut stage);
+        let counters = stage.seats[hostile.seat].host.counters.clone().unwrap();
+        let (sender, gone) = channel();
+        let system = Arc::clone(stage.platform.counters());
+        let fabric = Fabric::Switch(Switch::new());
+        let config = DataplaneConfig::default();
+        let on_gone = move |port| drop(sender.send(port));
+        let (dataplane, plane) = Dataplane::new(fabric, config, system, on_gone).unwrap();
+        let thread = Some(std::thread::spawn(move || dataplane.run()));
+        for (seat, name) in stage.seats.iter_mut().zip(["a", "b", "hostile"]) {
+            let port = seat.host.port.take().unwrap();
+            plane.add_port(port, PortPolicy::default(), name).unwrap();
+        }
+        let plane = Some(plane);
+        Scene { plane, thread, gone, stage, guests, hostile, counters, turns: 0 }
+    }
+
+    /// A frame from the one to the other through the data plane, unchanged and in time.
+    fn exchange(&mut self) {
+        self.turns += 1;
+        for (from, to, addresses) in [(0, 1, [B, A]), (1, 0, [A, B])] {
+            let mut sent = frame(self.turns, 1000);
+            sent[..12].copy_from_slice(addresses.as_flattened());
+            assert_eq!(self.guests[from].send(&sent).sent, 1, "no room");
+            let begun = Instant::now();
+            // What the hostile guest sends to everybody comes too.
+            while !self.guests[to].take().iter().any(|a| a.bytes == sent) {
+                assert!(begun.elapsed() < Duration::from_secs(60), "turn {} is late", self.turns);
+                std::thread::yield_now();
+            }
+            // The sender hears of its responses.
+            self.guests[from].take();
+        }
+    }
+
+    /// Exchanges frames while a thread goes on doing `act`, until `done`.
+    fn beside(
+        &mut self,
+        mut act: impl FnMut(&mut HostileFrontend) + Send,
+        done: impl Fn(&PortCounters) -> bool,
+    ) {
+        let stop = AtomicBool::new(false);
+        let counters = Arc::clone(&self.counters);
+        // The guest's rings go to the thread for a while.
+        let mut spare = HostileFrontend::join(&mut self.stage);
+        core::mem::swap(&mut spare, &mut self.hostile);
+        let mut guest = spare;
+        std::thread::scope(|scope| {
+            let stop = &stop;
+            let storm = scope.spawn(move || {
+                while !stop.load(Ordering::Relaxed) {
+                    act(&mut guest);
+                }
+                guest
+            });
+            let begun = Instant::now();
+            let first = self.turns;
+            while begun.elapsed() < Duration::from_millis(200)
+                || self.turns < first + 50
+                || !done(&counters)
+            {
+                self.exchange();
+                assert!(begun.elapsed() < Duration::from_secs(60), "{:?}", counters.named());
+            }
+            stop.store(true, Ordering::Relaxed);
+            self.hostile = storm.join().unwrap();
+        });
+        self.exchange();
+    }
+}
+
+/// Events that announce nothing are counted, and after some ignored for a while.
+#[test]
+fn xsa_332_a_storm_of_events_is_throttled() {
+    let mut scene = Scene::new();
+    scene.exchange();
+    let storm = |guest: &mut HostileFrontend| guest.channels.iter().for_each(|c| c.notify());
+    scene.beside(storm, |counters| {
+        counters.spurious_wakeups.get() > 16 && counters.throttles.get() > 0
+    });
+    // Forgiven as soon as there is something behind an event.
+    let packet = scene.hostile.packet(1, &frame(1, 60), &[60]);
+    scene.hostile.post(&packet);
+    scene.hostile.channels[0].notify();
+    let begun = Instant::now();
+    while scene.hostile.responses().is_empty() {
+        assert!(begun.elapsed() < Duration::from_secs(60), "ignored for ever");
+    }
+    assert!(scene.gone.try_recv().is_err(), "nobody was removed");
+}
+
+/// A ring that is always full of packets that break a rule.
+#[test]
+fn a_flood_of_refused_packets_leaves_the_others_their_turn() {
+    let mut scene = Scene::new();
+    let slot = TxRequest { gref: Gref(0), offset: 0, flags: TxFlags::NONE, id: 1, size: 1 };
+    let flood = move |guest: &mut HostileFrontend| {
+        let free = 256 - guest.tx.produced.wrapping_sub(guest.tx.rsp_prod());
+        (0..free).for_each(|_| guest.tx.put(&slot.to_bytes()));
+        guest.tx.set_req_prod(guest.tx.produced);
+        guest.channels[0].notify();
+    };
+    scene.beside(flood, |counters| counters.drops(DropReason::BadRequest) > 1000);
+    assert!(scene.stage.rules(scene.hostile.seat).get("tx_too_short") > 1000);
+}
+
+/// A ring that is always full of packets to everybody, each of 18 slots.
+#[test]
+fn a_flood_of_packets_to_everybody_leaves_the_others_their_turn() {
+    let mut scene = Scene::new();
+    let mut bytes = frame(1, 180);
+    bytes[..6].copy_from_slice(&[0xFF; 6]);
+    bytes[6..12].copy_from_slice(&[2, 0, 0, 0, 0, 0xC]);
+    let slots = scene.hostile.packet(1, &bytes, &[10; 18]);
+    let flood = move |guest: &mut HostileFrontend| {
+        let free = 256 - guest.tx.produced.wrapping_sub(guest.tx.rsp_prod());
+        if free >= 18 {
+            guest.post(&slots);
+            guest.channels[0].notify();
+        }
+    };
+    scene.beside(flood, |counters| counters.rx_frames.get() > 1000);
+    let begun = Instant::now();
+    while scene.hostile.tx.rsp_prod() != scene.hostile.tx.produced {
+        assert!(begun.elapsed() < Duration::from_secs(60), "packets that are never answered");
+    }
+    let uses = (TX_PAGES..TX_PAGES + 64).map(|gref| scene.hostile.arena.status(gref));
+    assert_eq!(uses.sum::<u32>(), 0, "a page stays in use");
+}
+
+/// The port of a guest that breaks the ring is removed, and nobody else's.
+#[test]
+fn xsa_39_the_data_plane_removes_one_port() {
+    let mut scene = Scene::new();
+    scene.exchange();
+    scene.hostile.tx.set_req_prod(0x8000_0000);
+    scene.hostile.channels[0].notify();
+    let gone = scene.gone.recv_timeout(Duration::from_secs(5)).unwrap();
+    assert_eq!(gone.name, "hostile");
+    let seat = scene.hostile.seat;
+    assert_eq!(scene.stage.rules(seat).get("tx_producer_overflow"), 1);
+    scene.stage.seats[seat].backend.condemn(gone.reason.to_string());
+    drop(gone);
+    scene.stage.look(seat);
+    assert_eq!(scene.hostile.arena.status(8), 0, "the rings are let go");
+    for _ in 0..20 {
+        scene.exchange();
+    }
+    assert!(scene.gone.try_recv().is_err());
+}

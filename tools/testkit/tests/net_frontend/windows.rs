@@ -1,0 +1,199 @@
+//! Windows that are not what they seem.
+
+use ringfence_access::Mode;
+use ringfence_frame::testing::frame;
+use ringfence_net::vif::WINDOW_ENTRIES_MAX;
+use ringfence_platform::DomId;
+use ringfence_platform::local::ArenaShape;
+use ringfence_platform::local::raw::RawArena;
+use ringfence_testkit::net::{HostileFrontend, Neighbour, Stage};
+use ringfence_wire::grant::{Gref, RawGrantEntry};
+use ringfence_wire::netif::{Status, TxFlags, TxRequest, keys};
+use ringfence_wire::xenbus::XenbusState;
+
+const SHAPE: ArenaShape = ArenaShape { writable: 16, read_only: 16, references: 64 };
+/// Says that a reference is one of the ring's window.
+const MARK: u32 = 1 << 31;
+/// References of the windows: those of read-only pages, and those of writable ones.
+const READ_ONLY: u32 = 8;
+const WRITABLE: u32 = 32;
+
+struct Guest {
+    frontend: HostileFrontend,
+    tx: RawArena,
+    rx: RawArena,
+}
+
+impl Guest {
+    /// A guest whose rings have a window each.
+    fn connected(stage: &mut Stage) -> Guest {
+        let mut frontend = HostileFrontend::join(stage);
+        frontend.domain.lend(DomId(0), &frontend.arena).unwrap();
+        let [tx, rx] = [1, 2].map(|handle| {
+            let window = RawArena::new(SHAPE).unwrap();
+            for page in 0..16 {
+                window.grant(READ_ONLY + page, DomId(0), page, true);
+                window.grant(WRITABLE + page, DomId(0), page, false);
+            }
+            frontend.domain.lend_window(DomId(0), &window, handle).unwrap();
+            window
+        });
+        let mut guest = Guest { frontend, tx, rx };
+        guest.connect(stage, "1", "2");
+        assert_eq!(stage.state(guest.frontend.seat), XenbusState::Connected);
+        guest
+    }
+
+    fn connect(&mut self, stage: &mut Stage, tx: &str, rx: &str) {
+        self.frontend.connect(stage, |keys| {
+            keys.insert(keys::RINGFENCE_TX_WINDOW, tx.to_owned());
+            keys.insert(keys::RINGFENCE_RX_WINDOW, rx.to_owned());
+        });
+    }
+
+    /// Sends a frame that lies in a page under any reference; how it was answered.
+    fn send(&mut self, stage: &mut Stage, gref: u32, flags: TxFlags, size: u16) -> Status {
+        self.frontend.post(&[TxRequest { gref: Gref(gref), offset: 0, flags, id: 7, size }]);
+        stage.round();
+        self.frontend.statuses()[0]
+    }
+}
+
+fn refused(stage: &mut Stage, guest: &mut Guest, rule: &str) {
+    assert_eq!(stage.rules(guest.frontend.seat).get(rule), 1, "{rule}");
+    assert_eq!(stage.state(guest.frontend.seat), XenbusState::Closing);
+    assert!(stage.seats[guest.frontend.seat].host.port.is_none());
+}
+
+#[test]
+fn a_window_of_another_name_or_too_large_costs_the_device() {
+    let mut stage = Stage::new(Mode::Window);
+    let mut neighbour = Neighbour::join(&mut stage);
+    let mut guest = Guest::connected(&mut stage);
+    guest.connect(&mut stage, "1", "3");
+    refused(&mut stage, &mut guest, "connect_no_such_window");
+    let shape = ArenaShape { writable: 1, read_only: 1, references: WINDOW_ENTRIES_MAX + 9 };
+    let large = RawArena::new(shape).unwrap();
+    guest.frontend.domain.lend_window(DomId(0), &large, 4).unwrap();
+    guest.connect(&mut stage, "4", "2");
+    refused(&mut stage, &mut guest, "connect_window_too_large");
+    guest.connect(&mut stage, "first", "2");
+    refused(&mut stage, &mut guest, "connect_not_a_number");
+    neighbour.exchange(&mut stage);
+    // A ring may have none.
+    guest.frontend.connect(&mut stage, |_| {});
+    assert_eq!(stage.state(guest.frontend.seat), XenbusState::Connected);
+    neighbour.exchange(&mut stage);
+}
+
+#[test]
+fn references_that_the_window_does_not_have_cost_the_packet() {
+    let mut stage = Stage::new(Mode::Window);
+    let mut neighbour = Neighbour::join(&mut stage);
+    let mut guest = Guest::connected(&mut stage);
+    let seat = guest.frontend.seat;
+    let good = frame(1, 100);
+    guest.tx.read_only(0).unwrap().copy_from(0, &good).unwrap();
+    let denied = guest.tx.entry(READ_ONLY).0 & !(0xFFFF << 16) | 9 << 16;
+    guest.tx.set_entry(20, RawGrantEntry(denied));
+    guest.tx.grant(21, DomId(0), 16, true);
+    let cases = [
+        (MARK, "tx_gref_not_granted"),
+        (MARK | 7, "tx_gref_not_granted"),
+        (MARK | 63, "tx_gref_not_granted"),
+        (MARK | 64, "tx_gref_not_granted"),
+        (u32::MAX, "tx_gref_not_granted"),
+        (MARK | 20, "tx_grant_denied"),
+        (MARK | 21, "tx_page_beyond_arena"),
+    ];
+    guest.tx.set_entry(63, RawGrantEntry::INVALID);
+    for (gref, rule) in cases {
+        for flags in [TxFlags::NONE, TxFlags::CHECKSUM_BLANK] {
+            let counted = stage.rules(seat).get(rule);
+            assert_eq!(guest.send(&mut stage, gref, flags, 100), Status::Error, "{gref:#x}");
+            assert_eq!(stage.rules(seat).get(rule), counted + 1, "{gref:#x}");
+        }
+        let sent = guest.send(&mut stage, MARK | READ_ONLY, TxFlags::NONE, 100);
+        assert_eq!(sent, Status::Okay);
+        assert!(stage.arrived(seat).iter().all(|arrived| arrived.bytes == good));
+        neighbour.exchange(&mut stage);
+    }
+    assert!((0..64).all(|gref| guest.tx.status(gref) == 0), "every use is over");
+}
+
+/// Nothing is written to a page that may only be read, and what the backend maps of it cannot be.
+#[test]
+fn a_page_that_may_only_be_read_is_not_written() {
+    let mut stage = Stage::new(Mode::Window);
+    let mut neighbour = Neighbour::join(&mut stage);
+    let mut guest = Guest::connected(&mut stage);
+    let seat = guest.frontend.seat;
+    let buffers = [WRITABLE, READ_ONLY, WRITABLE + 1, WRITABLE + 2, READ_ONLY + 1, WRITABLE + 3];
+    guest.frontend.post_buffers(buffers.map(|gref| MARK | gref));
+    let frames = [frame(1, 60), frame(2, 60), frame(3, 60), frame(4, 6000), frame(5, 60)];
+    let done = stage.send(seat, &frames).unwrap();
+    assert_eq!((done.sent, done.dropped), (3, 2));
+    let answers: Vec<_> = guest.frontend.rx_responses().iter().map(|r| r.status).collect();
+    assert_eq!(answers, [60, -1, 60, -1, -1, 60]);
+    assert_eq!(stage.rules(seat).get("rx_grant_denied"), 2);
+    let mut bytes = [0; 60];
+    guest.rx.read_only(0).unwrap().copy_to(0, &mut bytes).unwrap();
+    assert_eq!(bytes, [0; 60]);
+    guest.rx.writable(3).unwrap().copy_to(0, &mut bytes).unwrap();
+    assert!(bytes[..] == frames[4][..]);
+    assert!((0..64).all(|gref| guest.rx.status(gref) == 0), "every use is over");
+    neighbour.exchange(&mut stage);
+}
+
+/// References that were revoked go on standing in the rings of a guest that does not care: others lose
+/// nothing, and it loses its own packets.
+#[test]
+fn references_that_were_revoked_harm_nobody() {
+    let mut stage = Stage::new(Mode::Window);
+    let mut neighbour = Neighbour::join(&mut stage);
+    let mut guest = Guest::connected(&mut stage);
+    let seat = guest.frontend.seat;
+    for round in 0..200u32 {
+        let gref = READ_ONLY + round % 16;
+        guest.frontend.post_buffers([MARK | (WRITABLE + round % 16)]);
+        if round % 3 != 0 {
+            guest.tx.set_entry(gref, RawGrantEntry::INVALID);
+            guest.rx.set_entry(WRITABLE + round % 16, RawGrantEntry::INVALID);
+            guest.tx.punch(true, round % 16, 1).unwrap();
+            guest.rx.punch(false, round % 16, 1).unwrap();
+        }
+        let expected = if round % 3 == 0 { Status::Okay } else { Status::Error };
+        assert_eq!(guest.send(&mut stage, MARK | gref, TxFlags::NONE, 1000), expected);
+        let sent = stage.send(seat, &[frame(round, 1000)]).unwrap().sent;
+        assert_eq!(sent, usize::from(round % 3 == 0));
+        guest.tx.grant(gref, DomId(0), round % 16, true);
+        guest.rx.grant(WRITABLE + round % 16, DomId(0), round % 16, false);
+        neighbour.exchange(&mut stage);
+    }
+    assert!(stage.seats[seat].host.port.is_some());
+}
+
+/// What the granter writes into the status words, which are the grantee's, harms nobody but itself.
+#[test]
+fn status_words_that_the_granter_writes_change_nothing() {
+    let mut stage = Stage::new(Mode::Window);
+    let mut neighbour = Neighbour::join(&mut stage);
+    let mut guest = Guest::connected(&mut stage);
+    for uses in [1, u32::MAX, 0x8000_0000] {
+        (0..64).for_each(|gref| guest.tx.set_status(gref, uses));
+        let sent = guest.send(&mut stage, MARK | READ_ONLY, TxFlags::NONE, 1000);
+        assert_eq!(sent, Status::Okay);
+        assert_eq!(guest.tx.status(READ_ONLY), 0);
+        neighbour.exchange(&mut stage);
+    }
+}
+
+#[test]
+fn without_the_mode_its_references_mean_nothing() {
+    for mode in [Mode::Copy, Mode::Map, Mode::Staging] {
+        let mut stage = Stage::new(mode);
+        let mut guest = Guest::connected(&mut stage);
+        let sent = guest.send(&mut stage, MARK | READ_ONLY, TxFlags::NONE, 100);
+        assert_eq!(sent, Status::Error, "{mode}");
+    }
+}
