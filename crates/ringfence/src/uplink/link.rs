@@ -9,9 +9,9 @@ use std::sync::Arc;
 use ringfence_platform::Counters;
 use ringfence_sys::tap::TapOffloads;
 use ringfence_sys::vhost::{self, VhostError};
-use ringfence_vhost::frames::FrameShape;
-use ringfence_vhost::tap::TapLink;
-use ringfence_vhost::{Protection, VhostLink};
+use ringfence_uplink::link::tap::TapLink;
+use ringfence_uplink::link::vhost_net::frames::FrameShape;
+use ringfence_uplink::link::vhost_net::{Protection, VhostLink};
 use serde::{Deserialize, Serialize};
 
 /// What is to carry packets.

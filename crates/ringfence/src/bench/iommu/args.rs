@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
-use ringfence_vhost::Protection;
+use ringfence_uplink::link::vhost_net::Protection;
 use serde::Serialize;
 
 use crate::bench::args::parse_seconds;

@@ -11,8 +11,8 @@ use ringfence_offload::OffloadMeta;
 use ringfence_platform::Counters;
 use ringfence_sys::tap::Tap;
 use ringfence_sys::vhost;
-use ringfence_vhost::frames::FrameShape;
-use ringfence_vhost::{Protection, VhostLink};
+use ringfence_uplink::link::vhost_net::frames::FrameShape;
+use ringfence_uplink::link::vhost_net::{Protection, VhostLink};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::time::ClockId;
 

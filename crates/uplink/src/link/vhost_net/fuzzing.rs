@@ -1,15 +1,15 @@
 //! The body of the fuzz target about virtqueues. It also runs as a property test.
 
+use crate::GuestSide;
+use crate::link::{Committed, Slots};
 use ringfence_frame::{Batch, Fault, Port};
 use ringfence_offload::OffloadMeta;
 use ringfence_ring::split::QueueFeatures;
-use ringfence_uplink::GuestSide;
-use ringfence_uplink::link::{Committed, Slots};
 use ringfence_wire::virtio::UsedElement;
 
-use crate::frames::FrameShape;
-use crate::link::VhostLink;
-use crate::link::mock::{Ends, Mock, lock, pair};
+use crate::link::vhost_net::frames::FrameShape;
+use crate::link::vhost_net::link::VhostLink;
+use crate::link::vhost_net::link::mock::{Ends, Mock, lock, pair};
 
 /// Frames of a batch.
 const BUDGET: usize = 8;

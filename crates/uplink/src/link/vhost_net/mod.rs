@@ -1,12 +1,10 @@
-#![forbid(unsafe_code)]
-//! The guest's link: how the packets of a network namespace reach the uplink, and come back.
+//! The link to a guest by kernel vhost-net, in memory that both sides see.
 //!
 //! * [`frames`]: the ring in which frames for the guest are put together, where they are read from sockets.
 //! * [`link`]: the link by kernel vhost-net: virtqueues in memory that both sides see.
-//! * [`tap`]: the link by a TAP interface: a system call for each frame.
 //!
 //! A link is a [`Port`](ringfence_frame::Port), which is how frames come from the guest, and a
-//! [`GuestSide`](ringfence_uplink::GuestSide), which is how the uplink puts frames for it together. It has
+//! [`GuestSide`](crate::GuestSide), which is how the uplink puts frames for it together. It has
 //! one queue, and belongs to one thread; an interface of several queues has a link for each.
 
 mod device;
@@ -17,14 +15,13 @@ pub mod frames;
 pub mod fuzzing;
 mod header;
 pub mod link;
-pub mod tap;
 
 pub use device::Device;
 pub use fault::LinkFault;
 pub use link::{Protection, VhostLink};
 
+use crate::link::Committed;
 use ringfence_frame::{DropReason, PortCapabilities, PortCounters};
-use ringfence_uplink::link::Committed;
 
 use frames::{CommitError, FrameRing};
 
@@ -33,7 +30,11 @@ use frames::{CommitError, FrameRing};
 const TAP_QUEUE: usize = 1000;
 
 /// Commits frames, and counts those that cannot be; how many could.
-fn commit_all(ring: &mut FrameRing, frames: &[Committed], counters: &PortCounters) -> usize {
+pub(super) fn commit_all(
+    ring: &mut FrameRing,
+    frames: &[Committed],
+    counters: &PortCounters,
+) -> usize {
     let mut done = 0;
     for frame in frames {
         match ring.commit(frame.len, frame.meta) {
@@ -48,7 +49,7 @@ fn commit_all(ring: &mut FrameRing, frames: &[Committed], counters: &PortCounter
 
 /// What the kernel holds for the reader before it drops, in octets: nothing to speak of where TCP comes in
 /// super-packets, as each takes only one of the places.
-fn inbound_queue(capabilities: &PortCapabilities) -> Option<usize> {
+pub(super) fn inbound_queue(capabilities: &PortCapabilities) -> Option<usize> {
     let whole = capabilities.gso.tcp_v4 && capabilities.gso.tcp_v6;
     (!whole).then(|| TAP_QUEUE * usize::from(capabilities.mtu))
 }

@@ -13,8 +13,8 @@ use ringfence_offload::packet::{Layers, Transport};
 use ringfence_offload::{Checksum, OffloadMeta};
 use ringfence_platform::Counters;
 use ringfence_sys::tap::Tap;
-use ringfence_vhost::frames::FrameShape;
-use ringfence_vhost::tap::TapLink;
+use ringfence_uplink::link::tap::TapLink;
+use ringfence_uplink::link::vhost_net::frames::FrameShape;
 
 use support::{in_namespaces, ip};
 

@@ -4,7 +4,7 @@ use ringfence_frame::Fault;
 use ringfence_ring::split::QueueFault;
 use ringfence_sys::vhost::QueueName;
 
-use crate::frames::NotOffered;
+use crate::link::vhost_net::frames::NotOffered;
 
 /// The device broke a rule, after which nothing it says can be trusted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]

@@ -528,6 +528,6 @@ proptest! {
     fn forged_virtqueues_of_any_content_are_survived(
         data in proptest::collection::vec(any::<u8>(), 0..400),
     ) {
-        crate::fuzzing::virtqueues(&data);
+        crate::link::vhost_net::fuzzing::virtqueues(&data);
     }
 }

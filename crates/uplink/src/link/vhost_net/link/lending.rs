@@ -17,7 +17,7 @@ use ringfence_memory::{DeviceAccess, DeviceRange, DeviceRegion};
 use ringfence_platform::{Access, Counters, DomId, PageId, WindowShape};
 
 use super::receive::BUFFER;
-use crate::frames::{FrameRing, LONG_ROOM};
+use crate::link::vhost_net::frames::{FrameRing, LONG_ROOM};
 
 /// Octets of a block of short frames.
 const PAGE: usize = ringfence_memory::PAGE_SIZE;

@@ -23,10 +23,10 @@ use ringfence_sys::clock::Clock;
 use ringfence_sys::namespaces::{self, Fresh};
 use ringfence_sys::tap::{Tap, TapOffloads};
 use ringfence_uplink::host::real::RealHost;
+use ringfence_uplink::link::tap::TapLink;
+use ringfence_uplink::link::vhost_net::frames::FrameShape;
 use ringfence_uplink::runner::{Ended, Runner};
 use ringfence_uplink::{Access, Config, Uplink, UplinkCounters};
-use ringfence_vhost::frames::FrameShape;
-use ringfence_vhost::tap::TapLink;
 use sha2::{Digest, Sha256};
 
 use support::{in_namespaces, ip};

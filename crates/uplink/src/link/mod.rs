@@ -9,6 +9,14 @@
 //!
 //! A frame that was committed is either delivered or lost, like on any network; nothing is reported.
 //! A link without room gives no buffer, and says by its own means when it has room again.
+//!
+//! # Links
+//!
+//! * [`tap`]: a TAP interface; a system call for each frame.
+//! * [`vhost_net`]: kernel vhost-net; virtqueues in memory that both sides see.
+
+pub mod tap;
+pub mod vhost_net;
 
 use arrayvec::ArrayVec;
 use ringfence_frame::PortCapabilities;

@@ -5,8 +5,8 @@ use ringfence_ring::split::{DriverQueue, QueueFault};
 use ringfence_sys::vhost::QueueName;
 
 use super::lending::FrameBlocks;
-use crate::fault::LinkFault;
-use crate::frames::{FrameRing, Waiting};
+use crate::link::vhost_net::fault::LinkFault;
+use crate::link::vhost_net::frames::{FrameRing, Waiting};
 
 /// Descriptors that a frame takes at most: its headers, its payload.
 const DESCRIPTORS: u16 = 2;

@@ -40,6 +40,8 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
+use crate::GuestSide;
+use crate::link::{Committed, Slots};
 use ringfence_access::iommu::AddressSpace;
 use ringfence_frame::tap::{capabilities, frame_max};
 use ringfence_frame::{
@@ -53,13 +55,11 @@ use ringfence_sys::iotlb::Miss;
 use ringfence_sys::rules::RuleCounters;
 use ringfence_sys::tap::TapOffloads;
 use ringfence_sys::vhost::{QueueName, VhostError, VhostNet, VhostSetup};
-use ringfence_uplink::GuestSide;
-use ringfence_uplink::link::{Committed, Slots};
 
-use crate::device::Device;
-use crate::fault::{LinkFault, worker_failed};
-use crate::frames::{FrameRing, FrameShape};
-use crate::{commit_all, inbound_queue};
+use crate::link::vhost_net::device::Device;
+use crate::link::vhost_net::fault::{LinkFault, worker_failed};
+use crate::link::vhost_net::frames::{FrameRing, FrameShape};
+use crate::link::vhost_net::{commit_all, inbound_queue};
 use lending::Lending;
 pub use lending::Protection;
 use receive::{Receiver, Taken};
@@ -101,7 +101,7 @@ pub struct VhostLink<D = VhostNet> {
 
 impl VhostLink {
     /// Sets up the device `file` ([`ringfence_sys::vhost::open`]) for the queue behind `tap`, and
-    /// starts it; otherwise as [`TapLink::new`](crate::tap::TapLink::new).
+    /// starts it; otherwise as [`TapLink::new`](crate::link::tap::TapLink::new).
     ///
     /// The calling process is the one whose memory the device uses.
     ///

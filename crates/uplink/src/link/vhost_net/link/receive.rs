@@ -10,7 +10,7 @@ use ringfence_ring::split::{DriverQueue, QueueFault, Used};
 use ringfence_sys::vhost::QueueName;
 
 use super::lending::Blocks;
-use crate::fault::LinkFault;
+use crate::link::vhost_net::fault::LinkFault;
 
 /// Octets of a receive buffer. The largest frame lies in five of them, a short one wastes address space
 /// only: of a buffer, pages are touched that were written.

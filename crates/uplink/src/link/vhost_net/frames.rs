@@ -35,7 +35,7 @@ use ringfence_memory::{DeviceRange, DeviceRegion, PAGE_SIZE, SendArea};
 use ringfence_offload::OffloadMeta;
 use ringfence_offload::vnet::{EmitError, MODERN_LEN};
 
-use crate::header::{headers_len, vnet_header};
+use crate::link::vhost_net::header::{headers_len, vnet_header};
 
 /// Octets of a room for a short frame, its virtio-net header included.
 pub const SHORT_ROOM: usize = 2048;
