@@ -19,12 +19,12 @@ use crate::launch::{Link, Options, Protect, UplinkChoice};
 use crate::names::{parse_name, parse_switch_name};
 use crate::serve::ServeArgs;
 use crate::serve::show::StatusArgs;
-use crate::sys::spawn::DomainKind;
 use crate::uplink::forward::ForwardSpec;
 use ringfence_access::Mode;
 use ringfence_frame::orders::TxStaging;
 use ringfence_net::features::OffloadKeys;
 use ringfence_net::vif::backend::QUEUES_MAX;
+use ringfence_sandbox::spawn::DomainKind;
 use ringfence_sys::tap;
 
 /// The smallest MTU: what every IPv4 host must be able to receive (RFC 791, section 3.2).

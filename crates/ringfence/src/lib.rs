@@ -14,7 +14,6 @@
 //! * [`frontend`]: the frontend of a guest.
 //! * [`guest`]: a guest's init.
 //! * [`names`]: how guests find each other.
-//! * [`sys`]: processes, namespaces, the sandbox.
 //! * [`uplink`]: a guest's way to the host's network.
 
 pub mod attach;
@@ -28,18 +27,20 @@ pub mod frontend;
 pub mod guest;
 pub mod hub;
 pub mod launch;
+pub mod log;
 pub mod names;
+mod netlink;
+pub mod out;
 mod plane;
 mod seat;
 pub mod serve;
 pub mod switchboard;
-pub mod sys;
 pub mod uplink;
 
 use std::io::Write;
 
 use cli::{Cli, Command, Internal};
-use sys::{STATUS_FAILED, keeper};
+use ringfence_sandbox::{STATUS_FAILED, keeper};
 
 /// Does what the command line says; returns the exit status.
 pub fn main_with(cli: Cli) -> u8 {
@@ -86,7 +87,7 @@ pub fn main_with(cli: Cli) -> u8 {
 }
 
 fn print(text: &[u8]) -> u8 {
-    match sys::out::Out.write_all(text) {
+    match out::Out.write_all(text) {
         Ok(()) => 0,
         Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => 0,
         Err(error) => fail(&error),

@@ -13,11 +13,11 @@ use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::process::CommandExt;
 use std::time::Duration;
 
-use ringfence::sys::ids::may_map_any;
-use ringfence::sys::keeper;
-use ringfence::sys::sandbox::Isolation;
-use ringfence::sys::spawn::{Spawn, SpawnError};
-use ringfence::sys::{Channel, DomainKind, DomainProcess};
+use ringfence_sandbox::ids::may_map_any;
+use ringfence_sandbox::isolation::Isolation;
+use ringfence_sandbox::keeper;
+use ringfence_sandbox::spawn::{Spawn, SpawnError};
+use ringfence_sandbox::{Channel, DomainKind, DomainProcess};
 use rustix::event::{EventfdFlags, PollFd, PollFlags};
 use rustix::fs::{FallocateFlags, MemfdFlags, Mode, OFlags, SealFlags};
 use rustix::io::Errno;

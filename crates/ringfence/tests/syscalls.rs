@@ -16,8 +16,8 @@ use std::time::Duration;
 
 use clap::Parser;
 use ringfence::cli::Cli;
-use ringfence::sys::DomainKind;
-use ringfence::sys::sandbox::syscalls::{Confined, enforce, let_denials_be_loud};
+use ringfence_sandbox::DomainKind;
+use ringfence_sandbox::isolation::syscalls::{Confined, enforce, let_denials_be_loud};
 use ringfence_testkit::denied;
 use rustix::pipe::PipeFlags;
 

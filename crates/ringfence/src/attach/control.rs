@@ -28,8 +28,8 @@ use rustix::event::{PollFd, PollFlags};
 
 use super::claim;
 use crate::serve::{PlatformChoice, join_hub, parse_platform};
-use crate::sys::STATUS_FAILED;
-use crate::sys::channel::poll_until;
+use ringfence_sandbox::STATUS_FAILED;
+use ringfence_sandbox::channel::poll_until;
 
 /// How long an answer or a step of the handshake may take, under emulation too.
 const WITHIN: Duration = Duration::from_secs(40);

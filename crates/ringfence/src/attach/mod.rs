@@ -34,13 +34,13 @@ use rustix::thread::CapabilitySet;
 use self::claim::{ClaimError, Claimed};
 use crate::cli::{parse_interface, staging_parser};
 use crate::frontend::link::{Happened, Link, LinkError};
+use crate::netlink::{LinkChange, Netlink};
 use crate::plane::threads;
 use crate::serve::{PlatformChoice, join_hub, parse_platform};
-use crate::sys::STATUS_FAILED;
-use crate::sys::channel::poll_until;
-use crate::sys::netlink::{LinkChange, Netlink};
-use crate::sys::sandbox::{Confinement, SandboxError};
-use crate::sys::signals::{Signals, name as signal_name};
+use ringfence_sandbox::STATUS_FAILED;
+use ringfence_sandbox::channel::poll_until;
+use ringfence_sandbox::isolation::{Confinement, SandboxError};
+use ringfence_sandbox::signals::{Signals, name as signal_name};
 
 /// How long the backend may take to let go.
 const LEAVE_WITHIN: Duration = Duration::from_secs(5);
@@ -138,7 +138,7 @@ enum AttachError {
 
 /// Drives the interface until told to end. Returns the exit status.
 pub fn main(args: &AttachArgs) -> u8 {
-    crate::sys::log::to_stderr(args.verbose);
+    crate::log::to_stderr(args.verbose);
     let attached = match &args.platform {
         PlatformChoice::Xen => XenPlatform::open(Side::Frontend)
             .map_err(|error| LinkError::from(error).into())

@@ -24,7 +24,7 @@ use super::orders::{Amount, Answer, Order, PhaseReport, Setup, Side};
 use super::usage::{Usage, clock};
 use super::work::{Generator, Idle, Sink, Waiting};
 use super::{STATUS_BENCH_FAILED, bare};
-use crate::sys::channel::{Channel, ChannelError, expect_fds};
+use ringfence_sandbox::channel::{Channel, ChannelError, expect_fds};
 
 /// How long connecting may take.
 const CONNECT_WITHIN: Duration = Duration::from_secs(10);
@@ -42,7 +42,7 @@ pub(super) fn main() -> u8 {
 }
 
 fn serve(channel: &Channel) -> anyhow::Result<()> {
-    crate::sys::die_with_parent().context("the parent's death signal")?;
+    ringfence_sandbox::die_with_parent().context("the parent's death signal")?;
     let (setup, fds) = channel.receive::<Setup>()?;
     let [hub] = expect_fds(fds)?;
     // What is set up here is warm where it is used first.

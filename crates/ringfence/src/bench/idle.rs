@@ -16,8 +16,8 @@ use serde::Serialize;
 use super::args::{parse_mode, parse_seconds};
 use super::gso::cpu;
 use crate::launch::guest_on;
-use crate::sys::out::Out;
-use crate::sys::owned_child::OwnedChild;
+use crate::out::Out;
+use ringfence_sandbox::owned_child::OwnedChild;
 
 /// Processor time of all together that is as good as none: a hundredth of one core.
 const SHARE_MAX: f64 = 0.01;
@@ -126,7 +126,7 @@ impl Guest {
 
     fn wait(&mut self) -> anyhow::Result<()> {
         let output = self.0.stdout.as_ref().context("a guest without output")?;
-        let heard = crate::sys::channel::wait_readable(output, Some(PATIENCE))?;
+        let heard = ringfence_sandbox::channel::wait_readable(output, Some(PATIENCE))?;
         let ended = self.0.try_wait()?;
         ensure!(heard && ended.is_none(), "a guest did not start within {PATIENCE:?} ({ended:?})");
         Ok(())

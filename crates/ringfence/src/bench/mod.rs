@@ -78,7 +78,7 @@ pub fn main(args: &BenchArgs) -> u8 {
     };
     match outcome {
         Ok(()) => 0,
-        Err(error) if crate::sys::out::is_closed(&error) => 0,
+        Err(error) if crate::out::is_closed(&error) => 0,
         Err(error) => {
             eprintln!("ringfence: bench: {error:#}");
             STATUS_BENCH_FAILED

@@ -21,10 +21,10 @@ use super::beside::Beside;
 use super::orders::{Amount, Answer, Order, PhaseReport, Setup, Side};
 use super::perf::PerfStat;
 use super::report::{self, Row};
-use crate::sys::channel::{Channel, ChannelError, poll_until, wait_readable};
-use crate::sys::out::Out;
-use crate::sys::owned_child::OwnedChild;
-use crate::sys::spawn::THIS_PROGRAM;
+use crate::out::Out;
+use ringfence_sandbox::channel::{Channel, ChannelError, poll_until, wait_readable};
+use ringfence_sandbox::owned_child::OwnedChild;
+use ringfence_sandbox::spawn::THIS_PROGRAM;
 
 /// How long an answer to an order may take, beyond the time that the order names: longer than a
 /// domain's own patience, whose message says more.

@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use crate::sys::channel::wait_readable;
 use anyhow::{Context, bail};
+use ringfence_sandbox::channel::wait_readable;
 use rustix::fs::{CWD, FileType, Mode};
 
 const EVENT: &str = "raw_syscalls:sys_enter";

@@ -15,7 +15,7 @@ use ringfence_platform::{DomId, Platform, PlatformError};
 use ringfence_testkit::conformance::{CaseReport, Outcome, Role, Suite, prepare};
 use ringfence_xenstore::StoreAccess;
 
-use crate::sys::STATUS_FAILED;
+use ringfence_sandbox::STATUS_FAILED;
 
 /// Cases about things that Xen does not have.
 const NOT_ON_XEN: [&str; 3] =

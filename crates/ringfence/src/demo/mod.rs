@@ -11,12 +11,12 @@ use ringfence_access::Mode;
 
 use crate::launch::guest_on;
 use crate::launch::runtime_dir::RuntimeDir;
+use crate::out::{Out, is_closed};
 use crate::switchboard::{DriverStats, FromDriver, ToDriver};
-use crate::sys::STATUS_FAILED;
-use crate::sys::channel::Channel;
-use crate::sys::out::{Out, is_closed};
-use crate::sys::owned_child::OwnedChild;
 use peer::Transfer;
+use ringfence_sandbox::STATUS_FAILED;
+use ringfence_sandbox::channel::Channel;
+use ringfence_sandbox::owned_child::OwnedChild;
 
 /// How long each transfer lasts.
 const SECONDS: u64 = 3;

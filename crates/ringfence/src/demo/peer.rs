@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
-use crate::sys::STATUS_FAILED;
+use ringfence_sandbox::STATUS_FAILED;
 
 const PORT: u16 = 5201;
 /// How long either end waits for the other.

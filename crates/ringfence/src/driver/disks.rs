@@ -26,7 +26,7 @@ use super::guests::Scope;
 use crate::disk::DISKS_MAX;
 use crate::seat::device_name;
 use crate::switchboard::{DiskRequest, Medium};
-use crate::sys::channel::expect_fds;
+use ringfence_sandbox::channel::expect_fds;
 
 /// Tells the control thread that a disk is to be looked at.
 pub(super) struct DiskBell(Arc<OwnedFd>);

@@ -24,7 +24,7 @@ use crate::seat::{Retired, Seat, Usher, device_name};
 use crate::switchboard::{
     AttachRequest, Attached, DiskRequest, DriverStats, FromDriver, LegConfig, ToDriver, VERSION,
 };
-use crate::sys::channel::Channel;
+use ringfence_sandbox::channel::Channel;
 
 /// Connections that have not asked for anything yet, and guests, that are kept.
 const CONNECTIONS_MAX: usize = 1024;

@@ -30,10 +30,10 @@ use rustix::event::{PollFd, PollFlags};
 
 use crate::plane::{Gone, threads};
 use crate::switchboard::{DriverConfig, DriverReport, FromDriver};
-use crate::sys::channel::{Channel, ChannelError, expect_fds, poll_until};
-use crate::sys::sandbox::{Isolation, SandboxError};
-use crate::sys::{DomainKind, STATUS_FAILED};
 use guests::Guests;
+use ringfence_sandbox::channel::{Channel, ChannelError, expect_fds, poll_until};
+use ringfence_sandbox::isolation::{Isolation, SandboxError};
+use ringfence_sandbox::{DomainKind, STATUS_FAILED};
 
 /// How long the first guest may take to come.
 const FIRST_GUEST_WITHIN: Duration = Duration::from_secs(10);
@@ -92,7 +92,7 @@ fn live(channel: &Channel, deed: Option<Deed>) -> Result<(), DriverError> {
     let expected = [channel.as_fd().as_raw_fd(), listener.as_raw_fd()];
     raise_descriptor_limit()?;
     let isolation = Isolation::enter(DomainKind::Driver, &expected)?;
-    crate::sys::log::to_stderr(config.verbose);
+    crate::log::to_stderr(config.verbose);
     isolation.lock()?;
     let mut driver = Driver::start(&config, listener)?;
     if let Some(deed) = deed {

@@ -22,9 +22,9 @@ use ringfence_wire::xenbus::{DeviceId, DeviceKind};
 use rustix::event::{PollFd, PollFlags};
 
 use crate::switchboard::{FromFrontend, FrontendConfig};
-use crate::sys::channel::{Channel, ChannelError, expect_fds, poll_until};
-use crate::sys::sandbox::{Isolation, SandboxError};
-use crate::sys::{DomainKind, STATUS_FAILED};
+use ringfence_sandbox::channel::{Channel, ChannelError, expect_fds, poll_until};
+use ringfence_sandbox::isolation::{Isolation, SandboxError};
+use ringfence_sandbox::{DomainKind, STATUS_FAILED};
 
 mod disks;
 pub(crate) mod link;
@@ -118,7 +118,7 @@ fn live(channel: &Channel, deed: Option<Deed>) -> Result<(), Failure> {
     expected.extend(squeeze.iter().flat_map(Squeeze::descriptors));
     expected.extend(disks.descriptors());
     let isolation = Isolation::enter(DomainKind::Frontend, &expected)?;
-    crate::sys::log::to_stderr(false);
+    crate::log::to_stderr(false);
     if let Some(why) = squeeze.as_ref().and_then(Squeeze::refused) {
         tracing::warn!("{why}");
     }

@@ -7,8 +7,8 @@ use std::process::{Command, Stdio};
 
 use rustix::process::Pid;
 
-use crate::sys::signals;
-use crate::sys::{STATUS_CANNOT_EXECUTE, STATUS_FAILED, STATUS_NOT_FOUND};
+use ringfence_sandbox::signals;
+use ringfence_sandbox::{STATUS_CANNOT_EXECUTE, STATUS_FAILED, STATUS_NOT_FOUND};
 
 /// Why the command does not run.
 #[derive(Debug, thiserror::Error)]

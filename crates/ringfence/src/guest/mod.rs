@@ -40,10 +40,10 @@ pub use address::Address;
 pub use network::{carried, carried_for_host, configure_leg};
 
 use crate::names::{self, store::StoreNames};
-use crate::sys::channel::{Channel, ChannelError, poll_until};
-use crate::sys::netlink::Route;
-use crate::sys::signals::Signals;
-use crate::sys::{Ending, STATUS_FAILED, die_with_parent, signals};
+use crate::netlink::Route;
+use ringfence_sandbox::channel::{Channel, ChannelError, poll_until};
+use ringfence_sandbox::signals::Signals;
+use ringfence_sandbox::{Ending, STATUS_FAILED, die_with_parent, signals};
 
 /// What the launcher orders.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -7,7 +7,7 @@ use ringfence_net::features::OffloadKeys;
 use ringfence_sys::tap::{Tap, TapError, TapOffloads};
 
 use super::{Address, InterfaceConfig, UplinkInterface};
-use crate::sys::netlink::{LinkChange, Netlink};
+use crate::netlink::{LinkChange, Netlink};
 
 /// The smallest MTU that IPv6 works over (RFC 8200, section 5).
 const IPV6_MTU_MIN: u32 = 1280;

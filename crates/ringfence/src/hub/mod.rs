@@ -10,9 +10,9 @@ use ringfence_platform::local::hub::{Hub, HubLimits};
 use rustix::event::{PollFd, PollFlags};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
-use crate::sys::STATUS_FAILED;
-use crate::sys::channel::poll_until;
-use crate::sys::signals::{Signals, name};
+use ringfence_sandbox::STATUS_FAILED;
+use ringfence_sandbox::channel::poll_until;
+use ringfence_sandbox::signals::{Signals, name};
 
 /// Run the hub alone: domain numbers, lent memory and event channels passed on, the store
 ///
@@ -33,7 +33,7 @@ pub struct HubArgs {
 
 /// Serves until told to end. Returns the exit status.
 pub fn main(args: &HubArgs) -> u8 {
-    crate::sys::log::to_stderr(true);
+    crate::log::to_stderr(true);
     match serve(args) {
         Ok(()) => 0,
         Err(error) => {

@@ -24,7 +24,7 @@ use super::report::{Reporter, printable};
 use super::runtime_dir::RuntimeDir;
 use crate::disk::{DISKS_MAX, DiskSpec, Source, device_variable, variable};
 use crate::switchboard::{DiskFrontend, DiskRequest, FromDriver, Medium, ToDriver};
-use crate::sys::channel::Channel;
+use ringfence_sandbox::channel::Channel;
 
 /// The driver domain only adds a device.
 const PATIENCE: Duration = Duration::from_secs(5);

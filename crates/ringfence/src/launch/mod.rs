@@ -44,9 +44,9 @@ use uplink::Uplink;
 use crate::guest::{self, Address, GuestConfig, InterfaceConfig, NamesConfig};
 use crate::plane::threads;
 use crate::switchboard::{AttachRequest, FromDriver, LegConfig, ToDriver, VERSION};
-use crate::sys::STATUS_FAILED;
-use crate::sys::channel::Channel;
-use crate::sys::signals::{self, Signals};
+use ringfence_sandbox::STATUS_FAILED;
+use ringfence_sandbox::channel::Channel;
+use ringfence_sandbox::signals::{self, Signals};
 
 /// What the interface of a guest is called.
 const INTERFACE: &str = "eth0";

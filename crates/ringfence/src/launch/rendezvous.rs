@@ -6,10 +6,10 @@ use std::time::{Duration, Instant};
 use super::report::{Reporter, last_line, printable};
 use super::runtime_dir::{RuntimeDir, RuntimeDirError};
 use crate::switchboard::{AttachRequest, Attached, DriverConfig, FromDriver, ToDriver};
-use crate::sys::Ending;
-use crate::sys::channel::{Channel, ChannelError, expect_fds};
-use crate::sys::keeper::Obituary;
-use crate::sys::spawn::{Aftermath, DomainKind, DomainProcess, Spawn, SpawnError};
+use ringfence_sandbox::Ending;
+use ringfence_sandbox::channel::{Channel, ChannelError, expect_fds};
+use ringfence_sandbox::keeper::Obituary;
+use ringfence_sandbox::spawn::{Aftermath, DomainKind, DomainProcess, Spawn, SpawnError};
 
 /// How long a driver domain may take to answer, or to be gone when it is on its way out.
 const PATIENCE: Duration = Duration::from_secs(10);

@@ -9,7 +9,7 @@ use rustix::fs::{AtFlags, FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
-use crate::sys::spawn::SocketFile;
+use ringfence_sandbox::spawn::SocketFile;
 
 /// How long the lock of the directory is waited for. Whoever holds it only starts a process.
 const LOCK_PATIENCE: Duration = Duration::from_secs(10);

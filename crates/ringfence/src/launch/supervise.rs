@@ -16,13 +16,13 @@ use super::uplink::Uplink;
 use super::{Options, list, standard_input};
 use crate::guest::{FromGuest, GuestConfig, ToGuest};
 use crate::switchboard::{Attached, FromDriver, FromFrontend, FrontendConfig};
-use crate::sys::channel::{Channel, poll_until, wait_hung_up};
-use crate::sys::signals::{Arrived, Signals};
-use crate::sys::spawn::{DomainKind, DomainProcess, Ended, Event, Process, Spawn};
-use crate::sys::{ChannelError, Ending, STATUS_FAILED};
 use crate::uplink::{FromUplink, UplinkConfig};
 use ringfence_access::Mode;
 use ringfence_frame::orders::TxStaging;
+use ringfence_sandbox::channel::{Channel, poll_until, wait_hung_up};
+use ringfence_sandbox::signals::{Arrived, Signals};
+use ringfence_sandbox::spawn::{DomainKind, DomainProcess, Ended, Event, Process, Spawn};
+use ringfence_sandbox::{ChannelError, Ending, STATUS_FAILED};
 
 /// How long a guest or a frontend may take to be ready.
 const PATIENCE: Duration = Duration::from_secs(10);

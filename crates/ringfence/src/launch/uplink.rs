@@ -10,13 +10,13 @@ use super::options::{Link, Options, Protect, UplinkChoice};
 use super::report::Reporter;
 use crate::guest::{self, Address, ResolverConfig, UplinkInterface};
 use crate::plane::threads;
-use crate::sys::channel::{Channel, ChannelError};
 use crate::uplink::forward::{self, Forward, PORTS_MAX};
 use crate::uplink::host::{HostNetwork, Resolver};
 use crate::uplink::link::LinkOrder;
 use crate::uplink::plan::{Plan, PlanError, Wishes};
 use crate::uplink::{BATCH, UplinkConfig, UplinkSockets};
 use ringfence_net::features::OffloadKeys;
+use ringfence_sandbox::channel::{Channel, ChannelError};
 
 /// Queues of the guest's interface, at most: their descriptors go with one message, each with one of a
 /// device.

@@ -11,7 +11,7 @@ use super::answer::{Answer, QUERY_MAX, Question, Rejected, Request};
 use super::listening::something_listens;
 use super::relay::Relay;
 use super::{ANNOUNCE_AFTER, NameSource, PATIENCE};
-use crate::sys::channel::poll_until;
+use ringfence_sandbox::channel::poll_until;
 
 /// The most queries held back, and connections open, at a time. The guest's programs would only
 /// hurt themselves by more.

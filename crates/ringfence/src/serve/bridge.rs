@@ -12,7 +12,7 @@ use std::path::Path;
 
 use ringfence_sys::tap::{Tap, TapError};
 
-use crate::sys::netlink::{LinkChange, Netlink};
+use crate::netlink::{LinkChange, Netlink};
 
 /// The Ethernet address of a bridge's ports: the highest there is, so that no bridge takes it for its
 /// own.

@@ -30,8 +30,8 @@ use super::status::{
 };
 use super::{OnExit, Setup};
 use crate::seat::device_name;
-use crate::sys::channel::poll_until;
-use crate::sys::signals::{Signals, name as signal_name};
+use ringfence_sandbox::channel::poll_until;
+use ringfence_sandbox::signals::{Signals, name as signal_name};
 
 /// Events of the store taken before the devices that they name are looked at.
 const EVENTS_A_TURN: usize = 256;
@@ -83,7 +83,7 @@ pub(super) enum ServeError {
     },
     /// The box could not be closed.
     #[error(transparent)]
-    Confinement(#[from] crate::sys::sandbox::SandboxError),
+    Confinement(#[from] ringfence_sandbox::isolation::SandboxError),
     /// The system refused.
     #[error(transparent)]
     System(#[from] io::Error),
@@ -314,7 +314,7 @@ impl<P: Platform> Daemon<P> {
             tracing::warn!("some changes wait for the daemon to be started again");
         }
         self.config = self.config.reloaded(new);
-        crate::sys::log::set_level(self.config.serve.log_level.level());
+        crate::log::set_level(self.config.serve.log_level.level());
         self.vifs.reconfigure(self.config.clone());
         self.disks.reconfigure(self.config.clone());
         self.devices.mark_all();

@@ -16,7 +16,7 @@ use ringfence_xenstore::{StoreAccess, StoreClient};
 use rustix::fs::Mode;
 
 use super::config::{Attach, Network};
-use crate::sys::netlink::Netlink;
+use crate::netlink::Netlink;
 
 /// The notes, in a directory that only the daemon's user can enter.
 #[derive(Debug)]

@@ -46,9 +46,9 @@ use rustix::thread::CapabilitySet;
 use self::config::{Config, ConfigError, PATH_DEFAULT};
 use self::daemon::{Daemon, ServeError};
 use crate::launch::runtime_dir::RuntimeDir;
-use crate::sys::STATUS_FAILED;
-use crate::sys::sandbox::Confinement;
-use crate::sys::signals::Signals;
+use ringfence_sandbox::STATUS_FAILED;
+use ringfence_sandbox::isolation::Confinement;
+use ringfence_sandbox::signals::Signals;
 
 /// Where the daemon keeps what outlives it, and its socket.
 const RUNTIME_DIR: &str = "/run/ringfence";
@@ -207,7 +207,7 @@ pub fn main(args: &ServeArgs) -> u8 {
 }
 
 fn serve(setup: Setup, config: Config) -> Result<(), ServeError> {
-    crate::sys::log::to_stderr_at(config.serve.log_level.level());
+    crate::log::to_stderr_at(config.serve.log_level.level());
     let signals = Signals::new(&[Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP])?;
     let directory = RuntimeDir::open_at(setup.runtime_dir.clone())?;
     let _lock = lock(directory.path().join("serve.lock"))?;

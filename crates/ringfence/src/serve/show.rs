@@ -8,7 +8,7 @@ use clap::Args;
 
 use super::config::{Config, PATH_DEFAULT};
 use super::status::{Attachment, Counts, QueueStatus, Snapshot, VbdStatus, VifStatus, ask};
-use crate::sys::STATUS_FAILED;
+use ringfence_sandbox::STATUS_FAILED;
 
 const EXAMPLES: &str = "\
 Examples:

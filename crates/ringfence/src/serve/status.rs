@@ -24,7 +24,7 @@ use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use serde::{Deserialize, Serialize};
 
-use crate::sys::channel::{Channel, ChannelError};
+use ringfence_sandbox::channel::{Channel, ChannelError};
 
 /// How long a client may take to ask, and the kernel to take the answer.
 const PATIENCE: Duration = Duration::from_secs(5);

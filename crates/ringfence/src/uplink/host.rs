@@ -15,7 +15,7 @@ use netlink_packet_route::route::{
 };
 
 use crate::guest::Address;
-use crate::sys::netlink::{Netlink, Route};
+use crate::netlink::{Netlink, Route};
 
 /// The most routes that are copied: a guest needs the way out, not a whole routing table.
 const ROUTES_MAX: usize = 32;

@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use super::host::{HostNetwork, Resolver};
 use super::{Alias, INTERFACE};
 use crate::guest::{Address, InterfaceConfig, ResolverConfig, UplinkInterface};
-use crate::sys::netlink::Route;
+use crate::netlink::Route;
 
 /// The router where the host has none to copy. Nobody else can have it: it is of this link.
 const ROUTER_V4: Ipv4Addr = Ipv4Addr::new(169, 254, 53, 254);

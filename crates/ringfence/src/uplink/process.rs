@@ -26,9 +26,9 @@ use super::forward::{Forward, Protocol};
 use super::link::{Link, LinkError, Made};
 use super::{FromUplink, UplinkConfig, UplinkSockets};
 use crate::driver::raise_descriptor_limit;
-use crate::sys::channel::{Channel, ChannelError};
-use crate::sys::sandbox::{Isolation, SandboxError};
-use crate::sys::{DomainKind, STATUS_FAILED};
+use ringfence_sandbox::channel::{Channel, ChannelError};
+use ringfence_sandbox::isolation::{Isolation, SandboxError};
+use ringfence_sandbox::{DomainKind, STATUS_FAILED};
 
 /// How long it looks for work before it sleeps, at most.
 const SPIN: Duration = Duration::from_micros(50);
@@ -79,7 +79,7 @@ fn live(channel: &Channel) -> Result<(), Failure> {
     let mut expected = vec![channel.as_fd().as_raw_fd()];
     expected.extend(taps.iter().chain(&sockets).map(AsRawFd::as_raw_fd));
     let isolation = Isolation::enter(DomainKind::Uplink, &expected)?;
-    crate::sys::log::to_stderr(config.verbose);
+    crate::log::to_stderr(config.verbose);
     let made = make_links(&config, taps)?;
     isolation.lock()?;
     serve(channel, &config, made, sockets, descriptors.saturating_sub(OWN_DESCRIPTORS))

@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 
 use ringfence::launch::runtime_dir::RuntimeDir;
 use ringfence::switchboard::{DriverStats, FromDriver, ToDriver};
-use ringfence::sys::Channel;
+use ringfence_sandbox::Channel;
 use rustix::process::{Pid, Signal};
 
 use processes::{Process, descendants};

@@ -27,7 +27,7 @@ use super::latency::Latencies;
 use super::orders::{Answer, GuestSetup, HANDLE, Order, Setup, Worked};
 use crate::bench::STATUS_BENCH_FAILED;
 use crate::bench::usage::{Usage, clock};
-use crate::sys::channel::{Channel, ChannelError, expect_fds};
+use ringfence_sandbox::channel::{Channel, ChannelError, expect_fds};
 
 /// How long connecting may take.
 const CONNECT_WITHIN: Duration = Duration::from_secs(20);
@@ -49,7 +49,7 @@ pub(crate) fn main() -> u8 {
 }
 
 fn serve(channel: &Channel) -> anyhow::Result<()> {
-    crate::sys::die_with_parent().context("the parent's death signal")?;
+    ringfence_sandbox::die_with_parent().context("the parent's death signal")?;
     let (setup, fds) = channel.receive::<Setup>()?;
     let [hub] = expect_fds(fds)?;
     let platform = LocalPlatform::connect(hub)?;

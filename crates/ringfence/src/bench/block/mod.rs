@@ -41,9 +41,9 @@ pub(super) use self::seeds::run as run_seeds;
 use super::net::RunningHub;
 use super::usage::Usage;
 use crate::switchboard::DiskFrontend;
-use crate::sys::channel::{Channel, ChannelError};
-use crate::sys::owned_child::OwnedChild;
-use crate::sys::spawn::THIS_PROGRAM;
+use ringfence_sandbox::channel::{Channel, ChannelError};
+use ringfence_sandbox::owned_child::OwnedChild;
+use ringfence_sandbox::spawn::THIS_PROGRAM;
 
 /// How long an answer to an order may take, beyond the time that the order names.
 const PATIENCE: Duration = Duration::from_secs(60);

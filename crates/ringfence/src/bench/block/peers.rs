@@ -20,7 +20,7 @@ use serde_json::Value;
 use super::args::{BlockArgs, Peer, Rw, Storage};
 use super::orders::span;
 use super::report::Row;
-use crate::sys::spawn::THIS_PROGRAM;
+use ringfence_sandbox::spawn::THIS_PROGRAM;
 
 /// How long a server may take to offer its disk.
 const UP_WITHIN: Duration = Duration::from_secs(20);

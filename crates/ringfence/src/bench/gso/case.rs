@@ -19,8 +19,8 @@ use crate::demo::{control_connection, stats};
 use crate::launch::guest_on;
 use crate::launch::runtime_dir::RuntimeDir;
 use crate::switchboard::DriverStats;
-use crate::sys::channel::Channel;
-use crate::sys::owned_child::OwnedChild;
+use ringfence_sandbox::channel::Channel;
+use ringfence_sandbox::owned_child::OwnedChild;
 
 /// How long anything may take that takes a moment.
 const PATIENCE: Duration = Duration::from_secs(20);

@@ -19,7 +19,7 @@ use serde::{Deserialize, Serialize};
 
 use super::super::said::{self, say};
 use super::super::usage::clock;
-use crate::sys::netlink::{LinkChange, Netlink};
+use crate::netlink::{LinkChange, Netlink};
 
 /// What is written at a time, as other tools do.
 const BUFFER: usize = 128 << 10;

@@ -37,7 +37,7 @@ use args::{GsoArgs, Path, Setup};
 use case::Case;
 use report::{Measured, Row};
 
-use crate::sys::out::Out;
+use crate::out::Out;
 
 /// Runs every row.
 pub(super) fn run(args: &GsoArgs) -> anyhow::Result<()> {

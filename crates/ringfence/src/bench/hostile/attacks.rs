@@ -15,7 +15,7 @@ use super::args::Behaviour;
 use super::control::{self, WrongAnswer};
 use super::orders::{Answer, Entrance, SINK_MAC};
 use super::rogue::{Rogue, UNGRANTED};
-use crate::sys::channel::Channel;
+use ringfence_sandbox::channel::Channel;
 
 /// Octets of a packet that is not about its size.
 const SMALL: u16 = 64;

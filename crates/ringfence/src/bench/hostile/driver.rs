@@ -10,7 +10,7 @@ use ringfence_switch::forwarding::PortPolicy;
 use super::orders::{Answer, Order, SINK_MAC, Setup};
 use super::sink::{SinkPort, Tally};
 use crate::switchboard::DriverConfig;
-use crate::sys::channel::{Channel, ChannelError};
+use ringfence_sandbox::channel::{Channel, ChannelError};
 
 /// Serves launchers and guests on this thread, the parent on another one.
 pub(super) fn serve(channel: Channel, setup: &Setup, listener: OwnedFd) -> anyhow::Result<()> {

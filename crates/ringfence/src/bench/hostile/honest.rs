@@ -17,7 +17,7 @@ use ringfence_wire::xenbus::DeviceId;
 use super::super::packet::Template;
 use super::super::work::{Idle, Waiting};
 use super::orders::{Answer, Place, SINK_MAC, Setup};
-use crate::sys::channel::Channel;
+use ringfence_sandbox::channel::Channel;
 
 /// How long connecting may take.
 const CONNECT_WITHIN: Duration = Duration::from_secs(10);

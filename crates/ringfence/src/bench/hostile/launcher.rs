@@ -16,7 +16,7 @@ use super::orders::{Entrance, Place};
 use crate::switchboard::{
     AttachRequest, DiskRequest, DriverStats, FromDriver, Medium, ToDriver, VERSION,
 };
-use crate::sys::channel::{Channel, expect_fds};
+use ringfence_sandbox::channel::{Channel, expect_fds};
 
 /// How long the driver domain may take to answer a launcher.
 const PATIENCE: Duration = Duration::from_secs(10);

@@ -50,15 +50,15 @@ use ringfence_access::Mode;
 use rustix::thread::CpuSet;
 
 use super::STATUS_BENCH_FAILED;
+use crate::out::Out;
 use crate::switchboard::DriverStats;
-use crate::sys::channel::{Channel, expect_fds};
-use crate::sys::out::Out;
 use args::{Behaviour, HostileArgs};
 use disks::behaviour::DiskBehaviour;
 use launcher::{Rendezvous, Seat};
 use orders::{Answer, Arrivals, Entrance, Order, Role, Setup};
 use process::Process;
 use report::{Measured, Row};
+use ringfence_sandbox::channel::{Channel, expect_fds};
 
 /// From when all are there until it is measured.
 const WARM_UP: Duration = Duration::from_millis(300);
@@ -310,7 +310,7 @@ pub(super) fn process_main() -> u8 {
 }
 
 fn serve(channel: &Channel) -> anyhow::Result<()> {
-    crate::sys::die_with_parent().context("the parent's death signal")?;
+    ringfence_sandbox::die_with_parent().context("the parent's death signal")?;
     let (setup, fds) = channel.receive::<Setup>()?;
     if let Some(core) = setup.core {
         let mut cores = CpuSet::new();

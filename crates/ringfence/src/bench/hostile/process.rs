@@ -8,9 +8,9 @@ use std::time::Duration;
 use anyhow::{Context, bail};
 
 use super::orders::{Answer, Order, Setup};
-use crate::sys::channel::{Channel, ChannelError};
-use crate::sys::owned_child::OwnedChild;
-use crate::sys::spawn::THIS_PROGRAM;
+use ringfence_sandbox::channel::{Channel, ChannelError};
+use ringfence_sandbox::owned_child::OwnedChild;
+use ringfence_sandbox::spawn::THIS_PROGRAM;
 
 /// How long a process may take to answer.
 const PATIENCE: Duration = Duration::from_secs(30);

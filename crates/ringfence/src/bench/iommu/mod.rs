@@ -14,7 +14,7 @@ use serde::Serialize;
 use self::args::{Direction, IommuArgs, PROTECTIONS};
 use self::rig::{Rig, Spent};
 use super::median;
-use crate::sys::out::Out;
+use crate::out::Out;
 
 /// A row as it is printed. Field names are part of the command's interface.
 #[derive(Clone, Debug, Serialize)]

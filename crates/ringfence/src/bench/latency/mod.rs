@@ -23,8 +23,8 @@ use self::end::{Order, Protocol, Said};
 use super::args::{parse_mode, parse_seconds};
 use super::said;
 use crate::launch::guest_on;
-use crate::sys::out::Out;
-use crate::sys::owned_child::OwnedChild;
+use crate::out::Out;
+use ringfence_sandbox::owned_child::OwnedChild;
 
 /// How long anything may take that takes a moment, beyond a slice.
 const PATIENCE: Duration = Duration::from_secs(30);

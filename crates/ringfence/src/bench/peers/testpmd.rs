@@ -11,7 +11,7 @@ use anyhow::{Context, bail, ensure};
 
 use super::Peer;
 use crate::bench::args::Direction;
-use crate::sys::owned_child::OwnedChild;
+use ringfence_sandbox::owned_child::OwnedChild;
 
 const PROGRAM: &str = "dpdk-testpmd";
 const MISSING: &str = "`dpdk-testpmd` is not installed (Debian: dpdk-dev)";

@@ -25,7 +25,7 @@ use self::group::Group;
 use self::report::{Phase, Reading, Report};
 use super::gso::args::{Path, Setup};
 use super::gso::case::Case;
-use crate::sys::out::Out;
+use crate::out::Out;
 
 /// How long the stream flows before anything is measured, and then before there is pressure.
 const WARM_UP: Duration = Duration::from_secs(3);

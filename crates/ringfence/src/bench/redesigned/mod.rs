@@ -22,7 +22,7 @@ use self::args::{Experiment, RedesignedArgs};
 use self::report::{Report, Run};
 use super::gso::args::{Path, Setup};
 use super::gso::case::Case;
-use crate::sys::out::Out;
+use crate::out::Out;
 
 /// Runs everything.
 pub(super) fn run(args: &RedesignedArgs) -> anyhow::Result<()> {

@@ -32,7 +32,7 @@ use super::args::{Direction, NetArgs};
 use super::net::{self, Case};
 use super::peers::{self, Outcome, Peer};
 use super::report::Row;
-use crate::sys::out::Out;
+use crate::out::Out;
 
 /// What is verified of each packet; testpmd verifies nothing.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -27,7 +27,7 @@ use super::args::Direction;
 use super::end::{Kind, Order, Server};
 use super::peers::HOST;
 use crate::bench::median;
-use crate::sys::out::Out;
+use crate::out::Out;
 
 /// What every kernel has.
 const CONGESTION: &str = "cubic";

@@ -35,7 +35,7 @@ use self::peers::{Behind, GUEST, HOST, PORT};
 use super::gso::cpu::spent_by_descendants;
 use super::median;
 use super::perf::PerfStat;
-use crate::sys::out::Out;
+use crate::out::Out;
 
 /// A row as it is printed. Field names are part of the command's interface.
 #[derive(Clone, Debug, Serialize)]
@@ -387,7 +387,7 @@ carries packets, with --syscalls.";
 pub(crate) fn end_main(role: &str, congestion: &str, what: &str) -> u8 {
     // A server that outlives what connects it would hold its port against the next row's: pasta, ended by
     // a signal, leaves its command behind.
-    if let Err(error) = crate::sys::die_with_parent() {
+    if let Err(error) = ringfence_sandbox::die_with_parent() {
         eprintln!("ringfence: a server may outlive its peer: {error}");
     }
     // It has its own network namespace, which knows the host's default at first. Where this is not

@@ -41,9 +41,9 @@ use super::process::{Footprint, Process};
 use super::rogue::{Pace, STEP_WITHIN};
 use super::{Cores, MTU_MIN, WARM_UP};
 use crate::bench::block::{self, GuestSetup, Rw};
+use crate::out::Out;
 use crate::switchboard::{DiskFrontend, DriverStats};
-use crate::sys::channel::Channel;
-use crate::sys::out::Out;
+use ringfence_sandbox::channel::Channel;
 
 /// Bytes of a guest's disk.
 const BYTES: u64 = 16 << 20;

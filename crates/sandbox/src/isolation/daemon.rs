@@ -13,7 +13,7 @@ use super::{SandboxError, stage};
 
 /// Proof that the first stage is done.
 #[derive(Debug)]
-pub(crate) struct Confinement(());
+pub struct Confinement(());
 
 impl Confinement {
     /// The first stage; the process must have one thread. What is opened afterwards is opened
@@ -22,7 +22,7 @@ impl Confinement {
     /// # Errors
     ///
     /// [`SandboxError`]; the process is to end.
-    pub(crate) fn enter(keep: CapabilitySet) -> Result<Confinement, SandboxError> {
+    pub fn enter(keep: CapabilitySet) -> Result<Confinement, SandboxError> {
         stage("core file limit", super::no_core_files())?;
         if rustix::thread::capabilities(None)?.effective.contains(CapabilitySet::SETPCAP) {
             stage("capabilities", super::drop_capabilities(keep))?;
@@ -41,7 +41,7 @@ impl Confinement {
     /// # Errors
     ///
     /// [`SandboxError`]; the process is to end.
-    pub(crate) fn lock(self) -> Result<(), SandboxError> {
+    pub fn lock(self) -> Result<(), SandboxError> {
         Ok(syscalls::enforce(Confined::Daemon)?)
     }
 }

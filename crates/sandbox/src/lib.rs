@@ -1,3 +1,4 @@
+#![forbid(unsafe_code)]
 //! Processes, and what keeps them apart.
 //!
 //! # Theory of operation
@@ -24,12 +25,9 @@
 
 pub mod channel;
 pub mod ids;
+pub mod isolation;
 pub mod keeper;
-pub mod log;
-pub(crate) mod netlink;
-pub(crate) mod out;
-pub(crate) mod owned_child;
-pub mod sandbox;
+pub mod owned_child;
 pub mod signals;
 pub mod spawn;
 
@@ -62,7 +60,7 @@ impl Ending {
     }
 
     /// Reads what waiting for a process gave.
-    pub(crate) fn from_wait(status: rustix::process::WaitStatus) -> Ending {
+    pub fn from_wait(status: rustix::process::WaitStatus) -> Ending {
         if let Some(code) = status.exit_status() {
             Ending::Exited(u8::try_from(code).unwrap_or(u8::MAX))
         } else if let Some(signal) = status.terminating_signal() {
@@ -75,7 +73,7 @@ impl Ending {
 
 impl Ending {
     /// As [`Ending::from_wait`], for the other way of waiting.
-    pub(crate) fn from_wait_id(status: &rustix::process::WaitIdStatus) -> Ending {
+    pub fn from_wait_id(status: &rustix::process::WaitIdStatus) -> Ending {
         if let Some(code) = status.exit_status() {
             Ending::Exited(u8::try_from(code).unwrap_or(u8::MAX))
         } else {
@@ -111,7 +109,7 @@ pub const STATUS_NOT_FOUND: u8 = 127;
 /// # Errors
 ///
 /// The kernel's; none are expected.
-pub(crate) fn die_with_parent() -> std::io::Result<()> {
+pub fn die_with_parent() -> std::io::Result<()> {
     Ok(rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?)
 }
 

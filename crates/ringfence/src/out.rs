@@ -10,7 +10,7 @@ use std::io::{self, Write};
 
 /// Standard output.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Out;
+pub struct Out;
 
 /// Nobody reads standard output any more.
 #[derive(Debug)]
@@ -43,7 +43,7 @@ fn mark(error: io::Error) -> io::Error {
 }
 
 /// Whether the error is that nobody reads standard output any more.
-pub(crate) fn is_closed(error: &anyhow::Error) -> bool {
+pub fn is_closed(error: &anyhow::Error) -> bool {
     let closed = |cause: &io::Error| cause.get_ref().is_some_and(|inner| inner.is::<Closed>());
     error.chain().any(|cause| cause.downcast_ref::<io::Error>().is_some_and(closed))
 }

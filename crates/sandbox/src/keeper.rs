@@ -35,7 +35,7 @@ const LOCK_PATIENCE: Duration = Duration::from_secs(2);
 
 /// What the launcher orders.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) enum ToKeeper {
+pub enum ToKeeper {
     /// Make the namespaces. With the inner process's channel, and for a driver domain the runtime
     /// directory and the switch's listening socket.
     SetUp {
@@ -50,7 +50,7 @@ pub(crate) enum ToKeeper {
 
 /// What the keeper reports.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) enum FromKeeper {
+pub enum FromKeeper {
     /// The user namespace waits for its maps.
     Unshared,
     /// The inner process runs.

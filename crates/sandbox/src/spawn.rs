@@ -17,7 +17,7 @@ use super::ids::{self, MapWriter, Maps};
 use super::keeper::{FromKeeper, ToKeeper};
 
 /// This program, whatever happened to its file meanwhile.
-pub(crate) const THIS_PROGRAM: &str = "/proc/self/exe";
+pub const THIS_PROGRAM: &str = "/proc/self/exe";
 
 /// How long a process of ours may take to start before it counts as stuck.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -54,7 +54,7 @@ impl DomainKind {
     }
 
     /// The subcommand of `ringfence internal` that its inner process runs.
-    pub(crate) fn subcommand(self) -> &'static str {
+    pub fn subcommand(self) -> &'static str {
         match self {
             DomainKind::Driver => "driver",
             DomainKind::Frontend => "frontend",

@@ -119,7 +119,7 @@ impl Channel {
     /// The life of a process that was started with its channel on standard input: does `work`. If that
     /// fails, the other end is told what `failed` makes of it, and the first of the pair is the exit
     /// status. Returns the exit status.
-    pub(crate) fn serve_stdin<E, M: Serialize>(
+    pub fn serve_stdin<E, M: Serialize>(
         work: impl FnOnce(&Channel) -> Result<u8, E>,
         failed: impl FnOnce(E) -> (u8, M),
     ) -> u8 {

@@ -6,7 +6,7 @@ use std::process::Child;
 /// A child process that is killed, and waited for, when this is dropped; gone already is as good. With a
 /// launcher goes its guest.
 #[derive(Debug)]
-pub(crate) struct OwnedChild(pub(crate) Child);
+pub struct OwnedChild(pub Child);
 
 impl Deref for OwnedChild {
     type Target = Child;

@@ -26,7 +26,7 @@ mod landlock;
 mod list;
 pub mod syscalls;
 
-pub(crate) use daemon::Confinement;
+pub use daemon::Confinement;
 
 use std::io;
 

@@ -64,7 +64,7 @@ use seccompiler::{
 };
 
 use super::list::{LIST, REFUSED};
-use crate::sys::spawn::DomainKind;
+use crate::spawn::DomainKind;
 
 /// A row of the list: one call, allowed when all of its conditions hold. A call may have several
 /// rows.
