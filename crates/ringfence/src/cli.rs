@@ -7,10 +7,6 @@ use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{Args, CommandFactory, Parser, Subcommand};
 
 use crate::attach::AttachArgs;
-use crate::attach::control::ControlRingArgs;
-use crate::bench::args::BenchArgs;
-use crate::bench::hostile::on_xen::HostileGuestArgs;
-use crate::conformance::ConformanceArgs;
 use crate::disk::DiskSpec;
 use crate::guest::Address;
 use crate::hub::HubArgs;
@@ -64,8 +60,6 @@ pub enum Command {
     Status(StatusArgs),
     /// Run the hub alone, for domains that are started by other means
     Hub(HubArgs),
-    /// Measure what the data path costs
-    Bench(BenchArgs),
     /// Print a script that completes commands and options in a shell
     #[command(after_help = "Example, for bash:\n  ringfence completions bash > \
                             ~/.local/share/bash-completion/completions/ringfence")]
@@ -261,33 +255,6 @@ pub enum Internal {
     Frontend,
     /// A guest's uplink
     Uplink,
-    /// One side of a benchmark
-    BenchDomain,
-    /// One process of a benchmark with hostile guests
-    BenchHostile,
-    /// One process of a benchmark of disks
-    BenchBlock,
-    /// One end of a stream of a benchmark
-    BenchGsoEnd {
-        /// Which.
-        #[command(subcommand)]
-        role: crate::bench::gso::end::Role,
-    },
-    /// One end of a conversation of a benchmark
-    BenchLatencyEnd {
-        /// Which.
-        #[command(subcommand)]
-        role: crate::bench::latency::end::Role,
-    },
-    /// One end of what a benchmark sends through uplinks
-    BenchUplinkEnd {
-        /// `client` or `server`.
-        role: String,
-        /// How TCP meets congestion.
-        congestion: String,
-        /// A client's order, a server's port.
-        what: String,
-    },
     /// One end of the demonstration's transfer
     DemoPeer {
         /// Which.
@@ -300,12 +267,6 @@ pub enum Internal {
         #[arg(last = true)]
         command: Vec<OsString>,
     },
-    /// Breaks every rule of a vif, from inside a Xen guest
-    HostileGuest(HostileGuestArgs),
-    /// Runs one half of the platform's conformance suite on Xen
-    Conformance(ConformanceArgs),
-    /// Asks a vif's backend every message of the control ring
-    ControlRing(ControlRingArgs),
     /// Prints the manual page
     Man,
 }
@@ -366,7 +327,7 @@ fn parse_kind(text: &str) -> Result<DomainKind, String> {
         .ok_or_else(|| "no such process".to_owned())
 }
 
-pub(crate) fn parse_interface(text: &str) -> Result<String, String> {
+pub fn parse_interface(text: &str) -> Result<String, String> {
     let valid = (1..=tap::NAME_MAX).contains(&text.len())
         && text.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.'))
         && !matches!(text, "." | "..");

@@ -4,8 +4,6 @@
 //! * [`attach`]: `ringfence attach`.
 //! * [`serve`]: `ringfence serve` and `ringfence status`.
 //! * [`cli`]: the command line.
-//! * [`mod@bench`]: `ringfence bench`.
-//! * [`conformance`]: `ringfence internal conformance`, a test on real Xen.
 //! * [`demo`]: `ringfence demo`.
 //! * [`hub`]: `ringfence hub`.
 //! * [`launch`]: `ringfence run`, the process in the user's terminal.
@@ -17,9 +15,7 @@
 //! * [`uplink`]: a guest's way to the host's network.
 
 pub mod attach;
-pub mod bench;
 pub mod cli;
-pub mod conformance;
 pub mod demo;
 pub mod disk;
 pub mod driver;
@@ -29,7 +25,7 @@ pub mod hub;
 pub mod launch;
 pub mod log;
 pub mod names;
-mod netlink;
+pub mod netlink;
 pub mod out;
 mod plane;
 mod seat;
@@ -51,7 +47,6 @@ pub fn main_with(cli: Cli) -> u8 {
         Command::Status(args) => serve::show::main(&args),
         Command::Attach(args) => attach::main(&args),
         Command::Hub(args) => hub::main(&args),
-        Command::Bench(args) => bench::main(&args),
         Command::Completions { shell } => {
             let mut script = Vec::new();
             cli::write_completions(shell, &mut script);
@@ -62,19 +57,8 @@ pub fn main_with(cli: Cli) -> u8 {
             Internal::Driver => driver::main(),
             Internal::Frontend => frontend::main(),
             Internal::Uplink => uplink::process::main(),
-            Internal::BenchDomain => bench::domain_main(),
-            Internal::BenchHostile => bench::hostile_main(),
-            Internal::BenchBlock => bench::block_main(),
-            Internal::BenchGsoEnd { role } => bench::gso_end_main(&role),
-            Internal::BenchLatencyEnd { role } => bench::latency_end_main(role),
-            Internal::BenchUplinkEnd { role, congestion, what } => {
-                bench::uplink_end_main(&role, &congestion, &what)
-            }
             Internal::DemoPeer { role } => demo::peer::main(&role),
             Internal::GuestInit { command } => guest::main(&command),
-            Internal::HostileGuest(args) => bench::hostile_guest_main(&args),
-            Internal::Conformance(args) => conformance::main(&args),
-            Internal::ControlRing(args) => attach::control::main(&args),
             Internal::Man => {
                 let mut page = Vec::new();
                 match cli::write_manual(&mut page) {

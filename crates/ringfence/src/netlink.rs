@@ -27,38 +27,38 @@ use crate::guest::Address;
 
 /// A connection to the kernel, about the network namespace it was opened in.
 #[derive(Debug)]
-pub(crate) struct Netlink {
+pub struct Netlink {
     socket: OwnedFd,
     sequence: u32,
 }
 
 /// A way to a network.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Route {
+pub struct Route {
     /// The network.
-    pub(crate) destination: IpAddr,
+    pub destination: IpAddr,
     /// The length of its prefix; 0: all there is.
-    pub(crate) prefix: u8,
+    pub prefix: u8,
     /// Who passes packets on; `None`: it is reached directly.
-    pub(crate) gateway: Option<IpAddr>,
+    pub gateway: Option<IpAddr>,
     /// The smaller the better.
-    pub(crate) metric: Option<u32>,
+    pub metric: Option<u32>,
 }
 
 /// What to change of an interface.
 #[derive(Debug, Default)]
-pub(crate) struct LinkChange {
-    pub(crate) mac: Option<[u8; 6]>,
-    pub(crate) mtu: Option<u32>,
+pub struct LinkChange {
+    pub mac: Option<[u8; 6]>,
+    pub mtu: Option<u32>,
     /// Segments that a super-packet has at most; 1: there are none.
-    pub(crate) gso_max_segments: Option<u32>,
-    pub(crate) up: bool,
+    pub gso_max_segments: Option<u32>,
+    pub up: bool,
     /// The bridge it becomes a port of, by number.
-    pub(crate) bridge: Option<u32>,
+    pub bridge: Option<u32>,
 }
 
 impl Netlink {
-    pub(crate) fn open() -> io::Result<Netlink> {
+    pub fn open() -> io::Result<Netlink> {
         let socket = rustix::net::socket_with(
             rustix::net::AddressFamily::NETLINK,
             SocketType::RAW,
@@ -70,12 +70,12 @@ impl Netlink {
     }
 
     /// The number of an interface.
-    pub(crate) fn index_of(&self, name: &str) -> io::Result<u32> {
+    pub fn index_of(&self, name: &str) -> io::Result<u32> {
         Ok(rustix::net::netdevice::name_to_index(&self.socket, name)?)
     }
 
     /// Changes an interface.
-    pub(crate) fn change_link(&mut self, index: u32, change: &LinkChange) -> io::Result<()> {
+    pub fn change_link(&mut self, index: u32, change: &LinkChange) -> io::Result<()> {
         let mut link = LinkMessage::default();
         link.header.index = index;
         if change.up {
@@ -91,7 +91,7 @@ impl Netlink {
 
     /// Adds an address, usable at once: nobody else on the switch has it, so an IPv6 address need
     /// not be tried out first.
-    pub(crate) fn add_address(&mut self, index: u32, address: Address) -> io::Result<()> {
+    pub fn add_address(&mut self, index: u32, address: Address) -> io::Result<()> {
         let mut message = AddressMessage::default();
         message.header.index = index;
         message.header.prefix_len = address.prefix();
@@ -112,7 +112,7 @@ impl Netlink {
     }
 
     /// Adds a route by way of an interface.
-    pub(crate) fn add_route(&mut self, index: u32, route: &Route) -> io::Result<()> {
+    pub fn add_route(&mut self, index: u32, route: &Route) -> io::Result<()> {
         let mut message = RouteMessage::default();
         message.header.destination_prefix_length = route.prefix;
         message.header.table = RouteHeader::RT_TABLE_MAIN;
@@ -139,7 +139,7 @@ impl Netlink {
     }
 
     /// Every interface of this network namespace.
-    pub(crate) fn links(&mut self) -> io::Result<Vec<LinkMessage>> {
+    pub fn links(&mut self) -> io::Result<Vec<LinkMessage>> {
         let found = self.dump(RouteNetlinkMessage::GetLink(LinkMessage::default()))?;
         let link = |message| match message {
             RouteNetlinkMessage::NewLink(link) => Some(link),
@@ -149,7 +149,7 @@ impl Netlink {
     }
 
     /// Every address of it.
-    pub(crate) fn addresses(&mut self) -> io::Result<Vec<AddressMessage>> {
+    pub fn addresses(&mut self) -> io::Result<Vec<AddressMessage>> {
         let found = self.dump(RouteNetlinkMessage::GetAddress(AddressMessage::default()))?;
         let address = |message| match message {
             RouteNetlinkMessage::NewAddress(address) => Some(address),
@@ -159,7 +159,7 @@ impl Netlink {
     }
 
     /// Every route of it, of one family.
-    pub(crate) fn routes(&mut self, family: AddressFamily) -> io::Result<Vec<RouteMessage>> {
+    pub fn routes(&mut self, family: AddressFamily) -> io::Result<Vec<RouteMessage>> {
         let mut request = RouteMessage::default();
         request.header.address_family = family;
         let found = self.dump(RouteNetlinkMessage::GetRoute(request))?;

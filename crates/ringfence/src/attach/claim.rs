@@ -18,7 +18,7 @@ const PAUSE: Duration = Duration::from_millis(20);
 
 /// Why there is no vif to take.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum ClaimError {
+pub enum ClaimError {
     /// The store failed.
     #[error("xenstore: {0}")]
     Store(#[from] StoreError),
@@ -55,14 +55,14 @@ pub(super) enum ClaimError {
 
 /// A vif that was taken.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(super) struct Claimed {
-    pub(super) device: DeviceId,
+pub struct Claimed {
+    pub device: DeviceId,
     pub(super) mac: Option<Mac>,
     pub(super) mtu: Option<u16>,
 }
 
 /// Finds the vif that is asked for, or the only one that no driver has.
-pub(super) fn claim(
+pub fn claim(
     store: &mut StoreClient,
     own: DomId,
     wanted: Option<u32>,
@@ -120,7 +120,7 @@ fn is_bound(handle: u32) -> bool {
 
 /// Brings both ends to where a frontend begins, whatever whoever had the device before left: its
 /// backend may still use the rings of one that was killed.
-pub(super) fn put_in_order(store: &mut StoreClient, device: &DeviceId) -> Result<(), ClaimError> {
+pub fn put_in_order(store: &mut StoreClient, device: &DeviceId) -> Result<(), ClaimError> {
     if state(store, &device.frontend_path())? == Some(XenbusState::Initialising) {
         return Ok(());
     }
@@ -134,7 +134,7 @@ pub(super) fn put_in_order(store: &mut StoreClient, device: &DeviceId) -> Result
 }
 
 /// Waits until the backend uses nothing of ours any more; false if it does so for too long.
-pub(super) fn backend_let_go(
+pub fn backend_let_go(
     store: &mut StoreClient,
     device: &DeviceId,
     until: Instant,

@@ -10,8 +10,7 @@
 //! every page before this process ends; one that was killed instead is put in order by the next one
 //! (`claim`).
 
-mod claim;
-pub mod control;
+pub mod claim;
 
 use std::io;
 use std::os::fd::AsFd;

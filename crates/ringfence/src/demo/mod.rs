@@ -106,7 +106,7 @@ fn measure(mode: Mode) -> anyhow::Result<Row> {
 }
 
 /// A connection to the driver domain of a switch, once there is one.
-pub(crate) fn control_connection(switch: &str) -> anyhow::Result<Channel> {
+pub fn control_connection(switch: &str) -> anyhow::Result<Channel> {
     let directory = RuntimeDir::open()?;
     let deadline = Instant::now() + PATIENCE;
     loop {
@@ -123,7 +123,7 @@ pub(crate) fn control_connection(switch: &str) -> anyhow::Result<Channel> {
 }
 
 /// The driver domain's counters.
-pub(crate) fn stats(control: &Channel) -> anyhow::Result<DriverStats> {
+pub fn stats(control: &Channel) -> anyhow::Result<DriverStats> {
     control.send(&ToDriver::Stats, &[])?;
     match control.receive_within::<FromDriver>(PATIENCE)?.0 {
         FromDriver::Stats(stats) => Ok(*stats),

@@ -104,7 +104,7 @@ fn live(channel: &Channel, deed: Option<Deed>) -> Result<(), DriverError> {
 
 /// Serves a switch in this process as it is, without a sandbox: for measuring. `prepare` may add
 /// ports before the first guest comes.
-pub(crate) fn serve_unconfined(
+pub fn serve_unconfined(
     config: &DriverConfig,
     listener: OwnedFd,
     prepare: impl FnOnce(&DataplaneHandle) -> io::Result<()>,

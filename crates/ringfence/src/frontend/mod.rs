@@ -132,7 +132,7 @@ fn live(channel: &Channel, deed: Option<Deed>) -> Result<(), Failure> {
 
 /// Memory to lend for so many queues and disks: rings and buffers, a control ring and its list, and
 /// some that the driver domain is slow to let go of.
-pub(crate) fn arena(queues: u32, disks: usize) -> ArenaShape {
+pub fn arena(queues: u32, disks: usize) -> ArenaShape {
     let queues = queues.clamp(1, QUEUES_MAX) * LocalPlatform::DEFAULT_PAGES;
     let pages = queues + u32::try_from(disks).unwrap_or(0) * disks::PAGES;
     ArenaShape::of(pages, pages)

@@ -53,7 +53,7 @@ const INTERFACE: &str = "eth0";
 
 /// Arguments of this program for a guest on that switch, of which nobody hears anything and which leads
 /// nowhere else; more options may follow, then `--` and the command.
-pub(crate) fn guest_on<'a>(switch: &'a str, mode: &'a str) -> [&'a str; 8] {
+pub fn guest_on<'a>(switch: &'a str, mode: &'a str) -> [&'a str; 8] {
     ["run", "--quiet", "--uplink", "none", "--switch", switch, "--mode", mode]
 }
 

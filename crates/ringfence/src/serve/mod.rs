@@ -123,7 +123,7 @@ pub enum PlatformChoice {
 }
 
 /// Reads `xen` or `local:SOCKET`.
-pub(crate) fn parse_platform(text: &str) -> Result<PlatformChoice, String> {
+pub fn parse_platform(text: &str) -> Result<PlatformChoice, String> {
     match (text, text.strip_prefix("local:")) {
         ("xen", _) => Ok(PlatformChoice::Xen),
         (_, Some(socket)) if !socket.is_empty() => Ok(PlatformChoice::Local(socket.into())),
@@ -132,7 +132,7 @@ pub(crate) fn parse_platform(text: &str) -> Result<PlatformChoice, String> {
 }
 
 /// Joins the hub at `socket`.
-pub(crate) fn join_hub(
+pub fn join_hub(
     socket: &std::path::Path,
 ) -> Result<LocalPlatform, ringfence_platform::PlatformError> {
     let connect = || -> io::Result<OwnedFd> {

@@ -56,7 +56,7 @@ impl LinkOrder {
 }
 
 /// What carries packets.
-pub(crate) enum Link {
+pub enum Link {
     /// Reads and writes.
     Tap(TapLink),
     /// Virtqueues.
@@ -64,14 +64,14 @@ pub(crate) enum Link {
 }
 
 /// A link, what it is called, and why it is not the one that was wanted most.
-pub(crate) struct Made {
-    pub(crate) link: Link,
+pub struct Made {
+    pub link: Link,
     pub(crate) remark: Option<String>,
 }
 
 /// Why there is none.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum LinkError {
+pub enum LinkError {
     #[error("--link vhost: {0}")]
     Vhost(#[from] VhostError),
     #[error("the link to the guest: {0}")]
@@ -80,7 +80,7 @@ pub(crate) enum LinkError {
 
 impl Link {
     /// A link by the queue behind `tap`; `device` is of vhost-net, to be used as `order` says.
-    pub(crate) fn make(
+    pub fn make(
         order: &LinkOrder,
         tap: OwnedFd,
         device: Option<OwnedFd>,

@@ -1,0 +1,272 @@
+//! The command line of `ringfence-bench`.
+
+use std::fmt;
+use std::time::Duration;
+
+use clap::{Args, Subcommand, ValueEnum};
+use ringfence_access::Mode;
+use ringfence_frame::orders::TxStaging;
+use ringfence_net::vif::backend::QUEUES_MAX;
+use serde::{Deserialize, Serialize};
+
+use super::block::args::{BlockArgs, PersistentArgs};
+use super::grant::args::GrantArgs;
+use super::gso::args::GsoArgs;
+use super::hostile::args::HostileArgs;
+use super::idle::IdleArgs;
+use super::iommu::args::IommuArgs;
+use super::latency::LatencyArgs;
+use super::packet::{SIZE_MAX, SIZE_MIN};
+use super::peers::Peer;
+use super::pressure::args::PressureArgs;
+use super::redesigned::args::RedesignedArgs;
+use super::staging::args::StagingArgs;
+use super::uplink::args::UplinkArgs;
+use super::uplink::links::args::LinksArgs;
+use super::work::ROUND;
+use ringfence::cli::staging_parser;
+
+/// What to measure.
+#[derive(Debug, Subcommand)]
+pub enum BenchCommand {
+    /// Packets through netfront, rings and netback, from one process to another
+    Net(NetArgs),
+    /// What a neighbour that breaks rules does to one that does not
+    Hostile(HostileArgs),
+    /// Disks through blkfront, rings and blkback, by many guests at once
+    Block(BlockArgs),
+    /// Repeat the experiments that the source documents describe
+    Seeds(SeedsArgs),
+    /// How long a request and its answer take, between two guests
+    Latency(LatencyArgs),
+    /// What guests cost that do nothing
+    Idle(IdleArgs),
+    /// What it is worth to leave super-packets whole: TCP between guests, three setups
+    Gso(GsoArgs),
+    /// What each operation on a grant costs: windows beside ordinary grants
+    Grant(GrantArgs),
+    /// Windows that shrink under memory pressure and grow again, in the middle of a transfer
+    Pressure(PressureArgs),
+    /// What a guest's way to the host's network carries, beside other ways
+    Uplink(UplinkArgs),
+}
+
+/// Repeat the experiments that the source documents describe
+#[derive(Debug, Args)]
+pub struct SeedsArgs {
+    /// Which.
+    #[command(subcommand)]
+    pub experiment: Experiment,
+}
+
+/// An experiment.
+#[derive(Debug, Subcommand)]
+pub enum Experiment {
+    /// IOPS against the number of guests on memory disks, with and without persistent grants
+    Persistent(PersistentArgs),
+    /// Kernel vhost-net behind its I/O translation table: not protected, coarsely, finely, with grants reused
+    Iommu(IommuArgs),
+    /// Packets by size and number of queues, copied and with staging grants
+    Staging(StagingArgs),
+    /// Bulk TCP with grants mapped for each packet, copied, and issued and revoked by the guest alone
+    Redesigned(RedesignedArgs),
+    /// TCP to and from a namespace by reads and writes of a TAP, and by kernel vhost-net
+    Vhost(LinksArgs),
+}
+
+const NET_NOTES: &str = "\
+Each row is a run of its own: a generator and a sink, two processes, each on its own core where
+there are two. Every packet carries a sequence number and a checksum that the sink verifies; one
+that is lost, repeated, out of order or damaged fails the benchmark (exit status 1).
+
+`bare ns` is what the kernel alone takes to copy one packet of that size (pread for tx, pwrite
+for rx), measured in the same run; `share` is the part of the run's time that one such copy for
+each packet takes: near 1, mode `copy` is bound by the kernel's copies and not by Ringfence.
+
+With --vs the same packets also go between two DPDK testpmd on the same two cores (Debian: dpdk-dev;
+with huge pages if enough are free), which verify nothing: compare with --verify sequence.
+
+With several queues each has a generator and a sink of its own, which number its packets. Where there are
+fewer cores than threads the row is marked oversubscribed: its figures say nothing of the queues.
+
+docs/performance.md explains every column.";
+
+/// Packets through netfront, rings and netback, from one process to another
+#[derive(Debug, Args)]
+#[command(after_help = NET_NOTES)]
+pub struct NetArgs {
+    /// Octets of a packet, Ethernet header included
+    #[arg(long = "size", value_name = "OCTETS", value_delimiter = ',', default_value = "64,1500,65000",
+          value_parser = clap::value_parser!(u32).range(SIZE_MIN..=SIZE_MAX))]
+    pub sizes: Vec<u32>,
+
+    /// Queues of the interface, each with a thread on both sides
+    #[arg(long, value_name = "N", default_value = "1",
+          value_parser = clap::value_parser!(u32).range(1..=QUEUES_MAX.into()))]
+    pub queues: u32,
+
+    /// Ways to reach the frontend's pages
+    #[arg(long, value_name = "MODE", value_delimiter = ',', default_value = "copy,map,staging,window",
+          value_parser = parse_mode)]
+    pub modes: Vec<Mode>,
+
+    /// tx: from the frontend to the backend; rx: the other way
+    #[arg(
+        long = "direction",
+        value_name = "DIRECTION",
+        value_delimiter = ',',
+        default_value = "tx,rx"
+    )]
+    pub directions: Vec<Direction>,
+
+    /// How long to measure each row
+    #[arg(long, value_name = "SECONDS", default_value = "2", value_parser = parse_seconds)]
+    pub seconds: Duration,
+
+    /// Measure this many packets a row, however long they take
+    #[arg(long, value_name = "N", conflicts_with = "seconds",
+          value_parser = clap::value_parser!(u64).range(1..))]
+    pub packets: Option<u64>,
+
+    /// What the sink verifies of each packet
+    #[arg(long, value_enum, default_value = "full")]
+    pub verify: Verify,
+
+    /// In mode `staging`: which of the frontend's pages stay mapped
+    #[arg(long, value_name = "PAGES", default_value = "full", value_parser = staging_parser())]
+    pub staging: TxStaging,
+
+    /// Packets that a side handles in one go
+    #[arg(long, value_name = "PACKETS", default_value_t = ROUND,
+          value_parser = clap::value_parser!(u16).range(1..=256))]
+    pub batch: u16,
+
+    /// Poll without end: never offer a core to others, and never sleep
+    #[arg(long)]
+    pub poll: bool,
+
+    /// Measure these as well, with sizes up to 1518: memif, vhost-user (DPDK's testpmd)
+    #[arg(long, value_name = "PEER", value_delimiter = ',')]
+    pub vs: Vec<Peer>,
+
+    /// One JSON object a line
+    #[arg(long)]
+    pub json: bool,
+
+    /// Name the processes of each row on standard error
+    #[arg(short, long)]
+    pub verbose: bool,
+
+    /// Count system calls with `perf stat` as well, and compare (needs perf, and the right to use
+    /// its tracepoints)
+    #[arg(long)]
+    pub perf_check: bool,
+
+    /// Spoil one packet of the measured phase, to see that the benchmark notices
+    #[arg(long, value_enum, hide = true)]
+    pub spoil: Option<Spoil>,
+}
+
+/// Which way packets go.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Direction {
+    /// From the frontend to the backend.
+    Tx,
+    /// From the backend to the frontend.
+    Rx,
+}
+
+impl fmt::Display for Direction {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Direction::Tx => "tx",
+            Direction::Rx => "rx",
+        })
+    }
+}
+
+/// What is verified of a packet.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Verify {
+    /// Every octet, by a checksum; its length and its sequence number
+    #[default]
+    Full,
+    /// Its length and its sequence number
+    Sequence,
+}
+
+/// How a packet is spoilt.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum, Serialize, Deserialize)]
+pub enum Spoil {
+    /// A bit of it is flipped.
+    Damage,
+    /// It is left out.
+    Lose,
+    /// The one before it is sent in its place.
+    Repeat,
+}
+
+pub(super) fn parse_mode(word: &str) -> Result<Mode, String> {
+    word.parse::<Mode>().map_err(|unknown| unknown.to_string())
+}
+
+/// The longest a row may take: a day.
+const SECONDS_MAX: f64 = 86_400.0;
+
+pub(super) fn parse_seconds(word: &str) -> Result<Duration, String> {
+    match word.parse::<f64>() {
+        Ok(seconds) if seconds > 0.0 && seconds <= SECONDS_MAX => {
+            Ok(Duration::from_secs_f64(seconds))
+        }
+        _ => Err(format!("a number of seconds above 0, at most {SECONDS_MAX}")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Parser, Debug)]
+    struct Line {
+        #[command(flatten)]
+        bench: BenchArgs,
+    }
+
+    fn net(line: &str) -> Result<NetArgs, clap::Error> {
+        let words = ["ringfence", "net"].into_iter().chain(line.split_whitespace());
+        match Line::try_parse_from(words)?.bench.command {
+            BenchCommand::Net(args) => Ok(args),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn defaults_measure_both_modes_both_ways() {
+        let args = net("").unwrap();
+        assert_eq!(args.sizes, [64, 1500, 65_000]);
+        assert_eq!(args.modes, Mode::ALL);
+        assert_eq!(args.directions, [Direction::Tx, Direction::Rx]);
+        assert_eq!(args.seconds, Duration::from_secs(2));
+    }
+
+    #[test]
+    fn what_cannot_be_measured_is_refused() {
+        for line in [
+            "--size 59",
+            "--size 65536",
+            "--modes fast",
+            "--direction up",
+            "--seconds 0",
+            "--seconds nan",
+            "--packets 0",
+            "--queues 0",
+            "--queues 17",
+            "--packets 5 --seconds 1",
+        ] {
+            assert!(net(line).is_err(), "{line}");
+        }
+    }
+}

@@ -1,0 +1,154 @@
+//! `ringfence-bench internal conformance`: the platform's conformance suite on real Xen, one half of it in
+//! this domain. The other half runs in the peer; then the roles are swapped.
+//!
+//! It prints one line for each case, and succeeds when none failed. What Xen cannot do is listed by
+//! name (`NOT_ON_XEN`) and said; that a case not listed was skipped is a failure.
+
+mod notice;
+
+use std::io::Write;
+use std::time::Duration;
+
+use clap::{Args, ValueEnum};
+use ringfence_platform::xen::{Side, XenPlatform};
+use ringfence_platform::{DomId, Platform, PlatformError};
+use ringfence_testkit::conformance::{CaseReport, Outcome, Role, Suite, prepare};
+use ringfence_xenstore::StoreAccess;
+
+use ringfence_sandbox::STATUS_FAILED;
+
+/// Cases about things that Xen does not have.
+const NOT_ON_XEN: [&str; 3] =
+    ["force_takes_a_page_in_use", "force_takes_many_at_once", "a_closed_channel_is_noticed"];
+
+/// A domain that is neither half: on Xen a page or a channel can be for one that does not exist.
+const NOBODY: DomId = DomId(DomId::FIRST_RESERVED.0 - 1);
+
+/// Which half.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+pub enum Half {
+    /// Lends.
+    Lender,
+    /// Uses what is lent.
+    User,
+}
+
+/// Runs one half of the conformance suite on Xen
+#[derive(Debug, Args)]
+pub struct ConformanceArgs {
+    /// Which half
+    #[arg(long)]
+    pub role: Half,
+
+    /// The domain that runs the other half
+    #[arg(long, value_name = "DOMID")]
+    pub peer: u16,
+
+    /// How long the other half may take for a step
+    #[arg(long, value_name = "SECONDS", default_value_t = 60)]
+    pub patience: u64,
+
+    /// Only lend one page under this name, or map the one so lent, and hold it until killed
+    #[arg(long, value_name = "NAME")]
+    hold: Option<String>,
+}
+
+impl ConformanceArgs {
+    fn role(&self) -> Role {
+        match self.role {
+            Half::Lender => Role::Lender,
+            Half::User => Role::User,
+        }
+    }
+
+    fn patience(&self) -> Duration {
+        Duration::from_secs(self.patience)
+    }
+}
+
+/// Runs the half. Returns the exit status.
+pub fn main(args: &ConformanceArgs) -> u8 {
+    match open_and_run(args) {
+        Ok(true) => 0,
+        Ok(false) => STATUS_FAILED,
+        Err(error) => {
+            eprintln!("ringfence: conformance: {error:#}");
+            STATUS_FAILED
+        }
+    }
+}
+
+fn open_and_run(args: &ConformanceArgs) -> anyhow::Result<bool> {
+    let platform = XenPlatform::open(Side::Both)?;
+    match &args.hold {
+        Some(name) => {
+            let peer = DomId(args.peer);
+            notice::hold(&platform, args.role(), peer, name, args.patience()).map(|()| true)
+        }
+        None => Ok(run(&platform, args)?),
+    }
+}
+
+/// Whether all was as it has to be.
+fn run(platform: &XenPlatform, args: &ConformanceArgs) -> Result<bool, PlatformError> {
+    let own = platform.domid();
+    let mut store = platform.store()?;
+    // Toolstacks make it for guests, but not for dom0.
+    if store.get_perms(&format!("/local/domain/{own}/data")).is_err() {
+        prepare(&mut store, own)?;
+    }
+    drop(store);
+    let role = args.role();
+    println!("domain {own} is the {role}, domain {} the {}", args.peer, role.other());
+    let (mut passed, mut failed, mut absent) = (0, 0, 0);
+    let mut tell = |case: CaseReport| {
+        match &case.outcome {
+            Outcome::Passed => passed += 1,
+            Outcome::Skipped(_) if !is_surprise(&case) => absent += 1,
+            Outcome::Skipped(_) | Outcome::Failed(_) => failed += 1,
+        }
+        println!("{}", line_of(&case));
+        // The console may be that of a domain which is about to be destroyed.
+        let _ = std::io::stdout().flush();
+    };
+    let (peer, patience) = (DomId(args.peer), args.patience());
+    let summary = Suite { role, peer, third: Some(NOBODY), patience }.run(platform, &mut tell);
+    if summary.passed > 0 {
+        notice::run(platform, role, peer, patience, &mut tell);
+    }
+    println!("{role}: {passed} passed, {failed} failed, {absent} not on this platform");
+    Ok(failed == 0 && passed > 0)
+}
+
+/// Whether a case was skipped that Xen can do.
+fn is_surprise(case: &CaseReport) -> bool {
+    matches!(case.outcome, Outcome::Skipped(_)) && !NOT_ON_XEN.contains(&case.name)
+}
+
+fn line_of(case: &CaseReport) -> String {
+    match &case.outcome {
+        Outcome::Skipped(why) if !is_surprise(case) => {
+            format!("not on this platform: {}: {why}", case.name)
+        }
+        Outcome::Skipped(why) => format!("SKIPPED  {}, which Xen can do: {why}", case.name),
+        Outcome::Passed | Outcome::Failed(_) => case.to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_xen_cannot_do_is_said_and_nothing_else_may_be_skipped() {
+        let skipped = |name| CaseReport { name, outcome: Outcome::Skipped("why".into()) };
+        let known = skipped("force_takes_a_page_in_use");
+        assert!(!is_surprise(&known));
+        assert_eq!(line_of(&known), "not on this platform: force_takes_a_page_in_use: why");
+        let other = skipped("copies_go_both_ways");
+        assert!(is_surprise(&other));
+        assert!(line_of(&other).contains("which Xen can do"));
+        let failed = CaseReport { name: "x", outcome: Outcome::Failed("why".into()) };
+        assert!(!is_surprise(&failed), "a failure is counted as one");
+    }
+}

@@ -1,0 +1,308 @@
+//! `ringfence-bench internal control-ring`: each message of a vif's control ring, asked of whatever backend
+//! serves the interface, for tests. It is a frontend of its own that does nothing else.
+//!
+//! It tells the answers and fails at the first that is not the one that netif.h and
+//! `docs/staging-grants.md` say. On the way it stops where somebody may want to look at what the
+//! backend has mapped: it goes on when a file is there.
+
+use std::collections::BTreeSet;
+use std::io::Write as _;
+use std::os::fd::AsFd as _;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail, ensure};
+use clap::Args;
+use ringfence_memory::PAGE_SIZE;
+use ringfence_platform::xen::{Side, XenPlatform};
+use ringfence_platform::{Access, Channel, Granter, Gref, Lease, Platform};
+use ringfence_ring::{FrontRing, NETIF_CTRL, NETIF_RX, NETIF_TX, RingPages};
+use ringfence_wire::netif::ctrl::{
+    CtrlMessage, CtrlRequest, CtrlResponse, CtrlStatus, CtrlType, GREF_LIST_MAX, GrefEntry,
+    GrefList, HashTypes,
+};
+use ringfence_wire::netif::keys;
+use ringfence_wire::xenbus::{DeviceId, STATE, XenbusState};
+use ringfence_xenstore::{StoreAccess, StoreClient};
+use rustix::event::{PollFd, PollFlags};
+
+use ringfence::attach::claim;
+use ringfence::serve::{PlatformChoice, join_hub, parse_platform};
+use ringfence_sandbox::STATUS_FAILED;
+use ringfence_sandbox::channel::poll_until;
+
+/// How long an answer or a step of the handshake may take, under emulation too.
+const WITHIN: Duration = Duration::from_secs(40);
+/// How long somebody may look.
+const HOLD: Duration = Duration::from_secs(240);
+const PAUSE: Duration = Duration::from_millis(20);
+
+/// Asks a backend every message of the control ring
+#[derive(Debug, Args)]
+pub struct ControlRingArgs {
+    /// Which interface [default: the one that no driver has]
+    #[arg(long, value_name = "N")]
+    pub device: Option<u32>,
+
+    /// How many pages to have staged
+    #[arg(long, value_name = "N", default_value_t = 32, value_parser = clap::value_parser!(u16).range(2..=512))]
+    pub pages: u16,
+
+    /// Wait for the files `1`, while pages are staged, and `2`, when they no longer are, in this folder
+    #[arg(long, value_name = "DIR")]
+    pub hold: Option<PathBuf>,
+
+    /// `xen`, or `local:SOCKET` for domains of a hub
+    #[arg(long, default_value = "xen", value_parser = parse_platform)]
+    pub platform: PlatformChoice,
+}
+
+/// Asks them. Returns the exit status.
+pub fn main(args: &ControlRingArgs) -> u8 {
+    let asked = match &args.platform {
+        PlatformChoice::Xen => XenPlatform::open(Side::Frontend)
+            .map_err(anyhow::Error::from)
+            .and_then(|platform| ask_all(&platform, args)),
+        PlatformChoice::Local(socket) => join_hub(socket)
+            .map_err(anyhow::Error::from)
+            .and_then(|platform| ask_all(&platform, args)),
+    };
+    match asked {
+        Ok(()) => 0,
+        Err(error) => {
+            eprintln!("ringfence: control ring: {error:#}");
+            STATUS_FAILED
+        }
+    }
+}
+
+fn ask_all<P: Platform>(platform: &P, args: &ControlRingArgs) -> anyhow::Result<()> {
+    let mut dialogue = Dialogue::connect(platform, args)?;
+    let hashed = dialogue.hashing();
+    let asked = hashed.and_then(|()| dialogue.staging());
+    // Whatever came of it, the backend is to let go before the pages go with this process.
+    let left = dialogue.leave();
+    asked?;
+    left?;
+    let kinds = dialogue.kinds.len();
+    ensure!(kinds == 10, "only {kinds} kinds of messages were asked");
+    println!("all 10 kinds of messages answered as they have to be");
+    Ok(())
+}
+
+/// Status and data of an answer.
+type Answer = (CtrlStatus, u32);
+
+/// A frontend with a control ring, connected.
+struct Dialogue<'a, P: Platform> {
+    args: &'a ControlRingArgs,
+    store: StoreClient,
+    device: DeviceId,
+    ring: FrontRing<RingPages>,
+    channel: P::Channel,
+    _traffic: (Vec<Lease>, Vec<P::Channel>),
+    list: Lease,
+    pages: Vec<Lease>,
+    id: u16,
+    kinds: BTreeSet<u16>,
+}
+
+impl<'a, P: Platform> Dialogue<'a, P> {
+    fn connect(platform: &P, args: &'a ControlRingArgs) -> anyhow::Result<Self> {
+        let mut store = platform.store()?;
+        let device = claim::claim(&mut store, platform.domid(), args.device)?.device;
+        claim::put_in_order(&mut store, &device)?;
+        let mut granter = platform.granter(device.backend)?;
+        let mut lend = |access, count: u16| -> anyhow::Result<Vec<Lease>> {
+            Ok((0..count).map(|_| granter.lend(access)).collect::<Result<_, _>>()?)
+        };
+        let rings = lend(Access::ReadWrite, 3)?;
+        let list = lend(Access::ReadWrite, 1)?.pop().context("a page")?;
+        // Half of them for reading only.
+        let mut pages = lend(Access::ReadWrite, args.pages / 2)?;
+        pages.extend(lend(Access::ReadOnly, args.pages - args.pages / 2)?);
+        let ring = |place: usize, layout| -> anyhow::Result<_> {
+            rings[place].memory().zero(0, PAGE_SIZE)?;
+            Ok(FrontRing::init(RingPages::new(rings[place].memory().clone(), PAGE_SIZE)?, layout))
+        };
+        // Nothing is ever sent or received.
+        ring(0, NETIF_TX)?;
+        ring(1, NETIF_RX)?;
+        let ctrl = ring(2, NETIF_CTRL)?;
+        let channels = (0..2).map(|_| platform.alloc_unbound(device.backend));
+        let channels: Vec<P::Channel> = channels.collect::<Result<_, _>>()?;
+        let channel = platform.alloc_unbound(device.backend)?;
+        let port = |channel: &P::Channel| channel.port().0.to_string();
+        let entries = [
+            (keys::TX_RING_REF, rings[0].gref().to_string()),
+            (keys::RX_RING_REF, rings[1].gref().to_string()),
+            (keys::CTRL_RING_REF, rings[2].gref().to_string()),
+            (keys::EVENT_CHANNEL_TX, port(&channels[0])),
+            (keys::EVENT_CHANNEL_RX, port(&channels[1])),
+            (keys::EVENT_CHANNEL_CTRL, port(&channel)),
+            (keys::REQUEST_RX_COPY, "1".to_owned()),
+            (STATE, XenbusState::Connected.to_string()),
+        ];
+        let mut this = Dialogue {
+            args,
+            store,
+            device,
+            ring: ctrl,
+            channel,
+            _traffic: (rings, channels),
+            list,
+            pages,
+            id: 0,
+            kinds: BTreeSet::new(),
+        };
+        this.wait_for(XenbusState::InitWait)?;
+        let front = device.frontend_path();
+        this.store.transaction(|t| {
+            entries.iter().try_for_each(|(key, value)| t.write(&format!("{front}/{key}"), value))
+        })?;
+        this.wait_for(XenbusState::Connected)?;
+        Ok(this)
+    }
+
+    fn wait_for(&mut self, state: XenbusState) -> anyhow::Result<()> {
+        let path = format!("{}/{STATE}", self.device.backend_path());
+        let until = Instant::now() + WITHIN;
+        loop {
+            let there =
+                XenbusState::parse(&self.store.read(&path)?).unwrap_or(XenbusState::Missing);
+            if there == state {
+                return Ok(());
+            }
+            ensure!(Instant::now() < until, "the backend is {there}, not {state}");
+            std::thread::sleep(PAUSE);
+        }
+    }
+
+    fn ask(&mut self, message: CtrlMessage) -> anyhow::Result<Answer> {
+        let kind = message.request(0).kind.to_raw();
+        self.kinds.insert(kind);
+        self.ask_raw(kind, message.request(0).data)
+    }
+
+    fn ask_raw(&mut self, kind: u16, data: [u32; 3]) -> anyhow::Result<Answer> {
+        self.id = self.id.wrapping_add(1);
+        let request = CtrlRequest { id: self.id, kind: CtrlType::from_raw(kind), data };
+        ensure!(self.ring.request(&request.to_bytes()), "the control ring is full");
+        if self.ring.publish() {
+            self.channel.notify()?;
+        }
+        let until = Instant::now() + WITHIN;
+        while !self.ring.final_check()? {
+            ensure!(Instant::now() < until, "no answer to message {kind}");
+            let mut fds = [PollFd::from_borrowed_fd(self.channel.as_fd(), PollFlags::IN)];
+            poll_until(&mut fds, Some(until))?;
+            self.channel.clear()?;
+        }
+        let response = CtrlResponse::from_bytes(self.ring.response(0).into_unchecked());
+        self.ring.consume(1);
+        let names = (response.id, response.kind.to_raw());
+        ensure!(names == (self.id, kind), "an answer to {names:?} instead of message {kind}");
+        Ok((response.status, response.data))
+    }
+
+    fn expect(&mut self, message: CtrlMessage, wanted: Answer) -> anyhow::Result<()> {
+        let got = self.ask(message)?;
+        println!("{message:?}: {got:?}");
+        ensure!(got == wanted, "{message:?} was answered {got:?} instead of {wanted:?}");
+        Ok(())
+    }
+
+    /// The seven messages about hashing.
+    fn hashing(&mut self) -> anyhow::Result<()> {
+        use CtrlStatus::{BufferOverflow, InvalidParameter, NotSupported, Success};
+        let page = self.list.gref();
+        self.expect(CtrlMessage::GetHashFlags, (NotSupported, 0))?;
+        self.expect(CtrlMessage::SetHashAlgorithm(9), (InvalidParameter, 0))?;
+        self.expect(CtrlMessage::SetHashAlgorithm(1), (Success, 0))?;
+        self.expect(CtrlMessage::GetHashFlags, (Success, HashTypes::ALL.mask()))?;
+        self.expect(CtrlMessage::SetHashFlags(HashTypes::ALL), (Success, 0))?;
+        let (status, entries) = self.ask(CtrlMessage::GetHashMappingSize)?;
+        ensure!(status == Success && entries >= 128, "a table of {entries}: {status:?}");
+        self.expect(CtrlMessage::SetHashMappingSize { entries: 128 }, (Success, 0))?;
+        self.list.memory().zero(0, PAGE_SIZE)?;
+        self.expect(CtrlMessage::SetHashMapping { page, entries: 128, first: 0 }, (Success, 0))?;
+        let beyond = CtrlMessage::SetHashMapping { page, entries: 128, first: 1 };
+        self.expect(beyond, (BufferOverflow, 0))?;
+        self.expect(CtrlMessage::SetHashKey { page, bytes: 40 }, (Success, 0))?;
+        self.expect(CtrlMessage::SetHashAlgorithm(0), (Success, 0))
+    }
+
+    /// The three about staged pages.
+    fn staging(&mut self) -> anyhow::Result<()> {
+        use CtrlStatus::{InvalidParameter, Success};
+        let (status, most) = self.ask(CtrlMessage::GetGrefMappingSize(0))?;
+        println!("GetGrefMappingSize(0): {status:?}, {most}");
+        ensure!(status == Success && most >= self.args.pages.into(), "room for {most} pages");
+        let pages = self.pages.iter().map(|lease| (lease.gref(), lease.access()));
+        let pages: Vec<(Gref, Access)> = pages.collect();
+        let all = self.write_list(&pages)?;
+        self.expect(CtrlMessage::AddGrefMapping(all), (Success, 0))?;
+        self.expect(CtrlMessage::AddGrefMapping(all), (InvalidParameter, 0))?;
+        // A reference that nobody granted is in the list: nothing of it is staged.
+        let foreign = self.write_list(&[
+            (self.list.gref(), Access::ReadWrite),
+            (Gref(900_000), Access::ReadWrite),
+        ])?;
+        self.expect(CtrlMessage::AddGrefMapping(foreign), (InvalidParameter, 0))?;
+        let too_long = GrefList { entries: 513, ..all };
+        self.expect(CtrlMessage::AddGrefMapping(too_long), (InvalidParameter, 0))?;
+        self.hold("1", &format!("{} pages are staged", pages.len()))?;
+        let all = self.write_list(&pages)?;
+        let count = u32::from(all.entries);
+        self.expect(CtrlMessage::DelGrefMapping(all), (Success, count))?;
+        ensure!(self.statuses(all.entries)?.iter().all(|s| *s == 0), "not each page was taken out");
+        self.expect(CtrlMessage::DelGrefMapping(all), (Success, 0))?;
+        self.hold("2", "no page is staged")
+    }
+
+    fn write_list(&self, pages: &[(Gref, Access)]) -> anyhow::Result<GrefList> {
+        let entry = |(gref, access): &(Gref, Access)| {
+            GrefEntry::new(*gref, *access == Access::ReadOnly).to_bytes()
+        };
+        let bytes: Vec<u8> = pages.iter().flat_map(entry).collect();
+        self.list.memory().copy_from(0, &bytes)?;
+        ensure!(pages.len() <= GREF_LIST_MAX as usize, "a list has room for {GREF_LIST_MAX} pages");
+        Ok(GrefList { queue: 0, page: self.list.gref(), entries: u16::try_from(pages.len())? })
+    }
+
+    /// The status of each entry of the list, as the backend wrote it.
+    fn statuses(&self, entries: u16) -> anyhow::Result<Vec<u16>> {
+        let status = |number: u16| {
+            let bytes = self.list.memory().fetch(usize::from(number) * GrefEntry::SIZE)?;
+            Ok(GrefEntry::from_bytes(bytes.into_unchecked()).status)
+        };
+        (0..entries).map(status).collect()
+    }
+
+    /// Lets somebody look.
+    fn hold(&self, name: &str, what: &str) -> anyhow::Result<()> {
+        println!("{what}");
+        std::io::stdout().flush()?;
+        let Some(folder) = &self.args.hold else { return Ok(()) };
+        let until = Instant::now() + HOLD;
+        while !folder.join(name).exists() {
+            if Instant::now() > until {
+                bail!("nobody made {}", folder.join(name).display());
+            }
+            std::thread::sleep(PAUSE);
+        }
+        Ok(())
+    }
+
+    fn leave(&mut self) -> anyhow::Result<()> {
+        let path = format!("{}/{STATE}", self.device.frontend_path());
+        self.store.write(&path, XenbusState::Closing.to_string())?;
+        let gone = claim::backend_let_go(&mut self.store, &self.device, Instant::now() + WITHIN)?;
+        ensure!(gone, "the backend did not let go");
+        let front = self.device.frontend_path();
+        for key in [keys::CTRL_RING_REF, keys::EVENT_CHANNEL_CTRL] {
+            self.store.rm(&format!("{front}/{key}"))?;
+        }
+        Ok(self.store.write(&path, XenbusState::Closed.to_string())?)
+    }
+}

@@ -1,0 +1,333 @@
+//! One side of a benchmark: a process with one end of a vif.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail, ensure};
+use ringfence_access::Mode;
+use ringfence_frame::orders::TxStaging;
+use ringfence_frame::orders::{PortOrder, PortReply};
+use ringfence_frame::port::Port;
+use ringfence_net::netfront::{HEADER_STAGED_PAGES, QUEUE_PAGES, WindowSizes};
+use ringfence_net::rules::RuleCounters;
+use ringfence_net::vif::PortHost;
+use ringfence_net::vif::backend::{BackendOptions, VifBackend};
+use ringfence_net::vif::frontend::VifFrontend;
+use ringfence_net::vif::toolstack::{self, VifConfig};
+use ringfence_platform::local::LocalPlatform;
+use ringfence_platform::{DomId, Platform};
+use ringfence_wire::xenbus::{DeviceId, DeviceKind};
+use rustix::thread::CpuSet;
+use rustix::time::ClockId;
+
+use super::orders::{Amount, Answer, Order, PhaseReport, Setup, Side};
+use super::usage::{Usage, clock};
+use super::work::{Generator, Idle, Sink, Waiting};
+use super::{STATUS_BENCH_FAILED, bare};
+use ringfence_sandbox::channel::{Channel, ChannelError, expect_fds};
+
+/// How long connecting may take.
+const CONNECT_WITHIN: Duration = Duration::from_secs(10);
+/// The least MTU of a vif here; packets are longer or shorter than this as they please.
+const MTU_MIN: u32 = 1500;
+/// Octets in front of what the MTU counts, as [`ringfence_frame::port`] reckons.
+const LINK_HEADER: u32 = 18;
+
+/// Runs until the parent closes the channel; returns the exit status.
+pub(super) fn main() -> u8 {
+    Channel::serve_stdin(
+        |channel| serve(channel).map(|()| 0),
+        |error| (STATUS_BENCH_FAILED, Answer::Failed(format!("{error:#}"))),
+    )
+}
+
+fn serve(channel: &Channel) -> anyhow::Result<()> {
+    ringfence_sandbox::die_with_parent().context("the parent's death signal")?;
+    let (setup, fds) = channel.receive::<Setup>()?;
+    let [hub] = expect_fds(fds)?;
+    // What is set up here is warm where it is used first.
+    if let Some(&core) = setup.cores.first() {
+        stay_on(core)?;
+    }
+    let mut platform = LocalPlatform::connect(hub)?;
+    if setup.side == Side::Frontend {
+        platform = platform.with_arena(ringfence::frontend::arena(setup.queues, 0));
+    }
+    let mut connected = connect(&platform, &setup, channel)?;
+    let mut queues = queues(&setup, connected.host.take()?)?;
+    channel.send(&Answer::Connected, &[])?;
+    loop {
+        let order = match channel.receive::<Order>() {
+            Ok((order, _)) => order,
+            Err(ChannelError::Closed) => return Ok(()),
+            Err(error) => return Err(error.into()),
+        };
+        let answer = match order {
+            Order::Phase { amount, spoil } => {
+                let report = phase(&platform, &mut queues, (amount, spoil), &setup)?;
+                for queue in &queues {
+                    connected.rules.check(&*queue.port)?;
+                }
+                Answer::Phase(report)
+            }
+            Order::Bare => Answer::Bare(bare::measure(setup.direction, setup.size)?),
+        };
+        channel.send(&answer, &[])?;
+    }
+}
+
+fn stay_on(core: usize) -> anyhow::Result<()> {
+    let mut cores = CpuSet::new();
+    cores.set(core);
+    rustix::thread::sched_setaffinity(None, &cores).context("choosing a core")
+}
+
+/// A queue and what this side does with its packets.
+struct Queue {
+    port: Box<dyn Port>,
+    end: End,
+}
+
+/// The queues of a port, each as one of its own.
+fn queues(setup: &Setup, mut port: Box<dyn Port>) -> anyhow::Result<Vec<Queue>> {
+    let wanted = usize::try_from(setup.queues)?;
+    let mut ports = port.split_off(wanted);
+    ports.insert(0, port);
+    ensure!(ports.len() == wanted, "{} queues were connected instead of {wanted}", ports.len());
+    let queue = |mut port: Box<dyn Port>| Ok(Queue { end: End::new(setup, &mut *port)?, port });
+    ports.into_iter().map(queue).collect()
+}
+
+/// What this side does with packets.
+enum End {
+    Generator(Generator),
+    Sink(Sink),
+}
+
+impl End {
+    fn new(setup: &Setup, port: &mut dyn Port) -> anyhow::Result<End> {
+        if setup.side.generates(setup.direction) {
+            Ok(End::Generator(Generator::new(setup.size, setup.batch, port)?))
+        } else {
+            Ok(End::Sink(Sink::new(setup.size, setup.batch, setup.verify)))
+        }
+    }
+
+    fn fetched(&self) -> u64 {
+        match self {
+            End::Generator(_) => 0,
+            End::Sink(sink) => sink.fetched(),
+        }
+    }
+}
+
+/// What to send in a phase, and what to spoil of it.
+type Phase = (Amount, Option<super::args::Spoil>);
+
+fn phase(
+    platform: &LocalPlatform,
+    queues: &mut [Queue],
+    (amount, spoil): Phase,
+    setup: &Setup,
+) -> anyhow::Result<PhaseReport> {
+    let before = used(platform, queues)?;
+    let began = clock(ClockId::Monotonic);
+    let packets = match &mut *queues {
+        [queue] => queue.run(platform, (amount, spoil), waiting(setup, !setup.cores.is_empty()))?,
+        several => on_threads(platform, several, (amount, spoil), setup)?,
+    };
+    let ended = clock(ClockId::Monotonic);
+    let after = used(platform, queues)?;
+    Ok(PhaseReport { packets, began, ended, usage: after.since(&before) })
+}
+
+/// What a thread does that finds nothing to do.
+fn waiting(setup: &Setup, own_core: bool) -> Waiting {
+    match (setup.poll, own_core) {
+        (true, _) => Waiting::Polls,
+        (false, true) => Waiting::OnItsOwnCore,
+        (false, false) => Waiting::OnASharedCore,
+    }
+}
+
+fn used(platform: &LocalPlatform, queues: &[Queue]) -> anyhow::Result<Usage> {
+    let fetched = queues.iter().map(|queue| queue.end.fetched()).sum();
+    Usage::now(platform.counters(), queues.iter().map(|queue| &**queue.port.counters()), fetched)
+}
+
+/// Runs the phase of each queue on a thread of its own; a number of packets is shared out.
+fn on_threads(
+    platform: &LocalPlatform,
+    queues: &mut [Queue],
+    (amount, spoil): Phase,
+    setup: &Setup,
+) -> anyhow::Result<u64> {
+    let count = queues.len() as u64;
+    let each = match amount {
+        Amount::Packets(packets) => Amount::Packets(packets.div_ceil(count)),
+        time @ Amount::Time(_) => time,
+    };
+    std::thread::scope(|scope| {
+        let start = |(number, queue): (usize, _)| {
+            let core = setup.cores.get(number).copied();
+            // What is asked to be spoilt is spoilt once.
+            let phase = (each, spoil.filter(|_| number == 0));
+            scope.spawn(move || {
+                core.map_or(Ok(()), stay_on)?;
+                Queue::run(queue, platform, phase, waiting(setup, core.is_some()))
+            })
+        };
+        let threads: Vec<_> = queues.iter_mut().enumerate().map(start).collect();
+        let mut packets = 0;
+        let mut failure = None;
+        for thread in threads {
+            match thread.join() {
+                Ok(Ok(count)) => packets += count,
+                Ok(Err(error)) => failure = failure.or(Some(error)),
+                Err(_) => bail!("a thread panicked"),
+            }
+        }
+        failure.map_or(Ok(packets), Err)
+    })
+}
+
+impl Queue {
+    fn run(
+        &mut self,
+        platform: &LocalPlatform,
+        (amount, spoil): Phase,
+        waiting: Waiting,
+    ) -> anyhow::Result<u64> {
+        let mut idle = Idle::new(platform.counters(), waiting);
+        let port = &mut *self.port;
+        match &mut self.end {
+            End::Generator(generator) => generator.send(port, amount, spoil, &mut idle),
+            End::Sink(sink) => sink.take(port, &mut idle),
+        }
+    }
+}
+
+/// The rules the peer broke: none, in a benchmark.
+struct Rules(Arc<RuleCounters>);
+
+impl Rules {
+    fn check(&self, port: &dyn Port) -> anyhow::Result<()> {
+        let (broken, dropped) = (self.0.all(), port.counters().drops_total());
+        ensure!(broken.is_empty(), "the peer broke rules: {broken:?}");
+        ensure!(dropped == 0, "{dropped} packets were dropped: {:?}", port.counters().named());
+        Ok(())
+    }
+}
+
+/// Holds the port once it is connected.
+#[derive(Default)]
+struct Host(Option<Box<dyn Port>>);
+
+impl Host {
+    fn take(&mut self) -> anyhow::Result<Box<dyn Port>> {
+        self.0.take().context("the vif was connected but is gone")
+    }
+}
+
+impl PortHost for Host {
+    fn attach(&mut self, _: &DeviceId, port: Box<dyn Port>) {
+        self.0 = Some(port);
+    }
+
+    fn detach(&mut self, _: &DeviceId) {
+        self.0 = None;
+    }
+
+    fn order(&mut self, _: &DeviceId, queue: u16, order: PortOrder) -> Option<PortReply> {
+        self.0.as_mut().map(|port| port.obey(queue, order))
+    }
+}
+
+/// A connected side. The frontend's memory lives as long as its port.
+struct Connected {
+    host: Host,
+    rules: Rules,
+    _frontend: Option<VifFrontend<LocalPlatform>>,
+}
+
+fn connect(
+    platform: &LocalPlatform,
+    setup: &Setup,
+    channel: &Channel,
+) -> anyhow::Result<Connected> {
+    let backend = DomId(0);
+    let device =
+        DeviceId { kind: DeviceKind::Vif, frontend: DomId(setup.frontend), backend, handle: 0 };
+    // So that the port reckons with frames of just this size.
+    let mtu = u16::try_from(setup.size.saturating_sub(LINK_HEADER).max(MTU_MIN))?;
+    match setup.side {
+        Side::Backend => {
+            let mut store = platform.store()?;
+            toolstack::create(&mut store, &device, VifConfig { mac: [2, 0, 0, 0, 0, 1], mtu })?;
+            channel.send(&Answer::DeviceMade, &[])?;
+            let options = BackendOptions { mode: setup.mode.parse()?, mtu };
+            let backend = VifBackend::new(device, options).with_queues(setup.queues);
+            connect_backend(platform, backend, setup)
+        }
+        Side::Frontend => {
+            let frontend = VifFrontend::new(platform, device, mtu)?.with_queues(setup.queues);
+            let windows = setup.mode.parse::<Mode>()? == Mode::Window;
+            let windows = windows.then(|| WindowSizes::for_queues(setup.queues));
+            connect_frontend(platform, frontend, (setup.staging.parse()?, windows))
+        }
+    }
+}
+
+fn connect_backend(
+    platform: &LocalPlatform,
+    mut backend: VifBackend,
+    setup: &Setup,
+) -> anyhow::Result<Connected> {
+    let mut store = platform.store()?;
+    let (staging, queues) = (setup.staging.parse()?, usize::try_from(setup.queues)?);
+    let mut host = Host::default();
+    until_connected(|| {
+        backend.look(platform, &mut store, &mut host)?;
+        backend.serve_control(&mut host);
+        let pages = match staging {
+            TxStaging::Off => 0,
+            TxStaging::Full => QUEUE_PAGES,
+            TxStaging::Heads => HEADER_STAGED_PAGES,
+        };
+        Ok(host.0.is_some() && usize::try_from(backend.staged())? == pages * queues)
+    })?;
+    Ok(Connected { host, rules: Rules(Arc::clone(backend.rules())), _frontend: None })
+}
+
+fn connect_frontend(
+    platform: &LocalPlatform,
+    frontend: VifFrontend<LocalPlatform>,
+    (staging, windows): (TxStaging, Option<WindowSizes>),
+) -> anyhow::Result<Connected> {
+    let mut store = platform.store()?;
+    let mut frontend = frontend.with_staging(staging);
+    if let Some(sizes) = windows {
+        frontend = frontend.with_windows(platform, sizes);
+    }
+    let mut host = Host::default();
+    until_connected(|| {
+        frontend.look(platform, &mut store, &mut host)?;
+        let staged = frontend.staging().is_some_and(|progress| progress.done);
+        Ok(frontend.is_up() && (staged || staging == TxStaging::Off))
+    })?;
+    ensure!(frontend.has_windows() == windows.is_some(), "the backend did not open the windows");
+    let refused = frontend.staging().map_or(0, |progress| progress.refused);
+    ensure!(refused == 0, "the backend did not stage {refused} pages");
+    let rules = Rules(Arc::clone(frontend.rules()));
+    Ok(Connected { host, rules, _frontend: Some(frontend) })
+}
+
+/// Looks until it is done. The handshake takes a few steps; it is not worth a watch.
+fn until_connected(mut look: impl FnMut() -> anyhow::Result<bool>) -> anyhow::Result<()> {
+    let deadline = Instant::now() + CONNECT_WITHIN;
+    while !look()? {
+        ensure!(Instant::now() < deadline, "no connection within {CONNECT_WITHIN:?}");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    Ok(())
+}

@@ -1,0 +1,45 @@
+//! The command line of `ringfence-bench grant`.
+
+use clap::Args;
+
+const NOTES: &str = "\
+Each figure is the median of several rounds, in nanoseconds of the thread's processor time for each
+page, and in system calls for each page. `cpus 2`: another thread of the same process is busy on a
+second core, so that whatever takes a page out of a mapping has to tell that core.
+
+`window` is the engine `arena`: a page is issued and revoked by stores to shared memory; what a
+revocation costs beyond that is paid when the page is used again (`fresh again`). A forced
+revocation pays at once. `grants` are ordinary ones: `lend` and `take back` by the granter, `map`,
+`unmap` and `copy` by the grantee for each I/O.
+
+`iotlb` is the table by which kernel vhost-net translates (rows where /dev/vhost-net may be used), `vfio`
+or `iommufd` that of the machine's IOMMU (with --vfio; the kernel's newer interface is taken where there
+is one): a device uses the pages, and the kernel makes each issue and each revocation hold.";
+
+/// What each operation on a grant costs: windows beside ordinary grants
+#[derive(Debug, Args)]
+#[command(after_help = NOTES)]
+pub struct GrantArgs {
+    /// Cores in use: 1, 2 or both
+    #[arg(long, value_name = "N", value_delimiter = ',', default_value = "1,2",
+          value_parser = clap::value_parser!(u32).range(1..=2))]
+    pub cpus: Vec<u32>,
+
+    /// Rounds of which the median is taken
+    #[arg(long, value_name = "N", default_value = "9",
+          value_parser = clap::value_parser!(u32).range(1..=1001))]
+    pub rounds: u32,
+
+    /// Times that the peer maps the whole window, where it maps it often
+    #[arg(long, value_name = "N", default_value = "1000",
+          value_parser = clap::value_parser!(u32).range(1..=10000))]
+    pub mappings: u32,
+
+    /// A PCI device that the driver vfio-pci has (0000:00:03.0), for the rows of the engine vfio or iommufd
+    #[arg(long, value_name = "DEVICE")]
+    pub vfio: Option<String>,
+
+    /// One JSON object a line
+    #[arg(long)]
+    pub json: bool,
+}

@@ -1,0 +1,145 @@
+//! The same operations where an I/O translation table enforces them: a device is who uses the pages, so there is
+//! no looking up, and nothing is touched by anybody.
+
+use std::sync::Arc;
+
+use iommu_lab::vfio::{Container, Device, VfioError};
+use ringfence_access::iommu::{AddressSpace, RegionShape, RegionTable};
+use ringfence_memory::FIRST_IO_ADDRESS;
+use ringfence_platform::{
+    Access, Counters, DomId, Gref, PageId, TranslationTable, WindowHandle, WindowShape,
+};
+use ringfence_sys::vhost::{self, VhostError};
+use rustix::time::ClockId;
+
+use super::cases::Cost;
+use crate::usage::clock;
+
+const PAGES: u32 = 512;
+const SHAPE: WindowShape = WindowShape { writable: PAGES, read_only: 0, entries: PAGES };
+/// Below the addresses that no IOMMU of 39 bits knows.
+const VFIO_BASE: u64 = 0x4000_0000;
+
+/// What is measured, and pages of a call.
+pub(super) const OPERATIONS: [(&str, u32); 5] = [
+    ("issue", 1),
+    ("revoke", 1),
+    ("fresh again", 1),
+    ("revoke by force", 1),
+    ("revoke by force", 256),
+];
+
+/// A table behind an I/O translation table.
+pub(super) struct Engine {
+    table: RegionTable,
+    counters: Arc<Counters>,
+    /// What is in the address space, which is worth nothing without it.
+    _device: Option<Device>,
+}
+
+impl Engine {
+    /// That of kernel vhost.
+    pub(super) fn iotlb() -> Result<Engine, VhostError> {
+        let space = vhost::bare_space(&vhost::open()?)?;
+        let no_table = |source| VhostError::Setting { what: "memory for a table", source };
+        Engine::new(space, None, FIRST_IO_ADDRESS).map_err(no_table)
+    }
+
+    /// That of the machine's IOMMU, for a device that VFIO has.
+    pub(super) fn vfio(device: &str) -> Result<Engine, VfioError> {
+        let (space, device) = Container::open(device)?;
+        let no_table = |source| VfioError::Step { what: "memory for a table", source };
+        Engine::new(Arc::new(space), Some(device), VFIO_BASE).map_err(no_table)
+    }
+
+    fn new(
+        space: Arc<dyn AddressSpace>,
+        device: Option<Device>,
+        base: u64,
+    ) -> std::io::Result<Engine> {
+        let counters = Arc::<Counters>::default();
+        let region = RegionShape { base, window: SHAPE, page: 4096 };
+        let (handle, system) = (WindowHandle(1), Arc::clone(&counters));
+        let table = RegionTable::new(DomId(0), handle, region, space, system)?;
+        Ok(Engine { table, counters, _device: device })
+    }
+
+    pub(super) fn name(&self) -> &'static str {
+        self.table.engine().name
+    }
+
+    /// The cost of the round in the middle.
+    pub(super) fn median(
+        &mut self,
+        (operation, pages): (&str, u32),
+        rounds: u32,
+    ) -> anyhow::Result<Cost> {
+        let mut costs = Vec::new();
+        for round in 0..=rounds {
+            let cost = self.round(operation, pages)?;
+            // The first warms everything up.
+            if round > 0 {
+                costs.push(cost);
+            }
+        }
+        costs.sort_by(|a, b| a.ns.total_cmp(&b.ns));
+        Ok(costs[costs.len() / 2])
+    }
+
+    fn round(&mut self, operation: &str, pages: u32) -> anyhow::Result<Cost> {
+        let grefs: Vec<Gref> = SHAPE.grefs().collect();
+        let issue = |engine: &mut Engine| -> anyhow::Result<()> {
+            for (gref, page) in grefs.iter().zip(0..) {
+                engine.table.issue(*gref, PageId(page), Access::ReadWrite)?;
+            }
+            Ok(())
+        };
+        let revoke = |engine: &mut Engine| -> anyhow::Result<()> {
+            for gref in &grefs {
+                engine.table.revoke(*gref)?;
+            }
+            Ok(())
+        };
+        let cost = match operation {
+            "issue" => {
+                let cost = self.timed(issue)?;
+                revoke(self)?;
+                cost
+            }
+            "revoke" => {
+                issue(self)?;
+                self.timed(revoke)?
+            }
+            "fresh again" => {
+                issue(self)?;
+                revoke(self)?;
+                self.timed(|engine| Ok(engine.table.scrub().map(|_| ())?))?
+            }
+            _ => {
+                issue(self)?;
+                self.timed(|engine| {
+                    for some in grefs.chunks(pages as usize) {
+                        engine.table.revoke_forced(some)?;
+                    }
+                    Ok(())
+                })?
+            }
+        };
+        self.table.scrub()?;
+        Ok(cost)
+    }
+
+    /// Times what is done to every page.
+    fn timed(
+        &mut self,
+        part: impl FnOnce(&mut Engine) -> anyhow::Result<()>,
+    ) -> anyhow::Result<Cost> {
+        let syscalls = self.counters.values().syscalls;
+        let began = clock(ClockId::ThreadCPUTime);
+        part(self)?;
+        let ns = clock(ClockId::ThreadCPUTime) - began;
+        let syscalls = self.counters.values().syscalls - syscalls;
+        let per_page = |n: u64| n as f64 / f64::from(PAGES);
+        Ok(Cost { ns: per_page(ns), syscalls: per_page(syscalls) })
+    }
+}

@@ -1,0 +1,194 @@
+//! The command line of `ringfence-bench gso`, its paths and its setups.
+
+use std::time::Duration;
+
+use clap::{Args, ValueEnum};
+use ringfence_access::Mode;
+use ringfence_net::features::OffloadKeys;
+use serde::{Deserialize, Serialize};
+
+use super::super::args::{parse_mode, parse_seconds};
+
+const NOTES: &str = "\
+One TCP stream between the kernels of two guests that `ringfence run` started, or of a guest and the
+driver domain's side of the switch, or over the loopback interface of one guest. The setups:
+
+  mtu1500      packets of 1500 octets, one slot each: no scatter-gather, nothing whole
+  mtu16436-sg  packets of 16436 octets, in several slots each
+  tso          MTU 1500; the kernel hands on whole what it has to send, up to 64 KiB
+
+Checksums are left to the receiver in all of them, as they were in the experiment that this repeats.
+`ratio` is to mtu1500 on the same path in the same round. On `loopback`, the interface's own MTU is
+set, and nothing of it passes through Ringfence.
+
+guest-driver and driver-guest need root: the driver domain's side is an interface in a network
+namespace of the benchmark's own (`ringfence run --host-tap`).
+
+docs/performance.md explains every column.";
+
+/// What it is worth to leave super-packets whole: TCP between guests, three setups
+#[derive(Debug, Args)]
+#[command(after_help = NOTES)]
+pub struct GsoArgs {
+    /// How long to measure each row
+    #[arg(long, value_name = "SECONDS", default_value = "3", value_parser = parse_seconds)]
+    pub seconds: Duration,
+
+    /// How the driver domain reaches the guests' pages
+    #[arg(long, value_name = "MODE", default_value = "copy", value_parser = parse_mode)]
+    pub mode: Mode,
+
+    /// Measure all rows so many times, in turns, and report medians
+    #[arg(long, value_name = "N", default_value = "3",
+          value_parser = clap::value_parser!(u32).range(1..=100))]
+    pub rounds: u32,
+
+    /// Paths to measure [default: all that are allowed]
+    #[arg(long, value_name = "PATH", value_delimiter = ',', value_enum)]
+    pub paths: Vec<Path>,
+
+    /// Setups to measure; mtu1500 is always measured
+    #[arg(long, value_name = "SETUP", value_delimiter = ',', value_enum)]
+    pub setups: Vec<Setup>,
+
+    /// One JSON object a line
+    #[arg(long)]
+    pub json: bool,
+}
+
+impl GsoArgs {
+    /// The paths to measure, each once, where `root` says whether those of the host are allowed.
+    pub(super) fn paths(&self, root: bool) -> Vec<Path> {
+        let all = Path::value_variants().iter().copied();
+        match self.paths.as_slice() {
+            [] => all.filter(|path| root || !path.needs_root()).collect(),
+            some => all.filter(|path| some.contains(path)).collect(),
+        }
+    }
+
+    /// The setups to measure, each once, the one that others are compared with first.
+    pub(super) fn setups(&self) -> Vec<Setup> {
+        let wanted = |setup: &Setup| {
+            *setup == Setup::BASELINE || self.setups.is_empty() || self.setups.contains(setup)
+        };
+        Setup::value_variants().iter().copied().filter(wanted).collect()
+    }
+}
+
+/// Between whom the stream runs, the sender first.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Path {
+    /// From one guest to another
+    GuestGuest,
+    /// From a guest to the driver domain's side of the switch
+    GuestDriver,
+    /// From the driver domain's side to a guest
+    DriverGuest,
+    /// Within one guest, over its loopback interface
+    Loopback,
+}
+
+impl Path {
+    pub(super) fn name(self) -> String {
+        self.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
+    }
+
+    pub(super) fn needs_root(self) -> bool {
+        matches!(self, Path::GuestDriver | Path::DriverGuest)
+    }
+}
+
+/// How large packets are.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum, Serialize, Deserialize)]
+pub enum Setup {
+    /// MTU 1500 without scatter-gather
+    #[value(name = "mtu1500")]
+    #[serde(rename = "mtu1500")]
+    Small,
+    /// MTU 16436 with scatter-gather
+    #[value(name = "mtu16436-sg")]
+    #[serde(rename = "mtu16436-sg")]
+    Jumbo,
+    /// MTU 1500 with everything
+    #[value(name = "tso")]
+    #[serde(rename = "tso")]
+    Whole,
+}
+
+impl Setup {
+    /// What the others are compared with.
+    pub(super) const BASELINE: Setup = Setup::Small;
+
+    pub(super) fn name(self) -> String {
+        self.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
+    }
+
+    /// Octets of the longest packet of the wire.
+    pub(super) fn mtu(self) -> u16 {
+        match self {
+            Setup::Small | Setup::Whole => 1500,
+            // That of Linux's loopback interface at the time.
+            Setup::Jumbo => 16_436,
+        }
+    }
+
+    /// What either end takes unfinished.
+    pub(super) fn offload(self) -> OffloadKeys {
+        let checksums =
+            OffloadKeys { checksum_ipv4: true, checksum_ipv6: true, ..OffloadKeys::NONE };
+        match self {
+            Setup::Small => checksums,
+            Setup::Jumbo => OffloadKeys { scatter_gather: true, ..checksums },
+            Setup::Whole => OffloadKeys::ALL,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Parser, Debug)]
+    struct Line {
+        #[command(flatten)]
+        args: GsoArgs,
+    }
+
+    fn parse(line: &str) -> Result<GsoArgs, clap::Error> {
+        let words = ["gso"].into_iter().chain(line.split_whitespace());
+        Ok(Line::try_parse_from(words)?.args)
+    }
+
+    #[test]
+    fn the_baseline_is_always_there_and_comes_first() {
+        assert_eq!(parse("").unwrap().setups(), [Setup::Small, Setup::Jumbo, Setup::Whole]);
+        assert_eq!(parse("--setups tso").unwrap().setups(), [Setup::Small, Setup::Whole]);
+    }
+
+    #[test]
+    fn what_needs_root_is_left_out_unless_it_was_asked_for() {
+        assert_eq!(parse("").unwrap().paths(true), Path::value_variants());
+        assert_eq!(parse("").unwrap().paths(false), [Path::GuestGuest, Path::Loopback]);
+        let asked = parse("--paths driver-guest,guest-guest").unwrap();
+        assert_eq!(asked.paths(false), [Path::GuestGuest, Path::DriverGuest]);
+    }
+
+    #[test]
+    fn names_on_the_command_line_and_in_json_are_the_same() {
+        for path in Path::value_variants() {
+            assert_eq!(serde_json::to_value(path).unwrap(), path.name());
+        }
+        for setup in Setup::value_variants() {
+            assert_eq!(serde_json::to_value(setup).unwrap(), setup.name());
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_measured_is_refused() {
+        for line in ["--paths host-host", "--setups mtu9000", "--rounds 0", "--mode fast"] {
+            assert!(parse(line).is_err(), "{line}");
+        }
+    }
+}

@@ -1,0 +1,249 @@
+//! One run of one row: guests are started, the stream flows, counters are read twice.
+
+use std::io::Write;
+use std::net::{IpAddr, SocketAddr};
+use std::path::Path as FilePath;
+use std::process::{ChildStdin, Command, Stdio};
+use std::sync::mpsc::Receiver;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail};
+use ringfence_access::Mode;
+
+use super::super::said;
+use super::args::{Path, Setup};
+use super::cpu;
+use super::end::{Arrived, HOW_MUCH, Said, interface_addresses};
+use super::report::{Measured, Moved};
+use ringfence::demo::{control_connection, stats};
+use ringfence::launch::guest_on;
+use ringfence::launch::runtime_dir::RuntimeDir;
+use ringfence::switchboard::DriverStats;
+use ringfence_sandbox::channel::Channel;
+use ringfence_sandbox::owned_child::OwnedChild;
+
+/// How long anything may take that takes a moment.
+const PATIENCE: Duration = Duration::from_secs(20);
+/// From when the stream begins until it is measured: TCP has found its pace.
+const WARM_UP: Duration = Duration::from_millis(500);
+/// How long a driver domain may take to end with its last guest.
+const GONE_WITHIN: Duration = Duration::from_secs(60);
+/// How often a stream that is watched is looked at.
+const TICK: Duration = Duration::from_millis(200);
+/// The interface on the driver domain's side.
+const HOST_LEG: &str = "rfgso0";
+
+/// A run of a row.
+pub(crate) struct Case {
+    pub(crate) path: Path,
+    pub(crate) setup: Setup,
+    pub(crate) mode: Mode,
+    /// Each run has a switch of its own.
+    pub(crate) number: usize,
+}
+
+impl Case {
+    pub(crate) fn run(&self, length: Duration) -> anyhow::Result<Measured> {
+        let switch = format!("bench-gso-{}-{}", std::process::id(), self.number);
+        let measured = self.measure(&switch, length)?;
+        // All processes of this run are ended; what ends by itself must not disturb the next one.
+        wait_until_gone(&switch)?;
+        Ok(measured)
+    }
+
+    /// Runs the stream with all its processes in a control group. `each` is told again and again how many
+    /// octets have arrived, until it has seen enough.
+    pub(crate) fn watch(
+        &self,
+        group: &FilePath,
+        mut each: impl FnMut(u64) -> anyhow::Result<bool>,
+    ) -> anyhow::Result<()> {
+        let switch = format!("bench-gso-{}-{}", std::process::id(), self.number);
+        let (receiver, sender) = self.connect(&switch, Some(group))?;
+        while each(receiver.arrived()?.octets)? {
+            std::thread::sleep(TICK);
+        }
+        drop((receiver, sender));
+        wait_until_gone(&switch)
+    }
+
+    /// Starts both ends and has the stream begin.
+    fn connect(
+        &self,
+        switch: &str,
+        group: Option<&FilePath>,
+    ) -> anyhow::Result<(End, Option<End>)> {
+        let guest = |role: &[&str], host_leg| self.guest(switch, group, role, host_leg);
+        let (receiver, sender) = match self.path {
+            Path::GuestGuest => (guest(&["receive"], false)?, Some(guest(&["send"], false)?)),
+            Path::GuestDriver => (End::beside("receive")?, Some(guest(&["send"], true)?)),
+            Path::DriverGuest => (guest(&["receive"], true)?, Some(End::beside("send")?)),
+            Path::Loopback => {
+                let mtu = self.setup.mtu().to_string();
+                let whole = (self.setup == Setup::Whole).then_some("--whole");
+                let role: Vec<&str> = ["loopback", &mtu].into_iter().chain(whole).collect();
+                (guest(&role, false)?, None)
+            }
+        };
+        if let Some(sender) = &sender {
+            let to = self.where_to(&receiver)?;
+            match sender.hear()? {
+                Said::Ready => sender.tell(&to.to_string())?,
+                other => bail!("the sender said {other:?}"),
+            }
+        }
+        match sender.as_ref().unwrap_or(&receiver).hear()? {
+            Said::Connected => {}
+            other => bail!("the sender said {other:?}"),
+        }
+        Ok((receiver, sender))
+    }
+
+    fn measure(&self, switch: &str, length: Duration) -> anyhow::Result<Measured> {
+        let (receiver, _sender) = self.connect(switch, None)?;
+        let control = control_connection(switch)?;
+        std::thread::sleep(WARM_UP);
+        let before = Reading::take(&receiver, &control)?;
+        std::thread::sleep(length);
+        let after = Reading::take(&receiver, &control)?;
+        Ok(Measured {
+            path: self.path,
+            setup: self.setup,
+            octets: after.arrived.octets - before.arrived.octets,
+            nanos: after.arrived.at.saturating_sub(before.arrived.at).max(1),
+            cpu_ns: after.cpu_ns.saturating_sub(before.cpu_ns),
+            split: after.split.since(before.split),
+            moved: Moved::between(&before.stats, &after.stats),
+        })
+    }
+
+    /// Where the receiver can be reached.
+    fn where_to(&self, receiver: &End) -> anyhow::Result<SocketAddr> {
+        let Said::Listening { addresses, port } = receiver.hear()? else {
+            bail!("the receiver does not listen");
+        };
+        let ip: IpAddr = match self.path {
+            // It listens before there is an interface.
+            Path::GuestDriver => host_leg_address()?,
+            _ => *addresses.first().context("the receiver has no address")?,
+        };
+        Ok(SocketAddr::new(ip, port))
+    }
+
+    fn guest(
+        &self,
+        switch: &str,
+        group: Option<&FilePath>,
+        role: &[&str],
+        host_leg: bool,
+    ) -> anyhow::Result<End> {
+        let program = std::env::current_exe().context("finding this program's file")?;
+        let (mtu, offload) = (self.setup.mtu().to_string(), self.setup.offload().to_string());
+        let mut command = within(group, &program);
+        command.args(guest_on(switch, self.mode.name()));
+        command.args(["--mtu", &mtu, "--offload", &offload, "--backend-offload", &offload]);
+        if host_leg {
+            command.args(["--host-tap", HOST_LEG, "--host-offload", &offload]);
+        }
+        command.arg("--").arg(&program).args(["internal", "bench-gso-end"]).args(role);
+        End::start(command).context("starting a guest")
+    }
+}
+
+/// The address of the driver domain's side, once it has one.
+fn host_leg_address() -> anyhow::Result<IpAddr> {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        if let Some(&ip) = interface_addresses(Some(HOST_LEG))?.first() {
+            return Ok(ip);
+        }
+        if Instant::now() >= deadline {
+            bail!("{HOST_LEG} has no address after {PATIENCE:?}");
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+fn wait_until_gone(switch: &str) -> anyhow::Result<()> {
+    // To connect would be to come as a guest, for whom it would wait.
+    let socket = RuntimeDir::open()?.path().join(format!("{switch}.sock"));
+    let deadline = Instant::now() + GONE_WITHIN;
+    while socket.exists() {
+        if Instant::now() >= deadline {
+            bail!("the driver domain of switch {switch} did not end within {GONE_WITHIN:?}");
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    Ok(())
+}
+
+/// What is read at a moment.
+struct Reading {
+    arrived: Arrived,
+    stats: DriverStats,
+    cpu_ns: u64,
+    split: cpu::Split,
+}
+
+impl Reading {
+    fn take(receiver: &End, control: &Channel) -> anyhow::Result<Reading> {
+        let arrived = receiver.arrived()?;
+        let split = cpu::split_of_descendants()?;
+        Ok(Reading { arrived, stats: stats(control)?, cpu_ns: cpu::of_descendants()?, split })
+    }
+}
+
+/// A command that begins in a control group.
+fn within(group: Option<&FilePath>, program: &FilePath) -> Command {
+    let Some(group) = group else { return Command::new(program) };
+    let mut command = Command::new("sh");
+    command.args(["-c", "echo $$ >\"$0\" && exec \"$@\""]);
+    command.arg(group.join("cgroup.procs")).arg(program);
+    command
+}
+
+/// A process that is an end of the stream, in a guest or not. It is ended when this is dropped.
+pub(crate) struct End {
+    _child: OwnedChild,
+    orders: ChildStdin,
+    said: Receiver<Said>,
+}
+
+impl End {
+    /// One in this process's network.
+    fn beside(role: &str) -> anyhow::Result<End> {
+        let program = std::env::current_exe().context("finding this program's file")?;
+        let mut command = Command::new(program);
+        command.args(["internal", "bench-gso-end", role]);
+        End::start(command).context("starting the driver domain's end")
+    }
+
+    fn start(mut command: Command) -> anyhow::Result<End> {
+        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
+        let orders = child.stdin.take().context("an end without input")?;
+        let output = child.stdout.take().context("an end without output")?;
+        let said = said::listen(output, Said::Failed)?;
+        Ok(End { _child: OwnedChild(child), orders, said })
+    }
+
+    /// What a receiver has.
+    fn arrived(&self) -> anyhow::Result<Arrived> {
+        self.tell(HOW_MUCH)?;
+        match self.hear()? {
+            Said::Arrived(arrived) => Ok(arrived),
+            other => bail!("the receiver said {other:?}"),
+        }
+    }
+
+    fn tell(&self, order: &str) -> anyhow::Result<()> {
+        writeln!(&self.orders, "{order}").context("telling an end of the stream")
+    }
+
+    fn hear(&self) -> anyhow::Result<Said> {
+        let said = self.said.recv_timeout(PATIENCE);
+        match said.context("an end of the stream is gone, or says nothing")? {
+            Said::Failed(why) => bail!(why),
+            said => Ok(said),
+        }
+    }
+}

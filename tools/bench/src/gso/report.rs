@@ -1,0 +1,228 @@
+//! Rows: for people and for programs.
+
+use ringfence_access::Mode;
+use serde::Serialize;
+
+use super::super::median;
+use super::args::{Path, Setup};
+use super::cpu::Split;
+use ringfence::switchboard::DriverStats;
+
+/// What a driver domain did between two readings of its counters, all ports together.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(crate) struct Moved {
+    pub(crate) frames: u64,
+    pub(crate) octets: u64,
+    pub(crate) copied_octets: u64,
+    pub(crate) frames_whole: u64,
+    pub(crate) frames_coalesced: u64,
+    pub(crate) segments_made: u64,
+    pub(crate) checksums_computed: u64,
+    pub(crate) dropped: u64,
+}
+
+impl Moved {
+    pub(crate) fn between(before: &DriverStats, after: &DriverStats) -> Moved {
+        let ports = |stats: &DriverStats, wanted: &dyn Fn(&str) -> bool| -> u64 {
+            let all = stats.ports.values().flatten();
+            all.filter(|(name, _)| wanted(name)).map(|(_, count)| count).sum()
+        };
+        let moved = |wanted: &dyn Fn(&str) -> bool| {
+            ports(after, wanted).saturating_sub(ports(before, wanted))
+        };
+        let counter = |name: &str| moved(&|counted| counted == name);
+        let by_platform = |stats: &DriverStats| stats.path.get("grant_copy_bytes").copied();
+        let grant_copies = by_platform(after).unwrap_or(0) - by_platform(before).unwrap_or(0);
+        Moved {
+            frames: counter("rx_frames"),
+            octets: counter("rx_bytes"),
+            copied_octets: grant_copies + counter("copied_bytes"),
+            frames_whole: counter("frames_whole"),
+            frames_coalesced: counter("frames_coalesced"),
+            segments_made: counter("segments_made"),
+            checksums_computed: counter("checksums_computed"),
+            dropped: moved(&|counted| counted.starts_with("drop_")),
+        }
+    }
+}
+
+/// What was measured in one run of one row.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Measured {
+    pub(crate) path: Path,
+    pub(crate) setup: Setup,
+    /// Of the stream, as the receiver counted them.
+    pub(crate) octets: u64,
+    pub(crate) nanos: u64,
+    pub(crate) cpu_ns: u64,
+    /// Of it, frontends and driver domain.
+    pub(crate) split: Split,
+    pub(crate) moved: Moved,
+}
+
+impl Measured {
+    pub(crate) fn gbps(&self) -> f64 {
+        self.octets as f64 * 8.0 / self.nanos as f64
+    }
+
+    /// Nanoseconds for each kilobyte that arrived.
+    pub(crate) fn per_kb(&self, nanos: u64) -> f64 {
+        nanos as f64 * 1e3 / self.octets.max(1) as f64
+    }
+}
+
+/// A row as it is printed. Field names are part of the command's interface.
+#[derive(Clone, Debug, Serialize)]
+pub(super) struct Row {
+    path: Path,
+    setup: Setup,
+    mode: &'static str,
+    mtu: u16,
+    rounds: usize,
+    seconds: f64,
+    gbps: f64,
+    ratio: f64,
+    frames: u64,
+    segments_made: u64,
+    checksums_computed: u64,
+    frames_whole: u64,
+    frames_coalesced: u64,
+    frames_dropped: u64,
+    copies_per_packet: f64,
+    cpu_ns_per_kb: f64,
+}
+
+impl Row {
+    /// The row of a path and a setup of which every run is among `runs`, as every run of the setup is
+    /// that it is compared with. Rates are medians, counts sums.
+    pub(super) fn new(path: Path, setup: Setup, mode: Mode, runs: &[Measured]) -> Row {
+        let of = |setup| runs.iter().filter(move |run| (run.path, run.setup) == (path, setup));
+        let sum = |figure: fn(&Moved) -> u64| of(setup).map(|run| figure(&run.moved)).sum::<u64>();
+        let ratios = of(setup)
+            .zip(of(Setup::BASELINE))
+            .map(|(run, first)| run.gbps() / first.gbps().max(f64::MIN_POSITIVE));
+        let per_kb = |run: &Measured| run.per_kb(run.cpu_ns);
+        Row {
+            path,
+            setup,
+            mode: mode.name(),
+            mtu: setup.mtu(),
+            rounds: of(setup).count(),
+            seconds: of(setup).map(|run| run.nanos as f64 / 1e9).sum(),
+            gbps: median(of(setup).map(Measured::gbps)),
+            ratio: median(ratios),
+            frames: sum(|m| m.frames),
+            segments_made: sum(|m| m.segments_made),
+            checksums_computed: sum(|m| m.checksums_computed),
+            frames_whole: sum(|m| m.frames_whole),
+            frames_coalesced: sum(|m| m.frames_coalesced),
+            frames_dropped: sum(|m| m.dropped),
+            copies_per_packet: sum(|m| m.copied_octets) as f64 / sum(|m| m.octets).max(1) as f64,
+            cpu_ns_per_kb: median(of(setup).map(per_kb)),
+        }
+    }
+
+    /// The row of the table.
+    pub(super) fn line(&self) -> String {
+        format!(
+            "{:<12} {:<11} {:>7.2} {:>6.2} {:>9} {:>9} {:>9} {:>9} {:>8} {:>7} {:>7.2} {:>9.1}",
+            self.path.name(),
+            self.setup.name(),
+            self.gbps,
+            self.ratio,
+            self.frames,
+            self.segments_made,
+            self.checksums_computed,
+            self.frames_whole,
+            self.frames_coalesced,
+            self.frames_dropped,
+            self.copies_per_packet,
+            self.cpu_ns_per_kb,
+        )
+    }
+}
+
+/// The table's heading.
+pub(super) fn heading() -> String {
+    format!(
+        "{:<12} {:<11} {:>7} {:>6} {:>9} {:>9} {:>9} {:>9} {:>8} {:>7} {:>7} {:>9}",
+        "path",
+        "setup",
+        "Gbit/s",
+        "ratio",
+        "frames",
+        "segments",
+        "checksums",
+        "whole",
+        "joined",
+        "dropped",
+        "copies",
+        "cpu ns/kB"
+    )
+}
+
+/// What stands below it.
+pub(super) fn legend() -> &'static str {
+    "\
+`ratio`: to mtu1500 on the same path, in the same round. `frames`: through the switch, both ways.
+`segments`, `checksums`: made by the driver domain; `whole`: super-packets that it passed on as they
+came; `joined`: frames that became part of a larger one there. `copies`: how often the driver domain
+copied each octet. `cpu`: of all processes, guests included. All columns: docs/performance.md"
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn measured(setup: Setup, octets: u64) -> Measured {
+        let moved = Moved { frames: 10, octets: 1000, copied_octets: 2000, ..Moved::default() };
+        let path = Path::GuestGuest;
+        let (nanos, cpu_ns, split) = (1_000_000_000, 2_000_000, Split::default());
+        Measured { path, setup, octets, nanos, cpu_ns, split, moved }
+    }
+
+    #[test]
+    fn ratios_are_within_a_round_and_rates_medians() {
+        let runs: Vec<Measured> = [(1000, 5000), (2000, 14_000), (4000, 16_000)]
+            .into_iter()
+            .flat_map(|(a, b)| [measured(Setup::Small, a), measured(Setup::Whole, b)])
+            .collect();
+        let row = Row::new(Path::GuestGuest, Setup::Whole, Mode::Copy, &runs);
+        let near = |is: f64, expected: f64| {
+            assert!((is / expected - 1.0).abs() < 1e-9, "{is} is not {expected}");
+        };
+        assert_eq!((row.rounds, row.frames, row.copies_per_packet), (3, 30, 2.0));
+        near(row.ratio, 5.0);
+        near(row.gbps, 14_000.0 * 8.0 / 1e9);
+        near(row.cpu_ns_per_kb, 2e6 / 14.0);
+        let first = Row::new(Path::GuestGuest, Setup::Small, Mode::Copy, &runs);
+        assert_eq!(first.ratio, 1.0);
+    }
+
+    #[test]
+    fn what_is_counted_is_what_was_added_at_all_ports() {
+        let stats = |n: u64| {
+            let port = |k: u64| {
+                [("rx_frames", 10), ("drop_port_full", 2), ("segments_made", 3)]
+                    .map(|(name, count)| (name.to_owned(), count * n * k))
+                    .into()
+            };
+            DriverStats {
+                ports: [("a".to_owned(), port(1)), ("b".to_owned(), port(2))].into(),
+                path: [("grant_copy_bytes".to_owned(), 100 * n)].into(),
+                ..DriverStats::default()
+            }
+        };
+        let moved = Moved::between(&stats(1), &stats(3));
+        let expected =
+            Moved { frames: 60, dropped: 12, segments_made: 18, copied_octets: 200, ..moved };
+        assert_eq!(moved, expected);
+    }
+
+    #[test]
+    fn a_line_has_a_cell_under_each_heading() {
+        let row = Row::new(Path::Loopback, Setup::Jumbo, Mode::Map, &[]);
+        assert_eq!(row.line().len(), heading().len());
+        assert_eq!(row.line().split_whitespace().count(), 12);
+    }
+}

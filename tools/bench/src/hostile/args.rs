@@ -1,0 +1,260 @@
+//! The command line of `ringfence-bench hostile`, and what a neighbour can do.
+
+use std::time::Duration;
+
+use clap::{Args, ValueEnum};
+use ringfence_access::Mode;
+use ringfence_block::blkback::Mode as DiskMode;
+use serde::{Deserialize, Serialize};
+
+use super::super::args::{parse_mode, parse_seconds};
+use super::super::packet::SIZE_MIN;
+use super::disks::behaviour::DiskBehaviour;
+
+const NOTES: &str = "\
+A well-behaved guest (the victim) sends numbered, checksummed packets through netfront, netback and
+the switch of a driver domain to a port that verifies each one. Beside it runs a neighbour: one that
+does the same as the victim (`honest`: what all others are compared with), none (`absent`), or one that
+breaks rules as fast as it can, and comes back when it is thrown out. Each row has a driver domain and
+guests of its own. --list names the behaviours.
+
+The rows disk-… are the same with disks: the victim reads at random from its own, through blkfront and
+blkback, and the neighbour does what it does to its own disk. Every answer that it gets is judged.
+
+Every domain is a process on a core that does not depend on the row: the driver domain on the first,
+the victim on the second, the neighbour on the third, or beside the victim where there are two.
+
+Exit status 1: a packet or block of the victim's was damaged, it was charged with a rule it did not break,
+or a hostile neighbour got a wrong answer to a request.";
+
+/// What a neighbour that breaks rules does to one that does not
+#[derive(Debug, Args)]
+#[command(after_help = NOTES)]
+pub struct HostileArgs {
+    /// How long to measure each row
+    #[arg(long, value_name = "SECONDS", default_value = "2", value_parser = parse_seconds)]
+    pub seconds: Duration,
+
+    /// Rows to measure; the honest neighbour is always measured
+    #[arg(long, value_name = "BEHAVIOUR", value_delimiter = ',', value_parser = Which::parse)]
+    pub behaviours: Vec<Which>,
+
+    /// Measure all rows so many times, and report medians
+    #[arg(long, value_name = "N", default_value = "1",
+          value_parser = clap::value_parser!(u32).range(1..=100))]
+    pub rounds: u32,
+
+    /// Octets of a packet of the victim's, Ethernet header included
+    #[arg(long, value_name = "OCTETS", default_value = "64",
+          value_parser = clap::value_parser!(u32).range(SIZE_MIN..=9018))]
+    pub size: u32,
+
+    /// How the driver domain reaches the guests' pages
+    #[arg(long, value_name = "MODE", default_value = "copy", value_parser = parse_mode)]
+    pub mode: Mode,
+
+    /// How the driver domain reaches the guests' pages for disks
+    #[arg(long, value_name = "MODE", default_value = "persistent")]
+    pub disk_mode: DiskMode,
+
+    /// One JSON object a line
+    #[arg(long)]
+    pub json: bool,
+
+    /// Name the processes of each row on standard error
+    #[arg(short, long)]
+    pub verbose: bool,
+
+    /// List the behaviours and what they mean
+    #[arg(long)]
+    pub list: bool,
+}
+
+impl HostileArgs {
+    /// The rows of packets: the honest neighbour, and what was asked for; none if that is all disks.
+    pub(super) fn rows(&self) -> Vec<Behaviour> {
+        let wanted: Vec<_> = match self.behaviours.as_slice() {
+            [] => Behaviour::value_variants().to_vec(),
+            some => some.iter().filter_map(|which| which.packets()).collect(),
+        };
+        let all = Behaviour::value_variants().iter().copied();
+        let honest = |row| row == Behaviour::Honest && !wanted.is_empty();
+        all.filter(|row| honest(*row) || wanted.contains(row)).collect()
+    }
+
+    /// What was asked for of disks.
+    pub(super) fn disks(&self) -> Vec<DiskBehaviour> {
+        match self.behaviours.as_slice() {
+            [] => DiskBehaviour::value_variants().to_vec(),
+            some => some.iter().filter_map(|which| which.disks()).collect(),
+        }
+    }
+}
+
+/// A row: of packets, or of disks.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Which {
+    /// What a neighbour does to a network.
+    Packets(Behaviour),
+    /// What it does to disks.
+    Disks(DiskBehaviour),
+}
+
+impl Which {
+    /// The row of that name.
+    ///
+    /// # Errors
+    ///
+    /// When there is none: what to do about it.
+    pub fn parse(name: &str) -> Result<Which, String> {
+        let packets = || Behaviour::from_str(name, false).ok().map(Which::Packets);
+        let found = DiskBehaviour::parse(name).map(Which::Disks).or_else(packets);
+        found.ok_or_else(|| "there is no such behaviour; --list names all there are".to_owned())
+    }
+
+    pub(super) fn packets(self) -> Option<Behaviour> {
+        if let Which::Packets(behaviour) = self { Some(behaviour) } else { None }
+    }
+
+    pub(super) fn disks(self) -> Option<DiskBehaviour> {
+        if let Which::Disks(behaviour) = self { Some(behaviour) } else { None }
+    }
+}
+
+/// What the neighbour does.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Behaviour {
+    /// The same as the victim, to the same port
+    Honest,
+    /// There is none
+    Absent,
+    /// Packets smaller than their fragments, shorter than a header, across a page's end
+    BadSizes,
+    /// Packets of 19 slots, one more than a backend takes
+    Slots19,
+    /// Packets in pages that were never granted
+    BadGrefs,
+    /// A full ring of extra infos for each packet
+    ExtraChains,
+    /// Packets of 18 slots of which 17 are empty
+    ZeroFragments,
+    /// The longest packets there are, which is allowed
+    LargePackets,
+    /// Grants withdrawn and given again while the packets in them are read
+    Flipping,
+    /// Packets to everybody
+    Broadcast,
+    /// Source addresses and destinations made up, new ones in every packet
+    MadeUpAddresses,
+    /// Events that announce nothing
+    EventStorm,
+    /// Receive buffers posted, responses never taken
+    Deaf,
+    /// Packets taken for a moment, then none for a while; the victim sends to it as well
+    Hoarder,
+    /// A producer index beyond the ring, and back as soon as the device was closed
+    ProducerOverflow,
+    /// Connecting and disconnecting
+    Reattach,
+    /// Lists of pages to be staged that change while they are read
+    ChangingLists,
+    /// Lists of 513, 65535 and more pages to be staged, or of none
+    LongLists,
+    /// Pages staged and taken out again, many such messages at a time
+    StagingStorm,
+    /// Pages taken out of the staged ones while packets in them are under way
+    StagingInFlight,
+    /// One page in two lists of pages to be staged, and twice in one
+    StagingTwice,
+    /// Messages on the control ring without end, whose answers it never takes
+    ControlDeaf,
+    /// States written to the store, right ones and nonsense, many at a time
+    StateFlood,
+    /// Requests to the hub that it does not know
+    HubFlood,
+    /// Messages that cost the connection to the hub; a launcher brings the guest back
+    Rejoin,
+}
+
+impl Behaviour {
+    /// Its name on the command line and in the table.
+    pub(super) fn name(self) -> String {
+        self.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
+    }
+
+    /// Whether it is about pages that stay mapped: then it is served in mode `staging`, whatever the
+    /// mode of the victim is.
+    pub(super) fn needs_staging(self) -> bool {
+        matches!(
+            self,
+            Behaviour::ChangingLists
+                | Behaviour::LongLists
+                | Behaviour::StagingStorm
+                | Behaviour::StagingInFlight
+                | Behaviour::StagingTwice
+                | Behaviour::ControlDeaf
+        )
+    }
+
+    /// What it means.
+    pub(super) fn meaning(self) -> String {
+        let value = self.to_possible_value();
+        value.and_then(|v| v.get_help().map(ToString::to_string)).unwrap_or_default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Parser, Debug)]
+    struct Line {
+        #[command(flatten)]
+        args: HostileArgs,
+    }
+
+    fn parse(line: &str) -> Result<HostileArgs, clap::Error> {
+        let words = ["hostile"].into_iter().chain(line.split_whitespace());
+        Ok(Line::try_parse_from(words)?.args)
+    }
+
+    #[test]
+    fn the_honest_row_is_always_there_and_rows_come_in_one_order() {
+        let rows = parse("").unwrap().rows();
+        assert_eq!(rows, Behaviour::value_variants());
+        let rows = parse("--behaviours event-storm,absent").unwrap().rows();
+        assert_eq!(rows, [Behaviour::Honest, Behaviour::Absent, Behaviour::EventStorm]);
+        let both = parse("--behaviours disk-nonsense,event-storm").unwrap();
+        assert_eq!(both.rows(), [Behaviour::Honest, Behaviour::EventStorm]);
+        assert_eq!(both.disks(), [DiskBehaviour::Nonsense]);
+        let disks = parse("--behaviours disk-nonsense").unwrap();
+        assert!(disks.rows().is_empty(), "one kind is not measured for the other's sake");
+        assert_eq!(parse("").unwrap().disks(), DiskBehaviour::value_variants());
+    }
+
+    #[test]
+    fn every_behaviour_has_a_name_and_a_meaning() {
+        for row in Behaviour::value_variants() {
+            assert!(!row.name().is_empty() && !row.meaning().is_empty(), "{row:?}");
+            let json = serde_json::to_value(row).unwrap();
+            assert_eq!(json, row.name(), "one name everywhere");
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_measured_is_refused() {
+        for line in [
+            "--size 59",
+            "--size 9019",
+            "--behaviours rude",
+            "--behaviours disk-rude",
+            "--disk-mode fast",
+            "--rounds 0",
+            "--mode fast",
+        ] {
+            assert!(parse(line).is_err(), "{line}");
+        }
+    }
+}

@@ -1,0 +1,77 @@
+//! The hostile guest of a disk on real Xen, for tests (`ringfence-bench internal hostile-guest --disk`).
+//!
+//! Every answer is judged there too; one that is wrong ends it.
+
+use anyhow::Context;
+use clap::ValueEnum;
+use ringfence_platform::xen::{Side, XenPlatform};
+use ringfence_platform::{DomId, Platform};
+use ringfence_wire::xenbus::{DeviceId, DeviceKind, XenbusState};
+use ringfence_xenstore::StoreAccess;
+
+use super::super::on_xen::Rude;
+use super::super::rogue::Pace;
+use super::attacks::{self, State};
+use super::behaviour::DiskBehaviour;
+use super::rogue::{RogueDisk, Unfair};
+
+/// References beyond any table that the kernel makes.
+const FOREIGN: std::ops::Range<u32> = (1 << 20)..(1 << 20) + 1000;
+
+/// A guest with a disk, and what it does.
+pub(in super::super) struct RudeDisk {
+    rogue: RogueDisk<XenPlatform>,
+    behaviour: DiskBehaviour,
+    state: State,
+}
+
+/// What can be done, and is not honest.
+pub(in super::super) fn behaviours(wanted: &[DiskBehaviour]) -> Vec<DiskBehaviour> {
+    let wanted = match wanted {
+        [] => DiskBehaviour::value_variants(),
+        some => some,
+    };
+    let elsewhere = [DiskBehaviour::Honest, DiskBehaviour::Absent];
+    wanted.iter().copied().filter(|behaviour| !elsewhere.contains(behaviour)).collect()
+}
+
+impl RudeDisk {
+    pub(in super::super) fn join(handle: u32, pace: Pace) -> anyhow::Result<RudeDisk> {
+        let platform = XenPlatform::open(Side::Frontend)?;
+        let mut store = platform.store()?;
+        let frontend = platform.domid();
+        let mut device = DeviceId { kind: DeviceKind::Vbd, frontend, backend: DomId(0), handle };
+        let front = device.frontend_path();
+        let backend = store.read_u16(&format!("{front}/backend-id"));
+        device.backend = DomId(backend.with_context(|| format!("the disk {handle}"))?);
+        let rogue = RogueDisk::new(platform, device, FOREIGN, pace)?;
+        Ok(RudeDisk { rogue, behaviour: DiskBehaviour::Honest, state: State::new() })
+    }
+
+    pub(in super::super) fn begin(&mut self, behaviour: DiskBehaviour) {
+        (self.behaviour, self.state) = (behaviour, State::new());
+    }
+
+    pub(in super::super) fn leave(&mut self) -> anyhow::Result<()> {
+        self.rogue.enter(XenbusState::Closing)?;
+        self.rogue.enter(XenbusState::Closed)
+    }
+}
+
+impl Rude for RudeDisk {
+    fn connect(&mut self) -> anyhow::Result<()> {
+        self.rogue.connect()
+    }
+
+    fn burst(&mut self) -> anyhow::Result<()> {
+        attacks::burst(&mut self.rogue, self.behaviour, &mut self.state)
+    }
+
+    fn is_over(&mut self) -> bool {
+        self.behaviour == DiskBehaviour::Reattach || self.rogue.was_closed().unwrap_or(true)
+    }
+
+    fn is_fatal(&self, why: &anyhow::Error) -> bool {
+        why.is::<Unfair>()
+    }
+}

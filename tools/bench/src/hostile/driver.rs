@@ -1,0 +1,48 @@
+//! The driver domain's process: that of `ringfence run`, without a sandbox, and with one more port.
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use anyhow::{Context, bail};
+use ringfence_switch::dataplane::DataplaneHandle;
+use ringfence_switch::forwarding::PortPolicy;
+
+use super::orders::{Answer, Order, SINK_MAC, Setup};
+use super::sink::{SinkPort, Tally};
+use ringfence::switchboard::DriverConfig;
+use ringfence_sandbox::channel::{Channel, ChannelError};
+
+/// Serves launchers and guests on this thread, the parent on another one.
+pub(super) fn serve(channel: Channel, setup: &Setup, listener: OwnedFd) -> anyhow::Result<()> {
+    let tally = Arc::new(Tally::default());
+    let config = DriverConfig { switch: "bench".to_owned(), verbose: false };
+    let size = setup.size;
+    ringfence::driver::serve_unconfined(&config, listener, |dataplane: &DataplaneHandle| {
+        let policy = PortPolicy { mac: Some(SINK_MAC), ..PortPolicy::default() };
+        dataplane
+            .add_port(Box::new(SinkPort::new(size, &tally)), policy, "sink")
+            .map_err(std::io::Error::other)?;
+        std::thread::Builder::new().name("orders".to_owned()).spawn(move || {
+            if let Err(error) = obey(&channel, &tally) {
+                eprintln!("ringfence: the driver domain's orders: {error:#}");
+            }
+        })?;
+        Ok(())
+    })
+    .context("the driver domain")
+}
+
+fn obey(channel: &Channel, tally: &Tally) -> anyhow::Result<()> {
+    channel.send(&Answer::Ready, &[])?;
+    loop {
+        match channel.receive::<Order>() {
+            Ok((Order::Victim(mac), _)) => {
+                tally.set_victim(mac);
+                channel.send(&Answer::Ready, &[])?;
+            }
+            Ok((Order::Arrived, _)) => channel.send(&Answer::Arrived(tally.now()), &[])?,
+            Err(ChannelError::Closed) => return Ok(()),
+            Err(error) => bail!(error),
+        }
+    }
+}

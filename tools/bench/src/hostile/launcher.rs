@@ -1,0 +1,129 @@
+//! The part of a launcher: gets guests a place at the switch, and asks for counters.
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::fs::DirBuilderExt;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Context, bail};
+use ringfence_block::storage::file::{CacheMode, FileOptions, OpenFile};
+use ringfence_net::features::OffloadKeys;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with};
+
+use super::disks::DiskOrder;
+use super::orders::{Entrance, Place};
+use ringfence::switchboard::{
+    AttachRequest, DiskRequest, DriverStats, FromDriver, Medium, ToDriver, VERSION,
+};
+use ringfence_sandbox::channel::{Channel, expect_fds};
+
+/// How long the driver domain may take to answer a launcher.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// Launchers that may wait to be heard.
+const BACKLOG: i32 = 64;
+
+fn socket() -> io::Result<OwnedFd> {
+    Ok(socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?)
+}
+
+/// Where launchers find the driver domain; gone with this.
+pub(super) struct Rendezvous {
+    directory: PathBuf,
+}
+
+impl Rendezvous {
+    /// A listening socket that no other user reaches.
+    pub(super) fn new(number: usize) -> anyhow::Result<(Rendezvous, OwnedFd)> {
+        let name = format!("ringfence-hostile-{}-{number}", std::process::id());
+        let directory = std::env::temp_dir().join(name);
+        std::fs::DirBuilder::new()
+            .mode(0o700)
+            .create(&directory)
+            .with_context(|| format!("making {}", directory.display()))?;
+        let rendezvous = Rendezvous { directory };
+        let listener = socket()?;
+        rustix::net::bind(&listener, &SocketAddrUnix::new(rendezvous.path())?)?;
+        rustix::net::listen(&listener, BACKLOG)?;
+        Ok((rendezvous, listener))
+    }
+
+    pub(super) fn path(&self) -> PathBuf {
+        self.directory.join("switch")
+    }
+}
+
+impl Drop for Rendezvous {
+    fn drop(&mut self) {
+        // It lies where temporary files do; what stays is swept away with them.
+        let _ = std::fs::remove_dir_all(&self.directory);
+    }
+}
+
+/// A guest's place, and what holds it.
+pub(super) struct Seat {
+    pub(super) place: Place,
+    /// The guest's connection to the hub.
+    pub(super) hub: OwnedFd,
+    lease: Channel,
+    /// For the guest's names, which nobody here uses.
+    _names: OwnedFd,
+}
+
+impl Seat {
+    /// Attaches one more guest.
+    pub(super) fn take(entrance: &Entrance) -> anyhow::Result<Seat> {
+        let stream = socket()?;
+        rustix::net::connect(&stream, &SocketAddrUnix::new(&entrance.socket)?)
+            .context("reaching the driver domain")?;
+        let lease = Channel::from_fd(stream);
+        let request = AttachRequest {
+            offloads: OffloadKeys::ALL.to_string(),
+            coalesce: true,
+            version: VERSION.to_owned(),
+            name: None,
+            addresses: Vec::new(),
+            mtu: entrance.mtu,
+            mode: entrance.mode.clone(),
+            queues: 1,
+            host_leg: false,
+        };
+        lease.send(&ToDriver::Attach(Box::new(request)), &[])?;
+        let (attached, fds) = match lease.receive_within(PATIENCE)? {
+            (FromDriver::Attached(attached), fds) => (attached, fds),
+            (other, _) => bail!("the driver domain answered {other:?}"),
+        };
+        let [hub, names] = expect_fds(fds)?;
+        let place = Place { domain: attached.domain, mac: attached.mac, mtu: entrance.mtu };
+        Ok(Seat { place, hub, lease, _names: names })
+    }
+
+    /// Gives the guest its first disk: zeros in memory.
+    pub(super) fn add_disk(&self, order: &DiskOrder) -> anyhow::Result<()> {
+        use rustix::fs::MemfdFlags;
+        let file = rustix::fs::memfd_create("ringfence-disk", MemfdFlags::CLOEXEC)?;
+        rustix::fs::ftruncate(&file, order.bytes)?;
+        let options = FileOptions { cache: CacheMode::WriteBack, ..FileOptions::default() };
+        // Opened again: what is locked is the driver domain's.
+        let path = PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd()));
+        let OpenFile { file, facts } = OpenFile::open(&path, &options)?;
+        let medium = Medium::File { facts, options };
+        let request = DiskRequest { handle: 0, mode: order.mode.clone(), medium };
+        self.lease.send(&ToDriver::Disk(Box::new(request)), &[file.as_fd()])?;
+        match self.lease.receive_within(PATIENCE)?.0 {
+            FromDriver::DiskAdded => Ok(()),
+            other => bail!("the driver domain answered {other:?}"),
+        }
+    }
+
+    /// The driver domain's counters. To be asked through the victim's seat.
+    pub(super) fn stats(&self) -> anyhow::Result<DriverStats> {
+        self.lease.send(&ToDriver::Stats, &[])?;
+        match self.lease.receive_within(PATIENCE)?.0 {
+            FromDriver::Stats(stats) => Ok(*stats),
+            FromDriver::DeviceClosed(why) => bail!("the victim's device was closed: {why}"),
+            FromDriver::DiskClosed { why, .. } => bail!("the victim's disk was closed: {why}"),
+            other => bail!("the driver domain answered {other:?}"),
+        }
+    }
+}

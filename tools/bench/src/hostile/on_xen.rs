@@ -1,0 +1,349 @@
+//! `ringfence-bench internal hostile-guest`: the same hostile guest on real Xen, for tests.
+//!
+//! It runs in a guest whose own driver has let go of the interface, and lends its pages by gntalloc.
+//! For a while it does each thing of `super::attacks` that does not need a hub; then it writes keys
+//! with which nothing can be connected. What becomes of the driver domain and of other guests is to
+//! be seen from there; here it is only told what was done, since one that could not even be begun
+//! would prove nothing.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, ensure};
+use clap::{Args, ValueEnum};
+use ringfence_net::vif::values::parse_mac;
+use ringfence_platform::xen::{Side, XenPlatform};
+use ringfence_platform::{DomId, Platform};
+use ringfence_wire::netif::keys;
+use ringfence_wire::xenbus::{DeviceId, DeviceKind, XenbusState};
+use ringfence_xenstore::StoreAccess;
+
+use super::super::STATUS_BENCH_FAILED;
+use super::args::{Behaviour, Which};
+use super::attacks::{self, State};
+use super::control::WrongAnswer;
+use super::disks::on_xen::{self as disks, RudeDisk};
+use super::rogue::{Pace, Rogue};
+
+/// A step of the handshake under emulation.
+const STEP_WITHIN: Duration = Duration::from_secs(10);
+
+/// How long a backend may take to look at keys that are of no use.
+const REFUSED_WITHIN: Duration = Duration::from_millis(500);
+
+/// How long a backend may keep a device waiting that it closed again and again.
+const LET_IN_WITHIN: Duration = Duration::from_secs(120);
+
+const PAUSE: Duration = Duration::from_millis(2);
+
+/// Breaks every rule of a vif, or of a vbd, from inside a Xen guest
+#[derive(Debug, Args)]
+pub struct HostileGuestArgs {
+    /// How long to do each thing
+    #[arg(long, value_name = "SECONDS", default_value_t = 2.0)]
+    pub seconds: f64,
+
+    /// What to do; otherwise all there is
+    #[arg(long, value_name = "BEHAVIOUR", value_delimiter = ',', value_parser = Which::parse)]
+    pub behaviours: Vec<Which>,
+
+    /// Do it to a disk (disk-…), not to an interface
+    #[arg(long)]
+    pub disk: bool,
+
+    /// Which interface, or which disk
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub handle: u32,
+}
+
+/// Does it; returns the exit status.
+pub(super) fn main(args: &HostileGuestArgs) -> u8 {
+    match run(args) {
+        Ok(()) => 0,
+        Err(error) => {
+            eprintln!("ringfence: hostile guest: {error:#}");
+            STATUS_BENCH_FAILED
+        }
+    }
+}
+
+fn run(args: &HostileGuestArgs) -> anyhow::Result<()> {
+    if args.disk { run_disk(args) } else { run_packets(args) }
+}
+
+fn run_packets(args: &HostileGuestArgs) -> anyhow::Result<()> {
+    let mut rude = RudePackets {
+        rogue: join(args.handle)?,
+        behaviour: Behaviour::Honest,
+        state: State::new(),
+    };
+    let mut spells = Spells::new(args);
+    for behaviour in behaviours(args) {
+        (rude.behaviour, rude.state) = (behaviour, State::new());
+        spells.run(&mut rude, &behaviour.name())?;
+    }
+    spells.end()?;
+    let mut rogue = rude.rogue;
+    if args.behaviours.is_empty() {
+        bad_keys(&mut rogue)?;
+    }
+    // The last thing that is seen of it is a device that can be connected.
+    let begin = Instant::now();
+    while let Err(why) = rogue.connect() {
+        ensure!(begin.elapsed() < LET_IN_WITHIN, "not connected after all that: {why:#}");
+    }
+    println!("connected after all that");
+    rogue.enter(XenbusState::Closing)?;
+    rogue.enter(XenbusState::Closed)?;
+    // The driver of the guest's kernel knows nothing of a control ring, and would not remove them.
+    for key in [keys::CTRL_RING_REF, keys::EVENT_CHANNEL_CTRL] {
+        rogue.forget(key)?;
+    }
+    Ok(())
+}
+
+fn run_disk(args: &HostileGuestArgs) -> anyhow::Result<()> {
+    let mut rude = RudeDisk::join(args.handle, PACE)?;
+    let wanted: Vec<_> = args.behaviours.iter().filter_map(|which| which.disks()).collect();
+    let mut spells = Spells::new(args);
+    for behaviour in disks::behaviours(&wanted) {
+        rude.begin(behaviour);
+        spells.run(&mut rude, &behaviour.name())?;
+    }
+    spells.end()?;
+    let begin = Instant::now();
+    while let Err(why) = rude.connect() {
+        ensure!(begin.elapsed() < LET_IN_WITHIN, "not connected after all that: {why:#}");
+    }
+    println!("connected after all that");
+    rude.leave()
+}
+
+const PACE: Pace = Pace { step_within: STEP_WITHIN, pause: || std::thread::sleep(PAUSE) };
+
+fn join(handle: u32) -> anyhow::Result<Rogue<XenPlatform>> {
+    let platform = XenPlatform::open(Side::Frontend)?;
+    let mut store = platform.store()?;
+    let mut device =
+        DeviceId { kind: DeviceKind::Vif, frontend: platform.domid(), backend: DomId(0), handle };
+    let front = device.frontend_path();
+    device.backend = DomId(store.read_u16(&format!("{front}/backend-id"))?);
+    let mac = parse_mac(&store.read(&format!("{front}/mac"))?).context("the interface's mac")?;
+    Rogue::new(platform, device, mac, blocking_store, PACE)
+}
+
+/// The raw stream to the store, which is waited for.
+fn blocking_store(
+    platform: &XenPlatform,
+) -> Result<std::os::fd::OwnedFd, ringfence_platform::PlatformError> {
+    let fd = platform.store_connection()?;
+    rustix::fs::fcntl_setfl(&fd, rustix::fs::OFlags::empty()).map_err(|errno| {
+        ringfence_platform::PlatformError::System { what: "the store", source: errno.into() }
+    })?;
+    Ok(fd)
+}
+
+/// What can be done without a hub, and is not honest.
+fn behaviours(args: &HostileGuestArgs) -> Vec<Behaviour> {
+    let wanted: Vec<_> = match args.behaviours.as_slice() {
+        [] => Behaviour::value_variants().to_vec(),
+        some => some.iter().filter_map(|which| which.packets()).collect(),
+    };
+    let elsewhere = [Behaviour::Honest, Behaviour::Absent, Behaviour::HubFlood, Behaviour::Rejoin];
+    wanted.into_iter().filter(|behaviour| !elsewhere.contains(behaviour)).collect()
+}
+
+/// A guest that does one thing that is not right, again and again.
+pub(super) trait Rude {
+    /// Goes through the handshake.
+    fn connect(&mut self) -> anyhow::Result<()>;
+    /// Does it once.
+    fn burst(&mut self) -> anyhow::Result<()>;
+    /// Whether the handshake is to be gone through again.
+    fn is_over(&mut self) -> bool;
+    /// Whether what failed must not fail.
+    fn is_fatal(&self, why: &anyhow::Error) -> bool;
+}
+
+struct RudePackets {
+    rogue: Rogue<XenPlatform>,
+    behaviour: Behaviour,
+    state: State,
+}
+
+impl Rude for RudePackets {
+    fn connect(&mut self) -> anyhow::Result<()> {
+        self.rogue.connect()?;
+        self.rogue.address_all()
+    }
+
+    fn burst(&mut self) -> anyhow::Result<()> {
+        attacks::burst(&mut self.rogue, self.behaviour, &mut self.state)
+    }
+
+    fn is_over(&mut self) -> bool {
+        self.behaviour == Behaviour::Reattach || self.rogue.was_closed().unwrap_or(true)
+    }
+
+    fn is_fatal(&self, why: &anyhow::Error) -> bool {
+        why.is::<WrongAnswer>()
+    }
+}
+
+/// All that is done, one thing after the other.
+struct Spells {
+    length: Duration,
+    idle: Vec<String>,
+}
+
+impl Spells {
+    fn new(args: &HostileGuestArgs) -> Spells {
+        Spells { length: Duration::from_secs_f64(args.seconds), idle: Vec::new() }
+    }
+
+    fn run(&mut self, rude: &mut dyn Rude, name: &str) -> anyhow::Result<()> {
+        let spell = Spell::of(rude, self.length).with_context(|| name.to_owned())?;
+        println!("{name:<23} {}", spell.told());
+        if spell.bursts == 0 {
+            self.idle.push(name.to_owned());
+        }
+        Ok(())
+    }
+
+    fn end(self) -> anyhow::Result<()> {
+        ensure!(self.idle.is_empty(), "never let in to do: {}", self.idle.join(", "));
+        Ok(())
+    }
+}
+
+/// One thing, done for a while.
+#[derive(Default)]
+struct Spell {
+    bursts: u64,
+    connected: u64,
+    refused: u64,
+    last_failure: Option<String>,
+}
+
+impl Spell {
+    fn of(rude: &mut dyn Rude, length: Duration) -> anyhow::Result<Spell> {
+        let mut spell = Spell::default();
+        let begin = Instant::now();
+        // Whatever fails is done again from the handshake on; at least once it has to be done.
+        let unfinished = |spell: &Spell| {
+            begin.elapsed() < length || spell.bursts == 0 && begin.elapsed() < 4 * STEP_WITHIN
+        };
+        while unfinished(&spell) {
+            if let Err(why) = rude.connect() {
+                spell.refused += 1;
+                spell.last_failure = Some(format!("{why:#}"));
+                std::thread::sleep(PAUSE);
+                continue;
+            }
+            spell.connected += 1;
+            while unfinished(&spell) {
+                if let Err(why) = rude.burst() {
+                    ensure!(!rude.is_fatal(&why), why);
+                    spell.last_failure = Some(format!("{why:#}"));
+                    break;
+                }
+                spell.bursts += 1;
+                std::thread::yield_now();
+                if rude.is_over() {
+                    break;
+                }
+            }
+        }
+        Ok(spell)
+    }
+
+    fn told(&self) -> String {
+        let Spell { bursts, connected, refused, last_failure, .. } = self;
+        let failure = last_failure.as_ref().map_or(String::new(), |why| format!(" ({why})"));
+        format!("{bursts} bursts, connected {connected} times, not let in {refused} times{failure}")
+    }
+}
+
+/// A way to make the keys of a device useless.
+type Change = fn(&mut BTreeMap<&'static str, String>);
+
+fn set(keys: &mut BTreeMap<&'static str, String>, key: &'static str, value: &str) {
+    keys.insert(key, value.to_owned());
+}
+
+/// With none of these a device can be connected. The references 0 and 1 are pages that the toolstack
+/// itself lent to dom0, and the ports 1 and 2 the channels of console and store.
+const BAD_KEYS: &[(&str, Change)] = &[
+    ("an empty reference", |k| set(k, keys::TX_RING_REF, "")),
+    ("the console's page as a ring", |k| set(k, keys::TX_RING_REF, "0")),
+    ("the store's page as a ring", |k| set(k, keys::RX_RING_REF, "1")),
+    ("a ring that was never granted", |k| set(k, keys::RX_RING_REF, "7777")),
+    ("a ring beyond the table", |k| set(k, keys::RX_RING_REF, "4294967295")),
+    ("a number too long", |k| set(k, keys::TX_RING_REF, "4294967296")),
+    ("a negative number", |k| set(k, keys::TX_RING_REF, "-8")),
+    ("no number", |k| set(k, keys::RX_RING_REF, "banana")),
+    ("2000 digits", |k| set(k, keys::TX_RING_REF, &"9".repeat(2000))),
+    ("octets that are no text", |k| set(k, keys::EVENT_CHANNEL_TX, "\u{1}\u{7f}\u{fffd}")),
+    ("a port that is not there", |k| set(k, keys::EVENT_CHANNEL_TX, "4000000000")),
+    ("the store's channel", |k| set(k, keys::EVENT_CHANNEL_TX, "1")),
+    ("the console's channel", |k| set(k, keys::EVENT_CHANNEL_RX, "2")),
+    ("one channel twice", |k| {
+        let port = k.get(keys::EVENT_CHANNEL_TX).cloned().unwrap_or_default();
+        set(k, keys::EVENT_CHANNEL_RX, &port);
+    }),
+    ("a mode that is dead", |k| set(k, keys::REQUEST_RX_COPY, "0")),
+    ("more queues than anybody has", |k| set(k, keys::MULTI_QUEUE_NUM_QUEUES, "4294967295")),
+];
+
+/// Offers each of them; the backend must not connect.
+fn bad_keys(rogue: &mut Rogue<XenPlatform>) -> anyhow::Result<()> {
+    for (name, change) in BAD_KEYS {
+        let_in(rogue).with_context(|| format!("before {name}"))?;
+        let mut keys = rogue.keys();
+        change(&mut keys);
+        rogue.publish(&keys)?;
+        let begin = Instant::now();
+        let mut state = rogue.backend_state()?;
+        while state == XenbusState::InitWait && begin.elapsed() < REFUSED_WITHIN {
+            std::thread::sleep(PAUSE);
+            state = rogue.backend_state()?;
+        }
+        println!("keys: {name}: the backend is {state}");
+        ensure!(state != XenbusState::Connected, "the backend connected with {name}");
+        rogue.forget(keys::MULTI_QUEUE_NUM_QUEUES)?;
+    }
+    println!("keys: all {} tried", BAD_KEYS.len());
+    Ok(())
+}
+
+/// Has the backend wait for a frontend, however long it lets one wait that it closed again and again.
+fn let_in(rogue: &mut Rogue<XenPlatform>) -> anyhow::Result<()> {
+    let begin = Instant::now();
+    while let Err(why) = rogue.begin() {
+        ensure!(begin.elapsed() < LET_IN_WITHIN, "not let in: {why:#}");
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_change_of_keys_changes_them() {
+        let honest: BTreeMap<_, _> = [
+            (keys::TX_RING_REF, "9"),
+            (keys::RX_RING_REF, "10"),
+            (keys::EVENT_CHANNEL_TX, "11"),
+            (keys::EVENT_CHANNEL_RX, "12"),
+            (keys::REQUEST_RX_COPY, "1"),
+        ]
+        .map(|(key, value)| (key, value.to_owned()))
+        .into();
+        for (name, change) in BAD_KEYS {
+            let mut changed = honest.clone();
+            change(&mut changed);
+            assert_ne!(changed, honest, "{name}");
+        }
+    }
+}

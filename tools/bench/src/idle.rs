@@ -1,0 +1,134 @@
+//! `ringfence-bench idle`: what guests cost that do nothing.
+//!
+//! Guests of `ringfence run`, on one switch, each with `sleep` as its command. Once all of them are
+//! there and have settled, the processor time of every process below this one is read twice, and how
+//! often they were woken: launchers, inits, frontends and the driver domain.
+
+use std::io::Write;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, ensure};
+use clap::Args;
+use ringfence_access::Mode;
+use serde::Serialize;
+
+use super::args::{parse_mode, parse_seconds};
+use super::gso::cpu;
+use ringfence::launch::guest_on;
+use ringfence::out::Out;
+use ringfence_sandbox::owned_child::OwnedChild;
+
+/// Processor time of all together that is as good as none: a hundredth of one core.
+const SHARE_MAX: f64 = 0.01;
+/// How long a guest may take to be there.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// From when all are there until it is measured: their kernels have stopped to look for neighbours
+/// and routers (RFC 4861: three solicitations, four seconds apart).
+const SETTLE: Duration = Duration::from_secs(14);
+
+/// What guests cost that do nothing
+#[derive(Debug, Args)]
+pub struct IdleArgs {
+    /// Guests on the switch
+    #[arg(long, value_name = "N", default_value = "10",
+          value_parser = clap::value_parser!(u16).range(1..=64))]
+    pub guests: u16,
+
+    /// How the driver domain reaches the guests' pages
+    #[arg(long, value_name = "MODE", default_value = "staging", value_parser = parse_mode)]
+    pub mode: Mode,
+
+    /// How long to measure
+    #[arg(long, value_name = "SECONDS", default_value = "10", value_parser = parse_seconds)]
+    pub seconds: Duration,
+
+    /// One JSON object
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// What is printed. Field names are part of the command's interface.
+#[derive(Clone, Debug, Serialize)]
+struct Row {
+    experiment: &'static str,
+    guests: u16,
+    mode: &'static str,
+    seconds: f64,
+    processes: usize,
+    cpu_ms_per_second: f64,
+    /// Of one core.
+    cpu_share: f64,
+    /// Times that a thread left its core because it had nothing to do.
+    wakeups_per_second: f64,
+    judgement: &'static str,
+}
+
+pub(super) fn run(args: &IdleArgs) -> anyhow::Result<()> {
+    let switch = format!("bench-idle-{}", std::process::id());
+    let mut guests = Vec::new();
+    for _ in 0..args.guests {
+        guests.push(Guest::start(&switch, args.mode)?);
+    }
+    // The command of a guest runs when its interface is up; it says so.
+    guests.iter_mut().try_for_each(Guest::wait)?;
+    std::thread::sleep(SETTLE);
+    let (began, before) = (Instant::now(), cpu::spent_by_descendants()?);
+    ensure!(before.nanos > 0, "the kernel does not say what processor time processes take");
+    std::thread::sleep(args.seconds);
+    let after = cpu::spent_by_descendants()?;
+    let seconds = began.elapsed().as_secs_f64();
+    let cpu = after.nanos.saturating_sub(before.nanos) as f64 / 1e9 / seconds;
+    let row = Row {
+        experiment: "idle",
+        guests: args.guests,
+        mode: args.mode.name(),
+        seconds,
+        processes: after.processes,
+        cpu_ms_per_second: cpu * 1e3,
+        cpu_share: cpu,
+        wakeups_per_second: after.sleeps.saturating_sub(before.sleeps) as f64 / seconds,
+        judgement: if cpu < SHARE_MAX { "met" } else { "not met" },
+    };
+    let mut out = Out;
+    if args.json {
+        writeln!(out, "{}", serde_json::to_string(&row)?)?;
+    } else {
+        writeln!(
+            out,
+            "{} idle guests, mode {}: {} processes take {:.3} % of one core, and wake {:.1} times a \
+             second (below {} %: {})",
+            row.guests,
+            row.mode,
+            row.processes,
+            100.0 * row.cpu_share,
+            row.wakeups_per_second,
+            100.0 * SHARE_MAX,
+            row.judgement
+        )?;
+    }
+    Ok(())
+}
+
+/// A guest; ended when this is dropped.
+struct Guest(OwnedChild);
+
+impl Guest {
+    fn start(switch: &str, mode: Mode) -> anyhow::Result<Guest> {
+        let program = std::env::current_exe().context("finding this program's file")?;
+        let mut command = Command::new(program);
+        command.args(guest_on(switch, mode.name()));
+        command.arg("--");
+        command.args(["sh", "-c", "echo there; exec sleep 1000000"]);
+        command.stdin(Stdio::null()).stdout(Stdio::piped());
+        Ok(Guest(OwnedChild(command.spawn().context("starting a guest")?)))
+    }
+
+    fn wait(&mut self) -> anyhow::Result<()> {
+        let output = self.0.stdout.as_ref().context("a guest without output")?;
+        let heard = ringfence_sandbox::channel::wait_readable(output, Some(PATIENCE))?;
+        let ended = self.0.try_wait()?;
+        ensure!(heard && ended.is_none(), "a guest did not start within {PATIENCE:?} ({ended:?})");
+        Ok(())
+    }
+}

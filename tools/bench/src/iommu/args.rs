@@ -1,0 +1,61 @@
+//! The command line of `ringfence-bench seeds iommu`.
+
+use std::time::Duration;
+
+use clap::{Args, ValueEnum};
+use ringfence_uplink::link::vhost_net::Protection;
+use serde::Serialize;
+
+use crate::args::parse_seconds;
+
+const NOTES: &str = "\
+Datagrams between a socket of the kernel and the link of `run --link vhost`, in one process, to the guest's
+side and from it. Every one is counted and comes in order. Protection is what the kernel's worker reaches:
+
+  none               the link's buffers and its ring of frames, by a table that does not change
+  coarse             the same, by a table of translations: an UPDATE for each, once
+  fine-without-reuse what is under way: an UPDATE and an INVALIDATE for each frame
+  fine               the same, but what was under way stays to be used again
+
+Cost is processor time of this process and of the worker for each kilobyte of payload; `changes` are
+UPDATEs and INVALIDATEs for each packet; ratios are to coarse in the same round. Protections take turns,
+and medians of rounds are reported. Needs root, for a network of its own, and /dev/vhost-net.";
+
+/// Kernel vhost-net behind its I/O translation table: not protected, coarsely, finely, with grants reused
+#[derive(Debug, Args)]
+#[command(after_help = NOTES)]
+pub struct IommuArgs {
+    /// How long to measure each row
+    #[arg(long, value_name = "SECONDS", default_value = "1", value_parser = parse_seconds)]
+    pub seconds: Duration,
+
+    /// Measure all rows so many times, in turns, and report medians
+    #[arg(long, value_name = "N", default_value = "5",
+          value_parser = clap::value_parser!(u32).range(1..=100))]
+    pub rounds: u32,
+
+    /// Octets of each datagram
+    #[arg(long, value_name = "OCTETS", value_delimiter = ',', default_value = "1400,60000",
+          value_parser = clap::value_parser!(u16).range(8..=65000))]
+    pub size: Vec<u16>,
+
+    /// One JSON object a line
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// The way of the datagrams.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub(super) enum Direction {
+    ToGuest,
+    FromGuest,
+}
+
+/// What is compared, and what it is called.
+pub(super) const PROTECTIONS: [(Protection, &str); 4] = [
+    (Protection::Fixed, "none"),
+    (Protection::Coarse, "coarse"),
+    (Protection::FineWithoutReuse, "fine-without-reuse"),
+    (Protection::Fine, "fine"),
+];

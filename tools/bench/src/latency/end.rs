@@ -1,0 +1,211 @@
+//! One end of a conversation: a process in a guest.
+//!
+//! The one that answers sends back what it gets, by UDP and by TCP. The one that asks hears orders
+//! on standard input, lines of JSON, and says on standard output how long each answer took.
+
+use std::io::{self, BufRead, Read, Write};
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, ensure};
+use clap::ValueEnum;
+use hdrhistogram::Histogram;
+use serde::{Deserialize, Serialize};
+
+use crate::gso::end::interface_addresses;
+use crate::said::{self, say};
+
+/// An answer that takes longer was lost.
+const LOST_AFTER: Duration = Duration::from_secs(1);
+/// The longest request.
+pub(super) const SIZE_MAX: usize = 1400;
+/// The longest time that is told apart: anything longer counts as this, in nanoseconds.
+const LONGEST: u64 = 60_000_000_000;
+
+/// Which end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::Subcommand)]
+pub enum Role {
+    /// Send back what comes
+    Answer,
+    /// Ask, one request at a time
+    Ask,
+}
+
+/// How requests go.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Protocol {
+    /// One datagram each way
+    Udp,
+    /// One connection, without delay
+    Tcp,
+}
+
+impl Protocol {
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Protocol::Udp => "udp",
+            Protocol::Tcp => "tcp",
+        }
+    }
+}
+
+/// What the one that asks hears.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Order {
+    pub(super) protocol: Protocol,
+    pub(super) to: SocketAddr,
+    pub(super) size: usize,
+    pub(super) length: Duration,
+}
+
+/// What an end says.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) enum Said {
+    /// It waits at these addresses, at the same port by both protocols.
+    Listening { addresses: Vec<IpAddr>, port: u16 },
+    /// It can be told what to ask.
+    Ready,
+    /// How often an answer took so many nanoseconds, and how many never came.
+    Asked { counts: Vec<(u64, u64)>, lost: u64 },
+    /// It cannot go on.
+    Failed(String),
+}
+
+/// A histogram of nanoseconds, with three digits.
+pub(super) fn histogram() -> anyhow::Result<Histogram<u64>> {
+    Histogram::new_with_bounds(1, LONGEST, 3).context("a histogram")
+}
+
+/// Runs one end; returns the exit status.
+pub(crate) fn main(role: Role) -> u8 {
+    let outcome = match role {
+        Role::Answer => answer(),
+        Role::Ask => ask(),
+    };
+    said::exit_status(outcome, Said::Failed)
+}
+
+fn answer() -> anyhow::Result<()> {
+    let tcp = TcpListener::bind(("0.0.0.0", 0)).context("listening")?;
+    let port = tcp.local_addr()?.port();
+    let udp = UdpSocket::bind(("0.0.0.0", port)).context("the same port by UDP")?;
+    std::thread::Builder::new().name("udp".to_owned()).spawn(move || -> io::Result<()> {
+        let mut bytes = [0; SIZE_MAX];
+        loop {
+            let (n, from) = udp.recv_from(&mut bytes)?;
+            udp.send_to(&bytes[..n], from)?;
+        }
+    })?;
+    say(&Said::Listening { addresses: interface_addresses(None)?, port })?;
+    loop {
+        let (stream, _) = tcp.accept().context("accepting")?;
+        // Who asks ends the connection as it likes.
+        let _ = echo(stream);
+    }
+}
+
+fn echo(mut stream: TcpStream) -> io::Result<()> {
+    stream.set_nodelay(true)?;
+    let mut bytes = [0; SIZE_MAX];
+    loop {
+        match stream.read(&mut bytes)? {
+            0 => return Ok(()),
+            n => stream.write_all(&bytes[..n])?,
+        }
+    }
+}
+
+fn ask() -> anyhow::Result<()> {
+    say(&Said::Ready)?;
+    for line in io::stdin().lock().lines() {
+        let order: Order = serde_json::from_str(&line?).context("an order")?;
+        ensure!((1..=SIZE_MAX).contains(&order.size), "a request of {} octets", order.size);
+        let (times, lost) = match order.protocol {
+            Protocol::Udp => by_udp(&order)?,
+            Protocol::Tcp => by_tcp(&order)?,
+        };
+        let counts = times.iter_recorded().map(|at| (at.value_iterated_to(), at.count_at_value()));
+        say(&Said::Asked { counts: counts.collect(), lost })?;
+    }
+    Ok(())
+}
+
+fn nanos(since: Instant) -> u64 {
+    u64::try_from(since.elapsed().as_nanos()).unwrap_or(LONGEST)
+}
+
+fn by_udp(order: &Order) -> anyhow::Result<(Histogram<u64>, u64)> {
+    let socket = UdpSocket::bind(("0.0.0.0", 0)).context("a socket")?;
+    socket.connect(order.to)?;
+    socket.set_read_timeout(Some(LOST_AFTER))?;
+    let (mut request, mut answer) = (vec![0; order.size], [0; SIZE_MAX]);
+    let (mut times, mut lost, mut number) = (histogram()?, 0, 0u8);
+    let began = Instant::now();
+    while began.elapsed() < order.length {
+        number = number.wrapping_add(1);
+        request[0] = number;
+        let sent = Instant::now();
+        socket.send(&request).context("asking")?;
+        loop {
+            match socket.recv(&mut answer) {
+                // An answer to a request that was given up.
+                Ok(_) if answer[0] != number => {}
+                Ok(_) => break times.saturating_record(nanos(sent)),
+                Err(error)
+                    if matches!(
+                        error.kind(),
+                        io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut
+                    ) =>
+                {
+                    lost += 1;
+                    break;
+                }
+                Err(error) => return Err(error).context("hearing the answer"),
+            }
+        }
+    }
+    Ok((times, lost))
+}
+
+fn by_tcp(order: &Order) -> anyhow::Result<(Histogram<u64>, u64)> {
+    let mut stream = TcpStream::connect(order.to).context("connecting")?;
+    stream.set_nodelay(true)?;
+    let mut bytes = vec![0; order.size];
+    let mut times = histogram()?;
+    let began = Instant::now();
+    while began.elapsed() < order.length {
+        let sent = Instant::now();
+        stream.write_all(&bytes).context("asking")?;
+        stream.read_exact(&mut bytes).context("hearing the answer")?;
+        times.saturating_record(nanos(sent));
+    }
+    Ok((times, 0))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_answer_is_timed_by_both_protocols() {
+        let tcp = TcpListener::bind(("127.0.0.1", 0)).unwrap();
+        let to = tcp.local_addr().unwrap();
+        let udp = UdpSocket::bind(to).unwrap();
+        std::thread::spawn(move || echo(tcp.accept().unwrap().0));
+        std::thread::spawn(move || {
+            let mut bytes = [0; 64];
+            while let Ok((n, from)) = udp.recv_from(&mut bytes) {
+                udp.send_to(&bytes[..n], from).unwrap();
+            }
+        });
+        let length = Duration::from_millis(30);
+        for protocol in [Protocol::Udp, Protocol::Tcp] {
+            let order = Order { protocol, to, size: 64, length };
+            let asked = if protocol == Protocol::Udp { by_udp(&order) } else { by_tcp(&order) };
+            let (times, lost) = asked.unwrap();
+            assert!(!times.is_empty() && times.max() < 1_000_000_000, "{protocol:?}");
+            assert_eq!(lost, 0);
+        }
+    }
+}

@@ -1,0 +1,23 @@
+#![forbid(unsafe_code)]
+//! The `ringfence-bench` command.
+//!
+//! It starts guests and their domains as `ringfence` does, from its own file: what it does not know itself,
+//! `run` and the roles of `ringfence internal`, it takes for the product's.
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+use ringfence_bench::cli::{Cli, Role};
+
+fn main() -> ExitCode {
+    let mut words = std::env::args_os().skip(1).map(|word| word.into_string().unwrap_or_default());
+    let of_the_product = match words.next().as_deref() {
+        Some("run") => true,
+        Some("internal") => words.next().is_some_and(|role| !Role::has_subcommand(&role)),
+        _ => false,
+    };
+    if of_the_product {
+        return ringfence::main_with(ringfence::cli::Cli::parse()).into();
+    }
+    ringfence_bench::main_with(Cli::parse()).into()
+}

@@ -1,0 +1,354 @@
+//! `ringfence-bench net`: starts the domains of each row, gives them orders, compares what they
+//! say.
+
+use std::io::Write;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::process::CommandExt;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail, ensure};
+use indicatif::ProgressBar;
+use ringfence_access::Mode;
+use ringfence_frame::orders::TxStaging;
+use ringfence_frame::port::Fault;
+use ringfence_platform::DomId;
+use ringfence_platform::local::hub::{Hub, HubHandle, HubLimits};
+use rustix::event::{PollFd, PollFlags};
+
+use super::args::{Direction, NetArgs};
+use super::beside::Beside;
+use super::orders::{Amount, Answer, Order, PhaseReport, Setup, Side};
+use super::perf::PerfStat;
+use super::report::{self, Row};
+use ringfence::out::Out;
+use ringfence_sandbox::channel::{Channel, ChannelError, poll_until, wait_readable};
+use ringfence_sandbox::owned_child::OwnedChild;
+use ringfence_sandbox::spawn::THIS_PROGRAM;
+
+/// How long an answer to an order may take, beyond the time that the order names: longer than a
+/// domain's own patience, whose message says more.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// A phase of a number of packets takes as long as it takes; but not this long.
+const PHASE_MAX: Duration = Duration::from_secs(24 * 3600);
+/// Warm-up of a row whose length is a time.
+const WARM_UP: Duration = Duration::from_millis(200);
+/// Warm-up of a row whose length is a number of packets: all rings and pages were used a few times.
+const WARM_UP_PACKETS: u64 = 2048;
+
+/// Runs every row.
+pub(super) fn run(args: &NetArgs) -> anyhow::Result<()> {
+    let cores = cores()?;
+    let mut rows = Vec::new();
+    for &mode in &args.modes {
+        for &direction in &args.directions {
+            rows.extend(args.sizes.iter().map(|&size| Case {
+                mode,
+                direction,
+                size,
+                queues: args.queues,
+            }));
+        }
+    }
+    if cores.is_none() {
+        eprintln!("ringfence: one core only: both domains share it, and take turns");
+    }
+    let progress = super::progress(rows.len() + Beside::rows(args).len());
+    let mut measured = Vec::new();
+    let mut out = Out;
+    if !args.json {
+        writeln!(out, "{}", report::heading())?;
+    }
+    for case in rows {
+        progress.set_message(format!("{} {} {}", case.mode, case.direction, case.size));
+        let row = case.run(args, cores, &progress).with_context(|| {
+            format!("mode {}, {}, {} octets", case.mode, case.direction, case.size)
+        })?;
+        let line = if args.json { serde_json::to_string(&row)? } else { row.line() };
+        progress.suspend(|| writeln!(out, "{line}"))?;
+        progress.inc(1);
+        measured.push(row);
+    }
+    for row in Beside::rows(args) {
+        progress.set_message(row.name());
+        let line = row.run(cores, args.seconds, &measured).line(args.json)?;
+        progress.suspend(|| writeln!(out, "{line}"))?;
+        progress.inc(1);
+    }
+    progress.finish_and_clear();
+    if !args.json {
+        writeln!(out, "{}", report::legend())?;
+    }
+    Ok(())
+}
+
+/// Two cores that this process may use, if there are two.
+pub(super) fn cores() -> anyhow::Result<Option<[usize; 2]>> {
+    let allowed = allowed()?;
+    Ok(allowed.first_chunk::<2>().copied())
+}
+
+/// The cores of both sides' threads.
+struct Threads {
+    backend: Vec<usize>,
+    frontend: Vec<usize>,
+    /// There are fewer cores than threads.
+    oversubscribed: bool,
+}
+
+/// Where the threads of so many queues stay; `pair` is for one queue.
+fn threads(queues: u32, pair: Option<[usize; 2]>) -> anyhow::Result<Threads> {
+    let queues = usize::try_from(queues)?;
+    let mut backend: Vec<usize> = match (queues, pair) {
+        (1, Some(pair)) => pair.to_vec(),
+        (1, None) => Vec::new(),
+        _ => allowed()?,
+    };
+    let oversubscribed = backend.len() < 2 * queues;
+    if oversubscribed {
+        backend.clear();
+    }
+    let mut frontend = backend.split_off(queues.min(backend.len()));
+    frontend.truncate(queues);
+    Ok(Threads { backend, frontend, oversubscribed })
+}
+
+/// Cores that this process may use.
+fn allowed() -> anyhow::Result<Vec<usize>> {
+    let allowed = rustix::thread::sched_getaffinity(None).context("sched_getaffinity")?;
+    Ok((0..rustix::thread::CpuSet::MAX_CPU).filter(|&core| allowed.is_set(core)).collect())
+}
+
+/// One row to be.
+pub(super) struct Case {
+    pub(super) mode: Mode,
+    pub(super) direction: Direction,
+    pub(super) size: u32,
+    pub(super) queues: u32,
+}
+
+impl Case {
+    pub(super) fn run(
+        &self,
+        args: &NetArgs,
+        cores: Option<[usize; 2]>,
+        progress: &ProgressBar,
+    ) -> anyhow::Result<Row> {
+        let hub = RunningHub::start()?;
+        let (_, back_hub) = hub.0.admit(Some(DomId(0)), true)?;
+        let (frontend, front_hub) = hub.0.admit(None, false)?;
+        let staging = staging_of(self.mode, args);
+        let threads = threads(self.queues, cores)?;
+        let setup = |side, cores: &[usize]| Setup {
+            side,
+            direction: self.direction,
+            size: self.size,
+            mode: self.mode.name().to_owned(),
+            staging: staging.to_string(),
+            verify: args.verify,
+            batch: args.batch,
+            poll: args.poll,
+            frontend: frontend.0,
+            queues: self.queues,
+            cores: cores.to_vec(),
+        };
+        let back = Domain::start(setup(Side::Backend, &threads.backend), back_hub)?;
+        match back.hear(PATIENCE)? {
+            Answer::DeviceMade => {}
+            other => bail!("the backend said {other:?}"),
+        }
+        let front = Domain::start(setup(Side::Frontend, &threads.frontend), front_hub)?;
+        let domains = Pair { domains: [back, front], direction: self.direction };
+        if args.verbose {
+            let [back, front] = domains.pids();
+            progress.suspend(|| {
+                eprintln!(
+                    "{} {} {}: backend is process {back}, frontend is process {front}",
+                    self.mode, self.direction, self.size
+                );
+            });
+        }
+        match domains.hear(PATIENCE)? {
+            [Answer::Connected, Answer::Connected] => {}
+            others => bail!("the domains said {others:?}"),
+        }
+        self.measure(args, &domains, threads.oversubscribed)
+    }
+
+    fn measure(&self, args: &NetArgs, domains: &Pair, oversubscribed: bool) -> anyhow::Result<Row> {
+        let (warm_up, amount) = match args.packets {
+            Some(packets) => (Amount::Packets(WARM_UP_PACKETS), Amount::Packets(packets)),
+            None => (Amount::Time(WARM_UP), Amount::Time(args.seconds)),
+        };
+        domains.phase(Order::Phase { amount: warm_up, spoil: None }, warm_up)?;
+        let perf = if args.perf_check { Some(PerfStat::begin(&domains.pids())?) } else { None };
+        let (sent, received) = domains.phase(Order::Phase { amount, spoil: args.spoil }, amount)?;
+        let perf_syscalls = perf.map(PerfStat::end).transpose()?;
+        let [back, _] = &domains.domains;
+        back.tell(Order::Bare)?;
+        let bare_copy_ns = match back.hear(PATIENCE)? {
+            Answer::Bare(nanos) => nanos,
+            other => bail!("the backend said {other:?}"),
+        };
+        ensure!(
+            sent.packets == received.packets,
+            "{} packets were sent, {} arrived",
+            sent.packets,
+            received.packets
+        );
+        let (backend, frontend) = match self.direction {
+            Direction::Tx => (received.usage, sent.usage),
+            Direction::Rx => (sent.usage, received.usage),
+        };
+        let row = Row::new(&report::Measured {
+            mode: self.mode,
+            direction: self.direction,
+            size: self.size,
+            queues: self.queues,
+            oversubscribed,
+            staging: staging_of(self.mode, args),
+            verify: args.verify,
+            packets: received.packets,
+            nanos: received.ended.saturating_sub(sent.began),
+            backend,
+            frontend,
+            bare_copy_ns,
+            perf_syscalls,
+        });
+        Ok(row)
+    }
+}
+
+/// Which pages are staged in that mode.
+fn staging_of(mode: Mode, args: &NetArgs) -> TxStaging {
+    if mode == Mode::Staging { args.staging } else { TxStaging::Off }
+}
+
+/// A hub on a thread of its own, ended when this is dropped.
+pub(super) struct RunningHub(pub(super) HubHandle);
+
+impl RunningHub {
+    pub(super) fn start() -> anyhow::Result<RunningHub> {
+        let (hub, handle) = Hub::new(HubLimits::default())?;
+        std::thread::Builder::new().name("hub".to_owned()).spawn(move || {
+            if let Err(error) = hub.run() {
+                eprintln!("ringfence: the hub ended: {error}");
+            }
+        })?;
+        Ok(RunningHub(handle))
+    }
+}
+
+impl Drop for RunningHub {
+    fn drop(&mut self) {
+        self.0.stop();
+    }
+}
+
+/// The process of one side; ended when this is dropped.
+struct Domain {
+    side: Side,
+    child: OwnedChild,
+    channel: Channel,
+}
+
+impl Domain {
+    fn start(setup: Setup, hub: OwnedFd) -> anyhow::Result<Domain> {
+        let (channel, theirs) = Channel::pair().context("a channel")?;
+        let child = Command::new(THIS_PROGRAM)
+            .arg0("ringfence")
+            .args(["internal", "bench-domain"])
+            .stdin(Stdio::from(theirs.into_fd()))
+            .stdout(Stdio::null())
+            .spawn()
+            .with_context(|| format!("starting the {}", setup.side.name()))?;
+        let domain = Domain { side: setup.side, child: OwnedChild(child), channel };
+        domain.channel.send(&setup, &[hub.as_fd()])?;
+        Ok(domain)
+    }
+
+    fn tell(&self, order: Order) -> anyhow::Result<()> {
+        self.channel.send(&order, &[]).with_context(|| format!("telling the {}", self.side.name()))
+    }
+
+    fn hear(&self, patience: Duration) -> anyhow::Result<Answer> {
+        let side = self.side.name();
+        match self.channel.receive_within::<Answer>(patience) {
+            Ok((Answer::Failed(why), _)) => bail!("{side}: {why}"),
+            Ok((answer, _)) => Ok(answer),
+            Err(ChannelError::Closed) => bail!("the {side} is gone (process {})", self.child.id()),
+            Err(error) => Err(error).with_context(|| format!("waiting for the {side}")),
+        }
+    }
+}
+
+/// Both sides: the backend, the frontend.
+struct Pair {
+    domains: [Domain; 2],
+    direction: Direction,
+}
+
+/// How long a domain that failed has to say why.
+const LAST_WORDS: Duration = Duration::from_secs(2);
+
+impl Pair {
+    fn pids(&self) -> [u32; 2] {
+        self.domains.each_ref().map(|domain| domain.child.id())
+    }
+
+    /// Runs a phase; what the generator and what the sink say of it.
+    fn phase(&self, order: Order, amount: Amount) -> anyhow::Result<(PhaseReport, PhaseReport)> {
+        let [back, front] = &self.domains;
+        let (generator, sink) = match self.direction {
+            Direction::Tx => (front, back),
+            Direction::Rx => (back, front),
+        };
+        sink.tell(order)?;
+        generator.tell(order)?;
+        let patience = match amount {
+            Amount::Time(length) => length + PATIENCE,
+            Amount::Packets(_) => PHASE_MAX,
+        };
+        match (self.hear(patience)?, self.direction) {
+            ([Answer::Phase(back), Answer::Phase(front)], Direction::Tx) => Ok((front, back)),
+            ([Answer::Phase(back), Answer::Phase(front)], Direction::Rx) => Ok((back, front)),
+            (others, _) => bail!("the domains said {others:?}"),
+        }
+    }
+
+    /// Hears both sides. The first to fail speaks for both: the other one would only find that it
+    /// waits in vain.
+    fn hear(&self, patience: Duration) -> anyhow::Result<[Answer; 2]> {
+        let deadline = Instant::now() + patience;
+        let mut answers = [None, None];
+        while answers.iter().any(Option::is_none) {
+            let waiting = self.domains.iter().zip(&answers).filter(|(_, answer)| answer.is_none());
+            let mut fds: Vec<_> =
+                waiting.map(|(domain, _)| PollFd::new(&domain.channel, PollFlags::IN)).collect();
+            let ready = poll_until(&mut fds, Some(deadline))?;
+            ensure!(ready > 0, "no answer within {patience:?}");
+            let [back, front] = &self.domains;
+            let pairs = [(back, front), (front, back)];
+            for ((domain, other), answer) in pairs.into_iter().zip(&mut answers) {
+                if answer.is_none() && wait_readable(&domain.channel, Some(Duration::ZERO))? {
+                    let heard = domain.hear(patience);
+                    *answer = Some(heard.map_err(|error| first_failure(error, other))?);
+                }
+            }
+        }
+        match answers {
+            [Some(back), Some(front)] => Ok([back, front]),
+            _ => bail!("a domain did not answer"),
+        }
+    }
+}
+
+/// Of two domains that failed, the failure that was first: one that misses the other one does so because
+/// that one had failed, and says so, if a little later: it lets go of what it has first.
+fn first_failure(error: anyhow::Error, other: &Domain) -> anyhow::Error {
+    let misses = format!("{error:#}").contains(&Fault::Gone.to_string());
+    if !misses || !wait_readable(&other.channel, Some(LAST_WORDS)).unwrap_or(false) {
+        return error;
+    }
+    other.hear(LAST_WORDS).err().unwrap_or(error)
+}

@@ -1,0 +1,146 @@
+//! `ringfence-bench pressure`: windows that shrink under memory pressure and grow again, in the middle of a
+//! transfer.
+//!
+//! # Theory of operation
+//!
+//! The stream is that of `bench gso` between two guests, in mode `window`; launchers, frontends and driver
+//! domain are in one control group ([`group`]). The ends of the stream are moved out of it once they run: the
+//! kernel makes whoever asks for memory in a group that is short of it wait for seconds, and TCP asks all the
+//! time, so that they would measure themselves. The group's shared memory is that of windows, but for a few
+//! pages of rings. Pages are counted that are there, whatever a frontend believes of them: one that left a
+//! pool and was not punched would still be counted.
+
+pub(super) mod args;
+mod group;
+mod report;
+
+use std::io::Write;
+use std::time::{Duration, Instant};
+
+use anyhow::ensure;
+use ringfence_access::Mode;
+
+use self::args::PressureArgs;
+use self::group::Group;
+use self::report::{Phase, Reading, Report};
+use super::gso::args::{Path, Setup};
+use super::gso::case::Case;
+use ringfence::out::Out;
+
+/// How long the stream flows before anything is measured, and then before there is pressure.
+const WARM_UP: Duration = Duration::from_secs(3);
+const CALM: Duration = Duration::from_secs(5);
+
+/// Runs everything.
+pub(super) fn run(args: &PressureArgs) -> anyhow::Result<()> {
+    let group = Group::create()?;
+    let report = watch(&group, args)?;
+    let mut out = Out;
+    if args.json {
+        report.json()?.iter().try_for_each(|line| writeln!(out, "{line}"))?;
+    } else {
+        write!(out, "{}", report.text())?;
+    }
+    if let Some(path) = &args.html {
+        report.page()?.write(path)?;
+    }
+    let wrong = report.outcome().wrong();
+    ensure!(wrong.is_empty(), "{}", wrong.join("; "));
+    Ok(())
+}
+
+/// Lets the stream flow, and everything happen.
+fn watch(group: &Group, args: &PressureArgs) -> anyhow::Result<Report> {
+    let pressed = args.seconds;
+    let began = Instant::now();
+    let mut report = Report::default();
+    let (mut phase, mut until) = (Phase::Before, WARM_UP);
+    let case = Case { path: Path::GuestGuest, setup: Setup::Whole, mode: Mode::Window, number: 0 };
+    case.watch(group.path(), |octets| {
+        let now = began.elapsed();
+        let current = group.current()?;
+        let (rss, pool) = (frontends(&group.processes()?), group.shared()?);
+        let seconds = now.as_secs_f64();
+        report.readings.push(Reading { seconds, phase, current, rss, pool, octets });
+        if phase == Phase::Before && octets == 0 {
+            // The guests are on their way.
+            until = now + WARM_UP;
+        }
+        if now < until {
+            return Ok(true);
+        }
+        match phase {
+            Phase::Before => {
+                group
+                    .processes()?
+                    .into_iter()
+                    .filter(|pid| is_end(*pid))
+                    .try_for_each(|end| group.release(end))?;
+                (phase, until) = (Phase::Calm, now + CALM);
+            }
+            Phase::Calm => {
+                let most = report.most(Phase::Calm, |reading| reading.current);
+                report.stalled_before = group.stalled()?;
+                group.limit("memory.max", Some(most * 2))?;
+                report.high = most / 100 * args.leave;
+                group.limit("memory.high", Some(report.high))?;
+                (phase, until) = (Phase::Pressed, now + pressed);
+            }
+            Phase::Pressed => {
+                report.stalled = group.stalled()?.saturating_sub(report.stalled_before);
+                group.limit("memory.high", None)?;
+                group.limit("memory.max", None)?;
+                (phase, until) = (Phase::Lifted, now + pressed);
+            }
+            Phase::Lifted => return Ok(false),
+        }
+        Ok(true)
+    })?;
+    report.killed = group.killed()?;
+    Ok(report)
+}
+
+/// What a process was started as; empty for one that has just ended.
+fn role_of(process: u32) -> Vec<u8> {
+    let words = std::fs::read(format!("/proc/{process}/cmdline")).unwrap_or_default();
+    words
+        .split(|byte| *byte == 0)
+        .skip_while(|word| *word != b"internal")
+        .nth(1)
+        .unwrap_or_default()
+        .to_vec()
+}
+
+/// Whether it is an end of the stream.
+fn is_end(process: u32) -> bool {
+    role_of(process) == b"bench-gso-end"
+}
+
+/// What the frontends among these processes have resident, in bytes.
+fn frontends(processes: &[u32]) -> u64 {
+    let resident = |process: &u32| {
+        let status = std::fs::read_to_string(format!("/proc/{process}/status")).unwrap_or_default();
+        field(&status, "VmRSS:")
+    };
+    processes.iter().filter(|process| role_of(**process) == b"frontend").map(resident).sum()
+}
+
+/// A field of `/proc/PID/status` that is in kilobytes.
+fn field(status: &str, name: &str) -> u64 {
+    let line = status.lines().find_map(|line| line.strip_prefix(name));
+    let number = line.and_then(|line| line.split_whitespace().next()?.parse::<u64>().ok());
+    number.unwrap_or(0) * 1024
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn fields_are_in_bytes() {
+        let status = "Name:\tringfence\nVmRSS:\t   5120 kB\nRssShmem:\t      12 kB\n";
+        assert_eq!(field(status, "VmRSS:"), 5120 * 1024);
+        assert_eq!(field(status, "RssShmem:"), 12 * 1024);
+        assert_eq!(field(status, "RssAnon:"), 0);
+    }
+}

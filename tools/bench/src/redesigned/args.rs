@@ -1,0 +1,95 @@
+//! The command line of `ringfence-bench seeds redesigned`.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Args, ValueEnum};
+use ringfence_access::Mode;
+
+use crate::args::{parse_mode, parse_seconds};
+
+const NOTES: &str = "\
+One TCP stream between kernels, packets whole up to 64 KiB: from the driver domain's side to a guest
+(receive), from a guest to it (transmit), and from guest to guest. `map` is the original mechanism: each
+page is mapped for its packet, and let go of before the packet is answered, which is the handshake by
+which a guest gets it back; `copy` has the system copy; `window` is the redesigned one. Receive and
+transmit need root, as with `bench gso`.
+
+Cost is processor time of all processes for each kilobyte that arrived, and of it what frontends and
+driver domain took, in user mode and in the kernel; the rest is the guests' own. Ratios are to mode
+`map`, within a round; the medians are reported beside what was published.
+
+`reused` is the share of grants that cost nothing, in a window with four times as many pages as entries,
+of whose pages one in 200 goes to another purpose each time it comes back.
+
+Revoking is measured by a request and an answer over the control ring of the interface, to a peer that
+has the page mapped, and by the window's owner alone; with a peer that is quick, one that takes 2 ms to look, and one
+that is stopped.";
+
+/// Bulk TCP with grants mapped for each packet, copied, and issued and revoked by the guest alone
+#[derive(Debug, Args)]
+#[command(after_help = NOTES)]
+pub struct RedesignedArgs {
+    /// How long to measure each row
+    #[arg(long, value_name = "SECONDS", default_value = "3", value_parser = parse_seconds)]
+    pub seconds: Duration,
+
+    /// Measure all rows so many times, in turns, and report medians
+    #[arg(long, value_name = "N", default_value = "3",
+          value_parser = clap::value_parser!(u32).range(1..=100))]
+    pub rounds: u32,
+
+    /// Experiments [default: all that are allowed]
+    #[arg(long, value_name = "EXPERIMENT", value_delimiter = ',', value_enum)]
+    pub experiments: Vec<Experiment>,
+
+    /// Ways to reach the guests' pages; map is always measured
+    #[arg(long, value_name = "MODE", value_delimiter = ',', default_value = "map,copy,window",
+          value_parser = parse_mode)]
+    pub modes: Vec<Mode>,
+
+    /// One JSON object a line
+    #[arg(long)]
+    pub json: bool,
+
+    /// Write a page with tables and plots
+    #[arg(long, value_name = "FILE")]
+    pub html: Option<PathBuf>,
+}
+
+impl RedesignedArgs {
+    /// The original mechanism first.
+    pub(super) fn modes(&self) -> Vec<Mode> {
+        let others = Mode::ALL.into_iter().filter(|mode| *mode != Mode::Map);
+        let wanted = others.filter(|mode| self.modes.contains(mode));
+        [Mode::Map].into_iter().chain(wanted).collect()
+    }
+
+    /// Those that are wanted and that `root`, or who is not, may do.
+    pub(super) fn experiments(&self, root: bool) -> Vec<Experiment> {
+        let all = Experiment::value_variants().iter().copied();
+        let wanted = all.filter(|e| self.experiments.is_empty() || self.experiments.contains(e));
+        wanted.filter(|e| root || *e == Experiment::GuestGuest).collect()
+    }
+}
+
+/// Who sends to whom.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+pub enum Experiment {
+    /// From the driver domain's side to a guest
+    Receive,
+    /// From a guest to the driver domain's side
+    Transmit,
+    /// From one guest to another
+    GuestGuest,
+}
+
+impl Experiment {
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Experiment::Receive => "receive",
+            Experiment::Transmit => "transmit",
+            Experiment::GuestGuest => "guest-guest",
+        }
+    }
+}

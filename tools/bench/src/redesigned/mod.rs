@@ -1,0 +1,86 @@
+//! `ringfence-bench seeds redesigned`: the experiments of the redesigned grant mechanism.
+//!
+//! # Theory of operation
+//!
+//! Streams, guests and readings are those of `bench gso` ([`super::gso`]), with whole super-packets.
+//! Every round measures each experiment in each mode; a ratio is taken within a round, and medians are
+//! reported. How many grants are reused is counted where that is known, at the guest's cache
+//! ([`reuse`]); what it takes to have a page back, between two domains ([`revoke`]).
+
+pub(super) mod args;
+mod report;
+mod reuse;
+mod revoke;
+
+use std::io::Write;
+
+use anyhow::{Context, ensure};
+use ringfence_access::Mode;
+use ringfence_sys::namespaces::{self, Fresh};
+
+use self::args::{Experiment, RedesignedArgs};
+use self::report::{Report, Run};
+use super::gso::args::{Path, Setup};
+use super::gso::case::Case;
+use ringfence::out::Out;
+
+/// Runs everything.
+pub(super) fn run(args: &RedesignedArgs) -> anyhow::Result<()> {
+    let root = rustix::process::geteuid().is_root();
+    let experiments = args.experiments(root);
+    ensure!(!experiments.is_empty(), "receive and transmit need root; guest-guest does not");
+    if root && experiments.iter().any(|experiment| *experiment != Experiment::GuestGuest) {
+        // Nothing of it is seen in the host's network, and nothing of that disturbs it.
+        namespaces::unshare(Fresh::MountNetIpcUts)
+            .context("a network namespace for the driver domain's side of the switch")?;
+    }
+    let runs = streams(args, &experiments)?;
+    let reused = reuse::Shares::measure()?;
+    let report = Report { runs, reused, revokes: revoke::measure()? };
+    let mut out = Out;
+    if args.json {
+        report.json()?.iter().try_for_each(|line| writeln!(out, "{line}"))?;
+    } else {
+        write!(out, "{}", report.text())?;
+    }
+    if let Some(path) = &args.html {
+        report.page()?.write(path)?;
+    }
+    Ok(())
+}
+
+fn streams(args: &RedesignedArgs, experiments: &[Experiment]) -> anyhow::Result<Vec<Run>> {
+    let modes = args.modes();
+    let progress = super::progress(experiments.len() * modes.len() * args.rounds as usize);
+    let mut runs = Vec::new();
+    for round in 1..=args.rounds {
+        for &experiment in experiments {
+            for &mode in &modes {
+                let name = format!("{} {mode}", experiment.name());
+                progress.set_message(format!("round {round}: {name}"));
+                let case = Case {
+                    path: path_of(experiment),
+                    setup: Setup::Whole,
+                    mode,
+                    number: runs.len(),
+                };
+                let measured = case.run(args.seconds).context(name)?;
+                runs.push(Run { round, experiment, mode, measured });
+                progress.inc(1);
+            }
+        }
+    }
+    progress.finish_and_clear();
+    Ok(runs)
+}
+
+fn path_of(experiment: Experiment) -> Path {
+    match experiment {
+        Experiment::Receive => Path::DriverGuest,
+        Experiment::Transmit => Path::GuestDriver,
+        Experiment::GuestGuest => Path::GuestGuest,
+    }
+}
+
+/// What others are compared with.
+const ORIGINAL: Mode = Mode::Map;

@@ -1,0 +1,152 @@
+//! How many grants are reused: a guest and its backend in one process, packets one way and the other,
+//! and what the guest's caches counted.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{bail, ensure};
+use ringfence_access::Mode;
+use ringfence_access::window::{ReuseStats, SourcePolicy};
+use ringfence_frame::batch::Batch;
+use ringfence_frame::orders::{PortOrder, PortReply};
+use ringfence_frame::port::Port;
+use ringfence_net::netfront::WindowSizes;
+use ringfence_net::vif::PortHost;
+use ringfence_net::vif::backend::{BackendOptions, VifBackend};
+use ringfence_net::vif::frontend::VifFrontend;
+use ringfence_net::vif::toolstack::{self, VifConfig};
+use ringfence_offload::OffloadMeta;
+use ringfence_platform::local::LocalPlatform;
+use ringfence_platform::{DomId, Platform};
+use ringfence_wire::xenbus::{DeviceId, DeviceKind};
+
+use super::args::Experiment;
+use crate::net::RunningHub;
+
+/// Rounds of packets before it counts, and while it does.
+const WARM_UP: u32 = 100;
+const ROUNDS: u32 = 4000;
+/// Packets of a round: two pages each.
+const PACKETS: usize = 8;
+const OCTETS: usize = 8000;
+const MTU: u16 = 9000;
+/// Four times as many pages as entries, of which one in 200 goes when it comes back.
+const SIZES: WindowSizes = WindowSizes {
+    pages: 1024,
+    entries: 256,
+    policy: SourcePolicy { patience: Duration::from_secs(5), churn: 200 },
+};
+
+/// The share that was reused, by what the guest does.
+pub(super) struct Shares {
+    pub(super) receive: f64,
+    pub(super) transmit: f64,
+}
+
+impl Shares {
+    pub(super) fn measure() -> anyhow::Result<Shares> {
+        let mut pair = Pair::connect()?;
+        let transmit = pair.share(true)?;
+        Ok(Shares { receive: pair.share(false)?, transmit })
+    }
+
+    /// What holds for an experiment; the lesser one where guests do both.
+    pub(super) fn of(&self, experiment: Experiment) -> f64 {
+        match experiment {
+            Experiment::Receive => self.receive,
+            Experiment::Transmit => self.transmit,
+            Experiment::GuestGuest => self.receive.min(self.transmit),
+        }
+    }
+}
+
+/// Holds the port of one side.
+#[derive(Default)]
+struct Host(Option<Box<dyn Port>>);
+
+impl PortHost for Host {
+    fn attach(&mut self, _: &DeviceId, port: Box<dyn Port>) {
+        self.0 = Some(port);
+    }
+
+    fn detach(&mut self, _: &DeviceId) {
+        self.0 = None;
+    }
+}
+
+struct Pair {
+    front: Box<dyn Port>,
+    back: Box<dyn Port>,
+    // What the ports stand on.
+    _ends: (VifBackend, VifFrontend<LocalPlatform>, [LocalPlatform; 2], RunningHub),
+}
+
+impl Pair {
+    fn connect() -> anyhow::Result<Pair> {
+        let hub = RunningHub::start()?;
+        let back_platform = LocalPlatform::connect(hub.0.admit(Some(DomId(0)), true)?.1)?;
+        let front_platform = LocalPlatform::connect(hub.0.admit(None, false)?.1)?;
+        let (kind, frontend) = (DeviceKind::Vif, front_platform.domid());
+        let device = DeviceId { kind, frontend, backend: DomId(0), handle: 0 };
+        let (mut back_store, mut front_store) = (back_platform.store()?, front_platform.store()?);
+        toolstack::create(
+            &mut back_store,
+            &device,
+            VifConfig { mac: [2, 0, 0, 0, 0, 1], mtu: MTU },
+        )?;
+        let mut back = VifBackend::new(device, BackendOptions { mode: Mode::Window, mtu: MTU });
+        let front = VifFrontend::new(&front_platform, device, MTU)?;
+        let mut front = front.with_windows(&front_platform, SIZES);
+        let (mut back_host, mut front_host) = (Host::default(), Host::default());
+        let deadline = Instant::now() + Duration::from_secs(10);
+        while !front.is_up() {
+            ensure!(Instant::now() < deadline, "no connection");
+            back.look(&back_platform, &mut back_store, &mut back_host)?;
+            front.look(&front_platform, &mut front_store, &mut front_host)?;
+        }
+        let (Some(front_port), Some(back_port)) = (front_host.0, back_host.0) else {
+            bail!("the vif was connected but is gone");
+        };
+        let platforms = [back_platform, front_platform];
+        Ok(Pair { front: front_port, back: back_port, _ends: (back, front, platforms, hub) })
+    }
+
+    fn stats(&mut self) -> anyhow::Result<ReuseStats> {
+        match self.front.obey(0, PortOrder::Resize(SIZES.pages)) {
+            PortReply::Resized(levels) => Ok(levels.reuse),
+            _ => bail!("the guest's port has no windows"),
+        }
+    }
+
+    /// Of the grants of packets from the guest, or to it.
+    fn share(&mut self, from_guest: bool) -> anyhow::Result<f64> {
+        let mut batch = Batch::default();
+        for _ in 0..PACKETS {
+            let Some(at) = batch.reserve(OCTETS) else { bail!("a batch is too small") };
+            batch.push_contiguous(at, OCTETS, OffloadMeta::PLAIN)?;
+        }
+        let all: Vec<u32> = (0..).take(PACKETS).collect();
+        (0..WARM_UP).try_for_each(|_| self.round(&batch, &all, from_guest))?;
+        let before = self.stats()?;
+        (0..ROUNDS).try_for_each(|_| self.round(&batch, &all, from_guest))?;
+        let after = self.stats()?;
+        let (hits, misses) = (after.hits - before.hits, after.misses - before.misses);
+        Ok(ReuseStats { hits, misses, ..ReuseStats::default() }.reused_share())
+    }
+
+    fn round(&mut self, batch: &Batch, all: &[u32], from_guest: bool) -> anyhow::Result<()> {
+        let (from, to) = match from_guest {
+            true => (&mut self.front, &mut self.back),
+            false => (&mut self.back, &mut self.front),
+        };
+        let done = from.transmit(batch, all)?;
+        ensure!(done.sent == all.len(), "{} packets were dropped", done.dropped);
+        from.flush()?;
+        let mut into = Batch::default();
+        to.receive(&mut into, all.len())?;
+        into.clear();
+        to.complete()?;
+        // The sender hears of its responses.
+        from.receive(&mut into, 0)?;
+        Ok(())
+    }
+}

@@ -1,0 +1,265 @@
+//! What it takes to have a page back: by asking the peer for it, and alone.
+//!
+//! The peer is a thread that has mapped what it was granted. In the handshake the granter asks over the
+//! control ring of the network interface, as for a page that was staged: the peer takes it out of its table,
+//! unmaps it and answers, and only then the grant can be taken back. The peer that is stopped does not
+//! look at its ring any more.
+
+use std::convert::Infallible;
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, TryRecvError, channel};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, ensure};
+use ringfence_access::staging::{StagingLimits, StagingTable};
+use ringfence_frame::orders::{PortOrder, PortReply};
+use ringfence_memory::PAGE_SIZE;
+use ringfence_net::ctrl::backend::{ControlRing, CtrlBackend, CtrlOptions};
+use ringfence_platform::local::{LocalChannel, LocalGranter, LocalPlatform};
+use ringfence_platform::{
+    Access, Channel, DomId, Grantee, Granter, Gref, Lease, PageId, Platform, WindowShape,
+};
+use ringfence_ring::{FrontRing, NETIF_CTRL, RingPages};
+use ringfence_wire::netif::ctrl::{CtrlMessage, CtrlResponse, CtrlStatus, GrefEntry, GrefList};
+use rustix::event::{PollFd, PollFlags, Timespec};
+
+use crate::net::RunningHub;
+
+/// Pages that are had back in each row.
+const PAGES: u32 = 200;
+/// How long a peer that does not answer is waited for.
+const PATIENCE: Duration = Duration::from_millis(500);
+/// How long a peer waits before it looks whether it is to end.
+const STEP: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
+/// How long a slow peer takes to look.
+const SLOW: Duration = Duration::from_millis(2);
+
+/// How soon a peer looks.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Peer {
+    Quick,
+    Slow,
+    Stopped,
+}
+
+const PEERS: [(Peer, &str); 3] =
+    [(Peer::Quick, "quick"), (Peer::Slow, "slow"), (Peer::Stopped, "stopped")];
+
+/// A row. Microseconds for a page, the median; `None`: never, within the patience.
+pub(super) struct Revoke {
+    pub(super) peer: &'static str,
+    pub(super) handshake_us: Option<f64>,
+    pub(super) one_sided_us: f64,
+    /// By force, while the peer claims to use the page.
+    pub(super) forced_us: f64,
+}
+
+pub(super) fn measure() -> anyhow::Result<Vec<Revoke>> {
+    let row = |(peer, name): (Peer, &'static str)| {
+        Ok(Revoke {
+            peer: name,
+            handshake_us: handshake(peer)?,
+            one_sided_us: one_sided(false)?,
+            forced_us: one_sided(true)?,
+        })
+    };
+    PEERS.into_iter().map(row).collect()
+}
+
+/// The middle of what single pages took, in microseconds.
+fn per_page(took: &[Duration]) -> f64 {
+    crate::median(took.iter().map(|took| took.as_secs_f64() * 1e6))
+}
+
+/// Whether something came within that time.
+fn wait(channel: &LocalChannel, patience: Duration) -> anyhow::Result<bool> {
+    let mut fds = [PollFd::from_borrowed_fd(channel.as_fd(), PollFlags::IN)];
+    let limit = Timespec::try_from(patience).context("a time to wait")?;
+    let came = rustix::event::poll(&mut fds, Some(&limit))? > 0;
+    if came {
+        channel.clear()?;
+    }
+    Ok(came)
+}
+
+/// Two domains, and a channel between them.
+struct Domains {
+    granter: LocalPlatform,
+    grantee: LocalPlatform,
+    ours: LocalChannel,
+    theirs: LocalChannel,
+    _hub: RunningHub,
+}
+
+impl Domains {
+    fn new() -> anyhow::Result<Domains> {
+        let hub = RunningHub::start()?;
+        let grantee = LocalPlatform::connect(hub.0.admit(Some(DomId(0)), true)?.1)?;
+        let granter = LocalPlatform::connect(hub.0.admit(None, false)?.1)?;
+        let ours = granter.alloc_unbound(DomId(0))?;
+        let theirs = grantee.bind_interdomain(granter.domid(), ours.port())?;
+        Ok(Domains { granter, grantee, ours, theirs, _hub: hub })
+    }
+}
+
+/// What a port does with orders, as far as they are given here.
+fn obey(table: &mut StagingTable, order: PortOrder) -> PortReply {
+    match order {
+        PortOrder::Stage(pages) => match table.add(pages) {
+            Ok(()) => PortReply::Staged,
+            Err((pages, why)) => PortReply::NotStaged(pages, why),
+        },
+        PortOrder::Unstage(grefs) => {
+            PortReply::Unstaged(grefs.into_iter().filter_map(|gref| table.take(gref)).collect())
+        }
+        _ => PortReply::Unsupported,
+    }
+}
+
+/// The peer's thread: serves the control ring. It stages at once, and is as soon as it is when it has to
+/// let go.
+fn serve(
+    peer: Peer,
+    mut ring: impl ControlRing,
+    staged: &Receiver<Infallible>,
+) -> anyhow::Result<()> {
+    let mut table = StagingTable::new();
+    loop {
+        if matches!(staged.try_recv(), Err(TryRecvError::Disconnected)) {
+            return Ok(());
+        }
+        let mut fds = [PollFd::from_borrowed_fd(ring.wait_fd(), PollFlags::IN)];
+        if rustix::event::poll(&mut fds, Some(&STEP))? == 0 {
+            continue;
+        }
+        let mut carry_out = |_: u16, order: PortOrder| {
+            match peer {
+                Peer::Slow if matches!(order, PortOrder::Unstage(_)) => std::thread::sleep(SLOW),
+                // Until the granter has given up.
+                Peer::Stopped if matches!(order, PortOrder::Unstage(_)) => {
+                    let _ = staged.recv();
+                }
+                Peer::Quick | Peer::Slow | Peer::Stopped => {}
+            }
+            Some(obey(&mut table, order))
+        };
+        let fault = |fault| anyhow::anyhow!("the control ring: {fault:?}");
+        while ring.serve(&mut carry_out).map_err(fault)? {}
+    }
+}
+
+/// The granter's end of a control ring.
+struct Asking<'a> {
+    ring: FrontRing<RingPages>,
+    ring_page: Lease,
+    list: Lease,
+    channel: &'a LocalChannel,
+}
+
+impl<'a> Asking<'a> {
+    fn new(granter: &mut LocalGranter, channel: &'a LocalChannel) -> anyhow::Result<Asking<'a>> {
+        let mut lend = || granter.lend(Access::ReadWrite).context("a page to lend");
+        let (ring_page, list) = (lend()?, lend()?);
+        ring_page.memory().zero(0, PAGE_SIZE)?;
+        let pages = RingPages::new(ring_page.memory().clone(), PAGE_SIZE)?;
+        let ring = FrontRing::init(pages, NETIF_CTRL);
+        Ok(Asking { ring, ring_page, list, channel })
+    }
+
+    /// Asks something about a page; whether it was done, or `None` where there is no answer.
+    fn ask(
+        &mut self,
+        message: fn(GrefList) -> CtrlMessage,
+        gref: Gref,
+    ) -> anyhow::Result<Option<bool>> {
+        let entry = GrefEntry::new(gref, false);
+        self.list.memory().copy_from(0, &entry.to_bytes())?;
+        let list = GrefList { queue: 0, page: self.list.gref(), entries: 1 };
+        let request = message(list).request(0);
+        ensure!(self.ring.request(&request.to_bytes()), "the control ring is full");
+        if self.ring.publish() {
+            self.channel.notify()?;
+        }
+        while !self.ring.final_check()? {
+            if !wait(self.channel, PATIENCE)? {
+                return Ok(None);
+            }
+        }
+        let slot: [u8; 16] = self.ring.response(0).into_unchecked();
+        self.ring.consume(1);
+        let answer = slot.first_chunk().map(|bytes| CtrlResponse::from_bytes(*bytes));
+        Ok(answer.map(|answer| answer.status == CtrlStatus::Success))
+    }
+}
+
+/// By asking for it on the control ring: DEL_GREF_MAPPING, the answer to it, and then the grant.
+fn handshake(peer: Peer) -> anyhow::Result<Option<f64>> {
+    let Domains { granter: platform, grantee, ours, theirs, _hub } = Domains::new()?;
+    let mut granter = platform.granter(DomId(0))?;
+    let mut asking = Asking::new(&mut granter, &ours)?;
+    let mut pages = grantee.grantee(platform.domid())?;
+    let mut mapped = Vec::new();
+    pages.map(&[(asking.ring_page.gref(), Access::ReadWrite)], &mut mapped);
+    let ring = mapped.pop().context("no ring")?;
+    let ring = ring.map_err(|status| anyhow::anyhow!("the ring is not mapped: {status}"))?;
+    let options = CtrlOptions { queues: 1, staging: Some(StagingLimits::default()) };
+    let ring = RingPages::new(ring, PAGE_SIZE)?;
+    let ring = CtrlBackend::new(ring, theirs, pages, options, &Arc::default());
+    let (going_on, staged) = channel::<Infallible>();
+    std::thread::scope(|scope| {
+        let served = scope.spawn(move || serve(peer, ring, &staged));
+        let mut asked = || -> anyhow::Result<Option<f64>> {
+            let mut took = Vec::new();
+            for _ in 0..PAGES {
+                let lease = granter.lend(Access::ReadWrite).context("a page to lend")?;
+                let added = asking.ask(CtrlMessage::AddGrefMapping, lease.gref())?;
+                ensure!(added == Some(true), "a page was not staged");
+                let began = Instant::now();
+                let Some(gone) = asking.ask(CtrlMessage::DelGrefMapping, lease.gref())? else {
+                    return Ok(None);
+                };
+                let left = ringfence_platform::take_back(&mut granter, vec![lease]);
+                took.push(began.elapsed());
+                ensure!(gone && left.is_empty(), "the peer said that it let go, and did not");
+            }
+            Ok(Some(per_page(&took)))
+        };
+        let outcome = asked();
+        drop(going_on);
+        served.join().map_err(|_| anyhow::anyhow!("the peer panicked"))??;
+        outcome
+    })
+}
+
+/// By the owner of a window alone: the peer used the page, or, by force, claims to use it still. It is
+/// not asked in any case, so that it makes no difference how soon it looks.
+fn one_sided(by_force: bool) -> anyhow::Result<f64> {
+    let domains = Domains::new()?;
+    let shape = WindowShape { writable: PAGES, read_only: 0, entries: PAGES };
+    let mut table = domains.granter.window(DomId(0), shape)?;
+    let mut view = domains.grantee.open_window(domains.granter.domid(), table.handle(), PAGES)?;
+    let mut took = Vec::new();
+    for (page, gref) in shape.pages_for(Access::ReadWrite).zip(shape.grefs()) {
+        table.issue(gref, page, Access::ReadWrite)?;
+        let mut found = Vec::new();
+        view.begin([(gref, Access::ReadWrite)].into_iter(), &mut found);
+        let place = found.pop().context("nothing was looked up")?;
+        let place = place.map_err(|status| anyhow::anyhow!("not found: {status}"))?;
+        let (memory, at) = view.memory(place);
+        memory.copy_from(at, &[1])?;
+        if !by_force {
+            view.end(gref);
+        }
+        let began = Instant::now();
+        if by_force {
+            table.revoke_forced(&[gref])?;
+        } else {
+            let revoked: PageId = table.revoke(gref)?;
+            // Until nothing of the peer's reaches what is put there.
+            table.prepare(revoked)?;
+        }
+        took.push(began.elapsed());
+    }
+    Ok(per_page(&took))
+}

@@ -1,0 +1,225 @@
+//! `ringfence-bench seeds staging`: the experiment that staging grants were made for.
+//!
+//! # Theory of operation
+//!
+//! What is to be measured is a list of points ([`Point`]): a direction, a number of queues, a size,
+//! and who moves the packets. Every round measures all of them, those that are compared next to each
+//! other; rates are medians over the rounds, and a ratio is the median of the ratios within rounds.
+//! So what else the machine does hits both sides of a ratio alike.
+//!
+//! Each of Ringfence's points is a row of `bench net`, with two processes of its own ([`super::net`]);
+//! a peer's is two testpmd on the same cores ([`super::peers`]). [`report`] makes tables, lines of JSON
+//! and the page of what was measured, and judges the ratios; [`published`] has what they are compared
+//! with, [`bound`] what bounds long packets.
+
+pub(super) mod args;
+mod bound;
+mod plots;
+mod published;
+mod report;
+mod text;
+
+use std::io::Write;
+
+use anyhow::Context;
+use clap::Parser;
+use indicatif::ProgressBar;
+use ringfence_access::Mode;
+
+use self::args::StagingArgs;
+use self::report::Results;
+use super::args::{Direction, NetArgs};
+use super::net::{self, Case};
+use super::peers::{self, Outcome, Peer};
+use super::report::Row;
+use ringfence::out::Out;
+
+/// What is verified of each packet; testpmd verifies nothing.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Verify {
+    /// Its length and its sequence number.
+    Sequence,
+    /// Every octet of it as well.
+    Full,
+}
+
+impl Verify {
+    fn name(self) -> &'static str {
+        match self {
+            Verify::Sequence => "sequence",
+            Verify::Full => "full",
+        }
+    }
+}
+
+/// Who moves packets.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Who {
+    Ringfence(Mode, Verify),
+    Peer(Peer),
+}
+
+/// What is measured.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Point {
+    direction: Direction,
+    queues: u32,
+    size: u32,
+    who: Who,
+}
+
+/// What came of it, in one round.
+#[derive(Clone, Debug)]
+enum Sample {
+    Ringfence(Box<Row>),
+    Peer { pps: f64, memory: &'static str },
+    Skipped(String),
+}
+
+impl Sample {
+    fn pps(&self) -> Option<f64> {
+        match self {
+            Sample::Ringfence(row) => Some(row.pps),
+            Sample::Peer { pps, .. } => Some(*pps),
+            Sample::Skipped(_) => None,
+        }
+    }
+}
+
+/// Runs all rounds and reports.
+pub(super) fn run(args: &StagingArgs) -> anyhow::Result<()> {
+    let points = points(args);
+    let cores = net::cores()?;
+    let progress = super::progress(points.len() * args.rounds as usize);
+    let mut results = Results::new(args, cores_allowed()?);
+    for round in 1..=args.rounds {
+        for &size in args.sizes.iter().filter(|size| **size >= published::BULK) {
+            if let Some(cores) = cores {
+                results.add_hand_over(size, bound::hand_over(size, cores)?);
+            }
+        }
+        for &point in &points {
+            progress.set_message(format!("round {round}: {}", point.name()));
+            let sample = measure(args, point, cores, &progress)?;
+            results.add(point, sample);
+            progress.inc(1);
+        }
+    }
+    progress.finish_and_clear();
+    let mut out = Out;
+    if args.json {
+        for line in results.json()? {
+            writeln!(out, "{line}")?;
+        }
+    } else {
+        write!(out, "{}", results.text())?;
+    }
+    if let Some(path) = &args.html {
+        plots::page(&results)?.write(path)?;
+    }
+    Ok(())
+}
+
+fn measure(
+    args: &StagingArgs,
+    point: Point,
+    cores: Option<[usize; 2]>,
+    progress: &ProgressBar,
+) -> anyhow::Result<Sample> {
+    let Point { direction, queues, size, who } = point;
+    Ok(match who {
+        Who::Ringfence(mode, verify) => {
+            let net = match net_args(args, queues, verify) {
+                Ok(net) => net,
+                Err(refused) => return Ok(Sample::Skipped(refused)),
+            };
+            let row = Case { mode, direction, size, queues }.run(&net, cores, progress);
+            Sample::Ringfence(Box::new(row.with_context(|| point.name())?))
+        }
+        Who::Peer(peer) => match peers::measure(peer, direction, size, cores, args.seconds) {
+            Outcome::Rate { pps, memory } => Sample::Peer { pps, memory },
+            Outcome::Skipped(why) => Sample::Skipped(why),
+        },
+    })
+}
+
+/// Asks for a row as on the command line; why it cannot be had.
+fn net_args(args: &StagingArgs, queues: u32, verify: Verify) -> Result<NetArgs, String> {
+    #[derive(Parser)]
+    struct Asked {
+        #[command(flatten)]
+        net: NetArgs,
+    }
+    let seconds = args.seconds.as_secs_f64().to_string();
+    let queues = queues.to_string();
+    let words = ["net", "--seconds", &seconds, "--queues", &queues, "--verify", verify.name()];
+    match Asked::try_parse_from(words) {
+        Ok(asked) => Ok(asked.net),
+        Err(refused) => Err(refused.to_string().lines().next().unwrap_or_default().to_owned()),
+    }
+}
+
+/// Everything that is measured in a round, what is compared next to each other, nothing twice.
+fn points(args: &StagingArgs) -> Vec<Point> {
+    let mut points: Vec<Point> = Vec::new();
+    let mut add = |direction, queues, size, who| {
+        let point = Point { direction, queues, size, who };
+        if !points.contains(&point) {
+            points.push(point);
+        }
+    };
+    let ours = Who::Ringfence;
+    for &size in &args.sizes {
+        for &queues in &args.queues {
+            for &direction in &args.directions {
+                for mode in [Mode::Copy, Mode::Staging] {
+                    add(direction, queues, size, ours(mode, Verify::Sequence));
+                    if queues == 1 {
+                        add(direction, queues, size, ours(mode, Verify::Full));
+                    }
+                }
+            }
+        }
+    }
+    for &direction in &args.directions {
+        let beside: &[u32] = if args.vs.is_empty() { &[] } else { &args.vs_size };
+        for &size in beside {
+            add(direction, 1, size, ours(Mode::Staging, Verify::Sequence));
+            args.vs.iter().for_each(|peer| add(direction, 1, size, Who::Peer(*peer)));
+            add(direction, 1, size, ours(Mode::Staging, Verify::Full));
+        }
+        let plotted: &[u32] = if args.html.is_some() { &args.plot_size } else { &[] };
+        for &size in plotted {
+            for mode in Mode::ALL {
+                add(direction, 1, size, ours(mode, Verify::Sequence));
+            }
+            let short = size <= peers::SIZE_MAX;
+            let peers = args.vs.iter().filter(|_| short);
+            peers.for_each(|peer| add(direction, 1, size, Who::Peer(*peer)));
+        }
+    }
+    points
+}
+
+impl Point {
+    fn name(&self) -> String {
+        let Point { direction, queues, size, who } = self;
+        let who = match who {
+            Who::Ringfence(mode, Verify::Sequence) => mode.name().to_owned(),
+            Who::Ringfence(mode, Verify::Full) => format!("{mode}, fully verified"),
+            Who::Peer(peer) => peer.name().to_owned(),
+        };
+        let queues = if *queues == 1 { "1 queue".to_owned() } else { format!("{queues} queues") };
+        format!("{who}, {direction}, {queues}, {size} octets")
+    }
+
+    /// The same with somebody else.
+    fn with(self, who: Who) -> Point {
+        Point { who, ..self }
+    }
+}
+
+/// Cores that this process may use.
+fn cores_allowed() -> anyhow::Result<u32> {
+    Ok(rustix::thread::sched_getaffinity(None).context("sched_getaffinity")?.count())
+}

@@ -1,0 +1,100 @@
+//! The page: plots, and the tables again.
+
+use ringfence_access::Mode;
+
+use super::report::Results;
+use super::{Point, Verify, Who};
+use crate::args::Direction;
+use crate::page::{Page, Plot, Scale, Series};
+
+/// Makes the page.
+pub(super) fn page(results: &Results<'_>) -> anyhow::Result<Page> {
+    let mut page = Page::new("Staging grants: packets from domain to domain");
+    page.heading("Rate against packet size");
+    for &direction in &results.args.directions {
+        page.plot(&rates(results, direction))?;
+    }
+    page.heading("Cost of a packet against queues");
+    for &size in &results.args.sizes {
+        page.plot(&costs(results, size))?;
+    }
+    page.plot(&ratios(results))?;
+    for table in results.tables() {
+        page.heading(&table.title);
+        page.table(&table.heading, &table.rows);
+    }
+    results.notes().iter().for_each(|note| page.text(note));
+    Ok(page)
+}
+
+/// One queue: a line for each mode and peer.
+fn rates(results: &Results<'_>, direction: Direction) -> Plot {
+    let modes = Mode::ALL.map(|mode| Who::Ringfence(mode, Verify::Sequence));
+    let peers = results.args.vs.iter().map(|peer| Who::Peer(*peer));
+    let series = modes.into_iter().chain(peers).map(|who| {
+        let of =
+            |point: &Point| point.direction == direction && point.queues == 1 && point.who == who;
+        let points = results.points().filter(of);
+        let rates =
+            points.filter_map(|point| Some((f64::from(point.size), results.pps(point)? / 1e6)));
+        Series::new(name(who), rates.collect())
+    });
+    Plot {
+        title: format!("{direction}, one queue"),
+        x: ("octets of a packet", Scale::Log),
+        y: ("Mpps", Scale::Log),
+        series: series.collect(),
+    }
+}
+
+/// Processor time of both sides for a packet, by number of queues.
+fn costs(results: &Results<'_>, size: u32) -> Plot {
+    let mut series = Vec::new();
+    for &direction in &results.args.directions {
+        for mode in [Mode::Copy, Mode::Staging] {
+            let who = Who::Ringfence(mode, Verify::Sequence);
+            let costs = results.args.queues.iter().filter_map(|&queues| {
+                let point = Point { direction, queues, size, who };
+                let cost = results.figure(point, |row| row.cpu_ns_per_packet)?;
+                Some((f64::from(queues), cost))
+            });
+            series.push(Series::new(format!("{mode} {direction}"), costs.collect()));
+        }
+    }
+    Plot {
+        title: format!("{size} octets: processor time of a packet, both sides together"),
+        x: ("queues", Scale::Linear),
+        y: ("nanoseconds", Scale::Linear),
+        series,
+    }
+}
+
+/// Staging to copy, measured and published.
+fn ratios(results: &Results<'_>) -> Plot {
+    let (mut names, mut measured, mut published) = (Vec::new(), Vec::new(), Vec::new());
+    let sequence = |point: &Point| point.who == Who::Ringfence(Mode::Staging, Verify::Sequence);
+    for point in results.points().filter(sequence) {
+        let Some((beside, wanted)) =
+            results.beside_copy(point).and_then(|beside| Some((beside.ratio, beside.wanted?)))
+        else {
+            continue;
+        };
+        let at = names.len() as f64;
+        names.push(format!("{} {} x{}", point.size, point.direction, point.queues));
+        measured.push((at, beside));
+        published.push((at, wanted));
+    }
+    Plot {
+        title: "Staging to copy: measured, and as published".to_owned(),
+        x: ("octets, direction, queues", Scale::Names(names)),
+        y: ("ratio", Scale::Linear),
+        series: vec![Series::new("measured", measured), Series::new("published", published)],
+    }
+}
+
+fn name(who: Who) -> String {
+    match who {
+        Who::Ringfence(mode, _) => mode.name().to_owned(),
+        Who::Peer(peer) => peer.name().to_owned(),
+    }
+}

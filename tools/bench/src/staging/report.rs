@@ -1,0 +1,257 @@
+//! What was measured, by point; ratios, judgements, and lines of JSON.
+
+use ringfence_access::Mode;
+use serde::Serialize;
+
+use super::args::StagingArgs;
+use super::published;
+use super::{Point, Sample, Verify, Who};
+use crate::args::Direction;
+use crate::median;
+use crate::report::Row;
+
+/// `copy` must reach this part of the bare kernel copy for a ratio to it to be judged: else it would
+/// not be the copies that are saved.
+pub(super) const COPY_SHARE_MIN: f64 = 0.7;
+
+/// All samples of all points.
+pub(super) struct Results<'a> {
+    pub(super) args: &'a StagingArgs,
+    cores: u32,
+    points: Vec<(Point, Vec<Sample>)>,
+    hand_overs: Vec<(u32, Vec<f64>)>,
+}
+
+impl<'a> Results<'a> {
+    pub(super) fn new(args: &'a StagingArgs, cores: u32) -> Results<'a> {
+        Results { args, cores, points: Vec::new(), hand_overs: Vec::new() }
+    }
+
+    pub(super) fn add(&mut self, point: Point, sample: Sample) {
+        match self.points.iter_mut().find(|(known, _)| *known == point) {
+            Some((_, samples)) => samples.push(sample),
+            None => self.points.push((point, vec![sample])),
+        }
+    }
+
+    pub(super) fn add_hand_over(&mut self, size: u32, gbps: f64) {
+        match self.hand_overs.iter_mut().find(|(known, _)| *known == size) {
+            Some((_, rates)) => rates.push(gbps),
+            None => self.hand_overs.push((size, vec![gbps])),
+        }
+    }
+
+    /// Gbit/s of the bare hand-over.
+    pub(super) fn hand_over(&self, size: u32) -> Option<f64> {
+        let (_, rates) = self.hand_overs.iter().find(|(known, _)| *known == size)?;
+        Some(median(rates.iter().copied()))
+    }
+
+    fn samples(&self, point: Point) -> &[Sample] {
+        let found = self.points.iter().find(|(known, _)| *known == point);
+        found.map_or(&[], |(_, samples)| samples)
+    }
+
+    /// The median rate.
+    pub(super) fn pps(&self, point: Point) -> Option<f64> {
+        let rates: Vec<f64> = self.samples(point).iter().filter_map(Sample::pps).collect();
+        (!rates.is_empty()).then(|| median(rates.into_iter()))
+    }
+
+    /// The median of a figure of Ringfence's rows.
+    pub(super) fn figure(&self, point: Point, of: impl Fn(&Row) -> f64) -> Option<f64> {
+        let rows = self.samples(point).iter().filter_map(|sample| match sample {
+            Sample::Ringfence(row) => Some(of(row)),
+            _ => None,
+        });
+        let figures: Vec<f64> = rows.collect();
+        (!figures.is_empty()).then(|| median(figures.into_iter()))
+    }
+
+    /// The median of the ratios within rounds.
+    pub(super) fn ratio(&self, point: Point, to: Point) -> Option<f64> {
+        let pairs = self.samples(point).iter().zip(self.samples(to));
+        let ratios: Vec<f64> = pairs
+            .filter_map(|(one, other)| Some(one.pps()? / other.pps()?.max(f64::MIN_POSITIVE)))
+            .collect();
+        (!ratios.is_empty()).then(|| median(ratios.into_iter()))
+    }
+
+    /// Why there is nothing of a point.
+    pub(super) fn skipped(&self, point: Point) -> Option<&str> {
+        self.samples(point).iter().find_map(|sample| match sample {
+            Sample::Skipped(why) => Some(why.as_str()),
+            _ => None,
+        })
+    }
+
+    /// The kind of memory that a peer used.
+    pub(super) fn memory(&self, point: Point) -> Option<&'static str> {
+        self.samples(point).iter().find_map(|sample| match sample {
+            Sample::Peer { memory, .. } => Some(*memory),
+            _ => None,
+        })
+    }
+
+    /// Points in the order they were measured in.
+    pub(super) fn points(&self) -> impl Iterator<Item = Point> + '_ {
+        self.points.iter().map(|(point, _)| *point)
+    }
+
+    /// Both sides poll, with a thread for each queue.
+    pub(super) fn oversubscribed(&self, queues: u32) -> bool {
+        2 * queues > self.cores
+    }
+
+    /// Staging beside copy: `point` is the one with staging.
+    pub(super) fn beside_copy(&self, point: Point) -> Option<Beside> {
+        let Who::Ringfence(Mode::Staging, verify) = point.who else { return None };
+        let copy = point.with(Who::Ringfence(Mode::Copy, verify));
+        let published = published::ratio(point.size, point.queues, point.direction);
+        let ratio = self.ratio(point, copy)?;
+        let share = self.figure(copy, |row| row.bare_copy_share)?;
+        let judgement = match published {
+            None => Judgement::NotJudged("nothing was published for this size"),
+            Some(_) if self.oversubscribed(point.queues) => Judgement::NotJudged("oversubscribed"),
+            Some(_) if share < COPY_SHARE_MIN => {
+                Judgement::NotJudged("copy is below its condition")
+            }
+            Some(wanted) if ratio >= wanted => Judgement::Met,
+            Some(_) => Judgement::NotMet,
+        };
+        Some(Beside { ratio, wanted: published, copy_share: Some(share), judgement })
+    }
+
+    /// Staging beside a peer, at the same size and direction: `point` is the peer's.
+    pub(super) fn beside_peer(&self, point: Point) -> Option<Beside> {
+        let Who::Peer(peer) = point.who else { return None };
+        let ratio =
+            self.ratio(point.with(Who::Ringfence(Mode::Staging, Verify::Sequence)), point)?;
+        let wanted = published::wanted(peer, point.size);
+        let judgement = match wanted {
+            None => Judgement::NotJudged("nothing is asked for at this size"),
+            Some(wanted) if ratio >= wanted => Judgement::Met,
+            Some(_) => Judgement::NotMet,
+        };
+        Some(Beside { ratio, wanted, copy_share: None, judgement })
+    }
+
+    /// One object for each point that could be measured or was skipped.
+    pub(super) fn json(&self) -> anyhow::Result<Vec<String>> {
+        let lines = self.points().map(|point| Ok(serde_json::to_string(&self.line(point))?));
+        lines.collect()
+    }
+
+    fn line(&self, point: Point) -> Line<'_> {
+        let Point { direction, queues, size, who } = point;
+        let (mode, peer, verify) = match who {
+            Who::Ringfence(mode, verify) => (mode.name(), "ringfence", Some(verify.name())),
+            Who::Peer(peer) => (peer.name(), peer.name(), None),
+        };
+        let pps = self.pps(point);
+        let share = |gigabits| pps.map(|pps| pps / published::line_rate(gigabits, size));
+        let beside = self.beside_copy(point).or_else(|| self.beside_peer(point));
+        Line {
+            experiment: "staging-grants",
+            direction,
+            queues,
+            size,
+            mode,
+            pps,
+            gbps: pps.map(|pps| gbps(pps, size)),
+            grant_ops_per_packet: self.figure(point, |row| row.grant_ops_per_packet),
+            syscalls_per_packet: self.figure(point, |row| row.syscalls_per_packet),
+            peer,
+            verify,
+            rounds: self.samples(point).len(),
+            cpu_ns_per_packet: self.figure(point, |row| row.cpu_ns_per_packet),
+            copies_per_packet: self.figure(point, |row| row.copies_per_packet),
+            wakeups_per_packet: self.figure(point, |row| row.wakeups_per_packet),
+            bare_copy_share: self.figure(point, |row| row.bare_copy_share),
+            line_rate_10g_share: share(10.0),
+            line_rate_40g_share: share(40.0),
+            line_rate_100g_share: share(100.0),
+            oversubscribed: self.oversubscribed(queues),
+            bare_hand_over_gbps: self.hand_over(size),
+            memory: self.memory(point),
+            skipped: self.skipped(point),
+            staging_ratio: beside.as_ref().map(|beside| beside.ratio),
+            wanted_ratio: beside.as_ref().and_then(|beside| beside.wanted),
+            judgement: beside.map(|beside| beside.judgement.to_string()),
+        }
+    }
+}
+
+/// Two rates.
+#[derive(Clone, Debug)]
+pub(super) struct Beside {
+    /// Staging to the other.
+    pub(super) ratio: f64,
+    pub(super) wanted: Option<f64>,
+    /// What part of the bare kernel copy `copy` reached.
+    pub(super) copy_share: Option<f64>,
+    pub(super) judgement: Judgement,
+}
+
+/// What is said of a ratio.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Judgement {
+    Met,
+    NotMet,
+    NotJudged(&'static str),
+}
+
+impl std::fmt::Display for Judgement {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Judgement::Met => f.write_str("met"),
+            Judgement::NotMet => f.write_str("not met"),
+            Judgement::NotJudged(why) => write!(f, "not judged: {why}"),
+        }
+    }
+}
+
+/// Gbit/s of packets of a size, Ethernet header included.
+pub(super) fn gbps(pps: f64, size: u32) -> f64 {
+    pps * f64::from(size) * 8.0 / 1e9
+}
+
+/// A point as it is printed. Field names are part of the command's interface.
+#[derive(Clone, Debug, Serialize)]
+struct Line<'a> {
+    experiment: &'static str,
+    direction: Direction,
+    queues: u32,
+    size: u32,
+    mode: &'static str,
+    pps: Option<f64>,
+    gbps: Option<f64>,
+    grant_ops_per_packet: Option<f64>,
+    syscalls_per_packet: Option<f64>,
+    /// Who did it: this program, or another one for comparison.
+    peer: &'static str,
+    // Beyond what every version prints.
+    verify: Option<&'static str>,
+    rounds: usize,
+    cpu_ns_per_packet: Option<f64>,
+    copies_per_packet: Option<f64>,
+    wakeups_per_packet: Option<f64>,
+    bare_copy_share: Option<f64>,
+    line_rate_10g_share: Option<f64>,
+    line_rate_40g_share: Option<f64>,
+    line_rate_100g_share: Option<f64>,
+    /// More polling threads than cores.
+    oversubscribed: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    bare_hand_over_gbps: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    memory: Option<&'static str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    skipped: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    staging_ratio: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    wanted_ratio: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    judgement: Option<String>,
+}

@@ -1,0 +1,472 @@
+//! The two ends of what `bench uplink` sends. One serves: threads of the benchmark itself, beside the
+//! host's loopback, or a process in the guest for connections from outside. The other one, a process in
+//! the guest or a thread, asks for one case and says what came of it in a line of JSON.
+//!
+//! A connection begins with a line that says what it is for ([`Work`]).
+
+use std::io::{BufRead, BufReader, IoSlice, IoSliceMut, Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::os::fd::AsRawFd;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail, ensure};
+use hdrhistogram::Histogram;
+use nix::sys::socket::{MsgFlags, MultiHeaders, SockaddrStorage};
+use serde::{Deserialize, Serialize};
+
+use crate::said::{self, say};
+
+/// What is written or read of a stream at a time, as other tools do.
+const BUFFER: usize = 128 << 10;
+/// Datagrams sent or received by one call.
+const DATAGRAMS: usize = 32;
+/// How long a way out may take to be there, and anything else that takes a moment.
+const PATIENCE: Duration = Duration::from_secs(20);
+/// What a page of the HTTP server has.
+const PAGE: usize = 16 << 10;
+/// Octets of a request and of its answer.
+const SMALL: usize = 64;
+
+/// What a connection is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) enum Work {
+    /// Take octets until they end, then say how many came.
+    Take,
+    /// Send octets until the connection ends.
+    Send,
+    /// Send back what comes.
+    Echo,
+    /// Answer requests for a page.
+    Pages,
+    /// Count datagrams to the same port; say how many came when asked.
+    Count,
+    /// Send datagrams of so many octets to whoever sends the first one, for so long; say how many.
+    Datagrams { size: usize, length: Duration },
+}
+
+/// What is to be measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub enum Kind {
+    /// Octets in a stream or several
+    TcpStream,
+    /// Datagrams as fast as they can be sent
+    UdpStream,
+    /// A request and its answer, on one connection
+    TcpRr,
+    /// A connection, a request and its answer, the end
+    TcpCrr,
+    /// Pages of 16 KiB over connections that are kept
+    Http,
+}
+
+/// What a client is to do, as its orders on the command line.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Order {
+    pub(super) kind: Kind,
+    pub(super) to: SocketAddr,
+    /// Whether the server sends.
+    pub(super) down: bool,
+    pub(super) streams: usize,
+    /// Octets of a datagram.
+    pub(super) size: usize,
+    pub(super) length: Duration,
+}
+
+/// What came of it.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(super) struct Came {
+    /// From the first octet to the last, at whoever got them.
+    pub(super) nanos: u64,
+    pub(super) octets: u64,
+    pub(super) sent: u64,
+    pub(super) arrived: u64,
+    /// Nanoseconds, and how often.
+    pub(super) times: Vec<(u64, u64)>,
+}
+
+/// What a client says.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(super) enum Said {
+    /// A server waits at this port.
+    Listening(u16),
+    /// The server is reached; what is measured begins.
+    Begins,
+    /// It is over.
+    Came(Box<Came>),
+    /// It cannot go on.
+    Failed(String),
+}
+
+fn nanos(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+}
+
+/// A client in a process of its own; returns the exit status.
+pub(super) fn client_main(order: &str) -> u8 {
+    let begins = || say(&Said::Begins);
+    let came = serde_json::from_str(order).context("an order").and_then(|o| ask(&o, begins));
+    let said = came.and_then(|came| say(&Said::Came(Box::new(came))));
+    said::exit_status(said, Said::Failed)
+}
+
+/// A server in a process of its own; returns the exit status.
+pub(super) fn server_main(port: u16) -> u8 {
+    let served = Server::bind(port).and_then(|server| {
+        say(&Said::Listening(server.port))?;
+        server.serve()
+    });
+    said::exit_status(served, Said::Failed)
+}
+
+/// A server at one port, TCP and UDP, of every address.
+pub(super) struct Server {
+    listener: TcpListener,
+    pub(super) port: u16,
+}
+
+impl Server {
+    /// Takes a port; 0: any.
+    pub(super) fn bind(port: u16) -> anyhow::Result<Server> {
+        let listener = TcpListener::bind(("0.0.0.0", port)).context("listening")?;
+        let port = listener.local_addr()?.port();
+        Ok(Server { listener, port })
+    }
+
+    /// Serves for good, each connection by a thread.
+    pub(super) fn serve(self) -> anyhow::Result<()> {
+        loop {
+            let (stream, _) = self.listener.accept().context("accepting")?;
+            let port = self.port;
+            std::thread::Builder::new().name("serve".to_owned()).spawn(move || {
+                // Who asks ends the connection as it likes.
+                let _ = serve(stream, port);
+            })?;
+        }
+    }
+}
+
+fn serve(stream: TcpStream, port: u16) -> anyhow::Result<()> {
+    stream.set_nodelay(true)?;
+    let mut stream = BufReader::new(stream);
+    let mut line = String::new();
+    stream.read_line(&mut line)?;
+    match serde_json::from_str(&line)? {
+        Work::Take => {
+            let came = take(&mut stream, None)?;
+            answer(stream.get_mut(), &came)
+        }
+        Work::Send => send(stream.get_mut(), None),
+        Work::Echo => echo(&mut stream),
+        Work::Pages => pages(&mut stream),
+        Work::Count => {
+            let socket = UdpSocket::bind(("0.0.0.0", port)).context("a socket for datagrams")?;
+            let counting = std::thread::spawn(move || count(&socket, &|| false));
+            answer(stream.get_mut(), &Came::default())?;
+            // The client says a line when it has sent all.
+            stream.read_line(&mut line)?;
+            let came = counting.join().map_err(|_| anyhow::anyhow!("a thread that counts"))??;
+            answer(stream.get_mut(), &came)
+        }
+        Work::Datagrams { size, length } => {
+            let socket = UdpSocket::bind(("0.0.0.0", port)).context("a socket for datagrams")?;
+            answer(stream.get_mut(), &Came::default())?;
+            socket.set_read_timeout(Some(PATIENCE))?;
+            let (_, client) = socket.recv_from(&mut [0; SMALL])?;
+            socket.connect(client)?;
+            let sent = shoot(&socket, size, length)?;
+            answer(stream.get_mut(), &Came { sent, ..Came::default() })
+        }
+    }
+}
+
+fn answer(stream: &mut TcpStream, came: &Came) -> anyhow::Result<()> {
+    let mut line = serde_json::to_string(came)?;
+    line.push('\n');
+    Ok(stream.write_all(line.as_bytes())?)
+}
+
+fn hear(stream: &mut impl BufRead) -> anyhow::Result<Came> {
+    let mut line = String::new();
+    stream.read_line(&mut line)?;
+    serde_json::from_str(&line).with_context(|| format!("the server said {line:?}"))
+}
+
+/// Counts a stream, to its end or until it is time.
+fn take(stream: &mut impl Read, until: Option<Instant>) -> anyhow::Result<Came> {
+    let mut buffer = vec![0; BUFFER];
+    let (mut octets, mut first) = (0, None);
+    loop {
+        let n = stream.read(&mut buffer).context("receiving")?;
+        let now = Instant::now();
+        let first = *first.get_or_insert(now);
+        octets += n as u64;
+        if n == 0 || until.is_some_and(|until| now >= until) {
+            return Ok(Came { nanos: nanos(now - first).max(1), octets, ..Came::default() });
+        }
+    }
+}
+
+/// Sends until it is time, or until nobody takes it any more.
+fn send(stream: &mut TcpStream, until: Option<Instant>) -> anyhow::Result<()> {
+    let buffer = vec![0x5a; BUFFER];
+    while until.is_none_or(|until| Instant::now() < until) {
+        if let Err(error) = stream.write_all(&buffer) {
+            return if until.is_none() { Ok(()) } else { Err(error).context("sending") };
+        }
+    }
+    Ok(())
+}
+
+fn echo(stream: &mut BufReader<TcpStream>) -> anyhow::Result<()> {
+    let mut bytes = [0; SMALL];
+    loop {
+        match stream.read(&mut bytes)? {
+            0 => return Ok(()),
+            n => stream.get_mut().write_all(&bytes[..n])?,
+        }
+    }
+}
+
+/// As much of an HTTP server as is measured: requests without a body, one page.
+fn pages(stream: &mut BufReader<TcpStream>) -> anyhow::Result<()> {
+    let mut page = format!("HTTP/1.1 200 OK\r\nContent-Length: {PAGE}\r\n\r\n").into_bytes();
+    page.extend(std::iter::repeat_n(b'.', PAGE));
+    loop {
+        let mut lines = 0;
+        loop {
+            let mut line = String::new();
+            if stream.read_line(&mut line)? == 0 {
+                return Ok(());
+            }
+            ensure!(lines < 64 && line.len() < 4096, "a request that is too long");
+            lines += 1;
+            if line == "\r\n" {
+                break;
+            }
+        }
+        stream.get_mut().write_all(&page)?;
+    }
+}
+
+/// Sends datagrams for so long; how many left.
+fn shoot(socket: &UdpSocket, size: usize, length: Duration) -> anyhow::Result<u64> {
+    let octets = vec![0x5a; size];
+    let parts = [IoSlice::new(&octets)];
+    let mut headers = MultiHeaders::<SockaddrStorage>::preallocate(DATAGRAMS, None);
+    let until = Instant::now() + length;
+    let addresses = [None::<SockaddrStorage>; DATAGRAMS];
+    let mut sent = 0;
+    while Instant::now() < until {
+        let slices = [&parts; DATAGRAMS];
+        match nix::sys::socket::sendmmsg(
+            socket.as_raw_fd(),
+            &mut headers,
+            slices,
+            addresses,
+            [],
+            MsgFlags::empty(),
+        ) {
+            Ok(done) => sent += done.count() as u64,
+            // The peer is not there yet, or has gone.
+            Err(nix::errno::Errno::ECONNREFUSED | nix::errno::Errno::ENOBUFS) => {}
+            Err(error) => return Err(error).context("sending datagrams"),
+        }
+    }
+    Ok(sent)
+}
+
+/// Counts datagrams until none has come for a while.
+fn count(socket: &UdpSocket, ended: &dyn Fn() -> bool) -> anyhow::Result<Came> {
+    /// After the last one.
+    const SILENCE: Duration = Duration::from_millis(500);
+    let mut rooms = vec![[0; 2048]; DATAGRAMS];
+    let mut headers = MultiHeaders::<SockaddrStorage>::preallocate(DATAGRAMS, None);
+    socket.set_read_timeout(Some(Duration::from_millis(100)))?;
+    let begun = Instant::now();
+    let (mut came, mut first, mut last) = (Came::default(), None, begun);
+    loop {
+        let mut slices: Vec<[IoSliceMut<'_>; 1]> =
+            rooms.iter_mut().map(|room| [IoSliceMut::new(room)]).collect();
+        let (fd, flags) = (socket.as_raw_fd(), MsgFlags::MSG_WAITFORONE);
+        match nix::sys::socket::recvmmsg(fd, &mut headers, slices.iter_mut(), flags, None) {
+            Ok(messages) => {
+                last = Instant::now();
+                first.get_or_insert(last);
+                for message in messages {
+                    came.arrived += 1;
+                    came.octets += message.bytes as u64;
+                }
+            }
+            Err(nix::errno::Errno::EAGAIN | nix::errno::Errno::EINTR) => {
+                let patience = if first.is_some() { SILENCE } else { PATIENCE };
+                if last.elapsed() > patience || first.is_some() && ended() {
+                    came.nanos = nanos(last - first.unwrap_or(begun));
+                    return Ok(came);
+                }
+            }
+            Err(nix::errno::Errno::ECONNREFUSED) => {}
+            Err(error) => return Err(error).context("counting datagrams"),
+        }
+    }
+}
+
+/// A connection for some work. The guest's network may still be coming up.
+fn connect(to: SocketAddr, work: Work) -> anyhow::Result<BufReader<TcpStream>> {
+    let until = Instant::now() + PATIENCE;
+    let mut stream = loop {
+        match TcpStream::connect_timeout(&to, Duration::from_secs(2)) {
+            Ok(stream) => break stream,
+            Err(error) if Instant::now() > until => {
+                return Err(error).with_context(|| format!("connecting to {to}"));
+            }
+            Err(_) => std::thread::sleep(Duration::from_millis(50)),
+        }
+    };
+    stream.set_nodelay(true)?;
+    let mut line = serde_json::to_string(&work)?;
+    line.push('\n');
+    stream.write_all(line.as_bytes())?;
+    Ok(BufReader::new(stream))
+}
+
+/// Does what is ordered; `begins` is called when the server was reached.
+pub(super) fn ask(
+    order: &Order,
+    begins: impl FnOnce() -> anyhow::Result<()>,
+) -> anyhow::Result<Came> {
+    // The first connection finds out when there is a way at all.
+    drop(connect(order.to, Work::Echo)?);
+    begins()?;
+    match order.kind {
+        Kind::TcpStream => in_parallel(order, stream),
+        Kind::UdpStream => datagrams(order),
+        Kind::TcpRr => in_parallel(order, |order| requests(order, false)),
+        Kind::TcpCrr => in_parallel(order, |order| requests(order, true)),
+        Kind::Http => in_parallel(order, fetch_pages),
+    }
+}
+
+/// As many threads as streams; what came of all.
+fn in_parallel(order: &Order, one: fn(&Order) -> anyhow::Result<Came>) -> anyhow::Result<Came> {
+    let all: Vec<anyhow::Result<Came>> = std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..order.streams).map(|_| scope.spawn(move || one(order))).collect();
+        let lost = || Err(anyhow::anyhow!("a thread is lost"));
+        threads.into_iter().map(|thread| thread.join().unwrap_or_else(|_| lost())).collect()
+    });
+    let mut sum = Came::default();
+    for came in all {
+        let came = came?;
+        sum.nanos = sum.nanos.max(came.nanos);
+        sum.octets += came.octets;
+        sum.sent += came.sent;
+        sum.arrived += came.arrived;
+        sum.times.extend(came.times);
+    }
+    Ok(sum)
+}
+
+fn stream(order: &Order) -> anyhow::Result<Came> {
+    // The time runs from when there is a connection.
+    if order.down {
+        let mut stream = connect(order.to, Work::Send)?;
+        return take(&mut stream, Some(Instant::now() + order.length));
+    }
+    let mut stream = connect(order.to, Work::Take)?;
+    send(stream.get_mut(), Some(Instant::now() + order.length))?;
+    stream.get_mut().shutdown(std::net::Shutdown::Write)?;
+    hear(&mut stream)
+}
+
+fn datagrams(order: &Order) -> anyhow::Result<Came> {
+    let (size, length) = (order.size, order.length);
+    let work = if order.down { Work::Datagrams { size, length } } else { Work::Count };
+    let mut control = connect(order.to, work)?;
+    let local = control.get_ref().local_addr()?.ip();
+    // The server has its socket.
+    hear(&mut control)?;
+    let socket = UdpSocket::bind((local, 0)).context("a socket")?;
+    socket.connect(order.to)?;
+    if order.down {
+        socket.send(&[1; SMALL])?;
+        let mut came = count(&socket, &|| false)?;
+        came.sent = hear(&mut control)?.sent;
+        return Ok(came);
+    }
+    let sent = shoot(&socket, size, length)?;
+    control.get_mut().write_all(b"all\n")?;
+    Ok(Came { sent, ..hear(&mut control)? })
+}
+
+/// A histogram of nanoseconds, with three digits.
+pub(super) fn histogram() -> anyhow::Result<Histogram<u64>> {
+    Histogram::new_with_bounds(1, 60_000_000_000, 3).context("a histogram")
+}
+
+fn timed(order: &Order, mut once: impl FnMut() -> anyhow::Result<u64>) -> anyhow::Result<Came> {
+    let mut times = histogram()?;
+    let (begun, mut came) = (Instant::now(), Came::default());
+    while begun.elapsed() < order.length {
+        let asked = Instant::now();
+        came.octets += once()?;
+        times.saturating_record(nanos(asked.elapsed()));
+        came.arrived += 1;
+    }
+    came.nanos = nanos(begun.elapsed());
+    came.sent = came.arrived;
+    let counts = times.iter_recorded().map(|at| (at.value_iterated_to(), at.count_at_value()));
+    came.times = counts.collect();
+    Ok(came)
+}
+
+fn requests(order: &Order, each_connects: bool) -> anyhow::Result<Came> {
+    let mut kept = if each_connects { None } else { Some(connect(order.to, Work::Echo)?) };
+    timed(order, || {
+        let mut fresh = if each_connects { Some(connect(order.to, Work::Echo)?) } else { None };
+        let Some(stream) = kept.as_mut().or(fresh.as_mut()) else { bail!("no connection") };
+        stream.get_mut().write_all(&[7; SMALL])?;
+        stream.read_exact(&mut [0; SMALL])?;
+        Ok(2 * SMALL as u64)
+    })
+}
+
+fn fetch_pages(order: &Order) -> anyhow::Result<Came> {
+    let mut stream = connect(order.to, Work::Pages)?;
+    let mut page = vec![0; PAGE];
+    timed(order, || {
+        let request = b"GET /page HTTP/1.1\r\nHost: bench\r\nAccept: */*\r\n\r\n";
+        stream.get_mut().write_all(request)?;
+        loop {
+            let mut line = String::new();
+            ensure!(stream.read_line(&mut line)? > 0, "the server has gone");
+            if line == "\r\n" {
+                break;
+            }
+        }
+        stream.read_exact(&mut page)?;
+        Ok(PAGE as u64)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_case_is_measured_over_the_loopback() {
+        let server = Server::bind(0).unwrap();
+        let to = SocketAddr::from(([127, 0, 0, 1], server.port));
+        std::thread::spawn(move || server.serve());
+        let length = Duration::from_millis(200);
+        let order = Order { kind: Kind::TcpStream, to, down: false, streams: 2, size: 64, length };
+        for kind in [Kind::TcpStream, Kind::TcpRr, Kind::TcpCrr, Kind::Http, Kind::UdpStream] {
+            for down in [false, true] {
+                let came = ask(&Order { kind, down, ..order }, || Ok(())).unwrap();
+                assert!(came.octets > 0 && came.nanos > 0, "{kind:?} {down}: {came:?}");
+                if kind == Kind::UdpStream {
+                    assert!(came.arrived <= came.sent, "{came:?}");
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,434 @@
+//! `ringfence-bench uplink`: what a guest's way to the host's network carries, beside other ways.
+//!
+//! # Theory of operation
+//!
+//! ```text
+//!   a network namespace that stands for the host
+//!    bench: threads that serve ── lo ── uplink ── TAP ── client, in a guest of `ringfence run`
+//!                              ── lo ── pasta  ── TAP ── client
+//!                              ── lo ── slirp4netns TAP ── client
+//!                              ── veth ─────────────── ── client
+//! ```
+//!
+//! Inbound the sides change: the server is in the guest, the client a thread. For each row and peer the
+//! client is a process of its own behind a peer that was started for it; peers take turns.
+
+pub mod args;
+pub(crate) mod end;
+pub mod links;
+mod peers;
+
+use std::fs::{File, OpenOptions};
+use std::io::Write;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::os::unix::fs::FileExt;
+use std::time::Duration;
+
+use anyhow::{Context, bail, ensure};
+use ringfence_sys::namespaces::{self, Fresh};
+use ringfence_sys::tap::Tap;
+use serde::Serialize;
+
+use self::args::{Case, Direction, Peer, UplinkArgs};
+use self::end::{Came, Kind, Order, Said, Server};
+use self::peers::{Behind, GUEST, HOST, PORT};
+use super::gso::cpu::spent_by_descendants;
+use super::median;
+use super::perf::PerfStat;
+use ringfence::out::Out;
+
+/// A row as it is printed. Field names are part of the command's interface.
+#[derive(Clone, Debug, Serialize)]
+struct Row {
+    experiment: &'static str,
+    peer: Peer,
+    case: &'static str,
+    direction: Direction,
+    mtu: u16,
+    streams: usize,
+    size: usize,
+    congestion: String,
+    rounds: usize,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    gbps: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pps: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    loss: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    p50_us: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    p99_us: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    per_second: Option<f64>,
+    cpu_ns_per_kb: f64,
+    /// Of what carries packets, for 2^20 octets.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    syscalls_per_mib: Option<f64>,
+    /// Ours to this one's: more than 1 is ahead.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    ours_to_this: Option<f64>,
+}
+
+/// What came of one run.
+struct Run {
+    came: Came,
+    cpu_ns: u64,
+    syscalls: Option<u64>,
+}
+
+/// What is used while something is measured.
+struct Meter {
+    cpu_ns: u64,
+    perf: Option<PerfStat>,
+}
+
+impl Meter {
+    fn begin(args: &UplinkArgs, behind: &Behind) -> anyhow::Result<Meter> {
+        let carriers = if args.syscalls { behind.carriers()? } else { Vec::new() };
+        let perf = (!carriers.is_empty()).then(|| PerfStat::begin(&carriers)).transpose()?;
+        Ok(Meter { cpu_ns: cpu_ns()?, perf })
+    }
+
+    fn end(self, came: Came) -> anyhow::Result<Run> {
+        let cpu_ns = cpu_ns()?.saturating_sub(self.cpu_ns);
+        let syscalls = self.perf.map(PerfStat::end).transpose()?;
+        Ok(Run { came, cpu_ns, syscalls })
+    }
+}
+
+/// Runs every row.
+pub(super) fn run(args: &UplinkArgs) -> anyhow::Result<()> {
+    ensure!(
+        rustix::process::geteuid().is_root(),
+        "bench uplink needs root, for the network namespace that stands for the host and for veth"
+    );
+    let _allowed = Allowed::these(&args.congestion);
+    namespaces::unshare(Fresh::MountNetIpcUts).context("a network namespace for the host")?;
+    let _network = host_network()?;
+    let server = Server::bind(0)?;
+    let port = server.port;
+    std::thread::Builder::new().name("serve".to_owned()).spawn(move || server.serve())?;
+    let mut peers = args.peers();
+    peers.retain(|peer| match peers::missing(*peer) {
+        Some(why) => {
+            eprintln!("ringfence: {} is left out: {why}", peer.name());
+            false
+        }
+        None => true,
+    });
+    let mut out = Out;
+    if !args.json {
+        writeln!(out, "{}", heading())?;
+    }
+    for congestion in &args.congestion {
+        if let Err(error) = choose_congestion(congestion) {
+            eprintln!("ringfence: {congestion} is left out: {error:#}");
+            continue;
+        }
+        for case in args.cases() {
+            // Datagrams know none.
+            if case.kind == Kind::UdpStream && Some(congestion) != args.congestion.first() {
+                continue;
+            }
+            for row in measure(args, &peers, &case, congestion, port)? {
+                let line = if args.json { serde_json::to_string(&row)? } else { row.line() };
+                writeln!(out, "{line}")?;
+            }
+        }
+    }
+    if !args.json {
+        writeln!(out, "{}", LEGEND)?;
+    }
+    Ok(())
+}
+
+/// The host's network: the loopback, and what seems to be a way out, which some peers look for.
+fn host_network() -> anyhow::Result<Tap> {
+    let tap = Tap::create("bench0").context("an interface for the host")?;
+    peers::run(&["ip", "link", "set", "lo", "up"])?;
+    peers::run(&["ip", "addr", "add", "192.0.2.2/24", "dev", "bench0"])?;
+    peers::run(&["ip", "link", "set", "bench0", "up"])?;
+    peers::run(&["ip", "route", "add", "default", "via", "192.0.2.1"])?;
+    Ok(tap)
+}
+
+/// The machine's list of what network namespaces may choose, as it was. It is put back when this is
+/// dropped.
+struct Allowed {
+    file: File,
+    before: String,
+}
+
+impl Allowed {
+    /// Adds to the list. `None` where nothing has to be added, or nothing can.
+    fn these(names: &[String]) -> Option<Allowed> {
+        let path = "/proc/sys/net/ipv4/tcp_allowed_congestion_control";
+        let before = std::fs::read_to_string(path).ok()?;
+        let known = |name: &&String| before.split_whitespace().any(|known| known == *name);
+        let more: Vec<_> = names.iter().filter(|name| !known(name)).map(String::as_str).collect();
+        if more.is_empty() {
+            return None;
+        }
+        // By this file the list can be reached from another network namespace too.
+        let file = OpenOptions::new().write(true).open(path).ok()?;
+        file.write_at(format!("{} {}", before.trim(), more.join(" ")).as_bytes(), 0).ok()?;
+        Some(Allowed { file, before })
+    }
+}
+
+impl Drop for Allowed {
+    fn drop(&mut self) {
+        // Best effort: what it says more does no harm.
+        let _ = self.file.write_at(self.before.as_bytes(), 0);
+    }
+}
+
+/// Of every socket that the host makes from here on; guests choose for themselves.
+fn choose_congestion(name: &str) -> anyhow::Result<()> {
+    let path = "/proc/sys/net/ipv4/tcp_congestion_control";
+    std::fs::write(path, name).with_context(|| format!("choosing TCP {name}"))
+}
+
+/// All runs of a row; a row for each peer of which one succeeded.
+fn measure(
+    args: &UplinkArgs,
+    peers: &[Peer],
+    case: &Case,
+    congestion: &str,
+    port: u16,
+) -> anyhow::Result<Vec<Row>> {
+    let mut runs: Vec<Vec<Run>> = peers.iter().map(|_| Vec::new()).collect();
+    for _ in 0..args.rounds {
+        for (peer, runs) in peers.iter().zip(&mut runs) {
+            if *peer == Peer::Slirp4netns && case.inbound {
+                continue;
+            }
+            let run = if case.inbound {
+                inbound(args, *peer, case, congestion)
+            } else {
+                outbound(args, *peer, case, congestion, port)
+            };
+            match run.with_context(|| format!("{} {}", peer.name(), case.name)) {
+                Ok(run) => runs.push(run),
+                // A peer that cannot do it is no reason to measure no more.
+                Err(error) if *peer != Peer::Ringfence => eprintln!("ringfence: {error:#}"),
+                Err(error) => return Err(error),
+            }
+        }
+    }
+    let mut rows: Vec<Row> = Vec::new();
+    for (peer, runs) in peers.iter().zip(&runs).filter(|(_, runs)| !runs.is_empty()) {
+        let mut row = Row::new(*peer, case, congestion, runs)?;
+        row.ours_to_this = rows
+            .first()
+            .and_then(|ours| ours.figure())
+            .zip(row.figure())
+            .map(|(ours, this)| if this > 0.0 { ours / this } else { 0.0 });
+        rows.push(row);
+    }
+    Ok(rows)
+}
+
+fn order(args: &UplinkArgs, case: &Case, to: SocketAddr) -> Order {
+    // The client is where the connection comes from.
+    let down = (case.direction == Direction::HostNs) != case.inbound;
+    let (kind, streams, size) = (case.kind, case.streams, case.size);
+    Order { kind, to, down, streams, size, length: args.seconds }
+}
+
+fn outbound(
+    args: &UplinkArgs,
+    peer: Peer,
+    case: &Case,
+    congestion: &str,
+    port: u16,
+) -> anyhow::Result<Run> {
+    let order = serde_json::to_string(&order(args, case, format!("{HOST}:{port}").parse()?))?;
+    let behind = Behind::start(args, peer, case, &["client", congestion, &order])?;
+    match behind.hear(Duration::ZERO)? {
+        Said::Begins => {}
+        other => bail!("the client said {other:?}"),
+    }
+    let meter = Meter::begin(args, &behind)?;
+    match behind.hear(args.seconds)? {
+        Said::Came(came) => meter.end(*came),
+        other => bail!("the client said {other:?}"),
+    }
+}
+
+fn inbound(args: &UplinkArgs, peer: Peer, case: &Case, congestion: &str) -> anyhow::Result<Run> {
+    let behind = Behind::start(args, peer, case, &["server", congestion, &PORT.to_string()])?;
+    match behind.hear(Duration::ZERO)? {
+        Said::Listening(_) => {}
+        other => bail!("the server said {other:?}"),
+    }
+    let to = match peer {
+        Peer::Veth => SocketAddr::new(GUEST.parse()?, PORT),
+        _ => SocketAddr::new(Ipv4Addr::LOCALHOST.into(), PORT),
+    };
+    let mut meter = None;
+    let came = end::ask(&order(args, case, to), || {
+        meter = Some(Meter::begin(args, &behind)?);
+        Ok(())
+    })?;
+    meter.context("it never began")?.end(came)
+}
+
+/// Of this process and all below it.
+fn cpu_ns() -> anyhow::Result<u64> {
+    let own = super::usage::clock(rustix::time::ClockId::ProcessCPUTime);
+    Ok(own + spent_by_descendants()?.nanos)
+}
+
+impl Row {
+    fn new(peer: Peer, case: &Case, congestion: &str, runs: &[Run]) -> anyhow::Result<Row> {
+        let seconds = |run: &Run| run.came.nanos.max(1) as f64 / 1e9;
+        let is_datagrams = case.kind == Kind::UdpStream;
+        let is_timed = matches!(case.kind, Kind::TcpRr | Kind::TcpCrr | Kind::Http);
+        let gbps = median(runs.iter().map(|run| run.came.octets as f64 * 8.0 / 1e9 / seconds(run)));
+        let rate = median(runs.iter().map(|run| run.came.arrived as f64 / seconds(run)));
+        let loss = median(
+            runs.iter().map(|run| 1.0 - run.came.arrived as f64 / run.came.sent.max(1) as f64),
+        );
+        let per_mib = |run: &Run| {
+            let mib = run.came.octets.max(1) as f64 / f64::from(1 << 20);
+            run.syscalls.map(|calls| calls as f64 / mib)
+        };
+        let syscalls: Vec<f64> = runs.iter().filter_map(per_mib).collect();
+        let cpu = |run: &Run| run.cpu_ns as f64 * 1e3 / run.came.octets.max(1) as f64;
+        let mut times = end::histogram()?;
+        for (value, count) in runs.iter().flat_map(|run| &run.came.times) {
+            times.saturating_record_n(*value, *count);
+        }
+        let quantile = |part| is_timed.then(|| times.value_at_quantile(part) as f64 / 1e3);
+        Ok(Row {
+            experiment: "uplink",
+            peer,
+            case: case.name,
+            direction: case.direction,
+            mtu: case.mtu,
+            streams: case.streams,
+            size: case.size,
+            congestion: if is_datagrams { "none".to_owned() } else { congestion.to_owned() },
+            rounds: runs.len(),
+            gbps: (!matches!(case.kind, Kind::TcpRr | Kind::TcpCrr)).then_some(gbps),
+            pps: is_datagrams.then_some(rate),
+            loss: is_datagrams.then_some(loss),
+            p50_us: quantile(0.5),
+            p99_us: quantile(0.99),
+            per_second: is_timed.then_some(rate),
+            cpu_ns_per_kb: median(runs.iter().map(cpu)),
+            syscalls_per_mib: (!syscalls.is_empty()).then(|| median(syscalls.into_iter())),
+            ours_to_this: None,
+        })
+    }
+
+    /// What peers are compared by.
+    fn figure(&self) -> Option<f64> {
+        self.per_second.or(self.pps).or(self.gbps)
+    }
+
+    fn line(&self) -> String {
+        let cell = |value: Option<f64>, digits: usize| {
+            value.map_or_else(|| "-".to_owned(), |value| format!("{value:.digits$}"))
+        };
+        format!(
+            "{:<15} {:<7} {:>5} {:>3} {:>5} {:<6} {:<11} {:>8} {:>9} {:>7} {:>9} {:>9} {:>9} {:>9.0} {:>9} {:>6}",
+            self.case,
+            if self.direction == Direction::NsHost { "ns-host" } else { "host-ns" },
+            self.mtu,
+            self.streams,
+            self.size,
+            self.congestion,
+            self.peer.name(),
+            cell(self.gbps, 3),
+            cell(self.pps.map(|pps| pps / 1e3), 1),
+            cell(self.loss.map(|loss| loss * 100.0), 1),
+            cell(self.p50_us, 1),
+            cell(self.p99_us, 1),
+            cell(self.per_second, 0),
+            self.cpu_ns_per_kb,
+            cell(self.syscalls_per_mib, 1),
+            cell(self.ours_to_this, 2),
+        )
+    }
+}
+
+fn heading() -> String {
+    format!(
+        "{:<15} {:<7} {:>5} {:>3} {:>5} {:<6} {:<11} {:>8} {:>9} {:>7} {:>9} {:>9} {:>9} {:>9} {:>9} {:>6}",
+        "case",
+        "way",
+        "mtu",
+        "n",
+        "size",
+        "tcp",
+        "peer",
+        "Gbit/s",
+        "kpps",
+        "loss %",
+        "p50 us",
+        "p99 us",
+        "per s",
+        "cpu ns/kB",
+        "calls/MiB",
+        "ratio"
+    )
+}
+
+const LEGEND: &str = "\
+`ratio`: ours to this one's, of what each row is about (requests, datagrams, octets a second): above 1
+we are ahead. `n`: connections. `cpu`: of all processes, clients and servers included. `loss`: of what
+was sent as fast as it could be; kpps are those that arrived. `calls`: system calls of the process that
+carries packets, with --syscalls.";
+
+/// `internal bench-uplink-end`; returns the exit status.
+pub(crate) fn end_main(role: &str, congestion: &str, what: &str) -> u8 {
+    // A server that outlives what connects it would hold its port against the next row's: pasta, ended by
+    // a signal, leaves its command behind.
+    if let Err(error) = ringfence_sandbox::die_with_parent() {
+        eprintln!("ringfence: a server may outlive its peer: {error}");
+    }
+    // It has its own network namespace, which knows the host's default at first. Where this is not
+    // allowed the host's stays.
+    if let Err(error) = choose_congestion(congestion) {
+        eprintln!("ringfence: {error:#}");
+    }
+    match role {
+        "client" => end::client_main(what),
+        _ => end::server_main(what.parse().unwrap_or(PORT)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_has_a_cell_under_each_heading() {
+        let case = Case {
+            name: "tcp-rr",
+            kind: Kind::TcpRr,
+            direction: Direction::NsHost,
+            mtu: 1500,
+            streams: 1,
+            size: 0,
+            inbound: false,
+        };
+        let came = Came {
+            nanos: 1_000_000_000,
+            octets: 1000,
+            sent: 100,
+            arrived: 100,
+            times: vec![(5000, 99), (90_000, 1)],
+        };
+        let row =
+            Row::new(Peer::Pasta, &case, "bbr", &[Run { came, cpu_ns: 7, syscalls: Some(1) }])
+                .unwrap();
+        assert_eq!(row.per_second, Some(100.0));
+        assert!(row.gbps.is_none() && row.p50_us.is_some_and(|us| (us - 5.0).abs() < 0.1));
+        assert_eq!(row.line().len(), heading().len(), "{}", row.line());
+        assert_eq!(row.line().split_whitespace().count(), 16);
+    }
+}

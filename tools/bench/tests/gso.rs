@@ -1,0 +1,140 @@
+//! `ringfence-bench gso` as a command: what it prints, and what its counters must say whatever the
+//! machine is doing. No rate is asserted here.
+
+#![allow(clippy::unwrap_used, reason = "a test's panic is its report")]
+
+#[path = "../../../crates/ringfence/tests/support/needs.rs"]
+mod needs;
+
+use std::process::{Command, Output, Stdio};
+
+use serde_json::Value;
+
+use needs::Need;
+
+const FIELDS: [&str; 9] = [
+    "path",
+    "setup",
+    "gbps",
+    "segments_made",
+    "checksums_computed",
+    "frames_whole",
+    "frames_coalesced",
+    "copies_per_packet",
+    "cpu_ns_per_kb",
+];
+
+fn bench(line: &str) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_ringfence-bench"));
+    command.args(["gso"]).args(line.split_whitespace()).stdin(Stdio::null());
+    command.output().unwrap()
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+fn rows(line: &str) -> Vec<Value> {
+    let done = bench(line);
+    assert!(done.status.success(), "{line}: {} {}", done.status, text(&done.stderr));
+    text(&done.stdout).lines().map(|row| serde_json::from_str(row).unwrap()).collect()
+}
+
+#[track_caller]
+fn number(row: &Value, field: &str) -> f64 {
+    row[field].as_f64().unwrap_or_else(|| panic!("{field} is no number in {row}"))
+}
+
+/// What holds for any row.
+fn check(row: &Value) {
+    for field in FIELDS {
+        assert!(!row[field].is_null(), "{field} is missing in {row}");
+    }
+    assert!(number(row, "gbps") > 0.0 && number(row, "cpu_ns_per_kb") > 0.0, "{row}");
+    assert!(number(row, "ratio") > 0.0 && number(row, "seconds") > 0.0, "{row}");
+    assert_eq!(row["rounds"], 1);
+    // With everything on, or with checksums alone: the driver domain touches nothing.
+    assert_eq!(number(row, "segments_made"), 0.0, "{row}");
+    assert_eq!(number(row, "checksums_computed"), 0.0, "{row}");
+}
+
+/// What holds for the rows of one path through the switch, in their order.
+fn check_path(rows: &[Value], path: &str, copies: f64) {
+    let setups: Vec<_> = rows.iter().map(|row| row["setup"].as_str().unwrap()).collect();
+    assert_eq!(setups, ["mtu1500", "mtu16436-sg", "tso"]);
+    for row in rows {
+        check(row);
+        assert_eq!(row["path"], path);
+        let octets = number(row, "gbps") * number(row, "seconds") * 1e9 / 8.0;
+        assert!(number(row, "frames") * 65_536.0 > octets, "it passed through the switch: {row}");
+        let counted = number(row, "copies_per_packet");
+        // Counters of several threads, read while the stream flows; what is dropped is not copied out.
+        assert!((counted - copies).abs() < 0.25, "{row}");
+    }
+    let [small, jumbo, whole] = rows else { panic!("{rows:?}") };
+    for row in [small, jumbo] {
+        assert_eq!(number(row, "frames_whole"), 0.0, "no order to segment: {row}");
+        assert_eq!(number(row, "frames_coalesced"), 0.0, "{row}");
+    }
+    assert_eq!(number(small, "ratio"), 1.0);
+    assert!(number(whole, "frames_whole") > 0.0, "{whole}");
+    assert_eq!(
+        (&small["mtu"], &jumbo["mtu"], &whole["mtu"]),
+        (&1500.into(), &16436.into(), &1500.into())
+    );
+}
+
+#[test]
+fn nothing_is_segmented_or_summed_between_guests() {
+    require!(Need::Guests);
+    let rows = rows("--json --rounds 1 --seconds 0.3 --paths guest-guest");
+    // Into the driver domain, and out of it.
+    check_path(&rows, "guest-guest", 2.0);
+}
+
+#[test]
+fn nothing_of_a_loopback_interface_passes_through_the_switch() {
+    require!(Need::Guests);
+    let rows = rows("--json --rounds 1 --seconds 0.3 --paths loopback --mode map");
+    assert_eq!(rows.len(), 3);
+    for row in &rows {
+        check(row);
+        assert!(number(row, "frames") < 100.0, "{row}");
+    }
+}
+
+#[test]
+fn the_driver_domains_side_is_a_path_like_others() {
+    require!(Need::Guests, Need::Root);
+    let rows = rows("--json --rounds 1 --seconds 0.3 --paths guest-driver,driver-guest");
+    // The other copy is the kernel's, when it takes the frame.
+    check_path(&rows[..3], "guest-driver", 1.0);
+    check_path(&rows[3..], "driver-guest", 1.0);
+}
+
+#[test]
+fn the_table_has_a_line_a_row() {
+    require!(Need::Guests);
+    let done = bench("--rounds 1 --seconds 0.1 --paths guest-guest --setups tso");
+    let table = text(&done.stdout);
+    assert!(done.status.success(), "{table}{}", text(&done.stderr));
+    let mut lines = table.lines();
+    assert!(lines.next().is_some_and(|heading| heading.starts_with("path ")), "{table}");
+    assert!(lines.next().is_some_and(|row| row.starts_with("guest-guest  mtu1500 ")), "{table}");
+    assert!(lines.next().is_some_and(|row| row.starts_with("guest-guest  tso ")), "{table}");
+    assert!(table.contains("All columns: docs/performance.md"), "{table}");
+}
+
+#[test]
+fn whoever_has_seen_enough_ends_it_quietly() {
+    let mut running = Command::new(env!("CARGO_BIN_EXE_ringfence-bench"))
+        .args(["net", "--packets", "1000", "--size", "64", "--modes", "copy"])
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    drop(running.stdout.take());
+    let done = running.wait_with_output().unwrap();
+    assert_eq!((done.status.code(), text(&done.stderr)), (Some(0), String::new()));
+}

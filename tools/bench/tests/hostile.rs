@@ -1,0 +1,189 @@
+//! `ringfence-bench hostile` as a command: what it prints, that every behaviour is charged to its
+//! neighbour under its own name, and that the victim comes to no harm.
+
+#![allow(clippy::unwrap_used, reason = "a test's panic is its report")]
+
+use std::collections::BTreeMap;
+use std::process::{Command, Output, Stdio};
+
+use serde_json::Value;
+
+const FIELDS: [&str; 6] =
+    ["behaviour", "victim_pps", "ratio", "victim_drops", "rules", "driver_rss_kib_growth"];
+
+/// What each neighbour is charged with, whatever the machine is doing.
+const CHARGES: [(&str, &[&str]); 15] = [
+    ("bad-sizes", &["tx_too_short", "tx_crosses_page", "tx_smaller_than_fragments"]),
+    ("slots19", &["tx_too_many_slots"]),
+    ("bad-grefs", &["tx_gref_not_granted"]),
+    ("extra-chains", &["tx_too_many_extras"]),
+    ("zero-fragments", &["tx_zero_length_fragment"]),
+    ("made-up-addresses", &["drop_spoofed_source"]),
+    ("deaf", &["drop_port_full"]),
+    ("hoarder", &["drop_port_full"]),
+    ("producer-overflow", &["tx_producer_overflow", "device_condemned"]),
+    ("long-lists", &["ctrl_list_length"]),
+    ("staging-twice", &["staging_gref_twice"]),
+    ("control-deaf", &["staging_no_such_queue"]),
+    ("state-flood", &["state_not_a_number"]),
+    ("hub-flood", &["hub_unknown_request"]),
+    ("rejoin", &["hub_malformed_message"]),
+];
+
+/// What each neighbour is charged with for what it does to its disk.
+const DISK_CHARGES: [(&str, &[&str]); 12] = [
+    ("disk-segments-outside", &["blk_crosses_page", "pauses"]),
+    ("disk-sectors-reversed", &["blk_sectors_reversed", "pauses"]),
+    ("disk-beyond-end", &["blk_beyond_disk"]),
+    ("disk-sector-overflow", &["blk_sector_overflow"]),
+    ("disk-changing-lists", &["blk_crosses_page"]),
+    ("disk-segments65535", &["blk_too_many_segments"]),
+    ("disk-unknown-operations", &["blk_unknown_operation"]),
+    ("disk-foreign-grefs", &["blk_gref_not_granted"]),
+    ("disk-nonsense", &["blk_unknown_operation", "blk_bad_indirect_operation"]),
+    ("disk-event-storm", &["spurious_wakeups"]),
+    ("disk-producer-overflow", &["blk_producer_overflow"]),
+    ("disk-fresh-grefs", &["persistent_over", "persistent_purged"]),
+];
+
+/// KiB by which a driver domain's memory may grow: of a ring it keeps at most 1056 pages mapped, and what
+/// else it needs.
+const FLAT_KIB: i64 = 16 << 10;
+
+fn hostile(line: &str) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_ringfence-bench"));
+    command.args(["hostile"]).args(line.split_whitespace()).stdin(Stdio::null());
+    command.output().unwrap()
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+fn rows(line: &str) -> BTreeMap<String, Value> {
+    let done = hostile(line);
+    assert!(done.status.success(), "{line}: {} {}", done.status, text(&done.stderr));
+    let rows = text(&done.stdout).lines().map(|row| serde_json::from_str(row).unwrap()).collect();
+    let rows: Vec<Value> = rows;
+    rows.into_iter().map(|row| (row["behaviour"].as_str().unwrap().to_owned(), row)).collect()
+}
+
+/// What holds for a row whatever the machine is doing.
+fn check(row: &Value) {
+    for field in FIELDS {
+        assert!(!row[field].is_null(), "{field} is missing in {row}");
+    }
+    assert_eq!(row["victim_damaged"], 0, "{row}");
+    assert!(row["victim_pps"].as_f64().unwrap() > 0.0, "{row}");
+    assert!(row["ratio"].as_f64().unwrap() > 0.0, "{row}");
+}
+
+#[test]
+fn every_behaviour_is_charged_and_none_harms_the_victim() {
+    let names: Vec<_> = CHARGES.iter().map(|(behaviour, _)| *behaviour).collect();
+    let rows = rows(&format!("--json --seconds 0.5 --behaviours {}", names.join(",")));
+    assert_eq!(rows.len(), CHARGES.len() + 1, "{:?}", rows.keys());
+    rows.values().for_each(check);
+    assert_eq!(rows["honest"]["ratio"], 1.0);
+    let broken = rows["honest"]["rules"].as_object().unwrap();
+    assert!(broken.keys().all(|r| r.starts_with("drop_") || r == "spurious_wakeups"), "{broken:?}");
+    for (behaviour, expected) in CHARGES {
+        let row = &rows[behaviour];
+        for rule in expected {
+            assert!(row["rules"][rule].as_u64().unwrap_or(0) > 0, "{rule} was not counted: {row}");
+        }
+    }
+}
+
+#[test]
+fn neighbours_that_break_no_rule_do_no_harm_either() {
+    let rows = rows(
+        "--json --seconds 0.2 --mode map --size 1514 \
+         --behaviours absent,large-packets,flipping,broadcast,event-storm,reattach",
+    );
+    assert_eq!(rows.len(), 7);
+    rows.values().for_each(check);
+    for sending in ["honest", "large-packets", "broadcast"] {
+        assert!(rows[sending]["neighbour_pps"].as_f64().unwrap() > 0.0, "{}", rows[sending]);
+    }
+    assert_eq!(rows["absent"]["neighbour_pps"], 0.0);
+}
+
+#[test]
+fn what_a_control_ring_is_misused_for_is_answered_as_it_has_to_be() {
+    let rows =
+        rows("--json --seconds 0.2 --behaviours changing-lists,staging-storm,staging-in-flight");
+    assert_eq!(rows.len(), 4);
+    rows.values().for_each(check);
+}
+
+#[test]
+fn the_table_has_a_line_a_row_and_leaves_nothing_behind() {
+    let before = leftovers();
+    let done = hostile("--seconds 0.1 --behaviours bad-grefs");
+    assert!(done.status.success(), "{}", text(&done.stderr));
+    let table = text(&done.stdout);
+    let names: Vec<_> =
+        table.lines().take(3).map(|line| line.split_whitespace().next().unwrap()).collect();
+    assert_eq!(names, ["neighbour", "honest", "bad-grefs"], "{table}");
+    assert!(table.contains("No packet of the victim's was damaged"), "{table}");
+    assert!(leftovers() <= before, "sockets were left behind");
+}
+
+#[test]
+fn what_is_done_to_disks_is_charged_and_harms_nobody_else() {
+    let names: Vec<_> = DISK_CHARGES.iter().map(|(behaviour, _)| *behaviour).collect();
+    let rows = rows(&format!(
+        "--json --seconds 1 --behaviours disk-absent,disk-reattach,{}",
+        names.join(",")
+    ));
+    assert_eq!(rows.len(), DISK_CHARGES.len() + 3, "{:?}", rows.keys());
+    for (name, row) in &rows {
+        assert!(name.starts_with("disk-"), "no packets were asked for: {row}");
+        for field in ["victim_iops", "ratio", "victim_p99_us"] {
+            assert!(row[field].as_f64().unwrap() > 0.0, "{field} in {row}");
+        }
+        let growth = row["driver_rss_kib_growth"].as_i64().unwrap();
+        assert!(growth < FLAT_KIB, "{row}");
+    }
+    assert_eq!(rows["disk-honest"]["ratio"], 1.0);
+    for quiet in ["disk-honest", "disk-absent", "disk-reattach"] {
+        let charged = rows[quiet]["rules"].as_object().unwrap();
+        assert!(charged.keys().all(|rule| !rule.starts_with("blk_")), "{quiet}: {charged:?}");
+    }
+    for (behaviour, expected) in DISK_CHARGES {
+        let row = &rows[behaviour];
+        for rule in expected {
+            assert!(row["rules"][rule].as_u64().unwrap_or(0) > 0, "{rule} was not counted: {row}");
+        }
+    }
+}
+
+#[test]
+fn disks_are_reached_in_the_mode_that_was_asked_for() {
+    let rows = rows("--json --seconds 0.2 --disk-mode map --behaviours disk-foreign-grefs");
+    let row = &rows["disk-foreign-grefs"];
+    assert_eq!(row["mode"], "map");
+    assert!(row["rules"]["blk_gref_not_granted"].as_u64().unwrap() > 0, "{row}");
+    assert!(row["rules"]["persistent_over"].is_null(), "{row}");
+}
+
+/// Directories of benchmarks that this process's children left behind; others may be running.
+fn leftovers() -> usize {
+    let gone = |name: &str| {
+        let pid = name.strip_prefix("ringfence-hostile-").and_then(|rest| rest.split('-').next());
+        pid.is_some_and(|pid| !std::path::Path::new(&format!("/proc/{pid}")).exists())
+    };
+    let entries = std::fs::read_dir(std::env::temp_dir()).unwrap();
+    entries.filter(|entry| gone(&entry.as_ref().unwrap().file_name().to_string_lossy())).count()
+}
+
+#[test]
+fn the_list_explains_every_behaviour() {
+    let done = hostile("--list");
+    let list = text(&done.stdout);
+    for (behaviour, _) in CHARGES.iter().chain(&DISK_CHARGES) {
+        let line = list.lines().find(|line| line.starts_with(*behaviour)).unwrap_or(&list);
+        assert!(line.len() > behaviour.len() + 10, "{line}");
+    }
+}
