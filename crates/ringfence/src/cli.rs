@@ -327,6 +327,11 @@ fn parse_kind(text: &str) -> Result<DomainKind, String> {
         .ok_or_else(|| "no such process".to_owned())
 }
 
+/// Validates the name of a network interface.
+///
+/// # Errors
+///
+/// The rule that the name breaks.
 pub fn parse_interface(text: &str) -> Result<String, String> {
     let valid = (1..=tap::NAME_MAX).contains(&text.len())
         && text.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.'))

@@ -48,16 +48,24 @@ pub struct Route {
 /// What to change of an interface.
 #[derive(Debug, Default)]
 pub struct LinkChange {
+    /// The Ethernet address.
     pub mac: Option<[u8; 6]>,
+    /// The longest packet, in bytes.
     pub mtu: Option<u32>,
     /// Segments that a super-packet has at most; 1: there are none.
     pub gso_max_segments: Option<u32>,
+    /// The administrative state: up, if set.
     pub up: bool,
     /// The bridge it becomes a port of, by number.
     pub bridge: Option<u32>,
 }
 
 impl Netlink {
+    /// Opens a routing socket in the network namespace of the calling thread.
+    ///
+    /// # Errors
+    ///
+    /// The kernel's.
     pub fn open() -> io::Result<Netlink> {
         let socket = rustix::net::socket_with(
             rustix::net::AddressFamily::NETLINK,

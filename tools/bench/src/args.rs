@@ -231,13 +231,13 @@ mod tests {
 
     #[derive(Parser, Debug)]
     struct Line {
-        #[command(flatten)]
-        bench: BenchArgs,
+        #[command(subcommand)]
+        bench: BenchCommand,
     }
 
     fn net(line: &str) -> Result<NetArgs, clap::Error> {
         let words = ["ringfence", "net"].into_iter().chain(line.split_whitespace());
-        match Line::try_parse_from(words)?.bench.command {
+        match Line::try_parse_from(words)?.bench {
             BenchCommand::Net(args) => Ok(args),
             other => panic!("{other:?}"),
         }

@@ -2,13 +2,12 @@
 
 #![allow(clippy::unwrap_used, reason = "a test's panic is its report")]
 
-#[path = "../../../crates/ringfence/tests/support/needs.rs"]
-mod needs;
+mod support;
 
 use std::process::{Command, Output, Stdio};
 
-use needs::Need;
 use serde_json::Value;
+use support::needs::Need;
 
 /// What the command's interface promises of each row.
 const FIELDS: [&str; 16] = [

@@ -3,14 +3,13 @@
 
 #![allow(clippy::unwrap_used, reason = "a test's panic is its report")]
 
-#[path = "../../../crates/ringfence/tests/support/needs.rs"]
-mod needs;
+mod support;
 
 use std::process::{Command, Output, Stdio};
 
 use serde_json::Value;
 
-use needs::Need;
+use support::needs::Need;
 
 const FIELDS: [&str; 9] = [
     "path",

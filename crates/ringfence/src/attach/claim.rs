@@ -56,6 +56,7 @@ pub enum ClaimError {
 /// A vif that was taken.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Claimed {
+    /// The device, by its kind and number.
     pub device: DeviceId,
     pub(super) mac: Option<Mac>,
     pub(super) mtu: Option<u16>,

@@ -67,6 +67,7 @@ pub fn main() -> u8 {
 
 /// As [`main`], for tests that play a driver domain which was taken over: `deed` is done on a
 /// thread of its own as soon as the sandbox is closed and the hub runs, while guests are served.
+#[cfg(any(test, feature = "test-utils"))]
 #[doc(hidden)]
 pub fn main_taken_over(deed: impl FnOnce() + Send + 'static) -> u8 {
     inner(Some(Box::new(deed)))
@@ -104,6 +105,7 @@ fn live(channel: &Channel, deed: Option<Deed>) -> Result<(), DriverError> {
 
 /// Serves a switch in this process as it is, without a sandbox: for measuring. `prepare` may add
 /// ports before the first guest comes.
+#[cfg(any(test, feature = "test-utils"))]
 pub fn serve_unconfined(
     config: &DriverConfig,
     listener: OwnedFd,

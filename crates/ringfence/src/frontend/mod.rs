@@ -66,6 +66,7 @@ pub fn main() -> u8 {
 
 /// As [`main`], for tests that play a frontend which was taken over: `deed` is done on a thread of
 /// its own as soon as the sandbox is closed, while frames are carried.
+#[cfg(any(test, feature = "test-utils"))]
 #[doc(hidden)]
 pub fn main_taken_over(deed: impl FnOnce() + Send + 'static) -> u8 {
     inner(Some(Box::new(deed)))

@@ -65,6 +65,7 @@ pub enum Link {
 
 /// A link, what it is called, and why it is not the one that was wanted most.
 pub struct Made {
+    /// The link.
     pub link: Link,
     pub(crate) remark: Option<String>,
 }
@@ -72,8 +73,10 @@ pub struct Made {
 /// Why there is none.
 #[derive(Debug, thiserror::Error)]
 pub enum LinkError {
+    /// vhost-net cannot be used.
     #[error("--link vhost: {0}")]
     Vhost(#[from] VhostError),
+    /// The TAP interface cannot be used.
     #[error("the link to the guest: {0}")]
     Tap(#[from] io::Error),
 }

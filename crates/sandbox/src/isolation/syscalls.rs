@@ -175,6 +175,7 @@ static LOUD: OnceLock<()> = OnceLock::new();
 /// From now on a call that the list lacks ends in `SIGSYS` instead of an error, in whatever process
 /// the list is put in force later: for tests, which then see that the list is whole. What is refused
 /// on purpose is refused as ever.
+#[cfg(any(test, feature = "test-utils"))]
 #[doc(hidden)]
 pub fn let_denials_be_loud() {
     let _ = LOUD.set(());

@@ -84,6 +84,7 @@ impl RealHost {
     }
 
     /// Does without what only newer kernels can: for tests.
+    #[cfg(any(test, feature = "test-utils"))]
     #[doc(hidden)]
     pub fn forget_peeks(&mut self) {
         self.remembers = false;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
-use ringfence_access::iommu::{AddressSpace as _, RegionShape};
+use ringfence_access::iommu::RegionShape;
 use ringfence_frame::{Batch, Fault, Port as _};
 use ringfence_memory::FIRST_IO_ADDRESS;
 use ringfence_platform::{Gref, WindowShape};
