@@ -31,7 +31,7 @@ pub(super) const THREADS_MAX: usize = 32;
 /// Time after which a thread without work exits.
 const IDLE: Duration = Duration::from_secs(5);
 /// Stack of a disposal thread, in bytes. It calls nothing deep.
-const STACK_BYTES: usize = 64 << 10;
+const STACK_BYTES: usize = 256 << 10;
 /// Most descriptors in a message of a Unix socket (`SCM_MAX_FD`).
 const MESSAGE_FDS_MAX: usize = 253;
 /// Messages taken out of the queue of one socket.
@@ -41,7 +41,7 @@ static DISPOSAL: OnceLock<Disposal<OwnedFd>> = OnceLock::new();
 
 /// Closes `fd` on a disposal thread. Never blocks.
 pub fn dispose(fd: OwnedFd) {
-    DISPOSAL.get_or_init(|| Disposal::new(close)).add(fd);
+    DISPOSAL.get_or_init(|| Disposal::new(THREADS_MAX, close)).add(fd);
 }
 
 /// Descriptors that came from a peer. What is not taken out is disposed of when this is dropped.
@@ -130,14 +130,16 @@ fn drain(socket: &OwnedFd) {
     }
 }
 
-/// A queue and the threads that empty it.
-pub(super) struct Disposal<T> {
+/// A queue of items whose end may block, and the threads that end them.
+pub struct Disposal<T> {
     shared: Arc<Shared<T>>,
 }
 
 struct Shared<T> {
     state: Mutex<State<T>>,
     added: Condvar,
+    ended: Condvar,
+    threads_max: usize,
     end: fn(T),
 }
 
@@ -145,22 +147,24 @@ struct State<T> {
     queue: VecDeque<T>,
     threads: usize,
     idle: usize,
+    /// Items that were added and have not ended.
+    pending: usize,
 }
 
 impl<T: Send + 'static> Disposal<T> {
-    /// A disposal that ends each item by `end`. It has no thread yet.
-    pub(super) fn new(end: fn(T)) -> Disposal<T> {
-        let state = State { queue: VecDeque::new(), threads: 0, idle: 0 };
-        Disposal {
-            shared: Arc::new(Shared { state: Mutex::new(state), added: Condvar::new(), end }),
-        }
+    /// A disposal that ends each item by `end`, on at most `threads_max` threads. It has none yet.
+    pub fn new(threads_max: usize, end: fn(T)) -> Disposal<T> {
+        let state = State { queue: VecDeque::new(), threads: 0, idle: 0, pending: 0 };
+        let (state, added, ended) = (Mutex::new(state), Condvar::new(), Condvar::new());
+        Disposal { shared: Arc::new(Shared { state, added, ended, threads_max, end }) }
     }
 
-    /// Hands `item` to a thread.
-    pub(super) fn add(&self, item: T) {
+    /// Hands `item` to a thread. Never blocks.
+    pub fn add(&self, item: T) {
         let mut state = self.shared.lock();
         state.queue.push_back(item);
-        if state.queue.len() > state.idle && state.threads < THREADS_MAX {
+        state.pending += 1;
+        if state.queue.len() > state.idle && state.threads < self.shared.threads_max {
             let shared = Arc::clone(&self.shared);
             let thread = std::thread::Builder::new().name("dispose".to_owned());
             let started = thread.stack_size(STACK_BYTES).spawn(move || shared.work());
@@ -168,6 +172,21 @@ impl<T: Send + 'static> Disposal<T> {
         }
         drop(state);
         self.shared.added.notify_one();
+    }
+
+    /// Waits until every item has ended. Returns `false` if that takes longer than `timeout`.
+    pub fn wait_until_done(&self, timeout: Duration) -> bool {
+        let state = self.shared.lock();
+        let is_busy = |state: &mut State<T>| state.pending > 0;
+        let waited = self.shared.ended.wait_timeout_while(state, timeout, is_busy);
+        !waited.unwrap_or_else(PoisonError::into_inner).1.timed_out()
+    }
+}
+
+impl<T> std::fmt::Debug for Disposal<T> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let State { threads, pending, .. } = *self.shared.lock();
+        f.debug_struct("Disposal").field("threads", &threads).field("pending", &pending).finish()
     }
 }
 
@@ -183,6 +202,8 @@ impl<T> Shared<T> {
                 drop(state);
                 (self.end)(item);
                 state = self.lock();
+                state.pending -= 1;
+                self.ended.notify_all();
                 continue;
             }
             state.idle += 1;

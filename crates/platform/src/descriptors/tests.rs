@@ -199,7 +199,7 @@ fn end(item: Option<Gate>) {
 #[test]
 fn disposal_that_is_stuck_does_not_stop_the_others() {
     let gate = Gate::default();
-    let disposal: Disposal<Option<Gate>> = Disposal::new(end);
+    let disposal: Disposal<Option<Gate>> = Disposal::new(THREADS_MAX, end);
     for _ in 0..THREADS_MAX - 1 {
         disposal.add(Some(Arc::clone(&gate)));
     }
@@ -207,7 +207,9 @@ fn disposal_that_is_stuck_does_not_stop_the_others() {
         disposal.add(None);
     }
     eventually(|| ENDED.load(Ordering::SeqCst) >= 100);
+    assert!(!disposal.wait_until_done(Duration::from_millis(1)), "some are stuck");
     *gate.0.lock().unwrap() = true;
     gate.1.notify_all();
-    eventually(|| ENDED.load(Ordering::SeqCst) == 100 + THREADS_MAX - 1);
+    assert!(disposal.wait_until_done(SOON));
+    assert_eq!(ENDED.load(Ordering::SeqCst), 100 + THREADS_MAX - 1);
 }
