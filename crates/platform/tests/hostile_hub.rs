@@ -492,3 +492,64 @@ fn descriptors_under_way_elsewhere_do_not_end_a_connection() {
         scene.neighbour_works();
     });
 }
+
+/// The kernel counts descriptors under way for all processes of a user, so one domain must not have many.
+#[test]
+fn domain_that_leaves_a_descriptor_unread_and_asks_for_more_is_disconnected() {
+    let mut scene = Scene::new();
+    for (kind, args) in [(kind::STORE, &[][..]), (kind::ALLOC, &[0][..])] {
+        let mut domain = scene.domain();
+        let before = scene.faults("hub_reply_not_taken");
+        for _ in 0..8 {
+            // Refused once the hub has hung up.
+            let _ = domain.ask(kind, args, &[]);
+        }
+        let mut taken = 0;
+        while let Ok((_, fds)) = domain.receive() {
+            taken += fds.len();
+        }
+        assert!(taken <= 1, "{taken} descriptors were under way");
+        assert_eq!(scene.faults("hub_reply_not_taken"), before + 1);
+        scene.neighbour_works();
+    }
+}
+
+/// A TCP connection whose close blocks for an hour, and the end that does not read.
+fn lingering() -> (OwnedFd, std::net::TcpStream) {
+    use std::io::Write;
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let mut writer = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    let (reader, _) = listener.accept().unwrap();
+    writer.set_nonblocking(true).unwrap();
+    while writer.write(&[0; 65536]).is_ok() {}
+    let hour = Some(Duration::from_secs(3600));
+    rustix::net::sockopt::set_socket_linger(&writer, hour).unwrap();
+    (writer.into(), reader)
+}
+
+#[test]
+fn lingering_descriptors_sent_to_the_hub_do_not_block_it() {
+    let mut scene = Scene::new();
+    let mut readers = Vec::new();
+    let shape = [0, SHAPE.writable, SHAPE.read_only, SHAPE.references];
+    for (kind, args, count) in [
+        (kind::HELLO, &[u32::MAX][..], 1),
+        (kind::LEND, &shape[..], 1),
+        (kind::LEND, &shape[..], 4),
+        (kind::LEND, &shape[..], 5),
+        (kind::LEND, &[0, u32::MAX, 0, 32][..], 4),
+        (kind::STORE, &[][..], 60),
+    ] {
+        let mut domain = scene.domain();
+        let (writer, reader) = lingering();
+        let fds = vec![writer.as_fd(); count];
+        // One is answered, one stays in the queue when the domain leaves.
+        domain.ask(kind, args, &fds).unwrap();
+        let _ = domain.ask(kind, args, &fds);
+        drop(fds);
+        drop(writer);
+        readers.push(reader);
+        drop(domain);
+        scene.neighbour_works();
+    }
+}
