@@ -20,6 +20,7 @@ pub mod blkdev;
 pub mod conformance;
 pub mod copy;
 pub mod counters;
+pub mod descriptors;
 #[cfg(feature = "test-utils")]
 #[doc(hidden)]
 pub mod denied;

@@ -492,3 +492,87 @@ fn descriptors_under_way_elsewhere_do_not_end_a_connection() {
         scene.neighbour_works();
     });
 }
+
+/// The kernel counts descriptors under way for all processes of a user, so one domain must not have many.
+#[test]
+fn domain_that_leaves_a_descriptor_unread_and_asks_for_more_is_disconnected() {
+    let mut scene = Scene::new();
+    for (kind, args) in [(kind::STORE, &[][..]), (kind::ALLOC, &[0][..])] {
+        let mut domain = scene.domain();
+        let before = scene.faults("hub_reply_not_taken");
+        for _ in 0..8 {
+            // Refused once the hub has hung up.
+            let _ = domain.ask(kind, args, &[]);
+        }
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while scene.faults("hub_reply_not_taken") == before {
+            assert!(Instant::now() < deadline, "it is still connected");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let mut taken = 0;
+        while let Ok((_, fds)) = domain.receive() {
+            taken += fds.len();
+        }
+        assert!(taken <= 1, "{taken} descriptors were under way");
+        scene.neighbour_works();
+    }
+}
+
+/// A TCP connection whose close blocks for an hour, and the end that does not read.
+fn lingering() -> (OwnedFd, std::net::TcpStream) {
+    use std::io::Write;
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let mut writer = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    let (reader, _) = listener.accept().unwrap();
+    writer.set_nonblocking(true).unwrap();
+    while writer.write(&[0; 65536]).is_ok() {}
+    let hour = Some(Duration::from_secs(3600));
+    rustix::net::sockopt::set_socket_linger(&writer, hour).unwrap();
+    (writer.into(), reader)
+}
+
+#[test]
+fn lingering_descriptors_sent_to_the_hub_do_not_block_it() {
+    let mut scene = Scene::new();
+    let mut readers = Vec::new();
+    let shape = [0, SHAPE.writable, SHAPE.read_only, SHAPE.references];
+    for (kind, args, count) in [
+        (kind::HELLO, &[u32::MAX][..], 1),
+        (kind::LEND, &shape[..], 1),
+        (kind::LEND, &shape[..], 4),
+        (kind::LEND, &shape[..], 5),
+        (kind::LEND, &[0, u32::MAX, 0, 32][..], 4),
+        (kind::STORE, &[][..], 60),
+    ] {
+        let mut domain = scene.domain();
+        let (writer, reader) = lingering();
+        let fds = vec![writer.as_fd(); count];
+        // One is answered, one stays in the queue when the domain leaves.
+        domain.ask(kind, args, &fds).unwrap();
+        let _ = domain.ask(kind, args, &fds);
+        drop(fds);
+        drop(writer);
+        readers.push(reader);
+        drop(domain);
+        scene.neighbour_works();
+    }
+}
+
+#[test]
+fn descriptor_over_a_socket_of_the_hub_is_refused_before_the_other_end_is_used() {
+    let name = rustix::system::uname();
+    let mut numbers = name.release().to_str().unwrap().split(['.', '-']);
+    let mut next = || numbers.next().and_then(|n| n.parse::<u32>().ok()).unwrap_or(0);
+    if (next(), next()) < (6, 16) {
+        eprintln!("SKIPPED: this kernel has no SO_PASSRIGHTS (Linux 6.16)");
+        return;
+    }
+    let scene = Scene::new();
+    let mut domain = scene.domain();
+    let channel = domain.alloc(DomId(0)).unwrap();
+    let store = domain.store_socket().unwrap();
+    for socket in [&channel.socket, &store] {
+        let refused = send_raw(socket, &[1], &[spare().as_fd()]).unwrap_err();
+        assert_eq!(refused.kind(), std::io::ErrorKind::PermissionDenied);
+    }
+}

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, bail};
 use ringfence_grants::Mode;
 
-use crate::launch::guest_on;
+use crate::launch::{guest_on, proof};
 use crate::launch::runtime_dir::RuntimeDir;
 use crate::switchboard::{DriverStats, FromDriver, ToDriver};
 use crate::sys::STATUS_FAILED;
@@ -111,7 +111,9 @@ pub(crate) fn control_connection(switch: &str) -> anyhow::Result<Channel> {
     let deadline = Instant::now() + PATIENCE;
     loop {
         if let Some(socket) = directory.connect(switch)? {
-            return Ok(Channel::from_fd(socket));
+            let channel = Channel::from_fd(socket);
+            proof::introduce(&channel)?;
+            return Ok(channel);
         }
         if Instant::now() >= deadline {
             bail!(

@@ -30,6 +30,7 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 
+use ringfence_platform::descriptors::Descriptors;
 use ringfence_platform::namespaces::{self, Fresh};
 use ringfence_platform::tap::{Tap, TapError};
 use rustix::event::{PollFd, PollFlags};
@@ -260,8 +261,8 @@ struct Guest {
     remarks: Vec<String>,
 }
 
-fn set_up(config: &GuestConfig, fds: Vec<OwnedFd>) -> Result<(OwnedFd, Guest), SetUpError> {
-    let mut fds = fds.into_iter();
+fn set_up(config: &GuestConfig, fds: Descriptors) -> Result<(OwnedFd, Guest), SetUpError> {
+    let mut fds = fds.into_vec().into_iter();
     let (Some(stdin), store, None) = (fds.next(), fds.next(), fds.next()) else {
         return Err(SetUpError::Protocol);
     };

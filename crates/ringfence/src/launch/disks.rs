@@ -18,6 +18,7 @@ use std::time::Duration;
 use anyhow::{Context, anyhow, bail, ensure};
 use ringfence_block::storage::file::OpenFile;
 use ringfence_block::storage::nbd::NbdConnector;
+use ringfence_platform::descriptors::refuse_descriptors;
 
 use super::devices::Device;
 use super::report::{Reporter, printable};
@@ -66,6 +67,8 @@ impl Disks {
             let path = directory.path().join(name);
             let socket = UnixListener::bind(&path)
                 .with_context(|| format!("making the socket {}", path.display()))?;
+            refuse_descriptors(&socket)
+                .with_context(|| format!("setting up the socket {}", path.display()))?;
             let mode = spec.mode.name().to_owned();
             disks.list.push(Prepared {
                 request: Some(DiskRequest { handle, mode, medium }),

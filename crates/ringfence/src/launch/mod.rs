@@ -16,6 +16,8 @@
 mod devices;
 mod disks;
 pub(crate) mod options;
+#[doc(hidden)]
+pub mod proof;
 mod rendezvous;
 pub mod report;
 pub mod runtime_dir;

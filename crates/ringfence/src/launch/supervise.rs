@@ -23,6 +23,7 @@ use crate::sys::{ChannelError, Ending, STATUS_FAILED};
 use crate::uplink::{FromUplink, UplinkConfig};
 use ringfence_grants::Mode;
 use ringfence_net::netfront::TxStaging;
+use ringfence_platform::descriptors::Descriptors;
 
 /// How long a guest or a frontend may take to be ready.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -64,7 +65,7 @@ impl Outcome {
 /// What happened.
 enum News {
     Signal(Arrived),
-    Guest(FromGuest, Vec<OwnedFd>),
+    Guest(FromGuest, Descriptors),
     GuestGone(Ended),
     Frontend(FromFrontend),
     FrontendGone(Ended),
@@ -117,7 +118,7 @@ impl Watched {
     }
 
     /// What the inner process reports, if it does.
-    fn report<T: serde::de::DeserializeOwned>(&mut self) -> Option<(T, Vec<OwnedFd>)> {
+    fn report<T: serde::de::DeserializeOwned>(&mut self) -> Option<(T, Descriptors)> {
         if self.is_silent {
             return None;
         }
@@ -225,7 +226,8 @@ impl<'a> Supervisor<'a> {
         let deadline = Instant::now() + PATIENCE;
         loop {
             match self.next(Some(deadline)) {
-                News::Guest(FromGuest::Ready { offloads, uplink_offloads, remarks }, mut fds) => {
+                News::Guest(FromGuest::Ready { offloads, uplink_offloads, remarks }, fds) => {
+                    let mut fds = fds.into_vec();
                     for remark in remarks {
                         self.reporter.step(remark);
                     }

@@ -21,7 +21,7 @@ use serde::{Deserialize, Serialize};
 use super::channel::{Channel, ChannelError, expect_fds, poll_until};
 use super::ids::{MapWriter, OwnIds};
 use super::spawn::{DomainKind, SocketFile, THIS_PROGRAM};
-use super::{Ending, die_with_parent, signals};
+use super::{Ending, die_with_parent, limits, signals};
 
 /// How long the launcher may take to give its orders.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -162,7 +162,9 @@ fn prepare_self(kind: DomainKind) -> Result<(), KeeperError> {
     if kind.is_sandboxed() {
         rustix::process::setsid().map_err(|errno| fail(errno.into()))?;
     }
-    if kind != DomainKind::Driver {
+    if kind == DomainKind::Driver {
+        limits::lift();
+    } else {
         die_with_parent().map_err(&fail)?;
     }
     Ok(())

@@ -25,6 +25,7 @@
 pub mod channel;
 pub mod ids;
 pub mod keeper;
+mod limits;
 pub mod log;
 pub(crate) mod netlink;
 pub(crate) mod out;

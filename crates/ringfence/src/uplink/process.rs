@@ -67,13 +67,14 @@ pub fn main() -> u8 {
 
 fn live(channel: &Channel) -> Result<(), Failure> {
     let (config, taps) = channel.receive::<UplinkConfig>()?;
+    let taps = taps.into_vec();
     let mut sockets = Vec::new();
     while sockets.len() < config.forwards.len() {
         let (UplinkSockets, more) = channel.receive()?;
         if more.is_empty() {
             return Err(Failure::NoTap);
         }
-        sockets.extend(more);
+        sockets.extend(more.into_vec());
     }
     let descriptors = raise_descriptor_limit()?;
     let mut expected = vec![channel.as_fd().as_raw_fd()];

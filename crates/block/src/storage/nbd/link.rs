@@ -16,6 +16,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use ringfence_memory::{LentSlice, ReadList, WriteList};
+use ringfence_platform::descriptors::refuse_descriptors;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, sockopt};
 
 use super::address::NbdAddress;
@@ -164,6 +165,8 @@ impl Link {
     }
 
     fn in_phase(stream: OwnedFd, phase: Phase) -> Link {
+        // Fails for TCP, which has none.
+        let _ = refuse_descriptors(&stream);
         Link {
             stream,
             tls: None,

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::protocol::{self, Kind, Message, REPLY, Received, Refusal, UNANSWERED};
+use crate::descriptors::Descriptors;
 use crate::{EventPort, PlatformError};
 
 /// How long the hub may take to answer.
@@ -59,7 +60,7 @@ impl HubClient {
         kind: Kind,
         args: &[u32],
         fds: &[BorrowedFd<'_>],
-    ) -> Result<([u32; 5], Vec<OwnedFd>), PlatformError> {
+    ) -> Result<([u32; 5], Descriptors), PlatformError> {
         let mut next_seq = self.next_seq.lock().unwrap_or_else(PoisonError::into_inner);
         let seq = *next_seq;
         *next_seq = seq.wrapping_add(1).max(1);

@@ -77,6 +77,7 @@ impl Seat {
         rustix::net::connect(&stream, &SocketAddrUnix::new(&entrance.socket)?)
             .context("reaching the driver domain")?;
         let lease = Channel::from_fd(stream);
+        crate::launch::proof::introduce(&lease)?;
         let request = AttachRequest {
             offloads: OffloadKeys::ALL.to_string(),
             coalesce: true,
