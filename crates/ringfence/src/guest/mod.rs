@@ -37,7 +37,7 @@ use std::time::{Duration, Instant};
 use ringfence_platform::namespaces::{self, Fresh};
 use ringfence_platform::tap::{Tap, TapError};
 use rustix::event::{PollFd, PollFlags};
-use rustix::process::{Pid, WaitOptions};
+use rustix::process::{DumpableBehavior, Pid, WaitOptions};
 use serde::{Deserialize, Serialize};
 
 pub use address::Address;
@@ -345,6 +345,10 @@ fn enter_nested(map_writer: MapWriter, keeper: &Channel) -> Result<(), SetUpErro
             }
         }
     }
+    // Init's memory belongs to the outer user namespace, where it was started: while it is not dumpable, the
+    // command can neither trace it nor take its descriptors.
+    rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable)
+        .map_err(|errno| SetUpError::system("PR_SET_DUMPABLE")(errno.into()))?;
     // Entering a user namespace changes credentials, which clears it.
     die_with_parent().map_err(SetUpError::system("PR_SET_PDEATHSIG"))
 }

@@ -30,6 +30,7 @@ pub use view::ViewOptions;
 use std::ffi::OsString;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd, RawFd};
+use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
@@ -88,6 +89,7 @@ struct Launch<'a> {
 
 impl<'a> Launch<'a> {
     fn prepare(options: &'a Options, reporter: Reporter) -> anyhow::Result<Launch<'a>> {
+        check_surroundings()?;
         // What was handed to us is for the command, not for our other processes.
         let inherited = namespaces::inheritable_fds()?;
         namespaces::set_inheritable(&inherited, false)?;
@@ -261,6 +263,14 @@ impl<'a> Launch<'a> {
             view,
         }
     }
+}
+
+/// Fails early, and in words, where the processes of a guest could not even start.
+fn check_surroundings() -> anyhow::Result<()> {
+    if !Path::new("/proc/self/fd").is_dir() {
+        bail!("/proc is not mounted, and nothing works without it: mount -t proc proc /proc");
+    }
+    Ok(())
 }
 
 /// Addresses for people.
