@@ -74,6 +74,8 @@ pub(super) fn change_root(root: &Path) -> io::Result<()> {
     covers::attach(&devices, &root.join("dev"))?;
     let sys = covers::detach_copy(Path::new("/sys"), true)?;
     covers::attach(&sys, &root.join("sys"))?;
+    // Before the host's is gone: the kernel allows a new one only beside one that is seen.
+    rustix::mount::mount("proc", &proc, "proc", FLAGS, None)?;
     std::env::set_current_dir(root)?;
     // The new root over the old one, which is then the topmost mount of `.` (pivot_root(2)).
     rustix::process::pivot_root(".", ".")?;
