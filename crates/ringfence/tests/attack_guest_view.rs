@@ -217,7 +217,10 @@ time.sleep(600)",
         attacker.wait_for_output("ready");
         for switch in ["default", "victim"] {
             let options = format!("--switch {switch} --disk {}", site.image("victim.img"));
-            assert_eq!(site.script(&options, "test -S $RINGFENCE_DISK0 && echo served"), "served\n");
+            assert_eq!(
+                site.script(&options, "test -S $RINGFENCE_DISK0 && echo served"),
+                "served\n"
+            );
         }
         assert_eq!(attacker.stdout.text(), "ready\n");
         attacker.end();

@@ -57,10 +57,7 @@ impl Cover {
 
 /// Covers of the sockets that the host's programs have: of the directories known for them, and of each
 /// socket that is bound to a path in the network namespace this process is in.
-pub(super) fn of_host_sockets(
-    mounts: &Mounts,
-    own_proc: BorrowedFd<'_>,
-) -> io::Result<Vec<Cover>> {
+pub(super) fn of_host_sockets(mounts: &Mounts, own_proc: BorrowedFd<'_>) -> io::Result<Vec<Cover>> {
     let directories = SOCKET_DIRECTORIES.iter();
     let directories =
         directories.filter_map(|(path, mode)| Cover::of(mounts, Path::new(path), *mode));

@@ -65,7 +65,10 @@ pub(super) fn hidden_file(scratch: &Path) -> io::Result<PathBuf> {
 pub(super) fn change_root(root: &Path) -> io::Result<()> {
     let proc = root.join("proc");
     if !proc.is_dir() {
-        let why = format!("it must have the directories /dev, /proc and /sys; {} is none", proc.display());
+        let why = format!(
+            "it must have the directories /dev, /proc and /sys; {} is none",
+            proc.display()
+        );
         return Err(io::Error::new(io::ErrorKind::NotFound, why));
     }
     let tree = covers::detach_copy(root, true)?;

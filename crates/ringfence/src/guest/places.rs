@@ -184,12 +184,12 @@ mod tests {
 
     #[test]
     fn place_is_reached_through_every_mount_that_holds_it() {
-        let mounts = |text: &str| Mounts(text.lines().map(|l| parse(l.as_bytes()).unwrap()).collect());
+        let mounts =
+            |text: &str| Mounts(text.lines().map(|l| parse(l.as_bytes()).unwrap()).collect());
         // A part of the directory is mounted elsewhere.
         let table = mounts("1 0 8:1 / / rw\n2 1 8:1 /run/user/7/ringfence /srv/x rw");
         let root = identity(Path::new("/")).unwrap();
-        let place =
-            Place { file_system: "8:1".into(), path: "/run/user/7".into(), identity: root };
+        let place = Place { file_system: "8:1".into(), path: "/run/user/7".into(), identity: root };
         assert_eq!(table.paths_of(&place), [PathBuf::from("/srv/x")]);
     }
 }

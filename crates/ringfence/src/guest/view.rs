@@ -30,13 +30,13 @@ use super::{GuestConfig, mounts};
 /// The files of the host that a guest's command sees, and how.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ViewConfig {
-    /// Ringfence's runtime directory; the one that the disks' sockets are in.
+    /// The directory in which the command finds the sockets of its disks.
     pub runtime_dir: PathBuf,
     /// Every directory that a launcher of this user may take for its runtime directory.
     pub runtime_dirs: Vec<PathBuf>,
     /// The runtime directory of the user's session, where it is to be covered.
     pub session: Option<PathBuf>,
-    /// Sockets of the guest's own disks.
+    /// Sockets of the guest's own disks, where the launcher has them.
     pub disks: Vec<PathBuf>,
     /// The host's sockets and the session's directory stay.
     pub share_runtime: bool,
@@ -184,16 +184,21 @@ pub(super) fn make_read_only(path: &Path) -> io::Result<()> {
 /// Has the guest's own runtime directory in the place of the covered one, with the sockets of its disks.
 fn show_own(view: &ViewConfig, disks: &[OwnedFd]) -> Result<(), ViewError> {
     let show = || {
-        if view.root.is_some() && !disks.is_empty() && !view.runtime_dir.is_dir() {
-            covers::cover_directory(Path::new("/run"), 0o755)?;
+        // Another root directory has a /run, but nothing is to be left in it.
+        let parent = view.runtime_dir.parent().filter(|_| view.root.is_some() && !disks.is_empty());
+        if let Some(run) = parent {
+            covers::cover_directory(run, 0o755)?;
         }
-        // Where it cannot be made, a guest without disks has no use for it.
-        let made = covers::make_private_directory(&view.runtime_dir);
-        if disks.is_empty() {
-            return Ok(());
+        if view.root.is_none() || !disks.is_empty() {
+            // Where it cannot be made, a guest without disks has no use for it.
+            let made = covers::make_private_directory(&view.runtime_dir);
+            if !disks.is_empty() {
+                made?;
+            }
         }
-        made?;
-        disks.iter().zip(&view.disks).try_for_each(|(tree, path)| covers::show_again(tree, path))
+        let names = view.disks.iter().filter_map(|path| path.file_name());
+        let mut shown = disks.iter().zip(names);
+        shown.try_for_each(|(tree, name)| covers::show_again(tree, &view.runtime_dir.join(name)))
     };
     show().map_err(ViewError::system("the sockets of the guest's disks"))
 }

@@ -188,9 +188,10 @@ impl Disks {
         }
     }
 
-    /// By what variables the command finds them.
-    pub(super) fn environment(&self) -> Vec<(String, String)> {
-        let paths = self.list.iter().map(|disk| disk.path.display().to_string());
+    /// Variables by which the command finds them, in the directory where it sees their sockets.
+    pub(super) fn environment(&self, directory: &Path) -> Vec<(String, String)> {
+        let names = self.list.iter().filter_map(|disk| disk.path.file_name());
+        let paths = names.map(|name| directory.join(name).display().to_string());
         paths.enumerate().map(|(number, path)| (variable(number), path)).collect()
     }
 }

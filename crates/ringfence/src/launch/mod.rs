@@ -138,7 +138,7 @@ impl<'a> Launch<'a> {
         }
         let uplink = self.unless_the_switch_is_in_the_way(uplink, &seat.attached.addresses);
         disks.attach(&seat.lease)?;
-        let environment = disks.environment();
+        let environment = disks.environment(&view::runtime_dir_of_guest(options, &directory));
         let view = view::config(options, &directory, &disks)?;
         let (reporter, signals) = (self.reporter, &self.signals);
         let supervisor =

@@ -219,8 +219,7 @@ impl<'a> Supervisor<'a> {
         // It alone uses it from here on.
         let names = self.names.take();
         fds.extend(names.iter().map(AsFd::as_fd));
-        let order =
-            ToGuest::SetUp { config: Box::new(config.clone()), map_writer: nested.writer };
+        let order = ToGuest::SetUp { config: Box::new(config.clone()), map_writer: nested.writer };
         let told = guest.channel().send(&order, &fds);
         self.guest = Some(Watched::new(guest));
         drop((names, nested));

@@ -59,7 +59,7 @@ pub(super) fn config(
     let absolute =
         |paths: &[PathBuf]| paths.iter().map(std::path::absolute).collect::<io::Result<Vec<_>>>();
     Ok(ViewConfig {
-        runtime_dir: directory.path().to_owned(),
+        runtime_dir: runtime_dir_of_guest(options, directory),
         runtime_dirs: runtime_dir::all_of_user(directory.path()),
         session: runtime_dir::session().filter(|path| may_be_covered(path)),
         disks: disks.sockets(),
@@ -73,16 +73,28 @@ pub(super) fn config(
     })
 }
 
+/// The directory in which the guest's command finds the sockets of its disks.
+pub(super) fn runtime_dir_of_guest(options: &Options, directory: &RuntimeDir) -> PathBuf {
+    let in_root = options.view.root.as_ref().map(|_| PathBuf::from("/run/ringfence"));
+    in_root.unwrap_or_else(|| directory.path().to_owned())
+}
+
 /// Variables that the guest's command is not to have.
 pub(super) fn removed_variables(options: &Options) -> Vec<String> {
-    if options.view.share_runtime {
+    if options.view.share_runtime && options.view.root.is_none() {
         return vec![];
     }
+    let session = options.view.root.as_ref().map(|_| &"XDG_RUNTIME_DIR");
     let of_sockets = SOCKET_VARIABLES.iter().filter(|(name, beginnings)| {
         std::env::var(name).is_ok_and(|text| beginnings.iter().any(|b| text.starts_with(b)))
     });
     let of_sockets = of_sockets.map(|(name, _)| name);
-    SESSION_VARIABLES.iter().chain(of_sockets).map(|name| (*name).to_owned()).collect()
+    SESSION_VARIABLES
+        .iter()
+        .chain(of_sockets)
+        .chain(session)
+        .map(|name| (*name).to_owned())
+        .collect()
 }
 
 /// Returns `false` for a directory that holds more than a session's sockets: somebody set the variable to it.
