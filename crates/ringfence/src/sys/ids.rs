@@ -5,6 +5,9 @@
 //! | root | every id as it is | 0 inside; outside an id that nobody has, another one each |
 //! | a user | 0 inside, the user outside | 0 inside, the user outside |
 //!
+//! A guest's init and command live in a user namespace nested in the guest's, with the same ids.
+//! What is mounted in the outer one is locked for them.
+//!
 //! A guest's command reads and writes files as whoever started it would. The other two need no
 //! file at all, so as root they get ids of their own: then even a process that escaped from all
 //! its namespaces could not touch the others. A user has but one id to give; what then keeps the
