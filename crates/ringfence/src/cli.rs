@@ -2,6 +2,7 @@
 
 use std::ffi::OsString;
 use std::net::IpAddr;
+use std::path::PathBuf;
 
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{Args, CommandFactory, Parser, Subcommand};
@@ -15,7 +16,7 @@ use crate::disk::DiskSpec;
 use crate::guest::Address;
 use crate::hub::HubArgs;
 use crate::launch::report::Loudness;
-use crate::launch::{Link, Options, Protect, UplinkChoice};
+use crate::launch::{Link, Options, Protect, UplinkChoice, ViewOptions};
 use crate::names::{parse_name, parse_switch_name};
 use crate::serve::ServeArgs;
 use crate::serve::show::StatusArgs;
@@ -82,6 +83,9 @@ pub enum Command {
     },
 }
 
+/// The heading of the options that decide about files.
+const FILES: &str = "Files";
+
 const RUN_EXAMPLES: &str = "\
 Examples:
   A shell with a network interface:
@@ -122,7 +126,8 @@ Exit status:
 /// loopback is out of reach, and nobody outside reaches the guest, unless that is asked for.
 ///
 /// Files are those of the host, with the rights of whoever runs this. (As an ordinary user the
-/// command sees itself as root, and cannot do more than that user.)
+/// command sees itself as root, and cannot do more than that user. As root it can change every file of
+/// the computer.) The sockets of the host's programs are hidden.
 #[derive(Debug, Args)]
 #[command(after_help = RUN_EXAMPLES)]
 pub struct RunArgs {
@@ -213,6 +218,37 @@ pub struct RunArgs {
     /// Give the host a leg on the switch, an interface of this name (needs CAP_NET_ADMIN)
     #[arg(long, value_name = "NAME", value_parser = parse_interface)]
     pub host_tap: Option<String>,
+
+    /// Let the command reach the host's Unix sockets and the directory of your session
+    ///
+    /// Without it, D-Bus, the display, ssh-agent, gpg-agent, Podman, Docker and whatever else listens at a
+    /// socket on this computer are hidden, $XDG_RUNTIME_DIR is empty, and the variables that name them
+    /// are not set. Ringfence's own directory is hidden in any case.
+    #[arg(long, help_heading = FILES)]
+    pub share_runtime: bool,
+
+    /// Make this directory the command's root directory
+    ///
+    /// It must have the directories /dev, /proc and /sys, which get the host's devices and the guest's own
+    /// processes and interfaces.
+    #[arg(long, value_name = "DIR", help_heading = FILES)]
+    pub root: Option<PathBuf>,
+
+    /// Let the command write nothing below this path; may be given several times
+    #[arg(long = "ro", value_name = "PATH", help_heading = FILES)]
+    pub read_only: Vec<PathBuf>,
+
+    /// Let it write below this path all the same: an exception of --ro; may be given several times
+    #[arg(long = "rw", value_name = "PATH", help_heading = FILES)]
+    pub writable: Vec<PathBuf>,
+
+    /// Put an empty directory, in memory, in the place of this one; may be given several times
+    #[arg(long = "tmpfs", value_name = "PATH", help_heading = FILES)]
+    pub empty: Vec<PathBuf>,
+
+    /// Hide this file or directory from the command; may be given several times
+    #[arg(long = "hide", value_name = "PATH", help_heading = FILES)]
+    pub hidden: Vec<PathBuf>,
 
     /// What the guest takes unfinished: `all`, `none`, or some of sg,tso4,tso6,csum4,csum6
     #[arg(long, value_name = "LIST", default_value_t = OffloadKeys::ALL, hide = true)]
@@ -340,6 +376,14 @@ impl RunArgs {
             host_offload: self.host_offload,
             host_tap: self.host_tap,
             disks: self.disks,
+            view: ViewOptions {
+                share_runtime: self.share_runtime,
+                root: self.root,
+                read_only: self.read_only,
+                writable: self.writable,
+                empty: self.empty,
+                hidden: self.hidden,
+            },
             loudness,
             command: self.command,
         }

@@ -24,12 +24,15 @@ pub mod runtime_dir;
 mod supervise;
 mod terminal;
 mod uplink;
+mod view;
 
 pub use options::{Link, Options, Protect, UplinkChoice};
+pub use view::ViewOptions;
 
 use std::ffi::OsString;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd, RawFd};
+use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
@@ -43,7 +46,7 @@ use supervise::Supervisor;
 use terminal::Terminal;
 use uplink::Uplink;
 
-use crate::guest::{self, Address, GuestConfig, InterfaceConfig, NamesConfig};
+use crate::guest::{self, Address, GuestConfig, InterfaceConfig, NamesConfig, ViewConfig};
 use crate::plane::threads;
 use crate::switchboard::{AttachRequest, FromDriver, LegConfig, ToDriver, VERSION};
 use crate::sys::STATUS_FAILED;
@@ -52,6 +55,10 @@ use crate::sys::signals::{self, Signals};
 
 /// What the interface of a guest is called.
 const INTERFACE: &str = "eth0";
+
+/// Said when the command has the rights of root.
+const AS_ROOT: &str = "you are root, and so is the command: it can change every file of this computer \
+                       (kernel settings are read-only for it); --root, --ro and --hide limit that";
 
 /// Arguments of this program for a guest on that switch, of which nobody hears anything and which leads
 /// nowhere else; more options may follow, then `--` and the command.
@@ -84,6 +91,7 @@ struct Launch<'a> {
 
 impl<'a> Launch<'a> {
     fn prepare(options: &'a Options, reporter: Reporter) -> anyhow::Result<Launch<'a>> {
+        check_surroundings()?;
         // What was handed to us is for the command, not for our other processes.
         let inherited = namespaces::inheritable_fds()?;
         namespaces::set_inheritable(&inherited, false)?;
@@ -132,11 +140,12 @@ impl<'a> Launch<'a> {
         }
         let uplink = self.unless_the_switch_is_in_the_way(uplink, &seat.attached.addresses);
         disks.attach(&seat.lease)?;
-        let environment = disks.environment();
+        let environment = disks.environment(&view::runtime_dir_of_guest(options, &directory));
+        let view = view::config(options, &directory, &disks)?;
         let (reporter, signals) = (self.reporter, &self.signals);
         let supervisor =
             Supervisor::new(reporter, signals, &directory, options, Some(seat), disks, uplink);
-        Ok(self.supervise(supervisor, environment))
+        Ok(self.supervise(supervisor, environment, view))
     }
 
     /// A guest could not tell two networks apart that have the same addresses (a guest of a guest).
@@ -169,15 +178,24 @@ impl<'a> Launch<'a> {
             );
         }
         let disks = Disks::open(&[], directory)?;
+        let view = view::config(options, directory, &disks)?;
         let (reporter, signals) = (self.reporter, &self.signals);
         let supervisor =
             Supervisor::new(reporter, signals, directory, options, None, disks, uplink);
-        Ok(self.supervise(supervisor, Vec::new()))
+        Ok(self.supervise(supervisor, Vec::new(), view))
     }
 
     /// From start to end; the exit status.
-    fn supervise(&self, mut supervisor: Supervisor<'_>, environment: Vec<(String, String)>) -> u8 {
-        let config = self.guest_config(&supervisor, environment);
+    fn supervise(
+        &self,
+        mut supervisor: Supervisor<'_>,
+        environment: Vec<(String, String)>,
+        view: ViewConfig,
+    ) -> u8 {
+        if view.is_host_root {
+            self.reporter.summary(AS_ROOT);
+        }
+        let config = self.guest_config(&supervisor, environment, view);
         let ended = supervisor.run(&self.command, &self.inherited, &config);
         // In this order: the processes end, then the terminal is ours again.
         drop(supervisor);
@@ -222,6 +240,7 @@ impl<'a> Launch<'a> {
         &self,
         supervisor: &Supervisor<'_>,
         environment: Vec<(String, String)>,
+        view: ViewConfig,
     ) -> GuestConfig {
         let options = self.options;
         let interface = supervisor.attached().map(|attached| InterfaceConfig {
@@ -242,8 +261,18 @@ impl<'a> Launch<'a> {
             resolver: supervisor.uplink().map(Uplink::resolver),
             blocked_signals: self.blocked.clone(),
             environment,
+            removed_variables: view::removed_variables(options),
+            view,
         }
     }
+}
+
+/// Fails early, and in words, where the processes of a guest could not even start.
+fn check_surroundings() -> anyhow::Result<()> {
+    if !Path::new("/proc/self/fd").is_dir() {
+        bail!("/proc is not mounted, and nothing works without it: mount -t proc proc /proc");
+    }
+    Ok(())
 }
 
 /// Addresses for people.

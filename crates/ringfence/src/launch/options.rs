@@ -8,6 +8,7 @@ use ringfence_net::features::OffloadKeys;
 use ringfence_net::netfront::TxStaging;
 
 use super::report::Loudness;
+use super::view::ViewOptions;
 use crate::disk::DiskSpec;
 use crate::guest::Address;
 use crate::uplink::MTU_DEFAULT;
@@ -101,6 +102,8 @@ pub struct Options {
     pub host_tap: Option<String>,
     /// Its disks.
     pub disks: Vec<DiskSpec>,
+    /// The files that the guest sees.
+    pub view: ViewOptions,
     /// How much is said.
     pub loudness: Loudness,
     /// The command and its arguments; empty for a shell.

@@ -210,17 +210,20 @@ impl<'a> Supervisor<'a> {
         config: &GuestConfig,
     ) -> Result<Taps, Outcome> {
         let spawn = Spawn { kind: DomainKind::Guest, command, inherit, aftermath: None };
-        let guest =
+        let mut guest =
             DomainProcess::start(&spawn).map_err(|error| Outcome::failed(error.to_string()))?;
         let stdin = standard_input().map_err(|error| Outcome::failed(error.to_string()))?;
-        let mut fds = vec![stdin.as_fd()];
+        let Some(nested) = guest.take_nested_maps() else {
+            return Err(Outcome::failed("the guest has no keeper"));
+        };
+        let mut fds = vec![stdin.as_fd(), nested.keeper.as_fd()];
         // It alone uses it from here on.
         let names = self.names.take();
         fds.extend(names.iter().map(AsFd::as_fd));
-        let order = ToGuest::SetUp(Box::new(config.clone()));
+        let order = ToGuest::SetUp { config: Box::new(config.clone()), map_writer: nested.writer };
         let told = guest.channel().send(&order, &fds);
         self.guest = Some(Watched::new(guest));
-        drop(names);
+        drop((names, nested));
         told.map_err(|error| Outcome::failed(format!("the guest: {error}")))?;
         self.reporter.step("started the guest's init in namespaces of its own");
         let deadline = Instant::now() + PATIENCE;
