@@ -1,8 +1,10 @@
-//! The bodies of the fuzz targets about the handshake and about what is done to frames that leave. They
-//! also run as property tests.
+//! The bodies of the fuzz targets about the handshake, the address filter, and what is done to frames
+//! that leave. They also run as property tests.
 
+mod filter;
 mod leaving;
 
+pub use filter::address_filter;
 pub use leaving::leaving;
 use ringfence_wire::xenbus::XenbusState;
 

@@ -140,8 +140,21 @@ pub struct RunArgs {
     pub name: Option<String>,
 
     /// An address on the switch in place of those that are chosen; may be given several times
-    #[arg(long = "address", value_name = "IP/LEN")]
+    #[arg(long = "address", value_name = "IP/LEN", value_parser = Address::parse_assignable)]
     pub addresses: Vec<Address>,
+
+    /// Let the guest route: its packets may have any IP source, and be of other protocols than IP
+    ///
+    /// Without this option, the switch drops what the guest sends from an address other than its own.
+    /// Its Ethernet address, ARP and IPv6 neighbour discovery are checked in any case.
+    #[arg(long)]
+    pub forwarding: bool,
+
+    /// Let the guest configure others: router advertisements, ICMP redirects, DHCP and DHCPv6 replies
+    ///
+    /// Without this option, the switch drops these messages from the guest.
+    #[arg(long)]
+    pub advertise: bool,
 
     /// Where the guest's packets go that are for nobody on the switch [default: host]
     #[arg(long, value_enum)]
@@ -358,6 +371,8 @@ impl RunArgs {
             switch: Some(self.switch).filter(|switch| switch != NO_SWITCH),
             name: self.name,
             addresses: self.addresses,
+            forwarding: self.forwarding,
+            advertise: self.advertise,
             uplink: self.uplink,
             uplink_addresses: self.uplink_addresses,
             uplink_gateways: self.uplink_gateways,

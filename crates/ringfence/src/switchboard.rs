@@ -106,6 +106,10 @@ pub struct AttachRequest {
     pub offloads: String,
     /// Join small packets on their way to it.
     pub coalesce: bool,
+    /// The guest routes: it may send packets from any IP address.
+    pub forwarding: bool,
+    /// The guest configures others: it may send messages of routers and of DHCP servers.
+    pub advertise: bool,
     /// Also reserve addresses for a leg of the host.
     pub host_leg: bool,
 }

@@ -2,12 +2,14 @@
 
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use ringfence_block::vbd::backend::VbdBackend;
 use ringfence_net::dataplane::{DataplaneHandle, PortGone};
 use ringfence_net::port::{Fault, Port};
 use ringfence_net::switch::PortPolicy;
+use ringfence_net::switch::filter::AddressFilter;
 use ringfence_net::tap::TapPort;
 use ringfence_net::vif::backend::{BackendOptions, Life, VifBackend};
 use ringfence_net::vif::toolstack::{self, VifConfig};
@@ -60,6 +62,7 @@ struct Vif {
     backend: VifBackend,
     seat: Seat,
     assigned: Assigned,
+    filter: Arc<AddressFilter>,
     name: Option<String>,
     join: bool,
 }
@@ -285,7 +288,8 @@ impl Guests {
             return Err(why);
         }
         let (name, join) = (request.name.clone(), request.coalesce);
-        let mut vif = Vif { backend, seat: Seat::default(), assigned, name, join };
+        let filter = Arc::new(filter_of(&assigned, request));
+        let mut vif = Vif { backend, seat: Seat::default(), assigned, filter, name, join };
         vif.look(&mut self.retired_ports, scope).map_err(|e| text(&e))?;
         let answer = FromDriver::Attached(Box::new(Attached {
             domain: domain.0,
@@ -547,7 +551,8 @@ impl Vif {
         dataplane: &'a DataplaneHandle,
     ) -> (&'a mut VifBackend, Usher<'a>) {
         let (mac, join) = (Some(self.assigned.mac), self.join);
-        let policy = PortPolicy { mac, join, ..PortPolicy::default() };
+        let filter = Some(Arc::clone(&self.filter));
+        let policy = PortPolicy { mac, filter, join, ..PortPolicy::default() };
         (&mut self.backend, Usher { seat: &mut self.seat, retired, dataplane, policy })
     }
 
@@ -555,6 +560,13 @@ impl Vif {
         let (backend, mut host) = self.split(retired, scope.dataplane);
         backend.look(scope.platform, scope.store, &mut host)
     }
+}
+
+/// Returns the filter that holds a guest to its addresses.
+fn filter_of(assigned: &Assigned, request: &AttachRequest) -> AddressFilter {
+    AddressFilter::new(assigned.mac, assigned.addresses.iter().map(|address| address.ip()))
+        .forwarding(request.forwarding)
+        .advertising(request.advertise)
 }
 
 /// Makes the nodes of a device and of its name, and watches them.

@@ -129,6 +129,8 @@ impl<'a> Launch<'a> {
             queues: options.queues,
             offloads: options.backend_offload.to_string(),
             coalesce: options.coalesce,
+            forwarding: options.forwarding,
+            advertise: options.advertise,
             host_leg: host_taps.is_some(),
         };
         let switch = options.switch.as_deref().unwrap_or_default();

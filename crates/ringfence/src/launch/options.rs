@@ -66,6 +66,10 @@ pub struct Options {
     pub name: Option<String>,
     /// Its addresses on the switch; none to be given some.
     pub addresses: Vec<Address>,
+    /// It may send packets from any IP address to the switch.
+    pub forwarding: bool,
+    /// It may send messages of routers and of DHCP servers to the switch.
+    pub advertise: bool,
     /// Where its uplink leads; `None`: to the host, if that has a network.
     pub uplink: Option<UplinkChoice>,
     /// Its addresses on the host's network; none to copy the host's.

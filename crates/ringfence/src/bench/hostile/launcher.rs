@@ -87,6 +87,9 @@ impl Seat {
             mtu: entrance.mtu,
             mode: entrance.mode.clone(),
             queues: 1,
+            // Packets of the benchmark are of a protocol of their own.
+            forwarding: true,
+            advertise: false,
             host_leg: false,
         };
         lease.send(&ToDriver::Attach(Box::new(request)), &[])?;
