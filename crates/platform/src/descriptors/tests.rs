@@ -172,7 +172,7 @@ fn disposed_socket_with_a_lingering_connection_in_its_queue_is_closed() {
     let Lingering { _listener, _reader, fd } = lingering;
     send_raw(&far, b"x", &[fd.as_fd()]).unwrap();
     drop(fd);
-    dispose(near);
+    dispose_socket(near);
     // The far end hangs up once the near one is closed.
     soon(move || eventually(|| send_raw(&far, b"x", &[]).is_err()));
     drop((_listener, _reader));

@@ -21,7 +21,7 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 
 use super::broker::{Broker, HubLimits};
 use super::protocol::{self, ANY_DOMAIN, Kind, Message, REPLY, Received, Refusal};
-use crate::descriptors::{Descriptors, dispose, refuse_descriptors};
+use crate::descriptors::{Descriptors, dispose_socket, refuse_descriptors};
 use crate::local::{ArenaFiles, ArenaShape};
 use crate::socket::unread_by_peer;
 use crate::store::{Leftovers, Limits, StorePump};
@@ -311,7 +311,7 @@ impl Hub {
         // Closing would remove it too, were no copy of the descriptor on its way anywhere.
         let _ = epoll::delete(&self.epoll, &connection.socket);
         // Messages with descriptors may still be in its queue.
-        dispose(connection.socket);
+        dispose_socket(connection.socket);
         if let Some(id) = connection.domain {
             self.broker.release(id);
             self.store.release(id, Leftovers::Remove);
