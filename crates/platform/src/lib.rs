@@ -20,10 +20,10 @@ pub mod blkdev;
 pub mod conformance;
 pub mod copy;
 pub mod counters;
-pub mod descriptors;
 #[cfg(feature = "test-utils")]
 #[doc(hidden)]
 pub mod denied;
+pub mod descriptors;
 pub mod iommu;
 pub mod local;
 pub mod namespaces;

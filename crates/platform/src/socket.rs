@@ -47,6 +47,31 @@ pub(crate) fn unread_by_peer(socket: impl AsFd) -> io::Result<u32> {
     Ok(memory_info(socket)?[MEMINFO_WMEM_ALLOC])
 }
 
+/// Returns the user that made the other end of `socket`, a Unix socket, as this user namespace has it.
+///
+/// `rustix` has a call for this, which cannot be used: the process has no number in this PID namespace, and
+/// its type for credentials has no room for 0.
+///
+/// # Errors
+///
+/// The kernel's.
+pub fn peer_user(socket: impl AsFd) -> io::Result<u32> {
+    let mut found = libc::ucred { pid: 0, uid: 0, gid: 0 };
+    let mut len = libc::socklen_t::try_from(size_of_val(&found)).unwrap_or(0);
+    // SAFETY: `found` is live and `len` bytes long, `len` a live length; the kernel writes no more than
+    // that, and every bit pattern is three integers.
+    let done = unsafe {
+        libc::getsockopt(
+            socket.as_fd().as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_PEERCRED,
+            (&raw mut found).cast(),
+            &raw mut len,
+        )
+    };
+    if done < 0 { Err(io::Error::last_os_error()) } else { Ok(found.uid) }
+}
+
 fn memory_info(socket: impl AsFd) -> io::Result<[u32; MEMINFO_VARS]> {
     let mut vars = [0u32; MEMINFO_VARS];
     let mut len = libc::socklen_t::try_from(size_of_val(&vars)).unwrap_or(0);

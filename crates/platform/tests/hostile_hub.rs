@@ -531,31 +531,43 @@ fn lingering() -> (OwnedFd, std::net::TcpStream) {
     (writer.into(), reader)
 }
 
+/// A hub finds them in its queues, and has the last references.
 #[test]
 fn lingering_descriptors_sent_to_the_hub_do_not_block_it() {
-    let mut scene = Scene::new();
-    let mut readers = Vec::new();
-    let shape = [0, SHAPE.writable, SHAPE.read_only, SHAPE.references];
+    let directory = tempfile::tempdir().unwrap();
+    let address = SocketAddrUnix::new(directory.path().join("hub")).unwrap();
+    let socket = || {
+        let kind = SocketType::SEQPACKET;
+        rustix::net::socket_with(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC, None).unwrap()
+    };
+    let listener = socket();
+    rustix::net::bind(&listener, &address).unwrap();
+    rustix::net::listen(&listener, 16).unwrap();
+    let mut kept = Vec::new();
     for (kind, args, count) in [
         (kind::HELLO, &[u32::MAX][..], 1),
-        (kind::LEND, &shape[..], 1),
-        (kind::LEND, &shape[..], 4),
-        (kind::LEND, &shape[..], 5),
-        (kind::LEND, &[0, u32::MAX, 0, 32][..], 4),
+        (kind::LEND, &[0, 4, 4, 32][..], 4),
+        (kind::LEND, &[0, 4, 4, 32][..], 5),
         (kind::STORE, &[][..], 60),
     ] {
-        let mut domain = scene.domain();
+        let caller = socket();
+        rustix::net::connect(&caller, &address).unwrap();
+        let mut domain = RawDomain::silent(caller);
         let (writer, reader) = lingering();
-        let fds = vec![writer.as_fd(); count];
-        // One is answered, one stays in the queue when the domain leaves.
-        domain.ask(kind, args, &fds).unwrap();
-        let _ = domain.ask(kind, args, &fds);
-        drop(fds);
-        drop(writer);
-        readers.push(reader);
-        drop(domain);
-        scene.neighbour_works();
+        let (second, second_reader) = lingering();
+        domain.ask(kind, args, &vec![writer.as_fd(); count]).unwrap();
+        // Behind a message that ends the connection: closed with its queue.
+        send_raw(&domain.socket, &[1], &[second.as_fd()]).unwrap();
+        send_raw(&domain.socket, &[1], &[second.as_fd()]).unwrap();
+        drop((writer, second));
+        kept.push((domain, reader, second_reader));
     }
+    let mut scene = Scene::listening(HubLimits::default(), Some(listener));
+    scene.neighbour_works();
+    for (domain, ..) in &kept {
+        while !matches!(domain.receive(), Err(RawError::Closed)) {}
+    }
+    scene.neighbour_works();
 }
 
 #[test]

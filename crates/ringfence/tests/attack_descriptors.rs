@@ -75,7 +75,8 @@ fn say(line: &str) {
 }
 
 fn attack_from_inside() {
-    let streams = || attack::unix_sockets().iter().filter(|(_, kind)| *kind == SocketType::STREAM).count();
+    let streams =
+        || attack::unix_sockets().iter().filter(|(_, kind)| *kind == SocketType::STREAM).count();
     eventually(MOMENT, || streams() >= STREAMS);
     // Time for the device to be connected.
     std::thread::sleep(Duration::from_secs(2));

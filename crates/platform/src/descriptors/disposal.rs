@@ -12,7 +12,6 @@
 //! turn it on again, but then the close is not the last one.
 
 // #syscall all setsockopt 1=SOL_SOCKET 2=SO_LINGER: a socket that a peer sent closes at once
-// #syscall all getsockopt 1=SOL_SOCKET: the family of a socket that is disposed of
 // #syscall all recvmsg: what is left in the queue of a socket that is disposed of
 
 use std::collections::VecDeque;
@@ -22,9 +21,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
-use rustix::net::{
-    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, sockopt,
-};
+use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, sockopt};
 
 /// Most disposal threads of a process.
 pub(super) const THREADS_MAX: usize = 32;
@@ -37,11 +34,28 @@ const MESSAGE_FDS_MAX: usize = 253;
 /// Messages taken out of the queue of one socket.
 const MESSAGES_MAX: usize = 1024;
 
-static DISPOSAL: OnceLock<Disposal<OwnedFd>> = OnceLock::new();
+static DISPOSAL: OnceLock<Disposal<Item>> = OnceLock::new();
+
+/// Something to close.
+enum Item {
+    File(OwnedFd),
+    /// A socket of this process alone: nobody else wants what is in its queue.
+    Socket(OwnedFd),
+}
 
 /// Closes `fd` on a disposal thread. Never blocks.
 pub fn dispose(fd: OwnedFd) {
-    DISPOSAL.get_or_init(|| Disposal::new(THREADS_MAX, close)).add(fd);
+    add(Item::File(fd));
+}
+
+/// Closes a socket of this process alone on a disposal thread, with what a peer has sent into its
+/// queue. Never blocks.
+pub fn dispose_socket(socket: OwnedFd) {
+    add(Item::Socket(socket));
+}
+
+fn add(item: Item) {
+    DISPOSAL.get_or_init(|| Disposal::new(THREADS_MAX, close)).add(item);
 }
 
 /// Descriptors that came from a peer. What is not taken out is disposed of when this is dropped.
@@ -95,19 +109,16 @@ impl Drop for Descriptors {
     }
 }
 
-fn close(fd: OwnedFd) {
-    // Fails for what is no socket.
-    let _ = sockopt::set_socket_linger(&fd, None);
-    drain(&fd);
-    drop(fd);
+fn close(item: Item) {
+    match item {
+        // Fails for what is no socket.
+        Item::File(fd) => drop(sockopt::set_socket_linger(&fd, None)),
+        Item::Socket(socket) => drain(&socket),
+    }
 }
 
-/// Takes the descriptors out of a Unix socket's queue, which would be closed with it. Does nothing
-/// for another kind of file.
+/// Takes the descriptors out of a Unix socket's queue, which would be closed with it.
 fn drain(socket: &OwnedFd) {
-    if sockopt::socket_domain(socket) != Ok(AddressFamily::UNIX) {
-        return;
-    }
     let mut byte = [0u8; 1];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MESSAGE_FDS_MAX))];
     for _ in 0..MESSAGES_MAX {

@@ -26,7 +26,7 @@ mod disposal;
 mod message;
 mod stream;
 
-pub use disposal::{Descriptors, Disposal, dispose};
+pub use disposal::{Descriptors, Disposal, dispose, dispose_socket};
 pub use message::{Message, MessageError, receive_message};
 pub use stream::{ByteSocket, Received, refuse_descriptors};
 

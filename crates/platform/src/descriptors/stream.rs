@@ -11,11 +11,9 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::io::Errno;
-use rustix::net::{
-    AddressFamily, RecvAncillaryBuffer, RecvFlags, ReturnFlags, SendFlags, sockopt,
-};
+use rustix::net::{AddressFamily, RecvAncillaryBuffer, RecvFlags, ReturnFlags, SendFlags, sockopt};
 
-use super::dispose;
+use super::{dispose, dispose_socket};
 
 /// Socket option of Linux 6.16: this end takes descriptors. On by default; an accepted socket has it as
 /// its listener had it when the peer connected.
@@ -172,7 +170,7 @@ impl Drop for ByteSocket {
         // SAFETY: the field is taken out once, here, and not used again.
         let socket = unsafe { ManuallyDrop::take(&mut self.socket) };
         if !self.is_clean.load(Ordering::Relaxed) {
-            dispose(socket);
+            dispose_socket(socket);
         }
     }
 }

@@ -50,10 +50,7 @@ fn descriptor_to_a_byte_socket_is_refused_by_the_kernel() {
     }
     let (near, far) = pair(SocketType::STREAM);
     let near = ByteSocket::new(near).unwrap();
-    assert_eq!(
-        send_raw(&far, b"x", &[far.as_fd()]).unwrap_err().raw_os_error(),
-        Some(libc::EPERM)
-    );
+    assert_eq!(send_raw(&far, b"x", &[far.as_fd()]).unwrap_err().raw_os_error(), Some(libc::EPERM));
     send_raw(&far, b"x", &[]).unwrap();
     assert_eq!(near.receive(&mut [0; 8]), Ok(Received::Bytes(1)));
 }
@@ -172,7 +169,7 @@ fn disposed_socket_with_a_lingering_connection_in_its_queue_is_closed() {
     let Lingering { _listener, _reader, fd } = lingering;
     send_raw(&far, b"x", &[fd.as_fd()]).unwrap();
     drop(fd);
-    dispose(near);
+    dispose_socket(near);
     // The far end hangs up once the near one is closed.
     soon(move || eventually(|| send_raw(&far, b"x", &[]).is_err()));
     drop((_listener, _reader));

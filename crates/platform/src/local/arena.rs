@@ -233,9 +233,7 @@ fn verify_files<'a>(
     shape: ArenaShape,
 ) -> Result<(), ArenaFault> {
     let write = [true, false, false, true];
-    for (((fd, file), bytes), write) in
-        files.into_iter().zip(ROLES).zip(shape.bytes()).zip(write)
-    {
+    for (((fd, file), bytes), write) in files.into_iter().zip(ROLES).zip(shape.bytes()).zip(write) {
         verify_file(fd, file, bytes as u64, write)?;
     }
     Ok(())

@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, bail};
 use ringfence_grants::Mode;
 
-use crate::launch::{guest_on, proof};
 use crate::launch::runtime_dir::RuntimeDir;
+use crate::launch::{guest_on, proof};
 use crate::switchboard::{DriverStats, FromDriver, ToDriver};
 use crate::sys::STATUS_FAILED;
 use crate::sys::channel::Channel;

@@ -3,19 +3,18 @@
 //! A connection is admitted when its user is the one that started the driver domain, and its first message
 //! proves that it comes from the same user namespace ([`crate::launch::proof`]).
 
+use std::io;
 use std::os::fd::AsFd;
 
-use ringfence_platform::descriptors::{Descriptors, FileIdentity, identity};
-use rustix::io::Errno;
-use rustix::net::sockopt::socket_peercred;
-use rustix::process::Uid;
+use ringfence_platform::descriptors::{Descriptors, FileIdentity, dispose, identity};
+use ringfence_platform::socket::peer_user;
 
 use crate::switchboard::{ToDriver, VERSION};
 
 /// Rules for who may use a switch.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Admission {
-    user: Uid,
+    user: u32,
     namespace: FileIdentity,
 }
 
@@ -25,8 +24,8 @@ impl Admission {
     /// # Errors
     ///
     /// The system's.
-    pub(super) fn new(orders: impl AsFd, namespace: impl AsFd) -> Result<Admission, Errno> {
-        Ok(Admission { user: socket_peercred(orders)?.uid, namespace: identity(namespace)? })
+    pub(super) fn new(orders: impl AsFd, namespace: impl AsFd) -> io::Result<Admission> {
+        Ok(Admission { user: peer_user(orders)?, namespace: identity(namespace)? })
     }
 
     /// This process's user and namespace.
@@ -34,15 +33,15 @@ impl Admission {
     /// # Errors
     ///
     /// The system's.
-    pub(super) fn own() -> std::io::Result<Admission> {
+    pub(super) fn own() -> io::Result<Admission> {
         let namespace = identity(crate::launch::proof::own_user_namespace()?)?;
-        Ok(Admission { user: rustix::process::geteuid(), namespace })
+        Ok(Admission { user: rustix::process::geteuid().as_raw(), namespace })
     }
 
     /// Returns `true` if the connection's user may use the switch. As root, launcher and driver domain
     /// have different users: then both are the one that has no number here.
     pub(super) fn is_own_user(&self, connection: impl AsFd) -> bool {
-        socket_peercred(connection).is_ok_and(|peer| peer.uid == self.user)
+        peer_user(connection).is_ok_and(|peer| peer == self.user)
     }
 
     /// Checks the first message of a connection.
@@ -62,7 +61,7 @@ impl Admission {
         let is_same = |fds: Descriptors| match fds.exactly() {
             Ok([proof]) => {
                 let found = identity(&proof);
-                ringfence_platform::descriptors::dispose(proof);
+                dispose(proof);
                 found == Ok(self.namespace)
             }
             Err(_) => false,
@@ -70,7 +69,8 @@ impl Admission {
         if is_same(fds) {
             return Ok(());
         }
-        Err("it belongs to another user namespace than this command; use another --switch".to_owned())
+        Err("it belongs to another user namespace than this command; use another --switch"
+            .to_owned())
     }
 }
 

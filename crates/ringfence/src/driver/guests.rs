@@ -331,7 +331,11 @@ impl Guests {
         };
         let id = scope
             .dataplane
-            .add_queues(fds.into_vec().into_iter().map(queue).collect(), policy, &format!("host:{name}"))
+            .add_queues(
+                fds.into_vec().into_iter().map(queue).collect(),
+                policy,
+                &format!("host:{name}"),
+            )
             .map_err(|e| e.to_string())?;
         leg.port = Some(id);
         Ok(())

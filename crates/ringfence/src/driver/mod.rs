@@ -99,7 +99,7 @@ fn inner(deed: Option<Deed>) -> u8 {
 fn live(channel: &Channel, deed: Option<Deed>) -> Result<(), DriverError> {
     let (config, fds) = channel.receive::<DriverConfig>()?;
     let [listener, namespace] = expect_fds(fds)?;
-    let admission = Admission::new(channel, &namespace).map_err(io::Error::from)?;
+    let admission = Admission::new(channel, &namespace)?;
     drop(namespace);
     let expected = [channel.as_fd().as_raw_fd(), listener.as_raw_fd()];
     raise_descriptor_limit()?;

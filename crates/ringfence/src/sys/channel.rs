@@ -196,7 +196,7 @@ impl Channel {
 
     /// Closes this end without blocking, whatever the other one has sent.
     pub fn dispose(self) {
-        descriptors::dispose(self.socket);
+        descriptors::dispose_socket(self.socket);
     }
 
     /// Sends one message if there is room for it, else drops it. For remarks that must not hold

@@ -21,9 +21,9 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 
 use super::broker::{Broker, HubLimits};
 use super::protocol::{self, ANY_DOMAIN, Kind, Message, REPLY, Received, Refusal};
-use crate::descriptors::{Descriptors, dispose, refuse_descriptors};
+use crate::descriptors::{Descriptors, dispose_socket, refuse_descriptors};
 use crate::local::{ArenaFiles, ArenaShape};
-use crate::socket::unread_by_peer;
+use crate::socket::{peer_user, unread_by_peer};
 use crate::store::{Leftovers, Limits, StorePump};
 use crate::{DomId, PlatformError};
 
@@ -278,8 +278,8 @@ impl Hub {
             Err(Errno::MFILE | Errno::NFILE) => return self.turn_away(),
             Err(_) => return,
         };
-        let same_user = rustix::net::sockopt::socket_peercred(&socket)
-            .is_ok_and(|peer| peer.uid == rustix::process::geteuid());
+        let same_user =
+            peer_user(&socket).is_ok_and(|peer| peer == rustix::process::geteuid().as_raw());
         if self.connect(socket, None, same_user).is_err() {
             self.count("hub_no_room_for_connection");
         }
@@ -311,7 +311,7 @@ impl Hub {
         // Closing would remove it too, were no copy of the descriptor on its way anywhere.
         let _ = epoll::delete(&self.epoll, &connection.socket);
         // Messages with descriptors may still be in its queue.
-        dispose(connection.socket);
+        dispose_socket(connection.socket);
         if let Some(id) = connection.domain {
             self.broker.release(id);
             self.store.release(id, Leftovers::Remove);
