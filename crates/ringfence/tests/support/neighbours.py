@@ -1,6 +1,7 @@
 """Frames by which a guest impersonates its neighbours, and a guest that notes which of them arrive.
 
 neighbours.py attack OWN4 OWN6 OTHER4 OTHER6 DONE   sends each frame, then `end` until the file DONE exists
+neighbours.py reach IP...                           ends well if each of these hosts answers
 neighbours.py listen DONE                           prints the marks of all frames that arrive, up to `end`
 
 Each frame ends with a mark, `MARK:name;`, behind the packet or in its payload.
@@ -171,4 +172,12 @@ def listen(done):
     print("arrived:", *sorted(arrived), flush=True)
 
 
-{"attack": attack, "listen": listen}[sys.argv[1]](*sys.argv[2:])
+def reach(*addresses):
+    for address in addresses:
+        try:
+            socket.create_connection((address, 9), timeout=30).close()
+        except ConnectionRefusedError:
+            pass  # The host answers that nobody listens there.
+
+
+{"attack": attack, "listen": listen, "reach": reach}[sys.argv[1]](*sys.argv[2:])
