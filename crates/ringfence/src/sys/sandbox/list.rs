@@ -320,6 +320,7 @@ pub(super) const LIST: &[Allowed] = &[
     // platform/src/socket.rs: dropping what the guest acknowledged
     // platform/src/store/transport.rs: the store's connection, a socket or a device
     // ringfence/src/sys/netlink.rs: interfaces of the host
+    // uplink/src/host/real/own.rs: rtnetlink: which addresses are the host's own
     on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_recvfrom, &[]),
     // uplink/src/host/real/datagrams.rs: datagrams, many at a time
     on(UPLINK, libc::SYS_recvmmsg, &[]),
@@ -358,6 +359,7 @@ pub(super) const LIST: &[Allowed] = &[
     // platform/src/local/channel.rs: event channels
     // platform/src/store/transport.rs: the store's connection, a socket or a device
     // ringfence/src/sys/netlink.rs: interfaces of the host
+    // uplink/src/host/real/own.rs: rtnetlink: which addresses are the host's own
     on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_sendto, &[]),
     // ringfence/src/sys/sandbox/syscalls.rs: start of a thread
     on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_set_robust_list, &[]),
@@ -392,8 +394,6 @@ pub(super) const LIST: &[Allowed] = &[
     on(UPLINK, libc::SYS_setsockopt, &[is(1, libc::SOL_SOCKET), is(2, libc::SO_PEEK_OFF)]),
     // uplink/src/host/real/datagrams.rs: bounding what waits in a socket
     on(UPLINK, libc::SYS_setsockopt, &[is(1, libc::SOL_SOCKET), is(2, libc::SO_RCVBUF)]),
-    // uplink/src/host/real/datagrams.rs: ports
-    on(UPLINK, libc::SYS_setsockopt, &[is(1, libc::SOL_SOCKET), is(2, libc::SO_REUSEADDR)]),
     // platform/src/local/hub/server.rs: bounding what a peer can make the kernel hold
     // uplink/src/host/real/datagrams.rs: bounding what waits in a socket
     on(DRIVER | UPLINK, libc::SYS_setsockopt, &[is(1, libc::SOL_SOCKET), is(2, libc::SO_SNDBUF)]),
