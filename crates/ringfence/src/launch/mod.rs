@@ -45,6 +45,7 @@ use crate::guest::{self, Address, GuestConfig, InterfaceConfig, NamesConfig};
 use crate::plane::threads;
 use crate::switchboard::{AttachRequest, FromDriver, LegConfig, ToDriver, VERSION};
 use crate::sys::STATUS_FAILED;
+use crate::sys::causes::causes;
 use crate::sys::channel::Channel;
 use crate::sys::signals::{self, Signals};
 
@@ -63,7 +64,7 @@ pub fn run(options: &Options) -> u8 {
     match Launch::prepare(options, reporter).and_then(Launch::go) {
         Ok(status) => status,
         Err(error) => {
-            reporter.problem(format_args!("{error:#}"));
+            reporter.problem(causes(&error));
             STATUS_FAILED
         }
     }

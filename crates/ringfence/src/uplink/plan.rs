@@ -330,8 +330,18 @@ mod tests {
 
     #[test]
     fn address_that_is_not_of_one_host_is_refused() {
-        let with = |wishes| Plan::new(host(&["192.0.2.7/24", "2001:db8::7/64"], &[]), servers(&[]), &wishes);
-        for text in ["::", "0.0.0.0", "ff02::1", "224.0.0.1", "255.255.255.255", "::ffff:9.9.9.9", "fe80::1"] {
+        let with = |wishes| {
+            Plan::new(host(&["192.0.2.7/24", "2001:db8::7/64"], &[]), servers(&[]), &wishes)
+        };
+        for text in [
+            "::",
+            "0.0.0.0",
+            "ff02::1",
+            "224.0.0.1",
+            "255.255.255.255",
+            "::ffff:9.9.9.9",
+            "fe80::1",
+        ] {
             let ip: IpAddr = text.parse().unwrap();
             let error = with(Wishes { name_servers: vec![ip], ..Wishes::default() }).unwrap_err();
             assert!(matches!(error, PlanError::NameServer(refused, _) if refused == ip), "{error}");

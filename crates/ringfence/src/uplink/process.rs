@@ -51,7 +51,7 @@ enum Failure {
     Link(#[from] LinkError),
     #[error("sockets: {0}")]
     Sockets(#[from] Errno),
-    #[error("the host's own addresses cannot be read")]
+    #[error("the host's own addresses cannot be read: {0}")]
     OwnAddresses(#[source] Errno),
     #[error(transparent)]
     Ended(#[from] Ended),

@@ -219,9 +219,8 @@ fn refusal(body: &[u8]) -> Option<Errno> {
 }
 
 fn receive(socket: &OwnedFd, buffer: &mut [u8]) -> Result<usize, Errno> {
-    let (len, _) = rustix::io::retry_on_intr(|| {
-        rustix::net::recv(socket, &mut *buffer, RecvFlags::DONTWAIT)
-    })?;
+    let (len, _) =
+        rustix::io::retry_on_intr(|| rustix::net::recv(socket, &mut *buffer, RecvFlags::DONTWAIT))?;
     Ok(len)
 }
 
