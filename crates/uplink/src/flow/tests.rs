@@ -11,6 +11,23 @@ fn at(seconds: u64) -> Duration {
 }
 
 #[test]
+fn entries_from_outside_fill_their_own_part_alone() {
+    let mut table = Table::with_outside(2, 2);
+    let guest = table.insert(key(1), 1, Origin::Guest).unwrap();
+    let first = table.insert(key(2), 2, Origin::Outside).unwrap();
+    table.insert(key(3), 3, Origin::Outside).unwrap();
+    assert!(table.is_full(Origin::Outside) && !table.is_full(Origin::Guest));
+    assert_eq!(table.insert(key(4), 4, Origin::Outside), None);
+    // The guest's entry is older than all, and not the one that makes room.
+    assert_eq!(table.oldest(Origin::Outside), Some(first));
+    assert_eq!(table.oldest(Origin::Guest), Some(guest));
+    table.remove(first);
+    assert!(table.insert(key(4), 4, Origin::Outside).is_some());
+    assert_eq!(table.get(guest), Some(&1));
+    assert_eq!(table.len(), 3);
+}
+
+#[test]
 fn the_longest_idle_entry_is_the_oldest() {
     let mut table = Table::new(3);
     let ids: Vec<_> = (0..3).map(|n| table.insert(key(n), n, Origin::Guest).unwrap()).collect();

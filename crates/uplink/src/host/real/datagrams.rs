@@ -349,3 +349,53 @@ pub(crate) fn echo_is_denied() -> bool {
     let denied = RealDatagrams::open(Ipv4Addr::LOCALHOST.into(), SockProtocol::Icmp);
     matches!(denied, Err(Errno::ACCESS | Errno::PERM))
 }
+
+#[cfg(test)]
+mod tests {
+    use std::net::UdpSocket;
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::counters::UplinkCounters;
+
+    fn local(socket: &RealDatagrams) -> SocketAddr {
+        let name = nix::sys::socket::getsockname::<SockaddrStorage>(socket.fd.as_raw_fd());
+        address_of(&name.unwrap()).unwrap()
+    }
+
+    #[test]
+    fn datagram_of_stranger_queued_before_connect_is_dropped() {
+        let peer = UdpSocket::bind("127.0.0.1:0").unwrap();
+        let stranger = UdpSocket::bind("127.0.0.1:0").unwrap();
+        let to = peer.local_addr().unwrap();
+        // As `udp` does it, with a stranger who is quick.
+        let mut socket = RealDatagrams::open(to.ip(), SockProtocol::Udp).unwrap();
+        socket.peer = RealDatagrams::udp(0, to).unwrap().peer;
+        socket.bind(any(to.ip(), 0)).unwrap();
+        let own = SocketAddr::new(to.ip(), local(&socket).port());
+        stranger.send_to(b"forged", own).unwrap();
+        let address = SockaddrStorage::from(to);
+        nix::sys::socket::connect(socket.fd.as_raw_fd(), &address).unwrap();
+        peer.send_to(b"honest", own).unwrap();
+        let counters = Arc::<UplinkCounters>::default();
+        let mut socket = Counted { socket, counters: Arc::clone(&counters) };
+        let mut inbox = Inbox { appetite: 8, ..Inbox::default() };
+        socket.receive(&mut inbox).unwrap();
+        let came: Vec<&[u8]> = inbox.datagrams().iter().map(|one| inbox.octets(one)).collect();
+        assert_eq!(came, [b"honest"]);
+        assert_eq!(counters.drop_stranger.get(), 1);
+    }
+
+    #[test]
+    fn busy_port_gets_another_one_and_is_shared_with_nobody() {
+        let peer = UdpSocket::bind("127.0.0.1:0").unwrap();
+        let to = peer.local_addr().unwrap();
+        let first = RealDatagrams::udp(0, to).unwrap();
+        let port = local(&first).port();
+        let second = RealDatagrams::udp(port, to).unwrap();
+        assert_ne!(local(&second).port(), port);
+        let program = RealDatagrams::open(to.ip(), SockProtocol::Udp).unwrap();
+        setsockopt(&program.fd, sockopt::ReuseAddr, &true).unwrap();
+        assert_eq!(program.bind(any(to.ip(), port)), Err(Errno::ADDRINUSE));
+    }
+}
