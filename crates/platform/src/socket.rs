@@ -115,6 +115,31 @@ pub fn set_peek_offset(socket: impl AsFd, offset: u32) -> io::Result<()> {
     if done < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
+/// `linux/netlink.h`.
+const NETLINK_GET_STRICT_CHK: libc::c_int = 12;
+
+/// Has the kernel apply the filters of requests on an rtnetlink socket (`NETLINK_GET_STRICT_CHK`, since
+/// Linux 4.20).
+///
+/// # Errors
+///
+/// The kernel's; `ENOPROTOOPT` where it does not know how.
+pub fn set_netlink_strict(socket: impl AsFd) -> io::Result<()> {
+    let value: libc::c_int = 1;
+    let len = libc::socklen_t::try_from(size_of_val(&value)).unwrap_or(0);
+    // SAFETY: the kernel reads one live int of `len` bytes.
+    let done = unsafe {
+        libc::setsockopt(
+            socket.as_fd().as_raw_fd(),
+            libc::SOL_NETLINK,
+            NETLINK_GET_STRICT_CHK,
+            (&raw const value).cast(),
+            len,
+        )
+    };
+    if done < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
 /// Takes up to `len` octets off the front of a TCP socket's queue without copying them; returns how
 /// many.
 ///

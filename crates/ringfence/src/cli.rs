@@ -22,6 +22,7 @@ use crate::serve::ServeArgs;
 use crate::serve::show::StatusArgs;
 use crate::sys::spawn::DomainKind;
 use crate::uplink::forward::ForwardSpec;
+use crate::uplink::local::LocalPrefix;
 use ringfence_grants::Mode;
 use ringfence_net::features::OffloadKeys;
 use ringfence_net::netfront::TxStaging;
@@ -123,7 +124,8 @@ Exit status:
 ///
 /// Its up0 leads to the host's network, with the host's own addresses and routes: another process,
 /// which has no right but to open sockets, turns its packets into the host's connections. The host's
-/// loopback is out of reach, and nobody outside reaches the guest, unless that is asked for.
+/// own addresses, loopback among them, and link-local ones are out of reach, and nobody outside reaches
+/// the guest, unless that is asked for.
 ///
 /// Files are those of the host, with the rights of whoever runs this. (As an ordinary user the
 /// command sees itself as root, and cannot do more than that user. As root it can change every file of
@@ -171,9 +173,16 @@ pub struct RunArgs {
     /// Have a port of the host lead to the guest; may be given several times
     ///
     /// For example `8080:80`, `127.0.0.1:8080:80`, `[::1]:8080:80`, `8000-8010`, `5353:53/udp`. The
-    /// command sees the addresses that clients really have.
+    /// command sees the addresses that clients really have. Without IP the port listens at every address
+    /// of the host, IPv4 and IPv6, as it does with Docker and Podman: whoever reaches the host reaches the
+    /// command. --publish-default changes that.
     #[arg(short, long = "publish", value_name = "[IP:]PORT[-LAST][:GUESTPORT][/udp]")]
     pub publish: Vec<ForwardSpec>,
+
+    /// The address at which ports of -p listen that name none, such as 127.0.0.1; may be given several
+    /// times, for IPv4 and IPv6 [default: every address of the host]
+    #[arg(long, value_name = "IP")]
+    pub publish_default: Vec<IpAddr>,
 
     /// An address on the host's network in place of the host's own; may be given several times
     #[arg(long = "uplink-address", value_name = "IP/LEN")]
@@ -190,6 +199,13 @@ pub struct RunArgs {
     /// Let this address, in the guest, lead to the host's loopback: 127.0.0.1 or ::1
     #[arg(long, value_name = "IP")]
     pub host_loopback: Vec<IpAddr>,
+
+    /// Let the guest reach these addresses of the host itself, or of its link; may be given several times
+    ///
+    /// Without it every address of the host and every link-local one (169.254.0.0/16, fe80::/10: among
+    /// them the metadata services of clouds) is out of reach, but for the host's name servers, on port 53.
+    #[arg(long, value_name = "IP[/LEN]")]
+    pub allow_local: Vec<LocalPrefix>,
 
     /// How pages are shared with the driver domain
     #[arg(long, default_value = "copy", value_parser = mode_parser())]
@@ -378,7 +394,9 @@ impl RunArgs {
             uplink_gateways: self.uplink_gateways,
             name_servers: self.name_servers,
             host_loopback: self.host_loopback,
+            allow_local: self.allow_local,
             forwards: self.publish,
+            publish_default: self.publish_default,
             link: self.link,
             protect: self.protect,
             mode: self.mode,
@@ -511,6 +529,9 @@ mod tests {
             "--uplink moon",
             "-p http",
             "--dns one",
+            "--allow-local 127.0.0.1",
+            "--allow-local 10.0.0.0/40",
+            "--publish-default moon",
             "--host-tap a/b",
             "--disk x,cache=fast",
             "--host-tap 1234567890123456",

@@ -29,6 +29,7 @@ use rustix::event::{PollFd, PollFlags};
 use super::claim;
 use crate::serve::{PlatformChoice, join_hub, parse_platform};
 use crate::sys::STATUS_FAILED;
+use crate::sys::causes::causes;
 use crate::sys::channel::poll_until;
 
 /// How long an answer or a step of the handshake may take, under emulation too.
@@ -70,7 +71,7 @@ pub fn main(args: &ControlRingArgs) -> u8 {
     match asked {
         Ok(()) => 0,
         Err(error) => {
-            eprintln!("ringfence: control ring: {error:#}");
+            eprintln!("ringfence: control ring: {}", causes(&error));
             STATUS_FAILED
         }
     }

@@ -50,6 +50,7 @@ mod work;
 use std::io::IsTerminal;
 use std::time::Duration;
 
+use crate::sys::causes::causes;
 use args::{BenchArgs, BenchCommand, Experiment};
 use indicatif::{ProgressBar, ProgressStyle};
 
@@ -80,7 +81,7 @@ pub fn main(args: &BenchArgs) -> u8 {
         Ok(()) => 0,
         Err(error) if crate::sys::out::is_closed(&error) => 0,
         Err(error) => {
-            eprintln!("ringfence: bench: {error:#}");
+            eprintln!("ringfence: bench: {}", causes(&error));
             STATUS_BENCH_FAILED
         }
     }

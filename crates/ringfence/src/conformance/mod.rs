@@ -16,6 +16,7 @@ use ringfence_platform::xen::{Side, XenPlatform};
 use ringfence_platform::{DomId, Platform, PlatformError};
 
 use crate::sys::STATUS_FAILED;
+use crate::sys::causes::causes;
 
 /// Cases about things that Xen does not have.
 const NOT_ON_XEN: [&str; 3] =
@@ -72,7 +73,7 @@ pub fn main(args: &ConformanceArgs) -> u8 {
         Ok(true) => 0,
         Ok(false) => STATUS_FAILED,
         Err(error) => {
-            eprintln!("ringfence: conformance: {error:#}");
+            eprintln!("ringfence: conformance: {}", causes(&error));
             STATUS_FAILED
         }
     }

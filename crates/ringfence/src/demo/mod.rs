@@ -13,6 +13,7 @@ use crate::launch::runtime_dir::RuntimeDir;
 use crate::launch::{guest_on, proof};
 use crate::switchboard::{DriverStats, FromDriver, ToDriver};
 use crate::sys::STATUS_FAILED;
+use crate::sys::causes::causes;
 use crate::sys::channel::Channel;
 use crate::sys::out::{Out, is_closed};
 use crate::sys::owned_child::OwnedChild;
@@ -38,7 +39,7 @@ pub fn main() -> u8 {
         Ok(()) => 0,
         Err(error) if is_closed(&error) => 0,
         Err(error) => {
-            eprintln!("ringfence: demo: {error:#}");
+            eprintln!("ringfence: demo: {}", causes(&error));
             STATUS_FAILED
         }
     }

@@ -50,6 +50,7 @@ use crate::guest::{self, Address, GuestConfig, InterfaceConfig, NamesConfig, Vie
 use crate::plane::threads;
 use crate::switchboard::{AttachRequest, FromDriver, LegConfig, ToDriver, VERSION};
 use crate::sys::STATUS_FAILED;
+use crate::sys::causes::causes;
 use crate::sys::channel::Channel;
 use crate::sys::signals::{self, Signals};
 
@@ -72,7 +73,7 @@ pub fn run(options: &Options) -> u8 {
     match Launch::prepare(options, reporter).and_then(Launch::go) {
         Ok(status) => status,
         Err(error) => {
-            reporter.problem(format_args!("{error:#}"));
+            reporter.problem(causes(&error));
             STATUS_FAILED
         }
     }

@@ -13,6 +13,7 @@ use crate::disk::DiskSpec;
 use crate::guest::Address;
 use crate::uplink::MTU_DEFAULT;
 use crate::uplink::forward::ForwardSpec;
+use crate::uplink::local::LocalPrefix;
 
 /// The MTU of a switch where none is asked for: that of an Ethernet.
 const SWITCH_MTU_DEFAULT: u16 = 1500;
@@ -80,8 +81,12 @@ pub struct Options {
     pub name_servers: Vec<IpAddr>,
     /// Addresses that stand for the host's loopback.
     pub host_loopback: Vec<IpAddr>,
+    /// Addresses of the host itself, or of its link, that the guest may reach.
+    pub allow_local: Vec<LocalPrefix>,
     /// Ports of the host that lead to the guest.
     pub forwards: Vec<ForwardSpec>,
+    /// Addresses at which ports listen that name none; none: every address of the host.
+    pub publish_default: Vec<IpAddr>,
     /// What connects it.
     pub link: Link,
     /// How much of the uplink's memory vhost-net reaches.

@@ -22,6 +22,7 @@
 //! keeper's, and the inner process's own, are each on descriptor 0 of the process that they are
 //! for: so no descriptor needs to be inherited by number.
 
+pub(crate) mod causes;
 pub mod channel;
 pub mod ids;
 pub mod keeper;

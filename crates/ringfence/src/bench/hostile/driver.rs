@@ -10,6 +10,7 @@ use ringfence_net::switch::PortPolicy;
 use super::orders::{Answer, Order, SINK_MAC, Setup};
 use super::sink::{SinkPort, Tally};
 use crate::switchboard::DriverConfig;
+use crate::sys::causes::causes;
 use crate::sys::channel::{Channel, ChannelError};
 
 /// Serves launchers and guests on this thread, the parent on another one.
@@ -24,7 +25,7 @@ pub(super) fn serve(channel: Channel, setup: &Setup, listener: OwnedFd) -> anyho
             .map_err(std::io::Error::other)?;
         std::thread::Builder::new().name("orders".to_owned()).spawn(move || {
             if let Err(error) = obey(&channel, &tally) {
-                eprintln!("ringfence: the driver domain's orders: {error:#}");
+                eprintln!("ringfence: the driver domain's orders: {}", causes(&error));
             }
         })?;
         Ok(())

@@ -51,6 +51,7 @@ use rustix::thread::CpuSet;
 
 use super::STATUS_BENCH_FAILED;
 use crate::switchboard::DriverStats;
+use crate::sys::causes::causes;
 use crate::sys::channel::{Channel, expect_fds};
 use crate::sys::out::Out;
 use args::{Behaviour, HostileArgs};
@@ -305,7 +306,7 @@ pub(super) fn guest_main(args: &on_xen::HostileGuestArgs) -> u8 {
 pub(super) fn process_main() -> u8 {
     Channel::serve_stdin(
         |channel| serve(channel).map(|()| 0),
-        |error| (STATUS_BENCH_FAILED, Answer::Failed(format!("{error:#}"))),
+        |error| (STATUS_BENCH_FAILED, Answer::Failed(causes(&error))),
     )
 }
 

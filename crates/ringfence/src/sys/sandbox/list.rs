@@ -322,6 +322,7 @@ pub(super) const LIST: &[Allowed] = &[
     // platform/src/descriptors/stream.rs: bytes
     // platform/src/socket.rs: dropping what the guest acknowledged
     // ringfence/src/sys/netlink.rs: interfaces of the host
+    // uplink/src/host/real/own.rs: rtnetlink: which addresses are the host's own
     on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_recvfrom, &[]),
     // uplink/src/host/real/datagrams.rs: datagrams, many at a time
     on(UPLINK, libc::SYS_recvmmsg, &[]),
@@ -362,6 +363,7 @@ pub(super) const LIST: &[Allowed] = &[
     // memory/src/iolist.rs: what goes from lent pages into a socket
     // platform/src/descriptors/stream.rs: bytes
     // ringfence/src/sys/netlink.rs: interfaces of the host
+    // uplink/src/host/real/own.rs: rtnetlink: which addresses are the host's own
     on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_sendto, &[]),
     // ringfence/src/sys/sandbox/syscalls.rs: start of a thread
     on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_set_robust_list, &[]),
@@ -399,8 +401,6 @@ pub(super) const LIST: &[Allowed] = &[
     on(UPLINK, libc::SYS_setsockopt, &[is(1, libc::SOL_SOCKET), is(2, libc::SO_PEEK_OFF)]),
     // uplink/src/host/real/datagrams.rs: bounding what waits in a socket
     on(UPLINK, libc::SYS_setsockopt, &[is(1, libc::SOL_SOCKET), is(2, libc::SO_RCVBUF)]),
-    // uplink/src/host/real/datagrams.rs: ports
-    on(UPLINK, libc::SYS_setsockopt, &[is(1, libc::SOL_SOCKET), is(2, libc::SO_REUSEADDR)]),
     // platform/src/local/hub/server.rs: bounding what a peer can make the kernel hold
     // uplink/src/host/real/datagrams.rs: bounding what waits in a socket
     on(DRIVER | UPLINK, libc::SYS_setsockopt, &[is(1, libc::SOL_SOCKET), is(2, libc::SO_SNDBUF)]),
