@@ -23,6 +23,8 @@ pub enum Fresh {
     MountNetIpcUts,
     /// The same without the network: for who has to do with the one it is in.
     MountIpcUts,
+    /// Mounts alone.
+    Mount,
 }
 
 /// Moves the calling process into fresh namespaces.
@@ -38,6 +40,7 @@ pub fn unshare(which: Fresh) -> io::Result<()> {
             UnshareFlags::NEWNS | UnshareFlags::NEWNET | UnshareFlags::NEWIPC | UnshareFlags::NEWUTS
         }
         Fresh::MountIpcUts => UnshareFlags::NEWNS | UnshareFlags::NEWIPC | UnshareFlags::NEWUTS,
+        Fresh::Mount => UnshareFlags::NEWNS,
     };
     // SAFETY: the flags do not hold FILES, the one flag that could take descriptors away from a
     // thread which owns them.
