@@ -38,6 +38,8 @@ use tracing_subscriber::layer::{Context, SubscriberExt};
 
 /// Environment variable with the directory of the decoys.
 const DECOYS: &str = "ATTACK_DECOYS";
+/// Environment variable with the id of a process of the host, the test.
+const VICTIM: &str = "ATTACK_VICTIM";
 /// Environment variable with the port of the TCP decoy.
 const PORT: &str = "ATTACK_PORT";
 
@@ -185,7 +187,8 @@ fn attack() {
     let pattern = fs::OpenOptions::new().write(true).open("/proc/sys/kernel/core_pattern");
     note("core pattern", pattern);
     note("home of root", fs::read_dir("/root"));
-    note("root of another process", fs::read_link("/proc/1/root"));
+    let victim = std::env::var(VICTIM).unwrap();
+    note("root of another process", fs::read_link(format!("/proc/{victim}/root")));
     note("program", Command::new("/bin/true").status());
     note("mount", rustix::mount::mount_bind("/dev", "/dev").map_err(io::Error::from));
     note("namespace", namespaces::unshare(Fresh::MountNetIpcUts));
@@ -225,6 +228,7 @@ impl Decoys {
             "env".to_owned(),
             format!("{DECOYS}={}", self.directory.path().display()),
             format!("{PORT}={}", self.tcp.local_addr().unwrap().port()),
+            format!("{VICTIM}={}", std::process::id()),
             program.to_str().unwrap().to_owned(),
         ]
     }
@@ -445,9 +449,7 @@ fn guest_that_connects_all_the_time_writes_few_lines() {
         });
         front.close(&mut store).unwrap();
         let state = XenbusState::Initialising.to_string();
-        wait_until("the backend closed", || {
-            store.read(&back_state).unwrap() == XenbusState::Closed.to_string().as_bytes()
-        });
+        wait_until("the backend lets go", || lab.status().disks.iter().all(|disk| !disk.connected));
         store.write(&front_state, state).unwrap();
         wait_until("the backend waits", || {
             store.read(&back_state).unwrap() == XenbusState::InitWait.to_string().as_bytes()

@@ -22,9 +22,9 @@ use ringfence_net::tap::TapPort;
 use ringfence_net::vif::PortHost;
 use ringfence_net::vif::backend::{BackendOptions, Life, QUEUES_MAX, VifBackend};
 use ringfence_net::vif::controls::VifPolicy;
+use ringfence_platform::Platform;
 use ringfence_platform::store::{StoreClient, StoreError};
 use ringfence_platform::tap::Tap;
-use ringfence_platform::Platform;
 use ringfence_wire::netif::keys;
 use ringfence_wire::xenbus::DeviceId;
 
