@@ -11,8 +11,10 @@ use std::os::fd::BorrowedFd;
 use ringfence_memory::LentSlice;
 
 pub mod file;
+pub mod folders;
 pub mod memory;
 pub mod nbd;
+pub mod signature;
 #[doc(hidden)]
 #[cfg(any(test, feature = "test-utils"))]
 pub mod testing;

@@ -106,6 +106,7 @@ pub(super) const LIST: &[Allowed] = &[
     on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_fcntl, &[is(1, libc::F_DUPFD_CLOEXEC)]),
     // ringfence/src/sys/sandbox/syscalls.rs: descriptor flags
     on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_fcntl, &[is(1, libc::F_GETFD)]),
+    // block/src/storage/file/facts.rs: O_DIRECT
     // platform/src/local/arena.rs: whether an arena is open for writing
     // platform/src/store/transport.rs: O_NONBLOCK
     on(DRIVER | FRONTEND | DAEMON, libc::SYS_fcntl, &[is(1, libc::F_GETFL)]),
@@ -113,6 +114,7 @@ pub(super) const LIST: &[Allowed] = &[
     on(DRIVER | FRONTEND | DAEMON, libc::SYS_fcntl, &[is(1, libc::F_GET_SEALS)]),
     // ringfence/src/sys/sandbox/syscalls.rs: descriptor flags
     on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_fcntl, &[is(1, libc::F_SETFD)]),
+    // block/src/storage/file/facts.rs: O_DIRECT
     // platform/src/store/transport.rs: O_NONBLOCK
     on(DAEMON, libc::SYS_fcntl, &[is(1, libc::F_SETFL)]),
     // block/src/storage/file/pool.rs: a guest flushes its disk
@@ -254,6 +256,7 @@ pub(super) const LIST: &[Allowed] = &[
     #[cfg(target_arch = "x86_64")]
     on(DAEMON, libc::SYS_open, &[]),
     // block/src/storage/file/facts.rs: the disks of guests that come
+    // block/src/storage/folders.rs: disks, and the folders on the way to them
     // platform/src/tap.rs: a TAP for a guest that comes
     // platform/src/xen/device.rs: devices of Xen, as guests come
     // ringfence/src/serve/bridge.rs: /sys, and TAPs
@@ -281,6 +284,7 @@ pub(super) const LIST: &[Allowed] = &[
     on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_prctl, &[is(0, 0x4155_5856)]),
     // ringfence/src/sys/sandbox/syscalls.rs: start of a thread: its name, for who looks at it in `ps`
     on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_prctl, &[is(0, libc::PR_SET_NAME)]),
+    // block/src/storage/file/facts.rs: the signature of a disk image
     // memory/src/iolist.rs: grant copies; from a disk to lent pages
     on(DRIVER | FRONTEND | DAEMON, libc::SYS_pread64, &[]),
     // memory/src/iolist.rs: grant copies; from a disk to lent pages
@@ -310,10 +314,10 @@ pub(super) const LIST: &[Allowed] = &[
     // ringfence/src/serve/disks/mod.rs: a disk has something to say
     // uplink/src/team.rs: frames are handed to another thread
     on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_read, &[]),
-    // ringfence/src/serve/disks/opener.rs: where a disk is, when all links are followed
+    // block/src/storage/folders.rs: where a disk is, when all links are followed
     #[cfg(target_arch = "x86_64")]
     on(DAEMON, libc::SYS_readlink, &[]),
-    // ringfence/src/serve/disks/opener.rs: where a disk is, when all links are followed
+    // block/src/storage/folders.rs: where a disk is, when all links are followed
     on(DAEMON, libc::SYS_readlinkat, &[]),
     // memory/src/iolist.rs: frames in several parts, into lent pages
     on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_readv, &[]),

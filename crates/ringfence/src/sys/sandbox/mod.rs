@@ -25,8 +25,11 @@ mod daemon;
 mod landlock;
 mod list;
 pub mod syscalls;
+mod view;
 
 pub(crate) use daemon::Confinement;
+pub(crate) use landlock::Sockets;
+pub(crate) use view::View;
 
 use std::io;
 
