@@ -21,6 +21,8 @@ use crate::support::Noise;
 const LINGER: Duration = Duration::from_secs(3600);
 /// Most descriptors that one message carries.
 const FDS_MAX: u64 = 60;
+/// Lingering sockets of one life.
+const LINGERING: u32 = 24;
 
 /// Runs a frontend as the program does, and attacks from a thread of it.
 pub(crate) fn main() -> u8 {
@@ -29,9 +31,7 @@ pub(crate) fn main() -> u8 {
     if !wants("frontend") {
         return ringfence::frontend::main();
     }
-    let kinds = descriptors();
-    let luggage = pack(&kinds);
-    drop(kinds);
+    let luggage = pack();
     rustix::stdio::dup2_stdout(&luggage).unwrap();
     drop(luggage);
     ringfence::frontend::main_taken_over(move || attack(plan.seed))
@@ -67,9 +67,9 @@ fn memory_files() -> std::io::Result<Vec<OwnedFd>> {
     sets.iter().map(make).collect()
 }
 
-/// Descriptors of all kinds that this process may make.
+/// Descriptors of all kinds that this process may make, whose close does not block.
 fn descriptors() -> Vec<OwnedFd> {
-    let mut found: Vec<OwnedFd> = lingering().into_iter().flatten().collect();
+    let mut found: Vec<OwnedFd> = Vec::new();
     found.extend(full_pipe().into_iter().flatten());
     found.extend(memory_files().unwrap_or_default());
     let paths = ["/", "/dev/null", "/dev/zero", "/dev/full", "/dev/net/tun", "/dev/fuse", "/dev/ptmx"];
@@ -94,32 +94,48 @@ fn descriptors() -> Vec<OwnedFd> {
     found
 }
 
-/// Socket in whose queue the descriptors lie.
-fn pack(kinds: &[OwnedFd]) -> OwnedFd {
+/// Socket in whose queue the descriptors lie: peers of the lingering sockets, each lingering socket,
+/// the others.
+fn pack() -> OwnedFd {
     let flags = SocketFlags::CLOEXEC;
     let pair = rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None);
     let (inside, outside) = pair.unwrap();
-    for few in kinds.chunks(32) {
+    let send = |few: &[OwnedFd]| {
         let few: Vec<BorrowedFd<'_>> = few.iter().map(AsFd::as_fd).collect();
-        send_raw(&outside, b"kinds", &few).unwrap();
-    }
-    // Two generations: a close of this socket closes what lies in it.
-    let nested = [inside.as_fd()];
-    let _ = send_raw(&outside, b"nested", &nested);
+        send_raw(&outside, b"luggage", &few).unwrap();
+    };
+    let (senders, peers): (Vec<_>, Vec<_>) =
+        (0..LINGERING).filter_map(|_| lingering().ok()).map(|[a, b]| (a, b)).unzip();
+    send(&peers);
+    send(&senders);
+    descriptors().chunks(32).for_each(send);
     inside
 }
 
+/// Descriptors as an attacker holds them in its sandbox.
+struct Luggage {
+    /// Peers of the lingering sockets: while they are open and read nothing, a close blocks.
+    _peers: Vec<OwnedFd>,
+    /// Each is sent once, and is then the receiver's alone.
+    lingering: Vec<OwnedFd>,
+    kinds: Vec<OwnedFd>,
+}
+
 /// Takes the descriptors out of standard output's queue.
-fn unpack() -> Vec<OwnedFd> {
+fn unpack() -> Luggage {
     let luggage = rustix::io::fcntl_dupfd_cloexec(rustix::stdio::stdout(), 3).unwrap();
-    let domain = attack::messages(luggage.as_fd());
-    domain.into_iter().flatten().collect()
+    let mut messages = attack::messages(luggage.as_fd()).into_iter();
+    Luggage {
+        _peers: messages.next().unwrap_or_default(),
+        lingering: messages.next().unwrap_or_default(),
+        kinds: messages.flatten().collect(),
+    }
 }
 
 /// Attacks until the process ends.
 fn attack(seed: u64) {
     let mut noise = Noise::from_seed(seed);
-    let kinds = unpack();
+    let mut luggage = unpack();
     // The rings come up first in most lives: an attacker without a device reaches less.
     std::thread::sleep(Duration::from_millis(noise.below(1500)));
     let targets = attack::sockets();
@@ -135,8 +151,14 @@ fn attack(seed: u64) {
         let is_favourite = favourites >> (at % 64) & 1 == 1;
         if is_favourite || noise.below(500) == 0 {
             for _ in 0..[1, 1, 1, 8, 1000][usize::try_from(noise.below(5)).unwrap_or(0)] {
-                let fds = pick(&kinds, &mut noise);
                 let message = message(&mut noise);
+                if noise.below(20) == 0
+                    && let Some(lingering) = luggage.lingering.pop()
+                {
+                    sent += u64::from(send_raw(target, &message, &[lingering.as_fd()]).is_ok());
+                    continue;
+                }
+                let fds = pick(&luggage.kinds, &mut noise);
                 sent += u64::from(send_raw(target, &message, &fds).is_ok());
             }
         }

@@ -25,7 +25,7 @@ use ringfence::sys::Channel;
 use ringfence_platform::local::raw::send_raw;
 
 use crate::support::world::{Families, World};
-use crate::support::{Finished, Noise, Running, eventually};
+use crate::support::{Noise, Running, eventually};
 use crate::watchdog::{STUCK, Series, Watchdog};
 
 /// Attack families: deeds of commands, of frontends, of the host's other processes.
@@ -33,6 +33,8 @@ const ALL: [&str; 8] =
     ["frames", "spoof", "nbd", "control", "files", "uplink", "frontend", "server"];
 const ROUND: Duration = Duration::from_secs(20);
 const ATTACKERS: usize = 3;
+/// Most findings that are kept.
+const FINDINGS_MAX: usize = 1000;
 /// Longest time that a guest may take to come up, and to leave.
 const WITHIN: Duration = Duration::from_secs(60);
 
@@ -106,8 +108,12 @@ struct Record {
 
 impl Record {
     fn find(&self, finding: String) {
-        println!("  FINDING {finding}");
-        self.findings.lock().unwrap().push(finding);
+        let mut findings = self.findings.lock().unwrap();
+        // The same finding again says nothing new, and two hours of it fill a disk.
+        if !findings.contains(&finding) && findings.len() < FINDINGS_MAX {
+            println!("  FINDING {finding}");
+            findings.push(finding);
+        }
     }
 }
 
@@ -177,8 +183,11 @@ pub(crate) fn run(settings: &Settings) -> Option<Vec<String>> {
     for series in &series {
         findings.extend(series.judge());
     }
+    // What one says of the other's end is no finding.
+    let reports = honest.each_ref().map(|guest| guest.stdout.text());
+    findings.extend(reports.iter().flat_map(|said| report(said)));
     for guest in honest {
-        findings.extend(report(guest.end()));
+        guest.end();
     }
     Some(findings)
 }
@@ -287,10 +296,8 @@ fn stranger(world: &World, seed: u64, until: Instant) {
         if held.len() > usize::try_from(noise.below(30)).unwrap() {
             held.clear();
         }
-        // This thread's own close must not wait for an hour.
-        if let Some(stream) = linger {
-            let _ = rustix::net::sockopt::set_socket_linger(&stream, None);
-        }
+        // What was never sent, or was closed by the receiver already, is closed here, for an hour.
+        std::thread::spawn(move || drop(linger));
         std::thread::sleep(Duration::from_millis(noise.below(100)));
     }
 }
@@ -404,9 +411,9 @@ fn print_round(round: u64, honest: &[Running; 2], record: &Record, start: Instan
 }
 
 /// Findings in an honest guest's own report, and seconds without progress.
-fn report(finished: Finished) -> Vec<String> {
+fn report(said: &str) -> Vec<String> {
     let mut findings: Vec<String> = Vec::new();
-    let lines = finished.stdout.lines();
+    let lines = said.lines();
     findings.extend(lines.clone().filter(|l| l.starts_with("FINDING")).map(str::to_owned));
     let ticks: Vec<Vec<u64>> = lines
         .filter_map(|line| line.strip_prefix("TICK "))
