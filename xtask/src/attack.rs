@@ -119,7 +119,8 @@ fn suite(root: &Path, only: &str) -> anyhow::Result<bool> {
             good &= report("an ordinary user", &name, &ordinary.run_tests(&place.0)?);
         } else {
             println!("SKIPPED: {name} as root: only root can do that");
-            good &= report("an ordinary user", &name, &direct(&program).run_tests(&root.join(CRATE))?);
+            good &=
+                report("an ordinary user", &name, &direct(&program).run_tests(&root.join(CRATE))?);
         }
     }
     Ok(good)

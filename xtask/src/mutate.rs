@@ -134,8 +134,7 @@ struct Scratch {
 impl Scratch {
     fn new(root: &Path, target: &Path) -> anyhow::Result<Scratch> {
         let tree = target.join("mutate-tree");
-        let scratch =
-            Scratch { root: root.to_owned(), tree, target: target.join("mutate-target") };
+        let scratch = Scratch { root: root.to_owned(), tree, target: target.join("mutate-target") };
         scratch.remove();
         let add = Cmd::new("git").args(["worktree", "add", "--quiet", "--force", "--detach"]);
         let add = add.args([scratch.tree.as_os_str(), "HEAD".as_ref()]);

@@ -72,8 +72,10 @@ fn descriptors() -> Vec<OwnedFd> {
     let mut found: Vec<OwnedFd> = Vec::new();
     found.extend(full_pipe().into_iter().flatten());
     found.extend(memory_files().unwrap_or_default());
-    let paths = ["/", "/dev/null", "/dev/zero", "/dev/full", "/dev/net/tun", "/dev/fuse", "/dev/ptmx"];
-    let paths = paths.iter().chain(&["/proc/self/ns/user", "/proc/self/ns/net", "/proc/self/fdinfo"]);
+    let paths =
+        ["/", "/dev/null", "/dev/zero", "/dev/full", "/dev/net/tun", "/dev/fuse", "/dev/ptmx"];
+    let paths =
+        paths.iter().chain(&["/proc/self/ns/user", "/proc/self/ns/net", "/proc/self/fdinfo"]);
     for path in paths {
         for flags in [OFlags::RDONLY, OFlags::RDWR, OFlags::PATH] {
             let flags = flags | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
@@ -199,7 +201,9 @@ fn message(noise: &mut Noise) -> Vec<u8> {
         1 => vec![1],
         2 => {
             let mut all = vec![noise.below(9), noise.next()];
-            all.extend((0..6).map(|_| if noise.below(2) == 0 { noise.below(16) } else { noise.next() }));
+            all.extend(
+                (0..6).map(|_| if noise.below(2) == 0 { noise.below(16) } else { noise.next() }),
+            );
             words(&all)
         }
         3 | 4 => {

@@ -51,17 +51,20 @@ fn micros(since: Instant) -> u64 {
 pub(crate) fn main(peer: &str, seed: u64) -> ExitCode {
     let listener = TcpListener::bind(("::", PORT)).unwrap();
     std::thread::spawn(move || serve(&listener));
-    let mut address = None;
+    let (mut address, mut old) = (None, None);
     let found = eventually(WITHIN, || {
-        address = (peer, PORT).to_socket_addrs().ok().and_then(|mut all| all.next());
+        let all: Vec<_> = (peer, PORT).to_socket_addrs().into_iter().flatten().collect();
+        // Streams take the preferred family, pings the other one, since each is attacked.
+        address = all.first().copied();
+        old = all.iter().copied().find(std::net::SocketAddr::is_ipv4).or(address);
         address.is_some_and(|address| TcpStream::connect(address).is_ok())
     });
-    let (true, Some(address)) = (found, address) else {
+    let (true, Some(address), Some(old)) = (found, address, old) else {
         say(&format!("FINDING no connection to {peer} within {WITHIN:?}"));
         return ExitCode::FAILURE;
     };
     std::thread::spawn(move || again("stream", || stream(address, seed)));
-    std::thread::spawn(move || again("ping", || ping(address)));
+    std::thread::spawn(move || again("ping", || ping(old)));
     std::thread::spawn(move || again("disk", || disk(seed)));
     for second in 1_u64.. {
         std::thread::sleep(Duration::from_secs(1));

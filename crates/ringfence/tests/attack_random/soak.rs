@@ -38,7 +38,8 @@ const FINDINGS_MAX: usize = 1000;
 /// Longest time that a guest may take to come up, and to leave.
 const WITHIN: Duration = Duration::from_secs(60);
 
-/// Part of a frontend's life that it reads before its sandbox closes: its environment is empty.
+/// Part of a frontend's life, in the name of its program's file: its environment is empty, and as a user
+/// of its own it may read no file of its launcher.
 pub(crate) struct Plan {
     /// Everything random comes from it.
     pub(crate) seed: u64,
@@ -47,22 +48,23 @@ pub(crate) struct Plan {
 }
 
 impl Plan {
-    fn path_of(program: &Path) -> PathBuf {
-        program.with_extension("plan")
+    /// Name of the program, a second name of `program`.
+    fn name_program(&self, program: &Path) -> PathBuf {
+        let mut name = program.as_os_str().to_owned();
+        name.push(format!(".{}.{}", self.seed, self.families.join("+")));
+        let name = PathBuf::from(name);
+        std::fs::hard_link(program, &name).unwrap();
+        name
     }
 
-    fn write(&self, program: &Path) {
-        let text = format!("{} {}", self.seed, self.families.join(","));
-        std::fs::write(Plan::path_of(program), text).unwrap();
-    }
-
-    /// Reads the plan that lies beside the running program; an empty one if there is none.
+    /// Reads the plan off the name of the running program; an empty one if it has none.
     pub(crate) fn of_this_program() -> Plan {
         let program = std::env::current_exe().unwrap();
-        let text = std::fs::read_to_string(Plan::path_of(&program)).unwrap_or_default();
-        let (seed, families) = text.split_once(' ').unwrap_or(("1", ""));
-        let families = families.split(',').map(str::to_owned).collect();
-        Plan { seed: seed.parse().unwrap(), families }
+        let name = program.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        let mut words = name.split('.').skip(1);
+        let seed = words.next().and_then(|seed| seed.parse().ok()).unwrap_or(1);
+        let families = words.next().unwrap_or_default();
+        Plan { seed, families: families.split('+').map(str::to_owned).collect() }
     }
 }
 
@@ -86,10 +88,8 @@ impl Settings {
             rounds: (rounds as u64).max(1),
             families: get("FAMILIES")
                 .map_or_else(|| ALL.map(str::to_owned).to_vec(), |text| words(&text)),
-            program: get("PROGRAM").map_or_else(
-                || PathBuf::from(env!("CARGO_BIN_EXE_ringfence")),
-                PathBuf::from,
-            ),
+            program: get("PROGRAM")
+                .map_or_else(|| PathBuf::from(env!("CARGO_BIN_EXE_ringfence")), PathBuf::from),
         }
     }
 }
@@ -151,7 +151,9 @@ pub(crate) fn run(settings: &Settings) -> Option<Vec<String>> {
             std::thread::scope(|scope| {
                 for program in &attackers {
                     let (seed, world, record, hostile) = (noise.next(), &world, &record, &hostile);
-                    scope.spawn(move || lives(world, program, settings, seed, until, record, hostile));
+                    scope.spawn(move || {
+                        lives(world, program, settings, seed, until, record, hostile)
+                    });
                 }
                 if settings.families.iter().any(|family| family == "control") {
                     let (seed, world) = (noise.next(), &world);
@@ -192,7 +194,7 @@ pub(crate) fn run(settings: &Settings) -> Option<Vec<String>> {
     Some(findings)
 }
 
-/// Copy of this program beside which a plan lies.
+/// Copy of this program that attackers are names of.
 fn copy(world: &World, number: usize) -> PathBuf {
     let to = world.file(&format!("attacker{number}"));
     std::fs::copy(std::env::current_exe().unwrap(), &to).unwrap();
@@ -204,7 +206,8 @@ fn honest_guest(world: &World, name: &str, peer: &str, seed: u64) -> Running {
     std::fs::File::create(&image).unwrap().set_len(32 << 20).unwrap();
     let this = std::env::current_exe().unwrap();
     let options = format!("--switch s --name {name} --disk {}", image.display());
-    let guest = world.plain_guest(&options, &format!("exec {} honest {peer} {seed}", this.display()));
+    let guest =
+        world.plain_guest(&options, &format!("exec {} honest {peer} {seed}", this.display()));
     guest.wait_up();
     guest
 }
@@ -239,7 +242,8 @@ fn lives(
         let families: Vec<String> =
             settings.families.iter().filter(|_| noise.below(2) == 0).cloned().collect();
         let wants = |family: &str| families.iter().any(|other| other == family);
-        Plan { seed: noise.next(), families: families.clone() }.write(program);
+        let plan = Plan { seed: noise.next(), families: families.clone() };
+        let named = plan.name_program(program);
         let left = until.saturating_duration_since(Instant::now()).as_millis();
         let life = noise.below(u64::try_from(left).unwrap_or(0).max(500)) + 500;
         let disk = if wants("server") {
@@ -250,7 +254,7 @@ fn lives(
         let mode = ["copy", "map", "staging", "window"][usize::try_from(noise.below(4)).unwrap()];
         let script = format!(
             "exec {} run -q --switch s --mode {mode} --disk {disk} -- python3 attacker.py {} {} {}",
-            program.display(),
+            named.display(),
             noise.next() >> 1,
             life as f64 / 1000.0,
             families.join(","),
@@ -265,6 +269,7 @@ fn lives(
             let _ = rustix::process::kill_process(pid, rustix::process::Signal::TERM);
         }
         let gone = eventually(WITHIN, || !guest.as_mut().unwrap().is_running());
+        let _ = std::fs::remove_file(&named);
         if gone {
             let finished = guest.take().unwrap().finish(WITHIN);
             let mut lives = record.lives.lock().unwrap();
@@ -423,7 +428,11 @@ fn report(said: &str) -> Vec<String> {
     let last = |column: usize| ticks.last().and_then(|tick| tick.get(column)).copied();
     println!(
         "  honest guest: {:?} bytes verified, {:?} pings (worst {:?} µs), {:?} disk requests (worst {:?} µs)",
-        last(1), last(2), worst(4), last(3), worst(5),
+        last(1),
+        last(2),
+        worst(4),
+        last(3),
+        worst(5),
     );
     for (column, name) in [(1, "stream"), (2, "ping"), (3, "disk")] {
         if last(column).unwrap_or(0) == 0 {
@@ -432,7 +441,8 @@ fn report(said: &str) -> Vec<String> {
         // Ten seconds without progress: far beyond what a busy machine takes.
         let stalled = ticks.windows(11).find(|w| w[0].get(column) == w[10].get(column));
         if let Some(window) = stalled {
-            findings.push(format!("an honest guest's {name} stood still from second {}", window[0][0]));
+            findings
+                .push(format!("an honest guest's {name} stood still from second {}", window[0][0]));
         }
     }
     findings

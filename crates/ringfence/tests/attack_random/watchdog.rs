@@ -108,7 +108,8 @@ fn watch(processes: &[(String, Process)], end: &AtomicBool, late: &AtomicU64) ->
                 let entry = since.entry(key).or_insert((sample.clone(), before, false));
                 if entry.0 != sample {
                     *entry = (sample, before, false);
-                } else if before.elapsed() + before.saturating_duration_since(entry.1) > STUCK + PERIOD
+                } else if before.elapsed() + before.saturating_duration_since(entry.1)
+                    > STUCK + PERIOD
                     && !entry.2
                 {
                     entry.2 = true;
@@ -140,7 +141,8 @@ fn sample(task: &std::path::Path) -> Option<Sample> {
     if number.is_some_and(|number| STORAGE.contains(&number)) {
         return None;
     }
-    let may_wait = number.is_none_or(|number| WAITS.contains(&number) || OLD_WAITS.contains(&number));
+    let may_wait =
+        number.is_none_or(|number| WAITS.contains(&number) || OLD_WAITS.contains(&number));
     let is_closing = || {
         let stack = fs::read_to_string(task.join("stack")).unwrap_or_default();
         stack.contains("__fput") || stack.contains("task_work_run")
