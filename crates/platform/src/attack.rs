@@ -345,6 +345,42 @@ pub fn set_limit_from_high_address() -> io::Result<()> {
     set.map(drop)
 }
 
+/// Returns second handles of the sockets that this process has open.
+pub fn sockets() -> Vec<OwnedFd> {
+    /// More than any of our processes has.
+    const SEARCHED: RawFd = 4096;
+    let is_socket = |fd: &RawFd| {
+        let (mut kind, mut length) = (0_i32, 4_u32);
+        let (kind, length) = (&raw mut kind, &raw mut length);
+        call!(SYS_getsockopt, *fd, libc::SOL_SOCKET, libc::SO_TYPE, kind, length).is_ok()
+    };
+    let found: Vec<RawFd> = (0..SEARCHED).filter(is_socket).collect();
+    let handle = |fd: RawFd| call!(SYS_fcntl, fd, libc::F_DUPFD_CLOEXEC, 3).ok().map(own);
+    found.into_iter().filter_map(handle).collect()
+}
+
+/// Takes all messages that wait at a socket, and returns the descriptors of each.
+pub fn messages(socket: BorrowedFd<'_>) -> Vec<Vec<OwnedFd>> {
+    use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags};
+    let mut all = Vec::new();
+    loop {
+        let mut bytes = [0; 256];
+        let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(253))];
+        let mut control = RecvAncillaryBuffer::new(&mut space);
+        let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
+        let mut into = [io::IoSliceMut::new(&mut bytes)];
+        match rustix::net::recvmsg(socket, &mut into, &mut control, flags) {
+            Ok(got) if got.bytes > 0 => {}
+            _ => return all,
+        }
+        let rights = control.drain().filter_map(|message| match message {
+            RecvAncillaryMessage::ScmRights(rights) => Some(rights),
+            _ => None,
+        });
+        all.push(rights.flatten().collect());
+    }
+}
+
 /// Whether a file was opened for reading alone.
 ///
 /// # Errors

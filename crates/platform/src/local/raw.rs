@@ -479,6 +479,18 @@ impl RawArena {
         self.views[3].load_u32(gref as usize * 4, SeqCst).unwrap_or(0)
     }
 
+    /// Attempts to take a page back as a granter does: clears its entry, and restores it if the
+    /// grantee uses the page. Returns `true` if the page is the granter's again.
+    pub fn take_back(&self, gref: u32) -> bool {
+        let entry = self.entry(gref);
+        self.set_entry(gref, RawGrantEntry::INVALID);
+        let is_free = self.status(gref) == 0;
+        if !is_free {
+            self.set_entry(gref, entry);
+        }
+        is_free
+    }
+
     /// Punches pages out of the writable or the read-only file.
     ///
     /// # Errors
