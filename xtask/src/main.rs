@@ -3,10 +3,12 @@
 //!
 //! `test` is a table of steps ([`steps`]) over three services: what must be installed and how
 //! ([`tools`]), how a command is run and its tests are counted ([`exec`]), and what the reader is
-//! told at the end ([`report`]). `soak` is what takes too long for it ([`soak`]); `vm` is what needs a
+//! told at the end ([`report`]). `attack` runs the attack suite ([`attack`]), `mutate` removes guards ([`mutate`]). `soak` is what takes too long for it ([`soak`]); `vm` is what needs a
 //! machine of its own ([`vm`]). `tidy` enforces the rules of the house on the sources ([`tidy`]).
 
+mod attack;
 mod exec;
+mod mutate;
 mod packages;
 mod report;
 mod soak;
@@ -48,6 +50,10 @@ enum Command {
     Syscalls,
     /// Run what takes too long for the suite: many transfers, guests, connections
     Soak(soak::SoakArgs),
+    /// Run the attack suite, as root and as an ordinary user; `random` for random attackers
+    Attack(attack::AttackArgs),
+    /// Remove each guard of xtask/mutations.toml, and demand that its test fails
+    Mutate(mutate::MutateArgs),
     /// Run whole machines under emulation: real Xen with its guests, or a plain Linux kernel
     ///
     /// Needs QEMU and xz; everything else is downloaded as Debian packages and unpacked below the
@@ -91,6 +97,9 @@ fn main() -> ExitCode {
         Command::Tidy => run_tidy(),
         Command::Syscalls => write_syscalls(),
         Command::Soak(args) => repository_root().and_then(|root| soak::run(&args, &root)),
+        Command::Attack(args) => repository_root().and_then(|root| attack::run(&args, &root)),
+        Command::Mutate(args) => repository_root()
+            .and_then(|root| mutate::run(&args, &root, &packages::target_directory(&root)?)),
         Command::Vm(args) => repository_root()
             .and_then(|root| vm::run(&args, &root, &packages::target_directory(&root)?)),
         Command::FlowPeer { peer } => soak::peer(&peer),

@@ -6,6 +6,7 @@
 mod atomics;
 mod fuzz;
 mod modules;
+mod mutations;
 mod size;
 mod syscalls;
 mod text;
@@ -94,6 +95,7 @@ fn check_tree(tree: &Tree, config: &Config) -> Vec<Finding> {
     findings.extend(unsafety::check(tree));
     findings.extend(atomics::check(tree, &config.atomics));
     findings.extend(fuzz::check(tree));
+    findings.extend(mutations::check(tree));
     findings.extend(syscalls::check(tree));
     findings.extend(text::check(tree));
     findings.sort();

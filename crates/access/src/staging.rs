@@ -18,6 +18,7 @@
 //! frontend: when the frontend reads the response, nothing of the backend reaches the page.
 
 use std::collections::{HashMap, HashSet};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use ringfence_memory::LentSlice;
 use ringfence_platform::{Access, Gref};
@@ -124,6 +125,30 @@ impl Default for StagingLimits {
     }
 }
 
+/// Limit of staged pages over several vifs. Each page is a mapping, of which a process has a limited
+/// number.
+#[derive(Debug)]
+pub struct StagingPool {
+    used: Mutex<u32>,
+    limit: u32,
+}
+
+impl StagingPool {
+    /// Makes an empty pool for `limit` pages.
+    pub fn new(limit: u32) -> Arc<StagingPool> {
+        Arc::new(StagingPool { used: Mutex::new(0), limit })
+    }
+
+    /// Returns the number of pages that are staged.
+    pub fn used(&self) -> u32 {
+        *self.count()
+    }
+
+    fn count(&self) -> MutexGuard<'_, u32> {
+        self.used.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
 /// Why a list was not accepted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum LedgerRefusal {
@@ -155,6 +180,18 @@ pub enum LedgerRefusal {
         /// Pages allowed.
         limit: u32,
     },
+    /// It would be more than all vifs of a guest, or of this process, may have.
+    #[error(
+        "{wanted} pages more, beside {staged} of other vifs too; together they may have {limit}"
+    )]
+    PoolFull {
+        /// Pages asked for.
+        wanted: u32,
+        /// Pages staged.
+        staged: u32,
+        /// Pages allowed.
+        limit: u32,
+    },
     /// The page is staged already, or comes twice in the list.
     #[error("{gref} is staged already")]
     Twice {
@@ -176,6 +213,7 @@ impl LedgerRefusal {
             LedgerRefusal::Queue { .. } => "staging_no_such_queue",
             LedgerRefusal::QueueFull { .. } => "staging_queue_full",
             LedgerRefusal::GuestFull { .. } => "staging_guest_full",
+            LedgerRefusal::PoolFull { .. } => "staging_pool_full",
             LedgerRefusal::Twice { .. } => "staging_gref_twice",
             LedgerRefusal::TooLarge { .. } => "staging_gref_too_large",
         }
@@ -186,12 +224,34 @@ impl LedgerRefusal {
 pub struct StagingLedger {
     queues: Vec<HashMap<Gref, Access>>,
     limits: StagingLimits,
+    /// Pools that every staged page counts in.
+    pools: Vec<Arc<StagingPool>>,
 }
 
 impl StagingLedger {
     /// Nothing is staged.
     pub fn new(queues: u32, limits: StagingLimits) -> StagingLedger {
-        StagingLedger { queues: (0..queues).map(|_| HashMap::new()).collect(), limits }
+        let queues = (0..queues).map(|_| HashMap::new()).collect();
+        StagingLedger { queues, limits, pools: Vec::new() }
+    }
+
+    /// Counts in these pools, too, from now on. One thread judges and notes for all ledgers of a pool.
+    pub fn share(&mut self, pools: Vec<Arc<StagingPool>>) {
+        self.release(self.staged());
+        self.pools = pools;
+        self.reserve(self.staged());
+    }
+
+    fn reserve(&self, pages: u32) {
+        for pool in &self.pools {
+            *pool.count() += pages;
+        }
+    }
+
+    fn release(&self, pages: u32) {
+        for pool in &self.pools {
+            *pool.count() -= pages;
+        }
     }
 
     /// Most pages that `queue` may have staged, whatever is staged now.
@@ -233,6 +293,11 @@ impl StagingLedger {
             let staged = self.staged();
             return Err(LedgerRefusal::GuestFull { wanted, staged, limit: per_guest });
         }
+        let full = |pool: &&Arc<StagingPool>| pool.used().saturating_add(wanted) > pool.limit;
+        if let Some(pool) = self.pools.iter().find(full) {
+            let (staged, limit) = (pool.used(), pool.limit);
+            return Err(LedgerRefusal::PoolFull { wanted, staged, limit });
+        }
         let mut seen = HashSet::with_capacity(list.len());
         for gref in list {
             if gref.0 >= GREF_LIMIT {
@@ -247,9 +312,11 @@ impl StagingLedger {
 
     /// Notes that `list`, which was [judged](StagingLedger::judge), is staged.
     pub fn note(&mut self, queue: u32, list: impl IntoIterator<Item = (Gref, Access)>) {
+        let before = self.staged();
         if let Ok(place) = self.place(queue) {
             self.queues[place].extend(list);
         }
+        self.reserve(self.staged() - before);
     }
 
     /// What is staged for each queue, in no order.
@@ -269,7 +336,16 @@ impl StagingLedger {
         list: &[Gref],
     ) -> Result<Vec<Option<Access>>, LedgerRefusal> {
         let place = self.place(queue)?;
-        Ok(list.iter().map(|gref| self.queues[place].remove(gref)).collect())
+        let before = self.staged();
+        let struck = list.iter().map(|gref| self.queues[place].remove(gref)).collect();
+        self.release(before - self.staged());
+        Ok(struck)
+    }
+}
+
+impl Drop for StagingLedger {
+    fn drop(&mut self) {
+        self.release(self.staged());
     }
 }
 
@@ -305,6 +381,35 @@ mod tests {
         assert!(table.get(Gref(9), Access::ReadOnly).is_none());
         table.add(vec![page(9, Access::ReadOnly)]).unwrap();
         assert_eq!(table.pages.len(), 3, "places are used again");
+    }
+
+    #[test]
+    fn ledgers_of_one_pool_stay_below_its_limit_together() {
+        let (guest, process) = (StagingPool::new(6), StagingPool::new(8));
+        let make = |pools: &[&Arc<StagingPool>]| {
+            let mut ledger = StagingLedger::new(1, StagingLimits { per_queue: 5, per_guest: 5 });
+            ledger.share(pools.iter().map(|pool| Arc::clone(pool)).collect());
+            ledger
+        };
+        let grefs = |count: u32| (0..count).map(Gref).collect::<Vec<_>>();
+        let noted = |count| grefs(count).into_iter().map(|gref| (gref, Access::ReadOnly));
+        let (mut one, mut two) = (make(&[&guest, &process]), make(&[&guest, &process]));
+        let mut other = make(&[&process]);
+        one.judge(0, &grefs(4)).unwrap();
+        one.note(0, noted(4));
+        let refused = two.judge(0, &grefs(3)).unwrap_err();
+        assert_eq!(refused, LedgerRefusal::PoolFull { wanted: 3, staged: 4, limit: 6 });
+        assert_eq!(refused.label(), "staging_pool_full");
+        two.judge(0, &grefs(2)).unwrap();
+        two.note(0, noted(2));
+        // Another guest has what the process has left.
+        assert!(matches!(other.judge(0, &grefs(3)), Err(LedgerRefusal::PoolFull { limit: 8, .. })));
+        other.judge(0, &grefs(2)).unwrap();
+        one.strike(0, &grefs(2)).unwrap();
+        assert_eq!((guest.used(), process.used()), (4, 4));
+        drop((one, two));
+        assert_eq!((guest.used(), process.used()), (0, 0));
+        other.judge(0, &grefs(5)).unwrap();
     }
 
     #[test]

@@ -34,6 +34,17 @@ drop_reasons! {
     BadSource = "bad_source";
     /// The source address belongs to another port, or is not the one this port must use.
     SpoofedSource = "spoofed_source";
+    /// The IP source, the ARP sender or the neighbour discovery target is not an address of this port.
+    SpoofedAddress = "spoofed_address";
+    /// A router's message (advertisement, redirect) from a port that may not send any.
+    RouterMessage = "router_message";
+    /// A DHCP server's message from a port that may not send any.
+    DhcpServer = "dhcp_server";
+    /// The address filter cannot read the headers: malformed, too deep, or neighbour discovery in a
+    /// fragment.
+    BadHeaders = "bad_headers";
+    /// A protocol whose addresses the address filter does not know.
+    UnknownProtocol = "unknown_protocol";
     /// To 01:80:C2:00:00:00 to 0F, which no bridge forwards (IEEE 802.1Q, 8.6.3).
     LinkLocal = "link_local";
     /// The destination is behind the port by which the frame came.

@@ -264,6 +264,28 @@ fn every_message_is_answered() {
     }
 }
 
+/// Ranges that end beyond the hash mapping are refused by the sum of offset and length, also where it
+/// overflows, before the page of the entries is fetched; the table stays as it was.
+#[test]
+fn xsa_270_hash_mapping_beyond_the_table_is_refused_before_its_page_is_fetched() {
+    let mut d = Dialogue::new();
+    assert_eq!(d.ask(CtrlMessage::SetHashAlgorithm(1)), (OK, 0));
+    assert_eq!(d.ask(CtrlMessage::SetHashFlags(HashTypes::ALL)), (OK, 0));
+    assert_eq!(d.ask(CtrlMessage::SetHashMappingSize { entries: 4 }), (OK, 0));
+    let page = d.list.gref();
+    d.list.memory().copy_from(0, &[1, 0, 0, 0, 1, 0, 0, 0]).unwrap();
+    let set = |page, entries, first| CtrlMessage::SetHashMapping { page, entries, first };
+    assert_eq!(d.ask(set(page, 1, 3)), (OK, 0), "the last entry is one");
+    for (entries, first) in [(1, 4), (2, 3), (5, 0), (1, u32::MAX), (1023, u32::MAX - 1022)] {
+        assert_eq!(d.ask(set(page, entries, first)), (OVERFLOW, 0), "{entries} from {first}");
+        // A page that is not granted is INVALID where it is fetched.
+        assert_eq!(d.ask(set(Gref(4000), entries, first)), (OVERFLOW, 0), "it was fetched");
+    }
+    assert_eq!(d.ask(set(Gref(4000), 1, 3)), (INVALID, 0));
+    let steering = d.ports.steering.clone().unwrap();
+    assert_eq!([0, 1, 2, 3].map(|hash| steering.queue(hash)), [0, 0, 0, 1]);
+}
+
 #[test]
 fn the_size_is_the_most_there_may_be_whatever_is_staged() {
     let mut d = Dialogue::new();

@@ -10,9 +10,10 @@ use ringfence_platform::local::hub::{Hub, HubHandle, HubLimits};
 use ringfence_platform::local::raw::process::{
     alone, descriptors, descriptors_settled, resident_pages,
 };
-use ringfence_platform::local::raw::{RawArena, RawDomain, RawError, kind, refusal, send_raw};
+use ringfence_platform::local::raw::{RawArena, RawDomain, RawError, kind, refusal};
 use ringfence_platform::local::{ArenaShape, LocalPlatform};
 use ringfence_platform::{Access, Channel, DomId, Granter, Platform};
+use ringfence_sys::descriptors::testing::send_raw;
 use ringfence_wire::xenstore::{NodeAccess, PermissionList};
 use ringfence_xenstore::StoreAccess;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
@@ -491,4 +492,100 @@ fn descriptors_under_way_elsewhere_do_not_end_a_connection() {
         }
         scene.neighbour_works();
     });
+}
+
+/// The kernel counts descriptors under way for all processes of a user, so one domain must not have many.
+#[test]
+fn domain_that_leaves_a_descriptor_unread_and_asks_for_more_is_disconnected() {
+    let mut scene = Scene::new();
+    for (kind, args) in [(kind::STORE, &[][..]), (kind::ALLOC, &[0][..])] {
+        let mut domain = scene.domain();
+        let before = scene.faults("hub_reply_not_taken");
+        for _ in 0..8 {
+            // Refused once the hub has hung up.
+            let _ = domain.ask(kind, args, &[]);
+        }
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while scene.faults("hub_reply_not_taken") == before {
+            assert!(Instant::now() < deadline, "it is still connected");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let mut taken = 0;
+        while let Ok((_, fds)) = domain.receive() {
+            taken += fds.len();
+        }
+        assert!(taken <= 1, "{taken} descriptors were under way");
+        scene.neighbour_works();
+    }
+}
+
+/// A TCP connection whose close blocks for an hour, and the end that does not read.
+fn lingering() -> (OwnedFd, std::net::TcpStream) {
+    use std::io::Write;
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let mut writer = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    let (reader, _) = listener.accept().unwrap();
+    writer.set_nonblocking(true).unwrap();
+    while writer.write(&[0; 65536]).is_ok() {}
+    let hour = Some(Duration::from_secs(3600));
+    rustix::net::sockopt::set_socket_linger(&writer, hour).unwrap();
+    (writer.into(), reader)
+}
+
+/// A hub finds them in its queues, and has the last references.
+#[test]
+fn lingering_descriptors_sent_to_the_hub_do_not_block_it() {
+    let directory = tempfile::tempdir().unwrap();
+    let address = SocketAddrUnix::new(directory.path().join("hub")).unwrap();
+    let socket = || {
+        let kind = SocketType::SEQPACKET;
+        rustix::net::socket_with(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC, None).unwrap()
+    };
+    let listener = socket();
+    rustix::net::bind(&listener, &address).unwrap();
+    rustix::net::listen(&listener, 16).unwrap();
+    let mut kept = Vec::new();
+    for (kind, args, count) in [
+        (kind::HELLO, &[u32::MAX][..], 1),
+        (kind::LEND, &[0, 4, 4, 32][..], 4),
+        (kind::LEND, &[0, 4, 4, 32][..], 5),
+        (kind::STORE, &[][..], 60),
+    ] {
+        let caller = socket();
+        rustix::net::connect(&caller, &address).unwrap();
+        let mut domain = RawDomain::silent(caller);
+        let (writer, reader) = lingering();
+        let (second, second_reader) = lingering();
+        domain.ask(kind, args, &vec![writer.as_fd(); count]).unwrap();
+        // Behind a message that ends the connection: closed with its queue.
+        send_raw(&domain.socket, &[1], &[second.as_fd()]).unwrap();
+        send_raw(&domain.socket, &[1], &[second.as_fd()]).unwrap();
+        drop((writer, second));
+        kept.push((domain, reader, second_reader));
+    }
+    let mut scene = Scene::listening(HubLimits::default(), Some(listener));
+    scene.neighbour_works();
+    for (domain, ..) in &kept {
+        while !matches!(domain.receive(), Err(RawError::Closed)) {}
+    }
+    scene.neighbour_works();
+}
+
+#[test]
+fn descriptor_over_a_socket_of_the_hub_is_refused_before_the_other_end_is_used() {
+    let name = rustix::system::uname();
+    let mut numbers = name.release().to_str().unwrap().split(['.', '-']);
+    let mut next = || numbers.next().and_then(|n| n.parse::<u32>().ok()).unwrap_or(0);
+    if (next(), next()) < (6, 16) {
+        eprintln!("SKIPPED: this kernel has no SO_PASSRIGHTS (Linux 6.16)");
+        return;
+    }
+    let scene = Scene::new();
+    let mut domain = scene.domain();
+    let channel = domain.alloc(DomId(0)).unwrap();
+    let store = domain.store_socket().unwrap();
+    for socket in [&channel.socket, &store] {
+        let refused = send_raw(socket, &[1], &[spare().as_fd()]).unwrap_err();
+        assert_eq!(refused.kind(), std::io::ErrorKind::PermissionDenied);
+    }
 }

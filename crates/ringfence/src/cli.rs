@@ -2,6 +2,7 @@
 
 use std::ffi::OsString;
 use std::net::IpAddr;
+use std::path::PathBuf;
 
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{Args, CommandFactory, Parser, Subcommand};
@@ -11,11 +12,12 @@ use crate::disk::DiskSpec;
 use crate::guest::Address;
 use crate::hub::HubArgs;
 use crate::launch::report::Loudness;
-use crate::launch::{Link, Options, Protect, UplinkChoice};
+use crate::launch::{Link, Options, Protect, UplinkChoice, ViewOptions};
 use crate::names::{parse_name, parse_switch_name};
 use crate::serve::ServeArgs;
 use crate::serve::show::StatusArgs;
 use crate::uplink::forward::ForwardSpec;
+use crate::uplink::local::LocalPrefix;
 use ringfence_access::Mode;
 use ringfence_frame::orders::TxStaging;
 use ringfence_net::features::OffloadKeys;
@@ -76,6 +78,9 @@ pub enum Command {
     },
 }
 
+/// The heading of the options that decide about files.
+const FILES: &str = "Files";
+
 const RUN_EXAMPLES: &str = "\
 Examples:
   A shell with a network interface:
@@ -113,10 +118,12 @@ Exit status:
 ///
 /// Its up0 leads to the host's network, with the host's own addresses and routes: another process,
 /// which has no right but to open sockets, turns its packets into the host's connections. The host's
-/// loopback is out of reach, and nobody outside reaches the guest, unless that is asked for.
+/// own addresses, loopback among them, and link-local ones are out of reach, and nobody outside reaches
+/// the guest, unless that is asked for.
 ///
 /// Files are those of the host, with the rights of whoever runs this. (As an ordinary user the
-/// command sees itself as root, and cannot do more than that user.)
+/// command sees itself as root, and cannot do more than that user. As root it can change every file of
+/// the computer.) The sockets of the host's programs are hidden.
 #[derive(Debug, Args)]
 #[command(after_help = RUN_EXAMPLES)]
 pub struct RunArgs {
@@ -129,8 +136,21 @@ pub struct RunArgs {
     pub name: Option<String>,
 
     /// An address on the switch in place of those that are chosen; may be given several times
-    #[arg(long = "address", value_name = "IP/LEN")]
+    #[arg(long = "address", value_name = "IP/LEN", value_parser = Address::parse_assignable)]
     pub addresses: Vec<Address>,
+
+    /// Let the guest route: its packets may have any IP source, and be of other protocols than IP
+    ///
+    /// Without this option, the switch drops what the guest sends from an address other than its own.
+    /// Its Ethernet address, ARP and IPv6 neighbour discovery are checked in any case.
+    #[arg(long)]
+    pub forwarding: bool,
+
+    /// Let the guest configure others: router advertisements, ICMP redirects, DHCP and DHCPv6 replies
+    ///
+    /// Without this option, the switch drops these messages from the guest.
+    #[arg(long)]
+    pub advertise: bool,
 
     /// Where the guest's packets go that are for nobody on the switch [default: host]
     #[arg(long, value_enum)]
@@ -147,9 +167,16 @@ pub struct RunArgs {
     /// Have a port of the host lead to the guest; may be given several times
     ///
     /// For example `8080:80`, `127.0.0.1:8080:80`, `[::1]:8080:80`, `8000-8010`, `5353:53/udp`. The
-    /// command sees the addresses that clients really have.
+    /// command sees the addresses that clients really have. Without IP the port listens at every address
+    /// of the host, IPv4 and IPv6, as it does with Docker and Podman: whoever reaches the host reaches the
+    /// command. --publish-default changes that.
     #[arg(short, long = "publish", value_name = "[IP:]PORT[-LAST][:GUESTPORT][/udp]")]
     pub publish: Vec<ForwardSpec>,
+
+    /// The address at which ports of -p listen that name none, such as 127.0.0.1; may be given several
+    /// times, for IPv4 and IPv6 [default: every address of the host]
+    #[arg(long, value_name = "IP")]
+    pub publish_default: Vec<IpAddr>,
 
     /// An address on the host's network in place of the host's own; may be given several times
     #[arg(long = "uplink-address", value_name = "IP/LEN")]
@@ -166,6 +193,13 @@ pub struct RunArgs {
     /// Let this address, in the guest, lead to the host's loopback: 127.0.0.1 or ::1
     #[arg(long, value_name = "IP")]
     pub host_loopback: Vec<IpAddr>,
+
+    /// Let the guest reach these addresses of the host itself, or of its link; may be given several times
+    ///
+    /// Without it every address of the host and every link-local one (169.254.0.0/16, fe80::/10: among
+    /// them the metadata services of clouds) is out of reach, but for the host's name servers, on port 53.
+    #[arg(long, value_name = "IP[/LEN]")]
+    pub allow_local: Vec<LocalPrefix>,
 
     /// How pages are shared with the driver domain
     #[arg(long, default_value = "copy", value_parser = mode_parser())]
@@ -207,6 +241,37 @@ pub struct RunArgs {
     /// Give the host a leg on the switch, an interface of this name (needs CAP_NET_ADMIN)
     #[arg(long, value_name = "NAME", value_parser = parse_interface)]
     pub host_tap: Option<String>,
+
+    /// Let the command reach the host's Unix sockets and the directory of your session
+    ///
+    /// Without it, D-Bus, the display, ssh-agent, gpg-agent, Podman, Docker and whatever else listens at a
+    /// socket on this computer are hidden, $XDG_RUNTIME_DIR is empty, and the variables that name them
+    /// are not set. Ringfence's own directory is hidden in any case.
+    #[arg(long, help_heading = FILES)]
+    pub share_runtime: bool,
+
+    /// Make this directory the command's root directory
+    ///
+    /// It must have the directories /dev, /proc and /sys, which get the host's devices and the guest's own
+    /// processes and interfaces.
+    #[arg(long, value_name = "DIR", help_heading = FILES)]
+    pub root: Option<PathBuf>,
+
+    /// Let the command write nothing below this path; may be given several times
+    #[arg(long = "ro", value_name = "PATH", help_heading = FILES)]
+    pub read_only: Vec<PathBuf>,
+
+    /// Let it write below this path all the same: an exception of --ro; may be given several times
+    #[arg(long = "rw", value_name = "PATH", help_heading = FILES)]
+    pub writable: Vec<PathBuf>,
+
+    /// Put an empty directory, in memory, in the place of this one; may be given several times
+    #[arg(long = "tmpfs", value_name = "PATH", help_heading = FILES)]
+    pub empty: Vec<PathBuf>,
+
+    /// Hide this file or directory from the command; may be given several times
+    #[arg(long = "hide", value_name = "PATH", help_heading = FILES)]
+    pub hidden: Vec<PathBuf>,
 
     /// What the guest takes unfinished: `all`, `none`, or some of sg,tso4,tso6,csum4,csum6
     #[arg(long, value_name = "LIST", default_value_t = OffloadKeys::ALL, hide = true)]
@@ -283,12 +348,16 @@ impl RunArgs {
             switch: Some(self.switch).filter(|switch| switch != NO_SWITCH),
             name: self.name,
             addresses: self.addresses,
+            forwarding: self.forwarding,
+            advertise: self.advertise,
             uplink: self.uplink,
             uplink_addresses: self.uplink_addresses,
             uplink_gateways: self.uplink_gateways,
             name_servers: self.name_servers,
             host_loopback: self.host_loopback,
+            allow_local: self.allow_local,
             forwards: self.publish,
+            publish_default: self.publish_default,
             link: self.link,
             protect: self.protect,
             mode: self.mode,
@@ -301,6 +370,14 @@ impl RunArgs {
             host_offload: self.host_offload,
             host_tap: self.host_tap,
             disks: self.disks,
+            view: ViewOptions {
+                share_runtime: self.share_runtime,
+                root: self.root,
+                read_only: self.read_only,
+                writable: self.writable,
+                empty: self.empty,
+                hidden: self.hidden,
+            },
             loudness,
             command: self.command,
         }
@@ -418,6 +495,9 @@ mod tests {
             "--uplink moon",
             "-p http",
             "--dns one",
+            "--allow-local 127.0.0.1",
+            "--allow-local 10.0.0.0/40",
+            "--publish-default moon",
             "--host-tap a/b",
             "--disk x,cache=fast",
             "--host-tap 1234567890123456",

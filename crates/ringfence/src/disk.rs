@@ -40,7 +40,7 @@ pub enum Source {
     },
 }
 
-const OF_FILES: &str = "ro, discard, mode=, cache=, bounce= and sector=512|4096";
+const OF_FILES: &str = "ro, discard, mode=, cache=, bounce=, format=raw and sector=512|4096";
 const OF_SERVERS: &str = "ro, mode=, connect=, stall= and timeout=SECONDS";
 
 /// Takes an option that a disk of any kind has; false if it is another.
@@ -61,6 +61,7 @@ fn of_file(options: &mut FileOptions, (name, value): (&str, &str)) -> Result<boo
     let text = |error: &dyn std::fmt::Display| error.to_string();
     match (name, value) {
         ("discard", "") => options.discard = true,
+        ("format", "raw") => options.raw = true,
         ("cache", _) => options.cache = value.parse().map_err(|e| text(&e))?,
         ("bounce", _) => options.bounce = value.parse().map_err(|e| text(&e))?,
         ("sector", "512") => options.sector_size = Some(512),
@@ -145,7 +146,7 @@ mod tests {
         let spec: DiskSpec = "/a=b.img".parse().unwrap();
         assert_eq!(spec.source, file("/a=b.img", FileOptions::default()));
         assert_eq!(spec.mode, Mode::Persistent);
-        let text = "x,ro,mode=map,cache=writethrough,bounce=always,sector=4096,discard";
+        let text = "x,ro,mode=map,cache=writethrough,bounce=always,sector=4096,discard,format=raw";
         let spec: DiskSpec = text.parse().unwrap();
         assert_eq!(spec.mode, Mode::Map);
         let wanted = FileOptions {
@@ -154,6 +155,7 @@ mod tests {
             bounce: Bounce::Always,
             sector_size: Some(4096),
             discard: true,
+            raw: true,
             ..FileOptions::default()
         };
         assert_eq!(spec.source, file("x", wanted));
@@ -184,6 +186,7 @@ mod tests {
             ("x,rw", "`rw` is no option"),
             ("x,ro=1", "`ro=1` is no option"),
             ("x,sector=1024", "sector"),
+            ("x,format=qcow2", "format=raw"),
             ("x,cache=direct", "writethrough"),
             ("x,mode=staging", "persistent and window"),
             ("x,timeout=3", "`timeout=3` is no option"),

@@ -15,6 +15,7 @@
 //! * [`uplink`]: a guest's way to the host's network.
 
 pub mod attach;
+pub mod causes;
 pub mod cli;
 pub mod demo;
 pub mod disk;
@@ -67,6 +68,36 @@ pub fn main_with(cli: Cli) -> u8 {
                 }
             }
         },
+    }
+}
+
+/// Checks that the stack may grow as far as reading the command line needs; else says so.
+///
+/// # Errors
+///
+/// The exit status.
+pub fn check_stack() -> Result<(), u8> {
+    /// Release builds need some 100 KiB.
+    const NEEDED: u64 = 256 * 1024;
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Stack).current;
+    match limit.filter(|bytes| *bytes < NEEDED) {
+        None => Ok(()),
+        Some(bytes) => Err(fail(&format_args!(
+            "the limit of the stack is {} KiB, and {} KiB are needed: `ulimit -s 8192`",
+            bytes / 1024,
+            NEEDED / 1024
+        ))),
+    }
+}
+
+/// Prints the help, the version, or an error of the command line; returns the exit status.
+pub fn tell(told: &clap::Error) -> u8 {
+    let printed = told.print().and_then(|()| std::io::Write::flush(&mut std::io::stdout()));
+    match printed {
+        Err(error) if !told.use_stderr() && error.kind() != std::io::ErrorKind::BrokenPipe => {
+            fail(&format_args!("standard output: {error}"))
+        }
+        _ => u8::try_from(told.exit_code()).unwrap_or(STATUS_FAILED),
     }
 }
 

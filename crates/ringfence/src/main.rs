@@ -7,5 +7,11 @@ use clap::Parser;
 use ringfence::cli::Cli;
 
 fn main() -> ExitCode {
-    ringfence::main_with(Cli::parse()).into()
+    if let Err(status) = ringfence::check_stack() {
+        return status.into();
+    }
+    match Cli::try_parse() {
+        Ok(cli) => ringfence::main_with(cli).into(),
+        Err(told) => ringfence::tell(&told).into(),
+    }
 }

@@ -65,7 +65,7 @@ impl PortHost for Usher<'_> {
     fn attach(&mut self, device: &DeviceId, port: Box<dyn Port>) {
         self.detach(device);
         let name = device_name(device);
-        match self.dataplane.add_port(port, self.policy, &name) {
+        match self.dataplane.add_port(port, self.policy.clone(), &name) {
             Ok(id) => self.seat.port = Some(id),
             Err(error) => tracing::error!(%name, %error, "the port was not added"),
         }

@@ -6,6 +6,7 @@
 //!
 //! ```text
 //! launcher                               driver domain
+//!   Hello + user namespace ─────────────>  proof of being a launcher
 //!   Attach ─────────────────────────────>  gives a domain number, addresses, makes the vif
 //!   <───────────────────────── Attached    + frontend's hub connection, guest's store connection
 //!   HostLeg + TAP ──────────────────────>  (with --host-tap) the host's own leg
@@ -33,7 +34,8 @@ use crate::guest::Address;
 /// The version of this protocol; both ends are of one build, or they refuse each other.
 pub const VERSION: &str = env!("CARGO_PKG_VERSION");
 
-/// The first order to a driver domain, over its own channel, with the listening socket.
+/// The first order to a driver domain, over its own channel, with the listening socket and the
+/// launcher's user namespace.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DriverConfig {
     /// The switch's name.
@@ -54,6 +56,12 @@ pub enum DriverReport {
 /// From a launcher.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ToDriver {
+    /// The first message: proof of being a launcher, with a descriptor of its user namespace
+    /// ([`crate::launch::proof`]). It is not answered, unless by [`FromDriver::Refused`].
+    Hello {
+        /// [`VERSION`].
+        version: String,
+    },
     /// A guest wants a vif.
     Attach(Box<AttachRequest>),
     /// The host's leg was made; with the descriptors of its TAP's queues.
@@ -98,6 +106,10 @@ pub struct AttachRequest {
     pub offloads: String,
     /// Join small packets on their way to it.
     pub coalesce: bool,
+    /// The guest routes: it may send packets from any IP address.
+    pub forwarding: bool,
+    /// The guest configures others: it may send messages of routers and of DHCP servers.
+    pub advertise: bool,
     /// Also reserve addresses for a leg of the host.
     pub host_leg: bool,
 }

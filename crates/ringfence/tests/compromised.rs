@@ -192,6 +192,7 @@ fn attack_system(outcomes: &mut Outcomes) {
     outcomes.note("io_uring_setup", attack::io_uring());
     outcomes.note("userfaultfd", attack::userfaultfd());
     outcomes.note("prctl", attack::become_dumpable());
+    outcomes.note("prlimit64 of a high address", attack::set_limit_from_high_address());
     outcomes.note("perf_event_open", attack::performance_counter());
     outcomes.note("bpf", attack::bpf_map());
     outcomes.note("fork", attack::fork());

@@ -2,23 +2,24 @@
 //!
 //! A sequenced-packet socket, one JSON value a packet, descriptors alongside. Both ends are this
 //! same program, but an end may be taken over together with its process: so what is received is
-//! bounded in size, in descriptors, and in the time that handling it takes.
+//! bounded in size, in descriptors, and in the time that handling it takes. Descriptors that are not
+//! taken out of [`Descriptors`] are disposed of: closing them could block.
 
 // #syscall all sendmsg,recvmsg: orders and reports, with descriptors
 // #syscall all getsockopt 1=SOL_SOCKET: the type of a channel
 // #syscall all fcntl 1=F_DUPFD_CLOEXEC: a second handle
 // #syscall all ppoll: waiting for orders
 
-use std::io::{self, IoSlice, IoSliceMut};
+use std::io::{self, IoSlice};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
+use ringfence_sys::descriptors::{self, Descriptors, MessageError, receive_message};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{
-    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
-    SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketFlags, SocketType,
+    AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketFlags, SocketType,
 };
 use serde::{Serialize, de::DeserializeOwned};
 
@@ -52,6 +53,9 @@ pub enum ChannelError {
         /// Its descriptors.
         fds: usize,
     },
+    /// The other end does not read what it was sent.
+    #[error("the other end does not read what it is sent")]
+    Full,
     /// The message was not one that is expected here.
     #[error("a message that cannot be read: {0}")]
     Malformed(#[from] serde_json::Error),
@@ -72,6 +76,7 @@ impl From<Errno> for ChannelError {
     fn from(errno: Errno) -> ChannelError {
         match errno {
             Errno::PIPE | Errno::CONNRESET | Errno::NOTCONN => ChannelError::Closed,
+            Errno::AGAIN => ChannelError::Full,
             other => ChannelError::System(other.into()),
         }
     }
@@ -176,6 +181,24 @@ impl Channel {
         self.send_with(message, fds, SendFlags::NOSIGNAL)
     }
 
+    /// Sends one message without waiting, for a thread that serves others as well.
+    ///
+    /// # Errors
+    ///
+    /// [`ChannelError::Full`] when the other end does not read, besides those of [`Channel::send`].
+    pub fn send_now<T: Serialize>(
+        &self,
+        message: &T,
+        fds: &[BorrowedFd<'_>],
+    ) -> Result<(), ChannelError> {
+        self.send_with(message, fds, SendFlags::NOSIGNAL | SendFlags::DONTWAIT)
+    }
+
+    /// Closes this end without blocking, whatever the other one has sent.
+    pub fn dispose(self) {
+        descriptors::dispose_socket(self.socket);
+    }
+
     /// Sends one message if there is room for it, else drops it. For remarks that must not hold
     /// up the sender.
     pub fn send_or_drop<T: Serialize>(&self, message: &T) {
@@ -209,31 +232,13 @@ impl Channel {
     /// # Errors
     ///
     /// [`ChannelError::Closed`] when the other end is gone and every message of it was read.
-    pub fn receive<T: DeserializeOwned>(&self) -> Result<(T, Vec<OwnedFd>), ChannelError> {
-        let mut bytes = vec![0; MESSAGE_MAX];
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FDS_MAX))];
-        let mut control = RecvAncillaryBuffer::new(&mut space);
-        let got = rustix::io::retry_on_intr(|| {
-            rustix::net::recvmsg(
-                &self.socket,
-                &mut [IoSliceMut::new(&mut bytes)],
-                &mut control,
-                RecvFlags::CMSG_CLOEXEC,
-            )
-        })?;
-        let mut fds = Vec::new();
-        for message in control.drain() {
-            if let RecvAncillaryMessage::ScmRights(received) = message {
-                fds.extend(received);
+    pub fn receive<T: DeserializeOwned>(&self) -> Result<(T, Descriptors), ChannelError> {
+        loop {
+            if let Some(received) = self.try_receive()? {
+                return Ok(received);
             }
+            wait_readable(self, None)?;
         }
-        if got.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC) {
-            return Err(ChannelError::TooLarge { size: got.bytes, fds: fds.len() });
-        }
-        if got.bytes == 0 {
-            return Err(ChannelError::Closed);
-        }
-        Ok((serde_json::from_slice(&bytes[..got.bytes])?, fds))
     }
 
     /// As [`Channel::receive`], but gives up after `timeout`.
@@ -244,7 +249,7 @@ impl Channel {
     pub fn receive_within<T: DeserializeOwned>(
         &self,
         timeout: Duration,
-    ) -> Result<(T, Vec<OwnedFd>), ChannelError> {
+    ) -> Result<(T, Descriptors), ChannelError> {
         if wait_readable(self, Some(timeout))? {
             self.receive()
         } else {
@@ -259,8 +264,35 @@ impl Channel {
     /// Those of [`Channel::receive`].
     pub fn try_receive<T: DeserializeOwned>(
         &self,
-    ) -> Result<Option<(T, Vec<OwnedFd>)>, ChannelError> {
-        if wait_readable(self, Some(Duration::ZERO))? { self.receive().map(Some) } else { Ok(None) }
+    ) -> Result<Option<(T, Descriptors)>, ChannelError> {
+        self.try_receive_with(FDS_MAX)
+    }
+
+    /// As [`Channel::try_receive`], of a message that has at most `fds_max` descriptors.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Channel::receive`].
+    pub fn try_receive_with<T: DeserializeOwned>(
+        &self,
+        fds_max: usize,
+    ) -> Result<Option<(T, Descriptors)>, ChannelError> {
+        let mut bytes = vec![0; MESSAGE_MAX];
+        let got = match receive_message(&self.socket, &mut bytes, fds_max) {
+            Ok(got) => got,
+            Err(MessageError::System(Errno::AGAIN | Errno::INTR)) => return Ok(None),
+            Err(MessageError::System(errno)) => return Err(errno.into()),
+            Err(MessageError::Descriptors { limit }) => {
+                return Err(ChannelError::TooLarge { size: 0, fds: limit + 1 });
+            }
+            Err(MessageError::Bytes { limit }) => {
+                return Err(ChannelError::TooLarge { size: limit + 1, fds: 0 });
+            }
+        };
+        if got.bytes == 0 {
+            return Err(ChannelError::Closed);
+        }
+        Ok(Some((serde_json::from_slice(&bytes[..got.bytes])?, got.descriptors)))
     }
 }
 
@@ -274,10 +306,9 @@ impl AsFd for Channel {
 ///
 /// # Errors
 ///
-/// [`ChannelError::Descriptors`] for any other number; all of them are closed then.
-pub fn expect_fds<const N: usize>(fds: Vec<OwnedFd>) -> Result<[OwnedFd; N], ChannelError> {
-    let found = fds.len();
-    fds.try_into().map_err(|_| ChannelError::Descriptors { found, expected: N })
+/// [`ChannelError::Descriptors`] for any other number; all of them are disposed of then.
+pub fn expect_fds<const N: usize>(fds: Descriptors) -> Result<[OwnedFd; N], ChannelError> {
+    fds.exactly().map_err(|found| ChannelError::Descriptors { found, expected: N })
 }
 
 /// Waits until something can be read (or the other end is closed); `false` when `timeout` ran

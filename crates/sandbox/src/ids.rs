@@ -5,6 +5,9 @@
 //! | root | every id as it is | 0 inside; outside an id that nobody has, another one each |
 //! | a user | 0 inside, the user outside | 0 inside, the user outside |
 //!
+//! A guest's init and command live in a user namespace nested in the guest's, with the same ids.
+//! What is mounted in the outer one is locked for them.
+//!
 //! A guest's command reads and writes files as whoever started it would. The other two need no
 //! file at all, so as root they get ids of their own: then even a process that escaped from all
 //! its namespaces could not touch the others. A user has but one id to give; what then keeps the
@@ -54,6 +57,24 @@ pub fn may_map_any() -> io::Result<bool> {
     let needed = CapabilitySet::SETUID | CapabilitySet::SETGID | SETFCAP;
     let held = rustix::thread::capabilities(None)?.effective;
     Ok(rustix::process::geteuid().is_root() && held.contains(needed))
+}
+
+/// Returns `true` if this process is root, and root of a user namespace that has every id as it is: as far
+/// as can be seen from here, the computer's own.
+///
+/// # Errors
+///
+/// When `/proc` cannot be read.
+pub fn is_host_root() -> io::Result<bool> {
+    let is_root = rustix::process::geteuid().is_root();
+    Ok(is_root && fs::read_to_string("/proc/self/uid_map").map(|map| is_complete(&map))?)
+}
+
+/// Returns `true` if a map gives every id as it is.
+fn is_complete(map: &str) -> bool {
+    let mut columns = map.split_ascii_whitespace();
+    let all = ["0", "0", "4294967295"].iter().all(|column| columns.next() == Some(column));
+    all && columns.next().is_none()
 }
 
 impl Maps {
@@ -161,6 +182,14 @@ mod tests {
         assert_eq!(ranges, [(0, u32::MAX)]);
         assert!(contains(&ranges, UNUSED_IDS + (1 << 22)));
         assert_eq!(identity_of(&ranges), "0 0 4294967295\n");
+    }
+
+    #[test]
+    fn only_a_map_of_every_id_to_itself_is_complete() {
+        assert!(is_complete("         0          0 4294967295\n"));
+        for map in ["0 1000 1\n", "0 100000 65536\n", "0 0 1\n1 1 4294967294\n", ""] {
+            assert!(!is_complete(map), "{map:?}");
+        }
     }
 
     #[test]

@@ -19,9 +19,9 @@ use rustix::thread::CapabilitySet;
 use serde::{Deserialize, Serialize};
 
 use super::channel::{Channel, ChannelError, expect_fds, poll_until};
-use super::ids::{MapWriter, OwnIds};
+use super::ids::{MapWriter, Maps, OwnIds};
 use super::spawn::{DomainKind, SocketFile, THIS_PROGRAM};
-use super::{Ending, die_with_parent, signals};
+use super::{Ending, die_with_parent, limits, signals};
 
 /// How long the launcher may take to give its orders.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -36,8 +36,9 @@ const LOCK_PATIENCE: Duration = Duration::from_secs(2);
 /// What the launcher orders.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ToKeeper {
-    /// Make the namespaces. With the inner process's channel, and for a driver domain the runtime
-    /// directory and the switch's listening socket.
+    /// Make the namespaces. With the inner process's channel; for a driver domain also the runtime
+    /// directory and the switch's listening socket; for a guest one end of the channel on which its init
+    /// has the id maps of its nested user namespace written ([`Nested`]).
     SetUp {
         /// Who writes the id maps.
         map_writer: MapWriter,
@@ -46,6 +47,18 @@ pub enum ToKeeper {
     },
     /// The id maps are written.
     Mapped,
+}
+
+/// Messages between a guest's init and its keeper: init enters a nested user namespace, whose id maps only
+/// a process of the outer one may write.
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Nested {
+    /// Init is in the nested namespace and waits for its maps.
+    Unshared,
+    /// The maps are written.
+    Mapped,
+    /// They could not be written.
+    Failed(String),
 }
 
 /// What the keeper reports.
@@ -101,20 +114,24 @@ fn keep(
     let ToKeeper::SetUp { map_writer, socket } = order else {
         return Err(KeeperError::Protocol);
     };
-    let (inner_channel, aftermath) = match socket {
+    let (inner_channel, aftermath, nested) = match socket {
+        None if kind == DomainKind::Guest => {
+            let [inner, nested] = expect_fds(fds)?;
+            (inner, None, Some(Channel::from_fd(nested)))
+        }
         None => {
             let [inner] = expect_fds(fds)?;
-            (inner, None)
+            (inner, None, None)
         }
         Some(socket) => {
             let [inner, directory, listener] = expect_fds(fds)?;
-            (inner, Some(Aftermath { socket, directory, listener }))
+            (inner, Some(Aftermath { socket, directory, listener }), None)
         }
     };
     enter_namespaces(kind, map_writer, control)?;
     let inner = start_inner(kind, command, inner_channel)?;
     control.send(&FromKeeper::Started, &[])?;
-    let (ending, last_words) = watch(kind, inner, control_fd, control)?;
+    let (ending, last_words) = watch(kind, inner, control_fd, control, nested)?;
     if let Some(aftermath) = aftermath {
         aftermath.settle(&Obituary { ending, last_words: last_words.clone() });
     }
@@ -162,7 +179,9 @@ fn prepare_self(kind: DomainKind) -> Result<(), KeeperError> {
     if kind.is_sandboxed() {
         rustix::process::setsid().map_err(|errno| fail(errno.into()))?;
     }
-    if kind != DomainKind::Driver {
+    if kind == DomainKind::Driver {
+        limits::lift();
+    } else {
         die_with_parent().map_err(&fail)?;
     }
     Ok(())
@@ -237,6 +256,7 @@ fn watch(
     mut inner: Child,
     control_fd: BorrowedFd<'_>,
     control: &Channel,
+    mut nested: Option<Channel>,
 ) -> Result<(Ending, String), KeeperError> {
     let fail = KeeperError::system("waiting for the inner process");
     let pid =
@@ -255,10 +275,19 @@ fn watch(
         if let Some(said) = &said {
             fds.push(PollFd::new(said, PollFlags::IN));
         }
+        let nested_at = fds.len();
+        if let Some(nested) = &nested {
+            fds.push(PollFd::new(nested, PollFlags::IN));
+        }
         poll_until(&mut fds, None).map_err(&fail)?;
         let is_ready = |at: usize| fds.get(at).is_some_and(|fd| !fd.revents().is_empty());
         let (ended, hears_launcher) = (is_ready(0), launcher_is_there && is_ready(1));
-        let speaks = is_ready(said_at);
+        let speaks = said.is_some() && is_ready(said_at);
+        let unshared = nested.is_some() && is_ready(nested_at);
+        // One request is served, before the guest's command runs.
+        if let Some(nested) = nested.take_if(|_| unshared) {
+            map_nested(&nested, inner.id());
+        }
         if speaks && !words.listen(&mut said, control) {
             said = None;
         }
@@ -279,6 +308,19 @@ fn watch(
             .map_err(|errno| fail(errno.into()))?;
     let ending = status.map_or(Ending::Unknown, |(_, status)| Ending::from_wait(status));
     Ok((ending, words.into_text()))
+}
+
+/// Gives the nested user namespace of a guest's init every id of this one, as it is.
+fn map_nested(nested: &Channel, init: u32) {
+    let answer = match nested.try_receive::<Nested>() {
+        Ok(Some((Nested::Unshared, _))) => match Maps::identity().and_then(|m| m.write_for(init)) {
+            Ok(()) => Nested::Mapped,
+            Err(error) => Nested::Failed(error.to_string()),
+        },
+        // Init wrote them itself, or is gone.
+        _ => return,
+    };
+    nested.send_or_drop(&answer);
 }
 
 /// The end of what the inner process wrote to standard error.

@@ -27,6 +27,7 @@ pub mod channel;
 pub mod ids;
 pub mod isolation;
 pub mod keeper;
+mod limits;
 pub mod owned_child;
 pub mod signals;
 pub mod spawn;

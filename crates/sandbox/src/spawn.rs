@@ -146,6 +146,16 @@ pub struct DomainProcess {
     keeper: Child,
     control: Option<Channel>,
     channel: Channel,
+    nested: Option<NestedMaps>,
+}
+
+/// The means by which a guest's init gets the id maps of its nested user namespace.
+#[derive(Debug)]
+pub struct NestedMaps {
+    /// Process that writes the maps.
+    pub writer: MapWriter,
+    /// Channel to the keeper, for init.
+    pub keeper: Channel,
 }
 
 /// What became of a domain.
@@ -192,12 +202,13 @@ impl DomainProcess {
         let (control, keepers_end) = Channel::pair().map_err(fail)?;
         let (channel, inner_end) = Channel::pair().map_err(fail)?;
         let keeper = spawn_keeper(spawn, keepers_end).map_err(fail)?;
-        let domain = DomainProcess { kind, keeper, control: Some(control), channel };
+        let mut domain =
+            DomainProcess { kind, keeper, control: Some(control), channel, nested: None };
         domain.set_up(spawn, &inner_end)?;
         Ok(domain)
     }
 
-    fn set_up(&self, spawn: &Spawn<'_>, inner_end: &Channel) -> Result<(), SpawnError> {
+    fn set_up(&mut self, spawn: &Spawn<'_>, inner_end: &Channel) -> Result<(), SpawnError> {
         let kind = self.kind;
         let maps = self.choose_maps().map_err(|source| SpawnError::Maps { kind, source })?;
         let map_writer = if maps.is_some() { MapWriter::Launcher } else { MapWriter::Keeper };
@@ -205,6 +216,9 @@ impl DomainProcess {
         if let Some(aftermath) = &spawn.aftermath {
             fds.extend([aftermath.directory, aftermath.listener]);
         }
+        let nested = (kind == DomainKind::Guest).then(Channel::pair).transpose();
+        let nested = nested.map_err(|source| SpawnError::Start { kind, source })?;
+        fds.extend(nested.iter().map(|(keepers_end, _)| keepers_end.as_fd()));
         let socket = spawn.aftermath.as_ref().map(|aftermath| aftermath.socket.clone());
         self.tell(&ToKeeper::SetUp { map_writer, socket }, &fds)?;
         if let Some(maps) = maps {
@@ -212,7 +226,14 @@ impl DomainProcess {
             maps.write_for(self.keeper.id()).map_err(|source| SpawnError::Maps { kind, source })?;
             self.tell(&ToKeeper::Mapped, &[])?;
         }
-        self.hear(&FromKeeper::Started)
+        self.hear(&FromKeeper::Started)?;
+        self.nested = nested.map(|(_, keeper)| NestedMaps { writer: map_writer, keeper });
+        Ok(())
+    }
+
+    /// Takes what a guest's init needs for its nested user namespace.
+    pub fn take_nested_maps(&mut self) -> Option<NestedMaps> {
+        self.nested.take()
     }
 
     fn choose_maps(&self) -> io::Result<Option<Maps>> {

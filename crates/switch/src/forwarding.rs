@@ -18,18 +18,23 @@
 //!   when it is used up its own oldest address makes room ([`table`]).
 //! * Take the address of a port that has a fixed one ([`PortPolicy::mac`]); frames that claim it are
 //!   dropped and counted, as is, from that port, every frame that claims another.
+//! * Send from an IP address that was not assigned to it, redirect its neighbours, or pose as their
+//!   router or DHCP server, where its port has an [`AddressFilter`] ([`filter`]).
 //! * Reach the bridge protocols of other bridges: frames to 01:80:C2:00:00:0x go nowhere.
 //!
 //! Between ports without fixed addresses, an address belongs to whoever used it last, as in every
 //! learning switch.
 
+pub mod filter;
 pub mod table;
 
 #[cfg(test)]
 mod tests;
 
 use core::time::Duration;
+use std::sync::Arc;
 
+use filter::AddressFilter;
 use ringfence_frame::batch::{Batch, FrameView};
 use ringfence_frame::counters::{DropReason, PortCounters};
 use table::{Learned, MacTable};
@@ -60,10 +65,12 @@ impl PortIndex {
 }
 
 /// What a switch does at a port.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug)]
 pub struct PortPolicy {
     /// The only source address that is accepted from this port, and that no other port may use.
     pub mac: Option<Mac>,
+    /// The IP addresses that are accepted from this port; `None`: any.
+    pub filter: Option<Arc<AddressFilter>>,
     /// Addresses that may be learned behind this port. It may get fewer when the table is taken, but
     /// never fewer than [`table::GUARANTEED`] or this, whichever is less.
     pub addresses: u16,
@@ -73,7 +80,7 @@ pub struct PortPolicy {
 
 impl Default for PortPolicy {
     fn default() -> Self {
-        PortPolicy { mac: None, addresses: 32, join: true }
+        PortPolicy { mac: None, filter: None, addresses: 32, join: true }
     }
 }
 
@@ -175,6 +182,8 @@ pub struct Switch {
     table: MacTable,
     /// Attached ports, ascending.
     attached: Vec<PortIndex>,
+    /// Address filters of the ports, by index.
+    filters: Vec<Option<Arc<AddressFilter>>>,
     swept: u64,
 }
 
@@ -187,7 +196,12 @@ impl Default for Switch {
 impl Switch {
     /// A switch without ports.
     pub fn new() -> Switch {
-        Switch { table: MacTable::new(), attached: Vec::with_capacity(PORTS_MAX), swept: 0 }
+        Switch {
+            table: MacTable::new(),
+            attached: Vec::with_capacity(PORTS_MAX),
+            filters: vec![None; PORTS_MAX],
+            swept: 0,
+        }
     }
 
     /// Attaches a port.
@@ -202,8 +216,12 @@ impl Switch {
         if let Some(mac) = policy.mac.filter(|mac| !is_station(mac)) {
             return Err(AttachError::BadMac(mac));
         }
-        self.table.attach(port, policy)?;
+        self.table.attach(port, &policy)?;
         self.attached.insert(place, port);
+        // The table has taken the index, so it is below the limit.
+        if let Some(filter) = self.filters.get_mut(port.get()) {
+            *filter = policy.filter;
+        }
         Ok(())
     }
 
@@ -211,6 +229,9 @@ impl Switch {
     pub fn detach(&mut self, port: PortIndex) {
         self.table.detach(port);
         self.attached.retain(|&attached| attached != port);
+        if let Some(filter) = self.filters.get_mut(port.get()) {
+            *filter = None;
+        }
     }
 
     /// Addresses that are known.
@@ -240,6 +261,8 @@ impl Switch {
             self.table.sweep(now);
             self.swept = now;
         }
+        let Switch { table, attached, filters, .. } = self;
+        let filter = filters.get(source.get()).and_then(Option::as_deref);
         // Frames mostly come in runs of the same two addresses.
         let mut last: Option<([u8; 12], Target)> = None;
         for (index, frame) in (0u32..).zip(batch.iter()) {
@@ -249,44 +272,54 @@ impl Switch {
             };
             let target = match last {
                 Some((same, target)) if same == addresses => target,
-                _ => self.target(source, &addresses, now),
+                _ => target(table, source, &addresses, now),
             };
             last = Some((addresses, target));
-            match target {
-                Target::Port(port) => plan.send(port, index),
-                Target::Flood => self.flood(source, index, counters, plan),
-                Target::Drop(reason) => counters.dropped(reason),
+            let checked = match target {
+                Target::Drop(reason) => Err(reason),
+                _ => filter.map_or(Ok(()), |filter| filter.check(&frame)),
+            };
+            match (target, checked) {
+                (Target::Drop(reason), _) | (_, Err(reason)) => counters.dropped(reason),
+                (Target::Port(port), Ok(())) => plan.send(port, index),
+                (Target::Flood, Ok(())) => flood(attached, source, index, counters, plan),
             }
         }
     }
+}
 
-    fn flood(&self, source: PortIndex, index: u32, counters: &PortCounters, plan: &mut Plan) {
-        let others = self.attached.iter().filter(|&&port| port != source);
-        if others.clone().next().is_none() {
-            counters.dropped(DropReason::NoDestination);
-        }
-        others.for_each(|&port| plan.send(port, index));
+fn flood(
+    attached: &[PortIndex],
+    source: PortIndex,
+    index: u32,
+    counters: &PortCounters,
+    plan: &mut Plan,
+) {
+    let others = attached.iter().filter(|&&port| port != source);
+    if others.clone().next().is_none() {
+        counters.dropped(DropReason::NoDestination);
     }
+    others.for_each(|&port| plan.send(port, index));
+}
 
-    fn target(&mut self, source: PortIndex, addresses: &[u8; 12], now: u64) -> Target {
-        let (dst, src) = split(addresses);
-        if !is_station(&src) {
-            return Target::Drop(DropReason::BadSource);
-        }
-        if self.table.learn(src, source, now) == Learned::Spoofed {
-            return Target::Drop(DropReason::SpoofedSource);
-        }
-        if is_link_local(&dst) {
-            return Target::Drop(DropReason::LinkLocal);
-        }
-        if dst[0] & 1 == 1 {
-            return Target::Flood;
-        }
-        match self.table.find(&dst, now) {
-            Some(port) if port == source => Target::Drop(DropReason::SamePort),
-            Some(port) => Target::Port(port),
-            None => Target::Flood,
-        }
+fn target(table: &mut MacTable, source: PortIndex, addresses: &[u8; 12], now: u64) -> Target {
+    let (dst, src) = split(addresses);
+    if !is_station(&src) {
+        return Target::Drop(DropReason::BadSource);
+    }
+    if table.learn(src, source, now) == Learned::Spoofed {
+        return Target::Drop(DropReason::SpoofedSource);
+    }
+    if is_link_local(&dst) {
+        return Target::Drop(DropReason::LinkLocal);
+    }
+    if dst[0] & 1 == 1 {
+        return Target::Flood;
+    }
+    match table.find(&dst, now) {
+        Some(port) if port == source => Target::Drop(DropReason::SamePort),
+        Some(port) => Target::Port(port),
+        None => Target::Flood,
     }
 }
 
@@ -301,10 +334,10 @@ fn split(addresses: &[u8; 12]) -> (Mac, Mac) {
     ([d0, d1, d2, d3, d4, d5], s)
 }
 
-/// A cable between two ports. Like a switch, it holds a port to its fixed address.
+/// A cable between two ports. Like a switch, it holds a port to its addresses.
 #[derive(Debug, Default)]
 pub struct Patch {
-    ends: [Option<(PortIndex, Option<Mac>)>; 2],
+    ends: [Option<(PortIndex, PortPolicy)>; 2],
 }
 
 impl Patch {
@@ -323,7 +356,7 @@ impl Patch {
             return Err(AttachError::BadMac(mac));
         }
         let free = self.ends.iter_mut().find(|end| end.is_none());
-        *free.ok_or(AttachError::Full { limit: 2 })? = Some((port, policy.mac));
+        *free.ok_or(AttachError::Full { limit: 2 })? = Some((port, policy));
         Ok(())
     }
 
@@ -339,12 +372,12 @@ impl Patch {
         self.ends.iter().flatten().map(|(end, _)| *end).find(|&end| end != port)
     }
 
-    /// The address that frames of this port must have.
-    fn fixed(&self, port: PortIndex) -> Option<Mac> {
-        self.ends.iter().flatten().find(|(end, _)| *end == port)?.1
+    /// The port's policy.
+    fn policy(&self, port: PortIndex) -> Option<&PortPolicy> {
+        self.ends.iter().flatten().find(|(end, _)| *end == port).map(|(_, policy)| policy)
     }
 
-    /// Sends every frame to the other end, unless it has another source than the port's address.
+    /// Sends every frame to the other end, unless it has another source than the port's addresses.
     pub fn route(
         &self,
         source: PortIndex,
@@ -352,18 +385,22 @@ impl Patch {
         counters: &PortCounters,
         plan: &mut Plan,
     ) {
-        let (other, fixed) = (self.other(source), self.fixed(source));
+        let (other, policy) = (self.other(source), self.policy(source));
+        let fixed = policy.and_then(|policy| policy.mac);
+        let filter = policy.and_then(|policy| policy.filter.as_deref());
         for (index, frame) in (0u32..).zip(batch.iter()) {
             let Some(addresses) = addresses(&frame) else {
                 counters.dropped(DropReason::Runt);
                 continue;
             };
-            match other {
-                _ if fixed.is_some_and(|mac| mac != split(&addresses).1) => {
-                    counters.dropped(DropReason::SpoofedSource);
-                }
-                Some(port) => plan.send(port, index),
-                None => counters.dropped(DropReason::NoDestination),
+            if fixed.is_some_and(|mac| mac != split(&addresses).1) {
+                counters.dropped(DropReason::SpoofedSource);
+                continue;
+            }
+            match (other, filter.map_or(Ok(()), |filter| filter.check(&frame))) {
+                (_, Err(reason)) => counters.dropped(reason),
+                (Some(port), Ok(())) => plan.send(port, index),
+                (None, Ok(())) => counters.dropped(DropReason::NoDestination),
             }
         }
     }
@@ -379,7 +416,7 @@ pub enum Fabric {
 }
 
 impl Fabric {
-    /// Attaches a port; of the policy, a cable uses the fixed address.
+    /// Attaches a port; of the policy, a cable uses the addresses.
     ///
     /// # Errors
     ///

@@ -1,5 +1,8 @@
 //! Frames of one turn on their way to a port: joined, split, summed, and the same traffic all the same.
 
+mod filter;
+
+pub use filter::address_filter;
 use ringfence_memory::LentSlice;
 use ringfence_offload::OffloadMeta;
 use ringfence_offload::fuzzing::{Frame, believing_nobody, frames_of_a_round, is_the_same};

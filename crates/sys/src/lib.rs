@@ -1,6 +1,6 @@
 //! Linux interfaces that the other crates share: ioctl wrappers, sockets, namespaces, clocks, counters.
 //!
-//! Each module wraps one interface of the kernel ([`tap`], [`vhost`] and its [`iotlb`], [`nbd`], [`blkdev`], [`socket`],
+//! Each module wraps one interface of the kernel ([`tap`], [`vhost`] and its [`iotlb`], [`nbd`], [`blkdev`], [`socket`], [`descriptors`],
 //! [`namespaces`]) or
 //! serves threads that poll ([`clock`], [`counters`], [`rules`], [`pace`]). None of them knows a guest.
 //!
@@ -9,6 +9,7 @@
 pub mod blkdev;
 pub mod clock;
 pub mod counters;
+pub mod descriptors;
 pub mod iotlb;
 pub mod namespaces;
 pub mod nbd;

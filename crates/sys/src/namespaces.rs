@@ -5,6 +5,7 @@
 
 // #syscall none: what makes a sandbox comes before its list
 
+use std::ffi::CStr;
 use std::io;
 use std::os::fd::RawFd;
 
@@ -23,6 +24,12 @@ pub enum Fresh {
     MountNetIpcUts,
     /// The same without the network: for who has to do with the one it is in.
     MountIpcUts,
+    /// Mounts alone.
+    Mount,
+    /// A nested user namespace, and those of [`Fresh::MountNetIpcUts`], which it owns. Every mount that is
+    /// there by then is locked: nobody in the new user namespace can remove it, move it or look under it
+    /// (mount_namespaces(7)). The caller must have one thread.
+    UserMountNetIpcUts,
 }
 
 /// Moves the calling process into fresh namespaces.
@@ -38,11 +45,46 @@ pub fn unshare(which: Fresh) -> io::Result<()> {
             UnshareFlags::NEWNS | UnshareFlags::NEWNET | UnshareFlags::NEWIPC | UnshareFlags::NEWUTS
         }
         Fresh::MountIpcUts => UnshareFlags::NEWNS | UnshareFlags::NEWIPC | UnshareFlags::NEWUTS,
+        Fresh::Mount => UnshareFlags::NEWNS,
+        Fresh::UserMountNetIpcUts => {
+            UnshareFlags::NEWUSER
+                | UnshareFlags::NEWNS
+                | UnshareFlags::NEWNET
+                | UnshareFlags::NEWIPC
+                | UnshareFlags::NEWUTS
+        }
     };
     // SAFETY: the flags do not hold FILES, the one flag that could take descriptors away from a
     // thread which owns them.
     unsafe { rustix::thread::unshare_unsafe(flags) }?;
     Ok(())
+}
+
+/// Makes the mount at `path`, and all mounts below it, read-only (mount_setattr(2)).
+///
+/// # Errors
+///
+/// The kernel's: `EINVAL` where `path` is not a mount point, `EBUSY` where a file of it is open for writing.
+pub fn make_tree_read_only(path: &CStr) -> io::Result<()> {
+    /// `AT_RECURSIVE` of linux/fcntl.h.
+    const RECURSIVE: libc::c_int = 0x8000;
+    /// `MOUNT_ATTR_RDONLY` of linux/mount.h.
+    const READ_ONLY: u64 = 1;
+    // `struct mount_attr` of linux/mount.h: set, clear, propagation, user namespace.
+    let attributes: [u64; 4] = [READ_ONLY, 0, 0, 0];
+    // SAFETY: `path` ends with a zero byte, `attributes` has the size that is given; the call only reads
+    // both.
+    let done = unsafe {
+        libc::syscall(
+            libc::SYS_mount_setattr,
+            libc::AT_FDCWD,
+            path.as_ptr(),
+            RECURSIVE,
+            &raw const attributes,
+            size_of_val(&attributes),
+        )
+    };
+    if done < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
 /// Descriptors from 3 on that a program started by this process would inherit.

@@ -1,7 +1,7 @@
 //! What a stream socket of Linux can do beyond the portable calls: read without taking, take without
 //! reading, and tell how full its queues are.
 
-// #syscall uplink getsockopt 1=SOL_SOCKET: SO_MEMINFO: room in a socket
+// #syscall driver,uplink getsockopt 1=SOL_SOCKET: SO_MEMINFO: room in a socket
 // #syscall uplink setsockopt 1=SOL_SOCKET 2=SO_PEEK_OFF: peeking on from where the last peek ended
 // #syscall uplink recvfrom: dropping what the guest acknowledged
 // #syscall uplink ioctl 1=0x8905: SIOCATMARK: the mark of urgent data
@@ -21,6 +21,7 @@ pub struct SendQueue {
 /// `SO_MEMINFO`, and what of its array is of interest (`linux/sock_diag.h`).
 const SO_MEMINFO: libc::c_int = 55;
 const MEMINFO_VARS: usize = 9;
+const MEMINFO_WMEM_ALLOC: usize = 2;
 const MEMINFO_SNDBUF: usize = 3;
 const MEMINFO_WMEM_QUEUED: usize = 5;
 
@@ -33,6 +34,45 @@ const SIOCATMARK: libc::c_ulong = 0x8905;
 ///
 /// The kernel's.
 pub fn send_queue(socket: impl AsFd) -> io::Result<SendQueue> {
+    let vars = memory_info(socket)?;
+    Ok(SendQueue { used: vars[MEMINFO_WMEM_QUEUED], limit: vars[MEMINFO_SNDBUF] })
+}
+
+/// Returns the memory of the messages that `socket`, a Unix socket, has sent and the peer has not read.
+///
+/// # Errors
+///
+/// The kernel's.
+pub fn unread_by_peer(socket: impl AsFd) -> io::Result<u32> {
+    Ok(memory_info(socket)?[MEMINFO_WMEM_ALLOC])
+}
+
+/// Returns the user that made the other end of `socket`, a Unix socket, as this user namespace has it.
+///
+/// `rustix` has a call for this, which cannot be used: the process has no number in this PID namespace, and
+/// its type for credentials has no room for 0.
+///
+/// # Errors
+///
+/// The kernel's.
+pub fn peer_user(socket: impl AsFd) -> io::Result<u32> {
+    let mut found = libc::ucred { pid: 0, uid: 0, gid: 0 };
+    let mut len = libc::socklen_t::try_from(size_of_val(&found)).unwrap_or(0);
+    // SAFETY: `found` is live and `len` bytes long, `len` a live length; the kernel writes no more than
+    // that, and every bit pattern is three integers.
+    let done = unsafe {
+        libc::getsockopt(
+            socket.as_fd().as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_PEERCRED,
+            (&raw mut found).cast(),
+            &raw mut len,
+        )
+    };
+    if done < 0 { Err(io::Error::last_os_error()) } else { Ok(found.uid) }
+}
+
+fn memory_info(socket: impl AsFd) -> io::Result<[u32; MEMINFO_VARS]> {
     let mut vars = [0u32; MEMINFO_VARS];
     let mut len = libc::socklen_t::try_from(size_of_val(&vars)).unwrap_or(0);
     // SAFETY: `vars` is a live array of `len` bytes, `len` a live length; the kernel writes no more
@@ -49,7 +89,7 @@ pub fn send_queue(socket: impl AsFd) -> io::Result<SendQueue> {
     if done < 0 {
         return Err(io::Error::last_os_error());
     }
-    Ok(SendQueue { used: vars[MEMINFO_WMEM_QUEUED], limit: vars[MEMINFO_SNDBUF] })
+    Ok(vars)
 }
 
 /// Sets where the next read with `MSG_PEEK` begins, in octets behind the front of the queue
@@ -68,6 +108,31 @@ pub fn set_peek_offset(socket: impl AsFd, offset: u32) -> io::Result<()> {
             socket.as_fd().as_raw_fd(),
             libc::SOL_SOCKET,
             libc::SO_PEEK_OFF,
+            (&raw const value).cast(),
+            len,
+        )
+    };
+    if done < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+/// `linux/netlink.h`.
+const NETLINK_GET_STRICT_CHK: libc::c_int = 12;
+
+/// Has the kernel apply the filters of requests on an rtnetlink socket (`NETLINK_GET_STRICT_CHK`, since
+/// Linux 4.20).
+///
+/// # Errors
+///
+/// The kernel's; `ENOPROTOOPT` where it does not know how.
+pub fn set_netlink_strict(socket: impl AsFd) -> io::Result<()> {
+    let value: libc::c_int = 1;
+    let len = libc::socklen_t::try_from(size_of_val(&value)).unwrap_or(0);
+    // SAFETY: the kernel reads one live int of `len` bytes.
+    let done = unsafe {
+        libc::setsockopt(
+            socket.as_fd().as_raw_fd(),
+            libc::SOL_NETLINK,
+            NETLINK_GET_STRICT_CHK,
             (&raw const value).cast(),
             len,
         )

@@ -11,6 +11,36 @@ pub struct Access {
     pub host_loopback: Vec<IpAddr>,
     /// Destinations that stand for name servers of the host's, and those. Queries alone go there.
     pub resolvers: Vec<(IpAddr, IpAddr)>,
+    /// Name servers that the guest asks by their own addresses. Queries go there even where the address is
+    /// the host's own or link-local; nothing else does.
+    pub name_servers: Vec<IpAddr>,
+    /// Prefixes that the guest may reach although addresses in them are the host's own or link-local.
+    pub allow_local: Vec<(IpAddr, u8)>,
+}
+
+/// The reason why a destination is out of reach.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Refusal {
+    /// The address stands for nothing outside the guest: loopback, multicast, unspecified.
+    Unreachable,
+    /// The address is the host's own, or link-local.
+    Local,
+}
+
+/// Returns `true` if `ip` is in the prefix. Families differ: it is not.
+pub(crate) fn is_in(ip: IpAddr, prefix: IpAddr, len: u8) -> bool {
+    let len = u32::from(len);
+    match (ip, prefix) {
+        (IpAddr::V4(ip), IpAddr::V4(prefix)) => {
+            let differing = ip.to_bits() ^ prefix.to_bits();
+            differing.checked_shr(32_u32.saturating_sub(len)).unwrap_or(0) == 0
+        }
+        (IpAddr::V6(ip), IpAddr::V6(prefix)) => {
+            let differing = ip.to_bits() ^ prefix.to_bits();
+            differing.checked_shr(128_u32.saturating_sub(len)).unwrap_or(0) == 0
+        }
+        _ => false,
+    }
 }
 
 /// The port of name servers.
@@ -24,35 +54,60 @@ impl Access {
             && (self.guest.is_empty() || self.guest.contains(&source))
     }
 
-    /// The same as [`outward`](Self::outward), with the port: a query to a stand-in goes to the name
-    /// server.
-    pub fn outward_to(&self, destination: SocketAddr) -> Option<SocketAddr> {
-        let stands_for = self.resolvers.iter().find(|(guest, _)| *guest == destination.ip());
-        let ip = match stands_for {
-            Some((_, host)) => (destination.port() == DNS).then_some(*host),
-            None => self.outward(destination.ip()),
-        };
-        Some(SocketAddr::new(ip?, destination.port()))
-    }
-
-    /// The host's address for a destination of the guest; `None` when there is no way.
-    pub fn outward(&self, destination: IpAddr) -> Option<IpAddr> {
-        if self.host_loopback.contains(&destination) {
-            return Some(match destination {
+    /// Returns the host's address for a destination of the guest. `is_own` tells whether an address is the
+    /// host's own. A query to a stand-in goes to the name server. For protocols without ports, the port
+    /// is 0.
+    ///
+    /// # Errors
+    ///
+    /// The reason why the guest must not, or cannot, reach the destination.
+    pub fn outward_to(
+        &self,
+        destination: SocketAddr,
+        is_own: impl FnOnce(IpAddr) -> bool,
+    ) -> Result<SocketAddr, Refusal> {
+        let (ip, port) = (destination.ip(), destination.port());
+        let stands_for = self.resolvers.iter().find(|(guest, _)| *guest == ip);
+        if let Some((_, host)) = stands_for {
+            return (port == DNS).then_some((*host, port).into()).ok_or(Refusal::Unreachable);
+        }
+        if self.host_loopback.contains(&ip) {
+            let loopback = match ip {
                 IpAddr::V4(_) => IpAddr::from([127, 0, 0, 1]),
                 IpAddr::V6(_) => IpAddr::from([0, 0, 0, 0, 0, 0, 0, 1]),
-            });
+            };
+            return Ok((loopback, port).into());
         }
+        if !Access::is_sane(ip) {
+            return Err(Refusal::Unreachable);
+        }
+        let is_allowed = self.allow_local.iter().any(|&(prefix, len)| is_in(ip, prefix, len))
+            || port == DNS && self.name_servers.contains(&ip);
+        if !is_allowed && (is_link_local(ip) || is_own(ip)) {
+            return Err(Refusal::Local);
+        }
+        Ok(destination)
+    }
+
+    /// Returns `true` if an address can be another host's at all.
+    fn is_sane(destination: IpAddr) -> bool {
         let embedded = match destination {
             IpAddr::V6(address) => address.to_ipv4_mapped().map(IpAddr::V4),
             IpAddr::V4(_) => None,
         };
-        let reachable = !destination.is_loopback()
+        !destination.is_loopback()
             && !destination.is_unspecified()
             && !destination.is_multicast()
             && destination != IpAddr::from([255; 4])
-            && embedded.is_none();
-        reachable.then_some(destination)
+            && embedded.is_none()
+    }
+}
+
+/// Returns `true` for 169.254.0.0/16 and fe80::/10: hosts of one link, and metadata services of clouds.
+fn is_link_local(ip: IpAddr) -> bool {
+    match ip {
+        IpAddr::V4(ip) => ip.is_link_local(),
+        IpAddr::V6(ip) => ip.is_unicast_link_local(),
     }
 }
 
@@ -64,28 +119,68 @@ mod tests {
         text.parse().unwrap()
     }
 
+    fn nobody(_: IpAddr) -> bool {
+        false
+    }
+
+    fn to(address: &str, port: u16) -> SocketAddr {
+        (ip(address), port).into()
+    }
+
     #[test]
     fn the_hosts_loopback_is_out_of_reach_unless_asked_for() {
         let mut access = Access::default();
         for address in ["127.0.0.1", "127.9.9.9", "::1", "::ffff:127.0.0.1", "0.0.0.0", "::"] {
-            assert_eq!(access.outward(ip(address)), None, "{address}");
+            let refused = access.outward_to(to(address, 80), nobody);
+            assert_eq!(refused, Err(Refusal::Unreachable), "{address}");
         }
         access.host_loopback.push(ip("192.0.2.1"));
-        assert_eq!(access.outward(ip("192.0.2.1")), Some(ip("127.0.0.1")));
-        assert_eq!(access.outward(ip("192.0.2.2")), Some(ip("192.0.2.2")));
+        let own = |address| address == ip("192.0.2.1");
+        assert_eq!(access.outward_to(to("192.0.2.1", 80), own), Ok(to("127.0.0.1", 80)));
+        assert_eq!(access.outward_to(to("192.0.2.2", 80), own), Ok(to("192.0.2.2", 80)));
+    }
+
+    #[test]
+    fn own_and_link_local_destinations_are_refused_unless_allowed() {
+        let own = |address: IpAddr| [ip("192.0.2.2"), ip("2001:db8::2")].contains(&address);
+        let mut access = Access::default();
+        let local = ["192.0.2.2", "2001:db8::2", "169.254.169.254", "fe80::1", "febf::1"];
+        for address in local {
+            for port in [0, 53, 80] {
+                let refused = access.outward_to(to(address, port), own);
+                assert_eq!(refused, Err(Refusal::Local), "{address} {port}");
+            }
+        }
+        // Name servers are asked for names alone.
+        access.name_servers.extend(local.map(ip));
+        for address in local {
+            assert!(access.outward_to(to(address, 53), own).is_ok(), "{address}");
+            assert!(access.outward_to(to(address, 80), own).is_err(), "{address}");
+        }
+        access.allow_local.extend([(ip("169.254.169.0"), 24), (ip("2001:db8::2"), 128)]);
+        assert!(access.outward_to(to("169.254.169.254", 80), own).is_ok());
+        assert!(access.outward_to(to("2001:db8::2", 80), own).is_ok());
+        assert!(access.outward_to(to("192.0.2.2", 80), own).is_err());
+        assert!(access.outward_to(to("fe80::1", 80), own).is_err());
+    }
+
+    #[test]
+    fn prefixes_hold_addresses_of_their_family_alone() {
+        assert!(is_in(ip("10.1.2.3"), ip("10.1.0.0"), 16));
+        assert!(!is_in(ip("10.2.2.3"), ip("10.1.0.0"), 16));
+        assert!(is_in(ip("10.2.2.3"), ip("0.0.0.0"), 0));
+        assert!(!is_in(ip("::1"), ip("0.0.0.0"), 0));
+        assert!(is_in(ip("::1"), ip("::"), 0) && !is_in(ip("::1"), ip("::"), 128));
     }
 
     #[test]
     fn a_stand_in_for_a_name_server_is_asked_for_names_alone() {
         let (guest, host) = (ip("169.254.53.1"), ip("127.0.0.53"));
         let access = Access { resolvers: vec![(guest, host)], ..Access::default() };
-        assert_eq!(access.outward_to((guest, 53).into()), Some((host, 53).into()));
-        assert_eq!(access.outward_to((guest, 80).into()), None);
-        assert_eq!(
-            access.outward_to((ip("192.0.2.2"), 80).into()),
-            Some((ip("192.0.2.2"), 80).into())
-        );
-        assert_eq!(access.outward_to((host, 53).into()), None);
+        assert_eq!(access.outward_to((guest, 53).into(), nobody), Ok((host, 53).into()));
+        assert!(access.outward_to((guest, 80).into(), nobody).is_err());
+        assert_eq!(access.outward_to(to("192.0.2.2", 80), nobody), Ok(to("192.0.2.2", 80)));
+        assert!(access.outward_to((host, 53).into(), nobody).is_err());
     }
 
     #[test]

@@ -36,13 +36,15 @@ impl Config {
     /// Bounds the conversations of each of `engines` engines of one process so that all their sockets are
     /// at most `descriptors`. Each protocol keeps a part that the others cannot use up: a guest that fills
     /// one table can still ask for names. Half-open connections are a part of TCP's, so that a flood of
-    /// them evicts its like.
+    /// them evicts its like. Connections from outside, where there may be some, have half of TCP's part.
     pub fn fit(&mut self, descriptors: usize, engines: usize) {
         let each = |all: usize| (all / engines.max(1)).max(1);
         let sockets = each(descriptors);
         self.icmp_flows_max = each(self.icmp_flows_max).min(sockets / 16).max(1);
         self.udp_flows_max = each(self.udp_flows_max).min(sockets / 4).max(1);
         let left = sockets.saturating_sub(self.icmp_flows_max).saturating_sub(self.udp_flows_max);
+        self.tcp.inbound_max = (self.tcp.inbound_max / engines.max(1)).min(left / 2);
+        let left = left - self.tcp.inbound_max;
         self.tcp.flows_max = each(self.tcp.flows_max).min(left).max(1);
         self.tcp.half_open_max = each(self.tcp.half_open_max).min(self.tcp.flows_max / 2).max(1);
     }
@@ -85,7 +87,8 @@ mod tests {
             prop_assume!(descriptors / engines >= 3);
             let mut config = Config::default();
             config.fit(descriptors, engines);
-            let of_one = config.icmp_flows_max + config.udp_flows_max + config.tcp.flows_max;
+            let tcp = config.tcp.flows_max + config.tcp.inbound_max;
+            let of_one = config.icmp_flows_max + config.udp_flows_max + tcp;
             prop_assert!(of_one * engines <= descriptors, "{of_one} x {engines}");
             prop_assert!(config.tcp.half_open_max <= config.tcp.flows_max);
             prop_assert!(config.tcp.half_open_max > 0);
@@ -101,7 +104,12 @@ mod tests {
         config.fit(1 << 20, 2);
         assert_eq!(config.tcp.flows_max, default.tcp.flows_max / 2);
         let mut ordinary = Config::default();
+        ordinary.tcp.inbound_max = 0;
         ordinary.fit(4096, 1);
         assert_eq!(ordinary.tcp.flows_max, 4096 - 1024 - 256);
+        let mut published = Config::default();
+        published.fit(4096, 1);
+        assert_eq!(published.tcp.flows_max, (4096 - 1024 - 256) / 2);
+        assert_eq!(published.tcp.inbound_max, (4096 - 1024 - 256) / 2);
     }
 }

@@ -43,6 +43,10 @@ counters! {
     drop_forged_source;
     /// Packets to an address that stands for nothing.
     drop_unreachable;
+    /// Packets to an address of the host itself, or of its link, that the guest may not reach.
+    drop_local;
+    /// Datagrams, echo replies and reports at a connected socket that are not of its peer.
+    drop_stranger;
     /// Fragments.
     fragments_in;
     /// Datagrams that were put together of fragments.

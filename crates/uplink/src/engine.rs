@@ -282,11 +282,19 @@ impl Uplink {
                 }
                 OwnerKind::Icmp => self.icmp.ready(ready, &mut context!(self, now)),
                 OwnerKind::TcpListener => self.forwards.ready(ready),
+                OwnerKind::Addresses => self.end_local(now),
                 _ => tracing::debug!(?ready, "an event without an owner"),
             }
         }
         self.ready = events;
         Ok(count)
+    }
+
+    /// Ends conversations of the guest to addresses that became the host's own.
+    fn end_local(&mut self, now: Duration) {
+        self.tcp.end_local(&mut context!(self, now));
+        self.udp.end_local(&mut context!(self, now));
+        self.icmp.end_local(&mut context!(self, now));
     }
 
     /// Does what is due by the clock.

@@ -19,6 +19,9 @@ use crate::packet::{Mac, Packet};
 
 /// Datagrams that are put together at a time.
 pub(crate) const DATAGRAMS_MAX: usize = 32;
+/// Bytes of the longest IP packet, and of an IPv4 header, which counts as a part of it.
+const PACKET_MAX: usize = 65_535;
+const IPV4_LEN: usize = 20;
 /// Stretches of a datagram with gaps between them.
 const PARTS_MAX: usize = 16;
 /// How long the rest of a datagram is waited for (RFC 8200, 4.5).
@@ -160,7 +163,8 @@ impl Datagram {
         let from = usize::from(fragment.offset);
         let to = from + stop.saturating_sub(start);
         let ends_elsewhere = self.end.is_some_and(|end| end != to);
-        let beyond = self.end.is_some_and(|end| to > end);
+        let longest = PACKET_MAX - if self.key.source.is_ipv4() { IPV4_LEN } else { 0 };
+        let beyond = to > self.end.unwrap_or(longest);
         let has_more_behind = self.octets.len() > to;
         if from == to || beyond || (!fragment.more && (ends_elsewhere || has_more_behind)) {
             return Outcome::Broken;
@@ -175,7 +179,7 @@ impl Datagram {
             self.end = Some(to);
         }
         if self.octets.len() < to {
-            // By doubling, as vectors grow; but never beyond 64 KiB.
+            // By doubling, as vectors grow; no packet is longer than 64 KiB.
             self.octets.reserve_exact(to.next_power_of_two() - self.octets.len());
             self.octets.resize(to, 0);
         }

@@ -1,20 +1,22 @@
 //! Non-blocking bytes over whatever descriptor the store is reached by.
 
-// #syscall driver,frontend,daemon fstat,read,write,sendto,recvfrom: the store's connection, a socket or a device
-// #syscall driver,frontend,daemon fcntl 1=F_GETFL: O_NONBLOCK
-// #syscall driver,frontend,daemon fcntl 1=F_SETFL: O_NONBLOCK
+// #syscall daemon read,write: the store's device
+// #syscall daemon fcntl 1=F_GETFL: O_NONBLOCK
+// #syscall daemon fcntl 1=F_SETFL: O_NONBLOCK
 
-use rustix::fs::{FileType, OFlags, fcntl_getfl, fcntl_setfl, fstat};
+use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use rustix::io::{Errno, read, write};
-use rustix::net::{RecvFlags, SendFlags, recv, send};
+use rustix::net::sockopt;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use ringfence_sys::descriptors::{ByteSocket, Received};
 
 /// A byte stream that is never waited for.
 #[derive(Debug)]
 pub(super) enum Stream {
     /// A stream socket. Each call says that it must not block: `O_NONBLOCK` belongs to the open
     /// file, which whoever made the socket may still hold and change.
-    Socket(OwnedFd),
+    Socket(ByteSocket),
     /// A device, opened by this process and set to `O_NONBLOCK`.
     Device(OwnedFd),
 }
@@ -33,18 +35,26 @@ pub(super) enum Moved {
 impl Stream {
     /// A stream over `fd`.
     pub(super) fn new(fd: OwnedFd) -> Result<Stream, Errno> {
-        if FileType::from_raw_mode(fstat(&fd)?.st_mode) == FileType::Socket {
-            return Ok(Stream::Socket(fd));
+        // Asks no file system, unlike fstat: the descriptor may come from another domain.
+        if sockopt::socket_type(&fd) != Err(Errno::NOTSOCK) {
+            return Ok(Stream::Socket(ByteSocket::new(fd)?));
         }
         fcntl_setfl(&fd, fcntl_getfl(&fd)? | OFlags::NONBLOCK)?;
         Ok(Stream::Device(fd))
     }
 
-    /// Reads what is there into `buffer`, which is not empty. Descriptors that come along a socket
-    /// are closed by the kernel.
+    /// Reads what is there into `buffer`, which is not empty. A peer that sends descriptors along has
+    /// broken the protocol (`EBADMSG`).
     pub(super) fn receive(&self, buffer: &mut [u8]) -> Result<Moved, Errno> {
         let outcome = match self {
-            Stream::Socket(fd) => recv(fd, &mut *buffer, RecvFlags::DONTWAIT).map(|(len, _)| len),
+            Stream::Socket(socket) => {
+                return match socket.receive(buffer)? {
+                    Received::Bytes(len) => Ok(Moved::Bytes(len)),
+                    Received::Empty => Ok(Moved::NotNow),
+                    Received::Closed => Ok(Moved::Closed),
+                    Received::Descriptors => Err(Errno::BADMSG),
+                };
+            }
             Stream::Device(fd) => read(fd, &mut *buffer),
         };
         match outcome {
@@ -58,7 +68,7 @@ impl Stream {
     /// Sends as much of `bytes`, which are not none, as goes.
     pub(super) fn send(&self, bytes: &[u8]) -> Result<Moved, Errno> {
         let outcome = match self {
-            Stream::Socket(fd) => send(fd, bytes, SendFlags::DONTWAIT | SendFlags::NOSIGNAL),
+            Stream::Socket(socket) => socket.send(bytes),
             Stream::Device(fd) => write(fd, bytes),
         };
         match outcome {
@@ -73,7 +83,8 @@ impl Stream {
 impl AsFd for Stream {
     fn as_fd(&self) -> BorrowedFd<'_> {
         match self {
-            Stream::Socket(fd) | Stream::Device(fd) => fd.as_fd(),
+            Stream::Socket(socket) => socket.as_fd(),
+            Stream::Device(fd) => fd.as_fd(),
         }
     }
 }

@@ -27,6 +27,7 @@ use ringfence_xenstore::{StoreAccess, StoreClient};
 use rustix::event::{PollFd, PollFlags};
 
 use ringfence::attach::claim;
+use ringfence::causes::causes;
 use ringfence::serve::{PlatformChoice, join_hub, parse_platform};
 use ringfence_sandbox::STATUS_FAILED;
 use ringfence_sandbox::channel::poll_until;
@@ -70,7 +71,7 @@ pub fn main(args: &ControlRingArgs) -> u8 {
     match asked {
         Ok(()) => 0,
         Err(error) => {
-            eprintln!("ringfence: control ring: {error:#}");
+            eprintln!("ringfence: control ring: {}", causes(&error));
             STATUS_FAILED
         }
     }

@@ -24,6 +24,7 @@ use super::orders::{Amount, Answer, Order, PhaseReport, Setup, Side};
 use super::usage::{Usage, clock};
 use super::work::{Generator, Idle, Sink, Waiting};
 use super::{STATUS_BENCH_FAILED, bare};
+use ringfence::causes::causes;
 use ringfence_sandbox::channel::{Channel, ChannelError, expect_fds};
 
 /// How long connecting may take.
@@ -37,7 +38,7 @@ const LINK_HEADER: u32 = 18;
 pub(super) fn main() -> u8 {
     Channel::serve_stdin(
         |channel| serve(channel).map(|()| 0),
-        |error| (STATUS_BENCH_FAILED, Answer::Failed(format!("{error:#}"))),
+        |error| (STATUS_BENCH_FAILED, Answer::Failed(causes(&error))),
     )
 }
 

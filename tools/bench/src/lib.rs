@@ -57,6 +57,7 @@ use std::time::Duration;
 use args::{BenchCommand, Experiment};
 use cli::{Cli, Command, Role};
 use indicatif::{ProgressBar, ProgressStyle};
+use ringfence::causes::causes;
 
 /// Exit status of a benchmark that failed: a packet was lost or damaged, or it could not run.
 const STATUS_BENCH_FAILED: u8 = 1;
@@ -105,7 +106,7 @@ fn main(command: &BenchCommand) -> u8 {
         Ok(()) => 0,
         Err(error) if ringfence::out::is_closed(&error) => 0,
         Err(error) => {
-            eprintln!("ringfence-bench: {error:#}");
+            eprintln!("ringfence-bench: {}", causes(&error));
             STATUS_BENCH_FAILED
         }
     }

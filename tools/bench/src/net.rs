@@ -21,6 +21,7 @@ use super::beside::Beside;
 use super::orders::{Amount, Answer, Order, PhaseReport, Setup, Side};
 use super::perf::PerfStat;
 use super::report::{self, Row};
+use ringfence::causes::causes;
 use ringfence::out::Out;
 use ringfence_sandbox::channel::{Channel, ChannelError, poll_until, wait_readable};
 use ringfence_sandbox::owned_child::OwnedChild;
@@ -346,7 +347,7 @@ impl Pair {
 /// Of two domains that failed, the failure that was first: one that misses the other one does so because
 /// that one had failed, and says so, if a little later: it lets go of what it has first.
 fn first_failure(error: anyhow::Error, other: &Domain) -> anyhow::Error {
-    let misses = format!("{error:#}").contains(&Fault::Gone.to_string());
+    let misses = causes(&error).contains(&Fault::Gone.to_string());
     if !misses || !wait_readable(&other.channel, Some(LAST_WORDS)).unwrap_or(false) {
         return error;
     }

@@ -8,6 +8,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use super::STATUS_BENCH_FAILED;
+use ringfence::causes::causes;
 
 /// Listens to a process until it ends or nobody wants to hear more; what is no JSON of that kind is heard as
 /// `failed`, with the line.
@@ -49,7 +50,7 @@ pub(super) fn exit_status<S: Serialize>(
     outcome.map_or_else(
         |error| {
             // When nobody hears it, nobody needs it.
-            let _ = say(&failed(format!("{error:#}")));
+            let _ = say(&failed(causes(&error)));
             STATUS_BENCH_FAILED
         },
         |()| 0,

@@ -11,6 +11,7 @@ use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::ptr;
 
+use rustix::net::{AddressFamily, SocketType, sockopt};
 use rustix::process::Pid;
 
 /// An argument of a system call, as wide as the register that it is passed in.
@@ -309,6 +310,75 @@ pub fn sealed_files() -> Vec<OwnedFd> {
     let found: Vec<RawFd> = (0..SEARCHED).filter(is_sealed).collect();
     let handle = |fd: RawFd| call!(SYS_fcntl, fd, libc::F_DUPFD_CLOEXEC, 3).ok().map(own);
     found.into_iter().filter_map(handle).collect()
+}
+
+/// Second handles of the Unix sockets of this process, with their types (`SOCK_STREAM`, ...).
+pub fn unix_sockets() -> Vec<(OwnedFd, SocketType)> {
+    /// More than any of our processes has.
+    const SEARCHED: RawFd = 4096;
+    let kind = |fd: &RawFd| {
+        // SAFETY: the number is only used by these calls, which fail where it is no socket.
+        let fd = unsafe { BorrowedFd::borrow_raw(*fd) };
+        let is_unix = sockopt::socket_domain(fd).is_ok_and(|found| found == AddressFamily::UNIX);
+        is_unix.then(|| sockopt::socket_type(fd).ok()).flatten()
+    };
+    let found: Vec<_> = (3..SEARCHED).filter_map(|fd| Some((fd, kind(&fd)?))).collect();
+    let handle = |fd: RawFd| call!(SYS_fcntl, fd, libc::F_DUPFD_CLOEXEC, 3).ok().map(own);
+    found.into_iter().filter_map(|(fd, kind)| Some((handle(fd)?, kind))).collect()
+}
+
+/// Sets a limit of this process, to what it is, by a structure whose address is zero in its low 32 bits.
+///
+/// # Errors
+///
+/// The kernel's.
+pub fn set_limit_from_high_address() -> io::Result<()> {
+    const ADDRESS: usize = 1 << 32;
+    const BYTES: usize = 4096;
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED_NOREPLACE;
+    let protection = libc::PROT_READ | libc::PROT_WRITE;
+    let at = call!(SYS_mmap, ADDRESS, BYTES, protection, flags, -1, 0)?;
+    let limit = libc::RLIMIT_CORE;
+    let read = call!(SYS_prlimit64, 0, limit, 0, at);
+    let set = read.and_then(|_| call!(SYS_prlimit64, 0, limit, at, 0));
+    call!(SYS_munmap, at, BYTES)?;
+    set.map(drop)
+}
+
+/// Returns second handles of the sockets that this process has open.
+pub fn sockets() -> Vec<OwnedFd> {
+    /// More than any of our processes has.
+    const SEARCHED: RawFd = 4096;
+    let is_socket = |fd: &RawFd| {
+        let (mut kind, mut length) = (0_i32, 4_u32);
+        let (kind, length) = (&raw mut kind, &raw mut length);
+        call!(SYS_getsockopt, *fd, libc::SOL_SOCKET, libc::SO_TYPE, kind, length).is_ok()
+    };
+    let found: Vec<RawFd> = (0..SEARCHED).filter(is_socket).collect();
+    let handle = |fd: RawFd| call!(SYS_fcntl, fd, libc::F_DUPFD_CLOEXEC, 3).ok().map(own);
+    found.into_iter().filter_map(handle).collect()
+}
+
+/// Takes all messages that wait at a socket, and returns the descriptors of each.
+pub fn messages(socket: BorrowedFd<'_>) -> Vec<Vec<OwnedFd>> {
+    use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags};
+    let mut all = Vec::new();
+    loop {
+        let mut bytes = [0; 256];
+        let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(253))];
+        let mut control = RecvAncillaryBuffer::new(&mut space);
+        let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
+        let mut into = [io::IoSliceMut::new(&mut bytes)];
+        match rustix::net::recvmsg(socket, &mut into, &mut control, flags) {
+            Ok(got) if got.bytes > 0 => {}
+            _ => return all,
+        }
+        let rights = control.drain().filter_map(|message| match message {
+            RecvAncillaryMessage::ScmRights(rights) => Some(rights),
+            _ => None,
+        });
+        all.push(rights.flatten().collect());
+    }
 }
 
 /// Whether a file was opened for reading alone.

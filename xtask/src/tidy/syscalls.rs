@@ -10,7 +10,7 @@
 //! * CALL: its name; `name@x86_64` where only that architecture has it; `!name` for a call that
 //!   libraries try and that is refused on purpose.
 //! * CONDITION, on the low 32 bits of argument N (from 0): `N=VALUE`, `N=pid` (the process's own),
-//!   `N+BITS` (has all), `N-BITS` (has none), `N&MASK=VALUE`. Numbers, or names of libc; bits with `|`.
+//!   `N+BITS` (has all), `N-BITS` (has none), `N&MASK=VALUE`; on all 64 bits: `N==0` (a null pointer). Numbers, or names of libc; bits with `|`.
 //! * `// #syscall none: why` says that a module makes its calls before a sandbox closes, or in none.
 //!
 //! `cargo xtask syscalls` writes the table of them all ([`LIST`]); tidy finds a table that is not

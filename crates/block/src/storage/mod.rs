@@ -11,7 +11,9 @@ use std::os::fd::BorrowedFd;
 use ringfence_memory::LentSlice;
 
 pub mod file;
+pub mod folders;
 pub mod memory;
+pub mod signature;
 #[doc(hidden)]
 #[cfg(any(test, feature = "test-utils"))]
 pub mod testing;

@@ -62,7 +62,7 @@ impl NbdConnector {
         let tls = files.map(|files| TlsIdentity::read(&files.directory, &files.hostname));
         let tls = tls.transpose()?;
         let target = Target {
-            place: Place::resolve(address)?,
+            place: Place::resolve(address, None)?,
             name: address.name().to_owned(),
             tls: tls.as_ref().map(TlsClient::new).transpose()?,
         };

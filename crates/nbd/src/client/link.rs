@@ -12,10 +12,13 @@
 use std::collections::VecDeque;
 use std::io;
 use std::net::{SocketAddr, ToSocketAddrs};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use ringfence_memory::{LentSlice, ReadList, WriteList};
+use ringfence_sys::descriptors::refuse_descriptors;
+use rustix::fs::{FileType, OFlags};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, sockopt};
 
 use super::address::NbdAddress;
@@ -25,6 +28,7 @@ use crate::protocol::ProtocolError;
 use crate::protocol::agree::{ClientHandshake, Progress, Settled};
 use crate::protocol::numbers::{REQUEST, command};
 use crate::protocol::replies::{Answer, Expect, Replies};
+use ringfence_block::storage::folders::{FolderError, Folders};
 
 /// Bytes read at once.
 const INPUT: usize = 128 << 10;
@@ -39,15 +43,22 @@ const ENCRYPTED_MAX: usize = 64 << 10;
 #[derive(Clone)]
 pub(super) enum Place {
     Tcp(Vec<SocketAddr>),
-    Unix(SocketAddrUnix),
+    Unix(PathBuf),
+    /// Socket below an allowed folder.
+    UnixBelow(PathBuf, Folders),
     /// Somebody else connects.
     Handed(Arc<Dialer>),
 }
 
 impl Place {
     /// Finds out where a server is. Names are looked up once: looking up may block.
-    pub(super) fn resolve(address: &NbdAddress) -> io::Result<Place> {
+    /// Sockets are used below `folders` alone, where folders are given.
+    pub(super) fn resolve(address: &NbdAddress, folders: Option<&Folders>) -> io::Result<Place> {
         match address {
+            NbdAddress::Unix { path, .. } => Ok(match folders {
+                Some(folders) => Place::UnixBelow(path.clone(), folders.clone()),
+                None => Place::Unix(path.clone()),
+            }),
             NbdAddress::Tcp { host, port, .. } => {
                 let addresses: Vec<_> = (host.as_str(), *port).to_socket_addrs()?.collect();
                 if addresses.is_empty() {
@@ -55,7 +66,6 @@ impl Place {
                 }
                 Ok(Place::Tcp(addresses))
             }
-            NbdAddress::Unix { path, .. } => Ok(Place::Unix(SocketAddrUnix::new(path.as_path())?)),
         }
     }
 
@@ -63,7 +73,8 @@ impl Place {
     pub(super) fn begin(&self) -> io::Result<(OwnedFd, bool)> {
         match self {
             Place::Handed(_) => Err(io::ErrorKind::Unsupported.into()),
-            Place::Unix(path) => begin(AddressFamily::UNIX, path),
+            Place::Unix(path) => begin(AddressFamily::UNIX, &SocketAddrUnix::new(path.as_path())?),
+            Place::UnixBelow(path, folders) => begin_below(path, folders),
             Place::Tcp(addresses) => {
                 let mut last = io::Error::from(io::ErrorKind::NotFound);
                 // One that is refused at once makes way for the next.
@@ -164,6 +175,8 @@ impl Link {
     }
 
     fn in_phase(stream: OwnedFd, phase: Phase) -> Link {
+        // Fails for TCP, which has none.
+        let _ = refuse_descriptors(&stream);
         Link {
             stream,
             tls: None,
@@ -401,6 +414,23 @@ fn outgoing_bytes(text: &[u8], out: &VecDeque<Outgoing>) -> io::Result<Vec<u8>> 
         }
     }
     Ok(bytes)
+}
+
+/// Begins to connect to the socket at `path`, which must lie below an allowed folder. The socket is opened
+/// once: the one that was examined is the one that is connected to.
+fn begin_below(path: &Path, folders: &Folders) -> io::Result<(OwnedFd, bool)> {
+    let (socket, real) = folders.open(path, OFlags::PATH).map_err(|error| match error {
+        FolderError::System { source, .. } => source,
+        elsewhere @ FolderError::Elsewhere { .. } => {
+            io::Error::new(io::ErrorKind::PermissionDenied, elsewhere)
+        }
+    })?;
+    if FileType::from_raw_mode(rustix::fs::fstat(&socket)?.st_mode) != FileType::Socket {
+        let why = format!("{} is no socket", real.display());
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, why));
+    }
+    let opened = format!("/proc/self/fd/{}", socket.as_raw_fd());
+    begin(AddressFamily::UNIX, &SocketAddrUnix::new(opened)?)
 }
 
 /// A socket that begins to connect, and whether that goes on.

@@ -46,6 +46,7 @@ pub use tls::TlsIdentity;
 use crate::protocol::agree::Settled;
 use crate::protocol::numbers::transmission;
 use link::{Link, Place, Target};
+use ringfence_block::storage::folders::Folders;
 use ringfence_block::storage::{Discard, Disk, DiskQueue, Geometry};
 use tls::TlsClient;
 
@@ -114,11 +115,33 @@ impl NbdDisk {
     ///
     /// When there is no server, or it does not offer such a disk, or one that cannot be served.
     pub fn open(address: &NbdAddress, options: &NbdOptions) -> io::Result<NbdDisk> {
+        NbdDisk::open_at(address, options, None)
+    }
+
+    /// As [`NbdDisk::open`], of a server whose Unix socket must lie below one of these folders. That holds
+    /// for every connection, also when the server was started again.
+    ///
+    /// # Errors
+    ///
+    /// As [`NbdDisk::open`], and when the socket is somewhere else.
+    pub fn open_below(
+        address: &NbdAddress,
+        options: &NbdOptions,
+        folders: &Folders,
+    ) -> io::Result<NbdDisk> {
+        NbdDisk::open_at(address, options, Some(folders))
+    }
+
+    fn open_at(
+        address: &NbdAddress,
+        options: &NbdOptions,
+        folders: Option<&Folders>,
+    ) -> io::Result<NbdDisk> {
         let identity =
             address.tls().map(|files| TlsIdentity::read(&files.directory, &files.hostname));
         let tls = identity.transpose()?.as_ref().map(TlsClient::new).transpose()?;
-        let target =
-            Target { place: Place::resolve(address)?, name: address.name().to_owned(), tls };
+        let place = Place::resolve(address, folders)?;
+        let target = Target { place, name: address.name().to_owned(), tls };
         let (link, settled) = agree(&target, options.connect)?;
         NbdDisk::new(target, options, settled, Some(link))
     }
@@ -177,9 +200,19 @@ fn geometry(settled: &Settled, options: &NbdOptions) -> io::Result<Geometry> {
             ));
         }
     };
-    let bytes = offer.bytes - offer.bytes % u64::from(sector_size);
+    let bytes = offer.bytes;
     if bytes == 0 {
         return Err(io::Error::new(io::ErrorKind::Unsupported, "the server's disk is empty"));
+    }
+    if bytes % u64::from(sector_size) != 0 {
+        return Err(io::Error::new(
+            io::ErrorKind::Unsupported,
+            format!(
+                "the server's disk has {bytes} bytes, which is no multiple of its sectors of \
+                 {sector_size}: the last bytes would be missing. Pad what it exports (truncate -s {})",
+                bytes.next_multiple_of(u64::from(sector_size))
+            ),
+        ));
     }
     let read_only = options.read_only || offer.is_read_only();
     let can = |flag| offer.has(flag) && !read_only;

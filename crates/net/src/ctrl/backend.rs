@@ -4,7 +4,7 @@ use std::io;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
-use ringfence_access::staging::{StagedPage, StagingLedger, StagingLimits};
+use ringfence_access::staging::{StagedPage, StagingLedger, StagingLimits, StagingPool};
 use ringfence_platform::{Access, Channel, CopyOps, GrantStatus, Grantee, Gref};
 use ringfence_ring::{BackRing, NETIF_CTRL, RingPages};
 use ringfence_wire::netif::ctrl::{
@@ -166,6 +166,13 @@ impl<G: Grantee, C: Channel> CtrlBackend<G, C> {
             record: None,
             left: Vec::new(),
         }
+    }
+
+    /// Counts staged pages in these pools, too, and stages no more than they have room for.
+    #[must_use]
+    pub fn sharing(mut self, pools: Vec<Arc<StagingPool>>) -> Self {
+        self.ledger.share(pools);
+        self
     }
 
     fn tell(&self) -> Result<(), Fault> {

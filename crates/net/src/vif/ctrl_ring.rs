@@ -53,5 +53,6 @@ pub(super) fn open<P: Platform>(
         }
         Some(record) => CtrlBackend::recorded(ring, record, channel, pages, options, rules),
     };
-    Ok(Some(Box::new(control.map_err(ConnectError::Adopt)?)))
+    let control = control.map_err(ConnectError::Adopt)?.sharing(host.staging_pools(device));
+    Ok(Some(Box::new(control)))
 }

@@ -12,6 +12,9 @@ pub mod toolstack;
 pub mod values;
 mod windows;
 
+use std::sync::Arc;
+
+use ringfence_access::staging::StagingPool;
 use ringfence_wire::xenbus::DeviceId;
 pub use ringfence_xenbus::steps;
 pub use windows::WINDOW_ENTRIES_MAX;
@@ -48,5 +51,11 @@ pub trait PortHost {
     fn ctrl_record(&mut self, device: &DeviceId) -> Option<CtrlRecord> {
         let _ = device;
         None
+    }
+
+    /// Pools of staged pages that the device shares with others; none for a host of one device.
+    fn staging_pools(&mut self, device: &DeviceId) -> Vec<Arc<StagingPool>> {
+        let _ = device;
+        Vec::new()
     }
 }

@@ -12,13 +12,14 @@
 //! Memory is charged to the control group of whoever touches a page first: the granter for what it
 //! fills, the grantee for what it writes into fresh pages, at most the arena's size.
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use ringfence_memory::{Mapping, PAGE_SIZE, Protection};
 use rustix::fs::{MemfdFlags, Mode, OFlags, SealFlags};
 
 use super::table::{ENTRY_BYTES, LentTable, STATUS_BYTES};
 use crate::PlatformError;
+use ringfence_sys::descriptors::Descriptors;
 
 /// `statfs` type of tmpfs, where memfds live; hugetlb memfds live elsewhere.
 const TMPFS_MAGIC: u64 = 0x0102_1994;
@@ -98,6 +99,12 @@ pub enum ArenaFault {
         /// The limit.
         limit: u32,
     },
+    /// Not four files.
+    #[error("{found} files in place of 4")]
+    Files {
+        /// How many there are.
+        found: usize,
+    },
     /// Nothing in it.
     #[error("it has no page or no reference")]
     Empty,
@@ -149,6 +156,7 @@ impl ArenaFault {
     pub fn kind(&self) -> &'static str {
         match self {
             ArenaFault::TooLarge { .. } => "arena_too_large",
+            ArenaFault::Files { .. } => "arena_files",
             ArenaFault::Empty => "arena_empty",
             ArenaFault::Seals { .. } => "arena_seals",
             ArenaFault::NoMemfd { .. } => "arena_no_memfd",
@@ -185,11 +193,27 @@ impl ArenaFiles {
         Some(ArenaFiles { writable, read_only, table, status })
     }
 
+    /// The files that a peer sent for an arena of this shape. They are checked before any other use, and
+    /// disposed of if one breaks a rule.
+    ///
+    /// # Errors
+    ///
+    /// The first [`ArenaFault`] found.
+    pub(crate) fn receive(fds: Descriptors, shape: ArenaShape) -> Result<ArenaFiles, ArenaFault> {
+        shape.check()?;
+        let found = fds.len();
+        if found != ArenaFiles::COUNT {
+            return Err(ArenaFault::Files { found });
+        }
+        verify_files(fds.each(), shape)?;
+        ArenaFiles::from_vec(fds.into_vec()).ok_or(ArenaFault::Files { found })
+    }
+
     pub(crate) fn into_vec(self) -> Vec<OwnedFd> {
         vec![self.writable, self.read_only, self.table, self.status]
     }
 
-    pub(crate) fn each(&self) -> [std::os::fd::BorrowedFd<'_>; 4] {
+    pub(crate) fn each(&self) -> [BorrowedFd<'_>; 4] {
         [self.writable.as_fd(), self.read_only.as_fd(), self.table.as_fd(), self.status.as_fd()]
     }
 
@@ -200,20 +224,27 @@ impl ArenaFiles {
     /// The first [`ArenaFault`] found.
     pub fn verify(&self, shape: ArenaShape) -> Result<(), ArenaFault> {
         shape.check()?;
-        let write = [true, false, false, true];
-        for (((fd, file), bytes), write) in
-            self.each().into_iter().zip(ROLES).zip(shape.bytes()).zip(write)
-        {
-            verify_file(fd, file, bytes as u64, write)?;
-        }
-        Ok(())
+        verify_files(self.each(), shape)
     }
+}
+
+fn verify_files<'a>(
+    files: impl IntoIterator<Item = BorrowedFd<'a>>,
+    shape: ArenaShape,
+) -> Result<(), ArenaFault> {
+    let write = [true, false, false, true];
+    for (((fd, file), bytes), write) in files.into_iter().zip(ROLES).zip(shape.bytes()).zip(write) {
+        verify_file(fd, file, bytes as u64, write)?;
+    }
+    Ok(())
 }
 
 // #syscall driver,frontend,daemon fcntl 1=F_GET_SEALS: an arena's exact seals
 // #syscall driver,frontend,daemon fcntl 1=F_GETFL: whether an arena is open for writing
 // #syscall driver,frontend,daemon fstat: an arena's exact size
 // #syscall driver,frontend,daemon fstatfs: that an arena is on tmpfs
+//
+// The seals come first: that call asks no file system, and only a file of tmpfs or hugetlbfs has any.
 fn verify_file(
     fd: impl AsFd + Copy,
     file: &'static str,

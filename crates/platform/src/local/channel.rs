@@ -3,24 +3,24 @@
 //! An eventfd would be a little cheaper, but its blocking mode belongs to the file that both sides
 //! share: a peer could clear it, fill the counter, and hold up the next notification. A socket is
 //! written with `MSG_DONTWAIT` each time; when it is full, the other end is pending already, which
-//! is all that a notification means. Whatever the peer sends (bytes, file descriptors) is read and
-//! thrown away in bounded pieces.
-
-// #syscall driver,frontend,daemon sendto,recvfrom: event channels
+//! is all that a notification means. Bytes that the peer sends are read and thrown away in bounded
+//! pieces. Descriptors it cannot send ([`ByteSocket`]); where the kernel does not refuse them, they cost
+//! it the channel.
 
 use std::io::ErrorKind;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, Weak};
 
-use rustix::net::{RecvFlags, SendFlags};
+use rustix::io::Errno;
 
 use super::hub::client::HubClient;
 use crate::{Channel, ChannelError, Counters, EventPort};
+use ringfence_sys::descriptors::{ByteSocket, Received};
 
 /// One end. When it is dropped, the hub forgets the port.
 pub struct LocalChannel {
     port: EventPort,
-    socket: OwnedFd,
+    socket: ByteSocket,
     /// Weak: a channel that is left over does not keep the domain in being.
     hub: Weak<HubClient>,
     counters: Arc<Counters>,
@@ -29,7 +29,7 @@ pub struct LocalChannel {
 impl LocalChannel {
     pub(crate) fn new(
         port: EventPort,
-        socket: OwnedFd,
+        socket: ByteSocket,
         hub: Weak<HubClient>,
         counters: Arc<Counters>,
     ) -> LocalChannel {
@@ -51,7 +51,7 @@ impl AsFd for LocalChannel {
     }
 }
 
-fn fault(errno: rustix::io::Errno) -> ChannelError {
+fn fault(errno: Errno) -> ChannelError {
     match errno.kind() {
         ErrorKind::BrokenPipe | ErrorKind::ConnectionReset | ErrorKind::NotConnected => {
             ChannelError::PeerGone
@@ -68,7 +68,7 @@ impl Channel for LocalChannel {
     fn notify(&self) -> Result<(), ChannelError> {
         self.counters.notifications.add(1);
         self.counters.syscalls.add(1);
-        match rustix::net::send(&self.socket, &[1], SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
+        match self.socket.send(&[1]) {
             Ok(_) => Ok(()),
             // Full: the other end has events that it did not look at yet.
             Err(e) if e.kind() == ErrorKind::WouldBlock => Ok(()),
@@ -81,10 +81,11 @@ impl Channel for LocalChannel {
         // meantime leaves the channel pending, and the caller comes back in its own time.
         let mut events = [0u8; 512];
         self.counters.syscalls.add(1);
-        match rustix::net::recv(&self.socket, &mut events[..], RecvFlags::DONTWAIT) {
-            Ok((_, 0)) => Err(ChannelError::PeerGone),
-            Ok(_) => Ok(true),
-            Err(e) if e.kind() == ErrorKind::WouldBlock => Ok(false),
+        match self.socket.receive(&mut events) {
+            Ok(Received::Closed) => Err(ChannelError::PeerGone),
+            Ok(Received::Bytes(_)) => Ok(true),
+            Ok(Received::Empty) => Ok(false),
+            Ok(Received::Descriptors) => Err(fault(Errno::BADMSG)),
             Err(e) => Err(fault(e)),
         }
     }
@@ -99,7 +100,10 @@ mod tests {
         let (a, b) =
             socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)
                 .unwrap();
-        let end = |fd, port| LocalChannel::new(EventPort(port), fd, Weak::new(), Arc::default());
+        let end = |fd, port| {
+            let socket = ByteSocket::new(fd).unwrap();
+            LocalChannel::new(EventPort(port), socket, Weak::new(), Arc::default())
+        };
         (end(a, 1), end(b, 2))
     }
 

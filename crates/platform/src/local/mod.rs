@@ -41,6 +41,7 @@ use crate::{
     Counters, DomId, EventPort, Platform, PlatformError, TranslationTable, WindowError,
     WindowHandle, WindowShape,
 };
+use ringfence_sys::descriptors::{ByteSocket, Descriptors, dispose, refuse_descriptors};
 use ringfence_xenstore::StoreClient;
 
 /// A domain that is this process.
@@ -110,7 +111,7 @@ impl LocalPlatform {
     /// When the hub refuses.
     pub fn store_connection(&self) -> Result<OwnedFd, PlatformError> {
         let (_, fds) = self.hub.call("connect to the store", Kind::Store, &[], &[])?;
-        Self::one_fd(fds)
+        Self::one_socket(fds)
     }
 
     /// The descriptors this platform holds now, for a sandbox that closes or refuses all others.
@@ -129,23 +130,31 @@ impl LocalPlatform {
         let args = [u32::from(granter.0), window];
         let (reply, fds) = self.hub.call("hand out an arena", Kind::Fetch, &args, &[])?;
         let [writable, read_only, references, ..] = reply;
-        let files = ArenaFiles::from_vec(fds)
-            .ok_or(PlatformError::Disconnected("hub (it broke its protocol)"))?;
-        Ok((ArenaShape { writable, read_only, references }, files))
+        let shape = ArenaShape { writable, read_only, references };
+        let files = ArenaFiles::receive(fds, shape)
+            .map_err(|why| PlatformError::BadArena { peer: granter, why })?;
+        Ok((shape, files))
     }
 
-    fn one_fd(fds: Vec<OwnedFd>) -> Result<OwnedFd, PlatformError> {
-        let mut fds = fds.into_iter();
-        match (fds.next(), fds.next()) {
-            (Some(fd), None) => Ok(fd),
-            _ => Err(PlatformError::Disconnected("hub (it broke its protocol)")),
+    /// The Unix socket that came with a reply of the hub. Anything else is disposed of.
+    fn one_socket(fds: Descriptors) -> Result<OwnedFd, PlatformError> {
+        let broken = PlatformError::Disconnected("hub (it broke its protocol)");
+        match fds.exactly() {
+            Ok([fd]) if refuse_descriptors(&fd).is_ok() => Ok(fd),
+            Ok([fd]) => {
+                dispose(fd);
+                Err(broken)
+            }
+            Err(_) => Err(broken),
         }
     }
 
-    fn channel(&self, reply: ([u32; 5], Vec<OwnedFd>)) -> Result<LocalChannel, PlatformError> {
+    fn channel(&self, reply: ([u32; 5], Descriptors)) -> Result<LocalChannel, PlatformError> {
         let ([port, ..], fds) = reply;
         let (hub, counters) = (Arc::downgrade(&self.hub), Arc::clone(&self.counters));
-        Ok(LocalChannel::new(EventPort(port), Self::one_fd(fds)?, hub, counters))
+        let socket = ByteSocket::new(Self::one_socket(fds)?)
+            .map_err(|errno| PlatformError::system("binding an event channel", errno))?;
+        Ok(LocalChannel::new(EventPort(port), socket, hub, counters))
     }
 }
 

@@ -8,20 +8,18 @@
 
 pub mod process;
 
-use std::io::{self, IoSlice, IoSliceMut};
+use std::io::{self, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
 
 use ringfence_memory::{LentSlice, Mapping, PAGE_SIZE, Protection};
+use ringfence_sys::descriptors::testing::send_raw;
 use ringfence_wire::grant::{DomId, RawGrantEntry, flags};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{FallocateFlags, MemfdFlags, Mode, OFlags, SealFlags};
-use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags, Shutdown,
-};
+use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, Shutdown};
 
 use super::ArenaShape;
 use ringfence_xenstore::{StoreClient, StoreError};
@@ -97,22 +95,6 @@ impl RawError {
             _ => None,
         }
     }
-}
-
-/// Sends bytes and descriptors over any socket, without waiting.
-///
-/// # Errors
-///
-/// The system's.
-pub fn send_raw(socket: impl AsFd, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<()> {
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FDS_MAX))];
-    let mut control = SendAncillaryBuffer::new(&mut space);
-    if !fds.is_empty() && !control.push(SendAncillaryMessage::ScmRights(fds)) {
-        return Err(io::ErrorKind::InvalidInput.into());
-    }
-    let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
-    rustix::net::sendmsg(socket, &[IoSlice::new(bytes)], &mut control, flags)?;
-    Ok(())
 }
 
 /// A domain without manners.
@@ -477,6 +459,18 @@ impl RawArena {
     /// Reads a status word.
     pub fn status(&self, gref: u32) -> u32 {
         self.views[3].load_u32(gref as usize * 4, SeqCst).unwrap_or(0)
+    }
+
+    /// Attempts to take a page back as a granter does: clears its entry, and restores it if the
+    /// grantee uses the page. Returns `true` if the page is the granter's again.
+    pub fn take_back(&self, gref: u32) -> bool {
+        let entry = self.entry(gref);
+        self.set_entry(gref, RawGrantEntry::INVALID);
+        let is_free = self.status(gref) == 0;
+        if !is_free {
+            self.set_entry(gref, entry);
+        }
+        is_free
     }
 
     /// Punches pages out of the writable or the read-only file.

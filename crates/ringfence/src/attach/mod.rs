@@ -33,12 +33,13 @@ use rustix::thread::CapabilitySet;
 use self::claim::{ClaimError, Claimed};
 use crate::cli::{parse_interface, staging_parser};
 use crate::frontend::link::{Happened, Link, LinkError};
+use crate::log::LineBudget;
 use crate::netlink::{LinkChange, Netlink};
 use crate::plane::threads;
 use crate::serve::{PlatformChoice, join_hub, parse_platform};
 use ringfence_sandbox::STATUS_FAILED;
 use ringfence_sandbox::channel::poll_until;
-use ringfence_sandbox::isolation::{Confinement, SandboxError};
+use ringfence_sandbox::isolation::{Confinement, SandboxError, Sockets, View};
 use ringfence_sandbox::signals::{Signals, name as signal_name};
 
 /// How long the backend may take to let go.
@@ -165,7 +166,7 @@ fn attach<P: Platform>(platform: P, args: &AttachArgs) -> Result<(), AttachError
     let taps = make_interface(&args.name, &claimed, mtu, threads(args.queues))?;
     let name = taps.first().map(|tap| tap.name.clone()).unwrap_or_default();
     // The interface is made: nothing more takes a capability.
-    let confinement = Confinement::enter(CapabilitySet::empty())?;
+    let confinement = Confinement::enter(CapabilitySet::empty(), &view(), Sockets::NONE)?;
     let vif = VifFrontend::new(&platform, claimed.device, mtu)
         .map_err(LinkError::from)?
         .with_offloads(args.offload)
@@ -183,6 +184,16 @@ fn attach<P: Platform>(platform: P, args: &AttachArgs) -> Result<(), AttachError
     // Whatever ended it: pages that are lent are taken back.
     let left = leave(&mut link, &claimed);
     served.and(left)
+}
+
+/// Files of the host that the frontend needs while it runs.
+fn view() -> View {
+    View::default()
+        .read("/sys")
+        .read("/proc/self")
+        .read("/run/xenstored")
+        .read("/var/run/xenstored")
+        .devices("/dev/xen")
 }
 
 /// Makes the interface, of so many queues. It is down, as a new one is.
@@ -211,6 +222,8 @@ fn serve<P: Platform>(
     name: &str,
 ) -> Result<(), AttachError> {
     let mut was_up = false;
+    // A backend may connect and disconnect as often as it likes.
+    let (mut changes, mut ends) = (LineBudget::new(), LineBudget::new());
     loop {
         link.look().map_err(|error| match error {
             LinkError::Frontend(error @ FrontendError::Lend(_)) => AttachError::NoPages(error),
@@ -218,7 +231,10 @@ fn serve<P: Platform>(
         })?;
         if link.is_up() != was_up {
             was_up = link.is_up();
-            tracing::info!(name, "{}", if was_up { "connected" } else { "disconnected" });
+            if let Some(unlogged) = changes.take() {
+                let what = if was_up { "connected" } else { "disconnected" };
+                tracing::info!(name, unlogged, "{what}");
+            }
         }
         let mut any = false;
         for _ in 0..TAKEN_A_TURN {
@@ -226,7 +242,11 @@ fn serve<P: Platform>(
             any = true;
             match happened {
                 Happened::Store => {}
-                Happened::VifGone(why) => tracing::warn!(name, %why, "the connection ended"),
+                Happened::VifGone(why) => {
+                    if let Some(unlogged) = ends.take() {
+                        tracing::warn!(name, %why, unlogged, "the connection ended");
+                    }
+                }
                 Happened::TapGone(why) => {
                     return Err(AttachError::InterfaceGone { name: name.to_owned(), why });
                 }

@@ -9,8 +9,9 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, bail};
 use ringfence_access::Mode;
 
-use crate::launch::guest_on;
+use crate::causes::causes;
 use crate::launch::runtime_dir::RuntimeDir;
+use crate::launch::{guest_on, proof};
 use crate::out::{Out, is_closed};
 use crate::switchboard::{DriverStats, FromDriver, ToDriver};
 use peer::Transfer;
@@ -38,7 +39,7 @@ pub fn main() -> u8 {
         Ok(()) => 0,
         Err(error) if is_closed(&error) => 0,
         Err(error) => {
-            eprintln!("ringfence: demo: {error:#}");
+            eprintln!("ringfence: demo: {}", causes(&error));
             STATUS_FAILED
         }
     }
@@ -111,7 +112,9 @@ pub fn control_connection(switch: &str) -> anyhow::Result<Channel> {
     let deadline = Instant::now() + PATIENCE;
     loop {
         if let Some(socket) = directory.connect(switch)? {
-            return Ok(Channel::from_fd(socket));
+            let channel = Channel::from_fd(socket);
+            proof::introduce(&channel)?;
+            return Ok(channel);
         }
         if Instant::now() >= deadline {
             bail!(

@@ -3,7 +3,10 @@
 use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
+use ringfence_switch::forwarding::filter::FILTER_ADDRESSES_MAX;
+
 use crate::guest::Address;
+use crate::guest::address::AddressError as NoAddress;
 
 /// Host numbers: below a /16, leaving out the first (the host's leg) and the last (broadcast).
 const HOSTS: core::ops::Range<u16> = 2..0xFFFF;
@@ -16,6 +19,15 @@ pub enum AddressError {
     /// Somebody has it.
     #[error("{0} is taken on this switch; choose another --address, or none")]
     Taken(IpAddr),
+    /// One guest asks for an address twice.
+    #[error("--address {0} is given twice; give it once")]
+    Twice(IpAddr),
+    /// One guest asks for too many.
+    #[error("{0} addresses for one guest; give --address at most {FILTER_ADDRESSES_MAX} times")]
+    TooMany(usize),
+    /// No guest can have it.
+    #[error(transparent)]
+    Unusable(#[from] NoAddress),
     /// All are in use.
     #[error("no address is free on this switch")]
     Exhausted,
@@ -69,6 +81,7 @@ impl AddressPlan {
     pub fn assign(&mut self, domain: u16, wanted: &[Address]) -> Result<Assigned, AddressError> {
         let mac = self.mac(domain);
         let addresses = if wanted.is_empty() { self.pick()? } else { wanted.to_vec() };
+        check(&addresses)?;
         if let Some(taken) = addresses.iter().find(|a| self.taken.contains(&a.ip())) {
             return Err(AddressError::Taken(taken.ip()));
         }
@@ -105,6 +118,21 @@ impl AddressPlan {
     }
 }
 
+/// Checks the addresses of one guest. The request may come from another program than the launcher.
+fn check(addresses: &[Address]) -> Result<(), AddressError> {
+    if addresses.len() > FILTER_ADDRESSES_MAX {
+        return Err(AddressError::TooMany(addresses.len()));
+    }
+    let mut seen = BTreeSet::new();
+    for address in addresses {
+        Address::new(address.ip(), address.prefix())?.check_assignable()?;
+        if !seen.insert(address.ip()) {
+            return Err(AddressError::Twice(address.ip()));
+        }
+    }
+    Ok(())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -126,6 +154,31 @@ mod tests {
         let wanted: Address = "192.0.2.7/24".parse().unwrap();
         assert_eq!(plan.assign(1, &[wanted]).unwrap().addresses, [wanted]);
         assert_eq!(plan.assign(2, &[wanted]), Err(AddressError::Taken(wanted.ip())));
+    }
+
+    #[test]
+    fn address_given_twice_is_refused() {
+        let mut plan = AddressPlan::new("s");
+        let [a, b]: [Address; 2] = ["192.0.2.7/24", "192.0.2.7/28"].map(|a| a.parse().unwrap());
+        assert_eq!(plan.assign(1, &[a, b]), Err(AddressError::Twice(a.ip())));
+        assert!(plan.assign(1, &[a]).is_ok(), "nothing was taken");
+    }
+
+    #[test]
+    fn request_of_another_program_is_checked() {
+        let mut plan = AddressPlan::new("s");
+        let read = |text: &str| serde_json::from_str::<Address>(text).unwrap();
+        let network: Address = "10.0.0.0/24".parse().unwrap();
+        let long = read(r#"{"ip":"10.0.0.1","prefix":200}"#);
+        let loopback = read(r#"{"ip":"127.0.0.1","prefix":8}"#);
+        for wanted in [network, long, loopback] {
+            let refused = plan.assign(1, &[wanted]);
+            assert!(matches!(refused, Err(AddressError::Unusable(_))), "{wanted}");
+        }
+        let many: Vec<Address> =
+            (1..=17).map(|n| format!("10.0.0.{n}/24").parse().unwrap()).collect();
+        assert_eq!(plan.assign(1, &many), Err(AddressError::TooMany(17)));
+        assert!(plan.assign(1, &many[..16]).is_ok());
     }
 
     #[test]

@@ -18,6 +18,7 @@ use ringfence_block::vbd::backend::VbdBackend;
 use ringfence_block::vbd::toolstack::{self, VbdConfig};
 use ringfence_nbd::client::{Dialer, NbdDisk};
 use ringfence_platform::DomId;
+use ringfence_sys::descriptors::{Descriptors, Disposal};
 use ringfence_wire::xenbus::{DeviceId, DeviceKind};
 use ringfence_xenstore::StoreError;
 use rustix::event::EventfdFlags;
@@ -82,7 +83,7 @@ impl Disks {
         &mut self,
         frontend: DomId,
         request: &DiskRequest,
-        fds: Vec<OwnedFd>,
+        fds: Descriptors,
         bell: &DiskBell,
         scope: &mut Scope<'_>,
     ) -> Result<(), String> {
@@ -131,7 +132,7 @@ impl Disks {
     }
 
     /// A connection came, or none could be had.
-    pub(super) fn dialled(&self, handle: u16, fds: Vec<OwnedFd>, problem: Option<String>) {
+    pub(super) fn dialled(&self, handle: u16, fds: Descriptors, problem: Option<String>) {
         let Some(dialer) = self.dialers.get(&handle) else { return };
         dialer.deliver(match (expect_fds(fds), problem) {
             (Ok([stream]), None) => Ok(stream),
@@ -178,16 +179,18 @@ impl Disks {
         })
     }
 
-    /// Removes every trace of them.
-    pub(super) fn leave(&mut self, scope: &mut Scope<'_>) {
+    /// Removes every trace of them. What their storage has under way is waited for by `teardown`: a
+    /// server that does not answer, or a file system that hangs, must not hold up other guests.
+    pub(super) fn leave(&mut self, scope: &mut Scope<'_>, teardown: &Disposal<VbdBackend>) {
         for mut disk in self.backends.drain(..) {
-            disk.let_go();
+            disk.begin_to_leave();
             for path in disk.watch_paths() {
                 let _ = scope.store.unwatch(&path, &device_name(disk.device()));
             }
             if let Err(error) = toolstack::remove(scope.store, disk.device()) {
                 tracing::warn!(%error, "the nodes of a disk were not removed");
             }
+            teardown.add(disk);
         }
     }
 }

@@ -1,8 +1,11 @@
 //! The guests of a switch: from the launcher's request to the last trace removed.
 
 use std::collections::BTreeMap;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
+use ringfence_block::vbd::backend::VbdBackend;
 use ringfence_frame::port::{Fault, Port};
 use ringfence_frame::tap::TapPort;
 use ringfence_net::vif::backend::{BackendOptions, Life, VifBackend};
@@ -12,6 +15,8 @@ use ringfence_platform::local::hub::HubHandle;
 use ringfence_platform::{DomId, Platform};
 use ringfence_switch::dataplane::{DataplaneHandle, PortGone};
 use ringfence_switch::forwarding::PortPolicy;
+use ringfence_switch::forwarding::filter::AddressFilter;
+use ringfence_sys::descriptors::{Descriptors, Disposal, is_character_device};
 use ringfence_sys::tap::TapOffloads;
 use ringfence_wire::xenbus::{DeviceId, DeviceKind};
 use ringfence_wire::xenstore::{NodeAccess, PermissionList};
@@ -19,7 +24,9 @@ use ringfence_xenstore::{StoreAccess, StoreClient, StoreError};
 
 use super::NAMES_ROOT;
 use super::addresses::{AddressPlan, Assigned};
+use super::admission::Admission;
 use super::disks::{DiskBell, Disks};
+use super::lease::Lease;
 use crate::seat::{Retired, Seat, Usher, device_name};
 use crate::switchboard::{
     AttachRequest, Attached, DiskRequest, DriverStats, FromDriver, LegConfig, ToDriver, VERSION,
@@ -28,6 +35,12 @@ use ringfence_sandbox::channel::Channel;
 
 /// Connections that have not asked for anything yet, and guests, that are kept.
 const CONNECTIONS_MAX: usize = 1024;
+/// Connections that are not admitted yet. One more ends the oldest.
+const STRANGERS_MAX: usize = 64;
+/// Disks that are torn down at a time. One is held up by requests that its storage does not finish.
+const TEARDOWNS_MAX: usize = 256;
+/// Number of the device `/dev/net/tun`.
+const TUN: (u32, u32) = (10, 200);
 
 /// What the control thread works with.
 pub(super) struct Scope<'a> {
@@ -39,7 +52,7 @@ pub(super) struct Scope<'a> {
 
 /// One launcher's connection, and its guest once it has one.
 struct Guest {
-    channel: Channel,
+    lease: Lease,
     vif: Option<Vif>,
     leg: Option<Leg>,
     disks: Disks,
@@ -49,6 +62,7 @@ struct Vif {
     backend: VifBackend,
     seat: Seat,
     assigned: Assigned,
+    filter: Arc<AddressFilter>,
     name: Option<String>,
     join: bool,
 }
@@ -69,6 +83,10 @@ pub(super) struct Guests {
     /// Rules broken by guests that have left.
     retired: BTreeMap<&'static str, u64>,
     bell: DiskBell,
+    admission: Admission,
+    teardown: Disposal<VbdBackend>,
+    /// Time at which the last guest left.
+    left: Option<Instant>,
 }
 
 /// Lets every guest see the names; each name's node belongs to its guest.
@@ -77,7 +95,7 @@ pub(super) fn open_names(store: &mut StoreClient) -> Result<(), StoreError> {
 }
 
 impl Guests {
-    pub(super) fn new(switch: &str) -> std::io::Result<Guests> {
+    pub(super) fn new(switch: &str, admission: Admission) -> std::io::Result<Guests> {
         Ok(Guests {
             plan: AddressPlan::new(switch),
             list: Vec::new(),
@@ -85,6 +103,9 @@ impl Guests {
             controls_due: Vec::new(),
             retired: BTreeMap::new(),
             bell: DiskBell::new()?,
+            admission,
+            teardown: Disposal::new(TEARDOWNS_MAX, drop),
+            left: None,
         })
     }
 
@@ -93,16 +114,12 @@ impl Guests {
         &self.bell
     }
 
-    pub(super) fn is_empty(&self) -> bool {
-        self.list.is_empty()
-    }
-
     pub(super) fn any_attached(&self) -> bool {
         self.list.iter().any(|guest| guest.vif.is_some())
     }
 
     pub(super) fn channels(&self) -> impl Iterator<Item = &Channel> {
-        self.list.iter().map(|guest| &guest.channel)
+        self.list.iter().map(|guest| &guest.lease.channel)
     }
 
     /// The devices that have a control ring, and what to wait for there.
@@ -111,35 +128,86 @@ impl Guests {
         vifs.filter_map(|vif| Some((*vif.backend.device(), vif.backend.control_fd()?)))
     }
 
+    /// Takes a connection. It is not a launcher's before that is proved.
     pub(super) fn come(&mut self, channel: Channel) {
-        if self.list.len() < CONNECTIONS_MAX {
-            self.list.push(Guest { channel, vif: None, leg: None, disks: Disks::default() });
+        let is_stranger = |guest: &Guest| !guest.lease.is_admitted();
+        if self.list.len() >= CONNECTIONS_MAX || !self.admission.is_own_user(&channel) {
+            return channel.dispose();
         }
+        if self.list.iter().filter(|guest| is_stranger(guest)).count() >= STRANGERS_MAX
+            && let Some(oldest) = self.list.iter().position(is_stranger)
+        {
+            self.list.remove(oldest).lease.channel.dispose();
+        }
+        self.list.push(Guest::new(channel));
+    }
+
+    /// Returns `true` if a connection without a guest came a moment ago, or asked for counters
+    /// and the last guest has left a moment ago.
+    pub(super) fn any_newcomer(&self, now: Instant) -> bool {
+        self.list.iter().any(|guest| guest.lease.newcomer_until(self.left) > now)
+    }
+
+    /// Time of the next event that comes without a message: a connection's time is over.
+    pub(super) fn next_timeout(&self) -> Option<Instant> {
+        let any_attached = self.any_attached();
+        let newcomers = self.list.iter().filter(|_| !any_attached);
+        let newcomers = newcomers.map(|guest| guest.lease.newcomer_until(self.left));
+        self.list.iter().filter_map(Guest::expires).chain(newcomers).min()
+    }
+
+    /// Waits for the teardown of disks; `false` after `timeout`.
+    pub(super) fn wait_for_disks(&self, timeout: Duration) -> bool {
+        self.teardown.wait_until_done(timeout)
     }
 
     pub(super) fn say_to_all(&self, message: &FromDriver) {
-        self.list.iter().for_each(|guest| guest.channel.send_or_drop(message));
+        self.list.iter().for_each(|guest| guest.lease.channel.send_or_drop(message));
     }
 
-    /// Serves what launchers ask for, and takes guests off whose launchers are gone.
+    /// Serves what launchers ask for, and takes guests off whose launchers are gone, do not read, or
+    /// have said nothing for too long.
     pub(super) fn hear(&mut self, scope: &mut Scope<'_>) {
+        let now = Instant::now();
         let mut at = 0;
         while at < self.list.len() {
-            match self.list[at].channel.try_receive::<ToDriver>() {
-                Ok(None) => at += 1,
-                Ok(Some((message, fds))) => {
-                    let answer = self.obey(at, message, fds, scope);
-                    if let Some(answer) = answer {
-                        self.list[at].channel.send_or_drop(&answer);
-                    }
-                    at += 1;
-                }
-                Err(_) => {
-                    let guest = self.list.swap_remove(at);
-                    self.leave(guest, scope);
-                }
+            if self.serve_connection(at, now, scope) {
+                at += 1;
+            } else {
+                let guest = self.list.swap_remove(at);
+                self.leave(guest, scope);
             }
         }
+    }
+
+    /// Serves one message; `false` when the connection is to end.
+    fn serve_connection(&mut self, at: usize, now: Instant, scope: &mut Scope<'_>) -> bool {
+        let Some(guest) = self.list.get_mut(at) else { return false };
+        let lease = &mut guest.lease;
+        match lease.channel.try_receive_with::<ToDriver>(lease.fds_max()) {
+            Ok(None) => {}
+            Ok(Some((message, fds))) if lease.is_admitted() => {
+                lease.touch(now);
+                if let Some(answer) = self.obey(at, message, fds, scope) {
+                    self.list[at].lease.say(&answer, &[]);
+                }
+            }
+            Ok(Some((message, fds))) => {
+                if let Err(why) = self.admission.check(&message, fds) {
+                    tracing::warn!(%why, "a connection was not admitted");
+                    lease.say(&FromDriver::Refused(why), &[]);
+                    return false;
+                }
+                lease.admit();
+                lease.touch(now);
+            }
+            Err(_) => return false,
+        }
+        let guest = &self.list[at];
+        if guest.lease.is_slow() {
+            tracing::warn!("a launcher that does not read its messages was disconnected");
+        }
+        !guest.lease.is_slow() && guest.expires().is_none_or(|expires| expires > now)
     }
 
     /// The answer, where it was not sent already.
@@ -147,10 +215,11 @@ impl Guests {
         &mut self,
         at: usize,
         message: ToDriver,
-        fds: Vec<OwnedFd>,
+        fds: Descriptors,
         scope: &mut Scope<'_>,
     ) -> Option<FromDriver> {
         match message {
+            ToDriver::Hello { .. } => Some(FromDriver::Refused("it was admitted before".into())),
             ToDriver::Attach(request) => {
                 self.attach(at, &request, scope).err().map(FromDriver::Refused)
             }
@@ -219,7 +288,8 @@ impl Guests {
             return Err(why);
         }
         let (name, join) = (request.name.clone(), request.coalesce);
-        let mut vif = Vif { backend, seat: Seat::default(), assigned, name, join };
+        let filter = Arc::new(filter_of(&assigned, request));
+        let mut vif = Vif { backend, seat: Seat::default(), assigned, filter, name, join };
         vif.look(&mut self.retired_ports, scope).map_err(|e| text(&e))?;
         let answer = FromDriver::Attached(Box::new(Attached {
             domain: domain.0,
@@ -232,8 +302,7 @@ impl Guests {
         let guest = &mut self.list[at];
         guest.leg = leg.map(|assigned| Leg { assigned, port: None });
         guest.vif = Some(vif);
-        // A launcher that is gone is noticed at the next look at its connection.
-        let _ = guest.channel.send(&answer, &[connection.as_fd(), names.as_fd()]);
+        guest.lease.say(&answer, &[connection.as_fd(), names.as_fd()]);
         Ok(())
     }
 
@@ -243,11 +312,14 @@ impl Guests {
         name: &str,
         offloads: u32,
         mtu: u16,
-        fds: Vec<OwnedFd>,
+        fds: Descriptors,
         scope: &mut Scope<'_>,
     ) -> Result<(), String> {
         if fds.is_empty() {
             return Err("the host's leg has no TAP".to_owned());
+        }
+        if !fds.each().all(|fd| is_character_device(fd, TUN.0, TUN.1)) {
+            return Err("what came for the host's leg is no TAP".to_owned());
         }
         let join = self.list[at].vif.as_ref().is_none_or(|vif| vif.join);
         let policy = PortPolicy { join, ..PortPolicy::default() };
@@ -259,7 +331,11 @@ impl Guests {
         };
         let id = scope
             .dataplane
-            .add_queues(fds.into_iter().map(queue).collect(), policy, &format!("host:{name}"))
+            .add_queues(
+                fds.into_vec().into_iter().map(queue).collect(),
+                policy,
+                &format!("host:{name}"),
+            )
             .map_err(|e| e.to_string())?;
         leg.port = Some(id);
         Ok(())
@@ -269,7 +345,7 @@ impl Guests {
         &mut self,
         at: usize,
         request: &DiskRequest,
-        fds: Vec<OwnedFd>,
+        fds: Descriptors,
         scope: &mut Scope<'_>,
     ) -> Result<(), String> {
         let guest = &mut self.list[at];
@@ -286,14 +362,14 @@ impl Guests {
     fn look_at_those_disks(&mut self, scope: &mut Scope<'_>, those: impl Fn(&Disks) -> bool) {
         for guest in self.list.iter_mut().filter(|guest| those(&guest.disks)) {
             for handle in guest.disks.that_dial() {
-                guest.channel.send_or_drop(&FromDriver::Dial { handle });
+                guest.lease.say(&FromDriver::Dial { handle }, &[]);
             }
             let before: Vec<_> = guest.disks.condemned().collect();
             if let Err(error) = guest.disks.look(scope) {
                 tracing::warn!(%error, "a disk's state could not be followed");
             }
             for (handle, why) in guest.disks.condemned().filter(|disk| !before.contains(disk)) {
-                guest.channel.send_or_drop(&FromDriver::DiskClosed { handle, why });
+                guest.lease.say(&FromDriver::DiskClosed { handle, why }, &[]);
             }
         }
     }
@@ -305,12 +381,14 @@ impl Guests {
                 *self.retired.entry(rule).or_default() += count;
             }
         }
-        guest.disks.leave(scope);
+        guest.disks.leave(scope, &self.teardown);
+        guest.lease.channel.dispose();
         if let Some(leg) = guest.leg {
             leg.port.map(|id| scope.dataplane.remove_port(id));
             self.plan.release(&leg.assigned);
         }
         let Some(mut vif) = guest.vif else { return };
+        self.left = Some(Instant::now());
         let (backend, mut host) = vif.split(&mut self.retired_ports, scope.dataplane);
         backend.let_go(&mut host);
         for (rule, count) in vif.backend.rules().all() {
@@ -354,7 +432,7 @@ impl Guests {
         let Some(vif) = &mut guest.vif else { return };
         let why = reason.to_string();
         if !matches!(reason, Fault::Gone) {
-            guest.channel.send_or_drop(&FromDriver::DeviceClosed(why.clone()));
+            guest.lease.say(&FromDriver::DeviceClosed(why.clone()), &[]);
         }
         vif.backend.condemn(why);
         self.look(&device, scope);
@@ -391,7 +469,7 @@ impl Guests {
             }
             if vif.backend.rules().get("device_condemned") > before {
                 let why = "its frontend could not be connected (see the driver domain's messages)";
-                guest.channel.send_or_drop(&FromDriver::DeviceClosed(why.to_owned()));
+                guest.lease.say(&FromDriver::DeviceClosed(why.to_owned()), &[]);
             }
         }
         self.retired_ports = retired;
@@ -454,6 +532,17 @@ impl Guests {
     }
 }
 
+impl Guest {
+    fn new(channel: Channel) -> Guest {
+        Guest { lease: Lease::new(channel), vif: None, leg: None, disks: Disks::default() }
+    }
+
+    /// Time at which the connection ends unless it says something. One with a guest has none.
+    fn expires(&self) -> Option<Instant> {
+        self.vif.is_none().then(|| self.lease.expires())
+    }
+}
+
 impl Vif {
     fn token(&self) -> String {
         device_name(self.backend.device())
@@ -466,7 +555,8 @@ impl Vif {
         dataplane: &'a DataplaneHandle,
     ) -> (&'a mut VifBackend, Usher<'a>) {
         let (mac, join) = (Some(self.assigned.mac), self.join);
-        let policy = PortPolicy { mac, join, ..PortPolicy::default() };
+        let filter = Some(Arc::clone(&self.filter));
+        let policy = PortPolicy { mac, filter, join, ..PortPolicy::default() };
         (&mut self.backend, Usher { seat: &mut self.seat, retired, dataplane, policy })
     }
 
@@ -474,6 +564,13 @@ impl Vif {
         let (backend, mut host) = self.split(retired, scope.dataplane);
         backend.look(scope.platform, scope.store, &mut host)
     }
+}
+
+/// Returns the filter that holds a guest to its addresses.
+fn filter_of(assigned: &Assigned, request: &AttachRequest) -> AddressFilter {
+    AddressFilter::new(assigned.mac, assigned.addresses.iter().map(|address| address.ip()))
+        .forwarding(request.forwarding)
+        .advertising(request.advertise)
 }
 
 /// Makes the nodes of a device and of its name, and watches them.

@@ -8,10 +8,16 @@
 //!
 //! It begins with one thread, gets its orders and the listening socket, enters the sandbox, starts
 //! the other two and only then hears launchers and guests. It ends when the last guest has left.
+//!
+//! The control thread serves all launchers, so it waits for none of them: what a connection does not
+//! read in time costs it the connection, disks are torn down on other threads ([`Disposal`]), and what comes
+//! with a message is closed by [`ringfence_sys::descriptors`].
 
 pub mod addresses;
+mod admission;
 mod disks;
 mod guests;
+mod lease;
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -30,13 +36,17 @@ use rustix::event::{PollFd, PollFlags};
 
 use crate::plane::{Gone, threads};
 use crate::switchboard::{DriverConfig, DriverReport, FromDriver};
+use admission::Admission;
 use guests::Guests;
 use ringfence_sandbox::channel::{Channel, ChannelError, expect_fds, poll_until};
 use ringfence_sandbox::isolation::{Isolation, SandboxError};
 use ringfence_sandbox::{DomainKind, STATUS_FAILED};
 
-/// How long the first guest may take to come.
-const FIRST_GUEST_WITHIN: Duration = Duration::from_secs(10);
+/// How long the first guest may take to come, and how long after the last one has left a
+/// connection that comes in may delay the end.
+const GUEST_WITHIN: Duration = Duration::from_secs(10);
+/// How long the end may wait for requests that disks have under way.
+const TEARDOWN_WITHIN: Duration = Duration::from_secs(5);
 /// Where names are.
 pub const NAMES_ROOT: &str = "/ringfence/names";
 
@@ -89,13 +99,15 @@ fn inner(deed: Option<Deed>) -> u8 {
 
 fn live(channel: &Channel, deed: Option<Deed>) -> Result<(), DriverError> {
     let (config, fds) = channel.receive::<DriverConfig>()?;
-    let [listener] = expect_fds(fds)?;
+    let [listener, namespace] = expect_fds(fds)?;
+    let admission = Admission::new(channel, &namespace)?;
+    drop(namespace);
     let expected = [channel.as_fd().as_raw_fd(), listener.as_raw_fd()];
     raise_descriptor_limit()?;
     let isolation = Isolation::enter(DomainKind::Driver, &expected)?;
     crate::log::to_stderr(config.verbose);
     isolation.lock()?;
-    let mut driver = Driver::start(&config, listener)?;
+    let mut driver = Driver::start(&config, admission, listener)?;
     if let Some(deed) = deed {
         thread("deed", deed)?;
     }
@@ -111,7 +123,7 @@ pub fn serve_unconfined(
     listener: OwnedFd,
     prepare: impl FnOnce(&DataplaneHandle) -> io::Result<()>,
 ) -> Result<(), DriverError> {
-    let mut driver = Driver::start(config, listener)?;
+    let mut driver = Driver::start(config, Admission::own()?, listener)?;
     prepare(&driver.dataplane)?;
     driver.serve()
 }
@@ -137,7 +149,11 @@ struct Driver {
 }
 
 impl Driver {
-    fn start(config: &DriverConfig, listener: OwnedFd) -> Result<Driver, DriverError> {
+    fn start(
+        config: &DriverConfig,
+        admission: Admission,
+        listener: OwnedFd,
+    ) -> Result<Driver, DriverError> {
         rustix::io::ioctl_fionbio(&listener, true).map_err(io::Error::from)?;
         let (hub_thread, hub) = Hub::new(HubLimits::default())?;
         thread("hub", move || {
@@ -154,16 +170,19 @@ impl Driver {
         let gone = Gone::new()?;
         let fabric = || Fabric::Switch(Switch::new());
         let dataplane = gone.start_plane(threads(QUEUES_MAX), fabric, platform.counters())?;
-        let guests = Guests::new(&config.switch)?;
+        let guests = Guests::new(&config.switch, admission)?;
         Ok(Driver { listener, hub, platform, store, dataplane, gone, guests })
     }
 
     /// Serves until the last guest has left.
     fn serve(&mut self) -> Result<(), DriverError> {
-        let mut patience = Some(Instant::now() + FIRST_GUEST_WITHIN);
+        let mut end = Some(Instant::now() + GUEST_WITHIN);
+        let mut had_guests = false;
         let mut more = false;
         loop {
-            let controls = self.wait(if more { Some(Instant::now()) } else { patience })?;
+            let next = [end, self.guests.next_timeout()];
+            let until = next.into_iter().flatten().min();
+            let controls = self.wait(if more { Some(Instant::now()) } else { until })?;
             self.accept();
             self.hear_launchers();
             self.bury_ports();
@@ -171,16 +190,16 @@ impl Driver {
             more = self.serve_controls(&controls);
             // Last: any of the others may have come across events while it asked the store.
             more |= self.follow_store()?;
-            let waited = patience.is_some_and(|until| Instant::now() >= until);
             if self.guests.any_attached() {
-                patience = None;
-            } else if waited || patience.is_none() {
-                // Somebody may have come in just now: then there is one more round.
-                self.accept();
-                if self.guests.is_empty() {
-                    return Ok(());
-                }
-                patience.get_or_insert(Instant::now() + FIRST_GUEST_WITHIN);
+                (had_guests, end) = (true, None);
+                continue;
+            }
+            // Somebody may have come in just now.
+            self.accept();
+            let now = Instant::now();
+            let end = *end.get_or_insert_with(|| now + GUEST_WITHIN);
+            if now >= end || (had_guests && !self.guests.any_newcomer(now)) {
+                return Ok(());
             }
         }
     }
@@ -214,11 +233,10 @@ impl Driver {
     }
 
     // #syscall driver accept4: launchers connect
+    // #syscall driver getsockopt 1=SOL_SOCKET: the user of a connection
     fn accept(&mut self) {
         use rustix::net::SocketFlags;
         while let Ok(socket) = rustix::net::accept_with(&self.listener, SocketFlags::CLOEXEC) {
-            // The runtime directory lets no other user in. Credentials would tell nothing: in here
-            // neither the launcher's process nor, as root, its user has a number.
             self.guests.come(Channel::from_fd(socket));
         }
     }
@@ -281,6 +299,9 @@ impl Drop for Driver {
     fn drop(&mut self) {
         self.guests.say_to_all(&FromDriver::Bye("the last guest has left".to_owned()));
         self.dataplane.stop();
+        if !self.guests.wait_for_disks(TEARDOWN_WITHIN) {
+            tracing::warn!("requests of disks were still under way at the end");
+        }
         self.hub.stop();
     }
 }

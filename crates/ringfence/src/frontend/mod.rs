@@ -84,9 +84,9 @@ fn inner(deed: Option<Deed>) -> u8 {
 
 fn live(channel: &Channel, deed: Option<Deed>) -> Result<(), Failure> {
     let (config, fds) = channel.receive::<FrontendConfig>()?;
-    let mut fds = fds;
+    let mut fds = fds.into_vec();
     let mut taps = fds.split_off(fds.len().min(1));
-    let [hub] = expect_fds(fds)?;
+    let [hub] = expect_fds(fds.into())?;
     let queues = usize::try_from(config.tap_queues).unwrap_or(usize::MAX).max(1);
     let sockets = taps.split_off(taps.len().min(queues));
     if taps.len() < queues {

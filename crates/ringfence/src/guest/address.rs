@@ -1,7 +1,7 @@
 //! An address on a network, as users write it: `10.0.0.2/24`, `fd00::2/64`.
 
 use std::fmt;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
@@ -17,8 +17,8 @@ pub struct Address {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AddressError {
     /// There is no length.
-    #[error("`{0}` has no prefix length; write for example `{0}/24`")]
-    NoLength(String),
+    #[error("`{0}` has no prefix length; write for example `{0}/{example}`", example = if .0.is_ipv4() { 24 } else { 64 })]
+    NoLength(IpAddr),
     /// What comes before the `/` is no address.
     #[error("`{0}` is not an IPv4 or IPv6 address")]
     NoAddress(String),
@@ -31,8 +31,22 @@ pub enum AddressError {
         max: u8,
     },
     /// No host can have it.
-    #[error("{0} cannot be the address of one host")]
+    #[error("{0} cannot be the address of one host; give for example 10.0.0.2/24 or fd00::2/64")]
     NotUnicast(IpAddr),
+    /// The host part is all zeros.
+    #[error("{0} is the address of the network itself; give an address of one host in it")]
+    Network(Address),
+    /// The host part is all ones.
+    #[error("{0} is the broadcast address of its network; give an address of one host in it")]
+    Broadcast(Address),
+    /// Every interface has such an address by itself.
+    #[error(
+        "{0} is link-local; give an address of a network, for example 10.0.0.2/24 or fd00::2/64"
+    )]
+    LinkLocal(IpAddr),
+    /// An IPv4 address in IPv6 notation.
+    #[error("{0} is an IPv4 address in IPv6 notation; write {1}/24, with its own prefix length")]
+    Mapped(Ipv6Addr, Ipv4Addr),
 }
 
 impl Address {
@@ -47,11 +61,50 @@ impl Address {
         if !(1..=max).contains(&prefix) {
             return Err(AddressError::Length { length: prefix.to_string(), max });
         }
-        let broadcast = matches!(ip, IpAddr::V4(ip) if ip.is_broadcast());
+        let broadcast = matches!(ip, IpAddr::V4(ip) if ip.is_broadcast() || ip.octets()[0] == 0);
         if ip.is_unspecified() || ip.is_multicast() || ip.is_loopback() || broadcast {
             return Err(AddressError::NotUnicast(ip));
         }
         Ok(Address { ip, prefix })
+    }
+
+    /// Reads an address that a guest on a switch can have.
+    ///
+    /// # Errors
+    ///
+    /// [`AddressError`], as [`Address::new`] and [`Address::check_assignable`].
+    pub fn parse_assignable(text: &str) -> Result<Address, AddressError> {
+        let address: Address = text.parse()?;
+        address.check_assignable().map(|()| address)
+    }
+
+    /// Checks that a guest on a switch can have the address.
+    ///
+    /// # Errors
+    ///
+    /// [`AddressError`] for the addresses of the network itself and of all its hosts, for link-local
+    /// addresses and for IPv4 addresses in IPv6 notation. Networks of one or two addresses (RFC 3021,
+    /// RFC 6164) have hosts only.
+    pub fn check_assignable(self) -> Result<(), AddressError> {
+        let hosts = u32::from(max_prefix(self.ip)) - u32::from(self.prefix);
+        let (link_local, zeros, ones) = match self.ip {
+            IpAddr::V4(ip) => {
+                let bits = ip.to_bits();
+                (ip.is_link_local(), bits.trailing_zeros(), bits.trailing_ones())
+            }
+            IpAddr::V6(ip) => {
+                if let Some(v4) = ip.to_ipv4_mapped() {
+                    return Err(AddressError::Mapped(ip, v4));
+                }
+                (ip.is_unicast_link_local(), ip.to_bits().trailing_zeros(), 0)
+            }
+        };
+        match hosts {
+            _ if link_local => Err(AddressError::LinkLocal(self.ip)),
+            2.. if zeros >= hosts => Err(AddressError::Network(self)),
+            2.. if ones >= hosts => Err(AddressError::Broadcast(self)),
+            _ => Ok(()),
+        }
     }
 
     /// The address.
@@ -85,7 +138,7 @@ impl FromStr for Address {
     fn from_str(text: &str) -> Result<Address, AddressError> {
         let Some((ip, length)) = text.split_once('/') else {
             let ip: IpAddr = text.parse().map_err(|_| AddressError::NoAddress(text.to_owned()))?;
-            return Err(AddressError::NoLength(ip.to_string()));
+            return Err(AddressError::NoLength(ip));
         };
         let ip: IpAddr = ip.parse().map_err(|_| AddressError::NoAddress(ip.to_owned()))?;
         let digits = !length.is_empty() && length.bytes().all(|b| b.is_ascii_digit());
@@ -132,7 +185,14 @@ mod tests {
     #[test]
     fn each_mistake_is_named() {
         let fault = |text: &str| text.parse::<Address>().unwrap_err();
-        assert_eq!(fault("10.0.0.2"), AddressError::NoLength("10.0.0.2".into()));
+        assert_eq!(
+            fault("10.0.0.2").to_string(),
+            "`10.0.0.2` has no prefix length; write for example `10.0.0.2/24`"
+        );
+        assert_eq!(
+            fault("fd00::2").to_string(),
+            "`fd00::2` has no prefix length; write for example `fd00::2/64`"
+        );
         assert_eq!(fault("web"), AddressError::NoAddress("web".into()));
         assert_eq!(fault("10.0.0/24"), AddressError::NoAddress("10.0.0".into()));
         assert!(matches!(fault("10.0.0.2/33"), AddressError::Length { max: 32, .. }));
@@ -141,6 +201,33 @@ mod tests {
         assert!(matches!(fault("10.0.0.2/0"), AddressError::Length { .. }));
         assert!(matches!(fault("224.0.0.1/4"), AddressError::NotUnicast(_)));
         assert!(matches!(fault("127.0.0.1/8"), AddressError::NotUnicast(_)));
+    }
+
+    #[test]
+    fn address_that_no_guest_can_have_is_refused() {
+        use AddressError::{Broadcast, LinkLocal, Mapped, Network, NotUnicast};
+        let fault = |text: &str| Address::parse_assignable(text).unwrap_err();
+        assert!(matches!(fault("10.0.0.0/24"), Network(_)));
+        assert!(matches!(fault("10.0.128.0/17"), Network(_)));
+        assert!(matches!(fault("fd00::/64"), Network(_)));
+        assert!(matches!(fault("10.0.0.255/24"), Broadcast(_)));
+        assert!(matches!(fault("10.0.255.255/16"), Broadcast(_)));
+        assert!(matches!(fault("169.254.1.2/16"), LinkLocal(_)));
+        assert!(matches!(fault("fe80::2/64"), LinkLocal(_)));
+        assert!(matches!(fault("::ffff:10.0.0.2/120"), Mapped(..)));
+        assert!(fault("::ffff:10.0.0.2/120").to_string().contains("write 10.0.0.2/24"));
+        for text in ["0.0.0.0/8", "0.1.2.3/8", "255.255.255.255/8", "224.0.0.1/4", "::/64"] {
+            assert!(matches!(fault(text), NotUnicast(_)), "{text}");
+        }
+        for text in ["127.0.0.2/8", "ff02::1/64", "::1/64"] {
+            assert!(matches!(fault(text), NotUnicast(_)), "{text}");
+        }
+        for text in ["10.0.0.0/31", "10.0.0.1/31", "10.0.0.255/32", "10.0.1.0/16", "fd00::/127"] {
+            assert!(Address::parse_assignable(text).is_ok(), "{text}");
+        }
+        for text in ["10.0.0.254/24", "fd00::ffff:ffff:ffff:ffff/64", "fd00::1:0/64"] {
+            assert!(Address::parse_assignable(text).is_ok(), "{text}");
+        }
     }
 
     proptest! {

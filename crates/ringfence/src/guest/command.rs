@@ -35,18 +35,28 @@ impl StartError {
     }
 }
 
+/// Changes of the environment.
+pub(crate) struct Variables {
+    pub(crate) set: Vec<(String, String)>,
+    pub(crate) removed: Vec<String>,
+}
+
 /// Starts the command, in this process's group, session and directory, with its environment,
-/// standard output and standard error, these signals blocked, and these variables besides.
+/// standard output and standard error, these signals blocked, and these changes of the
+/// environment.
 pub(crate) fn start(
     command: &[OsString],
     stdin: OwnedFd,
     blocked: &[i32],
-    environment: &[(String, String)],
+    variables: &Variables,
 ) -> Result<Pid, StartError> {
     let (program, arguments) = command.split_first().ok_or(StartError::Nothing)?;
     let mut command = Command::new(program);
     command.args(arguments).stdin(Stdio::from(stdin));
-    command.envs(environment.iter().map(|(name, value)| (name, value)));
+    for name in &variables.removed {
+        command.env_remove(name);
+    }
+    command.envs(variables.set.iter().map(|(name, value)| (name, value)));
     let child = signals::with_blocked(blocked, || command.spawn()).and_then(|spawned| spawned);
     let child = child.map_err(|source| match source.kind() {
         io::ErrorKind::NotFound => StartError::NotFound(program.clone()),

@@ -77,6 +77,8 @@ mod tests {
             resolver: None,
             blocked_signals: vec![],
             environment: vec![],
+            removed_variables: vec![],
+            view: crate::guest::ViewConfig::default(),
         };
         assert!(hosts(&config).contains("\n127.0.1.1 web\n"));
         config.interface = Some(InterfaceConfig {

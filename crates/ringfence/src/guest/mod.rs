@@ -5,9 +5,10 @@
 //! The launcher orders, init obeys, over the channel on its standard input ([`ToGuest`],
 //! [`FromGuest`]):
 //!
-//! 1. `SetUp`, with the descriptors of the real standard input and, where there are names, of a
-//!    store connection. Init leaves for namespaces of its own, gives itself a host name, mounts,
-//!    an `eth0`; answers `Ready`, with the TAP's descriptor, which the launcher hands to the
+//! 1. `SetUp`, with the descriptors of the real standard input, of a channel to the keeper and, where
+//!    there are names, of a store connection. Init makes the view of the host's files (`view`), enters a
+//!    nested user namespace with the namespaces that it owns, gives itself a host name, `/sys`, an
+//!    `eth0`; answers `Ready`, with the TAP's descriptor, which the launcher hands to the
 //!    frontend.
 //! 2. `Start`, once the frontend is connected. Init runs the command as a child *in the process
 //!    group it found itself in*, which is the terminal's foreground group: Ctrl-C, Ctrl-Z and a
@@ -21,36 +22,49 @@
 
 pub mod address;
 mod command;
+mod covers;
 mod files;
 mod mounts;
 mod network;
+mod places;
+mod view;
 
 use std::ffi::OsString;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 
+use ringfence_sys::descriptors::Descriptors;
 use ringfence_sys::namespaces::{self, Fresh};
 use ringfence_sys::tap::{Tap, TapError};
 use rustix::event::{PollFd, PollFlags};
-use rustix::process::{Pid, WaitOptions};
+use rustix::process::{DumpableBehavior, Pid, WaitOptions};
 use serde::{Deserialize, Serialize};
 
 pub use address::Address;
+pub use view::ViewConfig;
+
 pub use network::{carried, carried_for_host, configure_leg};
 
 use crate::names::{self, store::StoreNames};
 use crate::netlink::Route;
 use ringfence_sandbox::channel::{Channel, ChannelError, poll_until};
+use ringfence_sandbox::ids::{MapWriter, OwnIds};
+use ringfence_sandbox::keeper::Nested;
 use ringfence_sandbox::signals::Signals;
 use ringfence_sandbox::{Ending, STATUS_FAILED, die_with_parent, signals};
 
 /// What the launcher orders.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ToGuest {
-    /// Get ready. With the descriptor of standard input, and one of a store connection where
-    /// `names` is set.
-    SetUp(Box<GuestConfig>),
+    /// Get ready. With the descriptor of standard input, one of a channel to the keeper, and one of a
+    /// store connection where `names` is set.
+    SetUp {
+        /// What the guest is to have.
+        config: Box<GuestConfig>,
+        /// Process that writes the id maps of the nested user namespace: init itself, or its keeper.
+        map_writer: MapWriter,
+    },
     /// Run the command.
     Start {
         /// What it is to find in its environment besides [`GuestConfig::environment`].
@@ -103,6 +117,10 @@ pub struct GuestConfig {
     pub blocked_signals: Vec<i32>,
     /// What its command is to find in its environment besides what the launcher has in its own.
     pub environment: Vec<(String, String)>,
+    /// What its command is not to find there: names of sockets that it does not see.
+    pub removed_variables: Vec<String>,
+    /// The files that its command sees.
+    pub view: ViewConfig,
 }
 
 /// A network interface.
@@ -161,6 +179,8 @@ enum SetUpError {
     Tap(#[from] TapError),
     #[error(transparent)]
     Network(#[from] network::NetworkError),
+    #[error(transparent)]
+    View(#[from] view::ViewError),
     #[error("names: {0}")]
     Names(#[source] io::Error),
     #[error("{0}")]
@@ -205,8 +225,10 @@ fn live(channel: &Channel, command: &[OsString]) -> Result<Ending, Failure> {
     die_with_parent().map_err(fail)?;
     let child_ends = Signals::new(&[nix::sys::signal::Signal::SIGCHLD]).map_err(fail)?;
     let (order, fds) = channel.receive::<ToGuest>()?;
-    let ToGuest::SetUp(config) = order else { return Err(SetUpError::Protocol.into()) };
-    let (stdin, guest) = set_up(&config, fds)?;
+    let ToGuest::SetUp { config, map_writer } = order else {
+        return Err(SetUpError::Protocol.into());
+    };
+    let (stdin, guest) = set_up(&config, map_writer, fds)?;
     let uplink = guest.uplink.iter().map(|tap| tap.fd.as_fd());
     let taps: Vec<_> = guest.taps.iter().map(|tap| tap.fd.as_fd()).chain(uplink).collect();
     let ready = FromGuest::Ready {
@@ -226,10 +248,13 @@ fn live(channel: &Channel, command: &[OsString]) -> Result<Ending, Failure> {
             channel.send(&FromGuest::Ended(ending), &[])?;
             return Ok(ending);
         }
-        ToGuest::SetUp(_) => return Err(SetUpError::Protocol.into()),
+        ToGuest::SetUp { .. } => return Err(SetUpError::Protocol.into()),
     };
-    let environment = [&config.environment[..], &more].concat();
-    let pid = command::start(command, stdin, &config.blocked_signals, &environment)
+    let variables = command::Variables {
+        set: [&config.environment[..], &more].concat(),
+        removed: config.removed_variables.clone(),
+    };
+    let pid = command::start(command, stdin, &config.blocked_signals, &variables)
         .map_err(|error| Failure { status: error.status(), why: error.to_string() })?;
     channel.send(&FromGuest::Running, &[])?;
     if let Some(stub) = guest.stub {
@@ -260,16 +285,25 @@ struct Guest {
     remarks: Vec<String>,
 }
 
-fn set_up(config: &GuestConfig, fds: Vec<OwnedFd>) -> Result<(OwnedFd, Guest), SetUpError> {
-    let mut fds = fds.into_iter();
-    let (Some(stdin), store, None) = (fds.next(), fds.next(), fds.next()) else {
+fn set_up(
+    config: &GuestConfig,
+    map_writer: MapWriter,
+    fds: Descriptors,
+) -> Result<(OwnedFd, Guest), SetUpError> {
+    let mut fds = fds.into_vec().into_iter();
+    let (Some(stdin), Some(keeper), store, None) = (fds.next(), fds.next(), fds.next(), fds.next())
+    else {
         return Err(SetUpError::Protocol);
     };
-    namespaces::unshare(Fresh::MountNetIpcUts).map_err(SetUpError::system("namespaces"))?;
+    let mut remarks = Vec::new();
+    namespaces::unshare(Fresh::Mount).map_err(SetUpError::system("mount namespace"))?;
+    let mounted = view::prepare(config, &mut remarks)?;
+    enter_nested(map_writer, &Channel::from_fd(keeper))?;
     rustix::system::sethostname(config.host_name.as_bytes())
         .map_err(|errno| SetUpError::system("host name")(errno.into()))?;
-    let mut remarks = Vec::new();
-    let mounted = mounts::prepare(config, &mut remarks).map_err(SetUpError::system("mounts"))?;
+    if let Err(error) = mounts::mount_sys(config.view.is_host_root) {
+        remarks.push(format!("/sys shows the network of outside: it cannot be mounted ({error})"));
+    }
     let (taps, uplink) =
         network::set_up(config.interface.as_ref(), config.uplink.as_ref(), &mut remarks)?;
     let stub = match (&config.names, store) {
@@ -292,6 +326,34 @@ fn set_up(config: &GuestConfig, fds: Vec<OwnedFd>) -> Result<(OwnedFd, Guest), S
     Ok((stdin, Guest { taps, uplink, stub, remarks }))
 }
 
+/// Enters the user namespace of the command, nested in that of the covers, and the namespaces it owns: so the
+/// command rules over its network, and not over the mounts made before.
+fn enter_nested(map_writer: MapWriter, keeper: &Channel) -> Result<(), SetUpError> {
+    /// The keeper writes two small files.
+    const PATIENCE: Duration = Duration::from_secs(10);
+    let own = OwnIds::current();
+    namespaces::unshare(Fresh::UserMountNetIpcUts).map_err(SetUpError::system("namespaces"))?;
+    match map_writer {
+        MapWriter::Keeper => own.map_to_root().map_err(SetUpError::system("user ids"))?,
+        MapWriter::Launcher => {
+            keeper.send(&Nested::Unshared, &[])?;
+            match keeper.receive_within(PATIENCE)?.0 {
+                Nested::Mapped => {}
+                Nested::Failed(why) => {
+                    return Err(SetUpError::system("user ids")(io::Error::other(why)));
+                }
+                Nested::Unshared => return Err(SetUpError::Protocol),
+            }
+        }
+    }
+    // Init's memory belongs to the outer user namespace, where it was started: while it is not dumpable, the
+    // command can neither trace it nor take its descriptors.
+    rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable)
+        .map_err(|errno| SetUpError::system("PR_SET_DUMPABLE")(errno.into()))?;
+    // Entering a user namespace changes credentials, which clears it.
+    die_with_parent().map_err(SetUpError::system("PR_SET_PDEATHSIG"))
+}
+
 /// Reaps, and passes signals on, until the command has ended.
 fn watch(channel: &Channel, child_ends: &Signals, command: Pid) -> Result<Ending, Failure> {
     let fail = |error| Failure::from(SetUpError::system("waiting for the command")(error));
@@ -312,7 +374,7 @@ fn watch(channel: &Channel, child_ends: &Signals, command: Pid) -> Result<Ending
                     // It may have ended this very moment, which the next round finds out.
                     let _ = signals::send(pid, number);
                 }
-                ToGuest::SetUp(_) | ToGuest::Start { .. } => {
+                ToGuest::SetUp { .. } | ToGuest::Start { .. } => {
                     return Err(SetUpError::Protocol.into());
                 }
             }

@@ -2,14 +2,14 @@
 
 use std::fs;
 use std::io;
-use std::os::fd::OwnedFd;
-use std::path::Path;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
 
-use rustix::mount::{
-    MountFlags, MountPropagationFlags, MoveMountFlags, OpenTreeFlags, UnmountFlags,
-};
+use ringfence_sys::namespaces;
+use rustix::mount::{MountFlags, UnmountFlags};
 
-use super::{GuestConfig, files};
+use super::view::make_read_only;
+use super::{GuestConfig, covers, files};
 
 const FLAGS: MountFlags = MountFlags::NOSUID.union(MountFlags::NODEV).union(MountFlags::NOEXEC);
 
@@ -24,30 +24,112 @@ pub(crate) struct Mounted {
     pub(crate) resolver_is_ours: bool,
 }
 
-/// Makes the mounts, in a mount namespace just entered. What only makes a guest tidier is left
-/// out where it cannot be had, with a remark.
-pub(crate) fn prepare(config: &GuestConfig, remarks: &mut Vec<String>) -> io::Result<Mounted> {
-    // What the host mounts later is seen; nothing of this goes the other way.
-    let downstream = MountPropagationFlags::DOWNSTREAM | MountPropagationFlags::REC;
-    rustix::mount::mount_change("/", downstream)?;
+/// Replaces the files of `/etc` and `/proc`, in the outer mount namespace. What only makes a guest tidier is
+/// left out where it cannot be had, with a remark.
+pub(super) fn prepare(config: &GuestConfig, remarks: &mut Vec<String>) -> io::Result<Mounted> {
     let mut mounted = Mounted { resolver_is_ours: false };
     if config.names.is_some() || config.resolver.is_some() {
-        replace_files(config, &mut mounted, remarks)?;
+        with_scratch(|scratch| replace_files(config, scratch, &mut mounted, remarks))?;
         hide_name_cache(remarks);
     }
     if let Err(errno) = rustix::mount::mount("proc", "/proc", "proc", FLAGS, None) {
         remarks
             .push(format!("/proc shows the processes of outside: it cannot be mounted ({errno})"));
     }
-    if let Err(error) = mount_sys() {
-        remarks.push(format!("/sys shows the network of outside: it cannot be mounted ({error})"));
+    if config.view.is_host_root {
+        protect_kernel()?;
     }
     Ok(mounted)
+}
+
+/// Gives `act` a directory for files that are then bound to other places, which they outlive.
+pub(super) fn with_scratch<T, E: From<io::Error>>(
+    act: impl FnOnce(&Path) -> Result<T, E>,
+) -> Result<T, E> {
+    let scratch = Path::new(SCRATCH);
+    rustix::mount::mount("ringfence", scratch, "tmpfs", FLAGS, Some(c"size=1m,mode=0755"))
+        .map_err(io::Error::from)?;
+    let done = act(scratch);
+    super::view::detach(scratch)?;
+    done
+}
+
+/// A file that takes the place of hidden ones: nobody can read it.
+pub(super) fn hidden_file(scratch: &Path) -> io::Result<PathBuf> {
+    let path = scratch.join("hidden");
+    fs::File::options().create(true).append(true).mode(0).open(&path)?;
+    Ok(path)
+}
+
+/// Makes `root` the root directory, with the host's `/dev` in it.
+pub(super) fn change_root(root: &Path) -> io::Result<()> {
+    let proc = root.join("proc");
+    if !proc.is_dir() {
+        let why = format!(
+            "it must have the directories /dev, /proc and /sys; {} is none",
+            proc.display()
+        );
+        return Err(io::Error::new(io::ErrorKind::NotFound, why));
+    }
+    let tree = covers::detach_copy(root, true)?;
+    let devices = covers::detach_copy(Path::new("/dev"), true)?;
+    covers::attach(&tree, root)?;
+    covers::attach(&devices, &root.join("dev"))?;
+    let sys = covers::detach_copy(Path::new("/sys"), true)?;
+    covers::attach(&sys, &root.join("sys"))?;
+    // Before the host's is gone: the kernel allows a new one only beside one that is seen.
+    rustix::mount::mount("proc", &proc, "proc", FLAGS, None)?;
+    std::env::set_current_dir(root)?;
+    // The new root over the old one, which is then the topmost mount of `.` (pivot_root(2)).
+    rustix::process::pivot_root(".", ".")?;
+    rustix::mount::unmount(".", UnmountFlags::DETACH)?;
+    std::env::set_current_dir("/")
+}
+
+/// Files and directories of `/proc` by which root acts on the whole computer, whatever namespace it is in: the
+/// kernel asks for the user id 0 alone.
+const GLOBAL_KNOBS: [&str; 10] = [
+    "/proc/sys",
+    "/proc/sysrq-trigger",
+    "/proc/irq",
+    "/proc/bus",
+    "/proc/fs",
+    "/proc/mtrr",
+    "/proc/driver",
+    "/proc/acpi",
+    "/proc/scsi",
+    "/proc/tty",
+];
+/// Files of `/proc` that tell root about the memory and keys of others.
+const GLOBAL_SECRETS: [&str; 4] =
+    ["/proc/kcore", "/proc/keys", "/proc/timer_list", "/proc/latency_stats"];
+/// The settings that belong to the guest's own network namespace.
+const NETWORK_KNOBS: &str = "/proc/sys/net";
+
+/// Makes the kernel's settings read-only for a command that is root on the host.
+///
+/// A second `/proc` or `/sys` does not help the command: the kernel allows a new mount of these only to a mount
+/// namespace that sees one of the kind whole, and writable (`mount_too_revealing`).
+fn protect_kernel() -> io::Result<()> {
+    let network = covers::detach_copy(Path::new(NETWORK_KNOBS), false)?;
+    for path in GLOBAL_KNOBS.map(Path::new) {
+        if path.exists() {
+            make_read_only(path)?;
+        }
+    }
+    covers::attach(&network, Path::new(NETWORK_KNOBS))?;
+    for path in GLOBAL_SECRETS.map(Path::new) {
+        if path.exists() {
+            covers::cover_file(path, Path::new("/dev/null"))?;
+        }
+    }
+    namespaces::make_tree_read_only(c"/sys")
 }
 
 /// Puts a guest's own versions over the files of `/etc` that decide how names are looked up.
 fn replace_files(
     config: &GuestConfig,
+    scratch: &Path,
     mounted: &mut Mounted,
     remarks: &mut Vec<String>,
 ) -> io::Result<()> {
@@ -61,14 +143,13 @@ fn replace_files(
         ("hosts", files::hosts(config)),
         ("nsswitch.conf", files::nsswitch(&nsswitch)),
     ];
-    rustix::mount::mount("ringfence", SCRATCH, "tmpfs", FLAGS, Some(c"size=1m,mode=0755"))?;
     for (name, text) in files {
         let target = Path::new("/etc").join(name);
         if !target.is_file() {
             remarks.push(format!("{} is not there, so it is not replaced", target.display()));
             continue;
         }
-        let source = Path::new(SCRATCH).join(name);
+        let source = scratch.join(name);
         fs::write(&source, text)?;
         match rustix::mount::mount_bind(&source, &target) {
             Ok(()) if name == "resolv.conf" => mounted.resolver_is_ours = true,
@@ -76,8 +157,6 @@ fn replace_files(
             Err(errno) => remarks.push(format!("{} stays the host's: {errno}", target.display())),
         }
     }
-    // The files live on in their new places.
-    rustix::mount::unmount(SCRATCH, UnmountFlags::DETACH)?;
     Ok(())
 }
 
@@ -96,20 +175,14 @@ fn hide_name_cache(remarks: &mut Vec<String>) {
     }
 }
 
-/// A `/sys` that shows this network namespace, with the cgroups of the old one in it.
-fn mount_sys() -> io::Result<()> {
-    let cgroups = clone_tree("/sys/fs/cgroup");
-    rustix::mount::mount("sysfs", "/sys", "sysfs", FLAGS, None)?;
+/// Mounts a `/sys` that shows the network namespace just entered, with the cgroups of the old one in it.
+pub(super) fn mount_sys(is_host_root: bool) -> io::Result<()> {
+    let cgroups = covers::detach_copy(Path::new("/sys/fs/cgroup"), true);
+    let mut flags = FLAGS;
+    flags.set(MountFlags::RDONLY, is_host_root);
+    rustix::mount::mount("sysfs", "/sys", "sysfs", flags, None)?;
     if let Ok(cgroups) = cgroups {
-        let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH;
-        rustix::mount::move_mount(&cgroups, "", rustix::fs::CWD, "/sys/fs/cgroup", flags)?;
+        covers::attach(&cgroups, Path::new("/sys/fs/cgroup"))?;
     }
     Ok(())
-}
-
-fn clone_tree(path: &str) -> io::Result<OwnedFd> {
-    let flags = OpenTreeFlags::OPEN_TREE_CLONE
-        | OpenTreeFlags::OPEN_TREE_CLOEXEC
-        | OpenTreeFlags::AT_RECURSIVE;
-    Ok(rustix::mount::open_tree(rustix::fs::CWD, path, flags)?)
 }

@@ -47,6 +47,11 @@ pub(crate) fn set_up(
         .change_link(loopback, &LinkChange { up: true, ..LinkChange::default() })
         .map_err(fail)?;
     allow_ping(remarks);
+    // Interfaces that are made later begin with what holds for `default`.
+    for scope in ["all", "default"] {
+        distrust_neighbours(scope, remarks);
+        use_own_addresses(scope, remarks);
+    }
     let taps =
         interface.map(|interface| to_switch(&mut netlink, interface, remarks)).transpose()?;
     let uplink = uplink.map(|uplink| to_host(&mut netlink, uplink, remarks)).transpose()?;
@@ -87,9 +92,6 @@ fn to_host(
     let UplinkInterface { interface, routes } = uplink;
     let taps = make(interface)?;
     let name = taps.first().map_or(&interface.name, |tap| &tap.name);
-    // It is told its addresses and routes: what it would hear of the router could only be a second way.
-    // Best effort: that would be the same way.
-    let _ = fs::write(format!("/proc/sys/net/ipv6/conf/{name}/accept_ra"), "0");
     let settings =
         Settings { name, mac: interface.mac, mtu: interface.mtu, addresses: &interface.addresses };
     remarks.extend(configure(netlink, &settings)?);
@@ -150,8 +152,11 @@ pub fn configure_leg(
         what: "netlink".into(),
         source,
     })?;
+    let mut remarks = Vec::new();
+    distrust_neighbours(name, &mut remarks);
     let settings = Settings { name, mac, mtu, addresses };
-    configure(&mut netlink, &settings)
+    remarks.extend(configure(&mut netlink, &settings)?);
+    Ok(remarks)
 }
 
 /// What is set of an interface.
@@ -203,6 +208,49 @@ fn skip_address_trials(interface: &str) -> bool {
     // Best effort: without, the address becomes usable a second later.
     let _ = fs::write(format!("{directory}/accept_dad"), "0");
     disabled.is_ok_and(|text| text.trim() == "0")
+}
+
+/// Keeps interfaces of the scope (an interface, `all` or `default`) from taking routes and addresses from
+/// neighbours: an interface has all of them from its configuration.
+fn distrust_neighbours(scope: &str, remarks: &mut Vec<String>) {
+    const SETTINGS: [(&str, &str, &str); 10] = [
+        ("ipv4", "accept_redirects", "0"),
+        ("ipv4", "secure_redirects", "0"),
+        ("ipv4", "send_redirects", "0"),
+        ("ipv4", "accept_source_route", "0"),
+        ("ipv4", "arp_accept", "0"),
+        ("ipv6", "accept_ra", "0"),
+        ("ipv6", "autoconf", "0"),
+        ("ipv6", "accept_redirects", "0"),
+        ("ipv6", "accept_source_route", "-1"),
+        ("ipv6", "accept_untracked_na", "0"),
+    ];
+    write_settings(scope, &SETTINGS, remarks);
+}
+
+/// Keeps interfaces of the scope from sending addresses of other interfaces, which a switch drops. The
+/// link-local address follows from the Ethernet address.
+fn use_own_addresses(scope: &str, remarks: &mut Vec<String>) {
+    const SETTINGS: [(&str, &str, &str); 4] = [
+        ("ipv4", "arp_ignore", "1"),
+        ("ipv4", "arp_announce", "2"),
+        ("ipv6", "use_tempaddr", "0"),
+        ("ipv6", "addr_gen_mode", "0"),
+    ];
+    write_settings(scope, &SETTINGS, remarks);
+}
+
+/// Writes settings of the IP stacks. A kernel that does not have one has nothing to set.
+fn write_settings(scope: &str, settings: &[(&str, &str, &str)], remarks: &mut Vec<String>) {
+    for (family, key, value) in settings {
+        let path = format!("/proc/sys/net/{family}/conf/{scope}/{key}");
+        match fs::write(&path, value) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                remarks.push(format!("{path} cannot be set to {value}: {error}"));
+            }
+            _ => {}
+        }
+    }
 }
 
 /// Lets every user of the guest ping without a capability.

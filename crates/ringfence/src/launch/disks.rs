@@ -11,13 +11,16 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::PathBuf;
+use std::os::unix::net::UnixListener;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, anyhow, bail, ensure};
 use ringfence_block::storage::file::OpenFile;
 use ringfence_nbd::client::NbdConnector;
+use ringfence_sys::descriptors::refuse_descriptors;
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
 use super::devices::Device;
 use super::report::{Reporter, printable};
@@ -56,23 +59,27 @@ impl Disks {
     /// Opens and locks the files, and makes the sockets.
     pub(super) fn open(specs: &[DiskSpec], directory: &RuntimeDir) -> anyhow::Result<Disks> {
         ensure!(specs.len() <= DISKS_MAX, "a guest has at most {DISKS_MAX} disks");
-        if !specs.is_empty() {
-            sweep(directory);
-        }
         let mut disks = Disks { devices: vec![], list: vec![], connectors: BTreeMap::new() };
+        let mut found = vec![];
         for (spec, handle) in specs.iter().zip(0u16..) {
-            let (medium, file) = disks.find(handle, &spec.source)?;
-            let name = format!("{PREFIX}{}-{handle}", std::process::id());
-            let path = directory.path().join(name);
-            let socket = UnixListener::bind(&path)
-                .with_context(|| format!("making the socket {}", path.display()))?;
-            let mode = spec.mode.name().to_owned();
+            found.push((spec.mode, handle, disks.find(handle, &spec.source)?));
+        }
+        if found.is_empty() {
+            return Ok(disks);
+        }
+        // Other launchers sweep, too, and would take a socket at which nobody listens yet for a stale one.
+        let _lock = directory.lock()?;
+        sweep(directory);
+        for (mode, handle, (medium, file)) in found {
+            let (path, socket) = listen(directory.path(), handle)?;
+            refuse_descriptors(&socket)
+                .with_context(|| format!("setting up the socket {}", path.display()))?;
             disks.list.push(Prepared {
-                request: Some(DiskRequest { handle, mode, medium }),
+                request: Some(DiskRequest { handle, mode: mode.name().to_owned(), medium }),
                 file,
                 socket: Some(socket.into()),
                 path,
-                frontend: DiskFrontend::of(spec.mode),
+                frontend: DiskFrontend::of(mode),
             });
         }
         Ok(disks)
@@ -94,6 +101,11 @@ impl Disks {
                 Ok((Medium::Nbd(facts), stream))
             }
         }
+    }
+
+    /// The paths of the sockets.
+    pub(super) fn sockets(&self) -> Vec<PathBuf> {
+        self.list.iter().map(|disk| disk.path.clone()).collect()
     }
 
     /// Hands the files to the driver domain.
@@ -179,9 +191,10 @@ impl Disks {
         }
     }
 
-    /// By what variables the command finds them.
-    pub(super) fn environment(&self) -> Vec<(String, String)> {
-        let paths = self.list.iter().map(|disk| disk.path.display().to_string());
+    /// Variables by which the command finds them, in the directory where it sees their sockets.
+    pub(super) fn environment(&self, directory: &Path) -> Vec<(String, String)> {
+        let names = self.list.iter().filter_map(|disk| disk.path.file_name());
+        let paths = names.map(|name| directory.join(name).display().to_string());
         paths.enumerate().map(|(number, path)| (variable(number), path)).collect()
     }
 }
@@ -194,6 +207,25 @@ impl Drop for Disks {
     }
 }
 
+/// Makes a socket under a name that is free: launchers of several PID namespaces may have the same process id.
+fn listen(directory: &Path, handle: u16) -> anyhow::Result<(PathBuf, UnixListener)> {
+    /// Launchers with the same process id.
+    const NAMES_MAX: u32 = 1000;
+    let own = format!("{PREFIX}{}", std::process::id());
+    for number in 0..NAMES_MAX {
+        let namesake = if number == 0 { String::new() } else { format!(".{number}") };
+        let path = directory.join(format!("{own}{namesake}-{handle}"));
+        match UnixListener::bind(&path) {
+            Ok(socket) => return Ok((path, socket)),
+            Err(error) if error.kind() == io::ErrorKind::AddrInUse => {}
+            Err(error) => {
+                return Err(error).with_context(|| format!("making the socket {}", path.display()));
+            }
+        }
+    }
+    bail!("{}: too many sockets {own}", directory.display())
+}
+
 /// Removes the sockets of launchers that were killed: nobody listens there.
 fn sweep(directory: &RuntimeDir) {
     let Ok(entries) = std::fs::read_dir(directory.path()) else { return };
@@ -201,10 +233,42 @@ fn sweep(directory: &RuntimeDir) {
         if !entry.file_name().to_string_lossy().starts_with(PREFIX) {
             continue;
         }
-        let refused = UnixStream::connect(entry.path())
-            .is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused);
+        let refused = is_refused(&entry.path());
         if refused {
             let _ = std::fs::remove_file(entry.path());
         }
+    }
+}
+
+/// Returns `true` if nobody listens at the socket. Does not wait where a listener accepts nothing.
+fn is_refused(path: &Path) -> bool {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let connected = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)
+        .and_then(|socket| rustix::net::connect(&socket, &SocketAddrUnix::new(path)?));
+    connected == Err(Errno::CONNREFUSED)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn socket_name_in_use_gets_a_number() {
+        let directory = tempfile::tempdir().unwrap();
+        let (first, _listener) = listen(directory.path(), 3).unwrap();
+        let (second, _other) = listen(directory.path(), 3).unwrap();
+        assert_ne!(first, second);
+        assert!(second.to_string_lossy().ends_with(".1-3"), "{}", second.display());
+    }
+
+    #[test]
+    fn sweep_removes_sockets_without_a_listener_alone() {
+        let outer = tempfile::tempdir().unwrap();
+        let directory = RuntimeDir::open_at(outer.path().join("r")).unwrap();
+        let (kept, _listener) = listen(directory.path(), 0).unwrap();
+        let (stale, listener) = listen(directory.path(), 1).unwrap();
+        drop(listener);
+        sweep(&directory);
+        assert!(kept.exists() && !stale.exists());
     }
 }

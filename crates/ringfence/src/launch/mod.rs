@@ -16,18 +16,23 @@
 mod devices;
 mod disks;
 pub(crate) mod options;
+#[doc(hidden)]
+pub mod proof;
 mod rendezvous;
 pub mod report;
 pub mod runtime_dir;
 mod supervise;
 mod terminal;
 mod uplink;
+mod view;
 
 pub use options::{Link, Options, Protect, UplinkChoice};
+pub use view::ViewOptions;
 
 use std::ffi::OsString;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd, RawFd};
+use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
@@ -41,7 +46,8 @@ use supervise::Supervisor;
 use terminal::Terminal;
 use uplink::Uplink;
 
-use crate::guest::{self, Address, GuestConfig, InterfaceConfig, NamesConfig};
+use crate::causes::causes;
+use crate::guest::{self, Address, GuestConfig, InterfaceConfig, NamesConfig, ViewConfig};
 use crate::plane::threads;
 use crate::switchboard::{AttachRequest, FromDriver, LegConfig, ToDriver, VERSION};
 use ringfence_sandbox::STATUS_FAILED;
@@ -50,6 +56,10 @@ use ringfence_sandbox::signals::{self, Signals};
 
 /// What the interface of a guest is called.
 const INTERFACE: &str = "eth0";
+
+/// Said when the command has the rights of root.
+const AS_ROOT: &str = "you are root, and so is the command: it can change every file of this computer \
+                       (kernel settings are read-only for it); --root, --ro and --hide limit that";
 
 /// Arguments of this program for a guest on that switch, of which nobody hears anything and which leads
 /// nowhere else; more options may follow, then `--` and the command.
@@ -63,7 +73,7 @@ pub fn run(options: &Options) -> u8 {
     match Launch::prepare(options, reporter).and_then(Launch::go) {
         Ok(status) => status,
         Err(error) => {
-            reporter.problem(format_args!("{error:#}"));
+            reporter.problem(causes(&error));
             STATUS_FAILED
         }
     }
@@ -82,6 +92,7 @@ struct Launch<'a> {
 
 impl<'a> Launch<'a> {
     fn prepare(options: &'a Options, reporter: Reporter) -> anyhow::Result<Launch<'a>> {
+        check_surroundings()?;
         // What was handed to us is for the command, not for our other processes.
         let inherited = namespaces::inheritable_fds()?;
         namespaces::set_inheritable(&inherited, false)?;
@@ -119,6 +130,8 @@ impl<'a> Launch<'a> {
             queues: options.queues,
             offloads: options.backend_offload.to_string(),
             coalesce: options.coalesce,
+            forwarding: options.forwarding,
+            advertise: options.advertise,
             host_leg: host_taps.is_some(),
         };
         let switch = options.switch.as_deref().unwrap_or_default();
@@ -130,11 +143,12 @@ impl<'a> Launch<'a> {
         }
         let uplink = self.unless_the_switch_is_in_the_way(uplink, &seat.attached.addresses);
         disks.attach(&seat.lease)?;
-        let environment = disks.environment();
+        let environment = disks.environment(&view::runtime_dir_of_guest(options, &directory));
+        let view = view::config(options, &directory, &disks)?;
         let (reporter, signals) = (self.reporter, &self.signals);
         let supervisor =
             Supervisor::new(reporter, signals, &directory, options, Some(seat), disks, uplink);
-        Ok(self.supervise(supervisor, environment))
+        Ok(self.supervise(supervisor, environment, view))
     }
 
     /// A guest could not tell two networks apart that have the same addresses (a guest of a guest).
@@ -167,15 +181,24 @@ impl<'a> Launch<'a> {
             );
         }
         let disks = Disks::open(&[], directory)?;
+        let view = view::config(options, directory, &disks)?;
         let (reporter, signals) = (self.reporter, &self.signals);
         let supervisor =
             Supervisor::new(reporter, signals, directory, options, None, disks, uplink);
-        Ok(self.supervise(supervisor, Vec::new()))
+        Ok(self.supervise(supervisor, Vec::new(), view))
     }
 
     /// From start to end; the exit status.
-    fn supervise(&self, mut supervisor: Supervisor<'_>, environment: Vec<(String, String)>) -> u8 {
-        let config = self.guest_config(&supervisor, environment);
+    fn supervise(
+        &self,
+        mut supervisor: Supervisor<'_>,
+        environment: Vec<(String, String)>,
+        view: ViewConfig,
+    ) -> u8 {
+        if view.is_host_root {
+            self.reporter.summary(AS_ROOT);
+        }
+        let config = self.guest_config(&supervisor, environment, view);
         let ended = supervisor.run(&self.command, &self.inherited, &config);
         // In this order: the processes end, then the terminal is ours again.
         drop(supervisor);
@@ -220,6 +243,7 @@ impl<'a> Launch<'a> {
         &self,
         supervisor: &Supervisor<'_>,
         environment: Vec<(String, String)>,
+        view: ViewConfig,
     ) -> GuestConfig {
         let options = self.options;
         let interface = supervisor.attached().map(|attached| InterfaceConfig {
@@ -240,8 +264,18 @@ impl<'a> Launch<'a> {
             resolver: supervisor.uplink().map(Uplink::resolver),
             blocked_signals: self.blocked.clone(),
             environment,
+            removed_variables: view::removed_variables(options),
+            view,
         }
     }
+}
+
+/// Fails early, and in words, where the processes of a guest could not even start.
+fn check_surroundings() -> anyhow::Result<()> {
+    if !Path::new("/proc/self/fd").is_dir() {
+        bail!("/proc is not mounted, and nothing works without it: mount -t proc proc /proc");
+    }
+    Ok(())
 }
 
 /// Addresses for people.

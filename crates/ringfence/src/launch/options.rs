@@ -8,10 +8,12 @@ use ringfence_frame::orders::TxStaging;
 use ringfence_net::features::OffloadKeys;
 
 use super::report::Loudness;
+use super::view::ViewOptions;
 use crate::disk::DiskSpec;
 use crate::guest::Address;
 use crate::uplink::MTU_DEFAULT;
 use crate::uplink::forward::ForwardSpec;
+use crate::uplink::local::LocalPrefix;
 
 /// The MTU of a switch where none is asked for: that of an Ethernet.
 const SWITCH_MTU_DEFAULT: u16 = 1500;
@@ -65,6 +67,10 @@ pub struct Options {
     pub name: Option<String>,
     /// Its addresses on the switch; none to be given some.
     pub addresses: Vec<Address>,
+    /// It may send packets from any IP address to the switch.
+    pub forwarding: bool,
+    /// It may send messages of routers and of DHCP servers to the switch.
+    pub advertise: bool,
     /// Where its uplink leads; `None`: to the host, if that has a network.
     pub uplink: Option<UplinkChoice>,
     /// Its addresses on the host's network; none to copy the host's.
@@ -75,8 +81,12 @@ pub struct Options {
     pub name_servers: Vec<IpAddr>,
     /// Addresses that stand for the host's loopback.
     pub host_loopback: Vec<IpAddr>,
+    /// Addresses of the host itself, or of its link, that the guest may reach.
+    pub allow_local: Vec<LocalPrefix>,
     /// Ports of the host that lead to the guest.
     pub forwards: Vec<ForwardSpec>,
+    /// Addresses at which ports listen that name none; none: every address of the host.
+    pub publish_default: Vec<IpAddr>,
     /// What connects it.
     pub link: Link,
     /// How much of the uplink's memory vhost-net reaches.
@@ -101,6 +111,8 @@ pub struct Options {
     pub host_tap: Option<String>,
     /// Its disks.
     pub disks: Vec<DiskSpec>,
+    /// The files that the guest sees.
+    pub view: ViewOptions,
     /// How much is said.
     pub loudness: Loudness,
     /// The command and its arguments; empty for a shell.

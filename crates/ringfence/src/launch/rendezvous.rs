@@ -3,8 +3,11 @@
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 
+use super::proof;
 use super::report::{Reporter, last_line, printable};
 use super::runtime_dir::{RuntimeDir, RuntimeDirError};
+use ringfence_sys::descriptors::Descriptors;
+
 use crate::switchboard::{AttachRequest, Attached, DriverConfig, FromDriver, ToDriver};
 use ringfence_sandbox::Ending;
 use ringfence_sandbox::channel::{Channel, ChannelError, expect_fds};
@@ -91,7 +94,8 @@ pub(crate) fn attach(
 fn ask(
     lease: &Channel,
     request: &AttachRequest,
-) -> Result<(FromDriver, Vec<OwnedFd>), ChannelError> {
+) -> Result<(FromDriver, Descriptors), ChannelError> {
+    proof::introduce(lease)?;
     lease.send(&ToDriver::Attach(Box::new(request.clone())), &[])?;
     lease.receive_within(PATIENCE)
 }
@@ -134,7 +138,8 @@ fn reach(
         Spawn { kind: DomainKind::Driver, command: &[], inherit: &[], aftermath: Some(aftermath) };
     let started = DomainProcess::start(&spawn).map_err(RendezvousError::from).and_then(|driver| {
         let config = DriverConfig { switch: switch.to_owned(), verbose: reporter.is_verbose() };
-        driver.channel().send(&config, &[listener.as_fd()])?;
+        let namespace = proof::own_user_namespace().map_err(ChannelError::from)?;
+        driver.channel().send(&config, &[listener.as_fd(), namespace.as_fd()])?;
         Ok(driver)
     });
     let driver = started.inspect_err(|_| directory.withdraw(&socket, &lock))?;

@@ -73,9 +73,8 @@ impl RuntimeDir {
     ///
     /// [`RuntimeDirError`].
     pub fn open() -> Result<RuntimeDir, RuntimeDirError> {
-        let session = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
         let uid = rustix::process::geteuid();
-        RuntimeDir::open_at(choose(session.filter(|dir| is_own(dir)), uid.as_raw()))
+        RuntimeDir::open_at(choose(session(), uid.as_raw()))
     }
 
     /// Opens the directory of that name.
@@ -231,6 +230,23 @@ fn choose(session: Option<PathBuf>, uid: u32) -> PathBuf {
         (None, 0) => PathBuf::from("/run/ringfence"),
         (None, uid) => PathBuf::from(format!("/tmp/ringfence-{uid}")),
     }
+}
+
+/// The directory of this user's session, if there is one.
+pub(super) fn session() -> Option<PathBuf> {
+    std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from).filter(|directory| is_own(directory))
+}
+
+/// Every directory that a launcher of this user may choose: the one in use, and the one without a session. The
+/// latter is made: a guest's command, which has the user's rights, must not be the one that makes it.
+pub(super) fn all_of_user(in_use: &Path) -> Vec<PathBuf> {
+    let without_session = choose(None, rustix::process::geteuid().as_raw());
+    if in_use == without_session {
+        return vec![without_session];
+    }
+    // Where it cannot be made, the command cannot make it either; if it is another user's, launchers refuse it.
+    let _ = rustix::fs::mkdir(&without_session, Mode::RWXU);
+    vec![in_use.to_owned(), without_session]
 }
 
 fn is_own(directory: &Path) -> bool {

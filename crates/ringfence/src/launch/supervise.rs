@@ -23,6 +23,7 @@ use ringfence_sandbox::channel::{Channel, poll_until, wait_hung_up};
 use ringfence_sandbox::signals::{Arrived, Signals};
 use ringfence_sandbox::spawn::{DomainKind, DomainProcess, Ended, Event, Process, Spawn};
 use ringfence_sandbox::{ChannelError, Ending, STATUS_FAILED};
+use ringfence_sys::descriptors::Descriptors;
 
 /// How long a guest or a frontend may take to be ready.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -64,7 +65,7 @@ impl Outcome {
 /// What happened.
 enum News {
     Signal(Arrived),
-    Guest(FromGuest, Vec<OwnedFd>),
+    Guest(FromGuest, Descriptors),
     GuestGone(Ended),
     Frontend(FromFrontend),
     FrontendGone(Ended),
@@ -117,7 +118,7 @@ impl Watched {
     }
 
     /// What the inner process reports, if it does.
-    fn report<T: serde::de::DeserializeOwned>(&mut self) -> Option<(T, Vec<OwnedFd>)> {
+    fn report<T: serde::de::DeserializeOwned>(&mut self) -> Option<(T, Descriptors)> {
         if self.is_silent {
             return None;
         }
@@ -209,23 +210,27 @@ impl<'a> Supervisor<'a> {
         config: &GuestConfig,
     ) -> Result<Taps, Outcome> {
         let spawn = Spawn { kind: DomainKind::Guest, command, inherit, aftermath: None };
-        let guest =
+        let mut guest =
             DomainProcess::start(&spawn).map_err(|error| Outcome::failed(error.to_string()))?;
         let stdin = standard_input().map_err(|error| Outcome::failed(error.to_string()))?;
-        let mut fds = vec![stdin.as_fd()];
+        let Some(nested) = guest.take_nested_maps() else {
+            return Err(Outcome::failed("the guest has no keeper"));
+        };
+        let mut fds = vec![stdin.as_fd(), nested.keeper.as_fd()];
         // It alone uses it from here on.
         let names = self.names.take();
         fds.extend(names.iter().map(AsFd::as_fd));
-        let order = ToGuest::SetUp(Box::new(config.clone()));
+        let order = ToGuest::SetUp { config: Box::new(config.clone()), map_writer: nested.writer };
         let told = guest.channel().send(&order, &fds);
         self.guest = Some(Watched::new(guest));
-        drop(names);
+        drop((names, nested));
         told.map_err(|error| Outcome::failed(format!("the guest: {error}")))?;
         self.reporter.step("started the guest's init in namespaces of its own");
         let deadline = Instant::now() + PATIENCE;
         loop {
             match self.next(Some(deadline)) {
-                News::Guest(FromGuest::Ready { offloads, uplink_offloads, remarks }, mut fds) => {
+                News::Guest(FromGuest::Ready { offloads, uplink_offloads, remarks }, fds) => {
+                    let mut fds = fds.into_vec();
                     for remark in remarks {
                         self.reporter.step(remark);
                     }

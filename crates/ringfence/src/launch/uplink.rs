@@ -2,6 +2,7 @@
 //! forwarded ports, and the orders for the process that carries packets.
 
 use std::fmt;
+use std::net::IpAddr;
 use std::os::fd::{AsFd, OwnedFd};
 
 use anyhow::{Context, bail};
@@ -13,6 +14,7 @@ use crate::plane::threads;
 use crate::uplink::forward::{self, Forward, PORTS_MAX};
 use crate::uplink::host::{HostNetwork, Resolver};
 use crate::uplink::link::LinkOrder;
+use crate::uplink::local::LocalPrefix;
 use crate::uplink::plan::{Plan, PlanError, Wishes};
 use crate::uplink::{BATCH, UplinkConfig, UplinkSockets};
 use ringfence_net::features::OffloadKeys;
@@ -28,6 +30,7 @@ pub(super) struct Uplink {
     mtu: u16,
     queues: u32,
     offloads: OffloadKeys,
+    allow_local: Vec<LocalPrefix>,
     forwards: Vec<Forward>,
     sockets: Vec<OwnedFd>,
     order: LinkOrder,
@@ -68,7 +71,7 @@ impl Uplink {
             }
             Err(error) => return Err(error.into()),
         };
-        let (forwards, sockets) = listen(options, &plan)?;
+        let (forwards, sockets) = listen(options, &plan, reporter)?;
         let queues = threads(options.queues).min(QUEUES_MAX);
         let queues = u32::try_from(queues).unwrap_or(1);
         let (order, devices) = match options.link {
@@ -85,6 +88,7 @@ impl Uplink {
             mtu: options.uplink_mtu(),
             queues,
             offloads: options.offload,
+            allow_local: options.allow_local.clone(),
             forwards,
             sockets,
             order,
@@ -127,6 +131,7 @@ impl Uplink {
             name_servers: self.plan.name_servers.clone(),
             search: self.plan.search.clone(),
             loopback: self.plan.loopback.clone(),
+            allow_local: self.allow_local.clone(),
             forwards: self.forwards.clone(),
             verbose,
         }
@@ -186,10 +191,19 @@ fn is_wanted(options: &Options) -> anyhow::Result<bool> {
     }
     if asks_for_details(options) {
         bail!(
-            "-p, --dns, --host-loopback and --uplink-… are of an uplink, and there is to be none"
+            "-p, --dns, --host-loopback, --allow-local and --uplink-… are of an uplink, and there is to be none"
         );
     }
     Ok(false)
+}
+
+/// An address that a port listens at, for people.
+fn place(ip: IpAddr) -> String {
+    let family = if ip.is_ipv4() { "IPv4" } else { "IPv6" };
+    match ip {
+        _ if ip.is_unspecified() => format!("every {family} address of the host ({ip})"),
+        _ => ip.to_string(),
+    }
 }
 
 fn asks_for_details(options: &Options) -> bool {
@@ -198,6 +212,7 @@ fn asks_for_details(options: &Options) -> bool {
         || !options.uplink_addresses.is_empty()
         || !options.uplink_gateways.is_empty()
         || !options.name_servers.is_empty()
+        || !options.allow_local.is_empty()
 }
 
 fn asks_for_nothing(options: &Options) -> bool {
@@ -207,19 +222,25 @@ fn asks_for_nothing(options: &Options) -> bool {
         && !asks_for_details(options)
 }
 
-fn listen(options: &Options, plan: &Plan) -> anyhow::Result<(Vec<Forward>, Vec<OwnedFd>)> {
+fn listen(
+    options: &Options,
+    plan: &Plan,
+    reporter: Reporter,
+) -> anyhow::Result<(Vec<Forward>, Vec<OwnedFd>)> {
+    if options.forwards.is_empty() && !options.publish_default.is_empty() {
+        bail!("--publish-default says where -p listens, and there is no -p");
+    }
     let mut made = Vec::new();
     for spec in &options.forwards {
         let families = plan.families();
-        let lost = match spec.bind {
-            Some(ip) if ip.is_ipv4() => !families.0,
-            Some(_) => !families.1,
-            None => false,
-        };
-        if lost {
+        let addresses = forward::addresses(spec, families, &options.publish_default);
+        let has = |ip: &IpAddr| if ip.is_ipv4() { families.0 } else { families.1 };
+        if addresses.is_empty() || !addresses.iter().all(has) {
             bail!("-p {spec}: the guest has no address of that family");
         }
-        made.extend(forward::listen(spec, families)?);
+        let places: Vec<String> = addresses.iter().map(|ip| place(*ip)).collect();
+        reporter.step(format_args!("-p {spec}: listens at {}", places.join(" and ")));
+        made.extend(forward::listen(spec, families, &options.publish_default)?);
         if made.len() > 2 * PORTS_MAX {
             bail!("more than {PORTS_MAX} ports cannot be forwarded to one guest");
         }

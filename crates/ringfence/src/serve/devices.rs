@@ -23,6 +23,7 @@ use ringfence_wire::decimal;
 use ringfence_wire::xenbus::{self, DeviceId, DeviceKind, XenbusState};
 use ringfence_xenstore::{StoreAccess, StoreClient, StoreError, WatchEvent};
 
+use crate::log::LineBudget;
 use crate::seat::device_name;
 
 /// After how long a device is looked at again that could not be.
@@ -64,6 +65,8 @@ pub(super) struct Devices {
     over: BTreeSet<DeviceId>,
     due: BTreeSet<DeviceId>,
     again: BTreeMap<DeviceId, Instant>,
+    /// For lines about devices that cannot be looked at: a guest decides who may read its keys.
+    lines: BTreeMap<DeviceId, LineBudget>,
     rescan: bool,
 }
 
@@ -86,6 +89,7 @@ impl Devices {
             over: BTreeSet::new(),
             due: BTreeSet::new(),
             again: BTreeMap::new(),
+            lines: BTreeMap::new(),
             // A watch fires once at once; this does not wait for that.
             rescan: true,
         })
@@ -187,12 +191,12 @@ impl Devices {
             }
             self.known.insert(device);
             for path in served.watch_paths(&device) {
-                or_log(store.watch(&path, &name), &name, "cannot be watched")?;
+                or_log(store.watch(&path, &name), "cannot be watched", self.budget(&device))?;
             }
         }
         let look = served.look(&device, store);
         let mut remains = false;
-        match or_log(look, &name, "could not be looked at")? {
+        match or_log(look, "could not be looked at", self.budget(&device))? {
             Some(Look::Over) => remains = there,
             // It may be that nothing could be done for it; when its directory is gone, it is over.
             _ if !there => {}
@@ -211,9 +215,14 @@ impl Devices {
             self.over.insert(device);
         }
         for path in served.watch_paths(&device) {
-            or_log(store.unwatch(&path, &name), &name, "is still watched")?;
+            or_log(store.unwatch(&path, &name), "is still watched", self.budget(&device))?;
         }
+        self.lines.remove(&device);
         Ok(())
+    }
+
+    fn budget(&mut self, device: &DeviceId) -> (DeviceId, &mut LineBudget) {
+        (*device, self.lines.entry(*device).or_insert_with(LineBudget::new))
     }
 }
 
@@ -238,14 +247,16 @@ fn state_of(store: &mut StoreClient, device: &DeviceId) -> Result<Option<XenbusS
 /// What was done, or `None` and a line in the log where that failed for this device alone.
 fn or_log<T>(
     outcome: Result<T, StoreError>,
-    name: &str,
     what: &'static str,
+    (device, lines): (DeviceId, &mut LineBudget),
 ) -> Result<Option<T>, StoreError> {
     match outcome {
         Ok(value) => Ok(Some(value)),
         Err(error) if error.breaks() => Err(error),
         Err(error) => {
-            tracing::warn!(%name, %error, "{what}");
+            if let Some(unlogged) = lines.take() {
+                tracing::warn!(name = %device_name(&device), %error, unlogged, "{what}");
+            }
             Ok(None)
         }
     }

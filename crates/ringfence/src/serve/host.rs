@@ -11,6 +11,7 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
+use ringfence_access::staging::StagingPool;
 use ringfence_frame::orders::{PortOrder, PortReply};
 use ringfence_frame::port::Port;
 use ringfence_frame::tap::TapPort;
@@ -19,28 +20,24 @@ use ringfence_net::netback::QueueRecords;
 use ringfence_net::vif::PortHost;
 use ringfence_net::vif::backend::{BackendOptions, Life, QUEUES_MAX, VifBackend};
 use ringfence_net::vif::controls::VifPolicy;
-use ringfence_net::vif::values::parse_mac;
 use ringfence_platform::Platform;
 use ringfence_switch::dataplane::{DataplaneHandle, PortGone, PortId};
 use ringfence_switch::forwarding::{Fabric, Mac, Patch, PortPolicy, Switch};
 use ringfence_sys::tap::Tap;
-use ringfence_wire::decimal;
 use ringfence_wire::netif::keys;
 use ringfence_wire::xenbus::DeviceId;
-use ringfence_xenstore::{StoreAccess, StoreClient, StoreError};
+use ringfence_xenstore::{StoreClient, StoreError};
 
 use super::bridge::{self, BridgeError};
 use super::config::{Attach, Config, DeviceSettings};
 use super::devices::{Look, Served};
 use super::made::Made;
 use super::records::Records;
+use super::staging::Staging;
+use super::vif_keys::VifKeys;
+use crate::log::LineBudget;
 use crate::plane::{Gone, threads};
 use crate::seat::{Retired, Seat, Usher, device_name};
-
-/// Key of the backend's directory: the bridge that the guest's configuration names.
-const BRIDGE: &str = "bridge";
-/// Key of the backend's directory: the script that wires the interface up.
-const SCRIPT: &str = "script";
 
 /// Why a vif cannot be served for now.
 #[derive(Debug, thiserror::Error)]
@@ -68,37 +65,6 @@ pub(super) enum VifError {
     /// The data plane refuses.
     #[error(transparent)]
     Port(#[from] ringfence_switch::dataplane::AddPortError),
-}
-
-/// What the toolstack wrote about a vif.
-#[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub(super) struct VifKeys {
-    pub(super) mac: Option<Mac>,
-    pub(super) mtu: Option<u16>,
-    pub(super) bridge: Option<String>,
-    pub(super) domain_name: Option<String>,
-    scripted: bool,
-}
-
-impl VifKeys {
-    /// Reads them, from the backend's directory alone: the guest can write the other one.
-    fn read(store: &mut StoreClient, device: &DeviceId) -> Result<VifKeys, StoreError> {
-        let back = device.backend_path();
-        let mut read = |key: &str| store.read_opt(&format!("{back}/{key}"));
-        let mac = read(keys::MAC)?.and_then(|text| parse_mac(&text).ok());
-        let mtu = read(keys::MTU)?.and_then(|text| decimal::parse_u16(&text).ok());
-        let text = |bytes: Vec<u8>| String::from_utf8(bytes).ok().filter(|text| !text.is_empty());
-        let bridge = read(BRIDGE)?.and_then(text);
-        let scripted = read(SCRIPT)?.is_some_and(|script| !script.is_empty());
-        let name = store.read_opt(&format!("/local/domain/{}/name", device.frontend));
-        // A driver domain may not be allowed to know.
-        let domain_name = match name {
-            Ok(name) => name.and_then(text),
-            Err(StoreError::Refused { .. }) => None,
-            Err(error) => return Err(error),
-        };
-        Ok(VifKeys { mac, mtu, bridge, domain_name, scripted })
-    }
 }
 
 /// What a vif is attached to.
@@ -132,6 +98,8 @@ pub(super) struct Vif {
     pub(super) problem: Option<String>,
     seat: Seat,
     cable: Option<Cable>,
+    /// For lines that the guest causes by connecting and disconnecting.
+    lines: LineBudget,
 }
 
 impl Vif {
@@ -196,12 +164,15 @@ pub(super) struct Vifs<P: Platform> {
     pub(super) retired_ports: Retired,
     pub(super) retired_rules: BTreeMap<&'static str, u64>,
     pub(super) adopted: u64,
+    staging: Staging,
 }
 
 /// Where the ports of one vif go while it is looked at.
 struct Host<'a> {
     usher: Usher<'a>,
     records: &'a Records,
+    /// Pools of staged pages of the guest and of all.
+    staging: [Arc<StagingPool>; 2],
     /// All others.
     others: &'a mut BTreeMap<DeviceId, Vif>,
     displaced: &'a mut Vec<DeviceId>,
@@ -247,6 +218,10 @@ impl PortHost for Host<'_> {
             .ok()
     }
 
+    fn staging_pools(&mut self, _: &DeviceId) -> Vec<Arc<StagingPool>> {
+        self.staging.to_vec()
+    }
+
     fn ctrl_record(&mut self, device: &DeviceId) -> Option<CtrlRecord> {
         let name = device_name(device);
         let record = self.records.of_control(&name);
@@ -278,6 +253,7 @@ impl<P: Platform> Vifs<P> {
             retired_ports: Retired::default(),
             retired_rules: BTreeMap::new(),
             adopted: 0,
+            staging: Staging::new(),
         })
     }
 
@@ -362,7 +338,7 @@ impl<P: Platform> Vifs<P> {
     /// One turn for the control ring of this device, if it has one. Says what is to be done then.
     pub(super) fn serve_control(&mut self, device: &DeviceId) -> AfterControl {
         let Some(mut vif) = self.list.remove(device) else { return AfterControl::Wait };
-        let served = self.split(&mut vif);
+        let served = self.split(device, &mut vif);
         let after = served.map_or(AfterControl::Wait, |(backend, mut host)| {
             match (backend.serve_control(&mut host), backend.condemned()) {
                 (true, _) => AfterControl::Again,
@@ -401,7 +377,7 @@ impl<P: Platform> Vifs<P> {
             .with_policy(policy_of(&settings))
             .waiting_for_hotplug(keys.scripted);
         let (seat, cable, problem) = (Seat::default(), None, None);
-        Vif { keys, settings, mtu, backend, problem, seat, cable }
+        Vif { keys, settings, mtu, backend, problem, seat, cable, lines: LineBudget::new() }
     }
 
     /// What is known of a device, read anew while it is not connected: a toolstack may have made it
@@ -411,7 +387,14 @@ impl<P: Platform> Vifs<P> {
             Some(vif) if vif.backend.connection().is_some() => return Ok(vif),
             known => known,
         };
-        let keys = VifKeys::read(store, device)?;
+        let keys = match VifKeys::read(store, device) {
+            Ok(keys) => keys,
+            Err(error) => {
+                // Its interface is removed when the device goes, and so it has to be known until then.
+                self.list.extend(known.map(|vif| (*device, vif)));
+                return Err(error);
+            }
+        };
         match known {
             Some(vif) if vif.keys == keys => Ok(vif),
             Some(vif) => {
@@ -486,7 +469,11 @@ impl<P: Platform> Vifs<P> {
     }
 
     /// The handshake, and where its port goes.
-    fn split<'a>(&'a mut self, vif: &'a mut Vif) -> Option<(&'a mut VifBackend, Host<'a>)> {
+    fn split<'a>(
+        &'a mut self,
+        device: &DeviceId,
+        vif: &'a mut Vif,
+    ) -> Option<(&'a mut VifBackend, Host<'a>)> {
         let settings = vif.settings;
         let policy = PortPolicy {
             mac: vif.keys.mac.filter(|_| settings.check_source),
@@ -499,8 +486,10 @@ impl<P: Platform> Vifs<P> {
             dataplane: vif.cable.as_ref()?.dataplane(),
             policy,
         };
+        let staging = self.staging.of(device.frontend);
         let (others, displaced) = (&mut self.list, &mut self.displaced);
-        Some((&mut vif.backend, Host { usher, records: &self.records, others, displaced }))
+        let host = Host { usher, records: &self.records, staging, others, displaced };
+        Some((&mut vif.backend, host))
     }
 
     /// Does what is due.
@@ -512,18 +501,20 @@ impl<P: Platform> Vifs<P> {
     ) -> Result<Life, StoreError> {
         let platform = Arc::clone(&self.platform);
         let before = vif.backend.connection().copied();
-        let Some((backend, mut host)) = self.split(vif) else { return Ok(Life::Alive) };
+        let Some((backend, mut host)) = self.split(device, vif) else { return Ok(Life::Alive) };
         let life = backend.look(&*platform, store, &mut host);
         let now = vif.backend.connection().copied();
         if now != before {
-            let name = device_name(device);
-            match now {
+            let what = match now {
                 Some(connection) if connection.adopted => {
                     self.adopted += 1;
-                    tracing::info!(%name, "taken over");
+                    "taken over"
                 }
-                Some(_) => tracing::info!(%name, "connected"),
-                None => tracing::info!(%name, "disconnected"),
+                Some(_) => "connected",
+                None => "disconnected",
+            };
+            if let Some(unlogged) = vif.lines.take() {
+                tracing::info!(name = %device_name(device), unlogged, "{what}");
             }
         }
         life
@@ -531,7 +522,7 @@ impl<P: Platform> Vifs<P> {
 
     /// Removes what was made for a device.
     fn bury(&mut self, device: &DeviceId, mut vif: Vif) {
-        if let Some((backend, mut host)) = self.split(&mut vif) {
+        if let Some((backend, mut host)) = self.split(device, &mut vif) {
             backend.let_go(&mut host);
         }
         for (rule, count) in vif.backend.rules().all() {

@@ -15,6 +15,7 @@
 //! * `host`: the interfaces, and what each is attached to.
 //! * `disks`: the disks, and their storage.
 //! * `bridge`: interfaces of the host.
+//! * `staging`, `vif_keys`: limits of staged pages, and what the toolstack wrote about interfaces.
 //! * `records`, `made`: what outlives the process.
 
 mod bridge;
@@ -27,12 +28,14 @@ mod made;
 pub mod metrics;
 mod records;
 pub mod show;
+mod staging;
 pub mod status;
+mod vif_keys;
 
 use std::fs::File;
 use std::io::{self, Read, Seek, Write};
 use std::os::fd::OwnedFd;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueEnum};
 use nix::sys::signal::Signal;
@@ -43,11 +46,11 @@ use rustix::fs::{FlockOperation, Mode, OFlags};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use rustix::thread::CapabilitySet;
 
-use self::config::{Config, ConfigError, PATH_DEFAULT};
+use self::config::{Config, ConfigError, Listen, PATH_DEFAULT};
 use self::daemon::{Daemon, ServeError};
 use crate::launch::runtime_dir::RuntimeDir;
 use ringfence_sandbox::STATUS_FAILED;
-use ringfence_sandbox::isolation::Confinement;
+use ringfence_sandbox::isolation::{Confinement, Sockets, View};
 use ringfence_sandbox::signals::Signals;
 
 /// Where the daemon keeps what outlives it, and its socket.
@@ -179,15 +182,55 @@ impl Setup {
             self.runtime_dir.join("serve.sock")
         }
     }
+
+    /// Files of the host that the daemon needs while it serves guests.
+    fn view(&self, config: &Config) -> View {
+        let mut view = View::default()
+            .read("/etc")
+            // It may be a link to somewhere else.
+            .read("/etc/resolv.conf")
+            .read("/sys")
+            .read("/proc/self")
+            .read("/run/xenstored")
+            .read("/var/run/xenstored")
+            .devices("/dev/xen")
+            .devices("/dev/net/tun")
+            .write(&self.runtime_dir);
+        let directory = |path: &Path| path.parent().unwrap_or(path).to_owned();
+        view = match directory(&self.config) {
+            root if root == Path::new("/") => view.read(&self.config),
+            directory => view.read(directory),
+        };
+        view = view.write(directory(&self.status_socket(config)));
+        if let Some(Listen::Unix(path)) = &config.metrics.listen {
+            view = view.write(directory(path));
+        }
+        for path in &config.disks.paths {
+            let below_dev = path.starts_with("/dev");
+            view = if below_dev { view.devices(path) } else { view.write(path) };
+        }
+        view
+    }
+}
+
+/// TCP sockets that the configuration asks for.
+fn sockets(config: &Config) -> Sockets {
+    let listen = match &config.metrics.listen {
+        Some(Listen::Loopback(address)) => Some(address.port()),
+        _ => None,
+    };
+    Sockets { connect: config.disks.serve && config.disks.nbd, listen }
 }
 
 /// Serves until told to end. Returns the exit status.
 pub fn main(args: &ServeArgs) -> u8 {
+    // The daemon leaves the directory that it was started in.
+    let absolute = |path: &Path| std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
     let setup = Setup {
-        config: args.config.clone(),
+        config: absolute(&args.config),
         on_exit: args.on_exit,
         platform: args.platform.clone(),
-        runtime_dir: args.runtime_dir.clone(),
+        runtime_dir: absolute(&args.runtime_dir),
     };
     let done = match setup.load() {
         Ok(_) if args.check => {
@@ -209,8 +252,9 @@ pub fn main(args: &ServeArgs) -> u8 {
 fn serve(setup: Setup, config: Config) -> Result<(), ServeError> {
     crate::log::to_stderr_at(config.serve.log_level.level());
     let signals = Signals::new(&[Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP])?;
-    let directory = RuntimeDir::open_at(setup.runtime_dir.clone())?;
-    let _lock = lock(directory.path().join("serve.lock"))?;
+    // No directory stays open: its parents lead out of the view.
+    drop(RuntimeDir::open_at(setup.runtime_dir.clone())?);
+    let _lock = lock(setup.runtime_dir.join("serve.lock"))?;
     crate::driver::raise_descriptor_limit()?;
     match setup.platform.clone() {
         PlatformChoice::Xen => {
@@ -231,7 +275,8 @@ fn run<P: Platform>(
     platform: P,
     signals: Signals,
 ) -> Result<(), ServeError> {
-    let confinement = Confinement::enter(CapabilitySet::NET_ADMIN)?;
+    let (files, sockets) = (setup.view(&config), sockets(&config));
+    let confinement = Confinement::enter(CapabilitySet::NET_ADMIN, &files, sockets)?;
     let daemon = Daemon::new(setup, config, platform, signals)?;
     confinement.lock()?;
     daemon.run()

@@ -8,6 +8,7 @@ use clap::Args;
 
 use super::config::{Config, PATH_DEFAULT};
 use super::status::{Attachment, Counts, QueueStatus, Snapshot, VbdStatus, VifStatus, ask};
+use crate::causes::causes;
 use ringfence_sandbox::STATUS_FAILED;
 
 const EXAMPLES: &str = "\
@@ -45,7 +46,7 @@ pub fn main(args: &StatusArgs) -> u8 {
     match print(args) {
         Ok(()) => 0,
         Err(error) => {
-            eprintln!("ringfence: status: {error:#}");
+            eprintln!("ringfence: status: {}", causes(&error));
             STATUS_FAILED
         }
     }

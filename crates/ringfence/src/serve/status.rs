@@ -20,6 +20,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use ringfence_sys::descriptors::refuse_descriptors;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use serde::{Deserialize, Serialize};
@@ -272,6 +273,8 @@ impl StatusSocket {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let listener =
             rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
+        // What is accepted later takes none, either.
+        refuse_descriptors(&listener)?;
         match std::fs::remove_file(path) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
             _ => {}

@@ -188,7 +188,8 @@ fn advice(error: &io::Error, at: SocketAddr) -> &'static str {
     }
 }
 
-/// Makes the sockets of one `-p`, for the families of address that the guest has.
+/// Makes the sockets of one `-p`, for the families of address that the guest has. Without an address of
+/// its own it listens at `defaults`, and without those at every address of the host.
 ///
 /// # Errors
 ///
@@ -196,15 +197,9 @@ fn advice(error: &io::Error, at: SocketAddr) -> &'static str {
 pub fn listen(
     spec: &ForwardSpec,
     families: (bool, bool),
+    defaults: &[IpAddr],
 ) -> Result<Vec<(Forward, OwnedFd)>, ListenError> {
-    let addresses: Vec<IpAddr> = match spec.bind {
-        Some(ip) => vec![ip],
-        None => {
-            let v4 = families.0.then_some(IpAddr::V4(Ipv4Addr::UNSPECIFIED));
-            let v6 = families.1.then_some(IpAddr::V6(Ipv6Addr::UNSPECIFIED));
-            v4.into_iter().chain(v6).collect()
-        }
-    };
+    let addresses = addresses(spec, families, defaults);
     let mut made = Vec::new();
     for port in spec.first..=spec.last {
         for &ip in &addresses {
@@ -221,6 +216,17 @@ pub fn listen(
         }
     }
     Ok(made)
+}
+
+/// The addresses that one `-p` listens at.
+pub fn addresses(spec: &ForwardSpec, families: (bool, bool), defaults: &[IpAddr]) -> Vec<IpAddr> {
+    let everywhere = [IpAddr::from(Ipv4Addr::UNSPECIFIED), IpAddr::from(Ipv6Addr::UNSPECIFIED)];
+    let chosen = if defaults.is_empty() { &everywhere[..] } else { defaults };
+    let has = |ip: &IpAddr| if ip.is_ipv4() { families.0 } else { families.1 };
+    match spec.bind {
+        Some(ip) => vec![ip],
+        None => chosen.iter().copied().filter(has).collect(),
+    }
 }
 
 fn bind(protocol: Protocol, at: SocketAddr) -> io::Result<OwnedFd> {
@@ -286,15 +292,28 @@ mod tests {
 
     #[test]
     fn a_port_that_is_taken_is_told() {
-        let made = listen(&spec("127.0.0.1:0001:1").unwrap(), (true, false));
+        let made = listen(&spec("127.0.0.1:0001:1").unwrap(), (true, false), &[]);
         if let Err(error) = made {
             // As an ordinary user.
             assert!(error.to_string().contains("ip_unprivileged_port_start"), "{error}");
         }
         let first = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let port = first.local_addr().unwrap().port();
-        let error = listen(&spec(&format!("127.0.0.1:{port}")).unwrap(), (true, true)).unwrap_err();
+        let taken = spec(&format!("127.0.0.1:{port}")).unwrap();
+        let error = listen(&taken, (true, true), &[]).unwrap_err();
         assert!(error.to_string().contains("another program has it"), "{error}");
+    }
+
+    #[test]
+    fn port_without_address_listens_at_defaults_of_the_guests_families() {
+        let (bare, bound) = (spec("8080").unwrap(), spec("192.0.2.2:8080").unwrap());
+        let ip = |text: &str| text.parse::<IpAddr>().unwrap();
+        let loopback = [ip("127.0.0.1"), ip("::1")];
+        assert_eq!(addresses(&bare, (true, true), &[]), [ip("0.0.0.0"), ip("::")]);
+        assert_eq!(addresses(&bare, (false, true), &[]), [ip("::")]);
+        assert_eq!(addresses(&bare, (true, true), &loopback), loopback);
+        assert_eq!(addresses(&bare, (true, false), &loopback), [ip("127.0.0.1")]);
+        assert_eq!(addresses(&bound, (true, true), &loopback), [ip("192.0.2.2")]);
     }
 
     proptest! {

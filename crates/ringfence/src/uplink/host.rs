@@ -185,6 +185,15 @@ fn address(address: &RouteAddress) -> Option<IpAddr> {
     }
 }
 
+/// The address that the kernel asks where a resolver names 0.0.0.0 or `::`.
+fn loopback_if_unspecified(ip: IpAddr) -> IpAddr {
+    match ip {
+        IpAddr::V4(Ipv4Addr::UNSPECIFIED) => Ipv4Addr::LOCALHOST.into(),
+        IpAddr::V6(Ipv6Addr::UNSPECIFIED) => Ipv6Addr::LOCALHOST.into(),
+        other => other,
+    }
+}
+
 impl Resolver {
     /// Whom this host asks.
     pub(crate) fn of_host() -> Resolver {
@@ -199,7 +208,7 @@ impl Resolver {
                 Some("nameserver") if resolver.name_servers.len() < NAME_SERVERS_MAX => {
                     // A zone (`fe80::1%eth0`) means an interface that the guest has not.
                     let server = words.next().and_then(|word| word.parse::<IpAddr>().ok());
-                    resolver.name_servers.extend(server);
+                    resolver.name_servers.extend(server.map(loopback_if_unspecified));
                 }
                 Some("search" | "domain") => resolver.search = words.map(str::to_owned).collect(),
                 _ => {}
@@ -227,6 +236,8 @@ mod tests {
             ["192.0.2.1", "::1", "1.1.1.1"].iter().map(|ip| ip.parse().unwrap()).collect();
         assert_eq!(resolver.name_servers, servers);
         assert_eq!(Resolver::parse("").name_servers, [IpAddr::from([127, 0, 0, 1])]);
+        let unspecified = Resolver::parse("nameserver 0.0.0.0\n");
+        assert_eq!(unspecified.name_servers, [IpAddr::from([127, 0, 0, 1])]);
     }
 
     fn address_of(index: u32, ip: &str, prefix: u8) -> AddressMessage {

@@ -4,12 +4,14 @@
 //! * `host`: what the guest copies of the host's network.
 //! * [`forward`]: ports of the host that lead to the guest.
 //! * [`link`]: what carries the guest's packets.
+//! * [`local`]: addresses of the host itself that a guest may reach.
 //! * `plan`: what guest and uplink are told.
 //! * [`process`]: the process.
 
 pub mod forward;
 pub(crate) mod host;
 pub mod link;
+pub mod local;
 pub(crate) mod plan;
 pub mod process;
 
@@ -20,6 +22,7 @@ use serde::{Deserialize, Serialize};
 use crate::guest::Address;
 use forward::Forward;
 use link::LinkOrder;
+use local::LocalPrefix;
 
 /// What the uplink's interface in the guest is called.
 pub const INTERFACE: &str = "up0";
@@ -68,6 +71,8 @@ pub struct UplinkConfig {
     pub search: Vec<String>,
     /// Loopback addresses of the host that the guest may reach.
     pub loopback: Vec<Alias>,
+    /// Addresses of the host itself, or of its link, that the guest may reach.
+    pub allow_local: Vec<LocalPrefix>,
     /// Ports of the host that lead to the guest.
     pub forwards: Vec<Forward>,
     /// Say more on standard error.

@@ -55,10 +55,14 @@ pub(crate) enum PlanError {
     NoNetwork,
     #[error("--uplink-gateway {0}: the guest has no address of that family")]
     Gateway(IpAddr),
+    #[error("--uplink-gateway {0}: no router can have this address")]
+    NoGateway(IpAddr),
+    #[error("--dns {0}: no name server can be asked at this address: {1}")]
+    NameServer(IpAddr, &'static str),
     #[error("--host-loopback {0}: the guest has no address of that family")]
     Loopback(IpAddr),
     #[error(
-        "--host-loopback {0}: this must be an address that nobody else has: not the guest's own"
+        "--host-loopback {0}: this must be an address of one host that nobody else has: not the guest's own"
     )]
     LoopbackTaken(IpAddr),
 }
@@ -89,12 +93,19 @@ impl Plan {
             loopback: Vec::new(),
             origin,
         };
+        let is_lost = |ip: &&IpAddr| ip.is_loopback() || not_one_host(**ip).is_some();
+        if let Some(lost) = wishes.gateways.iter().find(is_lost) {
+            return Err(PlanError::NoGateway(*lost));
+        }
         plan.route(&wishes.gateways)?;
         let servers = if wishes.name_servers.is_empty() {
-            resolver.name_servers
+            resolver.name_servers.into_iter().filter(|ip| not_asked(*ip).is_none()).collect()
         } else {
             wishes.name_servers.clone()
         };
+        if let Some((ip, why)) = servers.iter().find_map(|ip| Some((*ip, not_asked(*ip)?))) {
+            return Err(PlanError::NameServer(ip, why));
+        }
         plan.resolve(&servers);
         plan.reach_loopback(&wishes.loopback)?;
         Ok(plan)
@@ -186,7 +197,7 @@ impl Plan {
             if !self.has_family_of(guest) {
                 return Err(PlanError::Loopback(guest));
             }
-            if self.has(guest) || guest.is_loopback() {
+            if self.has(guest) || guest.is_loopback() || not_one_host(guest).is_some() {
                 return Err(PlanError::LoopbackTaken(guest));
             }
             let host: IpAddr = if guest.is_ipv4() {
@@ -223,6 +234,25 @@ impl Plan {
     pub(crate) fn macs() -> ([u8; 6], [u8; 6]) {
         (MAC, GUEST_MAC)
     }
+}
+
+/// The reason why an address is not that of one host; `None` if it can be.
+fn not_one_host(ip: IpAddr) -> Option<&'static str> {
+    let is_mapped = matches!(ip, IpAddr::V6(ip) if ip.to_ipv4_mapped().is_some());
+    match ip {
+        _ if ip.is_unspecified() => Some("it stands for all addresses"),
+        _ if ip.is_multicast() => Some("it is a multicast address"),
+        IpAddr::V4(Ipv4Addr::BROADCAST) => Some("it is the broadcast address"),
+        _ if is_mapped => Some("write it as an IPv4 address"),
+        _ => None,
+    }
+}
+
+/// The reason why no name server can be asked at an address; `None` if one can.
+fn not_asked(ip: IpAddr) -> Option<&'static str> {
+    let is_of_a_link = matches!(ip, IpAddr::V6(ip) if ip.is_unicast_link_local());
+    let of_a_link = is_of_a_link.then_some("it is of one link, and names no interface");
+    not_one_host(ip).or(of_a_link)
 }
 
 #[cfg(test)]
@@ -296,6 +326,35 @@ mod tests {
         assert_eq!(plan.name_servers, wishes.name_servers);
         assert_eq!(plan.loopback[0].host, IpAddr::from(Ipv4Addr::LOCALHOST));
         assert_eq!(plan.routes.len(), 1);
+    }
+
+    #[test]
+    fn address_that_is_not_of_one_host_is_refused() {
+        let with = |wishes| {
+            Plan::new(host(&["192.0.2.7/24", "2001:db8::7/64"], &[]), servers(&[]), &wishes)
+        };
+        for text in [
+            "::",
+            "0.0.0.0",
+            "ff02::1",
+            "224.0.0.1",
+            "255.255.255.255",
+            "::ffff:9.9.9.9",
+            "fe80::1",
+        ] {
+            let ip: IpAddr = text.parse().unwrap();
+            let error = with(Wishes { name_servers: vec![ip], ..Wishes::default() }).unwrap_err();
+            assert!(matches!(error, PlanError::NameServer(refused, _) if refused == ip), "{error}");
+            if text != "fe80::1" {
+                let wishes = Wishes { gateways: vec![ip], ..Wishes::default() };
+                assert_eq!(with(wishes).unwrap_err(), PlanError::NoGateway(ip));
+                let wishes = Wishes { loopback: vec![ip], ..Wishes::default() };
+                assert_eq!(with(wishes).unwrap_err(), PlanError::LoopbackTaken(ip));
+            }
+        }
+        // A host's own list is used as far as it goes.
+        let plan = plan(host(&["192.0.2.7/24"], &[]), servers(&["ff02::1", "9.9.9.9"]));
+        assert_eq!(plan.name_servers, ["9.9.9.9".parse::<IpAddr>().unwrap()]);
     }
 
     #[test]

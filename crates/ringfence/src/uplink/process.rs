@@ -15,7 +15,7 @@ use ringfence_platform::Counters;
 use ringfence_sys::clock::Clock;
 use ringfence_sys::tap::TapOffloads;
 use ringfence_uplink::guest::GuestNetwork;
-use ringfence_uplink::host::real::RealHost;
+use ringfence_uplink::host::real::{OwnAddresses, RealHost};
 use ringfence_uplink::runner::{Ended, Runner};
 use ringfence_uplink::share::Share;
 use ringfence_uplink::team::{self, Member};
@@ -51,6 +51,8 @@ enum Failure {
     Link(#[from] LinkError),
     #[error("sockets: {0}")]
     Sockets(#[from] Errno),
+    #[error("the host's own addresses cannot be read: {0}")]
+    OwnAddresses(#[source] Errno),
     #[error(transparent)]
     Ended(#[from] Ended),
     #[error(transparent)]
@@ -67,13 +69,14 @@ pub fn main() -> u8 {
 
 fn live(channel: &Channel) -> Result<(), Failure> {
     let (config, taps) = channel.receive::<UplinkConfig>()?;
+    let taps = taps.into_vec();
     let mut sockets = Vec::new();
     while sockets.len() < config.forwards.len() {
         let (UplinkSockets, more) = channel.receive()?;
         if more.is_empty() {
             return Err(Failure::NoTap);
         }
-        sockets.extend(more);
+        sockets.extend(more.into_vec());
     }
     let descriptors = raise_descriptor_limit()?;
     let mut expected = vec![channel.as_fd().as_raw_fd()];
@@ -81,8 +84,12 @@ fn live(channel: &Channel) -> Result<(), Failure> {
     let isolation = Isolation::enter(DomainKind::Uplink, &expected)?;
     crate::log::to_stderr(config.verbose);
     let made = make_links(&config, taps)?;
+    // Their sockets are of a kind that cannot be opened later.
+    let follow = |_| OwnAddresses::follow().map_err(Failure::OwnAddresses);
+    let own = made.iter().map(follow).collect::<Result<Vec<_>, _>>()?;
     isolation.lock()?;
-    serve(channel, &config, made, sockets, descriptors.saturating_sub(OWN_DESCRIPTORS))
+    let descriptors = descriptors.saturating_sub(OWN_DESCRIPTORS);
+    serve(channel, &config, made, own, (sockets, descriptors))
 }
 
 /// The links, of the first descriptors that came along. They are made of calls that are not to be made
@@ -105,14 +112,14 @@ fn serve(
     channel: &Channel,
     config: &UplinkConfig,
     mut made: Vec<Made>,
-    sockets: Vec<OwnedFd>,
-    descriptors: usize,
+    own: Vec<OwnAddresses>,
+    (sockets, descriptors): (Vec<OwnedFd>, usize),
 ) -> Result<(), Failure> {
     let mut remarks = remarks(config);
     remarks.extend(made.iter_mut().find_map(|made| made.remark.take()));
     let limits = limits(config, made.len(), descriptors.saturating_sub(sockets.len()));
     remarks.extend(few_connections(&limits, made.len()));
-    let mut engines = engines(&limits, config, made.len())?;
+    let mut engines = engines(&limits, config, own)?;
     // Connections and datagrams from outside come to the first one.
     if let Some(first) = engines.first_mut() {
         forward(first, config, sockets)?;
@@ -174,6 +181,9 @@ fn run<L: Port + GuestSide>(
 /// What each engine of so many is told; their sockets are at most `descriptors` together.
 fn limits(config: &UplinkConfig, queues: usize, descriptors: usize) -> Config {
     let mut limits = engine_config(config);
+    if !config.forwards.iter().any(|forward| forward.protocol == Protocol::Tcp) {
+        limits.tcp.inbound_max = 0;
+    }
     limits.fit(descriptors, queues);
     limits
 }
@@ -190,14 +200,20 @@ fn few_connections(limits: &Config, queues: usize) -> Option<String> {
 }
 
 /// An engine for each queue.
-fn engines(limits: &Config, config: &UplinkConfig, queues: usize) -> Result<Vec<Uplink>, Failure> {
+fn engines(
+    limits: &Config,
+    config: &UplinkConfig,
+    own: Vec<OwnAddresses>,
+) -> Result<Vec<Uplink>, Failure> {
+    let queues = own.len();
     let is_udp = |forward: &&Forward| forward.protocol == Protocol::Udp;
     let udp_forwards: Vec<_> =
         config.forwards.iter().filter(is_udp).map(|forward| forward.guest_port).collect();
-    (0..queues)
-        .map(|index| {
+    own.into_iter()
+        .enumerate()
+        .map(|(index, own)| {
             let counters = Arc::<UplinkCounters>::default();
-            let host = RealHost::new(Arc::clone(&counters))?;
+            let host = RealHost::new(Arc::clone(&counters))?.with_own(own)?;
             let mut config = limits.clone();
             config.share = Share { index, of: queues, udp_forwards: udp_forwards.clone() };
             Ok(Uplink::new(config, Box::new(host), counters))
@@ -229,6 +245,8 @@ fn engine_config(config: &UplinkConfig) -> Config {
             guest: addresses.iter().map(|(ip, _)| *ip).collect(),
             host_loopback: config.loopback.iter().map(|alias| alias.guest).collect(),
             resolvers: config.resolvers.iter().map(|alias| (alias.guest, alias.host)).collect(),
+            name_servers: config.name_servers.clone(),
+            allow_local: config.allow_local.iter().map(|prefix| (prefix.ip, prefix.len)).collect(),
         },
         guest: GuestNetwork {
             mac: Some(config.guest_mac),

@@ -60,6 +60,11 @@ fn listen(path: &Path) -> OwnedFd {
 impl Lab {
     /// One whose configuration, and what else the daemon is to find, `prepare` puts into the directory.
     pub fn start(prepare: impl FnOnce(&Path)) -> Lab {
+        Lab::start_as(&[env!("CARGO_BIN_EXE_ringfence")], prepare)
+    }
+
+    /// As [`Lab::start`], with a daemon that is started by `words` followed by its own arguments.
+    pub fn start_as(words: &[&str], prepare: impl FnOnce(&Path)) -> Lab {
         let dir = tempfile::tempdir().unwrap();
         let (mut thread, hub) = Hub::new(HubLimits::default()).unwrap();
         thread.listen(listen(&dir.path().join("hub.sock"))).unwrap();
@@ -75,7 +80,7 @@ impl Lab {
         // Whoever runs the tests may ignore signals (a background job, nohup), which is inherited.
         let daemon = Command::new("env")
             .arg("--default-signal")
-            .arg(env!("CARGO_BIN_EXE_ringfence"))
+            .args(words)
             .arg("serve")
             .arg("--platform")
             .arg(format!("local:{}", dir.path().join("hub.sock").display()))
@@ -104,6 +109,11 @@ impl Lab {
 
     pub fn log(&self) -> String {
         fs::read_to_string(self.dir.path().join("log")).unwrap_or_default()
+    }
+
+    /// Process id of the daemon.
+    pub fn pid(&self) -> u32 {
+        self.daemon.id()
     }
 
     pub fn signal(&self, signal: Signal) {

@@ -158,6 +158,7 @@ impl Lab {
         let directory = RuntimeDir::open_at(self.runtime_dir()).unwrap();
         let socket = directory.connect(switch).unwrap().expect("the switch is there");
         let channel = Channel::from_fd(socket);
+        ringfence::launch::proof::introduce(&channel).unwrap();
         channel.send(&ToDriver::Stats, &[]).unwrap();
         match channel.receive_within(MOMENT).unwrap().0 {
             FromDriver::Stats(stats) => *stats,

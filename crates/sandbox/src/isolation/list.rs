@@ -1,7 +1,7 @@
 //! Made by `cargo xtask syscalls` from the `#syscall` lines in the sources. Not to be edited.
 
 use super::syscalls::{
-    Allowed, DAEMON, DRIVER, FRONTEND, UPLINK, has, is, lacks, masked, on, own_pid,
+    Allowed, DAEMON, DRIVER, FRONTEND, UPLINK, has, is, is_whole, lacks, masked, on, own_pid,
 };
 
 /// The system calls that are allowed.
@@ -106,6 +106,7 @@ pub(super) const LIST: &[Allowed] = &[
     on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_fcntl, &[is(1, libc::F_DUPFD_CLOEXEC)]),
     // ringfence/src/sys/sandbox/syscalls.rs: descriptor flags
     on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_fcntl, &[is(1, libc::F_GETFD)]),
+    // block/src/storage/file/facts.rs: O_DIRECT
     // platform/src/local/arena.rs: whether an arena is open for writing
     // platform/src/store/transport.rs: O_NONBLOCK
     on(DRIVER | FRONTEND | DAEMON, libc::SYS_fcntl, &[is(1, libc::F_GETFL)]),
@@ -113,15 +114,15 @@ pub(super) const LIST: &[Allowed] = &[
     on(DRIVER | FRONTEND | DAEMON, libc::SYS_fcntl, &[is(1, libc::F_GET_SEALS)]),
     // ringfence/src/sys/sandbox/syscalls.rs: descriptor flags
     on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_fcntl, &[is(1, libc::F_SETFD)]),
+    // block/src/storage/file/facts.rs: O_DIRECT
     // platform/src/store/transport.rs: O_NONBLOCK
-    on(DRIVER | FRONTEND | DAEMON, libc::SYS_fcntl, &[is(1, libc::F_SETFL)]),
+    on(DAEMON, libc::SYS_fcntl, &[is(1, libc::F_SETFL)]),
     // block/src/storage/file/pool.rs: a guest flushes its disk
     on(DRIVER | DAEMON, libc::SYS_fdatasync, &[]),
     // block/src/storage/file/facts.rs: that nobody else has a disk
     on(DAEMON, libc::SYS_flock, &[]),
     // block/src/storage/file/facts.rs: what a disk is, and on what
     // platform/src/local/arena.rs: an arena's exact size
-    // platform/src/store/transport.rs: the store's connection, a socket or a device
     // ringfence/src/serve/records.rs: records of queues
     on(DRIVER | FRONTEND | DAEMON, libc::SYS_fstat, &[]),
     // block/src/storage/file/facts.rs: what a disk is, and on what
@@ -151,8 +152,11 @@ pub(super) const LIST: &[Allowed] = &[
     // uplink/src/host/real/tcp.rs: state of a connection
     on(UPLINK, libc::SYS_getsockopt, &[is(1, libc::IPPROTO_TCP)]),
     // block/src/storage/nbd/handed.rs: whether there is one
+    // platform/src/descriptors/disposal.rs: the family of a socket that is disposed of
+    // platform/src/descriptors/stream.rs: the family of a socket
     // platform/src/local/hub/server.rs: the credentials of who connects
     // platform/src/socket.rs: SO_MEMINFO: room in a socket
+    // ringfence/src/driver/mod.rs: the user of a connection
     // ringfence/src/sys/channel.rs: the type of a channel
     // uplink/src/host/real/datagrams.rs: errors
     // uplink/src/host/real/tcp.rs: errors
@@ -252,6 +256,7 @@ pub(super) const LIST: &[Allowed] = &[
     #[cfg(target_arch = "x86_64")]
     on(DAEMON, libc::SYS_open, &[]),
     // block/src/storage/file/facts.rs: the disks of guests that come
+    // block/src/storage/folders.rs: disks, and the folders on the way to them
     // platform/src/tap.rs: a TAP for a guest that comes
     // platform/src/xen/device.rs: devices of Xen, as guests come
     // ringfence/src/serve/bridge.rs: /sys, and TAPs
@@ -279,12 +284,13 @@ pub(super) const LIST: &[Allowed] = &[
     on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_prctl, &[is(0, 0x4155_5856)]),
     // ringfence/src/sys/sandbox/syscalls.rs: start of a thread: its name, for who looks at it in `ps`
     on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_prctl, &[is(0, libc::PR_SET_NAME)]),
+    // block/src/storage/file/facts.rs: the signature of a disk image
     // memory/src/iolist.rs: grant copies; from a disk to lent pages
     on(DRIVER | FRONTEND | DAEMON, libc::SYS_pread64, &[]),
     // memory/src/iolist.rs: grant copies; from a disk to lent pages
     on(DRIVER | FRONTEND | DAEMON, libc::SYS_preadv, &[]),
     // ringfence/src/sys/sandbox/syscalls.rs: reading a limit of its own, setting none
-    on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_prlimit64, &[is(0, 0), is(2, 0)]),
+    on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_prlimit64, &[is(0, 0), is_whole(2, 0)]),
     // memory/src/iolist.rs: grant copies; from lent pages to a disk
     on(DRIVER | FRONTEND | DAEMON, libc::SYS_pwrite64, &[]),
     // memory/src/iolist.rs: grant copies; from lent pages to a disk
@@ -298,7 +304,7 @@ pub(super) const LIST: &[Allowed] = &[
     // net/src/dataplane/rest.rs: the data plane waits for its ports
     // net/src/tap.rs: frames from and to a TAP
     // platform/src/local/hub/server.rs: the hub's own bell
-    // platform/src/store/transport.rs: the store's connection, a socket or a device
+    // platform/src/store/transport.rs: the store's device
     // platform/src/vhost.rs: kicks and calls
     // platform/src/xen/channel.rs: which event channels had events
     // ringfence/src/driver/disks.rs: a disk has something to say
@@ -308,21 +314,25 @@ pub(super) const LIST: &[Allowed] = &[
     // ringfence/src/serve/disks/mod.rs: a disk has something to say
     // uplink/src/team.rs: frames are handed to another thread
     on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_read, &[]),
-    // ringfence/src/serve/disks/opener.rs: where a disk is, when all links are followed
+    // block/src/storage/folders.rs: where a disk is, when all links are followed
     #[cfg(target_arch = "x86_64")]
     on(DAEMON, libc::SYS_readlink, &[]),
-    // ringfence/src/serve/disks/opener.rs: where a disk is, when all links are followed
+    // block/src/storage/folders.rs: where a disk is, when all links are followed
     on(DAEMON, libc::SYS_readlinkat, &[]),
     // memory/src/iolist.rs: frames in several parts, into lent pages
     on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_readv, &[]),
     // block/src/storage/nbd/tls.rs: what TLS has made of requests
-    // platform/src/local/channel.rs: event channels
+    // platform/src/descriptors/message.rs: taking a message that was looked at out of the queue
+    // platform/src/descriptors/stream.rs: bytes
     // platform/src/socket.rs: dropping what the guest acknowledged
-    // platform/src/store/transport.rs: the store's connection, a socket or a device
     // ringfence/src/sys/netlink.rs: interfaces of the host
+    // uplink/src/host/real/own.rs: rtnetlink: which addresses are the host's own
     on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_recvfrom, &[]),
     // uplink/src/host/real/datagrams.rs: datagrams, many at a time
     on(UPLINK, libc::SYS_recvmmsg, &[]),
+    // platform/src/descriptors/disposal.rs: what is left in the queue of a socket that is disposed of
+    // platform/src/descriptors/message.rs: a look at a message with its descriptors
+    // platform/src/descriptors/stream.rs: a look at bytes that may come with descriptors
     // platform/src/local/hub/protocol.rs: messages of the hub, with descriptors
     // ringfence/src/sys/channel.rs: orders and reports, with descriptors
     // uplink/src/host/real/datagrams.rs: errors, and datagrams one at a time
@@ -355,9 +365,9 @@ pub(super) const LIST: &[Allowed] = &[
     on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_sendmsg, &[]),
     // block/src/storage/nbd/tls.rs: what TLS has made of requests
     // memory/src/iolist.rs: what goes from lent pages into a socket
-    // platform/src/local/channel.rs: event channels
-    // platform/src/store/transport.rs: the store's connection, a socket or a device
+    // platform/src/descriptors/stream.rs: bytes
     // ringfence/src/sys/netlink.rs: interfaces of the host
+    // uplink/src/host/real/own.rs: rtnetlink: which addresses are the host's own
     on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_sendto, &[]),
     // ringfence/src/sys/sandbox/syscalls.rs: start of a thread
     on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_set_robust_list, &[]),
@@ -381,19 +391,20 @@ pub(super) const LIST: &[Allowed] = &[
     on(DAEMON, libc::SYS_setsockopt, &[is(1, libc::SOL_SOCKET), is(2, 0x42)]),
     // ringfence/src/serve/status.rs: SO_SNDTIMEO after 2038: a client that is slow
     on(DAEMON, libc::SYS_setsockopt, &[is(1, libc::SOL_SOCKET), is(2, 0x43)]),
+    // platform/src/descriptors/stream.rs: SO_PASSRIGHTS: no descriptors may be sent to this end
+    on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_setsockopt, &[is(1, libc::SOL_SOCKET), is(2, 0x53)]),
     // block/src/storage/nbd/link.rs: noticing that a server is gone
     // uplink/src/host/real/tcp.rs: dead peers
     on(UPLINK | DAEMON, libc::SYS_setsockopt, &[is(1, libc::SOL_SOCKET), is(2, libc::SO_KEEPALIVE)]),
+    // platform/src/descriptors/disposal.rs: a socket that a peer sent closes at once
     // uplink/src/host/real/tcp.rs: resets
-    on(UPLINK, libc::SYS_setsockopt, &[is(1, libc::SOL_SOCKET), is(2, libc::SO_LINGER)]),
+    on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_setsockopt, &[is(1, libc::SOL_SOCKET), is(2, libc::SO_LINGER)]),
     // uplink/src/host/real/tcp.rs: urgent data
     on(UPLINK, libc::SYS_setsockopt, &[is(1, libc::SOL_SOCKET), is(2, libc::SO_OOBINLINE)]),
     // platform/src/socket.rs: peeking on from where the last peek ended
     on(UPLINK, libc::SYS_setsockopt, &[is(1, libc::SOL_SOCKET), is(2, libc::SO_PEEK_OFF)]),
     // uplink/src/host/real/datagrams.rs: bounding what waits in a socket
     on(UPLINK, libc::SYS_setsockopt, &[is(1, libc::SOL_SOCKET), is(2, libc::SO_RCVBUF)]),
-    // uplink/src/host/real/datagrams.rs: ports
-    on(UPLINK, libc::SYS_setsockopt, &[is(1, libc::SOL_SOCKET), is(2, libc::SO_REUSEADDR)]),
     // platform/src/local/hub/server.rs: bounding what a peer can make the kernel hold
     // uplink/src/host/real/datagrams.rs: bounding what waits in a socket
     on(DRIVER | UPLINK, libc::SYS_setsockopt, &[is(1, libc::SOL_SOCKET), is(2, libc::SO_SNDBUF)]),
@@ -421,6 +432,8 @@ pub(super) const LIST: &[Allowed] = &[
     on(DAEMON, libc::SYS_socket, &[is(0, libc::AF_UNIX)]),
     // platform/src/local/hub/server.rs: event channels, store connections
     on(DRIVER, libc::SYS_socketpair, &[is(0, libc::AF_UNIX)]),
+    // platform/src/descriptors/mod.rs: which device a peer sent
+    // platform/src/descriptors/mod.rs: which file a peer sent
     // ringfence/src/sys/sandbox/syscalls.rs: fstat, as the standard library does it
     on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_statx, &[has(2, libc::AT_EMPTY_PATH)]),
     // block/src/storage/file/facts.rs: whether a file is there
@@ -449,7 +462,7 @@ pub(super) const LIST: &[Allowed] = &[
     // net/src/dataplane/relay.rs: another thread of the data plane is woken
     // net/src/tap.rs: frames from and to a TAP
     // platform/src/local/hub/server.rs: the hub's own bell
-    // platform/src/store/transport.rs: the store's connection, a socket or a device
+    // platform/src/store/transport.rs: the store's device
     // platform/src/vhost.rs: kicks and calls
     // platform/src/xen/channel.rs: which event channels had events
     // ringfence/src/driver/disks.rs: a disk has something to say

@@ -25,8 +25,11 @@ mod daemon;
 mod landlock;
 mod list;
 pub mod syscalls;
+mod view;
 
 pub use daemon::Confinement;
+pub use landlock::Sockets;
+pub use view::View;
 
 use std::io;
 
@@ -58,6 +61,9 @@ pub enum SandboxError {
     /// Some capability is left.
     #[error("sandbox: capabilities {0:#x} are left")]
     CapabilitiesLeft(u64),
+    /// There are threads already.
+    #[error("sandbox: {0} threads in place of 1")]
+    SurplusThreads(usize),
     /// The list of system calls could not be put in force.
     #[error("sandbox: system call list: {0}")]
     Syscalls(#[from] syscalls::FilterError),
@@ -82,6 +88,7 @@ impl Isolation {
     /// [`SandboxError`]; the process is to end.
     pub fn enter(kind: DomainKind, expected: &[i32]) -> Result<Isolation, SandboxError> {
         refuse_surplus_descriptors(expected)?;
+        refuse_surplus_threads()?;
         stage("core file limit", no_core_files())?;
         stage("own ids", take_own_ids())?;
         // The sockets of an uplink are in the network it was started in: that is its purpose.
@@ -150,6 +157,12 @@ fn refuse_surplus_descriptors(expected: &[i32]) -> Result<(), SandboxError> {
     drop(listing);
     surplus.retain(|fd| std::fs::symlink_metadata(format!("/proc/self/fd/{fd}")).is_ok());
     if surplus.is_empty() { Ok(()) } else { Err(SandboxError::SurplusDescriptors(surplus)) }
+}
+
+/// A thread that was started before would keep its capabilities and namespaces.
+fn refuse_surplus_threads() -> Result<(), SandboxError> {
+    let threads = stage("list of threads", std::fs::read_dir("/proc/self/task"))?.count();
+    if threads == 1 { Ok(()) } else { Err(SandboxError::SurplusThreads(threads)) }
 }
 
 fn no_core_files() -> io::Result<()> {

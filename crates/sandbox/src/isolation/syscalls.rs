@@ -52,7 +52,7 @@
 // #syscall daemon ioctl 1=0x5421: FIONBIO: O_NONBLOCK, as the standard library sets it
 // #syscall all shutdown: telling a peer that there is no more
 // #syscall all getrusage,clock_gettime: time, where the vDSO does not know it; CPU time and faults, for the figures
-// #syscall all prlimit64 0=0 2=0: reading a limit of its own, setting none
+// #syscall all prlimit64 0=0 2==0: reading a limit of its own, setting none
 // #syscall all poll@x86_64,epoll_wait@x86_64: waiting, by the C library's older calls
 
 use std::collections::BTreeMap;
@@ -114,15 +114,17 @@ impl Confined {
 pub(super) struct Argument {
     /// Which, from 0.
     index: u8,
-    /// What its low 32 bits must be.
+    /// What it must be.
     test: Test,
 }
 
-/// What an argument's low 32 bits must be.
+/// Test of an argument: of its low 32 bits, where nothing else is said.
 #[derive(Clone, Copy, Debug)]
 enum Test {
     /// This number.
     Is(u32),
+    /// This number, in all 64 bits: for a pointer.
+    IsWhole(u64),
     /// This number after masking.
     Masked {
         /// The bits looked at.
@@ -152,6 +154,10 @@ pub(super) const fn on(who: u8, number: libc::c_long, when: &'static [Argument])
 
 pub(super) const fn is(index: u8, value: i32) -> Argument {
     Argument { index, test: Test::Is(value.cast_unsigned()) }
+}
+
+pub(super) const fn is_whole(index: u8, value: u64) -> Argument {
+    Argument { index, test: Test::IsWhole(value) }
 }
 
 pub(super) const fn masked(index: u8, mask: i32, value: i32) -> Argument {
@@ -233,6 +239,10 @@ fn rules(list: &[Allowed], whom: Confined) -> Result<BTreeMap<i64, Vec<SeccompRu
 
 fn condition(argument: &Argument) -> Result<SeccompCondition, seccompiler::BackendError> {
     let (operator, value) = match argument.test {
+        Test::IsWhole(value) => {
+            let (length, operator) = (SeccompCmpArgLen::Qword, SeccompCmpOp::Eq);
+            return SeccompCondition::new(argument.index, length, operator, value);
+        }
         Test::Is(value) => (SeccompCmpOp::Eq, value),
         Test::Masked { mask, is } => (SeccompCmpOp::MaskedEq(mask.into()), is),
         Test::OwnPid => (SeccompCmpOp::Eq, std::process::id()),

@@ -227,7 +227,7 @@ impl DataplaneHandle {
         let _changing = self.planes.changing.lock().unwrap_or_else(PoisonError::into_inner);
         let mut seat = None;
         for plane in 0..threads {
-            let (port, name) = (ports.next(), name.to_owned());
+            let (port, policy, name) = (ports.next(), policy.clone(), name.to_owned());
             let added =
                 self.ask(plane, |reply| Command::Add { port, parts, seat, policy, name, reply });
             match added.unwrap_or(Err(AddPortError::Stopped)) {

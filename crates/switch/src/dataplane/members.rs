@@ -26,10 +26,11 @@ impl Dataplane {
         if self.slots.len() <= place {
             self.slots.resize_with(place + 1, || None);
         }
+        let join = policy.join;
         self.fabric.attach(index, policy)?;
         if let Some(port) = port {
             let mut slot = Slot::new(id, name, port, place as u64);
-            slot.joins = policy.join && matches!(self.fabric, Fabric::Switch(_));
+            slot.joins = join && matches!(self.fabric, Fabric::Switch(_));
             if let Err(error) = slot.watch(&self.epoll) {
                 slot.unwatch(&self.epoll);
                 self.fabric.detach(index);

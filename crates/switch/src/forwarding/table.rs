@@ -100,7 +100,7 @@ impl MacTable {
     /// # Errors
     ///
     /// [`AttachError::BadIndex`], [`AttachError::MacTaken`].
-    pub fn attach(&mut self, port: PortIndex, policy: PortPolicy) -> Result<(), AttachError> {
+    pub fn attach(&mut self, port: PortIndex, policy: &PortPolicy) -> Result<(), AttachError> {
         if !matches!(self.ports.get(port.get()), Some(None)) {
             return Err(AttachError::BadIndex(port));
         }

@@ -158,7 +158,7 @@ fn a_fixed_address_is_enforced_and_cannot_be_taken() {
     let mut bench = Bench::new(1);
     bench.send(0, BROADCAST, mac(7));
     let fixed = PortPolicy { mac: Some(mac(7)), ..PortPolicy::default() };
-    bench.attach(1, fixed).unwrap();
+    bench.attach(1, fixed.clone()).unwrap();
     assert_eq!(bench.attach(2, fixed), Err(AttachError::MacTaken(mac(7))));
     bench.attach(2, PortPolicy::default()).unwrap();
     assert_eq!(bench.send(2, mac(7), mac(2)), [1], "known before it ever spoke");
@@ -206,7 +206,7 @@ fn a_port_that_invents_addresses_evicts_only_its_own() {
 fn every_port_gets_its_guaranteed_share_whatever_others_asked_for() {
     let mut bench = Bench::new(0);
     let greedy = PortPolicy { addresses: u16::MAX, ..PortPolicy::default() };
-    bench.attach(0, greedy).unwrap();
+    bench.attach(0, greedy.clone()).unwrap();
     assert_eq!(bench.switch.table.share(PortIndex(0)), CAPACITY / 2 + GUARANTEED);
     bench.attach(1, greedy).unwrap();
     bench.attach(2, PortPolicy { addresses: 3, ..PortPolicy::default() }).unwrap();
@@ -344,5 +344,39 @@ proptest! {
                 }
             }
         }
+    }
+}
+
+/// Frames of two stations on a fabric: an ARP reply with this sender address, from port 0 to port 1.
+fn arp_over(mut fabric: Fabric, sender: [u8; 4]) -> (usize, PortCounters) {
+    let filter = AddressFilter::new(mac(1), [core::net::IpAddr::from([10, 0, 0, 1])]);
+    let policy = |n, filter| PortPolicy { mac: Some(mac(n)), filter, ..PortPolicy::default() };
+    fabric.attach(PortIndex(0), policy(1, Some(Arc::new(filter)))).unwrap();
+    fabric.attach(PortIndex(1), policy(2, None)).unwrap();
+    let mut batch = Batch::with_capacity(1, 64);
+    let frame = [&mac(2)[..], &mac(1), &[8, 6, 0, 1, 8, 0, 6, 4, 0, 2], &mac(1), &sender].concat();
+    let frame = [&frame[..], &mac(2), &[10, 0, 0, 2]].concat();
+    let offset = batch.reserve(frame.len()).unwrap();
+    batch.scratch_mut(offset..offset + frame.len()).unwrap().copy_from_slice(&frame);
+    batch.push_contiguous(offset, frame.len(), OffloadMeta::PLAIN).unwrap();
+    let (counters, mut plan) = (PortCounters::default(), Plan::new());
+    fabric.route(PortIndex(0), &batch, Duration::ZERO, &counters, &mut plan);
+    let sent = plan.frames(PortIndex(1)).len();
+    // The next port at this place starts without a filter.
+    fabric.detach(PortIndex(0));
+    fabric.attach(PortIndex(0), policy(1, None)).unwrap();
+    plan.clear();
+    fabric.route(PortIndex(0), &batch, Duration::ZERO, &counters, &mut plan);
+    assert_eq!(plan.frames(PortIndex(1)), [0]);
+    (sent, counters)
+}
+
+#[test]
+fn frame_that_the_address_filter_refuses_is_dropped_and_counted() {
+    for fabric in [|| Fabric::Switch(Switch::new()), || Fabric::Patch(Patch::new())] {
+        let (sent, counters) = arp_over(fabric(), [10, 0, 0, 1]);
+        assert_eq!((sent, counters.drops_total()), (1, 0));
+        let (sent, counters) = arp_over(fabric(), [10, 0, 0, 2]);
+        assert_eq!((sent, counters.drops(DropReason::SpoofedAddress)), (0, 1));
     }
 }

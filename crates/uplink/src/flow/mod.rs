@@ -4,6 +4,9 @@
 //! by its [`FlowId`] when an event or a timer does. Keys are hashed with a random secret, so a guest
 //! that chooses ports and addresses cannot choose collisions.
 //!
+//! Conversations that the guest began and those from outside ([`Origin`]) have limits and orders of
+//! their own: strangers evict strangers, and no conversation of the guest's.
+//!
 //! Entries are in the order in which they were last [touched](Table::touch). Each may have one
 //! deadline; a deadline that is put off costs nothing until the old one has come.
 
@@ -46,6 +49,15 @@ impl FlowId {
     }
 }
 
+/// The side that began a conversation. Each has a part of the table that the other cannot use up.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Origin {
+    /// The guest.
+    Guest,
+    /// A client of a forwarded port.
+    Outside,
+}
+
 /// No neighbour in the order of use.
 const NONE: u32 = u32::MAX;
 
@@ -53,6 +65,7 @@ const NONE: u32 = u32::MAX;
 struct Entry<V> {
     key: Key,
     value: V,
+    origin: Origin,
     /// The one used before this one, and after it.
     older: u32,
     newer: u32,
@@ -67,6 +80,21 @@ struct Place<V> {
     entry: Option<Entry<V>>,
 }
 
+/// The entries of one origin, in the order of their use.
+#[derive(Debug)]
+struct Order {
+    oldest: u32,
+    newest: u32,
+    count: usize,
+    limit: usize,
+}
+
+impl Order {
+    fn new(limit: usize) -> Order {
+        Order { oldest: NONE, newest: NONE, count: 0, limit: limit.min(1 << 24) }
+    }
+}
+
 /// Conversations. See the [module](self).
 #[derive(Debug)]
 pub struct Table<V> {
@@ -74,22 +102,40 @@ pub struct Table<V> {
     free: Vec<u32>,
     by_key: HashMap<Key, u32>,
     looks: BTreeSet<(Duration, u32)>,
-    oldest: u32,
-    newest: u32,
-    limit: usize,
+    guest: Order,
+    outside: Order,
 }
 
 impl<V> Table<V> {
-    /// A table of at most `limit` entries; nothing is allocated before there are some.
+    /// A table of at most `limit` entries of the guest's (one, where it is 0), and none from outside;
+    /// nothing is allocated before there are some.
     pub fn new(limit: usize) -> Table<V> {
+        Table::with_outside(limit, 0)
+    }
+
+    /// A table of at most `limit` entries of the guest's, and `outside` from outside.
+    pub fn with_outside(limit: usize, outside: usize) -> Table<V> {
         Table {
             places: Vec::new(),
             free: Vec::new(),
             by_key: HashMap::new(),
             looks: BTreeSet::new(),
-            oldest: NONE,
-            newest: NONE,
-            limit: limit.clamp(1, 1 << 24),
+            guest: Order::new(limit.max(1)),
+            outside: Order::new(outside),
+        }
+    }
+
+    fn order(&self, origin: Origin) -> &Order {
+        match origin {
+            Origin::Guest => &self.guest,
+            Origin::Outside => &self.outside,
+        }
+    }
+
+    fn order_mut(&mut self, origin: Origin) -> &mut Order {
+        match origin {
+            Origin::Guest => &mut self.guest,
+            Origin::Outside => &mut self.outside,
         }
     }
 
@@ -103,9 +149,10 @@ impl<V> Table<V> {
         self.by_key.is_empty()
     }
 
-    /// Whether an entry has to go before another one is added.
-    pub fn is_full(&self) -> bool {
-        self.len() >= self.limit
+    /// Returns `true` if an entry of this origin has to go before another one is added.
+    pub fn is_full(&self, origin: Origin) -> bool {
+        let order = self.order(origin);
+        order.count >= order.limit
     }
 
     /// The entry of a key.
@@ -122,16 +169,22 @@ impl<V> Table<V> {
             .then_some(FlowId { index: owner.index, generation: owner.generation })
     }
 
-    /// The longest idle entry.
-    pub fn oldest(&self) -> Option<FlowId> {
-        let generation = self.place(self.oldest)?.generation;
-        Some(FlowId { index: self.oldest, generation })
+    /// The longest idle entry of this origin.
+    pub fn oldest(&self, origin: Origin) -> Option<FlowId> {
+        let index = self.order(origin).oldest;
+        let generation = self.place(index)?.generation;
+        Some(FlowId { index, generation })
+    }
+
+    /// An entry's origin.
+    pub fn origin(&self, id: FlowId) -> Option<Origin> {
+        self.entry(id).map(|entry| entry.origin)
     }
 
     /// Adds an entry, the most recently used. `None` when the table is full or has the key already;
     /// the value is dropped then.
-    pub fn insert(&mut self, key: Key, value: V) -> Option<FlowId> {
-        if self.is_full() || self.by_key.contains_key(&key) {
+    pub fn insert(&mut self, key: Key, value: V, origin: Origin) -> Option<FlowId> {
+        if self.is_full(origin) || self.by_key.contains_key(&key) {
             return None;
         }
         let index = match self.free.pop() {
@@ -143,18 +196,21 @@ impl<V> Table<V> {
             }
         };
         self.by_key.insert(key, index);
-        let entry = Entry { key, value, older: NONE, newer: NONE, deadline: None, look_at: None };
+        let (older, newer) = (NONE, NONE);
+        let entry = Entry { key, value, origin, older, newer, deadline: None, look_at: None };
         let place = self.place_mut(index)?;
         place.entry = Some(entry);
         let generation = place.generation;
-        self.link_newest(index);
+        self.link_newest(index, origin);
+        self.order_mut(origin).count += 1;
         Some(FlowId { index, generation })
     }
 
     /// Removes an entry.
     pub fn remove(&mut self, id: FlowId) -> Option<(Key, V)> {
-        self.get(id)?;
-        self.unlink(id.index);
+        let origin = self.origin(id)?;
+        self.unlink(id.index, origin);
+        self.order_mut(origin).count -= 1;
         let place = self.place_mut(id.index)?;
         let entry = place.entry.take()?;
         place.generation = (place.generation + 1) & Owner::GENERATION_MASK;
@@ -183,9 +239,10 @@ impl<V> Table<V> {
 
     /// The entry is in use: it is the last that will have to make room.
     pub fn touch(&mut self, id: FlowId) {
-        if self.newest != id.index && self.get(id).is_some() {
-            self.unlink(id.index);
-            self.link_newest(id.index);
+        let Some(origin) = self.origin(id) else { return };
+        if self.order(origin).newest != id.index {
+            self.unlink(id.index, origin);
+            self.link_newest(id.index, origin);
         }
     }
 
@@ -243,6 +300,11 @@ impl<V> Table<V> {
         })
     }
 
+    /// The entries of one origin.
+    pub fn ids_of(&self, origin: Origin) -> impl Iterator<Item = FlowId> {
+        self.ids().filter(move |id| self.origin(*id) == Some(origin))
+    }
+
     fn place(&self, index: u32) -> Option<&Place<V>> {
         self.places.get(usize::try_from(index).ok()?)
     }
@@ -265,29 +327,29 @@ impl<V> Table<V> {
         self.place_mut(index)?.entry.as_mut()
     }
 
-    fn unlink(&mut self, index: u32) {
+    fn unlink(&mut self, index: u32, origin: Origin) {
         let Some(entry) = self.entry_at(index) else { return };
         let (older, newer) = (entry.older, entry.newer);
         (entry.older, entry.newer) = (NONE, NONE);
         match self.entry_at(older) {
             Some(entry) => entry.newer = newer,
-            None => self.oldest = newer,
+            None => self.order_mut(origin).oldest = newer,
         }
         match self.entry_at(newer) {
             Some(entry) => entry.older = older,
-            None => self.newest = older,
+            None => self.order_mut(origin).newest = older,
         }
     }
 
-    fn link_newest(&mut self, index: u32) {
-        let before = self.newest;
+    fn link_newest(&mut self, index: u32, origin: Origin) {
+        let before = self.order(origin).newest;
         if let Some(entry) = self.entry_at(index) {
             (entry.older, entry.newer) = (before, NONE);
         }
         match self.entry_at(before) {
             Some(entry) => entry.newer = index,
-            None => self.oldest = index,
+            None => self.order_mut(origin).oldest = index,
         }
-        self.newest = index;
+        self.order_mut(origin).newest = index;
     }
 }

@@ -11,16 +11,33 @@ fn at(seconds: u64) -> Duration {
 }
 
 #[test]
+fn entries_from_outside_fill_their_own_part_alone() {
+    let mut table = Table::with_outside(2, 2);
+    let guest = table.insert(key(1), 1, Origin::Guest).unwrap();
+    let first = table.insert(key(2), 2, Origin::Outside).unwrap();
+    table.insert(key(3), 3, Origin::Outside).unwrap();
+    assert!(table.is_full(Origin::Outside) && !table.is_full(Origin::Guest));
+    assert_eq!(table.insert(key(4), 4, Origin::Outside), None);
+    // The guest's entry is older than all, and not the one that makes room.
+    assert_eq!(table.oldest(Origin::Outside), Some(first));
+    assert_eq!(table.oldest(Origin::Guest), Some(guest));
+    table.remove(first);
+    assert!(table.insert(key(4), 4, Origin::Outside).is_some());
+    assert_eq!(table.get(guest), Some(&1));
+    assert_eq!(table.len(), 3);
+}
+
+#[test]
 fn the_longest_idle_entry_is_the_oldest() {
     let mut table = Table::new(3);
-    let ids: Vec<_> = (0..3).map(|n| table.insert(key(n), n).unwrap()).collect();
-    assert!(table.is_full());
-    assert_eq!(table.insert(key(3), 3), None);
+    let ids: Vec<_> = (0..3).map(|n| table.insert(key(n), n, Origin::Guest).unwrap()).collect();
+    assert!(table.is_full(Origin::Guest));
+    assert_eq!(table.insert(key(3), 3, Origin::Guest), None);
     table.touch(ids[0]);
-    assert_eq!(table.oldest(), Some(ids[1]));
+    assert_eq!(table.oldest(Origin::Guest), Some(ids[1]));
     assert_eq!(table.remove(ids[1]), Some((key(1), 1)));
-    assert_eq!(table.oldest(), Some(ids[2]));
-    let reused = table.insert(key(9), 9).unwrap();
+    assert_eq!(table.oldest(Origin::Guest), Some(ids[2]));
+    let reused = table.insert(key(9), 9, Origin::Guest).unwrap();
     assert_eq!(table.get(ids[1]), None, "an id outlives its entry, not its generation");
     assert_eq!(table.get(reused), Some(&9));
 }
@@ -28,7 +45,7 @@ fn the_longest_idle_entry_is_the_oldest() {
 #[test]
 fn a_deadline_that_was_put_off_does_not_come_early() {
     let mut table = Table::new(3);
-    let id = table.insert(key(1), ()).unwrap();
+    let id = table.insert(key(1), (), Origin::Guest).unwrap();
     table.set_deadline(id, Some(at(5)));
     table.set_deadline(id, Some(at(9)));
     assert_eq!(table.take_due(at(6)), None);
@@ -71,7 +88,7 @@ proptest! {
             match op {
                 Op::Insert(n) => {
                     let expected = list.len() < 6 && list.iter().all(|&(m, _)| m != n);
-                    prop_assert_eq!(table.insert(key(n), n).is_some(), expected);
+                    prop_assert_eq!(table.insert(key(n), n, Origin::Guest).is_some(), expected);
                     if expected {
                         list.push((n, None));
                     }
@@ -109,7 +126,7 @@ proptest! {
                 }
             }
             prop_assert_eq!(table.len(), list.len());
-            let oldest = table.oldest().map(|id| *table.get(id).unwrap());
+            let oldest = table.oldest(Origin::Guest).map(|id| *table.get(id).unwrap());
             prop_assert_eq!(oldest, list.first().map(|&(n, _)| n));
             let soonest = list.iter().filter_map(|&(_, d)| d).min().map(at);
             prop_assert!(soonest.is_none() || table.next_look() <= soonest);

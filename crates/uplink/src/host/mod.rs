@@ -14,7 +14,7 @@ pub mod real;
 #[cfg(any(test, feature = "test-utils"))]
 pub mod scripted;
 
-use core::net::SocketAddr;
+use core::net::{IpAddr, SocketAddr};
 use std::io::IoSliceMut;
 use std::os::fd::{BorrowedFd, OwnedFd};
 
@@ -168,6 +168,10 @@ pub trait Host: TcpHost + DatagramHost + ListenHost + Send {
     ///
     /// The host's: it is of no more use.
     fn poll(&mut self, ready: &mut Vec<Ready>) -> Result<(), Errno>;
+
+    /// Returns `true` if the host takes packets to this address itself. When these addresses change,
+    /// [`poll`](Self::poll) reports an owner of the kind [`OwnerKind::Addresses`].
+    fn is_own(&self, ip: IpAddr) -> bool;
 
     /// There is a moment to spare: what will be needed can be made ready.
     fn stock_up(&mut self) {}

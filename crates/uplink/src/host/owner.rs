@@ -16,16 +16,19 @@ pub enum OwnerKind {
     UdpListener = 5,
     /// Names are looked up by it.
     Dns = 6,
+    /// Notifications of changes of the host's own addresses.
+    Addresses = 7,
 }
 
 impl OwnerKind {
-    const ALL: [OwnerKind; 6] = [
+    const ALL: [OwnerKind; 7] = [
         OwnerKind::Tcp,
         OwnerKind::Udp,
         OwnerKind::Icmp,
         OwnerKind::TcpListener,
         OwnerKind::UdpListener,
         OwnerKind::Dns,
+        OwnerKind::Addresses,
     ];
 }
 
@@ -43,6 +46,9 @@ pub struct Owner {
 const GENERATION_BITS: u32 = 24;
 
 impl Owner {
+    /// The only owner of the kind [`OwnerKind::Addresses`].
+    pub const ADDRESSES: Owner = Owner { kind: OwnerKind::Addresses, index: 0, generation: 0 };
+
     /// The first 24 bits of a generation: what an [`Owner`] keeps of it.
     pub const GENERATION_MASK: u32 = (1 << GENERATION_BITS) - 1;
 

@@ -60,6 +60,8 @@ pub struct ScriptedHost {
     never: OwnedFd,
     /// How many TCP sockets there may be.
     limit: usize,
+    /// The host's own addresses.
+    pub own: Vec<IpAddr>,
 }
 
 impl ScriptedHost {
@@ -71,7 +73,8 @@ impl ScriptedHost {
     pub fn new(limit: usize) -> Result<ScriptedHost, Errno> {
         let never = eventfd(0, EventfdFlags::CLOEXEC)?;
         let (places, free) = (Vec::new(), Vec::new());
-        Ok(ScriptedHost { places, free, events: Events::default(), never, limit })
+        let own = Vec::new();
+        Ok(ScriptedHost { places, free, events: Events::default(), never, limit, own })
     }
 
     fn place(&mut self, socket: &Socket) -> Result<&mut Place, Errno> {
@@ -301,6 +304,10 @@ impl Host for ScriptedHost {
         let count = events.len().min(128);
         ready.extend(events.drain(..count));
         Ok(())
+    }
+
+    fn is_own(&self, ip: IpAddr) -> bool {
+        self.own.contains(&ip)
     }
 
     fn wait_fd(&self) -> BorrowedFd<'_> {

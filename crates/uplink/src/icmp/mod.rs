@@ -17,7 +17,7 @@ use rustix::io::Errno;
 
 use crate::context::Context;
 use crate::emit::{ETHERNET_LEN, Ends};
-use crate::flow::{FlowId, Key, Table};
+use crate::flow::{FlowId, Key, Origin, Table};
 use crate::fragment;
 use crate::host::datagrams::{DatagramSocket, Inbox};
 use crate::host::{OwnerKind, Ready};
@@ -115,19 +115,18 @@ impl Icmp {
     }
 
     fn open(&mut self, key: Key, packet: &Packet<'_>, context: &mut Context<'_>) -> Option<FlowId> {
-        let Some(outward) = context.config.access.outward(packet.destination) else {
-            context.counters.drop_unreachable.add(1);
+        let Some(outward) = context.outward_to(key.remote) else {
             error::refuse(packet, Reason::Prohibited, context);
             return None;
         };
-        if self.flows.is_full() {
-            let oldest = self.flows.oldest()?;
+        if self.flows.is_full(Origin::Guest) {
+            let oldest = self.flows.oldest(Origin::Guest)?;
             self.flows.remove(oldest);
             context.counters.icmp_evicted.add(1);
         }
         let flow = Flow { socket: None, mac: packet.mac, queued: false, hops: 64 };
-        let id = self.flows.insert(key, flow)?;
-        match context.host.open_echo(id.owner(OwnerKind::Icmp), key.guest.port(), outward) {
+        let id = self.flows.insert(key, flow, Origin::Guest)?;
+        match context.host.open_echo(id.owner(OwnerKind::Icmp), key.guest.port(), outward.ip()) {
             Ok(socket) => {
                 self.flows.get_mut(id)?.socket = Some(socket);
                 context.counters.icmp_opened.add(1);
@@ -263,6 +262,16 @@ impl Icmp {
             }
         }
         self.flows.touch(id);
+    }
+
+    /// Ends conversations to addresses that became the host's own.
+    pub fn end_local(&mut self, context: &mut Context<'_>) {
+        let outward: Vec<_> = self.flows.ids_of(Origin::Guest).collect();
+        for id in outward {
+            if self.flows.key(id).is_some_and(|key| context.outward_to(key.remote).is_none()) {
+                self.flows.remove(id);
+            }
+        }
     }
 
     /// Ends idle conversations.

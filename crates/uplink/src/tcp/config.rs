@@ -2,12 +2,18 @@
 
 use core::time::Duration;
 
+use crate::flow::Origin;
+
 /// Limits and times of TCP.
 #[derive(Clone, Debug)]
 pub struct TcpConfig {
-    /// Connections, whatever their state. When there are as many, the longest idle one makes room.
+    /// Connections that the guest began, whatever their state. When there are as many, the longest idle one
+    /// makes room.
     pub flows_max: usize,
-    /// Connections that are not yet made. When there are as many, the oldest one makes room.
+    /// Connections from outside, to forwarded ports, likewise.
+    pub inbound_max: usize,
+    /// Connections of the guest that are not yet made. When there are as many, the oldest one makes room.
+    /// As many from outside, or half of `inbound_max`, may be so.
     pub half_open_max: usize,
     /// How long a connection may be silent before the guest is asked whether it is still there.
     pub keep_alive_after: Duration,
@@ -25,10 +31,21 @@ pub struct TcpConfig {
     pub flight_max: u32,
 }
 
+impl TcpConfig {
+    /// Connections of one origin that may be half open.
+    pub(super) fn half_open_of(&self, origin: Origin) -> usize {
+        match origin {
+            Origin::Guest => self.half_open_max,
+            Origin::Outside => self.half_open_max.min(self.inbound_max / 2).max(1),
+        }
+    }
+}
+
 impl Default for TcpConfig {
     fn default() -> Self {
         TcpConfig {
             flows_max: 65_536,
+            inbound_max: 65_536,
             half_open_max: 4096,
             keep_alive_after: Duration::from_secs(7200),
             keep_alive_every: Duration::from_secs(75),

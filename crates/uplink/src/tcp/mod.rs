@@ -28,7 +28,8 @@
 //! # Bounds
 //!
 //! Connections, and those not yet made, are bounded ([`TcpConfig`]); the longest idle one, or the
-//! oldest half-open one, makes room. A turn of a connection is bounded, and they take turns.
+//! oldest half-open one, makes room. Connections from outside have bounds of their own: they never
+//! evict one that the guest began. A turn of a connection is bounded, and they take turns.
 
 pub mod config;
 mod conversation;
@@ -61,7 +62,7 @@ use serve::Served;
 use crate::config::Config;
 use crate::context::Context;
 use crate::emit::Ends;
-use crate::flow::{FlowId, Key, Table};
+use crate::flow::{FlowId, Key, Origin, Table};
 use crate::host::{Close, OwnerKind, Readiness, Ready};
 use crate::link::GuestSide;
 use crate::packet::{Mac, Packet};
@@ -69,15 +70,22 @@ use crate::packet::{Mac, Packet};
 /// By how many bits our windows are shifted: 16 MiB at most, in steps of 256 octets.
 const WINDOW_SCALE: u8 = 8;
 
+/// Conversations of one origin that are not yet made.
+#[derive(Default)]
+struct HalfOpen {
+    /// Those that were not yet made when they were entered, oldest first.
+    entered: VecDeque<FlowId>,
+    /// How many of them still are.
+    count: usize,
+}
+
 /// All TCP conversations.
 pub struct Tcp {
     flows: Table<Conversation>,
     /// Those that something is owed to.
     dirty: VecDeque<FlowId>,
-    /// Those that were not yet made when they were entered, oldest first.
-    half_open: VecDeque<FlowId>,
-    /// How many of them still are.
-    half_open_now: usize,
+    half_open_guest: HalfOpen,
+    half_open_outside: HalfOpen,
     secret: RandomState,
 }
 
@@ -85,10 +93,10 @@ impl Tcp {
     /// No conversations, within the limits of `config`.
     pub fn new(config: &Config) -> Tcp {
         Tcp {
-            flows: Table::new(config.tcp.flows_max),
+            flows: Table::with_outside(config.tcp.flows_max, config.tcp.inbound_max),
             dirty: VecDeque::new(),
-            half_open: VecDeque::new(),
-            half_open_now: 0,
+            half_open_guest: HalfOpen::default(),
+            half_open_outside: HalfOpen::default(),
             secret: RandomState::new(),
         }
     }
@@ -101,6 +109,13 @@ impl Tcp {
     /// Whether there are none.
     pub fn is_empty(&self) -> bool {
         self.flows.is_empty()
+    }
+
+    fn half_open(&mut self, origin: Origin) -> &mut HalfOpen {
+        match origin {
+            Origin::Guest => &mut self.half_open_guest,
+            Origin::Outside => &mut self.half_open_outside,
+        }
     }
 
     /// A packet of the guest. Its checksum is right and its source is allowed. Its payload may wait in
@@ -179,11 +194,13 @@ impl Tcp {
         options: &[u8],
         context: &mut Context<'_>,
     ) {
+        let Some(origin) = self.flows.origin(id) else { return };
         let Some(flow) = self.flows.get_mut(id) else { return };
         let was_half_open = flow.is_half_open();
         flow.ends.to_mac = packet.mac;
         let fate = flow.segment(segment, options, packet, context);
-        self.half_open_now -= usize::from(was_half_open && !flow.is_half_open());
+        let is_made = was_half_open && !flow.is_half_open();
+        self.half_open(origin).count -= usize::from(is_made);
         match fate {
             Fate::Ends(how) => self.end(id, how, context),
             Fate::Lives => {
@@ -202,8 +219,7 @@ impl Tcp {
         options: &[u8],
         context: &mut Context<'_>,
     ) {
-        let Some(to) = context.config.access.outward_to(key.remote) else {
-            context.counters.drop_unreachable.add(1);
+        let Some(to) = context.outward_to(key.remote) else {
             return reset::refuse(packet, segment, context);
         };
         let ends = Ends {
@@ -217,7 +233,7 @@ impl Tcp {
         let mut flow = Conversation::new(Phase::Connecting, ends, ports, iss, context.now);
         flow.take_syn(segment, options, context.config.mtu);
         flow.ends_at = Some(context.now + context.config.tcp.connect_within);
-        let Some(id) = self.enter(key, flow, context) else { return };
+        let Some(id) = self.enter(key, flow, Origin::Guest, context) else { return };
         match self.connect(id, to, context) {
             Ok(()) => context.counters.tcp_opened.add(1),
             Err(errno) => self.refuse(id, errno, context),
@@ -232,9 +248,10 @@ impl Tcp {
     ) -> Result<(), Errno> {
         let owner = id.owner(OwnerKind::Tcp);
         let socket = match context.host.connect(owner, to) {
-            // No descriptor is free: the longest idle conversation gives its own.
+            // No descriptor is free: the longest idle conversation gives its own, one from outside first.
             Err(Errno::MFILE | Errno::NFILE) => {
-                if let Some(oldest) = self.flows.oldest().filter(|&oldest| oldest != id) {
+                let oldest = [Origin::Outside, Origin::Guest].map(|side| self.flows.oldest(side));
+                if let Some(oldest) = oldest.into_iter().flatten().find(|&oldest| oldest != id) {
                     self.evict(oldest, context);
                 }
                 context.host.connect(owner, to)?
@@ -274,7 +291,10 @@ impl Tcp {
         let mut flow = Conversation::new(Phase::SynSent, ends, (ours, guests), iss, context.now);
         flow.rcv_scale = WINDOW_SCALE;
         flow.flags.syn_due = true;
-        let Some(id) = self.enter(key, flow, context) else { return };
+        let Some(id) = self.enter(key, flow, Origin::Outside, context) else {
+            context.counters.tcp_refused.add(1);
+            return;
+        };
         match context.host.adopt(id.owner(OwnerKind::Tcp), file) {
             Ok(socket) => {
                 if let Some(flow) = self.flows.get_mut(id) {
@@ -291,29 +311,40 @@ impl Tcp {
         }
     }
 
-    /// Enters a conversation that is not yet made; others make room for it.
-    fn enter(&mut self, key: Key, flow: Conversation, context: &mut Context<'_>) -> Option<FlowId> {
-        if self.half_open_now >= context.config.tcp.half_open_max {
-            self.evict_half_open(context);
+    /// Enters a conversation that is not yet made; others of its origin make room for it.
+    fn enter(
+        &mut self,
+        key: Key,
+        flow: Conversation,
+        origin: Origin,
+        context: &mut Context<'_>,
+    ) -> Option<FlowId> {
+        let half_open_max = context.config.tcp.half_open_of(origin);
+        if self.half_open(origin).count >= half_open_max {
+            self.evict_half_open(origin, context);
         }
-        if self.flows.is_full()
-            && let Some(oldest) = self.flows.oldest()
+        if self.flows.is_full(origin)
+            && let Some(oldest) = self.flows.oldest(origin)
         {
             self.evict(oldest, context);
         }
-        let id = self.flows.insert(key, flow)?;
-        self.half_open_now += 1;
-        self.half_open.push_back(id);
+        let id = self.flows.insert(key, flow, origin)?;
+        let half_open = match origin {
+            Origin::Guest => &mut self.half_open_guest,
+            Origin::Outside => &mut self.half_open_outside,
+        };
+        half_open.count += 1;
+        half_open.entered.push_back(id);
         // Most of the list has long been made: what is no longer half open is forgotten now and then.
-        if self.half_open.len() > 2 * context.config.tcp.half_open_max {
+        if half_open.entered.len() > 2 * half_open_max {
             let flows = &self.flows;
-            self.half_open.retain(|&id| flows.get(id).is_some_and(Conversation::is_half_open));
+            half_open.entered.retain(|&id| flows.get(id).is_some_and(Conversation::is_half_open));
         }
         Some(id)
     }
 
-    fn evict_half_open(&mut self, context: &mut Context<'_>) {
-        while let Some(id) = self.half_open.pop_front() {
+    fn evict_half_open(&mut self, origin: Origin, context: &mut Context<'_>) {
+        while let Some(id) = self.half_open(origin).entered.pop_front() {
             if self.flows.get(id).is_some_and(Conversation::is_half_open) {
                 return self.evict(id, context);
             }
@@ -352,8 +383,9 @@ impl Tcp {
 
     /// Forgets a conversation and closes its socket.
     fn end(&mut self, id: FlowId, how: Close, context: &mut Context<'_>) {
+        let Some(origin) = self.flows.origin(id) else { return };
         let Some((_, flow)) = self.flows.remove(id) else { return };
-        self.half_open_now -= usize::from(flow.is_half_open());
+        self.half_open(origin).count -= usize::from(flow.is_half_open());
         if let Some(socket) = flow.socket {
             context.host.close(socket, how);
         }
@@ -414,6 +446,16 @@ impl Tcp {
     fn plan(&mut self, id: FlowId, context: &Context<'_>) {
         let deadline = self.flows.get(id).and_then(|flow| flow.deadline(&context.config.tcp));
         self.flows.set_deadline(id, deadline);
+    }
+
+    /// Ends conversations of the guest to addresses that became the host's own.
+    pub fn end_local(&mut self, context: &mut Context<'_>) {
+        let outward: Vec<_> = self.flows.ids_of(Origin::Guest).collect();
+        for id in outward {
+            if self.flows.key(id).is_some_and(|key| context.outward_to(key.remote).is_none()) {
+                self.refuse(id, Errno::HOSTUNREACH, context);
+            }
+        }
     }
 
     /// Does what is due by the clock.

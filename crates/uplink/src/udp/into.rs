@@ -86,7 +86,7 @@ impl Udp {
                     *queued = true;
                     self.waiting.push_back(source);
                 }
-                true
+                !inbox.datagrams().is_empty()
             }
             Err(Errno::AGAIN) => false,
             Err(_) => {

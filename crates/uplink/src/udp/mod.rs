@@ -6,7 +6,8 @@
 //! socket that is connected to the other end, with the guest's own port where that is free: so the
 //! other end sees the guest's port, strangers cannot send into the conversation, and errors of the way
 //! (ICMP) come back to the one it concerns. Idle conversations end after [`UNANSWERED`] or
-//! [`ANSWERED`]; when the table is full the longest idle one makes room.
+//! [`ANSWERED`]; when the table is full the longest idle one makes room. Clients of forwarded ports have
+//! a table of their own: they evict each other, and no conversation that the guest began.
 //!
 //! *To the host* (`out`): datagrams of one conversation that follow each other in a batch and have
 //! one length leave as one block, which the host's kernel cuts up (`UDP_SEGMENT`). A super-packet of
@@ -32,7 +33,7 @@ use ringfence_offload::packet::{Network, Transport, protocol};
 use rustix::io::Errno;
 
 use crate::context::Context;
-use crate::flow::{FlowId, Key, Table};
+use crate::flow::{FlowId, Key, Origin, Table};
 use crate::host::datagrams::{DatagramSocket, Failure, Inbox, Via};
 use crate::host::{Owner, OwnerKind, Ready};
 use crate::icmp::error::{self as icmp_error, Message, Reason};
@@ -57,6 +58,15 @@ enum Way {
     Socket(Box<dyn DatagramSocket>),
     /// By that of a forwarded port.
     Listener(usize, Via),
+}
+
+impl Way {
+    fn origin(&self) -> Origin {
+        match self {
+            Way::Closed | Way::Socket(_) => Origin::Guest,
+            Way::Listener(..) => Origin::Outside,
+        }
+    }
 }
 
 struct Flow {
@@ -101,7 +111,8 @@ impl Udp {
     /// No conversations yet, and never more than `flows_max`.
     pub fn new(flows_max: usize) -> Udp {
         Udp {
-            flows: Table::new(flows_max),
+            // Clients of forwarded ports need no descriptor each.
+            flows: Table::with_outside(flows_max, flows_max),
             listeners: Vec::new(),
             waiting: VecDeque::new(),
             block: Block::default(),
@@ -161,8 +172,7 @@ impl Udp {
     }
 
     fn open(&mut self, key: Key, packet: &Packet<'_>, context: &mut Context<'_>) -> Option<FlowId> {
-        let Some(outward) = context.config.access.outward_to(key.remote) else {
-            context.counters.drop_unreachable.add(1);
+        let Some(outward) = context.outward_to(key.remote) else {
             icmp_error::refuse(packet, Reason::Prohibited, context);
             return None;
         };
@@ -192,14 +202,15 @@ impl Udp {
         way: Way,
         context: &mut Context<'_>,
     ) -> Option<FlowId> {
-        if self.flows.is_full() {
-            let oldest = self.flows.oldest()?;
+        let origin = way.origin();
+        if self.flows.is_full(origin) {
+            let oldest = self.flows.oldest(origin)?;
             self.flush_if(oldest, context);
             self.flows.remove(oldest);
             context.counters.udp_evicted.add(1);
         }
         let flow = Flow { way, mac, outward, answered: false, queued: false, hops: HOPS_DEFAULT };
-        self.flows.insert(key, flow)
+        self.flows.insert(key, flow, origin)
     }
 
     fn renew(&mut self, id: FlowId, now: Duration) {
@@ -281,6 +292,16 @@ impl Udp {
             let Some(flow) = self.flows.get(id) else { continue };
             let left = octets.get(..failure.len).unwrap_or(&octets);
             report(&key, flow, &failure, left, context);
+        }
+    }
+
+    /// Ends conversations to addresses that became the host's own.
+    pub fn end_local(&mut self, context: &mut Context<'_>) {
+        let outward: Vec<_> = self.flows.ids_of(Origin::Guest).collect();
+        for id in outward {
+            if self.flows.key(id).is_some_and(|key| context.outward_to(key.remote).is_none()) {
+                self.flows.remove(id);
+            }
         }
     }
 

@@ -27,6 +27,7 @@ use super::latency::Latencies;
 use super::orders::{Answer, GuestSetup, HANDLE, Order, Setup, Worked};
 use crate::STATUS_BENCH_FAILED;
 use crate::usage::{Usage, clock};
+use ringfence::causes::causes;
 use ringfence_sandbox::channel::{Channel, ChannelError, expect_fds};
 
 /// How long connecting may take.
@@ -44,7 +45,7 @@ const PAGES_OTHER: u32 = 1024;
 pub(crate) fn main() -> u8 {
     Channel::serve_stdin(
         |channel| serve(channel).map(|()| 0),
-        |error| (STATUS_BENCH_FAILED, Answer::Failed(format!("{error:#}"))),
+        |error| (STATUS_BENCH_FAILED, Answer::Failed(causes(&error))),
     )
 }
 

@@ -15,6 +15,7 @@ use ringfence_platform::{DomId, Platform, PlatformError};
 use ringfence_testkit::conformance::{CaseReport, Outcome, Role, Suite, prepare};
 use ringfence_xenstore::StoreAccess;
 
+use ringfence::causes::causes;
 use ringfence_sandbox::STATUS_FAILED;
 
 /// Cases about things that Xen does not have.
@@ -72,7 +73,7 @@ pub fn main(args: &ConformanceArgs) -> u8 {
         Ok(true) => 0,
         Ok(false) => STATUS_FAILED,
         Err(error) => {
-            eprintln!("ringfence: conformance: {error:#}");
+            eprintln!("ringfence: conformance: {}", causes(&error));
             STATUS_FAILED
         }
     }

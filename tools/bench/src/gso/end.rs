@@ -19,6 +19,7 @@ use serde::{Deserialize, Serialize};
 
 use super::super::said::{self, say};
 use super::super::usage::clock;
+use ringfence::causes::causes;
 use ringfence::netlink::{LinkChange, Netlink};
 
 /// What is written at a time, as other tools do.
@@ -135,7 +136,7 @@ fn receive() -> anyhow::Result<()> {
     std::thread::Builder::new().name("receive".to_owned()).spawn(move || {
         let outcome = listener.accept().context("accepting").and_then(|(s, _)| take(s, &counted));
         if let Err(error) = outcome {
-            let _ = say(&Said::Failed(format!("{error:#}")));
+            let _ = say(&Said::Failed(causes(&error)));
         }
     })?;
     say(&Said::Listening { addresses: own, port })?;
@@ -207,12 +208,12 @@ fn loopback(mtu: u16, whole: bool) -> anyhow::Result<()> {
     std::thread::Builder::new().name("receive".to_owned()).spawn(move || {
         let outcome = listener.accept().context("accepting").and_then(|(s, _)| take(s, &counted));
         if let Err(error) = outcome {
-            let _ = say(&Said::Failed(format!("{error:#}")));
+            let _ = say(&Said::Failed(causes(&error)));
         }
     })?;
     std::thread::Builder::new().name("send".to_owned()).spawn(move || {
         if let Err(error) = send(to) {
-            let _ = say(&Said::Failed(format!("{error:#}")));
+            let _ = say(&Said::Failed(causes(&error)));
         }
     })?;
     answer(&octets)

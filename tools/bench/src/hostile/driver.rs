@@ -9,6 +9,7 @@ use ringfence_switch::forwarding::PortPolicy;
 
 use super::orders::{Answer, Order, SINK_MAC, Setup};
 use super::sink::{SinkPort, Tally};
+use ringfence::causes::causes;
 use ringfence::switchboard::DriverConfig;
 use ringfence_sandbox::channel::{Channel, ChannelError};
 
@@ -24,7 +25,7 @@ pub(super) fn serve(channel: Channel, setup: &Setup, listener: OwnedFd) -> anyho
             .map_err(std::io::Error::other)?;
         std::thread::Builder::new().name("orders".to_owned()).spawn(move || {
             if let Err(error) = obey(&channel, &tally) {
-                eprintln!("ringfence: the driver domain's orders: {error:#}");
+                eprintln!("ringfence: the driver domain's orders: {}", causes(&error));
             }
         })?;
         Ok(())

@@ -77,6 +77,7 @@ impl Seat {
         rustix::net::connect(&stream, &SocketAddrUnix::new(&entrance.socket)?)
             .context("reaching the driver domain")?;
         let lease = Channel::from_fd(stream);
+        ringfence::launch::proof::introduce(&lease)?;
         let request = AttachRequest {
             offloads: OffloadKeys::ALL.to_string(),
             coalesce: true,
@@ -86,6 +87,9 @@ impl Seat {
             mtu: entrance.mtu,
             mode: entrance.mode.clone(),
             queues: 1,
+            // Packets of the benchmark are of a protocol of their own.
+            forwarding: true,
+            advertise: false,
             host_leg: false,
         };
         lease.send(&ToDriver::Attach(Box::new(request)), &[])?;

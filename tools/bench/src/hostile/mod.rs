@@ -56,6 +56,7 @@ use launcher::{Rendezvous, Seat};
 use orders::{Answer, Arrivals, Entrance, Order, Role, Setup};
 use process::Process;
 use report::{Measured, Row};
+use ringfence::causes::causes;
 use ringfence::out::Out;
 use ringfence::switchboard::DriverStats;
 use ringfence_sandbox::channel::{Channel, expect_fds};
@@ -305,7 +306,7 @@ pub(super) fn guest_main(args: &on_xen::HostileGuestArgs) -> u8 {
 pub(super) fn process_main() -> u8 {
     Channel::serve_stdin(
         |channel| serve(channel).map(|()| 0),
-        |error| (STATUS_BENCH_FAILED, Answer::Failed(format!("{error:#}"))),
+        |error| (STATUS_BENCH_FAILED, Answer::Failed(causes(&error))),
     )
 }
 

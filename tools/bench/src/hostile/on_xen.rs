@@ -24,6 +24,7 @@ use super::attacks::{self, State};
 use super::control::WrongAnswer;
 use super::disks::on_xen::{self as disks, RudeDisk};
 use super::rogue::{Pace, Rogue};
+use ringfence::causes::causes;
 
 /// A step of the handshake under emulation.
 const STEP_WITHIN: Duration = Duration::from_secs(10);
@@ -61,7 +62,7 @@ pub(super) fn main(args: &HostileGuestArgs) -> u8 {
     match run(args) {
         Ok(()) => 0,
         Err(error) => {
-            eprintln!("ringfence: hostile guest: {error:#}");
+            eprintln!("ringfence: hostile guest: {}", causes(&error));
             STATUS_BENCH_FAILED
         }
     }

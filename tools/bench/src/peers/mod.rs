@@ -23,6 +23,7 @@ use clap::ValueEnum;
 use serde::Serialize;
 
 use super::args::Direction;
+use ringfence::causes::causes;
 
 /// The longest packet that one buffer of testpmd's takes (its default, 2048 octets less headroom
 /// and the virtio header), and that is measured.
@@ -81,6 +82,6 @@ pub(super) fn measure(
     }
     match testpmd::run(peer, direction, size, cores, length) {
         Ok((pps, memory)) => Outcome::Rate { pps, memory },
-        Err(error) => Outcome::Skipped(format!("{error:#}")),
+        Err(error) => Outcome::Skipped(causes(&error)),
     }
 }

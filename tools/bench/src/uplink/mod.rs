@@ -35,6 +35,7 @@ use self::peers::{Behind, GUEST, HOST, PORT};
 use super::gso::cpu::spent_by_descendants;
 use super::median;
 use super::perf::PerfStat;
+use ringfence::causes::causes;
 use ringfence::out::Out;
 
 /// A row as it is printed. Field names are part of the command's interface.
@@ -123,7 +124,7 @@ pub(super) fn run(args: &UplinkArgs) -> anyhow::Result<()> {
     }
     for congestion in &args.congestion {
         if let Err(error) = choose_congestion(congestion) {
-            eprintln!("ringfence: {congestion} is left out: {error:#}");
+            eprintln!("ringfence: {congestion} is left out: {}", causes(&error));
             continue;
         }
         for case in args.cases() {
@@ -212,7 +213,9 @@ fn measure(
             match run.with_context(|| format!("{} {}", peer.name(), case.name)) {
                 Ok(run) => runs.push(run),
                 // A peer that cannot do it is no reason to measure no more.
-                Err(error) if *peer != Peer::Ringfence => eprintln!("ringfence: {error:#}"),
+                Err(error) if *peer != Peer::Ringfence => {
+                    eprintln!("ringfence: {}", causes(&error))
+                }
                 Err(error) => return Err(error),
             }
         }
@@ -393,7 +396,7 @@ pub(crate) fn end_main(role: &str, congestion: &str, what: &str) -> u8 {
     // It has its own network namespace, which knows the host's default at first. Where this is not
     // allowed the host's stays.
     if let Err(error) = choose_congestion(congestion) {
-        eprintln!("ringfence: {error:#}");
+        eprintln!("ringfence: {}", causes(&error));
     }
     match role {
         "client" => end::client_main(what),

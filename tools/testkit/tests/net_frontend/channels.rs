@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use ringfence_access::Mode;
 use ringfence_frame::testing::frame;
-use ringfence_platform::local::raw::send_raw;
+use ringfence_sys::descriptors::testing::send_raw;
 use ringfence_testkit::net::process::{alone, descriptors, descriptors_settled};
 use ringfence_testkit::net::{HostileFrontend, Neighbour, Stage};
 use ringfence_wire::netif::Status;

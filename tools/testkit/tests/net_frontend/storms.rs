@@ -135,6 +135,32 @@ fn xsa_332_a_storm_of_events_is_throttled() {
     assert!(scene.gone.try_recv().is_err(), "nobody was removed");
 }
 
+/// Events at moments when nothing was posted ask their own port and are counted; the packets posted
+/// after each are served.
+#[test]
+fn xsa_331_event_without_work_is_counted_and_its_port_goes_on() {
+    let mut scene = Scene::new();
+    for turn in 1..=5_u32 {
+        let counted = scene.counters.spurious_wakeups.get();
+        scene.hostile.channels[turn as usize % 2].notify();
+        let begun = Instant::now();
+        while scene.counters.spurious_wakeups.get() == counted {
+            assert!(begun.elapsed() < Duration::from_secs(60), "event {turn} was not counted");
+            std::thread::yield_now();
+        }
+        scene.exchange();
+        let packet = scene.hostile.packet(1, &frame(turn, 60), &[60]);
+        scene.hostile.post(&packet);
+        scene.hostile.channels[0].notify();
+        let begun = Instant::now();
+        while scene.hostile.responses().is_empty() {
+            assert!(begun.elapsed() < Duration::from_secs(60), "packet {turn} is not served");
+        }
+    }
+    assert_eq!(scene.counters.throttles.get(), 0, "five events are no storm");
+    assert!(scene.gone.try_recv().is_err(), "nobody was removed");
+}
+
 /// A ring that is always full of packets that break a rule.
 #[test]
 fn a_flood_of_refused_packets_leaves_the_others_their_turn() {
@@ -176,7 +202,7 @@ fn a_flood_of_packets_to_everybody_leaves_the_others_their_turn() {
 
 /// The port of a guest that breaks the ring is removed, and nobody else's.
 #[test]
-fn xsa_39_the_data_plane_removes_one_port() {
+fn xsa_39_xsa_90_a_port_that_ends_is_removed_alone_and_torn_down_by_its_owner() {
     let mut scene = Scene::new();
     scene.exchange();
     scene.hostile.tx.set_req_prod(0x8000_0000);
@@ -186,9 +212,14 @@ fn xsa_39_the_data_plane_removes_one_port() {
     let seat = scene.hostile.seat;
     assert_eq!(scene.stage.rules(seat).get("tx_producer_overflow"), 1);
     scene.stage.seats[seat].backend.condemn(gone.reason.to_string());
+    // XSA-90, XSA-424, XSA-441: the packet path hands the port over and tears nothing down.
+    let rings = |scene: &Scene| [8, 9].map(|gref| scene.hostile.arena.status(gref));
+    assert_eq!(rings(&scene), [1, 1], "the data plane has unmapped rings in its packet path");
+    scene.exchange();
+    assert_eq!(rings(&scene), [1, 1], "the owner alone tears down");
     drop(gone);
+    assert_eq!(rings(&scene), [0, 0], "the rings are let go by their owner");
     scene.stage.look(seat);
-    assert_eq!(scene.hostile.arena.status(8), 0, "the rings are let go");
     for _ in 0..20 {
         scene.exchange();
     }

@@ -104,6 +104,7 @@ fn condition(text: &str) -> Result<String, String> {
     }
     let (operator, rest) = rest.split_at_checked(1).ok_or_else(unreadable)?;
     match operator {
+        "=" if rest == "=0" => Ok(format!("is_whole({index}, 0)")),
         "=" if rest == "pid" => Ok(format!("own_pid({index})")),
         "=" => Ok(format!("is({index}, {})", value(rest)?)),
         "+" => Ok(format!("has({index}, {})", value(rest)?)),
@@ -169,6 +170,7 @@ mod tests {
             ("1=0x00184700", "is(1, 0x0018_4700)"),
             ("0=pid", "own_pid(0)"),
             ("2=0", "is(2, 0)"),
+            ("2==0", "is_whole(2, 0)"),
         ] {
             assert_eq!(condition(text).unwrap(), rust);
         }
@@ -184,6 +186,7 @@ mod tests {
             ("all Read: x", "no name"),
             ("all read 7=1: x", "no condition"),
             ("all read 1~1: x", "no condition"),
+            ("all read 1==1: x", "neither"),
             ("all read 1=f(x): x", "neither"),
             ("all !read 1=1: x", "refused"),
         ] {

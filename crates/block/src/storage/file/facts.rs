@@ -8,6 +8,9 @@
 // #syscall daemon fstat,fstatfs: what a disk is, and on what
 // #syscall daemon statx 2-AT_EMPTY_PATH: whether a file is there
 // #syscall daemon fallocate: whether ranges can be given up
+// #syscall daemon fcntl 1=F_GETFL: O_DIRECT
+// #syscall daemon fcntl 1=F_SETFL: O_DIRECT
+// #syscall daemon pread64: the signature of a disk image
 // #syscall daemon ioctl 1=0x1268: BLKSSZGET: how large its sectors are
 // #syscall daemon ioctl 1=0x127b: BLKPBSZGET: how large those of its medium are
 
@@ -21,10 +24,14 @@ use ringfence_sys::blkdev;
 use rustix::fs::{AtFlags, FallocateFlags, FileType, FlockOperation, Mode, OFlags, StatxFlags};
 use serde::{Deserialize, Serialize};
 
+use super::super::signature::{EXAMINED, Format};
 use super::options::FileOptions;
 
 /// How long the lock of a daemon that ended may outlive it: its last I/O holds it.
 const LOCK_PATIENCE: Duration = Duration::from_secs(10);
+
+/// Ways to say that a disk is raw: of `ringfence run --disk` and of a Xen guest's configuration.
+const RAW_HINT: &str = "--disk FILE,format=raw; for a Xen guest target=raw:FILE";
 
 /// File systems that compute a checksum of what they write (`linux/magic.h`).
 const CHECKSUMMING: [u64; 3] = [
@@ -56,7 +63,7 @@ pub struct DirectRules {
 pub struct FileFacts {
     /// What it is.
     pub kind: FileKind,
-    /// Bytes of the disk: those of the file, rounded down to sectors.
+    /// Bytes of the disk, a multiple of the sector size.
     pub bytes: u64,
     /// 512 or 4096.
     pub sector_size: u32,
@@ -110,6 +117,32 @@ pub enum OpenFileError {
         /// Its bytes.
         bytes: u64,
     },
+    /// A size that is no multiple of the sector size.
+    #[error(
+        "{} has {bytes} bytes, which is no multiple of its sectors of {sector_size}: the last bytes would be \
+         missing from the disk. Pad it (truncate -s {} {})",
+        path.display(), bytes.next_multiple_of(u64::from(*sector_size)), path.display()
+    )]
+    Odd {
+        /// The file.
+        path: PathBuf,
+        /// Its size in bytes.
+        bytes: u64,
+        /// Size of a sector in bytes.
+        sector_size: u32,
+    },
+    /// An image of a format that is not raw.
+    #[error(
+        "{} is {format}, and would be destroyed as the raw disk that is served: convert it \
+         (qemu-img convert -O raw), or, if these bytes are a guest's own on a raw disk, say so ({RAW_HINT})",
+        path.display()
+    )]
+    NotRaw {
+        /// The file.
+        path: PathBuf,
+        /// Format of its content.
+        format: Format,
+    },
     /// A sector size that is none, or that the device does not have.
     #[error("sectors of {wanted} bytes cannot be had of {}: {why}", path.display())]
     Sector {
@@ -149,11 +182,29 @@ impl OpenFile {
     ///
     /// [`OpenFileError`].
     pub fn open(path: &Path, options: &FileOptions) -> Result<OpenFile, OpenFileError> {
+        let flags = OpenFile::flags(options) | OFlags::CLOEXEC;
+        let file = rustix::fs::open(path, flags, Mode::empty()).map_err(system("opening", path))?;
+        OpenFile::of(file, path, options)
+    }
+
+    /// Flags with which a file is opened for [`OpenFile::of`].
+    pub fn flags(options: &FileOptions) -> OFlags {
         let access = if options.read_only { OFlags::RDONLY } else { OFlags::RDWR };
         // O_NONBLOCK: a pipe by that name must not hold us up.
-        let flags = access | OFlags::CLOEXEC | OFlags::NOCTTY | OFlags::NONBLOCK;
-        let mut file =
-            rustix::fs::open(path, flags, Mode::empty()).map_err(system("opening", path))?;
+        access | OFlags::NOCTTY | OFlags::NONBLOCK
+    }
+
+    /// Locks a file that was opened with [`OpenFile::flags`], and finds out about it. Everything is asked of
+    /// the descriptor; `path` only names the file in messages.
+    ///
+    /// # Errors
+    ///
+    /// [`OpenFileError`].
+    pub fn of(
+        file: OwnedFd,
+        path: &Path,
+        options: &FileOptions,
+    ) -> Result<OpenFile, OpenFileError> {
         let stat = rustix::fs::fstat(&file).map_err(system("looking at", path))?;
         let kind = match FileType::from_raw_mode(stat.st_mode) {
             FileType::RegularFile => FileKind::Regular,
@@ -161,16 +212,14 @@ impl OpenFile {
             _ => return Err(OpenFileError::Kind { path: path.to_owned() }),
         };
         let sector_size = sector_size(&file, kind, options, path)?;
-        let mut direct = None;
-        if options.cache.is_direct()
-            && let Some((with, rules)) = open_direct(path, flags, kind, sector_size)
-        {
-            file = with;
-            direct = Some(rules);
-        }
         lock(&file, options.read_only, path)?;
         let sysfs = Sysfs::of(kind, stat.st_rdev);
-        let bytes = bytes(&file, kind, sector_size, path)?;
+        let bytes = bytes(&file, kind, sector_size, (options, path))?;
+        if kind == FileKind::Regular && !options.raw && !options.in_use {
+            refuse_formats(&file, bytes, path)?;
+        }
+        let direct = options.cache.is_direct().then(|| use_direct(&file, path, kind, sector_size));
+        let direct = direct.flatten();
         let discards = Discards::of(&file, kind, &sysfs, options.read_only, bytes);
         let facts = FileFacts {
             kind,
@@ -219,15 +268,46 @@ fn sector_size(
     Ok(wanted)
 }
 
-fn open_direct(
+/// Fails for a file with the signature of a format that is not raw.
+fn refuse_formats(file: &OwnedFd, bytes: u64, path: &Path) -> Result<(), OpenFileError> {
+    let examine = |from: u64| -> Result<Vec<u8>, OpenFileError> {
+        let mut part = vec![0; EXAMINED];
+        let mut filled = 0;
+        while filled < EXAMINED {
+            let read = rustix::io::pread(file, &mut part[filled..], from + filled as u64);
+            match read {
+                Ok(0) => break,
+                Ok(read) => filled += read,
+                Err(rustix::io::Errno::INTR) => {}
+                Err(errno) => return Err(system("reading", path)(errno)),
+            }
+        }
+        part.truncate(filled);
+        Ok(part)
+    };
+    let (head, tail) = (examine(0)?, examine(bytes.saturating_sub(EXAMINED as u64))?);
+    match Format::of(&head, &tail) {
+        Some(format) => Err(OpenFileError::NotRaw { path: path.to_owned(), format }),
+        None => Ok(()),
+    }
+}
+
+/// Has I/O on the open file pass the page cache by, if it can. A second file of that path might be another
+/// one.
+fn use_direct(
+    file: &OwnedFd,
     path: &Path,
-    flags: OFlags,
     kind: FileKind,
     sector_size: u32,
-) -> Option<(OwnedFd, DirectRules)> {
-    let why = match rustix::fs::open(path, flags | OFlags::DIRECT, Mode::empty()) {
-        Ok(file) => match direct_rules(&file, kind) {
-            Some(rules) if rules.offset <= sector_size => return Some((file, rules)),
+) -> Option<DirectRules> {
+    let set = |direct: bool| {
+        let mut flags = rustix::fs::fcntl_getfl(file)?;
+        flags.set(OFlags::DIRECT, direct);
+        rustix::fs::fcntl_setfl(file, flags)
+    };
+    let why = match set(true) {
+        Ok(()) => match direct_rules(file, kind) {
+            Some(rules) if rules.offset <= sector_size => return Some(rules),
             Some(rules) => format!(
                 "it asks for multiples of {} bytes, and sectors have {sector_size} (4096-byte \
                  sectors would do)",
@@ -237,6 +317,9 @@ fn open_direct(
         },
         Err(error) => error.to_string(),
     };
+    if let Err(error) = set(false) {
+        tracing::warn!("{}: O_DIRECT stays set: {error}", path.display());
+    }
     tracing::warn!("{}: no O_DIRECT there: {why}. The page cache is used", path.display());
     None
 }
@@ -291,11 +374,13 @@ fn lock(file: &OwnedFd, shared: bool, path: &Path) -> Result<(), OpenFileError> 
     }
 }
 
+/// Size of the disk in bytes. A file that a guest uses already may end in a part of a sector, which is not
+/// served then.
 fn bytes(
     file: &OwnedFd,
     kind: FileKind,
     sector_size: u32,
-    path: &Path,
+    (options, path): (&FileOptions, &Path),
 ) -> Result<u64, OpenFileError> {
     let bytes = match kind {
         FileKind::Regular => {
@@ -307,17 +392,12 @@ fn bytes(
         }
     };
     let over = bytes % u64::from(sector_size);
-    if bytes == over {
-        return Err(OpenFileError::Empty { path: path.to_owned(), bytes });
+    match (bytes - over, over) {
+        (0, _) if bytes == 0 => Err(OpenFileError::Empty { path: path.to_owned(), bytes }),
+        (whole, 0) => Ok(whole),
+        (whole, _) if options.in_use && whole > 0 => Ok(whole),
+        _ => Err(OpenFileError::Odd { path: path.to_owned(), bytes, sector_size }),
     }
-    if over > 0 {
-        tracing::warn!(
-            "{}: its last {over} bytes are not a whole sector of {sector_size}, and are no part of \
-             the disk",
-            path.display()
-        );
-    }
-    Ok(bytes - over)
 }
 
 fn physical(file: &OwnedFd, kind: FileKind, sector_size: u32) -> u32 {

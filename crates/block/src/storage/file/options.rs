@@ -75,6 +75,11 @@ pub struct FileOptions {
     /// Discards are passed on, and zeros need not be allocated. Off by default: what was given up
     /// must be allocated again, and then the file system may be full.
     pub discard: bool,
+    /// The content is raw, whatever it begins with.
+    pub raw: bool,
+    /// A guest uses the file already, and only the process that serves it is new: content and size are
+    /// accepted as they are.
+    pub in_use: bool,
 }
 
 /// A word that is none of the values of an option.

@@ -145,16 +145,57 @@ fn what_serves_as_no_disk_is_refused_with_a_reason() {
     assert!(refused(Path::new("/dev/null"), &defaults).contains("neither a file nor a block"));
     assert!(refused(Path::new("/"), &defaults).contains("opening /"));
     assert!(refused(Path::new("/nowhere"), &defaults).contains("No such file"));
-    assert!(refused(&image(100).path, &defaults).contains("no sector"));
+    assert!(refused(&image(0).path, &defaults).contains("no sector"));
     let odd = FileOptions { sector_size: Some(1024), ..defaults };
     assert!(refused(&image(4096).path, &odd).contains("512 or 4096"));
 }
 
 #[test]
-fn sectors_that_are_not_whole_are_no_part_of_the_disk() {
+fn image_of_odd_size_is_refused_with_the_size_to_pad_to() {
+    for (bytes, sector_size, padded) in
+        [(100, 512, "512"), (1000, 512, "1024"), (4608, 4096, "8192")]
+    {
+        let image = image(bytes);
+        let options = FileOptions { sector_size: Some(sector_size), ..FileOptions::default() };
+        let error = FileDisk::open(&image.path, &options).err().unwrap().to_string();
+        let advice = format!("truncate -s {padded} {}", image.path.display());
+        assert!(error.contains(&advice), "{error}");
+    }
+}
+
+#[test]
+fn image_of_odd_size_in_use_keeps_its_whole_sectors() {
     let image = image(4096 + 700);
-    let disk = FileDisk::open(&image.path, &FileOptions::default()).unwrap();
+    let options = FileOptions { in_use: true, ..FileOptions::default() };
+    let disk = FileDisk::open(&image.path, &options).unwrap();
     assert_eq!(disk.geometry().bytes, 4096 + 512);
+}
+
+#[test]
+fn image_of_another_format_is_refused_unless_it_is_said_to_be_raw() {
+    let head = |bytes: &[u8], offset| (bytes.to_vec(), offset);
+    let footer_at = (1 << 20) - 512;
+    let signatures = [
+        (head(b"QFI\xfb", 0), "qcow2"),
+        (head(b"conectix", 0), "VHD"),
+        (head(b"conectix", footer_at), "VHD"),
+        (head(b"LUKS\xba\xbe", 0), "LUKS"),
+        (head(b"\x7f\x10\xda\xbe", 64), "VDI"),
+    ];
+    for ((bytes, offset), name) in signatures {
+        let image = image(1 << 20);
+        let file = File::options().write(true).open(&image.path).unwrap();
+        file.write_all_at(&bytes, offset).unwrap();
+        let defaults = FileOptions::default();
+        let error = FileDisk::open(&image.path, &defaults).err().expect(name).to_string();
+        assert!(error.contains(name) && error.contains("format=raw"), "{error}");
+        // A reader would see no disk either.
+        let read_only = FileOptions { read_only: true, ..defaults.clone() };
+        assert!(FileDisk::open(&image.path, &read_only).is_err(), "{name}");
+        let raw = FileOptions { raw: true, ..defaults };
+        let disk = FileDisk::open(&image.path, &raw).unwrap();
+        assert_eq!(disk.geometry().bytes, 1 << 20);
+    }
 }
 
 #[test]

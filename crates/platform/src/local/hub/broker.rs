@@ -12,6 +12,7 @@ use super::protocol::Refusal;
 use crate::DomId;
 use crate::local::table::STATUS_BYTES;
 use crate::local::{ArenaFiles, ArenaShape};
+use ringfence_sys::descriptors::Descriptors;
 
 /// What one domain may make the hub keep.
 #[derive(Clone, Copy, Debug)]
@@ -57,7 +58,8 @@ impl Lent {
 
 enum Port {
     /// Allocated; the other end waits for `remote` to bind it.
-    Unbound { remote: DomId, other_end: OwnedFd },
+    /// A peer may have sent into its queue, so it is disposed of, not closed.
+    Unbound { remote: DomId, other_end: Descriptors },
     /// Bound, or the binding end.
     Interdomain,
 }
@@ -214,7 +216,7 @@ impl Broker {
         remote: DomId,
         other_end: OwnedFd,
     ) -> Result<u32, Refusal> {
-        self.add_port(owner, Port::Unbound { remote, other_end })
+        self.add_port(owner, Port::Unbound { remote, other_end: vec![other_end].into() })
     }
 
     /// Binds `remote_port` of `remote` for `owner`.
@@ -232,8 +234,11 @@ impl Broker {
         }
         let number = self.add_port(owner, Port::Interdomain)?;
         match self.domain(remote)?.ports.insert(remote_port, Port::Interdomain) {
-            Some(Port::Unbound { other_end, .. }) => Ok((number, other_end)),
-            _ => Err(Refusal::InUse),
+            Some(Port::Unbound { other_end, .. }) => {
+                let [other_end] = other_end.exactly().map_err(|_| Refusal::InUse)?;
+                Ok((number, other_end))
+            }
+            Some(Port::Interdomain) | None => Err(Refusal::InUse),
         }
     }
 

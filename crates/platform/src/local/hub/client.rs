@@ -11,6 +11,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::protocol::{self, Kind, Message, REPLY, Received, Refusal, UNANSWERED};
 use crate::{EventPort, PlatformError};
+use ringfence_sys::descriptors::Descriptors;
 
 /// How long the hub may take to answer.
 const ANSWER_WITHIN: Duration = Duration::from_secs(5);
@@ -59,7 +60,7 @@ impl HubClient {
         kind: Kind,
         args: &[u32],
         fds: &[BorrowedFd<'_>],
-    ) -> Result<([u32; 5], Vec<OwnedFd>), PlatformError> {
+    ) -> Result<([u32; 5], Descriptors), PlatformError> {
         let mut next_seq = self.next_seq.lock().unwrap_or_else(PoisonError::into_inner);
         let seq = *next_seq;
         *next_seq = seq.wrapping_add(1).max(1);

@@ -19,14 +19,14 @@
 
 // #syscall driver,frontend,daemon sendmsg,recvmsg: messages of the hub, with descriptors
 
-use std::io::{IoSlice, IoSliceMut};
+use std::io::IoSlice;
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 
-use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags,
-};
+use rustix::io::Errno;
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
+
+use ringfence_sys::descriptors::{Descriptors, MessageError, receive_message};
 
 /// Bytes of a message.
 pub(crate) const MESSAGE_BYTES: usize = 32;
@@ -173,8 +173,8 @@ impl Message {
 /// What arrived.
 pub(crate) enum Received {
     /// A message and its descriptors.
-    Message(Message, Vec<OwnedFd>),
-    /// Something else: surplus descriptors were closed by the kernel or are dropped here.
+    Message(Message, Descriptors),
+    /// Something else. It may still be in the queue: the socket is to be disposed of.
     Malformed(Refusal),
     /// The other side is gone.
     Closed,
@@ -184,33 +184,24 @@ pub(crate) enum Received {
 
 /// Receives one message without blocking.
 pub(crate) fn receive(socket: impl AsFd) -> Received {
-    let mut bytes = [0u8; MESSAGE_BYTES];
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FDS_MAX))];
-    let mut control = RecvAncillaryBuffer::new(&mut space);
-    let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
-    let got =
-        match rustix::net::recvmsg(socket, &mut [IoSliceMut::new(&mut bytes)], &mut control, flags)
-        {
-            Ok(got) => got,
-            Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => return Received::Nothing,
-            Err(_) => return Received::Closed,
-        };
-    let mut fds = Vec::new();
-    for message in control.drain() {
-        if let RecvAncillaryMessage::ScmRights(rights) = message {
-            fds.extend(rights);
-        }
-    }
-    if got.bytes == 0 && fds.is_empty() {
+    // One more byte than a message has, so that a longer one is told apart.
+    let mut bytes = [0u8; MESSAGE_BYTES + 1];
+    let got = match receive_message(socket, &mut bytes, FDS_MAX) {
+        Ok(got) => got,
+        Err(MessageError::Descriptors { .. }) => return Received::Malformed(Refusal::Descriptors),
+        Err(MessageError::Bytes { .. }) => return Received::Malformed(Refusal::Malformed),
+        Err(MessageError::System(Errno::AGAIN | Errno::INTR)) => return Received::Nothing,
+        Err(MessageError::System(_)) => return Received::Closed,
+    };
+    if got.bytes == 0 && got.descriptors.is_empty() {
         return Received::Closed;
     }
-    if got.flags.contains(ReturnFlags::CTRUNC) || fds.len() > FDS_MAX {
-        return Received::Malformed(Refusal::Descriptors);
+    match (bytes.first_chunk(), got.bytes) {
+        (Some(message), MESSAGE_BYTES) => {
+            Received::Message(Message::from_bytes(message), got.descriptors)
+        }
+        _ => Received::Malformed(Refusal::Malformed),
     }
-    if got.bytes != MESSAGE_BYTES || got.flags.contains(ReturnFlags::TRUNC) {
-        return Received::Malformed(Refusal::Malformed);
-    }
-    Received::Message(Message::from_bytes(&bytes), fds)
 }
 
 /// Sends one message; never blocks.

@@ -23,6 +23,8 @@ use super::broker::{Broker, HubLimits};
 use super::protocol::{self, ANY_DOMAIN, Kind, Message, REPLY, Received, Refusal};
 use crate::local::{ArenaFiles, ArenaShape};
 use crate::{DomId, PlatformError};
+use ringfence_sys::descriptors::{Descriptors, dispose_socket, refuse_descriptors};
+use ringfence_sys::socket::{peer_user, unread_by_peer};
 use ringfence_xenstore::{Leftovers, Limits, StorePump};
 
 /// Messages of one domain served before the others have their turn.
@@ -123,6 +125,14 @@ pub struct Hub {
 
 fn pair(kind: SocketType) -> rustix::io::Result<(OwnedFd, OwnedFd)> {
     socketpair(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC, None)
+}
+
+/// A pair for bytes alone: neither end takes descriptors, from the first moment on.
+fn byte_pair() -> rustix::io::Result<(OwnedFd, OwnedFd)> {
+    let (near, far) = pair(SocketType::STREAM)?;
+    refuse_descriptors(&near)?;
+    refuse_descriptors(&far)?;
+    Ok((near, far))
 }
 
 impl Hub {
@@ -268,8 +278,8 @@ impl Hub {
             Err(Errno::MFILE | Errno::NFILE) => return self.turn_away(),
             Err(_) => return,
         };
-        let same_user = rustix::net::sockopt::socket_peercred(&socket)
-            .is_ok_and(|peer| peer.uid == rustix::process::geteuid());
+        let same_user =
+            peer_user(&socket).is_ok_and(|peer| peer == rustix::process::geteuid().as_raw());
         if self.connect(socket, None, same_user).is_err() {
             self.count("hub_no_room_for_connection");
         }
@@ -300,6 +310,8 @@ impl Hub {
         let Some(connection) = self.connections.remove(&token) else { return };
         // Closing would remove it too, were no copy of the descriptor on its way anywhere.
         let _ = epoll::delete(&self.epoll, &connection.socket);
+        // Messages with descriptors may still be in its queue.
+        dispose_socket(connection.socket);
         if let Some(id) = connection.domain {
             self.broker.release(id);
             self.store.release(id, Leftovers::Remove);
@@ -329,7 +341,7 @@ impl Hub {
     }
 
     /// Serves one request; `false` when the connection is of no more use.
-    fn answer(&mut self, token: u64, message: Message, fds: Vec<OwnedFd>) -> bool {
+    fn answer(&mut self, token: u64, message: Message, fds: Descriptors) -> bool {
         let kind = Kind::from_raw(message.kind);
         let wanted_fds = if kind == Kind::Lend { protocol::FDS_MAX } else { 0 };
         let surplus = fds.len() > wanted_fds;
@@ -364,6 +376,12 @@ impl Hub {
         if message.seq == protocol::UNANSWERED {
             return true;
         }
+        // The kernel counts descriptors under way for all processes of a user together. So a domain has
+        // those of one reply under way, at most: an honest one reads a reply before it asks again.
+        if !fds.is_empty() && unread_by_peer(&connection.socket).is_ok_and(|unread| unread > 0) {
+            self.count("hub_reply_not_taken");
+            return false;
+        }
         let borrowed: Vec<_> = fds.iter().map(AsFd::as_fd).collect();
         let reply = Message { kind: message.kind | REPLY, seq: message.seq, args };
         let mut sent = protocol::send(&connection.socket, reply, &borrowed);
@@ -384,13 +402,9 @@ impl Hub {
     /// Refuses files that break a rule. The grantee checks them again; but the hub keeps them, and
     /// anything could be handed to it: a socket, say, that leads to the hub itself, would keep a
     /// domain in being that is long dead.
-    fn check_arena(&self, shape: ArenaShape, fds: Vec<OwnedFd>) -> Result<Vec<OwnedFd>, Refusal> {
-        // The broker says what is wrong with a shape.
-        if shape.check().is_err() {
-            return Ok(fds);
-        }
-        let files = ArenaFiles::from_vec(fds).ok_or(Refusal::Descriptors)?;
-        files.verify(shape).map_err(|why| {
+    fn check_arena(&self, shape: ArenaShape, fds: Descriptors) -> Result<Vec<OwnedFd>, Refusal> {
+        shape.check().map_err(|_| Refusal::Quota)?;
+        let files = ArenaFiles::receive(fds, shape).map_err(|why| {
             self.count(why.kind());
             Refusal::BadArena
         })?;
@@ -402,7 +416,7 @@ impl Hub {
         token: u64,
         kind: Kind,
         args: [u32; 6],
-        fds: Vec<OwnedFd>,
+        fds: Descriptors,
     ) -> Result<([u32; 5], Vec<OwnedFd>), Refusal> {
         if kind == Kind::Hello {
             return self
@@ -418,7 +432,7 @@ impl Hub {
             Kind::Store => {
                 self.broker.count_store(me)?;
                 let privileged = privileged && me == DomId(0);
-                let (near, far) = pair(SocketType::STREAM).map_err(|_| Refusal::System)?;
+                let (near, far) = byte_pair().map_err(|_| Refusal::System)?;
                 if self.store.attach(near, me, privileged).is_err() {
                     self.broker.store_closed(me);
                     return Err(Refusal::Quota);
@@ -442,7 +456,7 @@ impl Hub {
             }
             Kind::Alloc => {
                 let remote = domain(args[0])?;
-                let (near, far) = pair(SocketType::STREAM).map_err(|_| Refusal::System)?;
+                let (near, far) = byte_pair().map_err(|_| Refusal::System)?;
                 // A newly bound channel is pending once, as on Xen.
                 rustix::io::write(&near, &[1]).map_err(|_| Refusal::System)?;
                 let port = self.broker.alloc(me, remote, far)?;

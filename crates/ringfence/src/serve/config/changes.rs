@@ -41,8 +41,8 @@ pub(super) const KEYS: &[(&str, Effect)] = &[
     ("network.multicast-control", Effect::Connect),
     ("network.stall-seconds", Effect::Connect),
     ("disks.serve", Effect::Restart),
-    ("disks.paths", Effect::Connect),
-    ("disks.nbd", Effect::Connect),
+    ("disks.paths", Effect::Restart),
+    ("disks.nbd", Effect::Restart),
     ("disks.mode", Effect::Connect),
     ("disks.cache", Effect::Connect),
     ("disks.bounce", Effect::Connect),
@@ -136,6 +136,8 @@ impl Config {
         next.network.attach = self.network.attach;
         next.network.host_interface.clone_from(&self.network.host_interface);
         next.disks.serve = self.disks.serve;
+        next.disks.paths.clone_from(&self.disks.paths);
+        next.disks.nbd = self.disks.nbd;
         next.metrics.clone_from(&self.metrics);
         next
     }

@@ -1,5 +1,9 @@
 //! What a toolstack writes about a disk, and where that says its storage is.
 //!
+//! libxl writes nothing about the format of a disk that a backend like this one serves, and takes it for
+//! raw. The prefix `raw:` of `target=` says that a file is raw although it begins like an image of another
+//! format.
+//!
 //! libxl writes `params` (what stands behind `target=`, or the path), `script`, `mode` (`w` or `r`),
 //! `discard-enable`, `direct-io-safe`, `dev` (`xvda`), `device-type`. Then it runs the script. Ours leaves
 //! `params` to the daemon. Xen's own `block` script, and others of its kind, make a device of what
@@ -17,6 +21,9 @@ use ringfence_xenstore::{StoreAccess, StoreClient, StoreError};
 /// The name of our script.
 const OUR_SCRIPT: &str = "block-ringfence";
 
+/// Prefix of `target=` for a file that is raw although it begins like an image of another format.
+const RAW: &str = "raw:";
+
 /// What libxl itself writes.
 const SCRIPT: &str = "script";
 const DEV: &str = "dev";
@@ -29,6 +36,8 @@ const DIRECT_IO_SAFE: &str = "direct-io-safe";
 pub(super) enum Source {
     /// A file or a block device.
     Path(PathBuf),
+    /// A file whose content is raw, whatever it begins with.
+    Raw(PathBuf),
     /// An NBD server's disk.
     Nbd(NbdAddress),
 }
@@ -122,6 +131,9 @@ impl Written {
             return path.map(Source::Path).ok_or(NoSource::Script);
         }
         let params = self.params.and_then(text).ok_or(NoSource::NoMedium)?;
+        if let Some(path) = params.strip_prefix(RAW).filter(|path| path.starts_with('/')) {
+            return Ok(Source::Raw(path.into()));
+        }
         if params.starts_with('/') {
             return Ok(Source::Path(params.into()));
         }
@@ -143,7 +155,7 @@ fn by_number(text: &str) -> Option<PathBuf> {
 impl core::fmt::Display for Source {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         match self {
-            Source::Path(path) => path.display().fmt(f),
+            Source::Path(path) | Source::Raw(path) => path.display().fmt(f),
             Source::Nbd(address) => address.fmt(f),
         }
     }
@@ -171,6 +183,8 @@ mod tests {
             assert_eq!(of("/srv/a disk.img").unwrap(), "/srv/a disk.img");
             assert_eq!(of("nbd://[::1]/x").unwrap(), "nbd://[::1]:10809/x");
             assert_eq!(of("nbd+unix:///x?socket=/run/s").unwrap(), "nbd+unix:///x?socket=/run/s");
+            assert_eq!(of("raw:/srv/b.img").unwrap(), "/srv/b.img");
+            assert_eq!(of("raw:b.img"), Err(NoSource::Unknown("raw:b.img".to_owned())));
             assert_eq!(of(""), Err(NoSource::NoMedium));
             assert_eq!(of("a.img"), Err(NoSource::Unknown("a.img".to_owned())));
             assert!(matches!(of("nbd://"), Err(NoSource::Address(why)) if why.contains("host")));

@@ -39,6 +39,7 @@ use self::keys::{NoSource, Source, VbdKeys};
 use self::opener::{Opening, Wish};
 use super::config::{Config, DiskSettings};
 use super::devices::{Look, Served};
+use crate::log::LineBudget;
 use crate::seat::device_name;
 
 /// Key of the backend's directory: `open`, or why the storage is not.
@@ -47,7 +48,7 @@ const DISK_STATUS: &str = "disk-status";
 const OPEN: &str = "open";
 
 /// Pages that all rings together keep mapped. A process has 65530 mappings at most, and each page is one.
-const KEPT_PAGES_MAX: u32 = 49_152;
+pub(super) const KEPT_PAGES_MAX: u32 = 49_152;
 
 /// Where the kernel's own backend shows itself.
 const KERNEL_BACKEND: &str = "/sys/bus/xen-backend/drivers/vbd";
@@ -131,6 +132,8 @@ struct Vbd {
     rings: Vec<RingCounters>,
     /// What is told in [`DISK_STATUS`].
     told: Option<String>,
+    /// For lines that the guest causes by connecting and disconnecting.
+    lines: LineBudget,
 }
 
 impl Vbd {
@@ -223,6 +226,7 @@ impl<P: Platform> Vbds<P> {
             problem: None,
             rings: Vec::new(),
             told: None,
+            lines: LineBudget::new(),
         }
     }
 
@@ -265,6 +269,7 @@ impl<P: Platform> Vbds<P> {
             sector_size: keys.told_sector.or(settings.sector_size),
             paths: disks.paths.clone(),
             nbd: disks.nbd,
+            in_use: keys.told_sector.is_some(),
         })
     }
 
@@ -384,7 +389,10 @@ impl<P: Platform> Vbds<P> {
                 .map(|(queue, kept)| (Arc::clone(queue), Arc::clone(kept)))
                 .collect();
             let unanswered = vbd.backend.served().map_or(0, |served| served.adopted());
-            self.adopted += u64::from(report_change(device, now, unanswered));
+            if let Some(unlogged) = vbd.lines.take() {
+                report_change(device, now, unanswered, unlogged);
+            }
+            self.adopted += u64::from(now.is_some_and(|connection| connection.adopted));
         }
         life
     }
@@ -406,20 +414,18 @@ fn settings_of(config: &Config, keys: &VbdKeys) -> DiskSettings {
     settings
 }
 
-/// Says that a disk was connected, or is no more. True if it was taken over.
-fn report_change(device: &DeviceId, now: Option<Connection>, unanswered: u32) -> bool {
+/// Logs that a disk was connected, taken over or disconnected. `unlogged` lines of this kind were dropped.
+fn report_change(device: &DeviceId, now: Option<Connection>, unanswered: u32, unlogged: u64) {
     let name = device_name(device);
     match now {
         Some(connection) if connection.adopted => {
-            tracing::info!(%name, unanswered, "taken over");
-            return true;
+            tracing::info!(%name, unanswered, unlogged, "taken over");
         }
         Some(Connection { queues, ring_pages, persistent, .. }) => {
-            tracing::info!(%name, queues, ring_pages, persistent, "connected");
+            tracing::info!(%name, queues, ring_pages, persistent, unlogged, "connected");
         }
-        None => tracing::info!(%name, "disconnected"),
+        None => tracing::info!(%name, unlogged, "disconnected"),
     }
-    false
 }
 
 fn ring_counts((queue, kept): &RingCounters) -> Vec<(&'static str, u64)> {

@@ -3,8 +3,6 @@
 //! It can take long: a file is locked until the last write of the daemon before is over, a server may
 //! not answer, a network's file system may hang. Nobody else is to wait for that.
 
-// #syscall daemon readlinkat: where a disk is, when all links are followed
-// #syscall daemon readlink@x86_64: where a disk is, when all links are followed
 // #syscall daemon fstatfs: whether a disk is on another machine
 
 use std::io;
@@ -17,7 +15,9 @@ use ringfence_block::storage::Disk;
 use ringfence_block::storage::file::{
     Bounce, CacheMode, Engine, FileDisk, FileOptions, OpenFile, OpenFileError,
 };
+use ringfence_block::storage::folders::{FolderError, Folders};
 use ringfence_nbd::client::{NbdAddress, NbdDisk, NbdOptions};
+use rustix::fs::OFlags;
 
 use super::keys::Source;
 
@@ -46,6 +46,8 @@ pub(super) struct Wish {
     pub(super) paths: Vec<PathBuf>,
     /// Whether it may be a server's, over TCP.
     pub(super) nbd: bool,
+    /// A guest uses it already, by a daemon before this one.
+    pub(super) in_use: bool,
 }
 
 /// Why it cannot be opened.
@@ -123,24 +125,22 @@ impl Opening {
 
 fn open(wish: &Wish) -> Opened {
     match &wish.source {
-        Source::Path(path) => open_file(path, wish),
+        Source::Path(path) => open_file(path, wish, false),
+        Source::Raw(path) => open_file(path, wish, true),
         Source::Nbd(address) => open_server(address, wish),
     }
 }
 
-/// Where `path` is when all links are followed, if that is allowed.
-fn allowed(path: &Path, wish: &Wish) -> Result<PathBuf, OpenError> {
-    let real = std::fs::canonicalize(path)
-        .map_err(|source| OpenError::Path { path: path.to_owned(), source })?;
-    let below = |folder: &PathBuf| {
-        let folder = std::fs::canonicalize(folder);
-        folder.is_ok_and(|folder| real.starts_with(folder))
-    };
-    if wish.paths.iter().any(below) { Ok(real) } else { Err(OpenError::Elsewhere { path: real }) }
+impl From<FolderError> for OpenError {
+    fn from(error: FolderError) -> OpenError {
+        match error {
+            FolderError::System { path, source } => OpenError::Path { path, source },
+            FolderError::Elsewhere { path } => OpenError::Elsewhere { path },
+        }
+    }
 }
 
-fn open_file(path: &Path, wish: &Wish) -> Opened {
-    let path = allowed(path, wish)?;
+fn open_file(path: &Path, wish: &Wish, raw: bool) -> Opened {
     let mut options = FileOptions {
         read_only: wish.read_only,
         cache: wish.cache,
@@ -149,8 +149,12 @@ fn open_file(path: &Path, wish: &Wish) -> Opened {
         engine: Engine::Threads,
         sector_size: wish.sector_size,
         discard: wish.discard,
+        raw,
+        in_use: wish.in_use,
     };
-    let file = OpenFile::open(&path, &options)?;
+    let folders = Folders::new(wish.paths.clone());
+    let (file, path) = folders.open(path, OpenFile::flags(&options))?;
+    let file = OpenFile::of(file, &path, &options)?;
     // A network's file system may send a page once more when the guest has it back already.
     if options.bounce == Bounce::Auto && !wish.direct_io_safe && is_remote(&file.file) {
         options.bounce = Bounce::Always;
@@ -164,13 +168,15 @@ fn is_remote(file: impl AsFd) -> bool {
 }
 
 fn open_server(address: &NbdAddress, wish: &Wish) -> Opened {
+    let folders = Folders::new(wish.paths.clone());
     match address {
-        NbdAddress::Unix { path, .. } => drop(allowed(path, wish)?),
+        // Found out here for its message; each connection opens the socket anew.
+        NbdAddress::Unix { path, .. } => drop(folders.open(path, OFlags::PATH)?),
         NbdAddress::Tcp { .. } if !wish.nbd => return Err(OpenError::NoServers),
         NbdAddress::Tcp { .. } => {}
     }
     let options = NbdOptions { read_only: wish.read_only, ..NbdOptions::default() };
-    let disk = NbdDisk::open(address, &options)
+    let disk = NbdDisk::open_below(address, &options, &folders)
         .map_err(|source| OpenError::Server { address: address.clone(), source })?;
     Ok(Arc::new(disk))
 }
@@ -192,6 +198,7 @@ mod tests {
             sector_size: None,
             paths: paths.iter().map(|path| (*path).to_owned()).collect(),
             nbd: false,
+            in_use: false,
         }
     }
 
@@ -234,6 +241,22 @@ mod tests {
         let _listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
         let elsewhere = open(&wish(unix(socket.to_str().unwrap()), &[]));
         assert!(matches!(elsewhere, Err(OpenError::Elsewhere { .. })));
+    }
+
+    #[test]
+    fn image_of_another_format_is_refused_unless_raw_or_in_use() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("disk");
+        let mut content = vec![0; 4096];
+        content[..4].copy_from_slice(b"QFI\xfb");
+        std::fs::write(&path, content).unwrap();
+        let refused = open(&wish(Source::Path(path.clone()), &[dir.path()]));
+        let Err(OpenError::File(OpenFileError::NotRaw { .. })) = refused else {
+            panic!("{:?}", refused.err())
+        };
+        assert!(open(&wish(Source::Raw(path.clone()), &[dir.path()])).is_ok());
+        let adopted = Wish { in_use: true, ..wish(Source::Path(path), &[dir.path()]) };
+        assert!(open(&adopted).is_ok());
     }
 
     #[test]

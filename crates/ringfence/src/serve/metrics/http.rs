@@ -11,6 +11,8 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use ringfence_sys::descriptors::refuse_descriptors;
+
 use super::super::config::Listen;
 use super::super::status::Snapshot;
 use super::{CONTENT_TYPE, render};
@@ -81,6 +83,7 @@ fn bind(path: &Path) -> io::Result<Listener> {
         std::fs::remove_file(path)?;
     }
     let listener = UnixListener::bind(path)?;
+    refuse_descriptors(&listener)?;
     // What is told about guests is for the administrator.
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600))?;
     Ok(Listener::Unix(listener, path.to_owned()))

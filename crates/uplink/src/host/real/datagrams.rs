@@ -12,7 +12,6 @@
 // #syscall uplink setsockopt 1=IPPROTO_IP: errors, hops, and who a datagram is for
 // #syscall uplink setsockopt 1=IPPROTO_IPV6: the same of IPv6
 // #syscall uplink setsockopt 1=IPPROTO_ICMPV6: which messages are heard
-// #syscall uplink setsockopt 1=SOL_SOCKET 2=SO_REUSEADDR: ports
 // #syscall uplink setsockopt 1=SOL_SOCKET 2=SO_RCVBUF: bounding what waits in a socket
 // #syscall uplink setsockopt 1=SOL_SOCKET 2=SO_SNDBUF: bounding what waits in a socket
 // #syscall uplink getsockopt 1=SOL_SOCKET: errors
@@ -35,6 +34,9 @@ use crate::host::datagrams::{Datagram, DatagramSocket, Failure, Inbox, ROOM, Via
 /// Octets that may wait in a socket each way.
 const BUFFER: usize = 1 << 21;
 
+/// Reports about other addresses than the peer's that one call passes over.
+const STRANGE_REPORTS: usize = 16;
+
 /// Origins of an error report (`linux/errqueue.h`).
 const ORIGIN_LOCAL: u8 = 1;
 
@@ -43,6 +45,11 @@ const ORIGIN_LOCAL: u8 = 1;
 pub(crate) struct RealDatagrams {
     fd: OwnedFd,
     is_v6: bool,
+    /// The only address whose datagrams are delivered; `None` for a socket that anybody may send to.
+    ///
+    /// The kernel compares addresses only from `connect` on, and those of echo replies never: so the
+    /// source of every datagram, and the destination of every reported one, is compared here.
+    peer: Option<SocketAddr>,
     /// Whether the host cuts blocks into datagrams, as far as is known.
     cuts: bool,
 }
@@ -64,11 +71,10 @@ fn any(of: IpAddr, port: u16) -> SocketAddr {
 impl RealDatagrams {
     /// A UDP socket, connected.
     pub(crate) fn udp(from: u16, to: SocketAddr) -> Result<RealDatagrams, Errno> {
-        let socket = RealDatagrams::open(to.ip(), SockProtocol::Udp)?;
-        // Conversations of one port of the guest share the port of the host; each socket is connected,
-        // so that it hears its own peer alone.
-        let _ = setsockopt(&socket.fd, sockopt::ReuseAddr, &true);
-        // A port that is taken, or too low, is no reason to give up.
+        let mut socket = RealDatagrams::open(to.ip(), SockProtocol::Udp)?;
+        socket.peer = Some(SocketAddr::new(to.ip(), to.port()));
+        // Without SO_REUSEADDR and SO_REUSEPORT: sockets that share a port take each other's datagrams,
+        // across uplinks and users. When the port is taken, or too low, `connect` chooses another one.
         let _ = socket.bind(any(to.ip(), from));
         socket.tune();
         let address = SockaddrStorage::from(to);
@@ -79,7 +85,9 @@ impl RealDatagrams {
     /// A ping socket, connected.
     pub(crate) fn echo(id: u16, to: IpAddr) -> Result<RealDatagrams, Errno> {
         let protocol = if to.is_ipv4() { SockProtocol::Icmp } else { SockProtocol::IcmpV6 };
-        let socket = RealDatagrams::open(to, protocol)?;
+        let mut socket = RealDatagrams::open(to, protocol)?;
+        // Reports and replies of echo sockets name no port.
+        socket.peer = Some(SocketAddr::new(to, 0));
         let _ = socket.bind(any(to, id));
         socket.hear_errors();
         let address = SockaddrStorage::from(SocketAddr::new(to, 0));
@@ -91,7 +99,7 @@ impl RealDatagrams {
     pub(crate) fn adopted(fd: OwnedFd) -> Result<RealDatagrams, Errno> {
         let name = nix::sys::socket::getsockname::<SockaddrStorage>(fd.as_raw_fd());
         let is_v6 = name.map_err(errno)?.as_sockaddr_in6().is_some();
-        let socket = RealDatagrams { fd, is_v6, cuts: true };
+        let socket = RealDatagrams { fd, is_v6, peer: None, cuts: true };
         // An answer is to come from the address that was asked.
         if is_v6 {
             let _ = setsockopt(&socket.fd, sockopt::Ipv6RecvPacketInfo, &true);
@@ -106,7 +114,7 @@ impl RealDatagrams {
         let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
         let fd = nix::sys::socket::socket(family(to), SockType::Datagram, flags, protocol)
             .map_err(errno)?;
-        Ok(RealDatagrams { fd, is_v6: to.is_ipv6(), cuts: true })
+        Ok(RealDatagrams { fd, is_v6: to.is_ipv6(), peer: None, cuts: true })
     }
 
     fn bind(&self, at: SocketAddr) -> Result<(), Errno> {
@@ -128,6 +136,11 @@ impl RealDatagrams {
         } else {
             let _ = setsockopt(&self.fd, sockopt::Ipv4RecvErr, &true);
         }
+    }
+
+    /// Returns `true` if the socket may deliver datagrams of `address`.
+    fn hears(&self, address: Option<SocketAddr>) -> bool {
+        self.peer.is_none() || self.peer == address
     }
 
     fn send_block(
@@ -221,14 +234,17 @@ impl DatagramSocket for Counted {
         let fd = self.socket.fd.as_raw_fd();
         let came = nix::sys::socket::recvmmsg(fd, &mut headers, rooms.iter_mut(), flags, None);
         let came = came.map_err(errno)?;
+        let mut count = 0;
         for (message, at) in came.zip(0..) {
+            count += 1;
             let start = at * ROOM;
-            let mut datagram = Datagram {
-                octets: start..start + message.bytes.min(ROOM),
-                segment: None,
-                from: message.address.and_then(|address| address_of(&address)),
-                to: None,
-            };
+            let from = message.address.and_then(|address| address_of(&address));
+            if !self.socket.hears(from) {
+                self.counters.drop_stranger.add(1);
+                continue;
+            }
+            let octets = start..start + message.bytes.min(ROOM);
+            let mut datagram = Datagram { octets, segment: None, from, to: None };
             for control in message.cmsgs().into_iter().flatten() {
                 match control {
                     ControlMessageOwned::UdpGroSegments(size) => {
@@ -246,13 +262,36 @@ impl DatagramSocket for Counted {
             }
             datagrams.push(datagram);
         }
-        let came = datagrams.len();
         inbox.datagrams = datagrams;
-        inbox.learn(asked, came);
-        Ok(came < asked)
+        inbox.learn(asked, count);
+        Ok(count < asked)
     }
 
     fn error(&mut self, octets: &mut [u8]) -> Option<Failure> {
+        for _ in 0..STRANGE_REPORTS {
+            let failure = self.next_error(octets)?;
+            if self.socket.hears(failure.to) {
+                return Some(failure);
+            }
+            self.counters.drop_stranger.add(1);
+        }
+        None
+    }
+
+    fn set_hops(&mut self, hops: u8) {
+        self.calls().add(1);
+        let hops = i32::from(hops);
+        if self.socket.is_v6 {
+            let _ = setsockopt(&self.socket.fd, sockopt::Ipv6Ttl, &hops);
+        } else {
+            let _ = setsockopt(&self.socket.fd, sockopt::Ipv4Ttl, &hops);
+        }
+    }
+}
+
+impl Counted {
+    /// Takes the next report off the socket's error queue.
+    fn next_error(&self, octets: &mut [u8]) -> Option<Failure> {
         self.calls().add(1);
         let mut space = nix::cmsg_space!(nix::libc::sock_extended_err, nix::libc::sockaddr_in6);
         let mut parts = [IoSliceMut::new(octets)];
@@ -285,16 +324,6 @@ impl DatagramSocket for Counted {
         }
         None
     }
-
-    fn set_hops(&mut self, hops: u8) {
-        self.calls().add(1);
-        let hops = i32::from(hops);
-        if self.socket.is_v6 {
-            let _ = setsockopt(&self.socket.fd, sockopt::Ipv6Ttl, &hops);
-        } else {
-            let _ = setsockopt(&self.socket.fd, sockopt::Ipv4Ttl, &hops);
-        }
-    }
 }
 
 /// The ICMP message that says what the host itself found.
@@ -319,4 +348,54 @@ fn address_of(address: &SockaddrStorage) -> Option<SocketAddr> {
 pub(crate) fn echo_is_denied() -> bool {
     let denied = RealDatagrams::open(Ipv4Addr::LOCALHOST.into(), SockProtocol::Icmp);
     matches!(denied, Err(Errno::ACCESS | Errno::PERM))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::UdpSocket;
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::counters::UplinkCounters;
+
+    fn local(socket: &RealDatagrams) -> SocketAddr {
+        let name = nix::sys::socket::getsockname::<SockaddrStorage>(socket.fd.as_raw_fd());
+        address_of(&name.unwrap()).unwrap()
+    }
+
+    #[test]
+    fn datagram_of_stranger_queued_before_connect_is_dropped() {
+        let peer = UdpSocket::bind("127.0.0.1:0").unwrap();
+        let stranger = UdpSocket::bind("127.0.0.1:0").unwrap();
+        let to = peer.local_addr().unwrap();
+        // As `udp` does it, with a stranger who is quick.
+        let mut socket = RealDatagrams::open(to.ip(), SockProtocol::Udp).unwrap();
+        socket.peer = RealDatagrams::udp(0, to).unwrap().peer;
+        socket.bind(any(to.ip(), 0)).unwrap();
+        let own = SocketAddr::new(to.ip(), local(&socket).port());
+        stranger.send_to(b"forged", own).unwrap();
+        let address = SockaddrStorage::from(to);
+        nix::sys::socket::connect(socket.fd.as_raw_fd(), &address).unwrap();
+        peer.send_to(b"honest", own).unwrap();
+        let counters = Arc::<UplinkCounters>::default();
+        let mut socket = Counted { socket, counters: Arc::clone(&counters) };
+        let mut inbox = Inbox { appetite: 8, ..Inbox::default() };
+        socket.receive(&mut inbox).unwrap();
+        let came: Vec<&[u8]> = inbox.datagrams().iter().map(|one| inbox.octets(one)).collect();
+        assert_eq!(came, [b"honest"]);
+        assert_eq!(counters.drop_stranger.get(), 1);
+    }
+
+    #[test]
+    fn busy_port_gets_another_one_and_is_shared_with_nobody() {
+        let peer = UdpSocket::bind("127.0.0.1:0").unwrap();
+        let to = peer.local_addr().unwrap();
+        let first = RealDatagrams::udp(0, to).unwrap();
+        let port = local(&first).port();
+        let second = RealDatagrams::udp(port, to).unwrap();
+        assert_ne!(local(&second).port(), port);
+        let program = RealDatagrams::open(to.ip(), SockProtocol::Udp).unwrap();
+        setsockopt(&program.fd, sockopt::ReuseAddr, &true).unwrap();
+        assert_eq!(program.bind(any(to.ip(), port)), Err(Errno::ADDRINUSE));
+    }
 }

@@ -17,8 +17,10 @@
 
 mod datagrams;
 mod listen;
+mod own;
 mod tcp;
 
+use core::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
@@ -26,8 +28,9 @@ use arrayvec::ArrayVec;
 use rustix::event::{Timespec, epoll};
 use rustix::io::Errno;
 
+pub use self::own::OwnAddresses;
 use self::tcp::Spares;
-use super::{Host, Owner, Readiness, Ready, Socket};
+use super::{Host, Owner, OwnerKind, Readiness, Ready, Socket};
 use crate::counters::UplinkCounters;
 
 /// Whether this process may send no echo requests of IPv4's (`ping_group_range`).
@@ -61,11 +64,13 @@ pub struct RealHost {
     /// What is peeked again goes here.
     junk: Vec<u8>,
     spares: Spares,
+    own: Option<OwnAddresses>,
     counters: Arc<UplinkCounters>,
 }
 
 impl RealHost {
-    /// A host without sockets. System calls are counted in `counters`.
+    /// A host without sockets that knows none of its own addresses but loopback ones. System calls are
+    /// counted in `counters`.
     ///
     /// # Errors
     ///
@@ -79,8 +84,28 @@ impl RealHost {
             remembers: tcp::kernel_remembers(),
             junk: Vec::new(),
             spares: Spares::default(),
+            own: None,
             counters,
         })
+    }
+
+    /// Gives the host its own addresses, which a guest is kept from.
+    ///
+    /// # Errors
+    ///
+    /// When the epoll takes no more.
+    pub fn with_own(mut self, own: OwnAddresses) -> Result<RealHost, Errno> {
+        // Level-triggered: one event may leave notifications behind.
+        let data = epoll::EventData::new_u64(Owner::ADDRESSES.to_word());
+        epoll::add(&self.epoll, own.wait_fd(), data, epoll::EventFlags::IN)?;
+        self.own = Some(own);
+        Ok(self)
+    }
+
+    /// Reads the own addresses again where they may have changed. Returns `true` if they have.
+    fn refresh_own(&mut self, notified: bool) -> bool {
+        let Some(own) = &mut self.own else { return false };
+        (notified || own.is_stale()) && own.refresh()
     }
 
     /// Does without what only newer kernels can: for tests.
@@ -164,11 +189,21 @@ impl Host for RealHost {
             Err(Errno::INTR) => 0,
             Err(errno) => return Err(errno),
         };
+        let mut notified = false;
         ready.extend(events.iter().take(count).filter_map(|event| {
             let owner = Owner::from_word(event.data.u64())?;
-            Some(Ready { owner, what: readiness(event.flags) })
+            notified |= owner.kind == OwnerKind::Addresses;
+            let is_sockets = owner.kind != OwnerKind::Addresses;
+            is_sockets.then_some(Ready { owner, what: readiness(event.flags) })
         }));
+        if self.refresh_own(notified) {
+            ready.push(Ready { owner: Owner::ADDRESSES, what: Readiness::default() });
+        }
         Ok(())
+    }
+
+    fn is_own(&self, ip: IpAddr) -> bool {
+        self.own.as_ref().is_some_and(|own| own.contain(ip))
     }
 
     fn stock_up(&mut self) {

@@ -1,0 +1,110 @@
+//! Admission of launchers to the control socket.
+//!
+//! A connection is admitted when its user is the one that started the driver domain, and its first message
+//! proves that it comes from the same user namespace ([`crate::launch::proof`]).
+
+use std::io;
+use std::os::fd::AsFd;
+
+use ringfence_sys::descriptors::{Descriptors, FileIdentity, dispose, identity};
+use ringfence_sys::socket::peer_user;
+
+use crate::switchboard::{ToDriver, VERSION};
+
+/// Rules for who may use a switch.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Admission {
+    user: u32,
+    namespace: FileIdentity,
+}
+
+impl Admission {
+    /// The user at the other end of `orders`, in the user namespace `namespace`.
+    ///
+    /// # Errors
+    ///
+    /// The system's.
+    pub(super) fn new(orders: impl AsFd, namespace: impl AsFd) -> io::Result<Admission> {
+        Ok(Admission { user: peer_user(orders)?, namespace: identity(namespace)? })
+    }
+
+    /// This process's user and namespace.
+    ///
+    /// # Errors
+    ///
+    /// The system's.
+    pub(super) fn own() -> io::Result<Admission> {
+        let namespace = identity(crate::launch::proof::own_user_namespace()?)?;
+        Ok(Admission { user: rustix::process::geteuid().as_raw(), namespace })
+    }
+
+    /// Returns `true` if the connection's user may use the switch. As root, launcher and driver domain
+    /// have different users: then both are the one that has no number here.
+    pub(super) fn is_own_user(&self, connection: impl AsFd) -> bool {
+        peer_user(connection).is_ok_and(|peer| peer == self.user)
+    }
+
+    /// Checks the first message of a connection.
+    ///
+    /// # Errors
+    ///
+    /// A text for the user of the launcher.
+    pub(super) fn check(&self, message: &ToDriver, fds: Descriptors) -> Result<(), String> {
+        let ToDriver::Hello { version } = message else {
+            return Err("the first message is not a launcher's".to_owned());
+        };
+        if *version != VERSION {
+            return Err(format!(
+                "the switch is served by Ringfence {VERSION}, this is {version}; use another --switch"
+            ));
+        }
+        let is_same = |fds: Descriptors| match fds.exactly() {
+            Ok([proof]) => {
+                let found = identity(&proof);
+                dispose(proof);
+                found == Ok(self.namespace)
+            }
+            Err(_) => false,
+        };
+        if is_same(fds) {
+            return Ok(());
+        }
+        Err("it belongs to another user namespace than this command; use another --switch"
+            .to_owned())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::OwnedFd;
+
+    use super::*;
+    use crate::launch::proof::own_user_namespace;
+
+    fn hello() -> ToDriver {
+        ToDriver::Hello { version: VERSION.to_owned() }
+    }
+
+    fn of(fd: OwnedFd) -> Descriptors {
+        vec![fd].into()
+    }
+
+    #[test]
+    fn own_user_namespace_is_admitted() {
+        let admission = Admission::own().unwrap();
+        assert_eq!(admission.check(&hello(), of(own_user_namespace().unwrap())), Ok(()));
+    }
+
+    #[test]
+    fn another_file_or_version_or_message_is_refused() {
+        let admission = Admission::own().unwrap();
+        let other: OwnedFd = std::fs::File::open("/proc/self/ns/net").unwrap().into();
+        assert!(admission.check(&hello(), of(other)).is_err());
+        assert!(admission.check(&hello(), Descriptors::default()).is_err());
+        let proof = || of(own_user_namespace().unwrap());
+        assert!(admission.check(&ToDriver::Stats, proof()).is_err());
+        let old = ToDriver::Hello { version: "0".to_owned() };
+        let why = admission.check(&old, proof()).unwrap_err();
+        assert!(why.contains("this is 0"), "{why}");
+    }
+}

@@ -1,0 +1,161 @@
+//! Covers: mounts that hide a directory or a file of the host from a guest's command.
+//!
+//! A cover is made in a mount namespace of an outer user namespace. The command runs in a nested one, where
+//! the kernel has locked every mount that it found: the command can neither remove a cover nor move it, nor
+//! bind a directory above it without it (mount_namespaces(7)).
+
+use std::fs;
+use std::io;
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+
+use rustix::mount::{MountFlags, MoveMountFlags, OpenTreeFlags};
+
+use super::places::{Mounts, Place, read_own_proc};
+
+/// `Flags` of `/proc/net/unix` do not matter: a socket with a path has been bound, and receives.
+const PATH_COLUMN: usize = 7;
+
+/// Directories in which the programs of a host have their sockets, with the mode of the directory that takes
+/// their place. A program that starts after the guest makes its socket there, too.
+const SOCKET_DIRECTORIES: [(&str, u32); 8] = [
+    ("/run/user", 0o755),
+    ("/run/dbus", 0o755),
+    ("/run/podman", 0o755),
+    ("/run/docker", 0o755),
+    ("/run/containerd", 0o755),
+    ("/run/libvirt", 0o755),
+    ("/tmp/.X11-unix", 0o1777),
+    ("/tmp/.ICE-unix", 0o1777),
+];
+
+/// A place to be covered.
+#[derive(Debug)]
+pub(super) struct Cover {
+    place: Place,
+    /// Mode of the empty directory that takes the place of a directory.
+    mode: u32,
+    /// The command may live without this cover: its place may vanish before it is covered.
+    may_vanish: bool,
+}
+
+/// Why a place could not be covered.
+#[derive(Debug, thiserror::Error)]
+#[error("hiding {}: {source}", path.display())]
+pub(super) struct CoverError {
+    path: PathBuf,
+    source: io::Error,
+}
+
+impl Cover {
+    /// A cover of whatever is at the path; `None` where nothing is there.
+    pub(super) fn of(mounts: &Mounts, path: &Path, mode: u32) -> Option<Cover> {
+        Some(Cover { place: mounts.place(path)?, mode, may_vanish: false })
+    }
+}
+
+/// Covers of the sockets that the host's programs have: of the directories known for them, and of each
+/// socket that is bound to a path in the network namespace this process is in.
+pub(super) fn of_host_sockets(mounts: &Mounts, own_proc: BorrowedFd<'_>) -> io::Result<Vec<Cover>> {
+    let directories = SOCKET_DIRECTORIES.iter();
+    let directories =
+        directories.filter_map(|(path, mode)| Cover::of(mounts, Path::new(path), *mode));
+    let user = rustix::process::geteuid().as_raw();
+    let list = read_own_proc(own_proc, "net/unix")?;
+    let list = String::from_utf8_lossy(&list);
+    let sockets = list.lines().filter_map(socket_path).filter_map(|path| mounts.place(path));
+    let sockets = sockets.filter(Place::is_socket);
+    let sockets = sockets.map(|place| Cover { place, mode: 0, may_vanish: true });
+    // Servers of tmux and screen: a client has a shell outside.
+    let multiplexers = [format!("/tmp/tmux-{user}"), "/run/screen".to_owned()];
+    let multiplexers =
+        multiplexers.iter().filter_map(|path| Cover::of(mounts, Path::new(path), 0o700));
+    Ok(directories.chain(multiplexers).chain(sockets).collect())
+}
+
+/// The path in a line of `/proc/net/unix`, if it is absolute.
+fn socket_path(line: &str) -> Option<&Path> {
+    let path = line.split_whitespace().nth(PATH_COLUMN)?;
+    let path = line.get(line.find(path).filter(|_| path.starts_with('/'))?..)?;
+    Some(Path::new(path))
+}
+
+/// Lays the covers, in this process's mount namespace. `file` is what takes the place of files.
+pub(super) fn lay(covers: &[Cover], mounts: &Mounts, file: &Path) -> Result<(), CoverError> {
+    let mut targets: Vec<(PathBuf, &Cover)> = vec![];
+    for cover in covers {
+        targets.extend(mounts.paths_of(&cover.place).into_iter().map(|path| (path, cover)));
+    }
+    // A directory comes before what is in it, which needs no cover then.
+    targets.sort_by(|a, b| a.0.cmp(&b.0));
+    let mut last: Option<PathBuf> = None;
+    for (path, cover) in targets {
+        if last.as_ref().is_some_and(|covered| path.starts_with(covered)) {
+            continue;
+        }
+        let is_directory = fs::metadata(&path).is_ok_and(|metadata| metadata.is_dir());
+        let laid =
+            if is_directory { cover_directory(&path, cover.mode) } else { cover_file(&path, file) };
+        match laid {
+            Ok(()) => last = Some(path).filter(|_| is_directory).or(last),
+            Err(error) if cover.may_vanish && error.kind() == io::ErrorKind::NotFound => {}
+            Err(source) => return Err(CoverError { path, source }),
+        }
+    }
+    Ok(())
+}
+
+/// Puts an empty directory in the place of a directory.
+pub(super) fn cover_directory(path: &Path, mode: u32) -> io::Result<()> {
+    let flags = MountFlags::NOSUID | MountFlags::NODEV;
+    let options = std::ffi::CString::new(format!("mode={mode:o}"))?;
+    Ok(rustix::mount::mount("ringfence", path, "tmpfs", flags, Some(options.as_c_str()))?)
+}
+
+/// Puts `file` in the place of a file.
+pub(super) fn cover_file(path: &Path, file: &Path) -> io::Result<()> {
+    Ok(rustix::mount::mount_bind(file, path)?)
+}
+
+/// A mount of one file or directory, or of the tree below it, that is nowhere yet.
+pub(super) fn detach_copy(path: &Path, recursive: bool) -> io::Result<OwnedFd> {
+    let mut flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
+    flags.set(OpenTreeFlags::AT_RECURSIVE, recursive);
+    Ok(rustix::mount::open_tree(rustix::fs::CWD, path, flags)?)
+}
+
+/// Mounts what [`detach_copy`] gave.
+pub(super) fn attach(tree: &OwnedFd, path: &Path) -> io::Result<()> {
+    let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH;
+    Ok(rustix::mount::move_mount(tree, "", rustix::fs::CWD, path, flags)?)
+}
+
+/// Shows one file in a directory that is covered, at the path that it had.
+pub(super) fn show_again(tree: &OwnedFd, path: &Path) -> io::Result<()> {
+    fs::File::options().create(true).append(true).open(path)?;
+    attach(tree, path)
+}
+
+/// Makes a directory that only its user can enter, and those above it, in a cover.
+pub(super) fn make_private_directory(path: &Path) -> io::Result<()> {
+    fs::DirBuilder::new().recursive(true).mode(0o700).create(path)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn socket_path_is_the_rest_of_its_line() {
+        let line = "0000000000000000: 00000002 00000000 00010000 0001 01 71 /run/a b/c";
+        assert_eq!(socket_path(line), Some(Path::new("/run/a b/c")));
+        for other in [
+            "Num       RefCount Protocol Flags    Type St Inode Path",
+            "0000000000000000: 00000002 00000000 00010000 0001 01 71 @/tmp/.X11-unix/X0",
+            "0000000000000000: 00000002 00000000 00010000 0001 01 71",
+        ] {
+            assert_eq!(socket_path(other), None, "{other}");
+        }
+    }
+}

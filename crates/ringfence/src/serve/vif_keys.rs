@@ -1,0 +1,44 @@
+//! Keys that the toolstack writes about a vif.
+
+use ringfence_net::vif::values::parse_mac;
+use ringfence_switch::forwarding::Mac;
+use ringfence_wire::decimal;
+use ringfence_wire::netif::keys;
+use ringfence_wire::xenbus::DeviceId;
+use ringfence_xenstore::{StoreAccess, StoreClient, StoreError};
+
+/// Key of the backend's directory: the bridge that the guest's configuration names.
+const BRIDGE: &str = "bridge";
+/// Key of the backend's directory: the script that wires the interface up.
+const SCRIPT: &str = "script";
+
+/// What the toolstack wrote about a vif.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub(super) struct VifKeys {
+    pub(super) mac: Option<Mac>,
+    pub(super) mtu: Option<u16>,
+    pub(super) bridge: Option<String>,
+    pub(super) domain_name: Option<String>,
+    pub(super) scripted: bool,
+}
+
+impl VifKeys {
+    /// Reads them, from the backend's directory alone: the guest can write the other one.
+    pub(super) fn read(store: &mut StoreClient, device: &DeviceId) -> Result<VifKeys, StoreError> {
+        let back = device.backend_path();
+        let mut read = |key: &str| store.read_opt(&format!("{back}/{key}"));
+        let mac = read(keys::MAC)?.and_then(|text| parse_mac(&text).ok());
+        let mtu = read(keys::MTU)?.and_then(|text| decimal::parse_u16(&text).ok());
+        let text = |bytes: Vec<u8>| String::from_utf8(bytes).ok().filter(|text| !text.is_empty());
+        let bridge = read(BRIDGE)?.and_then(text);
+        let scripted = read(SCRIPT)?.is_some_and(|script| !script.is_empty());
+        let name = store.read_opt(&format!("/local/domain/{}/name", device.frontend));
+        // A driver domain may not be allowed to know.
+        let domain_name = match name {
+            Ok(name) => name.and_then(text),
+            Err(StoreError::Refused { .. }) => None,
+            Err(error) => return Err(error),
+        };
+        Ok(VifKeys { mac, mtu, bridge, domain_name, scripted })
+    }
+}

@@ -1,0 +1,247 @@
+//! Attacks on the control socket of a driver domain: by connections that do not read, say nothing, or
+//! are no launcher's, and by disks that hang. Each time another guest must be served meanwhile.
+//!
+//! The program has no test harness: it plays the guest's command that connects, too.
+
+#![forbid(unsafe_code)]
+#![allow(clippy::unwrap_used, reason = "in a test, a failure is a panic")]
+
+mod support;
+
+use std::io::Write;
+use std::net::{TcpListener, TcpStream};
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use ringfence::launch::proof;
+use ringfence::launch::runtime_dir::RuntimeDir;
+use ringfence::switchboard::{FromDriver, ToDriver};
+use ringfence_sandbox::{Channel, ChannelError};
+
+use ringfence_block::storage::testing::{Driver, lent_with};
+use ringfence_block::storage::{Disk, Op};
+use ringfence_nbd::client::{NbdAddress, NbdDisk, NbdOptions};
+
+use support::disks::{Background, image_file, listens, socket_of};
+use support::needs::Need;
+use support::{Lab, MOMENT, eventually};
+
+fn main() -> ExitCode {
+    let words: Vec<String> = std::env::args().collect();
+    let words: Vec<&str> = words.iter().map(String::as_str).collect();
+    match words[1..] {
+        ["connect", directory, switch] => {
+            println!("{}", connect_from_elsewhere(Path::new(directory), switch));
+            ExitCode::SUCCESS
+        }
+        _ => support::harness::main(&[
+            ("launcher_that_does_not_read_is_disconnected", launcher_that_does_not_read),
+            ("mute_connection_does_not_keep_the_driver_domain", mute_connection),
+            ("connection_without_proof_is_refused", connection_without_proof),
+            ("process_of_another_user_namespace_is_refused", another_user_namespace),
+            ("lingering_descriptors_do_not_block_the_control_thread", lingering_descriptors),
+            ("disk_that_hangs_does_not_hold_up_other_guests", disk_that_hangs),
+            ("limits_of_the_first_launcher_do_not_hold_for_the_driver_domain", limits),
+        ]),
+    }
+}
+
+fn channel(directory: &Path, switch: &str) -> Channel {
+    let directory = RuntimeDir::open_at(directory.to_owned()).unwrap();
+    Channel::from_fd(directory.connect(switch).unwrap().expect("the switch is there"))
+}
+
+/// That a guest can join the switch now, and that the one that was there is served.
+fn assert_served(lab: &Lab, switch: &str) {
+    let options = format!("--switch {switch}");
+    let script = "ping -c 1 -W 20 victim >&2 && echo served";
+    let said = lab.script(&options, script).succeed(MOMENT);
+    assert!(said.contains("served"), "{said}");
+}
+
+/// Waits until the driver domain has closed the connection.
+fn assert_hung_up(channel: &Channel) {
+    let ended = eventually(MOMENT, || {
+        matches!(channel.try_receive::<FromDriver>(), Err(ChannelError::Closed))
+    });
+    assert!(ended, "the connection is still there");
+}
+
+fn launcher_that_does_not_read() {
+    require!(Need::Guests);
+    let lab = Lab::new();
+    let victim = lab.run("--switch s --name victim", &["sleep", "300"]);
+    victim.wait_up();
+    let greedy = channel(&lab.runtime_dir(), "s");
+    proof::introduce(&greedy).unwrap();
+    // What the driver domain does not take, because it has hung up or is blocked, is not sent.
+    for _ in 0..2000 {
+        if greedy.send_now(&ToDriver::Stats, &[]).is_err() {
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+    assert_served(&lab, "s");
+    assert_hung_up(&greedy);
+    assert_eq!(victim.end().status, Some(143));
+    lab.assert_no_switch();
+}
+
+fn mute_connection() {
+    require!(Need::Guests);
+    let lab = Lab::new();
+    let victim = lab.run("--switch s --name victim", &["sleep", "300"]);
+    victim.wait_up();
+    let mute = channel(&lab.runtime_dir(), "s");
+    assert_eq!(victim.end().status, Some(143));
+    let socket = lab.runtime_dir().join("s.sock");
+    let gone = eventually(MOMENT, || !socket.exists());
+    assert!(gone, "a connection that says nothing keeps the driver domain");
+    drop(mute);
+}
+
+fn connection_without_proof() {
+    require!(Need::Guests);
+    let lab = Lab::new();
+    let victim = lab.run("--switch s --name victim", &["sleep", "300"]);
+    victim.wait_up();
+    let stranger = channel(&lab.runtime_dir(), "s");
+    stranger.send(&ToDriver::Stats, &[]).unwrap();
+    let (answer, _) = stranger.receive_within::<FromDriver>(MOMENT).unwrap();
+    assert!(matches!(answer, FromDriver::Refused(_)), "{answer:?}");
+    assert_hung_up(&stranger);
+    // One that says nothing is disconnected, too.
+    assert_hung_up(&channel(&lab.runtime_dir(), "s"));
+    assert_served(&lab, "s");
+    victim.end();
+}
+
+/// What the driver domain answers to a process that does all that a launcher does.
+fn connect_from_elsewhere(directory: &Path, switch: &str) -> String {
+    let channel = channel(directory, switch);
+    proof::introduce(&channel).unwrap();
+    // It may have hung up already.
+    let _ = channel.send(&ToDriver::Stats, &[]);
+    match channel.receive_within::<FromDriver>(MOMENT) {
+        Ok((FromDriver::Refused(why), _)) => format!("refused: {why}"),
+        Ok((answer, _)) => format!("admitted: {answer:?}"),
+        Err(error) => format!("failed: {error}"),
+    }
+}
+
+fn another_user_namespace() {
+    require!(Need::Guests);
+    let lab = Lab::new();
+    let victim = lab.run("--switch s --name victim", &["sleep", "300"]);
+    victim.wait_up();
+    let this = std::env::current_exe().unwrap();
+    let directory = lab.runtime_dir();
+    let connect = [this.to_str().unwrap(), "connect", directory.to_str().unwrap(), "s"];
+    let said = lab.spawn(&connect).succeed(MOMENT);
+    assert!(said.starts_with("admitted: Stats"), "the same from the launcher's namespace: {said}");
+    let elsewhere = ["unshare", "--user", "--map-current-user"];
+    let words: Vec<&str> = elsewhere.into_iter().chain(connect).collect();
+    let said = lab.spawn(&words).succeed(MOMENT);
+    assert!(said.starts_with("refused: ") && said.contains("user namespace"), "{said}");
+    victim.end();
+}
+
+/// A connection whose close blocks, and the end that does not read.
+fn lingering() -> (OwnedFd, TcpStream) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let mut writer = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    let (reader, _) = listener.accept().unwrap();
+    writer.set_nonblocking(true).unwrap();
+    while writer.write(&[0; 65536]).is_ok() {}
+    rustix::net::sockopt::set_socket_linger(&writer, Some(Duration::from_secs(3600))).unwrap();
+    (writer.into(), reader)
+}
+
+fn lingering_descriptors() {
+    require!(Need::Guests);
+    let lab = Lab::new();
+    let victim = lab.run("--switch s --name victim", &["sleep", "300"]);
+    victim.wait_up();
+    let mut readers = Vec::new();
+    for (is_introduced, count) in [(false, 1), (false, 2), (false, 64), (true, 1), (true, 64)] {
+        let attacker = channel(&lab.runtime_dir(), "s");
+        if is_introduced {
+            proof::introduce(&attacker).unwrap();
+        }
+        let (writer, reader) = lingering();
+        let fds = vec![writer.as_fd(); count];
+        attacker.send(&ToDriver::Stats, &fds).unwrap();
+        let leg = ToDriver::HostLeg { name: "x".to_owned(), offloads: 0, mtu: 1500 };
+        // Refused if it has hung up already.
+        let _ = attacker.send_now(&leg, &fds);
+        // The driver domain has the last references.
+        drop(fds);
+        drop(writer);
+        readers.push(reader);
+        drop(attacker);
+        assert_served(&lab, "s");
+    }
+    victim.end();
+    lab.assert_no_switch();
+}
+
+fn disk_that_hangs() {
+    require!(Need::Guests, Need::Program("nbdkit", "nbdkit"));
+    let lab = Lab::new();
+    let victim = lab.run("--switch s --name victim", &["sleep", "300"]);
+    victim.wait_up();
+    let (image, socket) = (image_file(&lab, 4).display().to_string(), lab.file("nbdkit.sock"));
+    let path = socket.display().to_string();
+    let words = ["nbdkit", "-f", "-U", &path, "file", &image];
+    let server = Background::start(&words, || listens(&socket));
+    // Requests do not fail before the test has ended.
+    let disk = format!("--switch s --disk nbd+unix:///?socket={path},timeout=600,stall=600");
+    let hung = lab.run(&disk, &["sleep", "300"]);
+    hung.wait_up();
+    let address = NbdAddress::Unix { path: socket_of(&lab, &hung), name: String::new(), tls: None };
+    let options = NbdOptions { journal: 0, ..NbdOptions::default() };
+    let mut opened = None;
+    eventually(MOMENT, || {
+        opened = NbdDisk::open(&address, &options).ok();
+        opened.is_some()
+    });
+    let mut client = Driver::new(opened.expect("the disk can be opened").queue(4).unwrap());
+    client.write(0, &[1; 4096]).unwrap();
+    server.stop();
+    let memory = lent_with(&[2; 4096]);
+    client.submit(Op::Write { fua: false }, 4096, 4096, vec![memory.into()]);
+    client.queue().kick();
+    // Time for the request to reach the stopped server.
+    std::thread::sleep(Duration::from_secs(1));
+    assert_eq!(hung.end().status, Some(143));
+    for _ in 0..3 {
+        assert_served(&lab, "s");
+    }
+    assert_eq!(victim.end().status, Some(143));
+    let socket = lab.runtime_dir().join("s.sock");
+    assert!(eventually(MOMENT, || !socket.exists()), "the driver domain waits for the disk");
+    drop((client, server));
+}
+
+fn limits() {
+    require!(Need::Guests);
+    let lab = Lab::new();
+    let program = lab.program();
+    let script = format!(
+        "ulimit -S -t 1000; ulimit -S -f 1000; \
+         exec {program} run --uplink none --switch s -- sleep 300"
+    );
+    let first = lab.spawn(&["bash", "-c", &script]);
+    first.wait_up();
+    let pid = first.inner("driver").pid;
+    let limits = std::fs::read_to_string(format!("/proc/{pid}/limits")).unwrap();
+    for name in ["Max cpu time", "Max file size"] {
+        let line = limits.lines().find(|line| line.starts_with(name)).unwrap();
+        let [.., soft, hard, _] = line.split_whitespace().collect::<Vec<_>>()[..] else {
+            panic!("{line}")
+        };
+        assert_eq!(soft, hard, "{line}");
+    }
+    first.end();
+}

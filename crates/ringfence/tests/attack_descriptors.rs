@@ -1,0 +1,139 @@
+//! A frontend that was taken over sends descriptors whose close blocks, over every socket that it has:
+//! event channels, the store, the hub, its launcher. Other guests of the switch must be served meanwhile.
+//!
+//! The program has no test harness: started as `run` it plays launcher, keepers and domains as `ringfence`
+//! does, and its frontends attack from inside their sandbox.
+
+#![forbid(unsafe_code)]
+#![allow(clippy::unwrap_used, reason = "in a test, a failure is a panic")]
+
+mod support;
+
+use std::io::{self, Write};
+use std::net::{TcpListener, TcpStream};
+use std::os::fd::{AsFd, OwnedFd};
+use std::process::{Command, ExitCode, Stdio};
+use std::time::Duration;
+
+use clap::Parser;
+use ringfence::cli::Cli;
+use ringfence_sys::descriptors::testing::send_raw;
+use ringfence_testkit::attack;
+use rustix::net::SocketType;
+
+use support::needs::Need;
+use support::{Lab, MOMENT, eventually};
+
+/// Stream sockets that a connected frontend has, at least: two event channels and the store.
+const STREAMS: usize = 3;
+
+fn main() -> ExitCode {
+    let words: Vec<String> = std::env::args().collect();
+    let words: Vec<&str> = words.iter().map(String::as_str).collect();
+    match words[1..] {
+        ["internal", "frontend"] => {
+            take_lingering_descriptor();
+            ringfence::frontend::main_taken_over(attack_from_inside).into()
+        }
+        ["run" | "internal", ..] => ringfence::main_with(Cli::parse()).into(),
+        ["hold"] => {
+            // The end that does not read is standard input. Ends with the frontend.
+            std::thread::sleep(Duration::from_secs(3600));
+            ExitCode::SUCCESS
+        }
+        _ => support::harness::main(&[(
+            "lingering_descriptors_of_a_frontend_do_not_hold_up_other_guests",
+            other_guests_are_served,
+        )]),
+    }
+}
+
+/// Puts a TCP socket whose close blocks for an hour to standard output, where the sandbox lets it be.
+/// A process of its own holds the end that does not read.
+fn take_lingering_descriptor() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let mut writer = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    let (reader, _) = listener.accept().unwrap();
+    writer.set_nonblocking(true).unwrap();
+    while writer.write(&[0; 65536]).is_ok() {}
+    rustix::net::sockopt::set_socket_linger(&writer, Some(Duration::from_secs(3600))).unwrap();
+    let this = std::env::current_exe().unwrap();
+    let holder = Command::new(this)
+        .arg("hold")
+        .stdin(Stdio::from(OwnedFd::from(reader)))
+        .stdout(Stdio::null())
+        .spawn()
+        .unwrap();
+    // It is not waited for: it is killed with the namespace.
+    drop(holder);
+    rustix::stdio::dup2_stdout(&writer).unwrap();
+}
+
+fn say(line: &str) {
+    // If it is lost, the test misses it.
+    let _ = io::stderr().write_all(format!("{line}\n").as_bytes());
+}
+
+fn attack_from_inside() {
+    let streams =
+        || attack::unix_sockets().iter().filter(|(_, kind)| *kind == SocketType::STREAM).count();
+    eventually(MOMENT, || streams() >= STREAMS);
+    // Time for the device to be connected.
+    std::thread::sleep(Duration::from_secs(2));
+    let writer = rustix::stdio::stdout();
+    let (mut sent, mut refused) = (0, 0);
+    let mut sockets = attack::unix_sockets();
+    // Messages to hub and launcher end this frontend, so they come last.
+    sockets.sort_by_key(|(_, kind)| *kind != SocketType::STREAM);
+    for (socket, kind) in sockets {
+        if kind != SocketType::STREAM {
+            say(&format!("[streams: {sent} sent, {refused} refused]"));
+        }
+        for count in [1, 4] {
+            match send_raw(&socket, &[1; 32], &vec![writer.as_fd(); count]) {
+                Ok(()) => sent += 1,
+                Err(error) if error.raw_os_error() == Some(1) => refused += 1,
+                Err(_) => {}
+            }
+        }
+    }
+}
+
+/// Returns `true` if this kernel must refuse descriptors: Linux 6.16 or later.
+fn kernel_refuses() -> bool {
+    let name = rustix::system::uname();
+    let mut numbers = name.release().to_str().unwrap().split(['.', '-']);
+    let mut next = || numbers.next().and_then(|n| n.parse::<u32>().ok()).unwrap_or(0);
+    (next(), next()) >= (6, 16)
+}
+
+fn other_guests_are_served() {
+    require!(Need::Guests);
+    let lab = Lab::of(std::env::current_exe().unwrap());
+    // Honest frontends, on the switch of the same runtime directory.
+    let program = env!("CARGO_BIN_EXE_ringfence");
+    let honest = |name: &str, script: &str| {
+        let options = ["run", "--uplink", "none", "--switch", "s", "--name", name, "--"];
+        let words: Vec<&str> =
+            [program].into_iter().chain(options).chain(["sh", "-ec", script]).collect();
+        lab.spawn(&words)
+    };
+    let victim = honest("victim", "sleep 300");
+    victim.wait_up();
+    for round in 0..2 {
+        let attacker = lab.run("-v --switch s", &["sleep", "300"]);
+        attacker.wait_for_error("[streams: ");
+        if kernel_refuses() {
+            let said = attacker.stderr.text();
+            assert!(said.contains("[streams: 0 sent, "), "{said}");
+            assert!(!said.contains("[streams: 0 sent, 0 refused"), "{said}");
+        }
+        // The driver domain has dropped it, and has the last references, or nobody.
+        let ended = attacker.finish(MOMENT);
+        assert_ne!(ended.status, Some(0), "{}", ended.stderr);
+        let said = honest(&format!("n{round}"), "ping -c 3 -i 0.2 -W 20 victim >&2; echo served");
+        assert!(said.succeed(MOMENT).contains("served"));
+    }
+    assert_eq!(victim.end().status, Some(143));
+    lab.assert_no_switch();
+}

@@ -1,0 +1,201 @@
+//! Watchdog over the processes that serve more than one party: finds threads that are stuck, processes
+//! that are gone, and memory and descriptors that grow.
+//!
+//! A thread counts as stuck when for a second it was not scheduled once while the kernel kept it in a
+//! close (`__fput` or `task_work_run` on its stack), in an uninterruptible wait, or in a system call
+//! that is no wait for events. Only root can see stacks and system calls of a process that is not
+//! dumpable; for an ordinary user the latency of the control socket and of the data path must do.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+
+use crate::support::processes::Process;
+
+/// Longest time for which a thread may make no progress inside a call that should not wait.
+pub(crate) const STUCK: Duration = Duration::from_secs(1);
+const PERIOD: Duration = Duration::from_millis(100);
+/// Own memory that an allocator may keep for itself, in KiB.
+const NOISE_KIB: u64 = 2048;
+
+/// System calls in which a thread may wait for as long as it likes.
+const WAITS: [i64; 14] = [
+    libc::SYS_ppoll,
+    libc::SYS_epoll_pwait,
+    libc::SYS_epoll_pwait2,
+    libc::SYS_futex,
+    libc::SYS_nanosleep,
+    libc::SYS_clock_nanosleep,
+    libc::SYS_wait4,
+    libc::SYS_waitid,
+    libc::SYS_rt_sigtimedwait,
+    libc::SYS_read,
+    libc::SYS_recvmsg,
+    libc::SYS_recvfrom,
+    libc::SYS_accept4,
+    libc::SYS_io_uring_enter,
+];
+#[cfg(target_arch = "x86_64")]
+const OLD_WAITS: [i64; 2] = [libc::SYS_poll, libc::SYS_epoll_wait];
+#[cfg(not(target_arch = "x86_64"))]
+const OLD_WAITS: [i64; 0] = [];
+/// System calls of storage threads: a slow disk of the machine is no finding.
+const STORAGE: [i64; 6] = [
+    libc::SYS_preadv,
+    libc::SYS_pwritev,
+    libc::SYS_preadv2,
+    libc::SYS_pwritev2,
+    libc::SYS_fdatasync,
+    libc::SYS_fallocate,
+];
+
+/// Thread as sampled: times scheduled, and the call in which the kernel keeps it.
+#[derive(Clone, PartialEq, Eq)]
+struct Sample {
+    slices: String,
+    call: String,
+}
+
+/// Sampling thread; it ends when this is stopped.
+pub(crate) struct Watchdog {
+    end: Arc<AtomicBool>,
+    /// Worst lateness of a timer since it was last read, in microseconds: the machine's own delay.
+    lateness: Arc<AtomicU64>,
+    thread: std::thread::JoinHandle<Vec<String>>,
+}
+
+impl Watchdog {
+    /// Starts watching.
+    pub(crate) fn start(processes: Vec<(String, Process)>) -> Watchdog {
+        let (end, lateness) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
+        let (ends, late) = (Arc::clone(&end), Arc::clone(&lateness));
+        let thread = std::thread::spawn(move || watch(&processes, &ends, &late));
+        Watchdog { end, lateness, thread }
+    }
+
+    /// Returns and resets the worst lateness of a timer.
+    pub(crate) fn lateness(&self) -> Duration {
+        Duration::from_micros(self.lateness.swap(0, Relaxed))
+    }
+
+    /// Stops watching; returns the findings.
+    pub(crate) fn stop(self) -> Vec<String> {
+        self.end.store(true, Relaxed);
+        self.thread.join().unwrap()
+    }
+}
+
+fn watch(processes: &[(String, Process)], end: &AtomicBool, late: &AtomicU64) -> Vec<String> {
+    let mut findings = Vec::new();
+    let mut since: BTreeMap<(i32, String), (Sample, Instant, bool)> = BTreeMap::new();
+    while !end.load(Relaxed) {
+        let before = Instant::now();
+        std::thread::sleep(PERIOD);
+        let lateness = before.elapsed().saturating_sub(PERIOD);
+        late.fetch_max(u64::try_from(lateness.as_micros()).unwrap_or(u64::MAX), Relaxed);
+        for (name, process) in processes {
+            let pid = process.pid.as_raw_nonzero().get();
+            let Ok(tasks) = fs::read_dir(format!("/proc/{pid}/task")) else { continue };
+            for task in tasks.flatten() {
+                let path = task.path();
+                let key = (pid, task.file_name().to_string_lossy().into_owned());
+                let Some(sample) = sample(&path) else {
+                    since.remove(&key);
+                    continue;
+                };
+                let entry = since.entry(key).or_insert((sample.clone(), before, false));
+                if entry.0 != sample {
+                    *entry = (sample, before, false);
+                } else if before.elapsed() + before.saturating_duration_since(entry.1)
+                    > STUCK + PERIOD
+                    && !entry.2
+                {
+                    entry.2 = true;
+                    let stack = fs::read_to_string(path.join("stack")).unwrap_or_default();
+                    let stack: Vec<&str> = stack.lines().take(8).collect();
+                    findings.push(format!(
+                        "a thread of the {name} is stuck in {} for over {STUCK:?}: {}",
+                        entry.0.call,
+                        stack.join(" ")
+                    ));
+                }
+            }
+        }
+    }
+    findings
+}
+
+/// Returns the sample of a thread that may be stuck; `None` for one that runs or waits for events.
+fn sample(task: &std::path::Path) -> Option<Sample> {
+    let stat = fs::read_to_string(task.join("stat")).ok()?;
+    let state = stat.rsplit_once(") ")?.1.chars().next()?;
+    if state == 'R' {
+        return None;
+    }
+    let slices = fs::read_to_string(task.join("schedstat")).ok()?;
+    let slices = slices.split_whitespace().nth(2)?.to_owned();
+    let call = fs::read_to_string(task.join("syscall")).unwrap_or_default();
+    let number: Option<i64> = call.split_whitespace().next().and_then(|word| word.parse().ok());
+    if number.is_some_and(|number| STORAGE.contains(&number)) {
+        return None;
+    }
+    let may_wait =
+        number.is_none_or(|number| WAITS.contains(&number) || OLD_WAITS.contains(&number));
+    let is_closing = || {
+        let stack = fs::read_to_string(task.join("stack")).unwrap_or_default();
+        stack.contains("__fput") || stack.contains("task_work_run")
+    };
+    (state == 'D' || !may_wait || is_closing())
+        .then(|| Sample { slices, call: format!("state {state}, system call {call:?}") })
+}
+
+/// Descriptors and own memory of a process at quiet moments.
+pub(crate) struct Series {
+    name: String,
+    process: Process,
+    samples: Vec<(usize, u64)>,
+}
+
+impl Series {
+    /// Starts an empty series.
+    pub(crate) fn new(name: String, process: Process) -> Series {
+        Series { name, process, samples: Vec::new() }
+    }
+
+    /// Takes a sample; false if the process is gone.
+    pub(crate) fn sample(&mut self) -> bool {
+        self.samples.push((self.process.descriptors(), self.process.own_memory_kib()));
+        self.process.is_alive()
+    }
+
+    /// Prints the figures; returns findings where they grow. The first third, in which buffers
+    /// reach their sizes, is only printed.
+    pub(crate) fn judge(&self) -> Option<String> {
+        let warm = &self.samples[self.samples.len() / 3..];
+        let lowest = |part: &[(usize, u64)]| {
+            (part.iter().map(|s| s.0).min(), part.iter().map(|s| s.1).min())
+        };
+        let half = warm.len().div_ceil(2);
+        let ((Some(fds), Some(kib)), (Some(last_fds), Some(last_kib))) =
+            (lowest(&warm[..half]), lowest(&warm[warm.len() - half..]))
+        else {
+            return Some(format!("{}: no sample", self.name));
+        };
+        println!(
+            "  {}: descriptors {:?} to {:?}, own memory {} KiB to {} KiB",
+            self.name,
+            self.samples.first().map(|s| s.0),
+            last_fds,
+            self.samples.first().map_or(0, |s| s.1),
+            last_kib
+        );
+        let grows = last_fds > fds || last_kib > kib + NOISE_KIB;
+        let line = format!(
+            "{}: descriptors {fds} to {last_fds}, own memory {kib} KiB to {last_kib} KiB: IT GROWS",
+            self.name
+        );
+        grows.then_some(line)
+    }
+}

@@ -1,0 +1,231 @@
+//! Disposal threads: they close descriptors whose close may block.
+//!
+//! [`dispose`] puts a descriptor into a queue and returns. A thread takes it out and closes it. A thread
+//! that is blocked in a close does not stop the others: while every thread is busy, the next descriptor
+//! starts another one, up to [`THREADS_MAX`]. A thread without work exits after [`IDLE`].
+//!
+//! The queue itself has no bound. Each peer has one: a peer whose message is refused loses its connection.
+//! No descriptor is ever closed on the caller's thread, even when no thread can be started; the next
+//! call tries again.
+//!
+//! A disposal thread turns `SO_LINGER` off before it closes a socket. A peer that keeps a copy can
+//! turn it on again, but then the close is not the last one.
+
+// #syscall all setsockopt 1=SOL_SOCKET 2=SO_LINGER: a socket that a peer sent closes at once
+// #syscall all recvmsg: what is left in the queue of a socket that is disposed of
+
+use std::collections::VecDeque;
+use std::io::IoSliceMut;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Duration;
+
+use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, sockopt};
+
+/// Most disposal threads of a process.
+pub(super) const THREADS_MAX: usize = 32;
+/// Time after which a thread without work exits.
+const IDLE: Duration = Duration::from_secs(5);
+/// Stack of a disposal thread, in bytes. It calls nothing deep.
+const STACK_BYTES: usize = 256 << 10;
+/// Most descriptors in a message of a Unix socket (`SCM_MAX_FD`).
+const MESSAGE_FDS_MAX: usize = 253;
+/// Messages taken out of the queue of one socket.
+const MESSAGES_MAX: usize = 1024;
+
+static DISPOSAL: OnceLock<Disposal<Item>> = OnceLock::new();
+
+/// Something to close.
+enum Item {
+    File(OwnedFd),
+    /// A socket of this process alone: nobody else wants what is in its queue.
+    Socket(OwnedFd),
+}
+
+/// Closes `fd` on a disposal thread. Never blocks.
+pub fn dispose(fd: OwnedFd) {
+    add(Item::File(fd));
+}
+
+/// Closes a socket of this process alone on a disposal thread, with what a peer has sent into its
+/// queue. Never blocks.
+pub fn dispose_socket(socket: OwnedFd) {
+    add(Item::Socket(socket));
+}
+
+fn add(item: Item) {
+    DISPOSAL.get_or_init(|| Disposal::new(THREADS_MAX, close)).add(item);
+}
+
+/// Descriptors that came from a peer. What is not taken out is disposed of when this is dropped.
+#[derive(Debug, Default)]
+pub struct Descriptors(Vec<OwnedFd>);
+
+impl Descriptors {
+    /// Number of descriptors.
+    pub fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Returns `true` if there are none.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Lends each.
+    pub fn each(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        self.0.iter().map(AsFd::as_fd)
+    }
+
+    /// Takes all of them out.
+    pub fn into_vec(mut self) -> Vec<OwnedFd> {
+        std::mem::take(&mut self.0)
+    }
+
+    /// Takes exactly `N` out.
+    ///
+    /// # Errors
+    ///
+    /// The number found, if it is another one; all of them are disposed of.
+    pub fn exactly<const N: usize>(self) -> Result<[OwnedFd; N], usize> {
+        if self.0.len() != N {
+            return Err(self.0.len());
+        }
+        let found = self.0.len();
+        <[OwnedFd; N]>::try_from(self.into_vec()).map_err(|_| found)
+    }
+}
+
+impl From<Vec<OwnedFd>> for Descriptors {
+    fn from(fds: Vec<OwnedFd>) -> Descriptors {
+        Descriptors(fds)
+    }
+}
+
+impl Drop for Descriptors {
+    fn drop(&mut self) {
+        self.0.drain(..).for_each(dispose);
+    }
+}
+
+fn close(item: Item) {
+    match item {
+        // Fails for what is no socket.
+        Item::File(fd) => drop(sockopt::set_socket_linger(&fd, None)),
+        Item::Socket(socket) => drain(&socket),
+    }
+}
+
+/// Takes the descriptors out of a Unix socket's queue, which would be closed with it.
+fn drain(socket: &OwnedFd) {
+    let mut byte = [0u8; 1];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MESSAGE_FDS_MAX))];
+    for _ in 0..MESSAGES_MAX {
+        let mut control = RecvAncillaryBuffer::new(&mut space);
+        let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
+        let mut into = [IoSliceMut::new(&mut byte)];
+        let Ok(got) = rustix::net::recvmsg(socket, &mut into, &mut control, flags) else { return };
+        let mut fds = 0;
+        for message in control.drain() {
+            if let RecvAncillaryMessage::ScmRights(rights) = message {
+                for fd in rights {
+                    let _ = sockopt::set_socket_linger(&fd, None);
+                    fds += 1;
+                }
+            }
+        }
+        if got.bytes == 0 && fds == 0 {
+            return;
+        }
+    }
+}
+
+/// A queue of items whose end may block, and the threads that end them.
+pub struct Disposal<T> {
+    shared: Arc<Shared<T>>,
+}
+
+struct Shared<T> {
+    state: Mutex<State<T>>,
+    added: Condvar,
+    ended: Condvar,
+    threads_max: usize,
+    end: fn(T),
+}
+
+struct State<T> {
+    queue: VecDeque<T>,
+    threads: usize,
+    idle: usize,
+    /// Items that were added and have not ended.
+    pending: usize,
+}
+
+impl<T: Send + 'static> Disposal<T> {
+    /// A disposal that ends each item by `end`, on at most `threads_max` threads. It has none yet.
+    pub fn new(threads_max: usize, end: fn(T)) -> Disposal<T> {
+        let state = State { queue: VecDeque::new(), threads: 0, idle: 0, pending: 0 };
+        let (state, added, ended) = (Mutex::new(state), Condvar::new(), Condvar::new());
+        Disposal { shared: Arc::new(Shared { state, added, ended, threads_max, end }) }
+    }
+
+    /// Hands `item` to a thread. Never blocks.
+    pub fn add(&self, item: T) {
+        let mut state = self.shared.lock();
+        state.queue.push_back(item);
+        state.pending += 1;
+        if state.queue.len() > state.idle && state.threads < self.shared.threads_max {
+            let shared = Arc::clone(&self.shared);
+            let thread = std::thread::Builder::new().name("dispose".to_owned());
+            let started = thread.stack_size(STACK_BYTES).spawn(move || shared.work());
+            state.threads += usize::from(started.is_ok());
+        }
+        drop(state);
+        self.shared.added.notify_one();
+    }
+
+    /// Waits until every item has ended. Returns `false` if that takes longer than `timeout`.
+    pub fn wait_until_done(&self, timeout: Duration) -> bool {
+        let state = self.shared.lock();
+        let is_busy = |state: &mut State<T>| state.pending > 0;
+        let waited = self.shared.ended.wait_timeout_while(state, timeout, is_busy);
+        !waited.unwrap_or_else(PoisonError::into_inner).1.timed_out()
+    }
+}
+
+impl<T> std::fmt::Debug for Disposal<T> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let State { threads, pending, .. } = *self.shared.lock();
+        f.debug_struct("Disposal").field("threads", &threads).field("pending", &pending).finish()
+    }
+}
+
+impl<T> Shared<T> {
+    fn lock(&self) -> MutexGuard<'_, State<T>> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn work(&self) {
+        let mut state = self.lock();
+        loop {
+            if let Some(item) = state.queue.pop_front() {
+                drop(state);
+                (self.end)(item);
+                state = self.lock();
+                state.pending -= 1;
+                self.ended.notify_all();
+                continue;
+            }
+            state.idle += 1;
+            let (woken, wait) =
+                self.added.wait_timeout(state, IDLE).unwrap_or_else(PoisonError::into_inner);
+            state = woken;
+            state.idle -= 1;
+            if wait.timed_out() && state.queue.is_empty() {
+                state.threads -= 1;
+                return;
+            }
+        }
+    }
+}

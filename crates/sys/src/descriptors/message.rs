@@ -1,0 +1,85 @@
+//! Messages with descriptors, over a socket that keeps message boundaries.
+
+// #syscall all recvmsg: a look at a message with its descriptors
+// #syscall all recvfrom: taking a message that was looked at out of the queue
+
+use std::io::IoSliceMut;
+use std::mem::MaybeUninit;
+use std::os::fd::AsFd;
+
+use rustix::io::Errno;
+use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags};
+
+use super::Descriptors;
+
+/// Most descriptors that any protocol here sends with a message.
+const FDS_MAX: usize = 64;
+
+/// A message that was received.
+#[derive(Debug)]
+pub struct Message {
+    /// Bytes in the caller's buffer. 0: the other end is closed, or sent an empty message.
+    pub bytes: usize,
+    /// Descriptors that came with it, at most as many as the caller takes.
+    pub descriptors: Descriptors,
+}
+
+/// Why no message was received.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum MessageError {
+    /// More descriptors than the caller takes. The message is still in the queue: the socket is to be
+    /// [disposed of](super::dispose), not closed.
+    #[error("a message with more than {limit} descriptors")]
+    Descriptors {
+        /// The limit.
+        limit: usize,
+    },
+    /// More bytes than the buffer has. The message is still in the queue, as above.
+    #[error("a message of more than {limit} bytes")]
+    Bytes {
+        /// The limit.
+        limit: usize,
+    },
+    /// The system refused; `EAGAIN` when no message is there.
+    #[error(transparent)]
+    System(#[from] Errno),
+}
+
+/// Receives one message with at most `fds_max` descriptors, without blocking. `socket` must keep
+/// message boundaries, and nobody else may read from it.
+///
+/// # Errors
+///
+/// [`MessageError`]. After any but [`MessageError::System`] the socket is to be disposed of.
+pub fn receive_message(
+    socket: impl AsFd,
+    buffer: &mut [u8],
+    fds_max: usize,
+) -> Result<Message, MessageError> {
+    let limit = buffer.len();
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FDS_MAX))];
+    let room = rustix::cmsg_space!(ScmRights(fds_max.clamp(1, FDS_MAX)));
+    let mut control = RecvAncillaryBuffer::new(&mut space[..room]);
+    let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC | RecvFlags::PEEK;
+    let mut into = [IoSliceMut::new(buffer)];
+    let got = rustix::net::recvmsg(&socket, &mut into, &mut control, flags)?;
+    let mut fds = Vec::new();
+    for message in control.drain() {
+        if let RecvAncillaryMessage::ScmRights(rights) = message {
+            fds.extend(rights);
+        }
+    }
+    let descriptors = Descriptors::from(fds);
+    if got.flags.contains(ReturnFlags::CTRUNC) || descriptors.len() > fds_max {
+        return Err(MessageError::Descriptors { limit: fds_max });
+    }
+    if got.flags.contains(ReturnFlags::TRUNC) {
+        return Err(MessageError::Bytes { limit });
+    }
+    // The duplicates are held: the references that the kernel drops here are not the last ones.
+    let taken = rustix::net::recv(&socket, &mut [0u8; 0][..], RecvFlags::DONTWAIT);
+    match taken {
+        Ok(_) | Err(Errno::CONNRESET) => Ok(Message { bytes: got.bytes, descriptors }),
+        Err(errno) => Err(errno.into()),
+    }
+}

@@ -1,0 +1,231 @@
+//! `cargo xtask attack`: the attack suite, as root and as an ordinary user, and the random attack.
+//!
+//! The suite is every test program `attack_*` of `crates/ringfence/tests`, found by name. Root runs each
+//! twice: as root, and as an ordinary user with a runtime directory of its own. The programs are built
+//! once, before the user is changed, and copied to where that user may read them.
+
+use std::os::unix::fs::{PermissionsExt, chown};
+use std::path::{Path, PathBuf};
+
+use anyhow::Context as _;
+use clap::{Args, Subcommand};
+
+use crate::exec::{Cmd, TestRun};
+use crate::packages::integration_tests;
+use crate::tools;
+
+/// User and group of the ordinary user: `nobody` of most systems, who owns nothing.
+const ORDINARY: u32 = 65534;
+/// Prefix of the test programs of the suite.
+const PREFIX: &str = "attack_";
+const CRATE: &str = "crates/ringfence";
+/// Test program of the random attack.
+const RANDOM: &str = "attack_random";
+
+/// Attack suite or random attack.
+#[derive(Args)]
+pub(crate) struct AttackArgs {
+    #[command(subcommand)]
+    random: Option<Kind>,
+    /// Run only test programs whose names contain this
+    #[arg(long, value_name = "TEXT", default_value = "")]
+    only: String,
+}
+
+#[derive(Subcommand)]
+enum Kind {
+    /// Let random attackers loose beside honest guests
+    ///
+    /// Three guests attack control socket, hub, store, event channels, NBD sockets, TAPs, the uplink and
+    /// the runtime directory at random, with descriptors of all kinds. Two honest guests verify every
+    /// byte of TCP streams and disks. Findings are: lost or damaged bytes, processes that die, threads
+    /// stuck for over a second, slow answers, and memory or descriptors that grow. Only root can see
+    /// threads and descriptors of processes that are not dumpable.
+    Random {
+        /// Duration in minutes
+        #[arg(long, default_value_t = 2.0)]
+        minutes: f64,
+        /// Seed of a run that is to be repeated
+        #[arg(long)]
+        seed: Option<u64>,
+        /// Families of attacks: frames, spoof, nbd, control, files, uplink, frontend, server
+        #[arg(long, value_delimiter = ',')]
+        families: Vec<String>,
+        /// Use this `ringfence` for honest guests and the driver domain
+        #[arg(long, value_name = "FILE")]
+        program: Option<PathBuf>,
+    },
+}
+
+/// Runs the suite or the random attack; false if something was found.
+pub(crate) fn run(args: &AttackArgs, root: &Path) -> anyhow::Result<bool> {
+    match &args.random {
+        None => suite(root, &args.only),
+        Some(Kind::Random { minutes, seed, families, program }) => {
+            let test = ["test", "--release", "--package", "ringfence", "--test", RANDOM];
+            let mut test = Cmd::cargo().args(test);
+            test = test.env("RINGFENCE_ATTACK_MINUTES", minutes.to_string());
+            test = test.env("RINGFENCE_TEST_REQUIRE", "1");
+            if let Some(seed) = seed {
+                test = test.env("RINGFENCE_ATTACK_SEED", seed.to_string());
+            }
+            if !families.is_empty() {
+                test = test.env("RINGFENCE_ATTACK_FAMILIES", families.join(","));
+            }
+            if let Some(program) = program {
+                let program = std::path::absolute(program)?;
+                anyhow::ensure!(program.is_file(), "{} is no file", program.display());
+                test = test.env("RINGFENCE_ATTACK_PROGRAM", program);
+            }
+            Ok(test.run(root)?)
+        }
+    }
+}
+
+fn suite(root: &Path, only: &str) -> anyhow::Result<bool> {
+    let mut names = integration_tests(&root.join(CRATE))?;
+    names.retain(|name| {
+        name.to_str().is_some_and(|name| name.starts_with(PREFIX) && name.contains(only))
+    });
+    anyhow::ensure!(!names.is_empty(), "{CRATE}/tests has no test program {PREFIX}*{only}*");
+    let mut build = Cmd::cargo().args(["test", "--release", "--no-run", "--package", "ringfence"]);
+    build = build.args(["--message-format=json-render-diagnostics"]);
+    for name in &names {
+        build = build.args(["--test".into(), name.clone()]);
+    }
+    println!("building {} test programs of the attack suite", names.len());
+    let built = build.output(root)?.map_err(anyhow::Error::msg)?;
+    let programs = executables(&built)?;
+    let is_root = rustix::process::geteuid().is_root();
+    if let Some(message) = tools::open_tun(is_root) {
+        println!("{message}");
+    }
+    if is_root && let Some((_, program)) = programs.first() {
+        // The tests start the `ringfence` that was built beside them.
+        let reach = as_ordinary_user().args(["test", "-x"]).args([program]);
+        anyhow::ensure!(
+            reach.probe(),
+            "user {ORDINARY} cannot reach {}: use a checkout below directories that all users may \
+             enter",
+            program.display()
+        );
+    }
+    let mut good = true;
+    for (name, program) in programs {
+        if is_root {
+            good &= report("root", &name, &direct(&program).run_tests(&root.join(CRATE))?);
+            let place = Place::new(&name)?;
+            let ordinary = place.ordinary(&program)?;
+            good &= report("an ordinary user", &name, &ordinary.run_tests(&place.0)?);
+        } else {
+            println!("SKIPPED: {name} as root: only root can do that");
+            good &=
+                report("an ordinary user", &name, &direct(&program).run_tests(&root.join(CRATE))?);
+        }
+    }
+    Ok(good)
+}
+
+/// Start of a command line that becomes the ordinary user, without groups or capabilities.
+fn as_ordinary_user() -> Cmd {
+    let user = [format!("--reuid={ORDINARY}"), format!("--regid={ORDINARY}")];
+    Cmd::new("setpriv").args(user).args(["--clear-groups", "--inh-caps=-all"])
+}
+
+fn direct(program: &Path) -> Cmd {
+    Cmd::new(program).args(["--show-output"])
+}
+
+/// Test programs among cargo's messages: name and file.
+fn executables(messages: &str) -> anyhow::Result<Vec<(String, PathBuf)>> {
+    let mut found = Vec::new();
+    for line in messages.lines() {
+        let message: serde_json::Value = serde_json::from_str(line).context("cargo's messages")?;
+        let name = message.pointer("/target/name").and_then(serde_json::Value::as_str);
+        let file = message.get("executable").and_then(serde_json::Value::as_str);
+        if let (Some(name), Some(file)) = (name.filter(|n| n.starts_with(PREFIX)), file) {
+            found.push((name.to_owned(), PathBuf::from(file)));
+        }
+    }
+    anyhow::ensure!(!found.is_empty(), "cargo built no test program");
+    Ok(found)
+}
+
+/// Prints the outcome of one test program; false where a test failed or none ran.
+fn report(user: &str, name: &str, run: &TestRun) -> bool {
+    for (test, reason) in &run.skipped {
+        println!("SKIPPED: {name}, {test}: {reason}");
+    }
+    let good = run.success && run.failed == 0 && run.passed > 0;
+    let verdict = if good { "passed" } else { "FAILED" };
+    println!(
+        "---- {name} as {user}: {verdict}: {} ran, {} failed, {} skipped",
+        run.ran(),
+        run.failed,
+        run.skipped.len()
+    );
+    good
+}
+
+/// Directory of the ordinary user, with a copy of a test program. It is removed when this is dropped.
+struct Place(PathBuf);
+
+impl Place {
+    fn new(name: &str) -> anyhow::Result<Place> {
+        // Not below the target directory, in which the ordinary user may write nothing.
+        let path = std::env::temp_dir().join(format!("ringfence-{name}-{}", std::process::id()));
+        std::fs::create_dir(&path).with_context(|| format!("cannot make {}", path.display()))?;
+        let place = Place(path);
+        std::fs::set_permissions(&place.0, std::fs::Permissions::from_mode(0o700))?;
+        chown(&place.0, Some(ORDINARY), Some(ORDINARY))?;
+        Ok(place)
+    }
+
+    /// A copy of the test program, run by the ordinary user with a runtime directory of its own.
+    fn ordinary(&self, program: &Path) -> anyhow::Result<Cmd> {
+        let (copy, session) = (self.0.join("program"), self.0.join("session"));
+        std::fs::copy(program, &copy)?;
+        std::fs::set_permissions(&copy, std::fs::Permissions::from_mode(0o755))?;
+        std::fs::create_dir(&session)?;
+        std::fs::set_permissions(&session, std::fs::Permissions::from_mode(0o700))?;
+        chown(&session, Some(ORDINARY), Some(ORDINARY))?;
+        Ok(as_ordinary_user()
+            .args([copy])
+            .args(["--show-output"])
+            // Root's own directories are closed to this user.
+            .env("PATH", "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin")
+            .env("HOME", self.0.as_os_str())
+            .env("TMPDIR", self.0.as_os_str())
+            .env("XDG_RUNTIME_DIR", session.as_os_str()))
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        if let Err(error) = std::fs::remove_dir_all(&self.0) {
+            eprintln!("{} stays: {error}", self.0.display());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn executables_of_cargo_messages_are_test_programs_of_the_suite() {
+        let messages = "{\"reason\":\"build-script-executed\"}\n\
+            {\"target\":{\"name\":\"ringfence\"},\"executable\":\"/t/ringfence\"}\n\
+            {\"target\":{\"name\":\"attack_x\"},\"executable\":\"/t/attack_x-1\"}\n\
+            {\"target\":{\"name\":\"attack_y\"},\"executable\":null}\n";
+        let expected = [("attack_x".to_owned(), PathBuf::from("/t/attack_x-1"))];
+        assert_eq!(executables(messages).unwrap(), expected);
+        assert!(executables("").is_err());
+    }
+
+    #[test]
+    fn report_of_a_run_without_tests_is_a_failure() {
+        let run = TestRun { success: true, ..TestRun::default() };
+        assert!(!report("root", "attack_x", &run));
+    }
+}

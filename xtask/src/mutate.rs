@@ -1,0 +1,184 @@
+//! `cargo xtask mutate`: removes each guard named in `xtask/mutations.toml` and demands that its test
+//! fails.
+//!
+//! An entry names a guard, the text that is the guard, the text that replaces it, and the `cargo test`
+//! arguments of the test that backs it. The work is done in a scratch worktree of the last commit, below
+//! the target directory. Each test is run on the unchanged sources first, where it has to pass: a test
+//! that always fails backs nothing. A mutation that does not build is an error, since no test ran.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, bail, ensure};
+use clap::Args;
+use serde::Deserialize;
+
+use crate::exec::{Cmd, TestRun};
+
+/// List of the mutations, below the root.
+pub(crate) const LIST: &str = "xtask/mutations.toml";
+
+/// Selection of mutations.
+#[derive(Args)]
+pub(crate) struct MutateArgs {
+    /// Names of mutations; without one, all are tried
+    names: Vec<String>,
+    /// Print the list and try nothing
+    #[arg(long)]
+    list: bool,
+}
+
+/// Contents of the list.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct List {
+    mutation: Vec<Mutation>,
+}
+
+/// One guard, the change that removes it, and the test that then fails.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Mutation {
+    /// Name, unique in the list.
+    pub(crate) name: String,
+    /// Party against which the guard protects, as in docs/threat-model.md.
+    pub(crate) party: String,
+    /// Promise that the guard keeps.
+    pub(crate) promise: String,
+    /// Source file, below the root.
+    pub(crate) file: String,
+    /// Text of the guard; it occurs once in the file.
+    pub(crate) from: String,
+    /// Text in its place.
+    pub(crate) to: String,
+    /// Arguments of `cargo test`; the last is the name of the test.
+    pub(crate) test: String,
+}
+
+/// Reads the list.
+pub(crate) fn parse(text: &str) -> anyhow::Result<Vec<Mutation>> {
+    let list: List = toml::from_str(text).with_context(|| format!("reading {LIST}"))?;
+    Ok(list.mutation)
+}
+
+/// Tries the selected mutations; false if a guard could be removed unnoticed.
+pub(crate) fn run(args: &MutateArgs, root: &Path, target: &Path) -> anyhow::Result<bool> {
+    let mut all = parse(&std::fs::read_to_string(root.join(LIST))?)?;
+    for name in &args.names {
+        ensure!(all.iter().any(|m| m.name == *name), "{LIST} has no mutation `{name}`");
+    }
+    all.retain(|mutation| args.names.is_empty() || args.names.contains(&mutation.name));
+    if args.list {
+        all.iter().for_each(|m| println!("{:<40} {}: {}", m.name, m.party, m.promise));
+        return Ok(true);
+    }
+    let scratch = Scratch::new(root, target)?;
+    let mut passes = BTreeMap::new();
+    let mut verdicts = Vec::new();
+    for mutation in &all {
+        println!("\n==== {}: {}", mutation.name, mutation.promise);
+        let verdict = attempt(mutation, &scratch, &mut passes);
+        verdicts.push((mutation.name.as_str(), verdict));
+    }
+    println!();
+    let mut good = true;
+    for (name, verdict) in &verdicts {
+        good &= verdict.is_ok();
+        match verdict {
+            Ok(failed) => println!("{name}: caught, {failed} failed"),
+            Err(why) => println!("{name}: NOT CAUGHT: {why:#}"),
+        }
+    }
+    Ok(good)
+}
+
+/// Removes one guard and runs its test; returns the number of tests that failed.
+fn attempt(
+    mutation: &Mutation,
+    scratch: &Scratch,
+    passes: &mut BTreeMap<String, bool>,
+) -> anyhow::Result<u64> {
+    let path = scratch.tree.join(&mutation.file);
+    let source = std::fs::read_to_string(&path)
+        .with_context(|| format!("{}: is the change committed?", mutation.file))?;
+    let mutated = mutate(&source, mutation)?;
+    if !passes.contains_key(&mutation.test) {
+        let run = scratch.test(&mutation.test)?;
+        passes.insert(mutation.test.clone(), run.success && run.passed > 0);
+    }
+    ensure!(passes[&mutation.test], "`cargo test {}` fails without any change", mutation.test);
+    std::fs::write(&path, mutated)?;
+    let run = scratch.test(&mutation.test);
+    std::fs::write(&path, source)?;
+    let run = run?;
+    if run.failed == 0 {
+        bail!(if run.success { "its test passes" } else { "it does not build, or no test ran" });
+    }
+    Ok(run.failed)
+}
+
+/// Returns the source without the guard.
+fn mutate(source: &str, mutation: &Mutation) -> anyhow::Result<String> {
+    let count = source.matches(&mutation.from).count();
+    ensure!(count == 1, "{}: the guard's text occurs {count} times", mutation.file);
+    Ok(source.replacen(&mutation.from, &mutation.to, 1))
+}
+
+/// Worktree of the last commit, with a target directory that is kept from one run to the next.
+struct Scratch {
+    root: PathBuf,
+    tree: PathBuf,
+    target: PathBuf,
+}
+
+impl Scratch {
+    fn new(root: &Path, target: &Path) -> anyhow::Result<Scratch> {
+        let tree = target.join("mutate-tree");
+        let scratch = Scratch { root: root.to_owned(), tree, target: target.join("mutate-target") };
+        scratch.remove();
+        let add = Cmd::new("git").args(["worktree", "add", "--quiet", "--force", "--detach"]);
+        let add = add.args([scratch.tree.as_os_str(), "HEAD".as_ref()]);
+        add.output(root)?.map_err(anyhow::Error::msg).context("git worktree add")?;
+        Ok(scratch)
+    }
+
+    fn test(&self, words: &str) -> anyhow::Result<TestRun> {
+        let test = Cmd::cargo().args(["test"]).args(words.split_whitespace());
+        let test = test.env("CARGO_TARGET_DIR", self.target.as_os_str());
+        Ok(test.run_tests(&self.tree)?)
+    }
+
+    /// Removes the worktree, if there is one.
+    fn remove(&self) {
+        let remove = Cmd::new("git").args(["worktree", "remove", "--force"]);
+        // One that was never made cannot be removed, which is as well.
+        let _ = remove.args([self.tree.as_os_str()]).output(&self.root);
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        self.remove();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ENTRY: &str = "[[mutation]]\nname = \"n\"\nparty = \"frontend\"\npromise = \"p\"\n\
+        file = \"a.rs\"\nfrom = \"if x {\"\nto = \"if false {\"\ntest = \"-p a b\"\n";
+
+    #[test]
+    fn guard_that_occurs_once_is_replaced() {
+        let list = parse(ENTRY).unwrap();
+        assert_eq!(mutate("if x {}", &list[0]).unwrap(), "if false {}");
+        assert!(mutate("if y {}", &list[0]).is_err());
+        assert!(mutate("if x {} if x {}", &list[0]).is_err());
+    }
+
+    #[test]
+    fn list_with_an_unknown_key_is_refused() {
+        assert!(parse(&format!("{ENTRY}reason = \"?\"\n")).is_err());
+    }
+}

@@ -1,0 +1,62 @@
+//! Entries of the mutation list that fit the sources: the guard's text occurs once in its file, and a
+//! test of that name exists.
+
+use std::collections::BTreeSet;
+
+use super::Finding;
+use super::tree::Tree;
+use crate::mutate::{LIST, parse};
+
+/// Returns findings for entries that do not fit.
+pub(super) fn check(tree: &Tree) -> Vec<Finding> {
+    let Some(text) = tree.files.get(LIST) else { return vec![] };
+    let list = match parse(text) {
+        Ok(list) => list,
+        Err(error) => return vec![Finding::file(LIST, format!("{error:#}"))],
+    };
+    let mut findings = vec![];
+    let mut names = BTreeSet::new();
+    for entry in &list {
+        let mut find = |why: String| {
+            findings.push(Finding::file(LIST, format!("{}: {why}", entry.name)));
+        };
+        if !names.insert(&entry.name) {
+            find("the name occurs twice".to_owned());
+        }
+        match tree.files.get(&entry.file).map(|text| text.matches(&entry.from).count()) {
+            None => find(format!("there is no {}", entry.file)),
+            Some(1) => {}
+            Some(count) => find(format!("the guard's text occurs {count} times in {}", entry.file)),
+        }
+        let test = entry.test.split([' ', ':']).next_back().unwrap_or_default();
+        let is_test = |text: &String| text.contains(&format!("fn {test}"));
+        if test.is_empty() || !tree.files.values().any(is_test) {
+            find(format!("there is no test `{test}`"));
+        }
+    }
+    findings
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn list(from: &str, test: &str) -> String {
+        format!(
+            "[[mutation]]\nname = \"n\"\nparty = \"p\"\npromise = \"p\"\nfile = \"a.rs\"\n\
+             from = \"{from}\"\nto = \"\"\ntest = \"-p a x::{test}\"\n"
+        )
+    }
+
+    #[test]
+    fn entry_whose_guard_or_test_is_gone_is_found() {
+        let source = ("a.rs", "fn guard() { check(); }\nfn attack() {}\n");
+        let good = list("check();", "attack");
+        assert_eq!(check(&Tree::from_files([source, (LIST, &good)])), []);
+        for bad in [list("gone();", "attack"), list("check();", "gone"), list("fn ", "attack")] {
+            assert_eq!(check(&Tree::from_files([source, (LIST, &bad)])).len(), 1, "{bad}");
+        }
+        let twice = format!("{good}{good}");
+        assert_eq!(check(&Tree::from_files([source, (LIST, &twice)])).len(), 1);
+    }
+}
