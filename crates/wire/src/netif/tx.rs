@@ -260,7 +260,7 @@ impl TxChain {
 /// let outcome = parser.next(2, &mut |index| slots[index as usize], &mut chain);
 /// assert_eq!(outcome, TxOutcome::Packet);
 /// assert_eq!(chain.total(), 100);
-// The first request announces the whole packet; its own fragment is the remainder.
+/// // The first request announces the whole packet; its own fragment is the remainder.
 /// assert_eq!(chain.fragments()[0], Fragment { gref: Gref(8), offset: 64, len: 60 });
 /// assert_eq!(chain.fragments()[1], Fragment { gref: Gref(9), offset: 0, len: 40 });
 /// assert!(chain.responses(Status::Okay).map(|response| response.id).eq([1, 2]));
