@@ -44,7 +44,7 @@ pub fn sum(bytes: &[u8]) -> u16 {
     u16::from_be(sum::sum_native(bytes))
 }
 
-/// Returns the Internet checksum of `bytes`, the complement of their [`sum`].
+/// Returns the Internet checksum of `bytes`, the complement of their [`sum()`].
 ///
 /// The result is zero over data that includes a correct checksum field.
 #[must_use]
