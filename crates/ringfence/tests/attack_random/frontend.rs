@@ -137,10 +137,11 @@ fn unpack() -> Luggage {
 /// Attacks until the process ends.
 fn attack(seed: u64) {
     let mut noise = Noise::from_seed(seed);
-    let mut luggage = unpack();
     // The rings come up first in most lives: an attacker without a device reaches less.
     std::thread::sleep(Duration::from_millis(noise.below(1500)));
+    // Before the luggage: a second handle would keep the receiver's close from being the last.
     let targets = attack::sockets();
+    let mut luggage = unpack();
     // Half of the lives attack one socket alone: garbage at another one would soon end them.
     let is_single = noise.below(2) == 0;
     let single = 1 << noise.below((targets.len() as u64).clamp(1, 64));
@@ -161,6 +162,8 @@ fn attack(seed: u64) {
                     && let Some(lingering) = luggage.lingering.pop()
                 {
                     sent += u64::from(send_raw(target, &message, &[lingering.as_fd()]).is_ok());
+                    // The receiver may have been first: then this close blocks, and not the attack.
+                    let _ = std::thread::Builder::new().spawn(move || drop(lingering));
                     continue;
                 }
                 let fds = pick(&luggage.kinds, &mut noise);
