@@ -11,11 +11,11 @@ use std::io::ErrorKind;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, Weak};
 
+use ringfence_sys::descriptors::{ByteSocket, Received};
 use rustix::io::Errno;
 
 use super::hub::client::HubClient;
 use crate::{Channel, ChannelError, Counters, EventPort};
-use ringfence_sys::descriptors::{ByteSocket, Received};
 
 /// One end. When it is dropped, the hub forgets the port.
 pub struct LocalChannel {
