@@ -4,7 +4,11 @@
 //! sources written in the test. Exceptions are in `xtask/tidy.toml`, each visible in review.
 
 mod atomics;
+mod commits;
+mod floors;
 mod fuzz;
+mod imports;
+mod language;
 mod modules;
 mod mutations;
 mod size;
@@ -40,6 +44,15 @@ struct Config {
     functions: BTreeMap<String, usize>,
     /// Files that use atomics, and why.
     atomics: BTreeMap<String, String>,
+    /// Import cycles over the limit: their first file and the number of their files.
+    #[serde(default)]
+    cycles: BTreeMap<String, usize>,
+    /// Words that the glossary replaces, by the file that may use them, and why.
+    #[serde(default)]
+    words: BTreeMap<String, BTreeMap<String, String>>,
+    /// The last commit whose subject, and those before it, the rule on subjects leaves out.
+    #[serde(default)]
+    commits_after: Option<String>,
 }
 
 /// One thing that breaks a rule.
@@ -74,7 +87,11 @@ pub(crate) fn check(root: &Path) -> anyhow::Result<Vec<Finding>> {
     let tree = Tree::read(root)?;
     let config = tree.files.get(CONFIG).with_context(|| format!("{CONFIG} is missing"))?;
     let config: Config = toml::from_str(config).with_context(|| format!("reading {CONFIG}"))?;
-    Ok(check_tree(&tree, &config))
+    let mut findings = check_tree(&tree, &config);
+    if let Some(after) = &config.commits_after {
+        findings.extend(commits::check(root, after));
+    }
+    Ok(findings)
 }
 
 /// Writes the list of system calls anew from what the sources of `root` say; the findings are of lines
@@ -94,6 +111,9 @@ fn check_tree(tree: &Tree, config: &Config) -> Vec<Finding> {
     findings.extend(size::check(tree, &config.files, &config.functions));
     findings.extend(unsafety::check(tree));
     findings.extend(atomics::check(tree, &config.atomics));
+    findings.extend(floors::check(tree));
+    findings.extend(imports::check(tree, &config.cycles));
+    findings.extend(language::check(tree, &config.words));
     findings.extend(fuzz::check(tree));
     findings.extend(mutations::check(tree));
     findings.extend(syscalls::check(tree));
@@ -118,8 +138,12 @@ mod tests {
     fn a_tidy_tree_has_no_findings_and_a_finding_shows_where_it_is() {
         let tree = Tree::from_files([
             ("CHANGELOG.md", "# Changelog\n\n## [Unreleased]\n"),
+            (
+                "ARCHITECTURE.md",
+                "<!-- crates: this picture defines the floors that tidy checks -->\n```text\n net\n```\n",
+            ),
             ("crates/net/Cargo.toml", "[package]\nname = \"ringfence-net\"\n"),
-            ("crates/net/src/lib.rs", "#![forbid(unsafe_code)]\n//! Net.\n"),
+            ("crates/net/src/lib.rs", "#![forbid(unsafe_code)]\n//! Ports of a network device.\n"),
         ]);
         let findings = check_tree(&tree, &Config::default());
         assert_eq!(findings, []);

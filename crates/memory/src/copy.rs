@@ -1,18 +1,19 @@
-//! Copies between memory that may race with another domain and memory that does not.
+//! Copies between memory that may race with another domain and private memory.
 //!
-//! Inline assembly is opaque to the optimiser: it can neither be repeated nor split, and a race on
-//! the bytes it touches is not undefined behaviour in Rust's model, merely unspecified content.
-//! Elsewhere relaxed atomics of the widest aligned word do the same at a third of the speed.
+//! Inline assembly is opaque to the optimiser, which can neither repeat nor split it. A race on the bytes that
+//! it touches is no undefined behaviour in Rust's model; only the content is unspecified. Other architectures
+//! use relaxed atomics of the widest aligned word, at a third of the speed.
 
-/// Up to here SSE moves beat the start-up cost of `rep movsb` (measured: break-even near 700 bytes).
+/// Smallest length for `rep movsb`. Below it, SSE moves avoid its start-up cost (break-even near 700 bytes).
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 const MOVSB_FROM: usize = 768;
 
-/// Copies `len` bytes from `src` to `dst`, either of which may be racing lent memory.
+/// Copies `len` bytes from `src` to `dst`; either may be racing lent memory. If the ranges overlap, the content
+/// of `dst` is unspecified.
 ///
 /// # Safety
 ///
-/// `src` must be readable and `dst` writable for `len` bytes, and the ranges must not overlap.
+/// `src` must be readable and `dst` writable for `len` bytes.
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 #[inline]
 pub(crate) unsafe fn copy_racing(src: *const u8, dst: *mut u8, len: usize) {
@@ -27,26 +28,26 @@ pub(crate) unsafe fn copy_racing(src: *const u8, dst: *mut u8, len: usize) {
         return;
     }
     if len > 64 {
-        // SAFETY: by the caller's contract, and there are 16 bytes.
+        // SAFETY: by the caller's contract; there are more than 16 bytes.
         return unsafe { copy_blocks(src, dst, len) };
     }
     if len >= 32 {
-        // SAFETY: by the caller's contract, and there are 32 to 64 bytes.
+        // SAFETY: by the caller's contract; there are 32 to 64 bytes.
         return unsafe { copy_line(src, dst, len) };
     }
     if len >= 16 {
-        // SAFETY: by the caller's contract, and there are 16 bytes.
+        // SAFETY: by the caller's contract; there are 16 to 32 bytes.
         return unsafe { copy_half_line(src, dst, len) };
     }
     // SAFETY: by the caller's contract.
     unsafe { copy_few(src, dst, len) };
 }
 
-/// Copies 32 to 64 bytes by four SSE moves, the last two of which end at `len`.
+/// Copies 32 to 64 bytes with four SSE moves; the last two end at `len`.
 ///
 /// # Safety
 ///
-/// As [`copy_racing`], and `len` is 32 to 64.
+/// As for [`copy_racing`], and `len` is 32 to 64.
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 #[inline]
 unsafe fn copy_line(src: *const u8, dst: *mut u8, len: usize) {
@@ -69,11 +70,11 @@ unsafe fn copy_line(src: *const u8, dst: *mut u8, len: usize) {
     }
 }
 
-/// Copies 16 to 32 bytes by two SSE moves, the last of which ends at `len`.
+/// Copies 16 to 32 bytes with two SSE moves; the last one ends at `len`.
 ///
 /// # Safety
 ///
-/// As [`copy_racing`], and `len` is 16 to 32.
+/// As for [`copy_racing`], and `len` is 16 to 32.
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 #[inline]
 unsafe fn copy_half_line(src: *const u8, dst: *mut u8, len: usize) {
@@ -92,11 +93,11 @@ unsafe fn copy_half_line(src: *const u8, dst: *mut u8, len: usize) {
     }
 }
 
-/// Octets of a cache line.
+/// Length of a cache line in bytes.
 const LINE: usize = 64;
 
-/// Asks for the cache lines of a range, to be read. Whatever the address, nothing is accessed in Rust's
-/// sense, and nothing faults.
+/// Prefetches the cache lines of a range for reading. Accesses no memory in Rust's sense and never faults, so
+/// any address is allowed.
 #[inline]
 pub(crate) fn prefetch_read(at: *const u8, len: usize) {
     for line in (0..len).step_by(LINE) {
@@ -111,12 +112,12 @@ pub(crate) fn prefetch_read(at: *const u8, len: usize) {
     }
 }
 
-/// As [`prefetch_read`], to be written: other processors are asked to give the lines up.
+/// Prefetches the cache lines of a range for writing: other processors give the lines up.
 #[inline]
 pub(crate) fn prefetch_write(at: *mut u8, len: usize) {
     for line in (0..len).step_by(LINE) {
         #[cfg(all(target_arch = "x86_64", not(miri)))]
-        // SAFETY: as above. Processors without the instruction take it for a no-op.
+        // SAFETY: as above. Processors without the instruction execute it as a no-op.
         unsafe {
             core::arch::asm!("prefetchw [{}]", in(reg) at.wrapping_add(line),
                              options(nostack, preserves_flags, readonly));
@@ -126,17 +127,17 @@ pub(crate) fn prefetch_write(at: *mut u8, len: usize) {
     }
 }
 
-/// Copies at least 16 bytes by SSE moves.
+/// Copies at least 16 bytes with SSE moves.
 ///
 /// # Safety
 ///
-/// As [`copy_racing`], and `len` is at least 16.
+/// As for [`copy_racing`], and `len` is at least 16.
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 #[inline]
 unsafe fn copy_blocks(src: *const u8, dst: *mut u8, len: usize) {
     use core::arch::asm;
-    // SAFETY: all moves stay within [0, len): whole blocks first, then one 16-byte move that
-    // ends exactly at len (and may overlap the previous block).
+    // SAFETY: all moves stay within [0, len): whole blocks first, then one 16-byte move that ends exactly at
+    // len and may overlap the previous block.
     unsafe {
         asm!(
             "xor {i}, {i}",
@@ -174,16 +175,16 @@ unsafe fn copy_blocks(src: *const u8, dst: *mut u8, len: usize) {
     }
 }
 
-/// Copies fewer than 16 bytes by general-purpose registers.
+/// Copies fewer than 16 bytes with general-purpose registers.
 ///
 /// # Safety
 ///
-/// As [`copy_racing`], and `len` is below 16.
+/// As for [`copy_racing`], and `len` is below 16.
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 #[inline]
 unsafe fn copy_few(src: *const u8, dst: *mut u8, len: usize) {
     use core::arch::asm;
-    // SAFETY: as the caller vouches; the two moves of each branch cover [0, len) and may overlap.
+    // SAFETY: by the caller's contract; the two moves of each branch cover [0, len) and may overlap.
     unsafe {
         if len >= 8 {
             asm!("mov {x}, [{s}]", "mov {y}, [{s} + {n} - 8]", "mov [{t}], {x}",
@@ -205,11 +206,12 @@ unsafe fn copy_few(src: *const u8, dst: *mut u8, len: usize) {
     }
 }
 
-/// As above, with relaxed atomic words.
+/// Copies `len` bytes with relaxed atomic words; either range may be racing lent memory. If the ranges overlap,
+/// the content of `dst` is unspecified.
 ///
 /// # Safety
 ///
-/// As above.
+/// `src` must be readable and `dst` writable for `len` bytes.
 #[cfg(any(not(target_arch = "x86_64"), miri))]
 pub(crate) unsafe fn copy_racing(src: *const u8, dst: *mut u8, len: usize) {
     use core::sync::atomic::{AtomicU8, AtomicU64, Ordering::Relaxed};
@@ -241,7 +243,7 @@ mod tests {
     use super::copy_racing;
 
     #[test]
-    fn copies_every_length_and_nothing_else() {
+    fn copy_racing_of_every_length_copies_exact_range() {
         let src: Vec<u8> = (0..2048u32).map(|i| (i * 31 + 7).to_le_bytes()[0]).collect();
         for len in (0..300).chain([511, 767, 768, 769, 1500, 2000]) {
             for shift in [0usize, 1, 3, 8, 13] {

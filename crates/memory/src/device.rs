@@ -1,16 +1,15 @@
-//! Memory that a device of the kernel reaches by address: kernel vhost's, for one.
+//! Memory that a kernel device reaches by address, for example kernel vhost.
 //!
 //! # Contract
 //!
-//! A device is told addresses by what is written into its rings, and writes where it is told to. So the
-//! numbers themselves must be trustworthy, not just whoever passes them on:
+//! A device reads addresses from its rings and accesses them. So the numbers themselves must be trustworthy:
 //!
-//! * A [`DeviceRange`] that may be written lies in lent memory, where no Rust reference can be. One that may
-//!   be read lies there or in a [`SendArea`]. Nothing else makes one, outside of `unsafe`.
-//! * A [`DeviceRegion`] keeps its memory mapped. Whoever gives a device its table of regions keeps them for
-//!   as long as the device can use it; a range outside all regions is refused by the device.
+//! * A writable [`DeviceRange`] lies in lent memory, where no Rust reference can point. A readable one lies
+//!   there or in a [`SendArea`]. Safe code cannot construct any other range.
+//! * A [`DeviceRegion`] keeps its memory mapped. The code that gives a device its table of regions keeps them
+//!   for as long as the device can use them. The device refuses a range outside all regions.
 //!
-//! Addresses are numbers here and are never turned back into pointers.
+//! Addresses are numbers here and are never converted back to pointers.
 
 use core::fmt;
 use core::ptr::NonNull;
@@ -18,24 +17,22 @@ use std::io;
 use std::sync::Arc;
 
 use crate::lent::{OutOfRange, Owner};
-use crate::mapping::Reservation;
+use crate::mapping::MappedRange;
 
-/// What a device may do with a range.
+/// Access of a device to a range.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum DeviceAccess {
-    /// Read it.
     Read,
-    /// Write it.
     Write,
 }
 
-/// Where regions begin whose addresses are told to kernel vhost: no address of a process is as high.
+/// Lowest address of regions in the I/O address space of kernel vhost. No address of a process is as high.
 pub const FIRST_IO_ADDRESS: u64 = 1 << 60;
 
-/// Addresses above those of any kernel belong to nobody, either.
+/// Highest I/O address. Addresses above it belong to a kernel.
 const LAST_IO_ADDRESS: u64 = (1 << 62) - 1;
 
-/// A range of memory as a device is told of it.
+/// Memory range in the address space of a device.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct DeviceRange {
     address: u64,
@@ -44,19 +41,19 @@ pub struct DeviceRange {
 }
 
 impl DeviceRange {
-    /// A range at an address of the device's: one of ours, or one that an I/O translation table turns
-    /// into one of ours.
+    /// Creates a range at an address of the device: an address of this process, or one that an I/O translation
+    /// table maps to such an address.
     ///
     /// # Safety
     ///
-    /// Where the device reaches memory of this process by that address, it is lent memory, or, for
+    /// If the device reaches memory of this process by that address, the memory must be lent memory, or, for
     /// [`DeviceAccess::Read`], memory of a [`SendArea`].
     pub unsafe fn new(address: u64, len: u32, access: DeviceAccess) -> DeviceRange {
         DeviceRange { address, len, access }
     }
 
-    /// `len` octets at an I/O address, as a device behind an address space is told of them; `None` below
-    /// [`FIRST_IO_ADDRESS`], where addresses of this process may be.
+    /// Returns a range of `len` bytes at an I/O address, for a device behind an address space. Returns `None`
+    /// below [`FIRST_IO_ADDRESS`], where addresses of this process may be.
     pub fn io(address: u64, len: u32, access: DeviceAccess) -> Option<DeviceRange> {
         let last = address.checked_add(u64::from(len))?;
         if address < FIRST_IO_ADDRESS || last > LAST_IO_ADDRESS {
@@ -68,27 +65,27 @@ impl DeviceRange {
         Some(unsafe { DeviceRange::new(address, len, access) })
     }
 
-    /// The first octet's address.
+    /// Returns the address of the first byte.
     pub fn address(self) -> u64 {
         self.address
     }
 
-    /// Octets.
+    /// Returns the length in bytes.
     pub fn len(self) -> u32 {
         self.len
     }
 
-    /// Whether there are none.
+    /// Returns `true` if the range has no bytes.
     pub fn is_empty(self) -> bool {
         self.len == 0
     }
 
-    /// What the device may do.
+    /// Returns the access of the device.
     pub fn access(self) -> DeviceAccess {
         self.access
     }
 
-    /// The first `len` octets, and the others; `None` when there are fewer.
+    /// Splits the range after `len` bytes; returns `None` if it is shorter.
     pub fn split_at(self, len: u32) -> Option<(DeviceRange, DeviceRange)> {
         let rest = self.len.checked_sub(len)?;
         let first = DeviceRange { len, ..self };
@@ -96,7 +93,7 @@ impl DeviceRange {
     }
 }
 
-/// Memory that a device may be given access to. It stays mapped while this lives.
+/// Memory region for a device's memory table. The memory stays mapped while this value lives.
 #[derive(Clone)]
 pub struct DeviceRegion {
     owner: Arc<dyn Owner>,
@@ -121,16 +118,16 @@ impl DeviceRegion {
         DeviceRegion { owner, address: start.addr().get() as u64, len: len as u64, writable }
     }
 
-    /// Whether a device may be told to write it: no Rust reference points there.
+    /// Returns `true` if a device may write the region: no Rust reference points there.
     pub fn is_writable(&self) -> bool {
         self.writable
     }
 
-    /// A part of it, which keeps the whole mapped.
+    /// Returns a part of the region, which keeps the whole region mapped.
     ///
     /// # Errors
     ///
-    /// [`OutOfRange::Bounds`] when it does not lie inside.
+    /// Returns [`OutOfRange::Bounds`] if the part does not lie inside.
     pub fn slice(&self, offset: usize, len: usize) -> Result<DeviceRegion, OutOfRange> {
         let size = usize::try_from(self.len).unwrap_or(usize::MAX);
         if offset > size || len > size - offset {
@@ -140,39 +137,39 @@ impl DeviceRegion {
         Ok(DeviceRegion { owner: Arc::clone(&self.owner), address, len, writable: self.writable })
     }
 
-    /// The first octet's address in this process.
+    /// Returns the address of the first byte in this process.
     pub fn address(&self) -> u64 {
         self.address
     }
 
-    /// Octets.
+    /// Returns the length in bytes.
     pub fn len(&self) -> u64 {
         self.len
     }
 
-    /// Whether there are none.
+    /// Returns `true` if the region has no bytes.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Whether all of `range` lies inside, by addresses of this process.
+    /// Returns `true` if the region contains all of `range`, by addresses of this process.
     pub fn contains(&self, range: DeviceRange) -> bool {
         let offset = range.address.wrapping_sub(self.address);
         offset <= self.len && u64::from(range.len) <= self.len - offset
     }
 
-    /// The handle that keeps the memory mapped.
+    /// Returns the owner that keeps the memory mapped.
     pub fn owner(&self) -> &Arc<dyn Owner> {
         &self.owner
     }
 }
 
-/// Private memory that a device may read and cannot write: what is to be sent is put together in it, by
+/// Private memory that a device may read and cannot write. The caller builds data to be sent in it, through
 /// ordinary references.
 ///
-/// While a device reads a range, whoever changes it changes what is sent, and nothing else.
+/// Changes to a range while a device reads it affect only the data sent.
 pub struct SendArea {
-    area: Arc<Reservation>,
+    area: Arc<MappedRange>,
 }
 
 impl fmt::Debug for SendArea {
@@ -182,45 +179,45 @@ impl fmt::Debug for SendArea {
 }
 
 impl SendArea {
-    /// Memory of `len` bytes (a multiple of the page size), zeroed, aligned to a page.
+    /// Maps `len` bytes (a multiple of the page size), zeroed and aligned to a page.
     ///
     /// # Errors
     ///
-    /// The kernel's; `len` zero is invalid.
+    /// Returns the kernel's error; a `len` of zero is invalid.
     pub fn new(len: usize) -> io::Result<SendArea> {
-        Ok(SendArea { area: Arc::new(Reservation::private(len)?) })
+        Ok(SendArea { area: Arc::new(MappedRange::private(len)?) })
     }
 
-    /// Bytes in the area.
+    /// Returns the length in bytes.
     pub fn len(&self) -> usize {
         self.area.len
     }
 
-    /// Whether there are none.
+    /// Returns `true` if the area has no bytes.
     pub fn is_empty(&self) -> bool {
         self.area.len == 0
     }
 
-    /// All bytes.
+    /// Returns all bytes of the area.
     pub fn bytes(&self) -> &[u8] {
-        // SAFETY: the reservation maps exactly this range, zeroed at first, for as long as &self; it is
-        // private to this value, which is not Clone, and is written only through &mut self: no writable
-        // DeviceRange of it is ever made.
+        // SAFETY: the mapping has exactly this range, initially zeroed, for as long as &self. It is private to
+        // this value, which is not Clone, and is written only through &mut self: no writable DeviceRange of it is
+        // ever made.
         unsafe { core::slice::from_raw_parts(self.area.start.as_ptr(), self.area.len) }
     }
 
-    /// All bytes, to be written.
+    /// Returns all bytes of the area for writing.
     pub fn bytes_mut(&mut self) -> &mut [u8] {
-        // SAFETY: as for `bytes`, and &mut self is the only way to them. What a device reads meanwhile is
-        // its own affair: it reads in the kernel, by address.
+        // SAFETY: as for `bytes`, and &mut self is the only access to them. A device reads in the kernel, by
+        // address, and gets old or new bytes.
         unsafe { core::slice::from_raw_parts_mut(self.area.start.as_ptr(), self.area.len) }
     }
 
-    /// A range for a device to read.
+    /// Returns a range for a device to read.
     ///
     /// # Errors
     ///
-    /// [`OutOfRange::Bounds`] when it does not lie inside, or is longer than a device can be told.
+    /// Returns [`OutOfRange::Bounds`] if it does not lie inside or is longer than a device range can be.
     pub fn device_range(&self, offset: usize, len: usize) -> Result<DeviceRange, OutOfRange> {
         let size = self.area.len;
         let out = OutOfRange::Bounds { offset, len, size };
@@ -232,7 +229,7 @@ impl SendArea {
         Ok(DeviceRange { address, len, access: DeviceAccess::Read })
     }
 
-    /// All of the area, for a device's table of what it may reach.
+    /// Returns the whole area as a region for a device's memory table.
     pub fn device_region(&self) -> DeviceRegion {
         DeviceRegion::new(Arc::clone(&self.area) as _, self.area.start, self.area.len, false)
     }
@@ -244,7 +241,7 @@ mod tests {
     use crate::LentSlice;
 
     #[test]
-    fn ranges_lie_inside_what_they_were_made_from() {
+    fn device_range_outside_slice_is_rejected() {
         let lent = LentSlice::anonymous(8192).slice(4096, 4096).unwrap();
         let region = lent.device_region();
         let range = lent.device_range(96, 4000, DeviceAccess::Write).unwrap();
@@ -261,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_only_to_be_sent_is_never_writable() {
+    fn writable_range_of_send_area_or_read_only_slice_is_rejected() {
         let area = SendArea::new(4096).unwrap();
         assert_eq!(area.device_range(0, 4096).unwrap().access(), DeviceAccess::Read);
         let fd = rustix::fs::memfd_create("t", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
@@ -272,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn a_region_says_whether_it_may_be_written_and_so_do_its_parts() {
+    fn region_parts_keep_writability() {
         let lent = LentSlice::anonymous(8192).device_region();
         let area = SendArea::new(8192).unwrap().device_region();
         assert!(lent.is_writable() && !area.is_writable());
@@ -283,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn a_region_keeps_its_memory() {
+    fn region_keeps_memory_mapped() {
         let mut area = SendArea::new(4096).unwrap();
         area.bytes_mut()[4095] = 7;
         let region = area.device_region().slice(4095, 1).unwrap();

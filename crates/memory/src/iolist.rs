@@ -1,7 +1,7 @@
 //! Scatter-gather lists over private and lent memory, for the kernel to read from or write to.
 //!
-//! The kernel copies; it tolerates races on user memory. What it does with bytes that change while
-//! it reads them is its own concern, as with any program's buffers.
+//! The kernel copies and tolerates races on user memory. Bytes that change during the copy arrive old or new,
+//! as with any program's buffers.
 
 use core::marker::PhantomData;
 use core::mem::MaybeUninit;
@@ -10,20 +10,20 @@ use std::os::fd::{AsFd, AsRawFd};
 
 use crate::lent::{LentSlice, OutOfRange};
 
-/// Entries that one list holds: two headers, and 64 packets that were joined, in two pieces each.
+/// Maximum entries of a list: two headers, and 64 joined packets of two pieces each.
 pub const LIST_MAX: usize = 130;
 
-/// The first `used` entries are initialised. The others are not: most lists are short, and clearing
-/// them would cost as much as a short copy.
-struct Vecs {
+/// Array of kernel ranges. Only the first `used` entries are initialised: most lists are short, and clearing
+/// all entries would cost as much as a short copy.
+struct IoVecs {
     vecs: [MaybeUninit<libc::iovec>; LIST_MAX],
     used: usize,
     bytes: usize,
 }
 
-impl Vecs {
-    fn new() -> Vecs {
-        Vecs { vecs: [const { MaybeUninit::uninit() }; LIST_MAX], used: 0, bytes: 0 }
+impl IoVecs {
+    fn new() -> IoVecs {
+        IoVecs { vecs: [const { MaybeUninit::uninit() }; LIST_MAX], used: 0, bytes: 0 }
     }
 
     fn push(&mut self, base: *mut u8, len: usize) -> bool {
@@ -43,8 +43,8 @@ impl Vecs {
         self.vecs.as_ptr().cast()
     }
 
-    /// The only entry, if it is the only one: the kernel takes a single range much faster than a
-    /// list of one.
+    /// Returns the entry of a list with exactly one: the kernel takes a single range much faster than a list of
+    /// one.
     fn single(&self) -> Option<libc::iovec> {
         if self.used != 1 {
             return None;
@@ -58,25 +58,25 @@ impl Vecs {
     }
 }
 
-/// The list is full.
+/// Error: the list has no free entry.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("more than {LIST_MAX} segments in one scatter-gather list")]
 pub struct ListFull;
 
-/// Why a segment was not added.
+/// Reasons for which a segment cannot be added.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum PushError {
-    /// No room in the list.
+    /// List without a free entry.
     #[error(transparent)]
     Full(#[from] ListFull),
-    /// The range does not lie inside the lent slice, or is read-only.
+    /// Range outside the lent slice, or a read-only slice.
     #[error(transparent)]
     Range(#[from] OutOfRange),
 }
 
-/// Bytes for the kernel to take: `writev`.
+/// Scatter-gather list of bytes that the kernel reads (`writev`).
 pub struct WriteList<'a> {
-    vecs: Vecs,
+    vecs: IoVecs,
     life: PhantomData<&'a [u8]>,
 }
 
@@ -87,16 +87,16 @@ impl Default for WriteList<'_> {
 }
 
 impl<'a> WriteList<'a> {
-    /// An empty list.
+    /// Creates an empty list.
     pub fn new() -> WriteList<'a> {
-        WriteList { vecs: Vecs::new(), life: PhantomData }
+        WriteList { vecs: IoVecs::new(), life: PhantomData }
     }
 
-    /// Adds private bytes.
+    /// Adds private bytes to the list.
     ///
     /// # Errors
     ///
-    /// [`ListFull`] beyond [`LIST_MAX`] segments.
+    /// Returns [`ListFull`] beyond [`LIST_MAX`] segments.
     pub fn push(&mut self, private: &'a [u8]) -> Result<(), ListFull> {
         if self.vecs.push(private.as_ptr().cast_mut(), private.len()) {
             Ok(())
@@ -105,11 +105,11 @@ impl<'a> WriteList<'a> {
         }
     }
 
-    /// Adds lent bytes.
+    /// Adds lent bytes to the list.
     ///
     /// # Errors
     ///
-    /// [`PushError`] beyond [`LIST_MAX`] segments or outside the slice.
+    /// Returns [`PushError`] beyond [`LIST_MAX`] segments or outside the slice.
     pub fn push_lent(
         &mut self,
         lent: &'a LentSlice,
@@ -120,17 +120,17 @@ impl<'a> WriteList<'a> {
         if self.vecs.push(start.as_ptr(), len) { Ok(()) } else { Err(ListFull.into()) }
     }
 
-    /// Bytes in the list.
+    /// Returns the total bytes of the list.
     pub fn bytes(&self) -> usize {
         self.vecs.bytes
     }
 
     // #syscall all writev: frames in several parts, from lent pages
-    /// One `writev`.
+    /// Writes the list with one `writev`.
     ///
     /// # Errors
     ///
-    /// The kernel's.
+    /// Returns the kernel's error.
     pub fn write(&self, fd: impl AsFd) -> io::Result<usize> {
         // SAFETY: every entry is a readable range that outlives `self`: private ones are borrowed
         // for 'a, lent ones are kept mapped by a slice borrowed for 'a.
@@ -140,11 +140,11 @@ impl<'a> WriteList<'a> {
     }
 
     // #syscall all sendto,sendmsg: what goes from lent pages into a socket
-    /// One `sendmsg` to a connected socket, with `flags` (`MSG_…`) beside `MSG_NOSIGNAL`.
+    /// Sends the list to a connected socket with one `sendmsg`, with `flags` (`MSG_…`) and `MSG_NOSIGNAL`.
     ///
     /// # Errors
     ///
-    /// The kernel's.
+    /// Returns the kernel's error.
     pub fn send(&self, socket: impl AsFd, flags: i32) -> io::Result<usize> {
         let socket = socket.as_fd().as_raw_fd();
         let flags = flags | libc::MSG_NOSIGNAL;
@@ -164,11 +164,11 @@ impl<'a> WriteList<'a> {
     }
 
     // #syscall driver,frontend,daemon pwrite64,pwritev: grant copies; from lent pages to a disk
-    /// One `pwritev` at `offset` of the file; `pwrite` where one range is the whole list.
+    /// Writes the list at `offset` of the file with one `pwritev`, or one `pwrite` for a single range.
     ///
     /// # Errors
     ///
-    /// The kernel's.
+    /// Returns the kernel's error.
     pub fn write_at(&self, fd: impl AsFd, offset: u64) -> io::Result<usize> {
         let offset = i64::try_from(offset).map_err(|_| io::ErrorKind::InvalidInput)?;
         let fd = fd.as_fd().as_raw_fd();
@@ -182,9 +182,9 @@ impl<'a> WriteList<'a> {
     }
 }
 
-/// Room for the kernel to fill: `readv`.
+/// Scatter-gather list of buffers that the kernel fills (`readv`).
 pub struct ReadList<'a> {
-    vecs: Vecs,
+    vecs: IoVecs,
     life: PhantomData<&'a mut [u8]>,
 }
 
@@ -195,25 +195,25 @@ impl Default for ReadList<'_> {
 }
 
 impl<'a> ReadList<'a> {
-    /// An empty list.
+    /// Creates an empty list.
     pub fn new() -> ReadList<'a> {
-        ReadList { vecs: Vecs::new(), life: PhantomData }
+        ReadList { vecs: IoVecs::new(), life: PhantomData }
     }
 
-    /// Adds private room.
+    /// Adds a private buffer to the list.
     ///
     /// # Errors
     ///
-    /// [`ListFull`] beyond [`LIST_MAX`] segments.
+    /// Returns [`ListFull`] beyond [`LIST_MAX`] segments.
     pub fn push(&mut self, private: &'a mut [u8]) -> Result<(), ListFull> {
         if self.vecs.push(private.as_mut_ptr(), private.len()) { Ok(()) } else { Err(ListFull) }
     }
 
-    /// Adds lent room.
+    /// Adds a lent buffer to the list.
     ///
     /// # Errors
     ///
-    /// [`PushError`] beyond [`LIST_MAX`] segments, outside the slice, or when it is read-only.
+    /// Returns [`PushError`] beyond [`LIST_MAX`] segments, outside the slice, or for a read-only slice.
     pub fn push_lent(
         &mut self,
         lent: &'a LentSlice,
@@ -224,31 +224,31 @@ impl<'a> ReadList<'a> {
         if self.vecs.push(start.as_ptr(), len) { Ok(()) } else { Err(ListFull.into()) }
     }
 
-    /// Bytes of room in the list.
+    /// Returns the total bytes of all buffers.
     pub fn bytes(&self) -> usize {
         self.vecs.bytes
     }
 
     // #syscall all readv: frames in several parts, into lent pages
-    /// One `readv`.
+    /// Fills the list with one `readv`.
     ///
     /// # Errors
     ///
-    /// The kernel's.
+    /// Returns the kernel's error.
     pub fn read(&mut self, fd: impl AsFd) -> io::Result<usize> {
-        // SAFETY: every entry is a writable range: private ones are borrowed exclusively for 'a,
-        // lent ones are kept mapped by a slice borrowed for 'a and hold no Rust references.
+        // SAFETY: every entry is a writable range. Private ones are borrowed exclusively for 'a. Lent ones are
+        // kept mapped by a slice borrowed for 'a, and no Rust reference points into them.
         let n =
             unsafe { libc::readv(fd.as_fd().as_raw_fd(), self.vecs.as_ptr(), self.vecs.count()) };
         usize::try_from(n).map_err(|_| io::Error::last_os_error())
     }
 
     // #syscall driver,frontend,daemon pread64,preadv: grant copies; from a disk to lent pages
-    /// One `preadv` at `offset` of the file; `pread` where one range is the whole list.
+    /// Fills the list from `offset` of the file with one `preadv`, or one `pread` for a single range.
     ///
     /// # Errors
     ///
-    /// The kernel's.
+    /// Returns the kernel's error.
     pub fn read_at(&mut self, fd: impl AsFd, offset: u64) -> io::Result<usize> {
         let offset = i64::try_from(offset).map_err(|_| io::ErrorKind::InvalidInput)?;
         let fd = fd.as_fd().as_raw_fd();
@@ -267,7 +267,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn gathers_private_and_lent_bytes_and_scatters_them_back() {
+    fn private_and_lent_segments_round_trip_through_file() {
         let fd = rustix::fs::memfd_create("t", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
         let lent = LentSlice::anonymous(4096);
         lent.copy_from(8, b"world").unwrap();
@@ -286,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_list_refuses() {
+    fn push_into_full_list_is_refused() {
         let byte = [0u8; 1];
         let mut out = WriteList::new();
         for _ in 0..LIST_MAX {

@@ -1,4 +1,4 @@
-//! The handle to lent memory.
+//! Handle to lent memory, and marker for unvalidated values.
 
 use core::fmt;
 use core::ptr::NonNull;
@@ -9,54 +9,54 @@ use crate::copy::{copy_racing, prefetch_read, prefetch_write};
 use crate::device::{DeviceAccess, DeviceRange, DeviceRegion};
 use crate::mapping::Protection;
 
-/// What keeps lent memory mapped. Dropping the last reference removes the mapping.
+/// Owner that keeps lent memory mapped. Dropping the last reference removes the mapping.
 pub trait Owner: Send + Sync {}
 
 impl<T: Send + Sync> Owner for T {}
 
-/// An access that does not lie inside the slice, or is not aligned, or writes read-only memory.
+/// Access outside the slice, unaligned, or writing to read-only memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum OutOfRange {
-    /// The range ends beyond the slice.
+    /// Range that ends beyond the slice.
     #[error("{len} bytes at {offset} do not lie inside {size} bytes of lent memory")]
     Bounds {
-        /// First byte asked for.
+        /// First byte of the access.
         offset: usize,
-        /// Bytes asked for.
+        /// Bytes of the access.
         len: usize,
-        /// Bytes there are.
+        /// Bytes of the slice.
         size: usize,
     },
-    /// An atomic access must be aligned to its width.
+    /// Atomic access that is not aligned to its width.
     #[error("an atomic access of {width} bytes at {offset} is not aligned")]
     Unaligned {
-        /// Offset asked for.
+        /// Offset of the access.
         offset: usize,
-        /// Width of the access.
+        /// Width of the access in bytes.
         width: usize,
     },
-    /// The memory was lent to us read-only.
+    /// Memory that the peer lent read-only.
     #[error("lent memory is read-only here")]
     ReadOnly,
 }
 
-/// A value as it was fetched from lent memory: one fetch, not validated.
+/// Value fetched once from lent memory and not yet validated.
 #[derive(Clone, Copy, Debug)]
 pub struct Raw<T>(T);
 
 impl<T> Raw<T> {
-    /// Marks `value`, fetched once, as not validated.
+    /// Marks `value`, which was fetched once, as not validated.
     pub fn new(value: T) -> Raw<T> {
         Raw(value)
     }
 
-    /// The bytes or fields as the peer wrote them. The caller validates before use.
+    /// Returns the bytes or fields as the peer wrote them. The caller validates before use.
     pub fn into_unchecked(self) -> T {
         self.0
     }
 }
 
-/// An owned handle to a range of lent memory. Cloning shares the mapping.
+/// Owned handle to a range of lent memory. Clones share the mapping.
 #[derive(Clone)]
 pub struct LentSlice {
     owner: Arc<dyn Owner>,
@@ -78,7 +78,7 @@ impl fmt::Debug for LentSlice {
 }
 
 impl LentSlice {
-    /// Makes a handle to `len` bytes at `start`.
+    /// Creates a handle to `len` bytes at `start`.
     ///
     /// # Safety
     ///
@@ -93,7 +93,7 @@ impl LentSlice {
         LentSlice { owner, start, len, protection }
     }
 
-    /// Private memory in the guise of lent memory, zeroed: for tests and for models of a peer.
+    /// Creates zeroed private memory with the interface of lent memory, for tests and models of a peer.
     pub fn anonymous(len: usize) -> LentSlice {
         struct Words(Box<[AtomicU64]>);
         let words = Words((0..len.div_ceil(8)).map(|_| AtomicU64::new(0)).collect());
@@ -102,34 +102,34 @@ impl LentSlice {
         LentSlice { owner, start, len, protection: Protection::ReadWrite }
     }
 
-    /// Bytes in the slice.
+    /// Returns the length in bytes.
     #[inline]
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether the slice has no bytes.
+    /// Returns `true` if the slice has no bytes.
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Whether this side may write.
+    /// Returns `true` if this side may write.
     #[inline]
     pub fn is_writable(&self) -> bool {
         self.protection == Protection::ReadWrite
     }
 
-    /// Whether the slice starts at a multiple of `alignment` bytes.
+    /// Returns `true` if the slice starts at a multiple of `alignment` bytes.
     pub fn is_aligned_to(&self, alignment: usize) -> bool {
         self.start.addr().get().is_multiple_of(alignment.max(1))
     }
 
-    /// A handle to a part of this slice.
+    /// Returns a handle to a part of this slice.
     ///
     /// # Errors
     ///
-    /// [`OutOfRange::Bounds`] when the part does not lie inside.
+    /// Returns [`OutOfRange::Bounds`] if the part does not lie inside.
     #[inline]
     pub fn slice(&self, offset: usize, len: usize) -> Result<LentSlice, OutOfRange> {
         let start = self.at(offset, len)?;
@@ -140,7 +140,7 @@ impl LentSlice {
     ///
     /// # Errors
     ///
-    /// [`OutOfRange::Bounds`] when the range does not lie inside.
+    /// Returns [`OutOfRange::Bounds`] if the range does not lie inside.
     #[inline]
     pub fn copy_to(&self, offset: usize, private: &mut [u8]) -> Result<(), OutOfRange> {
         let src = self.at(offset, private.len())?;
@@ -154,7 +154,7 @@ impl LentSlice {
     ///
     /// # Errors
     ///
-    /// [`OutOfRange`] when the range does not lie inside or the slice is read-only.
+    /// Returns [`OutOfRange`] if the range does not lie inside or the slice is read-only.
     #[inline]
     pub fn copy_from(&self, offset: usize, private: &[u8]) -> Result<(), OutOfRange> {
         let dst = self.at_mut(offset, private.len())?;
@@ -164,11 +164,12 @@ impl LentSlice {
         Ok(())
     }
 
-    /// Copies from another lent slice, `len` bytes from `src_offset` there to `offset` here.
+    /// Copies `len` bytes from `src_offset` of another lent slice to `offset` of this one. If the ranges
+    /// overlap, the resulting content is unspecified.
     ///
     /// # Errors
     ///
-    /// [`OutOfRange`] when either range does not lie inside or this slice is read-only.
+    /// Returns [`OutOfRange`] if either range does not lie inside or this slice is read-only.
     #[inline]
     pub fn copy_from_lent(
         &self,
@@ -179,14 +180,14 @@ impl LentSlice {
     ) -> Result<(), OutOfRange> {
         let dst = self.at_mut(offset, len)?;
         let src = src.at(src_offset, len)?;
-        // SAFETY: both ranges were checked. Should a caller make them overlap, the moves still
-        // touch only these ranges; the resulting content is unspecified, as with any race here.
+        // SAFETY: both ranges were checked. `copy_racing` allows overlap: it touches only these ranges, and
+        // the content is then unspecified, as after any race.
         unsafe { copy_racing(src.as_ptr(), dst.as_ptr(), len) };
         Ok(())
     }
 
-    /// Has the processor bring `len` bytes at `offset` into its cache, because they are going to be read
-    /// soon. Nothing is read; a range that does not lie inside is no error.
+    /// Hints the processor to load `len` bytes at `offset` into its cache for reading. Reads no byte; a range
+    /// outside the slice is ignored.
     #[inline]
     pub fn prefetch(&self, offset: usize, len: usize) {
         if let Ok(at) = self.at(offset, len) {
@@ -194,7 +195,7 @@ impl LentSlice {
         }
     }
 
-    /// As [`LentSlice::prefetch`], because they are going to be written.
+    /// Hints as [`LentSlice::prefetch`] does, for writing.
     #[inline]
     pub fn prefetch_for_writing(&self, offset: usize, len: usize) {
         if let Ok(at) = self.at_mut(offset, len) {
@@ -202,11 +203,11 @@ impl LentSlice {
         }
     }
 
-    /// Fetches `N` bytes at `offset` once, as a value of no meaning yet.
+    /// Fetches `N` bytes at `offset` once, as a raw value.
     ///
     /// # Errors
     ///
-    /// [`OutOfRange::Bounds`] when the range does not lie inside.
+    /// Returns [`OutOfRange::Bounds`] if the range does not lie inside.
     #[inline]
     pub fn fetch<const N: usize>(&self, offset: usize) -> Result<Raw<[u8; N]>, OutOfRange> {
         let mut bytes = [0; N];
@@ -218,7 +219,7 @@ impl LentSlice {
     ///
     /// # Errors
     ///
-    /// [`OutOfRange`] when the range does not lie inside or the slice is read-only.
+    /// Returns [`OutOfRange`] if the range does not lie inside or the slice is read-only.
     pub fn zero(&self, offset: usize, len: usize) -> Result<(), OutOfRange> {
         const ZEROS: [u8; 4096] = [0; 4096];
         self.at_mut(offset, len)?;
@@ -235,7 +236,7 @@ impl LentSlice {
     ///
     /// # Errors
     ///
-    /// [`OutOfRange`] when it does not lie inside or is not aligned.
+    /// Returns [`OutOfRange`] if it does not lie inside or is not aligned.
     #[inline]
     pub fn load_u16(&self, offset: usize, order: Ordering) -> Result<u16, OutOfRange> {
         Ok(self.atomic_u16(self.at(offset, 2)?, offset)?.load(order))
@@ -245,7 +246,7 @@ impl LentSlice {
     ///
     /// # Errors
     ///
-    /// [`OutOfRange`] when it does not lie inside, is not aligned, or the slice is read-only.
+    /// Returns [`OutOfRange`] if it does not lie inside, is not aligned, or the slice is read-only.
     #[inline]
     pub fn store_u16(&self, offset: usize, value: u16, order: Ordering) -> Result<(), OutOfRange> {
         self.atomic_u16(self.at_mut(offset, 2)?, offset)?.store(value, order);
@@ -256,7 +257,7 @@ impl LentSlice {
     ///
     /// # Errors
     ///
-    /// [`OutOfRange`] when it does not lie inside or is not aligned.
+    /// Returns [`OutOfRange`] if it does not lie inside or is not aligned.
     #[inline]
     pub fn load_u32(&self, offset: usize, order: Ordering) -> Result<u32, OutOfRange> {
         Ok(self.atomic_u32(self.at(offset, 4)?, offset)?.load(order))
@@ -266,7 +267,7 @@ impl LentSlice {
     ///
     /// # Errors
     ///
-    /// [`OutOfRange`] when it does not lie inside, is not aligned, or the slice is read-only.
+    /// Returns [`OutOfRange`] if it does not lie inside, is not aligned, or the slice is read-only.
     #[inline]
     pub fn store_u32(&self, offset: usize, value: u32, order: Ordering) -> Result<(), OutOfRange> {
         self.atomic_u32(self.at_mut(offset, 4)?, offset)?.store(value, order);
@@ -277,7 +278,7 @@ impl LentSlice {
     ///
     /// # Errors
     ///
-    /// As [`LentSlice::store_u32`].
+    /// Returns the errors of [`LentSlice::store_u32`].
     pub fn fetch_add_u32(&self, offset: usize, n: u32, order: Ordering) -> Result<u32, OutOfRange> {
         Ok(self.atomic_u32(self.at_mut(offset, 4)?, offset)?.fetch_add(n, order))
     }
@@ -286,7 +287,7 @@ impl LentSlice {
     ///
     /// # Errors
     ///
-    /// As [`LentSlice::store_u32`].
+    /// Returns the errors of [`LentSlice::store_u32`].
     pub fn fetch_sub_u32(&self, offset: usize, n: u32, order: Ordering) -> Result<u32, OutOfRange> {
         Ok(self.atomic_u32(self.at_mut(offset, 4)?, offset)?.fetch_sub(n, order))
     }
@@ -295,7 +296,7 @@ impl LentSlice {
     ///
     /// # Errors
     ///
-    /// [`OutOfRange`] when it does not lie inside or is not aligned.
+    /// Returns [`OutOfRange`] if it does not lie inside or is not aligned.
     #[inline]
     pub fn load_u64(&self, offset: usize, order: Ordering) -> Result<u64, OutOfRange> {
         Ok(self.atomic_u64(self.at(offset, 8)?, offset)?.load(order))
@@ -305,28 +306,28 @@ impl LentSlice {
     ///
     /// # Errors
     ///
-    /// As [`LentSlice::store_u32`].
+    /// Returns the errors of [`LentSlice::store_u32`].
     pub fn store_u64(&self, offset: usize, value: u64, order: Ordering) -> Result<(), OutOfRange> {
         self.atomic_u64(self.at_mut(offset, 8)?, offset)?.store(value, order);
         Ok(())
     }
 
-    /// Replaces the u64 at `offset` by `new` if it is `old`; returns whether it was.
+    /// Replaces the u64 at `offset` by `new` if it equals `old`. Returns `true` if it did.
     ///
     /// # Errors
     ///
-    /// As [`LentSlice::store_u32`].
+    /// Returns the errors of [`LentSlice::store_u32`].
     pub fn replace_u64(&self, offset: usize, old: u64, new: u64) -> Result<bool, OutOfRange> {
         let word = self.atomic_u64(self.at_mut(offset, 8)?, offset)?;
         Ok(word.compare_exchange(old, new, Ordering::SeqCst, Ordering::SeqCst).is_ok())
     }
 
-    /// A range of the slice for a device to read, or also to write.
+    /// Returns a range of the slice that a device may read or write.
     ///
     /// # Errors
     ///
-    /// [`OutOfRange`] when it does not lie inside, is longer than a device can be told, or is to be
-    /// written and is read-only.
+    /// Returns [`OutOfRange`] if it does not lie inside or is longer than a device range can be. Also returns it
+    /// for writable access to a read-only slice.
     pub fn device_range(
         &self,
         offset: usize,
@@ -339,17 +340,17 @@ impl LentSlice {
         };
         let out = OutOfRange::Bounds { offset, len, size: self.len };
         let len = u32::try_from(len).map_err(|_| out)?;
-        // SAFETY: the range lies in lent memory, to which no Rust reference ever points, and is writable
-        // where it is to be written.
+        // SAFETY: the range lies in lent memory, which no Rust reference points to. A range for writing is
+        // writable: `at_mut` checked it.
         Ok(unsafe { DeviceRange::new(start.addr().get() as u64, len, access) })
     }
 
-    /// All of the slice, for a device's table of what it may reach.
+    /// Returns the whole slice as a region for a device's memory table.
     pub fn device_region(&self) -> DeviceRegion {
         DeviceRegion::new(Arc::clone(&self.owner), self.start, self.len, self.is_writable())
     }
 
-    /// The address, for the kernel only: scatter-gather lists are made from it in this crate.
+    /// Returns the address of a checked range, for system calls of this crate only.
     #[inline]
     pub(crate) fn at(&self, offset: usize, len: usize) -> Result<NonNull<u8>, OutOfRange> {
         if offset > self.len || len > self.len - offset {
@@ -401,7 +402,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_access_outside_is_refused() {
+    fn access_outside_slice_is_rejected() {
         let lent = LentSlice::anonymous(4096);
         let mut buf = [0u8; 16];
         assert!(lent.copy_to(4090, &mut buf).is_err());
@@ -414,7 +415,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slice_keeps_its_offset_and_its_owner() {
+    fn subslice_keeps_offset_and_owner() {
         let part = LentSlice::anonymous(4096).slice(100, 50).unwrap();
         part.copy_from(10, b"hello").unwrap();
         assert_eq!(part.fetch::<5>(10).unwrap().into_unchecked(), *b"hello");

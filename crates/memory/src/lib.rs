@@ -2,31 +2,31 @@
 //!
 //! # Contract
 //!
-//! This crate is the only place that owns raw pointers into memory shared with a peer. Everything
-//! outside it sees a [`LentSlice`]: an owned handle (the mapping stays while a handle to it lives)
-//! that copies in, copies out, loads and stores atomically, and joins scatter-gather lists for the
-//! kernel ([`ReadList`], [`WriteList`]). It never yields a Rust reference into lent memory, so no
-//! optimiser may assume that two reads give the same bytes.
+//! This crate is the only place that owns raw pointers into memory shared with a peer. Other crates see
+//! a [`LentSlice`], an owned handle that keeps the mapping alive. It copies in, copies out, loads and
+//! stores atomically, and adds ranges to scatter-gather lists for the kernel ([`ReadList`],
+//! [`WriteList`]). It never gives a Rust reference into lent memory, so the optimiser may not assume that
+//! two reads give the same bytes.
 //!
-//! * What is copied in is *raw*: [`Raw<T>`] marks a value as fetched once and not yet validated.
-//! * Copies are inline assembly on x86-64 and relaxed atomics elsewhere, never `ptr::copy`, which is
-//!   undefined where another thread or process writes at the same time.
-//! * Every access is bounds-checked against the slice and answered with [`OutOfRange`]. Nothing in
-//!   here panics on a number that a peer chose.
+//! * Values that are copied in are *raw*: [`Raw<T>`] marks a value as fetched once and not yet validated.
+//! * Copies are inline assembly on x86-64 and relaxed atomics elsewhere. They never use `ptr::copy`, which
+//!   is undefined if another thread or process writes at the same time.
+//! * Every access is bounds-checked against the slice and fails with [`OutOfRange`]. No number from a peer
+//!   causes a panic.
 //!
 //! # Life of a page
 //!
 //! 1. A [`Mapping`] (or a page of a [`Window`]) is made from a file that both domains hold.
 //! 2. [`LentSlice`]s are cut from it; each holds a reference to it.
-//! 3. While an I/O is in flight it holds a slice; the mapping is removed when the last one is gone.
+//! 3. An I/O in flight holds a slice. Dropping the last slice removes the mapping.
 //!
-//! I/O that goes on while the program does something else is started by a [`Uring`], which holds the
-//! slices itself until the kernel says that it is done with them.
+//! A [`Uring`] starts asynchronous I/O. It holds the slices of each operation until the kernel has completed
+//! it.
 //!
 //! # Memory that a device reaches by address
 //!
-//! Kernel vhost is told addresses, not slices. A [`DeviceRange`] is one that cannot be made up: only a slice
-//! gives one that may be written, and a [`SendArea`], which has Rust references, only ones to be read.
+//! Kernel vhost takes addresses, not slices. Safe code cannot construct a [`DeviceRange`] from a number. Only a
+//! slice gives a writable range. A [`SendArea`], which has Rust references, gives read-only ranges.
 
 mod copy;
 mod device;
@@ -41,6 +41,5 @@ pub use lent::{LentSlice, OutOfRange, Owner, Raw};
 pub use mapping::{Mapping, Protection, Window, WindowBatch};
 pub use uring::{Completion, Uring};
 
-/// Bytes of a page in ring protocols and in grants, whatever the operating system uses
-/// (`ring.h`).
+/// Page size in bytes of ring protocols and grants, independent of the operating system (`ring.h`).
 pub const PAGE_SIZE: usize = 4096;

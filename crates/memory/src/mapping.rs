@@ -1,4 +1,4 @@
-//! Mappings of shared files, each an owned value.
+//! Mappings of shared files, and reserved address space, as owned values.
 
 // #syscall all mmap 2-PROT_EXEC: mapping lent memory and rings; reserving addresses
 // #syscall all munmap: giving mappings back
@@ -18,12 +18,10 @@ use rustix::mm::{MapFlags, ProtFlags};
 use crate::PAGE_SIZE;
 use crate::lent::{LentSlice, OutOfRange};
 
-/// What this side may do with a mapping.
+/// Access of this side to a mapping.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Protection {
-    /// Read only.
     ReadOnly,
-    /// Read and write.
     ReadWrite,
 }
 
@@ -36,16 +34,16 @@ impl Protection {
     }
 }
 
-/// A range of address space that is unmapped when dropped.
-pub(crate) struct Reservation {
+/// Address range that is unmapped on drop.
+pub(crate) struct MappedRange {
     pub(crate) start: NonNull<u8>,
     pub(crate) len: usize,
 }
 
-impl Reservation {
-    /// Fresh private memory, zeroed, readable and writable.
-    pub(crate) fn private(len: usize) -> io::Result<Reservation> {
-        // SAFETY: a fresh mapping at an address of the kernel's choice disturbs nothing.
+impl MappedRange {
+    /// Maps fresh private memory: zeroed, readable and writable.
+    pub(crate) fn private(len: usize) -> io::Result<MappedRange> {
+        // SAFETY: a fresh mapping at an address of the kernel's choice affects no other memory.
         let start = unsafe {
             rustix::mm::mmap_anonymous(
                 core::ptr::null_mut(),
@@ -54,19 +52,19 @@ impl Reservation {
                 MapFlags::PRIVATE,
             )
         }?;
-        Ok(Reservation { start: nonnull(start)?, len })
+        Ok(MappedRange { start: nonnull(start)?, len })
     }
 }
 
-// SAFETY: a reservation is an address and a length; it is never dereferenced by itself.
-unsafe impl Send for Reservation {}
+// SAFETY: the value is an address and a length; its methods never dereference it.
+unsafe impl Send for MappedRange {}
 // SAFETY: as above.
-unsafe impl Sync for Reservation {}
+unsafe impl Sync for MappedRange {}
 
-impl Drop for Reservation {
+impl Drop for MappedRange {
     fn drop(&mut self) {
-        // SAFETY: the range was mapped by this value and no LentSlice into it is left: each holds a
-        // reference to the owner that holds this value.
+        // SAFETY: this value mapped the range, and no LentSlice into it is left: each holds a reference to the
+        // owner that holds this value.
         let unmapped = unsafe { rustix::mm::munmap(self.start.as_ptr().cast(), self.len) };
         debug_assert!(unmapped.is_ok());
     }
@@ -76,28 +74,28 @@ fn nonnull(ptr: *mut c_void) -> io::Result<NonNull<u8>> {
     NonNull::new(ptr.cast()).ok_or_else(|| io::Error::other("the kernel mapped address zero"))
 }
 
-/// A mapping of a whole range of a file, shared with its other holders.
+/// Shared mapping of a file range.
 pub struct Mapping {
-    area: Arc<Reservation>,
+    area: Arc<MappedRange>,
     protection: Protection,
 }
 
 impl Mapping {
     /// Maps `len` bytes of `file` from `offset` (both multiples of the page size), shared.
     ///
-    /// The caller has checked that the file cannot shrink (seals); otherwise a later access could
-    /// raise SIGBUS.
+    /// The caller has checked that the file cannot shrink (seals). Otherwise a later access could raise
+    /// SIGBUS.
     ///
     /// # Errors
     ///
-    /// The kernel's; `len` zero is invalid.
+    /// Returns the kernel's error; a `len` of zero is invalid.
     pub fn new(
         file: impl AsFd,
         offset: u64,
         len: usize,
         protection: Protection,
     ) -> io::Result<Mapping> {
-        // SAFETY: a fresh mapping at an address of the kernel's choice disturbs nothing.
+        // SAFETY: a fresh mapping at an address of the kernel's choice affects no other memory.
         let start = unsafe {
             rustix::mm::mmap(
                 core::ptr::null_mut(),
@@ -108,24 +106,24 @@ impl Mapping {
                 offset,
             )
         }?;
-        Ok(Mapping { area: Arc::new(Reservation { start: nonnull(start)?, len }), protection })
+        Ok(Mapping { area: Arc::new(MappedRange { start: nonnull(start)?, len }), protection })
     }
 
-    /// Private memory of `len` bytes (a multiple of the page size), zeroed, aligned to a page: where
-    /// the kernel wants aligned memory, and for what is handed on as if it were lent.
+    /// Maps `len` bytes (a multiple of the page size) of zeroed private memory, aligned to a page. It serves
+    /// system calls that need aligned memory, and callers that need private memory as a [`LentSlice`].
     ///
     /// # Errors
     ///
-    /// The kernel's; `len` zero is invalid.
+    /// Returns the kernel's error; a `len` of zero is invalid.
     pub fn private(len: usize) -> io::Result<Mapping> {
-        let area = Arc::new(Reservation::private(len)?);
+        let area = Arc::new(MappedRange::private(len)?);
         Ok(Mapping { area, protection: Protection::ReadWrite })
     }
 
-    /// A handle to the whole mapping.
+    /// Returns a handle to the whole mapping.
     pub fn lent(&self) -> LentSlice {
-        // SAFETY: the reservation maps exactly this range with this protection, the handle keeps
-        // it, and nothing makes a reference into it.
+        // SAFETY: the mapping has exactly this range and protection, the handle keeps it alive, and no code makes
+        // a reference into it.
         unsafe {
             LentSlice::from_raw(
                 Arc::clone(&self.area) as _,
@@ -138,16 +136,16 @@ impl Mapping {
 }
 
 impl Mapping {
-    /// A handle to `len` bytes from `offset` on, kept mapped by `owner`, which must hold this
-    /// mapping: for a device that has to be told when the last handle is gone.
+    /// Returns a handle to `len` bytes from `offset` on. `owner` keeps them mapped and must hold this mapping. A
+    /// device that must know when the last handle is gone passes its own owner.
     ///
     /// # Errors
     ///
-    /// [`OutOfRange::Bounds`] when the part does not lie inside.
+    /// Returns [`OutOfRange::Bounds`] if the part does not lie inside.
     ///
     /// # Safety
     ///
-    /// `owner` keeps this mapping alive.
+    /// `owner` must keep this mapping alive.
     pub unsafe fn part(
         &self,
         owner: Arc<dyn crate::Owner>,
@@ -158,36 +156,36 @@ impl Mapping {
         if offset > size || len > size - offset {
             return Err(OutOfRange::Bounds { offset, len, size });
         }
-        // SAFETY: the offset was just checked to lie in the mapping.
+        // SAFETY: the check above shows that the offset lies in the mapping.
         let start = unsafe { self.area.start.add(offset) };
-        // SAFETY: the range lies in the mapping, whose protection this is, and the caller's owner
-        // keeps it mapped; nothing makes a reference into it.
+        // SAFETY: the range lies in the mapping, whose protection this is. The caller's owner keeps it mapped, and
+        // no code makes a reference into it.
         Ok(unsafe { LentSlice::from_raw(owner, start, len, self.protection) })
     }
 }
 
-/// Reserved address space into which single pages are mapped and from which they are removed in
-/// batches, so that a batch of any number of pages costs one removal.
+/// Address reservation: reserved virtual address space for mappings of single pages. Pages are mapped one by
+/// one and removed in batches, so a batch of any size costs one removal.
 #[derive(Clone)]
 pub struct Window {
-    shared: Arc<WindowShared>,
+    shared: Arc<ReservationShared>,
 }
 
-struct WindowShared {
-    area: Reservation,
-    /// Page ranges not in use: (first, count). Short: a window sees few batches at a time.
+struct ReservationShared {
+    area: MappedRange,
+    /// Free page ranges: (first, count). The list is short, because few batches exist at a time.
     free: Mutex<Vec<(usize, usize)>>,
 }
 
 impl Window {
-    /// Reserves room for `pages` pages.
+    /// Reserves address space for `pages` pages.
     ///
     /// # Errors
     ///
-    /// The kernel's.
+    /// Returns the kernel's error.
     pub fn new(pages: usize) -> io::Result<Window> {
         let len = pages * PAGE_SIZE;
-        // SAFETY: a fresh inaccessible mapping disturbs nothing.
+        // SAFETY: a fresh inaccessible mapping affects no other memory.
         let start = unsafe {
             rustix::mm::mmap_anonymous(
                 core::ptr::null_mut(),
@@ -196,12 +194,12 @@ impl Window {
                 MapFlags::PRIVATE | MapFlags::NORESERVE,
             )
         }?;
-        let area = Reservation { start: nonnull(start)?, len };
+        let area = MappedRange { start: nonnull(start)?, len };
         let free = Mutex::new(vec![(0, pages)]);
-        Ok(Window { shared: Arc::new(WindowShared { area, free }) })
+        Ok(Window { shared: Arc::new(ReservationShared { area, free }) })
     }
 
-    /// Takes room for `pages` pages, or `None` when no such run is free.
+    /// Allocates a run of `pages` pages; returns `None` if no such run is free.
     pub fn batch(&self, pages: usize) -> Option<WindowBatch> {
         let mut free = self.shared.free.lock().unwrap_or_else(PoisonError::into_inner);
         let at = free.iter().position(|&(_, count)| count >= pages)?;
@@ -215,9 +213,9 @@ impl Window {
     }
 }
 
-/// Pages of a [`Window`], mapped one after the other and removed together when dropped.
+/// Run of pages in a [`Window`], mapped in order and removed together on drop.
 pub struct WindowBatch {
-    window: Arc<WindowShared>,
+    window: Arc<ReservationShared>,
     first: usize,
     pages: usize,
     used: usize,
@@ -226,16 +224,16 @@ pub struct WindowBatch {
 impl WindowBatch {
     fn address(&self, page: usize) -> *mut c_void {
         debug_assert!(page <= self.pages);
-        // SAFETY: first + page <= the window's pages, so the address stays in the reservation.
+        // SAFETY: first + page is at most the reservation's number of pages, so the address stays inside.
         unsafe { self.window.area.start.as_ptr().add((self.first + page) * PAGE_SIZE).cast() }
     }
 
-    /// Maps `count` pages of `file` at `offset` behind those already mapped; returns their place
-    /// in the batch.
+    /// Maps `count` pages of `file` at `offset` after the pages already mapped. Returns the index of the first in
+    /// the batch.
     ///
     /// # Errors
     ///
-    /// The kernel's, or `InvalidInput` beyond the room that was taken.
+    /// Returns the kernel's error, or `InvalidInput` beyond the allocated run.
     pub fn map(
         &mut self,
         file: impl AsFd,
@@ -246,14 +244,14 @@ impl WindowBatch {
         if count == 0 || count > self.pages - self.used {
             return Err(io::ErrorKind::InvalidInput.into());
         }
-        // What is mapped to be written is written at once: one call brings all of it in, in place of a
-        // fault for each page. (For what is read the kernel brings in neighbours by itself.)
+        // Writable pages are written at once: one call populates all of them, instead of a fault for each page.
+        // (For readable pages the kernel maps neighbours by itself.)
         let populate = match protection {
             Protection::ReadOnly => MapFlags::empty(),
             Protection::ReadWrite => MapFlags::POPULATE,
         };
-        // SAFETY: MAP_FIXED replaces only pages of our own reservation that this batch owns and to
-        // which no handle exists yet (they lie behind `used`).
+        // SAFETY: MAP_FIXED replaces only pages of this batch in our own reservation. No handle to them exists
+        // yet: they lie behind `used`.
         unsafe {
             rustix::mm::mmap(
                 self.address(self.used),
@@ -269,12 +267,11 @@ impl WindowBatch {
         Ok(place)
     }
 
-    /// A handle to the page at `place`, kept mapped by `owner`, which must hold this batch.
+    /// Returns a handle to the page at index `place`. `owner` keeps it mapped and must hold this batch.
     ///
     /// # Safety
     ///
-    /// The page was mapped by [`WindowBatch::map`] with at least `protection`, and `owner` keeps
-    /// this batch alive.
+    /// [`WindowBatch::map`] mapped the page with at least `protection`, and `owner` must keep this batch alive.
     pub unsafe fn page(
         &self,
         owner: Arc<dyn crate::Owner>,
@@ -293,8 +290,8 @@ impl WindowBatch {
 impl Drop for WindowBatch {
     fn drop(&mut self) {
         if self.used > 0 {
-            // SAFETY: replaces the batch's own pages by inaccessible ones; every handle into them
-            // held the owner of this batch, so none is left.
+            // SAFETY: replaces the batch's own pages by inaccessible ones. Every handle into them held the owner of
+            // this batch, so none is left.
             let hidden = unsafe {
                 rustix::mm::mmap_anonymous(
                     self.address(0),
@@ -304,7 +301,7 @@ impl Drop for WindowBatch {
                 )
             };
             if hidden.is_err() {
-                // The pages are still mapped: their room must not be handed out again.
+                // The pages are still mapped, so their addresses must not be allocated again.
                 return;
             }
         }
@@ -332,7 +329,7 @@ mod tests {
     }
 
     #[test]
-    fn two_mappings_of_a_file_share_their_bytes() {
+    fn mappings_of_same_file_share_bytes() {
         let fd = file(2);
         let a = Mapping::new(&fd, 0, 8192, Protection::ReadWrite).unwrap().lent();
         let b = Mapping::new(&fd, 4096, 4096, Protection::ReadOnly).unwrap().lent();
@@ -342,7 +339,7 @@ mod tests {
     }
 
     #[test]
-    fn window_room_comes_back_and_merges() {
+    fn dropped_batches_are_merged_and_reusable() {
         let fd = file(4);
         let window = Window::new(4).unwrap();
         for _ in 0..50 {

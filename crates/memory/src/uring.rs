@@ -1,19 +1,18 @@
 //! Asynchronous I/O on one file, by io_uring.
 //!
-//! The kernel reads and writes the memory of an operation after the call that started it has
-//! returned. So a [`Uring`] owns what an operation needs: the [`LentSlice`]s (which keep their
-//! mappings), and the list of ranges that it showed to the kernel. Both stay where they are until the
-//! kernel has said that the operation is over; a ring that is dropped waits for that first. That is
-//! the invariant behind every `unsafe` in here:
+//! The kernel accesses the memory of an operation after the submitting call has returned. So a [`Uring`] owns
+//! everything that an operation needs: the [`LentSlice`]s (which keep their mappings) and the list of ranges
+//! that the kernel reads. Both stay in place until the kernel completes the operation. Dropping a ring waits for
+//! that first. Every `unsafe` block here relies on this invariant:
 //!
-//! > **I1** What an entry on the submission queue points to belongs to the slot whose number is the
-//! > entry's user data, and a slot is emptied only when its completion was taken from the ring.
+//! > **I1** Memory that a submission queue entry points to belongs to the slot whose number is the entry's user
+//! > data. A slot is emptied only when its completion was taken from the ring.
 //!
-//! There are as many slots as entries on the submission queue, so that a push always finds room, and
-//! the completion queue (twice as long) never overflows.
+//! There are as many slots as submission queue entries, so a push always finds room. The completion queue is
+//! twice as long and never overflows.
 //!
-//! Memory can be registered: the kernel looks its pages up once, and holds them. It holds the pages,
-//! not the addresses: see [`Uring::register`].
+//! Registered memory saves page lookups: the kernel resolves its pages once and holds them. It holds the pages,
+//! not the addresses; see [`Uring::register`].
 
 // #syscall none: a sandboxed process makes no ring; threads serve its disks
 
@@ -25,22 +24,22 @@ use io_uring::{IoUring, opcode, squeue, types};
 
 use crate::lent::LentSlice;
 
-/// Most operations in flight in one ring.
+/// Maximum operations in flight in one ring.
 const DEPTH_MAX: u32 = 4096;
 
-/// Ranges that the kernel takes in one operation.
+/// Maximum ranges of one operation.
 const RANGES_MAX: usize = 1024;
 
-/// An operation that is over.
+/// Result of a completed operation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Completion {
-    /// As it was given when the operation was started.
+    /// Token given when the operation was started.
     pub token: u64,
-    /// Bytes transferred, zero where there are none to transfer, or the errno.
+    /// Bytes transferred (zero for operations without data), or the errno.
     pub result: Result<u32, i32>,
 }
 
-/// What an operation in flight needs (I1).
+/// Resources of an operation in flight (I1).
 struct Slot {
     token: u64,
     in_flight: bool,
@@ -48,21 +47,21 @@ struct Slot {
     ranges: Vec<libc::iovec>,
 }
 
-// SAFETY: the ranges are addresses for the kernel, made from the slices beside them, which are Send;
-// nothing in this process dereferences them.
+// SAFETY: the ranges are addresses for the kernel, made from the slices in the same slot, which are Send. No
+// code in this process dereferences them.
 unsafe impl Send for Slot {}
 
-/// One file, and the I/O that is in flight on it. Used by one thread at a time.
+/// io_uring for one file, with its operations in flight. Used by one thread at a time.
 pub struct Uring {
     ring: IoUring,
-    /// The ring holds the file by number 0; the handle is for whoever asks.
+    /// File that the ring uses by its registered number 0; the handle serves [`Uring::file`].
     file: Arc<OwnedFd>,
     slots: Vec<Slot>,
-    /// Numbers of the slots that are free.
+    /// Numbers of the free slots.
     free: Vec<u32>,
-    /// Entries that were queued since the kernel was last told.
+    /// Entries queued since the last successful submission.
     queued: u32,
-    /// Memory that is registered, by its number.
+    /// Registered memory by buffer number.
     registered: Vec<Option<LentSlice>>,
 }
 
@@ -71,15 +70,15 @@ fn errno(error: &io::Error) -> i32 {
 }
 
 impl Uring {
-    /// A ring on which `depth` operations on `file` can be in flight.
+    /// Creates a ring for up to `depth` operations in flight on `file`.
     ///
     /// # Errors
     ///
-    /// The kernel's: `ENOSYS` where it has no io_uring, `EPERM` where the caller may not use it,
-    /// `ENOMEM` beyond the limit of locked memory of a kernel older than 5.12.
+    /// Returns the kernel's error: `ENOSYS` without io_uring, `EPERM` if the caller may not use it, `ENOMEM`
+    /// beyond the limit of locked memory (kernels before 5.12).
     pub fn new(file: Arc<OwnedFd>, depth: u32) -> io::Result<Uring> {
         let depth = depth.clamp(1, DEPTH_MAX);
-        // Completions are looked at when the thread comes by: no interrupt for each (5.19).
+        // The thread polls for completions, so no interrupt is needed for each (5.19).
         let ring =
             IoUring::builder().setup_coop_taskrun().setup_taskrun_flag().build(depth).or_else(
                 |error| match errno(&error) {
@@ -99,25 +98,25 @@ impl Uring {
         })
     }
 
-    /// The file.
+    /// Returns the ring's file.
     pub fn file(&self) -> &Arc<OwnedFd> {
         &self.file
     }
 
-    /// Operations that can still be started.
+    /// Returns the number of operations that can still be started.
     pub fn room(&self) -> usize {
         self.free.len()
     }
 
-    /// Reads from `offset` of the file into `memory`, one piece after the other; takes the pieces
-    /// out of the vector. `false` if there is no room, or there are more than 1024 pieces, or one of
-    /// them is read-only: then nothing was done.
+    /// Queues a read from `offset` of the file into the slices of `memory`, in order. Takes the slices out of the
+    /// vector. Returns `false` and changes nothing if there is no free slot, a slice is read-only, or `memory` has no
+    /// slice or more than 1024.
     #[must_use]
     pub fn read(&mut self, token: u64, offset: u64, memory: &mut Vec<LentSlice>) -> bool {
         if memory.iter().any(|piece| !piece.is_writable()) {
             return false;
         }
-        self.vectored(token, memory, |at, ranges, count| match count {
+        self.queue_vectored(token, memory, |at, ranges, count| match count {
             1 => {
                 // SAFETY: there is one range.
                 let one = unsafe { *ranges };
@@ -128,8 +127,8 @@ impl Uring {
         })
     }
 
-    /// Writes `memory` to `offset` of the file; as [`Uring::read`]. `sync`: over only when the bytes
-    /// would survive a loss of power.
+    /// Queues a write of `memory` to `offset` of the file, as [`Uring::read`] does. With `sync`, the operation
+    /// completes only when the bytes are durable.
     #[must_use]
     pub fn write(
         &mut self,
@@ -139,7 +138,7 @@ impl Uring {
         sync: bool,
     ) -> bool {
         let flags = if sync { libc::RWF_DSYNC } else { 0 };
-        self.vectored(token, memory, |at, ranges, count| match count {
+        self.queue_vectored(token, memory, |at, ranges, count| match count {
             1 => {
                 // SAFETY: there is one range.
                 let one = unsafe { *ranges };
@@ -154,18 +153,18 @@ impl Uring {
         })
     }
 
-    /// As [`Uring::read`], of one piece that lies in the memory registered as `buffer`. `false` also
-    /// when it does not.
+    /// Queues a read into one slice that lies in the memory registered as `buffer`. Otherwise as [`Uring::read`].
+    /// Returns `false` also if the slice lies elsewhere.
     #[must_use]
     pub fn read_fixed(&mut self, token: u64, offset: u64, piece: &LentSlice, buffer: u16) -> bool {
         let Some(len) = self.fixed_len(piece, buffer) else { return false };
         let Ok(start) = piece.at_mut(0, piece.len()) else { return false };
         let entry = opcode::ReadFixed::new(types::Fixed(0), start.as_ptr(), len, buffer);
-        self.hold_one(token, piece, entry.offset(offset).build())
+        self.queue_with_memory(token, piece, entry.offset(offset).build())
     }
 
-    /// As [`Uring::write`], of one piece that lies in the memory registered as `buffer`. `false` also
-    /// when it does not.
+    /// Queues a write of one slice that lies in the memory registered as `buffer`. Otherwise as [`Uring::write`].
+    /// Returns `false` also if the slice lies elsewhere.
     #[must_use]
     pub fn write_fixed(
         &mut self,
@@ -180,30 +179,30 @@ impl Uring {
         let start = start.as_ptr().cast_const();
         let flags = if sync { libc::RWF_DSYNC } else { 0 };
         let entry = opcode::WriteFixed::new(types::Fixed(0), start, len, buffer);
-        self.hold_one(token, piece, entry.offset(offset).rw_flags(flags).build())
+        self.queue_with_memory(token, piece, entry.offset(offset).rw_flags(flags).build())
     }
 
-    /// Makes everything that was written durable (`fdatasync`). `false` if there is no room.
+    /// Queues an `fdatasync`. Returns `false` if there is no free slot.
     #[must_use]
     pub fn sync(&mut self, token: u64) -> bool {
         let entry = opcode::Fsync::new(types::Fixed(0)).flags(types::FsyncFlags::DATASYNC).build();
-        self.hold(token, entry)
+        self.queue(token, entry)
     }
 
-    /// `fallocate` with these flags. `false` if there is no room.
+    /// Queues a `fallocate` with the flags `mode`. Returns `false` if there is no free slot.
     #[must_use]
     pub fn fallocate(&mut self, token: u64, mode: u32, offset: u64, len: u64) -> bool {
         let Ok(mode) = i32::try_from(mode) else { return false };
         let entry = opcode::Fallocate::new(types::Fixed(0), len).offset(offset).mode(mode).build();
-        self.hold(token, entry)
+        self.queue(token, entry)
     }
 
-    /// Starts what was queued: one system call.
+    /// Submits all queued operations in one system call.
     ///
     /// # Errors
     ///
-    /// `EAGAIN` and `EBUSY` when the kernel has no room just now: call again after taking
-    /// completions. What was queued stays so.
+    /// Returns `EAGAIN` or `EBUSY` if the kernel has no room: call again after taking completions. Operations
+    /// that were not submitted stay queued.
     pub fn submit(&mut self) -> io::Result<()> {
         while self.queued > 0 {
             match self.ring.submit() {
@@ -220,10 +219,10 @@ impl Uring {
         Ok(())
     }
 
-    /// Hands over what is over, and lets go of its memory. Never blocks.
+    /// Passes every completed operation to `each` and releases its memory. Never blocks.
     pub fn complete(&mut self, mut each: impl FnMut(Completion)) {
         if self.ring.submission().taskrun() {
-            // Completions wait for this thread to come into the kernel.
+            // The kernel posts completions when this thread enters it.
             // SAFETY: the call passes no memory.
             let _ = unsafe { self.ring.submitter().enter::<()>(0, 0, ENTER_GETEVENTS, None) };
         }
@@ -242,34 +241,34 @@ impl Uring {
         }
     }
 
-    /// Prepares for `count` registered memories, each empty at first.
+    /// Prepares `count` buffer numbers for registration, all empty.
     ///
     /// # Errors
     ///
-    /// The kernel's (`EINVAL` before 5.19), and `EBUSY` the second time.
+    /// Returns the kernel's error: `EINVAL` before 5.19, `EBUSY` for a second call.
     pub fn prepare_registration(&mut self, count: u16) -> io::Result<()> {
         self.ring.submitter().register_buffers_sparse(u32::from(count))?;
         self.registered = vec![None; usize::from(count)];
         Ok(())
     }
 
-    /// Registers `memory` under the number `buffer`, in place of what had that number.
+    /// Registers `memory` as the buffer number `buffer` and replaces its previous memory.
     ///
-    /// The kernel holds the pages that lie there now, and goes on using them whatever is mapped
-    /// there later. It is the caller's to unregister before the pages are given back: nothing is
-    /// unsafe about it otherwise, but what is read arrives nowhere.
+    /// The kernel holds the pages that are mapped there now, and continues to use them after the mapping changes.
+    /// The caller must unregister before it gives the pages back. A missing call is not unsafe, but data read
+    /// afterwards is lost.
     ///
     /// # Errors
     ///
-    /// The kernel's: `ENOMEM` over the limit of locked memory, `EFAULT` for pages that it cannot hold
-    /// (grants mapped by gntdev).
+    /// Returns the kernel's error: `ENOMEM` beyond the limit of locked memory, `EFAULT` for pages that it cannot
+    /// hold (grants mapped by gntdev).
     pub fn register(&mut self, buffer: u16, memory: &LentSlice) -> io::Result<()> {
         let start = memory.at_mut(0, memory.len()).map_err(io::Error::other)?;
         let range = libc::iovec { iov_base: start.as_ptr().cast(), iov_len: memory.len() };
         let slot =
             self.registered.get_mut(usize::from(buffer)).ok_or(io::ErrorKind::InvalidInput)?;
-        // SAFETY: the range is mapped and writable during the call, in which the kernel takes
-        // references to its pages. It needs no mapping afterwards.
+        // SAFETY: the range is mapped and writable during the call, in which the kernel takes references to its
+        // pages. The kernel needs no mapping afterwards.
         unsafe {
             self.ring.submitter().register_buffers_update(u32::from(buffer), &[range], None)
         }?;
@@ -277,22 +276,22 @@ impl Uring {
         Ok(())
     }
 
-    /// Empties the number `buffer`. I/O in flight keeps the pages until it is over; none that starts
-    /// later gets them.
+    /// Unregisters the buffer number `buffer`. Operations in flight keep the pages until they complete; later
+    /// operations cannot use them.
     pub fn unregister(&mut self, buffer: u16) {
         let Some(slot) = self.registered.get_mut(usize::from(buffer)) else { return };
         if slot.take().is_none() {
             return;
         }
         let none = libc::iovec { iov_base: core::ptr::null_mut(), iov_len: 0 };
-        // SAFETY: an empty range names no memory. Should the kernel refuse, the number is not used
-        // again by us until it is registered anew: `fixed_len` looks at our own list.
+        // SAFETY: an empty range names no memory. If the kernel refuses the call, `fixed_len` still refuses the
+        // number until it is registered again, because it uses our own list.
         let _ = unsafe {
             self.ring.submitter().register_buffers_update(u32::from(buffer), &[none], None)
         };
     }
 
-    /// Bytes of `piece`, if it lies in what is registered as `buffer`.
+    /// Returns the length of `piece` if it lies in the memory registered as `buffer`.
     fn fixed_len(&self, piece: &LentSlice, buffer: u16) -> Option<u32> {
         let whole = self.registered.get(usize::from(buffer))?.as_ref()?;
         let first = whole.at(0, whole.len()).ok()?.addr().get();
@@ -302,7 +301,7 @@ impl Uring {
             .then(|| u32::try_from(piece.len()).ok())?
     }
 
-    fn vectored(
+    fn queue_vectored(
         &mut self,
         token: u64,
         memory: &mut Vec<LentSlice>,
@@ -315,12 +314,12 @@ impl Uring {
         let slot = &mut self.slots[number as usize];
         core::mem::swap(&mut slot.memory, memory);
         for piece in &slot.memory {
-            // The slice is not asked whether it may be written: `read` did.
+            // `read` has checked that the slice is writable.
             let Ok(start) = piece.at(0, piece.len()) else { continue };
             let range = libc::iovec { iov_base: start.as_ptr().cast(), iov_len: piece.len() };
             slot.ranges.push(range);
         }
-        // The ranges are not moved while the slot is in flight: nothing pushes to them (I1).
+        // The ranges do not move while the slot is in flight: no code pushes to them (I1).
         let count = u32::try_from(slot.ranges.len()).unwrap_or(0);
         match entry(types::Fixed(0), slot.ranges.as_ptr(), count) {
             Some(entry) => {
@@ -336,30 +335,30 @@ impl Uring {
         }
     }
 
-    fn hold_one(&mut self, token: u64, piece: &LentSlice, entry: squeue::Entry) -> bool {
+    fn queue_with_memory(&mut self, token: u64, piece: &LentSlice, entry: squeue::Entry) -> bool {
         let Some(number) = self.free.pop() else { return false };
         self.slots[number as usize].memory.push(piece.clone());
         self.push(number, token, entry);
         true
     }
 
-    /// For operations that name no memory.
-    fn hold(&mut self, token: u64, entry: squeue::Entry) -> bool {
+    /// Queues an operation without memory.
+    fn queue(&mut self, token: u64, entry: squeue::Entry) -> bool {
         let Some(number) = self.free.pop() else { return false };
         self.push(number, token, entry);
         true
     }
 
-    /// Queues an entry whose memory, if any, the slot `number` has (I1).
+    /// Queues an entry; the slot `number` holds its memory, if any (I1).
     fn push(&mut self, number: u32, token: u64, entry: squeue::Entry) {
         let slot = &mut self.slots[number as usize];
         slot.token = token;
         slot.in_flight = true;
         let entry = entry.user_data(u64::from(number));
-        // SAFETY: the file is registered with this ring, and by I1 the memory stays valid until the
-        // completion, because the slot is in flight from here on.
+        // SAFETY: the file is registered with this ring. By I1 the memory stays valid until the completion, because
+        // the slot is in flight from here on.
         let pushed = unsafe { self.ring.submission().push(&entry) };
-        // There are at least as many entries as slots, and what is on the queue has a slot.
+        // There are at least as many entries as slots, and every queued entry has a slot.
         debug_assert!(pushed.is_ok());
         self.queued += 1;
     }
@@ -369,22 +368,22 @@ impl Uring {
 const ENTER_GETEVENTS: u32 = 1;
 
 impl AsFd for Uring {
-    /// Readable while there are completions.
+    /// Returns a descriptor that is readable while there are completions.
     fn as_fd(&self) -> BorrowedFd<'_> {
-        // SAFETY: the ring's descriptor is open as long as the ring is.
+        // SAFETY: the ring's descriptor stays open while the ring lives.
         unsafe { BorrowedFd::borrow_raw(self.ring.as_raw_fd()) }
     }
 }
 
 impl Drop for Uring {
     fn drop(&mut self) {
-        // I1: the kernel may still use what the slots have.
+        // I1: the kernel may still access the memory of slots in flight.
         while self.free.len() < self.slots.len() {
             let waited = self.ring.submit_and_wait(1);
             if let Err(error) = waited
                 && !matches!(errno(&error), libc::EINTR | libc::EAGAIN | libc::EBUSY)
             {
-                // The ring cannot be asked. Rather lose the memory than free it under an I/O.
+                // The ring has failed. Leak the memory rather than free it under an I/O.
                 for slot in self.slots.drain(..).filter(|slot| slot.in_flight) {
                     core::mem::forget(slot);
                 }

@@ -1,115 +1,113 @@
-//! Metadata from an untrusted sender: what is accepted.
+//! Validation of offload metadata from an untrusted sender.
 //!
 //! # Theory of operation
 //!
-//! A guest, or another host's kernel, says how its frame is to be finished. Every number in that is
-//! an offset somebody will write to, or a divisor of a length. [`accept`] checks it against the frame's
-//! own headers, in the order of Linux's `virtio_net_hdr_to_skb`, and then goes further, since a frame
-//! here is handed on rather than parsed again:
+//! A guest, or another host's kernel, describes how its frame must be completed. Each number in that
+//! description is an offset that later code writes to, or a divisor of a length. [`accept`] checks the
+//! numbers against the frame's own headers, in the order of Linux's `virtio_net_hdr_to_skb`. Its rules
+//! are stricter, because a frame here is passed on rather than parsed again:
 //!
-//! * A segmentation order must name what the headers show: TCP over IPv4, TCP over IPv6, or UDP, not a
-//!   fragment, no IPv6 fragment header, the IP packet filling the frame, and the checksum at that
-//!   transport's place. So whoever segments finds the headers of the promised kind.
-//! * An accepted order always has a blank checksum whose field holds the pseudo header's sum. A sender
-//!   that left the checksum out (Linux takes such TCP and UFO frames, and old netfronts send them)
-//!   gets it added, in the private copy of the headers. USO without one is refused, as in Linux.
-//! * An order that would make one packet is dropped: the frame is an ordinary one.
+//! * A segmentation request must match the headers: TCP over IPv4, TCP over IPv6, or UDP. The packet must
+//!   be no fragment, have no IPv6 fragment header, and fill the frame. Its checksum must be at the
+//!   transport's place. So a segmenter finds headers of the requested kind.
+//! * An accepted request always has a blank checksum whose field holds the pseudo header's sum. Linux
+//!   accepts TCP and UFO frames without one, and old netfronts send them. `accept` then adds it in the
+//!   private copy of the headers. USO without a blank checksum is refused, as in Linux.
+//! * A request that gives only one packet is dropped: the frame becomes an ordinary one.
 //! * A blank checksum without segmentation may lie anywhere after the IP header (the inner packet of a
-//!   tunnel), but never in a fragment, and its field is within the private header bytes, so that it
-//!   can be finished in place.
+//!   tunnel), but never in a fragment. Its field must be within the private header bytes, so that it can
+//!   be completed in place.
 //!
-//! Accepting twice changes nothing. What is not checked: whether the other side may use the feature at
-//! all (that is negotiation), and the content of a pseudo header sum that the sender did provide
-//! ([`reset_pseudo_header`] replaces it).
+//! `accept` is idempotent. It does not check the negotiated features, and it does not check the content of
+//! a pseudo header sum that the sender provided ([`reset_pseudo_header`] replaces it).
 
 use crate::blank::{ResetError, reset_pseudo_header};
 use crate::meta::{Checksum, ChecksumPlace, Gso, GsoKind, OffloadMeta};
 use crate::packet::{Layers, Network, Transport, tcp_flags};
 
-/// Segments a UDP super-packet may stand for (Linux `UDP_MAX_SEGMENTS`).
+/// Maximum segments of a UDP super-packet (Linux `UDP_MAX_SEGMENTS`).
 pub const MAX_UDP_SEGMENTS: u32 = 128;
-/// A segment size that Linux gives a meaning of its own (`GSO_BY_FRAGS`).
+/// Segment size with a special meaning in Linux (`GSO_BY_FRAGS`).
 pub const RESERVED_GSO_SIZE: u16 = 0xffff;
-/// Smallest payload of an IP fragment that others follow.
+/// Minimum payload of an IP fragment that others follow.
 pub const MIN_FRAGMENT_SIZE: u16 = 8;
 
-/// Smallest payload of a TCP segment that others follow. Linux never asks for less
-/// (`TCP_MIN_GSO_SIZE`), but would split into segments of one octet; this bounds the work that a
-/// frame can ask for.
+/// Minimum payload of a TCP segment that others follow. Linux never requests less (`TCP_MIN_GSO_SIZE`)
+/// but would make segments of one byte. This limit bounds the work that one frame can request.
 pub const MIN_SEGMENT_SIZE: u16 = 8;
 
-/// Octets before the transport header of the smallest IP frame whose headers are not known to us.
+/// Bytes before the transport header of the smallest IP frame with unparsed headers.
 const MIN_UNKNOWN_START: u32 = 14 + 20;
 
-/// Why metadata was not accepted: one variant for each broken rule.
+/// Reasons for which metadata is refused: one variant for each rule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
-    /// The blank checksum's field ends after the frame.
-    #[error("checksum field ends at octet {end} of a frame of {frame_len}")]
+    /// Checksum field beyond the end of the frame.
+    #[error("checksum field ends at byte {end} of a frame of {frame_len}")]
     ChecksumBeyondFrame {
-        /// First octet after the field, or after the smallest transport header at its start.
+        /// First byte after the field, or after the smallest transport header at its start.
         end: u32,
         /// Length of the frame.
         frame_len: u32,
     },
-    /// The blank checksum's field is in the frame, but not in the private header bytes.
-    #[error("checksum field ends at octet {end}, only the first {captured} are private")]
+    /// Checksum field inside the frame, but outside the private header bytes.
+    #[error("checksum field ends at byte {end}, only the first {captured} are private")]
     ChecksumNotCaptured {
-        /// First octet after the field.
+        /// First byte after the field.
         end: u32,
-        /// Private header bytes.
+        /// Number of private header bytes.
         captured: u16,
     },
-    /// The blank checksum starts inside the link or IP headers.
-    #[error("checksum starts at octet {start}, the transport cannot start before {minimum}")]
+    /// Checksum that starts inside the link or IP headers.
+    #[error("checksum starts at byte {start}, the transport cannot start before {minimum}")]
     ChecksumInHeaders {
-        /// Start offered.
+        /// First summed byte in the request.
         start: u16,
-        /// First octet that may be a transport's.
+        /// First byte that may belong to a transport.
         minimum: u32,
     },
-    /// A fragment has no checksum of its own that could be blank.
+    /// Blank checksum on a fragment, which has no checksum of its own.
     #[error("blank checksum on a fragment")]
     ChecksumOnFragment,
-    /// Segment size zero.
+    /// Segment size of zero.
     #[error("segment size is zero")]
     SizeZero,
-    /// Segment size [`RESERVED_GSO_SIZE`].
+    /// Segment size equal to [`RESERVED_GSO_SIZE`].
     #[error("segment size {RESERVED_GSO_SIZE:#x} is reserved")]
     SizeReserved,
-    /// A TCP segment size below [`MIN_SEGMENT_SIZE`].
+    /// TCP segment size below [`MIN_SEGMENT_SIZE`].
     #[error("segment size {size} is below {MIN_SEGMENT_SIZE}")]
     SegmentSize {
-        /// Size offered.
+        /// Segment size in the request.
         size: u16,
     },
-    /// A fragment size below [`MIN_FRAGMENT_SIZE`].
+    /// Fragment size below [`MIN_FRAGMENT_SIZE`].
     #[error("fragment size {size} is below {MIN_FRAGMENT_SIZE}")]
     FragmentSize {
-        /// Size offered.
+        /// Fragment size in the request.
         size: u16,
     },
-    /// ECN on something other than TCP.
+    /// ECN mark on a request that is not TCP.
     #[error("ECN mark on a segmentation type that is not TCP")]
     EcnWithoutTcp,
-    /// The headers are of another IP version or transport than the order, or of a fragment.
+    /// Headers of another IP version or transport than the request, or of a fragment.
     #[error("segmentation as {kind:?} of a packet that is not that")]
     KindMismatch {
-        /// Kind offered.
+        /// Kind in the request.
         kind: GsoKind,
     },
-    /// The IP packet does not fill the frame.
-    #[error("super-packet's IP length ends at octet {end} of a frame of {frame_len}")]
+    /// IP packet that does not fill the frame.
+    #[error("super-packet's IP length ends at byte {end} of a frame of {frame_len}")]
     LengthMismatch {
-        /// Where the IP packet ends.
+        /// Offset of the IP packet's end.
         end: u32,
         /// Length of the frame.
         frame_len: u32,
     },
-    /// The blank checksum of a super-packet is not its transport's.
+    /// Super-packet whose blank checksum is not the transport's.
     #[error("super-packet with its checksum at {offered:?}, the transport's is at {expected:?}")]
     ChecksumElsewhere {
-        /// Place offered.
+        /// Place in the request.
         offered: ChecksumPlace,
         /// Place that the headers give.
         expected: ChecksumPlace,
@@ -117,26 +115,26 @@ pub enum Refusal {
     /// UDP segmentation without a blank checksum.
     #[error("UDP segmentation without a blank checksum")]
     UdpWithoutChecksum,
-    /// UDP segmentation into more than [`MAX_UDP_SEGMENTS`].
-    #[error("{payload} octets in UDP segments of {size} are more than {MAX_UDP_SEGMENTS} segments")]
+    /// UDP segmentation into more than [`MAX_UDP_SEGMENTS`] segments.
+    #[error("{payload} bytes in UDP segments of {size} are more than {MAX_UDP_SEGMENTS} segments")]
     TooManySegments {
-        /// Payload of the super-packet.
+        /// Payload bytes of the super-packet.
         payload: u32,
-        /// Segment size.
+        /// Segment size in the request.
         size: u16,
     },
-    /// The checksum that the sender left out cannot be added.
+    /// Super-packet without a blank checksum, where none can be added.
     #[error("super-packet without a blank checksum, and none can be added: {0}")]
     CannotBlank(#[from] ResetError),
 }
 
-/// Checks `offered` against the frame's headers and returns metadata that may be acted on.
+/// Validates `offered` against the frame's headers. The returned metadata may be acted on.
 ///
-/// `headers` is the private copy that `layers` was parsed from. It is written to in one case only: a
+/// `headers` is the private copy that `layers` was parsed from. `accept` writes to it in one case only: a
 /// super-packet without a blank checksum gets the pseudo header's sum in its checksum field.
 ///
 /// # Errors
-/// A [`Refusal`] for the first rule broken. The frame should then be dropped and counted.
+/// Returns the first broken rule. The caller should drop the frame and count it.
 pub fn accept(
     offered: OffloadMeta,
     headers: &mut [u8],
@@ -158,7 +156,7 @@ pub fn accept(
     Ok(OffloadMeta { checksum, gso: check_payload(gso, layers)? })
 }
 
-/// The rules for any blank checksum.
+/// Checks the rules for any blank checksum.
 fn check_place(place: ChecksumPlace, gso: Option<Gso>, layers: &Layers) -> Result<(), Refusal> {
     let start = u32::from(place.start);
     let field_end = start + u32::from(place.offset) + 2;
@@ -197,7 +195,7 @@ fn check_size(gso: Gso) -> Result<(), Refusal> {
     }
 }
 
-/// The headers are of the kind the order names, and describe the whole frame.
+/// Checks that the headers match the requested kind and describe the whole frame.
 fn check_kind(gso: Gso, layers: &Layers) -> Result<(), Refusal> {
     if gso.ecn && !gso.kind.is_tcp() {
         return Err(Refusal::EcnWithoutTcp);
@@ -224,7 +222,7 @@ fn check_kind(gso: Gso, layers: &Layers) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// A super-packet's checksum is its transport's.
+/// Checks that a super-packet's blank checksum is its transport's.
 fn check_transport_place(place: ChecksumPlace, layers: &Layers) -> Result<Checksum, Refusal> {
     match layers.checksum_place() {
         Some(expected) if expected == place => Ok(place.into()),
@@ -233,7 +231,7 @@ fn check_transport_place(place: ChecksumPlace, layers: &Layers) -> Result<Checks
     }
 }
 
-/// Bounds the segments, drops an order that makes one packet, and re-reads ECN from the header.
+/// Bounds the segments, drops a request for a single packet, and reads ECN from the header.
 fn check_payload(gso: Gso, layers: &Layers) -> Result<Option<Gso>, Refusal> {
     let size = u32::from(gso.size);
     let payload = layers.payload_len();

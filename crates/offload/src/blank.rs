@@ -1,51 +1,51 @@
-//! Between netif's checksum bits and offload metadata.
+//! Translation between netif's checksum bits and offload metadata.
 //!
 //! # Theory of operation
 //!
-//! netif says of a checksum only two things: that it is *blank*, and that the data is *validated*
-//! (`netif.h`; the two bits trade places between the rings, which is the ring's business, not ours).
-//! There is no start and no offset: the receiver finds them in the headers, which it can do for TCP
-//! and UDP over IPv4 and IPv6. So:
+//! netif describes a checksum with two bits only: it is *blank*, or the data is *validated* (`netif.h`).
+//! The two bits swap between the rings; the ring's parser handles that. netif gives no start and no offset.
+//! The receiver derives them from the headers, which works for TCP and UDP over IPv4 and IPv6. So:
 //!
-//! * coming in, [`from_netif`] derives a [`Checksum::Partial`] from [`Layers`], or refuses;
-//! * going out, [`to_netif`] turns metadata into bits, or refuses if a bit cannot say it; the sender
-//!   then finishes the checksum itself.
+//! * On input, [`from_netif`] derives a [`Checksum::Partial`] from [`Layers`], or refuses.
+//! * On output, [`to_netif`] turns metadata into bits, or refuses if no bit expresses it. The sender then
+//!   completes the checksum itself.
 //!
-//! In a blank field Linux guests leave the pseudo header's sum, but nothing makes a hostile or an old
-//! one do so. [`reset_pseudo_header`] puts the right sum there; a backend that hands the packet to
-//! anybody else should call it, or the receiver gets a wrong checksum with a "verified" mark on it.
+//! Linux guests store the pseudo header's sum in a blank field, but a hostile or old guest may not.
+//! [`reset_pseudo_header`] stores the right sum. A backend that forwards the packet should call it.
+//! Otherwise the receiver gets a wrong checksum marked as verified.
 
 use crate::checksum::verify::{ChecksumError, pseudo_header_sum};
 use crate::meta::{Checksum, ChecksumPlace};
 use crate::packet::{Layers, Transport};
 
-/// netif's two checksum bits, whichever ring they come from.
+/// Checksum bits of netif, independent of the ring.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct NetifChecksum {
-    /// The checksum field is blank (holds the pseudo header's sum).
+    /// The checksum field is blank: it holds the pseudo header's sum.
     pub blank: bool,
-    /// The data is known to be right.
+    /// The data is known to be correct.
     pub validated: bool,
 }
 
-/// Why a blank checksum cannot be derived from, or told by, netif's bit.
+/// Reasons for which netif's bit cannot express a blank checksum.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BlankError {
-    /// Only TCP and UDP have a blank checksum in netif.
+    /// Packet other than TCP and UDP, the only ones with a blank checksum in netif.
     #[error("checksum blank on a packet that is neither TCP nor UDP")]
     NotTcpOrUdp,
-    /// A checksum over parts of a datagram cannot be finished in one part.
+    /// Fragment: its checksum spans the whole datagram.
     #[error("checksum blank on a fragment")]
     Fragment,
-    /// A finished checksum would run to the end of the packet, UDP's own ends before it.
-    #[error("checksum blank on a UDP datagram of {udp} octets in an IP payload of {payload}")]
+    /// UDP datagram shorter than the IP payload. A receiver would sum to the end of the packet, but UDP's
+    /// own checksum ends before it.
+    #[error("checksum blank on a UDP datagram of {udp} bytes in an IP payload of {payload}")]
     UdpSurplus {
-        /// UDP length.
+        /// Length field of the UDP header.
         udp: u16,
-        /// Octets of IP payload.
+        /// Bytes of the IP payload.
         payload: u32,
     },
-    /// The blank checksum is not where the receiver would look for it (a tunnelled packet's, say).
+    /// Checksum at another place than the receiver would derive, for example in a tunnelled packet.
     #[error("blank checksum at {offered:?}, a netif receiver would take it to be at {found:?}")]
     Elsewhere {
         /// Place in the metadata.
@@ -55,10 +55,10 @@ pub enum BlankError {
     },
 }
 
-/// The place of the checksum that a blank bit stands for.
+/// Derives the place of the checksum that a blank bit means.
 ///
 /// # Errors
-/// [`BlankError`] if the packet is not a whole TCP or UDP packet, or its lengths do not fit.
+/// Returns [`BlankError`] if the packet is no whole TCP or UDP packet, or its lengths disagree.
 pub fn derive_place(layers: &Layers) -> Result<ChecksumPlace, BlankError> {
     if layers.is_fragment() {
         return Err(BlankError::Fragment);
@@ -73,10 +73,10 @@ pub fn derive_place(layers: &Layers) -> Result<ChecksumPlace, BlankError> {
     Ok(place)
 }
 
-/// Metadata for netif's bits. Blank implies validated, so it decides when both are set.
+/// Translates netif's bits to metadata. Blank implies validated, so it takes precedence.
 ///
 /// # Errors
-/// [`BlankError`] if `blank` is set on a packet for which it has no meaning.
+/// Returns [`BlankError`] if `blank` is set on a packet for which it has no meaning.
 pub fn from_netif(bits: NetifChecksum, layers: &Layers) -> Result<Checksum, BlankError> {
     match bits {
         NetifChecksum { blank: true, .. } => derive_place(layers).map(Checksum::from),
@@ -85,10 +85,11 @@ pub fn from_netif(bits: NetifChecksum, layers: &Layers) -> Result<Checksum, Blan
     }
 }
 
-/// netif's bits for metadata. A blank checksum sets both, as Linux does: the data never left memory.
+/// Translates metadata to netif's bits. A blank checksum sets both, as in Linux: the data never left
+/// memory.
 ///
 /// # Errors
-/// [`BlankError`] if the bit would be understood differently; finish the checksum first
+/// Returns [`BlankError`] if the receiver would derive another place. Complete the checksum first
 /// ([`complete_scattered`](crate::checksum::complete_scattered)).
 pub fn to_netif(checksum: Checksum, layers: &Layers) -> Result<NetifChecksum, BlankError> {
     if let Some(offered) = checksum.place() {
@@ -101,22 +102,22 @@ pub fn to_netif(checksum: Checksum, layers: &Layers) -> Result<NetifChecksum, Bl
     Ok(NetifChecksum { blank: false, validated: checksum == Checksum::Verified })
 }
 
-/// Why the pseudo header's sum could not be stored.
+/// Reasons for which the pseudo header's sum cannot be stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ResetError {
-    /// There is no place for it.
+    /// Packet without a blank checksum field.
     #[error(transparent)]
     Blank(#[from] BlankError),
-    /// It cannot be computed.
+    /// Packet without a computable pseudo header.
     #[error(transparent)]
     Checksum(#[from] ChecksumError),
 }
 
-/// Stores the right pseudo header sum in the blank checksum field of `headers`, whatever the sender
-/// had put there, and returns the field's place.
+/// Stores the right pseudo header sum in the blank checksum field of `headers`, replacing the sender's
+/// value. Returns the field's place.
 ///
 /// # Errors
-/// [`ResetError`] if the packet has no such field, or `headers` are not those of `layers`.
+/// Returns [`ResetError`] if the packet has no such field, or `headers` are not those of `layers`.
 pub fn reset_pseudo_header(
     headers: &mut [u8],
     layers: &Layers,

@@ -1,88 +1,88 @@
-//! The hash of a packet's flow: Toeplitz, over addresses and ports.
+//! Toeplitz hash of a packet's flow, over addresses and ports.
 //!
-//! It decides which queue a packet takes, so that the packets of a flow stay in order and are worked
-//! on by one processor. netif's control ring lets the receiver choose key and fields
-//! (`io/netif.h`, "Hash types" and "Toeplitz hash").
+//! The hash selects a packet's queue. So the packets of a flow stay in order and one processor handles
+//! them. netif's control ring lets the receiver choose key and fields (`io/netif.h`, "Hash types" and
+//! "Toeplitz hash").
 //!
 //! # Theory of operation
 //!
-//! The input is walked bit by bit from its most significant one; wherever a bit is set, the 32 bits
-//! of the key that begin at the same place are added modulo 2. That is linear, so
-//! [`ToeplitzKey::new`] works out once what each nibble at each place contributes, and hashing takes
-//! one look-up a nibble.
+//! The hash walks the input from its most significant bit. For each set bit it adds, modulo 2, the 32
+//! bits of the key that begin at the bit's position. This is linear. So [`ToeplitzKey::new`]
+//! precomputes the contribution of each nibble at each position, and hashing needs one table lookup
+//! per nibble.
 
 use crate::packet::{Layers, Network, Transport};
 
-/// Octets of the longest input: two IPv6 addresses and two ports.
+/// Bytes of the longest input: two IPv6 addresses and two ports.
 pub const INPUT_MAX: usize = 36;
 
-/// Octets of the longest key that has any effect: a window of 32 bits over the longest input.
+/// Bytes of the longest effective key: 32 bits at each bit of the longest input.
 pub const KEY_MAX: usize = INPUT_MAX + 4;
 
-/// The fields a hash was made of.
+/// Fields that a hash covers.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum FlowFields {
-    /// IPv4 addresses: 8 octets.
+    /// IPv4 addresses: 8 bytes.
     Ipv4,
-    /// IPv4 addresses and TCP ports: 12 octets.
+    /// IPv4 addresses and TCP ports: 12 bytes.
     Ipv4Tcp,
-    /// IPv6 addresses: 32 octets.
+    /// IPv6 addresses: 32 bytes.
     Ipv6,
-    /// IPv6 addresses and TCP ports: 36 octets.
+    /// IPv6 addresses and TCP ports: 36 bytes.
     Ipv6Tcp,
 }
 
-/// Which fields may be used. If both forms of a protocol are, a TCP packet is hashed with its ports
-/// and every other one without.
+/// Set of fields that may be hashed. If both forms of a protocol are set, TCP packets are hashed with
+/// ports and other packets without.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct FlowFieldSet {
-    /// [`FlowFields::Ipv4`]
+    /// Permits hashing of [`FlowFields::Ipv4`].
     pub ipv4: bool,
-    /// [`FlowFields::Ipv4Tcp`]
+    /// Permits hashing of [`FlowFields::Ipv4Tcp`].
     pub ipv4_tcp: bool,
-    /// [`FlowFields::Ipv6`]
+    /// Permits hashing of [`FlowFields::Ipv6`].
     pub ipv6: bool,
-    /// [`FlowFields::Ipv6Tcp`]
+    /// Permits hashing of [`FlowFields::Ipv6Tcp`].
     pub ipv6_tcp: bool,
 }
 
 impl FlowFieldSet {
-    /// All of them.
+    /// Set of all fields.
     pub const ALL: FlowFieldSet =
         FlowFieldSet { ipv4: true, ipv4_tcp: true, ipv6: true, ipv6_tcp: true };
 }
 
-/// A key, worked out for hashing.
+/// Toeplitz key with precomputed tables.
 #[derive(Clone, PartialEq, Eq)]
 pub struct ToeplitzKey {
-    /// What a nibble adds, by place in the input and value.
+    /// Contribution of a nibble, by position in the input and by value.
     nibbles: Box<[[u32; 16]; 2 * INPUT_MAX]>,
 }
 
 impl core::fmt::Debug for ToeplitzKey {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        // Whoever knows the key can make flows meet in one queue.
+        // The key stays out of logs: with it, a peer can direct many flows to one queue.
         f.write_str("ToeplitzKey(..)")
     }
 }
 
 impl ToeplitzKey {
-    /// The key of these octets. Octets that are missing count as zero, those beyond [`KEY_MAX`]
-    /// have no effect.
+    /// Precomputes the tables of a key. Missing bytes count as zero; bytes beyond [`KEY_MAX`] have no
+    /// effect.
     #[must_use]
     pub fn new(key: &[u8]) -> ToeplitzKey {
         let mut padded = [0; KEY_MAX + 4];
         let used = key.len().min(KEY_MAX);
         padded[..used].copy_from_slice(&key[..used]);
         let mut nibbles = Box::new([[0; 16]; 2 * INPUT_MAX]);
-        for (place, values) in nibbles.iter_mut().enumerate() {
-            // The 35 bits of the key that a nibble at this place can meet.
-            let octets = padded[place / 2..].first_chunk().copied().unwrap_or_default();
-            let bits = u64::from_be_bytes(octets) << (4 * (place % 2));
+        for (position, values) in nibbles.iter_mut().enumerate() {
+            // The 35 bits of the key that a nibble at this position can select.
+            let word = padded[position / 2..].first_chunk().copied().unwrap_or_default();
+            let bits = u64::from_be_bytes(word) << (4 * (position % 2));
             for (value, sum) in values.iter_mut().enumerate() {
                 for bit in 0..4u32 {
                     if value & (0b1000 >> bit) != 0 {
-                        *sum ^= window(bits << bit);
+                        *sum ^= high_half(bits << bit);
                     }
                 }
             }
@@ -90,19 +90,19 @@ impl ToeplitzKey {
         ToeplitzKey { nibbles }
     }
 
-    /// The hash of `input`, of which at most [`INPUT_MAX`] octets count.
+    /// Hashes the first [`INPUT_MAX`] bytes of `input`.
     #[must_use]
     pub fn hash(&self, input: &[u8]) -> u32 {
         let pairs = self.nibbles.chunks_exact(2).zip(input);
-        pairs.fold(0, |sum, (tables, octet)| {
-            let (high, low) = (usize::from(octet >> 4), usize::from(octet & 15));
+        pairs.fold(0, |sum, (tables, byte)| {
+            let (high, low) = (usize::from(byte >> 4), usize::from(byte & 15));
             sum ^ tables[0][high] ^ tables[1][low]
         })
     }
 
-    /// The hash of a packet by those of its fields that `fields` lets be used; `None` where there
-    /// are none. `headers` are the octets that `layers` was parsed from. A fragment is hashed
-    /// without ports: all of a packet's fragments go the same way, those without ports too.
+    /// Hashes a packet over the fields that `fields` permits; returns `None` if there are none. `headers`
+    /// are the bytes that `layers` was parsed from. Fragments are hashed without ports, so that all
+    /// fragments of a packet have the same hash.
     #[must_use]
     pub fn hash_packet(
         &self,
@@ -140,8 +140,8 @@ impl ToeplitzKey {
     }
 }
 
-/// The most significant half.
-fn window(bits: u64) -> u32 {
+/// Returns the most significant half.
+fn high_half(bits: u64) -> u32 {
     let [a, b, c, d, ..] = bits.to_be_bytes();
     u32::from_be_bytes([a, b, c, d])
 }
@@ -151,14 +151,14 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// The key of the verification suite that the vendors of network cards test with.
+    /// Key of the verification suite that network card vendors publish.
     const KEY: [u8; 40] = [
         0x6d, 0x5a, 0x56, 0xda, 0x25, 0x5b, 0x0e, 0xc2, 0x41, 0x67, 0x25, 0x3d, 0x43, 0xa3, 0x8f,
         0xb0, 0xd0, 0xca, 0x2b, 0xcb, 0xae, 0x7b, 0x30, 0xb4, 0x77, 0xcb, 0x2d, 0xa3, 0x80, 0x30,
         0xf2, 0x0c, 0x6a, 0x42, 0xb7, 0x3b, 0xbe, 0xac, 0x01, 0xfa,
     ];
 
-    /// As the header words it: one bit of the input after the other.
+    /// Reference implementation from the header's wording: one input bit after the other.
     fn bit_by_bit(key: &[u8], input: &[u8]) -> u32 {
         let key_bit = |n: usize| key.get(n / 8).is_some_and(|o| o & (0x80 >> (n % 8)) != 0);
         let mut hash = 0;
@@ -172,9 +172,9 @@ mod tests {
         hash
     }
 
-    /// Source and destination, ports, and the hashes without and with ports, of the published suite.
+    /// Source, destination, ports, and the hashes without and with ports, from the published suite.
     #[test]
-    fn published_vectors() {
+    fn toeplitz_hash_matches_published_vectors() {
         let key = ToeplitzKey::new(&KEY);
         let v4 = [
             (
@@ -203,8 +203,8 @@ mod tests {
     }
 
     #[test]
-    fn fields_are_chosen_as_the_header_says() {
-        // Four octets of payload: the first of several fragments holds a multiple of eight.
+    fn hash_packet_selects_fields_by_set_and_fragmentation() {
+        // Four bytes of payload give the first fragment below the required multiple of eight.
         let mut frame = [0u8; 58];
         frame[12..14].copy_from_slice(&0x0800u16.to_be_bytes());
         frame[14] = 0x45;
@@ -223,20 +223,20 @@ mod tests {
         assert_eq!(key.hash_packet(&frame, &layers, no_tcp), plain);
         let v6_only = FlowFieldSet { ipv4: false, ipv4_tcp: false, ..all };
         assert_eq!(key.hash_packet(&frame, &layers, v6_only), None);
-        // The first fragment has ports, the others have none: none is used.
+        // Only the first fragment has ports, so no fragment is hashed with them.
         frame[20] = 0x20;
         let fragment = Layers::parse(&frame, 58).unwrap();
         assert_eq!(key.hash_packet(&frame, &fragment, all), plain);
     }
 
     #[test]
-    fn no_key_is_hash_zero() {
+    fn hash_with_empty_key_is_zero() {
         assert_eq!(ToeplitzKey::new(&[]).hash(&[0xFF; 36]), 0);
     }
 
     proptest! {
         #[test]
-        fn the_table_says_what_the_bits_say(
+        fn table_hash_of_any_input_matches_bitwise_hash(
             key in prop::collection::vec(any::<u8>(), 0..48),
             input in prop::collection::vec(any::<u8>(), 0..=INPUT_MAX),
         ) {

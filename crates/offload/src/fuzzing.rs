@@ -1,8 +1,7 @@
-//! The bodies of the fuzz targets, also run by the property tests.
+//! Bodies of the fuzz targets, also run by the property tests.
 //!
-//! [`packet_parse`] claims more than "does not panic": what was parsed lies inside the bytes given, what was
-//! accepted is what the headers show when read again by plain indexing, and what was finished
-//! verifies.
+//! [`packet_parse`] checks more than the absence of panics. Parsed offsets must lie inside the bytes given,
+//! accepted metadata must match the headers as read by plain indexing, and completed checksums must verify.
 
 use crate::accept::{self, MAX_UDP_SEGMENTS, RESERVED_GSO_SIZE};
 use crate::blank::{NetifChecksum, from_netif, reset_pseudo_header, to_netif};
@@ -19,19 +18,19 @@ mod tests;
 mod traffic;
 
 #[cfg(test)]
-pub(crate) use coalesce::round_keeps_the_promises;
+pub(crate) use coalesce::check_round;
 pub use coalesce::{Frame, coalesce, frames_of_a_round};
 pub use segment::segment;
 pub use traffic::{believing_nobody, is_the_same};
 
-/// Octets of the input before the frame: a virtio-net header, then `captured`, `missing` (frame octets
-/// beyond the input) and a cutting place.
+/// Input bytes before the frame: a virtio-net header, then `captured`, `missing` (frame bytes beyond the
+/// input) and a cut position.
 const PREFIX: usize = MODERN_LEN + 6;
 
-/// One case: any bytes at all. A virtio-net header, 6 octets of settings, a frame.
+/// Runs one case on any bytes: a virtio-net header, 6 bytes of settings, a frame.
 ///
 /// # Panics
-/// If the crate breaks one of its promises. That is what the fuzzer looks for.
+/// Panics if the crate breaks a guarantee.
 pub fn packet_parse(data: &[u8]) {
     let Some((prefix, frame)) = data.split_first_chunk::<PREFIX>() else {
         return;
@@ -44,20 +43,20 @@ pub fn packet_parse(data: &[u8]) {
         return;
     };
 
-    checksum_is_split_invariant(frame, cut);
+    check_checksum_of_pieces(frame, cut);
     let (headers, payload) = frame.split_at(captured);
     let layers = Layers::parse(headers, len + missing);
     if let Ok(layers) = &layers {
-        layers_are_inside(layers, headers.len(), len + missing);
-        blank_round_trip(headers, layers);
+        check_layers_inside(layers, headers.len(), len + missing);
+        check_blank_round_trip(headers, layers);
         if missing == 0 {
-            finished_verifies(headers, payload, cut, layers);
+            check_completed_verifies(headers, payload, cut, layers);
         }
     }
-    vnet_is_checked(&VnetHeader::from_modern(&vnet), headers, &layers);
+    check_vnet(&VnetHeader::from_modern(&vnet), headers, &layers);
 }
 
-fn checksum_is_split_invariant(bytes: &[u8], cut: usize) {
+fn check_checksum_of_pieces(bytes: &[u8], cut: usize) {
     let (first, rest) = bytes.split_at(cut.min(bytes.len()));
     let mut sum = Accumulator::new();
     sum.add(first);
@@ -65,9 +64,9 @@ fn checksum_is_split_invariant(bytes: &[u8], cut: usize) {
     assert_eq!(sum.checksum(), internet_checksum(bytes), "a cut at {cut} changes the sum");
 }
 
-fn layers_are_inside(layers: &Layers, headers: usize, frame_len: u32) {
+fn check_layers_inside(layers: &Layers, headers: usize, frame_len: u32) {
     let header_len = usize::from(layers.header_len());
-    assert!(header_len <= headers, "{layers:?} reaches beyond {headers} octets");
+    assert!(header_len <= headers, "{layers:?} reaches beyond {headers} bytes");
     assert!(usize::from(layers.captured()) <= headers);
     assert!(layers.network_offset() <= layers.header_len());
     assert!(u32::from(layers.header_len()) <= layers.network_end(), "{layers:?}");
@@ -80,7 +79,7 @@ fn layers_are_inside(layers: &Layers, headers: usize, frame_len: u32) {
     }
 }
 
-fn blank_round_trip(headers: &[u8], layers: &Layers) {
+fn check_blank_round_trip(headers: &[u8], layers: &Layers) {
     let bits = NetifChecksum { blank: true, validated: true };
     let Ok(checksum) = from_netif(bits, layers) else {
         return;
@@ -94,11 +93,11 @@ fn blank_round_trip(headers: &[u8], layers: &Layers) {
     }
 }
 
-/// A frame without padding whose blank checksum was finished verifies, and only then.
-fn finished_verifies(headers: &[u8], payload: &[u8], cut: usize, layers: &Layers) {
+/// Asserts that a frame without padding verifies after completion of its checksum, and only then.
+fn check_completed_verifies(headers: &[u8], payload: &[u8], cut: usize, layers: &Layers) {
     let pieces = payload.split_at(cut.min(payload.len()));
     let pieces = [pieces.0, pieces.1];
-    // Total on anything.
+    // Both functions must accept any bytes without a panic.
     let _ = verify_transport(headers, pieces, layers);
     let _ = verify_ipv4_header(headers, layers);
     if layers.network_end() != layers.frame_len() {
@@ -115,7 +114,7 @@ fn finished_verifies(headers: &[u8], payload: &[u8], cut: usize, layers: &Layers
     assert_ne!(verify_transport(&headers, pieces, layers), Ok(Verdict::Correct));
 }
 
-fn vnet_is_checked(
+fn check_vnet(
     vnet: &VnetHeader,
     headers: &[u8],
     layers: &Result<Layers, crate::packet::ParseError>,
@@ -130,15 +129,15 @@ fn vnet_is_checked(
         assert!(meta.is_finished(), "offloads without headers");
         return;
     };
-    accepted_is_sound(meta, &private, layers);
+    check_accepted(meta, &private, layers);
     assert_eq!(accept::accept(meta, &mut private, layers), Ok(meta), "accepting is idempotent");
     let emitted = VnetHeader::for_frame(meta, layers.header_len());
     let again = emitted.map(|header| header.accept(&mut private, &Ok(*layers)));
     assert_eq!(again, Ok(Ok(meta)), "what was accepted can be passed on");
 }
 
-/// Reads the headers again, by plain indexing.
-fn accepted_is_sound(meta: OffloadMeta, headers: &[u8], layers: &Layers) {
+/// Checks accepted metadata against the headers, read by plain indexing.
+fn check_accepted(meta: OffloadMeta, headers: &[u8], layers: &Layers) {
     if let Some(place) = meta.checksum.place() {
         assert!(place.field_end() <= headers.len(), "the field can be written");
         assert!(usize::from(place.start) >= 34, "addresses cannot be overwritten");

@@ -1,24 +1,25 @@
 #![forbid(unsafe_code)]
-//! Packets in private memory: headers, checksums, and what is left to be done to a frame.
+//! Frames in private memory: header parsing, checksums, segmentation, coalescing and offload metadata.
 //!
-//! The crate is pure: bytes in, values or typed errors out. It does no I/O, allocates nothing (but for
-//! [`Coalescer::new`](coalesce::Coalescer::new)), and no input makes it panic or loop beyond the bytes
-//! given. Bytes from a peer must be copied to private
-//! memory first; a header that can change between two looks cannot be checked.
+//! The crate does no I/O. It allocates only in [`Coalescer::new`](coalesce::Coalescer::new) and
+//! [`ToeplitzKey::new`](flow_hash::ToeplitzKey::new). No input makes it panic or loop beyond the bytes
+//! given. The caller must copy a peer's bytes to private memory first: a header that can change between
+//! two reads cannot be validated.
 //!
 //! # The path of a frame
 //!
-//! 1. The first bytes (256 are plenty) are copied, and [`packet::Layers::parse`] finds the headers.
-//! 2. The sender's metadata, from a virtio-net header ([`vnet`]) or from netif's flags ([`blank`]),
-//!    passes [`accept`] and becomes [`OffloadMeta`].
-//! 3. The frame moves between ports as it is; nothing is summed.
-//! 4. A port fed with small packets may join those of a round ([`coalesce`]).
-//! 5. The port a frame leaves by either passes the metadata on ([`vnet::VnetHeader::for_frame`],
-//!    [`blank::to_netif`]) or, if its receiver cannot take it, splits the frame ([`segment`]) or
-//!    finishes the checksum ([`checksum::complete_scattered`]).
+//! 1. The backend copies the first bytes (256 are enough), and [`packet::Layers::parse`] finds the
+//!    headers.
+//! 2. The sender's metadata comes from a virtio-net header ([`vnet`]) or from netif's flags ([`blank`]).
+//!    [`accept`] validates it and returns [`OffloadMeta`].
+//! 3. The frame moves between ports unchanged; no checksum is computed.
+//! 4. A port that receives small packets may join those of a round ([`coalesce`]).
+//! 5. The egress port passes the metadata on ([`vnet::VnetHeader::for_frame`], [`blank::to_netif`]). If
+//!    its receiver lacks an offload, the port segments the frame ([`segment`]) or completes the checksum
+//!    ([`checksum::complete_scattered`]).
 //!
-//! Positions are octets from the start of the Ethernet header. Numbers are in host order, except
-//! where a doc says "octets".
+//! Offsets are bytes from the start of the Ethernet header. Numbers are in host order, except where a
+//! comment says "bytes".
 
 pub mod accept;
 pub mod blank;

@@ -1,42 +1,41 @@
-//! A frame's octets, by position, for what has to read payload: sums.
+//! Access to a frame's bytes by offset, for checksums over payload.
 //!
-//! Segmenting and coalescing move no payload; they say which octets go where. Only a checksum that
-//! must be finished, or verified, needs to see them. They may be in one piece, in many, or in lent
-//! memory that has to be fetched through a small buffer; [`FrameOctets`] is what all of these are.
+//! Segmentation and coalescing move no payload; they return ranges of bytes. Only completing or verifying
+//! a checksum reads payload. The payload may be one slice, many slices, or granted memory that is copied
+//! through a small buffer. [`FrameOctets`] abstracts over these sources.
 
 use std::ops::Range;
 
 use crate::checksum::Accumulator;
 
-/// Octets of a frame that are read to be summed.
+/// Source of a frame's bytes for checksums.
 pub trait FrameOctets {
-    /// Shows the octets of `range` in order, in pieces of any length, none of them twice. Positions
-    /// count from the start of the frame (its Ethernet header). What the frame does not have is left
-    /// out.
+    /// Passes the bytes of `range` to `look` in order, in pieces of any length, each byte once. Offsets
+    /// count from the start of the frame (its Ethernet header). Bytes beyond the frame are omitted.
     fn show(&mut self, range: Range<u32>, look: impl FnMut(&[u8]));
 }
 
-/// A frame in one piece.
+/// Frame in one slice.
 impl FrameOctets for &[u8] {
     fn show(&mut self, range: Range<u32>, mut look: impl FnMut(&[u8])) {
         look(part(self, 0, &range));
     }
 }
 
-/// A frame in many pieces, the first of which usually holds the headers.
+/// Frame in many slices. The first slice usually holds the headers.
 ///
-/// Reading on from where the last read ended costs nothing extra, so a super-packet of any number of
-/// pieces is cut in one pass over them.
+/// Sequential reads continue at the last position. So segmenting a super-packet of any number of slices
+/// takes one pass over them.
 #[derive(Clone, Debug)]
 pub struct Pieces<'a> {
     pieces: &'a [&'a [u8]],
-    /// The piece that was read last, and its first octet's position.
+    /// Slice of the last read, and the offset of its first byte.
     at: usize,
     position: u64,
 }
 
 impl<'a> Pieces<'a> {
-    /// The frame whose octets are those of `pieces`, one after the other.
+    /// Creates the frame whose bytes are those of `pieces` in order.
     #[must_use]
     pub fn new(pieces: &'a [&'a [u8]]) -> Self {
         Self { pieces, at: 0, position: 0 }
@@ -66,7 +65,7 @@ fn len(bytes: &[u8]) -> u64 {
     u64::try_from(bytes.len()).unwrap_or(u64::MAX)
 }
 
-/// The octets of `piece`, which begins at `position`, that lie in `range`.
+/// Returns the bytes of `piece`, which begins at `position`, that lie in `range`.
 fn part<'a>(piece: &'a [u8], position: u64, range: &Range<u32>) -> &'a [u8] {
     let index = |at: u32| {
         let at = u64::from(at).saturating_sub(position);
@@ -75,25 +74,25 @@ fn part<'a>(piece: &'a [u8], position: u64, range: &Range<u32>) -> &'a [u8] {
     piece.get(index(range.start)..index(range.end)).unwrap_or_default()
 }
 
-/// The source of a frame's octets had fewer, or more, than were asked for.
+/// Source with fewer, or more, bytes than requested.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{expected} octets of payload were asked for, {given} were shown")]
+#[error("{expected} bytes of payload were requested, the source gave {given}")]
 pub struct OctetsMissing {
-    /// Octets asked for.
+    /// Bytes requested from the source.
     pub expected: u32,
-    /// Octets shown.
+    /// Bytes that the source gave.
     pub given: u64,
 }
 
-/// Adds the octets of `range` to `sum`.
+/// Adds the bytes of `range` to `sum`.
 pub(crate) fn add_range(
     sum: &mut Accumulator,
-    octets: &mut impl FrameOctets,
+    frame_bytes: &mut impl FrameOctets,
     range: &Range<u32>,
 ) -> Result<(), OctetsMissing> {
     let expected = range.end.saturating_sub(range.start);
     let mut given = 0u64;
-    octets.show(range.clone(), |piece| {
+    frame_bytes.show(range.clone(), |piece| {
         sum.add(piece);
         given = given.saturating_add(len(piece));
     });
@@ -110,7 +109,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn pieces_read_as_their_sequence(
+        fn pieces_of_any_cut_read_like_one_slice(
             lengths in prop::collection::vec(0usize..40, 0..8),
             ranges in prop::collection::vec((0u32..300, 0u32..100), 1..6),
         ) {
@@ -124,10 +123,10 @@ mod tests {
                     piece
                 })
                 .collect();
-            let mut octets = Pieces::new(&pieces);
+            let mut frame_bytes = Pieces::new(&pieces);
             for (start, len) in ranges {
                 let (mut scattered, mut whole) = (Vec::new(), Vec::new());
-                octets.show(start..start + len, |piece| scattered.extend_from_slice(piece));
+                frame_bytes.show(start..start + len, |piece| scattered.extend_from_slice(piece));
                 (&all[..]).show(start..start + len, |piece| whole.extend_from_slice(piece));
                 prop_assert_eq!(&scattered, &whole);
                 let from = all.len().min(start as usize);

@@ -1,41 +1,42 @@
-//! The virtio-net header in front of each frame of a TAP, a vhost ring or a virtqueue.
+//! Virtio-net header in front of each frame of a TAP, a vhost ring or a virtqueue.
 //!
-//! Little endian throughout (virtio 1.x; on a TAP after `TUNSETVNETLE`, or on a little-endian host).
-//! Two forms: 10 octets (legacy), and 12 with `num_buffers` (virtio 1.x, or mergeable buffers).
+//! All fields are little endian (virtio 1.x; on a TAP after `TUNSETVNETLE`, or on a little-endian host).
+//! The header has two forms: 10 bytes (legacy), and 12 with `num_buffers` (virtio 1.x, or mergeable
+//! buffers).
 //!
-//! [`VnetHeader`] is the header as it came: reading one never fails and means nothing yet.
-//! [`VnetHeader::offered`] translates its numbers, and [`VnetHeader::accept`] also checks them against
-//! the frame, after which the metadata may be acted on. `hdr_len` is a hint and ignored on the way in
-//! (kernels put the linear part's length there); on the way out it is the headers' true length.
+//! [`VnetHeader`] holds unvalidated fields; decoding never fails. [`VnetHeader::offered`] translates
+//! them, and [`VnetHeader::accept`] also validates them against the frame. Only accepted metadata may be
+//! acted on. `hdr_len` is a hint. It is ignored on input, because kernels store the length of the linear
+//! part there. On output it is the true length of the headers.
 
 use crate::accept::{self, Refusal};
 use crate::meta::{Checksum, Gso, GsoKind, OffloadMeta};
 use crate::packet::{Layers, ParseError};
 
-/// Octets of the legacy form.
+/// Length of the legacy header in bytes.
 pub const LEGACY_LEN: usize = 10;
-/// Octets of the virtio 1.x form.
+/// Length of the virtio 1.x header in bytes.
 pub const MODERN_LEN: usize = 12;
 
 /// Bits of [`VnetHeader::flags`]; unknown ones are ignored.
 pub mod flags {
-    /// The checksum is blank, `csum_start` and `csum_offset` count.
+    /// The checksum is blank; `csum_start` and `csum_offset` are valid.
     pub const NEEDS_CSUM: u8 = 1;
     /// The checksum was verified.
     pub const DATA_VALID: u8 = 2;
 }
 
-/// Values of [`VnetHeader::gso_type`].
+/// Values of the field [`VnetHeader::gso_type`].
 pub mod gso_type {
-    /// No segmentation.
+    /// Frame without a segmentation request.
     pub const NONE: u8 = 0;
-    /// TCP over IPv4.
+    /// TCP segmentation over IPv4.
     pub const TCPV4: u8 = 1;
-    /// UDP fragmentation.
+    /// UDP fragmentation (UFO), deprecated.
     pub const UDP: u8 = 3;
-    /// TCP over IPv6.
+    /// TCP segmentation over IPv6.
     pub const TCPV6: u8 = 4;
-    /// UDP segmentation.
+    /// UDP segmentation (USO), IPv4 and IPv6.
     pub const UDP_L4: u8 = 5;
     /// Bit: the packet is inside a UDP tunnel over IPv4.
     pub const UDP_TUNNEL_IPV4: u8 = 0x20;
@@ -45,59 +46,59 @@ pub mod gso_type {
     pub const ECN: u8 = 0x80;
 }
 
-/// A virtio-net header as it came, or as it goes out. Field names are the specification's.
+/// Unvalidated virtio-net header. Field names are those of the specification.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct VnetHeader {
-    /// See [`flags`].
+    /// Bits of the module [`flags`].
     pub flags: u8,
-    /// See [`gso_type`].
+    /// Value of the module [`gso_type`].
     pub gso_type: u8,
-    /// Octets of all headers; a hint.
+    /// Length of all headers in bytes, only a hint.
     pub hdr_len: u16,
-    /// Payload octets of a segment.
+    /// Payload bytes of each segment.
     pub gso_size: u16,
-    /// First octet summed, from the start of the frame.
+    /// First summed byte, from the start of the frame.
     pub csum_start: u16,
-    /// Octets from there to the checksum field.
+    /// Bytes from `csum_start` to the checksum field.
     pub csum_offset: u16,
-    /// Receive buffers the frame is spread over: the 12-octet form only. A device writes at least 1
-    /// into a guest's receive buffer; everywhere else it is 0.
+    /// Receive buffers of the frame, in the 12-byte form only. A device writes at least 1 into a guest's
+    /// receive buffer; everywhere else it is 0.
     pub num_buffers: u16,
 }
 
-/// Why a frame with a virtio-net header was not accepted.
+/// Reasons for which a frame with a virtio-net header is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum VnetError {
-    /// Unknown segmentation type.
+    /// Segmentation type that virtio does not define.
     #[error("unknown segmentation type {gso_type:#04x}")]
     UnknownGso {
-        /// The type octet.
+        /// Type byte of the header.
         gso_type: u8,
     },
-    /// Segmentation inside a UDP tunnel, which is not offered to anybody.
+    /// Segmentation inside a UDP tunnel, which Ringfence never offers.
     #[error("segmentation type {gso_type:#04x} names a tunnel, which was not negotiated")]
     TunnelGso {
-        /// The type octet.
+        /// Type byte of the header.
         gso_type: u8,
     },
-    /// The header asks for something, but the frame's own headers do not parse.
+    /// Offload request for a frame whose headers do not parse.
     #[error("offloads requested for a frame whose headers do not parse: {0}")]
     Parse(#[from] ParseError),
-    /// The numbers break a rule.
+    /// Metadata that breaks a rule of [`accept`].
     #[error(transparent)]
     Refused(#[from] Refusal),
 }
 
-/// Why metadata cannot be put into a virtio-net header.
+/// Reasons for which metadata has no virtio-net header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum EmitError {
-    /// A super-packet must leave with a blank checksum (virtio 1.x, 5.1.6.2).
+    /// Super-packet without a blank checksum, which virtio 1.x, 5.1.6.2 requires.
     #[error("super-packet without a blank checksum; pass the metadata through `accept` first")]
     GsoWithoutChecksum,
 }
 
 impl VnetHeader {
-    /// Reads the 10-octet form.
+    /// Decodes the 10-byte form.
     #[must_use]
     pub fn from_legacy(bytes: &[u8; LEGACY_LEN]) -> Self {
         let [flags, gso_type, h0, h1, g0, g1, s0, s1, o0, o1] = *bytes;
@@ -112,14 +113,14 @@ impl VnetHeader {
         }
     }
 
-    /// Reads the 12-octet form.
+    /// Decodes the 12-byte form.
     #[must_use]
     pub fn from_modern(bytes: &[u8; MODERN_LEN]) -> Self {
         let [legacy @ .., n0, n1] = *bytes;
         Self { num_buffers: u16::from_le_bytes([n0, n1]), ..Self::from_legacy(&legacy) }
     }
 
-    /// Writes the 10-octet form; `num_buffers` has no place there.
+    /// Encodes the 10-byte form, which omits `num_buffers`.
     #[must_use]
     pub fn to_legacy(&self) -> [u8; LEGACY_LEN] {
         let [h0, h1] = self.hdr_len.to_le_bytes();
@@ -129,7 +130,7 @@ impl VnetHeader {
         [self.flags, self.gso_type, h0, h1, g0, g1, s0, s1, o0, o1]
     }
 
-    /// Writes the 12-octet form.
+    /// Encodes the 12-byte form.
     #[must_use]
     pub fn to_modern(&self) -> [u8; MODERN_LEN] {
         let [b0, b1, b2, b3, b4, b5, b6, b7, b8, b9] = self.to_legacy();
@@ -137,13 +138,13 @@ impl VnetHeader {
         [b0, b1, b2, b3, b4, b5, b6, b7, b8, b9, n0, n1]
     }
 
-    /// What the header asks for, not yet checked against the frame.
+    /// Translates the header's request without validating it against the frame.
     ///
-    /// A header with both `NEEDS_CSUM` and `DATA_VALID` asks for a blank checksum. `DATA_VALID` is the
-    /// sender's word; from a guest it vouches for its own data only.
+    /// A header with both `NEEDS_CSUM` and `DATA_VALID` requests a blank checksum. `DATA_VALID` is the
+    /// sender's claim; a guest vouches only for its own data.
     ///
     /// # Errors
-    /// [`VnetError::UnknownGso`], [`VnetError::TunnelGso`].
+    /// Returns [`VnetError::UnknownGso`] or [`VnetError::TunnelGso`].
     pub fn offered(&self) -> Result<OffloadMeta, VnetError> {
         let checksum = if self.flags & flags::NEEDS_CSUM != 0 {
             Checksum::Partial { start: self.csum_start, offset: self.csum_offset }
@@ -172,15 +173,15 @@ impl VnetHeader {
         Ok(Some(Gso { kind, ecn: gso_type & gso_type::ECN != 0, size: self.gso_size }))
     }
 
-    /// What the header asks for, checked against its frame: see [`accept`] for the
-    /// rules, and for the one case in which `headers` is written to.
+    /// Translates the header's request and validates it against its frame. The module [`accept`] has the
+    /// rules, and the one case that writes to `headers`.
     ///
-    /// `headers` is the private copy of the frame's first bytes (after this header), `layers` what
-    /// [`Layers::parse`] said of it. A frame that asks for nothing is accepted even if it did not
-    /// parse: a switch forwards it as it is.
+    /// `headers` is the private copy of the frame's first bytes (after this header); `layers` is the result
+    /// of [`Layers::parse`] on it. A frame without a request is accepted even if it did not parse, because a
+    /// switch forwards it unchanged.
     ///
     /// # Errors
-    /// [`VnetError`]: drop the frame and count it.
+    /// Returns [`VnetError`]; the caller drops the frame and counts it.
     pub fn accept(
         &self,
         headers: &mut [u8],
@@ -194,11 +195,11 @@ impl VnetHeader {
         Ok(accept::accept(offered, headers, layers)?)
     }
 
-    /// The header for accepted metadata. `header_len` is [`Layers::header_len`] (0 if not known: it is
-    /// a hint, and only a segmenting receiver looks at it). `num_buffers` is 0.
+    /// Builds the header for accepted metadata. `header_len` is [`Layers::header_len`], or 0 if unknown: it
+    /// is a hint that only a segmenting receiver reads. `num_buffers` is 0.
     ///
     /// # Errors
-    /// [`EmitError::GsoWithoutChecksum`], which cannot happen for metadata that was accepted.
+    /// Returns [`EmitError::GsoWithoutChecksum`]. Accepted metadata never gives this error.
     pub fn for_frame(meta: OffloadMeta, header_len: u16) -> Result<Self, EmitError> {
         let mut header = match meta.checksum {
             Checksum::Partial { start, offset } => Self {

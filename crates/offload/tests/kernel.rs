@@ -1,15 +1,15 @@
-//! Segmentation compared with a Linux kernel's, octet by octet.
+//! Segmentation compared with a Linux kernel's, byte by byte.
 //!
-//! Two TAPs on a bridge in a network namespace of its own. A super-packet is written into the first
-//! with its virtio-net header; the bridge hands it on whole; the second has no offloads, so the
-//! kernel segments it there and finishes the checksums, or, with checksum offload alone, segments it
-//! and leaves them blank. What is read from the second must be what `Segmenter` makes.
+//! The test creates two TAPs on a bridge in its own network namespace. It writes a super-packet with its
+//! virtio-net header into the first TAP; the bridge forwards it whole. The second TAP has no offloads, so the
+//! kernel segments the packet there and completes the checksums. With checksum offload alone, the kernel
+//! leaves them blank. The bytes read from the second TAP must equal those of `Segmenter`.
 //!
-//! Linux's own bytes are wrong for one kind, UDP fragmentation under IPv6 extension headers: it counts
-//! their octets into the fragment offsets. There the test checks that this is the only difference.
+//! Linux's own bytes are wrong for UDP fragmentation under IPv6 extension headers: it counts their bytes
+//! into the fragment offsets. The test checks that this is the only difference.
 //!
-//! Needs user namespaces (`unshare -rn`), /dev/net/tun, and `ip` with bridges. Without one of them the
-//! test says `SKIPPED` and why; with `RINGFENCE_TEST_REQUIRE=1` it fails.
+//! Needs user namespaces (`unshare -rn`), /dev/net/tun, and `ip` with bridges. Without one of them the test
+//! prints `SKIPPED` and the reason; with `RINGFENCE_TEST_REQUIRE=1` it fails.
 
 #![allow(clippy::unwrap_used, reason = "a test's panic is its report")]
 
@@ -25,22 +25,22 @@ use ringfence_offload::OffloadMeta;
 use ringfence_offload::vnet::{MODERN_LEN, VnetHeader};
 use ringfence_sys::tap::{Tap, TapOffloads};
 
-/// In this entry of `EXTENSIONS_V6` destination options follow a routing header. Linux puts the fragment
-/// header in front of them and repeats them in every fragment, where they are taken for data; ours
-/// comes right before UDP. `tests/properties.rs` reassembles these.
+/// Entry of `EXTENSIONS_V6` in which destination options follow a routing header. Linux puts the fragment
+/// header in front of them and repeats them in every fragment, where receivers take them for data. Our
+/// header is right before UDP. `tests/properties.rs` reassembles these.
 const DESTINATION_AFTER_ROUTING: usize = 4;
 const INSIDE: &str = "RINGFENCE_TEST_INSIDE";
 const LIMIT: Duration = Duration::from_secs(5);
 
-/// Whether this process is in the namespaces. If not, starts the test `name` there.
-fn inside(name: &str) -> bool {
+/// Returns `true` inside the namespaces. Otherwise runs the test `name` there.
+fn enter_namespaces(name: &str) -> bool {
     if std::env::var_os(INSIDE).is_some() {
         return true;
     }
-    if let Some(missing) = missing() {
+    if let Some(missing) = missing_requirement() {
         let required = std::env::var_os("RINGFENCE_TEST_REQUIRE").is_some_and(|v| v == "1");
         assert!(!required, "{name} cannot run: {missing}");
-        // Once for the harness's record, once past it.
+        // Print once for the harness's record, once past it.
         println!("SKIPPED: {missing}");
         let _ = writeln!(std::io::stderr(), "SKIPPED: {name}: {missing}");
         return false;
@@ -52,13 +52,13 @@ fn inside(name: &str) -> bool {
     let text = String::from_utf8_lossy(&output.stdout);
     assert!(output.status.success(), "{text}{}", String::from_utf8_lossy(&output.stderr));
     assert!(text.contains("1 passed"), "{text}");
-    // Of the child's output only the figures: the harness's own lines would be counted twice.
+    // Repeat only the figures of the child's output: the harness's own lines would be counted twice.
     text.lines().filter_map(|line| line.split_once("figures: ")).for_each(|(_, f)| println!("{f}"));
     false
 }
 
-/// What this machine lacks.
-fn missing() -> Option<String> {
+/// Returns the requirement that this machine lacks.
+fn missing_requirement() -> Option<String> {
     let probe = "ip link add name probe type bridge";
     let said = |out: &std::process::Output| String::from_utf8_lossy(&out.stderr).trim().to_owned();
     if let Err(error) = File::options().read(true).write(true).open("/dev/net/tun") {
@@ -88,7 +88,7 @@ struct Kernel {
 }
 
 impl Kernel {
-    /// The second TAP leaves `offloads` to its reader.
+    /// Creates the TAPs; the second one leaves `offloads` to its reader.
     fn new(offloads: TapOffloads) -> Kernel {
         ip("link add name bridge type bridge mcast_snooping 0");
         ip("link set bridge addrgenmode none");
@@ -105,7 +105,7 @@ impl Kernel {
         Kernel { from: from.fd.into(), to: to.fd.into(), buffer: vec![0; 1 << 17] }
     }
 
-    /// Sends a super-packet; `count` frames with their virtio-net headers as they come out.
+    /// Sends a super-packet and returns `count` frames with their virtio-net headers.
     fn segment(
         &mut self,
         frame: &[u8],
@@ -147,9 +147,13 @@ impl Kernel {
     }
 }
 
-/// Fragments of IPv6 carry an identification that the kernel chose: takes it over. Where Linux counted
-/// the extension headers into the offsets, corrects that too, if it is exactly that.
-fn as_linux_should(recipe: &Recipe, ours: &[(Vec<u8>, OffloadMeta)], theirs: &mut [Vec<u8>]) {
+/// Copies the IPv6 fragment identification that the kernel chose. Corrects the offsets where Linux counted
+/// the extension headers into them, and only if that is the exact difference.
+fn align_known_differences(
+    recipe: &Recipe,
+    ours: &[(Vec<u8>, OffloadMeta)],
+    theirs: &mut [Vec<u8>],
+) {
     let at = recipe.header_len() - 8;
     let extensions: usize = EXTENSIONS_V6[recipe.ip_options].iter().map(|&(_, len)| len).sum();
     let ids: Vec<_> = theirs.iter().map(|frame| frame[at + 4..at + 8].to_vec()).collect();
@@ -162,7 +166,7 @@ fn as_linux_should(recipe: &Recipe, ours: &[(Vec<u8>, OffloadMeta)], theirs: &mu
     }
 }
 
-/// Sends the whole corpus through the kernel and through `offload`.
+/// Sends the whole corpus through the kernel and through `offload`, and compares.
 fn compare(offloads: TapOffloads) {
     let mut kernel = Kernel::new(offloads);
     let blank = offloads.contains(TapOffloads::CSUM);
@@ -186,7 +190,7 @@ fn compare(offloads: TapOffloads) {
                 misplaced += 1;
                 continue;
             }
-            as_linux_should(&recipe, &ours, &mut theirs);
+            align_known_differences(&recipe, &ours, &mut theirs);
         }
         for (index, ((ours, _), theirs)) in ours.iter().zip(&theirs).enumerate() {
             assert!(ours == theirs, "{recipe:?}\nsegment {index}: {}", difference(ours, theirs));
@@ -200,15 +204,15 @@ fn compare(offloads: TapOffloads) {
 }
 
 #[test]
-fn finished_segments_are_the_kernels() {
-    if inside("finished_segments_are_the_kernels") {
+fn completed_segments_match_kernel() {
+    if enter_namespaces("completed_segments_match_kernel") {
         compare(TapOffloads(0));
     }
 }
 
 #[test]
-fn blank_segments_are_the_kernels() {
-    if inside("blank_segments_are_the_kernels") {
+fn blank_segments_match_kernel() {
+    if enter_namespaces("blank_segments_match_kernel") {
         compare(TapOffloads::CSUM);
     }
 }

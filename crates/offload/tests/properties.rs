@@ -1,5 +1,5 @@
-//! The corpus of `tests/kernel.rs` without a kernel: every segment passes a parser that is not ours
-//! (etherparse), fragments reassemble, and coalescing the segments gives the super-packet back.
+//! Segmentation and coalescing of the corpus of `tests/kernel.rs`, without a kernel: etherparse accepts every
+//! segment, fragments reassemble, and coalescing the segments restores the super-packet.
 
 #![allow(clippy::unwrap_used, reason = "a test's panic is its report")]
 
@@ -10,13 +10,13 @@ use etherparse::{NetSlice, SlicedPacket, TransportSlice};
 use ringfence_offload::coalesce::{Coalescer, Limits, Packet};
 use ringfence_offload::{Checksum, Layers, OffloadMeta};
 
-/// The corpus, one of a few of its sizes for each recipe: a debug build sums slowly.
+/// Returns the corpus without large payloads: a debug build sums slowly.
 fn recipes(kind: Kind) -> impl Iterator<Item = Recipe> {
     corpus().into_iter().filter(move |recipe| recipe.kind == kind && recipe.payload < 20_000)
 }
 
-/// Checks a segment with etherparse: lengths, IPv4's checksum, the transport's.
-fn parser_agrees(recipe: &Recipe, segment: &[u8]) {
+/// Checks a segment with etherparse: lengths, IPv4's checksum, the transport's checksum.
+fn check_with_etherparse(recipe: &Recipe, segment: &[u8]) {
     let sliced = SlicedPacket::from_ethernet(segment).unwrap_or_else(|e| panic!("{recipe:?}: {e}"));
     assert_eq!(sliced.link_exts.len(), common::TAGS[recipe.tags].len());
     let transport = sliced.transport.unwrap_or_else(|| panic!("{recipe:?}: no transport"));
@@ -52,19 +52,19 @@ fn parser_agrees(recipe: &Recipe, segment: &[u8]) {
 }
 
 #[test]
-fn an_independent_parser_accepts_every_segment() {
+fn etherparse_accepts_every_segment() {
     for recipe in recipes(Kind::Tcp).chain(recipes(Kind::Uso)) {
         let (frame, meta) = recipe.build();
         for (segment, meta) in segments(&frame, meta, true) {
             assert_eq!(meta.checksum, Checksum::Verified);
-            parser_agrees(&recipe, &segment);
+            check_with_etherparse(&recipe, &segment);
         }
     }
 }
 
-/// Fragments by the book (RFC 791, 3.2; RFC 8200, 4.5), then etherparse on the whole.
+/// Reassembles fragments by RFC 791, 3.2 and RFC 8200, 4.5, then parses the whole with etherparse.
 #[test]
-fn fragments_reassemble_to_the_datagram() {
+fn fragments_reassemble_to_datagram() {
     for recipe in recipes(Kind::Ufo) {
         let (frame, meta) = recipe.build();
         let udp_at = recipe.header_len() - 8;
@@ -93,7 +93,7 @@ fn fragments_reassemble_to_the_datagram() {
         let whole = [&frame[..udp_at], &datagram].concat();
         let rest = udp_at + 8;
         assert!(whole[rest..] == frame[rest..], "{}", difference(&whole[rest..], &frame[rest..]));
-        parser_agrees(&recipe, &whole);
+        check_with_etherparse(&recipe, &whole);
     }
 }
 
@@ -107,7 +107,7 @@ fn coalescer() -> Coalescer {
     })
 }
 
-/// Whether Linux would join such segments.
+/// Returns `true` if Linux would join such segments.
 fn joins(recipe: &Recipe) -> bool {
     let count = recipe.payload.div_ceil(recipe.size.into());
     match recipe.kind {
@@ -119,18 +119,18 @@ fn joins(recipe: &Recipe) -> bool {
 }
 
 #[test]
-fn coalescing_gives_the_super_packet_back() {
+fn coalesced_segments_restore_super_packet() {
     let mut coalescer = coalescer();
     let mut joined = 0;
     for recipe in corpus().into_iter().filter(joins) {
         let (frame, meta) = recipe.build();
-        // Blank checksums, finished ones of which nothing is known, and a mixture.
+        // Blank checksums, completed ones of unknown state, and a mixture.
         let finished = segments(&frame, meta, true).into_iter();
         let finished = finished.map(|(bytes, _)| (bytes, OffloadMeta::PLAIN));
         let made: Vec<_> = match recipe.seed % 3 {
             0 => segments(&frame, meta, false),
             1 => finished.collect(),
-            _ => finished.zip(segments(&frame, meta, false)).enumerate().map(pick).collect(),
+            _ => finished.zip(segments(&frame, meta, false)).enumerate().map(mixed_frame).collect(),
         };
         for (index, (bytes, meta)) in (0..).zip(&made) {
             let layers = Layers::parse(bytes, u32::try_from(bytes.len()).unwrap()).unwrap();
@@ -156,7 +156,7 @@ fn coalescing_gives_the_super_packet_back() {
 
 type Frame = (Vec<u8>, OffloadMeta);
 
-/// Every other one finished.
-fn pick((index, (finished, blank)): (usize, (Frame, Frame))) -> Frame {
+/// Selects the completed form of every other frame.
+fn mixed_frame((index, (finished, blank)): (usize, (Frame, Frame))) -> Frame {
     if index % 2 == 0 { finished } else { blank }
 }

@@ -1,4 +1,4 @@
-//! The backend's end of a ring: consumes requests, produces responses.
+//! Backend's end of a ring: consumes requests, produces responses.
 
 use core::sync::atomic::compiler_fence;
 
@@ -8,34 +8,34 @@ use crate::memory::{fetch_entries, put_entries};
 use crate::sync::{Ordering, full_fence};
 use crate::{ProducerOverflow, RingLayout, RingMemory, Word, passes_event};
 
-/// Bytes of the largest entry of which a record can be kept: a block request has 112.
+/// Largest entry size that a crash journal supports: a block request has 112 bytes.
 const ENTRY_MAX: usize = 128;
 
-/// What stands in the first word of a record in use (a ring of the frontend's has its index there).
-const BEGUN: u32 = 0x5246_0001;
+/// Magic number in the first word of an initialised journal (in a ring, that word is the request index).
+const JOURNAL_MAGIC: u32 = 0x5246_0001;
 
-/// Why a ring cannot be taken over.
+/// Reasons for which a backend cannot resume a ring.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum ResumeError {
-    /// The ring's response index is not one that the record's owner can have left.
+    /// Response index in the ring that the previous backend cannot have left.
     #[error(
         "the ring's response index is {shared}, but the backend before had come to {recorded} \
          (in a ring of {count})"
     )]
     Responses {
-        /// The ring's, which the frontend can change.
+        /// Index in the ring, which the frontend can change.
         shared: u32,
-        /// The record's.
+        /// Index in the crash journal.
         recorded: u32,
         /// Entries of the ring.
         count: u32,
     },
-    /// The frontend's index is impossible.
+    /// Impossible request index of the frontend.
     #[error(transparent)]
     Requests(#[from] ProducerOverflow),
 }
 
-/// The backend's end.
+/// Backend's end of a ring.
 ///
 /// ```text
 /// loop {
@@ -45,63 +45,62 @@ pub enum ResumeError {
 /// }
 /// ```
 ///
-/// # A record that outlives the process
+/// # Crash journal
 ///
-/// A response lies where a request lay, so whoever dies between writing some and publishing them
-/// leaves slots in which a successor would read responses as requests, with grant references made of
-/// identifiers. With a *record*, a page of the backend's own in the form of a ring, nothing is
-/// written to the shared ring before its publication is decided:
+/// A response overwrites the slot of a request. If a backend dies between writing responses and publishing
+/// them, its successor would parse those responses as requests. A *journal* prevents that. It is a page of
+/// the backend's own in the format of a ring, and it outlives the process. With a journal, the backend
+/// changes the shared ring only after it decided to publish:
 ///
-/// 1. responses gather in the record's entries;
-/// 2. the record's `rsp_prod` says that they are complete;
-/// 3. they are copied to the ring, and the ring's `rsp_prod` is set.
+/// 1. Responses gather in the journal's entries.
+/// 2. The journal's `rsp_prod` marks them as complete.
+/// 3. They are copied to the ring, and the ring's `rsp_prod` is set.
 ///
-/// [`BackRing::resume`] repeats step 3 if step 2 was done, and otherwise finds every slot behind the
-/// ring's `rsp_prod` as the frontend wrote it. The order matters only to a process that is cut off at
-/// some instruction, so the compiler alone is kept from changing it.
+/// [`BackRing::resume`] repeats step 3 if step 2 was done. Otherwise every slot behind the ring's `rsp_prod`
+/// is as the frontend wrote it. Only a process that dies at some instruction observes the order of these
+/// stores, so a compiler fence is enough.
 #[derive(Debug)]
 pub struct BackRing<M> {
     pub(crate) memory: M,
-    record: Option<M>,
+    journal: Option<M>,
     pub(crate) layout: RingLayout,
     req_cons: u32,
     pub(crate) rsp_prod_pvt: u32,
 }
 
 impl<M: RingMemory> BackRing<M> {
-    /// Attaches to a ring that the frontend has initialised. Consumption starts at the published
-    /// response index: 0 on a fresh ring, and on one that an earlier backend left, the first
-    /// request it has not answered.
+    /// Attaches to a ring that the frontend has initialised. Consumption starts at the published response
+    /// index: 0 on a fresh ring. On a ring that an earlier backend left, that is the first unanswered request.
     pub fn attach(memory: M, layout: RingLayout) -> BackRing<M> {
         let start = memory.load(Word::RspProd, Ordering::Relaxed);
-        BackRing { memory, record: None, layout, req_cons: start, rsp_prod_pvt: start }
+        BackRing { memory, journal: None, layout, req_cons: start, rsp_prod_pvt: start }
     }
 
-    /// As [`BackRing::attach`], with a record that is begun anew.
-    pub fn attach_recorded(memory: M, record: M, layout: RingLayout) -> BackRing<M> {
+    /// Attaches as [`BackRing::attach`] does, with a newly initialised crash journal.
+    pub fn attach_recorded(memory: M, journal: M, layout: RingLayout) -> BackRing<M> {
         let ring = BackRing::attach(memory, layout);
-        record.store(Word::RspProd, ring.rsp_prod_pvt, Ordering::Release);
-        record.store(Word::ReqProd, BEGUN, Ordering::Release);
-        BackRing { record: Some(record), ..ring }
+        journal.store(Word::RspProd, ring.rsp_prod_pvt, Ordering::Release);
+        journal.store(Word::ReqProd, JOURNAL_MAGIC, Ordering::Release);
+        BackRing { journal: Some(journal), ..ring }
     }
 
-    /// Takes over a ring from a backend that kept `record` and is no more: publishes what it had
-    /// decided to publish, and goes on with the first request that has no answer. What that backend
-    /// had consumed without answering is found again. The frontend is to be notified once: that
-    /// backend may have died before it did so. A record that nobody has begun is begun.
+    /// Resumes a ring whose previous backend kept `journal` and died. Publishes the responses that
+    /// the journal marks as complete, and continues at the first unanswered request. Requests that the previous
+    /// backend consumed without answering are found again. The caller must notify the frontend once, because
+    /// the previous backend may have died before it did. An uninitialised journal is initialised.
     ///
     /// # Errors
     ///
-    /// [`ResumeError`] when the shared indices are impossible; the ring is left as it is.
-    pub fn resume(memory: M, record: M, layout: RingLayout) -> Result<BackRing<M>, ResumeError> {
+    /// Returns [`ResumeError`] if the shared indices are impossible; the ring is unchanged.
+    pub fn resume(memory: M, journal: M, layout: RingLayout) -> Result<BackRing<M>, ResumeError> {
         let count = layout.count();
-        if record.load(Word::ReqProd, Ordering::Acquire) != BEGUN {
-            let ring = BackRing::attach_recorded(memory, record, layout);
+        if journal.load(Word::ReqProd, Ordering::Acquire) != JOURNAL_MAGIC {
+            let ring = BackRing::attach_recorded(memory, journal, layout);
             ring.unconsumed()?;
             return Ok(ring);
         }
         let shared = memory.load(Word::RspProd, Ordering::Acquire);
-        let recorded = record.load(Word::RspProd, Ordering::Acquire);
+        let recorded = journal.load(Word::RspProd, Ordering::Acquire);
         let behind = recorded.wrapping_sub(shared);
         if behind > count {
             return Err(ResumeError::Responses { shared, recorded, count });
@@ -110,22 +109,22 @@ impl<M: RingMemory> BackRing<M> {
         if announced > count {
             return Err(ProducerOverflow { announced, count }.into());
         }
-        copy_entries(&record, &memory, layout, shared, behind);
+        copy_entries(&journal, &memory, layout, shared, behind);
         memory.store(Word::RspProd, recorded, Ordering::Release);
-        let record = Some(record);
-        Ok(BackRing { memory, record, layout, req_cons: recorded, rsp_prod_pvt: recorded })
+        let journal = Some(journal);
+        Ok(BackRing { memory, journal, layout, req_cons: recorded, rsp_prod_pvt: recorded })
     }
 
-    /// Entries of the ring.
+    /// Returns the number of entries.
     pub fn count(&self) -> u32 {
         self.layout.count()
     }
 
-    /// Requests published and not consumed, never more than may be answered.
+    /// Returns the number of published, unconsumed requests, never more than can be answered.
     ///
     /// # Errors
     ///
-    /// [`ProducerOverflow`] when the frontend's index is impossible (XSA-39).
+    /// Returns [`ProducerOverflow`] if the frontend's index is impossible (XSA-39).
     #[inline]
     pub fn unconsumed(&self) -> Result<u32, ProducerOverflow> {
         let prod = self.memory.load(Word::ReqProd, Ordering::Acquire);
@@ -135,12 +134,12 @@ impl<M: RingMemory> BackRing<M> {
             return Err(ProducerOverflow { announced, count });
         }
         let held = self.req_cons.wrapping_sub(self.rsp_prod_pvt);
-        // A frontend that takes its producer index back must not make the difference wrap.
+        // A frontend that decrements its producer index must not wrap the difference.
         Ok(announced.saturating_sub(held))
     }
 
-    /// Fetches the `ahead`-th unconsumed request, once. The caller asks only for requests that
-    /// [`BackRing::unconsumed`] announced, and for each of them once.
+    /// Fetches the `ahead`-th unconsumed request, once. The caller fetches only requests that
+    /// [`BackRing::unconsumed`] announced, and each of them once.
     #[inline]
     pub fn request<const N: usize>(&self, ahead: u32) -> Raw<[u8; N]> {
         let mut bytes = [0; N];
@@ -148,9 +147,9 @@ impl<M: RingMemory> BackRing<M> {
         Raw::new(bytes)
     }
 
-    /// Fetches `into.len()` requests from the `ahead`-th unconsumed one on, each once, by as few copies
-    /// as the ring's end allows. `N` is the size of an entry, and the caller asks only for requests
-    /// that [`BackRing::unconsumed`] announced.
+    /// Fetches `into.len()` requests from the `ahead`-th unconsumed one on, each once, in as few copies as the
+    /// ring's end allows. `N` is the entry size. The caller fetches only requests that
+    /// [`BackRing::unconsumed`] announced.
     #[inline]
     pub fn requests<const N: usize>(&self, ahead: u32, into: &mut [[u8; N]]) {
         fetch_entries(&self.memory, self.layout, self.req_cons.wrapping_add(ahead), into);
@@ -162,46 +161,46 @@ impl<M: RingMemory> BackRing<M> {
         self.req_cons = self.req_cons.wrapping_add(n);
     }
 
-    /// Requests consumed and not answered.
+    /// Returns the number of consumed, unanswered requests.
     #[inline]
     pub fn owed(&self) -> u32 {
         self.req_cons.wrapping_sub(self.rsp_prod_pvt)
     }
 
-    /// Free-running index of the next request to consume.
+    /// Returns the free-running index of the next request.
     pub fn consumed_index(&self) -> u32 {
         self.req_cons
     }
 
-    /// Writes the next response; it becomes visible with [`BackRing::publish`]. Refused, with
-    /// `false`, when no request is owed one.
+    /// Writes the next response, which [`BackRing::publish`] makes visible. Returns `false` without writing if
+    /// no request is unanswered.
     #[inline]
     pub fn respond(&mut self, response: &[u8]) -> bool {
         if self.owed() == 0 || response.len() > self.layout.entry_bytes() {
             return false;
         }
-        let place = self.record.as_ref().unwrap_or(&self.memory);
-        place.put(self.layout.offset(self.rsp_prod_pvt), response);
+        let target = self.journal.as_ref().unwrap_or(&self.memory);
+        target.put(self.layout.offset(self.rsp_prod_pvt), response);
         self.rsp_prod_pvt = self.rsp_prod_pvt.wrapping_add(1);
         true
     }
 
-    /// Writes responses as [`BackRing::respond`] does, one behind the other; how many, which is fewer
-    /// than there are if no more are owed.
+    /// Writes several responses as [`BackRing::respond`] does. Returns their number, at most the number of
+    /// unanswered requests.
     #[inline]
     pub fn respond_all<const N: usize>(&mut self, responses: &[[u8; N]]) -> usize {
         let owed = usize::try_from(self.owed()).unwrap_or(usize::MAX);
         let fits = if N <= self.layout.entry_bytes() { owed } else { 0 };
         let Some(written) = responses.get(..responses.len().min(fits)) else { return 0 };
-        let place = self.record.as_ref().unwrap_or(&self.memory);
-        put_entries(place, self.layout, self.rsp_prod_pvt, written);
-        // At most as many as are owed.
+        let target = self.journal.as_ref().unwrap_or(&self.memory);
+        put_entries(target, self.layout, self.rsp_prod_pvt, written);
+        // At most the number of unanswered requests.
         let count = u32::try_from(written.len()).unwrap_or(0);
         self.rsp_prod_pvt = self.rsp_prod_pvt.wrapping_add(count);
         written.len()
     }
 
-    /// Publishes the responses written so far; `true` when the frontend wants a notification.
+    /// Publishes all written responses. Returns `true` if the frontend wants a notification.
     #[inline]
     pub fn publish(&mut self) -> bool {
         let old = self.memory.load(Word::RspProd, Ordering::Relaxed);
@@ -209,34 +208,34 @@ impl<M: RingMemory> BackRing<M> {
         if old == new {
             return false;
         }
-        if let Some(record) = &self.record {
-            record.store(Word::RspProd, new, Ordering::Release);
+        if let Some(journal) = &self.journal {
+            journal.store(Word::RspProd, new, Ordering::Release);
             compiler_fence(core::sync::atomic::Ordering::SeqCst);
-            // No more than were answered since `old`, unless the frontend wrote that itself.
+            // At most the responses since `old`, unless the frontend changed the index itself.
             let fresh = new.wrapping_sub(old).min(self.layout.count());
-            copy_entries(record, &self.memory, self.layout, new.wrapping_sub(fresh), fresh);
+            copy_entries(journal, &self.memory, self.layout, new.wrapping_sub(fresh), fresh);
         }
         self.memory.store(Word::RspProd, new, Ordering::Release);
         full_fence();
         passes_event(old, new, self.memory.load(Word::RspEvent, Ordering::Relaxed))
     }
 
-    /// The last look before sleeping: asks for a notification of the next request and says
-    /// whether there is work already.
+    /// Checks for work before sleeping: requests a notification of the next request, then returns `true` if
+    /// there is one already.
     ///
     /// # Errors
     ///
-    /// As [`BackRing::unconsumed`].
+    /// Returns the errors of [`BackRing::unconsumed`].
     pub fn final_check(&mut self) -> Result<bool, ProducerOverflow> {
         self.final_check_for(1)
     }
 
-    /// As [`BackRing::final_check`], asking to be told only when `ahead` requests have come: a
-    /// receive ring with some buffers left but too few for the packet at hand waits for more.
+    /// Checks as [`BackRing::final_check`] does, but for `ahead` requests. A receive ring with too few buffers
+    /// for the next packet waits for more this way.
     ///
     /// # Errors
     ///
-    /// As [`BackRing::unconsumed`].
+    /// Returns the errors of [`BackRing::unconsumed`].
     pub fn final_check_for(&mut self, ahead: u32) -> Result<bool, ProducerOverflow> {
         if self.unconsumed()? >= ahead {
             return Ok(true);
@@ -247,15 +246,15 @@ impl<M: RingMemory> BackRing<M> {
     }
 }
 
-/// Bytes that are copied from a record to the ring at a time.
-const COPIED_AT_ONCE: usize = 1024;
+/// Bytes per copy from the journal to the ring.
+const COPY_BYTES: usize = 1024;
 
-/// Copies `n` entries, from the one that `first` names on.
+/// Copies `n` entries, starting at index `first`.
 fn copy_entries<M: RingMemory>(from: &M, to: &M, layout: RingLayout, first: u32, n: u32) {
-    let mut entries = [0; COPIED_AT_ONCE];
+    let mut entries = [0; COPY_BYTES];
     let bytes = layout.entry_bytes();
-    // Both are bounded by what a record can keep and by the ring.
-    let most = u32::try_from(COPIED_AT_ONCE / bytes.clamp(1, ENTRY_MAX)).unwrap_or(1);
+    // The journal's entry limit and the ring bound both values.
+    let most = u32::try_from(COPY_BYTES / bytes.clamp(1, ENTRY_MAX)).unwrap_or(1);
     let (mut at, mut left) = (first, n);
     while left > 0 {
         let now = left.min(most).min(layout.until_end(at));

@@ -1,4 +1,4 @@
-//! The frontend's end of a ring: produces requests, consumes responses.
+//! Frontend's end of a ring: produces requests, consumes responses.
 
 use ringfence_memory::Raw;
 
@@ -6,8 +6,8 @@ use crate::memory::{fetch_entries, put_entries};
 use crate::sync::{Ordering, full_fence};
 use crate::{ProducerOverflow, RingLayout, RingMemory, Word, passes_event};
 
-/// The frontend's end. It initialises the shared header and must not trust what the backend
-/// writes later: a frontend of a hostile backend loses its device, nothing more.
+/// Frontend's end of a ring. It initialises the shared header and trusts nothing that the backend writes
+/// later. A hostile backend costs the frontend its device only.
 #[derive(Debug)]
 pub struct FrontRing<M> {
     memory: M,
@@ -18,7 +18,7 @@ pub struct FrontRing<M> {
 }
 
 impl<M: RingMemory> FrontRing<M> {
-    /// Initialises the ring's header in `memory`.
+    /// Initialises the ring's header in `memory` and attaches to it.
     pub fn init(memory: M, layout: RingLayout) -> FrontRing<M> {
         memory.store(Word::ReqProd, 0, Ordering::Relaxed);
         memory.store(Word::RspProd, 0, Ordering::Relaxed);
@@ -27,29 +27,29 @@ impl<M: RingMemory> FrontRing<M> {
         FrontRing { memory, layout, req_prod_pvt: 0, req_prod_published: 0, rsp_cons: 0 }
     }
 
-    /// Entries of the ring.
+    /// Returns the number of entries.
     pub fn count(&self) -> u32 {
         self.layout.count()
     }
 
-    /// Request slots that may be filled.
+    /// Returns the number of free request slots.
     #[inline]
     pub fn free(&self) -> u32 {
         self.layout.count() - self.req_prod_pvt.wrapping_sub(self.rsp_cons)
     }
 
-    /// Free-running index of the next request.
+    /// Returns the free-running index of the next request.
     pub fn produced_index(&self) -> u32 {
         self.req_prod_pvt
     }
 
-    /// Free-running index of the next response.
+    /// Returns the free-running index of the next response.
     pub fn consumed_index(&self) -> u32 {
         self.rsp_cons
     }
 
-    /// Writes the next request; visible with [`FrontRing::publish`]. Refused, with `false`, when
-    /// no slot is free.
+    /// Writes the next request, which [`FrontRing::publish`] makes visible. Returns `false` without writing if no
+    /// slot is free.
     #[inline]
     pub fn request(&mut self, request: &[u8]) -> bool {
         if self.free() == 0 || request.len() > self.layout.entry_bytes() {
@@ -60,20 +60,20 @@ impl<M: RingMemory> FrontRing<M> {
         true
     }
 
-    /// Writes requests as [`FrontRing::request`] does, one behind the other; how many, which is fewer
-    /// than there are if no more slots are free. `N` is at most the size of an entry.
+    /// Writes several requests as [`FrontRing::request`] does. Returns their number, at most the number of free
+    /// slots. `N` is at most the entry size.
     #[inline]
     pub fn request_all<const N: usize>(&mut self, requests: &[[u8; N]]) -> usize {
         let fits = if N <= self.layout.entry_bytes() { self.free() as usize } else { 0 };
         let Some(written) = requests.get(..requests.len().min(fits)) else { return 0 };
         put_entries(&self.memory, self.layout, self.req_prod_pvt, written);
-        // At most the free slots.
+        // At most the number of free slots.
         let count = u32::try_from(written.len()).unwrap_or(0);
         self.req_prod_pvt = self.req_prod_pvt.wrapping_add(count);
         written.len()
     }
 
-    /// Publishes the requests written so far; `true` when the backend wants a notification.
+    /// Publishes all written requests. Returns `true` if the backend wants a notification.
     #[inline]
     pub fn publish(&mut self) -> bool {
         let (old, new) = (self.req_prod_published, self.req_prod_pvt);
@@ -86,12 +86,12 @@ impl<M: RingMemory> FrontRing<M> {
         passes_event(old, new, self.memory.load(Word::ReqEvent, Ordering::Relaxed))
     }
 
-    /// Responses published and not consumed.
+    /// Returns the number of published, unconsumed responses.
     ///
     /// # Errors
     ///
-    /// [`ProducerOverflow`] when the backend announces more responses than there are published
-    /// requests without one.
+    /// Returns [`ProducerOverflow`] if the backend announces more responses than there are unanswered published
+    /// requests.
     #[inline]
     pub fn unconsumed(&self) -> Result<u32, ProducerOverflow> {
         let prod = self.memory.load(Word::RspProd, Ordering::Acquire);
@@ -111,26 +111,26 @@ impl<M: RingMemory> FrontRing<M> {
         Raw::new(bytes)
     }
 
-    /// Fetches `into.len()` responses from the `ahead`-th unconsumed one on, each once. Where `N` is the
-    /// size of an entry, what lies behind a shorter response is whatever the slot held.
+    /// Fetches `into.len()` responses from the `ahead`-th unconsumed one on, each once. If `N` is the entry size,
+    /// the bytes behind a shorter response are those of the slot before.
     #[inline]
     pub fn responses<const N: usize>(&self, ahead: u32, into: &mut [[u8; N]]) {
         fetch_entries(&self.memory, self.layout, self.rsp_cons.wrapping_add(ahead), into);
     }
 
-    /// Marks `n` responses as consumed. The caller consumes only what
-    /// [`FrontRing::unconsumed`] announced.
+    /// Marks `n` responses as consumed. The caller consumes only responses that [`FrontRing::unconsumed`]
+    /// announced.
     #[inline]
     pub fn consume(&mut self, n: u32) {
         self.rsp_cons = self.rsp_cons.wrapping_add(n);
     }
 
-    /// The last look before sleeping: asks for a notification of the next response and says
-    /// whether there is one already.
+    /// Checks for work before sleeping: requests a notification of the next response, then returns `true` if there
+    /// is one already.
     ///
     /// # Errors
     ///
-    /// As [`FrontRing::unconsumed`].
+    /// Returns the errors of [`FrontRing::unconsumed`].
     pub fn final_check(&mut self) -> Result<bool, ProducerOverflow> {
         if self.unconsumed()? > 0 {
             return Ok(true);
@@ -140,8 +140,8 @@ impl<M: RingMemory> FrontRing<M> {
         Ok(self.unconsumed()? > 0)
     }
 
-    /// Asks to be told only when `ahead` more responses have come, without a check: for a
-    /// transmit ring whose completions are reclaimed while producing.
+    /// Requests a notification after `ahead` more responses, without a check. A transmit ring that reclaims
+    /// completions while it produces uses it.
     #[inline]
     pub fn ask_for_response(&self, ahead: u32) {
         self.memory.store(
@@ -155,7 +155,7 @@ impl<M: RingMemory> FrontRing<M> {
 #[cfg(not(loom))]
 #[cfg(test)]
 impl<M: RingMemory> FrontRing<M> {
-    /// Starts an empty ring at any index, to test what happens when the indices wrap.
+    /// Moves an empty ring to any index, to test the wrap-around of indices.
     pub(crate) fn set_indices(&mut self, index: u32) {
         self.req_prod_pvt = index;
         self.req_prod_published = index;

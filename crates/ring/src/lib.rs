@@ -1,4 +1,4 @@
-//! Shared request/response rings (`ring.h`).
+//! Shared request/response rings (`ring.h`), both ends, and split virtqueues ([`split`]).
 //!
 //! A ring is a page (or several) that both domains map. Its header holds two producer indices and
 //! two event indices, all free-running u32; behind 64 bytes come the entries, each a union of one
@@ -11,17 +11,18 @@
 //!
 //! # Contract
 //!
-//! * A peer's producer index is checked against the ring's size before anything uses it
-//!   (XSA-39); a violation is [`ProducerOverflow`], fatal for the device.
-//! * A slot is fetched whole, once, into private memory (XSA-155, XSA-478). What the fetch returns
-//!   is raw: the caller validates it.
-//! * Private indices (how far we consumed, how far we produced) never live in shared memory.
-//! * Publication and the final check before sleeping order their accesses as the header demands;
-//!   loom explores them (`cargo test` with `--cfg loom`).
+//! * A peer's producer index is checked against the ring's size before any use (XSA-39). A violation is
+//!   [`ProducerOverflow`], which is fatal for the device.
+//! * A slot is fetched whole, once, into private memory (XSA-155, XSA-478). The result is raw: the caller
+//!   validates it.
+//! * Private indices (consumed, produced) never live in shared memory.
+//! * Publication and the final check before sleeping order their accesses as the header requires. loom
+//!   explores them (`cargo test` with `--cfg loom`).
 //!
-//! Virtqueues, which are rings of another kind, are in [`split`].
+//! [`FrontRing`] is the frontend's end, [`BackRing`] the backend's. [`AnyOrderRing`] is a backend's end that
+//! answers requests out of order and survives its own crash.
 //!
-//! The code is generic over [`RingMemory`] so that the same text runs on lent memory and in loom.
+//! The code is generic over [`RingMemory`], so that the same code runs on lent memory and in loom.
 
 mod any_order;
 mod back;
@@ -45,10 +46,10 @@ pub use back::{BackRing, ResumeError};
 pub use front::FrontRing;
 pub use memory::{RingMemory, RingPages, Word};
 
-/// Bytes in front of the first entry.
+/// Length of the ring header in bytes.
 pub const HEADER_BYTES: usize = 64;
 
-/// Sizes of one kind of ring.
+/// Entry size and entry count of one kind of ring.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct RingLayout {
     entry: usize,
@@ -56,10 +57,10 @@ pub struct RingLayout {
 }
 
 impl RingLayout {
-    /// The layout of a ring of `ring_bytes` with requests and responses of the given sizes, the
-    /// union aligned to `align`: as many entries as fit, rounded down to a power of two.
+    /// Returns the layout of a ring of `ring_bytes` with requests and responses of the given sizes, the
+    /// union aligned to `align`. The count is the largest power of two that fits.
     ///
-    /// Returns `None` when not one entry fits or `align` is no power of two.
+    /// Returns `None` if no entry fits or `align` is no power of two.
     pub const fn new(
         ring_bytes: usize,
         request: usize,
@@ -79,48 +80,48 @@ impl RingLayout {
         Some(RingLayout { entry, count })
     }
 
-    /// Entries, a power of two.
+    /// Returns the number of entries, a power of two.
     pub const fn count(self) -> u32 {
         self.count
     }
 
-    /// Bytes from one entry to the next.
+    /// Returns the distance in bytes from one entry to the next.
     pub const fn entry_bytes(self) -> usize {
         self.entry
     }
 
-    /// Entries from the one that the free-running `index` names to the ring's end.
+    /// Returns the number of entries from the free-running `index` to the ring's end.
     #[inline]
     pub fn until_end(self, index: u32) -> u32 {
         self.count - (index & (self.count - 1))
     }
 
-    /// Byte offset of the entry that the free-running `index` names.
+    /// Returns the byte offset of the entry at the free-running `index`.
     #[inline]
     pub fn offset(self, index: u32) -> usize {
         HEADER_BYTES + (index & (self.count - 1)) as usize * self.entry
     }
 }
 
-/// netif transmit, one page: 256 entries of 12 bytes.
+/// Layout of the netif transmit ring, one page: 256 entries of 12 bytes.
 pub const NETIF_TX: RingLayout = RingLayout { entry: 12, count: 256 };
-/// netif receive, one page: 256 entries of 8 bytes.
+/// Layout of the netif receive ring, one page: 256 entries of 8 bytes.
 pub const NETIF_RX: RingLayout = RingLayout { entry: 8, count: 256 };
-/// netif control, one page: 128 entries of 16 bytes.
+/// Layout of the netif control ring, one page: 128 entries of 16 bytes.
 pub const NETIF_CTRL: RingLayout = RingLayout { entry: 16, count: 128 };
 
-/// The peer's producer index lies further ahead than the ring has entries (XSA-39).
+/// Producer index of the peer further ahead than the ring has entries (XSA-39).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("the peer announced {announced} entries in a ring of {count}")]
 pub struct ProducerOverflow {
-    /// Distance the peer claims.
+    /// Distance that the peer claims.
     pub announced: u32,
-    /// Entries the ring has.
+    /// Entries of the ring.
     pub count: u32,
 }
 
-/// Whether a producer that moved from `old` to `new` must notify a consumer that asked to be told
-/// when the index passes `event` (`RING_PUSH_*_AND_CHECK_NOTIFY`).
+/// Returns `true` if a producer that moved from `old` to `new` must notify a consumer that requested an
+/// event at index `event` (`RING_PUSH_*_AND_CHECK_NOTIFY`).
 #[inline]
 pub fn passes_event(old: u32, new: u32, event: u32) -> bool {
     new.wrapping_sub(event) < new.wrapping_sub(old)

@@ -1,5 +1,5 @@
-//! loom explores every interleaving of the index protocol: no entry is seen before it is written,
-//! and nobody sleeps while there is work.
+//! Loom models of the index protocol: no entry is read before it is written, and no end sleeps while there is
+//! work.
 
 use loom::sync::Arc;
 use loom::sync::atomic::AtomicBool;
@@ -8,13 +8,13 @@ use loom::thread;
 use crate::sync::{AtomicU32, Ordering};
 use crate::{BackRing, FrontRing, HEADER_BYTES, NETIF_TX, RingMemory, Word};
 
-/// The four words and the first word of each of two slots.
+/// Modelled ring: the four words, and the first word of each of two slots.
 #[derive(Clone)]
-struct Modelled(Arc<[AtomicU32; 6]>);
+struct ModelMemory(Arc<[AtomicU32; 6]>);
 
-impl Modelled {
-    fn new() -> Modelled {
-        Modelled(Arc::new(core::array::from_fn(|_| AtomicU32::new(0))))
+impl ModelMemory {
+    fn new() -> ModelMemory {
+        ModelMemory(Arc::new(core::array::from_fn(|_| AtomicU32::new(0))))
     }
 
     fn slot(offset: usize) -> usize {
@@ -22,7 +22,7 @@ impl Modelled {
     }
 }
 
-impl RingMemory for Modelled {
+impl RingMemory for ModelMemory {
     fn load(&self, word: Word, order: Ordering) -> u32 {
         self.0[word as usize / 4].load(order)
     }
@@ -39,12 +39,13 @@ impl RingMemory for Modelled {
     }
 }
 
-/// The backend sleeps after its final check; the frontend publishes two requests one by one and
-/// notifies when told. At the end the backend has seen both or has a notification pending.
+/// Checks that requests are not lost to a sleeping backend. The backend sleeps after its final check. The
+/// frontend publishes two requests one by one and notifies if required. In the end the backend has seen both
+/// or has a pending notification.
 #[test]
-fn loom_no_request_is_left_without_a_wake_up() {
+fn loom_request_before_sleep_is_seen_or_notified() {
     loom::model(|| {
-        let memory = Modelled::new();
+        let memory = ModelMemory::new();
         let mut front = FrontRing::init(memory.clone(), NETIF_TX);
         let mut back = BackRing::attach(memory, NETIF_TX);
         let pending = Arc::new(AtomicBool::new(false));
@@ -76,11 +77,11 @@ fn loom_no_request_is_left_without_a_wake_up() {
     });
 }
 
-/// The same for responses.
+/// Checks that responses are not lost to a sleeping frontend.
 #[test]
-fn loom_no_response_is_left_without_a_wake_up() {
+fn loom_response_before_sleep_is_seen_or_notified() {
     loom::model(|| {
-        let memory = Modelled::new();
+        let memory = ModelMemory::new();
         let mut front = FrontRing::init(memory.clone(), NETIF_TX);
         front.request(&[1; 12]);
         front.request(&[2; 12]);

@@ -1,29 +1,29 @@
-//! What a ring needs of the memory it lies in.
+//! Memory of a ring: the accesses that both ends need, and their implementation on lent memory.
 
 use ringfence_memory::{LentSlice, OutOfRange, PAGE_SIZE};
 
 use crate::RingLayout;
 use crate::sync::Ordering;
 
-/// The four shared words of a ring, by byte offset.
+/// Shared words of a ring header, by byte offset.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(usize)]
 pub enum Word {
-    /// Requests produced; the frontend writes.
+    /// Request producer index, written by the frontend.
     ReqProd = 0,
-    /// Request index the backend wants to hear of.
+    /// Request index at which the backend wants an event.
     ReqEvent = 4,
-    /// Responses produced; the backend writes.
+    /// Response producer index, written by the backend.
     RspProd = 8,
-    /// Response index the frontend wants to hear of.
+    /// Response index at which the frontend wants an event.
     RspEvent = 12,
 }
 
-/// Memory that holds a ring.
+/// Memory that holds one ring.
 pub trait RingMemory {
-    /// Loads a shared word.
+    /// Loads a shared word of the header.
     fn load(&self, word: Word, order: Ordering) -> u32;
-    /// Stores a shared word.
+    /// Stores a shared word of the header.
     fn store(&self, word: Word, value: u32, order: Ordering);
     /// Fetches `into.len()` bytes at `offset`, each once.
     fn fetch(&self, offset: usize, into: &mut [u8]);
@@ -31,8 +31,8 @@ pub trait RingMemory {
     fn put(&self, offset: usize, bytes: &[u8]);
 }
 
-/// Fetches entries from the one that `first` names on, each once. Where `N` is the size of an entry,
-/// neighbours come by one fetch.
+/// Fetches entries from index `first` on, each once. If `N` is the entry size, one fetch covers adjacent
+/// entries.
 #[inline]
 pub(crate) fn fetch_entries<M: RingMemory, const N: usize>(
     memory: &M,
@@ -51,13 +51,13 @@ pub(crate) fn fetch_entries<M: RingMemory, const N: usize>(
         let now = rest.len().min(layout.until_end(at) as usize);
         let (entries, left) = rest.split_at_mut(now);
         memory.fetch(layout.offset(at), entries.as_flattened_mut());
-        // At most the ring's entries.
+        // At most the ring's number of entries.
         at = at.wrapping_add(u32::try_from(now).unwrap_or(0));
         rest = left;
     }
 }
 
-/// Stores entries, or their first `N` bytes, from the one that `first` names on.
+/// Stores entries, or their first `N` bytes, from index `first` on.
 #[inline]
 pub(crate) fn put_entries<M: RingMemory, const N: usize>(
     memory: &M,
@@ -76,27 +76,27 @@ pub(crate) fn put_entries<M: RingMemory, const N: usize>(
         let now = rest.len().min(layout.until_end(at) as usize);
         let (entries, left) = rest.split_at(now);
         memory.put(layout.offset(at), entries.as_flattened());
-        // At most the ring's entries.
+        // At most the ring's number of entries.
         at = at.wrapping_add(u32::try_from(now).unwrap_or(0));
         rest = left;
     }
 }
 
-/// Lent memory that was checked to hold a whole ring, so that no later access can be out of range.
+/// Lent memory that was checked to hold a whole ring, so that no later access is out of range.
 #[derive(Clone, Debug)]
 pub struct RingPages {
-    /// The header, and all entries of a ring in one piece.
+    /// Header, and all entries of a contiguous ring.
     first: LentSlice,
-    /// The pages behind the first one, of a ring that comes in pages. Entries may lie across borders.
+    /// Further pages of a ring in pages. Entries may cross page boundaries.
     rest: Vec<LentSlice>,
 }
 
 impl RingPages {
-    /// Takes `lent` as a ring of `bytes` bytes.
+    /// Uses `lent` as a contiguous ring of `bytes` bytes.
     ///
     /// # Errors
     ///
-    /// [`OutOfRange`] when it is shorter, read-only, or not aligned to 4.
+    /// Returns [`OutOfRange`] if `lent` is too short, read-only, or not aligned to 4.
     pub fn new(lent: LentSlice, bytes: usize) -> Result<RingPages, OutOfRange> {
         if !lent.is_writable() {
             return Err(OutOfRange::ReadOnly);
@@ -106,11 +106,11 @@ impl RingPages {
         Ok(RingPages { first, rest: Vec::new() })
     }
 
-    /// Takes `pages`, of 4096 bytes each, as a ring, in that order.
+    /// Uses `pages` of 4096 bytes each as one ring, in that order.
     ///
     /// # Errors
     ///
-    /// [`OutOfRange`] when there is none, or one is shorter, read-only, or not aligned to 4.
+    /// Returns [`OutOfRange`] if there is no page, or one is too short, read-only, or not aligned to 4.
     pub fn paged(pages: Vec<LentSlice>) -> Result<RingPages, OutOfRange> {
         let mut whole = Vec::with_capacity(pages.len());
         for page in pages {
@@ -123,8 +123,8 @@ impl RingPages {
         whole.pop().map(|first| RingPages { first, rest }).ok_or(OutOfRange::ReadOnly)
     }
 
-    /// Cuts `len` bytes at `offset` into the parts that lie in one page each: place in the range, page,
-    /// place in the page, bytes. Only for rings in pages.
+    /// Splits `len` bytes at `offset` by page: position in the range, page, position in the page, length. Only for
+    /// rings in pages.
     fn parts(
         &self,
         offset: usize,

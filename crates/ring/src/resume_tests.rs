@@ -1,4 +1,4 @@
-//! A backend that dies at any instruction, and its successor, on plain memory.
+//! Crashes of a backend at any instruction, and its successor, on plain memory.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -9,37 +9,37 @@ use ringfence_memory::LentSlice;
 use super::*;
 use crate::sync::Ordering;
 
-/// Memory whose writer dies after so many writes: later ones do not happen.
+/// Memory whose writer crashes after a number of writes: later writes have no effect.
 #[derive(Clone)]
-struct Mortal {
+struct CrashingMemory {
     pages: RingPages,
     writes_left: Rc<Cell<usize>>,
 }
 
-impl Mortal {
-    fn lives(&self) -> bool {
+impl CrashingMemory {
+    fn can_store(&self) -> bool {
         let left = self.writes_left.get();
         self.writes_left.set(left.saturating_sub(1));
         left > 0
     }
 }
 
-impl RingMemory for Mortal {
+impl RingMemory for CrashingMemory {
     fn load(&self, word: Word, order: Ordering) -> u32 {
         self.pages.load(word, order)
     }
     fn store(&self, word: Word, value: u32, order: Ordering) {
-        if self.lives() {
+        if self.can_store() {
             self.pages.store(word, value, order);
         }
     }
     fn fetch(&self, offset: usize, into: &mut [u8]) {
         self.pages.fetch(offset, into);
     }
-    /// Dies between any two bytes, too.
+    /// Writes byte by byte, so that a crash may fall between any two bytes.
     fn put(&self, offset: usize, bytes: &[u8]) {
         for (at, byte) in bytes.iter().enumerate() {
-            if self.lives() {
+            if self.can_store() {
                 self.pages.put(offset + at, &[*byte]);
             }
         }
@@ -52,7 +52,7 @@ fn pages() -> (LentSlice, RingPages) {
     (page, ring)
 }
 
-/// A request whose every byte says which it is, and which is no response.
+/// Builds a request that carries its index in every byte pattern and differs from any response.
 fn request(n: u32) -> [u8; 12] {
     let [low, high, ..] = n.to_le_bytes();
     [0x80 | low, 0x80, high, 0x80, 0x80, 0x80, 0x80, 0x80, low, high, 0, 0]
@@ -63,7 +63,7 @@ fn response(n: u32) -> [u8; 4] {
     [low, high, 0, 0]
 }
 
-/// What a backend does until it dies, if it does: consumes, answers and publishes by turns.
+/// Runs a backend until it crashes, if it does: consumes, answers and publishes in rounds.
 fn serve<M: RingMemory>(
     back: &mut BackRing<M>,
     rounds: &[(u32, u32)],
@@ -91,10 +91,10 @@ fn serve<M: RingMemory>(
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(256))]
 
-    /// However far the first backend came, the frontend gets one answer for each request, in order,
-    /// and the second backend sees each request as the frontend wrote it.
+    /// Checks that the frontend gets one answer for each request, in order, wherever the first backend crashed. The
+    /// second backend must see each request as the frontend wrote it.
     #[test]
-    fn a_backend_that_dies_anywhere_is_succeeded(
+    fn resume_after_crash_at_any_write_answers_each_request_once(
         start in prop_oneof![Just(0u32), any::<u32>(), Just(u32::MAX - 3)],
         sent in 1u32..=256,
         rounds in proptest::collection::vec((0u32..40, 0u32..40), 1..12),
@@ -108,14 +108,14 @@ proptest! {
             prop_assert!(front.request(&request(start.wrapping_add(n))));
         }
         front.publish();
-        // The record is begun by a backend that does not die.
+        // A backend that does not crash initialises the journal.
         drop(BackRing::attach_recorded(ring.clone(), record.clone(), NETIF_TX));
         let writes_left = Rc::new(Cell::new(writes));
-        let mortal = |pages: &RingPages| Mortal {
+        let crashing = |pages: &RingPages| CrashingMemory {
             pages: pages.clone(),
             writes_left: Rc::clone(&writes_left),
         };
-        let mut first = BackRing::attach_recorded(mortal(&ring), mortal(&record), NETIF_TX);
+        let mut first = BackRing::attach_recorded(crashing(&ring), crashing(&record), NETIF_TX);
         serve(&mut first, &rounds, start, || writes_left.get() > 0);
         drop(first);
 
@@ -129,10 +129,9 @@ proptest! {
         }
     }
 
-    /// Whatever stands in the shared header, taking over neither panics nor believes in more than the
-    /// ring holds (XSA-39).
+    /// Checks that resuming neither panics nor reports more than the ring holds, for any header (XSA-39).
     #[test]
-    fn xsa_39_a_ring_with_hostile_indices_is_not_taken_over(words: [u32; 4], recorded: u32) {
+    fn xsa_39_resume_with_hostile_indices_is_refused(words: [u32; 4], recorded: u32) {
         let (shared, ring) = pages();
         let (kept, record) = pages();
         for (i, word) in words.iter().enumerate() {
@@ -152,8 +151,8 @@ proptest! {
 }
 
 #[test]
-fn without_a_record_a_death_between_writing_and_publishing_leaves_damage() {
-    // Why there is a record: the successor would take the response for a request.
+fn crash_without_journal_before_publishing_overwrites_request() {
+    // The journal exists for this reason: the successor would parse the response as a request.
     let (_shared, ring) = pages();
     let mut front = FrontRing::init(ring.clone(), NETIF_TX);
     front.request(&request(0));
@@ -167,7 +166,7 @@ fn without_a_record_a_death_between_writing_and_publishing_leaves_damage() {
 }
 
 #[test]
-fn a_ring_whose_response_index_was_moved_is_refused() {
+fn resume_with_moved_response_index_is_refused() {
     let (shared, ring) = pages();
     let (_kept, record) = pages();
     let _front = FrontRing::init(ring.clone(), NETIF_TX);
@@ -178,7 +177,7 @@ fn a_ring_whose_response_index_was_moved_is_refused() {
 }
 
 #[test]
-fn a_ring_of_which_no_record_was_kept_goes_on_where_its_indices_say() {
+fn resume_with_uninitialised_journal_continues_at_ring_indices() {
     let (shared, ring) = pages();
     let (_kept, record) = pages();
     let mut front = FrontRing::init(ring.clone(), NETIF_TX);

@@ -1,4 +1,4 @@
-//! Rings on plain memory, no other domain: arithmetic, bounds, and an oracle.
+//! Rings on plain memory without another domain: arithmetic, bounds, and an oracle.
 
 use std::collections::VecDeque;
 
@@ -15,7 +15,7 @@ fn ring() -> (LentSlice, FrontRing<RingPages>, BackRing<RingPages>) {
 }
 
 #[test]
-fn layouts_are_those_of_the_header() {
+fn ring_layouts_match_header() {
     assert_eq!(RingLayout::new(4096, 12, 4, 4), Some(NETIF_TX));
     assert_eq!(RingLayout::new(4096, 8, 8, 4), Some(NETIF_RX));
     let blkif = |pages: usize| RingLayout::new(pages * 4096, 112, 16, 8).map(RingLayout::count);
@@ -26,14 +26,14 @@ fn layouts_are_those_of_the_header() {
 }
 
 #[test]
-fn a_fresh_ring_reads_as_the_header_says() {
+fn fresh_ring_header_has_initial_words() {
     let (page, _front, _back) = ring();
     let word = |at| page.load_u32(at, core::sync::atomic::Ordering::Relaxed).unwrap();
     assert_eq!([word(0), word(4), word(8), word(12)], [0, 1, 0, 1]);
 }
 
 #[test]
-fn xsa_39_producer_beyond_the_ring_is_fatal() {
+fn xsa_39_producer_beyond_ring_is_fatal() {
     let (page, _front, back) = ring();
     page.store_u32(0, 257, core::sync::atomic::Ordering::Relaxed).unwrap();
     assert_eq!(back.unconsumed(), Err(ProducerOverflow { announced: 257, count: 256 }));
@@ -42,7 +42,7 @@ fn xsa_39_producer_beyond_the_ring_is_fatal() {
 }
 
 #[test]
-fn a_producer_taken_back_yields_no_requests() {
+fn decremented_producer_gives_no_requests() {
     let (page, mut front, mut back) = ring();
     for _ in 0..10 {
         assert!(front.request(&[0; 12]));
@@ -54,7 +54,7 @@ fn a_producer_taken_back_yields_no_requests() {
 }
 
 #[test]
-fn responses_for_requests_never_made_are_refused() {
+fn responses_beyond_requests_are_refused() {
     let (page, mut front, _back) = ring();
     front.request(&[0; 12]);
     front.publish();
@@ -63,13 +63,13 @@ fn responses_for_requests_never_made_are_refused() {
 }
 
 #[test]
-fn a_response_without_a_request_is_not_written() {
+fn response_without_request_is_refused() {
     let (_page, _front, mut back) = ring();
     assert!(!back.respond(&[1; 4]));
 }
 
 #[test]
-fn an_attached_ring_goes_on_at_the_first_unanswered_request() {
+fn attach_continues_at_first_unanswered_request() {
     let (page, mut front, mut back) = ring();
     for i in 0..6u8 {
         front.request(&[i; 12]);
@@ -110,10 +110,9 @@ fn ops() -> impl Strategy<Value = Vec<Op>> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// Both ends against queues of the standard library, from any start index, so that the
-    /// indices wrap too.
+    /// Compares both ends with queues of the standard library, from any start index, including wrap-around.
     #[test]
-    fn ring_behaves_as_two_queues(start in prop_oneof![Just(0u32), any::<u32>(), Just(u32::MAX - 3)], ops in ops()) {
+    fn ring_from_any_index_matches_two_queues(start in prop_oneof![Just(0u32), any::<u32>(), Just(u32::MAX - 3)], ops in ops()) {
         let (_page, mut front, mut back) = ring();
         front.start_at(start);
         back = BackRing::attach(back.into_memory(), NETIF_TX);
@@ -154,17 +153,16 @@ proptest! {
         }
     }
 
-    /// A consumer that did its final check is notified exactly when the producer passes it.
+    /// Checks that a consumer is notified exactly when the producer passes its event index.
     #[test]
-    fn notification_is_due_exactly_when_the_event_is_passed(old: u32, step in 0u32..256, ahead in 1u32..256) {
+    fn passes_event_is_true_only_after_event_index(old: u32, step in 0u32..256, ahead in 1u32..256) {
         let event = old.wrapping_add(ahead);
         prop_assert_eq!(passes_event(old, old.wrapping_add(step), event), step >= ahead);
     }
 
-    /// Whatever a peer writes into the header, neither end panics or believes in more than the
-    /// ring holds.
+    /// Checks that neither end panics or reports more entries than the ring holds, for any header words.
     #[test]
-    fn hostile_header_words_are_bounded(words: [u32; 4], sent in 0u32..=256) {
+    fn hostile_header_words_give_bounded_counts(words: [u32; 4], sent in 0u32..=256) {
         let (page, mut front, mut back) = ring();
         for _ in 0..sent { front.request(&[7; 12]); }
         front.publish();

@@ -101,7 +101,7 @@ fn servers(world: &World) -> Vec<Running> {
         host(world, &["greet", "::", "7000"]),
         host(world, &["udp_echo", "::", "7001"]),
         outside(world, &["greet", "0.0.0.0", "7000"]),
-        outside(world, &["udp_echo", "0.0.0.0", "7001"]),
+        outside(world, &["udp_echo", "::", "7001"]),
     ]
 }
 

@@ -1,23 +1,22 @@
-//! The block interface protocol (Xen's `io/blkif.h`): requests, responses, and the names of the keys in
-//! the store.
+//! Block interface protocol (Xen's `io/blkif.h`): requests, responses, and the names of the store keys.
 //!
-//! One ring a queue. The frontend posts requests that name sectors of the disk and pages of its memory;
-//! the backend answers each with a status. A request is laid out as the frontend's architecture would
-//! ([`Abi`], by the key `protocol`), and has one of three forms in the same slot:
+//! Each queue has one ring. The frontend posts requests that name sectors of the disk and pages of its
+//! memory; the backend answers each with a status. The key `protocol` selects the layout of requests
+//! ([`Abi`]). A request has one of three forms in the same slot:
 //!
 //! ```text
-//! direct     op, up to 11 segments in the slot itself
-//! indirect   op INDIRECT, the real one beside it; the segments are in up to 8 pages of their own
-//! discard    a range and no segments
+//! direct     operation and up to 11 segments in the slot itself
+//! indirect   INDIRECT and the inner operation; segments are in up to 8 pages of their own
+//! discard    a sector range, no segments
 //! ```
 //!
-//! Everything in a slot and in an indirect page is the frontend's word. [`Request::parse`] judges a slot
-//! that was copied out once, [`IndirectHead::segments`] the descriptors that were copied out once; what
-//! they give back names only sectors that the disk has and bytes that lie inside one page. A request
-//! that breaks a rule is answered ([`Refusal::status`]) and costs nothing else.
+//! The frontend controls every byte of a slot and of an indirect page. [`Request::parse`] validates a
+//! private copy of a slot; [`IndirectHead::segments`] validates a private copy of the descriptors. Their
+//! results name only sectors on the disk and bytes inside one page. A request that breaks a rule is
+//! answered with [`Refusal::status`]; the ring stays usable.
 //!
-//! Sectors are units of 512 bytes whatever the sector size of the disk, which only says what lengths and
-//! positions must be multiples of.
+//! A sector number counts units of 512 bytes, whatever the sector size of the disk. Positions and
+//! lengths must be multiples of the sector size.
 
 mod emit;
 pub mod keys;
@@ -30,32 +29,32 @@ pub use request::{
     Body, Direction, IndirectHead, Operation, Refusal, Request, Rules, SegmentRange, Transfer,
 };
 
-/// Bytes of the unit in which sectors are counted.
+/// Unit in bytes of sector numbers.
 pub const SECTOR: u64 = 512;
 
-/// Segments in a slot.
+/// Maximum segments in a slot.
 pub const SEGMENTS_DIRECT: usize = 11;
 
-/// Pages of descriptors that an indirect request can name.
+/// Maximum descriptor pages of an indirect request.
 pub const INDIRECT_PAGES: usize = 8;
 
-/// Descriptors in a page.
+/// Segment descriptors in one page.
 pub const SEGMENTS_PER_PAGE: usize = 512;
 
-/// Bytes of a segment's descriptor.
+/// Bytes of one segment descriptor.
 pub const SEGMENT_BYTES: usize = 8;
 
-/// Most segments of an indirect request that a backend of ours offers to take, as Linux' does: 1 MiB.
+/// Maximum segments of an indirect request that our backend offers: 1 MiB, as Linux does.
 pub const SEGMENTS_MAX: u16 = 256;
 
-/// Highest order of a ring that a backend of ours offers to map, as Linux' does: 16 pages.
+/// Maximum ring order that our backend offers: 16 pages, as Linux does.
 pub const RING_ORDER_MAX: u32 = 4;
 
-/// Bit of the key `info`: a CD.
+/// Bit of the key `info`: the medium is a CD.
 pub const INFO_CDROM: u32 = 1;
-/// Bit of the key `info`: the medium can be taken out.
+/// Bit of the key `info`: the medium is removable.
 pub const INFO_REMOVABLE: u32 = 2;
-/// Bit of the key `info`: nothing may be written.
+/// Bit of the key `info`: the disk is read-only.
 pub const INFO_READ_ONLY: u32 = 4;
 
 #[cfg(test)]

@@ -1,51 +1,48 @@
-//! Decimal numbers as text, the way both sides write them into the store.
+//! Decimal numbers as text, as both ends write them into the store.
 //!
-//! The text is a peer's: only digits are taken, without sign, blank, base prefix or terminator,
-//! and never more of them than the type can need.
+//! A peer wrote the text. The parsers accept digits only: no sign, blank, base prefix or terminator.
+//! They bound the length before they read a digit.
 
 use thiserror::Error;
 
-/// Why a text is not the number that was asked for.
+/// Reasons for which a text is not the requested number.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
 pub enum NumberError {
-    /// Nothing there.
     #[error("empty where a number was expected")]
     Empty,
-    /// More characters than the largest value has digits.
+    /// Text longer than the largest value.
     #[error("{len} characters where a number has at most {limit} digits")]
     TooLong {
-        /// Characters offered.
+        /// Characters of the text.
         len: usize,
-        /// Most digits taken.
+        /// Digits of the largest value.
         limit: usize,
     },
-    /// Something else than `0`..=`9`.
+    /// Byte other than `0`..=`9`.
     #[error("byte {byte:#04x} at position {position} is no decimal digit")]
     NotADigit {
-        /// Where, counted from 0.
+        /// Index of the byte, counted from 0.
         position: usize,
-        /// The byte there.
         byte: u8,
     },
-    /// Digits, but beyond the range.
+    /// Value beyond the range.
     #[error("{value} is above the limit {limit}")]
     TooLarge {
-        /// The value offered.
         value: u64,
-        /// The largest value taken.
+        /// Largest value that is accepted.
         limit: u64,
     },
 }
 
-/// Most digits any number may have: those of `u64::MAX`, less one so that no sum overflows.
+/// Maximum digits of any number: those of `u64::MAX` minus one, so that the sum cannot overflow.
 const DIGITS_MAX: usize = 19;
 
 fn digits_of(limit: u64) -> usize {
     limit.checked_ilog10().map_or(1, |log| log as usize + 1).min(DIGITS_MAX)
 }
 
-/// Parses `text` as a number of 0..=`limit`. `limit` is at most 10¹⁹ − 1 in effect: longer texts
-/// are refused whatever the limit.
+/// Parses `text` as a number in 0..=`limit`. Texts of more than 19 digits are refused whatever the
+/// limit, so the effective maximum of `limit` is 10¹⁹ − 1.
 ///
 /// # Errors
 /// The first rule of [`NumberError`] that the text breaks.
@@ -89,7 +86,7 @@ parse_as!(parse_u8, u8);
 parse_as!(parse_u16, u16);
 parse_as!(parse_u32, u32);
 
-/// Parses a feature key: `0` is no, `1` is yes, anything else is refused.
+/// Parses a feature key: `0` gives `false`, `1` gives `true`, any other text is refused.
 ///
 /// # Errors
 /// The first rule of [`NumberError`] that the text breaks.
@@ -103,7 +100,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn borders_of_each_width() {
+    fn number_beyond_type_limit_is_rejected() {
         assert_eq!(parse_u8(b"255"), Ok(255));
         assert_eq!(parse_u8(b"256"), Err(NumberError::TooLarge { value: 256, limit: 255 }));
         assert_eq!(parse_u16(b"65535"), Ok(65535));
@@ -122,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn texts_that_a_lax_parser_takes_are_refused() {
+    fn text_with_sign_blank_or_prefix_is_rejected() {
         for text in ["", " 1", "1 ", "+1", "-1", "0x1", "1\n", "1\0", "1_0", "٣"] {
             assert!(parse_u32(text.as_bytes()).is_err(), "{text:?}");
         }
@@ -134,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn feature_keys_are_zero_or_one() {
+    fn feature_key_other_than_zero_or_one_is_rejected() {
         assert_eq!(parse_bool(b"0"), Ok(false));
         assert_eq!(parse_bool(b"1"), Ok(true));
         assert_eq!(parse_bool(b"2"), Err(NumberError::TooLarge { value: 2, limit: 1 }));
@@ -143,7 +140,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_bytes_agree_with_the_standard_parser(text in prop::collection::vec(any::<u8>(), 0..12)) {
+        fn parse_u32_of_any_bytes_matches_std_parser(text in prop::collection::vec(any::<u8>(), 0..12)) {
             let naive = core::str::from_utf8(&text)
                 .ok()
                 .filter(|text| text.bytes().all(|byte| byte.is_ascii_digit()) && text.len() <= 10)
@@ -152,7 +149,7 @@ mod tests {
         }
 
         #[test]
-        fn every_number_comes_back(value: u32) {
+        fn decimal_text_of_any_number_round_trips(value: u32) {
             prop_assert_eq!(parse_u32(value.to_string().as_bytes()), Ok(value));
         }
     }

@@ -1,8 +1,8 @@
-//! The bodies of the fuzz targets. The same functions run as property tests under `cargo test`.
+//! Bodies of the fuzz targets. `cargo test` runs the same functions as property tests.
 //!
-//! Each takes any bytes, reads them as what a peer might have written, and panics if a promise of
-//! the parser does not hold. Chains are compared with a naive reading of the rules, written
-//! without a look at the parser: lists instead of a walk, wide integers instead of checked ones.
+//! Each body reads arbitrary bytes as a peer's writes and panics if the parser breaks a guarantee.
+//! Chains are compared with a naive oracle of the rules. The oracle shares no code with the parser:
+//! it uses lists instead of a walk, and wide integers instead of checked ones.
 
 mod blkif;
 mod rx;
@@ -16,42 +16,46 @@ pub use xenstore::xenstore_message;
 
 use crate::netif::extra::{ExtraError, RawExtra};
 
-/// A ring as the fuzzer sees it.
-struct Scene<'a> {
-    /// Slots of the ring: 1 to 256.
+/// Ring contents decoded from the fuzzer's input.
+struct RingInput<'a> {
+    /// Slots of the ring, 1 to 256.
     entries: u32,
-    /// Most request slots taken.
+    /// Maximum request slots of one packet.
     slot_limit: u32,
-    /// What is published: at most `entries` slots.
+    /// Published slots, at most `entries`.
     bytes: &'a [u8],
 }
 
-impl<'a> Scene<'a> {
-    /// Two bytes of settings, then slots of `slot_size` bytes.
-    fn new(data: &'a [u8], slot_size: usize) -> Option<Scene<'a>> {
+impl<'a> RingInput<'a> {
+    /// Decodes two settings bytes, then slots of `slot_size` bytes.
+    fn new(data: &'a [u8], slot_size: usize) -> Option<RingInput<'a>> {
         let (&[size, limit], bytes) = data.split_first_chunk()?;
-        // Mostly the size of a real ring, sometimes one that a chain can fill.
+        // Mostly the size of a real ring, sometimes a ring small enough for a chain to fill.
         let entries = 1u32 << (8 - u32::from(size % 16).saturating_sub(7));
         let published = bytes.len().min(entries as usize * slot_size);
-        Some(Scene { entries, slot_limit: u32::from(limit % 18) + 1, bytes: &bytes[..published] })
+        Some(RingInput {
+            entries,
+            slot_limit: u32::from(limit % 18) + 1,
+            bytes: &bytes[..published],
+        })
     }
 }
 
-/// The little-endian number at `at`.
+/// Returns the little-endian number at offset `at`.
 fn u16_at(slot: &[u8], at: usize) -> u16 {
     u16::from(slot[at]) + 256 * u16::from(slot[at + 1])
 }
 
-/// The slots of the first chain, by position: its extra infos, its further data slots, its length.
-struct Cut {
+/// Slot positions of the first chain: its extra infos, its further data slots, its length.
+struct ChainShape {
     extras: Vec<usize>,
     data: Vec<usize>,
     len: usize,
 }
 
-/// Cuts the first chain off `slots`, or `None` if it does not end within them. The flags are at
-/// `flags_at` in a data slot; they are the same bits on both rings.
-fn cut<const N: usize>(slots: &[[u8; N]], flags_at: usize) -> Option<Cut> {
+/// Finds the first chain in `slots`; returns `None` if it does not end within them. `flags_at` is
+/// the offset of the flags in a data slot; both rings use the same bits.
+fn first_chain<const N: usize>(slots: &[[u8; N]], flags_at: usize) -> Option<ChainShape> {
     let has = |index: usize, flag: u16| u16_at(&slots[index], flags_at) & flag != 0;
     let mut extras = Vec::new();
     if has(0, 8) {
@@ -65,10 +69,10 @@ fn cut<const N: usize>(slots: &[[u8; N]], flags_at: usize) -> Option<Cut> {
         data.extend(begin..=last);
     }
     let len = 1 + extras.len() + data.len();
-    Some(Cut { extras, data, len })
+    Some(ChainShape { extras, data, len })
 }
 
-/// The first rule that one of the first eight extra infos breaks.
+/// Returns the first error among the first eight extra infos.
 fn first_bad_extra<const N: usize>(slots: &[[u8; N]], extras: &[usize]) -> Option<ExtraError> {
     extras.iter().take(8).find_map(|&index| match slots[index][..8] {
         [0, ..] => Some(ExtraError::InvalidType),
@@ -79,12 +83,12 @@ fn first_bad_extra<const N: usize>(slots: &[[u8; N]], extras: &[usize]) -> Optio
     })
 }
 
-/// Extra infos of unknown type among the first eight.
+/// Counts extra infos of unknown type among the first eight.
 fn unknown_extras<const N: usize>(slots: &[[u8; N]], extras: &[usize]) -> u32 {
     extras.iter().take(8).map(|&index| u32::from(slots[index][0] > 5)).sum()
 }
 
-/// What an extra info says is what it says once written again.
+/// Asserts that an extra info survives emitting and parsing again.
 fn check_extra(slot: [u8; 8]) {
     let raw = RawExtra(slot);
     if let Ok(extra) = raw.parse() {

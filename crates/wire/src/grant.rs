@@ -3,12 +3,12 @@
 
 use core::fmt;
 
-/// A domain's number. Values from [`DomId::FIRST_RESERVED`] on name no domain (`xen.h`).
+/// Domain number. Values from [`DomId::FIRST_RESERVED`] on name no domain (`xen.h`).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub struct DomId(pub u16);
 
 impl DomId {
-    /// The first reserved id (`DOMID_FIRST_RESERVED`, which is also `DOMID_SELF`).
+    /// First reserved id (`DOMID_FIRST_RESERVED`, equal to `DOMID_SELF`).
     pub const FIRST_RESERVED: DomId = DomId(0x7FF0);
 }
 
@@ -18,12 +18,12 @@ impl fmt::Display for DomId {
     }
 }
 
-/// A grant reference: an index into the granter's table. The first eight are reserved.
+/// Grant reference: an index into the granter's table. The first eight are reserved.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub struct Gref(pub u32);
 
 impl Gref {
-    /// The first reference that is not reserved (`GNTTAB_NR_RESERVED_ENTRIES`).
+    /// First reference that is not reserved (`GNTTAB_NR_RESERVED_ENTRIES`).
     pub const FIRST_FREE: Gref = Gref(8);
 }
 
@@ -33,7 +33,7 @@ impl fmt::Display for Gref {
     }
 }
 
-/// What the grantee may do with the page.
+/// Access that a grant gives the grantee.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Access {
     /// The grantee may only read (`GTF_readonly` set).
@@ -44,21 +44,21 @@ pub enum Access {
 
 macro_rules! grant_status {
     ($($(#[$doc:meta])* $name:ident = $value:literal, $text:literal;)*) => {
-        /// The status of one grant operation (`GNTST_*`).
+        /// Status of one grant operation (`GNTST_*`).
         #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
         pub enum GrantStatus {
             $($(#[$doc])* $name,)*
-            /// A number the header does not define.
+            /// Number that the header does not define.
             Unknown(i16),
         }
 
         impl GrantStatus {
-            /// The value that stands for `raw`; total.
+            /// Converts a number of the interface; never fails.
             pub fn from_raw(raw: i16) -> GrantStatus {
                 match raw { $($value => GrantStatus::$name,)* other => GrantStatus::Unknown(other) }
             }
 
-            /// The number in the interface.
+            /// Returns the number in the interface.
             pub fn to_raw(self) -> i16 {
                 match self { $(GrantStatus::$name => $value,)* GrantStatus::Unknown(other) => other }
             }
@@ -108,27 +108,27 @@ grant_status! {
 
 impl std::error::Error for GrantStatus {}
 
-/// Bits of the `flags` of a version 1 entry (`GTF_*`).
+/// Bits of a version 1 entry's `flags` (`GTF_*`).
 pub mod flags {
-    /// Mask of the entry's type.
+    /// Mask of the entry type.
     pub const TYPE_MASK: u16 = 3;
-    /// Type: unused.
+    /// Entry type: the entry is unused.
     pub const INVALID: u16 = 0;
-    /// Type: the peer may use the page.
+    /// Entry type: the peer may use the page.
     pub const PERMIT_ACCESS: u16 = 1;
-    /// Type: the granter takes a page from the peer.
+    /// Entry type: the granter accepts a page transfer from the peer.
     pub const ACCEPT_TRANSFER: u16 = 2;
-    /// Type: passes on another domain's grant (version 2).
+    /// Entry type: passes on another domain's grant (version 2).
     pub const TRANSITIVE: u16 = 3;
-    /// Set by the granter: the peer may only read.
+    /// Set by the granter: the peer has read-only access.
     pub const READ_ONLY: u16 = 1 << 2;
-    /// Set on the grantee's behalf: mapped, or being copied from.
+    /// Set on behalf of the grantee: the page is mapped, or a copy reads it.
     pub const READING: u16 = 1 << 3;
-    /// Set on the grantee's behalf: mapped writable, or being copied to.
+    /// Set on behalf of the grantee: the page is mapped writable, or a copy writes it.
     pub const WRITING: u16 = 1 << 4;
-    /// Both in-use bits. While either is set the entry cannot be revoked.
+    /// Both in-use bits. An entry with either bit set cannot be revoked.
     pub const IN_USE: u16 = READING | WRITING;
-    /// The page cache attributes PWT, PCD and PAT, which mean nothing here.
+    /// Page cache attributes PWT, PCD and PAT, which Ringfence ignores.
     pub const CACHE_MASK: u16 = 0b111 << 5;
     /// The entry grants a part of a page (version 2).
     pub const SUB_PAGE: u16 = 1 << 8;
@@ -137,16 +137,16 @@ pub mod flags {
 /// Entries in one page of a version 1 table.
 pub const V1_ENTRIES_PER_PAGE: u32 = 512;
 
-/// A version 1 entry as fetched, one little-endian word: `flags` u16 at 0, `domid` u16 at 2,
-/// `frame` u32 at 4. Written by the granter, who may change it at any time: fetch the word once.
+/// Unvalidated version 1 entry, one little-endian word: `flags` u16 at 0, `domid` u16 at 2, `frame`
+/// u32 at 4. The granter may change the word at any time, so fetch it once.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct RawGrantEntry(pub u64);
 
 impl RawGrantEntry {
-    /// The unused entry.
+    /// Word of an unused entry.
     pub const INVALID: RawGrantEntry = RawGrantEntry(0);
 
-    /// Packs the three fields.
+    /// Packs the three fields into one word.
     #[inline]
     pub const fn from_fields(flags: u16, domid: u16, frame: u32) -> RawGrantEntry {
         let [f0, f1] = flags.to_le_bytes();
@@ -155,43 +155,43 @@ impl RawGrantEntry {
         RawGrantEntry(u64::from_le_bytes([f0, f1, d0, d1, p0, p1, p2, p3]))
     }
 
-    /// The entry in 8 bytes of a table.
+    /// Decodes 8 bytes of a table.
     #[inline]
     pub const fn from_bytes(bytes: [u8; 8]) -> RawGrantEntry {
         RawGrantEntry(u64::from_le_bytes(bytes))
     }
 
-    /// Its bytes in a table.
+    /// Encodes the entry for a table.
     #[inline]
     pub const fn to_bytes(self) -> [u8; 8] {
         self.0.to_le_bytes()
     }
 
-    /// The flags ([`flags`]).
+    /// Returns the bits of the module [`flags`].
     #[inline]
     pub const fn flags(self) -> u16 {
         let [f0, f1, ..] = self.to_bytes();
         u16::from_le_bytes([f0, f1])
     }
 
-    /// The domain that may use the page.
+    /// Returns the domain that may use the page.
     #[inline]
     pub const fn domain(self) -> DomId {
         let [_, _, d0, d1, ..] = self.to_bytes();
         DomId(u16::from_le_bytes([d0, d1]))
     }
 
-    /// The page.
+    /// Returns the granted frame number.
     #[inline]
     pub const fn frame(self) -> u32 {
         let [_, _, _, _, p0, p1, p2, p3] = self.to_bytes();
         u32::from_le_bytes([p0, p1, p2, p3])
     }
 
-    /// What the entry means.
+    /// Validates the entry.
     ///
     /// # Errors
-    /// [`GrantEntryError`] for an entry that grants nothing, or something that version 1 lacks.
+    /// Returns a [`GrantEntryError`] for an entry that grants nothing or needs version 2.
     #[inline]
     pub fn parse(self) -> Result<GrantEntry, GrantEntryError> {
         let bits = self.flags();
@@ -211,39 +211,32 @@ impl RawGrantEntry {
     }
 }
 
-/// Why an entry gives no access.
+/// Reasons for which an entry gives no access.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum GrantEntryError {
-    /// The entry is not in use: nothing is granted.
+    /// Unused entry: nothing is granted.
     #[error("the entry grants nothing")]
     Invalid,
-    /// A page transfer, or a transitive grant.
+    /// Page transfer or transitive grant.
     #[error("entries of type {kind} are not supported")]
-    UnsupportedType {
-        /// The type bits.
-        kind: u16,
-    },
-    /// A flag that a version 1 entry does not have.
+    UnsupportedType { kind: u16 },
+    /// Flag that version 1 does not define.
     #[error("unknown flag bits {bits:#06x} in a grant entry")]
-    UnknownFlags {
-        /// The bits.
-        bits: u16,
-    },
+    UnknownFlags { bits: u16 },
 }
 
-/// A version 1 entry that permits access.
+/// Validated version 1 entry that permits access.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct GrantEntry {
-    /// Who may use the page.
+    /// Domain that may use the page.
     pub domain: DomId,
-    /// Which page; the grantee's side bounds it.
+    /// Frame number as the granter wrote it; the caller bounds it.
     pub frame: u32,
-    /// How.
     pub access: Access,
 }
 
 impl GrantEntry {
-    /// The word for the table, not in use. The inverse of [`RawGrantEntry::parse`].
+    /// Encodes the entry for the table, with the in-use bits clear. Inverse of [`RawGrantEntry::parse`].
     #[inline]
     pub fn emit(&self) -> RawGrantEntry {
         let bits = match self.access {
@@ -265,7 +258,7 @@ mod tests {
         GrantEntry { domain: DomId(0x0102), frame: 0x00AB_CDEF, access: Access::ReadOnly };
 
     #[test]
-    fn entry_deconstruct() {
+    fn entry_bytes_deconstruct_to_fields() {
         let raw = RawGrantEntry::from_bytes(BYTES);
         assert_eq!(raw.flags(), flags::PERMIT_ACCESS | flags::READ_ONLY);
         assert_eq!(raw.domain(), DomId(0x0102));
@@ -274,22 +267,22 @@ mod tests {
     }
 
     #[test]
-    fn entry_construct() {
+    fn entry_fields_construct_bytes() {
         assert_eq!(RawGrantEntry::from_fields(5, 0x0102, 0x00AB_CDEF).to_bytes(), BYTES);
     }
 
     #[test]
-    fn entry_parse() {
+    fn read_only_entry_parses() {
         assert_eq!(RawGrantEntry::from_bytes(BYTES).parse(), Ok(ENTRY));
     }
 
     #[test]
-    fn entry_emit() {
+    fn read_only_entry_emits_its_bytes() {
         assert_eq!(ENTRY.emit().to_bytes(), BYTES);
     }
 
     #[test]
-    fn entries_that_give_no_access() {
+    fn unused_and_version_2_entries_are_rejected() {
         let parse = |bits| RawGrantEntry::from_fields(bits, 1, 1).parse();
         assert_eq!(RawGrantEntry::INVALID.parse(), Err(GrantEntryError::Invalid));
         assert_eq!(
@@ -304,7 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn statuses_are_total_both_ways() {
+    fn every_status_number_round_trips() {
         for raw in i16::MIN..=i16::MAX {
             assert_eq!(GrantStatus::from_raw(raw).to_raw(), raw);
         }
@@ -312,7 +305,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_word_is_refused_or_comes_back(word: u64) {
+        fn any_entry_word_is_rejected_or_round_trips(word: u64) {
             let raw = RawGrantEntry(word);
             prop_assert_eq!(
                 RawGrantEntry::from_fields(raw.flags(), raw.domain().0, raw.frame()),

@@ -1,17 +1,18 @@
 #![forbid(unsafe_code)]
-//! Layouts and numbers of Xen's PV interfaces, and of virtqueues and vhost. Bytes in, values or errors out;
-//! no I/O.
+//! Layouts and numbers of Xen's PV interfaces, of virtqueues and of kernel vhost. Bytes in, values or
+//! errors out; no I/O.
 //!
-//! Everything parsed here was written by a peer that is not trusted. The contract of the crate:
+//! An untrusted peer wrote everything that this crate parses. The crate guarantees:
 //!
-//! * Parsers are total: any bytes give a value or an error, never a panic, an endless loop, or an
-//!   allocation that the peer chose the size of.
+//! * Parsers are total. Any bytes give a value or an error, never a panic or an endless loop.
+//! * The peer never chooses the size of an allocation.
 //! * Numbers that the interface does not define are kept as `Unknown(n)`.
-//! * Errors have one variant for each rule broken and carry the numbers offered and allowed.
-//! * Bytes in shared memory are the caller's affair: what comes in here has been fetched once into
-//!   private memory already (XSA-155).
+//! * Error enums have one variant for each broken rule and carry the numbers offered and allowed.
 //!
-//! All integers are little endian, but those for the kernel ([`vhost`]).
+//! The crate relies on its caller for shared memory: every input was fetched once into private memory
+//! before it is parsed (XSA-155).
+//!
+//! All integers are little endian, except those exchanged with the kernel ([`vhost`]).
 
 pub mod blkif;
 pub mod decimal;

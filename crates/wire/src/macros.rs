@@ -1,8 +1,8 @@
-//! One macro for enums whose numbers come from a peer.
+//! Macro for enums whose numbers come from a peer.
 
-/// Declares an enum that stands for every value of an integer: the defined ones by name, the rest
-/// as `Unknown(n)`. `from_raw` and `to_raw` are total and inverse to each other, so that no number
-/// from the wire is lost or refused by accident.
+/// Declares an enum that covers every value of an integer: defined values by name, the others as
+/// `Unknown(n)`. `from_raw` and `to_raw` are total and inverse to each other. So no number from the
+/// wire is lost or refused by accident.
 macro_rules! enum_with_unknown {
     (
         $(#[$enum_doc:meta])*
@@ -14,15 +14,15 @@ macro_rules! enum_with_unknown {
         #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
         pub enum $name {
             $($(#[$doc])* $variant,)*
-            /// A number the interface does not define.
+            /// Number that the interface does not define.
             Unknown($raw),
         }
 
         impl $name {
-            /// Every defined value, in the order of the numbers.
+            /// All defined values, in the order of their numbers.
             pub const DEFINED: &'static [$name] = &[$($name::$variant,)*];
 
-            /// The value that stands for `raw`; total.
+            /// Converts a number of the interface; never fails.
             #[inline]
             pub fn from_raw(raw: $raw) -> $name {
                 match raw {
@@ -31,7 +31,7 @@ macro_rules! enum_with_unknown {
                 }
             }
 
-            /// The number in the interface.
+            /// Returns the number in the interface.
             #[inline]
             pub fn to_raw(self) -> $raw {
                 match self {

@@ -1,4 +1,4 @@
-//! Numbers of the shared ring page (Xen's `io/ring.h`).
+//! Header layout of the shared ring page (Xen's `io/ring.h`).
 //!
 //! | offset | field | written by | start value |
 //! |---|---|---|---|
@@ -8,10 +8,10 @@
 //! | 12 | `rsp_event` | frontend | 1 |
 //! | 64 | entries | both | |
 //!
-//! The frontend fills in the whole header, the backend never. Indices are free-running `u32`; the
-//! slot of an index is the index modulo the number of entries.
+//! The frontend initialises the whole header; the backend initialises none of it. Indices are
+//! free-running `u32`. An index modulo the number of entries gives its slot.
 
-/// Bytes of a page, in rings and grants, whatever page size the machine uses.
+/// Page size in bytes of rings and grants, independent of the machine's page size.
 pub const PAGE_SIZE: usize = 4096;
 
 /// Offset of the request producer index.
@@ -22,11 +22,11 @@ pub const REQ_EVENT: usize = 4;
 pub const RSP_PROD: usize = 8;
 /// Offset of the response index at which the frontend wants an event.
 pub const RSP_EVENT: usize = 12;
-/// Offset of the first entry: the bytes of the header.
+/// Offset of the first entry, which is the length of the header.
 pub const ENTRIES: usize = 64;
 
-/// Entries of `entry_size` bytes in a ring of `ring_bytes` bytes: the largest power of two that
-/// fits behind the header. 0 when none fits or `entry_size` is 0.
+/// Returns the entries of `entry_size` bytes in a ring of `ring_bytes` bytes: the largest power of
+/// two that fits behind the header. Returns 0 if none fits or `entry_size` is 0.
 pub const fn entry_count(ring_bytes: usize, entry_size: usize) -> u32 {
     if entry_size == 0 || ring_bytes < ENTRIES {
         return 0;
@@ -44,7 +44,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn entry_counts_of_the_table() {
+    fn entry_count_of_xen_rings_matches_their_headers() {
         assert_eq!(entry_count(PAGE_SIZE, 12), 256, "netif tx");
         assert_eq!(entry_count(PAGE_SIZE, 8), 256, "netif rx: 504 fit");
         assert_eq!(entry_count(PAGE_SIZE, 16), 128, "netif control: 252 fit");
@@ -54,7 +54,7 @@ mod tests {
     }
 
     #[test]
-    fn entry_counts_of_nonsense() {
+    fn entry_count_of_degenerate_sizes_is_bounded() {
         assert_eq!(entry_count(PAGE_SIZE, 0), 0);
         assert_eq!(entry_count(63, 12), 0);
         assert_eq!(entry_count(64, 12), 0);

@@ -1,63 +1,65 @@
-//! Kernel vhost: numbers and layouts of its ioctls (Linux' `vhost.h`, `vhost_types.h`). Native byte order,
-//! as everything between a process and its kernel.
+//! Kernel vhost: ioctl numbers and argument layouts (Linux' `vhost.h`, `vhost_types.h`).
+//!
+//! Integers are in native byte order, as in every system call. The functions encode ioctl arguments as
+//! bytes; the caller issues the ioctls.
 
-/// ioctl numbers, as every architecture but MIPS, PowerPC, SPARC and Alpha encodes them.
+/// Numbers of the ioctls, in the encoding of every architecture except MIPS, PowerPC, SPARC and Alpha.
 pub mod ioctl {
-    /// Features that the device has: a u64.
+    /// Reads the features that the device offers: a u64.
     pub const GET_FEATURES: u32 = 0x8008_af00;
-    /// Features that are used: a u64.
+    /// Sets the features in use: a u64.
     pub const SET_FEATURES: u32 = 0x4008_af00;
-    /// The caller's address space is the one the device works in.
+    /// Makes the caller's address space the one that the device accesses.
     pub const SET_OWNER: u32 = 0x0000_af01;
-    /// What the device may reach: see [`memory_table`](super::memory_table).
+    /// Sets the memory that the device may access: [`memory_table`](super::memory_table).
     pub const SET_MEM_TABLE: u32 = 0x4008_af03;
-    /// Entries of a queue: [`vring_state`](super::vring_state).
+    /// Sets the entries of a queue: [`vring_state`](super::vring_state).
     pub const SET_VRING_NUM: u32 = 0x4008_af10;
-    /// Where a queue's tables are: [`vring_address`](super::vring_address).
+    /// Sets the addresses of a queue's tables: [`vring_address`](super::vring_address).
     pub const SET_VRING_ADDR: u32 = 0x4028_af11;
-    /// The available index to go on from: [`vring_state`](super::vring_state).
+    /// Sets the next available index: [`vring_state`](super::vring_state).
     pub const SET_VRING_BASE: u32 = 0x4008_af12;
-    /// The available index that comes next: [`vring_state`](super::vring_state).
+    /// Reads the next available index: [`vring_state`](super::vring_state).
     pub const GET_VRING_BASE: u32 = 0xc008_af12;
-    /// The eventfd by which the driver kicks: [`vring_file`](super::vring_file).
+    /// Sets the eventfd that the driver kicks: [`vring_file`](super::vring_file).
     pub const SET_VRING_KICK: u32 = 0x4008_af20;
-    /// The eventfd by which the device interrupts: [`vring_file`](super::vring_file).
+    /// Sets the eventfd that the device interrupts: [`vring_file`](super::vring_file).
     pub const SET_VRING_CALL: u32 = 0x4008_af21;
-    /// The eventfd by which the device says that it cannot go on: [`vring_file`](super::vring_file).
+    /// Sets the eventfd by which the device reports an error: [`vring_file`](super::vring_file).
     pub const SET_VRING_ERR: u32 = 0x4008_af22;
-    /// How long the worker polls before it sleeps, in µs: [`vring_state`](super::vring_state).
+    /// Sets the worker's busy-polling time in µs: [`vring_state`](super::vring_state).
     pub const SET_VRING_BUSYLOOP_TIMEOUT: u32 = 0x4008_af23;
-    /// Abilities of the device's file itself that are used: a u64.
+    /// Sets the backend features in use: a u64.
     pub const SET_BACKEND_FEATURES: u32 = 0x4008_af25;
-    /// Those there are: a u64. (The number says "writes", against the rule.)
+    /// Reads the backend features offered: a u64. The number encodes "write" but the kernel reads.
     pub const GET_BACKEND_FEATURES: u32 = 0x8008_af26;
-    /// The file that frames come from and go to: [`vring_file`](super::vring_file).
+    /// Sets the file that frames come from and go to: [`vring_file`](super::vring_file).
     pub const NET_SET_BACKEND: u32 = 0x4008_af30;
 }
 
-/// Regions of the memory table, at most, where the module was not told otherwise.
+/// Maximum regions of the memory table with the module's default parameter.
 pub const REGIONS_MAX: usize = 64;
 
-/// vhost-net's queue to the guest's side of the link: the driver receives by it.
+/// Index of vhost-net's receive queue: frames for the driver.
 pub const NET_RECEIVE: u32 = 0;
-/// vhost-net's queue from the driver, which sends by it.
+/// Index of vhost-net's transmit queue: frames from the driver.
 pub const NET_TRANSMIT: u32 = 1;
 
-/// A part of the memory table.
+/// Region of the memory table.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Region {
-    /// The address by which descriptors name it.
+    /// Address by which descriptors name the region.
     pub device_address: u64,
-    /// Octets.
+    /// Length of the region in bytes.
     pub len: u64,
-    /// The address in the owner's address space.
+    /// Address in the owner's address space.
     pub user_address: u64,
 }
 
-/// Octets of the largest memory table.
+/// Bytes of the largest memory table.
 pub const MEMORY_TABLE_MAX: usize = 8 + REGIONS_MAX * 32;
 
-/// `struct vhost_memory` with the regions behind it; `None` beyond [`REGIONS_MAX`].
+/// Encodes `struct vhost_memory` followed by its regions; `None` beyond [`REGIONS_MAX`].
 pub fn memory_table(regions: &[Region]) -> Option<Vec<u8>> {
     let count = u32::try_from(regions.len()).ok().filter(|_| regions.len() <= REGIONS_MAX)?;
     let mut bytes = Vec::with_capacity(8 + 32 * regions.len());
@@ -72,19 +74,19 @@ pub fn memory_table(regions: &[Region]) -> Option<Vec<u8>> {
     Some(bytes)
 }
 
-/// `struct vhost_vring_state`.
+/// Encodes `struct vhost_vring_state` for one queue.
 pub fn vring_state(queue: u32, value: u32) -> [u8; 8] {
     let ([q0, q1, q2, q3], [v0, v1, v2, v3]) = (queue.to_ne_bytes(), value.to_ne_bytes());
     [q0, q1, q2, q3, v0, v1, v2, v3]
 }
 
-/// `struct vhost_vring_file`; -1 takes the file away again.
+/// Encodes `struct vhost_vring_file`; `file` -1 removes the file.
 pub fn vring_file(queue: u32, file: i32) -> [u8; 8] {
     let ([q0, q1, q2, q3], [f0, f1, f2, f3]) = (queue.to_ne_bytes(), file.to_ne_bytes());
     [q0, q1, q2, q3, f0, f1, f2, f3]
 }
 
-/// `struct vhost_vring_addr`, without a log.
+/// Encodes `struct vhost_vring_addr` without a log.
 pub fn vring_address(queue: u32, descriptors: u64, used: u64, available: u64) -> [u8; 40] {
     let mut bytes = [0; 40];
     bytes[..4].copy_from_slice(&queue.to_ne_bytes());
@@ -94,20 +96,17 @@ pub fn vring_address(queue: u32, descriptors: u64, used: u64, available: u64) ->
     bytes
 }
 
-/// Backend feature: messages of the second version, which [`iotlb_message`] makes.
+/// Backend feature: IOTLB messages of the second version, encoded by [`iotlb_message`].
 pub const BACKEND_MESSAGE_V2: u64 = 1 << 1;
 
-/// Octets of a message about addresses, either way (`struct vhost_msg_v2`).
+/// Bytes of an IOTLB message in either direction (`struct vhost_msg_v2`).
 pub const IOTLB_MESSAGE_LEN: usize = 72;
 
-/// What the device may do at an address; the bits of `VHOST_ACCESS_*`.
+/// Device's permission at an I/O address (`VHOST_ACCESS_*`).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum IotlbAccess {
-    /// Read.
     Read,
-    /// Write.
     Write,
-    /// Both.
     ReadWrite,
 }
 
@@ -121,37 +120,33 @@ impl IotlbAccess {
     }
 }
 
-/// What is said about addresses of the device's memory.
+/// IOTLB message about a range of I/O addresses.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Iotlb {
-    /// The device wants something that is not in its table.
+    /// Report of the device: an address has no translation.
     Miss {
-        /// The I/O address.
         address: u64,
-        /// For what.
+        /// Access that the device needs.
         access: IotlbAccess,
     },
-    /// A range is put into the table.
+    /// Adds a range to the table.
     Update {
-        /// The I/O address.
         address: u64,
-        /// Octets.
+        /// Length of the range in bytes.
         len: u64,
-        /// The address in the owner's address space.
+        /// Address in the owner's address space.
         user_address: u64,
-        /// What the device may do there.
         access: IotlbAccess,
     },
-    /// A range is taken out of it.
+    /// Removes a range from the table.
     Invalidate {
-        /// The I/O address.
         address: u64,
-        /// Octets.
+        /// Length of the range in bytes.
         len: u64,
     },
 }
 
-/// `struct vhost_msg_v2` for address space 0.
+/// Encodes `struct vhost_msg_v2` for address space 0.
 pub fn iotlb_message(message: Iotlb) -> [u8; IOTLB_MESSAGE_LEN] {
     let (kind, address, len, user, access) = match message {
         Iotlb::Miss { address, access } => (1, address, 0, 0, access.bits()),
@@ -170,7 +165,7 @@ pub fn iotlb_message(message: Iotlb) -> [u8; IOTLB_MESSAGE_LEN] {
     bytes
 }
 
-/// Reads a message of the device; `None` for any other than [`Iotlb::Miss`].
+/// Decodes a message from the device; `None` for any message except [`Iotlb::Miss`].
 pub fn parse_miss(bytes: &[u8; IOTLB_MESSAGE_LEN]) -> Option<Iotlb> {
     let word = |at: usize| {
         let mut word = [0; 8];
@@ -195,7 +190,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_octets_are_a_miss_or_nothing(
+        fn parse_miss_of_any_bytes_accepts_only_misses(
             mut bytes in prop::array::uniform32(any::<u8>()).prop_map(|start| {
                 let mut bytes = [0xff; IOTLB_MESSAGE_LEN];
                 bytes[..32].copy_from_slice(&start);
@@ -221,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn messages_about_addresses_are_where_the_header_has_them() {
+    fn iotlb_message_fields_match_header_layout() {
         let access = IotlbAccess::ReadWrite;
         let update = Iotlb::Update { address: 0x10, len: 0x20, user_address: 0x30, access };
         let bytes = iotlb_message(update);
@@ -235,9 +230,9 @@ mod tests {
         assert_eq!(iotlb_message(Iotlb::Invalidate { address: 1, len: 2 })[33], 3);
     }
 
-    /// `_IOC`: direction, size of the argument, type 0xAF, number.
+    /// Fields of `_IOC`: direction, size of the argument, type 0xAF, number.
     #[test]
-    fn numbers_carry_the_sizes_of_their_arguments() {
+    fn ioctl_numbers_encode_argument_sizes() {
         let (none, write, read) = (0u32, 1u32, 2u32);
         for (number, direction, size, nr) in [
             (ioctl::GET_FEATURES, read, 8, 0x00),
@@ -262,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn the_memory_table_is_laid_out_as_the_header_says() {
+    fn memory_table_bytes_match_header_layout() {
         let region = Region { device_address: 1, len: 2, user_address: 3 };
         let bytes = memory_table(&[region, region]).unwrap();
         assert_eq!(bytes.len(), 8 + 2 * 32);
@@ -277,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn addresses_are_where_the_header_has_them() {
+    fn vring_address_fields_match_header_layout() {
         let bytes = vring_address(7, 0x10, 0x20, 0x30);
         let at = |offset: usize| u64::from_ne_bytes(bytes[offset..offset + 8].try_into().unwrap());
         assert_eq!((bytes[0], at(8), at(16), at(24), at(32)), (7, 0x10, 0x20, 0x30, 0));

@@ -1,34 +1,35 @@
 //! Split virtqueues and feature bits (virtio 1.x, sections 2.7, 5.1 and 6; Linux' `virtio_ring.h`).
 //!
-//! A queue of `n` entries (a power of two, at most 32768) is three tables in memory that both sides reach:
+//! A queue of `n` entries (a power of two, at most 32768) is three tables in shared memory:
 //!
 //! ```text
-//! descriptors  16 octets each       the driver writes: address, length, flags, next
-//! available    flags idx ring[n] used_event      u16 each; the driver writes
-//! used         flags idx ring[n] avail_event     u16, but 8 octets a ring entry; the device writes
+//! descriptors  16 bytes each        written by the driver: address, length, flags, next
+//! available    flags idx ring[n] used_event      u16 each; written by the driver
+//! used         flags idx ring[n] avail_event     u16, but 8 bytes per ring entry; written by the device
 //! ```
 //!
-//! Indices are free-running u16. `used_event` is where in `used` the driver wants to be interrupted,
-//! `avail_event` where in `available` the device wants to be kicked; both only with [`feature::EVENT_IDX`].
+//! Indices are free-running u16. `used_event` is the used index at which the driver wants an interrupt;
+//! `avail_event` is the available index at which the device wants a kick. Both need
+//! [`feature::EVENT_IDX`]. [`SplitLayout`] places the three tables in one piece of memory.
 
 /// Feature bits, as masks of the 64-bit word.
 pub mod feature {
-    /// Receive buffers may be joined for one frame (`VIRTIO_NET_F_MRG_RXBUF`).
+    /// Receive buffers may be merged for one frame (`VIRTIO_NET_F_MRG_RXBUF`).
     pub const MRG_RXBUF: u64 = 1 << 15;
-    /// The device adds and takes off the virtio-net header itself (`VHOST_NET_F_VIRTIO_NET_HDR`).
+    /// The device itself adds and strips the virtio-net header (`VHOST_NET_F_VIRTIO_NET_HDR`).
     pub const VHOST_NET_HEADER: u64 = 1 << 27;
     /// A descriptor may name a table of descriptors (`VIRTIO_F_INDIRECT_DESC`).
     pub const INDIRECT: u64 = 1 << 28;
-    /// Notifications are asked for by index (`VIRTIO_F_EVENT_IDX`).
+    /// Notifications are requested by index (`VIRTIO_F_EVENT_IDX`).
     pub const EVENT_IDX: u64 = 1 << 29;
-    /// Not a legacy device: little endian, any layout of headers (`VIRTIO_F_VERSION_1`).
+    /// Modern device: little endian, headers in any layout (`VIRTIO_F_VERSION_1`).
     pub const VERSION_1: u64 = 1 << 32;
-    /// Addresses go through an I/O translation table (`VIRTIO_F_ACCESS_PLATFORM`).
+    /// Addresses are translated by an IOMMU (`VIRTIO_F_ACCESS_PLATFORM`).
     pub const ACCESS_PLATFORM: u64 = 1 << 33;
-    /// Buffers are used in the order in which they were made available (`VIRTIO_F_IN_ORDER`).
+    /// The device uses buffers in the order of their availability (`VIRTIO_F_IN_ORDER`).
     pub const IN_ORDER: u64 = 1 << 35;
 
-    /// Names of the bits of this module that are set in `features`, for messages.
+    /// Names the bits of this module that are set in `features`, for messages.
     pub fn names(features: u64) -> Vec<&'static str> {
         let all = [
             (MRG_RXBUF, "MRG_RXBUF"),
@@ -43,13 +44,13 @@ pub mod feature {
     }
 }
 
-/// Entries of a queue, at most.
+/// Maximum entries of a queue.
 pub const QUEUE_SIZE_MAX: u16 = 1 << 15;
 
-/// Octets of a descriptor.
+/// Bytes of a descriptor.
 pub const DESCRIPTOR_BYTES: usize = 16;
 
-/// Octets of an entry of the used ring.
+/// Bytes of an entry of the used ring.
 pub const USED_BYTES: usize = 8;
 
 /// Bit of the available ring's flags: the driver wants no interrupts.
@@ -58,31 +59,31 @@ pub const AVAIL_NO_INTERRUPT: u16 = 1;
 /// Bit of the used ring's flags: the device wants no kicks.
 pub const USED_NO_NOTIFY: u16 = 1;
 
-/// Bits of [`Descriptor::flags`].
+/// Bits of the field [`Descriptor::flags`].
 pub mod flag {
-    /// The chain goes on at `next`.
+    /// The chain continues at `next`.
     pub const NEXT: u16 = 1;
-    /// The device writes; without it, it reads.
+    /// The device writes the buffer; without this bit, it reads it.
     pub const WRITE: u16 = 2;
-    /// What is there is a table of descriptors.
+    /// The buffer holds a table of descriptors.
     pub const INDIRECT: u16 = 4;
 }
 
-/// A descriptor.
+/// Descriptor of one buffer in a split virtqueue.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Descriptor {
-    /// The buffer's first octet, by an address that the device understands.
+    /// Address of the buffer in the device's address space.
     pub address: u64,
-    /// Octets of the buffer.
+    /// Length of the buffer in bytes.
     pub len: u32,
-    /// See [`flag`].
+    /// Bits of the module [`flag`].
     pub flags: u16,
-    /// The next descriptor of the chain, with [`flag::NEXT`].
+    /// Index of the chain's next descriptor, valid with [`flag::NEXT`].
     pub next: u16,
 }
 
 impl Descriptor {
-    /// As it is laid out in memory.
+    /// Encodes the descriptor as laid out in memory.
     pub fn to_bytes(self) -> [u8; DESCRIPTOR_BYTES] {
         let mut bytes = [0; DESCRIPTOR_BYTES];
         bytes[..8].copy_from_slice(&self.address.to_le_bytes());
@@ -92,7 +93,7 @@ impl Descriptor {
         bytes
     }
 
-    /// Reads one; any bytes are some descriptor.
+    /// Decodes a descriptor; accepts any bytes.
     pub fn from_bytes(bytes: &[u8; DESCRIPTOR_BYTES]) -> Descriptor {
         let [a0, a1, a2, a3, a4, a5, a6, a7, l0, l1, l2, l3, f0, f1, n0, n1] = *bytes;
         Descriptor {
@@ -104,23 +105,23 @@ impl Descriptor {
     }
 }
 
-/// An entry of the used ring: the device is done with a chain.
+/// Entry of the used ring: the device has finished a chain.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct UsedElement {
-    /// The chain's first descriptor.
+    /// Index of the chain's first descriptor.
     pub id: u32,
-    /// Octets that the device wrote.
+    /// Bytes that the device wrote.
     pub len: u32,
 }
 
 impl UsedElement {
-    /// As it is laid out in memory.
+    /// Encodes the element as laid out in memory.
     pub fn to_bytes(self) -> [u8; USED_BYTES] {
         let ([i0, i1, i2, i3], [l0, l1, l2, l3]) = (self.id.to_le_bytes(), self.len.to_le_bytes());
         [i0, i1, i2, i3, l0, l1, l2, l3]
     }
 
-    /// Reads one; any bytes are some element.
+    /// Decodes an element; accepts any bytes.
     pub fn from_bytes(bytes: [u8; USED_BYTES]) -> UsedElement {
         let [i0, i1, i2, i3, l0, l1, l2, l3] = bytes;
         UsedElement {
@@ -130,18 +131,18 @@ impl UsedElement {
     }
 }
 
-/// Where the tables of one queue lie, in one piece of memory: the descriptors first, then the available
-/// ring, then the used ring, each of which has cache lines of its own.
+/// Offsets of one queue's tables in one piece of memory: descriptors, available ring, used ring. Each
+/// table begins on its own cache line.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct SplitLayout {
     size: u16,
 }
 
-/// Tables begin on multiples of this, which is more than the specification asks for (16, 2 and 4).
+/// Alignment of tables in bytes, stricter than the specification's 16, 2 and 4.
 const TABLE_ALIGN: usize = 64;
 
 impl SplitLayout {
-    /// The layout of a queue of `size` entries; `None` unless that is a power of two up to 32768.
+    /// Returns the layout of a queue of `size` entries; `None` unless `size` is a power of two up to 32768.
     pub const fn new(size: u16) -> Option<SplitLayout> {
         if size.is_power_of_two() && size <= QUEUE_SIZE_MAX {
             Some(SplitLayout { size })
@@ -150,57 +151,57 @@ impl SplitLayout {
         }
     }
 
-    /// Entries.
+    /// Returns the number of entries.
     pub const fn size(self) -> u16 {
         self.size
     }
 
-    /// The descriptor at `index`, which is taken modulo the size.
+    /// Returns the offset of the descriptor at `index` modulo the size.
     pub const fn descriptor(self, index: u16) -> usize {
         (index & (self.size - 1)) as usize * DESCRIPTOR_BYTES
     }
 
-    /// The available ring: its flags.
+    /// Returns the offset of the available ring's flags, which begin that table.
     pub const fn avail_flags(self) -> usize {
         (self.size as usize * DESCRIPTOR_BYTES).next_multiple_of(TABLE_ALIGN)
     }
 
-    /// The available ring's index.
+    /// Returns the offset of the available ring's index.
     pub const fn avail_idx(self) -> usize {
         self.avail_flags() + 2
     }
 
-    /// The available ring's entry for the free-running `index`.
+    /// Returns the offset of the available ring's entry for the free-running `index`.
     pub const fn avail_entry(self, index: u16) -> usize {
         self.avail_flags() + 4 + (index & (self.size - 1)) as usize * 2
     }
 
-    /// Where in the used ring the driver wants to be interrupted.
+    /// Returns the offset of the used index at which the driver wants an interrupt.
     pub const fn used_event(self) -> usize {
         self.avail_flags() + 4 + self.size as usize * 2
     }
 
-    /// The used ring: its flags.
+    /// Returns the offset of the used ring's flags, which begin that table.
     pub const fn used_flags(self) -> usize {
         (self.used_event() + 2).next_multiple_of(TABLE_ALIGN)
     }
 
-    /// The used ring's index.
+    /// Returns the offset of the used ring's index.
     pub const fn used_idx(self) -> usize {
         self.used_flags() + 2
     }
 
-    /// The used ring's entry for the free-running `index`.
+    /// Returns the offset of the used ring's entry for the free-running `index`.
     pub const fn used_entry(self, index: u16) -> usize {
         self.used_flags() + 4 + (index & (self.size - 1)) as usize * USED_BYTES
     }
 
-    /// Where in the available ring the device wants to be kicked.
+    /// Returns the offset of the available index at which the device wants a kick.
     pub const fn avail_event(self) -> usize {
         self.used_flags() + 4 + self.size as usize * USED_BYTES
     }
 
-    /// Octets of all tables.
+    /// Returns the length of all tables in bytes.
     pub const fn bytes(self) -> usize {
         (self.avail_event() + 2).next_multiple_of(TABLE_ALIGN)
     }
@@ -222,22 +223,22 @@ mod tests {
     ];
 
     #[test]
-    fn a_descriptor_is_laid_out_as_the_header_says() {
+    fn descriptor_bytes_match_header_layout() {
         assert_eq!(DESCRIPTOR.to_bytes(), BYTES);
         assert_eq!(Descriptor::from_bytes(&BYTES), DESCRIPTOR);
     }
 
     #[test]
-    fn a_used_element_is_laid_out_as_the_header_says() {
+    fn used_element_bytes_match_header_layout() {
         let element = UsedElement { id: 0x0102_0304, len: 0x0506_0708 };
         let bytes = [4, 3, 2, 1, 8, 7, 6, 5];
         assert_eq!(element.to_bytes(), bytes);
         assert_eq!(UsedElement::from_bytes(bytes), element);
     }
 
-    /// Virtio 1.x, 2.7: 16 octets a descriptor, 6 + 2 n, 6 + 8 n.
+    /// Table sizes of virtio 1.x, 2.7: 16 n, 6 + 2 n and 6 + 8 n bytes.
     #[test]
-    fn tables_have_the_specified_sizes_and_do_not_overlap() {
+    fn split_layout_tables_have_specified_sizes_and_do_not_overlap() {
         for size in (0..16).map(|log| 1u16 << log) {
             let layout = SplitLayout::new(size).unwrap();
             let n = usize::from(size);
@@ -253,14 +254,14 @@ mod tests {
     }
 
     #[test]
-    fn sizes_that_no_queue_has_are_refused() {
+    fn split_layout_of_invalid_size_is_rejected() {
         for size in [0, 3, 100, 32769, 65535] {
             assert_eq!(SplitLayout::new(size), None);
         }
     }
 
     #[test]
-    fn features_have_names() {
+    fn feature_names_list_set_bits() {
         assert_eq!(
             feature::names(feature::VERSION_1 | feature::EVENT_IDX),
             ["EVENT_IDX", "VERSION_1"]

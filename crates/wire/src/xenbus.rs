@@ -1,16 +1,15 @@
-//! The xenbus conventions on top of the store: the device states (Xen's `io/xenbus.h`) and where a
-//! device lives.
+//! Xenbus conventions on top of the store: device states (Xen's `io/xenbus.h`) and device paths.
 //!
-//! A split device has two directories. Each end writes only its own, reads the other's, and tells
-//! where it stands by the key [`STATE`]:
+//! A split device has two directories. Each end writes its own directory, reads the other one, and
+//! publishes its state in the key [`STATE`]:
 //!
 //! ```text
 //! /local/domain/F/device/vif/N          frontend's: backend, backend-id, state, ring refs, …
 //! /local/domain/B/backend/vif/F/N       backend's: frontend, frontend-id, state, features, …
 //! ```
 //!
-//! What the other end wrote is untrusted: parse it with [`XenbusState::parse`] and
-//! [`decimal`], once, and keep the value.
+//! Values written by the other end are untrusted. Read each value once, parse it with
+//! [`XenbusState::parse`] or [`decimal`], and keep the result.
 
 use crate::decimal::{self, NumberError};
 use crate::grant::DomId;
@@ -18,26 +17,26 @@ use crate::macros::enum_with_unknown;
 use core::fmt;
 use thiserror::Error;
 
-/// Key, either end: its [`XenbusState`] as a decimal number.
+/// Key of either end: its [`XenbusState`] as a decimal number.
 pub const STATE: &str = "state";
-/// Key in the frontend's directory: path of the backend's.
+/// Key in the frontend's directory: path of the backend's directory.
 pub const BACKEND: &str = "backend";
-/// Key in the frontend's directory: the backend's domain id.
+/// Key in the frontend's directory: domain id of the backend.
 pub const BACKEND_ID: &str = "backend-id";
-/// Key in the backend's directory: path of the frontend's.
+/// Key in the backend's directory: path of the frontend's directory.
 pub const FRONTEND: &str = "frontend";
-/// Key in the backend's directory: the frontend's domain id.
+/// Key in the backend's directory: domain id of the frontend.
 pub const FRONTEND_ID: &str = "frontend-id";
-/// Key in the backend's directory: `0` once the device is to go away for good.
+/// Key in the backend's directory: `0` when the device is to be removed permanently.
 pub const ONLINE: &str = "online";
 
 enum_with_unknown! {
-    /// Where one end of a device stands (`enum xenbus_state`). The peer may write any of them at
-    /// any time, skip some, and repeat others.
+    /// State of one end of a device (`enum xenbus_state`). The peer may write any state at any time,
+    /// skip states and repeat them.
     pub enum XenbusState(u32) {
-        /// `XenbusStateUnknown`: also what a missing key stands for.
+        /// `XenbusStateUnknown`, also used for a missing key.
         Missing = 0,
-        /// `XenbusStateInitialising`: made by the toolstack, or about to start again.
+        /// `XenbusStateInitialising`: created by the toolstack, or restarting.
         Initialising = 1,
         /// `XenbusStateInitWait`: the backend published its features and waits for the frontend.
         InitWait = 2,
@@ -45,46 +44,46 @@ enum_with_unknown! {
         Initialised = 3,
         /// `XenbusStateConnected`: in operation.
         Connected = 4,
-        /// `XenbusStateClosing`: asks to stop.
+        /// `XenbusStateClosing`: this end wants to stop.
         Closing = 5,
-        /// `XenbusStateClosed`: has let go of everything.
+        /// `XenbusStateClosed`: this end has released everything.
         Closed = 6,
-        /// `XenbusStateReconfiguring`: asks for a change of settings.
+        /// `XenbusStateReconfiguring`: this end wants to change settings.
         Reconfiguring = 7,
-        /// `XenbusStateReconfigured`: has taken the change.
+        /// `XenbusStateReconfigured`: this end has applied the change.
         Reconfigured = 8,
     }
 }
 
 impl XenbusState {
-    /// The state in the value of the key [`STATE`].
+    /// Parses the value of the key [`STATE`].
     ///
     /// # Errors
-    /// The first rule of [`NumberError`] that the text breaks. A number beyond the defined states
-    /// is no error but [`XenbusState::Unknown`].
+    /// Returns the first rule of [`NumberError`] that the text breaks. A number without a defined state
+    /// gives [`XenbusState::Unknown`] and is no error.
     pub fn parse(value: &[u8]) -> Result<XenbusState, NumberError> {
         decimal::parse_u32(value).map(XenbusState::from_raw)
     }
 }
 
-/// The decimal number, as it is written into the store.
+/// Writes the decimal number, as in the store.
 impl fmt::Display for XenbusState {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.to_raw().fmt(f)
     }
 }
 
-/// Kinds of devices, by their directory in the store.
+/// Device kinds, named by their directory in the store.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub enum DeviceKind {
-    /// `vif`: a network interface.
+    /// Network interface in the directory `vif`.
     Vif,
-    /// `vbd`: a disk.
+    /// Disk in the directory `vbd`.
     Vbd,
 }
 
 impl DeviceKind {
-    /// The name of the directory.
+    /// Returns the name of the directory.
     pub fn as_str(self) -> &'static str {
         match self {
             DeviceKind::Vif => "vif",
@@ -97,48 +96,47 @@ impl DeviceKind {
     }
 }
 
-/// Why a path is not that of a device's backend directory.
+/// Reasons for which a path names no backend directory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
 pub enum DevicePathError {
-    /// Not of the form `/local/domain/B/backend/KIND/F/N`, perhaps with more below.
+    /// Path not of the form `/local/domain/B/backend/KIND/F/N`, optionally with more components.
     #[error("the path is not /local/domain/B/backend/KIND/F/N")]
     Form,
-    /// One of the three numbers is none.
+    /// Malformed number in the path.
     #[error("bad number in the path of a backend: {0}")]
     Number(#[from] NumberError),
 }
 
-/// One split device: which, and between whom.
+/// Identity of one split device: its kind, its two domains and its handle.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub struct DeviceId {
-    /// What it is.
     pub kind: DeviceKind,
-    /// The domain that is served.
+    /// Domain that uses the device.
     pub frontend: DomId,
-    /// The domain that serves.
+    /// Domain that serves the device.
     pub backend: DomId,
-    /// Tells the devices of one kind in a frontend apart.
+    /// Number of the device among those of its kind in the frontend.
     pub handle: u32,
 }
 
 impl DeviceId {
-    /// The frontend's directory.
+    /// Returns the path of the frontend's directory.
     pub fn frontend_path(&self) -> String {
         let DeviceId { kind, frontend, handle, .. } = self;
         format!("/local/domain/{frontend}/device/{}/{handle}", kind.as_str())
     }
 
-    /// The backend's directory.
+    /// Returns the path of the backend's directory.
     pub fn backend_path(&self) -> String {
         let DeviceId { kind, frontend, backend, handle } = self;
         format!("/local/domain/{backend}/backend/{}/{frontend}/{handle}", kind.as_str())
     }
 
-    /// The device whose backend directory `path` is or lies in: a watch on
-    /// [`backend_root`] reports such paths.
+    /// Parses the path of a backend's directory, or of a node below it. A watch on [`backend_root`]
+    /// reports such paths.
     ///
     /// # Errors
-    /// [`DevicePathError`].
+    /// Returns [`DevicePathError`] for any other path.
     pub fn parse_backend_path(path: &str) -> Result<DeviceId, DevicePathError> {
         let mut parts = path.split('/');
         let mut next = || parts.next().ok_or(DevicePathError::Form);
@@ -158,12 +156,12 @@ impl DeviceId {
     }
 }
 
-/// The directory in which `backend` finds all devices of one kind that it serves.
+/// Returns the directory of all devices of one kind that `backend` serves.
 pub fn backend_root(backend: DomId, kind: DeviceKind) -> String {
     format!("/local/domain/{backend}/backend/{}", kind.as_str())
 }
 
-/// The directory in which `frontend` finds all its devices of one kind.
+/// Returns the directory of all devices of one kind in `frontend`.
 pub fn frontend_root(frontend: DomId, kind: DeviceKind) -> String {
     format!("/local/domain/{frontend}/device/{}", kind.as_str())
 }
@@ -177,7 +175,7 @@ mod tests {
         DeviceId { kind: DeviceKind::Vif, frontend: DomId(7), backend: DomId(0), handle: 2 };
 
     #[test]
-    fn states_are_total_both_ways() {
+    fn every_state_number_round_trips() {
         for raw in (0..16).chain([u32::MAX]) {
             assert_eq!(XenbusState::from_raw(raw).to_raw(), raw);
         }
@@ -187,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn states_that_are_no_numbers_are_refused() {
+    fn non_decimal_state_is_rejected() {
         assert_eq!(XenbusState::parse(b""), Err(NumberError::Empty));
         assert!(XenbusState::parse(b"Connected").is_err());
         assert!(XenbusState::parse(b"4\n").is_err());
@@ -195,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn device_directories() {
+    fn device_paths_match_xenbus_layout() {
         assert_eq!(VIF.frontend_path(), "/local/domain/7/device/vif/2");
         assert_eq!(VIF.backend_path(), "/local/domain/0/backend/vif/7/2");
         assert_eq!(backend_root(DomId(0), DeviceKind::Vbd), "/local/domain/0/backend/vbd");
@@ -203,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn backend_paths_and_what_lies_below_them() {
+    fn backend_path_with_or_without_child_node_parses() {
         let parse = DeviceId::parse_backend_path;
         assert_eq!(parse("/local/domain/0/backend/vif/7/2"), Ok(VIF));
         assert_eq!(parse("/local/domain/0/backend/vif/7/2/state"), Ok(VIF));
@@ -227,7 +225,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn every_device_comes_back(frontend: u16, backend: u16, handle: u32) {
+        fn backend_path_of_any_device_round_trips(frontend: u16, backend: u16, handle: u32) {
             let device = DeviceId {
                 kind: DeviceKind::Vbd,
                 frontend: DomId(frontend),
@@ -238,7 +236,7 @@ mod tests {
         }
 
         #[test]
-        fn any_path_is_refused_or_parsed(path: String) {
+        fn parse_backend_path_of_any_text_does_not_panic(path: String) {
             let _ = DeviceId::parse_backend_path(&path);
         }
     }

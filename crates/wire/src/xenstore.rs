@@ -1,20 +1,20 @@
 //! The xenstore protocol (Xen's `io/xs_wire.h` and `docs/misc/xenstore.txt`): bytes to values and
-//! back, for the server and for the client. State (the tree, watches, transactions) lives elsewhere.
+//! back, for server and client. The tree, watches and transactions are not part of this module.
 //!
 //! A message is a 16-byte [`Header`] and up to [`PAYLOAD_MAX`] payload bytes.
 //!
 //! ```text
-//!  stream ──[decode / MessageReader]──> (Header, payload)      framing: may kill the connection
-//!  (Header, payload) ──[Request::parse]──> Request             server: a bad one is answered EINVAL
+//!  stream ──[decode / MessageReader]──> (Header, payload)      framing: an error ends the connection
+//!  (Header, payload) ──[Request::parse]──> Request             server: a bad request is answered EINVAL
 //!  (Header, payload) ──[Reply::parse, WatchEvent::parse]──>    client
 //! ```
 //!
-//! Two kinds of fault are kept apart. A [`FramingError`] means that the stream is out of step: the
-//! connection has to go. A [`RequestError`] concerns one request, whose answer is
-//! [`RequestError::error_name`]; the next message is still found.
+//! There are two kinds of error. A [`FramingError`] means that the stream is out of step, so the
+//! connection must be closed. A [`RequestError`] concerns one request: the server answers
+//! [`RequestError::error_name`], and the next message is still found.
 //!
-//! Nothing here allocates in proportion to a number that the peer announces: a payload is bounded
-//! before it is awaited, and lists are bounded by constants.
+//! No allocation here is proportional to a number that the peer announces. Payload lengths are bounded
+//! before they are awaited, and constants bound all lists.
 
 mod error_name;
 mod framing;

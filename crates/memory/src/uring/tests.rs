@@ -3,8 +3,8 @@ use rustix::fs::{FallocateFlags, MemfdFlags};
 use super::*;
 use crate::mapping::Mapping;
 
-/// Says that a test is skipped. Where nothing may be skipped unnoticed it fails, unless the kernel does not
-/// have what is missing.
+/// Reports a skipped test. Fails if tests are required (`RINGFENCE_TEST_REQUIRE=1`), unless the kernel lacks the
+/// feature.
 fn skip(reason: &str, error: &std::io::Error) {
     let is_required = std::env::var_os("RINGFENCE_TEST_REQUIRE").is_some_and(|value| value == "1");
     let is_lacking = [libc::ENOSYS, libc::EINVAL].map(Some).contains(&error.raw_os_error());
@@ -35,7 +35,7 @@ fn wait(ring: &mut Uring) -> Vec<Completion> {
 }
 
 #[test]
-fn what_is_written_is_read_in_pieces() {
+fn written_pieces_are_read_back() {
     let Some(mut ring) = ring(4) else { return };
     let memory = Mapping::private(8192).unwrap().lent();
     memory.copy_from(100, b"hello").unwrap();
@@ -53,7 +53,7 @@ fn what_is_written_is_read_in_pieces() {
 }
 
 #[test]
-fn a_ring_that_is_full_takes_nothing_and_keeps_nothing() {
+fn operation_on_full_ring_is_refused_and_keeps_memory() {
     let Some(mut ring) = ring(2) else { return };
     assert!(ring.sync(1) && ring.sync(2));
     let mut pieces = vec![LentSlice::anonymous(512)];
@@ -65,7 +65,7 @@ fn a_ring_that_is_full_takes_nothing_and_keeps_nothing() {
 }
 
 #[test]
-fn memory_that_is_read_only_is_not_read_into() {
+fn read_into_read_only_memory_is_refused() {
     let Some(mut ring) = ring(2) else { return };
     let file = rustix::fs::memfd_create("m", MemfdFlags::CLOEXEC).unwrap();
     rustix::fs::ftruncate(&file, 4096).unwrap();
@@ -76,19 +76,19 @@ fn memory_that_is_read_only_is_not_read_into() {
 }
 
 #[test]
-fn a_ring_that_is_dropped_waits_for_what_is_in_flight() {
+fn dropped_ring_waits_for_operations_in_flight() {
     let Some(mut ring) = ring(8) else { return };
     for token in 0..8 {
         assert!(ring.write(token, token * 4096, &mut vec![LentSlice::anonymous(4096)], true));
     }
     let file = Arc::clone(ring.file());
     drop(ring);
-    // Nothing in this process holds the file but us: the ring is gone, and its memory with it.
+    // Only this function holds the file: the ring is gone, and its memory with it.
     assert_eq!(Arc::strong_count(&file), 1);
 }
 
 #[test]
-fn an_operation_that_fails_says_why() {
+fn failed_operation_returns_errno() {
     let Some(mut ring) = ring(4) else { return };
     let punch = FallocateFlags::PUNCH_HOLE;
     assert!(ring.fallocate(1, punch.bits(), 0, 4096));
@@ -99,7 +99,7 @@ fn an_operation_that_fails_says_why() {
 }
 
 #[test]
-fn registered_memory_is_used_only_while_it_is_registered_and_only_within() {
+fn fixed_operation_outside_registered_memory_is_refused() {
     let Some(mut ring) = ring(4) else { return };
     let memory = Mapping::private(8192).unwrap().lent();
     let first = memory.slice(0, 4096).unwrap();

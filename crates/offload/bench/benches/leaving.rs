@@ -1,6 +1,6 @@
 #![forbid(unsafe_code)]
-//! What it costs, at the port by which they leave, to look whether the frames of a turn can be joined, and
-//! to join them. `apart` is the same with joining off.
+//! Cost of coalescing at the egress port: the check of a round's frames, and the joining itself. `apart` runs
+//! with coalescing disabled.
 //!
 //! `cargo bench --manifest-path crates/offload/bench/Cargo.toml --bench leaving`
 
@@ -15,37 +15,37 @@ use ringfence_offload::checksum::complete_partial;
 use ringfence_offload::checksum::internet_checksum;
 use ringfence_offload::packet::Layers;
 
-/// Frames of a turn.
+/// Frames of one round.
 const FRAMES: u16 = 64;
 
 fn main() {
     divan::main();
 }
 
-/// What a turn consists of.
+/// Traffic of one round.
 #[derive(Clone, Copy, Debug)]
-enum Turn {
-    /// TCP, 100 octets of payload, each of another flow.
+enum Round {
+    /// TCP with 100 bytes of payload, each frame of another flow.
     Flows,
     /// TCP without payload, all of one flow.
     Acknowledgements,
-    /// UDP, 100 octets, for a port that takes none whole.
+    /// UDP with 100 bytes of payload, for a port without USO.
     Datagrams,
-    /// TCP, 1448 octets each, all of one flow, checksums to be verified.
+    /// TCP with 1448 bytes of payload, one flow, checksums to be verified.
     Bulk,
-    /// The same with blank checksums.
+    /// Traffic as [`Round::Bulk`], with blank checksums.
     BulkBlank,
 }
 
-const TURNS: [Turn; 5] =
-    [Turn::Flows, Turn::Acknowledgements, Turn::Datagrams, Turn::Bulk, Turn::BulkBlank];
+const ROUNDS: [Round; 5] =
+    [Round::Flows, Round::Acknowledgements, Round::Datagrams, Round::Bulk, Round::BulkBlank];
 
-fn frame(turn: Turn, n: u16) -> (Vec<u8>, OffloadMeta) {
-    let (protocol, port, payload) = match turn {
-        Turn::Flows => (6, n, 100),
-        Turn::Acknowledgements => (6, 7, 0),
-        Turn::Datagrams => (17, n, 100),
-        Turn::Bulk | Turn::BulkBlank => (6, 7, 1448),
+fn frame(round: Round, n: u16) -> (Vec<u8>, OffloadMeta) {
+    let (protocol, port, payload) = match round {
+        Round::Flows => (6, n, 100),
+        Round::Acknowledgements => (6, 7, 0),
+        Round::Datagrams => (17, n, 100),
+        Round::Bulk | Round::BulkBlank => (6, 7, 1448),
     };
     let header = if protocol == 6 { 32 } else { 8 };
     let ip_len = (20 + header + payload) as u16;
@@ -67,17 +67,17 @@ fn frame(turn: Turn, n: u16) -> (Vec<u8>, OffloadMeta) {
     frame[24..26].copy_from_slice(&sum);
     let layers = Layers::parse(&frame, frame.len() as u32).unwrap();
     let place = reset_pseudo_header(&mut frame, &layers).unwrap();
-    if let Turn::BulkBlank = turn {
+    if let Round::BulkBlank = round {
         return (frame, OffloadMeta { checksum: place.into(), gso: None });
     }
     complete_partial(&mut frame, place).unwrap();
     (frame, OffloadMeta::PLAIN)
 }
 
-fn pass(bencher: Bencher<'_, '_>, turn: Turn, joins: bool) {
+fn pass(bencher: Bencher<'_, '_>, round: Round, joins: bool) {
     let mut batch = Batch::default();
     for n in 0..FRAMES {
-        let (bytes, meta) = frame(turn, n);
+        let (bytes, meta) = frame(round, n);
         let at = batch.reserve(bytes.len()).unwrap();
         batch.scratch_mut(at..at + bytes.len()).unwrap().copy_from_slice(&bytes);
         batch.push_contiguous(at, bytes.len(), meta).unwrap();
@@ -100,16 +100,16 @@ fn pass(bencher: Bencher<'_, '_>, turn: Turn, joins: bool) {
     };
     once();
     bencher.counter(ItemsCount::new(usize::from(FRAMES))).bench_local(once);
-    let bulk = matches!(turn, Turn::Bulk | Turn::BulkBlank);
+    let bulk = matches!(round, Round::Bulk | Round::BulkBlank);
     assert_eq!(counters.frames_coalesced.get() > 0, joins && bulk);
 }
 
-#[divan::bench(args = TURNS)]
-fn joining(bencher: Bencher<'_, '_>, turn: Turn) {
-    pass(bencher, turn, true);
+#[divan::bench(args = ROUNDS)]
+fn joining(bencher: Bencher<'_, '_>, round: Round) {
+    pass(bencher, round, true);
 }
 
-#[divan::bench(args = TURNS)]
-fn apart(bencher: Bencher<'_, '_>, turn: Turn) {
-    pass(bencher, turn, false);
+#[divan::bench(args = ROUNDS)]
+fn apart(bencher: Bencher<'_, '_>, round: Round) {
+    pass(bencher, round, false);
 }

@@ -1,11 +1,10 @@
 #![forbid(unsafe_code)]
-//! Splitting 64 KiB of TCP over IPv4 into segments of 1448 octets, and joining them again.
+//! Segmentation of 64 KiB of TCP over IPv4 into segments of 1448 bytes, and coalescing of the segments.
 //!
-//! tun-rs splits IP packets, of which it copies headers and payload into a buffer for each segment
-//! (`gso_split`, public though hidden from its documentation). Ours is measured three ways on the same
-//! packet under Ethernet: with blank checksums (headers only), with finished checksums (payload read
-//! once, not copied), and doing what tun-rs does, payload copied too. Both sides verify equal before
-//! anything is measured.
+//! tun-rs splits IP packets; it copies headers and payload into a buffer for each segment (`gso_split`,
+//! public though hidden from its documentation). Ours is measured three ways on the same packet under
+//! Ethernet: with blank checksums (headers only), with completed checksums (payload read once, not copied),
+//! and with the payload copied as in tun-rs. The benchmark first checks that both sides make the same bytes.
 //!
 //! `cargo bench --manifest-path crates/offload/bench/Cargo.toml`
 
@@ -18,10 +17,10 @@ use ringfence_offload::{Gso, GsoKind, Layers, OffloadMeta};
 use tun_rs::{VIRTIO_NET_HDR_GSO_TCPV4, VirtioNetHdr, gso_split};
 
 const ETHERNET: usize = 14;
-/// IPv4 without options, TCP with a timestamp.
+/// Length of the headers: IPv4 without options, TCP with a timestamp.
 const HEADERS: usize = ETHERNET + 20 + 32;
 const MSS: u16 = 1448;
-/// The most that an IPv4 packet can carry under these headers.
+/// Largest payload of an IPv4 packet under these headers.
 const PAYLOAD: usize = 65_535 - 52;
 const SEGMENTS: usize = PAYLOAD.div_ceil(MSS as usize);
 
@@ -66,7 +65,7 @@ fn split_finished(frame: &[u8], meta: OffloadMeta, headers: &mut [[u8; HEADER_MA
     }
 }
 
-/// Whole segments, as tun-rs makes them.
+/// Makes whole segments, as tun-rs does.
 fn split_copied(frame: &[u8], meta: OffloadMeta, out: &mut [Vec<u8>], sizes: &mut [usize]) {
     let mut segmenter = segmenter(frame, meta);
     for (out, size) in out.iter_mut().zip(sizes) {
@@ -143,7 +142,7 @@ fn ours_blank(bencher: Bencher<'_, '_>) {
         .bench_local(|| split_blank(black_box(&frame), meta, &mut headers));
 }
 
-/// The way back, from segments whose checksums are summed, and from such as are known to be right.
+/// Coalesces segments whose checksums are summed, or known to be right.
 #[divan::bench(args = [false, true])]
 fn ours_coalesced(bencher: Bencher<'_, '_>, verified: bool) {
     let (frame, meta) = super_packet();

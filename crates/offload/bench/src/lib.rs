@@ -1,2 +1,2 @@
 #![forbid(unsafe_code)]
-//! Benchmarks only: see `benches/`.
+//! Benchmarks only, in `benches/`.

@@ -11,7 +11,7 @@ fn gso(kind: GsoKind, size: u16) -> Option<Gso> {
     Some(Gso { kind, ecn: false, size })
 }
 
-/// Checks an offer on a frame that no write is expected to.
+/// Checks a request on a frame that `accept` must not write to.
 fn check(bytes: &[u8], checksum: Checksum, gso: Option<Gso>) -> Result<OffloadMeta, Refusal> {
     let mut headers = bytes.to_vec();
     let result = accept(OffloadMeta { checksum, gso }, &mut headers, &layers(bytes));
@@ -25,7 +25,7 @@ const UDP4: Checksum = Checksum::Partial { start: 34, offset: 6 };
 const UDP6: Checksum = Checksum::Partial { start: 54, offset: 6 };
 
 #[test]
-fn each_kind_is_accepted_on_its_own_packet_only() {
+fn gso_kind_on_another_packet_is_refused() {
     let packets = [
         (grown(frames::TCP_V4, 3000), TCP4),
         (grown(frames::TCP_V6, 3000), TCP6),
@@ -52,7 +52,7 @@ fn each_kind_is_accepted_on_its_own_packet_only() {
 }
 
 #[test]
-fn segment_sizes_without_meaning_are_refused() {
+fn invalid_segment_size_is_refused() {
     let tcp = grown(frames::TCP_V4, 3000);
     assert_eq!(check(&tcp, TCP4, gso(GsoKind::TcpV4, 0)), Err(Refusal::SizeZero));
     assert_eq!(check(&tcp, TCP4, gso(GsoKind::TcpV4, 0xffff)), Err(Refusal::SizeReserved));
@@ -66,12 +66,12 @@ fn segment_sizes_without_meaning_are_refused() {
 }
 
 #[test]
-fn an_order_that_makes_one_packet_is_dropped() {
+fn gso_for_single_packet_is_dropped() {
     let tcp = grown(frames::TCP_V4, 1000);
     let plain = Ok(OffloadMeta { checksum: TCP4, gso: None });
     assert_eq!(check(&tcp, TCP4, gso(GsoKind::TcpV4, 1000)), plain);
     assert!(check(&tcp, TCP4, gso(GsoKind::TcpV4, 999)).unwrap().gso.is_some());
-    // Nine octets of payload were there already.
+    // Nine bytes of payload were there already.
     let udp = grown(frames::UDP_V4, 991);
     assert_eq!(check(&udp, UDP4, gso(GsoKind::Udp, 1000)).unwrap().gso, None);
     // A fragmented datagram's UDP header counts.
@@ -80,7 +80,7 @@ fn an_order_that_makes_one_packet_is_dropped() {
 }
 
 #[test]
-fn udp_segments_are_bounded() {
+fn uso_into_too_many_segments_is_refused() {
     let udp = grown(frames::UDP_V4, 1280 - 9);
     assert!(check(&udp, UDP4, gso(GsoKind::Udp, 10)).is_ok());
     let udp = grown(frames::UDP_V4, 1281 - 9);
@@ -89,7 +89,7 @@ fn udp_segments_are_bounded() {
 }
 
 #[test]
-fn ecn_is_for_tcp_and_read_from_the_header() {
+fn ecn_on_udp_is_refused_and_on_tcp_follows_cwr() {
     let udp = grown(frames::UDP_V4, 3000);
     for kind in [GsoKind::Udp, GsoKind::UdpFragment] {
         let marked = Some(Gso { kind, ecn: true, size: 1000 });
@@ -102,7 +102,7 @@ fn ecn_is_for_tcp_and_read_from_the_header() {
 }
 
 #[test]
-fn a_super_packets_checksum_is_its_transports() {
+fn gso_with_checksum_elsewhere_is_refused() {
     let tcp = grown(frames::TCP_V4, 3000);
     let expected = ChecksumPlace { start: 34, offset: 16 };
     for (start, offset) in [(34, 6), (36, 16), (35, 15)] {
@@ -113,7 +113,7 @@ fn a_super_packets_checksum_is_its_transports() {
 }
 
 #[test]
-fn a_super_packet_fills_its_frame() {
+fn gso_of_packet_shorter_than_frame_is_refused() {
     let mut tcp = grown(frames::TCP_V4, 3000);
     tcp.push(0);
     let refused = Err(Refusal::LengthMismatch { end: 3074, frame_len: 3075 });
@@ -121,7 +121,7 @@ fn a_super_packet_fills_its_frame() {
 }
 
 #[test]
-fn a_missing_checksum_is_added_where_linux_takes_it() {
+fn gso_without_blank_checksum_gets_one_where_linux_accepts() {
     for (hex, kind, place) in [
         (frames::TCP_V4, GsoKind::TcpV4, TCP4),
         (frames::TCP_V6, GsoKind::TcpV6, TCP6),
@@ -144,7 +144,7 @@ fn a_missing_checksum_is_added_where_linux_takes_it() {
 }
 
 #[test]
-fn a_missing_checksum_that_cannot_be_added_is_refused() {
+fn gso_without_blank_checksum_and_place_is_refused() {
     let mut udp = grown(frames::UDP_V4, 3000);
     udp[39] ^= 1; // UDP length no longer the packet's
     let surplus = BlankError::UdpSurplus { udp: 3016, payload: 3017 };
@@ -153,7 +153,7 @@ fn a_missing_checksum_that_cannot_be_added_is_refused() {
 }
 
 #[test]
-fn a_blank_checksum_stays_inside_the_frame() {
+fn blank_checksum_beyond_frame_is_refused() {
     let tcp = frame(frames::TCP_V4);
     let at = |start, offset| check(&tcp, Checksum::Partial { start, offset }, None);
     let beyond = |end| Err(Refusal::ChecksumBeyondFrame { end, frame_len: 74 });
@@ -166,7 +166,7 @@ fn a_blank_checksum_stays_inside_the_frame() {
 }
 
 #[test]
-fn a_blank_checksum_stays_out_of_the_ip_header() {
+fn blank_checksum_inside_ip_header_is_refused() {
     for (bytes, minimum) in [
         (frame(frames::TCP_V4), 34),
         (frame(frames::TCP_V6), 54),
@@ -184,7 +184,7 @@ fn a_blank_checksum_stays_out_of_the_ip_header() {
 }
 
 #[test]
-fn a_blank_checksum_can_be_written_in_place() {
+fn blank_checksum_outside_private_bytes_is_refused() {
     let bytes = grown(frames::UDP_V4, 600);
     let layers = Layers::parse(&bytes[..256], len(&bytes)).unwrap();
     let at = |start| OffloadMeta { checksum: Checksum::Partial { start, offset: 6 }, gso: None };
@@ -195,7 +195,7 @@ fn a_blank_checksum_can_be_written_in_place() {
 }
 
 #[test]
-fn fragments_are_neither_summed_nor_split() {
+fn fragment_with_checksum_or_gso_request_is_refused() {
     let last = frame(frames::FRAGMENT_V4_LAST);
     assert_eq!(check(&last, UDP4, None), Err(Refusal::ChecksumOnFragment));
     let kind = GsoKind::UdpFragment;
@@ -208,9 +208,9 @@ fn fragments_are_neither_summed_nor_split() {
     assert_eq!(split, Err(Refusal::KindMismatch { kind }));
 }
 
-/// An IPv6 fragment header cannot be repeated in every segment, not even an atomic one.
+/// Checks that an IPv6 fragment header, even an atomic one, is refused: segments cannot repeat it.
 #[test]
-fn a_packet_with_a_fragment_header_is_not_split() {
+fn gso_of_atomic_ipv6_fragment_is_refused() {
     let mut bytes = grown(frames::TCP_V6, 3000);
     let payload = u16::from_be_bytes([bytes[18], bytes[19]]) + 8;
     bytes[18..20].copy_from_slice(&payload.to_be_bytes());
@@ -223,7 +223,7 @@ fn a_packet_with_a_fragment_header_is_not_split() {
 }
 
 #[test]
-fn plain_metadata_passes() {
+fn plain_metadata_is_accepted_unchanged() {
     let bytes = frame(frames::ARP);
     for checksum in [Checksum::None, Checksum::Verified] {
         assert_eq!(check(&bytes, checksum, None), Ok(OffloadMeta { checksum, gso: None }));

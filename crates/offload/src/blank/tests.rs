@@ -18,9 +18,9 @@ const TCP_AND_UDP: [&str; 6] = [
     frames::UDP_V6_EXTENSIONS,
 ];
 
-/// Blanking a kernel's frame and finishing it gives the kernel's octets back.
+/// Checks that blanking and completing a kernel's frame gives the kernel's bytes again.
 #[test]
-fn a_blanked_frame_is_finished_as_the_kernel_did() {
+fn blanked_kernel_frame_completes_to_same_bytes() {
     for hex in TCP_AND_UDP {
         for tags in [&[][..], &[(0x8100, 5)], &[(0x88a8, 5), (0x8100, 6)]] {
             let original = tagged(hex, tags);
@@ -37,7 +37,7 @@ fn a_blanked_frame_is_finished_as_the_kernel_did() {
 }
 
 #[test]
-fn the_kernels_checksums_verify_and_damage_shows() {
+fn kernel_frame_verifies_and_damaged_one_does_not() {
     for hex in frames::CHECKSUMMED {
         let mut bytes = frame(hex);
         let layers = layers(&bytes);
@@ -49,7 +49,7 @@ fn the_kernels_checksums_verify_and_damage_shows() {
 }
 
 #[test]
-fn ipv4_headers_verify_and_damage_shows() {
+fn ipv4_header_verifies_and_damaged_one_does_not() {
     for (hex, expected) in [(frames::UDP_V4_OPTIONS, Some(true)), (frames::UDP_V6, None)] {
         let bytes = frame(hex);
         assert_eq!(verify_ipv4_header(&bytes, &layers(&bytes)), Ok(expected));
@@ -60,7 +60,7 @@ fn ipv4_headers_verify_and_damage_shows() {
 }
 
 #[test]
-fn padding_is_left_out_of_verifying() {
+fn verify_transport_ignores_padding() {
     let mut bytes = frame(frames::UDP_V4);
     bytes.resize(60, 0xee);
     let layers = layers(&bytes);
@@ -72,9 +72,9 @@ fn padding_is_left_out_of_verifying() {
     assert_eq!(verify_transport(headers, [], &layers), Err(missing));
 }
 
-/// Octets between the datagram's end and the packet's: UDP options (RFC 9868) have a sum of their own.
+/// Bytes between the datagram's end and the packet's: UDP options (RFC 9868) have a sum of their own.
 #[test]
-fn a_udp_surplus_is_left_out_of_verifying() {
+fn verify_transport_ignores_udp_options() {
     let mut bytes = frame(frames::UDP_V4);
     bytes[17] += 4;
     bytes.extend([0xaa, 0xbb, 0xcc, 0xdd]);
@@ -82,7 +82,7 @@ fn a_udp_surplus_is_left_out_of_verifying() {
 }
 
 #[test]
-fn udp_without_a_checksum_is_absent_on_v4_and_wrong_on_v6() {
+fn udp_without_checksum_is_absent_on_ipv4_and_wrong_on_ipv6() {
     for (hex, at, verdict) in
         [(frames::UDP_V4, 40, Verdict::Absent), (frames::UDP_V6, 60, Verdict::Wrong)]
     {
@@ -93,7 +93,7 @@ fn udp_without_a_checksum_is_absent_on_v4_and_wrong_on_v6() {
 }
 
 #[test]
-fn headers_of_another_frame_are_noticed() {
+fn headers_too_short_for_layers_are_rejected() {
     let layers = layers(&frame(frames::UDP_V6));
     let foreign = ChecksumError::ForeignHeaders { needed: 38, headers: 30 };
     assert_eq!(pseudo_header_sum(&[0; 30], &layers), Err(foreign));
@@ -102,18 +102,18 @@ fn headers_of_another_frame_are_noticed() {
 }
 
 #[test]
-fn a_routed_packet_has_no_pseudo_header() {
+fn pseudo_header_of_routed_packet_is_rejected() {
     let mut bytes = frame(frames::UDP_V6_EXTENSIONS);
     bytes[54] = 43; // the second header becomes a routing header
     bytes[65] = 1; // with a segment left
     let layers = layers(&bytes);
     assert_eq!(pseudo_header_sum(&bytes, &layers), Err(ChecksumError::Routed));
-    // Its place is known all the same: a sender that knows its destination may leave it blank.
+    // The place is known: a sender that knows the final destination may leave the checksum blank.
     assert!(derive_place(&layers).is_ok());
 }
 
 #[test]
-fn only_whole_tcp_and_udp_can_be_blank() {
+fn blank_bit_on_fragment_or_other_transport_is_refused() {
     for hex in [frames::ICMP, frames::ICMPV6, frames::ARP] {
         assert_eq!(from_netif(BLANK, &layers(&frame(hex))), Err(BlankError::NotTcpOrUdp));
     }
@@ -125,7 +125,7 @@ fn only_whole_tcp_and_udp_can_be_blank() {
 }
 
 #[test]
-fn a_udp_length_short_of_the_packet_cannot_be_blank() {
+fn blank_bit_on_udp_shorter_than_packet_is_refused() {
     let mut bytes = frame(frames::UDP_V4);
     bytes[39] -= 1;
     let surplus = BlankError::UdpSurplus { udp: 16, payload: 17 };
@@ -133,7 +133,7 @@ fn a_udp_length_short_of_the_packet_cannot_be_blank() {
 }
 
 #[test]
-fn the_bits_translate_both_ways() {
+fn netif_checksum_bits_translate_both_ways() {
     let layers = layers(&frame(frames::TCP_V4));
     let partial = Checksum::Partial { start: 34, offset: 16 };
     for (blank, validated, checksum) in [
@@ -152,7 +152,7 @@ fn the_bits_translate_both_ways() {
 
 /// A tunnel's inner checksum: a virtio header can say where it is, netif's bit cannot.
 #[test]
-fn a_blank_checksum_elsewhere_does_not_fit_the_bit() {
+fn blank_checksum_at_other_place_is_refused() {
     let layers = layers(&frame(frames::UDP_V4));
     let offered = ChecksumPlace { start: 42, offset: 6 };
     let found = ChecksumPlace { start: 34, offset: 6 };

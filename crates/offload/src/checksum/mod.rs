@@ -1,26 +1,25 @@
-//! The Internet checksum (RFC 1071): whole, scattered, incremental, and left half done.
+//! Internet checksum (RFC 1071): over one slice, over pieces, incremental, and blank ("partial").
 //!
 //! # Theory of operation
 //!
 //! The checksum is the complement of the one's complement sum of the data as 16-bit words, most
-//! significant octet first, an odd last octet padded with zero. Three properties carry this module:
+//! significant byte first, with an odd last byte padded with zero. This module uses three properties:
 //!
-//! * *Order and width do not matter.* Words of 32 bits are added in 64-bit lanes with the carries
-//!   piling up on top; [`fold`] brings the carries back at the end, once.
-//! * *Byte order does not matter.* A sum of byte-swapped words is the byte-swapped sum, so words
-//!   are added as the machine loads them, and swapped once, after folding.
-//! * *A piece at an odd place is a swapped piece.* [`Accumulator`] remembers whether the octets so
-//!   far were odd in number, and swaps the next piece's sum if so. Hence scatter-gather lists may be
-//!   cut anywhere.
+//! * *Order and width do not matter.* Words of 32 bits are added in 64-bit lanes, which keep the carries;
+//!   [`fold`] adds the carries once, at the end.
+//! * *Byte order does not matter.* A sum of byte-swapped words is the byte-swapped sum. So words are added
+//!   as the machine loads them, and the result is swapped once, after folding.
+//! * *A piece at an odd offset is a swapped piece.* [`Accumulator`] tracks the parity of the bytes so far.
+//!   It swaps the next piece's sum if the parity is odd. So scatter-gather lists may be cut anywhere.
 //!
-//! Words: a *sum* is folded to 16 bits and not complemented; a *checksum* is the complement of a
-//! sum. Both are plain `u16` in host order: `to_be_bytes` gives the field's octets. A sum of zero
-//! arises only from all-zero data; otherwise zero appears as 0xFFFF.
+//! A *sum* is folded to 16 bits and not complemented; a *checksum* is the complement of a sum. Both are
+//! plain `u16` in host order: `to_be_bytes` gives the field's bytes. A sum of zero arises only from
+//! all-zero data; otherwise zero appears as 0xFFFF.
 //!
-//! * [`pseudo`]: the sums of the IPv4 and IPv6 pseudo headers.
-//! * [`incremental`]: correcting a checksum after a few octets changed (RFC 1624).
-//! * [`partial`]: finishing a blank checksum.
-//! * [`verify`]: checking the checksums of a parsed packet.
+//! * [`pseudo`]: sums of the IPv4 and IPv6 pseudo headers.
+//! * [`incremental`]: update of a checksum after a few bytes changed (RFC 1624).
+//! * [`partial`]: completion of a blank checksum.
+//! * [`verify`]: verification of a parsed packet's checksums.
 
 pub mod incremental;
 pub mod partial;
@@ -39,21 +38,21 @@ pub fn fold(sum: u64) -> u16 {
     sum::fold(sum)
 }
 
-/// The one's complement sum of `bytes`, folded, not complemented, host order.
+/// Returns the one's complement sum of `bytes`: folded, not complemented, host order.
 #[must_use]
 pub fn sum(bytes: &[u8]) -> u16 {
     u16::from_be(sum::sum_native(bytes))
 }
 
-/// The Internet checksum of `bytes`: the complement of their [`sum`].
+/// Returns the Internet checksum of `bytes`, the complement of their [`sum()`].
 ///
-/// Over data that includes a correct checksum field the result is zero.
+/// The result is zero over data that includes a correct checksum field.
 #[must_use]
 pub fn internet_checksum(bytes: &[u8]) -> u16 {
     !sum(bytes)
 }
 
-/// A one's complement sum in the making, over pieces of any length.
+/// One's complement sum over pieces of any length.
 ///
 /// ```
 /// use ringfence_offload::checksum::{Accumulator, internet_checksum};
@@ -67,27 +66,27 @@ pub fn internet_checksum(bytes: &[u8]) -> u16 {
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Accumulator {
-    /// Sum of folded pieces, of words as the machine loads them. Each piece adds at most 0xFFFF,
-    /// so 2^48 pieces fit.
+    /// Sum of folded pieces, of words as the machine loads them. Each piece adds at most 0xFFFF, so 2^48
+    /// pieces fit.
     native: u64,
-    /// Whether the octets so far were odd in number.
+    /// Set after an odd number of bytes.
     odd: bool,
 }
 
 impl Accumulator {
-    /// An empty sum.
+    /// Creates an empty sum.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// An empty sum that starts from `seed`, for instance a pseudo header's sum.
+    /// Creates a sum that starts from `seed`, for example a pseudo header's sum.
     #[must_use]
     pub fn with_sum(seed: u16) -> Self {
         Self { native: u64::from(seed.to_be()), odd: false }
     }
 
-    /// Adds the next piece of the data.
+    /// Adds the data's next piece.
     pub fn add(&mut self, bytes: &[u8]) {
         let piece = sum::sum_native(bytes);
         let piece = if self.odd { piece.swap_bytes() } else { piece };
@@ -95,18 +94,18 @@ impl Accumulator {
         self.odd ^= bytes.len() % 2 == 1;
     }
 
-    /// Adds a sum computed elsewhere, over data of even length and place (a pseudo header, say).
+    /// Adds a sum computed elsewhere, over data of even length and offset, such as a pseudo header.
     pub fn add_sum(&mut self, sum: u16) {
         self.native += u64::from(sum.to_be());
     }
 
-    /// The sum so far: folded, not complemented, host order.
+    /// Returns the sum so far: folded, not complemented, host order.
     #[must_use]
     pub fn fold(&self) -> u16 {
         u16::from_be(sum::fold(self.native))
     }
 
-    /// The checksum of the data so far.
+    /// Returns the checksum of the data so far.
     #[must_use]
     pub fn checksum(&self) -> u16 {
         !self.fold()

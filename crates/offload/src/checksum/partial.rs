@@ -1,40 +1,39 @@
-//! Finishing a blank ("partial") checksum.
+//! Completion of a blank ("partial") checksum.
 //!
-//! The sum runs from the place's `start` to the end of the frame; the field itself, which holds
-//! the pseudo header's sum, lies inside and is summed along. Nothing else about the packet needs to
-//! be known, so this serves any protocol whose field sits at an even offset.
+//! The sum covers the bytes from the place's `start` to the end of the frame. The field itself holds the
+//! pseudo header's sum, lies inside, and is summed with them. No other property of the packet matters, so
+//! this works for any protocol whose field is at an even offset.
 //!
-//! A result of zero is stored as 0xFFFF. UDP needs that (zero says "no checksum", RFC 768); for all
-//! others the two are the same number, and Linux's `skb_checksum_help` stores 0xFFFF for all too.
+//! A result of zero is stored as 0xFFFF. UDP needs that, because zero means "no checksum" (RFC 768). For
+//! all other protocols both forms are the same number, and Linux's `skb_checksum_help` stores 0xFFFF too.
 
 use super::Accumulator;
 use crate::meta::ChecksumPlace;
 
-/// Why a blank checksum cannot be finished.
+/// Reasons for which a blank checksum cannot be completed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PartialError {
-    /// The checksum field is not within the private header bytes, the only ones that can be
-    /// written.
-    #[error("checksum field ends at octet {end}, but only {headers} header octets are at hand")]
+    /// Checksum field outside the private header bytes, the only writable ones.
+    #[error("checksum field ends at byte {end}, but only {headers} header bytes are private")]
     FieldOutside {
-        /// First octet after the field.
+        /// First byte after the field.
         end: usize,
-        /// Header octets given.
+        /// Number of header bytes.
         headers: usize,
     },
 }
 
-/// A computed checksum as it may be stored: 0xFFFF in place of zero.
+/// Returns a computed checksum as it may be stored: 0xFFFF in place of zero.
 #[must_use]
 pub fn never_zero(checksum: u16) -> u16 {
     if checksum == 0 { 0xffff } else { checksum }
 }
 
-/// A blank checksum being finished over a frame in pieces.
+/// Incremental completion of a blank checksum over a frame in pieces.
 ///
-/// The header bytes come first, then every payload piece in order, then [`finish`](Self::finish).
-/// Pieces may be copies made in small chunks, so payload in lent memory can be summed through a
-/// small private buffer.
+/// The caller passes the header bytes first, then every payload piece in order, then calls
+/// [`finish`](Self::finish). Pieces may be copies of small chunks, so payload in granted memory can be
+/// summed through a small private buffer.
 #[derive(Clone, Copy, Debug)]
 #[must_use = "the checksum is stored by `finish`"]
 pub struct Completion {
@@ -46,7 +45,7 @@ impl Completion {
     /// Starts with the frame's first bytes.
     ///
     /// # Errors
-    /// [`PartialError::FieldOutside`] if the checksum field is not within `headers`.
+    /// Returns [`PartialError::FieldOutside`] if the checksum field is not within `headers`.
     pub fn begin(place: ChecksumPlace, headers: &[u8]) -> Result<Self, PartialError> {
         let outside = PartialError::FieldOutside { end: place.field_end(), headers: headers.len() };
         if place.field_end() > headers.len() {
@@ -58,15 +57,15 @@ impl Completion {
         Ok(Self { sum, place })
     }
 
-    /// Adds the next bytes of the frame.
+    /// Adds the frame's next bytes.
     pub fn add(&mut self, payload: &[u8]) {
         self.sum.add(payload);
     }
 
-    /// Stores the checksum into `headers`, the same bytes `begin` was given, and returns it.
+    /// Stores the checksum in `headers`, the same bytes that `begin` received, and returns it.
     ///
     /// # Errors
-    /// [`PartialError::FieldOutside`] if `headers` is now too short for the field.
+    /// Returns [`PartialError::FieldOutside`] if `headers` is now too short for the field.
     pub fn finish(self, headers: &mut [u8]) -> Result<u16, PartialError> {
         let checksum = never_zero(self.sum.checksum());
         let len = headers.len();
@@ -78,18 +77,18 @@ impl Completion {
     }
 }
 
-/// Finishes the blank checksum of a frame in one piece; returns the value stored.
+/// Completes the blank checksum of a frame in one slice; returns the stored value.
 ///
 /// # Errors
-/// [`PartialError::FieldOutside`] if the field is not inside the frame.
+/// Returns [`PartialError::FieldOutside`] if the field is not inside the frame.
 pub fn complete_partial(frame: &mut [u8], place: ChecksumPlace) -> Result<u16, PartialError> {
     Completion::begin(place, frame)?.finish(frame)
 }
 
-/// Finishes the blank checksum of a frame of private `headers` followed by `payload` pieces.
+/// Completes the blank checksum of a frame: private `headers` followed by the `payload` pieces.
 ///
 /// # Errors
-/// [`PartialError::FieldOutside`] if the field is not inside `headers`.
+/// Returns [`PartialError::FieldOutside`] if the field is not inside `headers`.
 pub fn complete_scattered<'a>(
     headers: &mut [u8],
     payload: impl IntoIterator<Item = &'a [u8]>,

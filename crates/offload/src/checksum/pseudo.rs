@@ -1,13 +1,13 @@
 //! Sums of the pseudo headers that TCP, UDP and ICMPv6 checksums begin with.
 //!
-//! They are what the field of a blank checksum holds: folded, not complemented.
+//! The field of a blank checksum holds such a sum: folded, not complemented.
 
 use super::Accumulator;
 
-/// The sum of the IPv4 pseudo header (RFC 768, RFC 9293 section 3.1): source and destination
-/// address, a zero octet, the protocol number and the length of transport header and payload.
+/// Returns the sum of the IPv4 pseudo header (RFC 768, RFC 9293 section 3.1): source and destination
+/// address, a zero byte, the protocol number, and the length of transport header and payload.
 ///
-/// The length has 16 bits there; a longer one (never on a wire) is summed as 32 bits, as Linux does.
+/// The length field has 16 bits. A longer length, never on a wire, is summed as 32 bits, as in Linux.
 #[must_use]
 pub fn pseudo_header_v4(source: [u8; 4], destination: [u8; 4], protocol: u8, length: u32) -> u16 {
     let mut sum = Accumulator::new();
@@ -18,8 +18,8 @@ pub fn pseudo_header_v4(source: [u8; 4], destination: [u8; 4], protocol: u8, len
     sum.fold()
 }
 
-/// The sum of the IPv6 pseudo header (RFC 8200, 8.1): source and *final* destination address, the
-/// length of transport header and payload, three zero octets, the transport's protocol number.
+/// Returns the sum of the IPv6 pseudo header (RFC 8200, 8.1): source and *final* destination address, the
+/// length of transport header and payload, three zero bytes, and the transport's protocol number.
 #[must_use]
 pub fn pseudo_header_v6(source: [u8; 16], destination: [u8; 16], protocol: u8, length: u32) -> u16 {
     let mut sum = Accumulator::new();

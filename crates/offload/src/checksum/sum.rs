@@ -1,14 +1,16 @@
-//! The inner loop: 16 octets a turn, in a shape that compilers turn into vector instructions.
+//! Inner loop of the checksum: 16 bytes per iteration, in a form that compilers vectorise.
 //!
-//! Each 64-bit word is split into its 32-bit halves, which are added to 64-bit lanes. No carry can
-//! leave a lane before 2^32 words, so the loop has neither carries nor branches, and the two lanes
-//! of each kind are one 128-bit register (on x86-64 without any target feature: a load, a mask, a
-//! shift, two adds). Wider machines unroll it by themselves. Other shapes that were measured:
-//! 32-bit words straight into eight lanes (the compiler shuffles, a sixth of the speed), 16-bit
-//! words in 32-bit lanes (half to four fifths), add-with-carry in 128-bit integers (a little faster
-//! on long data, half as fast on short, and deaf to wide vectors).
+//! The loop splits each 64-bit word into its 32-bit halves and adds them to 64-bit lanes. A lane cannot
+//! overflow before 2^32 words, so the loop needs neither carries nor branches. The two lanes of each kind
+//! fill one 128-bit register (x86-64 without target features: a load, a mask, a shift, two adds).
+//! Compilers unroll the loop for wider registers. Measured alternatives were slower:
+//!
+//! * 32-bit words in eight lanes: the compiler shuffles, a sixth of the speed.
+//! * 16-bit words in 32-bit lanes: half to four fifths of the speed.
+//! * Add-with-carry in 128-bit integers: a little faster on long data, half as fast on short data, and no
+//!   use of wide vectors.
 
-/// Octets a turn: two 64-bit words.
+/// Bytes per iteration: two 64-bit words.
 const BLOCK: usize = 16;
 
 /// Folds the carries of a sum of 16-bit words back into 16 bits.
@@ -21,9 +23,9 @@ pub(super) fn fold(sum: u64) -> u16 {
     folded
 }
 
-/// Folded sum of `bytes` as 16-bit words in the machine's own order.
+/// Returns the folded sum of `bytes` as 16-bit words in the machine's own order.
 ///
-/// A slice of more than 1 GiB is summed in parts, so that no lane can overflow.
+/// Slices of more than 1 GiB are summed in parts, so that no lane can overflow.
 pub(super) fn sum_native(bytes: &[u8]) -> u16 {
     const PART: usize = 1 << 30;
     if bytes.len() <= PART {
@@ -32,7 +34,7 @@ pub(super) fn sum_native(bytes: &[u8]) -> u16 {
     fold(bytes.chunks(PART).map(|part| u64::from(fold(sum_part(part)))).sum())
 }
 
-/// Sum of `bytes`, at most 2^30 of them: below 2^61.
+/// Returns the sum of at most 2^30 bytes, which is below 2^61.
 fn sum_part(bytes: &[u8]) -> u64 {
     let (blocks, rest) = bytes.as_chunks::<BLOCK>();
     let mut low = [0u64; 2];
@@ -48,7 +50,7 @@ fn sum_part(bytes: &[u8]) -> u64 {
     low[0] + low[1] + high[0] + high[1] + sum_rest(rest)
 }
 
-/// Sum of fewer than [`BLOCK`] octets.
+/// Returns the sum of fewer than [`BLOCK`] bytes.
 fn sum_rest(bytes: &[u8]) -> u64 {
     let (words, rest) = bytes.as_chunks::<4>();
     let mut sum: u64 = words.iter().map(|word| u64::from(u32::from_ne_bytes(*word))).sum();

@@ -18,21 +18,21 @@ fn naive_sum(bytes: &[u8]) -> u16 {
     u16::try_from(sum).unwrap()
 }
 
-/// The header of a UDP packet of 115 octets, 192.168.0.1 to 192.168.0.199.
+/// The header of a UDP packet of 115 bytes, 192.168.0.1 to 192.168.0.199.
 const IPV4_HEADER: [u8; 20] = [
     0x45, 0x00, 0x00, 0x73, 0x00, 0x00, 0x40, 0x00, 0x40, 0x11, 0xb8, 0x61, 0xc0, 0xa8, 0x00, 0x01,
     0xc0, 0xa8, 0x00, 0xc7,
 ];
 
 #[test]
-fn rfc_1071_section_3_example() {
+fn sum_of_rfc_1071_example_matches() {
     let data = [0x00, 0x01, 0xf2, 0x03, 0xf4, 0xf5, 0xf6, 0xf7];
     assert_eq!(sum(&data), 0xddf2);
     assert_eq!(internet_checksum(&data), 0x220d);
 }
 
 #[test]
-fn correct_ipv4_header_sums_to_zero() {
+fn checksum_over_correct_ipv4_header_is_zero() {
     assert_eq!(internet_checksum(&IPV4_HEADER), 0);
     let mut blank = IPV4_HEADER;
     blank[10..12].fill(0);
@@ -40,21 +40,21 @@ fn correct_ipv4_header_sums_to_zero() {
 }
 
 #[test]
-fn empty_and_odd_lengths() {
+fn sum_of_empty_and_odd_lengths_is_padded() {
     assert_eq!(sum(&[]), 0);
     assert_eq!(sum(&[0xab]), 0xab00);
     assert_eq!(sum(&[0x12, 0x34, 0x56]), 0x1234 + 0x5600);
 }
 
 #[test]
-fn carries_of_all_ones_come_back() {
+fn sum_of_all_ones_folds_every_carry() {
     for len in [2, 16, 4096, 65534, 1 << 20] {
-        assert_eq!(sum(&vec![0xff; len]), 0xffff, "{len} octets");
+        assert_eq!(sum(&vec![0xff; len]), 0xffff, "{len} bytes");
     }
 }
 
 #[test]
-fn fold_is_exact_at_the_edges() {
+fn fold_at_limits_matches_modulo() {
     let modulo = |sum: u64| match u16::try_from(sum % 0xffff).unwrap() {
         0 if sum != 0 => 0xffff,
         rest => rest,
@@ -67,12 +67,12 @@ fn fold_is_exact_at_the_edges() {
 
 /// RFC 1624, section 4: the case that RFC 1141's form gets wrong (it gives 0xFFFF).
 #[test]
-fn rfc_1624_example() {
+fn update_of_rfc_1624_example_matches() {
     assert_eq!(update(0xdd2f, 0x5555, 0x3285), 0x0000);
 }
 
 #[test]
-fn a_rewritten_address_corrects_the_header() {
+fn update_bytes_after_address_change_matches_full_sum() {
     let mut header = IPV4_HEADER;
     let new = [10, 1, 2, 3];
     let checksum = update_bytes(0xb861, &[192, 168, 0, 1], &new);
@@ -82,23 +82,23 @@ fn a_rewritten_address_corrects_the_header() {
 }
 
 #[test]
-fn pseudo_header_v4_counts_every_field() {
-    let octets = [10, 0, 0, 1, 10, 0, 0, 2, 0, 6, 0x12, 0x34];
+fn pseudo_header_v4_includes_every_field() {
+    let bytes = [10, 0, 0, 1, 10, 0, 0, 2, 0, 6, 0x12, 0x34];
     let sum = pseudo::pseudo_header_v4([10, 0, 0, 1], [10, 0, 0, 2], 6, 0x1234);
-    assert_eq!(sum, naive_sum(&octets));
+    assert_eq!(sum, naive_sum(&bytes));
 }
 
 #[test]
-fn pseudo_header_v6_counts_every_field() {
+fn pseudo_header_v6_includes_every_field() {
     let source = [0xfe, 0x80, 0, 0, 0, 0, 0, 0, 1, 2, 3, 4, 5, 6, 7, 8];
     let destination = [0xff; 16];
-    let mut octets = [source, destination].concat();
-    octets.extend([0, 1, 0x02, 0x03, 0, 0, 0, 17]);
-    assert_eq!(pseudo::pseudo_header_v6(source, destination, 17, 0x1_0203), naive_sum(&octets));
+    let mut bytes = [source, destination].concat();
+    bytes.extend([0, 1, 0x02, 0x03, 0, 0, 0, 17]);
+    assert_eq!(pseudo::pseudo_header_v6(source, destination, 17, 0x1_0203), naive_sum(&bytes));
 }
 
 #[test]
-fn zero_is_stored_as_all_ones() {
+fn completed_checksum_of_zero_is_stored_as_ones() {
     // Sum 0xffff, so the checksum comes out as zero.
     let mut frame = [0xff, 0xff, 0x00, 0x00];
     let place = ChecksumPlace { start: 0, offset: 2 };
@@ -108,7 +108,7 @@ fn zero_is_stored_as_all_ones() {
 }
 
 #[test]
-fn a_field_beyond_the_headers_is_refused() {
+fn completion_with_field_beyond_headers_is_rejected() {
     let mut frame = [0u8; 10];
     for (start, offset, end) in [(0, 9, 11), (9, 0, 11), (65535, 65535, 131_072), (8, 1, 11)] {
         let place = ChecksumPlace { start, offset };
@@ -119,7 +119,7 @@ fn a_field_beyond_the_headers_is_refused() {
 }
 
 #[test]
-fn finishing_into_shorter_headers_is_refused() {
+fn completion_into_shorter_headers_is_rejected() {
     let place = ChecksumPlace { start: 0, offset: 6 };
     let completion = Completion::begin(place, &[0; 8]).unwrap();
     let refused = Err(PartialError::FieldOutside { end: 8, headers: 7 });
@@ -128,14 +128,14 @@ fn finishing_into_shorter_headers_is_refused() {
 
 proptest! {
     #[test]
-    fn sum_equals_naive(bytes in prop::collection::vec(any::<u8>(), 0..2048), skip in 0usize..17) {
+    fn sum_of_any_slice_matches_naive_sum(bytes in prop::collection::vec(any::<u8>(), 0..2048), skip in 0usize..17) {
         // Any start, so that every alignment of the words is met.
         let bytes = bytes.get(skip..).unwrap_or_default();
         prop_assert_eq!(sum(bytes), naive_sum(bytes));
     }
 
     #[test]
-    fn any_cutting_gives_the_same_sum(
+    fn sum_over_any_pieces_matches_whole(
         bytes in prop::collection::vec(any::<u8>(), 0..600),
         lengths in prop::collection::vec(0usize..40, 0..40),
     ) {
@@ -152,7 +152,7 @@ proptest! {
     }
 
     #[test]
-    fn a_seed_counts_like_data(seed in any::<u16>(), bytes in prop::collection::vec(any::<u8>(), 0..64)) {
+    fn sum_with_seed_matches_seed_as_data(seed in any::<u16>(), bytes in prop::collection::vec(any::<u8>(), 0..64)) {
         let mut seeded = Accumulator::with_sum(seed);
         seeded.add(&bytes);
         let mut added = Accumulator::new();
@@ -165,7 +165,7 @@ proptest! {
 
     /// The result is the same number as a full sum, up to the two forms of zero.
     #[test]
-    fn update_equals_summing_again(
+    fn update_of_any_word_matches_full_sum(
         bytes in prop::collection::vec(any::<u8>(), 8..64),
         word in 0usize..4,
         new in any::<[u8; 2]>(),
@@ -176,16 +176,16 @@ proptest! {
         let old = u16::from_be_bytes([bytes[2 * word], bytes[2 * word + 1]]);
         let updated = update(before, old, u16::from_be_bytes(new));
         prop_assert_eq!(updated % 0xffff, internet_checksum(&changed) % 0xffff);
-        // Whoever verifies accepts both forms.
+        // A receiver accepts both forms of zero.
         let mut whole = Accumulator::with_sum(updated);
         whole.add(&changed);
         prop_assert_eq!(whole.checksum(), 0);
         prop_assert_eq!(replace(!before, old, u16::from_be_bytes(new)), !updated);
     }
 
-    /// A finished checksum makes the covered octets sum to zero, however the payload is cut.
+    /// A finished checksum makes the covered bytes sum to zero, however the payload is cut.
     #[test]
-    fn finished_checksums_verify(
+    fn completed_checksum_over_any_pieces_verifies(
         headers in prop::collection::vec(any::<u8>(), 2..128),
         payload in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..99), 0..6),
         start in 0usize..128,

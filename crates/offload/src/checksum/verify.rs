@@ -1,57 +1,56 @@
-//! Checking the checksums of a parsed packet, and the pseudo header's sum of one.
+//! Verification of a parsed packet's checksums, and the sum of its pseudo header.
 
 use super::{Accumulator, internet_checksum, pseudo};
 use crate::packet::{Layers, Network, Transport, protocol};
 
-/// Why a packet has no checksum that could be computed.
+/// Reasons for which a packet has no computable checksum.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ChecksumError {
-    /// Not TCP, UDP, ICMP or ICMPv6.
+    /// Transport other than TCP, UDP, ICMP or ICMPv6.
     #[error("the packet carries no transport with a known checksum")]
     NoTransport,
-    /// The checksum spans the datagram, of which this is one part.
+    /// Fragment: the checksum spans the whole datagram.
     #[error("the packet is a fragment, its checksum spans the whole datagram")]
     Fragment,
-    /// The packet has a routing header with segments left: the final destination is not known.
+    /// Routing header with segments left: the final destination is unknown.
     #[error("the packet is under way by a routing header, its final destination is not known")]
     Routed,
-    /// Headers and [`Layers`] do not belong together.
-    #[error("headers of {headers} octets are not those of the parsed frame, {needed} are needed")]
+    /// Headers of another frame than [`Layers`].
+    #[error("headers of {headers} bytes are not those of the parsed frame, {needed} are needed")]
     ForeignHeaders {
-        /// Octets needed.
+        /// Bytes that the packet needs.
         needed: usize,
-        /// Octets given.
+        /// Bytes in the slice.
         headers: usize,
     },
-    /// The payload given is shorter than the packet.
-    #[error("the packet has {expected} octets after its headers, {given} were given")]
+    /// Payload shorter than the packet.
+    #[error("the packet has {expected} bytes after its headers, {given} were given")]
     PayloadMissing {
-        /// Octets that `Layers` promise.
+        /// Bytes that `Layers` announces.
         expected: usize,
-        /// Octets given.
+        /// Bytes in the pieces.
         given: usize,
     },
 }
 
-/// The outcome of checking a transport checksum.
+/// Result of verifying a transport checksum.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// The checksum is right.
     Correct,
-    /// The checksum is wrong (or absent where IPv6 demands one).
+    /// Wrong checksum, or absent although IPv6 requires one.
     Wrong,
     /// UDP over IPv4 without a checksum.
     Absent,
 }
 
-/// The sum of a packet's pseudo header: what the field of its blank checksum must hold.
+/// Returns the sum of a packet's pseudo header: the value of a blank checksum's field.
 ///
-/// For ICMP it is zero, as ICMP has no pseudo header. `headers` are the bytes that `layers` were
-/// parsed from. IPv4 source routes are not followed (the header's destination is used, as in Linux).
+/// ICMP has no pseudo header; its sum is zero. `headers` are the bytes that `layers` were parsed from.
+/// IPv4 source routes are not followed: the header's destination is used, as in Linux.
 ///
 /// # Errors
-/// [`ChecksumError`] for fragments, unknown transports, routing headers under way, and headers too
-/// short to be those of `layers`.
+/// Returns [`ChecksumError`] for fragments, unknown transports, routing headers with segments left, and
+/// headers too short to be those of `layers`.
 pub fn pseudo_header_sum(headers: &[u8], layers: &Layers) -> Result<u16, ChecksumError> {
     let transport = layers.transport();
     if layers.is_fragment() {
@@ -71,28 +70,28 @@ pub fn pseudo_header_sum(headers: &[u8], layers: &Layers) -> Result<u16, Checksu
     match layers.network() {
         Network::Ipv4(ip) => {
             let addresses = usize::from(ip.offset) + 12;
-            let source = octets::<4>(headers, addresses)?;
-            let destination = octets::<4>(headers, addresses + 4)?;
+            let source = read_array::<4>(headers, addresses)?;
+            let destination = read_array::<4>(headers, addresses + 4)?;
             Ok(pseudo::pseudo_header_v4(source, destination, number, length))
         }
         Network::Ipv6(ip) if ip.routed => Err(ChecksumError::Routed),
         Network::Ipv6(ip) => {
             let addresses = usize::from(ip.offset) + 8;
-            let source = octets::<16>(headers, addresses)?;
-            let destination = octets::<16>(headers, addresses + 16)?;
+            let source = read_array::<16>(headers, addresses)?;
+            let destination = read_array::<16>(headers, addresses + 16)?;
             Ok(pseudo::pseudo_header_v6(source, destination, number, length))
         }
         Network::Arp | Network::Other(_) => Err(ChecksumError::NoTransport),
     }
 }
 
-/// Checks the transport checksum of a frame of private `headers` followed by `payload` pieces.
+/// Verifies the transport checksum of a frame: private `headers` followed by the `payload` pieces.
 ///
-/// Padding after the IP packet, and whatever follows the datagram inside it (UDP options, RFC 9868),
-/// is left out.
+/// Padding after the IP packet, and bytes after the datagram inside it (UDP options, RFC 9868), are
+/// excluded.
 ///
 /// # Errors
-/// [`ChecksumError`] if the packet has no checksum to check, or if bytes are missing.
+/// Returns [`ChecksumError`] if the packet has no checksum to verify, or if bytes are missing.
 pub fn verify_transport<'a>(
     headers: &'a [u8],
     payload: impl IntoIterator<Item = &'a [u8]>,
@@ -101,11 +100,11 @@ pub fn verify_transport<'a>(
     let mut sum = Accumulator::with_sum(pseudo_header_sum(headers, layers)?);
     let start = usize::from(layers.transport_offset().ok_or(ChecksumError::NoTransport)?);
     let is_udp = matches!(layers.transport(), Transport::Udp(_));
-    if is_udp && octets::<2>(headers, start + 6)? == [0, 0] {
+    if is_udp && read_array::<2>(headers, start + 6)? == [0, 0] {
         let over_v6 = matches!(layers.network(), Network::Ipv6(_));
         return Ok(if over_v6 { Verdict::Wrong } else { Verdict::Absent });
     }
-    let expected = covered(layers);
+    let expected = covered_len(layers);
     let mut missing = expected;
     let first = headers.get(start..).unwrap_or_default();
     for piece in std::iter::once(first).chain(payload) {
@@ -122,8 +121,8 @@ pub fn verify_transport<'a>(
     Ok(if sum.checksum() == 0 { Verdict::Correct } else { Verdict::Wrong })
 }
 
-/// Octets of transport header and payload under the checksum.
-fn covered(layers: &Layers) -> usize {
+/// Returns the length of transport header and payload under the checksum.
+fn covered_len(layers: &Layers) -> usize {
     let offset = layers.transport_offset().map_or(layers.network_end(), u32::from);
     let len = match layers.transport() {
         Transport::Udp(udp) => u32::from(udp.length),
@@ -132,10 +131,10 @@ fn covered(layers: &Layers) -> usize {
     usize::try_from(len).unwrap_or(usize::MAX)
 }
 
-/// Whether the IPv4 header's own checksum is right; `None` if the frame is not IPv4.
+/// Verifies the IPv4 header's own checksum; returns `None` for a frame that is not IPv4.
 ///
 /// # Errors
-/// [`ChecksumError::ForeignHeaders`] if `headers` is too short to be what `layers` were parsed from.
+/// Returns [`ChecksumError::ForeignHeaders`] if `headers` is too short for `layers`.
 pub fn verify_ipv4_header(headers: &[u8], layers: &Layers) -> Result<Option<bool>, ChecksumError> {
     let Network::Ipv4(ip) = layers.network() else {
         return Ok(None);
@@ -147,8 +146,8 @@ pub fn verify_ipv4_header(headers: &[u8], layers: &Layers) -> Result<Option<bool
     Ok(Some(internet_checksum(header) == 0))
 }
 
-/// The `N` octets at `start`.
-fn octets<const N: usize>(headers: &[u8], start: usize) -> Result<[u8; N], ChecksumError> {
+/// Returns the `N` bytes at offset `start`.
+fn read_array<const N: usize>(headers: &[u8], start: usize) -> Result<[u8; N], ChecksumError> {
     headers.get(start..).and_then(|rest| rest.first_chunk()).copied().ok_or(
         ChecksumError::ForeignHeaders { needed: start.saturating_add(N), headers: headers.len() },
     )

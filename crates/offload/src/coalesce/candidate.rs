@@ -1,4 +1,4 @@
-//! Whether a frame could be part of a super-packet at all, and of which flow.
+//! Classification of frames: flow, and ability to be part of a super-packet.
 
 use super::Limits;
 use crate::accept::MIN_SEGMENT_SIZE;
@@ -10,18 +10,18 @@ use crate::packet::{Layers, Network, Tcp, Transport, Udp, tcp_flags};
 use crate::rewrite::{Shape, get_u16, get_u32};
 use crate::segment::HEADER_MAX;
 
-/// "Don't fragment", the one bit of IPv4's flags and offset that may be set.
+/// "Don't fragment" flag, the only bit of IPv4's flags and offset that may be set.
 const DONT_FRAGMENT: u16 = 0x4000;
 
-/// What a frame is.
+/// Class of a frame.
 pub(super) enum Class<'a> {
-    /// Not a whole TCP or UDP packet of a kind that is joined.
+    /// Frame other than a whole TCP or UDP packet of an enabled protocol.
     NoFlow,
-    /// Of that flow; it may join others if there is a candidate.
+    /// Frame of a flow; it may join other frames if there is a candidate.
     Flow { flow: Flow<'a>, candidate: Option<Candidate<'a>> },
 }
 
-/// The flow of a frame: link header, addresses, protocol and ports.
+/// Flow of a frame: link header, addresses, protocol and ports.
 #[derive(Clone, Copy)]
 pub(super) struct Flow<'a> {
     header: &'a [u8],
@@ -30,16 +30,16 @@ pub(super) struct Flow<'a> {
     pub(super) hash: u32,
 }
 
-/// A frame that others may join, or that may join others.
+/// Frame that may join other frames or be joined by them.
 #[derive(Clone, Copy)]
 pub(super) struct Candidate<'a> {
     pub(super) header: &'a [u8],
     pub(super) shape: Shape,
     pub(super) kind: GsoKind,
     pub(super) flow: Flow<'a>,
-    /// Where the payload is in the frame.
+    /// Start and end of the payload in the frame.
     pub(super) payload: (u32, u32),
-    /// Octets of a segment: the payload's own, or those of the frame's order.
+    /// Segment size in bytes: the payload's length, or the size in the frame's request.
     pub(super) size: u32,
     /// Packets of the wire that the frame stands for.
     pub(super) segments: u32,
@@ -61,9 +61,9 @@ impl<'a> Flow<'a> {
         (&header[addresses], &header[shape.transport..shape.transport + 4])
     }
 
-    /// Whether `header` is of this flow. TCP and UDP of the same ports count as one flow: it would
-    /// only cost them their joining.
-    pub(super) fn is_that_of(&self, header: &[u8], shape: Shape) -> bool {
+    /// Returns `true` if `header` belongs to this flow. TCP and UDP with the same ports count as one flow,
+    /// which costs them only their joining.
+    pub(super) fn matches(&self, header: &[u8], shape: Shape) -> bool {
         shape.is_v6 == self.shape.is_v6
             && shape.network == self.shape.network
             && header[..shape.network] == self.header[..shape.network]
@@ -76,31 +76,31 @@ impl Candidate<'_> {
         self.payload.1 - self.payload.0
     }
 
-    /// Whether nothing can follow: a short last segment, or a flag that ends the packet.
-    pub(super) fn ends(&self) -> bool {
+    /// Returns `true` if no frame may follow: a short last segment, or a flag that ends the packet.
+    pub(super) fn ends_packet(&self) -> bool {
         !self.payload_len().is_multiple_of(self.size)
             || self.flags() & (tcp_flags::FIN | tcp_flags::PSH) != 0
     }
 
-    /// Whether others may follow it as the first.
-    pub(super) fn begins(&self) -> bool {
+    /// Returns `true` if other frames may follow it as the first.
+    pub(super) fn can_begin_packet(&self) -> bool {
         let acceptable = !self.kind.is_tcp() || self.size >= u32::from(MIN_SEGMENT_SIZE);
-        acceptable && !self.ends()
+        acceptable && !self.ends_packet()
     }
 
-    /// TCP flags; none for UDP.
+    /// Returns the TCP flags; 0 for UDP.
     pub(super) fn flags(&self) -> u8 {
         if self.kind.is_tcp() { self.header[self.shape.transport + 13] } else { 0 }
     }
 }
 
-/// Sorts a frame.
+/// Classifies a frame by flow and by its ability to join.
 pub(super) fn classify<'a>(
     headers: &'a [u8],
     layers: &Layers,
     meta: OffloadMeta,
     limits: &Limits,
-    octets: &mut impl FrameOctets,
+    frame_bytes: &mut impl FrameOctets,
 ) -> Class<'a> {
     let is_v6 = matches!(layers.network(), Network::Ipv6(_));
     let (kind, wanted) = match layers.transport() {
@@ -119,12 +119,13 @@ pub(super) fn classify<'a>(
     let network = usize::from(layers.network_offset());
     let shape = Shape { network, transport: usize::from(place.start), is_v6 };
     let flow = Flow::new(header, shape, kind);
-    let candidate = candidate(flow, layers, meta)
-        .filter(|_| ip_is_plain(header, layers) && checksum_is_right(header, layers, meta, octets));
+    let candidate = candidate(flow, layers, meta).filter(|_| {
+        ip_is_plain(header, layers) && checksum_is_right(header, layers, meta, frame_bytes)
+    });
     Class::Flow { flow, candidate }
 }
 
-/// What the frame would bring, if the rules of its transport allow it to join anything.
+/// Builds the candidate if the rules of the transport allow the frame to join any packet.
 fn candidate<'a>(flow: Flow<'a>, layers: &Layers, meta: OffloadMeta) -> Option<Candidate<'a>> {
     let payload = (u32::from(layers.header_len()), layers.network_end());
     let len = layers.payload_len();
@@ -134,8 +135,8 @@ fn candidate<'a>(flow: Flow<'a>, layers: &Layers, meta: OffloadMeta) -> Option<C
         _ => return None,
     };
     let fits = match layers.transport() {
-        Transport::Tcp(tcp) => tcp_may_join(tcp),
-        Transport::Udp(udp) => udp_may_join(flow.header, udp, layers),
+        Transport::Tcp(tcp) => tcp_can_join(tcp),
+        Transport::Udp(udp) => udp_can_join(flow.header, udp, layers),
         _ => false,
     };
     let padded = layers.network_end() != layers.frame_len();
@@ -153,12 +154,12 @@ fn candidate<'a>(flow: Flow<'a>, layers: &Layers, meta: OffloadMeta) -> Option<C
     })
 }
 
-fn tcp_may_join(tcp: Tcp) -> bool {
+fn tcp_can_join(tcp: Tcp) -> bool {
     tcp.flags & (tcp_flags::SYN | tcp_flags::RST | tcp_flags::URG) == 0
 }
 
-/// A checksum, for symmetry with segmentation, and nothing behind the datagram.
-fn udp_may_join(header: &[u8], udp: Udp, layers: &Layers) -> bool {
+// Requires a checksum, as segmentation would compute one, and no bytes after the datagram.
+fn udp_can_join(header: &[u8], udp: Udp, layers: &Layers) -> bool {
     let payload = layers.network_end() - u32::from(udp.offset);
     u32::from(udp.length) == payload && get_u16(header, usize::from(udp.offset) + 6) != 0
 }
@@ -178,18 +179,18 @@ fn checksum_is_right(
     header: &[u8],
     layers: &Layers,
     meta: OffloadMeta,
-    octets: &mut impl FrameOctets,
+    frame_bytes: &mut impl FrameOctets,
 ) -> bool {
     match meta.checksum {
         Checksum::Partial { .. } => meta.checksum.place() == layers.checksum_place(),
-        // A super-packet's checksum is blank, or its order was not accepted.
+        // A super-packet without a blank checksum was not accepted.
         _ if meta.gso.is_some() => false,
         Checksum::Verified => true,
-        Checksum::None => sums_up(header, layers, octets),
+        Checksum::None => sum_is_zero(header, layers, frame_bytes),
     }
 }
 
-fn sums_up(header: &[u8], layers: &Layers, octets: &mut impl FrameOctets) -> bool {
+fn sum_is_zero(header: &[u8], layers: &Layers, frame_bytes: &mut impl FrameOctets) -> bool {
     let (Some(start), Ok(pseudo)) = (layers.transport_offset(), pseudo_header_sum(header, layers))
     else {
         return false;
@@ -197,5 +198,5 @@ fn sums_up(header: &[u8], layers: &Layers, octets: &mut impl FrameOctets) -> boo
     let mut sum = Accumulator::with_sum(pseudo);
     sum.add(&header[usize::from(start)..]);
     let payload = u32::from(layers.header_len())..layers.network_end();
-    add_range(&mut sum, octets, &payload).is_ok() && sum.checksum() == 0
+    add_range(&mut sum, frame_bytes, &payload).is_ok() && sum.checksum() == 0
 }

@@ -1,4 +1,4 @@
-//! Whether a frame continues a packet, and the packet's header once all have joined.
+//! Rules by which a frame continues a packet, and the header of the coalesced packet.
 
 use super::candidate::Candidate;
 use super::{MAX_UDP_DATAGRAMS, SEGMENT_FLAGS};
@@ -7,34 +7,33 @@ use crate::meta::{Gso, GsoKind, OffloadMeta};
 use crate::packet::{Layers, tcp_flags};
 use crate::rewrite::{IPV6_LEN, Shape, field, get_u16, get_u32, put_u16};
 
-/// What IP's length field can say: octets of the whole packet in IPv4, of what follows the fixed header
-/// in IPv6.
+/// Maximum of IP's length field: the whole packet in IPv4, the bytes after the fixed header in IPv6.
 const IP_LENGTH_MAX: u64 = 65_535;
 
-/// "Don't fragment", in the first octet of IPv4's flags and offset.
+/// "Don't fragment" flag in the first byte of IPv4's flags and offset.
 const DONT_FRAGMENT: u8 = 0x40;
 
-/// What has joined a packet so far.
+/// State of a packet that frames join.
 #[derive(Clone, Debug)]
 pub(super) struct Join {
     pub(super) shape: Shape,
     kind: GsoKind,
-    /// Payload octets of each segment but the last.
+    /// Payload bytes of each segment except the last.
     size: u32,
-    /// Payload octets so far.
+    /// Payload bytes so far.
     len: u32,
     /// Packets of the wire so far.
     segments: u32,
-    /// Flags that later segments brought.
+    /// TCP flags of later segments.
     flags: u8,
-    /// The second segment had the first one's identification.
+    /// Set if the second segment repeated the first one's identification.
     fixed_id: bool,
-    /// Nothing can follow.
+    /// Set if no further frame may join.
     pub(super) ended: bool,
 }
 
 impl Join {
-    /// A packet that `first` begins.
+    /// Starts a packet with its first frame.
     pub(super) fn new(first: &Candidate<'_>) -> Self {
         Self {
             shape: first.shape,
@@ -44,22 +43,22 @@ impl Join {
             segments: first.segments,
             flags: 0,
             fixed_id: false,
-            ended: first.ends(),
+            ended: first.ends_packet(),
         }
     }
 
-    /// Whether `next` continues the packet whose first header is `header`.
+    /// Returns `true` if `next` continues the packet whose first header is `header`.
     pub(super) fn admits(&self, header: &[u8], next: &Candidate<'_>, packet_len: u32) -> bool {
         !self.ended
             && self.kind == next.kind
             && header.len() == next.header.len()
             && self.shape.transport == next.shape.transport
-            && self.fits(header, next, packet_len)
-            && self.same_ip(header, next)
-            && self.same_transport(header, next)
+            && self.size_fits(header, next, packet_len)
+            && self.ip_matches(header, next)
+            && self.transport_matches(header, next)
     }
 
-    fn fits(&self, header: &[u8], next: &Candidate<'_>, packet_len: u32) -> bool {
+    fn size_fits(&self, header: &[u8], next: &Candidate<'_>, packet_len: u32) -> bool {
         let len = u64::from(self.len) + u64::from(next.payload_len());
         let frame = header.len() as u64 + len;
         let size = if next.segments > 1 {
@@ -74,8 +73,8 @@ impl Join {
         size && counted && frame <= u64::from(packet_len) && ip <= IP_LENGTH_MAX
     }
 
-    /// Link header and IP are equal, lengths, IPv4 checksum and identification apart.
-    fn same_ip(&self, header: &[u8], next: &Candidate<'_>) -> bool {
+    /// Compares link and IP headers except lengths, IPv4 checksum and identification.
+    fn ip_matches(&self, header: &[u8], next: &Candidate<'_>) -> bool {
         let (at, end) = (self.shape.network, self.shape.transport);
         let same = |from: usize, to: usize| header[from..to] == next.header[from..to];
         if self.shape.is_v6 {
@@ -84,25 +83,25 @@ impl Join {
         same(0, at + 2)
             && same(at + 6, at + 10)
             && same(at + 12, end)
-            && self.id_follows(header, next)
+            && self.id_matches(header, next)
     }
 
-    fn id_follows(&self, header: &[u8], next: &Candidate<'_>) -> bool {
+    fn id_matches(&self, header: &[u8], next: &Candidate<'_>) -> bool {
         let at = self.shape.network + 4;
         let distance = get_u16(next.header, at).wrapping_sub(get_u16(header, at));
-        let fixed = distance == 0 && (self.fixed_id || self.may_fix_id(header, next));
+        let fixed = distance == 0 && (self.fixed_id || self.fixed_id_allowed(header, next));
         let counted = u32::from(distance) == self.segments & 0xffff && !self.fixed_id;
         fixed || counted
     }
 
-    /// Identifications that are all the same are allowed where none is needed (RFC 6864), and must
+    /// Returns `true` if identifications may all be equal. They may where none is needed (RFC 6864), and must
     /// be from the second segment on.
-    fn may_fix_id(&self, header: &[u8], next: &Candidate<'_>) -> bool {
+    fn fixed_id_allowed(&self, header: &[u8], next: &Candidate<'_>) -> bool {
         let atomic = header[self.shape.network + 6] & DONT_FRAGMENT != 0;
         atomic && self.segments == 1 && next.segments == 1
     }
 
-    fn same_transport(&self, header: &[u8], next: &Candidate<'_>) -> bool {
+    fn transport_matches(&self, header: &[u8], next: &Candidate<'_>) -> bool {
         let at = self.shape.transport;
         let same =
             |from: usize, to: usize| header[at + from..at + to] == next.header[at + from..at + to];
@@ -120,7 +119,7 @@ impl Join {
             && get_u32(next.header, at + 4) == seq
     }
 
-    /// Adds what was admitted.
+    /// Adds a frame that [`admits`](Self::admits) accepted.
     pub(super) fn add(&mut self, header: &[u8], next: &Candidate<'_>) {
         let id_at = self.shape.network + 4;
         if self.segments == 1 && !self.shape.is_v6 {
@@ -133,13 +132,13 @@ impl Join {
         self.ended = short || self.flags != 0;
     }
 
-    /// Octets of the frame that the packet is.
+    /// Returns the length of the packet's frame in bytes.
     pub(super) fn frame_len(&self, header_len: usize) -> u32 {
         u32::try_from(header_len).unwrap_or(u32::MAX).saturating_add(self.len)
     }
 
-    /// Makes `header` that of the whole packet, its checksum blank.
-    pub(super) fn complete(&self, header: &mut [u8]) -> OffloadMeta {
+    /// Turns `header` into the header of the whole packet, with a blank checksum.
+    pub(super) fn finish_header(&self, header: &mut [u8]) -> OffloadMeta {
         let frame_len = self.frame_len(header.len());
         let end = usize::try_from(frame_len).unwrap_or(usize::MAX);
         self.shape.set_ip_len(header, end - self.shape.network);
@@ -153,7 +152,7 @@ impl Join {
         let ecn = self.kind.is_tcp() && header[at + 13] & tcp_flags::CWR != 0;
         let size = u16::try_from(self.size).unwrap_or(u16::MAX);
         let gso = Some(Gso { kind: self.kind, ecn, size });
-        // Whole TCP and UDP packets with equal lengths, as these are, have a place and a sum.
+        // The joined frames are whole TCP or UDP packets with equal lengths, so both calls succeed.
         let place = Layers::parse(header, frame_len)
             .ok()
             .and_then(|layers| reset_pseudo_header(header, &layers).ok());

@@ -1,46 +1,46 @@
-//! Joining packets of the wire into super-packets (what Linux calls GRO).
+//! Coalescing: joins packets of the wire into super-packets (GRO in Linux).
 //!
 //! # Theory of operation
 //!
-//! A data plane works in rounds: it receives a batch of frames and hands them on. A [`Coalescer`]
-//! sits in between. Each frame of the round is [pushed](Coalescer::push); one that continues a flow
-//! joins the packet of that flow, any other begins a packet of its own; at the round's end
-//! [`Coalescer::finish`] yields the packets. Nothing is held back longer than its round, so there are
-//! no timers, and latency does not grow.
+//! A worker receives and forwards frames in rounds; a [`Coalescer`] sits in between. The worker
+//! [pushes](Coalescer::push) each frame of the round. A frame that continues a flow joins that flow's
+//! packet; any other frame begins its own packet. [`Coalescer::finish`] yields the packets at the end of
+//! the round. No frame is held longer than its round, so there are no timers and latency does not grow.
 //!
-//! No payload is touched. A joined packet is a private header (the first frame's, lengths and flags
-//! redone, checksum blank) and a list of the frames and the ranges in them whose octets follow.
+//! No payload is moved. A joined packet is a private header and a list of frames with the ranges of their
+//! payload. The header is the first frame's, with new lengths and flags and a blank checksum.
 //!
 //! # Which frames join
 //!
-//! Linux's rules (`inet_gro_receive`, `ipv6_gro_receive`, `tcp_gro_receive`,
-//! `udp_gro_receive_segment`), with one aim: segmenting the packet again gives the same frames.
+//! The rules are Linux's (`inet_gro_receive`, `ipv6_gro_receive`, `tcp_gro_receive`,
+//! `udp_gro_receive_segment`). Their aim: segmenting the packet again gives the same frames.
 //!
-//! * The headers are equal octet by octet, link header and options included, but for lengths,
+//! * The headers are equal byte by byte, link header and options included, except for lengths,
 //!   checksums, sequence number, IPv4 identification and some TCP flags.
-//! * TCP: the sequence number is the next, the payload not empty and not longer than the first one's;
-//!   SYN, RST and URG never join, CWR only begins; a short segment, PSH or FIN end the packet. Frames
-//!   that are super-packets themselves join if their segment size is the same.
-//! * UDP, if asked for: whole datagrams with a checksum, of the same size; a shorter one ends the
-//!   packet; at most [`MAX_UDP_DATAGRAMS`].
-//! * IPv4 identification: one more each time, or, where fragments are forbidden, always the same.
-//! * The checksum is blank, or known to be right, or found to be right by summing: a damaged frame must
-//!   not get a mark that says it is fine.
-//! * No fragments, no padding, no IPv6 routing header under way.
+//! * TCP: the sequence number continues the packet, and the payload is not empty and not longer than the
+//!   first one's. SYN, RST and URG never join; CWR only begins a packet. A short segment, PSH or FIN ends
+//!   the packet. Super-packets join if their segment size is the same.
+//! * UDP, if enabled: whole datagrams of the same length with a checksum. A shorter one ends the packet. A
+//!   packet has at most [`MAX_UDP_DATAGRAMS`].
+//! * IPv4 identification: incremented by one each time, or, if fragmentation is forbidden, always the same.
+//! * The checksum is blank, known to be right, or found right by summing. A damaged frame must not become
+//!   part of a packet that is marked as correct.
+//! * No fragments, no padding, no IPv6 routing header with segments left.
 //!
-//! Stricter than Linux: IPv6 flow labels and TCP urgent pointers must be equal, TCP payloads under
-//! [`MIN_SEGMENT_SIZE`](crate::accept::MIN_SEGMENT_SIZE) octets begin nothing (no receiver that uses
-//! [`accept`](crate::accept) would take the packet). Less strict: IPv4 options, if equal, do no harm.
+//! Stricter than Linux: IPv6 flow labels and TCP urgent pointers must be equal. TCP payloads under
+//! [`MIN_SEGMENT_SIZE`](crate::accept::MIN_SEGMENT_SIZE) bytes begin no packet, because a receiver that
+//! uses [`accept`](crate::accept) would refuse it. Less strict: equal IPv4 options are allowed.
 //!
 //! # Order
 //!
-//! Packets come out in the order of their first frames. A frame that belongs to a flow but cannot join
-//! its packet closes it. So frames of one flow never overtake each other; frames of different flows may.
+//! Packets appear in the order of their first frames. A frame that belongs to a flow but cannot join closes
+//! the flow's packet. So frames of one flow never overtake each other; frames of different flows may.
 //!
-//! # What bounds it
+//! # Limits
 //!
-//! All storage is allocated by [`Coalescer::new`] and never grows. Open flows are found in a table
-//! of sets of [`SET`] entries, the oldest of which makes room: flows made to collide cost their own
+//! [`Coalescer::new`] allocates all storage, which never grows. A table with sets of [`SET`] entries finds
+//! open flows and evicts the oldest entry of a full set. Flows made to collide lose only their own joining
+//! and cost at most [`SET`] comparisons per frame.
 //! joining, and at most [`SET`] comparisons a frame.
 
 mod candidate;
@@ -62,33 +62,33 @@ pub use packets::{Member, Members, Merged, Packet, Packets};
 pub use table::SET;
 use table::Table;
 
-/// Datagrams in one UDP super-packet, at most (Linux `UDP_GRO_CNT_MAX`).
+/// Maximum datagrams in one UDP super-packet (Linux `UDP_GRO_CNT_MAX`).
 pub const MAX_UDP_DATAGRAMS: u32 = 64;
 
-/// Octets of header kept for a packet, on average; a round of longer ones joins fewer frames.
+/// Header bytes reserved per packet on average; a round of longer headers joins fewer frames.
 const HEADER_ROOM: usize = 128;
 
-/// What is joined, and how much of it.
+/// Limits of a coalescer: enabled protocols and sizes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Frames in a round.
+    /// Maximum frames in a round.
     pub frames: usize,
-    /// Flows that can be open at a time, rounded up to whole sets of [`SET`].
+    /// Maximum open flows, rounded up to whole sets of [`SET`].
     pub flows: usize,
-    /// Octets of the longest frame made, its headers included; IP's own limit applies too.
+    /// Maximum length of a joined frame in bytes, headers included; IP's own limit applies too.
     pub packet_len: u32,
-    /// Frames in one packet, at most.
+    /// Maximum frames in one packet.
     pub packet_frames: u32,
-    /// Whether TCP over IPv4 is joined: the leaving port takes such super-packets.
+    /// Enables TCP over IPv4: the egress port takes such super-packets.
     pub tcp_v4: bool,
-    /// Whether TCP over IPv6 is joined.
+    /// Enables TCP over IPv6.
     pub tcp_v6: bool,
-    /// Whether UDP is joined. Not every receiver of datagrams expects them so; Linux leaves it off.
+    /// Enables UDP. Linux disables it by default, because not every receiver expects joined datagrams.
     pub udp: bool,
 }
 
 impl Default for Limits {
-    /// Rounds of 64 frames, 64 flows, TCP only, frames of at most 65535 octets.
+    /// Rounds of 64 frames, 64 flows, TCP only, frames of at most 65535 bytes.
     fn default() -> Self {
         Self {
             frames: 64,
@@ -102,36 +102,36 @@ impl Default for Limits {
     }
 }
 
-/// The round has as many frames as it can hold: call [`Coalescer::finish`] first.
+/// Error: the round is full, call [`Coalescer::finish`] first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("all {limit} frames of the round are in use")]
 pub struct RoundFull {
-    /// Frames a round can hold.
+    /// Maximum frames of a round.
     pub limit: usize,
 }
 
-/// A frame in a packet.
+/// Frame in a packet.
 #[derive(Clone, Copy, Debug)]
 struct Entry {
     frame: u32,
     payload: (u32, u32),
-    /// The next one of the same packet.
+    /// Index of the packet's next entry.
     next: Option<u32>,
 }
 
-/// A packet in the making.
+/// Packet that may still grow.
 #[derive(Clone, Debug)]
 struct Group {
     first: u32,
     last: u32,
     frames: u32,
-    /// The first frame's header, where others may join.
+    /// Range of the first frame's header, empty if no frame may join.
     header: Range<usize>,
     join: Option<Join>,
     meta: OffloadMeta,
 }
 
-/// Joins the frames of a round. See the [module](self).
+/// Coalescer for the frames of a round. The [module](self) has the rules.
 ///
 /// ```
 /// use ringfence_offload::coalesce::{Coalescer, Limits, Packet};
@@ -149,7 +149,7 @@ struct Group {
 /// #     let sum = ringfence_offload::checksum::internet_checksum(&frame[14..34]);
 /// #     frame[24..26].copy_from_slice(&sum.to_be_bytes());
 /// # }
-/// // Two TCP segments of a flow, 1000 octets each, whose checksums were found right.
+/// // Two TCP segments of a flow, 1000 bytes each, with verified checksums.
 /// let mut coalescer = Coalescer::new(Limits::default());
 /// let meta = OffloadMeta { checksum: Checksum::Verified, gso: None };
 /// for (index, bytes) in [(0, &frame[..]), (1, &second[..])] {
@@ -176,7 +176,7 @@ pub struct Coalescer {
 }
 
 impl Coalescer {
-    /// Storage for rounds within `limits`.
+    /// Allocates storage for rounds within `limits`.
     #[must_use]
     pub fn new(limits: Limits) -> Self {
         Self {
@@ -188,46 +188,46 @@ impl Coalescer {
         }
     }
 
-    /// Joins within other limits from the next round on: call it between rounds. The storage stays as
-    /// [`Coalescer::new`] made it, and `frames` and `flows` with it.
+    /// Applies other limits from the next round on; call it between rounds. `frames` and `flows` keep the
+    /// values given to [`Coalescer::new`], because the storage does not change.
     pub fn set_limits(&mut self, limits: Limits) {
         let Limits { frames, flows, .. } = self.limits;
         self.limits = Limits { frames, flows, ..limits };
     }
 
-    /// Frames in the round so far.
+    /// Returns the number of frames in the round so far.
     #[must_use]
     pub fn len(&self) -> usize {
         self.entries.len()
     }
 
-    /// Whether the round has no frames so far.
+    /// Returns `true` if the round has no frames so far.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.entries.is_empty()
     }
 
-    /// Takes the next frame of the round.
+    /// Adds the next frame of the round.
     ///
-    /// `frame` is the caller's name for it. `headers` are its first octets and `layers` what they were
-    /// parsed to, or `None` if they were not. `meta` was [accepted](crate::accept). `octets` are read
-    /// only if the checksum is neither blank nor verified.
+    /// `frame` is the caller's index for it. `headers` are its first bytes and `layers` their parsed form, or
+    /// `None` if they did not parse. `meta` was [accepted](crate::accept). `frame_bytes` is read only if the
+    /// checksum is neither blank nor verified.
     ///
     /// # Errors
-    /// [`RoundFull`]; nothing has changed.
+    /// Returns [`RoundFull`] and changes nothing.
     pub fn push(
         &mut self,
         frame: u32,
         headers: &[u8],
         layers: Option<&Layers>,
         meta: OffloadMeta,
-        octets: &mut impl FrameOctets,
+        frame_bytes: &mut impl FrameOctets,
     ) -> Result<(), RoundFull> {
         if self.entries.len() >= self.limits.frames {
             return Err(RoundFull { limit: self.limits.frames });
         }
         let class = match layers {
-            Some(layers) => classify(headers, layers, meta, &self.limits, octets),
+            Some(layers) => classify(headers, layers, meta, &self.limits, frame_bytes),
             None => Class::NoFlow,
         };
         match class {
@@ -236,7 +236,7 @@ impl Coalescer {
                 let open = self.table.find(flow.hash, |group| {
                     let group = &self.groups[group as usize];
                     let header = &self.headers[group.header.clone()];
-                    group.join.as_ref().is_some_and(|join| flow.is_that_of(header, join.shape))
+                    group.join.as_ref().is_some_and(|join| flow.matches(header, join.shape))
                 });
                 let joined = match (open, &candidate) {
                     (Some(open), Some(candidate)) => self.join(frame, open, candidate),
@@ -257,7 +257,7 @@ impl Coalescer {
         Ok(())
     }
 
-    /// Adds the frame to the packet `open`, if it continues it.
+    /// Adds the frame to the packet `open` if it continues that packet. Returns `true` if it joined.
     fn join(&mut self, frame: u32, open: u32, candidate: &Candidate<'_>) -> bool {
         let group = &mut self.groups[open as usize];
         let header = &self.headers[group.header.clone()];
@@ -280,14 +280,15 @@ impl Coalescer {
         true
     }
 
-    /// Begins a packet with the frame; its index if others may join it.
+    /// Begins a packet with the frame; returns its index if other frames may join it.
     fn begin(&mut self, frame: u32, candidate: Option<&Candidate<'_>>) -> Option<u32> {
         let entry = index(self.entries.len());
         let payload = candidate.map_or((0, 0), |candidate| candidate.payload);
         self.entries.push(Entry { frame, payload, next: None });
         let start = self.headers.len();
         let candidate = candidate.filter(|candidate| {
-            candidate.begins() && candidate.header.len() <= self.headers.capacity() - start
+            candidate.can_begin_packet()
+                && candidate.header.len() <= self.headers.capacity() - start
         });
         if let Some(candidate) = candidate {
             self.headers.extend_from_slice(candidate.header);
@@ -303,19 +304,19 @@ impl Coalescer {
         candidate.map(|_| index(self.groups.len() - 1))
     }
 
-    /// Ends the round and yields its packets. [`Coalescer::clear`] begins the next one.
+    /// Ends the round and yields its packets. [`Coalescer::clear`] begins the next round.
     pub fn finish(&mut self) -> Packets<'_> {
         for group in &mut self.groups {
             if let Some(join) = group.join.as_ref().filter(|_| group.frames > 1) {
                 let header = &mut self.headers[group.header.clone()];
-                group.meta = join.complete(header);
+                group.meta = join.finish_header(header);
             }
         }
         self.table.clear();
         Packets::new(&self.groups, &self.entries, &self.headers)
     }
 
-    /// Forgets the round, and keeps the storage.
+    /// Discards the round and keeps the storage.
     pub fn clear(&mut self) {
         self.entries.clear();
         self.groups.clear();
@@ -324,11 +325,11 @@ impl Coalescer {
     }
 }
 
-/// The index of an entry or group. A round of more than 2^32 frames cannot be made: each takes more
-/// than an octet.
+/// Converts the index of an entry or group. A round cannot reach 2^32 frames: each takes more than a byte
+/// of memory.
 fn index(at: usize) -> u32 {
     u32::try_from(at).unwrap_or(u32::MAX)
 }
 
-/// TCP flags that are not compared: they belong to single segments.
+/// TCP flags that are not compared, because they belong to single segments.
 const SEGMENT_FLAGS: u8 = tcp_flags::CWR | tcp_flags::FIN | tcp_flags::PSH;

@@ -1,53 +1,53 @@
-//! What a round became.
+//! Packets of a finished round.
 
 use std::ops::Range;
 
 use super::{Entry, Group};
 use crate::meta::OffloadMeta;
 
-/// A packet of a finished round.
+/// Packet of a finished round.
 #[derive(Clone, Debug)]
 pub enum Packet<'a> {
-    /// A frame that goes on as it came: the caller's name for it.
+    /// Frame that joined no other, by the caller's index.
     Alone(u32),
-    /// Several frames, joined.
+    /// Several frames joined into one super-packet.
     Merged(Merged<'a>),
 }
 
 /// Several frames as one super-packet: [`header`](Self::header), followed by the payload of each of
-/// the [`members`](Self::members), in order.
+/// [`members`](Self::members) in order.
 #[derive(Clone, Debug)]
 pub struct Merged<'a> {
-    /// The headers.
+    /// Headers of the super-packet.
     pub header: &'a [u8],
-    /// Blank checksum and segmentation order.
+    /// Blank checksum and segmentation request.
     pub meta: OffloadMeta,
-    /// Octets of the whole frame, headers included.
+    /// Length of the whole frame in bytes, headers included.
     pub len: u32,
-    /// Frames that have joined: 2 or more.
+    /// Number of joined frames: 2 or more.
     pub frames: u32,
     entries: &'a [Entry],
     first: u32,
 }
 
 impl<'a> Merged<'a> {
-    /// The frames whose payload follows the header.
+    /// Returns the frames whose payload follows the header.
     #[must_use]
     pub fn members(&self) -> Members<'a> {
         Members { entries: self.entries, next: Some(self.first) }
     }
 }
 
-/// A frame in a joined packet.
+/// Frame in a joined packet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Member {
-    /// The caller's name for it.
+    /// Index that the caller gave the frame.
     pub frame: u32,
-    /// Its payload, as positions in that frame.
+    /// Range of the payload in that frame.
     pub payload: Range<u32>,
 }
 
-/// The frames of a joined packet, in order.
+/// Iterator over the frames of a joined packet, in order.
 #[derive(Clone, Debug)]
 pub struct Members<'a> {
     entries: &'a [Entry],
@@ -64,7 +64,7 @@ impl Iterator for Members<'_> {
     }
 }
 
-/// The packets of a finished round, in the order of their first frames.
+/// Iterator over the packets of a finished round, in the order of their first frames.
 #[derive(Clone, Debug)]
 pub struct Packets<'a> {
     groups: std::slice::Iter<'a, Group>,

@@ -1,17 +1,17 @@
-//! Which flows have an open packet.
+//! Table of flows with an open packet.
 
-/// Entries that a flow may be in.
+/// Entries per set of the flow table.
 pub const SET: usize = 8;
 
-/// A set-associative table from flows to groups.
+/// Set-associative table from flows to groups.
 #[derive(Clone, Debug)]
 pub(super) struct Table {
     sets: Vec<[Slot; SET]>,
-    /// Whether there is anything in it.
+    /// Set if the table has entries.
     used: bool,
 }
 
-/// The hash of a flow and its open group.
+/// Entry: the hash of a flow and its open group.
 type Slot = Option<(u32, u32)>;
 
 impl Table {
@@ -24,13 +24,13 @@ impl Table {
         &mut self.sets[(hash % sets) as usize]
     }
 
-    /// The open group of this hash that `is_it`.
-    pub(super) fn find(&mut self, hash: u32, is_it: impl Fn(u32) -> bool) -> Option<u32> {
+    /// Returns the open group with this hash for which `is_match` returns `true`.
+    pub(super) fn find(&mut self, hash: u32, is_match: impl Fn(u32) -> bool) -> Option<u32> {
         let mut found = self.set(hash).iter().flatten();
-        found.find(|&&(other, group)| other == hash && is_it(group)).map(|&(_, group)| group)
+        found.find(|&&(other, group)| other == hash && is_match(group)).map(|&(_, group)| group)
     }
 
-    /// Nothing joins `group` any more.
+    /// Removes `group`, so that no frame joins it.
     pub(super) fn close(&mut self, hash: u32, group: u32) {
         for slot in self.set(hash) {
             if *slot == Some((hash, group)) {
@@ -39,10 +39,10 @@ impl Table {
         }
     }
 
-    /// Adds a group; if its set is full, the one that was opened first makes room.
+    /// Adds a group; a full set evicts its oldest entry.
     pub(super) fn open(&mut self, hash: u32, group: u32) {
         self.used = true;
-        // `None` is less than any group, and groups are numbered in the order of their opening.
+        // `None` sorts before any group, and group numbers rise with time.
         if let Some(slot) = self.set(hash).iter_mut().min_by_key(|slot| slot.map(|(_, g)| g)) {
             *slot = Some((hash, group));
         }

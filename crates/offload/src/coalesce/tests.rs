@@ -8,7 +8,7 @@ use crate::test_frames::{self as frames, grown, len};
 
 const VERIFIED: OffloadMeta = OffloadMeta { checksum: Checksum::Verified, gso: None };
 
-/// A TCP or UDP packet of `payload` more octets, its checksums right.
+/// A TCP or UDP packet of `payload` more bytes, its checksums right.
 fn packet(hex: &str, payload: u16) -> Vec<u8> {
     let mut bytes = grown(hex, payload);
     if hex == frames::TCP_V4 {
@@ -40,11 +40,11 @@ fn altered(bytes: &[u8], alter: impl FnOnce(&mut Vec<u8>)) -> Vec<u8> {
     finished(bytes)
 }
 
-/// The segment after `bytes`, a TCP packet over IPv4 whose sequence number moves on by `octets`.
-fn after(bytes: &[u8], octets: u32) -> Vec<u8> {
+/// Builds the segment after `bytes`, a TCP packet over IPv4; the sequence number rises by `len`.
+fn after(bytes: &[u8], len: u32) -> Vec<u8> {
     altered(bytes, |next| {
         let (seq, id) = (get_u32(next, 38), get_u16(next, 18));
-        put_u32(next, 38, seq.wrapping_add(octets));
+        put_u32(next, 38, seq.wrapping_add(len));
         put_u16(next, 18, id.wrapping_add(1));
     })
 }
@@ -61,7 +61,7 @@ fn next_datagram(bytes: &[u8]) -> Vec<u8> {
 fn grouped_with(limits: Limits, round: &[(Vec<u8>, OffloadMeta)]) -> Vec<Vec<u32>> {
     let mut coalescer = Coalescer::new(limits);
     push_all(&mut coalescer, round);
-    crate::fuzzing::round_keeps_the_promises(round, limits);
+    crate::fuzzing::check_round(round, limits);
     let groups = coalescer.finish().map(|packet| match packet {
         Packet::Alone(frame) => vec![frame],
         Packet::Merged(merged) => merged.members().map(|member| member.frame).collect(),
@@ -72,8 +72,8 @@ fn grouped_with(limits: Limits, round: &[(Vec<u8>, OffloadMeta)]) -> Vec<Vec<u32
 fn push_all(coalescer: &mut Coalescer, round: &[(Vec<u8>, OffloadMeta)]) {
     for (index, (bytes, meta)) in (0..).zip(round) {
         let layers = Layers::parse(bytes, len(bytes)).ok();
-        let octets = &mut &bytes[..];
-        coalescer.push(index, bytes, layers.as_ref(), *meta, octets).unwrap();
+        let frame_bytes = &mut &bytes[..];
+        coalescer.push(index, bytes, layers.as_ref(), *meta, frame_bytes).unwrap();
     }
 }
 
@@ -87,7 +87,7 @@ fn joins(first: &[u8], second: &[u8]) -> bool {
 }
 
 #[test]
-fn contiguous_segments_join_into_one_packet() {
+fn contiguous_tcp_segments_join() {
     let first = packet(frames::TCP_V4, 500);
     let second = after(&first, 500);
     let third = after(&second, 500);
@@ -108,13 +108,13 @@ fn contiguous_segments_join_into_one_packet() {
 }
 
 #[test]
-fn each_field_that_differs_keeps_segments_apart() {
+fn segments_with_different_header_fields_do_not_join() {
     let first = packet(frames::TCP_V4, 500);
     let second = after(&first, 500);
     assert!(joins(&first, &second));
     // Destination MAC, TOS, TTL, address, port, acknowledgement, window, urgent pointer, an option.
     for at in [0, 15, 22, 29, 35, 45, 49, 53, 64] {
-        assert!(!joins(&first, &altered(&second, |b| b[at] ^= 1)), "octet {at}");
+        assert!(!joins(&first, &altered(&second, |b| b[at] ^= 1)), "byte {at}");
     }
     // Flags "don't fragment" and the reserved one.
     for bit in [0x40, 0x80] {
@@ -128,15 +128,15 @@ fn each_field_that_differs_keeps_segments_apart() {
     assert!(joins(&v6, &next));
     // Traffic class, flow label, hop limit.
     for at in [15, 16, 17, 21] {
-        assert!(!joins(&v6, &altered(&next, |b| b[at] ^= 1)), "octet {at}");
+        assert!(!joins(&v6, &altered(&next, |b| b[at] ^= 1)), "byte {at}");
     }
 }
 
 #[test]
-fn sequence_and_size_must_fit() {
+fn segment_with_wrong_sequence_or_size_does_not_join() {
     let first = packet(frames::TCP_V4, 500);
-    for octets in [499, 501, 0, u32::MAX] {
-        assert!(!joins(&first, &after(&first, octets)), "{octets}");
+    for len in [499, 501, 0, u32::MAX] {
+        assert!(!joins(&first, &after(&first, len)), "{len}");
     }
     let longer = altered(&packet(frames::TCP_V4, 501), |b| {
         let next = after(&first, 500);
@@ -150,7 +150,7 @@ fn sequence_and_size_must_fit() {
 }
 
 #[test]
-fn a_short_segment_ends_the_packet() {
+fn short_segment_ends_packet() {
     let first = packet(frames::TCP_V4, 500);
     let short = altered(&packet(frames::TCP_V4, 100), |b| {
         let next = after(&first, 500);
@@ -163,7 +163,7 @@ fn a_short_segment_ends_the_packet() {
 
 /// `accept` would refuse the order.
 #[test]
-fn tiny_segments_begin_nothing_but_end_a_packet() {
+fn tiny_segment_begins_no_packet_but_may_end_one() {
     let tiny = packet(frames::TCP_V4, 7);
     assert!(!joins(&tiny, &after(&tiny, 7)));
     let first = packet(frames::TCP_V4, 8);
@@ -175,7 +175,7 @@ fn tiny_segments_begin_nothing_but_end_a_packet() {
 }
 
 #[test]
-fn flags_follow_linux() {
+fn tcp_flags_join_by_linux_rules() {
     let first = packet(frames::TCP_V4, 500);
     let flagged = |bytes: &[u8], flags: u8| altered(bytes, |b| b[47] = flags);
     let second = after(&first, 500);
@@ -197,7 +197,7 @@ fn flags_follow_linux() {
 }
 
 #[test]
-fn what_later_segments_say_is_in_the_header() {
+fn joined_header_carries_flags_of_later_segments() {
     let first = altered(&packet(frames::TCP_V4, 500), |b| b[47] = ACK | CWR);
     let last = altered(&after(&first, 500), |b| b[47] = ACK | PSH | FIN);
     let mut coalescer = Coalescer::new(Limits::default());
@@ -208,7 +208,7 @@ fn what_later_segments_say_is_in_the_header() {
 }
 
 #[test]
-fn identifications_count_up_or_stay() {
+fn ipv4_identifications_must_increment_or_stay_constant() {
     let first = altered(&packet(frames::TCP_V4, 500), |b| put_u16(b, 18, 0xffff));
     let second = after(&first, 500);
     let third = after(&second, 500);
@@ -228,7 +228,7 @@ fn identifications_count_up_or_stay() {
 }
 
 #[test]
-fn a_damaged_frame_joins_nothing_and_a_right_one_does() {
+fn frame_with_wrong_checksum_does_not_join() {
     let first = packet(frames::TCP_V4, 500);
     let second = after(&first, 500);
     let mut damaged = second.clone();
@@ -247,7 +247,7 @@ fn a_damaged_frame_joins_nothing_and_a_right_one_does() {
 }
 
 #[test]
-fn datagrams_join_if_asked_for() {
+fn udp_datagrams_join_if_enabled() {
     let first = packet(frames::UDP_V4, 191);
     let second = next_datagram(&first);
     let short = altered(&packet(frames::UDP_V4, 50), |b| put_u16(b, 18, get_u16(&first, 18) + 2));
@@ -266,7 +266,7 @@ fn datagrams_join_if_asked_for() {
 }
 
 #[test]
-fn at_most_64_datagrams_join() {
+fn udp_packet_of_64_datagrams_is_closed() {
     let mut round = vec![packet(frames::UDP_V4, 1)];
     while round.len() < 70 {
         round.push(next_datagram(&round[round.len() - 1]));
@@ -278,7 +278,7 @@ fn at_most_64_datagrams_join() {
 }
 
 #[test]
-fn packets_stay_within_the_limits() {
+fn joined_packet_stays_within_limits() {
     let mut round = vec![packet(frames::TCP_V4, 1400)];
     while round.len() < 64 {
         round.push(after(&round[round.len() - 1], 1400));
@@ -293,7 +293,7 @@ fn packets_stay_within_the_limits() {
 }
 
 #[test]
-fn super_packets_join_too() {
+fn super_packets_of_same_segment_size_join() {
     let order = |bytes: &[u8]| {
         let mut bytes = bytes.to_vec();
         let layers = Layers::parse(&bytes, len(&bytes)).unwrap();
@@ -313,7 +313,7 @@ fn super_packets_join_too() {
 }
 
 #[test]
-fn flows_between_each_other_join_each_its_own() {
+fn interleaved_flows_join_separately() {
     let ones = packet(frames::TCP_V4, 500);
     let others = altered(&packet(frames::TCP_V4, 500), |b| b[35] ^= 1);
     let tagged = {
@@ -328,14 +328,14 @@ fn flows_between_each_other_join_each_its_own() {
 
 /// A pure acknowledgement between two segments: the second must not overtake it.
 #[test]
-fn what_does_not_join_closes_its_flow() {
+fn unjoinable_frame_closes_flow() {
     let first = packet(frames::TCP_V4, 500);
     let empty = packet(frames::TCP_V4, 0);
     assert_eq!(grouped(&[&first, &empty, &after(&first, 500)]).len(), 3);
 }
 
 #[test]
-fn more_flows_than_there_is_room_for_stay_alone() {
+fn flows_beyond_table_size_do_not_join() {
     let flow = |port: u8| altered(&packet(frames::TCP_V4, 100), |b| b[35] = port);
     let mut round: Vec<_> = (0..=200).map(|port| (flow(port), VERIFIED)).collect();
     round.extend((0..=200).map(|port| (after(&flow(port), 100), VERIFIED)));
@@ -347,7 +347,7 @@ fn more_flows_than_there_is_room_for_stay_alone() {
 }
 
 #[test]
-fn a_full_round_says_so() {
+fn push_into_full_round_returns_error() {
     let bytes = packet(frames::TCP_V4, 100);
     let mut coalescer = Coalescer::new(Limits { frames: 1, ..Limits::default() });
     push_all(&mut coalescer, &[(bytes.clone(), VERIFIED)]);
@@ -360,7 +360,7 @@ fn a_full_round_says_so() {
 }
 
 #[test]
-fn storage_never_grows() {
+fn coalescer_storage_does_not_grow() {
     let mut coalescer = Coalescer::new(Limits { udp: true, ..Limits::default() });
     let capacities =
         |c: &Coalescer| (c.entries.capacity(), c.groups.capacity(), c.headers.capacity());

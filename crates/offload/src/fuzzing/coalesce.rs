@@ -1,8 +1,8 @@
-//! The body of the fuzz target `coalesce`.
+//! Body of the fuzz target `coalesce`.
 //!
-//! A round is made of a super-packet's own segments, some of them altered, left out or repeated, so
-//! that many nearly fit. Whatever joins: each frame is in one packet, frames of a flow keep their
-//! order, and splitting the packet gives its frames back.
+//! A round consists of a super-packet's own segments. Some are altered, left out or repeated, so they
+//! often almost fit. Guarantees checked: each frame is in one packet, frames of a flow keep their order, and
+//! segmenting a packet gives its frames again.
 
 use std::collections::HashMap;
 
@@ -15,19 +15,18 @@ use crate::packet::{Layers, Network};
 use crate::segment::{HEADER_MAX, Segmenter};
 use crate::vnet::{MODERN_LEN, VnetHeader};
 
-/// Octets before the super-packet: settings, a virtio-net header, the super-packet's length.
+/// Bytes before the super-packet: settings, a virtio-net header, the super-packet's length.
 const PREFIX: usize = 1 + MODERN_LEN + 2;
-/// Frames in a round.
+/// Maximum frames in a round.
 const FRAMES: usize = 48;
 
-/// A frame, and what is left to be done to it.
+/// Frame with its offload metadata.
 pub type Frame = (Vec<u8>, OffloadMeta);
 
-/// One case: any bytes at all. After the super-packet come steps of 3 octets: what to do, and two
-/// arguments.
+/// Runs one case on any bytes. After the super-packet come steps of 3 bytes: an action and two arguments.
 ///
 /// # Panics
-/// If the crate breaks one of its promises.
+/// Panics if the crate breaks a guarantee.
 pub fn coalesce(data: &[u8]) {
     let Some((settings, frames)) = frames_of_a_round(data) else { return };
     let limits = Limits {
@@ -38,10 +37,10 @@ pub fn coalesce(data: &[u8]) {
         udp: settings & 4 == 0,
         ..Limits::default()
     };
-    round_keeps_the_promises(&frames, limits);
+    check_round(&frames, limits);
 }
 
-/// The settings of a case of [`coalesce`], and the frames of its round.
+/// Decodes the settings of a [`coalesce`] case and the frames of its round.
 #[must_use]
 pub fn frames_of_a_round(data: &[u8]) -> Option<(u8, Vec<Frame>)> {
     let (prefix, rest) = data.split_first_chunk::<PREFIX>()?;
@@ -52,11 +51,11 @@ pub fn frames_of_a_round(data: &[u8]) -> Option<(u8, Vec<Frame>)> {
     let layers = Layers::parse(&frame, length(&frame));
     let meta = VnetHeader::from_modern(&vnet).accept(&mut frame, &layers);
     let meta = meta.unwrap_or(OffloadMeta::PLAIN);
-    Some((settings, round(frame, meta, script)))
+    Some((settings, build_round(frame, meta, script)))
 }
 
-/// The frames of a round.
-fn round(frame: Vec<u8>, meta: OffloadMeta, script: &[u8]) -> Vec<Frame> {
+/// Builds the frames of a round by the steps of `script`.
+fn build_round(frame: Vec<u8>, meta: OffloadMeta, script: &[u8]) -> Vec<Frame> {
     let whole = (frame, meta);
     let blank = split(&whole, false);
     let mut next = blank.iter();
@@ -64,14 +63,16 @@ fn round(frame: Vec<u8>, meta: OffloadMeta, script: &[u8]) -> Vec<Frame> {
     for step in script.chunks_exact(3).take(FRAMES) {
         let last = frames.last().cloned();
         let frame = match (step[0] % 8, next.clone().next()) {
-            (0..=2, Some(_)) => next.next().cloned().map(|frame| finish(frame, step[0] % 8)),
+            (0..=2, Some(_)) => {
+                next.next().cloned().map(|frame| complete_checksum(frame, step[0] % 8))
+            }
             (3, _) => next.next().and(None),
             (4, _) => Some(whole.clone()),
             (5, _) => last,
             (6, _) => last.map(|(mut bytes, meta)| {
                 let at = usize::from(step[1]);
-                if let Some(octet) = bytes.get_mut(at) {
-                    *octet ^= step[2];
+                if let Some(byte) = bytes.get_mut(at) {
+                    *byte ^= step[2];
                 }
                 (bytes, meta)
             }),
@@ -85,8 +86,8 @@ fn round(frame: Vec<u8>, meta: OffloadMeta, script: &[u8]) -> Vec<Frame> {
     frames
 }
 
-/// A blank checksum stays so, or is finished and known to be right or not.
-fn finish((mut bytes, meta): Frame, how: u8) -> Frame {
+/// Leaves a blank checksum blank, or completes it and marks it as verified or unknown.
+fn complete_checksum((mut bytes, meta): Frame, how: u8) -> Frame {
     let Some(place) = meta.checksum.place().filter(|_| how > 0) else {
         return (bytes, meta);
     };
@@ -100,7 +101,7 @@ pub(super) fn length(bytes: &[u8]) -> u32 {
     u32::try_from(bytes.len()).unwrap_or(u32::MAX)
 }
 
-/// The packets of the wire that a frame stands for; none if it cannot be split.
+/// Segments a frame into packets of the wire; returns none if it cannot be segmented.
 pub(super) fn split((bytes, meta): &Frame, complete: bool) -> Vec<Frame> {
     let Ok(layers) = Layers::parse(bytes, length(bytes)) else {
         return Vec::new();
@@ -124,8 +125,8 @@ pub(super) fn split((bytes, meta): &Frame, complete: bool) -> Vec<Frame> {
     made
 }
 
-/// Checks a round of any frames.
-pub(crate) fn round_keeps_the_promises(frames: &[Frame], limits: Limits) {
+/// Coalesces a round of any frames and checks all guarantees.
+pub(crate) fn check_round(frames: &[Frame], limits: Limits) {
     let mut coalescer = Coalescer::new(limits);
     for (index, (bytes, meta)) in frames.iter().enumerate() {
         let layers = Layers::parse(bytes, length(bytes)).ok();
@@ -140,16 +141,16 @@ pub(crate) fn round_keeps_the_promises(frames: &[Frame], limits: Limits) {
             Packet::Alone(frame) => order.push(frame),
             Packet::Merged(merged) => {
                 order.extend(merged.members().map(|member| member.frame));
-                merged_packet_is_sound(&merged, frames, limits);
+                check_merged(&merged, frames, limits);
             }
         }
     }
-    flows_keep_their_order(frames, &order);
+    check_flow_order(frames, &order);
     order.sort_unstable();
     assert!(order.into_iter().eq((0..).take(frames.len())), "each frame once");
 }
 
-fn merged_packet_is_sound(merged: &Merged<'_>, frames: &[Frame], limits: Limits) {
+fn check_merged(merged: &Merged<'_>, frames: &[Frame], limits: Limits) {
     let mut bytes = merged.header.to_vec();
     let mut expected = Vec::new();
     let mut count = 0;
@@ -180,10 +181,10 @@ fn merged_packet_is_sound(merged: &Merged<'_>, frames: &[Frame], limits: Limits)
     assert!(merged.meta.gso.is_some_and(|gso| gso.kind != GsoKind::UdpFragment));
     let made = split(&(bytes, merged.meta), true);
     if merged.meta.gso.is_some_and(|gso| gso.kind == GsoKind::Udp) {
-        assert!(length_of(&made) <= MAX_UDP_DATAGRAMS);
+        assert!(frame_count(&made) <= MAX_UDP_DATAGRAMS);
     }
-    // An identification that is always the same is counted up when it is split, which is allowed
-    // where there can be no fragments (RFC 6864).
+    // Segmentation increments an identification that was constant. That is allowed where fragments are
+    // impossible (RFC 6864).
     let ids: Vec<_> = expected.iter().map(|bytes| atomic_id(bytes)).collect();
     let fixed = ids.iter().all(|id| id.is_some() && *id == ids[0]);
     let made: Vec<_> = made.into_iter().map(|(bytes, _)| canonical(bytes, fixed)).collect();
@@ -191,11 +192,11 @@ fn merged_packet_is_sound(merged: &Merged<'_>, frames: &[Frame], limits: Limits)
     assert_eq!(made, expected, "splitting gives the frames back");
 }
 
-fn length_of(list: &[Frame]) -> u32 {
+fn frame_count(list: &[Frame]) -> u32 {
     u32::try_from(list.len()).unwrap_or(u32::MAX)
 }
 
-/// The identification of an IPv4 packet that must not be fragmented.
+/// Returns the identification of an IPv4 packet that must not be fragmented.
 fn atomic_id(bytes: &[u8]) -> Option<u16> {
     match Layers::parse(bytes, length(bytes)).ok()?.network() {
         Network::Ipv4(ip) if ip.dont_fragment => Some(ip.id),
@@ -203,8 +204,8 @@ fn atomic_id(bytes: &[u8]) -> Option<u16> {
     }
 }
 
-/// A packet without what joining may change: the transport's checksum (blank, or of two forms of
-/// zero) and, if `fixed`, the identification.
+/// Clears what joining may change: the transport's checksum (blank, or of two forms of zero) and, if
+/// `fixed`, the identification.
 fn canonical(mut bytes: Vec<u8>, fixed: bool) -> Vec<u8> {
     let Ok(layers) = Layers::parse(&bytes, length(&bytes)) else {
         panic!("a packet that joined does not parse");
@@ -220,7 +221,7 @@ fn canonical(mut bytes: Vec<u8>, fixed: bool) -> Vec<u8> {
     bytes
 }
 
-fn flows_keep_their_order(frames: &[Frame], order: &[u32]) {
+fn check_flow_order(frames: &[Frame], order: &[u32]) {
     let mut last: HashMap<Vec<u8>, u32> = HashMap::new();
     for &frame in order {
         let Some(flow) = flow(&frames[frame as usize].0) else { continue };
@@ -230,7 +231,7 @@ fn flows_keep_their_order(frames: &[Frame], order: &[u32]) {
     }
 }
 
-/// What the frames of a flow have in common.
+/// Returns the bytes that all frames of a flow share.
 pub(super) fn flow(bytes: &[u8]) -> Option<Vec<u8>> {
     let layers = Layers::parse(bytes, length(bytes)).ok()?;
     let place = layers.checksum_place()?;

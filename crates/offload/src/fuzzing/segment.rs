@@ -1,7 +1,7 @@
-//! The body of the fuzz target `segment`.
+//! Body of the fuzz target `segment`.
 //!
-//! Whatever is split: the segments' payloads are the super-packet's, in order and complete; each
-//! segment is what a receiver accepts, with the checksum of its own; fragments are reassembled.
+//! Guarantees checked: the segments' payloads are the super-packet's, in order and complete. A receiver
+//! accepts each segment, and each segment's checksum is right. Fragments reassemble.
 
 use crate::accept::accept;
 use crate::checksum::verify::{Verdict, pseudo_header_sum, verify_ipv4_header, verify_transport};
@@ -10,10 +10,10 @@ use crate::packet::{Fragment, Layers, Network};
 use crate::segment::{HEADER_MAX, MAX_SEGMENTS, Segment, SegmentError, Segmenter};
 use crate::vnet::VnetHeader;
 
-/// One case: any bytes at all, as [`packet_parse`](super::packet_parse) takes them.
+/// Runs one case on any bytes, in the format of [`packet_parse`](super::packet_parse).
 ///
 /// # Panics
-/// If the crate breaks one of its promises.
+/// Panics if the crate breaks a guarantee.
 pub fn segment(data: &[u8]) {
     let Some((prefix, frame)) = data.split_first_chunk::<{ super::PREFIX }>() else {
         return;
@@ -30,17 +30,17 @@ pub fn segment(data: &[u8]) {
         return;
     };
     if let Ok(offered) = vnet.offered() {
-        unaccepted_orders_are_safe(&headers, &layers, offered);
+        check_unaccepted(&headers, &layers, offered);
     }
     let Ok(meta) = vnet.accept(&mut headers, &Ok(layers)) else {
         return;
     };
     let bytes = [&headers, &frame[captured..]].concat();
-    accepted_orders_are_carried_out(&headers, &layers, meta, &bytes);
+    check_accepted(&headers, &layers, meta, &bytes);
 }
 
-/// Segments until the end, which must come.
-fn unaccepted_orders_are_safe(headers: &[u8], layers: &Layers, meta: OffloadMeta) {
+/// Checks that segmentation of unaccepted metadata ends within its bounds.
+fn check_unaccepted(headers: &[u8], layers: &Layers, meta: OffloadMeta) {
     let Ok(mut segmenter) = Segmenter::new(headers, layers, meta) else {
         return;
     };
@@ -54,12 +54,7 @@ fn unaccepted_orders_are_safe(headers: &[u8], layers: &Layers, meta: OffloadMeta
     assert!(made == segments || made == 0, "{made} of {segments}");
 }
 
-fn accepted_orders_are_carried_out(
-    headers: &[u8],
-    layers: &Layers,
-    meta: OffloadMeta,
-    bytes: &[u8],
-) {
+fn check_accepted(headers: &[u8], layers: &Layers, meta: OffloadMeta, bytes: &[u8]) {
     let segmenter = match Segmenter::new(headers, layers, meta) {
         Ok(segmenter) => segmenter.with_fragment_id(7),
         Err(SegmentError::NoOrder) => return assert!(meta.gso.is_none()),
@@ -73,30 +68,30 @@ fn accepted_orders_are_carried_out(
     let whole = u32::try_from(bytes.len()) == Ok(layers.frame_len());
     if gso.kind == GsoKind::UdpFragment {
         if whole {
-            let fragments = run(segmenter, layers, bytes, true, gso.size);
-            fragments_reassemble(&fragments, layers, bytes);
+            let fragments = collect_segments(segmenter, layers, bytes, true, gso.size);
+            check_reassembly(&fragments, layers, bytes);
         }
         return;
     }
-    let seed_is_right =
-        seed_of(bytes, layers).is_some_and(|seed| Ok(seed) == pseudo_header_sum(headers, layers));
-    for (header, segment) in run(segmenter.clone(), layers, bytes, false, gso.size) {
-        blank_segment_is_accepted(header, &segment, seed_is_right);
+    let seed_is_right = checksum_seed(bytes, layers)
+        .is_some_and(|seed| Ok(seed) == pseudo_header_sum(headers, layers));
+    for (header, segment) in collect_segments(segmenter.clone(), layers, bytes, false, gso.size) {
+        check_blank_segment(header, &segment, seed_is_right);
     }
     if whole {
-        for (header, segment) in run(segmenter, layers, bytes, true, gso.size) {
-            finished_segment_verifies(&header, &segment, bytes, seed_is_right);
+        for (header, segment) in collect_segments(segmenter, layers, bytes, true, gso.size) {
+            check_completed_segment(&header, &segment, bytes, seed_is_right);
         }
     }
 }
 
-fn seed_of(bytes: &[u8], layers: &Layers) -> Option<u16> {
+fn checksum_seed(bytes: &[u8], layers: &Layers) -> Option<u16> {
     let at = layers.checksum_place()?.field();
     Some(u16::from_be_bytes([*bytes.get(at)?, *bytes.get(at + 1)?]))
 }
 
-/// All segments: their headers, and what was said about them. Checks what holds for every kind.
-fn run(
+/// Returns all segments with their headers. Checks the guarantees that hold for every kind.
+fn collect_segments(
     mut segmenter: Segmenter,
     layers: &Layers,
     bytes: &[u8],
@@ -143,16 +138,16 @@ fn parse(header: &[u8], segment: &Segment) -> Layers {
     }
 }
 
-fn blank_segment_is_accepted(mut header: Vec<u8>, segment: &Segment, seed_is_right: bool) {
+fn check_blank_segment(mut header: Vec<u8>, segment: &Segment, seed_is_right: bool) {
     let layers = parse(&header, segment);
     assert_eq!(segment.meta.checksum.place(), layers.checksum_place());
     assert_eq!(accept(segment.meta, &mut header, &layers), Ok(segment.meta));
     if seed_is_right {
-        assert_eq!(seed_of(&header, &layers), pseudo_header_sum(&header, &layers).ok());
+        assert_eq!(checksum_seed(&header, &layers), pseudo_header_sum(&header, &layers).ok());
     }
 }
 
-fn finished_segment_verifies(header: &[u8], segment: &Segment, bytes: &[u8], seed_is_right: bool) {
+fn check_completed_segment(header: &[u8], segment: &Segment, bytes: &[u8], seed_is_right: bool) {
     assert_eq!(segment.meta.checksum, Checksum::Verified);
     let layers = parse(header, segment);
     let payload = &bytes[segment.payload.start as usize..segment.payload.end as usize];
@@ -161,8 +156,8 @@ fn finished_segment_verifies(header: &[u8], segment: &Segment, bytes: &[u8], see
     }
 }
 
-/// Puts the datagram together again, from what the fragments' headers say.
-fn fragments_reassemble(fragments: &[(Vec<u8>, Segment)], layers: &Layers, bytes: &[u8]) {
+/// Reassembles the datagram from the fragments' headers and compares it.
+fn check_reassembly(fragments: &[(Vec<u8>, Segment)], layers: &Layers, bytes: &[u8]) {
     let mut datagram = Vec::new();
     for (header, segment) in fragments {
         assert!(segment.meta.is_finished());

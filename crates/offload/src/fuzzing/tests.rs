@@ -1,6 +1,6 @@
-//! The bodies on generated input, and on the corpus that is kept.
+//! Fuzz bodies on generated input and on the stored corpus.
 //!
-//! `tests/corpus` holds seeds, and whatever a fuzzer found. To write the seeds anew:
+//! `tests/corpus` holds seeds and inputs that a fuzzer found. To write the seeds again:
 //! `RINGFENCE_WRITE_CORPUS=1 cargo test -p ringfence-offload --lib corpus`. To fuzz from them:
 //! `cargo +nightly fuzz run segment corpus/segment ../crates/offload/tests/corpus/segment`.
 
@@ -19,7 +19,7 @@ fn corpus(target: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/corpus").join(target)
 }
 
-/// A super-packet with its virtio-net header; `which` picks protocol and IP version.
+/// Builds a super-packet with its virtio-net header; `which` selects protocol and IP version.
 fn super_packet(which: usize, tags: usize, payload: u16, size: u16) -> ([u8; 12], Vec<u8>) {
     let (hex, kind) = [
         (frames::TCP_V4, GsoKind::TcpV4),
@@ -60,7 +60,7 @@ fn coalesce_input(settings: u8, vnet: [u8; 12], frame: &[u8], script: &[[u8; 3]]
     [&[settings][..], &vnet, &len, frame, &script.concat()].concat()
 }
 
-/// What a round does: take segments blank, finished, verified; damage, repeat, skip, pad.
+/// Steps of a round: segments blank, completed or verified; damage, repeat, skip, pad.
 const SCRIPTS: [&[[u8; 3]]; 5] = [
     &[[0, 0, 0]; 8],
     &[[1, 0, 0]; 8],
@@ -87,7 +87,7 @@ fn seeds() -> Vec<(&'static str, String, Vec<u8>)> {
 }
 
 #[test]
-fn the_kept_corpus_keeps_the_promises() {
+fn corpus_files_pass_fuzz_bodies() {
     if std::env::var_os("RINGFENCE_WRITE_CORPUS").is_some() {
         for (target, name, input) in seeds() {
             std::fs::create_dir_all(corpus(target)).unwrap();
@@ -105,7 +105,7 @@ fn the_kept_corpus_keeps_the_promises() {
 }
 
 #[test]
-fn the_seeds_are_those_that_are_kept() {
+fn corpus_seeds_match_stored_files() {
     for (target, name, input) in seeds() {
         assert_eq!(std::fs::read(corpus(target).join(&name)).unwrap(), input, "{target}/{name}");
     }
@@ -115,13 +115,13 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(1000))]
 
     #[test]
-    fn any_bytes_keep_the_promises(data in prop::collection::vec(any::<u8>(), 0..300)) {
+    fn segment_and_coalesce_of_any_bytes_keep_guarantees(data in prop::collection::vec(any::<u8>(), 0..300)) {
         segment(&data);
         coalesce(&data);
     }
 
     #[test]
-    fn damaged_super_packets_are_split_or_refused(
+    fn damaged_super_packet_is_segmented_or_refused(
         which in 0usize..6,
         tags in 0usize..3,
         payload in 0u16..5000,
@@ -138,7 +138,7 @@ proptest! {
     }
 
     #[test]
-    fn rounds_of_near_misses_keep_the_promises(
+    fn round_of_altered_segments_keeps_guarantees(
         settings in any::<u8>(),
         which in 0usize..4,
         tags in 0usize..3,

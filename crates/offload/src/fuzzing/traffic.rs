@@ -1,4 +1,4 @@
-//! What went into something that joins, splits and sums frames is what comes out of it.
+//! Comparison of traffic before and after coalescing, segmentation and checksumming.
 
 use std::collections::HashMap;
 
@@ -8,8 +8,8 @@ use crate::checksum::complete_partial;
 use crate::meta::{Checksum, OffloadMeta};
 use crate::packet::{Layers, Network};
 
-/// A frame as a data plane has it that believes no sender: it is not known to be right, and in a blank
-/// checksum is the pseudo header's sum.
+/// Returns a frame as a worker holds it that trusts no sender: not verified, and with the right pseudo
+/// header sum in a blank checksum.
 #[must_use]
 pub fn believing_nobody((mut bytes, mut meta): Frame) -> Frame {
     if meta.checksum == Checksum::Verified {
@@ -25,11 +25,11 @@ pub fn believing_nobody((mut bytes, mut meta): Frame) -> Frame {
     (bytes, meta)
 }
 
-/// Checks that `got` is the same traffic as `sent`: split to packets of the wire and summed, each flow has
-/// the same ones in the same order, and so have all frames that are of no flow.
+/// Asserts that `got` is the same traffic as `sent`. Once segmented and summed, each flow must have the same
+/// packets in the same order, and so must the frames without a flow.
 ///
 /// # Panics
-/// If they differ.
+/// Panics if they differ.
 pub fn is_the_same(sent: &[Frame], got: &[Frame]) {
     let (sent, got) = (by_flow(sent), by_flow(got));
     for (flow, packets) in &sent {
@@ -50,7 +50,7 @@ fn by_flow(frames: &[Frame]) -> HashMap<Option<Vec<u8>>, Vec<Vec<u8>>> {
     for frame in frames {
         let packets = match frame.1.gso {
             Some(_) => split(frame, true).into_iter().map(|(bytes, _)| bytes).collect(),
-            None => vec![summed(frame.clone())],
+            None => vec![with_checksum(frame.clone())],
         };
         for packet in packets {
             let of_flow: &mut Vec<_> = flows.entry(flow(&packet)).or_default();
@@ -60,7 +60,7 @@ fn by_flow(frames: &[Frame]) -> HashMap<Option<Vec<u8>>, Vec<Vec<u8>>> {
     flows
 }
 
-fn summed((mut bytes, meta): Frame) -> Vec<u8> {
+fn with_checksum((mut bytes, meta): Frame) -> Vec<u8> {
     if let OffloadMeta { checksum: Checksum::Partial { .. }, .. } = meta
         && let Some(place) = meta.checksum.place()
     {
@@ -70,8 +70,8 @@ fn summed((mut bytes, meta): Frame) -> Vec<u8> {
     bytes
 }
 
-/// Without what joining may change: an identification that is needed for nothing, since there can be no
-/// fragments, and which of its two zeros a checksum is.
+/// Clears what joining may change: the identification of a packet that cannot be fragmented, and the form
+/// of a zero checksum.
 fn canonical(mut bytes: Vec<u8>) -> Vec<u8> {
     let Ok(layers) = Layers::parse(&bytes, length(&bytes)) else { return bytes };
     if let Some(place) = layers.checksum_place()

@@ -1,25 +1,24 @@
-//! Why a frame's headers could not be parsed.
+//! Errors of header parsing.
 
 use std::fmt;
 
-/// The header a parse error is about.
+/// Header that a parse error concerns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Layer {
-    /// Ethernet II or 802.3.
+    /// Ethernet II or 802.3 header.
     Ethernet,
     /// 802.1Q or 802.1ad tag.
     Vlan,
     /// IPv4 with its options.
     Ipv4,
-    /// The fixed IPv6 header.
+    /// Fixed part of the IPv6 header.
     Ipv6,
-    /// An IPv6 extension header.
+    /// Extension header of IPv6.
     Ipv6Extension,
     /// TCP with its options.
     Tcp,
-    /// UDP.
     Udp,
-    /// The common part of ICMP and ICMPv6.
+    /// Common part of ICMP and ICMPv6.
     Icmp,
 }
 
@@ -38,31 +37,31 @@ impl fmt::Display for Layer {
     }
 }
 
-/// Why a frame's headers could not be parsed. Positions count from the start of the frame, in octets.
+/// Errors of header parsing. Offsets are bytes from the start of the frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ParseError {
-    /// The frame, or the IP packet in it, ends inside a header.
-    #[error("{layer} needs {needed} octets, the packet ends at {end}")]
+    /// Frame, or IP packet in it, that ends inside a header.
+    #[error("{layer} needs {needed} bytes, the packet ends at {end}")]
     Truncated {
-        /// The header that is cut.
+        /// Header that is cut off.
         layer: Layer,
-        /// Where the header would end.
+        /// Offset of the header's end.
         needed: u32,
-        /// Where the frame or the IP packet ends.
+        /// Offset of the end of the frame or IP packet.
         end: u32,
     },
-    /// The header is inside the frame, but beyond the bytes given. Give more of the frame, or treat
-    /// the frame as too deep to offload.
-    #[error("{layer} reaches octet {needed}, only the first {captured} are at hand")]
+    /// Header inside the frame, but beyond the given bytes. Copy more of the frame, or treat the frame as too
+    /// deep to offload.
+    #[error("{layer} reaches byte {needed}, only the first {captured} are available")]
     NotCaptured {
-        /// The header that is out of reach.
+        /// Header that is out of reach.
         layer: Layer,
-        /// Where the header ends.
+        /// Offset of the header's end.
         needed: u32,
-        /// Header bytes given.
+        /// Number of header bytes given.
         captured: u16,
     },
-    /// The version nibble disagrees with the EtherType.
+    /// Version nibble that disagrees with the EtherType.
     #[error("IP version {version} under EtherType {ethertype:#06x}")]
     IpVersion {
         /// EtherType of the frame.
@@ -73,21 +72,21 @@ pub enum ParseError {
     /// IPv4 header length below its minimum.
     #[error("IPv4 header length {offered} is below 20")]
     Ipv4HeaderLength {
-        /// Octets the header claims.
+        /// Length in the header in bytes.
         offered: u8,
     },
     /// IPv4 total length smaller than the header.
     #[error("IPv4 total length {total} is below its header length {header}")]
     Ipv4TotalLength {
-        /// Octets the packet claims.
+        /// Total length in the header in bytes.
         total: u16,
-        /// Octets of the header.
+        /// Length of the header in bytes.
         header: u8,
     },
-    /// The IP packet is longer than the frame.
-    #[error("IP packet ends at {end}, beyond the frame's {frame_len} octets")]
+    /// IP packet longer than the frame.
+    #[error("IP packet ends at {end}, beyond the frame's {frame_len} bytes")]
     IpBeyondFrame {
-        /// Where the IP packet claims to end.
+        /// Offset of the IP packet's end.
         end: u32,
         /// Length of the frame.
         frame_len: u32,
@@ -95,32 +94,32 @@ pub enum ParseError {
     /// More IPv6 extension headers than [`MAX_EXTENSION_HEADERS`](super::MAX_EXTENSION_HEADERS).
     #[error("more than {limit} IPv6 extension headers")]
     TooManyExtensionHeaders {
-        /// The limit.
+        /// Maximum number of extension headers.
         limit: u8,
     },
-    /// A fragment that would end beyond the largest datagram, or more data to follow at a length
-    /// that is no multiple of 8 (RFC 791, RFC 8200 section 4.5).
-    #[error("fragment of {len} octets at offset {offset}, more to follow: {more}")]
+    /// Fragment that would end beyond the largest datagram, or that is not the last although its length is no
+    /// multiple of 8 (RFC 791, RFC 8200 section 4.5).
+    #[error("fragment of {len} bytes at offset {offset}, more to follow: {more}")]
     FragmentSpan {
-        /// Octet offset of the fragment.
+        /// Offset of the fragment in bytes.
         offset: u16,
-        /// Octets of payload in it.
+        /// Payload bytes of the fragment.
         len: u32,
-        /// More fragments follow.
+        /// Set if more fragments follow.
         more: bool,
     },
     /// TCP data offset below its minimum.
     #[error("TCP header length {offered} is below 20")]
     TcpHeaderLength {
-        /// Octets the header claims.
+        /// Length in the header in bytes.
         offered: u8,
     },
     /// UDP length below its header, or beyond the IP payload.
     #[error("UDP length {offered} is not within 8 and {maximum}")]
     UdpLength {
-        /// Octets the datagram claims.
+        /// Length in the UDP header in bytes.
         offered: u16,
-        /// Octets of IP payload.
+        /// Bytes of the IP payload.
         maximum: u32,
     },
 }

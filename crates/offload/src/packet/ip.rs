@@ -5,31 +5,30 @@ use super::error::{Layer, ParseError};
 use super::transport::protocol;
 use super::view::View;
 
-/// IPv6 extension headers looked through. Real packets carry one or two; RFC 8200 allows six.
+/// Maximum parsed IPv6 extension headers. Real packets carry one or two; RFC 8200 allows six.
 pub const MAX_EXTENSION_HEADERS: u8 = 8;
 
 const IPV6_LEN: u16 = 40;
-/// Largest IP payload a fragment may reach (RFC 791: a 16-bit total length).
+/// End of the largest IP payload that a fragment may reach (RFC 791: a 16-bit total length).
 const MAX_DATAGRAM: u32 = 65535;
 
-/// Which part of a datagram a packet carries.
+/// Part of a datagram that a fragment carries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Fragment {
-    /// Octets of the datagram before this part, a multiple of 8.
+    /// Bytes of the datagram before this part, a multiple of 8.
     pub offset: u16,
-    /// More parts follow.
+    /// Set if more parts follow.
     pub more: bool,
 }
 
 impl Fragment {
-    /// Whether it is really a part: an IPv6 packet may carry a fragment header and be whole.
+    /// Returns `true` for a real part. An IPv6 packet may carry a fragment header and be whole.
     #[must_use]
     pub fn is_part(self) -> bool {
         self.offset != 0 || self.more
     }
 
-    /// From the 16 bits of either header: IPv4 has the offset in the low 13 bits and MF above it;
-    /// IPv6 has the offset in the high 13 bits and M in the lowest.
+    /// Decodes IPv4's flags and offset: the offset in the low 13 bits, MF above it.
     fn from_v4(field: u16) -> Self {
         Self { offset: (field & 0x1fff) << 3, more: field & 0x2000 != 0 }
     }
@@ -48,54 +47,54 @@ impl Fragment {
     }
 }
 
-/// An IPv4 header.
+/// Parsed fields of an IPv4 header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Ipv4 {
-    /// Where the header starts in the frame.
+    /// Offset of the header in the frame.
     pub offset: u16,
-    /// Octets of the header with its options: 20 to 60.
+    /// Length of the header with its options in bytes: 20 to 60.
     pub header_len: u8,
-    /// Octets of header and payload.
+    /// Length of header and payload in bytes.
     pub total_len: u16,
-    /// Transport protocol number.
+    /// Number of the transport protocol.
     pub protocol: u8,
-    /// Identification field.
+    /// Value of the identification field.
     pub id: u16,
-    /// The "don't fragment" flag.
+    /// Value of the "don't fragment" flag.
     pub dont_fragment: bool,
-    /// Set if the packet is one part of several.
+    /// Set for one fragment of several.
     pub fragment: Option<Fragment>,
 }
 
-/// An IPv6 header and what is known of its extension headers.
+/// Parsed fields of an IPv6 header and its extension headers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Ipv6 {
-    /// Where the fixed header starts in the frame.
+    /// Offset of the fixed header in the frame.
     pub offset: u16,
-    /// Octets of the fixed header and the extension headers.
+    /// Length of the fixed header and the extension headers in bytes.
     pub header_len: u16,
-    /// Octets after the fixed header: extension headers and payload.
+    /// Length of extension headers and payload in bytes.
     pub payload_len: u16,
     /// Protocol number after the last extension header.
     pub protocol: u8,
     /// Number of extension headers.
     pub extensions: u8,
-    /// Set if there is a fragment header; it may say that the packet is whole.
+    /// Set if there is a fragment header, even for a whole packet.
     pub fragment: Option<Fragment>,
-    /// Set if a routing header has segments left: the final destination, which the pseudo header
-    /// needs, is then not the one in the fixed header.
+    /// Set if a routing header has segments left. The pseudo header then needs another destination than the
+    /// fixed header's.
     pub routed: bool,
 }
 
-/// An IP header, and what the transport's parser needs of it.
+/// Parsed IP header, with the values that the transport parser needs.
 pub(super) struct Parsed {
     pub(super) network: Network,
-    /// Where the packet ends.
+    /// Offset of the packet's end.
     pub(super) end: u32,
-    /// Where its payload starts.
+    /// Offset of the payload.
     pub(super) payload: u16,
     pub(super) protocol: u8,
-    /// Set if the packet is one part of several.
+    /// Set for one fragment of several.
     pub(super) fragment: Option<Fragment>,
 }
 
@@ -126,7 +125,7 @@ pub(super) fn parse_v4(frame: &View<'_>, offset: u16) -> Result<Parsed, ParseErr
         return Err(ParseError::Ipv4TotalLength { total: total_len, header: header_len });
     }
     let end = check_end(frame, offset, u32::from(total_len))?;
-    let payload = frame.reach(Layer::Ipv4, offset, u16::from(header_len))?;
+    let payload = frame.checked_end(Layer::Ipv4, offset, u16::from(header_len))?;
     let flags = u16::from_be_bytes([header[6], header[7]]);
     let fragment = Some(Fragment::from_v4(flags)).filter(|fragment| fragment.is_part());
     if let Some(fragment) = fragment {
@@ -167,9 +166,9 @@ pub(super) fn parse_v6(frame: &View<'_>, offset: u16) -> Result<Parsed, ParseErr
     Ok(Parsed { network: Network::Ipv6(ip), end, payload, protocol: ip.protocol, fragment })
 }
 
-/// Follows the chain of extension headers to the transport, or to a later fragment's data, which
-/// begins right after its fragment header. AH, ESP and mobility headers count as transports: nothing
-/// behind them can be offloaded.
+/// Walks the chain of extension headers to the transport header. For a later fragment, stops at its data
+/// right after the fragment header. AH, ESP and mobility headers count as transports, because packets
+/// behind them cannot be offloaded.
 fn walk_extensions(packet: &View<'_>, ip: &mut Ipv6) -> Result<(), ParseError> {
     while is_extension(ip.protocol) {
         if ip.extensions == MAX_EXTENSION_HEADERS {
@@ -181,7 +180,7 @@ fn walk_extensions(packet: &View<'_>, ip: &mut Ipv6) -> Result<(), ParseError> {
             protocol::IPV6_FRAGMENT => 8,
             _ => 8 * (u16::from(header[1]) + 1),
         };
-        let end = packet.reach(Layer::Ipv6Extension, start, len)?;
+        let end = packet.checked_end(Layer::Ipv6Extension, start, len)?;
         match ip.protocol {
             protocol::IPV6_FRAGMENT => {
                 let fragment = Fragment::from_v6(u16::from_be_bytes([header[2], header[3]]));

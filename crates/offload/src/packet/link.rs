@@ -1,41 +1,41 @@
-//! Ethernet and its VLAN tags.
+//! Ethernet header and VLAN tags.
 
 use super::error::{Layer, ParseError};
 use super::view::View;
 
-/// EtherType numbers.
+/// Numbers of the EtherType field.
 pub mod ethertype {
-    /// IPv4.
+    /// Internet Protocol, version 4.
     pub const IPV4: u16 = 0x0800;
-    /// ARP.
+    /// Address Resolution Protocol for IPv4.
     pub const ARP: u16 = 0x0806;
-    /// 802.1Q customer tag.
+    /// 802.1Q customer VLAN tag.
     pub const VLAN: u16 = 0x8100;
-    /// IPv6.
+    /// Internet Protocol, version 6.
     pub const IPV6: u16 = 0x86dd;
-    /// 802.1ad service tag (the outer one of QinQ).
+    /// 802.1ad service tag (the outer tag of QinQ).
     pub const QINQ: u16 = 0x88a8;
 }
 
-/// VLAN tags looked through; a frame with more is [`Network::Other`](super::Network::Other).
+/// Maximum parsed VLAN tags; a frame with more is [`Network::Other`](super::Network::Other).
 pub const MAX_VLAN_TAGS: u8 = 2;
 
-/// Octets of an untagged Ethernet header.
+/// Length of an untagged Ethernet header in bytes.
 const ETHERNET_LEN: u16 = 14;
-/// Octets of one tag.
+/// Length of one tag in bytes.
 const TAG_LEN: u16 = 4;
 
-/// The link layer: Ethernet with zero to two tags.
+/// Link layer: Ethernet with zero to two tags.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Link {
-    /// Tags in front of `ethertype`: 0 to [`MAX_VLAN_TAGS`].
+    /// Number of tags in front of `ethertype`: 0 to [`MAX_VLAN_TAGS`].
     pub vlan_tags: u8,
     /// EtherType after the tags, or an 802.3 length if below 0x0600.
     pub ethertype: u16,
 }
 
 impl Link {
-    /// Octets of the link header, tags included: where the network header starts.
+    /// Returns the length of the link header, tags included, which is the network header's offset.
     #[must_use]
     pub fn network_offset(self) -> u16 {
         ETHERNET_LEN + TAG_LEN * u16::from(self.vlan_tags)

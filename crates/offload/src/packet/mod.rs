@@ -1,24 +1,23 @@
-//! Where a frame's headers are.
+//! Header parser: finds the headers of a frame.
 //!
 //! # Theory of operation
 //!
-//! [`Layers::parse`] reads the first bytes of a frame, a *private copy*, and returns a small `Copy`
-//! value of offsets and kinds. It walks Ethernet, up to two VLAN tags, IPv4 with options or IPv6 with
-//! extension headers, and TCP, UDP, ICMP or ICMPv6. Nothing is borrowed, so the caller may go on to
-//! rewrite the bytes.
+//! [`Layers::parse`] reads a *private copy* of a frame's first bytes and returns a small `Copy` value of
+//! offsets and kinds. It walks Ethernet, up to two VLAN tags, IPv4 with options or IPv6 with extension
+//! headers, and TCP, UDP, ICMP or ICMPv6. The result borrows nothing, so the caller may rewrite the bytes.
 //!
-//! Three ends bound every read, checked in one place (`view`): the end of the frame, the end of the
-//! IP packet in it (frames are padded to 60 octets on the wire, so the two differ), and the end of the
-//! copy. A header outside the first two is [`ParseError::Truncated`]; one outside the third only is
+//! Three limits bound every read, all checked in `view`: the end of the frame, the end of the IP packet in
+//! it, and the end of the copy. The first two differ, because frames are padded to 60 bytes on the wire. A
+//! header beyond the first two is [`ParseError::Truncated`]; a header beyond only the third is
 //! [`ParseError::NotCaptured`].
 //!
-//! What it refuses is what contradicts itself. What it merely does not know (other EtherTypes, a third
-//! tag, other transports) is reported as `Other`: a switch forwards such frames, offloads leave them
-//! alone. It reads no checksum ([`verify`](crate::checksum::verify) does) and no option.
+//! The parser refuses headers that contradict themselves. It reports unknown EtherTypes, a third tag and
+//! unknown transports as `Other`: a switch forwards such frames, and offloads ignore them. It reads no
+//! checksum ([`verify`](crate::checksum::verify) does) and no option.
 //!
-//! What holds for every `Layers`: all offsets lie within the bytes it was parsed from, and
-//! `transport_offset ≤ header_len ≤ network_end ≤ frame_len`. It says nothing about other bytes:
-//! functions that take headers beside a `Layers` check the length again.
+//! Every `Layers` guarantees: all offsets lie within the parsed bytes, and
+//! `transport_offset ≤ header_len ≤ network_end ≤ frame_len`. It guarantees nothing about other bytes.
+//! Functions that take headers with a `Layers` check the length again.
 
 mod error;
 mod ip;
@@ -36,20 +35,18 @@ pub use transport::{Icmp, Tcp, Transport, Udp, protocol, tcp_flags};
 use crate::meta::{ChecksumPlace, TCP_CHECKSUM_OFFSET, UDP_CHECKSUM_OFFSET};
 use view::View;
 
-/// What follows the link layer.
+/// Network layer of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Network {
-    /// IPv4.
     Ipv4(Ipv4),
-    /// IPv6.
     Ipv6(Ipv6),
-    /// ARP; its fields are not looked at.
+    /// ARP packet; its fields are not parsed.
     Arp,
-    /// Anything else: the EtherType, or an 802.3 length if below 0x0600.
+    /// Other protocol: the EtherType, or an 802.3 length if below 0x0600.
     Other(u16),
 }
 
-/// Where a frame's headers are. See the [module](self) for what is promised.
+/// Offsets and kinds of a frame's headers. The [module](self) has the guarantees.
 ///
 /// ```
 /// use ringfence_offload::packet::{Layers, Network, Transport};
@@ -80,12 +77,12 @@ pub struct Layers {
 impl Layers {
     /// Parses the headers at the start of a frame.
     ///
-    /// `headers` holds the frame's first bytes (256 are plenty; bytes past `frame_len` are not looked
-    /// at), `frame_len` is the length of the whole frame in octets, without virtio or netif headers
-    /// and without the frame check sequence.
+    /// `headers` holds the frame's first bytes: 256 are enough, and bytes past `frame_len` are ignored.
+    /// `frame_len` is the length of the whole frame in bytes, without virtio or netif headers and without the
+    /// frame check sequence.
     ///
     /// # Errors
-    /// A [`ParseError`] for a frame that ends inside a header or contradicts itself.
+    /// Returns [`ParseError`] for a frame that ends inside a header or contradicts itself.
     pub fn parse(headers: &[u8], frame_len: u32) -> Result<Self, ParseError> {
         let frame = View::new(headers, frame_len);
         let link = Link::parse(&frame)?;
@@ -120,71 +117,71 @@ impl Layers {
         })
     }
 
-    /// Length of the whole frame in octets.
+    /// Returns the length of the whole frame in bytes.
     #[must_use]
     pub fn frame_len(&self) -> u32 {
         self.frame_len
     }
 
-    /// Header bytes that were at hand: the private copy's length, at most the frame's.
+    /// Returns the length of the private header copy, at most the frame's length.
     #[must_use]
     pub fn captured(&self) -> u16 {
         self.captured
     }
 
-    /// The link layer.
+    /// Returns the link layer.
     #[must_use]
     pub fn link(&self) -> Link {
         self.link
     }
 
-    /// Where the network header starts: 14, 18 or 22.
+    /// Returns the offset of the network header: 14, 18 or 22.
     #[must_use]
     pub fn network_offset(&self) -> u16 {
         self.link.network_offset()
     }
 
-    /// The network layer.
+    /// Returns the network layer.
     #[must_use]
     pub fn network(&self) -> Network {
         self.network
     }
 
-    /// Where the IP packet ends: the frame's length less its padding. For other networks the
+    /// Returns the end of the IP packet, which excludes the frame's padding. For other networks, returns the
     /// frame's length.
     #[must_use]
     pub fn network_end(&self) -> u32 {
         self.network_end
     }
 
-    /// The transport layer.
+    /// Returns the transport layer.
     #[must_use]
     pub fn transport(&self) -> Transport {
         self.transport
     }
 
-    /// Where the transport header starts, or, for transports that are not known, what stands in its
-    /// place. `None` if the frame is not IP, or is a fragment other than the first.
+    /// Returns the offset of the transport header, or of an unknown transport's first byte. Returns `None` for
+    /// a frame that is not IP and for a fragment other than the first.
     #[must_use]
     pub fn transport_offset(&self) -> Option<u16> {
         self.transport.offset()
     }
 
-    /// Octets of all headers up to and including the transport's with its options: what every
-    /// segment of a super-packet repeats.
+    /// Returns the length of all headers in bytes, transport options included. Every segment of a super-packet
+    /// repeats these bytes.
     #[must_use]
     pub fn header_len(&self) -> u16 {
         self.header_len
     }
 
-    /// Octets between the headers and the end of the IP packet.
+    /// Returns the bytes between the headers and the end of the IP packet.
     #[must_use]
     pub fn payload_len(&self) -> u32 {
         self.network_end - u32::from(self.header_len)
     }
 
-    /// Whether the packet is one fragment of several, the first included. (An IPv6 "atomic" fragment
-    /// is whole.)
+    /// Returns `true` if the packet is one fragment of several, the first included. An IPv6 "atomic" fragment
+    /// is whole.
     #[must_use]
     pub fn is_fragment(&self) -> bool {
         match self.network {
@@ -194,7 +191,7 @@ impl Layers {
         }
     }
 
-    /// Where the transport checksum of a whole TCP or UDP packet begins and is stored.
+    /// Returns the place of the transport checksum of a whole TCP or UDP packet.
     #[must_use]
     pub fn checksum_place(&self) -> Option<ChecksumPlace> {
         let offset = match self.transport {

@@ -14,7 +14,7 @@ fn with(hex: &str, at: usize, value: u8) -> Vec<u8> {
 }
 
 #[test]
-fn tcp_over_ipv4() {
+fn tcp_over_ipv4_parses() {
     let layers = parse(&frame(frames::TCP_V4)).unwrap();
     assert_eq!(layers.link(), Link { vlan_tags: 0, ethertype: 0x0800 });
     let ip = Ipv4 {
@@ -35,7 +35,7 @@ fn tcp_over_ipv4() {
 }
 
 #[test]
-fn tcp_over_ipv6() {
+fn tcp_over_ipv6_parses() {
     let layers = parse(&frame(frames::TCP_V6)).unwrap();
     let ip = Ipv6 {
         offset: 14,
@@ -51,7 +51,7 @@ fn tcp_over_ipv6() {
 }
 
 #[test]
-fn udp_behind_ipv4_options() {
+fn udp_behind_ipv4_options_parses() {
     let layers = parse(&frame(frames::UDP_V4_OPTIONS)).unwrap();
     assert_eq!(layers.transport(), Transport::Udp(Udp { offset: 46, length: 13 }));
     assert_eq!(layers.checksum_place(), Some(ChecksumPlace { start: 46, offset: 6 }));
@@ -59,7 +59,7 @@ fn udp_behind_ipv4_options() {
 }
 
 #[test]
-fn udp_behind_two_extension_headers() {
+fn udp_behind_two_extension_headers_parses() {
     let layers = parse(&frame(frames::UDP_V6_EXTENSIONS)).unwrap();
     let Network::Ipv6(ip) = layers.network() else { panic!("{layers:?}") };
     assert_eq!((ip.extensions, ip.header_len, ip.protocol), (2, 56, 17));
@@ -67,7 +67,7 @@ fn udp_behind_two_extension_headers() {
 }
 
 #[test]
-fn tags_shift_everything() {
+fn vlan_tags_shift_offsets() {
     for (tags, shift) in [
         (&[(ethertype::VLAN, 100)][..], 4),
         (&[(ethertype::QINQ, 200), (ethertype::VLAN, 300)], 8),
@@ -84,7 +84,7 @@ fn tags_shift_everything() {
 }
 
 #[test]
-fn a_third_tag_is_not_looked_behind() {
+fn third_vlan_tag_is_other_network() {
     let bytes = tagged(frames::TCP_V4, &[(ethertype::QINQ, 1), (ethertype::VLAN, 2), (0x8100, 3)]);
     let layers = parse(&bytes).unwrap();
     assert_eq!(layers.network(), Network::Other(0x8100));
@@ -92,7 +92,7 @@ fn a_third_tag_is_not_looked_behind() {
 }
 
 #[test]
-fn icmp_and_arp_are_told_apart() {
+fn icmp_icmpv6_and_arp_parse() {
     let icmp = parse(&frame(frames::ICMP)).unwrap();
     assert_eq!(icmp.transport(), Transport::Icmp(Icmp { offset: 34, kind: 8 }));
     let icmpv6 = parse(&frame(frames::ICMPV6)).unwrap();
@@ -103,7 +103,7 @@ fn icmp_and_arp_are_told_apart() {
 }
 
 #[test]
-fn each_icmp_belongs_to_its_ip_version() {
+fn icmp_over_wrong_ip_version_is_other_transport() {
     let v6_under_v4 = parse(&with(frames::ICMP, 23, protocol::ICMPV6)).unwrap();
     let other = Transport::Other { offset: 34, protocol: protocol::ICMPV6 };
     assert_eq!(v6_under_v4.transport(), other);
@@ -112,7 +112,7 @@ fn each_icmp_belongs_to_its_ip_version() {
 }
 
 #[test]
-fn first_fragments_have_a_header_but_no_checksum_place() {
+fn first_fragment_has_header_but_no_checksum_place() {
     let v4 = Layers::parse(&frame(frames::FRAGMENT_V4_FIRST), 1290).unwrap();
     let v6 = Layers::parse(&frame(frames::FRAGMENT_V6_FIRST), 1294).unwrap();
     for (layers, offset) in [(v4, 34), (v6, 62)] {
@@ -124,7 +124,7 @@ fn first_fragments_have_a_header_but_no_checksum_place() {
 }
 
 #[test]
-fn later_fragments_have_no_transport() {
+fn later_fragment_has_no_transport() {
     let v4 = parse(&frame(frames::FRAGMENT_V4_LAST)).unwrap();
     let v6 = parse(&frame(frames::FRAGMENT_V6_LAST)).unwrap();
     for (layers, header_len, payload) in [(v4, 34, 52), (v6, 62, 76)] {
@@ -140,7 +140,7 @@ fn later_fragments_have_no_transport() {
 }
 
 #[test]
-fn an_atomic_fragment_is_whole() {
+fn atomic_ipv6_fragment_is_whole() {
     let mut bytes = frame(frames::UDP_V6);
     bytes[18..20].copy_from_slice(&26u16.to_be_bytes());
     bytes[20] = protocol::IPV6_FRAGMENT;
@@ -151,7 +151,7 @@ fn an_atomic_fragment_is_whole() {
 }
 
 #[test]
-fn padding_is_not_payload() {
+fn padding_is_excluded_from_payload() {
     let mut bytes = frame(frames::UDP_V4);
     bytes.resize(60, 0);
     let layers = parse(&bytes).unwrap();
@@ -159,7 +159,7 @@ fn padding_is_not_payload() {
 }
 
 #[test]
-fn a_header_beyond_the_copy_is_told_from_a_truncated_one() {
+fn header_beyond_copy_is_not_captured_rather_than_truncated() {
     let bytes = frame(frames::TCP_V4);
     assert_eq!(
         Layers::parse(&bytes[..60], 74),
@@ -175,7 +175,7 @@ fn a_header_beyond_the_copy_is_told_from_a_truncated_one() {
 
 /// Every prefix of every frame is refused with an end that is the prefix's, never accepted.
 #[test]
-fn no_prefix_of_the_headers_parses() {
+fn frame_prefix_is_rejected_as_truncated() {
     for hex in frames::CHECKSUMMED {
         let bytes = frame(hex);
         let header_len = usize::from(parse(&bytes).unwrap().header_len());
@@ -188,7 +188,7 @@ fn no_prefix_of_the_headers_parses() {
                 Err(ParseError::IpBeyondFrame { frame_len, .. }) => frame_len == len(&bytes[..cut]),
                 _ => false,
             };
-            assert!(matches, "{cut} octets: {truncated:?}");
+            assert!(matches, "{cut} bytes: {truncated:?}");
             let uncaptured = Layers::parse(&bytes[..cut], len(&bytes));
             assert!(matches!(uncaptured, Err(ParseError::NotCaptured { .. })), "{uncaptured:?}");
         }
@@ -197,14 +197,14 @@ fn no_prefix_of_the_headers_parses() {
 }
 
 #[test]
-fn bytes_past_the_frame_are_not_looked_at() {
+fn bytes_past_frame_are_ignored() {
     let bytes = frame(frames::TCP_V4);
     let cut = Err(ParseError::IpBeyondFrame { end: 74, frame_len: 73 });
     assert_eq!(Layers::parse(&bytes, 73), cut);
 }
 
 #[test]
-fn contradictions_are_named() {
+fn contradicting_header_fields_are_rejected() {
     use ParseError as E;
     let cases = [
         (with(frames::TCP_V4, 14, 0x65), E::IpVersion { ethertype: 0x0800, version: 6 }),
@@ -224,7 +224,7 @@ fn contradictions_are_named() {
 
 /// The "ping of death": a fragment that would end past the largest datagram.
 #[test]
-fn a_fragment_past_64k_is_refused() {
+fn fragment_past_64k_is_rejected() {
     let mut bytes = frame(frames::FRAGMENT_V4_LAST);
     bytes[20..22].copy_from_slice(&0x1fffu16.to_be_bytes());
     let refused = ParseError::FragmentSpan { offset: 65528, len: 52, more: false };
@@ -245,7 +245,7 @@ fn chain_of(count: u16, first: u8) -> Vec<u8> {
 }
 
 #[test]
-fn extension_headers_are_bounded() {
+fn too_many_extension_headers_are_rejected() {
     let most = u16::from(MAX_EXTENSION_HEADERS);
     let layers = parse(&chain_of(most, protocol::IPV6_DESTINATION)).unwrap();
     assert_eq!(layers.transport(), Transport::Other { offset: 54 + 8 * most, protocol: 59 });
@@ -254,7 +254,7 @@ fn extension_headers_are_bounded() {
 }
 
 #[test]
-fn an_extension_header_ends_inside_its_packet() {
+fn extension_header_beyond_packet_is_rejected() {
     let mut bytes = chain_of(1, protocol::IPV6_HOP_BY_HOP);
     bytes[55] = 255;
     bytes.resize(4096, 0);
@@ -263,7 +263,7 @@ fn an_extension_header_ends_inside_its_packet() {
 }
 
 #[test]
-fn a_routing_header_with_segments_left_is_marked() {
+fn routing_header_with_segments_left_sets_routed() {
     let mut bytes = chain_of(1, protocol::IPV6_ROUTING);
     for (segments_left, expected) in [(0, false), (1, true)] {
         bytes[57] = segments_left;
@@ -273,7 +273,7 @@ fn a_routing_header_with_segments_left_is_marked() {
 }
 
 #[test]
-fn layers_stay_small() {
+fn layers_size_is_at_most_48_bytes() {
     // Copied with every frame.
     assert!(size_of::<Layers>() <= 48, "{}", size_of::<Layers>());
 }
@@ -282,13 +282,13 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(2000))]
 
     #[test]
-    fn any_bytes_keep_the_promises(data in prop::collection::vec(any::<u8>(), 0..300)) {
+    fn packet_parse_of_any_bytes_keeps_guarantees(data in prop::collection::vec(any::<u8>(), 0..300)) {
         crate::fuzzing::packet_parse(&data);
     }
 
-    /// Real frames with a few octets changed get much further than noise does.
+    /// Real frames with a few bytes changed get much further than noise does.
     #[test]
-    fn damaged_frames_keep_the_promises(
+    fn packet_parse_of_damaged_frames_keeps_guarantees(
         which in 0usize..8,
         tags in 0usize..3,
         grow in 0u16..3000,
@@ -305,8 +305,8 @@ proptest! {
             bytes.splice(12..12, [0x81, 0x00, 0x00, 0x07]);
         }
         for (at, value) in damage {
-            if let Some(octet) = bytes.get_mut(at) {
-                *octet = value;
+            if let Some(byte) = bytes.get_mut(at) {
+                *byte = value;
             }
         }
         let header = if sane { sane_vnet(&bytes, vnet) } else { vnet };

@@ -1,104 +1,98 @@
-//! TCP, UDP and the ICMPs, as far as offloads need them.
+//! TCP, UDP, ICMP and ICMPv6 headers, as far as offloads need them.
 
 use super::error::{Layer, ParseError};
 use super::view::View;
 use super::{Network, ip};
 
-/// Protocol numbers (IANA).
+/// IP protocol numbers (IANA).
 pub mod protocol {
-    /// IPv6 hop-by-hop options.
+    /// Hop-by-hop options of IPv6.
     pub const IPV6_HOP_BY_HOP: u8 = 0;
-    /// ICMP for IPv4.
+    /// Internet Control Message Protocol for IPv4.
     pub const ICMP: u8 = 1;
-    /// TCP.
+    /// Transmission Control Protocol (RFC 9293).
     pub const TCP: u8 = 6;
-    /// UDP.
+    /// User Datagram Protocol (RFC 768).
     pub const UDP: u8 = 17;
-    /// IPv6 routing header.
+    /// Routing header of IPv6.
     pub const IPV6_ROUTING: u8 = 43;
-    /// IPv6 fragment header.
+    /// Fragment header of IPv6.
     pub const IPV6_FRAGMENT: u8 = 44;
-    /// ICMPv6.
+    /// Internet Control Message Protocol for IPv6.
     pub const ICMPV6: u8 = 58;
-    /// IPv6 destination options.
+    /// Destination options of IPv6.
     pub const IPV6_DESTINATION: u8 = 60;
 }
 
-/// Bits of the TCP header's flag octet (RFC 9293, 3.1).
+/// Bits of the TCP header's flag byte (RFC 9293, 3.1).
 pub mod tcp_flags {
-    /// No more data.
+    /// The sender has no more data.
     pub const FIN: u8 = 0x01;
-    /// Synchronise sequence numbers.
+    /// Synchronises the sequence numbers.
     pub const SYN: u8 = 0x02;
-    /// Reset.
+    /// Resets the TCP connection.
     pub const RST: u8 = 0x04;
-    /// Push.
+    /// Requests immediate delivery to the application.
     pub const PSH: u8 = 0x08;
-    /// The acknowledgement number counts.
+    /// The acknowledgement number is valid.
     pub const ACK: u8 = 0x10;
-    /// The urgent pointer counts.
+    /// The urgent pointer is valid.
     pub const URG: u8 = 0x20;
-    /// Congestion experienced, echoed (RFC 3168).
+    /// Echoes congestion experienced (RFC 3168).
     pub const ECE: u8 = 0x40;
     /// Congestion window reduced (RFC 3168).
     pub const CWR: u8 = 0x80;
 }
 
-/// A TCP header.
+/// Parsed fields of a TCP header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Tcp {
-    /// Where the header starts in the frame.
+    /// Offset of the header in the frame.
     pub offset: u16,
-    /// Octets of the header with its options: 20 to 60.
+    /// Length of the header with its options in bytes: 20 to 60.
     pub header_len: u8,
-    /// The flag octet, see [`tcp_flags`].
+    /// Flag byte with the bits of [`tcp_flags`].
     pub flags: u8,
 }
 
-/// A UDP header.
+/// Parsed fields of a UDP header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Udp {
-    /// Where the header starts in the frame.
+    /// Offset of the header in the frame.
     pub offset: u16,
-    /// Octets of header and data. At most the IP payload, unless the packet is a first fragment.
+    /// Length of header and data in bytes. At most the IP payload, except in a first fragment.
     pub length: u16,
 }
 
-/// The part that all ICMP messages share: type, code, checksum.
+/// Common part of all ICMP messages: type, code, checksum.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Icmp {
-    /// Where the header starts in the frame.
+    /// Offset of the header in the frame.
     pub offset: u16,
-    /// Message type.
     pub kind: u8,
 }
 
-/// What the IP packet carries.
+/// Transport layer of an IP packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Transport {
-    /// The frame is not IP.
+    /// Frame that is not IP.
     None,
-    /// A fragment other than the first: there is no transport header.
+    /// Fragment other than the first, which has no transport header.
     LaterFragment,
-    /// TCP.
     Tcp(Tcp),
-    /// UDP.
     Udp(Udp),
-    /// ICMP, over IPv4.
     Icmp(Icmp),
-    /// ICMPv6, over IPv6.
     Icmpv6(Icmp),
-    /// Another protocol.
+    /// Unknown protocol in the first or only fragment.
     Other {
-        /// Where its header starts in the frame.
+        /// Offset of its header in the frame.
         offset: u16,
-        /// Protocol number.
         protocol: u8,
     },
 }
 
 impl Transport {
-    /// Where the transport header starts, if there is one.
+    /// Returns the offset of the transport header, if there is one.
     #[must_use]
     pub fn offset(self) -> Option<u16> {
         match self {
@@ -111,7 +105,7 @@ impl Transport {
         }
     }
 
-    /// Where the transport header ends; for a protocol that is not known, where it starts.
+    /// Returns the end of the transport header; for an unknown protocol, its start.
     pub(super) fn header_end(self) -> Option<u16> {
         let len = match self {
             Self::Tcp(tcp) => u16::from(tcp.header_len),
@@ -147,7 +141,7 @@ fn parse_tcp(packet: &View<'_>, offset: u16) -> Result<Tcp, ParseError> {
     if header_len < 20 {
         return Err(ParseError::TcpHeaderLength { offered: header_len });
     }
-    packet.reach(Layer::Tcp, offset, u16::from(header_len))?;
+    packet.checked_end(Layer::Tcp, offset, u16::from(header_len))?;
     Ok(Tcp { offset, header_len, flags: header[13] })
 }
 

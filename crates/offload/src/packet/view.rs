@@ -2,7 +2,7 @@
 
 use super::error::{Layer, ParseError};
 
-/// The copied bytes, and where the frame, or the packet in it, ends.
+/// Copied bytes, and the end of the frame or of the packet in it.
 #[derive(Clone, Copy)]
 pub(super) struct View<'a> {
     bytes: &'a [u8],
@@ -10,30 +10,35 @@ pub(super) struct View<'a> {
 }
 
 impl<'a> View<'a> {
-    /// The first bytes of a frame of `end` octets. Bytes past the frame's end, or past what a 16-bit
-    /// offset reaches, are left out.
+    /// Creates a view of the first bytes of a frame of `end` bytes. Bytes past the frame's end, or past a
+    /// 16-bit offset, are excluded.
     pub(super) fn new(bytes: &'a [u8], end: u32) -> Self {
         let limit = usize::try_from(end).unwrap_or(usize::MAX).min(usize::from(u16::MAX));
         Self { bytes: bytes.get(..limit).unwrap_or(bytes), end }
     }
 
-    /// The same bytes for a packet that ends at `end`.
+    /// Returns the same bytes for a packet that ends at `end`.
     pub(super) fn shortened(self, end: u32) -> Self {
         Self { bytes: self.bytes, end: self.end.min(end) }
     }
 
-    /// Bytes at hand.
+    /// Returns the number of copied bytes.
     pub(super) fn captured(&self) -> u16 {
         u16::try_from(self.bytes.len()).unwrap_or(u16::MAX)
     }
 
-    /// Where the frame or packet ends.
+    /// Returns the end of the frame or packet.
     pub(super) fn end(&self) -> u32 {
         self.end
     }
 
-    /// Position `len` octets after `offset`, if a header of that length fits packet and copy.
-    pub(super) fn reach(&self, layer: Layer, offset: u16, len: u16) -> Result<u16, ParseError> {
+    /// Returns `offset + len` if a header of that length fits the packet and the copy.
+    pub(super) fn checked_end(
+        &self,
+        layer: Layer,
+        offset: u16,
+        len: u16,
+    ) -> Result<u16, ParseError> {
         let needed = u32::from(offset) + u32::from(len);
         if needed > self.end {
             return Err(ParseError::Truncated { layer, needed, end: self.end });
@@ -44,7 +49,7 @@ impl<'a> View<'a> {
         }
     }
 
-    /// The `N` octets at `offset`.
+    /// Returns the `N` bytes at `offset`.
     pub(super) fn array<const N: usize>(
         &self,
         layer: Layer,
@@ -53,7 +58,7 @@ impl<'a> View<'a> {
         const { assert!(N <= 64, "a fixed header part") };
         #[expect(clippy::cast_possible_truncation, reason = "N ≤ 64, asserted above")]
         let len = N as u16;
-        let position = self.reach(layer, offset, len)?;
+        let position = self.checked_end(layer, offset, len)?;
         self.bytes.get(usize::from(offset)..).and_then(|rest| rest.first_chunk()).ok_or(
             ParseError::NotCaptured {
                 layer,

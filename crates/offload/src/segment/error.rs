@@ -1,55 +1,55 @@
-//! Why a super-packet cannot be split.
+//! Errors of the segmenter.
 
 use super::HEADER_MAX;
 use crate::accept::Refusal;
 use crate::octets::OctetsMissing;
 
-/// Why a super-packet cannot be split, or its next segment not be made.
+/// Reasons for which a super-packet, or its next segment, cannot be made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SegmentError {
-    /// The frame is an ordinary one.
-    #[error("the frame has no segmentation order; send it as it is")]
+    /// Ordinary frame without a segmentation request.
+    #[error("the frame has no segmentation request; send it as it is")]
     NoOrder,
-    /// The metadata does not fit the headers.
+    /// Metadata that does not match the headers.
     #[error(transparent)]
     Refused(#[from] Refusal),
-    /// The headers of a segment are longer than [`HEADER_MAX`].
-    #[error("segments with {needed} octets of headers, the limit is {HEADER_MAX}")]
+    /// Segment headers longer than [`HEADER_MAX`].
+    #[error("segments with {needed} bytes of headers, the limit is {HEADER_MAX}")]
     HeadersTooLong {
-        /// Octets needed.
+        /// Bytes that the headers need.
         needed: usize,
     },
-    /// Headers and `Layers` do not belong together.
-    #[error("headers of {given} octets are not those of the parsed frame, {needed} are needed")]
+    /// Headers of another frame than `Layers`.
+    #[error("headers of {given} bytes are not those of the parsed frame, {needed} are needed")]
     ForeignHeaders {
-        /// Octets needed.
+        /// Bytes that the frame's headers need.
         needed: usize,
-        /// Octets given.
+        /// Bytes in the slice.
         given: usize,
     },
-    /// The UDP header's length is not that of the IP payload.
-    #[error("UDP super-packet of {udp} octets in an IP payload of {payload}")]
+    /// UDP length that differs from the IP payload's.
+    #[error("UDP super-packet of {udp} bytes in an IP payload of {payload}")]
     UdpLength {
-        /// UDP length.
+        /// Length field of the UDP header.
         udp: u16,
-        /// Octets of IP payload.
+        /// Bytes of the IP payload.
         payload: u32,
     },
-    /// Fragments of one IPv6 datagram carry an identification that the datagram did not have.
+    /// Missing identification of an IPv6 datagram's fragments; the datagram has none.
     #[error("IPv6 fragments need an identification; give one with `with_fragment_id`")]
     NoFragmentId,
-    /// A fragment's checksum cannot be left blank, since it spans all of them.
+    /// Blank checksum on a fragment, which is impossible: the checksum spans all fragments.
     #[error("fragments cannot have a blank checksum; use `next_complete`")]
     BlankFragment,
-    /// The storage for a segment's headers is too short.
-    #[error("a segment's headers have {needed} octets, there is room for {given}")]
+    /// Storage too short for a segment's headers.
+    #[error("a segment's headers have {needed} bytes, there is room for {given}")]
     HeaderRoom {
-        /// Octets needed.
+        /// Bytes that the headers need.
         needed: usize,
-        /// Octets given.
+        /// Bytes of the storage.
         given: usize,
     },
-    /// The payload could not be summed.
+    /// Payload that could not be summed.
     #[error(transparent)]
     Octets(#[from] OctetsMissing),
 }

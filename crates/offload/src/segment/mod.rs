@@ -1,38 +1,37 @@
-//! Splitting a super-packet into packets of the wire.
+//! Segmentation: splits a super-packet into packets of the wire.
 //!
 //! # Theory of operation
 //!
-//! A [`Segmenter`] is made from a super-packet's private headers and metadata, and then yields one
-//! [`Segment`] after the other: a header, written into storage of the caller's, and the range of the
-//! *original frame* that follows it. No payload is moved or copied; with completed checksums
-//! it is read once.
+//! A [`Segmenter`] is created from a super-packet's private headers and metadata. It yields one
+//! [`Segment`] after the other: a header, written into the caller's storage, and the range of the
+//! *original frame* that follows it. No payload is moved; completing checksums reads it once.
 //!
 //! The rules are Linux's (`tcp_gso_segment`, `__udp_gso_segment`, `inet_gso_segment`,
-//! `ipv6_gso_segment`), and the bytes are compared with a kernel's (`tests/kernel.rs`):
+//! `ipv6_gso_segment`). `tests/kernel.rs` compares the bytes with a kernel's:
 //!
-//! * Everything in front of the payload is repeated: Ethernet, tags, IPv4 options (those too that RFC
-//!   791 wants in the first fragment only), IPv6 extension headers, TCP options.
-//! * IPv4: total length and header checksum are redone, the identification is one more each time.
-//!   IPv6: the payload length counts extension headers.
-//! * TCP: the sequence number moves on by the segment size; FIN and PSH remain on the last segment
-//!   only, CWR on the first only; all else is repeated.
-//! * UDP segmentation: a length each, a computed checksum of zero is sent as 0xFFFF; at most
-//!   [`MAX_UDP_SEGMENTS`](crate::accept::MAX_UDP_SEGMENTS).
-//! * UDP fragmentation: the checksum of the whole datagram first, then IPv4 fragments, or IPv6
-//!   fragment headers right in front of UDP, at multiples of 8 (an order's size is rounded down). The
-//!   identification is one for all; "don't fragment" is dropped.
-//! * A blank checksum starts from the super-packet's sum of the pseudo header, in which only the length
-//!   is replaced. So IPv6 routing headers need not be understood.
+//! * All bytes before the payload are repeated: Ethernet, tags, IPv4 options (including those that RFC
+//!   791 allows in the first fragment only), IPv6 extension headers, TCP options.
+//! * IPv4: total length and header checksum are recomputed; the identification rises by one per segment.
+//!   IPv6: the payload length includes extension headers.
+//! * TCP: the sequence number rises by the segment size. FIN and PSH remain on the last segment only, CWR
+//!   on the first only; all other flags are repeated.
+//! * UDP segmentation: each datagram has its own length, and a computed checksum of zero is sent as
+//!   0xFFFF. There are at most [`MAX_UDP_SEGMENTS`](crate::accept::MAX_UDP_SEGMENTS).
+//! * UDP fragmentation: the checksum of the whole datagram comes first. IPv4 fragments, or IPv6 fragment
+//!   headers right before UDP, follow at multiples of 8 (the requested size is rounded down). All fragments
+//!   have the same identification; "don't fragment" is cleared.
+//! * A blank checksum starts from the super-packet's pseudo header sum, with only the length replaced. So
+//!   the code need not understand IPv6 routing headers.
 //!
-//! Two deviations, where Linux's bytes are not a valid datagram: fragments of a datagram with IPv6
-//! extension headers (Linux counts their octets into the fragment offsets), and fragment sizes that
-//! are no multiple of 8.
+//! Two deviations apply where Linux's bytes are no valid datagram: fragments of a datagram with IPv6
+//! extension headers (Linux counts their bytes into the fragment offsets), and fragment sizes that are no
+//! multiple of 8.
 //!
-//! # What bounds it
+//! # Limits
 //!
-//! [`Segmenter::new`] passes the order through [`accept`](crate::accept) once more, so it is safe on
-//! metadata that was not. The number of segments is known before the first one is made
-//! ([`Segmenter::segments`]) and is at most [`MAX_SEGMENTS`]; each takes at least one octet of payload.
+//! [`Segmenter::new`] passes the request through [`accept`](crate::accept) again, so unaccepted metadata is
+//! safe. The number of segments is known before the first one is made ([`Segmenter::segments`]) and is at
+//! most [`MAX_SEGMENTS`]. Each segment takes at least one byte of payload.
 //!
 //! Tunnels and DCCP are not segmented; `accept` refuses them.
 
@@ -54,31 +53,31 @@ use crate::rewrite::{IPV6_LEN, Shape, UDP_LEN, field, get_u16, get_u32, put_u16,
 
 pub use error::SegmentError;
 
-/// Octets of all headers of a segment, at most: enough for each order that a header of 248 octets, the
-/// fragment header added, can come with.
+/// Maximum length of a segment's headers in bytes. Requests with headers of up to 248 bytes fit, the
+/// fragment header added.
 pub const HEADER_MAX: usize = 256;
 
-/// Segments that a super-packet can become: 64 KiB of the smallest accepted size.
+/// Maximum segments of a super-packet: 64 KiB in the smallest accepted size.
 pub const MAX_SEGMENTS: u32 = 65_535 / crate::accept::MIN_SEGMENT_SIZE as u32 + 1;
 
-/// Octets of an IPv6 fragment header.
+/// Length of an IPv6 fragment header in bytes.
 const FRAGMENT_LEN: usize = 8;
-/// "More fragments": in IPv4's 16 bits of flags and offset, in IPv6's.
+/// "More fragments" flag in the 16 bits of IPv4's and IPv6's flags and offset.
 const MORE_V4: u16 = 0x2000;
 const MORE_V6: u16 = 1;
 
-/// One packet of the wire: a header that was written, and payload that stays where it is.
+/// One packet of the wire: a written header, and payload that stays in place.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Segment {
-    /// Octets written into the caller's storage.
+    /// Bytes written into the caller's storage.
     pub header_len: usize,
-    /// The octets that follow, as positions in the super-packet's frame.
+    /// Range of the payload in the super-packet's frame.
     pub payload: Range<u32>,
-    /// What is known about the segment: a blank or a finished checksum, never an order.
+    /// Metadata of the segment: a blank or completed checksum, never a segmentation request.
     pub meta: OffloadMeta,
 }
 
-/// What differs between the kinds.
+/// State that differs between segmentation kinds.
 #[derive(Clone, Copy, Debug)]
 enum Kind {
     Tcp { seq: u32, flags: u8 },
@@ -88,15 +87,15 @@ enum Kind {
 
 #[derive(Clone, Copy, Debug)]
 struct Fragments {
-    /// Where the fragment header is, over IPv6.
+    /// Offset of the fragment header, for IPv6.
     header_at: usize,
-    /// The identification, over IPv6.
+    /// Identification of the fragments, for IPv6.
     id: Option<u32>,
-    /// The checksum of the whole datagram is in the template.
+    /// Set once the template holds the whole datagram's checksum.
     summed: bool,
 }
 
-/// A super-packet being split. See the [module](self).
+/// Segmenter of one super-packet. The [module](self) has the rules.
 ///
 /// ```
 /// use ringfence_offload::segment::{HEADER_MAX, Segmenter};
@@ -108,7 +107,7 @@ struct Fragments {
 /// # headers[14..18].copy_from_slice(&[0x45, 0, 0x0f, 0xc8]);
 /// # headers[23] = 6;
 /// # headers[46] = 0x50;
-/// // A frame of 4054 octets from a TAP: 54 of headers, 4000 of TCP payload, segments of 1448.
+/// // A frame of 4054 bytes from a TAP: 54 of headers, 4000 of TCP payload, segments of 1448.
 /// let vnet = VnetHeader::from_modern(&[1, 1, 54, 0, 0xa8, 5, 34, 0, 16, 0, 0, 0]);
 /// let layers = Layers::parse(headers, 4054)?;
 /// let meta = vnet.accept(headers, &Ok(layers))?;
@@ -117,7 +116,7 @@ struct Fragments {
 /// let mut room = [0; HEADER_MAX];
 /// let mut payload = Vec::new();
 /// while let Some(segment) = segmenter.next_partial(&mut room)? {
-///     // Here `room[..segment.header_len]` and the frame's octets at `segment.payload` are sent.
+/// // Send `room[..segment.header_len]` and the frame's bytes at `segment.payload`.
 ///     payload.push(segment.payload);
 /// }
 /// assert_eq!(payload, [54..1502, 1502..2950, 2950..4054]);
@@ -126,17 +125,17 @@ struct Fragments {
 #[derive(Clone, Debug)]
 pub struct Segmenter {
     template: [u8; HEADER_MAX],
-    /// Octets of each segment's headers; for fragments, without the first one's UDP header.
+    /// Length of each segment's headers in bytes; for fragments, without the first one's UDP header.
     header_len: usize,
     shape: Shape,
     kind: Kind,
     meta: OffloadMeta,
-    /// The 16-bit sum in the template's checksum field counts this length in.
+    /// Length that the 16-bit sum in the template's checksum field includes.
     seed_len: u16,
     ipv4_id: u16,
-    /// Octets of payload of each segment but the last; for fragments, of IP payload.
+    /// Payload bytes of each segment except the last; for fragments, bytes of IP payload.
     size: u32,
-    /// Where the payload of the segment `index` starts.
+    /// Offset of the payload of the segment `index`.
     position: u32,
     end: u32,
     index: u32,
@@ -144,10 +143,10 @@ pub struct Segmenter {
 }
 
 impl Segmenter {
-    /// Begins to split the frame that `headers` (its first octets) and `layers` describe.
+    /// Creates a segmenter for the frame that `headers` (its first bytes) and `layers` describe.
     ///
     /// # Errors
-    /// [`SegmentError`] if there is nothing to split, or if the order does not fit the headers.
+    /// Returns [`SegmentError`] if there is no request, or if the request does not match the headers.
     pub fn new(headers: &[u8], layers: &Layers, meta: OffloadMeta) -> Result<Self, SegmentError> {
         let gso = meta.gso.ok_or(SegmentError::NoOrder)?;
         let header_len = usize::from(layers.header_len());
@@ -158,7 +157,7 @@ impl Segmenter {
         let given = headers.len();
         let foreign = SegmentError::ForeignHeaders { needed: header_len, given };
         room.copy_from_slice(headers.get(..header_len).ok_or(foreign)?);
-        // Whoever calls has most likely accepted it already; doing it again is a few comparisons.
+        // The caller has most likely accepted it already; a second check is a few comparisons.
         let accepted = accept(meta, room, layers)?;
         let (shape, ipv4_id) = shape_of(layers, gso)?;
         let mut segmenter = Self {
@@ -175,11 +174,11 @@ impl Segmenter {
             index: 0,
             count: 1,
         };
-        segmenter.choose_kind(accepted.gso, layers)?;
+        segmenter.set_kind(accepted.gso, layers)?;
         Ok(segmenter)
     }
 
-    fn choose_kind(&mut self, gso: Option<Gso>, layers: &Layers) -> Result<(), SegmentError> {
+    fn set_kind(&mut self, gso: Option<Gso>, layers: &Layers) -> Result<(), SegmentError> {
         let mut split = layers.payload_len();
         match (layers.transport(), gso) {
             (Transport::Tcp(tcp), _) => {
@@ -192,7 +191,7 @@ impl Segmenter {
                 split = u32::from(self.seed_len);
             }
             (Transport::Udp(udp), _) => check_udp_length(udp.length, self.seed_len)?,
-            // Neither: `accept` would have refused.
+            // `accept` refuses every other transport.
             _ => return Err(SegmentError::NoOrder),
         }
         if gso.is_some() {
@@ -201,12 +200,11 @@ impl Segmenter {
         Ok(())
     }
 
-    /// Turns the template into a first fragment's: the UDP header last, over IPv6 after a fragment
-    /// header.
+    /// Turns the template into the first fragment's: the UDP header last, for IPv6 after a fragment header.
     fn begin_fragments(&mut self, layers: &Layers) -> Result<(), SegmentError> {
         self.size &= !7; // at least 8: `accept` checked
-        // The whole datagram is summed here, so the sum of its pseudo header may as well be computed.
-        // Under a routing header it cannot be, and the sender's must do.
+        // The whole datagram is summed here, so its pseudo header sum is recomputed too. Under a routing
+        // header this fails, and the sender's sum remains.
         let _ = reset_pseudo_header(&mut self.template, layers);
         let transport = self.shape.transport;
         if self.shape.is_v6 {
@@ -226,7 +224,7 @@ impl Segmenter {
         Ok(())
     }
 
-    /// Where the IPv6 header in front of the transport says what follows it.
+    /// Returns the offset of the "next header" field that names the transport.
     fn last_next_header(&self) -> usize {
         let mut at = self.shape.network + IPV6_LEN;
         let mut next_header = self.shape.network + 6;
@@ -237,8 +235,8 @@ impl Segmenter {
         next_header
     }
 
-    /// Sets the identification that the fragments of an IPv6 datagram carry. It should not be
-    /// predictable (RFC 7739), and not repeat soon for the same addresses. Other kinds ignore it.
+    /// Sets the identification of an IPv6 datagram's fragments. It should not be predictable (RFC 7739) and
+    /// should not repeat soon for the same addresses. Other kinds ignore it.
     #[must_use]
     pub fn with_fragment_id(mut self, id: u32) -> Self {
         if let Kind::Fragments(fragments) = &mut self.kind {
@@ -247,19 +245,19 @@ impl Segmenter {
         self
     }
 
-    /// Packets that the super-packet becomes: 1 to [`MAX_SEGMENTS`].
+    /// Returns the number of segments: 1 to [`MAX_SEGMENTS`].
     #[must_use]
     pub fn segments(&self) -> u32 {
         self.count
     }
 
-    /// Packets that are still to come.
+    /// Returns the number of segments not yet made.
     #[must_use]
     pub fn remaining(&self) -> u32 {
         self.count - self.index
     }
 
-    /// Octets of the longest header: what storage is needed, at most [`HEADER_MAX`].
+    /// Returns the length of the longest header in bytes, at most [`HEADER_MAX`].
     #[must_use]
     pub fn header_room(&self) -> usize {
         match self.kind {
@@ -268,13 +266,13 @@ impl Segmenter {
         }
     }
 
-    /// Makes the next segment, its checksum blank: the field holds the sum of its pseudo header.
+    /// Makes the next segment with a blank checksum: the field holds the sum of its pseudo header.
     ///
-    /// `header` receives the headers, from its front. After the last segment there is `None`.
+    /// Writes the headers to the front of `header`. Returns `None` after the last segment.
     ///
     /// # Errors
-    /// [`SegmentError::HeaderRoom`], and [`SegmentError::BlankFragment`] for UDP fragmentation. The
-    /// same segment can then be tried again.
+    /// Returns [`SegmentError::HeaderRoom`], or [`SegmentError::BlankFragment`] for UDP fragmentation. The call
+    /// can be repeated for the same segment.
     pub fn next_partial(&mut self, header: &mut [u8]) -> Result<Option<Segment>, SegmentError> {
         if self.index == self.count {
             return Ok(None);
@@ -282,7 +280,7 @@ impl Segmenter {
         if let Kind::Fragments(_) = self.kind {
             return Err(SegmentError::BlankFragment);
         }
-        let payload = self.payload();
+        let payload = self.next_payload();
         self.write_header(header, &payload)?;
         let segment =
             Segment { header_len: self.header_len, payload: payload.clone(), meta: self.meta };
@@ -290,30 +288,30 @@ impl Segmenter {
         Ok(Some(segment))
     }
 
-    /// Makes the next segment and finishes its checksum, for which `octets`, those of the
-    /// super-packet's frame, are read: each once, in order.
+    /// Makes the next segment and completes its checksum. Reads the payload from `frame_bytes`, the bytes of the
+    /// super-packet's frame: each once, in order.
     ///
     /// # Errors
-    /// [`SegmentError::HeaderRoom`], [`SegmentError::Octets`], and [`SegmentError::NoFragmentId`]. The
-    /// same segment can then be tried again.
+    /// Returns [`SegmentError::HeaderRoom`], [`SegmentError::Octets`] or [`SegmentError::NoFragmentId`]. The
+    /// call can be repeated for the same segment.
     pub fn next_complete(
         &mut self,
         header: &mut [u8],
-        octets: &mut impl FrameOctets,
+        frame_bytes: &mut impl FrameOctets,
     ) -> Result<Option<Segment>, SegmentError> {
         if self.index == self.count {
             return Ok(None);
         }
-        let payload = self.payload();
+        let payload = self.next_payload();
         if let Kind::Fragments(fragments) = self.kind {
-            return self.next_fragment(fragments, header, octets, payload).map(Some);
+            return self.next_fragment(fragments, header, frame_bytes, payload).map(Some);
         }
         let room = self.write_header(header, &payload)?;
         let mut sum = Accumulator::new();
         sum.add(&room[self.shape.transport..]);
-        add_range(&mut sum, octets, &payload)?;
+        add_range(&mut sum, frame_bytes, &payload)?;
         let (offset, checksum) = match self.kind {
-            // Linux stores what comes out; only for UDP zero has a meaning of its own.
+            // Linux stores any result for TCP; zero has a special meaning only for UDP.
             Kind::Tcp { .. } => (16, sum.checksum()),
             Kind::Udp | Kind::Fragments(_) => (6, never_zero(sum.checksum())),
         };
@@ -324,8 +322,8 @@ impl Segmenter {
         Ok(Some(segment))
     }
 
-    /// The payload of the segment that comes next.
-    fn payload(&self) -> Range<u32> {
+    /// Returns the payload range of the next segment.
+    fn next_payload(&self) -> Range<u32> {
         let udp = match self.kind {
             Kind::Fragments(_) if self.index == 0 => 8,
             _ => 0,
@@ -340,21 +338,21 @@ impl Segmenter {
         self.index += 1;
     }
 
-    /// Writes the headers of a TCP segment or a UDP datagram; returns them.
+    /// Writes the headers of a TCP segment or a UDP datagram and returns them.
     fn write_header<'a>(
         &self,
         header: &'a mut [u8],
         payload: &Range<u32>,
     ) -> Result<&'a mut [u8], SegmentError> {
         let room = self.copy_template(header, self.header_len)?;
-        let len = self.header_len + octets_in(payload);
+        let len = self.header_len + range_len(payload);
         self.set_ip(room, len);
         let transport = self.shape.transport;
         let transport_len = field(len - transport);
         let checksum_at = match self.kind {
             Kind::Tcp { seq, flags } => {
                 put_u32(room, transport + 4, seq.wrapping_add(self.index.wrapping_mul(self.size)));
-                room[transport + 13] = self.flags_of(flags);
+                room[transport + 13] = self.segment_flags(flags);
                 transport + 16
             }
             Kind::Udp | Kind::Fragments(_) => {
@@ -367,7 +365,7 @@ impl Segmenter {
         Ok(room)
     }
 
-    fn flags_of(&self, flags: u8) -> u8 {
+    fn segment_flags(&self, flags: u8) -> u8 {
         let mut cleared = 0;
         if self.index > 0 {
             cleared |= tcp_flags::CWR;
@@ -378,7 +376,7 @@ impl Segmenter {
         flags & !cleared
     }
 
-    /// Length, identification and checksum of the IP header; `len` is the frame's.
+    /// Sets length, identification and checksum of the IP header; `len` is the frame's length.
     fn set_ip(&self, header: &mut [u8], len: usize) {
         self.shape.set_ip_len(header, len - self.shape.network);
         if !self.shape.is_v6 {
@@ -393,38 +391,38 @@ impl Segmenter {
         &mut self,
         mut fragments: Fragments,
         header: &mut [u8],
-        octets: &mut impl FrameOctets,
+        frame_bytes: &mut impl FrameOctets,
         payload: Range<u32>,
     ) -> Result<Segment, SegmentError> {
         if self.shape.is_v6 && fragments.id.is_none() {
             return Err(SegmentError::NoFragmentId);
         }
         if !fragments.summed {
-            self.sum_datagram(octets)?;
+            self.sum_datagram(frame_bytes)?;
             fragments.summed = true;
             self.kind = Kind::Fragments(fragments);
         }
         let header_len = if self.index == 0 { self.header_room() } else { self.header_len };
         let room = self.copy_template(header, header_len)?;
-        self.set_fragment(room, fragments, header_len + octets_in(&payload));
+        self.set_fragment(room, fragments, header_len + range_len(&payload));
         let segment = Segment { header_len, payload: payload.clone(), meta: OffloadMeta::PLAIN };
         self.advance(&payload);
         Ok(segment)
     }
 
     /// Stores the checksum of the whole datagram in the template.
-    fn sum_datagram(&mut self, octets: &mut impl FrameOctets) -> Result<(), SegmentError> {
+    fn sum_datagram(&mut self, frame_bytes: &mut impl FrameOctets) -> Result<(), SegmentError> {
         let udp = self.header_len..self.header_len + UDP_LEN;
         let mut sum = Accumulator::new();
         sum.add(&self.template[udp.clone()]);
-        add_range(&mut sum, octets, &(self.position..self.end))?;
+        add_range(&mut sum, frame_bytes, &(self.position..self.end))?;
         put_u16(&mut self.template, udp.start + 6, never_zero(sum.checksum()));
         Ok(())
     }
 
-    /// Which part of the datagram this is; `len` is the frame's.
+    /// Sets the fragment's offset and flags; `len` is the frame's length.
     fn set_fragment(&self, header: &mut [u8], fragments: Fragments, len: usize) {
-        // Below 64 KiB, as the datagram is.
+        // The datagram is below 64 KiB, so the conversion succeeds.
         let offset = u16::try_from(self.index * self.size).unwrap_or(u16::MAX);
         let more = self.index + 1 < self.count;
         self.shape.set_ip_len(header, len - self.shape.network);
@@ -451,11 +449,11 @@ impl Segmenter {
     }
 }
 
-fn octets_in(range: &Range<u32>) -> usize {
+fn range_len(range: &Range<u32>) -> usize {
     usize::try_from(range.end - range.start).unwrap_or(usize::MAX)
 }
 
-/// Octets from `start` to the end of the packet; at most 65535, as IP's own length is.
+/// Returns the bytes from `start` to the end of the packet; at most 65535, as IP's own length.
 fn field_len(end: u32, start: usize) -> u16 {
     field(usize::try_from(end).unwrap_or(usize::MAX).saturating_sub(start))
 }
@@ -467,7 +465,7 @@ fn check_udp_length(udp: u16, payload: u16) -> Result<(), SegmentError> {
     Ok(())
 }
 
-/// The shape of the headers, and the identification over IPv4.
+/// Returns the header offsets and, for IPv4, the identification.
 fn shape_of(layers: &Layers, gso: Gso) -> Result<(Shape, u16), SegmentError> {
     let mismatch =
         || SegmentError::Refused(crate::accept::Refusal::KindMismatch { kind: gso.kind });

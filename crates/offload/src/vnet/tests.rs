@@ -3,7 +3,7 @@ use crate::blank::reset_pseudo_header;
 use crate::checksum::complete_partial;
 use crate::test_frames::{self as frames, frame, grown, len};
 
-/// A TCP packet over IPv4 with 20 octets of options, MSS 1448.
+/// Header of a TCP packet over IPv4 with 20 bytes of options, MSS 1448.
 const TSO: [u8; 12] = [1, 1, 74, 0, 0xa8, 0x05, 34, 0, 16, 0, 0, 0];
 
 const TSO_META: OffloadMeta = OffloadMeta {
@@ -24,7 +24,7 @@ fn tso_header() -> VnetHeader {
 }
 
 #[test]
-fn test_deconstruct() {
+fn vnet_header_bytes_deconstruct_to_fields() {
     assert_eq!(VnetHeader::from_modern(&TSO), tso_header());
     let [legacy @ .., _, _] = TSO;
     assert_eq!(VnetHeader::from_legacy(&legacy), tso_header());
@@ -33,13 +33,13 @@ fn test_deconstruct() {
 }
 
 #[test]
-fn test_construct() {
+fn vnet_header_fields_construct_bytes() {
     assert_eq!(tso_header().to_modern(), TSO);
     assert_eq!(tso_header().to_legacy(), TSO[..10]);
 }
 
 #[test]
-fn test_parse() {
+fn vnet_header_offer_parses() {
     assert_eq!(tso_header().offered(), Ok(TSO_META));
     let mut bytes = grown(frames::TCP_V4, 5000);
     let layers = Layers::parse(&bytes, len(&bytes));
@@ -47,15 +47,15 @@ fn test_parse() {
 }
 
 #[test]
-fn test_emit() {
+fn vnet_header_bytes_round_trip() {
     assert_eq!(VnetHeader::for_frame(TSO_META, 74), Ok(tso_header()));
     let unblank = OffloadMeta { checksum: Checksum::Verified, ..TSO_META };
     assert_eq!(VnetHeader::for_frame(unblank, 74), Err(EmitError::GsoWithoutChecksum));
 }
 
-/// What a kernel writes is accepted, means what it says, and is written by us octet for octet.
+/// Checks that a kernel's headers are accepted and emitted byte for byte.
 #[test]
-fn a_kernels_headers_are_accepted_and_reproduced() {
+fn kernel_vnet_headers_are_accepted_and_emitted_again() {
     let tcp = Some(Gso { kind: GsoKind::TcpV4, ecn: false, size: 1460 });
     let uso = Some(Gso { kind: GsoKind::Udp, ecn: false, size: 1000 });
     for ((header, start, frame_len), offset, gso) in
@@ -80,7 +80,7 @@ fn a_kernels_headers_are_accepted_and_reproduced() {
 }
 
 #[test]
-fn a_kernels_blank_checksum_is_finished_as_it_would_have() {
+fn kernel_blank_checksum_completes_to_kernel_value() {
     let mut bytes = frame(frames::VNET_UDP.1);
     let place = VnetHeader::from_modern(&frame(frames::VNET_UDP.0).try_into().unwrap());
     let place = place.offered().unwrap().checksum.place().unwrap();
@@ -89,7 +89,7 @@ fn a_kernels_blank_checksum_is_finished_as_it_would_have() {
 }
 
 #[test]
-fn every_kind_has_its_number() {
+fn gso_kind_numbers_translate_both_ways() {
     for (kind, ecn, number) in [
         (GsoKind::TcpV4, false, 1),
         (GsoKind::UdpFragment, false, 3),
@@ -106,7 +106,7 @@ fn every_kind_has_its_number() {
 }
 
 #[test]
-fn flags_translate_and_unknown_ones_are_ignored() {
+fn vnet_flags_translate_and_unknown_flags_are_ignored() {
     for (flags, checksum) in [
         (0, Checksum::None),
         (2, Checksum::Verified),
@@ -122,7 +122,7 @@ fn flags_translate_and_unknown_ones_are_ignored() {
 }
 
 #[test]
-fn types_that_are_unknown_or_not_offered_are_refused() {
+fn unknown_or_tunnel_gso_type_is_refused() {
     for gso_type in [2, 6, 7, 0x10, 0x11, 0x82] {
         let header = VnetHeader { gso_type, ..tso_header() };
         assert_eq!(header.offered(), Err(VnetError::UnknownGso { gso_type }));
@@ -136,7 +136,7 @@ fn types_that_are_unknown_or_not_offered_are_refused() {
 }
 
 #[test]
-fn the_header_length_hint_decides_nothing() {
+fn header_length_hint_is_ignored() {
     let mut bytes = grown(frames::TCP_V4, 5000);
     let layers = Layers::parse(&bytes, len(&bytes));
     for hdr_len in [0, 1, 73, 5074, 65535] {
@@ -146,7 +146,7 @@ fn the_header_length_hint_decides_nothing() {
 }
 
 #[test]
-fn a_frame_that_does_not_parse_may_ask_for_nothing() {
+fn unparsed_frame_with_offload_request_is_refused() {
     let layers = Layers::parse(&[0; 13], 13);
     let plain = VnetHeader::default().accept(&mut [0; 13], &layers);
     assert_eq!(plain, Ok(OffloadMeta::PLAIN));

@@ -1,4 +1,4 @@
-//! Super-packets of every kind, for the integration tests.
+//! Super-packets of every kind for the integration tests.
 
 #![allow(dead_code, reason = "each test binary uses its own part")]
 #![allow(unreachable_pub, reason = "a module of test binaries")]
@@ -10,18 +10,18 @@ use ringfence_offload::packet::tcp_flags::{ACK, CWR, ECE, FIN, PSH, RST, SYN, UR
 use ringfence_offload::segment::{HEADER_MAX, Segmenter};
 use ringfence_offload::{Gso, GsoKind, Layers, OffloadMeta};
 
-/// Hosts of the corpus: nobody else sends from this address.
+/// Source address of the corpus frames, used by no other sender.
 pub const SOURCE_MAC: [u8; 6] = [2, 0, 0, 0, 0x5e, 1];
 const DESTINATION_MAC: [u8; 6] = [2, 0, 0, 0, 0x5e, 2];
 
-/// The identification of IPv6 fragments.
+/// Identification of the IPv6 fragments.
 pub const FRAGMENT_ID: u32 = 0x5eed_f00d;
 
 /// VLAN tags of a frame, outermost first.
 pub const TAGS: [&[(u16, u16)]; 4] =
     [&[], &[(0x8100, 7)], &[(0x88a8, 0x2064), (0x8100, 9)], &[(0x8100, 11), (0x8100, 0x6fff)]];
 
-/// IPv4 options: none, end of list, router alert, record route, the most there can be.
+/// IPv4 options: none, end of list, router alert, record route, the longest possible.
 pub const OPTIONS_V4: [&[u8]; 5] = [
     &[],
     &[1, 1, 1, 0],
@@ -33,11 +33,11 @@ pub const OPTIONS_V4: [&[u8]; 5] = [
     ],
 ];
 
-/// IPv6 extension headers: their numbers, and octets each.
+/// IPv6 extension headers: their numbers, and lengths in bytes.
 pub const EXTENSIONS_V6: [&[(u8, usize)]; 5] =
     [&[], &[(0, 8)], &[(60, 24)], &[(43, 24)], &[(0, 16), (60, 8), (43, 24), (60, 8)]];
 
-/// TCP options: none, a timestamp, the same with selective acknowledgements (the most there can be).
+/// TCP options: none, a timestamp, a timestamp with selective acknowledgements (the longest possible).
 pub const OPTIONS_TCP: [&[u8]; 3] = [
     &[],
     &[1, 1, 8, 10, 0x12, 0x34, 0x56, 0x78, 0x9a, 0xbc, 0xde, 0xf0],
@@ -47,7 +47,7 @@ pub const OPTIONS_TCP: [&[u8]; 3] = [
     ],
 ];
 
-/// TCP flags: each alone, the usual ones, all.
+/// TCP flags: each alone, common combinations, all.
 pub const FLAGS: [u8; 12] = [
     ACK,
     ACK | PSH,
@@ -63,7 +63,7 @@ pub const FLAGS: [u8; 12] = [
     0xff,
 ];
 
-/// What is under IP, and how it is split.
+/// Transport of a super-packet, and its segmentation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     Tcp,
@@ -71,24 +71,24 @@ pub enum Kind {
     Ufo,
 }
 
-/// One super-packet of the corpus.
+/// Parameters of one super-packet of the corpus.
 #[derive(Clone, Copy, Debug)]
 pub struct Recipe {
     pub kind: Kind,
     pub is_v6: bool,
-    /// Indices into the tables above.
+    /// Index into `TAGS`; the next two are indices into the option tables.
     pub tags: usize,
     pub ip_options: usize,
     pub tcp_options: usize,
     pub flags: u8,
-    /// Segment size, and payload octets.
+    /// Segment size in bytes.
     pub size: u16,
     pub payload: usize,
-    /// For the numbers of no meaning here: ports, sequence, identification, content.
+    /// Seed of values without a rule: ports, sequence, identification, content.
     pub seed: u64,
 }
 
-/// A sequence of numbers, the same each time (SplitMix64).
+/// Deterministic sequence of numbers (SplitMix64).
 pub struct Numbers(pub u64);
 
 impl Numbers {
@@ -108,7 +108,7 @@ impl Numbers {
 }
 
 impl Recipe {
-    /// Octets in front of the payload.
+    /// Returns the bytes in front of the payload.
     pub fn header_len(&self) -> usize {
         self.transport_at() + if self.kind == Kind::Tcp { 20 + self.tcp_options().len() } else { 8 }
     }
@@ -130,13 +130,13 @@ impl Recipe {
         self.network_at() + ip
     }
 
-    /// The largest payload that fits the 16 bits of IP's length.
+    /// Returns the largest payload that fits IP's 16-bit length.
     pub fn payload_max(&self) -> usize {
         let ip = if self.is_v6 { self.network_at() + 40 } else { self.network_at() };
         65535 - (self.header_len() - ip)
     }
 
-    /// The frame, and its metadata: the checksum is blank.
+    /// Builds the frame and its metadata with a blank checksum.
     pub fn build(&self) -> (Vec<u8>, OffloadMeta) {
         let mut numbers = Numbers(self.seed);
         let mut frame = [DESTINATION_MAC, SOURCE_MAC].concat();
@@ -177,9 +177,9 @@ impl Recipe {
             frame.extend(numbers.bytes::<8>());
             frame.extend([0xfd, 0, 0, 9, 0, 0, 0, 0]);
             frame.extend(numbers.bytes::<8>());
-            for (index, &(number, octets)) in extensions.iter().enumerate() {
-                let pad = u8::try_from(octets).unwrap() - 4;
-                frame.extend([next(index + 1), u8::try_from(octets / 8 - 1).unwrap()]);
+            for (index, &(number, len)) in extensions.iter().enumerate() {
+                let pad = u8::try_from(len).unwrap() - 4;
+                frame.extend([next(index + 1), u8::try_from(len / 8 - 1).unwrap()]);
                 // A routing header at its end (type 3, no segments left), or padding.
                 frame.extend(if number == 43 { [3, 0] } else { [1, pad] });
                 frame.extend(std::iter::repeat_n(0, pad.into()));
@@ -202,7 +202,7 @@ impl Recipe {
     fn push_transport(&self, frame: &mut Vec<u8>, numbers: &mut Numbers) {
         frame.extend(numbers.bytes::<4>());
         if self.kind == Kind::Tcp {
-            // Sequence numbers close to where they wrap.
+            // Sequence numbers close to wrap-around.
             let seq = u32::MAX - u32::try_from(numbers.next() % 70_000).unwrap();
             frame.extend(seq.to_be_bytes());
             frame.extend(numbers.bytes::<4>());
@@ -218,7 +218,7 @@ impl Recipe {
     }
 }
 
-/// Every combination of protocol, tags, options and flags, each with every size that applies.
+/// Returns every combination of protocol, tags, options and flags, with every applicable size.
 pub fn corpus() -> Vec<Recipe> {
     let mut recipes = Vec::new();
     let mut seed = 0;
@@ -260,8 +260,8 @@ fn combinations() -> impl Iterator<Item = (Kind, bool, usize, usize)> {
     })
 }
 
-/// Segment size and payload: one octet over, whole multiples, odd ones, tiny ones, jumbo ones, the
-/// most that fits an IP packet.
+/// Returns segment sizes with payload lengths: one byte over, whole multiples, odd ones, tiny ones, jumbo
+/// ones, and the largest that fits an IP packet.
 fn sizes(kind: Kind) -> &'static [(u16, usize)] {
     match kind {
         Kind::Tcp => {
@@ -288,7 +288,7 @@ fn sizes(kind: Kind) -> &'static [(u16, usize)] {
     }
 }
 
-/// The segments that `offload` makes of a frame, with their metadata.
+/// Returns the segments that `offload` makes of a frame, with their metadata.
 pub fn segments(frame: &[u8], meta: OffloadMeta, complete: bool) -> Vec<(Vec<u8>, OffloadMeta)> {
     let layers = Layers::parse(frame, u32::try_from(frame.len()).unwrap()).unwrap();
     let headers = &frame[..frame.len().min(HEADER_MAX)];
@@ -311,7 +311,7 @@ pub fn segments(frame: &[u8], meta: OffloadMeta, complete: bool) -> Vec<(Vec<u8>
     made
 }
 
-/// `left` and `right` as text where they differ first.
+/// Formats `left` and `right` around their first difference.
 pub fn difference(left: &[u8], right: &[u8]) -> String {
     let at =
         left.iter().zip(right).position(|(a, b)| a != b).unwrap_or(left.len().min(right.len()));
@@ -320,5 +320,5 @@ pub fn difference(left: &[u8], right: &[u8]) -> String {
         bytes[..end].iter().map(|b| format!("{b:02x}")).collect::<String>()
     };
     let (l, r) = (left.len(), right.len());
-    format!("differ at octet {at} (lengths {l} and {r}):\n  {}\n  {}", show(left), show(right))
+    format!("differ at byte {at} (lengths {l} and {r}):\n  {}\n  {}", show(left), show(right))
 }

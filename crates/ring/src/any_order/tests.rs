@@ -1,4 +1,4 @@
-//! Answers in any order, deaths at any store.
+//! Answers in any order, and crashes at any store.
 
 use std::cell::Cell;
 use std::collections::BTreeSet;
@@ -20,7 +20,7 @@ fn pages() -> RingPages {
     RingPages::paged((0..PAGES).map(|_| LentSlice::anonymous(4096)).collect()).unwrap()
 }
 
-/// A request whose every octet says which one it is.
+/// Builds a request that repeats its id in every byte.
 fn request(id: u8) -> [u8; 112] {
     [id; 112]
 }
@@ -29,26 +29,26 @@ fn response(id: u8) -> [u8; 16] {
     [id; 16]
 }
 
-/// Memory whose writer dies after some stores, in the middle of the last one.
+/// Memory whose writer crashes after a number of stores, in the middle of the last one.
 #[derive(Clone)]
-struct Dying {
+struct CrashingMemory {
     memory: RingPages,
     left: Rc<Cell<usize>>,
 }
 
-impl Dying {
-    fn lives(&self) -> bool {
+impl CrashingMemory {
+    fn can_store(&self) -> bool {
         self.left.set(self.left.get().saturating_sub(1));
         self.left.get() > 0
     }
 }
 
-impl RingMemory for Dying {
+impl RingMemory for CrashingMemory {
     fn load(&self, word: Word, order: Ordering) -> u32 {
         self.memory.load(word, order)
     }
     fn store(&self, word: Word, value: u32, order: Ordering) {
-        if self.lives() {
+        if self.can_store() {
             self.memory.store(word, value, order);
         }
     }
@@ -57,7 +57,7 @@ impl RingMemory for Dying {
     }
     fn put(&self, offset: usize, bytes: &[u8]) {
         let before = self.left.get();
-        if self.lives() {
+        if self.can_store() {
             self.memory.put(offset, bytes);
         } else if before == 1 && bytes.len() > 4 {
             self.memory.put(offset, &bytes[..bytes.len() / 2]);
@@ -65,7 +65,7 @@ impl RingMemory for Dying {
     }
 }
 
-/// Consumes the responses; each is whole and its request had none before.
+/// Consumes the responses and checks that each is whole and answers a new request.
 fn reap(front: &mut FrontRing<RingPages>, answered: &mut BTreeSet<u8>) {
     for _ in 0..front.unconsumed().unwrap() {
         let bytes: [u8; 16] = front.response(0).into_unchecked();
@@ -75,22 +75,22 @@ fn reap(front: &mut FrontRing<RingPages>, answered: &mut BTreeSet<u8>) {
     }
 }
 
-/// Takes every request there is; each is whole.
-fn take_all<M: RingMemory>(ring: &mut AnyOrderRing<M>, places: &mut Vec<(u32, u8)>) {
+/// Consumes all requests and checks that each is whole.
+fn take_all<M: RingMemory>(ring: &mut AnyOrderRing<M>, requests: &mut Vec<(u32, u8)>) {
     for _ in 0..ring.unconsumed().unwrap() {
         let (index, bytes) = ring.take::<112>();
         let bytes = bytes.into_unchecked();
         assert_eq!(bytes, request(bytes[0]), "a request is whole");
-        places.push((index, bytes[0]));
+        requests.push((index, bytes[0]));
     }
 }
 
-/// Answers the `nth` of the requests taken, and keeps account of where the others are.
-fn answer<M: RingMemory>(ring: &mut AnyOrderRing<M>, places: &mut Vec<(u32, u8)>, nth: usize) {
-    let (index, id) = places.swap_remove(nth);
+/// Answers the `nth` of the consumed requests and updates the indices of the others.
+fn answer<M: RingMemory>(ring: &mut AnyOrderRing<M>, requests: &mut Vec<(u32, u8)>, nth: usize) {
+    let (index, id) = requests.swap_remove(nth);
     let oldest = ring.oldest();
     assert!(ring.answer(index, &response(id)));
-    if let Some(moved) = places.iter_mut().find(|(at, _)| *at == oldest) {
+    if let Some(moved) = requests.iter_mut().find(|(at, _)| *at == oldest) {
         moved.0 = index;
     }
 }
@@ -99,34 +99,34 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(3000))]
 
     #[test]
-    fn whoever_dies_at_any_store_leaves_each_request_once(
+    fn crash_at_any_store_leaves_each_request_once(
         count in 1u8..60,
         first in 1u8..60,
         order in prop::collection::vec(any::<prop::sample::Index>(), 60),
-        death in 1usize..200,
+        crash_after in 1usize..200,
     ) {
         let memory = pages();
         let mut front = FrontRing::init(memory.clone(), layout());
         let mut answered = BTreeSet::new();
-        let dying = Dying { memory: memory.clone(), left: Rc::new(Cell::new(death)) };
-        let (mut ring, fresh) = AnyOrderRing::attach(dying.clone(), layout(), 16).unwrap();
+        let crashing = CrashingMemory { memory: memory.clone(), left: Rc::new(Cell::new(crash_after)) };
+        let (mut ring, fresh) = AnyOrderRing::attach(crashing.clone(), layout(), 16).unwrap();
         prop_assert_eq!(fresh, Attached { unanswered: 0, finished: false });
-        let mut places = vec![];
-        // Some requests come before the first is answered, the others as it goes.
+        let mut requests = vec![];
+        // Some requests come before the first answer, the others between answers.
         let mut next = 1..=count;
         for id in next.by_ref().take(first.into()) {
             prop_assert!(front.request(&request(id)));
         }
         front.publish();
         for pick in order {
-            take_all(&mut ring, &mut places);
-            if dying.left.get() == 0 || places.is_empty() {
+            take_all(&mut ring, &mut requests);
+            if crashing.left.get() == 0 || requests.is_empty() {
                 break;
             }
-            let nth = pick.index(places.len());
-            answer(&mut ring, &mut places, nth);
+            let nth = pick.index(requests.len());
+            answer(&mut ring, &mut requests, nth);
             reap(&mut front, &mut answered);
-            if dying.left.get() == 0 {
+            if crashing.left.get() == 0 {
                 break;
             }
             if let Some(id) = next.next() {
@@ -135,28 +135,28 @@ proptest! {
             }
         }
         let posted: BTreeSet<u8> = (1..next.next().unwrap_or(count + 1)).collect();
-        let (mut heir, left) = AnyOrderRing::attach(memory, layout(), 16).unwrap();
+        let (mut successor, left) = AnyOrderRing::attach(memory, layout(), 16).unwrap();
         reap(&mut front, &mut answered);
         prop_assert_eq!(left.unanswered as usize, posted.len() - answered.len());
-        let mut places = vec![];
-        take_all(&mut heir, &mut places);
-        while !places.is_empty() {
-            answer(&mut heir, &mut places, 0);
+        let mut requests = vec![];
+        take_all(&mut successor, &mut requests);
+        while !requests.is_empty() {
+            answer(&mut successor, &mut requests, 0);
         }
         reap(&mut front, &mut answered);
         prop_assert_eq!(answered, posted);
     }
 
     #[test]
-    fn a_note_that_a_frontend_wrote_confuses_nobody_else(
-        note in prop::collection::vec(0u8..4, 28),
+    fn attach_with_hostile_journal_stays_bounded(
+        journal in prop::collection::vec(0u8..4, 28),
         stage in 0..4,
         req_prod in 0u32..80,
     ) {
         let memory = pages();
         FrontRing::init(memory.clone(), layout());
         memory.put(STAGE, if stage < 2 { &MOVING } else { &ANSWERING });
-        memory.put(NOTE, &note[..NOTE_BYTES]);
+        memory.put(JOURNAL, &journal[..JOURNAL_BYTES]);
         memory.store(Word::ReqProd, req_prod, Ordering::Relaxed);
         if let Ok((ring, left)) = AnyOrderRing::attach(memory, layout(), 16) {
             prop_assert!(ring.unconsumed().unwrap() <= 64);
@@ -166,7 +166,7 @@ proptest! {
 }
 
 #[test]
-fn an_answer_that_is_not_owed_is_refused() {
+fn answer_without_unanswered_request_is_refused() {
     let memory = pages();
     let mut front = FrontRing::init(memory.clone(), layout());
     let (mut ring, _) = AnyOrderRing::attach(memory, layout(), 16).unwrap();
@@ -184,7 +184,7 @@ fn an_answer_that_is_not_owed_is_refused() {
 }
 
 #[test]
-fn a_ring_of_many_pages_is_one_ring() {
+fn ring_of_sixteen_pages_behaves_as_one_ring() {
     let pages = (0..16).map(|_| LentSlice::anonymous(4096)).collect();
     let memory = RingPages::paged(pages).unwrap();
     let layout = RingLayout::new(16 * 4096, 112, 16, 8).unwrap();
@@ -197,12 +197,12 @@ fn a_ring_of_many_pages_is_one_ring() {
             assert!(front.request(&request(id)));
         }
         front.publish();
-        let mut places = vec![];
-        take_all(&mut ring, &mut places);
-        for (id, (_, found)) in places.iter().enumerate() {
+        let mut requests = vec![];
+        take_all(&mut ring, &mut requests);
+        for (id, (_, found)) in requests.iter().enumerate() {
             assert_eq!(usize::from(*found), (id * 7 + round) % 251);
         }
-        for (index, id) in places {
+        for (index, id) in requests {
             ring.answer(index, &response(id));
         }
         for _ in 0..front.unconsumed().unwrap() {

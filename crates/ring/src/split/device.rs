@@ -1,4 +1,4 @@
-//! The device's end of a split virtqueue, for tests: honest, unless it is told to write something else.
+//! Device's end of a split virtqueue for tests: correct, unless a test makes it write other values.
 
 use ringfence_wire::virtio::{
     AVAIL_NO_INTERRUPT, DESCRIPTOR_BYTES, Descriptor, SplitLayout, USED_NO_NOTIFY, UsedElement,
@@ -9,23 +9,23 @@ use super::driver::{QueueFeatures, passes};
 use super::memory::{QueueMemory, QueuePages};
 use crate::sync::{Ordering, fence};
 
-/// A buffer that the driver made available.
+/// Buffer that the driver made available.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Request {
-    /// The first descriptor's number.
+    /// Index of the first descriptor.
     pub head: u16,
-    /// All descriptors, those of an indirect table in place of the one that names it.
+    /// All descriptors; those of an indirect table replace the one that names it.
     pub chain: Vec<Descriptor>,
 }
 
 impl Request {
-    /// Octets that the device may write.
+    /// Returns the bytes that the device may write.
     pub fn capacity(&self) -> u32 {
         self.chain.iter().filter(|d| d.flags & flag::WRITE != 0).map(|d| d.len).sum()
     }
 }
 
-/// The device's end.
+/// Device's end of a split virtqueue.
 #[derive(Debug)]
 pub struct DeviceQueue<M = QueuePages> {
     memory: M,
@@ -33,33 +33,33 @@ pub struct DeviceQueue<M = QueuePages> {
     features: QueueFeatures,
     avail: u16,
     used: u16,
-    /// The used index when the driver's wish for interrupts was last looked at.
+    /// Used index at the last check of the driver's event index.
     signalled: u16,
 }
 
 impl<M: QueueMemory> DeviceQueue<M> {
-    /// The other end of a queue whose driver's end was made before.
+    /// Creates the device's end of a queue that [`DriverQueue::new`](super::DriverQueue::new) initialised.
     pub fn new(memory: M, layout: SplitLayout, features: QueueFeatures) -> DeviceQueue<M> {
         DeviceQueue { memory, layout, features, avail: 0, used: 0, signalled: 0 }
     }
 
-    /// Goes on as if everything up to `index` had been used, to test what happens when indices wrap.
+    /// Moves an empty queue to `index`, to test the wrap-around of indices.
     pub fn start_at(&mut self, index: u16) {
         (self.avail, self.used, self.signalled) = (index, index, index);
         self.memory.store(self.layout.avail_idx(), index, Ordering::Relaxed);
         self.memory.store(self.layout.used_idx(), index, Ordering::Relaxed);
     }
 
-    /// Buffers that were made available and not taken.
+    /// Returns the number of available buffers that were not taken.
     pub fn available(&self) -> u16 {
         self.memory.load(self.layout.avail_idx(), Ordering::Acquire).wrapping_sub(self.avail)
     }
 
-    /// Takes the next buffer.
+    /// Takes the next available buffer.
     ///
     /// # Panics
     ///
-    /// When the driver breaks a rule: a chain with a loop, or an indirect table elsewhere.
+    /// Panics if the driver breaks a rule: a chain with a loop, or an indirect table at another address.
     pub fn take(&mut self) -> Option<Request> {
         if self.available() == 0 {
             return None;
@@ -92,29 +92,29 @@ impl<M: QueueMemory> DeviceQueue<M> {
         chain
     }
 
-    /// Is done with a buffer; the driver sees it with [`publish`](Self::publish).
+    /// Marks a buffer as used; [`publish`](Self::publish) shows it to the driver.
     pub fn finish(&mut self, head: u16, len: u32) {
         self.put_used(UsedElement { id: head.into(), len }, 1);
     }
 
-    /// Is done with `count` buffers, of which `head` is the last (with `IN_ORDER`).
+    /// Marks `count` buffers as used with one element that names the last one, `head` (with `IN_ORDER`).
     pub fn finish_batch(&mut self, head: u16, len: u32, count: u16) {
         self.put_used(UsedElement { id: head.into(), len }, count);
     }
 
-    /// Writes any element, and goes on by `count`.
+    /// Writes any used element and advances by `count`.
     pub fn put_used(&mut self, element: UsedElement, count: u16) {
         self.memory.put(self.layout.used_entry(self.used), &element.to_bytes());
         self.used = self.used.wrapping_add(count);
     }
 
-    /// Shows the driver what is finished; `true` when it wants an interrupt.
+    /// Publishes the used buffers. Returns `true` if the driver wants an interrupt.
     #[must_use]
     pub fn publish(&mut self) -> bool {
         self.publish_index(self.used)
     }
 
-    /// Shows the driver any index.
+    /// Publishes any used index. Returns `true` if the driver wants an interrupt.
     #[must_use]
     pub fn publish_index(&mut self, index: u16) -> bool {
         self.used = index;
@@ -130,17 +130,17 @@ impl<M: QueueMemory> DeviceQueue<M> {
         }
     }
 
-    /// Asks for no kicks.
+    /// Suppresses kicks from the driver.
     pub fn suppress(&mut self) {
         if self.features.event_idx {
-            let long_ago = self.avail.wrapping_sub(1);
-            self.memory.store(self.layout.avail_event(), long_ago, Ordering::Relaxed);
+            let past_index = self.avail.wrapping_sub(1);
+            self.memory.store(self.layout.avail_event(), past_index, Ordering::Relaxed);
         } else {
             self.memory.store(self.layout.used_flags(), USED_NO_NOTIFY, Ordering::Relaxed);
         }
     }
 
-    /// Asks for a kick with the next buffer, and looks once more: `true` when there is one already.
+    /// Requests a kick with the next buffer. Returns `true` if there is one already.
     pub fn arm(&mut self) -> bool {
         if self.features.event_idx {
             self.memory.store(self.layout.avail_event(), self.avail, Ordering::Relaxed);

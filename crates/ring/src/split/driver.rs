@@ -1,4 +1,4 @@
-//! The driver's end of a split virtqueue.
+//! Driver's end of a split virtqueue.
 
 use ringfence_memory::{DeviceAccess, DeviceRange};
 use ringfence_wire::virtio::{
@@ -10,81 +10,81 @@ use super::CHAIN_MAX;
 use super::memory::{QueueMemory, QueuePages};
 use crate::sync::{Ordering, fence};
 
-/// What was negotiated for a queue.
+/// Negotiated features of a queue.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct QueueFeatures {
-    /// A chain takes one entry and a table of its own (`VIRTIO_F_INDIRECT_DESC`).
+    /// A chain takes one entry and its own table (`VIRTIO_F_INDIRECT_DESC`).
     pub indirect: bool,
-    /// Notifications are asked for by index (`VIRTIO_F_EVENT_IDX`).
+    /// Notifications are requested by index (`VIRTIO_F_EVENT_IDX`).
     pub event_idx: bool,
     /// Buffers are used in order, and one element may stand for several (`VIRTIO_F_IN_ORDER`).
     pub in_order: bool,
 }
 
-/// Why a chain was not made available.
+/// Reasons for which a chain cannot be made available.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum PushError {
-    /// Not enough free descriptors.
+    /// Fewer free descriptors than the chain needs.
     #[error("{wanted} descriptors where {free} are free")]
     Full {
-        /// Descriptors of the chain.
+        /// Descriptors that the chain needs.
         wanted: usize,
-        /// Descriptors that are free.
+        /// Number of free descriptors.
         free: u16,
     },
-    /// No descriptors, or more than [`CHAIN_MAX`].
+    /// Chain without descriptors, or with more than [`CHAIN_MAX`].
     #[error("a chain of {len} descriptors, not of 1 to {CHAIN_MAX}")]
     Chain {
         /// Descriptors of the chain.
         len: usize,
     },
-    /// What is to be read comes before what is to be written (virtio 1.x, 2.7.4.2).
+    /// Readable descriptor behind a writable one (virtio 1.x, 2.7.4.2).
     #[error("a descriptor to be read behind one to be written")]
     Order,
-    /// All lengths together do not fit into 32 bits.
+    /// Total length beyond 32 bits.
     #[error("a chain of more than 4 GiB")]
     TooLong,
 }
 
-/// The device broke a rule.
+/// Broken rule of the device.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum QueueFault {
-    /// The used index moved further than there is in flight.
+    /// Used index ahead of the chains in flight.
     #[error("the device announced {announced} used buffers with {in_flight} in flight")]
     Overrun {
-        /// Distance the device claims.
+        /// Distance that the device claims.
         announced: u16,
-        /// Chains in flight.
+        /// Number of chains in flight.
         in_flight: u16,
     },
-    /// No descriptor has that number.
+    /// Buffer id beyond the descriptor table.
     #[error("the device used buffer {id} in a queue of {size}")]
     UnknownId {
-        /// The number.
+        /// Id in the used element.
         id: u32,
         /// Entries of the queue.
         size: u16,
     },
-    /// No chain in flight begins there: it was used already, or never made available.
+    /// Buffer id without a chain in flight: used before, or never made available.
     #[error("the device used buffer {id}, which is not in flight")]
     NotInFlight {
-        /// The number.
+        /// Id in the used element.
         id: u16,
     },
-    /// More octets than the device could write.
-    #[error("the device wrote {len} octets to buffer {id} of {capacity}")]
+    /// Length beyond the bytes that the device may write.
+    #[error("the device wrote {len} bytes to buffer {id} of {capacity}")]
     Length {
-        /// The buffer.
+        /// Id in the used element.
         id: u16,
-        /// Octets the device claims.
+        /// Bytes that the device claims.
         len: u32,
-        /// Octets of the buffer that the device may write.
+        /// Bytes of the buffer that the device may write.
         capacity: u32,
     },
-    /// An element stands for more buffers than the used index says were used.
+    /// Element for more buffers than the used index announces.
     #[error("the device used {batch} buffers at once but announced {announced}")]
     Batch {
-        /// Buffers up to the one that is named.
+        /// Buffers up to the one that the element names.
         batch: u16,
         /// Buffers that the used index announces.
         announced: u16,
@@ -92,7 +92,7 @@ pub enum QueueFault {
 }
 
 impl QueueFault {
-    /// The name of the rule, to count by.
+    /// Returns the name of the rule, for its counter.
     pub fn rule(&self) -> &'static str {
         match self {
             QueueFault::Overrun { .. } => "virtqueue_used_overrun",
@@ -104,55 +104,55 @@ impl QueueFault {
     }
 }
 
-/// A buffer that the device has used.
+/// Buffer that the device has used.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Used {
-    /// What it was pushed with.
+    /// Token that [`DriverQueue::push`] received.
     pub token: u32,
-    /// Octets that the device wrote, at most what it could.
+    /// Bytes that the device wrote, at most the writable length.
     pub len: u32,
 }
 
-/// What is remembered of a chain, at the place of its first descriptor.
+/// Private state of a chain, stored at the index of its first descriptor.
 #[derive(Clone, Copy, Debug, Default)]
 struct Chain {
-    /// Descriptors of the table that it takes; 0 when no chain begins here.
+    /// Descriptors of the table that the chain takes; 0 if no chain begins here.
     descriptors: u16,
-    /// Its place in the available ring, free-running.
-    place: u16,
-    /// Whether the device was shown it.
+    /// Free-running index of the chain in the available ring.
+    avail_index: u16,
+    /// Set once the chain was published to the device.
     published: bool,
     capacity: u32,
     token: u32,
 }
 
-/// The driver's end. See the [module](super).
+/// Driver's end of a split virtqueue. The [module](super) has the protocol.
 #[derive(Debug)]
 pub struct DriverQueue<M = QueuePages> {
     memory: M,
     layout: SplitLayout,
     features: QueueFeatures,
     chains: Vec<Chain>,
-    /// First descriptors of the chains in the available ring, as they were written there.
+    /// First descriptors of the chains in the available ring, as written there.
     heads: Vec<u16>,
-    /// The descriptor that follows each one in its chain.
+    /// Next descriptor of each descriptor in its chain.
     links: Vec<u16>,
-    /// Free descriptors: a ring of their numbers, from `free_first` on.
+    /// Ring of free descriptor indices, starting at `free_first`.
     free: Vec<u16>,
     free_first: u16,
     free_count: u16,
     avail: u16,
     published: u16,
     used: u16,
-    /// The device's index when it was last looked at.
+    /// Used index of the device at the last load.
     used_seen: u16,
-    /// The element that stands for buffers up to its own, of which some were not popped yet.
+    /// Used element that covers several buffers, while some are not popped yet.
     batch: Option<UsedElement>,
 }
 
 impl<M: QueueMemory> DriverQueue<M> {
-    /// An empty queue in `memory`, which is initialised. The device must not look at it yet. Interrupts are
-    /// suppressed.
+    /// Creates an empty queue in `memory` and initialises its tables. The device must not access them yet.
+    /// Interrupts are suppressed.
     pub fn new(memory: M, layout: SplitLayout, features: QueueFeatures) -> DriverQueue<M> {
         for offset in [layout.avail_flags(), layout.avail_idx(), layout.used_flags()] {
             memory.store(offset, 0, Ordering::Relaxed);
@@ -181,42 +181,42 @@ impl<M: QueueMemory> DriverQueue<M> {
         queue
     }
 
-    /// Entries of the queue.
+    /// Returns the number of entries.
     pub fn size(&self) -> u16 {
         self.layout.size()
     }
 
-    /// What was negotiated.
+    /// Returns the negotiated features.
     pub fn features(&self) -> QueueFeatures {
         self.features
     }
 
-    /// The memory.
+    /// Returns the queue's memory.
     pub fn memory(&self) -> &M {
         &self.memory
     }
 
-    /// Where the tables are in it.
+    /// Returns the offsets of the tables in the memory.
     pub fn layout(&self) -> SplitLayout {
         self.layout
     }
 
-    /// Descriptors that are free. A chain takes one where indirect tables were negotiated.
+    /// Returns the number of free descriptors. A chain takes one if indirect tables were negotiated.
     pub fn free(&self) -> u16 {
         self.free_count
     }
 
-    /// Buffers that were published and not popped.
+    /// Returns the number of published buffers that were not popped.
     pub fn in_flight(&self) -> u16 {
         self.published.wrapping_sub(self.used)
     }
 
-    /// Makes a buffer of these ranges available with the next [`publish`](Self::publish). `token` comes
-    /// back with it.
+    /// Adds a buffer of these ranges, which the next [`publish`](Self::publish) makes available.
+    /// [`pop`](Self::pop) returns `token` with it.
     ///
     /// # Errors
     ///
-    /// [`PushError`]; nothing has changed.
+    /// Returns [`PushError`] and changes nothing.
     pub fn push(&mut self, ranges: &[DeviceRange], token: u32) -> Result<(), PushError> {
         if ranges.is_empty() || ranges.len() > CHAIN_MAX {
             return Err(PushError::Chain { len: ranges.len() });
@@ -233,20 +233,20 @@ impl<M: QueueMemory> DriverQueue<M> {
         } else {
             self.write_direct(ranges);
         }
-        // At most CHAIN_MAX.
+        // At most CHAIN_MAX descriptors.
         let descriptors = u16::try_from(wanted).unwrap_or(u16::MAX);
         self.free_first = self.free_first.wrapping_add(descriptors);
         self.free_count -= descriptors;
         self.chains[usize::from(head)] =
-            Chain { descriptors, place: self.avail, published: false, capacity, token };
-        let place = self.place(self.avail);
-        self.heads[place] = head;
+            Chain { descriptors, avail_index: self.avail, published: false, capacity, token };
+        let slot_index = self.slot_index(self.avail);
+        self.heads[slot_index] = head;
         self.memory.store(self.layout.avail_entry(self.avail), head, Ordering::Relaxed);
         self.avail = self.avail.wrapping_add(1);
         Ok(())
     }
 
-    /// Shows the device what was pushed; `true` when it wants a kick.
+    /// Publishes all pushed buffers to the device. Returns `true` if the device wants a kick.
     #[must_use]
     pub fn publish(&mut self) -> bool {
         let (old, new) = (self.published, self.avail);
@@ -254,7 +254,7 @@ impl<M: QueueMemory> DriverQueue<M> {
             return false;
         }
         while self.published != new {
-            let head = self.heads[self.place(self.published)];
+            let head = self.heads[self.slot_index(self.published)];
             self.chains[usize::from(head)].published = true;
             self.published = self.published.wrapping_add(1);
         }
@@ -269,11 +269,11 @@ impl<M: QueueMemory> DriverQueue<M> {
         }
     }
 
-    /// The next buffer that the device has used.
+    /// Returns the next buffer that the device has used.
     ///
     /// # Errors
     ///
-    /// [`QueueFault`]: the device cannot be trusted any more, and the queue not be used.
+    /// Returns [`QueueFault`]. The device cannot be trusted any more, and the queue must not be used.
     pub fn pop(&mut self) -> Result<Option<Used>, QueueFault> {
         if self.announced()? == 0 {
             return Ok(None);
@@ -283,23 +283,22 @@ impl<M: QueueMemory> DriverQueue<M> {
         Ok(Some(used))
     }
 
-    /// Asks for no interrupts, as far as that goes: with `EVENT_IDX`, none for the next 65535 buffers.
+    /// Suppresses interrupts; with `EVENT_IDX`, only for the next 65535 buffers.
     pub fn suppress(&mut self) {
         if self.features.event_idx {
-            let long_ago = self.used.wrapping_sub(1);
-            self.memory.store(self.layout.used_event(), long_ago, Ordering::Relaxed);
+            let past_index = self.used.wrapping_sub(1);
+            self.memory.store(self.layout.used_event(), past_index, Ordering::Relaxed);
         } else {
             self.memory.store(self.layout.avail_flags(), AVAIL_NO_INTERRUPT, Ordering::Relaxed);
         }
     }
 
-    /// Asks for an interrupt when `count` more buffers (at least one, at most those in flight) were used;
-    /// without `EVENT_IDX`, when one was. Then looks once more: `true` when so many were used already, and
-    /// no interrupt may come.
+    /// Requests an interrupt after `count` more used buffers, clamped to 1..=in flight; without `EVENT_IDX`, after
+    /// one. Then checks again: returns `true` if they were used already and an interrupt may not come.
     ///
     /// # Errors
     ///
-    /// As [`DriverQueue::pop`].
+    /// Returns the errors of [`DriverQueue::pop`].
     pub fn arm(&mut self, count: u16) -> Result<bool, QueueFault> {
         let count =
             if self.features.event_idx { count.clamp(1, self.in_flight().max(1)) } else { 1 };
@@ -314,7 +313,7 @@ impl<M: QueueMemory> DriverQueue<M> {
         Ok(self.announced()? >= count)
     }
 
-    /// Buffers that the device has used and that were not popped.
+    /// Returns the number of used buffers that were not popped.
     fn announced(&mut self) -> Result<u16, QueueFault> {
         if self.used_seen == self.used {
             self.used_seen = self.memory.load(self.layout.used_idx(), Ordering::Acquire);
@@ -327,8 +326,8 @@ impl<M: QueueMemory> DriverQueue<M> {
         Ok(announced)
     }
 
-    /// The element at the front, fetched once; its number names a chain in flight.
-    fn element(&self) -> Result<(u16, UsedElement), QueueFault> {
+    /// Fetches the next used element, once, and checks that it names a chain in flight.
+    fn fetch_element(&self) -> Result<(u16, UsedElement), QueueFault> {
         let bytes = self.memory.fetch(self.layout.used_entry(self.used));
         let element = UsedElement::from_bytes(bytes);
         let size = self.layout.size();
@@ -342,19 +341,19 @@ impl<M: QueueMemory> DriverQueue<M> {
     }
 
     fn pop_any(&mut self) -> Result<Used, QueueFault> {
-        let (id, element) = self.element()?;
+        let (id, element) = self.fetch_element()?;
         self.release(id, element.len)
     }
 
-    /// Takes the oldest buffer, used by itself or with others: the element of those stands where that of the
-    /// first would, names the last, and has its length; the others were filled (virtio 1.x, 2.7.8).
+    /// Returns the oldest buffer, used alone or in a batch. The element of a batch stands at the first buffer's
+    /// position, names the last buffer and has its length. The others were filled (virtio 1.x, 2.7.8).
     fn pop_in_order(&mut self) -> Result<Used, QueueFault> {
-        let oldest = self.heads[self.place(self.used)];
+        let oldest = self.heads[self.slot_index(self.used)];
         let element = match self.batch {
             Some(element) => element,
             None => {
-                let (id, element) = self.element()?;
-                let last = self.chains[usize::from(id)].place;
+                let (id, element) = self.fetch_element()?;
+                let last = self.chains[usize::from(id)].avail_index;
                 let batch = last.wrapping_sub(self.used).wrapping_add(1);
                 let announced = self.announced()?;
                 if batch > announced {
@@ -371,7 +370,7 @@ impl<M: QueueMemory> DriverQueue<M> {
         self.release(oldest, self.chains[usize::from(oldest)].capacity)
     }
 
-    /// Gives a chain's descriptors back.
+    /// Frees the descriptors of a chain.
     fn release(&mut self, head: u16, len: u32) -> Result<Used, QueueFault> {
         let Chain { descriptors, capacity, token, .. } = self.chains[usize::from(head)];
         if len > capacity {
@@ -380,8 +379,8 @@ impl<M: QueueMemory> DriverQueue<M> {
         self.chains[usize::from(head)].descriptors = 0;
         let mut number = head;
         for _ in 0..descriptors {
-            let place = self.place(self.free_first.wrapping_add(self.free_count));
-            self.free[place] = number;
+            let slot_index = self.slot_index(self.free_first.wrapping_add(self.free_count));
+            self.free[slot_index] = number;
             self.free_count += 1;
             number = self.links[usize::from(number)];
         }
@@ -419,17 +418,17 @@ impl<M: QueueMemory> DriverQueue<M> {
         self.memory.put(self.layout.descriptor(head), &outer.to_bytes());
     }
 
-    /// The number of the `n`-th free descriptor.
+    /// Returns the index of the `n`-th free descriptor.
     fn nth_free(&self, n: u16) -> u16 {
-        self.free[self.place(self.free_first.wrapping_add(n))]
+        self.free[self.slot_index(self.free_first.wrapping_add(n))]
     }
 
-    fn place(&self, index: u16) -> usize {
+    fn slot_index(&self, index: u16) -> usize {
         usize::from(index & (self.layout.size() - 1))
     }
 }
 
-/// Octets that the device may write.
+/// Checks the order and total of a chain's ranges; returns the bytes that the device may write.
 fn check_ranges(ranges: &[DeviceRange]) -> Result<u32, PushError> {
     let (mut total, mut capacity) = (0u32, 0u32);
     for range in ranges {
@@ -454,7 +453,7 @@ fn descriptor_of(range: &DeviceRange, next: Option<u16>) -> Descriptor {
     }
 }
 
-/// Whether an index that moved from `old` to `new` went past `event` (`vring_need_event`).
+/// Returns `true` if an index that moved from `old` to `new` passed `event` (`vring_need_event`).
 #[inline]
 pub(super) fn passes(old: u16, new: u16, event: u16) -> bool {
     new.wrapping_sub(event).wrapping_sub(1) < new.wrapping_sub(old)
@@ -463,7 +462,7 @@ pub(super) fn passes(old: u16, new: u16, event: u16) -> bool {
 #[cfg(not(loom))]
 #[cfg(test)]
 impl<M: QueueMemory> DriverQueue<M> {
-    /// Starts an empty queue at any index, to test what happens when indices wrap.
+    /// Moves an empty queue to any index, to test the wrap-around of indices.
     pub(super) fn start_at(&mut self, index: u16) {
         (self.avail, self.published) = (index, index);
         (self.used, self.used_seen) = (index, index);

@@ -1,5 +1,5 @@
-//! loom explores every interleaving of the index protocol: no buffer is seen before it is written, and
-//! nobody sleeps while there is work.
+//! Loom models of the index protocol: no buffer is read before it is written, and no end sleeps while there is
+//! work.
 
 use loom::sync::Arc;
 use loom::sync::atomic::AtomicBool;
@@ -11,18 +11,18 @@ use super::device::DeviceQueue;
 use super::{DriverQueue, QueueFeatures, QueueMemory, Used};
 use crate::sync::{AtomicU16, Ordering};
 
-/// The indices, flags and events of a queue of two entries, and the first two octets of each descriptor,
-/// available entry and used element: what the protocol is about.
+/// Modelled queue of two entries: indices, flags and events, and the first two bytes of each descriptor,
+/// available entry and used element.
 #[derive(Clone)]
-struct Modelled(Arc<[AtomicU16; 12]>);
+struct ModelMemory(Arc<[AtomicU16; 12]>);
 
 fn layout() -> SplitLayout {
     SplitLayout::new(2).expect("a power of two")
 }
 
-impl Modelled {
-    fn new() -> Modelled {
-        Modelled(Arc::new(core::array::from_fn(|_| AtomicU16::new(0))))
+impl ModelMemory {
+    fn new() -> ModelMemory {
+        ModelMemory(Arc::new(core::array::from_fn(|_| AtomicU16::new(0))))
     }
 
     fn word(&self, offset: usize) -> &AtomicU16 {
@@ -46,7 +46,7 @@ impl Modelled {
     }
 }
 
-impl QueueMemory for Modelled {
+impl QueueMemory for ModelMemory {
     fn load(&self, offset: usize, order: Ordering) -> u16 {
         self.word(offset).load(order)
     }
@@ -67,16 +67,17 @@ impl QueueMemory for Modelled {
     }
 }
 
-fn queues(event_idx: bool) -> (DriverQueue<Modelled>, DeviceQueue<Modelled>) {
-    let memory = Modelled::new();
+fn queues(event_idx: bool) -> (DriverQueue<ModelMemory>, DeviceQueue<ModelMemory>) {
+    let memory = ModelMemory::new();
     let features = QueueFeatures { event_idx, ..QueueFeatures::default() };
     let driver = DriverQueue::new(memory.clone(), layout(), features);
     (driver, DeviceQueue::new(memory, layout(), features))
 }
 
-/// The device sleeps after its last look; the driver makes two buffers available one by one and kicks when
-/// told. At the end the device has taken both or has a kick pending.
-fn kicks(event_idx: bool) {
+/// Checks that buffers are not lost to a sleeping device. The device sleeps after its last check. The driver
+/// makes two buffers available one by one and kicks if required. In the end the device has taken both or has a
+/// pending kick.
+fn check_kicks(event_idx: bool) {
     loom::model(move || {
         let (mut driver, mut device) = queues(event_idx);
         let lent = LentSlice::anonymous(64);
@@ -111,17 +112,17 @@ fn kicks(event_idx: bool) {
 }
 
 #[test]
-fn loom_no_buffer_is_left_without_a_kick_by_index() {
-    kicks(true);
+fn loom_buffer_before_sleep_is_taken_or_kicked_by_index() {
+    check_kicks(true);
 }
 
 #[test]
-fn loom_no_buffer_is_left_without_a_kick_by_flag() {
-    kicks(false);
+fn loom_buffer_before_sleep_is_taken_or_kicked_by_flag() {
+    check_kicks(false);
 }
 
-/// The same for interrupts.
-fn interrupts(event_idx: bool) {
+/// Checks that used buffers are not lost to a sleeping driver.
+fn check_interrupts(event_idx: bool) {
     loom::model(move || {
         let (mut driver, mut device) = queues(event_idx);
         let lent = LentSlice::anonymous(64);
@@ -159,11 +160,11 @@ fn interrupts(event_idx: bool) {
 }
 
 #[test]
-fn loom_no_used_buffer_is_left_without_an_interrupt_by_index() {
-    interrupts(true);
+fn loom_used_buffer_before_sleep_is_popped_or_interrupted_by_index() {
+    check_interrupts(true);
 }
 
 #[test]
-fn loom_no_used_buffer_is_left_without_an_interrupt_by_flag() {
-    interrupts(false);
+fn loom_used_buffer_before_sleep_is_popped_or_interrupted_by_flag() {
+    check_interrupts(false);
 }

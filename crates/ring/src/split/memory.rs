@@ -1,4 +1,4 @@
-//! What a split virtqueue needs of the memory it lies in.
+//! Memory of a split virtqueue: the accesses of both ends, and their implementation on lent memory.
 
 use ringfence_memory::{DeviceAccess, DeviceRange, LentSlice, OutOfRange};
 use ringfence_wire::virtio::{DESCRIPTOR_BYTES, SplitLayout};
@@ -6,46 +6,45 @@ use ringfence_wire::virtio::{DESCRIPTOR_BYTES, SplitLayout};
 use super::CHAIN_MAX;
 use crate::sync::Ordering;
 
-/// Octets of the indirect table that each entry of a queue has.
+/// Length of the indirect table of each queue entry in bytes.
 const INDIRECT_BYTES: usize = CHAIN_MAX * DESCRIPTOR_BYTES;
 
-/// Memory that holds a queue: the tables of its [`SplitLayout`], and behind them an indirect table for each
-/// entry.
+/// Memory that holds a queue: the tables of its [`SplitLayout`], followed by an indirect table per entry.
 pub trait QueueMemory {
-    /// Loads the u16 at `offset`, as it is in memory: little endian.
+    /// Loads the little-endian u16 at `offset`.
     fn load(&self, offset: usize, order: Ordering) -> u16;
-    /// Stores the u16 at `offset`.
+    /// Stores the little-endian u16 at `offset`.
     fn store(&self, offset: usize, value: u16, order: Ordering);
     /// Fetches bytes at `offset`, each once.
     fn fetch<const N: usize>(&self, offset: usize) -> [u8; N];
     /// Stores bytes at `offset`.
     fn put(&self, offset: usize, bytes: &[u8]);
-    /// The address of the indirect table of an entry, for the device.
+    /// Returns the device's address of the indirect table at `offset`.
     fn indirect_address(&self, offset: usize) -> u64;
 }
 
-/// Lent memory that was checked to hold a whole queue, so that no later access can be out of range.
+/// Lent memory that was checked to hold a whole queue, so that no later access is out of range.
 #[derive(Clone, Debug)]
 pub struct QueuePages {
     lent: LentSlice,
 }
 
 impl QueuePages {
-    /// Octets of a queue of that layout, with its indirect tables.
+    /// Returns the bytes of a queue with this layout, indirect tables included.
     pub const fn bytes(layout: SplitLayout) -> usize {
         layout.bytes() + layout.size() as usize * INDIRECT_BYTES
     }
 
-    /// Where the indirect table of the descriptor `index` is.
+    /// Returns the offset of the indirect table of the descriptor `index`.
     pub(super) const fn indirect(layout: SplitLayout, index: u16) -> usize {
         layout.bytes() + (index & (layout.size() - 1)) as usize * INDIRECT_BYTES
     }
 
-    /// Takes the beginning of `lent` for a queue of that layout.
+    /// Uses the beginning of `lent` as a queue with this layout.
     ///
     /// # Errors
     ///
-    /// [`OutOfRange`] when it is too short, read-only, or not aligned to 16.
+    /// Returns [`OutOfRange`] if `lent` is too short, read-only, or not aligned to 16.
     pub fn new(lent: &LentSlice, layout: SplitLayout) -> Result<QueuePages, OutOfRange> {
         if !lent.is_writable() {
             return Err(OutOfRange::ReadOnly);
@@ -56,11 +55,11 @@ impl QueuePages {
         Ok(QueuePages { lent: lent.slice(0, QueuePages::bytes(layout))? })
     }
 
-    /// A part of the queue's memory, as a device is told of it.
+    /// Returns a range of the queue's memory for a device.
     ///
     /// # Errors
     ///
-    /// [`OutOfRange`].
+    /// Returns [`OutOfRange`] if the range does not lie inside.
     pub fn device_range(&self, offset: usize, len: usize) -> Result<DeviceRange, OutOfRange> {
         self.lent.device_range(offset, len, DeviceAccess::Write)
     }

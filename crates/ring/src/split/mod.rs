@@ -1,36 +1,35 @@
-//! Split virtqueues: the driver's end, for kernel vhost and whatever else has the device's.
+//! Split virtqueues: the driver's end, for kernel vhost and other devices.
 //!
 //! # Theory of operation
 //!
 //! The driver makes buffers available ([`DriverQueue::push`], [`DriverQueue::publish`]) and takes them back
-//! ([`DriverQueue::pop`]) when the device has used them. All that it remembers of a buffer is private: which
-//! descriptors are whose, how many octets the device may write, what is in flight. Shared memory is written
-//! and never read back, but for what is the device's to say: the used ring, its index and its flags.
+//! ([`DriverQueue::pop`]) after the device has used them. All state of a buffer is private: its descriptors,
+//! its writable length, its in-flight mark. The driver writes shared memory and reads back only the device's
+//! part: the used ring, its index and its flags.
 //!
-//! # What the device says is checked
+//! # Validation of the device
 //!
-//! Each rule has a [`QueueFault`] of its own, after which the queue is of no more use:
+//! Each rule has its own [`QueueFault`]. After a fault the queue must not be used:
 //!
-//! * the used index moves by no more than there is in flight;
-//! * a used element names the first descriptor of a chain that is in flight: not one beyond the table, not
-//!   one in the middle of a chain, not one a second time, not one that was not published yet;
-//! * its length is at most what the device could write.
+//! * The used index advances by at most the number of chains in flight.
+//! * A used element names the first descriptor of a chain in flight. It names no descriptor beyond the table or
+//!   in the middle of a chain, no used chain, and no unpublished chain.
+//! * Its length is at most the bytes that the device may write.
 //!
-//! An element is fetched once, whole. Its number of descriptors is our own record, so that no loop follows
+//! An element is fetched once, whole. Its number of descriptors comes from private state, so no loop follows
 //! links in shared memory.
 //!
 //! # Order
 //!
-//! Free descriptors come back in the order in which buffers were used, and are given out in that order. So
-//! where a device uses buffers in order, descriptors go round the table: what
-//! [`QueueFeatures::in_order`] demands of a driver comes by itself. With it, one used element stands for all
-//! buffers up to the one it names.
+//! Free descriptors return in the order in which buffers were used and are reused in that order. So if a device
+//! uses buffers in order, descriptors rotate through the table, as [`QueueFeatures::in_order`] requires of a
+//! driver. With that feature, one used element stands for all buffers up to the one that it names.
 //!
 //! # Notification
 //!
-//! [`DriverQueue::publish`] says whether the device wants a kick. Interrupts are off
-//! ([`DriverQueue::suppress`]) until somebody is about to sleep ([`DriverQueue::arm`]). Both sides publish an
-//! index, then look at the other's wish, with a full fence between: loom explores it.
+//! [`DriverQueue::publish`] returns `true` if the device wants a kick. Interrupts are suppressed
+//! ([`DriverQueue::suppress`]) until a thread is about to sleep ([`DriverQueue::arm`]). Both sides publish an
+//! index, then read the other side's request, with a full fence between. loom explores this protocol.
 
 #[cfg(any(test, feature = "test-utils"))]
 pub mod device;
@@ -47,6 +46,5 @@ mod tests;
 pub use driver::{DriverQueue, PushError, QueueFault, QueueFeatures, Used};
 pub use memory::{QueueMemory, QueuePages};
 
-/// Descriptors of a chain, at most: no driver here needs more, and each entry of a queue has room for an
-/// indirect table of so many.
+/// Maximum descriptors of a chain. Each queue entry has an indirect table of this length.
 pub const CHAIN_MAX: usize = 4;

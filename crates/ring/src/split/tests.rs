@@ -33,7 +33,7 @@ fn writable(len: usize) -> DeviceRange {
     range(len, DeviceAccess::Write)
 }
 
-/// A queue with three buffers of 100 octets to be written in flight, and what the device took.
+/// Builds a queue with three writable buffers of 100 bytes in flight, and the device's requests.
 fn three_in_flight(features: QueueFeatures) -> (DriverQueue, DeviceQueue, Vec<Request>) {
     let (mut driver, mut device) = pair(8, features);
     for token in 0..3 {
@@ -45,7 +45,7 @@ fn three_in_flight(features: QueueFeatures) -> (DriverQueue, DeviceQueue, Vec<Re
 }
 
 #[test]
-fn a_chain_arrives_as_it_was_pushed() {
+fn pushed_chain_arrives_unchanged() {
     for features in [ALL, NONE] {
         let (mut driver, mut device) = pair(8, features);
         for round in 0..100u32 {
@@ -70,7 +70,7 @@ fn a_chain_arrives_as_it_was_pushed() {
 }
 
 #[test]
-fn a_full_queue_refuses_and_stays_whole() {
+fn push_into_full_queue_is_refused_and_changes_nothing() {
     let (mut driver, mut device) = pair(4, NONE);
     driver.push(&[readable(1), readable(1), readable(1)], 0).unwrap();
     assert_eq!(driver.push(&[readable(1); 2], 1), Err(PushError::Full { wanted: 2, free: 1 }));
@@ -84,7 +84,7 @@ fn a_full_queue_refuses_and_stays_whole() {
 }
 
 #[test]
-fn an_indirect_chain_takes_one_entry() {
+fn indirect_chain_takes_one_entry() {
     let (mut driver, mut device) = pair(4, ALL);
     for token in 0..4 {
         driver.push(&[readable(1), readable(2)], token).unwrap();
@@ -96,7 +96,7 @@ fn an_indirect_chain_takes_one_entry() {
 }
 
 #[test]
-fn forged_a_used_index_beyond_what_is_in_flight_is_refused() {
+fn forged_used_index_beyond_in_flight_is_refused() {
     let (mut driver, mut device, _) = three_in_flight(ALL);
     let _ = device.publish_index(4);
     assert_eq!(driver.pop(), Err(QueueFault::Overrun { announced: 4, in_flight: 3 }));
@@ -107,7 +107,7 @@ fn forged_a_used_index_beyond_what_is_in_flight_is_refused() {
 }
 
 #[test]
-fn forged_a_used_id_that_no_descriptor_has_is_refused() {
+fn forged_used_id_beyond_table_is_refused() {
     for id in [8, 0x1_0000, u32::MAX] {
         let (mut driver, mut device, _) = three_in_flight(ALL);
         device.put_used(UsedElement { id, len: 0 }, 1);
@@ -117,7 +117,7 @@ fn forged_a_used_id_that_no_descriptor_has_is_refused() {
 }
 
 #[test]
-fn forged_a_buffer_used_twice_is_refused() {
+fn forged_second_use_of_buffer_is_refused() {
     let (mut driver, mut device, taken) = three_in_flight(ALL);
     device.finish(taken[1].head, 1);
     device.finish(taken[1].head, 1);
@@ -127,7 +127,7 @@ fn forged_a_buffer_used_twice_is_refused() {
 }
 
 #[test]
-fn forged_a_buffer_that_was_never_published_is_refused() {
+fn forged_use_of_unpublished_buffer_is_refused() {
     let (mut driver, mut device, taken) = three_in_flight(ALL);
     let next = taken[2].head + 1;
     driver.push(&[writable(100)], 3).unwrap();
@@ -137,7 +137,7 @@ fn forged_a_buffer_that_was_never_published_is_refused() {
 }
 
 #[test]
-fn forged_the_middle_of_a_chain_is_refused() {
+fn forged_used_id_in_middle_of_chain_is_refused() {
     let (mut driver, mut device) = pair(8, NONE);
     driver.push(&[readable(1), writable(1)], 0).unwrap();
     let _ = driver.publish();
@@ -148,13 +148,13 @@ fn forged_the_middle_of_a_chain_is_refused() {
 }
 
 #[test]
-fn forged_a_length_beyond_the_buffer_is_refused() {
+fn forged_length_beyond_buffer_is_refused() {
     let (mut driver, mut device, taken) = three_in_flight(ALL);
     device.finish(taken[0].head, 101);
     let _ = device.publish();
     let id = taken[0].head;
     assert_eq!(driver.pop(), Err(QueueFault::Length { id, len: 101, capacity: 100 }));
-    // What is to be read does not count.
+    // Readable bytes do not count.
     let (mut driver, mut device) = pair(8, ALL);
     driver.push(&[readable(100), writable(10)], 0).unwrap();
     let _ = driver.publish();
@@ -164,9 +164,9 @@ fn forged_a_length_beyond_the_buffer_is_refused() {
     assert!(matches!(driver.pop(), Err(QueueFault::Length { capacity: 10, .. })));
 }
 
-/// Virtio 1.x, 2.7.8: one element for a batch; the buffers before the last were filled.
+/// Checks virtio 1.x, 2.7.8: one element for a batch; the buffers before the last were filled.
 #[test]
-fn in_order_one_element_stands_for_several() {
+fn in_order_element_covers_batch() {
     let (mut driver, mut device, taken) = three_in_flight(IN_ORDER);
     device.finish_batch(taken[2].head, 40, 3);
     let _ = device.publish();
@@ -177,7 +177,7 @@ fn in_order_one_element_stands_for_several() {
 }
 
 #[test]
-fn in_order_descriptors_go_round_the_table() {
+fn in_order_descriptors_rotate_through_table() {
     let (mut driver, mut device) = pair(4, QueueFeatures { indirect: false, ..IN_ORDER });
     let mut next = 0;
     for round in 0..50 {
@@ -194,7 +194,7 @@ fn in_order_descriptors_go_round_the_table() {
 }
 
 #[test]
-fn forged_an_element_for_more_than_was_announced_is_refused() {
+fn forged_batch_beyond_used_index_is_refused() {
     let (mut driver, mut device, taken) = three_in_flight(IN_ORDER);
     device.finish_batch(taken[2].head, 0, 2);
     let _ = device.publish();
@@ -202,7 +202,7 @@ fn forged_an_element_for_more_than_was_announced_is_refused() {
 }
 
 #[test]
-fn kicks_and_interrupts_come_only_when_asked_for() {
+fn kicks_and_interrupts_are_sent_only_when_armed() {
     for features in [ALL, NONE] {
         let (mut driver, mut device) = pair(8, features);
         assert!(!device.arm());
@@ -225,7 +225,7 @@ fn kicks_and_interrupts_come_only_when_asked_for() {
 }
 
 #[test]
-fn memory_that_holds_no_queue_is_refused() {
+fn queue_memory_too_short_or_unaligned_is_rejected() {
     let layout = SplitLayout::new(8).unwrap();
     let lent = LentSlice::anonymous(QueuePages::bytes(layout) + 32);
     let at = (0..16).find(|&at| lent.slice(at, 16).unwrap().is_aligned_to(16)).unwrap();
@@ -253,10 +253,10 @@ fn step() -> impl Strategy<Value = Step> {
 }
 
 proptest! {
-    /// Buffers come back exactly once, each with its token, in whatever order the device uses them, and
-    /// every descriptor is free again in the end; also where indices wrap.
+    /// Checks that buffers return exactly once with their tokens, in any order of use, also where indices wrap. In
+    /// the end every descriptor is free.
     #[test]
-    fn an_honest_device_gives_every_buffer_back(
+    fn correct_device_returns_every_buffer_once(
         features in prop::sample::select(vec![ALL, NONE, IN_ORDER]),
         start in prop_oneof![Just(0u16), 65500u16..=65535],
         steps in prop::collection::vec(step(), 0..300),
@@ -304,10 +304,10 @@ proptest! {
         prop_assert_eq!((driver.free(), driver.in_flight()), (8, 0));
     }
 
-    /// Whatever a device writes into the used ring, nothing comes back twice, nothing that was not in
-    /// flight, and never more octets than there are; the first broken rule ends it.
+    /// Checks a device that writes any used ring. No buffer returns twice or without being in flight, and no length
+    /// exceeds the buffer. The first broken rule ends the test.
     #[test]
-    fn a_hostile_device_is_caught_or_harmless(
+    fn hostile_device_is_rejected_or_bounded(
         features in prop::sample::select(vec![ALL, NONE, IN_ORDER]),
         elements in prop::collection::vec((prop_oneof![0u32..10, any::<u32>()],
             prop_oneof![0u32..120, any::<u32>()]), 8),

@@ -137,11 +137,15 @@ fn unpack() -> Luggage {
 /// Attacks until the process ends.
 fn attack(seed: u64) {
     let mut noise = Noise::from_seed(seed);
-    let mut luggage = unpack();
     // The rings come up first in most lives: an attacker without a device reaches less.
     std::thread::sleep(Duration::from_millis(noise.below(1500)));
+    // Before the luggage: a second handle would keep the receiver's close from being the last.
     let targets = attack::sockets();
-    let favourites = noise.next();
+    let mut luggage = unpack();
+    // Half of the lives attack one socket alone: garbage at another one would soon end them.
+    let is_single = noise.below(2) == 0;
+    let single = 1 << noise.below((targets.len() as u64).clamp(1, 64));
+    let favourites = if is_single { single } else { noise.next() };
     let files = if noise.below(4) == 0 { attack::sealed_files() } else { Vec::new() };
     let calm = Duration::from_micros(noise.below(2000));
     let started = Instant::now();
@@ -151,13 +155,15 @@ fn attack(seed: u64) {
         let at = noise.below(targets.len().max(1) as u64);
         let Some(target) = targets.get(usize::try_from(at).unwrap_or(0)) else { return };
         let is_favourite = favourites >> (at % 64) & 1 == 1;
-        if is_favourite || noise.below(500) == 0 {
+        if is_favourite || (!is_single && noise.below(500) == 0) {
             for _ in 0..[1, 1, 1, 8, 1000][usize::try_from(noise.below(5)).unwrap_or(0)] {
                 let message = message(&mut noise);
-                if noise.below(20) == 0
+                if noise.below(4) == 0
                     && let Some(lingering) = luggage.lingering.pop()
                 {
                     sent += u64::from(send_raw(target, &message, &[lingering.as_fd()]).is_ok());
+                    // The receiver may have been first: then this close blocks, and not the attack.
+                    let _ = std::thread::Builder::new().spawn(move || drop(lingering));
                     continue;
                 }
                 let fds = pick(&luggage.kinds, &mut noise);

@@ -42,7 +42,10 @@ const OLD_WAITS: [i64; 2] = [libc::SYS_poll, libc::SYS_epoll_wait];
 #[cfg(not(target_arch = "x86_64"))]
 const OLD_WAITS: [i64; 0] = [];
 /// System calls of storage threads: a slow disk of the machine is no finding.
-const STORAGE: [i64; 6] = [
+const STORAGE: [i64; 9] = [
+    libc::SYS_pread64,
+    libc::SYS_pwrite64,
+    libc::SYS_fsync,
     libc::SYS_preadv,
     libc::SYS_pwritev,
     libc::SYS_preadv2,

@@ -31,14 +31,17 @@ def checksum(octets):
 
 
 def udp_echo(address, port):
-    """Sends each datagram back, and names its sender."""
+    """Sends each datagram back from the address that it was sent to, and names its sender."""
     server = socket.socket(family(address), socket.SOCK_DGRAM)
+    if family(address) == socket.AF_INET6:
+        server.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_RECVPKTINFO, 1)
     server.bind((address, int(port)))
     say("listening")
     while True:
-        octets, client = server.recvfrom(65536)
+        octets, told, _, client = server.recvmsg(65536, 256)
         say("datagram", client[0], octets.decode())
-        server.sendto(octets, client)
+        back = [(level, kind, data[:16] + bytes(4)) for level, kind, data in told]
+        server.sendmsg([octets], back, 0, client)
 
 
 def tagged(address, port, source, tag):

@@ -152,7 +152,6 @@ pub(super) const LIST: &[Allowed] = &[
     // uplink/src/host/real/tcp.rs: state of a connection
     on(UPLINK, libc::SYS_getsockopt, &[is(1, libc::IPPROTO_TCP)]),
     // block/src/storage/nbd/handed.rs: whether there is one
-    // platform/src/descriptors/disposal.rs: the family of a socket that is disposed of
     // platform/src/descriptors/stream.rs: the family of a socket
     // platform/src/local/hub/server.rs: the credentials of who connects
     // platform/src/socket.rs: SO_MEMINFO: room in a socket

@@ -1,4 +1,4 @@
-//! Requests, as a frontend writes them into the ring.
+//! Encoders for requests, used by the frontend.
 
 use super::{
     Abi, Direction, INDIRECT_PAGES, Operation, SEGMENT_BYTES, SEGMENTS_DIRECT, SegmentRange, Slot,
@@ -11,7 +11,8 @@ fn put(slot: &mut Slot, at: usize, bytes: &[u8]) {
     }
 }
 
-/// A request with its segments in the slot: read, write, flush or barrier. `None` for more than 11.
+/// Encodes a read, write, flush or barrier with its segments in the slot. Returns `None` if there are
+/// more than 11 segments.
 pub fn direct(
     abi: Abi,
     operation: Operation,
@@ -34,7 +35,7 @@ pub fn direct(
     Some(slot)
 }
 
-/// A request to give up a range.
+/// Encodes a discard of a sector range.
 pub fn discard(
     abi: Abi,
     (id, handle): (u64, u16),
@@ -52,7 +53,8 @@ pub fn discard(
     slot
 }
 
-/// A request whose `count` segments are described in `pages`. `None` for more pages than eight.
+/// Encodes a request whose `count` segments are described in `pages`. Returns `None` for more than
+/// eight pages.
 pub fn indirect(
     abi: Abi,
     direction: Direction,
@@ -81,8 +83,8 @@ pub fn indirect(
     Some(slot)
 }
 
-/// The descriptors of segments, for the pages of an indirect request: one page is full before the next
-/// one begins.
+/// Encodes segment descriptors for the pages of an indirect request. Each page is filled before the
+/// next one begins.
 pub fn indirect_descriptors(
     segments: &[SegmentRange],
 ) -> impl Iterator<Item = [u8; SEGMENT_BYTES]> {

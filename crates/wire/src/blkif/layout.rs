@@ -1,39 +1,37 @@
-//! Where the fields are, by architecture, and the response.
+//! Field offsets of each request layout, and the response.
 
 use crate::macros::enum_with_unknown;
 
 enum_with_unknown! {
-    /// How a request ended (`BLKIF_RSP_*`).
+    /// Result of a request (`BLKIF_RSP_*`).
     pub enum Status(i16) {
-        /// There is no such operation, here or on this disk.
+        /// Operation unknown, or not offered for this disk.
         NotSupported = -2,
-        /// It failed.
         Error = -1,
-        /// All of it was done.
         Okay = 0,
     }
 }
 
-/// A slot as it was copied out of the ring: a request of either layout, zeros behind the shorter one.
+/// Private copy of a request slot in either layout. Bytes behind the shorter layout are zero.
 pub type Slot = [u8; 112];
 
-/// How a frontend lays out its requests: by the key `protocol`.
+/// Request layout of a frontend, from the key `protocol`.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Abi {
-    /// `x86_64-abi`, and `arm-abi`, which is the same: 64-bit numbers are aligned to 8.
+    /// `x86_64-abi`, identical to `arm-abi`: 64-bit numbers are aligned to 8 bytes.
     X86_64,
-    /// `x86_32-abi`: 64-bit numbers are aligned to 4.
+    /// `x86_32-abi`: 64-bit numbers are aligned to 4 bytes.
     X86_32,
 }
 
 impl Abi {
-    /// Both.
+    /// Both layouts, for tests and tables.
     pub const ALL: [Abi; 2] = [Abi::X86_64, Abi::X86_32];
 
-    /// The layout that is native here.
+    /// Layout of this machine's architecture.
     pub const NATIVE: Abi = Abi::X86_64;
 
-    /// The layout of that name.
+    /// Returns the layout with the given protocol name.
     pub fn from_name(name: &[u8]) -> Option<Abi> {
         match name {
             b"x86_64-abi" | b"arm-abi" => Some(Abi::X86_64),
@@ -42,7 +40,7 @@ impl Abi {
         }
     }
 
-    /// The name of the layout.
+    /// Returns the protocol name of the layout.
     pub fn name(self) -> &'static str {
         match self {
             Abi::X86_64 => "x86_64-abi",
@@ -50,7 +48,7 @@ impl Abi {
         }
     }
 
-    /// Bytes of a request.
+    /// Returns the bytes of a request.
     pub const fn request_bytes(self) -> usize {
         match self {
             Abi::X86_64 => 112,
@@ -58,7 +56,7 @@ impl Abi {
         }
     }
 
-    /// Bytes of a response, its holes included.
+    /// Returns the bytes of a response, padding included.
     pub const fn response_bytes(self) -> usize {
         match self {
             Abi::X86_64 => 16,
@@ -66,7 +64,7 @@ impl Abi {
         }
     }
 
-    /// What entries of the ring are aligned to.
+    /// Returns the alignment of ring entries in bytes.
     pub const fn alignment(self) -> usize {
         match self {
             Abi::X86_64 => 8,
@@ -85,7 +83,7 @@ impl Abi {
         self.id() + 8
     }
 
-    /// Segments, the count of a discard, and the handle of an indirect request begin here.
+    /// Returns the offset of the segments, of a discard's count, and of an indirect request's handle.
     pub(super) const fn tail(self) -> usize {
         self.sector() + 8
     }
@@ -95,23 +93,22 @@ impl Abi {
     }
 }
 
-/// The answer to a request.
+/// Response to one request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Response {
-    /// Of the request.
+    /// Id of the request.
     pub id: u64,
-    /// The operation of the request, as it stood in its first byte.
+    /// Operation of the request, as [`Request::operation`](super::Request::operation) gives it.
     pub operation: u8,
-    /// How it ended.
     pub status: Status,
 }
 
 impl Response {
-    /// Most bytes of a response.
+    /// Bytes of the longer layout's response.
     pub const MAX: usize = 16;
 
-    /// The response in a slot. Both layouts have the same fields at the same places; they differ in
-    /// what is behind them.
+    /// Parses the response in a slot. Both layouts have the same fields at the same offsets and differ
+    /// only in the padding behind them.
     pub fn from_bytes(bytes: [u8; Self::MAX]) -> Response {
         let [i0, i1, i2, i3, i4, i5, i6, i7, operation, _, s0, s1, ..] = bytes;
         Response {
@@ -121,8 +118,8 @@ impl Response {
         }
     }
 
-    /// The bytes for a slot, of which the first [`Abi::response_bytes`] are the response. The holes are
-    /// zero: they are the guest's to see (XSA-216).
+    /// Encodes the response for a slot; the first [`Abi::response_bytes`] bytes are the response. Padding
+    /// is zero, because the guest can read it (XSA-216).
     pub fn to_bytes(self) -> [u8; Self::MAX] {
         let [i0, i1, i2, i3, i4, i5, i6, i7] = self.id.to_le_bytes();
         let [s0, s1] = self.status.to_raw().to_le_bytes();

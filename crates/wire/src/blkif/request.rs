@@ -1,4 +1,4 @@
-//! Requests, as the backend reads them off the ring.
+//! Request parser and validation, used by the backend.
 
 use arrayvec::ArrayVec;
 use thiserror::Error;
@@ -10,24 +10,24 @@ use crate::grant::Gref;
 use crate::macros::enum_with_unknown;
 
 enum_with_unknown! {
-    /// What is asked for (`BLKIF_OP_*`).
+    /// Operation of a request (`BLKIF_OP_*`).
     pub enum Operation(u8) {
-        /// Fill pages from the disk.
+        /// Reads sectors into pages.
         Read = 0,
-        /// Write pages to the disk.
+        /// Writes pages to the disk.
         Write = 1,
-        /// Write, after all that came before and before all that comes after, and for good.
+        /// Ordered, durable write: after all earlier requests and before all later ones.
         Barrier = 2,
-        /// What was written before is to stay; then, if there are segments, write them.
+        /// Makes earlier writes durable, then writes the segments, if any.
         Flush = 3,
-        /// The content of a range is of no more use.
+        /// Declares the content of a check_range unused.
         Discard = 5,
         /// Read or write with more segments than a slot holds.
         Indirect = 6,
     }
 }
 
-/// A piece of a page: whole sectors, inside it.
+/// Run of whole sectors inside one granted page.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct SegmentRange {
     gref: Gref,
@@ -35,32 +35,32 @@ pub struct SegmentRange {
     last: u8,
 }
 
-/// The last sector of a page.
+/// Last sector of a page.
 const LAST: u8 = 7;
 
 impl SegmentRange {
-    /// Sectors `first` to `last`, both included, of the page `gref`; `None` unless
-    /// `first <= last <= 7`.
+    /// Creates a segment of sectors `first` to `last`, both included, in the page `gref`. Returns `None`
+    /// unless `first <= last <= 7`.
     pub fn new(gref: Gref, first: u8, last: u8) -> Option<SegmentRange> {
         (first <= last && last <= LAST).then_some(SegmentRange { gref, first, last })
     }
 
-    /// The page.
+    /// Returns the granted page.
     pub fn gref(self) -> Gref {
         self.gref
     }
 
-    /// Where in the page it begins, in bytes: below 4096.
+    /// Returns the offset in the page in bytes, below 4096.
     pub fn offset(self) -> u16 {
         u16::from(self.first) * 512
     }
 
-    /// Its bytes: 512 to 4096.
+    /// Returns the length in bytes, 512 to 4096.
     pub fn len(self) -> u16 {
         (u16::from(self.last - self.first) + 1) * 512
     }
 
-    /// Never: a segment has at least one sector.
+    /// Returns `false`: a segment has at least one sector.
     pub fn is_empty(self) -> bool {
         false
     }
@@ -70,7 +70,7 @@ impl SegmentRange {
         [g0, g1, g2, g3, self.first, self.last, 0, 0]
     }
 
-    fn judge(bytes: [u8; SEGMENT_BYTES], index: u32) -> Result<SegmentRange, Refusal> {
+    fn parse(bytes: [u8; SEGMENT_BYTES], index: u32) -> Result<SegmentRange, Refusal> {
         let [g0, g1, g2, g3, first, last, _, _] = bytes;
         if first > last {
             return Err(Refusal::SectorsReversed { index, first, last });
@@ -82,112 +82,79 @@ impl SegmentRange {
     }
 }
 
-/// What a request is judged by: the disk, and what was offered to this frontend.
+/// Limits for validation: the disk's geometry and the features offered to this frontend.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Rules {
     /// Size of the disk in units of 512 bytes.
     pub sectors: u64,
-    /// Bytes that positions and lengths are multiples of: 512 or 4096.
+    /// Sector size in bytes, 512 or 4096.
     pub sector_size: u32,
-    /// Nothing may be written.
     pub read_only: bool,
-    /// Flushes are served.
     pub flush: bool,
-    /// Barriers are served.
     pub barrier: bool,
-    /// Discards are served.
     pub discard: bool,
-    /// Most segments of an indirect request; 0 where there are none.
+    /// Maximum segments of an indirect request; 0 if indirect requests are not offered.
     pub indirect_segments: u16,
 }
 
-/// A rule that a request breaks. The request is answered, and the ring is in step.
+/// Broken rule of a request. The backend answers the request, and the ring stays in step.
 ///
-/// When several are broken, the one that stands first here is reported.
+/// If a request breaks several rules, the first variant in this order is reported.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Error)]
 pub enum Refusal {
-    /// An operation that the interface does not define.
+    /// Operation that the interface does not define.
     #[error("operation {operation} is unknown")]
-    UnknownOperation {
-        /// The number.
-        operation: u8,
-    },
-    /// An operation that this disk does not serve.
+    UnknownOperation { operation: u8 },
+    /// Operation that this disk does not offer.
     #[error("operation {operation} is not offered")]
-    NotOffered {
-        /// The number.
-        operation: u8,
-    },
-    /// The operation of an indirect request is neither read nor write.
+    NotOffered { operation: u8 },
+    /// Inner operation of an indirect request is neither read nor write.
     #[error("operation {operation} cannot be indirect")]
-    NotIndirect {
-        /// The number.
-        operation: u8,
-    },
-    /// The disk is read-only.
+    NotIndirect { operation: u8 },
     #[error("the disk is read-only")]
     ReadOnly,
-    /// A read or write of nothing, or a discard of nothing.
+    /// Read, write or discard of no sectors.
     #[error("a request without a sector")]
     Nothing,
-    /// More segments than fit.
     #[error("{found} segments, the limit is {limit}")]
     TooManySegments {
-        /// Segments announced.
+        /// Segments in the request.
         found: u16,
-        /// The limit.
         limit: u16,
     },
-    /// A segment ends before it begins.
+    /// Segment's last sector is before its first.
     #[error("segment {index}: first sector {first}, last sector {last}")]
     SectorsReversed {
-        /// Which segment, counted from 0.
+        /// Segment index, counted from 0.
         index: u32,
-        /// First sector.
         first: u8,
-        /// Last sector.
         last: u8,
     },
-    /// A segment reaches over the end of its page.
+    /// Segment reaches over the end of its page.
     #[error("segment {index}: sector {last} does not lie in the page, the last one is 7")]
     BeyondPage {
-        /// Which segment, counted from 0.
+        /// Segment index, counted from 0.
         index: u32,
-        /// Last sector.
         last: u8,
     },
-    /// Sector and length have no sum.
+    /// Sum of sector and count overflows.
     #[error("{count} sectors from {sector} on: the sum overflows")]
-    Overflow {
-        /// First sector.
-        sector: u64,
-        /// Sectors.
-        count: u64,
-    },
-    /// The range does not lie on the disk.
+    Overflow { sector: u64, count: u64 },
+    /// Range reaches beyond the end of the disk.
     #[error("{count} sectors from {sector} on: the disk has {limit}")]
     BeyondDisk {
-        /// First sector.
         sector: u64,
-        /// Sectors.
         count: u64,
         /// Sectors of the disk.
         limit: u64,
     },
-    /// Position or length are no multiples of the sector size.
+    /// Position or length is not a multiple of the sector size.
     #[error("{count} sectors from {sector} on: not multiples of {sector_size} bytes")]
-    Unaligned {
-        /// First sector.
-        sector: u64,
-        /// Sectors.
-        count: u64,
-        /// The sector size.
-        sector_size: u32,
-    },
+    Unaligned { sector: u64, count: u64, sector_size: u32 },
 }
 
 impl Refusal {
-    /// What the request is answered with.
+    /// Returns the status of the response.
     pub fn status(&self) -> Status {
         match self {
             Refusal::UnknownOperation { .. } | Refusal::NotOffered { .. } => Status::NotSupported,
@@ -195,7 +162,7 @@ impl Refusal {
         }
     }
 
-    /// A name for a counter.
+    /// Returns the label of the rule's counter.
     pub fn label(&self) -> &'static str {
         match self {
             Refusal::UnknownOperation { .. } => "blk_unknown_operation",
@@ -214,8 +181,8 @@ impl Refusal {
 }
 
 impl Rules {
-    /// Whether `count` sectors from `sector` on are a range that can be served.
-    fn range(&self, sector: u64, count: u64) -> Result<(), Refusal> {
+    /// Checks that `count` sectors from `sector` on lie on the disk and are aligned.
+    fn check_range(&self, sector: u64, count: u64) -> Result<(), Refusal> {
         let end = sector.checked_add(count).ok_or(Refusal::Overflow { sector, count })?;
         if end > self.sectors {
             return Err(Refusal::BeyondDisk { sector, count, limit: self.sectors });
@@ -228,61 +195,58 @@ impl Rules {
     }
 }
 
-/// Which way the bytes of a request go.
+/// Direction of a transfer.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Direction {
-    /// From the disk.
+    /// Reads from the disk.
     Read,
-    /// To the disk.
+    /// Writes to the disk.
     Write,
 }
 
-/// A read or write whose range lies on the disk and whose segments have as many sectors as it has.
+/// Validated read or write: the check_range lies on the disk and equals the sum of the segments.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Transfer {
-    /// Which way.
     pub direction: Direction,
-    /// First sector.
     pub sector: u64,
-    /// Sectors, at least one.
+    /// Number of sectors, at least one.
     pub sectors: u64,
 }
 
-/// What a request that keeps the rules asks for.
+/// Validated action of a request.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Body {
-    /// Read or write the segments.
+    /// Reads or writes the segments.
     Transfer(Transfer),
-    /// As [`Body::Transfer`], once [`IndirectHead::segments`] has judged the descriptors.
+    /// Transfer whose descriptors [`IndirectHead::segments`] has yet to validate.
     Indirect(IndirectHead),
-    /// Flush; then write the segments, if there are any.
+    /// Flushes, then writes the segments, if any.
     Flush(Option<Transfer>),
-    /// Wait for all before it, write the segments if there are any, flush, then go on.
+    /// Waits for all earlier requests, writes the segments, if any, flushes, then lets later ones start.
     Barrier(Option<Transfer>),
-    /// Give up a range.
+    /// Discards a sector check_range.
     Discard {
-        /// First sector.
         sector: u64,
-        /// Sectors, at least one.
+        /// Number of sectors, at least one.
         sectors: u64,
-        /// The content must not be readable afterwards.
+        /// Content must not be readable afterwards.
         secure: bool,
     },
 }
 
-/// A request that was judged.
+/// Parsed and validated request.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Request {
-    /// Comes back in the response.
+    /// Id that the response echoes.
     pub id: u64,
-    /// The operation, which comes back too: of an indirect request the inner one, as Linux' frontend,
-    /// which disables its disk otherwise, and its backend have it.
+    /// Operation that the response echoes. An indirect request gives its inner operation, as Linux'
+    /// backend does: Linux' frontend disables its disk otherwise.
     pub operation: u8,
-    /// What is asked for, or the rule that is broken.
+    /// Validated action, or the broken rule.
     pub body: Result<Body, Refusal>,
 }
 
-/// An indirect request whose descriptors have yet to be read.
+/// Indirect request whose descriptors are not read yet.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct IndirectHead {
     direction: Direction,
@@ -305,8 +269,8 @@ fn u64_at(slot: &Slot, at: usize) -> u64 {
 }
 
 impl Request {
-    /// Judges a slot that was copied out of the ring once. Segments of the slot itself are appended to
-    /// `segments`, none if it is refused.
+    /// Validates a slot that was copied out of the ring once. Appends the slot's own segments to
+    /// `segments`, or nothing if the request is refused.
     pub fn parse(
         abi: Abi,
         slot: &Slot,
@@ -319,7 +283,7 @@ impl Request {
             Operation::Indirect => slot[1],
             _ => slot[0],
         };
-        let body = body(abi, slot, rules, segments);
+        let body = parse_body(abi, slot, rules, segments);
         if body.is_err() {
             segments.truncate(before);
         }
@@ -327,7 +291,7 @@ impl Request {
     }
 }
 
-fn body(
+fn parse_body(
     abi: Abi,
     slot: &Slot,
     rules: &Rules,
@@ -347,27 +311,31 @@ fn body(
     }
     match Operation::from_raw(operation) {
         Operation::Read => {
-            some(direct(abi, slot, Direction::Read, rules, segments)?).map(Body::Transfer)
+            require_sectors(parse_direct(abi, slot, Direction::Read, rules, segments)?)
+                .map(Body::Transfer)
         }
         Operation::Barrier => {
-            direct(abi, slot, Direction::Write, rules, segments).map(Body::Barrier)
+            parse_direct(abi, slot, Direction::Write, rules, segments).map(Body::Barrier)
         }
-        Operation::Flush => direct(abi, slot, Direction::Write, rules, segments).map(Body::Flush),
-        Operation::Discard => discard(abi, slot, rules),
-        Operation::Indirect => indirect(abi, slot, rules).map(Body::Indirect),
-        _ => some(direct(abi, slot, Direction::Write, rules, segments)?).map(Body::Transfer),
+        Operation::Flush => {
+            parse_direct(abi, slot, Direction::Write, rules, segments).map(Body::Flush)
+        }
+        Operation::Discard => parse_discard(abi, slot, rules),
+        Operation::Indirect => parse_indirect(abi, slot, rules).map(Body::Indirect),
+        _ => require_sectors(parse_direct(abi, slot, Direction::Write, rules, segments)?)
+            .map(Body::Transfer),
     }
 }
 
-fn some(transfer: Option<Transfer>) -> Result<Transfer, Refusal> {
+fn require_sectors(transfer: Option<Transfer>) -> Result<Transfer, Refusal> {
     transfer.ok_or(Refusal::Nothing)
 }
 
-fn writable(rules: &Rules, writes: bool) -> Result<(), Refusal> {
+fn check_writable(rules: &Rules, writes: bool) -> Result<(), Refusal> {
     if writes && rules.read_only { Err(Refusal::ReadOnly) } else { Ok(()) }
 }
 
-fn direct(
+fn parse_direct(
     abi: Abi,
     slot: &Slot,
     direction: Direction,
@@ -375,8 +343,8 @@ fn direct(
     segments: &mut Vec<SegmentRange>,
 ) -> Result<Option<Transfer>, Refusal> {
     let count = slot[1];
-    // A flush or barrier of nothing writes nothing.
-    writable(rules, direction == Direction::Write && (count > 0 || slot[0] == 1))?;
+    // A flush or barrier without segments writes nothing.
+    check_writable(rules, direction == Direction::Write && (count > 0 || slot[0] == 1))?;
     if count == 0 {
         return Ok(None);
     }
@@ -386,11 +354,11 @@ fn direct(
     }
     let descriptors = slot.get(abi.tail()..).unwrap_or_default();
     let sector = u64_at(slot, abi.sector());
-    judge_segments(descriptors, u16::from(count), (direction, sector), rules, segments).map(Some)
+    parse_segments(descriptors, u16::from(count), (direction, sector), rules, segments).map(Some)
 }
 
-/// Judges the first `count` descriptors, which the caller has seen to be there.
-fn judge_segments(
+/// Validates the first `count` descriptors; the caller guarantees that they are present.
+fn parse_segments(
     descriptors: &[u8],
     count: u16,
     (direction, sector): (Direction, u64),
@@ -400,39 +368,39 @@ fn judge_segments(
     let mut bytes = 0u64;
     for (index, descriptor) in (0..u32::from(count)).zip(descriptors.as_chunks::<SEGMENT_BYTES>().0)
     {
-        let segment = SegmentRange::judge(*descriptor, index)?;
+        let segment = SegmentRange::parse(*descriptor, index)?;
         // At most 4096 segments of at most 4096 bytes.
         bytes += u64::from(segment.len());
         segments.push(segment);
     }
     let sectors = bytes / SECTOR;
-    rules.range(sector, sectors)?;
+    rules.check_range(sector, sectors)?;
     Ok(Transfer { direction, sector, sectors })
 }
 
-fn discard(abi: Abi, slot: &Slot, rules: &Rules) -> Result<Body, Refusal> {
-    writable(rules, true)?;
+fn parse_discard(abi: Abi, slot: &Slot, rules: &Rules) -> Result<Body, Refusal> {
+    check_writable(rules, true)?;
     let (sector, sectors) = (u64_at(slot, abi.sector()), u64_at(slot, abi.tail()));
     if sectors == 0 {
         return Err(Refusal::Nothing);
     }
-    rules.range(sector, sectors)?;
+    rules.check_range(sector, sectors)?;
     Ok(Body::Discard { sector, sectors, secure: slot[1] & 1 != 0 })
 }
 
-fn indirect(abi: Abi, slot: &Slot, rules: &Rules) -> Result<IndirectHead, Refusal> {
+fn parse_indirect(abi: Abi, slot: &Slot, rules: &Rules) -> Result<IndirectHead, Refusal> {
     let operation = slot[1];
     let direction = match Operation::from_raw(operation) {
         Operation::Read => Direction::Read,
         Operation::Write => Direction::Write,
         _ => return Err(Refusal::NotIndirect { operation }),
     };
-    writable(rules, direction == Direction::Write)?;
+    check_writable(rules, direction == Direction::Write)?;
     let count = u16::from_le_bytes(array(slot, 2));
     if count == 0 {
         return Err(Refusal::Nothing);
     }
-    // Whatever was offered, a request names no more than eight pages.
+    // The grefs in the slot cover eight pages of descriptors, whatever was offered.
     let limit = rules.indirect_segments.min(4096);
     if count > limit {
         return Err(Refusal::TooManySegments { found: count, limit });
@@ -444,28 +412,28 @@ fn indirect(abi: Abi, slot: &Slot, rules: &Rules) -> Result<IndirectHead, Refusa
 }
 
 impl IndirectHead {
-    /// Which way.
+    /// Returns the direction of the transfer.
     pub fn direction(&self) -> Direction {
         self.direction
     }
 
-    /// The pages with the descriptors, in order: all but the last one are full.
+    /// Returns the descriptor pages in order; all but the last one are full.
     pub fn pages(&self) -> &[Gref] {
         &self.pages
     }
 
-    /// Bytes of all descriptors.
+    /// Returns the length of all descriptors in bytes.
     pub fn descriptor_bytes(&self) -> usize {
         usize::from(self.count) * SEGMENT_BYTES
     }
 
-    /// Judges the descriptors, which were copied out of [`IndirectHead::pages`] once, and appends the
-    /// segments to `segments`, none if the request is refused. Fewer bytes than
-    /// [`IndirectHead::descriptor_bytes`] are refused like a request without a sector.
+    /// Validates descriptors that were copied out of [`IndirectHead::pages`] once. Appends the segments
+    /// to `segments`, or nothing if the request is refused.
     ///
     /// # Errors
     ///
-    /// The first rule that is broken.
+    /// Returns the first broken rule. A slice shorter than [`IndirectHead::descriptor_bytes`] gives
+    /// [`Refusal::Nothing`].
     pub fn segments(
         &self,
         descriptors: &[u8],
@@ -476,11 +444,11 @@ impl IndirectHead {
         let Some(descriptors) = descriptors.get(..self.descriptor_bytes()) else {
             return Err(Refusal::Nothing);
         };
-        let place = (self.direction, self.sector);
-        let judged = judge_segments(descriptors, self.count, place, rules, segments);
-        if judged.is_err() {
+        let start = (self.direction, self.sector);
+        let result = parse_segments(descriptors, self.count, start, rules, segments);
+        if result.is_err() {
             segments.truncate(before);
         }
-        judged
+        result
     }
 }

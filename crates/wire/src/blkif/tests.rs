@@ -1,4 +1,4 @@
-//! Layouts against bytes that were written down by hand, and the rules at their borders.
+//! Layouts against hand-written bytes, and rules at their limits.
 
 use super::*;
 use crate::grant::Gref;
@@ -23,7 +23,7 @@ fn segment(gref: u32, first: u8, last: u8) -> SegmentRange {
     SegmentRange::new(Gref(gref), first, last).unwrap()
 }
 
-/// Bytes at places, zeros elsewhere.
+/// Builds a slot from bytes at offsets, zero elsewhere.
 fn slot(parts: &[(usize, &[u8])]) -> Slot {
     let mut slot = [0; 112];
     for (at, bytes) in parts {
@@ -33,7 +33,7 @@ fn slot(parts: &[(usize, &[u8])]) -> Slot {
 }
 
 #[test]
-fn a_direct_request_of_each_layout() {
+fn direct_request_in_each_layout_round_trips() {
     // Write, two segments, handle 0x0102, id 0x1122334455667788, sector 0x10.
     let id = 0x1122_3344_5566_7788u64.to_le_bytes();
     let first: &[u8] = &[9, 0, 0, 0, 1, 7, 0, 0];
@@ -54,7 +54,7 @@ fn a_direct_request_of_each_layout() {
 }
 
 #[test]
-fn an_indirect_request_of_each_layout() {
+fn indirect_request_in_each_layout_round_trips() {
     for (abi, [id, sector, handle, grefs]) in
         [(Abi::X86_64, [8, 16, 24, 28]), (Abi::X86_32, [4, 12, 20, 24])]
     {
@@ -80,7 +80,7 @@ fn an_indirect_request_of_each_layout() {
 }
 
 #[test]
-fn a_discard_of_each_layout() {
+fn discard_in_each_layout_round_trips() {
     for (abi, [id, sector, count]) in [(Abi::X86_64, [8, 16, 24]), (Abi::X86_32, [4, 12, 20])] {
         let bytes = slot(&[(0, &[5, 1, 9, 0]), (id, &[6]), (sector, &[8]), (count, &[16])]);
         let (request, _) = parse(abi, &bytes);
@@ -90,7 +90,7 @@ fn a_discard_of_each_layout() {
 }
 
 #[test]
-fn xsa_216_a_response_has_no_holes() {
+fn xsa_216_response_padding_is_zero() {
     let response = Response { id: u64::MAX, operation: 0xEE, status: Status::Error };
     let bytes = response.to_bytes();
     let expected = [255, 255, 255, 255, 255, 255, 255, 255, 0xEE, 0, 255, 255, 0, 0, 0, 0];
@@ -100,7 +100,7 @@ fn xsa_216_a_response_has_no_holes() {
 }
 
 #[test]
-fn layouts_by_name() {
+fn abi_name_selects_layout() {
     assert_eq!(Abi::from_name(b"arm-abi"), Some(Abi::X86_64));
     for abi in Abi::ALL {
         assert_eq!(Abi::from_name(abi.name().as_bytes()), Some(abi));
@@ -112,7 +112,7 @@ fn layouts_by_name() {
     assert_eq!(entries(Abi::X86_32, 1), 32);
 }
 
-/// The rule that a read of one segment breaks.
+/// Returns the rule that a read of one segment breaks.
 fn refusal(sector: u64, first: u8, last: u8, rules: &Rules) -> Option<Refusal> {
     let mut bytes = slot(&[(0, &[0, 1]), (24, &[8, 0, 0, 0, first, last])]);
     bytes[16..24].copy_from_slice(&sector.to_le_bytes());
@@ -120,7 +120,7 @@ fn refusal(sector: u64, first: u8, last: u8, rules: &Rules) -> Option<Refusal> {
 }
 
 #[test]
-fn xsa_270_segments_lie_in_their_page_and_ranges_on_the_disk() {
+fn xsa_270_segment_beyond_page_or_disk_is_refused() {
     assert_eq!(refusal(2040, 0, 7, &RULES), None);
     let reversed = Refusal::SectorsReversed { index: 0, first: 5, last: 4 };
     assert_eq!(refusal(0, 5, 4, &RULES), Some(reversed));
@@ -138,7 +138,7 @@ fn xsa_270_segments_lie_in_their_page_and_ranges_on_the_disk() {
 }
 
 #[test]
-fn flushes_and_barriers_with_and_without_segments() {
+fn flush_and_barrier_without_segments_are_accepted_on_read_only_disk() {
     for operation in [Operation::Flush, Operation::Barrier] {
         let empty = direct(Abi::X86_64, operation, (1, 0), 0, &[]).unwrap();
         let (request, _) = parse(Abi::X86_64, &empty);
@@ -155,7 +155,7 @@ fn flushes_and_barriers_with_and_without_segments() {
 }
 
 #[test]
-fn refusals_have_names_of_their_own() {
+fn refusal_labels_are_distinct() {
     let (sector, count, limit) = (0, 0, 0);
     let all = [
         Refusal::UnknownOperation { operation: 0 },
@@ -184,12 +184,12 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(4_000))]
 
     #[test]
-    fn any_request_is_judged_as_a_naive_reader_would(data in slots()) {
+    fn request_of_small_bytes_matches_naive_oracle(data in slots()) {
         crate::fuzzing::blkif_request(&data);
     }
 
     #[test]
-    fn any_bytes_are_judged(data in prop::collection::vec(any::<u8>(), 0..300)) {
+    fn request_of_any_bytes_matches_naive_oracle(data in prop::collection::vec(any::<u8>(), 0..300)) {
         crate::fuzzing::blkif_request(&data);
     }
 }

@@ -3,8 +3,8 @@ use crate::blkif::{
     direct, discard, indirect, indirect_descriptors,
 };
 
-/// A request off a blkif ring and the descriptors of its segments: parses it and compares with a naive
-/// reading of the rules; what is taken is written again and read again.
+/// Parses one blkif request with its segment descriptors and compares it with a naive oracle. Accepted
+/// requests are emitted and parsed again.
 pub fn blkif_request(data: &[u8]) {
     let Some((settings, rest)) = data.split_first_chunk::<12>() else { return };
     let Some((slot, descriptors)) = rest.split_first_chunk::<112>() else { return };
@@ -22,26 +22,30 @@ pub fn blkif_request(data: &[u8]) {
     };
     let mut segments = vec![];
     let request = Request::parse(abi, slot, &rules, &mut segments);
-    // Of an indirect request the inner one comes back.
+    // The response to an indirect request echoes the inner operation.
     assert_eq!(request.operation, if slot[0] == 6 { slot[1] } else { slot[0] });
     assert_eq!(request.id, number(slot, if abi == Abi::X86_64 { 8 } else { 4 }, 8));
     match &request.body {
         Err(refusal) => {
             assert!(segments.is_empty());
-            assert_eq!(Some(*refusal), broken(abi, slot, &rules), "{slot:02x?} {rules:?}");
+            assert_eq!(
+                Some(*refusal),
+                expected_refusal(abi, slot, &rules),
+                "{slot:02x?} {rules:?}"
+            );
             let unsupported = refusal.status() == Status::NotSupported;
             let unknown =
                 matches!(refusal, Refusal::UnknownOperation { .. } | Refusal::NotOffered { .. });
             assert_eq!(unsupported, unknown);
         }
         Ok(body) => {
-            assert_eq!(None, broken(abi, slot, &rules), "{slot:02x?} {rules:?}");
+            assert_eq!(None, expected_refusal(abi, slot, &rules), "{slot:02x?} {rules:?}");
             check_body(abi, &request, body, &rules, (segments, descriptors));
         }
     }
 }
 
-/// The little-endian number of `width` bytes at `at`.
+/// Returns the little-endian number of `width` bytes at offset `at`.
 fn number(bytes: &[u8], at: usize, width: usize) -> u64 {
     bytes[at..at + width].iter().rev().fold(0, |sum, byte| sum * 256 + u64::from(*byte))
 }
@@ -121,8 +125,8 @@ fn check_body(
     }
 }
 
-/// The rule that a slot breaks, by a naive reading: wide integers and no early ends but the refusals.
-fn broken(abi: Abi, slot: &Slot, rules: &Rules) -> Option<Refusal> {
+/// Predicts the refusal of a slot with a naive reading of the rules, in wide integers.
+fn expected_refusal(abi: Abi, slot: &Slot, rules: &Rules) -> Option<Refusal> {
     let (sector_at, tail) = if abi == Abi::X86_64 { (16, 24) } else { (12, 20) };
     let operation = slot[0];
     let offered = match operation {
@@ -139,7 +143,7 @@ fn broken(abi: Abi, slot: &Slot, rules: &Rules) -> Option<Refusal> {
     let sector = number(slot, sector_at, 8);
     match operation {
         5 if rules.read_only => Some(Refusal::ReadOnly),
-        5 => range(sector, number(slot, tail, 8), rules),
+        5 => expected_range_refusal(sector, number(slot, tail, 8), rules),
         6 if slot[1] > 1 => Some(Refusal::NotIndirect { operation: slot[1] }),
         6 if slot[1] == 1 && rules.read_only => Some(Refusal::ReadOnly),
         6 => {
@@ -174,12 +178,12 @@ fn broken(abi: Abi, slot: &Slot, rules: &Rules) -> Option<Refusal> {
                 }
                 sectors += u64::from(last) - u64::from(first) + 1;
             }
-            range(sector, sectors, rules)
+            expected_range_refusal(sector, sectors, rules)
         }
     }
 }
 
-fn range(sector: u64, count: u64, rules: &Rules) -> Option<Refusal> {
+fn expected_range_refusal(sector: u64, count: u64, rules: &Rules) -> Option<Refusal> {
     let end = u128::from(sector) + u128::from(count);
     let unit = u64::from(rules.sector_size / 512);
     if count == 0 {

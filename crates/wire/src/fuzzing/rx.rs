@@ -1,15 +1,15 @@
-use super::{Scene, check_extra, cut, first_bad_extra, u16_at, unknown_extras};
+use super::{RingInput, check_extra, first_bad_extra, first_chain, u16_at, unknown_extras};
 use crate::netif::emit::{RxPart, emit_rx};
 use crate::netif::rx::{RxChain, RxChainParser, RxFatal, RxFragment, RxOutcome, RxRefusal};
 use crate::netif::{RxResponse, Status};
 
 type Slot = [u8; RxResponse::SIZE];
 
-/// Packets off an rx ring: parses chain after chain and compares each with the naive reading.
+/// Parses chain after chain from an rx ring and compares each with the naive oracle.
 pub fn rx_responses(data: &[u8]) {
-    let Some(scene) = Scene::new(data, RxResponse::SIZE) else { return };
-    let slots: Vec<Slot> = scene.bytes.as_chunks().0.to_vec();
-    let parser = RxChainParser::new(scene.entries);
+    let Some(input) = RingInput::new(data, RxResponse::SIZE) else { return };
+    let slots: Vec<Slot> = input.bytes.as_chunks().0.to_vec();
+    let parser = RxChainParser::new(input.entries);
     let mut chain = RxChain::new();
     let mut left = &slots[..];
     loop {
@@ -22,7 +22,7 @@ pub fn rx_responses(data: &[u8]) {
         let available = u32::try_from(left.len()).expect("at most 256 slots");
         let outcome = parser.next(available, &mut fetch, &mut chain);
         assert_eq!(fetched, chain.slots(), "each slot fetched is accounted for");
-        assert_eq!(outcome, expected(left, &scene), "{left:02x?}");
+        assert_eq!(outcome, expected(left, &input), "{left:02x?}");
         check_chain(outcome, &chain, left);
         match outcome {
             RxOutcome::Empty | RxOutcome::Fatal(_) => break,
@@ -31,13 +31,13 @@ pub fn rx_responses(data: &[u8]) {
     }
 }
 
-/// The outcome by a naive reading of the rules.
-fn expected(slots: &[Slot], scene: &Scene<'_>) -> RxOutcome {
+/// Predicts the outcome with a naive reading of the rules.
+fn expected(slots: &[Slot], input: &RingInput<'_>) -> RxOutcome {
     let Some(first) = slots.first() else { return RxOutcome::Empty };
     let published = u32::try_from(slots.len()).expect("at most 256 slots");
-    let Some(found) = cut(slots, 4) else {
-        return RxOutcome::Fatal(if published == scene.entries {
-            RxFatal::LongerThanRing { entries: scene.entries }
+    let Some(found) = first_chain(slots, 4) else {
+        return RxOutcome::Fatal(if published == input.entries {
+            RxFatal::LongerThanRing { entries: input.entries }
         } else {
             RxFatal::Unfinished { published }
         });
@@ -78,7 +78,7 @@ fn expected(slots: &[Slot], scene: &Scene<'_>) -> RxOutcome {
     }
 }
 
-/// What the chain says besides the outcome.
+/// Checks the chain's contents other than the outcome.
 fn check_chain(outcome: RxOutcome, chain: &RxChain, slots: &[Slot]) {
     if outcome != RxOutcome::Packet {
         assert_eq!((chain.fragments(), chain.total()), (&[][..], 0));
@@ -86,7 +86,7 @@ fn check_chain(outcome: RxOutcome, chain: &RxChain, slots: &[Slot]) {
     if matches!(outcome, RxOutcome::Empty | RxOutcome::Fatal(_)) {
         return;
     }
-    let found = cut(slots, 4).expect("the chain has an end");
+    let found = first_chain(slots, 4).expect("the chain has an end");
     assert_eq!(chain.slots() as usize, found.len);
     assert_eq!(chain.extras().skipped, unknown_extras(slots, &found.extras));
     found.extras.iter().for_each(|&index| check_extra(slots[index]));
@@ -109,11 +109,11 @@ fn check_chain(outcome: RxOutcome, chain: &RxChain, slots: &[Slot]) {
     let first = u16_at(&slots[0], 4);
     assert_eq!(chain.checksum().validated, first & 1 != 0);
     assert_eq!(chain.checksum().blank, first & 2 != 0);
-    check_again(chain);
+    check_round_trip(chain);
 }
 
-/// The packet, put into slots again, is the same packet.
-fn check_again(chain: &RxChain) {
+/// Asserts that the packet survives emitting and parsing again.
+fn check_round_trip(chain: &RxChain) {
     let part = |(id, fragment): (u16, &RxFragment)| {
         let RxFragment { offset, len, .. } = *fragment;
         RxPart { id, offset, len }

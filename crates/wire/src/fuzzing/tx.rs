@@ -1,4 +1,4 @@
-use super::{Scene, check_extra, cut, first_bad_extra, u16_at, unknown_extras};
+use super::{RingInput, check_extra, first_bad_extra, first_chain, u16_at, unknown_extras};
 use crate::netif::emit::{TxPart, emit_tx};
 use crate::netif::extra::Extra;
 use crate::netif::tx::{
@@ -8,12 +8,12 @@ use crate::netif::{Status, TxRequest};
 
 type Slot = [u8; TxRequest::SIZE];
 
-/// Packets off a tx ring: parses chain after chain and compares each with the naive reading.
+/// Parses chain after chain from a tx ring and compares each with the naive oracle.
 pub fn tx_chain(data: &[u8]) {
-    let Some(scene) = Scene::new(data, TxRequest::SIZE) else { return };
-    let slots: Vec<Slot> = scene.bytes.as_chunks().0.to_vec();
-    let parser = TxChainParser::new(scene.entries).with_slot_limit(scene.slot_limit);
-    let mut chain = TxChain::new(scene.entries);
+    let Some(input) = RingInput::new(data, TxRequest::SIZE) else { return };
+    let slots: Vec<Slot> = input.bytes.as_chunks().0.to_vec();
+    let parser = TxChainParser::new(input.entries).with_slot_limit(input.slot_limit);
+    let mut chain = TxChain::new(input.entries);
     let mut left = &slots[..];
     loop {
         let mut fetched = 0;
@@ -25,7 +25,7 @@ pub fn tx_chain(data: &[u8]) {
         let available = u32::try_from(left.len()).expect("at most 256 slots");
         let outcome = parser.next(available, &mut fetch, &mut chain);
         assert_eq!(fetched as usize, chain.owed().len(), "each slot fetched is accounted for");
-        assert_eq!(outcome, expected(left, &scene), "{left:02x?}");
+        assert_eq!(outcome, expected(left, &input), "{left:02x?}");
         check_chain(outcome, &chain, left);
         match outcome {
             TxOutcome::Empty | TxOutcome::Fatal(_) => break,
@@ -34,13 +34,13 @@ pub fn tx_chain(data: &[u8]) {
     }
 }
 
-/// The outcome by a naive reading of the rules.
-fn expected(slots: &[Slot], scene: &Scene<'_>) -> TxOutcome {
+/// Predicts the outcome with a naive reading of the rules.
+fn expected(slots: &[Slot], input: &RingInput<'_>) -> TxOutcome {
     let Some(first) = slots.first() else { return TxOutcome::Empty };
     let published = u32::try_from(slots.len()).expect("at most 256 slots");
-    let Some(found) = cut(slots, 6) else {
-        return TxOutcome::Fatal(if published == scene.entries {
-            TxFatal::LongerThanRing { entries: scene.entries }
+    let Some(found) = first_chain(slots, 6) else {
+        return TxOutcome::Fatal(if published == input.entries {
+            TxFatal::LongerThanRing { entries: input.entries }
         } else {
             TxFatal::Unfinished { published }
         });
@@ -54,8 +54,8 @@ fn expected(slots: &[Slot], scene: &Scene<'_>) -> TxOutcome {
         return TxOutcome::Refused(TxRefusal::TooManyExtras { found, limit: 8 });
     }
     let requests = 1 + count(&found.data);
-    if requests > scene.slot_limit {
-        let limit = scene.slot_limit;
+    if requests > input.slot_limit {
+        let limit = input.slot_limit;
         return TxOutcome::Refused(TxRefusal::TooManySlots { found: requests, limit });
     }
     if found.extras.iter().any(|&index| matches!(slots[index][0], 2 | 3)) {
@@ -80,7 +80,7 @@ fn expected(slots: &[Slot], scene: &Scene<'_>) -> TxOutcome {
     TxOutcome::Packet
 }
 
-/// What the chain says besides the outcome.
+/// Checks the chain's contents other than the outcome.
 fn check_chain(outcome: TxOutcome, chain: &TxChain, slots: &[Slot]) {
     if outcome != TxOutcome::Packet {
         assert_eq!((chain.fragments(), chain.total()), (&[][..], 0));
@@ -88,7 +88,7 @@ fn check_chain(outcome: TxOutcome, chain: &TxChain, slots: &[Slot]) {
     if matches!(outcome, TxOutcome::Empty | TxOutcome::Fatal(_)) {
         return;
     }
-    let found = cut(slots, 6).expect("the chain has an end");
+    let found = first_chain(slots, 6).expect("the chain has an end");
     assert_eq!(chain.owed().len(), found.len);
     for (index, owed) in chain.owed().iter().enumerate() {
         let naive = if found.extras.contains(&index) {
@@ -107,11 +107,11 @@ fn check_chain(outcome: TxOutcome, chain: &TxChain, slots: &[Slot]) {
     }
     if outcome == TxOutcome::Packet {
         check_packet(chain, slots, &found.data);
-        check_again(chain);
+        check_round_trip(chain);
     }
 }
 
-/// The promises of [`TxChain`] for a packet.
+/// Checks the guarantees of [`TxChain`] for a packet.
 fn check_packet(chain: &TxChain, slots: &[Slot], data: &[usize]) {
     assert_eq!(chain.total(), u16_at(&slots[0], 10));
     let sum: u32 = chain.fragments().iter().map(|fragment| u32::from(fragment.len)).sum();
@@ -128,8 +128,8 @@ fn check_packet(chain: &TxChain, slots: &[Slot], data: &[usize]) {
     assert_eq!(chain.checksum().validated, first & 2 != 0);
 }
 
-/// The packet, put into slots again, is the same packet.
-fn check_again(chain: &TxChain) {
+/// Asserts that the packet survives emitting and parsing again.
+fn check_round_trip(chain: &TxChain) {
     let part = |(id, fragment): (u16, &Fragment)| {
         let Fragment { gref, offset, len } = *fragment;
         TxPart { gref, offset, len, id }

@@ -3,11 +3,11 @@ use crate::xenstore::{
     WatchPath, decode, emit_permissions, parse_permissions, parse_strings, parse_transaction_id,
 };
 
-/// A stream of xenstore messages, read by a server and by a client. The first byte says into how
-/// large pieces the stream is cut.
+/// Reads a stream of xenstore messages as a server and as a client. The first byte sets the size of
+/// the pieces in which the stream arrives.
 pub fn xenstore_message(data: &[u8]) {
     let Some((&cut, stream)) = data.split_first() else { return };
-    let messages = whole(stream);
+    let messages = decode_all(stream);
     check_pieces(stream, usize::from(cut) + 1, &messages);
     for (header, payload) in &messages {
         check_message(header, payload);
@@ -15,8 +15,8 @@ pub fn xenstore_message(data: &[u8]) {
     check_paths(stream);
 }
 
-/// The messages of the stream, in one go.
-fn whole(stream: &[u8]) -> Vec<(Header, &[u8])> {
+/// Decodes all messages of the stream at once.
+fn decode_all(stream: &[u8]) -> Vec<(Header, &[u8])> {
     let mut messages = Vec::new();
     let mut left = stream;
     while let Ok(Some(Decoded { header, payload, rest })) = decode(left) {
@@ -30,7 +30,7 @@ fn whole(stream: &[u8]) -> Vec<(Header, &[u8])> {
     messages
 }
 
-/// The same stream in pieces of `size` bytes gives the same messages.
+/// Asserts that the stream in pieces of `size` bytes gives the same messages.
 fn check_pieces(stream: &[u8], size: usize, messages: &[(Header, &[u8])]) {
     let mut reader = MessageReader::new();
     let mut expected = messages.iter();
@@ -53,7 +53,7 @@ fn check_pieces(stream: &[u8], size: usize, messages: &[(Header, &[u8])]) {
     assert_eq!(expected.next(), None);
 }
 
-/// What was understood of a message is understood again once written.
+/// Asserts that every accepted message survives emitting and parsing again.
 fn check_message(header: &Header, payload: &[u8]) {
     if let Ok(request) = Request::parse(header.kind, payload) {
         assert_eq!(request.kind(), header.kind);
@@ -79,7 +79,7 @@ fn check_message(header: &Header, payload: &[u8]) {
     let _ = parse_transaction_id(payload);
 }
 
-/// A path that is taken keeps all the rules.
+/// Asserts that every accepted path keeps all rules.
 fn check_paths(text: &[u8]) {
     let _ = WatchPath::parse(text);
     let Ok(path) = Path::parse(text) else { return };

@@ -1,15 +1,15 @@
-//! The control ring: messages from the frontend about a whole vif, not about packets.
+//! Control ring: messages from the frontend about a whole vif, not about packets.
 //!
 //! A request has 16 bytes: id u16 at 0, type u16 at 2, three u32 at 4, 8 and 12. A response has 12:
 //! id u16 at 0, type u16 at 2, status u32 at 4, data u32 at 8. Each request gets one response, which
-//! echoes id and type; responses may come in any order.
+//! echoes id and type. Responses may come in any order.
 //!
-//! Two families of messages exist. The *hash* messages say how packets to the guest are spread over its
-//! queues. The *mapping* messages are those of staging grants: lists of pages that the backend is to
-//! keep mapped. Such a list lies in a page that the frontend lends for the duration of the message,
-//! from its first byte on, 8 bytes an entry ([`GrefEntry`]).
+//! There are two families of messages. *Hash* messages control how packets to the guest are spread
+//! over its queues. *Mapping* messages control staging grants: they list pages that the backend keeps
+//! mapped. The list lies in a page that the frontend grants for the duration of the message, from its
+//! first byte on, 8 bytes per entry ([`GrefEntry`]).
 //!
-//! Fields that a message does not use are ignored, as other implementations do.
+//! Unused fields of a message are ignored, as in other implementations.
 
 use thiserror::Error;
 
@@ -19,170 +19,155 @@ use crate::macros::enum_with_unknown;
 use super::extra::HashType;
 
 enum_with_unknown! {
-    /// The type of a control message (`XEN_NETIF_CTRL_TYPE_*`).
+    /// Type of a control message (`XEN_NETIF_CTRL_TYPE_*`).
     pub enum CtrlType(u16) {
-        /// Never to be used.
+        /// Reserved type that is never valid.
         Invalid = 0,
-        /// Which parts of a packet can be hashed?
+        /// Reads the supported hash types.
         GetHashFlags = 1,
-        /// Hash these parts.
+        /// Selects the hash types to use.
         SetHashFlags = 2,
-        /// The key of the hash.
+        /// Sets the key of the hash.
         SetHashKey = 3,
-        /// How many entries may the table from hash to queue have?
+        /// Reads the maximum size of the table from hash to queue.
         GetHashMappingSize = 4,
-        /// It has so many.
+        /// Sets the size of the table from hash to queue.
         SetHashMappingSize = 5,
-        /// Its entries, or some of them.
+        /// Sets entries of the table from hash to queue.
         SetHashMapping = 6,
-        /// How to hash.
+        /// Selects the hash algorithm.
         SetHashAlgorithm = 7,
-        /// How many pages may be kept mapped for a queue?
+        /// Reads the maximum number of staged pages of a queue.
         GetGrefMappingSize = 8,
-        /// Keep these pages mapped.
+        /// Adds staged pages: the backend keeps them mapped.
         AddGrefMapping = 9,
-        /// No longer.
+        /// Removes staged pages: the backend unmaps them.
         DelGrefMapping = 10,
     }
 }
 
 enum_with_unknown! {
-    /// How a control message ended (`XEN_NETIF_CTRL_STATUS_*`).
+    /// Result of a control message (`XEN_NETIF_CTRL_STATUS_*`).
     pub enum CtrlStatus(u32) {
-        /// Done.
         Success = 0,
-        /// This end does not know the message, or not now.
+        /// Message unknown to this end, or not available now.
         NotSupported = 1,
-        /// A field is out of range, or a page could not be used.
+        /// Field out of range, or unusable page.
         InvalidParameter = 2,
-        /// More was given than there is room for.
+        /// More entries than there is room for.
         BufferOverflow = 3,
     }
 }
 
-/// Entries of a list of grant references: what a page holds.
+/// Maximum entries of a gref list, which fills one page.
 pub const GREF_LIST_MAX: u32 = 512;
 
-/// Entries of a page of the table from hash to queue.
+/// Maximum entries of the hash table's page.
 pub const HASH_MAPPING_PAGE_MAX: u32 = 1024;
 
-/// Bytes of the longest hash key that fits a page; ends bound it further.
+/// Maximum bytes of a hash key, which fit one page; each end may set a lower limit.
 pub const HASH_KEY_PAGE_MAX: u32 = 4096;
 
-/// A set of [`HashType`]s (`XEN_NETIF_CTRL_HASH_TYPE_*`).
+/// Set of [`HashType`]s (`XEN_NETIF_CTRL_HASH_TYPE_*`).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct HashTypes(u32);
 
 impl HashTypes {
-    /// Every type that is defined.
+    /// Set of all defined types.
     pub const ALL: HashTypes = HashTypes(0b1111);
 
-    /// The set that `mask` names, if it names nothing that is not defined.
+    /// Converts a mask; returns `None` if it has undefined bits.
     pub fn from_mask(mask: u32) -> Option<HashTypes> {
         (mask & !HashTypes::ALL.0 == 0).then_some(HashTypes(mask))
     }
 
-    /// As in a message.
+    /// Returns the mask as in a message.
     pub fn mask(self) -> u32 {
         self.0
     }
 
-    /// Whether nothing is hashed.
+    /// Returns `true` if no type is selected.
     pub fn is_empty(self) -> bool {
         self.0 == 0
     }
 
-    /// Whether `kind` is hashed.
+    /// Returns `true` if `kind` is selected.
     pub fn contains(self, kind: HashType) -> bool {
         1u32.checked_shl(kind.to_raw().into()).is_some_and(|bit| self.0 & bit != 0)
     }
 }
 
-/// A list of grant references that a message refers to.
+/// Gref list of a control message.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct GrefList {
-    /// The queue whose table is meant; as the peer gave it.
+    /// Queue whose table is meant, as the peer gave it.
     pub queue: u32,
-    /// The page with the list.
+    /// Page that holds the list.
     pub page: Gref,
-    /// Entries in it: 1 to [`GREF_LIST_MAX`].
+    /// Entries of the list, 1 to [`GREF_LIST_MAX`].
     pub entries: u16,
 }
 
-/// A control message. What needs more than its own three numbers to be judged (queues there are, the
-/// longest key) is left to whoever has that.
+/// Validated control message. The receiver checks the fields that depend on its own state, such as the
+/// number of queues or the longest key.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum CtrlMessage {
-    /// [`CtrlType::GetHashFlags`]
     GetHashFlags,
-    /// [`CtrlType::SetHashFlags`]
     SetHashFlags(HashTypes),
-    /// [`CtrlType::SetHashKey`]
+    /// [`CtrlType::SetHashKey`] with its page.
     SetHashKey {
-        /// The page with the key. Means nothing for a key of no bytes.
+        /// Page that holds the key; meaningless for a key of 0 bytes.
         page: Gref,
-        /// Bytes of the key, at most a page; 0 takes the key away.
+        /// Length of the key, at most a page; 0 removes the key.
         bytes: u16,
     },
-    /// [`CtrlType::GetHashMappingSize`]
     GetHashMappingSize,
-    /// [`CtrlType::SetHashMappingSize`]
+    /// [`CtrlType::SetHashMappingSize`] with the new size.
     SetHashMappingSize {
-        /// Entries; 0: the hash modulo the number of queues.
+        /// Entries of the table; 0 selects the hash modulo the number of queues.
         entries: u32,
     },
-    /// [`CtrlType::SetHashMapping`]
+    /// [`CtrlType::SetHashMapping`] with its page.
     SetHashMapping {
-        /// The page with the entries, u32 each.
+        /// Page that holds the entries, u32 each.
         page: Gref,
-        /// Entries in the page: at most [`HASH_MAPPING_PAGE_MAX`].
+        /// Entries in the page, 1 to [`HASH_MAPPING_PAGE_MAX`].
         entries: u16,
-        /// The first of them in the table.
+        /// Index of the first entry in the table.
         first: u32,
     },
-    /// [`CtrlType::SetHashAlgorithm`]: 0 for none, 1 for Toeplitz; as the peer gave it.
+    /// [`CtrlType::SetHashAlgorithm`] with the number that the peer gave: 0 for none, 1 for Toeplitz.
     SetHashAlgorithm(u32),
-    /// [`CtrlType::GetGrefMappingSize`], of a queue as the peer gave it.
+    /// [`CtrlType::GetGrefMappingSize`] of the queue that the peer gave.
     GetGrefMappingSize(u32),
-    /// [`CtrlType::AddGrefMapping`]
     AddGrefMapping(GrefList),
-    /// [`CtrlType::DelGrefMapping`]
     DelGrefMapping(GrefList),
 }
 
-/// Why a control message cannot be carried out, whatever the state of the vif.
+/// Reasons for which a control message is invalid in every state of the vif.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Error)]
 pub enum CtrlRefusal {
-    /// No such message.
+    /// Message of unknown type.
     #[error("control message of unknown type {kind}")]
-    UnknownType {
-        /// The type.
-        kind: u16,
-    },
-    /// Hash types that are not defined.
+    UnknownType { kind: u16 },
+    /// Mask with undefined hash types.
     #[error("hash types {mask:#x}, of which some are not defined")]
-    UnknownHashTypes {
-        /// The mask.
-        mask: u32,
-    },
-    /// More bytes than a page has.
+    UnknownHashTypes { mask: u32 },
+    /// Hash key longer than a page.
     #[error("a hash key of {bytes} bytes")]
-    KeyLength {
-        /// The bytes.
-        bytes: u32,
-    },
-    /// More entries than a page has, or none.
+    KeyLength { bytes: u32 },
+    /// List of no entries, or of more than a page holds.
     #[error("a list of {entries} entries, {limit} at most")]
     ListLength {
-        /// The entries.
+        /// Entries of the list.
         entries: u32,
-        /// What a page holds.
+        /// Maximum entries of a page.
         limit: u32,
     },
 }
 
 impl CtrlRefusal {
-    /// What to answer.
+    /// Returns the status of the response.
     pub fn status(&self) -> CtrlStatus {
         match self {
             CtrlRefusal::UnknownType { .. } => CtrlStatus::NotSupported,
@@ -190,7 +175,7 @@ impl CtrlRefusal {
         }
     }
 
-    /// A name for counters.
+    /// Returns the label of the rule's counter.
     pub fn label(&self) -> &'static str {
         match self {
             CtrlRefusal::UnknownType { .. } => "ctrl_unknown_type",
@@ -201,14 +186,13 @@ impl CtrlRefusal {
     }
 }
 
-/// A request, as fetched.
+/// Unvalidated control request, as fetched.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct CtrlRequest {
-    /// Comes back in the response.
+    /// Id that the response echoes.
     pub id: u16,
-    /// The message.
     pub kind: CtrlType,
-    /// What the type makes of it.
+    /// Fields whose meaning depends on the type.
     pub data: [u32; 3],
 }
 
@@ -216,7 +200,7 @@ impl CtrlRequest {
     /// Bytes on the ring.
     pub const SIZE: usize = 16;
 
-    /// The request in a slot; total.
+    /// Decodes the request in a slot; accepts any bytes.
     pub fn from_bytes(bytes: [u8; Self::SIZE]) -> CtrlRequest {
         let [i0, i1, k0, k1, a0, a1, a2, a3, b0, b1, b2, b3, c0, c1, c2, c3] = bytes;
         let word = u32::from_le_bytes;
@@ -227,7 +211,7 @@ impl CtrlRequest {
         }
     }
 
-    /// The bytes for a slot.
+    /// Encodes the request for a slot.
     pub fn to_bytes(self) -> [u8; Self::SIZE] {
         let mut bytes = [0; Self::SIZE];
         bytes[..2].copy_from_slice(&self.id.to_le_bytes());
@@ -238,11 +222,11 @@ impl CtrlRequest {
         bytes
     }
 
-    /// What it says.
+    /// Validates the request.
     ///
     /// # Errors
     ///
-    /// [`CtrlRefusal`], which knows what to answer.
+    /// Returns [`CtrlRefusal`], whose [`status`](CtrlRefusal::status) is the response.
     pub fn parse(&self) -> Result<CtrlMessage, CtrlRefusal> {
         let [a, b, c] = self.data;
         Ok(match self.kind {
@@ -272,7 +256,7 @@ impl CtrlRequest {
         })
     }
 
-    /// The answer to it.
+    /// Builds the response to this request.
     pub fn answer(&self, status: CtrlStatus, data: u32) -> CtrlResponse {
         CtrlResponse { id: self.id, kind: self.kind, status, data }
     }
@@ -283,7 +267,7 @@ fn gref_list([queue, page, entries]: [u32; 3]) -> Result<GrefList, CtrlRefusal> 
     Ok(GrefList { queue, page: Gref(page), entries })
 }
 
-/// A list of nothing asks for nothing: whoever sends one has miscounted.
+/// Validates a list's length. An empty list is a miscount of the sender, so it is refused.
 fn list_length(entries: u32, limit: u32) -> Result<u16, CtrlRefusal> {
     let fits = (1..=limit).contains(&entries);
     let length = u16::try_from(entries).ok().filter(|_| fits);
@@ -291,7 +275,7 @@ fn list_length(entries: u32, limit: u32) -> Result<u16, CtrlRefusal> {
 }
 
 impl CtrlMessage {
-    /// The request for a slot. The inverse of [`CtrlRequest::parse`].
+    /// Encodes the message as a request. Inverse of [`CtrlRequest::parse`].
     pub fn request(&self, id: u16) -> CtrlRequest {
         let list = |l: GrefList| [l.queue, l.page.0, l.entries.into()];
         let (kind, data) = match *self {
@@ -318,16 +302,14 @@ impl CtrlMessage {
     }
 }
 
-/// A response.
+/// Response to a control request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct CtrlResponse {
-    /// Of the request.
+    /// Id of the request.
     pub id: u16,
-    /// Of the request.
     pub kind: CtrlType,
-    /// How it ended.
     pub status: CtrlStatus,
-    /// What was asked for; 0 where nothing was.
+    /// Requested value; 0 if the message requests none.
     pub data: u32,
 }
 
@@ -335,7 +317,7 @@ impl CtrlResponse {
     /// Bytes on the ring. The slot has 16; the last four must be written too.
     pub const SIZE: usize = 12;
 
-    /// The response in a slot; total.
+    /// Decodes the response in a slot; accepts any bytes.
     pub fn from_bytes(bytes: [u8; Self::SIZE]) -> CtrlResponse {
         let [i0, i1, k0, k1, s0, s1, s2, s3, d0, d1, d2, d3] = bytes;
         CtrlResponse {
@@ -346,7 +328,7 @@ impl CtrlResponse {
         }
     }
 
-    /// The bytes for a slot, the unused end of it included (XSA-216).
+    /// Encodes the response for a slot, with zeros in the unused last four bytes (XSA-216).
     pub fn to_bytes(self) -> [u8; CtrlRequest::SIZE] {
         let mut bytes = [0; CtrlRequest::SIZE];
         bytes[..2].copy_from_slice(&self.id.to_le_bytes());
@@ -357,37 +339,36 @@ impl CtrlResponse {
     }
 }
 
-/// An entry of a list of grant references: ref u32 at 0, flags u16 at 4, status u16 at 6. The status is
-/// the backend's word about that entry; only `DEL` sets it, and it need not be zero before.
+/// Entry of a gref list: ref u32 at 0, flags u16 at 4, status u16 at 6. Only the backend sets the
+/// status, only for `DEL`, and it need not be zero before.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct GrefEntry {
-    /// The page.
     pub gref: Gref,
-    /// Only [`GrefEntry::READ_ONLY`] is defined; other bits are ignored.
+    /// Flag bits: only [`GrefEntry::READ_ONLY`] is defined, other bits are ignored.
     pub flags: u16,
-    /// A [`CtrlStatus`] in 16 bits.
+    /// Result as a [`CtrlStatus`] in 16 bits.
     pub status: u16,
 }
 
 impl GrefEntry {
     /// Bytes in the list.
     pub const SIZE: usize = 8;
-    /// The page is lent for reading only.
+    /// Flag: the page is granted read-only.
     pub const READ_ONLY: u16 = 1;
-    /// Where in an entry the status is.
+    /// Offset of the status in an entry.
     pub const STATUS_AT: usize = 6;
 
-    /// An entry as a frontend writes it.
+    /// Creates an entry as a frontend writes it.
     pub fn new(gref: Gref, read_only: bool) -> GrefEntry {
         GrefEntry { gref, flags: if read_only { GrefEntry::READ_ONLY } else { 0 }, status: 0 }
     }
 
-    /// Whether the page is lent for reading only.
+    /// Returns `true` if the page is granted read-only.
     pub fn is_read_only(&self) -> bool {
         self.flags & GrefEntry::READ_ONLY != 0
     }
 
-    /// The entry in a list; total.
+    /// Decodes an entry of a list; accepts any bytes.
     pub fn from_bytes(bytes: [u8; Self::SIZE]) -> GrefEntry {
         let [g0, g1, g2, g3, f0, f1, s0, s1] = bytes;
         GrefEntry {
@@ -397,7 +378,7 @@ impl GrefEntry {
         }
     }
 
-    /// The bytes for a list.
+    /// Encodes the entry for a list.
     pub fn to_bytes(self) -> [u8; Self::SIZE] {
         let [g0, g1, g2, g3] = self.gref.0.to_le_bytes();
         let [f0, f1] = self.flags.to_le_bytes();
@@ -412,7 +393,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn layouts_of_the_header() {
+    fn ctrl_layouts_match_header() {
         let request =
             CtrlRequest { id: 0x1122, kind: CtrlType::AddGrefMapping, data: [1, 0x0403_0201, 512] };
         let bytes = [0x22, 0x11, 9, 0, 1, 0, 0, 0, 1, 2, 3, 4, 0, 2, 0, 0];
@@ -433,7 +414,7 @@ mod tests {
     }
 
     #[test]
-    fn lists_longer_than_a_page_and_empty_ones_are_refused() {
+    fn gref_list_empty_or_longer_than_page_is_refused() {
         for kind in [CtrlType::AddGrefMapping, CtrlType::DelGrefMapping] {
             for entries in [0, 513, 0xFFFF, 0x1_0000, 0x1_0200, u32::MAX] {
                 let refused = CtrlRequest { id: 0, kind, data: [0, 8, entries] }.parse();
@@ -445,7 +426,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_known_is_not_supported() {
+    fn unknown_message_type_is_not_supported() {
         for kind in [0, 11, 0xFFFF] {
             let request = CtrlRequest { id: 3, kind: CtrlType::from_raw(kind), data: [0; 3] };
             let refused = request.parse().unwrap_err();
@@ -455,7 +436,7 @@ mod tests {
     }
 
     #[test]
-    fn hash_types_are_bits_by_number() {
+    fn hash_types_mask_selects_types_by_bit_number() {
         let types = HashTypes::from_mask(0b0110).unwrap();
         assert!(types.contains(HashType::Ipv4Tcp) && types.contains(HashType::Ipv6));
         assert!(!types.contains(HashType::Ipv4) && !types.contains(HashType::Ipv6Tcp));
@@ -465,11 +446,11 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_bytes_are_a_message_or_a_refusal(bytes: [u8; CtrlRequest::SIZE]) {
+        fn ctrl_request_of_any_bytes_round_trips_or_is_refused(bytes: [u8; CtrlRequest::SIZE]) {
             let request = CtrlRequest::from_bytes(bytes);
             prop_assert_eq!(request.to_bytes(), bytes);
             match request.parse() {
-                // Fields that mean nothing are lost; what is left says the same again.
+                // Ignored fields are lost; the remaining fields round-trip.
                 Ok(message) => {
                     let again = message.request(request.id);
                     prop_assert_eq!(again.id, request.id);
@@ -487,7 +468,7 @@ mod tests {
         }
 
         #[test]
-        fn entries_and_responses_are_their_bytes(entry: [u8; 8], response: [u8; 12]) {
+        fn gref_entry_and_response_of_any_bytes_round_trip(entry: [u8; 8], response: [u8; 12]) {
             prop_assert_eq!(GrefEntry::from_bytes(entry).to_bytes(), entry);
             let slot = CtrlResponse::from_bytes(response).to_bytes();
             prop_assert_eq!(&slot[..12], &response[..]);

@@ -1,8 +1,8 @@
-//! Chains to be sent: a packet into slots, on either ring.
+//! Chain encoders: write one packet into slots of either ring.
 //!
-//! Both emitters check everything first and put no slot if a rule would be broken, so that a bug of
-//! ours does not look like an attack to the peer. What they put, [`super::tx`] and [`super::rx`]
-//! take.
+//! Both encoders check every rule first and write no slot if one would be broken. So a bug of ours
+//! does not look like an attack to the peer. [`super::tx`] and [`super::rx`] accept every chain built
+//! here.
 
 use super::extra::Extra;
 use super::{
@@ -13,60 +13,57 @@ use crate::grant::Gref;
 use crate::ring::PAGE_SIZE;
 use thiserror::Error;
 
-/// A fragment to be sent by the frontend.
+/// Fragment that the frontend sends.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct TxPart {
-    /// The page it is in.
+    /// Page that holds the fragment.
     pub gref: Gref,
-    /// Where in the page.
+    /// Offset in the page.
     pub offset: u16,
-    /// Its bytes.
+    /// Length of the fragment in bytes.
     pub len: u16,
-    /// Comes back in the response.
+    /// Id that the response echoes.
     pub id: u16,
 }
 
-/// A fragment that the backend put into a posted page.
+/// Fragment that the backend placed in a posted page.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct RxPart {
-    /// Of the request that is answered.
+    /// Id of the answered request.
     pub id: u16,
-    /// Where in the page.
+    /// Offset in the page.
     pub offset: u16,
-    /// Its bytes.
+    /// Length of the fragment in bytes.
     pub len: u16,
 }
 
-/// Why a packet cannot be sent.
+/// Reasons for which a packet cannot be sent.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
 pub enum ChainEmitError {
-    /// No fragment, or too many.
+    /// No fragments, or too many.
     #[error("a packet in {found} fragments, 1 to {limit} can be sent")]
     Fragments {
-        /// Fragments given.
+        /// Fragments of the packet.
         found: usize,
-        /// [`SLOTS_MAX`].
+        /// Maximum, equal to [`SLOTS_MAX`].
         limit: usize,
     },
-    /// Too many extra infos.
     #[error("{found} extra infos with one packet, the limit is {limit}")]
     TooManyExtras {
-        /// Extra infos given.
+        /// Extra infos of the packet.
         found: usize,
-        /// [`EXTRAS_MAX`].
+        /// Maximum, equal to [`EXTRAS_MAX`].
         limit: usize,
     },
-    /// A fragment reaches over the end of its page.
+    /// Fragment reaches over the end of its page.
     #[error("fragment {index}: {len} bytes from offset {offset} on cross the page")]
     CrossesPage {
-        /// Which fragment, counted from 0.
+        /// Fragment index, counted from 0.
         index: usize,
-        /// Its offset.
         offset: u16,
-        /// Its bytes.
         len: u16,
     },
-    /// Shorter than an Ethernet header or longer than an IP packet.
+    /// Packet shorter than an Ethernet header or longer than [`PACKET_MAX`].
     #[error("a packet of {total} bytes, {PACKET_MIN} to {PACKET_MAX} can be sent")]
     Size {
         /// Bytes of all fragments.
@@ -74,7 +71,7 @@ pub enum ChainEmitError {
     },
 }
 
-/// Checks the rules that both rings share; the packet's size.
+/// Checks the rules common to both rings; returns the packet's length.
 fn check(
     parts: impl ExactSizeIterator<Item = (u16, u16)>,
     extras: &[Extra],
@@ -97,19 +94,19 @@ fn check(
     u16::try_from(total).ok().filter(|_| total >= PACKET_MIN).ok_or(ChainEmitError::Size { total })
 }
 
-/// Puts the extra infos, which stand between the first fragment and the others.
+/// Writes the extra infos, which follow the first fragment.
 fn put_extras(extras: &[Extra], mut put: impl FnMut([u8; 8])) {
     for (index, extra) in extras.iter().enumerate() {
         put(extra.emit(index + 1 < extras.len()).0);
     }
 }
 
-/// Puts the slots of one packet for the tx ring, in order; returns how many that are, always
-/// `parts.len() + extras.len()`. A multicast change makes the receiver take the chain for a filter
-/// request, not for a packet.
+/// Writes the slots of one packet for the tx ring in order. Returns their number, always
+/// `parts.len() + extras.len()`. A multicast change turns the chain into a filter request for the
+/// receiver.
 ///
 /// # Errors
-/// [`ChainEmitError`], with nothing put.
+/// Returns [`ChainEmitError`] without writing a slot.
 pub fn emit_tx(
     parts: &[TxPart],
     checksum: Checksum,
@@ -119,7 +116,7 @@ pub fn emit_tx(
     let total = check(parts.iter().map(|part| (part.offset, part.len)), extras)?;
     let mut slots = 0;
     let mut flags = TxFlags::from(checksum).with_if(!extras.is_empty(), TxFlags::EXTRA_INFO);
-    // The first request carries the size of the whole.
+    // The first request carries the length of the whole packet.
     let mut size = total;
     for (index, part) in parts.iter().enumerate() {
         let TxPart { gref, offset, id, .. } = *part;
@@ -138,14 +135,14 @@ pub fn emit_tx(
     Ok(slots)
 }
 
-/// Puts the slots of one packet for the rx ring, in order; returns how many that are, always
+/// Writes the slots of one packet for the rx ring in order. Returns their number, always
 /// `parts.len() + extras.len()`.
 ///
-/// Each slot uses up the request of that ring slot: the first fragment's, then one for each extra
+/// Each slot consumes the request of that ring slot: the first fragment's, then one for each extra
 /// info (whose page stays untouched), then the others'. `parts` must name requests accordingly.
 ///
 /// # Errors
-/// [`ChainEmitError`], with nothing put.
+/// Returns [`ChainEmitError`] without writing a slot.
 pub fn emit_rx(
     parts: &[RxPart],
     checksum: Checksum,
@@ -172,19 +169,19 @@ pub fn emit_rx(
     Ok(slots)
 }
 
-/// A part of a buffer that lies in one page.
+/// Part of a buffer that lies in one page.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct PageRange {
-    /// Which page of the buffer, counted from 0.
+    /// Page index in the buffer, counted from 0.
     pub page: usize,
-    /// Where in the page it starts.
+    /// Offset in the page.
     pub offset: u16,
-    /// Its bytes, 1 to 4096.
+    /// Length in bytes, 1 to 4096.
     pub len: u16,
 }
 
-/// Cuts `len` bytes that start `offset` bytes into a buffer of whole pages at the ends of the
-/// pages: one fragment for each.
+/// Splits `len` bytes that start `offset` bytes into a buffer at page boundaries. Yields one range for
+/// each page.
 pub fn split_by_page(offset: usize, len: usize) -> impl Iterator<Item = PageRange> {
     let end = offset.saturating_add(len);
     let mut at = offset;

@@ -1,7 +1,7 @@
-//! Extra infos: what travels with a packet beside its data, one in a slot.
+//! Extra infos: metadata of a packet, one per slot.
 //!
-//! 8 bytes: type u8 at 0, flags u8 at 1, and six that depend on the type. On the tx ring the slot
-//! has four more, which mean nothing.
+//! An extra info has 8 bytes: type u8 at 0, flags u8 at 1, and six that depend on the type. A tx ring
+//! slot has four more bytes, which are ignored.
 
 use super::EXTRAS_MAX;
 use crate::macros::enum_with_unknown;
@@ -10,32 +10,31 @@ use core::num::NonZeroU16;
 use thiserror::Error;
 
 enum_with_unknown! {
-    /// What an extra info is about (`XEN_NETIF_EXTRA_TYPE_*`).
+    /// Type of an extra info (`XEN_NETIF_EXTRA_TYPE_*`).
     pub enum ExtraType(u8) {
-        /// Never to be used.
+        /// Reserved type that is never valid.
         None = 0,
-        /// The packet is to be segmented.
+        /// Request to segment the packet.
         Gso = 1,
-        /// Adds to the multicast filter.
+        /// Adds an address to the multicast filter.
         MulticastAdd = 2,
-        /// Takes from the multicast filter.
+        /// Removes an address from the multicast filter.
         MulticastDel = 3,
-        /// The hash of the packet's flow.
+        /// Hash of the packet's flow.
         Hash = 4,
-        /// Headroom for XDP; in Linux's copy of the header only.
+        /// Headroom for XDP, defined in Linux's copy of the header only.
         Xdp = 5,
     }
 }
 
 enum_with_unknown! {
-    /// The part of the headers that a hash was made of: a bit number, not a mask
-    /// (`_XEN_NETIF_CTRL_HASH_TYPE_*`).
+    /// Header fields that a hash covers (`_XEN_NETIF_CTRL_HASH_TYPE_*`): a bit number, not a mask.
     pub enum HashType(u8) {
-        /// IPv4 addresses.
+        /// IPv4 addresses without ports.
         Ipv4 = 0,
         /// IPv4 addresses and TCP ports.
         Ipv4Tcp = 1,
-        /// IPv6 addresses.
+        /// IPv6 addresses without ports.
         Ipv6 = 2,
         /// IPv6 addresses and TCP ports.
         Ipv6Tcp = 3,
@@ -43,19 +42,17 @@ enum_with_unknown! {
 }
 
 enum_with_unknown! {
-    /// How a hash was made (`XEN_NETIF_CTRL_HASH_ALGORITHM_*`).
+    /// Hash algorithm (`XEN_NETIF_CTRL_HASH_ALGORITHM_*`).
     pub enum HashAlgorithm(u8) {
-        /// Not at all.
         None = 0,
-        /// Toeplitz.
         Toeplitz = 1,
     }
 }
 
-/// The flag that says that another extra info follows.
+/// Flag: another extra info follows.
 const MORE: u8 = 1;
 
-/// What a packet to be segmented consists of.
+/// Protocol of a packet that is to be segmented.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum GsoProtocol {
     /// TCP over IPv4 (`XEN_NETIF_GSO_TYPE_TCPV4`).
@@ -64,53 +61,48 @@ pub enum GsoProtocol {
     TcpV6,
 }
 
-/// A request to segment.
+/// Request to segment a packet.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Gso {
-    /// What the packet is said to be. The headers may say otherwise.
+    /// Claimed protocol of the packet. The headers may contradict it.
     pub protocol: GsoProtocol,
-    /// Payload bytes of each segment but the last. Whoever segments bounds the number of segments.
+    /// Payload bytes of each segment except the last. The segmenting end bounds the number of segments.
     pub segment_size: NonZeroU16,
 }
 
-/// The hash of a packet's flow. Only a hint: the peer computed it.
+/// Hash of a packet's flow. The peer computed it, so it is only a hint.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct PacketHash {
-    /// Of what.
+    /// Header fields that the hash covers.
     pub kind: HashType,
-    /// How.
     pub algorithm: HashAlgorithm,
-    /// The hash.
     pub value: u32,
 }
 
-/// A change of the multicast filter.
+/// Change of the multicast filter.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum MulticastChange {
-    /// Let packets to this address pass.
+    /// Passes packets to this address.
     Add([u8; 6]),
-    /// No longer.
+    /// Stops passing packets to this address.
     Del([u8; 6]),
 }
 
-/// Why an extra info makes the packet unusable.
+/// Reasons for which an extra info makes the packet unusable.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Error)]
 pub enum ExtraError {
-    /// Type 0.
+    /// Extra info of type 0.
     #[error("extra info of type 0, which is never valid")]
     InvalidType,
-    /// Segments of no bytes.
+    /// Segment size of 0 bytes.
     #[error("segmentation into segments of 0 bytes")]
     GsoSizeZero,
-    /// Neither TCP over IPv4 nor over IPv6.
+    /// GSO type other than TCP over IPv4 or IPv6.
     #[error("segmentation of unknown type {kind}")]
-    GsoUnknownType {
-        /// The type.
-        kind: u8,
-    },
+    GsoUnknownType { kind: u8 },
 }
 
-/// An extra info as fetched.
+/// Unvalidated extra info, as fetched.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct RawExtra(pub [u8; RawExtra::SIZE]);
 
@@ -118,22 +110,22 @@ impl RawExtra {
     /// Bytes on the ring.
     pub const SIZE: usize = 8;
 
-    /// The type.
+    /// Returns the type of the extra info.
     #[inline]
     pub fn kind(self) -> ExtraType {
         ExtraType::from_raw(self.0[0])
     }
 
-    /// Whether another extra info follows.
+    /// Returns `true` if another extra info follows.
     #[inline]
     pub fn has_more(self) -> bool {
         self.0[1] & MORE != 0
     }
 
-    /// What it says.
+    /// Validates the extra info.
     ///
     /// # Errors
-    /// [`ExtraError`]. An unknown type is no error.
+    /// Returns [`ExtraError`]. An unknown type is no error.
     pub fn parse(self) -> Result<Extra, ExtraError> {
         let [kind, _, body @ ..] = self.0;
         let [b0, b1, b2, b3, b4, b5] = body;
@@ -147,7 +139,7 @@ impl RawExtra {
                     2 => GsoProtocol::TcpV6,
                     kind => return Err(ExtraError::GsoUnknownType { kind }),
                 };
-                // b4, b5: feature bits, of which none is defined.
+                // b4 and b5 hold feature bits; none is defined.
                 Extra::Gso(Gso { protocol, segment_size })
             }
             ExtraType::MulticastAdd => Extra::Multicast(MulticastChange::Add(body)),
@@ -163,32 +155,30 @@ impl RawExtra {
     }
 }
 
-/// An extra info, understood.
+/// Validated extra info of any type.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Extra {
-    /// Segment the packet.
+    /// Request to segment the packet.
     Gso(Gso),
-    /// Change the multicast filter.
+    /// Change of the multicast filter.
     Multicast(MulticastChange),
-    /// The flow's hash.
+    /// Hash of the packet's flow.
     Hash(PacketHash),
-    /// Bytes left free before the packet.
+    /// Headroom before the packet for XDP.
     Xdp {
-        /// That many.
+        /// Length of the headroom in bytes.
         headroom: u16,
     },
-    /// A type that we do not know, to be skipped.
+    /// Extra info of unknown type, which is skipped.
     Unknown {
-        /// The type, neither 0 nor one of the above.
+        /// Type number, neither 0 nor a defined one.
         kind: u8,
-        /// The six bytes.
         body: [u8; 6],
     },
 }
 
 impl Extra {
-    /// The bytes for a slot; `more` says that another extra info follows. The inverse of
-    /// [`RawExtra::parse`].
+    /// Encodes the extra info for a slot; `more` announces another one. Inverse of [`RawExtra::parse`].
     pub fn emit(&self, more: bool) -> RawExtra {
         let (kind, body) = match *self {
             Extra::Gso(Gso { protocol, segment_size }) => {
@@ -216,25 +206,24 @@ impl Extra {
     }
 }
 
-/// The extra infos of one packet. Of several of one type the last counts, except for changes of the
-/// multicast filter, which all do.
+/// Extra infos of one packet. The last of each type counts; changes of the multicast filter all count.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Extras {
-    /// Segment the packet.
+    /// Request to segment the packet.
     pub gso: Option<Gso>,
-    /// The flow's hash.
+    /// Hash of the packet's flow.
     pub hash: Option<PacketHash>,
-    /// XDP headroom.
+    /// Headroom for XDP in bytes.
     pub xdp_headroom: Option<u16>,
-    /// Changes of the multicast filter.
+    /// Changes of the multicast filter, in order.
     pub multicast: ArrayVec<MulticastChange, EXTRAS_MAX>,
-    /// Extra infos of unknown type, which were skipped.
+    /// Number of skipped extra infos of unknown type.
     pub skipped: u32,
 }
 
 impl Extras {
-    /// Takes the `count`-th extra info of the packet, counted from 1.
-    pub(super) fn take(&mut self, count: usize, raw: RawExtra) -> Result<(), ExtraFault> {
+    /// Adds the `count`-th extra info of the packet, counted from 1.
+    pub(super) fn push(&mut self, count: usize, raw: RawExtra) -> Result<(), ExtraFault> {
         if count > EXTRAS_MAX {
             return Err(ExtraFault::TooMany);
         }
@@ -260,11 +249,11 @@ impl Extras {
     }
 }
 
-/// What is wrong with the extra infos of a packet.
+/// Fault in the extra infos of a packet.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum ExtraFault {
-    /// More than [`EXTRAS_MAX`].
+    /// More extra infos than [`EXTRAS_MAX`].
     TooMany,
-    /// One of them is unusable.
+    /// First unusable extra info.
     Bad(ExtraError),
 }

@@ -1,7 +1,9 @@
-//! Names of the keys of a vif in the store. Feature keys are `0` or `1`.
+//! Store keys of a vif. Feature keys are `0` or `1`.
 //!
-//! With one queue the ring and event keys are at the top of the frontend's directory; with several
-//! they must not be there, but in [`queue_directory`].
+//! A frontend with one queue keeps the ring and event keys at the top of its directory. With several
+//! queues they must be in [`queue_directory`] instead.
+//!
+//! Each key's comment begins with its writer: the backend, the frontend, or the toolstack.
 
 /// Either end: accepts packets of several fragments. Absent: no.
 pub const FEATURE_SG: &str = "feature-sg";
@@ -9,76 +11,75 @@ pub const FEATURE_SG: &str = "feature-sg";
 pub const FEATURE_GSO_TCPV4: &str = "feature-gso-tcpv4";
 /// Either end: accepts large TCP packets over IPv6. Absent: no.
 pub const FEATURE_GSO_TCPV6: &str = "feature-gso-tcpv6";
-/// Either end: `1` says that IPv4 checksums cannot be left blank. Absent: they can.
+/// Either end: `1` if it refuses blank IPv4 checksums. Absent: it accepts them.
 pub const FEATURE_NO_CSUM_OFFLOAD: &str = "feature-no-csum-offload";
-/// Either end: IPv6 checksums can be left blank. Absent: they cannot.
+/// Either end: accepts blank IPv6 checksums. Absent: no.
 pub const FEATURE_IPV6_CSUM_OFFLOAD: &str = "feature-ipv6-csum-offload";
 
 /// Backend: copies packets into the pages of rx requests.
 pub const FEATURE_RX_COPY: &str = "feature-rx-copy";
-/// Backend: gives pages away on rx (a dead mode).
+/// Backend: gives pages away on rx (obsolete).
 pub const FEATURE_RX_FLIP: &str = "feature-rx-flip";
-/// Backend: can filter multicast packets; asked for before Connected.
+/// Backend: filters multicast packets on request before Connected.
 pub const FEATURE_MULTICAST_CONTROL: &str = "feature-multicast-control";
-/// Backend: the multicast filter may be asked for at any time.
+/// Backend: accepts multicast filter requests at any time.
 pub const FEATURE_DYNAMIC_MULTICAST_CONTROL: &str = "feature-dynamic-multicast-control";
-/// Backend: takes an event channel for each ring.
+/// Backend: supports one event channel for each ring.
 pub const FEATURE_SPLIT_EVENT_CHANNELS: &str = "feature-split-event-channels";
-/// Backend: most queues. Absent: 1.
+/// Backend: maximum number of queues. Absent: 1.
 pub const MULTI_QUEUE_MAX_QUEUES: &str = "multi-queue-max-queues";
-/// Backend: has a control ring.
+/// Backend: provides a control ring.
 pub const FEATURE_CTRL_RING: &str = "feature-ctrl-ring";
-/// Backend, our own: `1` if it opens the windows of queues ([`RINGFENCE_TX_WINDOW`]). Absent: it does not.
+/// Backend, Ringfence only: `1` if it opens the grant windows of queues ([`RINGFENCE_TX_WINDOW`]). Absent: no.
 pub const FEATURE_RINGFENCE_WINDOW: &str = "feature-ringfence-window";
-/// Backend: `0` while the link is down. Absent: up.
+/// Backend: `0` while the carrier is off. Absent: on.
 pub const CARRIER: &str = "carrier";
-/// Backend, by the toolstack: `connected` once the interface is wired up.
+/// Toolstack, for the backend: `connected` once the hotplug script has configured the interface.
 pub const HOTPLUG_STATUS: &str = "hotplug-status";
 
 /// Frontend: gref of the tx ring.
 pub const TX_RING_REF: &str = "tx-ring-ref";
 /// Frontend: gref of the rx ring.
 pub const RX_RING_REF: &str = "rx-ring-ref";
-/// Frontend: the event channel of both rings.
+/// Frontend: event channel shared by both rings.
 pub const EVENT_CHANNEL: &str = "event-channel";
-/// Frontend: the event channel of the tx ring.
+/// Frontend: event channel of the tx ring.
 pub const EVENT_CHANNEL_TX: &str = "event-channel-tx";
-/// Frontend: the event channel of the rx ring.
+/// Frontend: event channel of the rx ring.
 pub const EVENT_CHANNEL_RX: &str = "event-channel-rx";
-/// Frontend, our own, for each queue: the window that its tx ring's references with bit 31 are in. Absent:
-/// there is none.
+/// Frontend, Ringfence only, per queue: grant window of tx references with bit 31 set. Absent: none.
 pub const RINGFENCE_TX_WINDOW: &str = "ringfence-tx-window";
-/// Frontend, our own, for each queue: the window of the rx ring.
+/// Frontend, Ringfence only, per queue: grant window of the rx ring. Absent: none.
 pub const RINGFENCE_RX_WINDOW: &str = "ringfence-rx-window";
-/// Frontend: wants packets copied into its pages.
+/// Frontend: requests that packets are copied into its pages.
 pub const REQUEST_RX_COPY: &str = "request-rx-copy";
-/// Frontend: notifies after it posted rx requests.
+/// Frontend: notifies the backend after posting rx requests.
 pub const FEATURE_RX_NOTIFY: &str = "feature-rx-notify";
-/// Frontend: wants multicast packets filtered.
+/// Frontend: requests multicast filtering.
 pub const REQUEST_MULTICAST_CONTROL: &str = "request-multicast-control";
-/// Frontend: queues used. Absent: 1.
+/// Frontend: number of queues used. Absent: 1.
 pub const MULTI_QUEUE_NUM_QUEUES: &str = "multi-queue-num-queues";
 /// Frontend: gref of the control ring.
 pub const CTRL_RING_REF: &str = "ctrl-ring-ref";
 /// Frontend: event channel of the control ring.
 pub const EVENT_CHANNEL_CTRL: &str = "event-channel-ctrl";
 
-/// By the toolstack: the Ethernet address, as `aa:bb:cc:dd:ee:ff`.
+/// Toolstack: Ethernet address, as `aa:bb:cc:dd:ee:ff`.
 pub const MAC: &str = "mac";
-/// By the toolstack, for the backend: how much the guest may send, as `BYTES,MICROSECONDS`. Absent: no
-/// limit.
+/// Toolstack, for the backend: rate limit of the guest's transmissions, as `BYTES,MICROSECONDS`.
+/// Absent: no limit.
 pub const RATE: &str = "rate";
-/// By the toolstack: number of the device in its domain.
+/// Toolstack: number of the device in its domain.
 pub const HANDLE: &str = "handle";
-/// By the toolstack, in the frontend's directory: the MTU. Absent: 1500.
+/// Toolstack, in the frontend's directory: the MTU. Absent: 1500.
 pub const MTU: &str = "mtu";
-/// By the toolstack, in the frontend's directory: `0` if the backend is not to be trusted.
+/// Toolstack, in the frontend's directory: `0` if the guest does not trust the backend.
 pub const TRUSTED: &str = "trusted";
 
-/// The MTU when the key [`MTU`] is absent.
+/// MTU if the key [`MTU`] is absent.
 pub const MTU_DEFAULT: u16 = 1500;
 
-/// The directory of a queue, below the frontend's, when there are several.
+/// Names the directory of a queue below the frontend's, used with several queues.
 pub fn queue_directory(queue: u32) -> String {
     format!("queue-{queue}")
 }

@@ -1,18 +1,16 @@
-//! Requests and responses of both rings, as bytes and as values.
+//! Requests and responses of the tx and rx rings, as bytes and as values.
 
 use crate::grant::Gref;
 use crate::macros::enum_with_unknown;
 
 enum_with_unknown! {
-    /// How a request ended (`NETIF_RSP_*`). On rx, 0 and above is a size instead.
+    /// Result of a request (`NETIF_RSP_*`). On rx, 0 and above is a length instead.
     pub enum Status(i16) {
-        /// The packet was dropped.
         Dropped = -2,
-        /// The packet broke a rule, or its pages could not be used.
+        /// Packet that broke a rule, or whose pages could not be used.
         Error = -1,
-        /// Done.
         Okay = 0,
-        /// The slot held an extra info: nothing to say, and the id means nothing.
+        /// Response to an extra info's slot; its id has no meaning.
         Null = 1,
     }
 }
@@ -24,24 +22,24 @@ macro_rules! flag_set {
         pub struct $name(pub u16);
 
         impl $name {
-            /// No flag.
+            /// Set without any flag.
             pub const NONE: $name = $name(0);
             $($(#[$doc])* pub const $flag: $name = $name($bit);)*
 
-            /// Whether all flags of `wanted` are set.
+            /// Returns `true` if all flags of `wanted` are set.
             #[inline]
             pub fn contains(self, wanted: $name) -> bool {
                 self.0 & wanted.0 == wanted.0
             }
 
-            /// These flags, and those of `other` where `condition` holds.
+            /// Returns these flags, plus those of `other` if `condition` holds.
             #[inline]
             #[must_use]
             pub fn with_if(self, condition: bool, other: $name) -> $name {
                 if condition { $name(self.0 | other.0) } else { self }
             }
 
-            /// What the first slot of a chain says of the checksum.
+            /// Returns the checksum state that the first slot of a chain carries.
             #[inline]
             pub fn checksum(self) -> Checksum {
                 Checksum {
@@ -62,58 +60,57 @@ macro_rules! flag_set {
 }
 
 flag_set! {
-    /// Flags of a tx request (`NETTXF_*`). Bits 0 and 1 mean the reverse of what they mean on rx.
-    /// Bits that are not defined are ignored.
+    /// Flags of a tx request (`NETTXF_*`). Bits 0 and 1 have the opposite meaning on rx. Undefined bits
+    /// are ignored.
     TxFlags {
-        /// The protocol checksum is still to be filled in.
+        /// The protocol checksum is blank: the receiver must fill it in.
         CHECKSUM_BLANK = 0x1;
         /// The data was checked against the protocol checksum.
         DATA_VALIDATED = 0x2;
-        /// The packet goes on in the next request.
+        /// The packet continues in the next request.
         MORE_DATA = 0x4;
-        /// An extra info follows. Means something in the first slot of a chain only.
+        /// An extra info follows. Valid only in the first slot of a chain.
         EXTRA_INFO = 0x8;
     }
 }
 
 flag_set! {
-    /// Flags of an rx response (`NETRXF_*`). Bits 0 and 1 mean the reverse of what they mean on tx.
-    /// Bits that are not defined are ignored.
+    /// Flags of an rx response (`NETRXF_*`). Bits 0 and 1 have the opposite meaning on tx. Undefined bits
+    /// are ignored.
     RxFlags {
         /// The data was checked against the protocol checksum.
         DATA_VALIDATED = 0x1;
-        /// The protocol checksum is still to be filled in.
+        /// The protocol checksum is blank: the receiver must fill it in.
         CHECKSUM_BLANK = 0x2;
-        /// The packet goes on in the next response.
+        /// The packet continues in the next response.
         MORE_DATA = 0x4;
-        /// An extra info follows. Means something in the first slot of a chain only.
+        /// An extra info follows. Valid only in the first slot of a chain.
         EXTRA_INFO = 0x8;
-        /// The slot is an old form of GSO information; deprecated, never to be sent.
+        /// The slot is a GSO prefix: deprecated, never sent.
         GSO_PREFIX = 0x10;
     }
 }
 
-/// What travels with a packet about its TCP or UDP checksum, the same for both directions.
+/// State of a packet's TCP or UDP checksum, the same for both directions.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct Checksum {
-    /// The field holds the sum of the pseudo header only: fill in the rest, or pass this on.
+    /// The field holds the sum of the pseudo header only: fill in the rest, or pass this flag on.
     pub blank: bool,
     /// The data is known to be good.
     pub validated: bool,
 }
 
-/// A tx request: a fragment of a packet for the backend. 12 bytes.
+/// Tx request of 12 bytes: a fragment of a packet for the backend.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct TxRequest {
-    /// Page with the fragment.
+    /// Page that holds the fragment.
     pub gref: Gref,
-    /// Where in the page it starts.
+    /// Offset in the page.
     pub offset: u16,
-    /// Flags.
     pub flags: TxFlags,
-    /// Comes back in the response.
+    /// Id that the response echoes.
     pub id: u16,
-    /// In the first slot of a chain the bytes of the **whole packet**, else of this fragment.
+    /// Length of the **whole packet** in the first slot of a chain, else of this fragment.
     pub size: u16,
 }
 
@@ -121,7 +118,7 @@ impl TxRequest {
     /// Bytes on the ring.
     pub const SIZE: usize = 12;
 
-    /// The request in a slot.
+    /// Decodes the request in a slot.
     #[inline]
     pub fn from_bytes(bytes: [u8; Self::SIZE]) -> TxRequest {
         let [g0, g1, g2, g3, o0, o1, f0, f1, i0, i1, s0, s1] = bytes;
@@ -134,7 +131,7 @@ impl TxRequest {
         }
     }
 
-    /// The bytes for a slot.
+    /// Encodes the request for a slot.
     #[inline]
     pub fn to_bytes(self) -> [u8; Self::SIZE] {
         let [g0, g1, g2, g3] = self.gref.0.to_le_bytes();
@@ -146,12 +143,11 @@ impl TxRequest {
     }
 }
 
-/// A tx response: the backend is done with a slot. 4 bytes, at the head of a 12-byte slot.
+/// Tx response of 4 bytes, at the head of a 12-byte slot: the backend has finished the slot.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct TxResponse {
-    /// Of the request; nothing meaningful when the status is [`Status::Null`].
+    /// Id of the request; meaningless if the status is [`Status::Null`].
     pub id: u16,
-    /// How it ended.
     pub status: Status,
 }
 
@@ -159,7 +155,7 @@ impl TxResponse {
     /// Bytes on the ring.
     pub const SIZE: usize = 4;
 
-    /// The response in a slot.
+    /// Decodes the response in a slot.
     #[inline]
     pub fn from_bytes(bytes: [u8; Self::SIZE]) -> TxResponse {
         let [i0, i1, s0, s1] = bytes;
@@ -169,7 +165,7 @@ impl TxResponse {
         }
     }
 
-    /// The bytes for a slot.
+    /// Encodes the response for a slot.
     #[inline]
     pub fn to_bytes(self) -> [u8; Self::SIZE] {
         let [i0, i1] = self.id.to_le_bytes();
@@ -178,12 +174,11 @@ impl TxResponse {
     }
 }
 
-/// An rx request: an empty page for the backend to fill. 8 bytes.
+/// Rx request of 8 bytes: an empty page for the backend to fill.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct RxRequest {
-    /// Comes back in the response.
+    /// Id that the response echoes.
     pub id: u16,
-    /// The page.
     pub gref: Gref,
 }
 
@@ -191,7 +186,7 @@ impl RxRequest {
     /// Bytes on the ring.
     pub const SIZE: usize = 8;
 
-    /// The request in a slot. Bytes 2 and 3 are padding.
+    /// Decodes the request in a slot. Bytes 2 and 3 are padding.
     #[inline]
     pub fn from_bytes(bytes: [u8; Self::SIZE]) -> RxRequest {
         let [i0, i1, _, _, g0, g1, g2, g3] = bytes;
@@ -201,7 +196,7 @@ impl RxRequest {
         }
     }
 
-    /// The bytes for a slot, padding zero.
+    /// Encodes the request for a slot with zero padding.
     #[inline]
     pub fn to_bytes(self) -> [u8; Self::SIZE] {
         let [i0, i1] = self.id.to_le_bytes();
@@ -210,16 +205,15 @@ impl RxRequest {
     }
 }
 
-/// An rx response: what the backend put into a page. 8 bytes.
+/// Rx response of 8 bytes: a fragment that the backend placed in a page.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct RxResponse {
-    /// Of the request.
+    /// Id of the request.
     pub id: u16,
-    /// Where in the page the fragment starts.
+    /// Offset of the fragment in the page.
     pub offset: u16,
-    /// Flags.
     pub flags: RxFlags,
-    /// Bytes of this fragment, or below 0 a [`Status`].
+    /// Length of this fragment in bytes, or a [`Status`] if negative.
     pub status: i16,
 }
 
@@ -227,18 +221,18 @@ impl RxResponse {
     /// Bytes on the ring.
     pub const SIZE: usize = 8;
 
-    /// A response that says that a request came to nothing.
+    /// Creates the response to a request that failed.
     pub fn failed(id: u16, status: Status) -> RxResponse {
         RxResponse { id, offset: 0, flags: RxFlags::NONE, status: status.to_raw() }
     }
 
-    /// The size, or the status of a request that failed.
+    /// Returns the length, or the status of a failed request.
     #[inline]
     pub fn size(self) -> Result<u16, Status> {
         u16::try_from(self.status).map_err(|_| Status::from_raw(self.status))
     }
 
-    /// The response in a slot.
+    /// Decodes the response in a slot.
     #[inline]
     pub fn from_bytes(bytes: [u8; Self::SIZE]) -> RxResponse {
         let [i0, i1, o0, o1, f0, f1, s0, s1] = bytes;
@@ -250,7 +244,7 @@ impl RxResponse {
         }
     }
 
-    /// The bytes for a slot.
+    /// Encodes the response for a slot.
     #[inline]
     pub fn to_bytes(self) -> [u8; Self::SIZE] {
         let [i0, i1] = self.id.to_le_bytes();

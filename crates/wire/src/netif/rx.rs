@@ -1,7 +1,8 @@
-//! Packets for the frontend, as it reads them off the rx ring.
+//! Rx chain parser: packets for the frontend, read from responses on the rx ring.
 //!
-//! The slot of a response says which posted page it is about: the backend has to answer in the slot
-//! of the request. Ids are not to be relied on, since extra infos overwrite them.
+//! A response stands in the slot of its request, and that slot identifies the posted page. The id
+//! does not: extra infos overwrite it. [`RxChainParser::next`] walks one chain into an [`RxChain`],
+//! fetches each slot once, and then applies the rules.
 
 use super::extra::{ExtraError, ExtraFault, Extras, RawExtra};
 use super::{
@@ -11,83 +12,79 @@ use super::{
 use arrayvec::ArrayVec;
 use thiserror::Error;
 
-/// A piece of a received packet: never empty, never across the end of its page.
+/// Fragment of a received packet: never empty, never across a page boundary.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct RxFragment {
-    /// Which slot of the chain, counted from 0: consumer index + `slot` is where the page was
-    /// posted.
+    /// Slot of the chain, counted from 0: consumer index + `fetch_slot` identifies the posted page.
     pub slot: u32,
-    /// Where in the page it starts.
+    /// Offset in the page.
     pub offset: u16,
-    /// Its bytes, 1 to 4096.
+    /// Length in bytes, 1 to 4096.
     pub len: u16,
 }
 
-/// A rule that a packet breaks. The packet is gone, the queue is in step.
+/// Broken rule of a packet. The packet is lost; the queue stays in step.
 ///
-/// When several are broken, the one that stands first here is reported.
+/// If a packet breaks several rules, the first variant in this order is reported.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Error)]
 pub enum RxRefusal {
-    /// An extra info is unusable.
+    /// Unusable extra info in the chain.
     #[error("bad extra info: {0}")]
     BadExtra(#[from] ExtraError),
-    /// More extra infos than we take.
+    /// More extra infos than the limit.
     #[error("{found} extra infos with one packet, the limit is {limit}")]
     TooManyExtras {
-        /// Extra infos found.
+        /// Extra infos in the chain.
         found: u32,
-        /// [`EXTRAS_MAX`](super::EXTRAS_MAX).
+        /// Maximum, equal to [`EXTRAS_MAX`](super::EXTRAS_MAX).
         limit: u32,
     },
-    /// More responses than we take.
+    /// More data slots than the limit.
     #[error("{found} slots for one packet, the limit is {limit}")]
     TooManySlots {
-        /// Data slots found.
+        /// Data slots in the chain.
         found: u32,
-        /// [`SLOTS_MAX`].
+        /// Maximum, equal to [`SLOTS_MAX`].
         limit: u32,
     },
-    /// The old form of GSO information, which was never agreed on.
+    /// Obsolete GSO prefix, which is never negotiated.
     #[error("the packet begins with a GSO prefix, which was not negotiated")]
     GsoPrefix,
-    /// The backend says that a part of the packet failed.
+    /// Failure of a fragment reported by the backend.
     #[error("the backend reports {status:?} for slot {slot}")]
     BackendFailed {
-        /// The slot in the chain.
+        /// Slot in the chain.
         slot: u32,
-        /// What it reports.
         status: Status,
     },
-    /// A fragment reaches over the end of its page.
+    /// Fragment reaches over the end of its page.
     #[error("slot {slot}: {len} bytes from offset {offset} on cross the page")]
     CrossesPage {
-        /// The slot in the chain.
+        /// Slot in the chain.
         slot: u32,
-        /// The fragment's offset.
         offset: u16,
-        /// Its bytes.
         len: u32,
     },
-    /// Not even an Ethernet header.
+    /// Packet shorter than an Ethernet header.
     #[error("a packet of {total} bytes, the least is {least}")]
     TooShort {
         /// Bytes of all fragments.
         total: u32,
-        /// [`PACKET_MIN`].
+        /// Minimum, equal to [`PACKET_MIN`].
         least: u32,
     },
-    /// More than an IP packet can have.
+    /// Packet longer than the maximum.
     #[error("a packet of {total} bytes, the limit is {limit}")]
     TooLong {
         /// Bytes of all fragments.
         total: u32,
-        /// [`PACKET_MAX`].
+        /// Maximum, equal to [`PACKET_MAX`].
         limit: u32,
     },
 }
 
 impl RxRefusal {
-    /// A name for a counter.
+    /// Returns the label of the rule's counter.
     pub fn label(&self) -> &'static str {
         match self {
             RxRefusal::BadExtra(_) => "rx_bad_extra",
@@ -102,16 +99,16 @@ impl RxRefusal {
     }
 }
 
-/// The ring holds something that has no end: the queue cannot go on.
+/// Chain without an end. The queue cannot continue.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Error)]
 pub enum RxFatal {
-    /// The last slot published says that the packet goes on.
+    /// Last published slot announces more data.
     #[error("a packet goes on beyond the {published} slots that are published")]
     Unfinished {
-        /// Slots published.
+        /// Slots published by the backend.
         published: u32,
     },
-    /// Every slot of the ring says that the packet goes on.
+    /// Every slot of the ring announces more data.
     #[error("a packet goes on after all {entries} slots of the ring")]
     LongerThanRing {
         /// Slots of the ring.
@@ -120,7 +117,7 @@ pub enum RxFatal {
 }
 
 impl RxFatal {
-    /// A name for a counter.
+    /// Returns the label of the fault's counter.
     pub fn label(&self) -> &'static str {
         match self {
             RxFatal::Unfinished { .. } => "rx_unfinished_chain",
@@ -129,25 +126,25 @@ impl RxFatal {
     }
 }
 
-/// What [`RxChainParser::next`] found.
+/// Result of one call to [`RxChainParser::next`].
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[must_use]
 pub enum RxOutcome {
-    /// Nothing is published.
+    /// No response is published.
     Empty,
-    /// A packet.
+    /// Valid packet in the chain.
     Packet,
-    /// A packet that breaks a rule. Its slots are consumed, their pages free for use.
+    /// Packet that breaks a rule. Its slots are consumed; their pages are free again.
     Refused(RxRefusal),
-    /// Stop using the ring.
+    /// Chain without an end: stop using the ring.
     Fatal(RxFatal),
 }
 
-/// One packet as parsed, and storage to be used again for the next.
+/// Parsed packet, with storage that is reused for the next one.
 ///
-/// After [`RxOutcome::Packet`]: there are 1 to 18 fragments, each keeps the rules of
-/// [`RxFragment`], their slots rise, their bytes add up to [`total`](Self::total), and that is 14
-/// to 65535.
+/// After [`RxOutcome::Packet`] the chain has 1 to 18 fragments. Each keeps the rules of
+/// [`RxFragment`], and their slots rise. Their bytes add up to [`total`](Self::total), which is 14 to
+/// 65535.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct RxChain {
     fragments: ArrayVec<RxFragment, SLOTS_MAX>,
@@ -159,38 +156,38 @@ pub struct RxChain {
 }
 
 impl RxChain {
-    /// An empty chain.
+    /// Creates an empty chain.
     pub fn new() -> RxChain {
         RxChain::default()
     }
 
-    /// The packet's bytes, in order.
+    /// Returns the packet's fragments in order.
     pub fn fragments(&self) -> &[RxFragment] {
         &self.fragments
     }
 
-    /// Bytes of the packet.
+    /// Returns the packet's length in bytes.
     pub fn total(&self) -> u32 {
         self.total
     }
 
-    /// What the first slot says of the checksum.
+    /// Returns the checksum state from the first slot.
     pub fn checksum(&self) -> Checksum {
         self.checksum
     }
 
-    /// What the extra infos say. Changes of the multicast filter mean nothing to a frontend.
+    /// Returns the packet's extra infos. Changes of the multicast filter have no meaning for a frontend.
     pub fn extras(&self) -> &Extras {
         &self.extras
     }
 
-    /// Slots consumed: advance the consumer index by that many, and take back a page for each. The
-    /// page of a slot with an extra info was not touched.
+    /// Returns the number of consumed slots. The caller advances the consumer index by it and takes back
+    /// one page for each slot. The page of an extra info's slot is untouched.
     pub fn slots(&self) -> u32 {
         self.slots
     }
 
-    /// Fragments without bytes, which are not in the list.
+    /// Returns the number of fragments without bytes; they are not in the list.
     pub fn empty_fragments(&self) -> u32 {
         self.empty_fragments
     }
@@ -206,13 +203,13 @@ impl RxChain {
     }
 }
 
-/// Reads packets off an rx ring.
+/// Parser for packets on an rx ring.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct RxChainParser {
     entries: u32,
 }
 
-/// A chain on its way: what is wrong with it, and how far it got.
+/// Progress through one chain: slots so far and the first faults.
 #[derive(Default)]
 struct Walk {
     extras: u32,
@@ -222,9 +219,9 @@ struct Walk {
 }
 
 impl Walk {
-    /// Takes the response in slot `slot` of the chain as a fragment.
+    /// Adds the response in slot `fetch_slot` of the chain as a fragment.
     #[inline]
-    fn take_data(&mut self, slot: u32, response: RxResponse, chain: &mut RxChain) {
+    fn push_data(&mut self, slot: u32, response: RxResponse, chain: &mut RxChain) {
         self.data_slots += 1;
         let len = match response.size() {
             Ok(len) => len,
@@ -243,14 +240,14 @@ impl Walk {
         if len == 0 {
             chain.empty_fragments += 1;
         } else {
-            // No room: above the limit, so the packet is going to be refused.
+            // A full list means more than the limit, so the packet is refused later.
             let _ = chain.fragments.try_push(RxFragment { slot, offset, len });
         }
     }
 
     /// Applies the rules to a chain that was walked to its end.
     #[inline]
-    fn verdict(&self, first: RxFlags, total: u32) -> Result<(), RxRefusal> {
+    fn validate(&self, first: RxFlags, total: u32) -> Result<(), RxRefusal> {
         match self.extra_fault {
             None => {}
             Some(ExtraFault::Bad(error)) => return Err(RxRefusal::BadExtra(error)),
@@ -277,16 +274,16 @@ impl Walk {
 }
 
 impl RxChainParser {
-    /// A parser for a ring of `entries` slots.
+    /// Creates a parser for a ring of `entries` slots.
     pub fn new(entries: u32) -> RxChainParser {
         RxChainParser { entries }
     }
 
-    /// Parses the chain at the consumer index. `available` responses are published and not consumed
-    /// (the ring has bounded that), and `fetch(i)` copies the `i`-th of them into private memory.
+    /// Parses the chain at the consumer index. `available` is the number of published, unconsumed
+    /// responses, bounded by the ring. `fetch(i)` copies the `i`-th of them into private memory.
     ///
-    /// `fetch` is called for 0, 1, 2 … once each, as far as the chain reaches. What was fetched is
-    /// consumed, unless the outcome is fatal: [`RxChain::slots`] says how many that are.
+    /// The parser calls `fetch` once each for 0, 1, 2 … as far as the chain reaches. Fetched slots are
+    /// consumed unless the outcome is fatal; [`RxChain::slots`] gives their number.
     #[inline]
     pub fn next<F: FnMut(u32) -> [u8; RxResponse::SIZE]>(
         &self,
@@ -306,7 +303,7 @@ impl RxChainParser {
                 return RxOutcome::Fatal(fatal);
             }
         };
-        match walk.verdict(first, chain.total) {
+        match walk.validate(first, chain.total) {
             Ok(()) => RxOutcome::Packet,
             Err(refusal) => {
                 chain.fragments.clear();
@@ -316,7 +313,7 @@ impl RxChainParser {
         }
     }
 
-    /// Consumes a chain whatever it holds, so that the next one is found.
+    /// Consumes a chain to its end, even a faulty one, so that the next chain is found.
     #[inline]
     fn walk<F: FnMut(u32) -> [u8; RxResponse::SIZE]>(
         &self,
@@ -325,14 +322,14 @@ impl RxChainParser {
         chain: &mut RxChain,
     ) -> Result<(RxFlags, Walk), RxFatal> {
         let mut walk = Walk::default();
-        let first = RxResponse::from_bytes(self.slot(available, fetch, chain)?);
+        let first = RxResponse::from_bytes(self.fetch_slot(available, fetch, chain)?);
         chain.checksum = first.flags.checksum();
-        walk.take_data(0, first, chain);
+        walk.push_data(0, first, chain);
         let mut more = first.flags.contains(RxFlags::EXTRA_INFO);
         while more {
-            let raw = RawExtra(self.slot(available, fetch, chain)?);
+            let raw = RawExtra(self.fetch_slot(available, fetch, chain)?);
             walk.extras += 1;
-            if let Err(fault) = chain.extras.take(walk.extras as usize, raw) {
+            if let Err(fault) = chain.extras.push(walk.extras as usize, raw) {
                 walk.extra_fault.get_or_insert(fault);
             }
             more = raw.has_more();
@@ -340,16 +337,16 @@ impl RxChainParser {
         more = first.flags.contains(RxFlags::MORE_DATA);
         while more {
             let slot = chain.slots;
-            let response = RxResponse::from_bytes(self.slot(available, fetch, chain)?);
-            walk.take_data(slot, response, chain);
+            let response = RxResponse::from_bytes(self.fetch_slot(available, fetch, chain)?);
+            walk.push_data(slot, response, chain);
             more = response.flags.contains(RxFlags::MORE_DATA);
         }
         Ok((first.flags, walk))
     }
 
-    /// The next slot of the chain, counted by `chain.slots`.
+    /// Fetches the next slot of the chain and advances `chain.slots`.
     #[inline]
-    fn slot<F: FnMut(u32) -> [u8; RxResponse::SIZE]>(
+    fn fetch_slot<F: FnMut(u32) -> [u8; RxResponse::SIZE]>(
         &self,
         available: u32,
         fetch: &mut F,

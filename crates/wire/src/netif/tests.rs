@@ -1,4 +1,4 @@
-//! Layouts: deconstruct, construct, parse, emit, each over real bytes.
+//! Layout tests with real bytes: deconstruct, construct, parse, emit.
 
 use super::extra::*;
 use super::*;
@@ -9,7 +9,7 @@ mod emit;
 mod rx;
 mod tx;
 
-/// gref 0x0403_0201, offset 64, checksum blank and more data, id 0x1122, 1514 bytes.
+/// Bytes of a request: gref 0x0403_0201, offset 64, checksum blank and more data, id 0x1122, 1514 bytes.
 const TX_REQUEST: [u8; 12] = [1, 2, 3, 4, 64, 0, 5, 0, 0x22, 0x11, 0xEA, 0x05];
 
 fn tx_request() -> TxRequest {
@@ -18,7 +18,7 @@ fn tx_request() -> TxRequest {
 }
 
 #[test]
-fn tx_request_deconstruct() {
+fn tx_request_bytes_deconstruct_to_fields() {
     let request = TxRequest::from_bytes(TX_REQUEST);
     assert_eq!(request.gref, Gref(0x0403_0201));
     assert_eq!(request.offset, 64);
@@ -28,38 +28,38 @@ fn tx_request_deconstruct() {
 }
 
 #[test]
-fn tx_request_construct() {
+fn tx_request_fields_construct_bytes() {
     assert_eq!(tx_request().to_bytes(), TX_REQUEST);
 }
 
 #[test]
-fn tx_request_parse() {
+fn tx_request_parses_with_checksum_state() {
     assert_eq!(TxRequest::from_bytes(TX_REQUEST), tx_request());
     assert_eq!(tx_request().flags.checksum(), Checksum { blank: true, validated: false });
 }
 
 #[test]
-fn tx_request_emit() {
+fn tx_request_bytes_round_trip() {
     assert_eq!(TxRequest::from_bytes(TX_REQUEST).to_bytes(), TX_REQUEST);
 }
 
-/// id 0x1122, ERROR.
+/// Bytes of a response: id 0x1122, ERROR.
 const TX_RESPONSE: [u8; 4] = [0x22, 0x11, 0xFF, 0xFF];
 
 #[test]
-fn tx_response_deconstruct() {
+fn tx_response_bytes_deconstruct_to_fields() {
     let response = TxResponse::from_bytes(TX_RESPONSE);
     assert_eq!(response.id, 0x1122);
     assert_eq!(response.status, Status::Error);
 }
 
 #[test]
-fn tx_response_construct() {
+fn tx_response_fields_construct_bytes() {
     assert_eq!(TxResponse { id: 0x1122, status: Status::Error }.to_bytes(), TX_RESPONSE);
 }
 
 #[test]
-fn tx_response_parse() {
+fn tx_response_status_numbers_parse() {
     for (raw, status) in [
         (-2, Status::Dropped),
         (-1, Status::Error),
@@ -73,43 +73,43 @@ fn tx_response_parse() {
 }
 
 #[test]
-fn tx_response_emit() {
+fn tx_response_bytes_and_status_numbers_round_trip() {
     assert_eq!(TxResponse::from_bytes(TX_RESPONSE).to_bytes(), TX_RESPONSE);
     for raw in i16::MIN..=i16::MAX {
         assert_eq!(Status::from_raw(raw).to_raw(), raw);
     }
 }
 
-/// id 0x1122, padding, gref 0x0403_0201.
+/// Bytes of a request: id 0x1122, padding, gref 0x0403_0201.
 const RX_REQUEST: [u8; 8] = [0x22, 0x11, 0, 0, 1, 2, 3, 4];
 
 #[test]
-fn rx_request_deconstruct() {
+fn rx_request_bytes_deconstruct_to_fields() {
     let request = RxRequest::from_bytes(RX_REQUEST);
     assert_eq!(request.id, 0x1122);
     assert_eq!(request.gref, Gref(0x0403_0201));
 }
 
 #[test]
-fn rx_request_construct() {
+fn rx_request_fields_construct_bytes() {
     assert_eq!(RxRequest { id: 0x1122, gref: Gref(0x0403_0201) }.to_bytes(), RX_REQUEST);
 }
 
 #[test]
-fn rx_request_parse() {
+fn rx_request_padding_is_ignored() {
     let mut padded = RX_REQUEST;
     padded[2..4].fill(0xAA);
     assert_eq!(RxRequest::from_bytes(padded), RxRequest::from_bytes(RX_REQUEST));
 }
 
 #[test]
-fn rx_request_emit() {
+fn rx_request_padding_is_emitted_as_zero() {
     let mut padded = RX_REQUEST;
     padded[2..4].fill(0xAA);
     assert_eq!(RxRequest::from_bytes(padded).to_bytes(), RX_REQUEST, "padding is written as 0");
 }
 
-/// id 0x1122, offset 256, checksum blank and extra info, 1514 bytes.
+/// Bytes of a response: id 0x1122, offset 256, checksum blank and extra info, 1514 bytes.
 const RX_RESPONSE: [u8; 8] = [0x22, 0x11, 0, 1, 10, 0, 0xEA, 0x05];
 
 fn rx_response() -> RxResponse {
@@ -118,7 +118,7 @@ fn rx_response() -> RxResponse {
 }
 
 #[test]
-fn rx_response_deconstruct() {
+fn rx_response_bytes_deconstruct_to_fields() {
     let response = RxResponse::from_bytes(RX_RESPONSE);
     assert_eq!(response.id, 0x1122);
     assert_eq!(response.offset, 256);
@@ -127,12 +127,12 @@ fn rx_response_deconstruct() {
 }
 
 #[test]
-fn rx_response_construct() {
+fn rx_response_fields_construct_bytes() {
     assert_eq!(rx_response().to_bytes(), RX_RESPONSE);
 }
 
 #[test]
-fn rx_response_parse() {
+fn rx_response_status_gives_length_or_failure() {
     assert_eq!(RxResponse::from_bytes(RX_RESPONSE), rx_response());
     assert_eq!(rx_response().size(), Ok(1514));
     assert_eq!(RxResponse::failed(1, Status::Dropped).size(), Err(Status::Dropped));
@@ -140,7 +140,7 @@ fn rx_response_parse() {
 }
 
 #[test]
-fn rx_response_emit() {
+fn rx_response_bytes_round_trip() {
     assert_eq!(RxResponse::from_bytes(RX_RESPONSE).to_bytes(), RX_RESPONSE);
     assert_eq!(
         RxResponse::failed(0x1122, Status::Error).to_bytes(),
@@ -149,7 +149,7 @@ fn rx_response_emit() {
 }
 
 #[test]
-fn the_checksum_bits_swap_their_meaning_between_the_directions() {
+fn checksum_bits_are_swapped_between_tx_and_rx() {
     assert_eq!(TxFlags(1).checksum(), Checksum { blank: true, validated: false });
     assert_eq!(RxFlags(1).checksum(), Checksum { blank: false, validated: true });
     assert_eq!(TxFlags(2).checksum(), Checksum { blank: false, validated: true });
@@ -168,7 +168,7 @@ fn gso() -> Extra {
     Extra::Gso(Gso { protocol: GsoProtocol::TcpV6, segment_size })
 }
 
-/// Each type with its bytes, nothing more to come.
+/// Returns each type with its bytes, without the flag for another one.
 fn extras() -> [([u8; 8], Extra); 6] {
     let hash = PacketHash {
         kind: HashType::Ipv6Tcp,
@@ -186,19 +186,19 @@ fn extras() -> [([u8; 8], Extra); 6] {
 }
 
 #[test]
-fn extra_deconstruct() {
+fn extra_kind_and_more_flag_are_read() {
     assert_eq!(RawExtra(GSO).kind(), ExtraType::Gso);
     assert!(RawExtra(GSO).has_more());
     assert!(!RawExtra([1, 0xFE, 0, 0, 0, 0, 0, 0]).has_more(), "other flags mean nothing");
 }
 
 #[test]
-fn extra_construct() {
+fn gso_extra_constructs_bytes() {
     assert_eq!(gso().emit(true).0, GSO);
 }
 
 #[test]
-fn extra_parse() {
+fn extra_of_invalid_type_or_gso_is_rejected() {
     for (bytes, extra) in extras() {
         assert_eq!(RawExtra(bytes).parse(), Ok(extra));
     }
@@ -213,7 +213,7 @@ fn extra_parse() {
 }
 
 #[test]
-fn extra_emit() {
+fn extra_of_each_type_emits_its_bytes() {
     for (bytes, extra) in extras() {
         assert_eq!(extra.emit(false).0, bytes);
         assert_eq!(extra.emit(true).0[1], 1);
@@ -221,7 +221,7 @@ fn extra_emit() {
 }
 
 #[test]
-fn numbers_of_the_header() {
+fn netif_numbers_match_header() {
     assert_eq!(SLOTS_MAX, 18);
     assert_eq!(RING_ENTRIES, 256);
     for raw in 0..=255 {

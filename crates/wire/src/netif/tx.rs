@@ -1,4 +1,8 @@
-//! Packets from the frontend, as the backend reads them off the tx ring.
+//! Tx chain parser: packets from the frontend, read by the backend from requests on the tx ring.
+//!
+//! [`TxChainParser::next`] walks one chain into a [`TxChain`], fetches each slot once, and then applies
+//! the rules. The chain records every consumed slot, because the backend owes each one a response. The
+//! first request carries the length of the whole packet; its own fragment is the remainder.
 
 use super::extra::{ExtraError, ExtraFault, Extras, RawExtra};
 use super::{
@@ -9,37 +13,35 @@ use crate::grant::Gref;
 use arrayvec::ArrayVec;
 use thiserror::Error;
 
-/// A piece of a packet: never empty, never across the end of its page.
+/// Fragment of a packet: never empty, never across a page boundary.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Fragment {
-    /// The page.
     pub gref: Gref,
-    /// Where in the page it starts.
+    /// Offset in the page.
     pub offset: u16,
-    /// Its bytes, 1 to 4096.
+    /// Length in bytes, 1 to 4096.
     pub len: u16,
 }
 
-/// What a consumed slot was, which decides what it is answered with.
+/// Kind of a consumed slot, which decides the status of its response.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum SlotKind {
-    /// A request: `OKAY`, `ERROR` or `DROPPED`.
+    /// Request, answered `OKAY`, `ERROR` or `DROPPED`.
     Request,
-    /// An extra info: `NULL`.
+    /// Extra info, answered with `NULL`.
     Extra,
 }
 
-/// A slot that was consumed and needs one response.
+/// Consumed slot that needs one response.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Owed {
-    /// The request's id; 0 for an extra info, which has none.
+    /// Id of the request; 0 for an extra info, which has none.
     pub id: u16,
-    /// What the slot was.
     pub kind: SlotKind,
 }
 
 impl Owed {
-    /// The response, where requests end with `status`.
+    /// Builds the response; requests get `status`, extra infos get `NULL`.
     #[inline]
     pub fn response(self, status: Status) -> TxResponse {
         let status = match self.kind {
@@ -50,60 +52,58 @@ impl Owed {
     }
 }
 
-/// A rule that a packet breaks. The packet is gone, the queue is in step.
+/// Broken rule of a packet. The packet is lost; the queue stays in step.
 ///
-/// When several are broken, the one that stands first here is reported.
+/// If a packet breaks several rules, the first variant in this order is reported.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Error)]
 pub enum TxRefusal {
-    /// An extra info is unusable.
+    /// Unusable extra info in the chain.
     #[error("bad extra info: {0}")]
     BadExtra(#[from] ExtraError),
-    /// More extra infos than we take.
+    /// More extra infos than the limit.
     #[error("{found} extra infos with one packet, the limit is {limit}")]
     TooManyExtras {
-        /// Extra infos found.
+        /// Extra infos in the chain.
         found: u32,
-        /// [`EXTRAS_MAX`](super::EXTRAS_MAX).
+        /// Maximum, equal to [`EXTRAS_MAX`](super::EXTRAS_MAX).
         limit: u32,
     },
-    /// More requests than we take.
+    /// More request slots than the limit.
     #[error("{found} slots for one packet, the limit is {limit}")]
     TooManySlots {
-        /// Request slots found.
+        /// Request slots in the chain.
         found: u32,
-        /// The parser's limit.
+        /// Maximum of the parser.
         limit: u32,
     },
-    /// Not even an Ethernet header.
+    /// Packet shorter than an Ethernet header.
     #[error("a packet of {total} bytes, the least is {least}")]
     TooShort {
-        /// Bytes announced.
+        /// Bytes that the first request announces.
         total: u32,
-        /// [`PACKET_MIN`].
+        /// Minimum, equal to [`PACKET_MIN`].
         least: u32,
     },
-    /// The fragments after the first have more bytes than the whole.
+    /// Fragments after the first exceed the announced total.
     #[error("the packet has {total} bytes, its fragments after the first alone {fragments}")]
     SmallerThanFragments {
-        /// Bytes announced for the whole.
+        /// Bytes that the first request announces.
         total: u32,
         /// Sum of the fragments after the first.
         fragments: u32,
     },
-    /// A fragment reaches over the end of its page.
+    /// Fragment reaches over the end of its page.
     #[error("fragment {index}: {len} bytes from offset {offset} on cross the page")]
     CrossesPage {
-        /// Which fragment, counted from 0.
+        /// Fragment index, counted from 0.
         index: u32,
-        /// Its offset.
         offset: u16,
-        /// Its bytes.
         len: u32,
     },
 }
 
 impl TxRefusal {
-    /// A name for a counter.
+    /// Returns the label of the rule's counter.
     pub fn label(&self) -> &'static str {
         match self {
             TxRefusal::BadExtra(_) => "tx_bad_extra",
@@ -116,16 +116,16 @@ impl TxRefusal {
     }
 }
 
-/// The ring holds something that has no end: the queue cannot go on.
+/// Chain without an end. The queue cannot continue.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Error)]
 pub enum TxFatal {
-    /// The last slot published says that the packet goes on.
+    /// Last published slot announces more data.
     #[error("a packet goes on beyond the {published} slots that are published")]
     Unfinished {
-        /// Slots published.
+        /// Slots published by the frontend.
         published: u32,
     },
-    /// Every slot of the ring says that the packet goes on.
+    /// Every slot of the ring announces more data.
     #[error("a packet goes on after all {entries} slots of the ring")]
     LongerThanRing {
         /// Slots of the ring.
@@ -134,7 +134,7 @@ pub enum TxFatal {
 }
 
 impl TxFatal {
-    /// A name for a counter.
+    /// Returns the label of the fault's counter.
     pub fn label(&self) -> &'static str {
         match self {
             TxFatal::Unfinished { .. } => "tx_unfinished_chain",
@@ -143,28 +143,27 @@ impl TxFatal {
     }
 }
 
-/// What [`TxChainParser::next`] found.
+/// Result of one call to [`TxChainParser::next`].
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[must_use]
 pub enum TxOutcome {
-    /// Nothing is published.
+    /// No request is published.
     Empty,
-    /// A packet. The chain tells all about it.
+    /// Valid packet in the chain.
     Packet,
-    /// Not a packet but a dummy request that carries changes of the multicast filter
-    /// ([`Extras::multicast`]). The request is answered `OKAY` or `ERROR`; the chain has no
-    /// fragments and no total.
+    /// Dummy request with changes of the multicast filter ([`Extras::multicast`]), not a packet. The
+    /// backend answers the request `OKAY` or `ERROR`; the chain has no fragments and no total.
     FilterRequest,
-    /// A packet that breaks a rule: answer [`TxChain::responses`] with [`Status::Error`].
+    /// Packet that breaks a rule: answer with [`TxChain::responses`] and [`Status::Error`].
     Refused(TxRefusal),
-    /// Stop using the ring. Nothing is to be answered.
+    /// Chain without an end: stop using the ring and answer nothing.
     Fatal(TxFatal),
 }
 
-/// One packet as parsed, and storage to be used again for the next.
+/// Parsed packet, with storage that is reused for the next one.
 ///
-/// After [`TxOutcome::Packet`]: there are 1 to 18 fragments, each keeps the rules of [`Fragment`],
-/// their bytes add up to [`total`](Self::total), and that is 14 to 65535.
+/// After [`TxOutcome::Packet`] the chain has 1 to 18 fragments, and each keeps the rules of
+/// [`Fragment`]. Their bytes add up to [`total`](Self::total), which is 14 to 65535.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct TxChain {
     fragments: ArrayVec<Fragment, SLOTS_MAX>,
@@ -176,7 +175,7 @@ pub struct TxChain {
 }
 
 impl TxChain {
-    /// Room for any packet of a ring with `entries` slots: from here on nothing is allocated.
+    /// Creates a chain with room for any packet of a ring with `entries` slots. Parsing allocates nothing.
     pub fn new(entries: u32) -> TxChain {
         TxChain {
             fragments: ArrayVec::new(),
@@ -188,37 +187,38 @@ impl TxChain {
         }
     }
 
-    /// The packet's bytes, in order.
+    /// Returns the packet's fragments in order.
     pub fn fragments(&self) -> &[Fragment] {
         &self.fragments
     }
 
-    /// Bytes of the packet.
+    /// Returns the packet's length in bytes.
     pub fn total(&self) -> u16 {
         self.total
     }
 
-    /// What the first slot says of the checksum.
+    /// Returns the checksum state from the first slot.
     pub fn checksum(&self) -> Checksum {
         self.checksum
     }
 
-    /// What the extra infos say.
+    /// Returns the packet's extra infos.
     pub fn extras(&self) -> &Extras {
         &self.extras
     }
 
-    /// Fragments without bytes, which are legal, useless, and not in the list (XSA-448).
+    /// Returns the number of fragments without bytes: legal, and not in the list (XSA-448).
     pub fn empty_fragments(&self) -> u32 {
         self.empty_fragments
     }
 
-    /// The slots consumed, in order: advance the consumer index by their number, and answer each.
+    /// Returns the consumed slots in order. The caller advances the consumer index by their number and
+    /// answers each.
     pub fn owed(&self) -> &[Owed] {
         &self.owed
     }
 
-    /// The responses to the slots consumed, where requests end with `status`.
+    /// Builds the responses to all consumed slots; requests get `status`.
     pub fn responses(&self, status: Status) -> impl ExactSizeIterator<Item = TxResponse> {
         self.owed.iter().map(move |owed| owed.response(status))
     }
@@ -233,17 +233,17 @@ impl TxChain {
         self.empty_fragments = 0;
     }
 
-    /// Notes a request slot; keeps it as a fragment of `request.size` bytes while there is room.
+    /// Records a request slot and adds its fragment of `request.size` bytes while there is room.
     #[inline]
-    fn take_request(&mut self, request: &TxRequest) {
+    fn push_request(&mut self, request: &TxRequest) {
         self.owed.push(Owed { id: request.id, kind: SlotKind::Request });
         let TxRequest { gref, offset, size: len, .. } = *request;
-        // No room: above every limit, so the packet is going to be refused.
+        // A full list means more than every limit, so the packet is refused later.
         let _ = self.fragments.try_push(Fragment { gref, offset, len });
     }
 }
 
-/// Reads packets off a tx ring.
+/// Parser for packets on a tx ring.
 ///
 /// ```
 /// use ringfence_wire::grant::Gref;
@@ -260,7 +260,7 @@ impl TxChain {
 /// let outcome = parser.next(2, &mut |index| slots[index as usize], &mut chain);
 /// assert_eq!(outcome, TxOutcome::Packet);
 /// assert_eq!(chain.total(), 100);
-/// // The first request announces the whole packet, so its own fragment is what the others leave.
+/// // The first request announces the whole packet; its own fragment is the remainder.
 /// assert_eq!(chain.fragments()[0], Fragment { gref: Gref(8), offset: 64, len: 60 });
 /// assert_eq!(chain.fragments()[1], Fragment { gref: Gref(9), offset: 0, len: 40 });
 /// assert!(chain.responses(Status::Okay).map(|response| response.id).eq([1, 2]));
@@ -271,7 +271,7 @@ pub struct TxChainParser {
     slot_limit: u32,
 }
 
-/// The slots of one chain, each fetched once, in order, and none that was not published.
+/// Slots of one chain, each fetched once, in order, and only if published.
 struct Slots<'a, F> {
     fetch: &'a mut F,
     next: u32,
@@ -294,23 +294,23 @@ impl<F: FnMut(u32) -> [u8; TxRequest::SIZE]> Slots<'_, F> {
 }
 
 impl TxChainParser {
-    /// A parser for a ring of `entries` slots that takes packets of up to [`SLOTS_MAX`] of them.
+    /// Creates a parser for a ring of `entries` slots with a limit of [`SLOTS_MAX`] request slots.
     pub fn new(entries: u32) -> TxChainParser {
         TxChainParser { entries, slot_limit: SLOT_LIMIT }
     }
 
-    /// Takes packets of up to `limit` request slots, within 1 to [`SLOTS_MAX`]: a frontend without
-    /// `feature-sg` is held to 1.
+    /// Limits packets to `limit` request slots, clamped to 1..=[`SLOTS_MAX`]. A frontend without
+    /// `feature-sg` has the limit 1.
     #[must_use]
     pub fn with_slot_limit(self, limit: u32) -> TxChainParser {
         TxChainParser { slot_limit: limit.clamp(1, SLOT_LIMIT), ..self }
     }
 
-    /// Parses the chain at the consumer index. `available` slots are published and not consumed
-    /// (the ring has bounded that), and `fetch(i)` copies the `i`-th of them into private memory.
+    /// Parses the chain at the consumer index. `available` is the number of published, unconsumed slots,
+    /// bounded by the ring. `fetch(i)` copies the `i`-th of them into private memory.
     ///
-    /// `fetch` is called for 0, 1, 2 … once each, as far as the chain reaches. What was fetched is
-    /// consumed, unless the outcome is fatal: `chain.owed()` has one element for each slot.
+    /// The parser calls `fetch` once each for 0, 1, 2 … as far as the chain reaches. Fetched slots are
+    /// consumed unless the outcome is fatal; `chain.owed()` has one element for each.
     #[inline]
     pub fn next<F: FnMut(u32) -> [u8; TxRequest::SIZE]>(
         &self,
@@ -328,7 +328,7 @@ impl TxChainParser {
             Err(fatal) => return TxOutcome::Fatal(fatal),
         };
         chain.checksum = first.flags.checksum();
-        chain.take_request(&first);
+        chain.push_request(&first);
         let mut tail = Tail::default();
         if first.flags.0 & (TxFlags::MORE_DATA.0 | TxFlags::EXTRA_INFO.0) != 0 {
             match walk(&first, &mut slots, chain) {
@@ -339,13 +339,13 @@ impl TxChainParser {
                 }
             }
         }
-        self.judge(&first, &tail, chain)
+        self.validate(&first, &tail, chain)
     }
 
     /// Applies the rules to a chain that was walked to its end.
     #[inline]
-    fn judge(&self, first: &TxRequest, tail: &Tail, chain: &mut TxChain) -> TxOutcome {
-        let verdict = tail.verdict().and_then(|()| {
+    fn validate(&self, first: &TxRequest, tail: &Tail, chain: &mut TxChain) -> TxOutcome {
+        let outcome = tail.check_extras().and_then(|()| {
             let found = tail.requests + 1;
             if found > self.slot_limit {
                 return Err(TxRefusal::TooManySlots { found, limit: self.slot_limit });
@@ -355,7 +355,7 @@ impl TxChainParser {
             }
             check_sizes(first, tail, chain).map(|()| TxOutcome::Packet)
         });
-        match verdict {
+        match outcome {
             Ok(TxOutcome::Packet) => {
                 chain.total = first.size;
                 TxOutcome::Packet
@@ -372,22 +372,22 @@ impl TxChainParser {
     }
 }
 
-/// What the slots after the first amount to.
+/// Totals of the slots after the first.
 #[derive(Default)]
 struct Tail {
-    /// Extra infos.
+    /// Number of extra infos.
     extras: u32,
-    /// The first thing that is wrong with them.
+    /// First fault of the extra infos.
     fault: Option<ExtraFault>,
-    /// Requests.
+    /// Number of request slots.
     requests: u32,
-    /// Sum of the requests' sizes.
+    /// Sum of the requests' lengths.
     bytes: u32,
 }
 
 impl Tail {
     #[inline]
-    fn verdict(&self) -> Result<(), TxRefusal> {
+    fn check_extras(&self) -> Result<(), TxRefusal> {
         match self.fault {
             None => Ok(()),
             Some(ExtraFault::Bad(error)) => Err(TxRefusal::BadExtra(error)),
@@ -398,7 +398,7 @@ impl Tail {
     }
 }
 
-/// Consumes the rest of a chain whatever it holds, so that the next one is found.
+/// Consumes the rest of a chain, even a faulty one, so that the next chain is found.
 fn walk<F: FnMut(u32) -> [u8; TxRequest::SIZE]>(
     first: &TxRequest,
     slots: &mut Slots<'_, F>,
@@ -411,7 +411,7 @@ fn walk<F: FnMut(u32) -> [u8; TxRequest::SIZE]>(
         let raw = RawExtra([t, f, b0, b1, b2, b3, b4, b5]);
         chain.owed.push(Owed { id: 0, kind: SlotKind::Extra });
         tail.extras += 1;
-        if let Err(fault) = chain.extras.take(tail.extras as usize, raw) {
+        if let Err(fault) = chain.extras.push(tail.extras as usize, raw) {
             tail.fault.get_or_insert(fault);
         }
         more = raw.has_more();
@@ -419,16 +419,16 @@ fn walk<F: FnMut(u32) -> [u8; TxRequest::SIZE]>(
     more = first.flags.contains(TxFlags::MORE_DATA);
     while more {
         let request = TxRequest::from_bytes(slots.fetch()?);
-        chain.take_request(&request);
+        chain.push_request(&request);
         tail.requests += 1;
-        // At most as many as the ring has slots, so far from u32's end; saturates all the same.
+        // The ring bounds the number of requests, so the sum cannot reach u32::MAX; saturate anyway.
         tail.bytes = tail.bytes.saturating_add(u32::from(request.size));
         more = request.flags.contains(TxFlags::MORE_DATA);
     }
     Ok(tail)
 }
 
-/// Gives the first fragment its length, checks all of them, and drops the empty ones.
+/// Computes the first fragment's length, checks all fragments, and drops the empty ones.
 #[inline]
 fn check_sizes(first: &TxRequest, tail: &Tail, chain: &mut TxChain) -> Result<(), TxRefusal> {
     let total = u32::from(first.size);

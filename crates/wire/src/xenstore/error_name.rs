@@ -1,25 +1,25 @@
-//! The errors of the protocol, which travel as names.
+//! Errors of the protocol, which are sent as names.
 
 use core::fmt;
 
 macro_rules! error_names {
     ($($(#[$doc:meta])* $variant:ident = $text:literal,)*) => {
-        /// Why a request failed: the payload of an `ERROR` reply is this name and a NUL.
+        /// Error of a failed request. The payload of an `ERROR` reply is its name and a NUL.
         #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
         pub enum ErrorName {
             $($(#[$doc])* $variant,)*
         }
 
         impl ErrorName {
-            /// All of them.
+            /// All errors of the protocol.
             pub const ALL: &'static [ErrorName] = &[$(ErrorName::$variant,)*];
 
-            /// The name on the wire, without the NUL.
+            /// Returns the name on the wire, without the NUL.
             pub fn as_str(self) -> &'static str {
                 match self { $(ErrorName::$variant => $text,)* }
             }
 
-            /// The error called `name` (without NUL), if the protocol has it.
+            /// Returns the error called `name` (without NUL), if the protocol has it.
             pub fn from_name(name: &[u8]) -> Option<ErrorName> {
                 ErrorName::ALL.iter().copied().find(|error| error.as_str().as_bytes() == name)
             }
@@ -30,35 +30,35 @@ macro_rules! error_names {
 error_names! {
     /// The request is malformed.
     Invalid = "EINVAL",
-    /// The permissions of the node do not allow it.
+    /// Node permissions deny the access.
     Access = "EACCES",
-    /// It is there already.
+    /// Subject of the request already exists.
     Exists = "EEXIST",
-    /// It is a directory.
+    /// The node is a directory.
     IsDirectory = "EISDIR",
-    /// There is no such node, watch, transaction or domain.
+    /// Unknown node, watch, transaction or domain.
     NotFound = "ENOENT",
-    /// The server is out of memory.
+    /// Server out of memory.
     NoMemory = "ENOMEM",
-    /// A quota is used up.
+    /// Quota is used up.
     NoSpace = "ENOSPC",
-    /// The server's storage failed.
+    /// Storage of the server failed.
     Io = "EIO",
     /// The node has children.
     NotEmpty = "ENOTEMPTY",
-    /// No such request.
+    /// Request unknown to the server.
     NotImplemented = "ENOSYS",
-    /// Nothing may be written.
+    /// The node is read-only.
     ReadOnly = "EROFS",
-    /// Try it later: something is in the way.
+    /// Resource in use: retry later.
     Busy = "EBUSY",
-    /// The transaction met a conflict: do all of it again.
+    /// Transaction conflict: repeat the whole transaction.
     Again = "EAGAIN",
-    /// The domain is introduced already.
+    /// Domain is already introduced.
     IsConnected = "EISCONN",
-    /// More than fits (a directory listing, a value).
+    /// Directory listing or value too large for a message.
     TooBig = "E2BIG",
-    /// Only a privileged domain may do that.
+    /// Request reserved for privileged domains.
     NotPermitted = "EPERM",
 }
 

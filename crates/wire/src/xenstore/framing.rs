@@ -1,38 +1,37 @@
-//! Messages out of a byte stream.
+//! Message framing: extracts whole messages from a byte stream.
 
 use super::header::{HEADER_LEN, Header, MessageType, PAYLOAD_MAX};
 use thiserror::Error;
 
-/// The stream holds something that is no message; there is no way to find the next one.
+/// Invalid message in the stream. The start of the next message is unknown.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
 pub enum FramingError {
-    /// The header announces more than a message may hold.
+    /// Header announces more payload than a message may hold.
     #[error("a {kind:?} message announces {len} payload bytes, the limit is {limit}")]
     PayloadTooLong {
-        /// What the message claims to be.
+        /// Type that the header claims.
         kind: MessageType,
-        /// Bytes announced.
+        /// Payload bytes that the header announces.
         len: u32,
-        /// [`PAYLOAD_MAX`].
+        /// Maximum, equal to [`PAYLOAD_MAX`].
         limit: u32,
     },
 }
 
-/// A message at the head of a byte string.
+/// Message at the head of a byte string.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Decoded<'a> {
-    /// Its header.
     pub header: Header,
-    /// Its payload, `header.len` bytes.
+    /// Payload of `header.len` bytes.
     pub payload: &'a [u8],
-    /// What follows it.
+    /// Bytes behind the message.
     pub rest: &'a [u8],
 }
 
-/// Takes one message off the head of `bytes`; `None` when it is not all there yet.
+/// Splits one message off the head of `bytes`; returns `None` while it is incomplete.
 ///
 /// # Errors
-/// [`FramingError`] as soon as the header is complete, without waiting for the payload.
+/// Returns [`FramingError`] as soon as the header is complete, without waiting for the payload.
 pub fn decode(bytes: &[u8]) -> Result<Option<Decoded<'_>>, FramingError> {
     let Some((header, rest)) = bytes.split_first_chunk::<HEADER_LEN>() else {
         return Ok(None);
@@ -45,16 +44,16 @@ pub fn decode(bytes: &[u8]) -> Result<Option<Decoded<'_>>, FramingError> {
             limit: PAYLOAD_MAX,
         });
     }
-    // At most 4096, so this cannot truncate.
+    // The length is at most 4096, so the cast cannot truncate.
     let len = header.len as usize;
     Ok(rest.split_at_checked(len).map(|(payload, rest)| Decoded { header, payload, rest }))
 }
 
-/// Collects what a stream delivers and hands out whole messages.
+/// Reader that collects the bytes of a stream and returns whole messages.
 ///
-/// The buffer has room for two of the largest messages and never grows. The loop is: read into
-/// [`spare`](Self::spare), tell how much by [`commit`](Self::commit), call [`next`](Self::next)
-/// until it has nothing more. After an error the reader keeps giving that error.
+/// The buffer holds two of the largest messages and never grows. The caller reads into
+/// [`spare`](Self::spare), reports the count with [`commit`](Self::commit), and calls
+/// [`next`](Self::next) until it returns `None`. After an error the reader keeps returning that error.
 ///
 /// ```
 /// # use ringfence_wire::xenstore::{MessageReader, MessageType, Request, Path};
@@ -76,7 +75,7 @@ pub fn decode(bytes: &[u8]) -> Result<Option<Decoded<'_>>, FramingError> {
 #[derive(Debug)]
 pub struct MessageReader {
     buffer: Box<[u8]>,
-    /// First byte not yet handed out.
+    /// First byte not yet returned.
     start: usize,
     /// First byte not yet filled; `start <= end <= buffer.len()`.
     end: usize,
@@ -85,13 +84,13 @@ pub struct MessageReader {
 impl MessageReader {
     const CAPACITY: usize = 2 * (HEADER_LEN + PAYLOAD_MAX as usize);
 
-    /// An empty reader.
+    /// Creates an empty reader.
     pub fn new() -> MessageReader {
         MessageReader { buffer: vec![0; Self::CAPACITY].into_boxed_slice(), start: 0, end: 0 }
     }
 
-    /// Where the next bytes of the stream go. Never empty once [`next`](Self::next) gave `None`:
-    /// an unfinished message takes at most half of the buffer.
+    /// Returns the space for the next bytes of the stream. The space is never empty once
+    /// [`next`](Self::next) returned `None`: an incomplete message fills at most half of the buffer.
     pub fn spare(&mut self) -> &mut [u8] {
         self.buffer.copy_within(self.start..self.end, 0);
         self.end -= self.start;
@@ -99,20 +98,20 @@ impl MessageReader {
         &mut self.buffer[self.end..]
     }
 
-    /// Says that the first `filled` bytes of the last [`spare`](Self::spare) are from the stream.
+    /// Marks the first `filled` bytes of the last [`spare`](Self::spare) as read from the stream.
     ///
     /// # Panics
-    /// If that is more than was spare; it is the caller's own count, not the peer's.
+    /// Panics if `filled` exceeds the spare space. The count is the caller's own, never the peer's.
     pub fn commit(&mut self, filled: usize) {
         assert!(filled <= self.buffer.len() - self.end, "more bytes committed than were spare");
         self.end += filled;
     }
 
-    /// The next whole message: header and payload.
+    /// Returns the next whole message: header and payload.
     ///
     /// # Errors
-    /// [`FramingError`]: the connection is beyond repair.
-    #[allow(clippy::should_implement_trait)] // It lends from self, so it cannot be an Iterator.
+    /// Returns [`FramingError`]; the caller must close the connection.
+    #[allow(clippy::should_implement_trait)] // The result borrows from self, so this is no Iterator.
     pub fn next(&mut self) -> Result<Option<(Header, &[u8])>, FramingError> {
         let Some(Decoded { header, payload, .. }) = decode(&self.buffer[self.start..self.end])?
         else {
@@ -122,7 +121,7 @@ impl MessageReader {
         Ok(Some((header, payload)))
     }
 
-    /// Bytes that are here but belong to no whole message yet.
+    /// Returns the number of received bytes that belong to no whole message yet.
     pub fn pending(&self) -> usize {
         self.end - self.start
     }

@@ -1,16 +1,16 @@
-//! The message header.
+//! Message header and message types.
 
 use crate::macros::enum_with_unknown;
 
 /// Bytes of a [`Header`].
 pub const HEADER_LEN: usize = 16;
 
-/// Most payload bytes in one message, either way (`XENSTORE_PAYLOAD_MAX`). A message that announces
-/// more kills the connection.
+/// Maximum payload bytes of one message in either direction (`XENSTORE_PAYLOAD_MAX`). A message that
+/// announces more ends the connection.
 pub const PAYLOAD_MAX: u32 = 4096;
 
 enum_with_unknown! {
-    /// What a message is (`xsd_sockmsg_type`). Number 20 was removed and counts as unknown.
+    /// Type of a message (`xsd_sockmsg_type`). Number 20 was removed and counts as unknown.
     pub enum MessageType(u32) {
         /// `XS_CONTROL`: commands for the daemon itself.
         Control = 0,
@@ -20,41 +20,41 @@ enum_with_unknown! {
         Read = 2,
         /// `XS_GET_PERMS`: permissions of a node.
         GetPerms = 3,
-        /// `XS_WATCH`: tell me of changes at and below a path.
+        /// `XS_WATCH`: requests events for changes at and below a path.
         Watch = 4,
-        /// `XS_UNWATCH`: undo a watch.
+        /// `XS_UNWATCH`: removes a watch.
         Unwatch = 5,
-        /// `XS_TRANSACTION_START`: open a transaction.
+        /// `XS_TRANSACTION_START`: opens a transaction.
         TransactionStart = 6,
-        /// `XS_TRANSACTION_END`: commit or abort it.
+        /// `XS_TRANSACTION_END`: commits or aborts a transaction.
         TransactionEnd = 7,
-        /// `XS_INTRODUCE`: toolstack, a domain's ring page exists.
+        /// `XS_INTRODUCE`, from the toolstack: registers a domain's ring page.
         Introduce = 8,
-        /// `XS_RELEASE`: toolstack, forget a domain.
+        /// `XS_RELEASE`, from the toolstack: removes a domain.
         Release = 9,
-        /// `XS_GET_DOMAIN_PATH`: home of a domain.
+        /// `XS_GET_DOMAIN_PATH`: home path of a domain.
         GetDomainPath = 10,
-        /// `XS_WRITE`: set a value, making the node.
+        /// `XS_WRITE`: sets a value and creates the node.
         Write = 11,
-        /// `XS_MKDIR`: make a node.
+        /// `XS_MKDIR`: creates an empty node.
         Mkdir = 12,
-        /// `XS_RM`: remove a node and all below.
+        /// `XS_RM`: removes a node and all nodes below it.
         Rm = 13,
-        /// `XS_SET_PERMS`: set a node's permissions.
+        /// `XS_SET_PERMS`: sets a node's permissions.
         SetPerms = 14,
-        /// `XS_WATCH_EVENT`: from the server alone, a watch fired.
+        /// `XS_WATCH_EVENT`, from the server only: a watch fired.
         WatchEvent = 15,
-        /// `XS_ERROR`: from the server alone, a request failed.
+        /// `XS_ERROR`, from the server only: a request failed.
         Error = 16,
-        /// `XS_IS_DOMAIN_INTRODUCED`: is the domain known?
+        /// `XS_IS_DOMAIN_INTRODUCED`: asks if the server knows a domain.
         IsDomainIntroduced = 17,
-        /// `XS_RESUME`: toolstack, a domain was resumed.
+        /// `XS_RESUME`, from the toolstack: a domain was resumed.
         Resume = 18,
-        /// `XS_SET_TARGET`: toolstack, one domain acts for another.
+        /// `XS_SET_TARGET`, from the toolstack: one domain acts for another.
         SetTarget = 19,
-        /// `XS_RESET_WATCHES`: drop all watches and transactions of this connection.
+        /// `XS_RESET_WATCHES`: drops all watches and transactions of this connection.
         ResetWatches = 21,
-        /// `XS_DIRECTORY_PART`: names of the children, from an offset on.
+        /// `XS_DIRECTORY_PART`: names of the children from an offset on.
         DirectoryPart = 22,
         /// `XS_GET_FEATURE`.
         GetFeature = 23,
@@ -67,23 +67,22 @@ enum_with_unknown! {
     }
 }
 
-/// The header before each payload: four `u32`, little endian.
+/// Header in front of each payload: four `u32`, little endian.
 ///
-/// Any 16 bytes are a header; [`decode`](super::decode) is what checks the length.
+/// Any 16 bytes are a header; [`decode`](super::decode) checks the length.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Header {
-    /// What the message is.
     pub kind: MessageType,
-    /// Chosen by the client, echoed in the reply; 0 in a watch event.
+    /// Number chosen by the client and echoed in the reply; 0 in a watch event.
     pub req_id: u32,
-    /// The transaction, 0 for none.
+    /// Id of the transaction, 0 for none.
     pub tx_id: u32,
-    /// Payload bytes that follow.
+    /// Length of the payload in bytes.
     pub len: u32,
 }
 
 impl Header {
-    /// The header that `bytes` hold.
+    /// Decodes a header; accepts any bytes.
     pub fn parse(bytes: &[u8; HEADER_LEN]) -> Header {
         let [k0, k1, k2, k3, r0, r1, r2, r3, t0, t1, t2, t3, l0, l1, l2, l3] = *bytes;
         Header {
@@ -94,7 +93,7 @@ impl Header {
         }
     }
 
-    /// The bytes of this header.
+    /// Encodes the header as bytes.
     pub fn emit(&self) -> [u8; HEADER_LEN] {
         let mut bytes = [0; HEADER_LEN];
         let words = [self.kind.to_raw(), self.req_id, self.tx_id, self.len];

@@ -1,67 +1,65 @@
-//! Names of nodes.
+//! Paths of nodes, and names that a client may watch.
 
 use crate::grant::DomId;
 use thiserror::Error;
 
-/// Most characters of an absolute path (`XENSTORE_ABS_PATH_MAX`).
+/// Maximum characters of an absolute path (`XENSTORE_ABS_PATH_MAX`).
 pub const ABSOLUTE_PATH_MAX: usize = 3072;
 
-/// Most characters of a relative path (`XENSTORE_REL_PATH_MAX`).
+/// Maximum characters of a relative path (`XENSTORE_REL_PATH_MAX`).
 pub const RELATIVE_PATH_MAX: usize = 2048;
 
-/// Why a text names no node.
+/// Reasons for which a text names no node.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
 pub enum PathError {
-    /// Nothing there.
     #[error("the path is empty")]
     Empty,
-    /// Longer than the protocol allows.
+    /// Text longer than the protocol allows.
     #[error("the path has {len} characters, the limit is {limit}")]
     TooLong {
-        /// Characters offered.
+        /// Characters of the text.
         len: usize,
-        /// [`ABSOLUTE_PATH_MAX`] or [`RELATIVE_PATH_MAX`].
+        /// Maximum: [`ABSOLUTE_PATH_MAX`] or [`RELATIVE_PATH_MAX`].
         limit: usize,
     },
-    /// Something else than letters, digits and `-` `/` `_` `@`.
+    /// Byte other than letters, digits and `-` `/` `_` `@`.
     #[error("byte {byte:#04x} at position {position} may not be in a path")]
     BadCharacter {
-        /// Where, counted from 0.
+        /// Index of the byte, counted from 0.
         position: usize,
-        /// The byte there.
         byte: u8,
     },
     /// Two slashes in a row.
     #[error("empty component at position {position} of the path")]
     EmptyComponent {
-        /// Of the second slash, counted from 0.
+        /// Index of the second slash, counted from 0.
         position: usize,
     },
-    /// A slash at the end.
+    /// Slash at the end of the path.
     #[error("the path ends in a slash")]
     TrailingSlash,
-    /// A name with a leading `@` where a node is wanted, or one that no watch knows.
+    /// Name with a leading `@` in place of a node, or unknown as a watch.
     #[error("a path that begins with @ names no node")]
     Special,
 }
 
-/// The home of a domain, which its relative paths start from.
+/// Returns the home path of a domain; its relative paths start from here.
 pub fn domain_path(domain: DomId) -> String {
     format!("/local/domain/{domain}")
 }
 
-/// A path that keeps all the rules: a node may have this name.
+/// Validated path: a node may have this name.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub struct Path<'a>(&'a str);
 
 impl<'a> Path<'a> {
-    /// The root.
+    /// Path of the root node.
     pub const ROOT: Path<'static> = Path("/");
 
-    /// The path in `bytes` (without terminator).
+    /// Parses `bytes`, which have no terminator.
     ///
     /// # Errors
-    /// The first rule of [`PathError`] that it breaks.
+    /// Returns the first rule of [`PathError`] that the path breaks.
     pub fn parse(bytes: &'a [u8]) -> Result<Path<'a>, PathError> {
         let limit = match bytes.first() {
             None => return Err(PathError::Empty),
@@ -89,21 +87,21 @@ impl<'a> Path<'a> {
         Ok(Path(text))
     }
 
-    /// The text, as given.
+    /// Returns the text as given.
     pub fn as_str(self) -> &'a str {
         self.0
     }
 
-    /// Whether it starts at the root.
+    /// Returns `true` if the path starts at the root.
     pub fn is_absolute(self) -> bool {
         self.0.starts_with('/')
     }
 
-    /// The absolute form for `caller`: a relative path is below [`domain_path`].
+    /// Returns the absolute form for `caller`: a relative path is below [`domain_path`].
     ///
     /// # Errors
-    /// Never for a path that was within its limit: 2048 characters and the home fit into 3072.
-    /// The rule is checked all the same.
+    /// Returns [`PathError::TooLong`] for an absolute form above [`ABSOLUTE_PATH_MAX`]. No valid path
+    /// reaches it: 2048 characters and the home path fit into 3072.
     pub fn to_absolute(self, caller: DomId) -> Result<String, PathError> {
         if self.is_absolute() {
             return Ok(self.0.to_owned());
@@ -115,22 +113,22 @@ impl<'a> Path<'a> {
         Ok(path)
     }
 
-    /// The names from the top down; none for the root.
+    /// Returns the names from the top down; none for the root.
     pub fn components(self) -> impl DoubleEndedIterator<Item = &'a str> {
         self.0.split('/').filter(|name| !name.is_empty())
     }
 
-    /// The node above; none for the root and for a relative path of one name.
+    /// Returns the parent node; `None` for the root and for a relative path of one name.
     pub fn parent(self) -> Option<Path<'a>> {
         match self.0.rsplit_once('/') {
             Some(("", "")) | None => None,
             Some(("", _)) => Some(Path("/")),
-            Some((above, _)) => Some(Path(above)),
+            Some((parent, _)) => Some(Path(parent)),
         }
     }
 
-    /// Whether `self` is `ancestor` or lies below it: the rule by which a watch on `ancestor` sees
-    /// a change of `self`. Both in the same form, absolute or relative.
+    /// Returns `true` if `self` is `ancestor` or lies below it: a watch on `ancestor` then sees changes of
+    /// `self`. Both paths must have the same form, absolute or relative.
     pub fn is_within(self, ancestor: Path<'_>) -> bool {
         if ancestor.0 == "/" {
             return self.is_absolute();
@@ -141,22 +139,22 @@ impl<'a> Path<'a> {
     }
 }
 
-/// What may be watched.
+/// Subject of a watch.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum WatchPath<'a> {
-    /// A node and all below it.
+    /// Node and all nodes below it.
     Node(Path<'a>),
-    /// `@introduceDomain`: domains that appear.
+    /// `@introduceDomain`: fires for each new domain.
     IntroduceDomain,
-    /// `@releaseDomain`: domains that die or are gone.
+    /// `@releaseDomain`: fires for each domain that dies or is gone.
     ReleaseDomain,
 }
 
 impl<'a> WatchPath<'a> {
-    /// The path or special name in `bytes` (without terminator).
+    /// Parses the path or special name in `bytes`, which have no terminator.
     ///
     /// # Errors
-    /// [`PathError::Special`] for an `@` name that no watch knows; else as [`Path::parse`].
+    /// Returns [`PathError::Special`] for an unknown `@` name; other errors as [`Path::parse`].
     pub fn parse(bytes: &'a [u8]) -> Result<WatchPath<'a>, PathError> {
         match bytes {
             b"@introduceDomain" => Ok(WatchPath::IntroduceDomain),
@@ -165,7 +163,7 @@ impl<'a> WatchPath<'a> {
         }
     }
 
-    /// The text on the wire.
+    /// Returns the text on the wire.
     pub fn as_str(self) -> &'a str {
         match self {
             WatchPath::Node(path) => path.as_str(),

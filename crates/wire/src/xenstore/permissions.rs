@@ -1,4 +1,4 @@
-//! Who may do what with a node: `n0`, `r5`, `w5`, `b5`.
+//! Permissions of a node: `n0`, `r5`, `w5`, `b5`.
 
 use super::request::strings;
 use crate::decimal::{self, NumberError};
@@ -6,24 +6,21 @@ use crate::grant::DomId;
 use arrayvec::ArrayVec;
 use thiserror::Error;
 
-/// Most permissions taken for one node. The protocol has no limit of its own; servers set one.
+/// Maximum permissions of one node. The protocol has no limit of its own; servers set one.
 pub const PERMISSIONS_MAX: usize = 8;
 
-/// What a permission allows.
+/// Access that a permission allows.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum NodeAccess {
-    /// `n`: nothing.
+    /// `n`: neither reading nor writing.
     None,
-    /// `r`: read.
     Read,
-    /// `w`: write.
     Write,
-    /// `b`: both.
     Both,
 }
 
 impl NodeAccess {
-    /// The letter on the wire.
+    /// Returns the letter on the wire.
     pub fn letter(self) -> char {
         match self {
             NodeAccess::None => 'n',
@@ -33,60 +30,56 @@ impl NodeAccess {
         }
     }
 
-    /// Whether reading is allowed.
+    /// Returns `true` if reading is allowed.
     pub fn reads(self) -> bool {
         matches!(self, NodeAccess::Read | NodeAccess::Both)
     }
 
-    /// Whether writing is allowed.
+    /// Returns `true` if writing is allowed.
     pub fn writes(self) -> bool {
         matches!(self, NodeAccess::Write | NodeAccess::Both)
     }
 }
 
-/// Why a text is no permission, or no list of them.
+/// Reasons for which a text is no permission or no list of them.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
 pub enum PermissionError {
-    /// Nothing there, so no letter either.
+    /// Permission without any character.
     #[error("a permission is empty")]
     Empty,
-    /// The first character is none of `n r w b`.
+    /// First character other than `n r w b`.
     #[error("a permission begins with byte {letter:#04x}; it has to be n, r, w or b")]
-    BadLetter {
-        /// The byte there.
-        letter: u8,
-    },
-    /// What follows is no domain id.
+    BadLetter { letter: u8 },
+    /// Malformed domain id behind the letter.
     #[error("bad domain id in a permission: {0}")]
     BadDomain(#[from] NumberError),
-    /// A list without an owner.
+    /// List without an owner.
     #[error("a list of permissions needs at least the owner's")]
     NoOwner,
-    /// More than a node may have.
+    /// More permissions than the limit.
     #[error("more than {limit} permissions for one node")]
     TooMany {
-        /// [`PERMISSIONS_MAX`].
+        /// Maximum, equal to [`PERMISSIONS_MAX`].
         limit: usize,
     },
-    /// The last one has no terminator.
+    /// Last permission without a terminator.
     #[error("the last permission is not terminated")]
     Unterminated,
 }
 
-/// One entry of a node's permissions.
+/// Entry of a node's permissions.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Permission {
-    /// What is allowed.
     pub access: NodeAccess,
-    /// To whom. Reserved ids are kept: one of them stands for "any domain".
+    /// Domain that the entry names. Reserved ids are kept: one of them means "any domain".
     pub domain: DomId,
 }
 
 impl Permission {
-    /// The permission in `text` (without terminator).
+    /// Parses one permission, without its terminator.
     ///
     /// # Errors
-    /// The first rule of [`PermissionError`] that it breaks.
+    /// Returns the first rule of [`PermissionError`] that the text breaks.
     pub fn parse(text: &[u8]) -> Result<Permission, PermissionError> {
         let (&letter, domain) = text.split_first().ok_or(PermissionError::Empty)?;
         let access = match letter {
@@ -106,23 +99,23 @@ impl core::fmt::Display for Permission {
     }
 }
 
-/// The permissions of a node, never empty: the first names the owner, who may do all, and says what
-/// domains without an entry of their own may do.
+/// Permissions of a node, never empty. The first entry names the owner, who has full access. Its letter
+/// is the access of domains without an entry of their own.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct PermissionList(ArrayVec<Permission, PERMISSIONS_MAX>);
 
 impl PermissionList {
-    /// `owner` alone; the rest of the world gets `default`.
+    /// Creates a list with the owner only; all other domains get `default`.
     pub fn owned_by(owner: DomId, default: NodeAccess) -> PermissionList {
         let mut list = ArrayVec::new();
         list.push(Permission { access: default, domain: owner });
         PermissionList(list)
     }
 
-    /// A list of these entries, the owner's first.
+    /// Creates a list of these entries, the owner's first.
     ///
     /// # Errors
-    /// [`PermissionError::NoOwner`] or [`PermissionError::TooMany`].
+    /// Returns [`PermissionError::NoOwner`] or [`PermissionError::TooMany`].
     pub fn new(entries: &[Permission]) -> Result<PermissionList, PermissionError> {
         if entries.is_empty() {
             return Err(PermissionError::NoOwner);
@@ -132,17 +125,17 @@ impl PermissionList {
             .map_err(|_| PermissionError::TooMany { limit: PERMISSIONS_MAX })
     }
 
-    /// The entries, the owner's first.
+    /// Returns the entries, the owner's first.
     pub fn entries(&self) -> &[Permission] {
         &self.0
     }
 
-    /// Who owns the node.
+    /// Returns the owner of the node.
     pub fn owner(&self) -> DomId {
         self.0[0].domain
     }
 
-    /// What `domain` may do, by this list alone (a privileged domain may do all anyway).
+    /// Returns the access of `domain` by this list. Callers grant privileged domains full access themselves.
     pub fn access_of(&self, domain: DomId) -> NodeAccess {
         if self.owner() == domain {
             return NodeAccess::Both;
@@ -152,11 +145,11 @@ impl PermissionList {
     }
 }
 
-/// The list in `payload`: entries, each with a NUL behind it (a `GET_PERMS` reply, or what follows
-/// the path in `SET_PERMS`).
+/// Parses the list in `payload`: entries, each with a NUL behind it. `GET_PERMS` replies and the rest
+/// of a `SET_PERMS` request have this form.
 ///
 /// # Errors
-/// The first rule of [`PermissionError`] that it breaks.
+/// Returns the first rule of [`PermissionError`] that the list breaks.
 pub fn parse_permissions(payload: &[u8]) -> Result<PermissionList, PermissionError> {
     let mut list = ArrayVec::new();
     for text in strings(payload).ok_or(PermissionError::Unterminated)? {
@@ -169,7 +162,7 @@ pub fn parse_permissions(payload: &[u8]) -> Result<PermissionList, PermissionErr
     Ok(PermissionList(list))
 }
 
-/// Appends `list` in the form that [`parse_permissions`] takes.
+/// Appends `list` in the form that [`parse_permissions`] accepts.
 pub fn emit_permissions(list: &PermissionList, out: &mut Vec<u8>) {
     for entry in list.entries() {
         out.extend_from_slice(entry.to_string().as_bytes());

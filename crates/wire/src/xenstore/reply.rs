@@ -1,32 +1,32 @@
-//! Replies and watch events: what the server sends.
+//! Replies and watch events: messages that the server sends.
 
 use super::error_name::ErrorName;
 use super::header::{Header, MessageType, PAYLOAD_MAX};
 use super::path::{PathError, WatchPath};
-use super::request::{strings, terminable};
+use super::request::{check_terminable, strings};
 use crate::decimal::{self, NumberError};
 use thiserror::Error;
 
-/// Why a message cannot be sent.
+/// Reasons for which a message cannot be sent.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
 pub enum EmitError {
-    /// More than fits into one message. A server answers [`ErrorName::TooBig`] instead.
+    /// Payload longer than one message holds. A server answers [`ErrorName::TooBig`] instead.
     #[error("a payload of {len} bytes does not fit, the limit is {limit}")]
     PayloadTooLong {
-        /// Bytes that would be needed.
+        /// Bytes that the payload needs.
         len: usize,
-        /// [`PAYLOAD_MAX`].
+        /// Maximum, equal to [`PAYLOAD_MAX`].
         limit: u32,
     },
-    /// A NUL in a text that a NUL ends.
+    /// NUL inside a NUL-terminated text.
     #[error("NUL at position {position} of a text that a NUL ends")]
     NulInText {
-        /// Where, counted from 0.
+        /// Index of the NUL, counted from 0.
         position: usize,
     },
 }
 
-/// Appends one message whose payload is `parts` in a row; leaves `out` alone on error.
+/// Appends one message whose payload is `parts` in a row. Leaves `out` unchanged on error.
 pub(super) fn emit_message(
     kind: MessageType,
     req_id: u32,
@@ -34,7 +34,7 @@ pub(super) fn emit_message(
     parts: &[&[u8]],
     out: &mut Vec<u8>,
 ) -> Result<(), EmitError> {
-    // Each part is a slice in memory; a handful of them cannot overflow, but saturate all the same.
+    // The parts are slices in memory, so their sum cannot overflow; saturate anyway.
     let len = parts.iter().fold(0usize, |sum, part| sum.saturating_add(part.len()));
     let announced = u32::try_from(len).ok().filter(|&len| len <= PAYLOAD_MAX);
     let Some(announced) = announced else {
@@ -50,82 +50,74 @@ pub(super) fn emit_message(
 /// Appends the reply to `request`: same type, same ids, this payload.
 ///
 /// # Errors
-/// [`EmitError::PayloadTooLong`], with `out` as it was.
+/// Returns [`EmitError::PayloadTooLong`] and leaves `out` unchanged.
 pub fn emit_reply(request: &Header, payload: &[u8], out: &mut Vec<u8>) -> Result<(), EmitError> {
     emit_message(request.kind, request.req_id, request.tx_id, &[payload], out)
 }
 
-/// Appends the reply of a request that succeeded and returns nothing.
+/// Appends the reply of a successful request that returns no data.
 pub fn emit_ok(request: &Header, out: &mut Vec<u8>) {
     emit_reply(request, b"OK\0", out).expect("three bytes fit into a message");
 }
 
-/// Appends the reply of a request that failed.
+/// Appends the reply of a failed request.
 pub fn emit_error(request: &Header, error: ErrorName, out: &mut Vec<u8>) {
     let name = error.as_str().as_bytes();
     emit_message(MessageType::Error, request.req_id, request.tx_id, &[name, b"\0"], out)
         .expect("an error name fits into a message");
 }
 
-/// Appends the event of a watch: `path` is what changed, in the form the watch was set (relative or
-/// absolute), or a special name; `token` is the watch's.
+/// Appends the event of a watch. `path` is the changed node, in the form of the watch (relative or
+/// absolute), or a special name; `token` is the watch's token.
 ///
 /// # Errors
-/// [`EmitError`], with `out` as it was.
+/// Returns [`EmitError`] and leaves `out` unchanged.
 pub fn emit_event(path: &str, token: &[u8], out: &mut Vec<u8>) -> Result<(), EmitError> {
-    let path = terminable(path.as_bytes())?;
-    let token = terminable(token)?;
+    let path = check_terminable(path.as_bytes())?;
+    let token = check_terminable(token)?;
     emit_message(MessageType::WatchEvent, 0, 0, &[path, b"\0", token, b"\0"], out)
 }
 
-/// Why what the server sent makes no sense.
+/// Reasons for which a message of the server is invalid.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
 pub enum ReplyError {
-    /// The reply has another type than the request.
+    /// Reply of another type than the request.
     #[error("the reply is {found:?}, the request was {expected:?}")]
-    WrongType {
-        /// The request's type.
-        expected: MessageType,
-        /// The reply's type.
-        found: MessageType,
-    },
-    /// An `ERROR` reply with a name that the protocol does not have.
+    WrongType { expected: MessageType, found: MessageType },
+    /// `ERROR` reply with an unknown error name.
     #[error("the server failed with an unknown error name of {len} bytes")]
     UnknownErrorName {
         /// Bytes of the payload.
         len: usize,
     },
-    /// A text that should have a NUL behind it has not.
+    /// Text without its terminating NUL.
     #[error("a text from the server is not terminated")]
     Unterminated,
-    /// An event has something else than a path and a token.
+    /// Watch event with other than two strings.
     #[error("{found} strings in a watch event, two expected")]
-    EventStrings {
-        /// Strings found.
-        found: usize,
-    },
-    /// The path of an event breaks a rule.
+    EventStrings { found: usize },
+    /// Invalid path in a watch event.
     #[error(transparent)]
     Path(#[from] PathError),
-    /// A number breaks a rule.
+    /// Malformed number in the reply.
     #[error(transparent)]
     Number(#[from] NumberError),
 }
 
-/// The answer to a request.
+/// Reply to a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Reply<'a> {
-    /// It succeeded; this is the payload (`OK` and a NUL where there is nothing to return).
+    /// Payload of a successful request: `OK` and a NUL if there is no data.
     Success(&'a [u8]),
-    /// It failed.
+    /// Error of a failed request.
     Failure(ErrorName),
 }
 
 impl<'a> Reply<'a> {
-    /// The answer to a request of type `expected`. The caller has matched `req_id`.
+    /// Parses the reply to a request of type `expected`. The caller has matched `req_id`.
     ///
     /// # Errors
-    /// [`ReplyError::WrongType`], [`ReplyError::UnknownErrorName`].
+    /// Returns [`ReplyError::WrongType`] or [`ReplyError::UnknownErrorName`].
     pub fn parse(
         expected: MessageType,
         header: &Header,
@@ -144,20 +136,20 @@ impl<'a> Reply<'a> {
     }
 }
 
-/// A watch that fired.
+/// Event of a watch that fired.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct WatchEvent<'a> {
-    /// What changed.
+    /// Changed node or special name.
     pub path: WatchPath<'a>,
-    /// The token that the watch was set with.
+    /// Token that the client gave the watch.
     pub token: &'a [u8],
 }
 
 impl<'a> WatchEvent<'a> {
-    /// The event in the payload of a [`MessageType::WatchEvent`] message.
+    /// Parses the payload of a [`MessageType::WatchEvent`] message.
     ///
     /// # Errors
-    /// The first rule of [`ReplyError`] that it breaks.
+    /// Returns the first rule of [`ReplyError`] that the payload breaks.
     pub fn parse(payload: &'a [u8]) -> Result<WatchEvent<'a>, ReplyError> {
         let mut texts = strings(payload).ok_or(ReplyError::Unterminated)?;
         let (Some(path), Some(token), None) = (texts.next(), texts.next(), texts.next()) else {
@@ -168,18 +160,18 @@ impl<'a> WatchEvent<'a> {
     }
 }
 
-/// The texts of a reply that lists some (`DIRECTORY`).
+/// Returns the strings of a reply that is a list (`DIRECTORY`).
 ///
 /// # Errors
-/// [`ReplyError::Unterminated`].
+/// Returns [`ReplyError::Unterminated`] if the last string has no NUL.
 pub fn parse_strings(payload: &[u8]) -> Result<impl Iterator<Item = &[u8]>, ReplyError> {
     strings(payload).ok_or(ReplyError::Unterminated)
 }
 
-/// The id in the reply to `TRANSACTION_START`.
+/// Parses the transaction id in the reply to `TRANSACTION_START`.
 ///
 /// # Errors
-/// [`ReplyError::Unterminated`], [`ReplyError::Number`].
+/// Returns [`ReplyError::Unterminated`] or [`ReplyError::Number`].
 pub fn parse_transaction_id(payload: &[u8]) -> Result<u32, ReplyError> {
     let text = payload.strip_suffix(b"\0").ok_or(ReplyError::Unterminated)?;
     Ok(decimal::parse_u32(text)?)

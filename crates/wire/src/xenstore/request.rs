@@ -1,4 +1,4 @@
-//! Requests: what a client asks of the server.
+//! Requests that a client sends to the server.
 
 use super::error_name::ErrorName;
 use super::header::MessageType;
@@ -9,135 +9,91 @@ use crate::decimal::{self, NumberError};
 use crate::grant::DomId;
 use thiserror::Error;
 
-/// A request, parsed. What it borrows is the payload.
+/// Parsed request that borrows the payload.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Request<'a> {
-    /// Names of the children, each with a NUL.
-    Directory {
-        /// Of this node.
-        path: Path<'a>,
-    },
-    /// Names of the children, from byte `offset` of the whole listing on.
+    /// Lists the names of the children, each with a NUL.
+    Directory { path: Path<'a> },
+    /// Lists the names of the children from byte `offset` of the whole listing on.
     DirectoryPart {
-        /// Of this node.
         path: Path<'a>,
-        /// First byte wanted.
+        /// First byte of the listing to return.
         offset: u32,
     },
-    /// The value.
-    Read {
-        /// Of this node.
-        path: Path<'a>,
-    },
-    /// The permissions.
-    GetPerms {
-        /// Of this node.
-        path: Path<'a>,
-    },
-    /// Tell of changes; fires once at once.
+    /// Reads the value of a node.
+    Read { path: Path<'a> },
+    /// Reads the permissions of a node.
+    GetPerms { path: Path<'a> },
+    /// Requests events for changes; the first event fires immediately.
     Watch {
-        /// What to watch.
         path: WatchPath<'a>,
-        /// Comes back in each event; any bytes but NUL.
+        /// Token that each event carries; any bytes except NUL.
         token: &'a [u8],
-        /// How many levels below the path count; all when absent.
+        /// Levels below the path that the watch covers; all levels if absent.
         depth: Option<u32>,
     },
-    /// No longer tell.
+    /// Removes a watch of this connection.
     Unwatch {
-        /// As it was watched.
+        /// Path of the watch.
         path: WatchPath<'a>,
-        /// As it was given.
+        /// Token of the watch.
         token: &'a [u8],
     },
-    /// Open a transaction.
+    /// Opens a new transaction.
     TransactionStart,
-    /// End the transaction of the header.
+    /// Ends the transaction of the header.
     TransactionEnd {
-        /// Keep (`T`) or drop (`F`) what it did.
+        /// Commit (`T`) or abort (`F`).
         commit: bool,
     },
-    /// Where is the home of a domain?
-    GetDomainPath {
-        /// That domain.
-        domain: DomId,
-    },
-    /// Is a domain known to the server?
-    IsDomainIntroduced {
-        /// That domain.
-        domain: DomId,
-    },
-    /// Set the value, making the node and those above it.
+    /// Asks for the home path of a domain.
+    GetDomainPath { domain: DomId },
+    /// Asks if the server knows a domain.
+    IsDomainIntroduced { domain: DomId },
+    /// Sets the value; creates the node and its parents.
     Write {
-        /// Of this node.
         path: Path<'a>,
-        /// Any bytes, not terminated.
+        /// Value of any bytes, not terminated.
         value: &'a [u8],
     },
-    /// Make an empty node if it is not there.
-    Mkdir {
-        /// This node.
-        path: Path<'a>,
-    },
-    /// Remove a node and all below it.
-    Rm {
-        /// This node.
-        path: Path<'a>,
-    },
-    /// Replace the permissions.
-    SetPerms {
-        /// Of this node.
-        path: Path<'a>,
-        /// The new ones.
-        permissions: PermissionList,
-    },
-    /// Drop every watch and transaction of this connection.
+    /// Creates an empty node unless the node exists.
+    Mkdir { path: Path<'a> },
+    /// Removes a node and all nodes below it.
+    Rm { path: Path<'a> },
+    /// Replaces the permissions of a node.
+    SetPerms { path: Path<'a>, permissions: PermissionList },
+    /// Drops every watch and transaction of this connection.
     ResetWatches,
 }
 
-/// Why a payload is not the request that its header announces.
+/// Reasons for which a payload is not the request that its header announces.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
 pub enum RequestError {
-    /// The path breaks a rule.
+    /// Invalid path in the request.
     #[error(transparent)]
     Path(#[from] PathError),
-    /// A number breaks a rule.
+    /// Malformed number in the request.
     #[error(transparent)]
     Number(#[from] NumberError),
-    /// The permissions break a rule.
+    /// Invalid permissions in the request.
     #[error(transparent)]
     Permission(#[from] PermissionError),
-    /// A string has no NUL behind it.
+    /// String without its terminating NUL.
     #[error("a string of the {kind:?} request is not terminated")]
-    Unterminated {
-        /// The request.
-        kind: MessageType,
-    },
+    Unterminated { kind: MessageType },
     /// Too few or too many strings.
     #[error("{found} strings in a {kind:?} request, {least} to {most} expected")]
-    ArgumentCount {
-        /// The request.
-        kind: MessageType,
-        /// Strings found.
-        found: usize,
-        /// Fewest taken.
-        least: usize,
-        /// Most taken.
-        most: usize,
-    },
-    /// `TRANSACTION_END` with something else than `T` or `F`.
+    ArgumentCount { kind: MessageType, found: usize, least: usize, most: usize },
+    /// `TRANSACTION_END` with a payload other than `T` or `F`.
     #[error("a transaction ends with T or F")]
     BadDecision,
-    /// A request that this module does not parse: reserved for toolstacks, or unknown.
+    /// Request that this module does not parse: reserved for toolstacks, or unknown.
     #[error("{kind:?} is not a request this server knows")]
-    Unsupported {
-        /// The request.
-        kind: MessageType,
-    },
+    Unsupported { kind: MessageType },
 }
 
 impl RequestError {
-    /// The error to answer with.
+    /// Returns the error name of the reply.
     pub fn error_name(&self) -> ErrorName {
         match self {
             RequestError::Unsupported { .. } => ErrorName::NotImplemented,
@@ -146,7 +102,7 @@ impl RequestError {
     }
 }
 
-/// The strings in `payload`, each of which has a NUL behind it; `None` if the last has not.
+/// Returns the NUL-terminated strings in `payload`; `None` if the last one has no NUL.
 pub(super) fn strings(payload: &[u8]) -> Option<impl Iterator<Item = &[u8]>> {
     let whole = match payload.split_last() {
         None => None,
@@ -156,7 +112,7 @@ pub(super) fn strings(payload: &[u8]) -> Option<impl Iterator<Item = &[u8]>> {
     Some(whole.into_iter().flat_map(|whole| whole.split(|&byte| byte == 0)))
 }
 
-/// The strings of a request that takes `least` to `MOST` of them; absent ones are empty.
+/// Returns the strings of a request that takes `least` to `MOST` of them; absent ones are empty.
 fn arguments<const MOST: usize>(
     kind: MessageType,
     payload: &[u8],
@@ -176,12 +132,12 @@ fn arguments<const MOST: usize>(
     Ok((taken, found))
 }
 
-fn one(kind: MessageType, payload: &[u8]) -> Result<&[u8], RequestError> {
+fn single_argument(kind: MessageType, payload: &[u8]) -> Result<&[u8], RequestError> {
     let ([argument], _) = arguments::<1>(kind, payload, 1)?;
     Ok(argument)
 }
 
-/// The path at the head of `payload`, and what follows its NUL.
+/// Splits `payload` into the path at its head and the bytes behind the path's NUL.
 fn path_and_rest(kind: MessageType, payload: &[u8]) -> Result<(Path<'_>, &[u8]), RequestError> {
     let end = payload.iter().position(|&byte| byte == 0);
     let end = end.ok_or(RequestError::Unterminated { kind })?;
@@ -190,13 +146,14 @@ fn path_and_rest(kind: MessageType, payload: &[u8]) -> Result<(Path<'_>, &[u8]),
 }
 
 impl<'a> Request<'a> {
-    /// The request of type `kind` in `payload`.
+    /// Parses the request of type `kind` in `payload`.
     ///
     /// # Errors
-    /// [`RequestError`]; the connection stays usable, the answer is [`RequestError::error_name`].
+    /// Returns [`RequestError`]. The connection stays usable; the reply is [`RequestError::error_name`].
     pub fn parse(kind: MessageType, payload: &'a [u8]) -> Result<Request<'a>, RequestError> {
-        let path = || Ok::<_, RequestError>(Path::parse(one(kind, payload)?)?);
-        let domain = || Ok::<_, RequestError>(DomId(decimal::parse_u16(one(kind, payload)?)?));
+        let path = || Ok::<_, RequestError>(Path::parse(single_argument(kind, payload)?)?);
+        let domain =
+            || Ok::<_, RequestError>(DomId(decimal::parse_u16(single_argument(kind, payload)?)?));
         Ok(match kind {
             MessageType::Directory => Request::Directory { path: path()? },
             MessageType::DirectoryPart => {
@@ -216,14 +173,14 @@ impl<'a> Request<'a> {
                 let ([path, token], _) = arguments::<2>(kind, payload, 2)?;
                 Request::Unwatch { path: WatchPath::parse(path)?, token }
             }
-            // Clients send one empty string; some send nothing at all.
+            // Clients send one empty string; some send an empty payload.
             MessageType::TransactionStart => {
                 arguments::<1>(kind, payload, 0).map(|_| Request::TransactionStart)?
             }
             MessageType::ResetWatches => {
                 arguments::<1>(kind, payload, 0).map(|_| Request::ResetWatches)?
             }
-            MessageType::TransactionEnd => match one(kind, payload)? {
+            MessageType::TransactionEnd => match single_argument(kind, payload)? {
                 b"T" => Request::TransactionEnd { commit: true },
                 b"F" => Request::TransactionEnd { commit: false },
                 _ => return Err(RequestError::BadDecision),
@@ -244,7 +201,7 @@ impl<'a> Request<'a> {
         })
     }
 
-    /// The type for the header.
+    /// Returns the message type for the header.
     pub fn kind(&self) -> MessageType {
         match self {
             Request::Directory { .. } => MessageType::Directory,
@@ -265,10 +222,10 @@ impl<'a> Request<'a> {
         }
     }
 
-    /// Appends the whole message to `out`; [`Request::parse`] is the inverse.
+    /// Appends the whole message to `out`. Inverse of [`Request::parse`].
     ///
     /// # Errors
-    /// [`EmitError`], with `out` as it was.
+    /// Returns [`EmitError`] and leaves `out` unchanged.
     pub fn emit(&self, req_id: u32, tx_id: u32, out: &mut Vec<u8>) -> Result<(), EmitError> {
         let emit = |parts: &[&[u8]], out| emit_message(self.kind(), req_id, tx_id, parts, out);
         match self {
@@ -283,11 +240,11 @@ impl<'a> Request<'a> {
             Request::Watch { path, token, depth } => {
                 let depth = depth.map_or(String::new(), |depth| format!("{depth}\0"));
                 let path = path.as_str().as_bytes();
-                let token = terminable(token)?;
+                let token = check_terminable(token)?;
                 emit(&[path, b"\0", token, b"\0", depth.as_bytes()], out)
             }
             Request::Unwatch { path, token } => {
-                emit(&[path.as_str().as_bytes(), b"\0", terminable(token)?, b"\0"], out)
+                emit(&[path.as_str().as_bytes(), b"\0", check_terminable(token)?, b"\0"], out)
             }
             Request::TransactionStart | Request::ResetWatches => emit(&[b"\0"], out),
             Request::TransactionEnd { commit: true } => emit(&[b"T\0"], out),
@@ -305,8 +262,8 @@ impl<'a> Request<'a> {
     }
 }
 
-/// `text`, if a NUL can end it.
-pub(super) fn terminable(text: &[u8]) -> Result<&[u8], EmitError> {
+/// Checks that `text` contains no NUL, so that a NUL can terminate it.
+pub(super) fn check_terminable(text: &[u8]) -> Result<&[u8], EmitError> {
     match text.iter().position(|&byte| byte == 0) {
         None => Ok(text),
         Some(position) => Err(EmitError::NulInText { position }),

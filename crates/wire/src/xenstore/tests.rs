@@ -3,7 +3,7 @@ use crate::decimal::NumberError;
 use crate::grant::DomId;
 use proptest::prelude::*;
 
-/// A READ of `/a` with request id 0x0102_0304 in transaction 5.
+/// READ of `/a` with request id 0x0102_0304 in transaction 5.
 const READ_A: [u8; 19] = [2, 0, 0, 0, 4, 3, 2, 1, 5, 0, 0, 0, 3, 0, 0, 0, b'/', b'a', 0];
 
 fn read_a_header() -> Header {
@@ -15,7 +15,7 @@ fn path(text: &str) -> Path<'_> {
 }
 
 #[test]
-fn header_deconstruct() {
+fn header_bytes_deconstruct_to_fields() {
     let header = Header::parse(READ_A.first_chunk().unwrap());
     assert_eq!(header.kind, MessageType::Read);
     assert_eq!(header.req_id, 0x0102_0304);
@@ -24,12 +24,12 @@ fn header_deconstruct() {
 }
 
 #[test]
-fn header_construct() {
+fn header_fields_construct_bytes() {
     assert_eq!(read_a_header().emit(), READ_A[..16]);
 }
 
 #[test]
-fn request_parse() {
+fn read_request_parses() {
     let decoded = decode(&READ_A).unwrap().unwrap();
     assert_eq!(decoded.header, read_a_header());
     assert_eq!(decoded.rest, b"");
@@ -38,14 +38,14 @@ fn request_parse() {
 }
 
 #[test]
-fn request_emit() {
+fn read_request_emits_its_bytes() {
     let mut out = Vec::new();
     Request::Read { path: path("/a") }.emit(0x0102_0304, 5, &mut out).unwrap();
     assert_eq!(out, READ_A);
 }
 
 #[test]
-fn message_types_are_total_both_ways() {
+fn every_message_type_number_round_trips() {
     for raw in (0..64).chain([0xFFFF, u32::MAX]) {
         assert_eq!(MessageType::from_raw(raw).to_raw(), raw);
     }
@@ -55,7 +55,7 @@ fn message_types_are_total_both_ways() {
 }
 
 #[test]
-fn error_names_are_inverse() {
+fn every_error_name_round_trips() {
     assert_eq!(ErrorName::ALL.len(), 16);
     for &error in ErrorName::ALL {
         assert_eq!(ErrorName::from_name(error.as_str().as_bytes()), Some(error));
@@ -65,7 +65,7 @@ fn error_names_are_inverse() {
 }
 
 #[test]
-fn a_payload_of_4096_is_taken_and_one_of_4097_kills() {
+fn payload_above_4096_bytes_is_framing_error() {
     let mut bytes = Header { len: PAYLOAD_MAX, ..read_a_header() }.emit().to_vec();
     assert_eq!(decode(&bytes), Ok(None));
     bytes.resize(16 + 4096, b'x');
@@ -78,7 +78,7 @@ fn a_payload_of_4096_is_taken_and_one_of_4097_kills() {
 }
 
 #[test]
-fn reader_gives_the_same_error_again() {
+fn reader_after_framing_error_repeats_error() {
     let mut reader = MessageReader::new();
     let bytes = Header { len: u32::MAX, ..read_a_header() }.emit();
     reader.spare()[..16].copy_from_slice(&bytes);
@@ -88,7 +88,7 @@ fn reader_gives_the_same_error_again() {
 }
 
 #[test]
-fn paths_at_their_limits() {
+fn path_beyond_length_limit_is_rejected() {
     let absolute = format!("/{}", "a".repeat(ABSOLUTE_PATH_MAX - 1));
     assert!(Path::parse(absolute.as_bytes()).is_ok());
     let absolute = format!("/{}", "a".repeat(ABSOLUTE_PATH_MAX));
@@ -106,7 +106,7 @@ fn paths_at_their_limits() {
 }
 
 #[test]
-fn paths_that_break_a_rule() {
+fn path_that_breaks_rule_is_rejected() {
     for (text, error) in [
         ("", PathError::Empty),
         ("@releaseDomain", PathError::Special),
@@ -126,7 +126,7 @@ fn paths_that_break_a_rule() {
 }
 
 #[test]
-fn watch_paths_know_the_two_special_names_only() {
+fn watch_path_of_unknown_special_name_is_rejected() {
     assert_eq!(WatchPath::parse(b"@introduceDomain"), Ok(WatchPath::IntroduceDomain));
     assert_eq!(WatchPath::parse(b"@releaseDomain"), Ok(WatchPath::ReleaseDomain));
     assert_eq!(WatchPath::parse(b"@else"), Err(PathError::Special));
@@ -134,7 +134,7 @@ fn watch_paths_know_the_two_special_names_only() {
 }
 
 #[test]
-fn path_family() {
+fn path_parent_components_and_absolute_form_match() {
     assert_eq!(path("device/vif").to_absolute(DomId(3)).unwrap(), "/local/domain/3/device/vif");
     assert_eq!(path("/tool").to_absolute(DomId(3)).unwrap(), "/tool");
     assert_eq!(path("/a/b").parent(), Some(path("/a")));
@@ -147,7 +147,7 @@ fn path_family() {
 }
 
 #[test]
-fn a_watch_covers_itself_and_below_but_no_longer_name() {
+fn is_within_covers_node_and_descendants_only() {
     assert!(path("/a/b").is_within(path("/a/b")));
     assert!(path("/a/b/c").is_within(path("/a/b")));
     assert!(!path("/a/bc").is_within(path("/a/b")));
@@ -157,7 +157,7 @@ fn a_watch_covers_itself_and_below_but_no_longer_name() {
 }
 
 #[test]
-fn permission_texts() {
+fn malformed_permission_is_rejected() {
     let permission = Permission::parse(b"r5").unwrap();
     assert_eq!(permission, Permission { access: NodeAccess::Read, domain: DomId(5) });
     assert_eq!(permission.to_string(), "r5");
@@ -171,7 +171,7 @@ fn permission_texts() {
 }
 
 #[test]
-fn the_first_permission_names_the_owner_and_the_default() {
+fn first_permission_sets_owner_and_default_access() {
     let list = parse_permissions(b"r1\0n2\0b3\0").unwrap();
     assert_eq!(list.owner(), DomId(1));
     assert_eq!(list.access_of(DomId(1)), NodeAccess::Both);
@@ -184,7 +184,7 @@ fn the_first_permission_names_the_owner_and_the_default() {
 }
 
 #[test]
-fn permission_lists_are_bounded_and_never_empty() {
+fn permission_list_empty_or_too_long_is_rejected() {
     assert_eq!(parse_permissions(b""), Err(PermissionError::NoOwner));
     assert_eq!(parse_permissions(b"n0"), Err(PermissionError::Unterminated));
     assert_eq!(parse_permissions(b"\0"), Err(PermissionError::Empty));
@@ -197,7 +197,7 @@ fn permission_lists_are_bounded_and_never_empty() {
 }
 
 #[test]
-fn requests_of_linux_and_libxenstore() {
+fn requests_of_linux_and_libxenstore_parse() {
     let cases: [(MessageType, &[u8], Request<'_>); 9] = [
         (MessageType::TransactionStart, b"\0", Request::TransactionStart),
         (MessageType::TransactionStart, b"", Request::TransactionStart),
@@ -223,7 +223,7 @@ fn requests_of_linux_and_libxenstore() {
 }
 
 #[test]
-fn requests_that_break_a_rule() {
+fn invalid_request_is_rejected_with_error_name() {
     use MessageType as T;
     let count = |kind, found, least, most| RequestError::ArgumentCount { kind, found, least, most };
     let cases: [(MessageType, &[u8], RequestError); 11] = [
@@ -254,7 +254,7 @@ fn requests_that_break_a_rule() {
 }
 
 #[test]
-fn replies_and_events() {
+fn replies_and_events_round_trip() {
     let mut out = Vec::new();
     let request = read_a_header();
     emit_reply(&request, b"value", &mut out).unwrap();
@@ -287,7 +287,7 @@ fn replies_and_events() {
 }
 
 #[test]
-fn a_server_that_makes_no_sense_is_refused() {
+fn invalid_server_message_is_rejected() {
     let header = read_a_header();
     assert_eq!(
         Reply::parse(MessageType::Write, &header, b"OK\0"),
@@ -306,7 +306,7 @@ fn a_server_that_makes_no_sense_is_refused() {
 }
 
 #[test]
-fn nothing_too_long_is_sent_and_a_refusal_leaves_the_buffer_alone() {
+fn oversized_message_is_rejected_and_buffer_unchanged() {
     let mut out = b"before".to_vec();
     let value = vec![0; 4096];
     let request = Request::Write { path: path("a"), value: &value };
@@ -335,7 +335,7 @@ fn any_permissions() -> impl Strategy<Value = PermissionList> {
         .prop_map(|entries| PermissionList::new(&entries).unwrap())
 }
 
-/// Every kind of request out of the same ingredients.
+/// Builds every kind of request from the same parts.
 fn all_requests<'a>(
     path: Path<'a>,
     token: &'a [u8],
@@ -368,7 +368,7 @@ fn all_requests<'a>(
 
 proptest! {
     #[test]
-    fn every_request_comes_back_through_any_cut_of_the_stream(
+    fn any_requests_in_any_stream_pieces_round_trip(
         text in any_path(),
         token in prop::collection::vec(1u8.., 0..20),
         value in prop::collection::vec(any::<u8>(), 0..100),
@@ -404,14 +404,14 @@ proptest! {
     }
 
     #[test]
-    fn permission_lists_come_back(list in any_permissions()) {
+    fn any_permission_list_round_trips(list in any_permissions()) {
         let mut bytes = Vec::new();
         emit_permissions(&list, &mut bytes);
         prop_assert_eq!(parse_permissions(&bytes), Ok(list));
     }
 
     #[test]
-    fn path_rules_agree_with_a_naive_reading(text in "[/a@.]{0,6}") {
+    fn path_of_any_text_matches_naive_oracle(text in "[/a@.]{0,6}") {
         let naive = !text.is_empty()
             && !text.starts_with('@')
             && !text.contains('.')
@@ -421,7 +421,7 @@ proptest! {
     }
 }
 
-/// A message that announces what it holds, so that the parsers behind the framing are reached.
+/// Generates a message whose header announces its length, so that the parsers behind framing run.
 fn any_message() -> impl Strategy<Value = Vec<u8>> {
     let pieces = prop::sample::select(vec![
         "/a",

@@ -1,4 +1,4 @@
-//! Emitters: the slots they put, and what they refuse to.
+//! Chain encoder tests: emitted slots and rejected packets.
 
 use crate::grant::Gref;
 use crate::netif::emit::*;
@@ -18,7 +18,7 @@ fn tx_part(id: u16, offset: u16, len: u16) -> TxPart {
 }
 
 #[test]
-fn tx_slots_of_a_packet_with_extras() {
+fn tx_packet_with_extras_emits_chain() {
     let mut slots = Vec::new();
     let parts = [tx_part(1, 96, 4000), tx_part(2, 0, 1000)];
     let xdp = Extra::Xdp { headroom: 0 };
@@ -33,7 +33,7 @@ fn tx_slots_of_a_packet_with_extras() {
 }
 
 #[test]
-fn rx_slots_of_a_packet_with_an_extra() {
+fn rx_packet_with_extra_emits_chain() {
     let mut slots = Vec::new();
     let parts = [RxPart { id: 1, offset: 0, len: 4096 }, RxPart { id: 3, offset: 0, len: 10 }];
     let count = emit_rx(&parts, BLANK, &[GSO], |slot| slots.push(slot)).unwrap();
@@ -46,7 +46,7 @@ fn rx_slots_of_a_packet_with_an_extra() {
 }
 
 #[test]
-fn what_would_break_a_rule_is_not_put() {
+fn invalid_packet_emits_no_slot() {
     let put = |_: [u8; 12]| panic!("a slot was put");
     let emit = |parts: &[TxPart], extras: &[Extra]| emit_tx(parts, BLANK, extras, put);
     let part = tx_part(1, 0, 100);
@@ -62,7 +62,7 @@ fn what_would_break_a_rule_is_not_put() {
 }
 
 #[test]
-fn buffers_are_cut_at_the_ends_of_their_pages() {
+fn split_by_page_cuts_at_page_boundaries() {
     let ranges: Vec<_> = split_by_page(4000, 5000).collect();
     assert_eq!(
         ranges,
@@ -88,7 +88,7 @@ fn any_extras() -> impl Strategy<Value = Vec<Extra>> {
 
 proptest! {
     #[test]
-    fn every_packet_sent_on_tx_arrives(
+    fn emitted_tx_packet_parses_to_same_fragments(
         offset in 0usize..4096,
         len in 14usize..=65535,
         blank: bool,
@@ -118,7 +118,7 @@ proptest! {
     }
 
     #[test]
-    fn every_packet_sent_on_rx_arrives(
+    fn emitted_rx_packet_parses_to_same_fragments(
         offset in 0usize..4096,
         len in 14usize..=65535,
         blank: bool,

@@ -1,4 +1,4 @@
-//! The rx chain parser: a table of chains that keep and break the rules, and the fuzz body.
+//! Rx chain parser tests: valid and invalid chains, and the fuzz body.
 
 use crate::fuzzing::rx_responses;
 use crate::netif::extra::{ExtraError, Gso, GsoProtocol};
@@ -35,12 +35,12 @@ fn refusal(slots: &[[u8; 8]]) -> RxRefusal {
 }
 
 #[test]
-fn nothing_published() {
+fn rx_ring_without_responses_is_empty() {
     assert_eq!(parse(&[]).0, RxOutcome::Empty);
 }
 
 #[test]
-fn one_slot() {
+fn rx_packet_in_one_slot_parses() {
     let (outcome, chain) = parse(&[response(256, 1514, 1), response(0, 60, 0)]);
     assert_eq!(outcome, RxOutcome::Packet);
     assert_eq!(chain.fragments(), [fragment(0, 256, 1514)]);
@@ -49,7 +49,7 @@ fn one_slot() {
 }
 
 #[test]
-fn sizes_add_up_and_extras_stand_after_the_first() {
+fn rx_chain_with_extra_sums_fragment_lengths() {
     let (outcome, chain) = parse(&[
         response(0, 4096, MORE | EXTRA),
         GSO,
@@ -68,7 +68,7 @@ fn sizes_add_up_and_extras_stand_after_the_first() {
 }
 
 #[test]
-fn a_failed_slot_costs_its_packet_only() {
+fn rx_chain_with_failed_slot_is_refused_and_consumed() {
     let slots = [response(0, 100, MORE), response(0, -1, MORE), response(0, 100, 0)];
     assert_eq!(refusal(&slots), RxRefusal::BackendFailed { slot: 1, status: Status::Error });
     assert_eq!(parse(&slots).1.slots(), 3, "all of it is consumed");
@@ -79,7 +79,7 @@ fn a_failed_slot_costs_its_packet_only() {
 }
 
 #[test]
-fn fragments_that_cross_their_page() {
+fn rx_fragment_across_page_end_is_refused() {
     assert_eq!(parse(&[response(96, 4000, 0)]).0, RxOutcome::Packet);
     assert_eq!(
         refusal(&[response(97, 4000, 0)]),
@@ -92,7 +92,7 @@ fn fragments_that_cross_their_page() {
 }
 
 #[test]
-fn sizes_of_whole_packets() {
+fn rx_packet_below_14_or_above_65535_bytes_is_refused() {
     assert_eq!(refusal(&[response(0, 13, 0)]), RxRefusal::TooShort { total: 13, least: 14 });
     let mut slots = [response(0, 4096, MORE); 16];
     slots[15] = response(0, 4095, 0);
@@ -102,7 +102,7 @@ fn sizes_of_whole_packets() {
 }
 
 #[test]
-fn chains_of_many_slots() {
+fn rx_chain_beyond_slot_limit_is_refused_and_beyond_ring_is_fatal() {
     let chain_of = |count: usize| {
         let mut slots = vec![response(0, 100, MORE); count];
         slots[count - 1] = response(0, 100, 0);
@@ -119,7 +119,7 @@ fn chains_of_many_slots() {
 }
 
 #[test]
-fn extras_are_bounded_and_unknown_ones_skipped() {
+fn rx_extras_beyond_limit_are_refused_and_unknown_ones_skipped() {
     let chain_of = |count: u8| {
         let mut slots = vec![response(0, 100, EXTRA)];
         slots.extend((1..=count).map(|index| [88, u8::from(index < count), 0, 0, 0, 0, 0, 0]));
@@ -135,12 +135,12 @@ fn extras_are_bounded_and_unknown_ones_skipped() {
 }
 
 #[test]
-fn gso_prefixes_were_not_negotiated() {
+fn rx_gso_prefix_is_refused() {
     assert_eq!(refusal(&[response(0, 100, 0x10)]), RxRefusal::GsoPrefix);
 }
 
 #[test]
-fn empty_fragments_are_dropped_from_the_list() {
+fn rx_empty_fragments_are_dropped() {
     let (outcome, chain) =
         parse(&[response(0, 0, MORE), response(0, 60, MORE), response(4096, 0, 0)]);
     assert_eq!(outcome, RxOutcome::Packet);
@@ -149,20 +149,20 @@ fn empty_fragments_are_dropped_from_the_list() {
 }
 
 #[test]
-fn xsa_155_slot_is_fetched_once() {
-    let mut looks = [0u16; 2];
+fn xsa_155_rx_slot_is_fetched_once() {
+    let mut fetches = [0u16; 2];
     let mut fetch = |index: u32| {
-        let look = &mut looks[index as usize];
-        *look += 1;
-        response(4000 * (*look - 1), 96, if index == 0 { MORE } else { 0 })
+        let fetch_count = &mut fetches[index as usize];
+        *fetch_count += 1;
+        response(4000 * (*fetch_count - 1), 96, if index == 0 { MORE } else { 0 })
     };
     let mut chain = RxChain::new();
     let outcome = RxChainParser::new(RING_ENTRIES).next(2, &mut fetch, &mut chain);
     assert_eq!(outcome, RxOutcome::Packet);
-    assert_eq!(looks, [1, 1]);
+    assert_eq!(fetches, [1, 1]);
 }
 
-/// Slots that mostly make sense: small numbers, plausible flags, sometimes an extra info.
+/// Generates mostly plausible slots: small numbers, plausible flags, sometimes an extra info.
 fn plausible_slot() -> impl Strategy<Value = [u8; 8]> {
     let status = prop_oneof![6 => 0i16..200, 3 => 3900i16..4100, 1 => any::<i16>()];
     let offset = prop_oneof![4 => 0u16..100, 1 => 3900u16..4200];
@@ -174,7 +174,7 @@ fn plausible_slot() -> impl Strategy<Value = [u8; 8]> {
     prop_oneof![4 => data, 1 => extra]
 }
 
-/// Responses that all go on, so that long and large packets appear.
+/// Generates chains with MORE_DATA in all slots but the last, so that long packets appear.
 fn long_chain() -> impl Strategy<Value = Vec<[u8; 8]>> {
     (1usize..40, prop_oneof![0i16..300, Just(4096)]).prop_map(|(count, size)| {
         let mut slots = vec![response(0, size, MORE); count];

@@ -1,4 +1,4 @@
-//! The tx chain parser: a table of chains that keep and break the rules, and the fuzz body.
+//! Tx chain parser tests: valid and invalid chains, and the fuzz body.
 
 use crate::fuzzing::tx_chain;
 use crate::grant::Gref;
@@ -12,7 +12,7 @@ const MORE: u16 = 4;
 const EXTRA: u16 = 8;
 const GSO: [u8; 12] = [1, 0, 0xA8, 0x05, 1, 0, 0, 0, 9, 9, 9, 9];
 
-/// A request of page `id` + 100.
+/// Builds a request for page `id` + 100.
 fn request(id: u16, offset: u16, size: u16, flags: u16) -> [u8; 12] {
     TxRequest { gref: Gref(u32::from(id) + 100), offset, flags: TxFlags(flags), id, size }
         .to_bytes()
@@ -22,7 +22,7 @@ fn fragment(id: u16, offset: u16, len: u16) -> Fragment {
     Fragment { gref: Gref(u32::from(id) + 100), offset, len }
 }
 
-/// An extra info of `kind` with a body of zeros.
+/// Builds an extra info of `kind` with a zero body.
 fn extra(kind: u8, more: bool) -> [u8; 12] {
     let mut slot = [0; 12];
     slot[0] = kind;
@@ -46,12 +46,12 @@ fn refusal(slots: &[[u8; 12]]) -> TxRefusal {
 }
 
 #[test]
-fn nothing_published() {
+fn tx_ring_without_requests_is_empty() {
     assert_eq!(parse(&[]).0, TxOutcome::Empty);
 }
 
 #[test]
-fn one_slot() {
+fn tx_packet_in_one_slot_parses() {
     let (outcome, chain) = parse(&[request(1, 64, 1514, 3), request(2, 0, 60, 0)]);
     assert_eq!(outcome, TxOutcome::Packet);
     assert_eq!(chain.fragments(), [fragment(1, 64, 1514)]);
@@ -61,7 +61,7 @@ fn one_slot() {
 }
 
 #[test]
-fn first_size_is_the_total() {
+fn tx_first_fragment_is_total_minus_rest() {
     let (outcome, chain) =
         parse(&[request(1, 96, 9000, MORE), request(2, 0, 4096, MORE), request(3, 0, 904, 0)]);
     assert_eq!(outcome, TxOutcome::Packet);
@@ -72,7 +72,7 @@ fn first_size_is_the_total() {
 }
 
 #[test]
-fn extras_stand_between_the_first_request_and_the_others() {
+fn tx_extras_after_first_request_are_parsed_and_answered_null() {
     let (outcome, chain) =
         parse(&[request(1, 0, 5000, MORE | EXTRA), extra(99, true), GSO, request(2, 0, 1000, 0)]);
     assert_eq!(outcome, TxOutcome::Packet);
@@ -93,14 +93,14 @@ fn extras_stand_between_the_first_request_and_the_others() {
 }
 
 #[test]
-fn extra_flag_on_a_later_request_means_nothing() {
+fn tx_extra_flag_on_later_request_is_ignored() {
     let (outcome, chain) = parse(&[request(1, 0, 100, MORE), request(2, 0, 50, EXTRA)]);
     assert_eq!(outcome, TxOutcome::Packet);
     assert_eq!(chain.owed().len(), 2);
 }
 
 #[test]
-fn storage_is_as_new_for_the_next_packet() {
+fn tx_chain_reused_for_next_packet_is_reset() {
     let slots = [
         request(1, 0, 5000, MORE | EXTRA | 3),
         GSO,
@@ -118,7 +118,7 @@ fn storage_is_as_new_for_the_next_packet() {
 }
 
 #[test]
-fn eighteen_slots_are_taken_and_nineteen_refused() {
+fn tx_chain_of_more_than_eighteen_slots_is_refused() {
     let chain_of = |count: u16| {
         let flags = |id| if id + 1 < count { MORE } else { 0 };
         (0..count)
@@ -137,7 +137,7 @@ fn eighteen_slots_are_taken_and_nineteen_refused() {
 }
 
 #[test]
-fn without_scatter_gather_one_slot_is_the_limit() {
+fn tx_chain_of_two_slots_without_sg_is_refused() {
     let slots = [request(1, 0, 100, MORE), request(2, 0, 50, 0)];
     let mut chain = TxChain::new(RING_ENTRIES);
     let parser = TxChainParser::new(RING_ENTRIES).with_slot_limit(0);
@@ -149,13 +149,13 @@ fn without_scatter_gather_one_slot_is_the_limit() {
 }
 
 #[test]
-fn staging_grants_design_16_1_total_below_an_ethernet_header() {
+fn staging_grants_design_16_1_total_below_ethernet_header_is_refused() {
     assert_eq!(refusal(&[request(1, 0, 13, 0)]), TxRefusal::TooShort { total: 13, least: 14 });
     assert_eq!(parse(&[request(1, 0, 14, 0)]).0, TxOutcome::Packet);
 }
 
 #[test]
-fn staging_grants_design_16_2_a_fragment_crosses_its_page() {
+fn staging_grants_design_16_2_fragment_across_page_end_is_refused() {
     assert_eq!(parse(&[request(1, 96, 4000, 0)]).0, TxOutcome::Packet);
     assert_eq!(
         refusal(&[request(1, 97, 4000, 0)]),
@@ -172,18 +172,18 @@ fn staging_grants_design_16_2_a_fragment_crosses_its_page() {
 }
 
 #[test]
-fn xsa_270_total_smaller_than_its_fragments() {
+fn xsa_270_total_smaller_than_fragments_is_refused() {
     assert_eq!(
         refusal(&[request(1, 0, 100, MORE), request(2, 0, 101, 0)]),
         TxRefusal::SmallerThanFragments { total: 100, fragments: 101 }
     );
-    // The sum is above what 16 bits hold, and would wrap around to a small one.
+    // The sum exceeds 16 bits; truncated, it would be small again.
     let wraps = [request(1, 0, 100, MORE), request(2, 0, 0xFFFF, MORE), request(3, 0, 11, 0)];
     assert_eq!(refusal(&wraps), TxRefusal::SmallerThanFragments { total: 100, fragments: 0x1000A });
 }
 
 #[test]
-fn xsa_448_zero_length_fragments_are_dropped_from_the_list() {
+fn xsa_448_zero_length_fragments_are_dropped() {
     let (outcome, chain) = parse(&[
         request(1, 0, 100, MORE),
         request(2, 4096, 0, MORE),
@@ -197,7 +197,7 @@ fn xsa_448_zero_length_fragments_are_dropped_from_the_list() {
 }
 
 #[test]
-fn xsa_448_first_fragment_of_zero_length() {
+fn xsa_448_zero_length_first_fragment_is_dropped() {
     let (outcome, chain) = parse(&[request(1, 0, 100, MORE), request(2, 0, 100, 0)]);
     assert_eq!(outcome, TxOutcome::Packet);
     assert_eq!(chain.fragments(), [fragment(2, 0, 100)]);
@@ -205,7 +205,7 @@ fn xsa_448_first_fragment_of_zero_length() {
 }
 
 #[test]
-fn xsa_423_most_slots_with_fewest_bytes() {
+fn xsa_423_eighteen_slots_of_one_byte_are_accepted() {
     let flags = |id| if id < 17 { MORE } else { 0 };
     let size = |id| match id {
         0 => 17,
@@ -220,7 +220,7 @@ fn xsa_423_most_slots_with_fewest_bytes() {
 }
 
 #[test]
-fn bad_extras_cost_only_their_packet() {
+fn tx_chain_with_bad_extra_is_refused_and_answered() {
     let mut gso_of_size_0 = GSO;
     gso_of_size_0[2..4].fill(0);
     let mut gso_of_type_9 = GSO;
@@ -239,7 +239,7 @@ fn bad_extras_cost_only_their_packet() {
 }
 
 #[test]
-fn extras_are_bounded() {
+fn tx_extras_beyond_limit_are_refused() {
     let chain_of = |count: u8| {
         let mut slots = vec![request(1, 0, 100, EXTRA)];
         slots.extend((1..=count).map(|index| extra(77, index < count)));
@@ -253,7 +253,7 @@ fn extras_are_bounded() {
 }
 
 #[test]
-fn filter_requests_need_no_size() {
+fn tx_filter_request_of_zero_size_is_accepted() {
     let add = Extra::Multicast(MulticastChange::Add([1, 0, 94, 0, 0, 251]));
     let [t, f, b0, b1, b2, b3, b4, b5] = add.emit(false).0;
     let slots = [request(7, 0, 0, EXTRA), [t, f, b0, b1, b2, b3, b4, b5, 0, 0, 0, 0]];
@@ -267,14 +267,14 @@ fn filter_requests_need_no_size() {
 }
 
 #[test]
-fn chains_without_an_end_are_fatal() {
+fn tx_chain_without_end_is_fatal() {
     let unfinished = |published| TxOutcome::Fatal(TxFatal::Unfinished { published });
     assert_eq!(parse(&[request(1, 0, 100, MORE)]).0, unfinished(1));
     assert_eq!(parse(&[request(1, 0, 100, EXTRA)]).0, unfinished(1));
     assert_eq!(parse(&[request(1, 0, 100, EXTRA), extra(9, true)]).0, unfinished(2));
     let longer = TxOutcome::Fatal(TxFatal::LongerThanRing { entries: 256 });
     assert_eq!(parse(&[request(1, 0, 100, MORE); 256]).0, longer);
-    // Should a caller ever announce more than the ring has, the parser stops all the same.
+    // The parser stops even if a caller announces more slots than the ring has.
     assert_eq!(parse(&[request(1, 0, 100, MORE); 300]).0, longer);
     let mut slots = vec![extra(9, true); 256];
     slots[0] = request(1, 0, 100, EXTRA);
@@ -282,24 +282,23 @@ fn chains_without_an_end_are_fatal() {
 }
 
 #[test]
-fn xsa_155_slot_is_fetched_once() {
-    // A frontend that changes a slot each time it is looked at: big enough to cross the page on
-    // any look but the first.
-    let mut looks = [0u16; 3];
+fn xsa_155_tx_slot_is_fetched_once() {
+    // A frontend that changes a slot on every fetch: from the second fetch on it crosses the page.
+    let mut fetches = [0u16; 3];
     let mut fetch = |index: u32| {
-        let look = &mut looks[index as usize];
-        *look += 1;
+        let fetch_count = &mut fetches[index as usize];
+        *fetch_count += 1;
         let flags = if index < 2 { MORE } else { 0 };
-        request(7, 4000 * (*look - 1), if index == 0 { 120 } else { 40 }, flags)
+        request(7, 4000 * (*fetch_count - 1), if index == 0 { 120 } else { 40 }, flags)
     };
     let mut chain = TxChain::new(RING_ENTRIES);
     let outcome = TxChainParser::new(RING_ENTRIES).next(3, &mut fetch, &mut chain);
     assert_eq!(outcome, TxOutcome::Packet);
-    assert_eq!(looks, [1, 1, 1]);
+    assert_eq!(fetches, [1, 1, 1]);
 }
 
 #[test]
-fn no_allocation_once_the_storage_is_made() {
+fn tx_chain_of_whole_ring_does_not_reallocate() {
     let mut chain = TxChain::new(RING_ENTRIES);
     let before = chain.owed().as_ptr();
     let mut slots = vec![request(1, 0, 100, MORE); 255];
@@ -311,7 +310,7 @@ fn no_allocation_once_the_storage_is_made() {
 }
 
 #[test]
-fn labels_tell_the_reasons_apart() {
+fn tx_refusal_labels_are_distinct() {
     let refusals = [
         TxRefusal::BadExtra(ExtraError::InvalidType),
         TxRefusal::TooManyExtras { found: 9, limit: 8 },
@@ -325,7 +324,7 @@ fn labels_tell_the_reasons_apart() {
     assert_eq!(labels.len(), refusals.len());
 }
 
-/// Slots that mostly make sense: small numbers, plausible flags, sometimes an extra info.
+/// Generates mostly plausible slots: small numbers, plausible flags, sometimes an extra info.
 fn plausible_slot() -> impl Strategy<Value = [u8; 12]> {
     let size = prop_oneof![4 => 0u16..200, 1 => 3900u16..4200, 1 => any::<u16>()];
     let offset = prop_oneof![4 => 0u16..100, 1 => 3900u16..4200];
@@ -340,7 +339,7 @@ fn plausible_slot() -> impl Strategy<Value = [u8; 12]> {
     prop_oneof![3 => data, 1 => extra]
 }
 
-/// Requests that all go on, of decreasing size, so that long chains appear.
+/// Generates chains with MORE_DATA in all slots but the last, so that long packets appear.
 fn long_chain() -> impl Strategy<Value = Vec<[u8; 12]>> {
     (1u16..40, 0u16..300, any::<bool>()).prop_map(|(count, size, extra)| {
         let flags = |id| if id + 1 < count { MORE } else { 0 };

@@ -1,0 +1,342 @@
+//! Language rules that a program can check: how doc comments begin, their shortest length, and the
+//! words that the glossary replaces.
+//!
+//! * A doc comment names the thing it documents, so it does not begin with one of [`RIDDLES`].
+//! * A doc comment has at least [`WORDS_MIN`] words. Fields, variants and associated constants may
+//!   have fewer: there the name often says all, and no comment is needed.
+//! * Identifiers, comments and pages avoid [`REPLACED`]. String literals are not looked at: names
+//!   of counters, keys and options are interfaces and do not change for style.
+//!
+//! Exceptions by file and word are in `xtask/tidy.toml`. The rule's own sources, the glossary and
+//! the page that explains the rule are exempt from the word list.
+
+use std::collections::BTreeMap;
+
+use proc_macro2::{TokenStream, TokenTree};
+use syn::visit::{self, Visit};
+
+use super::tree::{Source, Tree};
+use super::{CONFIG, Finding};
+
+/// First words of a doc comment that ask a question instead of naming the thing.
+const RIDDLES: [&str; 10] =
+    ["What", "Who", "Whose", "Whom", "Whether", "How", "Where", "Which", "That", "It"];
+
+/// Fewest words of a doc comment where one is required.
+const WORDS_MIN: usize = 4;
+
+/// Words that the glossary replaces, and the word to use. Plurals are found too.
+const REPLACED: &[(&str, &str)] = &[
+    ("octet", "byte"),
+    ("keeper", "supervisor"),
+    ("obituary", "exit report"),
+    ("seat", "port entry"),
+    ("usher", "port binding"),
+    ("parcel", "handoff batch"),
+    ("plane", "worker"),
+    ("police", "rate policy, rate limiter or address filter"),
+    ("squeeze", "shrink"),
+    ("thaw", "refill"),
+    ("rude", "rule violation"),
+    ("manners", "penalty"),
+    ("condemn", "close with a penalty"),
+    ("forgive", "reset the penalty"),
+    ("conversation", "connection, association or flow"),
+    ("rogue", "adversary"),
+    ("manieth", "stride"),
+];
+
+/// Files in which the replaced words may stand, because they explain or check the rule, or record
+/// the past.
+const EXEMPT: [&str; 4] =
+    ["docs/glossary.md", "CONTRIBUTING.md", "CHANGELOG.md", "xtask/src/tidy/language.rs"];
+
+/// Findings for the language rules; `words` maps a file to the replaced words it may use, and why.
+pub(super) fn check(
+    tree: &Tree,
+    words: &BTreeMap<String, BTreeMap<String, String>>,
+) -> Vec<Finding> {
+    let mut findings = vec![];
+    for (path, source) in &tree.sources {
+        for comment in comments_of(source) {
+            findings.extend(judge(path, &comment));
+        }
+    }
+    let mut used = vec![];
+    for (path, text) in tree.files.iter().filter(|(path, _)| !EXEMPT.contains(&path.as_str())) {
+        let hits = match tree.sources.get(path) {
+            Some(source) => words_of_source(source),
+            None if path.ends_with(".md") => words_of_lines(text.lines()),
+            None => continue,
+        };
+        for (line, word, instead) in hits {
+            if words.get(path).is_some_and(|allowed| allowed.contains_key(word)) {
+                used.push((path.clone(), word.to_owned()));
+                continue;
+            }
+            let message = format!("\"{word}\" is replaced by the glossary: write {instead}");
+            findings.push(Finding::at(path, line, message));
+        }
+    }
+    for (path, allowed) in words {
+        for word in allowed.keys().filter(|word| !used.contains(&(path.clone(), (*word).clone()))) {
+            let message = format!("{path} does not use \"{word}\": remove the exception");
+            findings.push(Finding::file(CONFIG, message));
+        }
+    }
+    findings
+}
+
+/// A doc comment: its first line, its text, and `true` if the item needs none.
+struct Comment {
+    line: usize,
+    text: String,
+    optional: bool,
+}
+
+fn judge(path: &str, comment: &Comment) -> Option<Finding> {
+    let words: Vec<&str> = comment.text.split_whitespace().collect();
+    let first = words.first()?.trim_end_matches(|c: char| !c.is_alphanumeric());
+    if RIDDLES.contains(&first) {
+        let message = format!(
+            "a doc comment begins with \"{first}\": name the thing, or begin with a verb in the \
+             third person"
+        );
+        return Some(Finding::at(path, comment.line, message));
+    }
+    if !comment.optional && words.len() < WORDS_MIN {
+        let message =
+            format!("a doc comment of fewer than {WORDS_MIN} words: say more, or delete it");
+        return Some(Finding::at(path, comment.line, message));
+    }
+    None
+}
+
+/// The doc comments of a source, each as one text.
+fn comments_of(source: &Source) -> Vec<Comment> {
+    let mut docs = Docs::default();
+    docs.note(&source.syntax.attrs, false);
+    docs.visit_file(&source.syntax);
+    docs.found
+}
+
+#[derive(Default)]
+struct Docs {
+    found: Vec<Comment>,
+}
+
+impl Docs {
+    fn note(&mut self, attributes: &[syn::Attribute], optional: bool) {
+        let lines: Vec<(usize, String)> = attributes.iter().filter_map(doc_line).collect();
+        if let Some((line, _)) = lines.first() {
+            let text = lines.iter().map(|(_, text)| text.as_str()).collect::<Vec<_>>().join("\n");
+            self.found.push(Comment { line: *line, text, optional });
+        }
+    }
+}
+
+/// The line and text of a `///` or `//!` line, which the parser shows as an attribute.
+fn doc_line(attribute: &syn::Attribute) -> Option<(usize, String)> {
+    let syn::Meta::NameValue(pair) = &attribute.meta else { return None };
+    let syn::Expr::Lit(literal) = &pair.value else { return None };
+    let syn::Lit::Str(text) = &literal.lit else { return None };
+    let line = attribute.pound_token.spans[0].start().line;
+    pair.path.is_ident("doc").then(|| (line, text.value()))
+}
+
+impl<'ast> Visit<'ast> for Docs {
+    fn visit_attribute(&mut self, _: &'ast syn::Attribute) {}
+
+    fn visit_item(&mut self, item: &'ast syn::Item) {
+        let attributes: &[syn::Attribute] = match item {
+            syn::Item::Const(i) => &i.attrs,
+            syn::Item::Enum(i) => &i.attrs,
+            syn::Item::Fn(i) => &i.attrs,
+            syn::Item::Impl(i) => &i.attrs,
+            syn::Item::Macro(i) => &i.attrs,
+            syn::Item::Mod(i) => &i.attrs,
+            syn::Item::Static(i) => &i.attrs,
+            syn::Item::Struct(i) => &i.attrs,
+            syn::Item::Trait(i) => &i.attrs,
+            syn::Item::Type(i) => &i.attrs,
+            syn::Item::Union(i) => &i.attrs,
+            syn::Item::Use(i) => &i.attrs,
+            _ => &[],
+        };
+        let re_export = matches!(item, syn::Item::Use(_));
+        self.note(attributes, re_export);
+        visit::visit_item(self, item);
+    }
+
+    fn visit_impl_item(&mut self, item: &'ast syn::ImplItem) {
+        match item {
+            syn::ImplItem::Fn(i) => self.note(&i.attrs, false),
+            syn::ImplItem::Const(i) => self.note(&i.attrs, true),
+            syn::ImplItem::Type(i) => self.note(&i.attrs, true),
+            _ => {}
+        }
+        visit::visit_impl_item(self, item);
+    }
+
+    fn visit_trait_item(&mut self, item: &'ast syn::TraitItem) {
+        match item {
+            syn::TraitItem::Fn(i) => self.note(&i.attrs, false),
+            syn::TraitItem::Const(i) => self.note(&i.attrs, true),
+            syn::TraitItem::Type(i) => self.note(&i.attrs, true),
+            _ => {}
+        }
+        visit::visit_trait_item(self, item);
+    }
+
+    fn visit_field(&mut self, field: &'ast syn::Field) {
+        self.note(&field.attrs, true);
+    }
+
+    fn visit_variant(&mut self, variant: &'ast syn::Variant) {
+        self.note(&variant.attrs, true);
+        visit::visit_variant(self, variant);
+    }
+}
+
+/// A replaced word: line, word, and what to write.
+type Hit = (usize, &'static str, &'static str);
+
+/// Replaced words in the identifiers and comments of a source.
+fn words_of_source(source: &Source) -> Vec<Hit> {
+    let mut hits = vec![];
+    identifiers(source.tokens.clone(), &mut |line, name| hits.extend(words_in(line, name)));
+    let comments = source.lines.iter().enumerate().filter_map(|(i, line)| {
+        let at = line.find("//")?;
+        // A comment begins a line, or follows code after a blank; `//` in a literal does neither.
+        let begins = line[..at].trim().is_empty() || line[..at].ends_with(' ');
+        begins.then(|| (i + 1, &line[at..]))
+    });
+    hits.extend(comments.flat_map(|(line, text)| words_of_line(line, text)));
+    hits
+}
+
+fn words_of_lines<'a>(lines: impl Iterator<Item = &'a str>) -> Vec<Hit> {
+    lines.enumerate().flat_map(|(i, line)| words_of_line(i + 1, line)).collect()
+}
+
+/// Replaced words in a line of prose. Text in backticks is a name of something else's, and an
+/// RFC's own field names are quoted as they are.
+fn words_of_line(line: usize, text: &str) -> Vec<Hit> {
+    if text.contains("RFC") {
+        return vec![];
+    }
+    text.split('`').step_by(2).flat_map(|prose| words_in(line, prose)).collect()
+}
+
+fn words_in(line: usize, text: &str) -> Vec<Hit> {
+    let mut hits = vec![];
+    for word in split_words(text) {
+        let hit = REPLACED.iter().find(|(replaced, _)| {
+            word.strip_prefix(replaced)
+                .is_some_and(|rest| ["", "s", "d", "ed", "ing"].contains(&rest))
+        });
+        hits.extend(hit.map(|(replaced, instead)| (line, *replaced, *instead)));
+    }
+    hits
+}
+
+/// The words of prose or of an identifier, in lower case: `TxParcel` and `tx_parcel` are two.
+fn split_words(text: &str) -> Vec<String> {
+    let mut words = vec![String::new()];
+    let mut lower = false;
+    for c in text.chars() {
+        let starts = c.is_uppercase() && lower;
+        if !c.is_alphanumeric() || starts {
+            words.push(String::new());
+        }
+        if let Some(word) = words.last_mut().filter(|_| c.is_alphanumeric()) {
+            word.extend(c.to_lowercase());
+        }
+        lower = c.is_lowercase();
+    }
+    words.retain(|word| !word.is_empty());
+    words
+}
+
+fn identifiers(tokens: TokenStream, found: &mut impl FnMut(usize, &str)) {
+    for token in tokens {
+        match token {
+            TokenTree::Ident(name) => found(name.span().start().line, &name.to_string()),
+            TokenTree::Group(group) => identifiers(group.stream(), found),
+            _ => {}
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn findings(text: &str, words: &[(&str, &str)]) -> Vec<String> {
+        let manifest = ("crates/x/Cargo.toml", "[package]\nname = \"x\"\n");
+        let tree = Tree::from_files([manifest, ("crates/x/src/lib.rs", text)]);
+        let allowed = words.iter().map(|(path, word)| {
+            ((*path).to_owned(), BTreeMap::from([((*word).to_owned(), "why".to_owned())]))
+        });
+        check(&tree, &allowed.collect()).iter().map(ToString::to_string).collect()
+    }
+
+    #[test]
+    fn doc_comment_that_begins_with_a_question_word_is_a_finding() {
+        for text in [
+            "//! What this crate does for its users.\n",
+            "/// Whether it was sent by now.\nfn f() {}\n",
+            "struct S {\n/// Which one of them.\na: u8 }\n",
+            "impl S {\n/// It returns the whole thing.\nfn f() {} }\n",
+            "#[cfg(test)] mod tests {\n/// How it is called.\nfn f() {} }\n",
+        ] {
+            let found = findings(text, &[]);
+            assert_eq!(found.len(), 1, "{text} {found:?}");
+            assert!(found[0].contains("begins with"), "{found:?}");
+        }
+    }
+
+    #[test]
+    fn continuation_line_and_later_sentence_may_begin_with_any_word() {
+        let text =
+            "/// Returns the port of a frame.\n/// Which one depends on the flow.\nfn f() {}\n";
+        assert_eq!(findings(text, &[]), [] as [&str; 0]);
+    }
+
+    #[test]
+    fn short_doc_comment_is_a_finding_except_on_fields_and_variants() {
+        let found = findings("/// The port.\nfn f() {}\n", &[]);
+        assert!(found[0].starts_with("crates/x/src/lib.rs:1: a doc comment of fewer"), "{found:?}");
+        let optional = "/// Kinds of a port here.\nenum E {\n/// A vif.\nA }\nstruct S {\n/// Bytes.\na: u8 }\n";
+        assert_eq!(findings(optional, &[]), [] as [&str; 0]);
+    }
+
+    #[test]
+    fn replaced_word_is_found_in_names_and_comments_and_not_in_literals() {
+        for text in [
+            "fn tx_parcel() {}\n",
+            "struct TxParcels;\n",
+            "// A rogue was squeezed out.\nfn f() {}\n",
+            "macro_rules! m { ($x:tt) => { let keeper = 1; } }\n",
+        ] {
+            assert_ne!(findings(text, &[]), [] as [&str; 0], "{text}");
+        }
+        for text in [
+            "fn dataplanes() { let seats_free = \"keeper\"; }\n"
+                .replace("seats_free", "free")
+                .as_str(),
+            "// RFC 791 calls it an octet.\nfn f() {}\n",
+            "// The counter `device_condemned` of old.\nfn f() {}\n",
+        ] {
+            assert_eq!(findings(text, &[]), [] as [&str; 0], "{text}");
+        }
+    }
+
+    #[test]
+    fn listed_word_is_allowed_until_it_is_gone() {
+        let path = "crates/x/src/lib.rs";
+        assert_eq!(findings("fn keeper() {}\n", &[(path, "keeper")]), [] as [&str; 0]);
+        let stale = findings("fn f() {}\n", &[(path, "keeper")]);
+        assert!(stale[0].contains("remove the exception"), "{stale:?}");
+    }
+}
