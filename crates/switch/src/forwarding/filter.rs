@@ -211,11 +211,10 @@ impl AddressFilter {
         }
         match (transport, ports) {
             _ if self.advertising => Ok(()),
-            (Transport::Icmp(Icmp { kind, .. }), _)
-                if matches!(kind, icmp::REDIRECT | icmp::ROUTER_ADVERTISEMENT) =>
-            {
-                Err(DropReason::RouterMessage)
-            }
+            (
+                Transport::Icmp(Icmp { kind: icmp::REDIRECT | icmp::ROUTER_ADVERTISEMENT, .. }),
+                _,
+            ) => Err(DropReason::RouterMessage),
             (_, Some((DHCP_SERVER, _) | (_, DHCP_CLIENT))) => Err(DropReason::DhcpServer),
             _ => Ok(()),
         }

@@ -123,7 +123,8 @@ fn source_harm(own: bool, forwarding: bool) -> Option<&'static str> {
 }
 
 fn neighbour_harm(kind: u8, body: &[u8], own: bool, none: bool) -> Option<&'static str> {
-    if !own && !(none && matches!(kind, 133 | 135)) {
+    let may_lack_source = none && matches!(kind, 133 | 135);
+    if !(own || may_lack_source) {
         return Some("neighbour discovery source");
     }
     let target = body.get(8..24);

@@ -150,7 +150,7 @@ fn fragment_beyond_the_longest_packet_ends_the_datagram() {
     let mut world = World::new();
     let mut frame = fragments(true, &noise(3000), 7).remove(0);
     // More fragments, and this one ends at byte 65,520: with its header the packet is longer than 65,535.
-    frame[20..22].copy_from_slice(&(0x2000_u16 | 64_040 / 8).to_be_bytes());
+    frame[20..22].copy_from_slice(&(0x2000_u16 | (64_040 / 8)).to_be_bytes());
     assert!(world.take(&frame).is_none());
     assert_eq!(world.reassembly.held(), 0);
     assert_eq!(world.counters.drop_fragment.get(), 1);
