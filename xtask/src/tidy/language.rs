@@ -7,7 +7,8 @@
 //! * Identifiers, comments and pages avoid [`REPLACED`]. String literals are not looked at: names
 //!   of counters, keys and options are interfaces and do not change for style.
 //!
-//! Exceptions by file and word are in `xtask/tidy.toml`. The rule's own sources, the glossary and
+//! Files that were not rewritten yet are listed in `xtask/tidy.toml` with the number of their findings,
+//! which may only shrink. Exceptions by file and word are there too. The rule's own sources, the glossary and
 //! the page that explains the rule are exempt from the word list.
 
 use std::collections::BTreeMap;
@@ -278,7 +279,7 @@ mod tests {
         let allowed = words.iter().map(|(path, word)| {
             ((*path).to_owned(), BTreeMap::from([((*word).to_owned(), "why".to_owned())]))
         });
-        check(&tree, &allowed.collect()).iter().map(ToString::to_string).collect()
+        check(&tree, &allowed.collect(), &BTreeMap::new()).iter().map(ToString::to_string).collect()
     }
 
     #[test]
@@ -330,6 +331,24 @@ mod tests {
         ] {
             assert_eq!(findings(text, &[]), [] as [&str; 0], "{text}");
         }
+    }
+
+    #[test]
+    fn pending_file_is_allowed_until_its_number_changes() {
+        let tree = Tree::from_files([
+            ("crates/x/Cargo.toml", "[package]\nname = \"x\"\n"),
+            ("crates/x/src/lib.rs", "/// What is done here.\nfn f() {}\n"),
+        ]);
+        let found = |number| {
+            let pending = BTreeMap::from([("crates/x/src/lib.rs".to_owned(), number)]);
+            check(&tree, &BTreeMap::new(), &pending)
+                .iter()
+                .map(ToString::to_string)
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(found(1), [] as [&str; 0]);
+        assert!(found(0)[0].contains("begins with"), "{:?}", found(0));
+        assert!(found(2)[0].contains("1 language findings, 2 are listed"), "{:?}", found(2));
     }
 
     #[test]
