@@ -2,7 +2,7 @@
 
 # half NAME ROLE PEER: starts half of it in a guest.
 half() {
-    local run="ringfence internal conformance --role $2 --peer $3 --patience $((20 * PATIENCE))"
+    local run="ringfence-bench internal conformance --role $2 --peer $3 --patience $((20 * PATIENCE))"
     on $1 "rm -f /tmp/half.*; { $run >/tmp/half.log 2>&1; echo \$? >/tmp/half.status; } &"
 }
 
@@ -15,11 +15,11 @@ half_passed() {
 both_halves() {
     local each domain=$(domain $1) patience=$((20 * PATIENCE))
     half $1 lender 0
-    check 'dom0 uses what the guest lends' ringfence internal conformance \
+    check 'dom0 uses what the guest lends' ringfence-bench internal conformance \
         --role user --peer $domain --patience $patience
     check 'the guest says the same' half_passed $1
     half $1 user 0
-    check 'the guest uses what dom0 lends' ringfence internal conformance \
+    check 'the guest uses what dom0 lends' ringfence-bench internal conformance \
         --role lender --peer $domain --patience $patience
     check 'dom0 and the guest agree on that' half_passed $1
 }

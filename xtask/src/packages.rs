@@ -14,13 +14,15 @@ pub(crate) fn target_directory(root: &Path) -> anyhow::Result<PathBuf> {
     }
 }
 
-/// The folders of the crates.
+/// The folders of the crates and tools.
 pub(crate) fn crates(root: &Path) -> anyhow::Result<Vec<PathBuf>> {
     let mut folders = vec![];
-    for entry in std::fs::read_dir(root.join("crates"))? {
-        let folder = entry?.path();
-        if folder.join("Cargo.toml").is_file() {
-            folders.push(folder);
+    for place in ["crates", "tools"].map(|place| root.join(place)).iter().filter(|p| p.is_dir()) {
+        for entry in std::fs::read_dir(place)? {
+            let folder = entry?.path();
+            if folder.join("Cargo.toml").is_file() {
+                folders.push(folder);
+            }
         }
     }
     folders.sort();

@@ -78,7 +78,7 @@ enum Soak {
     Features,
     /// Issue, use and revoke pages of a window, as fast as two processes can
     ///
-    /// Each page carries a generation that its user checks. It is a test of crates/platform
+    /// Each page carries a generation that its user checks. It is a test of tools/testkit
     /// (`window_peer`), which otherwise does fewer rounds.
     Window {
         /// How many rounds

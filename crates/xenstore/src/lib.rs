@@ -16,6 +16,7 @@
 
 mod access;
 mod client;
+#[cfg(any(test, feature = "test-utils"))]
 mod fuzz;
 mod outbox;
 mod path;
@@ -32,6 +33,7 @@ mod tests;
 
 pub use client::{StoreAccess, StoreClient, StoreError, Transaction, WatchEvent};
 #[doc(hidden)]
+#[cfg(any(test, feature = "test-utils"))]
 pub use fuzz::fuzz_store_session;
 pub use outbox::Outbox;
 pub use pump::{AttachError, CloseReason, Closed, StorePump};

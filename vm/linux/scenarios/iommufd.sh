@@ -19,5 +19,5 @@ for by in iommufd type1; do
     check "a device that has a user has no second one ($by)" engines vfio $name twice --by $by
 done
 check 'the older interface passes the suite as well' engines vfio $name conformance --by type1
-ringfence bench grant --cpus 1 --rounds 5 --vfio $name | tee /tmp/grant.out
+ringfence-bench grant --cpus 1 --rounds 5 --vfio $name | tee /tmp/grant.out
 is 'bench grant has a row of iommufd for each operation' "$(grep -c ' iommufd ' /tmp/grant.out)" 5

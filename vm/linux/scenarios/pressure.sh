@@ -10,7 +10,7 @@ check 'there is swap' sh -c 'mkswap /dev/ram0 && swapon /dev/ram0'
 mount -t cgroup2 cgroup2 /sys/fs/cgroup
 check 'there are control groups with memory' grep -q memory /sys/fs/cgroup/cgroup.controllers || give_up 'nothing to squeeze'
 check 'there is pressure stall information' test -r /proc/pressure/memory || give_up 'nothing to be told by'
-check 'windows shrink, the stream goes on, windows grow' ringfence bench pressure --seconds 24 --json --html /share/pressure.html
+check 'windows shrink, the stream goes on, windows grow' ringfence-bench pressure --seconds 24 --json --html /share/pressure.html
 cp /tmp/check.out /share/pressure.jsonl
 note "$(tail -n 1 /tmp/check.out)"
 check 'the page has plots' grep -q '<svg' /share/pressure.html

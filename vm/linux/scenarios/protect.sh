@@ -19,9 +19,9 @@ for mtu in 1500 65520; do
 done
 check_not 'it is for vhost-net only' ringfence run --switch none --protect fine -- true
 take_edu
-ringfence bench grant --cpus 1 --rounds 5 --vfio $name | tee /tmp/grant.out
+ringfence-bench grant --cpus 1 --rounds 5 --vfio $name | tee /tmp/grant.out
 is 'bench grant has a row of each engine for each way to revoke' \
     "$(grep -cE '^(issue|revoke|fresh again|revoke by force) +(window|iotlb|vfio) +1 +1 ' /tmp/grant.out)" 12
 check 'bench seeds iommu measures every protection' \
-    sh -c 'ringfence bench seeds iommu --seconds 0.5 --rounds 5 | tee /tmp/iommu.out'
+    sh -c 'ringfence-bench seeds iommu --seconds 0.5 --rounds 5 | tee /tmp/iommu.out'
 is 'both ways and sizes' "$(grep -c ' fine ' /tmp/iommu.out)" 4

@@ -27,4 +27,4 @@ for round in 1 2 3 4 5; do
 done
 sends vhost 65520 32
 # Whatever is measured: no row may fail.
-check 'every case of bench uplink' ringfence bench uplink --link vhost --congestion cubic --seconds 1
+check 'every case of bench uplink' ringfence-bench uplink --link vhost --congestion cubic --seconds 1

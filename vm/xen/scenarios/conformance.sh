@@ -14,8 +14,8 @@ both_halves peer
 is 'nothing of it is mapped any more' "$(grants_in_use $D)" ''
 
 # A page is mapped, and its owner destroyed.
-on peer 'ringfence internal conformance --role lender --peer 0 --hold page >/tmp/hold.log 2>&1 &'
-ringfence internal conformance --role user --peer $D --hold page >/tmp/hold.log 2>&1 &
+on peer 'ringfence-bench internal conformance --role lender --peer 0 --hold page >/tmp/hold.log 2>&1 &'
+ringfence-bench internal conformance --role user --peer $D --hold page >/tmp/hold.log 2>&1 &
 HOLDER=$!
 check 'dom0 maps a page of it' wait_for 20 grep holding /tmp/hold.log
 check 'the hypervisor knows of that' test -n "$(grants_in_use $D)"

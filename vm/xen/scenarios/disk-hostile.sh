@@ -36,7 +36,7 @@ image rogue 16
 with_disk good
 with_disk rogue
 check 'its own driver lets go of the disk' unbind
-on rogue "{ ringfence internal hostile-guest --disk --handle 51712 --seconds 1 >/tmp/hostile.log 2>&1; echo \$? >/tmp/hostile.status; } &"
+on rogue "{ ringfence-bench internal hostile-guest --disk --handle 51712 --seconds 1 >/tmp/hostile.log 2>&1; echo \$? >/tmp/hostile.status; } &"
 check 'the other guest goes on meanwhile' goes_on
 check 'the hostile guest did its worst, and each answer was the right one' did_its_worst
 check 'the daemon is still the same' test -d /proc/$SERVE

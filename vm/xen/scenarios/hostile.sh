@@ -53,7 +53,7 @@ networked good 11
 check 'a hostile guest is created' guest rogue "$(vif 12)" || give_up 'nobody is hostile'
 check 'it takes commands' guest_ready rogue || give_up 'nobody is hostile'
 check 'its own driver lets go of the interface' unbind
-on rogue "{ ringfence internal hostile-guest --seconds 1 >/tmp/hostile.log 2>&1; echo \$? >/tmp/hostile.status; } &"
+on rogue "{ ringfence-bench internal hostile-guest --seconds 1 >/tmp/hostile.log 2>&1; echo \$? >/tmp/hostile.status; } &"
 check 'the other guest goes on meanwhile' goes_on
 check 'the hostile guest did its worst' did_its_worst
 check 'no set of bad keys was left out' keys_tried

@@ -13,7 +13,7 @@ pages_mapped() {
 
 dialogue() {
     on $1 'echo vif-0 >/sys/bus/xen/drivers/vif/unbind; mkdir -p /tmp/go'
-    on $1 '{ ringfence internal control-ring --pages 64 --hold /tmp/go >/tmp/control.log 2>&1; echo $? >/tmp/control.status; } &'
+    on $1 '{ ringfence-bench internal control-ring --pages 64 --hold /tmp/go >/tmp/control.log 2>&1; echo $? >/tmp/control.status; } &'
 }
 
 dialogue_passed() {

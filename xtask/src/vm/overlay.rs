@@ -69,6 +69,7 @@ fn everywhere<W: Write>(
         archive.tree(folder, &repository.join(folder))?;
     }
     archive.copy("usr/bin/ringfence", &programs.ringfence)?;
+    archive.copy("usr/bin/ringfence-bench", &programs.bench)?;
     archive.copy("usr/bin/engines", &programs.engines)?;
     archive.copy("usr/bin/traffic", &programs.traffic)
 }

@@ -1,6 +1,6 @@
 //! Programs for the machines, linked statically, so that they run on the few files that are there:
 //! `ringfence`, for which this is also the form in which it can be dropped into any domain, and
-//! `traffic` and `engines`, which scenarios use.
+//! `ringfence-bench`, `traffic` and `engines`, which scenarios use.
 //!
 //! Integration tests are those of the step `local`, linked as usual: they run in machines that have the files
 //! of this computer.
@@ -18,9 +18,11 @@ const TARGET: &str = "x86_64-unknown-linux-gnu";
 pub(super) struct Programs {
     /// The program under test.
     pub(super) ringfence: PathBuf,
+    /// `tools/bench`: benchmarks and the roles of tests.
+    pub(super) bench: PathBuf,
     /// `vm/traffic`.
     pub(super) traffic: PathBuf,
-    /// `vm/engines`.
+    /// `tools/iommu-lab`.
     pub(super) engines: PathBuf,
     /// Integration tests, by name.
     pub(super) tests: Vec<(String, PathBuf)>,
@@ -36,17 +38,20 @@ pub(super) fn build(
 ) -> anyhow::Result<Programs> {
     let mut flags = std::env::var_os("RUSTFLAGS").unwrap_or_default();
     flags.push(" -C target-feature=+crt-static");
-    let own = given.is_none().then_some("ringfence");
-    let packages = ["traffic", "engines"].into_iter().chain(own);
-    let built = Cmd::cargo()
-        .args(["build", "--release", "--target", TARGET])
-        .args(packages.flat_map(|package| ["--package", package]))
-        .env("RUSTFLAGS", flags.to_string_lossy().trim())
-        // It is copied into memory, under emulation.
-        .env("CARGO_PROFILE_RELEASE_STRIP", "symbols")
-        .env("CARGO_TARGET_DIR", target)
-        .run(root)?;
-    anyhow::ensure!(built, "the programs do not build for {TARGET}, statically linked");
+    // The product by itself: in one build with the tools it would have their features.
+    let own = given.is_none().then_some(["ringfence"].as_slice());
+    for packages in [["traffic", "iommu-lab", "ringfence-bench"].as_slice()].into_iter().chain(own)
+    {
+        let built = Cmd::cargo()
+            .args(["build", "--release", "--target", TARGET])
+            .args(packages.iter().flat_map(|package| ["--package", package]))
+            .env("RUSTFLAGS", flags.to_string_lossy().trim())
+            // It is copied into memory, under emulation.
+            .env("CARGO_PROFILE_RELEASE_STRIP", "symbols")
+            .env("CARGO_TARGET_DIR", target)
+            .run(root)?;
+        anyhow::ensure!(built, "the programs do not build for {TARGET}, statically linked");
+    }
     let folder = target.join(TARGET).join("release");
     let ringfence = match given {
         Some(given) => std::path::absolute(given)?,
@@ -57,6 +62,7 @@ pub(super) fn build(
     anyhow::ensure!(matches!(magic, Ok(true)), "{} is no program", ringfence.display());
     Ok(Programs {
         ringfence,
+        bench: folder.join("ringfence-bench"),
         traffic: folder.join("traffic"),
         engines: folder.join("engines"),
         tests: build_tests(root, target, tests)?,
@@ -73,8 +79,9 @@ fn build_tests(
         return Ok(vec![]);
     }
     // As that step has it, so that there is nothing left to build.
-    let mut words = vec!["test", "--release", "--package", "ringfence", "--package"];
-    words.extend(["ringfence-block", "--no-run"]);
+    let mut words = vec!["test", "--release", "--no-run"];
+    words.extend(["--package", "ringfence", "--package", "ringfence-block"]);
+    words.extend(["--package", "ringfence-nbd"]);
     words.extend(tests.iter().flat_map(|name| ["--test", name]));
     let mut build = Cmd::cargo().args(words).env("CARGO_TARGET_DIR", target);
     anyhow::ensure!(build.run(root)?, "the integration tests do not build");

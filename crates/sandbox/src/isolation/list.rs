@@ -7,93 +7,93 @@ use super::syscalls::{
 /// The system calls that are allowed.
 #[rustfmt::skip]
 pub(super) const LIST: &[Allowed] = &[
-    // block/src/export/server.rs: users of a disk connect
+    // nbd/src/export/server.rs: users of a disk connect
     // platform/src/local/hub/server.rs: domains connect
     // ringfence/src/driver/mod.rs: launchers connect
     // ringfence/src/serve/status.rs: who asks for the status
     // uplink/src/host/real/listen.rs: connections from outside, to forwarded ports
     on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_accept4, &[]),
-    // ringfence/src/sys/netlink.rs: interfaces of the host
+    // ringfence/src/netlink.rs: interfaces of the host
     // uplink/src/host/real/datagrams.rs: the port of a guest's, where it is free
     on(UPLINK | DAEMON, libc::SYS_bind, &[]),
-    // ringfence/src/sys/sandbox/syscalls.rs: the allocator
+    // sandbox/src/isolation/syscalls.rs: the allocator
     on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_brk, &[]),
-    // ringfence/src/sys/sandbox/syscalls.rs: timers
+    // sandbox/src/isolation/syscalls.rs: timers
     on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_clock_getres, &[]),
     // block/src/blkback/worker.rs: the CPU time that a worker used; time, where the vDSO does not know it
-    // ringfence/src/sys/sandbox/syscalls.rs: time, where the vDSO does not know it; CPU time and faults, for the figures
+    // sandbox/src/isolation/syscalls.rs: time, where the vDSO does not know it; CPU time and faults, for the figures
     on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_clock_gettime, &[]),
-    // ringfence/src/sys/sandbox/syscalls.rs: sleeping
+    // sandbox/src/isolation/syscalls.rs: sleeping
     on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_clock_nanosleep, &[]),
-    // ringfence/src/sys/sandbox/syscalls.rs: threads; no processes, no namespaces (CLONE_NEW*)
+    // sandbox/src/isolation/syscalls.rs: threads; no processes, no namespaces (CLONE_NEW*)
     on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_clone, &[has(0, libc::CLONE_VM | libc::CLONE_THREAD | libc::CLONE_SIGHAND), lacks(0, 0x7e02_0000)]),
-    // ringfence/src/sys/sandbox/syscalls.rs: reaches the filter that answers ENOSYS, so that `clone` is used: its flags can be seen
+    // sandbox/src/isolation/syscalls.rs: reaches the filter that answers ENOSYS, so that `clone` is used: its flags can be seen
     on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_clone3, &[]),
-    // ringfence/src/sys/sandbox/syscalls.rs: done with a descriptor
+    // sandbox/src/isolation/syscalls.rs: done with a descriptor
     on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_close, &[]),
-    // block/src/storage/nbd/link.rs: a disk's server
+    // nbd/src/client/link.rs: a disk's server
     // platform/src/xen/device.rs: the store
     // uplink/src/host/real/datagrams.rs: where a flow leads
     // uplink/src/host/real/tcp.rs: conversations that the guest begins
     on(UPLINK | DAEMON, libc::SYS_connect, &[]),
     // block/src/blkfront/mod.rs: the frontend of a disk waits
-    // block/src/export/server.rs: the export waits for its clients
-    // block/src/storage/nbd/queue.rs: waiting for a server and for time
-    // net/src/dataplane.rs: the data plane waits for its ports
+    // nbd/src/client/queue.rs: waiting for a server and for time
+    // nbd/src/export/server.rs: the export waits for its clients
     // platform/src/local/hub/server.rs: the hub waits for its domains
-    // platform/src/store/pump.rs: the store waits for its clients
-    // platform/src/vhost.rs: waiting for calls and errors
+    // switch/src/dataplane.rs: the data plane waits for its ports
+    // sys/src/vhost.rs: waiting for calls and errors
     // uplink/src/host/real/mod.rs: waiting for sockets
+    // xenstore/src/pump.rs: the store waits for its clients
     on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_epoll_create1, &[]),
     // block/src/blkfront/handle.rs: the frontend of a disk waits
     // block/src/blkfront/mod.rs: the frontend of a disk waits
-    // block/src/export/server.rs: the export waits for its clients
-    // block/src/storage/nbd/queue.rs: waiting for a server and for time
-    // block/src/storage/nbd/queue/connection.rs: waiting for a server and for time
-    // net/src/dataplane.rs: the data plane waits for its ports
-    // net/src/dataplane/slot.rs: a port comes or goes
+    // nbd/src/client/queue.rs: waiting for a server and for time
+    // nbd/src/client/queue/connection.rs: waiting for a server and for time
+    // nbd/src/export/server.rs: the export waits for its clients
     // platform/src/local/hub/server.rs: the hub waits for its domains
-    // platform/src/store/pump.rs: the store waits for its clients
-    // platform/src/vhost.rs: waiting for calls and errors
+    // switch/src/dataplane.rs: the data plane waits for its ports
+    // switch/src/dataplane/slot.rs: a port comes or goes
+    // sys/src/vhost.rs: waiting for calls and errors
     // uplink/src/host/real/listen.rs: waiting for them
     // uplink/src/host/real/mod.rs: waiting for sockets
+    // xenstore/src/pump.rs: the store waits for its clients
     on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_epoll_ctl, &[]),
-    // block/src/export/server.rs: the export waits for its clients
-    // net/src/dataplane/rest.rs: the data plane waits for its ports
+    // nbd/src/export/server.rs: the export waits for its clients
     // platform/src/local/hub/server.rs: the hub waits for its domains
-    // platform/src/store/pump.rs: the store waits for its clients
-    // platform/src/vhost.rs: waiting for calls and errors
+    // switch/src/dataplane/rest.rs: the data plane waits for its ports
+    // sys/src/vhost.rs: waiting for calls and errors
     // uplink/src/host/real/mod.rs: waiting for sockets
+    // xenstore/src/pump.rs: the store waits for its clients
     on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_epoll_pwait, &[]),
-    // block/src/export/server.rs: the export waits for its clients
-    // net/src/dataplane/rest.rs: the data plane waits for its ports
+    // nbd/src/export/server.rs: the export waits for its clients
     // platform/src/local/hub/server.rs: the hub waits for its domains
-    // platform/src/store/pump.rs: the store waits for its clients
-    // platform/src/vhost.rs: waiting for calls and errors
+    // switch/src/dataplane/rest.rs: the data plane waits for its ports
+    // sys/src/vhost.rs: waiting for calls and errors
     // uplink/src/host/real/mod.rs: waiting for sockets
+    // xenstore/src/pump.rs: the store waits for its clients
     on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_epoll_pwait2, &[]),
-    // ringfence/src/sys/sandbox/syscalls.rs: waiting, by the C library's older calls
+    // sandbox/src/isolation/syscalls.rs: waiting, by the C library's older calls
     #[cfg(target_arch = "x86_64")]
     on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_epoll_wait, &[]),
     // block/src/blkback/worker.rs: a worker is told something, and waits
     // block/src/blkfront/outbox.rs: answers wait for who asked
-    // block/src/export/mod.rs: the export is told to end
     // block/src/storage/file/pool.rs: threads say what is done
     // block/src/storage/memory.rs: disks in memory; their memory is made before
-    // block/src/storage/nbd/dial.rs: a connection that was made is handed over
-    // net/src/dataplane/handle.rs: the data plane is told something
+    // nbd/src/client/dial.rs: a connection that was made is handed over
+    // nbd/src/export/mod.rs: the export is told to end
     // platform/src/local/hub/server.rs: the hub's own bell
-    // platform/src/vhost.rs: kicks and calls
     // ringfence/src/driver/disks.rs: a disk has something to say
     // ringfence/src/frontend/disks.rs: a disk has something to say
     // ringfence/src/plane.rs: a port is gone
     // ringfence/src/serve/daemon.rs: requests of the status socket
     // ringfence/src/serve/disks/mod.rs: a disk has something to say
+    // switch/src/dataplane/handle.rs: the data plane is told something
+    // sys/src/vhost.rs: kicks and calls
     // uplink/src/team.rs: frames are handed to another thread
     on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_eventfd2, &[]),
-    // ringfence/src/sys/sandbox/syscalls.rs: end of a thread, of the process
+    // sandbox/src/isolation/syscalls.rs: end of a thread, of the process
     on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_exit, &[]),
-    // ringfence/src/sys/sandbox/syscalls.rs: end of a thread, of the process
+    // sandbox/src/isolation/syscalls.rs: end of a thread, of the process
     on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_exit_group, &[]),
     // block/src/storage/file/facts.rs: whether ranges can be given up
     // block/src/storage/file/pool.rs: a guest gives up ranges of its disk
@@ -102,20 +102,20 @@ pub(super) const LIST: &[Allowed] = &[
     // platform/src/local/hub/broker.rs: what is left of a domain that is gone is punched out
     // ringfence/src/serve/records.rs: records of queues
     on(DRIVER | FRONTEND | DAEMON, libc::SYS_fallocate, &[]),
-    // ringfence/src/sys/channel.rs: a second handle
+    // sandbox/src/channel.rs: a second handle
     on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_fcntl, &[is(1, libc::F_DUPFD_CLOEXEC)]),
-    // ringfence/src/sys/sandbox/syscalls.rs: descriptor flags
+    // sandbox/src/isolation/syscalls.rs: descriptor flags
     on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_fcntl, &[is(1, libc::F_GETFD)]),
     // block/src/storage/file/facts.rs: O_DIRECT
     // platform/src/local/arena.rs: whether an arena is open for writing
-    // platform/src/store/transport.rs: O_NONBLOCK
+    // xenstore/src/transport.rs: O_NONBLOCK
     on(DRIVER | FRONTEND | DAEMON, libc::SYS_fcntl, &[is(1, libc::F_GETFL)]),
     // platform/src/local/arena.rs: an arena's exact seals
     on(DRIVER | FRONTEND | DAEMON, libc::SYS_fcntl, &[is(1, libc::F_GET_SEALS)]),
-    // ringfence/src/sys/sandbox/syscalls.rs: descriptor flags
+    // sandbox/src/isolation/syscalls.rs: descriptor flags
     on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_fcntl, &[is(1, libc::F_SETFD)]),
     // block/src/storage/file/facts.rs: O_DIRECT
-    // platform/src/store/transport.rs: O_NONBLOCK
+    // xenstore/src/transport.rs: O_NONBLOCK
     on(DAEMON, libc::SYS_fcntl, &[is(1, libc::F_SETFL)]),
     // block/src/storage/file/pool.rs: a guest flushes its disk
     on(DRIVER | DAEMON, libc::SYS_fdatasync, &[]),
@@ -131,18 +131,18 @@ pub(super) const LIST: &[Allowed] = &[
     on(DRIVER | FRONTEND | DAEMON, libc::SYS_fstatfs, &[]),
     // ringfence/src/serve/records.rs: records of queues
     on(DAEMON, libc::SYS_ftruncate, &[]),
-    // ringfence/src/sys/sandbox/syscalls.rs: locks, joining threads
+    // sandbox/src/isolation/syscalls.rs: locks, joining threads
     on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_futex, &[]),
-    // block/src/storage/nbd/link.rs: a disk's server
+    // nbd/src/client/link.rs: a disk's server
     // uplink/src/host/real/datagrams.rs: who is at the other end
     on(UPLINK | DAEMON, libc::SYS_getpeername, &[]),
-    // ringfence/src/sys/sandbox/syscalls.rs: abort
+    // sandbox/src/isolation/syscalls.rs: abort
     on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_getpid, &[]),
-    // ringfence/src/sys/sandbox/syscalls.rs: hash tables; domain keys
+    // sandbox/src/isolation/syscalls.rs: hash tables; domain keys
     on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_getrandom, &[]),
-    // ringfence/src/sys/sandbox/syscalls.rs: time, where the vDSO does not know it; CPU time and faults, for the figures
+    // sandbox/src/isolation/syscalls.rs: time, where the vDSO does not know it; CPU time and faults, for the figures
     on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_getrusage, &[]),
-    // block/src/storage/nbd/link.rs: finding a server by its name (the C library)
+    // nbd/src/client/link.rs: finding a server by its name (the C library)
     // uplink/src/host/real/datagrams.rs: which port it became
     on(UPLINK | DAEMON, libc::SYS_getsockname, &[]),
     // uplink/src/host/real/datagrams.rs: options in force
@@ -151,16 +151,16 @@ pub(super) const LIST: &[Allowed] = &[
     on(UPLINK, libc::SYS_getsockopt, &[is(1, libc::IPPROTO_IPV6)]),
     // uplink/src/host/real/tcp.rs: state of a connection
     on(UPLINK, libc::SYS_getsockopt, &[is(1, libc::IPPROTO_TCP)]),
-    // block/src/storage/nbd/handed.rs: whether there is one
-    // platform/src/descriptors/stream.rs: the family of a socket
+    // nbd/src/client/handed.rs: whether there is one
     // platform/src/local/hub/server.rs: the credentials of who connects
-    // platform/src/socket.rs: SO_MEMINFO: room in a socket
     // ringfence/src/driver/mod.rs: the user of a connection
-    // ringfence/src/sys/channel.rs: the type of a channel
+    // sandbox/src/channel.rs: the type of a channel
+    // sys/src/descriptors/stream.rs: the family of a socket
+    // sys/src/socket.rs: SO_MEMINFO: room in a socket
     // uplink/src/host/real/datagrams.rs: errors
     // uplink/src/host/real/tcp.rs: errors
     on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_getsockopt, &[is(1, libc::SOL_SOCKET)]),
-    // ringfence/src/sys/sandbox/syscalls.rs: locks; abort
+    // sandbox/src/isolation/syscalls.rs: locks; abort
     on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_gettid, &[]),
     // platform/src/xen/abi.rs: evtchn: allocating
     on(DAEMON, libc::SYS_ioctl, &[is(1, 0x0004_4502)]),
@@ -184,70 +184,70 @@ pub(super) const LIST: &[Allowed] = &[
     on(DAEMON, libc::SYS_ioctl, &[is(1, 0x0018_4705)]),
     // block/src/storage/file/facts.rs: BLKSSZGET: how large its sectors are
     on(DAEMON, libc::SYS_ioctl, &[is(1, 0x1268)]),
-    // platform/src/blkdev.rs: BLKDISCARD: giving up ranges of a block device
+    // sys/src/blkdev.rs: BLKDISCARD: giving up ranges of a block device
     on(DRIVER | DAEMON, libc::SYS_ioctl, &[is(1, 0x1277)]),
     // block/src/storage/file/facts.rs: BLKPBSZGET: how large those of its medium are
     on(DAEMON, libc::SYS_ioctl, &[is(1, 0x127b)]),
-    // platform/src/blkdev.rs: BLKSECDISCARD: the same, for certain
+    // sys/src/blkdev.rs: BLKSECDISCARD: the same, for certain
     on(DRIVER | DAEMON, libc::SYS_ioctl, &[is(1, 0x127d)]),
-    // platform/src/tap.rs: TUNSETIFF: a TAP
+    // sys/src/tap.rs: TUNSETIFF: a TAP
     on(DAEMON, libc::SYS_ioctl, &[is(1, 0x4004_54ca)]),
-    // platform/src/tap.rs: TUNSETPERSIST: that it outlives the daemon
+    // sys/src/tap.rs: TUNSETPERSIST: that it outlives the daemon
     on(DAEMON, libc::SYS_ioctl, &[is(1, 0x4004_54cb)]),
-    // platform/src/tap.rs: TUNSETOFFLOAD: what is left to the reader
+    // sys/src/tap.rs: TUNSETOFFLOAD: what is left to the reader
     on(DAEMON, libc::SYS_ioctl, &[is(1, 0x4004_54d0)]),
-    // platform/src/tap.rs: TUNSETSNDBUF: that nothing is held back
+    // sys/src/tap.rs: TUNSETSNDBUF: that nothing is held back
     on(DAEMON, libc::SYS_ioctl, &[is(1, 0x4004_54d4)]),
-    // platform/src/tap.rs: TUNSETVNETHDRSZ: headers of 12 bytes
+    // sys/src/tap.rs: TUNSETVNETHDRSZ: headers of 12 bytes
     on(DAEMON, libc::SYS_ioctl, &[is(1, 0x4004_54d8)]),
-    // platform/src/tap.rs: TUNSETVNETLE: little-endian ones
+    // sys/src/tap.rs: TUNSETVNETLE: little-endian ones
     on(DAEMON, libc::SYS_ioctl, &[is(1, 0x4004_54dc)]),
-    // platform/src/vhost.rs: VHOST_NET_SET_BACKEND: taking its queues away from vhost-net
+    // sys/src/vhost.rs: VHOST_NET_SET_BACKEND: taking its queues away from vhost-net
     on(UPLINK, libc::SYS_ioctl, &[is(1, 0x4008_af30)]),
     // platform/src/xen/abi.rs: evtchn: after an overflow
     on(DAEMON, libc::SYS_ioctl, &[is(1, 0x4505)]),
-    // block/src/storage/nbd/link.rs: FIONREAD: finding a server by its name (the C library)
+    // nbd/src/client/link.rs: FIONREAD: finding a server by its name (the C library)
     on(DAEMON, libc::SYS_ioctl, &[is(1, 0x541b)]),
-    // block/src/export/mod.rs: FIONBIO: O_NONBLOCK, as the standard library sets it
+    // nbd/src/export/mod.rs: FIONBIO: O_NONBLOCK, as the standard library sets it
     // platform/src/local/hub/server.rs: FIONBIO: O_NONBLOCK
-    // ringfence/src/sys/sandbox/syscalls.rs: FIONBIO: O_NONBLOCK, as the standard library sets it
+    // sandbox/src/isolation/syscalls.rs: FIONBIO: O_NONBLOCK, as the standard library sets it
     // uplink/src/host/real/listen.rs: FIONBIO: O_NONBLOCK
     on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_ioctl, &[is(1, 0x5421)]),
-    // platform/src/blkdev.rs: BLKGETSIZE64: how large a block device is
+    // sys/src/blkdev.rs: BLKGETSIZE64: how large a block device is
     on(DAEMON, libc::SYS_ioctl, &[is(1, 0x8008_1272_u32.cast_signed())]),
-    // platform/src/socket.rs: SIOCATMARK: the mark of urgent data
+    // sys/src/socket.rs: SIOCATMARK: the mark of urgent data
     on(UPLINK, libc::SYS_ioctl, &[is(1, 0x8905)]),
-    // ringfence/src/sys/netlink.rs: SIOCGIFINDEX: the number of an interface
+    // ringfence/src/netlink.rs: SIOCGIFINDEX: the number of an interface
     on(DAEMON, libc::SYS_ioctl, &[is(1, 0x8933)]),
-    // platform/src/vhost.rs: VHOST_GET_VRING_BASE: how far it has come
+    // sys/src/vhost.rs: VHOST_GET_VRING_BASE: how far it has come
     on(UPLINK, libc::SYS_ioctl, &[is(1, 0xc008_af12_u32.cast_signed())]),
     // ringfence/src/serve/config/error.rs: the configuration, read again
     on(DAEMON, libc::SYS_lseek, &[]),
     // memory/src/mapping.rs: lent memory stays out of core files
     on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_madvise, &[is(2, libc::MADV_DONTDUMP)]),
-    // ringfence/src/sys/sandbox/syscalls.rs: the allocator; stacks of old threads
+    // sandbox/src/isolation/syscalls.rs: the allocator; stacks of old threads
     on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_madvise, &[is(2, libc::MADV_DONTNEED)]),
-    // ringfence/src/sys/sandbox/syscalls.rs: the allocator
+    // sandbox/src/isolation/syscalls.rs: the allocator
     on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_madvise, &[is(2, libc::MADV_FREE)]),
     // memory/src/mapping.rs: lent memory stays in small pages, of which one can be taken back
     on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_madvise, &[is(2, libc::MADV_NOHUGEPAGE)]),
-    // ringfence/src/sys/sandbox/syscalls.rs: undoing other advice
+    // sandbox/src/isolation/syscalls.rs: undoing other advice
     on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_madvise, &[is(2, libc::MADV_NORMAL)]),
     // memory/src/mapping.rs: touching pages ahead of use
     on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_madvise, &[is(2, libc::MADV_POPULATE_READ)]),
     // memory/src/mapping.rs: touching pages ahead of use
     on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_madvise, &[is(2, libc::MADV_POPULATE_WRITE)]),
     // memory/src/mapping.rs: mapping lent memory and rings; reserving addresses
-    // ringfence/src/sys/sandbox/syscalls.rs: the allocator; stacks
+    // sandbox/src/isolation/syscalls.rs: the allocator; stacks
     on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_mmap, &[lacks(2, libc::PROT_EXEC)]),
-    // ringfence/src/sys/sandbox/syscalls.rs: guard pages; the allocator
+    // sandbox/src/isolation/syscalls.rs: guard pages; the allocator
     on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_mprotect, &[lacks(2, libc::PROT_EXEC)]),
     // memory/src/mapping.rs: giving mappings back
-    // ringfence/src/sys/sandbox/syscalls.rs: the allocator
+    // sandbox/src/isolation/syscalls.rs: the allocator
     on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_munmap, &[]),
-    // ringfence/src/sys/sandbox/syscalls.rs: sleeping
+    // sandbox/src/isolation/syscalls.rs: sleeping
     on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_nanosleep, &[]),
-    // ringfence/src/sys/sandbox/syscalls.rs: fstat, as newer C libraries do it
+    // sandbox/src/isolation/syscalls.rs: fstat, as newer C libraries do it
     on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_newfstatat, &[has(3, libc::AT_EMPTY_PATH)]),
     // ringfence/src/serve/config/error.rs: whether a file is there
     on(DAEMON, libc::SYS_newfstatat, &[lacks(3, libc::AT_EMPTY_PATH)]),
@@ -256,39 +256,39 @@ pub(super) const LIST: &[Allowed] = &[
     on(DAEMON, libc::SYS_open, &[]),
     // block/src/storage/file/facts.rs: the disks of guests that come
     // block/src/storage/folders.rs: disks, and the folders on the way to them
-    // platform/src/tap.rs: a TAP for a guest that comes
     // platform/src/xen/device.rs: devices of Xen, as guests come
     // ringfence/src/serve/bridge.rs: /sys, and TAPs
     // ringfence/src/serve/config/error.rs: the configuration, read again
     // ringfence/src/serve/records.rs: records of queues
+    // sys/src/tap.rs: a TAP for a guest that comes
     on(DAEMON, libc::SYS_openat, &[]),
-    // ringfence/src/sys/sandbox/syscalls.rs: waiting, by the C library's older calls
+    // sandbox/src/isolation/syscalls.rs: waiting, by the C library's older calls
     #[cfg(target_arch = "x86_64")]
     on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_poll, &[]),
     // block/src/blkback/worker.rs: a worker is told something, and waits
     // block/src/blkfront/handle.rs: the frontend of a disk waits
     // block/src/blkfront/mod.rs: the frontend of a disk waits
-    // block/src/storage/nbd/handed.rs: waiting for a connection
-    // block/src/storage/nbd/mod.rs: waiting for a server's greeting
+    // nbd/src/client/handed.rs: waiting for a connection
+    // nbd/src/client/mod.rs: waiting for a server's greeting
     // platform/src/local/hub/client.rs: waiting for the hub
-    // platform/src/store/client.rs: waiting for the store
-    // platform/src/store/pump.rs: the store waits for its clients
-    // platform/src/vhost.rs: waiting for calls and errors
     // ringfence/src/frontend/squeeze.rs: pressure on the system's memory
-    // ringfence/src/sys/channel.rs: waiting for orders
+    // sandbox/src/channel.rs: waiting for orders
+    // sys/src/vhost.rs: waiting for calls and errors
     // uplink/src/host/real/tcp.rs: whether there is room
     // uplink/src/runner.rs: waiting for the guest and for sockets
+    // xenstore/src/client.rs: waiting for the store
+    // xenstore/src/pump.rs: the store waits for its clients
     on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_ppoll, &[]),
-    // ringfence/src/sys/sandbox/syscalls.rs: PR_GET_AUXV: rustix asks where the vDSO is
+    // sandbox/src/isolation/syscalls.rs: PR_GET_AUXV: rustix asks where the vDSO is
     on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_prctl, &[is(0, 0x4155_5856)]),
-    // ringfence/src/sys/sandbox/syscalls.rs: start of a thread: its name, for who looks at it in `ps`
+    // sandbox/src/isolation/syscalls.rs: start of a thread: its name, for who looks at it in `ps`
     on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_prctl, &[is(0, libc::PR_SET_NAME)]),
     // block/src/storage/file/facts.rs: the signature of a disk image
     // memory/src/iolist.rs: grant copies; from a disk to lent pages
     on(DRIVER | FRONTEND | DAEMON, libc::SYS_pread64, &[]),
     // memory/src/iolist.rs: grant copies; from a disk to lent pages
     on(DRIVER | FRONTEND | DAEMON, libc::SYS_preadv, &[]),
-    // ringfence/src/sys/sandbox/syscalls.rs: reading a limit of its own, setting none
+    // sandbox/src/isolation/syscalls.rs: reading a limit of its own, setting none
     on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_prlimit64, &[is(0, 0), is_whole(2, 0)]),
     // memory/src/iolist.rs: grant copies; from lent pages to a disk
     on(DRIVER | FRONTEND | DAEMON, libc::SYS_pwrite64, &[]),
@@ -297,21 +297,21 @@ pub(super) const LIST: &[Allowed] = &[
     // block/src/blkback/worker.rs: a worker is told something, and waits
     // block/src/blkfront/outbox.rs: answers wait for who asked
     // block/src/storage/file/pool.rs: threads say what is done
-    // block/src/storage/nbd/dial.rs: a connection that was made is handed over
-    // block/src/storage/nbd/queue/connection.rs: how long a server may take
-    // block/src/storage/nbd/tls.rs: what TLS has made of requests
-    // net/src/dataplane/rest.rs: the data plane waits for its ports
-    // net/src/tap.rs: frames from and to a TAP
+    // frame/src/tap.rs: frames from and to a TAP
+    // nbd/src/client/dial.rs: a connection that was made is handed over
+    // nbd/src/client/queue/connection.rs: how long a server may take
+    // nbd/src/client/tls.rs: what TLS has made of requests
     // platform/src/local/hub/server.rs: the hub's own bell
-    // platform/src/store/transport.rs: the store's device
-    // platform/src/vhost.rs: kicks and calls
     // platform/src/xen/channel.rs: which event channels had events
     // ringfence/src/driver/disks.rs: a disk has something to say
     // ringfence/src/frontend/disks.rs: a disk has something to say
     // ringfence/src/plane.rs: a port is gone
     // ringfence/src/serve/daemon.rs: requests of the status socket
     // ringfence/src/serve/disks/mod.rs: a disk has something to say
+    // switch/src/dataplane/rest.rs: the data plane waits for its ports
+    // sys/src/vhost.rs: kicks and calls
     // uplink/src/team.rs: frames are handed to another thread
+    // xenstore/src/transport.rs: the store's device
     on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_read, &[]),
     // block/src/storage/folders.rs: where a disk is, when all links are followed
     #[cfg(target_arch = "x86_64")]
@@ -320,55 +320,55 @@ pub(super) const LIST: &[Allowed] = &[
     on(DAEMON, libc::SYS_readlinkat, &[]),
     // memory/src/iolist.rs: frames in several parts, into lent pages
     on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_readv, &[]),
-    // block/src/storage/nbd/tls.rs: what TLS has made of requests
-    // platform/src/descriptors/message.rs: taking a message that was looked at out of the queue
-    // platform/src/descriptors/stream.rs: bytes
-    // platform/src/socket.rs: dropping what the guest acknowledged
-    // ringfence/src/sys/netlink.rs: interfaces of the host
+    // nbd/src/client/tls.rs: what TLS has made of requests
+    // ringfence/src/netlink.rs: interfaces of the host
+    // sys/src/descriptors/message.rs: taking a message that was looked at out of the queue
+    // sys/src/descriptors/stream.rs: bytes
+    // sys/src/socket.rs: dropping what the guest acknowledged
     // uplink/src/host/real/own.rs: rtnetlink: which addresses are the host's own
     on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_recvfrom, &[]),
     // uplink/src/host/real/datagrams.rs: datagrams, many at a time
     on(UPLINK, libc::SYS_recvmmsg, &[]),
-    // platform/src/descriptors/disposal.rs: what is left in the queue of a socket that is disposed of
-    // platform/src/descriptors/message.rs: a look at a message with its descriptors
-    // platform/src/descriptors/stream.rs: a look at bytes that may come with descriptors
     // platform/src/local/hub/protocol.rs: messages of the hub, with descriptors
-    // ringfence/src/sys/channel.rs: orders and reports, with descriptors
+    // sandbox/src/channel.rs: orders and reports, with descriptors
+    // sys/src/descriptors/disposal.rs: what is left in the queue of a socket that is disposed of
+    // sys/src/descriptors/message.rs: a look at a message with its descriptors
+    // sys/src/descriptors/stream.rs: a look at bytes that may come with descriptors
     // uplink/src/host/real/datagrams.rs: errors, and datagrams one at a time
     // uplink/src/host/real/tcp.rs: peeking; what the guest sends
     on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_recvmsg, &[]),
-    // ringfence/src/sys/sandbox/syscalls.rs: the kernel goes on with a wait after SIGSTOP and SIGCONT
+    // sandbox/src/isolation/syscalls.rs: the kernel goes on with a wait after SIGSTOP and SIGCONT
     on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_restart_syscall, &[]),
-    // ringfence/src/sys/sandbox/syscalls.rs: start of a thread
+    // sandbox/src/isolation/syscalls.rs: start of a thread
     on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_rseq, &[]),
-    // ringfence/src/sys/sandbox/syscalls.rs: start of a thread; abort; stack overflow
+    // sandbox/src/isolation/syscalls.rs: start of a thread; abort; stack overflow
     on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_rt_sigaction, &[]),
-    // ringfence/src/sys/sandbox/syscalls.rs: start of a thread; abort; stack overflow
+    // sandbox/src/isolation/syscalls.rs: start of a thread; abort; stack overflow
     on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_rt_sigprocmask, &[]),
-    // ringfence/src/sys/sandbox/syscalls.rs: return from a signal handler
+    // sandbox/src/isolation/syscalls.rs: return from a signal handler
     on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_rt_sigreturn, &[]),
-    // ringfence/src/sys/sandbox/syscalls.rs: start of a thread: the C library looks at its stack; how many threads pay
+    // sandbox/src/isolation/syscalls.rs: start of a thread: the C library looks at its stack; how many threads pay
     on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_sched_getaffinity, &[]),
     // block/src/blkback/worker.rs: polling threads let others run
-    // ringfence/src/sys/sandbox/syscalls.rs: locks of libraries spin
+    // sandbox/src/isolation/syscalls.rs: locks of libraries spin
     // uplink/src/runner.rs: polling threads let others run
     on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_sched_yield, &[]),
-    // block/src/storage/nbd/link.rs: finding a server by its name (the C library)
+    // nbd/src/client/link.rs: finding a server by its name (the C library)
     // uplink/src/host/real/datagrams.rs: datagrams, many at a time
     on(UPLINK | DAEMON, libc::SYS_sendmmsg, &[]),
     // memory/src/iolist.rs: what goes from lent pages into a socket
     // platform/src/local/hub/protocol.rs: messages of the hub, with descriptors
-    // ringfence/src/sys/channel.rs: orders and reports, with descriptors
+    // sandbox/src/channel.rs: orders and reports, with descriptors
     // uplink/src/host/real/datagrams.rs: errors, and datagrams one at a time
     // uplink/src/host/real/tcp.rs: peeking; what the guest sends
     on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_sendmsg, &[]),
-    // block/src/storage/nbd/tls.rs: what TLS has made of requests
     // memory/src/iolist.rs: what goes from lent pages into a socket
-    // platform/src/descriptors/stream.rs: bytes
-    // ringfence/src/sys/netlink.rs: interfaces of the host
+    // nbd/src/client/tls.rs: what TLS has made of requests
+    // ringfence/src/netlink.rs: interfaces of the host
+    // sys/src/descriptors/stream.rs: bytes
     // uplink/src/host/real/own.rs: rtnetlink: which addresses are the host's own
     on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_sendto, &[]),
-    // ringfence/src/sys/sandbox/syscalls.rs: start of a thread
+    // sandbox/src/isolation/syscalls.rs: start of a thread
     on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_set_robust_list, &[]),
     // uplink/src/host/real/datagrams.rs: which messages are heard
     on(UPLINK, libc::SYS_setsockopt, &[is(1, libc::IPPROTO_ICMPV6)]),
@@ -378,7 +378,7 @@ pub(super) const LIST: &[Allowed] = &[
     on(UPLINK, libc::SYS_setsockopt, &[is(1, libc::IPPROTO_IPV6)]),
     // uplink/src/host/real/tcp.rs: options of TCP
     on(UPLINK, libc::SYS_setsockopt, &[is(1, libc::IPPROTO_TCP)]),
-    // block/src/storage/nbd/link.rs: requests are not held back
+    // nbd/src/client/link.rs: requests are not held back
     on(DAEMON, libc::SYS_setsockopt, &[is(1, libc::IPPROTO_TCP), is(2, libc::TCP_NODELAY)]),
     // uplink/src/host/real/datagrams.rs: segmentation of datagrams
     on(UPLINK, libc::SYS_setsockopt, &[is(1, libc::IPPROTO_UDP)]),
@@ -390,60 +390,60 @@ pub(super) const LIST: &[Allowed] = &[
     on(DAEMON, libc::SYS_setsockopt, &[is(1, libc::SOL_SOCKET), is(2, 0x42)]),
     // ringfence/src/serve/status.rs: SO_SNDTIMEO after 2038: a client that is slow
     on(DAEMON, libc::SYS_setsockopt, &[is(1, libc::SOL_SOCKET), is(2, 0x43)]),
-    // platform/src/descriptors/stream.rs: SO_PASSRIGHTS: no descriptors may be sent to this end
+    // sys/src/descriptors/stream.rs: SO_PASSRIGHTS: no descriptors may be sent to this end
     on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_setsockopt, &[is(1, libc::SOL_SOCKET), is(2, 0x53)]),
-    // block/src/storage/nbd/link.rs: noticing that a server is gone
+    // nbd/src/client/link.rs: noticing that a server is gone
     // uplink/src/host/real/tcp.rs: dead peers
     on(UPLINK | DAEMON, libc::SYS_setsockopt, &[is(1, libc::SOL_SOCKET), is(2, libc::SO_KEEPALIVE)]),
-    // platform/src/descriptors/disposal.rs: a socket that a peer sent closes at once
+    // sys/src/descriptors/disposal.rs: a socket that a peer sent closes at once
     // uplink/src/host/real/tcp.rs: resets
     on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_setsockopt, &[is(1, libc::SOL_SOCKET), is(2, libc::SO_LINGER)]),
     // uplink/src/host/real/tcp.rs: urgent data
     on(UPLINK, libc::SYS_setsockopt, &[is(1, libc::SOL_SOCKET), is(2, libc::SO_OOBINLINE)]),
-    // platform/src/socket.rs: peeking on from where the last peek ended
+    // sys/src/socket.rs: peeking on from where the last peek ended
     on(UPLINK, libc::SYS_setsockopt, &[is(1, libc::SOL_SOCKET), is(2, libc::SO_PEEK_OFF)]),
     // uplink/src/host/real/datagrams.rs: bounding what waits in a socket
     on(UPLINK, libc::SYS_setsockopt, &[is(1, libc::SOL_SOCKET), is(2, libc::SO_RCVBUF)]),
     // platform/src/local/hub/server.rs: bounding what a peer can make the kernel hold
     // uplink/src/host/real/datagrams.rs: bounding what waits in a socket
     on(DRIVER | UPLINK, libc::SYS_setsockopt, &[is(1, libc::SOL_SOCKET), is(2, libc::SO_SNDBUF)]),
-    // ringfence/src/sys/sandbox/syscalls.rs: telling a peer that there is no more
+    // sandbox/src/isolation/syscalls.rs: telling a peer that there is no more
     // uplink/src/host/real/tcp.rs: the guest has no more
     on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_shutdown, &[]),
-    // ringfence/src/sys/sandbox/syscalls.rs: start and end of a thread: stack overflow is reported
+    // sandbox/src/isolation/syscalls.rs: start and end of a thread: stack overflow is reported
     on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_sigaltstack, &[]),
-    // block/src/storage/nbd/link.rs: a disk's server, and finding it by its name
+    // nbd/src/client/link.rs: a disk's server, and finding it by its name
     on(DAEMON, libc::SYS_socket, &[is(0, libc::AF_INET)]),
     // uplink/src/host/real/datagrams.rs: UDP, echo
     on(UPLINK, libc::SYS_socket, &[is(0, libc::AF_INET), masked(1, 0xf, libc::SOCK_DGRAM)]),
     // uplink/src/host/real/tcp.rs: TCP
     on(UPLINK, libc::SYS_socket, &[is(0, libc::AF_INET), masked(1, 0xf, libc::SOCK_STREAM)]),
-    // block/src/storage/nbd/link.rs: a disk's server, and finding it by its name
+    // nbd/src/client/link.rs: a disk's server, and finding it by its name
     on(DAEMON, libc::SYS_socket, &[is(0, libc::AF_INET6)]),
     // uplink/src/host/real/datagrams.rs: UDP, echo
     on(UPLINK, libc::SYS_socket, &[is(0, libc::AF_INET6), masked(1, 0xf, libc::SOCK_DGRAM)]),
     // uplink/src/host/real/tcp.rs: TCP
     on(UPLINK, libc::SYS_socket, &[is(0, libc::AF_INET6), masked(1, 0xf, libc::SOCK_STREAM)]),
-    // ringfence/src/sys/netlink.rs: interfaces of the host
+    // ringfence/src/netlink.rs: interfaces of the host
     on(DAEMON, libc::SYS_socket, &[is(0, libc::AF_NETLINK)]),
-    // block/src/storage/nbd/link.rs: a disk's server
+    // nbd/src/client/link.rs: a disk's server
     // platform/src/xen/device.rs: the store
     on(DAEMON, libc::SYS_socket, &[is(0, libc::AF_UNIX)]),
     // platform/src/local/hub/server.rs: event channels, store connections
     on(DRIVER, libc::SYS_socketpair, &[is(0, libc::AF_UNIX)]),
-    // platform/src/descriptors/mod.rs: which device a peer sent
-    // platform/src/descriptors/mod.rs: which file a peer sent
-    // ringfence/src/sys/sandbox/syscalls.rs: fstat, as the standard library does it
+    // sandbox/src/isolation/syscalls.rs: fstat, as the standard library does it
+    // sys/src/descriptors/mod.rs: which device a peer sent
+    // sys/src/descriptors/mod.rs: which file a peer sent
     on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_statx, &[has(2, libc::AT_EMPTY_PATH)]),
     // block/src/storage/file/facts.rs: whether a file is there
     on(DAEMON, libc::SYS_statx, &[lacks(2, libc::AT_EMPTY_PATH)]),
-    // ringfence/src/sys/sandbox/syscalls.rs: abort
+    // sandbox/src/isolation/syscalls.rs: abort
     on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_tgkill, &[own_pid(0)]),
-    // block/src/storage/nbd/queue.rs: how long a server may take
+    // nbd/src/client/queue.rs: how long a server may take
     on(DRIVER | DAEMON, libc::SYS_timerfd_create, &[]),
-    // block/src/storage/nbd/queue/connection.rs: how long a server may take
+    // nbd/src/client/queue/connection.rs: how long a server may take
     on(DRIVER | DAEMON, libc::SYS_timerfd_settime, &[]),
-    // block/src/storage/nbd/link.rs: finding a server by its name (the C library)
+    // nbd/src/client/link.rs: finding a server by its name (the C library)
     on(DAEMON, libc::SYS_uname, &[]),
     // ringfence/src/serve/records.rs: records of queues
     // ringfence/src/serve/status.rs: the socket is taken away
@@ -454,24 +454,24 @@ pub(super) const LIST: &[Allowed] = &[
     on(DAEMON, libc::SYS_unlinkat, &[]),
     // block/src/blkback/worker.rs: a worker is told something, and waits
     // block/src/blkfront/outbox.rs: answers wait for who asked
-    // block/src/export/mod.rs: the export is told to end
     // block/src/storage/file/pool.rs: threads say what is done
-    // block/src/storage/nbd/dial.rs: a connection that was made is handed over
-    // net/src/dataplane/handle.rs: the data plane is told something
-    // net/src/dataplane/relay.rs: another thread of the data plane is woken
-    // net/src/tap.rs: frames from and to a TAP
+    // frame/src/tap.rs: frames from and to a TAP
+    // nbd/src/client/dial.rs: a connection that was made is handed over
+    // nbd/src/export/mod.rs: the export is told to end
     // platform/src/local/hub/server.rs: the hub's own bell
-    // platform/src/store/transport.rs: the store's device
-    // platform/src/vhost.rs: kicks and calls
     // platform/src/xen/channel.rs: which event channels had events
     // ringfence/src/driver/disks.rs: a disk has something to say
     // ringfence/src/frontend/disks.rs: a disk has something to say
+    // ringfence/src/log.rs: the log on standard error
     // ringfence/src/plane.rs: a port is gone
     // ringfence/src/serve/daemon.rs: requests of the status socket
     // ringfence/src/serve/disks/mod.rs: a disk has something to say
-    // ringfence/src/sys/log.rs: the log on standard error
+    // switch/src/dataplane/handle.rs: the data plane is told something
+    // switch/src/dataplane/relay.rs: another thread of the data plane is woken
+    // sys/src/vhost.rs: kicks and calls
+    // uplink/src/link/tap.rs: frames to a TAP
     // uplink/src/team.rs: frames are handed to another thread
-    // vhost/src/tap.rs: frames to a TAP
+    // xenstore/src/transport.rs: the store's device
     on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_write, &[]),
     // memory/src/iolist.rs: frames in several parts, from lent pages
     on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_writev, &[]),
@@ -480,8 +480,8 @@ pub(super) const LIST: &[Allowed] = &[
 /// Those that libraries try, and do without.
 #[rustfmt::skip]
 pub(super) const REFUSED: &[Allowed] = &[
-    // ringfence/src/sys/sandbox/syscalls.rs: the allocator tries it for a large buffer that grows, and copies
+    // sandbox/src/isolation/syscalls.rs: the allocator tries it for a large buffer that grows, and copies
     on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_mremap, &[]),
-    // ringfence/src/sys/sandbox/syscalls.rs: how many processors there are: a control group may say; else all
+    // sandbox/src/isolation/syscalls.rs: how many processors there are: a control group may say; else all
     on(DRIVER | FRONTEND | UPLINK, libc::SYS_openat, &[]),
 ];
