@@ -343,6 +343,7 @@ pub fn udp_frame(payload: usize) -> Vec<u8> {
     bytes
 }
 
+#[allow(clippy::unwrap_used, reason = "the panic of a test is its report")]
 /// An IPv4 header from 10.0.0.1 to 10.0.0.2 for `payload` octets of that protocol.
 fn ipv4_header(protocol: u8, payload: usize) -> [u8; 20] {
     let len = u16::try_from(20 + payload).unwrap().to_be_bytes();

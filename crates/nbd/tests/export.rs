@@ -11,6 +11,7 @@ use ringfence_block::storage::Disk;
 use ringfence_block::storage::file::{FileDisk, FileOptions};
 use ringfence_block::storage::memory::MemoryDisk;
 use ringfence_nbd::export::{Export, ExportOptions};
+
 use support::{Background, output, run, wait_until};
 
 /// A disk that is served, in a directory that goes with it.

@@ -12,6 +12,7 @@ use ringfence_block::storage::testing::workload::Workload;
 use ringfence_block::storage::testing::{Driver, Random, conformance};
 use ringfence_block::storage::{Disk, Op};
 use ringfence_nbd::client::{NbdDisk, NbdOptions};
+
 use support::{Background, wait_for_socket, wait_until};
 
 struct Place {

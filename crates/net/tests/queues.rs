@@ -8,7 +8,6 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use pair::{Pair, carry};
 use ringfence_access::Mode;
 use ringfence_frame::Batch;
 use ringfence_frame::orders::{PortOrder, PortReply};
@@ -20,6 +19,8 @@ use ringfence_sys::clock::Clock;
 use ringfence_wire::netif::ctrl::HashTypes;
 use ringfence_wire::xenbus::XenbusState;
 use ringfence_xenstore::StoreAccess;
+
+use pair::{Pair, carry};
 
 /// A TCP segment of a flow; the payload says which of its flow it is.
 fn segment(flow: u16, number: u32) -> Vec<u8> {

@@ -5,12 +5,13 @@
 
 mod pair;
 
-use pair::{Pair, carry, frame};
 use ringfence_access::Mode;
 use ringfence_net::features::OffloadKeys;
 use ringfence_net::netfront::QUEUE_PAGES;
 use ringfence_platform::Platform;
 use ringfence_sys::counters::CounterValues;
+
+use pair::{Pair, carry, frame};
 
 fn operations(pair: &Pair) -> CounterValues {
     pair.back_platform.counters().values()

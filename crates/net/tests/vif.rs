@@ -4,8 +4,6 @@
 
 mod pair;
 
-use pair::{Pair, carry, frame};
-use proptest::prelude::*;
 use ringfence_access::Mode;
 use ringfence_frame::batch::Batch;
 use ringfence_frame::port::{ChecksumOffload, Port};
@@ -16,6 +14,9 @@ use ringfence_net::vif::toolstack;
 use ringfence_offload::{Checksum, Gso, GsoKind, OffloadMeta};
 use ringfence_wire::xenbus::XenbusState;
 use ringfence_xenstore::StoreAccess;
+
+use pair::{Pair, carry, frame};
+use proptest::prelude::*;
 
 #[test]
 fn frames_of_every_size_arrive_whole_both_ways_in_each_mode() {

@@ -5,7 +5,6 @@
 
 use std::time::{Duration, Instant};
 
-use pair::{Pair, carry, frame};
 use ringfence_access::Mode;
 use ringfence_access::window::{SourceLevels, SourcePolicy};
 use ringfence_frame::orders::TxStaging;
@@ -19,6 +18,8 @@ use ringfence_platform::{Access, Gref, Platform, WindowHandle};
 use ringfence_wire::netif::keys;
 use ringfence_wire::xenbus::XenbusState;
 use ringfence_xenstore::StoreAccess;
+
+use pair::{Pair, carry, frame};
 
 mod pair;
 

@@ -20,10 +20,11 @@ use std::io::{ErrorKind, Read as _, Write as _};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use common::{EXTENSIONS_V6, Kind, Recipe, SOURCE_MAC, corpus, difference, segments};
 use ringfence_offload::OffloadMeta;
 use ringfence_offload::vnet::{MODERN_LEN, VnetHeader};
 use ringfence_sys::tap::{Tap, TapOffloads};
+
+use common::{EXTENSIONS_V6, Kind, Recipe, SOURCE_MAC, corpus, difference, segments};
 
 /// Entry of `EXTENSIONS_V6` in which destination options follow a routing header. Linux puts the fragment
 /// header in front of them and repeats them in every fragment, where receivers take them for data. Our

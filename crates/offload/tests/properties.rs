@@ -5,10 +5,11 @@
 
 mod common;
 
-use common::{Kind, Recipe, corpus, difference, segments};
-use etherparse::{NetSlice, SlicedPacket, TransportSlice};
 use ringfence_offload::coalesce::{Coalescer, Limits, Packet};
 use ringfence_offload::{Checksum, Layers, OffloadMeta};
+
+use common::{Kind, Recipe, corpus, difference, segments};
+use etherparse::{NetSlice, SlicedPacket, TransportSlice};
 
 /// Returns the corpus without large payloads: a debug build sums slowly.
 fn recipes(kind: Kind) -> impl Iterator<Item = Recipe> {

@@ -6,6 +6,12 @@ use std::path::PathBuf;
 
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{Args, CommandFactory, Parser, Subcommand};
+use ringfence_access::Mode;
+use ringfence_frame::orders::TxStaging;
+use ringfence_net::features::OffloadKeys;
+use ringfence_net::vif::backend::QUEUES_MAX;
+use ringfence_sandbox::spawn::DomainKind;
+use ringfence_sys::tap;
 
 use crate::attach::AttachArgs;
 use crate::disk::DiskSpec;
@@ -18,12 +24,6 @@ use crate::serve::ServeArgs;
 use crate::serve::show::StatusArgs;
 use crate::uplink::forward::ForwardSpec;
 use crate::uplink::local::LocalPrefix;
-use ringfence_access::Mode;
-use ringfence_frame::orders::TxStaging;
-use ringfence_net::features::OffloadKeys;
-use ringfence_net::vif::backend::QUEUES_MAX;
-use ringfence_sandbox::spawn::DomainKind;
-use ringfence_sys::tap;
 
 /// The smallest MTU: what every IPv4 host must be able to receive (RFC 791, section 3.2).
 const MTU_MIN: i64 = 576;

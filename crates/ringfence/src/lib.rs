@@ -36,8 +36,9 @@ pub mod uplink;
 
 use std::io::Write;
 
-use cli::{Cli, Command, Internal};
 use ringfence_sandbox::{STATUS_FAILED, keeper};
+
+use cli::{Cli, Command, Internal};
 
 /// Does what the command line says; returns the exit status.
 pub fn main_with(cli: Cli) -> u8 {

@@ -21,7 +21,6 @@ use std::process::{Child, Command, ExitCode, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use clap::Parser;
 use ringfence::cli::Cli;
 use ringfence_block::blkfront::BlkfrontOptions;
 use ringfence_block::vbd::frontend::VbdFrontend;
@@ -32,6 +31,8 @@ use ringfence_sys::namespaces::{self, Fresh};
 use ringfence_wire::xenbus::{DeviceId, DeviceKind, XenbusState, frontend_root};
 use ringfence_wire::xenstore::{NodeAccess, PermissionList};
 use ringfence_xenstore::{StoreAccess, StoreClient};
+
+use clap::Parser;
 use support::lab::{DRIVER, Lab, wait_until};
 use support::needs::{Need, skip_for_the_kernel};
 use tracing_subscriber::layer::{Context, SubscriberExt};

@@ -59,12 +59,13 @@ use rustix::event::epoll;
 use crate::egress::{Edge, Leaving};
 use crate::forwarding::{Fabric, Plan, PortIndex};
 pub use handle::{AddPortError, DataplaneHandle, DataplaneStats, PortGone, PortId, PortStats};
-use handle::{Command, Inbox, WeakHandle};
-use relay::{Post, Relay};
 use ringfence_frame::batch::{Batch, FRAMES_DEFAULT, Room, SCRATCH_DEFAULT};
 use ringfence_frame::counters::{DropReason, PortCounters};
 use ringfence_frame::port::Transmitted;
 use ringfence_sys::clock::monotonic;
+
+use handle::{Command, Inbox, WeakHandle};
+use relay::{Post, Relay};
 use share::Fairness;
 use slot::Slot;
 

@@ -33,6 +33,9 @@ use core::hash::BuildHasher;
 use core::ops::Range;
 use std::hash::RandomState;
 
+use ringfence_frame::batch::{Batch, FrameView};
+use ringfence_frame::counters::{DropReason, PortCounters};
+use ringfence_frame::port::{ChecksumOffload, PortCapabilities, SUPER_FRAME_MAX, Transmitted};
 use ringfence_offload::blank::derive_place;
 use ringfence_offload::octets::FrameOctets;
 use ringfence_offload::packet::Network;
@@ -40,9 +43,6 @@ use ringfence_offload::segment::{HEADER_MAX, Segment, SegmentError, Segmenter};
 use ringfence_offload::{ChecksumPlace, Gso, GsoKind, Layers, OffloadMeta};
 
 use join::Joiner;
-use ringfence_frame::batch::{Batch, FrameView};
-use ringfence_frame::counters::{DropReason, PortCounters};
-use ringfence_frame::port::{ChecksumOffload, PortCapabilities, SUPER_FRAME_MAX, Transmitted};
 
 /// Segments that are made for a port in one turn, at most.
 pub const SEGMENTS_MAX: usize = 4096;

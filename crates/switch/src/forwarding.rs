@@ -34,9 +34,10 @@ mod tests;
 use core::time::Duration;
 use std::sync::Arc;
 
-use filter::AddressFilter;
 use ringfence_frame::batch::{Batch, FrameView};
 use ringfence_frame::counters::{DropReason, PortCounters};
+
+use filter::AddressFilter;
 use table::{Learned, MacTable};
 
 /// An Ethernet address.

@@ -3,15 +3,15 @@
 mod filter;
 
 pub use filter::address_filter;
+use ringfence_frame::batch::{Batch, DERIVED_MAX, HEADER_MAX};
+use ringfence_frame::counters::PortCounters;
+use ringfence_frame::port::{ChecksumOffload, GsoOffload, PortCapabilities, Transmitted};
+use ringfence_frame::testing::copy_of;
 use ringfence_memory::LentSlice;
 use ringfence_offload::OffloadMeta;
 use ringfence_offload::fuzzing::{Frame, believing_nobody, frames_of_a_round, is_the_same};
 
 use crate::egress::{Edge, Leaving};
-use ringfence_frame::batch::{Batch, DERIVED_MAX, HEADER_MAX};
-use ringfence_frame::counters::PortCounters;
-use ringfence_frame::port::{ChecksumOffload, GsoOffload, PortCapabilities, Transmitted};
-use ringfence_frame::testing::copy_of;
 
 /// One case: any bytes at all. An octet says what the port takes; behind it is a case of
 /// [`ringfence_offload::fuzzing::coalesce`], of whose settings bit 7 says that payload is lent, and

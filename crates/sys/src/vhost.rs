@@ -37,6 +37,7 @@ use std::sync::Arc;
 
 use ringfence_memory::{DeviceRegion, Mapping, PAGE_SIZE};
 use ringfence_ring::split::{DriverQueue, QueueFeatures, QueuePages};
+use ringfence_wire::grant::Access;
 use ringfence_wire::vhost::{self, NET_RECEIVE, NET_TRANSMIT, REGIONS_MAX, Region, ioctl};
 use ringfence_wire::virtio::{SplitLayout, feature};
 use rustix::event::epoll::{self, EventData, EventFlags};
@@ -45,7 +46,6 @@ use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 
 use crate::iotlb::IotlbSpace;
-use ringfence_wire::grant::Access;
 
 const PATH: &str = "/dev/vhost-net";
 

@@ -2,10 +2,11 @@
 
 use core::net::Ipv4Addr;
 
-use dhcproto::v4::{DhcpOption, HType, Message, MessageType, Opcode, OptionCode};
-use dhcproto::{Decodable, Decoder, Encodable, Name};
 use ringfence_offload::checksum::{Accumulator, never_zero};
 use ringfence_offload::packet::protocol;
+
+use dhcproto::v4::{DhcpOption, HType, Message, MessageType, Opcode, OptionCode};
+use dhcproto::{Decodable, Decoder, Encodable, Name};
 
 use crate::context::Context;
 use crate::emit::Ends;

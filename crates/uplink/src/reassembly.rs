@@ -8,10 +8,11 @@
 use core::net::IpAddr;
 use core::time::Duration;
 
-use arrayvec::ArrayVec;
 use ringfence_frame::Batch;
 use ringfence_offload::OffloadMeta;
 use ringfence_offload::packet::{Fragment, Network};
+
+use arrayvec::ArrayVec;
 
 use crate::context::Context;
 use crate::emit::Ends;

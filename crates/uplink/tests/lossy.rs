@@ -27,6 +27,7 @@ use ringfence_uplink::link::tap::TapLink;
 use ringfence_uplink::link::vhost_net::frames::FrameShape;
 use ringfence_uplink::runner::{Ended, Runner};
 use ringfence_uplink::{Access, Config, Uplink, UplinkCounters};
+
 use sha2::{Digest, Sha256};
 
 use support::{in_namespaces, ip};

@@ -2,12 +2,12 @@
 
 use std::sync::Arc;
 
+use ringfence_sys::rules::RuleCounters;
 use ringfence_wire::xenbus::{self, DeviceId, XenbusState};
 use ringfence_wire::xenstore::ErrorName;
+use ringfence_xenstore::{StoreAccess, StoreClient, StoreError};
 
 use super::steps::{BackendView, FrontendView};
-use ringfence_sys::rules::RuleCounters;
-use ringfence_xenstore::{StoreAccess, StoreClient, StoreError};
 
 /// Steps that one look may take: more than any handshake needs, so that a peer that changes its
 /// state all the time holds nobody up.

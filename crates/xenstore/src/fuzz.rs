@@ -1,13 +1,14 @@
 //! Sessions of hostile clients, made from arbitrary bytes: the body of a fuzz target and of a
 //! property test.
 
-use super::server::{ConnectionId, Leftovers, StoreServer};
-use super::{Limits, StoreCounters};
 use ringfence_wire::grant::DomId;
 use ringfence_wire::xenstore::{
     Header, MessageReader, MessageType, PAYLOAD_MAX, Request, WatchEvent, parse_permissions,
     parse_transaction_id,
 };
+
+use super::server::{ConnectionId, Leftovers, StoreServer};
+use super::{Limits, StoreCounters};
 
 /// Bounds so small that a short session runs into each.
 fn limits() -> Limits {

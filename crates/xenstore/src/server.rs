@@ -399,6 +399,7 @@ impl StoreServer {
     }
 
     /// Whether no connection, watch or hold-up is left; for tests and fuzzing.
+    #[cfg(any(test, feature = "test-utils"))]
     pub(super) fn is_idle(&self) -> bool {
         self.connections.is_empty() && self.watches.is_empty() && self.exclusive.is_none()
     }

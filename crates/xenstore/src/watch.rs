@@ -104,6 +104,7 @@ impl WatchTable {
     }
 
     /// Whether there are none.
+    #[cfg(any(test, feature = "test-utils"))]
     pub(super) fn is_empty(&self) -> bool {
         self.by_path.is_empty()
     }

@@ -4,6 +4,7 @@ use std::fmt;
 use std::time::Duration;
 
 use clap::{Args, Subcommand, ValueEnum};
+use ringfence::cli::staging_parser;
 use ringfence_access::Mode;
 use ringfence_frame::orders::TxStaging;
 use ringfence_net::vif::backend::QUEUES_MAX;
@@ -24,7 +25,6 @@ use super::staging::args::StagingArgs;
 use super::uplink::args::UplinkArgs;
 use super::uplink::links::args::LinksArgs;
 use super::work::ROUND;
-use ringfence::cli::staging_parser;
 
 /// What to measure.
 #[derive(Debug, Subcommand)]

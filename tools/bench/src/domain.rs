@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail, ensure};
+use ringfence::causes::causes;
 use ringfence_access::Mode;
 use ringfence_frame::orders::TxStaging;
 use ringfence_frame::orders::{PortOrder, PortReply};
@@ -16,6 +17,7 @@ use ringfence_net::vif::frontend::VifFrontend;
 use ringfence_net::vif::toolstack::{self, VifConfig};
 use ringfence_platform::local::LocalPlatform;
 use ringfence_platform::{DomId, Platform};
+use ringfence_sandbox::channel::{Channel, ChannelError, expect_fds};
 use ringfence_wire::xenbus::{DeviceId, DeviceKind};
 use rustix::thread::CpuSet;
 use rustix::time::ClockId;
@@ -24,8 +26,6 @@ use super::orders::{Amount, Answer, Order, PhaseReport, Setup, Side};
 use super::usage::{Usage, clock};
 use super::work::{Generator, Idle, Sink, Waiting};
 use super::{STATUS_BENCH_FAILED, bare};
-use ringfence::causes::causes;
-use ringfence_sandbox::channel::{Channel, ChannelError, expect_fds};
 
 /// How long connecting may take.
 const CONNECT_WITHIN: Duration = Duration::from_secs(10);

@@ -10,14 +10,14 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
 use clap::Args;
+use ringfence::launch::guest_on;
+use ringfence::out::Out;
 use ringfence_access::Mode;
+use ringfence_sandbox::owned_child::OwnedChild;
 use serde::Serialize;
 
 use super::args::{parse_mode, parse_seconds};
 use super::gso::cpu;
-use ringfence::launch::guest_on;
-use ringfence::out::Out;
-use ringfence_sandbox::owned_child::OwnedChild;
 
 /// Processor time of all together that is as good as none: a hundredth of one core.
 const SHARE_MAX: f64 = 0.01;

@@ -54,10 +54,11 @@ mod work;
 use std::io::IsTerminal;
 use std::time::Duration;
 
+use ringfence::causes::causes;
+
 use args::{BenchCommand, Experiment};
 use cli::{Cli, Command, Role};
 use indicatif::{ProgressBar, ProgressStyle};
-use ringfence::causes::causes;
 
 /// Exit status of a benchmark that failed: a packet was lost or damaged, or it could not run.
 const STATUS_BENCH_FAILED: u8 = 1;

@@ -9,11 +9,16 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail, ensure};
 use indicatif::ProgressBar;
+use ringfence::causes::causes;
+use ringfence::out::Out;
 use ringfence_access::Mode;
 use ringfence_frame::orders::TxStaging;
 use ringfence_frame::port::Fault;
 use ringfence_platform::DomId;
 use ringfence_platform::local::hub::{Hub, HubHandle, HubLimits};
+use ringfence_sandbox::channel::{Channel, ChannelError, poll_until, wait_readable};
+use ringfence_sandbox::owned_child::OwnedChild;
+use ringfence_sandbox::spawn::THIS_PROGRAM;
 use rustix::event::{PollFd, PollFlags};
 
 use super::args::{Direction, NetArgs};
@@ -21,11 +26,6 @@ use super::beside::Beside;
 use super::orders::{Amount, Answer, Order, PhaseReport, Setup, Side};
 use super::perf::PerfStat;
 use super::report::{self, Row};
-use ringfence::causes::causes;
-use ringfence::out::Out;
-use ringfence_sandbox::channel::{Channel, ChannelError, poll_until, wait_readable};
-use ringfence_sandbox::owned_child::OwnedChild;
-use ringfence_sandbox::spawn::THIS_PROGRAM;
 
 /// How long an answer to an order may take, beyond the time that the order names: longer than a
 /// domain's own patience, whose message says more.

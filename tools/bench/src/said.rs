@@ -4,11 +4,11 @@ use std::io::{self, BufRead, BufReader, Write};
 use std::process::ChildStdout;
 use std::sync::mpsc::{Receiver, channel};
 
+use ringfence::causes::causes;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use super::STATUS_BENCH_FAILED;
-use ringfence::causes::causes;
 
 /// Listens to a process until it ends or nobody wants to hear more; what is no JSON of that kind is heard as
 /// `failed`, with the line.

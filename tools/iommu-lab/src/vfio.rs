@@ -20,15 +20,15 @@ use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
+use ringfence_access::iommu::AddressSpace;
 use ringfence_memory::DeviceRegion;
+use ringfence_platform::Access;
+use ringfence_platform::window::EngineFacts;
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 
 use call::{pair, structure};
 use iommufd::Iommufd;
-use ringfence_access::iommu::AddressSpace;
-use ringfence_platform::Access;
-use ringfence_platform::window::EngineFacts;
 use type1::Type1;
 
 /// The region of a PCI device that is its configuration space.

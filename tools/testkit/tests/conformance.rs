@@ -9,7 +9,6 @@ use std::io::Read;
 use std::sync::Arc;
 use std::time::Duration;
 
-use common::Machine;
 use ringfence_memory::LentSlice;
 use ringfence_platform::local::{LocalChannel, LocalGrantee, LocalGranter, LocalPlatform};
 use ringfence_platform::{
@@ -18,6 +17,8 @@ use ringfence_platform::{
 };
 use ringfence_testkit::conformance::{CaseReport, Outcome, Role, Suite, Summary};
 use ringfence_xenstore::StoreClient;
+
+use common::Machine;
 
 const PATIENCE: Duration = Duration::from_secs(60);
 

@@ -6,9 +6,6 @@ mod common;
 
 use std::collections::HashMap;
 
-use common::Machine;
-use proptest::prelude::*;
-use proptest::test_runner::FileFailurePersistence;
 use ringfence_memory::LentSlice;
 use ringfence_platform::local::raw::{RawArena, RawDomain};
 use ringfence_platform::local::{
@@ -19,6 +16,10 @@ use ringfence_platform::{
     Access, DomId, GrantStatus, Grantee, Granter, Gref, Lease, LendError, Platform, PlatformError,
     RevokeError,
 };
+
+use common::Machine;
+use proptest::prelude::*;
+use proptest::test_runner::FileFailurePersistence;
 
 /// A guest that lends to the toolstack, which uses what it lends.
 struct Pair {

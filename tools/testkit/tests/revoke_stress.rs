@@ -19,12 +19,13 @@ use std::process::Child;
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::{Duration, Instant};
 
-use common::Machine;
 use ringfence_memory::{LentSlice, PAGE_SIZE};
 use ringfence_platform::local::{ArenaShape, LocalGranter};
 use ringfence_platform::{
     Access, CopyOps, DomId, GrantStatus, Grantee, Granter, Gref, Lease, Platform,
 };
+
+use common::Machine;
 
 /// Rounds under way at a time.
 const SLOTS: usize = 32;

@@ -6,10 +6,11 @@ mod common;
 
 use std::sync::atomic::Ordering::SeqCst;
 
-use common::Machine;
 use ringfence_platform::{Access, DomId, Gref, Platform, WindowView};
 use ringfence_testkit::conformance::Outcome;
 use ringfence_testkit::conformance::windows::{LEAST, WindowPeer, WindowSuite};
+
+use common::Machine;
 
 /// A program that has the window mapped, and keeps to the protocol.
 struct Program(WindowView);

@@ -8,12 +8,12 @@ use std::sync::Arc;
 use ringfence_memory::{
     DeviceAccess, DeviceRange, DeviceRegion, LentSlice, Mapping, PAGE_SIZE, Protection,
 };
-
-use super::AddressSpace;
 use ringfence_platform::window::{EngineFacts, Held, IssueError};
 use ringfence_platform::{
     Access, Counters, DomId, Gref, PageId, RevokeError, TranslationTable, WindowHandle, WindowShape,
 };
+
+use super::AddressSpace;
 
 /// Where a region begins and how large it is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

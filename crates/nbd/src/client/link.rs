@@ -16,6 +16,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use ringfence_block::storage::folders::{FolderError, Folders};
 use ringfence_memory::{LentSlice, ReadList, WriteList};
 use ringfence_sys::descriptors::refuse_descriptors;
 use rustix::fs::{FileType, OFlags};
@@ -28,7 +29,6 @@ use crate::protocol::ProtocolError;
 use crate::protocol::agree::{ClientHandshake, Progress, Settled};
 use crate::protocol::numbers::{REQUEST, command};
 use crate::protocol::replies::{Answer, Expect, Replies};
-use ringfence_block::storage::folders::{FolderError, Folders};
 
 /// Bytes read at once.
 const INPUT: usize = 128 << 10;

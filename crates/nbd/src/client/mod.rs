@@ -36,6 +36,8 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
+use ringfence_block::storage::folders::Folders;
+use ringfence_block::storage::{Discard, Disk, DiskQueue, Geometry};
 use serde::{Deserialize, Serialize};
 
 pub use address::{BadAddress, NbdAddress, TlsFiles};
@@ -46,8 +48,6 @@ pub use tls::TlsIdentity;
 use crate::protocol::agree::Settled;
 use crate::protocol::numbers::transmission;
 use link::{Link, Place, Target};
-use ringfence_block::storage::folders::Folders;
-use ringfence_block::storage::{Discard, Disk, DiskQueue, Geometry};
 use tls::TlsClient;
 
 /// How a remote disk is used.
@@ -204,7 +204,7 @@ fn geometry(settled: &Settled, options: &NbdOptions) -> io::Result<Geometry> {
     if bytes == 0 {
         return Err(io::Error::new(io::ErrorKind::Unsupported, "the server's disk is empty"));
     }
-    if bytes % u64::from(sector_size) != 0 {
+    if !bytes.is_multiple_of(u64::from(sector_size)) {
         return Err(io::Error::new(
             io::ErrorKind::Unsupported,
             format!(

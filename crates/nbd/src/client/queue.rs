@@ -11,6 +11,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use ringfence_block::storage::{DiskQueue, Done, Op, Request, check_request};
 use ringfence_memory::LentSlice;
 use rustix::event::epoll;
 use rustix::time::{TimerfdClockId, TimerfdFlags};
@@ -21,7 +22,6 @@ use super::{Durability, Shared};
 use crate::protocol::errno_of;
 use crate::protocol::numbers::{command, command_flag, error, transmission};
 use crate::protocol::replies::Answer;
-use ringfence_block::storage::{DiskQueue, Done, Op, Request, check_request};
 
 /// How long to wait before the second try to connect; twice as long before each later one.
 const BACKOFF: Duration = Duration::from_millis(50);

@@ -3,15 +3,16 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
 use std::thread::JoinHandle;
 
-use super::*;
-use crate::export::{Export, ExportOptions};
-use crate::protocol::numbers::{self, chunk, command, option, reply};
 use ringfence_block::storage::Op;
 use ringfence_block::storage::memory::MemoryDisk;
 use ringfence_block::storage::testing::checker::Checker;
 use ringfence_block::storage::testing::powercut::PowerCutDisk;
 use ringfence_block::storage::testing::workload::{Failure, Workload};
 use ringfence_block::storage::testing::{Driver, conformance, image};
+
+use super::*;
+use crate::export::{Export, ExportOptions};
+use crate::protocol::numbers::{self, chunk, command, option, reply};
 
 struct Place {
     path: PathBuf,

@@ -22,12 +22,12 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use ringfence_block::storage::{Disk, Geometry};
 use rustix::event::EventfdFlags;
 
 use crate::protocol as nbd;
 use crate::protocol::numbers::transmission;
 use crate::protocol::{Offer, PAYLOAD_MAX};
-use ringfence_block::storage::{Disk, Geometry};
 use server::Server;
 
 /// How a disk is served.

@@ -9,6 +9,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use ringfence_block::storage::{DiskQueue, Done, Geometry, Op, Request, Segment};
 use ringfence_memory::{LentSlice, Mapping};
 use rustix::event::{Timespec, epoll};
 use rustix::net::SocketFlags;
@@ -18,7 +19,6 @@ use super::buffers::{Buffers, Payload};
 use super::connection::{Connection, Received, Wanted};
 use crate::protocol::offer::Export;
 use crate::protocol::serve::{ClientRequest, Command};
-use ringfence_block::storage::{DiskQueue, Done, Geometry, Op, Request, Segment};
 
 /// Events taken at once.
 const EVENTS: usize = 64;

@@ -3,9 +3,10 @@ use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::time::Instant;
 
+use ringfence_block::storage::memory::MemoryDisk;
+
 use super::*;
 use crate::protocol::numbers::{self, command, error, option};
-use ringfence_block::storage::memory::MemoryDisk;
 
 const BYTES: u64 = 64 << 20;
 

@@ -5,6 +5,9 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use ringfence_access::staging::{StagedPage, StagingLedger, StagingLimits, StagingPool};
+use ringfence_frame::orders::{PortOrder, PortReply};
+use ringfence_frame::port::Fault;
+use ringfence_frame::steer::Steering;
 use ringfence_platform::{Access, Channel, CopyOps, GrantStatus, Grantee, Gref};
 use ringfence_ring::{BackRing, NETIF_CTRL, RingPages};
 use ringfence_wire::netif::ctrl::{
@@ -15,9 +18,6 @@ use super::hash::{HashSetup, TABLE_MAX};
 use super::record::{CtrlRecord, CtrlState};
 use crate::netback::channel_fault;
 use crate::rules::RuleCounters;
-use ringfence_frame::orders::{PortOrder, PortReply};
-use ringfence_frame::port::Fault;
-use ringfence_frame::steer::Steering;
 
 /// Messages answered in one turn. A list may take a millisecond of mapping; the next device is not
 /// to wait for a ring full of them.

@@ -10,6 +10,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
+use ringfence_frame::port::Fault;
 use ringfence_memory::PAGE_SIZE;
 use ringfence_platform::{Access, Channel, Gref, Lease};
 use ringfence_ring::{FrontRing, NETIF_CTRL, RingPages};
@@ -19,7 +20,6 @@ use ringfence_wire::netif::ctrl::{
 
 use crate::netback::channel_fault;
 use crate::rules::RuleCounters;
-use ringfence_frame::port::Fault;
 
 /// What is under way for a queue.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

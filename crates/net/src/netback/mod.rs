@@ -32,6 +32,11 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
 use ringfence_access::Mode;
+use ringfence_frame::batch::Batch;
+use ringfence_frame::counters::{DropReason, PortCounters};
+use ringfence_frame::orders::{PortOrder, PortReply};
+use ringfence_frame::port::{Fault, Port, PortCapabilities, Received, Transmitted};
+use ringfence_frame::steer::Chooser;
 use ringfence_platform::{Channel, ChannelError, Grantee, WindowRound};
 use ringfence_ring::RingPages;
 
@@ -40,11 +45,6 @@ use crate::netfront::deal;
 use crate::rules::RuleCounters;
 use police::Police;
 use queue::Queue;
-use ringfence_frame::batch::Batch;
-use ringfence_frame::counters::{DropReason, PortCounters};
-use ringfence_frame::orders::{PortOrder, PortReply};
-use ringfence_frame::port::{Fault, Port, PortCapabilities, Received, Transmitted};
-use ringfence_frame::steer::Chooser;
 
 /// One or two event channels of a queue.
 pub struct QueueChannels<C> {

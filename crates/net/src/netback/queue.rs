@@ -4,6 +4,10 @@ use std::sync::Arc;
 
 use ringfence_access::staging::StagingTable;
 use ringfence_access::{Mode, Reach};
+use ringfence_frame::batch::Batch;
+use ringfence_frame::counters::PortCounters;
+use ringfence_frame::orders::{PortOrder, PortReply};
+use ringfence_frame::port::{Fault, Received, Transmitted};
 use ringfence_platform::{Channel, Grantee};
 use ringfence_ring::{BackRing, NETIF_RX, NETIF_TX, ResumeError, RingPages};
 
@@ -11,10 +15,6 @@ use super::police::Police;
 use super::{QueueChannels, QueueParts, QueueRecords, channel_fault, rx, tx};
 use crate::features::VifFeatures;
 use crate::rules::RuleCounters;
-use ringfence_frame::batch::Batch;
-use ringfence_frame::counters::PortCounters;
-use ringfence_frame::orders::{PortOrder, PortReply};
-use ringfence_frame::port::{Fault, Received, Transmitted};
 
 /// What the queues of a vif have in common.
 pub(super) type Shared<'a> = (VifFeatures, &'a Arc<RuleCounters>, &'a Arc<PortCounters>);

@@ -5,7 +5,6 @@ mod quick;
 use core::ops::Range;
 use std::sync::Arc;
 
-use arrayvec::ArrayVec;
 use ringfence_access::staging::StagingTable;
 use ringfence_access::{Reach, Source};
 use ringfence_memory::PAGE_SIZE;
@@ -15,13 +14,15 @@ use ringfence_ring::{BackRing, ProducerOverflow, RingPages};
 use ringfence_wire::netif::extra::Extra;
 use ringfence_wire::netif::{RxFlags, RxRequest, RxResponse, SLOTS_MAX, Status};
 
-use crate::features::extra_of;
-use crate::rules::{RuleCounters, rx_grant_rule};
-use crate::window::Window;
+use arrayvec::ArrayVec;
 use ringfence_frame::batch::{Batch, FrameView, SegmentView};
 use ringfence_frame::counters::{DropReason, PortCounters};
 use ringfence_frame::port::{Fault, SUPER_FRAME_MAX, Transmitted};
 use ringfence_frame::steer::Steering;
+
+use crate::features::extra_of;
+use crate::rules::{RuleCounters, rx_grant_rule};
+use crate::window::Window;
 
 /// A frame and the posted buffers it takes.
 struct Planned {

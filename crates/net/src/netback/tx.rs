@@ -4,7 +4,6 @@ mod quick;
 
 use std::sync::Arc;
 
-use arrayvec::ArrayVec;
 use ringfence_access::staging::StagingTable;
 use ringfence_access::{Mode, Reach, Reached, Want};
 use ringfence_offload::OffloadMeta;
@@ -13,14 +12,16 @@ use ringfence_ring::{BackRing, RingPages};
 use ringfence_wire::netif::tx::{TxChain, TxChainParser, TxOutcome};
 use ringfence_wire::netif::{SLOTS_MAX, Status, TxRequest, TxResponse};
 
+use arrayvec::ArrayVec;
+use ringfence_frame::batch::{Batch, HEADER_MAX};
+use ringfence_frame::counters::{DropReason, PortCounters};
+use ringfence_frame::port::{Fault, Received};
+
 use super::police::Police;
 use crate::features::{OffloadKeys, order_of};
 use crate::offered::Offered;
 use crate::rules::{RuleCounters, tx_grant_rule};
 use crate::window::Window;
-use ringfence_frame::batch::{Batch, HEADER_MAX};
-use ringfence_frame::counters::{DropReason, PortCounters};
-use ringfence_frame::port::{Fault, Received};
 
 /// Scratch space of a packet is aligned so that packets share no cache line.
 const ALIGN: usize = 64;

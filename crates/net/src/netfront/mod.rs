@@ -24,23 +24,23 @@ use core::time::Duration;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
+use ringfence_frame::batch::Batch;
+use ringfence_frame::counters::PortCounters;
+use ringfence_frame::orders::{PortOrder, PortReply, TxStaging};
+use ringfence_frame::port::{Fault, Port, PortCapabilities, Received, Transmitted};
+use ringfence_frame::steer::Chooser;
 use ringfence_memory::LentSlice;
 use ringfence_platform::{
     Access, Channel, Granter, Gref, Lease, LendError, WindowHandle, take_back,
 };
 use ringfence_ring::RingPages;
+use ringfence_sys::clock::monotonic;
 
 use crate::features::VifFeatures;
 use crate::netback::QueueChannels;
 use crate::rules::RuleCounters;
 use heads::HEAD_PAGES;
 use queue::Queue;
-use ringfence_frame::batch::Batch;
-use ringfence_frame::counters::PortCounters;
-use ringfence_frame::orders::{PortOrder, PortReply, TxStaging};
-use ringfence_frame::port::{Fault, Port, PortCapabilities, Received, Transmitted};
-use ringfence_frame::steer::Chooser;
-use ringfence_sys::clock::monotonic;
 pub(crate) use windows::QueueWindows;
 pub use windows::{WindowSizes, WindowStock};
 

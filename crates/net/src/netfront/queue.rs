@@ -4,6 +4,9 @@ use ringfence_frame::orders::TxStaging;
 use std::sync::Arc;
 
 use ringfence_access::window::SourceLevels;
+use ringfence_frame::batch::Batch;
+use ringfence_frame::counters::PortCounters;
+use ringfence_frame::port::{Fault, Received, Transmitted};
 use ringfence_platform::Channel;
 use ringfence_ring::{FrontRing, NETIF_RX, NETIF_TX};
 
@@ -14,9 +17,6 @@ use super::{QueueMemory, ring, rx, tx};
 use crate::features::VifFeatures;
 use crate::netback::{QueueChannels, channel_fault};
 use crate::rules::RuleCounters;
-use ringfence_frame::batch::Batch;
-use ringfence_frame::counters::PortCounters;
-use ringfence_frame::port::{Fault, Received, Transmitted};
 
 pub(super) struct Queue<C> {
     tx: tx::ToBackend,

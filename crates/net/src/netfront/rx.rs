@@ -5,6 +5,9 @@ mod quick;
 use std::sync::Arc;
 
 use ringfence_access::window::mark;
+use ringfence_frame::batch::{Batch, HEADER_MAX};
+use ringfence_frame::counters::{DropReason, PortCounters};
+use ringfence_frame::port::{Fault, Received};
 use ringfence_memory::LentSlice;
 use ringfence_offload::packet::Layers;
 use ringfence_offload::{Checksum, OffloadMeta};
@@ -18,9 +21,6 @@ use crate::features::OffloadKeys;
 use crate::offered::Offered;
 use crate::rules::RuleCounters;
 use crate::window::Window;
-use ringfence_frame::batch::{Batch, HEADER_MAX};
-use ringfence_frame::counters::{DropReason, PortCounters};
-use ringfence_frame::port::{Fault, Received};
 
 /// Slots that are fetched at a time.
 const FETCHED_AHEAD: u32 = 16;

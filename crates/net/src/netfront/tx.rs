@@ -4,7 +4,6 @@ mod quick;
 
 use std::sync::Arc;
 
-use arrayvec::ArrayVec;
 use ringfence_frame::orders::TxStaging;
 use ringfence_memory::{LentSlice, PAGE_SIZE};
 use ringfence_offload::meta::Checksum;
@@ -14,14 +13,16 @@ use ringfence_wire::netif::emit::{TxPart, emit_tx};
 use ringfence_wire::netif::extra::Extra;
 use ringfence_wire::netif::{self, SLOTS_MAX, TxRequest, TxResponse};
 
+use arrayvec::ArrayVec;
+use ringfence_frame::batch::{Batch, FrameView, SegmentView};
+use ringfence_frame::counters::{DropReason, PortCounters};
+use ringfence_frame::port::{Fault, Transmitted};
+
 use super::heads::{HEAD, Head, Heads};
 use super::pages::TxPages;
 use super::windows::WindowPages;
 use crate::features::extra_of;
 use crate::rules::RuleCounters;
-use ringfence_frame::batch::{Batch, FrameView, SegmentView};
-use ringfence_frame::counters::{DropReason, PortCounters};
-use ringfence_frame::port::{Fault, Transmitted};
 
 /// Responses that are fetched at a time.
 const REAPED: usize = 64;

@@ -6,10 +6,13 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use ringfence_access::Mode;
+use ringfence_frame::orders::PortOrder;
+use ringfence_frame::port::{Fault, Port};
 use ringfence_platform::{
     Access, EventPort, GrantStatus, Grantee, Gref, Platform, PlatformError, WindowError,
 };
 use ringfence_ring::RingPages;
+use ringfence_sys::clock::Clock;
 use ringfence_wire::netif::keys;
 use ringfence_wire::xenbus::{self, DeviceId, XenbusState};
 pub(super) use ringfence_xenbus::end::is_about_a_key;
@@ -22,9 +25,6 @@ use crate::ctrl::backend::ControlRing;
 use crate::features::{OffloadKeys, VifFeatures};
 use crate::netback::{NetbackPort, QueueChannels, QueueParts, QueueRecords, QueueWindows};
 use crate::rules::RuleCounters;
-use ringfence_frame::orders::PortOrder;
-use ringfence_frame::port::{Fault, Port};
-use ringfence_sys::clock::Clock;
 
 /// Steps that one look may take: more than any handshake needs, so that a peer that changes its
 /// state all the time holds nobody up.

@@ -5,15 +5,15 @@
 
 use core::time::Duration;
 
+use ringfence_frame::orders::Wanted;
+use ringfence_frame::rate::Rate;
+use ringfence_sys::clock::Clock;
 use ringfence_wire::netif::keys;
 use ringfence_xenstore::{StoreAccess, StoreClient, StoreError};
 
 use super::backend::is_about_a_key;
 use crate::netback::{PoliceConfig, STALL_DEFAULT};
 use crate::rules::RuleCounters;
-use ringfence_frame::orders::Wanted;
-use ringfence_frame::rate::Rate;
-use ringfence_sys::clock::Clock;
 
 /// What the owner of a backend decides about a guest's behaviour over time.
 #[derive(Clone, PartialEq, Eq, Debug)]

@@ -3,6 +3,9 @@
 use std::os::fd::{AsFd, BorrowedFd, RawFd};
 use std::sync::Arc;
 
+use ringfence_frame::orders::PortOrder;
+use ringfence_frame::orders::TxStaging;
+use ringfence_frame::port::Fault;
 use ringfence_platform::{
     Access, Channel, Granter, Lease, LendError, Platform, PlatformError, take_back,
 };
@@ -19,9 +22,6 @@ use crate::features::{OffloadKeys, VifFeatures};
 use crate::netback::QueueChannels;
 use crate::netfront::{NetfrontPort, QueueMemory, WindowSizes, WindowStock};
 use crate::rules::RuleCounters;
-use ringfence_frame::orders::PortOrder;
-use ringfence_frame::orders::TxStaging;
-use ringfence_frame::port::Fault;
 
 /// Steps that one look may take.
 const STEPS_MAX: usize = 8;

@@ -15,14 +15,14 @@ mod windows;
 use std::sync::Arc;
 
 use ringfence_access::staging::StagingPool;
+use ringfence_frame::orders::{PortOrder, PortReply};
+use ringfence_frame::port::Port;
 use ringfence_wire::xenbus::DeviceId;
 pub use ringfence_xenbus::steps;
 pub use windows::WINDOW_ENTRIES_MAX;
 
 use crate::ctrl::record::CtrlRecord;
 use crate::netback::QueueRecords;
-use ringfence_frame::orders::{PortOrder, PortReply};
-use ringfence_frame::port::Port;
 
 /// Whoever runs the ports: the data plane of a driver domain or of a frontend.
 pub trait PortHost {

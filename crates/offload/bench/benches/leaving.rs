@@ -4,8 +4,6 @@
 //!
 //! `cargo bench --manifest-path crates/offload/bench/Cargo.toml --bench leaving`
 
-use divan::counter::ItemsCount;
-use divan::{Bencher, black_box};
 use ringfence_switch::egress::{Edge, Leaving};
 use ringfence_frame::port::{ChecksumOffload, GsoOffload, Transmitted};
 use ringfence_frame::{Batch, PortCapabilities, PortCounters};
@@ -14,6 +12,9 @@ use ringfence_offload::blank::reset_pseudo_header;
 use ringfence_offload::checksum::complete_partial;
 use ringfence_offload::checksum::internet_checksum;
 use ringfence_offload::packet::Layers;
+
+use divan::counter::ItemsCount;
+use divan::{Bencher, black_box};
 
 /// Frames of one round.
 const FRAMES: u16 = 64;

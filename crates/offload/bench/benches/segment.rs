@@ -8,12 +8,13 @@
 //!
 //! `cargo bench --manifest-path crates/offload/bench/Cargo.toml`
 
-use divan::counter::BytesCount;
-use divan::{Bencher, black_box};
 use ringfence_offload::blank::reset_pseudo_header;
 use ringfence_offload::coalesce::{Coalescer, Limits, Packet};
 use ringfence_offload::segment::{HEADER_MAX, Segmenter};
 use ringfence_offload::{Gso, GsoKind, Layers, OffloadMeta};
+
+use divan::counter::BytesCount;
+use divan::{Bencher, black_box};
 use tun_rs::{VIRTIO_NET_HDR_GSO_TCPV4, VirtioNetHdr, gso_split};
 
 const ETHERNET: usize = 14;

@@ -15,11 +15,11 @@
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use ringfence_memory::{Mapping, PAGE_SIZE, Protection};
+use ringfence_sys::descriptors::Descriptors;
 use rustix::fs::{MemfdFlags, Mode, OFlags, SealFlags};
 
 use super::table::{ENTRY_BYTES, LentTable, STATUS_BYTES};
 use crate::PlatformError;
-use ringfence_sys::descriptors::Descriptors;
 
 /// `statfs` type of tmpfs, where memfds live; hugetlb memfds live elsewhere.
 const TMPFS_MAGIC: u64 = 0x0102_1994;

@@ -34,6 +34,8 @@ pub use granter::LocalGranter;
 use hub::client::HubClient;
 pub use hub::protocol::Refusal;
 use hub::protocol::{ANY_DOMAIN, Kind};
+use ringfence_sys::descriptors::{ByteSocket, Descriptors, dispose, refuse_descriptors};
+use ringfence_xenstore::StoreClient;
 use window::LocalTable;
 pub use window::{RoundPlace, WindowPlace, WindowRound, WindowView};
 
@@ -41,8 +43,6 @@ use crate::{
     Counters, DomId, EventPort, Platform, PlatformError, TranslationTable, WindowError,
     WindowHandle, WindowShape,
 };
-use ringfence_sys::descriptors::{ByteSocket, Descriptors, dispose, refuse_descriptors};
-use ringfence_xenstore::StoreClient;
 
 /// A domain that is this process.
 pub struct LocalPlatform {

@@ -17,12 +17,12 @@ use std::time::Duration;
 use ringfence_memory::{LentSlice, Mapping, PAGE_SIZE, Protection};
 use ringfence_sys::descriptors::testing::send_raw;
 use ringfence_wire::grant::{DomId, RawGrantEntry, flags};
+use ringfence_xenstore::{StoreClient, StoreError};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{FallocateFlags, MemfdFlags, Mode, OFlags, SealFlags};
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, Shutdown};
 
 use super::ArenaShape;
-use ringfence_xenstore::{StoreClient, StoreError};
 
 /// Kinds of request.
 pub mod kind {

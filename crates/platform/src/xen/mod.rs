@@ -25,9 +25,9 @@ pub use device::{Device, DeviceError, StoreWay};
 pub use grantee::{COPY_MAX, MAPPED_MAX, UnmapNotice, XenGrantee};
 pub use granter::XenGranter;
 use ringfence_wire::xenstore::ErrorName;
+use ringfence_xenstore::{StoreAccess, StoreClient, StoreError};
 
 use crate::{Counters, DomId, EventPort, Platform, PlatformError};
-use ringfence_xenstore::{StoreAccess, StoreClient, StoreError};
 
 /// What a program is going to do, and so which devices it needs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -1,11 +1,12 @@
 //! Loom models of the index protocol: no buffer is read before it is written, and no end sleeps while there is
 //! work.
 
+use ringfence_memory::{DeviceAccess, LentSlice};
+use ringfence_wire::virtio::SplitLayout;
+
 use loom::sync::Arc;
 use loom::sync::atomic::AtomicBool;
 use loom::thread;
-use ringfence_memory::{DeviceAccess, LentSlice};
-use ringfence_wire::virtio::SplitLayout;
 
 use super::device::DeviceQueue;
 use super::{DriverQueue, QueueFeatures, QueueMemory, Used};

@@ -26,6 +26,10 @@ use ringfence_net::netfront::WindowSizes;
 use ringfence_net::vif::frontend::{FrontendError, VifFrontend};
 use ringfence_platform::Platform;
 use ringfence_platform::xen::{Side, XenPlatform};
+use ringfence_sandbox::STATUS_FAILED;
+use ringfence_sandbox::channel::poll_until;
+use ringfence_sandbox::isolation::{Confinement, SandboxError, Sockets, View};
+use ringfence_sandbox::signals::{Signals, name as signal_name};
 use ringfence_sys::tap::{Tap, TapError};
 use rustix::event::{PollFd, PollFlags};
 use rustix::thread::CapabilitySet;
@@ -37,10 +41,6 @@ use crate::log::LineBudget;
 use crate::netlink::{LinkChange, Netlink};
 use crate::plane::threads;
 use crate::serve::{PlatformChoice, join_hub, parse_platform};
-use ringfence_sandbox::STATUS_FAILED;
-use ringfence_sandbox::channel::poll_until;
-use ringfence_sandbox::isolation::{Confinement, SandboxError, Sockets, View};
-use ringfence_sandbox::signals::{Signals, name as signal_name};
 
 /// How long the backend may take to let go.
 const LEAVE_WITHIN: Duration = Duration::from_secs(5);

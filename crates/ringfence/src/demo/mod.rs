@@ -8,6 +8,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 use ringfence_access::Mode;
+use ringfence_sandbox::STATUS_FAILED;
+use ringfence_sandbox::channel::Channel;
+use ringfence_sandbox::owned_child::OwnedChild;
 
 use crate::causes::causes;
 use crate::launch::runtime_dir::RuntimeDir;
@@ -15,9 +18,6 @@ use crate::launch::{guest_on, proof};
 use crate::out::{Out, is_closed};
 use crate::switchboard::{DriverStats, FromDriver, ToDriver};
 use peer::Transfer;
-use ringfence_sandbox::STATUS_FAILED;
-use ringfence_sandbox::channel::Channel;
-use ringfence_sandbox::owned_child::OwnedChild;
 
 /// How long each transfer lasts.
 const SECONDS: u64 = 3;

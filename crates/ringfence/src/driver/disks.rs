@@ -18,6 +18,7 @@ use ringfence_block::vbd::backend::VbdBackend;
 use ringfence_block::vbd::toolstack::{self, VbdConfig};
 use ringfence_nbd::client::{Dialer, NbdDisk};
 use ringfence_platform::DomId;
+use ringfence_sandbox::channel::expect_fds;
 use ringfence_sys::descriptors::{Descriptors, Disposal};
 use ringfence_wire::xenbus::{DeviceId, DeviceKind};
 use ringfence_xenstore::StoreError;
@@ -27,7 +28,6 @@ use super::guests::Scope;
 use crate::disk::DISKS_MAX;
 use crate::seat::device_name;
 use crate::switchboard::{DiskRequest, Medium};
-use ringfence_sandbox::channel::expect_fds;
 
 /// Tells the control thread that a disk is to be looked at.
 pub(super) struct DiskBell(Arc<OwnedFd>);

@@ -6,32 +6,28 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use ringfence_block::vbd::backend::VbdBackend;
-use ringfence_frame::port::{Fault, Port};
-use ringfence_frame::tap::TapPort;
+use ringfence_frame::{Fault, Port, tap::TapPort};
 use ringfence_net::vif::backend::{BackendOptions, Life, VifBackend};
 use ringfence_net::vif::toolstack::{self, VifConfig};
-use ringfence_platform::local::LocalPlatform;
-use ringfence_platform::local::hub::HubHandle;
+use ringfence_platform::local::{LocalPlatform, hub::HubHandle};
 use ringfence_platform::{DomId, Platform};
+use ringfence_sandbox::channel::Channel;
 use ringfence_switch::dataplane::{DataplaneHandle, PortGone};
-use ringfence_switch::forwarding::PortPolicy;
-use ringfence_switch::forwarding::filter::AddressFilter;
+use ringfence_switch::forwarding::{PortPolicy, filter::AddressFilter};
 use ringfence_sys::descriptors::{Descriptors, Disposal, is_character_device};
 use ringfence_sys::tap::TapOffloads;
 use ringfence_wire::xenbus::{DeviceId, DeviceKind};
 use ringfence_wire::xenstore::{NodeAccess, PermissionList};
 use ringfence_xenstore::{StoreAccess, StoreClient, StoreError};
 
-use super::NAMES_ROOT;
 use super::addresses::{AddressPlan, Assigned};
 use super::admission::Admission;
 use super::disks::{DiskBell, Disks};
-use super::lease::Lease;
+use super::{NAMES_ROOT, lease::Lease};
 use crate::seat::{Retired, Seat, Usher, device_name};
 use crate::switchboard::{
     AttachRequest, Attached, DiskRequest, DriverStats, FromDriver, LegConfig, ToDriver, VERSION,
 };
-use ringfence_sandbox::channel::Channel;
 
 /// Connections that have not asked for anything yet, and guests, that are kept.
 const CONNECTIONS_MAX: usize = 1024;

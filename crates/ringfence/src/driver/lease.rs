@@ -3,8 +3,9 @@
 use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
 
-use crate::switchboard::FromDriver;
 use ringfence_sandbox::channel::{Channel, ChannelError, FDS_MAX};
+
+use crate::switchboard::FromDriver;
 
 /// How long a connection may take to prove that it is a launcher's.
 const PROOF_WITHIN: Duration = Duration::from_secs(5);

@@ -28,6 +28,9 @@ use ringfence_net::vif::backend::QUEUES_MAX;
 use ringfence_platform::local::LocalPlatform;
 use ringfence_platform::local::hub::{Hub, HubHandle, HubLimits};
 use ringfence_platform::{DomId, Platform, PlatformError};
+use ringfence_sandbox::channel::{Channel, ChannelError, expect_fds, poll_until};
+use ringfence_sandbox::isolation::{Isolation, SandboxError};
+use ringfence_sandbox::{DomainKind, STATUS_FAILED};
 use ringfence_switch::dataplane::DataplaneHandle;
 use ringfence_switch::forwarding::{Fabric, Switch};
 use ringfence_wire::xenbus::DeviceId;
@@ -38,9 +41,6 @@ use crate::plane::{Gone, threads};
 use crate::switchboard::{DriverConfig, DriverReport, FromDriver};
 use admission::Admission;
 use guests::Guests;
-use ringfence_sandbox::channel::{Channel, ChannelError, expect_fds, poll_until};
-use ringfence_sandbox::isolation::{Isolation, SandboxError};
-use ringfence_sandbox::{DomainKind, STATUS_FAILED};
 
 /// How long the first guest may take to come, and how long after the last one has left a
 /// connection that comes in may delay the end.

@@ -17,14 +17,14 @@ use ringfence_net::vif::backend::QUEUES_MAX;
 use ringfence_net::vif::frontend::VifFrontend;
 use ringfence_platform::local::{ArenaShape, LocalPlatform};
 use ringfence_platform::{DomId, Platform, PlatformError};
+use ringfence_sandbox::channel::{Channel, ChannelError, expect_fds, poll_until};
+use ringfence_sandbox::isolation::{Isolation, SandboxError};
+use ringfence_sandbox::{DomainKind, STATUS_FAILED};
 use ringfence_sys::tap::TapOffloads;
 use ringfence_wire::xenbus::{DeviceId, DeviceKind};
 use rustix::event::{PollFd, PollFlags};
 
 use crate::switchboard::{FromFrontend, FrontendConfig};
-use ringfence_sandbox::channel::{Channel, ChannelError, expect_fds, poll_until};
-use ringfence_sandbox::isolation::{Isolation, SandboxError};
-use ringfence_sandbox::{DomainKind, STATUS_FAILED};
 
 mod disks;
 pub(crate) mod link;

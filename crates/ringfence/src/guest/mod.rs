@@ -34,6 +34,11 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 
+use ringfence_sandbox::channel::{Channel, ChannelError, poll_until};
+use ringfence_sandbox::ids::{MapWriter, OwnIds};
+use ringfence_sandbox::keeper::Nested;
+use ringfence_sandbox::signals::Signals;
+use ringfence_sandbox::{Ending, STATUS_FAILED, die_with_parent, signals};
 use ringfence_sys::descriptors::Descriptors;
 use ringfence_sys::namespaces::{self, Fresh};
 use ringfence_sys::tap::{Tap, TapError};
@@ -48,11 +53,6 @@ pub use network::{carried, carried_for_host, configure_leg};
 
 use crate::names::{self, store::StoreNames};
 use crate::netlink::Route;
-use ringfence_sandbox::channel::{Channel, ChannelError, poll_until};
-use ringfence_sandbox::ids::{MapWriter, OwnIds};
-use ringfence_sandbox::keeper::Nested;
-use ringfence_sandbox::signals::Signals;
-use ringfence_sandbox::{Ending, STATUS_FAILED, die_with_parent, signals};
 
 /// What the launcher orders.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -57,7 +57,7 @@ pub(super) fn with_scratch<T, E: From<io::Error>>(
 /// A file that takes the place of hidden ones: nobody can read it.
 pub(super) fn hidden_file(scratch: &Path) -> io::Result<PathBuf> {
     let path = scratch.join("hidden");
-    fs::File::options().create(true).append(true).mode(0).open(&path)?;
+    fs::File::options().create(true).append(true).mode(0o0).open(&path)?;
     Ok(path)
 }
 

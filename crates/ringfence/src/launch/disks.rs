@@ -18,6 +18,7 @@ use std::time::Duration;
 use anyhow::{Context, anyhow, bail, ensure};
 use ringfence_block::storage::file::OpenFile;
 use ringfence_nbd::client::NbdConnector;
+use ringfence_sandbox::channel::Channel;
 use ringfence_sys::descriptors::refuse_descriptors;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
@@ -27,7 +28,6 @@ use super::report::{Reporter, printable};
 use super::runtime_dir::RuntimeDir;
 use crate::disk::{DISKS_MAX, DiskSpec, Source, device_variable, variable};
 use crate::switchboard::{DiskFrontend, DiskRequest, FromDriver, Medium, ToDriver};
-use ringfence_sandbox::channel::Channel;
 
 /// The driver domain only adds a device.
 const PATIENCE: Duration = Duration::from_secs(5);

@@ -46,13 +46,14 @@ use supervise::Supervisor;
 use terminal::Terminal;
 use uplink::Uplink;
 
+use ringfence_sandbox::STATUS_FAILED;
+use ringfence_sandbox::channel::Channel;
+use ringfence_sandbox::signals::{self, Signals};
+
 use crate::causes::causes;
 use crate::guest::{self, Address, GuestConfig, InterfaceConfig, NamesConfig, ViewConfig};
 use crate::plane::threads;
 use crate::switchboard::{AttachRequest, FromDriver, LegConfig, ToDriver, VERSION};
-use ringfence_sandbox::STATUS_FAILED;
-use ringfence_sandbox::channel::Channel;
-use ringfence_sandbox::signals::{self, Signals};
 
 /// What the interface of a guest is called.
 const INTERFACE: &str = "eth0";

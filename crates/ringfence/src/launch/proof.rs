@@ -13,8 +13,9 @@
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 
-use crate::switchboard::{ToDriver, VERSION};
 use ringfence_sandbox::channel::{Channel, ChannelError};
+
+use crate::switchboard::{ToDriver, VERSION};
 
 /// Opens the user namespace of this process.
 ///

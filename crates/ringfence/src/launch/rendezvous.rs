@@ -3,16 +3,18 @@
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 
+use ringfence_sys::descriptors::Descriptors;
+
 use super::proof;
 use super::report::{Reporter, last_line, printable};
 use super::runtime_dir::{RuntimeDir, RuntimeDirError};
-use ringfence_sys::descriptors::Descriptors;
 
-use crate::switchboard::{AttachRequest, Attached, DriverConfig, FromDriver, ToDriver};
 use ringfence_sandbox::Ending;
 use ringfence_sandbox::channel::{Channel, ChannelError, expect_fds};
 use ringfence_sandbox::keeper::Obituary;
 use ringfence_sandbox::spawn::{Aftermath, DomainKind, DomainProcess, Spawn, SpawnError};
+
+use crate::switchboard::{AttachRequest, Attached, DriverConfig, FromDriver, ToDriver};
 
 /// How long a driver domain may take to answer, or to be gone when it is on its way out.
 const PATIENCE: Duration = Duration::from_secs(10);

@@ -6,6 +6,13 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd, RawFd};
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::Signal;
+use ringfence_access::Mode;
+use ringfence_frame::orders::TxStaging;
+use ringfence_sandbox::channel::{Channel, poll_until, wait_hung_up};
+use ringfence_sandbox::signals::{Arrived, Signals};
+use ringfence_sandbox::spawn::{DomainKind, DomainProcess, Ended, Event, Process, Spawn};
+use ringfence_sandbox::{ChannelError, Ending, STATUS_FAILED};
+use ringfence_sys::descriptors::Descriptors;
 use rustix::event::{PollFd, PollFlags};
 
 use super::disks::Disks;
@@ -17,13 +24,6 @@ use super::{Options, list, standard_input};
 use crate::guest::{FromGuest, GuestConfig, ToGuest};
 use crate::switchboard::{Attached, FromDriver, FromFrontend, FrontendConfig};
 use crate::uplink::{FromUplink, UplinkConfig};
-use ringfence_access::Mode;
-use ringfence_frame::orders::TxStaging;
-use ringfence_sandbox::channel::{Channel, poll_until, wait_hung_up};
-use ringfence_sandbox::signals::{Arrived, Signals};
-use ringfence_sandbox::spawn::{DomainKind, DomainProcess, Ended, Event, Process, Spawn};
-use ringfence_sandbox::{ChannelError, Ending, STATUS_FAILED};
-use ringfence_sys::descriptors::Descriptors;
 
 /// How long a guest or a frontend may take to be ready.
 const PATIENCE: Duration = Duration::from_secs(10);

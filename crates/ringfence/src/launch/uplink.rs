@@ -6,6 +6,8 @@ use std::net::IpAddr;
 use std::os::fd::{AsFd, OwnedFd};
 
 use anyhow::{Context, bail};
+use ringfence_net::features::OffloadKeys;
+use ringfence_sandbox::channel::{Channel, ChannelError};
 
 use super::options::{Link, Options, Protect, UplinkChoice};
 use super::report::Reporter;
@@ -17,8 +19,6 @@ use crate::uplink::link::LinkOrder;
 use crate::uplink::local::LocalPrefix;
 use crate::uplink::plan::{Plan, PlanError, Wishes};
 use crate::uplink::{BATCH, UplinkConfig, UplinkSockets};
-use ringfence_net::features::OffloadKeys;
-use ringfence_sandbox::channel::{Channel, ChannelError};
 
 /// Queues of the guest's interface, at most: their descriptors go with one message, each with one of a
 /// device.

@@ -3,11 +3,12 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
+use ringfence_sandbox::ids;
+
 use super::Options;
 use super::disks::Disks;
 use super::runtime_dir::{self, RuntimeDir};
 use crate::guest::ViewConfig;
-use ringfence_sandbox::ids;
 
 /// What the user asks for the guest to see.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

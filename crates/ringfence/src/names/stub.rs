@@ -5,13 +5,13 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, U
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
+use ringfence_sandbox::channel::poll_until;
 use rustix::event::{PollFd, PollFlags};
 
 use super::answer::{Answer, QUERY_MAX, Question, Rejected, Request};
 use super::listening::something_listens;
 use super::relay::Relay;
 use super::{ANNOUNCE_AFTER, NameSource, PATIENCE};
-use ringfence_sandbox::channel::poll_until;
 
 /// The most queries held back, and connections open, at a time. The guest's programs would only
 /// hurt themselves by more.

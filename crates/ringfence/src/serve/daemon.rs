@@ -12,6 +12,8 @@ use std::time::{Duration, Instant};
 
 use nix::sys::signal::Signal;
 use ringfence_platform::{Platform, PlatformError};
+use ringfence_sandbox::channel::poll_until;
+use ringfence_sandbox::signals::{Signals, name as signal_name};
 use ringfence_switch::dataplane::{DataplaneStats, PortId};
 use ringfence_wire::netif::keys;
 use ringfence_wire::xenbus::{self, DeviceId, DeviceKind, XenbusState};
@@ -30,8 +32,6 @@ use super::status::{
 };
 use super::{OnExit, Setup};
 use crate::seat::device_name;
-use ringfence_sandbox::channel::poll_until;
-use ringfence_sandbox::signals::{Signals, name as signal_name};
 
 /// Events of the store taken before the devices that they name are looked at.
 const EVENTS_A_TURN: usize = 256;

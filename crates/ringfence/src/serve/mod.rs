@@ -42,6 +42,9 @@ use nix::sys::signal::Signal;
 use ringfence_platform::Platform;
 use ringfence_platform::local::LocalPlatform;
 use ringfence_platform::xen::{Side, XenPlatform};
+use ringfence_sandbox::STATUS_FAILED;
+use ringfence_sandbox::isolation::{Confinement, Sockets, View};
+use ringfence_sandbox::signals::Signals;
 use rustix::fs::{FlockOperation, Mode, OFlags};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use rustix::thread::CapabilitySet;
@@ -49,9 +52,6 @@ use rustix::thread::CapabilitySet;
 use self::config::{Config, ConfigError, Listen, PATH_DEFAULT};
 use self::daemon::{Daemon, ServeError};
 use crate::launch::runtime_dir::RuntimeDir;
-use ringfence_sandbox::STATUS_FAILED;
-use ringfence_sandbox::isolation::{Confinement, Sockets, View};
-use ringfence_sandbox::signals::Signals;
 
 /// Where the daemon keeps what outlives it, and its socket.
 const RUNTIME_DIR: &str = "/run/ringfence";

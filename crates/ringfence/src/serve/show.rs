@@ -5,11 +5,11 @@ use std::io::Write as _;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
+use ringfence_sandbox::STATUS_FAILED;
 
 use super::config::{Config, PATH_DEFAULT};
 use super::status::{Attachment, Counts, QueueStatus, Snapshot, VbdStatus, VifStatus, ask};
 use crate::causes::causes;
-use ringfence_sandbox::STATUS_FAILED;
 
 const EXAMPLES: &str = "\
 Examples:

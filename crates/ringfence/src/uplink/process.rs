@@ -12,6 +12,9 @@ use std::time::Duration;
 
 use ringfence_frame::Port;
 use ringfence_platform::Counters;
+use ringfence_sandbox::channel::{Channel, ChannelError};
+use ringfence_sandbox::isolation::{Isolation, SandboxError};
+use ringfence_sandbox::{DomainKind, STATUS_FAILED};
 use ringfence_sys::clock::Clock;
 use ringfence_sys::tap::TapOffloads;
 use ringfence_uplink::guest::GuestNetwork;
@@ -26,9 +29,6 @@ use super::forward::{Forward, Protocol};
 use super::link::{Link, LinkError, Made};
 use super::{FromUplink, UplinkConfig, UplinkSockets};
 use crate::driver::raise_descriptor_limit;
-use ringfence_sandbox::channel::{Channel, ChannelError};
-use ringfence_sandbox::isolation::{Isolation, SandboxError};
-use ringfence_sandbox::{DomainKind, STATUS_FAILED};
 
 /// How long it looks for work before it sleeps, at most.
 const SPIN: Duration = Duration::from_micros(50);

@@ -81,11 +81,12 @@ impl Settings {
     pub(crate) fn from_environment() -> Settings {
         let get = |name: &str| std::env::var(format!("RINGFENCE_ATTACK_{name}")).ok();
         let minutes: f64 = get("MINUTES").map_or(0.0, |text| text.parse().unwrap());
-        let rounds = (minutes * 60.0 / ROUND.as_secs_f64()).ceil();
+        let asked = Duration::try_from_secs_f64(minutes * 60.0).unwrap();
+        let rounds = u64::try_from(asked.as_nanos().div_ceil(ROUND.as_nanos())).unwrap().max(1);
         let clock = std::time::SystemTime::UNIX_EPOCH.elapsed().unwrap().subsec_nanos();
         Settings {
             seed: get("SEED").map_or(u64::from(clock), |text| text.parse().unwrap()),
-            rounds: (rounds as u64).max(1),
+            rounds,
             families: get("FAMILIES")
                 .map_or_else(|| ALL.map(str::to_owned).to_vec(), |text| words(&text)),
             program: get("PROGRAM")
@@ -364,8 +365,8 @@ fn hostile_server(path: &Path, seed: u64, end: &AtomicBool) {
     let mut held = Vec::new();
     while !end.load(Relaxed) {
         std::thread::sleep(Duration::from_millis(20));
-        for mut client in &mut held {
-            let stream: &mut &std::os::unix::net::UnixStream = &mut client;
+        for client in &mut held {
+            let stream: &mut &std::os::unix::net::UnixStream = client;
             let _ = stream.read(&mut [0; 4096]);
             if noise.below(4) == 0 {
                 let garbage: Vec<u8> =

@@ -2,9 +2,10 @@
 
 use std::sync::Arc;
 
+use ringfence_sys::clock::monotonic;
+
 use super::Dataplane;
 use crate::forwarding::Fabric;
-use ringfence_sys::clock::monotonic;
 
 impl Dataplane {
     /// Tells the other planes what was learned.

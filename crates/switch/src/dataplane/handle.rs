@@ -7,12 +7,12 @@ use std::os::fd::OwnedFd;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-use rustix::event::EventfdFlags;
-
-use crate::forwarding::{AttachError, PortPolicy};
 use ringfence_frame::orders::{PortOrder, PortReply};
 use ringfence_frame::port::{Fault, Port};
 use ringfence_frame::steer::Steering;
+use rustix::event::EventfdFlags;
+
+use crate::forwarding::{AttachError, PortPolicy};
 
 /// A port of a data plane. Never used again for another one.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]

@@ -1,10 +1,11 @@
 //! Which ports a plane has.
 
+use ringfence_frame::port::Port;
+
 use super::Dataplane;
 use super::handle::{AddPortError, DataplaneStats, PortId, PortStats, Seat};
 use super::slot::Slot;
 use crate::forwarding::{AttachError, Fabric, PORTS_MAX, PortIndex, PortPolicy};
-use ringfence_frame::port::Port;
 
 impl Dataplane {
     /// Adds this plane's part of a port, if it has one; all planes know of all ports.

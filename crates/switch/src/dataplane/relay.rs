@@ -33,14 +33,15 @@ use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use super::handle::PortId;
-use super::share::Share;
-use crate::forwarding::table::CAPACITY;
-use crate::forwarding::{Mac, PortIndex};
 use ringfence_frame::batch::{Batch, FRAMES_DEFAULT};
 use ringfence_frame::counters::{DropReason, PortCounters};
 use ringfence_frame::port::{ChecksumOffload, GsoOffload, PortCapabilities};
 use ringfence_frame::steer::{SecretSpread, Steering};
+
+use super::handle::PortId;
+use super::share::Share;
+use crate::forwarding::table::CAPACITY;
+use crate::forwarding::{Mac, PortIndex};
 
 /// Parcels under way from one plane to another at a time, where there are few planes.
 pub(super) const PARCELS_MAX: usize = 16;

@@ -5,11 +5,11 @@
 use core::mem::MaybeUninit;
 use core::time::Duration;
 
+use ringfence_sys::clock::monotonic;
 use rustix::event::{Timespec, epoll};
 
 use super::slot::Slot;
 use super::{Dataplane, WAKE};
-use ringfence_sys::clock::monotonic;
 
 /// Events taken from the kernel at a time; more are found at the next sleep.
 const EVENTS: usize = 64;

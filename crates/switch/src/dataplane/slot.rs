@@ -6,14 +6,14 @@ use core::time::Duration;
 use std::io;
 use std::os::fd::OwnedFd;
 
+use ringfence_frame::port::{Fault, Port, PortCapabilities};
+use ringfence_sys::pace::Throttle;
 use rustix::event::epoll;
 
 use super::handle::PortId;
 use super::hold::Patience;
 use super::share::Share;
 use crate::forwarding::PortIndex;
-use ringfence_frame::port::{Fault, Port, PortCapabilities};
-use ringfence_sys::pace::Throttle;
 
 pub(super) struct Slot {
     pub(super) id: PortId,

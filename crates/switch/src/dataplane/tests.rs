@@ -1,14 +1,14 @@
 use std::sync::mpsc::{Receiver, channel};
 use std::thread::JoinHandle;
 
+use ringfence_frame::batch::HEADER_MAX;
+use ringfence_frame::port::{Fault, Port, PortCapabilities};
+use ringfence_frame::testing::{MemoryPeer, MemoryPort};
 use ringfence_offload::checksum::internet_checksum;
 use ringfence_offload::{Checksum, Gso, GsoKind, OffloadMeta};
 
 use super::*;
 use crate::forwarding::{AttachError, Mac, Patch, PortPolicy, Switch};
-use ringfence_frame::batch::HEADER_MAX;
-use ringfence_frame::port::{Fault, Port, PortCapabilities};
-use ringfence_frame::testing::{MemoryPeer, MemoryPort};
 
 mod planes;
 

@@ -22,12 +22,12 @@
 //! at a few octets of each header and marks the frame's flow in a small table of bits; only a frame whose
 //! flow was marked before, by one that can be continued, starts the real work.
 
+use ringfence_frame::batch::{Batch, FRAMES_DEFAULT, FrameView};
+use ringfence_frame::port::{ChecksumOffload, PortCapabilities, SUPER_FRAME_MAX};
 use ringfence_offload::GsoKind;
 use ringfence_offload::coalesce::{Coalescer, Limits, Packet};
 
 use super::{Leaving, Octets, layers};
-use ringfence_frame::batch::{Batch, FRAMES_DEFAULT, FrameView};
-use ringfence_frame::port::{ChecksumOffload, PortCapabilities, SUPER_FRAME_MAX};
 
 const ETHERTYPE_VLAN: [u16; 2] = [0x8100, 0x88a8];
 const ETHERTYPE_IPV4: u16 = 0x0800;

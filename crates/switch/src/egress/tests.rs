@@ -1,12 +1,13 @@
 mod joining;
 
-use super::*;
 use ringfence_frame::batch::DERIVED_MAX;
 use ringfence_frame::port::GsoOffload;
 use ringfence_frame::testing::copy_of;
 use ringfence_frame::testing::tcp_frame;
 use ringfence_offload::checksum::internet_checksum;
 use ringfence_offload::{Checksum, Gso, GsoKind, OffloadMeta};
+
+use super::*;
 
 const UDP_PLACE: Checksum = Checksum::Partial { start: 34, offset: 6 };
 

@@ -33,12 +33,12 @@
 
 use core::net::IpAddr;
 
+use ringfence_frame::batch::FrameView;
+use ringfence_frame::counters::DropReason;
 use ringfence_offload::Layers;
 use ringfence_offload::packet::{Icmp, Ipv6, Network, Transport, Udp, ethertype, protocol};
 
 use super::Mac;
-use ringfence_frame::batch::FrameView;
-use ringfence_frame::counters::DropReason;
 
 /// IP addresses that one port may have.
 pub const FILTER_ADDRESSES_MAX: usize = 16;

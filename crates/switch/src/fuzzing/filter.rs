@@ -2,10 +2,11 @@
 
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use crate::forwarding::Mac;
-use crate::forwarding::filter::AddressFilter;
 use ringfence_frame::batch::HEADER_MAX;
 use ringfence_frame::counters::DropReason;
+
+use crate::forwarding::Mac;
+use crate::forwarding::filter::AddressFilter;
 
 const MAC: Mac = [0x02, 0x72, 0x66, 0x80, 0, 2];
 const V4: [u8; 4] = [10, 128, 0, 2];

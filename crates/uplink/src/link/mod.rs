@@ -18,9 +18,10 @@
 pub mod tap;
 pub mod vhost_net;
 
-use arrayvec::ArrayVec;
 use ringfence_frame::PortCapabilities;
 use ringfence_offload::OffloadMeta;
+
+use arrayvec::ArrayVec;
 
 /// Buffers that are reserved at a time, at most.
 pub const RESERVE_MAX: usize = 16;

@@ -14,12 +14,13 @@ use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
-use crate::GuestSide;
-use crate::link::{Committed, Slots};
 use ringfence_frame::tap::TapPort;
 use ringfence_frame::{Batch, Fault, Port, PortCapabilities, PortCounters, Received, Transmitted};
 use ringfence_platform::Counters;
 use ringfence_sys::tap::TapOffloads;
+
+use crate::GuestSide;
+use crate::link::{Committed, Slots};
 
 use crate::link::vhost_net::frames::{FrameRing, FrameShape};
 use crate::link::vhost_net::{commit_all, inbound_queue};

@@ -5,8 +5,9 @@
 //! what the socket does not take after all is taken back before anything is said to the guest about it,
 //! since nothing is sent while a batch is looked at.
 
-use arrayvec::ArrayVec;
 use ringfence_offload::packet::tcp_flags::{ACK, PSH};
+
+use arrayvec::ArrayVec;
 
 use super::conversation::{Conversation, Phase};
 use super::segment::Segment;

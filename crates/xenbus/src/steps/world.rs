@@ -1,8 +1,9 @@
 //! Both sides of a vif as far as the steps see them: states, and who holds what. For tests of the
 //! steps and for the fuzz target.
 
-use super::{BackendStep, BackendView, FrontendStep, FrontendView, backend_step, frontend_step};
 use ringfence_wire::xenbus::XenbusState as S;
+
+use super::{BackendStep, BackendView, FrontendStep, FrontendView, backend_step, frontend_step};
 
 /// Looks after which a side must have come to rest, when the other one does nothing.
 const LOOKS_MAX: usize = 4;

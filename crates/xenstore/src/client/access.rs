@@ -1,10 +1,11 @@
 //! What can be done with the store, by itself or inside a transaction.
 
-use super::error::StoreError;
 use ringfence_wire::decimal::{self, NumberError};
 use ringfence_wire::xenstore::{
     ErrorName, Path, PermissionList, ReplyError, Request, parse_permissions, parse_strings,
 };
+
+use super::error::StoreError;
 
 /// Most bytes of names taken from one listing.
 const LISTING_MAX: usize = 1 << 20;

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail, ensure};
+use ringfence::causes::causes;
 use ringfence_block::blkback::BlkbackOptions;
 use ringfence_block::blkfront::BlkfrontOptions;
 use ringfence_block::storage::file::{FileDisk, FileOptions};
@@ -17,6 +18,7 @@ use ringfence_block::vbd::toolstack::{self, VbdConfig};
 use ringfence_memory::{LentSlice, Mapping};
 use ringfence_platform::local::{ArenaShape, LocalPlatform};
 use ringfence_platform::{DomId, Platform};
+use ringfence_sandbox::channel::{Channel, ChannelError, expect_fds};
 use ringfence_wire::xenbus::{DeviceId, DeviceKind};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::thread::CpuSet;
@@ -27,8 +29,6 @@ use super::latency::Latencies;
 use super::orders::{Answer, GuestSetup, HANDLE, Order, Setup, Worked};
 use crate::STATUS_BENCH_FAILED;
 use crate::usage::{Usage, clock};
-use ringfence::causes::causes;
-use ringfence_sandbox::channel::{Channel, ChannelError, expect_fds};
 
 /// How long connecting may take.
 const CONNECT_WITHIN: Duration = Duration::from_secs(20);

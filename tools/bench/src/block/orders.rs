@@ -2,13 +2,13 @@
 
 use std::time::Duration;
 
+use ringfence::switchboard::DiskFrontend;
 use ringfence_block::storage::file::{CacheMode, Engine};
 use serde::{Deserialize, Serialize};
 
 use super::args::{Rw, Storage};
 use super::latency::Latencies;
 use crate::usage::Usage;
-use ringfence::switchboard::DiskFrontend;
 
 /// Bytes of all guests' disks together: the same for any number of guests, so that caches are asked the
 /// same.

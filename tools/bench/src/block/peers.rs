@@ -13,14 +13,15 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, bail, ensure};
 use ringfence_nbd::client::{NbdAddress, NbdDisk, NbdOptions};
+
+use anyhow::{Context, bail, ensure};
+use ringfence_sandbox::spawn::THIS_PROGRAM;
 use serde_json::Value;
 
 use super::args::{BlockArgs, Peer, Rw, Storage};
 use super::orders::span;
 use super::report::Row;
-use ringfence_sandbox::spawn::THIS_PROGRAM;
 
 /// How long a server may take to offer its disk.
 const UP_WITHIN: Duration = Duration::from_secs(20);

@@ -8,19 +8,19 @@ use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
+use ringfence::demo::{control_connection, stats};
+use ringfence::launch::guest_on;
+use ringfence::launch::runtime_dir::RuntimeDir;
+use ringfence::switchboard::DriverStats;
 use ringfence_access::Mode;
+use ringfence_sandbox::channel::Channel;
+use ringfence_sandbox::owned_child::OwnedChild;
 
 use super::super::said;
 use super::args::{Path, Setup};
 use super::cpu;
 use super::end::{Arrived, HOW_MUCH, Said, interface_addresses};
 use super::report::{Measured, Moved};
-use ringfence::demo::{control_connection, stats};
-use ringfence::launch::guest_on;
-use ringfence::launch::runtime_dir::RuntimeDir;
-use ringfence::switchboard::DriverStats;
-use ringfence_sandbox::channel::Channel;
-use ringfence_sandbox::owned_child::OwnedChild;
 
 /// How long anything may take that takes a moment.
 const PATIENCE: Duration = Duration::from_secs(20);

@@ -13,14 +13,14 @@ use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
 
 use anyhow::{Context, ensure};
+use ringfence::causes::causes;
+use ringfence::netlink::{LinkChange, Netlink};
 use ringfence_sys::counters::Counter;
 use rustix::time::ClockId;
 use serde::{Deserialize, Serialize};
 
 use super::super::said::{self, say};
 use super::super::usage::clock;
-use ringfence::causes::causes;
-use ringfence::netlink::{LinkChange, Netlink};
 
 /// What is written at a time, as other tools do.
 const BUFFER: usize = 128 << 10;

@@ -1,12 +1,12 @@
 //! Rows: for people and for programs.
 
+use ringfence::switchboard::DriverStats;
 use ringfence_access::Mode;
 use serde::Serialize;
 
 use super::super::median;
 use super::args::{Path, Setup};
 use super::cpu::Split;
-use ringfence::switchboard::DriverStats;
 
 /// What a driver domain did between two readings of its counters, all ports together.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]

@@ -7,6 +7,7 @@ use std::time::Instant;
 
 use anyhow::Context;
 use ringfence_platform::{Access, Granter, Platform};
+use ringfence_sandbox::channel::Channel;
 use ringfence_wire::netif::{TxFlags, TxRequest};
 use ringfence_wire::xenbus::{STATE, XenbusState};
 use ringfence_wire::xenstore::{HEADER_LEN, Path, Request};
@@ -15,7 +16,6 @@ use super::args::Behaviour;
 use super::control::{self, WrongAnswer};
 use super::orders::{Answer, Entrance, SINK_MAC};
 use super::rogue::{Rogue, UNGRANTED};
-use ringfence_sandbox::channel::Channel;
 
 /// Octets of a packet that is not about its size.
 const SMALL: u16 = 64;

@@ -4,14 +4,14 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use anyhow::{Context, bail};
+use ringfence::causes::causes;
+use ringfence::switchboard::DriverConfig;
+use ringfence_sandbox::channel::{Channel, ChannelError};
 use ringfence_switch::dataplane::DataplaneHandle;
 use ringfence_switch::forwarding::PortPolicy;
 
 use super::orders::{Answer, Order, SINK_MAC, Setup};
 use super::sink::{SinkPort, Tally};
-use ringfence::causes::causes;
-use ringfence::switchboard::DriverConfig;
-use ringfence_sandbox::channel::{Channel, ChannelError};
 
 /// Serves launchers and guests on this thread, the parent on another one.
 pub(super) fn serve(channel: Channel, setup: &Setup, listener: OwnedFd) -> anyhow::Result<()> {

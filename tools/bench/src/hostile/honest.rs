@@ -12,12 +12,12 @@ use ringfence_net::vif::frontend::VifFrontend;
 use ringfence_offload::OffloadMeta;
 use ringfence_platform::Platform;
 use ringfence_platform::local::LocalPlatform;
+use ringfence_sandbox::channel::Channel;
 use ringfence_wire::xenbus::DeviceId;
 
 use super::super::packet::Template;
 use super::super::work::{Idle, Waiting};
 use super::orders::{Answer, Place, SINK_MAC, Setup};
-use ringfence_sandbox::channel::Channel;
 
 /// How long connecting may take.
 const CONNECT_WITHIN: Duration = Duration::from_secs(10);

@@ -7,16 +7,16 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
+use ringfence::switchboard::{
+    AttachRequest, DiskRequest, DriverStats, FromDriver, Medium, ToDriver, VERSION,
+};
 use ringfence_block::storage::file::{CacheMode, FileOptions, OpenFile};
 use ringfence_net::features::OffloadKeys;
+use ringfence_sandbox::channel::{Channel, expect_fds};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with};
 
 use super::disks::DiskOrder;
 use super::orders::{Entrance, Place};
-use ringfence::switchboard::{
-    AttachRequest, DiskRequest, DriverStats, FromDriver, Medium, ToDriver, VERSION,
-};
-use ringfence_sandbox::channel::{Channel, expect_fds};
 
 /// How long the driver domain may take to answer a launcher.
 const PATIENCE: Duration = Duration::from_secs(10);

@@ -46,7 +46,11 @@ use std::time::Duration;
 use anyhow::{Context, bail, ensure};
 use clap::ValueEnum;
 use indicatif::ProgressBar;
+use ringfence::causes::causes;
+use ringfence::out::Out;
+use ringfence::switchboard::DriverStats;
 use ringfence_access::Mode;
+use ringfence_sandbox::channel::{Channel, expect_fds};
 use rustix::thread::CpuSet;
 
 use super::STATUS_BENCH_FAILED;
@@ -56,10 +60,6 @@ use launcher::{Rendezvous, Seat};
 use orders::{Answer, Arrivals, Entrance, Order, Role, Setup};
 use process::Process;
 use report::{Measured, Row};
-use ringfence::causes::causes;
-use ringfence::out::Out;
-use ringfence::switchboard::DriverStats;
-use ringfence_sandbox::channel::{Channel, expect_fds};
 
 /// From when all are there until it is measured.
 const WARM_UP: Duration = Duration::from_millis(300);

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
 use clap::{Args, ValueEnum};
+use ringfence::causes::causes;
 use ringfence_net::vif::values::parse_mac;
 use ringfence_platform::xen::{Side, XenPlatform};
 use ringfence_platform::{DomId, Platform};
@@ -24,7 +25,6 @@ use super::attacks::{self, State};
 use super::control::WrongAnswer;
 use super::disks::on_xen::{self as disks, RudeDisk};
 use super::rogue::{Pace, Rogue};
-use ringfence::causes::causes;
 
 /// A step of the handshake under emulation.
 const STEP_WITHIN: Duration = Duration::from_secs(10);

@@ -6,11 +6,11 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context, bail};
-
-use super::orders::{Answer, Order, Setup};
 use ringfence_sandbox::channel::{Channel, ChannelError};
 use ringfence_sandbox::owned_child::OwnedChild;
 use ringfence_sandbox::spawn::THIS_PROGRAM;
+
+use super::orders::{Answer, Order, Setup};
 
 /// How long a process may take to answer.
 const PATIENCE: Duration = Duration::from_secs(30);

@@ -7,6 +7,7 @@ mod rig;
 use std::io::Write;
 
 use anyhow::{Context, ensure};
+use ringfence::out::Out;
 use ringfence_sys::namespaces::{self, Fresh};
 use ringfence_sys::vhost;
 use serde::Serialize;
@@ -14,7 +15,6 @@ use serde::Serialize;
 use self::args::{Direction, IommuArgs, PROTECTIONS};
 use self::rig::{Rig, Spent};
 use super::median;
-use ringfence::out::Out;
 
 /// A row as it is printed. Field names are part of the command's interface.
 #[derive(Clone, Debug, Serialize)]

@@ -13,18 +13,19 @@ use std::process::{ChildStdin, Command, Stdio};
 use std::sync::mpsc::Receiver;
 use std::time::Duration;
 
+use ringfence_access::Mode;
+
 use anyhow::{Context, bail};
 use clap::Args;
 use hdrhistogram::Histogram;
-use ringfence_access::Mode;
+use ringfence::launch::guest_on;
+use ringfence::out::Out;
+use ringfence_sandbox::owned_child::OwnedChild;
 use serde::Serialize;
 
 use self::end::{Order, Protocol, Said};
 use super::args::{parse_mode, parse_seconds};
 use super::said;
-use ringfence::launch::guest_on;
-use ringfence::out::Out;
-use ringfence_sandbox::owned_child::OwnedChild;
 
 /// How long anything may take that takes a moment, beyond a slice.
 const PATIENCE: Duration = Duration::from_secs(30);

@@ -20,10 +20,10 @@ use std::fmt;
 use std::time::Duration;
 
 use clap::ValueEnum;
+use ringfence::causes::causes;
 use serde::Serialize;
 
 use super::args::Direction;
-use ringfence::causes::causes;
 
 /// The longest packet that one buffer of testpmd's takes (its default, 2048 octets less headroom
 /// and the virtio header), and that is measured.

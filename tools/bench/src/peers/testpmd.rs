@@ -8,10 +8,10 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail, ensure};
+use ringfence_sandbox::owned_child::OwnedChild;
 
 use super::Peer;
 use crate::args::Direction;
-use ringfence_sandbox::owned_child::OwnedChild;
 
 const PROGRAM: &str = "dpdk-testpmd";
 const MISSING: &str = "`dpdk-testpmd` is not installed (Debian: dpdk-dev)";

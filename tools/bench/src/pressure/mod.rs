@@ -18,6 +18,7 @@ use std::io::Write;
 use std::time::{Duration, Instant};
 
 use anyhow::ensure;
+use ringfence::out::Out;
 use ringfence_access::Mode;
 
 use self::args::PressureArgs;
@@ -25,7 +26,6 @@ use self::group::Group;
 use self::report::{Phase, Reading, Report};
 use super::gso::args::{Path, Setup};
 use super::gso::case::Case;
-use ringfence::out::Out;
 
 /// How long the stream flows before anything is measured, and then before there is pressure.
 const WARM_UP: Duration = Duration::from_secs(3);

@@ -15,6 +15,7 @@ mod revoke;
 use std::io::Write;
 
 use anyhow::{Context, ensure};
+use ringfence::out::Out;
 use ringfence_access::Mode;
 use ringfence_sys::namespaces::{self, Fresh};
 
@@ -22,7 +23,6 @@ use self::args::{Experiment, RedesignedArgs};
 use self::report::{Report, Run};
 use super::gso::args::{Path, Setup};
 use super::gso::case::Case;
-use ringfence::out::Out;
 
 /// Runs everything.
 pub(super) fn run(args: &RedesignedArgs) -> anyhow::Result<()> {

@@ -21,10 +21,12 @@ mod text;
 
 use std::io::Write;
 
+use ringfence_access::Mode;
+
 use anyhow::Context;
 use clap::Parser;
 use indicatif::ProgressBar;
-use ringfence_access::Mode;
+use ringfence::out::Out;
 
 use self::args::StagingArgs;
 use self::report::Results;
@@ -32,7 +34,6 @@ use super::args::{Direction, NetArgs};
 use super::net::{self, Case};
 use super::peers::{self, Outcome, Peer};
 use super::report::Row;
-use ringfence::out::Out;
 
 /// What is verified of each packet; testpmd verifies nothing.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

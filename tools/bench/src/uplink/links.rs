@@ -17,6 +17,7 @@ mod path;
 use std::io::Write;
 
 use anyhow::{Context, ensure};
+use ringfence::out::Out;
 use ringfence_sys::namespaces::{self, Fresh};
 use ringfence_sys::vhost;
 use serde::Serialize;
@@ -27,7 +28,6 @@ use super::args::Direction;
 use super::end::{Kind, Order, Server};
 use super::peers::HOST;
 use crate::median;
-use ringfence::out::Out;
 
 /// What every kernel has.
 const CONGESTION: &str = "cubic";

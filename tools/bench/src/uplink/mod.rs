@@ -25,6 +25,8 @@ use std::os::unix::fs::FileExt;
 use std::time::Duration;
 
 use anyhow::{Context, bail, ensure};
+use ringfence::causes::causes;
+use ringfence::out::Out;
 use ringfence_sys::namespaces::{self, Fresh};
 use ringfence_sys::tap::Tap;
 use serde::Serialize;
@@ -35,8 +37,6 @@ use self::peers::{Behind, GUEST, HOST, PORT};
 use super::gso::cpu::spent_by_descendants;
 use super::median;
 use super::perf::PerfStat;
-use ringfence::causes::causes;
-use ringfence::out::Out;
 
 /// A row as it is printed. Field names are part of the command's interface.
 #[derive(Clone, Debug, Serialize)]

@@ -3,15 +3,15 @@
 use std::fmt;
 
 use ringfence_memory::{LentSlice, OutOfRange, PAGE_SIZE};
-
-use super::dialogue::Dialogue;
-use super::{Outcome, Refused};
 use ringfence_platform::copy::BadRange;
 use ringfence_platform::{
     Access, ChannelError, CopyOps, DomId, GrantStatus, Grantee, Granter, Gref, Lease, LendError,
     Platform, PlatformError, StillLent,
 };
 use ringfence_xenstore::StoreError;
+
+use super::dialogue::Dialogue;
+use super::{Outcome, Refused};
 
 /// Why a half of a case stopped.
 #[derive(Clone, PartialEq, Eq, Debug)]

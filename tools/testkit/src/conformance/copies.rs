@@ -1,13 +1,13 @@
 //! Cases: the platform copies, and nothing is mapped.
 
 use ringfence_memory::PAGE_SIZE;
+use ringfence_platform::copy::BadRange;
+use ringfence_platform::{Access, CopyList, CopyOps, GrantStatus, Grantee, Gref, Platform};
 
 use super::Refused;
 use super::bench::{
     Bench, Stop, Verdict, holds, mapped, pattern, read_one, require, same, take_back, write_one,
 };
-use ringfence_platform::copy::BadRange;
-use ringfence_platform::{Access, CopyList, CopyOps, GrantStatus, Grantee, Gref, Platform};
 
 /// Checks the statuses of a batch: `None` stands for okay.
 fn statuses(ops: &CopyOps, wanted: &[Option<Refused>]) -> Verdict {

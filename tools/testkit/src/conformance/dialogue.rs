@@ -17,12 +17,12 @@ use std::fmt::Display;
 use std::str::FromStr;
 use std::time::{Duration, Instant, SystemTime};
 
+use ringfence_platform::{DomId, Platform};
 use ringfence_wire::xenstore::{ErrorName, NodeAccess, Permission, PermissionList};
+use ringfence_xenstore::{StoreAccess, StoreClient, StoreError};
 
 use super::bench::{Stop, Verdict};
 use super::{Outcome, Role, Suite};
-use ringfence_platform::{DomId, Platform};
-use ringfence_xenstore::{StoreAccess, StoreClient, StoreError};
 
 /// How often to look without having been told to.
 const LOOK_AGAIN: Duration = Duration::from_millis(200);

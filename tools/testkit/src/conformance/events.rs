@@ -4,10 +4,10 @@
 
 use std::time::{Duration, Instant};
 
+use ringfence_platform::{Channel, ChannelError, EventPort, Platform};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::bench::{Bench, Stop, Verdict, require};
-use ringfence_platform::{Channel, ChannelError, EventPort, Platform};
 
 /// How long a notification may take.
 const SOON: Duration = Duration::from_secs(60);

@@ -41,12 +41,12 @@ pub mod windows;
 use std::fmt;
 use std::time::Duration;
 
+use ringfence_platform::{DomId, GrantStatus, Platform};
 use ringfence_wire::xenstore::{NodeAccess, PermissionList};
+use ringfence_xenstore::{StoreAccess, StoreError};
 
 use bench::{Bench, Stop};
 use dialogue::Dialogue;
-use ringfence_platform::{DomId, GrantStatus, Platform};
-use ringfence_xenstore::{StoreAccess, StoreError};
 
 /// Which half of the suite a domain plays.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]

@@ -4,13 +4,13 @@ use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 use ringfence_memory::{LentSlice, PAGE_SIZE};
+use ringfence_platform::{Access, Grantee, Granter, Gref, Lease, LendError, Platform, RevokeError};
 
 use super::Refused;
 use super::bench::{
     Bench, Stop, Verdict, holds, map_one, mapped, pattern, read_one, refused, require, take_back,
     write_one,
 };
-use ringfence_platform::{Access, Grantee, Granter, Gref, Lease, LendError, Platform, RevokeError};
 
 /// The use of a page that is lent no more is refused, in every way.
 fn out_of_reach(grantee: &mut impl Grantee, gref: Gref) -> Verdict {

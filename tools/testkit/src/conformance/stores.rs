@@ -2,11 +2,11 @@
 
 use std::time::{Duration, Instant};
 
+use ringfence_platform::{DomId, Platform};
 use ringfence_wire::xenstore::{ErrorName, NodeAccess, Permission, PermissionList};
+use ringfence_xenstore::{StoreAccess, StoreClient, StoreError};
 
 use super::bench::{Bench, Stop, Verdict, require, same};
-use ringfence_platform::{DomId, Platform};
-use ringfence_xenstore::{StoreAccess, StoreClient, StoreError};
 
 /// How long an event may take.
 const SOON: Duration = Duration::from_secs(60);

@@ -7,10 +7,10 @@
 use core::sync::atomic::Ordering::SeqCst;
 
 use ringfence_memory::PAGE_SIZE;
-
-use super::{CaseReport, Outcome, Summary};
 use ringfence_platform::window::IssueError;
 use ringfence_platform::{Access, Gref, PageId, RevokeError, TranslationTable, WindowShape};
+
+use super::{CaseReport, Outcome, Summary};
 
 /// Who uses what was granted.
 pub trait WindowPeer {

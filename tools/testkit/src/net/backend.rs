@@ -2,6 +2,10 @@
 
 use std::time::{Duration, Instant};
 
+use ringfence_frame::batch::Batch;
+use ringfence_frame::port::{Fault, Port, Transmitted};
+use ringfence_net::vif::frontend::{FrontendError, VifFrontend};
+use ringfence_net::vif::toolstack::{self, VifConfig};
 use ringfence_platform::local::hub::{Hub, HubHandle, HubLimits};
 use ringfence_platform::local::raw::{RawArena, RawChannel, RawDomain};
 use ringfence_platform::local::{ArenaShape, LocalPlatform};
@@ -13,10 +17,6 @@ use ringfence_xenstore::{StoreAccess, StoreClient};
 
 use super::ring::RawRing;
 use super::stage::{Arrived, Holder, fill, take};
-use ringfence_frame::batch::Batch;
-use ringfence_frame::port::{Fault, Port, Transmitted};
-use ringfence_net::vif::frontend::{FrontendError, VifFrontend};
-use ringfence_net::vif::toolstack::{self, VifConfig};
 
 /// What the backend has of a connected device.
 pub struct Attached {

@@ -6,8 +6,9 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use arrayvec::ArrayVec;
 use ringfence_wire::netif::extra::MulticastChange;
+
+use arrayvec::ArrayVec;
 
 use ringfence_switch::forwarding::Mac;
 

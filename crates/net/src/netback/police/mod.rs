@@ -14,15 +14,15 @@ mod stall;
 use core::time::Duration;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use ringfence_frame::batch::Batch;
+use ringfence_frame::counters::{DropReason, PortCounters};
+use ringfence_frame::orders::Wanted;
+use ringfence_sys::clock::Clock;
 use ringfence_wire::netif::extra::MulticastChange;
 
 use crate::rules::RuleCounters;
 use filter::MulticastFilter;
 use limit::Limiter;
-use ringfence_frame::batch::Batch;
-use ringfence_frame::counters::{DropReason, PortCounters};
-use ringfence_frame::orders::Wanted;
-use ringfence_sys::clock::Clock;
 use stall::{Change, Stall};
 
 pub use stall::STALL_DEFAULT;

@@ -4,17 +4,18 @@
 //! give up the lines that are going to be written; then the octets are written, and all responses put on
 //! the ring together. The first frame of another kind, or buffer out of reach, ends the run.
 
-use arrayvec::ArrayVec;
 use ringfence_access::staging::StagingTable;
 use ringfence_memory::{LentSlice, PAGE_SIZE};
 use ringfence_offload::Checksum;
 use ringfence_platform::{Access, Grantee};
 use ringfence_wire::netif::{RxFlags, RxRequest, RxResponse, Status};
 
-use super::ToGuest;
+use arrayvec::ArrayVec;
 use ringfence_frame::batch::{Batch, FrameView};
 use ringfence_frame::counters::DropReason;
 use ringfence_frame::port::Fault;
+
+use super::ToGuest;
 
 /// Frames of a run.
 const RUN: usize = 64;

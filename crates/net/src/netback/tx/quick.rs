@@ -5,7 +5,6 @@
 //! processor waits for all of them at once and not for one after the other; then their headers are
 //! copied and frames made. The first slot that is of another kind ends the run, and goes the long way.
 
-use arrayvec::ArrayVec;
 use ringfence_access::Reach;
 use ringfence_access::staging::StagingTable;
 use ringfence_memory::{LentSlice, PAGE_SIZE};
@@ -13,11 +12,13 @@ use ringfence_offload::OffloadMeta;
 use ringfence_platform::{Access, Grantee};
 use ringfence_wire::netif::{PACKET_MIN, Status, TxFlags, TxRequest, TxResponse};
 
-use super::FromGuest;
-use crate::netback::police::Police;
+use arrayvec::ArrayVec;
 use ringfence_frame::batch::{Batch, HEADER_MAX};
 use ringfence_frame::counters::{DropReason, PortCounters};
 use ringfence_frame::port::Fault;
+
+use super::FromGuest;
+use crate::netback::police::Police;
 
 /// Packets of a run.
 const RUN: usize = 64;

@@ -3,16 +3,17 @@
 //! As elsewhere: first the responses of a run are judged and the caches asked for the first octets, then
 //! headers are copied and frames made. The first response of another kind ends the run.
 
-use arrayvec::ArrayVec;
 use ringfence_memory::{LentSlice, PAGE_SIZE};
 use ringfence_offload::packet::Layers;
 use ringfence_offload::{Checksum, OffloadMeta};
 use ringfence_wire::netif::{PACKET_MIN, RxFlags, RxResponse};
 
-use super::FromBackend;
+use arrayvec::ArrayVec;
 use ringfence_frame::batch::{Batch, HEADER_MAX};
 use ringfence_frame::counters::DropReason;
 use ringfence_frame::port::Fault;
+
+use super::FromBackend;
 
 /// Packets of a run.
 const RUN: usize = 64;

@@ -3,16 +3,17 @@
 //! First places are taken for a run of frames, and other processors asked to give up the lines that are
 //! going to be written; then the octets are written, and all requests put on the ring together.
 
-use arrayvec::ArrayVec;
 use ringfence_memory::PAGE_SIZE;
 use ringfence_offload::Checksum;
 use ringfence_platform::Gref;
 use ringfence_wire::netif::{PACKET_MIN, TxFlags, TxRequest};
 
-use super::ToBackend;
-use crate::netfront::heads::HEAD;
+use arrayvec::ArrayVec;
 use ringfence_frame::batch::{Batch, FrameView};
 use ringfence_frame::orders::TxStaging;
+
+use super::ToBackend;
+use crate::netfront::heads::HEAD;
 
 /// Frames of a run.
 const RUN: usize = 64;

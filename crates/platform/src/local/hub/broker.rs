@@ -6,13 +6,13 @@ use std::collections::{BTreeMap, HashMap};
 use std::os::fd::OwnedFd;
 
 use ringfence_memory::PAGE_SIZE;
+use ringfence_sys::descriptors::Descriptors;
 use rustix::fs::FallocateFlags;
 
 use super::protocol::Refusal;
 use crate::DomId;
 use crate::local::table::STATUS_BYTES;
 use crate::local::{ArenaFiles, ArenaShape};
-use ringfence_sys::descriptors::Descriptors;
 
 /// What one domain may make the hub keep.
 #[derive(Clone, Copy, Debug)]

@@ -7,11 +7,11 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use ringfence_sys::descriptors::Descriptors;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::protocol::{self, Kind, Message, REPLY, Received, Refusal, UNANSWERED};
 use crate::{EventPort, PlatformError};
-use ringfence_sys::descriptors::Descriptors;
 
 /// How long the hub may take to answer.
 const ANSWER_WITHIN: Duration = Duration::from_secs(5);

@@ -14,6 +14,9 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use ringfence_sys::descriptors::{Descriptors, dispose_socket, refuse_descriptors};
+use ringfence_sys::socket::{peer_user, unread_by_peer};
+use ringfence_xenstore::{Leftovers, Limits, StorePump};
 use rustix::buffer::spare_capacity;
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 use rustix::io::Errno;
@@ -23,9 +26,6 @@ use super::broker::{Broker, HubLimits};
 use super::protocol::{self, ANY_DOMAIN, Kind, Message, REPLY, Received, Refusal};
 use crate::local::{ArenaFiles, ArenaShape};
 use crate::{DomId, PlatformError};
-use ringfence_sys::descriptors::{Descriptors, dispose_socket, refuse_descriptors};
-use ringfence_sys::socket::{peer_user, unread_by_peer};
-use ringfence_xenstore::{Leftovers, Limits, StorePump};
 
 /// Messages of one domain served before the others have their turn.
 const BURST: usize = 16;

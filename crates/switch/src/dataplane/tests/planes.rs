@@ -2,12 +2,12 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use ringfence_frame::orders::PortOrder;
+use ringfence_frame::steer::Steering;
 use ringfence_wire::netif::ctrl::HashTypes;
 
 use super::*;
 use crate::dataplane::relay::PARCELS_MAX;
-use ringfence_frame::orders::PortOrder;
-use ringfence_frame::steer::Steering;
 
 /// A data plane of several threads.
 struct Several {

@@ -1,6 +1,7 @@
-use super::*;
 use ringfence_frame::port::Port as _;
 use ringfence_frame::testing::MemoryPort;
+
+use super::*;
 
 type Frames = Vec<(Vec<u8>, OffloadMeta)>;
 

@@ -1,11 +1,12 @@
 //! The body of the fuzz target about virtqueues. It also runs as a property test.
 
-use crate::GuestSide;
-use crate::link::{Committed, Slots};
 use ringfence_frame::{Batch, Fault, Port};
 use ringfence_offload::OffloadMeta;
 use ringfence_ring::split::QueueFeatures;
 use ringfence_wire::virtio::UsedElement;
+
+use crate::GuestSide;
+use crate::link::{Committed, Slots};
 
 use crate::link::vhost_net::frames::FrameShape;
 use crate::link::vhost_net::link::VhostLink;

@@ -40,8 +40,6 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
-use crate::GuestSide;
-use crate::link::{Committed, Slots};
 use ringfence_access::iommu::AddressSpace;
 use ringfence_frame::tap::{capabilities, frame_max};
 use ringfence_frame::{
@@ -55,6 +53,9 @@ use ringfence_sys::iotlb::Miss;
 use ringfence_sys::rules::RuleCounters;
 use ringfence_sys::tap::TapOffloads;
 use ringfence_sys::vhost::{QueueName, VhostError, VhostNet, VhostSetup};
+
+use crate::GuestSide;
+use crate::link::{Committed, Slots};
 
 use crate::link::vhost_net::device::Device;
 use crate::link::vhost_net::fault::{LinkFault, worker_failed};

@@ -20,8 +20,9 @@ pub use device::Device;
 pub use fault::LinkFault;
 pub use link::{Protection, VhostLink};
 
-use crate::link::Committed;
 use ringfence_frame::{DropReason, PortCapabilities, PortCounters};
+
+use crate::link::Committed;
 
 use frames::{CommitError, FrameRing};
 

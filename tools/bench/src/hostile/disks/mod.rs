@@ -24,10 +24,14 @@ use std::io::Write;
 use std::os::fd::AsFd;
 use std::time::Duration;
 
+use ringfence_platform::local::{ArenaShape, LocalPlatform};
+
 use anyhow::{Context, bail};
 use clap::ValueEnum;
 use indicatif::ProgressBar;
-use ringfence_platform::local::{ArenaShape, LocalPlatform};
+use ringfence::out::Out;
+use ringfence::switchboard::{DiskFrontend, DriverStats};
+use ringfence_sandbox::channel::Channel;
 use serde::{Deserialize, Serialize};
 
 use self::attacks::State;
@@ -41,9 +45,6 @@ use super::process::{Footprint, Process};
 use super::rogue::{Pace, STEP_WITHIN};
 use super::{Cores, MTU_MIN, WARM_UP};
 use crate::block::{self, GuestSetup, Rw};
-use ringfence::out::Out;
-use ringfence::switchboard::{DiskFrontend, DriverStats};
-use ringfence_sandbox::channel::Channel;
 
 /// Bytes of a guest's disk.
 const BYTES: u64 = 16 << 20;

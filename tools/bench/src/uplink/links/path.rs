@@ -11,6 +11,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
+use ringfence::uplink::link::{Link, LinkOrder, Made};
 use ringfence_platform::Counters;
 use ringfence_sys::clock::Clock;
 use ringfence_sys::tap::{Tap, TapOffloads};
@@ -24,7 +25,6 @@ use super::super::args::Peer;
 use super::super::end::{Came, Said};
 use super::super::peers::{Behind, GUEST, HOST, run};
 use super::{LinkName, Setup};
-use ringfence::uplink::link::{Link, LinkOrder, Made};
 
 /// What the interface is called, here and in the namespace it is moved to.
 const INTERFACE: &str = "bench1";
