@@ -1,4 +1,8 @@
-//! Each side's states, as they are read and written.
+//! Both ends of a device in the store: paths, states, and the backend's penalty.
+//!
+//! A peer owns its directory and can write anything there, or revoke the permission to read it. Such
+//! a value counts as state [`XenbusState::Missing`] and as a rule violation; only errors of the store
+//! itself are returned.
 
 use std::sync::Arc;
 
@@ -9,20 +13,20 @@ use ringfence_xenstore::{StoreAccess, StoreClient, StoreError};
 
 use super::steps::{BackendView, FrontendView};
 
-/// Steps that one look may take: more than any handshake needs, so that a peer that changes its
-/// state all the time holds nobody up.
+/// Maximum steps per look. No handshake needs as many, so a peer that changes its state all the time
+/// does not delay other devices.
 pub const STEPS_MAX: usize = 8;
 
-/// What became of a device in a look of its backend.
+/// Result of a backend's look at its device.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Life {
-    /// It goes on.
+    /// The device still exists.
     Alive,
-    /// It is gone for good; forget it.
+    /// The device was removed; the caller forgets it.
     Over,
 }
 
-/// Whether an error is about what a peer wrote, not about the store.
+/// Returns `true` if an error comes from a value that the peer wrote, not from the store.
 pub fn is_about_a_key(error: &StoreError) -> bool {
     matches!(
         error,
@@ -30,73 +34,73 @@ pub fn is_about_a_key(error: &StoreError) -> bool {
     )
 }
 
-/// The backend's end of a device.
+/// Backend's end of a device.
 #[derive(Debug)]
 pub struct BackendEnd {
     device: DeviceId,
     front: String,
     back: String,
     rules: Arc<RuleCounters>,
-    condemned: Option<String>,
+    penalty: Option<String>,
 }
 
 impl BackendEnd {
-    /// The end of a device that a toolstack made.
+    /// Creates the end of a device that a toolstack created.
     pub fn new(device: DeviceId) -> BackendEnd {
         let (front, back) = (device.frontend_path(), device.backend_path());
-        BackendEnd { device, front, back, rules: Arc::default(), condemned: None }
+        BackendEnd { device, front, back, rules: Arc::default(), penalty: None }
     }
 
-    /// The device.
+    /// Returns the id of the device.
     pub fn device(&self) -> &DeviceId {
         &self.device
     }
 
-    /// The path of one of the frontend's keys.
+    /// Returns the path of a key of the frontend.
     pub fn front(&self, key: &str) -> String {
         format!("{}/{key}", self.front)
     }
 
-    /// The path of one of the backend's keys.
+    /// Returns the path of a key of the backend.
     pub fn back(&self, key: &str) -> String {
         format!("{}/{key}", self.back)
     }
 
-    /// The paths to watch.
+    /// Returns the paths that the backend watches.
     pub fn watch_paths(&self) -> [String; 2] {
         [self.front(xenbus::STATE), self.back.clone()]
     }
 
-    /// What the guest did wrong, by rule.
+    /// Returns the counters of the guest's rule violations, by rule.
     pub fn rules(&self) -> &Arc<RuleCounters> {
         &self.rules
     }
 
-    /// Why the device was closed, if this side did so.
-    pub fn condemned(&self) -> Option<&str> {
-        self.condemned.as_deref()
+    /// Returns the reason for which this end closed the device, if it did.
+    pub fn penalized(&self) -> Option<&str> {
+        self.penalty.as_deref()
     }
 
-    /// The guest broke a rule: the device is to be closed at the next look. A guest that comes back to
-    /// be condemned again is logged ever more rarely.
-    pub fn condemn(&mut self, why: String) {
+    /// Records a rule violation of the guest. The next look closes the device. The log line of a guest
+    /// that reconnects and violates a rule again appears at powers of two only.
+    pub fn close_with_penalty(&mut self, why: String) {
         let times = self.rules.count("device_condemned") + 1;
         if times.is_power_of_two() {
             tracing::warn!(device = %self.back, %why, times, "device closed");
         }
-        self.condemned.get_or_insert(why);
+        self.penalty.get_or_insert(why);
     }
 
-    /// The frontend starts over.
-    pub fn forgive(&mut self) {
-        self.condemned = None;
+    /// Clears the penalty, because the frontend restarts the handshake.
+    pub fn reset_penalty(&mut self) {
+        self.penalty = None;
     }
 
-    /// Both states; `None` where the device is gone.
+    /// Reads both states. Returns `None` if the device was removed.
     ///
     /// # Errors
     ///
-    /// The store's, unless they are about what the frontend wrote.
+    /// Returns errors of the store, but not those that a value of the frontend causes.
     pub fn view(
         &self,
         store: &mut StoreClient,
@@ -104,13 +108,13 @@ impl BackendEnd {
     ) -> Result<Option<BackendView>, StoreError> {
         let own = match store.read_opt(&self.back(xenbus::STATE)) {
             Ok(Some(own)) => own,
-            // Gone, or no longer ours, which is the same where the toolstack took it away.
+            // The toolstack removed the directory, or its permissions.
             Ok(None) | Err(StoreError::Refused { .. }) => return Ok(None),
             Err(error) => return Err(error),
         };
         let peer = match store.read_opt(&self.front(xenbus::STATE)) {
             Ok(peer) => peer.map(|text| self.peer_state(&text)),
-            // The frontend's own permissions keep us from reading it.
+            // The frontend changed the permissions of its key.
             Err(StoreError::Refused { .. }) => {
                 self.rules.count("state_unreadable");
                 Some(XenbusState::Missing)
@@ -122,7 +126,7 @@ impl BackendEnd {
             peer,
             attached,
             online: store.read_flag(&self.back(xenbus::ONLINE)).unwrap_or(false),
-            condemned: self.condemned.is_some(),
+            penalized: self.penalty.is_some(),
         }))
     }
 
@@ -133,20 +137,20 @@ impl BackendEnd {
         })
     }
 
-    /// Sets our state, and says why if the device was condemned.
+    /// Writes this end's state, and the reason if the device was closed for a rule violation.
     ///
     /// # Errors
     ///
-    /// The store's.
+    /// Returns errors of the store.
     pub fn enter(&self, store: &mut StoreClient, state: XenbusState) -> Result<(), StoreError> {
-        if let Some(why) = &self.condemned {
+        if let Some(why) = &self.penalty {
             store.write(&self.back("error"), why)?;
         }
         store.write(&self.back(xenbus::STATE), state.to_string())
     }
 }
 
-/// The frontend's end of a device.
+/// Frontend's end of a device.
 #[derive(Debug)]
 pub struct FrontendEnd {
     device: DeviceId,
@@ -155,36 +159,36 @@ pub struct FrontendEnd {
 }
 
 impl FrontendEnd {
-    /// The end of a device that a toolstack made.
+    /// Creates the end of a device that a toolstack created.
     pub fn new(device: DeviceId) -> FrontendEnd {
         FrontendEnd { device, front: device.frontend_path(), back: device.backend_path() }
     }
 
-    /// The device.
+    /// Returns the id of the device.
     pub fn device(&self) -> &DeviceId {
         &self.device
     }
 
-    /// The path of one of the frontend's keys.
+    /// Returns the path of a key of the frontend.
     pub fn front(&self, key: &str) -> String {
         format!("{}/{key}", self.front)
     }
 
-    /// The path of one of the backend's keys.
+    /// Returns the path of a key of the backend.
     pub fn back(&self, key: &str) -> String {
         format!("{}/{key}", self.back)
     }
 
-    /// The path to watch.
+    /// Returns the path that the frontend watches.
     pub fn watch_path(&self) -> String {
         self.back(xenbus::STATE)
     }
 
-    /// Both states. The rest of the view is what the caller has of the device.
+    /// Reads both states. The caller fills in the rest of the view.
     ///
     /// # Errors
     ///
-    /// The store's.
+    /// Returns errors of the store.
     pub fn view(
         &self,
         store: &mut StoreClient,
@@ -200,18 +204,18 @@ impl FrontendEnd {
         Ok(FrontendView { own, peer, attached, was_up: false, broken: false })
     }
 
-    /// Sets our state, if there is still a device to have one.
+    /// Writes this end's state. Does nothing if the device was removed.
     ///
     /// # Errors
     ///
-    /// The store's.
+    /// Returns errors of the store.
     pub fn enter(&self, store: &mut StoreClient, state: XenbusState) -> Result<(), StoreError> {
         if_ours(store.write(&self.front(xenbus::STATE), state.to_string())).map(|_| ())
     }
 }
 
-/// `None` where the store refuses. Directories of a device that was taken away are not ours any more:
-/// what is not there is judged by what is above it.
+/// Converts a refusal of the store to `None`. The directories of a removed device belong to another
+/// domain, and the permissions of a missing node are those of its parent.
 fn if_ours<T>(outcome: Result<T, StoreError>) -> Result<Option<T>, StoreError> {
     match outcome {
         Ok(value) => Ok(Some(value)),

@@ -1,16 +1,17 @@
-//! The body of the fuzz target about the handshake. It also runs as a property test.
+//! Body of the fuzz target for the handshake, which also runs as a property test.
 
 use ringfence_wire::xenbus::XenbusState;
 
 use crate::steps::World;
 
-/// Plays both sides of a vif. The first octet says who is hostile (bit 0 the frontend, bit 1 the
-/// backend) and whether the frontend waits for the backend to be Connected (bit 2), each pair of octets behind it is an action: what is done, and a state.
+/// Runs both ends of a vif. The first byte selects the hostile ends (bit 0 the frontend, bit 1 the
+/// backend) and whether the frontend waits for a Connected backend (bit 2). Each following pair of
+/// bytes is an action and a state.
 ///
 /// # Panics
 ///
-/// When a side does not come to rest by itself, holds what it must not, or cannot be connected with
-/// by a peer that starts over.
+/// Panics if an end does not become idle by itself, holds rings that it must not hold, or does not
+/// connect to a peer that restarts.
 pub fn vif_states(data: &[u8]) {
     let Some((&who, actions)) = data.split_first() else { return };
     let (front_is_hostile, back_is_hostile) = (who & 1 != 0, who & 2 != 0);
@@ -37,16 +38,16 @@ pub fn vif_states(data: &[u8]) {
                 world.keys.back = what % 12 != 6;
                 world
             }
-            // The data path ends on one side, for whatever reason.
+            // The data path of one end fails.
             7 => {
-                world.back.condemned |= world.back.attached;
+                world.back.penalized |= world.back.attached;
                 world
             }
             8 => {
                 world.front.broken |= world.front.attached;
                 world
             }
-            // The toolstack takes the device away, or thinks better of it.
+            // The toolstack takes the device offline, or online again.
             9 => {
                 world.back.online = state != XenbusState::Closed;
                 world
@@ -63,7 +64,7 @@ pub fn vif_states(data: &[u8]) {
     if !front_is_hostile {
         world = world.front_rests();
     }
-    // Whoever was hostile is replaced by somebody who is not; both sides' owners want the device.
+    // A correct end replaces each hostile one, and the toolstack keeps the device.
     world.back.online = true;
     if back_is_hostile || !world.keys.front {
         world = world.with_new_backend();
@@ -81,7 +82,7 @@ mod tests {
         #![proptest_config(ProptestConfig::with_cases(2000))]
 
         #[test]
-        fn xsa_350_any_sequence_of_states_is_survived(
+        fn xsa_350_any_sequence_of_states_ends_connected(
             who in 0u8..8,
             actions in proptest::collection::vec(any::<u8>(), 0..200),
         ) {

@@ -1,9 +1,12 @@
 #![forbid(unsafe_code)]
-//! The xenbus handshake, as far as it is the same for every kind of device.
+//! Xenbus device life cycle: the part of the handshake that all kinds of devices share.
 //!
-//! * [`steps`]: what is due, by both sides' states.
-//! * [`end`]: what each side reads and writes of them.
-//! * [`toolstack`]: making a device and taking it away.
+//! * [`steps`]: the next step of each end, as a pure function of both states.
+//! * [`end`]: reads and writes of both states in the store.
+//! * [`toolstack`]: creation and removal of a device's directories.
+//!
+//! A backend or frontend reads a view by its end, passes it to [`steps`], carries out the step and
+//! repeats, at most [`end::STEPS_MAX`] times per look.
 
 pub mod end;
 #[doc(hidden)]

@@ -1,46 +1,45 @@
-//! The xenbus handshake as pure decisions: what each side does when it looks at the other's state.
+//! The xenbus handshake as pure functions: the next step of each end.
 //!
-//! Nothing here depends on *changes* being seen: a side looks at both states and at what it holds,
-//! and does the one step that is due. Repeated, skipped, reordered and unknown states are
-//! therefore no special cases (XSA-350, XSA-374, XSA-465): the same look answers the same, and a
-//! step that was done is not due again.
+//! A step depends on both states and on what the end holds, never on a *change* of state. So repeated,
+//! skipped, reordered and unknown states are no special cases (XSA-350, XSA-374, XSA-465). The same
+//! view gives the same step, and a step that was carried out is not due again.
 
 use ringfence_wire::xenbus::XenbusState;
 
-/// What a backend does next.
+/// Next step of a backend.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum BackendStep {
     /// Nothing is due.
     Wait,
-    /// Publish features and go to InitWait.
+    /// Publish features and enter InitWait.
     Announce,
-    /// Read the frontend's keys, map, bind, go to Connected. When this side is Connected already, a
-    /// backend before it was: its device is taken over, and no state changes.
+    /// Read the frontend's keys, map, bind, enter Connected. If the own state is Connected already, a
+    /// previous backend set it. Its device is then adopted without a change of state.
     Connect,
-    /// Let go of everything and go to Closing.
+    /// Release everything and enter Closing.
     Close,
-    /// Let go of everything and go to Closed.
+    /// Release everything and enter Closed.
     Finish,
-    /// The device is gone for good: let go of everything and forget it.
+    /// The device was removed: release everything and forget it.
     Forget,
 }
 
-/// What a backend has of a device.
+/// State of a device as its backend sees it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct BackendView {
-    /// Its own state in the store.
+    /// Own state in the store.
     pub own: XenbusState,
-    /// The frontend's state; `None` when the key is not there.
+    /// Frontend's state; `None` if the key is missing.
     pub peer: Option<XenbusState>,
-    /// Whether rings are mapped.
+    /// Set while the rings are mapped.
     pub attached: bool,
-    /// The toolstack's `online`: a closed device may come back.
+    /// The toolstack's key `online`: a closed device may connect again.
     pub online: bool,
-    /// This side gave the device up because the frontend broke a rule.
-    pub condemned: bool,
+    /// Set after a rule violation of the frontend, for which this end closes the device.
+    pub penalized: bool,
 }
 
-/// The step that is due.
+/// Returns the step of a backend that is due.
 pub fn backend_step(view: BackendView) -> BackendStep {
     use XenbusState as S;
     let Some(peer) = view.peer else {
@@ -52,16 +51,16 @@ pub fn backend_step(view: BackendView) -> BackendStep {
     };
     let leaving = matches!(view.own, S::Closing | S::Closed);
     match peer {
-        // A condemned frontend may start over; until it does, the device stays closed.
+        // A penalized frontend may restart; until it does, the device stays closed.
         S::Initialising if view.attached || (leaving && view.online) => BackendStep::Announce,
         S::Initialising | S::InitWait if view.own == S::Initialising => BackendStep::Announce,
-        // The backend before this one left a device in use; the frontend has started over since.
+        // A previous backend left a device in use, and the frontend has restarted since.
         S::Initialising | S::InitWait if !view.attached && in_use(view.own) => {
             BackendStep::Announce
         }
-        // Whatever it says, a condemned frontend is not served (it may say Reconfiguring, or 99).
+        // A penalized frontend is not served in any state (Reconfiguring, or 99).
         S::Closing | S::Closed => closing_step(view, leaving),
-        _ if view.condemned => close_if(view, !leaving),
+        _ if view.penalized => close_if(view, !leaving),
         S::Initialised | S::Connected if leaving => BackendStep::Wait,
         S::Initialised | S::Connected if !view.attached => BackendStep::Connect,
         S::Missing => close_if(view, !leaving),
@@ -69,19 +68,19 @@ pub fn backend_step(view: BackendView) -> BackendStep {
     }
 }
 
-/// Whether a backend in this state holds, or held, a frontend's rings.
+/// Returns `true` if a backend in this state maps, or mapped, the rings.
 fn in_use(own: XenbusState) -> bool {
     use XenbusState as S;
     matches!(own, S::Initialised | S::Connected | S::Reconfiguring | S::Reconfigured)
 }
 
-/// What a backend does whose frontend leaves or has left.
+/// Returns the step of a backend whose frontend is Closing or Closed.
 fn closing_step(view: BackendView, leaving: bool) -> BackendStep {
     use XenbusState as S;
     match (view.peer, view.own) {
         (Some(S::Closing), _) => close_if(view, !leaving),
         _ if !view.online => BackendStep::Forget,
-        // A new backend: the frontend left the one before it, and may have this one.
+        // A new backend: the frontend left the previous one and may connect to this one.
         (_, S::Initialising) => BackendStep::Announce,
         (_, S::Closed | S::InitWait) if !view.attached => BackendStep::Wait,
         _ => BackendStep::Finish,
@@ -92,49 +91,48 @@ fn close_if(view: BackendView, due: bool) -> BackendStep {
     if due || view.attached { BackendStep::Close } else { BackendStep::Wait }
 }
 
-/// What a frontend does next.
+/// Next step of a frontend.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum FrontendStep {
     /// Nothing is due.
     Wait,
-    /// Lend rings, publish keys, go to Connected; or to Initialised, where the frontend of a device
-    /// of this kind waits for the backend to be Connected first.
+    /// Lend rings, publish keys, enter Connected; or Initialised, for kinds of devices whose frontend
+    /// waits for a Connected backend.
     Connect,
-    /// Read what the backend published when it connected, go to Connected.
+    /// Read the keys that the connected backend published, enter Connected.
     Complete,
-    /// Start over: let go of everything, go to Initialising.
+    /// Release everything and enter Initialising.
     Restart,
-    /// Let go of everything and go to Closed.
+    /// Release everything and enter Closed.
     Finish,
 }
 
-/// What a frontend has of a device.
+/// State of a device as its frontend sees it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct FrontendView {
-    /// Its own state in the store.
+    /// Own state in the store.
     pub own: XenbusState,
-    /// The backend's state; `None` when the key is not there.
+    /// Backend's state; `None` if the key is missing.
     pub peer: Option<XenbusState>,
-    /// Whether rings are lent and the data path runs.
+    /// Set while the rings are lent and the data path runs.
     pub attached: bool,
-    /// The backend was seen Connected since the rings were lent.
+    /// Set if the backend was Connected since the rings were lent.
     pub was_up: bool,
-    /// The data path ended (the other end of the channel is gone, or the backend broke a rule).
+    /// Set after the data path ended: the peer's channel closed, or the backend violated a rule.
     pub broken: bool,
 }
 
-/// The step that is due.
+/// Returns the step of a frontend that is due.
 pub fn frontend_step(view: FrontendView) -> FrontendStep {
     use XenbusState as S;
     match view.peer {
-        // Both directories were taken away: there is nothing to write into.
+        // Both directories were removed, so no state can be written.
         None if view.own == S::Missing && !view.attached => FrontendStep::Wait,
         None | Some(S::Closing | S::Closed) if view.own != S::Closed || view.attached => {
             FrontendStep::Finish
         }
-        // A backend that was connected waits for us to begin: a new one took over. Or our state was
-        // set back, by a toolstack or because it could not be written. Or it offers the device
-        // again after it was closed.
+        // A new backend took over and waits for this end. Or the own state was reset, by a toolstack
+        // or by a failed write. Or the backend offers a closed device again.
         Some(S::InitWait)
             if view.attached && (view.was_up || view.broken || view.own == S::Initialising) =>
         {
@@ -143,7 +141,7 @@ pub fn frontend_step(view: FrontendView) -> FrontendStep {
         Some(S::InitWait) if !view.attached && view.own != S::Initialising => FrontendStep::Restart,
         Some(S::InitWait) if !view.attached => FrontendStep::Connect,
         Some(S::Initialising) if view.attached => FrontendStep::Restart,
-        // A backend that skipped InitWait offers its defaults.
+        // A backend that skipped InitWait offers the default features.
         Some(S::Initialised | S::Connected)
             if !view.attached && view.own == S::Initialising && !view.broken =>
         {

@@ -1,4 +1,4 @@
-//! What a toolstack writes to make a device, and how it takes it away.
+//! Toolstack's part of a device: creation and removal of its two directories in the store.
 
 use ringfence_wire::grant::DomId;
 use ringfence_wire::xenbus::{self, DeviceId, XenbusState};
@@ -6,10 +6,10 @@ use ringfence_wire::xenstore::{ErrorName, NodeAccess, Permission, PermissionList
 
 use ringfence_xenstore::{StoreAccess, StoreClient, StoreError};
 
-/// A key and its value.
+/// Key of a directory and its value.
 pub type Entry<'a> = (&'a str, String);
 
-/// A directory that `owner` writes and `reader` reads, and nobody else sees.
+/// Returns permissions for a directory that `owner` writes, `reader` reads, and no other domain sees.
 fn shared(owner: DomId, reader: DomId) -> PermissionList {
     let mut list = PermissionList::owned_by(owner, NodeAccess::None);
     let entries = [
@@ -22,12 +22,12 @@ fn shared(owner: DomId, reader: DomId) -> PermissionList {
     list
 }
 
-/// Makes the two directories of a device, both sides in state Initialising, with what is particular to
-/// its kind: in the frontend's directory `front`, in the backend's `back`.
+/// Creates the two directories of a device, both ends in state Initialising. The two lists hold the
+/// keys of the device's kind, for the frontend's directory and for the backend's.
 ///
 /// # Errors
 ///
-/// The store's.
+/// Returns errors of the store.
 pub fn create(
     store: &mut StoreClient,
     device: &DeviceId,
@@ -58,12 +58,12 @@ pub fn create(
     })
 }
 
-/// Removes both directories, and the one that held the backends of this frontend if it is empty now:
-/// it would outlive the domain. What is gone already is no error.
+/// Removes both directories. The parent of the backend's directory is removed too if it is empty,
+/// because it would outlive the domain. A directory that is already missing is no error.
 ///
 /// # Errors
 ///
-/// The store's.
+/// Returns errors of the store.
 pub fn remove(store: &mut StoreClient, device: &DeviceId) -> Result<(), StoreError> {
     let (front, back) = (device.frontend_path(), device.backend_path());
     store.transaction(|t| {

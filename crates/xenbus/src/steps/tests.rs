@@ -1,4 +1,4 @@
-//! The handshake as a game of two sides that follow the steps, and of one side that does not.
+//! Handshakes of two ends that follow the steps, and of one end with a hostile peer.
 
 use proptest::prelude::*;
 
@@ -6,13 +6,13 @@ use super::*;
 use XenbusState as S;
 
 #[test]
-fn a_fresh_pair_connects() {
+fn fresh_pair_connects() {
     assert!(World::fresh().settle().is_up());
     assert!(World::fresh_waiting().settle().is_up());
 }
 
 #[test]
-fn a_frontend_that_waits_is_initialised_until_the_backend_is_connected() {
+fn waiting_frontend_stays_initialised_until_backend_is_connected() {
     let world = World::fresh_waiting().back_moves().front_moves();
     assert_eq!((world.front.own, world.front.attached), (S::Initialised, true));
     assert_eq!(frontend_step(world.front), FrontendStep::Wait);
@@ -22,7 +22,7 @@ fn a_frontend_that_waits_is_initialised_until_the_backend_is_connected() {
 }
 
 #[test]
-fn a_frontend_that_closes_and_comes_back_connects_again() {
+fn frontend_that_closes_and_returns_reconnects() {
     let mut world = World::fresh().settle();
     world.front.own = S::Closing;
     let mut world = world.looked().back_moves();
@@ -35,7 +35,7 @@ fn a_frontend_that_closes_and_comes_back_connects_again() {
 }
 
 #[test]
-fn a_frontend_that_restarts_without_closing_connects_again() {
+fn frontend_that_restarts_without_closing_reconnects() {
     let mut world = World::fresh().settle();
     (world.front.own, world.front.attached) = (S::Initialising, false);
     let world = world.looked().back_moves();
@@ -44,14 +44,14 @@ fn a_frontend_that_restarts_without_closing_connects_again() {
 }
 
 #[test]
-fn a_new_backend_that_starts_over_is_followed() {
+fn frontend_follows_restarted_backend() {
     let mut world = World::fresh().settle();
     (world.back.own, world.back.attached) = (S::InitWait, false);
     assert!(world.looked().front_moves().settle().is_up());
 }
 
 #[test]
-fn a_device_that_goes_offline_is_forgotten() {
+fn offline_device_is_forgotten() {
     let mut world = World::fresh().settle();
     world.back.online = false;
     (world.front.own, world.front.attached) = (S::Closed, false);
@@ -59,9 +59,9 @@ fn a_device_that_goes_offline_is_forgotten() {
 }
 
 #[test]
-fn a_condemned_frontend_stays_closed_until_it_starts_over() {
+fn penalized_frontend_stays_closed_until_it_restarts() {
     let mut world = World::fresh().settle();
-    world.back.condemned = true;
+    world.back.penalized = true;
     let mut world = world.back_moves();
     assert_eq!((world.back.own, world.back.attached), (S::Closing, false));
     assert_eq!(backend_step(world.back), BackendStep::Wait);
@@ -70,7 +70,7 @@ fn a_condemned_frontend_stays_closed_until_it_starts_over() {
 }
 
 #[test]
-fn a_frontend_that_skips_ahead_is_connected() {
+fn frontend_that_skips_states_is_connected() {
     // Initialised (3) and then nothing, as blkfront does, and straight to Connected (4).
     for state in [S::Initialised, S::Connected] {
         let mut world = World::fresh().back_moves();
@@ -80,7 +80,7 @@ fn a_frontend_that_skips_ahead_is_connected() {
 }
 
 #[test]
-fn a_frontend_whose_state_was_set_back_starts_over() {
+fn frontend_with_reset_state_restarts() {
     // By a toolstack, or because its own could not be written: nobody else could begin.
     let mut world = World::fresh().back_moves().front_moves();
     assert!(world.front.attached && !world.front.was_up);
@@ -91,7 +91,7 @@ fn a_frontend_whose_state_was_set_back_starts_over() {
 }
 
 #[test]
-fn a_frontend_whose_channel_closed_before_it_was_up_starts_over() {
+fn frontend_whose_channel_closed_before_connection_restarts() {
     // The backend bound the channel, died, and another one waits.
     let mut world = World::fresh().back_moves().front_moves();
     world.front.broken = true;
@@ -101,7 +101,7 @@ fn a_frontend_whose_channel_closed_before_it_was_up_starts_over() {
 }
 
 #[test]
-fn a_device_that_the_backend_before_left_connected_is_taken_over() {
+fn device_left_connected_is_adopted_by_next_backend() {
     let mut world = World::fresh().settle();
     world.back.attached = false;
     assert_eq!(backend_step(world.looked().back), BackendStep::Connect);
@@ -111,7 +111,7 @@ fn a_device_that_the_backend_before_left_connected_is_taken_over() {
 }
 
 #[test]
-fn a_frontend_that_started_over_while_there_was_no_backend_connects() {
+fn frontend_restarted_without_backend_connects() {
     for own in [S::Connected, S::Initialised, S::Reconfiguring] {
         let mut world = World::fresh().settle().with_new_frontend();
         (world.back.own, world.back.attached) = (own, false);
@@ -121,7 +121,7 @@ fn a_frontend_that_started_over_while_there_was_no_backend_connects() {
 
 proptest! {
     #[test]
-    fn xsa_465_any_sequence_of_frontend_states_is_survived(
+    fn xsa_465_any_frontend_states_end_connected(
         waits: bool,
         states in proptest::collection::vec(0u32..12, 0..60),
     ) {
@@ -135,7 +135,7 @@ proptest! {
     }
 
     #[test]
-    fn any_sequence_of_backend_states_is_survived(
+    fn any_backend_states_end_connected(
         waits: bool,
         states in proptest::collection::vec(0u32..12, 0..60),
     ) {

@@ -1,51 +1,49 @@
-//! Both sides of a vif as far as the steps see them: states, and who holds what. For tests of the
-//! steps and for the fuzz target.
+//! Model of both ends of a vif for tests of the steps and for the fuzz target: states, and the rings
+//! that each end holds.
 
 use ringfence_wire::xenbus::XenbusState as S;
 
 use super::{BackendStep, BackendView, FrontendStep, FrontendView, backend_step, frontend_step};
 
-/// Looks after which a side must have come to rest, when the other one does nothing.
+/// Maximum looks of one end until it is idle, while the other end does nothing.
 const LOOKS_MAX: usize = 4;
 
-/// Both sides' states and holdings.
+/// States and holdings of both ends.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct World {
-    /// The backend's view.
+    /// View of the backend.
     pub back: BackendView,
-    /// The frontend's view.
+    /// View of the frontend.
     pub front: FrontendView,
-    /// Each side's key may have been removed by whoever may.
+    /// Presence of each end's key.
     pub keys: Keys,
-    /// The frontend waits, Initialised, for the backend to be Connected, as a disk's does.
+    /// Set if the frontend waits in Initialised for a Connected backend, as a vbd's does.
     pub front_waits: bool,
 }
 
-/// Which side's `state` there is.
+/// Presence of the `state` keys.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Keys {
-    /// The backend's.
     pub back: bool,
-    /// The frontend's.
     pub front: bool,
 }
 
 impl World {
-    /// As a toolstack makes it.
+    /// Creates a device as a toolstack does.
     pub fn fresh() -> World {
         let own = S::Initialising;
-        let back = BackendView { own, peer: None, attached: false, online: true, condemned: false };
+        let back = BackendView { own, peer: None, attached: false, online: true, penalized: false };
         let front = FrontendView { own, peer: None, attached: false, was_up: false, broken: false };
         let keys = Keys { back: true, front: true };
         World { back, front, keys, front_waits: false }.looked()
     }
 
-    /// As a toolstack makes it, for a device whose frontend waits for the backend to be Connected.
+    /// Creates a device whose frontend waits for a Connected backend.
     pub fn fresh_waiting() -> World {
         World { front_waits: true, ..World::fresh() }
     }
 
-    /// Both sides read the store.
+    /// Updates both views from the store.
     #[must_use]
     pub fn looked(mut self) -> World {
         self.back.peer = self.keys.front.then_some(self.front.own);
@@ -54,11 +52,11 @@ impl World {
         self
     }
 
-    /// The backend does what is due.
+    /// Carries out the backend's due step.
     #[must_use]
     pub fn back_moves(mut self) -> World {
         if !self.keys.back {
-            // Its directory is gone: it is over.
+            // Its directory is gone, so nothing is left.
             self.back.attached = false;
             return self;
         }
@@ -70,12 +68,12 @@ impl World {
             BackendStep::Close => (S::Closing, false),
             BackendStep::Finish | BackendStep::Forget => (S::Closed, false),
         };
-        self.back.condemned &= step != BackendStep::Announce;
+        self.back.penalized &= step != BackendStep::Announce;
         (self.back.own, self.back.attached) = (own, attached);
         self.looked()
     }
 
-    /// The frontend does what is due. Its key is there afterwards.
+    /// Carries out the frontend's due step, which writes its key.
     #[must_use]
     pub fn front_moves(mut self) -> World {
         let (own, attached) = match frontend_step(self.front) {
@@ -104,11 +102,11 @@ impl World {
         world
     }
 
-    /// The backend looks until nothing is due, and holds nothing that it must not.
+    /// Lets the backend look until no step is due.
     ///
     /// # Panics
     ///
-    /// When it does not come to rest, or holds the rings of a frontend that has none.
+    /// Panics if it does not become idle, or holds rings of a frontend that lends none.
     #[must_use]
     pub fn back_rests(self) -> World {
         let world = self.rest(World::back_moves);
@@ -117,15 +115,18 @@ impl World {
             None | Some(S::Missing | S::Initialising | S::Closing | S::Closed)
         );
         assert!(!(without_rings && world.back.attached), "rings are held: {world:?}");
-        assert!(!(world.back.condemned && world.back.attached), "condemned, and used: {world:?}");
+        assert!(
+            !(world.back.penalized && world.back.attached),
+            "penalized and attached: {world:?}"
+        );
         world
     }
 
-    /// The frontend looks until nothing is due, and uses nothing that it must not.
+    /// Lets the frontend look until no step is due.
     ///
     /// # Panics
     ///
-    /// When it does not come to rest, or is attached to a backend that let go.
+    /// Panics if it does not become idle, or is attached to a backend that released the rings.
     #[must_use]
     pub fn front_rests(self) -> World {
         let world = self.rest(World::front_moves);
@@ -134,11 +135,11 @@ impl World {
         world
     }
 
-    /// Both look in turn until nothing is due.
+    /// Lets both ends look alternately until no step is due.
     ///
     /// # Panics
     ///
-    /// When that does not end.
+    /// Panics if they do not become idle.
     #[must_use]
     pub fn settle(self) -> World {
         let mut world = self;
@@ -152,7 +153,7 @@ impl World {
         panic!("the handshake does not settle, from {self:?}");
     }
 
-    /// Whether frames can flow.
+    /// Returns `true` if both ends are connected and attached.
     pub fn is_up(&self) -> bool {
         self.back.attached
             && self.front.attached
@@ -160,7 +161,7 @@ impl World {
             && self.front.own == S::Connected
     }
 
-    /// A new frontend in the place of the old one.
+    /// Replaces the frontend by a new one.
     #[must_use]
     pub fn with_new_frontend(mut self) -> World {
         self.front = World::fresh().front;
@@ -168,7 +169,7 @@ impl World {
         self.looked()
     }
 
-    /// A new backend in the place of the old one, for a device that stays.
+    /// Replaces the backend by a new one; the device stays.
     #[must_use]
     pub fn with_new_backend(mut self) -> World {
         self.back = World::fresh().back;
