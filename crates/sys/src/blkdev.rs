@@ -1,6 +1,6 @@
-//! What the kernel does to a whole range of a block device, and what it says of the device.
+//! Block device ioctls: size, discard and secure discard of a range.
 //!
-//! The calls block until the device has done its work.
+//! The calls block until the device has completed the operation.
 
 // #syscall daemon ioctl 1=0x80081272: BLKGETSIZE64: how large a block device is
 // #syscall driver,daemon ioctl 1=0x1277: BLKDISCARD: giving up ranges of a block device
@@ -12,12 +12,12 @@ use std::os::fd::AsFd;
 
 use rustix::ioctl::{Ioctl, IoctlOutput, Opcode, opcode};
 
-/// Numbers in `linux/fs.h`. They are plain: the type has nothing to do with it.
+/// Request numbers of `linux/fs.h`. They encode no argument size.
 const BLKDISCARD: Opcode = opcode::none(0x12, 119);
 const BLKSECDISCARD: Opcode = opcode::none(0x12, 125);
 const BLKGETSIZE64: Opcode = opcode::read::<usize>(0x12, 114);
 
-/// An operation on a range: two 64-bit numbers, the first byte and how many.
+/// Operation on a range: offset and length in bytes, both 64-bit.
 struct OnRange {
     code: Opcode,
     range: [u64; 2],
@@ -41,7 +41,7 @@ unsafe impl Ioctl for OnRange {
     }
 }
 
-/// The number of bytes of a device.
+/// Query of a device's size in bytes.
 struct Size(u64);
 
 // SAFETY: the kernel writes one u64 at the address (the code's size is that of a pointer for
@@ -64,37 +64,37 @@ unsafe impl Ioctl for Size {
     }
 }
 
-/// Bytes of the block device `file`.
+/// Returns the size of the block device `file` in bytes.
 ///
 /// # Errors
 ///
-/// The kernel's: `ENOTTY` when it is not one.
+/// Returns the kernel's error: `ENOTTY` if the file is no block device.
 pub fn size(file: impl AsFd) -> io::Result<u64> {
     // SAFETY: by the implementation of `Ioctl`.
     Ok(unsafe { rustix::ioctl::ioctl(file, Size(0)) }?)
 }
 
-/// Gives up the content of a range (multiples of 512 bytes).
+/// Discards the content of a range (multiples of 512 bytes).
 ///
 /// # Errors
 ///
-/// The kernel's: `EOPNOTSUPP` when the device cannot.
+/// Returns the kernel's error: `EOPNOTSUPP` if the device does not support the operation.
 pub fn discard(file: impl AsFd, offset: u64, len: u64) -> io::Result<()> {
     on_range(file, BLKDISCARD, offset, len)
 }
 
-/// Makes the content of a range unreadable for certain (multiples of 512 bytes).
+/// Discards a range so that its content cannot be recovered (multiples of 512 bytes).
 ///
 /// # Errors
 ///
-/// The kernel's: `EOPNOTSUPP` when the device cannot.
+/// Returns the kernel's error: `EOPNOTSUPP` if the device does not support the operation.
 pub fn discard_securely(file: impl AsFd, offset: u64, len: u64) -> io::Result<()> {
     on_range(file, BLKSECDISCARD, offset, len)
 }
 
-/// Whether [`discard_securely`] is something the device can do. Nothing is changed.
+/// Returns `true` if the device supports [`discard_securely`]. Changes nothing.
 pub fn can_discard_securely(file: impl AsFd) -> bool {
-    // A range that is never valid: the kernel looks at what the device can first.
+    // A range that is never valid: the kernel checks the device's capabilities first.
     let refused = on_range(file, BLKSECDISCARD, 1, 1).err().and_then(|e| e.raw_os_error());
     refused == Some(libc::EINVAL)
 }
@@ -109,7 +109,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_no_block_device_has_none_of_it() {
+    fn file_that_is_no_block_device_is_refused() {
         let file = rustix::fs::memfd_create("t", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
         let errno = |e: io::Error| e.raw_os_error();
         assert_eq!(size(&file).map_err(errno), Err(Some(libc::ENOTTY)));

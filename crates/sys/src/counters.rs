@@ -1,33 +1,36 @@
-//! Counts that no noise touches: what the data path asked of the platform and of the kernel.
+//! Data-path counters: grant operations, system calls, notifications and wake-ups.
+//!
+//! A counter is exact whatever else the machine does. Each thread adds to a cell of its own, so adding
+//! needs no locked instruction.
 
 use core::cell::Cell;
 use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 
 macro_rules! counters {
     ($($(#[$doc:meta])* $name:ident;)*) => {
-        /// Running totals of one domain. Readers may see them slightly out of step.
+        /// Running totals of one domain. A reader may see counters of different instants.
         #[derive(Default, Debug)]
         pub struct Counters { $($(#[$doc])* pub $name: SharedCounter,)* }
 
-        /// The totals at one moment.
+        /// Snapshot of the totals at one moment.
         #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
         pub struct CounterValues { $($(#[$doc])* pub $name: u64,)* }
 
         impl Counters {
-            /// The totals now.
+            /// Returns a snapshot of the totals.
             pub fn values(&self) -> CounterValues {
                 CounterValues { $($name: self.$name.get(),)* }
             }
         }
 
         impl CounterValues {
-            /// What was added since `earlier`.
+            /// Returns the differences to an earlier snapshot.
             #[must_use]
             pub fn since(&self, earlier: &CounterValues) -> CounterValues {
                 CounterValues { $($name: self.$name.wrapping_sub(earlier.$name),)* }
             }
 
-            /// Name and value of each.
+            /// Returns the name and the value of each total.
             pub fn named(&self) -> Vec<(&'static str, u64)> {
                 vec![$((stringify!($name), self.$name),)*]
             }
@@ -35,33 +38,33 @@ macro_rules! counters {
     };
 }
 
-/// One running total.
+/// Running total with one writing thread.
 #[derive(Default, Debug)]
 pub struct Counter(AtomicU64);
 
 impl Counter {
-    /// Adds `n`. A counter has one writing thread in practice, so no locked instruction is spent.
+    /// Adds `n` without a locked instruction. Concurrent writers could lose additions.
     #[inline]
     pub fn add(&self, n: u64) {
         self.0.store(self.0.load(Relaxed).wrapping_add(n), Relaxed);
     }
 
-    /// The total.
+    /// Returns the current total.
     pub fn get(&self) -> u64 {
         self.0.load(Relaxed)
     }
 }
 
-/// Cells of a [`SharedCounter`].
+/// Number of cells of a [`SharedCounter`].
 const CELLS: usize = 64;
 
-/// A total of its own for each thread, in a cache line of its own.
+/// Cell of one thread, in a cache line of its own.
 #[derive(Default, Debug)]
 #[repr(align(64))]
 struct Line(Counter);
 
-/// One running total to which several threads add. Each has a cell of its own, so that neither a locked
-/// instruction is spent nor an addition lost, as long as there are no more than 64 of them.
+/// Running total of several threads. Each thread adds to a cell of its own, without a locked
+/// instruction. With more than 64 threads two share a cell and may lose additions.
 #[derive(Debug)]
 pub struct SharedCounter(Box<[Line; CELLS]>);
 
@@ -71,16 +74,16 @@ impl Default for SharedCounter {
     }
 }
 
-/// The next thread's cell.
+/// Cell number for the next thread.
 static NEXT_CELL: AtomicUsize = AtomicUsize::new(0);
 
 thread_local! {
-    /// This thread's cell, once it has one.
+    /// Cell number of this thread, once it has one.
     static CELL: Cell<usize> = const { Cell::new(usize::MAX) };
 }
 
 impl SharedCounter {
-    /// Adds `n`.
+    /// Adds `n` to this thread's cell.
     #[inline]
     pub fn add(&self, n: u64) {
         let cell = CELL.with(|cell| {
@@ -94,7 +97,7 @@ impl SharedCounter {
         }
     }
 
-    /// The total.
+    /// Returns the sum over all cells.
     pub fn get(&self) -> u64 {
         self.0.iter().fold(0, |sum, line| sum.wrapping_add(line.0.get()))
     }
@@ -105,15 +108,15 @@ counters! {
     grant_maps;
     /// Pages unmapped.
     grant_unmaps;
-    /// Copy elements done by the platform.
+    /// Copy elements that the platform completed.
     grant_copies;
-    /// Bytes copied by the platform.
+    /// Bytes that the platform copied.
     grant_copy_bytes;
     /// Grants issued through windows.
     window_issues;
-    /// Grants of windows taken back, by force or not.
+    /// Grants of windows revoked, cooperatively or by force.
     window_revokes;
-    /// Pages of windows emptied before they are used again.
+    /// Pages of windows emptied before reuse.
     window_scrubs;
     /// System calls of the data path.
     syscalls;
@@ -128,7 +131,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_several_threads_add_is_added() {
+    fn additions_of_several_threads_are_all_counted() {
         let counters = Counters::default();
         std::thread::scope(|scope| {
             for n in 1..=8 {

@@ -1,14 +1,16 @@
-//! Kernel vhost with `VIRTIO_F_ACCESS_PLATFORM`: the worker looks every address up in a table that the
-//! driver fills and empties by messages to the device's file (Linux' `vhost.h`, *device IOTLB*).
+//! Device IOTLB of kernel vhost with `VIRTIO_F_ACCESS_PLATFORM` (Linux' `vhost.h`).
 //!
-//! * *update* puts a range into the table: issue;
-//! * *invalidate* takes it out, and returns when the worker can begin no access through it, since it takes the
-//!   locks under which the worker works: revoke;
-//! * a *miss* comes back when the worker wants what is not there. Its queue waits until it is answered by an
-//!   update, so a miss that is not answered stops that queue, and no other.
+//! The worker looks up every address in a table. The driver fills and empties the table by messages to the
+//! device's file:
 //!
-//! The kernel's table has 2048 entries unless the module was told otherwise; when it is full, the kernel
-//! drops the oldest, silently. So entries are counted here, and what is beyond them is refused.
+//! * *update* adds a range (issue);
+//! * *invalidate* removes it (revoke). It takes the locks under which the worker runs, so no access through
+//!   the range begins after it returns;
+//! * a *miss* reports an address that the table lacks. The worker's queue waits for an update; an unanswered
+//!   miss stops that queue only.
+//!
+//! The kernel's table has 2048 entries by default. A full table drops the oldest entry without a report, so
+//! this module counts entries and refuses those beyond the limit.
 
 // #syscall none: for measuring; no sandboxed process has an IOMMU
 
@@ -24,10 +26,10 @@ use ringfence_wire::vhost::{IOTLB_MESSAGE_LEN, Iotlb, IotlbAccess, iotlb_message
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use rustix::io::Errno;
 
-/// Entries of the kernel's table, where it does not say.
+/// Entries of the kernel's table if the module's parameter cannot be read.
 const ENTRIES: usize = 2048;
 
-/// Where it says how many there are.
+/// Path of the module parameter with the number of entries.
 const ENTRIES_FILE: &str = "/sys/module/vhost/parameters/max_iotlb_entries";
 
 impl std::fmt::Debug for IotlbSpace {
@@ -36,26 +38,24 @@ impl std::fmt::Debug for IotlbSpace {
     }
 }
 
-/// What a worker wanted and was not given.
+/// Access of a worker to an address that the table lacks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Miss {
-    /// The I/O address.
     pub address: u64,
-    /// For what.
     pub access: Access,
 }
 
-/// The address space of one vhost device.
+/// I/O address space of one vhost device.
 pub struct IotlbSpace {
     file: OwnedFd,
     entries: usize,
-    /// What the worker may reach, by its I/O address; see `drop`.
+    /// Mapped regions by I/O address; see `drop`.
     mapped: Mutex<BTreeMap<u64, ManuallyDrop<DeviceRegion>>>,
 }
 
 impl IotlbSpace {
-    /// The space of the device that `file` is, on which `VIRTIO_F_ACCESS_PLATFORM` and messages of the second
-    /// version were agreed. Reading it does not wait from here on.
+    /// Creates the address space of the device `file`, which negotiated `VIRTIO_F_ACCESS_PLATFORM` and version
+    /// 2 messages. Makes the file non-blocking.
     ///
     /// # Errors
     ///
@@ -67,23 +67,22 @@ impl IotlbSpace {
         Ok(IotlbSpace { file, entries, mapped: Mutex::default() })
     }
 
-    /// Entries that can be mapped at a time.
+    /// Returns the maximum number of mapped entries.
     pub fn entries(&self) -> usize {
         self.entries
     }
 
-    /// Entries that are mapped.
+    /// Returns the number of mapped entries.
     pub fn mapped(&self) -> usize {
         self.mapped.lock().unwrap_or_else(PoisonError::into_inner).len()
     }
 
-    /// The next miss, if there is one. Whoever wants it answered maps what is wanted; who does not has stopped
-    /// the queue, and had better stop the device: the kernel keeps a message for each time that the worker tries
-    /// again.
+    /// Returns the next miss, if there is one. The caller maps the address or stops the device: the kernel
+    /// keeps one message for each retry of the worker.
     ///
     /// # Errors
     ///
-    /// The kernel's; `InvalidData` for a message that is no miss.
+    /// Returns the kernel's error; `InvalidData` for a message that is no miss.
     pub fn take_miss(&self) -> io::Result<Option<Miss>> {
         let mut bytes = [0; IOTLB_MESSAGE_LEN];
         match rustix::io::read(&self.file, &mut bytes) {
@@ -92,7 +91,7 @@ impl IotlbSpace {
             Err(Errno::AGAIN) => return Ok(None),
             Err(errno) => return Err(errno.into()),
         }
-        // A queue waits for an answer to whatever this was, and would wait for ever.
+        // A queue waits for an answer to this message, without a time limit.
         let Some(Iotlb::Miss { address, access }) = parse_miss(&bytes) else {
             return Err(io::ErrorKind::InvalidData.into());
         };
@@ -103,13 +102,13 @@ impl IotlbSpace {
         Ok(Some(Miss { address, access }))
     }
 
-    /// Makes `memory` (whole pages) what is at `address` and after it; keeps it mapped in this process as
-    /// long as the device can reach it.
+    /// Maps `memory` (whole pages) at `address`. This process keeps the memory mapped as long as the device can
+    /// access it.
     ///
     /// # Errors
     ///
-    /// The kernel's; `EEXIST` where something is mapped there already; `ENOSPC` where the entries are
-    /// used up; `EPERM` for memory that cannot be written and is to be.
+    /// Returns the kernel's error; `EEXIST` if the range overlaps a mapped one; `ENOSPC` if no entry is free;
+    /// `EPERM` for write access to read-only memory.
     pub fn map_region(
         &self,
         address: u64,
@@ -134,7 +133,7 @@ impl IotlbSpace {
             Access::ReadOnly => IotlbAccess::Read,
             Access::ReadWrite => IotlbAccess::ReadWrite,
         };
-        // Known before it is told: what the worker may reach is kept mapped, whatever comes.
+        // Recorded before the update: memory that the worker may access stays mapped in every case.
         mapped.insert(address, ManuallyDrop::new(memory.clone()));
         let told = self.tell(Iotlb::Update { address, len, user_address, access });
         if told.is_err() && self.tell(Iotlb::Invalidate { address, len }).is_ok() {
@@ -183,7 +182,7 @@ impl AsFd for IotlbSpace {
 }
 
 impl Drop for IotlbSpace {
-    /// The device may live on, by another handle to its file: what it may still reach is never unmapped.
+    /// Never unmaps memory that the device may still access by another handle to its file.
     fn drop(&mut self) {
         let mapped = self.mapped.get_mut().unwrap_or_else(PoisonError::into_inner);
         let left: Vec<u64> = mapped.keys().copied().collect();

@@ -1,7 +1,6 @@
-//! The few process-wide calls of the process side that Rust cannot check.
+//! Process-wide calls for sandboxes: namespaces, read-only mount trees, inheritable descriptors.
 //!
-//! They are here because this crate may hold `unsafe`; what they are used for is in the
-//! `ringfence` crate (`sys`).
+//! These calls need `unsafe`. The crate `sandbox` uses them.
 
 // #syscall none: what makes a sandbox comes before its list
 
@@ -22,12 +21,12 @@ pub enum Fresh {
     /// Mounts, network, System V IPC and POSIX queues, host name. Needs `CAP_SYS_ADMIN` in the
     /// caller's user namespace.
     MountNetIpcUts,
-    /// The same without the network: for who has to do with the one it is in.
+    /// As [`Fresh::MountNetIpcUts`], in the caller's network namespace.
     MountIpcUts,
-    /// Mounts alone.
+    /// Mount namespace only.
     Mount,
-    /// A nested user namespace, and those of [`Fresh::MountNetIpcUts`], which it owns. Every mount that is
-    /// there by then is locked: nobody in the new user namespace can remove it, move it or look under it
+    /// A nested user namespace that owns the namespaces of [`Fresh::MountNetIpcUts`]. The kernel locks every
+    /// existing mount: no process of the new user namespace can remove it, move it or look under it
     /// (mount_namespaces(7)). The caller must have one thread.
     UserMountNetIpcUts,
 }
@@ -36,8 +35,8 @@ pub enum Fresh {
 ///
 /// # Errors
 ///
-/// The kernel's: `EPERM` where a policy forbids user namespaces, `ENOSPC` or `EUSERS` where a
-/// limit on them is reached, `EINVAL` when the caller has several threads.
+/// Returns the kernel's error: `EPERM` if a policy forbids user namespaces, `ENOSPC` or `EUSERS` if a
+/// limit on them is reached, `EINVAL` if the caller has several threads.
 pub fn unshare(which: Fresh) -> io::Result<()> {
     let flags = match which {
         Fresh::UserAndPid => UnshareFlags::NEWUSER | UnshareFlags::NEWPID,
@@ -64,7 +63,8 @@ pub fn unshare(which: Fresh) -> io::Result<()> {
 ///
 /// # Errors
 ///
-/// The kernel's: `EINVAL` where `path` is not a mount point, `EBUSY` where a file of it is open for writing.
+/// Returns the kernel's error: `EINVAL` if `path` is no mount point, `EBUSY` if a file of it is open for
+/// writing.
 pub fn make_tree_read_only(path: &CStr) -> io::Result<()> {
     /// `AT_RECURSIVE` of linux/fcntl.h.
     const RECURSIVE: libc::c_int = 0x8000;
@@ -87,14 +87,14 @@ pub fn make_tree_read_only(path: &CStr) -> io::Result<()> {
     if done < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
-/// Descriptors from 3 on that a program started by this process would inherit.
+/// Returns the descriptors from 3 on that a program started by this process would inherit.
 ///
-/// What Rust code opens is marked close-on-exec, so at the start of `main` these are the ones
-/// that whoever started this process handed down on purpose (a shell's `7>file` or `<(...)`).
+/// Rust code opens files close-on-exec. At the start of `main` the result is therefore the set that the
+/// parent process passed on purpose (a shell's `7>file` or `<(...)`).
 ///
 /// # Errors
 ///
-/// When `/proc/self/fd` cannot be read.
+/// Returns the error of reading `/proc/self/fd`.
 pub fn inheritable_fds() -> io::Result<Vec<RawFd>> {
     let mut found = Vec::new();
     for entry in std::fs::read_dir("/proc/self/fd")? {
@@ -117,7 +117,7 @@ pub fn inheritable_fds() -> io::Result<Vec<RawFd>> {
 ///
 /// # Errors
 ///
-/// The kernel's, other than for a number that is not open.
+/// Returns the kernel's error, except for a number that is not open.
 pub fn set_inheritable(fds: &[RawFd], inheritable: bool) -> io::Result<()> {
     let flags = if inheritable { 0 } else { libc::FD_CLOEXEC };
     for &fd in fds {
@@ -152,7 +152,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_descriptor_is_listed_only_while_it_is_inheritable() {
+    fn descriptor_is_listed_only_while_it_is_inheritable() {
         let file = std::fs::File::open("/dev/null").unwrap();
         let fd = file.as_raw_fd();
         assert!(!inheritable_fds().unwrap().contains(&fd));

@@ -1,14 +1,14 @@
-//! How long to poll before sleeping, and whose events to ignore for a while.
+//! Idle strategy: the adaptive spin limit, and the throttle of event storms.
 
 use core::time::Duration;
 
-/// The first step of a spin window that grows from nothing.
+/// First step of a spin limit that grows from zero.
 const SPIN_STEP: Duration = Duration::from_micros(5);
 
-/// How long to go on polling after the last work, learned from how long the sleeps were.
+/// Adaptive spin limit: the time to busy-poll after the last work.
 ///
-/// A sleep that was shorter than the longest window would better have been a spin: the window doubles.
-/// After a longer one it halves, down to nothing.
+/// A sleep shorter than the maximum would have cost less as a spin, so the limit doubles. A longer sleep
+/// halves it, down to zero.
 #[derive(Debug)]
 pub struct Spin {
     max: Duration,
@@ -16,17 +16,17 @@ pub struct Spin {
 }
 
 impl Spin {
-    /// Spins for no longer than `max` at a time; not at all for zero.
+    /// Creates a limit of at most `max`. Zero disables spinning.
     pub fn new(max: Duration) -> Spin {
         Spin { max, window: max.min(SPIN_STEP) }
     }
 
-    /// How long to spin now.
+    /// Returns the current spin limit.
     pub fn window(&self) -> Duration {
         self.window
     }
 
-    /// Work arrived after a sleep of that length.
+    /// Adapts the limit to a sleep that work ended after `length`.
     pub fn slept(&mut self, length: Duration) {
         self.window = if length < self.max {
             (self.window * 2).max(SPIN_STEP).min(self.max)
@@ -38,15 +38,14 @@ impl Spin {
     }
 }
 
-/// Events in a row that may announce nothing. A few are normal: one that was on its way while the
-/// work it announced was found by polling.
+/// Consecutive events without work that are tolerated. A few are normal: polling may find work before
+/// its event arrives.
 const SPURIOUS_MAX: u32 = 16;
 const BACKOFF_MIN: Duration = Duration::from_micros(50);
 const BACKOFF_MAX: Duration = Duration::from_millis(5);
 
-/// Whether a port's events are listened to. A peer that keeps announcing nothing (XSA-332: event
-/// storms) is ignored for a time that doubles with each further empty announcement; the first one
-/// with work behind it sets all back.
+/// Throttle of one port's events (XSA-332, event storms). After too many events without work, events are
+/// ignored for a time that doubles with each further one. An event with work resets it.
 #[derive(Debug, Default)]
 pub struct Throttle {
     spurious: u32,
@@ -55,12 +54,12 @@ pub struct Throttle {
 }
 
 impl Throttle {
-    /// There was work.
+    /// Resets the throttle, because an event announced work.
     pub fn worked(&mut self) {
         *self = Throttle::default();
     }
 
-    /// There was an event and no work. Returns whether events are now to be ignored.
+    /// Records an event without work. Returns `true` if events are to be ignored now.
     pub fn spurious(&mut self, now: Duration) -> bool {
         self.spurious = self.spurious.saturating_add(1);
         if self.spurious <= SPURIOUS_MAX {
@@ -71,12 +70,12 @@ impl Throttle {
         true
     }
 
-    /// Until when events are to be ignored; no longer than `BACKOFF_MAX`.
+    /// Returns the end of the time in which events are ignored, at most `BACKOFF_MAX` ahead.
     pub fn until(&self) -> Option<Duration> {
         self.until
     }
 
-    /// Ends the time of being ignored if it is over.
+    /// Clears the end of that time once it has passed.
     pub fn expire(&mut self, now: Duration) {
         self.until.take_if(|until| *until <= now);
     }
@@ -89,7 +88,7 @@ mod tests {
     const US: Duration = Duration::from_micros(1);
 
     #[test]
-    fn short_sleeps_widen_the_window_and_long_ones_close_it() {
+    fn short_sleeps_raise_the_spin_limit_and_long_ones_lower_it() {
         let mut spin = Spin::new(50 * US);
         for _ in 0..10 {
             spin.slept(40 * US);
@@ -104,14 +103,14 @@ mod tests {
     }
 
     #[test]
-    fn no_spinning_where_none_is_allowed() {
+    fn spin_limit_of_zero_stays_zero() {
         let mut spin = Spin::new(Duration::ZERO);
         spin.slept(Duration::ZERO);
         assert_eq!(spin.window(), Duration::ZERO);
     }
 
     #[test]
-    fn xsa_332_a_storm_is_ignored_for_longer_and_longer_but_never_for_good() {
+    fn xsa_332_event_storm_backoff_doubles_up_to_its_maximum() {
         let mut throttle = Throttle::default();
         let mut now = Duration::from_secs(1);
         for _ in 0..SPURIOUS_MAX {
@@ -132,6 +131,6 @@ mod tests {
             [50, 100, 200, 400, 800, 1600, 3200, 5000, 5000].map(|n| n * US).into();
         assert_eq!(waits, expected);
         throttle.worked();
-        assert!(!throttle.spurious(now), "forgiven");
+        assert!(!throttle.spurious(now), "not reset");
     }
 }

@@ -1,17 +1,17 @@
-//! Counts of broken rules, by name: each way in which a peer can misbehave has its own.
+//! Counters of rule violations, by the name of the rule.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
 
-/// Names are constants of this program, so the table is bounded by it and not by the peer.
+/// Violations of one peer by rule. Names are constants of the program, so a peer cannot make the table
+/// grow.
 #[derive(Debug, Default)]
 pub struct RuleCounters {
     counts: Mutex<BTreeMap<&'static str, u64>>,
 }
 
 impl RuleCounters {
-    /// Counts one violation. Returns how often this rule was broken before, so that a caller can
-    /// log the first and keep the log bounded.
+    /// Counts one violation. Returns the count before, so that a caller can log the first one only.
     #[cold]
     pub fn count(&self, rule: &'static str) -> u64 {
         let mut counts = self.counts.lock().unwrap_or_else(PoisonError::into_inner);
@@ -21,12 +21,12 @@ impl RuleCounters {
         before
     }
 
-    /// How often a rule was broken.
+    /// Returns the number of violations of a rule.
     pub fn get(&self, rule: &str) -> u64 {
         self.counts.lock().unwrap_or_else(PoisonError::into_inner).get(rule).copied().unwrap_or(0)
     }
 
-    /// All that were broken at all.
+    /// Returns the counts of all rules with violations.
     pub fn all(&self) -> BTreeMap<&'static str, u64> {
         self.counts.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
@@ -37,7 +37,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn counts_are_kept_apart() {
+    fn rules_are_counted_separately() {
         let rules = RuleCounters::default();
         assert_eq!((rules.count("a"), rules.count("a"), rules.count("b")), (0, 1, 0));
         assert_eq!((rules.get("a"), rules.get("b"), rules.get("c")), (2, 1, 0));

@@ -1,5 +1,4 @@
-//! What a stream socket of Linux can do beyond the portable calls: read without taking, take without
-//! reading, and tell how full its queues are.
+//! Linux-specific socket calls: peek offsets, discarding without copying, send-queue usage, peer credentials.
 
 // #syscall driver,uplink getsockopt 1=SOL_SOCKET: SO_MEMINFO: room in a socket
 // #syscall uplink setsockopt 1=SOL_SOCKET 2=SO_PEEK_OFF: peeking on from where the last peek ended
@@ -9,30 +8,30 @@
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
 
-/// Octets in the queue of what a socket has to send, as the kernel accounts for them.
+/// Send-queue usage of a socket in bytes, as the kernel accounts for it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct SendQueue {
     /// Memory in use, overhead included.
     pub used: u32,
-    /// Memory there may be; it grows while the connection needs it.
+    /// Maximum memory; it grows while the connection needs it.
     pub limit: u32,
 }
 
-/// `SO_MEMINFO`, and what of its array is of interest (`linux/sock_diag.h`).
+/// Option `SO_MEMINFO` and indices into its array (`linux/sock_diag.h`).
 const SO_MEMINFO: libc::c_int = 55;
 const MEMINFO_VARS: usize = 9;
 const MEMINFO_WMEM_ALLOC: usize = 2;
 const MEMINFO_SNDBUF: usize = 3;
 const MEMINFO_WMEM_QUEUED: usize = 5;
 
-/// `asm-generic/sockios.h`.
+/// Request number of `asm-generic/sockios.h`.
 const SIOCATMARK: libc::c_ulong = 0x8905;
 
-/// The state of a socket's send queue.
+/// Returns the usage of a socket's send queue.
 ///
 /// # Errors
 ///
-/// The kernel's.
+/// Returns the kernel's error.
 pub fn send_queue(socket: impl AsFd) -> io::Result<SendQueue> {
     let vars = memory_info(socket)?;
     Ok(SendQueue { used: vars[MEMINFO_WMEM_QUEUED], limit: vars[MEMINFO_SNDBUF] })
@@ -42,7 +41,7 @@ pub fn send_queue(socket: impl AsFd) -> io::Result<SendQueue> {
 ///
 /// # Errors
 ///
-/// The kernel's.
+/// Returns the kernel's error.
 pub fn unread_by_peer(socket: impl AsFd) -> io::Result<u32> {
     Ok(memory_info(socket)?[MEMINFO_WMEM_ALLOC])
 }
@@ -54,7 +53,7 @@ pub fn unread_by_peer(socket: impl AsFd) -> io::Result<u32> {
 ///
 /// # Errors
 ///
-/// The kernel's.
+/// Returns the kernel's error.
 pub fn peer_user(socket: impl AsFd) -> io::Result<u32> {
     let mut found = libc::ucred { pid: 0, uid: 0, gid: 0 };
     let mut len = libc::socklen_t::try_from(size_of_val(&found)).unwrap_or(0);
@@ -92,13 +91,13 @@ fn memory_info(socket: impl AsFd) -> io::Result<[u32; MEMINFO_VARS]> {
     Ok(vars)
 }
 
-/// Sets where the next read with `MSG_PEEK` begins, in octets behind the front of the queue
-/// (`SO_PEEK_OFF`; for TCP since Linux 6.9). The kernel moves it on with every such read, and back
-/// when octets are taken from the front.
+/// Sets the offset of the next read with `MSG_PEEK`, in bytes from the front of the queue (`SO_PEEK_OFF`;
+/// for TCP since Linux 6.9). The kernel advances it with every such read, and moves it back when bytes
+/// leave the front.
 ///
 /// # Errors
 ///
-/// The kernel's; `EOPNOTSUPP` where it does not know how.
+/// Returns the kernel's error: `EOPNOTSUPP` if it lacks the option.
 pub fn set_peek_offset(socket: impl AsFd, offset: u32) -> io::Result<()> {
     let value = libc::c_int::try_from(offset).map_err(|_| io::ErrorKind::InvalidInput)?;
     let len = libc::socklen_t::try_from(size_of_val(&value)).unwrap_or(0);
@@ -115,15 +114,15 @@ pub fn set_peek_offset(socket: impl AsFd, offset: u32) -> io::Result<()> {
     if done < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
-/// `linux/netlink.h`.
+/// Option number of `linux/netlink.h`.
 const NETLINK_GET_STRICT_CHK: libc::c_int = 12;
 
-/// Has the kernel apply the filters of requests on an rtnetlink socket (`NETLINK_GET_STRICT_CHK`, since
+/// Makes the kernel apply the filters of requests on an rtnetlink socket (`NETLINK_GET_STRICT_CHK`, since
 /// Linux 4.20).
 ///
 /// # Errors
 ///
-/// The kernel's; `ENOPROTOOPT` where it does not know how.
+/// Returns the kernel's error: `ENOPROTOOPT` if it lacks the option.
 pub fn set_netlink_strict(socket: impl AsFd) -> io::Result<()> {
     let value: libc::c_int = 1;
     let len = libc::socklen_t::try_from(size_of_val(&value)).unwrap_or(0);
@@ -140,12 +139,12 @@ pub fn set_netlink_strict(socket: impl AsFd) -> io::Result<()> {
     if done < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
-/// Takes up to `len` octets off the front of a TCP socket's queue without copying them; returns how
-/// many.
+/// Removes up to `len` bytes from the front of a TCP socket's queue without copying them. Returns their
+/// number.
 ///
 /// # Errors
 ///
-/// The kernel's.
+/// Returns the kernel's error.
 pub fn discard(socket: impl AsFd, len: usize) -> io::Result<usize> {
     let flags = libc::MSG_TRUNC | libc::MSG_DONTWAIT;
     // SAFETY: with MSG_TRUNC a TCP socket writes nothing to the buffer (tcp(7)), so none is needed; a
@@ -154,7 +153,7 @@ pub fn discard(socket: impl AsFd, len: usize) -> io::Result<usize> {
     usize::try_from(n).map_err(|_| io::Error::last_os_error())
 }
 
-/// Whether the next octet of a stream is the urgent one.
+/// Returns `true` if the next byte of a stream is the urgent one.
 pub fn at_urgent_mark(socket: impl AsFd) -> bool {
     let mut at_mark: libc::c_int = 0;
     // SAFETY: SIOCATMARK writes one int, to a live one; the descriptor is open for the call.
@@ -176,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_discarded_is_not_read() {
+    fn discarded_bytes_are_not_read() {
         let (mut near, mut far) = pair();
         near.write_all(b"hello world").unwrap();
         let mut seen = [0; 11];
@@ -188,10 +187,10 @@ mod tests {
     }
 
     #[test]
-    fn peeking_goes_on_where_it_ended_and_back_with_what_is_taken() {
+    fn peek_offset_advances_with_peeks_and_moves_back_with_reads() {
         let (mut near, mut far) = pair();
         if set_peek_offset(&far, 0).is_err() {
-            // Before Linux 6.9; the callers have another way then.
+            // Before Linux 6.9, where callers use another way.
             return;
         }
         near.write_all(b"abcdefgh").unwrap();
@@ -211,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn the_send_queue_fills_and_has_a_limit() {
+    fn full_send_queue_reports_usage_at_its_limit() {
         let (mut near, far) = pair();
         near.set_nonblocking(true).unwrap();
         assert_eq!(send_queue(&near).unwrap().used, 0);
@@ -222,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn the_urgent_mark_is_found() {
+    fn urgent_mark_is_reported_at_its_byte() {
         let (near, mut far) = pair();
         rustix::net::sockopt::set_socket_oobinline(&far, true).unwrap();
         let mut writer = &near;

@@ -1,7 +1,7 @@
-//! TAP interfaces: how an Ethernet interface of Linux is opened as a file (`if_tun.h`).
+//! TAP interfaces: Ethernet interfaces of Linux that a process reads and writes as files (`if_tun.h`).
 //!
-//! The interface is made in the network namespace of the caller and is gone when the last copy
-//! of its descriptor is closed. Every frame read or written is preceded by a virtio-net header of
+//! An interface is created in the network namespace of the caller. It disappears when the last copy of
+//! its descriptor is closed, unless it is kept ([`Tap::keep`]). Every frame read or written is preceded by a virtio-net header of
 //! [`VNET_HEADER_LEN`] bytes, little-endian.
 
 // #syscall daemon openat: a TAP for a guest that comes
@@ -17,14 +17,14 @@ use std::os::fd::{AsRawFd, OwnedFd};
 
 use rustix::fs::{Mode, OFlags};
 
-/// Bytes of the virtio-net header before each frame (with `num_buffers`, as virtio 1.x has it).
+/// Length in bytes of the virtio-net header before each frame (with `num_buffers`, as in virtio 1.x).
 pub const VNET_HEADER_LEN: usize = VNET_HEADER_LEN_U8 as usize;
 const VNET_HEADER_LEN_U8: u8 = 12;
 
-/// Queues that an interface has at most (`MAX_TAP_QUEUES` of the driver).
+/// Maximum queues of an interface (`MAX_TAP_QUEUES` of the driver).
 pub const QUEUES_MAX: usize = 256;
 
-/// The longest name of a network interface, in bytes (`IFNAMSIZ` less the final zero).
+/// Maximum length of an interface's name in bytes (`IFNAMSIZ` less the final zero).
 pub const NAME_MAX: usize = 15;
 
 const PATH: &str = "/dev/net/tun";
@@ -41,7 +41,7 @@ const TUNSETSNDBUF: libc::c_ulong = 0x4004_54d4;
 const TUNSETVNETHDRSZ: libc::c_ulong = 0x4004_54d8;
 const TUNSETVNETLE: libc::c_ulong = 0x4004_54dc;
 
-/// What the kernel may leave to the reader of a TAP file: checksums not summed, segments not cut.
+/// Offloads that the kernel may leave to the reader of a TAP file: checksums and segmentation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct TapOffloads(pub u32);
 
@@ -59,12 +59,12 @@ impl TapOffloads {
     /// UDP over IPv6 may be left whole (`TUN_F_USO6`).
     pub const USO6: TapOffloads = TapOffloads(0x40);
 
-    /// Whether all of `other` is in this set.
+    /// Returns `true` if this set contains all of `other`.
     pub const fn contains(self, other: TapOffloads) -> bool {
         self.0 & other.0 == other.0
     }
 
-    /// Both sets together.
+    /// Returns the union of both sets.
     #[must_use]
     pub const fn union(self, other: TapOffloads) -> TapOffloads {
         TapOffloads(self.0 | other.0)
@@ -78,7 +78,7 @@ impl TapOffloads {
 const TCP: TapOffloads =
     TapOffloads::CSUM.union(TapOffloads::TSO4).union(TapOffloads::TSO6).union(TapOffloads::TSO_ECN);
 
-/// What is offered to the kernel in turn, most first; it refuses a set with a bit it does not know.
+/// Sets to offer to the kernel, the largest first. The kernel refuses a set with an unknown bit.
 const ATTEMPTS: [TapOffloads; 5] = [
     TCP.union(TapOffloads::USO4).union(TapOffloads::USO6),
     TCP,
@@ -87,18 +87,18 @@ const ATTEMPTS: [TapOffloads; 5] = [
     TapOffloads(0),
 ];
 
-/// A TAP interface.
+/// One queue of a TAP interface.
 #[derive(Debug)]
 pub struct Tap {
-    /// The file frames are read from and written to, non-blocking.
+    /// File from which frames are read and to which they are written; non-blocking.
     pub fd: OwnedFd,
-    /// What the interface is called; differs from what was asked for where that ended in `%d`.
+    /// Name of the interface. It differs from the requested name if that ended in `%d`.
     pub name: String,
-    /// What the kernel agreed to leave to the reader.
+    /// Offloads that the kernel accepted.
     pub offloads: TapOffloads,
 }
 
-/// Why there is no TAP interface.
+/// Errors of opening or configuring a TAP interface.
 #[derive(Debug, thiserror::Error)]
 pub enum TapError {
     /// The device node is missing.
@@ -107,67 +107,50 @@ pub enum TapError {
          hand the device in (`--device {PATH}`)"
     )]
     Missing,
-    /// The device node may not be opened.
+    /// The caller has no permission to open the device node.
     #[error(
         "{PATH} cannot be opened: permission denied. udev gives it mode 0666; where udev does not \
          run, do so by hand: `chmod 0666 {PATH}` (as root)"
     )]
     Denied,
-    /// The device node may not be used for another reason.
+    /// Opening the device node failed for another reason.
     #[error("{PATH} cannot be opened: {0}")]
     Open(#[source] io::Error),
-    /// The name cannot be one of an interface.
+    /// Name that no interface can have.
     #[error("`{name}` cannot name an interface: 1 to {NAME_MAX} bytes, no `/` and no white space")]
-    Name {
-        /// What was asked for.
-        name: String,
-    },
-    /// An interface cannot have so many queues, or so few.
+    Name { name: String },
+    /// Number of queues that no interface can have.
     #[error("an interface has 1 to {QUEUES_MAX} queues, not {queues}")]
-    Queues {
-        /// What was asked for.
-        queues: usize,
-    },
-    /// An interface of that name is there already.
+    Queues { queues: usize },
+    /// An interface of that name exists already.
     #[error("an interface `{name}` exists already, or is not a TAP of yours")]
-    Taken {
-        /// What was asked for.
-        name: String,
-    },
-    /// The network namespace is not the caller's.
+    Taken { name: String },
+    /// The caller lacks `CAP_NET_ADMIN` in the network namespace.
     #[error("interface `{name}` cannot be made: this needs CAP_NET_ADMIN in the network namespace")]
-    NotAdmin {
-        /// What was asked for.
-        name: String,
-    },
-    /// A setting was refused.
+    NotAdmin { name: String },
+    /// The kernel refused a setting.
     #[error("{what}: {source}")]
-    Setting {
-        /// The setting.
-        what: &'static str,
-        /// Why it was refused.
-        source: io::Error,
-    },
+    Setting { what: &'static str, source: io::Error },
 }
 
 impl Tap {
-    /// Makes an interface called `name` in the caller's network namespace.
+    /// Creates an interface `name` in the caller's network namespace.
     ///
     /// # Errors
     ///
-    /// [`TapError`]; its text says what to do.
+    /// Returns a [`TapError`]; its text says what to do.
     pub fn create(name: &str) -> Result<Tap, TapError> {
         check_name(name)?;
         Tap::attach(name, 0)
     }
 
-    /// Makes an interface called `name` with several queues, each a file of its own, in the caller's
-    /// network namespace. The kernel keeps the packets of one flow on one queue, and sends a flow back by
-    /// the queue on which it came last.
+    /// Creates an interface `name` with several queues in the caller's network namespace. Each queue is a
+    /// file of its own. The kernel keeps the packets of one flow on one queue, and returns a flow by the
+    /// queue on which it arrived last.
     ///
     /// # Errors
     ///
-    /// [`TapError`]; its text says what to do.
+    /// Returns a [`TapError`]; its text says what to do.
     pub fn create_queues(name: &str, queues: usize) -> Result<Vec<Tap>, TapError> {
         check_name(name)?;
         if !(1..=QUEUES_MAX).contains(&queues) {
@@ -182,13 +165,13 @@ impl Tap {
         Ok(taps)
     }
 
-    /// As [`Tap::create_queues`], or takes up an interface that was kept ([`Tap::keep`]). One that was made
-    /// with one queue keeps it, and of one that was made with several as many are used as are asked
-    /// for, so the number of files may be another one.
+    /// Creates an interface, as [`Tap::create_queues`] does, or attaches to one that was kept
+    /// ([`Tap::keep`]). A kept interface with one queue has one file; of one with several queues, up to
+    /// `queues` are used. So the number of files may differ from `queues`.
     ///
     /// # Errors
     ///
-    /// [`TapError`]; its text says what to do.
+    /// Returns a [`TapError`]; its text says what to do.
     pub fn take_up_queues(name: &str, queues: usize) -> Result<Vec<Tap>, TapError> {
         match Tap::create_queues(name, queues) {
             // The kernel takes an interface up only as the kind that it is.
@@ -200,7 +183,7 @@ impl Tap {
         }
     }
 
-    /// One file of an interface, which is made if it is not there.
+    /// Opens one queue of an interface, and creates the interface if it does not exist.
     fn attach(name: &str, flag: u16) -> Result<Tap, TapError> {
         let fd = open()?;
         let name = set_interface(&fd, name, flag)?;
@@ -238,7 +221,7 @@ impl Tap {
     ///
     /// # Errors
     ///
-    /// [`TapError::Setting`] when not even the empty set is accepted.
+    /// Returns [`TapError::Setting`] if the kernel refuses the empty set too.
     pub fn limit_offloads(&mut self, wanted: TapOffloads) -> Result<(), TapError> {
         self.offloads = probe_offloads(&self.fd, wanted)?;
         Ok(())

@@ -49,7 +49,7 @@ use crate::iotlb::IotlbSpace;
 
 const PATH: &str = "/dev/vhost-net";
 
-/// Why there is no device.
+/// Errors of setting up a vhost device.
 #[derive(Debug, thiserror::Error)]
 pub enum VhostError {
     /// The device node is missing.
@@ -65,16 +65,10 @@ pub enum VhostError {
     Open(#[source] io::Error),
     /// The device lacks what the driver cannot do without.
     #[error("vhost-net of this kernel lacks {}", missing.join(" and "))]
-    Features {
-        /// What it lacks.
-        missing: Vec<&'static str>,
-    },
+    Features { missing: Vec<&'static str> },
     /// A queue cannot have that size.
     #[error("a queue of {size} entries: it takes a power of two up to 32768")]
-    QueueSize {
-        /// What was asked for.
-        size: u16,
-    },
+    QueueSize { size: u16 },
     /// Too much memory in pieces.
     #[error("{count} regions of memory, of at most {REGIONS_MAX}")]
     Regions {
@@ -83,20 +77,15 @@ pub enum VhostError {
     },
     /// A setting was refused.
     #[error("{what}: {source}")]
-    Setting {
-        /// The setting.
-        what: &'static str,
-        /// Why it was refused.
-        source: io::Error,
-    },
+    Setting { what: &'static str, source: io::Error },
 }
 
-/// How a device is set up.
+/// Settings of a device.
 #[derive(Debug)]
 pub struct VhostSetup {
     /// Entries of the queue by which the driver receives, and of the one by which it sends.
     pub sizes: [u16; 2],
-    /// What the device may reach, beside its queues.
+    /// Memory that the device may access in addition to its queues.
     pub regions: Vec<DeviceRegion>,
     /// Whether `IN_ORDER` is used where it is offered. Linux has it from 6.17 on, and went on to mend it after
     /// that.
@@ -106,9 +95,9 @@ pub struct VhostSetup {
 /// One of the two queues.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum QueueName {
-    /// By which the driver receives.
+    /// Queue on which the driver receives.
     Receive,
-    /// By which the driver sends.
+    /// Queue on which the driver sends.
     Transmit,
 }
 
@@ -124,7 +113,7 @@ impl QueueName {
     }
 }
 
-/// What has happened since the last look.
+/// Events since the last call.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct VhostEvents {
     /// The device has used buffers.
@@ -149,13 +138,13 @@ pub struct VhostNet {
     features: u64,
     queues: [(SplitLayout, QueuePages); 2],
     space: Option<Arc<IotlbSpace>>,
-    /// What the queues are of.
+    /// Layout and memory of both queues.
     tap: OwnedFd,
-    /// What the worker may reach; see `drop`.
+    /// Memory that the worker may access; see `drop`.
     memory: ManuallyDrop<Vec<DeviceRegion>>,
 }
 
-/// What a watched file is, as the watch says it.
+/// Tokens of watched files in the epoll set.
 mod place {
     pub(super) const CALL: u64 = 0;
     pub(super) const BACKEND: u64 = 1;
@@ -202,11 +191,11 @@ fn space_of(file: &OwnedFd) -> Result<Arc<IotlbSpace>, VhostError> {
 impl VhostNet {
     /// Sets the device up and starts it: its worker moves frames between the two queues that are returned
     /// (by which the driver receives; by which it sends) and the queue behind `tap`, which has virtio-net
-    /// headers of 12 octets.
+    /// headers of 12 bytes.
     ///
     /// # Errors
     ///
-    /// [`VhostError`].
+    /// Returns a [`VhostError`].
     pub fn start(
         file: OwnedFd,
         tap: BorrowedFd<'_>,
@@ -226,7 +215,7 @@ impl VhostNet {
     ///
     /// # Errors
     ///
-    /// [`VhostError`].
+    /// Returns a [`VhostError`].
     pub fn start_translated(
         file: OwnedFd,
         tap: BorrowedFd<'_>,
@@ -263,7 +252,7 @@ impl VhostNet {
         let ((kick_in, events_in), (kick_out, events_out)) = (receive?, transmit?);
         let kept = |source| VhostError::Setting { what: "keeping the TAP", source };
         let tap = tap.try_clone_to_owned().map_err(kept)?;
-        // From here on, what is dropped is stopped first.
+        // From here on, dropping the device stops it first.
         let device = VhostNet {
             file,
             watch,
@@ -287,12 +276,12 @@ impl VhostNet {
             .map_err(|_| VhostError::Setting { what: "queues", source: Errno::INVAL.into() })
     }
 
-    /// Takes both queues away from the worker, which is in the middle of nothing then: how many buffers of
-    /// each queue it has begun with. What it has used can still be popped.
+    /// Detaches both queues from the worker. No request is in progress afterwards. Returns the number of
+    /// buffers of each queue that the worker has begun; used buffers can still be popped.
     ///
     /// # Errors
     ///
-    /// [`VhostError::Setting`]
+    /// Returns [`VhostError::Setting`].
     pub fn stop(&self) -> Result<[u16; 2], VhostError> {
         let mut bases = [0; 2];
         for name in QueueName::ALL {
@@ -310,15 +299,15 @@ impl VhostNet {
         Ok(bases)
     }
 
-    /// Starts again after [`VhostNet::stop`], with empty queues in the memory of those before: they are not to
-    /// be used any more.
+    /// Restarts after [`VhostNet::stop`] with empty queues in the same memory. The previous queues must not be
+    /// used any more.
     ///
     /// # Errors
     ///
-    /// [`VhostError`].
+    /// Returns a [`VhostError`].
     pub fn restart(&self, tap: BorrowedFd<'_>) -> Result<[DriverQueue; 2], VhostError> {
         for [_, error] in &self.events {
-            // What the worker complained of was about the queues before.
+            // The worker's errors were about the previous queues.
             let _ = rustix::io::read(error, &mut [0; 8]);
         }
         self.start_queues(tap)
@@ -357,36 +346,36 @@ impl VhostNet {
         Ok(queue)
     }
 
-    /// Its address space, if it was [started](VhostNet::start_translated) with one.
+    /// Returns the address space, if the device was [started](VhostNet::start_translated) with one.
     pub fn space(&self) -> Option<&Arc<IotlbSpace>> {
         self.space.as_ref()
     }
 
-    /// What was negotiated: bits of [`feature`].
+    /// Returns the negotiated bits of [`feature`].
     pub fn features(&self) -> u64 {
         self.features
     }
 
-    /// Wakes the worker: a queue has new buffers.
+    /// Wakes the worker because a queue has new buffers.
     ///
     /// # Errors
     ///
-    /// The kernel's.
+    /// Returns the kernel's error.
     pub fn kick(&self, queue: QueueName) -> io::Result<()> {
         let [receive, transmit] = &self.kicks;
         let kick = if queue == QueueName::Receive { receive } else { transmit };
         match rustix::io::write(kick, &1u64.to_ne_bytes()) {
-            // A counter that is full is a kick that was not seen yet.
+            // A full counter is a kick that the worker has not read yet.
             Ok(_) | Err(Errno::AGAIN) => Ok(()),
             Err(errno) => Err(errno.into()),
         }
     }
 
-    /// Takes what has happened since the last call, in one system call.
+    /// Returns the events since the last call. Makes one system call.
     ///
     /// # Errors
     ///
-    /// The kernel's.
+    /// Returns the kernel's error.
     pub fn take_events(&self) -> io::Result<VhostEvents> {
         let mut list = Vec::with_capacity(8);
         let now = Timespec { tv_sec: 0, tv_nsec: 0 };
@@ -407,13 +396,12 @@ impl VhostNet {
         Ok(events)
     }
 
-    /// Whether the interface has come to its end. [`VhostNet::take_events`] hears of that when the worker next
-    /// touches it: an interface that goes while nothing is sent tells only those who wait for its packets, which
-    /// is not done here, as each packet would wake them.
+    /// Returns `true` if the interface was deleted. [`VhostNet::take_events`] reports that only when the worker
+    /// uses the interface next. The TAP is not in the epoll set, because each packet would wake this thread.
     ///
     /// # Errors
     ///
-    /// The kernel's.
+    /// Returns the kernel's error.
     pub fn is_gone(&self) -> io::Result<bool> {
         let now = Timespec { tv_sec: 0, tv_nsec: 0 };
         let mut tap = [PollFd::new(&self.tap, PollFlags::empty())];
@@ -430,7 +418,7 @@ impl AsFd for VhostNet {
 }
 
 impl Drop for VhostNet {
-    /// The worker lets go of both queues before their memory can go. The kernel waits for it.
+    /// Detaches both queues before their memory is unmapped. The kernel waits for the worker.
     fn drop(&mut self) {
         let stopped = QueueName::ALL.map(|name| {
             let none = &mut vhost::vring_file(name.number(), -1);
@@ -443,7 +431,7 @@ impl Drop for VhostNet {
     }
 }
 
-/// Memory for queues of these sizes, and each one's part of it.
+/// Allocates memory for queues of these sizes. Returns it with the part of each queue.
 fn queue_memory(
     sizes: [u16; 2],
 ) -> Result<(DeviceRegion, [(SplitLayout, QueuePages); 2]), VhostError> {
@@ -462,7 +450,7 @@ fn queue_memory(
     Ok((lent.device_region(), [receive, transmit]))
 }
 
-/// Agrees on features with the device.
+/// Negotiates features with the device.
 fn negotiate(file: &OwnedFd, in_order: bool, also: u64) -> Result<u64, VhostError> {
     const USEFUL: u64 = feature::INDIRECT | feature::EVENT_IDX;
     let needed = feature::VERSION_1 | feature::MRG_RXBUF | also;
@@ -479,7 +467,7 @@ fn negotiate(file: &OwnedFd, in_order: bool, also: u64) -> Result<u64, VhostErro
     Ok(agreed)
 }
 
-/// Tells the device what it may reach, everything at its own address.
+/// Gives the device its memory table, with every region at its own address.
 fn set_table(file: &OwnedFd, regions: &[DeviceRegion]) -> Result<(), VhostError> {
     let at_its_own = |region: &DeviceRegion| Region {
         device_address: region.address(),
@@ -492,7 +480,7 @@ fn set_table(file: &OwnedFd, regions: &[DeviceRegion]) -> Result<(), VhostError>
     set(file, ioctl::SET_MEM_TABLE, "VHOST_SET_MEM_TABLE", &mut table)
 }
 
-/// Gives a queue its eventfds: returns that for kicks, and those that are watched, for calls and errors.
+/// Creates the eventfds of a queue. Returns the one for kicks, and the watched ones for calls and errors.
 fn wire_up(
     file: &OwnedFd,
     watch: &OwnedFd,
@@ -509,14 +497,14 @@ fn wire_up(
     ] {
         set(file, request, what, &mut vhost::vring_file(number, event.as_raw_fd()))?;
     }
-    // Edge-triggered: the counters are never read, only that they have changed is of interest.
+    // Edge-triggered: only changes matter, the counters are never read.
     let edge = EventFlags::IN | EventFlags::ET;
     watch_file(watch, call.as_fd(), place::CALL, edge)?;
     watch_file(watch, error.as_fd(), place::ERROR + u64::from(number), EventFlags::IN)?;
     Ok((kick, [call, error]))
 }
 
-/// Watches a file; that it fails is watched in any case.
+/// Adds a file to the epoll set. Errors of the file are always reported.
 fn watch_file(
     watch: &OwnedFd,
     file: BorrowedFd<'_>,
@@ -530,7 +518,7 @@ fn setting(what: &'static str) -> impl Fn(Errno) -> VhostError {
     move |errno| VhostError::Setting { what, source: errno.into() }
 }
 
-/// One ioctl of vhost.
+/// Calls one ioctl of vhost.
 fn set(
     file: &OwnedFd,
     request: u32,
@@ -562,7 +550,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_is_no_device_is_refused_with_the_step_that_failed() {
+    fn file_that_is_no_device_is_refused_with_the_failed_step() {
         let setup = VhostSetup { sizes: [256; 2], regions: vec![], in_order: false };
         let started = VhostNet::start(some_file(), some_file().as_fd(), setup);
         let said = started.map(|_| ()).unwrap_err().to_string();
@@ -570,7 +558,7 @@ mod tests {
     }
 
     #[test]
-    fn sizes_that_no_queue_has_are_refused() {
+    fn impossible_queue_size_is_refused() {
         for size in [0, 100, 40_000] {
             let setup = VhostSetup { sizes: [256, size], regions: vec![], in_order: false };
             let started = VhostNet::start(some_file(), some_file().as_fd(), setup);
@@ -579,7 +567,7 @@ mod tests {
     }
 
     #[test]
-    fn queues_lie_in_one_region_and_apart() {
+    fn queues_share_one_region_without_overlap() {
         let (region, pages) = queue_memory([8, 1024]).unwrap();
         let ends = pages.map(|(layout, pages)| {
             let all = pages.device_range(0, QueuePages::bytes(layout)).unwrap();
