@@ -5,11 +5,15 @@ use core::net::SocketAddr;
 use crate::access::Access;
 use crate::guest::GuestNetwork;
 use crate::share::Share;
-use crate::tcp::TcpConfig;
-use crate::{icmp, udp};
+use crate::tcp::config::TcpConfig;
 
 /// Hardware address of the router that a guest sees, where none is given: locally administered.
 pub const MAC_DEFAULT: [u8; 6] = [0x52, 0x46, 0x00, 0x00, 0x00, 0x01];
+
+/// Default maximum of concurrent UDP associations. Each holds a descriptor.
+pub const UDP_FLOWS_MAX: usize = 4096;
+/// Default maximum of concurrent ICMP echo flows. Each holds a descriptor.
+pub const ICMP_FLOWS_MAX: usize = 256;
 
 /// What an uplink is told when it is made.
 #[derive(Clone, Debug)]
@@ -67,8 +71,8 @@ impl Default for Config {
             mtu: 65_520,
             access: Access::default(),
             tcp: TcpConfig::default(),
-            udp_flows_max: udp::FLOWS_MAX,
-            icmp_flows_max: icmp::FLOWS_MAX,
+            udp_flows_max: UDP_FLOWS_MAX,
+            icmp_flows_max: ICMP_FLOWS_MAX,
             guest: GuestNetwork::default(),
             share: Share::default(),
         }

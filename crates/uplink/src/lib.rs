@@ -18,8 +18,7 @@
 //!    frames that the link lends ([`GuestSide`]), payload straight from the socket.
 //!
 //! Between turns it sleeps until a frame comes, [`Uplink::wait_fd`] is readable, or
-//! [`Uplink::deadline`] has come. [`port::UplinkPort`] makes the engine a
-//! [`Port`](ringfence_frame::Port), so that it can be patched to a vif or plugged into the switch.
+//! [`Uplink::deadline`] has come. [`runner::Runner`] is a thread that does that.
 //!
 //! # The seams
 //!
@@ -50,7 +49,6 @@ pub mod icmp;
 pub mod link;
 mod ndp;
 pub mod packet;
-pub mod port;
 mod reassembly;
 pub mod replies;
 pub mod runner;

@@ -38,7 +38,7 @@ pub(crate) fn is_one(kind: u8) -> bool {
 /// A message of the guest's. It must come from the link itself: a router lowers the hop limit.
 pub(crate) fn input(packet: &Packet<'_>, context: &mut Context<'_>) {
     let message = packet.transport();
-    if crate::udp::hops_of(packet) != 255 || message.get(1) != Some(&0) {
+    if packet.hop_limit() != 255 || message.get(1) != Some(&0) {
         return context.counters.drop_malformed.add(1);
     }
     let IpAddr::V6(source) = packet.source else { return };

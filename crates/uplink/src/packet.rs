@@ -11,6 +11,9 @@ use ringfence_offload::packet::{Network, Transport};
 /// A hardware address.
 pub type Mac = [u8; 6];
 
+/// Hop limit assumed for a packet without one, which is Linux's default.
+pub(crate) const HOPS_DEFAULT: u8 = 64;
+
 /// An IP packet from the guest. Headers lie in the frame's private header.
 #[derive(Clone, Copy, Debug)]
 pub struct Packet<'a> {
@@ -47,6 +50,16 @@ impl<'a> Packet<'a> {
             Network::Arp | Network::Other(_) => return None,
         };
         Some(Packet { frame, layers, mac, source, destination })
+    }
+
+    /// Returns the packet's TTL or hop limit; 1 instead of 0.
+    pub fn hop_limit(&self) -> u8 {
+        let at = match self.layers.network() {
+            Network::Ipv4(ip) => usize::from(ip.offset) + 8,
+            Network::Ipv6(ip) => usize::from(ip.offset) + 7,
+            Network::Arp | Network::Other(_) => return HOPS_DEFAULT,
+        };
+        self.frame.header().get(at).copied().unwrap_or(HOPS_DEFAULT).max(1)
     }
 
     /// The headers from the transport's on, as far as they are private.

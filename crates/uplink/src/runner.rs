@@ -12,13 +12,16 @@
 // #syscall uplink ppoll: waiting for the guest and for sockets
 
 use core::time::Duration;
+use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
+use std::time::Instant;
 
 use ringfence_frame::batch::Batch;
 use ringfence_frame::{Fault, Port, Received};
 use ringfence_sys::clock::Clock;
 use ringfence_sys::pace::Spin;
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use ringfence_sys::poll::wait_any;
+use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
 
 use crate::engine::Uplink;
@@ -73,7 +76,7 @@ pub enum Ended {
     Host(Errno),
     /// It cannot wait.
     #[error("poll: {0}")]
-    Poll(Errno),
+    Poll(io::Error),
 }
 
 impl<L: Port + GuestSide> Runner<L> {
@@ -181,13 +184,9 @@ impl<L: Port + GuestSide> Runner<L> {
         }
         let slept = self.clock.now();
         let deadline = [self.uplink.deadline(), Port::deadline(&self.link)];
-        let wait = deadline.into_iter().flatten().min().map(|deadline| {
-            let left = deadline.saturating_sub(slept);
-            Timespec {
-                tv_sec: i64::try_from(left.as_secs()).unwrap_or(i64::MAX),
-                tv_nsec: i64::from(left.subsec_nanos()),
-            }
-        });
+        let left =
+            deadline.into_iter().flatten().min().map(|deadline| deadline.saturating_sub(slept));
+        let until = left.and_then(|left| Instant::now().checked_add(left));
         let (stopped, ready) = {
             let mut fds = vec![
                 PollFd::from_borrowed_fd(stop, PollFlags::IN),
@@ -198,10 +197,7 @@ impl<L: Port + GuestSide> Runner<L> {
             fds.extend(others.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
             let links = fds.len();
             fds.extend(link.into_iter().map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
-            match poll(&mut fds, wait.as_ref()) {
-                Ok(_) | Err(Errno::INTR) => {}
-                Err(errno) => return Err(Ended::Poll(errno)),
-            }
+            wait_any(&mut fds, until).map_err(Ended::Poll)?;
             let has = |fd: &PollFd<'_>| !fd.revents().is_empty();
             (has(&fds[0]), Sources { host: has(&fds[1]), link: fds[links..].iter().any(has) })
         };

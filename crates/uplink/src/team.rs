@@ -4,11 +4,10 @@
 // #syscall uplink eventfd2,read,write: frames are handed to another thread
 
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::Arc;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 
-use rustix::event::EventfdFlags;
+use ringfence_sys::mailbox::WakeFd;
 
 use crate::counters::UplinkCounters;
 use crate::share::Handed;
@@ -20,8 +19,8 @@ const WAITING_MAX: usize = 128;
 #[derive(Debug)]
 pub struct Member {
     inbox: Receiver<Handed>,
-    wake: Arc<OwnedFd>,
-    others: Vec<(SyncSender<Handed>, Arc<OwnedFd>)>,
+    wake: WakeFd,
+    others: Vec<(SyncSender<Handed>, WakeFd)>,
 }
 
 /// Runners that know of each other, so many.
@@ -33,9 +32,8 @@ pub fn team(members: usize) -> io::Result<Vec<Member>> {
     let mut doors = Vec::new();
     let mut inboxes = Vec::new();
     for _ in 0..members {
-        let wake = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        let (wake, (tell, inbox)) = (Arc::new(wake), sync_channel(WAITING_MAX));
-        doors.push((tell, Arc::clone(&wake)));
+        let (wake, (tell, inbox)) = (WakeFd::new()?, sync_channel(WAITING_MAX));
+        doors.push((tell, wake.clone()));
         inboxes.push((inbox, wake));
     }
     let member = |(inbox, wake)| Member { inbox, wake, others: doors.clone() };
@@ -61,8 +59,7 @@ impl Member {
         }
         let wakes = self.others.iter().zip(woken).filter(|(_, woken)| *woken);
         for ((_, wake), _) in wakes {
-            // It cannot be full: that takes 2^64 wakes that nobody heard.
-            let _ = rustix::io::write(wake, &1u64.to_ne_bytes());
+            wake.wake();
         }
     }
 
@@ -73,8 +70,7 @@ impl Member {
 
     /// Takes back the wakes; to be called before [`take`](Self::take).
     pub(crate) fn clear(&self) {
-        // Empty when nobody called.
-        let _ = rustix::io::read(&*self.wake, &mut [0; 8]);
+        self.wake.clear();
     }
 
     /// Readable when something may have been handed over.

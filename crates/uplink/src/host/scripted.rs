@@ -16,7 +16,7 @@ use std::io::IoSliceMut;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use rustix::event::{EventfdFlags, eventfd};
+use ringfence_sys::mailbox::WakeFd;
 use rustix::io::Errno;
 
 use super::datagrams::{Datagram, DatagramHost, DatagramSocket, Failure, Inbox, ROOM, Via};
@@ -57,7 +57,7 @@ pub struct ScriptedHost {
     places: Vec<Option<Place>>,
     free: Vec<u32>,
     events: Events,
-    never: OwnedFd,
+    never: WakeFd,
     /// How many TCP sockets there may be.
     limit: usize,
     /// The host's own addresses.
@@ -71,7 +71,7 @@ impl ScriptedHost {
     ///
     /// When no descriptor is free for [`Host::wait_fd`], which never becomes readable.
     pub fn new(limit: usize) -> Result<ScriptedHost, Errno> {
-        let never = eventfd(0, EventfdFlags::CLOEXEC)?;
+        let never = WakeFd::new().map_err(|e| Errno::from_io_error(&e).unwrap_or(Errno::IO))?;
         let (places, free) = (Vec::new(), Vec::new());
         let own = Vec::new();
         Ok(ScriptedHost { places, free, events: Events::default(), never, limit, own })

@@ -23,11 +23,8 @@ use crate::host::datagrams::{DatagramSocket, Inbox};
 use crate::host::{OwnerKind, Ready};
 use crate::link::{Committed, GuestSide, Slots};
 use crate::packet::{Mac, Packet};
-use crate::udp::hops_of;
 use error::{Message, Reason};
 
-/// Conversations at a time, at most. Each is a descriptor.
-pub const FLOWS_MAX: usize = 256;
 /// How long an idle one is kept (RFC 5508, requirement 2).
 pub const IDLE: Duration = Duration::from_secs(60);
 /// Calls that read answers in one turn.
@@ -142,7 +139,7 @@ impl Icmp {
     }
 
     fn send(&mut self, id: FlowId, packet: &Packet<'_>, context: &mut Context<'_>) {
-        let hops = hops_of(packet);
+        let hops = packet.hop_limit();
         let octets = core::mem::take(&mut self.octets);
         for _ in 0..3 {
             let Some(flow) = self.flows.get_mut(id) else { break };

@@ -32,7 +32,7 @@
 //! evict one that the guest began. A turn of a connection is bounded, and they take turns.
 
 pub mod config;
-mod conversation;
+mod connection;
 mod receive;
 mod reset;
 mod rto;
@@ -53,7 +53,7 @@ use ringfence_offload::packet::tcp_flags::{ACK, RST, SYN};
 use rustix::io::Errno;
 
 pub use config::TcpConfig;
-use conversation::{Conversation, Fate, Phase, Urgent, split};
+use connection::{Fate, Phase, TcpConnection, Urgent, split};
 pub use run::Run;
 use segment::{Header, Segment};
 use seq::Seq;
@@ -81,7 +81,7 @@ struct HalfOpen {
 
 /// All TCP conversations.
 pub struct Tcp {
-    flows: Table<Conversation>,
+    flows: Table<TcpConnection>,
     /// Those that something is owed to.
     dirty: VecDeque<FlowId>,
     half_open_guest: HalfOpen,
@@ -230,7 +230,7 @@ impl Tcp {
         };
         let iss = self.initial(&key, context.now);
         let ports = (key.remote.port(), key.guest.port());
-        let mut flow = Conversation::new(Phase::Connecting, ends, ports, iss, context.now);
+        let mut flow = TcpConnection::new(Phase::Connecting, ends, ports, iss, context.now);
         flow.take_syn(segment, options, context.config.mtu);
         flow.ends_at = Some(context.now + context.config.tcp.connect_within);
         let Some(id) = self.enter(key, flow, Origin::Guest, context) else { return };
@@ -288,7 +288,7 @@ impl Tcp {
         let ((from, ours), (to, guests)) = (split(client), split(guest));
         let ends = Ends { from_mac: context.config.mac, to_mac: mac, from, to };
         let iss = self.initial(&key, context.now);
-        let mut flow = Conversation::new(Phase::SynSent, ends, (ours, guests), iss, context.now);
+        let mut flow = TcpConnection::new(Phase::SynSent, ends, (ours, guests), iss, context.now);
         flow.rcv_scale = WINDOW_SCALE;
         flow.flags.syn_due = true;
         let Some(id) = self.enter(key, flow, Origin::Outside, context) else {
@@ -315,7 +315,7 @@ impl Tcp {
     fn enter(
         &mut self,
         key: Key,
-        flow: Conversation,
+        flow: TcpConnection,
         origin: Origin,
         context: &mut Context<'_>,
     ) -> Option<FlowId> {
@@ -338,14 +338,14 @@ impl Tcp {
         // Most of the list has long been made: what is no longer half open is forgotten now and then.
         if half_open.entered.len() > 2 * half_open_max {
             let flows = &self.flows;
-            half_open.entered.retain(|&id| flows.get(id).is_some_and(Conversation::is_half_open));
+            half_open.entered.retain(|&id| flows.get(id).is_some_and(TcpConnection::is_half_open));
         }
         Some(id)
     }
 
     fn evict_half_open(&mut self, origin: Origin, context: &mut Context<'_>) {
         while let Some(id) = self.half_open(origin).entered.pop_front() {
-            if self.flows.get(id).is_some_and(Conversation::is_half_open) {
+            if self.flows.get(id).is_some_and(TcpConnection::is_half_open) {
                 return self.evict(id, context);
             }
         }
@@ -504,7 +504,7 @@ impl Tcp {
     }
 }
 
-impl Conversation {
+impl TcpConnection {
     /// What an event says is taken down.
     fn note(&mut self, what: Readiness) {
         self.flags.readable |= what.readable || what.read_closed;

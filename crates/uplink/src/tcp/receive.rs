@@ -5,7 +5,7 @@ use core::time::Duration;
 use ringfence_offload::packet::tcp_flags::{ACK, FIN, RST, SYN};
 use rustix::io::Errno;
 
-use super::conversation::{CONGESTION_MIN, Conversation, Fate, MSS_DEFAULT, Phase, UNCONGESTED};
+use super::connection::{CONGESTION_MIN, Fate, MSS_DEFAULT, Phase, TcpConnection, UNCONGESTED};
 use super::reset;
 use super::run::Run;
 use super::segment::{Segment, SynOptions};
@@ -29,8 +29,8 @@ const ACK_WITHIN: Duration = Duration::from_millis(1);
 /// Answers to segments out of order in one turn, at most; three are enough for the guest.
 const DUPLICATES_MAX: u8 = 8;
 
-impl Conversation {
-    /// A segment of the guest that belongs to this conversation.
+impl TcpConnection {
+    /// A segment of the guest that belongs to this connection.
     pub(super) fn segment(
         &mut self,
         segment: &Segment,
@@ -50,7 +50,7 @@ impl Conversation {
     /// What a guest's SYN says is taken down.
     pub(super) fn take_syn(&mut self, segment: &Segment, options: &[u8], mtu: u16) {
         let options = SynOptions::parse(options);
-        let mine = Conversation::mss_of(mtu, self.ends.to);
+        let mine = TcpConnection::mss_of(mtu, self.ends.to);
         self.mss = options.mss.unwrap_or(MSS_DEFAULT).clamp(88, mine.max(88));
         self.snd_scale = options.scale.unwrap_or(0);
         self.rcv_scale = if options.scale.is_some() { super::WINDOW_SCALE } else { 0 };
@@ -304,7 +304,7 @@ impl Conversation {
     /// is used up, when no answer is to come, or when the last such wait was for nothing.
     fn acknowledge_soon(&mut self, context: &Context<'_>) {
         let untold = self.rcv_nxt.since(self.told).unwrap_or(u32::MAX);
-        let mss = Conversation::mss_of(context.config.mtu, self.ends.to);
+        let mss = TcpConnection::mss_of(context.config.mtu, self.ends.to);
         let open = self.rcv_edge.since(self.rcv_nxt).unwrap_or(0);
         let at_once = self.flags.waited_in_vain
             || untold >= UNTOLD_MAX.min(mss.into())

@@ -8,7 +8,7 @@
 use arrayvec::ArrayVec;
 use ringfence_offload::packet::tcp_flags::{ACK, PSH};
 
-use super::conversation::{Conversation, Phase};
+use super::connection::{Phase, TcpConnection};
 use super::segment::Segment;
 use crate::context::Context;
 use crate::flow::FlowId;
@@ -49,7 +49,7 @@ impl<'a> Run<'a> {
     }
 }
 
-impl Conversation {
+impl TcpConnection {
     /// Whether a segment is nothing but payload that is next: such ones make a run.
     pub(super) fn is_next(&self, segment: &Segment) -> bool {
         self.phase == Phase::Open

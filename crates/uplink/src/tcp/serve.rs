@@ -14,7 +14,7 @@ use ringfence_offload::packet::tcp_flags::{ACK, FIN, PSH, RST, SYN, URG};
 use ringfence_offload::{GsoKind, OffloadMeta};
 use rustix::io::Errno;
 
-use super::conversation::{Conversation, Phase, Urgent};
+use super::connection::{Phase, TcpConnection, Urgent};
 use super::reset;
 use super::segment::{HEADER_LEN, Header, SYN_OPTIONS_LEN, SynOptions};
 use super::seq::Seq;
@@ -59,7 +59,7 @@ struct Outgoing {
     urgent: u16,
 }
 
-impl Conversation {
+impl TcpConnection {
     /// Sends what is owed, a bounded part of it.
     pub(super) fn serve(&mut self, link: &mut dyn GuestSide, context: &mut Context<'_>) -> Served {
         let done = match self.phase {
@@ -79,7 +79,7 @@ impl Conversation {
             return Turn::Continue(());
         }
         let flags = if self.phase == Phase::SynSent { SYN } else { SYN | ACK };
-        let mss = Conversation::mss_of(context.config.mtu, self.ends.to);
+        let mss = TcpConnection::mss_of(context.config.mtu, self.ends.to);
         let offers = self.phase == Phase::SynSent || self.rcv_scale > 0;
         let options = SynOptions::write(mss, offers.then_some(super::WINDOW_SCALE));
         self.refresh_window(context);
@@ -417,7 +417,7 @@ impl Conversation {
         }
         let free = u32::try_from(room.free).unwrap_or(u32::MAX).min(context.config.tcp.window_max);
         let gain = (self.rcv_nxt + free).since(self.rcv_edge).unwrap_or(0);
-        let mss = u32::from(Conversation::mss_of(context.config.mtu, self.ends.to));
+        let mss = u32::from(TcpConnection::mss_of(context.config.mtu, self.ends.to));
         if gain == 0 || gain < mss.min(free / 4) {
             return false;
         }
@@ -534,11 +534,11 @@ struct Shape {
 }
 
 impl Shape {
-    fn of(conversation: &Conversation, link: &PortCapabilities) -> Shape {
-        let over_v4 = conversation.ends.to.is_ipv4();
-        let header = conversation.ends.header_len() + HEADER_LEN;
+    fn of(connection: &TcpConnection, link: &PortCapabilities) -> Shape {
+        let over_v4 = connection.ends.to.is_ipv4();
+        let header = connection.ends.header_len() + HEADER_LEN;
         let packet = usize::from(link.mtu) + crate::emit::ETHERNET_LEN;
-        let mss = usize::from(conversation.mss).min(packet.saturating_sub(header)).max(1);
+        let mss = usize::from(connection.mss).min(packet.saturating_sub(header)).max(1);
         let gso = if over_v4 { GsoKind::TcpV4 } else { GsoKind::TcpV6 };
         let blank_checksum = match link.checksum {
             ChecksumOffload::None => false,

@@ -1,6 +1,6 @@
 //! What is due by the clock.
 
-use super::conversation::{Conversation, Fate, Phase};
+use super::connection::{Fate, Phase, TcpConnection};
 use super::serve::Served;
 use crate::context::Context;
 use crate::host::Close;
@@ -8,7 +8,7 @@ use crate::host::Close;
 /// SYNs without an answer after which a connection is given up: about a minute.
 const SYN_TRIES_MAX: u8 = 5;
 
-impl Conversation {
+impl TcpConnection {
     /// A date has come; which one is found out here.
     pub(super) fn time_is_up(&mut self, context: &mut Context<'_>) -> Fate {
         let now = context.now;
@@ -48,7 +48,7 @@ impl Conversation {
         self.recover = Some(self.snd_max);
         self.snd_nxt = self.snd_una;
         self.same_acks = 0;
-        self.congestion = super::conversation::CONGESTION_MIN;
+        self.congestion = super::connection::CONGESTION_MIN;
         if self.snd_wnd == 0 {
             // The guest took its window back: it is asked, for as long as it answers.
             return true;

@@ -29,7 +29,7 @@ use core::time::Duration;
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
 
-use ringfence_offload::packet::{Network, Transport, protocol};
+use ringfence_offload::packet::{Transport, protocol};
 use rustix::io::Errno;
 
 use crate::context::Context;
@@ -37,11 +37,9 @@ use crate::flow::{FlowId, Key, Origin, Table};
 use crate::host::datagrams::{DatagramSocket, Failure, Inbox, Via};
 use crate::host::{Owner, OwnerKind, Ready};
 use crate::icmp::error::{self as icmp_error, Message, Reason};
-use crate::packet::{Mac, Packet};
+use crate::packet::{HOPS_DEFAULT, Mac, Packet};
 use out::Block;
 
-/// Conversations at a time, at most. Each is a descriptor.
-pub const FLOWS_MAX: usize = 4096;
 /// How long a conversation is kept that had no answer (RFC 4787 asks for two minutes of those that
 /// have).
 pub const UNANSWERED: Duration = Duration::from_secs(30);
@@ -103,9 +101,6 @@ pub struct Udp {
     inbox: Inbox,
     ip_id: u16,
 }
-
-/// The hops that sockets begin with.
-const HOPS_DEFAULT: u8 = 64;
 
 impl Udp {
     /// No conversations yet, and never more than `flows_max`.
@@ -221,7 +216,7 @@ impl Udp {
 
     /// A guest that counts hops (traceroute) counts those of the host.
     fn set_hops(&mut self, id: FlowId, packet: &Packet<'_>) {
-        let hops = hops_of(packet);
+        let hops = packet.hop_limit();
         if let Some(flow) = self.flows.get_mut(id)
             && flow.hops != hops
             && let Way::Socket(socket) = &mut flow.way
@@ -317,17 +312,6 @@ impl Udp {
     pub fn deadline(&self) -> Option<Duration> {
         self.flows.next_look()
     }
-}
-
-/// The hops that a packet may still go.
-pub(crate) fn hops_of(packet: &Packet<'_>) -> u8 {
-    let header = packet.frame.header();
-    let at = match packet.layers.network() {
-        Network::Ipv4(ip) => usize::from(ip.offset) + 8,
-        Network::Ipv6(ip) => usize::from(ip.offset) + 7,
-        Network::Arp | Network::Other(_) => return HOPS_DEFAULT,
-    };
-    header.get(at).copied().unwrap_or(HOPS_DEFAULT).max(1)
 }
 
 /// Octets of the UDP datagram behind its header.

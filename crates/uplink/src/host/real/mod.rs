@@ -21,11 +21,13 @@ mod own;
 mod tcp;
 
 use core::net::IpAddr;
+use core::time::Duration;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use arrayvec::ArrayVec;
-use rustix::event::{Timespec, epoll};
+use ringfence_sys::poll::timespec;
+use rustix::event::epoll;
 use rustix::io::Errno;
 
 pub use self::own::OwnAddresses;
@@ -183,7 +185,7 @@ impl Host for RealHost {
             epoll::Event { flags: epoll::EventFlags::empty(), data: epoll::EventData::new_u64(0) };
         while events.try_push(none).is_ok() {}
         self.count();
-        let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
+        let at_once = timespec(Duration::ZERO);
         let count = match epoll::wait(&self.epoll, &mut events[..], Some(&at_once)) {
             Ok(count) => count,
             Err(Errno::INTR) => 0,

@@ -14,14 +14,16 @@
 // #syscall uplink getsockopt 1=IPPROTO_TCP: state of a connection
 
 use core::net::SocketAddr;
+use core::time::Duration;
 use std::io::IoSliceMut;
 use std::os::fd::OwnedFd;
 
 use arrayvec::ArrayVec;
 use ringfence_memory::WriteList;
+use ringfence_sys::poll::timespec;
 use ringfence_sys::socket;
 use rustix::event::epoll::{self, EventFlags};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use rustix::net::{self, RecvAncillaryBuffer, RecvFlags, SocketFlags, SocketType, sockopt};
 
@@ -228,7 +230,7 @@ impl TcpHost for RealHost {
         if how == Close::Reset {
             self.count();
             // Without it the close is an orderly one: no worse for us.
-            let _ = sockopt::set_socket_linger(&place.file, Some(core::time::Duration::ZERO));
+            let _ = sockopt::set_socket_linger(&place.file, Some(Duration::ZERO));
         }
     }
 }
@@ -294,7 +296,7 @@ impl RealHost {
     fn is_polled(&self, socket: &Socket, flags: PollFlags) -> Result<bool, Errno> {
         let file = self.file(socket)?;
         let mut fds = [PollFd::new(&file, flags)];
-        poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 }))?;
+        poll(&mut fds, Some(&timespec(Duration::ZERO)))?;
         Ok(fds[0].revents().intersects(flags))
     }
 }

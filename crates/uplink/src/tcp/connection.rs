@@ -1,4 +1,4 @@
-//! The state of one TCP conversation.
+//! The state of one TCP connection.
 
 use core::net::{IpAddr, SocketAddr};
 use core::time::Duration;
@@ -77,9 +77,9 @@ pub(super) struct Flags {
     pub(super) waited_in_vain: bool,
 }
 
-/// One conversation. Sequence numbers: `rcv_*` are the guest's, `snd_*` ours.
+/// One connection. Sequence numbers: `rcv_*` are the guest's, `snd_*` ours.
 #[derive(Debug)]
-pub(super) struct Conversation {
+pub(super) struct TcpConnection {
     pub(super) phase: Phase,
     pub(super) socket: Option<Socket>,
     pub(super) ends: Ends,
@@ -146,7 +146,7 @@ pub(super) const UNCONGESTED: u32 = 1 << 24;
 /// The least that the congestion limit falls to: two frames.
 pub(super) const CONGESTION_MIN: u32 = 128 << 10;
 
-impl Conversation {
+impl TcpConnection {
     /// A conversation in which nothing was said. `iss` is our initial sequence number.
     pub(super) fn new(
         phase: Phase,
@@ -155,7 +155,7 @@ impl Conversation {
         iss: Seq,
         now: Duration,
     ) -> Self {
-        Conversation {
+        TcpConnection {
             phase,
             socket: None,
             ends,
