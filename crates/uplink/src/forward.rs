@@ -1,5 +1,6 @@
-//! Ports of the host that lead to the guest, TCP: connections are taken one by one and become flows,
-//! with the address of the client that is real. (UDP: [`crate::udp`].)
+//! Forwarded TCP ports: accepts connections of the host's listening sockets and opens them at the guest.
+//!
+//! The guest sees the client's real address. Forwarded UDP ports are part of [`crate::udp`].
 
 use core::net::SocketAddr;
 use std::collections::VecDeque;
@@ -13,16 +14,17 @@ use crate::host::{Owner, OwnerKind, Ready};
 use crate::share::Handed;
 use crate::tcp::Tcp;
 
-/// Connections taken in one turn; then others have theirs.
+/// Maximum of connections accepted in one round.
 const ACCEPTS: usize = 64;
 
+/// Forwarded port: a listening socket of the host and the guest's address.
 struct Port {
     listener: Box<dyn Listener>,
     guest: SocketAddr,
     queued: bool,
 }
 
-/// Forwarded ports.
+/// All forwarded TCP ports.
 #[derive(Default)]
 pub(crate) struct Forwards {
     ports: Vec<Port>,
@@ -30,7 +32,7 @@ pub(crate) struct Forwards {
 }
 
 impl Forwards {
-    /// Lets connections of a listening socket lead to `guest`.
+    /// Forwards connections of a listening socket to `guest`.
     pub(crate) fn add(
         &mut self,
         socket: OwnedFd,
@@ -44,7 +46,7 @@ impl Forwards {
         Ok(())
     }
 
-    /// Somebody may have come.
+    /// Handles an event of a listening socket.
     pub(crate) fn ready(&mut self, ready: Ready) {
         let Ok(index) = usize::try_from(ready.owner.index) else { return };
         if let Some(port) = self.ports.get_mut(index)
@@ -55,7 +57,8 @@ impl Forwards {
         }
     }
 
-    /// Takes who has come; what is another engine's is left in `handed`. Returns whether there may be more.
+    /// Accepts connections. Those of another engine are appended to `handed`. Returns `true` if more may be
+    /// waiting.
     pub(crate) fn accept(
         &mut self,
         tcp: &mut Tcp,
@@ -76,9 +79,9 @@ impl Forwards {
                         whose => handed.push((whose, Handed::Connection { file, client, guest })),
                     }
                 }
-                // Gone before it was taken.
+                // The connection was aborted before it was accepted.
                 Err(Errno::CONNABORTED | Errno::INTR) => {}
-                // Nobody, or no descriptors: then the next event comes with the next connection.
+                // None left, or no descriptor: the next connection raises the next event.
                 Err(_) => {
                     port.queued = false;
                     self.waiting.pop_front();

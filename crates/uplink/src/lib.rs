@@ -1,7 +1,7 @@
 #![forbid(unsafe_code)]
 //! The uplink: guest packets on one side, sockets of the host on the other.
 //!
-//! A guest sees a router. There is none: each of its conversations is a socket of the process that
+//! A guest sees a router. There is none: each of its flows is a socket of the process that
 //! runs this crate, opened, used and closed as the packets say. Nothing of it needs a privilege, a
 //! NAT table or an interface on the host.
 //!
@@ -26,8 +26,8 @@
 //! * [`host::Host`]: the sockets. Real ones, or scripted ones in conformance tests.
 //! * [`context::Context`]: what a protocol is handed: configuration, host, replies, counters, time.
 //! * [`guest::GuestNetwork`]: what the guest is told by ARP, NDP, DHCP and DHCPv6.
-//! * [`share::Share`]: several engines for one guest, and which conversation is whose.
-//! * [`flow::Table`]: conversations by their addresses, bounded, the longest idle one makes room.
+//! * [`share::Share`]: several engines for one guest, and which flow is whose.
+//! * [`flow::Table`]: flows by their addresses, bounded, the longest idle one makes room.
 
 pub mod access;
 mod arp;

@@ -1,12 +1,18 @@
-//! A thread that does nothing else: an uplink and its link to the guest, without a data plane between.
+//! Runner: a thread that drives one [`Uplink`] and its link to the guest, without a switch in between.
 //!
-//! It goes turns as long as there is work, and sleeps when a turn found none: until a frame comes, a
-//! socket is ready, a deadline has come, or it is told to stop.
+//! ```text
+//! round: link.receive -> uplink.input -> poll_host -> run_timers -> output -> link.flush
+//!   work left or found: next round
+//!   idle:               spin, then arm the link and sleep in poll
+//! ```
 //!
-//! Before it sleeps it goes some turns for nothing, as long as sleeps have been short of late ([`Spin`]): to
-//! sleep and be woken costs more than those. It does not yield the processor in between: with Linux 6.18, who
-//! yields to a thread that computes gives away a whole turn of its own, and comes to the next frame milliseconds
-//! later. Behind much data it sleeps at once: then those who send and receive it want the processor.
+//! It sleeps until a frame arrives, a socket is ready, a timer is due, another runner hands something over,
+//! or the stop descriptor is readable.
+//!
+//! Before it sleeps it busy-polls as long as recent sleeps were short ([`Spin`]): sleeping and waking cost
+//! more. It does not yield the processor meanwhile. On Linux 6.18 a thread that yields to a computing thread
+//! loses its whole time slice, which delays the next frame by milliseconds. After bulk data it sleeps at
+//! once, because sender and receiver then need the processor.
 
 // #syscall uplink sched_yield: polling threads let others run
 // #syscall uplink ppoll: waiting for the guest and for sockets
@@ -28,16 +34,16 @@ use crate::engine::Uplink;
 use crate::link::GuestSide;
 use crate::team::Member;
 
-/// Frames taken from the guest in one turn.
+/// Maximum of frames received from the guest in one round.
 const BUDGET: usize = 64;
-/// Octets of private memory for them: few enough that what was read is still in a processor's own cache
-/// when it is sent on.
+/// Size of the batch's private memory in bytes. Small enough that received data is still in the
+/// processor's cache when it is sent.
 const SCRATCH: usize = 400_000;
 
-/// Octets since it was idle last, from which on it does not wait for more before it sleeps.
+/// Number of bytes since the last idle period from which on the runner sleeps without spinning.
 const BULK: u64 = 64 << 10;
 
-/// An uplink with its link.
+/// Uplink engine with its link and its thread's state.
 pub struct Runner<L> {
     uplink: Uplink,
     link: L,
@@ -45,13 +51,13 @@ pub struct Runner<L> {
     batch: Batch,
     indices: Vec<u32>,
     spin: Spin,
-    /// Others that carry the same guest's packets.
+    /// Connection to the runners of the guest's other engines.
     member: Option<Member>,
-    /// What of its sources has something; known for the first turn after it slept.
+    /// Sources with events, known for the first round after a sleep.
     ready: Sources,
 }
 
-/// What a turn looks at.
+/// Sources that a round polls.
 #[derive(Clone, Copy, Debug)]
 struct Sources {
     link: bool,
@@ -62,38 +68,37 @@ impl Sources {
     const ALL: Sources = Sources { link: true, host: true };
 }
 
-/// Why a runner ended.
+/// Reasons for which a runner ends.
 #[derive(Debug, thiserror::Error)]
 pub enum Ended {
-    /// It was told to.
+    /// The stop descriptor became readable.
     #[error("it was told to stop")]
     Stopped,
-    /// The link is of no more use.
+    /// The link failed.
     #[error("the link to the guest: {0}")]
     Link(#[from] Fault),
-    /// The host's sockets are of no more use.
+    /// The host's epoll failed.
     #[error("the sockets: {0}")]
     Host(Errno),
-    /// It cannot wait.
+    /// The runner could not wait.
     #[error("poll: {0}")]
     Poll(io::Error),
 }
 
 impl<L: Port + GuestSide> Runner<L> {
-    /// A runner that goes turns for nothing for at most `spin` before it sleeps.
+    /// Creates a runner that busy-polls for at most `spin` before it sleeps.
     pub fn new(uplink: Uplink, link: L, clock: Clock, spin: Duration) -> Runner<L> {
         let batch = Batch::with_capacity(BUDGET, SCRATCH);
         let (indices, spin) = (Vec::new(), Spin::new(spin));
         Runner { uplink, link, clock, batch, indices, spin, member: None, ready: Sources::ALL }
     }
 
-    /// The same as one of several, each with an engine that knows its
-    /// [`Share`](crate::share::Share).
+    /// Makes the runner one of several, whose engines each know their [`Share`](crate::share::Share).
     pub fn with_others(self, member: Member) -> Runner<L> {
         Runner { member: Some(member), ..self }
     }
 
-    /// Runs until `stop` is readable, or something of it has come to its end; tells why.
+    /// Runs rounds until `stop` is readable or the link or the host fails. Returns the reason.
     pub fn run(mut self, stop: impl AsFd) -> Ended {
         loop {
             if let Err(ended) = self.run_until_idle() {
@@ -107,10 +112,10 @@ impl<L: Port + GuestSide> Runner<L> {
         }
     }
 
-    /// Turns until there was nothing to do for a while.
+    /// Runs rounds until none had work for the current spin time.
     fn run_until_idle(&mut self) -> Result<(), Ended> {
         let mut idle_since = None;
-        let mut carried = self.uplink.counters().octets();
+        let mut carried = self.uplink.counters().bytes();
         loop {
             let now = self.clock.now();
             if self.turn(now)? {
@@ -120,7 +125,7 @@ impl<L: Port + GuestSide> Runner<L> {
             let since = match idle_since {
                 Some(since) => since,
                 None => {
-                    let before = core::mem::replace(&mut carried, self.uplink.counters().octets());
+                    let before = core::mem::replace(&mut carried, self.uplink.counters().bytes());
                     if carried.wrapping_sub(before) >= BULK {
                         return Ok(());
                     }
@@ -134,7 +139,11 @@ impl<L: Port + GuestSide> Runner<L> {
         }
     }
 
-    /// One turn; whether there was something to do, or is.
+    /// Runs one round. Returns `true` if it had work or left some.
+    ///
+    /// # Errors
+    ///
+    /// Returns the failure of the link or the host.
     pub fn turn(&mut self, now: Duration) -> Result<bool, Ended> {
         let ready = core::mem::replace(&mut self.ready, Sources::ALL);
         let mut received = Received::default();
@@ -156,7 +165,7 @@ impl<L: Port + GuestSide> Runner<L> {
         self.uplink.run_timers(now);
         let more = self.uplink.output(&mut self.link, now);
         Port::flush(&mut self.link)?;
-        // Who waits for room would take the processor from whoever makes it.
+        // Polling a full link would take the processor from the guest that must drain it.
         let more = more && !self.link.is_full();
         self.uplink.stock_up();
         if let Some(member) = &self.member {
@@ -166,7 +175,7 @@ impl<L: Port + GuestSide> Runner<L> {
         Ok(more || received.work > 0 || events > 0 || taken > 0)
     }
 
-    /// Takes what others have handed over; how much.
+    /// Accepts frames and connections from other runners. Returns their number.
     fn take_over(&mut self, now: Duration) -> usize {
         let Some(member) = &self.member else { return 0 };
         let mut taken = 0;
@@ -177,7 +186,7 @@ impl<L: Port + GuestSide> Runner<L> {
         taken
     }
 
-    /// Sleeps until there is something to do; whether it is to stop.
+    /// Sleeps until there is work. Returns `true` if the runner is to stop.
     fn sleep(&mut self, stop: BorrowedFd<'_>) -> Result<bool, Ended> {
         if self.link.arm()? {
             return Ok(false);
@@ -210,7 +219,7 @@ impl<L: Port + GuestSide> Runner<L> {
         Ok(stopped)
     }
 
-    /// The engine.
+    /// Returns the engine.
     pub fn uplink(&mut self) -> &mut Uplink {
         &mut self.uplink
     }

@@ -1,5 +1,11 @@
-//! What runners of one guest's engines have to do with each other: frames and connections that came to one
-//! of them and are another one's go through here. See [`crate::share`].
+//! Runner team: bounded queues by which the runners of one guest's engines hand over frames and
+//! connections to the engine that owns their flow. See [`crate::share`].
+//!
+//! ```text
+//! runner A: Member::hand_over  --queue of runner B, WakeFd-->  runner B: Member::take
+//! ```
+//!
+//! A full queue drops what is handed over, as a network would, and counts it.
 
 // #syscall uplink eventfd2,read,write: frames are handed to another thread
 
@@ -12,10 +18,10 @@ use ringfence_sys::mailbox::WakeFd;
 use crate::counters::UplinkCounters;
 use crate::share::Handed;
 
-/// What may wait for an engine, at most: 8 MiB of frames.
+/// Maximum of items in a runner's queue: 8 MiB of frames.
 const WAITING_MAX: usize = 128;
 
-/// One of several runners.
+/// One runner's end of the team: its own queue, and senders to all others.
 #[derive(Debug)]
 pub struct Member {
     inbox: Receiver<Handed>,
@@ -23,11 +29,11 @@ pub struct Member {
     others: Vec<(SyncSender<Handed>, WakeFd)>,
 }
 
-/// Runners that know of each other, so many.
+/// Creates the ends of a team of `members` runners.
 ///
 /// # Errors
 ///
-/// When no descriptor is free.
+/// Returns an error if no descriptor is free.
 pub fn team(members: usize) -> io::Result<Vec<Member>> {
     let mut doors = Vec::new();
     let mut inboxes = Vec::new();
@@ -41,7 +47,7 @@ pub fn team(members: usize) -> io::Result<Vec<Member>> {
 }
 
 impl Member {
-    /// Hands over what is others'. What they have no room for is lost, as on any network.
+    /// Hands over items to the runner of the given index, and wakes it. Items that do not fit are dropped.
     pub(crate) fn hand_over(
         &self,
         handed: impl Iterator<Item = (usize, Handed)>,
@@ -63,17 +69,17 @@ impl Member {
         }
     }
 
-    /// What others have handed over, at most so much.
+    /// Takes at most `budget` items that other runners have handed over.
     pub(crate) fn take(&self, budget: usize) -> impl Iterator<Item = Handed> + '_ {
         self.inbox.try_iter().take(budget)
     }
 
-    /// Takes back the wakes; to be called before [`take`](Self::take).
+    /// Clears the wake-up. Must be called before [`take`](Self::take).
     pub(crate) fn clear(&self) {
         self.wake.clear();
     }
 
-    /// Readable when something may have been handed over.
+    /// Returns a descriptor that is readable when items may be waiting.
     pub(crate) fn wait_fd(&self) -> BorrowedFd<'_> {
         self.wake.as_fd()
     }

@@ -29,7 +29,7 @@ proptest! {
             if what & 4 != 0 {
                 header[4..6].copy_from_slice(&u16::try_from(len).unwrap_or(0).to_be_bytes());
             }
-            // TCP: a header of 20 octets, checksum not looked at.
+            // TCP: a header of 20 bytes, checksum not looked at.
             header[12] = 5 << 4;
             data.push(what | 2 | 8);
             data.extend_from_slice(&u16::try_from(len).unwrap_or(0).to_le_bytes());

@@ -69,7 +69,7 @@ impl Line {
         self.seed
     }
 
-    fn put(&mut self, now: Duration, octets: &[u8], meta: OffloadMeta) {
+    fn put(&mut self, now: Duration, bytes: &[u8], meta: OffloadMeta) {
         let Weather { lost, twice, late, delay } = self.weather;
         if self.draw() % 100 < lost {
             self.lost += 1;
@@ -78,15 +78,15 @@ impl Line {
         let copies = if self.draw() % 100 < twice { 2 } else { 1 };
         for _ in 0..copies {
             let more = if self.draw() % 100 < late { 3 * delay } else { Duration::ZERO };
-            self.frames.push((now + delay + more, octets.to_vec(), meta));
+            self.frames.push((now + delay + more, bytes.to_vec(), meta));
         }
     }
 
     /// The first one that has arrived.
     fn next(&mut self, now: Duration) -> Option<(Vec<u8>, OffloadMeta)> {
         let at = self.frames.iter().position(|(due, ..)| *due <= now)?;
-        let (_, octets, meta) = self.frames.remove(at);
-        Some((octets, meta))
+        let (_, bytes, meta) = self.frames.remove(at);
+        Some((bytes, meta))
     }
 }
 
@@ -102,17 +102,17 @@ fn carry(mut ends: [TapPort; 2], weather: Weather, stop: &UnixStream) -> u64 {
             batch.clear();
             from.receive(&mut batch, 64).unwrap();
             for frame in batch.iter() {
-                let mut octets = vec![0; frame.len()];
-                frame.copy_to(&mut octets);
-                line.put(now, &octets, frame.meta());
+                let mut bytes = vec![0; frame.len()];
+                frame.copy_to(&mut bytes);
+                line.put(now, &bytes, frame.meta());
             }
         }
         for (to, line) in ends.iter_mut().rev().zip(&mut lines) {
-            while let Some((octets, meta)) = line.next(now) {
+            while let Some((bytes, meta)) = line.next(now) {
                 batch.clear();
-                let offset = batch.reserve(octets.len()).unwrap();
-                batch.scratch_mut(offset..offset + octets.len()).unwrap().copy_from_slice(&octets);
-                let index = batch.push_contiguous(offset, octets.len(), meta).unwrap();
+                let offset = batch.reserve(bytes.len()).unwrap();
+                batch.scratch_mut(offset..offset + bytes.len()).unwrap().copy_from_slice(&bytes);
+                let index = batch.push_contiguous(offset, bytes.len(), meta).unwrap();
                 to.transmit(&batch, &[index]).unwrap();
             }
         }
@@ -189,14 +189,14 @@ impl Running {
     }
 }
 
-/// Octets that differ from stream to stream.
+/// Bytes that differ from stream to stream.
 fn noise(len: usize, seed: u64) -> Vec<u8> {
     let mut line = Line::new(STORM, seed);
     (0..len).map(|_| line.draw().to_le_bytes()[3]).collect()
 }
 
-/// Sends all of `octets` and the end, while it hears the other end's; the hash of those.
-fn exchange(stream: &TcpStream, octets: &[u8]) -> Vec<u8> {
+/// Sends all of `bytes` and the end, while it hears the other end's; the hash of those.
+fn exchange(stream: &TcpStream, bytes: &[u8]) -> Vec<u8> {
     stream.set_read_timeout(Some(LIMIT)).unwrap();
     stream.set_write_timeout(Some(LIMIT)).unwrap();
     std::thread::scope(|scope| {
@@ -209,13 +209,13 @@ fn exchange(stream: &TcpStream, octets: &[u8]) -> Vec<u8> {
                 }
             }
         });
-        (&*stream).write_all(octets).unwrap();
+        (&*stream).write_all(bytes).unwrap();
         stream.shutdown(Shutdown::Write).unwrap();
         heard.join().unwrap()
     })
 }
 
-/// As many connections at a time, each with `len` octets both ways.
+/// As many connections at a time, each with `len` bytes both ways.
 fn exchange_by(server: TcpListener, streams: u64, len: usize) {
     let to = SocketAddr::from(([10, 9, 0, 3], PORT));
     let serving = std::thread::spawn(move || {

@@ -1,6 +1,6 @@
 #![forbid(unsafe_code)]
 #![expect(clippy::unwrap_used, reason = "a test: its panic is the report")]
-//! Many conversations, and hostile ones: what they hold is bounded, and others keep moving. The host is one
+//! Many flows, and hostile ones: what they hold is bounded, and others keep moving. The host is one
 //! of memory, so that there can be more of them than a process has descriptors; the clock is the test's.
 
 use std::collections::HashMap;
@@ -25,7 +25,7 @@ const SYN: u8 = 2;
 const RST: u8 = 4;
 const ACK: u8 = 16;
 
-/// Where a conversation is, for its guest.
+/// Where a flow is, for its guest.
 #[derive(Clone, Copy, Default)]
 struct Line {
     sent: u32,
@@ -35,7 +35,7 @@ struct Line {
     reset: bool,
 }
 
-/// A guest that keeps its conversations by their ports: its own, the other end's.
+/// A guest that keeps its flows by their ports: its own, the other end's.
 struct Guest {
     uplink: Uplink,
     counters: Arc<UplinkCounters>,
@@ -157,7 +157,7 @@ impl Guest {
         }
     }
 
-    /// A round on a conversation that stands: what is sent comes back.
+    /// A round on a flow that stands: what is sent comes back.
     fn echo(&mut self, port: Port) -> bool {
         let before = self.line(port).heard;
         self.send(port, ACK, b"there and back");

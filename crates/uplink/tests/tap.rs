@@ -54,10 +54,10 @@ fn datagram(links: &mut [TapLink]) -> (Vec<u8>, OffloadMeta) {
             for frame in batch.iter() {
                 let layers = Layers::parse(frame.header(), frame.len().try_into().unwrap());
                 if matches!(layers.map(|layers| layers.transport()), Ok(Transport::Udp(_))) {
-                    let mut octets = vec![0; frame.len()];
-                    frame.copy_to(&mut octets);
-                    if octets[36..38] == 7u16.to_be_bytes() {
-                        return (octets, frame.meta());
+                    let mut bytes = vec![0; frame.len()];
+                    frame.copy_to(&mut bytes);
+                    if bytes[36..38] == 7u16.to_be_bytes() {
+                        return (bytes, frame.meta());
                     }
                 }
             }
@@ -69,10 +69,10 @@ fn datagram(links: &mut [TapLink]) -> (Vec<u8>, OffloadMeta) {
 
 /// Makes the headers those of an answer: swaps addresses and ports of Ethernet, IPv4 and UDP, which changes
 /// no checksum.
-fn turn_around(octets: &mut [u8]) {
+fn turn_around(bytes: &mut [u8]) {
     for (a, b, len) in [(0, 6, 6), (26, 30, 4), (34, 36, 2)] {
         for i in 0..len {
-            octets.swap(a + i, b + i);
+            bytes.swap(a + i, b + i);
         }
     }
 }

@@ -42,7 +42,7 @@ struct World {
     far: Option<TcpStream>,
     /// Our initial sequence number, once it was seen.
     isn: u32,
-    /// Octets sent by each side, for their contents.
+    /// Bytes sent by each side, for their contents.
     heard: Vec<u8>,
     /// By how many bits the guest's windows are shifted.
     scale: u8,
@@ -112,8 +112,8 @@ impl World {
             urgent: 0,
         };
         let at = 34 + header.write(options, 0, &mut frame[34..]).unwrap();
-        for (octet, place) in frame[at..].iter_mut().zip(seq..) {
-            *octet = octet_at(place);
+        for (byte, place) in frame[at..].iter_mut().zip(seq..) {
+            *byte = octet_at(place);
         }
         let mut batch = Batch::with_capacity(1, 1 << 16);
         let offset = batch.reserve(frame.len()).unwrap();
@@ -144,8 +144,8 @@ impl World {
         );
         assert_eq!(found, (flags & !8, seq, ack, len), "{line}");
         let payload = &frame[usize::from(layers.header_len())..];
-        let right = payload.iter().zip(seq..).all(|(&octet, place)| octet == octet_at(place));
-        assert!(right, "{line}: the octets are others");
+        let right = payload.iter().zip(seq..).all(|(&byte, place)| byte == octet_at(place));
+        assert!(right, "{line}: the bytes are others");
     }
 
     fn host(&mut self, words: &[&str], line: &str) {
@@ -157,19 +157,16 @@ impl World {
             }
             ["send", from, n] => {
                 let from: u32 = from.parse().unwrap();
-                let octets: Vec<u8> =
+                let bytes: Vec<u8> =
                     (from..from + n.parse::<u32>().unwrap()).map(octet_at).collect();
-                self.far.as_mut().unwrap().write_all(&octets).unwrap();
+                self.far.as_mut().unwrap().write_all(&bytes).unwrap();
             }
             ["read", n] => {
-                let mut octets = vec![0; n.parse().unwrap()];
-                self.far.as_mut().unwrap().read_exact(&mut octets).unwrap();
+                let mut bytes = vec![0; n.parse().unwrap()];
+                self.far.as_mut().unwrap().read_exact(&mut bytes).unwrap();
                 let from = u32::try_from(self.heard.len()).unwrap() + 1;
-                assert!(
-                    octets.iter().zip(from..).all(|(&o, place)| o == octet_at(place)),
-                    "{line}"
-                );
-                self.heard.extend(octets);
+                assert!(bytes.iter().zip(from..).all(|(&o, place)| o == octet_at(place)), "{line}");
+                self.heard.extend(bytes);
             }
             ["shut"] => self.far.as_ref().unwrap().shutdown(std::net::Shutdown::Write).unwrap(),
             ["close"] => self.far = None,
@@ -550,7 +547,7 @@ fn a_stream_ends_for_a_guest_that_lags_behind_where_the_kernel_remembers_no_peek
         let place = segment.seq.0.wrapping_sub(world.isn);
         assert_eq!(place, came + 1, "in order, and once");
         let payload = &frame[usize::from(layers.header_len())..];
-        assert!(payload.iter().zip(place..).all(|(&octet, place)| octet == octet_at(place)));
+        assert!(payload.iter().zip(place..).all(|(&byte, place)| byte == octet_at(place)));
         came += segment.len;
         if segment.has(1) {
             break true;
@@ -558,7 +555,7 @@ fn a_stream_ends_for_a_guest_that_lags_behind_where_the_kernel_remembers_no_peek
         world.guest(16, 1, came + 1, 60_000, 0);
         world.uplink.output(&mut world.wire, world.now);
     };
-    assert!(has_ended, "of {LEN} octets {came} came, and then nothing");
+    assert!(has_ended, "of {LEN} bytes {came} came, and then nothing");
     assert_eq!(came, LEN);
     drop(writer.join().unwrap());
 }

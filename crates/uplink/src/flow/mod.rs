@@ -1,14 +1,14 @@
-//! Conversations by their addresses: a bounded table in which the longest idle one makes room.
+//! Flow table: a bounded table of flows by their addresses, with least-recently-used eviction.
 //!
-//! Every protocol has a table of its own. An entry is found by its [`Key`] when a packet comes, and
-//! by its [`FlowId`] when an event or a timer does. Keys are hashed with a random secret, so a guest
-//! that chooses ports and addresses cannot choose collisions.
+//! Each protocol has a table of its own. A packet finds its entry by [`Key`]; an event or a timer by
+//! [`FlowId`]. Keys are hashed with a random secret, so a guest that chooses addresses and ports cannot
+//! force collisions.
 //!
-//! Conversations that the guest began and those from outside ([`Origin`]) have limits and orders of
-//! their own: strangers evict strangers, and no conversation of the guest's.
+//! Flows that the guest opened and flows from outside ([`Origin`]) have separate limits and separate usage
+//! lists: flows from outside never evict a flow of the guest.
 //!
-//! Entries are in the order in which they were last [touched](Table::touch). Each may have one
-//! deadline; a deadline that is put off costs nothing until the old one has come.
+//! Entries are ordered by their last [`touch`](Table::touch). Each may have one deadline. Postponing a
+//! deadline costs nothing until the old one is reached.
 
 #[cfg(test)]
 mod tests;
@@ -19,23 +19,23 @@ use std::collections::{BTreeSet, HashMap};
 
 use crate::host::{Owner, OwnerKind};
 
-/// What tells conversations of a protocol apart.
+/// Addresses and ports that identify a flow of a protocol.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Key {
-    /// The guest's end.
+    /// Address and port of the guest.
     pub guest: SocketAddr,
-    /// The other end, as the guest sees it.
+    /// Address and port of the other end, as the guest sees them.
     pub remote: SocketAddr,
 }
 
 impl Key {
-    /// The conversation between two ends.
+    /// Creates the key of a flow between two ends.
     pub fn new(guest: (IpAddr, u16), remote: (IpAddr, u16)) -> Key {
         Key { guest: guest.into(), remote: remote.into() }
     }
 }
 
-/// An entry of a table: its place, and how many others were there before.
+/// Handle of an entry: its index and generation.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub struct FlowId {
     index: u32,
@@ -43,22 +43,22 @@ pub struct FlowId {
 }
 
 impl FlowId {
-    /// As owner of a socket.
+    /// Returns the owner tag for a socket of this flow.
     pub fn owner(self, kind: OwnerKind) -> Owner {
         Owner { kind, index: self.index, generation: self.generation }
     }
 }
 
-/// The side that began a conversation. Each has a part of the table that the other cannot use up.
+/// Sides that open flows. Each has a part of the table that the other cannot use up.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Origin {
-    /// The guest.
+    /// Flow opened by the guest.
     Guest,
-    /// A client of a forwarded port.
+    /// Flow opened by a client of a forwarded port.
     Outside,
 }
 
-/// No neighbour in the order of use.
+/// List end: no older or newer entry.
 const NONE: u32 = u32::MAX;
 
 #[derive(Debug)]
@@ -66,11 +66,11 @@ struct Entry<V> {
     key: Key,
     value: V,
     origin: Origin,
-    /// The one used before this one, and after it.
+    /// Index of the next older and the next newer entry.
     older: u32,
     newer: u32,
     deadline: Option<Duration>,
-    /// When the table will look at the entry: never later than `deadline`.
+    /// Time of the entry's timer, never later than `deadline`.
     look_at: Option<Duration>,
 }
 
@@ -80,7 +80,7 @@ struct Place<V> {
     entry: Option<Entry<V>>,
 }
 
-/// The entries of one origin, in the order of their use.
+/// Usage list of one origin, from the least to the most recently used entry.
 #[derive(Debug)]
 struct Order {
     oldest: u32,
@@ -95,7 +95,7 @@ impl Order {
     }
 }
 
-/// Conversations. See the [module](self).
+/// Table of flows. See the [module](self).
 #[derive(Debug)]
 pub struct Table<V> {
     places: Vec<Place<V>>,
@@ -107,13 +107,13 @@ pub struct Table<V> {
 }
 
 impl<V> Table<V> {
-    /// A table of at most `limit` entries of the guest's (one, where it is 0), and none from outside;
-    /// nothing is allocated before there are some.
+    /// Creates a table of at most `limit` entries of the guest, at least one, and none from outside. Memory is
+    /// allocated as entries are added.
     pub fn new(limit: usize) -> Table<V> {
         Table::with_outside(limit, 0)
     }
 
-    /// A table of at most `limit` entries of the guest's, and `outside` from outside.
+    /// Creates a table of at most `limit` entries of the guest and `outside` entries from outside.
     pub fn with_outside(limit: usize, outside: usize) -> Table<V> {
         Table {
             places: Vec::new(),
@@ -139,29 +139,29 @@ impl<V> Table<V> {
         }
     }
 
-    /// Entries.
+    /// Returns the number of entries.
     pub fn len(&self) -> usize {
         self.by_key.len()
     }
 
-    /// Whether there are no entries.
+    /// Returns `true` if there is no entry.
     pub fn is_empty(&self) -> bool {
         self.by_key.is_empty()
     }
 
-    /// Returns `true` if an entry of this origin has to go before another one is added.
+    /// Returns `true` if an entry of this origin must be removed before another one is added.
     pub fn is_full(&self, origin: Origin) -> bool {
         let order = self.order(origin);
         order.count >= order.limit
     }
 
-    /// The entry of a key.
+    /// Returns the entry of a key.
     pub fn find(&self, key: &Key) -> Option<FlowId> {
         let &index = self.by_key.get(key)?;
         Some(FlowId { index, generation: self.place(index)?.generation })
     }
 
-    /// The entry that owns a socket, if it is still there.
+    /// Returns the entry that owns a socket, if it still exists.
     pub fn owned_by(&self, owner: Owner) -> Option<FlowId> {
         let place = self.place(owner.index)?;
         place.entry.as_ref()?;
@@ -169,20 +169,20 @@ impl<V> Table<V> {
             .then_some(FlowId { index: owner.index, generation: owner.generation })
     }
 
-    /// The longest idle entry of this origin.
+    /// Returns the least recently used entry of this origin.
     pub fn oldest(&self, origin: Origin) -> Option<FlowId> {
         let index = self.order(origin).oldest;
         let generation = self.place(index)?.generation;
         Some(FlowId { index, generation })
     }
 
-    /// An entry's origin.
+    /// Returns the origin of an entry.
     pub fn origin(&self, id: FlowId) -> Option<Origin> {
         self.entry(id).map(|entry| entry.origin)
     }
 
-    /// Adds an entry, the most recently used. `None` when the table is full or has the key already;
-    /// the value is dropped then.
+    /// Inserts an entry as the most recently used one. Returns `None`, and drops the value, if the table is
+    /// full or has the key.
     pub fn insert(&mut self, key: Key, value: V, origin: Origin) -> Option<FlowId> {
         if self.is_full(origin) || self.by_key.contains_key(&key) {
             return None;
@@ -206,7 +206,7 @@ impl<V> Table<V> {
         Some(FlowId { index, generation })
     }
 
-    /// Removes an entry.
+    /// Removes an entry and returns its key and value.
     pub fn remove(&mut self, id: FlowId) -> Option<(Key, V)> {
         let origin = self.origin(id)?;
         self.unlink(id.index, origin);
@@ -222,22 +222,22 @@ impl<V> Table<V> {
         Some((entry.key, entry.value))
     }
 
-    /// An entry's value.
+    /// Returns the value of an entry.
     pub fn get(&self, id: FlowId) -> Option<&V> {
         self.entry(id).map(|entry| &entry.value)
     }
 
-    /// An entry's value, to be changed.
+    /// Returns the value of an entry, mutable.
     pub fn get_mut(&mut self, id: FlowId) -> Option<&mut V> {
         self.entry_mut(id).map(|entry| &mut entry.value)
     }
 
-    /// An entry's key.
+    /// Returns the key of an entry.
     pub fn key(&self, id: FlowId) -> Option<Key> {
         self.entry(id).map(|entry| entry.key)
     }
 
-    /// The entry is in use: it is the last that will have to make room.
+    /// Marks an entry as the most recently used one.
     pub fn touch(&mut self, id: FlowId) {
         let Some(origin) = self.origin(id) else { return };
         if self.order(origin).newest != id.index {
@@ -246,7 +246,7 @@ impl<V> Table<V> {
         }
     }
 
-    /// Sets or removes an entry's deadline.
+    /// Sets or removes the deadline of an entry.
     pub fn set_deadline(&mut self, id: FlowId, deadline: Option<Duration>) {
         let Some(entry) = self.entry_mut(id) else { return };
         entry.deadline = deadline;
@@ -261,12 +261,12 @@ impl<V> Table<V> {
         self.looks.insert((deadline, id.index));
     }
 
-    /// When [`take_due`](Self::take_due) is to be called again.
+    /// Returns the time at which [`take_due`](Self::take_due) must be called next. It may be too early.
     pub fn next_look(&self) -> Option<Duration> {
         self.looks.first().map(|&(at, _)| at)
     }
 
-    /// An entry whose deadline has come; it has none any more.
+    /// Returns an entry whose deadline has passed, and removes the deadline.
     pub fn take_due(&mut self, now: Duration) -> Option<FlowId> {
         loop {
             let &(at, index) = self.looks.first()?;
@@ -292,7 +292,7 @@ impl<V> Table<V> {
         }
     }
 
-    /// All entries.
+    /// Iterates over all entries.
     pub fn ids(&self) -> impl Iterator<Item = FlowId> {
         (0u32..).zip(&self.places).filter_map(|(index, place)| {
             place.entry.as_ref()?;
@@ -300,7 +300,7 @@ impl<V> Table<V> {
         })
     }
 
-    /// The entries of one origin.
+    /// Iterates over the entries of one origin.
     pub fn ids_of(&self, origin: Origin) -> impl Iterator<Item = FlowId> {
         self.ids().filter(move |id| self.origin(*id) == Some(origin))
     }

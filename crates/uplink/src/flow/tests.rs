@@ -11,14 +11,14 @@ fn at(seconds: u64) -> Duration {
 }
 
 #[test]
-fn entries_from_outside_fill_their_own_part_alone() {
+fn entry_from_outside_never_evicts_entry_of_guest() {
     let mut table = Table::with_outside(2, 2);
     let guest = table.insert(key(1), 1, Origin::Guest).unwrap();
     let first = table.insert(key(2), 2, Origin::Outside).unwrap();
     table.insert(key(3), 3, Origin::Outside).unwrap();
     assert!(table.is_full(Origin::Outside) && !table.is_full(Origin::Guest));
     assert_eq!(table.insert(key(4), 4, Origin::Outside), None);
-    // The guest's entry is older than all, and not the one that makes room.
+    // The guest's entry is the oldest of all, and is not evicted.
     assert_eq!(table.oldest(Origin::Outside), Some(first));
     assert_eq!(table.oldest(Origin::Guest), Some(guest));
     table.remove(first);
@@ -28,7 +28,7 @@ fn entries_from_outside_fill_their_own_part_alone() {
 }
 
 #[test]
-fn the_longest_idle_entry_is_the_oldest() {
+fn untouched_entry_becomes_the_oldest() {
     let mut table = Table::new(3);
     let ids: Vec<_> = (0..3).map(|n| table.insert(key(n), n, Origin::Guest).unwrap()).collect();
     assert!(table.is_full(Origin::Guest));
@@ -43,7 +43,7 @@ fn the_longest_idle_entry_is_the_oldest() {
 }
 
 #[test]
-fn a_deadline_that_was_put_off_does_not_come_early() {
+fn postponed_deadline_is_due_at_the_new_time() {
     let mut table = Table::new(3);
     let id = table.insert(key(1), (), Origin::Guest).unwrap();
     table.set_deadline(id, Some(at(5)));
@@ -79,9 +79,9 @@ fn ops() -> impl Strategy<Value = Vec<Op>> {
 }
 
 proptest! {
-    /// A list in the order of use is the same table.
+    /// Checks the table against a model: a list in order of use.
     #[test]
-    fn the_table_does_what_a_list_does(ops in ops()) {
+    fn table_matches_list_model(ops in ops()) {
         let mut table = Table::new(6);
         let mut list: Vec<(u16, Option<u64>)> = Vec::new();
         for op in ops {

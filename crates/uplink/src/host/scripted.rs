@@ -1,12 +1,12 @@
-//! A host without a kernel: sockets in memory whose other ends behave by their port.
+//! Scripted host: sockets in memory, for tests and fuzz targets. The port selects the behaviour.
 //!
-//! | port of the other end | what it does |
+//! | port of the other end | behaviour |
 //! |---|---|
 //! | [`REFUSES`] | refuses connections; datagrams to it fail |
-//! | [`SILENT`] | never answers: a connection to it is not made, datagrams are lost |
-//! | any other | sends back what comes, and closes when the guest does |
+//! | [`SILENT`] | never answers: a connection stays half open, datagrams are lost |
+//! | any other | echoes data, and closes when the guest does |
 //!
-//! So tests can have more conversations than a process can have descriptors, and a fuzzer needs none.
+//! Tests can open more flows than a process has descriptors, and a fuzz target needs no kernel.
 
 // #syscall none: for tests
 
@@ -23,13 +23,13 @@ use super::datagrams::{Datagram, DatagramHost, DatagramSocket, Failure, Inbox, R
 use super::listen::{ListenHost, Listener};
 use super::{Close, Host, Owner, Piece, Readiness, Ready, SendRoom, Socket, TcpHost, UrgentMark};
 
-/// A port that refuses.
+/// Port that refuses connections.
 pub const REFUSES: u16 = 7;
-/// A port that says nothing.
+/// Port that never answers.
 pub const SILENT: u16 = 9;
-/// Octets that each socket holds on their way back.
+/// Maximum of bytes in a socket's queue.
 const QUEUE: usize = 64 << 10;
-/// Datagrams that each socket holds.
+/// Maximum of datagrams in a socket's queue.
 const DATAGRAMS: usize = 32;
 
 #[derive(Debug)]
@@ -51,25 +51,25 @@ fn report(events: &Events, owner: Owner, what: Readiness) {
 const READABLE: Readiness =
     Readiness { readable: true, writable: false, read_closed: false, urgent: false, failed: false };
 
-/// The host.
+/// Host of scripted sockets.
 #[derive(Debug)]
 pub struct ScriptedHost {
     places: Vec<Option<Place>>,
     free: Vec<u32>,
     events: Events,
     never: WakeFd,
-    /// How many TCP sockets there may be.
+    /// Maximum number of TCP sockets.
     limit: usize,
     /// The host's own addresses.
     pub own: Vec<IpAddr>,
 }
 
 impl ScriptedHost {
-    /// A host that has at most `limit` TCP sockets at a time, as one with so many descriptors.
+    /// Creates a host with at most `limit` TCP sockets at a time.
     ///
     /// # Errors
     ///
-    /// When no descriptor is free for [`Host::wait_fd`], which never becomes readable.
+    /// Returns an error if no descriptor is free for [`Host::wait_fd`], which never becomes readable.
     pub fn new(limit: usize) -> Result<ScriptedHost, Errno> {
         let never = WakeFd::new().map_err(|e| Errno::from_io_error(&e).unwrap_or(Errno::IO))?;
         let (places, free) = (Vec::new(), Vec::new());
@@ -124,11 +124,11 @@ impl TcpHost for ScriptedHost {
         into: &mut [IoSliceMut<'_>],
     ) -> Result<usize, Errno> {
         let place = self.place(socket)?;
-        let mut octets = place.queue.iter().skip(offset).copied();
+        let mut bytes = place.queue.iter().skip(offset).copied();
         let mut read = 0;
-        for octet in into.iter_mut().flat_map(|slice| slice.iter_mut()) {
-            let Some(next) = octets.next() else { break };
-            *octet = next;
+        for byte in into.iter_mut().flat_map(|slice| slice.iter_mut()) {
+            let Some(next) = bytes.next() else { break };
+            *byte = next;
             read += 1;
         }
         if read == 0 && !place.ended { Err(Errno::AGAIN) } else { Ok(read) }
@@ -166,7 +166,7 @@ impl TcpHost for ScriptedHost {
                 let from = start.saturating_sub(at).min(part.len());
                 let to = end.saturating_sub(at).min(part.len()).min(from + room);
                 if from < to {
-                    part.for_each_piece_of(from..to, |octets| place.queue.extend(octets));
+                    part.for_each_piece_of(from..to, |bytes| place.queue.extend(bytes));
                     room -= to - from;
                 }
                 at += part.len();
@@ -242,7 +242,7 @@ impl DatagramHost for ScriptedHost {
     }
 }
 
-/// Datagrams that come back.
+/// Socket that returns the datagrams it sends.
 struct Echo {
     owner: Owner,
     silent: bool,
@@ -257,16 +257,11 @@ impl Echo {
 }
 
 impl DatagramSocket for Echo {
-    fn send(
-        &mut self,
-        octets: &[u8],
-        segment: Option<u16>,
-        _via: Option<Via>,
-    ) -> Result<(), Errno> {
-        let each = segment.map_or(octets.len(), usize::from).max(1);
+    fn send(&mut self, bytes: &[u8], segment: Option<u16>, _via: Option<Via>) -> Result<(), Errno> {
+        let each = segment.map_or(bytes.len(), usize::from).max(1);
         let room = DATAGRAMS - self.held.len();
         if !self.silent {
-            self.held.extend(octets.chunks(each).take(room).map(<[u8]>::to_vec));
+            self.held.extend(bytes.chunks(each).take(room).map(<[u8]>::to_vec));
             report(&self.events, self.owner, READABLE);
         }
         Ok(())
@@ -277,10 +272,10 @@ impl DatagramSocket for Echo {
             return Err(Errno::AGAIN);
         }
         inbox.prepare(1);
-        if let Some(octets) = self.held.pop_front() {
-            let len = octets.len().min(ROOM);
-            inbox.octets[..len].copy_from_slice(&octets[..len]);
-            inbox.datagrams.push(Datagram { octets: 0..len, segment: None, from: None, to: None });
+        if let Some(bytes) = self.held.pop_front() {
+            let len = bytes.len().min(ROOM);
+            inbox.bytes[..len].copy_from_slice(&bytes[..len]);
+            inbox.datagrams.push(Datagram { bytes: 0..len, segment: None, from: None, to: None });
         }
         Ok(self.held.is_empty())
     }

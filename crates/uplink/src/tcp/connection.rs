@@ -1,4 +1,8 @@
-//! The state of one TCP connection.
+//! State of one TCP connection between the guest and the uplink.
+//!
+//! The other half of the connection is the host's socket. [`TcpConnection`] holds sequence numbers,
+//! windows, timers and the work that is due. `receive` handles segments from the guest, `serve` sends
+//! segments to it, `timers` handles deadlines.
 
 use core::net::{IpAddr, SocketAddr};
 use core::time::Duration;
@@ -8,146 +12,146 @@ use super::seq::Seq;
 use crate::emit::Ends;
 use crate::host::{Close, Socket};
 
-/// Where a conversation stands.
+/// States of a connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Phase {
-    /// The guest's SYN has come, the host's connection is being made. Nothing is sent to the guest.
+    /// The guest's SYN has arrived, the host's connect is in progress. Nothing is sent to the guest.
     Connecting,
-    /// The host's connection is made, the guest was sent SYN and ACK. It may be sent them again.
+    /// The host's connection is established. The guest receives SYN+ACK, repeated until it answers.
     SynReceived,
-    /// A connection came from outside, the guest was sent a SYN. It may be sent it again.
+    /// A connection came from outside. The guest receives a SYN, repeated until it answers.
     SynSent,
-    /// Both ends know of the connection. Data goes both ways until the FINs; who has sent one is in
-    /// `guest_fin` and `fin`.
+    /// Both ends know of the connection. `guest_fin` and `fin` tell which side has closed.
     Open,
-    /// Both FINs are acknowledged, ours came first. There is no socket any more; the guest may ask for
-    /// the last acknowledgement once more.
+    /// Both FINs are acknowledged and ours was first. The socket is closed; a repeated FIN of the guest is
+    /// still acknowledged.
     TimeWait,
 }
 
-/// What becomes of a conversation after an event.
+/// Result of an event for a connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Fate {
-    /// It goes on.
+    /// The connection stays open.
     Lives,
-    /// It is over: its socket, if any, is closed like this.
+    /// The connection is removed and its socket, if any, is closed in this way.
     Ends(Close),
 }
 
-/// The urgent mark of what the host has for the guest.
+/// Urgent data in the host socket's receive queue.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Urgent {
-    /// There is none.
+    /// The queue holds no urgent mark.
     None,
-    /// There may be one. Reads end at the mark, and only the front of the queue can be asked whether it
-    /// is there: so each read is sent, and acknowledged, before the next one.
+    /// The queue may hold a mark. A read ends at the mark, and only the front of the queue shows whether it is
+    /// there. So each read is sent and acknowledged before the next one.
     Ahead,
 }
 
-/// Things that are owed to the guest, and things known of the socket.
+/// Work that is due for the guest, and known state of the socket.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Flags {
-    /// A segment with an acknowledgement is to be sent now, if nothing else is.
+    /// A segment with an acknowledgement is due, unless another segment carries it first.
     pub(super) ack_due: bool,
-    /// A SYN (and ACK) is to be sent.
+    /// A SYN or SYN+ACK is due.
     pub(super) syn_due: bool,
-    /// The first octets that are not acknowledged are to be sent once more, one segment.
+    /// A retransmission of the first unacknowledged bytes is due, one segment.
     pub(super) repeat_due: bool,
-    /// A segment that asks for an answer is to be sent.
+    /// A probe segment is due, which the guest must answer.
     pub(super) probe_due: bool,
-    /// There may be something to read.
+    /// The socket may have data to read.
     pub(super) readable: bool,
-    /// The socket's stream has ended, maybe behind octets that were not read yet.
+    /// The socket's stream has ended, perhaps after bytes that are not yet read.
     pub(super) read_closed: bool,
     /// The socket failed, or both its directions are closed.
     pub(super) failed: bool,
-    /// An event is expected when the send queue has room.
+    /// The host is to report room in the send queue.
     pub(super) awaiting_room: bool,
-    /// The socket did not take all it was promised to: the guest is to send it once more.
+    /// The socket took less than the offered window. The guest must retransmit the rest.
     pub(super) refused: bool,
-    /// The guest has sent its FIN, and all before it.
+    /// The guest's FIN and everything before it have arrived.
     pub(super) guest_fin: bool,
-    /// Our FIN was sent before the guest's came.
+    /// Our FIN was sent before the guest's FIN arrived.
     pub(super) closed_first: bool,
     /// Our FIN is acknowledged.
     pub(super) fin_acked: bool,
-    /// It is in the queue of those that are to be served.
+    /// The connection is in the queue of connections to serve.
     pub(super) queued: bool,
-    /// The last acknowledgement that waited for company went alone.
+    /// The last delayed acknowledgement was sent alone: no data carried it in time.
     pub(super) waited_in_vain: bool,
 }
 
-/// One connection. Sequence numbers: `rcv_*` are the guest's, `snd_*` ours.
+/// One TCP connection. `rcv_*` are sequence numbers of the guest, `snd_*` are ours.
 #[derive(Debug)]
 pub(super) struct TcpConnection {
     pub(super) phase: Phase,
     pub(super) socket: Option<Socket>,
     pub(super) ends: Ends,
-    /// Ours (the other end's), the guest's.
+    /// Port of the other end, port of the guest.
     pub(super) ports: (u16, u16),
     pub(super) flags: Flags,
     pub(super) urgent: Urgent,
 
-    /// The next octet that is expected of the guest.
+    /// Next byte expected from the guest.
     pub(super) rcv_nxt: Seq,
-    /// The end of the window that the guest was offered.
+    /// End of the window that was offered to the guest.
     pub(super) rcv_edge: Seq,
-    /// The window when it was last looked at.
+    /// Window size when it was last computed.
     pub(super) offered: u32,
-    /// By how many bits our windows are shifted.
+    /// Window scale of our windows, in bits.
     pub(super) rcv_scale: u8,
-    /// Up to where the guest was told that everything has come.
+    /// Acknowledgement number of the last segment sent to the guest.
     pub(super) told: Seq,
-    /// When it is told of the rest, if nothing goes there before that it can be told with.
+    /// Time at which a delayed acknowledgement is sent alone.
     pub(super) ack_at: Option<Duration>,
-    /// Acknowledgements beyond the first that tell the guest of something missing.
+    /// Number of duplicate acknowledgements that are due after the first one.
     pub(super) duplicates_due: u8,
 
-    /// The first octet that the guest has not acknowledged.
+    /// First byte that the guest has not acknowledged.
     pub(super) snd_una: Seq,
-    /// The next one to be sent.
+    /// Next byte to send.
     pub(super) snd_nxt: Seq,
-    /// The first one that was never sent.
+    /// First byte that was never sent.
     pub(super) snd_max: Seq,
-    /// Octets before `snd_una` that are still at the front of the socket's queue.
+    /// Bytes before `snd_una` that are still at the front of the socket's queue.
     pub(super) undiscarded: u32,
-    /// Place of our FIN, once the end of the stream was read.
+    /// Sequence number of our FIN, set at the end of the socket's stream.
     pub(super) fin: Option<Seq>,
-    /// Octets the guest takes from `snd_una` on, and the segment that said so last.
+    /// Bytes that the guest accepts from `snd_una` on.
     pub(super) snd_wnd: u32,
     pub(super) snd_scale: u8,
+    /// Sequence and acknowledgement number of the segment that last updated `snd_wnd` (`SND.WL1`, `SND.WL2`).
     pub(super) window_from: (Seq, Seq),
-    /// Octets of payload in a segment, at most.
+    /// Maximum of payload bytes in a segment.
     pub(super) mss: u16,
-    /// Acknowledgements in a row that say the same.
+    /// Number of duplicate acknowledgements in a row.
     pub(super) same_acks: u8,
-    /// Something was lost: until everything up to here is acknowledged it is repaired.
+    /// End of loss recovery: everything before it was in flight when a loss was found.
     pub(super) recover: Option<Seq>,
-    /// Octets under way, at most: falls with losses, and rises again.
+    /// Congestion window: maximum of bytes in flight. A loss lowers it, acknowledgements raise it.
     pub(super) congestion: u32,
 
     pub(super) rto: Rto,
     pub(super) retransmit_at: Option<Duration>,
     pub(super) probe_at: Option<Duration>,
     pub(super) probes: u8,
-    /// When the guest was last heard of.
+    /// Time of the guest's last segment.
     pub(super) heard: Duration,
-    /// Questions in a row whether the guest is there.
+    /// Number of unanswered keep-alive probes.
     pub(super) asked: u8,
-    /// When a connection that is not yet made, or is over, is forgotten.
+    /// Time at which a half-open or closed connection is removed.
     pub(super) ends_at: Option<Duration>,
-    /// IPv4's identification of the next packet.
+    /// Identification field of the next IPv4 packet.
     pub(super) ip_id: u16,
 }
 
-/// The congestion limit of a connection that has lost nothing.
+/// Congestion window of a connection without losses.
 pub(super) const UNCONGESTED: u32 = 1 << 24;
 
-/// The least that the congestion limit falls to: two frames.
+/// Minimum of the congestion window: two frames.
 pub(super) const CONGESTION_MIN: u32 = 128 << 10;
 
 impl TcpConnection {
-    /// A conversation in which nothing was said. `iss` is our initial sequence number.
+    /// Creates a connection that has sent and received nothing. `iss` is our initial sequence number.
     pub(super) fn new(
         phase: Phase,
         ends: Ends,
@@ -192,27 +196,27 @@ impl TcpConnection {
         }
     }
 
-    /// Whether the connection is not yet made.
+    /// Returns `true` until both ends know of the connection.
     pub(super) fn is_half_open(&self) -> bool {
         matches!(self.phase, Phase::Connecting | Phase::SynReceived | Phase::SynSent)
     }
 
-    /// Octets (and FIN) under way to the guest.
+    /// Returns the number of bytes in flight to the guest, a FIN counting as one.
     pub(super) fn in_flight(&self) -> u32 {
         self.snd_nxt.since(self.snd_una).unwrap_or(0)
     }
 
-    /// The longest segment that the guest is told it may send, and the longest for it.
+    /// Returns the maximum segment size for an MTU, in either direction.
     pub(super) fn mss_of(mtu: u16, remote: IpAddr) -> u16 {
         mtu.saturating_sub(if remote.is_ipv4() { 40 } else { 60 })
     }
 
-    /// Both directions are closed and everything was acknowledged.
+    /// Returns `true` when both directions are closed and both FINs are acknowledged.
     pub(super) fn is_over(&self) -> bool {
         self.flags.guest_fin && self.flags.fin_acked
     }
 
-    /// The conversation's next date with the clock.
+    /// Returns the time of the connection's next timer.
     pub(super) fn deadline(&self, config: &super::TcpConfig) -> Option<Duration> {
         let keep_alive = match self.phase {
             Phase::Open => {
@@ -226,10 +230,10 @@ impl TcpConnection {
     }
 }
 
-/// What a guest takes that does not say (RFC 9293, 3.7.1).
+/// Maximum segment size of a guest that announces none (RFC 9293, 3.7.1).
 pub(super) const MSS_DEFAULT: u16 = 536;
 
-/// A socket address of the guest's family as address and port.
+/// Splits a socket address into IP address and port.
 pub(super) fn split(address: SocketAddr) -> (IpAddr, u16) {
     (address.ip(), address.port())
 }

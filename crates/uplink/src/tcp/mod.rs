@@ -1,35 +1,33 @@
-//! TCP: connections of the guest, each by a connection of the host's.
+//! TCP: each connection of the guest is carried by one host socket.
 //!
-//! # Theory of operation
+//! The guest's kernel has a connection with this module, segment by segment. The host's kernel has a
+//! connection with the other end, by a socket. No payload is stored in between:
 //!
-//! Between the guest and the other end there are two connections: one that the guest's kernel has
-//! with this module, segment by segment, and one that the host's kernel has with the other end, by a
-//! socket. Nothing is stored in between:
+//! ```text
+//! guest  --segment-->  receive  --send-->  host socket  -->  other end
+//! guest  <--segment--  serve    <--peek--  host socket  <--  other end
+//! ```
 //!
-//! * **From the guest.** Payload that is next goes from its frame into the socket, and is
-//!   acknowledged as far as the socket took it. The window that the guest is offered is what the
-//!   socket's send queue has room for, so that nothing has to be refused; once offered it is never
-//!   taken back. What comes out of order is answered and dropped: the guest sends it again.
-//! * **To the guest.** Payload is *peeked*: read into frames while it stays in the socket's receive
-//!   queue. It is taken off the queue when the guest has acknowledged it. To retransmit is to peek
-//!   once more. So the other end's window closes when the guest does not read, as it would if the
-//!   two were connected.
+//! * **From the guest.** In-order payload goes from its frame into the socket. The acknowledgement covers
+//!   the bytes that the socket accepted. The offered window is the room in the socket's send queue, and it
+//!   never shrinks. Segments out of order are answered by a duplicate acknowledgement and dropped; the
+//!   guest retransmits them.
+//! * **To the guest.** Payload is *peeked*: copied into frames while it stays in the socket's receive
+//!   queue. It is discarded from the queue once the guest has acknowledged it. A retransmission peeks again.
+//!   So the other end's window closes when the guest does not read, as on a direct connection.
 //!
-//! A connection is told to be made only when it is: a guest's SYN is answered when the host's
-//! connection stands, and with a reset when it was refused. FINs, resets, urgent data and failures
-//! are passed on in both directions, in their order with the data.
+//! A guest's SYN is answered once the host's connection is established, or by a reset if it was refused.
+//! FINs, resets, urgent data and failures are forwarded in both directions, in order with the data.
 //!
-//! # Numbers that are ours
+//! Initial sequence numbers are keyed hashes of addresses and time (RFC 6528). Neither timestamps nor
+//! selective acknowledgements are negotiated: the link to the guest is local and loses nothing by itself.
 //!
-//! Initial sequence numbers are secret functions of addresses and time (RFC 6528). Neither
-//! timestamps nor selective acknowledgements are negotiated: the link to the guest is short, and
-//! loses nothing unless somebody drops frames on purpose.
+//! # Limits
 //!
-//! # Bounds
-//!
-//! Connections, and those not yet made, are bounded ([`TcpConfig`]); the longest idle one, or the
-//! oldest half-open one, makes room. Connections from outside have bounds of their own: they never
-//! evict one that the guest began. A turn of a connection is bounded, and they take turns.
+//! [`TcpConfig`] bounds connections and half-open connections. At the limit, the connection idle longest or
+//! the oldest half-open one is evicted. Connections from outside have limits of their own: they never
+//! evict one that the guest opened. Each connection sends a bounded number of frames a round, in FIFO
+//! order.
 
 pub mod config;
 mod connection;
@@ -67,22 +65,22 @@ use crate::host::{Close, OwnerKind, Readiness, Ready};
 use crate::link::GuestSide;
 use crate::packet::{Mac, Packet};
 
-/// By how many bits our windows are shifted: 16 MiB at most, in steps of 256 octets.
+/// Window scale of our windows, in bits: at most 16 MiB, in steps of 256 bytes.
 const WINDOW_SCALE: u8 = 8;
 
-/// Conversations of one origin that are not yet made.
+/// Half-open connections of one origin.
 #[derive(Default)]
 struct HalfOpen {
-    /// Those that were not yet made when they were entered, oldest first.
+    /// Connections that were half open when added, oldest first.
     entered: VecDeque<FlowId>,
-    /// How many of them still are.
+    /// Number of entries that are still half open.
     count: usize,
 }
 
-/// All TCP conversations.
+/// All TCP connections of one guest.
 pub struct Tcp {
     flows: Table<TcpConnection>,
-    /// Those that something is owed to.
+    /// Connections that have something to send, or may have.
     dirty: VecDeque<FlowId>,
     half_open_guest: HalfOpen,
     half_open_outside: HalfOpen,
@@ -90,7 +88,7 @@ pub struct Tcp {
 }
 
 impl Tcp {
-    /// No conversations, within the limits of `config`.
+    /// Creates an empty set of connections with the limits of `config`.
     pub fn new(config: &Config) -> Tcp {
         Tcp {
             flows: Table::with_outside(config.tcp.flows_max, config.tcp.inbound_max),
@@ -101,12 +99,12 @@ impl Tcp {
         }
     }
 
-    /// Conversations, whatever their state.
+    /// Returns the number of connections, in any state.
     pub fn len(&self) -> usize {
         self.flows.len()
     }
 
-    /// Whether there are none.
+    /// Returns `true` if there is no connection.
     pub fn is_empty(&self) -> bool {
         self.flows.is_empty()
     }
@@ -118,8 +116,8 @@ impl Tcp {
         }
     }
 
-    /// A packet of the guest. Its checksum is right and its source is allowed. Its payload may wait in
-    /// `run` until [`input_ends`](Self::input_ends).
+    /// Handles a TCP packet from the guest, whose checksum and source address are already verified. Its
+    /// payload may wait in `run` until [`input_ends`](Self::input_ends).
     pub fn input<'a>(&mut self, packet: &Packet<'a>, run: &mut Run<'a>, context: &mut Context<'_>) {
         let Some((segment, options)) = Segment::read(packet) else {
             return context.counters.drop_malformed.add(1);
@@ -150,7 +148,7 @@ impl Tcp {
         }
     }
 
-    /// Payload that is next, and no more: it goes together with what follows it in the batch.
+    /// Adds an in-order segment with nothing but payload to the run of its batch.
     fn join<'a>(
         &mut self,
         id: FlowId,
@@ -163,7 +161,7 @@ impl Tcp {
             self.input_ends(run, context);
         }
         let Some(flow) = self.flows.get_mut(id) else { return };
-        // What the run before it did not take, this one does not follow.
+        // The previous run may have been cut short; this segment then no longer follows.
         let run = flow.is_next(segment).then_some((id, run));
         flow.ends.to_mac = packet.mac;
         match flow.while_open(segment, packet, run, context) {
@@ -175,7 +173,7 @@ impl Tcp {
         }
     }
 
-    /// Whether a SYN begins another conversation between the same ends.
+    /// Returns `true` if a SYN opens a new connection with the same addresses and ports.
     fn is_renewed(&self, id: FlowId, segment: &Segment) -> bool {
         let Some(flow) = self.flows.get(id) else { return false };
         let is_syn = segment.flags & (SYN | ACK | RST) == SYN;
@@ -210,7 +208,7 @@ impl Tcp {
         }
     }
 
-    /// The guest calls.
+    /// Opens a connection for a SYN of the guest.
     fn begin(
         &mut self,
         key: Key,
@@ -248,7 +246,7 @@ impl Tcp {
     ) -> Result<(), Errno> {
         let owner = id.owner(OwnerKind::Tcp);
         let socket = match context.host.connect(owner, to) {
-            // No descriptor is free: the longest idle conversation gives its own, one from outside first.
+            // No descriptor is free. The connection idle longest is closed, one from outside first.
             Err(Errno::MFILE | Errno::NFILE) => {
                 let oldest = [Origin::Outside, Origin::Guest].map(|side| self.flows.oldest(side));
                 if let Some(oldest) = oldest.into_iter().flatten().find(|&oldest| oldest != id) {
@@ -265,8 +263,8 @@ impl Tcp {
         Ok(())
     }
 
-    /// A connection from outside, already accepted. It begins with a SYN to the guest, which comes from
-    /// `client`, an address of the guest's family.
+    /// Opens a connection for a socket that was accepted outside. The guest receives a SYN from `client`,
+    /// which must have the guest's address family.
     pub fn accept(
         &mut self,
         file: OwnedFd,
@@ -276,7 +274,7 @@ impl Tcp {
         context: &mut Context<'_>,
     ) {
         let key = Key { guest, remote: client };
-        // The host lets a client have its port again sooner than we forget who had it.
+        // The host may reuse a client's port before our TIME-WAIT ends.
         let is_over = |id: &FlowId| self.flows.get(*id).is_some_and(|f| f.phase == Phase::TimeWait);
         if let Some(old) = self.flows.find(&key).filter(is_over) {
             self.end(old, Close::Orderly, context);
@@ -311,7 +309,7 @@ impl Tcp {
         }
     }
 
-    /// Enters a conversation that is not yet made; others of its origin make room for it.
+    /// Inserts a half-open connection. Evicts others of the same origin if a limit is reached.
     fn enter(
         &mut self,
         key: Key,
@@ -335,7 +333,7 @@ impl Tcp {
         };
         half_open.count += 1;
         half_open.entered.push_back(id);
-        // Most of the list has long been made: what is no longer half open is forgotten now and then.
+        // Most entries have left the half-open state long ago; they are dropped in bulk.
         if half_open.entered.len() > 2 * half_open_max {
             let flows = &self.flows;
             half_open.entered.retain(|&id| flows.get(id).is_some_and(TcpConnection::is_half_open));
@@ -351,7 +349,7 @@ impl Tcp {
         }
     }
 
-    /// A conversation makes room for another one: both its ends are told.
+    /// Removes a connection to make room. Both its ends receive a reset.
     fn evict(&mut self, id: FlowId, context: &mut Context<'_>) {
         context.counters.tcp_evicted.add(1);
         if let Some(flow) = self.flows.get_mut(id)
@@ -362,12 +360,12 @@ impl Tcp {
         self.end(id, Close::Reset, context);
     }
 
-    /// The host's connection did not come about.
+    /// Removes a connection whose host connection failed, and resets it at the guest.
     fn refuse(&mut self, id: FlowId, errno: Errno, context: &mut Context<'_>) {
         context.counters.tcp_refused.add(1);
         tracing::debug!(%errno, "a connection was refused");
         if let Some(flow) = self.flows.get(id)
-            // Who does not answer is not answered for.
+            // Without an answer from the other end, the guest receives none either.
             && errno != Errno::TIMEDOUT
         {
             let header = Header {
@@ -381,7 +379,7 @@ impl Tcp {
         self.end(id, Close::Reset, context);
     }
 
-    /// Forgets a conversation and closes its socket.
+    /// Removes a connection and closes its socket.
     fn end(&mut self, id: FlowId, how: Close, context: &mut Context<'_>) {
         let Some(origin) = self.flows.origin(id) else { return };
         let Some((_, flow)) = self.flows.remove(id) else { return };
@@ -392,24 +390,24 @@ impl Tcp {
         context.counters.tcp_closed.add(1);
     }
 
-    /// RFC 6528: a clock of 4 microseconds and a secret function of the addresses.
+    /// Returns an initial sequence number (RFC 6528): a clock of 4 µs plus a keyed hash of the addresses.
     fn initial(&self, key: &Key, now: Duration) -> Seq {
         let ticks = now.as_micros() / 4;
         let bytes = (u128::from(self.secret.hash_one(key)) + ticks).to_le_bytes();
         Seq(u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]))
     }
 
-    /// Nothing more is added to a run: it is sent on. To be called once all packets of a batch were put in.
+    /// Sends the payload in `run` to its socket. Must be called after the last packet of a batch.
     pub fn input_ends(&mut self, run: &mut Run<'_>, context: &mut Context<'_>) {
         let Some(owner) = run.owner() else { return };
         match self.flows.get_mut(owner) {
             Some(flow) => flow.send_run(run, context),
-            // It made room for another one.
+            // The connection was evicted in the meantime.
             None => *run = Run::default(),
         }
     }
 
-    /// An event of a socket.
+    /// Handles an event of a socket.
     pub fn ready(&mut self, ready: Ready, context: &mut Context<'_>) {
         let Some(id) = self.flows.owned_by(ready.owner) else { return };
         let Some(flow) = self.flows.get_mut(id) else { return };
@@ -432,7 +430,7 @@ impl Tcp {
         }
     }
 
-    /// Something is owed to a conversation, or may be.
+    /// Enqueues a connection to be served in the next [`output`](Self::output).
     fn mark(&mut self, id: FlowId) {
         if let Some(flow) = self.flows.get_mut(id)
             && !flow.flags.queued
@@ -442,13 +440,13 @@ impl Tcp {
         }
     }
 
-    /// The conversation's next date is entered.
+    /// Updates the timer of a connection.
     fn plan(&mut self, id: FlowId, context: &Context<'_>) {
         let deadline = self.flows.get(id).and_then(|flow| flow.deadline(&context.config.tcp));
         self.flows.set_deadline(id, deadline);
     }
 
-    /// Ends conversations of the guest to addresses that became the host's own.
+    /// Closes connections of the guest to addresses that became the host's own.
     pub fn end_local(&mut self, context: &mut Context<'_>) {
         let outward: Vec<_> = self.flows.ids_of(Origin::Guest).collect();
         for id in outward {
@@ -458,7 +456,7 @@ impl Tcp {
         }
     }
 
-    /// Does what is due by the clock.
+    /// Handles all timers that are due.
     pub fn run_timers(&mut self, context: &mut Context<'_>) {
         while let Some(id) = self.flows.take_due(context.now) {
             let Some(flow) = self.flows.get_mut(id) else { continue };
@@ -472,13 +470,13 @@ impl Tcp {
         }
     }
 
-    /// When [`run_timers`](Self::run_timers) is to be called next.
+    /// Returns the time at which [`run_timers`](Self::run_timers) must be called next.
     pub fn deadline(&self) -> Option<Duration> {
         self.flows.next_look()
     }
 
-    /// Sends what is owed and what sockets have, each conversation in its turn. Returns whether there is
-    /// more.
+    /// Sends what is due, and what sockets have for the guest, in FIFO order of the connections. Returns `true`
+    /// if more can be sent.
     pub fn output(&mut self, link: &mut dyn GuestSide, context: &mut Context<'_>) -> bool {
         for _ in 0..self.dirty.len() {
             let Some(id) = self.dirty.pop_front() else { break };
@@ -505,7 +503,7 @@ impl Tcp {
 }
 
 impl TcpConnection {
-    /// What an event says is taken down.
+    /// Records a socket event.
     fn note(&mut self, what: Readiness) {
         self.flags.readable |= what.readable || what.read_closed;
         self.flags.read_closed |= what.read_closed;
@@ -515,7 +513,7 @@ impl TcpConnection {
         }
     }
 
-    /// An event of the socket of a connection that was made.
+    /// Handles a socket event of a connection whose host side is established.
     fn socket_is(&mut self, what: Readiness, context: &mut Context<'_>) {
         self.note(what);
         if !what.writable || !self.flags.awaiting_room {
@@ -524,7 +522,7 @@ impl TcpConnection {
         self.flags.awaiting_room = false;
         let moved = self.refresh_window(context);
         if self.flags.refused && moved {
-            // What was refused is asked for, three times over the one that tells of the window.
+            // Three duplicate acknowledgements, beside the window update, make the guest retransmit at once.
             self.flags.refused = false;
             self.duplicates_due = 3;
         }

@@ -1,4 +1,7 @@
-//! Segments from the guest (RFC 9293, 3.10.7), and what they do to the socket.
+//! TCP segments from the guest (RFC 9293, 3.10.7): acknowledgements, windows, payload to the socket.
+//!
+//! [`TcpConnection::segment`] dispatches by state. Payload in order goes into the socket at once; anything
+//! else only changes flags, which `serve` turns into segments in the same round.
 
 use core::time::Duration;
 
@@ -15,22 +18,22 @@ use crate::flow::FlowId;
 use crate::host::{Close, Piece};
 use crate::packet::Packet;
 
-/// Acknowledgements that say the same until a segment counts as lost (RFC 5681, 3.2).
+/// Number of duplicate acknowledgements after which a segment counts as lost (RFC 5681, 3.2).
 const SAME_ACKS: u8 = 3;
 
-/// Octets that may wait to be acknowledged: a request, not a stream, of which every full segment is
-/// acknowledged at once (RFC 9293, 3.8.6.3, asks for every second one).
+/// Maximum of bytes whose acknowledgement may be delayed. It covers a request, not a stream, of which every
+/// full segment is acknowledged at once (RFC 9293, 3.8.6.3, asks for every second one).
 const UNTOLD_MAX: u32 = 4096;
 
-/// How long they may: as long as an answer takes that comes from nearby. A guest that waits for the
-/// acknowledgement with what it sends next (RFC 896) hardly notices; RFC 9293 allows half a second.
+/// Maximum delay of an acknowledgement: about as long as a nearby server takes to answer. A guest that
+/// waits for it before it sends more (RFC 896) loses little; RFC 9293 allows half a second.
 const ACK_WITHIN: Duration = Duration::from_millis(1);
 
-/// Answers to segments out of order in one turn, at most; three are enough for the guest.
+/// Maximum of duplicate acknowledgements in one round; three are enough for the guest.
 const DUPLICATES_MAX: u8 = 8;
 
 impl TcpConnection {
-    /// A segment of the guest that belongs to this connection.
+    /// Handles a TCP segment received from the guest on this connection.
     pub(super) fn segment(
         &mut self,
         segment: &Segment,
@@ -47,7 +50,7 @@ impl TcpConnection {
         }
     }
 
-    /// What a guest's SYN says is taken down.
+    /// Reads sequence number, window and options of the guest's SYN.
     pub(super) fn take_syn(&mut self, segment: &Segment, options: &[u8], mtu: u16) {
         let options = SynOptions::parse(options);
         let mine = TcpConnection::mss_of(mtu, self.ends.to);
@@ -108,8 +111,7 @@ impl TcpConnection {
             let refused = segment.ack();
             return if refused { Fate::Ends(Close::Reset) } else { Fate::Lives };
         }
-        // A SYN alone is the guest calling the same port at the same time: ours is repeated, and one of
-        // them will have to give way.
+        // A SYN without ACK is a simultaneous open by the guest: our SYN is repeated until one side times out.
         if segment.has(SYN | ACK) {
             self.take_syn(segment, options, context.config.mtu);
             self.open(segment, context);
@@ -138,8 +140,8 @@ impl TcpConnection {
         Fate::Lives
     }
 
-    /// A segment while the connection stands. With a run, whose conversation this is, its payload is added
-    /// to that.
+    /// Handles a segment in state `Open`. With a run of this connection, the payload is added to the run
+    /// instead of being sent.
     pub(super) fn while_open<'a>(
         &mut self,
         segment: &Segment,
@@ -155,7 +157,7 @@ impl TcpConnection {
             return Fate::Lives;
         }
         if segment.has(RST) {
-            // RFC 5961, 3: only the exact place is believed.
+            // RFC 5961, 3: only the exact sequence number resets the connection.
             if segment.seq == self.rcv_nxt {
                 return Fate::Ends(Close::Reset);
             }
@@ -163,7 +165,7 @@ impl TcpConnection {
             return Fate::Lives;
         }
         if segment.has(SYN) {
-            // RFC 5961, 4.
+            // RFC 5961, 4: a SYN is answered by a challenge ACK.
             self.flags.ack_due = true;
             return Fate::Lives;
         }
@@ -182,7 +184,7 @@ impl TcpConnection {
         }
     }
 
-    /// RFC 9293, 3.10.7.4, first check.
+    /// Returns `true` if the segment lies in the window (RFC 9293, 3.10.7.4, first check).
     fn is_acceptable(&self, segment: &Segment) -> bool {
         let starts_inside = segment.seq < self.rcv_edge || segment.seq == self.rcv_nxt;
         match segment.extent() {
@@ -191,7 +193,7 @@ impl TcpConnection {
         }
     }
 
-    /// Takes the acknowledgement and the window. `false`: the segment is to be dropped.
+    /// Processes acknowledgement and window. Returns `false` if the segment must be dropped.
     fn acknowledge(&mut self, segment: &Segment, context: &Context<'_>) -> bool {
         let upto = segment.acknowledged;
         if upto > self.snd_max {
@@ -199,7 +201,7 @@ impl TcpConnection {
             return false;
         }
         if upto < self.snd_una {
-            // Late, or forged from afar (RFC 5961, 5): what is older than any window is not believed.
+            // Old, or forged (RFC 5961, 5): one that is older than any window is dropped.
             return upto + context.config.tcp.flight_max.max(1 << 16) >= self.snd_una;
         }
         let window = u32::from(segment.window) << self.snd_scale;
@@ -221,22 +223,22 @@ impl TcpConnection {
         true
     }
 
-    /// Everything up to `upto` has arrived.
+    /// Handles a new acknowledgement of everything before `upto`.
     fn advance(&mut self, upto: Seq, context: &Context<'_>) {
-        let mut octets = upto.since(self.snd_una).unwrap_or(0);
+        let mut bytes = upto.since(self.snd_una).unwrap_or(0);
         if self.fin.is_some_and(|fin| upto > fin) {
-            octets -= 1;
+            bytes -= 1;
             self.flags.fin_acked = true;
         }
-        self.undiscarded += octets;
+        self.undiscarded += bytes;
         self.snd_una = upto;
         self.snd_nxt = self.snd_nxt.max(upto);
         self.same_acks = 0;
         self.rto.acknowledged(upto, context.now);
-        self.congestion = self.congestion.saturating_add(octets).min(UNCONGESTED);
+        self.congestion = self.congestion.saturating_add(bytes).min(UNCONGESTED);
         match self.recover {
             Some(recover) if upto >= recover => self.recover = None,
-            // RFC 6582: the next hole begins here. After a time-out all is sent again anyway.
+            // RFC 6582: the next lost segment begins here. After a timeout everything is sent again anyway.
             Some(_) => self.flags.repeat_due = self.snd_nxt == self.snd_max,
             None => {}
         }
@@ -244,7 +246,7 @@ impl TcpConnection {
         self.retransmit_at = under_way.then(|| context.now + self.rto.timeout());
     }
 
-    /// The guest says once more that it misses the octets at `snd_una`.
+    /// Counts a duplicate acknowledgement. The third one starts a fast retransmission.
     fn same_again(&mut self) {
         self.same_acks = self.same_acks.saturating_add(1);
         if self.same_acks == SAME_ACKS && self.recover.is_none() {
@@ -254,7 +256,7 @@ impl TcpConnection {
         }
     }
 
-    /// Takes payload and FIN, as far as they are next and the socket has room.
+    /// Accepts payload and FIN that are in order, as far as the socket has room.
     fn take_payload(
         &mut self,
         segment: &Segment,
@@ -270,10 +272,10 @@ impl TcpConnection {
             return Fate::Lives;
         }
         let skip = self.rcv_nxt.since(segment.seq).unwrap_or(0);
-        // What comes again tells that the guest misses the acknowledgement.
+        // A retransmission means that the guest misses our acknowledgement.
         self.flags.ack_due |= skip > 0;
         if self.flags.guest_fin {
-            // Nothing can follow a FIN.
+            // No data can follow a FIN.
             self.flags.ack_due = true;
             return Fate::Lives;
         }
@@ -282,7 +284,7 @@ impl TcpConnection {
                 Ok(true) => self.acknowledge_soon(context),
                 Ok(false) => return Fate::Lives,
                 Err(_) => {
-                    // The socket tells what is wrong, once it has told what came before.
+                    // The socket reports the error after the data that came before it.
                     self.flags.failed = true;
                     return Fate::Lives;
                 }
@@ -299,9 +301,9 @@ impl TcpConnection {
         Fate::Lives
     }
 
-    /// Something came in its place. The guest is told with what goes there next, which often is the answer
-    /// to it (RFC 9293, 3.8.6.3), and at once when more than a request has come, when much of the window
-    /// is used up, when no answer is to come, or when the last such wait was for nothing.
+    /// Schedules an acknowledgement of data in order. It is delayed so that the answer can carry it
+    /// (RFC 9293, 3.8.6.3). It is due at once if more than a request has come, half of the window is used up,
+    /// our direction is closed, or the last delay was for nothing.
     fn acknowledge_soon(&mut self, context: &Context<'_>) {
         let untold = self.rcv_nxt.since(self.told).unwrap_or(u32::MAX);
         let mss = TcpConnection::mss_of(context.config.mtu, self.ends.to);
@@ -317,14 +319,14 @@ impl TcpConnection {
         }
     }
 
-    /// An answer goes to the guest: if it came soon, acknowledgements may wait for the next one.
+    /// Records that data goes to the guest. Data that came soon makes delayed acknowledgements worthwhile.
     pub(super) fn answered(&mut self, now: Duration) {
         if now.saturating_sub(self.heard) <= ACK_WITHIN {
             self.flags.waited_in_vain = false;
         }
     }
 
-    /// Sends payload on, all but its first `skip` octets, which came before. Whether all of it went.
+    /// Sends payload except its first `skip` bytes, which came before. Returns `true` if the socket took all.
     fn send_on(
         &mut self,
         segment: &Segment,
@@ -336,7 +338,7 @@ impl TcpConnection {
         let Some(end) = urgent else {
             return self.send_part(segment, skip..segment.len, false, packet, context);
         };
-        // The socket marks the last octet of what it is given.
+        // The socket marks the last byte of what it is given as urgent.
         let all = self.send_part(segment, skip..end, true, packet, context)?;
         if !all || end == segment.len {
             return Ok(all);
@@ -359,7 +361,7 @@ impl TcpConnection {
         self.send_pieces(&[piece], piece.len, urgent, context)
     }
 
-    /// Sends `offered` octets, which are in `pieces`, on. Whether all of it went.
+    /// Sends `offered` bytes, which are in `pieces`. Returns `true` if the socket took all of them.
     pub(super) fn send_pieces(
         &mut self,
         pieces: &[Piece<'_>],

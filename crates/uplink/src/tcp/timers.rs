@@ -1,15 +1,15 @@
-//! What is due by the clock.
+//! TCP timers: retransmission, window probe, delayed acknowledgement, keep-alive, removal.
 
 use super::connection::{Fate, Phase, TcpConnection};
 use super::serve::Served;
 use crate::context::Context;
 use crate::host::Close;
 
-/// SYNs without an answer after which a connection is given up: about a minute.
+/// Number of unanswered SYNs after which a connection is aborted: about a minute.
 const SYN_TRIES_MAX: u8 = 5;
 
 impl TcpConnection {
-    /// A date has come; which one is found out here.
+    /// Handles the timers of the connection that are due.
     pub(super) fn time_is_up(&mut self, context: &mut Context<'_>) -> Fate {
         let now = context.now;
         let has_come = |at: Option<core::time::Duration>| at.is_some_and(|at| at <= now);
@@ -36,7 +36,7 @@ impl TcpConnection {
         Fate::Lives
     }
 
-    /// The retransmission time-out has come. `false`: once too often.
+    /// Handles the retransmission timeout. Returns `false` after too many in a row.
     fn send_again(&mut self, context: &Context<'_>) -> bool {
         context.counters.tcp_timeouts.add(1);
         self.retransmit_at = None;
@@ -44,13 +44,13 @@ impl TcpConnection {
             self.flags.syn_due = true;
             return self.rto.back_off() && self.rto.tries() <= SYN_TRIES_MAX;
         }
-        // All that is under way counts as lost. It is still in the socket's queue.
+        // Everything in flight counts as lost. It is still in the socket's queue.
         self.recover = Some(self.snd_max);
         self.snd_nxt = self.snd_una;
         self.same_acks = 0;
         self.congestion = super::connection::CONGESTION_MIN;
         if self.snd_wnd == 0 {
-            // The guest took its window back: it is asked, for as long as it answers.
+            // The guest closed its window: it is probed for as long as it answers.
             return true;
         }
         context.counters.tcp_retransmitted.add(1);
@@ -65,7 +65,7 @@ impl TcpConnection {
         Fate::Ends(Close::Reset)
     }
 
-    /// Asks a guest that was not heard of for long whether it is still there.
+    /// Sends a keep-alive probe to a guest that has been silent for too long.
     fn keep_alive(&mut self, context: &mut Context<'_>) -> Fate {
         let config = &context.config.tcp;
         let asked = u32::from(self.asked);

@@ -1,4 +1,7 @@
-//! Datagrams to the guest.
+//! UDP datagrams from host sockets to the guest.
+//!
+//! One call reads many datagrams of a socket into the receive buffer. Datagrams of equal length leave as one
+//! super-packet (USO) if the link accepts those; datagrams longer than the MTU leave in fragments.
 
 use core::net::SocketAddr;
 
@@ -15,14 +18,14 @@ use crate::host::datagrams::{Datagram, Inbox, SEGMENTS_MAX, Via};
 use crate::link::{Committed, GuestSide, Slots};
 use crate::packet::Mac;
 
-/// Calls that read datagrams in one turn; then others have theirs.
+/// Maximum of receive calls in one round.
 const READS: usize = 8;
-/// Octets of a UDP header.
+/// Length of a UDP header, in bytes.
 const UDP_LEN: usize = 8;
-/// Octets of the longest IP packet.
+/// Length of the longest IP packet, in bytes.
 const IP_MAX: usize = 65_535;
 
-/// Both ends of a conversation, as the guest sees them.
+/// Addresses and ports of frames of one association, from the other end to the guest.
 #[derive(Clone, Copy)]
 struct Line {
     ends: Ends,
@@ -43,8 +46,8 @@ impl Line {
 }
 
 impl Udp {
-    /// Sends the guest what sockets have for it, as far as the link has room. Returns whether there is
-    /// more.
+    /// Sends datagrams from sockets to the guest, until the link has no room or the round's limit is reached.
+    /// Returns `true` if more may be waiting.
     pub fn output(&mut self, link: &mut dyn GuestSide, context: &mut Context<'_>) -> bool {
         for _ in 0..READS {
             let Some(&source) = self.waiting.front() else { return false };
@@ -64,7 +67,7 @@ impl Udp {
         !self.waiting.is_empty()
     }
 
-    /// Reads once; `false` when nothing came. Whoever may have more is queued again.
+    /// Receives once. Returns `false` if nothing came. A socket that may have more is queued again.
     fn read(&mut self, source: Source, inbox: &mut Inbox, context: &mut Context<'_>) -> bool {
         let (socket, queued) = match source {
             Source::Flow(id) => match self.flows.get_mut(id) {
@@ -90,7 +93,7 @@ impl Udp {
             }
             Err(Errno::AGAIN) => false,
             Err(_) => {
-                // It is said once; what came after it is still there.
+                // The kernel reports the error once; later datagrams are still in the queue.
                 match source {
                     Source::Flow(id) => self.report(id, context),
                     Source::Listener(index) => self.report_listener(index, context),
@@ -116,7 +119,7 @@ impl Udp {
         self.emit(&line, inbox, inbox.datagrams(), link, context);
     }
 
-    /// What came to a forwarded port: each client makes a conversation.
+    /// Sends the guest datagrams of a forwarded port. Each client has an association of its own.
     fn deliver_to(
         &mut self,
         index: usize,
@@ -161,7 +164,7 @@ impl Udp {
         Some(id)
     }
 
-    /// Makes frames of datagrams, as few as the link can take.
+    /// Builds frames from datagrams, as few as the link allows.
     fn emit(
         &mut self,
         line: &Line,
@@ -176,9 +179,9 @@ impl Udp {
         let longest = usize::from(takes.mtu).saturating_sub(ip_and_udp);
         let mut group = Group::default();
         for datagram in datagrams {
-            let octets = inbox.octets(datagram);
-            let segment = datagram.segment.map_or(octets.len(), usize::from).max(1);
-            let mut rest = octets;
+            let bytes = inbox.bytes(datagram);
+            let segment = datagram.segment.map_or(bytes.len(), usize::from).max(1);
+            let mut rest = bytes;
             loop {
                 let (piece, after) = rest.split_at(segment.min(rest.len()));
                 rest = after;
@@ -201,7 +204,7 @@ impl Udp {
         self.close(&mut group, line, &takes, link, context);
     }
 
-    /// Sends a group, which is empty afterwards.
+    /// Sends a group as one frame and empties it.
     fn close(
         &mut self,
         group: &mut Group<'_>,
@@ -237,26 +240,26 @@ impl Udp {
         group.clear();
     }
 
-    /// Sends a datagram by itself, in fragments if it is too long for the link.
+    /// Sends one datagram, in fragments if it is longer than the link's MTU.
     fn send_whole(
         &mut self,
         line: &Line,
-        octets: &[u8],
+        bytes: &[u8],
         longest: usize,
         takes: &PortCapabilities,
         link: &mut dyn GuestSide,
         context: &mut Context<'_>,
     ) {
-        if octets.len() <= longest {
+        if bytes.len() <= longest {
             let mut group = Group::default();
-            group.add(octets);
+            group.add(bytes);
             return self.close(&mut group, line, takes, link, context);
         }
         self.ip_id = self.ip_id.wrapping_add(1);
         let sent = super::super::fragment::send_udp(
             &line.ends,
             (line.from, line.to),
-            octets,
+            bytes,
             self.ip_id,
             usize::from(takes.mtu),
             link,
@@ -265,7 +268,7 @@ impl Udp {
     }
 }
 
-/// Datagrams of one length, the last of which may be shorter.
+/// Datagrams of equal length for one frame; the last one may be shorter.
 #[derive(Default)]
 struct Group<'a> {
     pieces: arrayvec::ArrayVec<&'a [u8], SEGMENTS_MAX>,
@@ -288,7 +291,7 @@ impl<'a> Group<'a> {
             self.segment = piece.len();
         }
         self.len += piece.len();
-        // `takes` saw to it that there is room.
+        // `takes` has checked that there is room.
         let _ = self.pieces.try_push(piece);
     }
 
@@ -326,7 +329,7 @@ fn write_headers(
     Some(OffloadMeta { checksum, gso })
 }
 
-/// Whether the link takes a frame at all.
+/// Returns `true` if the link accepts a frame.
 fn has_room(link: &mut dyn GuestSide) -> bool {
     let mut slots = Slots::new();
     link.reserve(1, 64, &mut slots);

@@ -1,25 +1,23 @@
-//! UDP: a socket for each conversation.
+//! UDP: each association of the guest has a host socket of its own.
 //!
-//! # Theory of operation
+//! An association is identified by the guest's address and port and those of the other end. The first
+//! datagram opens a socket and connects it to the other end. The socket has the guest's own port if that
+//! is free. So the other end sees the guest's port, third parties cannot inject datagrams, and ICMP errors
+//! reach the right association.
 //!
-//! A conversation is the guest's address and port, and the other end's. The first datagram opens a
-//! socket that is connected to the other end, with the guest's own port where that is free: so the
-//! other end sees the guest's port, strangers cannot send into the conversation, and errors of the way
-//! (ICMP) come back to the one it concerns. Idle conversations end after [`UNANSWERED`] or
-//! [`ANSWERED`]; when the table is full the longest idle one makes room. Clients of forwarded ports have
-//! a table of their own: they evict each other, and no conversation that the guest began.
+//! * **To the host** (`out`): consecutive datagrams of one association and one length leave as one block,
+//!   which the host's kernel segments (`UDP_SEGMENT`). A super-packet of the guest (USO) leaves unchanged.
+//! * **To the guest** (`into`): a readable socket waits in a FIFO queue. One call reads many datagrams.
+//!   Those of equal length become one super-packet if the link accepts those.
 //!
-//! *To the host* (`out`): datagrams of one conversation that follow each other in a batch and have
-//! one length leave as one block, which the host's kernel cuts up (`UDP_SEGMENT`). A super-packet of
-//! the guest's (USO) leaves as it is.
+//! Sockets of forwarded ports ([`Udp::listen`]) accept datagrams from any client. Each client has an
+//! association of its own, so the guest sees the client's real address. The answer leaves by the socket
+//! and the address that the client had contacted.
 //!
-//! *To the guest* (`into`): a socket that has become readable waits in a queue for its turn. Many
-//! datagrams are read by one call; those of one length become one super-packet again where the link
-//! takes those.
+//! # Limits
 //!
-//! Ports that were forwarded ([`Udp::listen`]) are sockets for anybody. Each client makes a
-//! conversation of its own, so that its real address is seen by the guest, and the answer goes out by
-//! the socket and the address it had asked.
+//! Idle associations end after [`UNANSWERED`] or [`ANSWERED`]. When the table is full, the one idle longest
+//! is evicted. Clients of forwarded ports have a table of their own: they evict only each other.
 
 mod into;
 mod out;
@@ -40,21 +38,20 @@ use crate::icmp::error::{self as icmp_error, Message, Reason};
 use crate::packet::{HOPS_DEFAULT, Mac, Packet};
 use out::Block;
 
-/// How long a conversation is kept that had no answer (RFC 4787 asks for two minutes of those that
-/// have).
+/// Lifetime of an idle association without an answer (RFC 4787 asks for two minutes once there is one).
 pub const UNANSWERED: Duration = Duration::from_secs(30);
-/// How long an idle one is kept that had.
+/// Lifetime of an idle association with an answer.
 pub const ANSWERED: Duration = Duration::from_secs(180);
-/// Error reports read of one socket in a row.
+/// Maximum of error reports read from one socket in a row.
 const REPORTS: usize = 16;
 
-/// How datagrams of a conversation leave.
+/// Route by which datagrams of an association leave.
 enum Way {
-    /// It is just being opened.
+    /// No socket yet: the association is being opened.
     Closed,
-    /// By a socket of its own.
+    /// Socket of the association's own.
     Socket(Box<dyn DatagramSocket>),
-    /// By that of a forwarded port.
+    /// Socket of a forwarded port, by its index.
     Listener(usize, Via),
 }
 
@@ -70,29 +67,29 @@ impl Way {
 struct Flow {
     way: Way,
     mac: Mac,
-    /// Who the other end is for the host.
+    /// The host's address of the other end.
     outward: SocketAddr,
     answered: bool,
-    /// Whether it waits for its turn to be read.
+    /// Set while the socket waits in the queue to be read.
     queued: bool,
     hops: u8,
 }
 
-/// A forwarded port.
+/// Socket of a forwarded port.
 struct Listener {
     socket: Box<dyn DatagramSocket>,
     guest: SocketAddr,
     queued: bool,
 }
 
-/// Who has something for the guest.
+/// Socket with datagrams for the guest.
 #[derive(Clone, Copy, Debug)]
 enum Source {
     Flow(FlowId),
     Listener(usize),
 }
 
-/// UDP of one guest.
+/// All UDP associations of one guest.
 pub struct Udp {
     flows: Table<Flow>,
     listeners: Vec<Listener>,
@@ -103,10 +100,10 @@ pub struct Udp {
 }
 
 impl Udp {
-    /// No conversations yet, and never more than `flows_max`.
+    /// Creates an empty set of at most `flows_max` associations, and as many of clients from outside.
     pub fn new(flows_max: usize) -> Udp {
         Udp {
-            // Clients of forwarded ports need no descriptor each.
+            // Associations of clients need no descriptor each.
             flows: Table::with_outside(flows_max, flows_max),
             listeners: Vec::new(),
             waiting: VecDeque::new(),
@@ -118,21 +115,21 @@ impl Udp {
 }
 
 impl Udp {
-    /// Conversations.
+    /// Returns the number of associations.
     pub fn len(&self) -> usize {
         self.flows.len()
     }
 
-    /// Whether there are none.
+    /// Returns `true` if there is no association.
     pub fn is_empty(&self) -> bool {
         self.flows.is_empty()
     }
 
-    /// Lets what comes to a bound socket go to `guest`.
+    /// Forwards datagrams that arrive at a bound socket to `guest`.
     ///
     /// # Errors
     ///
-    /// The host's.
+    /// Returns the host's error if it does not accept the socket.
     pub fn listen(
         &mut self,
         socket: OwnedFd,
@@ -146,7 +143,7 @@ impl Udp {
         Ok(())
     }
 
-    /// A datagram of the guest's. It may leave as late as in [`Udp::input_ends`].
+    /// Handles a datagram from the guest. It may be sent as late as in [`Udp::input_ends`].
     pub fn input(&mut self, packet: &Packet<'_>, context: &mut Context<'_>) {
         let Some(&[s0, s1, d0, d1]) = packet.transport().first_chunk() else {
             return context.counters.drop_malformed.add(1);
@@ -188,7 +185,7 @@ impl Udp {
         }
     }
 
-    /// A new conversation; an old one makes room if need be.
+    /// Inserts an association, evicting the one idle longest if the table is full.
     fn insert(
         &mut self,
         key: Key,
@@ -214,7 +211,7 @@ impl Udp {
         self.flows.set_deadline(id, Some(now + life));
     }
 
-    /// A guest that counts hops (traceroute) counts those of the host.
+    /// Copies the packet's hop limit to the socket, so that the guest can trace routes.
     fn set_hops(&mut self, id: FlowId, packet: &Packet<'_>) {
         let hops = packet.hop_limit();
         if let Some(flow) = self.flows.get_mut(id)
@@ -226,7 +223,7 @@ impl Udp {
         }
     }
 
-    /// Something happened to a socket.
+    /// Handles an event of a socket.
     pub fn ready(&mut self, ready: Ready, context: &mut Context<'_>) {
         match ready.owner.kind {
             OwnerKind::UdpListener => {
@@ -261,36 +258,36 @@ impl Udp {
         }
     }
 
-    /// Passes on what is known of datagrams of a conversation that did not arrive.
+    /// Reports datagrams of an association that were not delivered.
     fn report(&mut self, id: FlowId, context: &mut Context<'_>) {
-        let mut octets = [0; 512];
+        let mut bytes = [0; 512];
         for _ in 0..REPORTS {
             let (Some(key), Some(flow)) = (self.flows.key(id), self.flows.get_mut(id)) else {
                 return;
             };
             let Way::Socket(socket) = &mut flow.way else { return };
-            let Some(failure) = socket.error(&mut octets) else { return };
-            let left = octets.get(..failure.len).unwrap_or(&octets);
+            let Some(failure) = socket.error(&mut bytes) else { return };
+            let left = bytes.get(..failure.len).unwrap_or(&bytes);
             report(&key, flow, &failure, left, context);
         }
     }
 
     fn report_listener(&mut self, index: usize, context: &mut Context<'_>) {
-        let mut octets = [0; 512];
+        let mut bytes = [0; 512];
         for _ in 0..REPORTS {
             let Some(listener) = self.listeners.get_mut(index) else { return };
-            let Some(failure) = listener.socket.error(&mut octets) else { return };
+            let Some(failure) = listener.socket.error(&mut bytes) else { return };
             let Some(client) = failure.to else { continue };
             let remote = context.config.inward(client);
             let key = Key { guest: listener.guest, remote };
             let Some(id) = self.flows.find(&key) else { continue };
             let Some(flow) = self.flows.get(id) else { continue };
-            let left = octets.get(..failure.len).unwrap_or(&octets);
+            let left = bytes.get(..failure.len).unwrap_or(&bytes);
             report(&key, flow, &failure, left, context);
         }
     }
 
-    /// Ends conversations to addresses that became the host's own.
+    /// Closes associations to addresses that became the host's own.
     pub fn end_local(&mut self, context: &mut Context<'_>) {
         let outward: Vec<_> = self.flows.ids_of(Origin::Guest).collect();
         for id in outward {
@@ -300,7 +297,7 @@ impl Udp {
         }
     }
 
-    /// Ends idle conversations.
+    /// Closes idle associations.
     pub fn run_timers(&mut self, context: &mut Context<'_>) {
         while let Some(id) = self.flows.take_due(context.now) {
             self.flows.remove(id);
@@ -308,13 +305,13 @@ impl Udp {
         }
     }
 
-    /// When [`Udp::run_timers`] is to be called next.
+    /// Returns the time at which [`Udp::run_timers`] must be called next.
     pub fn deadline(&self) -> Option<Duration> {
         self.flows.next_look()
     }
 }
 
-/// Octets of the UDP datagram behind its header.
+/// Returns the payload length of a UDP datagram in bytes.
 pub(crate) fn payload_len(packet: &Packet<'_>) -> usize {
     match packet.layers.transport() {
         Transport::Udp(udp) if packet.frame.meta().gso.is_none() => {
@@ -324,8 +321,8 @@ pub(crate) fn payload_len(packet: &Packet<'_>) -> usize {
     }
 }
 
-/// Tells the guest of a datagram that did not arrive.
-fn report(key: &Key, flow: &Flow, failure: &Failure, octets: &[u8], context: &mut Context<'_>) {
+/// Sends the guest an ICMP error about a datagram that was not delivered.
+fn report(key: &Key, flow: &Flow, failure: &Failure, bytes: &[u8], context: &mut Context<'_>) {
     let is_error = match key.guest.ip() {
         IpAddr::V4(_) => matches!(failure.kind, 3 | 11 | 12),
         IpAddr::V6(_) => matches!(failure.kind, 1..=4),
@@ -355,9 +352,9 @@ fn report(key: &Key, flow: &Flow, failure: &Failure, octets: &[u8], context: &mu
     let mut header = [0; 8];
     header[..2].copy_from_slice(&key.guest.port().to_be_bytes());
     header[2..4].copy_from_slice(&key.remote.port().to_be_bytes());
-    let length = u16::try_from(octets.len() + 8).unwrap_or(8);
+    let length = u16::try_from(bytes.len() + 8).unwrap_or(8);
     header[4..6].copy_from_slice(&length.to_be_bytes());
-    let body = [&header[..], octets].concat();
+    let body = [&header[..], bytes].concat();
     let ends = (key.guest.ip(), key.remote.ip());
     icmp_error::send_about(&message, ends, protocol::UDP, &body, context);
 }

@@ -1,17 +1,13 @@
-//! The sockets of this machine, all watched by one epoll.
+//! Host sockets of Linux, all watched by one epoll.
 //!
-//! # Theory of operation
+//! A socket is added to the epoll once, for all events, edge-triggered. So a connection that is half
+//! closed, or whose guest does not read, raises no event while nothing changes.
 //!
-//! A socket is entered into the epoll once, for everything, edge-triggered: an event per change and
-//! none for what is merely still so. A connection that is closed one way, or whose guest does not
-//! read, costs nothing while it waits.
+//! Peeking at an offset uses `SO_PEEK_OFF` (for TCP since Linux 6.9). The kernel advances the offset
+//! itself. It is set only when the next peek does not continue where the last one ended.
 //!
-//! Where the kernel remembers how far a socket was peeked (`SO_PEEK_OFF`, for TCP since Linux 6.9),
-//! it is told only when the next peek is not to go on where the last one ended, and not at all as long as
-//! all of them are at the front: an answer that the guest has acknowledged is gone when the next one comes.
-//! Where it does not, what was seen already is peeked again into a page that nobody reads; so that this is
-//! not done with ever more octets, [`TcpHost::peek`](super::TcpHost::peek) goes only [`PEEK_AGAIN_MAX`] far
-//! then.
+//! Kernels without it peek from the front of the queue: bytes seen before go into a scratch buffer. To
+//! bound this cost, [`TcpHost::peek`](super::TcpHost::peek) then reaches at most [`PEEK_AGAIN_MAX`] bytes.
 
 // #syscall uplink epoll_create1,epoll_ctl,epoll_pwait,epoll_pwait2: waiting for sockets
 
@@ -35,35 +31,35 @@ use self::tcp::Spares;
 use super::{Host, Owner, OwnerKind, Readiness, Ready, Socket};
 use crate::counters::UplinkCounters;
 
-/// Whether this process may send no echo requests of IPv4's (`ping_group_range`).
+/// Returns `true` if this process may not send IPv4 echo requests (`ping_group_range`).
 pub fn echo_is_denied() -> bool {
     datagrams::echo_is_denied()
 }
 
-/// Octets that are peeked again where the kernel does not remember.
+/// Maximum of bytes that a peek copies again on kernels without `SO_PEEK_OFF`.
 pub const PEEK_AGAIN_MAX: u32 = 512 << 10;
 
-/// Events taken from the kernel at a time.
+/// Maximum of events in one `epoll_wait` call.
 const EVENTS: usize = 128;
 
-/// A socket, and what is known about it.
+/// TCP socket with its owner and peek offset.
 #[derive(Debug)]
 struct Place {
     file: OwnedFd,
     owner: Owner,
-    /// Where the kernel's next peek begins; `None` when it was not told, so at the front.
+    /// Offset of the kernel's next peek; `None` if it was never set, which means the front.
     peek_at: Option<usize>,
 }
 
-/// The sockets of this machine.
+/// Host implementation with Linux sockets.
 #[derive(Debug)]
 pub struct RealHost {
     epoll: OwnedFd,
     places: Vec<Option<Place>>,
     free: Vec<u32>,
-    /// Whether the kernel remembers how far a TCP socket was peeked.
+    /// Set if the kernel supports `SO_PEEK_OFF` for TCP.
     remembers: bool,
-    /// What is peeked again goes here.
+    /// Scratch buffer for bytes that are peeked again.
     junk: Vec<u8>,
     spares: Spares,
     own: Option<OwnAddresses>,
@@ -71,12 +67,12 @@ pub struct RealHost {
 }
 
 impl RealHost {
-    /// A host without sockets that knows none of its own addresses but loopback ones. System calls are
-    /// counted in `counters`.
+    /// Creates a host without sockets. Only loopback addresses count as its own. System calls are counted in
+    /// `counters`.
     ///
     /// # Errors
     ///
-    /// When no descriptor is free.
+    /// Returns an error if no descriptor is free.
     pub fn new(counters: Arc<UplinkCounters>) -> Result<RealHost, Errno> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         Ok(RealHost {
@@ -91,11 +87,11 @@ impl RealHost {
         })
     }
 
-    /// Gives the host its own addresses, which a guest is kept from.
+    /// Sets the source of the host's own addresses, which the guest must not reach.
     ///
     /// # Errors
     ///
-    /// When the epoll takes no more.
+    /// Returns the error of the epoll.
     pub fn with_own(mut self, own: OwnAddresses) -> Result<RealHost, Errno> {
         // Level-triggered: one event may leave notifications behind.
         let data = epoll::EventData::new_u64(Owner::ADDRESSES.to_word());
@@ -104,20 +100,20 @@ impl RealHost {
         Ok(self)
     }
 
-    /// Reads the own addresses again where they may have changed. Returns `true` if they have.
+    /// Updates the own addresses if they may have changed. Returns `true` if they did.
     fn refresh_own(&mut self, notified: bool) -> bool {
         let Some(own) = &mut self.own else { return false };
         (notified || own.is_stale()) && own.refresh()
     }
 
-    /// Does without what only newer kernels can: for tests.
+    /// Disables `SO_PEEK_OFF`, to test the code for older kernels.
     #[cfg(any(test, feature = "test-utils"))]
     #[doc(hidden)]
     pub fn forget_peeks(&mut self) {
         self.remembers = false;
     }
 
-    /// Whether the kernel remembers how far a TCP socket was peeked.
+    /// Returns `true` if the kernel supports `SO_PEEK_OFF` for TCP.
     pub fn remembers_peeks(&self) -> bool {
         self.remembers
     }
@@ -126,7 +122,7 @@ impl RealHost {
         self.counters.syscalls.add(1);
     }
 
-    /// Watches a socket and gives it a handle.
+    /// Adds a socket to the epoll and returns its handle.
     fn enter(
         &mut self,
         owner: Owner,

@@ -1,8 +1,8 @@
-//! TCP sockets.
+//! TCP sockets of Linux: connect, peek, discard, send.
 
 // #syscall uplink socket 0=AF_INET 1&0xf=SOCK_STREAM: TCP
 // #syscall uplink socket 0=AF_INET6 1&0xf=SOCK_STREAM: TCP
-// #syscall uplink connect: conversations that the guest begins
+// #syscall uplink connect: connections that the guest begins
 // #syscall uplink recvmsg,sendmsg: peeking; what the guest sends
 // #syscall uplink ppoll: whether there is room
 // #syscall uplink shutdown: the guest has no more
@@ -31,13 +31,14 @@ use super::{PEEK_AGAIN_MAX, RealHost};
 use crate::host::{Close, Owner, Piece, SendRoom, Socket, TcpHost, UrgentMark};
 use crate::link::RESERVE_MAX;
 
+/// Events watched on each TCP socket.
 const WATCHED: EventFlags =
     EventFlags::IN.union(EventFlags::OUT).union(EventFlags::RDHUP).union(EventFlags::PRI);
 
-/// The flag of `send` for urgent data.
+/// Flag of `send` for urgent data.
 const MSG_OOB: i32 = 1;
 
-/// Whether `SO_PEEK_OFF` is there for TCP.
+/// Returns `true` if the kernel supports `SO_PEEK_OFF` for TCP.
 pub(super) fn kernel_remembers() -> bool {
     let Ok(probe) = net::socket(net::AddressFamily::INET, SocketType::STREAM, None) else {
         return false;
@@ -45,30 +46,29 @@ pub(super) fn kernel_remembers() -> bool {
     socket::set_peek_offset(&probe, 0).is_ok()
 }
 
-/// What every connection is set to. Segments leave when the guest sends them, and urgent data stays
-/// in its place.
+/// Sets the options of a connection: no delay, urgent data inline, keep-alive.
 fn prepare(file: &OwnedFd) -> Result<(), Errno> {
     sockopt::set_tcp_nodelay(file, true)?;
     sockopt::set_socket_oobinline(file, true)?;
     sockopt::set_socket_keepalive(file, true)
 }
 
-/// Sockets that are kept ready, of a family.
+/// Maximum of spare sockets of one address family.
 const SPARES_MAX: usize = 4;
-/// System calls for each.
+/// Number of system calls that open one socket.
 const SYSCALLS_FRESH: u64 = 4;
 
-/// Sockets for the next connections: made and set while nobody waits for them.
+/// Spare sockets: opened and configured ahead of the next connections.
 #[derive(Debug, Default)]
 pub(super) struct Spares {
     v4: ArrayVec<OwnedFd, SPARES_MAX>,
     v6: ArrayVec<OwnedFd, SPARES_MAX>,
-    /// How many to make, so many as were used: v4, v6.
+    /// Number of sockets to open again, as many as were used: IPv4, IPv6.
     wanted: (usize, usize),
 }
 
 impl Spares {
-    /// Those of a family, and how many to make.
+    /// Returns the spare sockets of a family and the number to open.
     fn of(&mut self, v4: bool) -> (&mut ArrayVec<OwnedFd, SPARES_MAX>, &mut usize) {
         if v4 { (&mut self.v4, &mut self.wanted.0) } else { (&mut self.v6, &mut self.wanted.1) }
     }
@@ -188,10 +188,10 @@ impl TcpHost for RealHost {
         };
         let free = queue.limit.saturating_sub(queue.used);
         SendRoom {
-            // Each 64 KiB in the queue have a header of their own.
+            // Each 64 KiB in the queue need a header of their own.
             free: usize::try_from(free - free / 32).unwrap_or(0),
-            // The kernel's own rule (`sk_stream_is_writeable`): it tells of room when a third of the
-            // queue is free, and enlarges the queue of whoever waits for that.
+            // The kernel's own rule (`sk_stream_is_writeable`): it reports room when a third of the queue is free,
+            // and enlarges the queue of a socket that waits for that.
             crowded: free < queue.used / 2,
         }
     }
@@ -200,8 +200,8 @@ impl TcpHost for RealHost {
         self.count();
         let Ok(owner) = self.place(socket).map(|place| place.owner) else { return };
         if let Ok(file) = self.file(socket) {
-            // To modify an entry is to look at the socket once more, which is what makes the kernel
-            // tell when there is room. It cannot fail for a socket that was entered.
+            // Modifying an entry makes the kernel poll the socket again, which arms its report of room. It cannot
+            // fail for a socket that is in the epoll.
             let data = epoll::EventData::new_u64(owner.to_word());
             let _ = epoll::modify(&self.epoll, file, data, WATCHED | EventFlags::ET);
         }
@@ -210,7 +210,7 @@ impl TcpHost for RealHost {
     fn shut_down(&mut self, socket: &Socket) {
         self.count();
         if let Ok(file) = self.file(socket) {
-            // What cannot be shut down is closed already, which an event tells.
+            // A socket that cannot be shut down is closed already; an event reports that.
             let _ = net::shutdown(file, net::Shutdown::Write);
         }
     }
@@ -229,28 +229,28 @@ impl TcpHost for RealHost {
         let Some(place) = self.leave(socket) else { return };
         if how == Close::Reset {
             self.count();
-            // Without it the close is an orderly one: no worse for us.
+            // Without the option the close is an orderly one, which does no harm.
             let _ = sockopt::set_socket_linger(&place.file, Some(Duration::ZERO));
         }
     }
 }
 
 impl RealHost {
-    /// Makes as many sockets as were used since it was asked last, or as there is room for.
+    /// Opens as many spare sockets as were used since the last call, up to the maximum.
     pub(super) fn make_spares(&mut self) {
         for v4 in [true, false] {
             let (spares, wanted) = self.spares.of(v4);
             let count = core::mem::take(wanted).min(spares.remaining_capacity());
             for _ in 0..count {
                 self.counters.syscalls.add(SYSCALLS_FRESH);
-                // Without one it is made when it is needed, and what is wrong is told then.
+                // Without a spare socket, `connect` opens one and returns the error.
                 let Ok(file) = fresh(v4) else { return };
                 self.spares.of(v4).0.push(file);
             }
         }
     }
 
-    /// Peeks from the front of the queue, the first octets into a place that nobody reads.
+    /// Peeks from the front of the queue; the first `offset` bytes go to a scratch buffer.
     fn peek_again(
         &mut self,
         socket: &Socket,
@@ -266,11 +266,11 @@ impl RealHost {
         if !self.is_polled(socket, PollFlags::RDHUP | PollFlags::HUP)? {
             return Err(Errno::AGAIN);
         }
-        // The end has come, and maybe octets before it that the first look was too early for.
+        // The end has arrived, perhaps with bytes that came after the first peek.
         self.peek_behind(socket, offset, into)
     }
 
-    /// Octets behind the first `offset` ones of the queue; 0 where there are none.
+    /// Peeks at the bytes behind the first `offset` ones. Returns 0 if there are none.
     fn peek_behind(
         &mut self,
         socket: &Socket,
@@ -292,7 +292,7 @@ impl RealHost {
         Ok(seen?.saturating_sub(offset))
     }
 
-    /// Whether any of `flags` holds for a socket now.
+    /// Returns `true` if any of `flags` holds for a socket now.
     fn is_polled(&self, socket: &Socket, flags: PollFlags) -> Result<bool, Errno> {
         let file = self.file(socket)?;
         let mut fds = [PollFd::new(&file, flags)];
