@@ -89,7 +89,7 @@ fn answer(request: &Message, context: &Context<'_>) -> Option<Message> {
             msg: String::new(),
         }));
     }
-    tell(options, context);
+    add_settings(options, context);
     Some(answer)
 }
 
@@ -103,7 +103,7 @@ fn lease(id: u32, context: &Context<'_>) -> IANA {
     IANA { id, t1: LEASE / 2, t2: LEASE / 5 * 4, opts }
 }
 
-fn tell(options: &mut DhcpOptions, context: &Context<'_>) {
+fn add_settings(options: &mut DhcpOptions, context: &Context<'_>) {
     let guest = &context.config.guest;
     let servers: Vec<Ipv6Addr> = guest.name_servers_v6().collect();
     if !servers.is_empty() {

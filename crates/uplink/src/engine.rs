@@ -19,12 +19,12 @@ use crate::counters::UplinkCounters;
 use crate::forward::Forwards;
 use crate::host::{Host, OwnerKind, Ready};
 use crate::icmp::Icmp;
-use crate::link::{Committed, GuestSide, Slots};
+use crate::link::{Committed, GuestLink, Slots};
 use crate::packet::Packet;
 use crate::reassembly::Reassembly;
 use crate::replies::Replies;
-use crate::share::Handed;
-use crate::tcp::{Run, Tcp};
+use crate::share::Handoff;
+use crate::tcp::{SegmentRun, Tcp};
 use crate::udp::Udp;
 
 /// Uplink of one guest: guest packets on one side, host sockets on the other.
@@ -39,7 +39,7 @@ pub struct Uplink {
     forwards: Forwards,
     reassembly: Reassembly,
     /// Frames and connections for other engines, with the engine's index.
-    handed: Vec<(usize, Handed)>,
+    handoffs: Vec<(usize, Handoff)>,
     ready: Vec<Ready>,
 }
 
@@ -72,7 +72,7 @@ impl Uplink {
             icmp,
             forwards: Forwards::default(),
             reassembly: Reassembly::default(),
-            handed: Vec::new(),
+            handoffs: Vec::new(),
             ready: Vec::new(),
         }
     }
@@ -118,16 +118,16 @@ impl Uplink {
 
     /// Handles the frames at the given indices of a batch. Nothing refers to the batch after the return.
     pub fn input(&mut self, batch: &Batch, frames: &[u32], now: Duration) {
-        let mut run = Run::default();
+        let mut run = SegmentRun::default();
         for frame in batch.select(frames) {
             self.counters.frames_in.add(1);
             self.frame(frame, &mut run, now);
         }
-        self.tcp.input_ends(&mut run, &mut context!(self, now));
-        self.udp.input_ends(&mut context!(self, now));
+        self.tcp.finish_input(&mut run, &mut context!(self, now));
+        self.udp.finish_input(&mut context!(self, now));
     }
 
-    fn frame<'a>(&mut self, frame: FrameView<'a>, run: &mut Run<'a>, now: Duration) {
+    fn frame<'a>(&mut self, frame: FrameView<'a>, run: &mut SegmentRun<'a>, now: Duration) {
         let counters = &self.counters;
         let len = u32::try_from(frame.len()).unwrap_or(u32::MAX);
         let Ok(layers) = Layers::parse(frame.header(), len) else {
@@ -144,13 +144,13 @@ impl Uplink {
         let Some(packet) = Packet::read(frame, layers) else {
             return counters.drop_unknown.add(1);
         };
-        if self.is_of_the_link(&packet) {
+        if self.is_link_protocol(&packet) {
             return self.link_protocol(&packet, now);
         }
         self.packet(&packet, run, now);
     }
 
-    fn packet<'a>(&mut self, packet: &Packet<'a>, run: &mut Run<'a>, now: Duration) {
+    fn packet<'a>(&mut self, packet: &Packet<'a>, run: &mut SegmentRun<'a>, now: Duration) {
         let counters = &self.counters;
         if !self.config.access.source_is_allowed(packet.source) {
             return counters.drop_forged_source.add(1);
@@ -171,13 +171,13 @@ impl Uplink {
             }
             return self.fragment(packet, run, now);
         }
-        if !checksum_is_right(packet) {
+        if !has_valid_checksum(packet) {
             return counters.drop_checksum.add(1);
         }
         if share.of > 1 {
-            let whose = share.of_packet(packet);
-            if whose != share.index {
-                return self.hand_over(whose, packet);
+            let engine = share.of_packet(packet);
+            if engine != share.index {
+                return self.hand_over(engine, packet);
             }
         }
         match packet.layers.transport() {
@@ -190,23 +190,23 @@ impl Uplink {
         }
     }
 
-    fn hand_over(&mut self, whose: usize, packet: &Packet<'_>) {
+    fn hand_over(&mut self, engine: usize, packet: &Packet<'_>) {
         let mut bytes = vec![0; packet.frame.len()];
         packet.frame.copy_to(&mut bytes);
-        self.handed.push((whose, Handed::Frame { bytes, meta: packet.frame.meta() }));
+        self.handoffs.push((engine, Handoff::Frame { bytes, meta: packet.frame.meta() }));
     }
 
     /// Takes the frames and connections that belong to other engines, with the engine's index.
-    pub fn take_handed(&mut self) -> impl Iterator<Item = (usize, Handed)> + '_ {
-        self.counters.handed_over.add(self.handed.len() as u64);
-        self.handed.drain(..)
+    pub fn take_handoffs(&mut self) -> impl Iterator<Item = (usize, Handoff)> + '_ {
+        self.counters.handed_over.add(self.handoffs.len() as u64);
+        self.handoffs.drain(..)
     }
 
     /// Accepts a frame or a connection from another engine.
-    pub fn take_over(&mut self, handed: Handed, now: Duration) {
-        match handed {
-            Handed::Frame { bytes, meta } => self.frame_alone(&bytes, meta, now),
-            Handed::Connection { file, client, guest } => {
+    pub fn accept_handoff(&mut self, handoffs: Handoff, now: Duration) {
+        match handoffs {
+            Handoff::Frame { bytes, meta } => self.frame_alone(&bytes, meta, now),
+            Handoff::Connection { file, client, guest } => {
                 if let Some(mac) = self.config.guest.mac {
                     self.tcp.accept(file, client, guest, mac, &mut context!(self, now));
                 }
@@ -227,23 +227,23 @@ impl Uplink {
     }
 
     /// Handles a fragment, and the whole datagram once no fragment is missing.
-    fn fragment(&mut self, packet: &Packet<'_>, run: &mut Run<'_>, now: Duration) {
+    fn fragment(&mut self, packet: &Packet<'_>, run: &mut SegmentRun<'_>, now: Duration) {
         let Some(whole) = self.reassembly.take(packet, &context!(self, now)) else { return };
         // Earlier segments are sent first.
-        self.tcp.input_ends(run, &mut context!(self, now));
-        let mut run = Run::default();
+        self.tcp.finish_input(run, &mut context!(self, now));
+        let mut run = SegmentRun::default();
         // The joined packet is no fragment, so the recursion ends here.
         whole.iter().for_each(|frame| self.frame(frame, &mut run, now));
-        self.tcp.input_ends(&mut run, &mut context!(self, now));
+        self.tcp.finish_input(&mut run, &mut context!(self, now));
     }
 
     /// Returns `true` for neighbour discovery and DHCP, which may use source addresses that other packets
     /// may not.
-    fn is_of_the_link(&self, packet: &Packet<'_>) -> bool {
+    fn is_link_protocol(&self, packet: &Packet<'_>) -> bool {
         let port = packet.transport().get(2..4).map(|port| u16::from_be_bytes([port[0], port[1]]));
         match packet.layers.transport() {
             _ if packet.layers.is_fragment() => false,
-            Transport::Icmpv6(icmp) => crate::ndp::is_one(icmp.kind),
+            Transport::Icmpv6(icmp) => crate::ndp::is_neighbour_discovery(icmp.kind),
             Transport::Udp(_) if packet.source.is_ipv4() => port == Some(crate::dhcp::SERVER),
             Transport::Udp(_) => {
                 port == Some(crate::dhcpv6::SERVER)
@@ -254,7 +254,7 @@ impl Uplink {
     }
 
     fn link_protocol(&mut self, packet: &Packet<'_>, now: Duration) {
-        if !checksum_is_right(packet) {
+        if !has_valid_checksum(packet) {
             return self.counters.drop_checksum.add(1);
         }
         let context = &mut context!(self, now);
@@ -283,7 +283,7 @@ impl Uplink {
                 }
                 OwnerKind::Icmp => self.icmp.ready(ready, &mut context!(self, now)),
                 OwnerKind::TcpListener => self.forwards.ready(ready),
-                OwnerKind::Addresses => self.end_local(now),
+                OwnerKind::Addresses => self.close_local(now),
                 _ => tracing::debug!(?ready, "an event without an owner"),
             }
         }
@@ -292,10 +292,10 @@ impl Uplink {
     }
 
     /// Closes flows of the guest to addresses that became the host's own.
-    fn end_local(&mut self, now: Duration) {
-        self.tcp.end_local(&mut context!(self, now));
-        self.udp.end_local(&mut context!(self, now));
-        self.icmp.end_local(&mut context!(self, now));
+    fn close_local(&mut self, now: Duration) {
+        self.tcp.close_local(&mut context!(self, now));
+        self.udp.close_local(&mut context!(self, now));
+        self.icmp.close_local(&mut context!(self, now));
     }
 
     /// Handles all timers that are due.
@@ -319,10 +319,11 @@ impl Uplink {
 
     /// Sends replies, and data from sockets, until the link has no room or the round's limits are reached.
     /// Returns `true` if more can be sent.
-    pub fn output(&mut self, link: &mut dyn GuestSide, now: Duration) -> bool {
+    pub fn output(&mut self, link: &mut dyn GuestLink, now: Duration) -> bool {
         let mut more = !self.send_replies(link);
         if !more {
-            more = self.forwards.accept(&mut self.tcp, &mut self.handed, &mut context!(self, now));
+            more =
+                self.forwards.accept(&mut self.tcp, &mut self.handoffs, &mut context!(self, now));
             more |= self.udp.output(link, &mut context!(self, now));
             more |= self.icmp.output(link, &mut context!(self, now));
             more |= self.tcp.output(link, &mut context!(self, now));
@@ -334,7 +335,7 @@ impl Uplink {
     }
 
     /// Sends queued replies. Returns `false` if the link has no room for all of them.
-    fn send_replies(&mut self, link: &mut dyn GuestSide) -> bool {
+    fn send_replies(&mut self, link: &mut dyn GuestLink) -> bool {
         self.counters.drop_reply.add(self.replies.take_dropped());
         while let Some((frame, meta)) = self.replies.front() {
             let mut slots = Slots::new();
@@ -353,8 +354,8 @@ impl Uplink {
     }
 
     /// Prepares resources for the next round. Called after output.
-    pub fn stock_up(&mut self) {
-        self.host.stock_up();
+    pub fn prepare(&mut self) {
+        self.host.prepare();
     }
 
     /// Returns a descriptor that is readable when [`poll_host`](Self::poll_host) has events.
@@ -364,9 +365,9 @@ impl Uplink {
 }
 
 /// Returns `true` if the transport checksum is valid. A packet that never left memory needs no check.
-fn checksum_is_right(packet: &Packet<'_>) -> bool {
+fn has_valid_checksum(packet: &Packet<'_>) -> bool {
     match packet.frame.meta().checksum {
         Checksum::Partial { .. } | Checksum::Verified => true,
-        Checksum::None => crate::packet::checksum_is_right(packet),
+        Checksum::None => crate::packet::has_valid_checksum(packet),
     }
 }

@@ -11,7 +11,7 @@ use rustix::io::Errno;
 use crate::context::Context;
 use crate::host::listen::Listener;
 use crate::host::{Owner, OwnerKind, Ready};
-use crate::share::Handed;
+use crate::share::Handoff;
 use crate::tcp::Tcp;
 
 /// Maximum of connections accepted in one round.
@@ -57,12 +57,12 @@ impl Forwards {
         }
     }
 
-    /// Accepts connections. Those of another engine are appended to `handed`. Returns `true` if more may be
+    /// Accepts connections. Those of another engine are appended to `handoffs`. Returns `true` if more may be
     /// waiting.
     pub(crate) fn accept(
         &mut self,
         tcp: &mut Tcp,
-        handed: &mut Vec<(usize, Handed)>,
+        handoffs: &mut Vec<(usize, Handoff)>,
         context: &mut Context<'_>,
     ) -> bool {
         let Some(mac) = context.config.guest.mac else { return false };
@@ -76,7 +76,9 @@ impl Forwards {
                         own if own == context.config.share.index => {
                             tcp.accept(file, client, guest, mac, context);
                         }
-                        whose => handed.push((whose, Handed::Connection { file, client, guest })),
+                        engine => {
+                            handoffs.push((engine, Handoff::Connection { file, client, guest }))
+                        }
                     }
                 }
                 // The connection was aborted before it was accepted.

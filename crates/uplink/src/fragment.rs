@@ -8,7 +8,7 @@ use ringfence_offload::checksum::{Accumulator, never_zero, sum};
 use ringfence_offload::packet::protocol;
 
 use crate::emit::{ETHERNET_LEN, Ends};
-use crate::link::{Committed, GuestSide, Slots};
+use crate::link::{Committed, GuestLink, Slots};
 
 /// Length of an IPv6 fragment header, in bytes.
 const FRAGMENT_LEN: usize = 8;
@@ -20,7 +20,7 @@ pub(crate) fn send_udp(
     bytes: &[u8],
     id: u16,
     mtu: usize,
-    link: &mut dyn GuestSide,
+    link: &mut dyn GuestLink,
 ) -> usize {
     let length = bytes.len() + 8;
     let Ok(length_field) = u16::try_from(length) else { return 0 };
@@ -44,7 +44,7 @@ pub(crate) fn send(
     head: &[u8; 8],
     bytes: &[u8],
     (id, mtu): (u16, usize),
-    link: &mut dyn GuestSide,
+    link: &mut dyn GuestLink,
 ) -> usize {
     let length = bytes.len() + 8;
     let v6 = usize::from(!ends.to.is_ipv4()) * FRAGMENT_LEN;

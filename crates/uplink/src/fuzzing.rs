@@ -25,7 +25,7 @@ fn output(uplink: &mut Uplink, wire: &mut Wire, now: Duration) -> bool {
     let more = uplink.output(wire, now);
     for frame in wire.frames.drain(..) {
         let len = u32::try_from(frame.len()).unwrap_or(u32::MAX);
-        assert!(Layers::parse(&frame, len).is_ok(), "a frame that is none: {frame:02x?}");
+        assert!(Layers::parse(&frame, len).is_ok(), "an invalid frame: {frame:02x?}");
     }
     more
 }
@@ -56,8 +56,8 @@ pub fn guest_frames(data: &[u8]) {
         rest = after;
         now += Duration::from_millis(1 << (what >> 4));
         let Some(frame) = frame(what, body, uplink.config().mac) else { continue };
-        turn(&mut uplink, &mut wire, what, &frame, now);
-        assert!(uplink.tcp_flows() <= FLOWS, "more conversations than may be");
+        run_round(&mut uplink, &mut wire, what, &frame, now);
+        assert!(uplink.tcp_flows() <= FLOWS, "more connections than the limit");
     }
     // All state must expire by itself.
     for _ in 0..64 {
@@ -66,7 +66,7 @@ pub fn guest_frames(data: &[u8]) {
         while output(&mut uplink, &mut wire, now) {}
         let _ = uplink.poll_host(now);
     }
-    assert_eq!(uplink.udp_flows(), 0, "conversations that never end");
+    assert_eq!(uplink.udp_flows(), 0, "associations that never expire");
     assert!(counters.frames_in.get() <= FRAMES_MAX as u64);
 }
 
@@ -100,7 +100,7 @@ fn frame(what: u8, body: &[u8], to_mac: [u8; 6]) -> Option<Vec<u8>> {
     Some(frame)
 }
 
-fn turn(uplink: &mut Uplink, wire: &mut Wire, what: u8, frame: &[u8], now: Duration) {
+fn run_round(uplink: &mut Uplink, wire: &mut Wire, what: u8, frame: &[u8], now: Duration) {
     let mut batch = Batch::with_capacity(1, 1 << 16);
     let Some(offset) = batch.reserve(frame.len()) else { return };
     let Ok(room) = batch.scratch_mut(offset..offset + frame.len()) else { return };
@@ -119,5 +119,5 @@ fn turn(uplink: &mut Uplink, wire: &mut Wire, what: u8, frame: &[u8], now: Durat
         }
         let _ = uplink.poll_host(now);
     }
-    panic!("the engine never comes to rest");
+    panic!("the engine never becomes idle");
 }

@@ -15,14 +15,14 @@
 //! 2. [`Uplink::poll_host`]: which sockets have become readable, writable or useless.
 //! 3. [`Uplink::run_timers`]: what is due by the clock.
 //! 4. [`Uplink::output`]: everything that is owed, and what sockets have for the guest, goes into
-//!    frames that the link lends ([`GuestSide`]), payload straight from the socket.
+//!    frames that the link lends ([`GuestLink`]), payload straight from the socket.
 //!
 //! Between turns it sleeps until a frame comes, [`Uplink::wait_fd`] is readable, or
 //! [`Uplink::deadline`] has come. [`runner::Runner`] is a thread that does that.
 //!
 //! # The seams
 //!
-//! * [`link::GuestSide`]: the way to the guest. A TAP, a vhost ring, a batch of the data plane.
+//! * [`link::GuestLink`]: the way to the guest. A TAP, a vhost ring, a batch of the data plane.
 //! * [`host::Host`]: the sockets. Real ones, or scripted ones in conformance tests.
 //! * [`context::Context`]: what a protocol is handed: configuration, host, replies, counters, time.
 //! * [`guest::GuestNetwork`]: what the guest is told by ARP, NDP, DHCP and DHCPv6.
@@ -65,4 +65,4 @@ pub use context::Context;
 pub use counters::UplinkCounters;
 pub use engine::Uplink;
 pub use host::Host;
-pub use link::GuestSide;
+pub use link::GuestLink;

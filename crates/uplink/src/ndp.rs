@@ -30,7 +30,7 @@ const FLAGS_MANAGED: u8 = 0xc0;
 const LIFETIME: u16 = 9000;
 
 /// Returns `true` for types of neighbour discovery messages.
-pub(crate) fn is_one(kind: u8) -> bool {
+pub(crate) fn is_neighbour_discovery(kind: u8) -> bool {
     (ROUTER_SOLICITATION..=137).contains(&kind)
 }
 
@@ -42,13 +42,13 @@ pub(crate) fn input(packet: &Packet<'_>, context: &mut Context<'_>) {
     }
     let IpAddr::V6(source) = packet.source else { return };
     match message.first() {
-        Some(&NEIGHBOUR_SOLICITATION) => solicited(message, source, packet.mac, context),
+        Some(&NEIGHBOUR_SOLICITATION) => answer_solicitation(message, source, packet.mac, context),
         Some(&ROUTER_SOLICITATION) => advertise_router(source, packet.mac, context),
         _ => context.counters.icmp_ignored.add(1),
     }
 }
 
-fn solicited(message: &[u8], source: Ipv6Addr, mac: Mac, context: &mut Context<'_>) {
+fn answer_solicitation(message: &[u8], source: Ipv6Addr, mac: Mac, context: &mut Context<'_>) {
     let Some(target) = message.get(8..24).and_then(|target| target.first_chunk::<16>()) else {
         return context.counters.drop_malformed.add(1);
     };

@@ -81,7 +81,7 @@ impl<'a> Packet<'a> {
 }
 
 /// Returns `true` if the transport checksum is valid. A UDP datagram over IPv4 may have none.
-pub fn checksum_is_right(packet: &Packet<'_>) -> bool {
+pub fn has_valid_checksum(packet: &Packet<'_>) -> bool {
     let layers = &packet.layers;
     let header = packet.frame.header();
     let (Ok(pseudo), Some(start)) =

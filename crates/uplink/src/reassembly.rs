@@ -35,7 +35,7 @@ const IPV6_AND_FRAGMENT_LEN: u16 = 48;
 
 /// Fields that identify the fragments of one packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Key {
+struct DatagramKey {
     source: IpAddr,
     destination: IpAddr,
     protocol: u8,
@@ -45,7 +45,7 @@ struct Key {
 /// Incomplete datagram.
 #[derive(Debug)]
 struct Datagram {
-    key: Key,
+    key: DatagramKey,
     mac: Mac,
     begun: Duration,
     bytes: Vec<u8>,
@@ -103,7 +103,7 @@ impl Reassembly {
     }
 
     /// Returns the index of a datagram, adding one if its key is new.
-    fn place(&mut self, key: Key, mac: Mac, context: &Context<'_>) -> usize {
+    fn place(&mut self, key: DatagramKey, mac: Mac, context: &Context<'_>) -> usize {
         if let Some(place) = self.datagrams.iter().position(|datagram| datagram.key == key) {
             return place;
         }
@@ -143,7 +143,7 @@ impl Reassembly {
 }
 
 /// Returns a fragment's datagram, its range, and the offset of its bytes in the frame.
-fn describe(packet: &Packet<'_>) -> Option<(Key, Fragment, usize)> {
+fn describe(packet: &Packet<'_>) -> Option<(DatagramKey, Fragment, usize)> {
     let (protocol, id, fragment, start) = match packet.layers.network() {
         Network::Ipv4(ip) => {
             (ip.protocol, u32::from(ip.id), ip.fragment?, ip.offset + u16::from(ip.header_len))
@@ -155,7 +155,7 @@ fn describe(packet: &Packet<'_>) -> Option<(Key, Fragment, usize)> {
         }
         _ => return None,
     };
-    let key = Key { source: packet.source, destination: packet.destination, protocol, id };
+    let key = DatagramKey { source: packet.source, destination: packet.destination, protocol, id };
     Some((key, fragment, usize::from(start)))
 }
 
@@ -230,7 +230,7 @@ impl Datagram {
 
     /// Builds a frame from the complete datagram. Returns `None` if it exceeds the longest packet.
     fn frame(self, to_mac: Mac) -> Option<Batch> {
-        let Key { source, destination, protocol, .. } = self.key;
+        let DatagramKey { source, destination, protocol, .. } = self.key;
         let ends = Ends { from_mac: self.mac, to_mac, from: source, to: destination };
         let len = ends.header_len() + self.bytes.len();
         let mut batch = Batch::with_capacity(1, len);

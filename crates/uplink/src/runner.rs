@@ -31,17 +31,17 @@ use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
 
 use crate::engine::Uplink;
-use crate::link::GuestSide;
+use crate::link::GuestLink;
 use crate::team::Member;
 
 /// Maximum of frames received from the guest in one round.
-const BUDGET: usize = 64;
+const FRAMES_PER_ROUND: usize = 64;
 /// Size of the batch's private memory in bytes. Small enough that received data is still in the
 /// processor's cache when it is sent.
-const SCRATCH: usize = 400_000;
+const SCRATCH_LEN: usize = 400_000;
 
 /// Number of bytes since the last idle period from which on the runner sleeps without spinning.
-const BULK: u64 = 64 << 10;
+const BULK_BYTES: u64 = 64 << 10;
 
 /// Uplink engine with its link and its thread's state.
 pub struct Runner<L> {
@@ -70,7 +70,7 @@ impl Sources {
 
 /// Reasons for which a runner ends.
 #[derive(Debug, thiserror::Error)]
-pub enum Ended {
+pub enum RunnerEnd {
     /// The stop descriptor became readable.
     #[error("it was told to stop")]
     Stopped,
@@ -85,10 +85,10 @@ pub enum Ended {
     Poll(io::Error),
 }
 
-impl<L: Port + GuestSide> Runner<L> {
+impl<L: Port + GuestLink> Runner<L> {
     /// Creates a runner that busy-polls for at most `spin` before it sleeps.
     pub fn new(uplink: Uplink, link: L, clock: Clock, spin: Duration) -> Runner<L> {
-        let batch = Batch::with_capacity(BUDGET, SCRATCH);
+        let batch = Batch::with_capacity(FRAMES_PER_ROUND, SCRATCH_LEN);
         let (indices, spin) = (Vec::new(), Spin::new(spin));
         Runner { uplink, link, clock, batch, indices, spin, member: None, ready: Sources::ALL }
     }
@@ -99,26 +99,26 @@ impl<L: Port + GuestSide> Runner<L> {
     }
 
     /// Runs rounds until `stop` is readable or the link or the host fails. Returns the reason.
-    pub fn run(mut self, stop: impl AsFd) -> Ended {
+    pub fn run(mut self, stop: impl AsFd) -> RunnerEnd {
         loop {
             if let Err(ended) = self.run_until_idle() {
                 return ended;
             }
             match self.sleep(stop.as_fd()) {
                 Ok(false) => {}
-                Ok(true) => return Ended::Stopped,
+                Ok(true) => return RunnerEnd::Stopped,
                 Err(ended) => return ended,
             }
         }
     }
 
     /// Runs rounds until none had work for the current spin time.
-    fn run_until_idle(&mut self) -> Result<(), Ended> {
+    fn run_until_idle(&mut self) -> Result<(), RunnerEnd> {
         let mut idle_since = None;
         let mut carried = self.uplink.counters().bytes();
         loop {
             let now = self.clock.now();
-            if self.turn(now)? {
+            if self.run_round(now)? {
                 idle_since = None;
                 continue;
             }
@@ -126,7 +126,7 @@ impl<L: Port + GuestSide> Runner<L> {
                 Some(since) => since,
                 None => {
                     let before = core::mem::replace(&mut carried, self.uplink.counters().bytes());
-                    if carried.wrapping_sub(before) >= BULK {
+                    if carried.wrapping_sub(before) >= BULK_BYTES {
                         return Ok(());
                     }
                     *idle_since.insert(now)
@@ -144,11 +144,11 @@ impl<L: Port + GuestSide> Runner<L> {
     /// # Errors
     ///
     /// Returns the failure of the link or the host.
-    pub fn turn(&mut self, now: Duration) -> Result<bool, Ended> {
+    pub fn run_round(&mut self, now: Duration) -> Result<bool, RunnerEnd> {
         let ready = core::mem::replace(&mut self.ready, Sources::ALL);
         let mut received = Received::default();
         if ready.link {
-            received = self.link.receive(&mut self.batch, BUDGET)?;
+            received = self.link.receive(&mut self.batch, FRAMES_PER_ROUND)?;
         }
         if received.frames > 0 {
             self.indices.clear();
@@ -157,37 +157,37 @@ impl<L: Port + GuestSide> Runner<L> {
         }
         self.batch.clear();
         self.link.complete()?;
-        let taken = self.take_over(now);
+        let taken = self.accept_handoff(now);
         let mut events = 0;
         if ready.host {
-            events = self.uplink.poll_host(now).map_err(Ended::Host)?;
+            events = self.uplink.poll_host(now).map_err(RunnerEnd::Host)?;
         }
         self.uplink.run_timers(now);
         let more = self.uplink.output(&mut self.link, now);
         Port::flush(&mut self.link)?;
         // Polling a full link would take the processor from the guest that must drain it.
         let more = more && !self.link.is_full();
-        self.uplink.stock_up();
+        self.uplink.prepare();
         if let Some(member) = &self.member {
             let counters = self.uplink.counters().clone();
-            member.hand_over(self.uplink.take_handed(), &counters);
+            member.hand_over(self.uplink.take_handoffs(), &counters);
         }
         Ok(more || received.work > 0 || events > 0 || taken > 0)
     }
 
     /// Accepts frames and connections from other runners. Returns their number.
-    fn take_over(&mut self, now: Duration) -> usize {
+    fn accept_handoff(&mut self, now: Duration) -> usize {
         let Some(member) = &self.member else { return 0 };
         let mut taken = 0;
-        for handed in member.take(BUDGET) {
-            self.uplink.take_over(handed, now);
+        for handoffs in member.take(FRAMES_PER_ROUND) {
+            self.uplink.accept_handoff(handoffs, now);
             taken += 1;
         }
         taken
     }
 
     /// Sleeps until there is work. Returns `true` if the runner is to stop.
-    fn sleep(&mut self, stop: BorrowedFd<'_>) -> Result<bool, Ended> {
+    fn sleep(&mut self, stop: BorrowedFd<'_>) -> Result<bool, RunnerEnd> {
         if self.link.arm()? {
             return Ok(false);
         }
@@ -206,7 +206,7 @@ impl<L: Port + GuestSide> Runner<L> {
             fds.extend(others.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
             let links = fds.len();
             fds.extend(link.into_iter().map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
-            wait_any(&mut fds, until).map_err(Ended::Poll)?;
+            wait_any(&mut fds, until).map_err(RunnerEnd::Poll)?;
             let has = |fd: &PollFd<'_>| !fd.revents().is_empty();
             (has(&fds[0]), Sources { host: has(&fds[1]), link: fds[links..].iter().any(has) })
         };

@@ -36,7 +36,7 @@ impl Default for Share {
 
 /// Frame or connection that belongs to another engine.
 #[derive(Debug)]
-pub enum Handed {
+pub enum Handoff {
     /// Frame of the guest whose checksum was verified.
     Frame {
         /// Bytes from the Ethernet header on.

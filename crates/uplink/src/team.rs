@@ -16,7 +16,7 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use ringfence_sys::mailbox::WakeFd;
 
 use crate::counters::UplinkCounters;
-use crate::share::Handed;
+use crate::share::Handoff;
 
 /// Maximum of items in a runner's queue: 8 MiB of frames.
 const WAITING_MAX: usize = 128;
@@ -24,9 +24,9 @@ const WAITING_MAX: usize = 128;
 /// One runner's end of the team: its own queue, and senders to all others.
 #[derive(Debug)]
 pub struct Member {
-    inbox: Receiver<Handed>,
+    items: Receiver<Handoff>,
     wake: WakeFd,
-    others: Vec<(SyncSender<Handed>, WakeFd)>,
+    others: Vec<(SyncSender<Handoff>, WakeFd)>,
 }
 
 /// Creates the ends of a team of `members` runners.
@@ -35,31 +35,32 @@ pub struct Member {
 ///
 /// Returns an error if no descriptor is free.
 pub fn team(members: usize) -> io::Result<Vec<Member>> {
-    let mut doors = Vec::new();
-    let mut inboxes = Vec::new();
+    let mut senders = Vec::new();
+    let mut receivers = Vec::new();
     for _ in 0..members {
-        let (wake, (tell, inbox)) = (WakeFd::new()?, sync_channel(WAITING_MAX));
-        doors.push((tell, wake.clone()));
-        inboxes.push((inbox, wake));
+        let (wake, (sender, items)) = (WakeFd::new()?, sync_channel(WAITING_MAX));
+        senders.push((sender, wake.clone()));
+        receivers.push((items, wake));
     }
-    let member = |(inbox, wake)| Member { inbox, wake, others: doors.clone() };
-    Ok(inboxes.into_iter().map(member).collect())
+    let member = |(items, wake)| Member { items, wake, others: senders.clone() };
+    Ok(receivers.into_iter().map(member).collect())
 }
 
 impl Member {
     /// Hands over items to the runner of the given index, and wakes it. Items that do not fit are dropped.
     pub(crate) fn hand_over(
         &self,
-        handed: impl Iterator<Item = (usize, Handed)>,
+        handoffs: impl Iterator<Item = (usize, Handoff)>,
         counters: &UplinkCounters,
     ) {
         let mut woken = vec![false; self.others.len()];
-        for (whose, handed) in handed {
-            let Some(((door, _), woken)) = self.others.get(whose).zip(woken.get_mut(whose)) else {
+        for (index, item) in handoffs {
+            let Some(((sender, _), woken)) = self.others.get(index).zip(woken.get_mut(index))
+            else {
                 continue;
             };
             *woken = true;
-            if door.try_send(handed).is_err() {
+            if sender.try_send(item).is_err() {
                 counters.drop_handed.add(1);
             }
         }
@@ -70,8 +71,8 @@ impl Member {
     }
 
     /// Takes at most `budget` items that other runners have handed over.
-    pub(crate) fn take(&self, budget: usize) -> impl Iterator<Item = Handed> + '_ {
-        self.inbox.try_iter().take(budget)
+    pub(crate) fn take(&self, budget: usize) -> impl Iterator<Item = Handoff> + '_ {
+        self.items.try_iter().take(budget)
     }
 
     /// Clears the wake-up. Must be called before [`take`](Self::take).

@@ -2,7 +2,7 @@
 
 use ringfence_frame::{ChecksumOffload, GsoOffload, PortCapabilities};
 
-use crate::link::{Committed, GuestSide, Slots};
+use crate::link::{Committed, GuestLink, Slots};
 
 /// Link that accepts every kind of frame and stores them.
 #[derive(Debug)]
@@ -33,7 +33,7 @@ impl Wire {
     }
 }
 
-impl GuestSide for Wire {
+impl GuestLink for Wire {
     fn capabilities(&self) -> PortCapabilities {
         self.capabilities
     }

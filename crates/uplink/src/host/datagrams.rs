@@ -86,7 +86,7 @@ pub trait DatagramSocket: Send {
     ///
     /// Returns `EAGAIN` if there is none. Other errors concern an earlier datagram; [`error`](Self::error)
     /// reports which.
-    fn receive(&mut self, inbox: &mut Inbox) -> Result<bool, Errno>;
+    fn receive(&mut self, buffer: &mut ReceiveBuffer) -> Result<bool, Errno>;
 
     /// Returns the next report of an undelivered datagram, if there is one. `bytes` receives the part of the
     /// datagram that the report quotes.
@@ -115,11 +115,11 @@ pub struct Failure {
 
 /// Buffer of received datagrams.
 #[derive(Debug)]
-pub struct Inbox {
+pub struct ReceiveBuffer {
     pub(crate) bytes: Vec<u8>,
     pub(crate) datagrams: Vec<Datagram>,
     /// Number of datagrams to ask for: adapts to the number that came.
-    pub(crate) appetite: usize,
+    pub(crate) batch_size: usize,
 }
 
 /// Datagram in a [`ReceiveBuffer`], or several of equal length.
@@ -138,13 +138,13 @@ pub struct Datagram {
 /// Buffer space for one datagram or one block, in bytes.
 pub(crate) const ROOM: usize = 1 << 16;
 
-impl Default for Inbox {
-    fn default() -> Inbox {
-        Inbox { bytes: Vec::new(), datagrams: Vec::new(), appetite: 1 }
+impl Default for ReceiveBuffer {
+    fn default() -> ReceiveBuffer {
+        ReceiveBuffer { bytes: Vec::new(), datagrams: Vec::new(), batch_size: 1 }
     }
 }
 
-impl Inbox {
+impl ReceiveBuffer {
     /// Returns the received datagrams.
     pub fn datagrams(&self) -> &[Datagram] {
         &self.datagrams
@@ -166,8 +166,8 @@ impl Inbox {
     }
 
     /// Adapts the number of datagrams to ask for to the number received.
-    pub(crate) fn learn(&mut self, asked: usize, came: usize) {
-        self.appetite =
+    pub(crate) fn adapt(&mut self, asked: usize, came: usize) {
+        self.batch_size =
             if came >= asked { (asked * 4).min(RECEIVE_MAX) } else { (came * 2).max(1) };
     }
 }

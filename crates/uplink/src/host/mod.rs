@@ -82,7 +82,7 @@ pub struct SendRoom {
     /// Number of bytes that the socket accepts now.
     pub free: usize,
     /// Set if the queue is so full that the caller should ask for an event ([`TcpHost::await_room`]).
-    pub crowded: bool,
+    pub nearly_full: bool,
 }
 
 /// Positions of the urgent mark.
@@ -113,7 +113,7 @@ pub trait TcpHost {
     fn adopt(&mut self, owner: Owner, file: OwnedFd) -> Result<Socket, Errno>;
 
     /// Returns the maximum offset at which [`peek`](Self::peek) can read.
-    fn peek_reach(&self) -> u32;
+    fn peek_limit(&self) -> u32;
 
     /// Copies bytes from the receive queue, from `offset` on, without removing them. Returns zero at the end
     /// of the stream.
@@ -177,7 +177,7 @@ pub trait Host: TcpHost + DatagramHost + ListenHost + Send {
     fn is_own(&self, ip: IpAddr) -> bool;
 
     /// Prepares resources for later calls, such as spare sockets. Called at the end of a round.
-    fn stock_up(&mut self) {}
+    fn prepare(&mut self) {}
 
     /// Returns a descriptor that is readable when [`poll`](Self::poll) has events.
     fn wait_fd(&self) -> BorrowedFd<'_>;

@@ -17,11 +17,11 @@ use rustix::io::Errno;
 
 use crate::context::Context;
 use crate::emit::{ETHERNET_LEN, Ends};
-use crate::flow::{FlowId, Key, Origin, Table};
+use crate::flow::{FlowId, FlowKey, FlowTable, Origin};
 use crate::fragment;
-use crate::host::datagrams::{DatagramSocket, Inbox};
+use crate::host::datagrams::{DatagramSocket, ReceiveBuffer};
 use crate::host::{OwnerKind, Ready};
-use crate::link::{Committed, GuestSide, Slots};
+use crate::link::{Committed, GuestLink, Slots};
 use crate::packet::{Mac, Packet};
 use error::{Message, Reason};
 
@@ -41,17 +41,22 @@ struct Flow {
 
 /// Echo flows of one guest.
 pub struct Icmp {
-    flows: Table<Flow>,
+    flows: FlowTable<Flow>,
     waiting: VecDeque<FlowId>,
-    inbox: Inbox,
+    buffer: ReceiveBuffer,
     bytes: Vec<u8>,
 }
 
 impl Icmp {
     /// Creates an empty set of at most `flows_max` flows.
     pub fn new(flows_max: usize) -> Icmp {
-        let flows = Table::new(flows_max);
-        Icmp { flows, waiting: VecDeque::new(), inbox: Inbox::default(), bytes: Vec::new() }
+        let flows = FlowTable::new(flows_max);
+        Icmp {
+            flows,
+            waiting: VecDeque::new(),
+            buffer: ReceiveBuffer::default(),
+            bytes: Vec::new(),
+        }
     }
 }
 
@@ -86,7 +91,7 @@ impl Icmp {
         }
         let id = u16::from_be_bytes([i0, i1]);
         // The identifier takes the place of the guest's port; destinations have none.
-        let key = Key::new((packet.source, id), (packet.destination, 0));
+        let key = FlowKey::new((packet.source, id), (packet.destination, 0));
         let Some(flow) = self.flows.find(&key).or_else(|| self.open(key, packet, context)) else {
             return;
         };
@@ -111,7 +116,12 @@ impl Icmp {
         }
     }
 
-    fn open(&mut self, key: Key, packet: &Packet<'_>, context: &mut Context<'_>) -> Option<FlowId> {
+    fn open(
+        &mut self,
+        key: FlowKey,
+        packet: &Packet<'_>,
+        context: &mut Context<'_>,
+    ) -> Option<FlowId> {
         let Some(outward) = context.outward_to(key.remote) else {
             error::refuse(packet, Reason::Prohibited, context);
             return None;
@@ -211,12 +221,12 @@ impl Icmp {
     }
 
     /// Sends echo replies to the guest. Returns `true` if more may be waiting.
-    pub fn output(&mut self, link: &mut dyn GuestSide, context: &mut Context<'_>) -> bool {
+    pub fn output(&mut self, link: &mut dyn GuestLink, context: &mut Context<'_>) -> bool {
         for _ in 0..READS {
             let Some(id) = self.waiting.pop_front() else { return false };
-            let mut inbox = core::mem::take(&mut self.inbox);
-            self.read(id, &mut inbox, link, context);
-            self.inbox = inbox;
+            let mut buffer = core::mem::take(&mut self.buffer);
+            self.read(id, &mut buffer, link, context);
+            self.buffer = buffer;
         }
         !self.waiting.is_empty()
     }
@@ -224,14 +234,14 @@ impl Icmp {
     fn read(
         &mut self,
         id: FlowId,
-        inbox: &mut Inbox,
-        link: &mut dyn GuestSide,
+        buffer: &mut ReceiveBuffer,
+        link: &mut dyn GuestLink,
         context: &mut Context<'_>,
     ) {
         let (Some(key), Some(flow)) = (self.flows.key(id), self.flows.get_mut(id)) else { return };
         flow.queued = false;
         let Some(socket) = &mut flow.socket else { return };
-        match socket.receive(inbox) {
+        match socket.receive(buffer) {
             Ok(drained) => {
                 if !drained {
                     flow.queued = true;
@@ -252,8 +262,8 @@ impl Icmp {
             to: key.guest.ip(),
         };
         let (_, answer) = echo(key.guest.is_ipv4());
-        for datagram in inbox.datagrams() {
-            let bytes = inbox.bytes(datagram);
+        for datagram in buffer.datagrams() {
+            let bytes = buffer.bytes(datagram);
             if bytes.first() == Some(&answer) && bytes.len() >= ECHO_LEN {
                 send_reply(&ends, answer, key.guest.port(), bytes, link, context);
             }
@@ -262,7 +272,7 @@ impl Icmp {
     }
 
     /// Closes flows to addresses that became the host's own.
-    pub fn end_local(&mut self, context: &mut Context<'_>) {
+    pub fn close_local(&mut self, context: &mut Context<'_>) {
         let outward: Vec<_> = self.flows.ids_of(Origin::Guest).collect();
         for id in outward {
             if self.flows.key(id).is_some_and(|key| context.outward_to(key.remote).is_none()) {
@@ -280,7 +290,7 @@ impl Icmp {
 
     /// Returns the time at which [`Icmp::run_timers`] must be called next.
     pub fn deadline(&self) -> Option<Duration> {
-        self.flows.next_look()
+        self.flows.next_timer()
     }
 }
 
@@ -320,7 +330,7 @@ fn send_reply(
     answer: u8,
     id: u16,
     bytes: &[u8],
-    link: &mut dyn GuestSide,
+    link: &mut dyn GuestLink,
     context: &mut Context<'_>,
 ) {
     let len = ends.header_len() + bytes.len();
@@ -346,7 +356,7 @@ fn send_long_reply(
     (answer, id): (u8, u16),
     bytes: &[u8],
     mtu: usize,
-    link: &mut dyn GuestSide,
+    link: &mut dyn GuestLink,
     context: &mut Context<'_>,
 ) {
     let number = if ends.to.is_ipv4() { protocol::ICMP } else { protocol::ICMPV6 };

@@ -5,8 +5,8 @@
 //!
 //! # Contract
 //!
-//! The engine reserves buffers for the next frames ([`GuestSide::reserve`]) and fills some of them from the
-//! front, each with headers and payload. It then commits those ([`GuestSide::commit`]) in order. Buffers that
+//! The engine reserves buffers for the next frames ([`GuestLink::reserve`]) and fills some of them from the
+//! front, each with headers and payload. It then commits those ([`GuestLink::commit`]) in order. Buffers that
 //! are not committed belong to the link again. Several buffers at a time let one system call fill several
 //! frames from a socket.
 //!
@@ -31,12 +31,12 @@ pub type Slots<'a> = ArrayVec<&'a mut [u8], RESERVE_MAX>;
 pub struct Committed {
     /// Length of the frame in bytes, from the Ethernet header on.
     pub len: usize,
-    /// Offload work left to do, within [`GuestSide::capabilities`].
+    /// Offload work left to do, within [`GuestLink::capabilities`].
     pub meta: OffloadMeta,
 }
 
 /// Link to the guest, as the engine uses it. See the [module](self) for the contract.
-pub trait GuestSide {
+pub trait GuestLink {
     /// Returns the link's capabilities, which do not change.
     fn capabilities(&self) -> PortCapabilities;
 

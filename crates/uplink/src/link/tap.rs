@@ -14,7 +14,7 @@ use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
-use crate::GuestSide;
+use crate::GuestLink;
 use crate::link::{Committed, Slots};
 use ringfence_frame::tap::TapPort;
 use ringfence_frame::{Batch, Fault, Port, PortCapabilities, PortCounters, Received, Transmitted};
@@ -118,7 +118,7 @@ impl Port for TapLink {
     }
 }
 
-impl GuestSide for TapLink {
+impl GuestLink for TapLink {
     fn capabilities(&self) -> PortCapabilities {
         self.port.capabilities()
     }
@@ -127,7 +127,7 @@ impl GuestSide for TapLink {
         let count = count.min(slots.remaining_capacity());
         if self.frames.free(len) < count {
             // The ring is full of frames that are not yet written.
-            GuestSide::flush(self);
+            GuestLink::flush(self);
         }
         self.frames.reserve(count, len, |room| slots.push(room));
     }

@@ -59,7 +59,7 @@ impl Fixture {
         let packet = self::packet(view);
         assert!(!packet.layers.is_fragment() && packet.mac == GUEST_MAC);
         assert!(matches!(packet.layers.transport(), Transport::Udp(_)));
-        assert!(crate::packet::checksum_is_right(&packet), "the checksum of all of it is right");
+        assert!(crate::packet::has_valid_checksum(&packet), "the checksum of all of it is right");
         let mut bytes = vec![0; view.len()];
         view.copy_to(&mut bytes);
         Some(bytes.split_off(packet.payload_start()))

@@ -30,11 +30,11 @@ pub(super) enum Phase {
 
 /// Result of an event for a connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Fate {
+pub(super) enum Disposition {
     /// The connection stays open.
-    Lives,
+    Keep,
     /// The connection is removed and its socket, if any, is closed in this way.
-    Ends(Close),
+    Close(Close),
 }
 
 /// Urgent data in the host socket's receive queue.
@@ -55,7 +55,7 @@ pub(super) struct Flags {
     /// A SYN or SYN+ACK is due.
     pub(super) syn_due: bool,
     /// A retransmission of the first unacknowledged bytes is due, one segment.
-    pub(super) repeat_due: bool,
+    pub(super) retransmit_due: bool,
     /// A probe segment is due, which the guest must answer.
     pub(super) probe_due: bool,
     /// The socket may have data to read.
@@ -77,7 +77,7 @@ pub(super) struct Flags {
     /// The connection is in the queue of connections to serve.
     pub(super) queued: bool,
     /// The last delayed acknowledgement was sent alone: no data carried it in time.
-    pub(super) waited_in_vain: bool,
+    pub(super) delayed_ack_expired: bool,
 }
 
 /// One TCP connection. `rcv_*` are sequence numbers of the guest, `snd_*` are ours.
@@ -100,11 +100,11 @@ pub(super) struct TcpConnection {
     /// Window scale of our windows, in bits.
     pub(super) rcv_scale: u8,
     /// Acknowledgement number of the last segment sent to the guest.
-    pub(super) told: Seq,
+    pub(super) last_ack_sent: Seq,
     /// Time at which a delayed acknowledgement is sent alone.
     pub(super) ack_at: Option<Duration>,
     /// Number of duplicate acknowledgements that are due after the first one.
-    pub(super) duplicates_due: u8,
+    pub(super) duplicate_acks_due: u8,
 
     /// First byte that the guest has not acknowledged.
     pub(super) snd_una: Seq,
@@ -120,11 +120,11 @@ pub(super) struct TcpConnection {
     pub(super) snd_wnd: u32,
     pub(super) snd_scale: u8,
     /// Sequence and acknowledgement number of the segment that last updated `snd_wnd` (`SND.WL1`, `SND.WL2`).
-    pub(super) window_from: (Seq, Seq),
+    pub(super) window_update: (Seq, Seq),
     /// Maximum of payload bytes in a segment.
     pub(super) mss: u16,
     /// Number of duplicate acknowledgements in a row.
-    pub(super) same_acks: u8,
+    pub(super) duplicate_acks: u8,
     /// End of loss recovery: everything before it was in flight when a loss was found.
     pub(super) recover: Option<Seq>,
     /// Congestion window: maximum of bytes in flight. A loss lowers it, acknowledgements raise it.
@@ -132,12 +132,12 @@ pub(super) struct TcpConnection {
 
     pub(super) rto: Rto,
     pub(super) retransmit_at: Option<Duration>,
-    pub(super) probe_at: Option<Duration>,
-    pub(super) probes: u8,
+    pub(super) window_probe_at: Option<Duration>,
+    pub(super) window_probes: u8,
     /// Time of the guest's last segment.
-    pub(super) heard: Duration,
+    pub(super) last_heard: Duration,
     /// Number of unanswered keep-alive probes.
-    pub(super) asked: u8,
+    pub(super) keep_alive_probes: u8,
     /// Time at which a half-open or closed connection is removed.
     pub(super) ends_at: Option<Duration>,
     /// Identification field of the next IPv4 packet.
@@ -170,9 +170,9 @@ impl TcpConnection {
             rcv_edge: Seq(0),
             offered: 0,
             rcv_scale: 0,
-            told: Seq(0),
+            last_ack_sent: Seq(0),
             ack_at: None,
-            duplicates_due: 0,
+            duplicate_acks_due: 0,
             snd_una: iss,
             snd_nxt: iss,
             snd_max: iss,
@@ -180,17 +180,17 @@ impl TcpConnection {
             fin: None,
             snd_wnd: 0,
             snd_scale: 0,
-            window_from: (Seq(0), Seq(0)),
+            window_update: (Seq(0), Seq(0)),
             mss: MSS_DEFAULT,
-            same_acks: 0,
+            duplicate_acks: 0,
             recover: None,
             congestion: UNCONGESTED,
             rto: Rto::default(),
             retransmit_at: None,
-            probe_at: None,
-            probes: 0,
-            heard: now,
-            asked: 0,
+            window_probe_at: None,
+            window_probes: 0,
+            last_heard: now,
+            keep_alive_probes: 0,
             ends_at: None,
             ip_id: 1,
         }
@@ -220,12 +220,16 @@ impl TcpConnection {
     pub(super) fn deadline(&self, config: &super::TcpConfig) -> Option<Duration> {
         let keep_alive = match self.phase {
             Phase::Open => {
-                let asked = u32::from(self.asked);
-                Some(self.heard + config.keep_alive_after + config.keep_alive_every * asked)
+                let keep_alive_probes = u32::from(self.keep_alive_probes);
+                Some(
+                    self.last_heard
+                        + config.keep_alive_after
+                        + config.keep_alive_every * keep_alive_probes,
+                )
             }
             _ => None,
         };
-        let own = [self.retransmit_at, self.probe_at, self.ends_at, self.ack_at];
+        let own = [self.retransmit_at, self.window_probe_at, self.ends_at, self.ack_at];
         own.into_iter().chain([keep_alive]).flatten().min()
     }
 }

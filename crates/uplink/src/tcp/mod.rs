@@ -51,8 +51,8 @@ use ringfence_offload::packet::tcp_flags::{ACK, RST, SYN};
 use rustix::io::Errno;
 
 pub use config::TcpConfig;
-use connection::{Fate, Phase, TcpConnection, Urgent, split};
-pub use run::Run;
+use connection::{Disposition, Phase, TcpConnection, Urgent, split};
+pub use run::SegmentRun;
 use segment::{Header, Segment};
 use seq::Seq;
 use serve::Served;
@@ -60,9 +60,9 @@ use serve::Served;
 use crate::config::Config;
 use crate::context::Context;
 use crate::emit::Ends;
-use crate::flow::{FlowId, Key, Origin, Table};
+use crate::flow::{FlowId, FlowKey, FlowTable, Origin};
 use crate::host::{Close, OwnerKind, Readiness, Ready};
-use crate::link::GuestSide;
+use crate::link::GuestLink;
 use crate::packet::{Mac, Packet};
 
 /// Window scale of our windows, in bits: at most 16 MiB, in steps of 256 bytes.
@@ -79,9 +79,9 @@ struct HalfOpen {
 
 /// All TCP connections of one guest.
 pub struct Tcp {
-    flows: Table<TcpConnection>,
+    flows: FlowTable<TcpConnection>,
     /// Connections that have something to send, or may have.
-    dirty: VecDeque<FlowId>,
+    pending: VecDeque<FlowId>,
     half_open_guest: HalfOpen,
     half_open_outside: HalfOpen,
     secret: RandomState,
@@ -91,8 +91,8 @@ impl Tcp {
     /// Creates an empty set of connections with the limits of `config`.
     pub fn new(config: &Config) -> Tcp {
         Tcp {
-            flows: Table::with_outside(config.tcp.flows_max, config.tcp.inbound_max),
-            dirty: VecDeque::new(),
+            flows: FlowTable::with_outside(config.tcp.flows_max, config.tcp.inbound_max),
+            pending: VecDeque::new(),
             half_open_guest: HalfOpen::default(),
             half_open_outside: HalfOpen::default(),
             secret: RandomState::new(),
@@ -117,29 +117,34 @@ impl Tcp {
     }
 
     /// Handles a TCP packet from the guest, whose checksum and source address are already verified. Its
-    /// payload may wait in `run` until [`input_ends`](Self::input_ends).
-    pub fn input<'a>(&mut self, packet: &Packet<'a>, run: &mut Run<'a>, context: &mut Context<'_>) {
+    /// payload may wait in `run` until [`finish_input`](Self::input_ends).
+    pub fn input<'a>(
+        &mut self,
+        packet: &Packet<'a>,
+        run: &mut SegmentRun<'a>,
+        context: &mut Context<'_>,
+    ) {
         let Some((segment, options)) = Segment::read(packet) else {
             return context.counters.drop_malformed.add(1);
         };
         let (guest, remote) = segment.ports;
-        let key = Key::new((packet.source, guest), (packet.destination, remote));
+        let key = FlowKey::new((packet.source, guest), (packet.destination, remote));
         let found = self.flows.find(&key);
         if let Some(id) = found
             && let Some(flow) = self.flows.get_mut(id)
             && flow.is_next(&segment)
         {
-            return self.join(id, packet, &segment, run, context);
+            return self.append_to_run(id, packet, &segment, run, context);
         }
-        self.input_ends(run, context);
+        self.finish_input(run, context);
         match found {
-            Some(id) if self.is_renewed(id, &segment) => {
+            Some(id) if self.starts_new_connection(id, &segment) => {
                 self.end(id, Close::Reset, context);
-                self.begin(key, packet, &segment, options, context);
+                self.open_from_guest(key, packet, &segment, options, context);
             }
-            Some(id) => self.pass_on(id, packet, &segment, options, context),
+            Some(id) => self.dispatch(id, packet, &segment, options, context),
             None if segment.flags & (SYN | ACK | RST) == SYN => {
-                self.begin(key, packet, &segment, options, context);
+                self.open_from_guest(key, packet, &segment, options, context);
             }
             None => {
                 context.counters.tcp_stray.add(1);
@@ -149,32 +154,32 @@ impl Tcp {
     }
 
     /// Adds an in-order segment with nothing but payload to the run of its batch.
-    fn join<'a>(
+    fn append_to_run<'a>(
         &mut self,
         id: FlowId,
         packet: &Packet<'a>,
         segment: &Segment,
-        run: &mut Run<'a>,
+        run: &mut SegmentRun<'a>,
         context: &mut Context<'_>,
     ) {
         if run.owner().is_some_and(|owner| owner != id) || !run.has_room_for(packet) {
-            self.input_ends(run, context);
+            self.finish_input(run, context);
         }
         let Some(flow) = self.flows.get_mut(id) else { return };
         // The previous run may have been cut short; this segment then no longer follows.
         let run = flow.is_next(segment).then_some((id, run));
         flow.ends.to_mac = packet.mac;
-        match flow.while_open(segment, packet, run, context) {
-            Fate::Ends(how) => self.end(id, how, context),
-            Fate::Lives => {
+        match flow.in_open(segment, packet, run, context) {
+            Disposition::Close(how) => self.end(id, how, context),
+            Disposition::Keep => {
                 self.flows.touch(id);
-                self.mark(id);
+                self.enqueue(id);
             }
         }
     }
 
     /// Returns `true` if a SYN opens a new connection with the same addresses and ports.
-    fn is_renewed(&self, id: FlowId, segment: &Segment) -> bool {
+    fn starts_new_connection(&self, id: FlowId, segment: &Segment) -> bool {
         let Some(flow) = self.flows.get(id) else { return false };
         let is_syn = segment.flags & (SYN | ACK | RST) == SYN;
         match flow.phase {
@@ -184,7 +189,7 @@ impl Tcp {
         }
     }
 
-    fn pass_on(
+    fn dispatch(
         &mut self,
         id: FlowId,
         packet: &Packet<'_>,
@@ -200,18 +205,18 @@ impl Tcp {
         let is_made = was_half_open && !flow.is_half_open();
         self.half_open(origin).count -= usize::from(is_made);
         match fate {
-            Fate::Ends(how) => self.end(id, how, context),
-            Fate::Lives => {
+            Disposition::Close(how) => self.end(id, how, context),
+            Disposition::Keep => {
                 self.flows.touch(id);
-                self.mark(id);
+                self.enqueue(id);
             }
         }
     }
 
     /// Opens a connection for a SYN of the guest.
-    fn begin(
+    fn open_from_guest(
         &mut self,
-        key: Key,
+        key: FlowKey,
         packet: &Packet<'_>,
         segment: &Segment,
         options: &[u8],
@@ -226,10 +231,10 @@ impl Tcp {
             from: packet.destination,
             to: packet.source,
         };
-        let iss = self.initial(&key, context.now);
+        let iss = self.initial_seq(&key, context.now);
         let ports = (key.remote.port(), key.guest.port());
         let mut flow = TcpConnection::new(Phase::Connecting, ends, ports, iss, context.now);
-        flow.take_syn(segment, options, context.config.mtu);
+        flow.read_syn(segment, options, context.config.mtu);
         flow.ends_at = Some(context.now + context.config.tcp.connect_within);
         let Some(id) = self.enter(key, flow, Origin::Guest, context) else { return };
         match self.connect(id, to, context) {
@@ -259,7 +264,7 @@ impl Tcp {
         if let Some(flow) = self.flows.get_mut(id) {
             flow.socket = Some(socket);
         }
-        self.plan(id, context);
+        self.update_deadline(id, context);
         Ok(())
     }
 
@@ -273,7 +278,7 @@ impl Tcp {
         mac: Mac,
         context: &mut Context<'_>,
     ) {
-        let key = Key { guest, remote: client };
+        let key = FlowKey { guest, remote: client };
         // The host may reuse a client's port before our TIME-WAIT ends.
         let is_over = |id: &FlowId| self.flows.get(*id).is_some_and(|f| f.phase == Phase::TimeWait);
         if let Some(old) = self.flows.find(&key).filter(is_over) {
@@ -285,7 +290,7 @@ impl Tcp {
         }
         let ((from, ours), (to, guests)) = (split(client), split(guest));
         let ends = Ends { from_mac: context.config.mac, to_mac: mac, from, to };
-        let iss = self.initial(&key, context.now);
+        let iss = self.initial_seq(&key, context.now);
         let mut flow = TcpConnection::new(Phase::SynSent, ends, (ours, guests), iss, context.now);
         flow.rcv_scale = WINDOW_SCALE;
         flow.flags.syn_due = true;
@@ -299,8 +304,8 @@ impl Tcp {
                     flow.socket = Some(socket);
                 }
                 context.counters.tcp_accepted.add(1);
-                self.mark(id);
-                self.plan(id, context);
+                self.enqueue(id);
+                self.update_deadline(id, context);
             }
             Err(_) => {
                 context.counters.tcp_refused.add(1);
@@ -312,7 +317,7 @@ impl Tcp {
     /// Inserts a half-open connection. Evicts others of the same origin if a limit is reached.
     fn enter(
         &mut self,
-        key: Key,
+        key: FlowKey,
         flow: TcpConnection,
         origin: Origin,
         context: &mut Context<'_>,
@@ -391,19 +396,19 @@ impl Tcp {
     }
 
     /// Returns an initial sequence number (RFC 6528): a clock of 4 µs plus a keyed hash of the addresses.
-    fn initial(&self, key: &Key, now: Duration) -> Seq {
+    fn initial_seq(&self, key: &FlowKey, now: Duration) -> Seq {
         let ticks = now.as_micros() / 4;
         let bytes = (u128::from(self.secret.hash_one(key)) + ticks).to_le_bytes();
         Seq(u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]))
     }
 
     /// Sends the payload in `run` to its socket. Must be called after the last packet of a batch.
-    pub fn input_ends(&mut self, run: &mut Run<'_>, context: &mut Context<'_>) {
+    pub fn finish_input(&mut self, run: &mut SegmentRun<'_>, context: &mut Context<'_>) {
         let Some(owner) = run.owner() else { return };
         match self.flows.get_mut(owner) {
             Some(flow) => flow.send_run(run, context),
             // The connection was evicted in the meantime.
-            None => *run = Run::default(),
+            None => *run = SegmentRun::default(),
         }
     }
 
@@ -412,8 +417,8 @@ impl Tcp {
         let Some(id) = self.flows.owned_by(ready.owner) else { return };
         let Some(flow) = self.flows.get_mut(id) else { return };
         if flow.phase != Phase::Connecting {
-            flow.socket_is(ready.what, context);
-            return self.mark(id);
+            flow.on_socket_event(ready.what, context);
+            return self.enqueue(id);
         }
         if ready.what.failed
             && let Some(socket) = &flow.socket
@@ -425,29 +430,29 @@ impl Tcp {
             flow.phase = Phase::SynReceived;
             flow.flags.syn_due = true;
             flow.ends_at = None;
-            flow.note(ready.what);
-            self.mark(id);
+            flow.record_event(ready.what);
+            self.enqueue(id);
         }
     }
 
     /// Enqueues a connection to be served in the next [`output`](Self::output).
-    fn mark(&mut self, id: FlowId) {
+    fn enqueue(&mut self, id: FlowId) {
         if let Some(flow) = self.flows.get_mut(id)
             && !flow.flags.queued
         {
             flow.flags.queued = true;
-            self.dirty.push_back(id);
+            self.pending.push_back(id);
         }
     }
 
     /// Updates the timer of a connection.
-    fn plan(&mut self, id: FlowId, context: &Context<'_>) {
+    fn update_deadline(&mut self, id: FlowId, context: &Context<'_>) {
         let deadline = self.flows.get(id).and_then(|flow| flow.deadline(&context.config.tcp));
         self.flows.set_deadline(id, deadline);
     }
 
     /// Closes connections of the guest to addresses that became the host's own.
-    pub fn end_local(&mut self, context: &mut Context<'_>) {
+    pub fn close_local(&mut self, context: &mut Context<'_>) {
         let outward: Vec<_> = self.flows.ids_of(Origin::Guest).collect();
         for id in outward {
             if self.flows.key(id).is_some_and(|key| context.outward_to(key.remote).is_none()) {
@@ -460,26 +465,26 @@ impl Tcp {
     pub fn run_timers(&mut self, context: &mut Context<'_>) {
         while let Some(id) = self.flows.take_due(context.now) {
             let Some(flow) = self.flows.get_mut(id) else { continue };
-            match flow.time_is_up(context) {
-                Fate::Lives => {
-                    self.mark(id);
-                    self.plan(id, context);
+            match flow.on_deadline(context) {
+                Disposition::Keep => {
+                    self.enqueue(id);
+                    self.update_deadline(id, context);
                 }
-                Fate::Ends(how) => self.end(id, how, context),
+                Disposition::Close(how) => self.end(id, how, context),
             }
         }
     }
 
     /// Returns the time at which [`run_timers`](Self::run_timers) must be called next.
     pub fn deadline(&self) -> Option<Duration> {
-        self.flows.next_look()
+        self.flows.next_timer()
     }
 
     /// Sends what is due, and what sockets have for the guest, in FIFO order of the connections. Returns `true`
     /// if more can be sent.
-    pub fn output(&mut self, link: &mut dyn GuestSide, context: &mut Context<'_>) -> bool {
-        for _ in 0..self.dirty.len() {
-            let Some(id) = self.dirty.pop_front() else { break };
+    pub fn output(&mut self, link: &mut dyn GuestLink, context: &mut Context<'_>) -> bool {
+        for _ in 0..self.pending.len() {
+            let Some(id) = self.pending.pop_front() else { break };
             let Some(flow) = self.flows.get_mut(id) else { continue };
             flow.flags.queued = false;
             let served = flow.serve(link, context);
@@ -488,23 +493,23 @@ impl Tcp {
                     self.end(id, how, context);
                     continue;
                 }
-                Served::More => self.mark(id),
+                Served::More => self.enqueue(id),
                 Served::NoRoom => {
-                    self.mark(id);
-                    self.plan(id, context);
+                    self.enqueue(id);
+                    self.update_deadline(id, context);
                     return true;
                 }
                 Served::Done => {}
             }
-            self.plan(id, context);
+            self.update_deadline(id, context);
         }
-        !self.dirty.is_empty()
+        !self.pending.is_empty()
     }
 }
 
 impl TcpConnection {
     /// Records a socket event.
-    fn note(&mut self, what: Readiness) {
+    fn record_event(&mut self, what: Readiness) {
         self.flags.readable |= what.readable || what.read_closed;
         self.flags.read_closed |= what.read_closed;
         self.flags.failed |= what.failed;
@@ -514,8 +519,8 @@ impl TcpConnection {
     }
 
     /// Handles a socket event of a connection whose host side is established.
-    fn socket_is(&mut self, what: Readiness, context: &mut Context<'_>) {
-        self.note(what);
+    fn on_socket_event(&mut self, what: Readiness, context: &mut Context<'_>) {
+        self.record_event(what);
         if !what.writable || !self.flags.awaiting_room {
             return;
         }
@@ -524,7 +529,7 @@ impl TcpConnection {
         if self.flags.refused && moved {
             // Three duplicate acknowledgements, beside the window update, make the guest retransmit at once.
             self.flags.refused = false;
-            self.duplicates_due = 3;
+            self.duplicate_acks_due = 3;
         }
         self.flags.ack_due |= moved;
     }

@@ -21,14 +21,14 @@ const PARTS_MAX: usize = 120;
 
 /// Payload of consecutive segments that is not yet sent to the socket.
 #[derive(Debug, Default)]
-pub struct Run<'a> {
+pub struct SegmentRun<'a> {
     id: Option<FlowId>,
     pieces: ArrayVec<Piece<'a>, RUN_MAX>,
     parts: usize,
     bytes: usize,
 }
 
-impl<'a> Run<'a> {
+impl<'a> SegmentRun<'a> {
     /// Returns the connection whose payload waits.
     pub(super) fn owner(&self) -> Option<FlowId> {
         self.id.filter(|_| !self.pieces.is_empty())
@@ -59,7 +59,7 @@ impl TcpConnection {
     }
 
     /// Sends the payload of a run to the socket and empties the run.
-    pub(super) fn send_run(&mut self, run: &mut Run<'_>, context: &mut Context<'_>) {
+    pub(super) fn send_run(&mut self, run: &mut SegmentRun<'_>, context: &mut Context<'_>) {
         let offered = core::mem::take(&mut run.bytes);
         self.rcv_nxt = self.rcv_nxt - u32::try_from(offered).unwrap_or(0);
         // The socket reports the error after the data that came before it.

@@ -22,7 +22,7 @@ use super::segment::{HEADER_LEN, Header, SYN_OPTIONS_LEN, SynOptions};
 use super::seq::Seq;
 use crate::context::Context;
 use crate::host::{Close, UrgentMark};
-use crate::link::{Committed, GuestSide, RESERVE_MAX, Slots};
+use crate::link::{Committed, GuestLink, RESERVE_MAX, Slots};
 
 /// Acknowledged bytes that may stay in the socket's queue while others are in flight. Discarding them in
 /// bulk saves a system call per acknowledgement.
@@ -35,7 +35,7 @@ const WINDOW_IS_LARGE: u32 = 256 << 10;
 const IP_MAX: usize = 65_535;
 
 /// Maximum of data frames that a connection sends in one round.
-const FRAMES_PER_TURN: usize = RESERVE_MAX;
+const FRAMES_PER_ROUND: usize = RESERVE_MAX;
 
 /// Results of serving a connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -51,7 +51,7 @@ pub(super) enum Served {
 }
 
 /// Result of one step: continue with the next step, or end the service.
-type Turn = ControlFlow<Served>;
+type Step = ControlFlow<Served>;
 
 /// Fields of a segment to send that differ from segment to segment.
 #[derive(Clone, Copy, Debug)]
@@ -63,30 +63,30 @@ struct Outgoing {
 
 impl TcpConnection {
     /// Sends what is due, up to the limit of one round.
-    pub(super) fn serve(&mut self, link: &mut dyn GuestSide, context: &mut Context<'_>) -> Served {
+    pub(super) fn serve(&mut self, link: &mut dyn GuestLink, context: &mut Context<'_>) -> Served {
         let done = match self.phase {
-            Phase::Connecting => Turn::Continue(()),
+            Phase::Connecting => Step::Continue(()),
             Phase::SynReceived | Phase::SynSent => self.serve_syn(link, context),
             Phase::Open => self.serve_open(link, context),
             Phase::TimeWait => self.serve_ack(link, context),
         };
         match done {
-            Turn::Continue(()) => Served::Done,
-            Turn::Break(served) => served,
+            Step::Continue(()) => Served::Done,
+            Step::Break(served) => served,
         }
     }
 
-    fn serve_syn(&mut self, link: &mut dyn GuestSide, context: &mut Context<'_>) -> Turn {
+    fn serve_syn(&mut self, link: &mut dyn GuestLink, context: &mut Context<'_>) -> Step {
         if !self.flags.syn_due {
-            return Turn::Continue(());
+            return Step::Continue(());
         }
         let flags = if self.phase == Phase::SynSent { SYN } else { SYN | ACK };
         let mss = TcpConnection::mss_of(context.config.mtu, self.ends.to);
-        let offers = self.phase == Phase::SynSent || self.rcv_scale > 0;
-        let options = SynOptions::write(mss, offers.then_some(super::WINDOW_SCALE));
+        let offers_scale = self.phase == Phase::SynSent || self.rcv_scale > 0;
+        let options = SynOptions::write(mss, offers_scale.then_some(super::WINDOW_SCALE));
         self.refresh_window(context);
         let outgoing = Outgoing { seq: self.snd_una, flags, urgent: 0 };
-        self.send_bare(outgoing, &options, link, context)?;
+        self.send_control(outgoing, &options, link, context)?;
         self.flags.syn_due = false;
         self.snd_nxt = self.snd_una + 1;
         self.snd_max = self.snd_nxt;
@@ -94,16 +94,16 @@ impl TcpConnection {
             self.rto.sent(self.snd_nxt, context.now);
         }
         self.retransmit_at = Some(context.now + self.rto.timeout());
-        Turn::Continue(())
+        Step::Continue(())
     }
 
-    fn serve_open(&mut self, link: &mut dyn GuestSide, context: &mut Context<'_>) -> Turn {
+    fn serve_open(&mut self, link: &mut dyn GuestLink, context: &mut Context<'_>) -> Step {
         // On a host that peeks from the front of the queue, acknowledged bytes there cost more than the call.
-        let at_least = DISCARD_AT_LEAST.min(context.host.peek_reach() / 4);
+        let at_least = DISCARD_AT_LEAST.min(context.host.peek_limit() / 4);
         self.discard(context, at_least)?;
-        if self.flags.repeat_due {
+        if self.flags.retransmit_due {
             self.send_data(self.snd_una, 1, link, context)?;
-            self.flags.repeat_due = false;
+            self.flags.retransmit_due = false;
             self.rto.retransmitted();
             context.counters.tcp_retransmitted.add(1);
         }
@@ -112,20 +112,20 @@ impl TcpConnection {
         self.serve_ack(link, context)?;
         if self.flags.probe_due {
             let outgoing = Outgoing { seq: self.snd_una - 1, flags: ACK, urgent: 0 };
-            self.send_bare(outgoing, &[], link, context)?;
+            self.send_control(outgoing, &[], link, context)?;
             self.flags.probe_due = false;
         }
         if more {
-            return Turn::Break(Served::More);
+            return Step::Break(Served::More);
         }
-        self.see_failure(context)?;
-        self.see_end(context)
+        self.check_failure(context)?;
+        self.check_end(context)
     }
 
     /// Sends new data, up to the limit of one round. Returns `true` if more could be sent.
     fn serve_data(
         &mut self,
-        link: &mut dyn GuestSide,
+        link: &mut dyn GuestLink,
         context: &mut Context<'_>,
     ) -> ControlFlow<Served, bool> {
         if !self.flags.readable && self.snd_nxt == self.snd_max {
@@ -139,7 +139,7 @@ impl TcpConnection {
                 return ControlFlow::Continue(true);
             }
         }
-        let sent = self.send_data(self.snd_nxt, FRAMES_PER_TURN, link, context)?;
+        let sent = self.send_data(self.snd_nxt, FRAMES_PER_ROUND, link, context)?;
         ControlFlow::Continue(sent > 0 && (self.flags.readable || self.snd_nxt < self.snd_max))
     }
 
@@ -149,7 +149,7 @@ impl TcpConnection {
             .congestion
             .min(context.config.tcp.flight_max)
             // Acknowledged bytes still in the queue count against the peek limit, too.
-            .min(context.host.peek_reach().saturating_sub(self.undiscarded))
+            .min(context.host.peek_limit().saturating_sub(self.undiscarded))
             .min(self.snd_wnd);
         let end = self.snd_una + limit;
         let end = self.fin.map_or(end, |fin| end.min(fin));
@@ -157,7 +157,7 @@ impl TcpConnection {
         // Silly window avoidance (RFC 9293, 3.8.6.2.1): a partial segment waits for the acknowledgement.
         let is_sliver = room < self.mss.into() && self.fin.is_none_or(|fin| end < fin);
         // Data behind a long peek waits, too.
-        let is_far = self.in_flight() > context.host.peek_reach() / 2;
+        let is_far = self.in_flight() > context.host.peek_limit() / 2;
         let waits = (is_sliver && self.in_flight() > 0) || is_far;
         if waits && from == self.snd_nxt { 0 } else { room }
     }
@@ -167,7 +167,7 @@ impl TcpConnection {
         &mut self,
         from: Seq,
         frames: usize,
-        link: &mut dyn GuestSide,
+        link: &mut dyn GuestLink,
         context: &mut Context<'_>,
     ) -> ControlFlow<Served, u32> {
         let room = self.sendable(from, context);
@@ -183,12 +183,12 @@ impl TcpConnection {
         if slots.is_empty() {
             return ControlFlow::Break(Served::NoRoom);
         }
-        let mut asked = room.min(slots.len() * shape.payload);
-        let wanted = asked;
+        let mut keep_alive_probes = room.min(slots.len() * shape.payload);
+        let wanted = keep_alive_probes;
         let mut buffers = ArrayVec::<IoSliceMut<'_>, RESERVE_MAX>::new();
         for slot in &mut slots {
-            let len = asked.min(shape.payload);
-            asked -= len;
+            let len = keep_alive_probes.min(shape.payload);
+            keep_alive_probes -= len;
             let Some(payload) = slot.get_mut(shape.header..shape.header + len) else { break };
             buffers.push(IoSliceMut::new(payload));
         }
@@ -219,7 +219,7 @@ impl TcpConnection {
         context.counters.frames_out.add(done.len() as u64);
         context.counters.tcp_bytes_out.add(bytes as u64);
         let bytes = u32::try_from(bytes).unwrap_or(0);
-        self.was_sent(from, bytes, context.now);
+        self.record_sent(from, bytes, context.now);
         // Later data and the end raise an event, but the end may already have done so.
         if is_short && from == self.snd_nxt - bytes {
             self.flags.readable = self.flags.read_closed || self.urgent == Urgent::Ahead;
@@ -259,7 +259,7 @@ impl TcpConnection {
         done
     }
 
-    fn was_sent(&mut self, from: Seq, bytes: u32, now: Duration) {
+    fn record_sent(&mut self, from: Seq, bytes: u32, now: Duration) {
         let end = from + bytes;
         if from == self.snd_max {
             self.rto.sent(end, now);
@@ -276,16 +276,16 @@ impl TcpConnection {
     /// Arms the window probe timer if data waits and the guest's window is closed.
     fn wait_for_window(&mut self, context: &Context<'_>) {
         let shut = self.in_flight() == 0 && self.fin.is_none_or(|fin| self.snd_nxt < fin);
-        if shut && self.probe_at.is_none() {
-            let wait = self.rto.timeout().saturating_mul(1 << self.probes.min(8));
-            self.probe_at = Some(context.now + wait.min(super::rto::MAX));
+        if shut && self.window_probe_at.is_none() {
+            let wait = self.rto.timeout().saturating_mul(1 << self.window_probes.min(8));
+            self.window_probe_at = Some(context.now + wait.min(super::rto::MAX));
         }
     }
 
     /// Sends the urgent byte if the urgent mark is at the front of the queue. Returns `true` if it was sent.
     fn serve_urgent(
         &mut self,
-        link: &mut dyn GuestSide,
+        link: &mut dyn GuestLink,
         context: &mut Context<'_>,
     ) -> ControlFlow<Served, bool> {
         self.discard(context, 0)?;
@@ -305,43 +305,43 @@ impl TcpConnection {
         }
         let outgoing = Outgoing { seq: self.snd_nxt, flags: ACK | URG | PSH, urgent: 1 };
         self.send_with(outgoing, &[], &byte, link, context)?;
-        self.was_sent(self.snd_nxt, 1, context.now);
+        self.record_sent(self.snd_nxt, 1, context.now);
         ControlFlow::Continue(true)
     }
 
-    fn serve_fin(&mut self, link: &mut dyn GuestSide, context: &mut Context<'_>) -> Turn {
+    fn serve_fin(&mut self, link: &mut dyn GuestLink, context: &mut Context<'_>) -> Step {
         if self.fin != Some(self.snd_nxt) || self.flags.fin_acked {
-            return Turn::Continue(());
+            return Step::Continue(());
         }
         self.refresh_window(context);
         let outgoing = Outgoing { seq: self.snd_nxt, flags: FIN | ACK, urgent: 0 };
-        self.send_bare(outgoing, &[], link, context)?;
+        self.send_control(outgoing, &[], link, context)?;
         if self.snd_max == self.snd_nxt {
             self.flags.closed_first = !self.flags.guest_fin;
         }
-        self.was_sent(self.snd_nxt, 1, context.now);
-        Turn::Continue(())
+        self.record_sent(self.snd_nxt, 1, context.now);
+        Step::Continue(())
     }
 
-    fn serve_ack(&mut self, link: &mut dyn GuestSide, context: &mut Context<'_>) -> Turn {
+    fn serve_ack(&mut self, link: &mut dyn GuestLink, context: &mut Context<'_>) -> Step {
         let outgoing = |this: &Self| Outgoing { seq: this.snd_nxt, flags: ACK, urgent: 0 };
         if self.flags.ack_due {
             self.refresh_window(context);
-            self.send_bare(outgoing(self), &[], link, context)?;
+            self.send_control(outgoing(self), &[], link, context)?;
         }
-        while self.duplicates_due > 0 {
-            self.send_bare(outgoing(self), &[], link, context)?;
-            self.duplicates_due -= 1;
+        while self.duplicate_acks_due > 0 {
+            self.send_control(outgoing(self), &[], link, context)?;
+            self.duplicate_acks_due -= 1;
         }
-        Turn::Continue(())
+        Step::Continue(())
     }
 
     /// Discards acknowledged bytes from the socket's queue: once there are `at_least` of them, or none is in
     /// flight.
-    fn discard(&mut self, context: &mut Context<'_>, at_least: u32) -> Turn {
+    fn discard(&mut self, context: &mut Context<'_>, at_least: u32) -> Step {
         let idle = self.snd_una == self.snd_max;
         if self.undiscarded == 0 || (self.undiscarded < at_least && !idle) {
-            return Turn::Continue(());
+            return Step::Continue(());
         }
         // Twice, since such a read ends before the urgent mark.
         for _ in 0..2 {
@@ -353,20 +353,20 @@ impl TcpConnection {
                     self.undiscarded = self.undiscarded.saturating_sub(bytes);
                 }
                 Err(Errno::INTR | Errno::AGAIN) => break,
-                Err(_) => return Turn::Break(self.reset(context)),
+                Err(_) => return Step::Break(self.reset(context)),
             }
         }
-        Turn::Continue(())
+        Step::Continue(())
     }
 
     /// Resets the connection if the socket failed. Called after all its data was sent.
-    fn see_failure(&mut self, context: &mut Context<'_>) -> Turn {
+    fn check_failure(&mut self, context: &mut Context<'_>) -> Step {
         if !self.flags.failed {
-            return Turn::Continue(());
+            return Step::Continue(());
         }
         self.flags.failed = false;
         let error = self.socket.as_ref().and_then(|socket| context.host.error(socket));
-        if error.is_some() { Turn::Break(self.reset(context)) } else { Turn::Continue(()) }
+        if error.is_some() { Step::Break(self.reset(context)) } else { Step::Continue(()) }
     }
 
     /// Queues a reset for the guest.
@@ -382,22 +382,22 @@ impl TcpConnection {
         Served::Over(Close::Reset)
     }
 
-    fn see_end(&mut self, context: &mut Context<'_>) -> Turn {
+    fn check_end(&mut self, context: &mut Context<'_>) -> Step {
         if !self.is_over() {
-            return Turn::Continue(());
+            return Step::Continue(());
         }
         self.discard(context, 0)?;
         if !self.flags.closed_first {
-            return Turn::Break(Served::Over(Close::Orderly));
+            return Step::Break(Served::Over(Close::Orderly));
         }
         if let Some(socket) = self.socket.take() {
             context.host.close(socket, Close::Orderly);
         }
         self.phase = Phase::TimeWait;
         self.retransmit_at = None;
-        self.probe_at = None;
+        self.window_probe_at = None;
         self.ends_at = Some(context.now + context.config.tcp.time_wait);
-        Turn::Continue(())
+        Step::Continue(())
     }
 
     /// Extends the offered window to the room in the socket's send queue; it never shrinks. Returns `true` if
@@ -413,7 +413,7 @@ impl TcpConnection {
             return false;
         }
         let room = context.host.send_room(socket);
-        if room.crowded && !self.flags.awaiting_room {
+        if room.nearly_full && !self.flags.awaiting_room {
             self.flags.awaiting_room = true;
             context.host.await_room(socket);
         }
@@ -440,13 +440,13 @@ impl TcpConnection {
         u16::try_from(window.div_ceil(1 << scale)).unwrap_or(u16::MAX)
     }
 
-    fn send_bare(
+    fn send_control(
         &mut self,
         outgoing: Outgoing,
         options: &[u8],
-        link: &mut dyn GuestSide,
+        link: &mut dyn GuestLink,
         context: &mut Context<'_>,
-    ) -> Turn {
+    ) -> Step {
         self.send_with(outgoing, options, &[], link, context)
     }
 
@@ -456,9 +456,9 @@ impl TcpConnection {
         outgoing: Outgoing,
         options: &[u8],
         payload: &[u8],
-        link: &mut dyn GuestSide,
+        link: &mut dyn GuestLink,
         context: &mut Context<'_>,
-    ) -> Turn {
+    ) -> Step {
         debug_assert!(options.len() <= SYN_OPTIONS_LEN);
         let mut shape = Shape::of(self, &link.capabilities());
         shape.header += options.len();
@@ -466,7 +466,7 @@ impl TcpConnection {
         let mut slots = Slots::new();
         link.reserve(1, len, &mut slots);
         let Some(frame) = slots.first_mut().and_then(|slot| slot.get_mut(..len)) else {
-            return Turn::Break(Served::NoRoom);
+            return Step::Break(Served::NoRoom);
         };
         if let Some(room) = frame.get_mut(shape.header..) {
             room.copy_from_slice(payload);
@@ -477,7 +477,7 @@ impl TcpConnection {
             link.commit(&[Committed { len, meta }]);
             context.counters.frames_out.add(1);
         }
-        Turn::Continue(())
+        Step::Continue(())
     }
 
     /// Writes all headers of a frame whose payload is in place.
@@ -503,7 +503,7 @@ impl TcpConnection {
             urgent: outgoing.urgent,
         };
         if header.flags & ACK != 0 {
-            self.told = self.rcv_nxt;
+            self.last_ack_sent = self.rcv_nxt;
             self.ack_at = None;
             self.flags.ack_due = false;
         }

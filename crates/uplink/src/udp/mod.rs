@@ -5,9 +5,9 @@
 //! is free. So the other end sees the guest's port, third parties cannot inject datagrams, and ICMP errors
 //! reach the right association.
 //!
-//! * **To the host** (`out`): consecutive datagrams of one association and one length leave as one block,
+//! * **To the host** (`to_host`): consecutive datagrams of one association and one length leave as one block,
 //!   which the host's kernel segments (`UDP_SEGMENT`). A super-packet of the guest (USO) leaves unchanged.
-//! * **To the guest** (`into`): a readable socket waits in a FIFO queue. One call reads many datagrams.
+//! * **To the guest** (`to_guest`): a readable socket waits in a FIFO queue. One call reads many datagrams.
 //!   Those of equal length become one super-packet if the link accepts those.
 //!
 //! Sockets of forwarded ports ([`Udp::listen`]) accept datagrams from any client. Each client has an
@@ -19,8 +19,8 @@
 //! Idle associations end after [`UNANSWERED`] or [`ANSWERED`]. When the table is full, the one idle longest
 //! is evicted. Clients of forwarded ports have a table of their own: they evict only each other.
 
-mod into;
-mod out;
+mod to_guest;
+mod to_host;
 
 use core::net::{IpAddr, SocketAddr};
 use core::time::Duration;
@@ -31,12 +31,12 @@ use ringfence_offload::packet::{Transport, protocol};
 use rustix::io::Errno;
 
 use crate::context::Context;
-use crate::flow::{FlowId, Key, Origin, Table};
-use crate::host::datagrams::{DatagramSocket, Failure, Inbox, Via};
+use crate::flow::{FlowId, FlowKey, FlowTable, Origin};
+use crate::host::datagrams::{DatagramSocket, Failure, ReceiveBuffer, Via};
 use crate::host::{Owner, OwnerKind, Ready};
 use crate::icmp::error::{self as icmp_error, Message, Reason};
 use crate::packet::{HOPS_DEFAULT, Mac, Packet};
-use out::Block;
+use to_host::SendBlock;
 
 /// Lifetime of an idle association without an answer (RFC 4787 asks for two minutes once there is one).
 pub const UNANSWERED: Duration = Duration::from_secs(30);
@@ -46,7 +46,7 @@ pub const ANSWERED: Duration = Duration::from_secs(180);
 const REPORTS: usize = 16;
 
 /// Route by which datagrams of an association leave.
-enum Way {
+enum Route {
     /// No socket yet: the association is being opened.
     Closed,
     /// Socket of the association's own.
@@ -55,17 +55,17 @@ enum Way {
     Listener(usize, Via),
 }
 
-impl Way {
+impl Route {
     fn origin(&self) -> Origin {
         match self {
-            Way::Closed | Way::Socket(_) => Origin::Guest,
-            Way::Listener(..) => Origin::Outside,
+            Route::Closed | Route::Socket(_) => Origin::Guest,
+            Route::Listener(..) => Origin::Outside,
         }
     }
 }
 
 struct Flow {
-    way: Way,
+    route: Route,
     mac: Mac,
     /// The host's address of the other end.
     outward: SocketAddr,
@@ -91,11 +91,11 @@ enum Source {
 
 /// All UDP associations of one guest.
 pub struct Udp {
-    flows: Table<Flow>,
+    flows: FlowTable<Flow>,
     listeners: Vec<Listener>,
     waiting: VecDeque<Source>,
-    block: Block,
-    inbox: Inbox,
+    block: SendBlock,
+    buffer: ReceiveBuffer,
     ip_id: u16,
 }
 
@@ -104,11 +104,11 @@ impl Udp {
     pub fn new(flows_max: usize) -> Udp {
         Udp {
             // Associations of clients need no descriptor each.
-            flows: Table::with_outside(flows_max, flows_max),
+            flows: FlowTable::with_outside(flows_max, flows_max),
             listeners: Vec::new(),
             waiting: VecDeque::new(),
-            block: Block::default(),
-            inbox: Inbox::default(),
+            block: SendBlock::default(),
+            buffer: ReceiveBuffer::default(),
             ip_id: 0,
         }
     }
@@ -143,7 +143,7 @@ impl Udp {
         Ok(())
     }
 
-    /// Handles a datagram from the guest. It may be sent as late as in [`Udp::input_ends`].
+    /// Handles a datagram from the guest. It may be sent as late as in [`Udp::finish_input`].
     pub fn input(&mut self, packet: &Packet<'_>, context: &mut Context<'_>) {
         let Some(&[s0, s1, d0, d1]) = packet.transport().first_chunk() else {
             return context.counters.drop_malformed.add(1);
@@ -152,27 +152,32 @@ impl Udp {
         if from == 0 || to == 0 {
             return context.counters.drop_malformed.add(1);
         }
-        let key = Key::new((packet.source, from), (packet.destination, to));
+        let key = FlowKey::new((packet.source, from), (packet.destination, to));
         let Some(id) = self.flows.find(&key).or_else(|| self.open(key, packet, context)) else {
             return;
         };
         self.flows.touch(id);
-        self.renew(id, context.now);
+        self.extend_deadline(id, context.now);
         self.set_hops(id, packet);
         context.counters.udp_bytes_in.add(packet.payload_len() as u64);
         self.send(id, packet, context);
     }
 
-    fn open(&mut self, key: Key, packet: &Packet<'_>, context: &mut Context<'_>) -> Option<FlowId> {
+    fn open(
+        &mut self,
+        key: FlowKey,
+        packet: &Packet<'_>,
+        context: &mut Context<'_>,
+    ) -> Option<FlowId> {
         let Some(outward) = context.outward_to(key.remote) else {
             icmp_error::refuse(packet, Reason::Prohibited, context);
             return None;
         };
-        let id = self.insert(key, outward, packet.mac, Way::Closed, context)?;
+        let id = self.insert(key, outward, packet.mac, Route::Closed, context)?;
         let owner = id.owner(OwnerKind::Udp);
         match context.host.open_udp(owner, key.guest.port(), outward) {
             Ok(socket) => {
-                self.flows.get_mut(id)?.way = Way::Socket(socket);
+                self.flows.get_mut(id)?.route = Route::Socket(socket);
                 context.counters.udp_opened.add(1);
                 Some(id)
             }
@@ -188,24 +193,24 @@ impl Udp {
     /// Inserts an association, evicting the one idle longest if the table is full.
     fn insert(
         &mut self,
-        key: Key,
+        key: FlowKey,
         outward: SocketAddr,
         mac: Mac,
-        way: Way,
+        route: Route,
         context: &mut Context<'_>,
     ) -> Option<FlowId> {
-        let origin = way.origin();
+        let origin = route.origin();
         if self.flows.is_full(origin) {
             let oldest = self.flows.oldest(origin)?;
             self.flush_if(oldest, context);
             self.flows.remove(oldest);
             context.counters.udp_evicted.add(1);
         }
-        let flow = Flow { way, mac, outward, answered: false, queued: false, hops: HOPS_DEFAULT };
+        let flow = Flow { route, mac, outward, answered: false, queued: false, hops: HOPS_DEFAULT };
         self.flows.insert(key, flow, origin)
     }
 
-    fn renew(&mut self, id: FlowId, now: Duration) {
+    fn extend_deadline(&mut self, id: FlowId, now: Duration) {
         let Some(flow) = self.flows.get(id) else { return };
         let life = if flow.answered { ANSWERED } else { UNANSWERED };
         self.flows.set_deadline(id, Some(now + life));
@@ -216,7 +221,7 @@ impl Udp {
         let hops = packet.hop_limit();
         if let Some(flow) = self.flows.get_mut(id)
             && flow.hops != hops
-            && let Way::Socket(socket) = &mut flow.way
+            && let Route::Socket(socket) = &mut flow.route
         {
             flow.hops = hops;
             socket.set_hops(hops);
@@ -265,7 +270,7 @@ impl Udp {
             let (Some(key), Some(flow)) = (self.flows.key(id), self.flows.get_mut(id)) else {
                 return;
             };
-            let Way::Socket(socket) = &mut flow.way else { return };
+            let Route::Socket(socket) = &mut flow.route else { return };
             let Some(failure) = socket.error(&mut bytes) else { return };
             let left = bytes.get(..failure.len).unwrap_or(&bytes);
             report(&key, flow, &failure, left, context);
@@ -279,7 +284,7 @@ impl Udp {
             let Some(failure) = listener.socket.error(&mut bytes) else { return };
             let Some(client) = failure.to else { continue };
             let remote = context.config.inward(client);
-            let key = Key { guest: listener.guest, remote };
+            let key = FlowKey { guest: listener.guest, remote };
             let Some(id) = self.flows.find(&key) else { continue };
             let Some(flow) = self.flows.get(id) else { continue };
             let left = bytes.get(..failure.len).unwrap_or(&bytes);
@@ -288,7 +293,7 @@ impl Udp {
     }
 
     /// Closes associations to addresses that became the host's own.
-    pub fn end_local(&mut self, context: &mut Context<'_>) {
+    pub fn close_local(&mut self, context: &mut Context<'_>) {
         let outward: Vec<_> = self.flows.ids_of(Origin::Guest).collect();
         for id in outward {
             if self.flows.key(id).is_some_and(|key| context.outward_to(key.remote).is_none()) {
@@ -307,7 +312,7 @@ impl Udp {
 
     /// Returns the time at which [`Udp::run_timers`] must be called next.
     pub fn deadline(&self) -> Option<Duration> {
-        self.flows.next_look()
+        self.flows.next_timer()
     }
 }
 
@@ -322,7 +327,7 @@ pub(crate) fn payload_len(packet: &Packet<'_>) -> usize {
 }
 
 /// Sends the guest an ICMP error about a datagram that was not delivered.
-fn report(key: &Key, flow: &Flow, failure: &Failure, bytes: &[u8], context: &mut Context<'_>) {
+fn report(key: &FlowKey, flow: &Flow, failure: &Failure, bytes: &[u8], context: &mut Context<'_>) {
     let is_error = match key.guest.ip() {
         IpAddr::V4(_) => matches!(failure.kind, 3 | 11 | 12),
         IpAddr::V6(_) => matches!(failure.kind, 1..=4),

@@ -32,13 +32,13 @@ use nix::sys::socket::{
 use ringfence_sys::counters::Counter;
 use rustix::io::Errno;
 
-use crate::host::datagrams::{Datagram, DatagramSocket, Failure, Inbox, ROOM, Via};
+use crate::host::datagrams::{Datagram, DatagramSocket, Failure, ROOM, ReceiveBuffer, Via};
 
 /// Size of a socket's buffer in each direction, in bytes.
 const BUFFER: usize = 1 << 21;
 
 /// Maximum of reports about other peers that one call skips.
-const STRANGE_REPORTS: usize = 16;
+const FOREIGN_REPORTS_MAX: usize = 16;
 
 /// Origin of an error report that this host itself raised (`linux/errqueue.h`).
 const ORIGIN_LOCAL: u8 = 1;
@@ -54,7 +54,7 @@ pub(crate) struct RealDatagrams {
     /// datagram and the destination of each reported one are compared here.
     peer: Option<SocketAddr>,
     /// Set until the kernel has refused to segment a block.
-    cuts: bool,
+    can_segment: bool,
 }
 
 fn errno(error: nix::Error) -> Errno {
@@ -92,7 +92,7 @@ impl RealDatagrams {
         // Reports and replies of echo sockets have port 0.
         socket.peer = Some(SocketAddr::new(to, 0));
         let _ = socket.bind(any(to, id));
-        socket.hear_errors();
+        socket.enable_errors();
         let address = SockaddrStorage::from(SocketAddr::new(to, 0));
         nix::sys::socket::connect(socket.fd.as_raw_fd(), &address).map_err(errno)?;
         Ok(socket)
@@ -102,7 +102,7 @@ impl RealDatagrams {
     pub(crate) fn adopted(fd: OwnedFd) -> Result<RealDatagrams, Errno> {
         let name = nix::sys::socket::getsockname::<SockaddrStorage>(fd.as_raw_fd());
         let is_v6 = name.map_err(errno)?.as_sockaddr_in6().is_some();
-        let socket = RealDatagrams { fd, is_v6, peer: None, cuts: true };
+        let socket = RealDatagrams { fd, is_v6, peer: None, can_segment: true };
         // An answer must leave from the address that the client contacted.
         if is_v6 {
             let _ = setsockopt(&socket.fd, sockopt::Ipv6RecvPacketInfo, &true);
@@ -117,7 +117,7 @@ impl RealDatagrams {
         let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
         let fd = nix::sys::socket::socket(family(to), SockType::Datagram, flags, protocol)
             .map_err(errno)?;
-        Ok(RealDatagrams { fd, is_v6: to.is_ipv6(), peer: None, cuts: true })
+        Ok(RealDatagrams { fd, is_v6: to.is_ipv6(), peer: None, can_segment: true })
     }
 
     fn bind(&self, at: SocketAddr) -> Result<(), Errno> {
@@ -127,13 +127,13 @@ impl RealDatagrams {
 
     /// Sets options that are useful but not required.
     fn tune(&self) {
-        self.hear_errors();
+        self.enable_errors();
         let _ = setsockopt(&self.fd, sockopt::UdpGroSegment, &true);
         let _ = setsockopt(&self.fd, sockopt::RcvBuf, &BUFFER);
         let _ = setsockopt(&self.fd, sockopt::SndBuf, &BUFFER);
     }
 
-    fn hear_errors(&self) {
+    fn enable_errors(&self) {
         if self.is_v6 {
             let _ = setsockopt(&self.fd, sockopt::Ipv6RecvErr, &true);
         } else {
@@ -142,7 +142,7 @@ impl RealDatagrams {
     }
 
     /// Returns `true` if the socket may deliver datagrams of `address`.
-    fn hears(&self, address: Option<SocketAddr>) -> bool {
+    fn accepts(&self, address: Option<SocketAddr>) -> bool {
         self.peer.is_none() || self.peer == address
     }
 
@@ -207,11 +207,11 @@ impl DatagramSocket for Counted {
         self.calls().add(1);
         let several = segment.filter(|&segment| bytes.len() > usize::from(segment));
         let Some(segment) = several else { return self.socket.send_block(bytes, None, via) };
-        if self.socket.cuts {
+        if self.socket.can_segment {
             match self.socket.send_block(bytes, Some(segment), via) {
                 // The route's MTU is too small for the segments, or the device does not support segmentation.
                 Err(Errno::INVAL | Errno::MSGSIZE | Errno::IO | Errno::OPNOTSUPP) => {
-                    self.socket.cuts = false;
+                    self.socket.can_segment = false;
                 }
                 done => return done,
             }
@@ -223,14 +223,14 @@ impl DatagramSocket for Counted {
         Ok(())
     }
 
-    fn receive(&mut self, inbox: &mut Inbox) -> Result<bool, Errno> {
+    fn receive(&mut self, buffer: &mut ReceiveBuffer) -> Result<bool, Errno> {
         self.calls().add(1);
-        let asked = inbox.appetite;
-        inbox.prepare(asked);
-        let mut datagrams = core::mem::take(&mut inbox.datagrams);
+        let asked = buffer.batch_size;
+        buffer.prepare(asked);
+        let mut datagrams = core::mem::take(&mut buffer.datagrams);
         let space = nix::cmsg_space!([i32; 1], nix::libc::in6_pktinfo);
         let mut headers = MultiHeaders::<SockaddrStorage>::preallocate(asked, Some(space));
-        let rooms = inbox.bytes.chunks_mut(ROOM).take(asked);
+        let rooms = buffer.bytes.chunks_mut(ROOM).take(asked);
         let mut rooms: Vec<[IoSliceMut<'_>; 1]> =
             rooms.map(|room| [IoSliceMut::new(room)]).collect();
         let flags = MsgFlags::MSG_DONTWAIT;
@@ -242,7 +242,7 @@ impl DatagramSocket for Counted {
             count += 1;
             let start = at * ROOM;
             let from = message.address.and_then(|address| address_of(&address));
-            if !self.socket.hears(from) {
+            if !self.socket.accepts(from) {
                 self.counters.drop_stranger.add(1);
                 continue;
             }
@@ -265,15 +265,15 @@ impl DatagramSocket for Counted {
             }
             datagrams.push(datagram);
         }
-        inbox.datagrams = datagrams;
-        inbox.learn(asked, count);
+        buffer.datagrams = datagrams;
+        buffer.adapt(asked, count);
         Ok(count < asked)
     }
 
     fn error(&mut self, bytes: &mut [u8]) -> Option<Failure> {
-        for _ in 0..STRANGE_REPORTS {
+        for _ in 0..FOREIGN_REPORTS_MAX {
             let failure = self.next_error(bytes)?;
-            if self.socket.hears(failure.to) {
+            if self.socket.accepts(failure.to) {
                 return Some(failure);
             }
             self.counters.drop_stranger.add(1);
@@ -382,9 +382,9 @@ mod tests {
         peer.send_to(b"honest", own).unwrap();
         let counters = Arc::<UplinkCounters>::default();
         let mut socket = Counted { socket, counters: Arc::clone(&counters) };
-        let mut inbox = Inbox { appetite: 8, ..Inbox::default() };
-        socket.receive(&mut inbox).unwrap();
-        let came: Vec<&[u8]> = inbox.datagrams().iter().map(|one| inbox.bytes(one)).collect();
+        let mut buffer = ReceiveBuffer { batch_size: 8, ..ReceiveBuffer::default() };
+        socket.receive(&mut buffer).unwrap();
+        let came: Vec<&[u8]> = buffer.datagrams().iter().map(|one| buffer.bytes(one)).collect();
         assert_eq!(came, [b"honest"]);
         assert_eq!(counters.drop_stranger.get(), 1);
     }

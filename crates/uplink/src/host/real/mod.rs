@@ -44,7 +44,7 @@ const EVENTS: usize = 128;
 
 /// TCP socket with its owner and peek offset.
 #[derive(Debug)]
-struct Place {
+struct SocketEntry {
     file: OwnedFd,
     owner: Owner,
     /// Offset of the kernel's next peek; `None` if it was never set, which means the front.
@@ -55,12 +55,12 @@ struct Place {
 #[derive(Debug)]
 pub struct RealHost {
     epoll: OwnedFd,
-    places: Vec<Option<Place>>,
+    sockets: Vec<Option<SocketEntry>>,
     free: Vec<u32>,
     /// Set if the kernel supports `SO_PEEK_OFF` for TCP.
-    remembers: bool,
+    has_peek_offset: bool,
     /// Scratch buffer for bytes that are peeked again.
-    junk: Vec<u8>,
+    scratch: Vec<u8>,
     spares: Spares,
     own: Option<OwnAddresses>,
     counters: Arc<UplinkCounters>,
@@ -77,10 +77,10 @@ impl RealHost {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         Ok(RealHost {
             epoll,
-            places: Vec::new(),
+            sockets: Vec::new(),
             free: Vec::new(),
-            remembers: tcp::kernel_remembers(),
-            junk: Vec::new(),
+            has_peek_offset: tcp::kernel_has_peek_offset(),
+            scratch: Vec::new(),
             spares: Spares::default(),
             own: None,
             counters,
@@ -109,13 +109,13 @@ impl RealHost {
     /// Disables `SO_PEEK_OFF`, to test the code for older kernels.
     #[cfg(any(test, feature = "test-utils"))]
     #[doc(hidden)]
-    pub fn forget_peeks(&mut self) {
-        self.remembers = false;
+    pub fn disable_peek_offset(&mut self) {
+        self.has_peek_offset = false;
     }
 
     /// Returns `true` if the kernel supports `SO_PEEK_OFF` for TCP.
-    pub fn remembers_peeks(&self) -> bool {
-        self.remembers
+    pub fn has_peek_offset(&self) -> bool {
+        self.has_peek_offset
     }
 
     fn count(&self) {
@@ -123,7 +123,7 @@ impl RealHost {
     }
 
     /// Adds a socket to the epoll and returns its handle.
-    fn enter(
+    fn register(
         &mut self,
         owner: Owner,
         file: OwnedFd,
@@ -136,41 +136,42 @@ impl RealHost {
             epoll::EventData::new_u64(owner.to_word()),
             flags | epoll::EventFlags::ET,
         )?;
-        let place = Some(Place { file, owner, peek_at: None });
+        let entry = Some(SocketEntry { file, owner, peek_at: None });
         let index = match self.free.pop() {
             Some(index) => {
-                if let Some(free) = usize::try_from(index).ok().and_then(|i| self.places.get_mut(i))
+                if let Some(free) =
+                    usize::try_from(index).ok().and_then(|i| self.sockets.get_mut(i))
                 {
-                    *free = place;
+                    *free = entry;
                 }
                 index
             }
             None => {
-                let index = u32::try_from(self.places.len()).map_err(|_| Errno::NFILE)?;
-                self.places.push(place);
+                let index = u32::try_from(self.sockets.len()).map_err(|_| Errno::NFILE)?;
+                self.sockets.push(entry);
                 index
             }
         };
         Ok(Socket(index))
     }
 
-    fn place(&mut self, socket: &Socket) -> Result<&mut Place, Errno> {
+    fn entry(&mut self, socket: &Socket) -> Result<&mut SocketEntry, Errno> {
         let index = usize::try_from(socket.0).map_err(|_| Errno::BADF)?;
-        self.places.get_mut(index).and_then(Option::as_mut).ok_or(Errno::BADF)
+        self.sockets.get_mut(index).and_then(Option::as_mut).ok_or(Errno::BADF)
     }
 
     fn file(&self, socket: &Socket) -> Result<BorrowedFd<'_>, Errno> {
         let index = usize::try_from(socket.0).map_err(|_| Errno::BADF)?;
-        let place = self.places.get(index).and_then(Option::as_ref).ok_or(Errno::BADF)?;
-        Ok(place.file.as_fd())
+        let entry = self.sockets.get(index).and_then(Option::as_ref).ok_or(Errno::BADF)?;
+        Ok(entry.file.as_fd())
     }
 
-    fn leave(&mut self, socket: Socket) -> Option<Place> {
-        let place = usize::try_from(socket.0).ok().and_then(|i| self.places.get_mut(i))?.take();
-        if place.is_some() {
+    fn unregister(&mut self, socket: Socket) -> Option<SocketEntry> {
+        let entry = usize::try_from(socket.0).ok().and_then(|i| self.sockets.get_mut(i))?.take();
+        if entry.is_some() {
             self.free.push(socket.0);
         }
-        place
+        entry
     }
 }
 
@@ -204,7 +205,7 @@ impl Host for RealHost {
         self.own.as_ref().is_some_and(|own| own.contain(ip))
     }
 
-    fn stock_up(&mut self) {
+    fn prepare(&mut self) {
         self.make_spares();
     }
 

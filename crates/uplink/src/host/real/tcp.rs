@@ -39,7 +39,7 @@ const WATCHED: EventFlags =
 const MSG_OOB: i32 = 1;
 
 /// Returns `true` if the kernel supports `SO_PEEK_OFF` for TCP.
-pub(super) fn kernel_remembers() -> bool {
+pub(super) fn kernel_has_peek_offset() -> bool {
     let Ok(probe) = net::socket(net::AddressFamily::INET, SocketType::STREAM, None) else {
         return false;
     };
@@ -56,7 +56,7 @@ fn prepare(file: &OwnedFd) -> Result<(), Errno> {
 /// Maximum of spare sockets of one address family.
 const SPARES_MAX: usize = 4;
 /// Number of system calls that open one socket.
-const SYSCALLS_FRESH: u64 = 4;
+const SYSCALLS_OPEN: u64 = 4;
 
 /// Spare sockets: opened and configured ahead of the next connections.
 #[derive(Debug, Default)]
@@ -74,7 +74,7 @@ impl Spares {
     }
 }
 
-fn fresh(v4: bool) -> Result<OwnedFd, Errno> {
+fn open_socket(v4: bool) -> Result<OwnedFd, Errno> {
     let family = if v4 { net::AddressFamily::INET } else { net::AddressFamily::INET6 };
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let file = net::socket_with(family, SocketType::STREAM, flags, None)?;
@@ -93,13 +93,13 @@ impl TcpHost for RealHost {
         let file = match spares.pop() {
             Some(file) => file,
             None => {
-                self.counters.syscalls.add(SYSCALLS_FRESH);
-                fresh(to.is_ipv4())?
+                self.counters.syscalls.add(SYSCALLS_OPEN);
+                open_socket(to.is_ipv4())?
             }
         };
         self.count();
         match net::connect(&file, &to) {
-            Ok(()) | Err(Errno::INPROGRESS) => self.enter(owner, file, WATCHED),
+            Ok(()) | Err(Errno::INPROGRESS) => self.register(owner, file, WATCHED),
             Err(errno) => Err(errno),
         }
     }
@@ -108,11 +108,11 @@ impl TcpHost for RealHost {
         rustix::io::ioctl_fionbio(&file, true)?;
         prepare(&file)?;
         self.counters.syscalls.add(4);
-        self.enter(owner, file, WATCHED)
+        self.register(owner, file, WATCHED)
     }
 
-    fn peek_reach(&self) -> u32 {
-        if self.remembers { u32::MAX } else { PEEK_AGAIN_MAX }
+    fn peek_limit(&self) -> u32 {
+        if self.has_peek_offset { u32::MAX } else { PEEK_AGAIN_MAX }
     }
 
     fn peek(
@@ -121,29 +121,29 @@ impl TcpHost for RealHost {
         offset: usize,
         into: &mut [IoSliceMut<'_>],
     ) -> Result<usize, Errno> {
-        if !self.remembers {
-            return self.peek_again(socket, offset, into);
+        if !self.has_peek_offset {
+            return self.peek_from_front(socket, offset, into);
         }
-        let place = self.place(socket)?;
-        if place.peek_at.unwrap_or(0) != offset {
+        let entry = self.entry(socket)?;
+        if entry.peek_at.unwrap_or(0) != offset {
             let at = u32::try_from(offset).map_err(|_| Errno::INVAL)?;
-            socket::set_peek_offset(&place.file, at).map_err(|error| errno(&error))?;
-            place.peek_at = Some(offset);
+            socket::set_peek_offset(&entry.file, at).map_err(|error| errno(&error))?;
+            entry.peek_at = Some(offset);
             self.count();
         }
         self.count();
-        let place = self.place(socket)?;
+        let entry = self.entry(socket)?;
         let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
-        let n = net::recvmsg(&place.file, into, &mut RecvAncillaryBuffer::default(), flags)?.bytes;
-        place.peek_at = place.peek_at.map(|at| at + n);
+        let n = net::recvmsg(&entry.file, into, &mut RecvAncillaryBuffer::default(), flags)?.bytes;
+        entry.peek_at = entry.peek_at.map(|at| at + n);
         Ok(n)
     }
 
     fn discard(&mut self, socket: &Socket, len: usize) -> Result<usize, Errno> {
         self.count();
-        let place = self.place(socket)?;
-        let n = socket::discard(&place.file, len).map_err(|error| errno(&error))?;
-        place.peek_at = place.peek_at.map(|at| at.saturating_sub(n));
+        let entry = self.entry(socket)?;
+        let n = socket::discard(&entry.file, len).map_err(|error| errno(&error))?;
+        entry.peek_at = entry.peek_at.map(|at| at.saturating_sub(n));
         Ok(n)
     }
 
@@ -192,13 +192,13 @@ impl TcpHost for RealHost {
             free: usize::try_from(free - free / 32).unwrap_or(0),
             // The kernel's own rule (`sk_stream_is_writeable`): it reports room when a third of the queue is free,
             // and enlarges the queue of a socket that waits for that.
-            crowded: free < queue.used / 2,
+            nearly_full: free < queue.used / 2,
         }
     }
 
     fn await_room(&mut self, socket: &Socket) {
         self.count();
-        let Ok(owner) = self.place(socket).map(|place| place.owner) else { return };
+        let Ok(owner) = self.entry(socket).map(|entry| entry.owner) else { return };
         if let Ok(file) = self.file(socket) {
             // Modifying an entry makes the kernel poll the socket again, which arms its report of room. It cannot
             // fail for a socket that is in the epoll.
@@ -226,11 +226,11 @@ impl TcpHost for RealHost {
 
     fn close(&mut self, socket: Socket, how: Close) {
         self.count();
-        let Some(place) = self.leave(socket) else { return };
+        let Some(entry) = self.unregister(socket) else { return };
         if how == Close::Reset {
             self.count();
             // Without the option the close is an orderly one, which does no harm.
-            let _ = sockopt::set_socket_linger(&place.file, Some(Duration::ZERO));
+            let _ = sockopt::set_socket_linger(&entry.file, Some(Duration::ZERO));
         }
     }
 }
@@ -242,16 +242,16 @@ impl RealHost {
             let (spares, wanted) = self.spares.of(v4);
             let count = core::mem::take(wanted).min(spares.remaining_capacity());
             for _ in 0..count {
-                self.counters.syscalls.add(SYSCALLS_FRESH);
+                self.counters.syscalls.add(SYSCALLS_OPEN);
                 // Without a spare socket, `connect` opens one and returns the error.
-                let Ok(file) = fresh(v4) else { return };
+                let Ok(file) = open_socket(v4) else { return };
                 self.spares.of(v4).0.push(file);
             }
         }
     }
 
     /// Peeks from the front of the queue; the first `offset` bytes go to a scratch buffer.
-    fn peek_again(
+    fn peek_from_front(
         &mut self,
         socket: &Socket,
         offset: usize,
@@ -278,17 +278,17 @@ impl RealHost {
         into: &mut [IoSliceMut<'_>],
     ) -> Result<usize, Errno> {
         self.count();
-        let mut junk = core::mem::take(&mut self.junk);
-        junk.resize(usize::try_from(PEEK_AGAIN_MAX).unwrap_or(0), 0);
-        let seen = junk.get_mut(..offset).ok_or(Errno::INVAL).and_then(|junk| {
+        let mut scratch = core::mem::take(&mut self.scratch);
+        scratch.resize(usize::try_from(PEEK_AGAIN_MAX).unwrap_or(0), 0);
+        let seen = scratch.get_mut(..offset).ok_or(Errno::INVAL).and_then(|scratch| {
             let mut list = ArrayVec::<IoSliceMut<'_>, { RESERVE_MAX + 1 }>::new();
-            list.push(IoSliceMut::new(junk));
+            list.push(IoSliceMut::new(scratch));
             list.extend(into.iter_mut().take(RESERVE_MAX).map(|slice| IoSliceMut::new(slice)));
             let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
             let file = self.file(socket)?;
             Ok(net::recvmsg(file, &mut list, &mut RecvAncillaryBuffer::default(), flags)?.bytes)
         });
-        self.junk = junk;
+        self.scratch = scratch;
         Ok(seen?.saturating_sub(offset))
     }
 

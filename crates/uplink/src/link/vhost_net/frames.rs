@@ -134,7 +134,7 @@ struct Frame {
 
 /// Committed frame that is not yet offered, and its position.
 #[derive(Clone, Copy, Debug)]
-pub struct Waiting {
+pub struct PendingFrame {
     /// Offset of the virtio-net header in the ring's memory.
     pub offset: usize,
     /// Length of the virtio-net header and all headers of a long frame; 0 for a short one.
@@ -145,7 +145,7 @@ pub struct Waiting {
     pub meta: OffloadMeta,
 }
 
-impl Waiting {
+impl PendingFrame {
     /// Returns the length of the frame without the virtio-net header.
     pub fn frame_len(&self) -> usize {
         self.len.saturating_sub(MODERN_LEN)
@@ -282,22 +282,22 @@ impl FrameRing {
     }
 
     /// Returns the oldest committed frame that is not offered.
-    pub fn next_waiting(&self) -> Option<Waiting> {
+    pub fn next_waiting(&self) -> Option<PendingFrame> {
         if self.waiting() == 0 {
             return None;
         }
         let &Frame { offset, headers, len, meta, .. } =
             &self.frames[self.frame_place(self.tap_head)];
-        Some(Waiting { offset, headers, len, meta })
+        Some(PendingFrame { offset, headers, len, meta })
     }
 
     /// Returns the bytes of a frame that is not offered.
-    pub fn bytes(&self, frame: &Waiting) -> &[u8] {
+    pub fn bytes(&self, frame: &PendingFrame) -> &[u8] {
         self.area.bytes().get(frame.offset..frame.offset + frame.len).unwrap_or_default()
     }
 
     /// Returns the bytes of a frame that is not offered, as a range for a device.
-    pub fn device_range(&self, frame: &Waiting) -> Option<DeviceRange> {
+    pub fn device_range(&self, frame: &PendingFrame) -> Option<DeviceRange> {
         self.area.device_range(frame.offset, frame.len).ok()
     }
 

@@ -1,6 +1,6 @@
 //! Fuzz target `virtqueues`: a device that writes arbitrary data. A property test runs it, too.
 
-use crate::GuestSide;
+use crate::GuestLink;
 use crate::link::{Committed, Slots};
 use ringfence_frame::{Batch, Fault, Port};
 use ringfence_offload::OffloadMeta;
@@ -9,7 +9,7 @@ use ringfence_wire::virtio::UsedElement;
 
 use crate::link::vhost_net::frames::FrameShape;
 use crate::link::vhost_net::link::VhostLink;
-use crate::link::vhost_net::link::mock::{Ends, Mock, lock, pair};
+use crate::link::vhost_net::link::mock::{Mock, MockState, lock, pair};
 
 /// Maximum of frames in a batch.
 const BUDGET: usize = 8;
@@ -45,7 +45,7 @@ pub fn virtqueues(data: &[u8]) {
 }
 
 /// Runs an action of the device: a whole frame, or arbitrary ring entries.
-fn device_does(ends: &mut Ends, [what, a, b, c]: [u8; 4]) {
+fn device_does(ends: &mut MockState, [what, a, b, c]: [u8; 4]) {
     let number = u16::from_le_bytes([a, b]);
     let element = UsedElement { id: u32::from(a & 31), len: u32::from(c) << (b & 15) };
     match what >> 4 {
@@ -103,11 +103,11 @@ fn driver_does(
         3 | 4 => {
             let len = 60 + usize::from(a) * usize::from(b);
             let mut slots = Slots::new();
-            GuestSide::reserve(link, usize::from(a & 15), len, &mut slots);
+            GuestLink::reserve(link, usize::from(a & 15), len, &mut slots);
             let frames = vec![Committed { len, meta: OffloadMeta::PLAIN }; slots.len()];
             drop(slots);
-            GuestSide::commit(link, &frames);
-            GuestSide::flush(link);
+            GuestLink::commit(link, &frames);
+            GuestLink::flush(link);
             // The next receive returns a violation that was found here.
             link.receive(batch, 0)?;
         }

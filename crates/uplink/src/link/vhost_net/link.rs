@@ -38,7 +38,7 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
-use crate::GuestSide;
+use crate::GuestLink;
 use crate::link::{Committed, Slots};
 use ringfence_access::iommu::AddressSpace;
 use ringfence_frame::tap::{capabilities, frame_max};
@@ -64,7 +64,7 @@ use receive::{Receiver, Taken};
 use send::Sender;
 
 /// Interval at which an idle link checks that its interface exists.
-const LOOK_EVERY: Duration = Duration::from_secs(1);
+const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 /// Number of receive buffers.
 const BUFFERS: u16 = 256;
 /// Number of transmit descriptors: two for each frame of a ring of the default shape.
@@ -72,7 +72,7 @@ const DESCRIPTORS: u16 = 512;
 
 /// Returns `true` if a kernel of that release may use buffers in order. The feature exists since 6.17 and was
 /// repaired in later releases.
-fn keeps_order(release: &str) -> bool {
+fn supports_in_order(release: &str) -> bool {
     let mut numbers = release.split(['.', '-']).map_while(|part| part.parse::<u32>().ok());
     let version = (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0));
     version >= (6, 19)
@@ -94,7 +94,7 @@ pub struct VhostLink<D = VhostNet> {
     fault: Option<Fault>,
     clock: Clock,
     /// Time of the next check that the interface exists.
-    next_look: Duration,
+    next_check: Duration,
 }
 
 impl VhostLink {
@@ -139,7 +139,7 @@ impl VhostLink {
         let setup = VhostSetup {
             sizes: [BUFFERS, DESCRIPTORS],
             regions: if fine { Vec::new() } else { all() },
-            in_order: keeps_order(&rustix::system::uname().release().to_string_lossy()),
+            in_order: supports_in_order(&rustix::system::uname().release().to_string_lossy()),
         };
         let (device, queues, space) = if protection.is_translated() {
             let (device, space, queues) = VhostNet::start_translated(file, tap.as_fd(), setup)?;
@@ -158,7 +158,7 @@ impl VhostLink {
             _ => Lending::default(),
         };
         let takes = capabilities(offloads, mtu);
-        let link = VhostLink::over(device, queues, buffers, frames, lending, takes, system);
+        let link = VhostLink::from_parts(device, queues, buffers, frames, lending, takes, system);
         link.map_err(|source| VhostError::Setting { what: "the first kick", source })
     }
 
@@ -169,7 +169,7 @@ impl VhostLink {
 }
 
 impl<D: Device> VhostLink<D> {
-    fn over(
+    fn from_parts(
         device: D,
         [receive, transmit]: [DriverQueue; 2],
         buffers: LentSlice,
@@ -189,7 +189,7 @@ impl<D: Device> VhostLink<D> {
             rules: Arc::default(),
             fault: None,
             clock: Clock::default(),
-            next_look: Duration::ZERO,
+            next_check: Duration::ZERO,
         };
         if link.receiver.post() {
             link.kick(QueueName::Receive)?;
@@ -214,7 +214,7 @@ impl<D: Device> VhostLink<D> {
 
     /// Ends the link after the device accessed an address that is not mapped for it. The device is stopped and
     /// its last completions are validated first.
-    fn refuse(&mut self) -> Result<(), Fault> {
+    fn end_on_miss(&mut self) -> Result<(), Fault> {
         let cannot = |source| Fault::system("cannot hear what vhost-net missed", source);
         let Some(Miss { address, .. }) = self.device.take_miss().map_err(cannot)? else {
             return Ok(());
@@ -227,12 +227,12 @@ impl<D: Device> VhostLink<D> {
     }
 
     /// Checks at intervals that the interface exists. Returns `true` if it was removed.
-    fn has_gone_silently(&mut self) -> Result<bool, Fault> {
+    fn was_removed(&mut self) -> Result<bool, Fault> {
         let now = self.clock.now();
-        if now < self.next_look {
+        if now < self.next_check {
             return Ok(false);
         }
-        self.next_look = now + LOOK_EVERY;
+        self.next_check = now + CHECK_INTERVAL;
         self.system.syscalls.add(1);
         let gone = self.device.is_gone();
         gone.map_err(|source| Fault::system("cannot look after the interface", source))
@@ -356,14 +356,14 @@ impl<D: Device> Port for VhostLink<D> {
             return Err(worker_failed(queue));
         }
         if events.missed {
-            self.refuse()?;
+            self.end_on_miss()?;
         }
-        if events.backend_gone || self.has_gone_silently()? { Err(Fault::Gone) } else { Ok(()) }
+        if events.backend_gone || self.was_removed()? { Err(Fault::Gone) } else { Ok(()) }
     }
 
     /// Returns the time of the next check, because removal of an idle interface raises no event.
     fn deadline(&self) -> Option<Duration> {
-        Some(self.next_look)
+        Some(self.next_check)
     }
 
     fn capabilities(&self) -> PortCapabilities {
@@ -375,7 +375,7 @@ impl<D: Device> Port for VhostLink<D> {
     }
 }
 
-impl<D: Device> GuestSide for VhostLink<D> {
+impl<D: Device> GuestLink for VhostLink<D> {
     fn capabilities(&self) -> PortCapabilities {
         self.capabilities
     }

@@ -5,7 +5,7 @@
 //! * `device`: the kernel's device, or a mock device in tests.
 //!
 //! A link is a [`Port`](ringfence_frame::Port), by which frames come from the guest, and a
-//! [`GuestSide`](crate::GuestSide), by which the engine assembles frames for it. It has one queue and belongs
+//! [`GuestLink`](crate::GuestLink), by which the engine assembles frames for it. It has one queue and belongs
 //! to one thread; an interface with several queues has a link for each.
 
 mod device;

@@ -99,7 +99,7 @@ impl Blocks {
     }
 
     /// Ends one use of a block by the device.
-    pub(super) fn over(&mut self, block: usize) {
+    pub(super) fn release(&mut self, block: usize) {
         let Ok(block) = u32::try_from(block).map(PageId) else { return };
         self.cache.over(block);
         if !self.reuse {
@@ -134,9 +134,9 @@ impl FrameBlocks {
     }
 
     /// Ends the use of the frame at `offset`.
-    pub(super) fn over(&mut self, offset: usize) {
+    pub(super) fn release(&mut self, offset: usize) {
         let (blocks, block, _) = self.find(offset);
-        blocks.over(block);
+        blocks.release(block);
     }
 }
 

@@ -31,12 +31,12 @@ const OFFLOADS: TapOffloads = TapOffloads(0x6f);
 
 /// Mapped memory: own address and length by device address, and the maximum of mappings if limited.
 #[derive(Default)]
-pub(crate) struct Lent(
+pub(crate) struct MappedMemory(
     pub(crate) Mutex<BTreeMap<u64, (u64, u64)>>,
     pub(crate) Mutex<Option<usize>>,
 );
 
-impl AddressSpace for Lent {
+impl AddressSpace for MappedMemory {
     fn engine(&self) -> EngineFacts {
         EngineFacts { name: "list", one_sided: true, in_flight: "none", cost: "none" }
     }
@@ -62,7 +62,7 @@ impl AddressSpace for Lent {
     }
 }
 
-impl Lent {
+impl MappedMemory {
     /// Returns the address in this process for a device address, or `None` if it is not mapped.
     pub(crate) fn find(&self, address: u64, len: u32) -> Option<u64> {
         let lent = self.0.lock().unwrap_or_else(PoisonError::into_inner);
@@ -73,7 +73,7 @@ impl Lent {
 }
 
 /// State of the mock device, shared with the test.
-pub(crate) struct Ends {
+pub(crate) struct MockState {
     /// Device end of the link's receive queue.
     pub(crate) receive: DeviceQueue,
     /// Device end of the link's transmit queue.
@@ -88,7 +88,7 @@ pub(crate) struct Ends {
     pub(crate) is_stopped: bool,
     pub(crate) is_gone: bool,
     /// Mapped memory, unless all is mapped.
-    pub(crate) lent: Option<Arc<Lent>>,
+    pub(crate) lent: Option<Arc<MappedMemory>>,
     /// Memory of all receive buffers.
     buffers: LentSlice,
     region: DeviceRegion,
@@ -96,7 +96,7 @@ pub(crate) struct Ends {
 
 /// Device that a link drives.
 pub(crate) struct Mock {
-    ends: Arc<Mutex<Ends>>,
+    ends: Arc<Mutex<MockState>>,
     event: OwnedFd,
 }
 
@@ -129,7 +129,7 @@ impl Device for Mock {
 }
 
 /// Locks the state of the mock device.
-pub(crate) fn lock(ends: &Mutex<Ends>) -> MutexGuard<'_, Ends> {
+pub(crate) fn lock(ends: &Mutex<MockState>) -> MutexGuard<'_, MockState> {
     ends.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -138,7 +138,7 @@ pub(crate) fn pair(
     sizes: [u16; 2],
     features: QueueFeatures,
     shape: FrameShape,
-) -> Option<(VhostLink<Mock>, Arc<Mutex<Ends>>)> {
+) -> Option<(VhostLink<Mock>, Arc<Mutex<MockState>>)> {
     lent_pair(sizes, features, shape, Protection::Fixed)
 }
 
@@ -148,7 +148,7 @@ pub(crate) fn lent_pair(
     features: QueueFeatures,
     shape: FrameShape,
     protection: Protection,
-) -> Option<(VhostLink<Mock>, Arc<Mutex<Ends>>)> {
+) -> Option<(VhostLink<Mock>, Arc<Mutex<MockState>>)> {
     let [receive, transmit] = sizes.map(|size| queue(size, features));
     let ((driver_in, receive), (driver_out, transmit)) = (receive?, transmit?);
     let buffers = Mapping::private(Receiver::bytes(sizes[0])).ok()?.lent();
@@ -157,12 +157,12 @@ pub(crate) fn lent_pair(
     let frames = FrameRing::new(shape).ok()?;
     let (mut lending, mut lent) = (Lending::default(), None);
     if matches!(protection, Protection::Fine | Protection::FineWithoutReuse) {
-        let list = Arc::<Lent>::default();
+        let list = Arc::<MappedMemory>::default();
         let (space, reuse) = (Arc::clone(&list) as _, protection == Protection::Fine);
         lending = Lending::new(region.clone(), &frames, reuse, &space, &system).ok()?;
         lent = Some(list);
     }
-    let ends = Arc::new(Mutex::new(Ends {
+    let ends = Arc::new(Mutex::new(MockState {
         receive,
         transmit,
         kicks: [0; 2],
@@ -178,7 +178,7 @@ pub(crate) fn lent_pair(
     let device = Mock { ends: Arc::clone(&ends), event };
     let takes = capabilities(OFFLOADS, 1500);
     let queues = [driver_in, driver_out];
-    let link = VhostLink::over(device, queues, buffers, frames, lending, takes, system);
+    let link = VhostLink::from_parts(device, queues, buffers, frames, lending, takes, system);
     link.ok().map(|link| (link, ends))
 }
 
@@ -190,7 +190,7 @@ fn queue(size: u16, features: QueueFeatures) -> Option<(DriverQueue, DeviceQueue
     Some((driver, DeviceQueue::new(pages, layout, features)))
 }
 
-impl Ends {
+impl MockState {
     /// Returns the address in this process for a device address.
     pub(crate) fn find(&self, address: u64, len: u32) -> Option<u64> {
         match &self.lent {

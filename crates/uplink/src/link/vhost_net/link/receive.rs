@@ -116,7 +116,7 @@ impl Receiver {
         if let Some(used) = used {
             self.held.push(used.token);
             if let Some(blocks) = &mut self.lent {
-                blocks.over(used.token as usize);
+                blocks.release(used.token as usize);
             }
         }
         Ok(used)

@@ -6,7 +6,7 @@ use ringfence_sys::vhost::QueueName;
 
 use super::lending::FrameBlocks;
 use crate::link::vhost_net::fault::LinkFault;
-use crate::link::vhost_net::frames::{FrameRing, Waiting};
+use crate::link::vhost_net::frames::{FrameRing, PendingFrame};
 
 /// Maximum of descriptors of a frame: headers and payload.
 const DESCRIPTORS: u16 = 2;
@@ -19,12 +19,12 @@ pub(super) struct Sender {
     /// Mappings of frames, if they are mapped one by one.
     lent: Option<FrameBlocks>,
     /// Frame length for which room was refused; the sender waits for it.
-    short_of: Option<usize>,
+    waiting_for: Option<usize>,
 }
 
 impl Sender {
     pub(super) fn new(queue: DriverQueue, frames: FrameRing, lent: Option<FrameBlocks>) -> Sender {
-        Sender { queue, frames, lent, short_of: None }
+        Sender { queue, frames, lent, waiting_for: None }
     }
 
     pub(super) fn frames(&mut self) -> &mut FrameRing {
@@ -40,14 +40,17 @@ impl Sender {
         let free = self.frames.free(len);
         // A later request for less that succeeds does not end this wait.
         if free < count {
-            self.short_of = Some(len);
+            self.waiting_for = Some(len);
         }
         Ok(free.min(count))
     }
 
     /// Offers committed frames to the device as far as the queue has room. Calls `count` for each. Returns `true`
     /// if the device needs a kick.
-    pub(super) fn offer(&mut self, mut count: impl FnMut(&Waiting)) -> Result<bool, LinkFault> {
+    pub(super) fn offer(
+        &mut self,
+        mut count: impl FnMut(&PendingFrame),
+    ) -> Result<bool, LinkFault> {
         if self.frames.waiting() == 0 {
             return Ok(false);
         }
@@ -56,7 +59,7 @@ impl Sender {
         }
         while let Some(frame) = self.frames.next_waiting() {
             if self.queue.free() < DESCRIPTORS {
-                self.short_of = Some(frame.frame_len());
+                self.waiting_for = Some(frame.frame_len());
                 break;
             }
             let ranges = self.ranges(&frame);
@@ -81,7 +84,7 @@ impl Sender {
     }
 
     /// Returns headers and payload of a long frame, or the whole of a short one, as ranges for the device.
-    fn ranges(&mut self, frame: &Waiting) -> Option<(DeviceRange, Option<DeviceRange>)> {
+    fn ranges(&mut self, frame: &PendingFrame) -> Option<(DeviceRange, Option<DeviceRange>)> {
         let whole = match &mut self.lent {
             Some(blocks) => blocks.lend(frame.offset, frame.len)?,
             None => self.frames.device_range(frame)?,
@@ -106,27 +109,27 @@ impl Sender {
         let place = self.lent.as_ref().and_then(|_| self.frames.offered_at(number));
         self.frames.finish(number)?;
         if let (Some(blocks), Some(offset)) = (&mut self.lent, place) {
-            blocks.over(offset);
+            blocks.release(offset);
         }
         Ok(())
     }
 
     /// Suppresses events. A sender that waits for room requests them again.
     pub(super) fn suppress(&mut self) {
-        self.short_of = None;
+        self.waiting_for = None;
         self.queue.suppress();
     }
 
     /// Returns `true` if room was refused, there still is none, and a completion will make some.
     pub(super) fn is_full(&self) -> bool {
         let has_none = |len| self.frames.waiting() > 0 || self.frames.free(len) == 0;
-        self.short_of.is_some_and(has_none) && self.queue.in_flight() > 0
+        self.waiting_for.is_some_and(has_none) && self.queue.in_flight() > 0
     }
 
     /// Requests an event for when half of the frames in flight are complete, if room was refused. Returns `true`
     /// if the caller must not sleep: half are complete, or no completion will come.
     pub(super) fn arm(&mut self) -> Result<bool, LinkFault> {
-        if self.short_of.is_none() {
+        if self.waiting_for.is_none() {
             return Ok(false);
         }
         if self.queue.in_flight() == 0 {

@@ -6,7 +6,7 @@ use ringfence_ring::split::QueueFeatures;
 use ringfence_sys::vhost::VhostEvents;
 use ringfence_wire::virtio::{UsedElement, flag};
 
-use super::mock::{Ends, Mock, lock, pair};
+use super::mock::{Mock, MockState, lock, pair};
 use super::receive::BUFFER;
 use super::*;
 
@@ -15,7 +15,7 @@ const NONE: QueueFeatures = QueueFeatures { indirect: false, event_idx: false, i
 const IN_ORDER: QueueFeatures = QueueFeatures { in_order: true, ..ALL };
 const SHAPE: FrameShape = FrameShape { frames: 16, long: 4 };
 
-type Pair = (VhostLink<Mock>, Arc<std::sync::Mutex<Ends>>);
+type Pair = (VhostLink<Mock>, Arc<std::sync::Mutex<MockState>>);
 
 fn link(features: QueueFeatures) -> Pair {
     pair([16, 32], features, SHAPE).unwrap()
@@ -72,9 +72,11 @@ fn received_frames_arrive_and_buffers_are_posted_again() {
 #[test]
 fn in_order_is_used_from_kernel_6_19_on() {
     for (release, kept) in [("6.1.0-51-amd64", false), ("6.18.44", false), ("", false)] {
-        assert_eq!(keeps_order(release), kept, "{release}");
+        assert_eq!(supports_in_order(release), kept, "{release}");
     }
-    assert!(keeps_order("6.19.0") && keeps_order("7.0-rc1") && keeps_order("10.1"));
+    assert!(
+        supports_in_order("6.19.0") && supports_in_order("7.0-rc1") && supports_in_order("10.1")
+    );
 }
 
 #[test]
@@ -108,13 +110,13 @@ fn super_packet(payload: usize) -> (Vec<u8>, OffloadMeta) {
 
 fn commit(link: &mut VhostLink<Mock>, bytes: &[u8], meta: OffloadMeta) -> usize {
     let mut slots = Slots::new();
-    GuestSide::reserve(link, 1, bytes.len(), &mut slots);
+    GuestLink::reserve(link, 1, bytes.len(), &mut slots);
     let room = slots.pop().map(|slot| slot[..bytes.len()].copy_from_slice(bytes));
     if room.is_none() {
         return 0;
     }
     drop(slots);
-    GuestSide::commit(link, &[Committed { len: bytes.len(), meta }]);
+    GuestLink::commit(link, &[Committed { len: bytes.len(), meta }]);
     1
 }
 
@@ -130,7 +132,7 @@ fn long_frame_leaves_as_two_descriptors_with_one_kick() {
         let short = &frame(60, 1)[MODERN_LEN..];
         assert_eq!(commit(&mut link, short, OffloadMeta::PLAIN), 1);
         assert!(lock(&ends).transmit.take().is_none(), "not flushed");
-        GuestSide::flush(&mut link);
+        GuestLink::flush(&mut link);
         let mut ends = lock(&ends);
         assert_eq!(ends.kicks[1], 1);
         for _ in 0..3 {
@@ -157,14 +159,14 @@ fn completions_are_signalled_only_to_waiting_sender() {
     let (bytes, meta) = super_packet(30_000);
     for _ in 0..4 {
         assert_eq!(commit(&mut link, &bytes, meta), 1);
-        GuestSide::flush(&mut link);
+        GuestLink::flush(&mut link);
     }
     // No sender waits for room.
     assert!(!Port::arm(&mut link).unwrap());
     finish_all(&mut lock(&ends), 1);
     assert!(!lock(&ends).transmit.publish(), "no event is wanted");
     assert_eq!(commit(&mut link, &bytes, meta), 1, "one is free again");
-    GuestSide::flush(&mut link);
+    GuestLink::flush(&mut link);
     assert_eq!(commit(&mut link, &bytes, meta), 0, "none is");
     assert!(!Port::arm(&mut link).unwrap());
     finish_all(&mut lock(&ends), 1);
@@ -184,13 +186,13 @@ fn sender_waiting_for_room_is_woken_or_stays_awake() {
         for _ in 0..4 {
             assert_eq!(commit(&mut link, &long, meta), 1);
         }
-        GuestSide::flush(&mut link);
-        assert!(!GuestSide::is_full(&link), "nobody was refused");
+        GuestLink::flush(&mut link);
+        assert!(!GuestLink::is_full(&link), "nobody was refused");
         assert_eq!(commit(&mut link, &long, meta), 0, "no long room");
         // An acknowledgement still fits; the wait for a long room goes on.
         assert_eq!(commit(&mut link, &frame(60, 1)[MODERN_LEN..], OffloadMeta::PLAIN), 1);
-        GuestSide::flush(&mut link);
-        assert!(GuestSide::is_full(&link));
+        GuestLink::flush(&mut link);
+        assert!(GuestLink::is_full(&link));
         assert!(!Port::arm(&mut link).unwrap());
         let asks = if features.event_idx { 3 } else { 1 };
         for done in 1..=asks {
@@ -198,7 +200,7 @@ fn sender_waiting_for_room_is_woken_or_stays_awake() {
             assert_eq!(lock(&ends).transmit.publish(), done == asks, "{done} of {asks}");
         }
         link.clear_events().unwrap();
-        assert!(!GuestSide::is_full(&link));
+        assert!(!GuestLink::is_full(&link));
         assert_eq!(commit(&mut link, &long, meta), 1, "whoever waits asks again");
     }
     // The device completes between refusal and sleep, and polls no more.
@@ -207,14 +209,14 @@ fn sender_waiting_for_room_is_woken_or_stays_awake() {
     for _ in 0..4 {
         assert_eq!(commit(&mut link, &long, meta), 1);
     }
-    GuestSide::flush(&mut link);
+    GuestLink::flush(&mut link);
     assert_eq!(commit(&mut link, &long, meta), 0);
     finish_all(&mut lock(&ends), 4);
     assert!(!lock(&ends).transmit.publish(), "not asked for yet");
     assert!(Port::arm(&mut link).unwrap(), "it does not sleep");
     // All were reclaimed before the next request, so no event will come.
     link.sender.reclaim().unwrap();
-    assert!(!GuestSide::is_full(&link), "there is room");
+    assert!(!GuestLink::is_full(&link), "there is room");
     assert!(Port::arm(&mut link).unwrap(), "it does not sleep");
 }
 
@@ -244,14 +246,14 @@ fn sleeping_device_is_kicked_and_working_device_is_not() {
     for features in [ALL, NONE] {
         let (mut link, ends) = link(features);
         let bytes = &frame(60, 1)[MODERN_LEN..];
-        let kicks = |ends: &std::sync::Mutex<Ends>| lock(ends).kicks;
+        let kicks = |ends: &std::sync::Mutex<MockState>| lock(ends).kicks;
         let mut due = 0;
         for _ in 0..3 {
             // The device found nothing, requests a kick, and polls once more.
             assert!(!lock(&ends).transmit.arm());
             for count in [1, 2] {
                 assert_eq!(commit(&mut link, bytes, OffloadMeta::PLAIN), 1);
-                GuestSide::flush(&mut link);
+                GuestLink::flush(&mut link);
                 due += u32::from(count == 1);
                 if count == 1 {
                     lock(&ends).transmit.suppress();
@@ -284,7 +286,7 @@ fn long_frame_without_gso_has_header_length() {
     let (bytes, meta) = super_packet(50_000);
     let meta = OffloadMeta { gso: None, ..meta };
     assert_eq!(commit(&mut link, &bytes, meta), 1);
-    GuestSide::flush(&mut link);
+    GuestLink::flush(&mut link);
     let request = lock(&ends).transmit.take().unwrap();
     let lens: Vec<u32> = request.chain.iter().map(|part| part.len).collect();
     assert_eq!(lens, [12 + 54, 50_000]);
@@ -294,7 +296,7 @@ fn long_frame_without_gso_has_header_length() {
 }
 
 /// Completes a number of frames on the device's side.
-fn finish_all(ends: &mut Ends, count: usize) {
+fn finish_all(ends: &mut MockState, count: usize) {
     for _ in 0..count {
         let request = ends.transmit.take().unwrap();
         ends.transmit.finish(request.head, 0);
@@ -397,8 +399,8 @@ fn frames_that_cannot_be_mapped_are_dropped_without_blocking() {
     for _ in 0..40 {
         assert_eq!(commit(&mut link, &long, meta), 1);
         assert_eq!(commit(&mut link, &frame(60, 1)[MODERN_LEN..], OffloadMeta::PLAIN), 1);
-        GuestSide::flush(&mut link);
-        assert!(!GuestSide::is_full(&link));
+        GuestLink::flush(&mut link);
+        assert!(!GuestLink::is_full(&link));
         let mut ends = lock(&ends);
         while let Some(request) = ends.transmit.take() {
             ends.transmit.finish(request.head, 0);
@@ -407,7 +409,7 @@ fn frames_that_cannot_be_mapped_are_dropped_without_blocking() {
     }
     *lent.1.lock().unwrap() = None;
     assert_eq!(commit(&mut link, &long, meta), 1);
-    GuestSide::flush(&mut link);
+    GuestLink::flush(&mut link);
     assert_eq!(lock(&ends).transmit.take().unwrap().chain.len(), 2);
 }
 
@@ -433,7 +435,7 @@ fn removal_of_idle_interface_is_detected() {
     assert!(Port::deadline(&link).unwrap() > link.clock.now());
     lock(&ends).is_gone = true;
     link.clear_events().unwrap();
-    link.next_look = Duration::ZERO;
+    link.next_check = Duration::ZERO;
     assert!(matches!(link.clear_events().unwrap_err(), Fault::Gone));
 }
 
@@ -489,14 +491,14 @@ fn forged_used_ids_end_the_link_and_are_counted() {
     let (mut link, ends) = link(ALL);
     let (bytes, meta) = super_packet(1000);
     commit(&mut link, &bytes, meta);
-    GuestSide::flush(&mut link);
+    GuestLink::flush(&mut link);
     let head = lock(&ends).transmit.take().unwrap().head;
     // A frame that was sent once is completed twice.
     for _ in 0..2 {
         lock(&ends).transmit.finish(head, 0);
     }
     let _ = lock(&ends).transmit.publish();
-    GuestSide::reserve(&mut link, 16, 1000, &mut Slots::new());
+    GuestLink::reserve(&mut link, 16, 1000, &mut Slots::new());
     // The next receive returns the fault.
     assert!(matches!(link.receive(&mut Batch::default(), 1), Err(Fault::Misbehaved(_))));
     assert_eq!(link.rules().get("virtqueue_used_overrun"), 1);

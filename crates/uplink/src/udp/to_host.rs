@@ -3,7 +3,7 @@
 use ringfence_offload::GsoKind;
 use rustix::io::Errno;
 
-use super::{Udp, Way, payload_len};
+use super::{Route, Udp, payload_len};
 use crate::context::Context;
 use crate::flow::FlowId;
 use crate::host::datagrams::{DATAGRAM_MAX, SEGMENTS_MAX};
@@ -15,7 +15,7 @@ const CUT_MAX: usize = 1452;
 
 /// Consecutive datagrams of one association, to be sent by one call.
 #[derive(Default)]
-pub(super) struct Block {
+pub(super) struct SendBlock {
     flow: Option<FlowId>,
     bytes: Vec<u8>,
     segment: usize,
@@ -24,7 +24,7 @@ pub(super) struct Block {
     closed: bool,
 }
 
-impl Block {
+impl SendBlock {
     fn takes(&self, flow: FlowId, len: usize) -> bool {
         self.flow == Some(flow)
             && !self.closed
@@ -109,7 +109,7 @@ impl Udp {
     }
 
     /// Sends the current block. Must be called after the last packet of a batch.
-    pub fn input_ends(&mut self, context: &mut Context<'_>) {
+    pub fn finish_input(&mut self, context: &mut Context<'_>) {
         self.flush(context);
     }
 
@@ -153,14 +153,14 @@ impl Udp {
 
     fn try_send(&mut self, id: FlowId, bytes: &[u8], segment: Option<u16>) -> Result<(), Errno> {
         let flow = self.flows.get_mut(id).ok_or(Errno::BADF)?;
-        match &mut flow.way {
-            Way::Socket(socket) => socket.send(bytes, segment, None),
-            Way::Listener(index, via) => {
+        match &mut flow.route {
+            Route::Socket(socket) => socket.send(bytes, segment, None),
+            Route::Listener(index, via) => {
                 let (index, via) = (*index, *via);
                 let listener = self.listeners.get_mut(index).ok_or(Errno::BADF)?;
                 listener.socket.send(bytes, segment, Some(via))
             }
-            Way::Closed => Err(Errno::BADF),
+            Route::Closed => Err(Errno::BADF),
         }
     }
 }
