@@ -133,7 +133,7 @@ counters! {
     tcp_overcommitted;
     /// TCP segments retransmitted to the guest.
     tcp_retransmitted;
-    /// TCP retransmission timeouts.
+    /// TCP retransmission timeouts that expired.
     tcp_timeouts;
     /// TCP payload bytes from the guest.
     tcp_bytes_in;

@@ -8,7 +8,7 @@ use ringfence_offload::checksum::Accumulator;
 use ringfence_offload::checksum::verify::pseudo_header_sum;
 use ringfence_offload::packet::{Network, Transport};
 
-/// Hardware address (MAC).
+/// Hardware address of an Ethernet interface.
 pub type Mac = [u8; 6];
 
 /// Hop limit assumed for a packet without one, which is Linux's default.
@@ -23,9 +23,9 @@ pub struct Packet<'a> {
     pub layers: Layers,
     /// Hardware address of the sender.
     pub mac: Mac,
-    /// Source address.
+    /// Source IP address of the packet.
     pub source: IpAddr,
-    /// Destination address.
+    /// Destination IP address of the packet.
     pub destination: IpAddr,
 }
 

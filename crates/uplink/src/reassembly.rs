@@ -42,7 +42,7 @@ struct DatagramKey {
     id: u32,
 }
 
-/// Incomplete datagram.
+/// Datagram with missing fragments.
 #[derive(Debug)]
 struct Datagram {
     key: DatagramKey,

@@ -14,7 +14,6 @@
 //! loses its whole time slice, which delays the next frame by milliseconds. After bulk data it sleeps at
 //! once, because sender and receiver then need the processor.
 
-// #syscall uplink sched_yield: polling threads let others run
 // #syscall uplink ppoll: waiting for the guest and for sockets
 
 use core::time::Duration;
@@ -74,7 +73,7 @@ pub enum RunnerEnd {
     /// The stop descriptor became readable.
     #[error("it was told to stop")]
     Stopped,
-    /// The link failed.
+    /// The link to the guest failed.
     #[error("the link to the guest: {0}")]
     Link(#[from] Fault),
     /// The host's epoll failed.
@@ -219,7 +218,7 @@ impl<L: Port + GuestLink> Runner<L> {
         Ok(stopped)
     }
 
-    /// Returns the engine.
+    /// Returns the engine of the runner.
     pub fn uplink(&mut self) -> &mut Uplink {
         &mut self.uplink
     }

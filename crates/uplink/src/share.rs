@@ -21,7 +21,7 @@ use crate::packet::Packet;
 pub struct Share {
     /// Index of the engine, from 0.
     pub index: usize,
-    /// Number of engines.
+    /// Number of the guest's engines.
     pub of: usize,
     /// Ports of the guest that are targets of forwarded UDP ports.
     pub udp_forwards: Vec<u16>,
@@ -44,9 +44,9 @@ pub enum Handoff {
         /// Offload work that is left to do.
         meta: OffloadMeta,
     },
-    /// Connection from outside.
+    /// Accepted connection from outside.
     Connection {
-        /// Accepted socket.
+        /// Socket of the connection.
         file: OwnedFd,
         /// Address of the client as the guest sees it.
         client: SocketAddr,

@@ -5,7 +5,7 @@
 //! runner A: Member::hand_over  --queue of runner B, WakeFd-->  runner B: Member::take
 //! ```
 //!
-//! A full queue drops what is handed over, as a network would, and counts it.
+//! A full queue drops items, as a network would, and counts them.
 
 // #syscall uplink eventfd2,read,write: frames are handed to another thread
 

@@ -88,7 +88,7 @@ pub struct SendRoom {
 /// Positions of the urgent mark.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum UrgentMark {
-    /// No urgent data.
+    /// No urgent data is queued.
     None,
     /// The mark is behind other bytes.
     Ahead,
@@ -159,7 +159,7 @@ pub trait TcpHost {
     /// Returns the socket's pending error and clears it.
     fn error(&mut self, socket: &Socket) -> Option<Errno>;
 
-    /// Closes a socket.
+    /// Closes a socket in the given way.
     fn close(&mut self, socket: Socket, how: Close);
 }
 

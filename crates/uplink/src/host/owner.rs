@@ -4,17 +4,17 @@
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[repr(u8)]
 pub enum OwnerKind {
-    /// A TCP connection.
+    /// Carries a TCP connection.
     Tcp = 1,
-    /// Datagrams of one UDP association.
+    /// Carries datagrams of one UDP association.
     Udp = 2,
-    /// Echo requests of one flow.
+    /// Carries echo requests of one flow.
     Icmp = 3,
     /// Accepts TCP connections from outside.
     TcpListener = 4,
     /// Receives datagrams from outside.
     UdpListener = 5,
-    /// Looks up names.
+    /// Sends queries to name servers.
     Dns = 6,
     /// Receives notifications of changes of the host's own addresses.
     Addresses = 7,

@@ -281,7 +281,7 @@ impl Icmp {
         }
     }
 
-    /// Closes idle flows.
+    /// Closes flows whose idle time is over.
     pub fn run_timers(&mut self, context: &mut Context<'_>) {
         while let Some(id) = self.flows.take_due(context.now) {
             self.flows.remove(id);

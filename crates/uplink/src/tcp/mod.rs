@@ -480,7 +480,7 @@ impl Tcp {
         self.flows.next_timer()
     }
 
-    /// Sends what is due, and what sockets have for the guest, in FIFO order of the connections. Returns `true`
+    /// Sends due segments and data of sockets to the guest, in FIFO order of the connections. Returns `true`
     /// if more can be sent.
     pub fn output(&mut self, link: &mut dyn GuestLink, context: &mut Context<'_>) -> bool {
         for _ in 0..self.pending.len() {

@@ -23,7 +23,7 @@ use crate::packet::Packet;
 /// Number of duplicate acknowledgements after which a segment counts as lost (RFC 5681, 3.2).
 const DUPLICATE_ACKS: u8 = 3;
 
-/// Maximum of bytes whose acknowledgement may be delayed. It covers a request, not a stream, of which every
+/// Maximum of bytes whose acknowledgement may be delayed. It covers a request, but not a stream, whose every
 /// full segment is acknowledged at once (RFC 9293, 3.8.6.3, asks for every second one).
 const UNACKED_MAX: u32 = 4096;
 
@@ -304,8 +304,8 @@ impl TcpConnection {
     }
 
     /// Schedules an acknowledgement of data in order. It is delayed so that the answer can carry it
-    /// (RFC 9293, 3.8.6.3). It is due at once if more than a request has come, half of the window is used up,
-    /// our direction is closed, or the last delay was for nothing.
+    /// (RFC 9293, 3.8.6.3). It is due at once after more than one request, a half-used window, our FIN, or a
+    /// delay that no answer ended.
     fn acknowledge_soon(&mut self, context: &Context<'_>) {
         let unacked = self.rcv_nxt.since(self.last_ack_sent).unwrap_or(u32::MAX);
         let mss = TcpConnection::mss_of(context.config.mtu, self.ends.to);
@@ -340,7 +340,7 @@ impl TcpConnection {
         let Some(end) = urgent else {
             return self.send_part(segment, skip..segment.len, false, packet, context);
         };
-        // The socket marks the last byte of what it is given as urgent.
+        // The socket marks the last byte of each urgent send.
         let all = self.send_part(segment, skip..end, true, packet, context)?;
         if !all || end == segment.len {
             return Ok(all);

@@ -40,7 +40,7 @@ const FRAMES_PER_ROUND: usize = RESERVE_MAX;
 /// Results of serving a connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Served {
-    /// Nothing more is due.
+    /// No segment is due any more.
     Done,
     /// More can be sent: the connection is to be served again.
     More,
@@ -62,7 +62,7 @@ struct Outgoing {
 }
 
 impl TcpConnection {
-    /// Sends what is due, up to the limit of one round.
+    /// Sends due segments, up to the limit of one round.
     pub(super) fn serve(&mut self, link: &mut dyn GuestLink, context: &mut Context<'_>) -> Served {
         let done = match self.phase {
             Phase::Connecting => Step::Continue(()),

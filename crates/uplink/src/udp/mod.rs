@@ -302,7 +302,7 @@ impl Udp {
         }
     }
 
-    /// Closes idle associations.
+    /// Closes associations whose idle time is over.
     pub fn run_timers(&mut self, context: &mut Context<'_>) {
         while let Some(id) = self.flows.take_due(context.now) {
             self.flows.remove(id);

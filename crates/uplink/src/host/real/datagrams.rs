@@ -5,18 +5,18 @@
 
 // #syscall uplink socket 0=AF_INET 1&0xf=SOCK_DGRAM: UDP, echo
 // #syscall uplink socket 0=AF_INET6 1&0xf=SOCK_DGRAM: UDP, echo
-// #syscall uplink connect: where a flow leads
-// #syscall uplink bind: the port of a guest's, where it is free
-// #syscall uplink getsockname: which port it became
-// #syscall uplink getpeername: who is at the other end
+// #syscall uplink connect: peer of a flow
+// #syscall uplink bind: the guest's port, if it is free
+// #syscall uplink getsockname: port of the socket
+// #syscall uplink getpeername: address of the peer
 // #syscall uplink recvmmsg,sendmmsg: datagrams, many at a time
 // #syscall uplink recvmsg,sendmsg: errors, and datagrams one at a time
 // #syscall uplink setsockopt 1=IPPROTO_UDP: segmentation of datagrams
-// #syscall uplink setsockopt 1=IPPROTO_IP: errors, hops, and who a datagram is for
-// #syscall uplink setsockopt 1=IPPROTO_IPV6: the same of IPv6
-// #syscall uplink setsockopt 1=IPPROTO_ICMPV6: which messages are heard
-// #syscall uplink setsockopt 1=SOL_SOCKET 2=SO_RCVBUF: bounding what waits in a socket
-// #syscall uplink setsockopt 1=SOL_SOCKET 2=SO_SNDBUF: bounding what waits in a socket
+// #syscall uplink setsockopt 1=IPPROTO_IP: errors, hop limit, destination of a datagram
+// #syscall uplink setsockopt 1=IPPROTO_IPV6: errors, hop limit, destination of a datagram
+// #syscall uplink setsockopt 1=IPPROTO_ICMPV6: message filter
+// #syscall uplink setsockopt 1=SOL_SOCKET 2=SO_RCVBUF: bounding a socket's queue
+// #syscall uplink setsockopt 1=SOL_SOCKET 2=SO_SNDBUF: bounding a socket's queue
 // #syscall uplink getsockopt 1=SOL_SOCKET: errors
 // #syscall uplink getsockopt 1=IPPROTO_IP: options in force
 // #syscall uplink getsockopt 1=IPPROTO_IPV6: options in force
@@ -371,7 +371,7 @@ mod tests {
         let peer = UdpSocket::bind("127.0.0.1:0").unwrap();
         let stranger = UdpSocket::bind("127.0.0.1:0").unwrap();
         let to = peer.local_addr().unwrap();
-        // As in `udp`, but a stranger sends before the socket is connected.
+        // As in `udp`, but another socket sends before this one is connected.
         let mut socket = RealDatagrams::open(to.ip(), SockProtocol::Udp).unwrap();
         socket.peer = RealDatagrams::udp(0, to).unwrap().peer;
         socket.bind(any(to.ip(), 0)).unwrap();

@@ -1,7 +1,7 @@
 //! Listening sockets of Linux, and the opening of datagram sockets.
 
 // #syscall uplink accept4: connections from outside, to forwarded ports
-// #syscall uplink epoll_ctl: waiting for them
+// #syscall uplink epoll_ctl: waiting for connections
 // #syscall uplink ioctl 1=0x5421: FIONBIO: O_NONBLOCK
 
 use core::net::{IpAddr, SocketAddr};

@@ -9,7 +9,7 @@
 //! No call on them blocks. After lost notifications (`ENOBUFS`) the table is read again. While it cannot be
 //! read, the last known addresses stay in force.
 
-// #syscall uplink sendto,recvfrom: rtnetlink: which addresses are the host's own
+// #syscall uplink sendto,recvfrom: rtnetlink: the host's own addresses
 
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::collections::HashSet;
@@ -39,7 +39,7 @@ const RTA_DST: u16 = 1;
 /// Table `local`, and the route types whose packets the host itself receives.
 const TABLE_LOCAL: u8 = 255;
 const OWN_TYPES: [u8; 3] = [2, 3, 4];
-/// Address families (`linux/socket.h`).
+/// Values of address families (`linux/socket.h`).
 const INET: u8 = 2;
 const INET6: u8 = 10;
 /// Maximum of attempts to read a table that changes meanwhile.
@@ -224,7 +224,7 @@ fn receive(socket: &OwnedFd, buffer: &mut [u8]) -> Result<usize, Errno> {
     Ok(len)
 }
 
-/// Netlink message.
+/// Parsed netlink message header and body.
 #[derive(Clone, Copy, Debug)]
 struct Message<'a> {
     kind: u16,

@@ -2,10 +2,10 @@
 
 // #syscall uplink socket 0=AF_INET 1&0xf=SOCK_STREAM: TCP
 // #syscall uplink socket 0=AF_INET6 1&0xf=SOCK_STREAM: TCP
-// #syscall uplink connect: connections that the guest begins
-// #syscall uplink recvmsg,sendmsg: peeking; what the guest sends
-// #syscall uplink ppoll: whether there is room
-// #syscall uplink shutdown: the guest has no more
+// #syscall uplink connect: connections that the guest opens
+// #syscall uplink recvmsg,sendmsg: peeking; data of the guest
+// #syscall uplink ppoll: urgent data, end of the stream
+// #syscall uplink shutdown: the guest has closed its direction
 // #syscall uplink setsockopt 1=IPPROTO_TCP: options of TCP
 // #syscall uplink setsockopt 1=SOL_SOCKET 2=SO_LINGER: resets
 // #syscall uplink setsockopt 1=SOL_SOCKET 2=SO_KEEPALIVE: dead peers

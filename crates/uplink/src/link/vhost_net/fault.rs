@@ -14,7 +14,7 @@ pub enum LinkFault {
     Queue {
         /// Queue in which it happened.
         queue: QueueName,
-        /// Violated rule.
+        /// Rule that was violated.
         fault: QueueFault,
     },
     /// First buffer of a frame is shorter than a virtio-net header.

@@ -23,7 +23,7 @@
 //! the queues is validated; the first violation ([`LinkFault`]) ends the link. So does an error of the worker,
 //! and the removal of the interface.
 
-// #syscall none: the kernel's version is asked for before the sandbox closes
+// #syscall none: the kernel's version is read before the sandbox closes
 
 mod lending;
 #[cfg(any(test, feature = "test-utils"))]

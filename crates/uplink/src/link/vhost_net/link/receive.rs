@@ -37,9 +37,9 @@ pub(super) struct Receiver {
 pub(super) enum Taken {
     /// Frame of this length was added.
     Frame(usize),
-    /// Frame was dropped.
+    /// Frame was dropped for this reason.
     Dropped(DropReason),
-    /// Queue is empty.
+    /// No used buffer is waiting.
     Nothing,
 }
 
@@ -167,7 +167,7 @@ impl Receiver {
         Ok(())
     }
 
-    /// Suppresses events.
+    /// Suppresses events of the queue.
     pub(super) fn suppress(&mut self) {
         self.queue.suppress();
     }

@@ -104,7 +104,7 @@ impl Sender {
         Ok(())
     }
 
-    /// Completes a frame.
+    /// Releases a frame that the device completed.
     fn finish(&mut self, number: u32) -> Result<(), LinkFault> {
         let place = self.lent.as_ref().and_then(|_| self.frames.offered_at(number));
         self.frames.finish(number)?;
