@@ -55,7 +55,7 @@ counters! {
     drop_fragment;
     /// Incomplete datagrams dropped: expired or evicted.
     drop_incomplete;
-    /// Packets dropped: source routing header.
+    /// Packets dropped: IPv6 routing header.
     drop_routed;
     /// Packets dropped: wrong checksum.
     drop_checksum;

@@ -203,8 +203,8 @@ impl Uplink {
     }
 
     /// Accepts a frame or a connection from another engine.
-    pub fn accept_handoff(&mut self, handoffs: Handoff, now: Duration) {
-        match handoffs {
+    pub fn accept_handoff(&mut self, handoff: Handoff, now: Duration) {
+        match handoff {
             Handoff::Frame { bytes, meta } => self.frame_alone(&bytes, meta, now),
             Handoff::Connection { file, client, guest } => {
                 if let Some(mac) = self.config.guest.mac {

@@ -18,7 +18,7 @@ use crate::tcp::Tcp;
 const ACCEPTS: usize = 64;
 
 /// Forwarded port: a listening socket of the host and the guest's address.
-struct Port {
+struct ForwardedPort {
     listener: Box<dyn Listener>,
     guest: SocketAddr,
     queued: bool,
@@ -27,7 +27,7 @@ struct Port {
 /// All forwarded TCP ports.
 #[derive(Default)]
 pub(crate) struct Forwards {
-    ports: Vec<Port>,
+    ports: Vec<ForwardedPort>,
     waiting: VecDeque<usize>,
 }
 
@@ -42,7 +42,7 @@ impl Forwards {
         let index = u32::try_from(self.ports.len()).map_err(|_| Errno::MFILE)?;
         let owner = Owner { kind: OwnerKind::TcpListener, index, generation: 0 };
         let listener = context.host.listen(owner, socket)?;
-        self.ports.push(Port { listener, guest, queued: false });
+        self.ports.push(ForwardedPort { listener, guest, queued: false });
         Ok(())
     }
 

@@ -71,7 +71,7 @@ impl Sources {
 #[derive(Debug, thiserror::Error)]
 pub enum RunnerEnd {
     /// The stop descriptor became readable.
-    #[error("it was told to stop")]
+    #[error("stopped on request")]
     Stopped,
     /// The link to the guest failed.
     #[error("the link to the guest: {0}")]
@@ -178,8 +178,8 @@ impl<L: Port + GuestLink> Runner<L> {
     fn accept_handoff(&mut self, now: Duration) -> usize {
         let Some(member) = &self.member else { return 0 };
         let mut taken = 0;
-        for handoffs in member.take(FRAMES_PER_ROUND) {
-            self.uplink.accept_handoff(handoffs, now);
+        for handoff in member.take(FRAMES_PER_ROUND) {
+            self.uplink.accept_handoff(handoff, now);
             taken += 1;
         }
         taken

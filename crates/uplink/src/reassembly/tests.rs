@@ -150,7 +150,7 @@ fn fragment_beyond_longest_packet_discards_datagram() {
     let mut fixture = Fixture::new();
     let mut frame = fragments(true, &noise(3000), 7).remove(0);
     // Fragment with "more" set that ends at byte 65,520: with its header the packet exceeds 65,535 bytes.
-    frame[20..22].copy_from_slice(&(0x2000_u16 | 64_040 / 8).to_be_bytes());
+    frame[20..22].copy_from_slice(&(0x2000_u16 | (64_040 / 8)).to_be_bytes());
     assert!(fixture.take(&frame).is_none());
     assert_eq!(fixture.reassembly.held(), 0);
     assert_eq!(fixture.counters.drop_fragment.get(), 1);
