@@ -30,8 +30,8 @@ pub struct Packet<'a> {
 }
 
 impl<'a> Packet<'a> {
-    /// Reads the packet in a frame. Returns `None` if it is no IP packet or its addresses are not in the private
-    /// header.
+    /// Reads the packet in a frame. Returns `None` if it is no IP packet or its addresses are not in the
+    /// private header.
     pub fn read(frame: FrameView<'a>, layers: Layers) -> Option<Packet<'a>> {
         let header = frame.header();
         let mac = *header.get(6..)?.first_chunk()?;

@@ -280,7 +280,7 @@ impl DatagramSocket for Echo {
         Ok(self.held.is_empty())
     }
 
-    fn error(&mut self, _octets: &mut [u8]) -> Option<Failure> {
+    fn error(&mut self, _bytes: &mut [u8]) -> Option<Failure> {
         None
     }
 

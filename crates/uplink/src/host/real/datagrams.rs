@@ -76,8 +76,8 @@ impl RealDatagrams {
     pub(crate) fn udp(from: u16, to: SocketAddr) -> Result<RealDatagrams, Errno> {
         let mut socket = RealDatagrams::open(to.ip(), SockProtocol::Udp)?;
         socket.peer = Some(SocketAddr::new(to.ip(), to.port()));
-        // Without SO_REUSEADDR and SO_REUSEPORT: sockets that share a port would steal datagrams, across uplinks
-        // and users. If the port is in use or privileged, `connect` selects another one.
+        // Without SO_REUSEADDR and SO_REUSEPORT: sockets that share a port would steal datagrams, across
+        // uplinks and users. If the port is in use or privileged, `connect` selects another one.
         let _ = socket.bind(any(to.ip(), from));
         socket.tune();
         let address = SockaddrStorage::from(to);

@@ -190,8 +190,8 @@ impl TcpHost for RealHost {
         SendRoom {
             // Each 64 KiB in the queue need a header of their own.
             free: usize::try_from(free - free / 32).unwrap_or(0),
-            // The kernel's own rule (`sk_stream_is_writeable`): it reports room when a third of the queue is free,
-            // and enlarges the queue of a socket that waits for that.
+            // The kernel's own rule (`sk_stream_is_writeable`): it reports room when a third of the queue is
+            // free, and enlarges the queue of a socket that waits for that.
             nearly_full: free < queue.used / 2,
         }
     }
@@ -200,8 +200,8 @@ impl TcpHost for RealHost {
         self.count();
         let Ok(owner) = self.entry(socket).map(|entry| entry.owner) else { return };
         if let Ok(file) = self.file(socket) {
-            // Modifying an entry makes the kernel poll the socket again, which arms its report of room. It cannot
-            // fail for a socket that is in the epoll.
+            // Modifying an entry makes the kernel poll the socket again, which arms its report of room. It
+            // cannot fail for a socket that is in the epoll.
             let data = epoll::EventData::new_u64(owner.to_word());
             let _ = epoll::modify(&self.epoll, file, data, WATCHED | EventFlags::ET);
         }

@@ -22,8 +22,8 @@ pub trait Device: Send {
     /// Returns the kernel's error.
     fn take_events(&self) -> io::Result<VhostEvents>;
 
-    /// Returns `true` if the TAP interface was removed. Without traffic the removal raises no event, so the link
-    /// asks periodically.
+    /// Returns `true` if the TAP interface was removed. Without traffic the removal raises no event, so the
+    /// link asks periodically.
     ///
     /// # Errors
     ///

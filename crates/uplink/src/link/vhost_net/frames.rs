@@ -310,8 +310,8 @@ impl FrameRing {
         self.area.bytes().get(offset..)?.get(..len as usize)
     }
 
-    /// Marks the frame of [`FrameRing::next_waiting`] as offered: `tap_head` advances. Returns the frame's number,
-    /// for [`FrameRing::finish`], or `None` if no frame waits.
+    /// Marks the frame of [`FrameRing::next_waiting`] as offered: `tap_head` advances. Returns the frame's
+    /// number, for [`FrameRing::finish`], or `None` if no frame waits.
     pub fn hand_over(&mut self) -> Option<u32> {
         if self.waiting() == 0 {
             return None;

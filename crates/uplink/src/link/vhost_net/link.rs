@@ -98,8 +98,8 @@ pub struct VhostLink<D = VhostNet> {
 }
 
 impl VhostLink {
-    /// Sets up the device `file` ([`ringfence_sys::vhost::open`]) for the queue behind `tap`, and starts it. The
-    /// other parameters are those of [`TapLink::new`](crate::link::tap::TapLink::new).
+    /// Sets up the device `file` ([`ringfence_sys::vhost::open`]) for the queue behind `tap`, and starts it.
+    /// The other parameters are those of [`TapLink::new`](crate::link::tap::TapLink::new).
     ///
     /// The device uses the memory of the calling process.
     ///

@@ -45,8 +45,8 @@ impl Sender {
         Ok(free.min(count))
     }
 
-    /// Offers committed frames to the device as far as the queue has room. Calls `count` for each. Returns `true`
-    /// if the device needs a kick.
+    /// Offers committed frames to the device as far as the queue has room. Calls `count` for each. Returns
+    /// `true` if the device needs a kick.
     pub(super) fn offer(
         &mut self,
         mut count: impl FnMut(&PendingFrame),
@@ -126,8 +126,8 @@ impl Sender {
         self.waiting_for.is_some_and(has_none) && self.queue.in_flight() > 0
     }
 
-    /// Requests an event for when half of the frames in flight are complete, if room was refused. Returns `true`
-    /// if the caller must not sleep: half are complete, or no completion will come.
+    /// Requests an event for when half of the frames in flight are complete, if room was refused. Returns
+    /// `true` if the caller must not sleep: half are complete, or no completion will come.
     pub(super) fn arm(&mut self) -> Result<bool, LinkFault> {
         if self.waiting_for.is_none() {
             return Ok(false);
