@@ -417,7 +417,7 @@ fn work(tools: &Tools) -> Vec<Attempt> {
 
 /// What an uplink does with sockets of the host, by the code that does it; every call must be on the list.
 fn carry(tools: &Tools) -> Result<(), Errno> {
-    use ringfence_uplink::host::datagrams::Inbox;
+    use ringfence_uplink::host::datagrams::ReceiveBuffer;
     use ringfence_uplink::host::real::RealHost;
     use ringfence_uplink::host::{Close, DatagramHost, Host, Owner, OwnerKind, TcpHost};
     use std::io::{IoSliceMut, Write};
@@ -429,7 +429,7 @@ fn carry(tools: &Tools) -> Result<(), Errno> {
     datagrams.send(&[1; 4000], Some(1000), None)?;
     datagrams.set_hops(3);
     // Nobody is there, which an error says, or will say.
-    let _ = datagrams.receive(&mut Inbox::default());
+    let _ = datagrams.receive(&mut ReceiveBuffer::default());
     let _ = datagrams.error(&mut [0; 64]);
     let server = tools.server.as_ref().ok_or(Errno::NOTCONN)?;
     let socket = host.connect(owner(OwnerKind::Tcp), server.local_addr().map_err(io)?)?;

@@ -1,33 +1,33 @@
-//! Who may reach whom: which address of the host's network a destination of the guest stands for.
+//! Access rules: destinations that the guest may reach, and the host addresses they stand for.
 
 use core::net::{IpAddr, SocketAddr};
 
-/// Rules for addresses.
+/// Address rules of one guest.
 #[derive(Clone, Debug, Default)]
 pub struct Access {
-    /// Addresses that the guest may send from; any, when there are none.
+    /// Addresses that the guest may send from; any if empty.
     pub guest: Vec<IpAddr>,
-    /// Destinations that stand for the host's loopback address: none, unless that was asked for.
+    /// Destinations that stand for the host's loopback address; none by default.
     pub host_loopback: Vec<IpAddr>,
-    /// Destinations that stand for name servers of the host's, and those. Queries alone go there.
+    /// Stand-ins for name servers of the host: guest-side address and real address. Only port 53 is reachable.
     pub resolvers: Vec<(IpAddr, IpAddr)>,
-    /// Name servers that the guest asks by their own addresses. Queries go there even where the address is
-    /// the host's own or link-local; nothing else does.
+    /// Name servers that the guest reaches by their own address, on port 53, even if the address is the host's
+    /// own or link-local.
     pub name_servers: Vec<IpAddr>,
-    /// Prefixes that the guest may reach although addresses in them are the host's own or link-local.
+    /// Prefixes that the guest may reach although their addresses are the host's own or link-local.
     pub allow_local: Vec<(IpAddr, u8)>,
 }
 
-/// The reason why a destination is out of reach.
+/// Reasons for which a destination is out of reach.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refusal {
-    /// The address stands for nothing outside the guest: loopback, multicast, unspecified.
+    /// The address has no meaning outside the guest: loopback, multicast, unspecified.
     Unreachable,
     /// The address is the host's own, or link-local.
     Local,
 }
 
-/// Returns `true` if `ip` is in the prefix. Families differ: it is not.
+/// Returns `true` if `ip` is in the prefix; `false` if the families differ.
 pub(crate) fn is_in(ip: IpAddr, prefix: IpAddr, len: u8) -> bool {
     let len = u32::from(len);
     match (ip, prefix) {
@@ -43,24 +43,23 @@ pub(crate) fn is_in(ip: IpAddr, prefix: IpAddr, len: u8) -> bool {
     }
 }
 
-/// The port of name servers.
+/// Port of name servers.
 const DNS: u16 = 53;
 
 impl Access {
-    /// Whether the guest may send from this address.
+    /// Returns `true` if the guest may send from this address.
     pub fn source_is_allowed(&self, source: IpAddr) -> bool {
         let sane = !source.is_unspecified() && !source.is_multicast() && !source.is_loopback();
         sane && source != IpAddr::from([255; 4])
             && (self.guest.is_empty() || self.guest.contains(&source))
     }
 
-    /// Returns the host's address for a destination of the guest. `is_own` tells whether an address is the
-    /// host's own. A query to a stand-in goes to the name server. For protocols without ports, the port
-    /// is 0.
+    /// Returns the host's address for a destination of the guest. `is_own` returns `true` for the host's own
+    /// addresses. A query to a stand-in is redirected to the name server. Protocols without ports use port 0.
     ///
     /// # Errors
     ///
-    /// The reason why the guest must not, or cannot, reach the destination.
+    /// Returns the reason for which the guest cannot, or must not, reach the destination.
     pub fn outward_to(
         &self,
         destination: SocketAddr,
@@ -89,7 +88,7 @@ impl Access {
         Ok(destination)
     }
 
-    /// Returns `true` if an address can be another host's at all.
+    /// Returns `true` if the address can belong to another host.
     fn is_sane(destination: IpAddr) -> bool {
         let embedded = match destination {
             IpAddr::V6(address) => address.to_ipv4_mapped().map(IpAddr::V4),
@@ -128,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn the_hosts_loopback_is_out_of_reach_unless_asked_for() {
+    fn host_loopback_is_unreachable_unless_configured() {
         let mut access = Access::default();
         for address in ["127.0.0.1", "127.9.9.9", "::1", "::ffff:127.0.0.1", "0.0.0.0", "::"] {
             let refused = access.outward_to(to(address, 80), nobody);
@@ -151,7 +150,7 @@ mod tests {
                 assert_eq!(refused, Err(Refusal::Local), "{address} {port}");
             }
         }
-        // Name servers are asked for names alone.
+        // Name servers are reachable on port 53 only.
         access.name_servers.extend(local.map(ip));
         for address in local {
             assert!(access.outward_to(to(address, 53), own).is_ok(), "{address}");
@@ -165,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn prefixes_hold_addresses_of_their_family_alone() {
+    fn prefix_contains_addresses_of_its_family_only() {
         assert!(is_in(ip("10.1.2.3"), ip("10.1.0.0"), 16));
         assert!(!is_in(ip("10.2.2.3"), ip("10.1.0.0"), 16));
         assert!(is_in(ip("10.2.2.3"), ip("0.0.0.0"), 0));
@@ -174,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stand_in_for_a_name_server_is_asked_for_names_alone() {
+    fn name_server_stand_in_is_reachable_on_port_53_only() {
         let (guest, host) = (ip("169.254.53.1"), ip("127.0.0.53"));
         let access = Access { resolvers: vec![(guest, host)], ..Access::default() };
         assert_eq!(access.outward_to((guest, 53).into(), nobody), Ok((host, 53).into()));
@@ -184,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn forged_sources_are_refused() {
+    fn forged_source_is_refused() {
         let mut access = Access::default();
         assert!(access.source_is_allowed(ip("10.0.0.2")));
         for address in ["127.0.0.1", "224.0.0.1", "255.255.255.255", "0.0.0.0", "::1", "ff02::1"] {

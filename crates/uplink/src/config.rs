@@ -1,42 +1,47 @@
-//! What an uplink is told when it is made.
+//! Uplink configuration: addresses, limits, access rules.
 
 use core::net::SocketAddr;
 
 use crate::access::Access;
 use crate::guest::GuestNetwork;
 use crate::share::Share;
-use crate::tcp::TcpConfig;
-use crate::{icmp, udp};
+use crate::tcp::config::TcpConfig;
 
-/// Hardware address of the router that a guest sees, where none is given: locally administered.
+/// Default hardware address of the router that the guest sees: locally administered.
 pub const MAC_DEFAULT: [u8; 6] = [0x52, 0x46, 0x00, 0x00, 0x00, 0x01];
 
-/// What an uplink is told when it is made.
+/// Default maximum of concurrent UDP associations. Each holds a descriptor.
+pub const UDP_FLOWS_MAX: usize = 4096;
+/// Default maximum of concurrent ICMP echo flows. Each holds a descriptor.
+pub const ICMP_FLOWS_MAX: usize = 256;
+
+/// Configuration of one uplink engine.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// The uplink's own hardware address on the link.
+    /// Hardware address of the uplink on the link.
     pub mac: [u8; 6],
-    /// Octets behind the Ethernet header that a packet has at most, both ways.
+    /// Maximum length of an IP packet in both directions, in bytes.
     pub mtu: u16,
-    /// Who may reach whom.
+    /// Access rules for addresses.
     pub access: Access,
-    /// TCP.
+    /// Limits and timeouts of TCP.
     pub tcp: TcpConfig,
-    /// Conversations of UDP that have sockets; when there are as many, the longest idle one makes room.
+    /// Maximum of UDP associations with sockets; beyond it the one idle longest is evicted.
     pub udp_flows_max: usize,
-    /// Conversations of echo requests, likewise.
+    /// Maximum of echo flows; beyond it the one idle longest is evicted.
     pub icmp_flows_max: usize,
-    /// The guest's side.
+    /// Addresses and services of the guest's network.
     pub guest: GuestNetwork,
-    /// Which of the guest's engines this one is.
+    /// Position of this engine among the guest's engines.
     pub share: Share,
 }
 
 impl Config {
-    /// Bounds the conversations of each of `engines` engines of one process so that all their sockets are
-    /// at most `descriptors`. Each protocol keeps a part that the others cannot use up: a guest that fills
-    /// one table can still ask for names. Half-open connections are a part of TCP's, so that a flood of
-    /// them evicts its like. Connections from outside, where there may be some, have half of TCP's part.
+    /// Lowers the limits of each of `engines` engines, so that all their sockets need at most `descriptors`.
+    ///
+    /// Each protocol keeps a part that others cannot use up: a guest that fills one table can still resolve
+    /// names. Half-open connections have at most half of TCP's part, so a flood evicts only half-open ones.
+    /// Connections from outside have at most half of TCP's part.
     pub fn fit(&mut self, descriptors: usize, engines: usize) {
         let each = |all: usize| (all / engines.max(1)).max(1);
         let sockets = each(descriptors);
@@ -49,8 +54,8 @@ impl Config {
         self.tcp.half_open_max = each(self.tcp.half_open_max).min(self.tcp.flows_max / 2).max(1);
     }
 
-    /// What a client from outside is called in the guest's network: as it is called outside, but for
-    /// those addresses that in the guest mean the guest itself. The host is the router then.
+    /// Returns the address by which the guest knows a client from outside: its own address, or the router's
+    /// if that address means the guest itself.
     pub fn inward(&self, client: SocketAddr) -> SocketAddr {
         let ip = client.ip().to_canonical();
         let means_guest = ip.is_loopback() || self.guest.has(ip);
@@ -67,8 +72,8 @@ impl Default for Config {
             mtu: 65_520,
             access: Access::default(),
             tcp: TcpConfig::default(),
-            udp_flows_max: udp::FLOWS_MAX,
-            icmp_flows_max: icmp::FLOWS_MAX,
+            udp_flows_max: UDP_FLOWS_MAX,
+            icmp_flows_max: ICMP_FLOWS_MAX,
             guest: GuestNetwork::default(),
             share: Share::default(),
         }
@@ -83,7 +88,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_more_sockets_than_descriptors(descriptors in 3..1_000_000_usize, engines in 1..9_usize) {
+        fn fitted_limits_never_exceed_descriptors(descriptors in 3..1_000_000_usize, engines in 1..9_usize) {
             prop_assume!(descriptors / engines >= 3);
             let mut config = Config::default();
             config.fit(descriptors, engines);
@@ -96,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn with_descriptors_enough_nothing_is_given_up() {
+    fn ample_descriptors_leave_limits_unchanged() {
         let (mut config, default) = (Config::default(), Config::default());
         config.fit(1 << 20, 1);
         assert_eq!(config.tcp.flows_max, default.tcp.flows_max);

@@ -1,4 +1,4 @@
-//! What a protocol is handed beside a packet or an event.
+//! Context: the parts of an engine that protocols use beside their own state.
 
 use core::net::SocketAddr;
 use core::time::Duration;
@@ -9,25 +9,25 @@ use crate::counters::UplinkCounters;
 use crate::host::Host;
 use crate::replies::Replies;
 
-/// Everything outside a protocol's own state.
+/// Parts of the engine outside a protocol's own state.
 pub struct Context<'a> {
-    /// What the uplink was told.
+    /// Configuration of the uplink.
     pub config: &'a Config,
-    /// The sockets.
+    /// Host with the sockets.
     pub host: &'a mut dyn Host,
-    /// Frames for the guest that need no socket: resets, errors, answers. They go out in the same turn.
+    /// Frames for the guest that need no socket, sent in the same round.
     pub replies: &'a mut Replies,
-    /// What is counted.
+    /// Counters of the uplink.
     pub counters: &'a UplinkCounters,
-    /// The time.
+    /// Time of the current round.
     pub now: Duration,
 }
 
 impl Context<'_> {
-    /// Returns the host's address for a destination of the guest; `None`, and counts, when the guest must
+    /// Returns the host's address for a destination of the guest. Counts and returns `None` if the guest must
     /// not reach it.
     pub fn outward_to(&self, destination: SocketAddr) -> Option<SocketAddr> {
-        // Addresses that stand for the uplink itself are nobody's on the host's network.
+        // Addresses of the uplink itself belong to no host on the host's network.
         let is_own = |ip| self.config.guest.is_virtual(ip) || self.host.is_own(ip);
         match self.config.access.outward_to(destination, is_own) {
             Ok(outward) => Some(outward),

@@ -1,4 +1,4 @@
-//! What an uplink counts. One thread writes, any thread may read.
+//! Counters of an uplink. One thread writes, any thread may read.
 
 use ringfence_sys::counters::Counter;
 
@@ -9,7 +9,7 @@ macro_rules! counters {
         pub struct UplinkCounters { $($(#[$doc])* pub $name: Counter,)* }
 
         impl UplinkCounters {
-            /// Each counter by its name.
+            /// Iterates over all counters with their names.
             pub fn each(&self) -> impl Iterator<Item = (&'static str, u64)> {
                 [$((stringify!($name), self.$name.get()),)*].into_iter()
             }
@@ -18,125 +18,125 @@ macro_rules! counters {
 }
 
 impl UplinkCounters {
-    /// Octets of payload, both ways.
-    pub(crate) fn octets(&self) -> u64 {
+    /// Returns the payload bytes in both directions.
+    pub(crate) fn bytes(&self) -> u64 {
         let all =
             [&self.tcp_bytes_in, &self.tcp_bytes_out, &self.udp_bytes_in, &self.udp_bytes_out];
-        all.into_iter().fold(0, |sum, octets| sum.wrapping_add(octets.get()))
+        all.into_iter().fold(0, |sum, bytes| sum.wrapping_add(bytes.get()))
     }
 }
 
 counters! {
-    /// Frames from the guest.
+    /// Frames received from the guest.
     frames_in;
-    /// Frames to the guest.
+    /// Frames sent to the guest.
     frames_out;
     /// System calls on sockets.
     syscalls;
-    /// Frames whose headers contradict themselves or end too early.
+    /// Frames dropped: headers are inconsistent or truncated.
     drop_malformed;
-    /// Frames of a protocol that is not known.
+    /// Frames dropped: unknown protocol.
     drop_unknown;
-    /// Frames to another hardware address.
+    /// Frames dropped: other hardware address.
     drop_not_for_us;
-    /// Packets with an address that the guest may not send from.
+    /// Packets dropped: source address not permitted.
     drop_forged_source;
-    /// Packets to an address that stands for nothing.
+    /// Packets dropped: destination without meaning outside the guest.
     drop_unreachable;
-    /// Packets to an address of the host itself, or of its link, that the guest may not reach.
+    /// Packets dropped: destination is the host's own or link-local, and not permitted.
     drop_local;
-    /// Datagrams, echo replies and reports at a connected socket that are not of its peer.
+    /// Datagrams, echo replies and error reports dropped: not of the socket's peer.
     drop_stranger;
-    /// Fragments.
+    /// Fragments received from the guest.
     fragments_in;
-    /// Datagrams that were put together of fragments.
+    /// Datagrams joined from fragments.
     fragments_joined;
-    /// Fragments that contradict others, and what had come of their datagram.
+    /// Fragments dropped: inconsistent with others, or too many gaps.
     drop_fragment;
-    /// Datagrams of which some fragments did not come, or not in time.
+    /// Incomplete datagrams dropped: expired or evicted.
     drop_incomplete;
-    /// Packets that ask for a route of their own.
+    /// Packets dropped: IPv6 routing header.
     drop_routed;
-    /// Packets with a wrong checksum.
+    /// Packets dropped: wrong checksum.
     drop_checksum;
-    /// Frames and connections that were another engine's.
+    /// Frames and connections handed over to another engine.
     handed_over;
-    /// The same, where that one had no room for them.
+    /// Frames and connections dropped: the other engine's queue is full.
     drop_handed;
-    /// Answers for which there was no room.
+    /// Replies dropped: reply queue is full.
     drop_reply;
 
-    /// UDP conversations that the guest began.
+    /// UDP associations opened by the guest.
     udp_opened;
-    /// UDP conversations that began outside.
+    /// UDP associations opened from outside.
     udp_accepted;
-    /// UDP conversations that did not come about, and datagrams that the host refused.
+    /// UDP associations that could not be opened, and datagrams that the host refused.
     udp_refused;
-    /// UDP conversations that made room for others.
+    /// UDP associations evicted by others.
     udp_evicted;
-    /// UDP conversations that ended because nothing was said.
+    /// UDP associations closed after their idle time.
     udp_aged;
-    /// Datagrams for which a socket, or the link, had no room.
+    /// Datagrams dropped: socket or link is full.
     udp_full;
-    /// Datagrams from the guest.
+    /// UDP datagrams received from the guest.
     udp_datagrams_in;
-    /// Datagrams to the guest.
+    /// UDP datagrams sent to the guest.
     udp_datagrams_out;
-    /// Octets of datagrams from the guest.
+    /// Payload bytes of UDP datagrams from the guest.
     udp_bytes_in;
-    /// Octets of datagrams to the guest.
+    /// Payload bytes of UDP datagrams to the guest.
     udp_bytes_out;
-    /// Echo conversations.
+    /// Echo flows opened by the guest.
     icmp_opened;
-    /// Echo conversations that the host did not allow.
+    /// Echo flows that the host refused.
     icmp_refused;
-    /// Echo conversations that made room for others.
+    /// Echo flows evicted by others.
     icmp_evicted;
-    /// Echo requests that went out.
+    /// Echo requests sent to the host.
     icmp_requests;
-    /// Answers to them.
+    /// Echo replies sent to the guest.
     icmp_answers;
-    /// Messages that are of no use to anybody.
+    /// ICMP messages ignored: no socket can use them.
     icmp_ignored;
-    /// Errors that the guest was told.
+    /// ICMP errors sent to the guest.
     icmp_errors;
-    /// Answers to ARP requests.
+    /// ARP replies sent to the guest.
     arp_answers;
-    /// Answers to neighbour and router solicitations.
+    /// Neighbour and router advertisements sent to the guest.
     ndp_answers;
-    /// Answers to DHCP clients.
+    /// DHCP replies sent to the guest.
     dhcp_answers;
-    /// Answers to DHCPv6 clients.
+    /// DHCPv6 replies sent to the guest.
     dhcpv6_answers;
-    /// Datagrams to many: nobody is there to hear them.
+    /// Packets dropped: multicast or broadcast destination.
     drop_multicast;
-    /// Packets with IP options.
+    /// Packets dropped: IPv4 options.
     drop_options;
 
-    /// TCP connections that the guest began.
+    /// TCP connections opened by the guest.
     tcp_opened;
-    /// TCP connections that came from outside.
+    /// TCP connections opened from outside.
     tcp_accepted;
-    /// TCP connections that ended, whatever the way.
+    /// TCP connections closed for any reason.
     tcp_closed;
-    /// TCP connections that were refused, or did not come about.
+    /// TCP connections that were refused or failed.
     tcp_refused;
-    /// TCP connections that made room for others.
+    /// TCP connections evicted by others.
     tcp_evicted;
     /// TCP segments that belong to no connection.
     tcp_stray;
-    /// TCP segments that are old, or beyond the window.
+    /// TCP segments outside the receive window.
     tcp_out_of_window;
-    /// TCP segments with something before them missing.
+    /// TCP segments beyond a gap.
     tcp_out_of_order;
-    /// Octets that a socket did not take although its window had promised so.
+    /// Payload bytes that a socket refused although the offered window covered them.
     tcp_overcommitted;
-    /// Frames that were sent to the guest once more.
+    /// TCP segments retransmitted to the guest.
     tcp_retransmitted;
-    /// Retransmissions because of a time-out.
+    /// TCP retransmission timeouts that expired.
     tcp_timeouts;
-    /// Octets from the guest.
+    /// TCP payload bytes from the guest.
     tcp_bytes_in;
-    /// Octets to the guest, those that were sent once more included.
+    /// TCP payload bytes to the guest, retransmissions included.
     tcp_bytes_out;
 }

@@ -1,4 +1,4 @@
-//! DHCP (RFC 2131): a guest that asks is given the one address that it may use.
+//! DHCP server (RFC 2131): offers a guest its one configured IPv4 address.
 
 use core::net::Ipv4Addr;
 
@@ -12,39 +12,39 @@ use crate::context::Context;
 use crate::emit::Ends;
 use crate::packet::{Mac, Packet};
 
-/// Ports of servers and clients.
+/// Ports of DHCP servers and clients.
 pub(crate) const SERVER: u16 = 67;
 const CLIENT: u16 = 68;
-/// Octets of the longest message that is read.
+/// Length of the longest message that is read, in bytes.
 const MESSAGE_MAX: usize = 1500;
-/// Seconds that an address is given for.
+/// Lease time in seconds.
 const LEASE: u32 = 24 * 3600;
 
-/// A datagram of the guest's to the server's port.
+/// Handles a datagram from the guest to the server's port.
 pub(crate) fn input(packet: &Packet<'_>, context: &mut Context<'_>) {
     let mut frame = [0; MESSAGE_MAX];
     let copied = packet.frame.copy_to(&mut frame);
     let start = packet.payload_start();
     let end = (start + crate::udp::payload_len(packet)).min(copied);
-    let Some(octets) = frame.get(start..end) else {
+    let Some(bytes) = frame.get(start..end) else {
         return context.counters.drop_malformed.add(1);
     };
-    let Ok(request) = Message::decode(&mut Decoder::new(octets)) else {
+    let Ok(request) = Message::decode(&mut Decoder::new(bytes)) else {
         return context.counters.drop_malformed.add(1);
     };
     if request.opcode() != Opcode::BootRequest || request.htype() != HType::Eth {
         return context.counters.drop_malformed.add(1);
     }
     let Some(answer) = answer(&request, context) else { return };
-    let Ok(octets) = answer.to_vec() else { return };
+    let Ok(bytes) = answer.to_vec() else { return };
     let Some(server) = server(context) else { return };
-    // Whoever has no address yet hears it all the same: it is sent to its hardware address.
+    // A client without an address receives the reply at its hardware address.
     let to = if request.ciaddr().is_unspecified() { Ipv4Addr::BROADCAST } else { request.ciaddr() };
     context.counters.dhcp_answers.add(1);
-    push(packet.mac, server, to, &octets, context);
+    push(packet.mac, server, to, &bytes, context);
 }
 
-/// The server's own address: the router's, or the network's first that is not the guest's.
+/// Returns the server's address: the router's, or the network's first one that is not the guest's.
 fn server(context: &Context<'_>) -> Option<Ipv4Addr> {
     let router = context.config.guest.gateways.iter().find_map(|gateway| match gateway {
         core::net::IpAddr::V4(ip) => Some(*ip),
@@ -102,7 +102,7 @@ fn answer(request: &Message, context: &Context<'_>) -> Option<Message> {
     Some(answer)
 }
 
-/// Whether a client wants to keep an address that is not the one it is to have.
+/// Returns `true` if the client requests an address other than its configured one.
 fn is_refused(request: &Message, own: Ipv4Addr) -> bool {
     let wanted = match request.opts().get(OptionCode::RequestedIpAddress) {
         Some(DhcpOption::RequestedIpAddress(ip)) => *ip,
@@ -111,20 +111,20 @@ fn is_refused(request: &Message, own: Ipv4Addr) -> bool {
     wanted != own
 }
 
-fn push(mac: Mac, from: Ipv4Addr, to: Ipv4Addr, octets: &[u8], context: &mut Context<'_>) {
+fn push(mac: Mac, from: Ipv4Addr, to: Ipv4Addr, bytes: &[u8], context: &mut Context<'_>) {
     let ends = Ends { from_mac: context.config.mac, to_mac: mac, from: from.into(), to: to.into() };
-    context.replies.push(|frame| udp_frame(&ends, (SERVER, CLIENT), octets, frame));
+    context.replies.push(|frame| udp_frame(&ends, (SERVER, CLIENT), bytes, frame));
 }
 
-/// A finished frame with one datagram.
+/// Writes a complete frame with one UDP datagram.
 pub(crate) fn udp_frame(
     ends: &Ends,
     (from, to): (u16, u16),
-    octets: &[u8],
+    bytes: &[u8],
     frame: &mut Vec<u8>,
 ) -> Option<()> {
     let header = ends.header_len();
-    let length = octets.len() + 8;
+    let length = bytes.len() + 8;
     frame.resize(header + length, 0);
     ends.write(frame, protocol::UDP, length, 0)?;
     let udp = frame.get_mut(header..)?;
@@ -132,7 +132,7 @@ pub(crate) fn udp_frame(
     udp[2..4].copy_from_slice(&to.to_be_bytes());
     udp[4..6].copy_from_slice(&u16::try_from(length).ok()?.to_be_bytes());
     udp[6..8].fill(0);
-    udp[8..].copy_from_slice(octets);
+    udp[8..].copy_from_slice(bytes);
     let mut sum = Accumulator::with_sum(ends.pseudo_header(protocol::UDP, length));
     sum.add(udp);
     udp[6..8].copy_from_slice(&never_zero(sum.checksum()).to_be_bytes());

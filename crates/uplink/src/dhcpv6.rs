@@ -1,4 +1,4 @@
-//! DHCPv6 (RFC 8415): a guest that asks is given the addresses that it may use.
+//! DHCPv6 server (RFC 8415): offers a guest its configured IPv6 addresses.
 
 use core::net::{IpAddr, Ipv6Addr};
 
@@ -12,39 +12,39 @@ use crate::emit::Ends;
 use crate::ndp::link_local;
 use crate::packet::{Mac, Packet};
 
-/// Ports of servers and clients.
+/// Ports of DHCPv6 servers and clients.
 pub(crate) const SERVER: u16 = 547;
 const CLIENT: u16 = 546;
-/// All servers of a link.
+/// Multicast address of all servers of a link.
 pub(crate) const SERVERS: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 1, 2);
-/// Octets of the longest message that is read.
+/// Length of the longest message that is read, in bytes.
 const MESSAGE_MAX: usize = 1500;
-/// Seconds that an address is given for.
+/// Lease time in seconds.
 const LEASE: u32 = 24 * 3600;
 
-/// A datagram of the guest's to all servers.
+/// Handles a datagram from the guest to all servers.
 pub(crate) fn input(packet: &Packet<'_>, context: &mut Context<'_>) {
     let mut frame = [0; MESSAGE_MAX];
     let copied = packet.frame.copy_to(&mut frame);
     let start = packet.payload_start();
     let end = (start + crate::udp::payload_len(packet)).min(copied);
-    let Some(octets) = frame.get(start..end) else {
+    let Some(bytes) = frame.get(start..end) else {
         return context.counters.drop_malformed.add(1);
     };
-    let Ok(request) = Message::decode(&mut Decoder::new(octets)) else {
+    let Ok(request) = Message::decode(&mut Decoder::new(bytes)) else {
         return context.counters.drop_malformed.add(1);
     };
     let Some(answer) = answer(&request, context) else { return };
-    let Ok(octets) = answer.to_vec() else { return };
+    let Ok(bytes) = answer.to_vec() else { return };
     let IpAddr::V6(to) = packet.source else { return };
     let own = context.config.mac;
     let ends =
         Ends { from_mac: own, to_mac: packet.mac, from: link_local(own).into(), to: to.into() };
     context.counters.dhcpv6_answers.add(1);
-    context.replies.push(|frame| crate::dhcp::udp_frame(&ends, (SERVER, CLIENT), &octets, frame));
+    context.replies.push(|frame| crate::dhcp::udp_frame(&ends, (SERVER, CLIENT), &bytes, frame));
 }
 
-/// The server's identifier: by its hardware address (type 3, RFC 8415, 11.4).
+/// Returns the server's identifier, built from its hardware address (DUID type 3, RFC 8415, 11.4).
 fn server_id(mac: Mac) -> Vec<u8> {
     [&[0, 3, 0, 1][..], &mac].concat()
 }
@@ -65,7 +65,7 @@ fn answer(request: &Message, context: &Context<'_>) -> Option<Message> {
         _ => return None,
     };
     let own = server_id(context.config.mac);
-    // A message for another server.
+    // The message is for another server.
     if matches!(asked.get(OptionCode::ServerId), Some(DhcpOption::ServerId(id)) if *id != own) {
         return None;
     }
@@ -89,7 +89,7 @@ fn answer(request: &Message, context: &Context<'_>) -> Option<Message> {
             msg: String::new(),
         }));
     }
-    tell(options, context);
+    add_settings(options, context);
     Some(answer)
 }
 
@@ -103,7 +103,7 @@ fn lease(id: u32, context: &Context<'_>) -> IANA {
     IANA { id, t1: LEASE / 2, t2: LEASE / 5 * 4, opts }
 }
 
-fn tell(options: &mut DhcpOptions, context: &Context<'_>) {
+fn add_settings(options: &mut DhcpOptions, context: &Context<'_>) {
     let guest = &context.config.guest;
     let servers: Vec<Ipv6Addr> = guest.name_servers_v6().collect();
     if !servers.is_empty() {

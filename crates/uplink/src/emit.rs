@@ -1,4 +1,4 @@
-//! Ethernet and IP headers of frames to the guest.
+//! Ethernet and IP headers of frames to the guest, and the pseudo-header sum of their checksums.
 
 use core::net::IpAddr;
 
@@ -8,34 +8,34 @@ use ringfence_offload::checksum::{internet_checksum, pseudo};
 
 use crate::packet::Mac;
 
-/// Octets of an Ethernet header.
+/// Length of an Ethernet header, in bytes.
 pub const ETHERNET_LEN: usize = 14;
 
-/// Hop limit of everything that goes to the guest.
+/// Hop limit of all packets to the guest.
 const HOPS: u8 = 64;
 
-/// The two ends of a packet to the guest.
+/// Link and network addresses of a packet to the guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ends {
-    /// The uplink's hardware address.
+    /// Hardware address of the uplink.
     pub from_mac: Mac,
-    /// The guest's.
+    /// Hardware address of the guest.
     pub to_mac: Mac,
-    /// Who the packet is from. Of the same family as `to`.
+    /// Source address, of the same family as `to`.
     pub from: IpAddr,
-    /// To whom: the guest.
+    /// Destination address: the guest's.
     pub to: IpAddr,
 }
 
 impl Ends {
-    /// Octets of the Ethernet and IP headers.
+    /// Returns the length of Ethernet and IP header in bytes.
     pub fn header_len(&self) -> usize {
         ETHERNET_LEN + if self.to.is_ipv4() { 20 } else { 40 }
     }
 
-    /// Writes Ethernet and IP header to the front of `frame`, for `payload` octets of `protocol` behind
-    /// them; returns how many octets they have. `None` when they do not fit, or the families differ.
-    /// `id` is IPv4's identification. Fragmentation is forbidden.
+    /// Writes Ethernet and IP header to the front of `frame`, for `payload` bytes of `protocol` behind them.
+    /// Returns the length of the headers, or `None` if they do not fit or the address families differ. `id` is
+    /// IPv4's identification. The packet must not be fragmented (DF).
     pub fn write(&self, frame: &mut [u8], protocol: u8, payload: usize, id: u16) -> Option<usize> {
         let len = self.header_len();
         let (ethernet, ip) = frame.get_mut(..len)?.split_at_mut(ETHERNET_LEN);
@@ -72,7 +72,7 @@ impl Ends {
         Some(len)
     }
 
-    /// The sum of the pseudo header of `payload` octets of `protocol`; zero where the families differ.
+    /// Returns the sum of the pseudo-header for `payload` bytes of `protocol`; zero if the families differ.
     pub fn pseudo_header(&self, protocol: u8, payload: usize) -> u16 {
         let payload = u32::try_from(payload).unwrap_or(u32::MAX);
         match (self.from, self.to) {
@@ -87,7 +87,7 @@ impl Ends {
     }
 }
 
-/// Whether a link takes transport checksums that are blank.
+/// Returns `true` if a link accepts frames with a partial transport checksum.
 pub(crate) fn takes_blank(takes: &PortCapabilities, is_v4: bool) -> bool {
     match takes.checksum {
         ChecksumOffload::Any => true,
@@ -109,7 +109,7 @@ mod tests {
     use ringfence_offload::packet::Network;
 
     #[test]
-    fn headers_are_understood_by_the_parser() {
+    fn written_headers_parse_to_the_same_packet() {
         for (from, to) in [("192.0.2.1", "10.0.0.2"), ("2001:db8::1", "fd00::2")] {
             let ends = Ends {
                 from_mac: [2; 6],

@@ -1,4 +1,6 @@
-//! The engine: frames in, sockets, frames out. See the [crate] for the order of calls.
+//! Uplink engine: dispatches frames of the guest to the protocols, and collects their output.
+//!
+//! See the [crate] for the order of calls in a round.
 
 use core::net::{IpAddr, SocketAddr};
 use core::time::Duration;
@@ -17,15 +19,15 @@ use crate::counters::UplinkCounters;
 use crate::forward::Forwards;
 use crate::host::{Host, OwnerKind, Ready};
 use crate::icmp::Icmp;
-use crate::link::{Committed, GuestSide, Slots};
+use crate::link::{Committed, GuestLink, Slots};
 use crate::packet::Packet;
 use crate::reassembly::Reassembly;
 use crate::replies::Replies;
-use crate::share::Handed;
-use crate::tcp::{Run, Tcp};
+use crate::share::Handoff;
+use crate::tcp::{SegmentRun, Tcp};
 use crate::udp::Udp;
 
-/// Guest packets on one side, sockets on the other.
+/// Uplink of one guest: guest packets on one side, host sockets on the other.
 pub struct Uplink {
     config: Config,
     host: Box<dyn Host>,
@@ -36,12 +38,12 @@ pub struct Uplink {
     icmp: Icmp,
     forwards: Forwards,
     reassembly: Reassembly,
-    /// What is other engines', and whose.
-    handed: Vec<(usize, Handed)>,
+    /// Frames and connections for other engines, with the engine's index.
+    handoffs: Vec<(usize, Handoff)>,
     ready: Vec<Ready>,
 }
 
-/// The engine's parts, borrowed one by one.
+/// Borrows the engine's parts as a [`Context`].
 macro_rules! context {
     ($self:ident, $now:expr) => {
         Context {
@@ -55,7 +57,7 @@ macro_rules! context {
 }
 
 impl Uplink {
-    /// An uplink by the sockets of `host`.
+    /// Creates an uplink that uses the sockets of `host`.
     pub fn new(config: Config, host: Box<dyn Host>, counters: Arc<UplinkCounters>) -> Uplink {
         let tcp = Tcp::new(&config);
         let udp = Udp::new(config.udp_flows_max);
@@ -70,63 +72,62 @@ impl Uplink {
             icmp,
             forwards: Forwards::default(),
             reassembly: Reassembly::default(),
-            handed: Vec::new(),
+            handoffs: Vec::new(),
             ready: Vec::new(),
         }
     }
 
-    /// What it counts.
+    /// Returns the uplink's counters.
     pub fn counters(&self) -> &Arc<UplinkCounters> {
         &self.counters
     }
 
-    /// What it was told.
+    /// Returns the uplink's configuration.
     pub fn config(&self) -> &Config {
         &self.config
     }
 
-    /// TCP conversations, whatever their state.
+    /// Returns the number of TCP connections, in any state.
     pub fn tcp_flows(&self) -> usize {
         self.tcp.len()
     }
 
-    /// UDP conversations.
+    /// Returns the number of UDP associations.
     pub fn udp_flows(&self) -> usize {
         self.udp.len()
     }
 
-    /// Lets connections to a listening socket of the host lead to `guest`. The guest's hardware
-    /// address must be known ([`crate::guest::GuestNetwork::mac`]).
+    /// Forwards connections of a listening socket to `guest`. The guest's hardware address must be known
+    /// ([`crate::guest::GuestNetwork::mac`]).
     ///
     /// # Errors
     ///
-    /// The host's.
+    /// Returns the host's error if it does not accept the socket.
     pub fn forward_tcp(&mut self, socket: OwnedFd, guest: SocketAddr) -> Result<(), Errno> {
         self.forwards.add(socket, guest, &mut context!(self, Duration::ZERO))
     }
 
-    /// The same of datagrams to a bound socket of the host.
+    /// Forwards datagrams of a bound socket to `guest`.
     ///
     /// # Errors
     ///
-    /// The host's.
+    /// Returns the host's error if it does not accept the socket.
     pub fn forward_udp(&mut self, socket: OwnedFd, guest: SocketAddr) -> Result<(), Errno> {
         self.udp.listen(socket, guest, &mut context!(self, Duration::ZERO))
     }
 
-    /// Takes the frames of `frames` (indices into the batch) from the guest. When it returns, nothing
-    /// refers to the batch any more.
+    /// Handles the frames at the given indices of a batch. Nothing refers to the batch after the return.
     pub fn input(&mut self, batch: &Batch, frames: &[u32], now: Duration) {
-        let mut run = Run::default();
+        let mut run = SegmentRun::default();
         for frame in batch.select(frames) {
             self.counters.frames_in.add(1);
             self.frame(frame, &mut run, now);
         }
-        self.tcp.input_ends(&mut run, &mut context!(self, now));
-        self.udp.input_ends(&mut context!(self, now));
+        self.tcp.finish_input(&mut run, &mut context!(self, now));
+        self.udp.finish_input(&mut context!(self, now));
     }
 
-    fn frame<'a>(&mut self, frame: FrameView<'a>, run: &mut Run<'a>, now: Duration) {
+    fn frame<'a>(&mut self, frame: FrameView<'a>, run: &mut SegmentRun<'a>, now: Duration) {
         let counters = &self.counters;
         let len = u32::try_from(frame.len()).unwrap_or(u32::MAX);
         let Ok(layers) = Layers::parse(frame.header(), len) else {
@@ -143,13 +144,13 @@ impl Uplink {
         let Some(packet) = Packet::read(frame, layers) else {
             return counters.drop_unknown.add(1);
         };
-        if self.is_of_the_link(&packet) {
+        if self.is_link_protocol(&packet) {
             return self.link_protocol(&packet, now);
         }
         self.packet(&packet, run, now);
     }
 
-    fn packet<'a>(&mut self, packet: &Packet<'a>, run: &mut Run<'a>, now: Duration) {
+    fn packet<'a>(&mut self, packet: &Packet<'a>, run: &mut SegmentRun<'a>, now: Duration) {
         let counters = &self.counters;
         if !self.config.access.source_is_allowed(packet.source) {
             return counters.drop_forged_source.add(1);
@@ -170,13 +171,13 @@ impl Uplink {
             }
             return self.fragment(packet, run, now);
         }
-        if !checksum_is_right(packet) {
+        if !has_valid_checksum(packet) {
             return counters.drop_checksum.add(1);
         }
         if share.of > 1 {
-            let whose = share.of_packet(packet);
-            if whose != share.index {
-                return self.hand_over(whose, packet);
+            let engine = share.of_packet(packet);
+            if engine != share.index {
+                return self.hand_over(engine, packet);
             }
         }
         match packet.layers.transport() {
@@ -189,23 +190,23 @@ impl Uplink {
         }
     }
 
-    fn hand_over(&mut self, whose: usize, packet: &Packet<'_>) {
-        let mut octets = vec![0; packet.frame.len()];
-        packet.frame.copy_to(&mut octets);
-        self.handed.push((whose, Handed::Frame { octets, meta: packet.frame.meta() }));
+    fn hand_over(&mut self, engine: usize, packet: &Packet<'_>) {
+        let mut bytes = vec![0; packet.frame.len()];
+        packet.frame.copy_to(&mut bytes);
+        self.handoffs.push((engine, Handoff::Frame { bytes, meta: packet.frame.meta() }));
     }
 
-    /// What is other engines', and whose: it has come since this was asked last.
-    pub fn take_handed(&mut self) -> impl Iterator<Item = (usize, Handed)> + '_ {
-        self.counters.handed_over.add(self.handed.len() as u64);
-        self.handed.drain(..)
+    /// Takes the frames and connections that belong to other engines, with the engine's index.
+    pub fn take_handoffs(&mut self) -> impl Iterator<Item = (usize, Handoff)> + '_ {
+        self.counters.handed_over.add(self.handoffs.len() as u64);
+        self.handoffs.drain(..)
     }
 
-    /// What another engine has handed over.
-    pub fn take_over(&mut self, handed: Handed, now: Duration) {
-        match handed {
-            Handed::Frame { octets, meta } => self.frame_alone(&octets, meta, now),
-            Handed::Connection { file, client, guest } => {
+    /// Accepts a frame or a connection from another engine.
+    pub fn accept_handoff(&mut self, handoff: Handoff, now: Duration) {
+        match handoff {
+            Handoff::Frame { bytes, meta } => self.frame_alone(&bytes, meta, now),
+            Handoff::Connection { file, client, guest } => {
                 if let Some(mac) = self.config.guest.mac {
                     self.tcp.accept(file, client, guest, mac, &mut context!(self, now));
                 }
@@ -213,36 +214,36 @@ impl Uplink {
         }
     }
 
-    /// A frame that is in no batch.
-    fn frame_alone(&mut self, octets: &[u8], meta: OffloadMeta, now: Duration) {
-        let mut batch = Batch::with_capacity(1, octets.len());
-        let pushed = batch.reserve(octets.len()).and_then(|offset| {
-            batch.scratch_mut(offset..offset + octets.len()).ok()?.copy_from_slice(octets);
-            batch.push_contiguous(offset, octets.len(), meta).ok()
+    /// Handles a frame that is in no batch.
+    fn frame_alone(&mut self, bytes: &[u8], meta: OffloadMeta, now: Duration) {
+        let mut batch = Batch::with_capacity(1, bytes.len());
+        let pushed = batch.reserve(bytes.len()).and_then(|offset| {
+            batch.scratch_mut(offset..offset + bytes.len()).ok()?.copy_from_slice(bytes);
+            batch.push_contiguous(offset, bytes.len(), meta).ok()
         });
         if let Some(index) = pushed {
             self.input(&batch, &[index], now);
         }
     }
 
-    /// A part of a datagram: the whole one is taken once nothing is missing.
-    fn fragment(&mut self, packet: &Packet<'_>, run: &mut Run<'_>, now: Duration) {
+    /// Handles a fragment, and the whole datagram once no fragment is missing.
+    fn fragment(&mut self, packet: &Packet<'_>, run: &mut SegmentRun<'_>, now: Duration) {
         let Some(whole) = self.reassembly.take(packet, &context!(self, now)) else { return };
-        // What came before it goes before it.
-        self.tcp.input_ends(run, &mut context!(self, now));
-        let mut run = Run::default();
-        // It is no fragment any more, so this ends here.
+        // Earlier segments are sent first.
+        self.tcp.finish_input(run, &mut context!(self, now));
+        let mut run = SegmentRun::default();
+        // The joined packet is no fragment, so the recursion ends here.
         whole.iter().for_each(|frame| self.frame(frame, &mut run, now));
-        self.tcp.input_ends(&mut run, &mut context!(self, now));
+        self.tcp.finish_input(&mut run, &mut context!(self, now));
     }
 
-    /// Whether a packet is of a protocol by which a guest finds its way about: such may come from
-    /// addresses that others may not.
-    fn is_of_the_link(&self, packet: &Packet<'_>) -> bool {
+    /// Returns `true` for neighbour discovery and DHCP, which may use source addresses that other packets
+    /// may not.
+    fn is_link_protocol(&self, packet: &Packet<'_>) -> bool {
         let port = packet.transport().get(2..4).map(|port| u16::from_be_bytes([port[0], port[1]]));
         match packet.layers.transport() {
             _ if packet.layers.is_fragment() => false,
-            Transport::Icmpv6(icmp) => crate::ndp::is_one(icmp.kind),
+            Transport::Icmpv6(icmp) => crate::ndp::is_neighbour_discovery(icmp.kind),
             Transport::Udp(_) if packet.source.is_ipv4() => port == Some(crate::dhcp::SERVER),
             Transport::Udp(_) => {
                 port == Some(crate::dhcpv6::SERVER)
@@ -253,7 +254,7 @@ impl Uplink {
     }
 
     fn link_protocol(&mut self, packet: &Packet<'_>, now: Duration) {
-        if !checksum_is_right(packet) {
+        if !has_valid_checksum(packet) {
             return self.counters.drop_checksum.add(1);
         }
         let context = &mut context!(self, now);
@@ -264,11 +265,11 @@ impl Uplink {
         }
     }
 
-    /// Takes the events of the host's sockets.
+    /// Handles the events of host sockets. Returns their number.
     ///
     /// # Errors
     ///
-    /// The host's: it is of no more use.
+    /// Returns the host's error, after which the host cannot be used.
     pub fn poll_host(&mut self, now: Duration) -> Result<usize, Errno> {
         self.ready.clear();
         self.host.poll(&mut self.ready)?;
@@ -282,7 +283,7 @@ impl Uplink {
                 }
                 OwnerKind::Icmp => self.icmp.ready(ready, &mut context!(self, now)),
                 OwnerKind::TcpListener => self.forwards.ready(ready),
-                OwnerKind::Addresses => self.end_local(now),
+                OwnerKind::Addresses => self.close_local(now),
                 _ => tracing::debug!(?ready, "an event without an owner"),
             }
         }
@@ -290,14 +291,14 @@ impl Uplink {
         Ok(count)
     }
 
-    /// Ends conversations of the guest to addresses that became the host's own.
-    fn end_local(&mut self, now: Duration) {
-        self.tcp.end_local(&mut context!(self, now));
-        self.udp.end_local(&mut context!(self, now));
-        self.icmp.end_local(&mut context!(self, now));
+    /// Closes flows of the guest to addresses that became the host's own.
+    fn close_local(&mut self, now: Duration) {
+        self.tcp.close_local(&mut context!(self, now));
+        self.udp.close_local(&mut context!(self, now));
+        self.icmp.close_local(&mut context!(self, now));
     }
 
-    /// Does what is due by the clock.
+    /// Handles all timers that are due.
     pub fn run_timers(&mut self, now: Duration) {
         self.tcp.run_timers(&mut context!(self, now));
         self.udp.run_timers(&mut context!(self, now));
@@ -305,7 +306,7 @@ impl Uplink {
         self.reassembly.forget(&context!(self, now));
     }
 
-    /// When [`run_timers`](Self::run_timers) is to be called next.
+    /// Returns the time at which [`run_timers`](Self::run_timers) must be called next.
     pub fn deadline(&self) -> Option<Duration> {
         let all = [
             self.tcp.deadline(),
@@ -316,24 +317,25 @@ impl Uplink {
         all.into_iter().flatten().min()
     }
 
-    /// Sends what is owed to the guest, and what sockets have for it, as far as the link has room.
-    /// Returns whether there is more that only waits for its turn, or for room.
-    pub fn output(&mut self, link: &mut dyn GuestSide, now: Duration) -> bool {
+    /// Sends replies, and data from sockets, until the link has no room or the round's limits are reached.
+    /// Returns `true` if more can be sent.
+    pub fn output(&mut self, link: &mut dyn GuestLink, now: Duration) -> bool {
         let mut more = !self.send_replies(link);
         if !more {
-            more = self.forwards.accept(&mut self.tcp, &mut self.handed, &mut context!(self, now));
+            more =
+                self.forwards.accept(&mut self.tcp, &mut self.handoffs, &mut context!(self, now));
             more |= self.udp.output(link, &mut context!(self, now));
             more |= self.icmp.output(link, &mut context!(self, now));
             more |= self.tcp.output(link, &mut context!(self, now));
-            // Conversations that ended on the way out left resets.
+            // Flows that ended during output left resets.
             more |= !self.send_replies(link);
         }
         link.flush();
         more
     }
 
-    /// Sends the frames that wait; `false` when the link has no room for all of them.
-    fn send_replies(&mut self, link: &mut dyn GuestSide) -> bool {
+    /// Sends queued replies. Returns `false` if the link has no room for all of them.
+    fn send_replies(&mut self, link: &mut dyn GuestLink) -> bool {
         self.counters.drop_reply.add(self.replies.take_dropped());
         while let Some((frame, meta)) = self.replies.front() {
             let mut slots = Slots::new();
@@ -351,21 +353,21 @@ impl Uplink {
         true
     }
 
-    /// All that was owed is sent: what comes next can be made ready.
-    pub fn stock_up(&mut self) {
-        self.host.stock_up();
+    /// Prepares resources for the next round. Called after output.
+    pub fn prepare(&mut self) {
+        self.host.prepare();
     }
 
-    /// Readable when [`poll_host`](Self::poll_host) would find something.
+    /// Returns a descriptor that is readable when [`poll_host`](Self::poll_host) has events.
     pub fn wait_fd(&self) -> BorrowedFd<'_> {
         self.host.wait_fd()
     }
 }
 
-/// Whether the transport checksum may be relied on. What never left memory has none to check.
-fn checksum_is_right(packet: &Packet<'_>) -> bool {
+/// Returns `true` if the transport checksum is valid. A packet that never left memory needs no check.
+fn has_valid_checksum(packet: &Packet<'_>) -> bool {
     match packet.frame.meta().checksum {
         Checksum::Partial { .. } | Checksum::Verified => true,
-        Checksum::None => crate::packet::checksum_is_right(packet),
+        Checksum::None => crate::packet::has_valid_checksum(packet),
     }
 }

@@ -1,5 +1,6 @@
-//! Ports of the host that lead to the guest, TCP: connections are taken one by one and become flows,
-//! with the address of the client that is real. (UDP: [`crate::udp`].)
+//! Forwarded TCP ports: accepts connections of the host's listening sockets and opens them at the guest.
+//!
+//! The guest sees the client's real address. Forwarded UDP ports are part of [`crate::udp`].
 
 use core::net::SocketAddr;
 use std::collections::VecDeque;
@@ -10,27 +11,28 @@ use rustix::io::Errno;
 use crate::context::Context;
 use crate::host::listen::Listener;
 use crate::host::{Owner, OwnerKind, Ready};
-use crate::share::Handed;
+use crate::share::Handoff;
 use crate::tcp::Tcp;
 
-/// Connections taken in one turn; then others have theirs.
+/// Maximum of connections accepted in one round.
 const ACCEPTS: usize = 64;
 
-struct Port {
+/// Forwarded port: a listening socket of the host and the guest's address.
+struct ForwardedPort {
     listener: Box<dyn Listener>,
     guest: SocketAddr,
     queued: bool,
 }
 
-/// Forwarded ports.
+/// All forwarded TCP ports.
 #[derive(Default)]
 pub(crate) struct Forwards {
-    ports: Vec<Port>,
+    ports: Vec<ForwardedPort>,
     waiting: VecDeque<usize>,
 }
 
 impl Forwards {
-    /// Lets connections of a listening socket lead to `guest`.
+    /// Forwards connections of a listening socket to `guest`.
     pub(crate) fn add(
         &mut self,
         socket: OwnedFd,
@@ -40,11 +42,11 @@ impl Forwards {
         let index = u32::try_from(self.ports.len()).map_err(|_| Errno::MFILE)?;
         let owner = Owner { kind: OwnerKind::TcpListener, index, generation: 0 };
         let listener = context.host.listen(owner, socket)?;
-        self.ports.push(Port { listener, guest, queued: false });
+        self.ports.push(ForwardedPort { listener, guest, queued: false });
         Ok(())
     }
 
-    /// Somebody may have come.
+    /// Handles an event of a listening socket.
     pub(crate) fn ready(&mut self, ready: Ready) {
         let Ok(index) = usize::try_from(ready.owner.index) else { return };
         if let Some(port) = self.ports.get_mut(index)
@@ -55,11 +57,12 @@ impl Forwards {
         }
     }
 
-    /// Takes who has come; what is another engine's is left in `handed`. Returns whether there may be more.
+    /// Accepts connections. Those of another engine are appended to `handoffs`. Returns `true` if more may be
+    /// waiting.
     pub(crate) fn accept(
         &mut self,
         tcp: &mut Tcp,
-        handed: &mut Vec<(usize, Handed)>,
+        handoffs: &mut Vec<(usize, Handoff)>,
         context: &mut Context<'_>,
     ) -> bool {
         let Some(mac) = context.config.guest.mac else { return false };
@@ -73,12 +76,14 @@ impl Forwards {
                         own if own == context.config.share.index => {
                             tcp.accept(file, client, guest, mac, context);
                         }
-                        whose => handed.push((whose, Handed::Connection { file, client, guest })),
+                        engine => {
+                            handoffs.push((engine, Handoff::Connection { file, client, guest }))
+                        }
                     }
                 }
-                // Gone before it was taken.
+                // The connection was aborted before it was accepted.
                 Err(Errno::CONNABORTED | Errno::INTR) => {}
-                // Nobody, or no descriptors: then the next event comes with the next connection.
+                // None left, or no descriptor: the next connection raises the next event.
                 Err(_) => {
                     port.queued = false;
                     self.waiting.pop_front();

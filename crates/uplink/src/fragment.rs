@@ -1,28 +1,28 @@
-//! Datagrams that are longer than the link's MTU: IP fragments to the guest.
+//! IP fragmentation: datagrams that are longer than the link's MTU reach the guest in fragments.
 //!
-//! The host put the datagram together; a router would have passed its fragments on. So a guest with a
-//! small MTU gets fragments, over IPv6 as if the sender had made them (RFC 8200, 4.5).
+//! The host has reassembled the datagram; a router would have forwarded its fragments. Over IPv6 the
+//! fragments look as if the sender had made them (RFC 8200, 4.5).
 
 use ringfence_offload::OffloadMeta;
 use ringfence_offload::checksum::{Accumulator, never_zero, sum};
 use ringfence_offload::packet::protocol;
 
 use crate::emit::{ETHERNET_LEN, Ends};
-use crate::link::{Committed, GuestSide, Slots};
+use crate::link::{Committed, GuestLink, Slots};
 
-/// Octets of an IPv6 fragment header.
+/// Length of an IPv6 fragment header, in bytes.
 const FRAGMENT_LEN: usize = 8;
 
-/// Sends a UDP datagram in fragments of at most `mtu` octets each; returns how many frames went out.
+/// Sends a UDP datagram in fragments of at most `mtu` bytes. Returns the number of frames sent.
 pub(crate) fn send_udp(
     ends: &Ends,
     (from, to): (u16, u16),
-    octets: &[u8],
+    bytes: &[u8],
     id: u16,
     mtu: usize,
-    link: &mut dyn GuestSide,
+    link: &mut dyn GuestLink,
 ) -> usize {
-    let length = octets.len() + 8;
+    let length = bytes.len() + 8;
     let Ok(length_field) = u16::try_from(length) else { return 0 };
     let mut udp = [0; 8];
     udp[..2].copy_from_slice(&from.to_be_bytes());
@@ -30,23 +30,23 @@ pub(crate) fn send_udp(
     udp[4..6].copy_from_slice(&length_field.to_be_bytes());
     let mut checksum = Accumulator::with_sum(ends.pseudo_header(protocol::UDP, length));
     checksum.add(&udp);
-    checksum.add_sum(sum(octets));
+    checksum.add_sum(sum(bytes));
     udp[6..8].copy_from_slice(&never_zero(checksum.checksum()).to_be_bytes());
 
-    send(ends, protocol::UDP, &udp, octets, (id, mtu), link)
+    send(ends, protocol::UDP, &udp, bytes, (id, mtu), link)
 }
 
-/// Sends a packet whose first 8 octets are `head` and whose others are `octets`, in fragments of at most
-/// `mtu` octets each; returns how many frames went out.
+/// Sends a packet with the payload `head` and `bytes` in fragments of at most `mtu` bytes. Returns the number
+/// of frames sent.
 pub(crate) fn send(
     ends: &Ends,
     protocol: u8,
     head: &[u8; 8],
-    octets: &[u8],
+    bytes: &[u8],
     (id, mtu): (u16, usize),
-    link: &mut dyn GuestSide,
+    link: &mut dyn GuestLink,
 ) -> usize {
-    let length = octets.len() + 8;
+    let length = bytes.len() + 8;
     let v6 = usize::from(!ends.to.is_ipv4()) * FRAGMENT_LEN;
     let headers = ends.header_len() + v6;
     let room = (mtu + ETHERNET_LEN).saturating_sub(headers) & !7;
@@ -66,9 +66,9 @@ pub(crate) fn send(
         let body = &mut frame[headers..];
         if at == 0 {
             body[..8].copy_from_slice(head);
-            body[8..].copy_from_slice(&octets[..end - 8]);
+            body[8..].copy_from_slice(&bytes[..end - 8]);
         } else {
-            body.copy_from_slice(&octets[at - 8..end - 8]);
+            body.copy_from_slice(&bytes[at - 8..end - 8]);
         }
         if write_headers(ends, protocol, frame, id, (at, end < length)).is_none() {
             return sent;
@@ -82,7 +82,7 @@ pub(crate) fn send(
     sent
 }
 
-/// Writes the headers of the fragment that begins at octet `at`.
+/// Writes the headers of the fragment at byte offset `at`.
 fn write_headers(
     ends: &Ends,
     protocol: u8,
@@ -118,7 +118,7 @@ mod tests {
     use ringfence_offload::Layers;
 
     #[test]
-    fn fragments_are_put_together_to_what_was_cut() {
+    fn fragments_joined_equal_the_datagram() {
         for (from, to, header) in [("192.0.2.1", "10.0.0.2", 34), ("2001:db8::1", "fd00::2", 62)] {
             let ends = Ends {
                 from_mac: [2; 6],
@@ -126,9 +126,9 @@ mod tests {
                 from: from.parse().unwrap(),
                 to: to.parse().unwrap(),
             };
-            let octets: Vec<u8> = (0..5000u16).map(|n| n.to_le_bytes()[0]).collect();
+            let bytes: Vec<u8> = (0..5000u16).map(|n| n.to_le_bytes()[0]).collect();
             let mut link = Wire::plain();
-            assert_eq!(send_udp(&ends, (53, 1000), &octets, 7, 1500, &mut link), 4);
+            assert_eq!(send_udp(&ends, (53, 1000), &bytes, 7, 1500, &mut link), 4);
             let mut joined = Vec::new();
             for (at, frame) in link.frames.iter().enumerate() {
                 assert!(frame.len() <= 1514);
@@ -136,7 +136,7 @@ mod tests {
                 assert!(layers.is_fragment(), "{at}");
                 joined.extend_from_slice(&frame[header..]);
             }
-            assert_eq!(joined[8..], octets);
+            assert_eq!(joined[8..], bytes);
             let mut sum = Accumulator::with_sum(ends.pseudo_header(protocol::UDP, joined.len()));
             sum.add(&joined);
             assert_eq!(sum.checksum(), 0, "the checksum is right");

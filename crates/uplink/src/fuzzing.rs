@@ -1,4 +1,4 @@
-//! The body of the fuzz target, also run by a property test: any frames of a guest.
+//! Fuzz target `uplink_frames`: arbitrary frames of a guest. A property test runs it, too.
 
 use core::net::{Ipv4Addr, Ipv6Addr};
 use core::time::Duration;
@@ -13,29 +13,29 @@ use crate::host::scripted::ScriptedHost;
 use crate::testing::Wire;
 use crate::{Config, Uplink, UplinkCounters};
 
-/// Octets of the longest frame that is made.
+/// Length of the longest generated frame, in bytes.
 const FRAME_MAX: usize = 2048;
-/// Frames of one case.
+/// Maximum of frames in one case.
 const FRAMES_MAX: usize = 64;
-/// Conversations of TCP, and of the host's sockets.
+/// Maximum of TCP connections, and of sockets of the host.
 const FLOWS: usize = 16;
 
-/// Has the engine send, and looks at what it sent; whether there is more.
+/// Runs the engine's output and parses each frame. Returns `true` if more can be sent.
 fn output(uplink: &mut Uplink, wire: &mut Wire, now: Duration) -> bool {
     let more = uplink.output(wire, now);
     for frame in wire.frames.drain(..) {
         let len = u32::try_from(frame.len()).unwrap_or(u32::MAX);
-        assert!(Layers::parse(&frame, len).is_ok(), "a frame that is none: {frame:02x?}");
+        assert!(Layers::parse(&frame, len).is_ok(), "an invalid frame: {frame:02x?}");
     }
     more
 }
 
-/// One case: frames, each behind an octet that says what it begins with and two of its length. What it
-/// begins with is right as far as it goes, so that what follows is looked at.
+/// Runs one case: frames, each behind a byte that selects its headers and two bytes with its length. Selected
+/// headers are valid, so that the fuzzer reaches the code behind them.
 ///
 /// # Panics
 ///
-/// If the engine sends a frame that is none, or holds more than it may.
+/// Panics if the engine sends an invalid frame or exceeds a limit.
 pub fn guest_frames(data: &[u8]) {
     let counters = Arc::<UplinkCounters>::default();
     let Ok(host) = ScriptedHost::new(FLOWS) else { return };
@@ -56,21 +56,21 @@ pub fn guest_frames(data: &[u8]) {
         rest = after;
         now += Duration::from_millis(1 << (what >> 4));
         let Some(frame) = frame(what, body, uplink.config().mac) else { continue };
-        turn(&mut uplink, &mut wire, what, &frame, now);
-        assert!(uplink.tcp_flows() <= FLOWS, "more conversations than may be");
+        run_round(&mut uplink, &mut wire, what, &frame, now);
+        assert!(uplink.tcp_flows() <= FLOWS, "more connections than the limit");
     }
-    // Everything ends by itself, whatever was left half done.
+    // All state must expire by itself.
     for _ in 0..64 {
         now += Duration::from_secs(3600);
         uplink.run_timers(now);
         while output(&mut uplink, &mut wire, now) {}
         let _ = uplink.poll_host(now);
     }
-    assert_eq!(uplink.udp_flows(), 0, "conversations that never end");
+    assert_eq!(uplink.udp_flows(), 0, "associations that never expire");
     assert!(counters.frames_in.get() <= FRAMES_MAX as u64);
 }
 
-/// A frame of the kind that `what` says.
+/// Builds a frame with the headers that `what` selects.
 fn frame(what: u8, body: &[u8], to_mac: [u8; 6]) -> Option<Vec<u8>> {
     let protocols = [6, 17, 1, 58];
     let protocol = protocols[usize::from(what >> 2) % protocols.len()];
@@ -100,12 +100,12 @@ fn frame(what: u8, body: &[u8], to_mac: [u8; 6]) -> Option<Vec<u8>> {
     Some(frame)
 }
 
-fn turn(uplink: &mut Uplink, wire: &mut Wire, what: u8, frame: &[u8], now: Duration) {
+fn run_round(uplink: &mut Uplink, wire: &mut Wire, what: u8, frame: &[u8], now: Duration) {
     let mut batch = Batch::with_capacity(1, 1 << 16);
     let Some(offset) = batch.reserve(frame.len()) else { return };
     let Ok(room) = batch.scratch_mut(offset..offset + frame.len()) else { return };
     room.copy_from_slice(frame);
-    // A guest's kernel that left the checksum to us, or one that computed it.
+    // Checksum left to us by the guest's kernel, or computed by it.
     let checksum = if what & 8 != 0 { Checksum::Verified } else { Checksum::None };
     let meta = OffloadMeta { checksum, gso: None };
     if let Ok(index) = batch.push_contiguous(offset, frame.len(), meta) {
@@ -119,5 +119,5 @@ fn turn(uplink: &mut Uplink, wire: &mut Wire, what: u8, frame: &[u8], now: Durat
         }
         let _ = uplink.poll_host(now);
     }
-    panic!("the engine never comes to rest");
+    panic!("the engine never becomes idle");
 }

@@ -1,43 +1,43 @@
-//! What is known of the guest: its addresses, and what it is told by DHCP and router advertisements.
+//! Network of the guest: its addresses, and the settings it receives by DHCP and router advertisements.
 
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use crate::packet::Mac;
 
-/// The guest's side of the network.
+/// Network configuration of the guest.
 #[derive(Clone, Debug, Default)]
 pub struct GuestNetwork {
-    /// Its hardware address, where that is known: packets of strangers go there.
+    /// Hardware address of the guest, if known. Forwarded ports need it.
     pub mac: Option<Mac>,
-    /// Its addresses and the lengths of their prefixes.
+    /// Addresses of the guest with their prefix lengths.
     pub addresses: Vec<(IpAddr, u8)>,
-    /// Its routers, one for each family at most.
+    /// Routers, at most one of each family.
     pub gateways: Vec<IpAddr>,
-    /// Those of them, and other addresses, that nobody has: they stand for the uplink itself.
+    /// Addresses that stand for the uplink itself, gateways among them, and that no host has.
     pub own: Vec<IpAddr>,
-    /// Whom it asks for names.
+    /// Name servers of the guest.
     pub name_servers: Vec<IpAddr>,
-    /// Domains that it looks in.
+    /// Search domains of the guest.
     pub search: Vec<String>,
 }
 
 impl GuestNetwork {
-    /// Whether an address stands for the uplink.
+    /// Returns `true` if an address stands for the uplink.
     pub fn is_virtual(&self, address: IpAddr) -> bool {
         self.own.contains(&address)
     }
 
-    /// Whether an address is one of the guest's.
+    /// Returns `true` if an address is one of the guest's.
     pub fn has(&self, address: IpAddr) -> bool {
         self.addresses.iter().any(|(own, _)| *own == address)
     }
 
-    /// Whether it has IPv6.
+    /// Returns `true` if the guest has an IPv6 address.
     pub fn has_ipv6(&self) -> bool {
         self.addresses.iter().any(|(address, _)| address.is_ipv6())
     }
 
-    /// Its first IPv4 address, and the length of the prefix.
+    /// Returns the guest's first IPv4 address with its prefix length.
     pub fn ipv4(&self) -> Option<(Ipv4Addr, u8)> {
         self.addresses.iter().find_map(|(address, prefix)| match address {
             IpAddr::V4(address) => Some((*address, *prefix)),
@@ -45,7 +45,7 @@ impl GuestNetwork {
         })
     }
 
-    /// Its IPv6 addresses.
+    /// Iterates over the guest's IPv6 addresses.
     pub fn ipv6(&self) -> impl Iterator<Item = Ipv6Addr> {
         self.addresses.iter().filter_map(|(address, _)| match address {
             IpAddr::V6(address) => Some(*address),
@@ -53,13 +53,13 @@ impl GuestNetwork {
         })
     }
 
-    /// Its first address of the same family as `like`.
+    /// Returns the guest's first address of the same family as `like`.
     pub fn address_like(&self, like: IpAddr) -> Option<IpAddr> {
         let same = |address: &&(IpAddr, u8)| address.0.is_ipv4() == like.is_ipv4();
         self.addresses.iter().find(same).map(|(address, _)| *address)
     }
 
-    /// Its IPv4 name servers.
+    /// Iterates over the guest's IPv4 name servers.
     pub fn name_servers_v4(&self) -> impl Iterator<Item = Ipv4Addr> {
         self.name_servers.iter().filter_map(|server| match server {
             IpAddr::V4(server) => Some(*server),
@@ -67,7 +67,7 @@ impl GuestNetwork {
         })
     }
 
-    /// Its IPv6 name servers.
+    /// Iterates over the guest's IPv6 name servers.
     pub fn name_servers_v6(&self) -> impl Iterator<Item = Ipv6Addr> {
         self.name_servers.iter().filter_map(|server| match server {
             IpAddr::V6(server) => Some(*server),

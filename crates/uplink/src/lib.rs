@@ -1,34 +1,64 @@
 #![forbid(unsafe_code)]
-//! The uplink: guest packets on one side, sockets of the host on the other.
+//! User-space uplink: connects a guest to the host's network by ordinary sockets.
 //!
-//! A guest sees a router. There is none: each of its conversations is a socket of the process that
-//! runs this crate, opened, used and closed as the packets say. Nothing of it needs a privilege, a
-//! NAT table or an interface on the host.
+//! The guest sees a router. In fact each of its TCP connections, UDP associations and echo flows is a socket
+//! of the process that runs this crate. No privilege, NAT rule or host interface is needed.
 //!
-//! # Theory of operation
+//! # Rounds
 //!
-//! [`Uplink`] is the engine. It owns no thread, no clock and no link; whoever runs it goes *turns*:
+//! [`Uplink`] is the engine of one guest. It owns no thread, clock or link. Its caller runs *rounds*:
 //!
-//! 1. [`Uplink::input`]: frames from the guest, in a [`Batch`](ringfence_frame::Batch), wherever that
-//!    came from. Payload goes from the frames straight into sockets. Nothing is emitted: what the
-//!    guest is owed (an acknowledgement, a reset, an ARP reply) is remembered.
-//! 2. [`Uplink::poll_host`]: which sockets have become readable, writable or useless.
-//! 3. [`Uplink::run_timers`]: what is due by the clock.
-//! 4. [`Uplink::output`]: everything that is owed, and what sockets have for the guest, goes into
-//!    frames that the link lends ([`GuestSide`]), payload straight from the socket.
+//! ```text
+//!                 input                 send
+//! link (guest) ----------->  Uplink  ----------->  Host (sockets)
+//!              <-----------          <-----------
+//!                 output                peek
+//! ```
 //!
-//! Between turns it sleeps until a frame comes, [`Uplink::wait_fd`] is readable, or
-//! [`Uplink::deadline`] has come. [`port::UplinkPort`] makes the engine a
-//! [`Port`](ringfence_frame::Port), so that it can be patched to a vif or plugged into the switch.
+//! 1. [`Uplink::input`] handles a [`Batch`](ringfence_frame::Batch) of frames. Payload goes straight into
+//!    sockets. Acknowledgements, resets and ARP replies are recorded.
+//! 2. [`Uplink::poll_host`] reads socket events.
+//! 3. [`Uplink::run_timers`] handles timers.
+//! 4. [`Uplink::output`] writes due segments and socket data into buffers of the link ([`GuestLink`]).
 //!
-//! # The seams
+//! Between rounds the caller sleeps until a frame arrives, [`Uplink::wait_fd`] is readable, or
+//! [`Uplink::deadline`] is reached. [`runner::Runner`] is a thread that does all of this.
 //!
-//! * [`link::GuestSide`]: the way to the guest. A TAP, a vhost ring, a batch of the data plane.
-//! * [`host::Host`]: the sockets. Real ones, or scripted ones in conformance tests.
-//! * [`context::Context`]: what a protocol is handed: configuration, host, replies, counters, time.
-//! * [`guest::GuestNetwork`]: what the guest is told by ARP, NDP, DHCP and DHCPv6.
-//! * [`share::Share`]: several engines for one guest, and which conversation is whose.
-//! * [`flow::Table`]: conversations by their addresses, bounded, the longest idle one makes room.
+//! # Main types
+//!
+//! * [`link::GuestLink`]: a link to the guest, by TAP or vhost-net.
+//! * [`host::Host`]: sockets, of Linux or scripted for tests.
+//! * [`context::Context`]: the engine's parts that protocols use.
+//! * [`guest::GuestNetwork`]: the settings offered by ARP, NDP, DHCP and DHCPv6.
+//! * [`share::Share`]: the distribution of flows over several engines.
+//! * [`flow::FlowTable`]: a bounded table of flows with eviction.
+//!
+//! # Example
+//!
+//! ```no_run
+//! use std::sync::Arc;
+//! use std::time::Duration;
+//!
+//! use ringfence_platform::Counters;
+//! use ringfence_sys::{clock::Clock, tap::Tap};
+//! use ringfence_uplink::host::real::RealHost;
+//! use ringfence_uplink::link::tap::TapLink;
+//! use ringfence_uplink::link::vhost_net::frames::FrameShape;
+//! use ringfence_uplink::runner::Runner;
+//! use ringfence_uplink::{Config, Uplink, UplinkCounters};
+//!
+//! let tap = Tap::create("up%d")?;
+//! let config = Config::default();
+//! let shape = FrameShape::default();
+//! let link = TapLink::new(tap.fd, tap.offloads, config.mtu, shape, Arc::new(Counters::default()))?;
+//! let counters = Arc::<UplinkCounters>::default();
+//! let host = RealHost::new(Arc::clone(&counters))?;
+//! let uplink = Uplink::new(config, Box::new(host), counters);
+//! let (stop, _keep) = std::os::unix::net::UnixStream::pair()?;
+//! let end = Runner::new(uplink, link, Clock::default(), Duration::ZERO).run(stop);
+//! println!("{end}");
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
 
 pub mod access;
 mod arp;
@@ -50,7 +80,6 @@ pub mod icmp;
 pub mod link;
 mod ndp;
 pub mod packet;
-pub mod port;
 mod reassembly;
 pub mod replies;
 pub mod runner;
@@ -67,4 +96,8 @@ pub use context::Context;
 pub use counters::UplinkCounters;
 pub use engine::Uplink;
 pub use host::Host;
-pub use link::GuestSide;
+pub use link::GuestLink;
+
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -1,9 +1,8 @@
-//! Neighbour discovery (RFC 4861): everybody but the guest itself is at the uplink's hardware address,
+//! Neighbour discovery (RFC 4861): every address but the guest's own is at the uplink's hardware address,
 //! and the uplink is the router.
 //!
-//! Advertisements say that addresses are had by DHCPv6 (`M`, `O`); they carry no prefix, so that no
-//! guest gives itself an address that it may not send from. They name the MTU and the name servers
-//! (RFC 8106).
+//! Router advertisements refer to DHCPv6 for addresses (`M`, `O`). They contain no prefix, so no guest
+//! configures an address that it may not send from. They announce the MTU and the name servers (RFC 8106).
 
 use core::net::{IpAddr, Ipv6Addr};
 
@@ -23,38 +22,38 @@ const OPTION_SOURCE_LINK: u8 = 1;
 const OPTION_TARGET_LINK: u8 = 2;
 const OPTION_MTU: u8 = 5;
 const OPTION_RDNSS: u8 = 25;
-/// A neighbour's advertisement: it is a router, was asked, and what was known is to be replaced.
+/// Flags of a neighbour advertisement: router, solicited, override.
 const FLAGS_NEIGHBOUR: u8 = 0xe0;
-/// A router's: addresses, and all else, by DHCPv6.
+/// Flags of a router advertisement: managed addresses and other configuration (DHCPv6).
 const FLAGS_MANAGED: u8 = 0xc0;
-/// Seconds for which the router is one.
+/// Router lifetime in seconds.
 const LIFETIME: u16 = 9000;
 
-/// Whether a message is one of neighbour discovery's.
-pub(crate) fn is_one(kind: u8) -> bool {
+/// Returns `true` for types of neighbour discovery messages.
+pub(crate) fn is_neighbour_discovery(kind: u8) -> bool {
     (ROUTER_SOLICITATION..=137).contains(&kind)
 }
 
-/// A message of the guest's. It must come from the link itself: a router lowers the hop limit.
+/// Handles a message from the guest. Its hop limit proves that no router has forwarded it.
 pub(crate) fn input(packet: &Packet<'_>, context: &mut Context<'_>) {
     let message = packet.transport();
-    if crate::udp::hops_of(packet) != 255 || message.get(1) != Some(&0) {
+    if packet.hop_limit() != 255 || message.get(1) != Some(&0) {
         return context.counters.drop_malformed.add(1);
     }
     let IpAddr::V6(source) = packet.source else { return };
     match message.first() {
-        Some(&NEIGHBOUR_SOLICITATION) => solicited(message, source, packet.mac, context),
+        Some(&NEIGHBOUR_SOLICITATION) => answer_solicitation(message, source, packet.mac, context),
         Some(&ROUTER_SOLICITATION) => advertise_router(source, packet.mac, context),
         _ => context.counters.icmp_ignored.add(1),
     }
 }
 
-fn solicited(message: &[u8], source: Ipv6Addr, mac: Mac, context: &mut Context<'_>) {
+fn answer_solicitation(message: &[u8], source: Ipv6Addr, mac: Mac, context: &mut Context<'_>) {
     let Some(target) = message.get(8..24).and_then(|target| target.first_chunk::<16>()) else {
         return context.counters.drop_malformed.add(1);
     };
     let target = Ipv6Addr::from(*target);
-    // A guest that asks whether its own address is free must hear nothing.
+    // Duplicate address detection for the guest's own address must stay unanswered.
     let own = context.config.access.guest.contains(&IpAddr::V6(target));
     if own || source.is_unspecified() || target.is_multicast() || target.is_unspecified() {
         return;
@@ -77,7 +76,7 @@ fn advertise_router(source: Ipv6Addr, mac: Mac, context: &mut Context<'_>) {
     let own_mac = context.config.mac;
     let [high, low] = LIFETIME.to_be_bytes();
     let mut body = vec![ROUTER_ADVERTISEMENT, 0, 0, 0, 64, FLAGS_MANAGED, high, low];
-    // Reachable time and timer: as the guest likes.
+    // Reachable time and retransmission timer: unspecified.
     body.extend_from_slice(&[0; 8]);
     body.extend_from_slice(&[OPTION_SOURCE_LINK, 1]);
     body.extend_from_slice(&own_mac);
@@ -89,7 +88,7 @@ fn advertise_router(source: Ipv6Addr, mac: Mac, context: &mut Context<'_>) {
         body.extend_from_slice(&u32::from(LIFETIME).to_be_bytes());
         body.extend(servers.iter().flat_map(|server| server.octets()));
     }
-    // Who has no address yet is told with all others.
+    // A solicitation without source address is answered to all nodes.
     let (to, to_mac) = if source.is_unspecified() {
         (Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1), [0x33, 0x33, 0, 0, 0, 1])
     } else {
@@ -101,7 +100,7 @@ fn advertise_router(source: Ipv6Addr, mac: Mac, context: &mut Context<'_>) {
     push(&ends, &body, context);
 }
 
-/// The link-local address of a hardware address (RFC 4291, appendix A).
+/// Returns the link-local address of a hardware address (RFC 4291, appendix A).
 pub(crate) fn link_local(mac: Mac) -> Ipv6Addr {
     let [a, b, c, d, e, f] = mac;
     let word = |high, low| u16::from_be_bytes([high, low]);
@@ -113,7 +112,7 @@ fn push(ends: &Ends, body: &[u8], context: &mut Context<'_>) {
         let header = ends.header_len();
         frame.resize(header + body.len(), 0);
         ends.write(frame, protocol::ICMPV6, body.len(), 0)?;
-        // Proof that no router passed it on.
+        // Receivers require hop limit 255, which proves that no router forwarded the packet.
         frame[crate::emit::ETHERNET_LEN + 7] = 255;
         let sum = checksum(ends, protocol::ICMPV6, body);
         let message = frame.get_mut(header..)?;

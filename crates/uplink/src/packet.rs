@@ -1,4 +1,4 @@
-//! A packet from the guest: a frame of a batch, with its headers found and its addresses read.
+//! IP packet from the guest: a frame of a batch with its parsed headers and addresses.
 
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -8,26 +8,30 @@ use ringfence_offload::checksum::Accumulator;
 use ringfence_offload::checksum::verify::pseudo_header_sum;
 use ringfence_offload::packet::{Network, Transport};
 
-/// A hardware address.
+/// Hardware address of an Ethernet interface.
 pub type Mac = [u8; 6];
 
-/// An IP packet from the guest. Headers lie in the frame's private header.
+/// Hop limit assumed for a packet without one, which is Linux's default.
+pub(crate) const HOPS_DEFAULT: u8 = 64;
+
+/// IP packet from the guest, whose headers lie in the frame's private header.
 #[derive(Clone, Copy, Debug)]
 pub struct Packet<'a> {
-    /// The frame.
+    /// Frame that holds the packet.
     pub frame: FrameView<'a>,
-    /// Where its headers are.
+    /// Positions of the headers.
     pub layers: Layers,
-    /// Who sent it.
+    /// Hardware address of the sender.
     pub mac: Mac,
-    /// From.
+    /// Source IP address of the packet.
     pub source: IpAddr,
-    /// To.
+    /// Destination IP address of the packet.
     pub destination: IpAddr,
 }
 
 impl<'a> Packet<'a> {
-    /// The packet in a frame, if it is an IP packet and its addresses lie in the private header.
+    /// Reads the packet in a frame. Returns `None` if it is no IP packet or its addresses are not in the
+    /// private header.
     pub fn read(frame: FrameView<'a>, layers: Layers) -> Option<Packet<'a>> {
         let header = frame.header();
         let mac = *header.get(6..)?.first_chunk()?;
@@ -49,31 +53,41 @@ impl<'a> Packet<'a> {
         Some(Packet { frame, layers, mac, source, destination })
     }
 
-    /// The headers from the transport's on, as far as they are private.
+    /// Returns the packet's TTL or hop limit; 1 instead of 0.
+    pub fn hop_limit(&self) -> u8 {
+        let at = match self.layers.network() {
+            Network::Ipv4(ip) => usize::from(ip.offset) + 8,
+            Network::Ipv6(ip) => usize::from(ip.offset) + 7,
+            Network::Arp | Network::Other(_) => return HOPS_DEFAULT,
+        };
+        self.frame.header().get(at).copied().unwrap_or(HOPS_DEFAULT).max(1)
+    }
+
+    /// Returns the headers from the transport header on, as far as they are private.
     pub fn transport(&self) -> &'a [u8] {
         let start = self.layers.transport_offset().map_or(usize::MAX, usize::from);
         self.frame.header().get(start..).unwrap_or_default()
     }
 
-    /// Where the payload begins in the frame.
+    /// Returns the offset of the payload in the frame.
     pub fn payload_start(&self) -> usize {
         usize::from(self.layers.header_len())
     }
 
-    /// Octets of payload; link padding is not counted.
+    /// Returns the length of the payload in bytes, without link padding.
     pub fn payload_len(&self) -> usize {
         usize::try_from(self.layers.payload_len()).unwrap_or(0)
     }
 }
 
-/// Whether the packet's transport checksum is right. A UDP datagram over IPv4 may have none.
-pub fn checksum_is_right(packet: &Packet<'_>) -> bool {
+/// Returns `true` if the transport checksum is valid. A UDP datagram over IPv4 may have none.
+pub fn has_valid_checksum(packet: &Packet<'_>) -> bool {
     let layers = &packet.layers;
     let header = packet.frame.header();
     let (Ok(pseudo), Some(start)) =
         (pseudo_header_sum(header, layers), layers.transport_offset().map(usize::from))
     else {
-        // A protocol without a checksum that is known.
+        // No known checksum in this protocol.
         return true;
     };
     let mut end = usize::try_from(layers.network_end()).unwrap_or(usize::MAX);
@@ -90,7 +104,7 @@ pub fn checksum_is_right(packet: &Packet<'_>) -> bool {
         let from = start.saturating_sub(at);
         let to = end.saturating_sub(at).min(piece.len());
         if from < to {
-            piece.for_each_piece_of(from..to, |octets| sum.add(octets));
+            piece.for_each_piece_of(from..to, |bytes| sum.add(bytes));
         }
         at += piece.len();
     }

@@ -1,9 +1,13 @@
-//! Datagrams that the guest sends in fragments, put together (RFC 791, 3.2; RFC 8200, 4.5).
+//! Reassembly of fragmented packets from the guest (RFC 791, 3.2; RFC 8200, 4.5).
 //!
-//! A socket takes whole datagrams, so a router that is made of sockets has to join what others would have
-//! passed on in pieces. What a guest can make it hold by that is bounded: [`DATAGRAMS_MAX`] datagrams of at
-//! most 64 KiB each, in [`PARTS_MAX`] pieces with gaps between them, for [`LIFETIME`]; the oldest makes room.
-//! Fragments that overlap in part end their datagram (RFC 5722); what came already is ignored.
+//! Sockets accept only whole datagrams, so the uplink joins fragments. A complete datagram is a batch with
+//! one frame. A fragment that overlaps others in part discards its datagram (RFC 5722); one that is a
+//! duplicate is ignored.
+//!
+//! # Limits
+//!
+//! At most [`DATAGRAMS_MAX`] incomplete datagrams of 64 KiB each, with at most [`PARTS_MAX`] separate parts,
+//! are kept for [`LIFETIME`]. Beyond that the oldest is discarded.
 
 use core::net::IpAddr;
 use core::time::Duration;
@@ -18,60 +22,59 @@ use crate::context::Context;
 use crate::emit::Ends;
 use crate::packet::{Mac, Packet};
 
-/// Datagrams that are put together at a time.
+/// Maximum of incomplete datagrams.
 pub(crate) const DATAGRAMS_MAX: usize = 32;
-/// Bytes of the longest IP packet, and of an IPv4 header, which counts as a part of it.
+/// Length of the longest IP packet, and of an IPv4 header, which counts as part of it.
 const PACKET_MAX: usize = 65_535;
 const IPV4_LEN: usize = 20;
-/// Stretches of a datagram with gaps between them.
+/// Maximum of received parts of a datagram with gaps between them.
 const PARTS_MAX: usize = 16;
-/// How long the rest of a datagram is waited for (RFC 8200, 4.5).
+/// Lifetime of an incomplete datagram (RFC 8200, 4.5).
 pub(crate) const LIFETIME: Duration = Duration::from_secs(60);
-/// An IPv6 header with a fragment header alone behind it: others cannot be told from the datagram's own.
+/// Length of an IPv6 header and a fragment header. Packets with other extension headers are dropped.
 const IPV6_AND_FRAGMENT_LEN: u16 = 48;
 
-/// Whose fragments belong together.
+/// Fields that identify the fragments of one packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Key {
+struct DatagramKey {
     source: IpAddr,
     destination: IpAddr,
     protocol: u8,
     id: u32,
 }
 
-/// A datagram of which something is missing.
+/// Datagram with missing fragments.
 #[derive(Debug)]
 struct Datagram {
-    key: Key,
+    key: DatagramKey,
     mac: Mac,
     begun: Duration,
-    octets: Vec<u8>,
-    /// Stretches that are there, in order, with gaps between them.
+    bytes: Vec<u8>,
+    /// Received ranges in ascending order, with gaps between them.
     parts: ArrayVec<(usize, usize), PARTS_MAX>,
-    /// Where it ends, once its last fragment has come.
+    /// Length of the datagram, known from its last fragment.
     end: Option<usize>,
 }
 
-/// What a fragment did to its datagram.
+/// Results of adding a fragment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Outcome {
-    /// More is to come.
+    /// More fragments are missing.
     Incomplete,
-    /// Nothing is missing any more.
+    /// The datagram is complete.
     Whole,
-    /// It contradicts what came before.
+    /// The fragment contradicts earlier ones.
     Broken,
 }
 
-/// All datagrams of which something is missing, oldest first.
+/// Incomplete datagrams, oldest first.
 #[derive(Debug, Default)]
 pub(crate) struct Reassembly {
     datagrams: Vec<Datagram>,
 }
 
 impl Reassembly {
-    /// Takes a fragment. Returns the whole datagram in a batch of its own, with one frame, once nothing is
-    /// missing.
+    /// Adds a fragment. Returns the whole datagram, as a batch with one frame, once it is complete.
     pub(crate) fn take(&mut self, packet: &Packet<'_>, context: &Context<'_>) -> Option<Batch> {
         self.forget(context);
         context.counters.fragments_in.add(1);
@@ -100,8 +103,8 @@ impl Reassembly {
         }
     }
 
-    /// Where the datagram is, a fresh one if it is not known.
-    fn place(&mut self, key: Key, mac: Mac, context: &Context<'_>) -> usize {
+    /// Returns the index of a datagram, adding one if its key is new.
+    fn place(&mut self, key: DatagramKey, mac: Mac, context: &Context<'_>) -> usize {
         if let Some(place) = self.datagrams.iter().position(|datagram| datagram.key == key) {
             return place;
         }
@@ -113,14 +116,14 @@ impl Reassembly {
             key,
             mac,
             begun: context.now,
-            octets: Vec::new(),
+            bytes: Vec::new(),
             parts: ArrayVec::new(),
             end: None,
         });
         self.datagrams.len() - 1
     }
 
-    /// Forgets those whose rest has not come in time.
+    /// Discards datagrams whose lifetime has ended.
     pub(crate) fn forget(&mut self, context: &Context<'_>) {
         while self.deadline().is_some_and(|deadline| deadline <= context.now) {
             self.datagrams.remove(0);
@@ -128,20 +131,20 @@ impl Reassembly {
         }
     }
 
-    /// When [`forget`](Self::forget) is to be called next.
+    /// Returns the time at which [`forget`](Self::forget) must be called next.
     pub(crate) fn deadline(&self) -> Option<Duration> {
         self.datagrams.first().map(|oldest| oldest.begun + LIFETIME)
     }
 
-    /// Octets held.
+    /// Returns the number of bytes held.
     #[cfg(test)]
     fn held(&self) -> usize {
-        self.datagrams.iter().map(|datagram| datagram.octets.capacity()).sum()
+        self.datagrams.iter().map(|datagram| datagram.bytes.capacity()).sum()
     }
 }
 
-/// Which datagram a fragment is of, which part of it, and where that begins in the frame.
-fn describe(packet: &Packet<'_>) -> Option<(Key, Fragment, usize)> {
+/// Returns a fragment's datagram, its range, and the offset of its bytes in the frame.
+fn describe(packet: &Packet<'_>) -> Option<(DatagramKey, Fragment, usize)> {
     let (protocol, id, fragment, start) = match packet.layers.network() {
         Network::Ipv4(ip) => {
             (ip.protocol, u32::from(ip.id), ip.fragment?, ip.offset + u16::from(ip.header_len))
@@ -153,12 +156,12 @@ fn describe(packet: &Packet<'_>) -> Option<(Key, Fragment, usize)> {
         }
         _ => return None,
     };
-    let key = Key { source: packet.source, destination: packet.destination, protocol, id };
+    let key = DatagramKey { source: packet.source, destination: packet.destination, protocol, id };
     Some((key, fragment, usize::from(start)))
 }
 
 impl Datagram {
-    /// Adds a fragment whose octets begin at `start` of its frame.
+    /// Adds a fragment whose bytes begin at offset `start` of its frame.
     fn add(&mut self, packet: &Packet<'_>, fragment: Fragment, start: usize) -> Outcome {
         let stop = usize::try_from(packet.layers.network_end()).unwrap_or(0);
         let from = usize::from(fragment.offset);
@@ -166,7 +169,7 @@ impl Datagram {
         let ends_elsewhere = self.end.is_some_and(|end| end != to);
         let longest = PACKET_MAX - if self.key.source.is_ipv4() { IPV4_LEN } else { 0 };
         let beyond = to > self.end.unwrap_or(longest);
-        let has_more_behind = self.octets.len() > to;
+        let has_more_behind = self.bytes.len() > to;
         if from == to || beyond || (!fragment.more && (ends_elsewhere || has_more_behind)) {
             return Outcome::Broken;
         }
@@ -179,10 +182,10 @@ impl Datagram {
         if !fragment.more {
             self.end = Some(to);
         }
-        if self.octets.len() < to {
-            // By doubling, as vectors grow; no packet is longer than 64 KiB.
-            self.octets.reserve_exact(to.next_power_of_two() - self.octets.len());
-            self.octets.resize(to, 0);
+        if self.bytes.len() < to {
+            // The buffer doubles as vectors do; no packet exceeds 64 KiB.
+            self.bytes.reserve_exact(to.next_power_of_two() - self.bytes.len());
+            self.bytes.resize(to, 0);
         }
         self.copy(packet, start..stop, from);
         match (self.end, &self.parts[..]) {
@@ -191,7 +194,7 @@ impl Datagram {
         }
     }
 
-    /// Enters a stretch that overlaps none. `false`: there are too many gaps.
+    /// Records a range that overlaps no other. Returns `false` if there are too many gaps.
     fn enter(&mut self, from: usize, to: usize) -> bool {
         let at = self.parts.partition_point(|&(start, _)| start < from);
         let before = at.checked_sub(1).filter(|&i| self.parts[i].1 == from);
@@ -208,34 +211,34 @@ impl Datagram {
         true
     }
 
-    /// Copies a range of the packet's frame to the place where it belongs.
+    /// Copies a range of the packet's frame to offset `to` of the datagram.
     fn copy(&mut self, packet: &Packet<'_>, range: core::ops::Range<usize>, mut to: usize) {
         let mut at = 0;
         for piece in packet.frame.pieces() {
             let from = range.start.saturating_sub(at).min(piece.len());
             let until = range.end.saturating_sub(at).min(piece.len());
             if from < until {
-                piece.for_each_piece_of(from..until, |octets| {
-                    if let Some(room) = self.octets.get_mut(to..to + octets.len()) {
-                        room.copy_from_slice(octets);
+                piece.for_each_piece_of(from..until, |bytes| {
+                    if let Some(room) = self.bytes.get_mut(to..to + bytes.len()) {
+                        room.copy_from_slice(bytes);
                     }
-                    to += octets.len();
+                    to += bytes.len();
                 });
             }
             at += piece.len();
         }
     }
 
-    /// The whole datagram as a frame. `None` where no packet is so long.
+    /// Builds a frame from the complete datagram. Returns `None` if it exceeds the longest packet.
     fn frame(self, to_mac: Mac) -> Option<Batch> {
-        let Key { source, destination, protocol, .. } = self.key;
+        let DatagramKey { source, destination, protocol, .. } = self.key;
         let ends = Ends { from_mac: self.mac, to_mac, from: source, to: destination };
-        let len = ends.header_len() + self.octets.len();
+        let len = ends.header_len() + self.bytes.len();
         let mut batch = Batch::with_capacity(1, len);
         let offset = batch.reserve(len)?;
         let frame = batch.scratch_mut(offset..offset + len).ok()?;
-        frame.get_mut(ends.header_len()..)?.copy_from_slice(&self.octets);
-        ends.write(frame, protocol, self.octets.len(), 0)?;
+        frame.get_mut(ends.header_len()..)?.copy_from_slice(&self.bytes);
+        ends.write(frame, protocol, self.bytes.len(), 0)?;
         batch.push_contiguous(offset, len, OffloadMeta::PLAIN).ok()?;
         Some(batch)
     }

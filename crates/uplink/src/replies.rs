@@ -1,19 +1,19 @@
-//! Frames for the guest that need no socket: resets, errors, answers of the link's own protocols.
+//! Reply queue: frames for the guest that need no socket, such as resets, ICMP errors, ARP and DHCP replies.
 //!
-//! They are few and short. Those for which there is no room are dropped and counted: whoever misses
-//! one asks again.
+//! Replies are few and short. When the queue is full they are dropped and counted; the guest repeats its
+//! request.
 
 use std::collections::VecDeque;
 
 use ringfence_offload::OffloadMeta;
 
-/// Frames that wait, at most.
+/// Maximum of frames in the queue.
 pub const WAITING_MAX: usize = 512;
 
-/// Octets of a frame, at most.
+/// Maximum length of a frame, in bytes.
 pub const LEN_MAX: usize = 2048;
 
-/// Frames that wait to be sent to the guest. Their checksums are finished.
+/// Queue of frames for the guest, with complete checksums.
 #[derive(Debug, Default)]
 pub struct Replies {
     waiting: VecDeque<(Vec<u8>, OffloadMeta)>,
@@ -22,8 +22,8 @@ pub struct Replies {
 }
 
 impl Replies {
-    /// Adds a frame that `write` appends to an empty buffer. Nothing is added if it returns `None`, or
-    /// if there is no room.
+    /// Adds a frame that `write` appends to an empty buffer. Adds nothing if `write` returns `None`, the frame
+    /// is too long, or the queue is full.
     pub fn push(&mut self, write: impl FnOnce(&mut Vec<u8>) -> Option<()>) {
         if self.waiting.len() >= WAITING_MAX {
             self.dropped += 1;
@@ -38,29 +38,29 @@ impl Replies {
         }
     }
 
-    /// The next frame.
+    /// Returns the next frame.
     pub fn front(&self) -> Option<(&[u8], OffloadMeta)> {
         self.waiting.front().map(|(frame, meta)| (&frame[..], *meta))
     }
 
-    /// The next frame was sent.
+    /// Removes the next frame after it was sent.
     pub fn pop(&mut self) {
         if let Some((frame, _)) = self.waiting.pop_front() {
             self.free.push(frame);
         }
     }
 
-    /// Frames that wait.
+    /// Returns the number of frames.
     pub fn len(&self) -> usize {
         self.waiting.len()
     }
 
-    /// Whether none waits.
+    /// Returns `true` if the queue is empty.
     pub fn is_empty(&self) -> bool {
         self.waiting.is_empty()
     }
 
-    /// How many were dropped since the last call.
+    /// Returns the number of frames dropped since the last call.
     pub fn take_dropped(&mut self) -> u64 {
         core::mem::take(&mut self.dropped)
     }

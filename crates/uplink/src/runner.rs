@@ -1,40 +1,48 @@
-//! A thread that does nothing else: an uplink and its link to the guest, without a data plane between.
+//! Runner: a thread that drives one [`Uplink`] and its link to the guest, without a switch in between.
 //!
-//! It goes turns as long as there is work, and sleeps when a turn found none: until a frame comes, a
-//! socket is ready, a deadline has come, or it is told to stop.
+//! ```text
+//! round: link.receive -> uplink.input -> poll_host -> run_timers -> output -> link.flush
+//!   work left or found: next round
+//!   idle:               spin, then arm the link and sleep in poll
+//! ```
 //!
-//! Before it sleeps it goes some turns for nothing, as long as sleeps have been short of late ([`Spin`]): to
-//! sleep and be woken costs more than those. It does not yield the processor in between: with Linux 6.18, who
-//! yields to a thread that computes gives away a whole turn of its own, and comes to the next frame milliseconds
-//! later. Behind much data it sleeps at once: then those who send and receive it want the processor.
+//! It sleeps until a frame arrives, a socket is ready, a timer is due, another runner hands something over,
+//! or the stop descriptor is readable.
+//!
+//! Before it sleeps it busy-polls as long as recent sleeps were short ([`Spin`]): sleeping and waking cost
+//! more. It does not yield the processor meanwhile. On Linux 6.18 a thread that yields to a computing thread
+//! loses its whole time slice, which delays the next frame by milliseconds. After bulk data it sleeps at
+//! once, because sender and receiver then need the processor.
 
-// #syscall uplink sched_yield: polling threads let others run
 // #syscall uplink ppoll: waiting for the guest and for sockets
 
 use core::time::Duration;
+use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
+use std::time::Instant;
 
 use ringfence_frame::batch::Batch;
 use ringfence_frame::{Fault, Port, Received};
 use ringfence_sys::clock::Clock;
 use ringfence_sys::pace::Spin;
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use ringfence_sys::poll::wait_any;
+use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
 
 use crate::engine::Uplink;
-use crate::link::GuestSide;
+use crate::link::GuestLink;
 use crate::team::Member;
 
-/// Frames taken from the guest in one turn.
-const BUDGET: usize = 64;
-/// Octets of private memory for them: few enough that what was read is still in a processor's own cache
-/// when it is sent on.
-const SCRATCH: usize = 400_000;
+/// Maximum of frames received from the guest in one round.
+const FRAMES_PER_ROUND: usize = 64;
+/// Size of the batch's private memory in bytes. Small enough that received data is still in the
+/// processor's cache when it is sent.
+const SCRATCH_LEN: usize = 400_000;
 
-/// Octets since it was idle last, from which on it does not wait for more before it sleeps.
-const BULK: u64 = 64 << 10;
+/// Number of bytes since the last idle period from which on the runner sleeps without spinning.
+const BULK_BYTES: u64 = 64 << 10;
 
-/// An uplink with its link.
+/// Uplink engine with its link and its thread's state.
 pub struct Runner<L> {
     uplink: Uplink,
     link: L,
@@ -42,13 +50,13 @@ pub struct Runner<L> {
     batch: Batch,
     indices: Vec<u32>,
     spin: Spin,
-    /// Others that carry the same guest's packets.
+    /// Connection to the runners of the guest's other engines.
     member: Option<Member>,
-    /// What of its sources has something; known for the first turn after it slept.
+    /// Sources with events, known for the first round after a sleep.
     ready: Sources,
 }
 
-/// What a turn looks at.
+/// Sources that a round polls.
 #[derive(Clone, Copy, Debug)]
 struct Sources {
     link: bool,
@@ -59,66 +67,65 @@ impl Sources {
     const ALL: Sources = Sources { link: true, host: true };
 }
 
-/// Why a runner ended.
+/// Reasons for which a runner ends.
 #[derive(Debug, thiserror::Error)]
-pub enum Ended {
-    /// It was told to.
-    #[error("it was told to stop")]
+pub enum RunnerEnd {
+    /// The stop descriptor became readable.
+    #[error("stopped on request")]
     Stopped,
-    /// The link is of no more use.
+    /// The link to the guest failed.
     #[error("the link to the guest: {0}")]
     Link(#[from] Fault),
-    /// The host's sockets are of no more use.
+    /// The host's epoll failed.
     #[error("the sockets: {0}")]
     Host(Errno),
-    /// It cannot wait.
+    /// The runner could not wait.
     #[error("poll: {0}")]
-    Poll(Errno),
+    Poll(io::Error),
 }
 
-impl<L: Port + GuestSide> Runner<L> {
-    /// A runner that goes turns for nothing for at most `spin` before it sleeps.
+impl<L: Port + GuestLink> Runner<L> {
+    /// Creates a runner that busy-polls for at most `spin` before it sleeps.
     pub fn new(uplink: Uplink, link: L, clock: Clock, spin: Duration) -> Runner<L> {
-        let batch = Batch::with_capacity(BUDGET, SCRATCH);
+        let batch = Batch::with_capacity(FRAMES_PER_ROUND, SCRATCH_LEN);
         let (indices, spin) = (Vec::new(), Spin::new(spin));
         Runner { uplink, link, clock, batch, indices, spin, member: None, ready: Sources::ALL }
     }
 
-    /// The same as one of several, each with an engine that knows its
-    /// [`Share`](crate::share::Share).
+    /// Makes the runner one of several, whose engines each know their [`Share`](crate::share::Share).
     pub fn with_others(self, member: Member) -> Runner<L> {
         Runner { member: Some(member), ..self }
     }
 
-    /// Runs until `stop` is readable, or something of it has come to its end; tells why.
-    pub fn run(mut self, stop: impl AsFd) -> Ended {
+    /// Runs rounds until `stop` is readable or the link or the host fails. Returns the reason.
+    pub fn run(mut self, stop: impl AsFd) -> RunnerEnd {
         loop {
             if let Err(ended) = self.run_until_idle() {
                 return ended;
             }
             match self.sleep(stop.as_fd()) {
                 Ok(false) => {}
-                Ok(true) => return Ended::Stopped,
+                Ok(true) => return RunnerEnd::Stopped,
                 Err(ended) => return ended,
             }
         }
     }
 
-    /// Turns until there was nothing to do for a while.
-    fn run_until_idle(&mut self) -> Result<(), Ended> {
+    /// Runs rounds until none had work for the current spin time.
+    fn run_until_idle(&mut self) -> Result<(), RunnerEnd> {
         let mut idle_since = None;
-        let mut carried = self.uplink.counters().octets();
+        let mut carried = self.uplink.counters().bytes();
         loop {
             let now = self.clock.now();
-            if self.turn(now)? {
+            if self.run_round(now)? {
                 idle_since = None;
                 continue;
             }
             let since = match idle_since {
                 Some(since) => since,
                 None => {
-                    let before = core::mem::replace(&mut carried, self.uplink.counters().octets());
-                    if carried.wrapping_sub(before) >= BULK {
+                    let before = core::mem::replace(&mut carried, self.uplink.counters().bytes());
+                    if carried.wrapping_sub(before) >= BULK_BYTES {
                         return Ok(());
                     }
                     *idle_since.insert(now)
@@ -131,12 +138,16 @@ impl<L: Port + GuestSide> Runner<L> {
         }
     }
 
-    /// One turn; whether there was something to do, or is.
-    pub fn turn(&mut self, now: Duration) -> Result<bool, Ended> {
+    /// Runs one round. Returns `true` if it had work or left some.
+    ///
+    /// # Errors
+    ///
+    /// Returns the failure of the link or the host.
+    pub fn run_round(&mut self, now: Duration) -> Result<bool, RunnerEnd> {
         let ready = core::mem::replace(&mut self.ready, Sources::ALL);
         let mut received = Received::default();
         if ready.link {
-            received = self.link.receive(&mut self.batch, BUDGET)?;
+            received = self.link.receive(&mut self.batch, FRAMES_PER_ROUND)?;
         }
         if received.frames > 0 {
             self.indices.clear();
@@ -145,49 +156,45 @@ impl<L: Port + GuestSide> Runner<L> {
         }
         self.batch.clear();
         self.link.complete()?;
-        let taken = self.take_over(now);
+        let taken = self.accept_handoff(now);
         let mut events = 0;
         if ready.host {
-            events = self.uplink.poll_host(now).map_err(Ended::Host)?;
+            events = self.uplink.poll_host(now).map_err(RunnerEnd::Host)?;
         }
         self.uplink.run_timers(now);
         let more = self.uplink.output(&mut self.link, now);
         Port::flush(&mut self.link)?;
-        // Who waits for room would take the processor from whoever makes it.
+        // Polling a full link would take the processor from the guest that must drain it.
         let more = more && !self.link.is_full();
-        self.uplink.stock_up();
+        self.uplink.prepare();
         if let Some(member) = &self.member {
             let counters = self.uplink.counters().clone();
-            member.hand_over(self.uplink.take_handed(), &counters);
+            member.hand_over(self.uplink.take_handoffs(), &counters);
         }
         Ok(more || received.work > 0 || events > 0 || taken > 0)
     }
 
-    /// Takes what others have handed over; how much.
-    fn take_over(&mut self, now: Duration) -> usize {
+    /// Accepts frames and connections from other runners. Returns their number.
+    fn accept_handoff(&mut self, now: Duration) -> usize {
         let Some(member) = &self.member else { return 0 };
         let mut taken = 0;
-        for handed in member.take(BUDGET) {
-            self.uplink.take_over(handed, now);
+        for handoff in member.take(FRAMES_PER_ROUND) {
+            self.uplink.accept_handoff(handoff, now);
             taken += 1;
         }
         taken
     }
 
-    /// Sleeps until there is something to do; whether it is to stop.
-    fn sleep(&mut self, stop: BorrowedFd<'_>) -> Result<bool, Ended> {
+    /// Sleeps until there is work. Returns `true` if the runner is to stop.
+    fn sleep(&mut self, stop: BorrowedFd<'_>) -> Result<bool, RunnerEnd> {
         if self.link.arm()? {
             return Ok(false);
         }
         let slept = self.clock.now();
         let deadline = [self.uplink.deadline(), Port::deadline(&self.link)];
-        let wait = deadline.into_iter().flatten().min().map(|deadline| {
-            let left = deadline.saturating_sub(slept);
-            Timespec {
-                tv_sec: i64::try_from(left.as_secs()).unwrap_or(i64::MAX),
-                tv_nsec: i64::from(left.subsec_nanos()),
-            }
-        });
+        let left =
+            deadline.into_iter().flatten().min().map(|deadline| deadline.saturating_sub(slept));
+        let until = left.and_then(|left| Instant::now().checked_add(left));
         let (stopped, ready) = {
             let mut fds = vec![
                 PollFd::from_borrowed_fd(stop, PollFlags::IN),
@@ -198,10 +205,7 @@ impl<L: Port + GuestSide> Runner<L> {
             fds.extend(others.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
             let links = fds.len();
             fds.extend(link.into_iter().map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
-            match poll(&mut fds, wait.as_ref()) {
-                Ok(_) | Err(Errno::INTR) => {}
-                Err(errno) => return Err(Ended::Poll(errno)),
-            }
+            wait_any(&mut fds, until).map_err(RunnerEnd::Poll)?;
             let has = |fd: &PollFd<'_>| !fd.revents().is_empty();
             (has(&fds[0]), Sources { host: has(&fds[1]), link: fds[links..].iter().any(has) })
         };
@@ -214,7 +218,7 @@ impl<L: Port + GuestSide> Runner<L> {
         Ok(stopped)
     }
 
-    /// The engine.
+    /// Returns the engine of the runner.
     pub fn uplink(&mut self) -> &mut Uplink {
         &mut self.uplink
     }

@@ -1,13 +1,12 @@
-//! Several engines for one guest, each with a thread and a queue of the link of its own.
+//! Flow distribution over several engines of one guest, each with a thread and a queue of the link.
 //!
-//! # Theory of operation
+//! A hash of a flow's addresses and ports selects its engine, so every engine can compute the owner. A TAP
+//! with several queues sends a flow's frames to the queue on which the flow was last answered. So frames
+//! reach the right engine by themselves, except the first ones and those after seconds of silence.
 //!
-//! A conversation is one engine's, and which is a matter of its addresses alone, so
-//! that any engine knows. The kernel of a TAP with several queues gives a flow to the queue on which it was
-//! last answered: so frames come to their engine by themselves, but for the first ones, and those after
-//! seconds of silence. What comes to another engine is handed over, as a copy; connections from outside are
-//! handed over as they are. Whatever is of no conversation of TCP's or UDP's (echo requests, fragments
-//! until they are put together) is the first engine's, and so is everything of a forwarded port of UDP.
+//! A frame that reaches another engine is handed over as a copy; a connection from outside is handed over
+//! as its socket. The first engine owns everything without a TCP or UDP flow: echo requests, and fragments
+//! until they are joined. It also owns all associations of forwarded UDP ports.
 
 use core::net::SocketAddr;
 use std::os::fd::OwnedFd;
@@ -17,47 +16,47 @@ use ringfence_offload::packet::Transport;
 
 use crate::packet::Packet;
 
-/// Which of several engines one is.
+/// One engine's position among the engines of a guest.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Share {
-    /// Its number, from 0.
+    /// Index of the engine, from 0.
     pub index: usize,
-    /// How many there are.
+    /// Number of the guest's engines.
     pub of: usize,
-    /// Ports of the guest that forwarded ports of UDP lead to.
+    /// Ports of the guest that are targets of forwarded UDP ports.
     pub udp_forwards: Vec<u16>,
 }
 
 impl Default for Share {
-    /// The only one.
+    /// Returns the share of a single engine.
     fn default() -> Share {
         Share { index: 0, of: 1, udp_forwards: Vec::new() }
     }
 }
 
-/// What is another engine's.
+/// Frame or connection that belongs to another engine.
 #[derive(Debug)]
-pub enum Handed {
-    /// A frame of the guest's, checked as far as checksums go.
+pub enum Handoff {
+    /// Frame of the guest whose checksum was verified.
     Frame {
-        /// From the Ethernet header on.
-        octets: Vec<u8>,
-        /// What is left to be done to it.
+        /// Bytes from the Ethernet header on.
+        bytes: Vec<u8>,
+        /// Offload work that is left to do.
         meta: OffloadMeta,
     },
-    /// A connection from outside.
+    /// Accepted connection from outside.
     Connection {
-        /// The socket.
+        /// Socket of the connection.
         file: OwnedFd,
-        /// Who it is from, as the guest knows them.
+        /// Address of the client as the guest sees it.
         client: SocketAddr,
-        /// Where it leads.
+        /// Address of the guest that the connection leads to.
         guest: SocketAddr,
     },
 }
 
 impl Share {
-    /// Whose a packet is, which is no fragment.
+    /// Returns the index of the engine that owns an unfragmented packet's flow.
     pub(crate) fn of_packet(&self, packet: &Packet<'_>) -> usize {
         let is_udp = match packet.layers.transport() {
             Transport::Tcp(_) => false,
@@ -72,13 +71,13 @@ impl Share {
         self.of_flow((packet.source, from).into(), (packet.destination, to).into())
     }
 
-    /// Whose a conversation is.
+    /// Returns the index of the engine that owns a flow.
     pub(crate) fn of_flow(&self, guest: SocketAddr, remote: SocketAddr) -> usize {
-        /// FNV-1a. A guest may choose its addresses so that one engine has all to do: its own loss.
-        fn mix(hash: u64, octets: &[u8]) -> u64 {
-            octets
+        /// Mixes bytes into an FNV-1a hash. A guest that chooses addresses for one engine slows only itself.
+        fn mix(hash: u64, bytes: &[u8]) -> u64 {
+            bytes
                 .iter()
-                .fold(hash, |hash, octet| (hash ^ u64::from(*octet)).wrapping_mul(0x0100_0000_01b3))
+                .fold(hash, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3))
         }
         let mut hash = 0xcbf2_9ce4_8422_2325;
         for end in [guest, remote] {
@@ -88,7 +87,7 @@ impl Share {
             };
             hash = mix(hash, &end.port().to_be_bytes());
         }
-        // The low bits of such a product know little of the octets that came first.
+        // The low bits of the product depend little on the first bytes.
         let spread = (hash ^ (hash >> 32)) % u64::try_from(self.of.max(1)).unwrap_or(1);
         usize::try_from(spread).unwrap_or(0)
     }
@@ -99,7 +98,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn conversations_are_spread_over_all_engines() {
+    fn flows_are_spread_evenly_over_engines() {
         let share = Share { of: 4, ..Share::default() };
         let mut counts = [0; 4];
         for port in 0..4000 {

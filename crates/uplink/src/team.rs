@@ -1,83 +1,86 @@
-//! What runners of one guest's engines have to do with each other: frames and connections that came to one
-//! of them and are another one's go through here. See [`crate::share`].
+//! Runner team: bounded queues by which the runners of one guest's engines hand over frames and
+//! connections to the engine that owns their flow. See [`crate::share`].
+//!
+//! ```text
+//! runner A: Member::hand_over  --queue of runner B, WakeFd-->  runner B: Member::take
+//! ```
+//!
+//! A full queue drops items, as a network would, and counts them.
 
 // #syscall uplink eventfd2,read,write: frames are handed to another thread
 
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::Arc;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 
-use rustix::event::EventfdFlags;
+use ringfence_sys::mailbox::WakeFd;
 
 use crate::counters::UplinkCounters;
-use crate::share::Handed;
+use crate::share::Handoff;
 
-/// What may wait for an engine, at most: 8 MiB of frames.
+/// Maximum of items in a runner's queue: 8 MiB of frames.
 const WAITING_MAX: usize = 128;
 
-/// One of several runners.
+/// One runner's end of the team: its own queue, and senders to all others.
 #[derive(Debug)]
 pub struct Member {
-    inbox: Receiver<Handed>,
-    wake: Arc<OwnedFd>,
-    others: Vec<(SyncSender<Handed>, Arc<OwnedFd>)>,
+    items: Receiver<Handoff>,
+    wake: WakeFd,
+    others: Vec<(SyncSender<Handoff>, WakeFd)>,
 }
 
-/// Runners that know of each other, so many.
+/// Creates the ends of a team of `members` runners.
 ///
 /// # Errors
 ///
-/// When no descriptor is free.
+/// Returns an error if no descriptor is free.
 pub fn team(members: usize) -> io::Result<Vec<Member>> {
-    let mut doors = Vec::new();
-    let mut inboxes = Vec::new();
+    let mut senders = Vec::new();
+    let mut receivers = Vec::new();
     for _ in 0..members {
-        let wake = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        let (wake, (tell, inbox)) = (Arc::new(wake), sync_channel(WAITING_MAX));
-        doors.push((tell, Arc::clone(&wake)));
-        inboxes.push((inbox, wake));
+        let (wake, (sender, items)) = (WakeFd::new()?, sync_channel(WAITING_MAX));
+        senders.push((sender, wake.clone()));
+        receivers.push((items, wake));
     }
-    let member = |(inbox, wake)| Member { inbox, wake, others: doors.clone() };
-    Ok(inboxes.into_iter().map(member).collect())
+    let member = |(items, wake)| Member { items, wake, others: senders.clone() };
+    Ok(receivers.into_iter().map(member).collect())
 }
 
 impl Member {
-    /// Hands over what is others'. What they have no room for is lost, as on any network.
+    /// Hands over items to the runner of the given index, and wakes it. Items that do not fit are dropped.
     pub(crate) fn hand_over(
         &self,
-        handed: impl Iterator<Item = (usize, Handed)>,
+        handoffs: impl Iterator<Item = (usize, Handoff)>,
         counters: &UplinkCounters,
     ) {
         let mut woken = vec![false; self.others.len()];
-        for (whose, handed) in handed {
-            let Some(((door, _), woken)) = self.others.get(whose).zip(woken.get_mut(whose)) else {
+        for (index, item) in handoffs {
+            let Some(((sender, _), woken)) = self.others.get(index).zip(woken.get_mut(index))
+            else {
                 continue;
             };
             *woken = true;
-            if door.try_send(handed).is_err() {
+            if sender.try_send(item).is_err() {
                 counters.drop_handed.add(1);
             }
         }
         let wakes = self.others.iter().zip(woken).filter(|(_, woken)| *woken);
         for ((_, wake), _) in wakes {
-            // It cannot be full: that takes 2^64 wakes that nobody heard.
-            let _ = rustix::io::write(wake, &1u64.to_ne_bytes());
+            wake.wake();
         }
     }
 
-    /// What others have handed over, at most so much.
-    pub(crate) fn take(&self, budget: usize) -> impl Iterator<Item = Handed> + '_ {
-        self.inbox.try_iter().take(budget)
+    /// Takes at most `budget` items that other runners have handed over.
+    pub(crate) fn take(&self, budget: usize) -> impl Iterator<Item = Handoff> + '_ {
+        self.items.try_iter().take(budget)
     }
 
-    /// Takes back the wakes; to be called before [`take`](Self::take).
+    /// Clears the wake-up. Must be called before [`take`](Self::take).
     pub(crate) fn clear(&self) {
-        // Empty when nobody called.
-        let _ = rustix::io::read(&*self.wake, &mut [0; 8]);
+        self.wake.clear();
     }
 
-    /// Readable when something may have been handed over.
+    /// Returns a descriptor that is readable when items may be waiting.
     pub(crate) fn wait_fd(&self) -> BorrowedFd<'_> {
         self.wake.as_fd()
     }

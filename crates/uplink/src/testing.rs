@@ -1,22 +1,22 @@
-//! A guest's side of the link that keeps what it is given, for tests.
+//! Recording link for tests: stores the frames that the uplink sends to the guest.
 
 use ringfence_frame::{ChecksumOffload, GsoOffload, PortCapabilities};
 
-use crate::link::{Committed, GuestSide, Slots};
+use crate::link::{Committed, GuestLink, Slots};
 
-/// Takes every kind of frame, and keeps them.
+/// Link that accepts every kind of frame and stores them.
 #[derive(Debug)]
 pub struct Wire {
-    /// Frames that it has room for at a time.
+    /// Maximum of frames per reservation.
     room: usize,
     capabilities: PortCapabilities,
     buffers: Vec<Vec<u8>>,
-    /// What was sent to the guest, in order.
+    /// Frames sent to the guest, in order.
     pub frames: Vec<Vec<u8>>,
 }
 
 impl Wire {
-    /// One with room for so many frames at a time.
+    /// Creates a link with room for `room` frames at a time.
     pub fn new(room: usize) -> Wire {
         let capabilities = PortCapabilities {
             checksum: ChecksumOffload::Any,
@@ -27,19 +27,19 @@ impl Wire {
         Wire { room, capabilities, buffers: Vec::new(), frames: Vec::new() }
     }
 
-    /// One that takes a single frame at a time, and none that is unfinished.
+    /// Creates a link for one frame at a time and without offloads.
     pub fn plain() -> Wire {
         Wire { capabilities: PortCapabilities::plain(1500), ..Wire::new(1) }
     }
 }
 
-impl GuestSide for Wire {
+impl GuestLink for Wire {
     fn capabilities(&self) -> PortCapabilities {
         self.capabilities
     }
 
     fn reserve<'a>(&'a mut self, count: usize, len: usize, slots: &mut Slots<'a>) {
-        // Not zeros: what nobody writes is to be seen.
+        // A pattern other than zeros, so that unwritten bytes show.
         self.buffers = vec![vec![0xAA; len]; count.min(self.room)];
         slots.extend(self.buffers.iter_mut().map(Vec::as_mut_slice));
     }

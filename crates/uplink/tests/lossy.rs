@@ -1,5 +1,5 @@
-//! TCP through an uplink whose host has a bad way to the outside: one that loses packets, brings them twice,
-//! late and in another order, and changes its MTU. What arrives is what was sent, by its hash.
+//! TCP through an uplink whose host reaches the outside by an impaired network, which loses, duplicates, delays
+//! and reorders packets, and changes its MTU. Hashes show that all data arrives unchanged.
 //!
 //! Guest and host are one network namespace, the outside is another. `10.9.0.3`, which leads to the uplink,
 //! stands for the server outside.
@@ -25,44 +25,45 @@ use ringfence_sys::tap::{Tap, TapOffloads};
 use ringfence_uplink::host::real::RealHost;
 use ringfence_uplink::link::tap::TapLink;
 use ringfence_uplink::link::vhost_net::frames::FrameShape;
-use ringfence_uplink::runner::{Ended, Runner};
+use ringfence_uplink::runner::{Runner, RunnerEnd};
 use ringfence_uplink::{Access, Config, Uplink, UplinkCounters};
 
 use sha2::{Digest, Sha256};
 
 use support::{in_namespaces, ip};
 
-/// How long anything may take, on a machine that does other things as well.
+/// Bound of every wait, long enough for a busy machine.
 const LIMIT: Duration = Duration::from_secs(120);
 
-/// What becomes of frames, in hundredths of them.
+/// Impairment of a network, in percent of its frames.
 #[derive(Clone, Copy)]
-struct Weather {
+struct Impairment {
     lost: u64,
     twice: u64,
-    /// Later than those behind them.
+    /// Percentage delayed so that later frames overtake.
     late: u64,
-    /// What each takes.
+    /// Delay of every frame.
     delay: Duration,
 }
 
-const STORM: Weather = Weather { lost: 5, twice: 3, late: 5, delay: Duration::from_millis(1) };
+const IMPAIRED: Impairment =
+    Impairment { lost: 5, twice: 3, late: 5, delay: Duration::from_millis(1) };
 
-/// Frames under way in one direction.
-struct Line {
-    weather: Weather,
-    /// When each arrives.
+/// Frames in flight in one direction.
+struct LossyLine {
+    impairment: Impairment,
+    /// Arrival time, bytes and metadata of each frame.
     frames: Vec<(Duration, Vec<u8>, OffloadMeta)>,
     seed: u64,
     lost: u64,
 }
 
-impl Line {
-    fn new(weather: Weather, seed: u64) -> Line {
-        Line { weather, frames: Vec::new(), seed, lost: 0 }
+impl LossyLine {
+    fn new(impairment: Impairment, seed: u64) -> LossyLine {
+        LossyLine { impairment, frames: Vec::new(), seed, lost: 0 }
     }
 
-    /// The next of numbers that look like chance: xorshift.
+    /// Returns the next pseudo-random number (xorshift).
     fn draw(&mut self) -> u64 {
         self.seed ^= self.seed << 13;
         self.seed ^= self.seed >> 7;
@@ -70,8 +71,8 @@ impl Line {
         self.seed
     }
 
-    fn put(&mut self, now: Duration, octets: &[u8], meta: OffloadMeta) {
-        let Weather { lost, twice, late, delay } = self.weather;
+    fn put(&mut self, now: Duration, bytes: &[u8], meta: OffloadMeta) {
+        let Impairment { lost, twice, late, delay } = self.impairment;
         if self.draw() % 100 < lost {
             self.lost += 1;
             return;
@@ -79,22 +80,23 @@ impl Line {
         let copies = if self.draw() % 100 < twice { 2 } else { 1 };
         for _ in 0..copies {
             let more = if self.draw() % 100 < late { 3 * delay } else { Duration::ZERO };
-            self.frames.push((now + delay + more, octets.to_vec(), meta));
+            self.frames.push((now + delay + more, bytes.to_vec(), meta));
         }
     }
 
-    /// The first one that has arrived.
+    /// Removes the first frame whose arrival time has come.
     fn next(&mut self, now: Duration) -> Option<(Vec<u8>, OffloadMeta)> {
         let at = self.frames.iter().position(|(due, ..)| *due <= now)?;
-        let (_, octets, meta) = self.frames.remove(at);
-        Some((octets, meta))
+        let (_, bytes, meta) = self.frames.remove(at);
+        Some((bytes, meta))
     }
 }
 
-/// Carries frames between two interfaces, through bad weather, until `stop` is closed.
-fn carry(mut ends: [TapPort; 2], weather: Weather, stop: &UnixStream) -> u64 {
+/// Carries frames between two interfaces over impaired lines until `stop` is closed. Returns the number lost.
+fn carry(mut ends: [TapPort; 2], impairment: Impairment, stop: &UnixStream) -> u64 {
     let clock = Clock::default();
-    let mut lines = [Line::new(weather, 0x5eed_0001), Line::new(weather, 0x5eed_0002)];
+    let mut lines =
+        [LossyLine::new(impairment, 0x5eed_0001), LossyLine::new(impairment, 0x5eed_0002)];
     let mut batch = Batch::default();
     stop.set_nonblocking(true).unwrap();
     while (&*stop).read(&mut [0]).is_err() {
@@ -103,17 +105,17 @@ fn carry(mut ends: [TapPort; 2], weather: Weather, stop: &UnixStream) -> u64 {
             batch.clear();
             from.receive(&mut batch, 64).unwrap();
             for frame in batch.iter() {
-                let mut octets = vec![0; frame.len()];
-                frame.copy_to(&mut octets);
-                line.put(now, &octets, frame.meta());
+                let mut bytes = vec![0; frame.len()];
+                frame.copy_to(&mut bytes);
+                line.put(now, &bytes, frame.meta());
             }
         }
         for (to, line) in ends.iter_mut().rev().zip(&mut lines) {
-            while let Some((octets, meta)) = line.next(now) {
+            while let Some((bytes, meta)) = line.next(now) {
                 batch.clear();
-                let offset = batch.reserve(octets.len()).unwrap();
-                batch.scratch_mut(offset..offset + octets.len()).unwrap().copy_from_slice(&octets);
-                let index = batch.push_contiguous(offset, octets.len(), meta).unwrap();
+                let offset = batch.reserve(bytes.len()).unwrap();
+                batch.scratch_mut(offset..offset + bytes.len()).unwrap().copy_from_slice(&bytes);
+                let index = batch.push_contiguous(offset, bytes.len(), meta).unwrap();
                 to.transmit(&batch, &[index]).unwrap();
             }
         }
@@ -122,7 +124,7 @@ fn carry(mut ends: [TapPort; 2], weather: Weather, stop: &UnixStream) -> u64 {
     lines.iter().map(|line| line.lost).sum()
 }
 
-/// A TAP of an Ethernet's packets, and an address.
+/// Creates a TAP interface without offloads, with an address.
 fn interface(name: &str, address: &str) -> TapPort {
     let mut tap = Tap::create(name).unwrap();
     tap.limit_offloads(TapOffloads::default()).unwrap();
@@ -131,7 +133,7 @@ fn interface(name: &str, address: &str) -> TapPort {
     TapPort::new(tap.fd, tap.offloads, 1500, Arc::new(Counters::default()))
 }
 
-/// A server's socket, and the interface by which it is reached, in a network namespace of their own.
+/// Creates a server socket and the interface that leads to it, in a network namespace of their own.
 fn outside() -> (TcpListener, TapPort) {
     let made = std::thread::spawn(|| {
         namespaces::unshare(Fresh::MountNetIpcUts).unwrap();
@@ -143,18 +145,18 @@ fn outside() -> (TcpListener, TapPort) {
 
 const HOST: &str = "10.8.0.1";
 const OUTSIDE: &str = "10.8.0.2";
-/// Of name servers: for those alone an address of the guest's can stand for one of others.
+/// Port of name servers: the only one at which a stand-in address is reachable.
 const PORT: u16 = 53;
 
-/// An uplink and bad weather between its host and the outside, until this is dropped.
+/// Uplink and impaired network between its host and the outside, which run until this is dropped.
 struct Running {
     stop: Option<(UnixStream, UnixStream)>,
-    uplink: Option<JoinHandle<Ended>>,
-    weather: Option<JoinHandle<u64>>,
+    uplink: Option<JoinHandle<RunnerEnd>>,
+    impairment: Option<JoinHandle<u64>>,
 }
 
 impl Running {
-    fn start(weather: Weather, mtu: u16) -> (Running, TcpListener) {
+    fn start(impairment: Impairment, mtu: u16) -> (Running, TcpListener) {
         ip("link set lo up");
         let (server, out) = outside();
         let wan = interface("wan0", HOST);
@@ -176,32 +178,34 @@ impl Running {
         let running = Running {
             stop: Some((one, other)),
             uplink: Some(std::thread::spawn(move || runner.run(ended_one))),
-            weather: Some(std::thread::spawn(move || carry([wan, out], weather, &ended_other))),
+            impairment: Some(std::thread::spawn(move || {
+                carry([wan, out], impairment, &ended_other)
+            })),
         };
         (running, server)
     }
 
-    /// Ends it; how many frames were lost.
+    /// Stops both threads. Returns the number of frames lost.
     fn end(mut self) -> u64 {
         drop(self.stop.take());
         let ended = self.uplink.take().unwrap().join().unwrap();
-        assert!(matches!(ended, Ended::Stopped), "{ended}");
-        self.weather.take().unwrap().join().unwrap()
+        assert!(matches!(ended, RunnerEnd::Stopped), "{ended}");
+        self.impairment.take().unwrap().join().unwrap()
     }
 }
 
-/// Octets that differ from stream to stream.
+/// Generates bytes that differ from seed to seed.
 fn noise(len: usize, seed: u64) -> Vec<u8> {
-    let mut line = Line::new(STORM, seed);
+    let mut line = LossyLine::new(IMPAIRED, seed);
     (0..len).map(|_| line.draw().to_le_bytes()[3]).collect()
 }
 
-/// Sends all of `octets` and the end, while it hears the other end's; the hash of those.
-fn exchange(stream: &TcpStream, octets: &[u8]) -> Vec<u8> {
+/// Sends `bytes` and the end of the stream while it receives. Returns the hash of the received bytes.
+fn exchange(stream: &TcpStream, bytes: &[u8]) -> Vec<u8> {
     stream.set_read_timeout(Some(LIMIT)).unwrap();
     stream.set_write_timeout(Some(LIMIT)).unwrap();
     std::thread::scope(|scope| {
-        let heard = scope.spawn(|| {
+        let received = scope.spawn(|| {
             let (mut digest, mut buffer) = (Sha256::new(), vec![0; 1 << 16]);
             loop {
                 match (&*stream).read(&mut buffer).unwrap() {
@@ -210,13 +214,13 @@ fn exchange(stream: &TcpStream, octets: &[u8]) -> Vec<u8> {
                 }
             }
         });
-        (&*stream).write_all(octets).unwrap();
+        (&*stream).write_all(bytes).unwrap();
         stream.shutdown(Shutdown::Write).unwrap();
-        heard.join().unwrap()
+        received.join().unwrap()
     })
 }
 
-/// As many connections at a time, each with `len` octets both ways.
+/// Opens `streams` connections at a time and exchanges `len` bytes in both directions on each.
 fn exchange_by(server: TcpListener, streams: u64, len: usize) {
     let to = SocketAddr::from(([10, 9, 0, 3], PORT));
     let serving = std::thread::spawn(move || {
@@ -225,9 +229,9 @@ fn exchange_by(server: TcpListener, streams: u64, len: usize) {
             std::thread::spawn(move || exchange(&stream, &noise(len, 1000 + seed)))
         };
         let threads: Vec<_> = (0..streams).map(one).collect();
-        let mut heard: Vec<_> = threads.into_iter().map(|one| one.join().unwrap()).collect();
-        heard.sort();
-        heard
+        let mut received: Vec<_> = threads.into_iter().map(|one| one.join().unwrap()).collect();
+        received.sort();
+        received
     });
     let client = |seed| {
         std::thread::spawn(move || {
@@ -235,31 +239,31 @@ fn exchange_by(server: TcpListener, streams: u64, len: usize) {
         })
     };
     let clients: Vec<_> = (0..streams).map(client).collect();
-    let mut heard: Vec<_> = clients.into_iter().map(|one| one.join().unwrap()).collect();
-    heard.sort();
+    let mut received: Vec<_> = clients.into_iter().map(|one| one.join().unwrap()).collect();
+    received.sort();
     let hashes = |base: u64| {
         let hash = |seed| Sha256::digest(noise(len, base + seed)).to_vec();
         let mut all: Vec<_> = (0..streams).map(hash).collect();
         all.sort();
         all
     };
-    assert!(heard == hashes(1000), "what the guest heard is not what was sent");
-    assert!(serving.join().unwrap() == hashes(1), "what the server heard is not what was sent");
+    assert!(received == hashes(1000), "data to the guest was changed");
+    assert!(serving.join().unwrap() == hashes(1), "data to the server was changed");
 }
 
 #[test]
-fn tcp_arrives_undamaged_where_frames_are_lost_late_and_twice() {
-    in_namespaces("tcp_arrives_undamaged_where_frames_are_lost_late_and_twice", || {
-        let (running, server) = Running::start(STORM, 65520);
+fn tcp_over_lossy_network_arrives_unchanged() {
+    in_namespaces("tcp_over_lossy_network_arrives_unchanged", || {
+        let (running, server) = Running::start(IMPAIRED, 65520);
         exchange_by(server, 4, 1_000_000);
-        assert!(running.end() > 100, "the weather was fine");
+        assert!(running.end() > 100, "no frames were lost");
     });
 }
 
 #[test]
-fn tcp_arrives_undamaged_while_the_mtu_changes() {
-    in_namespaces("tcp_arrives_undamaged_while_the_mtu_changes", || {
-        let (running, server) = Running::start(Weather { lost: 1, ..STORM }, 1500);
+fn tcp_arrives_unchanged_while_mtu_changes() {
+    in_namespaces("tcp_arrives_unchanged_while_mtu_changes", || {
+        let (running, server) = Running::start(Impairment { lost: 1, ..IMPAIRED }, 1500);
         let (done, is_done) = std::sync::mpsc::channel::<()>();
         let changing = std::thread::spawn(move || {
             let mut changes = 0;
@@ -277,7 +281,7 @@ fn tcp_arrives_undamaged_while_the_mtu_changes() {
         });
         exchange_by(server, 3, 1_000_000);
         drop(done);
-        assert!(changing.join().unwrap() > 3, "it was over before anything changed");
+        assert!(changing.join().unwrap() > 3, "the transfer ended before the MTU changed");
         running.end();
     });
 }

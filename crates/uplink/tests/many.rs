@@ -1,7 +1,7 @@
 #![forbid(unsafe_code)]
 #![expect(clippy::unwrap_used, reason = "a test: its panic is the report")]
-//! Many conversations, and hostile ones: what they hold is bounded, and others keep moving. The host is one
-//! of memory, so that there can be more of them than a process has descriptors; the clock is the test's.
+//! Many and hostile flows: their memory is bounded, and other flows keep working. The host is scripted, so
+//! there can be more flows than a process has descriptors. The clock is simulated.
 
 use std::collections::HashMap;
 use std::net::Ipv4Addr;
@@ -25,9 +25,9 @@ const SYN: u8 = 2;
 const RST: u8 = 4;
 const ACK: u8 = 16;
 
-/// Where a conversation is, for its guest.
+/// State of a flow in the guest.
 #[derive(Clone, Copy, Default)]
-struct Line {
+struct FlowState {
     sent: u32,
     heard: u32,
     made: bool,
@@ -35,13 +35,13 @@ struct Line {
     reset: bool,
 }
 
-/// A guest that keeps its conversations by their ports: its own, the other end's.
+/// Guest that identifies its flows by its own port, the remote port and the remote address.
 struct Guest {
     uplink: Uplink,
     counters: Arc<UplinkCounters>,
     wire: Wire,
     now: Duration,
-    lines: HashMap<Port, Line>,
+    flows: HashMap<Port, FlowState>,
     batch: Batch,
 }
 
@@ -58,13 +58,13 @@ impl Guest {
             counters,
             wire: Wire::new(2),
             now: Duration::from_secs(1000),
-            lines: HashMap::new(),
+            flows: HashMap::new(),
             batch: Batch::with_capacity(1, 1 << 16),
         }
     }
 
     fn send(&mut self, port: Port, flags: u8, payload: &[u8]) {
-        let line = self.lines.entry(port).or_default();
+        let flow = self.flows.entry(port).or_default();
         let (ours, theirs, far) = port;
         let ends = Ends {
             from_mac: [2, 0, 0, 0, 0, 2],
@@ -78,16 +78,16 @@ impl Guest {
         ends.write(&mut frame, 6, len, 1).unwrap();
         let header = Header {
             ports: (ours, theirs),
-            seq: Seq(line.sent),
-            acknowledged: Seq(line.heard),
+            seq: Seq(flow.sent),
+            acknowledged: Seq(flow.heard),
             flags,
             window: 60_000,
             urgent: 0,
         };
         let at = 34 + header.write(options, 0, &mut frame[34..]).unwrap();
         frame[at..].copy_from_slice(payload);
-        line.sent += u32::try_from(payload.len()).unwrap();
-        line.sent += u32::from(flags & (SYN | FIN) != 0);
+        flow.sent += u32::try_from(payload.len()).unwrap();
+        flow.sent += u32::from(flags & (SYN | FIN) != 0);
         self.batch.clear();
         let offset = self.batch.reserve(frame.len()).unwrap();
         self.batch.scratch_mut(offset..offset + frame.len()).unwrap().copy_from_slice(&frame);
@@ -96,7 +96,7 @@ impl Guest {
         self.uplink.input(&self.batch, &[index], self.now);
     }
 
-    /// Turns until nothing comes any more; what has come is taken, and acknowledged.
+    /// Runs rounds until no frame and no event is left. Received data is acknowledged.
     fn settle(&mut self) {
         loop {
             let events = self.uplink.poll_host(self.now).unwrap();
@@ -107,48 +107,48 @@ impl Guest {
                 return;
             }
             for frame in frames {
-                self.take(&frame);
+                self.receive(&frame);
             }
         }
     }
 
-    fn take(&mut self, frame: &[u8]) {
+    fn receive(&mut self, frame: &[u8]) {
         let layers = Layers::parse(frame, u32::try_from(frame.len()).unwrap()).unwrap();
         let segment = Segment::parse(frame[34..].first_chunk().unwrap(), layers.payload_len());
         let far = Ipv4Addr::from(<[u8; 4]>::try_from(&frame[26..30]).unwrap());
         let port = (segment.ports.1, segment.ports.0, far);
-        let Some(line) = self.lines.get_mut(&port) else { return };
+        let Some(flow) = self.flows.get_mut(&port) else { return };
         if segment.has(RST) {
-            line.reset = true;
+            flow.reset = true;
             return;
         }
         if segment.has(SYN) {
-            line.heard = segment.seq.0.wrapping_add(1);
-            line.made = true;
+            flow.heard = segment.seq.0.wrapping_add(1);
+            flow.made = true;
             return self.send(port, ACK, &[]);
         }
-        if segment.seq.0 != line.heard {
+        if segment.seq.0 != flow.heard {
             return;
         }
-        line.heard = line.heard.wrapping_add(segment.len);
+        flow.heard = flow.heard.wrapping_add(segment.len);
         if segment.has(FIN) {
-            line.heard = line.heard.wrapping_add(1);
-            line.ended = true;
+            flow.heard = flow.heard.wrapping_add(1);
+            flow.ended = true;
         }
         if segment.len > 0 || segment.has(FIN) {
             self.send(port, ACK, &[]);
         }
     }
 
-    fn line(&self, port: Port) -> Line {
-        self.lines.get(&port).copied().unwrap_or_default()
+    fn flow(&self, port: Port) -> FlowState {
+        self.flows.get(&port).copied().unwrap_or_default()
     }
 
-    fn count(&self, is_so: fn(&Line) -> bool) -> usize {
-        self.lines.values().filter(|line| is_so(line)).count()
+    fn count(&self, is_so: fn(&FlowState) -> bool) -> usize {
+        self.flows.values().filter(|flow| is_so(flow)).count()
     }
 
-    /// Lets time pass, in steps.
+    /// Advances the clock in steps.
     fn wait(&mut self, time: Duration) {
         let until = self.now + time;
         while self.now < until {
@@ -157,37 +157,37 @@ impl Guest {
         }
     }
 
-    /// A round on a conversation that stands: what is sent comes back.
+    /// Sends data on an established flow. Returns `true` if the echo arrives.
     fn echo(&mut self, port: Port) -> bool {
-        let before = self.line(port).heard;
+        let before = self.flow(port).heard;
         self.send(port, ACK, b"there and back");
         self.settle();
-        self.line(port).heard == before.wrapping_add(14)
+        self.flow(port).heard == before.wrapping_add(14)
     }
 }
 
 #[test]
-fn ten_thousand_conversations_at_once_all_move() {
+fn ten_thousand_concurrent_flows_all_echo() {
     let mut guest = Guest::new(20_000, 4096);
     let ports: Vec<Port> = (10_000..20_000).map(|port| (port, ECHO, FAR)).collect();
     for ports in ports.chunks(500) {
         ports.iter().for_each(|&port| guest.send(port, SYN, &[]));
         guest.settle();
     }
-    assert_eq!(guest.count(|line| line.made && !line.reset), 10_000);
+    assert_eq!(guest.count(|flow| flow.made && !flow.reset), 10_000);
     assert_eq!(guest.uplink.tcp_flows(), 10_000);
     for &port in &ports {
         guest.send(port, ACK, b"there and back");
     }
     guest.settle();
-    let heard = |line: &Line| u64::from(line.sent) == 15;
+    let heard = |flow: &FlowState| u64::from(flow.sent) == 15;
     assert_eq!(guest.count(heard), 10_000);
     assert_eq!(guest.counters.tcp_bytes_out.get(), 140_000);
     assert_eq!(guest.counters.tcp_evicted.get(), 0);
 }
 
 #[test]
-fn a_hundred_thousand_conversations_leave_nothing() {
+fn hundred_thousand_closed_flows_leave_no_state() {
     let mut guest = Guest::new(4000, 4096);
     for round in 0..50_u8 {
         let far = Ipv4Addr::new(198, 51, 100, round);
@@ -198,65 +198,65 @@ fn a_hundred_thousand_conversations_leave_nothing() {
         guest.settle();
         ports.iter().for_each(|&port| guest.send(port, FIN | ACK, &[]));
         guest.settle();
-        let ended = ports.iter().filter(|port| guest.line(**port).ended).count();
+        let ended = ports.iter().filter(|port| guest.flow(**port).ended).count();
         assert_eq!(ended, 2000, "round {round}");
         guest.wait(Duration::from_secs(10));
         assert_eq!(guest.uplink.tcp_flows(), 0, "round {round}");
-        guest.lines.clear();
+        guest.flows.clear();
     }
     assert_eq!(guest.counters.tcp_closed.get(), 100_000);
     assert_eq!(guest.counters.tcp_bytes_out.get(), 100_000);
 }
 
 #[test]
-fn a_flood_of_syns_is_bounded_and_others_keep_moving() {
+fn syn_flood_is_bounded_and_other_flow_echoes() {
     let mut guest = Guest::new(600, 512);
-    let honest = (5000, ECHO, FAR);
-    guest.send(honest, SYN, &[]);
+    let regular = (5000, ECHO, FAR);
+    guest.send(regular, SYN, &[]);
     guest.settle();
-    assert!(guest.echo(honest));
+    assert!(guest.echo(regular));
     for wave in 0..100_u32 {
         for port in 0..1000_u16 {
             let far = Ipv4Addr::from_bits(FAR.to_bits() + 256 + wave);
             guest.send((10_000 + port, SILENT, far), SYN, &[]);
         }
         guest.settle();
-        assert!(guest.uplink.tcp_flows() <= 513, "{} conversations", guest.uplink.tcp_flows());
-        assert!(guest.echo(honest), "the honest one stands still in wave {wave}");
-        guest.lines.retain(|port, _| *port == honest);
+        assert!(guest.uplink.tcp_flows() <= 513, "{} connections", guest.uplink.tcp_flows());
+        assert!(guest.echo(regular), "the regular flow is stuck in wave {wave}");
+        guest.flows.retain(|port, _| *port == regular);
     }
     assert!(guest.counters.tcp_evicted.get() > 90_000);
-    // Those that are left are given up in time; the honest one is asked, answers, and lives on.
+    // The remaining ones expire. The regular flow is probed, answers, and stays open.
     guest.wait(Duration::from_secs(600));
     assert_eq!(guest.uplink.tcp_flows(), 1);
-    assert!(guest.echo(honest));
+    assert!(guest.echo(regular));
 }
 
 #[test]
-fn who_runs_out_of_descriptors_gives_up_the_longest_idle() {
+fn exhausted_descriptors_evict_longest_idle_flow() {
     let mut guest = Guest::new(100, 4096);
     for port in 10_000..10_300 {
         guest.send((port, ECHO, FAR), SYN, &[]);
         guest.settle();
-        assert!(guest.line((port, ECHO, FAR)).made, "{port}");
+        assert!(guest.flow((port, ECHO, FAR)).made, "{port}");
     }
     assert!(guest.uplink.tcp_flows() <= 100);
-    assert_eq!(guest.count(|line| line.reset), 200, "the others were told");
+    assert_eq!(guest.count(|flow| flow.reset), 200, "evicted flows are reset");
     assert!(guest.echo((10_299, ECHO, FAR)));
 }
 
 #[test]
-fn a_guest_that_has_gone_is_found_out_after_hours_and_not_before() {
+fn vanished_guest_is_detected_after_keep_alive_time() {
     let mut guest = Guest::new(100, 64);
     let port = (10_000, ECHO, FAR);
     guest.send(port, SYN, &[]);
     guest.settle();
     assert!(guest.echo(port));
-    // It says nothing more, for an hour: that is no reason to end.
-    guest.lines.clear();
+    // The guest is silent for an hour, which is no reason to close.
+    guest.flows.clear();
     guest.wait(Duration::from_secs(3600));
     assert_eq!(guest.uplink.tcp_flows(), 1);
-    // Nobody answers the questions that come then.
+    // The guest does not answer the keep-alive probes that follow.
     guest.wait(Duration::from_secs(3600));
     for _ in 0..20 {
         guest.wait(Duration::from_secs(120));
@@ -265,28 +265,28 @@ fn a_guest_that_has_gone_is_found_out_after_hours_and_not_before() {
 }
 
 #[test]
-fn a_connection_that_is_half_open_for_an_hour_is_given_up() {
+fn half_open_connection_expires() {
     let mut guest = Guest::new(100, 64);
     guest.send((10_000, SILENT, FAR), SYN, &[]);
     guest.send((10_001, REFUSES, FAR), SYN, &[]);
     guest.settle();
-    assert!(guest.line((10_001, REFUSES, FAR)).reset, "who is refused is told at once");
+    assert!(guest.flow((10_001, REFUSES, FAR)).reset, "a refused connection is reset at once");
     assert_eq!(guest.uplink.tcp_flows(), 1);
     guest.wait(Duration::from_secs(3600));
     assert_eq!(guest.uplink.tcp_flows(), 0);
-    assert!(!guest.line((10_000, SILENT, FAR)).made);
+    assert!(!guest.flow((10_000, SILENT, FAR)).made);
 }
 
 #[test]
-fn a_reset_ends_every_state_and_frees_what_it_held() {
-    // Before the answer, when made, with data under way, after our FIN, after both.
+fn reset_in_any_state_removes_connection() {
+    // Before the answer, established, with data in flight, after our FIN, after both FINs.
     for steps in 0..5 {
         let mut guest = Guest::new(4, 64);
         let port = (10_000, if steps == 0 { SILENT } else { ECHO }, FAR);
         guest.send(port, SYN, &[]);
         guest.settle();
         if steps > 1 {
-            guest.send(port, ACK, b"under way");
+            guest.send(port, ACK, b"in flight");
         }
         if steps > 2 {
             guest.send(port, FIN | ACK, &[]);
@@ -298,10 +298,10 @@ fn a_reset_ends_every_state_and_frees_what_it_held() {
         guest.settle();
         guest.wait(Duration::from_secs(10));
         assert_eq!(guest.uplink.tcp_flows(), 0, "after {steps} steps");
-        // The same ports serve again at once.
+        // The same ports can be used again at once.
         let again = (10_000, ECHO, FAR);
-        guest.lines.clear();
-        guest.lines.insert(again, Line { sent: 9_000_000, ..Line::default() });
+        guest.flows.clear();
+        guest.flows.insert(again, FlowState { sent: 9_000_000, ..FlowState::default() });
         guest.send(again, SYN, &[]);
         guest.settle();
         assert!(guest.echo(again), "after {steps} steps");

@@ -1,4 +1,4 @@
-//! The link by a TAP interface, against a real kernel.
+//! TAP link against a real kernel.
 
 #![allow(clippy::unwrap_used, reason = "a test's panic is its report")]
 
@@ -19,10 +19,10 @@ use ringfence_uplink::link::vhost_net::frames::FrameShape;
 use support::{in_namespaces, ip};
 
 const LIMIT: Duration = Duration::from_secs(60);
-/// Ethernet, IPv4 and UDP.
+/// Length of Ethernet, IPv4 and UDP header, in bytes.
 const HEADERS: usize = 42;
 
-/// An interface, up, with a link for each of its queues, and a neighbour behind it.
+/// Creates an interface with a link for each of its queues, and a neighbour behind it.
 fn links(queues: usize) -> Vec<TapLink> {
     let links = Tap::create_queues("rf%d", queues).unwrap().into_iter().map(|tap| {
         assert_eq!(tap.name, "rf0", "every queue is of the one interface");
@@ -43,7 +43,7 @@ fn socket() -> UdpSocket {
     socket
 }
 
-/// The next UDP datagram that comes by any of them, and its metadata.
+/// Returns the next UDP datagram that arrives on any link, and its metadata.
 fn datagram(links: &mut [TapLink]) -> (Vec<u8>, OffloadMeta) {
     let begin = Instant::now();
     let mut batch = Batch::default();
@@ -54,10 +54,10 @@ fn datagram(links: &mut [TapLink]) -> (Vec<u8>, OffloadMeta) {
             for frame in batch.iter() {
                 let layers = Layers::parse(frame.header(), frame.len().try_into().unwrap());
                 if matches!(layers.map(|layers| layers.transport()), Ok(Transport::Udp(_))) {
-                    let mut octets = vec![0; frame.len()];
-                    frame.copy_to(&mut octets);
-                    if octets[36..38] == 7u16.to_be_bytes() {
-                        return (octets, frame.meta());
+                    let mut bytes = vec![0; frame.len()];
+                    frame.copy_to(&mut bytes);
+                    if bytes[36..38] == 7u16.to_be_bytes() {
+                        return (bytes, frame.meta());
                     }
                 }
             }
@@ -67,25 +67,24 @@ fn datagram(links: &mut [TapLink]) -> (Vec<u8>, OffloadMeta) {
     panic!("no datagram in {LIMIT:?}");
 }
 
-/// Makes the headers those of an answer: swaps addresses and ports of Ethernet, IPv4 and UDP, which changes
-/// no checksum.
-fn turn_around(octets: &mut [u8]) {
+/// Swaps the addresses and ports of Ethernet, IPv4 and UDP, which makes a reply and changes no checksum.
+fn make_reply(bytes: &mut [u8]) {
     for (a, b, len) in [(0, 6, 6), (26, 30, 4), (34, 36, 2)] {
         for i in 0..len {
-            octets.swap(a + i, b + i);
+            bytes.swap(a + i, b + i);
         }
     }
 }
 
 #[test]
-fn frames_put_together_in_slots_arrive_by_every_queue() {
-    in_namespaces("frames_put_together_in_slots_arrive_by_every_queue", || {
+fn frames_in_reserved_rooms_arrive_on_every_queue() {
+    in_namespaces("frames_in_reserved_rooms_arrive_on_every_queue", || {
         let mut links = links(2);
         let socket = socket();
         socket.send(&[0; 1000]).unwrap();
         let (mut sample, meta) = datagram(&mut links);
         assert_eq!(meta.checksum, Checksum::Partial { start: 34, offset: 6 });
-        turn_around(&mut sample);
+        make_reply(&mut sample);
         for (n, link) in (0u8..).zip(links.iter_mut()) {
             let values = [1u8, 2, 3].map(|value| value + 10 * n);
             let mut filling = values.into_iter();
@@ -102,7 +101,7 @@ fn frames_put_together_in_slots_arrive_by_every_queue() {
             for value in values {
                 let mut got = [0; 2000];
                 let n = socket.recv(&mut got).unwrap();
-                // The kernel has checked the sum that it was told to finish.
+                // The kernel has verified the checksum that it had to complete.
                 assert_eq!(got[..n], [value; 1000]);
             }
         }
@@ -110,8 +109,8 @@ fn frames_put_together_in_slots_arrive_by_every_queue() {
 }
 
 #[test]
-fn a_frame_that_is_not_taken_is_dropped_and_counted() {
-    in_namespaces("a_frame_that_is_not_taken_is_dropped_and_counted", || {
+fn frame_refused_by_kernel_is_dropped_and_counted() {
+    in_namespaces("frame_refused_by_kernel_is_dropped_and_counted", || {
         let mut links = links(1);
         let link = &mut links[0];
         ip("link set rf0 down");

@@ -1,16 +1,16 @@
 #![forbid(unsafe_code)]
 #![expect(clippy::unwrap_used, reason = "a test: its panic is the report")]
-//! The state machine of TCP by scripts: segments in, segments out, a clock that the script moves on, and
-//! real sockets on the host's side.
+//! Scripted tests of the TCP state machine: segments of a guest, a simulated clock, and real sockets on the
+//! host's side.
 //!
-//! A line of a script is what one side does, or what is expected of the uplink:
+//! Each line of a script is an action of one side, or an expectation of the uplink:
 //!
-//! * `guest FLAGS SEQ ACK [win=N] [len=N]`: a segment of the guest. Flags are letters (S F R P A); both
-//!   numbers count from the two SYNs.
-//! * `uplink FLAGS SEQ ACK [len=N]`: the next segment to the guest, P not looked at.
-//! * `silence`: there is none.
-//! * `host accept | send PLACE N | read N | shut | close | reset | eof | broken`: the other end.
-//! * `time N`: milliseconds go by.
+//! * `guest FLAGS SEQ ACK [win=N] [len=N]`: the guest sends a segment. Flags are letters (S F R P A); both
+//!   numbers count from the SYNs.
+//! * `uplink FLAGS SEQ ACK [len=N]`: the next segment to the guest; P is ignored.
+//! * `silence`: no segment to the guest.
+//! * `host accept | send OFFSET N | read N | shut | close | reset | eof | broken`: the other end acts.
+//! * `time N`: the clock advances by N milliseconds.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -21,7 +21,7 @@ use ringfence_frame::Batch;
 use ringfence_offload::{Checksum, Layers, OffloadMeta};
 use ringfence_uplink::emit::Ends;
 use ringfence_uplink::host::real::RealHost;
-use ringfence_uplink::share::Handed;
+use ringfence_uplink::share::Handoff;
 use ringfence_uplink::tcp::segment::{Header, Segment, SynOptions};
 use ringfence_uplink::tcp::seq::Seq;
 use ringfence_uplink::testing::Wire;
@@ -32,42 +32,42 @@ const ROUTER: [u8; 4] = [10, 0, 0, 1];
 const GUEST_ISN: u32 = 0xffff_fff0;
 const FLAGS: [(char, u8); 5] = [('F', 1), ('S', 2), ('R', 4), ('P', 8), ('A', 16)];
 
-struct World {
+struct Fixture {
     uplink: Uplink,
     wire: Wire,
     now: Duration,
     listener: TcpListener,
-    /// The port that the guest calls, if it is another one.
+    /// Port that the guest connects to, unless it is the listener's.
     calls: Option<u16>,
-    far: Option<TcpStream>,
-    /// Our initial sequence number, once it was seen.
+    remote: Option<TcpStream>,
+    /// Initial sequence number of the uplink, once seen.
     isn: u32,
-    /// Octets sent by each side, for their contents.
+    /// Bytes that each side has received, for comparison.
     heard: Vec<u8>,
-    /// By how many bits the guest's windows are shifted.
+    /// Window scale of the guest, in bits.
     scale: u8,
 }
 
-impl World {
-    fn new() -> World {
-        World::of(|_| {})
+impl Fixture {
+    fn new() -> Fixture {
+        Fixture::of(|_| {})
     }
 
-    /// A world whose host is changed before it is used.
-    fn of(change: impl FnOnce(&mut RealHost)) -> World {
+    /// Creates a fixture and applies `change` to its host.
+    fn of(change: impl FnOnce(&mut RealHost)) -> Fixture {
         let counters = Arc::<UplinkCounters>::default();
         let mut config = Config { mtu: 1500, ..Config::default() };
         config.access.host_loopback.push(ROUTER.into());
         config.guest.mac = Some([2, 0, 0, 0, 0, 2]);
         let mut host = RealHost::new(Arc::clone(&counters)).unwrap();
         change(&mut host);
-        World {
+        Fixture {
             uplink: Uplink::new(config, Box::new(host), counters),
             wire: Wire::new(4),
             now: Duration::from_secs(1000),
             listener: TcpListener::bind("127.0.0.1:0").unwrap(),
             calls: None,
-            far: None,
+            remote: None,
             isn: 0,
             heard: Vec::new(),
             scale: 0,
@@ -78,7 +78,7 @@ impl World {
         self.calls.unwrap_or_else(|| self.listener.local_addr().unwrap().port())
     }
 
-    /// Turns until nothing comes any more: the host's kernel may take a moment.
+    /// Runs rounds until frames arrive; the host's kernel may take a moment.
     fn settle(&mut self) {
         for _ in 0..20 {
             let before = self.wire.frames.len();
@@ -112,8 +112,8 @@ impl World {
             urgent: 0,
         };
         let at = 34 + header.write(options, 0, &mut frame[34..]).unwrap();
-        for (octet, place) in frame[at..].iter_mut().zip(seq..) {
-            *octet = octet_at(place);
+        for (byte, offset) in frame[at..].iter_mut().zip(seq..) {
+            *byte = byte_at(offset);
         }
         let mut batch = Batch::with_capacity(1, 1 << 16);
         let offset = batch.reserve(frame.len()).unwrap();
@@ -144,42 +144,44 @@ impl World {
         );
         assert_eq!(found, (flags & !8, seq, ack, len), "{line}");
         let payload = &frame[usize::from(layers.header_len())..];
-        let right = payload.iter().zip(seq..).all(|(&octet, place)| octet == octet_at(place));
-        assert!(right, "{line}: the octets are others");
+        let right = payload.iter().zip(seq..).all(|(&byte, offset)| byte == byte_at(offset));
+        assert!(right, "{line}: the bytes are others");
     }
 
     fn host(&mut self, words: &[&str], line: &str) {
         match words {
             ["accept"] => {
-                let far = self.listener.accept().unwrap().0;
-                far.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
-                self.far = Some(far);
+                let remote = self.listener.accept().unwrap().0;
+                remote.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+                self.remote = Some(remote);
             }
             ["send", from, n] => {
                 let from: u32 = from.parse().unwrap();
-                let octets: Vec<u8> =
-                    (from..from + n.parse::<u32>().unwrap()).map(octet_at).collect();
-                self.far.as_mut().unwrap().write_all(&octets).unwrap();
+                let bytes: Vec<u8> =
+                    (from..from + n.parse::<u32>().unwrap()).map(byte_at).collect();
+                self.remote.as_mut().unwrap().write_all(&bytes).unwrap();
             }
             ["read", n] => {
-                let mut octets = vec![0; n.parse().unwrap()];
-                self.far.as_mut().unwrap().read_exact(&mut octets).unwrap();
+                let mut bytes = vec![0; n.parse().unwrap()];
+                self.remote.as_mut().unwrap().read_exact(&mut bytes).unwrap();
                 let from = u32::try_from(self.heard.len()).unwrap() + 1;
                 assert!(
-                    octets.iter().zip(from..).all(|(&o, place)| o == octet_at(place)),
+                    bytes.iter().zip(from..).all(|(&o, offset)| o == byte_at(offset)),
                     "{line}"
                 );
-                self.heard.extend(octets);
+                self.heard.extend(bytes);
             }
-            ["shut"] => self.far.as_ref().unwrap().shutdown(std::net::Shutdown::Write).unwrap(),
-            ["close"] => self.far = None,
+            ["shut"] => self.remote.as_ref().unwrap().shutdown(std::net::Shutdown::Write).unwrap(),
+            ["close"] => self.remote = None,
             ["reset"] => {
-                let far = self.far.take().unwrap();
-                rustix::net::sockopt::set_socket_linger(&far, Some(Duration::ZERO)).unwrap();
+                let remote = self.remote.take().unwrap();
+                rustix::net::sockopt::set_socket_linger(&remote, Some(Duration::ZERO)).unwrap();
             }
-            ["eof"] => assert_eq!(self.far.as_mut().unwrap().read(&mut [0]).unwrap(), 0, "{line}"),
+            ["eof"] => {
+                assert_eq!(self.remote.as_mut().unwrap().read(&mut [0]).unwrap(), 0, "{line}")
+            }
             ["broken"] => {
-                let error = self.far.as_mut().unwrap().read(&mut [0]).unwrap_err();
+                let error = self.remote.as_mut().unwrap().read(&mut [0]).unwrap_err();
                 assert_eq!(error.kind(), ErrorKind::ConnectionReset, "{line}");
             }
             _ => panic!("{line}"),
@@ -218,29 +220,29 @@ impl World {
     }
 }
 
-/// What stands at each place of either stream.
-fn octet_at(place: u32) -> u8 {
-    place.wrapping_mul(31).to_le_bytes()[0] ^ place.to_le_bytes()[1]
+/// Returns the expected byte at an offset of either stream.
+fn byte_at(offset: u32) -> u8 {
+    offset.wrapping_mul(31).to_le_bytes()[0] ^ offset.to_le_bytes()[1]
 }
 
-/// The guest's half of a connection that stands.
-const MADE: &str = "
+/// Script that establishes a connection from the guest.
+const ESTABLISHED: &str = "
     guest S 0 0
     uplink SA 0 1
     guest A 1 1
     host accept
 ";
 
-fn made(rest: &str) -> World {
-    let mut world = World::new();
-    world.run(MADE);
-    world.run(rest);
-    world
+fn established(rest: &str) -> Fixture {
+    let mut fixture = Fixture::new();
+    fixture.run(ESTABLISHED);
+    fixture.run(rest);
+    fixture
 }
 
 #[test]
-fn a_connection_is_made_used_and_closed_by_the_guest_first() {
-    let world = made(
+fn guest_closing_first_ends_connection() {
+    let fixture = established(
         "guest PA 1 1 len=100
          host read 100
          host send 1 300
@@ -254,12 +256,12 @@ fn a_connection_is_made_used_and_closed_by_the_guest_first() {
          guest A 102 302
          silence",
     );
-    assert_eq!(world.uplink.tcp_flows(), 0);
+    assert_eq!(fixture.uplink.tcp_flows(), 0);
 }
 
 #[test]
-fn who_closes_first_can_be_asked_for_the_last_acknowledgement() {
-    let mut world = made(
+fn repeated_fin_in_time_wait_is_acknowledged() {
+    let mut fixture = established(
         "host shut
          uplink FA 1 1
          guest A 1 2
@@ -273,21 +275,21 @@ fn who_closes_first_can_be_asked_for_the_last_acknowledgement() {
          guest FA 11 2
          uplink A 2 12",
     );
-    world.run("time 3000\n silence");
-    assert_eq!(world.uplink.tcp_flows(), 0);
+    fixture.run("time 3000\n silence");
+    assert_eq!(fixture.uplink.tcp_flows(), 0);
 }
 
 #[test]
-fn a_client_that_has_its_port_again_is_not_refused() {
-    let mut world = World::new();
-    let client = SocketAddr::from((ROUTER, world.port()));
+fn client_port_reused_in_time_wait_is_accepted() {
+    let mut fixture = Fixture::new();
+    let client = SocketAddr::from((ROUTER, fixture.port()));
     for _ in 0..2 {
-        let far = TcpStream::connect(world.listener.local_addr().unwrap()).unwrap();
-        let file = world.listener.accept().unwrap().0.into();
+        let remote = TcpStream::connect(fixture.listener.local_addr().unwrap()).unwrap();
+        let file = fixture.listener.accept().unwrap().0.into();
         let guest = SocketAddr::from((GUEST, 4000));
-        world.uplink.take_over(Handed::Connection { file, client, guest }, world.now);
-        world.far = Some(far);
-        world.run(
+        fixture.uplink.accept_handoff(Handoff::Connection { file, client, guest }, fixture.now);
+        fixture.remote = Some(remote);
+        fixture.run(
             "uplink S 0 16
              guest SA 0 1
              uplink A 1 1
@@ -297,29 +299,29 @@ fn a_client_that_has_its_port_again_is_not_refused() {
              uplink A 2 2
              host eof",
         );
-        assert_eq!(world.uplink.tcp_flows(), 1, "it waits to be asked for its last words");
+        assert_eq!(fixture.uplink.tcp_flows(), 1, "the connection is in TIME-WAIT");
     }
 }
 
 #[test]
-fn a_refused_connection_is_refused() {
-    let mut world = World::new();
-    // A port that was just given back, so nobody listens at it.
+fn refused_host_connection_resets_guest() {
+    let mut fixture = Fixture::new();
+    // A port that was just released has no listener.
     let closed = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-    world.calls = Some(closed);
-    world.run("guest S 0 0\n uplink RA 0 1");
-    assert_eq!(world.uplink.tcp_flows(), 0);
+    fixture.calls = Some(closed);
+    fixture.run("guest S 0 0\n uplink RA 0 1");
+    assert_eq!(fixture.uplink.tcp_flows(), 0);
 }
 
 #[test]
-fn a_segment_of_no_connection_is_reset() {
-    let mut world = World::new();
-    world.run("guest A 5 77\n uplink R 77 16\n guest R 5 0\n silence");
+fn segment_without_connection_is_reset() {
+    let mut fixture = Fixture::new();
+    fixture.run("guest A 5 77\n uplink R 77 16\n guest R 5 0\n silence");
 }
 
 #[test]
-fn what_comes_out_of_order_is_asked_for() {
-    made(
+fn segment_out_of_order_causes_duplicate_ack() {
+    established(
         "guest PA 101 1 len=100
          uplink A 1 1
          guest PA 201 1 len=100
@@ -334,8 +336,8 @@ fn what_comes_out_of_order_is_asked_for() {
 }
 
 #[test]
-fn a_request_is_acknowledged_with_its_answer() {
-    made(
+fn answer_carries_delayed_ack() {
+    established(
         "guest PA 1 1 len=100
          silence
          host read 100
@@ -352,8 +354,8 @@ fn a_request_is_acknowledged_with_its_answer() {
 }
 
 #[test]
-fn what_is_not_answered_soon_is_acknowledged_alone_and_the_next_at_once() {
-    made(
+fn expired_delayed_ack_disables_delay() {
+    established(
         "guest PA 1 1 len=100
          silence
          time 1
@@ -370,8 +372,8 @@ fn what_is_not_answered_soon_is_acknowledged_alone_and_the_next_at_once() {
 }
 
 #[test]
-fn a_full_segment_is_acknowledged_at_once() {
-    made(
+fn full_segment_is_acknowledged_at_once() {
+    established(
         "guest A 1 1 len=1460
          uplink A 1 1461
          guest A 1461 1 len=800
@@ -382,8 +384,8 @@ fn a_full_segment_is_acknowledged_at_once() {
 }
 
 #[test]
-fn a_segment_that_comes_again_is_acknowledged_at_once() {
-    made(
+fn repeated_segment_is_acknowledged_at_once() {
+    established(
         "guest A 1 1 len=100
          silence
          guest A 1 1 len=100
@@ -394,8 +396,8 @@ fn a_segment_that_comes_again_is_acknowledged_at_once() {
 }
 
 #[test]
-fn what_waits_to_be_acknowledged_is_not_forgotten_when_something_is_missing() {
-    made(
+fn duplicate_ack_covers_data_with_delayed_ack() {
+    established(
         "guest A 1 1 len=100
          silence
          guest A 201 1 len=100
@@ -406,8 +408,8 @@ fn what_waits_to_be_acknowledged_is_not_forgotten_when_something_is_missing() {
 }
 
 #[test]
-fn a_fin_is_acknowledged_with_the_other_one() {
-    let world = made(
+fn fin_carries_delayed_ack_of_fin() {
+    let fixture = established(
         "guest FA 1 1 len=10
          silence
          host read 10
@@ -417,12 +419,12 @@ fn a_fin_is_acknowledged_with_the_other_one() {
          guest A 12 2
          silence",
     );
-    assert_eq!(world.uplink.tcp_flows(), 0);
+    assert_eq!(fixture.uplink.tcp_flows(), 0);
 }
 
 #[test]
-fn what_was_lost_is_peeked_again() {
-    made(
+fn lost_segment_is_retransmitted_after_timeout() {
+    established(
         "host send 1 3000
          uplink A 1 1 len=3000
          time 1100
@@ -438,8 +440,8 @@ fn what_was_lost_is_peeked_again() {
 }
 
 #[test]
-fn three_acknowledgements_that_say_the_same_repeat_the_first_octets() {
-    made(
+fn three_duplicate_acks_retransmit_first_segment() {
+    established(
         "host send 1 3000
          uplink A 1 1 len=3000
          guest A 1 1461
@@ -454,8 +456,8 @@ fn three_acknowledgements_that_say_the_same_repeat_the_first_octets() {
 }
 
 #[test]
-fn a_window_that_is_shut_is_asked_for() {
-    made(
+fn closed_window_is_probed() {
+    established(
         "guest A 1 1 win=0
          host send 1 100
          silence
@@ -473,8 +475,8 @@ fn a_window_that_is_shut_is_asked_for() {
 }
 
 #[test]
-fn only_a_reset_at_its_exact_place_is_believed() {
-    let world = made(
+fn reset_beside_expected_sequence_is_challenged() {
+    let fixture = established(
         "guest R 500 0
          uplink A 1 1
          guest S 700 0
@@ -483,60 +485,60 @@ fn only_a_reset_at_its_exact_place_is_believed() {
          silence
          host broken",
     );
-    assert_eq!(world.uplink.tcp_flows(), 0);
+    assert_eq!(fixture.uplink.tcp_flows(), 0);
 }
 
 #[test]
-fn a_reset_of_the_other_end_comes_behind_what_it_had_sent() {
-    let world = made(
+fn reset_from_host_follows_pending_data() {
+    let fixture = established(
         "host send 1 20
          host reset
          uplink A 1 1 len=20
          uplink RA 21 1",
     );
-    assert_eq!(world.uplink.tcp_flows(), 0);
+    assert_eq!(fixture.uplink.tcp_flows(), 0);
 }
 
 #[test]
-fn a_guest_that_is_silent_for_long_is_asked_and_then_given_up() {
-    let mut world = made("time 3600000\n silence\n time 3601000\n uplink A 0 1");
-    world.run("guest A 1 1\n time 7201000\n uplink A 0 1");
+fn silent_guest_is_probed_and_then_reset() {
+    let mut fixture = established("time 3600000\n silence\n time 3601000\n uplink A 0 1");
+    fixture.run("guest A 1 1\n time 7201000\n uplink A 0 1");
     for _ in 0..8 {
-        world.run("time 75000\n uplink A 0 1");
+        fixture.run("time 75000\n uplink A 0 1");
     }
-    world.run("time 75000\n uplink RA 1 1\n host broken");
-    assert_eq!(world.uplink.tcp_flows(), 0);
+    fixture.run("time 75000\n uplink RA 1 1\n host broken");
+    assert_eq!(fixture.uplink.tcp_flows(), 0);
 }
 
 #[test]
-fn a_syn_that_is_not_answered_is_answered_again_and_then_forgotten() {
-    let mut world = World::new();
-    world.run("guest S 0 0\n uplink SA 0 1\n guest S 0 0\n uplink SA 0 1");
+fn unanswered_syn_ack_is_repeated_and_expires() {
+    let mut fixture = Fixture::new();
+    fixture.run("guest S 0 0\n uplink SA 0 1\n guest S 0 0\n uplink SA 0 1");
     for _ in 0..6 {
-        world.run("time 70000");
-        world.settle();
+        fixture.run("time 70000");
+        fixture.settle();
     }
-    assert_eq!(world.uplink.tcp_flows(), 0);
+    assert_eq!(fixture.uplink.tcp_flows(), 0);
 }
 
-/// Of a stream that ends: what comes, by a guest that acknowledges one frame at a time while others are
-/// under way.
+/// Script for a stream that ends: the segments to a guest that acknowledges one frame at a time while others
+/// are in flight.
 #[test]
-fn a_stream_ends_for_a_guest_that_lags_behind_where_the_kernel_remembers_no_peeks() {
+fn stream_ends_for_lagging_guest_without_peek_offset() {
     const LEN: u32 = 2 << 20;
-    let mut world = World::of(RealHost::forget_peeks);
-    world.scale = 7;
-    world.run(MADE);
-    let mut far = world.far.take().unwrap();
+    let mut fixture = Fixture::of(RealHost::disable_peek_offset);
+    fixture.scale = 7;
+    fixture.run(ESTABLISHED);
+    let mut remote = fixture.remote.take().unwrap();
     let writer = std::thread::spawn(move || {
-        far.write_all(&(1..=LEN).map(octet_at).collect::<Vec<_>>()).unwrap();
-        far.shutdown(std::net::Shutdown::Write).unwrap();
-        far
+        remote.write_all(&(1..=LEN).map(byte_at).collect::<Vec<_>>()).unwrap();
+        remote.shutdown(std::net::Shutdown::Write).unwrap();
+        remote
     });
     let (mut came, mut tries) = (0, 0);
     let has_ended = loop {
-        if world.wire.frames.is_empty() {
-            world.settle();
+        if fixture.wire.frames.is_empty() {
+            fixture.settle();
             tries += 1;
             if tries > 500 {
                 break false;
@@ -544,21 +546,21 @@ fn a_stream_ends_for_a_guest_that_lags_behind_where_the_kernel_remembers_no_peek
             continue;
         }
         tries = 0;
-        let frame = world.wire.frames.remove(0);
+        let frame = fixture.wire.frames.remove(0);
         let layers = Layers::parse(&frame, u32::try_from(frame.len()).unwrap()).unwrap();
         let segment = Segment::parse(frame[34..].first_chunk().unwrap(), layers.payload_len());
-        let place = segment.seq.0.wrapping_sub(world.isn);
-        assert_eq!(place, came + 1, "in order, and once");
+        let offset = segment.seq.0.wrapping_sub(fixture.isn);
+        assert_eq!(offset, came + 1, "in order, and once");
         let payload = &frame[usize::from(layers.header_len())..];
-        assert!(payload.iter().zip(place..).all(|(&octet, place)| octet == octet_at(place)));
+        assert!(payload.iter().zip(offset..).all(|(&byte, offset)| byte == byte_at(offset)));
         came += segment.len;
         if segment.has(1) {
             break true;
         }
-        world.guest(16, 1, came + 1, 60_000, 0);
-        world.uplink.output(&mut world.wire, world.now);
+        fixture.guest(16, 1, came + 1, 60_000, 0);
+        fixture.uplink.output(&mut fixture.wire, fixture.now);
     };
-    assert!(has_ended, "of {LEN} octets {came} came, and then nothing");
+    assert!(has_ended, "of {LEN} bytes {came} came, and then nothing");
     assert_eq!(came, LEN);
     drop(writer.join().unwrap());
 }

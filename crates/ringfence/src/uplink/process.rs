@@ -19,10 +19,10 @@ use ringfence_sys::clock::Clock;
 use ringfence_sys::tap::TapOffloads;
 use ringfence_uplink::guest::GuestNetwork;
 use ringfence_uplink::host::real::{OwnAddresses, RealHost};
-use ringfence_uplink::runner::{Ended, Runner};
+use ringfence_uplink::runner::{RunnerEnd, Runner};
 use ringfence_uplink::share::Share;
 use ringfence_uplink::team::{self, Member};
-use ringfence_uplink::{Access, Config, GuestSide, Uplink, UplinkCounters};
+use ringfence_uplink::{Access, Config, GuestLink, Uplink, UplinkCounters};
 use rustix::io::Errno;
 
 use super::forward::{Forward, Protocol};
@@ -54,7 +54,7 @@ enum Failure {
     #[error("the host's own addresses cannot be read: {0}")]
     OwnAddresses(#[source] Errno),
     #[error(transparent)]
-    Ended(#[from] Ended),
+    RunnerEnd(#[from] RunnerEnd),
     #[error(transparent)]
     System(#[from] io::Error),
 }
@@ -128,7 +128,7 @@ fn serve(
     channel.send(&FromUplink::Up { link, remarks }, &[])?;
     // The launcher says nothing more: its channel is readable when it is gone.
     match carry_all(made, engines, channel)? {
-        Ended::Stopped => Ok(()),
+        RunnerEnd::Stopped => Ok(()),
         ended => Err(ended.into()),
     }
 }
@@ -139,7 +139,7 @@ fn carry_all(
     mut made: Vec<Made>,
     mut engines: Vec<Uplink>,
     channel: &Channel,
-) -> Result<Ended, Failure> {
+) -> Result<RunnerEnd, Failure> {
     if made.len() == 1 {
         let (made, uplink) = made.pop().zip(engines.pop()).ok_or(Failure::NoTap)?;
         return Ok(carry(made.link, uplink, None, channel.as_fd()));
@@ -159,7 +159,7 @@ fn carry_all(
     Ok(ended.recv().map_err(|_| io::Error::other("its threads are gone"))?)
 }
 
-fn carry(link: Link, uplink: Uplink, member: Option<Member>, stop: BorrowedFd<'_>) -> Ended {
+fn carry(link: Link, uplink: Uplink, member: Option<Member>, stop: BorrowedFd<'_>) -> RunnerEnd {
     let clock = Clock::default();
     match link {
         Link::Tap(link) => run(Runner::new(uplink, link, clock, SPIN), member, stop),
@@ -167,11 +167,11 @@ fn carry(link: Link, uplink: Uplink, member: Option<Member>, stop: BorrowedFd<'_
     }
 }
 
-fn run<L: Port + GuestSide>(
+fn run<L: Port + GuestLink>(
     runner: Runner<L>,
     member: Option<Member>,
     stop: BorrowedFd<'_>,
-) -> Ended {
+) -> RunnerEnd {
     match member {
         Some(member) => runner.with_others(member).run(stop),
         None => runner.run(stop),

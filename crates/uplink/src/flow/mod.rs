@@ -1,14 +1,14 @@
-//! Conversations by their addresses: a bounded table in which the longest idle one makes room.
+//! Flow table: a bounded table of flows by their addresses, with least-recently-used eviction.
 //!
-//! Every protocol has a table of its own. An entry is found by its [`Key`] when a packet comes, and
-//! by its [`FlowId`] when an event or a timer does. Keys are hashed with a random secret, so a guest
-//! that chooses ports and addresses cannot choose collisions.
+//! Each protocol has a table of its own. A packet finds its entry by [`FlowKey`]; an event or a timer by
+//! [`FlowId`]. Keys are hashed with a random secret, so a guest that chooses addresses and ports cannot
+//! force collisions.
 //!
-//! Conversations that the guest began and those from outside ([`Origin`]) have limits and orders of
-//! their own: strangers evict strangers, and no conversation of the guest's.
+//! Flows that the guest opened and flows from outside ([`Origin`]) have separate limits and separate usage
+//! lists: flows from outside never evict a flow of the guest.
 //!
-//! Entries are in the order in which they were last [touched](Table::touch). Each may have one
-//! deadline; a deadline that is put off costs nothing until the old one has come.
+//! Entries are ordered by their last [`touch`](Table::touch). Each may have one deadline. Postponing a
+//! deadline costs nothing until the old one is reached.
 
 #[cfg(test)]
 mod tests;
@@ -19,23 +19,23 @@ use std::collections::{BTreeSet, HashMap};
 
 use crate::host::{Owner, OwnerKind};
 
-/// What tells conversations of a protocol apart.
+/// Addresses and ports that identify a flow of a protocol.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub struct Key {
-    /// The guest's end.
+pub struct FlowKey {
+    /// Address and port of the guest.
     pub guest: SocketAddr,
-    /// The other end, as the guest sees it.
+    /// Address and port of the other end, as the guest sees them.
     pub remote: SocketAddr,
 }
 
-impl Key {
-    /// The conversation between two ends.
-    pub fn new(guest: (IpAddr, u16), remote: (IpAddr, u16)) -> Key {
-        Key { guest: guest.into(), remote: remote.into() }
+impl FlowKey {
+    /// Creates the key of a flow between two ends.
+    pub fn new(guest: (IpAddr, u16), remote: (IpAddr, u16)) -> FlowKey {
+        FlowKey { guest: guest.into(), remote: remote.into() }
     }
 }
 
-/// An entry of a table: its place, and how many others were there before.
+/// Handle of an entry: its index and generation.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub struct FlowId {
     index: u32,
@@ -43,288 +43,288 @@ pub struct FlowId {
 }
 
 impl FlowId {
-    /// As owner of a socket.
+    /// Returns the owner tag for a socket of this flow.
     pub fn owner(self, kind: OwnerKind) -> Owner {
         Owner { kind, index: self.index, generation: self.generation }
     }
 }
 
-/// The side that began a conversation. Each has a part of the table that the other cannot use up.
+/// Sides that open flows. Each has a part of the table that the other cannot use up.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Origin {
-    /// The guest.
+    /// Flow opened by the guest.
     Guest,
-    /// A client of a forwarded port.
+    /// Flow opened by a client of a forwarded port.
     Outside,
 }
 
-/// No neighbour in the order of use.
+/// List end: no older or newer entry.
 const NONE: u32 = u32::MAX;
 
 #[derive(Debug)]
 struct Entry<V> {
-    key: Key,
+    key: FlowKey,
     value: V,
     origin: Origin,
-    /// The one used before this one, and after it.
+    /// Index of the next older and the next newer entry.
     older: u32,
     newer: u32,
     deadline: Option<Duration>,
-    /// When the table will look at the entry: never later than `deadline`.
-    look_at: Option<Duration>,
+    /// Time of the entry's timer, never later than `deadline`.
+    timer_at: Option<Duration>,
 }
 
 #[derive(Debug)]
-struct Place<V> {
+struct EntrySlot<V> {
     generation: u32,
     entry: Option<Entry<V>>,
 }
 
-/// The entries of one origin, in the order of their use.
+/// Usage list of one origin, from the least to the most recently used entry.
 #[derive(Debug)]
-struct Order {
+struct UsageList {
     oldest: u32,
     newest: u32,
     count: usize,
     limit: usize,
 }
 
-impl Order {
-    fn new(limit: usize) -> Order {
-        Order { oldest: NONE, newest: NONE, count: 0, limit: limit.min(1 << 24) }
+impl UsageList {
+    fn new(limit: usize) -> UsageList {
+        UsageList { oldest: NONE, newest: NONE, count: 0, limit: limit.min(1 << 24) }
     }
 }
 
-/// Conversations. See the [module](self).
+/// Table of flows. See the [module](self).
 #[derive(Debug)]
-pub struct Table<V> {
-    places: Vec<Place<V>>,
+pub struct FlowTable<V> {
+    slots: Vec<EntrySlot<V>>,
     free: Vec<u32>,
-    by_key: HashMap<Key, u32>,
-    looks: BTreeSet<(Duration, u32)>,
-    guest: Order,
-    outside: Order,
+    by_key: HashMap<FlowKey, u32>,
+    timers: BTreeSet<(Duration, u32)>,
+    guest: UsageList,
+    outside: UsageList,
 }
 
-impl<V> Table<V> {
-    /// A table of at most `limit` entries of the guest's (one, where it is 0), and none from outside;
-    /// nothing is allocated before there are some.
-    pub fn new(limit: usize) -> Table<V> {
-        Table::with_outside(limit, 0)
+impl<V> FlowTable<V> {
+    /// Creates a table of at most `limit` entries of the guest, at least one, and none from outside. Memory is
+    /// allocated as entries are added.
+    pub fn new(limit: usize) -> FlowTable<V> {
+        FlowTable::with_outside(limit, 0)
     }
 
-    /// A table of at most `limit` entries of the guest's, and `outside` from outside.
-    pub fn with_outside(limit: usize, outside: usize) -> Table<V> {
-        Table {
-            places: Vec::new(),
+    /// Creates a table of at most `limit` entries of the guest and `outside` entries from outside.
+    pub fn with_outside(limit: usize, outside: usize) -> FlowTable<V> {
+        FlowTable {
+            slots: Vec::new(),
             free: Vec::new(),
             by_key: HashMap::new(),
-            looks: BTreeSet::new(),
-            guest: Order::new(limit.max(1)),
-            outside: Order::new(outside),
+            timers: BTreeSet::new(),
+            guest: UsageList::new(limit.max(1)),
+            outside: UsageList::new(outside),
         }
     }
 
-    fn order(&self, origin: Origin) -> &Order {
+    fn usage(&self, origin: Origin) -> &UsageList {
         match origin {
             Origin::Guest => &self.guest,
             Origin::Outside => &self.outside,
         }
     }
 
-    fn order_mut(&mut self, origin: Origin) -> &mut Order {
+    fn usage_mut(&mut self, origin: Origin) -> &mut UsageList {
         match origin {
             Origin::Guest => &mut self.guest,
             Origin::Outside => &mut self.outside,
         }
     }
 
-    /// Entries.
+    /// Returns the number of entries.
     pub fn len(&self) -> usize {
         self.by_key.len()
     }
 
-    /// Whether there are no entries.
+    /// Returns `true` if there is no entry.
     pub fn is_empty(&self) -> bool {
         self.by_key.is_empty()
     }
 
-    /// Returns `true` if an entry of this origin has to go before another one is added.
+    /// Returns `true` if an entry of this origin must be removed before another one is added.
     pub fn is_full(&self, origin: Origin) -> bool {
-        let order = self.order(origin);
-        order.count >= order.limit
+        let usage = self.usage(origin);
+        usage.count >= usage.limit
     }
 
-    /// The entry of a key.
-    pub fn find(&self, key: &Key) -> Option<FlowId> {
+    /// Returns the entry of a key.
+    pub fn find(&self, key: &FlowKey) -> Option<FlowId> {
         let &index = self.by_key.get(key)?;
-        Some(FlowId { index, generation: self.place(index)?.generation })
+        Some(FlowId { index, generation: self.slot(index)?.generation })
     }
 
-    /// The entry that owns a socket, if it is still there.
+    /// Returns the entry that owns a socket, if it still exists.
     pub fn owned_by(&self, owner: Owner) -> Option<FlowId> {
-        let place = self.place(owner.index)?;
-        place.entry.as_ref()?;
-        (place.generation == owner.generation)
+        let slot = self.slot(owner.index)?;
+        slot.entry.as_ref()?;
+        (slot.generation == owner.generation)
             .then_some(FlowId { index: owner.index, generation: owner.generation })
     }
 
-    /// The longest idle entry of this origin.
+    /// Returns the least recently used entry of this origin.
     pub fn oldest(&self, origin: Origin) -> Option<FlowId> {
-        let index = self.order(origin).oldest;
-        let generation = self.place(index)?.generation;
+        let index = self.usage(origin).oldest;
+        let generation = self.slot(index)?.generation;
         Some(FlowId { index, generation })
     }
 
-    /// An entry's origin.
+    /// Returns the origin of an entry.
     pub fn origin(&self, id: FlowId) -> Option<Origin> {
         self.entry(id).map(|entry| entry.origin)
     }
 
-    /// Adds an entry, the most recently used. `None` when the table is full or has the key already;
-    /// the value is dropped then.
-    pub fn insert(&mut self, key: Key, value: V, origin: Origin) -> Option<FlowId> {
+    /// Inserts an entry as the most recently used one. Returns `None`, and drops the value, if the table is
+    /// full or has the key.
+    pub fn insert(&mut self, key: FlowKey, value: V, origin: Origin) -> Option<FlowId> {
         if self.is_full(origin) || self.by_key.contains_key(&key) {
             return None;
         }
         let index = match self.free.pop() {
             Some(index) => index,
             None => {
-                let index = u32::try_from(self.places.len()).ok()?;
-                self.places.push(Place { generation: 0, entry: None });
+                let index = u32::try_from(self.slots.len()).ok()?;
+                self.slots.push(EntrySlot { generation: 0, entry: None });
                 index
             }
         };
         self.by_key.insert(key, index);
         let (older, newer) = (NONE, NONE);
-        let entry = Entry { key, value, origin, older, newer, deadline: None, look_at: None };
-        let place = self.place_mut(index)?;
-        place.entry = Some(entry);
-        let generation = place.generation;
+        let entry = Entry { key, value, origin, older, newer, deadline: None, timer_at: None };
+        let slot = self.slot_mut(index)?;
+        slot.entry = Some(entry);
+        let generation = slot.generation;
         self.link_newest(index, origin);
-        self.order_mut(origin).count += 1;
+        self.usage_mut(origin).count += 1;
         Some(FlowId { index, generation })
     }
 
-    /// Removes an entry.
-    pub fn remove(&mut self, id: FlowId) -> Option<(Key, V)> {
+    /// Removes an entry and returns its key and value.
+    pub fn remove(&mut self, id: FlowId) -> Option<(FlowKey, V)> {
         let origin = self.origin(id)?;
         self.unlink(id.index, origin);
-        self.order_mut(origin).count -= 1;
-        let place = self.place_mut(id.index)?;
-        let entry = place.entry.take()?;
-        place.generation = (place.generation + 1) & Owner::GENERATION_MASK;
-        if let Some(at) = entry.look_at {
-            self.looks.remove(&(at, id.index));
+        self.usage_mut(origin).count -= 1;
+        let slot = self.slot_mut(id.index)?;
+        let entry = slot.entry.take()?;
+        slot.generation = (slot.generation + 1) & Owner::GENERATION_MASK;
+        if let Some(at) = entry.timer_at {
+            self.timers.remove(&(at, id.index));
         }
         self.by_key.remove(&entry.key);
         self.free.push(id.index);
         Some((entry.key, entry.value))
     }
 
-    /// An entry's value.
+    /// Returns the value of an entry.
     pub fn get(&self, id: FlowId) -> Option<&V> {
         self.entry(id).map(|entry| &entry.value)
     }
 
-    /// An entry's value, to be changed.
+    /// Returns the value of an entry, mutable.
     pub fn get_mut(&mut self, id: FlowId) -> Option<&mut V> {
         self.entry_mut(id).map(|entry| &mut entry.value)
     }
 
-    /// An entry's key.
-    pub fn key(&self, id: FlowId) -> Option<Key> {
+    /// Returns the key of an entry.
+    pub fn key(&self, id: FlowId) -> Option<FlowKey> {
         self.entry(id).map(|entry| entry.key)
     }
 
-    /// The entry is in use: it is the last that will have to make room.
+    /// Marks an entry as the most recently used one.
     pub fn touch(&mut self, id: FlowId) {
         let Some(origin) = self.origin(id) else { return };
-        if self.order(origin).newest != id.index {
+        if self.usage(origin).newest != id.index {
             self.unlink(id.index, origin);
             self.link_newest(id.index, origin);
         }
     }
 
-    /// Sets or removes an entry's deadline.
+    /// Sets or removes the deadline of an entry.
     pub fn set_deadline(&mut self, id: FlowId, deadline: Option<Duration>) {
         let Some(entry) = self.entry_mut(id) else { return };
         entry.deadline = deadline;
-        let (Some(deadline), look_at) = (deadline, entry.look_at) else { return };
-        if look_at.is_some_and(|at| at <= deadline) {
+        let (Some(deadline), timer_at) = (deadline, entry.timer_at) else { return };
+        if timer_at.is_some_and(|at| at <= deadline) {
             return;
         }
-        entry.look_at = Some(deadline);
-        if let Some(at) = look_at {
-            self.looks.remove(&(at, id.index));
+        entry.timer_at = Some(deadline);
+        if let Some(at) = timer_at {
+            self.timers.remove(&(at, id.index));
         }
-        self.looks.insert((deadline, id.index));
+        self.timers.insert((deadline, id.index));
     }
 
-    /// When [`take_due`](Self::take_due) is to be called again.
-    pub fn next_look(&self) -> Option<Duration> {
-        self.looks.first().map(|&(at, _)| at)
+    /// Returns the time at which [`take_due`](Self::take_due) must be called next. It may be too early.
+    pub fn next_timer(&self) -> Option<Duration> {
+        self.timers.first().map(|&(at, _)| at)
     }
 
-    /// An entry whose deadline has come; it has none any more.
+    /// Returns an entry whose deadline has passed, and removes the deadline.
     pub fn take_due(&mut self, now: Duration) -> Option<FlowId> {
         loop {
-            let &(at, index) = self.looks.first()?;
+            let &(at, index) = self.timers.first()?;
             if at > now {
                 return None;
             }
-            self.looks.pop_first();
-            let place = self.place_mut(index)?;
-            let generation = place.generation;
-            let entry = place.entry.as_mut()?;
-            entry.look_at = None;
+            self.timers.pop_first();
+            let slot = self.slot_mut(index)?;
+            let generation = slot.generation;
+            let entry = slot.entry.as_mut()?;
+            entry.timer_at = None;
             match entry.deadline {
                 Some(deadline) if deadline <= now => {
                     entry.deadline = None;
                     return Some(FlowId { index, generation });
                 }
                 Some(later) => {
-                    entry.look_at = Some(later);
-                    self.looks.insert((later, index));
+                    entry.timer_at = Some(later);
+                    self.timers.insert((later, index));
                 }
                 None => {}
             }
         }
     }
 
-    /// All entries.
+    /// Iterates over all entries.
     pub fn ids(&self) -> impl Iterator<Item = FlowId> {
-        (0u32..).zip(&self.places).filter_map(|(index, place)| {
-            place.entry.as_ref()?;
-            Some(FlowId { index, generation: place.generation })
+        (0u32..).zip(&self.slots).filter_map(|(index, slot)| {
+            slot.entry.as_ref()?;
+            Some(FlowId { index, generation: slot.generation })
         })
     }
 
-    /// The entries of one origin.
+    /// Iterates over the entries of one origin.
     pub fn ids_of(&self, origin: Origin) -> impl Iterator<Item = FlowId> {
         self.ids().filter(move |id| self.origin(*id) == Some(origin))
     }
 
-    fn place(&self, index: u32) -> Option<&Place<V>> {
-        self.places.get(usize::try_from(index).ok()?)
+    fn slot(&self, index: u32) -> Option<&EntrySlot<V>> {
+        self.slots.get(usize::try_from(index).ok()?)
     }
 
-    fn place_mut(&mut self, index: u32) -> Option<&mut Place<V>> {
-        self.places.get_mut(usize::try_from(index).ok()?)
+    fn slot_mut(&mut self, index: u32) -> Option<&mut EntrySlot<V>> {
+        self.slots.get_mut(usize::try_from(index).ok()?)
     }
 
     fn entry(&self, id: FlowId) -> Option<&Entry<V>> {
-        let place = self.place(id.index)?;
-        if place.generation == id.generation { place.entry.as_ref() } else { None }
+        let slot = self.slot(id.index)?;
+        if slot.generation == id.generation { slot.entry.as_ref() } else { None }
     }
 
     fn entry_mut(&mut self, id: FlowId) -> Option<&mut Entry<V>> {
-        let place = self.place_mut(id.index)?;
-        if place.generation == id.generation { place.entry.as_mut() } else { None }
+        let slot = self.slot_mut(id.index)?;
+        if slot.generation == id.generation { slot.entry.as_mut() } else { None }
     }
 
     fn entry_at(&mut self, index: u32) -> Option<&mut Entry<V>> {
-        self.place_mut(index)?.entry.as_mut()
+        self.slot_mut(index)?.entry.as_mut()
     }
 
     fn unlink(&mut self, index: u32, origin: Origin) {
@@ -333,23 +333,23 @@ impl<V> Table<V> {
         (entry.older, entry.newer) = (NONE, NONE);
         match self.entry_at(older) {
             Some(entry) => entry.newer = newer,
-            None => self.order_mut(origin).oldest = newer,
+            None => self.usage_mut(origin).oldest = newer,
         }
         match self.entry_at(newer) {
             Some(entry) => entry.older = older,
-            None => self.order_mut(origin).newest = older,
+            None => self.usage_mut(origin).newest = older,
         }
     }
 
     fn link_newest(&mut self, index: u32, origin: Origin) {
-        let before = self.order(origin).newest;
+        let before = self.usage(origin).newest;
         if let Some(entry) = self.entry_at(index) {
             (entry.older, entry.newer) = (before, NONE);
         }
         match self.entry_at(before) {
             Some(entry) => entry.newer = index,
-            None => self.order_mut(origin).oldest = index,
+            None => self.usage_mut(origin).oldest = index,
         }
-        self.order_mut(origin).newest = index;
+        self.usage_mut(origin).newest = index;
     }
 }

@@ -2,8 +2,8 @@ use proptest::prelude::*;
 
 use super::*;
 
-fn key(n: u16) -> Key {
-    Key::new(([10, 0, 0, 2].into(), n), ([192, 0, 2, 1].into(), 80))
+fn key(n: u16) -> FlowKey {
+    FlowKey::new(([10, 0, 0, 2].into(), n), ([192, 0, 2, 1].into(), 80))
 }
 
 fn at(seconds: u64) -> Duration {
@@ -11,14 +11,14 @@ fn at(seconds: u64) -> Duration {
 }
 
 #[test]
-fn entries_from_outside_fill_their_own_part_alone() {
-    let mut table = Table::with_outside(2, 2);
+fn entry_from_outside_never_evicts_entry_of_guest() {
+    let mut table = FlowTable::with_outside(2, 2);
     let guest = table.insert(key(1), 1, Origin::Guest).unwrap();
     let first = table.insert(key(2), 2, Origin::Outside).unwrap();
     table.insert(key(3), 3, Origin::Outside).unwrap();
     assert!(table.is_full(Origin::Outside) && !table.is_full(Origin::Guest));
     assert_eq!(table.insert(key(4), 4, Origin::Outside), None);
-    // The guest's entry is older than all, and not the one that makes room.
+    // The guest's entry is the oldest of all, and is not evicted.
     assert_eq!(table.oldest(Origin::Outside), Some(first));
     assert_eq!(table.oldest(Origin::Guest), Some(guest));
     table.remove(first);
@@ -28,8 +28,8 @@ fn entries_from_outside_fill_their_own_part_alone() {
 }
 
 #[test]
-fn the_longest_idle_entry_is_the_oldest() {
-    let mut table = Table::new(3);
+fn untouched_entry_becomes_the_oldest() {
+    let mut table = FlowTable::new(3);
     let ids: Vec<_> = (0..3).map(|n| table.insert(key(n), n, Origin::Guest).unwrap()).collect();
     assert!(table.is_full(Origin::Guest));
     assert_eq!(table.insert(key(3), 3, Origin::Guest), None);
@@ -43,19 +43,19 @@ fn the_longest_idle_entry_is_the_oldest() {
 }
 
 #[test]
-fn a_deadline_that_was_put_off_does_not_come_early() {
-    let mut table = Table::new(3);
+fn postponed_deadline_is_due_at_the_new_time() {
+    let mut table = FlowTable::new(3);
     let id = table.insert(key(1), (), Origin::Guest).unwrap();
     table.set_deadline(id, Some(at(5)));
     table.set_deadline(id, Some(at(9)));
     assert_eq!(table.take_due(at(6)), None);
-    assert_eq!(table.next_look(), Some(at(9)));
+    assert_eq!(table.next_timer(), Some(at(9)));
     assert_eq!(table.take_due(at(9)), Some(id));
     assert_eq!(table.take_due(at(99)), None);
     table.set_deadline(id, Some(at(100)));
     table.set_deadline(id, Some(at(50)));
     assert_eq!(table.take_due(at(60)), Some(id));
-    assert_eq!(table.next_look(), None);
+    assert_eq!(table.next_timer(), None);
 }
 
 #[derive(Clone, Debug)]
@@ -79,10 +79,10 @@ fn ops() -> impl Strategy<Value = Vec<Op>> {
 }
 
 proptest! {
-    /// A list in the order of use is the same table.
+    /// Checks the table against a model: a list in order of use.
     #[test]
-    fn the_table_does_what_a_list_does(ops in ops()) {
-        let mut table = Table::new(6);
+    fn table_matches_list_model(ops in ops()) {
+        let mut table = FlowTable::new(6);
         let mut list: Vec<(u16, Option<u64>)> = Vec::new();
         for op in ops {
             match op {
@@ -95,15 +95,15 @@ proptest! {
                 }
                 Op::Remove(n) => {
                     let removed = table.find(&key(n)).and_then(|id| table.remove(id));
-                    let place = list.iter().position(|&(m, _)| m == n);
-                    prop_assert_eq!(removed.map(|(_, v)| v), place.map(|_| n));
-                    if let Some(place) = place {
-                        list.remove(place);
+                    let slot = list.iter().position(|&(m, _)| m == n);
+                    prop_assert_eq!(removed.map(|(_, v)| v), slot.map(|_| n));
+                    if let Some(slot) = slot {
+                        list.remove(slot);
                     }
                 }
                 Op::Touch(n) => {
-                    if let Some(place) = list.iter().position(|&(m, _)| m == n) {
-                        let entry = list.remove(place);
+                    if let Some(slot) = list.iter().position(|&(m, _)| m == n) {
+                        let entry = list.remove(slot);
                         list.push(entry);
                         table.touch(table.find(&key(n)).unwrap());
                     }
@@ -129,8 +129,8 @@ proptest! {
             let oldest = table.oldest(Origin::Guest).map(|id| *table.get(id).unwrap());
             prop_assert_eq!(oldest, list.first().map(|&(n, _)| n));
             let soonest = list.iter().filter_map(|&(_, d)| d).min().map(at);
-            prop_assert!(soonest.is_none() || table.next_look() <= soonest);
-            prop_assert!(table.looks.len() <= list.len(), "one look for each entry");
+            prop_assert!(soonest.is_none() || table.next_timer() <= soonest);
+            prop_assert!(table.timers.len() <= list.len(), "one look for each entry");
         }
     }
 }

@@ -1,10 +1,10 @@
-//! Sockets of datagrams: UDP and echo requests.
+//! Datagram sockets of a host: UDP and echo requests.
 //!
 //! # Contract
 //!
-//! As for all sockets of a [`Host`](super::Host): no call blocks, events come once per change with the
-//! [`Owner`] named. A socket is closed by dropping it. Many datagrams go by one call both ways: out as
-//! one block of octets cut into equal segments, in as a list in an [`Inbox`].
+//! As for all sockets of a [`Host`](super::Host), no call blocks. An event is raised once per change and
+//! names the [`Owner`]. A socket is closed by dropping it. Calls are batched in both directions: one block
+//! of bytes that is cut into equal segments out, a list in a [`ReceiveBuffer`] in.
 
 use core::net::{IpAddr, SocketAddr};
 use core::ops::Range;
@@ -14,21 +14,20 @@ use rustix::io::Errno;
 
 use super::Owner;
 
-/// Octets of the longest datagram, header not counted; also of what is sent at a time.
+/// Maximum payload of a datagram in bytes; also the maximum of one send call.
 pub const DATAGRAM_MAX: usize = 65_507;
-/// Datagrams of equal length that can be sent or come in as one block, at most: `UDP_MAX_SEGMENTS` of
-/// kernels before 6.9.
+/// Maximum of datagrams of equal length in one block: `UDP_MAX_SEGMENTS` of kernels before 6.9.
 pub const SEGMENTS_MAX: usize = 64;
-/// Datagrams, or blocks of them, that are received at a time at most.
+/// Maximum of datagrams, or blocks of them, in one receive call.
 pub const RECEIVE_MAX: usize = 32;
 
-/// Sockets of datagrams.
+/// Host operations that open datagram sockets.
 pub trait DatagramHost {
-    /// A UDP socket that is connected to `to`. It has the port `from` if that can be had.
+    /// Opens a UDP socket and connects it to `to`. It is bound to the port `from` if that is available.
     ///
     /// # Errors
     ///
-    /// The host's: there is no way to `to`, or there are no more sockets.
+    /// Returns the host's error: no route to `to`, or no more sockets.
     fn open_udp(
         &mut self,
         owner: Owner,
@@ -36,12 +35,12 @@ pub trait DatagramHost {
         to: SocketAddr,
     ) -> Result<Box<dyn DatagramSocket>, Errno>;
 
-    /// A socket for echo requests (ICMP or ICMPv6) to `to`, with the identifier `id` if that can be
-    /// had. What is sent and received begins with the ICMP header.
+    /// Opens a socket for echo requests (ICMP or ICMPv6) to `to`. It has the identifier `id` if that is
+    /// available. Messages sent and received begin with the ICMP header.
     ///
     /// # Errors
     ///
-    /// The host's; `EACCES` where such sockets are not allowed (`ping_group_range`).
+    /// Returns the host's error; `EACCES` if ping sockets are not permitted (`ping_group_range`).
     fn open_echo(
         &mut self,
         owner: Owner,
@@ -49,11 +48,11 @@ pub trait DatagramHost {
         to: IpAddr,
     ) -> Result<Box<dyn DatagramSocket>, Errno>;
 
-    /// A bound UDP socket that was made elsewhere, for datagrams from anybody.
+    /// Adopts a bound UDP socket that was created elsewhere. It accepts datagrams from any sender.
     ///
     /// # Errors
     ///
-    /// The host's.
+    /// Returns the host's error.
     fn adopt_udp(
         &mut self,
         owner: Owner,
@@ -61,113 +60,114 @@ pub trait DatagramHost {
     ) -> Result<Box<dyn DatagramSocket>, Errno>;
 }
 
-/// To whom a datagram goes that leaves by a socket which is not connected, and as whose.
+/// Destination and source address of a datagram on an unconnected socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Via {
-    /// To.
+    /// Destination of the datagram.
     pub to: SocketAddr,
-    /// From this address of the host, where that is known.
+    /// Source address of the host, if it is fixed.
     pub from: Option<IpAddr>,
 }
 
-/// A socket of datagrams.
+/// Datagram socket of a host.
 pub trait DatagramSocket: Send {
-    /// Sends octets as one datagram, or as several of `segment` octets, the last of which may be
-    /// shorter. `via` is for a socket that is not connected.
+    /// Sends `bytes` as one datagram, or as several of `segment` bytes, the last of which may be shorter.
+    /// `via` is required on an unconnected socket.
     ///
     /// # Errors
     ///
-    /// The host's; nothing was sent. `EMSGSIZE`, `EINVAL` and `EIO` also when the host does not cut.
-    fn send(&mut self, octets: &[u8], segment: Option<u16>, via: Option<Via>) -> Result<(), Errno>;
+    /// Returns the host's error; nothing was sent, except that earlier segments of a block which the host
+    /// cannot segment may have been.
+    fn send(&mut self, bytes: &[u8], segment: Option<u16>, via: Option<Via>) -> Result<(), Errno>;
 
-    /// Replaces what is in the inbox by what has come; `false` when more may be there.
+    /// Replaces the content of `buffer` by received datagrams. Returns `false` if more may be waiting.
     ///
     /// # Errors
     ///
-    /// `EAGAIN` when there is nothing; others are of an earlier datagram
-    /// ([`error`](Self::error) tells of which).
-    fn receive(&mut self, inbox: &mut Inbox) -> Result<bool, Errno>;
+    /// Returns `EAGAIN` if there is none. Other errors concern an earlier datagram; [`error`](Self::error)
+    /// reports which.
+    fn receive(&mut self, buffer: &mut ReceiveBuffer) -> Result<bool, Errno>;
 
-    /// The next report of a datagram that did not arrive; `None` when there is none. `octets` gets what
-    /// is left of the datagram.
-    fn error(&mut self, octets: &mut [u8]) -> Option<Failure>;
+    /// Returns the next report of an undelivered datagram, if there is one. `bytes` receives the part of the
+    /// datagram that the report quotes.
+    fn error(&mut self, bytes: &mut [u8]) -> Option<Failure>;
 
-    /// Hops that a datagram may go from here on.
+    /// Sets the hop limit of datagrams sent from now on.
     fn set_hops(&mut self, hops: u8);
 }
 
-/// A datagram that did not arrive.
+/// Report of a datagram that was not delivered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Failure {
-    /// Who says so; `None`: the host itself.
+    /// Address of the reporter; `None` if the host itself found the error.
     pub reporter: Option<IpAddr>,
-    /// Type and code of the ICMP or ICMPv6 message.
+    /// Type of the ICMP or ICMPv6 message.
     pub kind: u8,
-    /// The same.
+    /// Code of the ICMP or ICMPv6 message.
     pub code: u8,
-    /// What the message says beside: an MTU.
+    /// Additional value of the message, such as an MTU.
     pub info: u32,
-    /// Whom the datagram was for, where the socket is not connected.
+    /// Destination of the datagram.
     pub to: Option<SocketAddr>,
-    /// Octets of it that are left.
+    /// Number of quoted bytes.
     pub len: usize,
 }
 
-/// Datagrams that have come.
+/// Buffer of received datagrams.
 #[derive(Debug)]
-pub struct Inbox {
-    pub(crate) octets: Vec<u8>,
+pub struct ReceiveBuffer {
+    pub(crate) bytes: Vec<u8>,
     pub(crate) datagrams: Vec<Datagram>,
-    /// How many are asked for at a time: as many as came, and more.
-    pub(crate) appetite: usize,
+    /// Number of datagrams to ask for: adapts to the number that came.
+    pub(crate) batch_size: usize,
 }
 
-/// A datagram in an [`Inbox`], or several of one length.
+/// Datagram in a [`ReceiveBuffer`], or several of equal length.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Datagram {
-    /// Where its octets are.
-    pub octets: Range<usize>,
-    /// The length of each, where they are several; the last may be shorter.
+    /// Position of the bytes in the buffer.
+    pub bytes: Range<usize>,
+    /// Length of each datagram if there are several; the last may be shorter.
     pub segment: Option<u16>,
-    /// Who sent it, where the socket is not connected.
+    /// Address of the sender, if known.
     pub from: Option<SocketAddr>,
-    /// The host's address that it was sent to, where that is known.
+    /// Address of the host that received it, if known.
     pub to: Option<IpAddr>,
 }
 
-/// Room for one datagram, or one block of them.
+/// Buffer space for one datagram or one block, in bytes.
 pub(crate) const ROOM: usize = 1 << 16;
 
-impl Default for Inbox {
-    fn default() -> Inbox {
-        Inbox { octets: Vec::new(), datagrams: Vec::new(), appetite: 1 }
+impl Default for ReceiveBuffer {
+    fn default() -> ReceiveBuffer {
+        ReceiveBuffer { bytes: Vec::new(), datagrams: Vec::new(), batch_size: 1 }
     }
 }
 
-impl Inbox {
-    /// What is there.
+impl ReceiveBuffer {
+    /// Returns the received datagrams.
     pub fn datagrams(&self) -> &[Datagram] {
         &self.datagrams
     }
 
-    /// The octets of one.
-    pub fn octets(&self, datagram: &Datagram) -> &[u8] {
-        self.octets.get(datagram.octets.clone()).unwrap_or_default()
+    /// Returns the bytes of a datagram.
+    pub fn bytes(&self, datagram: &Datagram) -> &[u8] {
+        self.bytes.get(datagram.bytes.clone()).unwrap_or_default()
     }
 
-    /// Room for `count` datagrams, each in a slot of [`ROOM`] octets.
+    /// Makes room for `count` datagrams of [`ROOM`] bytes each.
     pub(crate) fn prepare(&mut self, count: usize) {
         self.datagrams.clear();
         let wanted = count.min(RECEIVE_MAX) * ROOM;
-        if self.octets.len() < wanted {
-            // Once: the pages that are never written to cost nothing.
-            self.octets = vec![0; RECEIVE_MAX * ROOM];
+        if self.bytes.len() < wanted {
+            // Allocated once: pages that are never written use no memory.
+            self.bytes = vec![0; RECEIVE_MAX * ROOM];
         }
     }
 
-    /// Learns from how many came of how many asked for.
-    pub(crate) fn learn(&mut self, asked: usize, came: usize) {
-        self.appetite =
+    /// Adapts the number of datagrams to ask for to the number received.
+    pub(crate) fn adapt(&mut self, asked: usize, came: usize) {
+        self.batch_size =
             if came >= asked { (asked * 4).min(RECEIVE_MAX) } else { (came * 2).max(1) };
     }
 }

@@ -1,4 +1,4 @@
-//! Sockets that wait for connections from outside.
+//! Listening sockets of a host: connections from outside, to forwarded ports.
 
 use core::net::SocketAddr;
 use std::os::fd::OwnedFd;
@@ -7,22 +7,23 @@ use rustix::io::Errno;
 
 use super::Owner;
 
-/// Sockets that wait for connections.
+/// Host operation that adopts listening sockets.
 pub trait ListenHost {
-    /// A listening socket that was made elsewhere.
+    /// Adopts a listening socket that was created elsewhere.
     ///
     /// # Errors
     ///
-    /// The host's.
+    /// Returns the host's error.
     fn listen(&mut self, owner: Owner, socket: OwnedFd) -> Result<Box<dyn Listener>, Errno>;
 }
 
-/// A socket that waits for connections. It is closed by dropping it.
+/// Listening socket. It is closed by dropping it.
 pub trait Listener: Send {
-    /// The next connection that was made, and who made it.
+    /// Accepts the next connection. Returns its socket and the client's address.
     ///
     /// # Errors
     ///
-    /// `EAGAIN` when there is none; others are of a connection that is gone, or of want of descriptors.
+    /// Returns `EAGAIN` if there is none. Other errors mean a connection that was aborted, or that no
+    /// descriptor is free.
     fn accept(&mut self) -> Result<(OwnedFd, SocketAddr), Errno>;
 }

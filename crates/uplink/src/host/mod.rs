@@ -1,11 +1,14 @@
-//! The host's sockets, as the protocols see them.
+//! Host sockets: the interface between the protocols and the host's network stack.
+//!
+//! [`Host`] joins the traits for TCP ([`TcpHost`]), datagrams ([`DatagramHost`]) and listening sockets
+//! ([`ListenHost`]). [`real::RealHost`] implements it with sockets of Linux; tests and fuzz targets use a
+//! scripted host without a kernel.
 //!
 //! # Contract
 //!
-//! No call blocks. A [`Socket`] is a handle, not a file: it is closed by giving it away. What a
-//! socket is ready for is reported once per change (edge-triggered), with the [`Owner`] that was
-//! named when the socket was made, by [`Host::poll`]. An event may come late, for an owner that no
-//! longer exists: owners carry a generation, and whoever is asked for an old one ignores it.
+//! No call blocks. A [`Socket`] is a handle, which [`TcpHost::close`] consumes. [`Host::poll`] reports each
+//! change of readiness once (edge-triggered), with the [`Owner`] that was named when the socket was opened.
+//! An event may arrive after its owner is gone. Owners carry a generation, so late events are ignored.
 
 pub mod datagrams;
 pub mod listen;
@@ -25,99 +28,99 @@ pub use datagrams::DatagramHost;
 pub use listen::ListenHost;
 pub use owner::{Owner, OwnerKind};
 
-/// A socket of a [`Host`].
+/// Handle of a TCP socket of a [`Host`].
 #[derive(Debug, PartialEq, Eq)]
 pub struct Socket(pub(crate) u32);
 
-/// What a socket has become ready for.
+/// Readiness of a socket.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Readiness {
-    /// Something to read, or the end of the stream.
+    /// Data to read, or the end of the stream.
     pub readable: bool,
-    /// Room to write, or a connection was made.
+    /// Room to write, or an established connection.
     pub writable: bool,
-    /// The other end sends no more.
+    /// Set after the other end has closed its direction.
     pub read_closed: bool,
-    /// Urgent data.
+    /// Urgent data has arrived.
     pub urgent: bool,
-    /// The socket failed: [`TcpHost::error`] tells how.
+    /// Set if the socket failed: [`TcpHost::error`] returns the error.
     pub failed: bool,
 }
 
-/// An event of a socket.
+/// Event of a socket.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Ready {
-    /// Whose socket.
+    /// Owner of the socket.
     pub owner: Owner,
-    /// Ready for what.
+    /// Readiness of the socket.
     pub what: Readiness,
 }
 
-/// How a connection ends.
+/// Ways to close a connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Close {
-    /// What was sent is still delivered.
+    /// Sent data is still delivered.
     Orderly,
-    /// The other end is sent a reset; what was not yet delivered is gone.
+    /// The other end receives a reset; undelivered data is lost.
     Reset,
 }
 
-/// A part of a guest's frame that is to be sent.
+/// Part of a frame of the guest that is to be sent.
 #[derive(Clone, Copy, Debug)]
 pub struct Piece<'a> {
-    /// The frame.
+    /// Frame that holds the bytes.
     pub frame: FrameView<'a>,
-    /// The first octet.
+    /// Offset of the first byte.
     pub start: usize,
-    /// Octets; they lie inside the frame.
+    /// Number of bytes; they lie inside the frame.
     pub len: usize,
 }
 
-/// Room in the queue of what a socket has to send.
+/// Room in a socket's send queue.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct SendRoom {
-    /// Octets that can be sent now without a part of them being refused.
+    /// Number of bytes that the socket accepts now.
     pub free: usize,
-    /// The queue is so full that the host is to be asked for an event ([`TcpHost::await_room`]).
-    pub crowded: bool,
+    /// Set if the queue is so full that the caller should ask for an event ([`TcpHost::await_room`]).
+    pub nearly_full: bool,
 }
 
-/// Where the urgent octet is.
+/// Positions of the urgent mark.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum UrgentMark {
-    /// There is none.
+    /// No urgent data is queued.
     None,
-    /// Behind others.
+    /// The mark is behind other bytes.
     Ahead,
-    /// It is the next octet.
+    /// The next byte is the urgent one.
     Here,
 }
 
-/// Sockets of the TCP half.
+/// Host operations on TCP sockets.
 pub trait TcpHost {
-    /// Begins a connection to `to`. It is made, or has failed, when the owner gets an event.
+    /// Starts a connection to `to`. An event for the owner reports success or failure.
     ///
     /// # Errors
     ///
-    /// The host's: nothing was begun.
+    /// Returns the host's error; no connection was started.
     fn connect(&mut self, owner: Owner, to: SocketAddr) -> Result<Socket, Errno>;
 
-    /// Takes in a connected socket that was accepted elsewhere.
+    /// Adopts a connected socket that was accepted elsewhere.
     ///
     /// # Errors
     ///
-    /// The host's; the socket is closed then.
+    /// Returns the host's error; the socket is closed.
     fn adopt(&mut self, owner: Owner, file: OwnedFd) -> Result<Socket, Errno>;
 
-    /// How far behind the front of a queue [`peek`](Self::peek) reaches.
-    fn peek_reach(&self) -> u32;
+    /// Returns the maximum offset at which [`peek`](Self::peek) can read.
+    fn peek_limit(&self) -> u32;
 
-    /// Copies octets into `into` that remain in the queue, from `offset` octets behind its front on.
-    /// Zero: the stream ends there.
+    /// Copies bytes from the receive queue, from `offset` on, without removing them. Returns zero at the end
+    /// of the stream.
     ///
     /// # Errors
     ///
-    /// `EAGAIN` when there is nothing there (yet); others end the connection.
+    /// Returns `EAGAIN` if there is no data at the offset yet. Other errors end the connection.
     fn peek(
         &mut self,
         socket: &Socket,
@@ -125,57 +128,57 @@ pub trait TcpHost {
         into: &mut [IoSliceMut<'_>],
     ) -> Result<usize, Errno>;
 
-    /// Drops octets from the front of the queue; returns how many.
+    /// Removes up to `len` bytes from the front of the receive queue. Returns the number removed.
     ///
     /// # Errors
     ///
-    /// The host's.
+    /// Returns the host's error.
     fn discard(&mut self, socket: &Socket, len: usize) -> Result<usize, Errno>;
 
-    /// Where the urgent mark is, seen from the front of the queue.
+    /// Returns the position of the urgent mark relative to the front of the receive queue.
     fn urgent_mark(&mut self, socket: &Socket) -> UrgentMark;
 
-    /// Sends, as far as there is room; returns how many octets were taken. `urgent`: the last octet is
+    /// Sends as many bytes as the socket accepts, and returns their number. With `urgent`, the last byte is
     /// urgent.
     ///
     /// # Errors
     ///
-    /// `EAGAIN` when nothing was taken for want of room; others end the connection.
+    /// Returns `EAGAIN` if the queue is full. Other errors end the connection.
     fn send(&mut self, socket: &Socket, pieces: &[Piece<'_>], urgent: bool)
     -> Result<usize, Errno>;
 
-    /// Room for what is to be sent.
+    /// Returns the room in the send queue.
     fn send_room(&mut self, socket: &Socket) -> SendRoom;
 
-    /// Asks for a `writable` event when there is room again.
+    /// Requests a `writable` event for when there is room again.
     fn await_room(&mut self, socket: &Socket);
 
-    /// Nothing more will be sent.
+    /// Closes the direction to the other end.
     fn shut_down(&mut self, socket: &Socket);
 
-    /// The error a socket failed with, taken once.
+    /// Returns the socket's pending error and clears it.
     fn error(&mut self, socket: &Socket) -> Option<Errno>;
 
-    /// Closes a socket.
+    /// Closes a socket in the given way.
     fn close(&mut self, socket: Socket, how: Close);
 }
 
-/// The host: sockets of all protocols, and their events.
+/// Host: sockets of all protocols and their events.
 pub trait Host: TcpHost + DatagramHost + ListenHost + Send {
-    /// Appends what has happened since the last call, a bounded number of events.
+    /// Appends a bounded number of events since the last call.
     ///
     /// # Errors
     ///
-    /// The host's: it is of no more use.
+    /// Returns the host's error, after which the host cannot be used.
     fn poll(&mut self, ready: &mut Vec<Ready>) -> Result<(), Errno>;
 
-    /// Returns `true` if the host takes packets to this address itself. When these addresses change,
+    /// Returns `true` if the host itself receives packets to this address. When these addresses change,
     /// [`poll`](Self::poll) reports an owner of the kind [`OwnerKind::Addresses`].
     fn is_own(&self, ip: IpAddr) -> bool;
 
-    /// There is a moment to spare: what will be needed can be made ready.
-    fn stock_up(&mut self) {}
+    /// Prepares resources for later calls, such as spare sockets. Called at the end of a round.
+    fn prepare(&mut self) {}
 
-    /// Readable when [`poll`](Self::poll) would find something.
+    /// Returns a descriptor that is readable when [`poll`](Self::poll) has events.
     fn wait_fd(&self) -> BorrowedFd<'_>;
 }

@@ -1,22 +1,22 @@
-//! Whose a socket is.
+//! Socket owners: the 64-bit tag that connects an event of the host with the flow it concerns.
 
-/// What a socket is for.
+/// Uses of a socket.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[repr(u8)]
 pub enum OwnerKind {
-    /// A TCP conversation.
+    /// Carries a TCP connection.
     Tcp = 1,
-    /// Datagrams of one conversation.
+    /// Carries datagrams of one UDP association.
     Udp = 2,
-    /// Echo requests.
+    /// Carries echo requests of one flow.
     Icmp = 3,
-    /// Waits for TCP connections from outside.
+    /// Accepts TCP connections from outside.
     TcpListener = 4,
-    /// Waits for datagrams from outside.
+    /// Receives datagrams from outside.
     UdpListener = 5,
-    /// Names are looked up by it.
+    /// Sends queries to name servers.
     Dns = 6,
-    /// Notifications of changes of the host's own addresses.
+    /// Receives notifications of changes of the host's own addresses.
     Addresses = 7,
 }
 
@@ -32,33 +32,34 @@ impl OwnerKind {
     ];
 }
 
-/// Whose a socket is: the place in a table, and which of its successive owners.
+/// Owner of a socket: an entry of a table, and its generation.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Owner {
-    /// What the socket is for; each kind has a table of its own.
+    /// Use of the socket; each kind has a table of its own.
     pub kind: OwnerKind,
-    /// The place.
+    /// Index of the entry.
     pub index: u32,
-    /// Counts the owners of this place; 24 bits.
+    /// Generation of the entry, counted modulo 2^24.
     pub generation: u32,
 }
 
+/// Width of a generation in the tag, in bits.
 const GENERATION_BITS: u32 = 24;
 
 impl Owner {
-    /// The only owner of the kind [`OwnerKind::Addresses`].
+    /// Only owner of the kind [`OwnerKind::Addresses`].
     pub const ADDRESSES: Owner = Owner { kind: OwnerKind::Addresses, index: 0, generation: 0 };
 
-    /// The first 24 bits of a generation: what an [`Owner`] keeps of it.
+    /// Mask of the generation bits that an [`Owner`] keeps.
     pub const GENERATION_MASK: u32 = (1 << GENERATION_BITS) - 1;
 
-    /// As the host's events carry it.
+    /// Encodes the owner as the tag of an event.
     pub fn to_word(self) -> u64 {
         let kind = u64::from(self.kind as u8) << 56;
         kind | u64::from(self.generation & Self::GENERATION_MASK) << 32 | u64::from(self.index)
     }
 
-    /// The owner of an event.
+    /// Decodes the owner of an event.
     pub fn from_word(word: u64) -> Option<Owner> {
         let [kind, g2, g1, g0, index @ ..] = word.to_be_bytes();
         let kind = OwnerKind::ALL.into_iter().find(|&known| known as u8 == kind)?;
@@ -72,7 +73,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn owners_survive_their_way_through_an_event() {
+    fn owner_encoded_and_decoded_is_unchanged() {
         for kind in OwnerKind::ALL {
             let owner = Owner { kind, index: u32::MAX - 3, generation: Owner::GENERATION_MASK - 1 };
             assert_eq!(Owner::from_word(owner.to_word()), Some(owner));

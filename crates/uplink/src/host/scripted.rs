@@ -1,12 +1,12 @@
-//! A host without a kernel: sockets in memory whose other ends behave by their port.
+//! Scripted host: sockets in memory, for tests and fuzz targets. The port selects the behaviour.
 //!
-//! | port of the other end | what it does |
+//! | port of the other end | behaviour |
 //! |---|---|
 //! | [`REFUSES`] | refuses connections; datagrams to it fail |
-//! | [`SILENT`] | never answers: a connection to it is not made, datagrams are lost |
-//! | any other | sends back what comes, and closes when the guest does |
+//! | [`SILENT`] | never answers: a connection stays half open, datagrams are lost |
+//! | any other | echoes data, and closes when the guest does |
 //!
-//! So tests can have more conversations than a process can have descriptors, and a fuzzer needs none.
+//! Tests can open more flows than a process has descriptors, and a fuzz target needs no kernel.
 
 // #syscall none: for tests
 
@@ -16,24 +16,24 @@ use std::io::IoSliceMut;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use rustix::event::{EventfdFlags, eventfd};
+use ringfence_sys::mailbox::WakeFd;
 use rustix::io::Errno;
 
-use super::datagrams::{Datagram, DatagramHost, DatagramSocket, Failure, Inbox, ROOM, Via};
+use super::datagrams::{Datagram, DatagramHost, DatagramSocket, Failure, ROOM, ReceiveBuffer, Via};
 use super::listen::{ListenHost, Listener};
 use super::{Close, Host, Owner, Piece, Readiness, Ready, SendRoom, Socket, TcpHost, UrgentMark};
 
-/// A port that refuses.
+/// Port that refuses connections.
 pub const REFUSES: u16 = 7;
-/// A port that says nothing.
+/// Port that never answers.
 pub const SILENT: u16 = 9;
-/// Octets that each socket holds on their way back.
+/// Maximum of bytes in a socket's queue.
 const QUEUE: usize = 64 << 10;
-/// Datagrams that each socket holds.
+/// Maximum of datagrams in a socket's queue.
 const DATAGRAMS: usize = 32;
 
 #[derive(Debug)]
-struct Place {
+struct ScriptedSocket {
     owner: Owner,
     queue: VecDeque<u8>,
     ended: bool,
@@ -51,41 +51,41 @@ fn report(events: &Events, owner: Owner, what: Readiness) {
 const READABLE: Readiness =
     Readiness { readable: true, writable: false, read_closed: false, urgent: false, failed: false };
 
-/// The host.
+/// Host of scripted sockets.
 #[derive(Debug)]
 pub struct ScriptedHost {
-    places: Vec<Option<Place>>,
+    sockets: Vec<Option<ScriptedSocket>>,
     free: Vec<u32>,
     events: Events,
-    never: OwnedFd,
-    /// How many TCP sockets there may be.
+    never: WakeFd,
+    /// Maximum number of TCP sockets.
     limit: usize,
     /// The host's own addresses.
     pub own: Vec<IpAddr>,
 }
 
 impl ScriptedHost {
-    /// A host that has at most `limit` TCP sockets at a time, as one with so many descriptors.
+    /// Creates a host with at most `limit` TCP sockets at a time.
     ///
     /// # Errors
     ///
-    /// When no descriptor is free for [`Host::wait_fd`], which never becomes readable.
+    /// Returns an error if no descriptor is free for [`Host::wait_fd`], which never becomes readable.
     pub fn new(limit: usize) -> Result<ScriptedHost, Errno> {
-        let never = eventfd(0, EventfdFlags::CLOEXEC)?;
-        let (places, free) = (Vec::new(), Vec::new());
+        let never = WakeFd::new().map_err(|e| Errno::from_io_error(&e).unwrap_or(Errno::IO))?;
+        let (sockets, free) = (Vec::new(), Vec::new());
         let own = Vec::new();
-        Ok(ScriptedHost { places, free, events: Events::default(), never, limit, own })
+        Ok(ScriptedHost { sockets, free, events: Events::default(), never, limit, own })
     }
 
-    fn place(&mut self, socket: &Socket) -> Result<&mut Place, Errno> {
+    fn entry(&mut self, socket: &Socket) -> Result<&mut ScriptedSocket, Errno> {
         let index = usize::try_from(socket.0).map_err(|_| Errno::BADF)?;
-        self.places.get_mut(index).and_then(Option::as_mut).ok_or(Errno::BADF)
+        self.sockets.get_mut(index).and_then(Option::as_mut).ok_or(Errno::BADF)
     }
 }
 
 impl TcpHost for ScriptedHost {
     fn connect(&mut self, owner: Owner, to: SocketAddr) -> Result<Socket, Errno> {
-        if self.places.len() - self.free.len() >= self.limit {
+        if self.sockets.len() - self.free.len() >= self.limit {
             return Err(Errno::MFILE);
         }
         let error = (to.port() == REFUSES).then_some(Errno::CONNREFUSED);
@@ -95,16 +95,16 @@ impl TcpHost for ScriptedHost {
             report(&self.events, owner, what);
         }
         let queue = VecDeque::new();
-        let place = Some(Place { owner, queue, ended: false, wants_room: false, error });
+        let entry = Some(ScriptedSocket { owner, queue, ended: false, wants_room: false, error });
         let index = match self.free.pop() {
             Some(index) => index,
             None => {
-                self.places.push(None);
-                u32::try_from(self.places.len() - 1).map_err(|_| Errno::NFILE)?
+                self.sockets.push(None);
+                u32::try_from(self.sockets.len() - 1).map_err(|_| Errno::NFILE)?
             }
         };
-        if let Some(free) = usize::try_from(index).ok().and_then(|i| self.places.get_mut(i)) {
-            *free = place;
+        if let Some(free) = usize::try_from(index).ok().and_then(|i| self.sockets.get_mut(i)) {
+            *free = entry;
         }
         Ok(Socket(index))
     }
@@ -113,7 +113,7 @@ impl TcpHost for ScriptedHost {
         Err(Errno::ACCESS)
     }
 
-    fn peek_reach(&self) -> u32 {
+    fn peek_limit(&self) -> u32 {
         u32::MAX
     }
 
@@ -123,23 +123,23 @@ impl TcpHost for ScriptedHost {
         offset: usize,
         into: &mut [IoSliceMut<'_>],
     ) -> Result<usize, Errno> {
-        let place = self.place(socket)?;
-        let mut octets = place.queue.iter().skip(offset).copied();
+        let entry = self.entry(socket)?;
+        let mut bytes = entry.queue.iter().skip(offset).copied();
         let mut read = 0;
-        for octet in into.iter_mut().flat_map(|slice| slice.iter_mut()) {
-            let Some(next) = octets.next() else { break };
-            *octet = next;
+        for byte in into.iter_mut().flat_map(|slice| slice.iter_mut()) {
+            let Some(next) = bytes.next() else { break };
+            *byte = next;
             read += 1;
         }
-        if read == 0 && !place.ended { Err(Errno::AGAIN) } else { Ok(read) }
+        if read == 0 && !entry.ended { Err(Errno::AGAIN) } else { Ok(read) }
     }
 
     fn discard(&mut self, socket: &Socket, len: usize) -> Result<usize, Errno> {
-        let place = self.place(socket)?;
-        let len = len.min(place.queue.len());
-        place.queue.drain(..len);
-        if len > 0 && core::mem::take(&mut place.wants_room) {
-            let owner = place.owner;
+        let entry = self.entry(socket)?;
+        let len = len.min(entry.queue.len());
+        entry.queue.drain(..len);
+        if len > 0 && core::mem::take(&mut entry.wants_room) {
+            let owner = entry.owner;
             let what = Readiness { writable: true, ..Readiness::default() };
             report(&self.events, owner, what);
         }
@@ -156,8 +156,8 @@ impl TcpHost for ScriptedHost {
         pieces: &[Piece<'_>],
         _urgent: bool,
     ) -> Result<usize, Errno> {
-        let place = self.place(socket)?;
-        let mut room = QUEUE - place.queue.len();
+        let entry = self.entry(socket)?;
+        let mut room = QUEUE - entry.queue.len();
         let before = room;
         for piece in pieces {
             let (mut at, start) = (0, piece.start);
@@ -166,13 +166,13 @@ impl TcpHost for ScriptedHost {
                 let from = start.saturating_sub(at).min(part.len());
                 let to = end.saturating_sub(at).min(part.len()).min(from + room);
                 if from < to {
-                    part.for_each_piece_of(from..to, |octets| place.queue.extend(octets));
+                    part.for_each_piece_of(from..to, |bytes| entry.queue.extend(bytes));
                     room -= to - from;
                 }
                 at += part.len();
             }
         }
-        let owner = place.owner;
+        let owner = entry.owner;
         if before == room && pieces.iter().any(|piece| piece.len > 0) {
             return Err(Errno::AGAIN);
         }
@@ -181,31 +181,31 @@ impl TcpHost for ScriptedHost {
     }
 
     fn send_room(&mut self, socket: &Socket) -> SendRoom {
-        let free = self.place(socket).map_or(0, |place| QUEUE - place.queue.len());
-        SendRoom { free, crowded: free < QUEUE / 2 }
+        let free = self.entry(socket).map_or(0, |entry| QUEUE - entry.queue.len());
+        SendRoom { free, nearly_full: free < QUEUE / 2 }
     }
 
     fn await_room(&mut self, socket: &Socket) {
-        if let Ok(place) = self.place(socket) {
-            place.wants_room = true;
+        if let Ok(entry) = self.entry(socket) {
+            entry.wants_room = true;
         }
     }
 
     fn shut_down(&mut self, socket: &Socket) {
-        if let Ok(place) = self.place(socket) {
-            place.ended = true;
-            let (owner, what) = (place.owner, Readiness { read_closed: true, ..READABLE });
+        if let Ok(entry) = self.entry(socket) {
+            entry.ended = true;
+            let (owner, what) = (entry.owner, Readiness { read_closed: true, ..READABLE });
             report(&self.events, owner, what);
         }
     }
 
     fn error(&mut self, socket: &Socket) -> Option<Errno> {
-        self.place(socket).ok()?.error.take()
+        self.entry(socket).ok()?.error.take()
     }
 
     fn close(&mut self, socket: Socket, _how: Close) {
-        let place = usize::try_from(socket.0).ok().and_then(|i| self.places.get_mut(i));
-        if place.and_then(Option::take).is_some() {
+        let entry = usize::try_from(socket.0).ok().and_then(|i| self.sockets.get_mut(i));
+        if entry.and_then(Option::take).is_some() {
             self.free.push(socket.0);
         }
     }
@@ -242,7 +242,7 @@ impl DatagramHost for ScriptedHost {
     }
 }
 
-/// Datagrams that come back.
+/// Socket that returns the datagrams it sends.
 struct Echo {
     owner: Owner,
     silent: bool,
@@ -257,35 +257,30 @@ impl Echo {
 }
 
 impl DatagramSocket for Echo {
-    fn send(
-        &mut self,
-        octets: &[u8],
-        segment: Option<u16>,
-        _via: Option<Via>,
-    ) -> Result<(), Errno> {
-        let each = segment.map_or(octets.len(), usize::from).max(1);
+    fn send(&mut self, bytes: &[u8], segment: Option<u16>, _via: Option<Via>) -> Result<(), Errno> {
+        let each = segment.map_or(bytes.len(), usize::from).max(1);
         let room = DATAGRAMS - self.held.len();
         if !self.silent {
-            self.held.extend(octets.chunks(each).take(room).map(<[u8]>::to_vec));
+            self.held.extend(bytes.chunks(each).take(room).map(<[u8]>::to_vec));
             report(&self.events, self.owner, READABLE);
         }
         Ok(())
     }
 
-    fn receive(&mut self, inbox: &mut Inbox) -> Result<bool, Errno> {
+    fn receive(&mut self, buffer: &mut ReceiveBuffer) -> Result<bool, Errno> {
         if self.held.is_empty() {
             return Err(Errno::AGAIN);
         }
-        inbox.prepare(1);
-        if let Some(octets) = self.held.pop_front() {
-            let len = octets.len().min(ROOM);
-            inbox.octets[..len].copy_from_slice(&octets[..len]);
-            inbox.datagrams.push(Datagram { octets: 0..len, segment: None, from: None, to: None });
+        buffer.prepare(1);
+        if let Some(bytes) = self.held.pop_front() {
+            let len = bytes.len().min(ROOM);
+            buffer.bytes[..len].copy_from_slice(&bytes[..len]);
+            buffer.datagrams.push(Datagram { bytes: 0..len, segment: None, from: None, to: None });
         }
         Ok(self.held.is_empty())
     }
 
-    fn error(&mut self, _octets: &mut [u8]) -> Option<Failure> {
+    fn error(&mut self, _bytes: &mut [u8]) -> Option<Failure> {
         None
     }
 

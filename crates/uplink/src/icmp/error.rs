@@ -1,4 +1,7 @@
 //! ICMP and ICMPv6 errors to the guest.
+//!
+//! An error quotes the packet that caused it. [`refuse`] answers a packet at hand; [`send_about`] rebuilds
+//! the headers of one that was sent earlier.
 
 use core::net::IpAddr;
 
@@ -9,28 +12,28 @@ use crate::context::Context;
 use crate::emit::{ETHERNET_LEN, Ends};
 use crate::packet::{Mac, Packet};
 
-/// Octets of a packet that an error quotes at most, IP header included: all but the headers of the
-/// shortest MTU that everybody takes (RFC 1812, 4.3.2.3; RFC 4443, 2.4).
+/// Maximum of quoted bytes, IP header included: the minimum MTU less the headers of the error (RFC 1812,
+/// 4.3.2.3; RFC 4443, 2.4).
 const QUOTE_MAX_V4: usize = 576 - 28;
 const QUOTE_MAX_V6: usize = 1280 - 48;
 
-/// Why a packet does not arrive.
+/// Reasons for which a packet is not delivered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reason {
-    /// There is no way to its network.
+    /// No route to the network.
     NetUnreachable,
-    /// There is no way to its host.
+    /// No route to the host.
     HostUnreachable,
-    /// Nobody listens at its port.
+    /// No listener at the port.
     PortUnreachable,
-    /// It must not go there.
+    /// Destination is prohibited by policy.
     Prohibited,
-    /// It is longer than so many octets.
+    /// Packet exceeds this MTU in bytes.
     TooBig(u32),
 }
 
 impl Reason {
-    /// What an error of the host's means for a packet.
+    /// Returns the reason that matches an error of the host.
     pub fn of(errno: rustix::io::Errno) -> Reason {
         use rustix::io::Errno;
         match errno {
@@ -41,7 +44,7 @@ impl Reason {
         }
     }
 
-    /// Type, code and the word after the checksum.
+    /// Returns type, code, and the word after the checksum.
     fn numbers(self, is_v4: bool) -> (u8, u8, u32) {
         match (self, is_v4) {
             (Reason::NetUnreachable, true) => (3, 0, 0),
@@ -58,23 +61,22 @@ impl Reason {
     }
 }
 
-/// An error message, but for what it quotes.
+/// Fields of an error message, without the quoted packet.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Message {
-    /// Who says so.
+    /// Address of the reporter.
     pub(crate) from: IpAddr,
-    /// The guest's address that the packet came from.
+    /// Address of the guest that sent the packet.
     pub(crate) to: IpAddr,
-    /// The guest.
+    /// Hardware address of the guest.
     pub(crate) mac: Mac,
     pub(crate) kind: u8,
     pub(crate) code: u8,
-    /// The word after the checksum.
+    /// Word after the checksum.
     pub(crate) info: u32,
 }
 
-/// Answers a packet of the guest's by an error. None about one that is an error itself, or was for
-/// many (RFC 1122, 3.2.2).
+/// Answers a packet of the guest by an error. Errors and multicast packets get none (RFC 1122, 3.2.2).
 pub fn refuse(packet: &Packet<'_>, reason: Reason, context: &mut Context<'_>) {
     if packet.destination.is_multicast() || quotes_an_error(packet) {
         return;
@@ -90,13 +92,14 @@ pub fn refuse(packet: &Packet<'_>, reason: Reason, context: &mut Context<'_>) {
     send(&message, quote, context);
 }
 
-/// Who reports what the host itself found: a router, if the guest has one of that family.
+/// Returns the source address of errors that the host itself found: the guest's router of that family,
+/// otherwise the destination.
 pub(crate) fn reporter(destination: IpAddr, context: &Context<'_>) -> IpAddr {
     let of_family = |ip: &&IpAddr| ip.is_ipv4() == destination.is_ipv4();
     context.config.guest.gateways.iter().find(of_family).copied().unwrap_or(destination)
 }
 
-/// Sends an error about the IP packet that begins with `quote`.
+/// Queues an error about the IP packet that begins with `quote`.
 pub(crate) fn send(message: &Message, quote: &[u8], context: &mut Context<'_>) {
     let is_v4 = message.to.is_ipv4();
     let quote = quote.get(..if is_v4 { QUOTE_MAX_V4 } else { QUOTE_MAX_V6 }).unwrap_or(quote);
@@ -124,7 +127,7 @@ pub(crate) fn send(message: &Message, quote: &[u8], context: &mut Context<'_>) {
     });
 }
 
-/// The checksum of an ICMP message, whose own field is zero; that of ICMPv6 covers a pseudo header.
+/// Returns the checksum of a message whose checksum field is zero. ICMPv6 includes a pseudo-header.
 pub(crate) fn checksum(ends: &Ends, number: u8, body: &[u8]) -> u16 {
     let seed = if number == protocol::ICMP { 0 } else { ends.pseudo_header(number, body.len()) };
     let mut sum = Accumulator::with_sum(seed);
@@ -145,8 +148,8 @@ fn quotes_an_error(packet: &Packet<'_>) -> bool {
     }
 }
 
-/// Sends an error about a packet of the guest's that is not at hand any more: `body` is what its IP
-/// packet carried, or the beginning of it.
+/// Queues an error about an earlier packet of the guest. `body` is the payload of its IP packet, or the
+/// beginning of it.
 pub(crate) fn send_about(
     message: &Message,
     (from, to): (IpAddr, IpAddr),

@@ -1,9 +1,9 @@
 //! ICMP and ICMPv6: echo requests by ping sockets, and errors to the guest ([`error`]).
 //!
-//! A ping socket (`SOCK_DGRAM`, `IPPROTO_ICMP`) is one that Linux gives to whoever is in
-//! `net.ipv4.ping_group_range`; it sends echo requests and hears their answers, nothing else. Each
-//! identifier of the guest's makes a conversation with each destination. Where the host allows none,
-//! the guest is told that its requests are prohibited, but for those to the router itself.
+//! A Linux ping socket (`SOCK_DGRAM`, `IPPROTO_ICMP`) sends echo requests and receives their replies. It
+//! needs no privilege but a group in `net.ipv4.ping_group_range`. Each pair of guest identifier and
+//! destination is a flow with a socket of its own. Without permission for ping sockets, the guest's
+//! requests are answered by "prohibited". The router itself always answers.
 
 pub mod error;
 
@@ -17,22 +17,19 @@ use rustix::io::Errno;
 
 use crate::context::Context;
 use crate::emit::{ETHERNET_LEN, Ends};
-use crate::flow::{FlowId, Key, Origin, Table};
+use crate::flow::{FlowId, FlowKey, FlowTable, Origin};
 use crate::fragment;
-use crate::host::datagrams::{DatagramSocket, Inbox};
+use crate::host::datagrams::{DatagramSocket, ReceiveBuffer};
 use crate::host::{OwnerKind, Ready};
-use crate::link::{Committed, GuestSide, Slots};
+use crate::link::{Committed, GuestLink, Slots};
 use crate::packet::{Mac, Packet};
-use crate::udp::hops_of;
 use error::{Message, Reason};
 
-/// Conversations at a time, at most. Each is a descriptor.
-pub const FLOWS_MAX: usize = 256;
-/// How long an idle one is kept (RFC 5508, requirement 2).
+/// Lifetime of an idle flow (RFC 5508, requirement 2).
 pub const IDLE: Duration = Duration::from_secs(60);
-/// Calls that read answers in one turn.
+/// Maximum of receive calls in one round.
 const READS: usize = 8;
-/// Octets of an echo's header.
+/// Length of an echo header, in bytes.
 const ECHO_LEN: usize = 8;
 
 struct Flow {
@@ -42,54 +39,59 @@ struct Flow {
     hops: u8,
 }
 
-/// Echo requests of one guest.
+/// Echo flows of one guest.
 pub struct Icmp {
-    flows: Table<Flow>,
+    flows: FlowTable<Flow>,
     waiting: VecDeque<FlowId>,
-    inbox: Inbox,
-    octets: Vec<u8>,
+    buffer: ReceiveBuffer,
+    bytes: Vec<u8>,
 }
 
 impl Icmp {
-    /// No conversations yet, and never more than `flows_max`.
+    /// Creates an empty set of at most `flows_max` flows.
     pub fn new(flows_max: usize) -> Icmp {
-        let flows = Table::new(flows_max);
-        Icmp { flows, waiting: VecDeque::new(), inbox: Inbox::default(), octets: Vec::new() }
+        let flows = FlowTable::new(flows_max);
+        Icmp {
+            flows,
+            waiting: VecDeque::new(),
+            buffer: ReceiveBuffer::default(),
+            bytes: Vec::new(),
+        }
     }
 }
 
-/// Types of echo request and answer.
+/// Returns the message types of echo request and reply.
 fn echo(is_v4: bool) -> (u8, u8) {
     if is_v4 { (8, 0) } else { (128, 129) }
 }
 
 impl Icmp {
-    /// A message of the guest's.
+    /// Handles an ICMP message from the guest.
     pub fn input(&mut self, packet: &Packet<'_>, context: &mut Context<'_>) {
         let Some(&[kind, code, _, _, i0, i1, _, _]) = packet.transport().first_chunk() else {
             return context.counters.drop_malformed.add(1);
         };
         let (request, answer) = echo(packet.source.is_ipv4());
         if kind != request || code != 0 {
-            // Errors and answers of the guest's are of no use to any socket.
+            // No socket could use errors or replies of the guest.
             return context.counters.icmp_ignored.add(1);
         }
         self.copy_out(packet);
         if context.config.guest.is_virtual(packet.destination) {
-            let octets = core::mem::take(&mut self.octets);
+            let bytes = core::mem::take(&mut self.bytes);
             let ends = Ends {
                 from_mac: context.config.mac,
                 to_mac: packet.mac,
                 from: packet.destination,
                 to: packet.source,
             };
-            push_reply(&ends, answer, None, &octets, context);
-            self.octets = octets;
+            push_reply(&ends, answer, None, &bytes, context);
+            self.bytes = bytes;
             return;
         }
         let id = u16::from_be_bytes([i0, i1]);
-        // The place of a port is taken by the identifier; destinations have none.
-        let key = Key::new((packet.source, id), (packet.destination, 0));
+        // The identifier takes the place of the guest's port; destinations have none.
+        let key = FlowKey::new((packet.source, id), (packet.destination, 0));
         let Some(flow) = self.flows.find(&key).or_else(|| self.open(key, packet, context)) else {
             return;
         };
@@ -98,23 +100,28 @@ impl Icmp {
         self.send(flow, packet, context);
     }
 
-    /// Copies the message into `octets`, as far as it is as long as its packet says.
+    /// Copies the message into `self.bytes`, up to the length that the packet's headers say.
     fn copy_out(&mut self, packet: &Packet<'_>) {
         let start = packet.layers.transport_offset().map_or(0, usize::from);
         let end = usize::try_from(packet.layers.network_end()).unwrap_or(0);
-        self.octets.clear();
+        self.bytes.clear();
         let mut at = 0;
         for piece in packet.frame.pieces() {
             let from = start.saturating_sub(at).min(piece.len());
             let to = end.saturating_sub(at).min(piece.len());
             if from < to {
-                piece.for_each_piece_of(from..to, |octets| self.octets.extend_from_slice(octets));
+                piece.for_each_piece_of(from..to, |bytes| self.bytes.extend_from_slice(bytes));
             }
             at += piece.len();
         }
     }
 
-    fn open(&mut self, key: Key, packet: &Packet<'_>, context: &mut Context<'_>) -> Option<FlowId> {
+    fn open(
+        &mut self,
+        key: FlowKey,
+        packet: &Packet<'_>,
+        context: &mut Context<'_>,
+    ) -> Option<FlowId> {
         let Some(outward) = context.outward_to(key.remote) else {
             error::refuse(packet, Reason::Prohibited, context);
             return None;
@@ -142,8 +149,8 @@ impl Icmp {
     }
 
     fn send(&mut self, id: FlowId, packet: &Packet<'_>, context: &mut Context<'_>) {
-        let hops = hops_of(packet);
-        let octets = core::mem::take(&mut self.octets);
+        let hops = packet.hop_limit();
+        let bytes = core::mem::take(&mut self.bytes);
         for _ in 0..3 {
             let Some(flow) = self.flows.get_mut(id) else { break };
             let Some(socket) = &mut flow.socket else { break };
@@ -151,20 +158,20 @@ impl Icmp {
                 flow.hops = hops;
                 socket.set_hops(hops);
             }
-            match socket.send(&octets, None, None) {
+            match socket.send(&bytes, None, None) {
                 Ok(()) => {
                     context.counters.icmp_requests.add(1);
                     break;
                 }
                 Err(Errno::AGAIN | Errno::NOBUFS) => break,
-                // What became of an earlier one.
+                // The error concerns an earlier request.
                 Err(_) => self.report(id, context),
             }
         }
-        self.octets = octets;
+        self.bytes = bytes;
     }
 
-    /// Something happened to a socket.
+    /// Handles an event of a socket.
     pub fn ready(&mut self, ready: Ready, context: &mut Context<'_>) {
         let Some(id) = self.flows.owned_by(ready.owner) else { return };
         if ready.what.failed {
@@ -178,14 +185,14 @@ impl Icmp {
         }
     }
 
-    /// Passes on what became of requests that had no answer.
+    /// Forwards errors about earlier requests to the guest.
     fn report(&mut self, id: FlowId, context: &mut Context<'_>) {
-        let mut octets = [0; 512];
+        let mut bytes = [0; 512];
         for _ in 0..16 {
             let (Some(key), Some(flow)) = (self.flows.key(id), self.flows.get_mut(id)) else {
                 return;
             };
-            let Some(failure) = flow.socket.as_mut().and_then(|socket| socket.error(&mut octets))
+            let Some(failure) = flow.socket.as_mut().and_then(|socket| socket.error(&mut bytes))
             else {
                 return;
             };
@@ -202,24 +209,24 @@ impl Icmp {
                 code: failure.code,
                 info: failure.info,
             };
-            // The request as the host sent it had the host's identifier.
-            let len = failure.len.min(octets.len());
-            if let Some(id) = octets.get_mut(4..6) {
+            // The request left with the host's identifier.
+            let len = failure.len.min(bytes.len());
+            if let Some(id) = bytes.get_mut(4..6) {
                 id.copy_from_slice(&key.guest.port().to_be_bytes());
             }
             let number = if is_v4 { protocol::ICMP } else { protocol::ICMPV6 };
             let ends: (IpAddr, IpAddr) = (key.guest.ip(), key.remote.ip());
-            error::send_about(&message, ends, number, &octets[..len], context);
+            error::send_about(&message, ends, number, &bytes[..len], context);
         }
     }
 
-    /// Sends the guest the answers that came. Returns whether there is more.
-    pub fn output(&mut self, link: &mut dyn GuestSide, context: &mut Context<'_>) -> bool {
+    /// Sends echo replies to the guest. Returns `true` if more may be waiting.
+    pub fn output(&mut self, link: &mut dyn GuestLink, context: &mut Context<'_>) -> bool {
         for _ in 0..READS {
             let Some(id) = self.waiting.pop_front() else { return false };
-            let mut inbox = core::mem::take(&mut self.inbox);
-            self.read(id, &mut inbox, link, context);
-            self.inbox = inbox;
+            let mut buffer = core::mem::take(&mut self.buffer);
+            self.read(id, &mut buffer, link, context);
+            self.buffer = buffer;
         }
         !self.waiting.is_empty()
     }
@@ -227,14 +234,14 @@ impl Icmp {
     fn read(
         &mut self,
         id: FlowId,
-        inbox: &mut Inbox,
-        link: &mut dyn GuestSide,
+        buffer: &mut ReceiveBuffer,
+        link: &mut dyn GuestLink,
         context: &mut Context<'_>,
     ) {
         let (Some(key), Some(flow)) = (self.flows.key(id), self.flows.get_mut(id)) else { return };
         flow.queued = false;
         let Some(socket) = &mut flow.socket else { return };
-        match socket.receive(inbox) {
+        match socket.receive(buffer) {
             Ok(drained) => {
                 if !drained {
                     flow.queued = true;
@@ -255,17 +262,17 @@ impl Icmp {
             to: key.guest.ip(),
         };
         let (_, answer) = echo(key.guest.is_ipv4());
-        for datagram in inbox.datagrams() {
-            let octets = inbox.octets(datagram);
-            if octets.first() == Some(&answer) && octets.len() >= ECHO_LEN {
-                send_reply(&ends, answer, key.guest.port(), octets, link, context);
+        for datagram in buffer.datagrams() {
+            let bytes = buffer.bytes(datagram);
+            if bytes.first() == Some(&answer) && bytes.len() >= ECHO_LEN {
+                send_reply(&ends, answer, key.guest.port(), bytes, link, context);
             }
         }
         self.flows.touch(id);
     }
 
-    /// Ends conversations to addresses that became the host's own.
-    pub fn end_local(&mut self, context: &mut Context<'_>) {
+    /// Closes flows to addresses that became the host's own.
+    pub fn close_local(&mut self, context: &mut Context<'_>) {
         let outward: Vec<_> = self.flows.ids_of(Origin::Guest).collect();
         for id in outward {
             if self.flows.key(id).is_some_and(|key| context.outward_to(key.remote).is_none()) {
@@ -274,32 +281,32 @@ impl Icmp {
         }
     }
 
-    /// Ends idle conversations.
+    /// Closes flows whose idle time is over.
     pub fn run_timers(&mut self, context: &mut Context<'_>) {
         while let Some(id) = self.flows.take_due(context.now) {
             self.flows.remove(id);
         }
     }
 
-    /// When [`Icmp::run_timers`] is to be called next.
+    /// Returns the time at which [`Icmp::run_timers`] must be called next.
     pub fn deadline(&self) -> Option<Duration> {
-        self.flows.next_look()
+        self.flows.next_timer()
     }
 }
 
-/// Writes an answer behind its headers. `frame` is as long as both.
+/// Writes headers and a reply into `frame`, whose length must be that of both.
 fn write_reply(
     ends: &Ends,
     answer: u8,
     id: Option<u16>,
-    octets: &[u8],
+    bytes: &[u8],
     frame: &mut [u8],
 ) -> Option<()> {
     let number = if ends.to.is_ipv4() { protocol::ICMP } else { protocol::ICMPV6 };
     let header = ends.header_len();
-    ends.write(frame, number, octets.len(), 0)?;
+    ends.write(frame, number, bytes.len(), 0)?;
     let body = frame.get_mut(header..)?;
-    body.copy_from_slice(octets);
+    body.copy_from_slice(bytes);
     body[0] = answer;
     body[2..4].fill(0);
     if let Some(id) = id {
@@ -310,11 +317,11 @@ fn write_reply(
     Some(())
 }
 
-/// An answer of the uplink's own.
-fn push_reply(ends: &Ends, answer: u8, id: Option<u16>, octets: &[u8], context: &mut Context<'_>) {
+/// Queues a reply from the uplink itself.
+fn push_reply(ends: &Ends, answer: u8, id: Option<u16>, bytes: &[u8], context: &mut Context<'_>) {
     context.replies.push(|frame| {
-        frame.resize(ends.header_len() + octets.len(), 0);
-        write_reply(ends, answer, id, octets, frame)
+        frame.resize(ends.header_len() + bytes.len(), 0);
+        write_reply(ends, answer, id, bytes, frame)
     });
 }
 
@@ -322,19 +329,19 @@ fn send_reply(
     ends: &Ends,
     answer: u8,
     id: u16,
-    octets: &[u8],
-    link: &mut dyn GuestSide,
+    bytes: &[u8],
+    link: &mut dyn GuestLink,
     context: &mut Context<'_>,
 ) {
-    let len = ends.header_len() + octets.len();
+    let len = ends.header_len() + bytes.len();
     let mtu = usize::from(link.capabilities().mtu);
     if len > mtu + ETHERNET_LEN {
-        return send_long_reply(ends, (answer, id), octets, mtu, link, context);
+        return send_long_reply(ends, (answer, id), bytes, mtu, link, context);
     }
     let mut slots = Slots::new();
     link.reserve(1, len, &mut slots);
     let Some(frame) = slots.first_mut().and_then(|slot| slot.get_mut(..len)) else { return };
-    let written = write_reply(ends, answer, Some(id), octets, frame);
+    let written = write_reply(ends, answer, Some(id), bytes, frame);
     drop(slots);
     if written.is_some() {
         link.commit(&[Committed { len, meta: OffloadMeta::PLAIN }]);
@@ -343,21 +350,21 @@ fn send_reply(
     }
 }
 
-/// A reply that is longer than the link's packets: in fragments.
+/// Sends a reply that exceeds the MTU, in fragments.
 fn send_long_reply(
     ends: &Ends,
     (answer, id): (u8, u16),
-    octets: &[u8],
+    bytes: &[u8],
     mtu: usize,
-    link: &mut dyn GuestSide,
+    link: &mut dyn GuestLink,
     context: &mut Context<'_>,
 ) {
     let number = if ends.to.is_ipv4() { protocol::ICMP } else { protocol::ICMPV6 };
-    let mut whole = vec![0; ends.header_len() + octets.len()];
-    let body = write_reply(ends, answer, Some(id), octets, &mut whole)
+    let mut whole = vec![0; ends.header_len() + bytes.len()];
+    let body = write_reply(ends, answer, Some(id), bytes, &mut whole)
         .and_then(|()| whole.get(ends.header_len()..)?.split_first_chunk());
     let Some((head, rest)) = body else { return context.counters.drop_reply.add(1) };
-    // Fragments of one reply have in common what no other one has that is under way.
+    // The identification must differ between replies in flight: identifier and sequence number do.
     let [_, _, _, _, _, _, high, low] = *head;
     let number_of_it = id ^ u16::from_be_bytes([high, low]);
     let frames = fragment::send(ends, number, head, rest, (number_of_it, mtu), link);

@@ -1,66 +1,62 @@
-//! The way to the guest.
+//! Links to the guest: the interface between the engine and a TAP or vhost-net.
+//!
+//! * [`tap`]: a TAP interface; one system call per frame.
+//! * [`vhost_net`]: kernel vhost-net; virtqueues in shared memory.
 //!
 //! # Contract
 //!
-//! The engine asks for the buffers of the next frames ([`GuestSide::reserve`]), fills some of them
-//! from the front, headers and payload one behind the other, and hands those over
-//! ([`GuestSide::commit`]) in order. Buffers that were not committed are the link's again. Several
-//! buffers at a time let one system call fill several frames from a socket.
+//! The engine reserves buffers for the next frames ([`GuestLink::reserve`]) and fills some of them from the
+//! front, each with headers and payload. It then commits those ([`GuestLink::commit`]) in order. Buffers that
+//! are not committed belong to the link again. Several buffers at a time let one system call fill several
+//! frames from a socket.
 //!
-//! A frame that was committed is either delivered or lost, like on any network; nothing is reported.
-//! A link without room gives no buffer, and says by its own means when it has room again.
-//!
-//! # Links
-//!
-//! * [`tap`]: a TAP interface; a system call for each frame.
-//! * [`vhost_net`]: kernel vhost-net; virtqueues in memory that both sides see.
+//! A committed frame is delivered or lost, as in any network; the link does not report which. A link
+//! without room returns no buffers, and signals room by its wait descriptor.
 
 pub mod tap;
 pub mod vhost_net;
 
+use arrayvec::ArrayVec;
 use ringfence_frame::PortCapabilities;
 use ringfence_offload::OffloadMeta;
 
-use arrayvec::ArrayVec;
-
-/// Buffers that are reserved at a time, at most.
+/// Maximum of buffers in one reservation.
 pub const RESERVE_MAX: usize = 16;
 
-/// Buffers of the next frames, in order.
+/// Buffers for the next frames, in order.
 pub type Slots<'a> = ArrayVec<&'a mut [u8], RESERVE_MAX>;
 
-/// A frame that was put into a buffer.
+/// Frame that was written into a reserved buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Committed {
-    /// Octets of the frame, from the Ethernet header on.
+    /// Length of the frame in bytes, from the Ethernet header on.
     pub len: usize,
-    /// What is left to be done to it: within what [`GuestSide::capabilities`] allow.
+    /// Offload work left to do, within [`GuestLink::capabilities`].
     pub meta: OffloadMeta,
 }
 
-/// A link to the guest, as seen from the uplink. See the [module](self) for the contract.
-pub trait GuestSide {
-    /// What the link takes. It does not change.
+/// Link to the guest, as the engine uses it. See the [module](self) for the contract.
+pub trait GuestLink {
+    /// Returns the link's capabilities, which do not change.
     fn capabilities(&self) -> PortCapabilities;
 
-    /// Adds to `slots` the buffers of at most `count` frames, each of `len` octets or more. Fewer, or
-    /// none, when there is no room. What was reserved before and not committed is void.
+    /// Adds buffers for at most `count` frames of at least `len` bytes to `slots`; fewer or none if there is no
+    /// room. Cancels an earlier reservation that was not committed.
     fn reserve<'a>(&'a mut self, count: usize, len: usize, slots: &mut Slots<'a>);
 
-    /// The first `frames.len()` buffers of the last reservation hold frames: they go out, in order.
+    /// Sends the frames in the first `frames.len()` buffers of the last reservation, in order.
     fn commit(&mut self, frames: &[Committed]);
 
-    /// The turn is over: publish what was committed, with at most one notification.
+    /// Publishes committed frames at the end of a round, with at most one notification.
     fn flush(&mut self) {}
 
-    /// Whether a buffer was refused since the link was last waited for, for want of room that will be told of:
-    /// turns are of no use until then.
+    /// Returns `true` if a reservation failed and the link will signal room. Polling is useless until then.
     fn is_full(&self) -> bool {
         false
     }
 
-    /// Octets that the link holds towards the *uplink* before it drops: what all windows together
-    /// should not exceed. `None` where the sender is held up instead, or frames are whole.
+    /// Returns the bytes that the link queues towards the uplink before it drops. All TCP windows together
+    /// should not exceed them. Returns `None` if the link slows the sender instead, or takes super-packets.
     fn inbound_queue(&self) -> Option<usize> {
         None
     }

@@ -1,12 +1,12 @@
-//! The link by a TAP interface: one `read` for each frame from the guest, one `write` for each to it.
+//! TAP link: one `read` for each frame from the guest, one `write` for each frame to it.
 //!
-//! It works wherever there is `/dev/net/tun`, and it is what the link by vhost-net is measured against. An
-//! interface with several queues ([`Tap::create_queues`](ringfence_sys::tap::Tap::create_queues)) has
-//! one [`TapLink`] for each, so that each has a thread of its own.
+//! It works wherever `/dev/net/tun` exists. An interface with several queues
+//! ([`Tap::create_queues`](ringfence_sys::tap::Tap::create_queues)) has one [`TapLink`] and one thread per
+//! queue.
 //!
-//! A `write` is over when it returns, so the [`FrameRing`] is empty after each
-//! [`flush`](ringfence_frame::Port::flush): `tap_head` and `tail` move together. A frame that the kernel does
-//! not take is dropped and counted; whoever sent it has its bytes still, and sends it again.
+//! A `write` is synchronous, so the [`FrameRing`] is empty after each
+//! [`flush`](ringfence_frame::Port::flush). A frame that the kernel refuses is dropped and counted. Its data
+//! is still in the sender's queue and is retransmitted.
 
 // #syscall uplink write: frames to a TAP
 
@@ -14,36 +14,35 @@ use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
+use crate::GuestLink;
+use crate::link::{Committed, Slots};
 use ringfence_frame::tap::TapPort;
 use ringfence_frame::{Batch, Fault, Port, PortCapabilities, PortCounters, Received, Transmitted};
 use ringfence_platform::Counters;
 use ringfence_sys::tap::TapOffloads;
 
-use crate::GuestSide;
-use crate::link::{Committed, Slots};
-
 use crate::link::vhost_net::frames::{FrameRing, FrameShape};
 use crate::link::vhost_net::{commit_all, inbound_queue};
 
-/// One queue of a TAP interface, with a ring of frames in front of it.
+/// One queue of a TAP interface, with a ring of frames to write.
 #[derive(Debug)]
 pub struct TapLink {
     port: TapPort,
-    /// The same file as the port's.
+    /// Second descriptor of the port's file.
     file: OwnedFd,
     frames: FrameRing,
     system: Arc<Counters>,
-    /// Why the link ended, where nobody could be told yet.
+    /// Failure to be returned by the next call that can return one.
     fault: Option<Fault>,
 }
 
 impl TapLink {
-    /// A link by the queue behind `file`, which is non-blocking and has virtio-net headers of 12 octets;
-    /// `offloads` are those granted by the kernel. System calls are counted in `system`.
+    /// Creates a link over the queue behind `file`. The file must be non-blocking with virtio-net headers of
+    /// 12 bytes; `offloads` are those that the kernel granted. System calls are counted in `system`.
     ///
     /// # Errors
     ///
-    /// When there is no memory, or no descriptor, or `shape` is none.
+    /// Returns an error if memory or descriptors are exhausted, or `shape` is invalid.
     pub fn new(
         file: OwnedFd,
         offloads: TapOffloads,
@@ -56,12 +55,11 @@ impl TapLink {
         Ok(TapLink { port, file, frames, system, fault: None })
     }
 
-    /// The frames on their way to the guest. What is committed leaves with the next
-    /// [`flush`](Port::flush).
+    /// Returns the ring of frames for the guest. Committed frames leave with the next [`flush`](Port::flush).
     pub fn frames(&mut self) -> &mut FrameRing {
         &mut self.frames
     }
-
+    /// Writes all committed frames.
     /// Writes the frames that wait.
     fn write_waiting(&mut self) -> Result<(), Fault> {
         while let Some(frame) = self.frames.next_waiting() {
@@ -93,7 +91,7 @@ impl Port for TapLink {
         self.port.complete()
     }
 
-    /// Written at once, behind what waits already.
+    /// Writes frames at once, after those that are already committed.
     fn transmit(&mut self, batch: &Batch, frames: &[u32]) -> Result<Transmitted, Fault> {
         self.write_waiting()?;
         self.port.transmit(batch, frames)
@@ -120,7 +118,7 @@ impl Port for TapLink {
     }
 }
 
-impl GuestSide for TapLink {
+impl GuestLink for TapLink {
     fn capabilities(&self) -> PortCapabilities {
         self.port.capabilities()
     }
@@ -128,8 +126,8 @@ impl GuestSide for TapLink {
     fn reserve<'a>(&'a mut self, count: usize, len: usize, slots: &mut Slots<'a>) {
         let count = count.min(slots.remaining_capacity());
         if self.frames.free(len) < count {
-            // The ring is only full of what was not written yet.
-            GuestSide::flush(self);
+            // The ring is full of frames that are not yet written.
+            GuestLink::flush(self);
         }
         self.frames.reserve(count, len, |room| slots.push(room));
     }
@@ -138,7 +136,7 @@ impl GuestSide for TapLink {
         commit_all(&mut self.frames, frames, self.port.counters());
     }
 
-    /// A failure ends the next [`receive`](Port::receive).
+    /// Writes committed frames. The next [`receive`](Port::receive) returns a failure.
     fn flush(&mut self) {
         if let Err(fault) = self.write_waiting() {
             self.frames.withdraw();

@@ -15,29 +15,29 @@ use crate::{Config, UplinkCounters};
 
 const GUEST_MAC: Mac = [2, 0, 0, 0, 0, 2];
 
-/// Fragments of a UDP datagram of the guest's.
-fn fragments(v4: bool, octets: &[u8], id: u16) -> Vec<Vec<u8>> {
+/// Builds the fragments of a UDP datagram from the guest.
+fn fragments(v4: bool, bytes: &[u8], id: u16) -> Vec<Vec<u8>> {
     let addresses = if v4 { ["10.0.0.2", "192.0.2.1"] } else { ["fd00::2", "2001:db8::1"] };
     let [from, to] = addresses.map(|ip| ip.parse().unwrap());
     let ends = Ends { from_mac: GUEST_MAC, to_mac: Config::default().mac, from, to };
     let mut link = Wire::plain();
-    crate::fragment::send_udp(&ends, (1000, 2000), octets, id, 1500, &mut link);
+    crate::fragment::send_udp(&ends, (1000, 2000), bytes, id, 1500, &mut link);
     link.frames
 }
 
-/// Everything that is told apart.
-struct World {
+/// Reassembly with the state it needs.
+struct Fixture {
     reassembly: Reassembly,
     counters: Arc<UplinkCounters>,
     now: Duration,
 }
 
-impl World {
-    fn new() -> World {
-        World { reassembly: Reassembly::default(), counters: Arc::default(), now: Duration::ZERO }
+impl Fixture {
+    fn new() -> Fixture {
+        Fixture { reassembly: Reassembly::default(), counters: Arc::default(), now: Duration::ZERO }
     }
 
-    /// The whole datagram's payload, if this fragment was the last one that was missing.
+    /// Adds a fragment. Returns the payload of the datagram if it is complete.
     fn take(&mut self, frame: &[u8]) -> Option<Vec<u8>> {
         let mut batch = Batch::with_capacity(1, frame.len());
         let offset = batch.reserve(frame.len()).unwrap();
@@ -59,10 +59,10 @@ impl World {
         let packet = self::packet(view);
         assert!(!packet.layers.is_fragment() && packet.mac == GUEST_MAC);
         assert!(matches!(packet.layers.transport(), Transport::Udp(_)));
-        assert!(crate::packet::checksum_is_right(&packet), "the checksum of all of it is right");
-        let mut octets = vec![0; view.len()];
-        view.copy_to(&mut octets);
-        Some(octets.split_off(packet.payload_start()))
+        assert!(crate::packet::has_valid_checksum(&packet), "the checksum of all of it is right");
+        let mut bytes = vec![0; view.len()];
+        view.copy_to(&mut bytes);
+        Some(bytes.split_off(packet.payload_start()))
     }
 
     fn take_all(&mut self, frames: &[Vec<u8>]) -> Option<Vec<u8>> {
@@ -86,25 +86,25 @@ fn is_equal(one: Option<Vec<u8>>, other: &[u8]) -> bool {
 }
 
 #[test]
-fn the_longest_datagram_is_put_together() {
+fn longest_datagram_is_joined() {
     for v4 in [true, false] {
         let sent = noise(65_507);
-        let mut world = World::new();
-        assert!(is_equal(world.take_all(&fragments(v4, &sent, 7)), &sent));
-        assert_eq!(world.counters.fragments_joined.get(), 1);
-        assert_eq!(world.reassembly.held(), 0);
+        let mut fixture = Fixture::new();
+        assert!(is_equal(fixture.take_all(&fragments(v4, &sent, 7)), &sent));
+        assert_eq!(fixture.counters.fragments_joined.get(), 1);
+        assert_eq!(fixture.reassembly.held(), 0);
     }
 }
 
 #[test]
-fn datagrams_under_way_at_once_are_kept_apart() {
-    let mut world = World::new();
+fn concurrent_datagrams_are_joined_separately() {
+    let mut fixture = Fixture::new();
     let sent: Vec<_> = (1..9).map(|n| noise(n * 1111 + 3000)).collect();
     let all: Vec<_> = (1..).zip(&sent).map(|(id, sent)| fragments(true, sent, id)).collect();
     let mut came = 0;
     for round in 0..10 {
         for (frames, sent) in all.iter().zip(&sent) {
-            if let Some(whole) = frames.get(round).and_then(|frame| world.take(frame)) {
+            if let Some(whole) = frames.get(round).and_then(|frame| fixture.take(frame)) {
                 assert!(whole == *sent);
                 came += 1;
             }
@@ -114,74 +114,74 @@ fn datagrams_under_way_at_once_are_kept_apart() {
 }
 
 #[test]
-fn what_overlaps_in_part_ends_its_datagram_and_what_came_already_does_not() {
+fn partial_overlap_discards_datagram_and_duplicate_is_ignored() {
     let sent = noise(6000);
     let mut frames = fragments(true, &sent, 7);
-    let mut world = World::new();
+    let mut fixture = Fixture::new();
     frames.insert(1, frames[0].clone());
-    assert!(is_equal(world.take_all(&frames), &sent), "the same once more");
+    assert!(is_equal(fixture.take_all(&frames), &sent), "the same once more");
     frames.remove(1);
-    // The second one says that it begins 8 octets further in front.
+    // The second fragment claims to begin 8 bytes earlier.
     let field = u16::from_be_bytes([frames[1][20], frames[1][21]]) - 1;
     frames[1][20..22].copy_from_slice(&field.to_be_bytes());
-    assert!(world.take_all(&frames).is_none());
-    assert_eq!(world.counters.drop_fragment.get(), 1);
+    assert!(fixture.take_all(&frames).is_none());
+    assert_eq!(fixture.counters.drop_fragment.get(), 1);
 }
 
 #[test]
-fn what_is_held_is_bounded_and_given_up_in_time() {
-    let mut world = World::new();
+fn held_bytes_are_bounded_and_expire() {
+    let mut fixture = Fixture::new();
     for id in 0..1000 {
-        // The last one alone makes room for all of it.
+        // The last fragment alone makes the buffer as long as the datagram.
         let frames = fragments(id % 2 == 0, &noise(60_000), id);
-        assert!(world.take(frames.last().unwrap()).is_none());
-        assert!(world.reassembly.held() <= DATAGRAMS_MAX << 16, "{}", world.reassembly.held());
+        assert!(fixture.take(frames.last().unwrap()).is_none());
+        assert!(fixture.reassembly.held() <= DATAGRAMS_MAX << 16, "{}", fixture.reassembly.held());
     }
-    assert_eq!(world.counters.drop_incomplete.get(), 1000 - DATAGRAMS_MAX as u64);
-    assert_eq!(world.reassembly.deadline(), Some(LIFETIME));
-    world.now = LIFETIME;
-    assert!(world.take(&fragments(true, &noise(3000), 5000)[0]).is_none());
-    assert_eq!(world.counters.drop_incomplete.get(), 1000);
-    assert_eq!(world.reassembly.datagrams.len(), 1);
+    assert_eq!(fixture.counters.drop_incomplete.get(), 1000 - DATAGRAMS_MAX as u64);
+    assert_eq!(fixture.reassembly.deadline(), Some(LIFETIME));
+    fixture.now = LIFETIME;
+    assert!(fixture.take(&fragments(true, &noise(3000), 5000)[0]).is_none());
+    assert_eq!(fixture.counters.drop_incomplete.get(), 1000);
+    assert_eq!(fixture.reassembly.datagrams.len(), 1);
 }
 
 #[test]
-fn fragment_beyond_the_longest_packet_ends_the_datagram() {
-    let mut world = World::new();
+fn fragment_beyond_longest_packet_discards_datagram() {
+    let mut fixture = Fixture::new();
     let mut frame = fragments(true, &noise(3000), 7).remove(0);
-    // More fragments, and this one ends at byte 65,520: with its header the packet is longer than 65,535.
+    // Fragment with "more" set that ends at byte 65,520: with its header the packet exceeds 65,535 bytes.
     frame[20..22].copy_from_slice(&(0x2000_u16 | (64_040 / 8)).to_be_bytes());
-    assert!(world.take(&frame).is_none());
-    assert_eq!(world.reassembly.held(), 0);
-    assert_eq!(world.counters.drop_fragment.get(), 1);
+    assert!(fixture.take(&frame).is_none());
+    assert_eq!(fixture.reassembly.held(), 0);
+    assert_eq!(fixture.counters.drop_fragment.get(), 1);
 }
 
 #[test]
-fn too_many_gaps_end_a_datagram() {
-    let mut world = World::new();
+fn too_many_gaps_discard_datagram() {
+    let mut fixture = Fixture::new();
     let frames = fragments(true, &noise(60_000), 7);
     assert!(frames.len() > 2 * PARTS_MAX);
     let with_gaps: Vec<_> = frames.iter().step_by(2).cloned().collect();
-    assert!(world.take_all(&with_gaps).is_none());
-    assert_eq!(world.counters.drop_fragment.get(), 1);
+    assert!(fixture.take_all(&with_gaps).is_none());
+    assert_eq!(fixture.counters.drop_fragment.get(), 1);
 }
 
 #[test]
-fn a_last_fragment_that_ends_before_others_ends_the_datagram() {
-    let mut world = World::new();
+fn last_fragment_before_others_discards_datagram() {
+    let mut fixture = Fixture::new();
     let frames = fragments(false, &noise(6000), 7);
-    assert!(world.take(&frames[2]).is_none());
+    assert!(fixture.take(&frames[2]).is_none());
     let mut early = frames[1].clone();
-    // The flag "more", in the fragment header.
+    // Flag "more fragments" in the fragment header.
     early[14 + 40 + 3] &= !1;
-    assert!(world.take(&early).is_none());
-    assert_eq!(world.counters.drop_fragment.get(), 1);
-    assert!(world.reassembly.datagrams.is_empty());
+    assert!(fixture.take(&early).is_none());
+    assert_eq!(fixture.counters.drop_fragment.get(), 1);
+    assert!(fixture.reassembly.datagrams.is_empty());
 }
 
 proptest! {
     #[test]
-    fn fragments_in_any_order_make_the_datagram(
+    fn fragments_in_any_order_are_joined(
         v4: bool,
         len in 1500_usize..16_000,
         order in prop::collection::vec(any::<u32>(), 16),
@@ -190,15 +190,15 @@ proptest! {
         let mut frames: Vec<_> = fragments(v4, &sent, 9).into_iter().zip(order).collect();
         frames.sort_by_key(|(_, key)| *key);
         let frames: Vec<_> = frames.into_iter().map(|(frame, _)| frame).collect();
-        prop_assert!(is_equal(World::new().take_all(&frames), &sent));
+        prop_assert!(is_equal(Fixture::new().take_all(&frames), &sent));
     }
 
-    /// Headers of any kind: nothing panics, and no more is held than may be.
+    /// Checks that arbitrary headers cause no panic and exceed no limit.
     #[test]
-    fn fragments_of_any_kind_are_taken(
+    fn arbitrary_fragments_stay_within_limits(
         fields in prop::collection::vec((any::<u16>(), 0_usize..100, 0_u16..40), 1..80),
     ) {
-        let mut world = World::new();
+        let mut fixture = Fixture::new();
         let template = fragments(true, &noise(3000), 0).remove(0);
         for (flags, len, id) in fields {
             let mut frame = template[..34 + len].to_vec();
@@ -206,13 +206,13 @@ proptest! {
             frame[18..20].copy_from_slice(&id.to_be_bytes());
             frame[20..22].copy_from_slice(&flags.to_be_bytes());
             let length = u32::try_from(frame.len()).unwrap();
-            // What the parser refuses does not come here.
+            // Frames that the parser rejects do not reach reassembly.
             let part = Layers::parse(&frame, length).is_ok_and(|layers| layers.is_fragment());
-            // Whatever comes of it has no right checksum, which is looked at later.
+            // A packet joined from these has a wrong checksum, which is verified later.
             if part && flags & 0x1fff != 0 {
-                let _ = world.take(&frame);
+                let _ = fixture.take(&frame);
             }
-            prop_assert!(world.reassembly.held() <= DATAGRAMS_MAX << 16);
+            prop_assert!(fixture.reassembly.held() <= DATAGRAMS_MAX << 16);
         }
     }
 }

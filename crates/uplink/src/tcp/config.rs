@@ -1,38 +1,38 @@
-//! Limits and times of TCP.
+//! TCP configuration: limits and timeouts of the uplink's TCP connections.
 
 use core::time::Duration;
 
 use crate::flow::Origin;
 
-/// Limits and times of TCP.
+/// Limits and timeouts of the TCP connections of one engine.
 #[derive(Clone, Debug)]
 pub struct TcpConfig {
-    /// Connections that the guest began, whatever their state. When there are as many, the longest idle one
-    /// makes room.
+    /// Maximum of connections that the guest opened, in any state. At the maximum, a new connection evicts
+    /// the one that is idle longest.
     pub flows_max: usize,
-    /// Connections from outside, to forwarded ports, likewise.
+    /// Maximum of connections from outside, to forwarded ports. The same eviction rule applies.
     pub inbound_max: usize,
-    /// Connections of the guest that are not yet made. When there are as many, the oldest one makes room.
-    /// As many from outside, or half of `inbound_max`, may be so.
+    /// Maximum of half-open connections that the guest opened. At the maximum, a new connection evicts the
+    /// oldest one. For connections from outside the maximum is the lower of this and half of `inbound_max`.
     pub half_open_max: usize,
-    /// How long a connection may be silent before the guest is asked whether it is still there.
+    /// Idle time after which the guest receives the first keep-alive probe.
     pub keep_alive_after: Duration,
-    /// How long between such questions.
+    /// Interval between keep-alive probes.
     pub keep_alive_every: Duration,
-    /// Questions without an answer after which the connection is reset.
+    /// Number of unanswered keep-alive probes after which the connection is reset.
     pub keep_alive_tries: u8,
-    /// How long the last acknowledgement of a connection can be asked for once more.
+    /// Time for which a closed connection still answers a repeated FIN.
     pub time_wait: Duration,
-    /// How long the other end has to answer the guest's SYN.
+    /// Time the other end has to accept a connection that the guest opens.
     pub connect_within: Duration,
-    /// The largest window that the guest is offered.
+    /// Maximum of the window that is offered to the guest, in bytes.
     pub window_max: u32,
-    /// Octets under way to the guest, at most.
+    /// Maximum of bytes in flight to the guest.
     pub flight_max: u32,
 }
 
 impl TcpConfig {
-    /// Connections of one origin that may be half open.
+    /// Returns the maximum of half-open connections of one origin.
     pub(super) fn half_open_of(&self, origin: Origin) -> usize {
         match origin {
             Origin::Guest => self.half_open_max,

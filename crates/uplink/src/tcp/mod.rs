@@ -1,38 +1,36 @@
-//! TCP: connections of the guest, each by a connection of the host's.
+//! TCP: each connection of the guest is carried by one host socket.
 //!
-//! # Theory of operation
+//! The guest's kernel has a connection with this module, segment by segment. The host's kernel has a
+//! connection with the other end, by a socket. No payload is stored in between:
 //!
-//! Between the guest and the other end there are two connections: one that the guest's kernel has
-//! with this module, segment by segment, and one that the host's kernel has with the other end, by a
-//! socket. Nothing is stored in between:
+//! ```text
+//! guest  --segment-->  receive  --send-->  host socket  -->  other end
+//! guest  <--segment--  serve    <--peek--  host socket  <--  other end
+//! ```
 //!
-//! * **From the guest.** Payload that is next goes from its frame into the socket, and is
-//!   acknowledged as far as the socket took it. The window that the guest is offered is what the
-//!   socket's send queue has room for, so that nothing has to be refused; once offered it is never
-//!   taken back. What comes out of order is answered and dropped: the guest sends it again.
-//! * **To the guest.** Payload is *peeked*: read into frames while it stays in the socket's receive
-//!   queue. It is taken off the queue when the guest has acknowledged it. To retransmit is to peek
-//!   once more. So the other end's window closes when the guest does not read, as it would if the
-//!   two were connected.
+//! * **From the guest.** In-order payload goes from its frame into the socket. The acknowledgement covers
+//!   the bytes that the socket accepted. The offered window is the room in the socket's send queue, and it
+//!   never shrinks. Segments out of order are answered by a duplicate acknowledgement and dropped; the
+//!   guest retransmits them.
+//! * **To the guest.** Payload is *peeked*: copied into frames while it stays in the socket's receive
+//!   queue. It is discarded from the queue once the guest has acknowledged it. A retransmission peeks again.
+//!   So the other end's window closes when the guest does not read, as on a direct connection.
 //!
-//! A connection is told to be made only when it is: a guest's SYN is answered when the host's
-//! connection stands, and with a reset when it was refused. FINs, resets, urgent data and failures
-//! are passed on in both directions, in their order with the data.
+//! A guest's SYN is answered once the host's connection is established, or by a reset if it was refused.
+//! FINs, resets, urgent data and failures are forwarded in both directions, in order with the data.
 //!
-//! # Numbers that are ours
+//! Initial sequence numbers are keyed hashes of addresses and time (RFC 6528). Neither timestamps nor
+//! selective acknowledgements are negotiated: the link to the guest is local and loses nothing by itself.
 //!
-//! Initial sequence numbers are secret functions of addresses and time (RFC 6528). Neither
-//! timestamps nor selective acknowledgements are negotiated: the link to the guest is short, and
-//! loses nothing unless somebody drops frames on purpose.
+//! # Limits
 //!
-//! # Bounds
-//!
-//! Connections, and those not yet made, are bounded ([`TcpConfig`]); the longest idle one, or the
-//! oldest half-open one, makes room. Connections from outside have bounds of their own: they never
-//! evict one that the guest began. A turn of a connection is bounded, and they take turns.
+//! [`TcpConfig`] bounds connections and half-open connections. At the limit, the connection idle longest or
+//! the oldest half-open one is evicted. Connections from outside have limits of their own: they never
+//! evict one that the guest opened. Each connection sends a bounded number of frames a round, in FIFO
+//! order.
 
 pub mod config;
-mod conversation;
+mod connection;
 mod receive;
 mod reset;
 mod rto;
@@ -53,8 +51,8 @@ use ringfence_offload::packet::tcp_flags::{ACK, RST, SYN};
 use rustix::io::Errno;
 
 pub use config::TcpConfig;
-use conversation::{Conversation, Fate, Phase, Urgent, split};
-pub use run::Run;
+use connection::{Disposition, Phase, TcpConnection, Urgent, split};
+pub use run::SegmentRun;
 use segment::{Header, Segment};
 use seq::Seq;
 use serve::Served;
@@ -62,51 +60,51 @@ use serve::Served;
 use crate::config::Config;
 use crate::context::Context;
 use crate::emit::Ends;
-use crate::flow::{FlowId, Key, Origin, Table};
+use crate::flow::{FlowId, FlowKey, FlowTable, Origin};
 use crate::host::{Close, OwnerKind, Readiness, Ready};
-use crate::link::GuestSide;
+use crate::link::GuestLink;
 use crate::packet::{Mac, Packet};
 
-/// By how many bits our windows are shifted: 16 MiB at most, in steps of 256 octets.
+/// Window scale of our windows, in bits: at most 16 MiB, in steps of 256 bytes.
 const WINDOW_SCALE: u8 = 8;
 
-/// Conversations of one origin that are not yet made.
+/// Half-open connections of one origin.
 #[derive(Default)]
 struct HalfOpen {
-    /// Those that were not yet made when they were entered, oldest first.
+    /// Connections that were half open when added, oldest first.
     entered: VecDeque<FlowId>,
-    /// How many of them still are.
+    /// Number of entries that are still half open.
     count: usize,
 }
 
-/// All TCP conversations.
+/// All TCP connections of one guest.
 pub struct Tcp {
-    flows: Table<Conversation>,
-    /// Those that something is owed to.
-    dirty: VecDeque<FlowId>,
+    flows: FlowTable<TcpConnection>,
+    /// Connections that have something to send, or may have.
+    pending: VecDeque<FlowId>,
     half_open_guest: HalfOpen,
     half_open_outside: HalfOpen,
     secret: RandomState,
 }
 
 impl Tcp {
-    /// No conversations, within the limits of `config`.
+    /// Creates an empty set of connections with the limits of `config`.
     pub fn new(config: &Config) -> Tcp {
         Tcp {
-            flows: Table::with_outside(config.tcp.flows_max, config.tcp.inbound_max),
-            dirty: VecDeque::new(),
+            flows: FlowTable::with_outside(config.tcp.flows_max, config.tcp.inbound_max),
+            pending: VecDeque::new(),
             half_open_guest: HalfOpen::default(),
             half_open_outside: HalfOpen::default(),
             secret: RandomState::new(),
         }
     }
 
-    /// Conversations, whatever their state.
+    /// Returns the number of connections, in any state.
     pub fn len(&self) -> usize {
         self.flows.len()
     }
 
-    /// Whether there are none.
+    /// Returns `true` if there is no connection.
     pub fn is_empty(&self) -> bool {
         self.flows.is_empty()
     }
@@ -118,30 +116,35 @@ impl Tcp {
         }
     }
 
-    /// A packet of the guest. Its checksum is right and its source is allowed. Its payload may wait in
-    /// `run` until [`input_ends`](Self::input_ends).
-    pub fn input<'a>(&mut self, packet: &Packet<'a>, run: &mut Run<'a>, context: &mut Context<'_>) {
+    /// Handles a TCP packet from the guest, whose checksum and source address are already verified. Its
+    /// payload may wait in `run` until [`finish_input`](Self::input_ends).
+    pub fn input<'a>(
+        &mut self,
+        packet: &Packet<'a>,
+        run: &mut SegmentRun<'a>,
+        context: &mut Context<'_>,
+    ) {
         let Some((segment, options)) = Segment::read(packet) else {
             return context.counters.drop_malformed.add(1);
         };
         let (guest, remote) = segment.ports;
-        let key = Key::new((packet.source, guest), (packet.destination, remote));
+        let key = FlowKey::new((packet.source, guest), (packet.destination, remote));
         let found = self.flows.find(&key);
         if let Some(id) = found
             && let Some(flow) = self.flows.get_mut(id)
             && flow.is_next(&segment)
         {
-            return self.join(id, packet, &segment, run, context);
+            return self.append_to_run(id, packet, &segment, run, context);
         }
-        self.input_ends(run, context);
+        self.finish_input(run, context);
         match found {
-            Some(id) if self.is_renewed(id, &segment) => {
+            Some(id) if self.starts_new_connection(id, &segment) => {
                 self.end(id, Close::Reset, context);
-                self.begin(key, packet, &segment, options, context);
+                self.open_from_guest(key, packet, &segment, options, context);
             }
-            Some(id) => self.pass_on(id, packet, &segment, options, context),
+            Some(id) => self.dispatch(id, packet, &segment, options, context),
             None if segment.flags & (SYN | ACK | RST) == SYN => {
-                self.begin(key, packet, &segment, options, context);
+                self.open_from_guest(key, packet, &segment, options, context);
             }
             None => {
                 context.counters.tcp_stray.add(1);
@@ -150,33 +153,33 @@ impl Tcp {
         }
     }
 
-    /// Payload that is next, and no more: it goes together with what follows it in the batch.
-    fn join<'a>(
+    /// Adds an in-order segment with nothing but payload to the run of its batch.
+    fn append_to_run<'a>(
         &mut self,
         id: FlowId,
         packet: &Packet<'a>,
         segment: &Segment,
-        run: &mut Run<'a>,
+        run: &mut SegmentRun<'a>,
         context: &mut Context<'_>,
     ) {
         if run.owner().is_some_and(|owner| owner != id) || !run.has_room_for(packet) {
-            self.input_ends(run, context);
+            self.finish_input(run, context);
         }
         let Some(flow) = self.flows.get_mut(id) else { return };
-        // What the run before it did not take, this one does not follow.
+        // The previous run may have been cut short; this segment then no longer follows.
         let run = flow.is_next(segment).then_some((id, run));
         flow.ends.to_mac = packet.mac;
-        match flow.while_open(segment, packet, run, context) {
-            Fate::Ends(how) => self.end(id, how, context),
-            Fate::Lives => {
+        match flow.in_open(segment, packet, run, context) {
+            Disposition::Close(how) => self.end(id, how, context),
+            Disposition::Keep => {
                 self.flows.touch(id);
-                self.mark(id);
+                self.enqueue(id);
             }
         }
     }
 
-    /// Whether a SYN begins another conversation between the same ends.
-    fn is_renewed(&self, id: FlowId, segment: &Segment) -> bool {
+    /// Returns `true` if a SYN opens a new connection with the same addresses and ports.
+    fn starts_new_connection(&self, id: FlowId, segment: &Segment) -> bool {
         let Some(flow) = self.flows.get(id) else { return false };
         let is_syn = segment.flags & (SYN | ACK | RST) == SYN;
         match flow.phase {
@@ -186,7 +189,7 @@ impl Tcp {
         }
     }
 
-    fn pass_on(
+    fn dispatch(
         &mut self,
         id: FlowId,
         packet: &Packet<'_>,
@@ -202,18 +205,18 @@ impl Tcp {
         let is_made = was_half_open && !flow.is_half_open();
         self.half_open(origin).count -= usize::from(is_made);
         match fate {
-            Fate::Ends(how) => self.end(id, how, context),
-            Fate::Lives => {
+            Disposition::Close(how) => self.end(id, how, context),
+            Disposition::Keep => {
                 self.flows.touch(id);
-                self.mark(id);
+                self.enqueue(id);
             }
         }
     }
 
-    /// The guest calls.
-    fn begin(
+    /// Opens a connection for a SYN of the guest.
+    fn open_from_guest(
         &mut self,
-        key: Key,
+        key: FlowKey,
         packet: &Packet<'_>,
         segment: &Segment,
         options: &[u8],
@@ -228,10 +231,10 @@ impl Tcp {
             from: packet.destination,
             to: packet.source,
         };
-        let iss = self.initial(&key, context.now);
+        let iss = self.initial_seq(&key, context.now);
         let ports = (key.remote.port(), key.guest.port());
-        let mut flow = Conversation::new(Phase::Connecting, ends, ports, iss, context.now);
-        flow.take_syn(segment, options, context.config.mtu);
+        let mut flow = TcpConnection::new(Phase::Connecting, ends, ports, iss, context.now);
+        flow.read_syn(segment, options, context.config.mtu);
         flow.ends_at = Some(context.now + context.config.tcp.connect_within);
         let Some(id) = self.enter(key, flow, Origin::Guest, context) else { return };
         match self.connect(id, to, context) {
@@ -248,7 +251,7 @@ impl Tcp {
     ) -> Result<(), Errno> {
         let owner = id.owner(OwnerKind::Tcp);
         let socket = match context.host.connect(owner, to) {
-            // No descriptor is free: the longest idle conversation gives its own, one from outside first.
+            // No descriptor is free. The connection idle longest is closed, one from outside first.
             Err(Errno::MFILE | Errno::NFILE) => {
                 let oldest = [Origin::Outside, Origin::Guest].map(|side| self.flows.oldest(side));
                 if let Some(oldest) = oldest.into_iter().flatten().find(|&oldest| oldest != id) {
@@ -261,12 +264,12 @@ impl Tcp {
         if let Some(flow) = self.flows.get_mut(id) {
             flow.socket = Some(socket);
         }
-        self.plan(id, context);
+        self.update_deadline(id, context);
         Ok(())
     }
 
-    /// A connection from outside, already accepted. It begins with a SYN to the guest, which comes from
-    /// `client`, an address of the guest's family.
+    /// Opens a connection for a socket that was accepted outside. The guest receives a SYN from `client`,
+    /// which must have the guest's address family.
     pub fn accept(
         &mut self,
         file: OwnedFd,
@@ -275,8 +278,8 @@ impl Tcp {
         mac: Mac,
         context: &mut Context<'_>,
     ) {
-        let key = Key { guest, remote: client };
-        // The host lets a client have its port again sooner than we forget who had it.
+        let key = FlowKey { guest, remote: client };
+        // The host may reuse a client's port before our TIME-WAIT ends.
         let is_over = |id: &FlowId| self.flows.get(*id).is_some_and(|f| f.phase == Phase::TimeWait);
         if let Some(old) = self.flows.find(&key).filter(is_over) {
             self.end(old, Close::Orderly, context);
@@ -287,8 +290,8 @@ impl Tcp {
         }
         let ((from, ours), (to, guests)) = (split(client), split(guest));
         let ends = Ends { from_mac: context.config.mac, to_mac: mac, from, to };
-        let iss = self.initial(&key, context.now);
-        let mut flow = Conversation::new(Phase::SynSent, ends, (ours, guests), iss, context.now);
+        let iss = self.initial_seq(&key, context.now);
+        let mut flow = TcpConnection::new(Phase::SynSent, ends, (ours, guests), iss, context.now);
         flow.rcv_scale = WINDOW_SCALE;
         flow.flags.syn_due = true;
         let Some(id) = self.enter(key, flow, Origin::Outside, context) else {
@@ -301,8 +304,8 @@ impl Tcp {
                     flow.socket = Some(socket);
                 }
                 context.counters.tcp_accepted.add(1);
-                self.mark(id);
-                self.plan(id, context);
+                self.enqueue(id);
+                self.update_deadline(id, context);
             }
             Err(_) => {
                 context.counters.tcp_refused.add(1);
@@ -311,11 +314,11 @@ impl Tcp {
         }
     }
 
-    /// Enters a conversation that is not yet made; others of its origin make room for it.
+    /// Inserts a half-open connection. Evicts others of the same origin if a limit is reached.
     fn enter(
         &mut self,
-        key: Key,
-        flow: Conversation,
+        key: FlowKey,
+        flow: TcpConnection,
         origin: Origin,
         context: &mut Context<'_>,
     ) -> Option<FlowId> {
@@ -335,23 +338,23 @@ impl Tcp {
         };
         half_open.count += 1;
         half_open.entered.push_back(id);
-        // Most of the list has long been made: what is no longer half open is forgotten now and then.
+        // Most entries have left the half-open state long ago; they are dropped in bulk.
         if half_open.entered.len() > 2 * half_open_max {
             let flows = &self.flows;
-            half_open.entered.retain(|&id| flows.get(id).is_some_and(Conversation::is_half_open));
+            half_open.entered.retain(|&id| flows.get(id).is_some_and(TcpConnection::is_half_open));
         }
         Some(id)
     }
 
     fn evict_half_open(&mut self, origin: Origin, context: &mut Context<'_>) {
         while let Some(id) = self.half_open(origin).entered.pop_front() {
-            if self.flows.get(id).is_some_and(Conversation::is_half_open) {
+            if self.flows.get(id).is_some_and(TcpConnection::is_half_open) {
                 return self.evict(id, context);
             }
         }
     }
 
-    /// A conversation makes room for another one: both its ends are told.
+    /// Removes a connection to make room. Both its ends receive a reset.
     fn evict(&mut self, id: FlowId, context: &mut Context<'_>) {
         context.counters.tcp_evicted.add(1);
         if let Some(flow) = self.flows.get_mut(id)
@@ -362,12 +365,12 @@ impl Tcp {
         self.end(id, Close::Reset, context);
     }
 
-    /// The host's connection did not come about.
+    /// Removes a connection whose host connection failed, and resets it at the guest.
     fn refuse(&mut self, id: FlowId, errno: Errno, context: &mut Context<'_>) {
         context.counters.tcp_refused.add(1);
         tracing::debug!(%errno, "a connection was refused");
         if let Some(flow) = self.flows.get(id)
-            // Who does not answer is not answered for.
+            // Without an answer from the other end, the guest receives none either.
             && errno != Errno::TIMEDOUT
         {
             let header = Header {
@@ -381,7 +384,7 @@ impl Tcp {
         self.end(id, Close::Reset, context);
     }
 
-    /// Forgets a conversation and closes its socket.
+    /// Removes a connection and closes its socket.
     fn end(&mut self, id: FlowId, how: Close, context: &mut Context<'_>) {
         let Some(origin) = self.flows.origin(id) else { return };
         let Some((_, flow)) = self.flows.remove(id) else { return };
@@ -392,30 +395,30 @@ impl Tcp {
         context.counters.tcp_closed.add(1);
     }
 
-    /// RFC 6528: a clock of 4 microseconds and a secret function of the addresses.
-    fn initial(&self, key: &Key, now: Duration) -> Seq {
+    /// Returns an initial sequence number (RFC 6528): a clock of 4 µs plus a keyed hash of the addresses.
+    fn initial_seq(&self, key: &FlowKey, now: Duration) -> Seq {
         let ticks = now.as_micros() / 4;
         let bytes = (u128::from(self.secret.hash_one(key)) + ticks).to_le_bytes();
         Seq(u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]))
     }
 
-    /// Nothing more is added to a run: it is sent on. To be called once all packets of a batch were put in.
-    pub fn input_ends(&mut self, run: &mut Run<'_>, context: &mut Context<'_>) {
+    /// Sends the payload in `run` to its socket. Must be called after the last packet of a batch.
+    pub fn finish_input(&mut self, run: &mut SegmentRun<'_>, context: &mut Context<'_>) {
         let Some(owner) = run.owner() else { return };
         match self.flows.get_mut(owner) {
             Some(flow) => flow.send_run(run, context),
-            // It made room for another one.
-            None => *run = Run::default(),
+            // The connection was evicted in the meantime.
+            None => *run = SegmentRun::default(),
         }
     }
 
-    /// An event of a socket.
+    /// Handles an event of a socket.
     pub fn ready(&mut self, ready: Ready, context: &mut Context<'_>) {
         let Some(id) = self.flows.owned_by(ready.owner) else { return };
         let Some(flow) = self.flows.get_mut(id) else { return };
         if flow.phase != Phase::Connecting {
-            flow.socket_is(ready.what, context);
-            return self.mark(id);
+            flow.on_socket_event(ready.what, context);
+            return self.enqueue(id);
         }
         if ready.what.failed
             && let Some(socket) = &flow.socket
@@ -427,29 +430,29 @@ impl Tcp {
             flow.phase = Phase::SynReceived;
             flow.flags.syn_due = true;
             flow.ends_at = None;
-            flow.note(ready.what);
-            self.mark(id);
+            flow.record_event(ready.what);
+            self.enqueue(id);
         }
     }
 
-    /// Something is owed to a conversation, or may be.
-    fn mark(&mut self, id: FlowId) {
+    /// Enqueues a connection to be served in the next [`output`](Self::output).
+    fn enqueue(&mut self, id: FlowId) {
         if let Some(flow) = self.flows.get_mut(id)
             && !flow.flags.queued
         {
             flow.flags.queued = true;
-            self.dirty.push_back(id);
+            self.pending.push_back(id);
         }
     }
 
-    /// The conversation's next date is entered.
-    fn plan(&mut self, id: FlowId, context: &Context<'_>) {
+    /// Updates the timer of a connection.
+    fn update_deadline(&mut self, id: FlowId, context: &Context<'_>) {
         let deadline = self.flows.get(id).and_then(|flow| flow.deadline(&context.config.tcp));
         self.flows.set_deadline(id, deadline);
     }
 
-    /// Ends conversations of the guest to addresses that became the host's own.
-    pub fn end_local(&mut self, context: &mut Context<'_>) {
+    /// Closes connections of the guest to addresses that became the host's own.
+    pub fn close_local(&mut self, context: &mut Context<'_>) {
         let outward: Vec<_> = self.flows.ids_of(Origin::Guest).collect();
         for id in outward {
             if self.flows.key(id).is_some_and(|key| context.outward_to(key.remote).is_none()) {
@@ -458,30 +461,30 @@ impl Tcp {
         }
     }
 
-    /// Does what is due by the clock.
+    /// Handles all timers that are due.
     pub fn run_timers(&mut self, context: &mut Context<'_>) {
         while let Some(id) = self.flows.take_due(context.now) {
             let Some(flow) = self.flows.get_mut(id) else { continue };
-            match flow.time_is_up(context) {
-                Fate::Lives => {
-                    self.mark(id);
-                    self.plan(id, context);
+            match flow.on_deadline(context) {
+                Disposition::Keep => {
+                    self.enqueue(id);
+                    self.update_deadline(id, context);
                 }
-                Fate::Ends(how) => self.end(id, how, context),
+                Disposition::Close(how) => self.end(id, how, context),
             }
         }
     }
 
-    /// When [`run_timers`](Self::run_timers) is to be called next.
+    /// Returns the time at which [`run_timers`](Self::run_timers) must be called next.
     pub fn deadline(&self) -> Option<Duration> {
-        self.flows.next_look()
+        self.flows.next_timer()
     }
 
-    /// Sends what is owed and what sockets have, each conversation in its turn. Returns whether there is
-    /// more.
-    pub fn output(&mut self, link: &mut dyn GuestSide, context: &mut Context<'_>) -> bool {
-        for _ in 0..self.dirty.len() {
-            let Some(id) = self.dirty.pop_front() else { break };
+    /// Sends due segments and data of sockets to the guest, in FIFO order of the connections. Returns `true`
+    /// if more can be sent.
+    pub fn output(&mut self, link: &mut dyn GuestLink, context: &mut Context<'_>) -> bool {
+        for _ in 0..self.pending.len() {
+            let Some(id) = self.pending.pop_front() else { break };
             let Some(flow) = self.flows.get_mut(id) else { continue };
             flow.flags.queued = false;
             let served = flow.serve(link, context);
@@ -490,23 +493,23 @@ impl Tcp {
                     self.end(id, how, context);
                     continue;
                 }
-                Served::More => self.mark(id),
+                Served::More => self.enqueue(id),
                 Served::NoRoom => {
-                    self.mark(id);
-                    self.plan(id, context);
+                    self.enqueue(id);
+                    self.update_deadline(id, context);
                     return true;
                 }
                 Served::Done => {}
             }
-            self.plan(id, context);
+            self.update_deadline(id, context);
         }
-        !self.dirty.is_empty()
+        !self.pending.is_empty()
     }
 }
 
-impl Conversation {
-    /// What an event says is taken down.
-    fn note(&mut self, what: Readiness) {
+impl TcpConnection {
+    /// Records a socket event.
+    fn record_event(&mut self, what: Readiness) {
         self.flags.readable |= what.readable || what.read_closed;
         self.flags.read_closed |= what.read_closed;
         self.flags.failed |= what.failed;
@@ -515,18 +518,18 @@ impl Conversation {
         }
     }
 
-    /// An event of the socket of a connection that was made.
-    fn socket_is(&mut self, what: Readiness, context: &mut Context<'_>) {
-        self.note(what);
+    /// Handles a socket event of a connection whose host side is established.
+    fn on_socket_event(&mut self, what: Readiness, context: &mut Context<'_>) {
+        self.record_event(what);
         if !what.writable || !self.flags.awaiting_room {
             return;
         }
         self.flags.awaiting_room = false;
         let moved = self.refresh_window(context);
         if self.flags.refused && moved {
-            // What was refused is asked for, three times over the one that tells of the window.
+            // Three duplicate acknowledgements, beside the window update, make the guest retransmit at once.
             self.flags.refused = false;
-            self.duplicates_due = 3;
+            self.duplicate_acks_due = 3;
         }
         self.flags.ack_due |= moved;
     }

@@ -1,13 +1,18 @@
-//! Segments from the guest (RFC 9293, 3.10.7), and what they do to the socket.
+//! TCP segments from the guest (RFC 9293, 3.10.7): acknowledgements, windows, payload to the socket.
+//!
+//! [`TcpConnection::segment`] dispatches by state. Payload in order goes into the socket at once; anything
+//! else only changes flags, which `serve` turns into segments in the same round.
 
 use core::time::Duration;
 
 use ringfence_offload::packet::tcp_flags::{ACK, FIN, RST, SYN};
 use rustix::io::Errno;
 
-use super::conversation::{CONGESTION_MIN, Conversation, Fate, MSS_DEFAULT, Phase, UNCONGESTED};
+use super::connection::{
+    CONGESTION_MIN, Disposition, MSS_DEFAULT, Phase, TcpConnection, UNCONGESTED,
+};
 use super::reset;
-use super::run::Run;
+use super::run::SegmentRun;
 use super::segment::{Segment, SynOptions};
 use super::seq::Seq;
 use crate::context::Context;
@@ -15,42 +20,42 @@ use crate::flow::FlowId;
 use crate::host::{Close, Piece};
 use crate::packet::Packet;
 
-/// Acknowledgements that say the same until a segment counts as lost (RFC 5681, 3.2).
-const SAME_ACKS: u8 = 3;
+/// Number of duplicate acknowledgements after which a segment counts as lost (RFC 5681, 3.2).
+const DUPLICATE_ACKS: u8 = 3;
 
-/// Octets that may wait to be acknowledged: a request, not a stream, of which every full segment is
-/// acknowledged at once (RFC 9293, 3.8.6.3, asks for every second one).
-const UNTOLD_MAX: u32 = 4096;
+/// Maximum of bytes whose acknowledgement may be delayed. It covers a request, but not a stream, whose every
+/// full segment is acknowledged at once (RFC 9293, 3.8.6.3, asks for every second one).
+const UNACKED_MAX: u32 = 4096;
 
-/// How long they may: as long as an answer takes that comes from nearby. A guest that waits for the
-/// acknowledgement with what it sends next (RFC 896) hardly notices; RFC 9293 allows half a second.
+/// Maximum delay of an acknowledgement: about as long as a nearby server takes to answer. A guest that
+/// waits for it before it sends more (RFC 896) loses little; RFC 9293 allows half a second.
 const ACK_WITHIN: Duration = Duration::from_millis(1);
 
-/// Answers to segments out of order in one turn, at most; three are enough for the guest.
-const DUPLICATES_MAX: u8 = 8;
+/// Maximum of duplicate acknowledgements in one round; three are enough for the guest.
+const DUPLICATE_ACKS_MAX: u8 = 8;
 
-impl Conversation {
-    /// A segment of the guest that belongs to this conversation.
+impl TcpConnection {
+    /// Handles a TCP segment received from the guest on this connection.
     pub(super) fn segment(
         &mut self,
         segment: &Segment,
         options: &[u8],
         packet: &Packet<'_>,
         context: &mut Context<'_>,
-    ) -> Fate {
+    ) -> Disposition {
         match self.phase {
-            Phase::Connecting => self.while_connecting(segment),
-            Phase::SynReceived => self.after_our_syn_ack(segment, packet, context),
-            Phase::SynSent => self.after_our_syn(segment, options, packet, context),
-            Phase::Open => self.while_open(segment, packet, None, context),
+            Phase::Connecting => self.in_connecting(segment),
+            Phase::SynReceived => self.in_syn_received(segment, packet, context),
+            Phase::SynSent => self.in_syn_sent(segment, options, packet, context),
+            Phase::Open => self.in_open(segment, packet, None, context),
             Phase::TimeWait => self.in_time_wait(segment),
         }
     }
 
-    /// What a guest's SYN says is taken down.
-    pub(super) fn take_syn(&mut self, segment: &Segment, options: &[u8], mtu: u16) {
+    /// Reads sequence number, window and options of the guest's SYN.
+    pub(super) fn read_syn(&mut self, segment: &Segment, options: &[u8], mtu: u16) {
         let options = SynOptions::parse(options);
-        let mine = Conversation::mss_of(mtu, self.ends.to);
+        let mine = TcpConnection::mss_of(mtu, self.ends.to);
         self.mss = options.mss.unwrap_or(MSS_DEFAULT).clamp(88, mine.max(88));
         self.snd_scale = options.scale.unwrap_or(0);
         self.rcv_scale = if options.scale.is_some() { super::WINDOW_SCALE } else { 0 };
@@ -58,64 +63,63 @@ impl Conversation {
         self.rcv_edge = self.rcv_nxt;
         // The window of a SYN is never scaled (RFC 7323, 2.2).
         self.snd_wnd = segment.window.into();
-        self.window_from = (segment.seq, self.snd_una);
+        self.window_update = (segment.seq, self.snd_una);
     }
 
-    fn while_connecting(&mut self, segment: &Segment) -> Fate {
+    fn in_connecting(&mut self, segment: &Segment) -> Disposition {
         if segment.has(RST) && segment.seq == self.rcv_nxt {
-            return Fate::Ends(Close::Reset);
+            return Disposition::Close(Close::Reset);
         }
-        Fate::Lives
+        Disposition::Keep
     }
 
-    fn after_our_syn_ack(
+    fn in_syn_received(
         &mut self,
         segment: &Segment,
         packet: &Packet<'_>,
         context: &mut Context<'_>,
-    ) -> Fate {
+    ) -> Disposition {
         if segment.has(RST) {
             let ours = segment.seq == self.rcv_nxt;
-            return if ours { Fate::Ends(Close::Reset) } else { Fate::Lives };
+            return if ours { Disposition::Close(Close::Reset) } else { Disposition::Keep };
         }
         if segment.has(SYN) {
             self.flags.syn_due = segment.seq + 1 == self.rcv_nxt;
-            return Fate::Lives;
+            return Disposition::Keep;
         }
         if !segment.ack() {
-            return Fate::Lives;
+            return Disposition::Keep;
         }
         if segment.acknowledged != self.snd_nxt {
             reset::refuse(packet, segment, context);
-            return Fate::Lives;
+            return Disposition::Keep;
         }
         self.open(segment, context);
-        self.while_open(segment, packet, None, context)
+        self.in_open(segment, packet, None, context)
     }
 
-    fn after_our_syn(
+    fn in_syn_sent(
         &mut self,
         segment: &Segment,
         options: &[u8],
         packet: &Packet<'_>,
         context: &mut Context<'_>,
-    ) -> Fate {
+    ) -> Disposition {
         if segment.ack() && segment.acknowledged != self.snd_nxt {
             reset::refuse(packet, segment, context);
-            return Fate::Lives;
+            return Disposition::Keep;
         }
         if segment.has(RST) {
             let refused = segment.ack();
-            return if refused { Fate::Ends(Close::Reset) } else { Fate::Lives };
+            return if refused { Disposition::Close(Close::Reset) } else { Disposition::Keep };
         }
-        // A SYN alone is the guest calling the same port at the same time: ours is repeated, and one of
-        // them will have to give way.
+        // A SYN without ACK is a simultaneous open by the guest: our SYN is repeated until one side times out.
         if segment.has(SYN | ACK) {
-            self.take_syn(segment, options, context.config.mtu);
+            self.read_syn(segment, options, context.config.mtu);
             self.open(segment, context);
             self.flags.ack_due = true;
         }
-        Fate::Lives
+        Disposition::Keep
     }
 
     fn open(&mut self, segment: &Segment, context: &Context<'_>) {
@@ -124,51 +128,51 @@ impl Conversation {
         self.rto.acknowledged(self.snd_una, context.now);
         self.retransmit_at = None;
         self.ends_at = None;
-        self.heard = context.now;
+        self.last_heard = context.now;
         let shift = if segment.has(SYN) { 0 } else { self.snd_scale };
         self.snd_wnd = u32::from(segment.window) << shift;
-        self.window_from = (segment.seq, segment.acknowledged);
+        self.window_update = (segment.seq, segment.acknowledged);
     }
 
-    fn in_time_wait(&mut self, segment: &Segment) -> Fate {
+    fn in_time_wait(&mut self, segment: &Segment) -> Disposition {
         if segment.has(RST) && segment.seq == self.rcv_nxt {
-            return Fate::Ends(Close::Orderly);
+            return Disposition::Close(Close::Orderly);
         }
         self.flags.ack_due = !segment.has(RST);
-        Fate::Lives
+        Disposition::Keep
     }
 
-    /// A segment while the connection stands. With a run, whose conversation this is, its payload is added
-    /// to that.
-    pub(super) fn while_open<'a>(
+    /// Handles a segment in state `Open`. With a run of this connection, the payload is added to the run
+    /// instead of being sent.
+    pub(super) fn in_open<'a>(
         &mut self,
         segment: &Segment,
         packet: &Packet<'a>,
-        run: Option<(FlowId, &mut Run<'a>)>,
+        run: Option<(FlowId, &mut SegmentRun<'a>)>,
         context: &mut Context<'_>,
-    ) -> Fate {
-        self.heard = context.now;
-        self.asked = 0;
+    ) -> Disposition {
+        self.last_heard = context.now;
+        self.keep_alive_probes = 0;
         if !self.is_acceptable(segment) {
             context.counters.tcp_out_of_window.add(1);
             self.flags.ack_due |= !segment.has(RST);
-            return Fate::Lives;
+            return Disposition::Keep;
         }
         if segment.has(RST) {
-            // RFC 5961, 3: only the exact place is believed.
+            // RFC 5961, 3: only the exact sequence number resets the connection.
             if segment.seq == self.rcv_nxt {
-                return Fate::Ends(Close::Reset);
+                return Disposition::Close(Close::Reset);
             }
             self.flags.ack_due = true;
-            return Fate::Lives;
+            return Disposition::Keep;
         }
         if segment.has(SYN) {
-            // RFC 5961, 4.
+            // RFC 5961, 4: a SYN is answered by a challenge ACK.
             self.flags.ack_due = true;
-            return Fate::Lives;
+            return Disposition::Keep;
         }
         if !segment.ack() || !self.acknowledge(segment, context) {
-            return Fate::Lives;
+            return Disposition::Keep;
         }
         match run {
             Some((id, run)) => {
@@ -176,13 +180,13 @@ impl Conversation {
                 run.add(id, Piece { frame: packet.frame, start, len });
                 self.rcv_nxt += segment.len;
                 self.acknowledge_soon(context);
-                Fate::Lives
+                Disposition::Keep
             }
             None => self.take_payload(segment, packet, context),
         }
     }
 
-    /// RFC 9293, 3.10.7.4, first check.
+    /// Returns `true` if the segment lies in the window (RFC 9293, 3.10.7.4, first check).
     fn is_acceptable(&self, segment: &Segment) -> bool {
         let starts_inside = segment.seq < self.rcv_edge || segment.seq == self.rcv_nxt;
         match segment.extent() {
@@ -191,7 +195,7 @@ impl Conversation {
         }
     }
 
-    /// Takes the acknowledgement and the window. `false`: the segment is to be dropped.
+    /// Processes acknowledgement and window. Returns `false` if the segment must be dropped.
     fn acknowledge(&mut self, segment: &Segment, context: &Context<'_>) -> bool {
         let upto = segment.acknowledged;
         if upto > self.snd_max {
@@ -199,92 +203,92 @@ impl Conversation {
             return false;
         }
         if upto < self.snd_una {
-            // Late, or forged from afar (RFC 5961, 5): what is older than any window is not believed.
+            // Old, or forged (RFC 5961, 5): one that is older than any window is dropped.
             return upto + context.config.tcp.flight_max.max(1 << 16) >= self.snd_una;
         }
         let window = u32::from(segment.window) << self.snd_scale;
         let same_window = window == self.snd_wnd;
-        let (seq, ack) = self.window_from;
+        let (seq, ack) = self.window_update;
         if seq < segment.seq || (seq == segment.seq && ack <= upto) {
             self.snd_wnd = window;
-            self.window_from = (segment.seq, upto);
+            self.window_update = (segment.seq, upto);
             if window > 0 {
-                self.probe_at = None;
-                self.probes = 0;
+                self.window_probe_at = None;
+                self.window_probes = 0;
             }
         }
         if upto > self.snd_una {
             self.advance(upto, context);
         } else if segment.extent() == 0 && same_window && self.snd_max > self.snd_una {
-            self.same_again();
+            self.count_duplicate_ack();
         }
         true
     }
 
-    /// Everything up to `upto` has arrived.
+    /// Handles a new acknowledgement of everything before `upto`.
     fn advance(&mut self, upto: Seq, context: &Context<'_>) {
-        let mut octets = upto.since(self.snd_una).unwrap_or(0);
+        let mut bytes = upto.since(self.snd_una).unwrap_or(0);
         if self.fin.is_some_and(|fin| upto > fin) {
-            octets -= 1;
+            bytes -= 1;
             self.flags.fin_acked = true;
         }
-        self.undiscarded += octets;
+        self.undiscarded += bytes;
         self.snd_una = upto;
         self.snd_nxt = self.snd_nxt.max(upto);
-        self.same_acks = 0;
+        self.duplicate_acks = 0;
         self.rto.acknowledged(upto, context.now);
-        self.congestion = self.congestion.saturating_add(octets).min(UNCONGESTED);
+        self.congestion = self.congestion.saturating_add(bytes).min(UNCONGESTED);
         match self.recover {
             Some(recover) if upto >= recover => self.recover = None,
-            // RFC 6582: the next hole begins here. After a time-out all is sent again anyway.
-            Some(_) => self.flags.repeat_due = self.snd_nxt == self.snd_max,
+            // RFC 6582: the next lost segment begins here. After a timeout everything is sent again anyway.
+            Some(_) => self.flags.retransmit_due = self.snd_nxt == self.snd_max,
             None => {}
         }
         let under_way = self.snd_max > self.snd_una;
         self.retransmit_at = under_way.then(|| context.now + self.rto.timeout());
     }
 
-    /// The guest says once more that it misses the octets at `snd_una`.
-    fn same_again(&mut self) {
-        self.same_acks = self.same_acks.saturating_add(1);
-        if self.same_acks == SAME_ACKS && self.recover.is_none() {
+    /// Counts a duplicate acknowledgement. The third one starts a fast retransmission.
+    fn count_duplicate_ack(&mut self) {
+        self.duplicate_acks = self.duplicate_acks.saturating_add(1);
+        if self.duplicate_acks == DUPLICATE_ACKS && self.recover.is_none() {
             self.recover = Some(self.snd_max);
-            self.flags.repeat_due = true;
+            self.flags.retransmit_due = true;
             self.congestion = (self.in_flight() / 2).max(CONGESTION_MIN);
         }
     }
 
-    /// Takes payload and FIN, as far as they are next and the socket has room.
+    /// Accepts payload and FIN that are in order, as far as the socket has room.
     fn take_payload(
         &mut self,
         segment: &Segment,
         packet: &Packet<'_>,
         context: &mut Context<'_>,
-    ) -> Fate {
+    ) -> Disposition {
         if segment.extent() == 0 {
-            return Fate::Lives;
+            return Disposition::Keep;
         }
         if segment.seq > self.rcv_nxt {
             context.counters.tcp_out_of_order.add(1);
-            self.duplicates_due = (self.duplicates_due + 1).min(DUPLICATES_MAX);
-            return Fate::Lives;
+            self.duplicate_acks_due = (self.duplicate_acks_due + 1).min(DUPLICATE_ACKS_MAX);
+            return Disposition::Keep;
         }
         let skip = self.rcv_nxt.since(segment.seq).unwrap_or(0);
-        // What comes again tells that the guest misses the acknowledgement.
+        // A retransmission means that the guest misses our acknowledgement.
         self.flags.ack_due |= skip > 0;
         if self.flags.guest_fin {
-            // Nothing can follow a FIN.
+            // No data can follow a FIN.
             self.flags.ack_due = true;
-            return Fate::Lives;
+            return Disposition::Keep;
         }
         if skip < segment.len {
-            match self.send_on(segment, skip, packet, context) {
+            match self.forward_payload(segment, skip, packet, context) {
                 Ok(true) => self.acknowledge_soon(context),
-                Ok(false) => return Fate::Lives,
+                Ok(false) => return Disposition::Keep,
                 Err(_) => {
-                    // The socket tells what is wrong, once it has told what came before.
+                    // The socket reports the error after the data that came before it.
                     self.flags.failed = true;
-                    return Fate::Lives;
+                    return Disposition::Keep;
                 }
             }
         }
@@ -296,18 +300,18 @@ impl Conversation {
                 context.host.shut_down(socket);
             }
         }
-        Fate::Lives
+        Disposition::Keep
     }
 
-    /// Something came in its place. The guest is told with what goes there next, which often is the answer
-    /// to it (RFC 9293, 3.8.6.3), and at once when more than a request has come, when much of the window
-    /// is used up, when no answer is to come, or when the last such wait was for nothing.
+    /// Schedules an acknowledgement of data in order. It is delayed so that the answer can carry it
+    /// (RFC 9293, 3.8.6.3). It is due at once after more than one request, a half-used window, our FIN, or a
+    /// delay that no answer ended.
     fn acknowledge_soon(&mut self, context: &Context<'_>) {
-        let untold = self.rcv_nxt.since(self.told).unwrap_or(u32::MAX);
-        let mss = Conversation::mss_of(context.config.mtu, self.ends.to);
+        let unacked = self.rcv_nxt.since(self.last_ack_sent).unwrap_or(u32::MAX);
+        let mss = TcpConnection::mss_of(context.config.mtu, self.ends.to);
         let open = self.rcv_edge.since(self.rcv_nxt).unwrap_or(0);
-        let at_once = self.flags.waited_in_vain
-            || untold >= UNTOLD_MAX.min(mss.into())
+        let at_once = self.flags.delayed_ack_expired
+            || unacked >= UNACKED_MAX.min(mss.into())
             || open <= self.offered / 2
             || self.fin.is_some();
         if at_once {
@@ -317,15 +321,15 @@ impl Conversation {
         }
     }
 
-    /// An answer goes to the guest: if it came soon, acknowledgements may wait for the next one.
+    /// Records that data goes to the guest. Data that came soon makes delayed acknowledgements worthwhile.
     pub(super) fn answered(&mut self, now: Duration) {
-        if now.saturating_sub(self.heard) <= ACK_WITHIN {
-            self.flags.waited_in_vain = false;
+        if now.saturating_sub(self.last_heard) <= ACK_WITHIN {
+            self.flags.delayed_ack_expired = false;
         }
     }
 
-    /// Sends payload on, all but its first `skip` octets, which came before. Whether all of it went.
-    fn send_on(
+    /// Sends payload except its first `skip` bytes, which came before. Returns `true` if the socket took all.
+    fn forward_payload(
         &mut self,
         segment: &Segment,
         skip: u32,
@@ -336,7 +340,7 @@ impl Conversation {
         let Some(end) = urgent else {
             return self.send_part(segment, skip..segment.len, false, packet, context);
         };
-        // The socket marks the last octet of what it is given.
+        // The socket marks the last byte of each urgent send.
         let all = self.send_part(segment, skip..end, true, packet, context)?;
         if !all || end == segment.len {
             return Ok(all);
@@ -359,7 +363,7 @@ impl Conversation {
         self.send_pieces(&[piece], piece.len, urgent, context)
     }
 
-    /// Sends `offered` octets, which are in `pieces`, on. Whether all of it went.
+    /// Sends `offered` bytes, which are in `pieces`. Returns `true` if the socket took all of them.
     pub(super) fn send_pieces(
         &mut self,
         pieces: &[Piece<'_>],

@@ -1,4 +1,4 @@
-//! Resets (RFC 9293, 3.5.2).
+//! TCP resets (RFC 9293, 3.5.2): answers to segments that belong to no connection.
 
 use ringfence_offload::checksum::Accumulator;
 use ringfence_offload::checksum::partial::never_zero;
@@ -10,7 +10,7 @@ use crate::context::Context;
 use crate::emit::Ends;
 use crate::packet::Packet;
 
-/// Answers a segment that belongs to no connection.
+/// Answers a segment that belongs to no connection by a reset, unless it is a reset itself.
 pub(super) fn refuse(packet: &Packet<'_>, segment: &Segment, context: &mut Context<'_>) {
     if segment.has(tcp_flags::RST) {
         return;
@@ -31,7 +31,7 @@ pub(super) fn refuse(packet: &Packet<'_>, segment: &Segment, context: &mut Conte
     send(&ends, Header { ports, ..header }, context);
 }
 
-/// Sends a segment without payload, its checksum finished.
+/// Queues a segment without payload, with a complete checksum.
 pub(super) fn send(ends: &Ends, header: Header, context: &mut Context<'_>) {
     context.replies.push(|frame| {
         let len = ends.header_len() + HEADER_LEN;

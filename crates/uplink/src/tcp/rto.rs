@@ -1,44 +1,45 @@
-//! When to send once more: the retransmission time-out (RFC 6298).
+//! Retransmission timeout (RFC 6298): round-trip estimator and exponential backoff.
 
 use core::time::Duration;
 
 use super::seq::Seq;
 
-/// Before anything was measured (RFC 6298, 2.1).
+/// Timeout before the first measurement (RFC 6298, 2.1).
 pub(super) const INITIAL: Duration = Duration::from_secs(1);
-/// As Linux has it; the link to the guest is short.
+/// Minimum timeout, as in Linux; the link to the guest is local.
 pub(super) const MIN: Duration = Duration::from_millis(200);
-/// RFC 6298, 2.5, allows 60 s or more.
+/// Maximum timeout; RFC 6298, 2.5, allows 60 s or more.
 pub(super) const MAX: Duration = Duration::from_secs(60);
-/// Time-outs in a row after which a connection is given up.
+/// Number of timeouts in a row after which a connection is aborted.
 pub(super) const TRIES_MAX: u8 = 12;
 
-/// The estimator of one connection.
+/// Timeout estimator of one connection.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Rto {
+    /// Smoothed round-trip time and its variation.
     smoothed: Option<(Duration, Duration)>,
-    /// Time-outs in a row.
+    /// Number of timeouts in a row.
     tries: u8,
-    /// What is being timed: when everything up to here is acknowledged, and since when.
+    /// Segment being timed: its end, and when it was sent.
     timed: Option<(Seq, Duration)>,
 }
 
 impl Rto {
-    /// The time-out now.
+    /// Returns the current timeout.
     pub(super) fn timeout(&self) -> Duration {
         let base = self.smoothed.map_or(INITIAL, |(mean, deviation)| mean + 4 * deviation);
         let backed_off = base.max(MIN).saturating_mul(1 << self.tries.min(TRIES_MAX));
         backed_off.min(MAX)
     }
 
-    /// Something was sent for the first time, up to `end`.
+    /// Records that bytes up to `end` were sent for the first time.
     pub(super) fn sent(&mut self, end: Seq, now: Duration) {
         if self.timed.is_none() {
             self.timed = Some((end, now));
         }
     }
 
-    /// Everything up to `upto` was acknowledged.
+    /// Records that everything before `upto` was acknowledged.
     pub(super) fn acknowledged(&mut self, upto: Seq, now: Duration) {
         self.tries = 0;
         let Some((end, since)) = self.timed else { return };
@@ -58,19 +59,19 @@ impl Rto {
         });
     }
 
-    /// Something is sent once more: what is under way cannot be timed any more (Karn).
+    /// Records a retransmission: data in flight can no longer be timed (Karn's algorithm).
     pub(super) fn retransmitted(&mut self) {
         self.timed = None;
     }
 
-    /// The time-out has come. `false`: there have been too many.
+    /// Doubles the timeout after it has expired. Returns `false` after too many in a row.
     pub(super) fn back_off(&mut self) -> bool {
         self.timed = None;
         self.tries = self.tries.saturating_add(1);
         self.tries <= TRIES_MAX
     }
 
-    /// Time-outs in a row.
+    /// Returns the number of timeouts in a row.
     pub(super) fn tries(&self) -> u8 {
         self.tries
     }
@@ -85,7 +86,7 @@ mod tests {
     }
 
     #[test]
-    fn the_time_out_follows_what_is_measured() {
+    fn timeout_after_one_sample_is_mean_plus_four_deviations() {
         let mut rto = Rto::default();
         assert_eq!(rto.timeout(), INITIAL);
         rto.sent(Seq(10), ms(0));
@@ -96,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn it_doubles_to_a_limit_and_an_answer_ends_that() {
+    fn backoff_doubles_up_to_max_and_acknowledgement_resets_it() {
         let mut rto = Rto::default();
         for tries in 1..=TRIES_MAX {
             assert!(rto.back_off());
@@ -108,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_sent_twice_is_not_timed() {
+    fn retransmitted_segment_is_not_timed() {
         let mut rto = Rto::default();
         rto.sent(Seq(10), ms(0));
         rto.retransmitted();

@@ -1,57 +1,55 @@
-//! Segments of one conversation that follow each other in a batch: their payload goes to the socket by one
-//! call.
+//! Segment runs: consecutive segments of one connection in a batch, sent to the socket by one call.
 //!
-//! The octets count as received when they are entered, so that the segment behind them is in its place;
-//! what the socket does not take after all is taken back before anything is said to the guest about it,
-//! since nothing is sent while a batch is looked at.
-
-use ringfence_offload::packet::tcp_flags::{ACK, PSH};
+//! The bytes count as received when they are added, so that the next segment is in order. Bytes that
+//! the socket does not accept are subtracted again before the next segment goes to the guest: no segment is
+//! sent while a batch is processed.
 
 use arrayvec::ArrayVec;
+use ringfence_offload::packet::tcp_flags::{ACK, PSH};
 
-use super::conversation::{Conversation, Phase};
+use super::connection::{Phase, TcpConnection};
 use super::segment::Segment;
 use crate::context::Context;
 use crate::flow::FlowId;
 use crate::host::Piece;
 use crate::packet::Packet;
 
-/// Segments of a run, at most.
+/// Maximum of segments in a run.
 const RUN_MAX: usize = 32;
-/// Parts that they lie in, at most: what one call takes.
+/// Maximum of memory parts in a run: the limit of one system call.
 const PARTS_MAX: usize = 120;
 
-/// Payload that waits for the end of its run.
+/// Payload of consecutive segments that is not yet sent to the socket.
 #[derive(Debug, Default)]
-pub struct Run<'a> {
+pub struct SegmentRun<'a> {
     id: Option<FlowId>,
     pieces: ArrayVec<Piece<'a>, RUN_MAX>,
     parts: usize,
-    octets: usize,
+    bytes: usize,
 }
 
-impl<'a> Run<'a> {
-    /// Whose payload waits.
+impl<'a> SegmentRun<'a> {
+    /// Returns the connection whose payload waits.
     pub(super) fn owner(&self) -> Option<FlowId> {
         self.id.filter(|_| !self.pieces.is_empty())
     }
 
-    /// Whether a frame's payload has room behind what there is.
+    /// Returns `true` if the run can take the packet's payload.
     pub(super) fn has_room_for(&self, packet: &Packet<'_>) -> bool {
         !self.pieces.is_full() && self.parts + packet.frame.segments().len() < PARTS_MAX
     }
 
-    /// Payload of `id`'s; it has room.
+    /// Adds payload of the connection `id`. The caller has checked that there is room.
     pub(super) fn add(&mut self, id: FlowId, piece: Piece<'a>) {
         self.id = Some(id);
         self.parts += 1 + piece.frame.segments().len();
-        self.octets += piece.len;
+        self.bytes += piece.len;
         self.pieces.push(piece);
     }
 }
 
-impl Conversation {
-    /// Whether a segment is nothing but payload that is next: such ones make a run.
+impl TcpConnection {
+    /// Returns `true` if a segment is in order and holds nothing but payload. Such segments form a run.
     pub(super) fn is_next(&self, segment: &Segment) -> bool {
         self.phase == Phase::Open
             && segment.flags & !PSH == ACK
@@ -60,11 +58,11 @@ impl Conversation {
             && !self.flags.guest_fin
     }
 
-    /// Sends a run on.
-    pub(super) fn send_run(&mut self, run: &mut Run<'_>, context: &mut Context<'_>) {
-        let offered = core::mem::take(&mut run.octets);
+    /// Sends the payload of a run to the socket and empties the run.
+    pub(super) fn send_run(&mut self, run: &mut SegmentRun<'_>, context: &mut Context<'_>) {
+        let offered = core::mem::take(&mut run.bytes);
         self.rcv_nxt = self.rcv_nxt - u32::try_from(offered).unwrap_or(0);
-        // The socket tells what is wrong, once it has told what came before.
+        // The socket reports the error after the data that came before it.
         let sent = self.send_pieces(&run.pieces, offered, false, context);
         self.flags.failed |= sent.is_err();
         run.pieces.clear();

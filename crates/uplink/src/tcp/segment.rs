@@ -1,4 +1,4 @@
-//! TCP segments: those of the guest are read, those for it are written.
+//! TCP segment headers: parsing those of the guest, writing those for the guest.
 
 use ringfence_offload::packet::tcp_flags;
 use ringfence_offload::{Layers, packet::Transport};
@@ -6,26 +6,26 @@ use ringfence_offload::{Layers, packet::Transport};
 use super::seq::Seq;
 use crate::packet::Packet;
 
-/// Octets of a header without options.
+/// Length of a header without options, in bytes.
 pub const HEADER_LEN: usize = 20;
 
-/// Octets of the options of our SYNs: maximum segment size, window scale, SACK permitted, padding.
+/// Length of the options of our SYNs: maximum segment size, window scale, padding.
 pub const SYN_OPTIONS_LEN: usize = 12;
 
-/// The window scale has 14 as its limit (RFC 7323, 2.3).
+/// Maximum window scale (RFC 7323, 2.3).
 pub const SCALE_MAX: u8 = 14;
 
-/// What a guest's SYN says of the guest.
+/// Options of a SYN.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct SynOptions {
-    /// The longest segment it takes; `None` when it does not say.
+    /// Maximum segment size that the sender accepts, if announced.
     pub mss: Option<u16>,
-    /// By how many bits its windows are to be shifted; `None`: it knows nothing of scaling.
+    /// Window scale in bits; `None` if the sender does not support scaling.
     pub scale: Option<u8>,
 }
 
 impl SynOptions {
-    /// Reads options. What is not known, or is cut short, is left out: it ends the reading at worst.
+    /// Parses options. Unknown options are skipped, a truncated one ends the parsing.
     pub fn parse(mut options: &[u8]) -> SynOptions {
         let mut found = SynOptions::default();
         while let [kind, rest @ ..] = options {
@@ -47,7 +47,7 @@ impl SynOptions {
         found
     }
 
-    /// Writes options as our SYNs have them.
+    /// Writes the options of our SYNs.
     pub fn write(mss: u16, scale: Option<u8>) -> [u8; SYN_OPTIONS_LEN] {
         let [high, low] = mss.to_be_bytes();
         let [kind, len, scale] = scale.map_or([1, 1, 1], |scale| [3, 3, scale]);
@@ -55,34 +55,34 @@ impl SynOptions {
     }
 }
 
-/// A segment of the guest.
+/// Header fields of a segment from the guest.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Segment {
-    /// Ports: the guest's, the other end's.
+    /// Port of the guest, port of the other end.
     pub ports: (u16, u16),
-    /// Place of the first octet, or of the SYN.
+    /// Sequence number of the first byte, or of the SYN.
     pub seq: Seq,
-    /// Up to where the guest has everything; counts if [`Segment::ack`].
+    /// Acknowledgement number; valid if [`Segment::ack`] is true.
     pub acknowledged: Seq,
-    /// [`tcp_flags`].
+    /// Flag bits, see [`tcp_flags`].
     pub flags: u8,
-    /// The window as it came, not scaled.
+    /// Window field as received, not scaled.
     pub window: u16,
-    /// From `seq` to the octet behind the urgent one, if there is one.
+    /// Distance from `seq` to the byte after the urgent one, if there is one.
     pub urgent: Option<u16>,
-    /// Octets of payload.
+    /// Length of the payload in bytes.
     pub len: u32,
 }
 
 impl Segment {
-    /// The segment of a packet, and its options. `None` if the packet is not TCP.
+    /// Reads the segment of a packet, and its options. Returns `None` if the packet is not TCP.
     pub fn read<'a>(packet: &Packet<'a>) -> Option<(Segment, &'a [u8])> {
         let len = packet.layers.payload_len();
         let options = options_of(&packet.layers, packet.transport())?;
         Some((Segment::parse(packet.transport().first_chunk()?, len), options))
     }
 
-    /// Reads the fixed part of a header before `len` octets of payload.
+    /// Parses the fixed part of a header that `len` bytes of payload follow.
     pub fn parse(header: &[u8; HEADER_LEN], len: u32) -> Segment {
         let [s0, s1, d0, d1, q0, q1, q2, q3, a0, a1, a2, a3, _, flags, w0, w1, _, _, u0, u1] =
             *header;
@@ -99,22 +99,22 @@ impl Segment {
         }
     }
 
-    /// Whether all of these flags are set.
+    /// Returns `true` if all of these flags are set.
     pub fn has(&self, flags: u8) -> bool {
         self.flags & flags == flags
     }
 
-    /// Whether it has an acknowledgement.
+    /// Returns `true` if the segment has an acknowledgement.
     pub fn ack(&self) -> bool {
         self.has(tcp_flags::ACK)
     }
 
-    /// Places it takes up: its octets, SYN and FIN.
+    /// Returns the sequence space the segment occupies: payload, SYN and FIN.
     pub fn extent(&self) -> u32 {
         self.len + u32::from(self.has(tcp_flags::SYN)) + u32::from(self.has(tcp_flags::FIN))
     }
 
-    /// The place behind it.
+    /// Returns the sequence number after the segment.
     pub fn end(&self) -> Seq {
         self.seq + self.extent()
     }
@@ -125,27 +125,27 @@ fn options_of<'a>(layers: &Layers, transport: &'a [u8]) -> Option<&'a [u8]> {
     transport.get(HEADER_LEN..usize::from(tcp.header_len))
 }
 
-/// A header for the guest.
+/// Header fields of a segment for the guest.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Header {
-    /// Ports: the other end's, the guest's.
+    /// Port of the other end, port of the guest.
     pub ports: (u16, u16),
-    /// Place of the first octet.
+    /// Sequence number of the first byte.
     pub seq: Seq,
-    /// Up to where everything of the guest has come; counts if ACK is set.
+    /// Acknowledgement number; valid if ACK is set.
     pub acknowledged: Seq,
-    /// [`tcp_flags`].
+    /// Flag bits, see [`tcp_flags`].
     pub flags: u8,
-    /// The window as it goes, scaled already.
+    /// Window field as sent, already scaled.
     pub window: u16,
-    /// From `seq` to the octet behind the urgent one, if URG is set.
+    /// Distance from `seq` to the byte after the urgent one; valid if URG is set.
     pub urgent: u16,
 }
 
 impl Header {
-    /// Writes the header and options to the front of `out`, the checksum field holding `checksum`;
-    /// returns how many octets they have. `None` when they do not fit. Options have a multiple of four
-    /// octets, at most 40.
+    /// Writes the header and `options` to the front of `out`, with `checksum` in the checksum field. Returns
+    /// the length written. Returns `None` if they do not fit, or if the options' length is not a multiple of
+    /// four up to 40 bytes.
     pub fn write(&self, options: &[u8], checksum: u16, out: &mut [u8]) -> Option<usize> {
         let len = HEADER_LEN + options.len();
         let words =
@@ -171,7 +171,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn our_options_are_understood() {
+    fn written_options_parse_to_the_same_values() {
         let written = SynOptions::write(1460, Some(8));
         assert_eq!(SynOptions::parse(&written), SynOptions { mss: Some(1460), scale: Some(8) });
         let plain = SynOptions::write(536, None);
@@ -179,19 +179,19 @@ mod tests {
     }
 
     #[test]
-    fn a_linux_syn_is_read() {
+    fn linux_syn_options_parse_to_mss_and_scale() {
         // MSS 1460, SACK permitted, timestamps, NOP, window scale 7.
         let options = [2, 4, 5, 180, 4, 2, 8, 10, 1, 2, 3, 4, 0, 0, 0, 0, 1, 3, 3, 7];
         assert_eq!(SynOptions::parse(&options), SynOptions { mss: Some(1460), scale: Some(7) });
     }
 
     #[test]
-    fn a_scale_beyond_the_limit_is_the_limit() {
+    fn scale_beyond_limit_is_clamped() {
         assert_eq!(SynOptions::parse(&[3, 3, 200]).scale, Some(SCALE_MAX));
     }
 
     #[test]
-    fn a_header_deconstructs_to_its_fields() {
+    fn header_parsed_and_written_again_is_unchanged() {
         let header: [u8; 20] =
             [0x1f, 0x90, 0x00, 0x50, 1, 2, 3, 4, 5, 6, 7, 8, 0x50, 0x38, 0x10, 0, 0xab, 0xcd, 0, 3];
         let segment = Segment::parse(&header, 10);
@@ -214,7 +214,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn options_of_any_kind_are_read_to_an_end(options in prop::collection::vec(any::<u8>(), 0..60)) {
+        fn arbitrary_options_parse_without_panic(options in prop::collection::vec(any::<u8>(), 0..60)) {
             let found = SynOptions::parse(&options);
             prop_assert!(found.scale.is_none_or(|scale| scale <= SCALE_MAX));
         }

@@ -3,25 +3,25 @@
 use core::cmp::Ordering;
 use core::ops::{Add, AddAssign, Sub};
 
-/// A place in one direction of a connection. Two places can be compared while they are less than
-/// 2^31 octets apart, which windows are.
+/// Sequence number in one direction of a connection. Two numbers compare correctly while they are less
+/// than 2^31 bytes apart, which windows guarantee.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Hash)]
 pub struct Seq(pub u32);
 
 impl Seq {
-    /// Octets from `earlier` to here; `None` if this is before it.
+    /// Returns the bytes from `earlier` to `self`; `None` if `self` is before it.
     pub fn since(self, earlier: Seq) -> Option<u32> {
         let distance = self.0.wrapping_sub(earlier.0);
         (distance < 1 << 31).then_some(distance)
     }
 
-    /// The later of two places.
+    /// Returns the later of two sequence numbers.
     #[must_use]
     pub fn max(self, other: Seq) -> Seq {
         if self < other { other } else { self }
     }
 
-    /// The earlier of two places.
+    /// Returns the earlier of two sequence numbers.
     #[must_use]
     pub fn min(self, other: Seq) -> Seq {
         if self < other { self } else { other }
@@ -41,22 +41,22 @@ impl PartialOrd for Seq {
 impl Add<u32> for Seq {
     type Output = Seq;
 
-    fn add(self, octets: u32) -> Seq {
-        Seq(self.0.wrapping_add(octets))
+    fn add(self, bytes: u32) -> Seq {
+        Seq(self.0.wrapping_add(bytes))
     }
 }
 
 impl Sub<u32> for Seq {
     type Output = Seq;
 
-    fn sub(self, octets: u32) -> Seq {
-        Seq(self.0.wrapping_sub(octets))
+    fn sub(self, bytes: u32) -> Seq {
+        Seq(self.0.wrapping_sub(bytes))
     }
 }
 
 impl AddAssign<u32> for Seq {
-    fn add_assign(&mut self, octets: u32) {
-        *self = *self + octets;
+    fn add_assign(&mut self, bytes: u32) {
+        *self = *self + bytes;
     }
 }
 
@@ -67,7 +67,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn order_survives_the_wrap(start: u32, a in 0u32..1 << 30, b in 0u32..1 << 30) {
+        fn order_across_wraparound_is_preserved(start: u32, a in 0u32..1 << 30, b in 0u32..1 << 30) {
             let (x, y) = (Seq(start) + a, Seq(start) + b);
             prop_assert_eq!(x.partial_cmp(&y), a.partial_cmp(&b));
             prop_assert_eq!(x.since(y), a.checked_sub(b));

@@ -1,5 +1,7 @@
-//! What the guest is owed: data read from the socket straight into the link's frames, and segments
-//! without payload.
+//! TCP segments to the guest: data peeked from the socket into the link's frames, and control segments.
+//!
+//! [`TcpConnection::serve`] sends, in this order: a retransmission, new data, FIN, acknowledgements, probes.
+//! Each call sends a bounded number of frames. It stops when the link has no room.
 
 use core::ops::ControlFlow;
 use core::time::Duration;
@@ -14,44 +16,44 @@ use ringfence_offload::packet::tcp_flags::{ACK, FIN, PSH, RST, SYN, URG};
 use ringfence_offload::{GsoKind, OffloadMeta};
 use rustix::io::Errno;
 
-use super::conversation::{Conversation, Phase, Urgent};
+use super::connection::{Phase, TcpConnection, Urgent};
 use super::reset;
 use super::segment::{HEADER_LEN, Header, SYN_OPTIONS_LEN, SynOptions};
 use super::seq::Seq;
 use crate::context::Context;
 use crate::host::{Close, UrgentMark};
-use crate::link::{Committed, GuestSide, RESERVE_MAX, Slots};
+use crate::link::{Committed, GuestLink, RESERVE_MAX, Slots};
 
-/// Octets that the guest has acknowledged before they are taken off the socket's queue while others
-/// are under way: a system call less for each acknowledgement.
+/// Acknowledged bytes that may stay in the socket's queue while others are in flight. Discarding them in
+/// bulk saves a system call per acknowledgement.
 const DISCARD_AT_LEAST: u32 = 256 << 10;
 
-/// A window that is worth no question while most of it is open: some of the longest segments.
+/// Window size from which on a window that is mostly open is not computed again: several segments.
 const WINDOW_IS_LARGE: u32 = 256 << 10;
 
-/// The longest IP packet.
+/// Length of the longest IP packet.
 const IP_MAX: usize = 65_535;
 
-/// Frames of one turn of a conversation, at most.
-const FRAMES_PER_TURN: usize = RESERVE_MAX;
+/// Maximum of data frames that a connection sends in one round.
+const FRAMES_PER_ROUND: usize = RESERVE_MAX;
 
-/// How a conversation was served.
+/// Results of serving a connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Served {
-    /// Nothing is owed any more.
+    /// No segment is due any more.
     Done,
-    /// There is more to send: it is to be served again.
+    /// More can be sent: the connection is to be served again.
     More,
     /// The link has no room.
     NoRoom,
-    /// It is over.
+    /// The connection is to be removed, its socket closed in this way.
     Over(Close),
 }
 
-/// Why a part of the service ends the turn.
-type Turn = ControlFlow<Served>;
+/// Result of one step: continue with the next step, or end the service.
+type Step = ControlFlow<Served>;
 
-/// A segment to be sent, apart from what it has in common with all others.
+/// Fields of a segment to send that differ from segment to segment.
 #[derive(Clone, Copy, Debug)]
 struct Outgoing {
     seq: Seq,
@@ -59,32 +61,32 @@ struct Outgoing {
     urgent: u16,
 }
 
-impl Conversation {
-    /// Sends what is owed, a bounded part of it.
-    pub(super) fn serve(&mut self, link: &mut dyn GuestSide, context: &mut Context<'_>) -> Served {
+impl TcpConnection {
+    /// Sends due segments, up to the limit of one round.
+    pub(super) fn serve(&mut self, link: &mut dyn GuestLink, context: &mut Context<'_>) -> Served {
         let done = match self.phase {
-            Phase::Connecting => Turn::Continue(()),
+            Phase::Connecting => Step::Continue(()),
             Phase::SynReceived | Phase::SynSent => self.serve_syn(link, context),
             Phase::Open => self.serve_open(link, context),
             Phase::TimeWait => self.serve_ack(link, context),
         };
         match done {
-            Turn::Continue(()) => Served::Done,
-            Turn::Break(served) => served,
+            Step::Continue(()) => Served::Done,
+            Step::Break(served) => served,
         }
     }
 
-    fn serve_syn(&mut self, link: &mut dyn GuestSide, context: &mut Context<'_>) -> Turn {
+    fn serve_syn(&mut self, link: &mut dyn GuestLink, context: &mut Context<'_>) -> Step {
         if !self.flags.syn_due {
-            return Turn::Continue(());
+            return Step::Continue(());
         }
         let flags = if self.phase == Phase::SynSent { SYN } else { SYN | ACK };
-        let mss = Conversation::mss_of(context.config.mtu, self.ends.to);
-        let offers = self.phase == Phase::SynSent || self.rcv_scale > 0;
-        let options = SynOptions::write(mss, offers.then_some(super::WINDOW_SCALE));
+        let mss = TcpConnection::mss_of(context.config.mtu, self.ends.to);
+        let offers_scale = self.phase == Phase::SynSent || self.rcv_scale > 0;
+        let options = SynOptions::write(mss, offers_scale.then_some(super::WINDOW_SCALE));
         self.refresh_window(context);
         let outgoing = Outgoing { seq: self.snd_una, flags, urgent: 0 };
-        self.send_bare(outgoing, &options, link, context)?;
+        self.send_control(outgoing, &options, link, context)?;
         self.flags.syn_due = false;
         self.snd_nxt = self.snd_una + 1;
         self.snd_max = self.snd_nxt;
@@ -92,16 +94,16 @@ impl Conversation {
             self.rto.sent(self.snd_nxt, context.now);
         }
         self.retransmit_at = Some(context.now + self.rto.timeout());
-        Turn::Continue(())
+        Step::Continue(())
     }
 
-    fn serve_open(&mut self, link: &mut dyn GuestSide, context: &mut Context<'_>) -> Turn {
-        // Where every peek begins at the front of the queue, what lies there costs more than the call.
-        let at_least = DISCARD_AT_LEAST.min(context.host.peek_reach() / 4);
+    fn serve_open(&mut self, link: &mut dyn GuestLink, context: &mut Context<'_>) -> Step {
+        // On a host that peeks from the front of the queue, acknowledged bytes there cost more than the call.
+        let at_least = DISCARD_AT_LEAST.min(context.host.peek_limit() / 4);
         self.discard(context, at_least)?;
-        if self.flags.repeat_due {
+        if self.flags.retransmit_due {
             self.send_data(self.snd_una, 1, link, context)?;
-            self.flags.repeat_due = false;
+            self.flags.retransmit_due = false;
             self.rto.retransmitted();
             context.counters.tcp_retransmitted.add(1);
         }
@@ -110,20 +112,20 @@ impl Conversation {
         self.serve_ack(link, context)?;
         if self.flags.probe_due {
             let outgoing = Outgoing { seq: self.snd_una - 1, flags: ACK, urgent: 0 };
-            self.send_bare(outgoing, &[], link, context)?;
+            self.send_control(outgoing, &[], link, context)?;
             self.flags.probe_due = false;
         }
         if more {
-            return Turn::Break(Served::More);
+            return Step::Break(Served::More);
         }
-        self.see_failure(context)?;
-        self.see_end(context)
+        self.check_failure(context)?;
+        self.check_end(context)
     }
 
-    /// New data, as much as one turn allows. Whether there is more that could be sent.
+    /// Sends new data, up to the limit of one round. Returns `true` if more could be sent.
     fn serve_data(
         &mut self,
-        link: &mut dyn GuestSide,
+        link: &mut dyn GuestLink,
         context: &mut Context<'_>,
     ) -> ControlFlow<Served, bool> {
         if !self.flags.readable && self.snd_nxt == self.snd_max {
@@ -137,35 +139,35 @@ impl Conversation {
                 return ControlFlow::Continue(true);
             }
         }
-        let sent = self.send_data(self.snd_nxt, FRAMES_PER_TURN, link, context)?;
+        let sent = self.send_data(self.snd_nxt, FRAMES_PER_ROUND, link, context)?;
         ControlFlow::Continue(sent > 0 && (self.flags.readable || self.snd_nxt < self.snd_max))
     }
 
-    /// Octets that may be sent from `from` on.
+    /// Returns the number of bytes that may be sent from `from` on.
     fn sendable(&self, from: Seq, context: &Context<'_>) -> u32 {
         let limit = self
             .congestion
             .min(context.config.tcp.flight_max)
-            // Acknowledged octets that are still in the queue lie within reach of a peek, too.
-            .min(context.host.peek_reach().saturating_sub(self.undiscarded))
+            // Acknowledged bytes still in the queue count against the peek limit, too.
+            .min(context.host.peek_limit().saturating_sub(self.undiscarded))
             .min(self.snd_wnd);
         let end = self.snd_una + limit;
         let end = self.fin.map_or(end, |fin| end.min(fin));
         let room = end.since(from).unwrap_or(0);
-        // A sliver of window is left alone while an acknowledgement is to come (RFC 9293, 3.8.6.2.1).
+        // Silly window avoidance (RFC 9293, 3.8.6.2.1): a partial segment waits for the acknowledgement.
         let is_sliver = room < self.mss.into() && self.fin.is_none_or(|fin| end < fin);
-        // So is what lies behind much that a peek has to pass over.
-        let is_far = self.in_flight() > context.host.peek_reach() / 2;
+        // Data behind a long peek waits, too.
+        let is_far = self.in_flight() > context.host.peek_limit() / 2;
         let waits = (is_sliver && self.in_flight() > 0) || is_far;
         if waits && from == self.snd_nxt { 0 } else { room }
     }
 
-    /// Sends octets from `from` on, in at most `frames` frames; returns how many.
+    /// Sends bytes from `from` on, in at most `frames` frames. Returns the number of bytes sent.
     fn send_data(
         &mut self,
         from: Seq,
         frames: usize,
-        link: &mut dyn GuestSide,
+        link: &mut dyn GuestLink,
         context: &mut Context<'_>,
     ) -> ControlFlow<Served, u32> {
         let room = self.sendable(from, context);
@@ -181,12 +183,12 @@ impl Conversation {
         if slots.is_empty() {
             return ControlFlow::Break(Served::NoRoom);
         }
-        let mut asked = room.min(slots.len() * shape.payload);
-        let wanted = asked;
+        let mut keep_alive_probes = room.min(slots.len() * shape.payload);
+        let wanted = keep_alive_probes;
         let mut buffers = ArrayVec::<IoSliceMut<'_>, RESERVE_MAX>::new();
         for slot in &mut slots {
-            let len = asked.min(shape.payload);
-            asked -= len;
+            let len = keep_alive_probes.min(shape.payload);
+            keep_alive_probes -= len;
             let Some(payload) = slot.get_mut(shape.header..shape.header + len) else { break };
             buffers.push(IoSliceMut::new(payload));
         }
@@ -194,13 +196,13 @@ impl Conversation {
         let offset = usize::try_from(from.since(front).unwrap_or(0)).unwrap_or(0);
         let read = context.host.peek(socket, offset, &mut buffers);
         drop(buffers);
-        let octets = match read {
+        let bytes = match read {
             Ok(0) => {
                 self.fin = Some(from);
                 self.flags.readable = false;
                 return ControlFlow::Continue(0);
             }
-            Ok(octets) => octets.min(wanted),
+            Ok(bytes) => bytes.min(wanted),
             Err(Errno::AGAIN | Errno::INTR) => {
                 self.flags.readable = false;
                 return ControlFlow::Continue(0);
@@ -210,26 +212,26 @@ impl Conversation {
                 return ControlFlow::Break(self.reset(context));
             }
         };
-        let is_short = octets < wanted;
-        let done = self.write_frames(from, octets, is_short, &mut slots, &shape, context);
+        let is_short = bytes < wanted;
+        let done = self.write_frames(from, bytes, is_short, &mut slots, &shape, context);
         drop(slots);
         link.commit(&done);
         context.counters.frames_out.add(done.len() as u64);
-        context.counters.tcp_bytes_out.add(octets as u64);
-        let octets = u32::try_from(octets).unwrap_or(0);
-        self.was_sent(from, octets, context.now);
-        // What comes later, and the end, announce themselves; but the end may have done so already.
-        if is_short && from == self.snd_nxt - octets {
+        context.counters.tcp_bytes_out.add(bytes as u64);
+        let bytes = u32::try_from(bytes).unwrap_or(0);
+        self.record_sent(from, bytes, context.now);
+        // Later data and the end raise an event, but the end may already have done so.
+        if is_short && from == self.snd_nxt - bytes {
             self.flags.readable = self.flags.read_closed || self.urgent == Urgent::Ahead;
         }
-        ControlFlow::Continue(octets)
+        ControlFlow::Continue(bytes)
     }
 
-    /// Puts headers before `octets` octets that lie in `slots`.
+    /// Writes the headers of `bytes` payload bytes that are in `slots`.
     fn write_frames(
         &mut self,
         from: Seq,
-        octets: usize,
+        bytes: usize,
         is_last: bool,
         slots: &mut Slots<'_>,
         shape: &Shape,
@@ -240,7 +242,7 @@ impl Conversation {
             self.refresh_window(context);
         }
         self.answered(context.now);
-        let (mut seq, mut left) = (from, octets);
+        let (mut seq, mut left) = (from, bytes);
         for slot in slots.iter_mut() {
             if left == 0 {
                 break;
@@ -257,8 +259,8 @@ impl Conversation {
         done
     }
 
-    fn was_sent(&mut self, from: Seq, octets: u32, now: Duration) {
-        let end = from + octets;
+    fn record_sent(&mut self, from: Seq, bytes: u32, now: Duration) {
+        let end = from + bytes;
         if from == self.snd_max {
             self.rto.sent(end, now);
         }
@@ -271,19 +273,19 @@ impl Conversation {
         }
     }
 
-    /// There is something to send and no window for it: the guest will be asked.
+    /// Arms the window probe timer if data waits and the guest's window is closed.
     fn wait_for_window(&mut self, context: &Context<'_>) {
         let shut = self.in_flight() == 0 && self.fin.is_none_or(|fin| self.snd_nxt < fin);
-        if shut && self.probe_at.is_none() {
-            let wait = self.rto.timeout().saturating_mul(1 << self.probes.min(8));
-            self.probe_at = Some(context.now + wait.min(super::rto::MAX));
+        if shut && self.window_probe_at.is_none() {
+            let wait = self.rto.timeout().saturating_mul(1 << self.window_probes.min(8));
+            self.window_probe_at = Some(context.now + wait.min(super::rto::MAX));
         }
     }
 
-    /// The urgent mark may be next. Whether something was sent because it was.
+    /// Sends the urgent byte if the urgent mark is at the front of the queue. Returns `true` if it was sent.
     fn serve_urgent(
         &mut self,
-        link: &mut dyn GuestSide,
+        link: &mut dyn GuestLink,
         context: &mut Context<'_>,
     ) -> ControlFlow<Served, bool> {
         self.discard(context, 0)?;
@@ -296,78 +298,78 @@ impl Conversation {
             }
             UrgentMark::Here => self.urgent = Urgent::None,
         }
-        let mut octet = [0; 1];
-        let read = context.host.peek(socket, 0, &mut [IoSliceMut::new(&mut octet)]);
+        let mut byte = [0; 1];
+        let read = context.host.peek(socket, 0, &mut [IoSliceMut::new(&mut byte)]);
         if read != Ok(1) {
             return ControlFlow::Continue(false);
         }
         let outgoing = Outgoing { seq: self.snd_nxt, flags: ACK | URG | PSH, urgent: 1 };
-        self.send_with(outgoing, &[], &octet, link, context)?;
-        self.was_sent(self.snd_nxt, 1, context.now);
+        self.send_with(outgoing, &[], &byte, link, context)?;
+        self.record_sent(self.snd_nxt, 1, context.now);
         ControlFlow::Continue(true)
     }
 
-    fn serve_fin(&mut self, link: &mut dyn GuestSide, context: &mut Context<'_>) -> Turn {
+    fn serve_fin(&mut self, link: &mut dyn GuestLink, context: &mut Context<'_>) -> Step {
         if self.fin != Some(self.snd_nxt) || self.flags.fin_acked {
-            return Turn::Continue(());
+            return Step::Continue(());
         }
         self.refresh_window(context);
         let outgoing = Outgoing { seq: self.snd_nxt, flags: FIN | ACK, urgent: 0 };
-        self.send_bare(outgoing, &[], link, context)?;
+        self.send_control(outgoing, &[], link, context)?;
         if self.snd_max == self.snd_nxt {
             self.flags.closed_first = !self.flags.guest_fin;
         }
-        self.was_sent(self.snd_nxt, 1, context.now);
-        Turn::Continue(())
+        self.record_sent(self.snd_nxt, 1, context.now);
+        Step::Continue(())
     }
 
-    fn serve_ack(&mut self, link: &mut dyn GuestSide, context: &mut Context<'_>) -> Turn {
+    fn serve_ack(&mut self, link: &mut dyn GuestLink, context: &mut Context<'_>) -> Step {
         let outgoing = |this: &Self| Outgoing { seq: this.snd_nxt, flags: ACK, urgent: 0 };
         if self.flags.ack_due {
             self.refresh_window(context);
-            self.send_bare(outgoing(self), &[], link, context)?;
+            self.send_control(outgoing(self), &[], link, context)?;
         }
-        while self.duplicates_due > 0 {
-            self.send_bare(outgoing(self), &[], link, context)?;
-            self.duplicates_due -= 1;
+        while self.duplicate_acks_due > 0 {
+            self.send_control(outgoing(self), &[], link, context)?;
+            self.duplicate_acks_due -= 1;
         }
-        Turn::Continue(())
+        Step::Continue(())
     }
 
-    /// Takes octets off the socket's queue that the guest has acknowledged, once there are `at_least` so
-    /// many, or none are under way.
-    fn discard(&mut self, context: &mut Context<'_>, at_least: u32) -> Turn {
+    /// Discards acknowledged bytes from the socket's queue: once there are `at_least` of them, or none is in
+    /// flight.
+    fn discard(&mut self, context: &mut Context<'_>, at_least: u32) -> Step {
         let idle = self.snd_una == self.snd_max;
         if self.undiscarded == 0 || (self.undiscarded < at_least && !idle) {
-            return Turn::Continue(());
+            return Step::Continue(());
         }
-        // Twice: such a read ends before the urgent mark.
+        // Twice, since such a read ends before the urgent mark.
         for _ in 0..2 {
             let Some(socket) = self.socket.as_ref().filter(|_| self.undiscarded > 0) else { break };
             let len = usize::try_from(self.undiscarded).unwrap_or(0);
             match context.host.discard(socket, len) {
-                Ok(octets) => {
-                    let octets = u32::try_from(octets).unwrap_or(u32::MAX);
-                    self.undiscarded = self.undiscarded.saturating_sub(octets);
+                Ok(bytes) => {
+                    let bytes = u32::try_from(bytes).unwrap_or(u32::MAX);
+                    self.undiscarded = self.undiscarded.saturating_sub(bytes);
                 }
                 Err(Errno::INTR | Errno::AGAIN) => break,
-                Err(_) => return Turn::Break(self.reset(context)),
+                Err(_) => return Step::Break(self.reset(context)),
             }
         }
-        Turn::Continue(())
+        Step::Continue(())
     }
 
-    /// All that the socket had was sent; if it failed, that is next.
-    fn see_failure(&mut self, context: &mut Context<'_>) -> Turn {
+    /// Resets the connection if the socket failed. Called after all its data was sent.
+    fn check_failure(&mut self, context: &mut Context<'_>) -> Step {
         if !self.flags.failed {
-            return Turn::Continue(());
+            return Step::Continue(());
         }
         self.flags.failed = false;
         let error = self.socket.as_ref().and_then(|socket| context.host.error(socket));
-        if error.is_some() { Turn::Break(self.reset(context)) } else { Turn::Continue(()) }
+        if error.is_some() { Step::Break(self.reset(context)) } else { Step::Continue(()) }
     }
 
-    /// The guest is told that the connection is no more.
+    /// Queues a reset for the guest.
     pub(super) fn reset(&mut self, context: &mut Context<'_>) -> Served {
         let header = Header {
             ports: self.ports,
@@ -380,44 +382,44 @@ impl Conversation {
         Served::Over(Close::Reset)
     }
 
-    fn see_end(&mut self, context: &mut Context<'_>) -> Turn {
+    fn check_end(&mut self, context: &mut Context<'_>) -> Step {
         if !self.is_over() {
-            return Turn::Continue(());
+            return Step::Continue(());
         }
         self.discard(context, 0)?;
         if !self.flags.closed_first {
-            return Turn::Break(Served::Over(Close::Orderly));
+            return Step::Break(Served::Over(Close::Orderly));
         }
         if let Some(socket) = self.socket.take() {
             context.host.close(socket, Close::Orderly);
         }
         self.phase = Phase::TimeWait;
         self.retransmit_at = None;
-        self.probe_at = None;
+        self.window_probe_at = None;
         self.ends_at = Some(context.now + context.config.tcp.time_wait);
-        Turn::Continue(())
+        Step::Continue(())
     }
 
-    /// Offers the guest what the socket's queue has room for; what was offered is never taken back.
-    /// Whether it is worth telling.
+    /// Extends the offered window to the room in the socket's send queue; it never shrinks. Returns `true` if
+    /// the window grew enough to announce it.
     pub(super) fn refresh_window(&mut self, context: &mut Context<'_>) -> bool {
         let Some(socket) = self.socket.as_ref().filter(|_| !self.flags.guest_fin) else {
             return false;
         };
-        // A guest that has used little of a large window needs to hear of no other yet, which saves the
-        // question. One whose segment was refused waits for the answer.
+        // While a large window is mostly open, the guest needs no update, which saves the system call. A guest
+        // whose segment was refused does need it.
         let open = self.rcv_edge.since(self.rcv_nxt).unwrap_or(0);
         if open >= WINDOW_IS_LARGE && open >= self.offered / 4 * 3 && !self.flags.refused {
             return false;
         }
         let room = context.host.send_room(socket);
-        if room.crowded && !self.flags.awaiting_room {
+        if room.nearly_full && !self.flags.awaiting_room {
             self.flags.awaiting_room = true;
             context.host.await_room(socket);
         }
         let free = u32::try_from(room.free).unwrap_or(u32::MAX).min(context.config.tcp.window_max);
         let gain = (self.rcv_nxt + free).since(self.rcv_edge).unwrap_or(0);
-        let mss = u32::from(Conversation::mss_of(context.config.mtu, self.ends.to));
+        let mss = u32::from(TcpConnection::mss_of(context.config.mtu, self.ends.to));
         if gain == 0 || gain < mss.min(free / 4) {
             return false;
         }
@@ -430,33 +432,33 @@ impl Conversation {
         moves
     }
 
-    /// The window as segments have it.
+    /// Returns the window field of a segment.
     fn window_field(&self, flags: u8) -> u16 {
         let window = self.rcv_edge.since(self.rcv_nxt).unwrap_or(0);
         let scale = if flags & SYN != 0 { 0 } else { u32::from(self.rcv_scale) };
-        // Rounded up: the end that was promised is not taken back by the scale.
+        // Rounded up: scaling must not shrink the offered window.
         u16::try_from(window.div_ceil(1 << scale)).unwrap_or(u16::MAX)
     }
 
-    fn send_bare(
+    fn send_control(
         &mut self,
         outgoing: Outgoing,
         options: &[u8],
-        link: &mut dyn GuestSide,
+        link: &mut dyn GuestLink,
         context: &mut Context<'_>,
-    ) -> Turn {
+    ) -> Step {
         self.send_with(outgoing, options, &[], link, context)
     }
 
-    /// Sends a segment with a few octets of payload.
+    /// Sends a segment with a short payload.
     fn send_with(
         &mut self,
         outgoing: Outgoing,
         options: &[u8],
         payload: &[u8],
-        link: &mut dyn GuestSide,
+        link: &mut dyn GuestLink,
         context: &mut Context<'_>,
-    ) -> Turn {
+    ) -> Step {
         debug_assert!(options.len() <= SYN_OPTIONS_LEN);
         let mut shape = Shape::of(self, &link.capabilities());
         shape.header += options.len();
@@ -464,7 +466,7 @@ impl Conversation {
         let mut slots = Slots::new();
         link.reserve(1, len, &mut slots);
         let Some(frame) = slots.first_mut().and_then(|slot| slot.get_mut(..len)) else {
-            return Turn::Break(Served::NoRoom);
+            return Step::Break(Served::NoRoom);
         };
         if let Some(room) = frame.get_mut(shape.header..) {
             room.copy_from_slice(payload);
@@ -475,7 +477,7 @@ impl Conversation {
             link.commit(&[Committed { len, meta }]);
             context.counters.frames_out.add(1);
         }
-        Turn::Continue(())
+        Step::Continue(())
     }
 
     /// Writes all headers of a frame whose payload is in place.
@@ -501,7 +503,7 @@ impl Conversation {
             urgent: outgoing.urgent,
         };
         if header.flags & ACK != 0 {
-            self.told = self.rcv_nxt;
+            self.last_ack_sent = self.rcv_nxt;
             self.ack_at = None;
             self.flags.ack_due = false;
         }
@@ -519,26 +521,26 @@ impl Conversation {
     }
 }
 
-/// What frames of a conversation look like on a link.
+/// Frame layout of a connection on a link.
 #[derive(Clone, Copy, Debug)]
 struct Shape {
-    /// Octets of all headers, without options.
+    /// Length of all headers without options, in bytes.
     header: usize,
-    /// Octets of payload in a segment, at most.
+    /// Maximum of payload bytes in a segment.
     mss: usize,
-    /// Octets of payload in a frame, at most.
+    /// Maximum of payload bytes in a frame.
     payload: usize,
     gso: GsoKind,
-    /// Whether the checksum may be left to others.
+    /// Set if the link accepts frames with a partial checksum.
     blank_checksum: bool,
 }
 
 impl Shape {
-    fn of(conversation: &Conversation, link: &PortCapabilities) -> Shape {
-        let over_v4 = conversation.ends.to.is_ipv4();
-        let header = conversation.ends.header_len() + HEADER_LEN;
+    fn of(connection: &TcpConnection, link: &PortCapabilities) -> Shape {
+        let over_v4 = connection.ends.to.is_ipv4();
+        let header = connection.ends.header_len() + HEADER_LEN;
         let packet = usize::from(link.mtu) + crate::emit::ETHERNET_LEN;
-        let mss = usize::from(conversation.mss).min(packet.saturating_sub(header)).max(1);
+        let mss = usize::from(connection.mss).min(packet.saturating_sub(header)).max(1);
         let gso = if over_v4 { GsoKind::TcpV4 } else { GsoKind::TcpV6 };
         let blank_checksum = match link.checksum {
             ChecksumOffload::None => false,

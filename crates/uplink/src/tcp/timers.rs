@@ -1,83 +1,86 @@
-//! What is due by the clock.
+//! TCP timers: retransmission, window probe, delayed acknowledgement, keep-alive, removal.
 
-use super::conversation::{Conversation, Fate, Phase};
+use super::connection::{Disposition, Phase, TcpConnection};
 use super::serve::Served;
 use crate::context::Context;
 use crate::host::Close;
 
-/// SYNs without an answer after which a connection is given up: about a minute.
+/// Number of unanswered SYNs after which a connection is aborted: about a minute.
 const SYN_TRIES_MAX: u8 = 5;
 
-impl Conversation {
-    /// A date has come; which one is found out here.
-    pub(super) fn time_is_up(&mut self, context: &mut Context<'_>) -> Fate {
+impl TcpConnection {
+    /// Handles the timers of the connection that are due.
+    pub(super) fn on_deadline(&mut self, context: &mut Context<'_>) -> Disposition {
         let now = context.now;
-        let has_come = |at: Option<core::time::Duration>| at.is_some_and(|at| at <= now);
-        if has_come(self.ends_at) {
+        let is_due = |at: Option<core::time::Duration>| at.is_some_and(|at| at <= now);
+        if is_due(self.ends_at) {
             let how = if self.phase == Phase::TimeWait { Close::Orderly } else { Close::Reset };
-            return Fate::Ends(how);
+            return Disposition::Close(how);
         }
-        if has_come(self.retransmit_at) && !self.send_again(context) {
-            return self.give_up(context);
+        if is_due(self.retransmit_at) && !self.on_retransmission_timeout(context) {
+            return self.abort(context);
         }
-        if has_come(self.probe_at) {
-            self.probe_at = None;
-            self.probes = self.probes.saturating_add(1);
+        if is_due(self.window_probe_at) {
+            self.window_probe_at = None;
+            self.window_probes = self.window_probes.saturating_add(1);
             self.flags.probe_due = true;
         }
-        if has_come(self.ack_at) {
+        if is_due(self.ack_at) {
             self.ack_at = None;
             self.flags.ack_due = true;
-            self.flags.waited_in_vain = true;
+            self.flags.delayed_ack_expired = true;
         }
         if self.phase == Phase::Open {
             return self.keep_alive(context);
         }
-        Fate::Lives
+        Disposition::Keep
     }
 
-    /// The retransmission time-out has come. `false`: once too often.
-    fn send_again(&mut self, context: &Context<'_>) -> bool {
+    /// Handles the retransmission timeout. Returns `false` after too many in a row.
+    fn on_retransmission_timeout(&mut self, context: &Context<'_>) -> bool {
         context.counters.tcp_timeouts.add(1);
         self.retransmit_at = None;
         if self.phase != Phase::Open {
             self.flags.syn_due = true;
             return self.rto.back_off() && self.rto.tries() <= SYN_TRIES_MAX;
         }
-        // All that is under way counts as lost. It is still in the socket's queue.
+        // Everything in flight counts as lost. It is still in the socket's queue.
         self.recover = Some(self.snd_max);
         self.snd_nxt = self.snd_una;
-        self.same_acks = 0;
-        self.congestion = super::conversation::CONGESTION_MIN;
+        self.duplicate_acks = 0;
+        self.congestion = super::connection::CONGESTION_MIN;
         if self.snd_wnd == 0 {
-            // The guest took its window back: it is asked, for as long as it answers.
+            // The guest closed its window: it is probed for as long as it answers.
             return true;
         }
         context.counters.tcp_retransmitted.add(1);
         self.rto.back_off()
     }
 
-    fn give_up(&mut self, context: &mut Context<'_>) -> Fate {
+    fn abort(&mut self, context: &mut Context<'_>) -> Disposition {
         if self.phase == Phase::Open {
-            let Served::Over(how) = self.reset(context) else { return Fate::Ends(Close::Reset) };
-            return Fate::Ends(how);
+            let Served::Over(how) = self.reset(context) else {
+                return Disposition::Close(Close::Reset);
+            };
+            return Disposition::Close(how);
         }
-        Fate::Ends(Close::Reset)
+        Disposition::Close(Close::Reset)
     }
 
-    /// Asks a guest that was not heard of for long whether it is still there.
-    fn keep_alive(&mut self, context: &mut Context<'_>) -> Fate {
+    /// Sends a keep-alive probe to a guest that has been silent for too long.
+    fn keep_alive(&mut self, context: &mut Context<'_>) -> Disposition {
         let config = &context.config.tcp;
-        let asked = u32::from(self.asked);
-        let due = self.heard + config.keep_alive_after + config.keep_alive_every * asked;
+        let keep_alive_probes = u32::from(self.keep_alive_probes);
+        let due =
+            self.last_heard + config.keep_alive_after + config.keep_alive_every * keep_alive_probes;
         if due > context.now {
-            return Fate::Lives;
+            return Disposition::Keep;
         }
-        if self.asked >= config.keep_alive_tries {
-            return self.give_up(context);
+        if self.keep_alive_probes >= config.keep_alive_tries {
+            return self.abort(context);
         }
-        self.asked += 1;
+        self.keep_alive_probes += 1;
         self.flags.probe_due = true;
-        Fate::Lives
+        Disposition::Keep
     }
 }

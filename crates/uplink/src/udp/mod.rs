@@ -1,143 +1,135 @@
-//! UDP: a socket for each conversation.
+//! UDP: each association of the guest has a host socket of its own.
 //!
-//! # Theory of operation
+//! An association is identified by the guest's address and port and those of the other end. The first
+//! datagram opens a socket and connects it to the other end. The socket has the guest's own port if that
+//! is free. So the other end sees the guest's port, third parties cannot inject datagrams, and ICMP errors
+//! reach the right association.
 //!
-//! A conversation is the guest's address and port, and the other end's. The first datagram opens a
-//! socket that is connected to the other end, with the guest's own port where that is free: so the
-//! other end sees the guest's port, strangers cannot send into the conversation, and errors of the way
-//! (ICMP) come back to the one it concerns. Idle conversations end after [`UNANSWERED`] or
-//! [`ANSWERED`]; when the table is full the longest idle one makes room. Clients of forwarded ports have
-//! a table of their own: they evict each other, and no conversation that the guest began.
+//! * **To the host** (`to_host`): consecutive datagrams of one association and one length leave as one block,
+//!   which the host's kernel segments (`UDP_SEGMENT`). A super-packet of the guest (USO) leaves unchanged.
+//! * **To the guest** (`to_guest`): a readable socket waits in a FIFO queue. One call reads many datagrams.
+//!   Those of equal length become one super-packet if the link accepts those.
 //!
-//! *To the host* (`out`): datagrams of one conversation that follow each other in a batch and have
-//! one length leave as one block, which the host's kernel cuts up (`UDP_SEGMENT`). A super-packet of
-//! the guest's (USO) leaves as it is.
+//! Sockets of forwarded ports ([`Udp::listen`]) accept datagrams from any client. Each client has an
+//! association of its own, so the guest sees the client's real address. The answer leaves by the socket
+//! and the address that the client had contacted.
 //!
-//! *To the guest* (`into`): a socket that has become readable waits in a queue for its turn. Many
-//! datagrams are read by one call; those of one length become one super-packet again where the link
-//! takes those.
+//! # Limits
 //!
-//! Ports that were forwarded ([`Udp::listen`]) are sockets for anybody. Each client makes a
-//! conversation of its own, so that its real address is seen by the guest, and the answer goes out by
-//! the socket and the address it had asked.
+//! Idle associations end after [`UNANSWERED`] or [`ANSWERED`]. When the table is full, the one idle longest
+//! is evicted. Clients of forwarded ports have a table of their own: they evict only each other.
 
-mod into;
-mod out;
+mod to_guest;
+mod to_host;
 
 use core::net::{IpAddr, SocketAddr};
 use core::time::Duration;
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
 
-use ringfence_offload::packet::{Network, Transport, protocol};
+use ringfence_offload::packet::{Transport, protocol};
 use rustix::io::Errno;
 
 use crate::context::Context;
-use crate::flow::{FlowId, Key, Origin, Table};
-use crate::host::datagrams::{DatagramSocket, Failure, Inbox, Via};
+use crate::flow::{FlowId, FlowKey, FlowTable, Origin};
+use crate::host::datagrams::{DatagramSocket, Failure, ReceiveBuffer, Via};
 use crate::host::{Owner, OwnerKind, Ready};
 use crate::icmp::error::{self as icmp_error, Message, Reason};
-use crate::packet::{Mac, Packet};
-use out::Block;
+use crate::packet::{HOPS_DEFAULT, Mac, Packet};
+use to_host::SendBlock;
 
-/// Conversations at a time, at most. Each is a descriptor.
-pub const FLOWS_MAX: usize = 4096;
-/// How long a conversation is kept that had no answer (RFC 4787 asks for two minutes of those that
-/// have).
+/// Lifetime of an idle association without an answer (RFC 4787 asks for two minutes once there is one).
 pub const UNANSWERED: Duration = Duration::from_secs(30);
-/// How long an idle one is kept that had.
+/// Lifetime of an idle association with an answer.
 pub const ANSWERED: Duration = Duration::from_secs(180);
-/// Error reports read of one socket in a row.
+/// Maximum of error reports read from one socket in a row.
 const REPORTS: usize = 16;
 
-/// How datagrams of a conversation leave.
-enum Way {
-    /// It is just being opened.
+/// Route by which datagrams of an association leave.
+enum Route {
+    /// No socket yet: the association is being opened.
     Closed,
-    /// By a socket of its own.
+    /// Socket of the association's own.
     Socket(Box<dyn DatagramSocket>),
-    /// By that of a forwarded port.
+    /// Socket of a forwarded port, by its index.
     Listener(usize, Via),
 }
 
-impl Way {
+impl Route {
     fn origin(&self) -> Origin {
         match self {
-            Way::Closed | Way::Socket(_) => Origin::Guest,
-            Way::Listener(..) => Origin::Outside,
+            Route::Closed | Route::Socket(_) => Origin::Guest,
+            Route::Listener(..) => Origin::Outside,
         }
     }
 }
 
 struct Flow {
-    way: Way,
+    route: Route,
     mac: Mac,
-    /// Who the other end is for the host.
+    /// The host's address of the other end.
     outward: SocketAddr,
     answered: bool,
-    /// Whether it waits for its turn to be read.
+    /// Set while the socket waits in the queue to be read.
     queued: bool,
     hops: u8,
 }
 
-/// A forwarded port.
+/// Socket of a forwarded port.
 struct Listener {
     socket: Box<dyn DatagramSocket>,
     guest: SocketAddr,
     queued: bool,
 }
 
-/// Who has something for the guest.
+/// Socket with datagrams for the guest.
 #[derive(Clone, Copy, Debug)]
 enum Source {
     Flow(FlowId),
     Listener(usize),
 }
 
-/// UDP of one guest.
+/// All UDP associations of one guest.
 pub struct Udp {
-    flows: Table<Flow>,
+    flows: FlowTable<Flow>,
     listeners: Vec<Listener>,
     waiting: VecDeque<Source>,
-    block: Block,
-    inbox: Inbox,
+    block: SendBlock,
+    buffer: ReceiveBuffer,
     ip_id: u16,
 }
 
-/// The hops that sockets begin with.
-const HOPS_DEFAULT: u8 = 64;
-
 impl Udp {
-    /// No conversations yet, and never more than `flows_max`.
+    /// Creates an empty set of at most `flows_max` associations, and as many of clients from outside.
     pub fn new(flows_max: usize) -> Udp {
         Udp {
-            // Clients of forwarded ports need no descriptor each.
-            flows: Table::with_outside(flows_max, flows_max),
+            // Associations of clients need no descriptor each.
+            flows: FlowTable::with_outside(flows_max, flows_max),
             listeners: Vec::new(),
             waiting: VecDeque::new(),
-            block: Block::default(),
-            inbox: Inbox::default(),
+            block: SendBlock::default(),
+            buffer: ReceiveBuffer::default(),
             ip_id: 0,
         }
     }
 }
 
 impl Udp {
-    /// Conversations.
+    /// Returns the number of associations.
     pub fn len(&self) -> usize {
         self.flows.len()
     }
 
-    /// Whether there are none.
+    /// Returns `true` if there is no association.
     pub fn is_empty(&self) -> bool {
         self.flows.is_empty()
     }
 
-    /// Lets what comes to a bound socket go to `guest`.
+    /// Forwards datagrams that arrive at a bound socket to `guest`.
     ///
     /// # Errors
     ///
-    /// The host's.
+    /// Returns the host's error if it does not accept the socket.
     pub fn listen(
         &mut self,
         socket: OwnedFd,
@@ -151,7 +143,7 @@ impl Udp {
         Ok(())
     }
 
-    /// A datagram of the guest's. It may leave as late as in [`Udp::input_ends`].
+    /// Handles a datagram from the guest. It may be sent as late as in [`Udp::finish_input`].
     pub fn input(&mut self, packet: &Packet<'_>, context: &mut Context<'_>) {
         let Some(&[s0, s1, d0, d1]) = packet.transport().first_chunk() else {
             return context.counters.drop_malformed.add(1);
@@ -160,27 +152,32 @@ impl Udp {
         if from == 0 || to == 0 {
             return context.counters.drop_malformed.add(1);
         }
-        let key = Key::new((packet.source, from), (packet.destination, to));
+        let key = FlowKey::new((packet.source, from), (packet.destination, to));
         let Some(id) = self.flows.find(&key).or_else(|| self.open(key, packet, context)) else {
             return;
         };
         self.flows.touch(id);
-        self.renew(id, context.now);
+        self.extend_deadline(id, context.now);
         self.set_hops(id, packet);
         context.counters.udp_bytes_in.add(packet.payload_len() as u64);
         self.send(id, packet, context);
     }
 
-    fn open(&mut self, key: Key, packet: &Packet<'_>, context: &mut Context<'_>) -> Option<FlowId> {
+    fn open(
+        &mut self,
+        key: FlowKey,
+        packet: &Packet<'_>,
+        context: &mut Context<'_>,
+    ) -> Option<FlowId> {
         let Some(outward) = context.outward_to(key.remote) else {
             icmp_error::refuse(packet, Reason::Prohibited, context);
             return None;
         };
-        let id = self.insert(key, outward, packet.mac, Way::Closed, context)?;
+        let id = self.insert(key, outward, packet.mac, Route::Closed, context)?;
         let owner = id.owner(OwnerKind::Udp);
         match context.host.open_udp(owner, key.guest.port(), outward) {
             Ok(socket) => {
-                self.flows.get_mut(id)?.way = Way::Socket(socket);
+                self.flows.get_mut(id)?.route = Route::Socket(socket);
                 context.counters.udp_opened.add(1);
                 Some(id)
             }
@@ -193,45 +190,45 @@ impl Udp {
         }
     }
 
-    /// A new conversation; an old one makes room if need be.
+    /// Inserts an association, evicting the one idle longest if the table is full.
     fn insert(
         &mut self,
-        key: Key,
+        key: FlowKey,
         outward: SocketAddr,
         mac: Mac,
-        way: Way,
+        route: Route,
         context: &mut Context<'_>,
     ) -> Option<FlowId> {
-        let origin = way.origin();
+        let origin = route.origin();
         if self.flows.is_full(origin) {
             let oldest = self.flows.oldest(origin)?;
             self.flush_if(oldest, context);
             self.flows.remove(oldest);
             context.counters.udp_evicted.add(1);
         }
-        let flow = Flow { way, mac, outward, answered: false, queued: false, hops: HOPS_DEFAULT };
+        let flow = Flow { route, mac, outward, answered: false, queued: false, hops: HOPS_DEFAULT };
         self.flows.insert(key, flow, origin)
     }
 
-    fn renew(&mut self, id: FlowId, now: Duration) {
+    fn extend_deadline(&mut self, id: FlowId, now: Duration) {
         let Some(flow) = self.flows.get(id) else { return };
         let life = if flow.answered { ANSWERED } else { UNANSWERED };
         self.flows.set_deadline(id, Some(now + life));
     }
 
-    /// A guest that counts hops (traceroute) counts those of the host.
+    /// Copies the packet's hop limit to the socket, so that the guest can trace routes.
     fn set_hops(&mut self, id: FlowId, packet: &Packet<'_>) {
-        let hops = hops_of(packet);
+        let hops = packet.hop_limit();
         if let Some(flow) = self.flows.get_mut(id)
             && flow.hops != hops
-            && let Way::Socket(socket) = &mut flow.way
+            && let Route::Socket(socket) = &mut flow.route
         {
             flow.hops = hops;
             socket.set_hops(hops);
         }
     }
 
-    /// Something happened to a socket.
+    /// Handles an event of a socket.
     pub fn ready(&mut self, ready: Ready, context: &mut Context<'_>) {
         match ready.owner.kind {
             OwnerKind::UdpListener => {
@@ -266,37 +263,37 @@ impl Udp {
         }
     }
 
-    /// Passes on what is known of datagrams of a conversation that did not arrive.
+    /// Reports datagrams of an association that were not delivered.
     fn report(&mut self, id: FlowId, context: &mut Context<'_>) {
-        let mut octets = [0; 512];
+        let mut bytes = [0; 512];
         for _ in 0..REPORTS {
             let (Some(key), Some(flow)) = (self.flows.key(id), self.flows.get_mut(id)) else {
                 return;
             };
-            let Way::Socket(socket) = &mut flow.way else { return };
-            let Some(failure) = socket.error(&mut octets) else { return };
-            let left = octets.get(..failure.len).unwrap_or(&octets);
+            let Route::Socket(socket) = &mut flow.route else { return };
+            let Some(failure) = socket.error(&mut bytes) else { return };
+            let left = bytes.get(..failure.len).unwrap_or(&bytes);
             report(&key, flow, &failure, left, context);
         }
     }
 
     fn report_listener(&mut self, index: usize, context: &mut Context<'_>) {
-        let mut octets = [0; 512];
+        let mut bytes = [0; 512];
         for _ in 0..REPORTS {
             let Some(listener) = self.listeners.get_mut(index) else { return };
-            let Some(failure) = listener.socket.error(&mut octets) else { return };
+            let Some(failure) = listener.socket.error(&mut bytes) else { return };
             let Some(client) = failure.to else { continue };
             let remote = context.config.inward(client);
-            let key = Key { guest: listener.guest, remote };
+            let key = FlowKey { guest: listener.guest, remote };
             let Some(id) = self.flows.find(&key) else { continue };
             let Some(flow) = self.flows.get(id) else { continue };
-            let left = octets.get(..failure.len).unwrap_or(&octets);
+            let left = bytes.get(..failure.len).unwrap_or(&bytes);
             report(&key, flow, &failure, left, context);
         }
     }
 
-    /// Ends conversations to addresses that became the host's own.
-    pub fn end_local(&mut self, context: &mut Context<'_>) {
+    /// Closes associations to addresses that became the host's own.
+    pub fn close_local(&mut self, context: &mut Context<'_>) {
         let outward: Vec<_> = self.flows.ids_of(Origin::Guest).collect();
         for id in outward {
             if self.flows.key(id).is_some_and(|key| context.outward_to(key.remote).is_none()) {
@@ -305,7 +302,7 @@ impl Udp {
         }
     }
 
-    /// Ends idle conversations.
+    /// Closes associations whose idle time is over.
     pub fn run_timers(&mut self, context: &mut Context<'_>) {
         while let Some(id) = self.flows.take_due(context.now) {
             self.flows.remove(id);
@@ -313,24 +310,13 @@ impl Udp {
         }
     }
 
-    /// When [`Udp::run_timers`] is to be called next.
+    /// Returns the time at which [`Udp::run_timers`] must be called next.
     pub fn deadline(&self) -> Option<Duration> {
-        self.flows.next_look()
+        self.flows.next_timer()
     }
 }
 
-/// The hops that a packet may still go.
-pub(crate) fn hops_of(packet: &Packet<'_>) -> u8 {
-    let header = packet.frame.header();
-    let at = match packet.layers.network() {
-        Network::Ipv4(ip) => usize::from(ip.offset) + 8,
-        Network::Ipv6(ip) => usize::from(ip.offset) + 7,
-        Network::Arp | Network::Other(_) => return HOPS_DEFAULT,
-    };
-    header.get(at).copied().unwrap_or(HOPS_DEFAULT).max(1)
-}
-
-/// Octets of the UDP datagram behind its header.
+/// Returns the payload length of a UDP datagram in bytes.
 pub(crate) fn payload_len(packet: &Packet<'_>) -> usize {
     match packet.layers.transport() {
         Transport::Udp(udp) if packet.frame.meta().gso.is_none() => {
@@ -340,8 +326,8 @@ pub(crate) fn payload_len(packet: &Packet<'_>) -> usize {
     }
 }
 
-/// Tells the guest of a datagram that did not arrive.
-fn report(key: &Key, flow: &Flow, failure: &Failure, octets: &[u8], context: &mut Context<'_>) {
+/// Sends the guest an ICMP error about a datagram that was not delivered.
+fn report(key: &FlowKey, flow: &Flow, failure: &Failure, bytes: &[u8], context: &mut Context<'_>) {
     let is_error = match key.guest.ip() {
         IpAddr::V4(_) => matches!(failure.kind, 3 | 11 | 12),
         IpAddr::V6(_) => matches!(failure.kind, 1..=4),
@@ -371,9 +357,9 @@ fn report(key: &Key, flow: &Flow, failure: &Failure, octets: &[u8], context: &mu
     let mut header = [0; 8];
     header[..2].copy_from_slice(&key.guest.port().to_be_bytes());
     header[2..4].copy_from_slice(&key.remote.port().to_be_bytes());
-    let length = u16::try_from(octets.len() + 8).unwrap_or(8);
+    let length = u16::try_from(bytes.len() + 8).unwrap_or(8);
     header[4..6].copy_from_slice(&length.to_be_bytes());
-    let body = [&header[..], octets].concat();
+    let body = [&header[..], bytes].concat();
     let ends = (key.guest.ip(), key.remote.ip());
     icmp_error::send_about(&message, ends, protocol::UDP, &body, context);
 }

@@ -1,14 +1,14 @@
-//! Namespaces for tests with a real kernel: a test runs in a child process of its own, started again by
-//! `unshare -rn` (util-linux), with `ip` (iproute2) to set up interfaces.
+//! Namespaces for tests with a real kernel. A test starts itself again in a child process by `unshare -rn`
+//! (util-linux), with `ip` (iproute2) to set up interfaces.
 //!
-//! On a machine that lacks something the test says `SKIPPED: reason` and checks nothing; where
-//! `RINGFENCE_TEST_REQUIRE` is 1 it fails instead.
+//! On a machine that lacks a requirement the test prints `SKIPPED: reason` and checks nothing. It fails instead
+//! if `RINGFENCE_TEST_REQUIRE` is 1.
 
 use std::process::{Command, Stdio};
 
 const ROLE: &str = "RINGFENCE_TEST_ROLE";
 
-/// Runs the test `name`, whose body is `test`, in namespaces of its own.
+/// Runs `test`, the body of the test `name`, in namespaces of its own.
 pub(crate) fn in_namespaces(name: &str, test: impl FnOnce()) {
     if std::env::var_os(ROLE).is_some() {
         return test();
@@ -24,7 +24,7 @@ pub(crate) fn in_namespaces(name: &str, test: impl FnOnce()) {
     command.args(["--exact", name, "--nocapture", "--test-threads=1"]);
     let output = command.env(ROLE, "test").stderr(Stdio::inherit()).output().unwrap();
     let said = String::from_utf8_lossy(&output.stdout);
-    // Whoever counts results counts this test once.
+    // The child's result line is removed, so that the test is counted once.
     said.lines()
         .filter(|line| !line.starts_with("test result: "))
         .for_each(|line| println!("{line}"));
@@ -50,7 +50,7 @@ fn missing() -> Option<String> {
     (!has_ip).then(|| "`ip` is not installed (Debian: iproute2)".to_owned())
 }
 
-/// `ip ARGS`, in this process's network namespace.
+/// Runs `ip ARGS` in this process's network namespace.
 pub(crate) fn ip(args: &str) {
     let output = Command::new("ip").args(args.split(' ')).output().unwrap();
     assert!(output.status.success(), "ip {args}: {}", String::from_utf8_lossy(&output.stderr));

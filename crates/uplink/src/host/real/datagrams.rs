@@ -1,19 +1,22 @@
 //! UDP and ping sockets of Linux.
+//!
+//! A connected socket delivers datagrams of its peer only. Blocks of datagrams are sent by `UDP_SEGMENT`,
+//! received by `recvmmsg` with `UDP_GRO`. Delivery errors are read from the error queue (`IP_RECVERR`).
 
 // #syscall uplink socket 0=AF_INET 1&0xf=SOCK_DGRAM: UDP, echo
 // #syscall uplink socket 0=AF_INET6 1&0xf=SOCK_DGRAM: UDP, echo
-// #syscall uplink connect: where a flow leads
-// #syscall uplink bind: the port of a guest's, where it is free
-// #syscall uplink getsockname: which port it became
-// #syscall uplink getpeername: who is at the other end
+// #syscall uplink connect: peer of a flow
+// #syscall uplink bind: the guest's port, if it is free
+// #syscall uplink getsockname: port of the socket
+// #syscall uplink getpeername: address of the peer
 // #syscall uplink recvmmsg,sendmmsg: datagrams, many at a time
 // #syscall uplink recvmsg,sendmsg: errors, and datagrams one at a time
 // #syscall uplink setsockopt 1=IPPROTO_UDP: segmentation of datagrams
-// #syscall uplink setsockopt 1=IPPROTO_IP: errors, hops, and who a datagram is for
-// #syscall uplink setsockopt 1=IPPROTO_IPV6: the same of IPv6
-// #syscall uplink setsockopt 1=IPPROTO_ICMPV6: which messages are heard
-// #syscall uplink setsockopt 1=SOL_SOCKET 2=SO_RCVBUF: bounding what waits in a socket
-// #syscall uplink setsockopt 1=SOL_SOCKET 2=SO_SNDBUF: bounding what waits in a socket
+// #syscall uplink setsockopt 1=IPPROTO_IP: errors, hop limit, destination of a datagram
+// #syscall uplink setsockopt 1=IPPROTO_IPV6: errors, hop limit, destination of a datagram
+// #syscall uplink setsockopt 1=IPPROTO_ICMPV6: message filter
+// #syscall uplink setsockopt 1=SOL_SOCKET 2=SO_RCVBUF: bounding a socket's queue
+// #syscall uplink setsockopt 1=SOL_SOCKET 2=SO_SNDBUF: bounding a socket's queue
 // #syscall uplink getsockopt 1=SOL_SOCKET: errors
 // #syscall uplink getsockopt 1=IPPROTO_IP: options in force
 // #syscall uplink getsockopt 1=IPPROTO_IPV6: options in force
@@ -29,29 +32,29 @@ use nix::sys::socket::{
 use ringfence_sys::counters::Counter;
 use rustix::io::Errno;
 
-use crate::host::datagrams::{Datagram, DatagramSocket, Failure, Inbox, ROOM, Via};
+use crate::host::datagrams::{Datagram, DatagramSocket, Failure, ROOM, ReceiveBuffer, Via};
 
-/// Octets that may wait in a socket each way.
+/// Size of a socket's buffer in each direction, in bytes.
 const BUFFER: usize = 1 << 21;
 
-/// Reports about other addresses than the peer's that one call passes over.
-const STRANGE_REPORTS: usize = 16;
+/// Maximum of reports about other peers that one call skips.
+const FOREIGN_REPORTS_MAX: usize = 16;
 
-/// Origins of an error report (`linux/errqueue.h`).
+/// Origin of an error report that this host itself raised (`linux/errqueue.h`).
 const ORIGIN_LOCAL: u8 = 1;
 
-/// A socket.
+/// Datagram socket of Linux.
 #[derive(Debug)]
 pub(crate) struct RealDatagrams {
     fd: OwnedFd,
     is_v6: bool,
-    /// The only address whose datagrams are delivered; `None` for a socket that anybody may send to.
+    /// Only address whose datagrams are delivered; `None` if any sender is accepted.
     ///
-    /// The kernel compares addresses only from `connect` on, and those of echo replies never: so the
-    /// source of every datagram, and the destination of every reported one, is compared here.
+    /// The kernel filters by address only after `connect`, and never for echo replies. So the source of each
+    /// datagram and the destination of each reported one are compared here.
     peer: Option<SocketAddr>,
-    /// Whether the host cuts blocks into datagrams, as far as is known.
-    cuts: bool,
+    /// Set until the kernel has refused to segment a block.
+    can_segment: bool,
 }
 
 fn errno(error: nix::Error) -> Errno {
@@ -69,12 +72,12 @@ fn any(of: IpAddr, port: u16) -> SocketAddr {
 }
 
 impl RealDatagrams {
-    /// A UDP socket, connected.
+    /// Opens a connected UDP socket.
     pub(crate) fn udp(from: u16, to: SocketAddr) -> Result<RealDatagrams, Errno> {
         let mut socket = RealDatagrams::open(to.ip(), SockProtocol::Udp)?;
         socket.peer = Some(SocketAddr::new(to.ip(), to.port()));
-        // Without SO_REUSEADDR and SO_REUSEPORT: sockets that share a port take each other's datagrams,
-        // across uplinks and users. When the port is taken, or too low, `connect` chooses another one.
+        // Without SO_REUSEADDR and SO_REUSEPORT: sockets that share a port would steal datagrams, across
+        // uplinks and users. If the port is in use or privileged, `connect` selects another one.
         let _ = socket.bind(any(to.ip(), from));
         socket.tune();
         let address = SockaddrStorage::from(to);
@@ -82,25 +85,25 @@ impl RealDatagrams {
         Ok(socket)
     }
 
-    /// A ping socket, connected.
+    /// Opens a connected ping socket.
     pub(crate) fn echo(id: u16, to: IpAddr) -> Result<RealDatagrams, Errno> {
         let protocol = if to.is_ipv4() { SockProtocol::Icmp } else { SockProtocol::IcmpV6 };
         let mut socket = RealDatagrams::open(to, protocol)?;
-        // Reports and replies of echo sockets name no port.
+        // Reports and replies of echo sockets have port 0.
         socket.peer = Some(SocketAddr::new(to, 0));
         let _ = socket.bind(any(to, id));
-        socket.hear_errors();
+        socket.enable_errors();
         let address = SockaddrStorage::from(SocketAddr::new(to, 0));
         nix::sys::socket::connect(socket.fd.as_raw_fd(), &address).map_err(errno)?;
         Ok(socket)
     }
 
-    /// A UDP socket that was bound elsewhere.
+    /// Adopts a UDP socket that was bound elsewhere.
     pub(crate) fn adopted(fd: OwnedFd) -> Result<RealDatagrams, Errno> {
         let name = nix::sys::socket::getsockname::<SockaddrStorage>(fd.as_raw_fd());
         let is_v6 = name.map_err(errno)?.as_sockaddr_in6().is_some();
-        let socket = RealDatagrams { fd, is_v6, peer: None, cuts: true };
-        // An answer is to come from the address that was asked.
+        let socket = RealDatagrams { fd, is_v6, peer: None, can_segment: true };
+        // An answer must leave from the address that the client contacted.
         if is_v6 {
             let _ = setsockopt(&socket.fd, sockopt::Ipv6RecvPacketInfo, &true);
         } else {
@@ -114,7 +117,7 @@ impl RealDatagrams {
         let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
         let fd = nix::sys::socket::socket(family(to), SockType::Datagram, flags, protocol)
             .map_err(errno)?;
-        Ok(RealDatagrams { fd, is_v6: to.is_ipv6(), peer: None, cuts: true })
+        Ok(RealDatagrams { fd, is_v6: to.is_ipv6(), peer: None, can_segment: true })
     }
 
     fn bind(&self, at: SocketAddr) -> Result<(), Errno> {
@@ -122,15 +125,15 @@ impl RealDatagrams {
         nix::sys::socket::bind(self.fd.as_raw_fd(), &address).map_err(errno)
     }
 
-    /// What is of use where it can be had.
+    /// Sets options that are useful but not required.
     fn tune(&self) {
-        self.hear_errors();
+        self.enable_errors();
         let _ = setsockopt(&self.fd, sockopt::UdpGroSegment, &true);
         let _ = setsockopt(&self.fd, sockopt::RcvBuf, &BUFFER);
         let _ = setsockopt(&self.fd, sockopt::SndBuf, &BUFFER);
     }
 
-    fn hear_errors(&self) {
+    fn enable_errors(&self) {
         if self.is_v6 {
             let _ = setsockopt(&self.fd, sockopt::Ipv6RecvErr, &true);
         } else {
@@ -139,20 +142,20 @@ impl RealDatagrams {
     }
 
     /// Returns `true` if the socket may deliver datagrams of `address`.
-    fn hears(&self, address: Option<SocketAddr>) -> bool {
+    fn accepts(&self, address: Option<SocketAddr>) -> bool {
         self.peer.is_none() || self.peer == address
     }
 
     fn send_block(
         &self,
-        octets: &[u8],
+        bytes: &[u8],
         segment: Option<u16>,
         via: Option<Via>,
     ) -> Result<(), Errno> {
         let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL;
         let to = via.map(|via| SockaddrStorage::from(via.to));
         if segment.is_none() && to.is_none() {
-            return nix::sys::socket::send(self.fd.as_raw_fd(), octets, flags)
+            return nix::sys::socket::send(self.fd.as_raw_fd(), bytes, flags)
                 .map(drop)
                 .map_err(errno);
         }
@@ -175,7 +178,7 @@ impl RealDatagrams {
         };
         let control: arrayvec::ArrayVec<ControlMessage<'_>, 2> =
             control.into_iter().flatten().collect();
-        let parts = [IoSlice::new(octets)];
+        let parts = [IoSlice::new(bytes)];
         let fd = self.fd.as_raw_fd();
         nix::sys::socket::sendmsg(fd, &parts, &control, flags, to.as_ref()).map(drop).map_err(errno)
     }
@@ -187,7 +190,7 @@ impl AsFd for RealDatagrams {
     }
 }
 
-/// A socket whose calls are counted.
+/// Datagram socket whose system calls are counted.
 pub(crate) struct Counted {
     pub(crate) socket: RealDatagrams,
     pub(crate) counters: std::sync::Arc<crate::counters::UplinkCounters>,
@@ -200,34 +203,34 @@ impl Counted {
 }
 
 impl DatagramSocket for Counted {
-    fn send(&mut self, octets: &[u8], segment: Option<u16>, via: Option<Via>) -> Result<(), Errno> {
+    fn send(&mut self, bytes: &[u8], segment: Option<u16>, via: Option<Via>) -> Result<(), Errno> {
         self.calls().add(1);
-        let several = segment.filter(|&segment| octets.len() > usize::from(segment));
-        let Some(segment) = several else { return self.socket.send_block(octets, None, via) };
-        if self.socket.cuts {
-            match self.socket.send_block(octets, Some(segment), via) {
-                // The way is too narrow for the segments, or the device does not do it at all.
+        let several = segment.filter(|&segment| bytes.len() > usize::from(segment));
+        let Some(segment) = several else { return self.socket.send_block(bytes, None, via) };
+        if self.socket.can_segment {
+            match self.socket.send_block(bytes, Some(segment), via) {
+                // The route's MTU is too small for the segments, or the device does not support segmentation.
                 Err(Errno::INVAL | Errno::MSGSIZE | Errno::IO | Errno::OPNOTSUPP) => {
-                    self.socket.cuts = false;
+                    self.socket.can_segment = false;
                 }
                 done => return done,
             }
         }
-        for piece in octets.chunks(usize::from(segment).max(1)) {
+        for piece in bytes.chunks(usize::from(segment).max(1)) {
             self.calls().add(1);
             self.socket.send_block(piece, None, via)?;
         }
         Ok(())
     }
 
-    fn receive(&mut self, inbox: &mut Inbox) -> Result<bool, Errno> {
+    fn receive(&mut self, buffer: &mut ReceiveBuffer) -> Result<bool, Errno> {
         self.calls().add(1);
-        let asked = inbox.appetite;
-        inbox.prepare(asked);
-        let mut datagrams = core::mem::take(&mut inbox.datagrams);
+        let asked = buffer.batch_size;
+        buffer.prepare(asked);
+        let mut datagrams = core::mem::take(&mut buffer.datagrams);
         let space = nix::cmsg_space!([i32; 1], nix::libc::in6_pktinfo);
         let mut headers = MultiHeaders::<SockaddrStorage>::preallocate(asked, Some(space));
-        let rooms = inbox.octets.chunks_mut(ROOM).take(asked);
+        let rooms = buffer.bytes.chunks_mut(ROOM).take(asked);
         let mut rooms: Vec<[IoSliceMut<'_>; 1]> =
             rooms.map(|room| [IoSliceMut::new(room)]).collect();
         let flags = MsgFlags::MSG_DONTWAIT;
@@ -239,12 +242,12 @@ impl DatagramSocket for Counted {
             count += 1;
             let start = at * ROOM;
             let from = message.address.and_then(|address| address_of(&address));
-            if !self.socket.hears(from) {
+            if !self.socket.accepts(from) {
                 self.counters.drop_stranger.add(1);
                 continue;
             }
-            let octets = start..start + message.bytes.min(ROOM);
-            let mut datagram = Datagram { octets, segment: None, from, to: None };
+            let bytes = start..start + message.bytes.min(ROOM);
+            let mut datagram = Datagram { bytes, segment: None, from, to: None };
             for control in message.cmsgs().into_iter().flatten() {
                 match control {
                     ControlMessageOwned::UdpGroSegments(size) => {
@@ -262,15 +265,15 @@ impl DatagramSocket for Counted {
             }
             datagrams.push(datagram);
         }
-        inbox.datagrams = datagrams;
-        inbox.learn(asked, count);
+        buffer.datagrams = datagrams;
+        buffer.adapt(asked, count);
         Ok(count < asked)
     }
 
-    fn error(&mut self, octets: &mut [u8]) -> Option<Failure> {
-        for _ in 0..STRANGE_REPORTS {
-            let failure = self.next_error(octets)?;
-            if self.socket.hears(failure.to) {
+    fn error(&mut self, bytes: &mut [u8]) -> Option<Failure> {
+        for _ in 0..FOREIGN_REPORTS_MAX {
+            let failure = self.next_error(bytes)?;
+            if self.socket.accepts(failure.to) {
                 return Some(failure);
             }
             self.counters.drop_stranger.add(1);
@@ -290,11 +293,11 @@ impl DatagramSocket for Counted {
 }
 
 impl Counted {
-    /// Takes the next report off the socket's error queue.
-    fn next_error(&self, octets: &mut [u8]) -> Option<Failure> {
+    /// Reads the next report from the socket's error queue.
+    fn next_error(&self, bytes: &mut [u8]) -> Option<Failure> {
         self.calls().add(1);
         let mut space = nix::cmsg_space!(nix::libc::sock_extended_err, nix::libc::sockaddr_in6);
-        let mut parts = [IoSliceMut::new(octets)];
+        let mut parts = [IoSliceMut::new(bytes)];
         let flags = MsgFlags::MSG_ERRQUEUE | MsgFlags::MSG_DONTWAIT;
         let fd = self.socket.fd.as_raw_fd();
         let message =
@@ -326,7 +329,7 @@ impl Counted {
     }
 }
 
-/// The ICMP message that says what the host itself found.
+/// Returns type and code of the ICMP message for an error that the host itself found.
 fn local_error(is_v6: bool, error: u32) -> (u8, u8) {
     let too_big = i32::try_from(error) == Ok(Errno::MSGSIZE.raw_os_error());
     match (is_v6, too_big) {
@@ -344,7 +347,7 @@ fn address_of(address: &SockaddrStorage) -> Option<SocketAddr> {
     address.as_sockaddr_in6().map(|v6| SocketAddr::new(v6.ip().into(), v6.port()))
 }
 
-/// Whether this process may not have ping sockets.
+/// Returns `true` if this process may not open ping sockets.
 pub(crate) fn echo_is_denied() -> bool {
     let denied = RealDatagrams::open(Ipv4Addr::LOCALHOST.into(), SockProtocol::Icmp);
     matches!(denied, Err(Errno::ACCESS | Errno::PERM))
@@ -368,7 +371,7 @@ mod tests {
         let peer = UdpSocket::bind("127.0.0.1:0").unwrap();
         let stranger = UdpSocket::bind("127.0.0.1:0").unwrap();
         let to = peer.local_addr().unwrap();
-        // As `udp` does it, with a stranger who is quick.
+        // As in `udp`, but another socket sends before this one is connected.
         let mut socket = RealDatagrams::open(to.ip(), SockProtocol::Udp).unwrap();
         socket.peer = RealDatagrams::udp(0, to).unwrap().peer;
         socket.bind(any(to.ip(), 0)).unwrap();
@@ -379,9 +382,9 @@ mod tests {
         peer.send_to(b"honest", own).unwrap();
         let counters = Arc::<UplinkCounters>::default();
         let mut socket = Counted { socket, counters: Arc::clone(&counters) };
-        let mut inbox = Inbox { appetite: 8, ..Inbox::default() };
-        socket.receive(&mut inbox).unwrap();
-        let came: Vec<&[u8]> = inbox.datagrams().iter().map(|one| inbox.octets(one)).collect();
+        let mut buffer = ReceiveBuffer { batch_size: 8, ..ReceiveBuffer::default() };
+        socket.receive(&mut buffer).unwrap();
+        let came: Vec<&[u8]> = buffer.datagrams().iter().map(|one| buffer.bytes(one)).collect();
         assert_eq!(came, [b"honest"]);
         assert_eq!(counters.drop_stranger.get(), 1);
     }

@@ -1,7 +1,7 @@
-//! Listening sockets of Linux, and those of datagrams: both are entered into the epoll of the host.
+//! Listening sockets of Linux, and the opening of datagram sockets.
 
 // #syscall uplink accept4: connections from outside, to forwarded ports
-// #syscall uplink epoll_ctl: waiting for them
+// #syscall uplink epoll_ctl: waiting for connections
 // #syscall uplink ioctl 1=0x5421: FIONBIO: O_NONBLOCK
 
 use core::net::{IpAddr, SocketAddr};
@@ -20,7 +20,7 @@ use crate::host::datagrams::{DatagramHost, DatagramSocket};
 use crate::host::listen::{ListenHost, Listener};
 
 impl RealHost {
-    /// Enters a socket whose file is its user's: it leaves when that is closed.
+    /// Adds a socket that its user owns to the epoll. Closing it removes it.
     fn watch(&self, owner: Owner, file: impl AsFd) -> Result<(), Errno> {
         self.count();
         let data = epoll::EventData::new_u64(owner.to_word());
@@ -44,7 +44,7 @@ impl DatagramHost for RealHost {
         from: u16,
         to: SocketAddr,
     ) -> Result<Box<dyn DatagramSocket>, Errno> {
-        // To open, to bind, to connect, and four options.
+        // socket, bind, connect and four options
         self.counters.syscalls.add(7);
         self.watched(owner, RealDatagrams::udp(from, to)?)
     }

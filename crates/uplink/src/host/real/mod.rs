@@ -1,17 +1,13 @@
-//! The sockets of this machine, all watched by one epoll.
+//! Host sockets of Linux, all watched by one epoll.
 //!
-//! # Theory of operation
+//! A socket is added to the epoll once, for all events, edge-triggered. So a connection that is half
+//! closed, or whose guest does not read, raises no event while nothing changes.
 //!
-//! A socket is entered into the epoll once, for everything, edge-triggered: an event per change and
-//! none for what is merely still so. A connection that is closed one way, or whose guest does not
-//! read, costs nothing while it waits.
+//! Peeking at an offset uses `SO_PEEK_OFF` (for TCP since Linux 6.9). The kernel advances the offset
+//! itself. It is set only when the next peek does not continue where the last one ended.
 //!
-//! Where the kernel remembers how far a socket was peeked (`SO_PEEK_OFF`, for TCP since Linux 6.9),
-//! it is told only when the next peek is not to go on where the last one ended, and not at all as long as
-//! all of them are at the front: an answer that the guest has acknowledged is gone when the next one comes.
-//! Where it does not, what was seen already is peeked again into a page that nobody reads; so that this is
-//! not done with ever more octets, [`TcpHost::peek`](super::TcpHost::peek) goes only [`PEEK_AGAIN_MAX`] far
-//! then.
+//! Kernels without it peek from the front of the queue: bytes seen before go into a scratch buffer. To
+//! bound this cost, [`TcpHost::peek`](super::TcpHost::peek) then reaches at most [`PEEK_AGAIN_MAX`] bytes.
 
 // #syscall uplink epoll_create1,epoll_ctl,epoll_pwait,epoll_pwait2: waiting for sockets
 
@@ -21,11 +17,13 @@ mod own;
 mod tcp;
 
 use core::net::IpAddr;
+use core::time::Duration;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use arrayvec::ArrayVec;
-use rustix::event::{Timespec, epoll};
+use ringfence_sys::poll::timespec;
+use rustix::event::epoll;
 use rustix::io::Errno;
 
 pub use self::own::OwnAddresses;
@@ -33,67 +31,67 @@ use self::tcp::Spares;
 use super::{Host, Owner, OwnerKind, Readiness, Ready, Socket};
 use crate::counters::UplinkCounters;
 
-/// Whether this process may send no echo requests of IPv4's (`ping_group_range`).
+/// Returns `true` if this process may not send IPv4 echo requests (`ping_group_range`).
 pub fn echo_is_denied() -> bool {
     datagrams::echo_is_denied()
 }
 
-/// Octets that are peeked again where the kernel does not remember.
+/// Maximum of bytes that a peek copies again on kernels without `SO_PEEK_OFF`.
 pub const PEEK_AGAIN_MAX: u32 = 512 << 10;
 
-/// Events taken from the kernel at a time.
+/// Maximum of events in one `epoll_wait` call.
 const EVENTS: usize = 128;
 
-/// A socket, and what is known about it.
+/// TCP socket with its owner and peek offset.
 #[derive(Debug)]
-struct Place {
+struct SocketEntry {
     file: OwnedFd,
     owner: Owner,
-    /// Where the kernel's next peek begins; `None` when it was not told, so at the front.
+    /// Offset of the kernel's next peek; `None` if it was never set, which means the front.
     peek_at: Option<usize>,
 }
 
-/// The sockets of this machine.
+/// Host implementation with Linux sockets.
 #[derive(Debug)]
 pub struct RealHost {
     epoll: OwnedFd,
-    places: Vec<Option<Place>>,
+    sockets: Vec<Option<SocketEntry>>,
     free: Vec<u32>,
-    /// Whether the kernel remembers how far a TCP socket was peeked.
-    remembers: bool,
-    /// What is peeked again goes here.
-    junk: Vec<u8>,
+    /// Set if the kernel supports `SO_PEEK_OFF` for TCP.
+    has_peek_offset: bool,
+    /// Scratch buffer for bytes that are peeked again.
+    scratch: Vec<u8>,
     spares: Spares,
     own: Option<OwnAddresses>,
     counters: Arc<UplinkCounters>,
 }
 
 impl RealHost {
-    /// A host without sockets that knows none of its own addresses but loopback ones. System calls are
-    /// counted in `counters`.
+    /// Creates a host without sockets. Only loopback addresses count as its own. System calls are counted in
+    /// `counters`.
     ///
     /// # Errors
     ///
-    /// When no descriptor is free.
+    /// Returns an error if no descriptor is free.
     pub fn new(counters: Arc<UplinkCounters>) -> Result<RealHost, Errno> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         Ok(RealHost {
             epoll,
-            places: Vec::new(),
+            sockets: Vec::new(),
             free: Vec::new(),
-            remembers: tcp::kernel_remembers(),
-            junk: Vec::new(),
+            has_peek_offset: tcp::kernel_has_peek_offset(),
+            scratch: Vec::new(),
             spares: Spares::default(),
             own: None,
             counters,
         })
     }
 
-    /// Gives the host its own addresses, which a guest is kept from.
+    /// Sets the source of the host's own addresses, which the guest must not reach.
     ///
     /// # Errors
     ///
-    /// When the epoll takes no more.
+    /// Returns the error of the epoll.
     pub fn with_own(mut self, own: OwnAddresses) -> Result<RealHost, Errno> {
         // Level-triggered: one event may leave notifications behind.
         let data = epoll::EventData::new_u64(Owner::ADDRESSES.to_word());
@@ -102,30 +100,30 @@ impl RealHost {
         Ok(self)
     }
 
-    /// Reads the own addresses again where they may have changed. Returns `true` if they have.
+    /// Updates the own addresses if they may have changed. Returns `true` if they did.
     fn refresh_own(&mut self, notified: bool) -> bool {
         let Some(own) = &mut self.own else { return false };
         (notified || own.is_stale()) && own.refresh()
     }
 
-    /// Does without what only newer kernels can: for tests.
+    /// Disables `SO_PEEK_OFF`, to test the code for older kernels.
     #[cfg(any(test, feature = "test-utils"))]
     #[doc(hidden)]
-    pub fn forget_peeks(&mut self) {
-        self.remembers = false;
+    pub fn disable_peek_offset(&mut self) {
+        self.has_peek_offset = false;
     }
 
-    /// Whether the kernel remembers how far a TCP socket was peeked.
-    pub fn remembers_peeks(&self) -> bool {
-        self.remembers
+    /// Returns `true` if the kernel supports `SO_PEEK_OFF` for TCP.
+    pub fn has_peek_offset(&self) -> bool {
+        self.has_peek_offset
     }
 
     fn count(&self) {
         self.counters.syscalls.add(1);
     }
 
-    /// Watches a socket and gives it a handle.
-    fn enter(
+    /// Adds a socket to the epoll and returns its handle.
+    fn register(
         &mut self,
         owner: Owner,
         file: OwnedFd,
@@ -138,41 +136,42 @@ impl RealHost {
             epoll::EventData::new_u64(owner.to_word()),
             flags | epoll::EventFlags::ET,
         )?;
-        let place = Some(Place { file, owner, peek_at: None });
+        let entry = Some(SocketEntry { file, owner, peek_at: None });
         let index = match self.free.pop() {
             Some(index) => {
-                if let Some(free) = usize::try_from(index).ok().and_then(|i| self.places.get_mut(i))
+                if let Some(free) =
+                    usize::try_from(index).ok().and_then(|i| self.sockets.get_mut(i))
                 {
-                    *free = place;
+                    *free = entry;
                 }
                 index
             }
             None => {
-                let index = u32::try_from(self.places.len()).map_err(|_| Errno::NFILE)?;
-                self.places.push(place);
+                let index = u32::try_from(self.sockets.len()).map_err(|_| Errno::NFILE)?;
+                self.sockets.push(entry);
                 index
             }
         };
         Ok(Socket(index))
     }
 
-    fn place(&mut self, socket: &Socket) -> Result<&mut Place, Errno> {
+    fn entry(&mut self, socket: &Socket) -> Result<&mut SocketEntry, Errno> {
         let index = usize::try_from(socket.0).map_err(|_| Errno::BADF)?;
-        self.places.get_mut(index).and_then(Option::as_mut).ok_or(Errno::BADF)
+        self.sockets.get_mut(index).and_then(Option::as_mut).ok_or(Errno::BADF)
     }
 
     fn file(&self, socket: &Socket) -> Result<BorrowedFd<'_>, Errno> {
         let index = usize::try_from(socket.0).map_err(|_| Errno::BADF)?;
-        let place = self.places.get(index).and_then(Option::as_ref).ok_or(Errno::BADF)?;
-        Ok(place.file.as_fd())
+        let entry = self.sockets.get(index).and_then(Option::as_ref).ok_or(Errno::BADF)?;
+        Ok(entry.file.as_fd())
     }
 
-    fn leave(&mut self, socket: Socket) -> Option<Place> {
-        let place = usize::try_from(socket.0).ok().and_then(|i| self.places.get_mut(i))?.take();
-        if place.is_some() {
+    fn unregister(&mut self, socket: Socket) -> Option<SocketEntry> {
+        let entry = usize::try_from(socket.0).ok().and_then(|i| self.sockets.get_mut(i))?.take();
+        if entry.is_some() {
             self.free.push(socket.0);
         }
-        place
+        entry
     }
 }
 
@@ -183,7 +182,7 @@ impl Host for RealHost {
             epoll::Event { flags: epoll::EventFlags::empty(), data: epoll::EventData::new_u64(0) };
         while events.try_push(none).is_ok() {}
         self.count();
-        let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
+        let at_once = timespec(Duration::ZERO);
         let count = match epoll::wait(&self.epoll, &mut events[..], Some(&at_once)) {
             Ok(count) => count,
             Err(Errno::INTR) => 0,
@@ -206,7 +205,7 @@ impl Host for RealHost {
         self.own.as_ref().is_some_and(|own| own.contain(ip))
     }
 
-    fn stock_up(&mut self) {
+    fn prepare(&mut self) {
         self.make_spares();
     }
 

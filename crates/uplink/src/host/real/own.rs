@@ -5,11 +5,11 @@
 //! (`ip route add local`). [`OwnAddresses`] reads the table when it is opened, subscribes to changes of
 //! routes, and reads the table again after each change of it. So a look-up costs no system call.
 //!
-//! Two sockets are used: one for notifications, which lies in the engine's epoll, one for reading the
-//! table. Neither call on them blocks. After lost notifications (`ENOBUFS`) the table is read again; while
-//! it cannot be read, the addresses known so far stay in force.
+//! One socket receives notifications and is part of the engine's epoll; another one reads the table.
+//! No call on them blocks. After lost notifications (`ENOBUFS`) the table is read again. While it cannot be
+//! read, the last known addresses stay in force.
 
-// #syscall uplink sendto,recvfrom: rtnetlink: which addresses are the host's own
+// #syscall uplink sendto,recvfrom: rtnetlink: the host's own addresses
 
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::collections::HashSet;
@@ -19,42 +19,42 @@ use rustix::io::Errno;
 use rustix::net::netlink::SocketAddrNetlink;
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType};
 
-/// Groups of notifications (`linux/rtnetlink.h`): bit n - 1 for group n, RTNLGRP_IPV4_ROUTE and
+/// Notification groups (`linux/rtnetlink.h`): bit n - 1 for group n, RTNLGRP_IPV4_ROUTE and
 /// RTNLGRP_IPV6_ROUTE.
 const GROUPS: u32 = 1 << (7 - 1) | 1 << (11 - 1);
-/// Types of message (`linux/netlink.h`, `linux/rtnetlink.h`).
+/// Message types (`linux/netlink.h`, `linux/rtnetlink.h`).
 const NLMSG_ERROR: u16 = 2;
 const NLMSG_DONE: u16 = 3;
 const RTM_NEWROUTE: u16 = 24;
 const RTM_DELROUTE: u16 = 25;
 const RTM_GETROUTE: u16 = 26;
-/// Flags: a request, for all entries; the table changed while it was read.
+/// Message flags: dump request; dump that was interrupted by a change.
 const NLM_F_REQUEST_DUMP: u16 = 0x1 | 0x300;
 const NLM_F_DUMP_INTR: u16 = 0x10;
-/// Lengths of a message's header and of a route's.
+/// Lengths of a message header and of a route header, in bytes.
 const HEADER_LEN: usize = 16;
 const ROUTE_LEN: usize = 12;
-/// The attribute with a route's destination.
+/// Attribute that holds a route's destination.
 const RTA_DST: u16 = 1;
-/// The table `local`, and types of route whose packets the host takes itself.
+/// Table `local`, and the route types whose packets the host itself receives.
 const TABLE_LOCAL: u8 = 255;
 const OWN_TYPES: [u8; 3] = [2, 3, 4];
-/// Address families (`linux/socket.h`).
+/// Values of address families (`linux/socket.h`).
 const INET: u8 = 2;
 const INET6: u8 = 10;
-/// How often a table that changes while it is read is read again.
+/// Maximum of attempts to read a table that changes meanwhile.
 const ATTEMPTS: usize = 4;
-/// Room for a part of the answer; the kernel fills at most 32 KiB at a time.
+/// Size of the receive buffer; the kernel fills at most 32 KiB at a time.
 const BUFFER: usize = 64 << 10;
-/// Notifications that are taken at a time.
+/// Maximum of notifications handled in one call.
 const NOTIFICATIONS: usize = 64;
 
-/// Addresses of the host, in prefixes.
+/// Set of addresses and prefixes of the host.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Prefixes {
     /// Prefixes of full length.
     single: HashSet<IpAddr>,
-    /// All others.
+    /// Shorter prefixes with their length.
     wide: Vec<(IpAddr, u8)>,
 }
 
@@ -81,7 +81,7 @@ pub struct OwnAddresses {
     requests: OwnedFd,
     sequence: u32,
     prefixes: Prefixes,
-    /// The table has changed since it was read.
+    /// Set if the table has changed since it was last read.
     stale: bool,
     buffer: Vec<u8>,
 }
@@ -91,7 +91,7 @@ impl OwnAddresses {
     ///
     /// # Errors
     ///
-    /// The kernel's.
+    /// Returns the kernel's error.
     pub fn follow() -> Result<OwnAddresses, Errno> {
         let open = |groups| {
             let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
@@ -102,7 +102,7 @@ impl OwnAddresses {
             Ok::<OwnedFd, Errno>(socket)
         };
         let mut own = OwnAddresses {
-            // Before the first reading, so that no change is missed.
+            // Subscribed before the first read, so that no change is missed.
             notifications: open(GROUPS)?,
             requests: open(0)?,
             sequence: 0,
@@ -110,29 +110,29 @@ impl OwnAddresses {
             stale: false,
             buffer: vec![0; BUFFER],
         };
-        // Without the filter the kernel lists all tables: slower, not wrong.
+        // Without the filter the kernel lists all tables, which is slower but correct.
         let _ = ringfence_sys::socket::set_netlink_strict(&own.requests);
         own.prefixes = own.read()?;
         Ok(own)
     }
 
-    /// Readable when the addresses may have changed.
+    /// Returns a descriptor that is readable when the addresses may have changed.
     pub(super) fn wait_fd(&self) -> BorrowedFd<'_> {
         self.notifications.as_fd()
     }
 
-    /// Returns `true` if the host takes packets to this address itself.
+    /// Returns `true` if the host itself receives packets to this address.
     pub(super) fn contain(&self, ip: IpAddr) -> bool {
         self.prefixes.contain(ip)
     }
 
-    /// Returns `true` if the addresses must be read again although no notification is waiting.
+    /// Returns `true` if the table must be read again although no notification is waiting.
     pub(super) fn is_stale(&self) -> bool {
         self.stale
     }
 
-    /// Takes notifications, and reads the addresses again if they concern them. Returns `true` if the
-    /// addresses changed.
+    /// Handles notifications, and reads the table again if they concern it. Returns `true` if the addresses
+    /// changed.
     pub(super) fn refresh(&mut self) -> bool {
         for _ in 0..NOTIFICATIONS {
             match receive(&self.notifications, &mut self.buffer) {
@@ -190,7 +190,7 @@ impl OwnAddresses {
         loop {
             let len = receive(&self.requests, &mut self.buffer)?;
             for message in messages(self.buffer.get(..len).unwrap_or_default()) {
-                // The rest of an answer that was given up.
+                // Rest of an earlier dump that was abandoned.
                 if message.sequence != self.sequence {
                     continue;
                 }
@@ -210,7 +210,7 @@ impl OwnAddresses {
     }
 }
 
-/// The error in an answer to a request; `None` where the host has no such family or table.
+/// Returns the error in a reply; `None` if the host has no such family or table.
 fn refusal(body: &[u8]) -> Option<Errno> {
     let code = body.first_chunk().map_or(0, |code| i32::from_ne_bytes(*code));
     let errno = Errno::from_raw_os_error(code.wrapping_neg());
@@ -224,7 +224,7 @@ fn receive(socket: &OwnedFd, buffer: &mut [u8]) -> Result<usize, Errno> {
     Ok(len)
 }
 
-/// A netlink message.
+/// Parsed netlink message header and body.
 #[derive(Clone, Copy, Debug)]
 struct Message<'a> {
     kind: u16,
@@ -233,13 +233,13 @@ struct Message<'a> {
     body: &'a [u8],
 }
 
-/// The messages in what one call received.
+/// Iterates over the messages in a received buffer.
 fn messages(mut rest: &[u8]) -> impl Iterator<Item = Message<'_>> {
     core::iter::from_fn(move || {
         let &[l0, l1, l2, l3, k0, k1, f0, f1, s0, s1, s2, s3, ..] = rest else { return None };
         let len = usize::try_from(u32::from_ne_bytes([l0, l1, l2, l3])).ok()?;
         let body = rest.get(HEADER_LEN..len)?;
-        // Messages begin at multiples of four.
+        // Messages are aligned to four bytes.
         rest = rest.get(len.next_multiple_of(4)..).unwrap_or_default();
         Some(Message {
             kind: u16::from_ne_bytes([k0, k1]),
@@ -250,7 +250,7 @@ fn messages(mut rest: &[u8]) -> impl Iterator<Item = Message<'_>> {
     })
 }
 
-/// The destination of a route of the table `local` whose packets the host takes itself.
+/// Returns the prefix of a route in table `local` whose packets the host itself receives.
 fn own_prefix(body: &[u8]) -> Option<(IpAddr, u8)> {
     let (head, mut attributes) = body.split_first_chunk::<ROUTE_LEN>()?;
     let &[family, len, _, _, table, _, _, kind, ..] = head;

@@ -1,11 +1,11 @@
-//! TCP sockets.
+//! TCP sockets of Linux: connect, peek, discard, send.
 
 // #syscall uplink socket 0=AF_INET 1&0xf=SOCK_STREAM: TCP
 // #syscall uplink socket 0=AF_INET6 1&0xf=SOCK_STREAM: TCP
-// #syscall uplink connect: conversations that the guest begins
-// #syscall uplink recvmsg,sendmsg: peeking; what the guest sends
-// #syscall uplink ppoll: whether there is room
-// #syscall uplink shutdown: the guest has no more
+// #syscall uplink connect: connections that the guest opens
+// #syscall uplink recvmsg,sendmsg: peeking; data of the guest
+// #syscall uplink ppoll: urgent data, end of the stream
+// #syscall uplink shutdown: the guest has closed its direction
 // #syscall uplink setsockopt 1=IPPROTO_TCP: options of TCP
 // #syscall uplink setsockopt 1=SOL_SOCKET 2=SO_LINGER: resets
 // #syscall uplink setsockopt 1=SOL_SOCKET 2=SO_KEEPALIVE: dead peers
@@ -14,14 +14,16 @@
 // #syscall uplink getsockopt 1=IPPROTO_TCP: state of a connection
 
 use core::net::SocketAddr;
+use core::time::Duration;
 use std::io::IoSliceMut;
 use std::os::fd::OwnedFd;
 
 use arrayvec::ArrayVec;
 use ringfence_memory::WriteList;
+use ringfence_sys::poll::timespec;
 use ringfence_sys::socket;
 use rustix::event::epoll::{self, EventFlags};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use rustix::net::{self, RecvAncillaryBuffer, RecvFlags, SocketFlags, SocketType, sockopt};
 
@@ -29,50 +31,50 @@ use super::{PEEK_AGAIN_MAX, RealHost};
 use crate::host::{Close, Owner, Piece, SendRoom, Socket, TcpHost, UrgentMark};
 use crate::link::RESERVE_MAX;
 
+/// Events watched on each TCP socket.
 const WATCHED: EventFlags =
     EventFlags::IN.union(EventFlags::OUT).union(EventFlags::RDHUP).union(EventFlags::PRI);
 
-/// The flag of `send` for urgent data.
+/// Flag of `send` for urgent data.
 const MSG_OOB: i32 = 1;
 
-/// Whether `SO_PEEK_OFF` is there for TCP.
-pub(super) fn kernel_remembers() -> bool {
+/// Returns `true` if the kernel supports `SO_PEEK_OFF` for TCP.
+pub(super) fn kernel_has_peek_offset() -> bool {
     let Ok(probe) = net::socket(net::AddressFamily::INET, SocketType::STREAM, None) else {
         return false;
     };
     socket::set_peek_offset(&probe, 0).is_ok()
 }
 
-/// What every connection is set to. Segments leave when the guest sends them, and urgent data stays
-/// in its place.
+/// Sets the options of a connection: no delay, urgent data inline, keep-alive.
 fn prepare(file: &OwnedFd) -> Result<(), Errno> {
     sockopt::set_tcp_nodelay(file, true)?;
     sockopt::set_socket_oobinline(file, true)?;
     sockopt::set_socket_keepalive(file, true)
 }
 
-/// Sockets that are kept ready, of a family.
+/// Maximum of spare sockets of one address family.
 const SPARES_MAX: usize = 4;
-/// System calls for each.
-const SYSCALLS_FRESH: u64 = 4;
+/// Number of system calls that open one socket.
+const SYSCALLS_OPEN: u64 = 4;
 
-/// Sockets for the next connections: made and set while nobody waits for them.
+/// Spare sockets: opened and configured ahead of the next connections.
 #[derive(Debug, Default)]
 pub(super) struct Spares {
     v4: ArrayVec<OwnedFd, SPARES_MAX>,
     v6: ArrayVec<OwnedFd, SPARES_MAX>,
-    /// How many to make, so many as were used: v4, v6.
+    /// Number of sockets to open again, as many as were used: IPv4, IPv6.
     wanted: (usize, usize),
 }
 
 impl Spares {
-    /// Those of a family, and how many to make.
+    /// Returns the spare sockets of a family and the number to open.
     fn of(&mut self, v4: bool) -> (&mut ArrayVec<OwnedFd, SPARES_MAX>, &mut usize) {
         if v4 { (&mut self.v4, &mut self.wanted.0) } else { (&mut self.v6, &mut self.wanted.1) }
     }
 }
 
-fn fresh(v4: bool) -> Result<OwnedFd, Errno> {
+fn open_socket(v4: bool) -> Result<OwnedFd, Errno> {
     let family = if v4 { net::AddressFamily::INET } else { net::AddressFamily::INET6 };
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let file = net::socket_with(family, SocketType::STREAM, flags, None)?;
@@ -91,13 +93,13 @@ impl TcpHost for RealHost {
         let file = match spares.pop() {
             Some(file) => file,
             None => {
-                self.counters.syscalls.add(SYSCALLS_FRESH);
-                fresh(to.is_ipv4())?
+                self.counters.syscalls.add(SYSCALLS_OPEN);
+                open_socket(to.is_ipv4())?
             }
         };
         self.count();
         match net::connect(&file, &to) {
-            Ok(()) | Err(Errno::INPROGRESS) => self.enter(owner, file, WATCHED),
+            Ok(()) | Err(Errno::INPROGRESS) => self.register(owner, file, WATCHED),
             Err(errno) => Err(errno),
         }
     }
@@ -106,11 +108,11 @@ impl TcpHost for RealHost {
         rustix::io::ioctl_fionbio(&file, true)?;
         prepare(&file)?;
         self.counters.syscalls.add(4);
-        self.enter(owner, file, WATCHED)
+        self.register(owner, file, WATCHED)
     }
 
-    fn peek_reach(&self) -> u32 {
-        if self.remembers { u32::MAX } else { PEEK_AGAIN_MAX }
+    fn peek_limit(&self) -> u32 {
+        if self.has_peek_offset { u32::MAX } else { PEEK_AGAIN_MAX }
     }
 
     fn peek(
@@ -119,29 +121,29 @@ impl TcpHost for RealHost {
         offset: usize,
         into: &mut [IoSliceMut<'_>],
     ) -> Result<usize, Errno> {
-        if !self.remembers {
-            return self.peek_again(socket, offset, into);
+        if !self.has_peek_offset {
+            return self.peek_from_front(socket, offset, into);
         }
-        let place = self.place(socket)?;
-        if place.peek_at.unwrap_or(0) != offset {
+        let entry = self.entry(socket)?;
+        if entry.peek_at.unwrap_or(0) != offset {
             let at = u32::try_from(offset).map_err(|_| Errno::INVAL)?;
-            socket::set_peek_offset(&place.file, at).map_err(|error| errno(&error))?;
-            place.peek_at = Some(offset);
+            socket::set_peek_offset(&entry.file, at).map_err(|error| errno(&error))?;
+            entry.peek_at = Some(offset);
             self.count();
         }
         self.count();
-        let place = self.place(socket)?;
+        let entry = self.entry(socket)?;
         let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
-        let n = net::recvmsg(&place.file, into, &mut RecvAncillaryBuffer::default(), flags)?.bytes;
-        place.peek_at = place.peek_at.map(|at| at + n);
+        let n = net::recvmsg(&entry.file, into, &mut RecvAncillaryBuffer::default(), flags)?.bytes;
+        entry.peek_at = entry.peek_at.map(|at| at + n);
         Ok(n)
     }
 
     fn discard(&mut self, socket: &Socket, len: usize) -> Result<usize, Errno> {
         self.count();
-        let place = self.place(socket)?;
-        let n = socket::discard(&place.file, len).map_err(|error| errno(&error))?;
-        place.peek_at = place.peek_at.map(|at| at.saturating_sub(n));
+        let entry = self.entry(socket)?;
+        let n = socket::discard(&entry.file, len).map_err(|error| errno(&error))?;
+        entry.peek_at = entry.peek_at.map(|at| at.saturating_sub(n));
         Ok(n)
     }
 
@@ -186,20 +188,20 @@ impl TcpHost for RealHost {
         };
         let free = queue.limit.saturating_sub(queue.used);
         SendRoom {
-            // Each 64 KiB in the queue have a header of their own.
+            // Each 64 KiB in the queue need a header of their own.
             free: usize::try_from(free - free / 32).unwrap_or(0),
-            // The kernel's own rule (`sk_stream_is_writeable`): it tells of room when a third of the
-            // queue is free, and enlarges the queue of whoever waits for that.
-            crowded: free < queue.used / 2,
+            // The kernel's own rule (`sk_stream_is_writeable`): it reports room when a third of the queue is
+            // free, and enlarges the queue of a socket that waits for that.
+            nearly_full: free < queue.used / 2,
         }
     }
 
     fn await_room(&mut self, socket: &Socket) {
         self.count();
-        let Ok(owner) = self.place(socket).map(|place| place.owner) else { return };
+        let Ok(owner) = self.entry(socket).map(|entry| entry.owner) else { return };
         if let Ok(file) = self.file(socket) {
-            // To modify an entry is to look at the socket once more, which is what makes the kernel
-            // tell when there is room. It cannot fail for a socket that was entered.
+            // Modifying an entry makes the kernel poll the socket again, which arms its report of room. It
+            // cannot fail for a socket that is in the epoll.
             let data = epoll::EventData::new_u64(owner.to_word());
             let _ = epoll::modify(&self.epoll, file, data, WATCHED | EventFlags::ET);
         }
@@ -208,7 +210,7 @@ impl TcpHost for RealHost {
     fn shut_down(&mut self, socket: &Socket) {
         self.count();
         if let Ok(file) = self.file(socket) {
-            // What cannot be shut down is closed already, which an event tells.
+            // A socket that cannot be shut down is closed already; an event reports that.
             let _ = net::shutdown(file, net::Shutdown::Write);
         }
     }
@@ -224,32 +226,32 @@ impl TcpHost for RealHost {
 
     fn close(&mut self, socket: Socket, how: Close) {
         self.count();
-        let Some(place) = self.leave(socket) else { return };
+        let Some(entry) = self.unregister(socket) else { return };
         if how == Close::Reset {
             self.count();
-            // Without it the close is an orderly one: no worse for us.
-            let _ = sockopt::set_socket_linger(&place.file, Some(core::time::Duration::ZERO));
+            // Without the option the close is an orderly one, which does no harm.
+            let _ = sockopt::set_socket_linger(&entry.file, Some(Duration::ZERO));
         }
     }
 }
 
 impl RealHost {
-    /// Makes as many sockets as were used since it was asked last, or as there is room for.
+    /// Opens as many spare sockets as were used since the last call, up to the maximum.
     pub(super) fn make_spares(&mut self) {
         for v4 in [true, false] {
             let (spares, wanted) = self.spares.of(v4);
             let count = core::mem::take(wanted).min(spares.remaining_capacity());
             for _ in 0..count {
-                self.counters.syscalls.add(SYSCALLS_FRESH);
-                // Without one it is made when it is needed, and what is wrong is told then.
-                let Ok(file) = fresh(v4) else { return };
+                self.counters.syscalls.add(SYSCALLS_OPEN);
+                // Without a spare socket, `connect` opens one and returns the error.
+                let Ok(file) = open_socket(v4) else { return };
                 self.spares.of(v4).0.push(file);
             }
         }
     }
 
-    /// Peeks from the front of the queue, the first octets into a place that nobody reads.
-    fn peek_again(
+    /// Peeks from the front of the queue; the first `offset` bytes go to a scratch buffer.
+    fn peek_from_front(
         &mut self,
         socket: &Socket,
         offset: usize,
@@ -264,11 +266,11 @@ impl RealHost {
         if !self.is_polled(socket, PollFlags::RDHUP | PollFlags::HUP)? {
             return Err(Errno::AGAIN);
         }
-        // The end has come, and maybe octets before it that the first look was too early for.
+        // The end has arrived, perhaps with bytes that came after the first peek.
         self.peek_behind(socket, offset, into)
     }
 
-    /// Octets behind the first `offset` ones of the queue; 0 where there are none.
+    /// Peeks at the bytes behind the first `offset` ones. Returns 0 if there are none.
     fn peek_behind(
         &mut self,
         socket: &Socket,
@@ -276,25 +278,25 @@ impl RealHost {
         into: &mut [IoSliceMut<'_>],
     ) -> Result<usize, Errno> {
         self.count();
-        let mut junk = core::mem::take(&mut self.junk);
-        junk.resize(usize::try_from(PEEK_AGAIN_MAX).unwrap_or(0), 0);
-        let seen = junk.get_mut(..offset).ok_or(Errno::INVAL).and_then(|junk| {
+        let mut scratch = core::mem::take(&mut self.scratch);
+        scratch.resize(usize::try_from(PEEK_AGAIN_MAX).unwrap_or(0), 0);
+        let seen = scratch.get_mut(..offset).ok_or(Errno::INVAL).and_then(|scratch| {
             let mut list = ArrayVec::<IoSliceMut<'_>, { RESERVE_MAX + 1 }>::new();
-            list.push(IoSliceMut::new(junk));
+            list.push(IoSliceMut::new(scratch));
             list.extend(into.iter_mut().take(RESERVE_MAX).map(|slice| IoSliceMut::new(slice)));
             let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
             let file = self.file(socket)?;
             Ok(net::recvmsg(file, &mut list, &mut RecvAncillaryBuffer::default(), flags)?.bytes)
         });
-        self.junk = junk;
+        self.scratch = scratch;
         Ok(seen?.saturating_sub(offset))
     }
 
-    /// Whether any of `flags` holds for a socket now.
+    /// Returns `true` if any of `flags` holds for a socket now.
     fn is_polled(&self, socket: &Socket, flags: PollFlags) -> Result<bool, Errno> {
         let file = self.file(socket)?;
         let mut fds = [PollFd::new(&file, flags)];
-        poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 }))?;
+        poll(&mut fds, Some(&timespec(Duration::ZERO)))?;
         Ok(fds[0].revents().intersects(flags))
     }
 }

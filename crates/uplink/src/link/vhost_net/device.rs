@@ -1,4 +1,4 @@
-//! What drives the other end of the virtqueues: kernel vhost-net, or a test.
+//! Virtqueue device: notifications between the link and kernel vhost-net, or a mock device in tests.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -6,45 +6,45 @@ use std::os::fd::{AsFd, BorrowedFd};
 use ringfence_sys::iotlb::Miss;
 use ringfence_sys::vhost::{QueueName, VhostEvents, VhostNet};
 
-/// The bells between a driver and its device.
+/// Notifications and control of the device that serves the virtqueues.
 pub trait Device: Send {
-    /// Tells the device that a queue has new buffers.
+    /// Notifies the device that a queue has new buffers.
     ///
     /// # Errors
     ///
-    /// The kernel's.
+    /// Returns the kernel's error.
     fn kick(&self, queue: QueueName) -> io::Result<()>;
 
-    /// Takes what has happened since the last call.
+    /// Returns the events since the last call.
     ///
     /// # Errors
     ///
-    /// The kernel's.
+    /// Returns the kernel's error.
     fn take_events(&self) -> io::Result<VhostEvents>;
 
-    /// Whether the interface has come to its end. It wakes nobody when it does so while nothing is sent, so
-    /// it is asked now and then.
+    /// Returns `true` if the TAP interface was removed. Without traffic the removal raises no event, so the
+    /// link asks periodically.
     ///
     /// # Errors
     ///
-    /// The kernel's.
+    /// Returns the kernel's error.
     fn is_gone(&self) -> io::Result<bool>;
 
-    /// What the device wanted and has no address of, where it said so last ([`VhostEvents::missed`]).
+    /// Returns the device's last access to an unmapped address, if there was one ([`VhostEvents::missed`]).
     ///
     /// # Errors
     ///
-    /// The kernel's.
+    /// Returns the kernel's error.
     fn take_miss(&self) -> io::Result<Option<Miss>>;
 
-    /// Takes the queues away from the device. What it used before can still be popped.
+    /// Detaches the device from its queues. Completions that it has written can still be popped.
     ///
     /// # Errors
     ///
-    /// The kernel's.
+    /// Returns the kernel's error.
     fn stop(&self) -> io::Result<()>;
 
-    /// Readable when there are events to take.
+    /// Returns a descriptor that is readable when there are events.
     fn wait_fd(&self) -> BorrowedFd<'_>;
 }
 

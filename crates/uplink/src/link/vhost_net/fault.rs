@@ -1,4 +1,4 @@
-//! Why a link by virtqueues ended.
+//! Rule violations of a virtqueue device, each of which ends the link.
 
 use ringfence_frame::Fault;
 use ringfence_ring::split::QueueFault;
@@ -6,52 +6,52 @@ use ringfence_sys::vhost::QueueName;
 
 use crate::link::vhost_net::frames::NotOffered;
 
-/// The device broke a rule, after which nothing it says can be trusted.
+/// Rule violation of the device, after which its writes cannot be trusted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum LinkFault {
-    /// A rule of virtqueues.
+    /// Violation of the virtqueue protocol.
     #[error("{} queue: {fault}", name_of(*queue))]
     Queue {
-        /// In which queue.
+        /// Queue in which it happened.
         queue: QueueName,
-        /// The rule.
+        /// Rule that was violated.
         fault: QueueFault,
     },
-    /// A frame begins in a buffer that has no room for its virtio-net header.
-    #[error("a frame begins with {len} octets, less than a virtio-net header")]
+    /// First buffer of a frame is shorter than a virtio-net header.
+    #[error("a frame begins with {len} bytes, less than a virtio-net header")]
     Header {
-        /// Octets that the device wrote to the first buffer.
+        /// Number of bytes that the device wrote to the first buffer.
         len: u32,
     },
-    /// A frame lies in a number of buffers that cannot be.
+    /// Number of buffers of a frame is impossible.
     #[error("a frame in {buffers} buffers, of which there are {posted}")]
     Buffers {
-        /// Buffers that its header names.
+        /// Number of buffers in the frame's header.
         buffers: u16,
-        /// Buffers that the device had.
+        /// Number of buffers that the device had.
         posted: u16,
     },
-    /// Not all buffers of a frame were used at once (virtio 1.x, 5.1.6.4).
+    /// Some buffers of a frame were not used together with the first (virtio 1.x, 5.1.6.4).
     #[error("a frame in {buffers} buffers, of which only {used} were used")]
     Incomplete {
-        /// Buffers that its header names.
+        /// Number of buffers in the frame's header.
         buffers: u16,
-        /// Buffers that came.
+        /// Number of buffers that were used.
         used: u16,
     },
-    /// The device wanted memory that it was not granted.
+    /// Device accessed memory that is not mapped for it.
     #[error("the device wanted {address:#x}, which it was not granted")]
     Miss {
-        /// The I/O address.
+        /// I/O address of the access.
         address: u64,
     },
-    /// A frame came back that was not sent.
+    /// Device completed a frame that it was not offered.
     #[error(transparent)]
     NotOffered(#[from] NotOffered),
 }
 
 impl LinkFault {
-    /// The name of the rule, to count by.
+    /// Returns the name of the rule's counter.
     pub fn rule(&self) -> &'static str {
         match self {
             LinkFault::Queue { fault, .. } => fault.rule(),
@@ -71,7 +71,7 @@ fn name_of(queue: QueueName) -> &'static str {
     }
 }
 
-/// The kernel's worker has said that it cannot go on.
+/// Returns the fault for a worker of the kernel that has stopped.
 pub(crate) fn worker_failed(queue: QueueName) -> Fault {
     let what = match queue {
         QueueName::Receive => "the receive queue",

@@ -1,32 +1,32 @@
-//! The ring of frames on their way to the guest.
+//! Frame ring: memory in which frames for the guest are assembled, and from which the kernel reads them.
 //!
-//! # Theory of operation
-//!
-//! What a host socket has received is read straight into this memory, the kernel takes it from here,
-//! and nothing in between copies it. Three cursors, all free-running, walk the ring:
+//! Sockets are read straight into the ring, and the kernel takes frames from it, so no payload is copied in
+//! between. Three free-running cursors walk the ring:
 //!
 //! ```text
-//!   tail           tap_head          sock_head
-//!    |                |                 |
-//!    v  with the      v  filled, not    v
-//!  [ . . . kernel . . . yet offered . . . free . . . ] (tail again)
+//!   tail             tap_head          sock_head
+//!    |                  |                 |
+//!    v                  v                 v
+//!  [ . . . offered . . . . committed . . . . free . . . ] (tail again)
 //! ```
 //!
-//! * **`sock_head`** moves when a frame was put together ([`FrameRing::commit`]): its bytes are in the ring.
-//! * **`tap_head`** moves when the frame was offered to the kernel ([`FrameRing::hand_over`]). From then on
-//!   its bytes do not change.
-//! * **`tail`** moves when the kernel is done with the oldest frame ([`FrameRing::finish`]). Frames may be
-//!   finished in any order; `tail` stops at the first one that is not.
+//! * **`sock_head`** advances when a frame is committed ([`FrameRing::commit`]): its bytes are complete.
+//! * **`tap_head`** advances when a frame is offered to the kernel ([`FrameRing::hand_over`]). Its bytes do
+//!   not change from then on.
+//! * **`tail`** advances when the kernel has completed the oldest frame ([`FrameRing::finish`]). Frames may
+//!   complete in any order; `tail` stops at the first one that has not.
 //!
-//! `tail ≤ tap_head ≤ sock_head ≤ tail + frames`, always. What was not offered yet can be taken back:
-//! `sock_head` moves backwards ([`FrameRing::withdraw`]).
+//! Frames that are not yet offered can be withdrawn, which moves `sock_head` back ([`FrameRing::withdraw`]).
 //!
-//! A frame lies in one *room*, behind a virtio-net header: a short one in the [`SHORT_ROOM`] octets that each
-//! frame has, a long one in one of fewer [`LONG_ROOM`]s, which are taken and come back in order, by two
-//! cursors of their own. Most frames are short (acknowledgements, datagrams), so there are many of them, and
-//! a bulk stream goes round in few, warm, pages all the same.
+//! A frame lies in one *room*, behind a virtio-net header. Each frame has a short room of [`SHORT_ROOM`]
+//! bytes. Long frames use one of fewer rooms of [`LONG_ROOM`] bytes, allocated in order by two more cursors.
+//! Most frames are short (acknowledgements, datagrams), and bulk data cycles through few pages that stay in
+//! the cache.
 //!
-//! Which frames the kernel has finished is the word of the other side, so [`FrameRing::finish`] checks it.
+//! # Guarantees
+//!
+//! `tail ≤ tap_head ≤ sock_head ≤ tail + frames`. Completions are written by the other side, so
+//! [`FrameRing::finish`] validates them.
 
 use std::io;
 
@@ -37,36 +37,36 @@ use ringfence_offload::vnet::{EmitError, MODERN_LEN};
 
 use crate::link::vhost_net::header::{headers_len, vnet_header};
 
-/// Octets of a room for a short frame, its virtio-net header included.
+/// Size of the room of a short frame, virtio-net header included, in bytes.
 pub const SHORT_ROOM: usize = 2048;
 
-/// Octets of a room for a long frame, its virtio-net header included: the largest frame there is, and up to
-/// the next page.
+/// Size of the room of a long frame, virtio-net header included, in bytes: the largest frame, rounded up to
+/// a page.
 pub const LONG_ROOM: usize = 65_536 + PAGE_SIZE;
 
-/// How large a [`FrameRing`] is.
+/// Dimensions of a [`FrameRing`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct FrameShape {
-    /// Frames, a power of two.
+    /// Number of frames, a power of two.
     pub frames: u32,
-    /// Rooms for long frames, a power of two.
+    /// Number of rooms for long frames, a power of two.
     pub long: u32,
 }
 
 impl Default for FrameShape {
-    /// 256 frames, 64 of them long: 4.75 MiB.
+    /// Returns the default: 256 frames and 64 long rooms, 4.75 MiB.
     fn default() -> FrameShape {
         FrameShape { frames: 256, long: 64 }
     }
 }
 
 impl FrameShape {
-    /// Octets of memory that the ring takes: a whole number of pages.
+    /// Returns the size of the ring's memory in bytes, a whole number of pages.
     pub fn bytes(self) -> usize {
         self.short_bytes() + self.long as usize * LONG_ROOM
     }
 
-    /// The short rooms come first, in a whole number of pages.
+    /// Returns the size of all short rooms, which come first, rounded up to pages.
     pub(crate) fn short_bytes(self) -> usize {
         (self.frames as usize * SHORT_ROOM).next_multiple_of(PAGE_SIZE)
     }
@@ -77,30 +77,30 @@ impl FrameShape {
     }
 }
 
-/// Why a frame was not committed.
+/// Reasons for which a frame is not committed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum CommitError {
-    /// No room is reserved, or all that were are used up.
+    /// No room is reserved, or all reserved rooms are used.
     #[error("no room is reserved for the frame")]
     NotReserved,
-    /// Longer than the room.
-    #[error("a frame of {len} octets in a room of {room}")]
+    /// Frame is longer than its room.
+    #[error("a frame of {len} bytes in a room of {room}")]
     TooLong {
-        /// Octets of the frame.
+        /// Length of the frame in bytes.
         len: usize,
-        /// Octets of the room.
+        /// Size of the room in bytes.
         room: usize,
     },
-    /// The metadata cannot be put into a virtio-net header.
+    /// Metadata that no virtio-net header can express.
     #[error(transparent)]
     Meta(#[from] EmitError),
 }
 
-/// A frame was called finished that is not with the kernel.
+/// Completion of a frame that the kernel was not offered.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("frame {frame} is not with the kernel")]
 pub struct NotOffered {
-    /// The free-running number of the frame.
+    /// Free-running number of the frame.
     pub frame: u32,
 }
 
@@ -122,37 +122,37 @@ enum Room {
 #[derive(Clone, Copy, Debug, Default)]
 struct Frame {
     state: State,
-    /// The first octet in the area, where the virtio-net header is.
+    /// Offset of the virtio-net header in the ring's memory.
     offset: usize,
     is_long: bool,
-    /// Octets of the virtio-net header and all headers, where the payload is to be told apart; else 0.
+    /// Length of the virtio-net header and all headers if the payload is a separate range; otherwise 0.
     headers: usize,
-    /// Octets, with the virtio-net header.
+    /// Length in bytes, virtio-net header included.
     len: usize,
     meta: OffloadMeta,
 }
 
-/// A frame that waits, and where it lies.
+/// Committed frame that is not yet offered, and its position.
 #[derive(Clone, Copy, Debug)]
-pub struct Waiting {
-    /// The first octet in the ring's memory, where the virtio-net header is.
+pub struct PendingFrame {
+    /// Offset of the virtio-net header in the ring's memory.
     pub offset: usize,
-    /// Octets of the virtio-net header and all other headers, of a long frame; 0 for short ones.
+    /// Length of the virtio-net header and all headers of a long frame; 0 for a short one.
     pub headers: usize,
-    /// Octets of all of it.
+    /// Length in bytes, virtio-net header included.
     pub len: usize,
-    /// What is left to be done to the frame.
+    /// Offload work left to do.
     pub meta: OffloadMeta,
 }
 
-impl Waiting {
-    /// Octets of the frame, without the virtio-net header.
+impl PendingFrame {
+    /// Returns the length of the frame without the virtio-net header.
     pub fn frame_len(&self) -> usize {
         self.len.saturating_sub(MODERN_LEN)
     }
 }
 
-/// See the [module](self).
+/// Ring of frames for the guest. See the [module](self).
 #[derive(Debug)]
 pub struct FrameRing {
     area: SendArea,
@@ -163,16 +163,16 @@ pub struct FrameRing {
     tail: u32,
     long_head: u32,
     long_tail: u32,
-    /// Rooms that were given out and not committed yet.
+    /// Rooms that are reserved and not yet committed.
     reserved: (Room, usize),
 }
 
 impl FrameRing {
-    /// A ring, in memory of its own.
+    /// Creates a ring in memory of its own.
     ///
     /// # Errors
     ///
-    /// The kernel's, or `InvalidInput` when a number of the shape is no power of two up to 32768.
+    /// Returns the kernel's error, or `InvalidInput` if a number of the shape is no power of two up to 32768.
     pub fn new(shape: FrameShape) -> io::Result<FrameRing> {
         if !shape.is_valid() {
             return Err(io::ErrorKind::InvalidInput.into());
@@ -190,23 +190,23 @@ impl FrameRing {
         })
     }
 
-    /// How large it is.
+    /// Returns the dimensions of the ring.
     pub fn shape(&self) -> FrameShape {
         self.shape
     }
 
-    /// Where in the ring's memory a frame lies that is with the kernel.
+    /// Returns the offset of a frame that is offered to the kernel.
     pub fn offered_at(&self, number: u32) -> Option<usize> {
         let frame = self.frames[self.frame_place(number)];
         (frame.state == State::Offered).then_some(frame.offset)
     }
 
-    /// The ring's memory, for a device's table.
+    /// Returns the ring's memory, to be mapped for a device.
     pub fn region(&self) -> DeviceRegion {
         self.area.device_region()
     }
 
-    /// Frames of `len` octets that can be committed now.
+    /// Returns the number of frames of `len` bytes that can be committed now.
     pub fn free(&self, len: usize) -> usize {
         match room_for(len) {
             None => 0,
@@ -218,8 +218,8 @@ impl FrameRing {
         }
     }
 
-    /// Gives the rooms of the next frames, at most `count`, each of `len` octets or more, in the order in
-    /// which they are to be committed. What was reserved before and not committed is void.
+    /// Reserves at most `count` rooms of at least `len` bytes, and passes them to `give` in the order in which
+    /// they must be committed. Cancels an earlier reservation that was not committed.
     pub fn reserve<'a>(&'a mut self, count: usize, len: usize, mut give: impl FnMut(&'a mut [u8])) {
         let count = count.min(self.free(len));
         let room = room_for(len).unwrap_or(Room::Short);
@@ -229,17 +229,17 @@ impl FrameRing {
             Room::Short => (short, SHORT_ROOM, self.sock_head & (self.shape.frames - 1)),
             Room::Long => (long, LONG_ROOM, self.long_head & (self.shape.long - 1)),
         };
-        // Those up to the end of the ring come first, then those from its beginning.
+        // Rooms up to the end of the ring come first, then those from its beginning.
         let (behind, ahead) = rooms.split_at_mut(first as usize * size);
         let in_order = ahead.chunks_exact_mut(size).chain(behind.chunks_exact_mut(size));
         in_order.take(count).for_each(|room| give(&mut room[MODERN_LEN..]));
     }
 
-    /// The next room that was reserved holds a frame of `len` octets: `sock_head` moves.
+    /// Commits a frame of `len` bytes in the next reserved room: `sock_head` advances.
     ///
     /// # Errors
     ///
-    /// [`CommitError`]; nothing has moved.
+    /// Returns [`CommitError`]; the ring is unchanged.
     pub fn commit(&mut self, len: usize, meta: OffloadMeta) -> Result<(), CommitError> {
         let (room, left) = self.reserved;
         if left == 0 {
@@ -271,37 +271,37 @@ impl FrameRing {
         Ok(())
     }
 
-    /// Frames that were committed and not offered to the kernel.
+    /// Returns the number of frames that are committed and not offered.
     pub fn waiting(&self) -> usize {
         self.sock_head.wrapping_sub(self.tap_head) as usize
     }
 
-    /// Frames that are with the kernel, or are kept behind one that is.
+    /// Returns the number of offered frames, completed ones behind an incomplete one included.
     pub fn offered(&self) -> usize {
         self.tap_head.wrapping_sub(self.tail) as usize
     }
 
-    /// The oldest frame that was not offered yet.
-    pub fn next_waiting(&self) -> Option<Waiting> {
+    /// Returns the oldest committed frame that is not offered.
+    pub fn next_waiting(&self) -> Option<PendingFrame> {
         if self.waiting() == 0 {
             return None;
         }
         let &Frame { offset, headers, len, meta, .. } =
             &self.frames[self.frame_place(self.tap_head)];
-        Some(Waiting { offset, headers, len, meta })
+        Some(PendingFrame { offset, headers, len, meta })
     }
 
-    /// The bytes of a frame that waits.
-    pub fn bytes(&self, frame: &Waiting) -> &[u8] {
+    /// Returns the bytes of a frame that is not offered.
+    pub fn bytes(&self, frame: &PendingFrame) -> &[u8] {
         self.area.bytes().get(frame.offset..frame.offset + frame.len).unwrap_or_default()
     }
 
-    /// The bytes of a frame that waits, for a device.
-    pub fn device_range(&self, frame: &Waiting) -> Option<DeviceRange> {
+    /// Returns the bytes of a frame that is not offered, as a range for a device.
+    pub fn device_range(&self, frame: &PendingFrame) -> Option<DeviceRange> {
         self.area.device_range(frame.offset, frame.len).ok()
     }
 
-    /// The bytes at an address of a device's, for one that is made up.
+    /// Returns the bytes at a device's address, for a mock device.
     #[cfg(any(test, feature = "test-utils"))]
     #[doc(hidden)]
     pub fn bytes_at(&self, address: u64, len: u32) -> Option<&[u8]> {
@@ -310,8 +310,8 @@ impl FrameRing {
         self.area.bytes().get(offset..)?.get(..len as usize)
     }
 
-    /// The frame of [`FrameRing::next_waiting`] is with the kernel now: `tap_head` moves. Returns the
-    /// frame's number, for [`FrameRing::finish`]; `None` when no frame was waiting.
+    /// Marks the frame of [`FrameRing::next_waiting`] as offered: `tap_head` advances. Returns the frame's
+    /// number, for [`FrameRing::finish`], or `None` if no frame waits.
     pub fn hand_over(&mut self) -> Option<u32> {
         if self.waiting() == 0 {
             return None;
@@ -323,11 +323,11 @@ impl FrameRing {
         Some(number)
     }
 
-    /// The kernel is done with frame `number`: `tail` moves as far as it can. Returns what the frame was.
+    /// Completes frame `number`: `tail` advances as far as possible.
     ///
     /// # Errors
     ///
-    /// [`NotOffered`] when that frame is not with the kernel; nothing has moved.
+    /// Returns [`NotOffered`] if the kernel does not have the frame; the ring is unchanged.
     pub fn finish(&mut self, number: u32) -> Result<(), NotOffered> {
         let place = self.frame_place(number);
         let with_kernel = number.wrapping_sub(self.tail) < self.tap_head.wrapping_sub(self.tail);
@@ -347,8 +347,8 @@ impl FrameRing {
         Ok(())
     }
 
-    /// Takes back all frames that were not offered: `sock_head` moves backwards. Returns how many. What was
-    /// reserved is void.
+    /// Withdraws all frames that are not offered: `sock_head` moves back. Returns their number. Cancels the
+    /// reservation.
     pub fn withdraw(&mut self) -> usize {
         let taken = self.waiting();
         self.reserved = (Room::Short, 0);
@@ -370,7 +370,7 @@ impl FrameRing {
     }
 }
 
-/// The room for a frame of `len` octets; `None` when there is none so large.
+/// Returns the kind of room for a frame of `len` bytes, or `None` if it is too long.
 fn room_for(len: usize) -> Option<Room> {
     if len <= SHORT_ROOM - MODERN_LEN {
         Some(Room::Short)

@@ -1,27 +1,26 @@
-//! The body of the fuzz target about virtqueues. It also runs as a property test.
+//! Fuzz target `virtqueues`: a device that writes arbitrary data. A property test runs it, too.
 
+use crate::GuestLink;
+use crate::link::{Committed, Slots};
 use ringfence_frame::{Batch, Fault, Port};
 use ringfence_offload::OffloadMeta;
 use ringfence_ring::split::QueueFeatures;
 use ringfence_wire::virtio::UsedElement;
 
-use crate::GuestSide;
-use crate::link::{Committed, Slots};
-
 use crate::link::vhost_net::frames::FrameShape;
 use crate::link::vhost_net::link::VhostLink;
-use crate::link::vhost_net::link::mock::{Ends, Mock, lock, pair};
+use crate::link::vhost_net::link::mock::{Mock, MockState, lock, pair};
 
-/// Frames of a batch.
+/// Maximum of frames in a batch.
 const BUDGET: usize = 8;
 
-/// A link whose device writes what it likes. The first octet says what was negotiated, each four behind it
-/// are something that the device or the driver does, and its numbers.
+/// Runs a link against a device that writes arbitrary data. The first byte selects the negotiated features.
+/// Each group of four bytes selects an action of device and driver, with its numbers.
 ///
 /// # Panics
 ///
-/// When the link hands out what the device did not write, goes on after a rule was broken, or counts
-/// none.
+/// Panics if the link returns data that the device did not write, continues after a violation, or does not
+/// count it.
 pub fn virtqueues(data: &[u8]) {
     let Some((&features, steps)) = data.split_first() else { return };
     let features = QueueFeatures {
@@ -45,16 +44,16 @@ pub fn virtqueues(data: &[u8]) {
     assert!(link.rules().all().is_empty(), "a rule was broken and the link went on");
 }
 
-/// What the device does: whole frames, or whatever the numbers say.
-fn device_does(ends: &mut Ends, [what, a, b, c]: [u8; 4]) {
+/// Runs an action of the device: a whole frame, or arbitrary ring entries.
+fn device_does(ends: &mut MockState, [what, a, b, c]: [u8; 4]) {
     let number = u16::from_le_bytes([a, b]);
     let element = UsedElement { id: u32::from(a & 31), len: u32::from(c) << (b & 15) };
     match what >> 4 {
         0..=3 => {
-            let mut octets = vec![c; 12 + usize::from(number)];
-            octets[..10].fill(0);
-            octets[0] = b & 3;
-            let _ = ends.deliver(&octets);
+            let mut bytes = vec![c; 12 + usize::from(number)];
+            bytes[..10].fill(0);
+            bytes[0] = b & 3;
+            let _ = ends.deliver(&bytes);
         }
         4 => {
             if let Some(buffer) = ends.receive.take() {
@@ -80,7 +79,7 @@ fn device_does(ends: &mut Ends, [what, a, b, c]: [u8; 4]) {
     }
 }
 
-/// What the driver does.
+/// Runs an action of the driver.
 fn driver_does(
     link: &mut VhostLink<Mock>,
     batch: &mut Batch,
@@ -91,8 +90,8 @@ fn driver_does(
             let received = link.receive(batch, BUDGET)?;
             assert!(received.frames <= received.work && received.work <= BUDGET);
             for frame in batch.iter() {
-                let mut octets = vec![0; frame.len()];
-                assert_eq!(frame.copy_to(&mut octets), frame.len(), "all of a frame is there");
+                let mut bytes = vec![0; frame.len()];
+                assert_eq!(frame.copy_to(&mut bytes), frame.len(), "all of a frame is there");
             }
             let all: Vec<u32> = (0..u32::try_from(batch.len()).unwrap_or(0)).collect();
             if what & 7 == 2 {
@@ -104,12 +103,12 @@ fn driver_does(
         3 | 4 => {
             let len = 60 + usize::from(a) * usize::from(b);
             let mut slots = Slots::new();
-            GuestSide::reserve(link, usize::from(a & 15), len, &mut slots);
+            GuestLink::reserve(link, usize::from(a & 15), len, &mut slots);
             let frames = vec![Committed { len, meta: OffloadMeta::PLAIN }; slots.len()];
             drop(slots);
-            GuestSide::commit(link, &frames);
-            GuestSide::flush(link);
-            // A rule that was broken meanwhile is told with the next look.
+            GuestLink::commit(link, &frames);
+            GuestLink::flush(link);
+            // The next receive returns a violation that was found here.
             link.receive(batch, 0)?;
         }
         5 => drop(Port::arm(link)?),

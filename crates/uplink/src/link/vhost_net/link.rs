@@ -1,31 +1,29 @@
-//! The link by kernel vhost-net: no system call for a frame, but memory that both sides see.
+//! Vhost-net link: frames move through virtqueues in shared memory, without a system call per frame.
 //!
-//! # Theory of operation
+//! A worker of the kernel ([`VhostNet`]) moves frames between two virtqueues and the guest's TAP interface:
 //!
-//! A worker of the kernel ([`VhostNet`]) moves frames between two virtqueues and the interface of the guest.
+//! ```text
+//! guest -> TAP -> vhost worker -> receive buffers -> Batch -> engine
+//! guest <- TAP <- vhost worker <- FrameRing  <- sockets (engine)
+//! ```
 //!
-//! * **From the guest** it writes frames into 256 receive buffers. A frame that is longer than a buffer
-//!   lies in several. The engine sees headers copied, and payload where it is; when it is done with a batch
-//!   ([`Port::complete`]) the buffers are posted again, all of a batch by one index, and at most one
-//!   kick: only if the worker ran out of buffers and sleeps.
-//! * **To the guest** frames are put together in a [`FrameRing`], into which sockets are read straight.
-//!   [`Port::flush`] makes those that wait available, headers and payload as separate descriptors, and
-//!   kicks at most once. The worker's completions are looked at when room is needed, never announced, unless
-//!   somebody waits for room.
+//! * **From the guest.** The worker writes frames into 256 receive buffers; a long frame spans several. The
+//!   engine sees headers copied and payload in place. [`Port::complete`] posts the buffers of a batch again
+//!   with one index update, and kicks only if the worker ran out of buffers and sleeps.
+//! * **To the guest.** Frames are assembled in a [`FrameRing`]. [`Port::flush`] makes committed frames
+//!   available, headers and payload as separate descriptors, with at most one kick. Completions are
+//!   reclaimed when room is needed. The worker signals them only if the sender waits for room.
 //!
-//! Before the thread sleeps it asks for an event; otherwise there are none in either direction.
+//! Events are enabled before the thread sleeps, and suppressed otherwise.
 //!
-//! # What the device reaches
+//! # Limits
 //!
-//! All of the buffers and of the ring, or what is under way ([`Protection`]). Then all that the device is told of
-//! was lent to it before, and if it wants an address that was not, the link ends.
-//!
-//! # When it ends
-//!
-//! What the other side wrote into the queues is checked ([`LinkFault`]); the first rule that is broken ends the
-//! link. So does an error that the worker reports, and the end of the interface.
+//! [`Protection`] selects the memory that the device reaches: all buffers and the ring, or only blocks in
+//! use. In the latter case an access to other memory ends the link. Everything that the device writes into
+//! the queues is validated; the first violation ([`LinkFault`]) ends the link. So does an error of the worker,
+//! and the removal of the interface.
 
-// #syscall none: the kernel's version is asked for before the sandbox closes
+// #syscall none: the kernel's version is read before the sandbox closes
 
 mod lending;
 #[cfg(any(test, feature = "test-utils"))]
@@ -40,6 +38,8 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
+use crate::GuestLink;
+use crate::link::{Committed, Slots};
 use ringfence_access::iommu::AddressSpace;
 use ringfence_frame::tap::{capabilities, frame_max};
 use ringfence_frame::{
@@ -54,9 +54,6 @@ use ringfence_sys::rules::RuleCounters;
 use ringfence_sys::tap::TapOffloads;
 use ringfence_sys::vhost::{QueueName, VhostError, VhostNet, VhostSetup};
 
-use crate::GuestSide;
-use crate::link::{Committed, Slots};
-
 use crate::link::vhost_net::device::Device;
 use crate::link::vhost_net::fault::{LinkFault, worker_failed};
 use crate::link::vhost_net::frames::{FrameRing, FrameShape};
@@ -66,25 +63,25 @@ pub use lending::Protection;
 use receive::{Receiver, Taken};
 use send::Sender;
 
-/// How long after its end an interface is missed at the latest, by a link that sleeps.
-const LOOK_EVERY: Duration = Duration::from_secs(1);
-/// Receive buffers.
+/// Interval at which an idle link checks that its interface exists.
+const CHECK_INTERVAL: Duration = Duration::from_secs(1);
+/// Number of receive buffers.
 const BUFFERS: u16 = 256;
-/// Descriptors of frames to the guest: two for each of a ring of the default shape.
+/// Number of transmit descriptors: two for each frame of a ring of the default shape.
 const DESCRIPTORS: u16 = 512;
 
-/// Whether a kernel of that release is trusted with buffers in order: it has that from 6.17 on, and went on
-/// to mend it afterwards.
-fn keeps_order(release: &str) -> bool {
+/// Returns `true` if a kernel of that release may use buffers in order. The feature exists since 6.17 and was
+/// repaired in later releases.
+fn supports_in_order(release: &str) -> bool {
     let mut numbers = release.split(['.', '-']).map_while(|part| part.parse::<u32>().ok());
     let version = (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0));
     version >= (6, 19)
 }
 
-/// One queue of an interface, driven by virtqueues.
+/// One queue of an interface, served by vhost-net.
 #[derive(Debug)]
 pub struct VhostLink<D = VhostNet> {
-    // First, so that it is stopped before the memory goes.
+    // First field: the device must stop before its memory is freed.
     device: D,
     receiver: Receiver,
     sender: Sender,
@@ -93,22 +90,22 @@ pub struct VhostLink<D = VhostNet> {
     counters: Arc<PortCounters>,
     system: Arc<Counters>,
     rules: Arc<RuleCounters>,
-    /// Why the link ended, where nobody could be told yet.
+    /// Failure to be returned by the next call that can return one.
     fault: Option<Fault>,
     clock: Clock,
-    /// When the interface is asked next whether it is still there.
-    next_look: Duration,
+    /// Time of the next check that the interface exists.
+    next_check: Duration,
 }
 
 impl VhostLink {
-    /// Sets up the device `file` ([`ringfence_sys::vhost::open`]) for the queue behind `tap`, and
-    /// starts it; otherwise as [`TapLink::new`](crate::link::tap::TapLink::new).
+    /// Sets up the device `file` ([`ringfence_sys::vhost::open`]) for the queue behind `tap`, and starts it.
+    /// The other parameters are those of [`TapLink::new`](crate::link::tap::TapLink::new).
     ///
-    /// The calling process is the one whose memory the device uses.
+    /// The device uses the memory of the calling process.
     ///
     /// # Errors
     ///
-    /// [`VhostError`].
+    /// Returns [`VhostError`] if a step of the setup fails.
     pub fn start(
         file: OwnedFd,
         tap: impl AsFd,
@@ -120,11 +117,11 @@ impl VhostLink {
         VhostLink::start_protected(file, tap, offloads, mtu, shape, system, Protection::Fixed)
     }
 
-    /// As [`VhostLink::start`], with so much of the link's memory in the device's reach.
+    /// Starts the device as [`VhostLink::start`] does, with the given protection of the link's memory.
     ///
     /// # Errors
     ///
-    /// [`VhostError`].
+    /// Returns [`VhostError`] if a step of the setup fails.
     pub fn start_protected(
         file: OwnedFd,
         tap: impl AsFd,
@@ -142,7 +139,7 @@ impl VhostLink {
         let setup = VhostSetup {
             sizes: [BUFFERS, DESCRIPTORS],
             regions: if fine { Vec::new() } else { all() },
-            in_order: keeps_order(&rustix::system::uname().release().to_string_lossy()),
+            in_order: supports_in_order(&rustix::system::uname().release().to_string_lossy()),
         };
         let (device, queues, space) = if protection.is_translated() {
             let (device, space, queues) = VhostNet::start_translated(file, tap.as_fd(), setup)?;
@@ -161,18 +158,18 @@ impl VhostLink {
             _ => Lending::default(),
         };
         let takes = capabilities(offloads, mtu);
-        let link = VhostLink::over(device, queues, buffers, frames, lending, takes, system);
+        let link = VhostLink::from_parts(device, queues, buffers, frames, lending, takes, system);
         link.map_err(|source| VhostError::Setting { what: "the first kick", source })
     }
 
-    /// The device.
+    /// Returns the vhost-net device.
     pub fn device(&self) -> &VhostNet {
         &self.device
     }
 }
 
 impl<D: Device> VhostLink<D> {
-    fn over(
+    fn from_parts(
         device: D,
         [receive, transmit]: [DriverQueue; 2],
         buffers: LentSlice,
@@ -192,7 +189,7 @@ impl<D: Device> VhostLink<D> {
             rules: Arc::default(),
             fault: None,
             clock: Clock::default(),
-            next_look: Duration::ZERO,
+            next_check: Duration::ZERO,
         };
         if link.receiver.post() {
             link.kick(QueueName::Receive)?;
@@ -200,13 +197,12 @@ impl<D: Device> VhostLink<D> {
         Ok(link)
     }
 
-    /// The frames on their way to the guest. What is committed leaves with the next
-    /// [`flush`](Port::flush).
+    /// Returns the ring of frames for the guest. Committed frames leave with the next [`flush`](Port::flush).
     pub fn frames(&mut self) -> &mut FrameRing {
         self.sender.frames()
     }
 
-    /// The rules that the other side broke.
+    /// Returns the counters of rule violations by the device.
     pub fn rules(&self) -> &Arc<RuleCounters> {
         &self.rules
     }
@@ -216,27 +212,27 @@ impl<D: Device> VhostLink<D> {
         self.device.kick(queue)
     }
 
-    /// All that the device was told of was lent to it, so it has no business where it was not: the link
-    /// ends, once the device has let go of its queues and its last completions are accounted for.
-    fn refuse(&mut self) -> Result<(), Fault> {
+    /// Ends the link after the device accessed an address that is not mapped for it. The device is stopped and
+    /// its last completions are validated first.
+    fn end_on_miss(&mut self) -> Result<(), Fault> {
         let cannot = |source| Fault::system("cannot hear what vhost-net missed", source);
         let Some(Miss { address, .. }) = self.device.take_miss().map_err(cannot)? else {
             return Ok(());
         };
-        // If it cannot be, it is stopped when this link is gone.
+        // If the stop fails, the device stops when the link is dropped.
         let _ = self.device.stop();
         let last = self.sender.reclaim();
         self.checked(last)?;
         self.checked(Err(LinkFault::Miss { address }))
     }
 
-    /// Whether the interface has gone, looked at now and then.
-    fn has_gone_silently(&mut self) -> Result<bool, Fault> {
+    /// Checks at intervals that the interface exists. Returns `true` if it was removed.
+    fn was_removed(&mut self) -> Result<bool, Fault> {
         let now = self.clock.now();
-        if now < self.next_look {
+        if now < self.next_check {
             return Ok(false);
         }
-        self.next_look = now + LOOK_EVERY;
+        self.next_check = now + CHECK_INTERVAL;
         self.system.syscalls.add(1);
         let gone = self.device.is_gone();
         gone.map_err(|source| Fault::system("cannot look after the interface", source))
@@ -249,7 +245,7 @@ impl<D: Device> VhostLink<D> {
         Ok(())
     }
 
-    /// Counts the rule that was broken.
+    /// Counts the violation of a failed result and converts it to a fault.
     fn checked<T>(&self, result: Result<T, LinkFault>) -> Result<T, Fault> {
         result.map_err(|fault| {
             self.rules.count(fault.rule());
@@ -267,7 +263,7 @@ impl<D: Device> VhostLink<D> {
         self.kick_if(kick, QueueName::Transmit)
     }
 
-    /// Copies a frame of a batch behind those that wait; whether there was room.
+    /// Copies a frame of a batch into the ring. Returns `false` if there is no room.
     fn copy_in(&mut self, frame: ringfence_frame::FrameView<'_>) -> Result<bool, Fault> {
         let room = self.sender.room(1, frame.len());
         if self.checked(room)? == 0 {
@@ -310,7 +306,7 @@ impl<D: Device> Port for VhostLink<D> {
         self.kick_if(kick, QueueName::Receive)
     }
 
-    /// Copied, behind what waits already; the device sees it with the next [`flush`](Port::flush).
+    /// Copies frames into the ring, after those already committed. The next [`flush`](Port::flush) offers them.
     fn transmit(&mut self, batch: &Batch, frames: &[u32]) -> Result<Transmitted, Fault> {
         let mut done = Transmitted::default();
         for frame in batch.select(frames) {
@@ -360,14 +356,14 @@ impl<D: Device> Port for VhostLink<D> {
             return Err(worker_failed(queue));
         }
         if events.missed {
-            self.refuse()?;
+            self.end_on_miss()?;
         }
-        if events.backend_gone || self.has_gone_silently()? { Err(Fault::Gone) } else { Ok(()) }
+        if events.backend_gone || self.was_removed()? { Err(Fault::Gone) } else { Ok(()) }
     }
 
-    /// The interface may go while nobody sends, which is no event.
+    /// Returns the time of the next check, because removal of an idle interface raises no event.
     fn deadline(&self) -> Option<Duration> {
-        Some(self.next_look)
+        Some(self.next_check)
     }
 
     fn capabilities(&self) -> PortCapabilities {
@@ -379,7 +375,7 @@ impl<D: Device> Port for VhostLink<D> {
     }
 }
 
-impl<D: Device> GuestSide for VhostLink<D> {
+impl<D: Device> GuestLink for VhostLink<D> {
     fn capabilities(&self) -> PortCapabilities {
         self.capabilities
     }
@@ -400,7 +396,7 @@ impl<D: Device> GuestSide for VhostLink<D> {
         commit_all(self.sender.frames(), frames, &self.counters);
     }
 
-    /// A failure ends the next [`receive`](Port::receive).
+    /// Offers committed frames. The next [`receive`](Port::receive) returns a failure.
     fn flush(&mut self) {
         if self.fault.is_some() {
             return;

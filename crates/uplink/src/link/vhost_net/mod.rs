@@ -1,11 +1,12 @@
-//! The link to a guest by kernel vhost-net, in memory that both sides see.
+//! Vhost-net link: virtqueues in memory that the uplink shares with the kernel.
 //!
-//! * [`frames`]: the ring in which frames for the guest are put together, where they are read from sockets.
-//! * [`link`]: the link by kernel vhost-net: virtqueues in memory that both sides see.
+//! * [`frames`]: the ring in which frames for the guest are assembled.
+//! * [`link`]: the link itself, with its receive and send side.
+//! * `device`: the kernel's device, or a mock device in tests.
 //!
-//! A link is a [`Port`](ringfence_frame::Port), which is how frames come from the guest, and a
-//! [`GuestSide`](crate::GuestSide), which is how the uplink puts frames for it together. It has
-//! one queue, and belongs to one thread; an interface of several queues has a link for each.
+//! A link is a [`Port`](ringfence_frame::Port), by which frames come from the guest, and a
+//! [`GuestLink`](crate::GuestLink), by which the engine assembles frames for it. It has one queue and belongs
+//! to one thread; an interface with several queues has a link for each.
 
 mod device;
 mod fault;
@@ -26,11 +27,10 @@ use crate::link::Committed;
 
 use frames::{CommitError, FrameRing};
 
-/// Frames that the kernel holds between the guest and the reader of a TAP interface (its default
-/// `txqueuelen`).
+/// Number of frames that the kernel queues for the reader of a TAP interface (its default `txqueuelen`).
 const TAP_QUEUE: usize = 1000;
 
-/// Commits frames, and counts those that cannot be; how many could.
+/// Commits frames. Counts those that cannot be committed, and returns the number of those that were.
 pub(super) fn commit_all(
     ring: &mut FrameRing,
     frames: &[Committed],
@@ -48,8 +48,8 @@ pub(super) fn commit_all(
     done
 }
 
-/// What the kernel holds for the reader before it drops, in octets: nothing to speak of where TCP comes in
-/// super-packets, as each takes only one of the places.
+/// Returns the bytes that the kernel queues for the reader before it drops. Returns `None` for a link with TCP
+/// super-packets, since each takes only one entry of the queue.
 pub(super) fn inbound_queue(capabilities: &PortCapabilities) -> Option<usize> {
     let whole = capabilities.gso.tcp_v4 && capabilities.gso.tcp_v6;
     (!whole).then(|| TAP_QUEUE * usize::from(capabilities.mtu))

@@ -8,7 +8,7 @@ use super::*;
 const SMALL: FrameShape = FrameShape { frames: 8, long: 4 };
 const LONG: usize = 60_000;
 
-/// Reserves rooms, and fills the beginning of each.
+/// Reserves rooms and writes the beginning of each.
 fn fill(ring: &mut FrameRing, len: usize, values: &[&[u8]]) {
     let mut values = values.iter();
     let mut filled = 0;
@@ -30,13 +30,13 @@ fn offer_and_finish(ring: &mut FrameRing) -> Vec<u8> {
 }
 
 #[test]
-fn frames_leave_as_they_were_put_together_and_in_order() {
+fn committed_frames_leave_unchanged_and_in_order() {
     let mut ring = FrameRing::new(SMALL).unwrap();
     for round in 0..20u8 {
         fill(&mut ring, LONG, &[b"aaaa", b"bbbb", b"cccc"]);
         ring.commit(4, OffloadMeta::PLAIN).unwrap();
         ring.commit(3, OffloadMeta::PLAIN).unwrap();
-        // The third is not committed; a short one comes next.
+        // The third one is not committed. A short one follows.
         fill(&mut ring, 100, &[&[round; 5]]);
         ring.commit(5, OffloadMeta::PLAIN).unwrap();
         assert_eq!(offer_and_finish(&mut ring), b"aaaa");
@@ -47,7 +47,7 @@ fn frames_leave_as_they_were_put_together_and_in_order() {
 }
 
 #[test]
-fn no_two_frames_share_an_octet() {
+fn frames_share_no_byte() {
     let mut ring = FrameRing::new(SMALL).unwrap();
     let mut rooms = Vec::new();
     for len in [LONG, 64, LONG, 64, LONG, 64, LONG, 64] {
@@ -67,7 +67,7 @@ fn no_two_frames_share_an_octet() {
 }
 
 #[test]
-fn the_header_says_what_is_left_to_do() {
+fn partial_checksum_is_in_virtio_net_header() {
     let mut ring = FrameRing::new(SMALL).unwrap();
     fill(&mut ring, 10, &[b"0123456789"]);
     let meta = OffloadMeta { checksum: Checksum::Partial { start: 34, offset: 16 }, gso: None };
@@ -78,7 +78,7 @@ fn the_header_says_what_is_left_to_do() {
 }
 
 #[test]
-fn the_tail_waits_for_the_oldest_frame() {
+fn tail_stops_at_oldest_incomplete_frame() {
     let mut ring = FrameRing::new(SMALL).unwrap();
     fill(&mut ring, LONG, &[&b"x"[..]; 3]);
     for _ in 0..3 {
@@ -93,7 +93,7 @@ fn the_tail_waits_for_the_oldest_frame() {
 }
 
 #[test]
-fn what_is_not_with_the_kernel_cannot_be_finished() {
+fn finish_of_frame_not_offered_is_refused() {
     let mut ring = FrameRing::new(SMALL).unwrap();
     assert_eq!(ring.finish(0), Err(NotOffered { frame: 0 }), "nothing was ever committed");
     fill(&mut ring, 1, &[&b"x"[..]; 2]);
@@ -110,7 +110,7 @@ fn what_is_not_with_the_kernel_cannot_be_finished() {
 }
 
 #[test]
-fn a_frame_that_does_not_fit_changes_nothing() {
+fn frame_that_does_not_fit_changes_nothing() {
     let mut ring = FrameRing::new(SMALL).unwrap();
     assert_eq!(ring.commit(1, OffloadMeta::PLAIN), Err(CommitError::NotReserved));
     fill(&mut ring, 100, &[b"x"]);
@@ -128,7 +128,7 @@ fn a_frame_that_does_not_fit_changes_nothing() {
 }
 
 #[test]
-fn shapes_that_are_none_are_refused() {
+fn invalid_shape_is_refused() {
     for (frames, long) in [(0, 4), (8, 3), (1 << 16, 4), (8, 0)] {
         assert!(FrameRing::new(FrameShape { frames, long }).is_err(), "{frames} {long}");
     }
@@ -151,7 +151,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// What the ring should be, written so that nothing can go wrong: a queue of frames.
+/// Model of the ring: a queue of frames.
 #[derive(Default)]
 struct Oracle {
     frames: VecDeque<(bool, State)>,
@@ -198,10 +198,9 @@ impl Oracle {
 }
 
 proptest! {
-    /// Whatever the order of calls, and whatever the other side says is finished, the cursors are where a
-    /// plain queue says that they should be; also where they wrap.
+    /// Checks the cursors against a plain queue for any order of calls and completions, wraparound included.
     #[test]
-    fn the_cursors_agree_with_a_plain_queue(
+    fn cursors_match_queue_model(
         start in prop_oneof![Just(0u32), (u32::MAX - 20)..=u32::MAX],
         steps in prop::collection::vec(step(), 0..200),
     ) {

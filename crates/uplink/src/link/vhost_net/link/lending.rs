@@ -1,11 +1,9 @@
-//! What of a link's memory the device reaches, where that is not all of it all the time.
+//! Block lending: maps only those parts of a link's memory for the device that are in use.
 //!
-//! # Theory of operation
-//!
-//! Memory goes to and fro in *blocks*: a receive buffer; a page of short frames; the room of a long one. A block is
-//! lent before the device is told of it, and the device's address of it says under which reference. When the
-//! device is done, the block stays lent, since the same few are used again and again, and lending it the
-//! next time costs nothing ([`ReuseCache`]); or, where that is not wanted, it is taken back at once.
+//! Memory is mapped in *blocks*: a receive buffer, a page of short frames, the room of a long frame. A block is
+//! mapped before its address is given to the device; the address encodes the mapping's reference. After
+//! completion the block stays mapped, since the same few blocks are reused and mapping them again then costs
+//! nothing ([`ReuseCache`]). Without reuse it is unmapped at once.
 
 use std::io;
 use std::sync::Arc;
@@ -19,31 +17,31 @@ use ringfence_platform::{Access, Counters, DomId, PageId, WindowShape};
 use super::receive::BUFFER;
 use crate::link::vhost_net::frames::{FrameRing, LONG_ROOM};
 
-/// Octets of a block of short frames.
+/// Size of a block of short frames, in bytes.
 const PAGE: usize = ringfence_memory::PAGE_SIZE;
 
-/// How much of its memory a link lends the device.
+/// Parts of its memory that a link maps for the device.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Protection {
-    /// Receive buffers and the ring of frames, once and for all, by a table that does not change.
+    /// Receive buffers and frame ring, in a fixed memory table.
     #[default]
     Fixed,
-    /// The same, by the table of translations that the finer ones use.
+    /// Receive buffers and frame ring, in the translation table that the finer modes use.
     Coarse,
-    /// What is with the device, and what was and will soon be again.
+    /// Blocks in use, and blocks that were used and will be again.
     Fine,
-    /// What is with the device, and nothing else.
+    /// Blocks in use only.
     FineWithoutReuse,
 }
 
 impl Protection {
-    /// Whether addresses go through a table of translations.
+    /// Returns `true` if the device's addresses are translated.
     pub(super) fn is_translated(self) -> bool {
         self != Protection::Fixed
     }
 }
 
-/// The blocks of one area.
+/// Blocks of one memory area.
 pub(super) struct Blocks {
     table: RegionTable,
     cache: ReuseCache,
@@ -58,18 +56,18 @@ impl core::fmt::Debug for Blocks {
 }
 
 impl Blocks {
-    /// Blocks of so many octets in an area, for the device to write if the area may be written. `number` tells
-    /// areas of one space apart.
+    /// Creates blocks of `bytes` bytes in an area. The device may write them if the area is writable. `number`
+    /// separates the areas of one address space.
     fn new(
         area: DeviceRegion,
-        octets: usize,
+        bytes: usize,
         number: u64,
         reuse: bool,
         space: &Arc<dyn AddressSpace>,
         system: &Arc<Counters>,
     ) -> io::Result<Blocks> {
         let none = || io::Error::from(io::ErrorKind::InvalidInput);
-        let page = u32::try_from(octets).map_err(|_| none())?;
+        let page = u32::try_from(bytes).map_err(|_| none())?;
         let count = area.len().checked_div(u64::from(page)).ok_or_else(none)?;
         let count = u32::try_from(count).map_err(|_| none())?;
         let (access, writable, read_only) = match area.is_writable() {
@@ -80,12 +78,12 @@ impl Blocks {
         let base = FIRST_IO_ADDRESS + (number << 40);
         let region = RegionShape { base, window, page };
         let (space, system) = (Arc::clone(space), Arc::clone(system));
-        // The kernel drives the device.
+        // Domain 0: the kernel drives the device.
         let table = RegionTable::over(DomId(0), region, area, space, system)?;
         Ok(Blocks { table, cache: ReuseCache::new(window), access, reuse })
     }
 
-    /// A part of a block, for one more use by the device; `None` when the system refuses.
+    /// Maps a part of a block for one use by the device. Returns `None` if the system refuses.
     pub(super) fn lend(&mut self, block: usize, offset: usize, len: usize) -> Option<DeviceRange> {
         let block = PageId(u32::try_from(block).ok()?);
         let gref = match self.cache.again(block) {
@@ -100,50 +98,49 @@ impl Blocks {
         self.table.region().range(gref, offset, len, access)
     }
 
-    /// The device is done with one use of a block.
-    pub(super) fn over(&mut self, block: usize) {
+    /// Ends one use of a block by the device.
+    pub(super) fn release(&mut self, block: usize) {
         let Ok(block) = u32::try_from(block).map(PageId) else { return };
         self.cache.over(block);
         if !self.reuse {
-            // A page with another frame that is under way is taken back with that one.
+            // A page with another frame in flight is unmapped together with that one.
             let _ = self.cache.purge(&mut self.table, block);
         }
     }
 }
 
-/// The blocks of a ring of frames.
+/// Blocks of a frame ring.
 #[derive(Debug)]
 pub(super) struct FrameBlocks {
     short: Blocks,
     long: Blocks,
-    /// Where the long ones begin.
-    short_octets: usize,
+    /// Offset of the long rooms.
+    short_bytes: usize,
 }
 
 impl FrameBlocks {
-    /// The blocks that octets at an offset of the ring's memory are in, the block's number there, and the
-    /// offset in it.
+    /// Returns the blocks that contain an offset of the ring's memory, the block's index, and the offset in it.
     fn find(&mut self, offset: usize) -> (&mut Blocks, usize, usize) {
-        match offset.checked_sub(self.short_octets) {
+        match offset.checked_sub(self.short_bytes) {
             Some(offset) => (&mut self.long, offset / LONG_ROOM, offset % LONG_ROOM),
             None => (&mut self.short, offset / PAGE, offset % PAGE),
         }
     }
 
-    /// A frame of `len` octets at `offset` of the ring's memory.
+    /// Maps a frame of `len` bytes at `offset` of the ring's memory.
     pub(super) fn lend(&mut self, offset: usize, len: usize) -> Option<DeviceRange> {
         let (blocks, block, inside) = self.find(offset);
         blocks.lend(block, inside, len)
     }
 
-    /// The device is done with the frame at `offset`.
-    pub(super) fn over(&mut self, offset: usize) {
+    /// Ends the use of the frame at `offset`.
+    pub(super) fn release(&mut self, offset: usize) {
         let (blocks, block, _) = self.find(offset);
-        blocks.over(block);
+        blocks.release(block);
     }
 }
 
-/// What a link lends block by block; nothing where all is lent at all times.
+/// Blocks that a link maps one by one; empty if all its memory stays mapped.
 #[derive(Debug, Default)]
 pub(super) struct Lending {
     pub(super) receive: Option<Blocks>,
@@ -151,7 +148,7 @@ pub(super) struct Lending {
 }
 
 impl Lending {
-    /// All blocks of a link's memory.
+    /// Creates the blocks of a link's memory.
     pub(super) fn new(
         buffers: DeviceRegion,
         frames: &FrameRing,
@@ -161,16 +158,16 @@ impl Lending {
     ) -> io::Result<Lending> {
         let (area, shape) = (frames.region(), frames.shape());
         let part = |offset, len| area.slice(offset, len).map_err(io::Error::other);
-        let short_octets = shape.short_bytes();
+        let short_bytes = shape.short_bytes();
         let (short, long) =
-            (part(0, short_octets)?, part(short_octets, shape.bytes() - short_octets)?);
-        let blocks = |area, octets, number| Blocks::new(area, octets, number, reuse, space, system);
+            (part(0, short_bytes)?, part(short_bytes, shape.bytes() - short_bytes)?);
+        let blocks = |area, bytes, number| Blocks::new(area, bytes, number, reuse, space, system);
         Ok(Lending {
             receive: Some(blocks(buffers, BUFFER, 0)?),
             send: Some(FrameBlocks {
                 short: blocks(short, PAGE, 1)?,
                 long: blocks(long, LONG_ROOM, 2)?,
-                short_octets,
+                short_bytes,
             }),
         })
     }

@@ -1,4 +1,4 @@
-//! A device for tests: the other end of a link's queues, honest unless it is told otherwise.
+//! Mock device: the other end of a link's virtqueues, correct unless a test makes it misbehave.
 
 // #syscall none: for tests
 
@@ -26,18 +26,17 @@ use super::{Protection, VhostLink};
 use crate::link::vhost_net::device::Device;
 use crate::link::vhost_net::frames::{FrameRing, FrameShape};
 
-/// Everything that a TAP can leave to its reader.
+/// All offloads that a TAP can leave to its reader.
 const OFFLOADS: TapOffloads = TapOffloads(0x6f);
 
-/// Everything that is lent, by the address at which the device finds it: that in this process, and octets; and
-/// how much of it there may be, if that is bounded.
+/// Mapped memory: own address and length by device address, and the maximum of mappings if limited.
 #[derive(Default)]
-pub(crate) struct Lent(
+pub(crate) struct MappedMemory(
     pub(crate) Mutex<BTreeMap<u64, (u64, u64)>>,
     pub(crate) Mutex<Option<usize>>,
 );
 
-impl AddressSpace for Lent {
+impl AddressSpace for MappedMemory {
     fn engine(&self) -> EngineFacts {
         EngineFacts { name: "list", one_sided: true, in_flight: "none", cost: "none" }
     }
@@ -63,41 +62,41 @@ impl AddressSpace for Lent {
     }
 }
 
-impl Lent {
-    /// The address in this process of what the device finds at `address`; `None` if it finds nothing.
+impl MappedMemory {
+    /// Returns the address in this process for a device address, or `None` if it is not mapped.
     pub(crate) fn find(&self, address: u64, len: u32) -> Option<u64> {
         let lent = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let (start, (own, octets)) = lent.range(..=address).next_back()?;
+        let (start, (own, bytes)) = lent.range(..=address).next_back()?;
         let offset = address - start;
-        (offset + u64::from(len) <= *octets).then_some(own + offset)
+        (offset + u64::from(len) <= *bytes).then_some(own + offset)
     }
 }
 
-/// The other end.
-pub(crate) struct Ends {
-    /// The device's end of the queue by which the link receives.
+/// State of the mock device, shared with the test.
+pub(crate) struct MockState {
+    /// Device end of the link's receive queue.
     pub(crate) receive: DeviceQueue,
-    /// That of the queue by which it sends.
+    /// Device end of the link's transmit queue.
     pub(crate) transmit: DeviceQueue,
-    /// Kicks of either queue.
+    /// Number of kicks of each queue.
     pub(crate) kicks: [u32; 2],
-    /// What the link hears next.
+    /// Events that the link receives next.
     pub(crate) events: VhostEvents,
-    /// What it hears that the device missed.
+    /// Missed access that the link receives next.
     pub(crate) miss: Option<Miss>,
-    /// Whether it took its queues away.
+    /// Set once the link has stopped the device.
     pub(crate) is_stopped: bool,
     pub(crate) is_gone: bool,
-    /// What is lent, where that is not everything.
-    pub(crate) lent: Option<Arc<Lent>>,
-    /// The memory of all receive buffers.
+    /// Mapped memory, unless all is mapped.
+    pub(crate) lent: Option<Arc<MappedMemory>>,
+    /// Memory of all receive buffers.
     buffers: LentSlice,
     region: DeviceRegion,
 }
 
-/// A handle of [`Ends`] that a link drives.
+/// Device that a link drives.
 pub(crate) struct Mock {
-    ends: Arc<Mutex<Ends>>,
+    ends: Arc<Mutex<MockState>>,
     event: OwnedFd,
 }
 
@@ -129,27 +128,27 @@ impl Device for Mock {
     }
 }
 
-/// The ends that a link's device is.
-pub(crate) fn lock(ends: &Mutex<Ends>) -> MutexGuard<'_, Ends> {
+/// Locks the state of the mock device.
+pub(crate) fn lock(ends: &Mutex<MockState>) -> MutexGuard<'_, MockState> {
     ends.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A link with queues of so many entries, and the other ends of them; `None` when there is no memory.
+/// Creates a link with queues of the given sizes, and its mock device. Returns `None` without memory.
 pub(crate) fn pair(
     sizes: [u16; 2],
     features: QueueFeatures,
     shape: FrameShape,
-) -> Option<(VhostLink<Mock>, Arc<Mutex<Ends>>)> {
+) -> Option<(VhostLink<Mock>, Arc<Mutex<MockState>>)> {
     lent_pair(sizes, features, shape, Protection::Fixed)
 }
 
-/// As [`pair`], with so much of the link's memory lent.
+/// Creates a link as [`pair`] does, with the given protection of its memory.
 pub(crate) fn lent_pair(
     sizes: [u16; 2],
     features: QueueFeatures,
     shape: FrameShape,
     protection: Protection,
-) -> Option<(VhostLink<Mock>, Arc<Mutex<Ends>>)> {
+) -> Option<(VhostLink<Mock>, Arc<Mutex<MockState>>)> {
     let [receive, transmit] = sizes.map(|size| queue(size, features));
     let ((driver_in, receive), (driver_out, transmit)) = (receive?, transmit?);
     let buffers = Mapping::private(Receiver::bytes(sizes[0])).ok()?.lent();
@@ -158,12 +157,12 @@ pub(crate) fn lent_pair(
     let frames = FrameRing::new(shape).ok()?;
     let (mut lending, mut lent) = (Lending::default(), None);
     if matches!(protection, Protection::Fine | Protection::FineWithoutReuse) {
-        let list = Arc::<Lent>::default();
+        let list = Arc::<MappedMemory>::default();
         let (space, reuse) = (Arc::clone(&list) as _, protection == Protection::Fine);
         lending = Lending::new(region.clone(), &frames, reuse, &space, &system).ok()?;
         lent = Some(list);
     }
-    let ends = Arc::new(Mutex::new(Ends {
+    let ends = Arc::new(Mutex::new(MockState {
         receive,
         transmit,
         kicks: [0; 2],
@@ -179,7 +178,7 @@ pub(crate) fn lent_pair(
     let device = Mock { ends: Arc::clone(&ends), event };
     let takes = capabilities(OFFLOADS, 1500);
     let queues = [driver_in, driver_out];
-    let link = VhostLink::over(device, queues, buffers, frames, lending, takes, system);
+    let link = VhostLink::from_parts(device, queues, buffers, frames, lending, takes, system);
     link.ok().map(|link| (link, ends))
 }
 
@@ -191,8 +190,8 @@ fn queue(size: u16, features: QueueFeatures) -> Option<(DriverQueue, DeviceQueue
     Some((driver, DeviceQueue::new(pages, layout, features)))
 }
 
-impl Ends {
-    /// The address in this process of what the device finds at `address`.
+impl MockState {
+    /// Returns the address in this process for a device address.
     pub(crate) fn find(&self, address: u64, len: u32) -> Option<u64> {
         match &self.lent {
             Some(lent) => lent.find(address, len),
@@ -200,32 +199,32 @@ impl Ends {
         }
     }
 
-    /// Writes octets to the start of a receive buffer, as many as it takes; how many.
-    pub(crate) fn fill(&self, buffer: &Request, octets: &[u8]) -> u32 {
+    /// Writes bytes to the start of a receive buffer. Returns the number written.
+    pub(crate) fn fill(&self, buffer: &Request, bytes: &[u8]) -> u32 {
         let Some(descriptor) = buffer.chain.first() else { return 0 };
-        let len = octets.len().min(descriptor.len as usize);
+        let len = bytes.len().min(descriptor.len as usize);
         let Some(address) = self.find(descriptor.address, descriptor.len) else { return 0 };
         let offset = address.wrapping_sub(self.region.address());
         let offset = usize::try_from(offset).unwrap_or(usize::MAX);
-        match self.buffers.copy_from(offset, &octets[..len]) {
+        match self.buffers.copy_from(offset, &bytes[..len]) {
             Ok(()) => u32::try_from(len).unwrap_or(0),
             Err(_) => 0,
         }
     }
 
-    /// Delivers a frame, with the virtio-net header in front of it, by as many buffers as it takes;
-    /// whether there were so many. The driver sees it with the queue's next `publish`.
-    pub(crate) fn deliver(&mut self, octets: &[u8]) -> bool {
-        let mut octets = octets.to_vec();
-        let buffers = octets.len().div_ceil(super::receive::BUFFER).max(1);
+    /// Delivers a frame with its virtio-net header in as many buffers as it needs. Returns `false` if there are
+    /// too few. The driver sees it after the queue's next `publish`.
+    pub(crate) fn deliver(&mut self, bytes: &[u8]) -> bool {
+        let mut bytes = bytes.to_vec();
+        let buffers = bytes.len().div_ceil(super::receive::BUFFER).max(1);
         let number = u16::try_from(buffers).unwrap_or(u16::MAX);
         if self.receive.available() < number {
             return false;
         }
-        if let Some(place) = octets.get_mut(10..12) {
+        if let Some(place) = bytes.get_mut(10..12) {
             place.copy_from_slice(&number.to_le_bytes());
         }
-        for piece in octets.chunks(super::receive::BUFFER) {
+        for piece in bytes.chunks(super::receive::BUFFER) {
             let Some(buffer) = self.receive.take() else { return false };
             let len = self.fill(&buffer, piece);
             self.receive.finish(buffer.head, len);

@@ -1,4 +1,4 @@
-//! Frames from the guest: buffers that the device fills, and what is made of them.
+//! Receive side of a vhost-net link: buffers that the device fills, and the frames in them.
 
 use ringfence_frame::batch::HEADER_MAX;
 use ringfence_frame::tap::accept;
@@ -12,68 +12,68 @@ use ringfence_sys::vhost::QueueName;
 use super::lending::Blocks;
 use crate::link::vhost_net::fault::LinkFault;
 
-/// Octets of a receive buffer. The largest frame lies in five of them, a short one wastes address space
-/// only: of a buffer, pages are touched that were written.
+/// Size of a receive buffer in bytes. The largest frame spans five. A short one wastes only address space,
+/// since unwritten pages use no memory.
 pub(super) const BUFFER: usize = 16 << 10;
 
-/// The shortest frame: an Ethernet header.
+/// Length of the shortest frame: an Ethernet header.
 const SHORTEST: usize = 14;
 
-/// Receive buffers with their queue.
+/// Receive queue with its buffers.
 #[derive(Debug)]
 pub(super) struct Receiver {
     queue: DriverQueue,
-    /// Of all buffers, each at its number times its size.
+    /// Memory of all buffers; a buffer's offset is its number times its size.
     memory: LentSlice,
-    /// Where buffers are lent one by one.
+    /// Mappings of buffers, if they are mapped one by one.
     lent: Option<Blocks>,
     /// Buffers that frames of the batch may lie in, to be posted again once it is cleared.
     held: Vec<u32>,
-    /// The buffers of one frame.
+    /// Buffers of the current frame.
     pieces: Vec<Used>,
 }
 
-/// What one look came to.
+/// Results of taking a frame.
 pub(super) enum Taken {
-    /// A frame of so many octets was added.
+    /// Frame of this length was added.
     Frame(usize),
-    /// A frame was left out.
+    /// Frame was dropped for this reason.
     Dropped(DropReason),
-    /// There is none.
+    /// No used buffer is waiting.
     Nothing,
 }
 
 impl Receiver {
-    /// A receiver whose buffers are not posted yet.
+    /// Creates a receiver without posted buffers.
     pub(super) fn new(queue: DriverQueue, memory: LentSlice, lent: Option<Blocks>) -> Receiver {
         let buffers = usize::from(queue.size()).min(memory.len() / BUFFER);
         let held = (0..u32::try_from(buffers).unwrap_or(0)).rev().collect();
         Receiver { queue, memory, lent, held, pieces: Vec::new() }
     }
 
-    /// Octets of memory for the buffers of a queue.
+    /// Returns the size of the buffers of a queue with `size` entries, in bytes.
     pub(super) fn bytes(size: u16) -> usize {
         usize::from(size) * BUFFER
     }
 
-    /// Posts the buffers again that frames were in; whether the device wants a kick.
+    /// Posts the held buffers again. Returns `true` if the device needs a kick.
     pub(super) fn post(&mut self) -> bool {
         while let Some(&number) = self.held.last() {
             if self.queue.free() == 0 {
                 break;
             }
-            // A buffer that the system does not lend is not used any more.
+            // A buffer that cannot be mapped is not used any more.
             self.held.pop();
             let Some(range) = self.range(number as usize) else { continue };
             if self.queue.push(&[range], number).is_err() {
-                // Cannot be: there was room.
+                // Unreachable: the queue had a free entry.
                 break;
             }
         }
         self.queue.publish()
     }
 
-    /// A buffer, for the device.
+    /// Returns a buffer as a range for the device.
     fn range(&mut self, number: usize) -> Option<DeviceRange> {
         match &mut self.lent {
             Some(blocks) => blocks.lend(number, 0, BUFFER),
@@ -81,7 +81,7 @@ impl Receiver {
         }
     }
 
-    /// Adds the next frame, of at most `frame_max` octets, to the batch, which has room for it.
+    /// Adds the next frame, of at most `frame_max` bytes, to the batch, which must have room for it.
     pub(super) fn take(&mut self, batch: &mut Batch, frame_max: usize) -> Result<Taken, LinkFault> {
         let posted = self.queue.in_flight();
         let Some(first) = self.pop()? else { return Ok(Taken::Nothing) };
@@ -101,8 +101,8 @@ impl Receiver {
             let piece = self.pop()?.ok_or(LinkFault::Incomplete { buffers, used })?;
             self.pieces.push(piece);
         }
-        let octets: usize = self.pieces.iter().map(|piece| piece.len as usize).sum();
-        let len = octets - MODERN_LEN;
+        let bytes: usize = self.pieces.iter().map(|piece| piece.len as usize).sum();
+        let len = bytes - MODERN_LEN;
         Ok(match len {
             _ if len < SHORTEST => Taken::Dropped(DropReason::Runt),
             _ if len > frame_max => Taken::Dropped(DropReason::Oversize),
@@ -110,19 +110,19 @@ impl Receiver {
         })
     }
 
-    /// A buffer that was used; it is posted again with the next [`post`](Self::post).
+    /// Pops a used buffer. The next [`post`](Self::post) posts it again.
     fn pop(&mut self) -> Result<Option<Used>, LinkFault> {
         let used = self.queue.pop().map_err(fault)?;
         if let Some(used) = used {
             self.held.push(used.token);
             if let Some(blocks) = &mut self.lent {
-                blocks.over(used.token as usize);
+                blocks.release(used.token as usize);
             }
         }
         Ok(used)
     }
 
-    /// Adds a frame of `len` octets that lies in the pieces.
+    /// Adds a frame of `len` bytes in the current pieces.
     fn add(&self, batch: &mut Batch, header: VnetHeader, len: usize) -> Result<(), DropReason> {
         let private = len.min(HEADER_MAX);
         let [only] = *self.pieces.as_slice() else {
@@ -137,7 +137,7 @@ impl Receiver {
         batch.push(private, rest, fill).map_err(|why| why.unwrap_or(DropReason::Unreadable))
     }
 
-    /// The same of a frame in several buffers.
+    /// Adds a frame that spans several buffers.
     fn add_pieces(
         &self,
         batch: &mut Batch,
@@ -153,13 +153,13 @@ impl Receiver {
             let skipped = skip.min(used.len as usize);
             skip -= skipped;
             let offset = used.token as usize * BUFFER + skipped;
-            let octets = used.len as usize - skipped;
-            let own = wanted.min(octets);
+            let bytes = used.len as usize - skipped;
+            let own = wanted.min(bytes);
             let filled = private - wanted;
             let headers = &mut frame.header_mut()[filled..filled + own];
             self.memory.copy_to(offset, headers).map_err(|_| DropReason::Unreadable)?;
             wanted -= own;
-            let lent = frame.lent(self.memory.clone(), offset + own, octets - own);
+            let lent = frame.lent(self.memory.clone(), offset + own, bytes - own);
             lent.map_err(|_| DropReason::Unreadable)?;
         }
         let meta: Option<OffloadMeta> = accept(header, frame.header_mut(), len);
@@ -167,12 +167,12 @@ impl Receiver {
         Ok(())
     }
 
-    /// No events, please.
+    /// Suppresses events of the queue.
     pub(super) fn suppress(&mut self) {
         self.queue.suppress();
     }
 
-    /// Asks for an event with the next frame; `true` when there is one already.
+    /// Requests an event for the next frame. Returns `true` if one is already there.
     pub(super) fn arm(&mut self) -> Result<bool, LinkFault> {
         self.queue.arm(1).map_err(fault)
     }

@@ -1,4 +1,4 @@
-//! Frames to the guest: the ring in which they are put together, and the queue that the device reads.
+//! Send side of a vhost-net link: the frame ring, and the queue that the device reads.
 
 use ringfence_memory::DeviceRange;
 use ringfence_ring::split::{DriverQueue, QueueFault};
@@ -6,48 +6,51 @@ use ringfence_sys::vhost::QueueName;
 
 use super::lending::FrameBlocks;
 use crate::link::vhost_net::fault::LinkFault;
-use crate::link::vhost_net::frames::{FrameRing, Waiting};
+use crate::link::vhost_net::frames::{FrameRing, PendingFrame};
 
-/// Descriptors that a frame takes at most: its headers, its payload.
+/// Maximum of descriptors of a frame: headers and payload.
 const DESCRIPTORS: u16 = 2;
 
-/// The frame ring with its queue.
+/// Transmit queue with its frame ring.
 #[derive(Debug)]
 pub(super) struct Sender {
     queue: DriverQueue,
     frames: FrameRing,
-    /// Where frames are lent one by one.
+    /// Mappings of frames, if they are mapped one by one.
     lent: Option<FrameBlocks>,
-    /// Somebody was refused room for frames of that length, and waits.
-    short_of: Option<usize>,
+    /// Frame length for which room was refused; the sender waits for it.
+    waiting_for: Option<usize>,
 }
 
 impl Sender {
     pub(super) fn new(queue: DriverQueue, frames: FrameRing, lent: Option<FrameBlocks>) -> Sender {
-        Sender { queue, frames, lent, short_of: None }
+        Sender { queue, frames, lent, waiting_for: None }
     }
 
     pub(super) fn frames(&mut self) -> &mut FrameRing {
         &mut self.frames
     }
 
-    /// Room for frames of `len` octets, `count` if there is so much. The device's completions are looked
-    /// at only where there is less.
+    /// Returns the room for frames of `len` bytes, at most `count`. Completions are reclaimed only if there is
+    /// less.
     pub(super) fn room(&mut self, count: usize, len: usize) -> Result<usize, LinkFault> {
         if self.frames.free(len) < count {
             self.reclaim()?;
         }
         let free = self.frames.free(len);
-        // Whoever asks next for less, and gets it, does not wait in place of this one.
+        // A later request for less that succeeds does not end this wait.
         if free < count {
-            self.short_of = Some(len);
+            self.waiting_for = Some(len);
         }
         Ok(free.min(count))
     }
 
-    /// Offers the device what waits, as far as its queue has room; whether it wants a kick. What each
-    /// frame was is shown to `count`.
-    pub(super) fn offer(&mut self, mut count: impl FnMut(&Waiting)) -> Result<bool, LinkFault> {
+    /// Offers committed frames to the device as far as the queue has room. Calls `count` for each. Returns
+    /// `true` if the device needs a kick.
+    pub(super) fn offer(
+        &mut self,
+        mut count: impl FnMut(&PendingFrame),
+    ) -> Result<bool, LinkFault> {
         if self.frames.waiting() == 0 {
             return Ok(false);
         }
@@ -56,13 +59,13 @@ impl Sender {
         }
         while let Some(frame) = self.frames.next_waiting() {
             if self.queue.free() < DESCRIPTORS {
-                self.short_of = Some(frame.frame_len());
+                self.waiting_for = Some(frame.frame_len());
                 break;
             }
             let ranges = self.ranges(&frame);
             let Some(number) = self.frames.hand_over() else { break };
             let Some(ranges) = ranges else {
-                // The system does not lend its pages. Those behind it are not to wait for that.
+                // The frame cannot be mapped. It is dropped so that later ones need not wait.
                 self.frames.finish(number)?;
                 continue;
             };
@@ -71,7 +74,7 @@ impl Sender {
                 (whole, None) => self.queue.push(&[whole], number),
             };
             if pushed.is_err() {
-                // Cannot be: there was room. The frame is lost, like on any network.
+                // Unreachable: the queue had room. The frame is dropped.
                 self.finish(number)?;
                 continue;
             }
@@ -80,8 +83,8 @@ impl Sender {
         Ok(self.queue.publish())
     }
 
-    /// Headers and payload of a long frame, or the whole of a short one.
-    fn ranges(&mut self, frame: &Waiting) -> Option<(DeviceRange, Option<DeviceRange>)> {
+    /// Returns headers and payload of a long frame, or the whole of a short one, as ranges for the device.
+    fn ranges(&mut self, frame: &PendingFrame) -> Option<(DeviceRange, Option<DeviceRange>)> {
         let whole = match &mut self.lent {
             Some(blocks) => blocks.lend(frame.offset, frame.len)?,
             None => self.frames.device_range(frame)?,
@@ -93,7 +96,7 @@ impl Sender {
         whole.split_at(headers).map(|(head, payload)| (head, Some(payload)))
     }
 
-    /// Takes back the rooms of frames that the device is done with.
+    /// Reclaims the rooms of completed frames.
     pub(super) fn reclaim(&mut self) -> Result<(), LinkFault> {
         while let Some(used) = self.queue.pop().map_err(fault)? {
             self.finish(used.token)?;
@@ -101,32 +104,32 @@ impl Sender {
         Ok(())
     }
 
-    /// The device is done with a frame.
+    /// Releases a frame that the device completed.
     fn finish(&mut self, number: u32) -> Result<(), LinkFault> {
         let place = self.lent.as_ref().and_then(|_| self.frames.offered_at(number));
         self.frames.finish(number)?;
         if let (Some(blocks), Some(offset)) = (&mut self.lent, place) {
-            blocks.over(offset);
+            blocks.release(offset);
         }
         Ok(())
     }
 
-    /// No events, please. Whoever waits for room asks again.
+    /// Suppresses events. A sender that waits for room requests them again.
     pub(super) fn suppress(&mut self) {
-        self.short_of = None;
+        self.waiting_for = None;
         self.queue.suppress();
     }
 
-    /// Whether somebody was refused room and there still is none, and the device has what will make some.
+    /// Returns `true` if room was refused, there still is none, and a completion will make some.
     pub(super) fn is_full(&self) -> bool {
         let has_none = |len| self.frames.waiting() > 0 || self.frames.free(len) == 0;
-        self.short_of.is_some_and(has_none) && self.queue.in_flight() > 0
+        self.waiting_for.is_some_and(has_none) && self.queue.in_flight() > 0
     }
 
-    /// Where somebody waits for room: asks for an event when half of what the device has is done. `true`
-    /// when it is already, or the device has nothing: of that comes no event.
+    /// Requests an event for when half of the frames in flight are complete, if room was refused. Returns
+    /// `true` if the caller must not sleep: half are complete, or no completion will come.
     pub(super) fn arm(&mut self) -> Result<bool, LinkFault> {
-        if self.short_of.is_none() {
+        if self.waiting_for.is_none() {
             return Ok(false);
         }
         if self.queue.in_flight() == 0 {

@@ -1,4 +1,7 @@
-//! Datagrams to the guest.
+//! UDP datagrams from host sockets to the guest.
+//!
+//! One call reads many datagrams of a socket into the receive buffer. Datagrams of equal length leave as one
+//! super-packet (USO) if the link accepts those; datagrams longer than the MTU leave in fragments.
 
 use core::net::SocketAddr;
 
@@ -7,69 +10,74 @@ use ringfence_offload::packet::protocol;
 use ringfence_offload::{Checksum, Gso, GsoKind, OffloadMeta};
 use rustix::io::Errno;
 
-use super::{Source, Udp, Way};
+use super::{Route, Source, Udp};
 use crate::context::Context;
 use crate::emit::Ends;
-use crate::flow::{FlowId, Key};
-use crate::host::datagrams::{Datagram, Inbox, SEGMENTS_MAX, Via};
-use crate::link::{Committed, GuestSide, Slots};
+use crate::flow::{FlowId, FlowKey};
+use crate::host::datagrams::{Datagram, ReceiveBuffer, SEGMENTS_MAX, Via};
+use crate::link::{Committed, GuestLink, Slots};
 use crate::packet::Mac;
 
-/// Calls that read datagrams in one turn; then others have theirs.
+/// Maximum of receive calls in one round.
 const READS: usize = 8;
-/// Octets of a UDP header.
+/// Length of a UDP header, in bytes.
 const UDP_LEN: usize = 8;
-/// Octets of the longest IP packet.
+/// Length of the longest IP packet, in bytes.
 const IP_MAX: usize = 65_535;
 
-/// Both ends of a conversation, as the guest sees them.
+/// Addresses and ports of frames of one association, from the other end to the guest.
 #[derive(Clone, Copy)]
-struct Line {
+struct UdpEnds {
     ends: Ends,
     from: u16,
     to: u16,
 }
 
-impl Line {
-    fn new(key: &Key, mac: Mac, context: &Context<'_>) -> Line {
+impl UdpEnds {
+    fn new(key: &FlowKey, mac: Mac, context: &Context<'_>) -> UdpEnds {
         let ends = Ends {
             from_mac: context.config.mac,
             to_mac: mac,
             from: key.remote.ip(),
             to: key.guest.ip(),
         };
-        Line { ends, from: key.remote.port(), to: key.guest.port() }
+        UdpEnds { ends, from: key.remote.port(), to: key.guest.port() }
     }
 }
 
 impl Udp {
-    /// Sends the guest what sockets have for it, as far as the link has room. Returns whether there is
-    /// more.
-    pub fn output(&mut self, link: &mut dyn GuestSide, context: &mut Context<'_>) -> bool {
+    /// Sends datagrams from sockets to the guest, until the link has no room or the round's limit is reached.
+    /// Returns `true` if more may be waiting.
+    pub fn output(&mut self, link: &mut dyn GuestLink, context: &mut Context<'_>) -> bool {
         for _ in 0..READS {
             let Some(&source) = self.waiting.front() else { return false };
             if !has_room(link) {
                 return true;
             }
             self.waiting.pop_front();
-            let mut inbox = core::mem::take(&mut self.inbox);
-            if self.read(source, &mut inbox, context) {
+            let mut buffer = core::mem::take(&mut self.buffer);
+            if self.read(source, &mut buffer, context) {
                 match source {
-                    Source::Flow(id) => self.deliver(id, &inbox, link, context),
-                    Source::Listener(index) => self.deliver_to(index, &inbox, link, context),
+                    Source::Flow(id) => self.deliver(id, &buffer, link, context),
+                    Source::Listener(index) => self.deliver_to(index, &buffer, link, context),
                 }
             }
-            self.inbox = inbox;
+            self.buffer = buffer;
         }
         !self.waiting.is_empty()
     }
 
-    /// Reads once; `false` when nothing came. Whoever may have more is queued again.
-    fn read(&mut self, source: Source, inbox: &mut Inbox, context: &mut Context<'_>) -> bool {
+    /// Receives once. Returns `false` if nothing came. A socket that may have more is queued again.
+    fn read(
+        &mut self,
+        source: Source,
+        buffer: &mut ReceiveBuffer,
+        context: &mut Context<'_>,
+    ) -> bool {
         let (socket, queued) = match source {
             Source::Flow(id) => match self.flows.get_mut(id) {
-                Some(flow) => match &mut flow.way {
-                    Way::Socket(socket) => (socket, &mut flow.queued),
+                Some(flow) => match &mut flow.route {
+                    Route::Socket(socket) => (socket, &mut flow.queued),
                     _ => return false,
                 },
                 None => return false,
@@ -80,17 +88,17 @@ impl Udp {
             },
         };
         *queued = false;
-        match socket.receive(inbox) {
+        match socket.receive(buffer) {
             Ok(drained) => {
                 if !drained {
                     *queued = true;
                     self.waiting.push_back(source);
                 }
-                !inbox.datagrams().is_empty()
+                !buffer.datagrams().is_empty()
             }
             Err(Errno::AGAIN) => false,
             Err(_) => {
-                // It is said once; what came after it is still there.
+                // The kernel reports the error once; later datagrams are still in the queue.
                 match source {
                     Source::Flow(id) => self.report(id, context),
                     Source::Listener(index) => self.report_listener(index, context),
@@ -104,28 +112,28 @@ impl Udp {
     fn deliver(
         &mut self,
         id: FlowId,
-        inbox: &Inbox,
-        link: &mut dyn GuestSide,
+        buffer: &ReceiveBuffer,
+        link: &mut dyn GuestLink,
         context: &mut Context<'_>,
     ) {
         let (Some(key), Some(flow)) = (self.flows.key(id), self.flows.get_mut(id)) else { return };
         flow.answered = true;
-        let line = Line::new(&key, flow.mac, context);
+        let udp_ends = UdpEnds::new(&key, flow.mac, context);
         self.flows.touch(id);
-        self.renew(id, context.now);
-        self.emit(&line, inbox, inbox.datagrams(), link, context);
+        self.extend_deadline(id, context.now);
+        self.emit(&udp_ends, buffer, buffer.datagrams(), link, context);
     }
 
-    /// What came to a forwarded port: each client makes a conversation.
+    /// Sends the guest datagrams of a forwarded port. Each client has an association of its own.
     fn deliver_to(
         &mut self,
         index: usize,
-        inbox: &Inbox,
-        link: &mut dyn GuestSide,
+        buffer: &ReceiveBuffer,
+        link: &mut dyn GuestLink,
         context: &mut Context<'_>,
     ) {
         let same = |a: &Datagram, b: &Datagram| a.from == b.from && a.to == b.to;
-        for run in inbox.datagrams().chunk_by(same) {
+        for run in buffer.datagrams().chunk_by(same) {
             let Some(client) = run.first().and_then(|datagram| datagram.from) else { continue };
             let via = Via { to: client, from: run.first().and_then(|datagram| datagram.to) };
             let Some(id) = self.client(index, client, via, context) else {
@@ -135,10 +143,10 @@ impl Udp {
             let (Some(key), Some(flow)) = (self.flows.key(id), self.flows.get(id)) else {
                 continue;
             };
-            let line = Line::new(&key, flow.mac, context);
+            let udp_ends = UdpEnds::new(&key, flow.mac, context);
             self.flows.touch(id);
-            self.renew(id, context.now);
-            self.emit(&line, inbox, run, link, context);
+            self.extend_deadline(id, context.now);
+            self.emit(&udp_ends, buffer, run, link, context);
         }
     }
 
@@ -150,46 +158,46 @@ impl Udp {
         context: &mut Context<'_>,
     ) -> Option<FlowId> {
         let guest = self.listeners.get(index)?.guest;
-        let key = Key { guest, remote: context.config.inward(client) };
+        let key = FlowKey { guest, remote: context.config.inward(client) };
         if let Some(id) = self.flows.find(&key) {
             return Some(id);
         }
         let mac = context.config.guest.mac?;
-        let id = self.insert(key, client, mac, Way::Listener(index, via), context)?;
+        let id = self.insert(key, client, mac, Route::Listener(index, via), context)?;
         self.flows.get_mut(id)?.answered = true;
         context.counters.udp_accepted.add(1);
         Some(id)
     }
 
-    /// Makes frames of datagrams, as few as the link can take.
+    /// Builds frames from datagrams, as few as the link allows.
     fn emit(
         &mut self,
-        line: &Line,
-        inbox: &Inbox,
+        udp_ends: &UdpEnds,
+        buffer: &ReceiveBuffer,
         datagrams: &[Datagram],
-        link: &mut dyn GuestSide,
+        link: &mut dyn GuestLink,
         context: &mut Context<'_>,
     ) {
         let takes = link.capabilities();
-        let header = line.ends.header_len() + UDP_LEN;
+        let header = udp_ends.ends.header_len() + UDP_LEN;
         let ip_and_udp = header - crate::emit::ETHERNET_LEN;
         let longest = usize::from(takes.mtu).saturating_sub(ip_and_udp);
         let mut group = Group::default();
         for datagram in datagrams {
-            let octets = inbox.octets(datagram);
-            let segment = datagram.segment.map_or(octets.len(), usize::from).max(1);
-            let mut rest = octets;
+            let bytes = buffer.bytes(datagram);
+            let segment = datagram.segment.map_or(bytes.len(), usize::from).max(1);
+            let mut rest = bytes;
             loop {
                 let (piece, after) = rest.split_at(segment.min(rest.len()));
                 rest = after;
                 context.counters.udp_datagrams_out.add(1);
                 context.counters.udp_bytes_out.add(piece.len() as u64);
                 if piece.is_empty() || piece.len() > longest {
-                    self.close(&mut group, line, &takes, link, context);
-                    self.send_whole(line, piece, longest, &takes, link, context);
+                    self.close(&mut group, udp_ends, &takes, link, context);
+                    self.send_whole(udp_ends, piece, longest, &takes, link, context);
                 } else {
                     if !group.takes(piece, takes.gso.udp, ip_and_udp) {
-                        self.close(&mut group, line, &takes, link, context);
+                        self.close(&mut group, udp_ends, &takes, link, context);
                     }
                     group.add(piece);
                 }
@@ -198,22 +206,22 @@ impl Udp {
                 }
             }
         }
-        self.close(&mut group, line, &takes, link, context);
+        self.close(&mut group, udp_ends, &takes, link, context);
     }
 
-    /// Sends a group, which is empty afterwards.
+    /// Sends a group as one frame and empties it.
     fn close(
         &mut self,
         group: &mut Group<'_>,
-        line: &Line,
+        udp_ends: &UdpEnds,
         takes: &PortCapabilities,
-        link: &mut dyn GuestSide,
+        link: &mut dyn GuestLink,
         context: &mut Context<'_>,
     ) {
         if group.pieces.is_empty() {
             return;
         }
-        let header = line.ends.header_len() + UDP_LEN;
+        let header = udp_ends.ends.header_len() + UDP_LEN;
         let len = header + group.len;
         self.ip_id = self.ip_id.wrapping_add(u16::try_from(group.pieces.len()).unwrap_or(1));
         let mut slots = Slots::new();
@@ -228,7 +236,7 @@ impl Udp {
             at += piece.len();
         }
         let size = u16::try_from(group.segment).ok().filter(|_| group.pieces.len() > 1);
-        let meta = write_headers(line, frame, self.ip_id, size, takes);
+        let meta = write_headers(udp_ends, frame, self.ip_id, size, takes);
         drop(slots);
         if let Some(meta) = meta {
             link.commit(&[Committed { len, meta }]);
@@ -237,26 +245,26 @@ impl Udp {
         group.clear();
     }
 
-    /// Sends a datagram by itself, in fragments if it is too long for the link.
+    /// Sends one datagram, in fragments if it is longer than the link's MTU.
     fn send_whole(
         &mut self,
-        line: &Line,
-        octets: &[u8],
+        udp_ends: &UdpEnds,
+        bytes: &[u8],
         longest: usize,
         takes: &PortCapabilities,
-        link: &mut dyn GuestSide,
+        link: &mut dyn GuestLink,
         context: &mut Context<'_>,
     ) {
-        if octets.len() <= longest {
+        if bytes.len() <= longest {
             let mut group = Group::default();
-            group.add(octets);
-            return self.close(&mut group, line, takes, link, context);
+            group.add(bytes);
+            return self.close(&mut group, udp_ends, takes, link, context);
         }
         self.ip_id = self.ip_id.wrapping_add(1);
         let sent = super::super::fragment::send_udp(
-            &line.ends,
-            (line.from, line.to),
-            octets,
+            &udp_ends.ends,
+            (udp_ends.from, udp_ends.to),
+            bytes,
             self.ip_id,
             usize::from(takes.mtu),
             link,
@@ -265,7 +273,7 @@ impl Udp {
     }
 }
 
-/// Datagrams of one length, the last of which may be shorter.
+/// Datagrams of equal length for one frame; the last one may be shorter.
 #[derive(Default)]
 struct Group<'a> {
     pieces: arrayvec::ArrayVec<&'a [u8], SEGMENTS_MAX>,
@@ -288,7 +296,7 @@ impl<'a> Group<'a> {
             self.segment = piece.len();
         }
         self.len += piece.len();
-        // `takes` saw to it that there is room.
+        // `takes` has checked that there is room.
         let _ = self.pieces.try_push(piece);
     }
 
@@ -300,25 +308,25 @@ impl<'a> Group<'a> {
 
 /// Writes all headers of a frame whose payload is in place.
 fn write_headers(
-    line: &Line,
+    udp_ends: &UdpEnds,
     frame: &mut [u8],
     id: u16,
     segment: Option<u16>,
     takes: &PortCapabilities,
 ) -> Option<OffloadMeta> {
-    let ip_end = line.ends.header_len();
+    let ip_end = udp_ends.ends.header_len();
     let length = frame.len() - ip_end;
-    line.ends.write(frame, protocol::UDP, length, id)?;
+    udp_ends.ends.write(frame, protocol::UDP, length, id)?;
     let udp = frame.get_mut(ip_end..ip_end + UDP_LEN)?;
-    udp[..2].copy_from_slice(&line.from.to_be_bytes());
-    udp[2..4].copy_from_slice(&line.to.to_be_bytes());
+    udp[..2].copy_from_slice(&udp_ends.from.to_be_bytes());
+    udp[2..4].copy_from_slice(&udp_ends.to.to_be_bytes());
     udp[4..6].copy_from_slice(&u16::try_from(length).ok()?.to_be_bytes());
-    let seed = line.ends.pseudo_header(protocol::UDP, length);
+    let seed = udp_ends.ends.pseudo_header(protocol::UDP, length);
     udp[6..8].copy_from_slice(&seed.to_be_bytes());
     let start = u16::try_from(ip_end).ok()?;
     let checksum = Checksum::Partial { start, offset: 6 };
     let gso = segment.map(|size| Gso { kind: GsoKind::Udp, ecn: false, size });
-    if gso.is_none() && !crate::emit::takes_blank(takes, line.ends.to.is_ipv4()) {
+    if gso.is_none() && !crate::emit::takes_blank(takes, udp_ends.ends.to.is_ipv4()) {
         let place = checksum.place()?;
         ringfence_offload::checksum::complete_partial(frame, place).ok()?;
         return Some(OffloadMeta::PLAIN);
@@ -326,8 +334,8 @@ fn write_headers(
     Some(OffloadMeta { checksum, gso })
 }
 
-/// Whether the link takes a frame at all.
-fn has_room(link: &mut dyn GuestSide) -> bool {
+/// Returns `true` if the link accepts a frame.
+fn has_room(link: &mut dyn GuestLink) -> bool {
     let mut slots = Slots::new();
     link.reserve(1, 64, &mut slots);
     !slots.is_empty()

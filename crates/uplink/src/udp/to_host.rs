@@ -1,36 +1,36 @@
-//! Datagrams to the host.
+//! UDP datagrams from the guest to host sockets.
 
 use ringfence_offload::GsoKind;
 use rustix::io::Errno;
 
-use super::{Udp, Way, payload_len};
+use super::{Route, Udp, payload_len};
 use crate::context::Context;
 use crate::flow::FlowId;
 use crate::host::datagrams::{DATAGRAM_MAX, SEGMENTS_MAX};
 use crate::packet::Packet;
 
-/// Octets of the longest datagram that is sent in a block: what fits an Ethernet. Longer ones would
-/// not be cut, and need fewer calls for their octets.
+/// Maximum length of a datagram that joins a block: the payload of an Ethernet frame. The host would not
+/// segment longer ones, and they need fewer calls for their bytes anyway.
 const CUT_MAX: usize = 1452;
 
-/// Datagrams of one conversation that leave together.
+/// Consecutive datagrams of one association, to be sent by one call.
 #[derive(Default)]
-pub(super) struct Block {
+pub(super) struct SendBlock {
     flow: Option<FlowId>,
-    octets: Vec<u8>,
+    bytes: Vec<u8>,
     segment: usize,
     count: usize,
-    /// The last one was shorter: nothing may follow.
+    /// Set once a shorter datagram was added: it must be the last one.
     closed: bool,
 }
 
-impl Block {
+impl SendBlock {
     fn takes(&self, flow: FlowId, len: usize) -> bool {
         self.flow == Some(flow)
             && !self.closed
             && len <= self.segment
             && self.count < SEGMENTS_MAX
-            && self.octets.len() + len <= DATAGRAM_MAX
+            && self.bytes.len() + len <= DATAGRAM_MAX
     }
 
     fn add(&mut self, flow: FlowId, packet: &Packet<'_>, len: usize) {
@@ -38,19 +38,19 @@ impl Block {
             self.flow = Some(flow);
             self.segment = len;
         }
-        append(packet, len, &mut self.octets);
+        append(packet, len, &mut self.bytes);
         self.count += 1;
         self.closed |= len < self.segment;
     }
 
     fn clear(&mut self) {
         self.flow = None;
-        self.octets.clear();
+        self.bytes.clear();
         (self.count, self.closed) = (0, false);
     }
 }
 
-/// Appends a packet's payload.
+/// Appends a packet's payload to a buffer.
 fn append(packet: &Packet<'_>, len: usize, into: &mut Vec<u8>) {
     let start = packet.payload_start();
     let (mut at, end) = (0, start + len);
@@ -58,7 +58,7 @@ fn append(packet: &Packet<'_>, len: usize, into: &mut Vec<u8>) {
         let from = start.saturating_sub(at).min(piece.len());
         let to = end.saturating_sub(at).min(piece.len());
         if from < to {
-            piece.for_each_piece_of(from..to, |octets| into.extend_from_slice(octets));
+            piece.for_each_piece_of(from..to, |bytes| into.extend_from_slice(bytes));
         }
         at += piece.len();
     }
@@ -96,24 +96,24 @@ impl Udp {
         context: &mut Context<'_>,
     ) {
         let start = packet.payload_start();
-        if let Some(octets) =
+        if let Some(bytes) =
             packet.frame.contiguous().and_then(|frame| frame.get(start..start + len))
         {
-            return self.send_octets(id, octets, segment, context);
+            return self.send_bytes(id, bytes, segment, context);
         }
-        let mut octets = core::mem::take(&mut self.block.octets);
-        append(packet, len, &mut octets);
-        self.send_octets(id, &octets, segment, context);
-        octets.clear();
-        self.block.octets = octets;
+        let mut bytes = core::mem::take(&mut self.block.bytes);
+        append(packet, len, &mut bytes);
+        self.send_bytes(id, &bytes, segment, context);
+        bytes.clear();
+        self.block.bytes = bytes;
     }
 
-    /// All frames of a batch were seen.
-    pub fn input_ends(&mut self, context: &mut Context<'_>) {
+    /// Sends the current block. Must be called after the last packet of a batch.
+    pub fn finish_input(&mut self, context: &mut Context<'_>) {
         self.flush(context);
     }
 
-    /// Sends what waits, if it is of this conversation.
+    /// Sends the current block if it belongs to this association.
     pub(super) fn flush_if(&mut self, id: FlowId, context: &mut Context<'_>) {
         if self.block.flow == Some(id) {
             self.flush(context);
@@ -122,23 +122,23 @@ impl Udp {
 
     fn flush(&mut self, context: &mut Context<'_>) {
         let Some(id) = self.block.flow else { return };
-        let octets = core::mem::take(&mut self.block.octets);
+        let bytes = core::mem::take(&mut self.block.bytes);
         let segment = u16::try_from(self.block.segment).ok().filter(|_| self.block.count > 1);
-        self.send_octets(id, &octets, segment, context);
-        self.block.octets = octets;
+        self.send_bytes(id, &bytes, segment, context);
+        self.block.bytes = bytes;
         self.block.clear();
     }
 
-    fn send_octets(
+    fn send_bytes(
         &mut self,
         id: FlowId,
-        octets: &[u8],
+        bytes: &[u8],
         segment: Option<u16>,
         context: &mut Context<'_>,
     ) {
-        // What a call reports first is what became of an earlier datagram.
+        // An error may concern an earlier datagram; the call after the report then succeeds.
         for attempt in 0..3 {
-            match self.try_send(id, octets, segment) {
+            match self.try_send(id, bytes, segment) {
                 Ok(()) => return,
                 Err(Errno::AGAIN | Errno::NOBUFS) => return context.counters.udp_full.add(1),
                 Err(Errno::INTR) => {}
@@ -151,16 +151,16 @@ impl Udp {
         context.counters.udp_refused.add(1);
     }
 
-    fn try_send(&mut self, id: FlowId, octets: &[u8], segment: Option<u16>) -> Result<(), Errno> {
+    fn try_send(&mut self, id: FlowId, bytes: &[u8], segment: Option<u16>) -> Result<(), Errno> {
         let flow = self.flows.get_mut(id).ok_or(Errno::BADF)?;
-        match &mut flow.way {
-            Way::Socket(socket) => socket.send(octets, segment, None),
-            Way::Listener(index, via) => {
+        match &mut flow.route {
+            Route::Socket(socket) => socket.send(bytes, segment, None),
+            Route::Listener(index, via) => {
                 let (index, via) = (*index, *via);
                 let listener = self.listeners.get_mut(index).ok_or(Errno::BADF)?;
-                listener.socket.send(octets, segment, Some(via))
+                listener.socket.send(bytes, segment, Some(via))
             }
-            Way::Closed => Err(Errno::BADF),
+            Route::Closed => Err(Errno::BADF),
         }
     }
 }
