@@ -50,8 +50,8 @@
 mod bounce;
 mod counters;
 mod job;
-mod manners;
 mod pages;
+mod penalty;
 mod queue;
 mod worker;
 
@@ -66,6 +66,7 @@ pub use counters::{QueueCounters, named_persistent};
 pub use ringfence_access::persistent::{PersistentCounters, PersistentLimits};
 use ringfence_platform::{Channel, Counters, Grantee, WindowView};
 use ringfence_ring::{AnyOrderRing, ProducerOverflow, RingLayout, RingPages};
+use ringfence_sys::mailbox::{MailSender, mailbox};
 use ringfence_sys::pace::Spin;
 use ringfence_sys::rules::RuleCounters;
 use ringfence_wire::blkif::{Abi, Rules, SEGMENTS_MAX};
@@ -74,7 +75,7 @@ pub use worker::QueueFault;
 use crate::storage::{Disk, Geometry};
 use pages::Pages;
 use queue::{Queue, Terms};
-use worker::{Order, Orders, Worker};
+use worker::{Worker, WorkerCommand};
 
 /// How a guest's pages are reached.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -211,7 +212,7 @@ struct Running {
     thread: Option<JoinHandle<()>>,
     /// The thread has another one while it holds anything.
     holds: Arc<()>,
-    orders: Orders,
+    commands: MailSender<WorkerCommand>,
     counters: Arc<QueueCounters>,
     persistent: Arc<PersistentCounters>,
 }
@@ -277,11 +278,11 @@ impl Blkback {
             let both = (Arc::clone(rules), Arc::clone(&counters));
             let queue = Queue::new(ring, terms, pages, queue, both);
             let failed = |what| move |source: io::Error| StartError::System { what, source };
-            let (orders, inbox) = worker::orders().map_err(failed("an event file"))?;
+            let (commands, mailbox) = mailbox().map_err(failed("an event file"))?;
             let worker = Worker {
                 queue,
                 channel,
-                inbox,
+                commands: mailbox,
                 spin: Spin::new(options.spin_max),
                 counters: Arc::clone(&counters),
                 system: Arc::clone(system),
@@ -291,7 +292,7 @@ impl Blkback {
             let ending = Ending { on_end: Arc::clone(on_end), rules: Arc::clone(rules) };
             let thread = spawn(worker, Arc::clone(&holds), ending);
             let thread = Some(thread.map_err(failed("a thread"))?);
-            back.queues.push(Running { thread, holds, orders, counters, persistent });
+            back.queues.push(Running { thread, holds, commands, counters, persistent });
         }
         Ok(back)
     }
@@ -303,13 +304,20 @@ impl Blkback {
     }
 
     /// Lets go of all pages that are kept and not in use: memory is short.
-    pub fn squeeze(&self) {
-        self.queues.iter().for_each(|queue| queue.orders.give(Order::Squeeze));
+    pub fn shrink(&self) {
+        self.command(WorkerCommand::Shrink);
+    }
+
+    fn command(&self, command: WorkerCommand) {
+        for queue in &self.queues {
+            // A worker that ended needs no command.
+            let _ = queue.commands.send(command);
+        }
     }
 
     /// Tells all queues to end, and does not wait until they did ([`Blkback::is_over`]).
     pub fn stop(&self) {
-        self.queues.iter().for_each(|queue| queue.orders.give(Order::Stop));
+        self.command(WorkerCommand::Stop);
     }
 
     /// Whether every queue ended: nothing is in flight, and nothing of the guest's is mapped.

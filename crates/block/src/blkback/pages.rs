@@ -342,7 +342,7 @@ impl<G: Grantee> Pages<G> {
     }
 
     /// Lets go of all pages that are not in use.
-    pub(super) fn squeeze(&mut self, disk: &mut dyn DiskQueue) {
+    pub(super) fn shrink(&mut self, disk: &mut dyn DiskQueue) {
         self.table.squeeze(&mut self.leaving);
         forget(&mut self.leaving, disk);
         self.bounces.clear();

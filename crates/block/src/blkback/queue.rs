@@ -156,8 +156,8 @@ impl<G: Grantee, M: RingMemory> Queue<G, M> {
         self.pages.tidy(now, &mut *self.disk);
     }
 
-    pub(super) fn squeeze(&mut self) {
-        self.pages.squeeze(&mut *self.disk);
+    pub(super) fn shrink(&mut self) {
+        self.pages.shrink(&mut *self.disk);
         self.segments.clear();
         self.ranges.clear();
     }

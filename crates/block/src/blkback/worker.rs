@@ -6,18 +6,19 @@
 
 use core::time::Duration;
 use std::io;
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
+use std::time::Instant;
 
 use ringfence_platform::{Channel, ChannelError, Counters, Grantee};
 use ringfence_ring::{ProducerOverflow, RingMemory};
+use ringfence_sys::mailbox::Mailbox;
 use ringfence_sys::pace::{Spin, Throttle};
-use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use ringfence_sys::poll::{wait_any, wait_readable};
+use rustix::event::{PollFd, PollFlags};
 use rustix::time::{ClockId, clock_gettime};
 
 use super::counters::QueueCounters;
-use super::manners::{Manners, Turn};
+use super::penalty::{Penalties, Penalty};
 use super::queue::Queue;
 
 /// How often pages are looked at that nobody uses, while nothing else happens.
@@ -59,39 +60,13 @@ impl QueueFault {
     }
 }
 
-/// What a worker is told.
+/// Commands of the device to a worker.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Order {
+pub(super) enum WorkerCommand {
+    /// Stop serving the ring, drain the disk queue and end the thread.
     Stop,
-    Squeeze,
-}
-
-/// The way to a worker.
-pub(super) struct Orders {
-    sender: Sender<Order>,
-    wake: Arc<OwnedFd>,
-}
-
-/// The worker's end.
-pub(super) struct Inbox {
-    receiver: Receiver<Order>,
-    wake: Arc<OwnedFd>,
-}
-
-/// Both ends.
-pub(super) fn orders() -> io::Result<(Orders, Inbox)> {
-    let wake = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
-    let (sender, receiver) = channel();
-    Ok((Orders { sender, wake: Arc::clone(&wake) }, Inbox { receiver, wake }))
-}
-
-impl Orders {
-    pub(super) fn give(&self, order: Order) {
-        // A worker that is gone needs no orders.
-        if self.sender.send(order).is_ok() {
-            let _ = rustix::io::write(&*self.wake, &1u64.to_ne_bytes());
-        }
-    }
+    /// Unmap all idle pages and free spare memory.
+    Shrink,
 }
 
 /// Time since a fixed moment.
@@ -100,18 +75,11 @@ pub(super) fn monotonic() -> Duration {
     Duration::new(u64::try_from(now.tv_sec).unwrap_or(0), u32::try_from(now.tv_nsec).unwrap_or(0))
 }
 
-fn timespec(duration: Duration) -> Timespec {
-    Timespec {
-        tv_sec: i64::try_from(duration.as_secs()).unwrap_or(i64::MAX),
-        tv_nsec: duration.subsec_nanos().into(),
-    }
-}
-
 /// A queue, its channel, and when to look.
 pub(super) struct Worker<G, M, C> {
     pub(super) queue: Queue<G, M>,
     pub(super) channel: C,
-    pub(super) inbox: Inbox,
+    pub(super) commands: Mailbox<WorkerCommand>,
     pub(super) spin: Spin,
     pub(super) counters: Arc<QueueCounters>,
     pub(super) system: Arc<Counters>,
@@ -141,19 +109,21 @@ impl<G: Grantee, M: RingMemory, C: Channel> Worker<G, M, C> {
         let (mut last_work, mut tidied) = (now, now);
         let mut slept: Option<Duration> = None;
         let mut throttle = Throttle::default();
-        let mut manners = Manners::default();
+        let mut penalties = Penalties::default();
         let mut event = false;
         loop {
-            match self.inbox.receiver.try_recv() {
-                Ok(Order::Squeeze) => self.queue.squeeze(),
-                Ok(Order::Stop) | Err(TryRecvError::Disconnected) => return Ok(()),
-                Err(TryRecvError::Empty) => {}
+            match self.commands.take() {
+                Some(WorkerCommand::Shrink) => self.queue.shrink(),
+                Some(WorkerCommand::Stop) => return Ok(()),
+                None => {}
             }
             let worked = self.queue.round(now)?;
             if self.queue.notify_due() {
                 self.channel.notify().map_err(fault)?;
             }
-            self.take_turns(manners.after(self.counters.refused.get(), self.queue.not_kept()));
+            self.apply_penalty(
+                penalties.after_round(self.counters.refused.get(), self.queue.not_kept()),
+            );
             now = monotonic();
             if now.saturating_sub(tidied) >= TIDY_EVERY {
                 self.queue.tidy(now);
@@ -193,16 +163,15 @@ impl<G: Grantee, M: RingMemory, C: Channel> Worker<G, M, C> {
         }
     }
 
-    /// Lets others go first, if that is due.
-    fn take_turns(&self, turn: Turn) {
-        match turn {
-            Turn::GoOn => return,
-            Turn::GiveWay => rustix::thread::sched_yield(),
-            Turn::Pause(length) => {
+    /// Yields the processor or pauses, as the penalty accounting demands.
+    fn apply_penalty(&self, penalty: Penalty) {
+        match penalty {
+            Penalty::None => return,
+            Penalty::Yield => rustix::thread::sched_yield(),
+            Penalty::Pause(length) => {
                 self.counters.pauses.add(1);
-                // An order ends it.
-                let mut orders = [PollFd::new(&*self.inbox.wake, PollFlags::IN)];
-                let _ = poll(&mut orders, Some(&timespec(length)));
+                // A command ends the pause.
+                let _ = wait_readable(&self.commands, Some(length));
             }
         }
         self.system.syscalls.add(1);
@@ -212,26 +181,22 @@ impl<G: Grantee, M: RingMemory, C: Channel> Worker<G, M, C> {
     fn sleep(&self, now: Duration, deaf_until: Option<Duration>) -> Result<Woken, QueueFault> {
         let disk = self.queue.disk().wait_fd();
         let mut files = [
-            PollFd::new(&*self.inbox.wake, PollFlags::IN),
+            PollFd::new(&self.commands, PollFlags::IN),
             PollFd::from_borrowed_fd(disk, PollFlags::IN),
             PollFd::from_borrowed_fd(self.channel.as_fd(), PollFlags::IN),
         ];
         // While the channel is not listened to, it is looked at again in time.
         let deaf = deaf_until.map(|until| until.saturating_sub(now));
         let idle = (self.queue.kept() > 0).then_some(TIDY_EVERY);
-        let limit = deaf.into_iter().chain(idle).min().map(timespec);
+        let limit = deaf.into_iter().chain(idle).min().map(|length| Instant::now() + length);
         let listened = if deaf.is_some() { &mut files[..2] } else { &mut files[..] };
         self.system.syscalls.add(1);
-        match poll(listened, limit.as_ref()) {
-            Ok(_) | Err(rustix::io::Errno::INTR) => {}
-            Err(errno) => {
-                return Err(QueueFault::System { what: "waiting", source: errno.into() });
-            }
-        }
+        wait_any(listened, limit)
+            .map_err(|source| QueueFault::System { what: "waiting", source })?;
         let ready: [bool; 3] =
             [0, 1, 2].map(|i| listened.get(i).is_some_and(|file| !file.revents().is_empty()));
         if ready[0] {
-            let _ = rustix::io::read(&*self.inbox.wake, &mut [0; 8]);
+            self.commands.clear();
         }
         if ready[2] {
             self.channel.clear().map_err(fault)?;
@@ -244,16 +209,14 @@ impl<G: Grantee, M: RingMemory, C: Channel> Worker<G, M, C> {
         let begun = monotonic();
         while self.queue.running() > 0 && monotonic().saturating_sub(begun) < self.drain_limit {
             if !self.queue.finish() {
-                let mut disk =
-                    [PollFd::from_borrowed_fd(self.queue.disk().wait_fd(), PollFlags::IN)];
-                let _ = poll(&mut disk, Some(&timespec(DRAIN_STEP)));
+                let _ = wait_readable(self.queue.disk().wait_fd(), Some(DRAIN_STEP));
             }
         }
         if self.queue.notify_due() {
             // It may be gone, which is why we are here.
             let _ = self.channel.notify();
         }
-        self.queue.squeeze();
+        self.queue.shrink();
     }
 }
 

@@ -7,15 +7,18 @@ use std::sync::{Arc, MutexGuard};
 use std::time::{Duration, Instant};
 
 use ringfence_platform::{Channel, Granter};
-use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
+use ringfence_sys::poll::wait_readable;
+use rustix::event::epoll;
 
+use super::completions::Completions;
 use super::lane::{Broken, Lane};
-use super::outbox::Outbox;
 use super::{Notice, SharedLane, lock};
 use crate::storage::{DiskQueue, Done, Geometry, Request, check_request};
 
 /// How long a handle that goes waits for what it asked for.
-const FAREWELL: Duration = Duration::from_secs(10);
+const DRAIN_LIMIT: Duration = Duration::from_secs(10);
+/// Longest wait between two looks at the connection while a dropped handle drains.
+const DRAIN_STEP: Duration = Duration::from_millis(100);
 
 /// A file that is readable when one of others is.
 pub(super) struct Waiting {
@@ -40,7 +43,7 @@ pub(super) struct Handle<G: Granter, C: Channel> {
     lane: SharedLane<G, C>,
     geometry: Geometry,
     owner: u32,
-    outbox: Arc<Outbox>,
+    completions: Arc<Completions>,
     waiting: Arc<Waiting>,
     on_broken: Arc<Notice>,
     /// Answers that were given at once.
@@ -53,12 +56,12 @@ impl<G: Granter, C: Channel> Handle<G, C> {
         lane: SharedLane<G, C>,
         geometry: Geometry,
         owner: u32,
-        outbox: Arc<Outbox>,
+        completions: Arc<Completions>,
         waiting: Arc<Waiting>,
         on_broken: Arc<Notice>,
     ) -> Handle<G, C> {
         let (refused, submitted) = (Vec::new(), Vec::new());
-        Handle { lane, geometry, owner, outbox, waiting, on_broken, refused, submitted }
+        Handle { lane, geometry, owner, completions, waiting, on_broken, refused, submitted }
     }
 
     /// A connection that is of no use ends here; its owner is told.
@@ -73,8 +76,8 @@ impl<G: Granter, C: Channel> Handle<G, C> {
     /// Wakes the others of the lane for whom something is there.
     fn wake_others(&self, lane: &Lane<G, C>) {
         for other in lane.owners() {
-            if !Arc::ptr_eq(other, &self.outbox) && !other.is_empty() {
-                other.raise();
+            if !Arc::ptr_eq(other, &self.completions) && !other.is_empty() {
+                other.wake.wake();
             }
         }
     }
@@ -100,7 +103,7 @@ impl<G: Granter, C: Channel> DiskQueue for Handle<G, C> {
 
     fn reap(&mut self, done: &mut Vec<Done>) {
         done.append(&mut self.refused);
-        self.outbox.clear();
+        self.completions.wake.clear();
         let mut lane = lock(&self.lane);
         let outcome = loop {
             let collected = lane.collect().and_then(|()| lane.pump()).and_then(|()| lane.arm());
@@ -110,7 +113,7 @@ impl<G: Granter, C: Channel> DiskQueue for Handle<G, C> {
                 Err(broken) => break Err(broken),
             }
         };
-        self.outbox.take(done);
+        self.completions.drain_into(done);
         self.wake_others(&lane);
         self.check(lane, outcome);
     }
@@ -133,12 +136,10 @@ impl<G: Granter, C: Channel> Drop for Handle<G, C> {
             let lane = lock(&self.lane);
             let idle = lane.pending(self.owner) == 0 || lane.connection().is_none();
             drop(lane);
-            if idle || begun.elapsed() >= FAREWELL {
+            if idle || begun.elapsed() >= DRAIN_LIMIT {
                 break;
             }
-            let mut files = [PollFd::new(&self.waiting.epoll, PollFlags::IN)];
-            let step = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
-            let _ = poll(&mut files, Some(&step));
+            let _ = wait_readable(&self.waiting.epoll, Some(DRAIN_STEP));
         }
         lock(&self.lane).leave(self.owner);
     }

@@ -16,7 +16,7 @@ use ringfence_wire::blkif::{
 use rustix::io::Errno;
 
 use super::bytes::{from_page, to_page};
-use super::outbox::Outbox;
+use super::completions::Completions;
 use super::pool::{Page, Pool};
 use crate::storage::{Op, Request, Segment};
 
@@ -105,7 +105,7 @@ pub(super) struct Lane<G, C> {
     free: Vec<u32>,
     jobs: Vec<Option<Job>>,
     free_jobs: Vec<u32>,
-    owners: Vec<Option<Arc<Outbox>>>,
+    owners: Vec<Option<Arc<Completions>>>,
     turns: u64,
     generations: u32,
     rules: Arc<RuleCounters>,
@@ -437,12 +437,12 @@ impl<G: Granter, C: Channel> Lane<G, C> {
         let Some(job) = self.jobs.get_mut(number as usize).and_then(Option::take) else { return };
         self.free_jobs.push(number);
         if let Some(Some(owner)) = self.owners.get(job.owner as usize) {
-            owner.put(job.request.done(job.error.map_or(Ok(()), Err)));
+            owner.push(job.request.done(job.error.map_or(Ok(()), Err)));
         }
     }
 
     /// A number for a new owner: one that nothing that is posted is for.
-    pub(super) fn enter(&mut self, outbox: Arc<Outbox>) -> u32 {
+    pub(super) fn enter(&mut self, completions: Arc<Completions>) -> u32 {
         let vacant = (0..self.owners.len()).find(|place| {
             let number = u32::try_from(*place).unwrap_or(u32::MAX);
             self.owners[*place].is_none() && self.pending(number) == 0
@@ -451,7 +451,7 @@ impl<G: Granter, C: Channel> Lane<G, C> {
             self.owners.push(None);
             self.owners.len() - 1
         });
-        self.owners[place] = Some(outbox);
+        self.owners[place] = Some(completions);
         u32::try_from(place).unwrap_or(u32::MAX)
     }
 
@@ -480,7 +480,7 @@ impl<G: Granter, C: Channel> Lane<G, C> {
     }
 
     /// Who uses the lane.
-    pub(super) fn owners(&self) -> impl Iterator<Item = &Arc<Outbox>> {
+    pub(super) fn owners(&self) -> impl Iterator<Item = &Arc<Completions>> {
         self.owners.iter().flatten()
     }
 

@@ -29,9 +29,9 @@
 // #syscall frontend epoll_create1,epoll_ctl,ppoll: the frontend of a disk waits
 
 mod bytes;
+mod completions;
 mod handle;
 mod lane;
-mod outbox;
 mod pool;
 mod windows;
 
@@ -46,9 +46,9 @@ use ringfence_wire::blkif::{Abi, Rules, SEGMENTS_DIRECT, SEGMENTS_MAX};
 use rustix::event::epoll;
 
 use crate::storage::{Disk, DiskQueue, Geometry};
+use completions::Completions;
 use handle::Handle;
 use lane::{Connection, FlushBy, Lane, Terms};
-use outbox::Outbox;
 use pool::Pool;
 pub(crate) use windows::{Window, WindowStock};
 
@@ -309,7 +309,7 @@ impl<G: Granter + 'static, C: Channel + 'static> FrontDisk<G, C> {
                 lane.break_off();
                 self.on_broken.give();
             }
-            lane.owners().for_each(|owner| owner.raise());
+            lane.owners().for_each(|owner| owner.wake.wake());
         }
         Ok(())
     }
@@ -325,7 +325,7 @@ impl<G: Granter + 'static, C: Channel + 'static> FrontDisk<G, C> {
         for lane in &self.lanes {
             let mut lane = lock(lane);
             lane.give_up();
-            lane.owners().for_each(|owner| owner.raise());
+            lane.owners().for_each(|owner| owner.wake.wake());
         }
     }
 
@@ -376,9 +376,9 @@ impl<G: Granter + 'static, C: Channel + 'static> Disk for FrontDisk<G, C> {
     }
 
     fn queue(&self, _depth: u32) -> io::Result<Box<dyn DiskQueue>> {
-        let outbox = Arc::new(Outbox::new()?);
+        let completions = Arc::new(Completions::new()?);
         let waiting = Arc::new(handle::Waiting::new(epoll::create(epoll::CreateFlags::CLOEXEC)?));
-        waiting.watch(&outbox.event);
+        waiting.watch(&completions.wake);
         let mut watchers = lock(&self.watchers);
         let number = watchers.next % self.lanes.len();
         watchers.next = watchers.next.wrapping_add(1);
@@ -389,9 +389,9 @@ impl<G: Granter + 'static, C: Channel + 'static> Disk for FrontDisk<G, C> {
         if let Some(connection) = locked.connection() {
             waiting.watch(&connection.channel);
         }
-        let owner = locked.enter(Arc::clone(&outbox));
+        let owner = locked.enter(Arc::clone(&completions));
         drop(locked);
         let on_broken = Arc::clone(&self.on_broken);
-        Ok(Box::new(Handle::new(lane, self.geometry, owner, outbox, waiting, on_broken)))
+        Ok(Box::new(Handle::new(lane, self.geometry, owner, completions, waiting, on_broken)))
     }
 }

@@ -9,7 +9,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use ringfence_memory::{LentSlice, Mapping, OutOfRange, PAGE_SIZE, Protection};
-use rustix::event::EventfdFlags;
+use ringfence_sys::mailbox::WakeFd;
 use rustix::fs::{FallocateFlags, MemfdFlags};
 
 use super::{Discard, Disk, DiskQueue, Done, Geometry, Op, Request, check_request};
@@ -64,7 +64,7 @@ impl Disk for MemoryDisk {
     }
 
     fn queue(&self, _depth: u32) -> io::Result<Box<dyn DiskQueue>> {
-        let never = rustix::event::eventfd(0, EventfdFlags::CLOEXEC)?;
+        let never = WakeFd::new()?;
         let (content, geometry) = (Arc::clone(&self.content), self.geometry);
         Ok(Box::new(MemoryQueue { content, geometry, never, ready: vec![] }))
     }
@@ -74,7 +74,7 @@ struct MemoryQueue {
     content: Arc<Content>,
     geometry: Geometry,
     /// Never readable: there is nothing to wait for.
-    never: OwnedFd,
+    never: WakeFd,
     ready: Vec<Done>,
 }
 

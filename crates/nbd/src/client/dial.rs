@@ -10,7 +10,7 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use rustix::event::EventfdFlags;
+use ringfence_sys::mailbox::WakeFd;
 
 /// Wakes whoever makes connections.
 type Bell = Arc<dyn Fn() + Send + Sync>;
@@ -18,7 +18,7 @@ type Bell = Arc<dyn Fn() + Send + Sync>;
 /// Where one queue asks for connections, and where they come.
 pub struct Dialer {
     state: Mutex<State>,
-    arrived: OwnedFd,
+    arrived: WakeFd,
     bell: Bell,
 }
 
@@ -38,8 +38,7 @@ impl Dialer {
     ///
     /// When the system has no eventfd.
     pub fn new(bell: Bell) -> io::Result<Dialer> {
-        let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
-        let arrived = rustix::event::eventfd(0, flags)?;
+        let arrived = WakeFd::new()?;
         Ok(Dialer { state: Mutex::default(), arrived, bell })
     }
 
@@ -62,8 +61,7 @@ impl Dialer {
             return;
         }
         state.connection = Some(connection);
-        // Full is as good as not empty.
-        let _ = rustix::io::write(&self.arrived, &1u64.to_ne_bytes());
+        self.arrived.wake();
     }
 
     /// Asks for a connection, once, until there is an answer.
@@ -82,7 +80,7 @@ impl Dialer {
         let mut state = self.state();
         let connection = state.connection.take();
         if connection.is_some() {
-            let _ = rustix::io::read(&self.arrived, &mut [0; 8]);
+            self.arrived.clear();
         }
         connection
     }

@@ -11,9 +11,10 @@
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use ringfence_sys::poll::wait_any;
+use rustix::event::{PollFd, PollFlags};
 use serde::{Deserialize, Serialize};
 
 use super::link::{Link, Place, Target};
@@ -85,8 +86,8 @@ impl NbdConnector {
     pub fn connect(&self) -> io::Result<OwnedFd> {
         let (stream, connecting) = self.place.begin()?;
         if connecting {
-            let timeout = Timespec::try_from(self.within).ok();
-            if poll(&mut [PollFd::new(&stream, PollFlags::OUT)], timeout.as_ref())? == 0 {
+            let mut writable = [PollFd::new(&stream, PollFlags::OUT)];
+            if wait_any(&mut writable, Some(Instant::now() + self.within))? == 0 {
                 return Err(io::ErrorKind::TimedOut.into());
             }
             rustix::net::sockopt::socket_error(&stream)??;

@@ -34,8 +34,8 @@ use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
-
+use ringfence_sys::poll::wait_any;
+use rustix::event::{PollFd, PollFlags};
 use serde::{Deserialize, Serialize};
 
 pub use address::{BadAddress, NbdAddress, TlsFiles};
@@ -173,17 +173,12 @@ fn agree(target: &Target, within: Duration) -> io::Result<(Link, Settled)> {
         if let Some(settled) = link.drive(|_| {})? {
             return Ok((link, settled));
         }
-        let left = until.saturating_duration_since(Instant::now());
-        if left.is_zero() {
+        if until <= Instant::now() {
             return Err(io::Error::new(io::ErrorKind::TimedOut, "the NBD server says nothing"));
         }
         let mut flags = PollFlags::IN;
         flags.set(PollFlags::OUT, link.wants_to_write());
-        let timeout = Timespec::try_from(left).ok();
-        match poll(&mut [PollFd::new(link.stream(), flags)], timeout.as_ref()) {
-            Ok(_) | Err(rustix::io::Errno::INTR) => {}
-            Err(error) => return Err(error.into()),
-        }
+        wait_any(&mut [PollFd::new(link.stream(), flags)], Some(until))?;
     }
 }
 

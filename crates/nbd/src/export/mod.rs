@@ -16,13 +16,12 @@ mod connection;
 mod server;
 
 use std::io;
-use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixListener;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use rustix::event::EventfdFlags;
+use ringfence_sys::mailbox::WakeFd;
 
 use crate::protocol as nbd;
 use crate::protocol::numbers::transmission;
@@ -83,7 +82,7 @@ fn offer(geometry: &Geometry) -> Offer {
 
 /// A disk that is being served. Dropping it ends every connection.
 pub struct Export {
-    stop: Arc<OwnedFd>,
+    stop: WakeFd,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -98,16 +97,14 @@ impl Export {
         disk: &Arc<dyn Disk>,
         options: ExportOptions,
     ) -> io::Result<Export> {
-        let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
-        let stop = Arc::new(rustix::event::eventfd(0, flags)?);
+        let stop = WakeFd::new()?;
         listener.set_nonblocking(true)?;
         let queue = disk.queue(options.depth)?;
         let geometry = disk.geometry();
         let offer = offer(&geometry);
         let ExportOptions { name, description, .. } = options.clone();
         let export = nbd::offer::Export { name, description, offer };
-        let mut server =
-            Server::new(listener.into(), Arc::clone(&stop), queue, geometry, export, options)?;
+        let mut server = Server::new(listener.into(), &stop, queue, geometry, export, options)?;
         let thread =
             std::thread::Builder::new().name("nbd export".to_owned()).spawn(move || {
                 if let Err(error) = server.run() {
@@ -120,7 +117,7 @@ impl Export {
 
 impl Drop for Export {
     fn drop(&mut self) {
-        let _ = rustix::io::write(&self.stop, &1u64.to_ne_bytes());
+        self.stop.wake();
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }

@@ -6,10 +6,11 @@
 use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::os::fd::OwnedFd;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use ringfence_memory::{LentSlice, Mapping};
+use ringfence_sys::mailbox::WakeFd;
+use ringfence_sys::poll::timespec;
 use rustix::event::{Timespec, epoll};
 use rustix::net::SocketFlags;
 
@@ -81,7 +82,7 @@ pub(super) struct Server {
 impl Server {
     pub(super) fn new(
         listener: OwnedFd,
-        stop: Arc<OwnedFd>,
+        stop: &WakeFd,
         queue: Box<dyn DiskQueue>,
         geometry: Geometry,
         export: Export,
@@ -89,9 +90,8 @@ impl Server {
     ) -> io::Result<Server> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let readable = epoll::EventFlags::IN;
-        for (fd, name) in [(&listener, LISTENER), (&*stop, STOP)] {
-            epoll::add(&epoll, fd, epoll::EventData::new_u64(name), readable)?;
-        }
+        epoll::add(&epoll, &listener, epoll::EventData::new_u64(LISTENER), readable)?;
+        epoll::add(&epoll, stop, epoll::EventData::new_u64(STOP), readable)?;
         epoll::add(&epoll, queue.wait_fd(), epoll::EventData::new_u64(DISK), readable)?;
         Ok(Server {
             epoll,
@@ -180,7 +180,7 @@ impl Server {
     fn timeout(&self) -> Option<Timespec> {
         let deadlines = self.clients.values().filter_map(|client| client.deadline);
         let next = deadlines.chain(self.accept_again).min()?;
-        Timespec::try_from(next.saturating_duration_since(Instant::now())).ok()
+        Some(timespec(next.saturating_duration_since(Instant::now())))
     }
 
     fn accept(&mut self) {

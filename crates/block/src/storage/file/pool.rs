@@ -12,7 +12,7 @@ use std::thread::JoinHandle;
 
 use ringfence_memory::{LentSlice, ReadList, WriteList};
 use ringfence_sys::blkdev;
-use rustix::event::EventfdFlags;
+use ringfence_sys::mailbox::WakeFd;
 
 use super::bounce::Bounces;
 use super::job::{Job, Next, Policy, Step};
@@ -26,7 +26,7 @@ struct Shared {
     file: Arc<OwnedFd>,
     policy: Policy,
     /// Readable while there are answers.
-    event: OwnedFd,
+    event: WakeFd,
     work: Mutex<Work>,
     changed: Condvar,
 }
@@ -59,8 +59,7 @@ pub(super) struct PoolQueue {
 impl PoolQueue {
     /// A queue of at most `depth` threads, which are started as they are needed.
     pub(super) fn new(file: Arc<OwnedFd>, policy: Policy, depth: u32) -> io::Result<PoolQueue> {
-        let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
-        let event = rustix::event::eventfd(0, flags)?;
+        let event = WakeFd::new()?;
         let shared =
             Shared { file, policy, event, work: Mutex::default(), changed: Condvar::new() };
         let mut queue = PoolQueue {
@@ -120,8 +119,7 @@ impl DiskQueue for PoolQueue {
         }
         self.in_flight -= work.done.len();
         done.append(&mut work.done);
-        let mut counter = [0; 8];
-        let _ = rustix::io::read(&self.shared.event, &mut counter);
+        self.shared.event.clear();
     }
 
     fn wait_fd(&self) -> BorrowedFd<'_> {
@@ -158,7 +156,7 @@ fn serve(shared: &Shared) {
         let mut work = shared.lock();
         work.done.push(done);
         // Under the lock, so that whoever takes the answers takes the event back with them.
-        let _ = rustix::io::write(&shared.event, &1u64.to_ne_bytes());
+        shared.event.wake();
     }
 }
 

@@ -18,7 +18,7 @@ pub mod workload;
 use std::time::Duration;
 
 use ringfence_memory::LentSlice;
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use ringfence_sys::poll::wait_readable;
 
 use super::{Disk, DiskQueue, Done, Op, Request, Segment};
 
@@ -125,8 +125,7 @@ impl Driver {
                 return Err(Stuck);
             }
             let fd = self.queue.wait_fd();
-            let timeout = Timespec::try_from(left).ok();
-            let _ = poll(&mut [PollFd::new(&fd, PollFlags::IN)], timeout.as_ref());
+            let _ = wait_readable(fd, Some(left));
         }
     }
 

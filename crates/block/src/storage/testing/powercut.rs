@@ -10,10 +10,10 @@
 
 use std::collections::HashMap;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use rustix::event::EventfdFlags;
+use ringfence_sys::mailbox::WakeFd;
 
 use super::checker::SECTOR;
 use super::{Random, bytes_of};
@@ -180,8 +180,7 @@ impl Disk for PowerCutDisk {
     }
 
     fn queue(&self, _depth: u32) -> io::Result<Box<dyn DiskQueue>> {
-        let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
-        let event = rustix::event::eventfd(0, flags)?;
+        let event = WakeFd::new()?;
         let cuts = self.cuts();
         Ok(Box::new(PowerCutQueue { disk: self.clone(), event, cuts, requests: vec![] }))
     }
@@ -190,7 +189,7 @@ impl Disk for PowerCutDisk {
 struct PowerCutQueue {
     disk: PowerCutDisk,
     /// Readable while requests are in flight.
-    event: OwnedFd,
+    event: WakeFd,
     /// As the disk's when the queue was made.
     cuts: u64,
     /// In flight, with the moment of their submission.
@@ -243,7 +242,7 @@ impl DiskQueue for PowerCutQueue {
             lock(&self.disk.in_flight).insert(self.name(&request), Self::payload(&request));
         }
         self.requests.push((request, moment));
-        let _ = rustix::io::write(&self.event, &1u64.to_ne_bytes());
+        self.event.wake();
     }
 
     fn kick(&mut self) {}
@@ -252,7 +251,7 @@ impl DiskQueue for PowerCutQueue {
         let disk = self.disk.clone();
         let mut medium = lock(&disk.medium);
         if medium.cuts != self.cuts || self.requests.is_empty() {
-            let _ = rustix::io::read(&self.event, &mut [0; 8]);
+            self.event.clear();
             return;
         }
         for _ in 0..1 + medium.random.index(self.requests.len()) {
@@ -263,7 +262,7 @@ impl DiskQueue for PowerCutQueue {
             done.push(request.done(result));
         }
         if self.requests.is_empty() {
-            let _ = rustix::io::read(&self.event, &mut [0; 8]);
+            self.event.clear();
         }
     }
 

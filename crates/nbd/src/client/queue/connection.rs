@@ -7,7 +7,8 @@ use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rustix::event::{Timespec, epoll};
+use ringfence_sys::poll::timespec;
+use rustix::event::epoll;
 use rustix::time::{Itimerspec, TimerfdTimerFlags};
 
 use super::{BACKOFF, BACKOFF_MAX, NbdQueue, Owner, Replay, State};
@@ -135,9 +136,8 @@ impl NbdQueue {
         }
         // Never zero, which would mean never.
         let wait = next.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
-        let once = Timespec { tv_sec: 0, tv_nsec: 0 };
-        let Ok(value) = Timespec::try_from(wait) else { return };
-        let setting = Itimerspec { it_interval: once, it_value: value };
+        let setting =
+            Itimerspec { it_interval: timespec(Duration::ZERO), it_value: timespec(wait) };
         let flags = TimerfdTimerFlags::empty();
         if rustix::time::timerfd_settime(&self.timer, flags, &setting).is_ok() {
             self.armed = Some(next);

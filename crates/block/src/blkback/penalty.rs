@@ -13,38 +13,38 @@
 use core::time::Duration;
 
 /// Requests that break a rule, for one pause.
-const REFUSED: u64 = 32;
-/// How long a pause is. With [`REFUSED`] this bounds what is refused in a second.
+const REFUSALS_PER_PAUSE: u64 = 32;
+/// How long a pause is. With [`REFUSALS_PER_PAUSE`] this bounds what is refused in a second.
 const PAUSE: Duration = Duration::from_millis(1);
 
 /// What is to be done before the next round.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Turn {
+pub(super) enum Penalty {
     /// Nothing.
-    GoOn,
+    None,
     /// Others may go first.
-    GiveWay,
+    Yield,
     /// Nothing is to be done for so long.
     Pause(Duration),
 }
 
 /// What a ring did so far that others should not have to wait for.
 #[derive(Default, Debug)]
-pub(super) struct Manners {
+pub(super) struct Penalties {
     over: u64,
     paused_at: u64,
 }
 
-impl Manners {
+impl Penalties {
     /// After a round: requests that were refused so far, and pages that could not be kept.
-    pub(super) fn after(&mut self, refused: u64, over: u64) -> Turn {
+    pub(super) fn after_round(&mut self, refused: u64, over: u64) -> Penalty {
         let gives_way = over > self.over;
         self.over = over;
-        if refused.wrapping_sub(self.paused_at) >= REFUSED {
+        if refused.wrapping_sub(self.paused_at) >= REFUSALS_PER_PAUSE {
             self.paused_at = refused;
-            return Turn::Pause(PAUSE);
+            return Penalty::Pause(PAUSE);
         }
-        if gives_way { Turn::GiveWay } else { Turn::GoOn }
+        if gives_way { Penalty::Yield } else { Penalty::None }
     }
 }
 
@@ -54,13 +54,17 @@ mod tests {
 
     #[test]
     fn who_breaks_rules_again_and_again_has_pauses() {
-        let mut manners = Manners::default();
-        let turns: Vec<_> = (1..=64).map(|refused| manners.after(refused, 0)).collect();
-        let pauses = turns.iter().filter(|turn| matches!(turn, Turn::Pause(_))).count();
-        assert_eq!((pauses, turns[31], turns[30]), (2, Turn::Pause(PAUSE), Turn::GoOn));
-        assert_eq!(manners.after(64, 0), Turn::GoOn);
-        assert_eq!(manners.after(64, 7), Turn::GiveWay);
-        assert_eq!(manners.after(64, 7), Turn::GoOn);
-        assert_eq!(manners.after(300, 7), Turn::Pause(PAUSE), "a whole ring at once: one pause");
+        let mut penalties = Penalties::default();
+        let turns: Vec<_> = (1..=64).map(|refused| penalties.after_round(refused, 0)).collect();
+        let pauses = turns.iter().filter(|turn| matches!(turn, Penalty::Pause(_))).count();
+        assert_eq!((pauses, turns[31], turns[30]), (2, Penalty::Pause(PAUSE), Penalty::None));
+        assert_eq!(penalties.after_round(64, 0), Penalty::None);
+        assert_eq!(penalties.after_round(64, 7), Penalty::Yield);
+        assert_eq!(penalties.after_round(64, 7), Penalty::None);
+        assert_eq!(
+            penalties.after_round(300, 7),
+            Penalty::Pause(PAUSE),
+            "a whole ring at once: one pause"
+        );
     }
 }
