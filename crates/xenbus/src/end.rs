@@ -37,14 +37,14 @@ pub struct BackendEnd {
     front: String,
     back: String,
     rules: Arc<RuleCounters>,
-    condemned: Option<String>,
+    penalized: Option<String>,
 }
 
 impl BackendEnd {
     /// The end of a device that a toolstack made.
     pub fn new(device: DeviceId) -> BackendEnd {
         let (front, back) = (device.frontend_path(), device.backend_path());
-        BackendEnd { device, front, back, rules: Arc::default(), condemned: None }
+        BackendEnd { device, front, back, rules: Arc::default(), penalized: None }
     }
 
     /// The device.
@@ -73,23 +73,23 @@ impl BackendEnd {
     }
 
     /// Why the device was closed, if this side did so.
-    pub fn condemned(&self) -> Option<&str> {
-        self.condemned.as_deref()
+    pub fn penalized(&self) -> Option<&str> {
+        self.penalized.as_deref()
     }
 
     /// The guest broke a rule: the device is to be closed at the next look. A guest that comes back to
-    /// be condemned again is logged ever more rarely.
-    pub fn condemn(&mut self, why: String) {
+    /// be penalized again is logged ever more rarely.
+    pub fn close_with_penalty(&mut self, why: String) {
         let times = self.rules.count("device_condemned") + 1;
         if times.is_power_of_two() {
             tracing::warn!(device = %self.back, %why, times, "device closed");
         }
-        self.condemned.get_or_insert(why);
+        self.penalized.get_or_insert(why);
     }
 
     /// The frontend starts over.
-    pub fn forgive(&mut self) {
-        self.condemned = None;
+    pub fn reset_penalty(&mut self) {
+        self.penalized = None;
     }
 
     /// Both states; `None` where the device is gone.
@@ -122,7 +122,7 @@ impl BackendEnd {
             peer,
             attached,
             online: store.read_flag(&self.back(xenbus::ONLINE)).unwrap_or(false),
-            condemned: self.condemned.is_some(),
+            penalized: self.penalized.is_some(),
         }))
     }
 
@@ -133,13 +133,13 @@ impl BackendEnd {
         })
     }
 
-    /// Sets our state, and says why if the device was condemned.
+    /// Sets our state, and says why if the device was penalized.
     ///
     /// # Errors
     ///
     /// The store's.
     pub fn enter(&self, store: &mut StoreClient, state: XenbusState) -> Result<(), StoreError> {
-        if let Some(why) = &self.condemned {
+        if let Some(why) = &self.penalized {
             store.write(&self.back("error"), why)?;
         }
         store.write(&self.back(xenbus::STATE), state.to_string())

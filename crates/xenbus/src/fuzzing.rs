@@ -39,7 +39,7 @@ pub fn vif_states(data: &[u8]) {
             }
             // The data path ends on one side, for whatever reason.
             7 => {
-                world.back.condemned |= world.back.attached;
+                world.back.penalized |= world.back.attached;
                 world
             }
             8 => {

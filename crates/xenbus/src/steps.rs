@@ -37,7 +37,7 @@ pub struct BackendView {
     /// The toolstack's `online`: a closed device may come back.
     pub online: bool,
     /// This side gave the device up because the frontend broke a rule.
-    pub condemned: bool,
+    pub penalized: bool,
 }
 
 /// The step that is due.
@@ -52,16 +52,16 @@ pub fn backend_step(view: BackendView) -> BackendStep {
     };
     let leaving = matches!(view.own, S::Closing | S::Closed);
     match peer {
-        // A condemned frontend may start over; until it does, the device stays closed.
+        // A penalized frontend may start over; until it does, the device stays closed.
         S::Initialising if view.attached || (leaving && view.online) => BackendStep::Announce,
         S::Initialising | S::InitWait if view.own == S::Initialising => BackendStep::Announce,
         // The backend before this one left a device in use; the frontend has started over since.
         S::Initialising | S::InitWait if !view.attached && in_use(view.own) => {
             BackendStep::Announce
         }
-        // Whatever it says, a condemned frontend is not served (it may say Reconfiguring, or 99).
+        // Whatever it says, a penalized frontend is not served (it may say Reconfiguring, or 99).
         S::Closing | S::Closed => closing_step(view, leaving),
-        _ if view.condemned => close_if(view, !leaving),
+        _ if view.penalized => close_if(view, !leaving),
         S::Initialised | S::Connected if leaving => BackendStep::Wait,
         S::Initialised | S::Connected if !view.attached => BackendStep::Connect,
         S::Missing => close_if(view, !leaving),

@@ -1,34 +1,32 @@
-//! How a ring takes turns with the others, whose threads share the processors.
+//! Penalty accounting of one ring: rule violations and pages that exceed the persistent limit.
 //!
-//! A thread that always has something to do is put off by the scheduler only after milliseconds, and one
-//! that wakes up for a single request, as all do that serve a guest at work, waits for that. Honest guests
-//! soon have nothing to do for a moment. Two kinds of work have no such end:
+//! Ring threads share the processors. A thread that never sleeps is preempted only after milliseconds,
+//! and a thread that wakes up for a single request waits that long. The queue of a well-behaved guest soon
+//! runs out of work and sleeps. Two kinds of requests let a guest keep its ring thread busy without end:
 //!
-//! * requests that break a rule: they never wait for a disk, so a guest can have the next ones ready at
-//!   once. No driver sends many, so after some the ring has a pause, in which it costs nothing;
-//! * pages that cannot be kept because there are too many: this is allowed, and costs a mapping and an
-//!   unmapping each. After each request of that kind the ring lets the others
-//!   go first.
+//! * Requests that break a rule never wait for a disk, so the guest can post the next ones at once.
+//!   No correct driver sends many of them. After [`REFUSALS_PER_PAUSE`] refusals the ring pauses.
+//! * Pages over the limit of persistent pages are allowed, but each costs a map and an unmap. After a
+//!   round with such a page the thread yields the processor.
 
 use core::time::Duration;
 
-/// Requests that break a rule, for one pause.
+/// Number of refused requests after which the ring pauses once.
 const REFUSALS_PER_PAUSE: u64 = 32;
-/// How long a pause is. With [`REFUSALS_PER_PAUSE`] this bounds what is refused in a second.
+/// Length of a pause. With [`REFUSALS_PER_PAUSE`] it bounds the refusals per second.
 const PAUSE: Duration = Duration::from_millis(1);
 
-/// What is to be done before the next round.
+/// Action due before the next round of the ring.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Penalty {
-    /// Nothing.
     None,
-    /// Others may go first.
+    /// Yield the processor to other threads.
     Yield,
-    /// Nothing is to be done for so long.
+    /// Serve nothing for this time.
     Pause(Duration),
 }
 
-/// What a ring did so far that others should not have to wait for.
+/// Counters seen at the last penalty.
 #[derive(Default, Debug)]
 pub(super) struct Penalties {
     over: u64,
@@ -36,15 +34,16 @@ pub(super) struct Penalties {
 }
 
 impl Penalties {
-    /// After a round: requests that were refused so far, and pages that could not be kept.
+    /// Returns the action due after a round. `refused` and `over` are running totals: refused requests, and
+    /// pages over the limit of persistent pages.
     pub(super) fn after_round(&mut self, refused: u64, over: u64) -> Penalty {
-        let gives_way = over > self.over;
+        let yields = over > self.over;
         self.over = over;
         if refused.wrapping_sub(self.paused_at) >= REFUSALS_PER_PAUSE {
             self.paused_at = refused;
             return Penalty::Pause(PAUSE);
         }
-        if gives_way { Penalty::Yield } else { Penalty::None }
+        if yields { Penalty::Yield } else { Penalty::None }
     }
 }
 
@@ -53,11 +52,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_breaks_rules_again_and_again_has_pauses() {
+    fn every_32_refusals_cause_one_pause_and_over_limit_pages_a_yield() {
         let mut penalties = Penalties::default();
-        let turns: Vec<_> = (1..=64).map(|refused| penalties.after_round(refused, 0)).collect();
-        let pauses = turns.iter().filter(|turn| matches!(turn, Penalty::Pause(_))).count();
-        assert_eq!((pauses, turns[31], turns[30]), (2, Penalty::Pause(PAUSE), Penalty::None));
+        let actions: Vec<_> = (1..=64).map(|refused| penalties.after_round(refused, 0)).collect();
+        let pauses = actions.iter().filter(|action| matches!(action, Penalty::Pause(_))).count();
+        assert_eq!((pauses, actions[31], actions[30]), (2, Penalty::Pause(PAUSE), Penalty::None));
         assert_eq!(penalties.after_round(64, 0), Penalty::None);
         assert_eq!(penalties.after_round(64, 7), Penalty::Yield);
         assert_eq!(penalties.after_round(64, 7), Penalty::None);

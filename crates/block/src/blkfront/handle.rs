@@ -1,4 +1,7 @@
-//! One user's way to a lane.
+//! Disk queue of one user of a frontend's disk.
+//!
+//! Each [`Handle`] uses one lane, which it may share with others. The thread that reaps polls the ring for
+//! all handles of the lane and wakes those whose completion queues it filled.
 
 // #syscall frontend epoll_ctl,ppoll: the frontend of a disk waits
 
@@ -11,16 +14,16 @@ use ringfence_sys::poll::wait_readable;
 use rustix::event::epoll;
 
 use super::completions::Completions;
-use super::lane::{Broken, Lane};
-use super::{Notice, SharedLane, lock};
+use super::lane::{BrokenRule, Lane};
+use super::{BrokenCallback, SharedLane, lock};
 use crate::storage::{DiskQueue, Done, Geometry, Request, check_request};
 
-/// How long a handle that goes waits for what it asked for.
+/// Maximum time for which a dropped handle waits for its requests.
 const DRAIN_LIMIT: Duration = Duration::from_secs(10);
 /// Longest wait between two looks at the connection while a dropped handle drains.
 const DRAIN_STEP: Duration = Duration::from_millis(100);
 
-/// A file that is readable when one of others is.
+/// Epoll file that is readable when the completion queue or the event channel has something.
 pub(super) struct Waiting {
     epoll: OwnedFd,
 }
@@ -30,7 +33,7 @@ impl Waiting {
         Waiting { epoll }
     }
 
-    /// Watches another file, until it is closed.
+    /// Adds a file to the set, until it is closed.
     pub(super) fn watch(&self, file: impl AsFd) {
         let added =
             epoll::add(&self.epoll, file, epoll::EventData::new_u64(0), epoll::EventFlags::IN);
@@ -38,15 +41,15 @@ impl Waiting {
     }
 }
 
-/// The [`DiskQueue`] of a frontend's disk.
+/// [`DiskQueue`] of a frontend's disk.
 pub(super) struct Handle<G: Granter, C: Channel> {
     lane: SharedLane<G, C>,
     geometry: Geometry,
     owner: u32,
     completions: Arc<Completions>,
     waiting: Arc<Waiting>,
-    on_broken: Arc<Notice>,
-    /// Answers that were given at once.
+    on_broken: Arc<BrokenCallback>,
+    /// Results of requests that were refused without being submitted.
     refused: Vec<Done>,
     submitted: Vec<Request>,
 }
@@ -58,22 +61,22 @@ impl<G: Granter, C: Channel> Handle<G, C> {
         owner: u32,
         completions: Arc<Completions>,
         waiting: Arc<Waiting>,
-        on_broken: Arc<Notice>,
+        on_broken: Arc<BrokenCallback>,
     ) -> Handle<G, C> {
         let (refused, submitted) = (Vec::new(), Vec::new());
         Handle { lane, geometry, owner, completions, waiting, on_broken, refused, submitted }
     }
 
-    /// A connection that is of no use ends here; its owner is told.
-    fn check(&self, mut lane: MutexGuard<'_, Lane<G, C>>, outcome: Result<(), Broken>) {
+    /// Ends a connection that broke a rule, and notifies its owner.
+    fn check(&self, mut lane: MutexGuard<'_, Lane<G, C>>, outcome: Result<(), BrokenRule>) {
         if outcome.is_err() {
             lane.break_off();
-            // Under the lock, so that it is not taken for a word about the next connection.
-            self.on_broken.give();
+            // Under the lock: the callback must not be mistaken for one about the next connection.
+            self.on_broken.call();
         }
     }
 
-    /// Wakes the others of the lane for whom something is there.
+    /// Wakes the other handles of the lane that have results.
     fn wake_others(&self, lane: &Lane<G, C>) {
         for other in lane.owners() {
             if !Arc::ptr_eq(other, &self.completions) && !other.is_empty() {
@@ -124,8 +127,8 @@ impl<G: Granter, C: Channel> DiskQueue for Handle<G, C> {
 }
 
 impl<G: Granter, C: Channel> Drop for Handle<G, C> {
-    /// Waits for what was asked for while there is a connection, and no longer than a while. Memory of
-    /// a request that is not over stays as long as the request does.
+    /// Waits for the requests in flight while there is a connection, at most [`DRAIN_LIMIT`]. The memory of an
+    /// unfinished request stays alive until the request ends.
     fn drop(&mut self) {
         let begun = Instant::now();
         let mut done = Vec::new();
@@ -141,6 +144,6 @@ impl<G: Granter, C: Channel> Drop for Handle<G, C> {
             }
             let _ = wait_readable(&self.waiting.epoll, Some(DRAIN_STEP));
         }
-        lock(&self.lane).leave(self.owner);
+        lock(&self.lane).unregister(self.owner);
     }
 }

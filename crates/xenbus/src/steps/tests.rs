@@ -61,7 +61,7 @@ fn a_device_that_goes_offline_is_forgotten() {
 #[test]
 fn a_condemned_frontend_stays_closed_until_it_starts_over() {
     let mut world = World::fresh().settle();
-    world.back.condemned = true;
+    world.back.penalized = true;
     let mut world = world.back_moves();
     assert_eq!((world.back.own, world.back.attached), (S::Closing, false));
     assert_eq!(backend_step(world.back), BackendStep::Wait);

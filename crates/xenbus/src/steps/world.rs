@@ -33,7 +33,7 @@ impl World {
     /// As a toolstack makes it.
     pub fn fresh() -> World {
         let own = S::Initialising;
-        let back = BackendView { own, peer: None, attached: false, online: true, condemned: false };
+        let back = BackendView { own, peer: None, attached: false, online: true, penalized: false };
         let front = FrontendView { own, peer: None, attached: false, was_up: false, broken: false };
         let keys = Keys { back: true, front: true };
         World { back, front, keys, front_waits: false }.looked()
@@ -69,7 +69,7 @@ impl World {
             BackendStep::Close => (S::Closing, false),
             BackendStep::Finish | BackendStep::Forget => (S::Closed, false),
         };
-        self.back.condemned &= step != BackendStep::Announce;
+        self.back.penalized &= step != BackendStep::Announce;
         (self.back.own, self.back.attached) = (own, attached);
         self.looked()
     }
@@ -116,7 +116,7 @@ impl World {
             None | Some(S::Missing | S::Initialising | S::Closing | S::Closed)
         );
         assert!(!(without_rings && world.back.attached), "rings are held: {world:?}");
-        assert!(!(world.back.condemned && world.back.attached), "condemned, and used: {world:?}");
+        assert!(!(world.back.penalized && world.back.attached), "penalized, and used: {world:?}");
         world
     }
 
