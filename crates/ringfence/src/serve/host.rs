@@ -187,7 +187,10 @@ impl Host<'_> {
             let Some(id) = vif.seat.port() else { continue };
             vif.seat.vacate(id);
             self.usher.retired.retire(self.usher.dataplane.remove_port(id));
-            vif.backend.close_with_penalty(format!("{} has its Ethernet address now", device_name(device)));
+            vif.backend.close_with_penalty(format!(
+                "{} has its Ethernet address now",
+                device_name(device)
+            ));
             self.displaced.push(*other);
         }
     }
