@@ -1,4 +1,4 @@
-//! What either side says in the handshake of NBD, to the other.
+//! Fuzz target: both sides of the NBD handshake.
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|data: &[u8]| ringfence_nbd::protocol::fuzzing::handshakes(data));

@@ -1,4 +1,4 @@
-//! An NBD server's replies to a client.
+//! Fuzz target: replies of an NBD server, parsed by a client.
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|data: &[u8]| ringfence_nbd::protocol::fuzzing::replies(data));

@@ -1,5 +1,5 @@
-//! The driver domain is killed, at any moment, again and again, and another one takes its place. The guest
-//! notices nothing but the time: what was acknowledged is there, and what was not is done by the next one.
+//! Kills the driver domain at random moments and starts another one in its place. The guest notices only
+//! the delay: acknowledged writes persist, and the next driver domain completes the other requests.
 
 #![allow(clippy::unwrap_used, reason = "the panic of a test is its report")]
 
@@ -29,12 +29,12 @@ use rustix::net::{
     AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, connect, listen, socket_with,
 };
 
-/// Says to this program that it is a driver domain, and where.
+/// Variable that makes this program a driver domain, with its directory.
 const DIRECTORY: &str = "RINGFENCE_TEST_DRIVER_DOMAIN";
-/// How often it is killed.
+/// Number of times the domain is killed.
 const KILLS: usize = 200;
-/// How long a connection may take.
-const PATIENCE: Duration = Duration::from_secs(30);
+/// Maximum time for a connection.
+const TIMEOUT: Duration = Duration::from_secs(30);
 
 fn device(frontend: DomId) -> DeviceId {
     DeviceId { kind: DeviceKind::Vbd, frontend, backend: DomId(0), handle: 51712 }
@@ -44,7 +44,7 @@ fn seqpacket() -> std::os::fd::OwnedFd {
     socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap()
 }
 
-/// Not a test but the other process of one: a hub, and a backend for the guest whose number comes in.
+/// Other process of the test: a hub, and a backend for the guest whose number is read from stdin.
 #[test]
 fn driver_domain() {
     let Some(directory) = std::env::var_os(DIRECTORY).map(PathBuf::from) else { return };
@@ -70,7 +70,7 @@ fn driver_domain() {
     }
 }
 
-/// A driver domain in a process of its own. Killed when dropped.
+/// Driver domain in a process of its own. Killed when dropped.
 struct DriverDomain(Child);
 
 impl DriverDomain {
@@ -88,7 +88,7 @@ impl DriverDomain {
         DriverDomain(child)
     }
 
-    /// Joins its hub as a guest.
+    /// Joins the hub as a guest.
     fn join(&mut self, directory: &Path) -> LocalPlatform {
         let socket = seqpacket();
         connect(&socket, &SocketAddrUnix::new(directory.join("hub")).unwrap()).unwrap();
@@ -106,7 +106,7 @@ impl Drop for DriverDomain {
     }
 }
 
-/// A connection to one driver domain.
+/// Connection to one driver domain.
 struct Session {
     platform: LocalPlatform,
     store: StoreClient,
@@ -129,8 +129,8 @@ impl Session {
         let mut store = platform.store().unwrap();
         let begun = Instant::now();
         while !front.is_up() {
-            assert!(begun.elapsed() < PATIENCE, "no connection");
-            // Its directory is made once its number has come to the toolstack.
+            assert!(begun.elapsed() < TIMEOUT, "no connection");
+            // The device directory exists once the toolstack has read the guest's number.
             let _ = front.look(&platform, &mut store);
             std::thread::sleep(Duration::from_micros(200));
         }
@@ -139,7 +139,7 @@ impl Session {
 }
 
 #[test]
-fn a_driver_domain_killed_at_any_moment_loses_nothing_that_was_acknowledged() {
+fn driver_domain_killed_at_any_moment_loses_no_acknowledged_write() {
     let directory = tempfile::tempdir().unwrap();
     let directory = directory.path();
     let file = std::fs::File::create(directory.join("disk")).unwrap();
@@ -171,7 +171,7 @@ fn a_driver_domain_killed_at_any_moment_loses_nothing_that_was_acknowledged() {
             std::thread::sleep(Duration::from_micros(300));
         }
         drop(driver);
-        // What the hub passed on is gone with it; what waits is the disk's.
+        // Requests that the hub passed on are lost with it; the disk keeps those that wait.
         disk.detach();
         driver = DriverDomain::start(directory);
         session = Session::begin(&mut driver, directory, Some(&disk));

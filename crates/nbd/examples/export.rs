@@ -1,6 +1,6 @@
-//! Serves a file, or memory, as an NBD server: `export SOCKET PATH|memory:BYTES [CACHE [ENGINE]]`.
+//! NBD export of a file or of memory: `export SOCKET PATH|memory:BYTES [CACHE [ENGINE]]`.
 //!
-//! For measuring the export and the storage without a ring between them.
+//! Useful to measure the export and the storage without a ring between them.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "an example")]
 
 use std::os::unix::net::UnixListener;

@@ -1,4 +1,4 @@
-//! Ordinary programs use a disk through its export.
+//! Exports used by ordinary programs: nbdinfo, nbdcopy, qemu-img, fio, nbdfuse.
 #![allow(clippy::unwrap_used, reason = "a test's panic is its report")]
 
 mod support;
@@ -14,7 +14,7 @@ use ringfence_nbd::export::{Export, ExportOptions};
 
 use support::{Background, output, run, wait_until};
 
-/// A disk that is served, in a directory that goes with it.
+/// Export of a disk in a temporary directory.
 struct Served {
     export: Option<Export>,
     directory: tempfile::TempDir,
@@ -45,7 +45,7 @@ fn memory(bytes: u64) -> Arc<dyn Disk> {
     Arc::new(MemoryDisk::new(bytes, 512).unwrap())
 }
 
-/// Bytes that are no pattern.
+/// Creates a file of random bytes and returns them.
 fn noise(path: &Path, bytes: usize) -> Vec<u8> {
     let mut random = ringfence_block::storage::testing::Random::new(4711);
     let content: Vec<u8> = (0..bytes / 8).flat_map(|_| random.next_u64().to_le_bytes()).collect();
@@ -54,7 +54,7 @@ fn noise(path: &Path, bytes: usize) -> Vec<u8> {
 }
 
 #[test]
-fn nbdinfo_sees_what_is_offered() {
+fn nbdinfo_reports_the_offered_properties() {
     require_programs!("nbdinfo" of "libnbd-bin");
     let served = Served::new(&memory(3 << 20));
     let info = run("nbdinfo", &["--json", &served.uri()]);
@@ -84,7 +84,7 @@ fn nbdinfo_sees_what_is_offered() {
 }
 
 #[test]
-fn nbdcopy_copies_in_and_out_over_several_connections() {
+fn nbdcopy_over_several_connections_copies_in_and_out() {
     require_programs!("nbdcopy" of "libnbd-bin");
     let served = Served::new(&memory(64 << 20));
     let (here, back) = (served.path("in"), served.path("out"));
@@ -96,7 +96,7 @@ fn nbdcopy_copies_in_and_out_over_several_connections() {
 }
 
 #[test]
-fn qemu_img_converts_and_compares() {
+fn qemu_img_convert_and_compare_succeed() {
     require_programs!("qemu-img" of "qemu-utils");
     let served = Served::new(&memory(16 << 20));
     let here = served.path("in");
@@ -109,7 +109,7 @@ fn qemu_img_converts_and_compares() {
 }
 
 #[test]
-fn fio_finds_every_block_as_it_wrote_it() {
+fn fio_verifies_every_written_block() {
     require_programs!("fio" of "fio");
     let directory = tempfile::tempdir().unwrap();
     let image = directory.path().join("image");
@@ -137,7 +137,7 @@ fn fio_finds_every_block_as_it_wrote_it() {
 }
 
 #[test]
-fn mkfs_makes_a_file_system_through_fuse() {
+fn mkfs_through_nbdfuse_creates_file_system() {
     require_programs!(
         "nbdfuse" of "nbdfuse", "mkfs.ext4" of "e2fsprogs", "e2fsck" of "e2fsprogs",
         "debugfs" of "e2fsprogs", "fusermount3" of "fuse3",
@@ -164,7 +164,7 @@ fn mkfs_makes_a_file_system_through_fuse() {
     run("fusermount3", &["-u", &mount_text]);
     wait_until("nbdfuse has ended", || fuse.0.try_wait().unwrap().is_some());
     assert!(checked.status.success(), "{}", String::from_utf8_lossy(&checked.stdout));
-    // What was written is on the disk itself, not only in front of it.
+    // The data is on the disk itself, not only in caches of the client.
     let image = served.path("image");
     let image = image.display().to_string();
     run("nbdcopy", &[&served.uri(), &image]);
@@ -175,7 +175,7 @@ fn mkfs_makes_a_file_system_through_fuse() {
 }
 
 #[test]
-fn a_disk_that_is_read_only_says_so_and_stays_as_it_is() {
+fn read_only_export_is_announced_and_not_written() {
     require_programs!("nbdinfo" of "libnbd-bin", "nbdcopy" of "libnbd-bin");
     let directory = tempfile::tempdir().unwrap();
     let image = directory.path().join("image");
@@ -192,7 +192,7 @@ fn a_disk_that_is_read_only_says_so_and_stays_as_it_is() {
 }
 
 #[test]
-fn an_export_that_ends_leaves_no_thread_and_no_client_waiting() {
+fn dropped_export_ends_its_thread_and_connections() {
     require_programs!("nbdinfo" of "libnbd-bin");
     let mut served = Served::new(&memory(1 << 20));
     let uri = served.uri();

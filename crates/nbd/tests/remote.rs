@@ -1,4 +1,4 @@
-//! Disks that other people's servers offer: nbdkit and qemu-nbd.
+//! Disks on servers of other projects: nbdkit and qemu-nbd.
 #![allow(clippy::unwrap_used, reason = "a test's panic is its report")]
 
 mod support;
@@ -42,7 +42,7 @@ impl Place {
         NbdDisk::open(&uri.parse().unwrap(), options).unwrap()
     }
 
-    /// `nbdkit` on our socket; it is there when this returns.
+    /// Starts `nbdkit` on the socket and waits until it listens.
     fn nbdkit(&self, args: &[&str]) -> Background {
         let socket = self.text("s");
         let args = [&["-f", "-U", &socket], args].concat();
@@ -66,7 +66,7 @@ impl Place {
 }
 
 #[test]
-fn nbdkit_conforms() {
+fn disk_on_nbdkit_conforms() {
     require_programs!("nbdkit" of "nbdkit");
     for more in [&[][..], &["--no-sr"]] {
         let place = Place::new();
@@ -77,7 +77,7 @@ fn nbdkit_conforms() {
 }
 
 #[test]
-fn qemu_nbd_conforms() {
+fn disk_on_qemu_nbd_conforms() {
     require_programs!("qemu-nbd" of "qemu-utils");
     let place = Place::new();
     let image = place.image(8 << 20);
@@ -86,7 +86,7 @@ fn qemu_nbd_conforms() {
 }
 
 #[test]
-fn several_connections_to_qemu_nbd_conform() {
+fn disk_over_several_connections_to_qemu_nbd_conforms() {
     require_programs!("qemu-nbd" of "qemu-utils");
     let place = Place::new();
     let image = place.image(8 << 20);
@@ -95,7 +95,7 @@ fn several_connections_to_qemu_nbd_conform() {
     conformance::check(&disk, 23);
 }
 
-/// `nbdkit` at a port, and its disk; `None` where it does not come to answer there.
+/// Starts `nbdkit` on a TCP port and opens its disk. Returns `None` if another process took the port.
 fn over_tcp() -> Option<(Background, NbdDisk)> {
     let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
     let text = port.to_string();
@@ -113,15 +113,15 @@ fn over_tcp() -> Option<(Background, NbdDisk)> {
 }
 
 #[test]
-fn a_server_over_tcp_conforms() {
+fn disk_over_tcp_conforms() {
     require_programs!("nbdkit" of "nbdkit");
-    // A port that is free now may be taken a moment later: then the server has no luck, and another one has.
+    // The port may be taken by another process between its choice and the start: then another one is tried.
     let (_server, disk) = (0..5).find_map(|_| over_tcp()).expect("a server that can be reached");
     conformance::check(&disk, 24);
 }
 
 #[test]
-fn a_server_of_the_old_style_is_refused_with_a_reason() {
+fn oldstyle_server_is_refused_with_reason() {
     require_programs!("nbdkit" of "nbdkit");
     let place = Place::new();
     let _server = place.nbdkit(&["-o", "memory", "size=8M"]);
@@ -131,7 +131,7 @@ fn a_server_of_the_old_style_is_refused_with_a_reason() {
 }
 
 #[test]
-fn errors_of_a_server_are_errors_of_the_disk() {
+fn error_of_nbdkit_is_error_of_disk() {
     require_programs!("nbdkit" of "nbdkit");
     let place = Place::new();
     let args = ["--filter=error", "memory", "size=8M", "error-pwrite=ENOSPC"];
@@ -142,7 +142,7 @@ fn errors_of_a_server_are_errors_of_the_disk() {
 }
 
 #[test]
-fn a_server_that_is_slow_beyond_patience_fails_requests_in_time() {
+fn request_to_slow_server_fails_in_time() {
     require_programs!("nbdkit" of "nbdkit");
     let place = Place::new();
     let _server = place.nbdkit(&["--filter=delay", "memory", "size=8M", "delay-read=30"]);
@@ -158,8 +158,8 @@ fn a_server_that_is_slow_beyond_patience_fails_requests_in_time() {
     assert!(begun.elapsed() < Duration::from_secs(10), "{:?}", begun.elapsed());
 }
 
-/// Kills a server and starts it again, under load: nothing that was acknowledged is missing, neither
-/// to the client nor on the medium.
+/// Kills a server under load and starts it again. No acknowledged write may be missing, for the client and on
+/// the medium.
 fn killed_again_and_again(seed: u64, image: &Path, place: &Place, start: impl Fn() -> Background) {
     let mut server = start();
     let options = NbdOptions { journal: 1 << 20, ..NbdOptions::default() };
@@ -182,7 +182,7 @@ fn killed_again_and_again(seed: u64, image: &Path, place: &Place, start: impl Fn
 }
 
 #[test]
-fn qemu_nbd_is_killed_under_load_and_nothing_is_lost() {
+fn qemu_nbd_killed_under_load_loses_no_acknowledged_write() {
     require_programs!("qemu-nbd" of "qemu-utils");
     let place = Place::new();
     let image = place.image(4 << 20);
@@ -190,7 +190,7 @@ fn qemu_nbd_is_killed_under_load_and_nothing_is_lost() {
 }
 
 #[test]
-fn nbdkit_is_killed_under_load_and_nothing_is_lost() {
+fn nbdkit_killed_under_load_loses_no_acknowledged_write() {
     require_programs!("nbdkit" of "nbdkit");
     let place = Place::new();
     let image = place.image(4 << 20);

@@ -113,7 +113,7 @@ fn a_device_that_its_toolstack_takes_away_is_forgotten() {
 fn a_condemned_device_is_closed_and_says_why() {
     let mut pair = Pair::new(Mode::Copy);
     pair.connect();
-    pair.back.condemn("a test".to_owned());
+    pair.back.close_with_penalty("a test".to_owned());
     pair.back.look(&pair.back_platform, &mut pair.back_store, &mut pair.back_host).unwrap();
     assert_eq!(pair.state(true), XenbusState::Closing);
     let error =

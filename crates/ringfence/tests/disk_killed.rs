@@ -63,7 +63,7 @@ fn no_flushed_write_is_lost_and_no_sector_torn() {
         kill(round, &guest);
         // It goes on until it is noticed: those requests fail, are not answered, or were done just
         // before.
-        let mut driver = driver.with_patience(NOTICED);
+        let mut driver = driver.with_timeout(NOTICED);
         match running.steps(&mut driver, &mut checker, 10_000) {
             Ok(()) | Err(Failure::Failed(_) | Failure::Stuck) => {}
             Err(failure) => panic!("round {round}: {failure:?}"),

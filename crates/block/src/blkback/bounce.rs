@@ -1,17 +1,17 @@
-//! Private memory that stands for a guest's while the disk is at work.
+//! Bounce buffers of mode `copy`: private memory that the disk works on instead of the guest's pages.
 
 use ringfence_memory::LentSlice;
 
-/// The smallest piece, as a power of two.
+/// Size of the smallest buffer, as a power of two.
 const SMALLEST: u32 = 12;
-/// Sizes there are: 4 KiB to 2 MiB.
+/// Number of size classes that are kept: 4 KiB to 2 MiB.
 const SIZES: usize = 10;
-/// Pieces of one size that are kept for later.
+/// Maximum number of free buffers kept of each size.
 const KEPT: usize = 64;
 
-/// Pieces of memory that are not in use, by size.
+/// Free bounce buffers of one ring, by size class.
 #[derive(Default)]
-pub(super) struct Bounces {
+pub(super) struct BounceBuffers {
     free: [Vec<LentSlice>; SIZES],
 }
 
@@ -20,23 +20,24 @@ fn size_of(bytes: usize) -> usize {
     log.saturating_sub(SMALLEST) as usize
 }
 
-impl Bounces {
-    /// A piece of at least so many bytes. What is in it is of no meaning, and was this ring's.
+impl BounceBuffers {
+    /// Returns a buffer of at least `bytes` bytes. Its content is undefined; it comes from this ring's
+    /// earlier requests or is zero.
     pub(super) fn take(&mut self, bytes: usize) -> LentSlice {
         let size = size_of(bytes);
         let kept = self.free.get_mut(size).and_then(Vec::pop);
         kept.unwrap_or_else(|| LentSlice::anonymous(1 << (SMALLEST as usize + size)))
     }
 
-    pub(super) fn give_back(&mut self, piece: LentSlice) {
-        if let Some(free) = self.free.get_mut(size_of(piece.len()))
+    pub(super) fn give_back(&mut self, buffer: LentSlice) {
+        if let Some(free) = self.free.get_mut(size_of(buffer.len()))
             && free.len() < KEPT
         {
-            free.push(piece);
+            free.push(buffer);
         }
     }
 
-    /// Gives everything back to the system.
+    /// Frees all buffers that are not in use.
     pub(super) fn clear(&mut self) {
         self.free.iter_mut().for_each(Vec::clear);
     }
@@ -47,16 +48,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pieces_are_large_enough_and_come_back() {
-        let mut bounces = Bounces::default();
+    fn buffer_given_back_is_large_enough_and_reused() {
+        let mut buffers = BounceBuffers::default();
         for bytes in [1, 512, 4096, 4097, 45056, 1 << 20, (1 << 21) + 512] {
-            let piece = bounces.take(bytes);
-            assert!(piece.len() >= bytes && piece.len() < 2 * bytes.max(4096));
-            bounces.give_back(piece);
+            let buffer = buffers.take(bytes);
+            assert!(buffer.len() >= bytes && buffer.len() < 2 * bytes.max(4096));
+            buffers.give_back(buffer);
         }
-        assert_eq!(bounces.free.iter().map(Vec::len).sum::<usize>(), 4);
-        let again = bounces.take(8000);
+        assert_eq!(buffers.free.iter().map(Vec::len).sum::<usize>(), 4);
+        let again = buffers.take(8000);
         assert_eq!(again.len(), 8192);
-        assert_eq!(bounces.free[1].len(), 0);
+        assert_eq!(buffers.free[1].len(), 0);
     }
 }

@@ -1,4 +1,4 @@
-//! What a queue did.
+//! Counters of one blkback queue.
 
 use ringfence_access::persistent::PersistentCounters;
 use ringfence_sys::counters::Counter;
@@ -6,41 +6,41 @@ use ringfence_wire::blkif::{Direction, SegmentRange};
 
 use super::job::Work;
 
-/// Running totals of one queue.
+/// Running totals of one queue. All counters start at 0.
 #[derive(Default, Debug)]
 pub struct QueueCounters {
-    /// Requests to read.
+    /// Number of read requests.
     pub reads: Counter,
-    /// Requests to write, those of flushes and barriers included.
+    /// Write requests, including those that are part of a flush or barrier.
     pub writes: Counter,
-    /// Flushes and barriers.
+    /// Flush and barrier requests.
     pub flushes: Counter,
-    /// Discards.
+    /// Number of discard requests.
     pub discards: Counter,
-    /// Of reads and writes those whose segments were described in pages of their own.
+    /// Reads and writes with indirect segments (descriptors in pages of their own).
     pub indirect: Counter,
-    /// Bytes asked for.
+    /// Bytes of all read requests.
     pub read_bytes: Counter,
-    /// Bytes to be written.
+    /// Bytes of all write requests.
     pub written_bytes: Counter,
-    /// Requests that broke a rule.
+    /// Requests refused because of a rule violation.
     pub refused: Counter,
-    /// Requests that the disk failed.
+    /// Requests for which the disk returned an error.
     pub failed: Counter,
-    /// Requests that had to wait for one in front of them.
+    /// Requests that waited for an earlier one in the same ring.
     pub waited: Counter,
-    /// Requests that were answered while an older one was not.
+    /// Requests answered before an older one was.
     pub moved: Counter,
-    /// Events that announced nothing.
+    /// Wake-ups by the event channel without work to do.
     pub spurious_wakeups: Counter,
-    /// Times that events were ignored for a while.
+    /// Times that the event channel was ignored for a while, after spurious wake-ups.
     pub throttles: Counter,
-    /// Pauses because of requests that broke rules.
+    /// Pauses of the queue because of rule violations.
     pub pauses: Counter,
 }
 
 impl QueueCounters {
-    /// Name and value of each.
+    /// Returns the name and value of each counter.
     pub fn named(&self) -> Vec<(&'static str, u64)> {
         let of = |name, counter: &Counter| (name, counter.get());
         vec![
@@ -81,7 +81,7 @@ impl QueueCounters {
     }
 }
 
-/// Name and value of each of a ring's counters of persistent pages.
+/// Returns the name and value of each counter of a ring's persistent pages.
 pub fn named_persistent(counters: &PersistentCounters) -> Vec<(&'static str, u64)> {
     let of = |name, counter: &Counter| (name, counter.get());
     vec![

@@ -1,25 +1,25 @@
-//! Requests that are being worked on, and which of them may be at the same time.
+//! Requests in progress, and the rules on which of them may run at the same time.
 
 use ringfence_wire::blkif::{Direction, SegmentRange, Transfer};
 
-use super::pages::Held;
+use super::pages::PageHold;
 use crate::storage::{Op, Segment};
 
-/// What is to be done, in steps.
+/// Operation of a request, as a sequence of one or two disk operations.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Work {
-    /// Read or write.
+    /// Transfer of data: a read or a write.
     Transfer(Transfer),
-    /// Flush; then write, for good.
+    /// Flush, then an optional write with FUA.
     Flush(Option<Transfer>),
-    /// Alone: flush; then write, for good.
+    /// Flush and optional write with FUA, while no other request runs.
     Barrier(Option<Transfer>),
-    /// Give up a range.
+    /// Discard of a range.
     Discard { sector: u64, sectors: u64, secure: bool },
 }
 
 impl Work {
-    /// The range that is changed.
+    /// Returns the sectors that the request changes: first, and first behind.
     fn changes(self) -> Option<(u64, u64)> {
         match self {
             Work::Transfer(transfer) if transfer.direction == Direction::Read => None,
@@ -33,7 +33,7 @@ impl Work {
         }
     }
 
-    /// The transfer that is a part of it.
+    /// Returns the transfer that the request contains, if any.
     pub(super) fn transfer(self) -> Option<Transfer> {
         match self {
             Work::Transfer(transfer) => Some(transfer),
@@ -42,7 +42,7 @@ impl Work {
         }
     }
 
-    /// What the disk is to do first.
+    /// Returns the first disk operation.
     pub(super) fn first(self) -> Op {
         match self {
             Work::Transfer(Transfer { direction: Direction::Read, .. }) => Op::Read,
@@ -52,13 +52,13 @@ impl Work {
         }
     }
 
-    /// What the disk is to do after `done`.
+    /// Returns the disk operation that follows `done`, if any.
     pub(super) fn next(self, done: Op) -> Option<Op> {
         let writes = matches!(self, Work::Flush(Some(_)) | Work::Barrier(Some(_)));
         (writes && done == Op::Flush).then_some(Op::Write { fua: true })
     }
 
-    /// First sector and sectors of a step.
+    /// Returns the first sector and the number of sectors of a disk operation.
     pub(super) fn range(self, op: Op) -> (u64, u64) {
         match (op, self) {
             (Op::Flush, _) => (0, 0),
@@ -68,36 +68,36 @@ impl Work {
     }
 }
 
-/// A request that was taken off the ring and is not answered.
+/// Request that was consumed from the ring and is not answered yet.
 #[derive(Debug)]
 pub(super) struct Job {
-    /// Where it is in the ring.
+    /// Index of the ring slot that holds the request.
     pub(super) index: u32,
     pub(super) id: u64,
     pub(super) operation: u8,
     pub(super) work: Work,
     pub(super) ranges: Vec<SegmentRange>,
-    /// The step the disk is at.
+    /// Disk operation in progress.
     pub(super) step: Op,
-    pub(super) held: Option<Held>,
-    /// The pages of what follows a flush.
+    pub(super) pages: Option<PageHold>,
+    /// Segments of the write that follows the flush in progress.
     pub(super) parked: Vec<Segment>,
 }
 
-/// Which of the requests may be worked on at the same time.
+/// Set of requests in progress, and admission of further ones.
 ///
-/// Reads and writes go to the disk as they come, with two exceptions. A barrier is alone. And a write
-/// waits for one in front of it that touches the same sectors: so what is unanswered at any time can be
-/// done once more, by a successor, without undoing what was answered.
+/// Reads and writes start as they arrive, with two exceptions. A barrier runs alone. A write waits for an
+/// earlier write in progress that touches the same sectors. A backend that takes the ring over can
+/// therefore repeat all unanswered requests without overwriting newer, acknowledged data.
 #[derive(Debug, Default)]
-pub(super) struct Order {
+pub(super) struct InFlight {
     running: usize,
     barrier: bool,
     changes: Vec<(u32, u64, u64)>,
 }
 
-impl Order {
-    /// Whether `work` may start now.
+impl InFlight {
+    /// Returns `true` if `work` may start now.
     pub(super) fn may_start(&self, work: Work) -> bool {
         if self.barrier || (matches!(work, Work::Barrier(_)) && self.running > 0) {
             return false;
@@ -106,7 +106,7 @@ impl Order {
         self.changes.iter().all(|(_, first, behind)| end <= *first || *behind <= start)
     }
 
-    /// Requests that are being worked on.
+    /// Returns the number of requests in progress.
     pub(super) fn running(&self) -> usize {
         self.running
     }
@@ -141,38 +141,38 @@ mod tests {
     }
 
     #[test]
-    fn writes_of_the_same_sectors_wait_for_each_other_and_nothing_else_does() {
-        let mut order = Order::default();
-        order.started(1, write(8, 8));
-        assert!(order.may_start(write(0, 8)) && order.may_start(write(16, 1)));
+    fn overlapping_write_waits_for_earlier_one_and_other_requests_start() {
+        let mut in_flight = InFlight::default();
+        in_flight.started(1, write(8, 8));
+        assert!(in_flight.may_start(write(0, 8)) && in_flight.may_start(write(16, 1)));
         for (sector, sectors) in [(8, 8), (0, 9), (15, 4), (10, 1), (0, 100)] {
-            assert!(!order.may_start(write(sector, sectors)));
-            assert!(order.may_start(read(sector, sectors)));
+            assert!(!in_flight.may_start(write(sector, sectors)));
+            assert!(in_flight.may_start(read(sector, sectors)));
         }
-        assert!(!order.may_start(Work::Discard { sector: 15, sectors: 1, secure: false }));
-        assert!(order.may_start(Work::Flush(None)));
-        order.ended(1, write(8, 8));
-        assert!(order.may_start(write(8, 8)));
+        assert!(!in_flight.may_start(Work::Discard { sector: 15, sectors: 1, secure: false }));
+        assert!(in_flight.may_start(Work::Flush(None)));
+        in_flight.ended(1, write(8, 8));
+        assert!(in_flight.may_start(write(8, 8)));
     }
 
     #[test]
-    fn a_barrier_is_alone() {
-        let mut order = Order::default();
-        order.started(1, read(0, 8));
-        assert!(!order.may_start(Work::Barrier(None)));
-        order.ended(1, read(0, 8));
-        assert!(order.may_start(Work::Barrier(None)));
-        order.started(2, Work::Barrier(None));
+    fn barrier_starts_only_when_nothing_runs_and_blocks_others() {
+        let mut in_flight = InFlight::default();
+        in_flight.started(1, read(0, 8));
+        assert!(!in_flight.may_start(Work::Barrier(None)));
+        in_flight.ended(1, read(0, 8));
+        assert!(in_flight.may_start(Work::Barrier(None)));
+        in_flight.started(2, Work::Barrier(None));
         for work in [read(0, 1), write(0, 1), Work::Flush(None), Work::Barrier(None)] {
-            assert!(!order.may_start(work));
+            assert!(!in_flight.may_start(work));
         }
-        order.ended(2, Work::Barrier(None));
-        assert!(order.may_start(read(0, 1)));
-        assert_eq!(order.running(), 0);
+        in_flight.ended(2, Work::Barrier(None));
+        assert!(in_flight.may_start(read(0, 1)));
+        assert_eq!(in_flight.running(), 0);
     }
 
     #[test]
-    fn a_flush_with_segments_flushes_first_and_writes_for_good() {
+    fn flush_with_segments_becomes_flush_then_fua_write() {
         let transfer = Transfer { direction: Direction::Write, sector: 4, sectors: 2 };
         for work in [Work::Flush(Some(transfer)), Work::Barrier(Some(transfer))] {
             assert_eq!((work.first(), work.range(Op::Flush)), (Op::Flush, (0, 0)));

@@ -1,57 +1,63 @@
-//! The backend's end of a disk.
+//! Backend of a disk (blkback): serves the rings of an untrusted frontend from a [`Disk`].
 //!
 //! # Theory of operation
 //!
-//! Each ring has a thread, which owns everything it needs: the ring, the way to the guest's pages, a
-//! queue to the disk. It goes rounds: takes the requests there are, judges each after one copy (the
-//! descriptors of an indirect one likewise), reaches the pages they name, hands them to the disk in one
-//! go, and answers what is done. When there is nothing to do it polls for as long as experience says
-//! that it pays, and then sleeps until the channel, the disk or the owner has something to say.
+//! ```text
+//! frontend ── ring ──> worker thread ── Request ──> DiskQueue ──> storage
+//!          <─ event ──   (one a ring)  <── Done ───
+//!                           │ pages of the guest: copy, map, persistent, window
+//! ```
 //!
-//! # Order, latency, and what a crash leaves
+//! Each ring has a worker thread, which owns the ring, the access to the guest's pages and a queue of the
+//! disk. It serves the ring in rounds. A round consumes the available requests and validates a private
+//! copy of each (and of the descriptors of an indirect request). It makes their pages accessible, submits
+//! them to the disk together, and answers completed requests. Without work the worker polls for a time
+//! that adapts to the load. Then it sleeps until the channel, the disk or a command wakes it.
 //!
-//! Requests go to the disk as they come and are answered as they are done, so that a slow one costs
-//! nobody else anything. Three rules keep that safe:
+//! # Ordering, latency and crashes
 //!
-//! * **What is not answered is in the ring.** A daemon that is killed leaves behind requests that it
-//!   took; its successor must find each of them, once. Answering in the order of the ring would see to
-//!   that, at the price that everything waits for the slowest: at a depth of 32 on a disk whose latency
-//!   varies, most requests would wait for another. Instead the oldest unanswered request moves into the
-//!   slot that an answer vacates ([`ringfence_ring::AnyOrderRing`]), which costs a copy of 112 bytes,
-//!   and only where an answer is out of order.
-//! * **A replay does not undo what was acknowledged.** A write is not begun while an earlier one in the
-//!   same ring touches the same sectors. So when a write is answered, no unanswered write in front of it
-//!   could put older bytes in its place when it is done once more. (Guests do not issue such writes:
-//!   the check is a look at a short list.)
-//! * **A flush covers what was answered before it was posted**, which is all a guest may count on;
-//!   a barrier waits until it is alone, and holds up all behind it. Neither moves across the other,
-//!   since no request behind a barrier is taken off the ring before it is answered.
+//! Requests are submitted as they arrive and answered as they complete; a slow request delays no other.
+//! Three rules make that safe:
 //!
-//! What a killed daemon's kernel still carries out of its I/O is the storage's to fence off.
+//! * **Unanswered requests stay in the ring.** After a crash of the backend, its successor must find each
+//!   unanswered request exactly once. Answers in ring order would guarantee that, but every request would
+//!   then wait for the slowest. Instead the oldest unanswered request is moved into the slot that an
+//!   out-of-order answer frees ([`ringfence_ring::AnyOrderRing`]). That costs a copy of at most 112 bytes.
+//! * **A repeated write does not undo an acknowledged one.** A write does not start while an earlier write
+//!   in the same ring touches the same sectors. When a write is answered, no earlier unanswered write
+//!   can therefore overwrite it when it is repeated. Guests rarely issue overlapping writes; the check
+//!   walks a short list.
+//! * **A flush covers the writes answered before it was posted**, which is all that a guest may rely on.
+//!   A barrier waits until it is alone, and delays all requests after it: none is consumed from the ring
+//!   before the barrier is answered. So no request moves across a barrier.
 //!
-//! # Pages
+//! After a crash the kernel may still complete I/O of the old process. The storage must fence it off
+//! (see [`crate::storage::file`]).
 //!
-//! | [`Mode`] | per request | what the disk works on |
+//! # Page access
+//!
+//! | [`Mode`] | cost per request | memory the disk works on |
 //! |---|---|---|
 //! | `map` | a map, an unmap | the guest's pages |
 //! | `persistent` | a look-up ([`ringfence_access::persistent`]) | the guest's pages |
 //! | `window` | an index ([`ringfence_platform::window`]) | the guest's pages |
-//! | `copy` | a copy element a segment | private memory |
+//! | `copy` | a copy element for each segment | private memory |
 //!
-//! In all but the last the guest can change bytes while the disk works on them. A request lets go of its
-//! pages before it is answered, for then the guest takes them back.
+//! In all modes but `copy` the guest can change bytes while the disk works on them. A request releases its
+//! pages before it is answered, because the guest revokes them after that.
 //!
-//! # What a guest can do to others
+//! # Misbehaving guests
 //!
-//! A request that breaks a rule is answered and counted by its rule. A ring that cannot be right, or a
-//! channel that closes, ends the queue: the owner is told, and closes that device. Requests in flight
-//! are waited for before anything is unmapped.
+//! A request that breaks a rule is answered with an error and counted by rule. An invalid producer index or
+//! a closed channel ends the queue; the owner is notified and closes that device. Requests in flight are
+//! waited for before any page is unmapped. `penalty` bounds the processor time that a guest can take from
+//! others.
 
 mod bounce;
 mod counters;
 mod job;
-mod manners;
 mod pages;
+mod penalty;
 mod queue;
 mod worker;
 
@@ -66,6 +72,7 @@ pub use counters::{QueueCounters, named_persistent};
 pub use ringfence_access::persistent::{PersistentCounters, PersistentLimits};
 use ringfence_platform::{Channel, Counters, Grantee, WindowView};
 use ringfence_ring::{AnyOrderRing, ProducerOverflow, RingLayout, RingPages};
+use ringfence_sys::mailbox::{MailSender, mailbox};
 use ringfence_sys::pace::Spin;
 use ringfence_sys::rules::RuleCounters;
 use ringfence_wire::blkif::{Abi, Rules, SEGMENTS_MAX};
@@ -73,27 +80,27 @@ pub use worker::QueueFault;
 
 use crate::storage::{Disk, Geometry};
 use pages::Pages;
-use queue::{Queue, Terms};
-use worker::{Order, Orders, Worker};
+use queue::{Queue, QueueTerms};
+use worker::{Worker, WorkerCommand};
 
-/// How a guest's pages are reached.
+/// Mode of access to a guest's pages.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Mode {
-    /// Each page is mapped for its request and unmapped behind it.
+    /// Each page is mapped for its request and unmapped after it.
     Map,
-    /// The platform copies; nothing is mapped.
+    /// The platform copies between the guest's pages and private memory; nothing is mapped.
     Copy,
-    /// Pages stay mapped, if the frontend uses the same ones again; else as [`Mode::Map`].
+    /// Pages stay mapped if the frontend agreed to reuse them; otherwise as [`Mode::Map`].
     Persistent,
-    /// Pages of the frontend's windows are looked up; others are as in [`Mode::Persistent`].
+    /// Pages of the ring's grant window are indexed; other pages are accessed as in [`Mode::Persistent`].
     Window,
 }
 
 impl Mode {
-    /// All of them.
+    /// All modes of page access.
     pub const ALL: [Mode; 4] = [Mode::Map, Mode::Copy, Mode::Persistent, Mode::Window];
 
-    /// The name used on the command line.
+    /// Returns the name used on the command line.
     pub fn name(self) -> &'static str {
         match self {
             Mode::Map => "map",
@@ -110,7 +117,7 @@ impl fmt::Display for Mode {
     }
 }
 
-/// A word that names no mode.
+/// Error of a word that names no mode.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("`{0}` is no mode; there are map, copy, persistent and window")]
 pub struct UnknownMode(String);
@@ -124,22 +131,22 @@ impl FromStr for Mode {
     }
 }
 
-/// What the owner of a backend decides about it.
+/// Configuration of a backend.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct BlkbackOptions {
-    /// How pages are reached.
+    /// Mode of access to the guest's pages.
     pub mode: Mode,
-    /// What is kept of them in [`Mode::Persistent`].
+    /// Limits of persistent pages in [`Mode::Persistent`] and [`Mode::Window`].
     pub persistent: PersistentLimits,
-    /// Most queues offered.
+    /// Maximum number of queues offered to the frontend.
     pub queues: u32,
-    /// Highest order of a ring offered.
+    /// Maximum ring page order offered to the frontend.
     pub ring_order: u32,
-    /// Most segments of an indirect request offered; 0 for none.
+    /// Maximum number of segments of an indirect request; 0 offers no indirect requests.
     pub indirect_segments: u16,
-    /// The longest time to go on polling after the last work.
+    /// Maximum time to poll after the last work.
     pub spin_max: Duration,
-    /// The longest time to wait for a disk when a device is closed.
+    /// Maximum time to wait for the disk when a device is closed.
     pub drain_limit: Duration,
 }
 
@@ -152,78 +159,78 @@ impl Default for BlkbackOptions {
             queues: u32::try_from(processors).unwrap_or(1).clamp(1, 4),
             ring_order: ringfence_wire::blkif::RING_ORDER_MAX,
             indirect_segments: SEGMENTS_MAX,
-            // Polling on the only processor keeps the peer from doing what is polled for.
+            // On a single processor polling would keep the peer from producing work.
             spin_max: if processors == 1 { Duration::ZERO } else { Duration::from_micros(50) },
             drain_limit: Duration::from_secs(30),
         }
     }
 }
 
-/// What a queue is made of.
+/// Parts of one queue, as the handshake opened them.
 pub struct QueueParts<G, C> {
-    /// The mapped ring.
+    /// Mapped memory of the ring.
     pub ring: RingPages,
-    /// Pages of the ring.
+    /// Number of pages of the ring.
     pub ring_pages: usize,
-    /// The channel.
+    /// Event channel of the ring.
     pub channel: C,
-    /// The guest's pages.
+    /// Access to the guest's pages.
     pub pages: G,
-    /// The window that the guest made for this ring.
+    /// Grant window that the guest made for this ring.
     pub window: Option<WindowView>,
 }
 
-/// How both ends agreed to talk.
+/// Properties negotiated with the frontend.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Agreement {
-    /// The frontend's layout of requests.
+    /// Request layout of the frontend.
     pub abi: Abi,
     /// Pages are kept mapped.
     pub persistent: bool,
-    /// What requests are judged by.
+    /// Rules by which requests are validated.
     pub rules: Rules,
 }
 
-/// Why a device cannot be served.
+/// Reasons for which a device cannot be served.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
-    /// The frontend's ring cannot be right.
+    /// Producer index of a ring is invalid.
     #[error(transparent)]
     Ring(#[from] ProducerOverflow),
-    /// A ring of so many pages holds no entry.
+    /// Ring of this many pages holds no entry.
     #[error("a ring of {0} pages cannot be used")]
     RingSize(usize),
-    /// The system refused.
+    /// System call that failed.
     #[error("{what}: {source}")]
     System {
-        /// What was attempted.
+        /// Operation that was attempted.
         what: &'static str,
-        /// Why not.
+        /// Error of the system.
         source: io::Error,
     },
 }
 
-/// Told, on a queue's thread, that the queue ended and holds nothing any more: why, if it was not asked
-/// to. It must not block.
+/// Callback on the thread of a queue that ended and holds no page any more. The argument is the reason,
+/// or `None` after a stop command. The callback must not block.
 pub type OnEnd = Arc<dyn Fn(Option<&QueueFault>) + Send + Sync>;
 
 struct Running {
     thread: Option<JoinHandle<()>>,
-    /// The thread has another one while it holds anything.
-    holds: Arc<()>,
-    orders: Orders,
+    /// Cloned by the thread, which drops its clone when the queue has ended.
+    in_use: Arc<()>,
+    commands: MailSender<WorkerCommand>,
     counters: Arc<QueueCounters>,
     persistent: Arc<PersistentCounters>,
 }
 
-/// A device that is served: a thread for each ring. Dropping it stops them, waits for what is in flight,
-/// and unmaps all that is mapped.
+/// Device in service: one worker thread for each ring. Dropping it stops the workers, waits for requests
+/// in flight, and unmaps all pages.
 pub struct Blkback {
     queues: Vec<Running>,
     adopted: u32,
 }
 
-/// What requests are judged by, on a disk like that.
+/// Returns the rules by which requests to a disk of this geometry are validated.
 pub fn rules_for(geometry: &Geometry, options: &BlkbackOptions) -> Rules {
     Rules {
         sectors: geometry.bytes / 512,
@@ -237,12 +244,12 @@ pub fn rules_for(geometry: &Geometry, options: &BlkbackOptions) -> Rules {
 }
 
 impl Blkback {
-    /// Serves the rings of `parts` from `disk`. What the guest does wrong is counted in `rules`, system
-    /// calls and wake-ups in `system`.
+    /// Serves the rings of `parts` from `disk`. Counts rule violations of the guest in `rules`, system calls
+    /// and wake-ups in `system`.
     ///
     /// # Errors
     ///
-    /// [`StartError`]; queues that were started are stopped.
+    /// Returns [`StartError`]; queues that were started are stopped.
     pub fn start<G, C>(
         parts: Vec<QueueParts<G, C>>,
         disk: &Arc<dyn Disk>,
@@ -256,7 +263,7 @@ impl Blkback {
     {
         let mut back = Blkback { queues: Vec::with_capacity(parts.len()), adopted: 0 };
         let skips_flush = !disk.geometry().flush;
-        let terms = Terms { abi: agreement.abi, rules: agreement.rules, skips_flush };
+        let terms = QueueTerms { abi: agreement.abi, rules: agreement.rules, skips_flush };
         for QueueParts { ring, ring_pages, channel, pages, window } in parts {
             let abi = agreement.abi;
             let bytes = ring_pages * ringfence_memory::PAGE_SIZE;
@@ -267,7 +274,7 @@ impl Blkback {
             back.adopted += attached.unanswered + u32::from(attached.finished);
             let queue = disk.queue(layout.count());
             let queue = queue.map_err(|source| StartError::System { what: "a disk", source })?;
-            // One that took over from another is bound by what that one told.
+            // After a takeover the frontend may use a window that this process would not offer.
             let mode = if window.is_some() { Mode::Window } else { options.mode };
             let may_keep = matches!(mode, Mode::Persistent | Mode::Window);
             let keeps = (agreement.persistent && may_keep).then_some(options.persistent);
@@ -277,61 +284,68 @@ impl Blkback {
             let both = (Arc::clone(rules), Arc::clone(&counters));
             let queue = Queue::new(ring, terms, pages, queue, both);
             let failed = |what| move |source: io::Error| StartError::System { what, source };
-            let (orders, inbox) = worker::orders().map_err(failed("an event file"))?;
+            let (commands, mailbox) = mailbox().map_err(failed("an event file"))?;
             let worker = Worker {
                 queue,
                 channel,
-                inbox,
+                commands: mailbox,
                 spin: Spin::new(options.spin_max),
                 counters: Arc::clone(&counters),
                 system: Arc::clone(system),
                 drain_limit: options.drain_limit,
             };
-            let holds = Arc::new(());
+            let in_use = Arc::new(());
             let ending = Ending { on_end: Arc::clone(on_end), rules: Arc::clone(rules) };
-            let thread = spawn(worker, Arc::clone(&holds), ending);
+            let thread = spawn(worker, Arc::clone(&in_use), ending);
             let thread = Some(thread.map_err(failed("a thread"))?);
-            back.queues.push(Running { thread, holds, orders, counters, persistent });
+            back.queues.push(Running { thread, in_use, commands, counters, persistent });
         }
         Ok(back)
     }
 
-    /// Requests that were found in the rings, taken over from a backend before this one or posted
-    /// before this one began.
+    /// Returns the number of requests found in the rings at start: left by an earlier backend, or posted
+    /// before this one started.
     pub fn adopted(&self) -> u32 {
         self.adopted
     }
 
-    /// Lets go of all pages that are kept and not in use: memory is short.
-    pub fn squeeze(&self) {
-        self.queues.iter().for_each(|queue| queue.orders.give(Order::Squeeze));
+    /// Unmaps all idle pages and frees spare memory, on memory pressure.
+    pub fn shrink(&self) {
+        self.command(WorkerCommand::Shrink);
     }
 
-    /// Tells all queues to end, and does not wait until they did ([`Blkback::is_over`]).
+    fn command(&self, command: WorkerCommand) {
+        for queue in &self.queues {
+            // A worker that ended needs no command.
+            let _ = queue.commands.send(command);
+        }
+    }
+
+    /// Stops all queues without waiting for them; see [`Blkback::is_over`].
     pub fn stop(&self) {
-        self.queues.iter().for_each(|queue| queue.orders.give(Order::Stop));
+        self.command(WorkerCommand::Stop);
     }
 
-    /// Whether every queue ended: nothing is in flight, and nothing of the guest's is mapped.
+    /// Returns `true` if every queue ended: nothing is in flight and no page of the guest is mapped.
     pub fn is_over(&self) -> bool {
-        self.queues.iter().all(|queue| Arc::strong_count(&queue.holds) == 1)
+        self.queues.iter().all(|queue| Arc::strong_count(&queue.in_use) == 1)
     }
 
-    /// The counters of each queue.
+    /// Iterates over the counters of each queue.
     pub fn counters(
         &self,
     ) -> impl Iterator<Item = (&Arc<QueueCounters>, &Arc<PersistentCounters>)> {
         self.queues.iter().map(|queue| (&queue.counters, &queue.persistent))
     }
 
-    /// Whether every queue is served.
+    /// Returns `true` if the thread of every queue runs.
     pub fn is_alive(&self) -> bool {
         let alive = |queue: &Running| queue.thread.as_ref().is_some_and(|t| !t.is_finished());
         self.queues.iter().all(alive)
     }
 }
 
-/// What is done when a queue ends.
+/// Recipients of the result of a queue.
 struct Ending {
     on_end: OnEnd,
     rules: Arc<RuleCounters>,
@@ -339,28 +353,28 @@ struct Ending {
 
 fn spawn<G: Grantee + 'static, C: Channel + 'static>(
     worker: Worker<G, RingPages, C>,
-    holds: Arc<()>,
+    in_use: Arc<()>,
     Ending { on_end, rules }: Ending,
 ) -> io::Result<JoinHandle<()>> {
     std::thread::Builder::new().name("blkback".into()).spawn(move || {
-        // It consumes itself: whatever it holds is dropped in there.
+        // `run` consumes the worker: all that it holds is dropped inside.
         let run = std::panic::AssertUnwindSafe(|| worker.run());
         let ended = std::panic::catch_unwind(run).unwrap_or(Err(QueueFault::Panicked));
         if let Err(fault) = &ended {
             rules.count(fault.rule());
         }
-        drop(holds);
+        drop(in_use);
         on_end(ended.as_ref().err());
     })
 }
 
 impl Drop for Blkback {
     fn drop(&mut self) {
-        // All at once, then one after the other.
+        // All workers stop at the same time; then each is joined.
         self.stop();
         for queue in &mut self.queues {
             if let Some(thread) = queue.thread.take() {
-                // It catches its own panics.
+                // The thread catches its panics.
                 let _ = thread.join();
             }
         }

@@ -1,4 +1,8 @@
-//! How the bytes of a request are reached.
+//! Page access of one ring: makes the bytes of a request available to the disk.
+//!
+//! [`Pages::reach`] turns the segments of a request into lent memory, by the [`Mode`] of the device. It
+//! returns a [`PageHold`], which the queue gives back when the request ends. Indirect descriptors are
+//! copied once, before they are parsed.
 
 use core::time::Duration;
 use std::sync::Arc;
@@ -12,57 +16,58 @@ use ringfence_platform::{Access, CopyOps, GrantStatus, Grantee, Gref, WindowPlac
 use ringfence_wire::blkif::{Direction, SEGMENTS_PER_PAGE, SegmentRange};
 
 use super::Mode;
-use super::bounce::Bounces;
+use super::bounce::BounceBuffers;
 use crate::storage::{DiskQueue, Segment};
 
-/// Why a request's bytes cannot be reached.
+/// Reasons for which the pages of a request are not accessible.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Unreached {
-    /// Too much is mapped: later, when other requests are done.
+pub(super) enum PageError {
+    /// Too many pages are mapped; the request can be tried again when others end.
     Later,
-    /// A page cannot be reached at all.
+    /// Page is not accessible at all.
     Failed(GrantStatus),
 }
 
-/// What a request holds while its bytes are in use.
+/// Page references of one request, held while the disk works on it.
 #[derive(Debug, Default)]
-pub(super) struct Held {
+pub(super) struct PageHold {
     uses: Vec<Use>,
-    /// Pages of the window.
+    /// Pages of the grant window in use.
     within: Vec<Gref>,
-    /// Private memory that stands for the guest's, and what of the guest's it is.
+    /// Bounce buffer, and the guest's segments that it stands for.
     bounce: Option<(LentSlice, Vec<SegmentRange>)>,
 }
 
-/// When pages are looked up, and where they may be registered.
-struct Moment<'a> {
+/// Time of a look-up, and the disk queue at which new pages are registered.
+struct LookUp<'a> {
     now: Duration,
     disk: &'a mut dyn DiskQueue,
 }
 
-/// The way to one guest's pages, for one ring.
+/// Page access of one ring.
 pub(super) struct Pages<G> {
     grantee: G,
     mode: Mode,
-    /// Whether pages are kept mapped.
+    /// Set if pages are kept mapped.
     keeps: bool,
     table: PersistentTable,
-    /// Where the guest's pages may be.
+    /// Grant window of the ring.
     window: Option<WindowView>,
-    /// By segment: where in the window it is; those of other pages are in no place.
+    /// Position in the grant window by segment; an error for segments of other pages.
     places: Vec<Result<WindowPlace, GrantStatus>>,
-    bounces: Bounces,
+    buffers: BounceBuffers,
     ops: CopyOps,
     scratch: Vec<u8>,
     wanted: Vec<(Gref, Access)>,
     mapped: Vec<Result<LentSlice, GrantStatus>>,
     found: Vec<Option<Segment>>,
     leaving: Vec<Leaving>,
-    spare: Vec<Held>,
+    spare: Vec<PageHold>,
 }
 
 impl<G: Grantee> Pages<G> {
-    /// `keeps`: what may be kept mapped, if that was agreed.
+    /// Creates the page access of a ring. `keeps` has the limits of persistent pages, if the frontend agreed
+    /// to them.
     pub(super) fn new(
         grantee: G,
         mode: Mode,
@@ -76,7 +81,7 @@ impl<G: Grantee> Pages<G> {
             table: PersistentTable::new(keeps.unwrap_or_default()),
             window,
             places: Vec::new(),
-            bounces: Bounces::default(),
+            buffers: BounceBuffers::default(),
             ops: CopyOps::new(),
             scratch: Vec::new(),
             wanted: Vec::new(),
@@ -91,12 +96,12 @@ impl<G: Grantee> Pages<G> {
         self.table.counters()
     }
 
-    /// Pages that are kept.
+    /// Returns the number of persistent pages.
     pub(super) fn kept(&self) -> usize {
         self.table.len()
     }
 
-    /// Copies the descriptors of an indirect request, `bytes` of them, out of its pages, once.
+    /// Copies `bytes` bytes of indirect descriptors from `pages` into `into`, each page once.
     pub(super) fn descriptors(
         &mut self,
         pages: &[Gref],
@@ -128,7 +133,7 @@ impl<G: Grantee> Pages<G> {
         Ok(())
     }
 
-    /// Reaches the bytes of `ranges`, appended to `out` in order.
+    /// Makes the bytes of `ranges` accessible and appends them to `out` in order.
     pub(super) fn reach(
         &mut self,
         ranges: &[SegmentRange],
@@ -136,13 +141,13 @@ impl<G: Grantee> Pages<G> {
         now: Duration,
         disk: &mut dyn DiskQueue,
         out: &mut Vec<Segment>,
-    ) -> Result<Held, Unreached> {
+    ) -> Result<PageHold, PageError> {
         let mut held = self.spare.pop().unwrap_or_default();
         let reached = match self.mode {
             Mode::Copy => self.copy_in(ranges, direction, &mut held, out),
             _ if !self.keeps && self.window.is_none() => self.map(ranges, direction, out),
             Mode::Map | Mode::Persistent | Mode::Window => {
-                self.look_up(ranges, direction, Moment { now, disk }, &mut held, out)
+                self.look_up(ranges, direction, LookUp { now, disk }, &mut held, out)
             }
         };
         match reached {
@@ -155,16 +160,16 @@ impl<G: Grantee> Pages<G> {
         }
     }
 
-    /// Maps what `wanted` says, for one request.
-    fn map_wanted(&mut self) -> Result<(), Unreached> {
+    /// Maps the pages of `wanted` for one request.
+    fn map_wanted(&mut self) -> Result<(), PageError> {
         self.mapped.clear();
         self.grantee.map(&self.wanted, &mut self.mapped);
         let worst = self.mapped.iter().filter_map(|page| page.as_ref().err());
-        // What is not there is worse than what does not fit.
+        // A page that is not granted outranks one that only does not fit now.
         let failed = worst.clone().find(|status| **status != GrantStatus::NoSpace);
         let outcome = match (failed, worst.clone().next()) {
-            (Some(status), _) => Err(Unreached::Failed(*status)),
-            (None, Some(_)) => Err(Unreached::Later),
+            (Some(status), _) => Err(PageError::Failed(*status)),
+            (None, Some(_)) => Err(PageError::Later),
             (None, None) => Ok(()),
         };
         if outcome.is_err() {
@@ -178,24 +183,24 @@ impl<G: Grantee> Pages<G> {
         ranges: &[SegmentRange],
         direction: Direction,
         out: &mut Vec<Segment>,
-    ) -> Result<(), Unreached> {
+    ) -> Result<(), PageError> {
         self.wanted.clear();
         self.wanted.extend(ranges.iter().map(|range| (range.gref(), access_for(direction))));
         self.map_wanted()?;
         for (range, page) in ranges.iter().zip(self.mapped.drain(..)) {
             let part = page.and_then(|page| cut(&page, *range));
-            out.push(Segment::from(part.map_err(Unreached::Failed)?));
+            out.push(Segment::from(part.map_err(PageError::Failed)?));
         }
         Ok(())
     }
 
-    /// Begins to use those pages of a request that are in the window.
+    /// Begins the use of those pages of a request that lie in the grant window.
     fn enter(
         &mut self,
         ranges: &[SegmentRange],
         direction: Direction,
-        held: &mut Held,
-    ) -> Result<(), Unreached> {
+        held: &mut PageHold,
+    ) -> Result<(), PageError> {
         self.places.clear();
         let Some(window) = &mut self.window else { return Ok(()) };
         let access = access_for(direction);
@@ -206,14 +211,14 @@ impl<G: Grantee> Pages<G> {
         for (range, place) in ranges.iter().zip(&self.places) {
             match (unmark(range.gref()), place) {
                 (Some(gref), Ok(_)) => held.within.push(gref),
-                (Some(_), Err(status)) => failed = Err(Unreached::Failed(*status)),
+                (Some(_), Err(status)) => failed = Err(PageError::Failed(*status)),
                 (None, _) => {}
             }
         }
         failed
     }
 
-    /// The bytes of the segment in place `slot` of a request, if they are in the window.
+    /// Returns the bytes of segment number `slot` of a request, if they lie in the grant window.
     fn within(&self, slot: usize, range: SegmentRange) -> Option<Result<LentSlice, GrantStatus>> {
         let place = (*self.places.get(slot)?).ok()?;
         let (memory, at) = self.window.as_ref()?.memory(place);
@@ -225,16 +230,16 @@ impl<G: Grantee> Pages<G> {
         &mut self,
         ranges: &[SegmentRange],
         direction: Direction,
-        Moment { now, disk }: Moment<'_>,
-        held: &mut Held,
+        LookUp { now, disk }: LookUp<'_>,
+        held: &mut PageHold,
         out: &mut Vec<Segment>,
-    ) -> Result<(), Unreached> {
+    ) -> Result<(), PageError> {
         self.found.clear();
         self.wanted.clear();
         self.enter(ranges, direction, held)?;
         for (slot, range) in ranges.iter().enumerate() {
             if let Some(part) = self.within(slot, *range) {
-                self.found.push(Some(Segment::from(part.map_err(Unreached::Failed)?)));
+                self.found.push(Some(Segment::from(part.map_err(PageError::Failed)?)));
                 continue;
             }
             let looked = match self.keeps {
@@ -251,7 +256,7 @@ impl<G: Grantee> Pages<G> {
                 marked = true;
             }
             held.uses.push(hold);
-            let memory = cut(&page, *range).map_err(Unreached::Failed)?;
+            let memory = cut(&page, *range).map_err(PageError::Failed)?;
             self.found.push(Some(Segment { memory, registered: marked.then_some(name) }));
         }
         if !self.wanted.is_empty() {
@@ -264,7 +269,7 @@ impl<G: Grantee> Pages<G> {
                 None => {
                     let page = others.next().unwrap_or(Err(GrantStatus::GeneralError));
                     let part = page.and_then(|page| cut(&page, *range));
-                    Segment::from(part.map_err(Unreached::Failed)?)
+                    Segment::from(part.map_err(PageError::Failed)?)
                 }
             };
             out.push(segment);
@@ -276,11 +281,11 @@ impl<G: Grantee> Pages<G> {
         &mut self,
         ranges: &[SegmentRange],
         direction: Direction,
-        held: &mut Held,
+        held: &mut PageHold,
         out: &mut Vec<Segment>,
-    ) -> Result<(), Unreached> {
+    ) -> Result<(), PageError> {
         let total = ranges.iter().map(|range| usize::from(range.len())).sum();
-        let private = self.bounces.take(total);
+        let private = self.buffers.take(total);
         if direction == Direction::Write {
             self.scratch.resize(total, 0);
             let mut list = self.ops.begin();
@@ -289,21 +294,21 @@ impl<G: Grantee> Pages<G> {
                 let (part, left) = rest.split_at_mut(range.len().into());
                 rest = left;
                 let added = list.read(range.gref(), range.offset(), part);
-                added.map_err(|_| Unreached::Failed(GrantStatus::BadCopyArg))?;
+                added.map_err(|_| PageError::Failed(GrantStatus::BadCopyArg))?;
             }
             self.grantee.copy(list);
-            first_failure(self.ops.statuses()).map_err(Unreached::Failed)?;
+            first_failure(self.ops.statuses()).map_err(PageError::Failed)?;
             let copied = private.copy_from(0, &self.scratch);
-            copied.map_err(|_| Unreached::Failed(GrantStatus::BadCopyArg))?;
+            copied.map_err(|_| PageError::Failed(GrantStatus::BadCopyArg))?;
         }
-        let whole = private.slice(0, total).map_err(|_| Unreached::Failed(GrantStatus::BadCopyArg));
+        let whole = private.slice(0, total).map_err(|_| PageError::Failed(GrantStatus::BadCopyArg));
         out.push(Segment::from(whole?));
         held.bounce = Some((private, ranges.to_vec()));
         Ok(())
     }
 
-    /// Copies what was read into private memory to where the guest wants it.
-    pub(super) fn copy_out(&mut self, held: &Held) -> Result<(), GrantStatus> {
+    /// Copies read data from the bounce buffer to the guest's pages.
+    pub(super) fn copy_out(&mut self, held: &PageHold) -> Result<(), GrantStatus> {
         let Some((private, ranges)) = &held.bounce else { return Ok(()) };
         let mut list = self.ops.begin();
         let mut at = 0;
@@ -317,8 +322,8 @@ impl<G: Grantee> Pages<G> {
         first_failure(self.ops.statuses())
     }
 
-    /// The request is over, and so is every handle it had.
-    pub(super) fn release(&mut self, mut held: Held) {
+    /// Releases the pages of a request that ended. The caller has dropped all handles to them.
+    pub(super) fn release(&mut self, mut held: PageHold) {
         for hold in held.uses.drain(..) {
             self.table.release(hold);
         }
@@ -328,12 +333,12 @@ impl<G: Grantee> Pages<G> {
             }
         }
         if let Some((private, _)) = held.bounce.take() {
-            self.bounces.give_back(private);
+            self.buffers.give_back(private);
         }
         self.spare.push(held);
     }
 
-    /// Lets go of pages that are due.
+    /// Unmaps pages that were idle for too long.
     pub(super) fn tidy(&mut self, now: Duration, disk: &mut dyn DiskQueue) {
         if self.keeps {
             self.table.tidy(now, &mut self.leaving);
@@ -341,15 +346,15 @@ impl<G: Grantee> Pages<G> {
         }
     }
 
-    /// Lets go of all pages that are not in use.
-    pub(super) fn squeeze(&mut self, disk: &mut dyn DiskQueue) {
+    /// Unmaps all idle pages and frees spare buffers.
+    pub(super) fn shrink(&mut self, disk: &mut dyn DiskQueue) {
         self.table.squeeze(&mut self.leaving);
         forget(&mut self.leaving, disk);
-        self.bounces.clear();
+        self.buffers.clear();
     }
 }
 
-/// Takes registrations back, then unmaps.
+/// Unregisters pages at the disk, then unmaps them.
 fn forget(leaving: &mut Vec<Leaving>, disk: &mut dyn DiskQueue) {
     for page in leaving.drain(..) {
         if page.marked {
@@ -358,7 +363,7 @@ fn forget(leaving: &mut Vec<Leaving>, disk: &mut dyn DiskQueue) {
     }
 }
 
-/// Copies the beginning of a page of the window, once.
+/// Copies the beginning of a page of the grant window, once.
 fn copy_within(
     window: &mut WindowView,
     gref: Gref,
@@ -374,7 +379,7 @@ fn copy_within(
     copied.map_err(|_| GrantStatus::BadCopyArg)
 }
 
-/// A page that is read into is written by us.
+/// Returns the access that the backend needs: a read from the disk writes the guest's page.
 fn access_for(direction: Direction) -> Access {
     match direction {
         Direction::Read => Access::ReadWrite,

@@ -1,4 +1,9 @@
-//! One ring, served: requests taken, judged, handed to the disk, answered.
+//! Request processing of one ring: consume, validate, submit to the disk, answer.
+//!
+//! A request becomes a [`Job`] with a number, which is also its token at the disk. The job of each
+//! unanswered request is found by its ring slot (`places`). Requests are consumed in ring order and answered
+//! in the order of completion. At most one consumed request waits ([`InFlight::may_start`]); while it
+//! does, no further request is consumed.
 
 use core::time::Duration;
 use std::sync::Arc;
@@ -13,34 +18,34 @@ use ringfence_wire::blkif::{
 use rustix::io::Errno;
 
 use super::counters::QueueCounters;
-use super::job::{Job, Order, Work};
-use super::pages::{Pages, Unreached};
+use super::job::{InFlight, Job, Work};
+use super::pages::{PageError, Pages};
 use crate::storage::{self, DiskQueue, Done, Op, Segment};
 
-/// Most requests taken before those that are done are answered.
+/// Maximum number of requests consumed before completed ones are answered.
 const BATCH: u32 = 64;
 
-/// What a queue is judged and served by.
+/// Request layout and rules of one queue.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Terms {
+pub(super) struct QueueTerms {
     pub(super) abi: Abi,
     pub(super) rules: Rules,
-    /// Flushes are answered without a word to the disk: it loses nothing.
+    /// Flushes are answered without the disk, which has no volatile cache.
     pub(super) skips_flush: bool,
 }
 
-/// A ring and what serves it.
+/// Ring and the jobs of its unanswered requests.
 pub(super) struct Queue<G, M> {
     ring: AnyOrderRing<M>,
-    terms: Terms,
+    terms: QueueTerms,
     pages: Pages<G>,
     disk: Box<dyn DiskQueue>,
     jobs: Vec<Option<Job>>,
     free: Vec<u32>,
-    /// By slot of the ring: the job that is there.
+    /// Job number by ring slot, or [`NO_JOB`].
     places: Vec<u32>,
-    order: Order,
-    /// A job that was taken and may not start yet; no other is taken before it.
+    in_flight: InFlight,
+    /// Job that was consumed and may not start yet.
     waiting: Option<u32>,
     done: Vec<Done>,
     segments: Vec<Vec<Segment>>,
@@ -50,13 +55,13 @@ pub(super) struct Queue<G, M> {
     counters: Arc<QueueCounters>,
 }
 
-/// What a job cannot be found by.
-const NOBODY: u32 = u32::MAX;
+/// Entry of `places` for a slot without a job.
+const NO_JOB: u32 = u32::MAX;
 
 impl<G: Grantee, M: RingMemory> Queue<G, M> {
     pub(super) fn new(
         ring: AnyOrderRing<M>,
-        terms: Terms,
+        terms: QueueTerms,
         pages: Pages<G>,
         disk: Box<dyn DiskQueue>,
         (rules, counters): (Arc<RuleCounters>, Arc<QueueCounters>),
@@ -68,8 +73,8 @@ impl<G: Grantee, M: RingMemory> Queue<G, M> {
             disk,
             jobs: (0..count).map(|_| None).collect(),
             free: (0..count).rev().collect(),
-            places: vec![NOBODY; count as usize],
-            order: Order::default(),
+            places: vec![NO_JOB; count as usize],
+            in_flight: InFlight::default(),
             waiting: None,
             done: Vec::new(),
             segments: Vec::new(),
@@ -85,33 +90,33 @@ impl<G: Grantee, M: RingMemory> Queue<G, M> {
         &*self.disk
     }
 
-    /// Requests the disk is at work on.
+    /// Returns the number of requests that the disk works on.
     pub(super) fn running(&self) -> usize {
-        self.order.running()
+        self.in_flight.running()
     }
 
-    /// Pages that are kept mapped.
+    /// Returns the number of persistent pages.
     pub(super) fn kept(&self) -> usize {
         self.pages.kept()
     }
 
-    /// Pages that could not be kept, so far.
+    /// Returns the running total of pages over the limit of persistent pages.
     pub(super) fn not_kept(&self) -> u64 {
         self.pages.persistent().over.get()
     }
 
-    /// Takes what there is, up to a batch, starts it, and answers what is done. Returns whether there
-    /// was anything.
+    /// Serves one round: consumes up to [`BATCH`] requests, submits them, and answers completed ones. Returns
+    /// `true` if any work was done.
     pub(super) fn round(&mut self, now: Duration) -> Result<bool, ProducerOverflow> {
         let mut taken = 0;
         if let Some(job) = self.waiting.take() {
             self.start(job, now);
         }
         let available = self.ring.unconsumed()?.min(BATCH);
-        // Pages that cannot be kept are mapped and unmapped: after each such request others have their turn.
+        // A page over the persistent limit costs a map and an unmap: the round ends, so that others can run.
         let not_kept = self.not_kept();
         while taken < available && self.waiting.is_none() && self.not_kept() == not_kept {
-            self.take(now);
+            self.consume(now);
             taken += 1;
         }
         self.disk.kick();
@@ -119,7 +124,7 @@ impl<G: Grantee, M: RingMemory> Queue<G, M> {
         Ok(taken > 0 || ended)
     }
 
-    /// Answers what is done. Returns whether there was anything.
+    /// Answers completed requests. Returns `true` if there was any.
     pub(super) fn finish(&mut self) -> bool {
         let mut any = false;
         loop {
@@ -132,7 +137,7 @@ impl<G: Grantee, M: RingMemory> Queue<G, M> {
             for i in 0..self.done.len() {
                 let Done { token, result, segments } = &mut self.done[i];
                 let (token, result, segments) = (*token, *result, core::mem::take(segments));
-                again |= self.over(token, result, segments);
+                again |= self.completed(token, result, segments);
             }
             self.done.clear();
             if !again {
@@ -142,12 +147,13 @@ impl<G: Grantee, M: RingMemory> Queue<G, M> {
         }
     }
 
-    /// Whether the frontend is to be told of answers.
+    /// Returns `true` if the frontend must be notified of answers.
     pub(super) fn notify_due(&mut self) -> bool {
         self.ring.notify_due()
     }
 
-    /// The last look before sleeping. While a request waits for others the ring is not looked at.
+    /// Requests an event for the next request. Returns `true` if a request arrived meanwhile. While a job waits
+    /// for others, no event is requested.
     pub(super) fn final_check(&mut self) -> Result<bool, ProducerOverflow> {
         if self.waiting.is_some() { Ok(false) } else { self.ring.final_check() }
     }
@@ -156,14 +162,14 @@ impl<G: Grantee, M: RingMemory> Queue<G, M> {
         self.pages.tidy(now, &mut *self.disk);
     }
 
-    pub(super) fn squeeze(&mut self) {
-        self.pages.squeeze(&mut *self.disk);
+    pub(super) fn shrink(&mut self) {
+        self.pages.shrink(&mut *self.disk);
         self.segments.clear();
         self.ranges.clear();
     }
 
-    /// Takes one request off the ring.
-    fn take(&mut self, now: Duration) {
+    /// Consumes one request from the ring and starts it.
+    fn consume(&mut self, now: Duration) {
         let mut slot: Slot = [0; 112];
         let index = match self.terms.abi {
             Abi::X86_64 => {
@@ -181,7 +187,7 @@ impl<G: Grantee, M: RingMemory> Queue<G, M> {
         ranges.clear();
         let Request { id, operation, body } =
             Request::parse(self.terms.abi, &slot, &self.terms.rules, &mut ranges);
-        let judged = match body {
+        let validated = match body {
             Ok(Body::Transfer(transfer)) => Ok(Work::Transfer(transfer)),
             Ok(Body::Flush(transfer)) => Ok(Work::Flush(transfer)),
             Ok(Body::Barrier(transfer)) => Ok(Work::Barrier(transfer)),
@@ -194,7 +200,7 @@ impl<G: Grantee, M: RingMemory> Queue<G, M> {
             Err(refusal) => Err((refusal.label(), refusal.status())),
         };
         let step = Op::Flush;
-        match (judged, self.free.pop()) {
+        match (validated, self.free.pop()) {
             (Ok(work), Some(job)) => {
                 self.counters.count(work, &ranges);
                 self.jobs[job as usize] = Some(Job {
@@ -204,7 +210,7 @@ impl<G: Grantee, M: RingMemory> Queue<G, M> {
                     work,
                     ranges,
                     step,
-                    held: None,
+                    pages: None,
                     parked: vec![],
                 });
                 self.place(index, job);
@@ -212,7 +218,7 @@ impl<G: Grantee, M: RingMemory> Queue<G, M> {
                 self.counters.waited.add(u64::from(self.waiting.is_some()));
             }
             (Ok(_), None) => {
-                // There are as many jobs as slots.
+                // There are as many job numbers as ring slots.
                 debug_assert!(false, "more requests than slots");
                 self.answer(index, Response { id, operation, status: Status::Error });
             }
@@ -232,7 +238,7 @@ impl<G: Grantee, M: RingMemory> Queue<G, M> {
         }
     }
 
-    /// Reads the descriptors of an indirect request once, and judges them.
+    /// Copies the descriptors of an indirect request once, and validates the copy.
     fn indirect(
         &mut self,
         head: &IndirectHead,
@@ -242,7 +248,7 @@ impl<G: Grantee, M: RingMemory> Queue<G, M> {
         let mut descriptors = core::mem::take(&mut self.descriptors);
         let read =
             self.pages.descriptors(head.pages(), head.descriptor_bytes(), now, &mut descriptors);
-        let judged = match read {
+        let validated = match read {
             Ok(()) => head
                 .segments(&descriptors, &self.terms.rules, ranges)
                 .map(Work::Transfer)
@@ -250,7 +256,7 @@ impl<G: Grantee, M: RingMemory> Queue<G, M> {
             Err(status) => Err((grant_rule(status), Status::Error)),
         };
         self.descriptors = descriptors;
-        judged
+        validated
     }
 
     fn place(&mut self, index: u32, job: u32) {
@@ -258,10 +264,10 @@ impl<G: Grantee, M: RingMemory> Queue<G, M> {
         self.places[slot as usize] = job;
     }
 
-    /// Starts a job, or lets it wait.
+    /// Starts a job, or makes it wait.
     fn start(&mut self, number: u32, now: Duration) {
         let Some(job) = self.jobs[number as usize].as_mut() else { return };
-        if !self.order.may_start(job.work) {
+        if !self.in_flight.may_start(job.work) {
             self.waiting = Some(number);
             return;
         }
@@ -269,15 +275,15 @@ impl<G: Grantee, M: RingMemory> Queue<G, M> {
         if let Some(transfer) = job.work.transfer() {
             let (ranges, direction) = (&job.ranges, transfer.direction);
             match self.pages.reach(ranges, direction, now, &mut *self.disk, &mut segments) {
-                Ok(held) => job.held = Some(held),
+                Ok(pages) => job.pages = Some(pages),
                 Err(why) => {
                     self.segments.push(segments);
-                    return self.unreached(number, why);
+                    return self.page_failed(number, why);
                 }
             }
         }
         let work = job.work;
-        self.order.started(number, work);
+        self.in_flight.started(number, work);
         let mut step = work.first();
         if step == Op::Flush && self.terms.skips_flush {
             match work.next(step) {
@@ -288,14 +294,14 @@ impl<G: Grantee, M: RingMemory> Queue<G, M> {
         self.submit(number, step, segments);
     }
 
-    fn unreached(&mut self, number: u32, why: Unreached) {
+    fn page_failed(&mut self, number: u32, why: PageError) {
         let rule = match why {
-            Unreached::Later if self.order.running() > 0 => {
+            PageError::Later if self.in_flight.running() > 0 => {
                 self.waiting = Some(number);
                 return;
             }
-            Unreached::Later => "blk_too_many_mapped",
-            Unreached::Failed(status) => grant_rule(status),
+            PageError::Later => "blk_too_many_mapped",
+            PageError::Failed(status) => grant_rule(status),
         };
         self.refused(rule);
         self.conclude(number, Status::Error);
@@ -305,11 +311,11 @@ impl<G: Grantee, M: RingMemory> Queue<G, M> {
         let Some(job) = self.jobs[number as usize].as_mut() else { return };
         job.step = step;
         if step == Op::Flush {
-            // They are for what follows.
+            // The segments belong to the write that follows.
             core::mem::swap(&mut segments, &mut job.parked);
         }
         let (sector, sectors) = job.work.range(step);
-        // Both lie on the disk, whose size in bytes is a u64.
+        // Both lie within the disk, whose size in bytes is a `u64`.
         let (offset, len) = (sector * 512, sectors * 512);
         self.disk.submit(storage::Request {
             token: number.into(),
@@ -320,8 +326,8 @@ impl<G: Grantee, M: RingMemory> Queue<G, M> {
         });
     }
 
-    /// A step is over. Returns whether another one was begun.
-    fn over(&mut self, token: u64, result: Result<(), i32>, segments: Vec<Segment>) -> bool {
+    /// Handles a completion of the disk. Returns `true` if it submitted the next operation of the job.
+    fn completed(&mut self, token: u64, result: Result<(), i32>, segments: Vec<Segment>) -> bool {
         let found = u32::try_from(token).ok().and_then(|number| {
             let job = self.jobs.get(number as usize)?.as_ref()?;
             Some((number, job.work.next(job.step)))
@@ -345,13 +351,13 @@ impl<G: Grantee, M: RingMemory> Queue<G, M> {
         }
     }
 
-    /// The disk is done with a job.
+    /// Ends a job after its last disk operation.
     fn end(&mut self, number: u32, result: Result<(), i32>, mut segments: Vec<Segment>) {
-        // Every handle goes before the answer does: then the frontend may take its pages back.
+        // All page handles go before the answer: the frontend revokes the pages after it.
         segments.clear();
         self.segments.push(segments);
         let Some(job) = self.jobs[number as usize].as_ref() else { return };
-        self.order.ended(number, job.work);
+        self.in_flight.ended(number, job.work);
         let status = match result {
             Ok(()) => self.deliver(number),
             Err(errno) => {
@@ -364,13 +370,13 @@ impl<G: Grantee, M: RingMemory> Queue<G, M> {
         self.conclude(number, status);
     }
 
-    /// Copies what was read to the guest where it is not there already.
+    /// Copies read data from the bounce buffer to the guest, in mode `copy`.
     fn deliver(&mut self, number: u32) -> Status {
         let Some(job) = self.jobs[number as usize].as_ref() else { return Status::Error };
-        let Some(held) = job.held.as_ref().filter(|_| job.step == Op::Read) else {
+        let Some(pages) = job.pages.as_ref().filter(|_| job.step == Op::Read) else {
             return Status::Okay;
         };
-        match self.pages.copy_out(held) {
+        match self.pages.copy_out(pages) {
             Ok(()) => Status::Okay,
             Err(status) => {
                 self.refused(grant_rule(status));
@@ -379,13 +385,13 @@ impl<G: Grantee, M: RingMemory> Queue<G, M> {
         }
     }
 
-    /// Answers a job and forgets it.
+    /// Releases the pages of a job and answers its request.
     fn conclude(&mut self, number: u32, status: Status) {
         let Some(job) = self.jobs[number as usize].take() else { return };
-        let Job { index, id, operation, ranges, held, parked, .. } = job;
+        let Job { index, id, operation, ranges, pages, parked, .. } = job;
         drop(parked);
-        if let Some(held) = held {
-            self.pages.release(held);
+        if let Some(pages) = pages {
+            self.pages.release(pages);
         }
         self.ranges.push(ranges);
         self.free.push(number);
@@ -399,7 +405,7 @@ impl<G: Grantee, M: RingMemory> Queue<G, M> {
         if oldest == index {
             return;
         }
-        // The oldest request took the place of the one that was answered.
+        // `answer` moved the oldest request into the slot of the answered one.
         self.counters.moved.add(1);
         let slot = oldest & (self.ring.count() - 1);
         let moved = self.places[slot as usize];
@@ -410,7 +416,7 @@ impl<G: Grantee, M: RingMemory> Queue<G, M> {
     }
 }
 
-/// The rule that a page broke.
+/// Returns the rule name of a page access failure.
 fn grant_rule(status: GrantStatus) -> &'static str {
     match status {
         GrantStatus::BadGref => "blk_gref_not_granted",

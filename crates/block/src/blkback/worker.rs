@@ -1,54 +1,61 @@
-//! The thread that serves a ring.
+//! Worker thread of one ring.
+//!
+//! The worker serves rounds of its queue until there is no work, polls for a while (see
+//! [`ringfence_sys::pace::Spin`]), then sleeps in `poll`. A command of the device, a completion of the
+//! disk or an event of the frontend ends the sleep. Spurious events are throttled
+//! ([`ringfence_sys::pace::Throttle`]). When it stops, it waits for the disk, answers what completed and
+//! unmaps all pages.
 
-// #syscall driver,daemon eventfd2,read,write,ppoll: a worker is told something, and waits
+// #syscall driver,daemon eventfd2,read,write,ppoll: a worker takes commands, and waits
 // #syscall driver,daemon sched_yield: polling threads let others run
 // #syscall driver,daemon clock_gettime: the CPU time that a worker used; time, where the vDSO does not know it
 
 use core::time::Duration;
 use std::io;
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
+use std::time::Instant;
 
 use ringfence_platform::{Channel, ChannelError, Counters, Grantee};
 use ringfence_ring::{ProducerOverflow, RingMemory};
+use ringfence_sys::mailbox::Mailbox;
 use ringfence_sys::pace::{Spin, Throttle};
-use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use ringfence_sys::poll::{wait_any, wait_readable};
+use rustix::event::{PollFd, PollFlags};
 use rustix::time::{ClockId, clock_gettime};
 
 use super::counters::QueueCounters;
-use super::manners::{Manners, Turn};
+use super::penalty::{Penalties, Penalty};
 use super::queue::Queue;
 
-/// How often pages are looked at that nobody uses, while nothing else happens.
-const TIDY_EVERY: Duration = Duration::from_millis(100);
-/// How long a queue that is stopped waits for its disk, at a time.
+/// Interval at which idle persistent pages are examined for expiry.
+const EXPIRY_INTERVAL: Duration = Duration::from_millis(100);
+/// Longest wait for one completion of the disk while a stopped queue drains.
 const DRAIN_STEP: Duration = Duration::from_millis(100);
 
-/// Why a queue ended.
+/// Reasons for which a queue ends on its own.
 #[derive(Debug, thiserror::Error)]
 pub enum QueueFault {
-    /// The frontend announced what its ring cannot hold.
+    /// Producer index of the frontend's ring is beyond what the ring holds.
     #[error(transparent)]
     Ring(#[from] ProducerOverflow),
-    /// The frontend closed its end of the channel.
+    /// Frontend closed its end of the event channel.
     #[error("the other end of the event channel was closed")]
     Gone,
-    /// The system refused.
+    /// System call that failed.
     #[error("{what}: {source}")]
     System {
-        /// What was attempted.
+        /// Operation that was attempted.
         what: &'static str,
-        /// Why not.
+        /// Error of the system.
         source: io::Error,
     },
-    /// The thread died of a mistake of its own.
+    /// Thread of the queue panicked.
     #[error("the thread of a queue panicked")]
     Panicked,
 }
 
 impl QueueFault {
-    /// A constant name, for counters.
+    /// Returns a constant name of the fault, for counters.
     pub fn rule(&self) -> &'static str {
         match self {
             QueueFault::Ring(_) => "blk_producer_overflow",
@@ -59,79 +66,46 @@ impl QueueFault {
     }
 }
 
-/// What a worker is told.
+/// Commands of the device to a worker.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Order {
+pub(super) enum WorkerCommand {
+    /// Stop serving the ring, drain the disk queue and end the thread.
     Stop,
-    Squeeze,
+    /// Unmap all idle pages and free spare memory.
+    Shrink,
 }
 
-/// The way to a worker.
-pub(super) struct Orders {
-    sender: Sender<Order>,
-    wake: Arc<OwnedFd>,
-}
-
-/// The worker's end.
-pub(super) struct Inbox {
-    receiver: Receiver<Order>,
-    wake: Arc<OwnedFd>,
-}
-
-/// Both ends.
-pub(super) fn orders() -> io::Result<(Orders, Inbox)> {
-    let wake = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
-    let (sender, receiver) = channel();
-    Ok((Orders { sender, wake: Arc::clone(&wake) }, Inbox { receiver, wake }))
-}
-
-impl Orders {
-    pub(super) fn give(&self, order: Order) {
-        // A worker that is gone needs no orders.
-        if self.sender.send(order).is_ok() {
-            let _ = rustix::io::write(&*self.wake, &1u64.to_ne_bytes());
-        }
-    }
-}
-
-/// Time since a fixed moment.
+/// Returns the time of the monotonic clock.
 pub(super) fn monotonic() -> Duration {
     let now = clock_gettime(ClockId::Monotonic);
     Duration::new(u64::try_from(now.tv_sec).unwrap_or(0), u32::try_from(now.tv_nsec).unwrap_or(0))
 }
 
-fn timespec(duration: Duration) -> Timespec {
-    Timespec {
-        tv_sec: i64::try_from(duration.as_secs()).unwrap_or(i64::MAX),
-        tv_nsec: duration.subsec_nanos().into(),
-    }
-}
-
-/// A queue, its channel, and when to look.
+/// Queue, its event channel and the state of its thread.
 pub(super) struct Worker<G, M, C> {
     pub(super) queue: Queue<G, M>,
     pub(super) channel: C,
-    pub(super) inbox: Inbox,
+    pub(super) commands: Mailbox<WorkerCommand>,
     pub(super) spin: Spin,
     pub(super) counters: Arc<QueueCounters>,
     pub(super) system: Arc<Counters>,
     pub(super) drain_limit: Duration,
 }
 
-/// How a sleep is woken from.
+/// Causes that ended a sleep.
 struct Woken {
     event: bool,
-    /// A file said something.
+    /// At least one file was ready.
     any: bool,
 }
 
 impl<G: Grantee, M: RingMemory, C: Channel> Worker<G, M, C> {
-    /// Serves until told to stop, or until the frontend breaks a rule. Nothing is in flight and nothing
-    /// of the guest's is mapped when this returns.
+    /// Serves the ring until a stop command or a fault. When it returns, no request is in flight and no page
+    /// of the guest is mapped, unless the disk exceeded `drain_limit`.
     pub(super) fn run(mut self) -> Result<(), QueueFault> {
-        // Whoever served the ring before may have answered and died before it said so.
-        let told = self.channel.notify();
-        let served = told.map_err(fault).and_then(|()| self.serve());
+        // An earlier backend may have crashed after it answered and before it notified.
+        let notified = self.channel.notify();
+        let served = notified.map_err(fault).and_then(|()| self.serve());
         self.drain();
         served
     }
@@ -141,21 +115,23 @@ impl<G: Grantee, M: RingMemory, C: Channel> Worker<G, M, C> {
         let (mut last_work, mut tidied) = (now, now);
         let mut slept: Option<Duration> = None;
         let mut throttle = Throttle::default();
-        let mut manners = Manners::default();
+        let mut penalties = Penalties::default();
         let mut event = false;
         loop {
-            match self.inbox.receiver.try_recv() {
-                Ok(Order::Squeeze) => self.queue.squeeze(),
-                Ok(Order::Stop) | Err(TryRecvError::Disconnected) => return Ok(()),
-                Err(TryRecvError::Empty) => {}
+            match self.commands.take() {
+                Some(WorkerCommand::Shrink) => self.queue.shrink(),
+                Some(WorkerCommand::Stop) => return Ok(()),
+                None => {}
             }
             let worked = self.queue.round(now)?;
             if self.queue.notify_due() {
                 self.channel.notify().map_err(fault)?;
             }
-            self.take_turns(manners.after(self.counters.refused.get(), self.queue.not_kept()));
+            self.apply_penalty(
+                penalties.after_round(self.counters.refused.get(), self.queue.not_kept()),
+            );
             now = monotonic();
-            if now.saturating_sub(tidied) >= TIDY_EVERY {
+            if now.saturating_sub(tidied) >= EXPIRY_INTERVAL {
                 self.queue.tidy(now);
                 tidied = now;
             }
@@ -173,7 +149,7 @@ impl<G: Grantee, M: RingMemory, C: Channel> Worker<G, M, C> {
                 self.counters.throttles.add(u64::from(throttle.spurious(now)));
             }
             if now.saturating_sub(last_work) < self.spin.window() {
-                // Where there are more rings than processors, others have something to do.
+                // With more rings than processors, another thread may have work.
                 rustix::thread::sched_yield();
                 self.system.syscalls.add(1);
                 continue;
@@ -193,45 +169,40 @@ impl<G: Grantee, M: RingMemory, C: Channel> Worker<G, M, C> {
         }
     }
 
-    /// Lets others go first, if that is due.
-    fn take_turns(&self, turn: Turn) {
-        match turn {
-            Turn::GoOn => return,
-            Turn::GiveWay => rustix::thread::sched_yield(),
-            Turn::Pause(length) => {
+    /// Yields the processor or pauses, as the penalty accounting demands.
+    fn apply_penalty(&self, penalty: Penalty) {
+        match penalty {
+            Penalty::None => return,
+            Penalty::Yield => rustix::thread::sched_yield(),
+            Penalty::Pause(length) => {
                 self.counters.pauses.add(1);
-                // An order ends it.
-                let mut orders = [PollFd::new(&*self.inbox.wake, PollFlags::IN)];
-                let _ = poll(&mut orders, Some(&timespec(length)));
+                // A command ends the pause.
+                let _ = wait_readable(&self.commands, Some(length));
             }
         }
         self.system.syscalls.add(1);
     }
 
-    /// Sleeps until there may be work.
-    fn sleep(&self, now: Duration, deaf_until: Option<Duration>) -> Result<Woken, QueueFault> {
+    /// Blocks until a command, a completion or an event arrives, or a time limit elapses.
+    fn sleep(&self, now: Duration, throttled_until: Option<Duration>) -> Result<Woken, QueueFault> {
         let disk = self.queue.disk().wait_fd();
         let mut files = [
-            PollFd::new(&*self.inbox.wake, PollFlags::IN),
+            PollFd::new(&self.commands, PollFlags::IN),
             PollFd::from_borrowed_fd(disk, PollFlags::IN),
             PollFd::from_borrowed_fd(self.channel.as_fd(), PollFlags::IN),
         ];
-        // While the channel is not listened to, it is looked at again in time.
-        let deaf = deaf_until.map(|until| until.saturating_sub(now));
-        let idle = (self.queue.kept() > 0).then_some(TIDY_EVERY);
-        let limit = deaf.into_iter().chain(idle).min().map(timespec);
-        let listened = if deaf.is_some() { &mut files[..2] } else { &mut files[..] };
+        // An event channel that is throttled is not polled; the throttle's end bounds the sleep.
+        let throttled = throttled_until.map(|until| until.saturating_sub(now));
+        let idle = (self.queue.kept() > 0).then_some(EXPIRY_INTERVAL);
+        let limit = throttled.into_iter().chain(idle).min().map(|length| Instant::now() + length);
+        let listened = if throttled.is_some() { &mut files[..2] } else { &mut files[..] };
         self.system.syscalls.add(1);
-        match poll(listened, limit.as_ref()) {
-            Ok(_) | Err(rustix::io::Errno::INTR) => {}
-            Err(errno) => {
-                return Err(QueueFault::System { what: "waiting", source: errno.into() });
-            }
-        }
+        wait_any(listened, limit)
+            .map_err(|source| QueueFault::System { what: "waiting", source })?;
         let ready: [bool; 3] =
             [0, 1, 2].map(|i| listened.get(i).is_some_and(|file| !file.revents().is_empty()));
         if ready[0] {
-            let _ = rustix::io::read(&*self.inbox.wake, &mut [0; 8]);
+            self.commands.clear();
         }
         if ready[2] {
             self.channel.clear().map_err(fault)?;
@@ -239,21 +210,19 @@ impl<G: Grantee, M: RingMemory, C: Channel> Worker<G, M, C> {
         Ok(Woken { event: ready[2] && !ready[0] && !ready[1], any: ready.contains(&true) })
     }
 
-    /// Waits for what is in flight, and answers it; then lets go of all pages.
+    /// Waits for the requests in flight, answers them, then unmaps all pages.
     fn drain(&mut self) {
         let begun = monotonic();
         while self.queue.running() > 0 && monotonic().saturating_sub(begun) < self.drain_limit {
             if !self.queue.finish() {
-                let mut disk =
-                    [PollFd::from_borrowed_fd(self.queue.disk().wait_fd(), PollFlags::IN)];
-                let _ = poll(&mut disk, Some(&timespec(DRAIN_STEP)));
+                let _ = wait_readable(self.queue.disk().wait_fd(), Some(DRAIN_STEP));
             }
         }
         if self.queue.notify_due() {
-            // It may be gone, which is why we are here.
+            // The notification fails if the frontend is gone.
             let _ = self.channel.notify();
         }
-        self.queue.squeeze();
+        self.queue.shrink();
     }
 }
 

@@ -1,10 +1,10 @@
-//! Bytes of a request's segments, by their place in the request.
+//! Copies between the segments of a request and the pages lent to the backend.
 
 use ringfence_memory::{LentSlice, OutOfRange};
 
 use crate::storage::Segment;
 
-/// The parts of `segments` that make up `len` bytes from `at` on: memory, offset in it, bytes.
+/// Iterates over the parts of `segments` that hold `len` bytes from `at` on: memory, offset, length.
 fn parts(
     segments: &[Segment],
     at: usize,
@@ -21,7 +21,7 @@ fn parts(
     })
 }
 
-/// Copies `len` bytes of the request, from `at` on, to the beginning of `page`.
+/// Copies `len` bytes of the request from offset `at` to the beginning of `page`.
 pub(super) fn to_page(
     segments: &[Segment],
     at: usize,
@@ -36,7 +36,7 @@ pub(super) fn to_page(
     Ok(())
 }
 
-/// Copies `len` bytes from the beginning of `page` to where they belong in the request.
+/// Copies `len` bytes from the beginning of `page` to offset `at` of the request.
 pub(super) fn from_page(
     segments: &[Segment],
     at: usize,
@@ -56,7 +56,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn bytes_are_found_across_segments() {
+    fn copy_across_segment_ends_keeps_the_order_of_bytes() {
         let whole: Vec<u8> = (0..200).collect();
         let mut segments = vec![];
         for range in [0..7, 7..7, 7..100, 100..101, 101..200] {

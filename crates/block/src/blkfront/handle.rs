@@ -1,4 +1,7 @@
-//! One user's way to a lane.
+//! Disk queue of one user of a frontend's disk.
+//!
+//! Each [`Handle`] uses one lane, which it may share with others. The thread that reaps polls the ring for
+//! all handles of the lane and wakes those whose completion queues it filled.
 
 // #syscall frontend epoll_ctl,ppoll: the frontend of a disk waits
 
@@ -7,17 +10,20 @@ use std::sync::{Arc, MutexGuard};
 use std::time::{Duration, Instant};
 
 use ringfence_platform::{Channel, Granter};
-use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
+use ringfence_sys::poll::wait_readable;
+use rustix::event::epoll;
 
-use super::lane::{Broken, Lane};
-use super::outbox::Outbox;
-use super::{Notice, SharedLane, lock};
+use super::completions::Completions;
+use super::lane::{BrokenRule, Lane};
+use super::{BrokenCallback, SharedLane, lock};
 use crate::storage::{DiskQueue, Done, Geometry, Request, check_request};
 
-/// How long a handle that goes waits for what it asked for.
-const FAREWELL: Duration = Duration::from_secs(10);
+/// Maximum time for which a dropped handle waits for its requests.
+const DRAIN_LIMIT: Duration = Duration::from_secs(10);
+/// Longest wait between two looks at the connection while a dropped handle drains.
+const DRAIN_STEP: Duration = Duration::from_millis(100);
 
-/// A file that is readable when one of others is.
+/// Epoll file that is readable when the completion queue or the event channel has something.
 pub(super) struct Waiting {
     epoll: OwnedFd,
 }
@@ -27,7 +33,7 @@ impl Waiting {
         Waiting { epoll }
     }
 
-    /// Watches another file, until it is closed.
+    /// Adds a file to the set, until it is closed.
     pub(super) fn watch(&self, file: impl AsFd) {
         let added =
             epoll::add(&self.epoll, file, epoll::EventData::new_u64(0), epoll::EventFlags::IN);
@@ -35,15 +41,15 @@ impl Waiting {
     }
 }
 
-/// The [`DiskQueue`] of a frontend's disk.
+/// [`DiskQueue`] of a frontend's disk.
 pub(super) struct Handle<G: Granter, C: Channel> {
     lane: SharedLane<G, C>,
     geometry: Geometry,
     owner: u32,
-    outbox: Arc<Outbox>,
+    completions: Arc<Completions>,
     waiting: Arc<Waiting>,
-    on_broken: Arc<Notice>,
-    /// Answers that were given at once.
+    on_broken: Arc<BrokenCallback>,
+    /// Results of requests that were refused without being submitted.
     refused: Vec<Done>,
     submitted: Vec<Request>,
 }
@@ -53,28 +59,28 @@ impl<G: Granter, C: Channel> Handle<G, C> {
         lane: SharedLane<G, C>,
         geometry: Geometry,
         owner: u32,
-        outbox: Arc<Outbox>,
+        completions: Arc<Completions>,
         waiting: Arc<Waiting>,
-        on_broken: Arc<Notice>,
+        on_broken: Arc<BrokenCallback>,
     ) -> Handle<G, C> {
         let (refused, submitted) = (Vec::new(), Vec::new());
-        Handle { lane, geometry, owner, outbox, waiting, on_broken, refused, submitted }
+        Handle { lane, geometry, owner, completions, waiting, on_broken, refused, submitted }
     }
 
-    /// A connection that is of no use ends here; its owner is told.
-    fn check(&self, mut lane: MutexGuard<'_, Lane<G, C>>, outcome: Result<(), Broken>) {
+    /// Ends a connection that broke a rule, and notifies its owner.
+    fn check(&self, mut lane: MutexGuard<'_, Lane<G, C>>, outcome: Result<(), BrokenRule>) {
         if outcome.is_err() {
             lane.break_off();
-            // Under the lock, so that it is not taken for a word about the next connection.
-            self.on_broken.give();
+            // Under the lock: the callback must not be mistaken for one about the next connection.
+            self.on_broken.call();
         }
     }
 
-    /// Wakes the others of the lane for whom something is there.
+    /// Wakes the other handles of the lane that have results.
     fn wake_others(&self, lane: &Lane<G, C>) {
         for other in lane.owners() {
-            if !Arc::ptr_eq(other, &self.outbox) && !other.is_empty() {
-                other.raise();
+            if !Arc::ptr_eq(other, &self.completions) && !other.is_empty() {
+                other.wake.wake();
             }
         }
     }
@@ -100,7 +106,7 @@ impl<G: Granter, C: Channel> DiskQueue for Handle<G, C> {
 
     fn reap(&mut self, done: &mut Vec<Done>) {
         done.append(&mut self.refused);
-        self.outbox.clear();
+        self.completions.wake.clear();
         let mut lane = lock(&self.lane);
         let outcome = loop {
             let collected = lane.collect().and_then(|()| lane.pump()).and_then(|()| lane.arm());
@@ -110,7 +116,7 @@ impl<G: Granter, C: Channel> DiskQueue for Handle<G, C> {
                 Err(broken) => break Err(broken),
             }
         };
-        self.outbox.take(done);
+        self.completions.drain_into(done);
         self.wake_others(&lane);
         self.check(lane, outcome);
     }
@@ -121,8 +127,8 @@ impl<G: Granter, C: Channel> DiskQueue for Handle<G, C> {
 }
 
 impl<G: Granter, C: Channel> Drop for Handle<G, C> {
-    /// Waits for what was asked for while there is a connection, and no longer than a while. Memory of
-    /// a request that is not over stays as long as the request does.
+    /// Waits for the requests in flight while there is a connection, at most [`DRAIN_LIMIT`]. The memory of an
+    /// unfinished request stays alive until the request ends.
     fn drop(&mut self) {
         let begun = Instant::now();
         let mut done = Vec::new();
@@ -133,13 +139,11 @@ impl<G: Granter, C: Channel> Drop for Handle<G, C> {
             let lane = lock(&self.lane);
             let idle = lane.pending(self.owner) == 0 || lane.connection().is_none();
             drop(lane);
-            if idle || begun.elapsed() >= FAREWELL {
+            if idle || begun.elapsed() >= DRAIN_LIMIT {
                 break;
             }
-            let mut files = [PollFd::new(&self.waiting.epoll, PollFlags::IN)];
-            let step = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
-            let _ = poll(&mut files, Some(&step));
+            let _ = wait_readable(&self.waiting.epoll, Some(DRAIN_STEP));
         }
-        lock(&self.lane).leave(self.owner);
+        lock(&self.lane).unregister(self.owner);
     }
 }

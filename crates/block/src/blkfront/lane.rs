@@ -1,5 +1,14 @@
-//! What one ring's worth of requests goes through: asked for, cut into pieces, posted, answered, and
-//! posted once more when the backend went before it answered.
+//! State of one ring of a frontend: requests, their pieces, and replay after a reconnect.
+//!
+//! ```text
+//! submit ──> job ──> pieces (backlog) ── pump ──> posted ── collect ──> done ──> completion queue
+//!                        ^                           │
+//!                        └──────── break_off ────────┘   connection lost: posted pieces go back in order
+//! ```
+//!
+//! A job is one request of a handle. It is cut into pieces of the size that the backend accepts. A piece is
+//! forgotten when its response is consumed, so nothing is completed twice. Responses with an unknown id or
+//! operation, and impossible response counts, break the connection.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -16,38 +25,38 @@ use ringfence_wire::blkif::{
 use rustix::io::Errno;
 
 use super::bytes::{from_page, to_page};
-use super::outbox::Outbox;
+use super::completions::Completions;
 use super::pool::{Page, Pool};
 use crate::storage::{Op, Request, Segment};
 
-/// How a flush is asked for.
+/// Operation by which a flush is requested from the backend.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum FlushBy {
-    /// The disk loses nothing.
+    /// None: the disk has no volatile cache.
     Nothing,
-    /// By an operation of its own.
+    /// Flush request of blkif.
     Operation,
-    /// By a barrier without segments.
+    /// A barrier without segments.
     Barrier,
 }
 
-/// What was agreed with the backend.
+/// Properties negotiated with the backend.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Terms {
+pub(super) struct LaneTerms {
     pub(super) handle: u16,
-    /// Most segments of a request.
+    /// Maximum number of segments of a request.
     pub(super) segments: usize,
     pub(super) flush: FlushBy,
     pub(super) discard: bool,
 }
 
-/// A ring that is connected.
+/// Ring with a connected backend.
 pub(super) struct Connection<G, C> {
     pub(super) ring: FrontRing<RingPages>,
     pub(super) ring_pages: Vec<Lease>,
     pub(super) channel: C,
     pub(super) pool: Pool<G>,
-    pub(super) terms: Terms,
+    pub(super) terms: LaneTerms,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -59,59 +68,59 @@ enum Kind {
     Discard { secure: bool },
 }
 
-/// A part of what somebody asked for, to be posted.
+/// Part of a job that is posted as one request.
 #[derive(Clone, Copy, Debug)]
 struct Piece {
     job: u32,
     kind: Kind,
-    /// Its first byte in the request.
+    /// Offset of the first byte in the job.
     at: u64,
     len: u64,
 }
 
-/// A piece that is in the ring.
+/// Piece in the ring.
 struct Posted {
     piece: Piece,
     operation: Operation,
     pages: Vec<Page>,
     descriptors: Option<Page>,
-    /// Tells those apart that had the same place.
+    /// Upper half of the request id; distinguishes pieces that used the same slot.
     generation: u32,
-    /// Counts what is posted, to post it again in that order.
-    turn: u64,
+    /// Sequence number of posting; a replay keeps this order.
+    sequence: u64,
 }
 
-/// What somebody asked for.
+/// Request of a handle.
 struct Job {
     owner: u32,
     request: Request,
-    /// Bytes, or the one step of a request without any, not yet done.
+    /// Bytes not yet transferred; 1 for a flush that is not done.
     left: u64,
     error: Option<i32>,
     flushes: bool,
 }
 
-/// How the backend misbehaved, or went.
+/// Fault that ended a connection: the rule that the backend broke.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Broken(pub(super) &'static str);
+pub(super) struct BrokenRule(pub(super) &'static str);
 
-/// The state of one ring and all who use it.
+/// State of one ring and of all handles that use it.
 pub(super) struct Lane<G, C> {
     connection: Option<Connection<G, C>>,
-    /// No connection is to be waited for.
+    /// Set if no connection will follow; requests fail.
     given_up: bool,
     backlog: VecDeque<Piece>,
     posted: Vec<Option<Posted>>,
     free: Vec<u32>,
     jobs: Vec<Option<Job>>,
     free_jobs: Vec<u32>,
-    owners: Vec<Option<Arc<Outbox>>>,
-    turns: u64,
+    owners: Vec<Option<Arc<Completions>>>,
+    next_sequence: u64,
     generations: u32,
     rules: Arc<RuleCounters>,
-    /// Event asked for, and not cleared since.
+    /// Set if an event was requested and not cleared since.
     armed: bool,
-    /// Pages that a connection that broke could not take back.
+    /// Pages of a broken connection that could not be revoked.
     orphans: Vec<Lease>,
 }
 
@@ -126,7 +135,7 @@ impl<G: Granter, C: Channel> Lane<G, C> {
             jobs: Vec::new(),
             free_jobs: Vec::new(),
             owners: Vec::new(),
-            turns: 0,
+            next_sequence: 0,
             generations: 0,
             rules,
             armed: false,
@@ -138,32 +147,32 @@ impl<G: Granter, C: Channel> Lane<G, C> {
         self.connection.as_ref()
     }
 
-    /// Pages lent now.
+    /// Returns the number of pages lent by ordinary grants.
     pub(super) fn lent(&self) -> usize {
         self.connection.as_ref().map_or(0, |connection| connection.pool.lent())
     }
 
-    /// Gives back pages that no request uses.
+    /// Revokes the pages that no request uses.
     pub(super) fn release_pages(&mut self) {
         if let Some(connection) = &mut self.connection {
             connection.pool.release();
         }
     }
 
-    /// Windows keep at most so many pages from now on.
+    /// Sets the maximum number of pages in the window.
     pub(super) fn resize_window(&mut self, most: u32) {
         if let Some(connection) = &mut self.connection {
             connection.pool.resize_window(most);
         }
     }
 
-    /// What is in the window, where there is one.
+    /// Returns the fill levels of the window, if there is one.
     pub(super) fn window_levels(&mut self) -> Option<SourceLevels> {
         self.connection.as_mut()?.pool.window_levels()
     }
 
-    /// Takes up a connection, and posts what waits for one.
-    pub(super) fn connect(&mut self, connection: Connection<G, C>) -> Result<(), Broken> {
+    /// Installs a connection and posts the waiting pieces.
+    pub(super) fn connect(&mut self, connection: Connection<G, C>) -> Result<(), BrokenRule> {
         let count = connection.ring.count();
         self.posted = (0..count).map(|_| None).collect();
         self.free = (0..count).rev().collect();
@@ -173,19 +182,19 @@ impl<G: Granter, C: Channel> Lane<G, C> {
         self.arm().map(|_| ())
     }
 
-    /// Gives a connection up. What was posted and not answered waits for the next one, in its order;
-    /// pages that cannot be taken back are returned.
+    /// Ends the connection. Unanswered pieces wait for the next connection, in their order. Returns the pages
+    /// that could not be revoked.
     pub(super) fn disconnect(&mut self) -> Vec<Lease> {
         self.break_off();
         core::mem::take(&mut self.orphans)
     }
 
-    /// As [`Lane::disconnect`], for whoever finds that the connection is of no use. Its channel closes,
-    /// so that nobody is woken by it any more.
+    /// Ends the connection as [`Lane::disconnect`] does, and keeps the pages that could not be revoked. The
+    /// channel closes, so it wakes no thread any more.
     pub(super) fn break_off(&mut self) {
         let Some(connection) = self.connection.take() else { return };
         let mut unanswered: Vec<Posted> = self.posted.drain(..).flatten().collect();
-        unanswered.sort_unstable_by_key(|posted| posted.turn);
+        unanswered.sort_unstable_by_key(|posted| posted.sequence);
         let mut leases = connection.ring_pages;
         for posted in unanswered.into_iter().rev() {
             self.backlog.push_front(posted.piece);
@@ -196,7 +205,7 @@ impl<G: Granter, C: Channel> Lane<G, C> {
         self.orphans.extend(connection.pool.close(leases));
     }
 
-    /// Everything that waits for a connection fails, and so does what is submitted before there is one.
+    /// Fails all waiting requests, and those submitted before the next connection.
     pub(super) fn give_up(&mut self) {
         if self.connection.is_some() {
             return;
@@ -211,7 +220,7 @@ impl<G: Granter, C: Channel> Lane<G, C> {
         self.backlog.clear();
     }
 
-    /// Takes a request of `owner`. It is posted by [`Lane::pump`].
+    /// Adds a request of `owner`. [`Lane::pump`] posts it.
     pub(super) fn submit(&mut self, owner: u32, request: Request) {
         let (kind, len) = match request.op {
             Op::Read => (Kind::Read, request.len),
@@ -229,7 +238,7 @@ impl<G: Granter, C: Channel> Lane<G, C> {
             }
             None => {
                 self.jobs.push(Some(job));
-                // As many as can be in flight, which is far below.
+                // The number of requests in flight is far below `u32::MAX`.
                 u32::try_from(self.jobs.len() - 1).unwrap_or(u32::MAX)
             }
         };
@@ -242,13 +251,13 @@ impl<G: Granter, C: Channel> Lane<G, C> {
         }
     }
 
-    /// Posts as much as there is room for.
-    pub(super) fn pump(&mut self) -> Result<(), Broken> {
+    /// Posts pieces while the ring and the pool have room, and notifies the backend.
+    pub(super) fn pump(&mut self) -> Result<(), BrokenRule> {
         while let Some(piece) = self.backlog.front().copied() {
             if self.connection.is_none() {
                 return Ok(());
             }
-            if let Some(answer) = self.answer_alone(piece.kind) {
+            if let Some(answer) = self.local_result(piece.kind) {
                 self.backlog.pop_front();
                 self.done(piece, answer);
                 continue;
@@ -258,7 +267,7 @@ impl<G: Granter, C: Channel> Lane<G, C> {
                 if full || self.posted.iter().any(Option::is_some) {
                     break;
                 }
-                // There is no page, and none will come back.
+                // The pool has no page and none is in use: waiting would not help.
                 self.rules.count("front_no_pages");
                 self.backlog.retain(|other| other.job != piece.job);
                 self.fail(piece.job, Errno::NOMEM);
@@ -285,8 +294,8 @@ impl<G: Granter, C: Channel> Lane<G, C> {
         Ok(())
     }
 
-    /// The answer to what the backend need not, or cannot, be asked for.
-    fn answer_alone(&self, kind: Kind) -> Option<Option<i32>> {
+    /// Returns the result of an operation that the backend need not, or cannot, execute.
+    fn local_result(&self, kind: Kind) -> Option<Option<i32>> {
         let terms = &self.connection.as_ref()?.terms;
         match kind {
             Kind::Flush if terms.flush == FlushBy::Nothing => Some(None),
@@ -295,7 +304,7 @@ impl<G: Granter, C: Channel> Lane<G, C> {
         }
     }
 
-    /// Posts the beginning of a piece; its length, or `None` when there is no room.
+    /// Posts the beginning of a piece. Returns its length, or `None` without room.
     fn post(&mut self, piece: Piece) -> Option<u64> {
         let connection = self.connection.as_mut()?;
         let job = self.jobs.get(piece.job as usize)?.as_ref()?;
@@ -318,24 +327,24 @@ impl<G: Granter, C: Channel> Lane<G, C> {
                 (slot, Posted::bare(piece, Operation::Discard))
             }
             Kind::Read | Kind::Write | Kind::Zero => {
-                carry(connection, &job.request.segments, piece, names, sector)?
+                build_transfer(connection, &job.request.segments, piece, names, sector)?
             }
         };
         if !connection.ring.request(&slot) {
             return None;
         }
         (self.generations, posted.generation) = (generation, generation);
-        posted.turn = self.turns;
-        self.turns += 1;
+        posted.sequence = self.next_sequence;
+        self.next_sequence += 1;
         let len = posted.piece.len;
         self.free.pop();
         self.posted[place as usize] = Some(posted);
         Some(len)
     }
 
-    /// Takes the answers there are. Nothing is lost if the backend breaks a rule: what it did not answer
-    /// in order waits for another one.
-    pub(super) fn collect(&mut self) -> Result<(), Broken> {
+    /// Consumes all responses. If the backend breaks a rule, pieces that are not completed wait for the next
+    /// connection.
+    pub(super) fn collect(&mut self) -> Result<(), BrokenRule> {
         let Some(connection) = &mut self.connection else { return Ok(()) };
         let mut cleared = Ok(());
         if core::mem::take(&mut self.armed) {
@@ -347,7 +356,7 @@ impl<G: Granter, C: Channel> Lane<G, C> {
             let unconsumed = connection.ring.unconsumed();
             let count = unconsumed.map_err(|_| self.broken("front_response_overflow"))?;
             if count == 0 {
-                // What a backend answered before it went counts.
+                // Responses written before the backend closed the channel count.
                 return cleared;
             }
             for _ in 0..count {
@@ -359,28 +368,28 @@ impl<G: Granter, C: Channel> Lane<G, C> {
         }
     }
 
-    /// Asks to be told of the next answer; whether there is one already.
-    pub(super) fn arm(&mut self) -> Result<bool, Broken> {
+    /// Requests an event for the next response. Returns `true` if one arrived meanwhile.
+    pub(super) fn arm(&mut self) -> Result<bool, BrokenRule> {
         let Some(connection) = &mut self.connection else { return Ok(false) };
         self.armed = true;
         connection.ring.final_check().map_err(|_| self.broken("front_response_overflow"))
     }
 
-    fn broken(&self, rule: &'static str) -> Broken {
+    fn broken(&self, rule: &'static str) -> BrokenRule {
         self.rules.count(rule);
-        Broken(rule)
+        BrokenRule(rule)
     }
 
-    fn answered(&mut self, response: Response) -> Result<(), Broken> {
+    fn answered(&mut self, response: Response) -> Result<(), BrokenRule> {
         let place = response.id & 0xFFFF_FFFF;
         let slot = usize::try_from(place).ok().and_then(|place| self.posted.get_mut(place));
-        let asked = slot.and_then(|slot| {
+        let found = slot.and_then(|slot| {
             slot.take_if(|posted| {
                 u64::from(posted.generation) == response.id >> 32
                     && posted.operation.to_raw() == response.operation
             })
         });
-        let (Some(posted), Some(connection)) = (asked, &mut self.connection) else {
+        let (Some(posted), Some(connection)) = (found, &mut self.connection) else {
             return Err(self.broken("front_response_foreign_id"));
         };
         self.free.push(u32::try_from(place).unwrap_or(u32::MAX));
@@ -410,7 +419,7 @@ impl<G: Granter, C: Channel> Lane<G, C> {
         Ok(())
     }
 
-    /// A piece is over.
+    /// Completes a piece; ends its job after the last one.
     fn done(&mut self, piece: Piece, error: Option<i32>) {
         let Some(Some(job)) = self.jobs.get_mut(piece.job as usize) else { return };
         job.left = job.left.saturating_sub(piece.len);
@@ -437,12 +446,12 @@ impl<G: Granter, C: Channel> Lane<G, C> {
         let Some(job) = self.jobs.get_mut(number as usize).and_then(Option::take) else { return };
         self.free_jobs.push(number);
         if let Some(Some(owner)) = self.owners.get(job.owner as usize) {
-            owner.put(job.request.done(job.error.map_or(Ok(()), Err)));
+            owner.push(job.request.done(job.error.map_or(Ok(()), Err)));
         }
     }
 
-    /// A number for a new owner: one that nothing that is posted is for.
-    pub(super) fn enter(&mut self, outbox: Arc<Outbox>) -> u32 {
+    /// Registers a handle. Returns a number that no unfinished job has.
+    pub(super) fn register(&mut self, completions: Arc<Completions>) -> u32 {
         let vacant = (0..self.owners.len()).find(|place| {
             let number = u32::try_from(*place).unwrap_or(u32::MAX);
             self.owners[*place].is_none() && self.pending(number) == 0
@@ -451,12 +460,12 @@ impl<G: Granter, C: Channel> Lane<G, C> {
             self.owners.push(None);
             self.owners.len() - 1
         });
-        self.owners[place] = Some(outbox);
+        self.owners[place] = Some(completions);
         u32::try_from(place).unwrap_or(u32::MAX)
     }
 
-    /// Forgets an owner and what it asked for; what is posted is answered to nobody.
-    pub(super) fn leave(&mut self, owner: u32) {
+    /// Unregisters a handle and drops its waiting pieces. Results of its posted pieces are discarded.
+    pub(super) fn unregister(&mut self, owner: u32) {
         if let Some(place) = self.owners.get_mut(owner as usize) {
             *place = None;
         }
@@ -479,12 +488,12 @@ impl<G: Granter, C: Channel> Lane<G, C> {
         }
     }
 
-    /// Who uses the lane.
-    pub(super) fn owners(&self) -> impl Iterator<Item = &Arc<Outbox>> {
+    /// Iterates over the completion queues of all handles.
+    pub(super) fn owners(&self) -> impl Iterator<Item = &Arc<Completions>> {
         self.owners.iter().flatten()
     }
 
-    /// Requests of `owner` that are not over.
+    /// Returns the number of unfinished requests of `owner`.
     pub(super) fn pending(&self, owner: u32) -> usize {
         self.jobs.iter().flatten().filter(|job| job.owner == owner).count()
     }
@@ -493,12 +502,12 @@ impl<G: Granter, C: Channel> Lane<G, C> {
 impl Posted {
     fn bare(piece: Piece, operation: Operation) -> Posted {
         let (pages, descriptors) = (Vec::new(), None);
-        Posted { piece, operation, pages, descriptors, generation: 0, turn: 0 }
+        Posted { piece, operation, pages, descriptors, generation: 0, sequence: 0 }
     }
 }
 
-/// Puts as much of a piece as fits into pages, and makes a request of them.
-fn carry<G: Granter, C>(
+/// Copies as much of a piece as fits into pages, and builds the ring request.
+fn build_transfer<G: Granter, C>(
     connection: &mut Connection<G, C>,
     segments: &[Segment],
     piece: Piece,
@@ -538,12 +547,13 @@ fn carry<G: Granter, C>(
         list.memory().copy_from(0, &bytes).ok()?;
         let count = u16::try_from(ranges.len()).ok()?;
         let slot = indirect(Abi::NATIVE, direction, names, sector, count, &[list.gref()])?;
-        // The answer names the inner operation.
+        // The response names the inner operation.
         Some((slot, operation))
     });
     match request.filter(|_| len > 0) {
         Some((slot, operation)) => {
-            let posted = Posted { piece, operation, pages, descriptors, generation: 0, turn: 0 };
+            let posted =
+                Posted { piece, operation, pages, descriptors, generation: 0, sequence: 0 };
             Some((slot, posted))
         }
         None => {
@@ -553,7 +563,7 @@ fn carry<G: Granter, C>(
     }
 }
 
-/// Copies what is to be written into the pages, and says what of each is used.
+/// Fills the pages of a write and returns the used range of each page.
 fn fill(pages: &[Page], segments: &[Segment], piece: Piece) -> Option<Vec<SegmentRange>> {
     let mut at = usize::try_from(piece.at).ok()?;
     let mut left = usize::try_from(piece.len).ok()?;
@@ -574,11 +584,11 @@ fn fill(pages: &[Page], segments: &[Segment], piece: Piece) -> Option<Vec<Segmen
     Some(ranges)
 }
 
-fn channel_rule(rules: &RuleCounters, error: ChannelError) -> Broken {
+fn channel_rule(rules: &RuleCounters, error: ChannelError) -> BrokenRule {
     let rule = match error {
         ChannelError::PeerGone => "channel_closed",
         ChannelError::System(_) => "channel_failed",
     };
     rules.count(rule);
-    Broken(rule)
+    BrokenRule(rule)
 }

@@ -1,37 +1,35 @@
-//! The frontend's end of a disk: a [`Disk`] like any other, whose storage is a backend.
+//! Frontend of a disk (blkfront): a [`Disk`] whose storage is a backend in another domain.
 //!
 //! # Theory of operation
 //!
-//! There is a *lane* for each ring. Whoever has I/O to do takes a [`DiskQueue`] from the disk, which uses
-//! one of the lanes, alone or with others. Requests are cut into pieces of what the backend takes at a
-//! time, carried in pages that are lent to it, and answered when the last piece is. There is no thread:
-//! posting is done by whoever kicks, and answers are found by whoever reaps, for itself and for the
-//! others of its lane.
+//! Each ring is a *lane*. A user takes a [`DiskQueue`] from the disk, which uses one lane, alone or with
+//! others. Requests are cut into pieces of the size that the backend accepts, carried in pages lent to it,
+//! and completed with the last piece. There is no thread: `kick` posts requests, and `reap` polls the ring
+//! for all handles of the lane.
 //!
-//! **Pages.** With persistent grants the pages stay lent and are used last in, first out; the bytes are
-//! copied between them and the requester's memory, and the backend finds them mapped. Else each is lent
-//! for its request, in the way it needs, and taken back. That the backend does not keep them mapped is
-//! no reason not to keep them lent. They are given back when told ([`FrontDisk::release_pages`]). Where
-//! frontend and backend agree on windows, pages are those of the ring's window, which the frontend issues
-//! and takes back alone, and of which it keeps fewer when told ([`FrontDisk::resize_windows`]).
+//! **Pages.** With persistent grants, pages stay lent and are reused last in, first out; data is copied
+//! between them and the requester's memory. Otherwise each page is lent for one request and revoked
+//! after it. Pages stay lent even if the backend does not keep them mapped.
+//! [`FrontDisk::release_pages`] revokes the idle ones. If frontend and backend agree on grant windows,
+//! pages come from the ring's window, which the frontend fills and revokes alone;
+//! [`FrontDisk::resize_windows`] bounds its pages.
 //!
-//! **The backend goes and comes back.** What was posted and not answered is kept, and posted on the next
-//! connection in the order in which it was before; whoever asked notices nothing but the time. Nothing is
-//! answered twice: a request is forgotten when its answer is taken. If no backend is to be waited for any
-//! longer, the owner says so ([`FrontDisk::give_up`]), and what waits fails.
+//! **Reconnect.** Unanswered requests are kept when the backend disconnects, and posted on the next
+//! connection in their order. The requester notices only the delay. No request is completed twice. If no
+//! backend will follow, the owner calls [`FrontDisk::give_up`], and the waiting requests fail.
 //!
-//! **Durability.** A write that must survive a loss of power is a write and a flush behind it; a flush
-//! is one of the backend's, or a barrier if that is all it has.
+//! **Durability.** A write with FUA becomes a write followed by a flush. A flush becomes a flush request,
+//! or a barrier if the backend has only that.
 //!
-//! **Distrust.** Answers to what was not asked, or in impossible numbers, end the connection. What a
-//! backend writes into pages is the content of the disk, and as trustworthy as the disk.
+//! **Trust.** A response to no request, or an impossible number of responses, ends the connection. Data
+//! that the backend writes into pages is as trustworthy as the disk.
 
 // #syscall frontend epoll_create1,epoll_ctl,ppoll: the frontend of a disk waits
 
 mod bytes;
+mod completions;
 mod handle;
 mod lane;
-mod outbox;
 mod pool;
 mod windows;
 
@@ -46,26 +44,26 @@ use ringfence_wire::blkif::{Abi, Rules, SEGMENTS_DIRECT, SEGMENTS_MAX};
 use rustix::event::epoll;
 
 use crate::storage::{Disk, DiskQueue, Geometry};
+use completions::Completions;
 use handle::Handle;
-use lane::{Connection, FlushBy, Lane, Terms};
-use outbox::Outbox;
+use lane::{Connection, FlushBy, Lane, LaneTerms};
 use pool::Pool;
 pub(crate) use windows::{Window, WindowStock};
 
-/// What the owner of a frontend decides about it.
+/// Configuration of a frontend.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct BlkfrontOptions {
-    /// Most queues used.
+    /// Maximum number of queues used.
     pub queues: u32,
-    /// Highest order of a ring used.
+    /// Maximum ring page order used.
     pub ring_order: u32,
-    /// Pages stay lent from one request to the next.
+    /// Pages stay lent between requests.
     pub persistent: bool,
-    /// Most pages lent at a time, by all queues together, beside the rings.
+    /// Maximum number of pages lent at a time by all queues, without the ring pages.
     pub pages: usize,
-    /// Most segments of a request, if the backend takes as many.
+    /// Maximum number of segments of a request, if the backend accepts as many.
     pub segments: u16,
-    /// Pages of the window of each ring, if the backend opens them; 0: none.
+    /// Pages of the grant window of each ring, if the backend opens windows; 0 for none.
     pub window: u32,
 }
 
@@ -75,7 +73,7 @@ impl Default for BlkfrontOptions {
             queues: 1,
             ring_order: 0,
             persistent: true,
-            // What a backend keeps mapped of a ring.
+            // Number of pages that a backend keeps mapped for a ring.
             pages: 1056,
             segments: SEGMENTS_MAX,
             window: 0,
@@ -83,7 +81,7 @@ impl Default for BlkfrontOptions {
     }
 }
 
-/// The memory and the channel of a ring, before the backend knows of them.
+/// Memory and event channel of a ring that is not yet announced to the backend.
 pub struct RingSetup<G, C> {
     granter: G,
     ring: FrontRing<RingPages>,
@@ -93,11 +91,11 @@ pub struct RingSetup<G, C> {
 }
 
 impl<G: Granter, C: Channel> RingSetup<G, C> {
-    /// Lends an empty ring of `pages` pages.
+    /// Lends the pages of an empty ring.
     ///
     /// # Errors
     ///
-    /// [`LendError`]; what was lent before is taken back.
+    /// Returns [`LendError`]; pages lent before are revoked.
     pub fn new(mut granter: G, channel: C, pages: usize) -> Result<RingSetup<G, C>, LendError> {
         let mut leases: Vec<Lease> = Vec::with_capacity(pages);
         let mut lend = || {
@@ -122,7 +120,7 @@ impl<G: Granter, C: Channel> RingSetup<G, C> {
             }
             Err(error) => {
                 for lease in leases {
-                    // The peer was not told of it.
+                    // The peer never learned the reference.
                     let _ = granter.take_back(lease);
                 }
                 Err(error)
@@ -130,28 +128,28 @@ impl<G: Granter, C: Channel> RingSetup<G, C> {
         }
     }
 
-    /// The same, with a window for the pages of its requests.
+    /// Adds a grant window for the pages of requests.
     #[must_use]
     pub(crate) fn with_window(self, window: Option<Window>) -> RingSetup<G, C> {
         RingSetup { window, ..self }
     }
 
-    /// The name of its window.
+    /// Returns the handle of the grant window.
     pub(crate) fn window(&self) -> Option<WindowHandle> {
         self.window.as_ref().and_then(Window::handle)
     }
 
-    /// References of the ring's pages, in order.
+    /// Returns the grant references of the ring's pages, in order.
     pub fn ring_refs(&self) -> Vec<Gref> {
         self.pages.iter().map(Lease::gref).collect()
     }
 
-    /// The channel.
+    /// Returns the event channel.
     pub fn channel(&self) -> &C {
         &self.channel
     }
 
-    /// Takes the ring back, unused; what the peer holds on to comes back.
+    /// Revokes the unused ring. Returns the pages that the peer holds.
     pub fn give_up(self) -> Vec<Lease> {
         let RingSetup { granter, ring, pages, channel, window } = self;
         drop((ring, channel, window));
@@ -159,75 +157,76 @@ impl<G: Granter, C: Channel> RingSetup<G, C> {
     }
 }
 
-/// What a backend says of its disk and of itself.
+/// Disk and features that a backend announces.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Offer {
-    /// The disk.
+    /// Geometry of the disk.
     pub geometry: Geometry,
-    /// What it takes: `rules.flush`, `rules.barrier`, `rules.discard`, `rules.indirect_segments`.
+    /// Features: `rules.flush`, `rules.barrier`, `rules.discard`, `rules.indirect_segments`.
     pub rules: Rules,
-    /// The number of the disk in requests.
+    /// Device number in requests.
     pub handle: u16,
 }
 
-/// Why a connection cannot be used.
+/// Reasons for which a connection cannot be used.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum AttachError {
-    /// Not the disk that was there before.
+    /// Disk is smaller than before or has another sector size.
     #[error(
         "the backend came back with a disk of {found} bytes in sectors of {found_sector}, before it were {bytes} in sectors of {sector}"
     )]
     OtherDisk {
-        /// Bytes now.
+        /// Size in bytes now.
         found: u64,
-        /// Bytes of a sector now.
+        /// Sector size in bytes now.
         found_sector: u32,
-        /// Bytes before.
+        /// Size in bytes before.
         bytes: u64,
-        /// Bytes of a sector before.
+        /// Sector size in bytes before.
         sector: u32,
     },
-    /// Fewer rings than before: some requests would have none.
+    /// Fewer rings than lanes: some requests would have no ring.
     #[error("the backend came back with {found} queues, before it had {lanes}")]
     FewerQueues {
-        /// Queues now.
+        /// Number of queues now.
         found: usize,
-        /// Queues before.
+        /// Number of queues before.
         lanes: usize,
     },
 }
 
-/// A lane as it is shared: with its lock.
+/// Lane shared by its handles.
 type SharedLane<G, C> = Arc<Mutex<Lane<G, C>>>;
 
-/// A disk that a backend serves. See the [module](self).
+/// Disk served by a backend. See the [module](self).
 pub struct FrontDisk<G, C> {
     geometry: Geometry,
     options: BlkfrontOptions,
     lanes: Vec<SharedLane<G, C>>,
     watchers: Mutex<Watchers>,
     rules: Arc<RuleCounters>,
-    on_broken: Arc<Notice>,
+    on_broken: Arc<BrokenCallback>,
 }
 
-/// Whom to tell of a connection that is of no more use.
-struct Notice(Mutex<OnBroken>);
+/// Callback for connections that broke a rule.
+struct BrokenCallback(Mutex<OnBroken>);
 
-/// Called by whoever does I/O, under a lock: it must not block, nor touch the disk.
+/// Callback of a broken connection. It runs on the thread that does I/O, under a lock: it must not block
+/// or use the disk.
 pub type OnBroken = Arc<dyn Fn() + Send + Sync>;
 
-impl Notice {
-    fn give(&self) {
+impl BrokenCallback {
+    fn call(&self) {
         let told = Arc::clone(&lock(&self.0));
         told();
     }
 }
 
-/// Which handle waits where, for connections to be watched by.
+/// Handles and the lanes they use, for the channels of new connections.
 #[derive(Default)]
 struct Watchers {
     next: usize,
-    /// For each handle: its lane and what it waits with.
+    /// Lane number and epoll file of each handle.
     handles: Vec<(usize, std::sync::Weak<handle::Waiting>)>,
 }
 
@@ -236,8 +235,8 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl<G: Granter + 'static, C: Channel + 'static> FrontDisk<G, C> {
-    /// A disk with a lane for each of `lanes` rings, not connected. `on_broken` is called when a
-    /// connection is of no more use.
+    /// Creates a disk with `lanes` lanes that is not connected. `on_broken` is called when a connection broke
+    /// a rule.
     pub fn new(
         offer: &Offer,
         options: BlkfrontOptions,
@@ -247,26 +246,26 @@ impl<G: Granter + 'static, C: Channel + 'static> FrontDisk<G, C> {
     ) -> FrontDisk<G, C> {
         let lane = |_| Arc::new(Mutex::new(Lane::new(Arc::clone(&rules))));
         FrontDisk {
-            // The zeros are written by this side.
+            // This side writes the zeros.
             geometry: Geometry { write_zeroes: !offer.geometry.read_only, ..offer.geometry },
             options,
             lanes: (0..lanes.max(1)).map(lane).collect(),
             watchers: Mutex::default(),
             rules,
-            on_broken: Arc::new(Notice(Mutex::new(on_broken))),
+            on_broken: Arc::new(BrokenCallback(Mutex::new(on_broken))),
         }
     }
 
-    /// Has somebody else told of connections that are of no more use.
+    /// Replaces the callback for broken connections.
     pub fn set_on_broken(&self, on_broken: OnBroken) {
         *lock(&self.on_broken.0) = on_broken;
     }
 
-    /// Takes up a connection: a ring for each lane, in order. What waits is posted.
+    /// Installs a connection with one ring for each lane, in order, and posts waiting requests.
     ///
     /// # Errors
     ///
-    /// [`AttachError`], and the rings.
+    /// Returns [`AttachError`] and the rings.
     pub fn attach(
         &self,
         rings: Vec<RingSetup<G, C>>,
@@ -283,7 +282,7 @@ impl<G: Granter + 'static, C: Channel + 'static> FrontDisk<G, C> {
             return Err((AttachError::FewerQueues { found: rings.len(), lanes }, rings));
         }
         let indirect = offer.rules.indirect_segments.min(self.options.segments);
-        let terms = Terms {
+        let terms = LaneTerms {
             handle: offer.handle,
             segments: SEGMENTS_DIRECT.max(indirect.into()),
             flush: match offer.rules {
@@ -307,40 +306,40 @@ impl<G: Granter + 'static, C: Channel + 'static> FrontDisk<G, C> {
             let connection = Connection { ring, ring_pages: pages, channel, pool, terms };
             if lane.connect(connection).is_err() {
                 lane.break_off();
-                self.on_broken.give();
+                self.on_broken.call();
             }
-            lane.owners().for_each(|owner| owner.raise());
+            lane.owners().for_each(|owner| owner.wake.wake());
         }
         Ok(())
     }
 
-    /// Gives the connection up. What was not answered waits for the next one; pages that the backend
-    /// holds on to, and that cannot be taken by force, come back.
+    /// Ends the connection. Unanswered requests wait for the next one. Returns the pages that the backend
+    /// holds and that cannot be revoked by force.
     pub fn detach(&self) -> Vec<Lease> {
         self.lanes.iter().flat_map(|lane| lock(lane).disconnect()).collect()
     }
 
-    /// No backend will come: what waits fails, and so does what is asked for before there is one.
+    /// Fails all waiting requests, and those submitted before the next connection.
     pub fn give_up(&self) {
         for lane in &self.lanes {
             let mut lane = lock(lane);
             lane.give_up();
-            lane.owners().for_each(|owner| owner.raise());
+            lane.owners().for_each(|owner| owner.wake.wake());
         }
     }
 
-    /// Takes back the pages that no request uses.
+    /// Revokes the pages that no request uses.
     pub fn release_pages(&self) {
         self.lanes.iter().for_each(|lane| lock(lane).release_pages());
     }
 
-    /// Windows keep at most so many pages each from now on. What is too much and free goes back to the
-    /// system at once, the rest when it is not in use any more.
+    /// Sets the maximum number of pages in each grant window. Surplus idle pages are freed at once, others
+    /// after their use.
     pub fn resize_windows(&self, most: u32) {
         self.lanes.iter().for_each(|lane| lock(lane).resize_window(most));
     }
 
-    /// What is in the windows of all rings; `None` where there are none.
+    /// Returns the fill levels of all windows together, or `None` without windows.
     pub fn window_levels(&self) -> Option<SourceLevels> {
         let levels = self.lanes.iter().filter_map(|lane| lock(lane).window_levels());
         levels.reduce(|mut sum, levels| {
@@ -349,22 +348,22 @@ impl<G: Granter + 'static, C: Channel + 'static> FrontDisk<G, C> {
         })
     }
 
-    /// Pages lent now, beside the rings.
+    /// Returns the number of pages lent by ordinary grants, without the ring pages.
     pub fn lent_pages(&self) -> usize {
         self.lanes.iter().map(|lane| lock(lane).lent()).sum()
     }
 
-    /// Whether there is a connection.
+    /// Returns `true` if all lanes are connected.
     pub fn is_attached(&self) -> bool {
         self.lanes.iter().all(|lane| lock(lane).connection().is_some())
     }
 
-    /// Lanes there are.
+    /// Returns the number of lanes.
     pub fn lanes(&self) -> usize {
         self.lanes.len()
     }
 
-    /// What the backend did wrong, by rule.
+    /// Returns the counters of rules that the backend broke.
     pub fn rules(&self) -> &Arc<RuleCounters> {
         &self.rules
     }
@@ -376,9 +375,9 @@ impl<G: Granter + 'static, C: Channel + 'static> Disk for FrontDisk<G, C> {
     }
 
     fn queue(&self, _depth: u32) -> io::Result<Box<dyn DiskQueue>> {
-        let outbox = Arc::new(Outbox::new()?);
+        let completions = Arc::new(Completions::new()?);
         let waiting = Arc::new(handle::Waiting::new(epoll::create(epoll::CreateFlags::CLOEXEC)?));
-        waiting.watch(&outbox.event);
+        waiting.watch(&completions.wake);
         let mut watchers = lock(&self.watchers);
         let number = watchers.next % self.lanes.len();
         watchers.next = watchers.next.wrapping_add(1);
@@ -389,9 +388,9 @@ impl<G: Granter + 'static, C: Channel + 'static> Disk for FrontDisk<G, C> {
         if let Some(connection) = locked.connection() {
             waiting.watch(&connection.channel);
         }
-        let owner = locked.enter(Arc::clone(&outbox));
+        let owner = locked.register(Arc::clone(&completions));
         drop(locked);
         let on_broken = Arc::clone(&self.on_broken);
-        Ok(Box::new(Handle::new(lane, self.geometry, owner, outbox, waiting, on_broken)))
+        Ok(Box::new(Handle::new(lane, self.geometry, owner, completions, waiting, on_broken)))
     }
 }

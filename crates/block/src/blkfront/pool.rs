@@ -1,4 +1,8 @@
-//! Pages lent to the backend, for requests to carry bytes in.
+//! Pages lent to the backend, which carry the data of requests.
+//!
+//! A page comes from the grant window of the ring, if there is one, or from an ordinary grant. Ordinary
+//! grants are kept between requests (persistent grants) or made for each request. The number of lent pages
+//! is bounded. Pages that the backend keeps mapped after a revoke are stuck: they are tried again later.
 
 use ringfence_access::window::{HeldTooLong, SourceLevels};
 use ringfence_memory::LentSlice;
@@ -6,14 +10,14 @@ use ringfence_platform::{Access, Granter, Gref, Lease, PageId};
 
 use super::windows::Window;
 
-/// A page that the backend may use for a request.
+/// Page that the backend may access for one request.
 pub(super) enum Page {
-    /// Lent by an ordinary grant.
+    /// Page lent by an ordinary grant.
     Lent(Lease),
-    /// Issued in the ring's window.
-    Within {
+    /// Page issued in the ring's grant window.
+    Windowed {
         page: PageId,
-        /// As it is written into the ring.
+        /// Reference written into the ring.
         gref: Gref,
         memory: LentSlice,
     },
@@ -23,55 +27,55 @@ impl Page {
     pub(super) fn gref(&self) -> Gref {
         match self {
             Page::Lent(lease) => lease.gref(),
-            Page::Within { gref, .. } => *gref,
+            Page::Windowed { gref, .. } => *gref,
         }
     }
 
     pub(super) fn memory(&self) -> &LentSlice {
         match self {
             Page::Lent(lease) => lease.memory(),
-            Page::Within { memory, .. } => memory,
+            Page::Windowed { memory, .. } => memory,
         }
     }
 
-    /// The grant that is to be taken back; a window takes back its own.
+    /// Returns the grant to revoke, or `None` for a page of the window, which revokes its own.
     pub(super) fn into_lease(self) -> Option<Lease> {
         match self {
             Page::Lent(lease) => Some(lease),
-            Page::Within { .. } => None,
+            Page::Windowed { .. } => None,
         }
     }
 }
 
 /// Pages of one ring.
 ///
-/// With persistent grants they stay lent and are used last in, first out, so that few are hot and the
-/// backend's look-ups find them; else each is lent for its request and taken back behind it. Where there
-/// is a window, pages are its, unless the backend holds on to them.
+/// Persistent pages are reused last in, first out: few pages stay hot, and the backend finds them mapped.
+/// Other pages are lent for one request and revoked after it. With a grant window, ordinary grants are used
+/// only while the backend holds too many pages of the window.
 pub(super) struct Pool<G> {
     granter: G,
     keeps: bool,
     free: Vec<Lease>,
-    /// Pages lent, those in use included.
+    /// Number of pages lent, including those in use.
     lent: usize,
     limit: usize,
-    /// Pages that the backend would not let go of.
+    /// Pages that could not be revoked because the backend keeps them mapped.
     stuck: Vec<Lease>,
     window: Option<Window>,
 }
 
 impl<G: Granter> Pool<G> {
-    /// At most `limit` pages, kept if `keeps`.
+    /// Creates a pool of at most `limit` ordinary pages, kept between requests if `keeps`.
     pub(super) fn new(granter: G, keeps: bool, limit: usize) -> Pool<G> {
         Pool { granter, keeps, free: Vec::new(), lent: 0, limit, stuck: Vec::new(), window: None }
     }
 
-    /// The same, with a window.
+    /// Adds a grant window to the pool.
     pub(super) fn with_window(self, window: Option<Window>) -> Pool<G> {
         Pool { window, ..self }
     }
 
-    /// A page to be used by the backend in this way.
+    /// Returns a page for one request, or `None` if there is none now.
     pub(super) fn take(&mut self, access: Access) -> Option<Page> {
         if let Some(window) = &mut self.window {
             let page = window.take();
@@ -89,7 +93,7 @@ impl<G: Granter> Pool<G> {
         if self.lent >= self.limit {
             return None;
         }
-        // Persistent pages are written to by the backend sooner or later.
+        // The backend may write a persistent page in a later request.
         let access = if self.keeps { Access::ReadWrite } else { access };
         match self.granter.lend(access) {
             Ok(page) => {
@@ -97,7 +101,7 @@ impl<G: Granter> Pool<G> {
                 Some(page)
             }
             Err(error) => {
-                // That many there are; others come back. With none at all, look again next time.
+                // The pool has as many pages as could be lent. With none at all, the next request tries again.
                 tracing::debug!(%error, lent = self.lent, "no more pages to lend");
                 self.limit = self.limit.min(self.lent.max(1));
                 None
@@ -105,29 +109,29 @@ impl<G: Granter> Pool<G> {
         }
     }
 
-    /// The backend is done with a page.
+    /// Returns a page to the pool after its request.
     pub(super) fn give_back(&mut self, page: Page) {
         match (page, &mut self.window) {
-            (Page::Within { page, .. }, Some(window)) => window.give_back(page),
+            (Page::Windowed { page, .. }, Some(window)) => window.give_back(page),
             (Page::Lent(page), _) if self.keeps => self.free.push(page),
             (Page::Lent(page), _) => self.take_back(page),
-            (Page::Within { .. }, None) => debug_assert!(false, "a page of no window"),
+            (Page::Windowed { .. }, None) => debug_assert!(false, "a page of no window"),
         }
     }
 
-    /// Looks after a backend that holds on to pages of the window.
+    /// Checks for pages of the window that the backend holds for too long.
     pub(super) fn tend(&mut self) -> Result<(), HeldTooLong> {
         self.window.as_mut().map_or(Ok(()), Window::tend)
     }
 
-    /// The window keeps at most so many pages from now on.
+    /// Sets the maximum number of pages in the window.
     pub(super) fn resize_window(&mut self, most: u32) {
         if let Some(window) = &mut self.window {
             window.resize(most);
         }
     }
 
-    /// What is in the window.
+    /// Returns the fill levels of the window.
     pub(super) fn window_levels(&mut self) -> Option<SourceLevels> {
         self.window.as_mut().map(Window::levels)
     }
@@ -135,20 +139,19 @@ impl<G: Granter> Pool<G> {
     fn take_back(&mut self, page: Lease) {
         match self.granter.take_back(page) {
             Ok(()) => self.lent = self.lent.saturating_sub(1),
-            // It still counts as lent.
+            // The page still counts as lent.
             Err(still) => self.stuck.push(still.lease),
         }
     }
 
-    /// Tries once more to take back what the backend held on to.
-    pub(super) fn unstick(&mut self) {
+    /// Tries again to revoke stuck pages.
+    pub(super) fn retry_stuck(&mut self) {
         for page in core::mem::take(&mut self.stuck) {
             self.take_back(page);
         }
     }
 
-    /// Takes back what is not in use. A backend that keeps it mapped is asked no question: what it
-    /// holds is tried again later.
+    /// Revokes all idle pages. Pages that the backend keeps mapped become stuck and are tried again later.
     pub(super) fn release(&mut self) {
         for page in core::mem::take(&mut self.free) {
             self.take_back(page);
@@ -156,11 +159,11 @@ impl<G: Granter> Pool<G> {
         if let Some(window) = &mut self.window {
             window.release();
         }
-        self.unstick();
+        self.retry_stuck();
     }
 
-    /// Takes everything back, by force where the platform can, `others` too; what is still held comes
-    /// back.
+    /// Revokes all pages and `others`, by force where the platform can. Returns the pages that the backend
+    /// still holds.
     pub(super) fn close(mut self, others: Vec<Lease>) -> Vec<Lease> {
         let mut busy = Vec::new();
         let (free, stuck) = (core::mem::take(&mut self.free), core::mem::take(&mut self.stuck));
@@ -178,7 +181,7 @@ impl<G: Granter> Pool<G> {
         }
     }
 
-    /// Pages lent now by ordinary grants.
+    /// Returns the number of pages lent by ordinary grants.
     pub(super) fn lent(&self) -> usize {
         self.lent
     }

@@ -1,9 +1,9 @@
-//! Pages of requests in windows: what a frontend issues and takes back alone.
+//! Grant windows of a frontend's rings: stock, and pages of requests.
 //!
-//! Each ring has a window of its own, all of whose pages the backend may write. Where memory is lent
-//! with an operating system's help, a window can only be made before the sandbox closes; so a frontend
-//! makes all it may need at once ([`WindowStock`]). A connection has one for each of its rings, and they
-//! come home when it is given up, whoever does so.
+//! Each ring has a window of its own; the backend may write all of its pages. On platforms that lend memory
+//! with the help of an operating system, a window can be created only before the sandbox closes. A
+//! frontend therefore creates all windows at once ([`WindowStock`]). A connection takes one for each ring.
+//! A window returns to the stock when it is dropped, on any thread.
 
 use std::os::fd::RawFd;
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -14,10 +14,10 @@ use ringfence_platform::{Access, DomId, Platform, WindowError, WindowHandle, Win
 
 use super::pool::Page;
 
-/// How often to look after a backend that holds on to pages.
-const TEND: Duration = Duration::from_millis(20);
+/// Interval of checks for pages that the backend holds for too long.
+const CHECK_INTERVAL: Duration = Duration::from_millis(20);
 
-/// The windows of a frontend that no ring has.
+/// Grant windows of a frontend that no ring uses.
 pub(crate) struct WindowStock {
     free: Vec<PageSource>,
     home: Sender<PageSource>,
@@ -25,11 +25,11 @@ pub(crate) struct WindowStock {
 }
 
 impl WindowStock {
-    /// Makes a window of so many pages for each of so many rings.
+    /// Creates `rings` windows of `pages` pages each.
     ///
     /// # Errors
     ///
-    /// When the platform has none, or not for so many rings.
+    /// Returns the platform's error if it cannot create `rings` windows.
     pub(crate) fn new(
         platform: &impl Platform,
         backend: DomId,
@@ -42,55 +42,55 @@ impl WindowStock {
             Ok::<_, WindowError>(PageSource::new(table, 0, SourcePolicy::default()))
         };
         let mut free = (0..rings).map(window).collect::<Result<Vec<_>, _>>()?;
-        // Low numbers first.
+        // Low handles are taken first.
         free.reverse();
         let (home, arrivals) = channel();
         Ok(WindowStock { free, home, arrivals })
     }
 
-    /// The files of those that no ring has, for a sandbox that closes or refuses all others.
+    /// Returns the files of all windows in the stock, for a sandbox that closes or refuses all others.
     pub(crate) fn descriptors(&self) -> Vec<RawFd> {
         self.free.iter().flat_map(PageSource::descriptors).collect()
     }
 
-    /// A window for a ring, if there is one left.
+    /// Takes a window for a ring, if one is left.
     pub(crate) fn take(&mut self) -> Option<Window> {
         self.free.extend(self.arrivals.try_iter());
         let source = self.free.pop()?;
         let bound = u32::try_from(source.pages()).unwrap_or(u32::MAX);
-        Some(Window { source: Some(source), home: self.home.clone(), bound, tend_at: None })
+        Some(Window { source: Some(source), home: self.home.clone(), bound, check_at: None })
     }
 }
 
-/// The window of a ring. It goes home when it is dropped.
+/// Grant window of one ring. Dropping it returns it to the stock.
 pub(crate) struct Window {
-    /// Until it goes home.
+    /// `None` only after the window was returned.
     source: Option<PageSource>,
     home: Sender<PageSource>,
-    /// Most pages that it may have.
+    /// Maximum number of pages.
     bound: u32,
-    /// When to look after pages that are held.
-    tend_at: Option<Instant>,
+    /// Earliest time of the next check for held pages.
+    check_at: Option<Instant>,
 }
 
 impl Drop for Window {
     fn drop(&mut self) {
         if let Some(mut source) = self.source.take() {
-            // Whatever the backend claims to use: it is not asked.
+            // Pages that the backend claims to use are revoked as well.
             source.reset();
-            // Nobody is at home: everything is given up with it.
+            // Without a stock the window is closed.
             let _ = self.home.send(source);
         }
     }
 }
 
 impl Window {
-    /// Its name for the backend.
+    /// Returns the handle that names the window to the backend.
     pub(crate) fn handle(&self) -> Option<WindowHandle> {
         self.source.as_ref().map(PageSource::handle)
     }
 
-    /// Takes a page and grants it. It may be filled now.
+    /// Takes a page and issues it. The caller may fill it now.
     pub(super) fn take(&mut self) -> Option<Page> {
         let source = self.source.as_mut()?;
         let page = source.take(Access::ReadWrite)?;
@@ -99,32 +99,32 @@ impl Window {
             return None;
         };
         let memory = source.memory(page)?.clone();
-        Some(Page::Within { page, gref: mark(gref), memory })
+        Some(Page::Windowed { page, gref: mark(gref), memory })
     }
 
-    /// The request for which a page was taken is over.
+    /// Revokes a page after its request.
     pub(super) fn give_back(&mut self, page: ringfence_platform::PageId) {
         if let Some(source) = &mut self.source {
             source.give_back(page);
         }
     }
 
-    /// Whether the backend holds on to pages.
+    /// Returns `true` if the backend holds pages after their requests.
     pub(super) fn is_troubled(&self) -> bool {
         self.source.as_ref().is_some_and(PageSource::is_troubled)
     }
 
-    /// Looks after pages that the backend holds on to, now and then.
+    /// Checks pages that the backend holds, at most once in [`CHECK_INTERVAL`].
     pub(super) fn tend(&mut self) -> Result<(), HeldTooLong> {
         let now = Instant::now();
-        if !self.is_troubled() || self.tend_at.is_some_and(|at| now < at) {
+        if !self.is_troubled() || self.check_at.is_some_and(|at| now < at) {
             return Ok(());
         }
-        self.tend_at = Some(now + TEND);
+        self.check_at = Some(now + CHECK_INTERVAL);
         self.source.as_mut().map_or(Ok(()), PageSource::tend)
     }
 
-    /// Keeps at most so many pages from now on.
+    /// Sets the maximum number of pages.
     pub(super) fn resize(&mut self, most: u32) {
         self.bound = most;
         if let Some(source) = &mut self.source
@@ -134,7 +134,7 @@ impl Window {
         }
     }
 
-    /// Gives back what is not in use; it may be taken again.
+    /// Frees all idle pages; they may be taken again.
     pub(super) fn release(&mut self) {
         let bound = self.bound;
         self.resize(0);

@@ -1,6 +1,6 @@
-//! A disk in memory, for measuring what lies before it: everything is done when it is submitted.
+//! Disk in memory, for measurements of the layers above it: each request completes in `submit`.
 //!
-//! The memory is a memfd, so that what was given up can go back to the system.
+//! The memory is a memfd, so that discarded ranges return to the system.
 
 // #syscall driver,daemon eventfd2,fallocate: disks in memory; their memory is made before
 
@@ -9,7 +9,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use ringfence_memory::{LentSlice, Mapping, OutOfRange, PAGE_SIZE, Protection};
-use rustix::event::EventfdFlags;
+use ringfence_sys::mailbox::WakeFd;
 use rustix::fs::{FallocateFlags, MemfdFlags};
 
 use super::{Discard, Disk, DiskQueue, Done, Geometry, Op, Request, check_request};
@@ -19,18 +19,18 @@ struct Content {
     bytes: LentSlice,
 }
 
-/// A disk in memory.
+/// Disk in memory. Its content is lost when it is dropped.
 pub struct MemoryDisk {
     content: Arc<Content>,
     geometry: Geometry,
 }
 
 impl MemoryDisk {
-    /// A disk of `bytes` zeros (rounded down to sectors of `sector_size`).
+    /// Creates a disk of `bytes` zeros, rounded down to sectors of `sector_size`.
     ///
     /// # Errors
     ///
-    /// The kernel's; no bytes and no such sectors are invalid.
+    /// Returns the kernel's error, or `InvalidInput` for an empty disk or a sector size other than 512 and 4096.
     pub fn new(bytes: u64, sector_size: u32) -> io::Result<MemoryDisk> {
         let invalid = |what: &str| io::Error::new(io::ErrorKind::InvalidInput, what);
         if !matches!(sector_size, 512 | 4096) {
@@ -64,7 +64,7 @@ impl Disk for MemoryDisk {
     }
 
     fn queue(&self, _depth: u32) -> io::Result<Box<dyn DiskQueue>> {
-        let never = rustix::event::eventfd(0, EventfdFlags::CLOEXEC)?;
+        let never = WakeFd::new()?;
         let (content, geometry) = (Arc::clone(&self.content), self.geometry);
         Ok(Box::new(MemoryQueue { content, geometry, never, ready: vec![] }))
     }
@@ -73,13 +73,13 @@ impl Disk for MemoryDisk {
 struct MemoryQueue {
     content: Arc<Content>,
     geometry: Geometry,
-    /// Never readable: there is nothing to wait for.
-    never: OwnedFd,
+    /// Never readable: no request is ever in flight.
+    never: WakeFd,
     ready: Vec<Done>,
 }
 
 impl MemoryQueue {
-    fn carry_out(&self, request: &Request) -> Result<(), i32> {
+    fn execute(&self, request: &Request) -> Result<(), i32> {
         let Geometry { bytes, sector_size, read_only, .. } = self.geometry;
         check_request(request, bytes, sector_size, read_only)?;
         let at = usize::try_from(request.offset).map_err(|_| libc::EIO)?;
@@ -108,7 +108,7 @@ impl MemoryQueue {
         Ok(())
     }
 
-    /// Whole pages go back to the system; what is left and right of them is overwritten.
+    /// Zeroes a range. Whole pages return to the system; the bytes at both ends are overwritten.
     fn zero(&self, at: usize, len: usize) -> Result<(), OutOfRange> {
         let (bytes, end) = (&self.content.bytes, at + len);
         let (first, last) = (at.next_multiple_of(PAGE_SIZE), end - end % PAGE_SIZE);
@@ -126,7 +126,7 @@ impl MemoryQueue {
 
 impl DiskQueue for MemoryQueue {
     fn submit(&mut self, request: Request) {
-        let result = self.carry_out(&request);
+        let result = self.execute(&request);
         self.ready.push(request.done(result));
     }
 
@@ -147,13 +147,13 @@ mod tests {
     use crate::storage::testing::conformance;
 
     #[test]
-    fn it_conforms() {
+    fn memory_disk_conforms() {
         conformance::check(&MemoryDisk::new(5 << 20, 512).unwrap(), 5);
         conformance::check(&MemoryDisk::new((5 << 20) + 700, 4096).unwrap(), 6);
     }
 
     #[test]
-    fn a_disk_of_nothing_is_refused() {
+    fn empty_disk_and_odd_sector_size_are_refused() {
         assert!(MemoryDisk::new(100, 512).is_err());
         assert!(MemoryDisk::new(1 << 20, 1024).is_err());
     }

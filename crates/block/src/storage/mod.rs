@@ -1,9 +1,9 @@
-//! What a disk is to whoever serves it.
+//! Storage backends: the traits that a disk implementation provides to blkback and to NBD exports.
 //!
-//! A [`Disk`] is open and shared by everyone that serves it; each of them does I/O through a
-//! [`DiskQueue`] of its own, which is asynchronous: requests are submitted, started together, and
-//! reaped when they are done, in any order. Nothing is implied about the order of two requests in
-//! flight at the same time: whoever needs one waits for the first before it submits the second.
+//! A [`Disk`] is open and shared by all its users. Each user does I/O through a [`DiskQueue`] of its own,
+//! which is asynchronous: `submit` adds requests, `kick` starts them together, `reap` returns those that
+//! completed, in any order. Two requests in flight have no order. A user that needs one waits for the first
+//! before it submits the second.
 
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -18,66 +18,65 @@ pub mod signature;
 #[cfg(any(test, feature = "test-utils"))]
 pub mod testing;
 
-/// What an open disk is like. It does not change while the disk is open.
+/// Properties of an open disk. They do not change while the disk is open.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Geometry {
-    /// Bytes there are; a multiple of `sector_size`.
+    /// Size in bytes, a multiple of `sector_size`.
     pub bytes: u64,
-    /// The unit of length and alignment of every request: 512 or 4096.
+    /// Unit of length and alignment of every request in bytes: 512 or 4096.
     pub sector_size: u32,
-    /// The unit below which the medium itself must read before it writes.
+    /// Smallest unit in bytes that the medium writes without reading it first.
     pub physical_sector_size: u32,
-    /// Nothing may be written.
+    /// Set if the disk cannot be written.
     pub read_only: bool,
-    /// Writes may be lost with the power until [`Op::Flush`] has been done.
+    /// Set if completed writes may be lost with the power until [`Op::Flush`].
     pub flush: bool,
-    /// Whether and how ranges can be given up.
+    /// Properties of discards, or `None` if the disk has no discard.
     pub discard: Option<Discard>,
-    /// Whether [`Op::WriteZeroes`] is served.
+    /// Set if [`Op::WriteZeroes`] is supported.
     pub write_zeroes: bool,
-    /// Whether seeking costs time.
+    /// Set if seeking takes time.
     pub rotational: bool,
 }
 
-/// How ranges of a disk can be given up.
+/// Properties of the discards of a disk.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Discard {
-    /// Bytes of the unit that is given up at once.
+    /// Unit of discards in bytes.
     pub granularity: u32,
-    /// Offset in bytes of the first such unit.
+    /// Offset in bytes of the first unit of discards.
     pub alignment: u32,
-    /// Whether the content can be made unreadable for certain.
+    /// Set if secure discards are supported.
     pub secure: bool,
 }
 
-/// What is to be done.
+/// Operation of a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Op {
-    /// Fill the segments from the disk.
+    /// Reads from the disk into the segments.
     Read,
-    /// Write the segments to the disk.
+    /// Writes the segments to the disk.
     Write {
-        /// Done only when it would survive a loss of power.
+        /// Completes only when the data survives a loss of power.
         fua: bool,
     },
-    /// Every write that was done before this was submitted survives a loss of power afterwards.
+    /// Makes all writes durable that completed before this request was submitted.
     Flush,
-    /// The content of the range is of no more use.
+    /// Discards the content of the range.
     Discard {
-        /// It must not be readable afterwards.
+        /// Makes the old content unreadable.
         secure: bool,
     },
-    /// The range reads as zeros afterwards.
+    /// Writes zeros to the range.
     WriteZeroes,
 }
 
-/// A piece of the bytes of a request: lent pages, or private ones of the same type. Exactly the
-/// bytes to transfer.
+/// Memory of a part of a request: exactly the bytes to transfer, in lent pages or in private memory.
 #[derive(Clone, Debug)]
 pub struct Segment {
-    /// The bytes; they stay mapped while the request holds them.
+    /// Memory of the segment. It stays mapped while the request holds it.
     pub memory: LentSlice,
-    /// The name under which the memory they lie in was taken by [`DiskQueue::register`], if it was.
+    /// Name under which [`DiskQueue::register`] accepted the memory that contains the segment.
     pub registered: Option<u64>,
 }
 
@@ -87,32 +86,32 @@ impl From<LentSlice> for Segment {
     }
 }
 
-/// One request to a disk.
+/// Request to a disk.
 #[derive(Debug)]
 pub struct Request {
-    /// The submitter's own name for it; comes back in [`Done`].
+    /// Token of the submitter, returned in [`Done`].
     pub token: u64,
-    /// What is to be done.
+    /// Operation of the request.
     pub op: Op,
-    /// First byte on the disk.
+    /// Offset of the first byte on the disk.
     pub offset: u64,
-    /// Bytes; for reads and writes the sum of the segments.
+    /// Length in bytes; for reads and writes the sum of the segments.
     pub len: u64,
-    /// Where the bytes are. The vector comes back in [`Done`] to be used again.
+    /// Memory of the data. [`Done`] returns the vector for reuse.
     pub segments: Vec<Segment>,
 }
 
 impl Request {
-    /// The answer to this request.
+    /// Creates the result of this request.
     pub fn done(self, result: Result<(), i32>) -> Done {
         Done { token: self.token, result, segments: self.segments }
     }
 }
 
-/// Whether a disk of `bytes` in sectors of `sector_size` may take `request` at all: the errno if not.
+/// Checks a request against the geometry of the disk. Returns the errno if the request is invalid.
 ///
-/// Whoever submits checks too, and knows better what to say. This keeps a slip there from reaching
-/// the medium.
+/// Submitters validate requests too, with more specific errors. This check keeps a defect there from
+/// reaching the medium.
 pub fn check_request(
     request: &Request,
     bytes: u64,
@@ -121,7 +120,7 @@ pub fn check_request(
 ) -> Result<(), i32> {
     let Request { op, offset, len, ref segments, .. } = *request;
     if op == Op::Flush {
-        // It has no range.
+        // A flush has no range.
         return Ok(());
     }
     if read_only && op != Op::Read {
@@ -149,67 +148,64 @@ pub fn check_request(
     Ok(())
 }
 
-/// A request that is over.
+/// Result of a request.
 #[derive(Debug)]
 pub struct Done {
-    /// As in [`Request`].
+    /// Token of the request.
     pub token: u64,
-    /// All of it was done, or the errno of why not.
+    /// Success of the whole request, or the errno of the failure.
     pub result: Result<(), i32>,
-    /// As in [`Request`].
+    /// Segments of the request, for reuse.
     pub segments: Vec<Segment>,
 }
 
-/// A disk that is open; shared by whoever serves its queues.
+/// Open disk, shared by the users of its queues.
 pub trait Disk: Send + Sync {
-    /// What it is like.
+    /// Returns the properties of the disk.
     fn geometry(&self) -> Geometry;
 
-    /// A queue for one thread, with at most `depth` requests in flight.
+    /// Creates a queue for one thread, with at most `depth` requests in flight.
     ///
     /// # Errors
     ///
-    /// When the system has no room for it.
+    /// Returns the system's error if there is no memory or no descriptor for the queue.
     fn queue(&self, depth: u32) -> io::Result<Box<dyn DiskQueue>>;
 
-    /// Queues there can be at the same time. A flush through one of them covers what was done
-    /// through all.
+    /// Returns the maximum number of queues at the same time. A flush on one of them covers the writes
+    /// completed on all.
     fn queues_max(&self) -> u32 {
         u32::MAX
     }
 }
 
-/// One thread's way to a disk.
+/// Queue of one thread to a disk.
 ///
-/// Dropping a queue waits until nothing it was given is in flight.
+/// Dropping a queue waits until none of its requests is in flight.
 pub trait DiskQueue: Send {
-    /// Takes a request; it starts at the next [`DiskQueue::kick`] at the latest. The submitter
-    /// keeps to the depth it asked for, and has checked range and alignment against the geometry;
-    /// a request that breaks either is done with an error.
+    /// Adds a request, which starts at the next [`DiskQueue::kick`] at the latest. The submitter keeps to
+    /// the depth of the queue and to the geometry of the disk; an invalid request completes with an error.
     fn submit(&mut self, request: Request);
 
-    /// Starts what was submitted.
+    /// Starts the submitted requests.
     fn kick(&mut self);
 
-    /// Appends what is over. Never blocks.
+    /// Appends the results of completed requests to `done`. Never blocks.
     fn reap(&mut self, done: &mut Vec<Done>);
 
-    /// Readable when [`DiskQueue::reap`] would find something that was not yet over when it was last
-    /// called. So whoever kicked, reaps once before it sleeps: a disk that is done at once does not
-    /// say so again.
+    /// Returns a file that is readable when requests completed since the last [`DiskQueue::reap`]. A caller
+    /// reaps once after `kick` before it sleeps: a request that completes at once does not raise the event.
     fn wait_fd(&self) -> BorrowedFd<'_>;
 
-    /// Offers memory that many requests will use, under a name of the caller's, for the kernel to
-    /// keep hold of. A hint: the answer is whether it was taken.
+    /// Registers memory that many requests will use, under a name of the caller, with the kernel. Returns
+    /// `true` if the queue accepted it; a queue may ignore the hint.
     ///
-    /// The kernel keeps the pages that lie there *now*. A name therefore stands for one reference
-    /// in one generation, and is unregistered before the pages are unmapped, purged or taken back:
-    /// I/O through a registration into a page that was replaced reports success and is lost.
+    /// The kernel keeps the pages that are mapped at the time of the call. A name therefore stands for one
+    /// grant in one generation. The caller unregisters it before the pages are unmapped, freed or revoked:
+    /// I/O through a registration of a replaced page reports success and is lost.
     fn register(&mut self, _name: u64, _memory: &LentSlice) -> bool {
         false
     }
 
-    /// Lets go of what was registered as `name`. When this returns, nothing holds it but requests
-    /// in flight.
+    /// Ends a registration. After the call only requests in flight hold the memory.
     fn unregister(&mut self, _name: u64) {}
 }

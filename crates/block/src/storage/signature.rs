@@ -5,7 +5,7 @@
 //! file by its first bytes, and a VHD of fixed size by its footer.
 //!
 //! Only regular files are examined. A guest may keep a LUKS or LVM volume on a block device, and nothing
-//! tells that apart from one of the host's.
+//! distinguishes it from a volume of the host.
 //!
 //! Sources: the specifications of qcow2 and QED in QEMU, VHD and VHDX (Microsoft), VMDK 5.0 (VMware),
 //! `VDICore.h` (VirtualBox), and LUKS1 and LUKS2 (cryptsetup).

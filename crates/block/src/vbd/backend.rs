@@ -1,4 +1,8 @@
-//! The backend's side of the handshake.
+//! Backend side of the vbd handshake.
+//!
+//! [`VbdBackend::look`] reads both xenbus states and takes the steps that are due: it announces features,
+//! opens the rings (`open`), and closes the device. A frontend that breaks a rule loses its device with a
+//! penalty. `silence` handles frontends that leave without a state change.
 
 mod described;
 mod open;
@@ -20,72 +24,72 @@ use super::QUEUES_MAX;
 use crate::blkback::{Blkback, BlkbackOptions, Mode, StartError};
 use crate::storage::Disk;
 
-/// Why a frontend that says it is ready cannot be connected. Costs that device.
+/// Reasons for which a ready frontend cannot be connected. Each closes that device.
 #[derive(Debug, thiserror::Error)]
 pub enum ConnectError {
-    /// A key is missing or unusable.
+    /// Store key that is missing or unusable.
     #[error(transparent)]
     Store(#[from] StoreError),
-    /// The frontend's pages cannot be reached.
+    /// Memory of the frontend that cannot be accessed.
     #[error(transparent)]
     Arena(PlatformError),
-    /// An event channel cannot be bound.
+    /// Event channel that cannot be bound.
     #[error("event channel port {port} cannot be bound: {source}")]
     Channel {
-        /// The port the frontend named.
+        /// Port named by the frontend.
         port: u32,
-        /// Why not.
+        /// Error of the platform.
         source: PlatformError,
     },
-    /// A layout of requests that nobody knows.
+    /// Unknown request layout.
     #[error("the frontend's protocol is none that is known")]
     Protocol,
-    /// More queues than were offered, or none.
+    /// Number of queues that is 0 or larger than offered.
     #[error("the frontend wants {wanted} queues, {limit} were offered")]
     Queues {
-        /// Wanted.
+        /// Number of queues requested.
         wanted: u32,
-        /// Offered.
+        /// Number of queues offered.
         limit: u32,
     },
-    /// A larger ring than was offered, or no power of two.
+    /// Ring size that is larger than offered or no power of two.
     #[error("the frontend wants rings of {wanted} pages, {limit} were offered")]
     RingPages {
-        /// Wanted.
+        /// Number of pages requested.
         wanted: u32,
-        /// Offered.
+        /// Number of pages offered.
         limit: u32,
     },
-    /// A ring cannot be mapped.
+    /// Ring page that cannot be mapped.
     #[error("page {page} of ring {queue}, reference {gref}, cannot be mapped: {status}")]
     Ring {
-        /// Which queue.
+        /// Number of the queue.
         queue: u32,
-        /// Which page of its ring.
+        /// Number of the page in its ring.
         page: usize,
-        /// Its reference.
+        /// Grant reference of the page.
         gref: Gref,
-        /// Why not.
+        /// Status of the mapping.
         status: GrantStatus,
     },
-    /// A window that it named is of no use.
+    /// Grant window that cannot be opened.
     #[error("the window of ring {queue} cannot be used: {source}")]
     Window {
-        /// Which queue.
+        /// Number of the queue.
         queue: u32,
-        /// Why not.
+        /// Error of the platform.
         source: WindowError,
     },
-    /// The pages are no ring.
+    /// Ring pages of unusable size.
     #[error("the pages of a ring are unusable: {0}")]
     RingMemory(#[from] ringfence_memory::OutOfRange),
-    /// It cannot be served.
+    /// Queues that cannot be started.
     #[error(transparent)]
     Start(#[from] StartError),
 }
 
 impl ConnectError {
-    /// A constant name, for counters.
+    /// Returns a constant name of the error, for counters.
     pub fn rule(&self) -> &'static str {
         match self {
             ConnectError::Store(StoreError::Number { .. }) => "connect_not_a_number",
@@ -111,51 +115,51 @@ impl ConnectError {
     }
 }
 
-/// How a device that is in use was connected.
+/// Properties of a connected device.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Connection {
-    /// The frontend's layout of requests.
+    /// Request layout of the frontend.
     pub abi: Abi,
-    /// Pages are kept mapped.
+    /// Set if pages are kept mapped.
     pub persistent: bool,
-    /// Pages are in windows of the frontend's.
+    /// Set if rings have grant windows.
     pub windows: bool,
-    /// Queues.
+    /// Number of queues.
     pub queues: u32,
-    /// Pages of each ring.
+    /// Number of pages of each ring.
     pub ring_pages: u32,
-    /// Whether it was taken over from a backend before this one, without the frontend's noticing.
+    /// Set if the device was taken over from an earlier backend without a state change.
     pub adopted: bool,
 }
 
-/// One vbd, from the backend's side.
+/// Backend of one vbd.
 ///
-/// Its disk may be there from the beginning, or come later: without one the frontend is told that there
-/// is a backend, and kept waiting.
+/// The disk may be set at creation or later. Without a disk the frontend sees a backend in InitWait, and
+/// waits.
 pub struct VbdBackend {
     end: BackendEnd,
     options: BlkbackOptions,
-    /// What holds from the next announcement on.
+    /// Options that apply from the next announcement on.
     next: BlkbackOptions,
     disk: Option<Arc<dyn Disk>>,
-    /// This value wrote the keys that the frontend reads.
+    /// Set if this value wrote the keys that the frontend reads.
     announced: bool,
     served: Option<(Blkback, Connection)>,
-    /// Of the rings that are served, the first one's first page.
+    /// First page of the first ring in service.
     first_page: Option<FirstPage>,
-    /// This value served it once: what it finds connected is not of a backend before it.
+    /// Set once this value served the device: a connection found later is its own.
     has_served: bool,
-    /// The frontend left without a word, and this side stays connected until it is back.
+    /// Set if the frontend left without a state change and this side stays connected.
     is_kept: bool,
-    /// It finishes what it began; until it did, no state changes.
+    /// Queues that finish their requests. No state changes until they ended.
     leaving: Option<Blkback>,
     fault: Arc<Mutex<Option<String>>>,
     wake: Arc<dyn Fn() + Send + Sync>,
 }
 
 impl VbdBackend {
-    /// A backend for a device that a toolstack made, which serves `disk`. `wake` is called, on another
-    /// thread, when a look is due because a queue ended; it must not block.
+    /// Creates a backend for a device of a toolstack, which serves `disk`. `wake` is called on another
+    /// thread when a queue ended and [`VbdBackend::look`] is due; it must not block.
     pub fn new(
         device: DeviceId,
         options: BlkbackOptions,
@@ -167,7 +171,7 @@ impl VbdBackend {
         backend
     }
 
-    /// The same, of which the disk is yet to come ([`VbdBackend::set_disk`]).
+    /// Creates a backend whose disk is set later ([`VbdBackend::set_disk`]).
     pub fn without_disk(
         device: DeviceId,
         options: BlkbackOptions,
@@ -189,64 +193,65 @@ impl VbdBackend {
         }
     }
 
-    /// What is served from the next connection on; `None`: a frontend is kept waiting. A look is due.
+    /// Sets the disk of the next connection; `None` makes a frontend wait. [`VbdBackend::look`] is due after it.
     pub fn set_disk(&mut self, disk: Option<Arc<dyn Disk>>) {
         self.disk = disk;
     }
 
-    /// Decides anew, for the next time that the frontend starts over.
+    /// Sets the options of the next announcement.
     pub fn reconfigure(&mut self, options: BlkbackOptions) {
         self.next = options;
     }
 
-    /// Most pages that a ring keeps, from the next connection on. Nothing that the frontend is told.
+    /// Sets the maximum number of persistent pages of a ring, from the next connection on. The frontend does
+    /// not notice.
     pub fn keep_pages(&mut self, pages: u16) {
         self.options.persistent.pages = pages;
         self.next.persistent.pages = pages;
     }
 
-    /// The device.
+    /// Returns the identity of the device.
     pub fn device(&self) -> &DeviceId {
         self.end.device()
     }
 
-    /// What the guest did wrong, by rule.
+    /// Returns the counters of rules that the guest broke.
     pub fn rules(&self) -> &Arc<RuleCounters> {
         self.end.rules()
     }
 
-    /// How it is connected, while it is.
+    /// Returns the properties of the connection, while the device is connected.
     pub fn connection(&self) -> Option<&Connection> {
         self.served.as_ref().map(|(_, connection)| connection)
     }
 
-    /// What serves it, while it is connected.
+    /// Returns the queues, while the device is connected.
     pub fn served(&self) -> Option<&Blkback> {
         self.served.as_ref().map(|(served, _)| served)
     }
 
-    /// Why the device was closed, if this side did so.
-    pub fn condemned(&self) -> Option<&str> {
-        self.end.condemned()
+    /// Returns the reason for which this side closed the device with a penalty, if it did.
+    pub fn penalized(&self) -> Option<&str> {
+        self.end.penalized()
     }
 
-    /// The owner wants the device closed, which the next look does.
-    pub fn condemn(&mut self, why: &str) {
-        self.end.condemn(why.to_owned());
+    /// Records a reason to close the device; the next [`VbdBackend::look`] closes it.
+    pub fn close_with_penalty(&mut self, why: &str) {
+        self.end.close_with_penalty(why.to_owned());
     }
 
-    /// The paths to watch.
+    /// Returns the store paths to watch.
     pub fn watch_paths(&self) -> [String; 2] {
         self.end.watch_paths()
     }
 
-    /// Looks at both states and does what is due. Call it when a watch fired, or when woken; calling it
-    /// without need does no harm. It does not wait for what is in flight on the disk: a state that wants
-    /// everything let go of is entered by the look after the last queue woke its owner.
+    /// Reads both states and takes the steps that are due. The caller calls it when a watch fired or after
+    /// `wake`; extra calls are harmless. It does not wait for disk I/O in flight: a state that requires all
+    /// pages to be released is entered by the call after the last queue ended.
     ///
     /// # Errors
     ///
-    /// When the store fails; what the frontend does wrong is no error but costs it the device.
+    /// Returns the error of the store. A rule that the frontend breaks is no error; it closes the device.
     pub fn look<P: Platform>(
         &mut self,
         platform: &P,
@@ -255,22 +260,22 @@ impl VbdBackend {
         for _ in 0..STEPS_MAX {
             let fault = self.fault.lock().unwrap_or_else(PoisonError::into_inner).take();
             if let Some(why) = fault.filter(|_| self.served.is_some()) {
-                self.end.condemn(why);
+                self.end.close_with_penalty(why);
             }
             let view = self.end.view(store, self.served.is_some())?;
             if self.is_replaced(view, store)? {
-                // The look after its last queue ended connects the one that came.
+                // The call after the last queue ended connects the new frontend.
                 self.begin_to_leave();
                 return Ok(Life::Alive);
             }
             let step = view.map(backend_step);
             match step {
                 Some(BackendStep::Wait) => return Ok(Life::Alive),
-                // In all other cases nothing is held any more of what was served before.
+                // All other steps require that the old connection is released.
                 _ if !self.is_released(step) => return Ok(Life::Alive),
                 None => return Ok(Life::Over),
                 Some(BackendStep::Announce) => {
-                    self.end.forgive();
+                    self.end.reset_penalty();
                     self.is_kept = false;
                     self.announce(platform, store)?;
                 }
@@ -294,7 +299,7 @@ impl VbdBackend {
         Ok(Life::Alive)
     }
 
-    /// Whether nothing of the guest's is held any more; begins to let go of it if need be.
+    /// Returns `true` if nothing of the old connection is held; otherwise begins to release it.
     fn is_released(&mut self, step: Option<BackendStep>) -> bool {
         if step != Some(BackendStep::Connect) {
             self.begin_to_leave();
@@ -306,7 +311,7 @@ impl VbdBackend {
         true
     }
 
-    /// Begins to let go of everything, without touching the store: for a domain that is gone.
+    /// Begins to release everything without access to the store, for a domain that is gone.
     pub fn begin_to_leave(&mut self) {
         if let Some((served, _)) = self.served.take() {
             served.stop();
@@ -314,14 +319,14 @@ impl VbdBackend {
         }
     }
 
-    /// Whether it still finishes what it began for a frontend that is gone.
+    /// Returns `true` while queues finish their requests for a frontend that is gone.
     pub fn is_leaving(&mut self) -> bool {
         self.leaving.take_if(|leaving| leaving.is_over());
         self.leaving.is_some()
     }
 
-    /// Lets go of everything, without touching the store: for a domain that is gone. Waits for what is
-    /// in flight.
+    /// Releases everything without access to the store, for a domain that is gone. Waits for requests in
+    /// flight.
     pub fn let_go(&mut self) {
         (self.served, self.leaving) = (None, None);
         self.fault.lock().unwrap_or_else(PoisonError::into_inner).take();
@@ -336,10 +341,10 @@ impl VbdBackend {
         (self.announced, self.options) = (true, self.next);
         let windows = self.options.mode == Mode::Window;
         let mut entries = self.offers();
-        // A disk that is yet to come is described when the frontend is connected to it.
+        // Without a disk, `publish` writes its features when the frontend connects.
         if let Some(disk) = &self.disk {
-            let decided = described::Decided::of(disk.geometry(), &self.end, store)?;
-            entries.extend(described::features(&decided.geometry, &self.options));
+            let announced = described::AnnouncedDisk::of(disk.geometry(), &self.end, store)?;
+            entries.extend(described::features(&announced.geometry, &self.options));
         }
         let end = &self.end;
         store.transaction(|t| {
@@ -357,7 +362,7 @@ impl VbdBackend {
         })
     }
 
-    /// What is offered to the frontend, whatever the disk.
+    /// Returns the features offered to the frontend that do not depend on the disk.
     fn offers(&self) -> Vec<(&'static str, String)> {
         let BlkbackOptions { mode, queues, ring_order, indirect_segments, .. } = self.options;
         let mut entries = vec![
@@ -365,7 +370,7 @@ impl VbdBackend {
             (keys::MULTI_QUEUE_MAX_QUEUES, queues.clamp(1, QUEUES_MAX).to_string()),
             (keys::MAX_RING_PAGE_ORDER, ring_order.min(RING_ORDER_MAX).to_string()),
         ];
-        // Where there are none the key must be absent.
+        // Without indirect requests the key must be absent.
         if indirect_segments > 0 {
             entries.push((keys::FEATURE_MAX_INDIRECT_SEGMENTS, indirect_segments.to_string()));
         }
@@ -379,35 +384,35 @@ impl VbdBackend {
         platform: &P,
         store: &mut StoreClient,
     ) -> Result<(), StoreError> {
-        let decided = described::Decided::of(disk.geometry(), &self.end, store)?;
-        match self.open(adopting, (disk, &decided.geometry), platform, store) {
+        let announced = described::AnnouncedDisk::of(disk.geometry(), &self.end, store)?;
+        match self.open(adopting, (disk, &announced.geometry), platform, store) {
             Ok((served, connection, first_page)) => {
                 (self.served, self.has_served) = (Some((served, connection)), true);
                 self.first_page = Some(first_page);
                 let was_kept = core::mem::take(&mut self.is_kept);
                 if adopting && !was_kept {
-                    // The frontend is to notice nothing.
+                    // A takeover is invisible to the frontend.
                     return Ok(());
                 }
-                // What the disk was like when nobody was there may have changed.
-                self.publish(&decided, store)
+                // The disk may have changed since its last announcement.
+                self.publish(&announced, store)
             }
             Err(ConnectError::Store(error)) if !is_about_a_key(&error) => Err(error),
             Err(error) => {
                 self.end.rules().count(error.rule());
-                self.end.condemn(error.to_string());
+                self.end.close_with_penalty(error.to_string());
                 Ok(())
             }
         }
     }
 
-    /// Says what the disk is like, and that it is there.
+    /// Writes the properties of the disk and state Connected.
     fn publish(
         &self,
-        decided: &described::Decided,
+        announced: &described::AnnouncedDisk,
         store: &mut StoreClient,
     ) -> Result<(), StoreError> {
-        let described::Decided { geometry, removable } = *decided;
+        let described::AnnouncedDisk { geometry, removable } = *announced;
         let info = if geometry.read_only { INFO_READ_ONLY } else { 0 }
             | if removable { INFO_REMOVABLE } else { 0 };
         let mut entries = described::features(&geometry, &self.options);
@@ -424,7 +429,7 @@ impl VbdBackend {
     }
 }
 
-/// Whether pages that are in no window are kept mapped.
+/// Returns `true` if the mode keeps pages outside grant windows mapped.
 fn keeps(mode: Mode) -> bool {
     matches!(mode, Mode::Persistent | Mode::Window)
 }

@@ -1,4 +1,7 @@
-//! The frontend's side of the handshake.
+//! Frontend side of the vbd handshake.
+//!
+//! [`VbdFrontend::look`] reads both xenbus states and takes the steps that are due: it lends rings, reads the
+//! backend's announcement, attaches the [`FrontDisk`], and reconnects after a fault.
 
 use std::os::fd::RawFd;
 use std::sync::Arc;
@@ -19,69 +22,69 @@ use crate::blkfront::{
 };
 use crate::storage::{Discard, Geometry};
 
-/// Why a frontend could not connect.
+/// Reasons for which a frontend cannot connect.
 #[derive(Debug, thiserror::Error)]
 pub enum FrontendError {
-    /// The store failed, or the backend's keys are unusable.
+    /// Failure of the store, or unusable keys of the backend.
     #[error(transparent)]
     Store(#[from] StoreError),
-    /// The platform refused.
+    /// Refusal of the platform.
     #[error(transparent)]
     Platform(#[from] PlatformError),
-    /// No pages to lend.
+    /// Pages that cannot be lent.
     #[error("the pages of a ring cannot be lent: {0}")]
     Lend(#[from] LendError),
-    /// A disk that makes no sense.
+    /// Disk with an invalid sector size, or no whole number of sectors.
     #[error(
         "the backend's disk of {sectors} sectors in units of {sector_size} bytes makes no sense"
     )]
     Geometry {
-        /// Of 512 bytes.
+        /// Size in units of 512 bytes.
         sectors: u64,
-        /// Of a sector.
+        /// Sector size in bytes.
         sector_size: u32,
     },
-    /// Not the disk that was there before.
+    /// Connection that does not fit the existing disk.
     #[error(transparent)]
     Attach(#[from] AttachError),
 }
 
-/// The disk of a frontend on the platform `P`.
+/// Disk of a frontend on platform `P`.
 pub type PlatformDisk<P> = FrontDisk<<P as Platform>::Granter, <P as Platform>::Channel>;
 
-/// Rings that the backend was told of.
+/// Rings announced to the backend.
 type Setups<P> = Vec<RingSetup<<P as Platform>::Granter, <P as Platform>::Channel>>;
 
-/// One vbd, from the frontend's side.
+/// Frontend of one vbd.
 pub struct VbdFrontend<P: Platform> {
     end: FrontendEnd,
     options: BlkfrontOptions,
     rules: Arc<RuleCounters>,
     wake: Arc<dyn Fn() + Send + Sync>,
-    /// Rings that the backend has yet to take up.
+    /// Rings that the backend has not connected yet.
     setups: Option<Setups<P>>,
     disk: Option<Arc<PlatformDisk<P>>>,
     connected: bool,
     broken: bool,
     was_up: bool,
-    /// One for each connection that was found to be of no more use.
+    /// One message for each connection that broke a rule.
     faults: (Sender<()>, Receiver<()>),
     granter: P::Granter,
-    /// The windows, where they are wanted and the platform has them.
+    /// Grant windows, if configured and supported by the platform.
     windows: Option<WindowStock>,
     said_without: bool,
-    /// Pages that the backend would not let go of.
+    /// Pages that the backend holds after a revoke.
     stuck: Vec<Lease>,
 }
 
 impl<P: Platform> VbdFrontend<P> {
-    /// A frontend for a device that a toolstack made. Sets memory aside for lending, which some
-    /// platforms can do only before their sandbox closes. `wake` is called, on another thread, when a
-    /// look is due because the connection is of no more use; it must not block.
+    /// Creates a frontend for a device of a toolstack. Reserves memory to lend, which some platforms can do
+    /// only before the sandbox closes. `wake` is called on another thread when the connection broke a rule and
+    /// [`VbdFrontend::look`] is due; it must not block.
     ///
     /// # Errors
     ///
-    /// When the platform refuses.
+    /// Returns the error of the platform.
     pub fn new(
         platform: &P,
         device: DeviceId,
@@ -121,14 +124,14 @@ impl<P: Platform> VbdFrontend<P> {
         }
     }
 
-    /// The files of the windows, for a sandbox that closes or refuses all others. Call it before the
-    /// first look.
+    /// Returns the files of the windows, for a sandbox that closes or refuses all others. The caller calls it
+    /// before the first [`VbdFrontend::look`].
     pub fn descriptors(&self) -> Vec<RawFd> {
         self.windows.as_ref().map(WindowStock::descriptors).unwrap_or_default()
     }
 
-    /// Goes on with a disk of an earlier frontend, whose backend is no more and comes back elsewhere:
-    /// what waits in it is posted there.
+    /// Takes over the disk of an earlier frontend whose backend moved. Waiting requests are posted on the next
+    /// connection.
     #[must_use]
     pub fn resuming(mut self, disk: Arc<PlatformDisk<P>>) -> VbdFrontend<P> {
         self.rules = Arc::clone(disk.rules());
@@ -145,31 +148,31 @@ impl<P: Platform> VbdFrontend<P> {
         })
     }
 
-    /// The path to watch.
+    /// Returns the store path to watch.
     pub fn watch_path(&self) -> String {
         self.end.watch_path()
     }
 
-    /// What the backend did wrong, by rule.
+    /// Returns the counters of rules that the backend broke.
     pub fn rules(&self) -> &Arc<RuleCounters> {
         &self.rules
     }
 
-    /// The disk, from the first connection on. It stays the same when the backend goes and comes back.
+    /// Returns the disk, from the first connection on. It persists over reconnects.
     pub fn disk(&self) -> Option<&Arc<PlatformDisk<P>>> {
         self.disk.as_ref()
     }
 
-    /// Whether the backend serves the disk now.
+    /// Returns `true` if the backend serves the disk now.
     pub fn is_up(&self) -> bool {
         self.connected && !self.broken
     }
 
-    /// Looks at both states and does what is due.
+    /// Reads both states and takes the steps that are due.
     ///
     /// # Errors
     ///
-    /// When the store fails or this side cannot do its part.
+    /// Returns the error of the store or the platform.
     pub fn look(&mut self, platform: &P, store: &mut StoreClient) -> Result<(), FrontendError> {
         for _ in 0..STEPS_MAX {
             let attached = self.setups.is_some() || self.connected;
@@ -182,11 +185,11 @@ impl<P: Platform> VbdFrontend<P> {
                 FrontendStep::Connect => self.connect(platform, store)?,
                 FrontendStep::Complete => self.complete(store)?,
                 FrontendStep::Restart => {
-                    self.let_go();
+                    self.release();
                     self.end.enter(store, XenbusState::Initialising)?;
                 }
                 FrontendStep::Finish => {
-                    self.let_go();
+                    self.release();
                     self.end.enter(store, XenbusState::Closed)?;
                 }
             }
@@ -194,18 +197,18 @@ impl<P: Platform> VbdFrontend<P> {
         Ok(())
     }
 
-    /// Says that this frontend leaves, and lets go of everything.
+    /// Announces that this frontend leaves, and releases everything.
     ///
     /// # Errors
     ///
-    /// The store's.
+    /// Returns the error of the store.
     pub fn close(&mut self, store: &mut StoreClient) -> Result<(), StoreError> {
         self.end.enter(store, XenbusState::Closing)?;
-        self.let_go();
+        self.release();
         self.end.enter(store, XenbusState::Closed)
     }
 
-    fn let_go(&mut self) {
+    fn release(&mut self) {
         let mut left = core::mem::take(&mut self.stuck);
         if core::mem::take(&mut self.connected)
             && let Some(disk) = &self.disk
@@ -213,25 +216,25 @@ impl<P: Platform> VbdFrontend<P> {
             left.extend(disk.detach());
         }
         left.extend(self.setups.take().into_iter().flatten().flat_map(RingSetup::give_up));
-        // A backend that is slow to let go has had time since the last look.
+        // A slow backend may have released its pages since the last call.
         self.stuck = take_back(&mut self.granter, left);
         (self.broken, self.was_up) = (false, false);
-        // Of the connection that was.
+        // Messages of the old connection.
         while self.faults.1.try_recv().is_ok() {}
     }
 
-    /// How many queues and pages a ring, of what the backend offers.
+    /// Returns the number of queues and the ring order, from the backend's offer and the options.
     fn shape(&self, store: &mut StoreClient) -> Result<(u32, u32), StoreError> {
         let offered = store.read_u32_opt(&self.end.back(keys::MULTI_QUEUE_MAX_QUEUES))?;
         let queues = offered.unwrap_or(1).min(self.options.queues).clamp(1, QUEUES_MAX);
-        // A disk keeps the queues it has.
+        // An existing disk keeps its number of lanes.
         let lanes = self.disk.as_ref().and_then(|disk| u32::try_from(disk.lanes()).ok());
         let order = store.read_u32_opt(&self.end.back(keys::MAX_RING_PAGE_ORDER))?;
         let order = order.unwrap_or(0).min(self.options.ring_order).min(RING_ORDER_MAX);
         Ok((lanes.map_or(queues, |lanes| queues.min(lanes)), order))
     }
 
-    /// Lends so many rings of that order, with windows if the backend opens them.
+    /// Lends `queues` rings of order `order`, with grant windows if the backend opens them.
     fn lend_rings(
         &mut self,
         platform: &P,
@@ -298,7 +301,7 @@ impl<P: Platform> VbdFrontend<P> {
         self.setups = Some(setups);
         let end = &self.end;
         store.transaction(|t| {
-            // An earlier connection may have been of another shape.
+            // An earlier connection may have had another number of queues or pages.
             let tops = [keys::RING_PAGE_ORDER, keys::MULTI_QUEUE_NUM_QUEUES].map(str::to_owned);
             let queues = (0..queues).map(|queue| keys::queue_directory(queue) + "/");
             let windows = [String::new()].into_iter().chain(queues);
@@ -316,7 +319,7 @@ impl<P: Platform> VbdFrontend<P> {
         Ok(())
     }
 
-    /// Reads what the backend says of the disk, and takes it into use.
+    /// Reads the backend's announcement and attaches the disk.
     fn complete(&mut self, store: &mut StoreClient) -> Result<(), FrontendError> {
         let offer = self.offer(store)?;
         let Some(setups) = self.setups.take() else { return Ok(()) };
@@ -342,7 +345,7 @@ impl<P: Platform> VbdFrontend<P> {
         }
     }
 
-    /// What the backend says, each key read once.
+    /// Reads the backend's announcement, each key once.
     fn offer(&self, store: &mut StoreClient) -> Result<Offer, FrontendError> {
         let back = |key| self.end.back(key);
         let number = |text: &[u8]| decimal::parse_up_to(text, u64::MAX / 512);

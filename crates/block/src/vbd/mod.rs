@@ -1,4 +1,4 @@
-//! The xenbus handshake of a disk, on both sides, and what a toolstack does for it.
+//! Handshake of a disk over xenbus, on both sides, and the part of the toolstack.
 //!
 //! ```text
 //! backend                          frontend
@@ -8,12 +8,12 @@
 //!                                    reads the size, Connected
 //! ```
 //!
-//! Both sides look at both states and do what is due ([`ringfence_xenbus::steps`]). Neither
-//! knows which platform it runs on.
+//! Each side reads both states and takes the step that is due ([`ringfence_xenbus::steps`]). Neither depends
+//! on the platform.
 
 pub mod backend;
 pub mod frontend;
 pub mod toolstack;
 
-/// Most queues of a disk that a backend of ours serves.
+/// Maximum number of queues of a disk that this backend serves.
 pub const QUEUES_MAX: u32 = 16;

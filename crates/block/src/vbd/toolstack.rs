@@ -1,26 +1,26 @@
-//! What a toolstack writes to make a disk.
+//! Store entries that a toolstack writes to create a disk.
 
 use ringfence_wire::blkif::keys;
 use ringfence_wire::xenbus::DeviceId;
 pub use ringfence_xenbus::toolstack::remove;
 use ringfence_xenstore::{StoreClient, StoreError};
 
-/// A disk as its owner wants it.
+/// Configuration of a disk by its owner.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct VbdConfig {
-    /// The guest may not write.
+    /// Set if the guest may not write.
     pub read_only: bool,
-    /// The medium can be taken out.
+    /// Set if the medium is removable.
     pub removable: bool,
-    /// The guest may not discard.
+    /// Set if the guest may not discard.
     pub no_discard: bool,
 }
 
-/// Makes the two directories of a device, both sides in state Initialising.
+/// Creates the two directories of a device, both sides in state Initialising.
 ///
 /// # Errors
 ///
-/// The store's.
+/// Returns the error of the store.
 pub fn create(
     store: &mut StoreClient,
     device: &DeviceId,

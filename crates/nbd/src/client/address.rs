@@ -1,4 +1,4 @@
-//! Where a server is.
+//! Addresses of NBD servers, as URIs.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -6,60 +6,60 @@ use std::str::FromStr;
 
 use super::tls::DIRECTORY_DEFAULT;
 
-/// The port that was assigned to NBD.
+/// Port number assigned to NBD.
 const PORT: u16 = 10809;
 
-/// Where a server is, which of its disks is meant, and whether the way there is encrypted.
+/// Address of a server, name of the export, and TLS settings.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum NbdAddress {
     /// `nbd://HOST[:PORT][/NAME]`.
     Tcp {
-        /// A name, or an address.
+        /// Host name or IP address.
         host: String,
-        /// The port.
+        /// TCP port number.
         port: u16,
-        /// The export; empty for the server's choice.
+        /// Name of the export; empty for the server's default.
         name: String,
-        /// `nbds://`.
+        /// TLS settings, for `nbds://`.
         tls: Option<TlsFiles>,
     },
     /// `nbd+unix:///[NAME]?socket=PATH`.
     Unix {
-        /// The socket.
+        /// Path of the socket.
         path: PathBuf,
-        /// The export; empty for the server's choice.
+        /// Name of the export; empty for the server's default.
         name: String,
-        /// `nbds+unix://`.
+        /// TLS settings, for `nbds+unix://`.
         tls: Option<TlsFiles>,
     },
 }
 
-/// By what a server is known, and as whom a client comes, where the way is encrypted.
+/// Certificates and server name of an encrypted connection.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct TlsFiles {
-    /// `tls-certificates=DIRECTORY`: with `ca-cert.pem`, and perhaps `client-cert.pem` and
-    /// `client-key.pem`.
+    /// Directory of `ca-cert.pem`, and optionally `client-cert.pem` and `client-key.pem`
+    /// (`tls-certificates=DIRECTORY`).
     pub directory: PathBuf,
-    /// `tls-hostname=NAME`: in the server's certificate.
+    /// Name in the server's certificate (`tls-hostname=NAME`).
     pub hostname: String,
 }
 
 impl NbdAddress {
-    /// The export.
+    /// Returns the name of the export.
     pub fn name(&self) -> &str {
         match self {
             NbdAddress::Tcp { name, .. } | NbdAddress::Unix { name, .. } => name,
         }
     }
 
-    /// How the way there is encrypted, if it is.
+    /// Returns the TLS settings, if the connection is encrypted.
     pub fn tls(&self) -> Option<&TlsFiles> {
         match self {
             NbdAddress::Tcp { tls, .. } | NbdAddress::Unix { tls, .. } => tls.as_ref(),
         }
     }
 
-    /// Whether `text` is meant to be an address of a server, and no path.
+    /// Returns `true` if `text` has the scheme of a server address, not a path.
     pub fn is_meant(text: &str) -> bool {
         ["nbd://", "nbds://", "nbd+unix://", "nbds+unix://"]
             .iter()
@@ -67,7 +67,7 @@ impl NbdAddress {
     }
 }
 
-/// What is no address of a server.
+/// Error of a text that is no server address.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error(
     "{text} is no NBD address ({why}): write nbd://HOST[:PORT][/NAME] or \
@@ -79,7 +79,7 @@ pub struct BadAddress {
     why: &'static str,
 }
 
-/// Undoes `%41`.
+/// Decodes the percent-encoded bytes of a URI.
 fn decode(text: &str) -> Option<String> {
     let mut bytes = text.bytes();
     let mut decoded = vec![];
@@ -95,10 +95,10 @@ fn decode(text: &str) -> Option<String> {
     String::from_utf8(decoded).ok().filter(|text| !text.contains('\0'))
 }
 
-/// A host, and a port.
-fn parse_place(place: &str) -> Result<(String, u16), &'static str> {
+/// Parses a host and an optional port.
+fn parse_host_and_port(place: &str) -> Result<(String, u16), &'static str> {
     let (host, port) = match place.strip_prefix('[') {
-        // An IPv6 address has colons of its own.
+        // An IPv6 address contains colons.
         Some(rest) => {
             let (host, port) = rest.split_once(']').ok_or("a ] is missing")?;
             (host, port.strip_prefix(':'))
@@ -140,7 +140,7 @@ fn parse(text: &str) -> Result<NbdAddress, &'static str> {
         }
         return Ok(NbdAddress::Unix { path, name, tls: tls("localhost") });
     }
-    let (host, port) = parse_place(place)?;
+    let (host, port) = parse_host_and_port(place)?;
     let tls = tls(&host);
     Ok(NbdAddress::Tcp { host, port, name, tls })
 }
@@ -173,7 +173,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn addresses_are_read_as_others_write_them() {
+    fn address_in_each_form_is_parsed() {
         let parse = |text: &str| text.parse::<NbdAddress>().unwrap().to_string();
         assert_eq!(parse("nbd://example.org"), "nbd://example.org:10809/");
         assert_eq!(parse("nbd://[::1]:99/a%20disk"), "nbd://[::1]:99/a disk");
@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn an_encrypted_way_has_certificates_and_a_name() {
+    fn tls_address_has_certificate_directory_and_hostname() {
         let tls = |text: &str| text.parse::<NbdAddress>().unwrap().tls().cloned();
         assert_eq!(tls("nbd://x"), None);
         let default = tls("nbds://example.org/x").unwrap();
@@ -195,7 +195,7 @@ mod tests {
 
     proptest::proptest! {
         #[test]
-        fn any_text_is_an_address_or_is_refused(text in ".{0,60}", scheme in 0usize..5) {
+        fn any_text_is_parsed_or_refused(text in ".{0,60}", scheme in 0usize..5) {
             let scheme = ["", "nbd://", "nbds://", "nbd+unix://", "nbds+unix://"][scheme];
             if let Ok(address) = format!("{scheme}{text}").parse::<NbdAddress>() {
                 proptest::prop_assert!(!address.name().contains('\0'));
@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_address_is_refused_with_a_reason() {
+    fn invalid_address_is_refused_with_reason() {
         for (text, why) in [
             ("example.org", "no ://"),
             ("http://x", "scheme"),

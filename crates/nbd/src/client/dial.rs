@@ -1,8 +1,8 @@
-//! Connections that somebody else makes, for a process that may not make any.
+//! Requests for connections, from a confined process to the process that confined it.
 //!
-//! A confined process has no network and no file system: whoever confined it knows the server, and
-//! hands over sockets that are connected. What is asked for is only *another one*; where to, the
-//! confined process has no say in.
+//! The confined process has no network and no file system. The other process knows the server and hands
+//! over connected sockets. A request says only *another connection*; the confined process cannot choose the
+//! address.
 
 // #syscall driver,daemon eventfd2,read,write: a connection that was made is handed over
 
@@ -10,44 +10,43 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use rustix::event::EventfdFlags;
+use ringfence_sys::mailbox::WakeFd;
 
-/// Wakes whoever makes connections.
-type Bell = Arc<dyn Fn() + Send + Sync>;
+/// Callback that wakes the thread that opens connections.
+type WakeCallback = Arc<dyn Fn() + Send + Sync>;
 
-/// Where one queue asks for connections, and where they come.
+/// Connection requests of one queue, and their results.
 pub struct Dialer {
     state: Mutex<State>,
-    arrived: OwnedFd,
-    bell: Bell,
+    arrived: WakeFd,
+    wake: WakeCallback,
 }
 
 #[derive(Default)]
 struct State {
-    /// It was asked for one, and that was not heard yet.
+    /// Set if a connection was requested and [`Dialer::is_wanted`] has not reported it.
     wanted: bool,
-    /// It was heard.
+    /// Set if the request was reported and has no result yet.
     awaited: bool,
     connection: Option<io::Result<OwnedFd>>,
 }
 
 impl Dialer {
-    /// `bell` is rung when a connection is wanted.
+    /// Creates a dialer. `wake` is called when a connection is requested.
     ///
     /// # Errors
     ///
-    /// When the system has no eventfd.
-    pub fn new(bell: Bell) -> io::Result<Dialer> {
-        let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
-        let arrived = rustix::event::eventfd(0, flags)?;
-        Ok(Dialer { state: Mutex::default(), arrived, bell })
+    /// Returns the system's error if there is no eventfd.
+    pub fn new(wake: WakeCallback) -> io::Result<Dialer> {
+        let arrived = WakeFd::new()?;
+        Ok(Dialer { state: Mutex::default(), arrived, wake })
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether a connection was asked for since the last call.
+    /// Returns `true` if a connection was requested since the last call.
     pub fn is_wanted(&self) -> bool {
         let mut state = self.state();
         let wanted = std::mem::take(&mut state.wanted);
@@ -55,41 +54,40 @@ impl Dialer {
         wanted
     }
 
-    /// A connection that was wanted, or why there is none. One that nobody waits for is closed.
+    /// Delivers the result of a request. A connection that was not requested is closed.
     pub fn deliver(&self, connection: io::Result<OwnedFd>) {
         let mut state = self.state();
         if !std::mem::take(&mut state.awaited) {
             return;
         }
         state.connection = Some(connection);
-        // Full is as good as not empty.
-        let _ = rustix::io::write(&self.arrived, &1u64.to_ne_bytes());
+        self.arrived.wake();
     }
 
-    /// Asks for a connection, once, until there is an answer.
-    pub(super) fn ask(&self) {
+    /// Requests a connection, unless a request or a result is pending.
+    pub(super) fn request(&self) {
         let mut state = self.state();
         if state.wanted || state.awaited || state.connection.is_some() {
             return;
         }
         state.wanted = true;
         drop(state);
-        (self.bell)();
+        (self.wake)();
     }
 
-    /// What came.
+    /// Takes the result of the request, if there is one.
     pub(super) fn take(&self) -> Option<io::Result<OwnedFd>> {
         let mut state = self.state();
         let connection = state.connection.take();
         if connection.is_some() {
-            let _ = rustix::io::read(&self.arrived, &mut [0; 8]);
+            self.arrived.clear();
         }
         connection
     }
 }
 
 impl AsFd for Dialer {
-    /// Readable when something came.
+    /// Returns a file that is readable while there is a result.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.arrived.as_fd()
     }

@@ -1,9 +1,9 @@
-//! A remote disk in two processes: one that may make connections, and one that may not.
+//! Remote disk split over two processes: one opens connections, the other does the I/O.
 //!
-//! The first ([`NbdConnector`]) finds the server, agrees with it and hands over what was agreed
-//! ([`NbdFacts`]) and the connection; later it makes another connection whenever it is asked to. The
-//! second does the I/O. An encrypted connection cannot be handed over in the middle: there the first
-//! one only shows that server and certificates are as they should be, and the second begins anew.
+//! The connecting process ([`NbdConnector`]) finds the server and performs the handshake. It hands over
+//! the result ([`NbdFacts`]) and the connection, and opens further connections on request ([`Dialer`]). A TLS
+//! connection cannot be handed over after its handshake. There the connecting process only checks server
+//! and certificates, and the I/O process starts with a new connection.
 
 // #syscall driver ppoll: waiting for a connection
 // #syscall driver getsockopt 1=SOL_SOCKET: whether there is one
@@ -11,82 +11,83 @@
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use ringfence_sys::poll::wait_any;
+use rustix::event::{PollFd, PollFlags};
 use serde::{Deserialize, Serialize};
 
-use super::link::{Link, Place, Target};
+use super::link::{Endpoint, Link, Target};
 use super::tls::{TlsClient, TlsIdentity};
-use super::{Dialer, NbdAddress, NbdDisk, NbdOptions, agree, geometry};
-use crate::protocol::agree::Settled;
+use super::{Dialer, NbdAddress, NbdDisk, NbdOptions, connect_and_negotiate, geometry};
+use crate::protocol::agree::Negotiated;
 
-/// What the process that does the I/O must know of a remote disk.
+/// Properties of a remote disk that the I/O process needs.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct NbdFacts {
-    /// The export.
+    /// Name of the export.
     name: String,
-    settled: Settled,
+    settled: Negotiated,
     options: NbdOptions,
     tls: Option<TlsIdentity>,
 }
 
 impl NbdFacts {
-    /// Nothing may be written.
+    /// Returns `true` if the disk cannot be written.
     pub fn is_read_only(&self) -> bool {
         self.options.read_only || self.settled.offer.is_read_only()
     }
 }
 
-/// Makes connections to a server, for another process.
+/// Connector to a server, on behalf of another process.
 #[derive(Clone)]
 pub struct NbdConnector {
-    place: Place,
-    within: Duration,
+    endpoint: Endpoint,
+    time_limit: Duration,
 }
 
 impl NbdConnector {
-    /// Connects to a server, and agrees with it on a disk: what to hand over, and the connection, if
-    /// it can be handed over.
+    /// Connects to a server and negotiates an export. Returns the connector, the facts to hand over, and the
+    /// connection unless it is encrypted.
     ///
     /// # Errors
     ///
-    /// As [`NbdDisk::open`].
+    /// Returns the errors of [`NbdDisk::open`].
     pub fn open(
         address: &NbdAddress,
         options: &NbdOptions,
     ) -> io::Result<(NbdConnector, NbdFacts, Option<OwnedFd>)> {
-        // There is one who asks for connections, so there is one connection.
+        // A dialer serves one queue, so there is one connection.
         let options = NbdOptions { connections: 1, ..options.clone() };
         let files = address.tls();
         let tls = files.map(|files| TlsIdentity::read(&files.directory, &files.hostname));
         let tls = tls.transpose()?;
         let target = Target {
-            place: Place::resolve(address, None)?,
+            endpoint: Endpoint::resolve(address, None)?,
             name: address.name().to_owned(),
             tls: tls.as_ref().map(TlsClient::new).transpose()?,
         };
-        let (link, settled) = agree(&target, options.connect)?;
+        let (link, settled) = connect_and_negotiate(&target, options.connect)?;
         geometry(&settled, &options)?;
-        let connector = NbdConnector { place: target.place, within: options.connect };
+        let connector = NbdConnector { endpoint: target.endpoint, time_limit: options.connect };
         let facts = NbdFacts { name: target.name, settled, options, tls };
         if facts.tls.is_some() {
-            link.farewell();
+            link.disconnect();
             return Ok((connector, facts, None));
         }
         Ok((connector, facts, link.into_stream()))
     }
 
-    /// Another connection. Blocks until there is one, or it has taken too long.
+    /// Opens another connection. Blocks until it is established or the time limit is reached.
     ///
     /// # Errors
     ///
-    /// When there is no server.
+    /// Returns the error of the socket, or `TimedOut`.
     pub fn connect(&self) -> io::Result<OwnedFd> {
-        let (stream, connecting) = self.place.begin()?;
+        let (stream, connecting) = self.endpoint.begin()?;
         if connecting {
-            let timeout = Timespec::try_from(self.within).ok();
-            if poll(&mut [PollFd::new(&stream, PollFlags::OUT)], timeout.as_ref())? == 0 {
+            let mut writable = [PollFd::new(&stream, PollFlags::OUT)];
+            if wait_any(&mut writable, Some(Instant::now() + self.time_limit))? == 0 {
                 return Err(io::ErrorKind::TimedOut.into());
             }
             rustix::net::sockopt::socket_error(&stream)??;
@@ -96,19 +97,19 @@ impl NbdConnector {
 }
 
 impl NbdDisk {
-    /// A disk that somebody else found; `first` is the connection on which it was agreed on, and
-    /// others come by `dialer`.
+    /// Creates a disk from handed-over facts. `first` is the negotiated connection; later ones come from
+    /// `dialer`.
     ///
     /// # Errors
     ///
-    /// When what was handed over makes no disk.
+    /// Returns an error if the facts describe no usable disk.
     pub fn handed(
         facts: &NbdFacts,
         first: Option<OwnedFd>,
         dialer: &Arc<Dialer>,
     ) -> io::Result<NbdDisk> {
         let target = Target {
-            place: Place::Handed(Arc::clone(dialer)),
+            endpoint: Endpoint::Handed(Arc::clone(dialer)),
             name: facts.name.clone(),
             tls: facts.tls.as_ref().map(TlsClient::new).transpose()?,
         };

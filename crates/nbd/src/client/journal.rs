@@ -1,4 +1,4 @@
-//! Writes that a server acknowledged, until a flush has covered them.
+//! Journal of acknowledged writes that no flush has covered, for replay after a reconnect.
 
 use std::collections::VecDeque;
 
@@ -6,16 +6,16 @@ use ringfence_memory::LentSlice;
 
 use ringfence_block::storage::Request;
 
-/// What was written.
+/// Content of a write.
 #[derive(Clone)]
 pub(super) enum Body {
-    /// These bytes.
+    /// Copy of the written bytes.
     Bytes(LentSlice),
-    /// So many zeros.
+    /// Number of zero bytes.
     Zeros(u64),
 }
 
-/// A write that was acknowledged.
+/// Write that the server acknowledged.
 #[derive(Clone)]
 pub(super) struct Entry {
     pub(super) offset: u64,
@@ -37,41 +37,41 @@ impl Entry {
     }
 }
 
-/// Writes that are not durable, in the order of their acknowledgement.
+/// Acknowledged writes that are not durable, in the order of their acknowledgement.
 pub(super) struct Journal {
     entries: VecDeque<Entry>,
     bytes: usize,
     limit: usize,
-    /// Of the last entry.
+    /// Sequence number of the last entry.
     number: u64,
 }
 
-/// Bytes that are kept in any case.
+/// Minimum limit in bytes.
 const LIMIT_MIN: usize = 64 << 10;
 
-/// What an entry costs beside its bytes.
+/// Bytes that an entry counts beside its data.
 const OVERHEAD: usize = 128;
 
-/// Entries that are written again at the same time.
+/// Maximum number of entries replayed at the same time.
 const TOGETHER: usize = 64;
 
 impl Journal {
-    /// Keeps at most about `limit` bytes, beside the longest write.
+    /// Creates a journal of about `limit` bytes; the longest write may exceed it.
     pub(super) fn new(limit: usize) -> Journal {
-        // With less, it would flush for the sake of flushing.
+        // A smaller journal would cause a flush for almost every write.
         let limit = limit.max(LIMIT_MIN);
         Journal { entries: VecDeque::new(), bytes: 0, limit, number: 0 }
     }
 
-    /// A write was acknowledged. (Copied here, and not when it was sent: what a guest changes in
-    /// between it changes on its own disk.)
-    pub(super) fn wrote(&mut self, request: &Request) {
+    /// Records an acknowledged write. The data is copied at the acknowledgement, not when it was sent: a guest
+    /// that changes it in between changes its own disk.
+    pub(super) fn record_write(&mut self, request: &Request) {
         let Ok(len) = usize::try_from(request.len) else { return };
         let bytes = LentSlice::anonymous(len);
         let mut at = 0;
         for segment in &request.segments {
             let piece = segment.memory.len();
-            // The segments are as long as the request: that was checked when it was submitted.
+            // The segments are as long as the request, as checked at submission.
             if bytes.copy_from_lent(at, &segment.memory, 0, piece).is_err() {
                 return;
             }
@@ -81,8 +81,8 @@ impl Journal {
         self.push(request.offset, Body::Bytes(bytes));
     }
 
-    /// Zeros were acknowledged.
-    pub(super) fn zeroed(&mut self, offset: u64, len: u64) {
+    /// Records a range of acknowledged zeros.
+    pub(super) fn record_zeros(&mut self, offset: u64, len: u64) {
         self.push(offset, Body::Zeros(len));
     }
 
@@ -92,13 +92,13 @@ impl Journal {
         self.entries.push_back(Entry { offset, body, number: self.number });
     }
 
-    /// The number of the last entry: what a flush that is sent now will cover.
+    /// Returns the number of the last entry, which a flush sent now covers.
     pub(super) fn number(&self) -> u64 {
         self.number
     }
 
-    /// A flush covered everything up to `number`.
-    pub(super) fn flushed(&mut self, number: u64) {
+    /// Removes the entries that a flush covered: all up to `number`.
+    pub(super) fn remove_flushed(&mut self, number: u64) {
         while let Some(first) = self.entries.front().filter(|first| first.number <= number) {
             if let Body::Bytes(bytes) = &first.body {
                 self.bytes -= bytes.len();
@@ -108,19 +108,19 @@ impl Journal {
         }
     }
 
-    /// It is time to flush.
+    /// Returns `true` if a flush is due.
     pub(super) fn is_half_full(&self) -> bool {
         self.bytes >= self.limit / 2
     }
 
-    /// Nothing more is to be written before a flush.
+    /// Returns `true` if no write may be sent before a flush.
     pub(super) fn is_full(&self) -> bool {
         self.bytes >= self.limit
     }
 
-    /// What is to be written again next, after `done` entries: some that do not overlap, so that
-    /// their order does not matter.
-    pub(super) fn again(&self, done: usize) -> Vec<Entry> {
+    /// Returns the next entries to replay after the first `done`. They do not overlap, so their order is
+    /// irrelevant.
+    pub(super) fn next_batch(&self, done: usize) -> Vec<Entry> {
         let mut batch: Vec<Entry> = vec![];
         for entry in self.entries.iter().skip(done).take(TOGETHER) {
             if batch.iter().any(|other| other.overlaps(entry)) {
@@ -145,29 +145,30 @@ mod tests {
     }
 
     #[test]
-    fn a_flush_takes_away_what_it_covers_and_no_more() {
+    fn flush_removes_exactly_the_covered_entries() {
         let mut journal = Journal::new(LIMIT_MIN);
-        journal.wrote(&write(0, 4096));
-        journal.zeroed(8192, 1 << 40);
+        journal.record_write(&write(0, 4096));
+        journal.record_zeros(8192, 1 << 40);
         let covers = journal.number();
         assert!(!journal.is_half_full());
-        journal.wrote(&write(4096, 32 << 10));
+        journal.record_write(&write(4096, 32 << 10));
         assert!(journal.is_half_full() && !journal.is_full());
-        journal.flushed(covers);
-        let left = journal.again(0);
+        journal.remove_flushed(covers);
+        let left = journal.next_batch(0);
         assert_eq!((left.len(), left[0].offset), (1, 4096));
-        journal.flushed(journal.number());
+        journal.remove_flushed(journal.number());
         assert_eq!((journal.bytes, journal.entries.len()), (0, 0));
     }
 
     #[test]
-    fn what_overlaps_is_written_again_one_after_the_other() {
+    fn overlapping_writes_are_replayed_in_separate_batches() {
         let mut journal = Journal::new(1 << 20);
         for offset in [0, 4096, 8192, 4096 + 512, 0] {
-            journal.wrote(&write(offset, 4096));
+            journal.record_write(&write(offset, 4096));
         }
-        let offsets =
-            |done| -> Vec<u64> { journal.again(done).iter().map(|entry| entry.offset).collect() };
+        let offsets = |done| -> Vec<u64> {
+            journal.next_batch(done).iter().map(|entry| entry.offset).collect()
+        };
         assert_eq!(offsets(0), [0, 4096, 8192]);
         assert_eq!(offsets(3), [4608, 0]);
         assert_eq!(offsets(5), [] as [u64; 0]);

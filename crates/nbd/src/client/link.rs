@@ -1,4 +1,4 @@
-//! One connection to a server.
+//! Connection to a server: socket, TLS, handshake and framing of requests.
 
 // #syscall daemon socket 0=AF_UNIX: a disk's server
 // #syscall daemon socket 0=AF_INET: a disk's server, and finding it by its name
@@ -26,58 +26,60 @@ use super::address::NbdAddress;
 use super::dial::Dialer;
 use super::tls::{Tls, TlsClient};
 use crate::protocol::ProtocolError;
-use crate::protocol::agree::{ClientHandshake, Progress, Settled};
+use crate::protocol::agree::{ClientHandshake, Negotiated, Progress};
 use crate::protocol::numbers::{REQUEST, command};
 use crate::protocol::replies::{Answer, Expect, Replies};
 
-/// Bytes read at once.
+/// Maximum number of bytes per read.
 const INPUT: usize = 128 << 10;
 
-/// Bytes of the handshake that wait to be understood: more than any message of it has.
+/// Maximum number of unparsed handshake bytes: more than any message has.
 const HANDSHAKE_MAX: usize = 64 << 10;
 
-/// Bytes that are encrypted at once.
+/// Maximum number of bytes encrypted at once.
 const ENCRYPTED_MAX: usize = 64 << 10;
 
-/// Where to connect to.
+/// Endpoint of a server.
 #[derive(Clone)]
-pub(super) enum Place {
+pub(super) enum Endpoint {
     Tcp(Vec<SocketAddr>),
     Unix(PathBuf),
     /// Socket below an allowed folder.
     UnixBelow(PathBuf, Folders),
-    /// Somebody else connects.
+    /// Connections from another process.
     Handed(Arc<Dialer>),
 }
 
-impl Place {
-    /// Finds out where a server is. Names are looked up once: looking up may block.
-    /// Sockets are used below `folders` alone, where folders are given.
-    pub(super) fn resolve(address: &NbdAddress, folders: Option<&Folders>) -> io::Result<Place> {
+impl Endpoint {
+    /// Resolves an address. Host names are looked up once, because a look-up may block. With `folders`, a Unix
+    /// socket must lie below one of them at each connection.
+    pub(super) fn resolve(address: &NbdAddress, folders: Option<&Folders>) -> io::Result<Endpoint> {
         match address {
             NbdAddress::Unix { path, .. } => Ok(match folders {
-                Some(folders) => Place::UnixBelow(path.clone(), folders.clone()),
-                None => Place::Unix(path.clone()),
+                Some(folders) => Endpoint::UnixBelow(path.clone(), folders.clone()),
+                None => Endpoint::Unix(path.clone()),
             }),
             NbdAddress::Tcp { host, port, .. } => {
                 let addresses: Vec<_> = (host.as_str(), *port).to_socket_addrs()?.collect();
                 if addresses.is_empty() {
                     return Err(io::Error::new(io::ErrorKind::NotFound, "the host has no address"));
                 }
-                Ok(Place::Tcp(addresses))
+                Ok(Endpoint::Tcp(addresses))
             }
         }
     }
 
-    /// Begins to connect; whether that goes on.
+    /// Starts to connect. Returns `true` with the socket if the connection is not established yet.
     pub(super) fn begin(&self) -> io::Result<(OwnedFd, bool)> {
         match self {
-            Place::Handed(_) => Err(io::ErrorKind::Unsupported.into()),
-            Place::Unix(path) => begin(AddressFamily::UNIX, &SocketAddrUnix::new(path.as_path())?),
-            Place::UnixBelow(path, folders) => begin_below(path, folders),
-            Place::Tcp(addresses) => {
+            Endpoint::Handed(_) => Err(io::ErrorKind::Unsupported.into()),
+            Endpoint::Unix(path) => {
+                begin(AddressFamily::UNIX, &SocketAddrUnix::new(path.as_path())?)
+            }
+            Endpoint::UnixBelow(path, folders) => begin_below(path, folders),
+            Endpoint::Tcp(addresses) => {
                 let mut last = io::Error::from(io::ErrorKind::NotFound);
-                // One that is refused at once makes way for the next.
+                // An address that refuses at once is followed by the next one.
                 for address in addresses {
                     let family = match address {
                         SocketAddr::V4(_) => AddressFamily::INET,
@@ -98,12 +100,12 @@ impl Place {
     }
 }
 
-/// A server and the disk that is wanted of it.
+/// Server and export to connect to.
 #[derive(Clone)]
 pub(super) struct Target {
-    pub(super) place: Place,
+    pub(super) endpoint: Endpoint,
     pub(super) name: String,
-    /// Encrypted, or not at all.
+    /// TLS settings; with them, an unencrypted connection is refused.
     pub(super) tls: Option<TlsClient>,
 }
 
@@ -112,11 +114,11 @@ enum Phase {
     Ready(Replies),
 }
 
-/// A request on its way.
+/// Request that is being sent.
 struct Outgoing {
     header: [u8; 28],
     payload: Vec<LentSlice>,
-    /// Bytes of both that are gone.
+    /// Number of bytes of header and payload that were sent.
     sent: usize,
 }
 
@@ -126,8 +128,8 @@ impl Outgoing {
     }
 }
 
-/// A request, as it is sent.
-pub(super) struct Sending {
+/// Fields of a request to send.
+pub(super) struct OutgoingRequest {
     pub(super) cookie: u64,
     pub(super) kind: u16,
     pub(super) flags: u16,
@@ -136,32 +138,32 @@ pub(super) struct Sending {
     pub(super) payload: Vec<LentSlice>,
 }
 
-/// One connection.
+/// Connection to a server.
 pub(super) struct Link {
     stream: OwnedFd,
-    /// Encrypted from here on.
+    /// TLS session, once established.
     tls: Option<Tls>,
-    /// Encrypted as soon as the server agrees.
+    /// TLS settings to use as soon as the server agrees.
     encrypt: Option<TlsClient>,
     phase: Phase,
-    /// What came in the handshake and is not whole.
+    /// Received handshake bytes that are not parsed.
     held: Vec<u8>,
-    /// What is to be said in the handshake.
-    text: Vec<u8>,
+    /// Handshake bytes to send.
+    handshake_out: Vec<u8>,
     out: VecDeque<Outgoing>,
     input: Box<[u8]>,
-    /// The connection is not there yet.
+    /// Set until the connection is established.
     connecting: bool,
 }
 
 impl Link {
-    /// Begins to connect.
+    /// Starts a connection to a server.
     pub(super) fn connect(target: &Target) -> io::Result<Link> {
-        let (stream, connecting) = target.place.begin()?;
+        let (stream, connecting) = target.endpoint.begin()?;
         Link::over(stream, connecting, target)
     }
 
-    /// Begins to agree, over a socket that is connected, or will be.
+    /// Starts the handshake on a socket that is connected or connecting.
     pub(super) fn over(stream: OwnedFd, connecting: bool, target: &Target) -> io::Result<Link> {
         let handshake = ClientHandshake::new(&target.name, target.tls.is_some())?;
         let mut link = Link::in_phase(stream, Phase::Handshake(Box::new(handshake)));
@@ -169,13 +171,13 @@ impl Link {
         Ok(link)
     }
 
-    /// Goes on where somebody else has agreed, in the clear.
-    pub(super) fn settled(stream: OwnedFd, settled: &Settled) -> Link {
+    /// Continues an unencrypted connection after a handshake by another process.
+    pub(super) fn settled(stream: OwnedFd, settled: &Negotiated) -> Link {
         Link::in_phase(stream, Phase::Ready(Replies::new(settled.structured)))
     }
 
     fn in_phase(stream: OwnedFd, phase: Phase) -> Link {
-        // Fails for TCP, which has none.
+        // Fails on TCP sockets, which carry no descriptors.
         let _ = refuse_descriptors(&stream);
         Link {
             stream,
@@ -183,16 +185,16 @@ impl Link {
             encrypt: None,
             phase,
             held: vec![],
-            text: vec![],
+            handshake_out: vec![],
             out: VecDeque::new(),
             input: vec![0; INPUT].into(),
             connecting: false,
         }
     }
 
-    /// The socket, if whoever gets it can go on with nothing else.
+    /// Returns the socket if no state beside it is needed to continue the connection.
     pub(super) fn into_stream(self) -> Option<OwnedFd> {
-        let idle = self.out.is_empty() && self.text.is_empty() && self.open() == 0;
+        let idle = self.out.is_empty() && self.handshake_out.is_empty() && self.open() == 0;
         (idle && self.tls.is_none()).then_some(self.stream)
     }
 
@@ -200,13 +202,13 @@ impl Link {
         &self.stream
     }
 
-    /// Whether it should be told when the socket takes more.
+    /// Returns `true` if the socket must be polled for writing.
     pub(super) fn wants_to_write(&self) -> bool {
         let encrypted = self.tls.as_ref().is_some_and(Tls::wants_to_write);
-        self.connecting || encrypted || !self.text.is_empty() || !self.out.is_empty()
+        self.connecting || encrypted || !self.handshake_out.is_empty() || !self.out.is_empty()
     }
 
-    /// Requests that were sent and have no answer.
+    /// Returns the number of requests without a complete reply.
     pub(super) fn open(&self) -> usize {
         match &self.phase {
             Phase::Handshake(_) => 0,
@@ -214,9 +216,9 @@ impl Link {
         }
     }
 
-    /// Queues a request.
-    pub(super) fn send(&mut self, sending: Sending) {
-        let Sending { cookie, kind, flags, offset, len, payload } = sending;
+    /// Queues a request for sending.
+    pub(super) fn send(&mut self, sending: OutgoingRequest) {
+        let OutgoingRequest { cookie, kind, flags, offset, len, payload } = sending;
         let mut header = [0; 28];
         header[..4].copy_from_slice(&REQUEST.to_be_bytes());
         header[4..6].copy_from_slice(&flags.to_be_bytes());
@@ -233,15 +235,15 @@ impl Link {
         self.out.push_back(Outgoing { header, payload, sent: 0 });
     }
 
-    /// Sends and receives what can be without waiting; `Some` when the handshake is over.
+    /// Sends and receives without blocking. Returns the result of the handshake when it completes.
     ///
     /// # Errors
     ///
-    /// When the connection is of no more use.
+    /// Returns an error if the connection cannot be used any more.
     pub(super) fn drive(
         &mut self,
         mut each: impl FnMut(Answer<'_>),
-    ) -> io::Result<Option<Settled>> {
+    ) -> io::Result<Option<Negotiated>> {
         if self.connecting {
             sockopt::socket_error(&self.stream)??;
             if rustix::net::getpeername(&self.stream).is_err() {
@@ -263,10 +265,10 @@ impl Link {
                 Phase::Ready(replies) => replies.feed(&self.input[..read], &mut each)?,
                 Phase::Handshake(_) => {
                     self.held.extend_from_slice(&self.input[..read]);
-                    settled = settled.or(self.shake_hands(&mut each)?);
+                    settled = settled.or(self.continue_handshake(&mut each)?);
                 }
             }
-            // A short read was all there is, where reads are not records.
+            // Without TLS records, a short read means that the socket is empty.
             if read < INPUT && self.tls.is_none() && !self.wants_to_write() {
                 return Ok(settled);
             }
@@ -282,23 +284,26 @@ impl Link {
         list.read(&self.stream)
     }
 
-    /// The server agreed to encrypt.
-    fn encrypt(&mut self) -> io::Result<()> {
+    /// Starts TLS after the server agreed.
+    fn start_tls(&mut self) -> io::Result<()> {
         if !self.held.is_empty() {
             return Err(ProtocolError::Injected { len: self.held.len() as u64 }.into());
         }
         let client = self.encrypt.take().ok_or(io::ErrorKind::InvalidData)?;
         self.tls = Some(client.start()?);
         if let Phase::Handshake(handshake) = &mut self.phase {
-            handshake.encrypted(&mut self.text);
+            handshake.encrypted(&mut self.handshake_out);
         }
         Ok(())
     }
 
-    fn shake_hands(&mut self, mut each: impl FnMut(Answer<'_>)) -> io::Result<Option<Settled>> {
+    fn continue_handshake(
+        &mut self,
+        mut each: impl FnMut(Answer<'_>),
+    ) -> io::Result<Option<Negotiated>> {
         loop {
             let Phase::Handshake(handshake) = &mut self.phase else { return Ok(None) };
-            let (used, progress) = handshake.feed(&self.held, &mut self.text)?;
+            let (used, progress) = handshake.feed(&self.held, &mut self.handshake_out)?;
             self.held.drain(..used);
             match progress {
                 Progress::Ready(settled) => {
@@ -309,7 +314,7 @@ impl Link {
                     return Ok(Some(settled));
                 }
                 Progress::StartTls => {
-                    self.encrypt()?;
+                    self.start_tls()?;
                     return Ok(None);
                 }
                 Progress::More if used == 0 && self.held.len() > HANDSHAKE_MAX => {
@@ -321,7 +326,7 @@ impl Link {
         }
     }
 
-    /// Sends what the socket takes.
+    /// Sends queued bytes until the socket is full.
     pub(super) fn write(&mut self) -> io::Result<()> {
         if let Some(tls) = &mut self.tls {
             match tls.flush(&self.stream) {
@@ -329,11 +334,11 @@ impl Link {
                 other => other?,
             }
         }
-        while !self.text.is_empty() || !self.out.is_empty() {
+        while !self.handshake_out.is_empty() || !self.out.is_empty() {
             let written = match &mut self.tls {
-                None => outgoing_list(&self.text, &self.out)?.write(&self.stream),
+                None => outgoing_list(&self.handshake_out, &self.out)?.write(&self.stream),
                 Some(tls) => {
-                    let plain = outgoing_bytes(&self.text, &self.out)?;
+                    let plain = outgoing_bytes(&self.handshake_out, &self.out)?;
                     tls.write(&self.stream, &plain)
                 }
             };
@@ -348,9 +353,9 @@ impl Link {
     }
 
     fn written(&mut self, written: usize) {
-        let text = written.min(self.text.len());
-        self.text.drain(..text);
-        let mut written = written - text;
+        let handshake_out = written.min(self.handshake_out.len());
+        self.handshake_out.drain(..handshake_out);
+        let mut written = written - handshake_out;
         while let Some(first) = self.out.front_mut() {
             let step = written.min(first.len() - first.sent);
             first.sent += step;
@@ -362,21 +367,24 @@ impl Link {
         }
     }
 
-    /// Says good-bye, if that can be said at once.
-    pub(super) fn farewell(mut self) {
+    /// Sends a disconnect request if nothing else is queued, and closes the connection.
+    pub(super) fn disconnect(mut self) {
         if matches!(self.phase, Phase::Ready(_)) && self.out.is_empty() {
             let (kind, payload) = (command::DISCONNECT, vec![]);
-            self.send(Sending { cookie: 0, kind, flags: 0, offset: 0, len: 0, payload });
+            self.send(OutgoingRequest { cookie: 0, kind, flags: 0, offset: 0, len: 0, payload });
             let _ = self.write();
         }
     }
 }
 
-/// What is to be sent next, where it lies.
-fn outgoing_list<'a>(text: &'a [u8], out: &'a VecDeque<Outgoing>) -> io::Result<WriteList<'a>> {
+/// Returns the next bytes to send as a scatter-gather list.
+fn outgoing_list<'a>(
+    handshake_out: &'a [u8],
+    out: &'a VecDeque<Outgoing>,
+) -> io::Result<WriteList<'a>> {
     let mut list = WriteList::new();
-    if !text.is_empty() {
-        list.push(text).map_err(io::Error::other)?;
+    if !handshake_out.is_empty() {
+        list.push(handshake_out).map_err(io::Error::other)?;
     }
     for outgoing in out {
         let header = outgoing.header.get(outgoing.sent..).unwrap_or(&[]);
@@ -395,9 +403,9 @@ fn outgoing_list<'a>(text: &'a [u8], out: &'a VecDeque<Outgoing>) -> io::Result<
     Ok(list)
 }
 
-/// What is to be sent next, as private bytes: encrypting reads them more than once.
-fn outgoing_bytes(text: &[u8], out: &VecDeque<Outgoing>) -> io::Result<Vec<u8>> {
-    let mut bytes = text.to_vec();
+/// Returns a copy of the next bytes to send: encryption reads them more than once.
+fn outgoing_bytes(handshake_out: &[u8], out: &VecDeque<Outgoing>) -> io::Result<Vec<u8>> {
+    let mut bytes = handshake_out.to_vec();
     for outgoing in out {
         bytes.extend(outgoing.header.get(outgoing.sent..).unwrap_or(&[]));
         let mut skip = outgoing.sent.saturating_sub(outgoing.header.len());
@@ -416,8 +424,8 @@ fn outgoing_bytes(text: &[u8], out: &VecDeque<Outgoing>) -> io::Result<Vec<u8>> 
     Ok(bytes)
 }
 
-/// Begins to connect to the socket at `path`, which must lie below an allowed folder. The socket is opened
-/// once: the one that was examined is the one that is connected to.
+/// Starts to connect to the socket at `path`, which must lie below an allowed folder. The socket is opened
+/// once, so the socket that was checked is the one connected to.
 fn begin_below(path: &Path, folders: &Folders) -> io::Result<(OwnedFd, bool)> {
     let (socket, real) = folders.open(path, OFlags::PATH).map_err(|error| match error {
         FolderError::System { source, .. } => source,
@@ -433,7 +441,7 @@ fn begin_below(path: &Path, folders: &Folders) -> io::Result<(OwnedFd, bool)> {
     begin(AddressFamily::UNIX, &SocketAddrUnix::new(opened)?)
 }
 
-/// A socket that begins to connect, and whether that goes on.
+/// Creates a socket and starts to connect. Returns `true` if the connection is not established yet.
 fn begin(
     family: AddressFamily,
     address: &impl rustix::net::addr::SocketAddrArg,

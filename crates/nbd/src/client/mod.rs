@@ -1,24 +1,25 @@
-//! A disk that is somewhere else: an NBD server, over TCP or a Unix socket.
+//! NBD client: disk on a server, over TCP or a Unix socket.
 //!
-//! # What holds when the server goes away
+//! # Reconnect
 //!
-//! A connection that breaks, or on which nothing is answered for too long, is made again, at once and
-//! then less and less often. Whatever had no answer is asked again, in the order in which it was
-//! asked first. Requests that grow too old meanwhile fail ([`NbdOptions::give_up`]): nothing hangs
-//! for ever.
+//! A connection that breaks, or has no reply for too long, is opened again with growing delays.
+//! Unanswered requests are sent again in their original order. Requests older than
+//! [`NbdOptions::give_up`] fail, so no request waits without end.
 //!
-//! A write that the server *did* acknowledge, but was not asked to make durable yet, may be gone with
-//! the server; then a flush that the next server acknowledges would be a lie. So the client keeps
-//! what was acknowledged and not flushed (`journal.rs`), and writes it again, before anything else, to
-//! whoever answers next. What it keeps is bounded ([`NbdOptions::journal`]): it flushes by itself
-//! before the bound is reached.
+//! # Durability
 //!
-//! Over several connections ([`NbdOptions::connections`]) there is no order in which to write again.
-//! There (and where nothing is to be kept) a flush fails, once, if a connection broke since the writes that it should cover.
+//! A write that the server acknowledged but that was not flushed may be lost with the server. A flush
+//! acknowledged by the next server would then be wrong. The client therefore keeps such writes in a
+//! journal (`journal.rs`) and sends them again, before anything else, after a reconnect. The journal
+//! is bounded ([`NbdOptions::journal`]): the client flushes on its own before it is full.
 //!
-//! What no client can prevent: a server that is cut off, but alive, may still carry out a write after
-//! its successor did and overwrite what came later. Servers that can be replaced must fence each
-//! other.
+//! With several connections ([`NbdOptions::connections`]) the writes have no common order to repeat. Then,
+//! and without a journal, a flush fails once if a connection broke since the writes that it covers.
+//!
+//! # Limits
+//!
+//! A server that is cut off but still runs may execute an old write after its successor executed a newer
+//! one. No client can prevent that: replaceable servers must fence each other.
 
 // #syscall driver,daemon ppoll: waiting for a server's greeting
 
@@ -34,10 +35,8 @@ use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
-
-use ringfence_block::storage::folders::Folders;
-use ringfence_block::storage::{Discard, Disk, DiskQueue, Geometry};
+use ringfence_sys::poll::wait_any;
+use rustix::event::{PollFd, PollFlags};
 use serde::{Deserialize, Serialize};
 
 pub use address::{BadAddress, NbdAddress, TlsFiles};
@@ -45,26 +44,28 @@ pub use dial::Dialer;
 pub use handed::{NbdConnector, NbdFacts};
 pub use tls::TlsIdentity;
 
-use crate::protocol::agree::Settled;
+use crate::protocol::agree::Negotiated;
 use crate::protocol::numbers::transmission;
-use link::{Link, Place, Target};
+use link::{Endpoint, Link, Target};
+use ringfence_block::storage::folders::Folders;
+use ringfence_block::storage::{Discard, Disk, DiskQueue, Geometry};
 use tls::TlsClient;
 
-/// How a remote disk is used.
+/// Options of a remote disk.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct NbdOptions {
-    /// Nothing is written.
+    /// The disk is used read-only.
     pub read_only: bool,
-    /// How long the first connection may take, and each later one.
+    /// Maximum duration of each connection attempt, with its handshake.
     pub connect: Duration,
-    /// How long a server may answer nothing while something is asked of it.
+    /// Maximum time without a reply while requests are open.
     pub stall: Duration,
-    /// How old a request may become.
+    /// Maximum age of a request.
     pub give_up: Duration,
-    /// Bytes of acknowledged writes that are kept until they are flushed; 0 to keep none, and let a
-    /// flush fail instead.
+    /// Size in bytes of the journal of acknowledged, unflushed writes. With 0 there is no journal, and a
+    /// flush may fail instead.
     pub journal: usize,
-    /// Queues, and so connections, if the server allows more than one.
+    /// Number of queues, and so of connections, if the server allows more than one.
     pub connections: u32,
 }
 
@@ -81,49 +82,49 @@ impl Default for NbdOptions {
     }
 }
 
-/// What the queues of a disk tell each other about writes that are not durable.
+/// State of unflushed writes, shared by the queues of a disk without a journal.
 #[derive(Default)]
 struct Durability {
-    /// Counts acknowledged writes.
+    /// Number of acknowledged writes.
     written: u64,
-    /// Those that a flush has covered.
+    /// Number of acknowledged writes that a flush covered.
     flushed: u64,
-    /// A connection broke, and some of them may be lost.
+    /// Set if a connection broke and unflushed writes may be lost.
     suspect: bool,
 }
 
-/// What is the same for all queues of a disk.
+/// State shared by all queues of a disk.
 struct Shared {
     target: Target,
     options: NbdOptions,
-    settled: Settled,
+    settled: Negotiated,
     geometry: Geometry,
     durability: Mutex<Durability>,
-    /// The connection by which the disk was found, for the first queue.
+    /// Connection that negotiated the disk, for the first queue.
     first: Mutex<Option<Link>>,
 }
 
-/// A disk that is somewhere else.
+/// Disk on an NBD server.
 pub struct NbdDisk {
     shared: Arc<Shared>,
 }
 
 impl NbdDisk {
-    /// Connects to a server, and agrees with it on a disk.
+    /// Connects to a server and negotiates an export.
     ///
     /// # Errors
     ///
-    /// When there is no server, or it does not offer such a disk, or one that cannot be served.
+    /// Returns an error if no server answers, or it has no usable export of that name.
     pub fn open(address: &NbdAddress, options: &NbdOptions) -> io::Result<NbdDisk> {
         NbdDisk::open_at(address, options, None)
     }
 
-    /// As [`NbdDisk::open`], of a server whose Unix socket must lie below one of these folders. That holds
-    /// for every connection, also when the server was started again.
+    /// Opens a disk as [`NbdDisk::open`] does, on a server whose Unix socket lies below one of `folders`. The rule
+    /// also applies to later connections.
     ///
     /// # Errors
     ///
-    /// As [`NbdDisk::open`], and when the socket is somewhere else.
+    /// Returns the errors of [`NbdDisk::open`], and `PermissionDenied` for a socket elsewhere.
     pub fn open_below(
         address: &NbdAddress,
         options: &NbdOptions,
@@ -140,16 +141,16 @@ impl NbdDisk {
         let identity =
             address.tls().map(|files| TlsIdentity::read(&files.directory, &files.hostname));
         let tls = identity.transpose()?.as_ref().map(TlsClient::new).transpose()?;
-        let place = Place::resolve(address, folders)?;
-        let target = Target { place, name: address.name().to_owned(), tls };
-        let (link, settled) = agree(&target, options.connect)?;
+        let endpoint = Endpoint::resolve(address, folders)?;
+        let target = Target { endpoint, name: address.name().to_owned(), tls };
+        let (link, settled) = connect_and_negotiate(&target, options.connect)?;
         NbdDisk::new(target, options, settled, Some(link))
     }
 
     fn new(
         target: Target,
         options: &NbdOptions,
-        settled: Settled,
+        settled: Negotiated,
         first: Option<Link>,
     ) -> io::Result<NbdDisk> {
         let geometry = geometry(&settled, options)?;
@@ -165,30 +166,25 @@ impl NbdDisk {
     }
 }
 
-/// Connects to a server, and agrees with it.
-fn agree(target: &Target, within: Duration) -> io::Result<(Link, Settled)> {
+/// Connects to a server and performs the handshake within a time limit.
+fn connect_and_negotiate(target: &Target, within: Duration) -> io::Result<(Link, Negotiated)> {
     let until = Instant::now() + within;
     let mut link = Link::connect(target)?;
     loop {
         if let Some(settled) = link.drive(|_| {})? {
             return Ok((link, settled));
         }
-        let left = until.saturating_duration_since(Instant::now());
-        if left.is_zero() {
+        if until <= Instant::now() {
             return Err(io::Error::new(io::ErrorKind::TimedOut, "the NBD server says nothing"));
         }
         let mut flags = PollFlags::IN;
         flags.set(PollFlags::OUT, link.wants_to_write());
-        let timeout = Timespec::try_from(left).ok();
-        match poll(&mut [PollFd::new(link.stream(), flags)], timeout.as_ref()) {
-            Ok(_) | Err(rustix::io::Errno::INTR) => {}
-            Err(error) => return Err(error.into()),
-        }
+        wait_any(&mut [PollFd::new(link.stream(), flags)], Some(until))?;
     }
 }
 
-/// What a disk is like that a server offers so.
-fn geometry(settled: &Settled, options: &NbdOptions) -> io::Result<Geometry> {
+/// Converts the properties of an export to those of a disk, or refuses unusable ones.
+fn geometry(settled: &Negotiated, options: &NbdOptions) -> io::Result<Geometry> {
     let offer = &settled.offer;
     let sector_size = match offer.block_min {
         ..=512 => 512,
@@ -204,7 +200,7 @@ fn geometry(settled: &Settled, options: &NbdOptions) -> io::Result<Geometry> {
     if bytes == 0 {
         return Err(io::Error::new(io::ErrorKind::Unsupported, "the server's disk is empty"));
     }
-    if !bytes.is_multiple_of(u64::from(sector_size)) {
+    if bytes % u64::from(sector_size) != 0 {
         return Err(io::Error::new(
             io::ErrorKind::Unsupported,
             format!(

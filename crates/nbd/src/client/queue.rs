@@ -1,4 +1,13 @@
-//! Requests, over a connection that may break.
+//! Disk queue of an NBD disk: requests, their commands, and replay over reconnects.
+//!
+//! ```text
+//! Down ── connect ──> Joining ── handshake ──> Up ── journal replay ──> unsent commands
+//!  ^                                            │
+//!  └───────────── lost (error, stall) ──────────┘
+//! ```
+//!
+//! A request is split into commands of the length that the server accepts. A command without a reply is sent
+//! again on the next connection.
 
 // #syscall driver,daemon epoll_create1,epoll_ctl: waiting for a server and for time
 // #syscall driver,daemon timerfd_create: how long a server may take
@@ -17,94 +26,94 @@ use rustix::event::epoll;
 use rustix::time::{TimerfdClockId, TimerfdFlags};
 
 use super::journal::{Body, Entry, Journal};
-use super::link::{Link, Place, Sending};
+use super::link::{Endpoint, Link, OutgoingRequest};
 use super::{Durability, Shared};
 use crate::protocol::errno_of;
 use crate::protocol::numbers::{command, command_flag, error, transmission};
 use crate::protocol::replies::Answer;
 
-/// How long to wait before the second try to connect; twice as long before each later one.
+/// Delay before the second connection attempt; doubled for each later one.
 const BACKOFF: Duration = Duration::from_millis(50);
 const BACKOFF_MAX: Duration = Duration::from_secs(5);
 
-/// Bytes of the longest request without a payload.
+/// Maximum length in bytes of a command without payload.
 const RANGE_MAX: u64 = 1 << 30;
 
 enum State {
-    /// No connection; the next try.
+    /// No connection; time of the next attempt.
     Down(Instant),
-    /// Somebody else was asked to connect, and has until then.
+    /// A connection was requested from another process; end of the wait.
     Asked(Instant),
-    /// Trying, until then.
+    /// Connecting or in the handshake; end of the wait.
     Joining(Link, Instant),
     Up(Link),
 }
 
-/// A request that is not over.
+/// Request that is not complete.
 struct Active {
     request: Request,
-    /// Commands without an answer.
+    /// Number of commands without a reply.
     parts: usize,
     error: Option<i32>,
-    /// A flush that stands in for FUA is on its way.
+    /// Set while a flush that replaces FUA is in flight.
     flushing: bool,
     since: Instant,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Owner {
-    /// A request, by number.
+    /// Request, by number.
     Request(u64),
-    /// What is written again.
+    /// Replay of the journal.
     Journal,
-    /// A flush of our own.
+    /// Flush of the client itself.
     Own,
 }
 
-/// What the server is asked for.
+/// Command for the server.
 struct Command {
     owner: Owner,
     kind: u16,
     flags: u16,
     offset: u64,
     len: u32,
-    /// Where it begins in the request.
+    /// Offset in the request.
     at: u64,
-    /// For a flush: what it covers (a number of the journal, or of `Durability`).
+    /// Writes that a flush covers: a number of the journal or of [`Durability`].
     covers: u64,
 }
 
-/// How far writing again is.
+/// Progress of a journal replay.
 struct Replay {
-    /// Entries of the journal that were sent.
+    /// Number of journal entries that were sent.
     sent: usize,
-    /// Commands without an answer.
+    /// Number of commands without a reply.
     waiting: usize,
     failed: bool,
 }
 
-/// One connection's requests.
+/// Disk queue over one connection.
 pub(super) struct NbdQueue {
     shared: Arc<Shared>,
     epoll: OwnedFd,
     timer: OwnedFd,
-    /// When the timer goes off.
+    /// Expiry time of the timer.
     armed: Option<Instant>,
     state: State,
-    /// The kernel was told that writing is of interest.
+    /// Set if epoll watches the socket for writing.
     watches_writing: bool,
     requests: BTreeMap<u64, Active>,
     commands: BTreeMap<u64, Command>,
     unsent: VecDeque<u64>,
     next: u64,
-    /// `None` where others write too, or nothing is to be kept.
+    /// Journal, or `None` with several connections or without a journal size.
     journal: Option<Journal>,
     own_flush: bool,
     replay: Option<Replay>,
-    heard: Instant,
+    last_reply: Instant,
     backoff: Duration,
-    /// That the connection is lost was said.
-    said: bool,
+    /// Set once the loss of the connection was logged.
+    loss_logged: bool,
     ready: Vec<Done>,
     ended: Vec<(u64, Result<(), u32>)>,
 }
@@ -115,7 +124,7 @@ impl NbdQueue {
         let flags = TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK;
         let timer = rustix::time::timerfd_create(TimerfdClockId::Monotonic, flags)?;
         epoll::add(&epoll, &timer, epoll::EventData::new_u64(0), epoll::EventFlags::IN)?;
-        if let Place::Handed(dialer) = &shared.target.place {
+        if let Endpoint::Handed(dialer) = &shared.target.endpoint {
             epoll::add(&epoll, dialer, epoll::EventData::new_u64(2), epoll::EventFlags::IN)?;
         }
         let alone = shared.options.connections <= 1
@@ -136,9 +145,9 @@ impl NbdQueue {
             next: 1,
             own_flush: false,
             replay: None,
-            heard: now,
+            last_reply: now,
             backoff: BACKOFF,
-            said: false,
+            loss_logged: false,
             ready: vec![],
             ended: vec![],
         };
@@ -165,7 +174,7 @@ impl NbdQueue {
         self.next - 1
     }
 
-    /// Makes the commands of a request, or ends it.
+    /// Validates a request and queues its commands, or completes it.
     fn begin(&mut self, request: Request) {
         let geometry = &self.shared.geometry;
         let checked =
@@ -197,7 +206,7 @@ impl NbdQueue {
         self.ready.push(request.done(result));
     }
 
-    /// One command, or more where the server takes no request of that length.
+    /// Queues one command, or several if the server does not accept the length.
     fn split(&mut self, request: Request, kind: u16, flags: u16) {
         let key = self.number();
         let (offset, len) = (request.offset, request.len);
@@ -243,13 +252,13 @@ impl NbdQueue {
         self.unsent.push_back(cookie);
     }
 
-    /// Sends what can be sent.
+    /// Sends all commands that may be sent now.
     fn pump(&mut self) {
         if !matches!(self.state, State::Up(_)) {
             return;
         }
         if self.replay.is_some() {
-            self.write_again();
+            self.replay_batch();
         }
         if self.replay.is_some() {
             return;
@@ -257,7 +266,7 @@ impl NbdQueue {
         if !self.own_flush && self.journal.as_ref().is_some_and(Journal::is_half_full) {
             self.own_flush = true;
             self.queue_command(Owner::Own, command::FLUSH, 0, 0, 0, 0);
-            // Before any write that waits for it.
+            // The flush precedes the writes that wait for it.
             self.unsent.rotate_right(1);
         }
         while let Some(cookie) = self.unsent.front().copied() {
@@ -288,23 +297,23 @@ impl NbdQueue {
                 .map_or(vec![], |active| pieces(&active.request, at, u64::from(len))),
             _ => vec![],
         };
-        self.send_now(Sending { cookie, kind, flags, offset, len, payload });
+        self.send_now(OutgoingRequest { cookie, kind, flags, offset, len, payload });
     }
 
-    fn send_now(&mut self, sending: Sending) {
+    fn send_now(&mut self, sending: OutgoingRequest) {
         let State::Up(link) = &mut self.state else { return };
         if link.open() == 0 {
-            // It was not asked anything before.
-            self.heard = Instant::now();
+            // The stall timeout starts with the first open request.
+            self.last_reply = Instant::now();
         }
         link.send(sending);
     }
 
-    /// The next few entries of the journal, when the last few were written again.
-    fn write_again(&mut self) {
+    /// Sends the next batch of the journal once the last batch was acknowledged.
+    fn replay_batch(&mut self) {
         let Some(Replay { sent, waiting: 0, failed }) = self.replay else { return };
         let Some(journal) = &mut self.journal else { return };
-        let batch = if failed { vec![] } else { journal.again(sent) };
+        let batch = if failed { vec![] } else { journal.next_batch(sent) };
         if batch.is_empty() {
             self.replay = None;
             if failed {
@@ -312,7 +321,7 @@ impl NbdQueue {
                     "the NBD server does not take again what the one before had acknowledged: the \
                      next flush fails"
                 );
-                journal.flushed(u64::MAX);
+                journal.remove_flushed(u64::MAX);
                 self.durability().suspect = true;
             }
             return;
@@ -338,7 +347,14 @@ impl NbdQueue {
                     Command { owner, kind, flags: 0, offset, len: part, at: 0, covers: 0 };
                 self.commands.insert(cookie, command);
                 let payload = payload.into_iter().collect();
-                self.send_now(Sending { cookie, kind, flags: 0, offset, len: part, payload });
+                self.send_now(OutgoingRequest {
+                    cookie,
+                    kind,
+                    flags: 0,
+                    offset,
+                    len: part,
+                    payload,
+                });
                 waiting += 1;
                 at += step;
             }
@@ -346,7 +362,7 @@ impl NbdQueue {
         self.replay = Some(Replay { sent, waiting, failed: false });
     }
 
-    /// A command is over.
+    /// Handles the reply of a command.
     fn complete(&mut self, cookie: u64, result: Result<(), u32>) {
         let Some(command) = self.commands.remove(&cookie) else { return };
         match command.owner {
@@ -361,9 +377,9 @@ impl NbdQueue {
                 if result.is_err() {
                     self.durability().suspect = true;
                 }
-                // Flushed, or given up.
+                // On failure the entries are dropped too; the next flush of the guest fails.
                 if let Some(journal) = &mut self.journal {
-                    journal.flushed(command.covers);
+                    journal.remove_flushed(command.covers);
                 }
             }
             Owner::Request(key) => {
@@ -379,7 +395,7 @@ impl NbdQueue {
         }
     }
 
-    /// All commands of a request are over.
+    /// Completes a request after its last command.
     fn finish(&mut self, key: u64, covers: u64) {
         let Some(mut active) = self.requests.remove(&key) else { return };
         let mut result = active.error.map_or(Ok(()), Err);
@@ -395,12 +411,12 @@ impl NbdQueue {
                 self.requests.insert(key, active);
                 return self.queue_command(Owner::Request(key), command::FLUSH, 0, 0, 0, 0);
             }
-            // One that is durable too: written again in its turn, it covers up what came before it
-            // and is not durable, which is written again as well.
-            Op::Write { .. } | Op::WriteZeroes => self.wrote(&active.request),
+            // FUA writes are recorded too: the replay repeats earlier unflushed writes that they overlap, and must
+            // repeat the newer ones after them.
+            Op::Write { .. } | Op::WriteZeroes => self.record_write(&active.request),
             Op::Flush => {
                 if let Some(journal) = &mut self.journal {
-                    journal.flushed(covers);
+                    journal.remove_flushed(covers);
                 }
                 let mut durability = self.durability();
                 durability.flushed = durability.flushed.max(covers);
@@ -413,21 +429,21 @@ impl NbdQueue {
         self.ready.push(active.request.done(result));
     }
 
-    /// A write was acknowledged that a flush must cover.
-    fn wrote(&mut self, request: &Request) {
+    /// Records an acknowledged write that a flush must cover.
+    fn record_write(&mut self, request: &Request) {
         if !self.offers(transmission::SEND_FLUSH) {
-            // The server promises that there is nothing to flush.
+            // A server without flushes declares all writes durable.
             return;
         }
         match (&mut self.journal, request.op) {
-            (Some(journal), Op::WriteZeroes) => journal.zeroed(request.offset, request.len),
-            (Some(journal), _) => journal.wrote(request),
+            (Some(journal), Op::WriteZeroes) => journal.record_zeros(request.offset, request.len),
+            (Some(journal), _) => journal.record_write(request),
             (None, Op::Write { fua: true }) => {}
             (None, _) => self.durability().written += 1,
         }
     }
 
-    /// Does what can be done without waiting.
+    /// Makes all progress that needs no waiting.
     fn drive(&mut self) {
         self.expire();
         if let State::Down(again) = self.state
@@ -442,34 +458,34 @@ impl NbdQueue {
         self.settle();
     }
 
-    /// Sends and receives.
+    /// Sends commands and receives replies.
     fn exchange(&mut self) -> io::Result<()> {
-        let NbdQueue { state, commands, requests, ended, heard, .. } = self;
+        let NbdQueue { state, commands, requests, ended, last_reply, .. } = self;
         let (State::Joining(link, _) | State::Up(link)) = state else { return Ok(()) };
-        let mut spoke = false;
+        let mut replied = false;
         let settled = link.drive(|answer| {
-            spoke = true;
+            replied = true;
             match answer {
                 Answer::Data { cookie, at, bytes } => {
-                    if let Some((request, from)) = place(commands, requests, cookie) {
+                    if let Some((request, from)) = request_of(commands, requests, cookie) {
                         fill(request, from + at, Some(bytes), bytes.len() as u64);
                     }
                 }
                 Answer::Zeros { cookie, at, len } => {
-                    if let Some((request, from)) = place(commands, requests, cookie) {
+                    if let Some((request, from)) = request_of(commands, requests, cookie) {
                         fill(request, from + at, None, len);
                     }
                 }
                 Answer::Over { cookie, result } => ended.push((cookie, result)),
             }
         });
-        if spoke {
-            *heard = Instant::now();
+        if replied {
+            *last_reply = Instant::now();
         }
         let mut leaves = false;
         for (cookie, result) in std::mem::take(&mut self.ended) {
             if result == Err(error::SHUTDOWN) {
-                // It goes away: somebody else will answer.
+                // The server shuts down: its successor will reply.
                 leaves = true;
             } else {
                 self.complete(cookie, result);
@@ -483,7 +499,7 @@ impl NbdQueue {
         self.push()
     }
 
-    /// Sends only.
+    /// Sends commands without receiving.
     fn push(&mut self) -> io::Result<()> {
         self.pump();
         match &mut self.state {
@@ -493,8 +509,8 @@ impl NbdQueue {
     }
 }
 
-/// The request that an answer is for, and where its command begins in it.
-fn place<'a>(
+/// Returns the request that a reply belongs to, and the offset of its command in it.
+fn request_of<'a>(
     commands: &BTreeMap<u64, Command>,
     requests: &'a BTreeMap<u64, Active>,
     cookie: u64,
@@ -528,8 +544,8 @@ fn pieces(request: &Request, from: u64, len: u64) -> Vec<LentSlice> {
     pieces
 }
 
-/// Puts what came (or zeros) where it was wanted. Both lie within the request: what the server says
-/// was held against what it was asked for.
+/// Stores received bytes, or zeros, in the memory of a request. The range lies within the request, as
+/// [`crate::protocol::replies`] checked.
 fn fill(request: &Request, from: u64, mut bytes: Option<&[u8]>, len: u64) {
     each_piece(request, from, len, |piece| {
         let result = match &mut bytes {
@@ -540,7 +556,7 @@ fn fill(request: &Request, from: u64, mut bytes: Option<&[u8]>, len: u64) {
                 piece.copy_from(0, head)
             }
         };
-        // That it may be written was checked when it was submitted.
+        // The memory is writable, as checked at submission.
         debug_assert!(result.is_ok());
     });
 }
@@ -571,7 +587,7 @@ impl Drop for NbdQueue {
     fn drop(&mut self) {
         let down = State::Down(Instant::now());
         if let State::Up(link) = std::mem::replace(&mut self.state, down) {
-            link.farewell();
+            link.disconnect();
         }
     }
 }

@@ -53,7 +53,7 @@ fn short() -> NbdOptions {
 }
 
 #[test]
-fn our_own_export_conforms() {
+fn disk_on_own_export_conforms() {
     for sector_size in [512, 4096] {
         let disk: Arc<dyn Disk> = Arc::new(MemoryDisk::new(5 << 20, sector_size).unwrap());
         let place = Place::new();
@@ -63,7 +63,7 @@ fn our_own_export_conforms() {
 }
 
 #[test]
-fn several_connections_conform_too() {
+fn disk_over_several_connections_conforms() {
     let disk: Arc<dyn Disk> = Arc::new(MemoryDisk::new(5 << 20, 512).unwrap());
     let place = Place::new();
     let _export = place.serve(&disk);
@@ -72,10 +72,10 @@ fn several_connections_conform_too() {
     conformance::check(&remote, 10);
 }
 
-/// The server, and its disk's power, go away again and again; the client goes on. No flush that the
-/// client acknowledged is lost, and no write that was acknowledged is missing afterwards.
+/// Cuts the power of the server's disk again and again. No acknowledged write may be missing for the client,
+/// and no acknowledged flush may be lost.
 #[test]
-fn a_server_that_loses_its_power_loses_nothing_that_was_acknowledged() {
+fn server_power_cut_loses_no_acknowledged_write() {
     for seed in 0..6 {
         let medium = PowerCutDisk::new(2048, seed);
         let disk: Arc<dyn Disk> = Arc::new(medium.clone());
@@ -87,14 +87,14 @@ fn a_server_that_loses_its_power_loses_nothing_that_was_acknowledged() {
         let mut running = Workload::new(seed).start(&remote);
         for _ in 0..8 {
             running.steps(&mut driver, &mut checker, 150).unwrap();
-            // Gone with all its connections; then the power; then another one, in its place.
+            // The server closes all connections, the power is cut, and another server takes the socket.
             drop(export.take());
             medium.cut();
             export = Some(place.serve(&disk));
         }
         running.finish(&mut driver, &mut checker).unwrap();
         assert_eq!(medium.cuts(), 8);
-        // To the client, nothing happened at all.
+        // The client sees all acknowledged writes.
         checker.check_read(0, &image_of(driver)).unwrap_or_else(|e| panic!("seed {seed}: {e}"));
         drop(export);
     }
@@ -104,9 +104,9 @@ fn image_of(mut driver: Driver) -> Vec<u8> {
     (0..4).flat_map(|n| driver.read(n << 18, 1 << 18).unwrap()).collect()
 }
 
-/// Without a journal the same loses writes, but says so: by a flush that fails.
+/// Checks that without a journal lost writes are reported by a failed flush.
 #[test]
-fn without_a_journal_a_flush_fails_rather_than_lie() {
+fn flush_without_journal_fails_after_lost_connection() {
     let medium = PowerCutDisk::new(2048, 3);
     let disk: Arc<dyn Disk> = Arc::new(medium.clone());
     let place = Place::new();
@@ -126,9 +126,9 @@ fn without_a_journal_a_flush_fails_rather_than_lie() {
     assert_eq!(driver.run(Op::Flush, 0, 0, vec![]).result, Ok(()), "it is said once");
 }
 
-/// The journal is full long before the guest flushes: the client flushes by itself.
+/// Checks that the client flushes on its own before the journal is full.
 #[test]
-fn a_guest_that_never_flushes_costs_bounded_memory() {
+fn guest_that_never_flushes_uses_bounded_memory() {
     let disk: Arc<dyn Disk> = Arc::new(MemoryDisk::new(16 << 20, 512).unwrap());
     let place = Place::new();
     let _export = place.serve(&disk);
@@ -141,7 +141,7 @@ fn a_guest_that_never_flushes_costs_bounded_memory() {
 }
 
 #[test]
-fn a_server_that_is_gone_for_good_ends_in_errors_and_comes_back() {
+fn requests_fail_while_server_is_gone_and_succeed_after_its_return() {
     let disk: Arc<dyn Disk> = Arc::new(MemoryDisk::new(1 << 20, 512).unwrap());
     let place = Place::new();
     let export = place.serve(&disk);
@@ -159,7 +159,7 @@ fn a_server_that_is_gone_for_good_ends_in_errors_and_comes_back() {
 }
 
 #[test]
-fn a_disk_that_is_not_there_is_not_opened() {
+fn unknown_export_is_not_opened() {
     let place = Place::new();
     assert!(NbdDisk::open(&place.address(), &short()).is_err());
     let silent = place.listen();
@@ -169,7 +169,7 @@ fn a_disk_that_is_not_there_is_not_opened() {
     drop(silent);
 }
 
-/// A server written by hand: it agrees, then does with each connection what it is told.
+/// Starts a scripted server: it negotiates, then calls the script for each connection.
 fn hostile(
     place: &Place,
     mut act: impl FnMut(usize, &mut UnixStream) + Send + 'static,
@@ -178,7 +178,7 @@ fn hostile(
     std::thread::spawn(move || {
         for (n, stream) in listener.incoming().take(3).enumerate() {
             let mut stream = stream.unwrap();
-            // Who only wakes this thread at the end does not wait for it.
+            // The connection that only wakes this thread at the end sends nothing.
             let _ = stream.write_all(&crate::protocol::offer::greeting());
             let mut skip = [0; 4];
             let _ = stream.read_exact(&mut skip);
@@ -217,7 +217,7 @@ fn answer(stream: &mut UnixStream, number: u32, kind: u32, data: &[u8]) {
     let _ = stream.write_all(&bytes);
 }
 
-/// Reads a request; returns its kind, cookie and offset.
+/// Reads a request and returns its type, cookie and offset.
 fn read_request(stream: &mut UnixStream) -> Option<(u16, u64, u64)> {
     let mut bytes = [0; 28];
     stream.read_exact(&mut bytes).ok()?;
@@ -235,10 +235,10 @@ fn reply_with(cookie: u64, kind: u16, payload: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// Each of these servers lies on its first connection, and behaves on the second: the request is
-/// asked again, and the client's memory holds what the second one said.
+/// Checks servers that send invalid replies on the first connection and valid ones on the second: the request
+/// is sent again, and memory holds the second reply.
 #[test]
-fn lies_end_the_connection_and_the_request_is_asked_again() {
+fn invalid_reply_ends_connection_and_request_is_sent_again() {
     type Lie = fn(u64, u64) -> Vec<u8>;
     let lies: [(&str, Lie); 6] = [
         ("a cookie that was not given", |cookie, _| reply_with(cookie + 1, chunk::NONE, &[])),
@@ -271,7 +271,7 @@ fn lies_end_the_connection_and_the_request_is_asked_again() {
                 }
             };
             let _ = stream.write_all(&reply);
-            // The connection that lied is ended by the client, or by its silence.
+            // The client closes the faulty connection, or it times out.
             let _ = stream.read(&mut [0; 1]);
         });
         let remote = place.open(&short());
@@ -283,10 +283,10 @@ fn lies_end_the_connection_and_the_request_is_asked_again() {
     }
 }
 
-/// A server that hangs in the middle of a request is left, and another connection tried; when that
-/// hangs as well the request fails in time.
+/// Checks that a server that hangs is replaced by a new connection, and that the request fails in time if that
+/// hangs as well.
 #[test]
-fn a_server_that_hangs_does_not_hang_its_client() {
+fn request_to_hanging_server_fails_in_time() {
     let place = Place::new();
     let server = hostile(&place, |_, stream| while read_request(stream).is_some() {});
     let options = NbdOptions { give_up: Duration::from_millis(800), ..short() };
@@ -303,7 +303,7 @@ fn a_server_that_hangs_does_not_hang_its_client() {
 }
 
 #[test]
-fn errors_of_the_server_are_errors_of_the_disk() {
+fn error_of_server_is_error_of_disk() {
     let place = Place::new();
     let server = hostile(&place, |_, stream| {
         while let Some((_, cookie, _)) = read_request(stream) {
@@ -325,7 +325,7 @@ fn errors_of_the_server_are_errors_of_the_disk() {
     let _ = server.join();
 }
 
-/// An authority that has signed nothing: with these tests a handshake of TLS is never begun.
+/// Certificate of an authority that signed nothing; the TLS handshake never starts in these tests.
 const AUTHORITY: &str = "\
 -----BEGIN CERTIFICATE-----
 MIIBiDCCAS+gAwIBAgIUG3an4w+NXGqn3P1PZWCeJZXZwAUwCgYIKoZIzj0EAwIw
@@ -340,10 +340,10 @@ WqGLd5TcJClHFyRH
 -----END CERTIFICATE-----
 ";
 
-/// What somebody on the way adds to the agreement to encrypt would be read as if the server had said it
-/// under encryption, if it were kept until then.
+/// Checks that bytes injected behind the agreement to encrypt end the connection. If they were kept, they
+/// would be parsed as encrypted bytes of the server.
 #[test]
-fn bytes_behind_the_agreement_to_encrypt_end_the_connection() {
+fn bytes_behind_starttls_agreement_end_the_connection() {
     let place = Place::new();
     let directory = place.path.parent().unwrap().display();
     std::fs::write(format!("{directory}/ca-cert.pem"), AUTHORITY).unwrap();
@@ -362,7 +362,7 @@ fn bytes_behind_the_agreement_to_encrypt_end_the_connection() {
             stream.write_all(&crate::protocol::offer::greeting()).unwrap();
             stream.read_exact(&mut [0; 4]).unwrap();
             assert_eq!(read_option(&mut stream), Some(option::STARTTLS));
-            // In one piece, as an attacker would have it.
+            // One segment carries both, as an attacker would send it.
             let mut bytes = numbers::OPTION_REPLY.to_be_bytes().to_vec();
             bytes.extend(option::STARTTLS.to_be_bytes());
             bytes.extend(reply::ACK.to_be_bytes());

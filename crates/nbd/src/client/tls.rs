@@ -1,9 +1,9 @@
-//! TLS, as NBD has it: the server agrees in the clear to encrypt, and everything after that is
-//! encrypted. There is no falling back: who asked for TLS gets it or no disk.
+//! TLS of NBD connections: the server agrees in the clear, and all later bytes are encrypted.
 //!
-//! The files are those of libnbd and of nbdkit, in one directory: `ca-cert.pem`, whom to believe, and
-//! where the server wants to know who asks, `client-cert.pem` and `client-key.pem`. They are read by
-//! whoever may open files, once; the process that does the I/O is handed their content.
+//! A client with TLS settings never falls back to an unencrypted connection. The files are those of
+//! libnbd and nbdkit, in one directory: `ca-cert.pem` with the trusted authorities, and for servers
+//! that authenticate clients `client-cert.pem` and `client-key.pem`. The process that may open files reads
+//! them once; the I/O process receives their content.
 
 // #syscall driver,daemon sendto,recvfrom,read: what TLS has made of requests
 
@@ -18,24 +18,24 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use rustls::{ClientConfig, ClientConnection, RootCertStore};
 use serde::{Deserialize, Serialize};
 
-/// Where the files are if nobody says.
+/// Default directory of the certificate files.
 pub(super) const DIRECTORY_DEFAULT: &str = "/etc/pki/libnbd";
 
-/// Bytes of a file that are read.
+/// Maximum length in bytes of a file.
 const FILE_MAX: u64 = 16 << 10;
 
-/// Whom a client believes, and as whom it comes.
+/// Trusted authorities and own certificate of a client.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TlsIdentity {
-    /// The name that the server's certificate must have.
+    /// Name that the server's certificate must have.
     server: String,
-    /// PEM.
+    /// Certificates of the trusted authorities, in PEM.
     authorities: String,
-    /// PEM of certificate and key, where there are some.
+    /// Certificate and key of the client in PEM, if any.
     own: Option<(String, String)>,
 }
 
-// The key is nobody's business.
+// The key must not reach a log.
 impl fmt::Debug for TlsIdentity {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let TlsIdentity { server, own, .. } = self;
@@ -59,12 +59,11 @@ fn read(path: PathBuf) -> io::Result<String> {
 }
 
 impl TlsIdentity {
-    /// Reads the files in `directory`, for a server that has a certificate for `server`.
+    /// Reads the files in `directory`, for a server whose certificate names `server`.
     ///
     /// # Errors
     ///
-    /// When the certificates of the authorities cannot be read, or the client's own files are there
-    /// and cannot.
+    /// Returns an error if the authorities' certificates, or existing files of the client, cannot be read.
     pub fn read(directory: &Path, server: &str) -> io::Result<TlsIdentity> {
         let authorities = read(directory.join("ca-cert.pem"))?;
         let certificate = directory.join("client-cert.pem");
@@ -73,13 +72,13 @@ impl TlsIdentity {
             false => None,
         };
         let identity = TlsIdentity { server: server.to_owned(), authorities, own };
-        // What does not do is found where the files have names.
+        // Unusable content is reported here, with the name of the directory.
         TlsClient::new(&identity).map_err(named(directory))?;
         Ok(identity)
     }
 }
 
-/// What connections of a client have in common.
+/// TLS settings shared by the connections of a client.
 #[derive(Clone)]
 pub(super) struct TlsClient {
     config: Arc<ClientConfig>,
@@ -118,17 +117,17 @@ impl TlsClient {
         Ok(TlsClient { config: Arc::new(config), server })
     }
 
-    /// Begins to encrypt a connection.
+    /// Starts a TLS session.
     pub(super) fn start(&self) -> io::Result<Tls> {
         let connection = ClientConnection::new(Arc::clone(&self.config), self.server.clone());
         Ok(Tls(Box::new(connection.map_err(invalid)?)))
     }
 }
 
-/// The encryption of one connection.
+/// TLS session of one connection.
 pub(super) struct Tls(Box<ClientConnection>);
 
-/// A socket, for rustls.
+/// Adapter of a socket for rustls.
 struct Socket<'a>(&'a OwnedFd);
 
 impl Read for Socket<'_> {
@@ -139,7 +138,7 @@ impl Read for Socket<'_> {
 
 impl Write for Socket<'_> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        // Nobody reads any more: an error, and no signal.
+        // A closed connection yields an error, not SIGPIPE.
         Ok(rustix::net::send(self.0, bytes, rustix::net::SendFlags::NOSIGNAL)?)
     }
 
@@ -149,12 +148,12 @@ impl Write for Socket<'_> {
 }
 
 impl Tls {
-    /// Something waits for the socket to take it.
+    /// Returns `true` if encrypted bytes wait to be sent.
     pub(super) fn wants_to_write(&self) -> bool {
         self.0.wants_write()
     }
 
-    /// As `read`, for what was encrypted.
+    /// Reads decrypted bytes into `buffer`.
     pub(super) fn read(&mut self, socket: &OwnedFd, buffer: &mut [u8]) -> io::Result<usize> {
         loop {
             match self.0.reader().read(buffer) {
@@ -165,26 +164,26 @@ impl Tls {
                 return Ok(0);
             }
             if let Err(error) = self.0.process_new_packets() {
-                // What is wrong is said to the server, if it takes it.
+                // The alert is sent to the server if the socket accepts it.
                 let _ = self.flush(socket);
                 return Err(io::Error::new(io::ErrorKind::InvalidData, error));
             }
         }
     }
 
-    /// Encrypts as much as is taken; none while earlier bytes wait for the socket.
+    /// Encrypts and sends as many bytes as fit; none while earlier bytes wait for the socket.
     pub(super) fn write(&mut self, socket: &OwnedFd, bytes: &[u8]) -> io::Result<usize> {
         self.flush(socket)?;
         let taken = self.0.writer().write(bytes)?;
         match self.flush(socket) {
-            // They are sent when the socket takes them.
+            // Encrypted bytes stay queued until the socket accepts them.
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
             other => other?,
         }
         if taken == 0 { Err(io::ErrorKind::WouldBlock.into()) } else { Ok(taken) }
     }
 
-    /// Sends what was encrypted.
+    /// Sends the encrypted bytes that are queued.
     pub(super) fn flush(&mut self, socket: &OwnedFd) -> io::Result<()> {
         while self.0.wants_write() {
             self.0.write_tls(&mut Socket(socket))?;

@@ -1,4 +1,4 @@
-//! Memory for payloads, aligned to a page, used again.
+//! Buffer pool of an export: page-aligned memory for payloads.
 
 use std::io;
 
@@ -6,29 +6,29 @@ use ringfence_memory::{LentSlice, Mapping, PAGE_SIZE};
 
 use crate::protocol::PAYLOAD_MAX;
 
-/// Bytes kept for the next one.
+/// Maximum number of bytes of free buffers that are kept.
 const KEPT_MAX: usize = 32 << 20;
 
-/// Sizes: one page, two, four, … up to [`PAYLOAD_MAX`].
+/// Number of sizes: 1, 2, 4, … pages up to [`PAYLOAD_MAX`].
 const CLASSES: usize = 14;
 const _: () = assert!(PAGE_SIZE << (CLASSES - 1) == PAYLOAD_MAX as usize);
 
-/// Buffers of all clients of a disk.
+/// Free buffers of all clients of an export.
 #[derive(Default)]
 pub(super) struct Buffers {
     free: [Vec<LentSlice>; CLASSES],
     kept: usize,
 }
 
-/// A buffer: the whole of it, and the part that is the payload.
+/// Buffer of one request, and its part that holds the payload.
 pub(super) struct Payload {
     whole: LentSlice,
-    /// Exactly the bytes of the request.
+    /// Memory of exactly the length of the request.
     pub(super) bytes: LentSlice,
 }
 
 impl Buffers {
-    /// A buffer for `len` bytes, which hold anything.
+    /// Returns a buffer for `len` bytes with undefined content.
     pub(super) fn take(&mut self, len: u32) -> io::Result<Payload> {
         let len = len.clamp(1, PAYLOAD_MAX) as usize;
         let class = len.div_ceil(PAGE_SIZE).next_power_of_two().trailing_zeros() as usize;
@@ -43,7 +43,7 @@ impl Buffers {
         Ok(Payload { whole, bytes })
     }
 
-    /// Takes a buffer back.
+    /// Returns a buffer to the pool.
     pub(super) fn give_back(&mut self, payload: Payload) {
         let len = payload.whole.len();
         if self.kept + len <= KEPT_MAX {
@@ -59,7 +59,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn buffers_are_exact_and_what_is_kept_is_bounded() {
+    fn buffer_has_exact_length_and_kept_bytes_are_bounded() {
         let mut buffers = Buffers::default();
         for len in [1, 512, 4096, 4097, 1 << 20, PAYLOAD_MAX, PAYLOAD_MAX] {
             let payload = buffers.take(len).unwrap();

@@ -1,4 +1,4 @@
-//! One client.
+//! Connection of one client of an export: input parsing, limits, reply queue.
 
 use std::collections::VecDeque;
 use std::io;
@@ -15,16 +15,16 @@ use crate::protocol::serve::{
 };
 use crate::protocol::{Offer, error_of};
 
-/// Bytes read from the socket at once: an option of the handshake, or some thousand requests.
+/// Length in bytes of the input buffer: an option of the handshake, or some thousand requests.
 const INPUT: usize = 64 << 10;
 
-/// Bytes of payload that one client may have in flight, beyond its first request.
+/// Maximum number of payload bytes of one client in flight, beyond its first request.
 const BYTES_MAX: usize = 32 << 20;
 
-/// Requests that one client may have in flight.
+/// Maximum number of requests of one client in flight.
 const REQUESTS_MAX: usize = 512;
 
-/// Replies sent with one system call: a header and a payload each.
+/// Maximum number of replies per system call, of a header and a payload each.
 const REPLIES: usize = 16;
 
 enum Phase {
@@ -32,23 +32,23 @@ enum Phase {
     Transmission(Agreed),
 }
 
-/// A request of a client that goes to the disk.
-pub(super) struct Wanted {
+/// Request of a client for the disk.
+pub(super) struct DiskRequest {
     pub(super) request: ClientRequest,
     pub(super) command: Command,
     pub(super) payload: Option<Payload>,
 }
 
-/// A write of which the payload is not whole yet.
-struct Arriving {
-    wanted: Wanted,
+/// Write whose payload is not complete yet.
+struct PendingWrite {
+    wanted: DiskRequest,
     have: usize,
 }
 
 struct Outgoing {
     header: ReplyHeader,
     payload: Option<Payload>,
-    /// Bytes of both that are gone.
+    /// Number of bytes of header and payload that were sent.
     sent: usize,
 }
 
@@ -58,38 +58,38 @@ impl Outgoing {
     }
 }
 
-/// One client.
+/// Connection of one client.
 pub(super) struct Connection {
     pub(super) stream: OwnedFd,
     phase: Phase,
     offer: Offer,
-    /// Until when the handshake must be over.
+    /// End of the handshake timeout; `None` after the handshake.
     pub(super) deadline: Option<Instant>,
     input: Box<[u8]>,
-    /// What came and was not looked at: a range of `input`.
+    /// Received bytes that are not parsed, as a range of `input`.
     start: usize,
     end: usize,
-    /// Bytes of payload that nobody wants.
+    /// Number of payload bytes to skip.
     skip: u32,
-    arriving: Option<Arriving>,
+    pending_write: Option<PendingWrite>,
     text: Vec<u8>,
     out: VecDeque<Outgoing>,
-    /// Requests that have no answer on its way yet.
+    /// Number of requests without a queued reply.
     in_flight: usize,
-    /// Bytes of payloads, of requests and answers.
+    /// Number of payload bytes of requests and replies.
     held: usize,
-    /// It said good-bye, or hung up: no more requests.
+    /// Set after a disconnect request or abort: no more requests are read.
     leaving: bool,
-    /// As the kernel was told what is of interest: reading, writing.
+    /// Interest registered with epoll: reading, writing.
     pub(super) interest: (bool, bool),
 }
 
-/// What came of reading.
+/// Result of a read from the socket.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Received {
-    /// There may be more.
+    /// The socket may have more data.
     Some,
-    /// There is nothing more, for now.
+    /// The socket has no more data for now.
     Nothing,
 }
 
@@ -104,7 +104,7 @@ impl Connection {
             start: 0,
             end: 0,
             skip: 0,
-            arriving: None,
+            pending_write: None,
             text: greeting().to_vec(),
             out: VecDeque::new(),
             in_flight: 0,
@@ -114,7 +114,7 @@ impl Connection {
         }
     }
 
-    /// Whether it may have more in flight.
+    /// Returns `true` if the client may have more requests in flight.
     pub(super) fn may_ask(&self) -> bool {
         self.held <= BYTES_MAX
             && self.in_flight < REQUESTS_MAX
@@ -122,33 +122,33 @@ impl Connection {
             && self.text.len() < INPUT
     }
 
-    /// Bytes of payloads.
+    /// Returns the number of payload bytes in flight.
     pub(super) fn held(&self) -> usize {
         self.held
     }
 
-    /// Whether its socket is to be read.
+    /// Returns `true` if the socket should be read.
     pub(super) fn wants_to_read(&self) -> bool {
-        // What is held back may fill the buffer.
-        let room = self.end - self.start < self.input.len() || self.arriving.is_some();
+        // Requests that are held back may fill the input buffer.
+        let room = self.end - self.start < self.input.len() || self.pending_write.is_some();
         !self.leaving && self.may_ask() && room
     }
 
-    /// Whether something is to be sent.
+    /// Returns `true` if there are bytes to send.
     pub(super) fn wants_to_write(&self) -> bool {
         !self.out.is_empty() || !self.text.is_empty()
     }
 
-    /// Whether all was said, and nothing is to come.
+    /// Returns `true` if all replies were sent and no request follows.
     pub(super) fn is_over(&self) -> bool {
         self.leaving && self.in_flight == 0 && !self.wants_to_write()
     }
 
-    /// One read from the socket: into a payload that is arriving, and behind it.
+    /// Reads once from the socket: into an incomplete payload, then into the input buffer.
     ///
     /// # Errors
     ///
-    /// When the client is gone.
+    /// Returns the error of the socket, or `UnexpectedEof` after the client closed it.
     pub(super) fn receive(&mut self) -> io::Result<Received> {
         if self.start > 0 {
             self.input.copy_within(self.start..self.end, 0);
@@ -158,12 +158,12 @@ impl Connection {
         let behind = self.input.len() - self.end;
         let mut list = ReadList::new();
         let mut room = 0;
-        // What arrives belongs to the payload only if nothing waits in front of it.
-        if let (Some(arriving), true) = (&self.arriving, self.end == 0)
-            && let Some(payload) = &arriving.wanted.payload
+        // Received bytes belong to the payload only if the input buffer is empty.
+        if let (Some(pending_write), true) = (&self.pending_write, self.end == 0)
+            && let Some(payload) = &pending_write.wanted.payload
         {
-            room = payload.bytes.len() - arriving.have;
-            list.push_lent(&payload.bytes, arriving.have, room).map_err(io::Error::other)?;
+            room = payload.bytes.len() - pending_write.have;
+            list.push_lent(&payload.bytes, pending_write.have, room).map_err(io::Error::other)?;
         }
         list.push(&mut self.input[self.end..]).map_err(io::Error::other)?;
         let wanted = room + behind;
@@ -176,25 +176,25 @@ impl Connection {
             Err(error) => return Err(error),
         };
         if read == 0 && wanted > 0 {
-            // It hung up. What it asked for is done, but it is not there to hear of it.
+            // The client closed the connection. Its requests complete, but their replies are dropped.
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
-        if let Some(arriving) = &mut self.arriving {
-            arriving.have += read.min(room);
+        if let Some(pending_write) = &mut self.pending_write {
+            pending_write.have += read.min(room);
         }
         self.end += read.saturating_sub(room);
         Ok(if read < wanted { Received::Nothing } else { Received::Some })
     }
 
-    /// The next request that came in whole, as far as the client may have one more.
+    /// Returns the next complete request, if the limits allow one.
     ///
     /// # Errors
     ///
-    /// When the client broke the protocol, or memory is short.
-    pub(super) fn next(&mut self, buffers: &mut Buffers) -> io::Result<Option<Wanted>> {
+    /// Returns an error if the client violated the protocol or there is no memory.
+    pub(super) fn next(&mut self, buffers: &mut Buffers) -> io::Result<Option<DiskRequest>> {
         loop {
             if let Phase::Handshake(_) = self.phase {
-                if !self.shake_hands()? {
+                if !self.continue_handshake()? {
                     return Ok(None);
                 }
                 continue;
@@ -205,8 +205,8 @@ impl Connection {
             if self.skip > 0 || self.leaving {
                 return Ok(None);
             }
-            if self.arriving.is_some() {
-                return self.arrive();
+            if self.pending_write.is_some() {
+                return self.fill_payload();
             }
             if !self.may_ask() {
                 return Ok(None);
@@ -222,8 +222,8 @@ impl Connection {
         }
     }
 
-    /// Goes on with the handshake; says whether it got anywhere.
-    fn shake_hands(&mut self) -> io::Result<bool> {
+    /// Continues the handshake. Returns `true` if it made progress.
+    fn continue_handshake(&mut self) -> io::Result<bool> {
         let Phase::Handshake(handshake) = &mut self.phase else { return Ok(false) };
         if self.leaving || self.text.len() >= INPUT {
             return Ok(false);
@@ -244,13 +244,13 @@ impl Connection {
         Ok(true)
     }
 
-    /// A request without its payload: `None` when it is answered already, or its payload is not
-    /// here yet.
+    /// Handles a request without its payload. Returns `None` if it was answered, or if its payload is
+    /// incomplete.
     fn request(
         &mut self,
         bytes: &[u8; REQUEST_LEN],
         buffers: &mut Buffers,
-    ) -> io::Result<Option<Wanted>> {
+    ) -> io::Result<Option<DiskRequest>> {
         let Phase::Transmission(agreed) = self.phase else { return Ok(None) };
         let request = parse_request(bytes, &self.offer, agreed)?;
         let ClientRequest { cookie, len, structured, payload, .. } = request;
@@ -276,35 +276,35 @@ impl Connection {
             self.held += len as usize;
         }
         self.in_flight += 1;
-        let wanted = Wanted { request, command, payload };
+        let wanted = DiskRequest { request, command, payload };
         if let Command::Write { .. } = command {
-            self.arriving = Some(Arriving { wanted, have: 0 });
+            self.pending_write = Some(PendingWrite { wanted, have: 0 });
             return Ok(None);
         }
         Ok(Some(wanted))
     }
 
-    /// Moves what came of a payload to where it belongs; the request, if that is all of it.
-    fn arrive(&mut self) -> io::Result<Option<Wanted>> {
-        let Some(arriving) = &mut self.arriving else { return Ok(None) };
-        let Some(payload) = &arriving.wanted.payload else { return Ok(None) };
-        let left = payload.bytes.len() - arriving.have;
+    /// Copies received bytes into the incomplete payload. Returns the request once the payload is complete.
+    fn fill_payload(&mut self) -> io::Result<Option<DiskRequest>> {
+        let Some(pending_write) = &mut self.pending_write else { return Ok(None) };
+        let Some(payload) = &pending_write.wanted.payload else { return Ok(None) };
+        let left = payload.bytes.len() - pending_write.have;
         let here = &self.input[self.start..self.end];
         let here = &here[..here.len().min(left)];
-        payload.bytes.copy_from(arriving.have, here).map_err(io::Error::other)?;
+        payload.bytes.copy_from(pending_write.have, here).map_err(io::Error::other)?;
         self.start += here.len();
-        arriving.have += here.len();
+        pending_write.have += here.len();
         if here.len() < left {
             return Ok(None);
         }
-        Ok(self.arriving.take().map(|arriving| arriving.wanted))
+        Ok(self.pending_write.take().map(|pending_write| pending_write.wanted))
     }
 
     fn send(&mut self, header: ReplyHeader, payload: Option<Payload>) {
         self.out.push_back(Outgoing { header, payload, sent: 0 });
     }
 
-    /// A request is over: its answer is on its way.
+    /// Queues the reply of a completed request.
     pub(super) fn answer(
         &mut self,
         request: &ClientRequest,
@@ -330,11 +330,11 @@ impl Connection {
         }
     }
 
-    /// Sends what there is to say, as far as the client takes it.
+    /// Sends queued bytes until the socket is full.
     ///
     /// # Errors
     ///
-    /// When the client is gone.
+    /// Returns the error of the socket.
     pub(super) fn flush(&mut self, buffers: &mut Buffers) -> io::Result<()> {
         while self.wants_to_write() {
             match self.write_some() {
@@ -350,7 +350,7 @@ impl Connection {
     fn write_some(&self) -> io::Result<usize> {
         let mut list = WriteList::new();
         if !self.text.is_empty() {
-            // Nothing else is said during the handshake.
+            // During the handshake there are no replies.
             list.push(&self.text).map_err(io::Error::other)?;
             return list.write(&self.stream);
         }

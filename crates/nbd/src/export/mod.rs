@@ -1,12 +1,16 @@
-//! A disk for ordinary programs: an NBD server on a Unix socket.
+//! NBD server on a Unix socket: exports a disk to local programs.
 //!
-//! One thread serves all clients of a disk, through one queue of it. So every request is in sight
-//! of one loop, which starts what came in together, and answers what was done together; and a flush
-//! that any client asks for covers what was done for all (`CAN_MULTI_CONN`).
+//! ```text
+//! clients ── Connection (parse, limits) ──> Server loop ──> one DiskQueue ──> disk
+//! ```
 //!
-//! Clients are not trusted. What they may have in flight is bounded in number and in bytes, for each
-//! and for all; a client that does not take its answers is not read from; one that does not finish
-//! the handshake in time, or breaks the protocol, is cut off. None of it holds up the others.
+//! One thread serves all clients of a disk through one disk queue. The loop starts requests that arrived
+//! together, and answers requests that completed together. A flush of any client therefore covers the
+//! completed writes of all clients (`CAN_MULTI_CONN`).
+//!
+//! Clients are not trusted. The number and size of requests in flight are bounded per client and in total. A
+//! client that does not read its replies is not read from. A client that exceeds the handshake timeout or
+//! violates the protocol is disconnected. None of that delays other clients.
 
 // #syscall frontend eventfd2,write: the export is told to end
 // #syscall frontend ioctl 1=0x5421: FIONBIO: O_NONBLOCK, as the standard library sets it
@@ -16,32 +20,31 @@ mod connection;
 mod server;
 
 use std::io;
-use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixListener;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use ringfence_block::storage::{Disk, Geometry};
-use rustix::event::EventfdFlags;
+use ringfence_sys::mailbox::WakeFd;
 
 use crate::protocol as nbd;
 use crate::protocol::numbers::transmission;
 use crate::protocol::{Offer, PAYLOAD_MAX};
+use ringfence_block::storage::{Disk, Geometry};
 use server::Server;
 
-/// How a disk is served.
+/// Options of an export.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ExportOptions {
-    /// The name by which clients may ask for it. No name stands for it too.
+    /// Name of the export; the empty name selects it as well.
     pub name: String,
-    /// What it is, for people.
+    /// Description for users.
     pub description: String,
-    /// Clients at the same time.
+    /// Maximum number of clients at the same time.
     pub clients_max: usize,
-    /// Requests at the disk at the same time.
+    /// Maximum number of requests in flight at the disk.
     pub depth: u32,
-    /// How long a client may take to say what it wants.
+    /// Maximum duration of a client's handshake.
     pub handshake: Duration,
 }
 
@@ -57,11 +60,11 @@ impl Default for ExportOptions {
     }
 }
 
-/// What is offered of a disk.
+/// Returns the properties of the export of a disk.
 fn offer(geometry: &Geometry) -> Offer {
     let Geometry { bytes, sector_size, physical_sector_size, .. } = *geometry;
-    // Zeros are written where they cannot be asked for; and with one queue for all, any flush is
-    // everybody's.
+    // The server writes zeros itself if the disk cannot. With one disk queue, any flush covers the writes
+    // of all clients.
     let mut flags = transmission::HAS_FLAGS
         | transmission::SEND_FLUSH
         | transmission::SEND_FUA
@@ -81,33 +84,31 @@ fn offer(geometry: &Geometry) -> Offer {
     Offer { bytes, flags, block_min: sector_size, block_preferred, payload_max: PAYLOAD_MAX }
 }
 
-/// A disk that is being served. Dropping it ends every connection.
+/// Running export of a disk. Dropping it closes all connections.
 pub struct Export {
-    stop: Arc<OwnedFd>,
+    stop: WakeFd,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Export {
-    /// Serves `disk` to whoever connects to `listener`, from a thread of its own.
+    /// Serves `disk` to the clients of `listener`, on a thread of its own.
     ///
     /// # Errors
     ///
-    /// When the system has no room for it.
+    /// Returns the system's error if there is no memory, descriptor or thread.
     pub fn start(
         listener: UnixListener,
         disk: &Arc<dyn Disk>,
         options: ExportOptions,
     ) -> io::Result<Export> {
-        let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
-        let stop = Arc::new(rustix::event::eventfd(0, flags)?);
+        let stop = WakeFd::new()?;
         listener.set_nonblocking(true)?;
         let queue = disk.queue(options.depth)?;
         let geometry = disk.geometry();
         let offer = offer(&geometry);
         let ExportOptions { name, description, .. } = options.clone();
         let export = nbd::offer::Export { name, description, offer };
-        let mut server =
-            Server::new(listener.into(), Arc::clone(&stop), queue, geometry, export, options)?;
+        let mut server = Server::new(listener.into(), &stop, queue, geometry, export, options)?;
         let thread =
             std::thread::Builder::new().name("nbd export".to_owned()).spawn(move || {
                 if let Err(error) = server.run() {
@@ -120,7 +121,7 @@ impl Export {
 
 impl Drop for Export {
     fn drop(&mut self) {
-        let _ = rustix::io::write(&self.stop, &1u64.to_ne_bytes());
+        self.stop.wake();
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }

@@ -1,4 +1,7 @@
-//! The loop that serves all clients of a disk.
+//! Event loop that serves all clients of an export.
+//!
+//! The loop waits for the listener, the disk queue and the clients in epoll. In each round it reads from
+//! ready clients, submits their requests to the disk, and queues replies to the completed ones.
 
 // #syscall frontend epoll_create1,epoll_ctl,epoll_pwait,epoll_pwait2: the export waits for its clients
 // #syscall frontend accept4: users of a disk connect
@@ -6,56 +9,57 @@
 use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::os::fd::OwnedFd;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use ringfence_block::storage::{DiskQueue, Done, Geometry, Op, Request, Segment};
 use ringfence_memory::{LentSlice, Mapping};
+use ringfence_sys::mailbox::WakeFd;
+use ringfence_sys::poll::timespec;
 use rustix::event::{Timespec, epoll};
 use rustix::net::SocketFlags;
 
 use super::ExportOptions;
 use super::buffers::{Buffers, Payload};
-use super::connection::{Connection, Received, Wanted};
+use super::connection::{Connection, DiskRequest, Received};
 use crate::protocol::offer::Export;
 use crate::protocol::serve::{ClientRequest, Command};
 
-/// Events taken at once.
+/// Maximum number of events per wait.
 const EVENTS: usize = 64;
 
-/// What is not a client: names of events.
+/// Event names that are no clients.
 const LISTENER: u64 = 0;
 const STOP: u64 = 1;
 const DISK: u64 = 2;
 const FIRST_CLIENT: u64 = 16;
 
-/// The other side is closed in both directions: nobody hears an answer any more.
+/// Events of a connection that is closed in both directions: no reply can reach the client.
 const GONE: epoll::EventFlags = epoll::EventFlags::HUP.union(epoll::EventFlags::ERR);
 
-/// Bytes of payloads of all clients, beyond the first request of each.
+/// Maximum number of payload bytes of all clients, beyond the first request of each.
 const BYTES_MAX: usize = 128 << 20;
 
-/// Bytes of zeros written at once where a disk cannot zero a range.
+/// Number of zero bytes written at once if the disk cannot zero a range.
 const ZEROS: usize = 256 << 10;
 
-/// Reads from one client before the others have their turn.
+/// Maximum number of reads from one client per round.
 const READS: usize = 4;
 
-/// How long nobody is accepted when there are no descriptors left.
+/// Pause of accepting when there are no descriptors left.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// A request of a client, at the disk.
+/// Request of a client at the disk.
 struct Active {
     client: u64,
     request: ClientRequest,
     payload: Option<Payload>,
-    /// Bytes still to be zeroed by writing.
+    /// Number of bytes still to be zeroed by writes.
     zeros_left: u64,
-    /// A flush comes last.
+    /// Set if a flush is the last step.
     then_flush: bool,
 }
 
-/// The loop.
+/// State of the event loop.
 pub(super) struct Server {
     epoll: OwnedFd,
     listener: OwnedFd,
@@ -68,11 +72,11 @@ pub(super) struct Server {
     active: HashMap<u64, Active>,
     next_token: u64,
     at_disk: usize,
-    /// For the disk, when it has room.
+    /// Requests that wait for room in the disk queue.
     backlog: VecDeque<Request>,
     buffers: Buffers,
     zeros: LentSlice,
-    /// Vectors to be used again.
+    /// Spare segment vectors.
     vectors: Vec<Vec<Segment>>,
     done: Vec<Done>,
     accept_again: Option<Instant>,
@@ -81,7 +85,7 @@ pub(super) struct Server {
 impl Server {
     pub(super) fn new(
         listener: OwnedFd,
-        stop: Arc<OwnedFd>,
+        stop: &WakeFd,
         queue: Box<dyn DiskQueue>,
         geometry: Geometry,
         export: Export,
@@ -89,9 +93,8 @@ impl Server {
     ) -> io::Result<Server> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let readable = epoll::EventFlags::IN;
-        for (fd, name) in [(&listener, LISTENER), (&*stop, STOP)] {
-            epoll::add(&epoll, fd, epoll::EventData::new_u64(name), readable)?;
-        }
+        epoll::add(&epoll, &listener, epoll::EventData::new_u64(LISTENER), readable)?;
+        epoll::add(&epoll, stop, epoll::EventData::new_u64(STOP), readable)?;
         epoll::add(&epoll, queue.wait_fd(), epoll::EventData::new_u64(DISK), readable)?;
         Ok(Server {
             epoll,
@@ -114,11 +117,11 @@ impl Server {
         })
     }
 
-    /// Serves, until it is told to stop.
+    /// Serves clients until the stop event.
     ///
     /// # Errors
     ///
-    /// When events cannot be waited for.
+    /// Returns the error of `epoll_wait`.
     pub(super) fn run(&mut self) -> io::Result<()> {
         let mut events = Vec::with_capacity(EVENTS);
         loop {
@@ -132,7 +135,7 @@ impl Server {
                 Ok(_) | Err(rustix::io::Errno::INTR) => {}
                 Err(error) => return Err(error.into()),
             }
-            let mut touched = vec![];
+            let mut active_clients = vec![];
             for event in &events {
                 let flags = event.flags;
                 match event.data.u64() {
@@ -140,21 +143,21 @@ impl Server {
                     LISTENER => self.accept(),
                     DISK => {}
                     client if flags.intersects(GONE) => {
-                        self.lose(client, &io::ErrorKind::UnexpectedEof.into());
+                        self.disconnect(client, &io::ErrorKind::UnexpectedEof.into());
                     }
                     client => {
                         self.read_from(client);
-                        touched.push(client);
+                        active_clients.push(client);
                     }
                 }
             }
-            self.turn(&mut touched);
+            self.run_round(&mut active_clients);
             self.expire();
         }
     }
 
-    /// Starts what came in, answers what is done, until neither is left.
-    fn turn(&mut self, touched: &mut Vec<u64>) {
+    /// Submits received requests and replies to completed ones, until neither is left.
+    fn run_round(&mut self, active_clients: &mut Vec<u64>) {
         loop {
             self.submit_backlog();
             self.queue.kick();
@@ -162,13 +165,13 @@ impl Server {
             self.queue.reap(&mut done);
             let idle = done.is_empty();
             for done in done.drain(..) {
-                touched.extend(self.take_done(done));
+                active_clients.extend(self.take_done(done));
             }
             self.done = done;
-            touched.sort_unstable();
-            touched.dedup();
-            for client in touched.drain(..) {
-                self.attend(client);
+            active_clients.sort_unstable();
+            active_clients.dedup();
+            for client in active_clients.drain(..) {
+                self.serve_client(client);
             }
             if idle && (self.backlog.is_empty() || self.at_disk > 0) {
                 return;
@@ -176,11 +179,11 @@ impl Server {
         }
     }
 
-    /// Until when the loop may sleep.
+    /// Returns the time until the next deadline.
     fn timeout(&self) -> Option<Timespec> {
         let deadlines = self.clients.values().filter_map(|client| client.deadline);
         let next = deadlines.chain(self.accept_again).min()?;
-        Timespec::try_from(next.saturating_duration_since(Instant::now())).ok()
+        Some(timespec(next.saturating_duration_since(Instant::now())))
     }
 
     fn accept(&mut self) {
@@ -188,12 +191,12 @@ impl Server {
         let stream = match rustix::net::accept_with(&self.listener, flags) {
             Ok(stream) => stream,
             Err(rustix::io::Errno::MFILE | rustix::io::Errno::NFILE | rustix::io::Errno::NOMEM) => {
-                // It would be told again at once, and for ever.
+                // The listener stays readable: without the pause the loop would spin.
                 let _ = epoll::delete(&self.epoll, &self.listener);
                 self.accept_again = Some(Instant::now() + PAUSE);
                 return;
             }
-            // Whoever it was is gone.
+            // The client closed the connection before it was accepted.
             Err(_) => return,
         };
         if self.clients.len() >= self.options.clients_max {
@@ -210,7 +213,7 @@ impl Server {
         }
         self.next_client += 1;
         self.clients.insert(id, client);
-        self.attend(id);
+        self.serve_client(id);
     }
 
     fn read_from(&mut self, id: u64) {
@@ -226,12 +229,12 @@ impl Server {
                         return;
                     }
                 }
-                Err(error) => return self.lose(id, &error),
+                Err(error) => return self.disconnect(id, &error),
             }
         }
     }
 
-    /// Takes the requests of a client that are here, as far as it may have more in flight.
+    /// Starts the received requests of a client, within its limits.
     fn take_requests(&mut self, id: u64) {
         loop {
             let all: usize = self.clients.values().map(Connection::held).sum();
@@ -240,20 +243,20 @@ impl Server {
                 return;
             }
             match client.next(&mut self.buffers) {
-                Ok(Some(wanted)) => self.start(id, wanted),
+                Ok(Some(request_at_disk)) => self.start(id, request_at_disk),
                 Ok(None) => return,
-                Err(error) => return self.lose(id, &error),
+                Err(error) => return self.disconnect(id, &error),
             }
         }
     }
 
-    /// Sends a client its answers; then there may be room for more of its requests.
-    fn attend(&mut self, id: u64) {
+    /// Sends the replies of a client, then starts requests for which there is room now.
+    fn serve_client(&mut self, id: u64) {
         let Some(client) = self.clients.get_mut(&id) else { return };
         if let Err(error) = client.flush(&mut self.buffers) {
-            return self.lose(id, &error);
+            return self.disconnect(id, &error);
         }
-        // Those that were held back, and are here already.
+        // Requests that were held back are in the input buffer already.
         self.take_requests(id);
         let Some(client) = self.clients.get_mut(&id) else { return };
         if client.is_over() {
@@ -268,12 +271,12 @@ impl Server {
             flags.set(epoll::EventFlags::OUT, interest.1);
             let data = epoll::EventData::new_u64(id);
             if let Err(error) = epoll::modify(&self.epoll, &client.stream, data, flags) {
-                self.lose(id, &error.into());
+                self.disconnect(id, &error.into());
             }
         }
     }
 
-    fn lose(&mut self, id: u64, why: &io::Error) {
+    fn disconnect(&mut self, id: u64, why: &io::Error) {
         match why.kind() {
             io::ErrorKind::UnexpectedEof
             | io::ErrorKind::BrokenPipe
@@ -283,7 +286,7 @@ impl Server {
         self.remove(id);
     }
 
-    /// What the client has at the disk goes on, and its answers are dropped.
+    /// Removes a client. Its requests at the disk complete; their replies are dropped.
     fn remove(&mut self, id: u64) {
         if let Some(client) = self.clients.remove(&id) {
             let _ = epoll::delete(&self.epoll, &client.stream);
@@ -301,12 +304,12 @@ impl Server {
         let late: Vec<u64> =
             self.clients.iter().filter(|(_, client)| late(client)).map(|(id, _)| *id).collect();
         for id in late {
-            self.lose(id, &io::ErrorKind::TimedOut.into());
+            self.disconnect(id, &io::ErrorKind::TimedOut.into());
         }
     }
 
-    fn start(&mut self, client: u64, wanted: Wanted) {
-        let Wanted { request, command, payload } = wanted;
+    fn start(&mut self, client: u64, request_at_disk: DiskRequest) {
+        let DiskRequest { request, command, payload } = request_at_disk;
         let len = u64::from(request.len);
         let writes_zeros =
             matches!(command, Command::WriteZeroes { .. }) && !self.geometry.write_zeroes;
@@ -326,11 +329,11 @@ impl Server {
             Command::WriteZeroes { .. } => Op::WriteZeroes,
             Command::Flush | Command::BlockStatus | Command::Disconnect => Op::Flush,
         };
-        self.go_on(token, active, op);
+        self.queue_step(token, active, op);
     }
 
-    /// Sends the next step of a request to the disk.
-    fn go_on(&mut self, token: u64, mut active: Active, op: Op) {
+    /// Queues the next step of a request for the disk.
+    fn queue_step(&mut self, token: u64, mut active: Active, op: Op) {
         let ClientRequest { offset, len, .. } = active.request;
         let (mut offset, mut len) = (offset, u64::from(len));
         let mut segments = self.vectors.pop().unwrap_or_default();
@@ -357,7 +360,7 @@ impl Server {
         }
     }
 
-    /// Returns the client that has an answer coming.
+    /// Handles a completion of the disk. Returns the client that has a reply to send.
     fn take_done(&mut self, done: Done) -> Option<u64> {
         let Done { token, result, mut segments } = done;
         self.at_disk = self.at_disk.saturating_sub(1);
@@ -365,12 +368,12 @@ impl Server {
         self.vectors.push(segments);
         let mut active = self.active.remove(&token)?;
         if result.is_ok() && active.zeros_left > 0 {
-            self.go_on(token, active, Op::Write { fua: false });
+            self.queue_step(token, active, Op::Write { fua: false });
             return None;
         }
         if result.is_ok() && active.then_flush {
             active.then_flush = false;
-            self.go_on(token, active, Op::Flush);
+            self.queue_step(token, active, Op::Flush);
             return None;
         }
         let Active { client: id, request, payload, .. } = active;

@@ -26,14 +26,14 @@ fn serve(options: ExportOptions) -> Served {
 }
 
 impl Served {
-    /// A client that has said nothing yet.
+    /// Connects a client that has sent nothing.
     fn raw(&self) -> UnixStream {
         let stream = UnixStream::connect(&self.path).unwrap();
         stream.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
         stream
     }
 
-    /// A client that chose the disk in the oldest way: simple replies, no more talk.
+    /// Connects a client with the option `EXPORT_NAME`, which has simple replies.
     fn client(&self) -> UnixStream {
         let mut stream = self.raw();
         let mut text = 3u32.to_be_bytes().to_vec();
@@ -45,8 +45,8 @@ impl Served {
         stream
     }
 
-    /// The disk still serves others.
-    fn is_well(&self) {
+    /// Checks that the export still serves other clients.
+    fn check_still_serving(&self) {
         let mut stream = self.client();
         assert_eq!(ask(&mut stream, command::READ, 0, 512), 0);
         stream.read_exact(&mut [0; 512]).unwrap();
@@ -63,7 +63,7 @@ fn request(kind: u16, cookie: u64, offset: u64, len: u32) -> Vec<u8> {
     bytes
 }
 
-/// Sends a request; returns the error of its simple reply.
+/// Sends a request and returns the error number of its simple reply.
 fn ask(stream: &mut UnixStream, kind: u16, offset: u64, len: u32) -> u32 {
     stream.write_all(&request(kind, 7, offset, len)).unwrap();
     answer(stream)
@@ -76,7 +76,7 @@ fn answer(stream: &mut UnixStream) -> u32 {
     u32::from_be_bytes(reply[4..8].try_into().unwrap())
 }
 
-/// The other side has closed the connection.
+/// Returns `true` if the other side closed the connection.
 fn is_closed(stream: &mut UnixStream) -> bool {
     let mut bytes = [0; 4096];
     loop {
@@ -89,7 +89,7 @@ fn is_closed(stream: &mut UnixStream) -> bool {
 }
 
 #[test]
-fn what_is_no_request_ends_the_connection_and_no_other() {
+fn invalid_request_ends_only_its_connection() {
     let served = serve(ExportOptions::default());
     let mut stream = served.client();
     stream.write_all(&[0xAA; 28]).unwrap();
@@ -100,11 +100,11 @@ fn what_is_no_request_ends_the_connection_and_no_other() {
     let mut stream = served.raw();
     stream.write_all(b"GET / HTTP/1.1\r\n\r\n").unwrap();
     assert!(is_closed(&mut stream));
-    served.is_well();
+    served.check_still_serving();
 }
 
 #[test]
-fn a_request_that_cannot_be_served_is_answered_and_its_payload_skipped() {
+fn refused_request_is_answered_and_its_payload_skipped() {
     let served = serve(ExportOptions::default());
     let mut stream = served.client();
     assert_eq!(ask(&mut stream, command::READ, BYTES, 512), error::INVAL);
@@ -120,7 +120,7 @@ fn a_request_that_cannot_be_served_is_answered_and_its_payload_skipped() {
 }
 
 #[test]
-fn who_does_not_finish_the_handshake_is_sent_away() {
+fn client_over_handshake_timeout_is_disconnected() {
     let served =
         serve(ExportOptions { handshake: Duration::from_millis(200), ..ExportOptions::default() });
     let begun = Instant::now();
@@ -135,19 +135,19 @@ fn who_does_not_finish_the_handshake_is_sent_away() {
 }
 
 #[test]
-fn one_client_too_many_is_sent_away_until_another_leaves() {
+fn client_over_limit_is_refused_until_another_disconnects() {
     let served = serve(ExportOptions { clients_max: 2, ..ExportOptions::default() });
     let (first, _second) = (served.client(), served.client());
     assert!(is_closed(&mut served.raw()));
     drop(first);
     std::thread::sleep(Duration::from_millis(100));
-    served.is_well();
+    served.check_still_serving();
 }
 
-/// Asks for far more than it takes: what it has in flight is bounded, so it is not read from any
-/// more, and others do not notice.
+/// Checks that the memory of a client that requests far more than it reads is bounded, and that other
+/// clients are still served.
 #[test]
-fn a_client_that_takes_no_answers_costs_bounded_memory() {
+fn client_that_reads_no_replies_uses_bounded_memory() {
     let served = serve(ExportOptions::default());
     let mut greedy = served.client();
     greedy.set_nonblocking(true).unwrap();
@@ -166,8 +166,8 @@ fn a_client_that_takes_no_answers_costs_bounded_memory() {
         }
     }
     assert!(refused > 0, "100,000 requests for a MiB each were taken");
-    served.is_well();
-    // When it takes its answers after all, it gets them.
+    served.check_still_serving();
+    // The client gets its replies once it reads.
     greedy.set_nonblocking(false).unwrap();
     for _ in 0..32 {
         assert_eq!(answer(&mut greedy), 0);
@@ -176,7 +176,7 @@ fn a_client_that_takes_no_answers_costs_bounded_memory() {
 }
 
 #[test]
-fn payloads_that_come_in_pieces_arrive_whole() {
+fn payload_in_pieces_is_written_whole() {
     let served = serve(ExportOptions::default());
     let mut stream = served.client();
     let content: Vec<u8> = (0..200_000u32).map(|n| n.to_le_bytes()[n as usize % 3]).collect();
@@ -194,7 +194,7 @@ fn payloads_that_come_in_pieces_arrive_whole() {
     let mut back = vec![0; content.len()];
     stream.read_exact(&mut back).unwrap();
     assert!(back == content);
-    // Cut off in the middle of a payload: nothing of it is written.
+    // A payload that is cut off is not written.
     stream.write_all(&request(command::WRITE, 9, 4096, 512)).unwrap();
     stream.write_all(&[0xFF; 100]).unwrap();
     drop(stream);
@@ -206,7 +206,7 @@ fn payloads_that_come_in_pieces_arrive_whole() {
 }
 
 #[test]
-fn good_bye_is_answered_by_what_was_asked_before_it() {
+fn disconnect_request_waits_for_earlier_replies() {
     let served = serve(ExportOptions::default());
     let mut stream = served.client();
     let mut bytes = request(command::READ, 1, 0, 4096);
@@ -218,9 +218,9 @@ fn good_bye_is_answered_by_what_was_asked_before_it() {
     assert!(is_closed(&mut stream), "nothing comes after good-bye");
 }
 
-/// A disk that cannot zero a range itself is written with zeros.
+/// Checks that a disk without zeroing is written with zeros.
 #[test]
-fn zeros_are_written_where_they_cannot_be_asked_for() {
+fn write_zeroes_on_disk_without_zeroing_writes_zeros() {
     let geometry = MemoryDisk::new(BYTES, 512).unwrap().geometry();
     let plain = Geometry { write_zeroes: false, discard: None, flush: false, ..geometry };
     assert!(offer(&plain).has(transmission::SEND_WRITE_ZEROES | transmission::SEND_FLUSH));

@@ -1,4 +1,9 @@
-//! The client's side of the handshake.
+//! Client side of the NBD handshake.
+//!
+//! ```text
+//! greeting ──> [STARTTLS] ──> STRUCTURED_REPLY ──> GO ──> ready
+//!                                                  └──(unsupported)──> EXPORT_NAME ──> ready
+//! ```
 
 use serde::{Deserialize, Serialize};
 
@@ -7,56 +12,56 @@ use super::numbers::{
 };
 use super::{Bytes, NAME_MAX, Offer, PAYLOAD_MAX, ProtocolError};
 
-/// Bytes of the answer to an option.
+/// Maximum length in bytes of the reply to an option.
 const REPLY_MAX: u32 = 16 << 10;
 
-/// Answers to one option.
+/// Maximum number of replies to one option.
 const REPLIES_MAX: u32 = 256;
 
-/// How far the handshake is.
+/// State of the handshake after fed bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Progress {
-    /// More is to come.
+    /// The handshake is not complete.
     More,
-    /// Agreed: requests may follow.
-    Ready(Settled),
-    /// The server agreed to encrypt: whatever follows is to go through TLS.
+    /// The handshake is complete, and requests may follow.
+    Ready(Negotiated),
+    /// The server agreed to TLS: all further bytes go through it.
     StartTls,
 }
 
-/// What was agreed on.
+/// Result of the handshake.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub struct Settled {
-    /// What the server offers.
+pub struct Negotiated {
+    /// Properties of the export.
     pub offer: Offer,
-    /// Reads are answered in chunks.
+    /// Reads have structured replies.
     pub structured: bool,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum State {
     Greeting,
-    /// Answers to this option are awaited.
+    /// A reply to this option is expected.
     Asked(u32),
-    /// The answer to the oldest of the options has no header.
+    /// The reply to `EXPORT_NAME`, which has no header, is expected.
     OldAnswer,
     Over,
 }
 
-/// The client's side of the handshake.
+/// State machine of the client side of the handshake.
 pub struct ClientHandshake {
     name: String,
     tls: bool,
-    /// Replies are to be simple.
+    /// Structured replies are not requested.
     simple: bool,
     state: State,
     no_zeroes: bool,
     structured: bool,
-    /// Answers to the option asked last.
+    /// Number of replies to the last option.
     replies: u32,
-    /// Size and flags, once they came.
+    /// Size and flags, once received.
     export: Option<(u64, u16)>,
-    /// Minimum, preferred, maximum.
+    /// Minimum, preferred and maximum block size.
     blocks: (u32, u32, u32),
 }
 
@@ -69,12 +74,12 @@ fn put_option(out: &mut Vec<u8>, number: u32, data: &[&[u8]]) {
 }
 
 impl ClientHandshake {
-    /// Asks for the export `name` (at most [`NAME_MAX`] bytes; empty: the server's choice). `tls`:
-    /// only encrypted.
+    /// Creates the state machine for the export `name` of at most [`NAME_MAX`] bytes; the empty name selects
+    /// the server's default. With `tls`, an unencrypted connection is refused.
     ///
     /// # Errors
     ///
-    /// When the name is too long.
+    /// Returns [`ProtocolError::TooLong`] for a longer name.
     pub fn new(name: &str, tls: bool) -> Result<ClientHandshake, ProtocolError> {
         if name.len() > NAME_MAX {
             let (len, limit) = (name.len() as u64, NAME_MAX as u64);
@@ -93,7 +98,7 @@ impl ClientHandshake {
         })
     }
 
-    /// Asks for simple replies.
+    /// Requests simple instead of structured replies.
     #[must_use]
     pub fn simple(mut self) -> ClientHandshake {
         self.simple = true;
@@ -104,13 +109,12 @@ impl ClientHandshake {
         if self.simple { option::GO } else { option::STRUCTURED_REPLY }
     }
 
-    /// Takes what came in: returns how many bytes of `input` were used, and how far things are.
-    /// What is to be sent is appended to `out`. To be called again, with what is left of the input,
-    /// until it uses nothing.
+    /// Parses received bytes and appends the next option to `out`. Returns the number of bytes consumed and the
+    /// state. The caller repeats the call with the rest of the input until it consumes nothing.
     ///
     /// # Errors
     ///
-    /// A [`ProtocolError`] ends the connection.
+    /// Returns a [`ProtocolError`], which ends the connection.
     pub fn feed(
         &mut self,
         input: &[u8],
@@ -124,7 +128,7 @@ impl ClientHandshake {
                 }
                 _ => None,
             },
-            State::Asked(asked) => self.answer(asked, &mut bytes, out)?,
+            State::Asked(asked) => self.parse_reply(asked, &mut bytes, out)?,
             State::OldAnswer => {
                 let zeros = if self.no_zeroes { 0 } else { 124 };
                 match (bytes.u64(), bytes.u16(), bytes.take(zeros)) {
@@ -162,11 +166,11 @@ impl ClientHandshake {
         self.no_zeroes = ours & handshake::NO_ZEROES != 0;
         out.extend(u32::from(ours).to_be_bytes());
         let first = if self.tls { option::STARTTLS } else { self.after_encryption() };
-        self.ask(first, out);
+        self.send_option(first, out);
         Ok(Progress::More)
     }
 
-    fn ask(&mut self, number: u32, out: &mut Vec<u8>) {
+    fn send_option(&mut self, number: u32, out: &mut Vec<u8>) {
         let name = self.name.as_bytes();
         let len = u32::try_from(name.len()).unwrap_or(0).to_be_bytes();
         match number {
@@ -184,12 +188,12 @@ impl ClientHandshake {
         };
     }
 
-    /// The channel is encrypted now: goes on.
+    /// Continues the handshake after TLS was established.
     pub fn encrypted(&mut self, out: &mut Vec<u8>) {
-        self.ask(self.after_encryption(), out);
+        self.send_option(self.after_encryption(), out);
     }
 
-    fn answer(
+    fn parse_reply(
         &mut self,
         asked: u32,
         bytes: &mut Bytes<'_>,
@@ -215,10 +219,10 @@ impl ClientHandshake {
         if self.replies > REPLIES_MAX {
             return Err(ProtocolError::TooMany { what: "answers", limit: REPLIES_MAX });
         }
-        self.understand(asked, kind, data, out).map(Some)
+        self.handle_reply(asked, kind, data, out).map(Some)
     }
 
-    fn understand(
+    fn handle_reply(
         &mut self,
         asked: u32,
         kind: u32,
@@ -229,19 +233,19 @@ impl ClientHandshake {
             (option::STARTTLS, reply::ACK) => return Ok(Progress::StartTls),
             (option::STRUCTURED_REPLY, reply::ACK) => {
                 self.structured = true;
-                self.ask(option::GO, out);
+                self.send_option(option::GO, out);
             }
-            // It answers simply, then.
-            (option::STRUCTURED_REPLY, reply::ERROR..) => self.ask(option::GO, out),
+            // The server sends simple replies then.
+            (option::STRUCTURED_REPLY, reply::ERROR..) => self.send_option(option::GO, out),
             (option::GO, reply::INFO) => self.info(data)?,
             (option::GO, reply::ACK) => return self.ready(),
-            // It knows only the oldest way to choose.
-            (option::GO, reply::UNSUPPORTED) => self.ask(option::EXPORT_NAME, out),
+            // The server knows only the option without a refusal reply.
+            (option::GO, reply::UNSUPPORTED) => self.send_option(option::EXPORT_NAME, out),
             (_, error @ reply::ERROR..) => {
                 let message = String::from_utf8_lossy(&data[..data.len().min(200)]).into_owned();
                 return Err(ProtocolError::Refused { option: asked, error, message });
             }
-            // What was not asked for, and an answer of a kind that is not known.
+            // Unrequested information, and replies of unknown types, are ignored.
             _ => {}
         }
         Ok(Progress::More)
@@ -283,12 +287,12 @@ impl ClientHandshake {
         let (bytes, flags) = self.export.ok_or(ProtocolError::NoExport)?;
         self.state = State::Over;
         let (block_min, block_preferred, max) = self.blocks;
-        // A server without flags can do nothing but read and write.
+        // A server without flags supports only reads and writes.
         let flags = if flags & transmission::HAS_FLAGS == 0 { 0 } else { flags };
-        // A maximum that is no multiple of the smallest block ends below it.
+        // The limit is rounded down to the block size.
         let payload_max = max.min(PAYLOAD_MAX);
         let payload_max = payload_max - payload_max % block_min;
         let offer = Offer { bytes, flags, block_min, block_preferred, payload_max };
-        Ok(Progress::Ready(Settled { offer, structured: self.structured }))
+        Ok(Progress::Ready(Negotiated { offer, structured: self.structured }))
     }
 }

@@ -1,4 +1,4 @@
-//! Bodies of the fuzz targets for the protocol. They also run as property tests.
+//! Bodies of the protocol's fuzz targets, which also run as property tests.
 
 use super::agree::{ClientHandshake, Progress as ClientProgress};
 use super::numbers::transmission;
@@ -15,26 +15,26 @@ const OFFER: Offer = Offer {
     payload_max: PAYLOAD_MAX,
 };
 
-/// Feeds both sides of the handshake. The first octet says how the rest is cut into pieces; a request
-/// follows what ends a handshake.
+/// Feeds both sides of the handshake. The first byte selects the options and the length of the pieces. A
+/// request follows the handshake.
 ///
 /// # Panics
 ///
-/// When a side takes more than it was given, or says far more than it heard.
+/// Panics if a side consumes more than its input, or sends far more than it received.
 pub fn handshakes(data: &[u8]) {
     let Some((&cut, mut data)) = data.split_first() else { return };
     let export = Export { name: "disk".to_owned(), description: String::new(), offer: OFFER };
     let mut server = ServerHandshake::new(export);
     let Ok(client) = ClientHandshake::new("disk", cut & 1 != 0) else { return };
     let mut client = if cut & 8 != 0 { client.simple() } else { client };
-    let (mut said, mut asked) = (vec![], vec![]);
-    let heard = data.len();
+    let (mut sent, mut asked) = (vec![], vec![]);
+    let received = data.len();
     let (mut serving, mut asking) = (true, true);
     for _ in 0..2000 {
         let piece = &data[..data.len().min(1 + usize::from(cut))];
         let mut used_by_any = 0;
         if serving {
-            match server.feed(piece, &mut said) {
+            match server.feed(piece, &mut sent) {
                 Ok((used, progress)) => {
                     used_by_any = used;
                     serving = progress == Progress::More;
@@ -59,7 +59,7 @@ pub fn handshakes(data: &[u8]) {
             break;
         }
     }
-    assert!(said.len() <= 256 + heard * 16 && asked.len() <= 4096);
+    assert!(sent.len() <= 256 + received * 16 && asked.len() <= 4096);
     if let Some((bytes, _)) = data.split_first_chunk() {
         let agreed = Agreed { structured: cut & 2 != 0, block_status: cut & 4 != 0 };
         if let Ok(request) = parse_request(bytes, &OFFER, agreed)
@@ -71,11 +71,11 @@ pub fn handshakes(data: &[u8]) {
     }
 }
 
-/// Feeds a client with replies to requests of which it made a few.
+/// Feeds replies to a client that sent a few requests.
 ///
 /// # Panics
 ///
-/// When data is told of that was not asked for, or twice, or after the end.
+/// Panics if data is reported that was not requested, twice, or after the end of its request.
 pub fn replies(data: &[u8]) {
     const ASKED: u32 = 4096;
     let Some((&cut, data)) = data.split_first() else { return };

@@ -1,14 +1,13 @@
-//! The protocol of network block devices, newstyle, as bytes: no I/O, nothing that blocks.
+//! NBD protocol, fixed newstyle, as bytes: state machines without I/O that never block.
 //!
-//! The rules are those of NBD's `doc/proto.md`. Each side of the protocol is a machine that is fed
-//! what came in, in pieces of any length, and says what is to be sent:
+//! The rules are those of NBD's `doc/proto.md`. Each side of the protocol is a state machine. The caller
+//! feeds it received bytes in pieces of any length, and sends the bytes that it appends:
 //!
-//! * [`offer::ServerHandshake`] and [`serve`]: for whoever has a disk ([`crate::export`]).
-//! * [`agree::ClientHandshake`] and [`replies::Replies`]: for whoever wants one
-//!   ([`crate::client`]).
+//! * Server: [`offer::ServerHandshake`], then [`serve`]. Used by [`crate::export`].
+//! * Client: [`agree::ClientHandshake`], then [`replies::Replies`]. Used by [`crate::client`].
 //!
-//! Both take it that the other side is hostile: lengths are bounded before they size anything, what
-//! is skipped is counted and not kept, and what breaks a rule that matters ends the connection.
+//! Neither side trusts the other. Lengths are bounded before they size an allocation, skipped bytes are
+//! counted and not kept, and a rule violation ends the connection.
 
 pub mod agree;
 #[doc(hidden)]
@@ -25,41 +24,41 @@ use serde::{Deserialize, Serialize};
 
 use numbers::{error, transmission};
 
-/// Bytes of the longest payload of one request or reply, either way, unless the other side asks for
-/// less. What clients take for granted when nobody says anything.
+/// Maximum length in bytes of the payload of one request or reply. It is the protocol's default without
+/// block size information.
 pub const PAYLOAD_MAX: u32 = 32 << 20;
 
-/// Bytes of the longest name of an export (`proto.md`, "Conventions").
+/// Maximum length in bytes of an export name (`proto.md`, "Conventions").
 pub const NAME_MAX: usize = 4096;
 
-/// What a server offers, and a client agreed to.
+/// Properties of an export that a server offers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Offer {
-    /// Bytes of the disk.
+    /// Size of the disk in bytes.
     pub bytes: u64,
-    /// What the server can do ([`transmission`]).
+    /// Transmission flags ([`transmission`]).
     pub flags: u16,
-    /// Requests are multiples of this many bytes.
+    /// Unit of offsets and lengths in bytes.
     pub block_min: u32,
-    /// Requests of multiples of this are the best.
+    /// Preferred unit of requests in bytes.
     pub block_preferred: u32,
-    /// Bytes of the longest payload.
+    /// Maximum length of a payload in bytes.
     pub payload_max: u32,
 }
 
 impl Offer {
-    /// Whether all of `flags` are offered.
+    /// Returns `true` if all of `flags` are offered.
     pub fn has(&self, flags: u16) -> bool {
         self.flags & flags == flags
     }
 
-    /// Whether nothing may be written.
+    /// Returns `true` if the export cannot be written.
     pub fn is_read_only(&self) -> bool {
         self.has(transmission::READ_ONLY)
     }
 }
 
-/// The number by which the protocol knows an errno (`proto.md`, "Error values").
+/// Returns the protocol's error number of an errno (`proto.md`, "Error values").
 pub fn error_of(errno: i32) -> u32 {
     match errno {
         libc::EPERM | libc::EROFS => error::PERM,
@@ -73,7 +72,7 @@ pub fn error_of(errno: i32) -> u32 {
     }
 }
 
-/// The errno of an error that the protocol knows; `EIO` for others.
+/// Returns the errno of an error number; `EIO` for unknown ones.
 pub fn errno_of(number: u32) -> i32 {
     match number {
         error::PERM => libc::EPERM,
@@ -87,119 +86,119 @@ pub fn errno_of(number: u32) -> i32 {
     }
 }
 
-/// A rule that the other side broke. The connection is of no more use.
+/// Rule violations of the other side. Each ends the connection.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum ProtocolError {
-    /// It speaks something else.
+    /// Magic number that is wrong: the other side speaks another protocol.
     #[error("what answers there is no NBD server of the newstyle kind ({what}: {found:#x})")]
     Magic {
-        /// Where.
+        /// Message with the magic number.
         what: &'static str,
-        /// What came instead.
+        /// Number received.
         found: u64,
     },
-    /// It does not speak the fixed newstyle.
+    /// Server without the fixed newstyle handshake.
     #[error("the server does not speak the fixed newstyle handshake")]
     NotFixed,
-    /// An unknown bit in what must be understood.
+    /// Unknown flag in the handshake.
     #[error("flags {flags:#x} in the handshake are not known")]
     Flags {
-        /// All of them.
+        /// All flags received.
         flags: u32,
     },
-    /// A length over the limit.
+    /// Length above the limit.
     #[error("{what} of {len} bytes, where {limit} are the limit")]
     TooLong {
-        /// Of what.
+        /// Message or field with the length.
         what: &'static str,
-        /// The length.
+        /// Length in bytes.
         len: u64,
-        /// The limit.
+        /// Limit in bytes.
         limit: u64,
     },
-    /// A length that the message cannot have.
+    /// Length that the message cannot have.
     #[error("{what} has {len} bytes, which it cannot have")]
     Length {
-        /// Of what.
+        /// Message with the length.
         what: &'static str,
-        /// The length.
+        /// Length in bytes.
         len: u64,
     },
-    /// More of something than is useful.
+    /// Number of messages above the limit.
     #[error("more than {limit} {what}")]
     TooMany {
-        /// Of what.
+        /// Type of the messages.
         what: &'static str,
-        /// The limit.
+        /// Maximum number of messages.
         limit: u32,
     },
-    /// Bytes that were sent before the channel was encrypted, to be taken for such that came after.
+    /// Bytes sent in the clear after the agreement to encrypt, which an attacker may have injected.
     #[error("the server sent {len} bytes in the clear behind its agreement to encrypt")]
     Injected {
-        /// How many.
+        /// Number of bytes.
         len: u64,
     },
-    /// An answer to another question.
+    /// Reply to an option that was not sent.
     #[error("an answer to option {found}, where {asked} was asked for")]
     Option {
-        /// What was asked.
+        /// Option that was sent.
         asked: u32,
-        /// What was answered.
+        /// Option that the reply names.
         found: u32,
     },
-    /// The server refused.
-    #[error("the server refuses option {option} with error {error:#x}{}", told(message))]
+    /// Option refused by the server.
+    #[error("the server refuses option {option} with error {error:#x}{}", escaped_suffix(message))]
     Refused {
-        /// What was asked.
+        /// Option that was sent.
         option: u32,
-        /// Its error.
+        /// Error number of the server.
         error: u32,
-        /// What it says.
+        /// Message of the server.
         message: String,
     },
-    /// The server agreed without saying how large the disk is.
+    /// Agreement of the server without the size of the disk.
     #[error("the server agreed, but did not say how large the disk is")]
     NoExport,
-    /// Block sizes that make no sense.
+    /// Block sizes that are no powers of two, or not in order.
     #[error("block sizes {min}, {preferred}, {max}: powers of two were expected, in this order")]
     BlockSizes {
-        /// Minimum.
+        /// Minimum block size in bytes.
         min: u32,
-        /// Preferred.
+        /// Preferred block size in bytes.
         preferred: u32,
-        /// Maximum.
+        /// Maximum block size in bytes.
         max: u32,
     },
-    /// An answer to no request.
+    /// Reply to a request that was not sent.
     #[error("an answer to a request that was not made ({cookie:#x})")]
     Cookie {
-        /// What it names.
+        /// Cookie of the reply.
         cookie: u64,
     },
-    /// An answer of a kind that does not fit the request, or was not agreed on.
+    /// Reply of a type that does not fit the request or was not negotiated.
     #[error("an answer of type {kind} to a request that it does not fit")]
     Kind {
-        /// Its type.
+        /// Type of the reply.
         kind: u16,
     },
-    /// Data outside what was asked for, or twice, or not all of it.
+    /// Data outside the requested range, repeated or incomplete.
     #[error("{len} bytes at {offset} are not what was asked for")]
     Range {
-        /// Where.
+        /// Offset on the disk in bytes.
         offset: u64,
-        /// How much.
+        /// Length in bytes.
         len: u64,
     },
-    /// The data behind a request does not begin with the magic number.
+    /// Request that does not begin with the magic number.
     #[error("a request begins with {found:#x}")]
     RequestMagic {
-        /// What came instead.
+        /// Number received.
         found: u32,
     },
 }
 
-/// What the other side says, for people; nothing that a terminal would obey.
-fn told(message: &str) -> String {
+/// Formats a message of the other side for a log, with control characters escaped.
+fn escaped_suffix(message: &str) -> String {
     if message.is_empty() { String::new() } else { format!(": {}", message.escape_debug()) }
 }
 
@@ -209,7 +208,7 @@ impl From<ProtocolError> for io::Error {
     }
 }
 
-/// Reads numbers off the front of a slice, in network byte order.
+/// Parser of integers in network byte order from the front of a slice.
 struct Bytes<'a>(&'a [u8]);
 
 impl<'a> Bytes<'a> {

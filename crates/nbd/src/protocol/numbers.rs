@@ -1,175 +1,175 @@
-//! The numbers of the protocol (`doc/proto.md`).
+//! Constants of the NBD protocol (`doc/proto.md`).
 
-/// What a server says first: "NBDMAGIC".
+/// First magic number of a server: "NBDMAGIC".
 pub const GREETING: u64 = 0x4E42_444D_4147_4943;
-/// What says that the handshake is of the newstyle kind, and begins each option: "IHAVEOPT".
+/// Magic number of the newstyle handshake and of each option: "IHAVEOPT".
 pub const OPTION: u64 = 0x4948_4156_454F_5054;
-/// Begins the answer to an option.
+/// Magic number of the reply to an option.
 pub const OPTION_REPLY: u64 = 0x0003_E889_0455_65A9;
-/// Begins a request.
+/// Magic number of a request.
 pub const REQUEST: u32 = 0x2560_9513;
-/// Begins a simple reply.
+/// Magic number of a simple reply.
 pub const SIMPLE_REPLY: u32 = 0x6744_6698;
-/// Begins a chunk of a structured reply.
+/// Magic number of a structured reply chunk.
 pub const STRUCTURED_REPLY: u32 = 0x668E_33EF;
 
-/// Bits that both sides exchange first.
+/// Handshake flags of both sides.
 pub mod handshake {
-    /// Options can be refused, and more than one tried.
+    /// Fixed newstyle: options can be refused, and several tried.
     pub const FIXED_NEWSTYLE: u16 = 1;
-    /// No 124 zeros at the end of the oldest of the options.
+    /// The reply to `EXPORT_NAME` omits its 124 zeros.
     pub const NO_ZEROES: u16 = 2;
 }
 
 /// Options of the handshake.
 pub mod option {
-    /// Choose an export, the old way.
+    /// Selects an export without a refusal reply.
     pub const EXPORT_NAME: u32 = 1;
-    /// Give up.
+    /// Ends the handshake without an export.
     pub const ABORT: u32 = 2;
-    /// Which exports are there?
+    /// Requests the list of exports.
     pub const LIST: u32 = 3;
-    /// Encrypt from here on.
+    /// Requests TLS for the rest of the connection.
     pub const STARTTLS: u32 = 5;
-    /// What is this export like?
+    /// Requests information about an export.
     pub const INFO: u32 = 6;
-    /// Choose an export.
+    /// Selects an export, with a refusal reply.
     pub const GO: u32 = 7;
-    /// Answer in chunks.
+    /// Enables structured replies to reads.
     pub const STRUCTURED_REPLY: u32 = 8;
-    /// Which contexts of metadata are there?
+    /// Requests the list of metadata contexts.
     pub const LIST_META_CONTEXT: u32 = 9;
-    /// Choose contexts of metadata.
+    /// Selects metadata contexts for queries.
     pub const SET_META_CONTEXT: u32 = 10;
 }
 
-/// Answers to options.
+/// Reply types of options.
 pub mod reply {
-    /// Agreed.
+    /// Acceptance; the last reply to the option.
     pub const ACK: u32 = 1;
-    /// An export.
+    /// Entry of the export list.
     pub const SERVER: u32 = 2;
-    /// A piece of information.
+    /// Information about an export.
     pub const INFO: u32 = 3;
-    /// A context of metadata.
+    /// Entry of the list of metadata contexts.
     pub const META_CONTEXT: u32 = 4;
-    /// The bit of all errors.
+    /// Flag of all error types.
     pub const ERROR: u32 = 1 << 31;
-    /// Not known.
+    /// Option unknown to the server.
     pub const UNSUPPORTED: u32 = ERROR + 1;
-    /// Not allowed.
+    /// Option that the server does not allow.
     pub const POLICY: u32 = ERROR + 2;
-    /// Malformed.
+    /// Option data that is malformed.
     pub const INVALID: u32 = ERROR + 3;
-    /// No such export.
+    /// Export name unknown to the server.
     pub const UNKNOWN: u32 = ERROR + 6;
-    /// Too long to be read.
+    /// Option data beyond the server's limit.
     pub const TOO_BIG: u32 = ERROR + 9;
 }
 
-/// Kinds of information about an export.
+/// Information types of an export.
 pub mod info {
-    /// Size and flags.
+    /// Size and transmission flags.
     pub const EXPORT: u16 = 0;
-    /// Its name.
+    /// Name of the export.
     pub const NAME: u16 = 1;
-    /// What it is, for people.
+    /// Description of the export for users.
     pub const DESCRIPTION: u16 = 2;
-    /// Block sizes.
+    /// Block sizes: minimum, preferred, maximum payload.
     pub const BLOCK_SIZE: u16 = 3;
 }
 
-/// What a server can do.
+/// Transmission flags of an export.
 pub mod transmission {
-    /// Always there.
+    /// The flags are valid; always set.
     pub const HAS_FLAGS: u16 = 1;
-    /// Nothing may be written.
+    /// The export cannot be written.
     pub const READ_ONLY: u16 = 1 << 1;
-    /// Flushes.
+    /// Flush requests are supported.
     pub const SEND_FLUSH: u16 = 1 << 2;
-    /// Writes that are durable when they are done.
+    /// The FUA flag is supported.
     pub const SEND_FUA: u16 = 1 << 3;
-    /// Seeking costs time.
+    /// Seeking on the medium takes time.
     pub const ROTATIONAL: u16 = 1 << 4;
-    /// Ranges can be given up.
+    /// Trim requests are supported.
     pub const SEND_TRIM: u16 = 1 << 5;
-    /// Ranges can be zeroed.
+    /// Write-zeroes requests are supported.
     pub const SEND_WRITE_ZEROES: u16 = 1 << 6;
-    /// A read can be asked for in one piece.
+    /// The DF flag of reads is supported.
     pub const SEND_DF: u16 = 1 << 7;
-    /// A flush through one connection covers what was done through all.
+    /// A flush on one connection covers the writes completed on all.
     pub const CAN_MULTI_CONN: u16 = 1 << 8;
 }
 
-/// Requests.
+/// Types of client requests.
 pub mod command {
-    /// Read.
+    /// Read of a range.
     pub const READ: u16 = 0;
-    /// Write.
+    /// Write of a range, with payload.
     pub const WRITE: u16 = 1;
-    /// Good-bye.
+    /// End of the connection, without a reply.
     pub const DISCONNECT: u16 = 2;
-    /// Make durable what was written.
+    /// Flush of completed writes.
     pub const FLUSH: u16 = 3;
-    /// Give up a range.
+    /// Discard of a range.
     pub const TRIM: u16 = 4;
-    /// Zero a range.
+    /// Zeroing of a range.
     pub const WRITE_ZEROES: u16 = 6;
-    /// Which ranges hold data?
+    /// Query of the allocation of a range.
     pub const BLOCK_STATUS: u16 = 7;
 }
 
-/// Bits of a request.
+/// Flags of a request.
 pub mod command_flag {
-    /// Durable when it is done.
+    /// The write is durable when it completes.
     pub const FUA: u16 = 1;
-    /// Zeros must be allocated.
+    /// The zeroed range must stay allocated.
     pub const NO_HOLE: u16 = 1 << 1;
-    /// In one piece.
+    /// The reply must be a single chunk.
     pub const DF: u16 = 1 << 2;
-    /// One extent only.
+    /// The reply has one extent only.
     pub const REQ_ONE: u16 = 1 << 3;
 }
 
-/// Kinds of chunks.
+/// Chunk types of structured replies.
 pub mod chunk {
-    /// Nothing but the end.
+    /// End of the reply, without content.
     pub const NONE: u16 = 0;
-    /// Data.
+    /// Data at an offset.
     pub const OFFSET_DATA: u16 = 1;
-    /// Zeros.
+    /// Zeros at an offset.
     pub const OFFSET_HOLE: u16 = 2;
-    /// Extents.
+    /// Extents of a block status query.
     pub const BLOCK_STATUS: u16 = 5;
-    /// The bit of all errors.
+    /// Flag of all error types.
     pub const ERROR_BIT: u16 = 1 << 15;
-    /// An error.
+    /// Error of the whole request.
     pub const ERROR: u16 = ERROR_BIT + 1;
-    /// An error at an offset.
+    /// Error at an offset.
     pub const ERROR_OFFSET: u16 = ERROR_BIT + 2;
-    /// The bit (of the flags) of the last chunk.
+    /// Chunk flag: last chunk of the reply.
     pub const DONE: u16 = 1;
 }
 
-/// Errors.
+/// Error numbers of replies.
 pub mod error {
-    /// `EPERM`.
+    /// Error number of `EPERM`.
     pub const PERM: u32 = 1;
-    /// `EIO`.
+    /// Error number of `EIO`.
     pub const IO: u32 = 5;
-    /// `ENOMEM`.
+    /// Error number of `ENOMEM`.
     pub const NOMEM: u32 = 12;
-    /// `EINVAL`.
+    /// Error number of `EINVAL`.
     pub const INVAL: u32 = 22;
-    /// `ENOSPC`.
+    /// Error number of `ENOSPC`.
     pub const NOSPC: u32 = 28;
-    /// `EOVERFLOW`.
+    /// Error number of `EOVERFLOW`.
     pub const OVERFLOW: u32 = 75;
-    /// `ENOTSUP`.
+    /// Error number of `ENOTSUP`.
     pub const NOTSUP: u32 = 95;
-    /// `ESHUTDOWN`.
+    /// Error number of `ESHUTDOWN`.
     pub const SHUTDOWN: u32 = 108;
 }
 
-/// The context that says which ranges hold data.
+/// Metadata context of allocated ranges.
 pub const BASE_ALLOCATION: &str = "base:allocation";

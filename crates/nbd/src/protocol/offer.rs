@@ -1,50 +1,50 @@
-//! The server's side of the handshake.
+//! Server side of the NBD handshake: option haggling up to the transmission phase.
 
 use super::numbers::{
     BASE_ALLOCATION, GREETING, OPTION, OPTION_REPLY, handshake, info, option, reply,
 };
 use super::{Bytes, NAME_MAX, Offer, ProtocolError};
 
-/// Bytes of an option that are kept. What is longer is skipped, and refused.
+/// Maximum length in bytes of option data that is kept. Longer data is skipped and refused.
 const OPTION_MAX: u32 = 16 << 10;
 
-/// Options that a client may try before it decides.
+/// Maximum number of options of one client.
 const OPTIONS_MAX: u32 = 256;
 
-/// Metadata queries in one option.
+/// Maximum number of metadata queries in one option.
 const QUERIES_MAX: u32 = 64;
 
-/// The number by which the only metadata context is known.
+/// Id of the only metadata context.
 pub const ALLOCATION_CONTEXT: u32 = 1;
 
-/// What is offered, and to whom it is known by what name.
+/// Export of a server: name, description and properties.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Export {
-    /// Its name. The empty name stands for it too.
+    /// Name of the export. The empty name selects it as well.
     pub name: String,
-    /// What it is, for people.
+    /// Description for users.
     pub description: String,
-    /// What it is like.
+    /// Properties of the disk.
     pub offer: Offer,
 }
 
-/// What was agreed on.
+/// Features that the client negotiated.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Agreed {
-    /// Reads are answered in chunks.
+    /// Reads have structured replies.
     pub structured: bool,
-    /// Which ranges hold data may be asked.
+    /// Block status queries are allowed.
     pub block_status: bool,
 }
 
-/// How far the handshake is.
+/// State of the handshake after fed bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Progress {
-    /// More is to come.
+    /// The handshake is not complete.
     More,
-    /// Requests follow.
+    /// The handshake is complete, and requests follow.
     Transmission(Agreed),
-    /// The client left.
+    /// The client ended the connection.
     Aborted,
 }
 
@@ -52,14 +52,14 @@ pub enum Progress {
 enum State {
     Flags,
     Option,
-    /// Data of an option: its number, and bytes.
+    /// Option data: option number, and length in bytes.
     Data(u32, u32),
-    /// Data of an option that is not read: its number, and bytes left.
+    /// Option data to skip: option number, and bytes left.
     Skip(u32, u32),
     Over,
 }
 
-/// The server's side of the handshake.
+/// State machine of the server side of the handshake.
 pub struct ServerHandshake {
     export: Export,
     state: State,
@@ -68,7 +68,7 @@ pub struct ServerHandshake {
     agreed: Agreed,
 }
 
-/// What a server says first.
+/// Returns the first message of a server.
 pub fn greeting() -> [u8; 18] {
     let mut bytes = [0; 18];
     bytes[..8].copy_from_slice(&GREETING.to_be_bytes());
@@ -88,7 +88,7 @@ fn put_reply(out: &mut Vec<u8>, option: u32, kind: u32, data: &[&[u8]]) {
 }
 
 impl ServerHandshake {
-    /// Offers `export`. [`greeting`] is sent first.
+    /// Creates the state machine for an export. The caller sends [`greeting`] first.
     pub fn new(export: Export) -> ServerHandshake {
         ServerHandshake {
             export,
@@ -99,13 +99,12 @@ impl ServerHandshake {
         }
     }
 
-    /// Takes what came in: returns how many bytes of `input` were used, and how far things are.
-    /// What is to be sent is appended to `out`. To be called again, with what is left of the input,
-    /// until it uses nothing.
+    /// Parses received bytes and appends the reply to `out`. Returns the number of bytes consumed and the state.
+    /// The caller repeats the call with the rest of the input until it consumes nothing.
     ///
     /// # Errors
     ///
-    /// A [`ProtocolError`] ends the connection.
+    /// Returns a [`ProtocolError`], which ends the connection.
     pub fn feed(
         &mut self,
         input: &[u8],
@@ -167,11 +166,11 @@ impl ServerHandshake {
             return Err(ProtocolError::TooMany { what: "options", limit: OPTIONS_MAX });
         }
         self.state = match len {
-            // Nothing more to wait for: whoever is told that nothing was used need not ask again.
+            // Option data of length 0 is complete: the caller need not feed more.
             0 => return self.data(number, &[], out),
             1..=OPTION_MAX => State::Data(number, len),
             _ if number == option::EXPORT_NAME => {
-                // It cannot be refused by an answer.
+                // This option has no refusal reply.
                 let (len, limit) = (u64::from(len), NAME_MAX as u64);
                 return Err(ProtocolError::TooLong { what: "the name of an export", len, limit });
             }
@@ -218,7 +217,7 @@ impl ServerHandshake {
         Ok(Progress::More)
     }
 
-    fn is_ours(&self, name: &[u8]) -> bool {
+    fn is_our_export(&self, name: &[u8]) -> bool {
         name.is_empty() || name == self.export.name.as_bytes()
     }
 
@@ -228,8 +227,8 @@ impl ServerHandshake {
     }
 
     fn export_name(&mut self, name: &[u8], out: &mut Vec<u8>) -> Result<Progress, ProtocolError> {
-        if !self.is_ours(name) {
-            // The option has no way to say so.
+        if !self.is_our_export(name) {
+            // This option has no refusal reply.
             let (option, error) = (option::EXPORT_NAME, reply::UNKNOWN);
             return Err(ProtocolError::Refused { option, error, message: String::new() });
         }
@@ -247,7 +246,7 @@ impl ServerHandshake {
             put_reply(out, number, reply::INVALID, &[]);
             return Progress::More;
         };
-        if !self.is_ours(name) {
+        if !self.is_our_export(name) {
             put_reply(out, number, reply::UNKNOWN, &[b"there is no export of that name"]);
             return Progress::More;
         }
@@ -285,7 +284,7 @@ impl ServerHandshake {
         let Some((name, asks)) = parse_contexts(data, !set) else {
             return put_reply(out, number, reply::INVALID, &[]);
         };
-        if !self.is_ours(name) {
+        if !self.is_our_export(name) {
             return put_reply(out, number, reply::UNKNOWN, &[]);
         }
         if asks {
@@ -297,7 +296,7 @@ impl ServerHandshake {
     }
 }
 
-/// Name, and the kinds of information asked for, two bytes each.
+/// Parses the data of INFO and GO: export name, and the requested information types of two bytes each.
 fn parse_go(data: &[u8]) -> Option<(&[u8], &[u8])> {
     let mut bytes = Bytes(data);
     let len = bytes.u32()? as usize;
@@ -306,8 +305,8 @@ fn parse_go(data: &[u8]) -> Option<(&[u8], &[u8])> {
     (bytes.0.len() == 2 * count).then_some((name, bytes.0))
 }
 
-/// Name, and whether the queries ask for the one context there is. In a list, no query asks for all,
-/// and a prefix for what begins so.
+/// Parses a metadata option: export name, and `true` if the queries match the only context. In a list, no
+/// query matches all contexts, and a namespace with a colon matches its contexts.
 fn parse_contexts(data: &[u8], list: bool) -> Option<(&[u8], bool)> {
     let mut bytes = Bytes(data);
     let len = bytes.u32()? as usize;

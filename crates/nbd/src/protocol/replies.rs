@@ -1,85 +1,84 @@
-//! Replies, as a client sees them.
+//! Client side of the transmission phase: parsing and validation of replies.
 //!
-//! A server may answer in any order, a read in any number of chunks, and a chunk may come in any
-//! number of pieces. [`Replies`] holds every answer against the request it claims to be for: data
-//! must lie within what was asked for, come once, and be complete at the end.
+//! A server may reply in any order, to a read in any number of chunks, and a chunk may arrive in any number
+//! of pieces. [`Replies`] checks each reply against its request: data must lie within the requested range,
+//! arrive once, and be complete at the end.
 
 use std::collections::HashMap;
 
 use super::numbers::{SIMPLE_REPLY, STRUCTURED_REPLY, chunk, error};
 use super::{Bytes, ProtocolError};
 
-/// Bytes of the longest header that is looked at as a whole: that of a chunk, with the offset and
-/// length behind it.
+/// Maximum length in bytes of a header that is parsed as a whole: a chunk with offset and length.
 const HEADER_MAX: usize = 32;
 
-/// Bytes of an error chunk: more than its message may have.
+/// Maximum length in bytes of an error chunk, above the limit of its message.
 const ERROR_MAX: u32 = 8192;
 
-/// Separate pieces of what was received of one read.
+/// Maximum number of separate received ranges of one read.
 const PIECES_MAX: usize = 1024;
 
-/// What was asked for.
+/// Expected reply of a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Expect {
-    /// This much, from here.
+    /// Data of a range.
     Data {
-        /// First byte.
+        /// Offset of the first byte on the disk.
         offset: u64,
-        /// Bytes.
+        /// Length in bytes.
         len: u32,
     },
-    /// That it is done.
+    /// Completion without data.
     Done,
 }
 
-/// What an answer says.
+/// Content of a reply.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Answer<'a> {
     /// Data of a read.
     Data {
-        /// The request.
+        /// Cookie of the request.
         cookie: u64,
-        /// Where they go: bytes from the start of the request.
+        /// Offset from the start of the request.
         at: u64,
-        /// The bytes.
+        /// Received bytes.
         bytes: &'a [u8],
     },
     /// Zeros of a read.
     Zeros {
-        /// The request.
+        /// Cookie of the request.
         cookie: u64,
-        /// Where they go: bytes from the start of the request.
+        /// Offset from the start of the request.
         at: u64,
-        /// How many.
+        /// Number of zeros.
         len: u64,
     },
-    /// The request is over: as it should be, or with this error (the protocol's number).
+    /// End of a request: success, or the protocol's error number.
     Over {
-        /// The request.
+        /// Cookie of the request.
         cookie: u64,
-        /// How it ended.
+        /// Result of the request.
         result: Result<(), u32>,
     },
 }
 
 #[derive(Default)]
 struct Progress {
-    /// What came already: ranges from the start of the request, in order, apart.
+    /// Received ranges from the start of the request, sorted and not adjacent.
     received: Vec<(u64, u64)>,
     error: Option<u32>,
 }
 
 enum State {
-    /// A header.
+    /// Start of a reply or chunk.
     Header,
-    /// Data of a read: the request, where they go, bytes left, and whether they end the answer.
+    /// Data of a read: cookie, offset in the request, bytes left; `last` if it ends the reply.
     Data { cookie: u64, at: u64, left: u64, last: bool },
-    /// Bytes that say nothing: how many are left; and what ends behind them.
+    /// Bytes to skip, and the request that ends after them.
     Skip { left: u32, ends: Option<u64> },
 }
 
-/// The replies of one connection.
+/// Parser of the replies of one connection.
 pub struct Replies {
     structured: bool,
     state: State,
@@ -88,27 +87,27 @@ pub struct Replies {
 }
 
 impl Replies {
-    /// `structured`: this was agreed on.
+    /// Creates the parser. `structured` is set if structured replies were negotiated.
     pub fn new(structured: bool) -> Replies {
         let held = arrayvec::ArrayVec::new();
         Replies { structured, state: State::Header, held, open: HashMap::new() }
     }
 
-    /// A request was sent.
+    /// Records a request that was sent.
     pub fn expect(&mut self, cookie: u64, expect: Expect) {
         self.open.insert(cookie, (expect, Progress::default()));
     }
 
-    /// Requests without an answer.
+    /// Returns the number of requests without a complete reply.
     pub fn open(&self) -> usize {
         self.open.len()
     }
 
-    /// Takes what came in, all of it, and tells what it says.
+    /// Parses all received bytes and calls `each` with their content.
     ///
     /// # Errors
     ///
-    /// A [`ProtocolError`] ends the connection.
+    /// Returns a [`ProtocolError`], which ends the connection.
     pub fn feed(
         &mut self,
         mut input: &[u8],
@@ -147,26 +146,26 @@ impl Replies {
         Ok(())
     }
 
-    /// Collects a header; once it is whole, acts on it. Returns what is left of the input.
+    /// Collects a header and handles it once it is complete. Returns the rest of the input.
     fn header<'a>(
         &mut self,
         input: &'a [u8],
         each: &mut impl FnMut(Answer<'_>),
     ) -> Result<&'a [u8], ProtocolError> {
-        let need = self.need()?;
+        let need = self.header_len()?;
         let step = (need - self.held.len()).min(input.len());
         let (taken, rest) = input.split_at(step);
         self.held.extend(taken.iter().copied());
-        // What is needed becomes clear as it comes.
-        if self.held.len() == self.need()? {
+        // The length of the header follows from its first fields.
+        if self.held.len() == self.header_len()? {
             let header = std::mem::take(&mut self.held);
-            self.act(&header, each)?;
+            self.handle_header(&header, each)?;
         }
         Ok(rest)
     }
 
-    /// Bytes that the header has, as far as is known of it.
-    fn need(&self) -> Result<usize, ProtocolError> {
+    /// Returns the length of the header, as far as its received fields determine it.
+    fn header_len(&self) -> Result<usize, ProtocolError> {
         let mut bytes = Bytes(&self.held);
         let magic = match bytes.u32() {
             None => return Ok(4),
@@ -193,7 +192,7 @@ impl Replies {
         }
     }
 
-    fn act(
+    fn handle_header(
         &mut self,
         header: &[u8],
         each: &mut impl FnMut(Answer<'_>),
@@ -232,7 +231,7 @@ impl Replies {
             }
             _ => {
                 let number = bytes.u32().ok_or(short)?;
-                // An error that says 0 is one nevertheless.
+                // An error chunk with error number 0 is still an error.
                 let number = if number == 0 { error::IO } else { number };
                 progress.error.get_or_insert(number);
                 self.state = State::Skip { left: len - 6, ends: last.then_some(cookie) };
@@ -260,7 +259,7 @@ impl Replies {
             return self.end(cookie, each);
         }
         match *expect {
-            // In chunks only, if that was agreed on.
+            // With structured replies, data must come in chunks.
             Expect::Data { .. } if self.structured => Err(ProtocolError::Kind { kind: 0 }),
             Expect::Data { offset, len } => {
                 let at = receive(*expect, progress, offset, u64::from(len))?;
@@ -285,7 +284,7 @@ impl Replies {
     }
 }
 
-/// Takes note that `len` bytes at `offset` came; returns where they go.
+/// Records a received range of a read. Returns its offset in the request.
 fn receive(
     expect: Expect,
     progress: &mut Progress,
@@ -300,20 +299,20 @@ fn receive(
     let end = at.checked_add(len).filter(|end| len > 0 && *end <= u64::from(wanted));
     let end = end.ok_or(broken.clone())?;
     let ranges = &mut progress.received;
-    // The place among those that came; most come in order.
-    let place = ranges.partition_point(|(start, _)| *start < at);
-    let touches_before = place > 0 && ranges[place - 1].1 >= at;
-    if (place > 0 && ranges[place - 1].1 > at)
-        || ranges.get(place).is_some_and(|(start, _)| *start < end)
+    // Most ranges arrive in order, so the position is usually the last.
+    let position = ranges.partition_point(|(start, _)| *start < at);
+    let touches_before = position > 0 && ranges[position - 1].1 >= at;
+    if (position > 0 && ranges[position - 1].1 > at)
+        || ranges.get(position).is_some_and(|(start, _)| *start < end)
     {
         return Err(broken);
     }
-    let touches_behind = ranges.get(place).is_some_and(|(start, _)| *start == end);
+    let touches_behind = ranges.get(position).is_some_and(|(start, _)| *start == end);
     match (touches_before, touches_behind) {
-        (true, true) => ranges[place - 1].1 = ranges.remove(place).1,
-        (true, false) => ranges[place - 1].1 = end,
-        (false, true) => ranges[place].0 = at,
-        (false, false) if ranges.len() < PIECES_MAX => ranges.insert(place, (at, end)),
+        (true, true) => ranges[position - 1].1 = ranges.remove(position).1,
+        (true, false) => ranges[position - 1].1 = end,
+        (false, true) => ranges[position].0 = at,
+        (false, false) if ranges.len() < PIECES_MAX => ranges.insert(position, (at, end)),
         (false, false) => return Err(broken),
     }
     Ok(at)

@@ -1,4 +1,4 @@
-//! The server's side of the transmission: requests parsed, replies made.
+//! Server side of the transmission phase: parsing of requests, encoding of replies.
 
 use super::numbers::{
     REQUEST, SIMPLE_REPLY, STRUCTURED_REPLY, chunk, command, command_flag, error,
@@ -6,62 +6,61 @@ use super::numbers::{
 use super::offer::{ALLOCATION_CONTEXT, Agreed};
 use super::{Bytes, Offer, ProtocolError};
 
-/// Bytes of a request without its payload.
+/// Length in bytes of a request without its payload.
 pub const REQUEST_LEN: usize = 28;
 
-/// What a client wants.
+/// Command of a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Command {
-    /// Read.
+    /// Reads the range.
     Read,
-    /// Write the payload.
+    /// Writes the payload to the range.
     Write {
-        /// Durable when it is done.
+        /// Set if the write is durable when it completes.
         fua: bool,
     },
-    /// Make durable what was done.
+    /// Makes completed writes durable.
     Flush,
-    /// Give up the range.
+    /// Discards the range.
     Trim {
-        /// Durable when it is done.
+        /// Set if the discard is durable when it completes.
         fua: bool,
     },
-    /// Zero the range.
+    /// Zeroes the range.
     WriteZeroes {
-        /// Durable when it is done.
+        /// Set if the zeros are durable when it completes.
         fua: bool,
     },
-    /// Which parts of the range hold data?
+    /// Queries the allocation of the range.
     BlockStatus,
-    /// Good-bye: there is no answer.
+    /// Ends the connection, without a reply.
     Disconnect,
 }
 
-/// A request.
+/// Request of a client.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ClientRequest {
-    /// The client's name for it.
+    /// Cookie of the client, repeated in the reply.
     pub cookie: u64,
-    /// First byte.
+    /// Offset of the first byte.
     pub offset: u64,
-    /// Bytes.
+    /// Length in bytes.
     pub len: u32,
-    /// What is wanted, or the error to answer with.
+    /// Command, or the error number of the reply.
     pub command: Result<Command, u32>,
-    /// Whether the answer must be in chunks.
+    /// Set if the reply must be structured.
     pub structured: bool,
-    /// Bytes of payload that follow the request.
+    /// Length in bytes of the payload that follows the request.
     pub payload: u32,
 }
 
-/// Parses a request.
+/// Parses and validates a request.
 ///
-/// A request that cannot be served is answered with its error; its payload, if any, is to be
-/// skipped.
+/// An invalid request yields the error number of its reply; the caller skips its payload, if any.
 ///
 /// # Errors
 ///
-/// What ends the connection: no request, or a payload that is longer than ever allowed.
+/// Returns the violations that end the connection: a wrong magic number, or a payload above the limit.
 pub fn parse_request(
     bytes: &[u8; REQUEST_LEN],
     offer: &Offer,
@@ -80,12 +79,12 @@ pub fn parse_request(
         let (len, limit) = (u64::from(len), u64::from(offer.payload_max));
         return Err(ProtocolError::TooLong { what: "the payload of a write", len, limit });
     }
-    let command = understand(kind, flags, offset, len, offer, agreed);
+    let command = parse_command(kind, flags, offset, len, offer, agreed);
     let structured = agreed.structured && matches!(kind, command::READ | command::BLOCK_STATUS);
     Ok(ClientRequest { cookie, offset, len, command, structured, payload })
 }
 
-fn understand(
+fn parse_command(
     kind: u16,
     flags: u16,
     offset: u64,
@@ -99,7 +98,7 @@ fn understand(
         command::WRITE => (Command::Write { fua }, 0),
         command::DISCONNECT => return Ok(Command::Disconnect),
         command::FLUSH => {
-            // Neither offset nor length have a meaning.
+            // Offset and length of a flush have no meaning.
             let plain = flags & !command_flag::FUA == 0;
             return if plain { Ok(Command::Flush) } else { Err(error::INVAL) };
         }
@@ -110,7 +109,7 @@ fn understand(
         }
         _ => return Err(error::INVAL),
     };
-    // FUA is allowed, and means nothing, where nothing is written.
+    // FUA is allowed without effect on commands that write nothing.
     if flags & !(allowed | command_flag::FUA) != 0 {
         return Err(error::INVAL);
     }
@@ -131,10 +130,10 @@ fn understand(
     Ok(command)
 }
 
-/// A reply without its payload: at most as long as this.
+/// Encoded reply without its payload.
 pub type ReplyHeader = arrayvec::ArrayVec<u8, 44>;
 
-/// The end of a request, without data: `error` is 0, or the protocol's number.
+/// Encodes the end of a request without data. `error` is 0 or the protocol's error number.
 pub fn reply_end(cookie: u64, error: u32, structured: bool) -> ReplyHeader {
     let mut bytes = ReplyHeader::new();
     if !structured {
@@ -153,7 +152,7 @@ pub fn reply_end(cookie: u64, error: u32, structured: bool) -> ReplyHeader {
     bytes
 }
 
-/// What comes before the `len` bytes that were read at `offset`; the end of the request.
+/// Encodes the header of `len` bytes read at `offset`, which also ends the request.
 pub fn reply_data(cookie: u64, offset: u64, len: u32, structured: bool) -> ReplyHeader {
     if !structured {
         return reply_end(cookie, 0, false);
@@ -163,12 +162,12 @@ pub fn reply_data(cookie: u64, offset: u64, len: u32, structured: bool) -> Reply
     bytes
 }
 
-/// All of a range holds data, as far as anybody knows.
+/// Encodes a block status reply: the whole range is allocated, the safe answer without knowledge.
 pub fn reply_allocated(cookie: u64, len: u32) -> ReplyHeader {
     let mut bytes = chunk_header(chunk::BLOCK_STATUS, cookie, 12);
     bytes.extend(ALLOCATION_CONTEXT.to_be_bytes());
     bytes.extend(len.to_be_bytes());
-    // Neither a hole nor zeros.
+    // Flags 0: neither a hole nor zeros.
     bytes.extend(0u32.to_be_bytes());
     bytes
 }

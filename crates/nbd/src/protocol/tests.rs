@@ -1,6 +1,6 @@
 use proptest::prelude::*;
 
-use super::agree::{ClientHandshake, Progress as ClientProgress, Settled};
+use super::agree::{ClientHandshake, Negotiated, Progress as ClientProgress};
 use super::numbers::{command, command_flag, option, reply};
 use super::offer::{Agreed, Export, Progress, ServerHandshake, greeting};
 use super::replies::{Answer, Expect, Replies};
@@ -19,7 +19,7 @@ fn export() -> Export {
     Export { name: "disk0".to_owned(), description: "a disk".to_owned(), offer: OFFER }
 }
 
-/// Feeds a server in pieces of `piece` bytes; returns what it says and how it ended.
+/// Feeds a server in pieces of `piece` bytes. Returns its output, its state and the bytes consumed.
 fn serve(input: &[u8], piece: usize) -> Result<(Vec<u8>, Progress, usize), ProtocolError> {
     let mut server = ServerHandshake::new(export());
     let (mut held, mut out, mut last) = (vec![], vec![], Progress::More);
@@ -52,7 +52,7 @@ fn with_options(options: &[(u32, &[u8])]) -> Vec<u8> {
     bytes
 }
 
-/// The kinds of the answers in what a server said.
+/// Returns the reply types in the output of a server.
 fn kinds(out: &[u8]) -> Vec<(u32, u32)> {
     let mut bytes = Bytes(out);
     let mut kinds = vec![];
@@ -66,14 +66,14 @@ fn kinds(out: &[u8]) -> Vec<(u32, u32)> {
 }
 
 #[test]
-fn both_sides_agree_however_the_bytes_are_cut() {
+fn handshake_in_pieces_of_any_length_completes() {
     for piece in [1, 3, 17, 4096] {
         let mut client = ClientHandshake::new("disk0", false).unwrap();
         let mut server = ServerHandshake::new(export());
         let (mut to_client, mut to_server) = (greeting().to_vec(), vec![]);
         let (mut settled, mut agreed) = (None, None);
         for _ in 0..10_000 {
-            // At least as much as one message has.
+            // A piece is at least as long as one message.
             let given = to_client.len().min(piece + 100);
             let (used, progress) = client.feed(&to_client[..given], &mut to_server).unwrap();
             to_client.drain(..used);
@@ -86,13 +86,13 @@ fn both_sides_agree_however_the_bytes_are_cut() {
                 agreed = Some(ready);
             }
         }
-        assert_eq!(settled, Some(Settled { offer: OFFER, structured: true }));
+        assert_eq!(settled, Some(Negotiated { offer: OFFER, structured: true }));
         assert_eq!(agreed, Some(Agreed { structured: true, block_status: false }));
     }
 }
 
 #[test]
-fn every_option_has_its_answer() {
+fn each_option_gets_its_reply() {
     let go = |name: &str| {
         let mut data = u32::try_from(name.len()).unwrap().to_be_bytes().to_vec();
         data.extend(name.as_bytes());
@@ -154,7 +154,7 @@ fn every_option_has_its_answer() {
 }
 
 #[test]
-fn the_oldest_option_is_served_with_and_without_its_zeros() {
+fn export_name_option_is_served_with_and_without_zeros() {
     let mut input = with_options(&[(option::EXPORT_NAME, b"disk0")]);
     let (out, progress, _) = serve(&input, 7).unwrap();
     assert_eq!((out.len(), progress), (10, Progress::Transmission(Agreed::default())));
@@ -164,7 +164,7 @@ fn the_oldest_option_is_served_with_and_without_its_zeros() {
 }
 
 #[test]
-fn what_a_client_must_not_do_in_the_handshake_is_refused() {
+fn invalid_client_handshake_is_refused() {
     assert_eq!(serve(&[0, 0, 0, 8], 4).unwrap_err(), ProtocolError::Flags { flags: 8 });
     let mut input = with_options(&[(option::LIST, b"")]);
     input[4] = 0;
@@ -191,7 +191,7 @@ fn request(flags: u16, kind: u16, offset: u64, len: u32) -> [u8; 28] {
 }
 
 #[test]
-fn requests_are_understood_or_answered_with_an_error() {
+fn request_is_parsed_or_answered_with_error() {
     let agreed = Agreed { structured: true, block_status: true };
     let parse = |flags, kind, offset, len| {
         parse_request(&request(flags, kind, offset, len), &OFFER, agreed).unwrap().command
@@ -225,8 +225,8 @@ fn requests_are_understood_or_answered_with_an_error() {
     assert!(parse_request(&[0; 28], &OFFER, agreed).is_err());
 }
 
-/// What a client makes of these bytes, cut into pieces.
-fn heard(replies: &mut Replies, bytes: &[u8], piece: usize) -> Result<Vec<String>, ProtocolError> {
+/// Returns the parsed content of replies fed in pieces.
+fn parsed(replies: &mut Replies, bytes: &[u8], piece: usize) -> Result<Vec<String>, ProtocolError> {
     let mut heard = vec![];
     for bytes in bytes.chunks(piece) {
         replies.feed(bytes, |answer| match answer {
@@ -250,7 +250,7 @@ fn chunk_of(kind: u16, done: bool, cookie: u64, payload: &[&[u8]]) -> Vec<u8> {
 }
 
 #[test]
-fn our_own_replies_are_understood() {
+fn encoded_replies_parse_to_their_content() {
     for structured in [true, false] {
         let mut replies = Replies::new(structured);
         replies.expect(1, Expect::Data { offset: 4096, len: 1024 });
@@ -262,7 +262,7 @@ fn our_own_replies_are_understood() {
         bytes.extend(reply_end(3, 0, structured));
         bytes.extend(reply_end(2, error::NOSPC, structured));
         bytes.extend(reply_end(4, error::IO, structured));
-        let said = heard(&mut replies, &bytes, 5000).unwrap();
+        let said = parsed(&mut replies, &bytes, 5000).unwrap();
         assert_eq!(said, ["0+1024", "1 Ok(())", "3 Ok(())", "2 Err(28)", "4 Err(5)"]);
         assert_eq!(replies.open(), 0);
     }
@@ -270,7 +270,7 @@ fn our_own_replies_are_understood() {
 }
 
 #[test]
-fn chunks_may_come_in_any_order_but_each_byte_once_and_all_of_them() {
+fn chunks_in_any_order_are_accepted_once_and_complete() {
     let data = |done, offset: u64, len: usize| {
         chunk_of(1, done, 9, &[&offset.to_be_bytes(), &vec![1; len]])
     };
@@ -281,7 +281,7 @@ fn chunks_may_come_in_any_order_but_each_byte_once_and_all_of_them() {
     let run = |chunks: &[Vec<u8>]| {
         let mut replies = Replies::new(true);
         replies.expect(9, Expect::Data { offset: 1000, len: 300 });
-        heard(&mut replies, &chunks.concat(), 10_000)
+        parsed(&mut replies, &chunks.concat(), 10_000)
     };
     assert!(run(&[data(false, 1200, 100), hole(false, 1000, 100), data(true, 1100, 100)]).is_ok());
     assert!(run(&[hole(true, 1000, 300)]).is_ok());
@@ -303,13 +303,13 @@ fn chunks_may_come_in_any_order_but_each_byte_once_and_all_of_them() {
 }
 
 #[test]
-fn a_server_that_breaks_the_rules_is_found_out() {
+fn reply_that_breaks_a_rule_is_refused() {
     let mut bytes = numbers::SIMPLE_REPLY.to_be_bytes().to_vec();
     bytes.extend([0; 12]);
     let run = |structured, expect: Expect, bytes: &[u8]| {
         let mut replies = Replies::new(structured);
         replies.expect(0, expect);
-        heard(&mut replies, bytes, 1).unwrap_err()
+        parsed(&mut replies, bytes, 1).unwrap_err()
     };
     let read = Expect::Data { offset: 0, len: 512 };
     assert!(matches!(run(true, read, &bytes), ProtocolError::Kind { .. }), "not in chunks");
@@ -322,14 +322,14 @@ fn a_server_that_breaks_the_rules_is_found_out() {
     assert!(matches!(run(true, Expect::Done, &status), ProtocolError::Kind { .. }));
     let huge = chunk_of(0x8001, true, 0, &[&[0; 9000]]);
     assert!(matches!(run(true, Expect::Done, &huge), ProtocolError::Length { .. }));
-    // An unknown error, with a text and more behind it, is an error.
+    // An unknown error with a message is an error.
     let error = chunk_of(0x80FF, true, 0, &[&[0, 0, 0, 0, 0, 3], b"why and where"]);
     let mut replies = Replies::new(true);
     replies.expect(0, Expect::Done);
-    assert_eq!(heard(&mut replies, &error, 2).unwrap(), ["0 Err(5)"]);
+    assert_eq!(parsed(&mut replies, &error, 2).unwrap(), ["0 Err(5)"]);
 }
 
-/// What a client makes of a server's answers to its options.
+/// Returns the result of a client's handshake for these option replies.
 fn offered(answers: &[(u32, u32, Vec<u8>)]) -> Result<ClientProgress, ProtocolError> {
     let mut client = ClientHandshake::new("x", false).unwrap();
     let mut input = greeting().to_vec();
@@ -352,13 +352,13 @@ fn offered(answers: &[(u32, u32, Vec<u8>)]) -> Result<ClientProgress, ProtocolEr
 }
 
 #[test]
-fn what_a_server_must_not_do_in_the_handshake_is_refused() {
+fn invalid_server_handshake_is_refused() {
     let (go, structured) = (option::GO, (option::STRUCTURED_REPLY, reply::UNSUPPORTED, vec![]));
     let info = |bytes: &[u8]| (go, reply::INFO, bytes.to_vec());
     let ack = (go, reply::ACK, vec![]);
     let size = info(&[0, 0, 0, 0, 0, 0, 0, 0x10, 0, 0, 0, 1]);
     let ready = offered(&[structured.clone(), size.clone(), ack.clone()]).unwrap();
-    assert!(matches!(ready, ClientProgress::Ready(Settled { structured: false, .. })));
+    assert!(matches!(ready, ClientProgress::Ready(Negotiated { structured: false, .. })));
     let refused = |answers: &[(u32, u32, Vec<u8>)]| offered(answers).unwrap_err();
     let nothing = refused(&[structured.clone(), ack.clone()]);
     assert_eq!(nothing, ProtocolError::NoExport);
@@ -378,13 +378,13 @@ fn what_a_server_must_not_do_in_the_handshake_is_refused() {
 
 proptest! {
     #[test]
-    fn any_bytes_are_survived_and_use_bounded_memory(data in proptest::collection::vec(any::<u8>(), 0..600)) {
+    fn any_bytes_are_parsed_with_bounded_output(data in proptest::collection::vec(any::<u8>(), 0..600)) {
         fuzzing::handshakes(&data);
         fuzzing::replies(&data);
     }
 
     #[test]
-    fn data_that_is_answered_whole_lies_within_what_was_asked(
+    fn data_of_complete_reply_lies_within_request(
         cuts in proptest::collection::vec((0u64..64, 1u64..16, any::<bool>()), 1..40),
     ) {
         let mut input = vec![];

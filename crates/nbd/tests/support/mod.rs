@@ -1,14 +1,14 @@
-//! What a test needs that a machine may lack, and programs that it runs.
+//! Requirements of tests that a machine may lack, and programs that tests run.
 //!
-//! A test that lacks something says `SKIPPED: reason` and returns. Where `RINGFENCE_TEST_REQUIRE`
-//! is 1 it fails instead: there nothing may be skipped unnoticed.
+//! A test without its requirements prints `SKIPPED: reason` and returns. With `RINGFENCE_TEST_REQUIRE=1` it
+//! fails instead, so that no test is skipped unnoticed.
 #![allow(dead_code, reason = "each test uses a part of it")]
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-/// Where a program is, if it is installed.
+/// Returns the path of a program, if it is installed.
 pub(crate) fn find(program: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     std::env::split_paths(&path)
@@ -17,14 +17,14 @@ pub(crate) fn find(program: &str) -> Option<PathBuf> {
         .find(|file| file.is_file())
 }
 
-/// Fails where nothing may be skipped; else says that the test is.
+/// Reports a skipped test, or fails with `RINGFENCE_TEST_REQUIRE=1`.
 pub(crate) fn skip(reason: &str) {
     let is_required = std::env::var_os("RINGFENCE_TEST_REQUIRE").is_some_and(|value| value == "1");
     assert!(!is_required, "RINGFENCE_TEST_REQUIRE is set, and {reason}");
     eprintln!("SKIPPED: {reason}");
 }
 
-/// Returns from the test unless these programs (each with its Debian package) are there.
+/// Returns from the test unless these programs (each with its Debian package) are installed.
 #[macro_export]
 macro_rules! require_programs {
     ($($program:literal of $package:literal),+ $(,)?) => {
@@ -36,7 +36,7 @@ macro_rules! require_programs {
     };
 }
 
-/// Runs a program to its end, which must come within a minute, and must be good.
+/// Runs a program, which must succeed within a minute, and returns its output.
 pub(crate) fn run(program: &str, args: &[&str]) -> String {
     let output = output(program, args);
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
@@ -45,7 +45,7 @@ pub(crate) fn run(program: &str, args: &[&str]) -> String {
     text
 }
 
-/// Runs a program to its end.
+/// Runs a program to its end and returns its output.
 pub(crate) fn output(program: &str, args: &[&str]) -> Output {
     let path = find(program).unwrap_or_else(|| panic!("{program} is not installed"));
     Command::new("timeout")
@@ -57,11 +57,11 @@ pub(crate) fn output(program: &str, args: &[&str]) -> Output {
         .unwrap_or_else(|error| panic!("{program}: {error}"))
 }
 
-/// A program in the background, killed when dropped.
+/// Program in the background, killed when dropped.
 pub(crate) struct Background(pub(crate) Child);
 
 impl Background {
-    /// Starts a program.
+    /// Starts a program in the background.
     pub(crate) fn start(program: &str, args: &[&str]) -> Background {
         let path = find(program).unwrap_or_else(|| panic!("{program} is not installed"));
         let mut command = Command::new(path);
@@ -69,7 +69,7 @@ impl Background {
         Background(command.spawn().unwrap_or_else(|error| panic!("{program}: {error}")))
     }
 
-    /// SIGKILL, and waits for the end.
+    /// Sends SIGKILL and waits for the exit.
     pub(crate) fn kill(&mut self) {
         let _ = self.0.kill();
         let _ = self.0.wait();
@@ -82,7 +82,7 @@ impl Drop for Background {
     }
 }
 
-/// Waits until `ready`, at most ten seconds.
+/// Waits until `ready` returns `true`, at most ten seconds.
 pub(crate) fn wait_until(what: &str, mut ready: impl FnMut() -> bool) {
     let until = Instant::now() + Duration::from_secs(10);
     while !ready() {
@@ -91,7 +91,7 @@ pub(crate) fn wait_until(what: &str, mut ready: impl FnMut() -> bool) {
     }
 }
 
-/// Waits until something listens on a Unix socket.
+/// Waits until a process listens on a Unix socket.
 pub(crate) fn wait_for_socket(path: &Path) {
     wait_until("a server listens", || std::os::unix::net::UnixStream::connect(path).is_ok());
 }

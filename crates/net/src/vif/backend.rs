@@ -146,7 +146,7 @@ pub struct VifBackend {
     attached: bool,
     connection: Option<Connection>,
     control: Option<Box<dyn ControlRing>>,
-    condemned: Option<String>,
+    penalized: Option<String>,
 }
 
 /// How a device that is in use was connected.
@@ -177,7 +177,7 @@ impl VifBackend {
             attached: false,
             connection: None,
             control: None,
-            condemned: None,
+            penalized: None,
         }
     }
 
@@ -255,7 +255,7 @@ impl VifBackend {
     }
 
     /// Serves the control ring for one turn; whether there may be more to do. A guest that breaks its
-    /// rules is condemned: look afterwards.
+    /// rules is penalized: look afterwards.
     pub fn serve_control(&mut self, host: &mut impl PortHost) -> bool {
         let Some(control) = &mut self.control else { return false };
         let device = &self.device;
@@ -264,7 +264,7 @@ impl VifBackend {
             Err(fault) => {
                 self.control = None;
                 if !matches!(fault, Fault::Gone) {
-                    self.condemn(format!("control ring: {fault}"));
+                    self.close_with_penalty(format!("control ring: {fault}"));
                 }
                 false
             }
@@ -272,8 +272,8 @@ impl VifBackend {
     }
 
     /// Why the device was closed, if this side did so.
-    pub fn condemned(&self) -> Option<&str> {
-        self.condemned.as_deref()
+    pub fn penalized(&self) -> Option<&str> {
+        self.penalized.as_deref()
     }
 
     /// The paths to watch.
@@ -283,13 +283,13 @@ impl VifBackend {
     }
 
     /// The data path ended because of the guest: close the device at the next look. A guest that
-    /// comes back to be condemned again is logged ever more rarely.
-    pub fn condemn(&mut self, why: String) {
+    /// comes back to be penalized again is logged ever more rarely.
+    pub fn close_with_penalty(&mut self, why: String) {
         let times = self.rules.count("device_condemned") + 1;
         if times.is_power_of_two() {
             tracing::warn!(device = %self.back, %why, times, "device closed");
         }
-        self.condemned.get_or_insert(why);
+        self.penalized.get_or_insert(why);
     }
 
     /// Looks at both states and does what is due. Call it when a watch fired; calling it without
@@ -320,7 +320,7 @@ impl VifBackend {
                 BackendStep::Wait => return Ok(Life::Alive),
                 BackendStep::Announce => {
                     self.let_go(host);
-                    self.condemned = None;
+                    self.penalized = None;
                     self.announce(platform, store)?;
                 }
                 BackendStep::Connect => {
@@ -377,7 +377,7 @@ impl VifBackend {
             peer,
             attached: self.attached,
             online: store.read_flag(&format!("{}/{}", self.back, xenbus::ONLINE)).unwrap_or(false),
-            condemned: self.condemned.is_some(),
+            penalized: self.penalized.is_some(),
         }))
     }
 
@@ -389,7 +389,7 @@ impl VifBackend {
     }
 
     fn enter(&self, store: &mut StoreClient, state: XenbusState) -> Result<(), StoreError> {
-        if let Some(why) = &self.condemned {
+        if let Some(why) = &self.penalized {
             store.write(&format!("{}/error", self.back), why)?;
         }
         store.write(&format!("{}/{}", self.back, xenbus::STATE), state.to_string())
@@ -461,7 +461,7 @@ impl VifBackend {
             Err(ConnectError::Store(error)) if !is_about_a_key(&error) => Err(error),
             Err(error) => {
                 self.rules.count(error.rule());
-                self.condemn(error.to_string());
+                self.close_with_penalty(error.to_string());
                 Ok(())
             }
         }

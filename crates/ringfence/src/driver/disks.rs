@@ -154,9 +154,9 @@ impl Disks {
     }
 
     /// Those that were closed, and why.
-    pub(super) fn condemned(&self) -> impl Iterator<Item = (u16, String)> {
+    pub(super) fn penalized(&self) -> impl Iterator<Item = (u16, String)> {
         let disks = (0..).zip(&self.backends);
-        disks.filter_map(|(handle, disk)| Some((handle, disk.condemned()?.to_owned())))
+        disks.filter_map(|(handle, disk)| Some((handle, disk.penalized()?.to_owned())))
     }
 
     /// The rules that each of them saw broken, by name.

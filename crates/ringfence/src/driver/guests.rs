@@ -360,11 +360,11 @@ impl Guests {
             for handle in guest.disks.that_dial() {
                 guest.lease.say(&FromDriver::Dial { handle }, &[]);
             }
-            let before: Vec<_> = guest.disks.condemned().collect();
+            let before: Vec<_> = guest.disks.penalized().collect();
             if let Err(error) = guest.disks.look(scope) {
                 tracing::warn!(%error, "a disk's state could not be followed");
             }
-            for (handle, why) in guest.disks.condemned().filter(|disk| !before.contains(disk)) {
+            for (handle, why) in guest.disks.penalized().filter(|disk| !before.contains(disk)) {
                 guest.lease.say(&FromDriver::DiskClosed { handle, why }, &[]);
             }
         }
@@ -430,7 +430,7 @@ impl Guests {
         if !matches!(reason, Fault::Gone) {
             guest.lease.say(&FromDriver::DeviceClosed(why.clone()), &[]);
         }
-        vif.backend.condemn(why);
+        vif.backend.close_with_penalty(why);
         self.look(&device, scope);
     }
 
@@ -481,16 +481,16 @@ impl Guests {
         for device in due {
             let mut retired = core::mem::take(&mut self.retired_ports);
             let vif = self.find(&device).and_then(|guest| guest.vif.as_mut());
-            let (more, condemned) = vif.map_or((false, false), |vif| {
+            let (more, penalized) = vif.map_or((false, false), |vif| {
                 let (backend, mut host) = vif.split(&mut retired, scope.dataplane);
                 let more = backend.serve_control(&mut host);
-                (more, backend.condemned().is_some())
+                (more, backend.penalized().is_some())
             });
             self.retired_ports = retired;
             if more {
                 self.controls_due.push(device);
             }
-            if condemned {
+            if penalized {
                 self.look(&device, scope);
             }
         }

@@ -13,7 +13,7 @@ use std::sync::mpsc::{Sender, channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use ringfence_nbd::protocol::agree::{ClientHandshake, Progress, Settled};
+use ringfence_nbd::protocol::agree::{ClientHandshake, Negotiated, Progress};
 use ringfence_sys::nbd::{NbdDevice, NbdEnding, NbdExport, is_ready};
 
 /// How long shaking hands, and the device, may take until they are there.
@@ -95,7 +95,7 @@ impl Drop for Device {
 type Taken = io::Result<(PathBuf, NbdEnding)>;
 
 /// Is the device until it ends.
-fn serve(stream: &UnixStream, settled: &Settled, told: &Sender<Taken>) {
+fn serve(stream: &UnixStream, settled: &Negotiated, told: &Sender<Taken>) {
     let export = NbdExport {
         bytes: settled.offer.bytes,
         block_size: settled.offer.block_min.clamp(*BLOCKS.start(), *BLOCKS.end()),
@@ -119,7 +119,7 @@ fn serve(stream: &UnixStream, settled: &Settled, told: &Sender<Taken>) {
 }
 
 /// Agrees with the frontend, as the kernel is to go on: it knows simple replies only.
-fn shake_hands(socket: &Path) -> io::Result<(UnixStream, Settled)> {
+fn shake_hands(socket: &Path) -> io::Result<(UnixStream, Negotiated)> {
     let mut stream = UnixStream::connect(socket)?;
     stream.set_read_timeout(Some(PATIENCE))?;
     stream.set_write_timeout(Some(PATIENCE))?;

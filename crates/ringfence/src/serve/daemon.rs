@@ -484,7 +484,7 @@ fn vif_status(
         mode: vif.backend.mode().name().to_owned(),
         frontend_takes: connection.map(|connection| connection.features.peer.to_string()),
         backend_takes: connection.map(|connection| connection.features.own.to_string()),
-        problem: vif.problem.clone().or_else(|| vif.backend.condemned().map(str::to_owned)),
+        problem: vif.problem.clone().or_else(|| vif.backend.penalized().map(str::to_owned)),
         queue_count: connection.map_or(0, |connection| connection.queues),
         staged_pages: vif.backend.staged(),
         queues: queues.into_iter().collect(),

@@ -187,7 +187,10 @@ impl Host<'_> {
             let Some(id) = vif.seat.port() else { continue };
             vif.seat.vacate(id);
             self.usher.retired.retire(self.usher.dataplane.remove_port(id));
-            vif.backend.condemn(format!("{} has its Ethernet address now", device_name(device)));
+            vif.backend.close_with_penalty(format!(
+                "{} has its Ethernet address now",
+                device_name(device)
+            ));
             self.displaced.push(*other);
         }
     }
@@ -311,7 +314,7 @@ impl<P: Platform> Vifs<P> {
         for (device, vif) in &mut self.list {
             let of_guest = device_name(device);
             if name == of_guest && vif.seat.vacate(id) {
-                vif.backend.condemn(reason.to_string());
+                vif.backend.close_with_penalty(reason.to_string());
                 return Some(*device);
             }
             if name != tap_port_name(&of_guest) {
@@ -340,7 +343,7 @@ impl<P: Platform> Vifs<P> {
         let Some(mut vif) = self.list.remove(device) else { return AfterControl::Wait };
         let served = self.split(device, &mut vif);
         let after = served.map_or(AfterControl::Wait, |(backend, mut host)| {
-            match (backend.serve_control(&mut host), backend.condemned()) {
+            match (backend.serve_control(&mut host), backend.penalized()) {
                 (true, _) => AfterControl::Again,
                 (false, Some(_)) => AfterControl::Look,
                 (false, None) => AfterControl::Wait,
@@ -362,7 +365,7 @@ impl<P: Platform> Vifs<P> {
         store: &mut StoreClient,
     ) -> Result<(), StoreError> {
         let Some(vif) = self.list.get_mut(device) else { return Ok(()) };
-        vif.backend.condemn("the daemon ends".to_owned());
+        vif.backend.close_with_penalty("the daemon ends".to_owned());
         self.look(device, store).map(drop)
     }
 

@@ -194,7 +194,7 @@ fn disk(seed: u64) -> io::Result<()> {
     let disk = NbdDisk::open(&address, &options)?;
     let workload = Workload { depth: 4, ..Workload::new(seed) };
     let mut checker = Checker::new();
-    let mut driver = Driver::new(disk.queue(4)?).with_patience(WITHIN);
+    let mut driver = Driver::new(disk.queue(4)?).with_timeout(WITHIN);
     let mut running = workload.start(&disk);
     loop {
         let start = Instant::now();

@@ -159,7 +159,7 @@ impl Stage {
         let begun = Instant::now();
         loop {
             self.look(seat);
-            if let Some(why) = self.seats[seat].condemned() {
+            if let Some(why) = self.seats[seat].penalized() {
                 return why.to_owned();
             }
             assert!(begun.elapsed() < PATIENCE, "the device is still served");

@@ -197,7 +197,7 @@ impl Stage {
     fn ended(&mut self, seat: usize, fault: Fault) {
         let entry = &mut self.seats[seat];
         entry.host.port = None;
-        entry.backend.condemn(fault.to_string());
+        entry.backend.close_with_penalty(fault.to_string());
         entry.fault = Some(fault);
         self.look(seat);
     }

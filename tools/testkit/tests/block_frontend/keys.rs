@@ -21,7 +21,7 @@ fn refused(changes: &[(&str, &str)]) -> (String, Vec<&'static str>) {
     front.enter(XenbusState::Initialised);
     stage.look(front.seat);
     assert_eq!(stage.state(front.seat), XenbusState::Closing, "{changes:?}");
-    let why = stage.seats[front.seat].condemned().unwrap_or_default().to_owned();
+    let why = stage.seats[front.seat].penalized().unwrap_or_default().to_owned();
     let rules = stage.rules(front.seat).all().into_keys().collect();
     unharmed(&stage, &guest);
     (why, rules)

@@ -58,7 +58,7 @@ fn each_broken_rule_has_an_answer_and_a_name() {
             assert_eq!(front.ask(&good), Status::Okay, "{mode}: after {rule}");
         }
         assert_eq!(stage.look(front.seat), ringfence_xenbus::end::Life::Alive);
-        assert!(stage.seats[front.seat].condemned().is_none());
+        assert!(stage.seats[front.seat].penalized().is_none());
         unharmed(&stage, &guest);
     }
 }

@@ -1,7 +1,7 @@
-//! What there is to know of a file before it serves as a disk.
+//! Properties of a file that serves as a disk, and the checks and lock at its opening.
 //!
-//! Found out where the file is opened, which has /sys and may name paths; the domain that does the
-//! I/O is handed the descriptor and these facts.
+//! They are determined by the process that opens the file, which has `/sys` and may name paths. The domain
+//! that does the I/O receives the descriptor and these facts.
 
 // #syscall daemon openat: the disks of guests that come
 // #syscall daemon flock: that nobody else has a disk
@@ -27,179 +27,179 @@ use serde::{Deserialize, Serialize};
 use super::super::signature::{EXAMINED, Format};
 use super::options::FileOptions;
 
-/// How long the lock of a daemon that ended may outlive it: its last I/O holds it.
-const LOCK_PATIENCE: Duration = Duration::from_secs(10);
+/// Maximum wait for the lock. I/O in flight of a daemon that ended still holds it.
+const LOCK_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Ways to say that a disk is raw: of `ringfence run --disk` and of a Xen guest's configuration.
+/// Advice on options that declare a disk raw: of `ringfence run --disk` and of a Xen guest's configuration.
 const RAW_HINT: &str = "--disk FILE,format=raw; for a Xen guest target=raw:FILE";
 
-/// File systems that compute a checksum of what they write (`linux/magic.h`).
+/// File systems that compute checksums of written data (`linux/magic.h`).
 const CHECKSUMMING: [u64; 3] = [
     0x9123_683E, // btrfs
     0x2FC1_2FC1, // ZFS
     0xCA45_1A4E, // bcachefs
 ];
 
-/// What a file is.
+/// Type of a file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum FileKind {
-    /// A regular file.
+    /// Regular file.
     Regular,
-    /// A block device.
+    /// Block device of the host.
     BlockDevice,
 }
 
-/// What O_DIRECT asks for, in bytes.
+/// Alignment that O_DIRECT requires, in bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct DirectRules {
-    /// Alignment of memory.
+    /// Alignment of memory addresses.
     pub memory: u32,
     /// Alignment of offsets and lengths.
     pub offset: u32,
 }
 
-/// What was found out about a file.
+/// Properties of a file that was opened as a disk.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct FileFacts {
-    /// What it is.
+    /// Type of the file.
     pub kind: FileKind,
-    /// Bytes of the disk, a multiple of the sector size.
+    /// Size of the disk in bytes, a multiple of the sector size.
     pub bytes: u64,
-    /// 512 or 4096.
+    /// Sector size in bytes: 512 or 4096.
     pub sector_size: u32,
-    /// Of the medium.
+    /// Sector size of the medium in bytes.
     pub physical_sector_size: u32,
-    /// Opened so.
+    /// Set if the file was opened read-only.
     pub read_only: bool,
-    /// The page cache is passed by, under these rules.
+    /// Alignment for O_DIRECT, or `None` if the page cache is used.
     pub direct: Option<DirectRules>,
-    /// Ranges can be given up.
+    /// Set if the file supports discards.
     pub can_discard: bool,
-    /// Bytes.
+    /// Unit of discards in bytes.
     pub discard_granularity: u32,
-    /// Bytes.
+    /// Offset in bytes of the first unit of discards.
     pub discard_alignment: u32,
-    /// For certain.
+    /// Set if secure discards are supported.
     pub discard_secure: bool,
-    /// Seeking costs time.
+    /// Set if seeking takes time.
     pub rotational: bool,
-    /// A page that changes while it is written makes what was written unreadable.
+    /// Set if the storage computes checksums: a page that changes during a write makes the block unreadable.
     pub checksums: bool,
 }
 
-/// Why a file does not serve as a disk.
+/// Reasons for which a file cannot serve as a disk.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenFileError {
-    /// The system refused.
+    /// System call that failed.
     #[error("{what} {}: {source}", path.display())]
     System {
-        /// What was attempted.
+        /// Operation that was attempted.
         what: &'static str,
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// Why it failed.
+        /// Error of the system.
         source: io::Error,
     },
-    /// Not a regular file, not a block device.
+    /// File that is neither regular nor a block device.
     #[error("{} is neither a file nor a block device: a disk is one of these", path.display())]
     Kind {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
     },
-    /// Less than a sector.
+    /// File of size 0.
     #[error(
         "{} has {bytes} bytes, which is no sector: give it a size (truncate -s 1G {})",
         path.display(), path.display()
     )]
     Empty {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// Its bytes.
+        /// Size in bytes.
         bytes: u64,
     },
-    /// A size that is no multiple of the sector size.
+    /// File whose size is no multiple of the sector size.
     #[error(
         "{} has {bytes} bytes, which is no multiple of its sectors of {sector_size}: the last bytes would be \
          missing from the disk. Pad it (truncate -s {} {})",
         path.display(), bytes.next_multiple_of(u64::from(*sector_size)), path.display()
     )]
     Odd {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// Its size in bytes.
+        /// Size in bytes.
         bytes: u64,
-        /// Size of a sector in bytes.
+        /// Sector size in bytes.
         sector_size: u32,
     },
-    /// An image of a format that is not raw.
+    /// File with the signature of an image format that is not raw.
     #[error(
         "{} is {format}, and would be destroyed as the raw disk that is served: convert it \
          (qemu-img convert -O raw), or, if these bytes are a guest's own on a raw disk, say so ({RAW_HINT})",
         path.display()
     )]
     NotRaw {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// Format of its content.
+        /// Format of the content.
         format: Format,
     },
-    /// A sector size that is none, or that the device does not have.
+    /// Sector size that is invalid, or smaller than that of the device.
     #[error("sectors of {wanted} bytes cannot be had of {}: {why}", path.display())]
     Sector {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// Bytes asked for.
+        /// Requested sector size in bytes.
         wanted: u32,
-        /// Why not.
+        /// Reason of the refusal.
         why: String,
     },
-    /// Somebody else has it.
+    /// File that another process has locked as a disk.
     #[error(
         "{} is in use as a disk by another process (it holds a lock): stop that one first, or open \
          both read-only",
         path.display()
     )]
     InUse {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
     },
 }
 
-/// A file that was opened, and locked, as a disk.
+/// File that was opened and locked as a disk.
 #[derive(Debug)]
 pub struct OpenFile {
-    /// The file.
+    /// Descriptor of the file.
     pub file: OwnedFd,
-    /// What is known of it.
+    /// Properties of the file.
     pub facts: FileFacts,
 }
 
 impl OpenFile {
-    /// Opens and locks `path`, and finds out about it. O_DIRECT is given up, with a warning, where
-    /// the file cannot do it or asks for more alignment than a sector has.
+    /// Opens and locks `path` and determines its properties. O_DIRECT is dropped, with a warning, if the file
+    /// does not support it or requires more alignment than a sector has.
     ///
     /// # Errors
     ///
-    /// [`OpenFileError`].
+    /// Returns [`OpenFileError`].
     pub fn open(path: &Path, options: &FileOptions) -> Result<OpenFile, OpenFileError> {
         let flags = OpenFile::flags(options) | OFlags::CLOEXEC;
         let file = rustix::fs::open(path, flags, Mode::empty()).map_err(system("opening", path))?;
         OpenFile::of(file, path, options)
     }
 
-    /// Flags with which a file is opened for [`OpenFile::of`].
+    /// Returns the flags with which a file is opened for [`OpenFile::of`].
     pub fn flags(options: &FileOptions) -> OFlags {
         let access = if options.read_only { OFlags::RDONLY } else { OFlags::RDWR };
-        // O_NONBLOCK: a pipe by that name must not hold us up.
+        // O_NONBLOCK: opening a FIFO of that name must not block.
         access | OFlags::NOCTTY | OFlags::NONBLOCK
     }
 
-    /// Locks a file that was opened with [`OpenFile::flags`], and finds out about it. Everything is asked of
-    /// the descriptor; `path` only names the file in messages.
+    /// Locks a file that was opened with [`OpenFile::flags`] and determines its properties. All calls use the
+    /// descriptor; `path` only names the file in messages.
     ///
     /// # Errors
     ///
-    /// [`OpenFileError`].
+    /// Returns [`OpenFileError`].
     pub fn of(
         file: OwnedFd,
         path: &Path,
@@ -244,7 +244,7 @@ fn system<E: Into<io::Error>>(what: &'static str, path: &Path) -> impl FnOnce(E)
     move |error| OpenFileError::System { what, path, source: error.into() }
 }
 
-/// The unit of requests: as asked for, if the device can, and otherwise what fits it.
+/// Returns the sector size: the requested one if the device supports it, otherwise the device's, or 512.
 fn sector_size(
     file: &OwnedFd,
     kind: FileKind,
@@ -292,8 +292,8 @@ fn refuse_formats(file: &OwnedFd, bytes: u64, path: &Path) -> Result<(), OpenFil
     }
 }
 
-/// Has I/O on the open file pass the page cache by, if it can. A second file of that path might be another
-/// one.
+/// Sets O_DIRECT on the open file, if it supports it. Returns the alignment that it requires. A second open
+/// of the path could reach another file.
 fn use_direct(
     file: &OwnedFd,
     path: &Path,
@@ -324,7 +324,7 @@ fn use_direct(
     None
 }
 
-/// What the file system says it asks for (6.1), or else what is found by trying.
+/// Returns the alignment reported by the file system (Linux 6.1), or one found by trial reads.
 fn direct_rules(file: &OwnedFd, kind: FileKind) -> Option<DirectRules> {
     let stat = rustix::fs::statx(file, c"", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN).ok();
     if let Some(stat) = stat
@@ -344,7 +344,7 @@ fn direct_rules(file: &OwnedFd, kind: FileKind) -> Option<DirectRules> {
         .map(|align| DirectRules { memory: align, offset: align })
 }
 
-/// Whether a direct read of `align` bytes, from there, to there, is not refused.
+/// Returns `true` if a direct read with an alignment of `align` bytes succeeds.
 fn try_direct(file: &OwnedFd, align: u32) -> bool {
     let Ok(room) = Mapping::private(3 * 4096) else { return false };
     let (lent, len) = (room.lent(), align as usize);
@@ -358,7 +358,7 @@ fn lock(file: &OwnedFd, shared: bool, path: &Path) -> Result<(), OpenFileError> 
     } else {
         FlockOperation::NonBlockingLockExclusive
     };
-    let until = Instant::now() + LOCK_PATIENCE;
+    let until = Instant::now() + LOCK_TIMEOUT;
     loop {
         match rustix::fs::flock(file, operation) {
             Ok(()) => return Ok(()),
@@ -374,8 +374,8 @@ fn lock(file: &OwnedFd, shared: bool, path: &Path) -> Result<(), OpenFileError> 
     }
 }
 
-/// Size of the disk in bytes. A file that a guest uses already may end in a part of a sector, which is not
-/// served then.
+/// Returns the size of the disk in bytes. For a file that a guest uses already, a partial sector at the
+/// end is not served.
 fn bytes(
     file: &OwnedFd,
     kind: FileKind,
@@ -405,11 +405,11 @@ fn physical(file: &OwnedFd, kind: FileKind, sector_size: u32) -> u32 {
         FileKind::Regular => None,
         FileKind::BlockDevice => rustix::fs::ioctl_blkpbszget(file).ok(),
     };
-    // A multiple of the sector by definition; some devices claim otherwise.
+    // By definition a multiple of the sector size; some devices report less.
     found.filter(|size| size.is_power_of_two()).unwrap_or(0).max(sector_size)
 }
 
-/// How ranges can be given up.
+/// Properties of discards of a file.
 #[derive(Default)]
 struct Discards {
     possible: bool,
@@ -428,7 +428,7 @@ impl Discards {
             FileKind::Regular => {
                 let stat = rustix::fs::fstat(file).ok();
                 let block = stat.and_then(|stat| u32::try_from(stat.st_blksize).ok());
-                // Punching behind the end changes nothing, and says whether it can be done.
+                // Punching a hole beyond the end changes nothing, and shows whether holes are supported.
                 let mode = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
                 let behind = bytes.next_multiple_of(1 << 20);
                 let possible = rustix::fs::fallocate(file, mode, behind, 4096).is_ok();
@@ -453,7 +453,7 @@ fn checksums(file: &OwnedFd, kind: FileKind, sysfs: &Sysfs) -> bool {
     }
 }
 
-/// What /sys says of a block device.
+/// Attributes of a block device in `/sys`; empty for a regular file.
 struct Sysfs(Vec<PathBuf>);
 
 impl Sysfs {
@@ -463,7 +463,7 @@ impl Sysfs {
         }
         let (major, minor) = (rustix::fs::major(device), rustix::fs::minor(device));
         let here = PathBuf::from(format!("/sys/dev/block/{major}:{minor}"));
-        // The queue of a partition is that of the device it lies on.
+        // A partition uses the queue of its device.
         let above = here.join("..");
         Sysfs(vec![here, above])
     }

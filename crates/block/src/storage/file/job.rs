@@ -1,22 +1,26 @@
-//! One request, as a sequence of steps.
+//! Request to a file as a sequence of steps, independent of the engine.
+//!
+//! An engine calls [`Job::next`], executes the [`Step`] on the file and passes its result to
+//! [`Job::advance`], until [`Next::Over`]. The job handles partial transfers, bounce buffers, retries, and
+//! operations that the file system does not support.
 
 use std::io;
 
 use ringfence_memory::LentSlice;
 use rustix::fs::FallocateFlags;
 
-use super::bounce::{BUFFER_MAX, Bounces};
+use super::bounce::{BUFFER_MAX, BounceBuffers};
 use super::facts::{FileFacts, FileKind};
 use super::options::{Bounce, CacheMode, FileOptions};
 use crate::storage::{Done, Op, Request, check_request};
 
-/// Pieces of memory in one step: what one scatter-gather list of the threads holds.
+/// Maximum number of memory pieces in one step: the capacity of one scatter-gather list of the threads.
 pub(super) const PIECES_MAX: usize = 32;
 
-/// Times that the kernel may ask to try again, without any progress.
+/// Maximum number of retries without progress after `EINTR` or `EAGAIN`.
 const RETRIES_MAX: u32 = 100;
 
-/// What holds for all requests to a file.
+/// Settings shared by all requests to a file.
 #[derive(Clone)]
 pub(super) struct Policy {
     facts: FileFacts,
@@ -48,33 +52,33 @@ impl Policy {
     }
 }
 
-/// What an engine has to do for a job, on the file.
+/// Operation on the file that an engine executes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Step {
     /// Read into the pieces.
     Read { offset: u64 },
-    /// Write the pieces.
+    /// Write of the pieces, durable if `sync`.
     Write { offset: u64, sync: bool },
-    /// `fdatasync`.
+    /// Call of `fdatasync`.
     Sync,
-    /// `fallocate`.
+    /// Call of `fallocate`.
     Allocate { mode: FallocateFlags, offset: u64, len: u64 },
-    /// The ioctl for block devices.
+    /// Discard ioctl of a block device.
     Discard { secure: bool, offset: u64, len: u64 },
 }
 
-/// What comes next.
+/// Next action for a job.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Next {
-    /// Do this, and tell.
+    /// Execute the step and report its result.
     Step(Step),
-    /// There is no bounce buffer: ask again when one came back.
+    /// Wait for a bounce buffer of another job.
     Wait,
-    /// It is over.
+    /// Finish with this result.
     Over(Result<(), i32>),
 }
 
-/// How a range is zeroed, from the best to what always works.
+/// Method of zeroing a range, from the cheapest to the one that always works.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Zeroing {
     Range,
@@ -82,17 +86,17 @@ enum Zeroing {
     Write,
 }
 
-/// A request and how far it is.
+/// Request and its progress.
 pub(super) struct Job {
     request: Request,
-    /// Bytes (or, for operations without any, steps) that are over.
+    /// Completed bytes; for a flush, completed steps.
     done: u64,
-    /// Of the step in progress, when it goes through a buffer.
+    /// Bounce buffer of the step in progress.
     bounce: Option<LentSlice>,
-    /// All of it goes through buffers.
-    bounces: bool,
+    /// Set if all data goes through bounce buffers.
+    uses_buffers: bool,
     zeroing: Zeroing,
-    /// The range was given up or zeroed; it is to be made durable.
+    /// Set if the range was discarded or zeroed and must still be made durable.
     sync_last: bool,
     retries: u32,
 }
@@ -100,40 +104,40 @@ pub(super) struct Job {
 impl Job {
     pub(super) fn new(request: Request, policy: &Policy) -> Job {
         let transfers = matches!(request.op, Op::Read | Op::Write { .. });
-        let bounces = transfers
+        let uses_buffers = transfers
             && (policy.bounce_always
                 || !request.segments.iter().all(|segment| policy.fits(&segment.memory)));
         Job {
             request,
             done: 0,
             bounce: None,
-            bounces,
+            uses_buffers,
             zeroing: Zeroing::Range,
             sync_last: false,
             retries: 0,
         }
     }
 
-    /// Whether the request is one that may be started at all.
+    /// Validates the request against the properties of the file.
     pub(super) fn check(&self, policy: &Policy) -> Result<(), i32> {
         let facts = &policy.facts;
         check_request(&self.request, facts.bytes, facts.sector_size, facts.read_only)
     }
 
-    /// The only piece of memory and the name it is registered by, where a step is exactly that.
+    /// Returns the memory and its registered name if the next step uses exactly one registered segment.
     pub(super) fn registered(&self) -> Option<(u64, &LentSlice)> {
         match self.request.segments.as_slice() {
-            [one] if self.done == 0 && !self.bounces => Some((one.registered?, &one.memory)),
+            [one] if self.done == 0 && !self.uses_buffers => Some((one.registered?, &one.memory)),
             _ => None,
         }
     }
 
-    /// What comes next; for a transfer, puts the memory into `pieces`.
+    /// Returns the next action. For a transfer, appends the memory to `pieces`.
     pub(super) fn next(
         &mut self,
         policy: &Policy,
         pieces: &mut Vec<LentSlice>,
-        buffers: &mut Bounces,
+        buffers: &mut BounceBuffers,
     ) -> io::Result<Next> {
         let Request { op, offset, len, .. } = self.request;
         let over = self.done >= len;
@@ -198,15 +202,15 @@ impl Job {
         Next::Step(Step::Allocate { mode, offset, len })
     }
 
-    /// Puts the memory of the next step into `pieces`. `false` if there is no buffer.
+    /// Appends the memory of the next step to `pieces`. Returns `false` if there is no bounce buffer.
     fn gather(
         &mut self,
         policy: &Policy,
         pieces: &mut Vec<LentSlice>,
-        buffers: &mut Bounces,
+        buffers: &mut BounceBuffers,
     ) -> io::Result<bool> {
         let left = usize::try_from(self.request.len - self.done).unwrap_or(usize::MAX);
-        if !self.bounces {
+        if !self.uses_buffers {
             if self.done == 0 && self.request.segments.len() <= PIECES_MAX {
                 pieces.extend(self.request.segments.iter().map(|segment| segment.memory.clone()));
             } else {
@@ -214,14 +218,14 @@ impl Job {
                     pieces.push(piece);
                     pieces.len() < PIECES_MAX
                 });
-                // What is left of a transfer that stopped halfway may not be aligned.
+                // The rest of a partial transfer may be misaligned.
                 if !pieces.iter().all(|piece| policy.fits(piece)) {
                     pieces.clear();
-                    self.bounces = true;
+                    self.uses_buffers = true;
                 }
             }
         }
-        if !self.bounces {
+        if !self.uses_buffers {
             return Ok(true);
         }
         let step = left.min(BUFFER_MAX);
@@ -241,7 +245,7 @@ impl Job {
         Ok(true)
     }
 
-    /// Calls `each` with the pieces of `len` bytes from byte `from` of the request, until it says no.
+    /// Calls `each` with the pieces of `len` bytes from byte `from` of the request, until it returns `false`.
     fn pieces_from(&self, from: u64, len: usize, mut each: impl FnMut(LentSlice) -> bool) {
         let (mut skip, mut left) = (from, len);
         for segment in &self.request.segments {
@@ -260,11 +264,11 @@ impl Job {
         }
     }
 
-    /// What came of the step: bytes transferred, or the errno.
+    /// Records the result of a step: the number of bytes transferred, or the errno.
     pub(super) fn advance(
         &mut self,
         policy: &Policy,
-        buffers: &mut Bounces,
+        buffers: &mut BounceBuffers,
         result: Result<u32, i32>,
     ) -> Result<(), i32> {
         let outcome = self.take_result(policy, result);
@@ -292,7 +296,7 @@ impl Job {
                 self.done = len;
                 self.sync_last = true;
             }
-            // The file ends before the disk does: somebody made it shorter.
+            // The file ends before the disk does: it was truncated.
             Op::Read if moved == 0 => return Err(libc::EIO),
             Op::Write { .. } | Op::WriteZeroes if moved == 0 => return Err(libc::ENOSPC),
             Op::Read => {
@@ -306,7 +310,7 @@ impl Job {
         Ok(())
     }
 
-    /// Another way to the same end, where there is one.
+    /// Selects the next method of zeroing after an error, or returns the error.
     fn fall_back(&mut self, policy: &Policy, errno: i32) -> Result<(), i32> {
         let cannot = matches!(errno, libc::EOPNOTSUPP | libc::EINVAL | libc::ENODEV);
         self.zeroing = match (self.request.op, self.zeroing) {
@@ -317,7 +321,7 @@ impl Job {
         Ok(())
     }
 
-    /// What was read to a buffer goes to where it was wanted.
+    /// Copies read data from the bounce buffer to the request's memory.
     fn copy_out(&self, len: usize) -> Result<(), ringfence_memory::OutOfRange> {
         let Some(buffer) = &self.bounce else { return Ok(()) };
         let mut at = 0;
@@ -330,8 +334,8 @@ impl Job {
         copied
     }
 
-    /// Ends the job.
-    pub(super) fn finish(mut self, buffers: &mut Bounces, result: Result<(), i32>) -> Done {
+    /// Ends the job and returns its result.
+    pub(super) fn finish(mut self, buffers: &mut BounceBuffers, result: Result<(), i32>) -> Done {
         if let Some(buffer) = self.bounce.take() {
             buffers.give_back(buffer);
         }

@@ -1,27 +1,31 @@
-//! A disk that is a file or a block device.
+//! Disk on a file or block device of the host.
 //!
-//! # How a request becomes system calls
+//! # Requests and system calls
 //!
-//! A request is a job (`job.rs`): a small machine that says what is to be done next, and is told what
-//! came of it. It knows of partial transfers, of bounce buffers, of what the file system cannot do
-//! and what is done instead. Two engines run jobs: one through io_uring (`uring.rs`), where many
-//! steps start with one system call, and one with threads that block (`pool.rs`), for kernels and
-//! sandboxes that refuse io_uring. Both do exactly what the job says, so that they cannot differ.
+//! ```text
+//! DiskQueue::submit ──> Job (job.rs) ── Step ──> io_uring (uring.rs)
+//!                         ^                      or threads (pool.rs)
+//!                         └────── result ────────┘
+//! ```
+//!
+//! A job is the state machine of one request: it returns the next step and receives its result. It handles
+//! partial transfers, bounce buffers and operations that the file system lacks. Two engines execute steps:
+//! io_uring, which starts many with one system call, and a pool of threads that block, for kernels and
+//! sandboxes that refuse io_uring. Both execute the same steps.
 //!
 //! # Bounce buffers
 //!
-//! With O_DIRECT the device reads the guest's page itself. The guest may change it meanwhile. Most
-//! storage does not mind: what is written is one or the other, and it is the guest's own disk. Storage
-//! that computes a checksum of what it writes does mind: the checksum is then of other bytes than
-//! those written, and the block cannot be read any more. There ([`Bounce::Auto`]) the bytes are
-//! copied to private memory first. They are too where O_DIRECT asks for an alignment that the
-//! guest's memory does not have.
+//! With O_DIRECT the device reads the guest's page itself, and the guest may change it meanwhile. Most
+//! storage writes either content, on the guest's own disk. Storage with checksums may write a block whose
+//! checksum does not match; the block is unreadable then. In that case ([`Bounce::Auto`]) the data is
+//! copied to private memory first. The same happens if the guest's memory lacks the alignment that
+//! O_DIRECT requires.
 //!
-//! # Who else has the file
+//! # Locking
 //!
-//! Opening takes an exclusive lock (`flock`; shared for a disk that is read-only). The lock belongs
-//! to the open file, which I/O in flight holds: after a crash the next daemon gets the disk when the
-//! last write of the one before is over, and no sooner, so that none of these can overtake its own.
+//! Opening takes an exclusive lock (`flock`; shared for a read-only disk). The lock belongs to the open
+//! file, which I/O in flight holds. After a crash the next daemon gets the disk when the last write of the
+//! old one has completed, so no old write can overtake a new one.
 
 mod bounce;
 mod facts;
@@ -43,10 +47,10 @@ pub use options::{Bounce, CacheMode, Engine, FileOptions, UnknownOption};
 use super::{Discard, Disk, DiskQueue, Geometry};
 use job::Policy;
 
-/// Bytes of zeros that are written at once where a file system cannot zero a range.
+/// Number of zero bytes written at once if the file system cannot zero a range.
 const ZEROS: usize = 256 << 10;
 
-/// A disk that is a file or a block device.
+/// Disk on a file or block device.
 pub struct FileDisk {
     file: Arc<OwnedFd>,
     facts: FileFacts,
@@ -59,7 +63,7 @@ impl FileDisk {
     ///
     /// # Errors
     ///
-    /// [`OpenFileError`] says what is in the way.
+    /// Returns [`OpenFileError`].
     pub fn open(path: &Path, options: &FileOptions) -> Result<FileDisk, OpenFileError> {
         let opened = OpenFile::open(path, options)?;
         FileDisk::new(opened, options).map_err(|source| OpenFileError::System {
@@ -69,11 +73,11 @@ impl FileDisk {
         })
     }
 
-    /// A disk of a file that was opened, perhaps by another process.
+    /// Creates a disk on a file that was opened, possibly by another process.
     ///
     /// # Errors
     ///
-    /// When there is no memory.
+    /// Returns the system's error if there is no memory.
     pub fn new(opened: OpenFile, options: &FileOptions) -> io::Result<FileDisk> {
         let OpenFile { file, facts } = opened;
         let zeros: LentSlice = Mapping::private(ZEROS)?.lent();
@@ -81,7 +85,7 @@ impl FileDisk {
         Ok(FileDisk { file: Arc::new(file), facts, policy, engine: options.engine })
     }
 
-    /// What was found out about the file.
+    /// Returns the properties of the file.
     pub fn facts(&self) -> &FileFacts {
         &self.facts
     }
@@ -92,7 +96,7 @@ impl FileDisk {
     }
 }
 
-/// Whether an error says that io_uring is not to be had here at all.
+/// Returns `true` if the error means that the system refuses io_uring.
 fn is_refused(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::ENOSYS | libc::EPERM | libc::EACCES | libc::EINVAL))
 }

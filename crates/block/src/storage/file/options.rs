@@ -1,88 +1,87 @@
-//! How a file is to be used.
+//! Options of a file that serves as a disk.
 
 use std::fmt;
 use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-/// Whether the host's page cache stands between the guest and the file, and what a write that is
-/// done means. The names and meanings are QEMU's.
+/// Use of the host's page cache, and durability of a completed write. Names and meanings are QEMU's.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub enum CacheMode {
-    /// `none`: O_DIRECT where the file can; durable after a flush.
+    /// `none`: O_DIRECT if the file supports it; durable after a flush.
     #[default]
     None,
     /// `writeback`: the host's page cache; durable after a flush.
     WriteBack,
-    /// `writethrough`: the host's page cache for reads; each write is durable when it is done.
+    /// `writethrough`: the host's page cache for reads; each write is durable when it completes.
     WriteThrough,
-    /// `directsync`: O_DIRECT where the file can; each write is durable when it is done.
+    /// `directsync`: O_DIRECT if the file supports it; each write is durable when it completes.
     DirectSync,
-    /// `unsafe`: the host's page cache, and flushes are ignored. For what may be lost.
+    /// `unsafe`: the host's page cache, and flushes are ignored. For data that may be lost.
     Unsafe,
 }
 
 impl CacheMode {
-    /// O_DIRECT is wanted.
+    /// Returns `true` if the mode uses O_DIRECT.
     pub fn is_direct(self) -> bool {
         matches!(self, CacheMode::None | CacheMode::DirectSync)
     }
 
-    /// Each write is durable when it is done.
+    /// Returns `true` if each write is durable when it completes.
     pub fn is_synchronous(self) -> bool {
         matches!(self, CacheMode::WriteThrough | CacheMode::DirectSync)
     }
 }
 
-/// When the bytes of a request go through private memory.
+/// Use of private bounce buffers for the data of requests.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub enum Bounce {
-    /// `auto`: where the storage computes checksums (btrfs, ZFS, bcachefs, devices that ask for
-    /// stable pages) and O_DIRECT is used; and where alignment asks for it.
+    /// `auto`: if the storage computes checksums (btrfs, ZFS, bcachefs, devices that require stable pages)
+    /// and O_DIRECT is used; and where the alignment requires it.
     #[default]
     Auto,
-    /// `always`.
+    /// `always`: for all requests.
     Always,
-    /// `never`: only where alignment asks for it.
+    /// `never`: only where the alignment requires it.
     Never,
 }
 
-/// What does the I/O.
+/// Engine that executes the I/O.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub enum Engine {
-    /// `auto`: io_uring; threads where the kernel refuses it.
+    /// `auto`: io_uring, or threads where the kernel refuses io_uring.
     #[default]
     Auto,
-    /// `io_uring`, or nothing.
+    /// `io_uring`; opening a queue fails where it is refused.
     IoUring,
-    /// `threads` that block.
+    /// `threads`: a pool of threads that block.
     Threads,
 }
 
-/// How a file is to be used.
+/// Options of a file that serves as a disk.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct FileOptions {
-    /// Nothing is written.
+    /// The file is opened read-only.
     pub read_only: bool,
-    /// The page cache.
+    /// Use of the page cache.
     pub cache: CacheMode,
-    /// Bounce buffers.
+    /// Use of bounce buffers.
     pub bounce: Bounce,
-    /// What does the I/O.
+    /// Engine that executes the I/O.
     pub engine: Engine,
-    /// 512 or 4096; `None`: that of the device, and 512 for a file.
+    /// Sector size in bytes: 512 or 4096. `None` selects that of the device, or 512 for a file.
     pub sector_size: Option<u32>,
-    /// Discards are passed on, and zeros need not be allocated. Off by default: what was given up
-    /// must be allocated again, and then the file system may be full.
+    /// Discards reach the file, and zeros need not be allocated. Off by default: discarded space must be
+    /// allocated again, which fails if the file system is full by then.
     pub discard: bool,
-    /// The content is raw, whatever it begins with.
+    /// The content is raw, whatever its signature.
     pub raw: bool,
     /// A guest uses the file already, and only the process that serves it is new: content and size are
-    /// accepted as they are.
+    /// accepted without checks.
     pub in_use: bool,
 }
 
-/// A word that is none of the values of an option.
+/// Value that an option does not have.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("{option}={value} is not known: use one of {known}")]
 pub struct UnknownOption {
@@ -91,11 +90,11 @@ pub struct UnknownOption {
     known: String,
 }
 
-/// Names for the values of an option, both ways.
+/// Implements conversions between the values of an option and their names.
 macro_rules! named {
     ($type:ty, $option:literal, $($name:literal => $value:path),+ $(,)?) => {
         impl $type {
-            /// The names, in the order in which they are explained.
+            /// Names of all values, in the order of the manual.
             pub const NAMES: &[&str] = &[$($name),+];
         }
 
@@ -145,7 +144,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_name_is_read_as_what_is_written() {
+    fn every_option_name_parses_to_a_value_with_that_name() {
         for name in CacheMode::NAMES {
             assert_eq!(name.parse::<CacheMode>().unwrap().to_string(), *name);
         }

@@ -1,4 +1,4 @@
-//! Jobs by threads that block: `preadv`, `pwritev` and their like, where there is no io_uring.
+//! Thread engine: executes jobs with blocking system calls, where there is no io_uring.
 
 // #syscall driver,daemon eventfd2,read,write: threads say what is done
 // #syscall driver,daemon fdatasync: a guest flushes its disk
@@ -12,21 +12,21 @@ use std::thread::JoinHandle;
 
 use ringfence_memory::{LentSlice, ReadList, WriteList};
 use ringfence_sys::blkdev;
-use rustix::event::EventfdFlags;
+use ringfence_sys::mailbox::WakeFd;
 
-use super::bounce::Bounces;
+use super::bounce::BounceBuffers;
 use super::job::{Job, Next, Policy, Step};
 use crate::storage::{DiskQueue, Done, Request};
 
-/// Threads of one queue.
+/// Maximum number of threads of one queue.
 const THREADS_MAX: u32 = 16;
 
-/// What the threads and their owner share.
+/// State shared by the threads and the owner of the queue.
 struct Shared {
     file: Arc<OwnedFd>,
     policy: Policy,
-    /// Readable while there are answers.
-    event: OwnedFd,
+    /// Raised while there are results.
+    event: WakeFd,
     work: Mutex<Work>,
     changed: Condvar,
 }
@@ -44,23 +44,22 @@ impl Shared {
     }
 }
 
-/// A queue served by threads.
+/// Disk queue served by a pool of threads.
 pub(super) struct PoolQueue {
     shared: Arc<Shared>,
     threads: Vec<JoinHandle<()>>,
     threads_max: usize,
-    /// Submitted, not started.
+    /// Submitted jobs that are not started.
     queued: Vec<Job>,
     in_flight: usize,
-    /// Refused before they were anybody's work.
+    /// Results of requests that were refused at submission.
     ready: Vec<Done>,
 }
 
 impl PoolQueue {
-    /// A queue of at most `depth` threads, which are started as they are needed.
+    /// Creates a queue of at most `depth` threads, which are started on demand.
     pub(super) fn new(file: Arc<OwnedFd>, policy: Policy, depth: u32) -> io::Result<PoolQueue> {
-        let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
-        let event = rustix::event::eventfd(0, flags)?;
+        let event = WakeFd::new()?;
         let shared =
             Shared { file, policy, event, work: Mutex::default(), changed: Condvar::new() };
         let mut queue = PoolQueue {
@@ -71,7 +70,7 @@ impl PoolQueue {
             in_flight: 0,
             ready: vec![],
         };
-        // One at least: whoever has a queue can do I/O.
+        // One thread must exist, or the queue could not do I/O.
         queue.add_thread()?;
         Ok(queue)
     }
@@ -90,7 +89,7 @@ impl DiskQueue for PoolQueue {
         let job = Job::new(request, &self.shared.policy);
         match job.check(&self.shared.policy) {
             Ok(()) => self.queued.push(job),
-            Err(errno) => self.ready.push(job.finish(&mut Bounces::default(), Err(errno))),
+            Err(errno) => self.ready.push(job.finish(&mut BounceBuffers::default(), Err(errno))),
         }
     }
 
@@ -100,7 +99,7 @@ impl DiskQueue for PoolQueue {
         }
         self.in_flight += self.queued.len();
         while self.threads.len() < self.threads_max.min(self.in_flight) {
-            // Those there are do all the work, if there can be no more.
+            // Without a further thread the existing ones do all the work.
             if self.add_thread().is_err() {
                 break;
             }
@@ -120,8 +119,7 @@ impl DiskQueue for PoolQueue {
         }
         self.in_flight -= work.done.len();
         done.append(&mut work.done);
-        let mut counter = [0; 8];
-        let _ = rustix::io::read(&self.shared.event, &mut counter);
+        self.shared.event.clear();
     }
 
     fn wait_fd(&self) -> BorrowedFd<'_> {
@@ -139,9 +137,9 @@ impl Drop for PoolQueue {
     }
 }
 
-/// What a thread does: jobs, until there are none and it is told to stop.
+/// Executes jobs until the queue is empty and stopped.
 fn serve(shared: &Shared) {
-    let mut buffers = Bounces::default();
+    let mut buffers = BounceBuffers::default();
     loop {
         let mut work = shared.lock();
         let job = loop {
@@ -154,24 +152,24 @@ fn serve(shared: &Shared) {
             work = shared.changed.wait(work).unwrap_or_else(PoisonError::into_inner);
         };
         drop(work);
-        let done = carry_out(shared, job, &mut buffers);
+        let done = execute(shared, job, &mut buffers);
         let mut work = shared.lock();
         work.done.push(done);
-        // Under the lock, so that whoever takes the answers takes the event back with them.
-        let _ = rustix::io::write(&shared.event, &1u64.to_ne_bytes());
+        // Under the lock: `reap` takes all results and clears the event together.
+        shared.event.wake();
     }
 }
 
-fn carry_out(shared: &Shared, mut job: Job, buffers: &mut Bounces) -> Done {
+fn execute(shared: &Shared, mut job: Job, buffers: &mut BounceBuffers) -> Done {
     let policy = &shared.policy;
     let mut pieces = vec![];
     loop {
         pieces.clear();
         let result = match job.next(policy, &mut pieces, buffers) {
-            // A thread has one buffer at a time, and that it gets.
+            // A thread uses one buffer at a time, so the budget always allows it.
             Ok(Next::Wait) | Err(_) => return job.finish(buffers, Err(libc::ENOMEM)),
             Ok(Next::Over(result)) => return job.finish(buffers, result),
-            Ok(Next::Step(step)) => take_step(&shared.file, step, &pieces),
+            Ok(Next::Step(step)) => execute_step(&shared.file, step, &pieces),
         };
         let result = result.map_err(|error| error.raw_os_error().unwrap_or(libc::EIO));
         if let Err(errno) = job.advance(policy, buffers, result) {
@@ -180,7 +178,7 @@ fn carry_out(shared: &Shared, mut job: Job, buffers: &mut Bounces) -> Done {
     }
 }
 
-fn take_step(file: &OwnedFd, step: Step, pieces: &[LentSlice]) -> io::Result<u32> {
+fn execute_step(file: &OwnedFd, step: Step, pieces: &[LentSlice]) -> io::Result<u32> {
     let moved = match step {
         Step::Read { offset } => {
             let mut list = ReadList::new();

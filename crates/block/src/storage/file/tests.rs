@@ -22,8 +22,8 @@ fn options(engine: Engine) -> FileOptions {
     FileOptions { engine, discard: true, ..FileOptions::default() }
 }
 
-/// Says that a test, or a part of it, is skipped. Where nothing may be skipped unnoticed it fails, unless
-/// the kernel does not have at all what is missing.
+/// Reports a skipped test. Fails instead if `RINGFENCE_TEST_REQUIRE` is set, unless the kernel lacks the
+/// feature altogether.
 fn skip(reason: &str, errno: Option<i32>) {
     let is_required = std::env::var_os("RINGFENCE_TEST_REQUIRE").is_some_and(|value| value == "1");
     let is_lacking = [Some(libc::ENOSYS), Some(libc::EOPNOTSUPP)].contains(&errno);
@@ -31,7 +31,7 @@ fn skip(reason: &str, errno: Option<i32>) {
     eprintln!("SKIPPED: {reason}");
 }
 
-/// The engines that this kernel has.
+/// Returns the engines that this kernel supports.
 fn engines() -> Vec<Engine> {
     let image = image(1 << 20);
     let disk = FileDisk::open(&image.path, &options(Engine::IoUring)).unwrap();
@@ -45,7 +45,7 @@ fn engines() -> Vec<Engine> {
 }
 
 #[test]
-fn every_engine_and_every_cache_mode_conforms() {
+fn every_engine_conforms_in_every_cache_mode() {
     let modes = CacheMode::NAMES.iter().map(|name| name.parse().unwrap());
     for (seed, cache) in (1..).zip(modes) {
         for engine in engines() {
@@ -58,7 +58,7 @@ fn every_engine_and_every_cache_mode_conforms() {
 }
 
 #[test]
-fn buffers_and_large_sectors_conform_too() {
+fn bounce_buffers_and_large_sectors_conform() {
     for engine in engines() {
         for bounce in [Bounce::Always, Bounce::Never] {
             let image = image(5 << 20);
@@ -69,7 +69,7 @@ fn buffers_and_large_sectors_conform_too() {
 }
 
 #[test]
-fn without_discard_zeros_stay_allocated_and_discards_are_refused() {
+fn disk_without_discard_keeps_zeros_allocated_and_refuses_discards() {
     for engine in engines() {
         let image = image(8 << 20);
         let disk = FileDisk::open(&image.path, &FileOptions { engine, ..FileOptions::default() });
@@ -87,7 +87,7 @@ fn without_discard_zeros_stay_allocated_and_discards_are_refused() {
 }
 
 #[test]
-fn a_discard_gives_space_back() {
+fn discard_frees_blocks_of_the_file() {
     for engine in engines() {
         let image = image(8 << 20);
         let disk = FileDisk::open(&image.path, &options(engine)).unwrap();
@@ -109,7 +109,7 @@ fn a_discard_gives_space_back() {
 }
 
 #[test]
-fn a_disk_that_shrinks_gives_errors() {
+fn read_beyond_truncated_end_returns_error() {
     for engine in engines() {
         let image = image(1 << 20);
         let disk = FileDisk::open(&image.path, &options(engine)).unwrap();
@@ -123,7 +123,7 @@ fn a_disk_that_shrinks_gives_errors() {
 }
 
 #[test]
-fn a_disk_that_is_read_only_is_not_written() {
+fn write_to_read_only_disk_is_refused() {
     let image = image(1 << 20);
     let read_only = FileOptions { read_only: true, ..FileOptions::default() };
     let disk = FileDisk::open(&image.path, &read_only).unwrap();
@@ -136,7 +136,7 @@ fn a_disk_that_is_read_only_is_not_written() {
 }
 
 #[test]
-fn what_serves_as_no_disk_is_refused_with_a_reason() {
+fn file_that_is_no_disk_is_refused_with_reason() {
     let defaults = FileOptions::default();
     let refused = |path: &Path, options: &FileOptions| match FileDisk::open(path, options) {
         Ok(_) => panic!("{} was taken", path.display()),
@@ -189,7 +189,7 @@ fn image_of_another_format_is_refused_unless_it_is_said_to_be_raw() {
         let defaults = FileOptions::default();
         let error = FileDisk::open(&image.path, &defaults).err().expect(name).to_string();
         assert!(error.contains(name) && error.contains("format=raw"), "{error}");
-        // A reader would see no disk either.
+        // A read-only open is refused as well.
         let read_only = FileOptions { read_only: true, ..defaults.clone() };
         assert!(FileDisk::open(&image.path, &read_only).is_err(), "{name}");
         let raw = FileOptions { raw: true, ..defaults };
@@ -199,7 +199,7 @@ fn image_of_another_format_is_refused_unless_it_is_said_to_be_raw() {
 }
 
 #[test]
-fn a_second_writer_waits_until_the_first_is_gone() {
+fn second_writer_waits_for_lock_of_first() {
     let image = image(1 << 20);
     let first = FileDisk::open(&image.path, &FileOptions::default()).unwrap();
     let gone = std::thread::spawn(move || {
@@ -212,9 +212,9 @@ fn a_second_writer_waits_until_the_first_is_gone() {
     gone.join().unwrap();
 }
 
-/// A device that is always full.
+/// Checks that errors of the file reach the guest, on a device that is always full.
 #[test]
-fn errors_of_the_file_reach_the_guest() {
+fn error_of_full_device_reaches_the_guest() {
     for engine in engines() {
         let image = image(1 << 20);
         let mut disk = FileDisk::open(&image.path, &options(engine)).unwrap();
@@ -227,7 +227,7 @@ fn errors_of_the_file_reach_the_guest() {
 }
 
 #[test]
-fn registered_memory_serves_and_its_name_ends_with_the_registration() {
+fn registered_memory_is_used_until_it_is_unregistered() {
     if !engines().contains(&Engine::IoUring) {
         return;
     }
@@ -247,7 +247,7 @@ fn registered_memory_serves_and_its_name_ends_with_the_registration() {
     first.zero(0, 4096).unwrap();
     assert_eq!(driver.run(Op::Read, 8192, 4096, named(&first)).result, Ok(()));
     assert_eq!(first.fetch::<4>(4092).unwrap().into_unchecked(), [9; 4]);
-    // A name that is wrong, or stands for other memory, is only a hint that does not help.
+    // A wrong name, or one of other memory, is a hint without effect.
     let second = memory.slice(4096, 4096).unwrap();
     assert_eq!(driver.run(Op::Read, 8192, 4096, named(&second)).result, Ok(()));
     assert_eq!(second.fetch::<4>(0).unwrap().into_unchecked(), [9; 4]);
@@ -260,10 +260,10 @@ fn registered_memory_serves_and_its_name_ends_with_the_registration() {
     }
 }
 
-/// I/O through a registration goes to the pages that were there when it was made. So a page that
-/// was replaced, as a revocation does, is reached again only by a new registration.
+/// Checks that I/O through a registration uses the pages of the time of registration. A replaced page, as
+/// after a revoke, is used only after a new registration.
 #[test]
-fn a_page_that_was_replaced_is_reached_after_it_was_registered_anew() {
+fn replaced_page_is_read_only_after_new_registration() {
     use rustix::fs::{FallocateFlags, MemfdFlags};
     if !engines().contains(&Engine::IoUring) {
         return;
@@ -297,9 +297,8 @@ fn a_page_that_was_replaced_is_reached_after_it_was_registered_anew() {
 }
 
 #[test]
-fn bounced_bytes_are_those_of_one_moment() {
-    // The page is changed as soon as the write was submitted: with a buffer, the old bytes are
-    // what is written, always.
+fn bounced_write_stores_bytes_of_submission() {
+    // The page changes after the submission: the write must store the bytes of before.
     for engine in engines() {
         let image = image(1 << 20);
         let bounced = FileOptions { bounce: Bounce::Always, ..options(engine) };

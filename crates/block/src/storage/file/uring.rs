@@ -1,8 +1,8 @@
-//! Jobs through io_uring: one ring for each queue, so for each thread.
+//! io_uring engine: one io_uring instance for each queue, and so for each thread.
 //!
-//! What the kernel has no operation for (giving up ranges of a block device is an ioctl) goes to the
-//! threads of [`PoolQueue`], which is made when it is first needed; then two files can become
-//! readable, and an epoll file stands for both.
+//! Discards on a block device are an ioctl, which io_uring lacks. They go to a thread of a
+//! [`PoolQueue`], which is created with the queue if discards are enabled. An epoll file then stands for
+//! the completions of both.
 
 // #syscall none: a sandboxed process makes no ring; threads serve its disks
 
@@ -14,42 +14,42 @@ use std::sync::Arc;
 use ringfence_memory::{LentSlice, Uring};
 use rustix::event::epoll;
 
-use super::bounce::Bounces;
+use super::bounce::BounceBuffers;
 use super::facts::FileKind;
 use super::job::{Job, Next, Policy, Step};
 use super::pool::PoolQueue;
 use crate::storage::{DiskQueue, Done, Op, Request};
 
-/// Memories that can be registered at the same time with one queue.
+/// Maximum number of registered memory ranges of one queue.
 const REGISTERED_MAX: u16 = 8192;
 
-/// A queue through io_uring.
+/// Disk queue served by io_uring.
 pub(super) struct UringQueue {
     ring: Uring,
     policy: Policy,
-    /// By token of the ring.
+    /// Jobs in the io_uring instance, by token.
     jobs: Vec<Option<Job>>,
     free: Vec<usize>,
-    /// Not started yet: no room in the ring, or no buffer.
+    /// Jobs that wait for room in the ring or for a buffer.
     waiting: VecDeque<Job>,
-    /// Over without having been in the ring.
+    /// Results of jobs that never entered the ring.
     ready: Vec<Done>,
-    buffers: Bounces,
+    buffers: BounceBuffers,
     registrations: Registrations,
     aside: Option<Aside>,
     pieces: Vec<LentSlice>,
-    /// Tokens that completed, with their results.
+    /// Completed tokens and their results.
     completed: Vec<(u64, Result<u32, i32>)>,
 }
 
-/// Threads for what the ring cannot do.
+/// Thread queue for operations that io_uring lacks.
 struct Aside {
     queue: PoolQueue,
-    /// Watches the ring and the threads.
+    /// Epoll file that watches the io_uring instance and the threads.
     both: OwnedFd,
 }
 
-/// Which memory is registered with the ring.
+/// Memory registered with io_uring.
 #[derive(Default)]
 struct Registrations {
     numbers: HashMap<u64, u16>,
@@ -59,14 +59,14 @@ struct Registrations {
 
 #[derive(Clone, Copy, PartialEq, Eq, Default)]
 enum RegistrationState {
-    /// Not tried.
+    /// No registration was attempted.
     #[default]
     Unknown,
-    /// There is room.
+    /// Registrations are possible.
     Open,
-    /// Over the limit of locked memory: when something is unregistered there may be room.
+    /// The limit of locked memory is reached; an unregistration may make room.
     Full,
-    /// The kernel, or the kind of memory, does not allow it.
+    /// The kernel, or the type of memory, does not allow registrations.
     Refused,
 }
 
@@ -88,7 +88,7 @@ impl UringQueue {
             free: (0..room).rev().collect(),
             waiting: VecDeque::new(),
             ready: vec![],
-            buffers: Bounces::default(),
+            buffers: BounceBuffers::default(),
             registrations: Registrations::default(),
             aside,
             pieces: vec![],
@@ -96,8 +96,8 @@ impl UringQueue {
         })
     }
 
-    /// Takes `job` one step further, or ends it, or keeps it until that can be done.
-    fn go_on(&mut self, mut job: Job, done: &mut Vec<Done>) {
+    /// Starts the next step of `job`, ends it, or queues it until there is room.
+    fn advance_job(&mut self, mut job: Job, done: &mut Vec<Done>) {
         let Some(number) = self.free.pop() else {
             self.waiting.push_back(job);
             return;
@@ -141,25 +141,25 @@ impl UringQueue {
             }
             Step::Sync => ring.sync(token),
             Step::Allocate { mode, offset, len } => ring.fallocate(token, mode.bits(), offset, len),
-            // Went to the threads when it was submitted.
+            // Discards go to the threads in `submit`.
             Step::Discard { .. } => false,
         }
     }
 
-    /// Starts what waited, as far as there is room now.
+    /// Starts waiting jobs while there is room.
     fn start_waiting(&mut self, done: &mut Vec<Done>) {
         for _ in 0..self.waiting.len() {
             if self.free.is_empty() {
                 return;
             }
             let Some(job) = self.waiting.pop_front() else { return };
-            self.go_on(job, done);
+            self.advance_job(job, done);
         }
     }
 
     fn submit_to_kernel(&mut self) {
-        // Without room in the kernel it stays queued, and goes with the next call. There is a next
-        // call when something completes; if nothing is under way, then soon.
+        // Entries that the kernel has no room for stay queued for the next call, which follows the next
+        // completion. Without a completion the loop tries again.
         while let Err(error) = self.ring.submit() {
             let busy = matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::EBUSY));
             if !busy {
@@ -197,7 +197,7 @@ impl DiskQueue for UringQueue {
         let job = Job::new(request, &self.policy);
         let mut ready = std::mem::take(&mut self.ready);
         match job.check(&self.policy) {
-            Ok(()) => self.go_on(job, &mut ready),
+            Ok(()) => self.advance_job(job, &mut ready),
             Err(errno) => ready.push(job.finish(&mut self.buffers, Err(errno))),
         }
         self.ready = ready;
@@ -226,7 +226,7 @@ impl DiskQueue for UringQueue {
             let Some(mut job) = self.jobs[number].take() else { continue };
             self.free.push(number);
             match job.advance(&self.policy, &mut self.buffers, result) {
-                Ok(()) => self.go_on(job, done),
+                Ok(()) => self.advance_job(job, done),
                 Err(errno) => done.push(job.finish(&mut self.buffers, Err(errno))),
             }
         }

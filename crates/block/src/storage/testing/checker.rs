@@ -1,35 +1,34 @@
-//! Which content a disk may have, given what it acknowledged.
+//! Model of the contents that a disk may have, given what it acknowledged.
 //!
-//! Each write has an identity, and fills every sector of 512 bytes with a pattern of that identity
-//! and of the sector's number. So a sector read back says which write it is of, or that it is no
-//! write's: torn, misplaced or damaged.
+//! Each write has an id and fills every sector of 512 bytes with a pattern of that id and the sector number.
+//! A sector read back thus identifies its write, or shows that it is torn, misplaced or damaged.
 //!
-//! For each sector the checker keeps the *candidates*: the newest content that a flush has made
-//! durable, and everything written since, in order. A write in flight, and one that failed, may or may
-//! not be there. Then:
+//! For each sector the checker keeps the *candidates*: the newest content that a flush made durable, and
+//! all later writes in order. A write that is in flight, or that failed, may or may not be on the disk.
+//! The rules are:
 //!
-//! * without a crash, a read finds the newest write that was acknowledged, or one in flight;
-//! * after a crash, any candidate may be there, but nothing older than what was flushed;
-//! * a flush covers the writes acknowledged before it was *submitted*.
+//! * Without a crash, a read returns the newest acknowledged write or one in flight.
+//! * After a crash, any candidate may be there, but nothing older than the flushed content.
+//! * A flush covers the writes acknowledged before it was *submitted*.
 //!
-//! Two writes in flight at the same time must not overlap: what becomes of them is nobody's promise.
+//! Two writes in flight must not overlap: their result is undefined.
 
 use std::collections::HashMap;
 use std::io::{self, Read, Write};
 
 use super::mix;
 
-/// Bytes of what is never torn.
+/// Unit in bytes that is never torn.
 pub const SECTOR: usize = 512;
 
-/// What a sector holds.
+/// Content of a sector.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Content {
-    /// Zeros.
+    /// Only zero bytes.
     Zeros,
-    /// The pattern of this write.
+    /// Pattern of this write.
     Of(u64),
-    /// The pattern of no write.
+    /// Pattern of no write.
     Damaged,
 }
 
@@ -46,7 +45,7 @@ pub fn fill(id: u64, sector: u64, bytes: &mut [u8; SECTOR]) {
     }
 }
 
-/// What `bytes`, read from `sector`, are.
+/// Identifies the content of bytes read from `sector`.
 pub fn identify(sector: u64, bytes: &[u8; SECTOR]) -> Content {
     if bytes.iter().all(|byte| *byte == 0) {
         return Content::Zeros;
@@ -57,53 +56,53 @@ pub fn identify(sector: u64, bytes: &[u8; SECTOR]) -> Content {
     if *bytes == wanted { Content::Of(id) } else { Content::Damaged }
 }
 
-/// A sector that is not what it may be.
+/// Sector with a content that the model excludes.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("sector {sector} holds {found:?}, but may hold only one of {allowed:?}")]
 pub struct Violation {
-    /// Which.
+    /// Number of the sector.
     pub sector: u64,
-    /// What is there.
+    /// Content of the sector.
     pub found: Content,
-    /// What may be there.
+    /// Contents that the model allows.
     pub allowed: Vec<Content>,
 }
 
-/// One thing that happened. In a journal it is noted *before* what it says can have an effect (a
-/// request is submitted), or after (it was acknowledged).
+/// Event of the I/O. The journal records a submission *before* it can have an effect, and an
+/// acknowledgement after it arrived.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Event {
-    /// A write was submitted.
+    /// Submission of a write.
     Submitted {
-        /// Its identity: never zero, never used again.
+        /// Id of the write: not 0, and never reused.
         id: u64,
         /// First sector.
         first: u64,
-        /// Sectors.
+        /// Number of sectors.
         count: u32,
-        /// It writes zeros instead of its pattern.
+        /// Set if the write stores zeros instead of its pattern.
         zeros: bool,
-        /// It is durable when it is acknowledged.
+        /// Set if the write is durable when it is acknowledged.
         fua: bool,
     },
-    /// A write was acknowledged.
+    /// Acknowledgement of a write.
     Acknowledged {
-        /// Which.
+        /// Id of the write.
         id: u64,
     },
-    /// A flush was submitted.
+    /// Submission of a flush.
     FlushSubmitted {
-        /// Its identity.
+        /// Id of the flush.
         id: u64,
     },
-    /// A flush was acknowledged.
+    /// Acknowledgement of a flush.
     FlushAcknowledged {
-        /// Which.
+        /// Id of the flush.
         id: u64,
     },
 }
 
-/// Bytes of an event in a journal.
+/// Length in bytes of an event in a journal.
 const RECORD: usize = 24;
 
 impl Event {
@@ -147,7 +146,7 @@ impl Event {
 #[derive(Clone, Copy, Debug)]
 struct Candidate {
     content: Content,
-    /// The moment of the acknowledgement; `None` while there is none.
+    /// Time of the acknowledgement, if there was one.
     acknowledged: Option<u64>,
     write: u64,
 }
@@ -158,14 +157,14 @@ struct Written {
     fua: bool,
 }
 
-/// The journal of what was acknowledged, and what follows from it.
+/// Journal of acknowledged I/O, and the candidates that follow from it.
 pub struct Checker {
-    /// By sector: the durable content first, then what came since. Sectors not in here hold `base`.
+    /// Candidates by sector: the durable content, then later ones. Other sectors hold zeros.
     sectors: HashMap<u64, Vec<Candidate>>,
     in_flight: HashMap<u64, Written>,
-    /// Flushes in flight: the moment of their submission.
+    /// Flushes in flight, with the time of their submission.
     flushes: HashMap<u64, u64>,
-    /// Counts acknowledgements.
+    /// Number of acknowledgements so far, used as time.
     now: u64,
     next_id: u64,
     journal: Option<Box<dyn Write + Send>>,
@@ -181,7 +180,7 @@ impl Default for Checker {
 }
 
 impl Checker {
-    /// Of a disk that holds zeros.
+    /// Creates the model of a disk that holds zeros.
     pub fn new() -> Checker {
         Checker {
             sectors: HashMap::new(),
@@ -193,43 +192,42 @@ impl Checker {
         }
     }
 
-    /// Notes every event in `journal` too, unbuffered, so that it outlives this process.
+    /// Also writes every event to `journal`, unbuffered, so that it outlives this process.
     #[must_use]
     pub fn with_journal(mut self, journal: impl Write + Send + 'static) -> Checker {
         self.journal = Some(Box::new(journal));
         self
     }
 
-    /// The state after all that a journal tells. What was in flight at its end still is. A record
-    /// that was cut off is as good as none.
+    /// Rebuilds the model from a journal. Requests in flight at its end are still in flight. A truncated last
+    /// record is ignored.
     ///
     /// # Errors
     ///
-    /// When the journal cannot be read, or was written by somebody else.
+    /// Returns the error of the reader, or `InvalidData` for an unknown record.
     pub fn replay(mut journal: impl Read) -> io::Result<Checker> {
         let mut checker = Checker::new();
         let mut bytes = vec![];
         journal.read_to_end(&mut bytes)?;
         for record in bytes.as_chunks::<RECORD>().0 {
             let event = Event::from_record(record).ok_or(io::ErrorKind::InvalidData)?;
-            checker.note(event);
+            checker.record(event);
         }
         Ok(checker)
     }
 
-    /// An identity that was not used yet.
+    /// Returns an id that was not used yet.
     pub fn new_id(&mut self) -> u64 {
         self.next_id += 1;
         self.next_id - 1
     }
 
-    /// Takes note of what happened.
+    /// Records an event.
     ///
     /// # Panics
     ///
-    /// When the journal cannot be written, or the caller breaks the rules: an identity used twice,
-    /// or writes in flight that overlap.
-    pub fn note(&mut self, event: Event) {
+    /// Panics if the journal cannot be written, if an id is reused, or if writes in flight overlap.
+    pub fn record(&mut self, event: Event) {
         if let Some(journal) = &mut self.journal {
             journal.write_all(&event.to_record()).expect("the journal can be written");
         }
@@ -264,7 +262,7 @@ impl Checker {
         }
     }
 
-    /// A write failed: it may be there or not, and is not in flight any more.
+    /// Records that a write failed: it may be on the disk or not, and is not in flight any more.
     pub fn failed(&mut self, id: u64) {
         self.in_flight.remove(&id);
         self.flushes.remove(&id);
@@ -305,15 +303,15 @@ impl Checker {
         Violation { sector, found, allowed }
     }
 
-    /// Checks what was read from `first` on, in whole sectors, while the disk is in use.
+    /// Checks whole sectors read from sector `first` on, while the disk is in use.
     ///
     /// # Errors
     ///
-    /// The first [`Violation`].
+    /// Returns the first [`Violation`].
     pub fn check_read(&self, first: u64, bytes: &[u8]) -> Result<(), Violation> {
         for (bytes, sector) in bytes.as_chunks::<SECTOR>().0.iter().zip(first..) {
             let (found, candidates) = (identify(sector, bytes), self.candidates(sector));
-            // The newest that was acknowledged, and what came after it.
+            // Allowed are the newest acknowledged content and all later ones.
             let newest = candidates.iter().rposition(|c| c.acknowledged.is_some()).unwrap_or(0);
             let allowed = &candidates[newest..];
             if !allowed.iter().any(|candidate| candidate.content == found) {
@@ -323,12 +321,12 @@ impl Checker {
         Ok(())
     }
 
-    /// Checks what a disk holds after a crash, from sector `first` on, and from now on expects
-    /// exactly that.
+    /// Checks the content of a disk after a crash, from sector `first` on, and expects exactly that content
+    /// from then on.
     ///
     /// # Errors
     ///
-    /// The first [`Violation`].
+    /// Returns the first [`Violation`].
     pub fn check_after_crash(&mut self, first: u64, bytes: &[u8]) -> Result<(), Violation> {
         for (bytes, sector) in bytes.as_chunks::<SECTOR>().0.iter().zip(first..) {
             let (found, candidates) = (identify(sector, bytes), self.candidates(sector));
@@ -341,7 +339,7 @@ impl Checker {
         Ok(())
     }
 
-    /// Nothing is in flight any more: whoever did the I/O is gone.
+    /// Records a crash: no request is in flight any more.
     pub fn crashed(&mut self) {
         self.in_flight.clear();
         self.flushes.clear();
@@ -360,18 +358,18 @@ mod tests {
 
     fn submit(checker: &mut Checker, first: u64, count: u32) -> u64 {
         let id = checker.new_id();
-        checker.note(Event::Submitted { id, first, count, zeros: false, fua: false });
+        checker.record(Event::Submitted { id, first, count, zeros: false, fua: false });
         id
     }
 
     fn flush(checker: &mut Checker) {
         let id = checker.new_id();
-        checker.note(Event::FlushSubmitted { id });
-        checker.note(Event::FlushAcknowledged { id });
+        checker.record(Event::FlushSubmitted { id });
+        checker.record(Event::FlushAcknowledged { id });
     }
 
     #[test]
-    fn a_sector_says_whose_it_is_and_a_torn_one_that_it_is_nobodys() {
+    fn sector_identifies_its_write_and_torn_sector_is_damaged() {
         let bytes = written(7, 42);
         assert_eq!(identify(42, &bytes), Content::Of(7));
         assert_eq!(identify(43, &bytes), Content::Damaged, "misplaced");
@@ -382,45 +380,45 @@ mod tests {
     }
 
     #[test]
-    fn what_was_flushed_must_be_there_and_what_was_not_may_be() {
+    fn flushed_write_survives_crash_and_unflushed_one_may_be_lost() {
         let mut checker = Checker::new();
         let one = submit(&mut checker, 5, 1);
-        checker.note(Event::Acknowledged { id: one });
+        checker.record(Event::Acknowledged { id: one });
         assert!(checker.check_read(5, &[0; SECTOR]).is_err(), "a lost write, without a crash");
         checker.check_read(5, &written(one, 5)).unwrap();
         flush(&mut checker);
         let two = submit(&mut checker, 5, 1);
         checker.check_read(5, &written(one, 5)).unwrap();
         checker.check_read(5, &written(two, 5)).unwrap();
-        checker.note(Event::Acknowledged { id: two });
+        checker.record(Event::Acknowledged { id: two });
         assert!(checker.check_after_crash(5, &[0; SECTOR]).is_err(), "lost though flushed");
         checker.check_after_crash(5, &written(one, 5)).unwrap();
         assert!(checker.check_after_crash(5, &written(two, 5)).is_err(), "it was seen lost");
     }
 
     #[test]
-    fn a_flush_covers_only_what_was_acknowledged_before_it_was_submitted() {
+    fn flush_covers_only_writes_acknowledged_before_its_submission() {
         let mut checker = Checker::new();
         let one = submit(&mut checker, 1, 1);
         let id = checker.new_id();
-        checker.note(Event::FlushSubmitted { id });
-        checker.note(Event::Acknowledged { id: one });
-        checker.note(Event::FlushAcknowledged { id });
+        checker.record(Event::FlushSubmitted { id });
+        checker.record(Event::Acknowledged { id: one });
+        checker.record(Event::FlushAcknowledged { id });
         checker.check_after_crash(1, &[0; SECTOR]).unwrap();
     }
 
     #[test]
-    fn a_write_with_fua_needs_no_flush() {
+    fn fua_write_survives_crash_without_flush() {
         let mut checker = Checker::new();
         let id = checker.new_id();
-        checker.note(Event::Submitted { id, first: 3, count: 2, zeros: false, fua: true });
-        checker.note(Event::Acknowledged { id });
+        checker.record(Event::Submitted { id, first: 3, count: 2, zeros: false, fua: true });
+        checker.record(Event::Acknowledged { id });
         assert!(checker.check_after_crash(4, &[0; SECTOR]).is_err());
         checker.check_after_crash(4, &written(id, 4)).unwrap();
     }
 
     #[test]
-    fn a_journal_tells_the_same_even_if_its_end_is_cut_off() {
+    fn replayed_journal_with_truncated_end_gives_same_model() {
         let mut checker = Checker::new();
         let events = [
             Event::Submitted { id: 1, first: 9, count: 3, zeros: false, fua: false },
@@ -431,7 +429,7 @@ mod tests {
         ];
         let mut journal = vec![];
         for event in events {
-            checker.note(event);
+            checker.record(event);
             journal.extend(event.to_record());
             assert_eq!(Event::from_record(&event.to_record()), Some(event));
         }

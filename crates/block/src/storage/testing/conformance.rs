@@ -1,4 +1,4 @@
-//! What every disk must do, whatever it is made of. Overwrites the disk.
+//! Conformance checks for every disk implementation. They overwrite the disk.
 
 use ringfence_memory::LentSlice;
 
@@ -7,14 +7,14 @@ use super::workload::Workload;
 use super::{Driver, Random, bytes_of, image, lent_with};
 use crate::storage::{Disk, Op, Segment};
 
-/// Bytes of the longest request that is tried.
+/// Length in bytes of the longest request tested.
 const LONG: usize = 3 << 20;
 
-/// Checks a disk of zeros that may be written, of at least 4 MiB.
+/// Checks a writable disk of zeros of at least 4 MiB.
 ///
 /// # Panics
 ///
-/// When it does not do what it must; the message says what and of which seed.
+/// Panics if a check fails; the message names the check and the seed.
 pub fn check(disk: &dyn Disk, seed: u64) {
     let geometry = disk.geometry();
     assert!(geometry.bytes >= 4 << 20, "the disk is too small for this");
@@ -30,7 +30,7 @@ pub fn check(disk: &dyn Disk, seed: u64) {
     }
 }
 
-/// Random I/O, deep and overlapping in time.
+/// Checks random I/O at several queue depths.
 fn load(disk: &dyn Disk, seed: u64) {
     let mut checker = Checker::new();
     for depth in [1, 4, 32] {
@@ -47,7 +47,7 @@ fn load(disk: &dyn Disk, seed: u64) {
     found.unwrap_or_else(|violation| panic!("seed {seed}, at the end: {violation}"));
 }
 
-/// Memory at addresses that no device likes, in pieces that no device likes, longer than any buffer.
+/// Checks misaligned memory in odd pieces, longer than any buffer.
 fn long_and_odd(disk: &dyn Disk, seed: u64) {
     let mut random = Random::new(seed);
     let mut driver = Driver::new(disk.queue(8).expect("a queue"));
@@ -106,7 +106,7 @@ fn zeros_and_discards(disk: &dyn Disk) {
     }
 }
 
-/// Requests that break a rule: an error each, and the disk goes on.
+/// Checks that invalid requests return an error each and that the disk still works.
 fn refusals(disk: &dyn Disk) {
     let geometry = disk.geometry();
     let sector = u64::from(geometry.sector_size);
@@ -138,7 +138,7 @@ fn refusals(disk: &dyn Disk) {
         .expect("the disk goes on");
 }
 
-/// A queue keeps its promise about depth, with requests of all kinds submitted before one kick.
+/// Checks a full queue of all kinds of requests submitted before one kick.
 fn many_at_once(disk: &dyn Disk) {
     let sector = u64::from(disk.geometry().sector_size);
     let len = usize::try_from(sector).unwrap_or(0);

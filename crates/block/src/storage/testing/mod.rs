@@ -1,12 +1,12 @@
-//! What a disk is tested with: any [`Disk`], whoever it belongs to.
+//! Test tools for disks, usable for any [`Disk`].
 //!
-//! * [`conformance`]: what every disk must do, against a model in memory.
-//! * [`checker`]: which content a disk may have after a crash, given what it acknowledged. Made so
-//!   that the process that does the I/O may be killed: its journal is a file.
-//! * [`workload`]: random reads, writes, flushes and barriers under the checker's eyes.
-//! * [`powercut`]: a disk that reorders, and at a power cut drops, what was not flushed.
+//! * [`conformance`]: checks of behaviour that every disk must have.
+//! * [`checker`]: model of the contents that a disk may have after a crash, given its acknowledgements. Its
+//!   journal is a file, so that the process that does the I/O may be killed.
+//! * [`workload`]: random reads, writes, flushes and barriers, checked by the model.
+//! * [`powercut`]: disk that reorders writes, and loses unflushed ones at a power cut.
 //!
-//! Everything random comes from a seed, which each message names.
+//! All randomness comes from a seed, which each failure message names.
 
 // #syscall none: for tests
 
@@ -18,85 +18,85 @@ pub mod workload;
 use std::time::Duration;
 
 use ringfence_memory::LentSlice;
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use ringfence_sys::poll::wait_readable;
 
 use super::{Disk, DiskQueue, Done, Op, Request, Segment};
 
-/// Numbers from a seed (SplitMix64).
+/// Random number generator with a seed (SplitMix64).
 #[derive(Clone, Debug)]
 pub struct Random(u64);
 
 impl Random {
-    /// The same seed gives the same numbers.
+    /// Creates a generator; the same seed yields the same numbers.
     pub fn new(seed: u64) -> Random {
         Random(seed)
     }
 
-    /// The next number.
+    /// Returns the next number.
     pub fn next_u64(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
         mix(self.0)
     }
 
-    /// A number below `bound` (which is not zero).
+    /// Returns a number below `bound`, or 0 if `bound` is 0.
     pub fn below(&mut self, bound: u64) -> u64 {
         self.next_u64() % bound.max(1)
     }
 
-    /// True once in `n` times.
+    /// Returns `true` once in `n` calls on average.
     pub fn one_in(&mut self, n: u64) -> bool {
         self.below(n) == 0
     }
 
-    /// As [`Random::below`], to index with.
+    /// Returns a number below `len`, as an index.
     pub fn index(&mut self, len: usize) -> usize {
         usize::try_from(self.below(len as u64)).unwrap_or(0)
     }
 }
 
-/// A number that looks random, of `x` alone.
+/// Returns a pseudo-random number that depends on `x` alone.
 pub(crate) fn mix(x: u64) -> u64 {
     let x = (x ^ (x >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
     let x = (x ^ (x >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
     x ^ (x >> 31)
 }
 
-/// A queue, used by somebody who waits.
+/// Disk queue with blocking waits, for tests.
 pub struct Driver {
     queue: Box<dyn DiskQueue>,
     next_token: u64,
     in_flight: usize,
-    patience: Duration,
+    timeout: Duration,
 }
 
-/// Nothing completed for as long as one was willing to wait.
+/// Timeout: no request completed in time.
 #[derive(Debug)]
 pub struct Stuck;
 
 impl Driver {
-    /// Uses `queue`, and waits two minutes for an answer.
+    /// Creates a driver that waits up to two minutes for a completion.
     pub fn new(queue: Box<dyn DiskQueue>) -> Driver {
-        Driver { queue, next_token: 1, in_flight: 0, patience: Duration::from_secs(120) }
+        Driver { queue, next_token: 1, in_flight: 0, timeout: Duration::from_secs(120) }
     }
 
-    /// Waits this long for an answer.
+    /// Sets the maximum wait for a completion.
     #[must_use]
-    pub fn with_patience(mut self, patience: Duration) -> Driver {
-        self.patience = patience;
+    pub fn with_timeout(mut self, timeout: Duration) -> Driver {
+        self.timeout = timeout;
         self
     }
 
-    /// The queue itself.
+    /// Returns the underlying disk queue.
     pub fn queue(&mut self) -> &mut dyn DiskQueue {
         &mut *self.queue
     }
 
-    /// Requests in flight.
+    /// Returns the number of requests in flight.
     pub fn in_flight(&self) -> usize {
         self.in_flight
     }
 
-    /// Submits a request; returns its token. It starts with the next [`Driver::wait`].
+    /// Submits a request and returns its token. The request starts with the next [`Driver::wait`].
     pub fn submit(&mut self, op: Op, offset: u64, len: u64, segments: Vec<Segment>) -> u64 {
         let token = self.next_token;
         self.next_token += 1;
@@ -105,15 +105,15 @@ impl Driver {
         token
     }
 
-    /// Starts what was submitted, and waits until something is done.
+    /// Starts the submitted requests and blocks until at least one completes.
     ///
     /// # Errors
     ///
-    /// [`Stuck`].
+    /// Returns [`Stuck`] after a timeout.
     pub fn wait(&mut self) -> Result<Vec<Done>, Stuck> {
         self.queue.kick();
         let mut done = vec![];
-        let until = std::time::Instant::now() + self.patience;
+        let until = std::time::Instant::now() + self.timeout;
         loop {
             self.queue.reap(&mut done);
             if !done.is_empty() || self.in_flight == 0 {
@@ -125,16 +125,15 @@ impl Driver {
                 return Err(Stuck);
             }
             let fd = self.queue.wait_fd();
-            let timeout = Timespec::try_from(left).ok();
-            let _ = poll(&mut [PollFd::new(&fd, PollFlags::IN)], timeout.as_ref());
+            let _ = wait_readable(fd, Some(left));
         }
     }
 
-    /// One request, from submission to its result.
+    /// Executes one request and returns its result.
     ///
     /// # Panics
     ///
-    /// When it gets stuck, or another is in flight.
+    /// Panics after a timeout, or if another request is in flight.
     pub fn run(&mut self, op: Op, offset: u64, len: u64, segments: Vec<Segment>) -> Done {
         assert_eq!(self.in_flight, 0);
         let token = self.submit(op, offset, len, segments);
@@ -143,22 +142,22 @@ impl Driver {
         done.remove(0)
     }
 
-    /// Writes bytes.
+    /// Writes `bytes` at `offset`.
     ///
     /// # Errors
     ///
-    /// The disk's.
+    /// Returns the errno of the disk.
     pub fn write(&mut self, offset: u64, bytes: &[u8]) -> Result<(), i32> {
         let memory = lent_with(bytes);
         let op = Op::Write { fua: false };
         self.run(op, offset, bytes.len() as u64, vec![memory.into()]).result
     }
 
-    /// Reads bytes.
+    /// Reads `len` bytes at `offset`.
     ///
     /// # Errors
     ///
-    /// The disk's.
+    /// Returns the errno of the disk.
     pub fn read(&mut self, offset: u64, len: usize) -> Result<Vec<u8>, i32> {
         let memory = LentSlice::anonymous(len);
         self.run(Op::Read, offset, len as u64, vec![memory.clone().into()]).result?;
@@ -166,25 +165,25 @@ impl Driver {
     }
 }
 
-/// Private memory that holds `bytes`.
+/// Creates private memory that holds `bytes`.
 pub fn lent_with(bytes: &[u8]) -> LentSlice {
     let memory = LentSlice::anonymous(bytes.len());
     memory.copy_from(0, bytes).expect("the memory was made for them");
     memory
 }
 
-/// The bytes of lent memory.
+/// Returns a copy of lent memory.
 pub fn bytes_of(memory: &LentSlice) -> Vec<u8> {
     let mut bytes = vec![0; memory.len()];
     memory.copy_to(0, &mut bytes).expect("the room was made for them");
     bytes
 }
 
-/// Reads the whole of a disk.
+/// Reads the whole disk.
 ///
 /// # Panics
 ///
-/// When it cannot be read.
+/// Panics if the disk cannot be read.
 pub fn image(disk: &dyn Disk) -> Vec<u8> {
     let mut driver = Driver::new(disk.queue(1).expect("a queue"));
     let mut image = vec![];

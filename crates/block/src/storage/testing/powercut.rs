@@ -1,42 +1,42 @@
-//! A disk with a volatile cache, whose power can be cut.
+//! Disk with a volatile cache, whose power can be cut.
 //!
-//! Requests complete in random order. A write goes to the cache; a flush moves to the medium what
-//! was done before the flush was submitted, and not a sector more. When the power is cut, every
-//! sector of the cache is decided for itself: it is what the medium has, or any of the contents
-//! written since, whether acknowledged or still in flight. This is as bad as a disk may be that
-//! keeps its promises; [`Flaw`]s are disks that do not, to see that a checker finds them.
+//! Requests complete in random order. A write goes to the cache. A flush moves the writes that completed
+//! before its submission to the medium, and no other sector. At a power cut each sector of the cache is
+//! decided separately: it keeps the content of the medium, or takes any content written since, whether
+//! acknowledged or in flight. That is the worst behaviour allowed for a disk. A [`Flaw`] makes the disk
+//! break one rule, to prove that the checker finds it.
 
 // #syscall none: for tests
 
 use std::collections::HashMap;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use rustix::event::EventfdFlags;
+use ringfence_sys::mailbox::WakeFd;
 
 use super::checker::SECTOR;
 use super::{Random, bytes_of};
 use crate::storage::{Disk, DiskQueue, Done, Geometry, Op, Request, check_request};
 
-/// A promise that the disk does not keep.
+/// Rule that the disk breaks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Flaw {
-    /// Flushes are acknowledged and not done.
+    /// Flushes are acknowledged without effect.
     IgnoresFlush,
-    /// The same of FUA.
+    /// FUA has no effect.
     IgnoresFua,
-    /// At a power cut a sector may be half of one write and half of another.
+    /// At a power cut a sector may hold halves of two writes.
     TearsSectors,
-    /// Sometimes acknowledges a write without doing it.
+    /// Some writes are acknowledged without effect.
     LosesWrites,
 }
 
-/// What was written to a sector since it was last flushed.
+/// Content written to a sector since its last flush.
 #[derive(Clone)]
 struct Dirty {
     content: [u8; SECTOR],
-    /// The moment it was acknowledged.
+    /// Time of the acknowledgement.
     done: u64,
 }
 
@@ -44,17 +44,17 @@ struct Medium {
     durable: Vec<u8>,
     cache: HashMap<u64, Vec<Dirty>>,
     random: Random,
-    /// Counts acknowledgements.
+    /// Number of acknowledgements so far, used as time.
     now: u64,
-    /// How often the power was cut.
+    /// Number of power cuts.
     cuts: u64,
     flaw: Option<Flaw>,
 }
 
-/// What is being written: by first sector and token.
+/// Data of writes in flight, by first sector and token.
 type InFlight = HashMap<(u64, u64), Vec<u8>>;
 
-/// A disk whose power can be cut. Clones are the same disk.
+/// Disk whose power can be cut. Clones are the same disk.
 #[derive(Clone)]
 pub struct PowerCutDisk {
     medium: Arc<Mutex<Medium>>,
@@ -67,7 +67,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl PowerCutDisk {
-    /// A disk of `sectors` times 512 bytes, all zeros.
+    /// Creates a disk of `sectors` times 512 bytes, all zeros.
     pub fn new(sectors: usize, seed: u64) -> PowerCutDisk {
         let medium = Medium {
             durable: vec![0; sectors * SECTOR],
@@ -90,15 +90,15 @@ impl PowerCutDisk {
         PowerCutDisk { medium: Arc::new(Mutex::new(medium)), in_flight: Arc::default(), geometry }
     }
 
-    /// The same with a flaw.
+    /// Adds a flaw to the disk.
     #[must_use]
     pub fn with_flaw(self, flaw: Flaw) -> PowerCutDisk {
         lock(&self.medium).flaw = Some(flaw);
         self
     }
 
-    /// Cuts the power, and gives it back. What was in flight is never answered: queues made before
-    /// are of no more use.
+    /// Cuts the power and restores it. Requests in flight never complete, and queues created before stay
+    /// silent.
     pub fn cut(&self) {
         let mut medium = lock(&self.medium);
         let Medium { durable, cache, random, cuts, flaw, .. } = &mut *medium;
@@ -108,7 +108,7 @@ impl PowerCutDisk {
                 cache.entry(sector).or_default().push(Dirty { content: *content, done: u64::MAX });
             }
         }
-        // In order, so that the seed decides everything.
+        // Sorted, so that the seed decides everything.
         let mut sectors: Vec<_> = cache.drain().collect();
         sectors.sort_unstable_by_key(|(sector, _)| *sector);
         for (sector, contents) in sectors {
@@ -121,7 +121,7 @@ impl PowerCutDisk {
         }
     }
 
-    /// How often the power was cut.
+    /// Returns the number of power cuts.
     pub fn cuts(&self) -> u64 {
         lock(&self.medium).cuts
     }
@@ -161,7 +161,7 @@ impl Medium {
         sectors.into_iter().for_each(|sector| self.keep(sector, moment));
     }
 
-    /// Moves to the medium the newest content of a sector that was done by `moment`.
+    /// Moves the newest content of a sector that was acknowledged by `moment` to the medium.
     fn keep(&mut self, sector: u64, moment: u64) {
         let Some(contents) = self.cache.get_mut(&sector) else { return };
         let Some(newest) = contents.iter().rposition(|dirty| dirty.done <= moment) else { return };
@@ -180,8 +180,7 @@ impl Disk for PowerCutDisk {
     }
 
     fn queue(&self, _depth: u32) -> io::Result<Box<dyn DiskQueue>> {
-        let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
-        let event = rustix::event::eventfd(0, flags)?;
+        let event = WakeFd::new()?;
         let cuts = self.cuts();
         Ok(Box::new(PowerCutQueue { disk: self.clone(), event, cuts, requests: vec![] }))
     }
@@ -189,11 +188,11 @@ impl Disk for PowerCutDisk {
 
 struct PowerCutQueue {
     disk: PowerCutDisk,
-    /// Readable while requests are in flight.
-    event: OwnedFd,
-    /// As the disk's when the queue was made.
+    /// Raised while requests are in flight.
+    event: WakeFd,
+    /// Number of power cuts when the queue was created.
     cuts: u64,
-    /// In flight, with the moment of their submission.
+    /// Requests in flight, with the time of their submission.
     requests: Vec<(Request, u64)>,
 }
 
@@ -211,7 +210,7 @@ impl PowerCutQueue {
         }
     }
 
-    fn carry_out(&self, medium: &mut Medium, request: &Request, moment: u64) -> Result<(), i32> {
+    fn execute(&self, medium: &mut Medium, request: &Request, moment: u64) -> Result<(), i32> {
         let Geometry { bytes, sector_size, read_only, .. } = self.disk.geometry;
         check_request(request, bytes, sector_size, read_only)?;
         let first = request.offset / SECTOR as u64;
@@ -243,7 +242,7 @@ impl DiskQueue for PowerCutQueue {
             lock(&self.disk.in_flight).insert(self.name(&request), Self::payload(&request));
         }
         self.requests.push((request, moment));
-        let _ = rustix::io::write(&self.event, &1u64.to_ne_bytes());
+        self.event.wake();
     }
 
     fn kick(&mut self) {}
@@ -252,18 +251,18 @@ impl DiskQueue for PowerCutQueue {
         let disk = self.disk.clone();
         let mut medium = lock(&disk.medium);
         if medium.cuts != self.cuts || self.requests.is_empty() {
-            let _ = rustix::io::read(&self.event, &mut [0; 8]);
+            self.event.clear();
             return;
         }
         for _ in 0..1 + medium.random.index(self.requests.len()) {
             let at = medium.random.index(self.requests.len());
             let (request, moment) = self.requests.swap_remove(at);
             lock(&disk.in_flight).remove(&self.name(&request));
-            let result = self.carry_out(&mut medium, &request, moment);
+            let result = self.execute(&mut medium, &request, moment);
             done.push(request.done(result));
         }
         if self.requests.is_empty() {
-            let _ = rustix::io::read(&self.event, &mut [0; 8]);
+            self.event.clear();
         }
     }
 
@@ -279,8 +278,7 @@ mod tests {
     use super::super::{Driver, image};
     use super::*;
 
-    /// Some rounds of I/O, each ended by a power cut at a random moment. Returns what the checker
-    /// found.
+    /// Runs rounds of I/O, each ended by a power cut at a random time, and returns the result of the checker.
     fn rounds(disk: &PowerCutDisk, seed: u64, rounds: usize) -> Result<(), Failure> {
         let mut checker = Checker::new();
         let mut random = Random::new(seed);
@@ -296,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn no_acknowledged_flush_is_lost() {
+    fn acknowledged_flush_survives_power_cut() {
         for seed in 0..30 {
             rounds(&PowerCutDisk::new(512, seed), seed, 5)
                 .unwrap_or_else(|failure| panic!("seed {seed}: {failure:?}"));
@@ -304,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn each_flaw_is_found() {
+    fn checker_finds_each_flaw() {
         for flaw in [Flaw::IgnoresFlush, Flaw::IgnoresFua, Flaw::TearsSectors, Flaw::LosesWrites] {
             let found = (0..20).any(|seed| {
                 let disk = PowerCutDisk::new(256, seed).with_flaw(flaw);
@@ -315,7 +313,7 @@ mod tests {
     }
 
     #[test]
-    fn the_power_really_takes_something_away() {
+    fn power_cut_loses_part_of_unflushed_writes() {
         let disk = PowerCutDisk::new(64, 1);
         let mut driver = Driver::new(disk.queue(1).unwrap());
         let mut lost = 0;

@@ -1,4 +1,4 @@
-//! Random I/O, every answer of which is checked.
+//! Random I/O whose results are checked against the model.
 
 use ringfence_memory::LentSlice;
 
@@ -6,34 +6,34 @@ use super::checker::{Checker, Event, SECTOR, Violation, fill};
 use super::{Driver, Random, bytes_of, lent_with};
 use crate::storage::{Disk, Done, Geometry, Op, Segment};
 
-/// What kind of I/O.
+/// Parameters of random I/O.
 #[derive(Clone, Copy, Debug)]
 pub struct Workload {
-    /// Everything random comes from it.
+    /// Seed of all random decisions.
     pub seed: u64,
-    /// Most requests in flight.
+    /// Maximum number of requests in flight.
     pub depth: usize,
-    /// Sectors of the longest request, in units of the disk's own.
+    /// Maximum length of a request, in sectors of the disk.
     pub longest: u64,
-    /// Only this many bytes at the start of the disk are used (0: all of it).
+    /// Number of bytes used at the start of the disk; 0 for all.
     pub span: u64,
 }
 
-/// Why a workload ended early.
+/// Reasons for which a workload ended early.
 #[derive(Debug)]
 pub enum Failure {
-    /// The disk holds what it may not.
+    /// The disk holds content that the model excludes.
     Violated(Violation),
-    /// A request failed with this errno. (For some tests that is the end that was wanted.)
+    /// A request failed with this errno. Some tests expect that.
     Failed(i32),
-    /// Nothing completes any more.
+    /// No request completed in time.
     Stuck,
 }
 
-/// What a request in flight was.
+/// Request in flight at the disk.
 struct Pending {
     token: u64,
-    /// Of the checker; 0 for a read.
+    /// Id of the checker; 0 for a read.
     id: u64,
     op: Op,
     first: u64,
@@ -41,23 +41,23 @@ struct Pending {
     memory: Option<LentSlice>,
 }
 
-/// A workload in progress.
+/// Workload that is in progress.
 pub struct Running {
     workload: Workload,
     geometry: Geometry,
     random: Random,
     pending: Vec<Pending>,
-    /// The next request waits until nothing is in flight: a barrier.
+    /// Set if the next request waits until nothing is in flight.
     barrier: bool,
 }
 
 impl Workload {
-    /// A workload that touches much in little time.
+    /// Creates a workload of short requests with overlapping lifetimes.
     pub fn new(seed: u64) -> Workload {
         Workload { seed, depth: 16, longest: 32, span: 0 }
     }
 
-    /// Begins.
+    /// Starts the workload on a disk.
     pub fn start(self, disk: &dyn Disk) -> Running {
         let mut geometry = disk.geometry();
         if self.span > 0 {
@@ -67,11 +67,11 @@ impl Workload {
         Running { workload: self, geometry, random, pending: vec![], barrier: false }
     }
 
-    /// `steps` requests to a disk of zeros, every answer of which is checked.
+    /// Executes `steps` requests on a disk of zeros and checks every result.
     ///
     /// # Panics
     ///
-    /// When an answer is wrong, or none comes.
+    /// Panics if a result is wrong or missing.
     pub fn exercise(self, disk: &dyn Disk, steps: usize) {
         let mut checker = Checker::new();
         let mut driver =
@@ -83,11 +83,11 @@ impl Workload {
 }
 
 impl Running {
-    /// Does `steps` requests more, and leaves the last ones in flight.
+    /// Submits `steps` more requests and leaves the last ones in flight.
     ///
     /// # Errors
     ///
-    /// [`Failure`].
+    /// Returns the first [`Failure`].
     pub fn steps(
         &mut self,
         driver: &mut Driver,
@@ -98,7 +98,7 @@ impl Running {
             while self.pending.len() >= self.workload.depth
                 || (self.barrier && !self.pending.is_empty())
             {
-                self.take_answers(driver, checker)?;
+                self.take_results(driver, checker)?;
             }
             self.barrier = false;
             self.submit(driver, checker);
@@ -111,15 +111,15 @@ impl Running {
     ///
     /// # Errors
     ///
-    /// [`Failure`].
+    /// Returns the first [`Failure`].
     pub fn finish(&mut self, driver: &mut Driver, checker: &mut Checker) -> Result<(), Failure> {
         while !self.pending.is_empty() {
-            self.take_answers(driver, checker)?;
+            self.take_results(driver, checker)?;
         }
         Ok(())
     }
 
-    /// Whoever answered is gone, and what was in flight with it.
+    /// Records that the server crashed: requests in flight will never complete.
     pub fn crashed(&mut self, checker: &mut Checker) {
         self.pending.clear();
         checker.crashed();
@@ -129,7 +129,7 @@ impl Running {
         match self.random.below(20) {
             0 => {
                 let id = checker.new_id();
-                checker.note(Event::FlushSubmitted { id });
+                checker.record(Event::FlushSubmitted { id });
                 let token = driver.submit(Op::Flush, 0, 0, vec![]);
                 let (op, memory) = (Op::Flush, None);
                 self.pending.push(Pending { token, id, op, first: 0, count: 0, memory });
@@ -142,12 +142,12 @@ impl Running {
         }
     }
 
-    /// A range that no request in flight touches.
+    /// Returns a range that no request in flight touches: first sector and number of sectors.
     fn range(&mut self) -> Option<(u64, u64)> {
         let unit = u64::from(self.geometry.sector_size) / SECTOR as u64;
         let units = self.geometry.bytes / u64::from(self.geometry.sector_size);
         for _ in 0..20 {
-            // Mostly short ones.
+            // Short ranges are most frequent.
             let longest = 1 + self.random.below(self.workload.longest.min(units));
             let count = 1 + self.random.below(longest);
             let first = self.random.below(units - count + 1);
@@ -172,7 +172,7 @@ impl Running {
         if id != 0 {
             let count = u32::try_from(count).unwrap_or(0);
             let fua = op == Op::Write { fua: true };
-            checker.note(Event::Submitted { id, first, count, zeros, fua });
+            checker.record(Event::Submitted { id, first, count, zeros, fua });
             for (sector, at) in bytes.as_chunks_mut().0.iter_mut().zip(first..) {
                 fill(id, at, sector);
             }
@@ -183,7 +183,7 @@ impl Running {
         self.pending.push(Pending { token, id, op, first, count, memory });
     }
 
-    /// Cuts memory into pieces of random length, in units of 512 bytes.
+    /// Cuts memory into segments of random length, in units of 512 bytes.
     fn split(&mut self, memory: &LentSlice) -> Vec<Segment> {
         let mut segments = vec![];
         let mut at = 0;
@@ -198,7 +198,7 @@ impl Running {
         segments
     }
 
-    fn take_answers(&mut self, driver: &mut Driver, checker: &mut Checker) -> Result<(), Failure> {
+    fn take_results(&mut self, driver: &mut Driver, checker: &mut Checker) -> Result<(), Failure> {
         let answers = driver.wait().map_err(|_| Failure::Stuck)?;
         let mut failed = None;
         for Done { token, result, .. } in answers {
@@ -214,8 +214,8 @@ impl Running {
                 (Op::Read, Some(memory)) => {
                     checker.check_read(first, &bytes_of(&memory)).map_err(Failure::Violated)?
                 }
-                (Op::Flush, _) => checker.note(Event::FlushAcknowledged { id }),
-                _ => checker.note(Event::Acknowledged { id }),
+                (Op::Flush, _) => checker.record(Event::FlushAcknowledged { id }),
+                _ => checker.record(Event::Acknowledged { id }),
             }
         }
         failed.map_or(Ok(()), |errno| Err(Failure::Failed(errno)))

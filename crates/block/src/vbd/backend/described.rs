@@ -1,4 +1,4 @@
-//! A disk as its guest is told of it.
+//! Properties of a disk as announced to its guest.
 
 use ringfence_wire::blkif::keys;
 use ringfence_xenbus::end::BackendEnd;
@@ -8,33 +8,33 @@ use super::flag;
 use crate::blkback::{BlkbackOptions, rules_for};
 use crate::storage::Geometry;
 
-/// What the toolstack decided.
+/// Geometry and flags after the toolstack's restrictions.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Decided {
+pub(super) struct AnnouncedDisk {
     pub(super) geometry: Geometry,
     pub(super) removable: bool,
 }
 
-impl Decided {
-    /// The disk, as far as the toolstack lets this guest have it.
+impl AnnouncedDisk {
+    /// Applies the toolstack's settings for this guest to the geometry of the disk.
     pub(super) fn of(
         mut geometry: Geometry,
         end: &BackendEnd,
         store: &mut StoreClient,
-    ) -> Result<Decided, StoreError> {
+    ) -> Result<AnnouncedDisk, StoreError> {
         let mode = store.read_opt(&end.back(keys::MODE))?;
-        // Whatever does not say that it may write, may not.
+        // Any mode that does not begin with `w` is read-only.
         geometry.read_only |= mode.is_some_and(|mode| mode.first() != Some(&b'w'));
         let discard = store.read_opt(&end.back(keys::DISCARD_ENABLE))?;
         if discard.is_some_and(|text| text == b"0") || geometry.read_only {
             geometry.discard = None;
         }
         let removable = store.read_flag(&end.back(keys::REMOVABLE)).unwrap_or(false);
-        Ok(Decided { geometry, removable })
+        Ok(AnnouncedDisk { geometry, removable })
     }
 }
 
-/// What a disk can do.
+/// Returns the feature keys of a disk.
 pub(super) fn features(
     geometry: &Geometry,
     options: &BlkbackOptions,

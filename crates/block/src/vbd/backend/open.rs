@@ -1,4 +1,4 @@
-//! A connection's beginning: the frontend's keys are read, once each, and what they name is mapped and bound.
+//! Opening of a connection: reads the frontend's keys, each once, then maps the pages and binds the ports.
 
 use std::sync::{Arc, PoisonError};
 
@@ -14,22 +14,22 @@ use crate::blkback::{Agreement, Blkback, Mode, OnEnd, QueueParts, rules_for};
 use crate::storage::{Disk, Geometry};
 use crate::vbd::QUEUES_MAX;
 
-/// What a connection is to be.
-struct Terms {
+/// Parameters of the connection.
+struct ConnectionTerms {
     agreement: Agreement,
-    /// The frontend was told that it may lend in windows.
+    /// Set if the frontend was offered grant windows.
     windows: bool,
     queues: u32,
-    /// Each queue has a directory of its own.
+    /// Set if each queue has a directory of its own in the store.
     has_directories: bool,
     ring_pages: u32,
 }
 
-/// A queue, and by what the frontend is known whose it is.
+/// Parts of a queue, and the first page of its ring.
 type OpenQueue<P> = (QueueParts<<P as Platform>::Grantee, <P as Platform>::Channel>, FirstPage);
 
 impl VbdBackend {
-    /// Reads the frontend's keys, once each, and maps and binds what they name.
+    /// Reads the frontend's keys, each once, and opens the rings, channels and windows that they name.
     pub(super) fn open<P: Platform>(
         &self,
         adopting: bool,
@@ -39,7 +39,7 @@ impl VbdBackend {
     ) -> Result<(Blkback, Connection, FirstPage), ConnectError> {
         let end = &self.end;
         let terms = self.terms(adopting, geometry, store)?;
-        let Terms { agreement, windows, queues, has_directories, ring_pages } = terms;
+        let ConnectionTerms { agreement, windows, queues, has_directories, ring_pages } = terms;
         let mut parts = Vec::with_capacity(queues as usize);
         let mut first_page = None;
         for queue in 0..queues {
@@ -72,32 +72,32 @@ impl VbdBackend {
         Ok((served, connection, first_page))
     }
 
-    /// What this connection is to be, as the frontend says it and as it was told.
+    /// Determines the parameters of the connection from the frontend's keys and the announced features.
     fn terms(
         &self,
         adopting: bool,
         geometry: &Geometry,
         store: &mut StoreClient,
-    ) -> Result<Terms, ConnectError> {
+    ) -> Result<ConnectionTerms, ConnectError> {
         let end = &self.end;
         let abi = match store.read_opt(&end.front(keys::PROTOCOL))? {
             None => Abi::NATIVE,
             Some(name) => Abi::from_name(&name).ok_or(ConnectError::Protocol)?,
         };
-        // What the frontend was told holds, whatever this process would tell it today.
-        let told = adopting && !self.announced;
-        let offered = match told {
+        // In a takeover the features announced by the earlier backend apply, not those of this process.
+        let adopted_features = adopting && !self.announced;
+        let offered = match adopted_features {
             true => store.read_flag(&end.back(keys::FEATURE_PERSISTENT))?,
             false => keeps(self.options.mode),
         };
-        let windows = match told {
+        let windows = match adopted_features {
             true => store.read_flag(&end.back(keys::FEATURE_RINGFENCE_WINDOW))?,
             false => self.options.mode == Mode::Window,
         };
         let persistent = offered && store.read_flag(&end.front(keys::FEATURE_PERSISTENT))?;
         let mut rules = rules_for(geometry, &self.options);
         let (mut most_queues, mut most_order) = (self.options.queues, self.options.ring_order);
-        if told {
+        if adopted_features {
             rules.flush = store.read_flag(&end.back(keys::FEATURE_FLUSH_CACHE))?;
             rules.barrier = store.read_flag(&end.back(keys::FEATURE_BARRIER))?;
             rules.discard = store.read_flag(&end.back(keys::FEATURE_DISCARD))?;
@@ -114,12 +114,12 @@ impl VbdBackend {
         }
         let ring_pages = self.ring_pages(most_order.min(RING_ORDER_MAX), store)?;
         let agreement = Agreement { abi, persistent, rules };
-        // One that says one uses directories all the same; one that says nothing does not.
+        // A key with value 1 still means queue 0 at the top level, as for a frontend without the key.
         let has_directories = wanted.is_some_and(|n| n > 1);
-        Ok(Terms { agreement, windows, queues, has_directories, ring_pages })
+        Ok(ConnectionTerms { agreement, windows, queues, has_directories, ring_pages })
     }
 
-    /// Pages of each ring.
+    /// Returns the number of pages of each ring.
     fn ring_pages(&self, most_order: u32, store: &mut StoreClient) -> Result<u32, ConnectError> {
         let limit = 1 << most_order;
         let order = store.read_u32_opt(&self.end.front(keys::RING_PAGE_ORDER))?;

@@ -1,16 +1,16 @@
-//! Frontends that leave without a word, and come back without one.
+//! Frontends that leave, and return, without a state change.
 //!
-//! Linux' blkfront says nothing when it is unbound from a device but that it is closed, and nothing at
-//! all when it is bound again: it waits for a backend that is connected, and takes no other. So this side
-//! stays connected, to nobody, when a frontend left without having said that it was closing (a kernel that
-//! ends, or starts another one, says so, and is answered).
+//! Linux' blkfront writes only state Closed when it is unbound from a device, and nothing when it is bound
+//! again: it waits for a backend in state Connected. This side therefore stays connected when a frontend
+//! left without state Closing. (A kernel that shuts down or executes another one writes Closing, and is
+//! answered.)
 //!
-//! It must not close for a moment, either. A frontend that is bound again at once may have seen before that this
-//! side was connected; from there on its thread for the store is busy with the disk. A state that it sees too
-//! late makes it close the disk that it just made, and one that follows then makes Linux 6.1 stop at a
+//! This side must not leave Connected even for a moment. A frontend that is bound again at once may have
+//! read Connected before; from then on its xenbus thread is busy with the disk. If it sees a later
+//! state too late, it closes the disk that it just created. A further state then makes Linux 6.1 stop at a
 //! `BUG_ON`.
 //!
-//! Nor need this side have seen that it left: then it serves rings that nobody uses any more
+//! This side may also miss that the frontend left. It then serves rings that no frontend uses any more
 //! ([`VbdBackend::is_replaced`]).
 
 use ringfence_platform::Gref;
@@ -21,27 +21,28 @@ use ringfence_xenstore::{StoreAccess, StoreClient, StoreError};
 
 use super::VbdBackend;
 
-/// Whether a frontend left without a word, and the device stays as it is for when it is back.
+/// Returns `true` if the frontend left without state Closing, and the device must stay connected for its
+/// return.
 pub(super) fn is_silent(view: BackendView, step: BackendStep) -> bool {
     step == BackendStep::Finish
         && view.own == XenbusState::Connected
         && view.online
-        && !view.condemned
+        && !view.penalized
 }
 
-/// A ring's first page, and the key that names it. While it is mapped its reference is not given to
-/// another page, so it tells a frontend from the one before it.
+/// First page of a ring, and the key that names it. The frontend does not reuse the reference while the page
+/// is mapped, so the reference distinguishes a frontend from its predecessor.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct FirstPage {
-    /// The path.
+    /// Path of the store key.
     pub(super) key: String,
-    /// The reference.
+    /// Grant reference of the page.
     pub(super) gref: Gref,
 }
 
 impl VbdBackend {
-    /// Whether the rings that are served are not those of the frontend that is ready: it left and came
-    /// back between two looks.
+    /// Returns `true` if the rings in service are not those of the ready frontend: it left and returned between
+    /// two calls of [`VbdBackend::look`].
     pub(super) fn is_replaced(
         &self,
         view: Option<BackendView>,
@@ -49,7 +50,7 @@ impl VbdBackend {
     ) -> Result<bool, StoreError> {
         let is_ready = |view: &BackendView| {
             let peer = matches!(view.peer, Some(XenbusState::Initialised | XenbusState::Connected));
-            peer && view.attached && view.own == XenbusState::Connected && !view.condemned
+            peer && view.attached && view.own == XenbusState::Connected && !view.penalized
         };
         let Some(first) = self.first_page.as_ref().filter(|_| view.as_ref().is_some_and(is_ready))
         else {

@@ -1,4 +1,4 @@
-//! The windows of a disk's rings, from the backend's side: opened when it connects.
+//! Grant windows of a disk's rings on the backend side, opened at connection.
 
 use ringfence_platform::{Platform, WindowError, WindowHandle, WindowView};
 use ringfence_wire::blkif::keys;
@@ -9,11 +9,11 @@ use ringfence_xenstore::{StoreAccess, StoreClient};
 use super::ConnectError;
 use crate::blkback::Mode;
 
-/// Entries that the window of a ring may have: more than a frontend of ours asks for, few enough to be
-/// looked after.
+/// Maximum number of entries of a ring's window: more than this project's frontends request, and few
+/// enough to check periodically.
 const ENTRIES_MAX: u32 = 4096;
 
-/// Where the platform has no windows another mode takes their place, which is said once.
+/// Falls back to mode `persistent`, with a warning, if the platform has no grant windows.
 pub(super) fn settle(mode: &mut Mode, device: &DeviceId, platform: &impl Platform) {
     if *mode == Mode::Window && !platform.has_windows() {
         *mode = Mode::Persistent;
@@ -22,7 +22,7 @@ pub(super) fn settle(mode: &mut Mode, device: &DeviceId, platform: &impl Platfor
     }
 }
 
-/// Opens the window that the frontend names for a ring, if it does.
+/// Opens the grant window that the frontend names for a ring, if any.
 pub(super) fn open(
     end: &BackendEnd,
     (queue, dir): (u32, Option<&str>),
@@ -36,6 +36,6 @@ pub(super) fn open(
     let Some(handle) = store.read_u32_opt(&key)? else { return Ok(None) };
     let opened = platform.open_window(end.device().frontend, WindowHandle(handle), ENTRIES_MAX);
     let view = opened.map_err(|source| ConnectError::Window { queue, source })?;
-    // Each ring has a window of its own, and what a backend before this one used is used no more.
+    // Each ring has its own window, and the earlier backend of the window is gone.
     Ok(Some(view.taking_over()))
 }

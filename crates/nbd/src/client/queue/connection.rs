@@ -1,4 +1,4 @@
-//! The connection: made, lost, made again; and what takes too long.
+//! Connection state of a queue: connect, loss, reconnect and timeouts.
 
 // #syscall driver,daemon epoll_ctl: waiting for a server and for time
 // #syscall driver,daemon timerfd_settime,read: how long a server may take
@@ -7,12 +7,13 @@ use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rustix::event::{Timespec, epoll};
+use ringfence_sys::poll::timespec;
+use rustix::event::epoll;
 use rustix::time::{Itimerspec, TimerfdTimerFlags};
 
 use super::{BACKOFF, BACKOFF_MAX, NbdQueue, Owner, Replay, State};
-use crate::client::link::{Link, Place};
-use crate::protocol::agree::Settled;
+use crate::client::link::{Endpoint, Link};
+use crate::protocol::agree::Negotiated;
 use crate::protocol::numbers::transmission;
 
 impl NbdQueue {
@@ -24,39 +25,39 @@ impl NbdQueue {
     }
 
     pub(super) fn connect(&mut self) {
-        if let Place::Handed(dialer) = &self.shared.target.place {
-            dialer.ask();
-            self.state = State::Asked(self.until());
+        if let Endpoint::Handed(dialer) = &self.shared.target.endpoint {
+            dialer.request();
+            self.state = State::Asked(self.attempt_deadline());
             return;
         }
         let link = Link::connect(&self.shared.target);
         self.join(link);
     }
 
-    /// Until when a connection must be there.
-    fn until(&self) -> Instant {
+    /// Returns the end of the time limit of a connection attempt.
+    fn attempt_deadline(&self) -> Instant {
         Instant::now() + self.shared.options.connect
     }
 
     fn join(&mut self, link: io::Result<Link>) {
         let watched = link.and_then(|link| self.watch(&link).map(|()| link));
         match watched {
-            Ok(link) => self.state = State::Joining(link, self.until()),
+            Ok(link) => self.state = State::Joining(link, self.attempt_deadline()),
             Err(error) => self.lost(&error),
         }
     }
 
-    /// A connection that was asked for may have come.
+    /// Takes a connection that another process opened on request.
     pub(super) fn take_connection(&mut self) {
         let shared = Arc::clone(&self.shared);
-        let Place::Handed(dialer) = &shared.target.place else { return };
+        let Endpoint::Handed(dialer) = &shared.target.endpoint else { return };
         let Some(connection) = dialer.take() else { return };
         if matches!(self.state, State::Asked(_) | State::Down(_)) {
             self.join(connection.and_then(|stream| Link::over(stream, false, &shared.target)));
         }
     }
 
-    pub(super) fn joined(&mut self, settled: &Settled) -> io::Result<()> {
+    pub(super) fn joined(&mut self, settled: &Negotiated) -> io::Result<()> {
         let (was, is) = (&self.shared.settled.offer, &settled.offer);
         let same = is.bytes >= self.shared.geometry.bytes
             && is.block_min <= self.shared.geometry.sector_size
@@ -66,26 +67,26 @@ impl NbdQueue {
         if !same {
             return Err(io::Error::other("the server offers another disk than before"));
         }
-        if self.said {
+        if self.loss_logged {
             tracing::info!("the NBD server is back");
-            self.said = false;
+            self.loss_logged = false;
         }
         self.backoff = BACKOFF;
-        self.heard = Instant::now();
+        self.last_reply = Instant::now();
         let again = Replay { sent: 0, waiting: 0, failed: false };
         self.replay = self.journal.is_some().then_some(again);
-        let joining = std::mem::replace(&mut self.state, State::Down(self.heard));
+        let joining = std::mem::replace(&mut self.state, State::Down(self.last_reply));
         if let State::Joining(link, _) = joining {
             self.state = State::Up(link);
         }
         Ok(())
     }
 
-    /// There is no connection any more. What had no answer will be asked again.
+    /// Handles the loss of the connection. Unanswered commands will be sent again.
     pub(super) fn lost(&mut self, why: &io::Error) {
-        if !self.said {
+        if !self.loss_logged {
             tracing::warn!("the NBD server is lost ({why}): trying to connect again");
-            self.said = true;
+            self.loss_logged = true;
         }
         let now = Instant::now();
         let was_up = matches!(self.state, State::Up(_));
@@ -104,7 +105,7 @@ impl NbdQueue {
         self.unsent = self.commands.keys().copied().collect();
     }
 
-    /// Tells the kernel what is waited for.
+    /// Updates the epoll interest and the timer.
     pub(super) fn settle(&mut self) {
         let (State::Joining(link, _) | State::Up(link)) = &self.state else {
             return self.arm();
@@ -119,13 +120,13 @@ impl NbdQueue {
         self.arm();
     }
 
-    /// Sets the timer for what is due next, if it is not set already.
+    /// Sets the timer to the next deadline, unless it expires before.
     fn arm(&mut self) {
         let options = &self.shared.options;
         let connection = match &self.state {
             State::Down(again) => Some(*again),
             State::Joining(_, until) | State::Asked(until) => Some(*until),
-            State::Up(link) => (link.open() > 0).then(|| self.heard + options.stall),
+            State::Up(link) => (link.open() > 0).then(|| self.last_reply + options.stall),
         };
         let oldest = self.requests.first_key_value().map(|(_, oldest)| oldest.since);
         let age = oldest.map(|since| since + options.give_up);
@@ -133,18 +134,17 @@ impl NbdQueue {
         if self.armed.is_some_and(|armed| armed <= next) {
             return;
         }
-        // Never zero, which would mean never.
+        // Zero would disarm the timer.
         let wait = next.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
-        let once = Timespec { tv_sec: 0, tv_nsec: 0 };
-        let Ok(value) = Timespec::try_from(wait) else { return };
-        let setting = Itimerspec { it_interval: once, it_value: value };
+        let setting =
+            Itimerspec { it_interval: timespec(Duration::ZERO), it_value: timespec(wait) };
         let flags = TimerfdTimerFlags::empty();
         if rustix::time::timerfd_settime(&self.timer, flags, &setting).is_ok() {
             self.armed = Some(next);
         }
     }
 
-    /// Ends what has taken too long.
+    /// Handles expired time limits of the connection and of requests.
     pub(super) fn expire(&mut self) {
         let now = Instant::now();
         if self.armed.is_some_and(|armed| armed <= now) {
@@ -155,7 +155,7 @@ impl NbdQueue {
         let late = match &self.state {
             State::Down(_) => false,
             State::Joining(_, until) | State::Asked(until) => *until <= now,
-            State::Up(link) => link.open() > 0 && self.heard + stall <= now,
+            State::Up(link) => link.open() > 0 && self.last_reply + stall <= now,
         };
         if late {
             self.lost(&io::ErrorKind::TimedOut.into());
@@ -175,7 +175,7 @@ impl NbdQueue {
             let commands = &self.commands;
             self.unsent.retain(|cookie| commands.contains_key(cookie));
             if matches!(self.state, State::Up(_)) {
-                // What it still may do for them must not hit what is written next.
+                // A late write of this connection must not overwrite a newer one.
                 self.lost(&io::Error::other("it answers too late"));
             }
         }

@@ -209,7 +209,7 @@ impl<P: Platform> Vbds<P> {
         store: &mut StoreClient,
     ) -> Result<(), StoreError> {
         let Some(vbd) = self.list.get_mut(device) else { return Ok(()) };
-        vbd.backend.condemn("the daemon ends");
+        vbd.backend.close_with_penalty("the daemon ends");
         self.look(device, store).map(drop)
     }
 

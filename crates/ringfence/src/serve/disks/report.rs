@@ -60,7 +60,7 @@ fn status_of(device: &DeviceId, vbd: &Vbd, store: &mut StoreClient) -> VbdStatus
         persistent: connection.is_some_and(|connection| connection.persistent),
         ring_pages: connection.map(|connection| connection.ring_pages),
         protocol: connection.map(|connection| connection.abi.name().to_owned()),
-        problem: vbd.problem.clone().or_else(|| backend.condemned().map(str::to_owned)),
+        problem: vbd.problem.clone().or_else(|| backend.penalized().map(str::to_owned)),
         queues: rings.collect(),
         rules: counts(rules),
     }
