@@ -343,34 +343,46 @@ pub enum PlatformError {
         /// Why it failed.
         source: io::Error,
     },
-    /// The hub refused.
-    #[error("the hub refused to {what}: {why}")]
+    /// The hub refused a request.
+    #[error("the hub refused to {what}: {source}")]
     Refused {
-        /// What was asked for.
+        /// Request, as a verb with its object.
         what: &'static str,
-        /// Its reason.
-        why: local::Refusal,
+        /// Reason that the hub gave: [`local::Refusal`].
+        source: BoxedError,
     },
-    /// What a peer lent breaks the rules.
-    #[error("what domain {peer} lent cannot be used: {why}")]
+    /// Lent memory breaks a rule.
+    #[error("what domain {peer} lent cannot be used: {source}")]
     BadArena {
-        /// The granter.
         peer: DomId,
-        /// The rule.
-        why: local::ArenaFault,
+        /// Name of the rule, for counters.
+        kind: &'static str,
+        /// Rule that is broken: [`local::ArenaFault`].
+        source: BoxedError,
     },
     /// The connection to the hub or store was lost.
     #[error("the connection to the {0} was lost")]
     Disconnected(&'static str),
     /// A device of the hypervisor is missing or may not be used.
     #[error(transparent)]
-    Device(#[from] xen::DeviceError),
+    Device(BoxedError),
     /// The store refused or broke its protocol.
     #[error(transparent)]
     Store(#[from] ringfence_xenstore::StoreError),
 }
 
+/// Cause of an error, of a type that only the implementation of the platform knows.
+pub type BoxedError = Box<dyn std::error::Error + Send + Sync>;
+
 impl PlatformError {
+    pub(crate) fn refused(what: &'static str, why: local::Refusal) -> PlatformError {
+        PlatformError::Refused { what, source: why.into() }
+    }
+
+    pub(crate) fn bad_arena(peer: DomId, why: local::ArenaFault) -> PlatformError {
+        PlatformError::BadArena { peer, kind: why.kind(), source: why.into() }
+    }
+
     pub(crate) fn system(what: &'static str, source: impl Into<io::Error>) -> PlatformError {
         PlatformError::System { what, source: source.into() }
     }

@@ -145,10 +145,10 @@ impl LocalGranter {
         peer: DomId,
         shape: ArenaShape,
     ) -> Result<(LocalGranter, ArenaFiles), PlatformError> {
-        shape.check().map_err(|why| PlatformError::BadArena { peer, why })?;
+        shape.check().map_err(|why| PlatformError::bad_arena(peer, why))?;
         let new = arena::create(shape)?;
         let table = arena::map_table(&new.own, shape, true)
-            .map_err(|why| PlatformError::BadArena { peer, why })?;
+            .map_err(|why| PlatformError::bad_arena(peer, why))?;
         let map = |file, count| {
             Pages::new(file, count).map_err(|e| PlatformError::system("mapping an arena", e))
         };

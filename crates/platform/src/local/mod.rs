@@ -132,7 +132,7 @@ impl LocalPlatform {
         let [writable, read_only, references, ..] = reply;
         let shape = ArenaShape { writable, read_only, references };
         let files = ArenaFiles::receive(fds, shape)
-            .map_err(|why| PlatformError::BadArena { peer: granter, why })?;
+            .map_err(|why| PlatformError::bad_arena(granter, why))?;
         Ok((shape, files))
     }
 
@@ -188,7 +188,7 @@ impl Platform for LocalPlatform {
     fn grantee(&self, granter: DomId) -> Result<LocalGrantee, PlatformError> {
         let (shape, files) = self.fetch(granter, 0)?;
         LocalGrantee::new(self.domid, granter, files, shape, Arc::clone(&self.counters))
-            .map_err(|why| PlatformError::BadArena { peer: granter, why })
+            .map_err(|why| PlatformError::bad_arena(granter, why))
     }
 
     fn has_windows(&self) -> bool {
@@ -222,7 +222,11 @@ impl Platform for LocalPlatform {
             return Err(no_such());
         }
         let (shape, files) = self.fetch(granter, handle.0).map_err(|error| match error {
-            PlatformError::Refused { why: Refusal::NotFound, .. } => no_such(),
+            PlatformError::Refused { source, .. }
+                if source.downcast_ref() == Some(&Refusal::NotFound) =>
+            {
+                no_such()
+            }
             other => other.into(),
         })?;
         let found = WindowShape::from(shape).entries;
@@ -230,7 +234,7 @@ impl Platform for LocalPlatform {
             return Err(WindowError::TooLarge { found, limit: entries_max });
         }
         WindowView::open(self.domid, &files, shape)
-            .map_err(|why| PlatformError::BadArena { peer: granter, why }.into())
+            .map_err(|why| PlatformError::bad_arena(granter, why).into())
     }
 
     fn alloc_unbound(&self, peer: DomId) -> Result<LocalChannel, PlatformError> {

@@ -16,8 +16,8 @@ use std::time::Duration;
 
 use ringfence_memory::{LentSlice, Mapping, PAGE_SIZE, Protection};
 use ringfence_sys::descriptors::testing::send_raw;
+use ringfence_sys::poll::wait_readable;
 use ringfence_wire::grant::{DomId, RawGrantEntry, flags};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{FallocateFlags, MemfdFlags, Mode, OFlags, SealFlags};
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, Shutdown};
 
@@ -145,9 +145,7 @@ impl RawDomain {
     ///
     /// [`RawError::Closed`], [`RawError::Silence`], the system's.
     pub fn receive(&self) -> Result<([u32; 8], Vec<OwnedFd>), RawError> {
-        let timeout = Timespec::try_from(WITHIN).map_err(|_| RawError::Silence)?;
-        let mut ready = [PollFd::new(&self.socket, PollFlags::IN)];
-        if poll(&mut ready, Some(&timeout)).map_err(io::Error::from)? == 0 {
+        if !wait_readable(&self.socket, Some(WITHIN))? {
             return Err(RawError::Silence);
         }
         let mut bytes = [0u8; 32];

@@ -86,7 +86,7 @@ impl LocalTable {
         shape: WindowShape,
         counters: Arc<Counters>,
     ) -> Result<(LocalTable, ArenaFiles), PlatformError> {
-        let bad = |why| PlatformError::BadArena { peer: grantee, why };
+        let bad = |why| PlatformError::bad_arena(grantee, why);
         let arena_shape = ArenaShape::from(shape);
         arena_shape.check().map_err(bad)?;
         let new = arena::create(arena_shape)?;

@@ -8,6 +8,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::path::Path;
 
+use crate::PlatformError;
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
@@ -129,6 +130,12 @@ impl DeviceError {
             (Errno::ACCESS | Errno::PERM, _) => DeviceError::Denied { path },
             (other, _) => DeviceError::Open { path, source: other.into() },
         }
+    }
+}
+
+impl From<DeviceError> for PlatformError {
+    fn from(error: DeviceError) -> PlatformError {
+        PlatformError::Device(error.into())
     }
 }
 

@@ -7,7 +7,8 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use ringfence_sys::poll::wait_any;
+use rustix::event::{PollFd, PollFlags};
 
 use super::protocol::{self, Kind, Message, REPLY, Received, Refusal, UNANSWERED};
 use crate::{EventPort, PlatformError};
@@ -87,7 +88,7 @@ impl HubClient {
                     if status == 0 {
                         return Ok((rest, fds));
                     }
-                    return Err(PlatformError::Refused { what, why: Refusal::from_raw(status) });
+                    return Err(PlatformError::refused(what, Refusal::from_raw(status)));
                 }
                 // An answer to a request that timed out earlier.
                 Received::Message(..) => {}
@@ -100,14 +101,10 @@ impl HubClient {
     }
 
     fn wait(&self, wanted: PollFlags, deadline: Instant) -> Result<(), PlatformError> {
-        let left = deadline.saturating_duration_since(Instant::now());
-        if left.is_zero() {
-            return Err(PlatformError::Disconnected("hub (no answer within 5 s)"));
-        }
-        let timeout = Timespec::try_from(left).map_err(|_| PlatformError::Disconnected("hub"))?;
         let mut fds = [PollFd::new(&self.socket, wanted)];
-        match poll(&mut fds, Some(&timeout)) {
-            Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
+        match wait_any(&mut fds, Some(deadline)) {
+            Ok(0) => Err(PlatformError::Disconnected("hub (no answer within 5 s)")),
+            Ok(_) => Ok(()),
             Err(e) => Err(PlatformError::system("waiting for the hub", e)),
         }
     }

@@ -11,7 +11,7 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
+use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use rustix::buffer::spare_capacity;
@@ -24,6 +24,7 @@ use super::protocol::{self, ANY_DOMAIN, Kind, Message, REPLY, Received, Refusal}
 use crate::local::{ArenaFiles, ArenaShape};
 use crate::{DomId, PlatformError};
 use ringfence_sys::descriptors::{Descriptors, dispose_socket, refuse_descriptors};
+use ringfence_sys::mailbox::{MailSender, Mailbox, mailbox};
 use ringfence_sys::socket::{peer_user, unread_by_peer};
 use ringfence_xenstore::{Leftovers, Limits, StorePump};
 
@@ -56,8 +57,7 @@ enum Command {
 /// A handle to a running hub, for the program that it runs in.
 #[derive(Clone)]
 pub struct HubHandle {
-    commands: Sender<Command>,
-    wake: Arc<OwnedFd>,
+    commands: MailSender<Command>,
     faults: Arc<Mutex<BTreeMap<&'static str, u64>>>,
 }
 
@@ -76,7 +76,7 @@ impl HubHandle {
         let (reply, answer) = channel();
         self.command(Command::Admit { wanted, privileged, reply })?;
         let answer = answer.recv().map_err(|_| PlatformError::Disconnected("hub"))?;
-        answer.map_err(|why| PlatformError::Refused { what: "admit a domain", why })
+        answer.map_err(|why| PlatformError::refused("admit a domain", why))
     }
 
     /// Ends the hub's thread.
@@ -91,10 +91,7 @@ impl HubHandle {
     }
 
     fn command(&self, command: Command) -> Result<(), PlatformError> {
-        self.commands.send(command).map_err(|_| PlatformError::Disconnected("hub"))?;
-        rustix::io::write(&*self.wake, &1u64.to_ne_bytes())
-            .map_err(|e| PlatformError::system("waking the hub", e))?;
-        Ok(())
+        self.commands.send(command).map_err(|_| PlatformError::Disconnected("hub"))
     }
 }
 
@@ -111,8 +108,7 @@ struct Connection {
 /// The hub's state; [`Hub::run`] is its thread.
 pub struct Hub {
     epoll: OwnedFd,
-    wake: Arc<OwnedFd>,
-    commands: Receiver<Command>,
+    commands: Mailbox<Command>,
     listener: Option<OwnedFd>,
     connections: BTreeMap<u64, Connection>,
     next_token: u64,
@@ -143,21 +139,16 @@ impl Hub {
     /// The system's.
     pub fn new(limits: HubLimits) -> io::Result<(Hub, HubHandle)> {
         let epoll = epoll::create(CreateFlags::CLOEXEC)?;
-        let wake = rustix::event::eventfd(
-            0,
-            rustix::event::EventfdFlags::CLOEXEC | rustix::event::EventfdFlags::NONBLOCK,
-        )?;
-        epoll::add(&epoll, &wake, EventData::new_u64(WAKE), EventFlags::IN)?;
+        let (sender, commands) = mailbox()?;
+        epoll::add(&epoll, &commands, EventData::new_u64(WAKE), EventFlags::IN)?;
         let store = StorePump::new(Limits::default())?;
         epoll::add(&epoll, &store, EventData::new_u64(STORE), EventFlags::IN)?;
-        let spare = Some(wake.try_clone()?);
-        let (wake, (commands, received)) = (Arc::new(wake), channel());
+        let spare = Some(commands.as_fd().try_clone_to_owned()?);
         let faults = Arc::new(Mutex::new(BTreeMap::new()));
-        let handle = HubHandle { commands, wake: Arc::clone(&wake), faults: Arc::clone(&faults) };
+        let handle = HubHandle { commands: sender, faults: Arc::clone(&faults) };
         let hub = Hub {
             epoll,
-            wake,
-            commands: received,
+            commands,
             listener: None,
             connections: BTreeMap::new(),
             next_token: FIRST_TOKEN,
@@ -219,19 +210,17 @@ impl Hub {
     }
 
     fn serve_commands(&mut self) -> bool {
-        let mut count = [0u8; 8];
-        // Nothing to read only means that another wake-up was served first.
-        let _ = rustix::io::read(&*self.wake, &mut count);
-        loop {
-            match self.commands.try_recv() {
-                Ok(Command::Admit { wanted, privileged, reply }) => {
-                    // An asker that is gone drops its end of the connection, which releases it.
+        self.commands.clear();
+        while let Some(command) = self.commands.take() {
+            match command {
+                Command::Admit { wanted, privileged, reply } => {
+                    // A caller that is gone drops its end of the connection, which releases it.
                     let _ = reply.send(self.admit(wanted, privileged));
                 }
-                Ok(Command::Stop) | Err(TryRecvError::Disconnected) => return false,
-                Err(TryRecvError::Empty) => return true,
+                Command::Stop => return false,
             }
         }
+        true
     }
 
     fn admit(
@@ -293,7 +282,7 @@ impl Hub {
         let Some(listener) = &self.listener else { return };
         drop(self.spare.take());
         drop(rustix::net::accept_with(listener, SocketFlags::CLOEXEC));
-        self.spare = self.wake.try_clone().ok();
+        self.spare = self.commands.as_fd().try_clone_to_owned().ok();
     }
 
     /// Ends the oldest connection that has not said HELLO if there are too many.
