@@ -1,22 +1,27 @@
-//! Batches of copies between a peer's pages and this domain's memory.
+//! Batched grant copies between a peer's pages and memory of this domain.
+//!
+//! [`CopyOps`] owns the storage of a batch and the statuses of the last one. [`CopyOps::begin`] starts
+//! a [`CopyList`], which borrows the private memory of its elements until
+//! [`Grantee::copy`](crate::Grantee::copy) has executed it.
+//! Ranges are checked when a copy is added, so a platform's engine sees only copies inside one page.
 
 use core::marker::PhantomData;
 
 use ringfence_memory::{LentSlice, OutOfRange, PAGE_SIZE};
 use ringfence_wire::grant::{GrantStatus, Gref};
 
-/// This domain's end of one copy. The pointers are private to the platform's engines.
+/// Local end of one copy. Only the platform's engines use the pointers.
 #[derive(Clone)]
 pub(crate) enum CopyLocal {
-    /// Private memory that is written: the peer's page is the source.
+    /// Private memory, written. The peer's page is the source.
     Into(*mut u8),
-    /// Private memory that is read: the peer's page is the destination.
+    /// Private memory, read. The peer's page is the destination.
     From(*const u8),
-    /// Lent memory that is read, exactly the bytes to copy: the peer's page is the destination.
+    /// Lent memory, read: exactly the bytes to copy. The peer's page is the destination.
     FromLent(LentSlice),
 }
 
-/// One copy inside one page of the peer.
+/// Copy inside one page of the peer.
 #[derive(Clone)]
 pub(crate) struct CopyOp {
     pub(crate) gref: Gref,
@@ -25,55 +30,49 @@ pub(crate) struct CopyOp {
     pub(crate) local: CopyLocal,
 }
 
-/// Storage for batches, kept from one to the next so that none allocates, and the statuses of the
-/// last batch.
+/// Reusable storage for batches of copies, with the statuses of the last batch.
 #[derive(Default)]
 pub struct CopyOps {
     ops: Vec<CopyOp>,
     statuses: Vec<GrantStatus>,
 }
 
-// SAFETY: the raw pointers in `ops` are only used by an engine while the CopyList that borrowed
-// what they point to is alive; between lists they are stale and never used (begin() clears them).
+// SAFETY: an engine dereferences the pointers in `ops` only while the CopyList that borrows their
+// targets exists. Dropping the list clears `ops`, so no stale pointer remains.
 unsafe impl Send for CopyOps {}
 
 impl CopyOps {
-    /// Empty storage.
+    /// Creates storage without copies.
     pub fn new() -> CopyOps {
         CopyOps::default()
     }
 
-    /// Begins a batch.
+    /// Begins a batch. Clears the statuses of the last one.
     pub fn begin<'ops, 'bytes>(&'ops mut self) -> CopyList<'ops, 'bytes> {
         self.ops.clear();
         self.statuses.clear();
         CopyList { storage: self, life: PhantomData }
     }
 
-    /// The status of each copy of the last batch, in the order they were added.
+    /// Returns the status of each copy of the last batch, in the order of addition.
     pub fn statuses(&self) -> &[GrantStatus] {
         &self.statuses
     }
 }
 
-/// A batch of copies being put together. It borrows the private memory of its elements.
+/// Batch of copies under construction. It borrows the private memory of its elements.
 pub struct CopyList<'ops, 'bytes> {
     storage: &'ops mut CopyOps,
     life: PhantomData<&'bytes mut [u8]>,
 }
 
-/// A copy that was not added to a batch.
+/// Range of a copy that is refused.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum BadRange {
-    /// The range does not lie inside the peer's page.
+    /// Range that crosses the end of the peer's page.
     #[error("{len} bytes at {offset} do not lie inside one page")]
-    CrossesPage {
-        /// Offset in the page.
-        offset: u16,
-        /// Bytes.
-        len: usize,
-    },
-    /// The range does not lie inside the lent memory to copy from.
+    CrossesPage { offset: u16, len: usize },
+    /// Range that is not inside the lent source.
     #[error(transparent)]
     Source(#[from] OutOfRange),
 }
@@ -91,7 +90,7 @@ impl<'bytes> CopyList<'_, 'bytes> {
     ///
     /// # Errors
     ///
-    /// [`BadRange::CrossesPage`]; nothing is added.
+    /// Returns [`BadRange::CrossesPage`]; nothing is added.
     pub fn read(
         &mut self,
         gref: Gref,
@@ -107,18 +106,18 @@ impl<'bytes> CopyList<'_, 'bytes> {
     ///
     /// # Errors
     ///
-    /// [`BadRange::CrossesPage`]; nothing is added.
+    /// Returns [`BadRange::CrossesPage`]; nothing is added.
     pub fn write(&mut self, gref: Gref, offset: u16, from: &'bytes [u8]) -> Result<(), BadRange> {
         let len = checked_len(offset, from.len())?;
         self.push(gref, offset, len, CopyLocal::From(from.as_ptr()));
         Ok(())
     }
 
-    /// Adds a copy from lent memory (of any peer) into this peer's page.
+    /// Adds a copy from lent memory, of any peer, into this peer's page.
     ///
     /// # Errors
     ///
-    /// [`BadRange`]; nothing is added.
+    /// Returns [`BadRange`]; nothing is added.
     pub fn write_lent(
         &mut self,
         gref: Gref,
@@ -128,18 +127,18 @@ impl<'bytes> CopyList<'_, 'bytes> {
         len: usize,
     ) -> Result<(), BadRange> {
         let short = checked_len(offset, len)?;
-        // Checked here and not by the engine, where it would spoil the copies joined with it.
+        // Checked here: in the engine a bad range would fail the copies that are joined with it.
         let from = from.slice(from_offset, len)?;
         self.push(gref, offset, short, CopyLocal::FromLent(from));
         Ok(())
     }
 
-    /// Copies in the batch.
+    /// Returns the number of copies in the batch.
     pub fn len(&self) -> usize {
         self.storage.ops.len()
     }
 
-    /// Whether the batch has no copies.
+    /// Returns `true` if the batch has no copies.
     pub fn is_empty(&self) -> bool {
         self.storage.ops.is_empty()
     }
@@ -148,7 +147,7 @@ impl<'bytes> CopyList<'_, 'bytes> {
         self.storage.ops.push(CopyOp { gref, offset, len, local });
     }
 
-    /// For an engine: the copies, and where their statuses go.
+    /// Returns the copies and the status vector, for an engine.
     pub(crate) fn parts(&mut self) -> (&[CopyOp], &mut Vec<GrantStatus>) {
         (&self.storage.ops, &mut self.storage.statuses)
     }

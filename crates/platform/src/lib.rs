@@ -1,17 +1,56 @@
-//! What a hypervisor provides, behind one trait: grants, event channels, a store.
+//! Platform abstraction: grants, event channels and a store behind one trait.
 //!
-//! [`Platform`] is the only thing that a frontend or a backend knows of the machine it runs on.
-//! [`local`] implements it with Linux processes alone: no hypervisor, no root. [`xen`] implements it
-//! on Xen, in dom0, a driver domain or a guest.
+//! Frontends and backends reach the machine only through [`Platform`]. There are two implementations:
+//! [`local`] uses ordinary Linux processes, without a hypervisor and without root. [`xen`] uses Xen,
+//! from dom0, a driver domain or a guest.
 //!
-//! # Who may do what
+//! # Roles
 //!
-//! * A [`Granter`] lends pages to one peer and takes them back. What it lends, the peer may read
-//!   (or write) at any instant until it was taken back.
-//! * A [`Grantee`] reaches the pages that one peer lent it: by mapping them, or by copies in which
-//!   nothing is mapped. Each element of a batch has a status of its own (XSA-361).
-//! * A [`Channel`] is one bit each way: several notifications before it is cleared merge into one.
-//! * The [store](ringfence_xenstore) carries the xenbus handshake. Every value in it is the peer's text.
+//! * A [`Granter`] grants pages to one peer and revokes them. The peer may read (or write) a page at
+//!   any instant until it is revoked.
+//! * A [`Grantee`] accesses the pages that one peer granted: it maps them, or copies without a
+//!   mapping. Each element of a batch has its own status (XSA-361).
+//! * A [`Channel`] carries one pending bit in each direction. Notifications merge until the receiver
+//!   clears the bit.
+//! * A [`TranslationTable`] is the granter's end of a grant window, in which the granter issues and
+//!   revokes grants without the grantee; see [`window`].
+//! * The [store](ringfence_xenstore) carries the xenbus handshake. Every value in it is the peer's
+//!   untrusted text.
+//!
+//! # Example
+//!
+//! Two domains in one process, one page and one event:
+//!
+//! ```
+//! use ringfence_platform::local::LocalPlatform;
+//! use ringfence_platform::local::hub::{Hub, HubLimits};
+//! use ringfence_platform::{Access, Channel, CopyOps, Grantee, Granter, Platform};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let (hub, handle) = Hub::new(HubLimits::default())?;
+//! let thread = std::thread::spawn(move || hub.run());
+//! let guest = LocalPlatform::connect(handle.admit(None, false)?.1)?;
+//! let backend = LocalPlatform::connect(handle.admit(None, false)?.1)?;
+//!
+//! let lease = guest.granter(backend.domid())?.lend(Access::ReadOnly)?;
+//! lease.memory().copy_from(0, b"hello")?;
+//! let mut ops = CopyOps::new();
+//! let mut bytes = [0; 5];
+//! let mut list = ops.begin();
+//! list.read(lease.gref(), 0, &mut bytes)?;
+//! backend.grantee(guest.domid())?.copy(list);
+//! assert_eq!(&bytes, b"hello");
+//!
+//! let near = guest.alloc_unbound(backend.domid())?;
+//! let far = backend.bind_interdomain(guest.domid(), near.port())?;
+//! far.clear()?;
+//! near.notify()?;
+//! assert!(far.clear()?);
+//! # handle.stop();
+//! # thread.join().unwrap()?;
+//! # Ok(())
+//! # }
+//! ```
 
 pub mod copy;
 pub mod local;
@@ -30,69 +69,68 @@ pub use window::{
     WindowShape, WindowView,
 };
 
-/// The number of an event channel in the domain that owns it.
+/// Number of an event channel in the domain that owns this end.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub struct EventPort(pub u32);
 
-/// A domain's view of the platform.
+/// Platform services as one domain sees them.
 pub trait Platform: Send + Sync + 'static {
-    /// The lending side.
+    /// Granting side of a pair of domains.
     type Granter: Granter;
-    /// The using side.
+    /// Accessing side of a pair of domains.
     type Grantee: Grantee;
     /// One end of an event channel.
     type Channel: Channel;
 
-    /// This domain's number.
+    /// Returns the number of this domain.
     fn domid(&self) -> DomId;
 
-    /// A connection to the store of its own.
+    /// Opens a new connection to the store.
     ///
     /// # Errors
     ///
-    /// When the store cannot be reached.
+    /// Fails if the store cannot be reached.
     fn store(&self) -> Result<ringfence_xenstore::StoreClient, PlatformError>;
 
-    /// The means to lend pages to `peer`.
+    /// Returns a granter for pages of this domain that `peer` may access.
     ///
     /// # Errors
     ///
-    /// When a quota or the system refuses.
+    /// Fails if a quota is used up or the system refuses.
     fn granter(&self, peer: DomId) -> Result<Self::Granter, PlatformError>;
 
-    /// The means to use pages that `granter` lent to this domain.
+    /// Returns a grantee for the pages that `granter` granted to this domain.
     ///
     /// # Errors
     ///
-    /// When nothing was lent, or in a way that breaks the rules.
+    /// Fails if `granter` granted nothing, or its memory breaks a rule.
     fn grantee(&self, granter: DomId) -> Result<Self::Grantee, PlatformError>;
 
-    /// A new channel that only `peer` may bind.
+    /// Allocates a channel that only `peer` may bind.
     ///
     /// # Errors
     ///
-    /// When a quota or the system refuses.
+    /// Fails if a quota is used up or the system refuses.
     fn alloc_unbound(&self, peer: DomId) -> Result<Self::Channel, PlatformError>;
 
-    /// Binds the channel that `peer` allocated for this domain as `port`. It is pending once at
-    /// once.
+    /// Binds the channel that `peer` allocated for this domain as `port`. The new end is pending once.
     ///
     /// # Errors
     ///
-    /// When there is no such port, or it is not for this domain, or it is bound already.
+    /// Fails if there is no such port, it is for another domain, or it is already bound.
     fn bind_interdomain(
         &self,
         peer: DomId,
         port: EventPort,
     ) -> Result<Self::Channel, PlatformError>;
 
-    /// Makes a window for `grantee`: memory that this domain lends and takes back alone. Some platforms
-    /// can do so only before their sandbox closes.
+    /// Creates a grant window for `grantee`: memory in which this domain alone issues and revokes
+    /// grants. Some platforms can create windows only before their sandbox closes.
     ///
     /// # Errors
     ///
-    /// [`WindowError::NeedsPeer`] where pages are not taken back without the peer; else when a quota or
-    /// the system refuses.
+    /// Returns [`WindowError::NeedsPeer`] if the platform cannot revoke without the peer. Otherwise
+    /// fails if a quota is used up or the system refuses.
     fn window(
         &self,
         _grantee: DomId,
@@ -101,12 +139,12 @@ pub trait Platform: Send + Sync + 'static {
         Err(WindowError::NeedsPeer)
     }
 
-    /// Opens a window that `granter` made for this domain, and maps all of it.
+    /// Opens a grant window that `granter` created for this domain, and maps all of it.
     ///
     /// # Errors
     ///
-    /// [`WindowError::NeedsPeer`] where there are none; else when there is none of that name, it has
-    /// more than `entries_max` entries, or breaks a rule.
+    /// Returns [`WindowError::NeedsPeer`] if the platform has no grant windows. Otherwise fails if there
+    /// is no window of that name, it has more than `entries_max` entries, or it breaks a rule.
     fn open_window(
         &self,
         _granter: DomId,
@@ -116,16 +154,16 @@ pub trait Platform: Send + Sync + 'static {
         Err(WindowError::NeedsPeer)
     }
 
-    /// Whether this platform has windows.
+    /// Returns `true` if this platform has grant windows.
     fn has_windows(&self) -> bool {
         false
     }
 
-    /// What was done so far through this platform.
+    /// Returns the counters of all operations of this platform.
     fn counters(&self) -> &std::sync::Arc<Counters>;
 }
 
-/// A page lent to a peer. An owned value: it stays lent until it is given to
+/// Page that is granted to a peer. An owned value: the page stays granted until the lease is passed to
 /// [`Granter::take_back`] or [`Granter::revoke_forced`].
 #[derive(Debug)]
 pub struct Lease {
@@ -147,23 +185,23 @@ impl Lease {
         Lease { gref, access, memory, page, generation }
     }
 
-    /// The reference to give to the peer.
+    /// Returns the reference under which the peer reaches the page.
     pub fn gref(&self) -> Gref {
         self.gref
     }
 
-    /// What the peer may do.
+    /// Returns the access that the peer has.
     pub fn access(&self) -> Access {
         self.access
     }
 
-    /// The page, 4096 bytes, readable and writable here.
+    /// Returns the page: 4096 bytes that this domain can read and write.
     pub fn memory(&self) -> &LentSlice {
         &self.memory
     }
 
-    /// How often the page behind this lease had been revoked when it was lent: contents of
-    /// another generation were never visible under this lease.
+    /// Returns the number of revocations of the page before this lease. Content of another generation
+    /// was never visible under this lease.
     pub fn generation(&self) -> u32 {
         self.generation
     }
@@ -173,66 +211,63 @@ impl Lease {
     }
 }
 
-/// The page could not be taken back; the lease goes on.
+/// Failed attempt to take a page back. The lease stays valid.
 #[derive(Debug, thiserror::Error)]
 #[error("{gref} was not taken back: {why}", gref = lease.gref)]
 pub struct StillLent {
-    /// The lease, unchanged.
+    /// Lease of the page, unchanged.
     pub lease: Lease,
-    /// Why.
     pub why: RevokeError,
 }
 
-/// Why a page could not be taken back.
+/// Reasons for which a page is not taken back.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum RevokeError {
-    /// The peer says that it is using the page.
     #[error("the peer is using the page")]
     Busy,
-    /// The platform cannot do this alone.
+    /// The platform cannot revoke without the peer's cooperation.
     #[error("this platform needs the peer's help to revoke")]
     NeedsPeer,
-    /// Nothing is lent under that reference.
     #[error("nothing is issued under that reference")]
     NotIssued,
-    /// The system refused (errno).
+    /// Error of a system call (errno).
     #[error("the system refused (errno {0})")]
     System(i32),
 }
 
-/// The lending side of a pair of domains.
+/// Granting side of a pair of domains.
 pub trait Granter: Send {
-    /// Who the pages are lent to.
+    /// Returns the domain that the pages are granted to.
     fn peer(&self) -> DomId;
 
-    /// Lends one page. Fresh pages hold zeros or what was lent to the same peer before.
+    /// Grants one page. A fresh page holds zeros, or content that the same peer had access to before.
     ///
     /// # Errors
     ///
-    /// [`LendError`] when no page or no reference is free.
+    /// Returns [`LendError`] if no page or no reference is free.
     fn lend(&mut self, access: Access) -> Result<Lease, LendError>;
 
-    /// Takes a page back if the peer is not using it: one attempt (XSA-396). The page returns to
-    /// this pair's pool; nobody but the same peer is lent it again.
+    /// Makes one attempt to take a page back (XSA-396); it fails if the peer is using the page. The page
+    /// returns to the pool of this pair and is granted to no other peer.
     ///
     /// # Errors
     ///
-    /// [`StillLent`] with the lease.
+    /// Returns [`StillLent`] with the lease.
     fn take_back(&mut self, lease: Lease) -> Result<(), StillLent>;
 
-    /// Takes pages back whatever the peer does, destroying their content. A reference that the peer
-    /// still claims to use is not issued again until it lets go, and its page is not lent again:
-    /// so no mapping of an honest peer reaches data that is lent later.
+    /// Revokes pages even if the peer is using them, and destroys their content. A reference that the
+    /// peer still claims to use is quarantined together with its page until the peer ends the use. So no
+    /// mapping of a correct peer reaches data that is granted later.
     ///
     /// # Errors
     ///
-    /// [`RevokeError::NeedsPeer`] where the platform cannot; the leases go on.
-    /// [`RevokeError::System`]: the peer can begin no new use; try again.
+    /// Returns the leases, still valid, with [`RevokeError::NeedsPeer`] if the platform cannot revoke
+    /// alone. After [`RevokeError::System`] the peer can begin no new use; the caller should retry.
     fn revoke_forced(&mut self, leases: Vec<Lease>) -> Result<(), (Vec<Lease>, RevokeError)>;
 }
 
-/// Takes leases back; those the peer is using go by force where the platform can, else they are
-/// returned.
+/// Takes leases back, by force those that the peer is using. Returns the leases that could not be
+/// revoked on this platform.
 pub fn take_back(granter: &mut impl Granter, leases: Vec<Lease>) -> Vec<Lease> {
     let mut busy = Vec::new();
     for lease in leases {
@@ -249,128 +284,136 @@ pub fn take_back(granter: &mut impl Granter, leases: Vec<Lease>) -> Vec<Lease> {
     }
 }
 
-/// Why a page was not lent.
+/// Reasons for which a page is not granted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum LendError {
-    /// Every page set aside for this peer and access is lent.
+    /// No page of this peer and access is free.
     #[error("all {limit} pages set aside for this peer are lent")]
     NoPage {
-        /// Pages set aside.
+        /// Number of pages set aside.
         limit: u32,
     },
-    /// No reference is free.
     #[error("all {limit} grant references of this peer are in use")]
     NoReference {
-        /// References there are.
+        /// Number of references of the peer.
         limit: u32,
     },
-    /// The system refused (errno).
+    /// Error of a system call (errno).
     #[error("the system refused (errno {0})")]
     System(i32),
 }
 
-/// The using side of a pair of domains.
+/// Accessing side of a pair of domains.
 pub trait Grantee: Send {
-    /// Who lent the pages.
+    /// Returns the domain that granted the pages.
     fn granter(&self) -> DomId;
 
-    /// Maps pages, each with a status of its own, appended to `out` in order. A mapping is
-    /// removed when the last handle to it is dropped; pages of one call may be removed together.
+    /// Maps pages. Appends one result for each to `out`, in order. A mapping is removed after its last
+    /// handle is dropped; pages of one call may be removed together.
     fn map(&mut self, pages: &[(Gref, Access)], out: &mut Vec<Result<LentSlice, GrantStatus>>);
 
-    /// Maps a page that is to stay mapped for many uses. It is removed when its own last handle is
-    /// dropped, whatever else is kept. How many are kept is the caller's to bound; they do not count
-    /// against what [`Grantee::map`] may have mapped where the platform can tell them apart.
+    /// Maps a page for many uses. The mapping is removed after its own last handle is dropped,
+    /// regardless of other pages. The caller bounds the number of kept pages: where the platform can
+    /// tell them apart, they do not count against the limit of [`Grantee::map`].
     ///
     /// # Errors
     ///
-    /// The status of the page.
+    /// Returns the grant status of the page.
     fn keep(&mut self, gref: Gref, access: Access) -> Result<LentSlice, GrantStatus> {
         let mut out = Vec::with_capacity(1);
         self.map(&[(gref, access)], &mut out);
         out.pop().unwrap_or(Err(GrantStatus::GeneralError))
     }
 
-    /// Does the copies of `list`, each with a status of its own in [`CopyOps::statuses`]; nothing
-    /// is mapped.
+    /// Executes the copies of `list` without a mapping. Each has its own status in
+    /// [`CopyOps::statuses`].
     fn copy(&mut self, list: CopyList<'_, '_>);
 }
 
-/// One end of an event channel.
+/// One end of an event channel. Its descriptor is readable while the end is pending.
 pub trait Channel: Send + AsFd {
-    /// The number of this end in its domain.
+    /// Returns the number of this end in its domain.
     fn port(&self) -> EventPort;
 
-    /// Makes the other end pending. Never blocks; if it is pending already nothing happens.
+    /// Makes the other end pending. Never blocks. No effect if the other end is already pending.
     ///
     /// # Errors
     ///
-    /// [`ChannelError::PeerGone`] when the other end was closed.
+    /// Returns [`ChannelError::PeerGone`] if the other end is closed.
     fn notify(&self) -> Result<(), ChannelError>;
 
-    /// Clears the pending state. Returns whether it was pending. Bounded in time, whatever the
+    /// Clears the pending state. Returns `true` if this end was pending. Takes bounded time, whatever the
     /// peer sent.
     ///
-    /// What was sent before may make it pending once more (on Xen, an event that came while an
-    /// earlier one was waiting): an event without work is always possible. So clear, then look for
-    /// work, then wait.
+    /// An event without work is always possible: on Xen, an event that arrived while an earlier one was
+    /// waiting makes the end pending once more. Callers therefore clear, then look for work, then wait.
     ///
     /// # Errors
     ///
-    /// [`ChannelError::PeerGone`] when the other end was closed.
+    /// Returns [`ChannelError::PeerGone`] if the other end is closed.
     fn clear(&self) -> Result<bool, ChannelError>;
 }
 
-/// A channel that is of no more use.
+/// Errors of an event channel.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum ChannelError {
-    /// The other end was closed.
     #[error("the other end of the event channel was closed")]
     PeerGone,
-    /// The system refused (errno).
+    /// Error of a system call (errno).
     #[error("event channel: errno {0}")]
     System(i32),
 }
 
-/// What setting something up can fail with.
+/// Errors of setting up grants, channels or store connections.
 #[derive(Debug, thiserror::Error)]
 pub enum PlatformError {
-    /// The system refused.
+    /// Failed system call.
     #[error("{what}: {source}")]
     System {
-        /// What was attempted.
+        /// Operation, as a noun phrase with a participle.
         what: &'static str,
-        /// Why it failed.
         source: io::Error,
     },
-    /// The hub refused.
-    #[error("the hub refused to {what}: {why}")]
+    /// The hub refused a request.
+    #[error("the hub refused to {what}: {source}")]
     Refused {
-        /// What was asked for.
+        /// Request, as a verb with its object.
         what: &'static str,
-        /// Its reason.
-        why: local::Refusal,
+        /// Reason that the hub gave: [`local::Refusal`].
+        source: BoxedError,
     },
-    /// What a peer lent breaks the rules.
-    #[error("what domain {peer} lent cannot be used: {why}")]
+    /// Lent memory breaks a rule.
+    #[error("what domain {peer} lent cannot be used: {source}")]
     BadArena {
-        /// The granter.
         peer: DomId,
-        /// The rule.
-        why: local::ArenaFault,
+        /// Name of the rule, for counters.
+        kind: &'static str,
+        /// Rule that is broken: [`local::ArenaFault`].
+        source: BoxedError,
     },
-    /// The connection to the hub or store was lost.
+    /// Lost connection to the hub or the store.
     #[error("the connection to the {0} was lost")]
     Disconnected(&'static str),
-    /// A device of the hypervisor is missing or may not be used.
+    /// Missing or inaccessible device of the hypervisor.
     #[error(transparent)]
-    Device(#[from] xen::DeviceError),
-    /// The store refused or broke its protocol.
+    Device(BoxedError),
+    /// Error of the store client.
     #[error(transparent)]
     Store(#[from] ringfence_xenstore::StoreError),
 }
 
+/// Cause of an error, of a type that only the implementation of the platform knows.
+pub type BoxedError = Box<dyn std::error::Error + Send + Sync>;
+
 impl PlatformError {
+    pub(crate) fn refused(what: &'static str, why: local::Refusal) -> PlatformError {
+        PlatformError::Refused { what, source: why.into() }
+    }
+
+    pub(crate) fn bad_arena(peer: DomId, why: local::ArenaFault) -> PlatformError {
+        PlatformError::BadArena { peer, kind: why.kind(), source: why.into() }
+    }
+
     pub(crate) fn system(what: &'static str, source: impl Into<io::Error>) -> PlatformError {
         PlatformError::System { what, source: source.into() }
     }

@@ -1,28 +1,28 @@
-//! Windows: the redesigned grant mechanism, in which the granter issues and revokes alone.
+//! Grant windows: grants that the granter issues and revokes alone.
 //!
-//! A granter makes a *translation table* for one grantee, with a number of entries and memory of its
-//! own, and tells the grantee its [`WindowHandle`]. The grantee maps the whole window once. From then
-//! on the granter issues and revokes grants of pages in it with nothing asked of the grantee: no
-//! message, no answer, no turn of its scheduler. The grantee finds a page by its reference, which is an
-//! index into the table, and raises the entry's status word while it uses the page.
+//! A granter creates a *translation table* for one grantee, with its own entries and its own memory, and
+//! passes its [`WindowHandle`] to the grantee. The grantee maps the whole window once. After that the
+//! granter issues and revokes grants of pages in the window without the grantee: no message, no reply
+//! and no scheduling of the grantee is needed. A reference is an index into the table. The grantee
+//! resolves it there, and raises the entry's status word while it uses the page.
 //!
-//! Whoever guards the memory (for processes the kernel, elsewhere an IOMMU) is the *engine* of the
-//! table, behind [`TranslationTable`].
+//! The *engine* of a table enforces revocation: between processes the kernel, elsewhere an IOMMU. Engines
+//! implement [`TranslationTable`].
 //!
 //! # Pages and references
 //!
 //! The memory of a window may have many more pages than its table has entries. A page is in one of
 //! these states:
 //!
-//! | page | may be |
+//! | state of a page | next operation |
 //! |---|---|
-//! | fresh: no mapping and no pin of the grantee reaches what is put there | filled, issued |
+//! | fresh: no mapping and no pin of the grantee reaches its content | filled, issued |
 //! | issued under one reference | revoked |
-//! | stale: revoked, but the grantee may have kept a way to it | made fresh ([`TranslationTable::prepare`]) |
-//! | held: revoked by force while the grantee claimed to use it | waited for |
+//! | stale: revoked, but the grantee may have kept a mapping or pin | made fresh ([`TranslationTable::prepare`]) |
+//! | held: revoked by force while the grantee claimed to use it | made fresh after the use ended |
 //!
-//! So what is put into a page after its revocation is reached by nothing that the grantee kept. What is
-//! to be kept of a stale page's content is copied out before it is made fresh.
+//! The grantee therefore cannot reach data that is stored in a page after its revocation. A granter that
+//! needs the content of a stale page copies it out before it makes the page fresh.
 
 use std::os::fd::RawFd;
 
@@ -31,32 +31,32 @@ use ringfence_memory::LentSlice;
 pub use crate::local::{RoundPlace, WindowPlace, WindowRound, WindowView};
 use crate::{Access, DomId, Gref, PlatformError, RevokeError};
 
-/// Names a window among those that one granter made for one grantee. Never zero.
+/// Name of a grant window among those of one granter for one grantee. Never zero.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub struct WindowHandle(pub u32);
 
-/// A page of a window's memory: the writable ones come first.
+/// Page of a grant window's memory. Writable pages come first.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub struct PageId(pub u32);
 
-/// Sizes of a window.
+/// Sizes of a grant window.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct WindowShape {
-    /// Pages that can be issued for reading and writing.
+    /// Number of pages that can be issued for reading and writing.
     pub writable: u32,
-    /// Pages that can be issued for reading.
+    /// Number of pages that can be issued for reading.
     pub read_only: u32,
-    /// Entries of the table: pages that can be issued at a time.
+    /// Number of table entries: the maximum of pages that are issued at a time.
     pub entries: u32,
 }
 
 impl WindowShape {
-    /// Pages of both kinds.
+    /// Returns the number of pages of both kinds.
     pub fn pages(self) -> u32 {
         self.writable.saturating_add(self.read_only)
     }
 
-    /// The pages of one kind.
+    /// Iterates over the pages of one kind.
     pub fn pages_for(self, access: Access) -> impl DoubleEndedIterator<Item = PageId> + Clone {
         let range = match access {
             Access::ReadWrite => 0..self.writable,
@@ -65,7 +65,7 @@ impl WindowShape {
         range.map(PageId)
     }
 
-    /// What a page of it can be issued for; `None` beyond its end.
+    /// Returns the access that a page can be issued for; `None` beyond the end.
     pub fn access_of(self, page: PageId) -> Option<Access> {
         match page.0 {
             n if n < self.writable => Some(Access::ReadWrite),
@@ -74,177 +74,165 @@ impl WindowShape {
         }
     }
 
-    /// The references of its table.
+    /// Iterates over the references of the table.
     pub fn grefs(self) -> impl DoubleEndedIterator<Item = Gref> + Clone {
         let first = Gref::FIRST_FREE.0;
         (first..first.saturating_add(self.entries)).map(Gref)
     }
 }
 
-/// What an engine promises.
+/// Guarantees of an engine.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct EngineFacts {
-    /// Its name on the command line and in reports.
+    /// Name on the command line and in reports.
     pub name: &'static str,
-    /// Whether a revocation needs nothing from the grantee, not even that it runs.
+    /// Set if a revocation needs nothing from the grantee, not even that it runs.
     pub one_sided: bool,
-    /// What becomes of an access that is in flight when its page is revoked.
+    /// Fate of an access that is in flight when its page is revoked.
     pub in_flight: &'static str,
-    /// What issuing and revoking cost.
+    /// Cost of issuing and revoking.
     pub cost: &'static str,
 }
 
-/// Why a page was not issued.
+/// Reasons for which a page is not issued.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum IssueError {
-    /// No such entry.
+    /// Reference beyond the end of the table.
     #[error("{gref} is none of the table's {entries} entries")]
     NoEntry {
-        /// The reference.
         gref: Gref,
-        /// Entries there are.
+        /// Number of entries of the table.
         entries: u32,
     },
-    /// The entry is taken.
     #[error("{gref} is issued already")]
-    Taken {
-        /// The reference.
-        gref: Gref,
-    },
-    /// The grantee still claims to use what was revoked by force under that reference.
+    Taken { gref: Gref },
+    /// The grantee still claims a use that was revoked by force under that reference.
     #[error("{gref} was revoked by force, and the peer has not let go of it")]
-    Held {
-        /// The reference.
-        gref: Gref,
-    },
-    /// No such page.
+    Held { gref: Gref },
+    /// Page number beyond the end of the window.
     #[error("page {page} of {pages}", page = page.0)]
     NoPage {
-        /// The page.
         page: PageId,
-        /// Pages there are.
+        /// Number of pages of the window.
         pages: u32,
     },
-    /// The page is not fresh: it is issued, stale or held.
+    /// Page that is issued, stale or held.
     #[error("page {page} is not fresh", page = page.0)]
-    NotFresh {
-        /// The page.
-        page: PageId,
-    },
-    /// A page is issued for what its kind is made for: only that can be enforced.
+    NotFresh { page: PageId },
+    /// Access that the kind of page does not allow. Only the kind can be enforced.
     #[error("page {page} can be issued for {kind:?} only", page = page.0)]
     Access {
-        /// The page.
         page: PageId,
-        /// What it can be issued for.
+        /// Access that the page can be issued for.
         kind: Access,
     },
-    /// The system refused (errno).
+    /// Error of a system call (errno).
     #[error("the system refused (errno {0})")]
     System(i32),
 }
 
-/// What cannot be reused because the grantee has not let go of it.
+/// Resources that are blocked because the grantee has not ended its uses.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Held {
-    /// Pages with a reference each that the grantee claims to use although they were revoked by force.
+    /// Number of pages, with one reference each, that the grantee claims to use after a forced
+    /// revocation.
     pub pages: u32,
 }
 
-/// The granter's end of a window. One owner; the grantee has no part in any of this.
+/// Granter's end of a grant window. It has one owner; the grantee takes no part.
 pub trait TranslationTable: Send {
-    /// What the engine promises.
+    /// Returns the guarantees of the engine.
     fn engine(&self) -> EngineFacts;
 
-    /// For whom it was made.
+    /// Returns the domain that the window was created for.
     fn grantee(&self) -> DomId;
 
-    /// The name to tell the grantee.
+    /// Returns the name to pass to the grantee.
     fn handle(&self) -> WindowHandle;
 
-    /// Its sizes.
+    /// Returns the sizes of the window.
     fn shape(&self) -> WindowShape;
 
-    /// A page's 4096 bytes, readable and writable here. Filling a page that is not fresh is of no use:
-    /// it can only be issued after it was made fresh, which empties it.
+    /// Returns a page: 4096 bytes that this domain can read and write. Content that is written into a
+    /// page that is not fresh is lost: the page is emptied before it can be issued.
     fn memory(&self, page: PageId) -> Option<LentSlice>;
 
-    /// How often a page was made fresh.
+    /// Returns the number of times that a page was made fresh.
     fn generation(&self, page: PageId) -> u32;
 
-    /// Makes a page fresh if it is not: its content is gone, and so is every mapping of it. May make
-    /// other stale pages fresh in passing. Nothing happens to a fresh page.
+    /// Makes a page fresh: destroys its content and every mapping of it. May make other stale pages
+    /// fresh too. No effect on a fresh page.
     ///
     /// # Errors
     ///
-    /// [`RevokeError::Busy`] when the page is issued or held.
+    /// Returns [`RevokeError::Busy`] if the page is issued or held.
     fn prepare(&mut self, page: PageId) -> Result<(), RevokeError>;
 
     /// Grants the grantee access to a fresh page under `gref`.
     ///
     /// # Errors
     ///
-    /// [`IssueError`]; nothing changed.
+    /// Returns [`IssueError`]; nothing changed.
     fn issue(&mut self, gref: Gref, page: PageId, access: Access) -> Result<(), IssueError>;
 
-    /// Takes a grant back if the grantee is not using it: one attempt. The page is stale then; its
-    /// content is still there for the granter.
+    /// Makes one attempt to revoke a grant; it fails if the grantee is using the page. The page is stale
+    /// afterwards; the granter can still read its content.
     ///
     /// # Errors
     ///
-    /// [`RevokeError::Busy`]: nothing changed. [`RevokeError::NotIssued`].
+    /// Returns [`RevokeError::Busy`] if the page is in use; nothing changed. Returns
+    /// [`RevokeError::NotIssued`] if nothing is issued under `gref`.
     fn revoke(&mut self, gref: Gref) -> Result<PageId, RevokeError>;
 
-    /// Takes grants back whatever the grantee does, and destroys the pages' content. References that are
-    /// not issued are passed over. Pages and references that the grantee claims to use are held until it
-    /// lets go; the others are fresh and free.
+    /// Revokes grants even if the grantee is using the pages, and destroys their content. References
+    /// that are not issued are skipped. Pages and references that the grantee claims to use are held
+    /// until it ends the uses; the others are fresh and free.
     ///
     /// # Errors
     ///
-    /// [`RevokeError::System`]: the grantee can begin no new use; try again.
+    /// Returns [`RevokeError::System`]; the grantee can begin no new use, and the caller should retry.
     fn revoke_forced(&mut self, grefs: &[Gref]) -> Result<(), RevokeError>;
 
-    /// Makes every stale page fresh, which also returns its memory to the system; how many.
+    /// Makes every stale page fresh, which also returns its memory to the system. Returns the number of
+    /// pages.
     ///
     /// # Errors
     ///
-    /// [`RevokeError::System`]
+    /// Returns [`RevokeError::System`] with the system's error.
     fn scrub(&mut self) -> Result<u32, RevokeError>;
 
-    /// The files it holds, for a sandbox that closes or refuses all others.
+    /// Returns the open descriptors, for a sandbox that closes or refuses all others.
     fn descriptors(&self) -> Vec<RawFd> {
         Vec::new()
     }
 
-    /// Looks at what is held, frees what was let go of, and says what is left.
+    /// Frees held pages whose uses have ended. Returns the rest.
     fn held(&mut self) -> Held;
 }
 
-/// Why there is no window.
+/// Errors of creating or opening a grant window.
 #[derive(Debug, thiserror::Error)]
 pub enum WindowError {
-    /// The platform's grants are not revoked without the peer.
+    /// The platform cannot revoke grants without the peer.
     #[error(
         "this platform has no windows: taking a page back needs the peer there; use `staging`, `persistent` or `copy`"
     )]
     NeedsPeer,
-    /// The handle names nothing.
+    /// Handle that names no window.
     #[error("domain {granter} made no window {handle} for this domain", handle = handle.0)]
     NoSuchWindow {
-        /// Who was said to have made it.
+        /// Domain that was named as its creator.
         granter: DomId,
-        /// Its name.
         handle: WindowHandle,
     },
-    /// More entries than this side is ready for.
+    /// Window with more entries than the caller accepts.
     #[error("the window has {found} entries, at most {limit} are allowed")]
     TooLarge {
-        /// Entries it has.
+        /// Number of entries of the window.
         found: u32,
-        /// Entries allowed.
+        /// Maximum number of entries.
         limit: u32,
     },
-    /// The platform refused.
     #[error(transparent)]
     Platform(#[from] PlatformError),
 }

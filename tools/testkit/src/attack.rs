@@ -1,8 +1,8 @@
-//! What a process that was taken over would try, one function a system call: for the tests that
-//! play one inside its sandbox.
+//! Attacks: system calls that an attacker would try in a process under its control, one function each.
+//! Tests call them inside a sandbox.
 //!
-//! Each is made in such a way that its success does no harm: signal 0, a tracer that lets go at
-//! once, memory that is private to the caller. Each returns what the kernel says.
+//! Success is harmless: the calls use signal 0, a tracer that detaches at once, or memory private to the
+//! caller. Each function returns the kernel's result.
 
 // #syscall none: what a process that was taken over would try, for tests
 
@@ -14,7 +14,7 @@ use std::ptr;
 use rustix::net::{AddressFamily, SocketType, sockopt};
 use rustix::process::Pid;
 
-/// An argument of a system call, as wide as the register that it is passed in.
+/// Argument of a system call, as wide as a register.
 trait Word {
     fn word(self) -> libc::c_long;
 }
@@ -49,23 +49,23 @@ impl<T> Word for *mut T {
     }
 }
 
-/// Calls the kernel directly, so that no C library gets in between.
+/// Makes a system call directly, without a wrapper of the C library.
 macro_rules! call {
     ($number:ident $(, $argument:expr)*) => {{
-        // SAFETY: the callers in this file pass addresses of memory that lives through the call
-        // and is as large as they say, or null; and no call here frees, unmaps or replaces memory
-        // or descriptors that Rust code relies on.
+        // SAFETY: the callers in this file pass null, or addresses of memory that outlives the call and is
+        // as large as they state. No call here frees, unmaps or replaces memory or descriptors that Rust
+        // code relies on.
         let result = unsafe { libc::syscall(libc::$number $(, $argument.word())*) };
         if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
     }};
 }
 
-/// Reads another process's memory at an address where nothing is mapped. `Err` of `EFAULT` means
-/// that the kernel *allowed* the access.
+/// Reads another process's memory at an unmapped address. `EFAULT` means that the kernel *allowed*
+/// the access.
 ///
 /// # Errors
 ///
-/// The kernel's.
+/// Returns the kernel's error.
 pub fn read_memory_of(pid: Pid) -> io::Result<()> {
     let mut byte = 0u8;
     let local = libc::iovec { iov_base: ptr::from_mut(&mut byte).cast(), iov_len: 1 };
@@ -73,11 +73,11 @@ pub fn read_memory_of(pid: Pid) -> io::Result<()> {
     call!(SYS_process_vm_readv, number(pid), &raw const local, 1, &raw const remote, 1, 0).map(drop)
 }
 
-/// As [`read_memory_of`], writing.
+/// Writes another process's memory, as [`read_memory_of`] reads it.
 ///
 /// # Errors
 ///
-/// The kernel's.
+/// Returns the kernel's error.
 pub fn write_memory_of(pid: Pid) -> io::Result<()> {
     let mut byte = 0u8;
     let local = libc::iovec { iov_base: ptr::from_mut(&mut byte).cast(), iov_len: 1 };
@@ -86,11 +86,11 @@ pub fn write_memory_of(pid: Pid) -> io::Result<()> {
         .map(drop)
 }
 
-/// Becomes the tracer of another process, without stopping it, and lets go of it.
+/// Attaches to another process as its tracer without stopping it, and detaches.
 ///
 /// # Errors
 ///
-/// The kernel's.
+/// Returns the kernel's error.
 pub fn trace(pid: Pid) -> io::Result<()> {
     call!(SYS_ptrace, libc::PTRACE_SEIZE, number(pid), 0, 0)?;
     // Only a stopped tracee can be detached.
@@ -101,170 +101,170 @@ pub fn trace(pid: Pid) -> io::Result<()> {
     call!(SYS_ptrace, libc::PTRACE_DETACH, number(pid), 0, 0).map(drop)
 }
 
-/// Asks if a signal might be sent; sends none.
+/// Checks if this process may signal another one; sends no signal.
 ///
 /// # Errors
 ///
-/// The kernel's.
+/// Returns the kernel's error.
 pub fn may_kill(pid: i32) -> io::Result<()> {
     call!(SYS_kill, pid, 0).map(drop)
 }
 
-/// Asks if a signal might be sent to a thread; sends none.
+/// Checks if this process may signal a thread; sends no signal.
 ///
 /// # Errors
 ///
-/// The kernel's.
+/// Returns the kernel's error.
 pub fn may_kill_thread(pid: Pid) -> io::Result<()> {
     call!(SYS_tgkill, number(pid), number(pid), 0).map(drop)
 }
 
-/// A handle on another process.
+/// Opens a pidfd of another process.
 ///
 /// # Errors
 ///
-/// The kernel's.
+/// Returns the kernel's error.
 pub fn open_process(pid: Pid) -> io::Result<OwnedFd> {
     call!(SYS_pidfd_open, number(pid), 0).map(own)
 }
 
-/// Takes a descriptor out of the process that `process` is a handle on, if it is one.
+/// Duplicates a descriptor of the process of a pidfd.
 ///
 /// # Errors
 ///
-/// The kernel's.
+/// Returns the kernel's error.
 pub fn take_descriptor(process: RawFd, wanted: i32) -> io::Result<OwnedFd> {
     call!(SYS_pidfd_getfd, process, wanted, 0).map(own)
 }
 
-/// Advises on the memory of the process that `process` is a handle on, if it is one.
+/// Advises the kernel on the memory of the process of a pidfd.
 ///
 /// # Errors
 ///
-/// The kernel's.
+/// Returns the kernel's error.
 pub fn advise_process(process: RawFd) -> io::Result<()> {
     let all = libc::iovec { iov_base: ptr::null_mut(), iov_len: 4096 };
     call!(SYS_process_madvise, process, &raw const all, 1, libc::MADV_COLD, 0).map(drop)
 }
 
-/// Opens a path.
+/// Opens a path with `openat`.
 ///
 /// # Errors
 ///
-/// The kernel's.
+/// Returns the kernel's error.
 pub fn open(path: &CStr, flags: i32) -> io::Result<OwnedFd> {
     call!(SYS_openat, libc::AT_FDCWD, path.as_ptr(), flags, 0).map(own)
 }
 
-/// Opens a path by the older call.
+/// Opens a path with `open`.
 ///
 /// # Errors
 ///
-/// The kernel's.
+/// Returns the kernel's error.
 #[cfg(target_arch = "x86_64")]
 pub fn open_old(path: &CStr, flags: i32) -> io::Result<OwnedFd> {
     call!(SYS_open, path.as_ptr(), flags, 0).map(own)
 }
 
-/// Opens a path by the newer call.
+/// Opens a path with `openat2`.
 ///
 /// # Errors
 ///
-/// The kernel's.
+/// Returns the kernel's error.
 pub fn open_new(path: &CStr, flags: u32) -> io::Result<OwnedFd> {
     let how: [u64; 3] = [u64::from(flags), 0, 0];
     let size = size_of_val(&how);
     call!(SYS_openat2, libc::AT_FDCWD, path.as_ptr(), how.as_ptr(), size).map(own)
 }
 
-/// Runs a program in place of this one, which does not return if it works.
+/// Executes a program in place of this one. Does not return on success.
 ///
 /// # Errors
 ///
-/// The kernel's.
+/// Returns the kernel's error.
 pub fn execute(path: &CStr) -> io::Result<()> {
     let arguments = [path.as_ptr(), ptr::null()];
     let environment = [ptr::null::<libc::c_char>()];
     call!(SYS_execve, path.as_ptr(), arguments.as_ptr(), environment.as_ptr()).map(drop)
 }
 
-/// Makes a process that ends at once.
+/// Forks a process that exits at once.
 ///
 /// # Errors
 ///
-/// The kernel's.
+/// Returns the kernel's error.
 pub fn fork() -> io::Result<()> {
     let child = call!(SYS_clone, libc::SIGCHLD, 0, 0, 0, 0)?;
     if child == 0 {
-        // SAFETY: ends this process, which shares no memory with its parent, and runs nothing else.
+        // SAFETY: ends this process, which shares no memory with its parent and runs nothing else.
         unsafe { libc::_exit(0) }
     }
     let null = ptr::null_mut::<libc::c_void>();
     call!(SYS_wait4, child, null, 0, null).map(drop)
 }
 
-/// A socket.
+/// Creates a socket of any family.
 ///
 /// # Errors
 ///
-/// The kernel's.
+/// Returns the kernel's error.
 pub fn socket(family: i32, kind: i32) -> io::Result<OwnedFd> {
     call!(SYS_socket, family, kind, 0).map(own)
 }
 
-/// A file in memory.
+/// Creates a memfd.
 ///
 /// # Errors
 ///
-/// The kernel's.
+/// Returns the kernel's error.
 pub fn memory_file() -> io::Result<OwnedFd> {
     call!(SYS_memfd_create, c"attack".as_ptr(), 0).map(own)
 }
 
-/// An io_uring, whose operations no filter of system calls sees.
+/// Creates an io_uring, whose operations bypass system call filters.
 ///
 /// # Errors
 ///
-/// The kernel's.
+/// Returns the kernel's error.
 pub fn io_uring() -> io::Result<OwnedFd> {
-    // struct io_uring_params is 120 bytes; zeroes ask for nothing special.
+    // struct io_uring_params is 120 bytes; zeroes select the defaults.
     let mut parameters = [0u8; 120];
     call!(SYS_io_uring_setup, 1, parameters.as_mut_ptr()).map(own)
 }
 
-/// A handler of page faults, which can hold a peer's copy up in its middle.
+/// Creates a userfaultfd, with which a process can block a peer's copy in its middle.
 ///
 /// # Errors
 ///
-/// The kernel's.
+/// Returns the kernel's error.
 pub fn userfaultfd() -> io::Result<OwnedFd> {
     call!(SYS_userfaultfd, libc::O_CLOEXEC).map(own)
 }
 
-/// New namespaces, for a child thread that ends with this call.
+/// Creates new namespaces for a child thread that ends with this call.
 ///
 /// # Errors
 ///
-/// The kernel's.
+/// Returns the kernel's error.
 pub fn unshare(flags: i32) -> io::Result<()> {
     call!(SYS_unshare, flags).map(drop)
 }
 
-/// Mounts a `/proc`.
+/// Mounts a `/proc` at `target`.
 ///
 /// # Errors
 ///
-/// The kernel's.
+/// Returns the kernel's error.
 pub fn mount_proc(target: &CStr) -> io::Result<()> {
     let kind = c"proc".as_ptr();
     call!(SYS_mount, kind, target.as_ptr(), kind, 0, ptr::null::<libc::c_void>()).map(drop)
 }
 
-/// Mounts a `/proc` by the newer calls, as far as the first.
+/// Opens a procfs with `fsopen`, the first of the newer mount calls.
 ///
 /// # Errors
 ///
-/// The kernel's.
+/// Returns the kernel's error.
 pub fn open_file_system() -> io::Result<OwnedFd> {
     call!(SYS_fsopen, c"proc".as_ptr(), 0).map(own)
 }
@@ -273,16 +273,16 @@ pub fn open_file_system() -> io::Result<OwnedFd> {
 ///
 /// # Errors
 ///
-/// The kernel's.
+/// Returns the kernel's error.
 pub fn become_dumpable() -> io::Result<()> {
     call!(SYS_prctl, libc::PR_SET_DUMPABLE, 1, 0, 0, 0).map(drop)
 }
 
-/// A performance counter on this very process.
+/// Opens a performance counter on this process.
 ///
 /// # Errors
 ///
-/// The kernel's.
+/// Returns the kernel's error.
 pub fn performance_counter() -> io::Result<OwnedFd> {
     // struct perf_event_attr, version 0: type (1, software), size (64), config (0, CPU clock).
     let mut attributes = [0u32; 16];
@@ -290,34 +290,34 @@ pub fn performance_counter() -> io::Result<OwnedFd> {
     call!(SYS_perf_event_open, attributes.as_ptr(), 0, -1, -1, 0).map(own)
 }
 
-/// A BPF map.
+/// Creates a BPF map.
 ///
 /// # Errors
 ///
-/// The kernel's.
+/// Returns the kernel's error.
 pub fn bpf_map() -> io::Result<OwnedFd> {
     // union bpf_attr for BPF_MAP_CREATE: an array (2), key 4 bytes, value 4 bytes, one entry.
     let attributes: [u32; 4] = [2, 4, 4, 1];
     call!(SYS_bpf, 0, attributes.as_ptr(), size_of_val(&attributes)).map(own)
 }
 
-/// The descriptors of this process that are files with seals, and so in memory.
+/// Duplicates the descriptors of this process that refer to files with seals, which are memfds.
 pub fn sealed_files() -> Vec<OwnedFd> {
-    /// More than any of our processes has.
+    /// Searched descriptors; more than any process of the project has.
     const SEARCHED: RawFd = 4096;
     let is_sealed = |fd: &RawFd| call!(SYS_fcntl, *fd, libc::F_GET_SEALS, 0).is_ok();
-    // All are found before the first second handle is made, which would be found as well.
+    // Collect all first: duplicates made during the search would be found too.
     let found: Vec<RawFd> = (0..SEARCHED).filter(is_sealed).collect();
     let handle = |fd: RawFd| call!(SYS_fcntl, fd, libc::F_DUPFD_CLOEXEC, 3).ok().map(own);
     found.into_iter().filter_map(handle).collect()
 }
 
-/// Second handles of the Unix sockets of this process, with their types (`SOCK_STREAM`, ...).
+/// Duplicates the Unix sockets of this process, with their types (`SOCK_STREAM`, ...).
 pub fn unix_sockets() -> Vec<(OwnedFd, SocketType)> {
-    /// More than any of our processes has.
+    /// Searched descriptors; more than any process of the project has.
     const SEARCHED: RawFd = 4096;
     let kind = |fd: &RawFd| {
-        // SAFETY: the number is only used by these calls, which fail where it is no socket.
+        // SAFETY: only these calls use the number, and they fail if it is no socket.
         let fd = unsafe { BorrowedFd::borrow_raw(*fd) };
         let is_unix = sockopt::socket_domain(fd).is_ok_and(|found| found == AddressFamily::UNIX);
         is_unix.then(|| sockopt::socket_type(fd).ok()).flatten()
@@ -327,11 +327,11 @@ pub fn unix_sockets() -> Vec<(OwnedFd, SocketType)> {
     found.into_iter().filter_map(|(fd, kind)| Some((handle(fd)?, kind))).collect()
 }
 
-/// Sets a limit of this process, to what it is, by a structure whose address is zero in its low 32 bits.
+/// Sets a limit of this process to its current value, from an address whose low 32 bits are zero.
 ///
 /// # Errors
 ///
-/// The kernel's.
+/// Returns the kernel's error.
 pub fn set_limit_from_high_address() -> io::Result<()> {
     const ADDRESS: usize = 1 << 32;
     const BYTES: usize = 4096;
@@ -345,9 +345,9 @@ pub fn set_limit_from_high_address() -> io::Result<()> {
     set.map(drop)
 }
 
-/// Returns second handles of the sockets that this process has open.
+/// Duplicates the sockets of this process.
 pub fn sockets() -> Vec<OwnedFd> {
-    /// More than any of our processes has.
+    /// Searched descriptors; more than any process of the project has.
     const SEARCHED: RawFd = 4096;
     let is_socket = |fd: &RawFd| {
         let (mut kind, mut length) = (0_i32, 4_u32);
@@ -359,7 +359,7 @@ pub fn sockets() -> Vec<OwnedFd> {
     found.into_iter().filter_map(handle).collect()
 }
 
-/// Takes all messages that wait at a socket, and returns the descriptors of each.
+/// Receives all messages that wait at a socket. Returns the descriptors of each.
 pub fn messages(socket: BorrowedFd<'_>) -> Vec<Vec<OwnedFd>> {
     use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags};
     let mut all = Vec::new();
@@ -381,55 +381,55 @@ pub fn messages(socket: BorrowedFd<'_>) -> Vec<Vec<OwnedFd>> {
     }
 }
 
-/// Whether a file was opened for reading alone.
+/// Returns `true` if a file is open only for reading.
 ///
 /// # Errors
 ///
-/// The kernel's.
+/// Returns the kernel's error.
 pub fn is_read_only(file: BorrowedFd<'_>) -> io::Result<bool> {
     let flags = call!(SYS_fcntl, file.as_raw_fd(), libc::F_GETFL, 0)?;
     Ok(flags & i64::from(libc::O_ACCMODE) == i64::from(libc::O_RDONLY))
 }
 
-/// Adds a seal to a file in memory: one that keeps its owner from taking pages back.
+/// Adds `F_SEAL_FUTURE_WRITE` to a memfd, which would keep its owner from punching holes.
 ///
 /// # Errors
 ///
-/// The kernel's.
+/// Returns the kernel's error.
 pub fn seal_future_writes(file: BorrowedFd<'_>) -> io::Result<()> {
     call!(SYS_fcntl, file.as_raw_fd(), libc::F_ADD_SEALS, libc::F_SEAL_FUTURE_WRITE).map(drop)
 }
 
-/// Cuts a file short.
+/// Truncates a file.
 ///
 /// # Errors
 ///
-/// The kernel's.
+/// Returns the kernel's error.
 pub fn truncate(file: BorrowedFd<'_>) -> io::Result<()> {
     call!(SYS_ftruncate, file.as_raw_fd(), 0).map(drop)
 }
 
-/// Punches a hole into the file.
+/// Punches a hole into a file.
 ///
 /// # Errors
 ///
-/// The kernel's.
+/// Returns the kernel's error.
 pub fn punch(file: BorrowedFd<'_>) -> io::Result<()> {
     let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
     call!(SYS_fallocate, file.as_raw_fd(), mode, 0_i64, 4096_i64).map(drop)
 }
 
-/// Writes nothing to a file, which the kernel allows only where it was opened for that.
+/// Writes zero bytes to a file, which the kernel allows only if the file is open for writing.
 ///
 /// # Errors
 ///
-/// The kernel's.
+/// Returns the kernel's error.
 pub fn write_nothing(file: BorrowedFd<'_>) -> io::Result<()> {
     let nothing = ptr::null::<libc::c_void>();
     call!(SYS_pwrite64, file.as_raw_fd(), nothing, 0_usize, 0_i64).map(drop)
 }
 
-/// A shared mapping of the start of a file, only ever handed to the kernel.
+/// Shared mapping of the start of a file. Only the kernel uses its address.
 #[derive(Debug)]
 pub struct Window {
     at: *mut libc::c_void,
@@ -437,20 +437,18 @@ pub struct Window {
 }
 
 impl Window {
-    /// Maps `length` bytes.
+    /// Maps `length` bytes of a file.
     ///
     /// # Errors
     ///
-    /// The kernel's: `EACCES` for a writable one of a file that is not.
+    /// Returns the kernel's error; `EACCES` for a writable mapping of a file that is not writable.
     pub fn new(file: BorrowedFd<'_>, length: usize, writable: bool) -> io::Result<Window> {
-        /// A multiple of the size of a huge page, where nothing else is: else there could not be
-        /// one in the window.
+        /// Free address that is a multiple of the size of a huge page, so that the mapping can contain one.
         const HINT: usize = 0x2000_0000_0000;
         let hint = ptr::without_provenance_mut(HINT);
         let write = if writable { libc::PROT_WRITE } else { 0 };
         let protection = libc::PROT_READ | write;
-        // SAFETY: a fresh mapping, at an address that is a mere hint, replaces no memory; no
-        // reference to its bytes is ever made.
+        // SAFETY: a new mapping at a mere hint replaces no memory. No reference to its bytes is created.
         let at =
             unsafe { libc::mmap(hint, length, protection, libc::MAP_SHARED, file.as_raw_fd(), 0) };
         if at == libc::MAP_FAILED {
@@ -460,26 +458,24 @@ impl Window {
         }
     }
 
-    /// Asks for more rights to the mapping.
+    /// Changes the protection of the mapping.
     ///
     /// # Errors
     ///
-    /// The kernel's.
+    /// Returns the kernel's error.
     pub fn protect(&self, protection: i32) -> io::Result<()> {
-        // SAFETY: no reference to these bytes exists, so that what may be done to them, by whom,
-        // concerns nobody else.
+        // SAFETY: no reference to these bytes exists, so no Rust code depends on their protection.
         let result = unsafe { libc::mprotect(self.at, self.length, protection) };
         if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
     }
 
-    /// Gives the kernel advice on the mapping, of a kind that keeps its content.
+    /// Advises the kernel on the mapping.
     ///
     /// # Errors
     ///
-    /// The kernel's.
+    /// Returns the kernel's error.
     pub fn advise(&self, advice: i32) -> io::Result<()> {
-        // SAFETY: no reference to these bytes exists; whatever advice does to their content is
-        // seen by nobody in this process.
+        // SAFETY: no reference to these bytes exists, so no Rust code depends on their content.
         let result = unsafe { libc::madvise(self.at, self.length, advice) };
         if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
     }
@@ -487,7 +483,7 @@ impl Window {
 
 impl Drop for Window {
     fn drop(&mut self) {
-        // SAFETY: this is exactly the mapping that `new` made; nothing refers to it any more.
+        // SAFETY: this is exactly the mapping of `new`, and no reference to it exists.
         unsafe { libc::munmap(self.at, self.length) };
     }
 }
@@ -498,7 +494,7 @@ fn number(pid: Pid) -> i32 {
 
 fn own(fd: libc::c_long) -> OwnedFd {
     let fd = RawFd::try_from(fd).expect("the kernel's descriptors are small");
-    // SAFETY: the kernel has just returned this descriptor to the call that asked for a new one,
-    // so nobody else owns it.
+    // SAFETY: the kernel has just returned this descriptor to a call for a new one, so it has no
+    // other owner.
     unsafe { OwnedFd::from_raw_fd(fd) }
 }

@@ -1,12 +1,12 @@
-//! Peers that break the rules, attacks from inside a sandbox, and the conformance suite of platforms.
+//! Test kit: adversary peers, attacks from inside a sandbox, and the conformance suite of platforms.
 //!
-//! * [`net`]: adversary frontends and backends of a vif, and the stage that a test gives them.
-//! * [`block`]: the same of a vbd.
-//! * [`attack`]: system calls that a process would try after an attacker took it over.
-//! * [`denied`]: a loud end for a process whose sandbox denies a system call.
-//! * [`conformance`]: the tests that every [`Platform`](ringfence_platform::Platform) passes.
+//! * [`net`]: adversary frontends and backends of a vif, with a driver domain to test them against.
+//! * [`block`]: the same for a vbd.
+//! * [`attack`]: system calls that an attacker would try in a process under its control.
+//! * [`denied`]: a message and exit for a process whose sandbox denies a system call.
+//! * [`conformance`]: the tests that every [`Platform`](ringfence_platform::Platform) has to pass.
 //!
-//! The tests in `tests/` are those that need one of these. No product crate depends on this one.
+//! The tests in `tests/` need one of these modules. No product crate depends on this crate.
 
 pub mod attack;
 pub mod block;

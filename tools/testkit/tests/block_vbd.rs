@@ -37,10 +37,10 @@ fn a_disk_behind_rings_is_a_disk_in_each_mode_and_pairing() {
             let mut stage = Stage::new();
             let options = BlkfrontOptions { persistent, ..BlkfrontOptions::default() };
             let guest = Guest::join(&mut stage, disk(), back(mode), options);
-            let agreed = stage.seats[guest.seat].connection().unwrap().persistent;
+            let agreed = stage.vbds[guest.vbd].connection().unwrap().persistent;
             assert_eq!(agreed, persistent && matches!(mode, Mode::Persistent | Mode::Window));
             conformance::check(&*guest.disk(), 1);
-            let all = stage.rules(guest.seat).all();
+            let all = stage.rules(guest.vbd).all();
             assert!(all.is_empty(), "{mode}, {persistent}: {all:?}");
             assert!(guest.front.rules().all().is_empty(), "{:?}", guest.front.rules().all());
         }
@@ -53,7 +53,7 @@ fn several_queues_of_large_rings_serve_several_users_at_once() {
     let back = BlkbackOptions { queues: 4, ..back(Mode::Persistent) };
     let options = BlkfrontOptions { queues: 3, ring_order: 4, ..BlkfrontOptions::default() };
     let guest = Guest::join(&mut stage, disk(), back, options);
-    let connection = stage.seats[guest.seat].connection().unwrap();
+    let connection = stage.vbds[guest.vbd].connection().unwrap();
     assert_eq!((connection.queues, connection.ring_pages), (3, 16));
     // More users than rings, each with a part of the disk of its own.
     let front = guest.disk();
@@ -83,7 +83,7 @@ fn several_queues_of_large_rings_serve_several_users_at_once() {
         })
         .collect();
     users.into_iter().for_each(|user| user.join().unwrap());
-    let served = stage.seats[guest.seat].served().unwrap();
+    let served = stage.vbds[guest.vbd].served().unwrap();
     let busy = served.counters().filter(|(queue, _)| queue.writes.get() > 0).count();
     assert_eq!(busy, 3);
 }
@@ -115,7 +115,7 @@ fn in_the_steady_state_nothing_is_mapped_unmapped_or_copied() {
     assert_eq!(front.lent_pages(), lent, "the same pages, again and again");
     assert!(lent <= 32, "{lent} pages for 32 requests");
     // They come back when told.
-    stage.seats[guest.seat].served().unwrap().shrink();
+    stage.vbds[guest.vbd].served().unwrap().squeeze();
     std::thread::sleep(Duration::from_millis(50));
     front.release_pages();
     assert_eq!(front.lent_pages(), 0);
@@ -142,7 +142,7 @@ fn a_frontend_that_closes_and_comes_back_finds_its_disk() {
     let mut driver = Driver::new(front.queue(8).unwrap());
     driver.write(0, &[9; 4096]).unwrap();
     guest.front.close(&mut guest.store).unwrap();
-    stage.look_until_released(guest.seat);
+    stage.look_until_released(guest.vbd);
     let values = stage.platform.counters().values();
     assert_eq!(values.grant_maps, values.grant_unmaps, "nothing is left mapped");
     // What is asked for meanwhile waits.
@@ -152,7 +152,7 @@ fn a_frontend_that_closes_and_comes_back_finds_its_disk() {
         vec![Segment::from(memory)]
     });
     driver.queue().kick();
-    let path = format!("{}/state", stage.seats[guest.seat].device().frontend_path());
+    let path = format!("{}/state", stage.vbds[guest.vbd].device().frontend_path());
     ringfence_xenstore::StoreAccess::write(&mut guest.store, &path, "1").unwrap();
     guest.connect(&mut stage);
     assert_eq!(driver.wait().unwrap()[0].result, Ok(()));
@@ -172,13 +172,13 @@ fn a_backend_that_starts_over_under_load_is_followed_and_nothing_is_lost() {
     let mut restarts = 0;
     while !load.is_finished() {
         // A new backend for the same device, as after an upgrade.
-        let seat = &mut stage.seats[guest.seat];
-        let device = *seat.device();
+        let vbd = &mut stage.vbds[guest.vbd];
+        let device = *vbd.device();
         let path = format!("{}/state", device.backend_path());
         let shared: Arc<dyn Disk> = disk.clone();
         let next =
             ringfence_block::vbd::backend::VbdBackend::new(device, served, shared, Arc::new(|| {}));
-        drop(std::mem::replace(seat, next));
+        drop(std::mem::replace(vbd, next));
         // What it offers is in the store; it waits for the frontend to begin.
         ringfence_xenstore::StoreAccess::write(&mut stage.store, &path, "2").unwrap();
         guest.look();

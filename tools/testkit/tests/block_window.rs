@@ -45,10 +45,10 @@ fn a_disk_in_windows_is_a_disk_with_many_pages_and_with_few() {
         let mut stage = Stage::new();
         let options = BlkfrontOptions { queues, ..front(window) };
         let guest = Guest::join(&mut stage, disk(), back(Mode::Window), options);
-        let connection = *stage.seats[guest.seat].connection().unwrap();
+        let connection = *stage.vbds[guest.vbd].connection().unwrap();
         assert!(connection.windows && connection.persistent);
         conformance::check(&*guest.disk(), 1);
-        assert!(stage.rules(guest.seat).all().is_empty(), "{:?}", stage.rules(guest.seat).all());
+        assert!(stage.rules(guest.vbd).all().is_empty(), "{:?}", stage.rules(guest.vbd).all());
         assert!(guest.front.rules().all().is_empty(), "{:?}", guest.front.rules().all());
         // Every page was the window's.
         assert_eq!(guest.disk().lent_pages(), 0);
@@ -85,12 +85,12 @@ fn where_one_end_has_no_windows_pages_are_kept_by_ordinary_grants() {
     for (mode, window) in [(Mode::Persistent, 64), (Mode::Map, 64), (Mode::Window, 0)] {
         let mut stage = Stage::new();
         let guest = Guest::join(&mut stage, disk(), back(mode), front(window));
-        let connection = *stage.seats[guest.seat].connection().unwrap();
+        let connection = *stage.vbds[guest.vbd].connection().unwrap();
         assert!(!connection.windows, "{mode}");
         assert_eq!(connection.persistent, mode != Mode::Map);
         workload(2).exercise(&*guest.disk(), 500);
         assert!(guest.disk().window_levels().is_none());
-        assert!(stage.rules(guest.seat).all().is_empty());
+        assert!(stage.rules(guest.vbd).all().is_empty());
     }
 }
 
@@ -139,7 +139,7 @@ fn windows_shrink_and_grow_under_load() {
     disk.release_pages();
     assert_eq!(disk.window_levels().unwrap().present, 0);
     assert_eq!(image(&*disk)[..512], [7; 512]);
-    assert!(stage.rules(guest.seat).all().is_empty());
+    assert!(stage.rules(guest.vbd).all().is_empty());
 }
 
 #[test]
@@ -151,31 +151,31 @@ fn a_backend_that_starts_over_finds_the_window_again_and_nothing_is_lost() {
     let front = guest.disk();
     let load = std::thread::spawn(move || workload(11).exercise(&*front, 500));
     for mode in [Mode::Window, Mode::Persistent, Mode::Window, Mode::Window] {
-        let seat = &mut stage.seats[guest.seat];
-        let device = *seat.device();
+        let vbd = &mut stage.vbds[guest.vbd];
+        let device = *vbd.device();
         let path = format!("{}/state", device.backend_path());
         let next = VbdBackend::new(device, back(mode), disk.clone(), Arc::new(|| {}));
-        drop(std::mem::replace(seat, next));
+        drop(std::mem::replace(vbd, next));
         // It announces what it does, for the frontend to start over with.
         stage.store.write(&path, "5").unwrap();
         guest.look();
-        stage.look(guest.seat);
+        stage.look(guest.vbd);
         stage.store.write(&path, "1").unwrap();
         guest.connect(&mut stage);
-        let connection = stage.seats[guest.seat].connection().unwrap();
+        let connection = stage.vbds[guest.vbd].connection().unwrap();
         assert_eq!(connection.windows, mode == Mode::Window, "{connection:?}");
         std::thread::sleep(Duration::from_millis(3));
     }
     load.join().unwrap();
-    assert!(stage.rules(guest.seat).all().is_empty(), "{:?}", stage.rules(guest.seat).all());
+    assert!(stage.rules(guest.vbd).all().is_empty(), "{:?}", stage.rules(guest.vbd).all());
 }
 
 /// A guest that writes its keys by hand.
 fn raw(stage: &mut Stage) -> RawFront {
     let platform = stage.join(64);
     let config = VbdConfig::default();
-    let seat = stage.add_vbd(platform.domid(), disk(), back(Mode::Window), config);
-    RawFront::new(stage, platform, seat, Abi::X86_64, 1)
+    let vbd = stage.add_vbd(platform.domid(), disk(), back(Mode::Window), config);
+    RawFront::new(stage, platform, vbd, Abi::X86_64, 1)
 }
 
 #[test]
@@ -184,12 +184,12 @@ fn a_window_that_does_not_exist_costs_the_device() {
         let mut stage = Stage::new();
         let mut front = raw(&mut stage);
         front.set(keys::RINGFENCE_WINDOW, handle);
-        stage.look(front.seat);
+        stage.look(front.vbd);
         front.write_keys(true);
         front.enter(XenbusState::Initialised);
-        stage.look(front.seat);
-        assert_eq!(stage.state(front.seat), XenbusState::Closing);
-        assert_eq!(stage.rules(front.seat).get(rule), 1);
+        stage.look(front.vbd);
+        assert_eq!(stage.state(front.vbd), XenbusState::Closing);
+        assert_eq!(stage.rules(front.vbd).get(rule), 1);
     }
 }
 
@@ -200,11 +200,11 @@ fn a_window_that_is_too_large_costs_the_device() {
     let shape = WindowShape { writable: 8, read_only: 0, entries: 5000 };
     let table = front.platform.window(DomId(0), shape).unwrap();
     front.set(keys::RINGFENCE_WINDOW, &table.handle().0.to_string());
-    stage.look(front.seat);
+    stage.look(front.vbd);
     front.write_keys(true);
     front.enter(XenbusState::Initialised);
-    stage.look(front.seat);
-    assert_eq!(stage.rules(front.seat).get("connect_window_too_large"), 1);
+    stage.look(front.vbd);
+    assert_eq!(stage.rules(front.vbd).get("connect_window_too_large"), 1);
 }
 
 #[test]
@@ -215,7 +215,7 @@ fn what_is_not_issued_fails_its_request_and_no_other() {
     let mut table = front.platform.window(DomId(0), shape).unwrap();
     front.set(keys::RINGFENCE_WINDOW, &table.handle().0.to_string());
     front.connect(&mut stage, true);
-    assert!(stage.seats[front.seat].connection().unwrap().windows);
+    assert!(stage.vbds[front.vbd].connection().unwrap().windows);
     let gref = |n| Gref(Gref::FIRST_FREE.0 + n);
     let pages: Vec<_> = shape.pages_for(Access::ReadWrite).collect();
     let read_only = shape.pages_for(Access::ReadOnly).next().unwrap();
@@ -232,10 +232,10 @@ fn what_is_not_issued_fails_its_request_and_no_other() {
         (mark(Gref(u32::MAX)), "blk_gref_not_granted"),
         (mark(gref(1)), "blk_grant_denied"),
     ] {
-        let before = stage.rules(front.seat).get(rule);
+        let before = stage.rules(front.vbd).get(rule);
         let slot = front.direct(Operation::Read, 1, 0, &[good[0], whole(bad), good[1]]);
         assert_eq!(front.ask(&slot), Status::Error, "{bad}: {rule}");
-        assert_eq!(stage.rules(front.seat).get(rule), before + 1, "{bad}: {rule}");
+        assert_eq!(stage.rules(front.vbd).get(rule), before + 1, "{bad}: {rule}");
         // No use of the others is left behind.
         let slot = front.direct(Operation::Write, 2, 0, &good);
         assert_eq!(front.ask(&slot), Status::Okay);

@@ -46,7 +46,7 @@ impl Scene {
         let clock = Clock::standing();
         let policy = VifPolicy { multicast_control: true, ..VifPolicy::default() };
         let options = BackendOptions { mode, mtu: 1500 };
-        stage.seats[guest.seat].backend =
+        stage.vifs[guest.vif].backend =
             VifBackend::new(guest.device, options).with_policy(policy).with_clock(clock.clone());
         let mut scene = Scene { stage, guest, neighbour, clock };
         if let Some(rate) = rate {
@@ -62,28 +62,28 @@ impl Scene {
         self.guest.connect(&mut self.stage, |keys| {
             keys.insert(keys::FEATURE_GSO_TCPV4, "1".to_owned());
         });
-        assert_eq!(self.stage.state(self.guest.seat), XenbusState::Connected);
+        assert_eq!(self.stage.state(self.guest.vif), XenbusState::Connected);
     }
 
     /// Writes a key of the backend's directory, which the backend then looks at.
     fn toolstack(&mut self, key: &str, value: &str) {
         let path = format!("{}/{key}", self.guest.device.backend_path());
         self.stage.store.write(&path, value).unwrap();
-        self.stage.look(self.guest.seat);
+        self.stage.look(self.guest.vif);
     }
 
     /// Writes a key of the guest's directory, which the backend then looks at.
     fn guest_writes(&mut self, key: &str, value: &str) {
         self.guest.write(key, value);
-        self.stage.look(self.guest.seat);
+        self.stage.look(self.guest.vif);
     }
 
     fn counters(&self) -> Arc<PortCounters> {
-        self.stage.seats[self.guest.seat].host.counters.clone().unwrap()
+        self.stage.vifs[self.guest.vif].host.counters.clone().unwrap()
     }
 
     fn port(&mut self) -> &mut dyn Port {
-        &mut **self.stage.seats[self.guest.seat].host.port.as_mut().unwrap()
+        &mut **self.stage.vifs[self.guest.vif].host.port.as_mut().unwrap()
     }
 
     /// Publishes `count` packets of `len` octets.
@@ -97,11 +97,11 @@ impl Scene {
     /// Goes a round; packets of the guest that came through in it.
     fn round(&mut self) -> usize {
         self.stage.round();
-        self.stage.arrived(self.guest.seat).len()
+        self.stage.arrived(self.guest.vif).len()
     }
 
     fn rules(&self, rule: &str) -> u64 {
-        self.stage.rules(self.guest.seat).get(rule)
+        self.stage.rules(self.guest.vif).get(rule)
     }
 
     /// A request that carries changes of the multicast filter (2 adds, 3 takes away).
@@ -127,7 +127,7 @@ impl Scene {
         self.guest.post_buffers([RX_BUFFERS]);
         let mut bytes = frame(3, 100);
         bytes[..6].copy_from_slice(&to);
-        let sent = self.stage.send(self.guest.seat, &[bytes]).unwrap().sent;
+        let sent = self.stage.send(self.guest.vif, &[bytes]).unwrap().sent;
         assert_eq!(self.guest.rx_responses().len(), sent);
         if sent == 0 {
             // The buffer stays posted; it is taken back so that each frame finds one.
@@ -184,7 +184,7 @@ fn a_rate_that_changes_holds_at_once_and_one_that_is_none_is_said() {
     let rate = format!("{}/{}", scene.guest.device.backend_path(), keys::RATE);
     scene.toolstack(keys::RATE, "1,1");
     scene.stage.store.rm(&rate).unwrap();
-    scene.stage.look(scene.guest.seat);
+    scene.stage.look(scene.guest.vif);
     scene.publish(20, 1000);
     assert_eq!(scene.round(), 20);
     scene.neighbour.exchange(&mut scene.stage);
@@ -224,7 +224,7 @@ fn xsa_332_a_guest_without_credit_is_not_asked() {
     assert_eq!(scene.round(), 0);
     scene.clock.advance(S);
     scene.stage.round();
-    assert_eq!(scene.stage.rules(scene.guest.seat).get("tx_producer_overflow"), 1);
+    assert_eq!(scene.stage.rules(scene.guest.vif).get("tx_producer_overflow"), 1);
     scene.neighbour.exchange(&mut scene.stage);
 }
 
@@ -291,26 +291,26 @@ fn a_list_of_groups_without_end_is_refused_and_costs_nobody() {
 fn xsa_392_a_guest_that_leaves_one_buffer_free_is_found_out() {
     for mode in Mode::ALL {
         let mut scene = Scene::new(mode, None);
-        let seat = scene.guest.seat;
+        let vif = scene.guest.vif;
         let large = [frame(1, 9000)];
         let dropped = |scene: &Scene, reason| scene.counters().drops(reason);
         scene.guest.post_buffers([RX_BUFFERS]);
-        assert_eq!(scene.stage.send(seat, &large).unwrap().dropped, 1);
+        assert_eq!(scene.stage.send(vif, &large).unwrap().dropped, 1);
         scene.clock.advance(60 * S - MS);
-        scene.stage.send(seat, &large).unwrap();
+        scene.stage.send(vif, &large).unwrap();
         assert_eq!(dropped(&scene, DropReason::PortFull), 2, "{mode}");
         scene.clock.advance(MS);
-        scene.stage.send(seat, &large).unwrap();
+        scene.stage.send(vif, &large).unwrap();
         assert_eq!(scene.counters().stalls.get(), 1, "{mode}");
         // From now on even what would fit is dropped, without a look at the buffers.
-        assert_eq!(scene.stage.send(seat, &[frame(1, 60)]).unwrap().dropped, 1);
+        assert_eq!(scene.stage.send(vif, &[frame(1, 60)]).unwrap().dropped, 1);
         assert_eq!(dropped(&scene, DropReason::LinkDown), 1, "{mode}");
         assert_eq!(scene.rules("rx_stalled"), 1);
         scene.guest.post_buffers((1..16).map(|n| RX_BUFFERS + n));
-        scene.stage.send(seat, &large).unwrap();
+        scene.stage.send(vif, &large).unwrap();
         assert_eq!(dropped(&scene, DropReason::LinkDown), 2, "{mode}: 16 buffers are one too few");
         scene.guest.post_buffers([RX_BUFFERS + 16]);
-        assert_eq!(scene.stage.send(seat, &large).unwrap().sent, 1, "{mode}");
+        assert_eq!(scene.stage.send(vif, &large).unwrap().sent, 1, "{mode}");
         assert_eq!(scene.counters().stall_ends.get(), 1, "{mode}");
         scene.neighbour.exchange(&mut scene.stage);
     }
@@ -319,12 +319,12 @@ fn xsa_392_a_guest_that_leaves_one_buffer_free_is_found_out() {
 #[test]
 fn who_is_slow_or_is_sent_nothing_is_not_stalled() {
     let mut scene = Scene::new(Mode::Copy, None);
-    let seat = scene.guest.seat;
+    let vif = scene.guest.vif;
     for _ in 0..10 {
-        scene.stage.send(seat, &[frame(1, 9000)]).unwrap();
+        scene.stage.send(vif, &[frame(1, 9000)]).unwrap();
         scene.clock.advance(50 * S);
         scene.guest.post_buffers([RX_BUFFERS]);
-        assert_eq!(scene.stage.send(seat, &[frame(1, 60)]).unwrap().sent, 1);
+        assert_eq!(scene.stage.send(vif, &[frame(1, 60)]).unwrap().sent, 1);
     }
     scene.clock.advance(1000 * S);
     scene.stage.round();
@@ -362,7 +362,7 @@ fn xsa_392_a_sender_is_not_held_up_for_ever() {
     assert!(!scene.port().arm().unwrap());
     assert_eq!((scene.port().deadline(), scene.counters().stalls.get()), (None, 1));
     assert_eq!(scene.port().room().unwrap(), usize::MAX, "what comes is taken, and dropped");
-    assert_eq!(scene.stage.send(scene.guest.seat, &[frame(1, 60)]).unwrap().dropped, 1);
+    assert_eq!(scene.stage.send(scene.guest.vif, &[frame(1, 60)]).unwrap().dropped, 1);
     scene.guest.post_buffers((0..40).map(|n| RX_BUFFERS + n));
     assert_eq!(scene.port().room().unwrap(), 2);
     assert_eq!(scene.counters().stall_ends.get(), 1);
@@ -380,7 +380,7 @@ fn the_data_plane_wakes_when_credit_returns_and_does_not_poll_for_it() {
         stage.store.write(&rate, "1000,20000").unwrap();
         guest.domain.lend(DomId(0), &guest.arena).unwrap();
         guest.connect(&mut stage, |_| {});
-        let port = stage.seats[guest.seat].host.port.take().unwrap();
+        let port = stage.vifs[guest.vif].host.port.take().unwrap();
         let (receiver, peer) = MemoryPort::pair(256, PortCapabilities::plain(1500)).unwrap();
         let system = Arc::new(Counters::default());
         let (gone, _) = channel();

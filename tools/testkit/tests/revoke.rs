@@ -65,7 +65,7 @@ fn set_tag(page: &LentSlice, tag: u64) {
 
 fn refused(outcome: Result<LocalGranter, PlatformError>) -> Refusal {
     match outcome.err() {
-        Some(PlatformError::Refused { why, .. }) => why,
+        Some(PlatformError::Refused { source, .. }) => *source.downcast().unwrap(),
         other => panic!("{other:?}"),
     }
 }
@@ -108,7 +108,7 @@ fn arenas_are_bounded_by_shape_and_by_the_quota_of_the_domain() {
     let [a, b] = [machine.guest(), machine.guest()];
     let with = |shape| machine.guest().with_arena(shape);
     let fault = |shape| match with(shape).granter(DomId(0)).err() {
-        Some(PlatformError::BadArena { why, .. }) => why,
+        Some(PlatformError::BadArena { source, .. }) => *source.downcast::<ArenaFault>().unwrap(),
         other => panic!("{other:?}"),
     };
     assert_eq!(fault(ArenaShape::of(0, 0)), ArenaFault::Empty);

@@ -210,7 +210,8 @@ fn windows_are_bounded_by_number_and_by_bytes() {
     let error = guest.window(DomId(0), larger).err().unwrap();
     let too_large = matches!(
         error,
-        WindowError::Platform(PlatformError::BadArena { why: ArenaFault::TooLarge { .. }, .. })
+        WindowError::Platform(PlatformError::BadArena { ref source, .. })
+            if matches!(source.downcast_ref(), Some(ArenaFault::TooLarge { .. }))
     );
     assert!(too_large, "{error}");
 }

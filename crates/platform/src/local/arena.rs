@@ -1,16 +1,16 @@
-//! Arenas: the memory one domain sets aside for lending to one peer.
+//! Arenas: memory that one domain sets aside for grants to one peer.
 //!
-//! An arena set is four memfds: pages the peer may write, pages it may only read, the grant table
-//! (read-only to the peer) and the status words (written by the peer). Whoever holds the set can
-//! reach exactly this memory and no other; pages never move from one peer's arena to another's.
+//! An arena set is four memfds: pages that the peer may write, pages that it may only read, the grant
+//! table (read-only to the peer) and the status words (written by the peer). The holder of a set can
+//! access exactly this memory. Pages never move from one peer's arena to another's.
 //!
-//! Seals are `F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL`, exactly: shrinking would turn the peer's
-//! accesses into SIGBUS, and without `F_SEAL_SEAL` the peer could add `F_SEAL_FUTURE_WRITE` and
-//! keep the granter from punching holes. The receiver checks seals, size, file system and access
-//! mode of every file before it maps anything.
+//! The seals are exactly `F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL`. Without `F_SEAL_SHRINK` the peer
+//! could shrink the file and cause SIGBUS. Without `F_SEAL_SEAL` it could add `F_SEAL_FUTURE_WRITE`, and
+//! the granter could not punch holes. The receiver checks seals, size, file system and access mode of
+//! every file before it maps anything.
 //!
-//! Memory is charged to the control group of whoever touches a page first: the granter for what it
-//! fills, the grantee for what it writes into fresh pages, at most the arena's size.
+//! The kernel charges memory to the control group that touches a page first: the granter's for pages
+//! that it fills, the grantee's for fresh pages that it writes. The arena's size bounds both.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
@@ -21,31 +21,31 @@ use rustix::fs::{MemfdFlags, Mode, OFlags, SealFlags};
 use super::table::{ENTRY_BYTES, LentTable, STATUS_BYTES};
 use crate::PlatformError;
 
-/// `statfs` type of tmpfs, where memfds live; hugetlb memfds live elsewhere.
+/// `statfs` type of tmpfs, the file system of memfds; hugetlb memfds have another type.
 const TMPFS_MAGIC: u64 = 0x0102_1994;
 
-/// The seals every file of an arena carries.
+/// Seals of every file of an arena.
 const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
 
-/// A seal that the system may add by policy (`vm.memfd_noexec`) and that hurts nobody.
+/// Seal that the system may add by policy (`vm.memfd_noexec`); harmless here.
 const SEAL_EXEC: u32 = 0x20;
 
 /// Sizes of an arena set.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ArenaShape {
-    /// Pages the peer may write.
+    /// Number of pages that the peer may write.
     pub writable: u32,
-    /// Pages the peer may only read.
+    /// Number of pages that the peer may only read.
     pub read_only: u32,
-    /// Grant references, the eight reserved ones included.
+    /// Number of grant references, including the eight reserved ones.
     pub references: u32,
 }
 
 impl ArenaShape {
-    /// Most pages of one kind in an arena: 64 MiB.
+    /// Maximum number of pages of one kind in an arena: 64 MiB.
     pub const PAGES_MAX: u32 = 16384;
 
-    /// As many references as pages.
+    /// Returns a shape with one reference for each page, and the eight reserved ones.
     pub fn of(writable: u32, read_only: u32) -> ArenaShape {
         ArenaShape {
             writable,
@@ -54,7 +54,7 @@ impl ArenaShape {
         }
     }
 
-    /// Whether every number is within what this side is ready to map.
+    /// Checks that every number is within the limits of this side.
     pub fn check(self) -> Result<(), ArenaFault> {
         let bound = |what, found: u32, limit| {
             if found > limit { Err(ArenaFault::TooLarge { what, found, limit }) } else { Ok(()) }
@@ -71,7 +71,7 @@ impl ArenaShape {
     fn bytes(self) -> [usize; 4] {
         let round = |bytes: usize| bytes.next_multiple_of(PAGE_SIZE);
         let references = self.references as usize;
-        // A file of no bytes cannot be mapped: the unused kind keeps one page that no entry names.
+        // An empty file cannot be mapped: an unused kind keeps one page that no entry names.
         [
             round(self.writable.max(1) as usize * PAGE_SIZE),
             round(self.read_only.max(1) as usize * PAGE_SIZE),
@@ -80,79 +80,65 @@ impl ArenaShape {
         ]
     }
 
-    /// Bytes of all four files.
+    /// Returns the size of all four files in bytes.
     pub fn total_bytes(self) -> usize {
         self.bytes().iter().sum()
     }
 }
 
-/// A rule that an arena breaks.
+/// Rules that an arena can break.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, thiserror::Error)]
 pub enum ArenaFault {
-    /// More than this side is ready to map.
+    /// Number over the limit of this side.
     #[error("{found} {what}, at most {limit} are allowed")]
     TooLarge {
-        /// Of what.
+        /// Counted things, in the plural.
         what: &'static str,
-        /// How many.
         found: u32,
-        /// The limit.
         limit: u32,
     },
-    /// Not four files.
+    /// Wrong number of files.
     #[error("{found} files in place of 4")]
-    Files {
-        /// How many there are.
-        found: usize,
-    },
-    /// Nothing in it.
+    Files { found: usize },
+    /// No page or no reference.
     #[error("it has no page or no reference")]
     Empty,
-    /// Not exactly the seals that keep both sides safe.
+    /// Seals other than exactly those that keep both sides safe.
     #[error("{file} has seals {found:#x}, not exactly {wanted:#x}", wanted = SEALS.bits())]
     Seals {
-        /// Which file.
         file: &'static str,
-        /// `F_GET_SEALS`.
+        /// Result of `F_GET_SEALS`.
         found: u32,
     },
-    /// Not sealable: no memfd.
+    /// File that has no seals: no memfd.
     #[error("{file} is no memfd")]
-    NoMemfd {
-        /// Which file.
-        file: &'static str,
-    },
-    /// Not on tmpfs (a hugetlb memfd, say).
+    NoMemfd { file: &'static str },
+    /// File outside tmpfs, for example a hugetlb memfd.
     #[error("{file} lies on a file system of type {found:#x}, not tmpfs")]
     FileSystem {
-        /// Which file.
         file: &'static str,
-        /// `f_type`.
+        /// File system type, `f_type`.
         found: u64,
     },
-    /// Not the announced size.
+    /// File of another size than announced.
     #[error("{file} has {found} bytes, {announced} were announced")]
     Size {
-        /// Which file.
         file: &'static str,
-        /// `st_size`.
+        /// Size of the file in bytes.
         found: u64,
-        /// Announced.
+        /// Announced size in bytes.
         announced: u64,
     },
-    /// Not open in the mode that goes with its role.
+    /// File that is not open in the mode of its role.
     #[error("{file} is not open for what it is for")]
-    Mode {
-        /// Which file.
-        file: &'static str,
-    },
-    /// The system refused to map or inspect it (errno).
+    Mode { file: &'static str },
+    /// Error of the system on mapping or inspecting a file (errno).
     #[error("the system refused it (errno {0})")]
     System(i32),
 }
 
 impl ArenaFault {
-    /// A short constant name, for counters.
+    /// Returns a short constant name, for counters.
     pub fn kind(&self) -> &'static str {
         match self {
             ArenaFault::TooLarge { .. } => "arena_too_large",
@@ -168,16 +154,16 @@ impl ArenaFault {
     }
 }
 
-/// The four files, as one side holds them.
+/// The four files of an arena set, as one side holds them.
 #[derive(Debug)]
 pub struct ArenaFiles {
-    /// Pages the peer may write.
+    /// File of pages that the peer may write.
     pub writable: OwnedFd,
-    /// Pages the peer may only read.
+    /// File of pages that the peer may only read.
     pub read_only: OwnedFd,
-    /// Grant table.
+    /// File of the grant table.
     pub table: OwnedFd,
-    /// Status words.
+    /// File of the status words.
     pub status: OwnedFd,
 }
 
@@ -185,7 +171,7 @@ const ROLES: [&str; 4] =
     ["the writable arena", "the read-only arena", "the grant table", "the status words"];
 
 impl ArenaFiles {
-    /// Number of files.
+    /// Number of files in a set.
     pub const COUNT: usize = 4;
 
     pub(crate) fn from_vec(fds: Vec<OwnedFd>) -> Option<ArenaFiles> {
@@ -193,12 +179,12 @@ impl ArenaFiles {
         Some(ArenaFiles { writable, read_only, table, status })
     }
 
-    /// The files that a peer sent for an arena of this shape. They are checked before any other use, and
-    /// disposed of if one breaks a rule.
+    /// Accepts the files that a peer sent for an arena of this shape. Checks them before any other use;
+    /// disposes of all of them if one breaks a rule.
     ///
     /// # Errors
     ///
-    /// The first [`ArenaFault`] found.
+    /// Returns the first [`ArenaFault`] found.
     pub(crate) fn receive(fds: Descriptors, shape: ArenaShape) -> Result<ArenaFiles, ArenaFault> {
         shape.check()?;
         let found = fds.len();
@@ -221,7 +207,7 @@ impl ArenaFiles {
     ///
     /// # Errors
     ///
-    /// The first [`ArenaFault`] found.
+    /// Returns the first [`ArenaFault`] found.
     pub fn verify(&self, shape: ArenaShape) -> Result<(), ArenaFault> {
         shape.check()?;
         verify_files(self.each(), shape)
@@ -244,7 +230,8 @@ fn verify_files<'a>(
 // #syscall driver,frontend,daemon fstat: an arena's exact size
 // #syscall driver,frontend,daemon fstatfs: that an arena is on tmpfs
 //
-// The seals come first: that call asks no file system, and only a file of tmpfs or hugetlbfs has any.
+// The seals are checked first: that call enters no file system, and only files of tmpfs and
+// hugetlbfs have seals.
 fn verify_file(
     fd: impl AsFd + Copy,
     file: &'static str,
@@ -269,13 +256,13 @@ fn verify_file(
     if fits { Ok(()) } else { Err(ArenaFault::Mode { file }) }
 }
 
-/// A fresh arena set: the granter's files and those to hand to the peer.
+/// New arena set: the granter's files, and the files for the peer.
 pub(crate) struct NewArena {
     pub(crate) own: ArenaFiles,
     pub(crate) handed_over: ArenaFiles,
 }
 
-/// Makes an arena set. Needs `/proc/self/fd` to re-open two files read-only, so it is done before
+/// Creates an arena set. Re-opens two files read-only through `/proc/self/fd`, so it has to run before
 /// the sandbox closes.
 pub(crate) fn create(shape: ArenaShape) -> Result<NewArena, PlatformError> {
     let names = ["ringfence-rw", "ringfence-ro", "ringfence-table", "ringfence-status"];
@@ -297,7 +284,7 @@ pub(crate) fn create(shape: ArenaShape) -> Result<NewArena, PlatformError> {
 fn sealed_memfd(name: &str, bytes: u64) -> rustix::io::Result<OwnedFd> {
     let fd = rustix::fs::memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
     rustix::fs::ftruncate(&fd, bytes)?;
-    // Nobody asks when an arena was read; without this the kernel looks at the clock for each copy.
+    // Access times are unused; without this flag the kernel reads the clock for each copy.
     rustix::fs::fcntl_setfl(&fd, OFlags::NOATIME)?;
     rustix::fs::fcntl_add_seals(&fd, SEALS)?;
     Ok(fd)
@@ -312,7 +299,7 @@ fn hand_over(fd: &OwnedFd, writable: bool) -> Result<OwnedFd, PlatformError> {
         .map_err(|e| PlatformError::system("re-opening an arena read-only through /proc", e))
 }
 
-/// A mapped table.
+/// Maps the grant table and the status words.
 pub(crate) fn map_table(
     files: &ArenaFiles,
     shape: ArenaShape,

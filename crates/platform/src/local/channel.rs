@@ -1,11 +1,12 @@
 //! Event channels between processes: a Unix stream socket pair.
 //!
-//! An eventfd would be a little cheaper, but its blocking mode belongs to the file that both sides
-//! share: a peer could clear it, fill the counter, and hold up the next notification. A socket is
-//! written with `MSG_DONTWAIT` each time; when it is full, the other end is pending already, which
-//! is all that a notification means. Bytes that the peer sends are read and thrown away in bounded
-//! pieces. Descriptors it cannot send ([`ByteSocket`]); where the kernel does not refuse them, they cost
-//! it the channel.
+//! Any byte in the socket means "pending". A notification is a write with `MSG_DONTWAIT`. If the socket
+//! is full, the other end is pending already, so nothing is lost. Clearing reads and discards a bounded
+//! number of bytes. The peer cannot send descriptors ([`ByteSocket`]); where the kernel does not refuse
+//! them, the channel fails.
+//!
+//! An eventfd would be slightly cheaper, but both sides would share its blocking mode. A peer could set
+//! it to blocking, fill the counter, and block the next notification.
 
 use std::io::ErrorKind;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -17,11 +18,11 @@ use rustix::io::Errno;
 use super::hub::client::HubClient;
 use crate::{Channel, ChannelError, Counters, EventPort};
 
-/// One end. When it is dropped, the hub forgets the port.
+/// One end of an event channel. Dropping it closes the port at the hub.
 pub struct LocalChannel {
     port: EventPort,
     socket: ByteSocket,
-    /// Weak: a channel that is left over does not keep the domain in being.
+    /// Weak: a leftover channel does not keep the domain alive at the hub.
     hub: Weak<HubClient>,
     counters: Arc<Counters>,
 }
@@ -70,15 +71,15 @@ impl Channel for LocalChannel {
         self.counters.syscalls.add(1);
         match self.socket.send(&[1]) {
             Ok(_) => Ok(()),
-            // Full: the other end has events that it did not look at yet.
+            // Full: the other end has events that it has not read.
             Err(e) if e.kind() == ErrorKind::WouldBlock => Ok(()),
             Err(e) => Err(fault(e)),
         }
     }
 
     fn clear(&self) -> Result<bool, ChannelError> {
-        // One read takes what several notifications left; a peer that sends more than this in the
-        // meantime leaves the channel pending, and the caller comes back in its own time.
+        // One read consumes many notifications. A peer that sent more leaves the channel pending, and
+        // the caller's event loop calls again.
         let mut events = [0u8; 512];
         self.counters.syscalls.add(1);
         match self.socket.receive(&mut events) {
@@ -108,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn events_merge_and_clear() {
+    fn notifications_before_clear_merge_into_one_event() {
         let (a, b) = pair();
         assert_eq!(b.clear(), Ok(false));
         for _ in 0..3 {
@@ -119,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn a_peer_that_never_reads_does_not_block_a_notification() {
+    fn notify_to_peer_that_never_reads_does_not_block() {
         let (a, b) = pair();
         for _ in 0..100_000 {
             a.notify().unwrap();
@@ -128,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn a_closed_end_is_told_apart() {
+    fn notify_and_clear_after_peer_closed_return_peer_gone() {
         let (a, b) = pair();
         drop(b);
         // Another thread closes a socket that may hold descriptors.

@@ -1,4 +1,9 @@
-//! The using side of a pair: mappings and copies of pages that the peer lent.
+//! Accessing side of a pair: mappings and copies of pages that the peer granted.
+//!
+//! [`LocalGrantee`] resolves each reference in the granter's table, raises the status word for the
+//! duration of the use, and bounds the frame number, which is the peer's input. [`Grantee::map`] maps
+//! neighbouring pages with one `mmap`; [`Grantee::copy`] joins adjacent ranges into one `preadv` or
+//! `pwritev`; [`Grantee::keep`] returns parts of one mapping of the whole file.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, OnceLock};
@@ -13,11 +18,11 @@ use super::table::{LentTable, Use, begin_use, end_use};
 use crate::copy::{CopyList, CopyLocal, CopyOp};
 use crate::{Counters, Grantee};
 
-/// Pages one pair may have mapped at a time through [`Grantee::map`]. Far below the kernel's
-/// 65,530 mappings a process, since every page may become a mapping of its own.
+/// Maximum number of pages that one pair may have mapped through [`Grantee::map`]. Far below the
+/// kernel's 65,530 mappings for each process, since every page may become its own mapping.
 pub const MAPPED_MAX: usize = 4096;
 
-/// Most copies joined into one system call; a scatter-gather list holds 32.
+/// Maximum number of copies joined into one system call; a scatter-gather list holds 32.
 const JOIN_MAX: usize = 32;
 
 struct Shared {
@@ -26,13 +31,13 @@ struct Shared {
     shape: ArenaShape,
     table: LentTable,
     window: Window,
-    /// Each file of the arena as a whole, writable and read-only, for pages that are kept: a mapping
-    /// for all of them, where the kernel allows a process about 65,530.
+    /// Mappings of the whole writable and read-only files, for kept pages. One mapping serves all of
+    /// them, because the kernel allows a process about 65,530.
     whole: [OnceLock<Option<Arc<Mapping>>>; 2],
     counters: Arc<Counters>,
 }
 
-/// A page that is kept: a part of the mapping of its whole file.
+/// Kept page: a part of the mapping of its whole file.
 struct KeptPage {
     gref: Gref,
     whole: Arc<Mapping>,
@@ -46,14 +51,14 @@ impl Drop for KeptPage {
     }
 }
 
-/// Uses pages that one granter lent to this domain.
+/// Grantee of the pages of one granter.
 pub struct LocalGrantee {
     granter: DomId,
     shared: Arc<Shared>,
     begun: Vec<Result<Use, GrantStatus>>,
 }
 
-/// Pages mapped by one call; removed together when the last handle is gone.
+/// Pages mapped by one call. They are unmapped together when the last handle is dropped.
 struct MappedPages {
     batch: Option<WindowBatch>,
     used: Vec<Gref>,
@@ -67,7 +72,7 @@ impl Drop for MappedPages {
             counters.grant_unmaps.add(self.used.len() as u64);
             counters.syscalls.add(1);
         }
-        // Unmap before lowering the status: the granter may issue the page anew once it is zero.
+        // Unmap before the status is lowered: at zero the granter may reuse the page.
         drop(self.batch.take());
         for gref in &self.used {
             end_use(&self.shared.table, *gref);
@@ -76,7 +81,7 @@ impl Drop for MappedPages {
 }
 
 impl LocalGrantee {
-    /// Takes what `granter` lent, after checking it.
+    /// Accepts the arena of `granter` after checking it.
     pub(crate) fn new(
         me: DomId,
         granter: DomId,
@@ -95,7 +100,7 @@ impl LocalGrantee {
 }
 
 impl Shared {
-    /// Begins a use and bounds the frame, which is the peer's number.
+    /// Begins a use and bounds the frame number, which is the peer's input.
     fn begin(&self, gref: Gref, access: Access) -> Result<Use, GrantStatus> {
         let found = begin_use(&self.table, gref, self.me, access)?;
         let pages = if found.read_only { self.shape.read_only } else { self.shape.writable };
@@ -110,7 +115,7 @@ impl Shared {
         if read_only { &self.files.read_only } else { &self.files.writable }
     }
 
-    /// The mapping of a whole file, made at the first page that is kept.
+    /// Returns the mapping of a whole file; creates it for the first kept page.
     fn whole(&self, read_only: bool) -> Option<Arc<Mapping>> {
         let map = || {
             let (pages, protection) = if read_only {
@@ -162,7 +167,7 @@ impl Grantee for LocalGrantee {
             Access::ReadOnly => Protection::ReadOnly,
             Access::ReadWrite => Protection::ReadWrite,
         };
-        // Neighbouring pages of one file, wanted for the same, are mapped by one call.
+        // Neighbouring pages of one file with the same access are mapped by one call.
         let mut places = Vec::with_capacity(pages.len());
         let mut used = Vec::with_capacity(pages.len());
         let mut at = 0;
@@ -209,8 +214,8 @@ impl Grantee for LocalGrantee {
         }
     }
 
-    /// Costs no system call: the page is a part of a mapping of the whole arena. What is wanted
-    /// read-only may be writable.
+    /// Keeps a page without a system call, as a part of the mapping of the whole arena. A page that is
+    /// requested read-only may be mapped writable.
     fn keep(&mut self, gref: Gref, access: Access) -> Result<LentSlice, GrantStatus> {
         self.shared.keep(gref, access)
     }
@@ -225,7 +230,7 @@ impl Grantee for LocalGrantee {
     }
 }
 
-/// The direction of a copy decides what the page must be lent for.
+/// Returns the access that a copy needs, from its direction.
 fn access_of(op: &CopyOp) -> Access {
     match op.local {
         CopyLocal::Into(_) => Access::ReadOnly,
@@ -234,8 +239,8 @@ fn access_of(op: &CopyOp) -> Access {
 }
 
 impl LocalGrantee {
-    /// Does the first copy of `ops` and those that follow it without a gap in the peer's memory,
-    /// in one system call. Returns how many.
+    /// Executes the first copy of `ops`, and the following ones that continue it without a gap in the
+    /// peer's memory, with one system call. Returns the number of copies.
     fn copy_run(&self, ops: &[CopyOp], statuses: &mut Vec<GrantStatus>) -> usize {
         let access = access_of(&ops[0]);
         let first = match self.shared.begin(ops[0].gref, access) {
@@ -249,12 +254,12 @@ impl LocalGrantee {
         let mut end = start + u64::from(ops[0].len);
         let mut run = 1;
         while let Some(next) = ops.get(run).filter(|_| run < JOIN_MAX) {
-            // Only what goes on in the same page, or from a page's end to a page's start, can
-            // follow without a gap; and then only if the pages are neighbours.
+            // A copy can continue the last one only in the same page, or from the end of one page to the
+            // start of the next; then the frames must be neighbours too.
             let last = &ops[run - 1];
-            let goes_on = next.gref == last.gref && next.offset == last.offset + last.len;
-            let turns_page = next.offset == 0 && end.is_multiple_of(PAGE_SIZE as u64);
-            if !(goes_on || turns_page) || access_of(next) != access {
+            let same_page = next.gref == last.gref && next.offset == last.offset + last.len;
+            let next_page = next.offset == 0 && end.is_multiple_of(PAGE_SIZE as u64);
+            if !(same_page || next_page) || access_of(next) != access {
                 break;
             }
             let Ok(found) = self.shared.begin(next.gref, access) else { break };
@@ -286,7 +291,7 @@ impl LocalGrantee {
     }
 }
 
-/// Copies from the peer's memory, one range into the next; octets moved.
+/// Copies from consecutive peer memory into the destinations of `ops`. Returns the bytes copied.
 fn fetch(ops: &[CopyOp], file: BorrowedFd<'_>, start: u64) -> Result<u64, ()> {
     let mut list = ReadList::new();
     for op in ops {
@@ -298,7 +303,7 @@ fn fetch(ops: &[CopyOp], file: BorrowedFd<'_>, start: u64) -> Result<u64, ()> {
     list.read_at(file, start).map(|n| n as u64).map_err(|_| ())
 }
 
-/// Copies into the peer's memory; octets moved.
+/// Copies the sources of `ops` into consecutive peer memory. Returns the bytes copied.
 fn store(ops: &[CopyOp], file: BorrowedFd<'_>, start: u64) -> Result<u64, ()> {
     let mut list = WriteList::new();
     for op in ops {

@@ -1,4 +1,8 @@
-//! The lending side of a pair.
+//! Granting side of a pair: pages of one arena, granted to one peer.
+//!
+//! Handles of [`LocalGranter`] share one arena. A page is free, granted, or quarantined: revoked by force
+//! while the peer's status word was raised. A quarantined page and its reference become free when the
+//! peer lowers the word. They are checked only when no free page is left.
 
 // #syscall driver,frontend,daemon fallocate: revoking: punching pages out of one's own arena
 
@@ -14,7 +18,7 @@ use super::arena::{self, ArenaFiles, ArenaShape};
 use super::table::{LentTable, TableWords, issue, try_revoke};
 use crate::{Granter, Lease, LendError, PlatformError, RevokeError, StillLent};
 
-/// Pages of one kind: a mapping, the file behind it, and the pages that are not lent.
+/// Pages of one kind: the file, its mapping, and the free pages.
 pub(super) struct Pages {
     file: OwnedFd,
     memory: LentSlice,
@@ -26,7 +30,7 @@ impl Pages {
     pub(super) fn new(file: OwnedFd, count: u32) -> std::io::Result<Pages> {
         let bytes = count.max(1) as usize * PAGE_SIZE;
         let memory = Mapping::new(&file, 0, bytes, Protection::ReadWrite)?.lent();
-        // Last in, first out: the lowest page is handed out first, the hottest again next.
+        // Last in, first out: the lowest page is used first, and the page with the warmest cache next.
         Ok(Pages {
             file,
             memory,
@@ -44,12 +48,12 @@ impl Pages {
         self.memory.slice(offset, PAGE_SIZE).map_err(|_| LendError::NoPage { limit: page })
     }
 
-    /// How often a page was revoked.
+    /// Returns the number of revocations of a page.
     pub(super) fn generation(&self, page: u32) -> u32 {
         self.generations.get(page as usize).copied().unwrap_or(0)
     }
 
-    /// Counts that `pages` were revoked.
+    /// Counts a revocation of `pages`.
     pub(super) fn next_generation(&mut self, pages: &[u32]) {
         for page in pages {
             if let Some(generation) = self.generations.get_mut(*page as usize) {
@@ -58,8 +62,8 @@ impl Pages {
         }
     }
 
-    /// Destroys the content of `pages` in every mapping of every process; runs of neighbours go
-    /// in one call. Returns how many calls that took.
+    /// Destroys the content of `pages` in every mapping of every process, with one call for each run of
+    /// neighbours. Returns the number of calls.
     pub(super) fn punch(&self, pages: &mut [u32]) -> Result<u64, RevokeError> {
         let mut calls = 0;
         pages.sort_unstable();
@@ -78,9 +82,9 @@ impl Pages {
     }
 }
 
-/// A reference and its page that the peer claims to use although they were revoked by force. The
-/// page's content is destroyed; but a mapping that an honest peer has yet to remove, or a read that
-/// is under way into it, would reach what was lent in that page next, under whatever reference.
+/// Reference and page that the peer claims to use after a forced revocation. The content is
+/// destroyed. But a mapping that a correct peer has yet to remove, or a read in flight, would reach
+/// data that is granted in this page next, under any reference.
 struct Quarantined {
     gref: Gref,
     access: Access,
@@ -94,7 +98,7 @@ struct Shared {
     writable: Pages,
     read_only: Pages,
     references: Vec<Gref>,
-    /// What was revoked by force while the peer claimed to use it.
+    /// References and pages revoked by force while the peer claimed to use them.
     quarantine: VecDeque<Quarantined>,
 }
 
@@ -106,25 +110,24 @@ impl Shared {
         }
     }
 
-    /// Whether a page of that kind can be lent at once.
+    /// Returns `true` if a page of that kind can be granted at once.
     fn has_free(&mut self, access: Access) -> bool {
         !self.references.is_empty() && !self.pages(access).free.is_empty()
     }
 
-    /// Takes from quarantine what the peer let go of, until a few pages can be lent. What it holds on
-    /// to goes to the back: at worst each entry is looked at once, and there are no more than
-    /// references.
-    fn thaw(&mut self, access: Access) {
-        let mut thawed = 0;
+    /// Reclaims quarantined pages whose uses have ended, until a few pages can be granted. The others
+    /// move to the back. Each entry is checked at most once, and there are at most as many as references.
+    fn reclaim(&mut self, access: Access) {
+        let mut reclaimed = 0;
         for _ in 0..self.quarantine.len() {
-            if thawed >= 16 && self.has_free(access) {
+            if reclaimed >= 16 && self.has_free(access) {
                 return;
             }
             let Some(held) = self.quarantine.pop_front() else { return };
             if self.table.status(held.gref) == 0 {
                 self.references.push(held.gref);
                 self.pages(held.access).free.push(held.page);
-                thawed += 1;
+                reclaimed += 1;
             } else {
                 self.quarantine.push_back(held);
             }
@@ -132,7 +135,7 @@ impl Shared {
     }
 }
 
-/// Lends pages of one arena set to one peer. Handles share the arena.
+/// Granter of pages of one arena set to one peer. Handles share the arena.
 #[derive(Clone)]
 pub struct LocalGranter {
     shared: Arc<Mutex<Shared>>,
@@ -140,15 +143,15 @@ pub struct LocalGranter {
 }
 
 impl LocalGranter {
-    /// Makes an arena set for `peer`; the second value is what the peer is to get.
+    /// Creates an arena set for `peer`. Returns the files for the peer as the second value.
     pub(crate) fn create(
         peer: DomId,
         shape: ArenaShape,
     ) -> Result<(LocalGranter, ArenaFiles), PlatformError> {
-        shape.check().map_err(|why| PlatformError::BadArena { peer, why })?;
+        shape.check().map_err(|why| PlatformError::bad_arena(peer, why))?;
         let new = arena::create(shape)?;
         let table = arena::map_table(&new.own, shape, true)
-            .map_err(|why| PlatformError::BadArena { peer, why })?;
+            .map_err(|why| PlatformError::bad_arena(peer, why))?;
         let map = |file, count| {
             Pages::new(file, count).map_err(|e| PlatformError::system("mapping an arena", e))
         };
@@ -164,15 +167,14 @@ impl LocalGranter {
         Ok((LocalGranter { shared: Arc::new(Mutex::new(shared)), peer }, new.handed_over))
     }
 
-    /// The descriptors of the arena.
+    /// Returns the open descriptors of the arena.
     pub fn descriptors(&self) -> Vec<RawFd> {
         let shared = self.shared.lock().unwrap_or_else(PoisonError::into_inner);
         vec![shared.writable.file.as_raw_fd(), shared.read_only.file.as_raw_fd()]
     }
 
-    /// Pages, each with its reference, that the peer claims to use although they were revoked by
-    /// force. They are not lent again until it lets go: a peer that never does can keep what was
-    /// set aside for it from being lent to it, and nothing else.
+    /// Returns the number of quarantined pages: those that the peer claims to use after a forced
+    /// revocation. A peer that never ends its uses blocks only pages that were set aside for itself.
     pub fn quarantined(&self) -> usize {
         self.shared.lock().unwrap_or_else(PoisonError::into_inner).quarantine.len()
     }
@@ -186,7 +188,7 @@ impl Granter for LocalGranter {
     fn lend(&mut self, access: Access) -> Result<Lease, LendError> {
         let mut shared = self.shared.lock().unwrap_or_else(PoisonError::into_inner);
         if !shared.has_free(access) {
-            shared.thaw(access);
+            shared.reclaim(access);
         }
         let limit = shared.shape.references;
         let gref = *shared.references.last().ok_or(LendError::NoReference { limit })?;

@@ -1,15 +1,15 @@
-//! Domains as ordinary Linux processes: no hypervisor, no root.
+//! Local platform: domains as ordinary Linux processes, without a hypervisor and without root.
 //!
-//! What Xen does, the kernel does here:
+//! The kernel takes the role of Xen:
 //!
 //! | Xen | here |
 //! |---|---|
-//! | frames lent to one peer | an arena: memfds that only that peer gets ([`ArenaShape`]) |
-//! | grant table | a table per pair, entries as in version 1, status words beside it |
+//! | frames granted to one peer | arena: memfds that only that peer gets ([`ArenaShape`]) |
+//! | grant table | one table for each pair, entries as in version 1, status words beside it |
 //! | map, unmap | `mmap`, `munmap` of that page |
-//! | copy | `preadv`/`pwritev` on the arena: nothing is mapped |
-//! | revoke | `fallocate(PUNCH_HOLE)`: the page leaves every mapping before the call returns |
-//! | event channel | a socket pair |
+//! | copy | `preadv`/`pwritev` on the arena, without a mapping |
+//! | revoke | `fallocate(PUNCH_HOLE)`: the page is out of every mapping before the call returns |
+//! | event channel | socket pair |
 //! | domain ids, xenstore | the [`hub`] |
 
 mod arena;
@@ -44,36 +44,36 @@ use crate::{
     WindowHandle, WindowShape,
 };
 
-/// A domain that is this process.
+/// Domain that is this process.
 pub struct LocalPlatform {
     hub: Arc<HubClient>,
     domid: DomId,
     shape: ArenaShape,
     granters: Mutex<HashMap<DomId, LocalGranter>>,
-    /// Windows made for each grantee: they are numbered.
+    /// Number of the last grant window of each grantee.
     windows: Mutex<HashMap<DomId, u32>>,
     counters: Arc<Counters>,
 }
 
 impl LocalPlatform {
-    /// Pages lent to one peer where nothing else was asked for: 4 MiB, enough for a vif of one
-    /// queue with full rings both ways.
+    /// Default number of pages of each kind for one peer: 512 pages (2 MiB) of each, enough for a vif of
+    /// one queue with full rings in both directions.
     pub const DEFAULT_PAGES: u32 = 512;
 
-    /// Joins the hub at the other end of `socket`, under any number.
+    /// Joins the hub at the other end of `socket`. The hub chooses the number.
     ///
     /// # Errors
     ///
-    /// When the hub does not answer or refuses.
+    /// Fails if the hub does not answer or refuses.
     pub fn connect(socket: OwnedFd) -> Result<LocalPlatform, PlatformError> {
         Self::connect_as(socket, None)
     }
 
-    /// Joins the hub under a given number.
+    /// Joins the hub under `wanted`, or under a number of the hub's choice.
     ///
     /// # Errors
     ///
-    /// When the hub does not answer or refuses the number.
+    /// Fails if the hub does not answer or refuses the number.
     pub fn connect_as(
         socket: OwnedFd,
         wanted: Option<DomId>,
@@ -92,36 +92,36 @@ impl LocalPlatform {
         })
     }
 
-    /// Sets how much is set aside for each peer that this domain lends to from now on.
+    /// Sets the size of the arena for each peer that this domain grants to from now on.
     #[must_use]
     pub fn with_arena(mut self, shape: ArenaShape) -> LocalPlatform {
         self.shape = shape;
         self
     }
 
-    /// The hub's connection: it hangs up when the hub is gone.
+    /// Returns the connection to the hub. It reports a hang-up after the hub has ended.
     pub fn hub_fd(&self) -> BorrowedFd<'_> {
         self.hub.fd()
     }
 
-    /// A store connection as a descriptor, to be handed to another process of this domain.
+    /// Opens a store connection as a descriptor, for another process of this domain.
     ///
     /// # Errors
     ///
-    /// When the hub refuses.
+    /// Fails if the hub refuses.
     pub fn store_connection(&self) -> Result<OwnedFd, PlatformError> {
         let (_, fds) = self.hub.call("connect to the store", Kind::Store, &[], &[])?;
         Self::one_socket(fds)
     }
 
-    /// The descriptors this platform holds now, for a sandbox that closes or refuses all others.
+    /// Returns the open descriptors, for a sandbox that closes or refuses all others.
     pub fn descriptors(&self) -> Vec<RawFd> {
         let granters = self.granters.lock().unwrap_or_else(PoisonError::into_inner);
         let arenas = granters.values().flat_map(LocalGranter::descriptors);
         arenas.chain([self.hub.fd().as_raw_fd()]).collect()
     }
 
-    /// What `granter` lent: the arena of ordinary grants, or a window.
+    /// Fetches the arena of `granter`: that of ordinary grants (0), or a grant window.
     fn fetch(
         &self,
         granter: DomId,
@@ -132,11 +132,11 @@ impl LocalPlatform {
         let [writable, read_only, references, ..] = reply;
         let shape = ArenaShape { writable, read_only, references };
         let files = ArenaFiles::receive(fds, shape)
-            .map_err(|why| PlatformError::BadArena { peer: granter, why })?;
+            .map_err(|why| PlatformError::bad_arena(granter, why))?;
         Ok((shape, files))
     }
 
-    /// The Unix socket that came with a reply of the hub. Anything else is disposed of.
+    /// Returns the Unix socket of a reply of the hub. Disposes of any other descriptor.
     fn one_socket(fds: Descriptors) -> Result<OwnedFd, PlatformError> {
         let broken = PlatformError::Disconnected("hub (it broke its protocol)");
         match fds.exactly() {
@@ -171,7 +171,7 @@ impl Platform for LocalPlatform {
         Ok(StoreClient::new(self.store_connection()?)?)
     }
 
-    /// The arena is made on the first call for a peer; later calls share it.
+    /// Creates the arena on the first call for a peer. Later calls share it.
     fn granter(&self, peer: DomId) -> Result<LocalGranter, PlatformError> {
         let mut granters = self.granters.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(granter) = granters.get(&peer) {
@@ -188,7 +188,7 @@ impl Platform for LocalPlatform {
     fn grantee(&self, granter: DomId) -> Result<LocalGrantee, PlatformError> {
         let (shape, files) = self.fetch(granter, 0)?;
         LocalGrantee::new(self.domid, granter, files, shape, Arc::clone(&self.counters))
-            .map_err(|why| PlatformError::BadArena { peer: granter, why })
+            .map_err(|why| PlatformError::bad_arena(granter, why))
     }
 
     fn has_windows(&self) -> bool {
@@ -222,7 +222,11 @@ impl Platform for LocalPlatform {
             return Err(no_such());
         }
         let (shape, files) = self.fetch(granter, handle.0).map_err(|error| match error {
-            PlatformError::Refused { why: Refusal::NotFound, .. } => no_such(),
+            PlatformError::Refused { source, .. }
+                if source.downcast_ref() == Some(&Refusal::NotFound) =>
+            {
+                no_such()
+            }
             other => other.into(),
         })?;
         let found = WindowShape::from(shape).entries;
@@ -230,7 +234,7 @@ impl Platform for LocalPlatform {
             return Err(WindowError::TooLarge { found, limit: entries_max });
         }
         WindowView::open(self.domid, &files, shape)
-            .map_err(|why| PlatformError::BadArena { peer: granter, why }.into())
+            .map_err(|why| PlatformError::bad_arena(granter, why).into())
     }
 
     fn alloc_unbound(&self, peer: DomId) -> Result<LocalChannel, PlatformError> {

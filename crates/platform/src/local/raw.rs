@@ -1,8 +1,8 @@
-//! A domain that speaks to its hub by hand, and an arena of which every word can be set: for tests
-//! that break one rule at a time.
+//! Adversary domain: raw hub messages and a raw arena, for tests that break one rule at a time.
 //!
-//! It is written from the description of the protocol (`docs/local-platform.md`) and shares no code
-//! with what it is used against.
+//! [`RawDomain`] sends hub messages word by word; [`RawArena`] lets a test set every word of an arena. The
+//! module follows the description of the protocol (`docs/local-platform.md`) and shares no code with the
+//! implementation under test.
 
 // #syscall none: a peer of tests, which breaks the rules
 
@@ -16,79 +16,71 @@ use std::time::Duration;
 
 use ringfence_memory::{LentSlice, Mapping, PAGE_SIZE, Protection};
 use ringfence_sys::descriptors::testing::send_raw;
+use ringfence_sys::poll::wait_readable;
 use ringfence_wire::grant::{DomId, RawGrantEntry, flags};
-use ringfence_xenstore::{StoreClient, StoreError};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{FallocateFlags, MemfdFlags, Mode, OFlags, SealFlags};
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, Shutdown};
 
 use super::ArenaShape;
+use ringfence_xenstore::{StoreClient, StoreError};
 
-/// Kinds of request.
+/// Kinds of request, with their arguments.
 pub mod kind {
-    /// Wanted number, or all ones.
+    /// Argument: the wanted number, or all ones.
     pub const HELLO: u32 = 1;
-    /// A store connection.
+    /// No argument; returns a store connection.
     pub const STORE: u32 = 2;
-    /// Peer, writable pages, read-only pages, references, window; four files.
+    /// Arguments: peer, writable pages, read-only pages, references, window. Four files.
     pub const LEND: u32 = 3;
-    /// Granter, window.
+    /// Arguments: granter and window.
     pub const FETCH: u32 = 4;
-    /// Who may bind.
+    /// Argument: the domain that may bind.
     pub const ALLOC: u32 = 5;
-    /// Domain, its port.
+    /// Arguments: domain and port.
     pub const BIND: u32 = 6;
-    /// Port.
+    /// Argument: port to close.
     pub const CLOSE: u32 = 7;
 }
 
-/// Refusals, as numbers.
+/// Numbers of the hub's refusals.
 pub mod refusal {
-    /// Malformed.
     pub const MALFORMED: u32 = 1;
-    /// Wrong number of descriptors.
     pub const DESCRIPTORS: u32 = 2;
-    /// Quota.
     pub const QUOTA: u32 = 3;
-    /// Not found.
     pub const NOT_FOUND: u32 = 4;
-    /// Not permitted.
     pub const NOT_PERMITTED: u32 = 5;
-    /// In use.
     pub const IN_USE: u32 = 6;
 }
 
-/// The seals that every file of an arena must have.
+/// Seals that every file of an arena must have.
 pub const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
 
-/// How long the hub may take.
+/// Maximum time for a reply of the hub.
 const WITHIN: Duration = Duration::from_secs(5);
 
-/// Most descriptors sent or taken with a message.
+/// Maximum number of descriptors sent or received with a message.
 const FDS_MAX: usize = 64;
 
-/// What became of a request.
+/// Errors of a request.
 #[derive(Debug, thiserror::Error)]
 pub enum RawError {
-    /// The hub refused, by this number.
+    /// Refusal of the hub, with its number.
     #[error("refusal {0}")]
     Refused(u32),
-    /// The hub closed the connection.
     #[error("the hub closed the connection")]
     Closed,
-    /// Nothing came.
+    /// No reply in time, or an invalid one.
     #[error("no answer")]
     Silence,
-    /// The system refused.
     #[error(transparent)]
     System(#[from] io::Error),
-    /// The store client did.
+    /// Error of the store client.
     #[error(transparent)]
     Store(#[from] StoreError),
 }
 
 impl RawError {
-    /// The refusal's number.
+    /// Returns the number of the refusal.
     pub fn refused(&self) -> Option<u32> {
         match self {
             RawError::Refused(number) => Some(*number),
@@ -97,27 +89,27 @@ impl RawError {
     }
 }
 
-/// A domain without manners.
+/// Adversary domain that sends hub messages word by word.
 #[derive(Debug)]
 pub struct RawDomain {
-    /// Its connection to the hub.
+    /// Connection to the hub.
     pub socket: OwnedFd,
-    /// Its number, once it said HELLO.
+    /// Number of the domain after HELLO.
     pub domid: DomId,
     seq: u32,
 }
 
 impl RawDomain {
-    /// Has not said anything yet.
+    /// Creates a domain that has sent no message.
     pub fn silent(socket: OwnedFd) -> RawDomain {
         RawDomain { socket, domid: DomId(u16::MAX), seq: 0 }
     }
 
-    /// Says HELLO.
+    /// Sends HELLO and waits for the reply.
     ///
     /// # Errors
     ///
-    /// [`RawError`].
+    /// Returns [`RawError`] if HELLO fails.
     pub fn join(socket: OwnedFd) -> Result<RawDomain, RawError> {
         let mut domain = RawDomain::silent(socket);
         let (args, _) = domain.call(kind::HELLO, &[u32::MAX], &[])?;
@@ -125,11 +117,11 @@ impl RawDomain {
         Ok(domain)
     }
 
-    /// Sends one request, not waiting for the answer.
+    /// Sends one request without waiting for the reply.
     ///
     /// # Errors
     ///
-    /// The system's.
+    /// Returns the system's error.
     pub fn ask(&mut self, kind: u32, args: &[u32], fds: &[BorrowedFd<'_>]) -> io::Result<()> {
         self.seq += 1;
         let mut words = [0u32; 8];
@@ -139,15 +131,13 @@ impl RawDomain {
         send_raw(&self.socket, &bytes, fds)
     }
 
-    /// The next message from the hub: eight words and descriptors.
+    /// Receives the next message of the hub: eight words and descriptors.
     ///
     /// # Errors
     ///
-    /// [`RawError::Closed`], [`RawError::Silence`], the system's.
+    /// Returns [`RawError::Closed`], [`RawError::Silence`] or the system's error.
     pub fn receive(&self) -> Result<([u32; 8], Vec<OwnedFd>), RawError> {
-        let timeout = Timespec::try_from(WITHIN).map_err(|_| RawError::Silence)?;
-        let mut ready = [PollFd::new(&self.socket, PollFlags::IN)];
-        if poll(&mut ready, Some(&timeout)).map_err(io::Error::from)? == 0 {
+        if !wait_readable(&self.socket, Some(WITHIN))? {
             return Err(RawError::Silence);
         }
         let mut bytes = [0u8; 32];
@@ -176,11 +166,11 @@ impl RawDomain {
         Ok((words, fds))
     }
 
-    /// One request and its answer.
+    /// Sends one request and waits for its reply.
     ///
     /// # Errors
     ///
-    /// [`RawError`].
+    /// Returns [`RawError`] for a refusal or a missing reply.
     pub fn call(
         &mut self,
         kind: u32,
@@ -200,20 +190,20 @@ impl RawDomain {
         fds.into_iter().next().ok_or(RawError::Silence)
     }
 
-    /// A socket that leads to the store.
+    /// Opens a store connection as a socket.
     ///
     /// # Errors
     ///
-    /// [`RawError`].
+    /// Returns the errors of [`RawDomain::call`].
     pub fn store_socket(&mut self) -> Result<OwnedFd, RawError> {
         Self::one_fd(self.call(kind::STORE, &[], &[])?.1)
     }
 
-    /// An honest client of the store.
+    /// Opens a store connection with a correct client.
     ///
     /// # Errors
     ///
-    /// [`RawError`].
+    /// Returns the errors of [`RawDomain::call`] and of the client.
     pub fn store(&mut self) -> Result<StoreClient, RawError> {
         Ok(StoreClient::new(self.store_socket()?)?)
     }
@@ -222,36 +212,36 @@ impl RawDomain {
     ///
     /// # Errors
     ///
-    /// [`RawError`].
+    /// Returns the errors of [`RawDomain::call`].
     pub fn alloc(&mut self, peer: DomId) -> Result<RawChannel, RawError> {
         let (args, fds) = self.call(kind::ALLOC, &[u32::from(peer.0)], &[])?;
         Ok(RawChannel { port: args[0], socket: Self::one_fd(fds)? })
     }
 
-    /// Binds a channel of `peer`.
+    /// Binds a channel that `peer` allocated.
     ///
     /// # Errors
     ///
-    /// [`RawError`].
+    /// Returns the errors of [`RawDomain::call`].
     pub fn bind(&mut self, peer: DomId, port: u32) -> Result<RawChannel, RawError> {
         let (args, fds) = self.call(kind::BIND, &[u32::from(peer.0), port], &[])?;
         Ok(RawChannel { port: args[0], socket: Self::one_fd(fds)? })
     }
 
-    /// Lends an arena as it is.
+    /// Hands an arena to the hub without any check.
     ///
     /// # Errors
     ///
-    /// [`RawError`].
+    /// Returns the errors of [`RawDomain::call`].
     pub fn lend(&mut self, peer: DomId, arena: &RawArena) -> Result<(), RawError> {
         self.lend_window(peer, arena, 0)
     }
 
-    /// Lends an arena as it is, as a window of that name.
+    /// Hands an arena to the hub as a grant window of that name, without any check.
     ///
     /// # Errors
     ///
-    /// [`RawError`].
+    /// Returns the errors of [`RawDomain::call`].
     pub fn lend_window(
         &mut self,
         peer: DomId,
@@ -264,11 +254,11 @@ impl RawDomain {
         self.call(kind::LEND, &args, &fds).map(|_| ())
     }
 
-    /// Takes the arena that `granter` lent.
+    /// Fetches the arena of `granter`.
     ///
     /// # Errors
     ///
-    /// [`RawError`].
+    /// Returns the errors of [`RawDomain::call`] and of mapping the files.
     pub fn fetch(&mut self, granter: DomId) -> Result<RawArena, RawError> {
         let (args, fds) = self.call(kind::FETCH, &[u32::from(granter.0)], &[])?;
         let [writable, read_only, references, ..] = args;
@@ -278,22 +268,22 @@ impl RawDomain {
     }
 }
 
-/// An end of an event channel.
+/// One end of an event channel.
 #[derive(Debug)]
 pub struct RawChannel {
-    /// Its number in its domain.
+    /// Number of the end in its domain.
     pub port: u32,
-    /// The socket.
+    /// Local socket of the channel.
     pub socket: OwnedFd,
 }
 
 impl RawChannel {
-    /// Notifies once. What the other end did to the socket is of no interest here.
+    /// Notifies once. Errors are ignored: the other end may have closed the socket.
     pub fn notify(&self) {
         let _ = send_raw(&self.socket, &[1], &[]);
     }
 
-    /// Notifies until no more goes in; returns the bytes that did.
+    /// Notifies until the socket is full. Returns the number of bytes sent.
     pub fn fill(&self) -> usize {
         let mut sent = 0;
         for bytes in [&[1u8; 4096][..], &[1]] {
@@ -304,12 +294,12 @@ impl RawChannel {
         sent
     }
 
-    /// Ends one direction, or both.
+    /// Shuts down one direction, or both.
     pub fn shut(&self, how: Shutdown) {
         let _ = rustix::net::shutdown(&self.socket, how);
     }
 
-    /// Whether the other end notified; takes what it sent.
+    /// Reads pending notifications. Returns `true` if there were any.
     pub fn take(&self) -> bool {
         let mut bytes = [0u8; 4096];
         rustix::net::recv(&self.socket, &mut bytes[..], RecvFlags::DONTWAIT)
@@ -317,22 +307,22 @@ impl RawChannel {
     }
 }
 
-/// Four files in the roles of an arena, and this side's view of them.
+/// Four files in the roles of an arena, mapped in this process.
 #[derive(Debug)]
 pub struct RawArena {
-    /// What is announced.
+    /// Announced sizes of the arena.
     pub shape: ArenaShape,
-    /// What is handed over: writable pages, read-only pages, table, status words.
+    /// Files for the peer: writable pages, read-only pages, table, status words.
     pub handed_over: [OwnedFd; 4],
     own: Vec<OwnedFd>,
     views: [LentSlice; 4],
 }
 
-/// A memfd of that size and those seals.
+/// Creates a memfd with that size and those seals.
 ///
 /// # Errors
 ///
-/// The system's.
+/// Returns the system's error.
 pub fn memfd(bytes: u64, seals: SealFlags) -> io::Result<OwnedFd> {
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
     let fd = rustix::fs::memfd_create("raw", flags)?;
@@ -345,13 +335,13 @@ pub fn memfd(bytes: u64, seals: SealFlags) -> io::Result<OwnedFd> {
 ///
 /// # Errors
 ///
-/// The system's.
+/// Returns the system's error.
 pub fn reopened(fd: &OwnedFd, mode: OFlags) -> io::Result<OwnedFd> {
     let path = format!("/proc/self/fd/{}", fd.as_raw_fd());
     Ok(rustix::fs::open(path, mode | OFlags::CLOEXEC, Mode::empty())?)
 }
 
-/// Bytes of the four files of an arena of that shape.
+/// Returns the sizes of the four files of an arena of that shape, in bytes.
 pub fn file_bytes(shape: ArenaShape) -> [u64; 4] {
     let pages = |n: u64| n.max(1).next_multiple_of(PAGE_SIZE as u64);
     [
@@ -368,11 +358,11 @@ fn whole(file: &OwnedFd, protection: Protection) -> io::Result<LentSlice> {
 }
 
 impl RawArena {
-    /// An arena that keeps all rules, of which nothing is granted.
+    /// Creates an arena that breaks no rule and grants nothing.
     ///
     /// # Errors
     ///
-    /// The system's.
+    /// Returns the system's error.
     pub fn new(shape: ArenaShape) -> io::Result<RawArena> {
         let mut own = Vec::new();
         for bytes in file_bytes(shape) {
@@ -389,7 +379,7 @@ impl RawArena {
         Ok(RawArena { shape, handed_over, own, views })
     }
 
-    /// The grantee's view: what its descriptors let it map.
+    /// Creates the grantee's view: its descriptors limit the protection of the mappings.
     fn from_files(shape: ArenaShape, files: [OwnedFd; 4]) -> io::Result<RawArena> {
         let view = |i: usize, protection| whole(&files[i], protection);
         let (write, read) = (Protection::ReadWrite, Protection::ReadOnly);
@@ -397,34 +387,34 @@ impl RawArena {
         Ok(RawArena { shape, handed_over: files, own: Vec::new(), views })
     }
 
-    /// A page that the peer may write.
+    /// Returns a page that the peer may write.
     ///
     /// # Errors
     ///
-    /// When there is no such page.
+    /// Fails if there is no such page.
     pub fn writable(&self, page: u32) -> io::Result<LentSlice> {
         self.views[0].slice(page as usize * PAGE_SIZE, PAGE_SIZE).map_err(io::Error::other)
     }
 
-    /// A page that the peer may only read.
+    /// Returns a page that the peer may only read.
     ///
     /// # Errors
     ///
-    /// When there is no such page.
+    /// Fails if there is no such page.
     pub fn read_only(&self, page: u32) -> io::Result<LentSlice> {
         self.views[1].slice(page as usize * PAGE_SIZE, PAGE_SIZE).map_err(io::Error::other)
     }
 
-    /// The table, for another thread.
+    /// Returns the table, for another thread.
     pub fn table(&self) -> LentSlice {
         self.views[2].clone()
     }
 
-    /// The same arena once more, for another thread.
+    /// Duplicates the arena, for another thread.
     ///
     /// # Errors
     ///
-    /// The system's.
+    /// Returns the system's error.
     pub fn duplicate(&self) -> io::Result<RawArena> {
         let [a, b, c, d] = self.handed_over.each_ref().map(OwnedFd::try_clone);
         let own = self.own.iter().map(OwnedFd::try_clone).collect::<io::Result<_>>()?;
@@ -432,25 +422,25 @@ impl RawArena {
         Ok(RawArena { shape: self.shape, handed_over, own, views: self.views.clone() })
     }
 
-    /// Writes a word of the table.
+    /// Writes an entry of the table.
     pub fn set_entry(&self, gref: u32, entry: RawGrantEntry) {
         let stored = self.views[2].store_u64(gref as usize * 8, entry.0.to_le(), SeqCst);
         debug_assert!(stored.is_ok(), "a reference of the table");
     }
 
-    /// Reads a word of the table.
+    /// Reads an entry of the table.
     pub fn entry(&self, gref: u32) -> RawGrantEntry {
         RawGrantEntry(u64::from_le(self.views[2].load_u64(gref as usize * 8, SeqCst).unwrap_or(0)))
     }
 
-    /// Lends a page under a reference.
+    /// Grants a page under a reference.
     pub fn grant(&self, gref: u32, to: DomId, frame: u32, read_only: bool) {
         let read_only = if read_only { flags::READ_ONLY } else { 0 };
         let bits = flags::PERMIT_ACCESS | read_only;
         self.set_entry(gref, RawGrantEntry::from_fields(bits, to.0, frame));
     }
 
-    /// Writes a status word, which only the grantee ought to do.
+    /// Writes a status word, which a correct granter never does.
     pub fn set_status(&self, gref: u32, uses: u32) {
         let stored = self.views[3].store_u32(gref as usize * 4, uses, SeqCst);
         debug_assert!(stored.is_ok(), "a reference of the table");
@@ -477,7 +467,7 @@ impl RawArena {
     ///
     /// # Errors
     ///
-    /// The system's.
+    /// Returns the system's error.
     pub fn punch(&self, read_only: bool, first: u32, count: u32) -> io::Result<()> {
         let role = usize::from(read_only);
         let file = self.own.get(role).unwrap_or(&self.handed_over[role]);

@@ -1,48 +1,49 @@
-//! The grant table between two domains and the status words beside it.
+//! Grant table between two domains, with the status words beside it.
 //!
-//! The granter writes *entries* (the v1 layout of `grant_table.h`, one u64 each), the grantee only
-//! reads them. The grantee writes *status words*, one u32 an entry: how many uses of the page are
-//! going on. Neither side can hold the other up:
+//! The granter writes *entries* (v1 layout of `grant_table.h`, one u64 each); the grantee only reads
+//! them. The grantee writes *status words*, one u32 for each entry: the number of uses in progress.
+//! Neither side can block the other:
 //!
-//! * begin a use: read the entry, raise the status, read the entry again; if it changed, lower the
-//!   status and try no further.
-//! * take back: clear the entry, read the status; if it is raised, put the entry back and report
-//!   Busy.
+//! * The grantee begins a use: it reads the entry, raises the status, and reads the entry again. If the
+//!   entry changed, it lowers the status and fails.
+//! * The granter takes back: it clears the entry and reads the status. If the status is raised, it
+//!   restores the entry and reports Busy.
 //!
-//! Both sides write their own word before they read the other's, with a sequentially consistent fence between, so
-//! that of a use and a revocation that race at least one sees the other. loom explores this.
+//! Each side writes its own word before it reads the other's, with a sequentially consistent fence
+//! between. Of a use and a revocation that race, at least one therefore sees the other. loom tests
+//! explore the interleavings.
 //!
-//! What a *dishonest* grantee writes into the status words can keep a page from being taken back,
-//! which is what the forced revocation is for; it can reach no page that was not lent to it.
+//! A faulty grantee can write status words that keep a page from being taken back; the forced revocation
+//! handles that. It can reach no page that was not granted to it.
 
 use ringfence_memory::{LentSlice, OutOfRange};
 use ringfence_ring::sync::{Ordering, fence};
 use ringfence_wire::grant::{Access, DomId, GrantStatus, Gref, RawGrantEntry, flags};
 
-/// Bytes of a table entry and of a status word.
+/// Sizes of a table entry and of a status word in bytes.
 pub(crate) const ENTRY_BYTES: usize = 8;
 pub(crate) const STATUS_BYTES: usize = 4;
 
-/// The shared words of one table.
+/// Shared words of one table.
 pub(crate) trait TableWords {
-    /// References, reserved ones included.
+    /// Returns the number of references, including the reserved ones.
     fn references(&self) -> u32;
     /// Reads the entry of a reference below `references`.
     fn entry(&self, gref: Gref) -> u64;
-    /// Writes it (granter).
+    /// Writes an entry (granter).
     fn set_entry(&self, gref: Gref, value: u64);
-    /// Reads the status word.
+    /// Reads a status word.
     fn status(&self, gref: Gref) -> u32;
-    /// Raises it by one (grantee).
+    /// Raises a status word by one (grantee).
     fn raise(&self, gref: Gref);
-    /// Lowers it by one (grantee).
+    /// Lowers a status word by one (grantee).
     fn lower(&self, gref: Gref);
-    /// Sets it (a grantee that keeps count itself, one thread). What was done to the page before is
-    /// over for whoever reads the word.
+    /// Stores a status word (a grantee that counts its uses itself, in one thread). Release: accesses
+    /// to the page happen before a reader sees the word.
     fn set_status(&self, gref: Gref, uses: u32);
 }
 
-/// A table in lent memory.
+/// Table in lent memory.
 #[derive(Clone)]
 pub(crate) struct LentTable {
     entries: LentSlice,
@@ -99,7 +100,7 @@ impl TableWords for LentTable {
     }
 }
 
-/// A validated use of a page: where it is.
+/// Location of a page in a validated use.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Use {
     pub(crate) frame: u32,
@@ -121,7 +122,7 @@ fn validate(word: u64, me: DomId, access: Access) -> Result<Use, GrantStatus> {
     Ok(Use { frame: raw.frame(), read_only })
 }
 
-/// What the entry of `gref` says now to `me`, and the entry itself. No use of it is begun.
+/// Reads and validates the entry of `gref` for `me`, without beginning a use. Returns the entry too.
 #[inline]
 pub(crate) fn look<T: TableWords>(
     table: &T,
@@ -136,8 +137,8 @@ pub(crate) fn look<T: TableWords>(
     Ok((word, validate(word, me, access)?))
 }
 
-/// Begins a use of `gref` by `me` (the grantee). On success the status is raised and
-/// [`end_use`] is owed.
+/// Begins a use of `gref` by `me` (grantee). On success the status is raised, and the caller must call
+/// [`end_use`].
 #[inline]
 pub(crate) fn begin_use<T: TableWords>(
     table: &T,
@@ -147,7 +148,7 @@ pub(crate) fn begin_use<T: TableWords>(
 ) -> Result<Use, GrantStatus> {
     let (word, found) = look(table, gref, me, access)?;
     table.raise(gref);
-    // Raised before the entry is read again, as the granter clears it before it reads the status.
+    // Raised before the entry is read again: the granter clears the entry before it reads the status.
     fence(Ordering::SeqCst);
     if table.entry(gref) != word {
         table.lower(gref);
@@ -156,21 +157,21 @@ pub(crate) fn begin_use<T: TableWords>(
     Ok(found)
 }
 
-/// Ends a use.
+/// Ends a use of `gref`.
 #[inline]
 pub(crate) fn end_use<T: TableWords>(table: &T, gref: Gref) {
     table.lower(gref);
 }
 
-/// The uses that a grantee has of each page, kept by the one thread that begins and ends them. It alone
-/// writes the status words, with plain stores; a fence serves a whole batch.
+/// Use counts of a grantee that begins and ends uses in one thread. Only this thread writes the status
+/// words, so plain stores suffice; one fence serves a whole batch.
 pub(crate) struct UseCounts {
     counts: Vec<u32>,
     words: Vec<u64>,
 }
 
 impl UseCounts {
-    /// No use is going on.
+    /// Creates counts without a use.
     pub(crate) fn new(references: u32) -> UseCounts {
         UseCounts { counts: vec![0; references as usize], words: Vec::new() }
     }
@@ -181,8 +182,8 @@ impl UseCounts {
         table.set_status(gref, *count);
     }
 
-    /// Begins a use of each page by `me`; one result each is appended. [`UseCounts::end`] is owed for
-    /// each that succeeded.
+    /// Begins a use of each page by `me`, and appends one result for each. The caller must call
+    /// [`UseCounts::end`] for each success.
     pub(crate) fn begin<T: TableWords>(
         &mut self,
         table: &T,
@@ -204,8 +205,8 @@ impl UseCounts {
             words.push(word);
             out.push(found);
         }
-        // All are raised before any entry is read again, as the granter clears one before it reads the
-        // status.
+        // All words are raised before any entry is read again: the granter clears an entry before it
+        // reads the status.
         fence(Ordering::SeqCst);
         for (((gref, _), word), found) in pages.zip(&words).zip(&mut out[base..]) {
             if found.is_ok() && table.entry(gref) != *word {
@@ -216,12 +217,12 @@ impl UseCounts {
         self.words = words;
     }
 
-    /// Ends a use.
+    /// Ends a use of `gref`.
     pub(crate) fn end<T: TableWords>(&mut self, table: &T, gref: Gref) {
         self.change(table, gref, false);
     }
 
-    /// Ends every use.
+    /// Ends every use that is in progress.
     pub(crate) fn end_all<T: TableWords>(&mut self, table: &T) {
         for (number, count) in (0..).zip(&mut self.counts) {
             if core::mem::take(count) > 0 {
@@ -231,14 +232,14 @@ impl UseCounts {
     }
 }
 
-/// Issues `gref` (the granter; the entry is clear).
+/// Issues `gref` (granter). The entry has to be clear.
 pub(crate) fn issue<T: TableWords>(table: &T, gref: Gref, to: DomId, frame: u32, access: Access) {
     let read_only = if access == Access::ReadOnly { flags::READ_ONLY } else { 0 };
     let word = RawGrantEntry::from_fields(flags::PERMIT_ACCESS | read_only, to.0, frame);
     table.set_entry(gref, word.0);
 }
 
-/// Takes `gref` back if no use is going on; one attempt.
+/// Makes one attempt to take `gref` back. Returns `false` if a use is in progress.
 pub(crate) fn try_revoke<T: TableWords>(table: &T, gref: Gref) -> bool {
     let word = table.entry(gref);
     table.set_entry(gref, 0);
@@ -286,10 +287,10 @@ mod loom_tests {
         }
     }
 
-    /// A page that leaves for another purpose once it was taken back: what is put there then is never seen
-    /// by a use, and what a use wrote is there before.
+    /// Checks that a use never sees data that the granter stores after a successful revocation, and
+    /// that writes of a use are complete before it.
     #[test]
-    fn loom_a_page_that_was_handed_over_is_out_of_reach() {
+    fn loom_write_after_revocation_is_invisible_to_earlier_use() {
         const SECRET: u32 = 77;
         loom::model(|| {
             let table = Arc::new(Modelled { entry: AtomicU64::new(0), status: AtomicU32::new(0) });
@@ -308,23 +309,23 @@ mod loom_tests {
                 }
             });
             if try_revoke(&*table, Gref(8)) {
-                // Nothing of a use is left to come.
+                // No access of a use can follow.
                 let content = page.load(Ordering::Relaxed);
                 page.store(SECRET, Ordering::Relaxed);
                 grantee.join().expect("the grantee ends");
                 assert_eq!(page.load(Ordering::Relaxed), SECRET);
                 assert!(content == 1 || content == 2);
             } else {
-                // Busy says that a use may be going on, or be about to be given up.
+                // Busy: a use may be in progress, or about to fail.
                 grantee.join().expect("the grantee ends");
                 assert_ne!(page.load(Ordering::Relaxed), SECRET);
             }
         });
     }
 
-    /// The same for uses that are counted by the grantee and begun in batches.
+    /// Checks the same for uses that the grantee counts and begins in batches.
     #[test]
-    fn loom_no_batch_of_uses_overlaps_a_successful_revocation() {
+    fn loom_batched_use_never_overlaps_successful_revocation() {
         loom::model(|| {
             let table = Arc::new(Modelled { entry: AtomicU64::new(0), status: AtomicU32::new(0) });
             let taken_back = Arc::new(AtomicBool::new(false));
@@ -350,9 +351,9 @@ mod loom_tests {
         });
     }
 
-    /// A page that was taken back is never in use.
+    /// Checks that a page is not in use after a successful revocation.
     #[test]
-    fn loom_no_use_overlaps_a_successful_revocation() {
+    fn loom_use_never_overlaps_successful_revocation() {
         loom::model(|| {
             let table = Arc::new(Modelled { entry: AtomicU64::new(0), status: AtomicU32::new(0) });
             let taken_back = Arc::new(AtomicBool::new(false));

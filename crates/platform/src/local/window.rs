@@ -1,10 +1,12 @@
-//! Windows between processes: the engine `arena`.
+//! Grant windows between processes: the engine `arena`.
 //!
-//! A window is an arena of its own with a table of its own, made as for ordinary grants and handed to the
-//! grantee whole. Which of its pages the grantee *may* use is what the table says; which it *can* reach
-//! is the window, and no other memory. So a page's content is destroyed, in every mapping of every
-//! process, before the page is used again after a revocation: that is what makes the promise one-sided.
-//! Destroying is put off until then, so that many pages, neighbours mostly, go in one call.
+//! A window is an arena with its own table, created as for ordinary grants and passed to the grantee as a
+//! whole. The table says which pages the grantee *may* use; the window is the memory that it *can* reach.
+//! Revocation is one-sided because the granter destroys a page's content, in every mapping of every
+//! process, before it uses the page again. The destruction is deferred until then, so one call punches
+//! many neighbouring pages.
+//!
+//! [`LocalTable`] is the granter's end, [`WindowView`] and [`WindowRound`] are the grantee's.
 
 mod round;
 
@@ -25,10 +27,10 @@ use crate::{
 
 pub use round::{RoundPlace, WindowRound};
 
-/// Pages made fresh in passing, beside the one that is wanted.
+/// Maximum number of stale pages made fresh together with the requested one.
 const SCRUB_AT_ONCE: usize = 256;
 
-/// The references that no table uses.
+/// Number of reserved references, which no table uses.
 const RESERVED: u32 = Gref::FIRST_FREE.0;
 
 impl From<WindowShape> for ArenaShape {
@@ -45,7 +47,7 @@ impl From<ArenaShape> for WindowShape {
     }
 }
 
-/// Where a page is in its life.
+/// State of a page; see [`crate::window`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum State {
     Fresh,
@@ -55,7 +57,7 @@ enum State {
     Held(Gref),
 }
 
-/// What a reference stands for.
+/// State of a reference.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Entry {
     Free,
@@ -63,7 +65,7 @@ enum Entry {
     Held(PageId),
 }
 
-/// The granter's end.
+/// Granter's end of a window.
 pub(super) struct LocalTable {
     grantee: DomId,
     handle: WindowHandle,
@@ -79,14 +81,14 @@ pub(super) struct LocalTable {
 }
 
 impl LocalTable {
-    /// Makes a window; the second value is what the grantee is to get.
+    /// Creates a window. Returns the files for the grantee as the second value.
     pub(super) fn create(
         grantee: DomId,
         handle: WindowHandle,
         shape: WindowShape,
         counters: Arc<Counters>,
     ) -> Result<(LocalTable, ArenaFiles), PlatformError> {
-        let bad = |why| PlatformError::BadArena { peer: grantee, why };
+        let bad = |why| PlatformError::bad_arena(grantee, why);
         let arena_shape = ArenaShape::from(shape);
         arena_shape.check().map_err(bad)?;
         let new = arena::create(arena_shape)?;
@@ -110,7 +112,7 @@ impl LocalTable {
         Ok((this, new.handed_over))
     }
 
-    /// The pages of a page's kind, and its number among them.
+    /// Returns the pages of a page's kind, and its number among them.
     fn place(&mut self, page: PageId) -> Option<(&mut Pages, u32)> {
         match self.shape.access_of(page)? {
             Access::ReadWrite => Some((&mut self.writable, page.0)),
@@ -139,7 +141,7 @@ impl LocalTable {
         }
     }
 
-    /// Destroys the content of `pages`; each is of another generation then.
+    /// Destroys the content of `pages` and advances their generations.
     fn punch(&mut self, pages: &[PageId]) -> Result<(), RevokeError> {
         for access in [Access::ReadWrite, Access::ReadOnly] {
             let first = if access == Access::ReadWrite { 0 } else { self.shape.writable };
@@ -157,13 +159,13 @@ impl LocalTable {
         Ok(())
     }
 
-    /// Frees what was held under `gref`, if the grantee let go of it.
-    fn thaw(&mut self, gref: Gref) -> bool {
+    /// Frees the page held under `gref` if the grantee has ended its use. Returns `false` if it has not.
+    fn reclaim(&mut self, gref: Gref) -> bool {
         let Some(Entry::Held(page)) = self.entry(gref) else { return true };
         if self.table.status(gref) > 0 {
             return false;
         }
-        // An honest grantee may have gone on writing into the page until it let go.
+        // A correct grantee may have written into the page until it ended the use.
         self.set_entry(gref, Entry::Free);
         self.set_state(page, State::Stale);
         self.stale.push(page);
@@ -215,10 +217,10 @@ impl TranslationTable for LocalTable {
             Some(State::Fresh) => return Ok(()),
             None => return Err(RevokeError::NotIssued),
             Some(State::Issued) => return Err(RevokeError::Busy),
-            Some(State::Held(gref)) if !self.thaw(gref) => return Err(RevokeError::Busy),
+            Some(State::Held(gref)) if !self.reclaim(gref) => return Err(RevokeError::Busy),
             Some(State::Stale | State::Held(_)) => {}
         }
-        // The wanted one, and those that became stale last: neighbours in time are neighbours in place.
+        // The requested page, and those that became stale last: they are likely neighbours.
         let mut now = self.stale.split_off(self.stale.len().saturating_sub(SCRUB_AT_ONCE));
         if !now.contains(&page) {
             self.stale.retain(|stale| *stale != page);
@@ -236,7 +238,7 @@ impl TranslationTable for LocalTable {
         match self.entry(gref) {
             None => return Err(IssueError::NoEntry { gref, entries: self.shape.entries }),
             Some(Entry::Issued(_)) => return Err(IssueError::Taken { gref }),
-            Some(Entry::Held(_)) if !self.thaw(gref) => return Err(IssueError::Held { gref }),
+            Some(Entry::Held(_)) if !self.reclaim(gref) => return Err(IssueError::Held { gref }),
             Some(Entry::Free | Entry::Held(_)) => {}
         }
         let pages = self.shape.pages();
@@ -277,7 +279,7 @@ impl TranslationTable for LocalTable {
                 pages.push((*gref, page));
             }
         }
-        // One mentioned twice is revoked once.
+        // Revoke a reference that is listed twice only once.
         pages.sort_unstable_by_key(|(gref, _)| *gref);
         pages.dedup();
         let just_pages: Vec<PageId> = pages.iter().map(|(_, page)| *page).collect();
@@ -318,27 +320,27 @@ impl TranslationTable for LocalTable {
                 .filter_map(|(number, entry)| held(entry).then_some(Gref(number)))
                 .collect();
             grefs.into_iter().for_each(|gref| {
-                self.thaw(gref);
+                self.reclaim(gref);
             });
         }
         Held { pages: self.held }
     }
 }
 
-/// Where a page lies in a window that is mapped.
+/// Location of a page in a mapped window.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct WindowPlace {
     read_only: bool,
     offset: usize,
 }
 
-/// The grantee's end of a window, mapped whole, for one thread. Others of the same window count their
-/// uses apart: a page whose uses overlap in two of them is taken back when either ends.
+/// Grantee's end of a window, mapped whole, for one thread. Views of the same window count their uses
+/// separately: a page with overlapping uses in two views can be taken back when either use ends.
 pub struct WindowView {
     me: DomId,
     shape: ArenaShape,
     table: LentTable,
-    /// Writable pages and those that can only be read.
+    /// Writable pages, and pages that can only be read.
     memory: [LentSlice; 2],
     uses: UseCounts,
     found: Vec<Result<Use, GrantStatus>>,
@@ -367,12 +369,12 @@ impl WindowView {
         Ok(WindowView { me, shape, table, memory, uses, found: Vec::new() })
     }
 
-    /// Entries of the table.
+    /// Returns the number of entries of the table.
     pub fn entries(&self) -> u32 {
         WindowShape::from(self.shape).entries
     }
 
-    /// Another view of the same window, for another thread.
+    /// Creates another view of the same window, for another thread.
     #[must_use]
     pub fn another(&self) -> WindowView {
         WindowView {
@@ -385,8 +387,8 @@ impl WindowView {
         }
     }
 
-    /// Lowers every status word: those that a grantee before this one, which is no more, left raised. For
-    /// the only view of a window.
+    /// Lowers every status word that a previous grantee, which has ended, left raised. Only for the only
+    /// view of a window.
     #[must_use]
     pub fn taking_over(self) -> WindowView {
         self.lower_all();
@@ -398,11 +400,11 @@ impl WindowView {
         (RESERVED..references).for_each(|number| self.table.set_status(Gref(number), 0));
     }
 
-    /// Begins a use of each of `pages` and appends to `out` where it is, or why it cannot be used: no
-    /// such entry or nothing issued there ([`GrantStatus::BadGref`]), issued for less
-    /// ([`GrantStatus::PermissionDenied`]), revoked meanwhile ([`GrantStatus::Again`]), or the granter's
-    /// number of the page is none ([`GrantStatus::BadPage`]). For each that succeeds,
-    /// [`WindowView::end`] is owed.
+    /// Begins a use of each of `pages` and appends its location or an error to `out`. The errors are
+    /// [`GrantStatus::BadGref`] (no such entry, or nothing issued there),
+    /// [`GrantStatus::PermissionDenied`] (issued for less), [`GrantStatus::Again`] (revoked meanwhile) and
+    /// [`GrantStatus::BadPage`] (the granter's frame number is beyond the window). The caller must call
+    /// [`WindowView::end`] for each success.
     #[inline]
     pub fn begin(
         &mut self,
@@ -424,13 +426,13 @@ impl WindowView {
         }
     }
 
-    /// Ends a use.
+    /// Ends a use of `gref`.
     #[inline]
     pub fn end(&mut self, gref: Gref) {
         self.uses.end(&self.table, gref);
     }
 
-    /// The memory that a place lies in, and its offset there.
+    /// Returns the memory that a place is in, and its offset there.
     #[inline]
     pub fn memory(&self, place: WindowPlace) -> (&LentSlice, usize) {
         (&self.memory[usize::from(place.read_only)], place.offset)

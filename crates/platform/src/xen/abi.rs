@@ -1,10 +1,9 @@
-//! What the kernel's Xen devices take and give: request numbers and structures (`gntdev.h`,
-//! `gntalloc.h`, `evtchn.h` of `xen-sys/Linux`), behind functions that are safe to call.
+//! ABI of the kernel's Xen devices: request numbers and structures (`gntdev.h`, `gntalloc.h`, `evtchn.h`
+//! of `xen-sys/Linux`), behind safe functions.
 //!
-//! A request number is composed of the direction "none" (always, whatever the call does), a letter,
-//! a number and the size of the fixed structure. Structures of a variable length are passed as
-//! [`Row`]s of two words, of which they consist: the kernel copies them octet by octet and does not
-//! mind their alignment.
+//! A request number consists of the direction "none" (for every call), a letter, a number and the size of
+//! the fixed structure. Structures of variable length are passed as [`Row`]s of two words: the kernel
+//! copies them byte by byte and does not require an alignment.
 
 // #syscall daemon ioctl 1=0x00184700: gntdev: mapping
 // #syscall daemon ioctl 1=0x00104701: gntdev: unmapping
@@ -40,14 +39,14 @@ pub(super) const BIND_UNBOUND_PORT: Opcode = number(b'E', 2, 4);
 pub(super) const NOTIFY: Opcode = number(b'E', 4, 4);
 pub(super) const RESET: Opcode = number(b'E', 5, 0);
 
-/// A call that takes a pointer, or nothing, and gives back a number.
+/// Call with a pointer argument, or none, that returns a number.
 struct Call {
     request: Opcode,
     argument: *mut c_void,
 }
 
-// SAFETY: the pointer is passed on as it is, and the number comes back as it is. Whether the kernel
-// may use what the pointer leads to is the business of whoever makes a `Call`.
+// SAFETY: the pointer and the number are passed through unchanged. The creator of a `Call`
+// guarantees that the kernel may use the target of the pointer.
 unsafe impl Ioctl for Call {
     type Output = IoctlOutput;
     const IS_MUTATING: bool = true;
@@ -69,19 +68,19 @@ unsafe impl Ioctl for Call {
 ///
 /// # Safety
 ///
-/// `request` reads and writes no more than the bytes of `argument`, and follows no pointer in it
-/// but such as the caller answers for.
+/// `request` must read and write only the bytes of `argument`. The caller must guarantee the validity
+/// of every pointer in `argument` that the request follows.
 unsafe fn call<T>(
     fd: BorrowedFd<'_>,
     request: Opcode,
     argument: &mut [T],
 ) -> Result<IoctlOutput, Errno> {
     let argument = argument.as_mut_ptr().cast();
-    // SAFETY: the kernel reads and writes only what the caller lends it here exclusively.
+    // SAFETY: the kernel accesses only `argument`, which the caller borrows exclusively.
     unsafe { ioctl(fd, Call { request, argument }) }
 }
 
-/// A `u64` as it lies in two words.
+/// Splits a `u64` into two words in memory order.
 fn words_of(value: u64) -> Row {
     let [a, b, c, d, e, f, g, h] = value.to_ne_bytes();
     [u32::from_ne_bytes([a, b, c, d]), u32::from_ne_bytes([e, f, g, h])]
@@ -95,14 +94,13 @@ fn u64_of(row: Row) -> u64 {
 /// Two words of a structure.
 pub(super) type Row = [u32; 2];
 
-/// A set of references to be mapped together: `ioctl_gntdev_map_grant_ref`, kept from one to the
-/// next.
+/// Set of references to map together: `ioctl_gntdev_map_grant_ref`, with reusable storage.
 #[derive(Default)]
 pub(super) struct MapRequest {
     rows: Vec<Row>,
 }
 
-/// Rows before the references: count and padding, and the index that comes back.
+/// Rows before the references: count and padding, and the returned index.
 const HEADER_ROWS: usize = 2;
 
 impl MapRequest {
@@ -120,28 +118,28 @@ impl MapRequest {
         self.rows[0][0]
     }
 
-    /// Tells the driver; the offset at which all of them can be mapped from `fd`, in one piece.
+    /// Registers the set. Returns the offset at which `fd` maps all pages in one piece.
     pub(super) fn submit(&mut self, fd: BorrowedFd<'_>) -> Result<u64, Errno> {
-        // SAFETY: the kernel reads `count` references behind the header, which `push` has kept in
-        // step, and writes the header.
+        // SAFETY: the kernel reads `count` references behind the header, a count that `push` maintains,
+        // and writes the header.
         unsafe { call(fd, MAP_GRANT_REF, &mut self.rows) }?;
         Ok(u64_of(self.rows[1]))
     }
 }
 
-/// Removes what [`MapRequest::submit`] gave `index` for; it is not mapped any more.
+/// Removes the set that [`MapRequest::submit`] returned `index` for. Its pages must be unmapped.
 pub(super) fn unmap(fd: BorrowedFd<'_>, index: u64, count: u32) -> Result<(), Errno> {
     let mut rows = [words_of(index), [count, 0]];
     // SAFETY: the kernel reads one structure of 16 bytes.
     unsafe { call(fd, UNMAP_GRANT_REF, &mut rows) }.map(drop)
 }
 
-/// What the peer is told when a mapping goes away, however that comes about: `UNMAP_NOTIFY_*`.
+/// Notifications to the peer when a mapping goes away for any reason: `UNMAP_NOTIFY_*`.
 const NOTIFY_CLEAR_BYTE: u32 = 1;
 const NOTIFY_SEND_EVENT: u32 = 2;
 
-/// Asks that the octet at `place` (an offset as of [`MapRequest::submit`]) be cleared, if `clear`, and
-/// an event be sent to the other end of `port`, if there is one, when the page there goes away.
+/// Requests a notification for the time when the page at `place` (an offset of [`MapRequest::submit`])
+/// is unmapped: clears the byte at `place` if `clear`, and notifies the other end of `port`.
 pub(super) fn set_unmap_notify(
     fd: BorrowedFd<'_>,
     place: u64,
@@ -155,7 +153,7 @@ pub(super) fn set_unmap_notify(
     unsafe { call(fd, SET_UNMAP_NOTIFY, &mut rows) }.map(drop)
 }
 
-/// One end of a copy: a place in a peer's page, or an address of this process.
+/// One end of a copy: an offset in a peer's page, or an address of this process.
 #[derive(Clone, Copy)]
 #[repr(transparent)]
 pub(super) struct CopyEnd(u64);
@@ -172,7 +170,7 @@ impl CopyEnd {
     }
 }
 
-/// `gntdev_grant_copy_segment`.
+/// Copy of one request: `gntdev_grant_copy_segment`.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub(super) struct CopySegment {
@@ -184,17 +182,17 @@ pub(super) struct CopySegment {
     padding: u16,
 }
 
-/// `GNTCOPY_source_gref`, `GNTCOPY_dest_gref`.
+/// Flags `GNTCOPY_source_gref` and `GNTCOPY_dest_gref`.
 const SOURCE_GREF: u16 = 1;
 const DEST_GREF: u16 = 2;
 
 impl CopySegment {
-    /// From a peer's page to an address of this process.
+    /// Creates a copy from a peer's page to an address of this process.
     pub(super) fn fetch(source: CopyEnd, dest: CopyEnd, len: u16) -> CopySegment {
         CopySegment { source, dest, len, flags: SOURCE_GREF, status: 0, padding: 0 }
     }
 
-    /// From an address of this process to a peer's page.
+    /// Creates a copy from an address of this process to a peer's page.
     pub(super) fn store(source: CopyEnd, dest: CopyEnd, len: u16) -> CopySegment {
         CopySegment { source, dest, len, flags: DEST_GREF, status: 0, padding: 0 }
     }
@@ -204,13 +202,12 @@ impl CopySegment {
     }
 }
 
-/// Does the copies, each with a status of its own; when the call itself fails, no status means
-/// anything.
+/// Executes the copies, each with its own status. If the call itself fails, the statuses are invalid.
 ///
 /// # Safety
 ///
-/// The local end of each segment is `len` bytes that the caller may read (as a source) or write (as
-/// a destination) during the call, and that nothing else refers to meanwhile.
+/// The local end of each segment must be `len` bytes that the caller may read (source) or write
+/// (destination) during the call. Nothing else may access them meanwhile.
 pub(super) unsafe fn copy(fd: BorrowedFd<'_>, segments: &mut [CopySegment]) -> Result<(), Errno> {
     let count = u32::try_from(segments.len()).map_err(|_| Errno::INVAL)?;
     #[repr(C)]
@@ -219,15 +216,15 @@ pub(super) unsafe fn copy(fd: BorrowedFd<'_>, segments: &mut [CopySegment]) -> R
         segments: *mut CopySegment,
     }
     let mut batch = [Batch { count, segments: segments.as_mut_ptr() }];
-    // SAFETY: the kernel reads one structure, follows its pointer to `count` segments, writes their
-    // statuses, and reads or writes what they point to: the caller answers for that.
+    // SAFETY: the kernel reads one structure, follows its pointer to `count` segments, and writes their
+    // statuses. The caller guarantees that it may access the segments' targets.
     unsafe { call(fd, GRANT_COPY, &mut batch) }.map(drop)
 }
 
-/// `GNTALLOC_FLAG_WRITABLE`, in the half word behind the domain's number.
+/// Flag `GNTALLOC_FLAG_WRITABLE`, in the half word after the domain's number.
 const WRITABLE: u16 = 1;
 
-/// A page of the kernel's, zeroed and lent: its reference, and the offset at which it can be mapped.
+/// Allocates a zeroed page in the kernel and grants it. Returns its reference and its mmap offset.
 pub(super) fn alloc_gref(
     fd: BorrowedFd<'_>,
     peer: DomId,
@@ -236,13 +233,12 @@ pub(super) fn alloc_gref(
     let [a, b] = peer.0.to_ne_bytes();
     let [c, d] = (if writable { WRITABLE } else { 0 }).to_ne_bytes();
     let mut rows = [[u32::from_ne_bytes([a, b, c, d]), 1], [0, 0], [0, 0]];
-    // SAFETY: the kernel reads and writes one structure with room for one reference: 24 bytes with
-    // the padding behind it.
+    // SAFETY: the kernel reads and writes one structure with one reference: 24 bytes with its padding.
     unsafe { call(fd, ALLOC_GREF, &mut rows) }?;
     Ok((Gref(rows[2][0]), u64_of(rows[1])))
 }
 
-/// Gives up a page that was had by [`alloc_gref`]. It goes when it is mapped no more.
+/// Releases a page of [`alloc_gref`]. The kernel frees it after its last mapping is removed.
 pub(super) fn dealloc_gref(fd: BorrowedFd<'_>, index: u64) -> Result<(), Errno> {
     let mut rows = [words_of(index), [1, 0]];
     // SAFETY: the kernel reads one structure of 16 bytes.
@@ -253,14 +249,14 @@ fn port_of(output: IoctlOutput) -> Result<u32, Errno> {
     u32::try_from(output).map_err(|_| Errno::INVAL)
 }
 
-/// Binds a port that `peer` has; this domain's end of it.
+/// Binds a port that `peer` allocated. Returns the local port.
 pub(super) fn bind_interdomain(fd: BorrowedFd<'_>, peer: DomId, port: u32) -> Result<u32, Errno> {
     let mut words = [u32::from(peer.0), port];
     // SAFETY: the kernel reads one structure of 8 bytes.
     port_of(unsafe { call(fd, BIND_INTERDOMAIN, &mut words) }?)
 }
 
-/// A port that `peer` may bind.
+/// Allocates a port that `peer` may bind.
 pub(super) fn bind_unbound(fd: BorrowedFd<'_>, peer: DomId) -> Result<u32, Errno> {
     // SAFETY: the kernel reads one word.
     port_of(unsafe { call(fd, BIND_UNBOUND_PORT, &mut [u32::from(peer.0)]) }?)
@@ -272,7 +268,7 @@ pub(super) fn notify(fd: BorrowedFd<'_>, port: u32) -> Result<(), Errno> {
     unsafe { call(fd, NOTIFY, &mut [port]) }.map(drop)
 }
 
-/// Empties the buffer of ports that are pending, after it overflowed.
+/// Empties the buffer of pending ports after an overflow.
 pub(super) fn reset(fd: BorrowedFd<'_>) -> Result<(), Errno> {
     // SAFETY: the call takes no argument.
     unsafe { call::<u32>(fd, RESET, &mut []) }.map(drop)
@@ -282,9 +278,9 @@ pub(super) fn reset(fd: BorrowedFd<'_>) -> Result<(), Errno> {
 mod tests {
     use super::*;
 
-    /// The numbers that a C compiler makes of the headers on x86-64.
+    /// Checks the numbers against those of a C compiler on x86-64.
     #[test]
-    fn request_numbers_are_those_of_the_headers() {
+    fn request_numbers_match_c_headers() {
         let numbers = [
             (MAP_GRANT_REF, 0x0018_4700),
             (UNMAP_GRANT_REF, 0x0010_4701),
@@ -303,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn a_copy_segment_is_laid_out_as_in_the_header() {
+    fn copy_segment_layout_matches_header() {
         assert_eq!(size_of::<CopySegment>(), 24);
         assert_eq!(core::mem::offset_of!(CopySegment, dest), 8);
         assert_eq!(core::mem::offset_of!(CopySegment, len), 16);
@@ -312,13 +308,13 @@ mod tests {
     }
 
     #[test]
-    fn the_foreign_end_of_a_copy_is_reference_offset_domain() {
+    fn foreign_copy_end_encodes_reference_offset_domain() {
         let CopyEnd(word) = CopyEnd::foreign(DomId(0x1122), Gref(0x3344_5566), 0x0789);
         assert_eq!(word.to_le_bytes(), [0x66, 0x55, 0x44, 0x33, 0x89, 0x07, 0x22, 0x11]);
     }
 
     #[test]
-    fn a_request_to_map_counts_what_follows_its_header() {
+    fn map_request_counts_pushed_references() {
         let mut request = MapRequest::default();
         for _ in 0..2 {
             request.begin();
@@ -327,12 +323,12 @@ mod tests {
             assert_eq!(request.count(), 2);
             assert_eq!(request.rows, [[2, 0], [0, 0], [3, 8], [3, u32::MAX]]);
         }
-        // One reference is part of the structure whose size is in the number.
+        // The size in the request number includes one reference.
         assert_eq!(size_of::<Row>() * (HEADER_ROWS + 1), 24);
     }
 
     #[test]
-    fn an_index_survives_its_two_words() {
+    fn index_round_trips_through_two_words() {
         for value in [0, 4096, 0x1_0000_0000, u64::MAX, 0x0123_4567_89AB_CDEF] {
             assert_eq!(u64_of(words_of(value)), value);
         }

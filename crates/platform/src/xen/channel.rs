@@ -1,10 +1,9 @@
-//! Event channels, by `/dev/xen/evtchn`.
+//! Event channels on Xen, through `/dev/xen/evtchn`.
 //!
-//! Each channel has the device open for itself, so its descriptor is readable when this channel is
-//! pending and not for another's sake; closing it unbinds the port. A port that was read stays
-//! masked until it is written back: however often the peer notifies meanwhile, that costs this
-//! domain nothing but one more event, when it is written back. The order is read, write back, look
-//! at the ring: an event that comes after the look makes the descriptor readable again.
+//! Each channel opens the device separately, so its descriptor is readable only while this channel is
+//! pending. Closing the descriptor unbinds the port. A port that was read stays masked until it is
+//! written back. Notifications in between merge into one event after the write. The order is: read, write
+//! back, inspect the ring. An event after the inspection makes the descriptor readable again.
 
 // #syscall daemon read,write: which event channels had events
 
@@ -17,10 +16,10 @@ use super::abi;
 use super::device::Device;
 use crate::{Channel, ChannelError, Counters, DomId, EventPort, PlatformError};
 
-/// One end. Its port is unbound when it is dropped.
+/// One end of an event channel. Dropping it unbinds the port.
 ///
-/// Xen does not tell that the other end was closed: it puts this end back to unbound and drops what
-/// is sent to it. So [`ChannelError::PeerGone`] never comes; the store tells of a peer that is gone.
+/// Xen does not report that the other end was closed: it unbinds this end and drops notifications. So
+/// [`ChannelError::PeerGone`] is never returned; callers learn from the store that a peer is gone.
 pub struct XenChannel {
     port: EventPort,
     device: OwnedFd,
@@ -28,7 +27,7 @@ pub struct XenChannel {
 }
 
 impl XenChannel {
-    /// A port that `peer` may bind.
+    /// Allocates a port that `peer` may bind.
     pub(super) fn alloc(peer: DomId, counters: Arc<Counters>) -> Result<XenChannel, PlatformError> {
         let device = Device::Evtchn.open()?;
         let port = abi::bind_unbound(device.as_fd(), peer)
@@ -36,7 +35,7 @@ impl XenChannel {
         Ok(XenChannel { port: EventPort(port), device, counters })
     }
 
-    /// The other end of `port`, which `peer` allocated.
+    /// Binds to `port`, which `peer` allocated.
     pub(super) fn bind(
         peer: DomId,
         port: EventPort,
@@ -48,7 +47,7 @@ impl XenChannel {
         Ok(XenChannel { port: EventPort(port), device, counters })
     }
 
-    /// Unmasks the port.
+    /// Writes the port back, which unmasks it.
     fn write_back(&self) -> Result<(), ChannelError> {
         self.counters.syscalls.add(1);
         rustix::io::write(&self.device, &self.port.0.to_ne_bytes()).map(drop).map_err(fault)
@@ -77,14 +76,14 @@ impl Channel for XenChannel {
     }
 
     fn clear(&self) -> Result<bool, ChannelError> {
-        // There is one port, masked once it is in the buffer: so there is one word at most.
+        // The only port is masked once it is in the buffer, so there is at most one word.
         let mut ports = [0; 8];
         self.counters.syscalls.add(1);
         match rustix::io::read(&self.device, &mut ports[..]) {
             Ok(0) | Err(Errno::AGAIN | Errno::INTR) => Ok(false),
             Ok(_) => self.write_back().map(|()| true),
-            // The buffer overflowed, which with one port it should not. Whether this one was in it
-            // is lost, so it counts as pending: an event without work is always possible.
+            // Overflow of the buffer, unexpected with one port. The port may have been in it, so it counts
+            // as pending: an event without work is always possible.
             Err(Errno::FBIG) => {
                 self.counters.syscalls.add(1);
                 abi::reset(self.device.as_fd()).map_err(fault)?;
@@ -100,7 +99,7 @@ mod tests {
     use super::*;
     use rustix::net::{AddressFamily, RecvFlags, SocketFlags, SocketType, recv, send, socketpair};
 
-    /// A channel whose driver is the other end of a socket: it tells of ports, and is told of them.
+    /// Creates a channel with a socket in place of the device; the test plays the driver.
     fn channel() -> (XenChannel, OwnedFd) {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let (device, driver) =
@@ -109,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pending_port_is_written_back_once() {
+    fn clear_of_pending_port_writes_it_back_once() {
         let (channel, driver) = channel();
         assert_eq!(channel.clear(), Ok(false));
         send(&driver, &77u32.to_ne_bytes(), rustix::net::SendFlags::empty()).unwrap();
@@ -127,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn a_notification_that_the_driver_refuses_is_an_error_and_counted() {
+    fn notify_refused_by_driver_returns_error_and_is_counted() {
         let (channel, _driver) = channel();
         assert!(matches!(channel.notify(), Err(ChannelError::System(_))));
         assert_eq!(channel.counters.values().notifications, 1);

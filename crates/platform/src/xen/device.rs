@@ -1,4 +1,4 @@
-//! The kernel's Xen devices: how they are opened, and what is said when they cannot be.
+//! The kernel's Xen devices: opening them, and errors that say what to do when one is missing.
 
 // #syscall daemon openat: devices of Xen, as guests come
 // #syscall daemon socket 0=AF_UNIX: the store
@@ -8,23 +8,23 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::path::Path;
 
+use crate::PlatformError;
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
-/// A device of the hypervisor that Linux shows to user space.
+/// Xen device that Linux offers to user space.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Device {
-    /// Uses pages that other domains lend: for a backend.
+    /// Access to pages that other domains grant: for a backend.
     Gntdev,
-    /// Lends pages to other domains: for a frontend.
+    /// Granting of pages to other domains: for a frontend.
     Gntalloc,
-    /// Event channels.
     Evtchn,
 }
 
 impl Device {
-    /// Its node.
+    /// Returns the path of the device node.
     pub fn path(self) -> &'static str {
         match self {
             Device::Gntdev => "/dev/xen/gntdev",
@@ -33,7 +33,7 @@ impl Device {
         }
     }
 
-    /// The kernel module that makes it.
+    /// Returns the kernel module of the device.
     pub fn module(self) -> &'static str {
         match self {
             Device::Gntdev => "xen-gntdev",
@@ -42,7 +42,7 @@ impl Device {
         }
     }
 
-    /// Opens it, for this use of it alone.
+    /// Opens the device for one use.
     pub(super) fn open(self) -> Result<OwnedFd, DeviceError> {
         let flags = OFlags::RDWR | OFlags::NONBLOCK | OFlags::CLOEXEC;
         rustix::fs::open(self.path(), flags, Mode::empty())
@@ -50,64 +50,53 @@ impl Device {
     }
 }
 
-/// Why a device cannot be used.
+/// Reasons for which a device cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum DeviceError {
-    /// There is no hypervisor below, or it is another one.
+    /// No hypervisor, or one that is not Xen.
     #[error(
         "{path} does not exist, and neither does /sys/hypervisor/type say `xen`: this system does \
          not run on Xen. Without a hypervisor there is `ringfence run`"
     )]
     NotXen {
-        /// The node that was looked for.
+        /// Device node that was tried first.
         path: &'static str,
     },
-    /// The node is missing.
     #[error(
         "{path} does not exist: load the driver with `modprobe {module}` (as root). If it is loaded, \
          /dev is not a devtmpfs: make the node by its number in /proc/misc"
     )]
     Missing {
-        /// The node.
         path: &'static str,
-        /// The module that makes it.
+        /// Kernel module of the device.
         module: &'static str,
     },
-    /// The node may not be opened.
     #[error(
         "{path} cannot be opened: permission denied. Run this as root, or let its user have the \
          node: `chown USER {path}` (as root)"
     )]
-    Denied {
-        /// The node.
-        path: &'static str,
-    },
-    /// The node cannot be opened for another reason.
+    Denied { path: &'static str },
+    /// Failure to open the node for another reason.
     #[error("{path} cannot be opened: {source}")]
-    Open {
-        /// The node.
-        path: &'static str,
-        /// Why.
-        source: io::Error,
-    },
-    /// There is no way to the store.
+    Open { path: &'static str, source: io::Error },
+    /// Failure of every way to the store.
     #[error(
         "no way to xenstore: {device}; {socket}. In dom0, is xenstored running? In a guest, is \
          /dev a devtmpfs?"
     )]
     NoStore {
-        /// What is wrong with the device.
+        /// Error of the store device.
         device: Box<DeviceError>,
-        /// What is wrong with the daemon's socket.
+        /// Error of the daemon's socket.
         socket: Box<DeviceError>,
     },
-    /// The store does not say which domain this is.
+    /// Missing or invalid number of this domain in the store.
     #[error(
         "xenstore does not say which domain this is (the node `domid`): {why}. In dom0, run \
          `xen-init-dom0`"
     )]
     NoDomId {
-        /// What it says.
+        /// Error on reading the number.
         why: ringfence_xenstore::StoreError,
     },
 }
@@ -132,8 +121,14 @@ impl DeviceError {
     }
 }
 
-/// Whether the kernel says that it runs on Xen. Where /sys is not mounted it says nothing, and the
-/// answer is yes: it only decides between two messages.
+impl From<DeviceError> for PlatformError {
+    fn from(error: DeviceError) -> PlatformError {
+        PlatformError::Device(error.into())
+    }
+}
+
+/// Returns `true` if the kernel reports that it runs on Xen, or if /sys is not mounted. The result only
+/// selects between two messages.
 fn on_xen() -> bool {
     match std::fs::read_to_string("/sys/hypervisor/type") {
         Ok(kind) => kind.trim_end() == "xen",
@@ -141,22 +136,22 @@ fn on_xen() -> bool {
     }
 }
 
-/// Where a guest reaches the store: a byte stream, one message at a time.
+/// Store device of a guest: a byte stream that takes one message at a time.
 const XENBUS: &str = "/dev/xen/xenbus";
 
-/// Where the daemon in dom0 listens.
+/// Sockets of xenstored in dom0.
 const SOCKETS: [&str; 2] = ["/run/xenstored/socket", "/var/run/xenstored/socket"];
 
-/// How the store was reached.
+/// Ways to reach the store.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum StoreWay {
-    /// By the kernel's device, in the name of this domain.
+    /// The kernel's device, in the name of this domain.
     Device,
-    /// By the socket of the daemon, which takes whoever may open it for dom0.
+    /// The daemon's socket; the daemon treats every client as dom0.
     Socket,
 }
 
-/// A new connection to the store.
+/// Opens a new connection to the store.
 pub(super) fn open_store() -> Result<(OwnedFd, StoreWay), DeviceError> {
     let flags = OFlags::RDWR | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let device = match rustix::fs::open(XENBUS, flags, Mode::empty()) {
@@ -193,7 +188,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_missing_device_names_its_node_and_its_module() {
+    fn error_for_missing_device_names_node_and_module() {
         for device in [Device::Gntdev, Device::Gntalloc, Device::Evtchn] {
             let (path, module) = (device.path(), device.module());
             let said = DeviceError::of(path, Some(module), Errno::NOENT, true).to_string();
@@ -202,14 +197,14 @@ mod tests {
     }
 
     #[test]
-    fn without_xen_the_message_says_so_and_names_no_module() {
+    fn error_without_xen_says_so_and_names_no_module() {
         let said = DeviceError::of("/dev/xen/gntdev", Some("xen-gntdev"), Errno::NOENT, false);
         let said = said.to_string();
         assert!(said.contains("does not run on Xen") && !said.contains("modprobe"), "{said}");
     }
 
     #[test]
-    fn missing_rights_are_not_taken_for_a_missing_module() {
+    fn error_for_denied_device_names_no_module() {
         for errno in [Errno::ACCESS, Errno::PERM] {
             let said = DeviceError::of("/dev/xen/evtchn", Some("xen-evtchn"), errno, true);
             let said = said.to_string();
@@ -218,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn no_way_to_the_store_names_both_ways() {
+    fn error_without_store_names_device_and_socket() {
         let device = DeviceError::of(XENBUS, None, Errno::NOENT, true).into();
         let socket = DeviceError::of(SOCKETS[0], None, Errno::CONNREFUSED, true).into();
         let said = DeviceError::NoStore { device, socket }.to_string();

@@ -1,19 +1,17 @@
-//! The using side, by `/dev/xen/gntdev`.
+//! Accessing side on Xen, through `/dev/xen/gntdev`.
 //!
-//! A call of [`Grantee::map`] is one request, one `mmap`, and one hypercall in the kernel, for each
-//! kind of access in it. The driver maps all of a request or nothing, and says only that something
-//! failed: then the pages of that request are mapped one by one, which costs the peer whose
-//! references they are, and each gets its own result (XSA-361). Why one failed is not told; that is
-//! [`GrantStatus::GeneralError`], which is also what Xen itself says of most.
+//! A call of [`Grantee::map`] makes one request, one `mmap` and one hypercall for each kind of access in
+//! it. The driver maps all pages of a request or none, and does not report which one failed. After a
+//! failure the pages are therefore mapped one by one, so that each gets its own result (XSA-361). The
+//! driver does not report the reason either: the status is [`GrantStatus::GeneralError`].
 //!
-//! The first eight references are the console's and the store's (`GNTTAB_NR_RESERVED_ENTRIES`): a
-//! toolstack lends those pages to dom0, and a frontend that names them would have its backend write
-//! there. They are refused without asking Xen.
+//! The first eight references belong to the console and the store (`GNTTAB_NR_RESERVED_ENTRIES`). A
+//! toolstack grants those pages to dom0, so a frontend that names them could make its backend write
+//! there. They are refused without a request.
 //!
-//! A call of [`Grantee::copy`] is one request for up to [`COPY_MAX`] copies, which the kernel hands
-//! to Xen in groups of 16, each with a status of its own. A source in lent memory is copied to a
-//! private buffer first: it may be a frame of another domain, which Xen does not take for local
-//! memory of this one (it answers `bad_page`).
+//! A call of [`Grantee::copy`] makes one request for up to [`COPY_MAX`] copies. The kernel passes them to
+//! Xen in groups of 16, each copy with its own status. A source in lent memory is copied to a private
+//! buffer first: it may be a frame of another domain, which Xen refuses as local memory (`bad_page`).
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -27,14 +25,13 @@ use super::channel::XenChannel;
 use crate::copy::{CopyList, CopyLocal, CopyOp};
 use crate::{Access, Channel, Counters, DomId, GrantStatus, Grantee, Gref};
 
-/// Pages that one grantee may have mapped at a time through [`Grantee::map`] (XSA-300).
+/// Maximum number of pages that one grantee may have mapped through [`Grantee::map`] (XSA-300).
 pub const MAPPED_MAX: usize = 4096;
 
-/// Most copies in one request.
+/// Maximum number of copies in one request.
 pub const COPY_MAX: usize = 256;
 
-/// How often a mapping is tried whose page the granter's domain has paged out, and the pause
-/// between two attempts.
+/// Retries of a mapping whose page the granter's domain has paged out, and the pause between them.
 const EAGAIN_ATTEMPTS: u32 = 10;
 const EAGAIN_PAUSE: Duration = Duration::from_millis(1);
 
@@ -45,7 +42,7 @@ struct Shared {
 }
 
 impl Shared {
-    /// Counts `pages` as mapped if there is room for them.
+    /// Counts `pages` as mapped if the limit allows. Returns `false` otherwise.
     fn take_room(&self, pages: usize) -> bool {
         let mut mapped = self.mapped.lock().unwrap_or_else(PoisonError::into_inner);
         let fits = pages <= MAPPED_MAX - *mapped;
@@ -60,7 +57,7 @@ impl Shared {
     }
 }
 
-/// Pages of one request; removed together when the last handle is gone.
+/// Pages of one request. They are unmapped together when the last handle is dropped.
 struct MappedPages {
     mapping: Option<Mapping>,
     index: u64,
@@ -70,7 +67,7 @@ struct MappedPages {
 
 impl Drop for MappedPages {
     fn drop(&mut self) {
-        // In this order: the driver forgets the request only when it is not mapped any more.
+        // In this order: the driver refuses to remove a request that is still mapped.
         drop(self.mapping.take());
         let forgotten = abi::unmap(self.shared.device.as_fd(), self.index, self.count);
         debug_assert!(forgotten.is_ok(), "{forgotten:?}");
@@ -80,16 +77,16 @@ impl Drop for MappedPages {
     }
 }
 
-/// What the kernel does when a page is mapped no more; see [`XenGrantee::map_with_notice`].
+/// Kernel actions when a page is unmapped; see [`XenGrantee::map_with_notice`].
 #[derive(Clone, Copy, Default)]
 pub struct UnmapNotice<'a> {
-    /// Clears the octet at this offset of the page.
+    /// Offset of a byte in the page that the kernel clears.
     pub clear: Option<u16>,
-    /// Notifies the other end of this channel.
+    /// Channel whose other end the kernel notifies.
     pub event: Option<&'a XenChannel>,
 }
 
-/// Uses pages that one granter lent to this domain.
+/// Grantee of the pages of one granter.
 pub struct XenGrantee {
     granter: DomId,
     shared: Arc<Shared>,
@@ -110,7 +107,7 @@ impl XenGrantee {
         }
     }
 
-    /// Maps `grefs` together, or none of them.
+    /// Maps all of `grefs`, or none.
     fn map_together(
         &mut self,
         grefs: impl Iterator<Item = Gref>,
@@ -163,13 +160,12 @@ impl XenGrantee {
         Ok(Arc::new(MappedPages { mapping: Some(mapping), index, count, shared }))
     }
 
-    /// Maps one page, writable, and leaves word with the kernel of what to do when it is mapped no
-    /// more, be it that the handles were dropped or that this process was killed: so the granter
-    /// learns of it, which Xen by itself tells nobody.
+    /// Maps one writable page and registers `notice` with the kernel. The kernel acts when the page is
+    /// unmapped, also if this process is killed. Without a notice Xen does not tell the granter.
     ///
     /// # Errors
     ///
-    /// As for [`Grantee::map`]; the page is not mapped either when word cannot be left.
+    /// Returns the status of [`Grantee::map`]. The page is not mapped if the notice is refused.
     pub fn map_with_notice(
         &mut self,
         gref: Gref,
@@ -188,7 +184,7 @@ impl XenGrantee {
         part(&mapped, 0)
     }
 
-    /// Maps those of `pages` that are wanted for `access`, into their places in `out`.
+    /// Maps those of `pages` that are requested for `access`, into their positions in `out`.
     fn map_kind(
         &mut self,
         pages: &[(Gref, Access)],
@@ -218,7 +214,7 @@ impl XenGrantee {
         }
     }
 
-    /// Does the copies of one request.
+    /// Executes the copies of one request.
     fn copy_chunk(&mut self, ops: &[CopyOp], statuses: &mut Vec<GrantStatus>) {
         let bounced = ops.iter().map(bounced_len).sum();
         self.bounce.clear();
@@ -227,7 +223,7 @@ impl XenGrantee {
         let mut bounce = &mut self.bounce[..];
         for op in ops {
             let foreign = CopyEnd::foreign(self.granter, op.gref, op.offset);
-            // Of no octets the kernel asks Xen nothing.
+            // For a length of 0 the kernel makes no hypercall.
             let len = if is_reserved(op.gref) { 0 } else { op.len };
             let segment = match &op.local {
                 CopyLocal::Into(ptr) => CopySegment::fetch(foreign, CopyEnd::local(*ptr), len),
@@ -235,7 +231,7 @@ impl XenGrantee {
                 CopyLocal::FromLent(lent) => {
                     let (bytes, rest) = bounce.split_at_mut(bounced_len(op));
                     bounce = rest;
-                    // It is exactly these bytes, which the list has seen to.
+                    // The list has sliced the source to exactly these bytes.
                     let copied = lent.copy_to(0, bytes);
                     debug_assert!(copied.is_ok());
                     CopySegment::store(CopyEnd::local(bytes.as_ptr()), foreign, len)
@@ -243,9 +239,9 @@ impl XenGrantee {
             };
             self.segments.push(segment);
         }
-        // SAFETY: the CopyList that is being executed borrows the private memory of each element,
-        // exclusively where it is written; the others are in `self.bounce`, which is not touched
-        // until the call has returned.
+        // SAFETY: the CopyList in execution borrows the private memory of each element, exclusively if
+        // it is written. The other local ends are in `self.bounce`, which is untouched until the call
+        // returns.
         let done = unsafe { abi::copy(self.shared.device.as_fd(), &mut self.segments) };
         let counters = &self.shared.counters;
         counters.syscalls.add(1);
@@ -255,7 +251,7 @@ impl XenGrantee {
             Ok(()) => statuses.extend(ops.iter().zip(&self.segments).map(|(op, segment)| {
                 if is_reserved(op.gref) { GrantStatus::BadGref } else { segment.status() }
             })),
-            // Then no status means anything, whatever was copied.
+            // The call failed as a whole: the segments' statuses are invalid.
             Err(errno) => statuses.extend(ops.iter().map(|_| status_of(errno))),
         }
     }
@@ -272,15 +268,15 @@ fn bounced_len(op: &CopyOp) -> usize {
     }
 }
 
-/// A handle to the `nth` page of a request.
+/// Returns a handle to the `nth` page of a request.
 fn part(mapped: &Arc<MappedPages>, nth: usize) -> Result<LentSlice, GrantStatus> {
     let mapping = mapped.mapping.as_ref().ok_or(GrantStatus::GeneralError)?;
-    // SAFETY: the owner holds the mapping until it is dropped.
+    // SAFETY: the owner keeps the mapping until it is dropped.
     let page = unsafe { mapping.part(Arc::clone(mapped) as _, nth * PAGE_SIZE, PAGE_SIZE) };
     page.map_err(|_| GrantStatus::GeneralError)
 }
 
-/// What the driver's answer means. Which status Xen gave is not told.
+/// Converts the driver's error. The driver does not report Xen's own status.
 fn status_of(errno: Errno) -> GrantStatus {
     match errno {
         Errno::AGAIN => GrantStatus::Again,
@@ -317,21 +313,21 @@ mod tests {
     use crate::CopyOps;
 
     #[test]
-    fn what_the_driver_says_becomes_a_status() {
+    fn driver_errno_becomes_grant_status() {
         assert_eq!(status_of(Errno::INVAL), GrantStatus::GeneralError);
         assert_eq!(status_of(Errno::FAULT), GrantStatus::GeneralError);
         assert_eq!(status_of(Errno::AGAIN), GrantStatus::Again);
         assert_eq!(status_of(Errno::NOMEM), GrantStatus::NoDeviceSpace);
     }
 
-    /// A grantee whose driver refuses every request.
+    /// Creates a grantee whose driver refuses every request.
     fn refused() -> XenGrantee {
         let device = std::fs::File::open("/dev/null").unwrap();
         XenGrantee::new(DomId(1), device.into(), Arc::default())
     }
 
     #[test]
-    fn xsa_300_what_is_mapped_at_a_time_is_bounded() {
+    fn xsa_300_pages_mapped_beyond_limit_are_refused() {
         let grantee = refused();
         assert!(grantee.shared.take_room(MAPPED_MAX));
         assert!(!grantee.shared.take_room(1));
@@ -341,7 +337,7 @@ mod tests {
     }
 
     #[test]
-    fn xsa_362_a_request_that_fails_is_the_status_of_each_page_and_takes_no_room() {
+    fn xsa_362_failed_request_sets_status_of_each_page_and_holds_no_room() {
         let mut grantee = refused();
         let page = |gref, access| (Gref(gref), access);
         let pages = [
@@ -360,7 +356,7 @@ mod tests {
     }
 
     #[test]
-    fn xsa_365_when_the_request_itself_fails_no_copy_counts_as_done() {
+    fn xsa_365_failed_request_sets_error_status_of_each_copy() {
         let mut grantee = refused();
         let (mut into, lent) = ([0u8; 16], LentSlice::anonymous(PAGE_SIZE));
         let mut ops = CopyOps::new();

@@ -1,15 +1,13 @@
-//! The lending side, by `/dev/xen/gntalloc`.
+//! Granting side on Xen, through `/dev/xen/gntalloc`.
 //!
-//! The kernel allocates the page, zeroed, lends it and keeps it: a page that is given up while the
-//! peer has it mapped is the kernel's until the peer lets go, and is nobody else's before that. User
-//! space cannot ask whether that is so. Hence [`Granter::take_back`]
-//! *never says busy*: the page is given up for good, the kernel ends the grant in one attempt, or,
-//! when the peer is using it, as soon as it is not (XSA-396); and the next lease has a fresh page.
-//! A peer that never lets go costs this domain the pages that were lent to it, out of what
-//! `/sys/module/xen_gntalloc/parameters/limit` allows all programs together (1024 by default).
+//! The kernel allocates the page, zeroed, and grants it. A page that is released while the peer has it
+//! mapped stays with the kernel until the peer unmaps it. User space cannot query that state. Hence
+//! [`Granter::take_back`] *never returns Busy*: it releases the page for good, and the next lease has a
+//! fresh page. The kernel ends the grant in one attempt, or once the peer has stopped using it (XSA-396).
+//! A peer that never unmaps costs this domain the pages that were granted to it. They count against
+//! `/sys/module/xen_gntalloc/parameters/limit`, which all programs share (1024 by default).
 //!
-//! Xen has no way to revoke a grant against the grantee's will, so
-//! [`Granter::revoke_forced`] always refuses.
+//! Xen cannot revoke a grant against the grantee's will, so [`Granter::revoke_forced`] always refuses.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -20,13 +18,14 @@ use rustix::io::Errno;
 use super::abi;
 use crate::{Access, Counters, DomId, Granter, Lease, LendError, RevokeError, StillLent};
 
-/// Where the driver says how many pages all programs together may lend.
+/// File with the driver's limit of granted pages for all programs together.
 const LIMIT_PATH: &str = "/sys/module/xen_gntalloc/parameters/limit";
 
-/// What it says unless somebody changed it.
+/// Default of the driver's limit.
 const LIMIT_DEFAULT: u32 = 1024;
 
-/// Lends pages to one peer. A lease whose granter is gone stays lent until its memory is dropped.
+/// Granter of pages to one peer. A lease that outlives its granter stays granted until its memory is
+/// dropped.
 pub struct XenGranter {
     peer: DomId,
     device: Arc<OwnedFd>,
@@ -67,25 +66,25 @@ impl Granter for XenGranter {
         self.counters.syscalls.add(2);
         let mapped = Mapping::new(&*self.device, index, PAGE_SIZE, Protection::ReadWrite)
             .map_err(|e| LendError::System(e.raw_os_error().unwrap_or(0)));
-        // The driver numbers pages one after the other, so this is far off.
+        // The driver numbers pages consecutively, so an overflow is out of practical reach.
         let page = u32::try_from(index / PAGE_SIZE as u64)
             .map_err(|_| LendError::System(Errno::OVERFLOW.raw_os_error()));
         match mapped.and_then(|mapping| Ok((mapping, page?))) {
             Ok((mapping, page)) => Ok(Lease::new(gref, access, mapping.lent(), page, 0)),
             Err(why) => {
-                // If it cannot even be given up, it goes when the device is closed.
+                // If the release fails, the kernel frees the page when the device is closed.
                 let _ = self.give_up(index);
                 Err(why)
             }
         }
     }
 
-    /// Never busy; the page is not lent again. What this domain itself still holds of it (a part
-    /// of [`Lease::memory`], in an I/O) keeps it lent until that is dropped.
+    /// Releases the page for good; never returns Busy. Parts of [`Lease::memory`] that this domain still
+    /// holds, for example in an I/O, keep the page granted until they are dropped.
     fn take_back(&mut self, lease: Lease) -> Result<(), StillLent> {
         match self.give_up(u64::from(lease.page()) * PAGE_SIZE as u64) {
             Ok(()) => {
-                // The removal of the mapping, with the lease.
+                // Unmapping, when the lease is dropped.
                 self.counters.syscalls.add(1);
                 Ok(())
             }

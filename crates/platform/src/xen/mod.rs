@@ -1,14 +1,14 @@
-//! Domains on Xen, seen from Linux user space: dom0, a driver domain, or a guest.
+//! Xen platform: a domain as Linux user space sees it, in dom0, a driver domain or a guest.
 //!
 //! | Xen | here |
 //! |---|---|
-//! | frames lent to one peer | pages of `/dev/xen/gntalloc` ([`XenGranter`]) |
+//! | frames granted to one peer | pages of `/dev/xen/gntalloc` ([`XenGranter`]) |
 //! | map, unmap, copy | `/dev/xen/gntdev` ([`XenGrantee`]) |
-//! | event channel | `/dev/xen/evtchn`, open once for each ([`XenChannel`]) |
+//! | event channel | `/dev/xen/evtchn`, opened once for each ([`XenChannel`]) |
 //! | xenstore | `/dev/xen/xenbus`, else the socket of xenstored |
-//! | this domain's number | the node `domid` |
+//! | number of this domain | the node `domid` |
 //!
-//! Nothing but these devices is needed: no library of the hypervisor's, and no role in its toolstack.
+//! Only these devices are needed: no library of the hypervisor, and no role in its toolstack.
 
 mod abi;
 mod channel;
@@ -29,14 +29,13 @@ use ringfence_xenstore::{StoreAccess, StoreClient, StoreError};
 
 use crate::{Counters, DomId, EventPort, Platform, PlatformError};
 
-/// What a program is going to do, and so which devices it needs.
+/// Role of a program, which determines the devices that it needs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Side {
-    /// It uses what others lend: gntdev, evtchn and the store.
+    /// Accesses granted pages: gntdev, evtchn and the store.
     Backend,
-    /// It lends to others: gntalloc, evtchn and the store.
+    /// Grants pages: gntalloc, evtchn and the store.
     Frontend,
-    /// Both.
     Both,
 }
 
@@ -50,26 +49,26 @@ impl Side {
     }
 }
 
-/// How long the store may take to say which domain this is: where xenstored does not run, the
-/// kernel takes the question and never answers.
+/// Maximum time for the store to return the number of this domain. Without a running xenstored the
+/// kernel accepts the request and never replies.
 const FIRST_ANSWER: Duration = Duration::from_secs(10);
 
-/// The domain that this system is.
+/// Domain that this system is.
 pub struct XenPlatform {
     domid: DomId,
     way: StoreWay,
-    /// Open once lent from: all pages are numbered by one file.
+    /// Opened by the first granter. One file numbers all granted pages.
     gntalloc: Mutex<Option<Arc<OwnedFd>>>,
     counters: Arc<Counters>,
 }
 
 impl XenPlatform {
-    /// Finds out which domain this is, and that the devices for `side` are there and may be used.
+    /// Finds the number of this domain, and checks that the devices for `side` can be opened.
     ///
     /// # Errors
     ///
-    /// [`PlatformError::Device`] names the first device that is missing and the module that makes
-    /// it, or what is wrong with the store.
+    /// Returns [`PlatformError::Device`] for the first missing device, with the kernel module to load, or
+    /// for a store that cannot be reached.
     pub fn open(side: Side) -> Result<XenPlatform, PlatformError> {
         let (fd, way) = device::open_store()?;
         let mut store = StoreClient::new(fd)?;
@@ -81,27 +80,27 @@ impl XenPlatform {
         Ok(XenPlatform { domid, way, gntalloc: Mutex::new(None), counters: Arc::default() })
     }
 
-    /// A store connection as a descriptor, non-blocking. Over the kernel's device each message has to
-    /// be written by itself.
+    /// Opens a store connection as a non-blocking descriptor. On the kernel's device each message must
+    /// be one write.
     ///
     /// # Errors
     ///
-    /// When the store cannot be reached.
+    /// Fails if the store cannot be reached.
     pub fn store_connection(&self) -> Result<OwnedFd, PlatformError> {
         Ok(device::open_store()?.0)
     }
 
-    /// How the store is reached. By the device, paths without a leading slash are relative to this
-    /// domain's home; by the socket they are not.
+    /// Returns the way to the store. On the device, paths without a leading slash are relative to this
+    /// domain's home; on the socket they are not.
     pub fn store_way(&self) -> StoreWay {
         self.way
     }
 }
 
-/// The number of the domain that `store` takes this one for.
+/// Returns the number of this domain according to `store`.
 fn discover(store: &mut StoreClient, way: StoreWay) -> Result<DomId, DeviceError> {
     match (way, store.read_u16("domid")) {
-        // Whoever talks to the daemon's socket is in the daemon's domain, and is taken for dom0.
+        // The daemon's socket exists only in the daemon's domain, and the daemon treats clients as dom0.
         (StoreWay::Socket, _) => Ok(DomId(0)),
         (StoreWay::Device, Ok(id)) => Ok(DomId(id)),
         (StoreWay::Device, Err(why)) if is_absent(&why) && is_control_domain() => Ok(DomId(0)),
@@ -113,7 +112,7 @@ fn is_absent(why: &StoreError) -> bool {
     why.refusal() == Some(ErrorName::NotFound)
 }
 
-/// Whether the kernel says that this is dom0, which is there before anybody fills in its home.
+/// Returns `true` if the kernel reports dom0, which may start before its home in the store is filled.
 fn is_control_domain() -> bool {
     std::fs::read_to_string("/proc/xen/capabilities").is_ok_and(|text| text.contains("control_d"))
 }
@@ -140,7 +139,7 @@ impl Platform for XenPlatform {
         Ok(XenGranter::new(peer, device, Arc::clone(&self.counters)))
     }
 
-    /// Nothing is asked of the granter here; whether it lent anything shows with each page.
+    /// Returns a grantee without a request to the granter. Missing grants show as statuses of pages.
     fn grantee(&self, granter: DomId) -> Result<XenGrantee, PlatformError> {
         Ok(XenGrantee::new(granter, Device::Gntdev.open()?, Arc::clone(&self.counters)))
     }

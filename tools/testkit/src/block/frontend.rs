@@ -1,4 +1,4 @@
-//! A guest that writes its rings, pages, keys and channels by hand.
+//! Adversary frontend of a disk: a test writes its ring, pages, keys and channel word by word.
 
 use std::time::{Duration, Instant};
 
@@ -16,47 +16,47 @@ use ringfence_xenstore::{StoreAccess, StoreClient};
 
 use super::stage::Stage;
 
-/// How long an answer may take.
+/// Maximum time for a response.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 const REQ_PROD: usize = 0;
 const RSP_PROD: usize = 8;
 const RSP_EVENT: usize = 12;
 
-/// A frontend of one ring, every word of which can be set.
+/// Frontend with one ring, every word of which can be set.
 pub struct RawFront {
-    /// Its platform.
+    /// Platform of the guest.
     pub platform: LocalPlatform,
-    /// Its store.
+    /// Store connection of the guest.
     pub store: StoreClient,
-    /// What it lends by.
+    /// Granter of the ring and of data pages.
     pub granter: LocalGranter,
-    /// Its end of the channel.
+    /// Local end of the event channel.
     pub channel: LocalChannel,
-    /// Its layout of requests.
+    /// Layout of the requests.
     pub abi: Abi,
     /// Pages of the ring.
     pub ring: Vec<Lease>,
-    /// Next slot to be written.
+    /// Index of the next request.
     pub produced: u32,
-    /// Next answer to be read.
+    /// Index of the next response.
     pub consumed: u32,
-    /// Its seat.
-    pub seat: usize,
+    /// Number of the vbd on the stage.
+    pub vbd: usize,
     device: DeviceId,
     layout: RingLayout,
 }
 
 impl RawFront {
-    /// A frontend on `platform` of the disk at `seat`, with a ring of `pages` pages; not connected.
+    /// Creates a frontend on `platform` for `vbd`, with a ring of `pages` pages; not connected.
     pub fn new(
         stage: &Stage,
         platform: LocalPlatform,
-        seat: usize,
+        vbd: usize,
         abi: Abi,
         pages: usize,
     ) -> RawFront {
-        let device = *stage.seats[seat].device();
+        let device = *stage.vbds[vbd].device();
         let mut granter = platform.granter(device.backend).unwrap();
         let ring: Vec<Lease> =
             (0..pages).map(|_| granter.lend(Access::ReadWrite).unwrap()).collect();
@@ -80,24 +80,24 @@ impl RawFront {
             ring,
             produced: 0,
             consumed: 0,
-            seat,
+            vbd,
             device,
             layout: layout.unwrap(),
         }
     }
 
-    /// Sets one of its keys.
+    /// Writes a key of the frontend.
     pub fn set(&mut self, key: &str, value: &str) {
         let path = format!("{}/{key}", self.device.frontend_path());
         self.store.write(&path, value).unwrap();
     }
 
-    /// Sets its state.
+    /// Writes the frontend's state.
     pub fn enter(&mut self, state: XenbusState) {
         self.set(STATE, &state.to_string());
     }
 
-    /// Writes the keys of an honest frontend that keeps its pages lent, if `persistent`.
+    /// Writes the keys of a correct frontend, with persistent grants if `persistent`.
     pub fn write_keys(&mut self, persistent: bool) {
         let pages = self.ring.len();
         let refs: Vec<Gref> = self.ring.iter().map(Lease::gref).collect();
@@ -115,18 +115,18 @@ impl RawFront {
         self.set(keys::FEATURE_PERSISTENT, if persistent { "1" } else { "0" });
     }
 
-    /// Connects like an honest frontend.
+    /// Connects as a correct frontend does.
     pub fn connect(&mut self, stage: &mut Stage, persistent: bool) {
-        stage.look(self.seat);
+        stage.look(self.vbd);
         self.write_keys(persistent);
         self.enter(XenbusState::Initialised);
-        stage.look(self.seat);
-        assert_eq!(stage.state(self.seat), XenbusState::Connected);
+        stage.look(self.vbd);
+        assert_eq!(stage.state(self.vbd), XenbusState::Connected);
         self.enter(XenbusState::Connected);
-        stage.look(self.seat);
+        stage.look(self.vbd);
     }
 
-    /// Lends a page full of `byte`.
+    /// Grants a page filled with `byte`.
     pub fn lend(&mut self, access: Access, byte: u8) -> Lease {
         let page = self.granter.lend(access).unwrap();
         page.memory().copy_from(0, &[byte; 4096]).unwrap();
@@ -137,13 +137,13 @@ impl RawFront {
         self.ring[0].memory()
     }
 
-    /// Sets its producer index, and says so.
+    /// Sets the request producer index and notifies the backend.
     pub fn publish_as(&self, index: u32) {
         self.header().store_u32(REQ_PROD, index, Release).unwrap();
         let _ = self.channel.notify();
     }
 
-    /// Writes bytes into the ring as it lies in its pages.
+    /// Writes bytes at an offset of the ring, across its pages.
     pub fn put(&self, offset: usize, bytes: &[u8]) {
         for (at, byte) in (offset..).zip(bytes) {
             self.ring[at / 4096].memory().copy_from(at % 4096, &[*byte]).unwrap();
@@ -157,18 +157,18 @@ impl RawFront {
         self.produced = self.produced.wrapping_add(1);
     }
 
-    /// Posts requests.
+    /// Writes requests and publishes them.
     pub fn post(&mut self, slots: &[Slot]) {
         slots.iter().for_each(|slot| self.write(slot));
         self.publish_as(self.produced);
     }
 
-    /// Answers published by the backend.
+    /// Returns the response producer index.
     pub fn rsp_prod(&self) -> u32 {
         self.header().load_u32(RSP_PROD, Acquire).unwrap()
     }
 
-    /// The bytes of the entry of an index.
+    /// Returns the bytes of the ring entry with that index.
     pub fn entry(&self, index: u32) -> Vec<u8> {
         let offset = self.layout.offset(index);
         let byte = |at: usize| {
@@ -178,7 +178,7 @@ impl RawFront {
         (offset..offset + self.layout.entry_bytes()).map(byte).collect()
     }
 
-    /// Takes the answers there are.
+    /// Takes all published responses.
     pub fn take(&mut self) -> Vec<Response> {
         let count = self.rsp_prod().wrapping_sub(self.consumed);
         assert!(count <= self.layout.count(), "more answers than slots");
@@ -193,7 +193,7 @@ impl RawFront {
         answers
     }
 
-    /// Waits for `count` answers.
+    /// Waits for `count` responses.
     pub fn answers(&mut self, count: usize) -> Vec<Response> {
         let begun = Instant::now();
         let mut answers = vec![];
@@ -206,17 +206,17 @@ impl RawFront {
         answers
     }
 
-    /// Posts one request and waits for its answer.
+    /// Posts one request and waits for its response.
     pub fn ask(&mut self, slot: &Slot) -> Status {
         self.post(core::slice::from_ref(slot));
         let answers = self.answers(1);
         assert_eq!(answers[0].id, id_of(self.abi, slot));
-        // Of an indirect request the inner one.
+        // The response to an indirect request names the inner operation.
         assert_eq!(answers[0].operation, if slot[0] == 6 { slot[1] } else { slot[0] });
         answers[0].status
     }
 
-    /// A request with its segments in the slot.
+    /// Builds a request with its segments in the slot.
     pub fn direct(
         &self,
         operation: Operation,
@@ -227,12 +227,12 @@ impl RawFront {
         direct(self.abi, operation, (id, 0), sector, segments).unwrap()
     }
 
-    /// A request to give up sectors.
+    /// Builds a discard request.
     pub fn discard(&self, id: u64, sector: u64, sectors: u64) -> Slot {
         discard(self.abi, (id, 0), sector, sectors, false)
     }
 
-    /// A request whose `count` segments are described in pages.
+    /// Builds a request with `count` segments described in indirect pages.
     pub fn indirect(
         &self,
         direction: Direction,
@@ -245,18 +245,18 @@ impl RawFront {
     }
 }
 
-/// The identifier of a request.
+/// Returns the id of a request.
 pub fn id_of(abi: Abi, slot: &Slot) -> u64 {
     let at = if abi == Abi::X86_64 { 8 } else { 4 };
     u64::from_le_bytes(slot[at..at + 8].try_into().unwrap())
 }
 
-/// All of a page.
+/// Returns the segment that covers a whole page.
 pub fn whole(page: &Lease) -> SegmentRange {
     SegmentRange::new(page.gref(), 0, 7).unwrap()
 }
 
-/// Writes the descriptors of segments into a page.
+/// Writes segment descriptors into an indirect page.
 pub fn describe(page: &Lease, segments: &[SegmentRange]) {
     let bytes: Vec<u8> = indirect_descriptors(segments).flatten().collect();
     page.memory().copy_from(0, &bytes).unwrap();

@@ -1,7 +1,7 @@
-//! Both ends of disks in one process, and a frontend that breaks the rules, for tests.
+//! Adversary frontend of a disk, and both ends of correct disks in one process, for tests.
 //!
-//! * [`stage`]: a driver domain with any number of vbds, and guests with manners.
-//! * [`frontend`]: a guest that writes its rings, pages, keys and channels by hand.
+//! * [`stage`]: a driver domain with any number of vbds, and correct guests.
+//! * [`frontend`]: an adversary guest whose rings, pages, keys and channels a test writes word by word.
 
 #![allow(clippy::unwrap_used, reason = "the panic of a test is its report")]
 

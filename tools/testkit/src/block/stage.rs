@@ -1,4 +1,7 @@
-//! A driver domain that serves disks, and guests with manners, in one process.
+//! Driver domain that serves disks, and correct guests, in one process.
+//!
+//! A test calls [`Stage::look`] and [`Guest::look`] in place of the event loops: each lets one end read
+//! the store and act once. Vbds are numbered in the order of [`Stage::add_vbd`].
 
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -18,10 +21,10 @@ use ringfence_block::vbd::backend::VbdBackend;
 use ringfence_block::vbd::frontend::{PlatformDisk, VbdFrontend};
 use ringfence_block::vbd::toolstack::{self, VbdConfig};
 
-/// How long anything may take.
+/// Maximum time of any wait.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Wakes whoever looks after devices.
+/// Flag that wakes the thread that serves the devices.
 #[derive(Default)]
 pub struct Bell {
     rung: Mutex<bool>,
@@ -29,7 +32,7 @@ pub struct Bell {
 }
 
 impl Bell {
-    /// What rings it.
+    /// Returns a function that sets the flag.
     pub fn ringer(self: &Arc<Bell>) -> Arc<dyn Fn() + Send + Sync> {
         let bell = Arc::clone(self);
         Arc::new(move || {
@@ -38,7 +41,7 @@ impl Bell {
         })
     }
 
-    /// Waits until it was rung, but not for long.
+    /// Waits until the flag is set or `limit` has elapsed, and clears it.
     pub fn wait(&self, limit: Duration) {
         let rung = self.rung.lock().unwrap();
         let (mut rung, _) = self.changed.wait_timeout_while(rung, limit, |rung| !*rung).unwrap();
@@ -46,22 +49,22 @@ impl Bell {
     }
 }
 
-/// A driver domain (domain 0) with its hub.
+/// Driver domain (domain 0) with its hub.
 pub struct Stage {
-    /// The hub.
+    /// Handle to the hub.
     pub hub: HubHandle,
-    /// Domain 0.
+    /// Platform of domain 0.
     pub platform: LocalPlatform,
-    /// Its store.
+    /// Store connection of domain 0.
     pub store: StoreClient,
-    /// The disks, by seat.
-    pub seats: Vec<VbdBackend>,
+    /// Backends of the disks, by number.
+    pub vbds: Vec<VbdBackend>,
     bell: Arc<Bell>,
 }
 
 impl Drop for Stage {
     fn drop(&mut self) {
-        self.seats.clear();
+        self.vbds.clear();
         self.hub.stop();
     }
 }
@@ -73,28 +76,28 @@ impl Default for Stage {
 }
 
 impl Stage {
-    /// A stage without disks.
+    /// Creates a stage without disks.
     pub fn new() -> Stage {
         let (thread, hub) = Hub::new(HubLimits::default()).unwrap();
         std::thread::spawn(move || thread.run().unwrap());
         let (_, socket) = hub.admit(Some(DomId(0)), true).unwrap();
         let platform = LocalPlatform::connect(socket).unwrap();
         let store = platform.store().unwrap();
-        Stage { hub, platform, store, seats: Vec::new(), bell: Arc::default() }
+        Stage { hub, platform, store, vbds: Vec::new(), bell: Arc::default() }
     }
 
-    /// A new domain, with so much to lend of each kind.
+    /// Admits a new domain, with `pages` pages of each kind to grant to each peer.
     pub fn join(&self, pages: u32) -> LocalPlatform {
         let (_, socket) = self.hub.admit(None, false).unwrap();
         LocalPlatform::connect(socket).unwrap().with_arena(ArenaShape::of(pages, pages))
     }
 
-    /// The device of a domain's only disk.
+    /// Returns the id of a domain's only disk.
     pub fn device(frontend: DomId) -> DeviceId {
         DeviceId { kind: DeviceKind::Vbd, frontend, backend: DomId(0), handle: 51712 }
     }
 
-    /// Makes a disk for a domain, as a toolstack does, and its backend; its seat.
+    /// Creates a vbd for a domain, as a toolstack does, and its backend. Returns the number of the vbd.
     pub fn add_vbd(
         &mut self,
         frontend: DomId,
@@ -104,28 +107,28 @@ impl Stage {
     ) -> usize {
         let device = Stage::device(frontend);
         toolstack::create(&mut self.store, &device, config).unwrap();
-        self.seats.push(VbdBackend::new(device, options, disk, self.bell.ringer()));
-        self.seats.len() - 1
+        self.vbds.push(VbdBackend::new(device, options, disk, self.bell.ringer()));
+        self.vbds.len() - 1
     }
 
-    /// The backend of a seat looks at the store.
-    pub fn look(&mut self, seat: usize) -> Life {
-        self.seats[seat].look(&self.platform, &mut self.store).unwrap()
+    /// Lets the backend of a vbd read the store and act once.
+    pub fn look(&mut self, vbd: usize) -> Life {
+        self.vbds[vbd].look(&self.platform, &mut self.store).unwrap()
     }
 
-    /// All look.
+    /// Lets every backend act once.
     pub fn look_all(&mut self) {
-        for seat in 0..self.seats.len() {
-            self.look(seat);
+        for vbd in 0..self.vbds.len() {
+            self.look(vbd);
         }
     }
 
-    /// Looks until the backend has this state: it first waits for what is in flight.
-    pub fn look_until(&mut self, seat: usize, state: XenbusState) {
+    /// Lets the backend act until it has this state. It may wait for requests in flight first.
+    pub fn look_until(&mut self, vbd: usize, state: XenbusState) {
         let begun = Instant::now();
         loop {
-            self.look(seat);
-            if self.state(seat) == state {
+            self.look(vbd);
+            if self.state(vbd) == state {
                 return;
             }
             assert!(begun.elapsed() < PATIENCE, "the state never was {state:?}");
@@ -133,33 +136,33 @@ impl Stage {
         }
     }
 
-    /// Looks until a frontend is served.
-    pub fn look_until_connected(&mut self, seat: usize) {
+    /// Lets the backend act until it serves a frontend.
+    pub fn look_until_connected(&mut self, vbd: usize) {
         let begun = Instant::now();
-        while self.seats[seat].connection().is_none() {
+        while self.vbds[vbd].connection().is_none() {
             assert!(begun.elapsed() < PATIENCE, "nobody is served");
-            self.look(seat);
+            self.look(vbd);
             self.bell.wait(Duration::from_millis(20));
         }
     }
 
-    /// Looks until nothing of a frontend's is held any more.
-    pub fn look_until_released(&mut self, seat: usize) {
+    /// Lets the backend act until it holds no resource of a frontend.
+    pub fn look_until_released(&mut self, vbd: usize) {
         let begun = Instant::now();
-        while self.seats[seat].connection().is_some() || self.seats[seat].is_leaving() {
+        while self.vbds[vbd].connection().is_some() || self.vbds[vbd].is_leaving() {
             assert!(begun.elapsed() < PATIENCE, "it is still served");
-            self.look(seat);
+            self.look(vbd);
             self.bell.wait(Duration::from_millis(20));
         }
-        self.look(seat);
+        self.look(vbd);
     }
 
-    /// Looks until the device of a seat was closed because of its guest.
-    pub fn wait_for_condemnation(&mut self, seat: usize) -> String {
+    /// Lets the backend act until it has closed the device because of its guest. Returns the reason.
+    pub fn wait_for_penalty_close(&mut self, vbd: usize) -> String {
         let begun = Instant::now();
         loop {
-            self.look(seat);
-            if let Some(why) = self.seats[seat].penalized() {
+            self.look(vbd);
+            if let Some(why) = self.vbds[vbd].condemned() {
                 return why.to_owned();
             }
             assert!(begun.elapsed() < PATIENCE, "the device is still served");
@@ -167,32 +170,32 @@ impl Stage {
         }
     }
 
-    /// What the guest of a seat did wrong.
-    pub fn rules(&self, seat: usize) -> &Arc<RuleCounters> {
-        self.seats[seat].rules()
+    /// Returns the rule violations of a vbd's guest.
+    pub fn rules(&self, vbd: usize) -> &Arc<RuleCounters> {
+        self.vbds[vbd].rules()
     }
 
-    /// The backend's state in the store.
-    pub fn state(&mut self, seat: usize) -> XenbusState {
-        let path = format!("{}/state", self.seats[seat].device().backend_path());
+    /// Returns the backend's state in the store.
+    pub fn state(&mut self, vbd: usize) -> XenbusState {
+        let path = format!("{}/state", self.vbds[vbd].device().backend_path());
         XenbusState::parse(&self.store.read(&path).unwrap()).unwrap()
     }
 }
 
-/// A guest with manners.
+/// Correct guest with one disk.
 pub struct Guest {
-    /// Its platform.
+    /// Platform of the guest.
     pub platform: LocalPlatform,
-    /// Its store.
+    /// Store connection of the guest.
     pub store: StoreClient,
-    /// Its end of the disk.
+    /// Frontend of the disk.
     pub front: VbdFrontend<LocalPlatform>,
-    /// Its seat.
-    pub seat: usize,
+    /// Number of the vbd.
+    pub vbd: usize,
 }
 
 impl Guest {
-    /// A guest, not connected.
+    /// Creates a guest that is not connected.
     pub fn new(
         stage: &mut Stage,
         disk: Arc<dyn Disk>,
@@ -200,14 +203,14 @@ impl Guest {
         options: BlkfrontOptions,
     ) -> Guest {
         let platform = stage.join(2048);
-        let seat = stage.add_vbd(platform.domid(), disk, back, VbdConfig::default());
-        let device = *stage.seats[seat].device();
+        let vbd = stage.add_vbd(platform.domid(), disk, back, VbdConfig::default());
+        let device = *stage.vbds[vbd].device();
         let front = VbdFrontend::new(&platform, device, options, Arc::new(|| {})).unwrap();
         let store = platform.store().unwrap();
-        Guest { platform, store, front, seat }
+        Guest { platform, store, front, vbd }
     }
 
-    /// A guest, connected.
+    /// Creates a guest and connects it.
     pub fn join(
         stage: &mut Stage,
         disk: Arc<dyn Disk>,
@@ -219,22 +222,22 @@ impl Guest {
         guest
     }
 
-    /// The guest looks at the store.
+    /// Lets the frontend read the store and act once.
     pub fn look(&mut self) {
         self.front.look(&self.platform, &mut self.store).unwrap();
     }
 
-    /// Both look until the disk is there.
+    /// Lets both ends act until the disk is connected.
     pub fn connect(&mut self, stage: &mut Stage) {
         let begun = Instant::now();
         while !self.front.is_up() {
             assert!(begun.elapsed() < PATIENCE, "no connection");
-            stage.look(self.seat);
+            stage.look(self.vbd);
             self.look();
         }
     }
 
-    /// Its disk.
+    /// Returns the connected disk.
     pub fn disk(&self) -> Arc<PlatformDisk<LocalPlatform>> {
         Arc::clone(self.front.disk().unwrap())
     }

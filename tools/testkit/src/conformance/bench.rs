@@ -1,8 +1,11 @@
-//! What the cases share: verdicts, and the platform under test with helpers.
+//! Shared parts of the cases: verdicts, and the platform under test with helpers.
 
 use std::fmt;
 
 use ringfence_memory::{LentSlice, OutOfRange, PAGE_SIZE};
+
+use super::dialogue::Dialogue;
+use super::{Outcome, Refused};
 use ringfence_platform::copy::BadRange;
 use ringfence_platform::{
     Access, ChannelError, CopyOps, DomId, GrantStatus, Grantee, Granter, Gref, Lease, LendError,
@@ -10,15 +13,12 @@ use ringfence_platform::{
 };
 use ringfence_xenstore::StoreError;
 
-use super::dialogue::Dialogue;
-use super::{Outcome, Refused};
-
-/// Why a half of a case stopped.
+/// Reasons for which a half of a case stops.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) enum Stop {
-    /// It found something wrong.
+    /// Failed check, with its message.
     Failed(String),
-    /// There is nothing to check here.
+    /// Case that does not apply to the platform.
     Skipped(String),
 }
 
@@ -51,10 +51,10 @@ macro_rules! failures {
 
 failures!(PlatformError, StoreError, LendError, ChannelError, OutOfRange, BadRange, StillLent);
 
-/// What a half of a case comes to.
+/// Result of a half of a case.
 pub(super) type Verdict<T = ()> = Result<T, Stop>;
 
-/// Stops the half as failed unless the condition holds.
+/// Fails the half unless the condition holds.
 macro_rules! require {
     ($condition:expr, $($text:tt)+) => {
         if !$condition {
@@ -64,7 +64,7 @@ macro_rules! require {
 }
 pub(super) use require;
 
-/// A platform under test.
+/// Platform under test, with the dialogue to the other half.
 pub(super) struct Bench<'p, P: Platform> {
     pub(super) platform: &'p P,
     pub(super) talk: Dialogue,
@@ -82,7 +82,7 @@ impl<'p, P: Platform> Bench<'p, P> {
         Bench { platform, talk, peer, third }
     }
 
-    /// Runs a half of a case, after which nothing may stay mapped that it mapped.
+    /// Runs a half of a case, and checks that nothing stays mapped after it.
     pub(super) fn watched(&mut self, half: super::Half<P>) -> Verdict {
         let before = self.platform.counters().values();
         half(self)?;
@@ -96,7 +96,7 @@ impl<'p, P: Platform> Bench<'p, P> {
         Ok(())
     }
 
-    /// The lender's means, announced to the user.
+    /// Creates the lender's granter and announces it to the user.
     pub(super) fn granter(&mut self) -> Verdict<P::Granter> {
         let granter = self.platform.granter(self.peer)?;
         require!(granter.peer() == self.peer, "the granter lends to {}", granter.peer());
@@ -104,7 +104,7 @@ impl<'p, P: Platform> Bench<'p, P> {
         Ok(granter)
     }
 
-    /// The user's means, once the lender has its own.
+    /// Creates the user's grantee after the lender has announced its granter.
     pub(super) fn grantee(&mut self) -> Verdict<P::Grantee> {
         self.talk.hear("granter")?;
         let grantee = self.platform.grantee(self.peer)?;
@@ -112,7 +112,7 @@ impl<'p, P: Platform> Bench<'p, P> {
         Ok(grantee)
     }
 
-    /// Lends `count` pages, each filled with [`pattern`] of its place, and announces them.
+    /// Grants `count` pages, each filled with [`pattern`] of its index, and announces them.
     pub(super) fn lend(
         &mut self,
         granter: &mut P::Granter,
@@ -136,13 +136,13 @@ impl<'p, P: Platform> Bench<'p, P> {
         Ok(leases)
     }
 
-    /// The references that the lender announced.
+    /// Returns the references that the lender announced.
     pub(super) fn borrowed(&mut self, label: &str) -> Verdict<Vec<Gref>> {
         Ok(self.talk.hear_numbers(label)?.into_iter().map(Gref).collect())
     }
 }
 
-/// Takes pages back that the user let go of.
+/// Takes pages back that the user has released.
 pub(super) fn take_back(granter: &mut impl Granter, leases: Vec<Lease>) -> Verdict {
     for lease in leases {
         granter.take_back(lease)?;
@@ -150,7 +150,7 @@ pub(super) fn take_back(granter: &mut impl Granter, leases: Vec<Lease>) -> Verdi
     Ok(())
 }
 
-/// Maps one page.
+/// Maps one page and returns its result.
 pub(super) fn map_one(
     grantee: &mut impl Grantee,
     gref: Gref,
@@ -160,12 +160,12 @@ pub(super) fn map_one(
     grantee.map(&[(gref, access)], &mut out);
     match (out.pop(), out.is_empty()) {
         (Some(result), true) => result,
-        // Neither no result nor two for one page is an answer.
+        // Exactly one result must be returned for one page.
         _ => Err(GrantStatus::Unknown(i16::MAX)),
     }
 }
 
-/// Maps one page that must be there.
+/// Maps one page; a refusal fails the half.
 pub(super) fn mapped(grantee: &mut impl Grantee, gref: Gref, access: Access) -> Verdict<LentSlice> {
     let page = map_one(grantee, gref, access)
         .map_err(|status| Stop::Failed(format!("{gref} was not mapped: {status}")))?;
@@ -173,7 +173,7 @@ pub(super) fn mapped(grantee: &mut impl Grantee, gref: Gref, access: Access) -> 
     Ok(page)
 }
 
-/// Copies one page out.
+/// Copies bytes out of one page.
 pub(super) fn read_one(grantee: &mut impl Grantee, gref: Gref) -> Result<Vec<u8>, GrantStatus> {
     let mut bytes = vec![0; PAGE_SIZE];
     let mut ops = CopyOps::new();
@@ -183,7 +183,7 @@ pub(super) fn read_one(grantee: &mut impl Grantee, gref: Gref) -> Result<Vec<u8>
     only_status(&ops).map(|()| bytes)
 }
 
-/// Copies bytes into a page.
+/// Copies bytes into one page.
 pub(super) fn write_one(
     grantee: &mut impl Grantee,
     gref: Gref,
@@ -205,7 +205,7 @@ fn only_status(ops: &CopyOps) -> Result<(), GrantStatus> {
     }
 }
 
-/// Checks that a use was refused, and with a status that goes with the reason.
+/// Checks that a use was refused with a status that fits the reason.
 pub(super) fn refused<T>(result: Result<T, GrantStatus>, why: Refused, what: &str) -> Verdict {
     match result {
         Ok(_) => Err(Stop::Failed(format!("{what} was not refused"))),
@@ -217,7 +217,7 @@ pub(super) fn refused<T>(result: Result<T, GrantStatus>, why: Refused, what: &st
     }
 }
 
-/// Bytes that differ from place to place and from offset to offset.
+/// Returns bytes that differ by page index and by offset.
 pub(super) fn pattern(place: usize, len: usize) -> Vec<u8> {
     let mut state = (place as u64 + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15);
     (0..len)
@@ -237,7 +237,7 @@ pub(super) fn holds(page: &LentSlice, offset: usize, wanted: &[u8], what: &str) 
     same(&found, wanted, what)
 }
 
-/// Checks bytes, and says where they differ.
+/// Checks bytes and reports the first difference.
 pub(super) fn same(found: &[u8], wanted: &[u8], what: &str) -> Verdict {
     require!(found.len() == wanted.len(), "{what}: {} bytes, not {}", found.len(), wanted.len());
     match found.iter().zip(wanted).position(|(a, b)| a != b) {

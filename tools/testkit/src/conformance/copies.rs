@@ -1,4 +1,4 @@
-//! Cases: the platform copies, and nothing is mapped.
+//! Conformance cases of grant copies, without mappings.
 
 use ringfence_memory::PAGE_SIZE;
 use ringfence_platform::copy::BadRange;
@@ -9,7 +9,7 @@ use super::bench::{
     Bench, Stop, Verdict, holds, mapped, pattern, read_one, require, same, take_back, write_one,
 };
 
-/// Checks the statuses of a batch: `None` stands for okay.
+/// Checks the statuses of a batch; `None` stands for okay.
 fn statuses(ops: &CopyOps, wanted: &[Option<Refused>]) -> Verdict {
     let found = ops.statuses();
     require!(found.len() == wanted.len(), "{} statuses for {} copies", found.len(), wanted.len());
@@ -23,7 +23,7 @@ fn statuses(ops: &CopyOps, wanted: &[Option<Refused>]) -> Verdict {
     Ok(())
 }
 
-/// Checks that a batch did all it was asked for.
+/// Checks that every copy of a batch succeeded.
 fn all_done(ops: &CopyOps, count: usize) -> Verdict {
     statuses(ops, &vec![None; count])
 }
@@ -136,7 +136,7 @@ pub(super) mod copies_in_a_row_keep_their_places {
         take_back(&mut granter, leases)
     }
 
-    /// Pieces of `len` bytes over all pages: (page, offset, bytes).
+    /// Splits all pages into pieces of `len` bytes: (page, offset, bytes).
     fn pieces(len: usize) -> Verdict<Vec<(usize, u16, usize)>> {
         let mut pieces = Vec::new();
         for page in 0..PAGES {
@@ -153,7 +153,7 @@ pub(super) mod copies_in_a_row_keep_their_places {
         let grefs = bench.borrowed("pages")?;
         let wanted: Vec<u8> = (0..PAGES).flat_map(|place| pattern(place, PAGE_SIZE)).collect();
         let mut ops = CopyOps::new();
-        // Many pieces a page, some, and one: platforms may join what follows without a gap.
+        // Many pieces for each page, a few, and one: platforms may join adjacent pieces.
         for len in [61, 1000, 2048, PAGE_SIZE] {
             let pieces = pieces(len)?;
             let mut found = vec![0; PAGES * PAGE_SIZE];
@@ -172,7 +172,7 @@ pub(super) mod copies_in_a_row_keep_their_places {
         bench.talk.say("done", "nothing is mapped")
     }
 
-    /// Writes every second piece, then the others backwards.
+    /// Writes every second piece, then the others in reverse order.
     fn write_in_pieces(grantee: &mut impl Grantee, ops: &mut CopyOps, grefs: &[Gref]) -> Verdict {
         let bytes = pattern(99, PAGES * PAGE_SIZE);
         let pieces = pieces(700)?;

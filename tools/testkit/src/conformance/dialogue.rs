@@ -1,4 +1,4 @@
-//! How the two halves of the suite talk: values in the store, each written once.
+//! Dialogue of the two halves of the suite: values in the store, each written once.
 //!
 //! A domain writes below its own `/local/domain/ID/data/conformance`, readable by the other:
 //!
@@ -9,9 +9,9 @@
 //! LENDER-USER/CASE/over      passed, "failed REASON" or "skipped REASON"
 //! ```
 //!
-//! They have met when each finds its own number in what the other has seen; so values that an
-//! earlier run left behind mislead nobody. Whoever waits watches the other's directory, and looks
-//! again now and then, in case the platform loses an event: that is for a case to find.
+//! The halves have met when each reads its own number in the other's `seen`. Values of an earlier run
+//! therefore have no effect. A waiting half watches the other's directory. It also reads it at intervals,
+//! because losing an event is a fault that only a case may report.
 
 use std::fmt::Display;
 use std::str::FromStr;
@@ -24,20 +24,20 @@ use ringfence_xenstore::{StoreAccess, StoreClient, StoreError};
 use super::bench::{Stop, Verdict};
 use super::{Outcome, Role, Suite};
 
-/// How often to look without having been told to.
+/// Interval of reading without an event.
 const LOOK_AGAIN: Duration = Duration::from_millis(200);
 
-/// Most characters of a reason that are told to the other side: values are at most 2048 bytes.
+/// Maximum length of a reason for the other side in characters: values have at most 2048 bytes.
 const REASON_MAX: usize = 500;
 
-/// Numbers in one value.
+/// Maximum count of numbers in one value.
 const NUMBERS_MAX: usize = 128;
 
-/// The dialogue with the other half.
+/// Dialogue with the other half of the suite.
 pub(super) struct Dialogue {
-    /// For the cases as well: a connection of this domain.
+    /// Store connection of this domain; the cases use it too.
     pub(super) store: StoreClient,
-    /// This domain's directory and the other's.
+    /// Directories of this domain and of the other.
     pub(super) own: String,
     pub(super) theirs: String,
     session: String,
@@ -47,7 +47,7 @@ pub(super) struct Dialogue {
 }
 
 impl Dialogue {
-    /// Waits for the other half.
+    /// Waits for the other half and exchanges numbers with it.
     pub(super) fn meet<P: Platform>(platform: &P, suite: &Suite) -> Verdict<Dialogue> {
         let mut store = platform.store()?;
         store.set_timeout(suite.patience);
@@ -74,7 +74,7 @@ impl Dialogue {
         Ok(talk)
     }
 
-    /// Tells the other that it was seen until it says the same; its number.
+    /// Acknowledges the other's number until the other acknowledges this one. Returns the other's number.
     fn await_recognition(&mut self, nonce: &str) -> Verdict<String> {
         let (hello, seen) = (format!("{}/hello", self.theirs), format!("{}/seen", self.theirs));
         let told = format!("{}/seen", self.own);
@@ -97,29 +97,29 @@ impl Dialogue {
         }
     }
 
-    /// Begins a case.
+    /// Begins a case under its name.
     pub(super) fn begin(&mut self, case: &'static str) {
         let finished = std::mem::replace(&mut self.case, case);
         if let Some(before) = self.previous.replace(finished).filter(|name| !name.is_empty()) {
-            // The other half has ended the case after it, so it needs this no more. What stays
-            // behind costs a few nodes.
+            // The other half has ended the case after it, so it does not need the value. A failure leaves a
+            // few nodes in the store.
             let _ = self.store.rm(&format!("{}/{}/{before}", self.own, self.session));
         }
     }
 
-    /// Tells the other half something, once a case and label.
+    /// Publishes a value for the other half, once for each case and label.
     pub(super) fn say(&mut self, label: &str, value: impl Display) -> Verdict {
         let path = format!("{}/{}/{}/{label}", self.own, self.session, self.case);
         Ok(self.store.write(&path, value.to_string())?)
     }
 
-    /// Waits for what the other half says. If it ends the case instead, so does this half.
+    /// Waits for a value of the other half. Stops if the other half ends the case instead.
     pub(super) fn hear(&mut self, label: &str) -> Verdict<String> {
         let path = format!("{}/{}/{}/{label}", self.theirs, self.session, self.case);
         let over = format!("{}/{}/{}/over", self.theirs, self.session, self.case);
         let deadline = Instant::now() + self.patience;
         loop {
-            // In this order: what it said before it ended the case counts.
+            // In this order: a value published before the end of the case counts.
             let ended = look(&mut self.store, &over)?;
             if let Some(value) = look(&mut self.store, &path)? {
                 return Ok(value);
@@ -133,14 +133,14 @@ impl Dialogue {
         }
     }
 
-    /// As [`hear`](Self::hear), a number.
+    /// Waits for a number, as [`hear`](Self::hear) waits for a text.
     pub(super) fn hear_number<T: FromStr>(&mut self, label: &str) -> Verdict<T> {
         let text = self.hear(label)?;
         text.parse().map_err(|_| Stop::Failed(format!("\"{label}\" is {text:?}, no number")))
     }
 
-    /// Waits until what the other half says under `label` begins with the number `round`; the
-    /// rest. So a label serves many rounds, as long as nobody is two ahead.
+    /// Waits until the other's value under `label` begins with the number `round`, and returns the rest.
+    /// One label serves many rounds, if no half is two rounds ahead.
     pub(super) fn hear_from(&mut self, label: &str, round: usize) -> Verdict<String> {
         let deadline = Instant::now() + self.patience;
         loop {
@@ -152,7 +152,7 @@ impl Dialogue {
         }
     }
 
-    /// Says many numbers.
+    /// Publishes many numbers, in several values.
     pub(super) fn say_numbers(&mut self, label: &str, numbers: &[u32]) -> Verdict {
         for (part, numbers) in numbers.chunks(NUMBERS_MAX).enumerate() {
             let text: Vec<String> = numbers.iter().map(u32::to_string).collect();
@@ -161,7 +161,7 @@ impl Dialogue {
         self.say(label, numbers.len())
     }
 
-    /// Hears them.
+    /// Waits for many numbers of the other half.
     pub(super) fn hear_numbers(&mut self, label: &str) -> Verdict<Vec<u32>> {
         let count: usize = self.hear_number(label)?;
         let mut numbers = Vec::new();
@@ -178,14 +178,14 @@ impl Dialogue {
         Err(Stop::Failed(format!("{} numbers were said, {count} announced", numbers.len())))
     }
 
-    /// Says that this half has come so far, and waits until the other has.
+    /// Announces that this half has reached a step, and waits for the other half.
     pub(super) fn both_at(&mut self, label: &str) -> Verdict {
         self.say(label, "here")?;
         self.hear(label).map(drop)
     }
 
-    /// Ends the case: tells the other half how, and hears how it ended there. `Err` when it is not
-    /// heard of any more.
+    /// Ends the case: publishes the result, and returns the other half's. Returns `Err` if the other half
+    /// does not respond.
     pub(super) fn agree(&mut self, own: Verdict) -> Result<Outcome, Silence> {
         let text = match &own {
             Ok(()) => "passed".to_owned(),
@@ -205,7 +205,7 @@ impl Dialogue {
         })
     }
 
-    /// How the case ended on the other side. It may still be waiting for something.
+    /// Waits for the other half's result of the case. The other half may still wait for a value.
     fn await_over(&mut self) -> Verdict<String> {
         let over = format!("{}/{}/{}/over", self.theirs, self.session, self.case);
         let deadline = Instant::now() + 2 * self.patience;
@@ -227,7 +227,7 @@ impl Dialogue {
     }
 }
 
-/// The other half is not heard of any more.
+/// Returns the error for a half that does not respond.
 #[derive(Debug, thiserror::Error)]
 #[error("{why:?}; here the case ended as {own:?}")]
 pub(super) struct Silence {
@@ -235,7 +235,7 @@ pub(super) struct Silence {
     own: Outcome,
 }
 
-/// Makes this domain's directory afresh, readable by `peer`.
+/// Recreates this domain's directory, readable by `peer`.
 fn set_up(store: &mut StoreClient, domain: DomId, peer: DomId, own: &str) -> Verdict {
     let made = store.rm(own).and_then(|()| store.mkdir(own));
     made.map_err(|error| {
@@ -249,7 +249,7 @@ fn set_up(store: &mut StoreClient, domain: DomId, peer: DomId, own: &str) -> Ver
     Ok(store.set_perms(own, &list)?)
 }
 
-/// A value, if it is there and may be read already.
+/// Reads a value; `None` if it does not exist or is not readable yet.
 fn look(store: &mut StoreClient, path: &str) -> Result<Option<String>, StoreError> {
     match store.read_text_opt(path) {
         Err(error) if error.refusal() == Some(ErrorName::Access) => Ok(None),
@@ -269,7 +269,7 @@ fn stop_from(over: &str) -> Option<Stop> {
     }
 }
 
-/// A number that no other run has, near enough.
+/// Returns a number that is unique to this run with high probability.
 fn nonce(role: Role) -> String {
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
     let nanos = now.map_or(0, |since| since.as_nanos());

@@ -1,4 +1,4 @@
-//! Cases: event channels.
+//! Conformance cases of event channels.
 
 // #syscall none: for tests
 
@@ -9,13 +9,13 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::bench::{Bench, Stop, Verdict, require};
 
-/// How long a notification may take.
+/// Maximum time of a notification.
 const SOON: Duration = Duration::from_secs(60);
 
-/// How long to look whether nothing comes.
+/// Time without an event after which a channel counts as quiet.
 const A_WHILE: Duration = Duration::from_millis(50);
 
-/// Whether the channel becomes readable within `timeout`.
+/// Returns `true` if the channel becomes readable within `timeout`.
 fn readable(channel: &impl Channel, timeout: Duration) -> Verdict<bool> {
     let deadline = Instant::now() + timeout;
     loop {
@@ -36,15 +36,15 @@ fn await_event(channel: &impl Channel, what: &str) -> Verdict {
     Ok(())
 }
 
-/// Checks that nothing is pending and nothing comes.
+/// Checks that nothing is pending and no event arrives.
 fn stays_quiet(channel: &impl Channel, what: &str) -> Verdict {
     require!(!channel.clear()?, "{what}: pending");
     require!(!readable(channel, A_WHILE)?, "{what}: readable, though it was cleared");
     Ok(())
 }
 
-/// Takes the one event that may still come of what was sent before the channel was cleared (on Xen:
-/// while the port was masked).
+/// Clears the one event that an earlier notification may still cause (on Xen: one that arrived while
+/// the port was masked).
 fn settle(channel: &impl Channel) -> Verdict {
     if readable(channel, A_WHILE)? {
         channel.clear()?;
@@ -52,17 +52,17 @@ fn settle(channel: &impl Channel) -> Verdict {
     Ok(())
 }
 
-/// The lender's end of a channel that the user has bound, nothing pending.
+/// Returns the lender's end of a channel that the user has bound, with nothing pending.
 fn allocated<P: Platform>(bench: &mut Bench<'_, P>) -> Verdict<P::Channel> {
     let channel = bench.platform.alloc_unbound(bench.peer)?;
     bench.talk.say("port", channel.port().0)?;
     bench.talk.hear("bound")?;
-    // Binding may make this end pending as well; the contract is about the other one.
+    // Binding may make this end pending too; the contract covers only the other end.
     channel.clear()?;
     Ok(channel)
 }
 
-/// The user's end, nothing pending.
+/// Returns the user's end of the channel, with nothing pending.
 fn bound<P: Platform>(bench: &mut Bench<'_, P>) -> Verdict<P::Channel> {
     let channel = bind_announced(bench)?;
     await_event(&channel, "just bound")?;
@@ -128,7 +128,7 @@ pub(super) mod both_ends_notify {
 
     const ROUNDS: usize = 200;
 
-    /// Each answers the other: a lost event would stop them.
+    /// Checks a ping-pong between the ends: a lost event would stop it.
     pub(in super::super) fn lender<P: Platform>(bench: &mut Bench<'_, P>) -> Verdict {
         let channel = allocated(bench)?;
         for round in 0..ROUNDS {
@@ -137,7 +137,7 @@ pub(super) mod both_ends_notify {
         }
         bench.talk.both_at("end")?;
         stays_quiet(&channel, "after the last answer")?;
-        // Both ends stay until both have looked.
+        // Both ends stay open until both halves have finished.
         bench.talk.both_at("looked")
     }
 
@@ -158,10 +158,10 @@ pub(super) mod a_storm_is_cleared_in_bounded_time {
 
     const STORM: usize = 20_000;
 
-    /// Clearing this often must be enough, however many notifications there were.
+    /// Maximum number of clears after any number of notifications.
     const CLEARS: usize = 8;
 
-    /// A notification never blocks, though the other end does not look (XSA-391).
+    /// Checks that a notification never blocks if the other end does not clear (XSA-391).
     pub(in super::super) fn lender<P: Platform>(bench: &mut Bench<'_, P>) -> Verdict {
         let channel = allocated(bench)?;
         let begun = Instant::now();
@@ -210,7 +210,7 @@ pub(super) mod a_channel_is_bound_once {
         await_event(&channel, "just bound")?;
         let again = bench.platform.bind_interdomain(bench.peer, port);
         require!(again.is_err(), "port {} was bound twice", port.0);
-        // Nor is the end that binding made one to be bound.
+        // The end that binding created cannot be bound either.
         let own = bench.platform.bind_interdomain(bench.platform.domid(), channel.port());
         require!(own.is_err(), "an end that is bound was bound");
         bench.talk.say("bound", channel.port().0)?;
@@ -224,7 +224,7 @@ pub(super) mod a_foreign_channel_is_refused {
     use super::*;
 
     pub(in super::super) fn lender<P: Platform>(bench: &mut Bench<'_, P>) -> Verdict {
-        // For a third domain, or for this one: not for the user.
+        // Channels for a third domain and for this one, not for the user.
         let whom = bench.third.unwrap_or(bench.platform.domid());
         let channel = bench.platform.alloc_unbound(whom)?;
         bench.talk.say("port", channel.port().0)?;
@@ -247,8 +247,8 @@ pub(super) mod a_foreign_channel_is_refused {
 pub(super) mod a_closed_channel_is_noticed {
     use super::*;
 
-    /// The lender's end after the user's was closed: an error, or no event ever. (Xen puts this
-    /// end back to unbound, and drops what is sent to it.)
+    /// Checks the lender's end after the user closed its own: an error, or no event. (Xen unbinds this
+    /// end and drops its notifications.)
     pub(in super::super) fn lender<P: Platform>(bench: &mut Bench<'_, P>) -> Verdict {
         let channel = allocated(bench)?;
         bench.talk.say("ready", "for the end")?;
@@ -281,7 +281,7 @@ pub(super) mod closed_channels_make_room {
 
     const ROUNDS: usize = 200;
 
-    /// A device that comes and goes for months must not use up the domain's channels.
+    /// Checks that repeated binding and closing, as by a restarting device, uses up no channels.
     pub(in super::super) fn lender<P: Platform>(bench: &mut Bench<'_, P>) -> Verdict {
         for round in 0..ROUNDS {
             let channel = bench.platform.alloc_unbound(bench.peer)?;

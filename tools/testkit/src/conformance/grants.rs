@@ -1,4 +1,4 @@
-//! Cases: pages are lent and mapped.
+//! Conformance cases of granting and mapping pages.
 
 use ringfence_memory::{LentSlice, OutOfRange, PAGE_SIZE};
 use ringfence_platform::{Access, GrantStatus, Grantee, Granter, Gref, Platform};
@@ -30,7 +30,7 @@ pub(super) mod bytes_are_seen_both_ways {
         let gref = bench.borrowed("page")?[0];
         let page = mapped(&mut grantee, gref, Access::ReadWrite)?;
         holds(&page, 0, &pattern(0, PAGE_SIZE), "what was lent")?;
-        // A part of the page is the page at its offset.
+        // A part of the page has the content at its offset.
         page.slice(1000, 100)?.copy_from(0, b"from the user")?;
         bench.talk.say("written", "at 1000")?;
         bench.talk.hear("answered")?;
@@ -65,7 +65,7 @@ pub(super) mod two_mappings_share_a_page {
         second.copy_from(7, b"second")?;
         holds(&first, 7, b"second", "seen in the first mapping")?;
         holds(third, 7, b"second", "seen in the third mapping")?;
-        // Each mapping lives by itself, and as long as a handle to it, of any size.
+        // Each mapping stays until its last handle, of any size, is dropped.
         let part = first.slice(7, 6)?;
         drop(first);
         pair.clear();
@@ -96,7 +96,7 @@ pub(super) mod a_read_only_mapping_refuses_writes {
     }
 }
 
-/// A mapping for reading gives no way to write through it.
+/// Checks that a read-only mapping cannot be written through.
 fn refuses_writes(page: &LentSlice) -> Verdict {
     require!(!page.is_writable(), "the mapping says that it is writable");
     let attempts = [
@@ -132,7 +132,7 @@ pub(super) mod a_page_lent_for_reading_is_not_written {
         let writable = map_one(&mut grantee, gref, Access::ReadWrite);
         refused(writable, Refused::ReadOnly, "a writable mapping")?;
         refused(write_one(&mut grantee, gref, 50, b"no"), Refused::ReadOnly, "a write by copy")?;
-        // In one call with a mapping that is allowed, too.
+        // The same in one call with a mapping that is allowed.
         let mut both = Vec::new();
         grantee.map(&[(gref, Access::ReadWrite), (gref, Access::ReadOnly)], &mut both);
         require!(both.len() == 2, "{} results for 2 pages", both.len());
@@ -153,7 +153,7 @@ pub(super) mod what_was_not_issued_is_refused {
 
     pub(in super::super) fn lender<P: Platform>(bench: &mut Bench<'_, P>) -> Verdict {
         let mut granter = bench.granter()?;
-        // A number inside the table that is issued no more.
+        // A number inside the table that is no longer issued.
         let mut leases = bench.lend(&mut granter, Access::ReadWrite, 2, "pages")?;
         let issued = leases.split_off(1);
         take_back(&mut granter, leases)?;
@@ -163,8 +163,8 @@ pub(super) mod what_was_not_issued_is_refused {
         take_back(&mut granter, issued)
     }
 
-    /// References 0 and 1 are reserved: on Xen a toolstack lends the pages of a domain's console and
-    /// store under them. The table of a domain has at most 2^32 / 8 entries.
+    /// References that are never issued: 0 and 1 are reserved, because a toolstack on Xen grants the pages
+    /// of a domain's console and store under them. A table has at most 2^32 / 8 entries.
     const NEVER: [u32; 12] =
         [0, 1, 2, 3, 4, 5, 6, 7, 0x1FFF_FFFF, 0x7FFF_FFFF, 0x8000_0008, 0xFFFF_FFFF];
 
@@ -188,7 +188,7 @@ pub(super) mod what_was_not_issued_is_refused {
         bench.talk.say("done", "nothing is mapped")
     }
 
-    /// Each page of a batch has its own status (XSA-361).
+    /// Checks that each page of a batch has its own status (XSA-361).
     fn among_good_ones(grantee: &mut impl Grantee, bad: &[Gref], good: Gref) -> Verdict {
         let pages: Vec<_> = bad
             .iter()
@@ -248,7 +248,7 @@ pub(super) mod what_another_domain_was_lent_is_refused {
     }
 }
 
-/// Pages in the largest batch.
+/// Number of pages in the largest batch.
 const MANY: usize = 256;
 
 pub(super) mod many_pages_in_one_batch {
@@ -268,7 +268,7 @@ pub(super) mod many_pages_in_one_batch {
     pub(in super::super) fn user<P: Platform>(bench: &mut Bench<'_, P>) -> Verdict {
         let mut grantee = bench.grantee()?;
         let grefs = bench.borrowed("pages")?;
-        // Every second page backwards, then the others forwards: neighbours and strangers.
+        // Every second page in reverse order, then the others forwards: adjacent and separate pages.
         let order: Vec<usize> = (0..MANY).rev().step_by(2).chain((0..MANY).step_by(2)).collect();
         let pages: Vec<_> = order.iter().map(|at| (grefs[*at], Access::ReadWrite)).collect();
         let mut out = Vec::new();
@@ -281,7 +281,7 @@ pub(super) mod many_pages_in_one_batch {
             page.copy_from(2048, format!("page {place}").as_bytes())?;
             held.push(page);
         }
-        // In another order than they were mapped.
+        // In another order than the mappings.
         while !held.is_empty() {
             held.swap_remove(held.len() / 3);
         }
@@ -292,7 +292,7 @@ pub(super) mod many_pages_in_one_batch {
 pub(super) mod too_many_mappings_are_refused {
     use super::*;
 
-    /// So many mappings and no refusal: there is no limit worth the name.
+    /// Number of mappings without a refusal from which a platform counts as unlimited.
     const ENOUGH: usize = 16384;
 
     pub(in super::super) fn lender<P: Platform>(bench: &mut Bench<'_, P>) -> Verdict {
@@ -326,7 +326,7 @@ pub(super) mod too_many_mappings_are_refused {
             holds(page, 0, &pattern(MANY - 1, PAGE_SIZE), "a page mapped before the limit")?;
         }
         held.clear();
-        // Room that was given back is room again.
+        // Unmapping makes room for new mappings.
         let page = map_one(&mut grantee, grefs[0], Access::ReadOnly)
             .map_err(|status: GrantStatus| Stop::Failed(format!("after dropping: {status}")))?;
         holds(&page, 0, &pattern(0, PAGE_SIZE), "a page mapped after the limit")?;

@@ -1,9 +1,9 @@
-//! What every [`Platform`] must do, as one text that runs in two domains.
+//! Conformance suite of [`Platform`]: one set of cases that runs in two domains.
 //!
-//! For whoever implements [`Platform`]: the suite is run once in each of two domains, as
-//! [`Role::Lender`] in one and as [`Role::User`] in the other. They may be threads, processes, or
-//! a guest and dom0 on a real machine: the two halves know of each other what the store tells them,
-//! and nothing else. Then the roles are swapped.
+//! The suite is for implementations of [`Platform`]. It runs once in each of two domains, as
+//! [`Role::Lender`] in one and as [`Role::User`] in the other; then the roles are swapped. The domains may
+//! be threads, processes, or a guest and dom0 on a real machine. The halves communicate only through the
+//! store.
 //!
 //! ```text
 //!  domain A                          store                          domain B
@@ -12,19 +12,18 @@
 //!       looks at the effect <------------------------------------ says what it did
 //! ```
 //!
-//! Each domain writes below `/local/domain/ID/data`, which a toolstack makes for it (libxl does;
-//! [`prepare`] does the same). Both halves of a case agree on its outcome, so both report the
-//! same.
+//! Each domain writes below `/local/domain/ID/data`, which a toolstack creates (libxl does, and so does
+//! [`prepare`]). Both halves of a case agree on its outcome and report the same.
 //!
 //! # Where platforms differ
 //!
-//! * The status of a refused reference: a set of statuses is accepted for each reason
-//!   ([`Refused`]), since Xen says `general_error` where a finer one would fit.
-//! * A page that the user has mapped: [`Granter::take_back`] says *Busy*; or, where the granter's
-//!   kernel takes the page over until it is free (gntalloc), says that it was taken back, and the
-//!   page is not lent again meanwhile.
-//! * A channel that was cleared may become pending once more by what was sent before.
-//! * Forced revocation and news of a closed channel are optional: without them the case is
+//! * Status of a refused reference: each reason has a set of accepted statuses ([`Refused`]), because
+//!   Xen returns `general_error` where a more precise status would fit.
+//! * A page that the user has mapped: [`Granter::take_back`] returns *Busy*. Where the granter's kernel
+//!   keeps the page until it is free (gntalloc), it succeeds, and the page is not granted again
+//!   meanwhile.
+//! * A channel that was cleared may become pending once more through an earlier notification.
+//! * Forced revocation and the report of a closed channel are optional: without them the case is
 //!   skipped.
 //!
 //! [`Granter::take_back`]: ringfence_platform::Granter::take_back
@@ -48,17 +47,17 @@ use ringfence_xenstore::{StoreAccess, StoreError};
 use bench::{Bench, Stop};
 use dialogue::Dialogue;
 
-/// Which half of the suite a domain plays.
+/// Half of the suite that a domain runs.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Role {
-    /// Lends pages and takes them back; allocates event channels.
+    /// Grants pages and takes them back; allocates event channels.
     Lender,
-    /// Uses what was lent; binds the channels.
+    /// Accesses the granted pages; binds the channels.
     User,
 }
 
 impl Role {
-    /// The name on the command line of a driver, and in reports.
+    /// Returns the name for command lines and reports.
     pub fn name(self) -> &'static str {
         match self {
             Role::Lender => "lender",
@@ -66,7 +65,7 @@ impl Role {
         }
     }
 
-    /// The other half.
+    /// Returns the role of the other domain.
     #[must_use]
     pub fn other(self) -> Role {
         match self {
@@ -82,23 +81,20 @@ impl fmt::Display for Role {
     }
 }
 
-/// How a case ended, the same in both domains.
+/// Outcome of a case, the same in both domains.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Outcome {
-    /// As it has to be.
     Passed,
-    /// Not as it has to be, and what was found.
+    /// Failed check, with its message.
     Failed(String),
-    /// Not checked, and why.
+    /// Case that was not checked, with the reason.
     Skipped(String),
 }
 
-/// The outcome of one case.
+/// Outcome of one case.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct CaseReport {
-    /// Its name.
     pub name: &'static str,
-    /// How it ended.
     pub outcome: Outcome,
 }
 
@@ -112,14 +108,11 @@ impl fmt::Display for CaseReport {
     }
 }
 
-/// How many cases ended how.
+/// Numbers of cases by outcome.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 pub struct Summary {
-    /// As they have to be.
     pub passed: usize,
-    /// Not so.
     pub failed: usize,
-    /// Not checked.
     pub skipped: usize,
 }
 
@@ -133,24 +126,23 @@ impl Summary {
     }
 }
 
-/// Statuses that a platform may give for a use that it refuses.
+/// Reasons for a refusal, each with the statuses that a platform may return.
 ///
-/// Xen's hypervisor finds most of these in one test of the entry's first word, and says
-/// `general_error`.
+/// Xen finds most of these in one test of the entry's first word, and returns `general_error`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Refused {
-    /// The reference is not issued, or is reserved.
+    /// Reference that is not issued, or is reserved.
     NotIssued,
-    /// The page was lent to somebody else.
+    /// Page that was granted to another domain.
     OtherDomain,
-    /// The page was lent for reading, and is wanted for writing.
+    /// Write access to a page that was granted for reading.
     ReadOnly,
-    /// More pages would be mapped than the platform has room for.
+    /// Mapping beyond the platform's limit.
     NoRoom,
 }
 
 impl Refused {
-    /// The statuses accepted.
+    /// Returns the statuses that are accepted.
     pub fn statuses(self) -> &'static [GrantStatus] {
         match self {
             Refused::NotIssued => &[GrantStatus::BadGref, GrantStatus::GeneralError],
@@ -163,31 +155,31 @@ impl Refused {
     }
 }
 
-/// One half of the suite, to be run in one domain.
+/// One half of the suite, for one domain.
 #[derive(Clone, Copy, Debug)]
 pub struct Suite {
-    /// Which half.
+    /// Role of this half.
     pub role: Role,
-    /// The domain that runs the other half.
+    /// Domain that runs the other half.
     pub peer: DomId,
-    /// A third domain, which need not do anything, for what neither half may reach. On Xen any
-    /// number that is not one of the two will do.
+    /// Third domain, which both halves must not reach. It takes no part, so on Xen any other number
+    /// is suitable.
     pub third: Option<DomId>,
-    /// How long the other half may take for a step. It may be started this much later as well.
+    /// Maximum time for a step of the other half, and for its start.
     pub patience: Duration,
 }
 
-/// The half of one domain in one case.
+/// Function of one domain in one case.
 type Half<P> = fn(&mut Bench<'_, P>) -> Result<(), Stop>;
 
-/// A case: its name, what the lender does, what the user does.
+/// Case of the suite: its name, and the functions of the lender and the user.
 struct Case<P: Platform> {
     name: &'static str,
     lender: Half<P>,
     user: Half<P>,
 }
 
-/// Runs one half of the suite with neither a third domain nor much patience; see [`Suite`].
+/// Runs one half of the suite without a third domain and with a short time limit; see [`Suite`].
 pub fn run<P: Platform>(
     platform: &P,
     role: Role,
@@ -197,12 +189,12 @@ pub fn run<P: Platform>(
     Suite { role, peer, third: None, patience: Duration::from_secs(10) }.run(platform, report)
 }
 
-/// Makes the directory `/local/domain/ID/data`, owned by `domain`, as a toolstack does for each
-/// domain that it starts. `store` is a privileged connection.
+/// Creates the directory `/local/domain/ID/data`, owned by `domain`, as a toolstack does for each
+/// domain. `store` has to be a privileged connection.
 ///
 /// # Errors
 ///
-/// The store's.
+/// Returns the store's error.
 pub fn prepare(store: &mut impl StoreAccess, domain: DomId) -> Result<(), StoreError> {
     let data = format!("/local/domain/{domain}/data");
     store.mkdir(&data)?;
@@ -210,10 +202,10 @@ pub fn prepare(store: &mut impl StoreAccess, domain: DomId) -> Result<(), StoreE
 }
 
 impl Suite {
-    /// Runs this half; calls `report` after each case.
+    /// Runs this half, and calls `report` after each case.
     ///
-    /// A case that fails does not keep the next ones from being run; only when the other half is
-    /// not heard of within `patience`, the rest counts as failed.
+    /// A failed case does not stop the suite. If the other half does not respond within `patience`, the
+    /// remaining cases count as failed.
     pub fn run<P: Platform>(&self, platform: &P, report: &mut dyn FnMut(CaseReport)) -> Summary {
         let mut summary = Summary::default();
         let mut tell = |name, outcome: Outcome| {

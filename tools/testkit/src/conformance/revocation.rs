@@ -1,4 +1,4 @@
-//! Cases: pages are taken back.
+//! Conformance cases of revocation.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -12,7 +12,7 @@ use super::bench::{
     write_one,
 };
 
-/// The use of a page that is lent no more is refused, in every way.
+/// Checks that every use of a revoked page is refused.
 fn out_of_reach(grantee: &mut impl Grantee, gref: Gref) -> Verdict {
     for access in [Access::ReadOnly, Access::ReadWrite] {
         let what = format!("mapping a page that is lent no more ({access:?})");
@@ -22,7 +22,7 @@ fn out_of_reach(grantee: &mut impl Grantee, gref: Gref) -> Verdict {
     refused(write_one(grantee, gref, 0, b"x"), Refused::NotIssued, "copying to such a page")
 }
 
-/// The content of a page as a value of its own.
+/// Copies the content of a page.
 fn content(page: &LentSlice) -> Verdict<Vec<u8>> {
     let mut bytes = vec![0; PAGE_SIZE];
     page.copy_to(0, &mut bytes)?;
@@ -32,7 +32,7 @@ fn content(page: &LentSlice) -> Verdict<Vec<u8>> {
 pub(super) mod a_page_in_use_is_not_taken_back {
     use super::*;
 
-    /// Pages lent while the one in use may have been given out again.
+    /// Number of pages granted while the one in use may be granted again.
     const OTHERS: usize = 8;
 
     pub(in super::super) fn lender<P: Platform>(bench: &mut Bench<'_, P>) -> Verdict {
@@ -54,7 +54,7 @@ pub(super) mod a_page_in_use_is_not_taken_back {
             }
             Ok(()) => None,
         };
-        // Whichever it was, what is lent now is not under the user's old mapping.
+        // In both outcomes, pages granted now are not under the user's old mapping.
         let others = others(&mut granter, gref)?;
         bench.talk.say("others", "lent and filled")?;
         bench.talk.hear("dropped")?;
@@ -126,9 +126,8 @@ pub(super) mod lending_again_keeps_generations {
     const ROUNDS: usize = 20;
     const PAGES: usize = 4;
 
-    /// A page is known by what was written into it when it was first seen. Nothing may be in a page
-    /// that is lent but zeros or what was lent to the same peer before, and a page that was never
-    /// revoked by force stays in its generation.
+    /// Checks the content of granted pages over many rounds. A page holds zeros, or what was granted to the
+    /// same peer before. A page that was never revoked by force stays in its generation.
     pub(in super::super) fn lender<P: Platform>(bench: &mut Bench<'_, P>) -> Verdict {
         let mut granter = bench.granter()?;
         let mut known: HashMap<Vec<u8>, u32> = HashMap::new();
@@ -166,7 +165,7 @@ pub(super) mod lending_again_keeps_generations {
         Ok(())
     }
 
-    /// The user sees what is in the page now, whatever was lent under that number before.
+    /// Checks that the user sees the current content of a page, whatever its reference named before.
     pub(in super::super) fn user<P: Platform>(bench: &mut Bench<'_, P>) -> Verdict {
         let mut grantee = bench.grantee()?;
         for round in (0..ROUNDS).step_by(5) {
@@ -194,7 +193,7 @@ pub(super) mod lending_again_keeps_generations {
 pub(super) mod every_page_comes_back {
     use super::*;
 
-    /// So many pages are enough to see.
+    /// Number of pages that is enough to detect a leak.
     const ENOUGH: usize = 300;
 
     pub(in super::super) fn lender<P: Platform>(bench: &mut Bench<'_, P>) -> Verdict {
@@ -207,7 +206,7 @@ pub(super) mod every_page_comes_back {
         Ok(())
     }
 
-    /// Lends all there are, one kind after the other, and takes them back. How many, of each kind.
+    /// Grants all pages, one kind after the other, and takes them back. Returns the numbers by kind.
     fn all_of_a_kind(granter: &mut impl Granter) -> Verdict<[usize; 2]> {
         let mut counts = [0; 2];
         for (count, access) in counts.iter_mut().zip([Access::ReadWrite, Access::ReadOnly]) {
@@ -231,8 +230,8 @@ pub(super) mod every_page_comes_back {
     }
 }
 
-/// Revokes by force what the user has mapped. Where the platform cannot, waits until the user let
-/// go, takes the pages back and skips the case.
+/// Revokes by force pages that the user has mapped. On a platform without forced revocation, waits until
+/// the user has unmapped them, takes them back and skips the case.
 fn force<P: Platform>(
     bench: &mut Bench<'_, P>,
     granter: &mut P::Granter,
@@ -250,7 +249,7 @@ fn force<P: Platform>(
     }
 }
 
-/// Whether the lender could; if not, lets go of `pages` and says so.
+/// Returns `true` if the lender revoked by force. If not, releases `pages` and reports that.
 fn was_forced<P: Platform>(bench: &mut Bench<'_, P>, pages: &mut Vec<LentSlice>) -> Verdict<bool> {
     let forced = bench.talk.hear("forced")? == "yes";
     if !forced {
@@ -265,7 +264,7 @@ pub(super) mod force_takes_a_page_in_use {
 
     const OTHERS: usize = 32;
 
-    /// Pages among which the number is looked for.
+    /// Number of pages among which the reference is searched.
     const LOOKED_THROUGH: usize = 4096;
 
     pub(in super::super) fn lender<P: Platform>(bench: &mut Bench<'_, P>) -> Verdict {
@@ -277,8 +276,8 @@ pub(super) mod force_takes_a_page_in_use {
         bench.talk.hear("mapped")?;
         force(bench, &mut granter, leases)?;
         bench.talk.hear("looked")?;
-        // The user still has it mapped. What is lent now must not be under that mapping, nor go
-        // by that number.
+        // The user still has the page mapped. Pages granted now must be neither under that mapping nor
+        // under that reference.
         let mut others = Vec::new();
         for _ in 0..OTHERS {
             let lease = granter.lend(Access::ReadWrite)?;
@@ -297,8 +296,8 @@ pub(super) mod force_takes_a_page_in_use {
         comes_back(&mut granter, gref, generation)
     }
 
-    /// Once the user let go, the number is issued again, in time, and with a page that either
-    /// never was revoked or is in a later generation.
+    /// Checks that the reference is issued again after the user has unmapped it. Its page was never
+    /// revoked or has a later generation.
     fn comes_back(granter: &mut impl Granter, gref: Gref, generation: u32) -> Verdict {
         let deadline = Instant::now() + Duration::from_secs(5);
         while Instant::now() < deadline {
@@ -348,7 +347,7 @@ pub(super) mod force_takes_many_at_once {
         let mut leases = bench.lend(&mut granter, Access::ReadWrite, PAGES, "writable")?;
         let read_only = bench.lend(&mut granter, Access::ReadOnly, PAGES, "read-only")?;
         bench.talk.hear("mapped")?;
-        // Every third page stays: what is revoked are runs and single pages of both kinds.
+        // Every third page stays, so runs and single pages of both kinds are revoked.
         let mut kept = Vec::new();
         let mut doomed = Vec::new();
         for (place, lease) in leases.drain(..).enumerate().chain(read_only.into_iter().enumerate())

@@ -1,4 +1,4 @@
-//! Cases: the store, and the domains' numbers.
+//! Conformance cases of the store and of domain numbers.
 
 use std::time::{Duration, Instant};
 
@@ -8,16 +8,16 @@ use ringfence_xenstore::{StoreAccess, StoreClient, StoreError};
 
 use super::bench::{Bench, Stop, Verdict, require, same};
 
-/// How long an event may take.
+/// Maximum time of an event.
 const SOON: Duration = Duration::from_secs(60);
 
-/// How long to look whether none comes.
+/// Time without an event after which a watch counts as quiet.
 const A_WHILE: Duration = Duration::from_millis(50);
 
-/// The domain that no permission holds for.
+/// Domain that permissions do not restrict.
 const PRIVILEGED: DomId = DomId(0);
 
-/// Checks that the store refused, and with which error.
+/// Checks that the store refused with this error.
 fn refused<T>(outcome: Result<T, StoreError>, error: ErrorName, what: &str) -> Verdict {
     match outcome {
         Ok(_) => Err(Stop::Failed(format!("{what} was not refused"))),
@@ -26,7 +26,7 @@ fn refused<T>(outcome: Result<T, StoreError>, error: ErrorName, what: &str) -> V
     }
 }
 
-/// A list of permissions: the owner, who gives nothing to others, and what `whom` may do.
+/// Returns permissions: an owner without access for others, except `access` for `whom`.
 fn shared_with(owner: DomId, whom: DomId, access: NodeAccess) -> Verdict<PermissionList> {
     let owner = Permission { access: NodeAccess::None, domain: owner };
     PermissionList::new(&[owner, Permission { access, domain: whom }]).map_err(Stop::failed)
@@ -52,7 +52,7 @@ pub(super) mod domain_numbers_name_the_domain {
         bench.talk.say("number", own)?;
         let peer: u16 = bench.talk.hear_number("number")?;
         require!(DomId(peer) == bench.peer, "the other half runs in {peer}, not {}", bench.peer);
-        // A path without a leading slash lies in the home of whoever asks.
+        // A path without a leading slash is relative to the home of the connection's domain.
         let relative = bench.talk.store.read_text("data/conformance/hello")?;
         let absolute = bench.talk.store.read_text(&format!("{}/hello", bench.talk.own))?;
         require!(relative == absolute, "{relative:?} by the relative path, {absolute:?} else");
@@ -63,7 +63,7 @@ pub(super) mod domain_numbers_name_the_domain {
 pub(super) mod what_one_writes_the_other_reads {
     use super::*;
 
-    /// The bytes of a value are free, from none to more than a line.
+    /// Returns values of any bytes, from an empty one to one longer than a line.
     fn values() -> [Vec<u8>; 4] {
         let all = (0..=255).cycle().take(2000).collect();
         [Vec::new(), b"text".to_vec(), b"a\0b\nc\xFF".to_vec(), all]
@@ -104,7 +104,7 @@ pub(super) mod what_one_writes_the_other_reads {
 pub(super) mod permissions_hold {
     use super::*;
 
-    /// A secret, and a node that the other may write.
+    /// Creates a secret, and a node that the other half may write.
     pub(in super::super) fn lender<P: Platform>(bench: &mut Bench<'_, P>) -> Verdict {
         let (own, peer) = (bench.platform.domid(), bench.peer);
         let (secret, shared) =
@@ -177,7 +177,7 @@ pub(super) mod nobody_writes_below_another {
     }
 }
 
-/// Takes events until the one for `path` comes.
+/// Reads events until the one for `path` arrives.
 fn await_path(store: &mut StoreClient, path: &str, token: &str) -> Verdict {
     let deadline = Instant::now() + SOON;
     while let Some(left) = deadline.checked_duration_since(Instant::now()) {
@@ -212,7 +212,7 @@ pub(super) mod a_watch_tells_of_changes {
         Ok(bench.talk.store.rm(&dir)?)
     }
 
-    /// On a connection of its own, so that events of the dialogue do not come between.
+    /// Uses a separate connection, so that events of the dialogue do not interfere.
     pub(in super::super) fn user<P: Platform>(bench: &mut Bench<'_, P>) -> Verdict {
         let dir = bench.talk.hear("dir")?;
         let mut store = bench.platform.store()?;
@@ -242,7 +242,7 @@ pub(super) mod a_transaction_is_all_or_nothing {
     pub(in super::super) fn lender<P: Platform>(bench: &mut Bench<'_, P>) -> Verdict {
         let dir = format!("{}/transaction", bench.talk.own);
         bench.talk.store.write(&format!("{dir}/kept"), "1")?;
-        // A second connection looks from outside.
+        // A second connection observes the transaction from outside.
         let mut outside = bench.platform.store()?;
         let given_up: Result<(), StoreError> = bench.talk.store.transaction(|inside| {
             inside.write(&format!("{dir}/kept"), "2")?;
@@ -282,7 +282,7 @@ pub(super) mod a_conflict_is_done_again {
 
     const ROUNDS: u32 = 50;
 
-    /// Both count in one node, each in transactions of its own: nothing may be lost.
+    /// Increments one node from both halves in transactions; no increment may be lost.
     pub(in super::super) fn lender<P: Platform>(bench: &mut Bench<'_, P>) -> Verdict {
         let counter = format!("{}/counter", bench.talk.own);
         let list = shared_with(bench.platform.domid(), bench.peer, NodeAccess::Both)?;
@@ -313,7 +313,7 @@ pub(super) mod a_conflict_is_done_again {
         Ok(())
     }
 
-    /// A write from outside, in the middle, makes the transaction be done again.
+    /// Checks that a concurrent write from outside makes the transaction fail once.
     fn conflicts_once<P: Platform>(bench: &mut Bench<'_, P>) -> Verdict {
         let node = format!("{}/conflict", bench.talk.own);
         bench.talk.store.write(&node, "10")?;

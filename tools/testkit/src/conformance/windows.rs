@@ -1,45 +1,45 @@
-//! What every engine of a [`TranslationTable`] must do, as one text.
+//! Conformance suite of the engines of [`TranslationTable`].
 //!
-//! For whoever implements an engine: [`WindowSuite`] plays the granter on a table, and asks a [`WindowPeer`]
-//! to use what was granted: a program that has the window mapped, a device, a worker of the kernel. The peer
-//! only tries; what counts is what it got, and what is found in the memory.
+//! The suite is for implementations of an engine. [`WindowSuite`] acts as the granter on a table, and a
+//! [`WindowPeer`] accesses what was granted: a program that has the window mapped, a device, or a kernel
+//! thread. The suite compares the peer's results with the content of the memory.
 
 use core::sync::atomic::Ordering::SeqCst;
 
 use ringfence_memory::PAGE_SIZE;
+
+use super::{CaseReport, Outcome, Summary};
 use ringfence_platform::window::IssueError;
 use ringfence_platform::{Access, Gref, PageId, RevokeError, TranslationTable, WindowShape};
 
-use super::{CaseReport, Outcome, Summary};
-
-/// Who uses what was granted.
+/// Grantee of a window under test.
 pub trait WindowPeer {
-    /// Tries to read the first eight octets (native byte order) of the page under `gref`. `None` when it
-    /// was refused, or nothing was found there.
+    /// Tries to read the first eight bytes (native byte order) of the page under `gref`. Returns `None` if
+    /// the access was refused or found nothing.
     ///
     /// # Errors
     ///
-    /// A text: it could not even try.
+    /// Returns a message if the peer could not try.
     fn read(&mut self, gref: Gref) -> Result<Option<u64>, String>;
 
-    /// Tries to write `tag` there. Whether it worked, the peer need not know.
+    /// Tries to write `tag` to the page under `gref`. The result of the access is not reported.
     ///
     /// # Errors
     ///
-    /// A text: it could not even try.
+    /// Returns a message if the peer could not try.
     fn write(&mut self, gref: Gref, tag: u64) -> Result<(), String>;
 }
 
-/// The least shape of a table that the suite can use: two pages of each kind, three entries.
+/// Minimum shape of a table for the suite: two pages of each kind, three entries.
 pub const LEAST: WindowShape = WindowShape { writable: 2, read_only: 2, entries: 3 };
 
-/// A table and who uses it.
+/// Table under test with its peer.
 pub struct WindowSuite<'a> {
-    /// The granter's end; nothing is issued in it.
+    /// Granter's end of the window, with nothing issued.
     pub table: &'a mut dyn TranslationTable,
-    /// A table of another granter for the same grantee, beside it.
+    /// Table of another granter for the same grantee.
     pub neighbour: &'a mut dyn TranslationTable,
-    /// Who uses what `table` grants.
+    /// Grantee that accesses the pages of `table`.
     pub peer: &'a mut dyn WindowPeer,
 }
 
@@ -76,7 +76,7 @@ const CASES: [Case; 14] = cases![
 ];
 
 impl WindowSuite<'_> {
-    /// Runs every case; calls `report` after each.
+    /// Runs every case, and calls `report` after each.
     pub fn run(&mut self, report: &mut dyn FnMut(CaseReport)) -> Summary {
         let mut summary = Summary::default();
         for (name, case) in CASES {
@@ -88,7 +88,7 @@ impl WindowSuite<'_> {
         summary
     }
 
-    /// Takes back what the case before left, and empties all pages.
+    /// Revokes what the previous case left, and empties all pages.
     fn begin(&mut self) -> Verdict {
         for table in [&mut *self.table, &mut *self.neighbour] {
             let all: Vec<Gref> = table.shape().grefs().collect();
@@ -135,14 +135,14 @@ impl WindowSuite<'_> {
         Ok((gref, page))
     }
 
-    /// The peer reads `expected` under `gref`.
+    /// Checks that the peer reads `expected` under `gref`.
     fn reads(&mut self, gref: Gref, expected: u64) -> Verdict {
         let read = self.peer.read(gref)?;
         require!(read == Some(expected), "under {gref} the peer read {read:x?}, not {expected:#x}");
         Ok(())
     }
 
-    /// The peer reads nothing of `secret` under `gref`, and what it writes there does not come to `page`.
+    /// Checks that the peer does not read `secret` under `gref`, and that its write does not reach `page`.
     fn reaches_nothing(&mut self, gref: Gref, page: PageId, secret: u64) -> Verdict {
         let read = self.peer.read(gref)?;
         require!(read != Some(secret), "the peer read under {gref} what it was not granted");
@@ -215,7 +215,7 @@ fn what_was_issued_for_reading_is_not_written(suite: &mut WindowSuite<'_>) -> Ve
 fn every_entry_leads_to_its_page(suite: &mut WindowSuite<'_>) -> Verdict {
     let grefs: Vec<Gref> = suite.table.shape().grefs().collect();
     let pages: Vec<PageId> = (0..suite.table.shape().pages()).map(PageId).collect();
-    // From the other end, so that no reference is its page's number by chance.
+    // In reverse order, so that no reference equals its page's number by chance.
     let pairs: Vec<(Gref, PageId)> = grefs.into_iter().zip(pages.into_iter().rev()).collect();
     for (gref, page) in &pairs {
         suite.put(*page, 0x100 + u64::from(page.0))?;

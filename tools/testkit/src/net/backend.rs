@@ -1,4 +1,4 @@
-//! A driver domain without manners, and the honest frontend that it serves.
+//! Adversary driver domain, and the correct frontend that it serves.
 
 use std::time::{Duration, Instant};
 
@@ -18,37 +18,37 @@ use ringfence_xenstore::{StoreAccess, StoreClient};
 use super::ring::RawRing;
 use super::stage::{Arrived, Holder, fill, take};
 
-/// What the backend has of a connected device.
+/// Resources of the backend for a connected device.
 pub struct Attached {
-    /// The frontend's arena, as its grantee sees it.
+    /// Frontend's arena, as the grantee sees it.
     pub arena: RawArena,
-    /// References of the rings.
+    /// References of the tx and rx rings.
     pub ring_refs: [u32; 2],
-    /// The tx ring.
+    /// Ring of packets from the frontend.
     pub tx: RawRing,
-    /// The rx ring.
+    /// Ring of packets to the frontend.
     pub rx: RawRing,
-    /// Channels of both.
+    /// Event channels of tx and rx.
     pub channels: [RawChannel; 2],
 }
 
-/// A backend of which everything can be set by hand.
+/// Backend of which everything can be set word by word.
 pub struct HostileBackend {
     hub: HubHandle,
-    /// Its connection to the hub, as domain 0.
+    /// Connection to the hub, as domain 0.
     pub domain: RawDomain,
-    /// Its store, privileged.
+    /// Privileged store connection.
     pub store: StoreClient,
-    /// The device.
+    /// Id of the device.
     pub device: DeviceId,
-    /// The frontend's domain.
+    /// Platform of the frontend's domain.
     pub platform: LocalPlatform,
     front_store: StoreClient,
-    /// The frontend.
+    /// Frontend under test.
     pub front: VifFrontend<LocalPlatform>,
-    /// Holds the frontend's port.
+    /// Host of the frontend's port.
     pub host: Holder,
-    /// What the backend has, once [`HostileBackend::attach`] was called.
+    /// Resources of the backend after [`HostileBackend::attach`].
     pub attached: Option<Attached>,
     batch: Batch,
 }
@@ -66,7 +66,7 @@ impl Default for HostileBackend {
 }
 
 impl HostileBackend {
-    /// A hub, a frontend that lends an arena of that shape, and a backend that did nothing yet.
+    /// Creates a hub, a frontend that grants from an arena of that shape, and an idle backend.
     pub fn new(shape: ArenaShape) -> HostileBackend {
         let (thread, hub) = Hub::new(HubLimits::default()).unwrap();
         std::thread::spawn(move || thread.run().unwrap());
@@ -93,14 +93,14 @@ impl HostileBackend {
         }
     }
 
-    /// A backend to which the frontend is connected.
+    /// Creates a backend with a connected frontend.
     pub fn connected() -> HostileBackend {
         let mut this = HostileBackend::default();
         this.connect();
         this
     }
 
-    /// Goes through the whole handshake as an honest backend does.
+    /// Completes the handshake as a correct backend does.
     pub fn connect(&mut self) {
         self.announce();
         self.look().unwrap();
@@ -112,17 +112,17 @@ impl HostileBackend {
         }
     }
 
-    /// Writes one of the backend's keys.
+    /// Writes a key of the backend.
     pub fn write(&mut self, key: &str, value: impl AsRef<[u8]>) {
         self.store.write(&format!("{}/{key}", self.device.backend_path()), value).unwrap();
     }
 
-    /// Sets the backend's state.
+    /// Writes the backend's state.
     pub fn enter(&mut self, state: XenbusState) {
         self.write("state", state.to_string());
     }
 
-    /// Offers the features that an honest backend offers.
+    /// Offers the features of a correct backend.
     pub fn announce(&mut self) {
         for key in [
             keys::FEATURE_SG,
@@ -135,22 +135,22 @@ impl HostileBackend {
         self.enter(XenbusState::InitWait);
     }
 
-    /// The frontend looks at the store.
+    /// Lets the frontend read the store and act once.
     ///
     /// # Errors
     ///
-    /// The frontend's.
+    /// Returns the frontend's error.
     pub fn look(&mut self) -> Result<(), FrontendError> {
         self.front.look(&self.platform, &mut self.front_store, &mut self.host)
     }
 
-    /// The frontend's state in the store.
+    /// Returns the frontend's state in the store.
     pub fn front_state(&mut self) -> XenbusState {
         let path = format!("{}/state", self.device.frontend_path());
         XenbusState::parse(&self.store.read(&path).unwrap()).unwrap()
     }
 
-    /// Takes what the frontend published, and says so.
+    /// Attaches to the rings and channels that the frontend published, and enters Connected.
     pub fn attach(&mut self) {
         let arena = self.domain.fetch(self.device.frontend).unwrap();
         let dir = self.device.frontend_path();
@@ -166,29 +166,29 @@ impl HostileBackend {
         self.enter(XenbusState::Connected);
     }
 
-    /// What it has of the device.
+    /// Returns the resources of the attached device.
     ///
     /// # Panics
     ///
-    /// When it is not attached.
+    /// Panics if the backend is not attached.
     pub fn rings(&mut self) -> &mut Attached {
         self.attached.as_mut().unwrap()
     }
 
-    /// The frontend's port.
+    /// Returns the frontend's port.
     ///
     /// # Panics
     ///
-    /// When it has none.
+    /// Panics without a port.
     pub fn port(&mut self) -> &mut dyn Port {
         &mut **self.host.port.as_mut().unwrap()
     }
 
-    /// The guest sends frames.
+    /// Transmits frames from the guest.
     ///
     /// # Errors
     ///
-    /// The port's.
+    /// Returns the port's fault.
     pub fn transmit(&mut self, frames: &[Vec<u8>]) -> Result<Transmitted, Fault> {
         let all = fill(&mut self.batch, frames);
         let port = self.host.port.as_mut().unwrap();
@@ -197,11 +197,11 @@ impl HostileBackend {
         Ok(done)
     }
 
-    /// The guest takes what came, and posts its buffers again.
+    /// Receives frames in the guest and posts its buffers again.
     ///
     /// # Errors
     ///
-    /// The port's.
+    /// Returns the port's fault.
     pub fn receive(&mut self) -> Result<Vec<Arrived>, Fault> {
         let port = self.host.port.as_mut().unwrap();
         take(&mut **port, &mut self.batch)
@@ -209,17 +209,17 @@ impl HostileBackend {
 }
 
 impl Attached {
-    /// The packets' slots that the frontend posted since this was asked last.
+    /// Takes the tx requests that the frontend has posted since the last call.
     pub fn requests(&mut self) -> Vec<TxRequest> {
         self.tx.take_requests().into_iter().map(TxRequest::from_bytes).collect()
     }
 
-    /// The buffers that it posted.
+    /// Takes the rx buffers that the frontend has posted since the last call.
     pub fn buffers(&mut self) -> Vec<RxRequest> {
         self.rx.take_requests().into_iter().map(RxRequest::from_bytes).collect()
     }
 
-    /// The bytes behind a request.
+    /// Returns the data of a tx request.
     pub fn read(&self, gref: Gref, offset: u16, len: usize) -> Vec<u8> {
         let mut bytes = vec![0; len];
         let page = self.arena.read_only(self.arena.entry(gref.0).frame()).unwrap();
@@ -227,13 +227,13 @@ impl Attached {
         bytes
     }
 
-    /// Writes into a posted buffer.
+    /// Writes data into a posted rx buffer.
     pub fn fill(&self, buffer: RxRequest, offset: usize, bytes: &[u8]) {
         let frame = self.arena.entry(buffer.gref.0).frame();
         self.arena.writable(frame).unwrap().copy_from(offset, bytes).unwrap();
     }
 
-    /// Answers on tx.
+    /// Writes tx responses and publishes them.
     pub fn answer(&mut self, responses: &[TxResponse]) {
         for response in responses {
             self.tx.put(&response.to_bytes());
@@ -241,7 +241,7 @@ impl Attached {
         self.tx.set_rsp_prod(self.tx.produced);
     }
 
-    /// Answers on rx.
+    /// Writes rx responses and publishes them.
     pub fn deliver(&mut self, responses: &[RxResponse]) {
         for response in responses {
             self.rx.put(&response.to_bytes());

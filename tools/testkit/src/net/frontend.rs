@@ -1,4 +1,4 @@
-//! A guest without manners.
+//! Adversary guest of a vif: a test writes its rings, pages, grant table, keys and channels.
 
 use std::collections::BTreeMap;
 
@@ -14,55 +14,54 @@ use ringfence_xenstore::{StoreAccess, StoreClient};
 use super::ring::RawRing;
 use super::stage::Stage;
 
-/// Sizes of its arena.
+/// Shape of the guest's arena.
 pub const SHAPE: ArenaShape = ArenaShape { writable: 320, read_only: 64, references: 1024 };
 
 /// Reference of the tx ring.
 pub const TX_RING: u32 = 8;
 /// Reference of the rx ring.
 pub const RX_RING: u32 = 9;
-/// Reference of the first buffer for receiving; they follow each other, 256 of them.
+/// First of 256 consecutive references of rx buffers.
 pub const RX_BUFFERS: u32 = 16;
-/// Reference of the first page for sending; they follow each other, as many as there are read-only
-/// pages.
+/// First of the consecutive references of tx pages, one for each read-only page.
 pub const TX_PAGES: u32 = 512;
 
-/// A frontend of which everything can be set by hand.
+/// Frontend of which everything can be set word by word.
 pub struct HostileFrontend {
-    /// Its connection to the hub.
+    /// Connection to the hub.
     pub domain: RawDomain,
-    /// Its store.
+    /// Store connection of the guest.
     pub store: StoreClient,
-    /// Its arena.
+    /// Arena of the guest.
     pub arena: RawArena,
-    /// Its device.
+    /// Id of the device.
     pub device: DeviceId,
-    /// Its seat on the stage.
-    pub seat: usize,
-    /// Its tx ring.
+    /// Number of the vif on the stage.
+    pub vif: usize,
+    /// Ring of packets to the backend.
     pub tx: RawRing,
-    /// Its rx ring.
+    /// Ring of packets from the backend.
     pub rx: RawRing,
-    /// Its channels for tx and rx, once it has some.
+    /// Event channels of tx and rx, after the handshake.
     pub channels: Vec<RawChannel>,
     next_id: u16,
 }
 
 impl HostileFrontend {
-    /// A domain with a vif and an arena that it has not lent yet.
+    /// Creates a domain with a vif and an arena that is not passed to the hub yet.
     pub fn join(stage: &mut Stage) -> HostileFrontend {
         let (_, socket) = stage.hub.admit(None, false).unwrap();
         let mut domain = RawDomain::join(socket).unwrap();
-        let seat = stage.add_vif(domain.domid);
+        let vif = stage.add_vif(domain.domid);
         let arena = RawArena::new(SHAPE).unwrap();
         let mut this = HostileFrontend {
             store: domain.store().unwrap(),
-            device: *stage.seats[seat].backend.device(),
+            device: *stage.vifs[vif].backend.device(),
             tx: RawRing::new(arena.writable(0).unwrap(), NETIF_TX),
             rx: RawRing::new(arena.writable(1).unwrap(), NETIF_RX),
             domain,
             arena,
-            seat,
+            vif,
             channels: Vec::new(),
             next_id: 0,
         };
@@ -71,16 +70,16 @@ impl HostileFrontend {
         this
     }
 
-    /// A domain whose vif is connected.
+    /// Creates a domain with a connected vif.
     pub fn connected(stage: &mut Stage) -> HostileFrontend {
         let mut this = HostileFrontend::join(stage);
         this.domain.lend(DomId(0), &this.arena).unwrap();
         this.connect(stage, |_| {});
-        assert_eq!(stage.state(this.seat), XenbusState::Connected);
+        assert_eq!(stage.state(this.vif), XenbusState::Connected);
         this
     }
 
-    /// Fills the grant table as an honest frontend does.
+    /// Fills the grant table as a correct frontend does.
     pub fn grant_all(&self) {
         self.arena.grant(TX_RING, DomId(0), 0, false);
         self.arena.grant(RX_RING, DomId(0), 1, false);
@@ -92,31 +91,31 @@ impl HostileFrontend {
         }
     }
 
-    /// Makes the rings empty ones.
+    /// Resets both rings to empty ones.
     pub fn reset(&mut self) {
         self.tx.reset();
         self.rx.reset();
     }
 
-    /// Writes one of its keys.
+    /// Writes a key of the frontend.
     pub fn write(&mut self, key: &str, value: impl AsRef<[u8]>) {
         let path = format!("{}/{key}", self.device.frontend_path());
         self.store.write(&path, value).unwrap();
     }
 
-    /// Sets its state.
+    /// Writes the frontend's state.
     pub fn enter(&mut self, state: XenbusState) {
         self.write("state", state.to_string());
     }
 
-    /// Goes through the handshake with fresh rings and channels; `change` may break the keys.
+    /// Completes the handshake with reset rings and new channels. `change` may break the keys.
     pub fn connect(
         &mut self,
         stage: &mut Stage,
         change: impl FnOnce(&mut BTreeMap<&'static str, String>),
     ) {
         self.enter(XenbusState::Initialising);
-        stage.look(self.seat);
+        stage.look(self.vif);
         self.reset();
         for channel in self.channels.drain(..) {
             let _ = self.domain.call(7, &[channel.port], &[]);
@@ -148,23 +147,23 @@ impl HostileFrontend {
             self.write(key, value);
         }
         self.enter(XenbusState::Connected);
-        stage.look(self.seat);
+        stage.look(self.vif);
     }
 
-    /// The bytes of a page for sending.
+    /// Writes bytes into a tx page.
     pub fn write_page(&self, page: u32, offset: usize, bytes: &[u8]) {
         self.arena.read_only(page).unwrap().copy_from(offset, bytes).unwrap();
     }
 
-    /// The bytes of a buffer for receiving.
+    /// Returns the bytes of an rx buffer.
     pub fn read_buffer(&self, buffer: u32, len: usize) -> Vec<u8> {
         let mut bytes = vec![0; len];
         self.arena.writable(2 + buffer).unwrap().copy_to(0, &mut bytes).unwrap();
         bytes
     }
 
-    /// Puts a frame into pages from `page` on, `pieces` of it (their lengths) one page each, and
-    /// describes it by well-formed requests. What the pieces leave goes into the last one.
+    /// Stores a frame in pages from `page` on, in pieces of the given lengths, one page each. Returns
+    /// well-formed requests for it. The last piece takes all remaining bytes.
     pub fn packet(&mut self, page: u32, bytes: &[u8], pieces: &[usize]) -> Vec<TxRequest> {
         let mut rest = bytes;
         let mut slots = Vec::new();
@@ -186,7 +185,7 @@ impl HostileFrontend {
         slots
     }
 
-    /// Writes slots and publishes them.
+    /// Writes tx requests and publishes them.
     pub fn post(&mut self, slots: &[TxRequest]) {
         for slot in slots {
             self.tx.put(&slot.to_bytes());
@@ -194,17 +193,17 @@ impl HostileFrontend {
         self.tx.set_req_prod(self.tx.produced);
     }
 
-    /// The responses that came on tx.
+    /// Takes the published tx responses.
     pub fn responses(&mut self) -> Vec<TxResponse> {
         self.tx.take_responses().into_iter().map(TxResponse::from_bytes).collect()
     }
 
-    /// The statuses of the responses that came on tx.
+    /// Takes the published tx responses and returns their statuses.
     pub fn statuses(&mut self) -> Vec<Status> {
         self.responses().into_iter().map(|response| response.status).collect()
     }
 
-    /// Posts buffers for receiving, by their references.
+    /// Posts rx buffers, by their references.
     pub fn post_buffers(&mut self, references: impl IntoIterator<Item = u32>) {
         for gref in references {
             let id = u16::try_from(self.rx.produced & 255).unwrap();
@@ -213,7 +212,7 @@ impl HostileFrontend {
         self.rx.set_req_prod(self.rx.produced);
     }
 
-    /// The responses that came on rx.
+    /// Takes the published rx responses.
     pub fn rx_responses(&mut self) -> Vec<RxResponse> {
         self.rx.take_responses().into_iter().map(RxResponse::from_bytes).collect()
     }

@@ -1,12 +1,11 @@
-//! Peers that break the rules, for tests: each of their words can be set by hand.
+//! Adversary peers of a vif, for tests: every word of theirs can be set.
 //!
 //! * [`stage`]: a driver domain with any number of vifs, served in rounds by one thread, and a
-//!   *neighbour*: a guest with manners, whose frames must go through whatever the others do.
-//! * [`frontend`]: a guest that writes its rings, pages, grant table, keys and channels by hand.
-//! * [`backend`]: a driver domain that does the same to an honest frontend.
+//!   *neighbour*: a correct guest whose frames must pass, whatever the other guests do.
+//! * [`frontend`]: an adversary guest whose rings, pages, grant table, keys and channels a test writes.
+//! * [`backend`]: an adversary driver domain, against a correct frontend.
 //!
-//! A test says in a few lines what is right about a peer and then breaks one field. What is made here
-//! is well-formed until it is changed.
+//! All data is well-formed until a test changes it, so a test breaks one field at a time.
 
 #![allow(clippy::unwrap_used, reason = "the panic of a test is its report")]
 

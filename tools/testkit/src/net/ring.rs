@@ -1,35 +1,35 @@
-//! A ring of which every byte can be set.
+//! Ring of which every byte can be set.
 
 use core::sync::atomic::Ordering::{Acquire, Release};
 
 use ringfence_memory::LentSlice;
 use ringfence_ring::RingLayout;
 
-/// The four shared words by offset.
+/// Offsets of the four shared words.
 const REQ_PROD: usize = 0;
 const REQ_EVENT: usize = 4;
 const RSP_PROD: usize = 8;
 const RSP_EVENT: usize = 12;
 
-/// A ring's page, and how far its peer produced and consumed honestly.
+/// Page of a ring, with the indices of a correct peer.
 #[derive(Debug)]
 pub struct RawRing {
-    /// The page.
+    /// Memory of the ring.
     pub page: LentSlice,
     layout: RingLayout,
-    /// Next slot to be written by this side.
+    /// Index of the next entry that this side writes.
     pub produced: u32,
-    /// Next slot of the other side to be read.
+    /// Index of the next entry that this side reads.
     pub consumed: u32,
 }
 
 impl RawRing {
-    /// A ring whose page is taken as it is.
+    /// Creates a ring on a page without changing the page.
     pub fn new(page: LentSlice, layout: RingLayout) -> RawRing {
         RawRing { page, layout, produced: 0, consumed: 0 }
     }
 
-    /// Makes it an empty ring.
+    /// Resets the page to an empty ring.
     pub fn reset(&mut self) {
         self.page.zero(0, 4096).unwrap();
         self.page.store_u32(REQ_EVENT, 1, Release).unwrap();
@@ -37,7 +37,7 @@ impl RawRing {
         (self.produced, self.consumed) = (0, 0);
     }
 
-    /// Where the entry of a free-running index starts in the page.
+    /// Returns the offset in the page of the entry with a free-running index.
     pub fn place(&self, index: u32) -> usize {
         self.layout.offset(index)
     }
@@ -48,7 +48,7 @@ impl RawRing {
         self.produced = self.produced.wrapping_add(1);
     }
 
-    /// The entry of that index.
+    /// Returns the entry with that index.
     pub fn entry<const N: usize>(&self, index: u32) -> [u8; N] {
         self.page.fetch(self.place(index)).unwrap().into_unchecked()
     }
@@ -58,7 +58,7 @@ impl RawRing {
         self.page.store_u32(REQ_PROD, index, Release).unwrap();
     }
 
-    /// The frontend's producer index.
+    /// Returns the frontend's producer index.
     pub fn req_prod(&self) -> u32 {
         self.page.load_u32(REQ_PROD, Acquire).unwrap()
     }
@@ -68,22 +68,22 @@ impl RawRing {
         self.page.store_u32(RSP_PROD, index, Release).unwrap();
     }
 
-    /// The backend's producer index.
+    /// Returns the backend's producer index.
     pub fn rsp_prod(&self) -> u32 {
         self.page.load_u32(RSP_PROD, Acquire).unwrap()
     }
 
-    /// The index at which the backend wants to be told of requests.
+    /// Returns the index at which the backend requests an event.
     pub fn req_event(&self) -> u32 {
         self.page.load_u32(REQ_EVENT, Acquire).unwrap()
     }
 
-    /// Sets the index at which the frontend wants to be told of responses.
+    /// Sets the index at which the frontend requests an event.
     pub fn set_rsp_event(&self, index: u32) {
         self.page.store_u32(RSP_EVENT, index, Release).unwrap();
     }
 
-    /// Takes the responses that came, at most a ring's worth.
+    /// Takes the published responses, at most one ring of them.
     pub fn take_responses<const N: usize>(&mut self) -> Vec<[u8; N]> {
         let count = self.rsp_prod().wrapping_sub(self.consumed).min(self.layout.count());
         let taken = (0..count).map(|i| self.entry(self.consumed.wrapping_add(i))).collect();
@@ -91,7 +91,7 @@ impl RawRing {
         taken
     }
 
-    /// Takes the requests that came, at most a ring's worth.
+    /// Takes the published requests, at most one ring of them.
     pub fn take_requests<const N: usize>(&mut self) -> Vec<[u8; N]> {
         let count = self.req_prod().wrapping_sub(self.consumed).min(self.layout.count());
         let taken = (0..count).map(|i| self.entry(self.consumed.wrapping_add(i))).collect();

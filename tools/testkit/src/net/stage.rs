@@ -1,4 +1,7 @@
-//! A driver domain served in rounds by one thread, and the guest with manners.
+//! Driver domain served in rounds by one thread, and the correct guest next to an adversary.
+//!
+//! A test calls [`Stage::look`] in place of the event loop and [`Stage::round`] in place of a worker.
+//! Vifs are numbered in the order of [`Stage::add_vif`].
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -21,14 +24,14 @@ use ringfence_net::vif::backend::{BackendOptions, Life, VifBackend};
 use ringfence_net::vif::frontend::VifFrontend;
 use ringfence_net::vif::toolstack::{self, VifConfig};
 
-/// Holds one side's port.
+/// Port host that keeps the port of one device.
 #[derive(Default)]
 pub struct Holder {
-    /// The port, while it is connected.
+    /// Port, while it is connected.
     pub port: Option<Box<dyn Port>>,
-    /// Counters of the port that is or was here last.
+    /// Counters of the current or last port.
     pub counters: Option<Arc<PortCounters>>,
-    /// Ports that were attached so far.
+    /// Number of ports attached so far.
     pub attached: usize,
 }
 
@@ -46,37 +49,37 @@ impl PortHost for Holder {
     }
 }
 
-/// A frame that a guest sent.
+/// Frame that a guest sent.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Arrived {
-    /// Its octets.
+    /// Content of the frame.
     pub bytes: Vec<u8>,
-    /// What is known about its checksum.
+    /// Offload metadata, such as the state of the checksum.
     pub meta: OffloadMeta,
 }
 
-/// One vif in the driver domain.
-pub struct Seat {
-    /// Its backend.
+/// Vif of the driver domain.
+pub struct VifEntry {
+    /// Backend of the vif.
     pub backend: VifBackend,
-    /// Its port.
+    /// Host of the backend's port.
     pub host: Holder,
-    /// What its guest sent, until the test takes it.
+    /// Frames that the guest sent and the test has not taken.
     pub arrived: Vec<Arrived>,
-    /// Why its port ended, if it did.
+    /// Fault that ended the port.
     pub fault: Option<Fault>,
 }
 
-/// A hub, and a driver domain (domain 0) with its vifs.
+/// Driver domain (domain 0) with its vifs, and its hub.
 pub struct Stage {
-    /// The hub.
+    /// Handle to the hub.
     pub hub: HubHandle,
-    /// Domain 0.
+    /// Platform of domain 0.
     pub platform: LocalPlatform,
-    /// Its store.
+    /// Store connection of domain 0.
     pub store: StoreClient,
-    /// The vifs.
-    pub seats: Vec<Seat>,
+    /// Vifs of the driver domain, by number.
+    pub vifs: Vec<VifEntry>,
     mode: Mode,
     batch: Batch,
 }
@@ -87,7 +90,7 @@ impl Drop for Stage {
     }
 }
 
-/// Fills a batch with frames in one piece.
+/// Fills a batch with contiguous frames. Returns their indices.
 pub fn fill(batch: &mut Batch, frames: &[Vec<u8>]) -> Vec<u32> {
     batch.clear();
     for frame in frames {
@@ -98,11 +101,11 @@ pub fn fill(batch: &mut Batch, frames: &[Vec<u8>]) -> Vec<u32> {
     (0..u32::try_from(frames.len()).unwrap()).collect()
 }
 
-/// Takes what a port has, copied out.
+/// Receives up to 64 frames from a port and copies them out.
 ///
 /// # Errors
 ///
-/// The port's.
+/// Returns the port's fault.
 pub fn take(port: &mut dyn Port, batch: &mut Batch) -> Result<Vec<Arrived>, Fault> {
     batch.clear();
     port.receive(batch, 64)?;
@@ -118,27 +121,27 @@ pub fn take(port: &mut dyn Port, batch: &mut Batch) -> Result<Vec<Arrived>, Faul
 }
 
 impl Stage {
-    /// A stage whose backends reach pages by `mode`.
+    /// Creates a stage whose backends access pages in `mode`.
     pub fn new(mode: Mode) -> Stage {
         Stage::with_limits(mode, HubLimits::default())
     }
 
-    /// As [`Stage::new`], with other limits at the hub.
+    /// Creates a stage as [`Stage::new`] does, with other limits of the hub.
     pub fn with_limits(mode: Mode, limits: HubLimits) -> Stage {
         let (thread, hub) = Hub::new(limits).unwrap();
         std::thread::spawn(move || thread.run().unwrap());
         let (_, socket) = hub.admit(Some(DomId(0)), true).unwrap();
         let platform = LocalPlatform::connect(socket).unwrap();
         let store = platform.store().unwrap();
-        Stage { hub, platform, store, seats: Vec::new(), mode, batch: Batch::default() }
+        Stage { hub, platform, store, vifs: Vec::new(), mode, batch: Batch::default() }
     }
 
-    /// The mode of the backends.
+    /// Returns the access mode of the backends.
     pub fn mode(&self) -> Mode {
         self.mode
     }
 
-    /// Makes a vif for a domain, as a toolstack does, and its backend; its seat's number.
+    /// Creates a vif for a domain, as a toolstack does, and its backend. Returns the number of the vif.
     pub fn add_vif(&mut self, frontend: DomId) -> usize {
         let device = DeviceId { kind: DeviceKind::Vif, frontend, backend: DomId(0), handle: 0 };
         let config = VifConfig { mac: [2, 0, 0, 0, 0, 1], mtu: 1500 };
@@ -146,136 +149,136 @@ impl Stage {
         let options = BackendOptions { mode: self.mode, mtu: 1500 };
         let backend = VifBackend::new(device, options);
         let host = Holder::default();
-        self.seats.push(Seat { backend, host, arrived: Vec::new(), fault: None });
-        self.seats.len() - 1
+        self.vifs.push(VifEntry { backend, host, arrived: Vec::new(), fault: None });
+        self.vifs.len() - 1
     }
 
-    /// Takes a vif away, as a toolstack does. Other seats keep their numbers if it is the last.
-    pub fn remove_vif(&mut self, seat: usize) {
-        let device = *self.seats[seat].backend.device();
+    /// Removes a vif, as a toolstack does. Later vifs move down by one number.
+    pub fn remove_vif(&mut self, vif: usize) {
+        let device = *self.vifs[vif].backend.device();
         toolstack::remove(&mut self.store, &device).unwrap();
-        assert_eq!(self.look(seat), Life::Over);
-        self.seats.remove(seat);
+        assert_eq!(self.look(vif), Life::Over);
+        self.vifs.remove(vif);
     }
 
-    /// The backend of a seat looks at the store.
-    pub fn look(&mut self, seat: usize) -> Life {
-        let Seat { backend, host, .. } = &mut self.seats[seat];
+    /// Lets the backend of a vif read the store and act once.
+    pub fn look(&mut self, vif: usize) -> Life {
+        let VifEntry { backend, host, .. } = &mut self.vifs[vif];
         backend.look(&self.platform, &mut self.store, host).unwrap()
     }
 
-    /// What the guest of a seat did wrong.
-    pub fn rules(&self, seat: usize) -> &Arc<RuleCounters> {
-        self.seats[seat].backend.rules()
+    /// Returns the rule violations of a vif's guest.
+    pub fn rules(&self, vif: usize) -> &Arc<RuleCounters> {
+        self.vifs[vif].backend.rules()
     }
 
-    /// The backend's state in the store.
-    pub fn state(&mut self, seat: usize) -> XenbusState {
-        let path = format!("{}/state", self.seats[seat].backend.device().backend_path());
+    /// Returns the backend's state in the store.
+    pub fn state(&mut self, vif: usize) -> XenbusState {
+        let path = format!("{}/state", self.vifs[vif].backend.device().backend_path());
         XenbusState::parse(&self.store.read(&path).unwrap()).unwrap()
     }
 
-    /// The backend's `error` key.
-    pub fn error(&mut self, seat: usize) -> String {
-        let path = format!("{}/error", self.seats[seat].backend.device().backend_path());
+    /// Returns the backend's `error` key.
+    pub fn error(&mut self, vif: usize) -> String {
+        let path = format!("{}/error", self.vifs[vif].backend.device().backend_path());
         self.store.read_text_opt(&path).unwrap().unwrap_or_default()
     }
 
-    /// One round, as the data plane goes it: each port is asked once, what ends ends alone.
+    /// Runs one round as a worker does: receives from each port once. A fault ends only its own port.
     pub fn round(&mut self) {
-        for seat in 0..self.seats.len() {
-            let Seat { host, arrived, .. } = &mut self.seats[seat];
+        for vif in 0..self.vifs.len() {
+            let VifEntry { host, arrived, .. } = &mut self.vifs[vif];
             let Some(port) = &mut host.port else { continue };
             match take(&mut **port, &mut self.batch) {
                 Ok(frames) => arrived.extend(frames),
-                Err(fault) => self.ended(seat, fault),
+                Err(fault) => self.ended(vif, fault),
             }
         }
     }
 
-    /// The port of a seat ended itself.
-    fn ended(&mut self, seat: usize, fault: Fault) {
-        let entry = &mut self.seats[seat];
+    /// Closes a vif whose port has ended with a fault.
+    fn ended(&mut self, vif: usize, fault: Fault) {
+        let entry = &mut self.vifs[vif];
         entry.host.port = None;
         entry.backend.close_with_penalty(fault.to_string());
         entry.fault = Some(fault);
-        self.look(seat);
+        self.look(vif);
     }
 
-    /// Sends frames to the guest of a seat.
-    pub fn send(&mut self, seat: usize, frames: &[Vec<u8>]) -> Option<Transmitted> {
+    /// Transmits frames to the guest of a vif. Returns `None` without a port, or if the port ended.
+    pub fn send(&mut self, vif: usize, frames: &[Vec<u8>]) -> Option<Transmitted> {
         let all = fill(&mut self.batch, frames);
-        let port = self.seats[seat].host.port.as_mut()?;
+        let port = self.vifs[vif].host.port.as_mut()?;
         let done = port.transmit(&self.batch, &all).and_then(|done| port.flush().map(|()| done));
         self.batch.clear();
         match done {
             Ok(done) => Some(done),
             Err(fault) => {
-                self.ended(seat, fault);
+                self.ended(vif, fault);
                 None
             }
         }
     }
 
-    /// What the guest of a seat sent since this was asked last.
-    pub fn arrived(&mut self, seat: usize) -> Vec<Arrived> {
-        core::mem::take(&mut self.seats[seat].arrived)
+    /// Takes the frames that the guest of a vif has sent since the last call.
+    pub fn arrived(&mut self, vif: usize) -> Vec<Arrived> {
+        core::mem::take(&mut self.vifs[vif].arrived)
     }
 }
 
-/// A guest with manners on the same stage.
+/// Correct guest on the same stage.
 pub struct Neighbour {
-    /// Its platform.
+    /// Platform of the guest.
     pub platform: LocalPlatform,
     store: StoreClient,
     front: VifFrontend<LocalPlatform>,
     host: Holder,
-    seat: usize,
+    vif: usize,
     seed: u32,
     batch: Batch,
 }
 
 impl Neighbour {
-    /// A neighbour, connected.
+    /// Creates a neighbour and connects it.
     pub fn join(stage: &mut Stage) -> Neighbour {
         let (_, socket) = stage.hub.admit(None, false).unwrap();
         let platform = LocalPlatform::connect(socket).unwrap();
-        let seat = stage.add_vif(platform.domid());
-        let device = *stage.seats[seat].backend.device();
+        let vif = stage.add_vif(platform.domid());
+        let device = *stage.vifs[vif].backend.device();
         let front = VifFrontend::new(&platform, device, 1500).unwrap();
         let store = platform.store().unwrap();
         let batch = Batch::with_capacity(64, 1 << 20);
         let host = Holder::default();
-        let mut neighbour = Neighbour { platform, store, front, host, seat, seed: 0, batch };
+        let mut neighbour = Neighbour { platform, store, front, host, vif, seed: 0, batch };
         neighbour.connect(stage);
         neighbour
     }
 
-    /// Looks until both sides are connected.
+    /// Lets both ends act until they are connected.
     pub fn connect(&mut self, stage: &mut Stage) {
         let deadline = Instant::now() + Duration::from_secs(5);
         while !self.front.is_up() {
             assert!(Instant::now() < deadline, "the neighbour does not connect");
-            stage.look(self.seat);
+            stage.look(self.vif);
             self.front.look(&self.platform, &mut self.store, &mut self.host).unwrap();
         }
     }
 
-    /// Its port.
+    /// Returns the guest's port.
     ///
     /// # Panics
     ///
-    /// When it has none.
+    /// Panics without a port.
     pub fn port(&mut self) -> &mut dyn Port {
         &mut **self.host.port.as_mut().unwrap()
     }
 
-    /// Its seat on the stage.
-    pub fn seat(&self) -> usize {
-        self.seat
+    /// Returns the number of the guest's vif.
+    pub fn vif(&self) -> usize {
+        self.vif
     }
 
-    /// Sends one frame.
+    /// Transmits one frame from the guest.
     pub fn send(&mut self, frame: &[u8]) -> Transmitted {
         let all = fill(&mut self.batch, &[frame.to_vec()]);
         let port = self.host.port.as_mut().unwrap();
@@ -284,28 +287,28 @@ impl Neighbour {
         sent
     }
 
-    /// Takes what came.
+    /// Takes the frames that the guest received.
     pub fn take(&mut self) -> Vec<Arrived> {
         let port = self.host.port.as_mut().unwrap();
         take(&mut **port, &mut self.batch).unwrap()
     }
 
-    /// Leaves and comes back.
+    /// Disconnects and connects again.
     pub fn reconnect(&mut self, stage: &mut Stage) {
         self.front.close(&mut self.store, &mut self.host).unwrap();
-        stage.look(self.seat);
-        let device = stage.seats[self.seat].backend.device();
+        stage.look(self.vif);
+        let device = stage.vifs[self.vif].backend.device();
         let state = format!("{}/state", device.frontend_path());
         self.store.write(&state, XenbusState::Initialising.to_string()).unwrap();
         self.connect(stage);
     }
 
-    /// Exchanges frames both ways, through the same rounds that serve everybody else, and compares
-    /// every octet.
+    /// Exchanges frames in both directions, in the same rounds as all other guests, and compares every
+    /// byte.
     ///
     /// # Panics
     ///
-    /// When a frame is lost, late or damaged, or when this guest is charged with anything.
+    /// Panics if a frame is lost, late or damaged, or if this guest is charged with a rule violation.
     pub fn exchange(&mut self, stage: &mut Stage) {
         self.seed += 16;
         let frames: Vec<_> = [60, 1514, 5000, 9000]
@@ -319,14 +322,14 @@ impl Neighbour {
         port.flush().unwrap();
         assert_eq!((sent.sent, sent.dropped), (4, 0), "the neighbour has no room");
         stage.round();
-        let arrived: Vec<_> = stage.arrived(self.seat).into_iter().map(|a| a.bytes).collect();
+        let arrived: Vec<_> = stage.arrived(self.vif).into_iter().map(|a| a.bytes).collect();
         assert!(arrived == frames, "the neighbour's frames did not arrive as they were");
-        let sent = stage.send(self.seat, &frames).unwrap();
+        let sent = stage.send(self.vif, &frames).unwrap();
         assert_eq!((sent.sent, sent.dropped), (4, 0), "frames to the neighbour were dropped");
         let back = take(&mut **port, &mut self.batch).unwrap();
         let back: Vec<_> = back.into_iter().map(|a| a.bytes).collect();
         assert!(back == frames, "frames to the neighbour did not arrive as they were");
-        let rules = stage.rules(self.seat).all();
+        let rules = stage.rules(self.vif).all();
         assert!(rules.is_empty(), "the neighbour is charged with {rules:?}");
     }
 }

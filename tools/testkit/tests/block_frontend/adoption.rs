@@ -135,19 +135,19 @@ fn front_of(stage: &mut Stage, disk: &HeldDisk) -> RawFront {
     let platform = stage.join(256);
     let options = options(Mode::Persistent);
     let disk = Arc::new(disk.clone());
-    let seat = stage.add_vbd(platform.domid(), disk, options, VbdConfig::default());
-    let mut front = RawFront::new(stage, platform, seat, Abi::X86_64, 1);
+    let vbd = stage.add_vbd(platform.domid(), disk, options, VbdConfig::default());
+    let mut front = RawFront::new(stage, platform, vbd, Abi::X86_64, 1);
     front.connect(stage, true);
     front
 }
 
 /// The backend dies without a word: its thread does nothing any more, and nobody stops it.
-fn kill(stage: &mut Stage, seat: usize, held: &HeldDisk) {
+fn kill(stage: &mut Stage, vbd: usize, held: &HeldDisk) {
     held.kill_who_asks();
     let disk: Arc<dyn Disk> = held.inner.clone();
-    let device = *stage.seats[seat].device();
+    let device = *stage.vbds[vbd].device();
     let next = VbdBackend::new(device, BlkbackOptions::default(), disk, Arc::new(|| {}));
-    std::mem::forget(std::mem::replace(&mut stage.seats[seat], next));
+    std::mem::forget(std::mem::replace(&mut stage.vbds[vbd], next));
 }
 
 #[test]
@@ -172,7 +172,7 @@ fn answers_come_as_requests_are_done_and_what_is_not_done_stays_in_the_ring() {
     let mut expected: Vec<Vec<u8>> = [0, 1, 2, 4, 5].map(|id: usize| slots[id].to_vec()).into();
     expected.sort();
     assert_eq!(left, expected);
-    let served = stage.seats[front.seat].served().unwrap();
+    let served = stage.vbds[front.vbd].served().unwrap();
     assert!(served.counters().next().unwrap().0.moved.get() >= 2);
     for id in [0, 5, 1, 4, 2] {
         held.finish(id * 4096);
@@ -196,8 +196,8 @@ fn a_successor_does_what_was_not_answered_and_the_frontend_notices_nothing() {
         held.finish(id * 4096);
         assert_eq!(front.answers(1)[0].id, id);
     }
-    kill(&mut stage, front.seat, &held);
-    assert_eq!(stage.state(front.seat), XenbusState::Connected);
+    kill(&mut stage, front.vbd, &held);
+    assert_eq!(stage.state(front.vbd), XenbusState::Connected);
     // While nobody serves, the guest posts more.
     let more = front.direct(Operation::Write, 8, 64, &[whole(&pages[0])]);
     front.write(&more);
@@ -207,14 +207,14 @@ fn a_successor_does_what_was_not_answered_and_the_frontend_notices_nothing() {
     front.channel = front.platform.alloc_unbound(ringfence_platform::DomId(0)).unwrap();
     let port = ringfence_platform::Channel::port(&front.channel).0.to_string();
     front.set(ringfence_wire::blkif::keys::EVENT_CHANNEL, &port);
-    stage.look(front.seat);
-    let connection = stage.seats[front.seat].connection().unwrap();
+    stage.look(front.vbd);
+    let connection = stage.vbds[front.vbd].connection().unwrap();
     assert!(connection.adopted && connection.persistent);
-    assert_eq!(stage.seats[front.seat].served().unwrap().adopted(), 7);
+    assert_eq!(stage.vbds[front.vbd].served().unwrap().adopted(), 7);
     let mut ids: Vec<u64> = front.answers(7).iter().map(|answer| answer.id).collect();
     ids.sort_unstable();
     assert_eq!(ids, [0, 1, 3, 4, 6, 7, 8]);
-    assert_eq!(stage.state(front.seat), XenbusState::Connected);
+    assert_eq!(stage.state(front.vbd), XenbusState::Connected);
     let back = front.lend(Access::ReadWrite, 0);
     for (id, byte) in (0..9).zip([0x10, 0x11, 0x12, 0x13, 0x14, 0x15, 0x16, 0x17, 0x10]) {
         let read = front.direct(Operation::Read, 100 + id, id * 8, &[whole(&back)]);
@@ -299,19 +299,19 @@ fn a_device_that_is_closed_under_load_waits_for_its_disk_and_nobody_else_does() 
     held.held(4);
     front.enter(XenbusState::Closing);
     let begun = Instant::now();
-    stage.look(front.seat);
+    stage.look(front.vbd);
     assert!(
         begun.elapsed() < Duration::from_secs(5),
         "whoever looks after others too did not wait"
     );
     // The page is still mapped here: somebody may read into it.
-    assert_eq!(stage.state(front.seat), XenbusState::Connected, "no state says it is not");
+    assert_eq!(stage.state(front.vbd), XenbusState::Connected, "no state says it is not");
     let values = stage.platform.counters().values();
     assert!(values.grant_maps > values.grant_unmaps);
     for id in 0..4 {
         held.finish(id * 4096);
     }
-    stage.look_until(front.seat, XenbusState::Closing);
+    stage.look_until(front.vbd, XenbusState::Closing);
     assert_eq!(front.take().len(), 4, "and answered");
     let values = stage.platform.counters().values();
     assert_eq!(values.grant_maps, values.grant_unmaps);

@@ -24,10 +24,10 @@ fn xsa_361_one_page_that_is_not_lent_fails_its_request_and_no_other() {
             (Gref(u32::MAX), "blk_gref_not_granted"),
             (read_only.gref(), "blk_grant_denied"),
         ] {
-            let before = stage.rules(front.seat).get(rule);
+            let before = stage.rules(front.vbd).get(rule);
             let slot = front.direct(Operation::Read, 1, 0, &[whole(&good), whole_of(gref)]);
             assert_eq!(front.ask(&slot), Status::Error, "{mode}: {rule}");
-            assert_eq!(stage.rules(front.seat).get(rule), before + 1, "{mode}: {rule}");
+            assert_eq!(stage.rules(front.vbd).get(rule), before + 1, "{mode}: {rule}");
             let slot = front.direct(Operation::Read, 2, 0, &[whole(&good)]);
             assert_eq!(front.ask(&slot), Status::Okay);
         }
@@ -80,7 +80,7 @@ fn xsa_300_fresh_references_for_ever_are_held_to_the_bound() {
             assert_eq!(front.ask(&slot), Status::Okay);
         }
     }
-    let served = stage.seats[front.seat].served().unwrap();
+    let served = stage.vbds[front.vbd].served().unwrap();
     let (_, persistent) = served.counters().next().unwrap();
     let kept = persistent.misses.get() - persistent.purged.get() - persistent.expired.get();
     assert!(kept <= 64, "{persistent:?}");
@@ -103,8 +103,8 @@ fn nothing_is_mapped_any_more_once_a_device_is_closed() {
             assert_eq!(front.ask(&slot), Status::Okay);
         }
         front.publish_as(9999);
-        stage.wait_for_condemnation(front.seat);
-        stage.look(front.seat);
+        stage.wait_for_penalty_close(front.vbd);
+        stage.look(front.vbd);
         let values = stage.platform.counters().values();
         assert_eq!(values.grant_maps, values.grant_unmaps, "{mode}: {values:?}");
         // Nobody uses them: the guest may take each back.
@@ -122,7 +122,7 @@ fn xsa_396_pages_that_are_kept_are_in_use_until_the_owner_is_squeezed() {
     let slot = front.direct(Operation::Read, 1, 0, &[whole(&page)]);
     assert_eq!(front.ask(&slot), Status::Okay);
     let page = front.granter.take_back(page).unwrap_err().lease;
-    stage.seats[front.seat].served().unwrap().shrink();
+    stage.vbds[front.vbd].served().unwrap().squeeze();
     let begun = Instant::now();
     let mut page = Some(page);
     while let Some(lease) = page.take() {
@@ -144,7 +144,7 @@ fn a_page_revoked_under_a_request_costs_that_request_at_most() {
             front.granter.revoke_forced(vec![page]).unwrap();
             front.answers(1);
         }
-        let all = stage.rules(front.seat).all();
+        let all = stage.rules(front.vbd).all();
         let allowed = ["blk_gref_not_granted", "blk_grant_revoked", "blk_too_many_mapped"];
         assert!(all.keys().all(|rule| allowed.contains(rule)), "{mode}: {all:?}");
         unharmed(&stage, &guest);
@@ -163,5 +163,5 @@ fn more_pages_than_can_be_mapped_at_a_time_are_mapped_one_request_after_the_othe
     front.post(&slots);
     let answers = front.answers(512);
     assert!(answers.iter().all(|answer| answer.status == Status::Okay));
-    assert!(stage.rules(front.seat).all().is_empty());
+    assert!(stage.rules(front.vbd).all().is_empty());
 }

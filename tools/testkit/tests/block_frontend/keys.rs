@@ -13,16 +13,16 @@ fn refused(changes: &[(&str, &str)]) -> (String, Vec<&'static str>) {
     let guest = neighbour(&mut stage);
     let back = BlkbackOptions { queues: 2, ring_order: 2, ..options(Mode::Persistent) };
     let mut front = raw(&mut stage, back, Abi::X86_64, 1);
-    stage.look(front.seat);
+    stage.look(front.vbd);
     front.write_keys(true);
     for (key, value) in changes {
         front.set(key, value);
     }
     front.enter(XenbusState::Initialised);
-    stage.look(front.seat);
-    assert_eq!(stage.state(front.seat), XenbusState::Closing, "{changes:?}");
-    let why = stage.seats[front.seat].penalized().unwrap_or_default().to_owned();
-    let rules = stage.rules(front.seat).all().into_keys().collect();
+    stage.look(front.vbd);
+    assert_eq!(stage.state(front.vbd), XenbusState::Closing, "{changes:?}");
+    let why = stage.vbds[front.vbd].condemned().unwrap_or_default().to_owned();
+    let rules = stage.rules(front.vbd).all().into_keys().collect();
     unharmed(&stage, &guest);
     (why, rules)
 }
@@ -56,11 +56,11 @@ fn a_negotiated_feature_is_asked_for_once() {
     let mut stage = Stage::new();
     let mut front = connected(&mut stage, Mode::Persistent);
     front.set(keys::FEATURE_PERSISTENT, "0");
-    stage.look(front.seat);
-    assert!(stage.seats[front.seat].connection().unwrap().persistent);
+    stage.look(front.vbd);
+    assert!(stage.vbds[front.vbd].connection().unwrap().persistent);
     let mut other = raw(&mut stage, options(Mode::Persistent), Abi::X86_64, 1);
     other.connect(&mut stage, false);
     other.set(keys::FEATURE_PERSISTENT, "1");
-    stage.look(other.seat);
-    assert!(!stage.seats[other.seat].connection().unwrap().persistent);
+    stage.look(other.vbd);
+    assert!(!stage.vbds[other.vbd].connection().unwrap().persistent);
 }

@@ -34,11 +34,11 @@ pub(crate) fn disk(sector_size: u32) -> Arc<MemoryDisk> {
     Arc::new(MemoryDisk::new(SECTORS * 512, sector_size).unwrap())
 }
 
-/// A hostile frontend at a seat of its own, not connected.
+/// A hostile frontend at a vbd of its own, not connected.
 pub(crate) fn raw(stage: &mut Stage, back: BlkbackOptions, abi: Abi, pages: usize) -> RawFront {
     let platform = stage.join(4096);
-    let seat = stage.add_vbd(platform.domid(), disk(512), back, VbdConfig::default());
-    RawFront::new(stage, platform, seat, abi, pages)
+    let vbd = stage.add_vbd(platform.domid(), disk(512), back, VbdConfig::default());
+    RawFront::new(stage, platform, vbd, abi, pages)
 }
 
 /// The same, connected.
@@ -68,6 +68,6 @@ pub(crate) fn unharmed(stage: &Stage, guest: &Guest) {
 
 /// Nothing is held against the neighbour.
 pub(crate) fn still_served(stage: &Stage, guest: &Guest) {
-    assert!(stage.rules(guest.seat).all().is_empty());
-    assert!(stage.seats[guest.seat].served().unwrap().is_alive());
+    assert!(stage.rules(guest.vbd).all().is_empty());
+    assert!(stage.vbds[guest.vbd].served().unwrap().is_alive());
 }

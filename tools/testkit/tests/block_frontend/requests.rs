@@ -52,13 +52,13 @@ fn each_broken_rule_has_an_answer_and_a_name() {
             ),
         ];
         for (slot, status, rule) in cases {
-            let before = stage.rules(front.seat).get(rule);
+            let before = stage.rules(front.vbd).get(rule);
             assert_eq!(front.ask(&slot), status, "{mode}: {rule}");
-            assert_eq!(stage.rules(front.seat).get(rule), before + 1, "{mode}: {rule}");
+            assert_eq!(stage.rules(front.vbd).get(rule), before + 1, "{mode}: {rule}");
             assert_eq!(front.ask(&good), Status::Okay, "{mode}: after {rule}");
         }
-        assert_eq!(stage.look(front.seat), ringfence_xenbus::end::Life::Alive);
-        assert!(stage.seats[front.seat].penalized().is_none());
+        assert_eq!(stage.look(front.vbd), ringfence_xenbus::end::Life::Alive);
+        assert!(stage.vbds[front.vbd].condemned().is_none());
         unharmed(&stage, &guest);
     }
 }
@@ -120,7 +120,7 @@ fn both_layouts_and_every_ring_size_carry_bytes() {
                 assert_eq!(found[8..16], n.to_le_bytes());
                 assert_eq!((found[0], found[23]), (0xA5, 0xA5));
             }
-            assert!(stage.rules(front.seat).all().is_empty());
+            assert!(stage.rules(front.vbd).all().is_empty());
         }
     }
 }
@@ -152,8 +152,8 @@ fn a_read_only_disk_is_not_written() {
     let mut stage = Stage::new();
     let platform = stage.join(64);
     let config = VbdConfig { read_only: true, ..VbdConfig::default() };
-    let seat = stage.add_vbd(platform.domid(), disk(512), options(Mode::Persistent), config);
-    let mut front = ringfence_testkit::block::RawFront::new(&stage, platform, seat, Abi::X86_64, 1);
+    let vbd = stage.add_vbd(platform.domid(), disk(512), options(Mode::Persistent), config);
+    let mut front = ringfence_testkit::block::RawFront::new(&stage, platform, vbd, Abi::X86_64, 1);
     front.connect(&mut stage, true);
     let page = front.lend(Access::ReadWrite, 7);
     let list = front.lend(Access::ReadWrite, 0);
@@ -164,7 +164,7 @@ fn a_read_only_disk_is_not_written() {
     assert_eq!(front.ask(&flush), Status::Error, "it would write");
     let indirect = front.indirect(Direction::Write, 1, 0, 1, &[list.gref()]);
     assert_eq!(front.ask(&indirect), Status::Error);
-    assert_eq!(stage.rules(seat).get("blk_read_only"), 3);
+    assert_eq!(stage.rules(vbd).get("blk_read_only"), 3);
     let discard = front.discard(1, 0, 8);
     assert_eq!(front.ask(&discard), Status::NotSupported);
     let barrier = front.direct(Operation::Barrier, 1, 0, &[]);
@@ -180,8 +180,8 @@ fn sectors_of_4096_bytes_are_not_split() {
     let mut stage = Stage::new();
     let platform = stage.join(64);
     let config = VbdConfig::default();
-    let seat = stage.add_vbd(platform.domid(), disk(4096), options(Mode::Map), config);
-    let mut front = ringfence_testkit::block::RawFront::new(&stage, platform, seat, Abi::X86_64, 1);
+    let vbd = stage.add_vbd(platform.domid(), disk(4096), options(Mode::Map), config);
+    let mut front = ringfence_testkit::block::RawFront::new(&stage, platform, vbd, Abi::X86_64, 1);
     front.connect(&mut stage, false);
     let page = front.lend(Access::ReadWrite, 7);
     let half = |first, last| SegmentRange::new(page.gref(), first, last).unwrap();
@@ -194,7 +194,7 @@ fn sectors_of_4096_bytes_are_not_split() {
         let slot = front.direct(Operation::Read, 1, sector, &segments);
         assert_eq!(front.ask(&slot), status);
     }
-    assert_eq!(stage.rules(seat).get("blk_unaligned"), 2);
+    assert_eq!(stage.rules(vbd).get("blk_unaligned"), 2);
 }
 
 #[test]
@@ -219,12 +219,12 @@ fn indirect_requests_of_the_largest_size_work_and_of_any_other_do_no_harm() {
         }
         let nowhere = front.indirect(Direction::Read, 5, 0, 4, &[Gref(4000)]);
         assert_eq!(front.ask(&nowhere), Status::Error);
-        assert!(stage.rules(front.seat).get("blk_gref_not_granted") == 1);
+        assert!(stage.rules(front.vbd).get("blk_gref_not_granted") == 1);
         list.memory().copy_from(0, &[0xFF; 4096]).unwrap();
         let nonsense = front.indirect(Direction::Read, 6, 0, 256, &[list.gref()]);
         assert_eq!(front.ask(&nonsense), Status::Error);
-        assert_eq!(stage.rules(front.seat).get("blk_crosses_page"), 1);
-        let served = stage.seats[front.seat].served().unwrap();
+        assert_eq!(stage.rules(front.vbd).get("blk_crosses_page"), 1);
+        let served = stage.vbds[front.vbd].served().unwrap();
         let indirect: u64 = served.counters().map(|(queue, _)| queue.indirect.get()).sum();
         assert_eq!(indirect, 2, "those that were done");
     }
@@ -261,7 +261,7 @@ fn xsa_155_a_list_that_changes_while_it_is_read_is_the_one_or_the_other() {
         flipper.join().unwrap();
         // It may be half of each: then the rule that this breaks.
         let allowed = ["blk_sectors_reversed", "blk_crosses_page", "blk_gref_not_granted"];
-        let all = stage.rules(front.seat).all();
+        let all = stage.rules(front.vbd).all();
         assert!(all.keys().all(|rule| allowed.contains(rule)), "{mode}: {all:?}");
         assert!(seen.iter().all(|answer| answer == "Okay" || answer == "Error"), "{seen:?}");
         // Left alone, it is right.

@@ -13,16 +13,16 @@ use super::*;
 
 #[test]
 fn xsa_39_an_index_that_jumps_costs_the_device_alone() {
-    for (jump, penalized) in [(33, true), (u32::MAX, true), (1 << 31, true), (32, false)] {
+    for (jump, condemned) in [(33, true), (u32::MAX, true), (1 << 31, true), (32, false)] {
         let mut stage = Stage::new();
         let guest = neighbour(&mut stage);
         let mut front = connected(&mut stage, Mode::Persistent);
         front.publish_as(jump);
-        if penalized {
-            let why = stage.wait_for_condemnation(front.seat);
+        if condemned {
+            let why = stage.wait_for_penalty_close(front.vbd);
             assert!(why.contains("announced"), "{why}");
-            assert_eq!(stage.rules(front.seat).get("blk_producer_overflow"), 1);
-            assert_eq!(stage.state(front.seat), XenbusState::Closing);
+            assert_eq!(stage.rules(front.vbd).get("blk_producer_overflow"), 1);
+            assert_eq!(stage.state(front.vbd), XenbusState::Closing);
         } else {
             // Slots of zeros: reads of nothing.
             let answers = front.answers(32);
@@ -44,7 +44,7 @@ fn an_index_that_goes_back_yields_nothing_and_costs_nothing() {
     front.publish_as(20);
     front.publish_as(20);
     std::thread::sleep(Duration::from_millis(20));
-    assert!(stage.seats[front.seat].served().unwrap().is_alive());
+    assert!(stage.vbds[front.vbd].served().unwrap().is_alive());
     let slot = front.direct(Operation::Read, 77, 0, &[whole(&page)]);
     assert_eq!(front.ask(&slot), Status::Okay);
 }
@@ -54,7 +54,7 @@ fn a_condemned_guest_may_start_over() {
     let mut stage = Stage::new();
     let mut front = connected(&mut stage, Mode::Persistent);
     front.publish_as(1000);
-    stage.wait_for_condemnation(front.seat);
+    stage.wait_for_penalty_close(front.vbd);
     let leases = std::mem::take(&mut front.ring);
     front.ring = leases;
     front.ring[0].memory().zero(0, 4096).unwrap();
@@ -85,7 +85,7 @@ fn xsa_332_a_storm_of_events_is_throttled_and_the_ring_is_served_all_the_same() 
         let slot = front.direct(Operation::Read, id, 0, &[whole(&page)]);
         assert_eq!(front.ask(&slot), Status::Okay);
     }
-    let served = stage.seats[front.seat].served().unwrap();
+    let served = stage.vbds[front.vbd].served().unwrap();
     let (queue, _) = served.counters().next().unwrap();
     let before = queue.spurious_wakeups.get();
     for _ in 0..2000 {
@@ -106,7 +106,7 @@ fn a_channel_that_closes_ends_the_device() {
     front.channel =
         ringfence_platform::Platform::alloc_unbound(&front.platform, ringfence_platform::DomId(0))
             .unwrap();
-    stage.wait_for_condemnation(front.seat);
-    assert_eq!(stage.rules(front.seat).get("channel_closed"), 1);
+    stage.wait_for_penalty_close(front.vbd);
+    assert_eq!(stage.rules(front.vbd).get("channel_closed"), 1);
     unharmed(&stage, &guest);
 }

@@ -41,20 +41,20 @@ impl Scene {
 
     fn packet_arrives(&mut self) {
         self.packet();
-        assert_eq!(self.stage.arrived(self.guest.seat).len(), 1);
+        assert_eq!(self.stage.arrived(self.guest.vif).len(), 1);
         assert_eq!(self.guest.statuses(), [Status::Okay]);
     }
 
     fn clear_events(&mut self) -> Result<(), ringfence_frame::Fault> {
-        self.stage.seats[self.guest.seat].host.port.as_mut().unwrap().clear_events()
+        self.stage.vifs[self.guest.vif].host.port.as_mut().unwrap().clear_events()
     }
 
     /// The device ended, was counted under that rule, and starts over.
     fn ended(&mut self, rule: &str) {
-        let seat = self.guest.seat;
-        assert!(self.stage.seats[seat].host.port.is_none(), "{rule}");
-        assert_eq!(self.stage.rules(seat).get(rule), 1, "{:?}", self.stage.rules(seat).all());
-        assert_eq!(self.stage.state(seat), XenbusState::Closing);
+        let vif = self.guest.vif;
+        assert!(self.stage.vifs[vif].host.port.is_none(), "{rule}");
+        assert_eq!(self.stage.rules(vif).get(rule), 1, "{:?}", self.stage.rules(vif).all());
+        assert_eq!(self.stage.state(vif), XenbusState::Closing);
         self.neighbour.exchange(&mut self.stage);
         self.guest.connect(&mut self.stage, |_| {});
         self.packet_arrives();
@@ -106,7 +106,7 @@ fn a_closed_rx_channel_costs_the_device() {
     scene.guest.channels.truncate(1);
     scene.guest.rx.page.store_u32(12, 1, Ordering::Release).unwrap();
     scene.guest.post_buffers([16]);
-    assert_eq!(scene.stage.send(scene.guest.seat, &[frame(1, 60)]), None);
+    assert_eq!(scene.stage.send(scene.guest.vif, &[frame(1, 60)]), None);
     scene.ended("channel_closed");
 }
 
@@ -122,7 +122,7 @@ fn a_channel_shut_down_in_one_direction_costs_the_device() {
     scene.guest.channels[0].shut(Shutdown::Write);
     scene.clear_events().unwrap();
     assert!(scene.clear_events().is_err(), "what was sent before came first");
-    assert_eq!(scene.stage.rules(scene.guest.seat).get("channel_closed"), 1);
+    assert_eq!(scene.stage.rules(scene.guest.vif).get("channel_closed"), 1);
     scene.neighbour.exchange(&mut scene.stage);
 }
 

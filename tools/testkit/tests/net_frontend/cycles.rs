@@ -21,15 +21,15 @@ fn come_and_go(stage: &mut Stage, n: u32) {
     guest.post(&packet);
     guest.post_buffers(16..20);
     stage.round();
-    assert!(stage.arrived(guest.seat)[0].bytes == sent);
-    assert_eq!(stage.send(guest.seat, &[sent]).unwrap().sent, 1);
-    let seat = guest.seat;
+    assert!(stage.arrived(guest.vif)[0].bytes == sent);
+    assert_eq!(stage.send(guest.vif, &[sent]).unwrap().sent, 1);
+    let vif = guest.vif;
     if n.is_multiple_of(2) {
         // The guest goes first.
         drop(guest);
-        stage.remove_vif(seat);
+        stage.remove_vif(vif);
     } else {
-        stage.remove_vif(seat);
+        stage.remove_vif(vif);
         drop(guest);
     }
 }
@@ -86,9 +86,9 @@ fn reconnects() {
     for n in 0..300 {
         guest.connect(&mut stage, |_| {});
         assert!(
-            stage.seats[guest.seat].host.port.is_some(),
+            stage.vifs[guest.vif].host.port.is_some(),
             "connection {n}: {}",
-            stage.error(guest.seat)
+            stage.error(guest.vif)
         );
         if n % 50 == 0 {
             neighbour.exchange(&mut stage);
@@ -104,8 +104,8 @@ fn reconnects() {
         held.0 <= bounds.0 && held.1 <= bounds.1 && held.2 <= bounds.2,
         "{warm:?}, then {held:?}"
     );
-    assert_eq!(stage.seats[guest.seat].host.attached, 301);
-    assert!(stage.rules(guest.seat).all().is_empty());
+    assert_eq!(stage.vifs[guest.vif].host.attached, 301);
+    assert!(stage.rules(guest.vif).all().is_empty());
     assert!(stage.hub.faults().is_empty(), "{:?}", stage.hub.faults());
     neighbour.reconnect(&mut stage);
     neighbour.exchange(&mut stage);

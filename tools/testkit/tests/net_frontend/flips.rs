@@ -86,11 +86,11 @@ impl Scene {
     fn post(&mut self, slots: &[TxRequest]) -> Vec<Vec<u8>> {
         self.guest.post(slots);
         self.neighbour.exchange(&mut self.stage);
-        self.stage.arrived(self.guest.seat).into_iter().map(|a| a.bytes).collect()
+        self.stage.arrived(self.guest.vif).into_iter().map(|a| a.bytes).collect()
     }
 
     fn rule(&self, rule: &str) -> u64 {
-        self.stage.rules(self.guest.seat).get(rule)
+        self.stage.rules(self.guest.vif).get(rule)
     }
 }
 
@@ -153,7 +153,7 @@ fn xsa_155_a_flag_that_flips_makes_one_packet_or_two() {
             chains > 0 && singles > 0
         });
         flipper.end();
-        assert!(scene.stage.rules(scene.guest.seat).all().is_empty(), "{mode}");
+        assert!(scene.stage.rules(scene.guest.vif).all().is_empty(), "{mode}");
     }
 }
 
@@ -248,7 +248,7 @@ fn pages_punched_under_the_backend_are_zeros_and_no_signal() {
 fn a_ring_punched_under_the_backend_costs_the_device_alone() {
     for mode in Mode::ALL {
         let mut scene = Scene::new(mode);
-        let seat = scene.guest.seat;
+        let vif = scene.guest.vif;
         let mut lost = 0;
         for _ in 0..20 {
             scene.post(&[Scene::slot(1, TxFlags::NONE, 60); 3]);
@@ -256,11 +256,11 @@ fn a_ring_punched_under_the_backend_costs_the_device_alone() {
             let puncher = Meanwhile::run(move |_| arena.punch(false, 0, 2).unwrap());
             for _ in 0..20 {
                 scene.stage.round();
-                scene.stage.send(seat, &[vec![1; 60]]);
+                scene.stage.send(vif, &[vec![1; 60]]);
                 scene.neighbour.exchange(&mut scene.stage);
             }
             puncher.end();
-            lost += u32::from(scene.stage.seats[seat].host.port.is_none());
+            lost += u32::from(scene.stage.vifs[vif].host.port.is_none());
             scene.guest.grant_all();
             scene.guest.connect(&mut scene.stage, |_| {});
         }

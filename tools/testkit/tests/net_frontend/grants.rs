@@ -51,23 +51,23 @@ fn a_buffer_that_cannot_be_written_costs_one_frame() {
         let mut stage = Stage::new(mode);
         let mut neighbour = Neighbour::join(&mut stage);
         let mut guest = HostileFrontend::connected(&mut stage);
-        let seat = guest.seat;
+        let vif = guest.vif;
         for (Case { name, rule, gref, arrange }, seed) in CASES.iter().zip(50..) {
             // One frame, one of two buffers of which the second is the bad one, one frame.
             guest.post_buffers([RX_BUFFERS, RX_BUFFERS + 1, *gref, RX_BUFFERS + 2]);
             arrange(&guest);
             let frames = [frame(seed, 60), frame(seed + 1, 6000), frame(seed + 2, 1514)];
-            let counted = stage.rules(seat).get(rule);
-            let done = stage.send(seat, &frames).unwrap();
+            let counted = stage.rules(vif).get(rule);
+            let done = stage.send(vif, &frames).unwrap();
             assert_eq!((done.sent, done.dropped), (2, 1), "{mode}, {name}");
-            assert_eq!(stage.rules(seat).get(rule), counted + 1, "{mode}, {name}");
+            assert_eq!(stage.rules(vif).get(rule), counted + 1, "{mode}, {name}");
             let answers: Vec<_> = guest.rx_responses().iter().map(|r| r.status).collect();
             assert_eq!(answers, [60, -1, -1, 1514], "{mode}, {name}");
             assert!(guest.read_buffer(0, 60) == frames[0], "{mode}, {name}");
             assert!(guest.read_buffer(2, 1514) == frames[2], "{mode}, {name}");
             neighbour.exchange(&mut stage);
         }
-        let counters = stage.seats[seat].host.counters.clone().unwrap();
+        let counters = stage.vifs[vif].host.counters.clone().unwrap();
         assert_eq!(counters.drops(DropReason::Unwritable), CASES.len() as u64, "{mode}");
     }
 }
@@ -79,7 +79,7 @@ fn the_same_buffer_twice_is_the_guests_own_loss() {
         let mut guest = HostileFrontend::connected(&mut stage);
         guest.post_buffers([RX_BUFFERS; 4]);
         let frames = [frame(1, 100), frame(2, 8000), frame(3, 200)];
-        let done = stage.send(guest.seat, &frames).unwrap();
+        let done = stage.send(guest.vif, &frames).unwrap();
         assert_eq!((done.sent, done.dropped), (3, 0), "{mode}");
         let responses = guest.rx_responses();
         let sizes: Vec<_> = responses.iter().map(|r| r.status).collect();
@@ -94,19 +94,19 @@ fn xsa_392_a_guest_that_posts_no_buffers_loses_its_own_frames() {
     let mut stage = Stage::new(Mode::Copy);
     let mut neighbour = Neighbour::join(&mut stage);
     let mut guest = HostileFrontend::connected(&mut stage);
-    let seat = guest.seat;
+    let vif = guest.vif;
     // Room for one slot is none for a frame of two, but still for one of one.
     guest.post_buffers([RX_BUFFERS]);
-    let done = stage.send(seat, &[frame(1, 5000), frame(2, 60), frame(3, 60)]).unwrap();
+    let done = stage.send(vif, &[frame(1, 5000), frame(2, 60), frame(3, 60)]).unwrap();
     assert_eq!((done.sent, done.dropped), (1, 2));
     for _ in 0..50 {
-        let done = stage.send(seat, &vec![frame(4, 1514); 20]).unwrap();
+        let done = stage.send(vif, &vec![frame(4, 1514); 20]).unwrap();
         assert_eq!((done.sent, done.dropped), (0, 20));
     }
     neighbour.exchange(&mut stage);
-    let counters = stage.seats[seat].host.counters.clone().unwrap();
+    let counters = stage.vifs[vif].host.counters.clone().unwrap();
     assert_eq!(counters.drops(DropReason::PortFull), 1002);
-    assert!(stage.rules(seat).all().is_empty(), "no rule was broken");
+    assert!(stage.rules(vif).all().is_empty(), "no rule was broken");
 }
 
 /// Pages of packets that the backend holds, and rings, refuse to be taken back; each attempt is one.
@@ -115,13 +115,13 @@ fn xsa_392_a_guest_that_posts_no_buffers_loses_its_own_frames() {
 fn xsa_396_take_back_of_a_page_in_use_fails_until_the_use_ends() {
     let mut stage = Stage::new(Mode::Map);
     let mut guest = HostileFrontend::connected(&mut stage);
-    let seat = guest.seat;
+    let vif = guest.vif;
     // More than the header that a backend copies: the rest is used where it lies.
     let packet = guest.packet(1, &frame(1, 1000), &[1000]);
     let page = packet[0].gref.0;
     guest.post(&packet);
     let mut batch = Batch::with_capacity(64, 1 << 16);
-    let port = stage.seats[seat].host.port.as_mut().unwrap();
+    let port = stage.vifs[vif].host.port.as_mut().unwrap();
     port.receive(&mut batch, 64).unwrap();
     for gref in [page, 8, 9] {
         assert!(!guest.arena.take_back(gref), "{gref} is taken back under its use");
@@ -140,13 +140,13 @@ fn xsa_396_take_back_of_a_page_in_use_fails_until_the_use_ends() {
     guest.post(&packet);
     stage.round();
     assert_eq!(guest.statuses(), [Status::Error]);
-    assert_eq!(stage.rules(seat).get("tx_gref_not_granted"), 1, "{:?}", stage.rules(seat).all());
+    assert_eq!(stage.rules(vif).get("tx_gref_not_granted"), 1, "{:?}", stage.rules(vif).all());
     guest.enter(XenbusState::Closing);
-    stage.look(seat);
+    stage.look(vif);
     assert!(guest.arena.take_back(8) && guest.arena.take_back(9));
     guest.connect(&mut stage, |_| {});
-    assert_eq!(stage.rules(seat).get("connect_ring_grant"), 1);
-    assert!(stage.seats[seat].host.port.is_none());
+    assert_eq!(stage.rules(vif).get("connect_ring_grant"), 1);
+    assert!(stage.vifs[vif].host.port.is_none());
 }
 
 /// A granter that writes the status words, which are the grantee's, hurts nobody but itself.
@@ -162,10 +162,10 @@ fn status_words_that_the_granter_writes_change_nothing() {
             guest.post_buffers([RX_BUFFERS]);
             stage.round();
             assert_eq!(guest.statuses(), [Status::Okay; 2], "{mode}");
-            assert_eq!(stage.send(guest.seat, &[frame(2, 60)]).unwrap().sent, 1, "{mode}");
+            assert_eq!(stage.send(guest.vif, &[frame(2, 60)]).unwrap().sent, 1, "{mode}");
             assert_eq!(guest.arena.status(TX_PAGES + 1), uses, "{mode}: raised and lowered");
         }
-        assert!(stage.rules(guest.seat).all().is_empty());
+        assert!(stage.rules(guest.vif).all().is_empty());
     }
 }
 
@@ -180,12 +180,12 @@ fn an_arena_opened_for_appending_costs_its_own_guest_frames() {
     let file = &guest.arena.handed_over[0];
     fcntl_setfl(file, fcntl_getfl(file).unwrap() | OFlags::APPEND).unwrap();
     guest.post_buffers([RX_BUFFERS, RX_BUFFERS + 1]);
-    assert_eq!(stage.send(guest.seat, &[frame(1, 60)]).unwrap().dropped, 1);
-    assert_eq!(stage.rules(guest.seat).get("rx_grant_error"), 1);
+    assert_eq!(stage.send(guest.vif, &[frame(1, 60)]).unwrap().dropped, 1);
+    assert_eq!(stage.rules(guest.vif).get("rx_grant_error"), 1);
     neighbour.exchange(&mut stage);
     let file = &guest.arena.handed_over[0];
     fcntl_setfl(file, fcntl_getfl(file).unwrap() - OFlags::APPEND).unwrap();
-    assert_eq!(stage.send(guest.seat, &[frame(1, 60)]).unwrap().sent, 1);
+    assert_eq!(stage.send(guest.vif, &[frame(1, 60)]).unwrap().sent, 1);
     assert!(guest.read_buffer(1, 60) == frame(1, 60));
 }
 
@@ -212,7 +212,7 @@ fn xsa_300_a_full_ring_maps_its_own_pages_and_no_more() {
         }
         guest.post(&slots);
         let mut batch = Batch::with_capacity(64, 1 << 16);
-        let port = stage.seats[guest.seat].host.port.as_mut().unwrap();
+        let port = stage.vifs[guest.vif].host.port.as_mut().unwrap();
         let mut arrived = 0;
         let mut most = 0;
         while guest.tx.rsp_prod() != guest.tx.produced {
@@ -232,7 +232,7 @@ fn xsa_300_a_full_ring_maps_its_own_pages_and_no_more() {
     let maps = after.grant_maps - before.grant_maps;
     assert!(maps >= 40 * 256, "{maps} pages were mapped");
     assert_eq!(maps, after.grant_unmaps - before.grant_unmaps, "each mapping was removed");
-    assert!(stage.rules(guest.seat).all().is_empty(), "tx_too_many_mapped is out of its reach");
+    assert!(stage.rules(guest.vif).all().is_empty(), "tx_too_many_mapped is out of its reach");
 }
 
 /// What the guest posts is what the backend touches: what lies beside a frame in its page and
@@ -246,7 +246,7 @@ fn nothing_beside_the_posted_buffers_is_written() {
             guest.arena.writable(2 + buffer).unwrap().copy_from(0, &[0x55; 4096]).unwrap();
         }
         guest.post_buffers([RX_BUFFERS + 3, RX_BUFFERS + 5]);
-        assert_eq!(stage.send(guest.seat, &[frame(1, 4196)]).unwrap().sent, 1);
+        assert_eq!(stage.send(guest.vif, &[frame(1, 4196)]).unwrap().sent, 1);
         for buffer in [0, 1, 2, 4, 6, 7, 8, 9] {
             assert!(guest.read_buffer(buffer, 4096) == [0x55; 4096], "{mode}: page {buffer}");
         }

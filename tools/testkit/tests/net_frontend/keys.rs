@@ -149,7 +149,7 @@ fn works(stage: &mut Stage, guest: &mut HostileFrontend) {
     let packet = guest.packet(3, &sent, &[500]);
     guest.post(&packet);
     stage.round();
-    let arrived = stage.arrived(guest.seat);
+    let arrived = stage.arrived(guest.vif);
     assert!(arrived.len() == 1 && arrived[0].bytes == sent);
 }
 
@@ -158,20 +158,15 @@ fn keys_that_cannot_be_used_cost_the_device_until_they_can() {
     let mut stage = Stage::new(Mode::Copy);
     let mut neighbour = Neighbour::join(&mut stage);
     let mut guest = HostileFrontend::connected(&mut stage);
-    let seat = guest.seat;
+    let vif = guest.vif;
     // More often than the driver domain has ports and the guest has grants: nothing may leak.
     for Case { name, rule, change } in CASES.iter().cycle().take(8 * CASES.len()) {
-        let counted = stage.rules(seat).get(rule);
+        let counted = stage.rules(vif).get(rule);
         guest.connect(&mut stage, change);
-        assert_eq!(
-            stage.rules(seat).get(rule),
-            counted + 1,
-            "{name}: {:?}",
-            stage.rules(seat).all()
-        );
-        assert_eq!(stage.state(seat), XenbusState::Closing, "{name}");
-        assert!(!stage.error(seat).is_empty(), "{name}");
-        assert!(stage.seats[seat].host.port.is_none(), "{name}");
+        assert_eq!(stage.rules(vif).get(rule), counted + 1, "{name}: {:?}", stage.rules(vif).all());
+        assert_eq!(stage.state(vif), XenbusState::Closing, "{name}");
+        assert!(!stage.error(vif).is_empty(), "{name}");
+        assert!(stage.vifs[vif].host.port.is_none(), "{name}");
         assert_eq!((guest.arena.status(8), guest.arena.status(9)), (0, 0), "{name}: mapped");
         neighbour.exchange(&mut stage);
         guest.connect(&mut stage, |_| {});
@@ -190,13 +185,13 @@ fn ports_of_others_are_not_bound() {
     // One that the guest allocated, but for somebody else.
     let foreign = guest.domain.alloc(neighbour.platform.domid()).unwrap();
     guest.connect(&mut stage, |k| set(k, keys::EVENT_CHANNEL_TX, &foreign.port.to_string()));
-    assert_eq!(stage.rules(guest.seat).get("connect_bad_port"), 1);
+    assert_eq!(stage.rules(guest.vif).get("connect_bad_port"), 1);
     // The numbers of the neighbour's ports are looked for among the guest's own.
     for port in 1..40 {
         let port = port.to_string();
         if guest.channels.iter().all(|c| c.port.to_string() != port) {
             guest.connect(&mut stage, |k| set(k, keys::EVENT_CHANNEL_TX, &port));
-            assert!(stage.seats[guest.seat].host.port.is_none());
+            assert!(stage.vifs[guest.vif].host.port.is_none());
         }
     }
     neighbour.exchange(&mut stage);
@@ -209,11 +204,11 @@ fn one_page_for_both_rings_is_survived() {
         let mut neighbour = Neighbour::join(&mut stage);
         let mut guest = HostileFrontend::connected(&mut stage);
         guest.connect(&mut stage, |k| set(k, keys::RX_RING_REF, "8"));
-        assert_eq!(stage.state(guest.seat), XenbusState::Connected);
+        assert_eq!(stage.state(guest.vif), XenbusState::Connected);
         let packet = guest.packet(1, &frame(1, 3000), &[100; 10]);
         guest.post(&packet);
         for _ in 0..10 {
-            stage.send(guest.seat, &[frame(1, 9000)]);
+            stage.send(guest.vif, &[frame(1, 9000)]);
             neighbour.exchange(&mut stage);
         }
         guest.connect(&mut stage, |_| {});
@@ -227,8 +222,8 @@ fn a_guest_that_lent_nothing_is_refused() {
     let mut neighbour = Neighbour::join(&mut stage);
     let mut guest = HostileFrontend::join(&mut stage);
     guest.connect(&mut stage, |_| {});
-    assert_eq!(stage.rules(guest.seat).get("connect_no_arena"), 1);
-    assert_eq!(stage.state(guest.seat), XenbusState::Closing);
+    assert_eq!(stage.rules(guest.vif).get("connect_no_arena"), 1);
+    assert_eq!(stage.state(guest.vif), XenbusState::Closing);
     neighbour.exchange(&mut stage);
     guest.domain.lend(DomId(0), &guest.arena).unwrap();
     guest.connect(&mut stage, |_| {});
@@ -241,10 +236,10 @@ fn a_state_that_is_no_number_is_counted() {
     let mut guest = HostileFrontend::connected(&mut stage);
     for (text, n) in ["", "four", "4 ", "-1", "4294967296", &"4".repeat(2000)].iter().zip(1..) {
         guest.write("state", text);
-        stage.look(guest.seat);
+        stage.look(guest.vif);
         // The look that lets go looks once more.
-        assert!(stage.rules(guest.seat).get("state_not_a_number") >= n, "{text:.9}");
-        assert!(stage.seats[guest.seat].host.port.is_none(), "{text:.9}");
+        assert!(stage.rules(guest.vif).get("state_not_a_number") >= n, "{text:.9}");
+        assert!(stage.vifs[guest.vif].host.port.is_none(), "{text:.9}");
     }
     guest.connect(&mut stage, |_| {});
     works(&mut stage, &mut guest);
@@ -257,8 +252,8 @@ fn a_guest_that_removes_its_directory_is_gone() {
     let mut guest = HostileFrontend::connected(&mut stage);
     let dir = guest.device.frontend_path();
     guest.store.rm(&dir).unwrap();
-    assert_eq!(stage.look(guest.seat), Life::Over);
-    assert!(stage.seats[guest.seat].host.port.is_none());
+    assert_eq!(stage.look(guest.vif), Life::Over);
+    assert!(stage.vifs[guest.vif].host.port.is_none());
     assert_eq!(guest.arena.status(8), 0);
     neighbour.exchange(&mut stage);
 }
@@ -274,7 +269,7 @@ fn permissions_and_shapes_of_nodes_are_the_guests_own_affair() {
     for key in ["state", "tx-ring-ref", ""] {
         let path = if key.is_empty() { dir.clone() } else { format!("{dir}/{key}") };
         guest.store.set_perms(&path, &mine).unwrap();
-        stage.look(guest.seat);
+        stage.look(guest.vif);
         neighbour.exchange(&mut stage);
     }
     guest.store.mkdir(&format!("{dir}/state/deeper/and/deeper")).unwrap();
@@ -290,7 +285,7 @@ fn a_guest_may_be_refused_any_number_of_times() {
     let mut guest = HostileFrontend::connected(&mut stage);
     for n in 1..=200 {
         guest.connect(&mut stage, |k| set(k, keys::TX_RING_REF, "x"));
-        assert_eq!(stage.rules(guest.seat).get("device_condemned"), n);
+        assert_eq!(stage.rules(guest.vif).get("device_condemned"), n);
     }
     neighbour.exchange(&mut stage);
     guest.connect(&mut stage, |_| {});

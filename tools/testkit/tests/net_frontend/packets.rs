@@ -261,7 +261,7 @@ fn refused_alone(mode: Mode) {
     let mut stage = Stage::new(mode);
     let mut neighbour = Neighbour::join(&mut stage);
     let mut guest = HostileFrontend::connected(&mut stage);
-    let seat = guest.seat;
+    let vif = guest.vif;
     for (case, seed) in CASES.iter().zip(1000..) {
         let name = case.name;
         let (before, behind) = (frame(seed, 777), frame(seed + 500, 1200));
@@ -273,22 +273,22 @@ fn refused_alone(mode: Mode) {
             guest.tx.put(slot);
         }
         guest.tx.set_req_prod(guest.tx.produced);
-        let counted = stage.rules(seat).get(case.rule);
+        let counted = stage.rules(vif).get(case.rule);
         neighbour.exchange(&mut stage);
-        let arrived: Vec<_> = stage.arrived(seat).into_iter().map(|a| a.bytes).collect();
+        let arrived: Vec<_> = stage.arrived(vif).into_iter().map(|a| a.bytes).collect();
         assert!(arrived == [before, behind], "{mode}, {name}: {} arrived", arrived.len());
         assert_eq!(
-            stage.rules(seat).get(case.rule) - counted,
+            stage.rules(vif).get(case.rule) - counted,
             1,
             "{mode}, {name}: {:?}",
-            stage.rules(seat).all()
+            stage.rules(vif).all()
         );
         let mut expected = vec![Status::Okay];
         expected.extend(vec![E; slots.len() - extras]);
         expected.extend(vec![Status::Null; extras]);
         expected.extend([Status::Okay; 2]);
         assert_eq!(guest.statuses(), expected, "{mode}, {name}");
-        assert!(stage.seats[seat].host.port.is_some(), "{mode}, {name}: the device goes on");
+        assert!(stage.vifs[vif].host.port.is_some(), "{mode}, {name}: the device goes on");
     }
     neighbour.exchange(&mut stage);
     for gref in 0..1024 {
@@ -311,8 +311,8 @@ fn xsa_270_a_broken_packet_costs_itself_when_mapped() {
 fn through(stage: &mut Stage, guest: &mut HostileFrontend, slots: &[TxRequest]) -> Vec<u8> {
     guest.post(slots);
     stage.round();
-    let mut arrived = stage.arrived(guest.seat);
-    assert_eq!(arrived.len(), 1, "{:?}", stage.rules(guest.seat).all());
+    let mut arrived = stage.arrived(guest.vif);
+    assert_eq!(arrived.len(), 1, "{:?}", stage.rules(guest.vif).all());
     assert_eq!(guest.statuses(), vec![Status::Okay; slots.len()]);
     arrived.remove(0).bytes
 }
@@ -335,7 +335,7 @@ fn xsa_448_zero_length_fragments_are_counted_and_do_no_harm() {
             assert!(through(&mut stage, &mut guest, &slots) == sent, "{mode}, {pieces:?}");
             neighbour.exchange(&mut stage);
         }
-        assert_eq!(stage.rules(guest.seat).get("tx_zero_length_fragment"), 3, "{mode}");
+        assert_eq!(stage.rules(guest.vif).get("tx_zero_length_fragment"), 3, "{mode}");
         // Without any byte the reference is not even looked at.
         let mut slots = guest.packet(1, &sent, &[300, 0]);
         (slots[1].gref, slots[1].size) = (Gref(u32::MAX), 0);
@@ -363,7 +363,7 @@ fn xsa_423_headers_are_put_together_whatever_pieces_they_come_in() {
         blank[0].flags = TxFlags::CHECKSUM_BLANK;
         guest.post(&blank);
         stage.round();
-        let uncut = stage.arrived(guest.seat).remove(0);
+        let uncut = stage.arrived(guest.vif).remove(0);
         assert!(matches!(uncut.meta.checksum, Checksum::Partial { .. }), "{:?}", uncut.meta);
         guest.statuses();
         for cut in 1..60 {
@@ -372,14 +372,14 @@ fn xsa_423_headers_are_put_together_whatever_pieces_they_come_in() {
             guest.post(&slots);
             stage.round();
             assert_eq!(
-                stage.arrived(guest.seat),
+                stage.arrived(guest.vif),
                 core::slice::from_ref(&uncut),
                 "{mode}, cut at {cut}"
             );
             assert_eq!(guest.statuses(), [Status::Okay; 3]);
         }
         neighbour.exchange(&mut stage);
-        assert!(stage.rules(guest.seat).all().is_empty());
+        assert!(stage.rules(guest.vif).all().is_empty());
     }
 }
 
@@ -393,10 +393,10 @@ fn unknown_extra_infos_are_skipped_and_counted() {
         slots.iter().for_each(|slot| guest.tx.put(slot));
         guest.tx.set_req_prod(guest.tx.produced);
         stage.round();
-        assert_eq!(stage.arrived(guest.seat).len(), 1, "type {kind}");
+        assert_eq!(stage.arrived(guest.vif).len(), 1, "type {kind}");
         assert_eq!(guest.statuses(), [Status::Okay, Status::Null, Status::Null], "type {kind}");
     }
-    assert_eq!(stage.rules(guest.seat).get("tx_unknown_extra"), 250, "once a packet");
+    assert_eq!(stage.rules(guest.vif).get("tx_unknown_extra"), 250, "once a packet");
 }
 
 #[test]
@@ -415,10 +415,10 @@ fn the_same_reference_twice_is_legal_and_reads_the_same() {
         guest.post(&chains);
         stage.round();
         let expected = frame(9, 2000)[..200].repeat(3);
-        let arrived: Vec<_> = stage.arrived(guest.seat).into_iter().map(|a| a.bytes).collect();
+        let arrived: Vec<_> = stage.arrived(guest.vif).into_iter().map(|a| a.bytes).collect();
         assert!(arrived == [expected.clone(), expected.clone(), expected], "{mode}");
         assert_eq!(guest.statuses(), [Status::Okay; 9]);
-        assert!(stage.rules(guest.seat).all().is_empty());
+        assert!(stage.rules(guest.vif).all().is_empty());
     }
 }
 
@@ -435,7 +435,7 @@ fn refused_packets_count_against_the_budget() {
         assert_eq!(guest.tx.rsp_prod(), answered);
     }
     assert_eq!(guest.statuses(), vec![Status::Error; 256]);
-    assert_eq!(stage.rules(guest.seat).get("tx_too_short"), 256);
+    assert_eq!(stage.rules(guest.vif).get("tx_too_short"), 256);
 }
 
 /// What a response does not fill was the guest's before, and stays so.
@@ -461,7 +461,7 @@ fn xsa_216_responses_say_nothing_beside_what_they_mean() {
         assert_eq!(extra_answer[..4], [0, 0, 1, 0], "{mode}: id 0, NULL");
         // A response on rx fills its slot.
         guest.post_buffers([RX_BUFFERS]);
-        stage.send(guest.seat, &[frame(2, 60)]);
+        stage.send(guest.vif, &[frame(2, 60)]);
         let [i0, i1, offset @ .., s0, s1] = guest.rx.entry::<8>(0);
         assert_eq!(([i0, i1], [s0, s1]), ([0, 0], [60, 0]), "{mode}");
         assert_eq!(offset, [0; 4], "{mode}: offset 0, no flags");

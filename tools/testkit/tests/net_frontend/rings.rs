@@ -98,9 +98,9 @@ fn works(stage: &mut Stage, guest: &mut HostileFrontend) {
     guest.post(&packet);
     guest.post_buffers([RX_BUFFERS]);
     stage.round();
-    let arrived = stage.arrived(guest.seat);
+    let arrived = stage.arrived(guest.vif);
     assert!(arrived.len() == 1 && arrived[0].bytes == sent, "a packet arrives");
-    assert_eq!(stage.send(guest.seat, core::slice::from_ref(&sent)).map(|t| t.sent), Some(1));
+    assert_eq!(stage.send(guest.vif, core::slice::from_ref(&sent)).map(|t| t.sent), Some(1));
     assert!(guest.read_buffer(0, 500) == sent, "a packet is received");
 }
 
@@ -110,27 +110,27 @@ fn xsa_39_a_ring_that_cannot_be_right_costs_its_device_alone() {
         let mut stage = Stage::new(mode);
         let mut neighbour = Neighbour::join(&mut stage);
         let mut guest = HostileFrontend::connected(&mut stage);
-        let seat = guest.seat;
+        let vif = guest.vif;
         for Case { name, rule, act, on_send } in CASES {
             works(&mut stage, &mut guest);
             neighbour.exchange(&mut stage);
-            let all = stage.rules(seat).all();
+            let all = stage.rules(vif).all();
             act(&mut guest);
             let responded = guest.tx.rsp_prod();
             if *on_send {
-                assert_eq!(stage.send(seat, &[frame(2, 60)]), None, "{name}");
+                assert_eq!(stage.send(vif, &[frame(2, 60)]), None, "{name}");
             }
             neighbour.exchange(&mut stage);
             let before = |rule: &str| all.get(rule).copied().unwrap_or(0);
-            assert_eq!(stage.rules(seat).get(rule), before(rule) + 1, "{mode}, {name}");
+            assert_eq!(stage.rules(vif).get(rule), before(rule) + 1, "{mode}, {name}");
             assert_eq!(
-                stage.rules(seat).get("device_condemned"),
+                stage.rules(vif).get("device_condemned"),
                 before("device_condemned") + 1,
                 "{mode}, {name}"
             );
-            assert!(stage.seats[seat].host.port.is_none(), "{name}");
-            assert_eq!(stage.state(seat), XenbusState::Closing, "{name}");
-            assert!(!stage.error(seat).is_empty(), "{name}: the reason is told");
+            assert!(stage.vifs[vif].host.port.is_none(), "{name}");
+            assert_eq!(stage.state(vif), XenbusState::Closing, "{name}");
+            assert!(!stage.error(vif).is_empty(), "{name}: the reason is told");
             assert!(
                 guest.tx.rsp_prod() == responded || *rule == "tx_producer_overflow",
                 "{name}: nothing is answered"
@@ -138,7 +138,7 @@ fn xsa_39_a_ring_that_cannot_be_right_costs_its_device_alone() {
             assert_eq!(guest.arena.status(8), 0, "{name}: the rings are let go");
             // It may start over.
             guest.connect(&mut stage, |_| {});
-            assert_eq!(stage.state(seat), XenbusState::Connected, "{mode}, {name}");
+            assert_eq!(stage.state(vif), XenbusState::Connected, "{mode}, {name}");
         }
         works(&mut stage, &mut guest);
         neighbour.exchange(&mut stage);
@@ -155,7 +155,7 @@ fn xsa_349_a_flood_of_states_is_merged_into_a_few_looks() {
     let mut stage = Stage::new(Mode::Copy);
     let mut neighbour = Neighbour::join(&mut stage);
     let mut guest = HostileFrontend::connected(&mut stage);
-    let device = *stage.seats[guest.seat].backend.device();
+    let device = *stage.vifs[guest.vif].backend.device();
     let watched = format!("{}/state", device.frontend_path());
     stage.store.watch(&watched, "flood").unwrap();
     for i in 0..WRITES {
@@ -164,7 +164,7 @@ fn xsa_349_a_flood_of_states_is_merged_into_a_few_looks() {
     let mut events = 0;
     while let Some(_event) = stage.store.next_event().unwrap() {
         events += 1;
-        stage.look(guest.seat);
+        stage.look(guest.vif);
     }
     assert!(events <= EVENTS_MAX, "{events} looks for {WRITES} changes");
     neighbour.exchange(&mut stage);

@@ -45,7 +45,7 @@ impl Scene {
         let mut stage = Stage::new(Mode::Copy);
         let guests = [(); 2].map(|()| Neighbour::join(&mut stage));
         let hostile = HostileFrontend::connected(&mut stage);
-        let counters = stage.seats[hostile.seat].host.counters.clone().unwrap();
+        let counters = stage.vifs[hostile.vif].host.counters.clone().unwrap();
         let (sender, gone) = channel();
         let system = Arc::clone(stage.platform.counters());
         let fabric = Fabric::Switch(Switch::new());
@@ -53,8 +53,8 @@ impl Scene {
         let on_gone = move |port| drop(sender.send(port));
         let (dataplane, plane) = Dataplane::new(fabric, config, system, on_gone).unwrap();
         let thread = Some(std::thread::spawn(move || dataplane.run()));
-        for (seat, name) in stage.seats.iter_mut().zip(["a", "b", "hostile"]) {
-            let port = seat.host.port.take().unwrap();
+        for (vif, name) in stage.vifs.iter_mut().zip(["a", "b", "hostile"]) {
+            let port = vif.host.port.take().unwrap();
             plane.add_port(port, PortPolicy::default(), name).unwrap();
         }
         let plane = Some(plane);
@@ -173,7 +173,7 @@ fn a_flood_of_refused_packets_leaves_the_others_their_turn() {
         guest.channels[0].notify();
     };
     scene.beside(flood, |counters| counters.drops(DropReason::BadRequest) > 1000);
-    assert!(scene.stage.rules(scene.hostile.seat).get("tx_too_short") > 1000);
+    assert!(scene.stage.rules(scene.hostile.vif).get("tx_too_short") > 1000);
 }
 
 /// A ring that is always full of packets to everybody, each of 18 slots.
@@ -209,9 +209,9 @@ fn xsa_39_xsa_90_a_port_that_ends_is_removed_alone_and_torn_down_by_its_owner() 
     scene.hostile.channels[0].notify();
     let gone = scene.gone.recv_timeout(Duration::from_secs(5)).unwrap();
     assert_eq!(gone.name, "hostile");
-    let seat = scene.hostile.seat;
-    assert_eq!(scene.stage.rules(seat).get("tx_producer_overflow"), 1);
-    scene.stage.seats[seat].backend.close_with_penalty(gone.reason.to_string());
+    let vif = scene.hostile.vif;
+    assert_eq!(scene.stage.rules(vif).get("tx_producer_overflow"), 1);
+    scene.stage.vifs[vif].backend.condemn(gone.reason.to_string());
     // XSA-90, XSA-424, XSA-441: the packet path hands the port over and tears nothing down.
     let rings = |scene: &Scene| [8, 9].map(|gref| scene.hostile.arena.status(gref));
     assert_eq!(rings(&scene), [1, 1], "the data plane has unmapped rings in its packet path");
@@ -219,7 +219,7 @@ fn xsa_39_xsa_90_a_port_that_ends_is_removed_alone_and_torn_down_by_its_owner() 
     assert_eq!(rings(&scene), [1, 1], "the owner alone tears down");
     drop(gone);
     assert_eq!(rings(&scene), [0, 0], "the rings are let go by their owner");
-    scene.stage.look(seat);
+    scene.stage.look(vif);
     for _ in 0..20 {
         scene.exchange();
     }

@@ -40,7 +40,7 @@ impl Guest {
         });
         let mut guest = Guest { frontend, tx, rx };
         guest.connect(stage, "1", "2");
-        assert_eq!(stage.state(guest.frontend.seat), XenbusState::Connected);
+        assert_eq!(stage.state(guest.frontend.vif), XenbusState::Connected);
         guest
     }
 
@@ -60,9 +60,9 @@ impl Guest {
 }
 
 fn refused(stage: &mut Stage, guest: &mut Guest, rule: &str) {
-    assert_eq!(stage.rules(guest.frontend.seat).get(rule), 1, "{rule}");
-    assert_eq!(stage.state(guest.frontend.seat), XenbusState::Closing);
-    assert!(stage.seats[guest.frontend.seat].host.port.is_none());
+    assert_eq!(stage.rules(guest.frontend.vif).get(rule), 1, "{rule}");
+    assert_eq!(stage.state(guest.frontend.vif), XenbusState::Closing);
+    assert!(stage.vifs[guest.frontend.vif].host.port.is_none());
 }
 
 #[test]
@@ -82,7 +82,7 @@ fn a_window_of_another_name_or_too_large_costs_the_device() {
     neighbour.exchange(&mut stage);
     // A ring may have none.
     guest.frontend.connect(&mut stage, |_| {});
-    assert_eq!(stage.state(guest.frontend.seat), XenbusState::Connected);
+    assert_eq!(stage.state(guest.frontend.vif), XenbusState::Connected);
     neighbour.exchange(&mut stage);
 }
 
@@ -91,7 +91,7 @@ fn references_that_the_window_does_not_have_cost_the_packet() {
     let mut stage = Stage::new(Mode::Window);
     let mut neighbour = Neighbour::join(&mut stage);
     let mut guest = Guest::connected(&mut stage);
-    let seat = guest.frontend.seat;
+    let vif = guest.frontend.vif;
     let good = frame(1, 100);
     guest.tx.read_only(0).unwrap().copy_from(0, &good).unwrap();
     let denied = guest.tx.entry(READ_ONLY).0 & !(0xFFFF << 16) | 9 << 16;
@@ -109,13 +109,13 @@ fn references_that_the_window_does_not_have_cost_the_packet() {
     guest.tx.set_entry(63, RawGrantEntry::INVALID);
     for (gref, rule) in cases {
         for flags in [TxFlags::NONE, TxFlags::CHECKSUM_BLANK] {
-            let counted = stage.rules(seat).get(rule);
+            let counted = stage.rules(vif).get(rule);
             assert_eq!(guest.send(&mut stage, gref, flags, 100), Status::Error, "{gref:#x}");
-            assert_eq!(stage.rules(seat).get(rule), counted + 1, "{gref:#x}");
+            assert_eq!(stage.rules(vif).get(rule), counted + 1, "{gref:#x}");
         }
         let sent = guest.send(&mut stage, MARK | READ_ONLY, TxFlags::NONE, 100);
         assert_eq!(sent, Status::Okay);
-        assert!(stage.arrived(seat).iter().all(|arrived| arrived.bytes == good));
+        assert!(stage.arrived(vif).iter().all(|arrived| arrived.bytes == good));
         neighbour.exchange(&mut stage);
     }
     assert!((0..64).all(|gref| guest.tx.status(gref) == 0), "every use is over");
@@ -127,15 +127,15 @@ fn a_page_that_may_only_be_read_is_not_written() {
     let mut stage = Stage::new(Mode::Window);
     let mut neighbour = Neighbour::join(&mut stage);
     let mut guest = Guest::connected(&mut stage);
-    let seat = guest.frontend.seat;
+    let vif = guest.frontend.vif;
     let buffers = [WRITABLE, READ_ONLY, WRITABLE + 1, WRITABLE + 2, READ_ONLY + 1, WRITABLE + 3];
     guest.frontend.post_buffers(buffers.map(|gref| MARK | gref));
     let frames = [frame(1, 60), frame(2, 60), frame(3, 60), frame(4, 6000), frame(5, 60)];
-    let done = stage.send(seat, &frames).unwrap();
+    let done = stage.send(vif, &frames).unwrap();
     assert_eq!((done.sent, done.dropped), (3, 2));
     let answers: Vec<_> = guest.frontend.rx_responses().iter().map(|r| r.status).collect();
     assert_eq!(answers, [60, -1, 60, -1, -1, 60]);
-    assert_eq!(stage.rules(seat).get("rx_grant_denied"), 2);
+    assert_eq!(stage.rules(vif).get("rx_grant_denied"), 2);
     let mut bytes = [0; 60];
     guest.rx.read_only(0).unwrap().copy_to(0, &mut bytes).unwrap();
     assert_eq!(bytes, [0; 60]);
@@ -152,7 +152,7 @@ fn references_that_were_revoked_harm_nobody() {
     let mut stage = Stage::new(Mode::Window);
     let mut neighbour = Neighbour::join(&mut stage);
     let mut guest = Guest::connected(&mut stage);
-    let seat = guest.frontend.seat;
+    let vif = guest.frontend.vif;
     for round in 0..200u32 {
         let gref = READ_ONLY + round % 16;
         guest.frontend.post_buffers([MARK | (WRITABLE + round % 16)]);
@@ -164,13 +164,13 @@ fn references_that_were_revoked_harm_nobody() {
         }
         let expected = if round % 3 == 0 { Status::Okay } else { Status::Error };
         assert_eq!(guest.send(&mut stage, MARK | gref, TxFlags::NONE, 1000), expected);
-        let sent = stage.send(seat, &[frame(round, 1000)]).unwrap().sent;
+        let sent = stage.send(vif, &[frame(round, 1000)]).unwrap().sent;
         assert_eq!(sent, usize::from(round % 3 == 0));
         guest.tx.grant(gref, DomId(0), round % 16, true);
         guest.rx.grant(WRITABLE + round % 16, DomId(0), round % 16, false);
         neighbour.exchange(&mut stage);
     }
-    assert!(stage.seats[seat].host.port.is_some());
+    assert!(stage.vifs[vif].host.port.is_some());
 }
 
 /// What the granter writes into the status words, which are the grantee's, harms nobody but itself.

@@ -1,4 +1,4 @@
-//! What the hub keeps for its domains: numbers, arenas under way, ports. No I/O.
+//! Hub state without I/O: domain numbers, arenas in transit and ports, with quotas for each domain.
 
 // #syscall driver fallocate: what is left of a domain that is gone is punched out
 
@@ -14,18 +14,18 @@ use crate::DomId;
 use crate::local::table::STATUS_BYTES;
 use crate::local::{ArenaFiles, ArenaShape};
 
-/// What one domain may make the hub keep.
+/// Quotas of one domain at the hub.
 #[derive(Clone, Copy, Debug)]
 pub struct HubLimits {
-    /// Bytes of all arenas of a domain.
+    /// Maximum size of all arenas of a domain in bytes.
     pub arena_bytes: usize,
-    /// Event channel ports of a domain.
+    /// Maximum number of event channel ports of a domain.
     pub ports: usize,
-    /// Store connections of a domain.
+    /// Maximum number of store connections of a domain.
     pub stores: usize,
-    /// Windows of a domain.
+    /// Maximum number of grant windows of a domain.
     pub windows: usize,
-    /// Domains.
+    /// Maximum number of domains.
     pub domains: usize,
 }
 
@@ -35,30 +35,30 @@ impl Default for HubLimits {
     }
 }
 
-/// An arena set on its way to the grantee; it may be fetched again (after a restart of a device).
+/// Arena set in transit to the grantee. It may be fetched again after a device restarts.
 struct Lent {
     files: ArenaFiles,
     shape: ArenaShape,
 }
 
 impl Lent {
-    /// Clears the status words of a grantee that is gone, and its mappings with it: nobody else will,
-    /// and the granter waits for them before it lends the pages again.
+    /// Clears the status words of a grantee that is gone with its mappings. No other party would, and
+    /// the granter waits for the words before it grants the pages again.
     fn end_all_uses(&self) {
-        // Anything but a memfd could hold the hub up, as a file of a user-space file system can.
+        // A file that is no memfd could block the hub, for example one of a user-space file system.
         if self.files.verify(self.shape).is_err() {
             return;
         }
         let bytes = (self.shape.references as usize * STATUS_BYTES).next_multiple_of(PAGE_SIZE);
         let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-        // Should it fail, the granter has that much less to lend.
+        // If the call fails, the granter has fewer pages to grant.
         let _ = rustix::fs::fallocate(&self.files.status, flags, 0, bytes as u64);
     }
 }
 
 enum Port {
-    /// Allocated; the other end waits for `remote` to bind it.
-    /// A peer may have sent into its queue, so it is disposed of, not closed.
+    /// Allocated; `other_end` waits for `remote` to bind it. The peer may have sent into its queue, so
+    /// the socket is disposed of, not closed.
     Unbound { remote: DomId, other_end: Descriptors },
     /// Bound, or the binding end.
     Interdomain,
@@ -73,11 +73,11 @@ struct Domain {
     windows: usize,
 }
 
-/// The tables.
+/// State of all domains.
 pub(crate) struct Broker {
     limits: HubLimits,
     domains: BTreeMap<DomId, Domain>,
-    /// By granter, grantee and window (0: the arena of ordinary grants).
+    /// Arenas by granter, grantee and window (0: the arena of ordinary grants).
     lent: HashMap<(DomId, DomId, u32), Lent>,
     next_domain: u16,
 }
@@ -87,8 +87,8 @@ impl Broker {
         Broker { limits, domains: BTreeMap::new(), lent: HashMap::new(), next_domain: 1 }
     }
 
-    /// Gives out a number: the wanted one if it is free, else the next. Numbers are not used again
-    /// until all others were, so that a late message names nobody.
+    /// Assigns a number: the wanted one if it is free, else the next. A number is reused only after all
+    /// others, so that a late message names no domain.
     pub(crate) fn admit(&mut self, wanted: Option<DomId>) -> Result<DomId, Refusal> {
         if self.domains.len() >= self.limits.domains {
             return Err(Refusal::Quota);
@@ -107,16 +107,15 @@ impl Broker {
         loop {
             let id = DomId(self.next_domain);
             self.next_domain = if id.0 + 1 >= DomId::FIRST_RESERVED.0 { 1 } else { id.0 + 1 };
-            // `limits.domains` is far below the 32,752 numbers there are.
+            // `limits.domains` is far below the 32,752 numbers.
             if !self.domains.contains_key(&id) {
                 return id;
             }
         }
     }
 
-    /// Forgets a domain and what it lent or allocated. What was lent *to* it stays for the next
-    /// holder of its number: that is domain 0 after a restart, since no other number can be asked
-    /// for; or the granter's end.
+    /// Removes a domain and everything that it granted or allocated. Arenas granted *to* domain 0 stay
+    /// for its restart. Those of other grantees are dropped, because no domain can request their number.
     pub(crate) fn release(&mut self, id: DomId) {
         self.domains.remove(&id);
         let domains = &mut self.domains;
@@ -126,7 +125,7 @@ impl Broker {
                 granter.arena_bytes = granter.arena_bytes.saturating_sub(lent.shape.total_bytes());
                 granter.windows = granter.windows.saturating_sub(usize::from(window > 0));
             }
-            // The granter waits for the words, whether or not there will be another grantee.
+            // The granter waits for the words even if no other grantee follows.
             if grantee == id {
                 lent.end_all_uses();
             }
@@ -154,7 +153,7 @@ impl Broker {
         }
     }
 
-    /// Takes an arena from `granter` for `grantee`: that of its ordinary grants, or a window.
+    /// Records an arena of `granter` for `grantee`: that of its ordinary grants, or a grant window.
     pub(crate) fn lend(
         &mut self,
         granter: DomId,
@@ -186,7 +185,7 @@ impl Broker {
         Ok(())
     }
 
-    /// What `granter` lent to `grantee`.
+    /// Returns the arena that `granter` made for `grantee`.
     pub(crate) fn fetch(
         &self,
         grantee: DomId,
@@ -209,7 +208,7 @@ impl Broker {
         Ok(number)
     }
 
-    /// Allocates a port of `owner` that `remote` may bind; `other_end` waits here for it.
+    /// Allocates a port of `owner` that `remote` may bind, and keeps `other_end` until then.
     pub(crate) fn alloc(
         &mut self,
         owner: DomId,
@@ -242,7 +241,7 @@ impl Broker {
         }
     }
 
-    /// Closes a port's record; the socket is the domain's to close.
+    /// Removes a port. The socket belongs to the domain, which closes it.
     pub(crate) fn close(&mut self, owner: DomId, port: u32) -> Result<(), Refusal> {
         self.domain(owner)?.ports.remove(&port).map(|_| ()).ok_or(Refusal::NotFound)
     }
@@ -270,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn a_port_is_bound_once_and_only_by_whom_it_is_for() {
+    fn bind_succeeds_once_and_only_for_named_remote() {
         let (mut broker, a, b) = two();
         let port = broker.alloc(a, b, fd()).unwrap();
         assert_eq!(broker.bind(a, a, port).err(), Some(Refusal::NotPermitted));
@@ -280,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn quotas_hold() {
+    fn requests_beyond_quota_are_refused() {
         let (mut broker, a, b) = two();
         broker.alloc(a, b, fd()).unwrap();
         broker.alloc(a, b, fd()).unwrap();
@@ -304,19 +303,19 @@ mod tests {
     }
 
     #[test]
-    fn what_was_lent_to_a_domain_that_is_gone_counts_no_more() {
+    fn arena_of_released_grantee_leaves_quota_of_granter() {
         let (mut broker, a, b) = two();
         let four = || (0..4).map(|_| fd()).collect();
-        let most_of_it = ArenaShape::of(200, 0);
-        broker.lend(a, b, 0, most_of_it, four()).unwrap();
+        let large_shape = ArenaShape::of(200, 0);
+        broker.lend(a, b, 0, large_shape, four()).unwrap();
         let c = broker.admit(None).unwrap();
-        assert_eq!(broker.lend(a, c, 0, most_of_it, four()), Err(Refusal::Quota));
+        assert_eq!(broker.lend(a, c, 0, large_shape, four()), Err(Refusal::Quota));
         broker.release(b);
-        assert_eq!(broker.lend(a, c, 0, most_of_it, four()), Ok(()));
+        assert_eq!(broker.lend(a, c, 0, large_shape, four()), Ok(()));
     }
 
     #[test]
-    fn a_released_domain_leaves_nothing() {
+    fn release_drops_arenas_and_ports_and_delays_reuse_of_number() {
         let (mut broker, a, b) = two();
         broker.lend(a, b, 0, ArenaShape::of(1, 1), (0..4).map(|_| fd()).collect()).unwrap();
         let port = broker.alloc(a, b, fd()).unwrap();

@@ -1,4 +1,4 @@
-//! A domain's connection to its hub.
+//! Domain's connection to its hub: requests with replies, and port closures without.
 
 // #syscall driver,frontend,daemon ppoll: waiting for the hub
 
@@ -7,21 +7,22 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use ringfence_sys::descriptors::Descriptors;
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use ringfence_sys::poll::wait_any;
+use rustix::event::{PollFd, PollFlags};
 
 use super::protocol::{self, Kind, Message, REPLY, Received, Refusal, UNANSWERED};
 use crate::{EventPort, PlatformError};
+use ringfence_sys::descriptors::Descriptors;
 
-/// How long the hub may take to answer.
+/// Maximum time for a reply of the hub.
 const ANSWER_WITHIN: Duration = Duration::from_secs(5);
 
-/// A connection; requests from several threads take turns.
+/// Connection to the hub. Requests of several threads are serialised.
 pub(crate) struct HubClient {
     socket: OwnedFd,
     next_seq: Mutex<u32>,
-    /// Ports whose closing the hub has not been told of yet. At most as many as the hub lets this
-    /// domain have.
+    /// Closed ports that the hub has not been notified of. At most as many as the hub's port quota of
+    /// this domain.
     closed: Mutex<Vec<EventPort>>,
 }
 
@@ -34,14 +35,14 @@ impl HubClient {
         self.socket.as_fd()
     }
 
-    /// Has the hub forget a port of this domain. Never waits: what cannot be sent now goes ahead of
-    /// the next request.
+    /// Notifies the hub that a port was closed. Never blocks: a notification that cannot be sent now
+    /// precedes the next request.
     pub(crate) fn close_port(&self, port: EventPort) {
         self.closed.lock().unwrap_or_else(PoisonError::into_inner).push(port);
-        self.tell_closed();
+        self.send_closed();
     }
 
-    fn tell_closed(&self) {
+    fn send_closed(&self) {
         let mut closed = self.closed.lock().unwrap_or_else(PoisonError::into_inner);
         while let Some(port) = closed.last() {
             let args = [port.0, 0, 0, 0, 0, 0];
@@ -53,7 +54,7 @@ impl HubClient {
         }
     }
 
-    /// One request and its reply.
+    /// Sends one request and waits for its reply.
     pub(crate) fn call(
         &self,
         what: &'static str,
@@ -69,14 +70,14 @@ impl HubClient {
             *slot = *arg;
         }
         let deadline = Instant::now() + ANSWER_WITHIN;
-        self.tell_closed();
+        self.send_closed();
         while let Err(errno) = protocol::send(&self.socket, request, fds) {
-            // The hub has yet to read what was sent before: ports that were closed.
+            // The hub has not read the earlier notifications of closed ports yet.
             if errno.kind() != ErrorKind::WouldBlock {
                 return Err(PlatformError::Disconnected("hub"));
             }
             self.wait(PollFlags::OUT, deadline)?;
-            self.tell_closed();
+            self.send_closed();
         }
         loop {
             match protocol::receive(&self.socket) {
@@ -87,9 +88,9 @@ impl HubClient {
                     if status == 0 {
                         return Ok((rest, fds));
                     }
-                    return Err(PlatformError::Refused { what, why: Refusal::from_raw(status) });
+                    return Err(PlatformError::refused(what, Refusal::from_raw(status)));
                 }
-                // An answer to a request that timed out earlier.
+                // Reply to an earlier request that timed out.
                 Received::Message(..) => {}
                 Received::Malformed(_) | Received::Closed => {
                     return Err(PlatformError::Disconnected("hub"));
@@ -100,14 +101,10 @@ impl HubClient {
     }
 
     fn wait(&self, wanted: PollFlags, deadline: Instant) -> Result<(), PlatformError> {
-        let left = deadline.saturating_duration_since(Instant::now());
-        if left.is_zero() {
-            return Err(PlatformError::Disconnected("hub (no answer within 5 s)"));
-        }
-        let timeout = Timespec::try_from(left).map_err(|_| PlatformError::Disconnected("hub"))?;
         let mut fds = [PollFd::new(&self.socket, wanted)];
-        match poll(&mut fds, Some(&timeout)) {
-            Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
+        match wait_any(&mut fds, Some(deadline)) {
+            Ok(0) => Err(PlatformError::Disconnected("hub (no answer within 5 s)")),
+            Ok(_) => Ok(()),
             Err(e) => Err(PlatformError::system("waiting for the hub", e)),
         }
     }

@@ -1,10 +1,10 @@
-//! The hub: what stands for the hypervisor and xenstored between local domains.
+//! Hub of local domains: takes the roles of the hypervisor and of xenstored.
 //!
-//! It hands out domain numbers, passes arenas and event channels from the domain that made them to
-//! the one they are for, and serves the store. It is one thread with one `epoll`; it never blocks
-//! on a domain, and a domain that breaks the protocol loses its connection and nothing else.
+//! The hub assigns domain numbers, passes arenas and event channels from the domain that created them to
+//! their peer, and serves the store. It is one thread with one `epoll`. It never blocks on a domain. A
+//! domain that breaks the protocol loses its connection; no other domain is affected.
 //!
-//! Quotas per domain ([`HubLimits`]) bound what the hub keeps: arena bytes, ports, connections.
+//! Quotas for each domain ([`HubLimits`]) bound the hub's resources: arena bytes, ports, connections.
 
 mod broker;
 pub(crate) mod client;

@@ -1,8 +1,8 @@
-//! The messages between a domain and its hub, over a Unix socket that keeps message boundaries.
+//! Hub protocol: messages between a domain and its hub, over a `SOCK_SEQPACKET` Unix socket.
 //!
-//! A message is eight u32, little-endian, and up to four file descriptors. A request is answered
-//! by exactly one reply with the same kind and sequence number, in order; one with sequence number
-//! 0 is not answered.
+//! A message is eight u32, little-endian, and up to four file descriptors. Each request gets exactly one
+//! reply with the same kind and sequence number, in order. A request with sequence number 0 gets no
+//! reply.
 //!
 //! ```text
 //! request  kind  seq  args[6]
@@ -28,18 +28,18 @@ use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 
 use ringfence_sys::descriptors::{Descriptors, MessageError, receive_message};
 
-/// Bytes of a message.
+/// Size of a message in bytes.
 pub(crate) const MESSAGE_BYTES: usize = 32;
-/// Most descriptors with one message.
+/// Maximum number of descriptors with one message.
 pub(crate) const FDS_MAX: usize = 4;
-/// Set in the kind of a reply.
+/// Bit that marks the kind of a reply.
 pub(crate) const REPLY: u32 = 0x8000_0000;
-/// The sequence number of a request that wants no reply.
+/// Sequence number of a request without a reply.
 pub(crate) const UNANSWERED: u32 = 0;
-/// A wanted domain id that leaves the choice to the hub.
+/// Wanted domain id that leaves the choice to the hub.
 pub(crate) const ANY_DOMAIN: u32 = u32::MAX;
 
-/// Kinds of request.
+/// Kinds of request, by their numbers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Kind {
     Hello,
@@ -80,34 +80,32 @@ impl Kind {
     }
 }
 
-/// Why the hub did not do what was asked.
+/// Reasons for which the hub refuses a request.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, thiserror::Error)]
 pub enum Refusal {
-    /// Not a message of this protocol.
+    /// Bytes that are no message of this protocol.
     #[error("the message is malformed")]
     Malformed,
-    /// Not the descriptors that go with the message.
+    /// Number of descriptors that does not match the message.
     #[error("the message came with the wrong number of descriptors")]
     Descriptors,
-    /// A quota of the domain.
     #[error("a quota of this domain is used up")]
     Quota,
-    /// No such domain, port or arena.
+    /// Unknown domain, port or arena.
     #[error("there is no such thing")]
     NotFound,
-    /// It belongs to somebody else, or says so only to others.
+    /// Object of another domain, or a number that this domain may not choose.
     #[error("it is not for this domain")]
     NotPermitted,
-    /// It is in use already.
     #[error("it is in use already")]
     InUse,
-    /// The files of an arena break a rule.
+    /// Arena whose files break a rule.
     #[error("the arena breaks a rule")]
     BadArena,
-    /// The system refused the hub.
+    /// Failed system call of the hub.
     #[error("the system refused")]
     System,
-    /// A number of a newer hub.
+    /// Number of a newer hub.
     #[error("refusal {0}, unknown to this version")]
     Unknown(u32),
 }
@@ -142,7 +140,7 @@ impl Refusal {
     }
 }
 
-/// A message, either way.
+/// Decoded request or reply.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Message {
     pub(crate) kind: u32,
@@ -170,21 +168,21 @@ impl Message {
     }
 }
 
-/// What arrived.
+/// Results of [`receive`].
 pub(crate) enum Received {
-    /// A message and its descriptors.
+    /// Message with its descriptors.
     Message(Message, Descriptors),
-    /// Something else. It may still be in the queue: the socket is to be disposed of.
+    /// Data that is no message. It may still be in the queue, so the socket must be disposed of.
     Malformed(Refusal),
-    /// The other side is gone.
+    /// Closed by the other side.
     Closed,
-    /// Nothing there.
+    /// Empty queue.
     Nothing,
 }
 
 /// Receives one message without blocking.
 pub(crate) fn receive(socket: impl AsFd) -> Received {
-    // One more byte than a message has, so that a longer one is told apart.
+    // One byte more than a message has, so that a longer one is detected.
     let mut bytes = [0u8; MESSAGE_BYTES + 1];
     let got = match receive_message(socket, &mut bytes, FDS_MAX) {
         Ok(got) => got,
@@ -204,7 +202,7 @@ pub(crate) fn receive(socket: impl AsFd) -> Received {
     }
 }
 
-/// Sends one message; never blocks.
+/// Sends one message without blocking.
 pub(crate) fn send(
     socket: impl AsFd,
     message: Message,
@@ -227,13 +225,13 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_message_survives_its_bytes(kind: u32, seq: u32, args: [u32; 6]) {
+        fn message_round_trips_through_bytes(kind: u32, seq: u32, args: [u32; 6]) {
             let message = Message { kind, seq, args };
             prop_assert_eq!(Message::from_bytes(&message.to_bytes()), message);
         }
 
         #[test]
-        fn kinds_and_refusals_are_total(raw: u32) {
+        fn kind_and_refusal_round_trip_for_any_number(raw: u32) {
             prop_assert_eq!(Kind::from_raw(raw).to_raw(), raw);
             prop_assert_eq!(Refusal::from_raw(raw).to_raw(), raw);
         }

@@ -1,4 +1,7 @@
-//! The hub's thread.
+//! Hub thread: one `epoll` loop over the domains' connections, the store and a command mailbox.
+//!
+//! Every request is answered at once. A domain that breaks the protocol, or leaves replies unread, loses
+//! its connection. [`HubHandle`] sends commands from other threads of the process.
 
 // #syscall driver epoll_create1,epoll_ctl,epoll_pwait,epoll_pwait2: the hub waits for its domains
 // #syscall driver eventfd2,read,write: the hub's own bell
@@ -11,12 +14,9 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
+use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use ringfence_sys::descriptors::{Descriptors, dispose_socket, refuse_descriptors};
-use ringfence_sys::socket::{peer_user, unread_by_peer};
-use ringfence_xenstore::{Leftovers, Limits, StorePump};
 use rustix::buffer::spare_capacity;
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 use rustix::io::Errno;
@@ -26,22 +26,26 @@ use super::broker::{Broker, HubLimits};
 use super::protocol::{self, ANY_DOMAIN, Kind, Message, REPLY, Received, Refusal};
 use crate::local::{ArenaFiles, ArenaShape};
 use crate::{DomId, PlatformError};
+use ringfence_sys::descriptors::{Descriptors, dispose_socket, refuse_descriptors};
+use ringfence_sys::mailbox::{MailSender, Mailbox, mailbox};
+use ringfence_sys::socket::{peer_user, unread_by_peer};
+use ringfence_xenstore::{Leftovers, Limits, StorePump};
 
-/// Messages of one domain served before the others have their turn.
+/// Maximum number of messages of one domain in one round.
 const BURST: usize = 16;
 
-/// Connections through the listener that have not said HELLO. One more ends the oldest of them: who
-/// means to join says so at once.
+/// Maximum number of connections of the listener that have not sent HELLO. One more closes the oldest
+/// of them.
 const STRANGERS_MAX: usize = 32;
 
-/// Bytes of replies that a domain may leave unread before it loses its connection: some forty
-/// replies, each of which may hold descriptors. An honest domain has one request open at a time.
+/// Maximum size of unread replies of a domain in bytes: about forty replies, each of which may hold
+/// descriptors. A correct domain has one request open at a time.
 const UNREAD_BYTES: usize = 16 << 10;
 
 const WAKE: u64 = 0;
 const LISTENER: u64 = 1;
 const STORE: u64 = 2;
-/// Tokens of domains' connections, from here on.
+/// First token of a domain's connection.
 const FIRST_TOKEN: u64 = 16;
 
 enum Command {
@@ -53,21 +57,20 @@ enum Command {
     Stop,
 }
 
-/// A handle to a running hub, for the program that it runs in.
+/// Handle to a running hub, for other threads of its process.
 #[derive(Clone)]
 pub struct HubHandle {
-    commands: Sender<Command>,
-    wake: Arc<OwnedFd>,
+    commands: MailSender<Command>,
     faults: Arc<Mutex<BTreeMap<&'static str, u64>>>,
 }
 
 impl HubHandle {
-    /// Makes a connection for a new domain; the far end is to be handed to it. The domain has its
-    /// number already and learns it by saying HELLO.
+    /// Creates a connection for a new domain. Returns the domain's end with its number, which the domain
+    /// learns by HELLO.
     ///
     /// # Errors
     ///
-    /// When a quota is used up or the hub is gone.
+    /// Fails if a quota is used up or the hub has ended.
     pub fn admit(
         &self,
         wanted: Option<DomId>,
@@ -76,50 +79,46 @@ impl HubHandle {
         let (reply, answer) = channel();
         self.command(Command::Admit { wanted, privileged, reply })?;
         let answer = answer.recv().map_err(|_| PlatformError::Disconnected("hub"))?;
-        answer.map_err(|why| PlatformError::Refused { what: "admit a domain", why })
+        answer.map_err(|why| PlatformError::refused("admit a domain", why))
     }
 
     /// Ends the hub's thread.
     pub fn stop(&self) {
-        // A hub that is gone already needs no telling.
+        // A hub that has already ended needs no command.
         let _ = self.command(Command::Stop);
     }
 
-    /// How often domains broke which rule of the hub's protocol.
+    /// Returns counts of violations of the hub's protocol, by rule.
     pub fn faults(&self) -> BTreeMap<&'static str, u64> {
         self.faults.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     fn command(&self, command: Command) -> Result<(), PlatformError> {
-        self.commands.send(command).map_err(|_| PlatformError::Disconnected("hub"))?;
-        rustix::io::write(&*self.wake, &1u64.to_ne_bytes())
-            .map_err(|e| PlatformError::system("waking the hub", e))?;
-        Ok(())
+        self.commands.send(command).map_err(|_| PlatformError::Disconnected("hub"))
     }
 }
 
-/// One domain's connection.
+/// Connection of one domain.
 struct Connection {
     socket: OwnedFd,
-    /// `None` until HELLO for one that came through the listener.
+    /// `None` until HELLO for a connection of the listener.
     domain: Option<DomId>,
-    /// Told to it when it says HELLO.
+    /// Number that HELLO returns.
     assigned: Option<DomId>,
     privileged: bool,
 }
 
-/// The hub's state; [`Hub::run`] is its thread.
+/// Hub state, owned by the thread of [`Hub::run`].
 pub struct Hub {
     epoll: OwnedFd,
-    wake: Arc<OwnedFd>,
-    commands: Receiver<Command>,
+    commands: Mailbox<Command>,
     listener: Option<OwnedFd>,
     connections: BTreeMap<u64, Connection>,
     next_token: u64,
     broker: Broker,
     store: StorePump,
     faults: Arc<Mutex<BTreeMap<&'static str, u64>>>,
-    /// Held so that one caller can be turned away when there is no other descriptor.
+    /// Spare descriptor, with which a caller can be rejected when no other descriptor is left.
     spare: Option<OwnedFd>,
 }
 
@@ -127,7 +126,7 @@ fn pair(kind: SocketType) -> rustix::io::Result<(OwnedFd, OwnedFd)> {
     socketpair(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC, None)
 }
 
-/// A pair for bytes alone: neither end takes descriptors, from the first moment on.
+/// Creates a socket pair for bytes alone: neither end ever accepts descriptors.
 fn byte_pair() -> rustix::io::Result<(OwnedFd, OwnedFd)> {
     let (near, far) = pair(SocketType::STREAM)?;
     refuse_descriptors(&near)?;
@@ -136,28 +135,23 @@ fn byte_pair() -> rustix::io::Result<(OwnedFd, OwnedFd)> {
 }
 
 impl Hub {
-    /// A hub and the handle to it.
+    /// Creates a hub and its handle.
     ///
     /// # Errors
     ///
-    /// The system's.
+    /// Returns the system's error.
     pub fn new(limits: HubLimits) -> io::Result<(Hub, HubHandle)> {
         let epoll = epoll::create(CreateFlags::CLOEXEC)?;
-        let wake = rustix::event::eventfd(
-            0,
-            rustix::event::EventfdFlags::CLOEXEC | rustix::event::EventfdFlags::NONBLOCK,
-        )?;
-        epoll::add(&epoll, &wake, EventData::new_u64(WAKE), EventFlags::IN)?;
+        let (sender, commands) = mailbox()?;
+        epoll::add(&epoll, &commands, EventData::new_u64(WAKE), EventFlags::IN)?;
         let store = StorePump::new(Limits::default())?;
         epoll::add(&epoll, &store, EventData::new_u64(STORE), EventFlags::IN)?;
-        let spare = Some(wake.try_clone()?);
-        let (wake, (commands, received)) = (Arc::new(wake), channel());
+        let spare = Some(commands.as_fd().try_clone_to_owned()?);
         let faults = Arc::new(Mutex::new(BTreeMap::new()));
-        let handle = HubHandle { commands, wake: Arc::clone(&wake), faults: Arc::clone(&faults) };
+        let handle = HubHandle { commands: sender, faults: Arc::clone(&faults) };
         let hub = Hub {
             epoll,
-            wake,
-            commands: received,
+            commands,
             listener: None,
             connections: BTreeMap::new(),
             next_token: FIRST_TOKEN,
@@ -169,12 +163,12 @@ impl Hub {
         Ok((hub, handle))
     }
 
-    /// Accepts domains on `listener` (`SOCK_SEQPACKET`) too. One that runs as the hub's own user
-    /// and asks for number 0 gets it, with privilege, once.
+    /// Accepts domains on `listener` (`SOCK_SEQPACKET`) too. A client with the hub's own user may request
+    /// a number, and may request 0 with privilege while it is free.
     ///
     /// # Errors
     ///
-    /// The system's.
+    /// Returns the system's error.
     pub fn listen(&mut self, listener: OwnedFd) -> io::Result<()> {
         rustix::io::ioctl_fionbio(&listener, true)?;
         epoll::add(&self.epoll, &listener, EventData::new_u64(LISTENER), EventFlags::IN)?;
@@ -182,11 +176,11 @@ impl Hub {
         Ok(())
     }
 
-    /// Serves until [`HubHandle::stop`] or until every handle is gone.
+    /// Serves domains until [`HubHandle::stop`].
     ///
     /// # Errors
     ///
-    /// The system's, from waiting.
+    /// Returns the system's error from waiting.
     pub fn run(mut self) -> io::Result<()> {
         let mut events = Vec::with_capacity(64);
         loop {
@@ -219,19 +213,17 @@ impl Hub {
     }
 
     fn serve_commands(&mut self) -> bool {
-        let mut count = [0u8; 8];
-        // Nothing to read only means that another wake-up was served first.
-        let _ = rustix::io::read(&*self.wake, &mut count);
-        loop {
-            match self.commands.try_recv() {
-                Ok(Command::Admit { wanted, privileged, reply }) => {
-                    // An asker that is gone drops its end of the connection, which releases it.
+        self.commands.clear();
+        while let Some(command) = self.commands.take() {
+            match command {
+                Command::Admit { wanted, privileged, reply } => {
+                    // A caller that is gone drops its end of the connection, which releases it.
                     let _ = reply.send(self.admit(wanted, privileged));
                 }
-                Ok(Command::Stop) | Err(TryRecvError::Disconnected) => return false,
-                Err(TryRecvError::Empty) => return true,
+                Command::Stop => return false,
             }
         }
+        true
     }
 
     fn admit(
@@ -275,7 +267,7 @@ impl Hub {
         let Some(listener) = &self.listener else { return };
         let socket = match rustix::net::accept_with(listener, SocketFlags::CLOEXEC) {
             Ok(socket) => socket,
-            Err(Errno::MFILE | Errno::NFILE) => return self.turn_away(),
+            Err(Errno::MFILE | Errno::NFILE) => return self.reject_caller(),
             Err(_) => return,
         };
         let same_user =
@@ -286,17 +278,17 @@ impl Hub {
         self.bound_strangers();
     }
 
-    /// There is no descriptor left: takes the caller off the queue with the spare one and hangs up.
-    /// Left in the queue, it would wake this thread for ever.
-    fn turn_away(&mut self) {
+    /// Rejects a caller when no descriptor is left: accepts it with the spare one and closes it. A
+    /// caller that stays in the queue would wake this thread endlessly.
+    fn reject_caller(&mut self) {
         self.count("hub_no_room_for_connection");
         let Some(listener) = &self.listener else { return };
         drop(self.spare.take());
         drop(rustix::net::accept_with(listener, SocketFlags::CLOEXEC));
-        self.spare = self.wake.try_clone().ok();
+        self.spare = self.commands.as_fd().try_clone_to_owned().ok();
     }
 
-    /// Ends the oldest connection that has not said HELLO if there are too many.
+    /// Closes the oldest connection without HELLO if there are too many.
     fn bound_strangers(&mut self) {
         let mut strangers = self.connections.iter().filter(|(_, c)| c.domain.is_none());
         let oldest = strangers.next().map(|(token, _)| *token);
@@ -308,7 +300,7 @@ impl Hub {
 
     fn drop_connection(&mut self, token: u64) {
         let Some(connection) = self.connections.remove(&token) else { return };
-        // Closing would remove it too, were no copy of the descriptor on its way anywhere.
+        // Closing would not remove it while a copy of the descriptor is in transit.
         let _ = epoll::delete(&self.epoll, &connection.socket);
         // Messages with descriptors may still be in its queue.
         dispose_socket(connection.socket);
@@ -340,7 +332,7 @@ impl Hub {
         }
     }
 
-    /// Serves one request; `false` when the connection is of no more use.
+    /// Serves one request. Returns `false` if the connection must be closed.
     fn answer(&mut self, token: u64, message: Message, fds: Descriptors) -> bool {
         let kind = Kind::from_raw(message.kind);
         let wanted_fds = if kind == Kind::Lend { protocol::FDS_MAX } else { 0 };
@@ -376,8 +368,8 @@ impl Hub {
         if message.seq == protocol::UNANSWERED {
             return true;
         }
-        // The kernel counts descriptors under way for all processes of a user together. So a domain has
-        // those of one reply under way, at most: an honest one reads a reply before it asks again.
+        // The kernel counts descriptors in transit for all processes of a user together. Each domain may
+        // have those of one reply in transit: a correct one reads a reply before its next request.
         if !fds.is_empty() && unread_by_peer(&connection.socket).is_ok_and(|unread| unread > 0) {
             self.count("hub_reply_not_taken");
             return false;
@@ -386,8 +378,8 @@ impl Hub {
         let reply = Message { kind: message.kind | REPLY, seq: message.seq, args };
         let mut sent = protocol::send(&connection.socket, reply, &borrowed);
         if sent == Err(Errno::TOOMANYREFS) {
-            // Another process of this user has too many descriptors under way, which the kernel
-            // holds against all of them. That is no fault of the domain that asked.
+            // Another process of this user has too many descriptors in transit, which the kernel counts
+            // against all of them. The requesting domain is not at fault.
             self.count("hub_descriptors_under_way");
             let args = [Refusal::System.to_raw(), 0, 0, 0, 0, 0];
             sent = protocol::send(&connection.socket, Message { args, ..reply }, &[]);
@@ -399,9 +391,8 @@ impl Hub {
         true
     }
 
-    /// Refuses files that break a rule. The grantee checks them again; but the hub keeps them, and
-    /// anything could be handed to it: a socket, say, that leads to the hub itself, would keep a
-    /// domain in being that is long dead.
+    /// Refuses files that break a rule. The grantee checks them again, but the hub keeps them, and they
+    /// could be anything. A socket to the hub itself, for example, would keep an ended domain connected.
     fn check_arena(&self, shape: ArenaShape, fds: Descriptors) -> Result<Vec<OwnedFd>, Refusal> {
         shape.check().map_err(|_| Refusal::Quota)?;
         let files = ArenaFiles::receive(fds, shape).map_err(|why| {
@@ -481,7 +472,7 @@ impl Hub {
         }
         let wanted = match wanted {
             ANY_DOMAIN => None,
-            // A number can be lent to that its owner left behind: only the toolstack picks.
+            // A number may have grants that its last owner left: only the toolstack chooses numbers.
             _ if !connection.privileged => return Err(Refusal::NotPermitted),
             raw => Some(DomId(u16::try_from(raw).map_err(|_| Refusal::Malformed)?)),
         };

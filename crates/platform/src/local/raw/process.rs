@@ -1,17 +1,17 @@
-//! What this process holds, for tests that nothing is left behind.
+//! Resources of this process, for tests that check that nothing leaks.
 
 #![allow(clippy::unwrap_used, reason = "the panic of a test is its report")]
 
 use std::time::{Duration, Instant};
 
-/// Open descriptors.
+/// Returns the number of open descriptors.
 pub fn descriptors() -> usize {
-    // The listing holds one itself.
+    // The listing itself holds one.
     std::fs::read_dir("/proc/self/fd").unwrap().count() - 1
 }
 
-/// Open descriptors once there are no more than `most`, or after five seconds: a hub closes its ends
-/// in its own time.
+/// Returns the number of open descriptors once it is at most `most`, or after five seconds. A hub
+/// closes its ends asynchronously.
 pub fn descriptors_settled(most: usize) -> usize {
     let deadline = Instant::now() + Duration::from_secs(5);
     while descriptors() > most && Instant::now() < deadline {
@@ -20,23 +20,23 @@ pub fn descriptors_settled(most: usize) -> usize {
     descriptors()
 }
 
-/// Pages resident in memory.
+/// Returns the number of pages resident in memory.
 pub fn resident_pages() -> usize {
     let statm = std::fs::read_to_string("/proc/self/statm").unwrap();
     statm.split(' ').nth(1).unwrap().parse().unwrap()
 }
 
-/// Mappings.
+/// Returns the number of memory mappings.
 pub fn mappings() -> usize {
     std::fs::read_to_string("/proc/self/maps").unwrap().lines().count()
 }
 
-/// Runs a test's body in a process of its own, since what a process holds is also what other tests
-/// hold that run beside it. `name` is the test's full name.
+/// Runs a test's body in a separate process, because tests that run in parallel share the resources of
+/// a process. `name` is the full name of the test.
 ///
 /// # Panics
 ///
-/// When the body does, with all that it said.
+/// Panics with the output of the process if the body panics.
 pub fn alone(name: &str, body: impl FnOnce()) {
     if std::env::var_os("RINGFENCE_TEST_ALONE").is_some() {
         return body();
@@ -48,6 +48,6 @@ pub fn alone(name: &str, body: impl FnOnce()) {
         .output()
         .unwrap();
     let (out, err) = (String::from_utf8_lossy(&run.stdout), String::from_utf8_lossy(&run.stderr));
-    // The name must be right, else nothing ran.
+    // With a wrong name no test would have run.
     assert!(run.status.success() && out.contains("1 passed"), "{out}{err}");
 }

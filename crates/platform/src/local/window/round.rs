@@ -1,4 +1,7 @@
-//! Uses of a window's pages that begin one by one, are settled together, and end together.
+//! Rounds of uses of a window's pages: begun one by one, settled together, ended together.
+//!
+//! A single-threaded grantee with many short uses saves fences this way: one fence settles all uses of a
+//! round. A status word is 1 during a use and 0 otherwise; words are not counted.
 
 use std::cell::{Cell, RefCell};
 
@@ -9,30 +12,30 @@ use super::WindowView;
 use crate::local::table::{TableWords, look};
 use crate::{Access, GrantStatus, Gref};
 
-/// Where a page lies among those of a [`WindowRound`].
+/// Index of a page among those of a [`WindowRound`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct RoundPlace(u32);
 
-/// A window for who uses pages in rounds: uses begin one by one, are settled together, and end together.
+/// Grantee's end of a window for uses in rounds: begun one by one, settled together, ended together.
 ///
-/// Between [`WindowRound::page`] and [`WindowRound::settle`] a page may be looked at, but nothing may be
-/// written to it, and nothing that was read counts, until it is known that all are still granted.
+/// Between [`WindowRound::page`] and [`WindowRound::settle`] the caller may read a page but must not
+/// write it, and must not act on what it read. `settle` confirms that all pages are still granted.
 pub struct WindowRound {
     view: WindowView,
-    /// Every page of the window: writable ones first.
+    /// Every page of the window, writable ones first.
     pages: Vec<LentSlice>,
-    /// The uses of this round and the entries they began with.
+    /// Uses of this round, with the entries that they began with.
     begun: RefCell<Vec<(Gref, u64)>>,
-    /// How many of them are settled.
+    /// Number of settled uses.
     settled: Cell<usize>,
 }
 
 impl WindowRound {
-    /// Uses `view` in rounds.
+    /// Creates rounds over `view`.
     ///
     /// # Errors
     ///
-    /// When the window's memory is not what its shape says, which was checked when it was opened.
+    /// Fails if the window's memory is smaller than its shape, which opening it has excluded.
     pub fn new(view: WindowView) -> Result<WindowRound, ringfence_memory::OutOfRange> {
         let WindowView { shape, memory: [writable, read_only], .. } = &view;
         let part =
@@ -44,24 +47,24 @@ impl WindowRound {
         Ok(WindowRound { view, pages, begun: RefCell::default(), settled: Cell::new(0) })
     }
 
-    /// Lowers every status word: those that a grantee before this one, which is no more, left raised.
+    /// Lowers every status word that a previous grantee, which has ended, left raised.
     #[must_use]
     pub fn taking_over(self) -> WindowRound {
         self.view.lower_all();
         self
     }
 
-    /// Begins a use of the page of `gref` until the end of the round.
+    /// Begins a use of the page of `gref`, until the end of the round.
     ///
     /// # Errors
     ///
-    /// As [`WindowView::begin`], but for what only [`WindowRound::settle`] finds out.
+    /// Returns the errors of [`WindowView::begin`], except those that only [`WindowRound::settle`] finds.
     #[inline]
     pub fn page(&self, gref: Gref, access: Access) -> Result<&LentSlice, GrantStatus> {
         self.begin(gref, access).map(|place| &self.pages[place.0 as usize])
     }
 
-    /// The page in that place.
+    /// Returns the page at that index.
     #[inline]
     pub fn at(&self, place: RoundPlace) -> Option<&LentSlice> {
         self.pages.get(place.0 as usize)
@@ -73,7 +76,7 @@ impl WindowRound {
         let (word, found) = look(table, gref, *me, access)?;
         let (first, count) =
             if found.read_only { (shape.writable, shape.read_only) } else { (0, shape.writable) };
-        // The window has a page for each number below these counts.
+        // The window has a page for each number below this count.
         if found.frame >= count {
             return Err(GrantStatus::BadPage);
         }
@@ -82,8 +85,8 @@ impl WindowRound {
         Ok(RoundPlace(first + found.frame))
     }
 
-    /// Begins a use of each of `pages` until the end of the round, settles them together, and appends to
-    /// `out` where each is, or why it cannot be used.
+    /// Begins a use of each of `pages` until the end of the round, and settles them together. Appends the
+    /// index of each page, or the error, to `out`.
     pub fn begin_settled(
         &self,
         pages: impl Iterator<Item = (Gref, Access)>,
@@ -107,8 +110,8 @@ impl WindowRound {
         }
     }
 
-    /// Whether every page of the round is still granted as it was found. If not, the round is of no use:
-    /// look again with [`WindowRound::begin_settled`], which tells which.
+    /// Returns `true` if every page of the round is still granted as it was found. If not, the round is
+    /// invalid; [`WindowRound::begin_settled`] finds the pages that were revoked.
     #[inline]
     pub fn settle(&self) -> bool {
         let begun = self.begun.borrow();
@@ -125,7 +128,7 @@ impl WindowRound {
         all
     }
 
-    /// Ends every use of the round. Tell the granter that its I/O is over only after this.
+    /// Ends every use of the round. The caller reports the end of its I/O to the granter only after this.
     #[inline]
     pub fn end(&mut self) {
         for (gref, _) in self.begun.get_mut().drain(..) {
