@@ -8,15 +8,14 @@
 // #syscall all sendmsg,recvmsg: orders and reports, with descriptors
 // #syscall all getsockopt 1=SOL_SOCKET: the type of a channel
 // #syscall all fcntl 1=F_DUPFD_CLOEXEC: a second handle
-// #syscall all ppoll: waiting for orders
 
 use std::io::{self, IoSlice};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use ringfence_sys::descriptors::{self, Descriptors, MessageError, receive_message};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use ringfence_sys::poll::wait_readable;
 use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketFlags, SocketType,
@@ -309,46 +308,6 @@ impl AsFd for Channel {
 /// [`ChannelError::Descriptors`] for any other number; all of them are disposed of then.
 pub fn expect_fds<const N: usize>(fds: Descriptors) -> Result<[OwnedFd; N], ChannelError> {
     fds.exactly().map_err(|found| ChannelError::Descriptors { found, expected: N })
-}
-
-/// Waits until something can be read (or the other end is closed); `false` when `timeout` ran
-/// out first. `None` waits for ever.
-///
-/// # Errors
-///
-/// The kernel's; none are expected.
-pub fn wait_readable(fd: impl AsFd, timeout: Option<Duration>) -> io::Result<bool> {
-    let deadline = timeout.map(|timeout| Instant::now() + timeout);
-    let mut fds = [PollFd::new(&fd, PollFlags::IN)];
-    poll_until(&mut fds, deadline).map(|ready| ready > 0)
-}
-
-/// Waits until the other end of a socket is closed; `false` when `timeout` ran out first. What
-/// may be there to be read does not count.
-///
-/// # Errors
-///
-/// The kernel's; none are expected.
-pub fn wait_hung_up(fd: impl AsFd, timeout: Duration) -> io::Result<bool> {
-    let mut fds = [PollFd::new(&fd, PollFlags::empty())];
-    poll_until(&mut fds, Some(Instant::now() + timeout)).map(|ready| ready > 0)
-}
-
-/// `poll` that goes on after an interruption and knows when to stop. Returns how many are ready.
-///
-/// # Errors
-///
-/// The kernel's; none are expected.
-pub fn poll_until(fds: &mut [PollFd<'_>], deadline: Option<Instant>) -> io::Result<usize> {
-    loop {
-        let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
-        let limit = left.map(Timespec::try_from).and_then(Result::ok);
-        match poll(fds, limit.as_ref()) {
-            Ok(ready) => return Ok(ready),
-            Err(Errno::INTR) => {}
-            Err(other) => return Err(other.into()),
-        }
-    }
 }
 
 #[cfg(test)]

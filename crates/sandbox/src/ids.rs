@@ -31,7 +31,7 @@ const _: () = assert!(UNUSED_IDS + (1 << 22) < 1 << 31);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum MapWriter {
     /// The keeper itself: its own id becomes 0.
-    Keeper,
+    Supervisor,
     /// The launcher, which may map ids that are not the keeper's.
     Launcher,
 }

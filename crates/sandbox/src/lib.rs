@@ -26,11 +26,11 @@
 pub mod channel;
 pub mod ids;
 pub mod isolation;
-pub mod keeper;
 mod limits;
 pub mod owned_child;
 pub mod signals;
 pub mod spawn;
+pub mod supervisor;
 
 pub use channel::{Channel, ChannelError};
 pub use spawn::{DomainKind, DomainProcess};

@@ -12,17 +12,18 @@ use rustix::process::{Pid, WaitId, WaitIdOptions};
 use serde::{Deserialize, Serialize};
 
 use super::Ending;
-use super::channel::{Channel, ChannelError, wait_readable};
+use super::channel::{Channel, ChannelError};
 use super::ids::{self, MapWriter, Maps};
-use super::keeper::{FromKeeper, ToKeeper};
+use super::supervisor::{FromSupervisor, ToSupervisor};
+use ringfence_sys::poll::wait_readable;
 
 /// This program, whatever happened to its file meanwhile.
 pub const THIS_PROGRAM: &str = "/proc/self/exe";
 
 /// How long a process of ours may take to start before it counts as stuck.
-const PATIENCE: Duration = Duration::from_secs(10);
+const START_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long it may take to end by itself before it is killed.
-const END_PATIENCE: Duration = Duration::from_secs(1);
+const END_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// What a domain is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -73,7 +74,7 @@ pub struct Spawn<'a> {
     pub command: &'a [OsString],
     /// Descriptors from 3 on that a guest's command is to inherit by number.
     pub inherit: &'a [RawFd],
-    /// What the keeper of a driver domain does afterwards.
+    /// What the supervisor of a driver domain does afterwards.
     pub aftermath: Option<Aftermath<'a>>,
 }
 
@@ -84,8 +85,8 @@ pub struct Aftermath<'a> {
     pub directory: BorrowedFd<'a>,
     /// The switch's socket in it, removed if it still is the one meant.
     pub socket: SocketFile,
-    /// That socket itself, at which the keeper tells for a moment how the driver domain ended
-    /// ([`super::keeper::Obituary`]).
+    /// That socket itself, at which the supervisor tells for a moment how the driver domain ended
+    /// ([`super::supervisor::ExitReport`]).
     pub listener: BorrowedFd<'a>,
 }
 
@@ -112,7 +113,7 @@ pub enum SpawnError {
         /// Why.
         source: io::Error,
     },
-    /// The keeper says why.
+    /// The supervisor says why.
     #[error("the {kind} could not be started: {why}", kind = kind.label())]
     Refused {
         /// Which.
@@ -120,7 +121,7 @@ pub enum SpawnError {
         /// Its words.
         why: String,
     },
-    /// The keeper did not answer as it should.
+    /// The supervisor did not answer as it should.
     #[error("the {kind} could not be started: {source}", kind = kind.label())]
     Channel {
         /// Which.
@@ -143,7 +144,7 @@ pub enum SpawnError {
 #[derive(Debug)]
 pub struct DomainProcess {
     kind: DomainKind,
-    keeper: Child,
+    supervisor: Child,
     control: Option<Channel>,
     channel: Channel,
     nested: Option<NestedMaps>,
@@ -154,8 +155,8 @@ pub struct DomainProcess {
 pub struct NestedMaps {
     /// Process that writes the maps.
     pub writer: MapWriter,
-    /// Channel to the keeper, for init.
-    pub keeper: Channel,
+    /// Channel to the supervisor, for init.
+    pub supervisor: Channel,
 }
 
 /// What became of a domain.
@@ -166,7 +167,7 @@ pub struct Ended {
     /// How that one ended.
     pub ending: Ending,
     /// The last it said on standard error.
-    pub last_words: String,
+    pub stderr_tail: String,
 }
 
 /// One of a domain's processes.
@@ -175,10 +176,10 @@ pub enum Process {
     /// The one that does the domain's work.
     Inner,
     /// The one that waits for it.
-    Keeper,
+    Supervisor,
 }
 
-/// What a keeper tells while its domain runs.
+/// What a supervisor tells while its domain runs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
     /// The inner process wrote this to standard error.
@@ -199,11 +200,11 @@ impl DomainProcess {
     pub fn start(spawn: &Spawn<'_>) -> Result<DomainProcess, SpawnError> {
         let kind = spawn.kind;
         let fail = |source| SpawnError::Start { kind, source };
-        let (control, keepers_end) = Channel::pair().map_err(fail)?;
+        let (control, supervisor_end) = Channel::pair().map_err(fail)?;
         let (channel, inner_end) = Channel::pair().map_err(fail)?;
-        let keeper = spawn_keeper(spawn, keepers_end).map_err(fail)?;
+        let supervisor = spawn_supervisor(spawn, supervisor_end).map_err(fail)?;
         let mut domain =
-            DomainProcess { kind, keeper, control: Some(control), channel, nested: None };
+            DomainProcess { kind, supervisor, control: Some(control), channel, nested: None };
         domain.set_up(spawn, &inner_end)?;
         Ok(domain)
     }
@@ -211,23 +212,24 @@ impl DomainProcess {
     fn set_up(&mut self, spawn: &Spawn<'_>, inner_end: &Channel) -> Result<(), SpawnError> {
         let kind = self.kind;
         let maps = self.choose_maps().map_err(|source| SpawnError::Maps { kind, source })?;
-        let map_writer = if maps.is_some() { MapWriter::Launcher } else { MapWriter::Keeper };
+        let map_writer = if maps.is_some() { MapWriter::Launcher } else { MapWriter::Supervisor };
         let mut fds = vec![inner_end.as_fd()];
         if let Some(aftermath) = &spawn.aftermath {
             fds.extend([aftermath.directory, aftermath.listener]);
         }
         let nested = (kind == DomainKind::Guest).then(Channel::pair).transpose();
         let nested = nested.map_err(|source| SpawnError::Start { kind, source })?;
-        fds.extend(nested.iter().map(|(keepers_end, _)| keepers_end.as_fd()));
+        fds.extend(nested.iter().map(|(supervisor_end, _)| supervisor_end.as_fd()));
         let socket = spawn.aftermath.as_ref().map(|aftermath| aftermath.socket.clone());
-        self.tell(&ToKeeper::SetUp { map_writer, socket }, &fds)?;
+        self.tell(&ToSupervisor::SetUp { map_writer, socket }, &fds)?;
         if let Some(maps) = maps {
-            self.hear(&FromKeeper::Unshared)?;
-            maps.write_for(self.keeper.id()).map_err(|source| SpawnError::Maps { kind, source })?;
-            self.tell(&ToKeeper::Mapped, &[])?;
+            self.hear(&FromSupervisor::Unshared)?;
+            maps.write_for(self.supervisor.id())
+                .map_err(|source| SpawnError::Maps { kind, source })?;
+            self.tell(&ToSupervisor::Mapped, &[])?;
         }
-        self.hear(&FromKeeper::Started)?;
-        self.nested = nested.map(|(_, keeper)| NestedMaps { writer: map_writer, keeper });
+        self.hear(&FromSupervisor::Started)?;
+        self.nested = nested.map(|(_, supervisor)| NestedMaps { writer: map_writer, supervisor });
         Ok(())
     }
 
@@ -240,7 +242,7 @@ impl DomainProcess {
         if !ids::may_map_any()? {
             Ok(None)
         } else if self.kind.is_sandboxed() {
-            Maps::single_unused(self.keeper.id())
+            Maps::single_unused(self.supervisor.id())
         } else {
             Maps::identity().map(Some)
         }
@@ -251,24 +253,24 @@ impl DomainProcess {
         self.control.as_ref().ok_or(closed)
     }
 
-    fn tell(&self, order: &ToKeeper, fds: &[BorrowedFd<'_>]) -> Result<(), SpawnError> {
+    fn tell(&self, order: &ToSupervisor, fds: &[BorrowedFd<'_>]) -> Result<(), SpawnError> {
         match self.control()?.send(order, fds) {
             Ok(()) => Ok(()),
             // It has gone, but may have said why.
-            Err(ChannelError::Closed) => self.hear(&FromKeeper::Started),
+            Err(ChannelError::Closed) => self.hear(&FromSupervisor::Started),
             Err(source) => Err(SpawnError::Channel { kind: self.kind, source }),
         }
     }
 
-    fn hear(&self, expected: &FromKeeper) -> Result<(), SpawnError> {
+    fn hear(&self, expected: &FromSupervisor) -> Result<(), SpawnError> {
         let kind = self.kind;
         let (heard, _) = self
             .control()?
-            .receive_within::<FromKeeper>(PATIENCE)
+            .receive_within::<FromSupervisor>(START_TIMEOUT)
             .map_err(|source| SpawnError::Channel { kind, source })?;
         match heard {
             heard if heard == *expected => Ok(()),
-            FromKeeper::Failed(why) => Err(SpawnError::Refused { kind, why }),
+            FromSupervisor::Failed(why) => Err(SpawnError::Refused { kind, why }),
             other => Err(SpawnError::Refused { kind, why: format!("unexpected: {other:?}") }),
         }
     }
@@ -283,27 +285,29 @@ impl DomainProcess {
         self.control.as_ref().map_or(self.channel.as_fd(), Channel::as_fd)
     }
 
-    /// What the keeper told since, if anything. When the keeper itself is gone, its domain is too.
+    /// What the supervisor told since, if anything. When the supervisor itself is gone, its domain is too.
     pub fn next_event(&self) -> Option<Event> {
-        let ended = |ending, last_words| {
-            Some(Event::Ended(Ended { first: Process::Inner, ending, last_words }))
+        let ended = |ending, stderr_tail| {
+            Some(Event::Ended(Ended { first: Process::Inner, ending, stderr_tail }))
         };
-        match self.control.as_ref()?.try_receive::<FromKeeper>() {
+        match self.control.as_ref()?.try_receive::<FromSupervisor>() {
             Ok(None) => None,
-            Ok(Some((FromKeeper::Said(text), _))) => Some(Event::Said(text)),
-            Ok(Some((FromKeeper::Ended { ending, last_words }, _))) => ended(ending, last_words),
-            Ok(Some((FromKeeper::Failed(why), _))) => ended(Ending::Unknown, why),
+            Ok(Some((FromSupervisor::Said(text), _))) => Some(Event::Said(text)),
+            Ok(Some((FromSupervisor::Ended { ending, stderr_tail }, _))) => {
+                ended(ending, stderr_tail)
+            }
+            Ok(Some((FromSupervisor::Failed(why), _))) => ended(Ending::Unknown, why),
             Ok(Some(_)) | Err(_) => Some(Event::Ended(Ended {
-                first: Process::Keeper,
-                ending: self.keeper_ending(),
-                last_words: String::new(),
+                first: Process::Supervisor,
+                ending: self.supervisor_ending(),
+                stderr_tail: String::new(),
             })),
         }
     }
 
-    /// How the keeper ended, which has closed its channel. It stays to be waited for.
-    fn keeper_ending(&self) -> Ending {
-        let pid = i32::try_from(self.keeper.id()).ok().and_then(Pid::from_raw);
+    /// How the supervisor ended, which has closed its channel. It stays to be waited for.
+    fn supervisor_ending(&self) -> Ending {
+        let pid = i32::try_from(self.supervisor.id()).ok().and_then(Pid::from_raw);
         let Some(pid) = pid else { return Ending::Unknown };
         let look = WaitIdOptions::EXITED | WaitIdOptions::NOWAIT | WaitIdOptions::NOHANG;
         let deadline = Instant::now() + Duration::from_millis(100);
@@ -318,9 +322,9 @@ impl DomainProcess {
         }
     }
 
-    /// The process id of the keeper, the parent of the domain's process 1.
-    pub fn keeper_pid(&self) -> u32 {
-        self.keeper.id()
+    /// The process id of the supervisor, the parent of the domain's process 1.
+    pub fn supervisor_pid(&self) -> u32 {
+        self.supervisor.id()
     }
 
     /// Waits until the domain has ended by itself; `None` after `timeout`.
@@ -346,19 +350,19 @@ impl DomainProcess {
             // Others may be using it. If it was never set up, it ends with the channel. It is a
             // child still: if it has ended, nothing of it stays.
             drop(control);
-            let _ = self.keeper.try_wait();
+            let _ = self.supervisor.try_wait();
             return;
         }
-        // The keeper ends its domain when this end closes, and itself after that; its own death
+        // The supervisor ends its domain when this end closes, and itself after that; its own death
         // closes its end.
         let fd = control.into_fd();
-        // Nothing is sent from here on, so the keeper sees the end of the stream.
+        // Nothing is sent from here on, so the supervisor sees the end of the stream.
         let _ = rustix::net::shutdown(&fd, rustix::net::Shutdown::Write);
-        if !read_to_end(&fd, END_PATIENCE) {
+        if !read_to_end(&fd, END_TIMEOUT) {
             // It is stuck or stopped. Its death kills its domain.
-            let _ = self.keeper.kill();
+            let _ = self.supervisor.kill();
         }
-        let _ = self.keeper.wait();
+        let _ = self.supervisor.wait();
     }
 }
 
@@ -387,18 +391,18 @@ fn read_to_end(fd: &OwnedFd, timeout: Duration) -> bool {
     }
 }
 
-fn spawn_keeper(spawn: &Spawn<'_>, control: Channel) -> io::Result<Child> {
-    let mut keeper = Command::new(THIS_PROGRAM);
-    keeper.arg0("ringfence").args(["internal", "keeper", spawn.kind.subcommand()]);
-    keeper.stdin(Stdio::from(control.into_fd()));
+fn spawn_supervisor(spawn: &Spawn<'_>, control: Channel) -> io::Result<Child> {
+    let mut supervisor = Command::new(THIS_PROGRAM);
+    supervisor.arg0("ringfence").args(["internal", "keeper", spawn.kind.subcommand()]);
+    supervisor.stdin(Stdio::from(control.into_fd()));
     if spawn.kind.is_sandboxed() {
-        keeper.stdout(Stdio::null()).stderr(Stdio::null()).env_clear().current_dir("/");
+        supervisor.stdout(Stdio::null()).stderr(Stdio::null()).env_clear().current_dir("/");
         // What was handed to this process is not for them.
         let not_theirs = namespaces::inheritable_fds()?;
-        return with_inheritable(&not_theirs, false, || keeper.spawn());
+        return with_inheritable(&not_theirs, false, || supervisor.spawn());
     }
-    keeper.arg("--").args(spawn.command);
-    with_inheritable(spawn.inherit, true, || keeper.spawn())
+    supervisor.arg("--").args(spawn.command);
+    with_inheritable(spawn.inherit, true, || supervisor.spawn())
 }
 
 /// Starts something while these descriptors are inherited, or not, and puts that back.

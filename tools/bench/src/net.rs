@@ -23,9 +23,10 @@ use super::perf::PerfStat;
 use super::report::{self, Row};
 use ringfence::causes::causes;
 use ringfence::out::Out;
-use ringfence_sandbox::channel::{Channel, ChannelError, poll_until, wait_readable};
+use ringfence_sandbox::channel::{Channel, ChannelError};
 use ringfence_sandbox::owned_child::OwnedChild;
 use ringfence_sandbox::spawn::THIS_PROGRAM;
+use ringfence_sys::poll::{wait_any, wait_readable};
 
 /// How long an answer to an order may take, beyond the time that the order names: longer than a
 /// domain's own patience, whose message says more.
@@ -326,7 +327,7 @@ impl Pair {
             let waiting = self.domains.iter().zip(&answers).filter(|(_, answer)| answer.is_none());
             let mut fds: Vec<_> =
                 waiting.map(|(domain, _)| PollFd::new(&domain.channel, PollFlags::IN)).collect();
-            let ready = poll_until(&mut fds, Some(deadline))?;
+            let ready = wait_any(&mut fds, Some(deadline))?;
             ensure!(ready > 0, "no answer within {patience:?}");
             let [back, front] = &self.domains;
             let pairs = [(back, front), (front, back)];

@@ -35,12 +35,12 @@ use crate::cli::{parse_interface, staging_parser};
 use crate::frontend::link::{Happened, Link, LinkError};
 use crate::log::LineBudget;
 use crate::netlink::{LinkChange, Netlink};
-use crate::plane::threads;
 use crate::serve::{PlatformChoice, join_hub, parse_platform};
+use crate::workers::worker_count;
 use ringfence_sandbox::STATUS_FAILED;
-use ringfence_sandbox::channel::poll_until;
 use ringfence_sandbox::isolation::{Confinement, SandboxError, Sockets, View};
 use ringfence_sandbox::signals::{Signals, name as signal_name};
+use ringfence_sys::poll::wait_any;
 
 /// How long the backend may take to let go.
 const LEAVE_WITHIN: Duration = Duration::from_secs(5);
@@ -163,7 +163,7 @@ fn attach<P: Platform>(platform: P, args: &AttachArgs) -> Result<(), AttachError
     let mut store = platform.store().map_err(LinkError::from)?;
     let claimed = claim::claim(&mut store, platform.domid(), args.device)?;
     let mtu = args.mtu.or(claimed.mtu).unwrap_or(ringfence_wire::netif::keys::MTU_DEFAULT);
-    let taps = make_interface(&args.name, &claimed, mtu, threads(args.queues))?;
+    let taps = make_interface(&args.name, &claimed, mtu, worker_count(args.queues))?;
     let name = taps.first().map(|tap| tap.name.clone()).unwrap_or_default();
     // The interface is made: nothing more takes a capability.
     let confinement = Confinement::enter(CapabilitySet::empty(), &view(), Sockets::NONE)?;
@@ -179,7 +179,7 @@ fn attach<P: Platform>(platform: P, args: &AttachArgs) -> Result<(), AttachError
     let ports = taps.into_iter().map(port).collect();
     let mut link = Link::start(platform, vif, ports)?;
     confinement.lock()?;
-    eprintln!("ringfence: {} is interface {name}", crate::seat::device_name(&claimed.device));
+    eprintln!("ringfence: {} is interface {name}", crate::ports::device_name(&claimed.device));
     let served = serve(&mut link, &signals, &name);
     // Whatever ended it: pages that are lent are taken back.
     let left = leave(&mut link, &claimed);
@@ -254,7 +254,7 @@ fn serve<P: Platform>(
         }
         let mut fds = vec![PollFd::from_borrowed_fd(signals.as_fd(), PollFlags::IN)];
         fds.extend(link.wait_fds());
-        poll_until(&mut fds, any.then(Instant::now))?;
+        wait_any(&mut fds, any.then(Instant::now))?;
         if let Some(arrived) = signals.next()? {
             tracing::info!(signal = signal_name(arrived.number).unwrap_or("signal"), "leaving");
             return Ok(());

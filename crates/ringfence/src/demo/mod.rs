@@ -22,7 +22,7 @@ use ringfence_sandbox::owned_child::OwnedChild;
 /// How long each transfer lasts.
 const SECONDS: u64 = 3;
 /// How long the receiver may take to come up.
-const PATIENCE: Duration = Duration::from_secs(5);
+const START_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// What one mode came to.
 struct Row {
@@ -109,7 +109,7 @@ fn measure(mode: Mode) -> anyhow::Result<Row> {
 /// A connection to the driver domain of a switch, once there is one.
 pub fn control_connection(switch: &str) -> anyhow::Result<Channel> {
     let directory = RuntimeDir::open()?;
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + START_TIMEOUT;
     loop {
         if let Some(socket) = directory.connect(switch)? {
             let channel = Channel::from_fd(socket);
@@ -118,7 +118,7 @@ pub fn control_connection(switch: &str) -> anyhow::Result<Channel> {
         }
         if Instant::now() >= deadline {
             bail!(
-                "the driver domain did not come up within {PATIENCE:?}; try `ringfence run -v -- true`"
+                "the driver domain did not come up within {START_TIMEOUT:?}; try `ringfence run -v -- true`"
             );
         }
         std::thread::sleep(Duration::from_millis(20));
@@ -128,7 +128,7 @@ pub fn control_connection(switch: &str) -> anyhow::Result<Channel> {
 /// The driver domain's counters.
 pub fn stats(control: &Channel) -> anyhow::Result<DriverStats> {
     control.send(&ToDriver::Stats, &[])?;
-    match control.receive_within::<FromDriver>(PATIENCE)?.0 {
+    match control.receive_within::<FromDriver>(START_TIMEOUT)?.0 {
         FromDriver::Stats(stats) => Ok(*stats),
         other => bail!("the driver domain answered {other:?}"),
     }

@@ -10,7 +10,7 @@ use ringfence_sandbox::STATUS_FAILED;
 
 const PORT: u16 = 5201;
 /// How long either end waits for the other.
-const PATIENCE: Duration = Duration::from_secs(5);
+const IO_TIMEOUT: Duration = Duration::from_secs(5);
 const BUFFER: usize = 128 * 1024;
 /// The stream repeats this many bytes; a prime, so that it falls differently into every buffer.
 const PERIOD: usize = 65_521;
@@ -83,7 +83,7 @@ pub enum Role {
 
 fn receive() -> io::Result<String> {
     let mut stream = accept(&TcpListener::bind(("::", PORT))?)?;
-    stream.set_read_timeout(Some(PATIENCE))?;
+    stream.set_read_timeout(Some(IO_TIMEOUT))?;
     let pattern = pattern();
     let mut buffer = vec![0; BUFFER];
     let mut bytes = 0u64;
@@ -111,7 +111,7 @@ fn receive() -> io::Result<String> {
 /// Waits for the sender, not for ever.
 fn accept(listener: &TcpListener) -> io::Result<TcpStream> {
     listener.set_nonblocking(true)?;
-    let until = Instant::now() + PATIENCE;
+    let until = Instant::now() + IO_TIMEOUT;
     loop {
         match listener.accept() {
             Ok((stream, _)) => {
@@ -136,7 +136,7 @@ fn send(host: &str, duration: Duration) -> io::Result<()> {
     }
     // Stay until the receiver has it all: it closes in turn.
     stream.shutdown(Shutdown::Write)?;
-    stream.set_read_timeout(Some(PATIENCE))?;
+    stream.set_read_timeout(Some(IO_TIMEOUT))?;
     stream.read_to_end(&mut Vec::new())?;
     Ok(())
 }

@@ -5,10 +5,8 @@
 //! disk on an NBD server: the launcher connects, and connects again when the connection is lost; what
 //! goes over it is between server and driver domain.
 
-// #syscall driver eventfd2,read,write: a disk has something to say
-
 use std::collections::BTreeMap;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use ringfence_block::blkback::{BlkbackOptions, named_persistent};
@@ -19,43 +17,15 @@ use ringfence_block::vbd::toolstack::{self, VbdConfig};
 use ringfence_nbd::client::{Dialer, NbdDisk};
 use ringfence_platform::DomId;
 use ringfence_sys::descriptors::{Descriptors, Disposal};
+use ringfence_sys::mailbox::WakeFd;
 use ringfence_wire::xenbus::{DeviceId, DeviceKind};
 use ringfence_xenstore::StoreError;
-use rustix::event::EventfdFlags;
 
 use super::guests::Scope;
 use crate::disk::DISKS_MAX;
-use crate::seat::device_name;
+use crate::ports::device_name;
 use crate::switchboard::{DiskRequest, Medium};
 use ringfence_sandbox::channel::expect_fds;
-
-/// Tells the control thread that a disk is to be looked at.
-pub(super) struct DiskBell(Arc<OwnedFd>);
-
-impl DiskBell {
-    pub(super) fn new() -> std::io::Result<DiskBell> {
-        let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
-        Ok(DiskBell(Arc::new(rustix::event::eventfd(0, flags)?)))
-    }
-
-    /// True if it was rung since the last call.
-    pub(super) fn was_rung(&self) -> bool {
-        rustix::io::read(&*self.0, &mut [0; 8]).is_ok()
-    }
-
-    fn ring(&self) -> Arc<dyn Fn() + Send + Sync> {
-        let bell = Arc::clone(&self.0);
-        Arc::new(move || {
-            let _ = rustix::io::write(&*bell, &1u64.to_ne_bytes());
-        })
-    }
-}
-
-impl AsFd for DiskBell {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.0.as_fd()
-    }
-}
 
 /// The disks of one guest.
 #[derive(Default)]
@@ -63,6 +33,12 @@ pub(super) struct Disks {
     backends: Vec<VbdBackend>,
     /// By handle, of those that are on a server.
     dialers: BTreeMap<u16, Arc<Dialer>>,
+}
+
+/// Callback that wakes the control thread.
+fn waker(wake: &WakeFd) -> Arc<dyn Fn() + Send + Sync> {
+    let wake = wake.clone();
+    Arc::new(move || wake.wake())
 }
 
 fn text(error: &dyn std::fmt::Display) -> String {
@@ -84,7 +60,7 @@ impl Disks {
         frontend: DomId,
         request: &DiskRequest,
         fds: Descriptors,
-        bell: &DiskBell,
+        wake: &WakeFd,
         scope: &mut Scope<'_>,
     ) -> Result<(), String> {
         if usize::from(request.handle) != self.backends.len() || self.backends.len() >= DISKS_MAX {
@@ -102,7 +78,7 @@ impl Disks {
                     true => None,
                     false => Some(expect_fds::<1>(fds).map_err(|e| text(&e))?).map(|[fd]| fd),
                 };
-                let dialer = Arc::new(Dialer::new(bell.ring()).map_err(|e| text(&e))?);
+                let dialer = Arc::new(Dialer::new(waker(wake)).map_err(|e| text(&e))?);
                 let disk = NbdDisk::handed(facts, first, &dialer).map_err(|e| text(&e))?;
                 self.dialers.insert(request.handle, dialer);
                 (Arc::new(disk), facts.is_read_only(), false)
@@ -117,7 +93,7 @@ impl Disks {
         let config = VbdConfig { read_only, no_discard, ..VbdConfig::default() };
         toolstack::create(scope.store, &device, config).map_err(|e| text(&e))?;
         let back = BlkbackOptions { mode, ..BlkbackOptions::default() };
-        let backend = VbdBackend::new(device, back, disk, bell.ring());
+        let backend = VbdBackend::new(device, back, disk, waker(wake));
         for path in backend.watch_paths() {
             scope.store.watch(&path, &device_name(&device)).map_err(|e| text(&e))?;
         }

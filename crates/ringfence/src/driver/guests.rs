@@ -17,6 +17,7 @@ use ringfence_switch::dataplane::{DataplaneHandle, PortGone};
 use ringfence_switch::forwarding::PortPolicy;
 use ringfence_switch::forwarding::filter::AddressFilter;
 use ringfence_sys::descriptors::{Descriptors, Disposal, is_character_device};
+use ringfence_sys::mailbox::WakeFd;
 use ringfence_sys::tap::TapOffloads;
 use ringfence_wire::xenbus::{DeviceId, DeviceKind};
 use ringfence_wire::xenstore::{NodeAccess, PermissionList};
@@ -25,9 +26,9 @@ use ringfence_xenstore::{StoreAccess, StoreClient, StoreError};
 use super::NAMES_ROOT;
 use super::addresses::{AddressPlan, Assigned};
 use super::admission::Admission;
-use super::disks::{DiskBell, Disks};
+use super::disks::Disks;
 use super::lease::Lease;
-use crate::seat::{Retired, Seat, Usher, device_name};
+use crate::ports::{PortBinding, PortEntry, Retired, device_name};
 use crate::switchboard::{
     AttachRequest, Attached, DiskRequest, DriverStats, FromDriver, LegConfig, ToDriver, VERSION,
 };
@@ -60,7 +61,7 @@ struct Guest {
 
 struct Vif {
     backend: VifBackend,
-    seat: Seat,
+    entry: PortEntry,
     assigned: Assigned,
     filter: Arc<AddressFilter>,
     name: Option<String>,
@@ -82,7 +83,7 @@ pub(super) struct Guests {
     controls_due: Vec<DeviceId>,
     /// Rules broken by guests that have left.
     retired: BTreeMap<&'static str, u64>,
-    bell: DiskBell,
+    disk_wake: WakeFd,
     admission: Admission,
     teardown: Disposal<VbdBackend>,
     /// Time at which the last guest left.
@@ -102,7 +103,7 @@ impl Guests {
             retired_ports: Retired::default(),
             controls_due: Vec::new(),
             retired: BTreeMap::new(),
-            bell: DiskBell::new()?,
+            disk_wake: WakeFd::new()?,
             admission,
             teardown: Disposal::new(TEARDOWNS_MAX, drop),
             left: None,
@@ -110,8 +111,8 @@ impl Guests {
     }
 
     /// What is readable when a disk is to be looked at.
-    pub(super) fn bell(&self) -> &DiskBell {
-        &self.bell
+    pub(super) fn disk_wake(&self) -> &WakeFd {
+        &self.disk_wake
     }
 
     pub(super) fn any_attached(&self) -> bool {
@@ -289,7 +290,7 @@ impl Guests {
         }
         let (name, join) = (request.name.clone(), request.coalesce);
         let filter = Arc::new(filter_of(&assigned, request));
-        let mut vif = Vif { backend, seat: Seat::default(), assigned, filter, name, join };
+        let mut vif = Vif { backend, entry: PortEntry::default(), assigned, filter, name, join };
         vif.look(&mut self.retired_ports, scope).map_err(|e| text(&e))?;
         let answer = FromDriver::Attached(Box::new(Attached {
             domain: domain.0,
@@ -351,7 +352,7 @@ impl Guests {
         let guest = &mut self.list[at];
         let vif = guest.vif.as_ref().ok_or("a guest comes before its disks")?;
         let frontend = vif.backend.device().frontend;
-        guest.disks.add(frontend, request, fds, &self.bell, scope)
+        guest.disks.add(frontend, request, fds, &self.disk_wake, scope)
     }
 
     /// Looks at the disks of all guests.
@@ -417,7 +418,7 @@ impl Guests {
         self.retired_ports.retire(ports);
         let of = |guest: &mut Guest| {
             let vif = guest.vif.as_mut()?;
-            vif.seat.vacate(id).then(|| *vif.backend.device())
+            vif.entry.vacate(id).then(|| *vif.backend.device())
         };
         let Some(device) = self.list.iter_mut().find_map(of) else {
             tracing::warn!(%name, %reason, "a port ended");
@@ -553,11 +554,11 @@ impl Vif {
         &'a mut self,
         retired: &'a mut Retired,
         dataplane: &'a DataplaneHandle,
-    ) -> (&'a mut VifBackend, Usher<'a>) {
+    ) -> (&'a mut VifBackend, PortBinding<'a>) {
         let (mac, join) = (Some(self.assigned.mac), self.join);
         let filter = Some(Arc::clone(&self.filter));
         let policy = PortPolicy { mac, filter, join, ..PortPolicy::default() };
-        (&mut self.backend, Usher { seat: &mut self.seat, retired, dataplane, policy })
+        (&mut self.backend, PortBinding { entry: &mut self.entry, retired, dataplane, policy })
     }
 
     fn look(&mut self, retired: &mut Retired, scope: &mut Scope<'_>) -> Result<Life, StoreError> {

@@ -2,7 +2,7 @@
 //!
 //! # Theory of operation
 //!
-//! Three threads. The *hub* stands for the hypervisor and xenstored. The *data plane* polls the
+//! Three worker_count. The *hub* stands for the hypervisor and xenstored. The *data plane* polls the
 //! ports and moves frames. The *control* thread, this one, is the toolstack (it makes and removes
 //! devices for launchers) and follows the xenbus state of every device.
 //!
@@ -10,7 +10,7 @@
 //! the other two and only then hears launchers and guests. It ends when the last guest has left.
 //!
 //! The control thread serves all launchers, so it waits for none of them: what a connection does not
-//! read in time costs it the connection, disks are torn down on other threads ([`Disposal`]), and what comes
+//! read in time costs it the connection, disks are torn down on other worker_count ([`Disposal`]), and what comes
 //! with a message is closed by [`ringfence_sys::descriptors`].
 
 pub mod addresses;
@@ -34,13 +34,14 @@ use ringfence_wire::xenbus::DeviceId;
 use ringfence_xenstore::{StoreAccess, StoreClient};
 use rustix::event::{PollFd, PollFlags};
 
-use crate::plane::{Gone, threads};
 use crate::switchboard::{DriverConfig, DriverReport, FromDriver};
+use crate::workers::{EndedPorts, worker_count};
 use admission::Admission;
 use guests::Guests;
-use ringfence_sandbox::channel::{Channel, ChannelError, expect_fds, poll_until};
+use ringfence_sandbox::channel::{Channel, ChannelError, expect_fds};
 use ringfence_sandbox::isolation::{Isolation, SandboxError};
 use ringfence_sandbox::{DomainKind, STATUS_FAILED};
+use ringfence_sys::poll::wait_any;
 
 /// How long the first guest may take to come, and how long after the last one has left a
 /// connection that comes in may delay the end.
@@ -144,7 +145,7 @@ struct Driver {
     platform: Arc<LocalPlatform>,
     store: StoreClient,
     dataplane: DataplaneHandle,
-    gone: Gone,
+    gone: EndedPorts,
     guests: Guests,
 }
 
@@ -167,9 +168,10 @@ impl Driver {
         store.mkdir(NAMES_ROOT)?;
         guests::open_names(&mut store)?;
         store.watch("@releaseDomain", "release")?;
-        let gone = Gone::new()?;
+        let gone = EndedPorts::new()?;
         let fabric = || Fabric::Switch(Switch::new());
-        let dataplane = gone.start_plane(threads(QUEUES_MAX), fabric, platform.counters())?;
+        let dataplane =
+            gone.start_workers(worker_count(QUEUES_MAX), fabric, platform.counters())?;
         let guests = Guests::new(&config.switch, admission)?;
         Ok(Driver { listener, hub, platform, store, dataplane, gone, guests })
     }
@@ -210,13 +212,13 @@ impl Driver {
             PollFd::new(&self.listener, PollFlags::IN),
             PollFd::from_borrowed_fd(self.store.fd(), PollFlags::IN),
             PollFd::from_borrowed_fd(self.gone.as_fd(), PollFlags::IN),
-            PollFd::from_borrowed_fd(self.guests.bell().as_fd(), PollFlags::IN),
+            PollFd::from_borrowed_fd(self.guests.disk_wake().as_fd(), PollFlags::IN),
         ];
         fds.extend(self.guests.channels().map(|channel| PollFd::new(channel, PollFlags::IN)));
         let first = fds.len();
         let (devices, controls): (Vec<_>, Vec<_>) = self.guests.controls().unzip();
         fds.extend(controls.into_iter().map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
-        poll_until(&mut fds, until)?;
+        wait_any(&mut fds, until)?;
         let ready = devices.into_iter().zip(&fds[first..]);
         Ok(ready.filter(|(_, fd)| !fd.revents().is_empty()).map(|(device, _)| device).collect())
     }
@@ -266,7 +268,7 @@ impl Driver {
 
     /// Looks at the disks of which one asked for it.
     fn ring_disks(&mut self) {
-        if !self.guests.bell().was_rung() {
+        if !self.guests.disk_wake().clear() {
             return;
         }
         let mut scope = guests::Scope {

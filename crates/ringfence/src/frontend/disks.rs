@@ -1,7 +1,5 @@
 //! The disks of a guest, in its frontend: blkfront on one side, an NBD server on the other.
 
-// #syscall frontend eventfd2,read,write: a disk has something to say
-
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixListener;
 use std::sync::Arc;
@@ -12,9 +10,9 @@ use ringfence_block::vbd::frontend::VbdFrontend;
 use ringfence_nbd::export::{Export, ExportOptions};
 use ringfence_platform::local::LocalPlatform;
 use ringfence_platform::{DomId, Platform, PlatformError};
+use ringfence_sys::mailbox::WakeFd;
 use ringfence_wire::xenbus::{DeviceId, DeviceKind};
 use ringfence_xenstore::StoreClient;
-use rustix::event::EventfdFlags;
 
 use super::Failure;
 use crate::switchboard::DiskFrontend;
@@ -31,7 +29,7 @@ struct Served {
 pub(super) struct Disks {
     list: Vec<Served>,
     store: Option<StoreClient>,
-    bell: Arc<OwnedFd>,
+    wake: WakeFd,
 }
 
 /// Pages to lend for a disk: its own, its rings, and room for those that the backend is slow to let
@@ -51,13 +49,10 @@ impl Disks {
         orders: &[DiskFrontend],
         sockets: Vec<OwnedFd>,
     ) -> Result<Disks, Failure> {
-        let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
-        let bell = Arc::new(rustix::event::eventfd(0, flags).map_err(std::io::Error::from)?);
-        let ring: Arc<dyn Fn() + Send + Sync> = {
-            let bell = Arc::clone(&bell);
-            Arc::new(move || {
-                let _ = rustix::io::write(&*bell, &1u64.to_ne_bytes());
-            })
+        let wake = WakeFd::new()?;
+        let waker: Arc<dyn Fn() + Send + Sync> = {
+            let wake = wake.clone();
+            Arc::new(move || wake.wake())
         };
         let mut list = vec![];
         for ((order, socket), handle) in orders.iter().zip(sockets).zip(0..) {
@@ -66,10 +61,10 @@ impl Disks {
             let DiskFrontend { persistent, windows } = *order;
             let window = if windows { WINDOW } else { 0 };
             let options = BlkfrontOptions { persistent, window, ..BlkfrontOptions::default() };
-            let vbd = VbdFrontend::new(platform, device, options, Arc::clone(&ring))?;
+            let vbd = VbdFrontend::new(platform, device, options, Arc::clone(&waker))?;
             list.push(Served { vbd, socket: Some(socket), export: None });
         }
-        Ok(Disks { list, store: None, bell })
+        Ok(Disks { list, store: None, wake })
     }
 
     /// Descriptors that are open on purpose.
@@ -77,7 +72,7 @@ impl Disks {
         let sockets =
             self.list.iter().filter_map(|served| Some(served.socket.as_ref()?.as_raw_fd()));
         let windows = self.list.iter().flat_map(|served| served.vbd.descriptors());
-        sockets.chain(windows).chain([self.bell.as_raw_fd()])
+        sockets.chain(windows).chain([self.wake.as_fd().as_raw_fd()])
     }
 
     /// Has the windows of each disk keep at most so many pages.
@@ -107,7 +102,7 @@ impl Disks {
 
     /// Does what is due; true if there is more to do, of which no poll tells.
     pub(super) fn look(&mut self, platform: &LocalPlatform) -> Result<bool, Failure> {
-        let _ = rustix::io::read(&*self.bell, &mut [0; 8]);
+        self.wake.clear();
         for _ in 0..ROUNDS {
             self.look_at_each(platform)?;
             // While the store was asked, it may have told of changes: these were read from the
@@ -144,7 +139,7 @@ impl Disks {
     /// What to wait for.
     pub(super) fn wait_fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         let store = self.store.as_ref().map(StoreClient::fd);
-        store.into_iter().chain([self.bell.as_fd()])
+        store.into_iter().chain([self.wake.as_fd()])
     }
 
     /// Ends what programs have open, and says that this frontend leaves.

@@ -17,7 +17,7 @@ use ringfence_wire::xenbus::DeviceId;
 use ringfence_xenstore::{StoreClient, StoreError};
 use rustix::event::{PollFd, PollFlags};
 
-use crate::plane::Gone;
+use crate::workers::EndedPorts;
 
 /// What the TAP's port is called.
 const TAP: &str = "tap";
@@ -53,7 +53,7 @@ pub(crate) struct Link<P: Platform> {
     vif: VifFrontend<P>,
     store: StoreClient,
     cable: Cable,
-    gone: Gone,
+    gone: EndedPorts,
 }
 
 /// The two-port data plane.
@@ -88,9 +88,9 @@ impl<P: Platform> Link<P> {
         vif: VifFrontend<P>,
         taps: Vec<TapPort>,
     ) -> Result<Link<P>, LinkError> {
-        let gone = Gone::new()?;
+        let gone = EndedPorts::new()?;
         let fabric = || Fabric::Patch(Patch::new());
-        let dataplane = gone.start_plane(taps.len(), fabric, platform.counters())?;
+        let dataplane = gone.start_workers(taps.len(), fabric, platform.counters())?;
         let taps = taps.into_iter().map(|tap| Box::new(tap) as Box<dyn Port>);
         dataplane.add_queues(taps.collect(), PortPolicy::default(), TAP)?;
         let mut store = platform.store()?;

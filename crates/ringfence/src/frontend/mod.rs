@@ -22,17 +22,18 @@ use ringfence_wire::xenbus::{DeviceId, DeviceKind};
 use rustix::event::{PollFd, PollFlags};
 
 use crate::switchboard::{FromFrontend, FrontendConfig};
-use ringfence_sandbox::channel::{Channel, ChannelError, expect_fds, poll_until};
+use ringfence_sandbox::channel::{Channel, ChannelError, expect_fds};
 use ringfence_sandbox::isolation::{Isolation, SandboxError};
 use ringfence_sandbox::{DomainKind, STATUS_FAILED};
+use ringfence_sys::poll::wait_any;
 
 mod disks;
 pub(crate) mod link;
-mod squeeze;
+mod pressure;
 
 use disks::Disks;
 use link::{Happened, Link, LinkError};
-use squeeze::Squeeze;
+use pressure::PressureMonitor;
 
 /// Why a frontend ends before its time.
 #[derive(Debug, thiserror::Error)]
@@ -110,17 +111,17 @@ fn live(channel: &Channel, deed: Option<Deed>) -> Result<(), Failure> {
     let vif = if config.windows { vif.with_windows(&platform, sizes) } else { vif };
     let any = config.windows || config.disks.iter().any(|disk| disk.windows);
     let full = sizes.pages.max(disks::WINDOW);
-    let squeeze = any.then(|| Squeeze::new(full));
+    let squeeze = any.then(|| PressureMonitor::new(full));
     let disks = Disks::new(&platform, &config.disks, sockets)?;
     let mut expected = platform.descriptors();
     expected.push(channel.as_fd().as_raw_fd());
     expected.extend(taps.iter().map(AsRawFd::as_raw_fd));
     expected.extend(vif.descriptors());
-    expected.extend(squeeze.iter().flat_map(Squeeze::descriptors));
+    expected.extend(squeeze.iter().flat_map(PressureMonitor::descriptors));
     expected.extend(disks.descriptors());
     let isolation = Isolation::enter(DomainKind::Frontend, &expected)?;
     crate::log::to_stderr(false);
-    if let Some(why) = squeeze.as_ref().and_then(Squeeze::refused) {
+    if let Some(why) = squeeze.as_ref().and_then(PressureMonitor::refused) {
         tracing::warn!("{why}");
     }
     isolation.lock()?;
@@ -144,7 +145,7 @@ struct Frontend {
     disks: Disks,
     was_up: bool,
     /// Where there are windows.
-    squeeze: Option<Squeeze>,
+    squeeze: Option<PressureMonitor>,
 }
 
 impl Frontend {
@@ -177,16 +178,16 @@ impl Frontend {
             self.report(channel)?;
             // A request may have come across events, of which no poll tells any more.
             more |= self.drain(channel)?;
-            let due = self.squeeze.as_ref().and_then(Squeeze::due);
+            let due = self.squeeze.as_ref().and_then(PressureMonitor::due);
             let until = if more { Some(Instant::now()) } else { due };
             let mut fds = vec![PollFd::new(channel, PollFlags::IN)];
             fds.extend(self.link.wait_fds());
             let disks = self.disks.wait_fds();
             fds.extend(disks.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
             let triggers = fds.len();
-            let squeezed = self.squeeze.iter().flat_map(Squeeze::wait_fds);
+            let squeezed = self.squeeze.iter().flat_map(PressureMonitor::wait_fds);
             fds.extend(squeezed.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::PRI)));
-            poll_until(&mut fds, until)?;
+            wait_any(&mut fds, until)?;
             let pressure = fds.split_off(triggers).iter().map(PollFd::revents).collect();
             if !fds[0].revents().is_empty() {
                 // There are no further orders: the launcher is gone. The vif is closed in order.

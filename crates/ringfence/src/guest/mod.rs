@@ -5,7 +5,7 @@
 //! The launcher orders, init obeys, over the channel on its standard input ([`ToGuest`],
 //! [`FromGuest`]):
 //!
-//! 1. `SetUp`, with the descriptors of the real standard input, of a channel to the keeper and, where
+//! 1. `SetUp`, with the descriptors of the real standard input, of a channel to the supervisor and, where
 //!    there are names, of a store connection. Init makes the view of the host's files (`view`), enters a
 //!    nested user namespace with the namespaces that it owns, gives itself a host name, `/sys`, an
 //!    `eth0`; answers `Ready`, with the TAP's descriptor, which the launcher hands to the
@@ -48,21 +48,22 @@ pub use network::{carried, carried_for_host, configure_leg};
 
 use crate::names::{self, store::StoreNames};
 use crate::netlink::Route;
-use ringfence_sandbox::channel::{Channel, ChannelError, poll_until};
+use ringfence_sandbox::channel::{Channel, ChannelError};
 use ringfence_sandbox::ids::{MapWriter, OwnIds};
-use ringfence_sandbox::keeper::Nested;
 use ringfence_sandbox::signals::Signals;
+use ringfence_sandbox::supervisor::Nested;
 use ringfence_sandbox::{Ending, STATUS_FAILED, die_with_parent, signals};
+use ringfence_sys::poll::wait_any;
 
 /// What the launcher orders.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ToGuest {
-    /// Get ready. With the descriptor of standard input, one of a channel to the keeper, and one of a
+    /// Get ready. With the descriptor of standard input, one of a channel to the supervisor, and one of a
     /// store connection where `names` is set.
     SetUp {
         /// What the guest is to have.
         config: Box<GuestConfig>,
-        /// Process that writes the id maps of the nested user namespace: init itself, or its keeper.
+        /// Process that writes the id maps of the nested user namespace: init itself, or its supervisor.
         map_writer: MapWriter,
     },
     /// Run the command.
@@ -291,14 +292,15 @@ fn set_up(
     fds: Descriptors,
 ) -> Result<(OwnedFd, Guest), SetUpError> {
     let mut fds = fds.into_vec().into_iter();
-    let (Some(stdin), Some(keeper), store, None) = (fds.next(), fds.next(), fds.next(), fds.next())
+    let (Some(stdin), Some(supervisor), store, None) =
+        (fds.next(), fds.next(), fds.next(), fds.next())
     else {
         return Err(SetUpError::Protocol);
     };
     let mut remarks = Vec::new();
     namespaces::unshare(Fresh::Mount).map_err(SetUpError::system("mount namespace"))?;
     let mounted = view::prepare(config, &mut remarks)?;
-    enter_nested(map_writer, &Channel::from_fd(keeper))?;
+    enter_nested(map_writer, &Channel::from_fd(supervisor))?;
     rustix::system::sethostname(config.host_name.as_bytes())
         .map_err(|errno| SetUpError::system("host name")(errno.into()))?;
     if let Err(error) = mounts::mount_sys(config.view.is_host_root) {
@@ -328,16 +330,16 @@ fn set_up(
 
 /// Enters the user namespace of the command, nested in that of the covers, and the namespaces it owns: so the
 /// command rules over its network, and not over the mounts made before.
-fn enter_nested(map_writer: MapWriter, keeper: &Channel) -> Result<(), SetUpError> {
-    /// The keeper writes two small files.
-    const PATIENCE: Duration = Duration::from_secs(10);
+fn enter_nested(map_writer: MapWriter, supervisor: &Channel) -> Result<(), SetUpError> {
+    /// The supervisor writes two small files.
+    const MAPS_TIMEOUT: Duration = Duration::from_secs(10);
     let own = OwnIds::current();
     namespaces::unshare(Fresh::UserMountNetIpcUts).map_err(SetUpError::system("namespaces"))?;
     match map_writer {
-        MapWriter::Keeper => own.map_to_root().map_err(SetUpError::system("user ids"))?,
+        MapWriter::Supervisor => own.map_to_root().map_err(SetUpError::system("user ids"))?,
         MapWriter::Launcher => {
-            keeper.send(&Nested::Unshared, &[])?;
-            match keeper.receive_within(PATIENCE)?.0 {
+            supervisor.send(&Nested::Unshared, &[])?;
+            match supervisor.receive_within(MAPS_TIMEOUT)?.0 {
                 Nested::Mapped => {}
                 Nested::Failed(why) => {
                     return Err(SetUpError::system("user ids")(io::Error::other(why)));
@@ -362,7 +364,7 @@ fn watch(channel: &Channel, child_ends: &Signals, command: Pid) -> Result<Ending
             return Ok(ending);
         }
         let mut fds = [PollFd::new(child_ends, PollFlags::IN), PollFd::new(channel, PollFlags::IN)];
-        poll_until(&mut fds, None).map_err(fail)?;
+        wait_any(&mut fds, None).map_err(fail)?;
         let [child_ended, ordered] = fds.map(|fd| !fd.revents().is_empty());
         if child_ended {
             while child_ends.next().map_err(fail)?.is_some() {}

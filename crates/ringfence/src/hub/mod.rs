@@ -11,8 +11,8 @@ use rustix::event::{PollFd, PollFlags};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
 use ringfence_sandbox::STATUS_FAILED;
-use ringfence_sandbox::channel::poll_until;
 use ringfence_sandbox::signals::{Signals, name};
+use ringfence_sys::poll::wait_any;
 
 /// Run the hub alone: domain numbers, lent memory and event channels passed on, the store
 ///
@@ -65,7 +65,7 @@ fn serve(args: &HubArgs) -> io::Result<()> {
     eprintln!("ringfence: the hub listens at {}", args.socket.display());
     let signal = loop {
         let mut fds = [PollFd::from_borrowed_fd(signals.as_fd(), PollFlags::IN)];
-        poll_until(&mut fds, None)?;
+        wait_any(&mut fds, None)?;
         if let Some(arrived) = signals.next()? {
             break arrived.number;
         }

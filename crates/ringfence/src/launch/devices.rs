@@ -17,7 +17,7 @@ use ringfence_nbd::protocol::agree::{ClientHandshake, Progress, Settled};
 use ringfence_sys::nbd::{NbdDevice, NbdEnding, NbdExport, is_ready};
 
 /// How long shaking hands, and the device, may take until they are there.
-const PATIENCE: Duration = Duration::from_secs(5);
+const IO_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long a request may take. Behind it are limits of the disk's own, which are shorter.
 const REQUEST: Duration = Duration::from_secs(180);
 /// What the kernel takes for a size of blocks.
@@ -49,9 +49,9 @@ impl Device {
             .name("nbd".to_owned())
             .spawn(move || serve(&stream, &settled, &told))?;
         let gone = || io::Error::other("the thread of the device ended");
-        let (path, ending) = result.recv_timeout(PATIENCE).map_err(|_| gone())??;
+        let (path, ending) = result.recv_timeout(IO_TIMEOUT).map_err(|_| gone())??;
         let device = Device { path, ending, thread: Some(thread) };
-        let until = Instant::now() + PATIENCE;
+        let until = Instant::now() + IO_TIMEOUT;
         while !is_ready(&device.path) {
             if Instant::now() > until || device.thread.as_ref().is_none_or(JoinHandle::is_finished)
             {
@@ -121,8 +121,8 @@ fn serve(stream: &UnixStream, settled: &Settled, told: &Sender<Taken>) {
 /// Agrees with the frontend, as the kernel is to go on: it knows simple replies only.
 fn shake_hands(socket: &Path) -> io::Result<(UnixStream, Settled)> {
     let mut stream = UnixStream::connect(socket)?;
-    stream.set_read_timeout(Some(PATIENCE))?;
-    stream.set_write_timeout(Some(PATIENCE))?;
+    stream.set_read_timeout(Some(IO_TIMEOUT))?;
+    stream.set_write_timeout(Some(IO_TIMEOUT))?;
     let mut handshake = ClientHandshake::new("", false).map_err(io::Error::other)?.simple();
     let (mut held, mut out, mut buffer) = (Vec::new(), Vec::new(), [0; 512]);
     loop {

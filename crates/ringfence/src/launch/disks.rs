@@ -30,7 +30,7 @@ use crate::switchboard::{DiskFrontend, DiskRequest, FromDriver, Medium, ToDriver
 use ringfence_sandbox::channel::Channel;
 
 /// The driver domain only adds a device.
-const PATIENCE: Duration = Duration::from_secs(5);
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// What the names of the sockets begin with.
 const PREFIX: &str = "disk-";
@@ -115,7 +115,7 @@ impl Disks {
             let file = disk.file.take();
             let fds: Vec<_> = file.iter().map(AsFd::as_fd).collect();
             lease.send(&ToDriver::Disk(Box::new(request)), &fds)?;
-            match lease.receive_within(PATIENCE)?.0 {
+            match lease.receive_within(ANSWER_TIMEOUT)?.0 {
                 FromDriver::DiskAdded => {}
                 FromDriver::Refused(why) => bail!("--disk: {}", printable(&why)),
                 other => bail!("the driver domain answered {other:?}"),

@@ -15,13 +15,13 @@
 
 mod devices;
 mod disks;
+mod guest_processes;
 pub(crate) mod options;
 #[doc(hidden)]
 pub mod proof;
 mod rendezvous;
 pub mod report;
 pub mod runtime_dir;
-mod supervise;
 mod terminal;
 mod uplink;
 mod view;
@@ -40,16 +40,16 @@ use ringfence_sys::namespaces;
 use ringfence_sys::tap::Tap;
 
 use disks::Disks;
+use guest_processes::GuestProcesses;
 use report::Reporter;
 use runtime_dir::RuntimeDir;
-use supervise::Supervisor;
 use terminal::Terminal;
 use uplink::Uplink;
 
 use crate::causes::causes;
 use crate::guest::{self, Address, GuestConfig, InterfaceConfig, NamesConfig, ViewConfig};
-use crate::plane::threads;
 use crate::switchboard::{AttachRequest, FromDriver, LegConfig, ToDriver, VERSION};
+use crate::workers::worker_count;
 use ringfence_sandbox::STATUS_FAILED;
 use ringfence_sandbox::channel::Channel;
 use ringfence_sandbox::signals::{self, Signals};
@@ -98,7 +98,7 @@ impl<'a> Launch<'a> {
         namespaces::set_inheritable(&inherited, false)?;
         let terminal = Terminal::if_foreground();
         let blocked = signals::blocked()?;
-        let signals = supervise::signals()?;
+        let signals = guest_processes::signals()?;
         let command = if options.command.is_empty() {
             vec![std::env::var_os("SHELL").unwrap_or_else(|| "/bin/sh".into())]
         } else {
@@ -115,7 +115,7 @@ impl<'a> Launch<'a> {
             return self.go_without_switch(&directory, uplink);
         }
         let mut disks = Disks::open(&options.disks, &directory)?;
-        let queues = threads(options.queues);
+        let queues = worker_count(options.queues);
         let make = |name| Tap::create_queues(name, queues);
         let mut host_taps = options.host_tap.as_deref().map(make).transpose()?;
         for tap in host_taps.iter_mut().flatten() {
@@ -135,19 +135,26 @@ impl<'a> Launch<'a> {
             host_leg: host_taps.is_some(),
         };
         let switch = options.switch.as_deref().unwrap_or_default();
-        let seat = rendezvous::attach(&directory, switch, &request, self.reporter)?;
-        if let (Some(taps), Some(leg)) = (host_taps, &seat.attached.host_leg) {
+        let attachment = rendezvous::attach(&directory, switch, &request, self.reporter)?;
+        if let (Some(taps), Some(leg)) = (host_taps, &attachment.attached.host_leg) {
             let name = options.host_tap.as_deref().unwrap_or_default();
-            self.connect_host(&taps, leg, &seat.lease)
+            self.connect_host(&taps, leg, &attachment.lease)
                 .with_context(|| format!("--host-tap {name}"))?;
         }
-        let uplink = self.unless_the_switch_is_in_the_way(uplink, &seat.attached.addresses);
-        disks.attach(&seat.lease)?;
+        let uplink = self.unless_the_switch_is_in_the_way(uplink, &attachment.attached.addresses);
+        disks.attach(&attachment.lease)?;
         let environment = disks.environment(&view::runtime_dir_of_guest(options, &directory));
         let view = view::config(options, &directory, &disks)?;
         let (reporter, signals) = (self.reporter, &self.signals);
-        let supervisor =
-            Supervisor::new(reporter, signals, &directory, options, Some(seat), disks, uplink);
+        let supervisor = GuestProcesses::new(
+            reporter,
+            signals,
+            &directory,
+            options,
+            Some(attachment),
+            disks,
+            uplink,
+        );
         Ok(self.supervise(supervisor, environment, view))
     }
 
@@ -184,14 +191,14 @@ impl<'a> Launch<'a> {
         let view = view::config(options, directory, &disks)?;
         let (reporter, signals) = (self.reporter, &self.signals);
         let supervisor =
-            Supervisor::new(reporter, signals, directory, options, None, disks, uplink);
+            GuestProcesses::new(reporter, signals, directory, options, None, disks, uplink);
         Ok(self.supervise(supervisor, Vec::new(), view))
     }
 
     /// From start to end; the exit status.
     fn supervise(
         &self,
-        mut supervisor: Supervisor<'_>,
+        mut supervisor: GuestProcesses<'_>,
         environment: Vec<(String, String)>,
         view: ViewConfig,
     ) -> u8 {
@@ -216,7 +223,7 @@ impl<'a> Launch<'a> {
 
     fn connect_host(&self, taps: &[Tap], leg: &LegConfig, lease: &Channel) -> anyhow::Result<()> {
         /// The driver domain only adds a port.
-        const PATIENCE: Duration = Duration::from_secs(5);
+        const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
         let mtu = self.options.switch_mtu();
         let tap = taps.first().context("an interface without queues")?;
         for remark in guest::configure_leg(&tap.name, leg.mac, mtu.into(), &leg.addresses)? {
@@ -225,7 +232,7 @@ impl<'a> Launch<'a> {
         let order = ToDriver::HostLeg { name: tap.name.clone(), offloads: tap.offloads.0, mtu };
         let queues: Vec<_> = taps.iter().map(|tap| tap.fd.as_fd()).collect();
         lease.send(&order, &queues)?;
-        match lease.receive_within(PATIENCE)?.0 {
+        match lease.receive_within(ANSWER_TIMEOUT)?.0 {
             FromDriver::LegAdded => {}
             FromDriver::Refused(why) => bail!("{}", report::printable(&why)),
             other => bail!("the driver domain answered {other:?}"),
@@ -241,7 +248,7 @@ impl<'a> Launch<'a> {
 
     fn guest_config(
         &self,
-        supervisor: &Supervisor<'_>,
+        supervisor: &GuestProcesses<'_>,
         environment: Vec<(String, String)>,
         view: ViewConfig,
     ) -> GuestConfig {
@@ -252,7 +259,7 @@ impl<'a> Launch<'a> {
             mtu: options.switch_mtu().into(),
             offloads: guest::carried(options.offload).0,
             addresses: attached.addresses.clone(),
-            queues: u32::try_from(threads(options.queues)).unwrap_or(1),
+            queues: u32::try_from(worker_count(options.queues)).unwrap_or(1),
         });
         let names =
             |switch: &String| NamesConfig { switch: switch.clone(), own: options.name.clone() };

@@ -11,15 +11,15 @@ use ringfence_sys::descriptors::Descriptors;
 use crate::switchboard::{AttachRequest, Attached, DriverConfig, FromDriver, ToDriver};
 use ringfence_sandbox::Ending;
 use ringfence_sandbox::channel::{Channel, ChannelError, expect_fds};
-use ringfence_sandbox::keeper::Obituary;
+use ringfence_sandbox::supervisor::ExitReport;
 use ringfence_sandbox::spawn::{Aftermath, DomainKind, DomainProcess, Spawn, SpawnError};
 
 /// How long a driver domain may take to answer, or to be gone when it is on its way out.
-const PATIENCE: Duration = Duration::from_secs(10);
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// A seat at a switch.
+/// A attachment at a switch.
 #[derive(Debug)]
-pub(crate) struct Seat {
+pub(crate) struct Attachment {
     /// What the guest was given.
     pub(crate) attached: Attached,
     /// To the driver domain, which detaches the guest when this is closed.
@@ -32,7 +32,7 @@ pub(crate) struct Seat {
     pub(crate) driver: Option<DomainProcess>,
 }
 
-/// Why there is no seat.
+/// Why there is no attachment.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum RendezvousError {
     #[error(transparent)]
@@ -60,20 +60,20 @@ pub(crate) fn attach(
     switch: &str,
     request: &AttachRequest,
     reporter: Reporter,
-) -> Result<Seat, RendezvousError> {
-    let deadline = Instant::now() + PATIENCE;
+) -> Result<Attachment, RendezvousError> {
+    let deadline = Instant::now() + ANSWER_TIMEOUT;
     loop {
         let (lease, driver) = reach(directory, switch, reporter)?;
         match ask(&lease, request) {
             Ok((FromDriver::Attached(attached), fds)) => {
                 let [frontend_hub, names] = expect_fds(fds)?;
-                return Ok(Seat { attached: *attached, lease, frontend_hub, names, driver });
+                return Ok(Attachment { attached: *attached, lease, frontend_hub, names, driver });
             }
             Ok((FromDriver::Refused(why), _)) => {
                 let why = printable(&why);
                 return Err(RendezvousError::Refused { switch: switch.to_owned(), why });
             }
-            // It ended before it answered; or what answers is a keeper, with an obituary.
+            // It ended before it answered; or what answers is a keeper, with an exit_report.
             Ok(_) | Err(ChannelError::Closed | ChannelError::Malformed(_)) => {}
             Err(ChannelError::TimedOut(_)) => {
                 return Err(RendezvousError::Stuck { switch: switch.to_owned() });
@@ -97,21 +97,22 @@ fn ask(
 ) -> Result<(FromDriver, Descriptors), ChannelError> {
     proof::introduce(lease)?;
     lease.send(&ToDriver::Attach(Box::new(request.clone())), &[])?;
-    lease.receive_within(PATIENCE)
+    lease.receive_within(ANSWER_TIMEOUT)
 }
 
 /// Asks the keeper of a driver domain that has just ended how it did; `None` where the keeper is
 /// gone, too.
-pub(crate) fn ask_obituary(directory: &RuntimeDir, switch: &str) -> Option<Obituary> {
+pub(crate) fn ask_exit_report(directory: &RuntimeDir, switch: &str) -> Option<ExitReport> {
     let socket = directory.connect(switch).ok()??;
-    let (obituary, _) = Channel::from_fd(socket).receive_within(Duration::from_millis(500)).ok()?;
-    Some(obituary)
+    let (exit_report, _) =
+        Channel::from_fd(socket).receive_within(Duration::from_millis(500)).ok()?;
+    Some(exit_report)
 }
 
 fn failed(switch: &str, driver: &DomainProcess) -> RendezvousError {
     let ended = driver.wait_ended(Duration::from_secs(2));
     let (ending, words) = match ended {
-        Some(ended) => (ended.ending, ended.last_words),
+        Some(ended) => (ended.ending, ended.stderr_tail),
         None => (Ending::Unknown, String::new()),
     };
     RendezvousError::Failed { switch: switch.to_owned(), ending, why: last_line(&words) }
@@ -145,7 +146,7 @@ fn reach(
     let driver = started.inspect_err(|_| directory.withdraw(&socket, &lock))?;
     reporter.step(format_args!(
         "switch `{switch}` is new: started its driver domain, kept by process {}",
-        driver.keeper_pid()
+        driver.supervisor_pid()
     ));
     // It is queued until the driver domain listens to it.
     let hub = directory.connect(switch)?.ok_or_else(|| failed(switch, &driver))?;

@@ -12,7 +12,7 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use ringfence_sandbox::spawn::SocketFile;
 
 /// How long the lock of the directory is waited for. Whoever holds it only starts a process.
-const LOCK_PATIENCE: Duration = Duration::from_secs(10);
+const LOCK_TIMEOUT: Duration = Duration::from_secs(10);
 /// How many launchers may wait to be heard by a hub.
 const BACKLOG: i32 = 64;
 
@@ -57,7 +57,7 @@ pub enum RuntimeDirError {
     },
     /// Another launcher does not let go of the lock.
     #[error(
-        "{} has been locked for {LOCK_PATIENCE:?} by another `ringfence`: is one stopped?",
+        "{} has been locked for {LOCK_TIMEOUT:?} by another `ringfence`: is one stopped?",
         path.display()
     )]
     Locked {
@@ -117,7 +117,7 @@ impl RuntimeDir {
         let flags = OFlags::DIRECTORY | OFlags::CLOEXEC;
         let fd = rustix::fs::openat(&self.fd, c".", flags, Mode::empty())
             .map_err(|errno| self.error("lock", errno))?;
-        let deadline = Instant::now() + LOCK_PATIENCE;
+        let deadline = Instant::now() + LOCK_TIMEOUT;
         loop {
             match rustix::fs::flock(&fd, FlockOperation::NonBlockingLockExclusive) {
                 Ok(()) => return Ok(Lock { _fd: fd }),

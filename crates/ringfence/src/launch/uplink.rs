@@ -10,13 +10,13 @@ use anyhow::{Context, bail};
 use super::options::{Link, Options, Protect, UplinkChoice};
 use super::report::Reporter;
 use crate::guest::{self, Address, ResolverConfig, UplinkInterface};
-use crate::plane::threads;
 use crate::uplink::forward::{self, Forward, PORTS_MAX};
 use crate::uplink::host::{HostNetwork, Resolver};
 use crate::uplink::link::LinkOrder;
 use crate::uplink::local::LocalPrefix;
 use crate::uplink::plan::{Plan, PlanError, Wishes};
 use crate::uplink::{BATCH, UplinkConfig, UplinkSockets};
+use crate::workers::worker_count;
 use ringfence_net::features::OffloadKeys;
 use ringfence_sandbox::channel::{Channel, ChannelError};
 
@@ -72,7 +72,7 @@ impl Uplink {
             Err(error) => return Err(error.into()),
         };
         let (forwards, sockets) = listen(options, &plan, reporter)?;
-        let queues = threads(options.queues).min(QUEUES_MAX);
+        let queues = worker_count(options.queues).min(QUEUES_MAX);
         let queues = u32::try_from(queues).unwrap_or(1);
         let (order, devices) = match options.link {
             Link::Vhost => {

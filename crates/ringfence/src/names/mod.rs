@@ -14,7 +14,7 @@
 //! | anything else | what the host's name servers say (`relay`); without an uplink no such name, at once: there is no way out of the switch |
 //!
 //! **Either order of start works.** A query for a guest that is not there yet is held back for
-//! [`PATIENCE`] before it is answered with "no such name". And a guest announces its name only
+//! [`HOLD_TIME`] before it is answered with "no such name". And a guest announces its name only
 //! once something in it listens for TCP connections, or [`ANNOUNCE_AFTER`] its command was
 //! started: so a client that was started first does not find the address of a server that is not
 //! listening yet.
@@ -35,7 +35,7 @@ pub use stub::{Own, Stub};
 
 /// How long a query for a name that is not there is held back. The client's own patience is set
 /// a little longer (`resolv.conf`, `timeout:10`).
-pub const PATIENCE: Duration = Duration::from_secs(8);
+pub const HOLD_TIME: Duration = Duration::from_secs(8);
 
 /// How long after its command was started a guest is announced at the latest.
 pub const ANNOUNCE_AFTER: Duration = Duration::from_secs(2);

@@ -23,7 +23,7 @@ const ADDRESSES_MAX: usize = 8;
 const EVENTS_MAX: usize = 64;
 
 /// How long an answer of the store may take: less than a client waits for a name.
-const PATIENCE: Duration = Duration::from_secs(5);
+const STORE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Names by a store connection.
 #[derive(Debug)]
@@ -39,7 +39,7 @@ impl StoreNames {
     /// When the store does not answer.
     pub fn open(connection: OwnedFd) -> io::Result<Box<dyn NameSource>> {
         let mut store = StoreClient::new(connection).map_err(io::Error::other)?;
-        store.set_timeout(PATIENCE);
+        store.set_timeout(STORE_TIMEOUT);
         store.watch(NAMES_ROOT, "names").map_err(io::Error::other)?;
         Ok(Box::new(StoreNames { store }))
     }

@@ -10,8 +10,8 @@ use rustix::event::{PollFd, PollFlags};
 use super::answer::{Answer, QUERY_MAX, Question, Rejected, Request};
 use super::listening::something_listens;
 use super::relay::Relay;
-use super::{ANNOUNCE_AFTER, NameSource, PATIENCE};
-use ringfence_sandbox::channel::poll_until;
+use super::{ANNOUNCE_AFTER, HOLD_TIME, NameSource};
+use ringfence_sys::poll::wait_any;
 
 /// The most queries held back, and connections open, at a time. The guest's programs would only
 /// hurt themselves by more.
@@ -151,7 +151,7 @@ impl Stub {
         fds.extend(changes.iter().map(|fd| PollFd::new(fd, PollFlags::IN)));
         let asked = self.relay.iter().flat_map(Relay::sockets);
         fds.extend(asked.map(|socket| PollFd::from_borrowed_fd(socket, PollFlags::IN)));
-        poll_until(&mut fds, deadline)?;
+        wait_any(&mut fds, deadline)?;
         let changed = changes.is_some() && fds.get(at).is_some_and(|fd| !fd.revents().is_empty());
         drop(fds);
         if changed {
@@ -233,7 +233,7 @@ impl Stub {
             Question::Guest(name) => match self.lookup(&name) {
                 Ok(addresses) if addresses.is_empty() => {
                     if self.waiting.len() < WAITING_MAX {
-                        let until = Instant::now() + PATIENCE;
+                        let until = Instant::now() + HOLD_TIME;
                         self.waiting.push(Waiting { request, name, client, until });
                         return;
                     }

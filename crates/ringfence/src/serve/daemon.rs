@@ -29,9 +29,9 @@ use super::status::{
     Attachment, Counts, DaemonStatus, HostStatus, QueueStatus, Snapshot, StatusSocket, VifStatus,
 };
 use super::{OnExit, Setup};
-use crate::seat::device_name;
-use ringfence_sandbox::channel::poll_until;
+use crate::ports::device_name;
 use ringfence_sandbox::signals::{Signals, name as signal_name};
+use ringfence_sys::poll::wait_any;
 
 /// Events of the store taken before the devices that they name are looked at.
 const EVENTS_A_TURN: usize = 256;
@@ -222,7 +222,7 @@ impl<P: Platform> Daemon<P> {
         let first = fds.len();
         let (devices, controls): (Vec<_>, Vec<_>) = self.vifs.controls().unzip();
         fds.extend(controls.into_iter().map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
-        poll_until(&mut fds, until)?;
+        wait_any(&mut fds, until)?;
         let ready = devices.into_iter().zip(&fds[first..]);
         let ready = ready.filter(|(_, fd)| !fd.revents().is_empty()).map(|(device, _)| device);
         self.controls.extend(ready);
@@ -426,7 +426,7 @@ fn requests() -> io::Result<(Requests, impl Fn() -> Option<Snapshot> + Send + 's
 
 fn is_readable(fd: BorrowedFd<'_>) -> bool {
     let mut fds = [PollFd::from_borrowed_fd(fd, PollFlags::IN)];
-    poll_until(&mut fds, Some(Instant::now())).is_ok_and(|ready| ready > 0)
+    wait_any(&mut fds, Some(Instant::now())).is_ok_and(|ready| ready > 0)
 }
 
 /// Counters that are not zero.

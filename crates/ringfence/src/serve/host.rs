@@ -36,8 +36,8 @@ use super::records::Records;
 use super::staging::Staging;
 use super::vif_keys::VifKeys;
 use crate::log::LineBudget;
-use crate::plane::{Gone, threads};
-use crate::seat::{Retired, Seat, Usher, device_name};
+use crate::ports::{PortBinding, PortEntry, Retired, device_name};
+use crate::workers::{EndedPorts, worker_count};
 
 /// Why a vif cannot be served for now.
 #[derive(Debug, thiserror::Error)]
@@ -96,7 +96,7 @@ pub(super) struct Vif {
     pub(super) mtu: u16,
     pub(super) backend: VifBackend,
     pub(super) problem: Option<String>,
-    seat: Seat,
+    entry: PortEntry,
     cable: Option<Cable>,
     /// For lines that the guest causes by connecting and disconnecting.
     lines: LineBudget,
@@ -128,7 +128,7 @@ impl Vif {
             Some(Cable::Tap(cable)) => cable.port,
             _ => None,
         };
-        (self.seat.port(), tap)
+        (self.entry.port(), tap)
     }
 }
 
@@ -155,7 +155,7 @@ pub(super) struct Vifs<P: Platform> {
     config: Config,
     records: Records,
     made: Made,
-    pub(super) gone: Gone,
+    pub(super) gone: EndedPorts,
     switch: Option<DataplaneHandle>,
     pub(super) host_leg: Option<HostLeg>,
     pub(super) list: BTreeMap<DeviceId, Vif>,
@@ -169,7 +169,7 @@ pub(super) struct Vifs<P: Platform> {
 
 /// Where the ports of one vif go while it is looked at.
 struct Host<'a> {
-    usher: Usher<'a>,
+    binding: PortBinding<'a>,
     records: &'a Records,
     /// Pools of staged pages of the guest and of all.
     staging: [Arc<StagingPool>; 2],
@@ -182,11 +182,11 @@ impl Host<'_> {
     /// Takes whoever has the same address off the switch. The last to connect has it: a guest that
     /// migrates to its own host connects again before its old domain is gone.
     fn make_way(&mut self, device: &DeviceId) {
-        let Some(mac) = self.usher.policy.mac else { return };
+        let Some(mac) = self.binding.policy.mac else { return };
         for (other, vif) in self.others.iter_mut().filter(|(_, vif)| vif.is_held_to(mac)) {
-            let Some(id) = vif.seat.port() else { continue };
-            vif.seat.vacate(id);
-            self.usher.retired.retire(self.usher.dataplane.remove_port(id));
+            let Some(id) = vif.entry.port() else { continue };
+            vif.entry.vacate(id);
+            self.binding.retired.retire(self.binding.dataplane.remove_port(id));
             vif.backend.condemn(format!("{} has its Ethernet address now", device_name(device)));
             self.displaced.push(*other);
         }
@@ -196,16 +196,16 @@ impl Host<'_> {
 impl PortHost for Host<'_> {
     fn attach(&mut self, device: &DeviceId, port: Box<dyn Port>) {
         self.make_way(device);
-        self.usher.attach(device, port);
+        self.binding.attach(device, port);
     }
 
     fn detach(&mut self, device: &DeviceId) {
-        self.usher.detach(device);
+        self.binding.detach(device);
         self.records.remove(&device_name(device));
     }
 
     fn order(&mut self, device: &DeviceId, queue: u16, order: PortOrder) -> Option<PortReply> {
-        self.usher.order(device, queue, order)
+        self.binding.order(device, queue, order)
     }
 
     fn records(&mut self, device: &DeviceId, queue: u32) -> Option<QueueRecords> {
@@ -245,7 +245,7 @@ impl<P: Platform> Vifs<P> {
             config,
             records,
             made,
-            gone: Gone::new()?,
+            gone: EndedPorts::new()?,
             switch: None,
             host_leg: None,
             list: BTreeMap::new(),
@@ -281,8 +281,8 @@ impl<P: Platform> Vifs<P> {
             return Ok(());
         }
         let counters = Arc::clone(self.platform.counters());
-        let dataplane = self.gone.start_plane(
-            threads(QUEUES_MAX),
+        let dataplane = self.gone.start_workers(
+            worker_count(QUEUES_MAX),
             || Fabric::Switch(Switch::new()),
             &counters,
         )?;
@@ -310,7 +310,7 @@ impl<P: Platform> Vifs<P> {
         self.retired_ports.retire(ports);
         for (device, vif) in &mut self.list {
             let of_guest = device_name(device);
-            if name == of_guest && vif.seat.vacate(id) {
+            if name == of_guest && vif.entry.vacate(id) {
                 vif.backend.condemn(reason.to_string());
                 return Some(*device);
             }
@@ -376,8 +376,8 @@ impl<P: Platform> Vifs<P> {
             .with_queues(settings.max_queues)
             .with_policy(policy_of(&settings))
             .waiting_for_hotplug(keys.scripted);
-        let (seat, cable, problem) = (Seat::default(), None, None);
-        Vif { keys, settings, mtu, backend, problem, seat, cable, lines: LineBudget::new() }
+        let (entry, cable, problem) = (PortEntry::default(), None, None);
+        Vif { keys, settings, mtu, backend, problem, entry, cable, lines: LineBudget::new() }
     }
 
     /// What is known of a device, read anew while it is not connected: a toolstack may have made it
@@ -448,13 +448,13 @@ impl<P: Platform> Vifs<P> {
         let counters = self.platform.counters();
         let bridge = self.bridge_of(&vif.keys).map(str::to_owned);
         // A queue and a thread for each queue that the guest may have.
-        let queues = threads(vif.settings.max_queues);
+        let queues = worker_count(vif.settings.max_queues);
         let mut taps = bridge::make_tap(&name, bridge.as_deref(), vif.mtu, queues)?;
         self.made.note(&name);
         // The data plane stays when the interface has to be made again: the guest is in it.
         let dataplane = match vif.dataplane() {
             Some(dataplane) => dataplane.clone(),
-            None => self.gone.start_plane(queues, || Fabric::Patch(Patch::new()), counters)?,
+            None => self.gone.start_workers(queues, || Fabric::Patch(Patch::new()), counters)?,
         };
         let tap =
             taps.first().ok_or(io::ErrorKind::NotFound).map_err(io::Error::from)?.try_clone()?;
@@ -480,15 +480,15 @@ impl<P: Platform> Vifs<P> {
             addresses: settings.addresses,
             ..PortPolicy::default()
         };
-        let usher = Usher {
-            seat: &mut vif.seat,
+        let binding = PortBinding {
+            entry: &mut vif.entry,
             retired: &mut self.retired_ports,
             dataplane: vif.cable.as_ref()?.dataplane(),
             policy,
         };
         let staging = self.staging.of(device.frontend);
         let (others, displaced) = (&mut self.list, &mut self.displaced);
-        let host = Host { usher, records: &self.records, staging, others, displaced };
+        let host = Host { binding, records: &self.records, staging, others, displaced };
         Some((&mut vif.backend, host))
     }
 

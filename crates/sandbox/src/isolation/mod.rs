@@ -7,7 +7,7 @@
 //!
 //! # Stages
 //!
-//! The keeper ([`super::keeper`]) has made the user and PID namespaces. In the inner process, in
+//! The keeper ([`super::supervisor`]) has made the user and PID namespaces. In the inner process, in
 //! this order, each stage needing what a later one gives up:
 //!
 //! 1. [`Isolation::enter`]: own ids, fresh mount, network, IPC and UTS namespaces (an uplink keeps

@@ -11,11 +11,11 @@ use ringfence_wire::xenbus::DeviceId;
 
 /// The place; empty while the device is not connected.
 #[derive(Debug, Default)]
-pub(crate) struct Seat {
+pub(crate) struct PortEntry {
     port: Option<PortId>,
 }
 
-impl Seat {
+impl PortEntry {
     /// The port in it.
     pub(crate) fn port(&self) -> Option<PortId> {
         self.port
@@ -48,9 +48,9 @@ impl Retired {
     }
 }
 
-/// Puts one device's port into its seat and takes it out again.
-pub(crate) struct Usher<'a> {
-    pub(crate) seat: &'a mut Seat,
+/// Puts one device's port into its entry and takes it out again.
+pub(crate) struct PortBinding<'a> {
+    pub(crate) entry: &'a mut PortEntry,
     pub(crate) retired: &'a mut Retired,
     pub(crate) dataplane: &'a DataplaneHandle,
     pub(crate) policy: PortPolicy,
@@ -61,22 +61,22 @@ pub(crate) fn device_name(device: &DeviceId) -> String {
     format!("{}{}.{}", device.kind.as_str(), device.frontend, device.handle)
 }
 
-impl PortHost for Usher<'_> {
+impl PortHost for PortBinding<'_> {
     fn attach(&mut self, device: &DeviceId, port: Box<dyn Port>) {
         self.detach(device);
         let name = device_name(device);
         match self.dataplane.add_port(port, self.policy.clone(), &name) {
-            Ok(id) => self.seat.port = Some(id),
+            Ok(id) => self.entry.port = Some(id),
             Err(error) => tracing::error!(%name, %error, "the port was not added"),
         }
     }
 
     fn order(&mut self, _: &DeviceId, queue: u16, order: PortOrder) -> Option<PortReply> {
-        self.dataplane.order(self.seat.port?, queue, order)
+        self.dataplane.order(self.entry.port?, queue, order)
     }
 
     fn detach(&mut self, _: &DeviceId) {
-        if let Some(id) = self.seat.port.take() {
+        if let Some(id) = self.entry.port.take() {
             self.retired.retire(self.dataplane.remove_port(id));
         }
     }

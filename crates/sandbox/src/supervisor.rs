@@ -18,24 +18,25 @@ use rustix::process::{DumpableBehavior, Pid, PidfdFlags, WaitOptions};
 use rustix::thread::CapabilitySet;
 use serde::{Deserialize, Serialize};
 
-use super::channel::{Channel, ChannelError, expect_fds, poll_until};
+use super::channel::{Channel, ChannelError, expect_fds};
 use super::ids::{MapWriter, Maps, OwnIds};
 use super::spawn::{DomainKind, SocketFile, THIS_PROGRAM};
 use super::{Ending, die_with_parent, limits, signals};
+use ringfence_sys::poll::wait_any;
 
 /// How long the launcher may take to give its orders.
-const PATIENCE: Duration = Duration::from_secs(10);
+const SETUP_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long a keeper tells launchers how their driver domain ended.
-const OBITUARY_TIME: Duration = Duration::from_millis(300);
+const EXIT_REPORT_TIME: Duration = Duration::from_millis(300);
 /// How much of what the inner process says last is kept, in bytes.
-const LAST_WORDS_MAX: usize = 4096;
+const STDERR_TAIL_MAX: usize = 4096;
 /// How long the runtime directory's lock is waited for before the socket file is left to the
 /// next launcher to remove.
-const LOCK_PATIENCE: Duration = Duration::from_secs(2);
+const LOCK_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// What the launcher orders.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum ToKeeper {
+pub enum ToSupervisor {
     /// Make the namespaces. With the inner process's channel; for a driver domain also the runtime
     /// directory and the switch's listening socket; for a guest one end of the channel on which its init
     /// has the id maps of its nested user namespace written ([`Nested`]).
@@ -63,7 +64,7 @@ pub enum Nested {
 
 /// What the keeper reports.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum FromKeeper {
+pub enum FromSupervisor {
     /// The user namespace waits for its maps.
     Unshared,
     /// The inner process runs.
@@ -75,7 +76,7 @@ pub enum FromKeeper {
         /// How.
         ending: Ending,
         /// The end of what it wrote to standard error.
-        last_words: String,
+        stderr_tail: String,
     },
     /// It could not be started.
     Failed(String),
@@ -84,11 +85,11 @@ pub enum FromKeeper {
 /// How a driver domain ended: what a keeper sends to each launcher that connects to the switch's
 /// socket afterwards, whose guest has just lost it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Obituary {
+pub struct ExitReport {
     /// How.
     pub ending: Ending,
     /// The end of what it wrote to standard error.
-    pub last_words: String,
+    pub stderr_tail: String,
 }
 
 /// Runs as the keeper of a domain; returns the exit status.
@@ -97,7 +98,7 @@ pub fn main(kind: DomainKind, command: &[OsString]) -> u8 {
         Ok(ending) => ending.exit_status(),
         Err(error) => {
             // A launcher that does not listen must not keep it from ending, and what it keeps with it.
-            control.send_or_drop(&FromKeeper::Failed(error.to_string()));
+            control.send_or_drop(&FromSupervisor::Failed(error.to_string()));
             super::STATUS_FAILED
         }
     })
@@ -108,11 +109,11 @@ fn keep(
     command: &[OsString],
     control_fd: BorrowedFd<'_>,
     control: &Channel,
-) -> Result<Ending, KeeperError> {
+) -> Result<Ending, SupervisorError> {
     prepare_self(kind)?;
-    let (order, fds) = control.receive_within::<ToKeeper>(PATIENCE)?;
-    let ToKeeper::SetUp { map_writer, socket } = order else {
-        return Err(KeeperError::Protocol);
+    let (order, fds) = control.receive_within::<ToSupervisor>(SETUP_TIMEOUT)?;
+    let ToSupervisor::SetUp { map_writer, socket } = order else {
+        return Err(SupervisorError::Protocol);
     };
     let (inner_channel, aftermath, nested) = match socket {
         None if kind == DomainKind::Guest => {
@@ -130,18 +131,18 @@ fn keep(
     };
     enter_namespaces(kind, map_writer, control)?;
     let inner = start_inner(kind, command, inner_channel)?;
-    control.send(&FromKeeper::Started, &[])?;
-    let (ending, last_words) = watch(kind, inner, control_fd, control, nested)?;
+    control.send(&FromSupervisor::Started, &[])?;
+    let (ending, stderr_tail) = watch(kind, inner, control_fd, control, nested)?;
     if let Some(aftermath) = aftermath {
-        aftermath.settle(&Obituary { ending, last_words: last_words.clone() });
+        aftermath.settle(&ExitReport { ending, stderr_tail: stderr_tail.clone() });
     }
-    control.send_or_drop(&FromKeeper::Ended { ending, last_words });
+    control.send_or_drop(&FromSupervisor::Ended { ending, stderr_tail });
     Ok(ending)
 }
 
 /// Why a keeper failed.
 #[derive(Debug, thiserror::Error)]
-enum KeeperError {
+enum SupervisorError {
     #[error("{what}: {source}")]
     System { what: &'static str, source: io::Error },
     #[error(
@@ -159,14 +160,14 @@ enum KeeperError {
     Channel(#[from] ChannelError),
 }
 
-impl KeeperError {
-    fn system(what: &'static str) -> impl Fn(io::Error) -> KeeperError {
-        move |source| KeeperError::System { what, source }
+impl SupervisorError {
+    fn system(what: &'static str) -> impl Fn(io::Error) -> SupervisorError {
+        move |source| SupervisorError::System { what, source }
     }
 }
 
-fn prepare_self(kind: DomainKind) -> Result<(), KeeperError> {
-    let fail = KeeperError::system("preparing the keeper");
+fn prepare_self(kind: DomainKind) -> Result<(), SupervisorError> {
+    let fail = SupervisorError::system("preparing the keeper");
     // The terminal's signals are for the command; the keeper only waits.
     signals::block_all().map_err(&fail)?;
     let name = match kind {
@@ -191,31 +192,31 @@ fn enter_namespaces(
     kind: DomainKind,
     map_writer: MapWriter,
     control: &Channel,
-) -> Result<(), KeeperError> {
+) -> Result<(), SupervisorError> {
     let own = OwnIds::current();
     namespaces::unshare(Fresh::UserAndPid).map_err(|error| match error.raw_os_error() {
-        Some(libc::ENOSPC | libc::EUSERS) => KeeperError::TooManyNamespaces(error),
-        _ => KeeperError::NoUserNamespaces(error),
+        Some(libc::ENOSPC | libc::EUSERS) => SupervisorError::TooManyNamespaces(error),
+        _ => SupervisorError::NoUserNamespaces(error),
     })?;
     match map_writer {
-        MapWriter::Keeper => own.map_to_root().map_err(KeeperError::NoUserNamespaces)?,
+        MapWriter::Supervisor => own.map_to_root().map_err(SupervisorError::NoUserNamespaces)?,
         MapWriter::Launcher => {
-            control.send(&FromKeeper::Unshared, &[])?;
-            let (order, _) = control.receive_within::<ToKeeper>(PATIENCE)?;
-            if order != ToKeeper::Mapped {
-                return Err(KeeperError::Protocol);
+            control.send(&FromSupervisor::Unshared, &[])?;
+            let (order, _) = control.receive_within::<ToSupervisor>(SETUP_TIMEOUT)?;
+            if order != ToSupervisor::Mapped {
+                return Err(SupervisorError::Protocol);
             }
         }
     }
     if kind != DomainKind::Driver {
         // Entering a user namespace changes credentials. If the launcher died before this, its
         // end of the channel is closed, which ends the watch below.
-        die_with_parent().map_err(KeeperError::system("PR_SET_PDEATHSIG"))?;
+        die_with_parent().map_err(SupervisorError::system("PR_SET_PDEATHSIG"))?;
     }
     if kind.is_sandboxed() {
-        keep_capabilities_over_exec().map_err(KeeperError::system("raising capabilities"))?;
+        keep_capabilities_over_exec().map_err(SupervisorError::system("raising capabilities"))?;
         rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable)
-            .map_err(|errno| KeeperError::system("PR_SET_DUMPABLE")(errno.into()))?;
+            .map_err(|errno| SupervisorError::system("PR_SET_DUMPABLE")(errno.into()))?;
     }
     Ok(())
 }
@@ -239,7 +240,7 @@ fn start_inner(
     kind: DomainKind,
     command: &[OsString],
     channel: OwnedFd,
-) -> Result<Child, KeeperError> {
+) -> Result<Child, SupervisorError> {
     let mut inner = Command::new(THIS_PROGRAM);
     inner.arg0("ringfence").args(["internal", kind.subcommand()]).stdin(Stdio::from(channel));
     if kind.is_sandboxed() {
@@ -247,7 +248,7 @@ fn start_inner(
     } else {
         inner.arg("--").args(command);
     }
-    inner.spawn().map_err(KeeperError::system("starting the inner process"))
+    inner.spawn().map_err(SupervisorError::system("starting the inner process"))
 }
 
 /// Waits for the inner process, passing on what it says; ends it when the launcher is gone.
@@ -257,14 +258,14 @@ fn watch(
     control_fd: BorrowedFd<'_>,
     control: &Channel,
     mut nested: Option<Channel>,
-) -> Result<(Ending, String), KeeperError> {
-    let fail = KeeperError::system("waiting for the inner process");
+) -> Result<(Ending, String), SupervisorError> {
+    let fail = SupervisorError::system("waiting for the inner process");
     let pid =
-        i32::try_from(inner.id()).ok().and_then(Pid::from_raw).ok_or(KeeperError::Protocol)?;
+        i32::try_from(inner.id()).ok().and_then(Pid::from_raw).ok_or(SupervisorError::Protocol)?;
     let pidfd = rustix::process::pidfd_open(pid, PidfdFlags::empty())
         .map_err(|errno| fail(errno.into()))?;
     let mut said = inner.stderr.take();
-    let mut words = LastWords::default();
+    let mut words = StderrTail::default();
     let mut launcher_is_there = true;
     loop {
         let mut fds = vec![PollFd::new(&pidfd, PollFlags::IN)];
@@ -279,7 +280,7 @@ fn watch(
         if let Some(nested) = &nested {
             fds.push(PollFd::new(nested, PollFlags::IN));
         }
-        poll_until(&mut fds, None).map_err(&fail)?;
+        wait_any(&mut fds, None).map_err(&fail)?;
         let is_ready = |at: usize| fds.get(at).is_some_and(|fd| !fd.revents().is_empty());
         let (ended, hears_launcher) = (is_ready(0), launcher_is_there && is_ready(1));
         let speaks = said.is_some() && is_ready(said_at);
@@ -325,24 +326,25 @@ fn map_nested(nested: &Channel, init: u32) {
 
 /// The end of what the inner process wrote to standard error.
 #[derive(Default)]
-struct LastWords {
+struct StderrTail {
     tail: Vec<u8>,
 }
 
-impl LastWords {
+impl StderrTail {
     /// Reads once; `false` at the end of the stream. Only to be called when there is something to
     /// read, or the writer is gone.
     fn listen(&mut self, said: &mut Option<std::process::ChildStderr>, control: &Channel) -> bool {
-        let mut buffer = [0; LAST_WORDS_MAX];
+        let mut buffer = [0; STDERR_TAIL_MAX];
         let Some(length) = said.as_mut().and_then(|said| said.read(&mut buffer).ok()) else {
             return false;
         };
         let words = &buffer[..length];
         self.tail.extend_from_slice(words);
-        let surplus = self.tail.len().saturating_sub(LAST_WORDS_MAX);
+        let surplus = self.tail.len().saturating_sub(STDERR_TAIL_MAX);
         self.tail.drain(..surplus);
         if length > 0 {
-            control.send_or_drop(&FromKeeper::Said(String::from_utf8_lossy(words).into_owned()));
+            control
+                .send_or_drop(&FromSupervisor::Said(String::from_utf8_lossy(words).into_owned()));
         }
         length > 0
     }
@@ -360,10 +362,10 @@ struct Aftermath {
 }
 
 impl Aftermath {
-    fn settle(self, obituary: &Obituary) {
+    fn settle(self, exit_report: &ExitReport) {
         // When it ended in order there is no guest left that would ask.
-        if obituary.ending != Ending::Exited(0) {
-            self.tell(obituary);
+        if exit_report.ending != Ending::Exited(0) {
+            self.tell(exit_report);
         }
         // Nobody is left to hear of a failure. The next launcher removes a socket file that
         // nobody listens at.
@@ -372,18 +374,18 @@ impl Aftermath {
 
     /// Answers launchers for a while. One that comes anew is hung up on, which tells it to try
     /// again.
-    fn tell(&self, obituary: &Obituary) {
-        let until = Instant::now() + OBITUARY_TIME;
+    fn tell(&self, exit_report: &ExitReport) {
+        let until = Instant::now() + EXIT_REPORT_TIME;
         // Already so where the driver domain came far enough.
         let _ = rustix::io::ioctl_fionbio(&self.listener, true);
         loop {
             let mut fds = [PollFd::new(&self.listener, PollFlags::IN)];
-            if !matches!(poll_until(&mut fds, Some(until)), Ok(1..)) {
+            if !matches!(wait_any(&mut fds, Some(until)), Ok(1..)) {
                 return;
             }
             let accepted = rustix::net::accept_with(&self.listener, SocketFlags::CLOEXEC);
             if let Ok(launcher) = accepted {
-                Channel::from_fd(launcher).send_or_drop(obituary);
+                Channel::from_fd(launcher).send_or_drop(exit_report);
             }
             if Instant::now() >= until {
                 return;
@@ -397,7 +399,7 @@ fn remove_socket(directory: &OwnedFd, socket: &SocketFile) -> io::Result<()> {
     // A lock belongs to an open file; the launcher holds the one this descriptor came from.
     let flags = OFlags::DIRECTORY | OFlags::RDONLY | OFlags::CLOEXEC;
     let own = rustix::fs::openat(directory, c".", flags, Mode::empty())?;
-    let deadline = Instant::now() + LOCK_PATIENCE;
+    let deadline = Instant::now() + LOCK_TIMEOUT;
     while rustix::fs::flock(&own, FlockOperation::NonBlockingLockExclusive).is_err() {
         if Instant::now() >= deadline {
             return Err(io::ErrorKind::TimedOut.into());

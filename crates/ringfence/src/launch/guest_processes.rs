@@ -9,7 +9,7 @@ use nix::sys::signal::Signal;
 use rustix::event::{PollFd, PollFlags};
 
 use super::disks::Disks;
-use super::rendezvous::{self, Seat, because};
+use super::rendezvous::{self, Attachment, because};
 use super::report::{Reporter, last_line, printable};
 use super::runtime_dir::RuntimeDir;
 use super::uplink::Uplink;
@@ -19,14 +19,15 @@ use crate::switchboard::{Attached, FromDriver, FromFrontend, FrontendConfig};
 use crate::uplink::{FromUplink, UplinkConfig};
 use ringfence_access::Mode;
 use ringfence_frame::orders::TxStaging;
-use ringfence_sandbox::channel::{Channel, poll_until, wait_hung_up};
+use ringfence_sandbox::channel::Channel;
 use ringfence_sandbox::signals::{Arrived, Signals};
 use ringfence_sandbox::spawn::{DomainKind, DomainProcess, Ended, Event, Process, Spawn};
 use ringfence_sandbox::{ChannelError, Ending, STATUS_FAILED};
 use ringfence_sys::descriptors::Descriptors;
+use ringfence_sys::poll::{wait_any, wait_hung_up};
 
 /// How long a guest or a frontend may take to be ready.
-const PATIENCE: Duration = Duration::from_secs(10);
+const START_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long others are waited for that should end at the same moment: to tell cause from effect,
 /// and to leave nothing behind.
 const GRACE: Duration = Duration::from_secs(1);
@@ -78,7 +79,7 @@ enum News {
 
 /// The processes of one guest, and what is known of their driver domain. They end when this is
 /// dropped.
-pub(super) struct Supervisor<'a> {
+pub(super) struct GuestProcesses<'a> {
     reporter: Reporter,
     signals: &'a Signals,
     directory: &'a RuntimeDir,
@@ -108,7 +109,7 @@ struct Taps {
 /// A domain whose inner process may report by a channel of its own.
 struct Watched {
     domain: DomainProcess,
-    /// Whether that is closed. The keeper tells why, a moment later.
+    /// Whether that is closed. The supervisor tells why, a moment later.
     is_silent: bool,
 }
 
@@ -134,17 +135,17 @@ impl Watched {
     }
 }
 
-impl<'a> Supervisor<'a> {
+impl<'a> GuestProcesses<'a> {
     pub(super) fn new(
         reporter: Reporter,
         signals: &'a Signals,
         directory: &'a RuntimeDir,
         options: &'a Options,
-        seat: Option<Seat>,
+        attachment: Option<Attachment>,
         disks: Disks,
         uplink: Option<Uplink>,
-    ) -> Supervisor<'a> {
-        let mut supervisor = Supervisor {
+    ) -> GuestProcesses<'a> {
+        let mut supervisor = GuestProcesses {
             reporter,
             signals,
             directory,
@@ -160,12 +161,12 @@ impl<'a> Supervisor<'a> {
             frontend: None,
             uplink_domain: None,
         };
-        if let Some(seat) = seat {
-            supervisor.attached = Some(seat.attached);
-            supervisor.lease = Some(seat.lease);
-            supervisor.names = Some(seat.names);
-            supervisor.frontend_hub = Some(seat.frontend_hub);
-            supervisor.driver = seat.driver;
+        if let Some(attachment) = attachment {
+            supervisor.attached = Some(attachment.attached);
+            supervisor.lease = Some(attachment.lease);
+            supervisor.names = Some(attachment.names);
+            supervisor.frontend_hub = Some(attachment.frontend_hub);
+            supervisor.driver = attachment.driver;
         }
         supervisor
     }
@@ -216,7 +217,7 @@ impl<'a> Supervisor<'a> {
         let Some(nested) = guest.take_nested_maps() else {
             return Err(Outcome::failed("the guest has no keeper"));
         };
-        let mut fds = vec![stdin.as_fd(), nested.keeper.as_fd()];
+        let mut fds = vec![stdin.as_fd(), nested.supervisor.as_fd()];
         // It alone uses it from here on.
         let names = self.names.take();
         fds.extend(names.iter().map(AsFd::as_fd));
@@ -226,7 +227,7 @@ impl<'a> Supervisor<'a> {
         drop((names, nested));
         told.map_err(|error| Outcome::failed(format!("the guest: {error}")))?;
         self.reporter.step("started the guest's init in namespaces of its own");
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + START_TIMEOUT;
         loop {
             match self.next(Some(deadline)) {
                 News::Guest(FromGuest::Ready { offloads, uplink_offloads, remarks }, fds) => {
@@ -283,7 +284,7 @@ impl<'a> Supervisor<'a> {
         if told.is_ok() {
             self.reporter.step("started the guest's frontend in a sandbox of its own");
         }
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + START_TIMEOUT;
         loop {
             match self.next(Some(deadline)) {
                 News::Frontend(FromFrontend::Up) => return Ok(()),
@@ -305,7 +306,7 @@ impl<'a> Supervisor<'a> {
         if told.is_ok() {
             self.reporter.step("started the guest's uplink in a sandbox of its own");
         }
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + START_TIMEOUT;
         loop {
             match self.next(Some(deadline)) {
                 News::Uplink(FromUplink::Up { link, remarks }) => {
@@ -468,12 +469,12 @@ impl<'a> Supervisor<'a> {
     }
 
     fn gone(&self, who: &str, ended: &Ended) -> Outcome {
-        let why = because(last_line(&ended.last_words).as_deref());
-        let keeper = match ended.first {
+        let why = because(last_line(&ended.stderr_tail).as_deref());
+        let process = match ended.first {
             Process::Inner => "",
-            Process::Keeper => "the keeper of ",
+            Process::Supervisor => "the keeper of ",
         };
-        Outcome::failed(format!("{keeper}{who} {}{why}; this guest ends with it", ended.ending))
+        Outcome::failed(format!("{process}{who} {}{why}; this guest ends with it", ended.ending))
     }
 
     /// A frontend without its driver domain ends as well: then that is the reason to tell.
@@ -486,11 +487,11 @@ impl<'a> Supervisor<'a> {
 
     fn driver_gone(&self) -> Outcome {
         let switch = self.options.switch.as_deref().unwrap_or_default();
-        let obituary = rendezvous::ask_obituary(self.directory, switch);
-        let (ending, words) = match obituary {
-            Some(obituary) => (obituary.ending, obituary.last_words),
+        let exit_report = rendezvous::ask_exit_report(self.directory, switch);
+        let (ending, words) = match exit_report {
+            Some(exit_report) => (exit_report.ending, exit_report.stderr_tail),
             None => {
-                // Its keeper was killed as well, and could not clean up.
+                // Its supervisor was killed as well, and could not clean up.
                 if let Err(error) = self.directory.remove_if_stale(switch) {
                     self.reporter.step(error);
                 }
@@ -518,7 +519,7 @@ impl<'a> Supervisor<'a> {
                 .chain(self.driver.iter().map(DomainProcess::events))
                 .collect();
             fds.extend(channels.iter().map(|fd| PollFd::new(fd, PollFlags::IN)));
-            match poll_until(&mut fds, deadline) {
+            match wait_any(&mut fds, deadline) {
                 Ok(0) => return News::Late,
                 Ok(_) => {}
                 Err(_) => return News::DriverGone,
@@ -573,7 +574,7 @@ impl<'a> Supervisor<'a> {
         if let Some(driver) = &self.driver {
             match driver.next_event() {
                 Some(Event::Said(text)) => self.reporter.relay("driver domain", &text),
-                // The lease tells, and the obituary why.
+                // The lease tells, and the exit_report why.
                 Some(Event::Ended(_)) => self.driver = None,
                 None => {}
             }
@@ -583,5 +584,5 @@ impl<'a> Supervisor<'a> {
 }
 
 fn late(who: &str) -> String {
-    format!("{who} was not ready within {PATIENCE:?}")
+    format!("{who} was not ready within {START_TIMEOUT:?}")
 }

@@ -28,7 +28,7 @@ const SLOTS: u32 = 256;
 const LEAST: u32 = 64;
 
 /// Pressure on memory, and what follows from it.
-pub(super) struct Squeeze {
+pub(super) struct PressureMonitor {
     triggers: Vec<File>,
     /// Where there is no trigger: what the system said.
     refused: Option<String>,
@@ -69,13 +69,13 @@ impl Level {
     }
 }
 
-impl Squeeze {
+impl PressureMonitor {
     /// For windows of `full` pages.
-    pub(super) fn new(full: u32) -> Squeeze {
-        Squeeze::by(full, &paths())
+    pub(super) fn new(full: u32) -> PressureMonitor {
+        PressureMonitor::by(full, &paths())
     }
 
-    fn by(full: u32, paths: &[String]) -> Squeeze {
+    fn by(full: u32, paths: &[String]) -> PressureMonitor {
         let mut triggers = Vec::new();
         let mut refused = Vec::new();
         for path in paths {
@@ -85,7 +85,7 @@ impl Squeeze {
             }
         }
         let refused = triggers.is_empty().then(|| refused.join("; "));
-        Squeeze { triggers, refused, level: Level { full, bound: full, since: None } }
+        PressureMonitor { triggers, refused, level: Level { full, bound: full, since: None } }
     }
 
     /// Why windows do not shrink by themselves, where that is so. Said once, when there is a log.
@@ -104,7 +104,7 @@ impl Squeeze {
         self.triggers.iter().map(AsFd::as_fd)
     }
 
-    /// When [`Squeeze::relaxed`] is worth a call.
+    /// When [`PressureMonitor::relaxed`] is worth a call.
     pub(super) fn due(&self) -> Option<Instant> {
         self.level.due()
     }
@@ -172,7 +172,7 @@ mod tests {
     #[test]
     fn without_pressure_stall_information_one_message_says_so_and_the_order_works() {
         let none = ["/nonexistent/one".to_owned(), "/nonexistent/two".to_owned()];
-        let mut squeeze = Squeeze::by(1024, &none);
+        let mut squeeze = PressureMonitor::by(1024, &none);
         let why = squeeze.refused().unwrap();
         assert!(why.contains("/nonexistent/one: No such file"), "{why}");
         assert!(why.contains("; /nonexistent/two: No such file"), "{why}");
