@@ -11,8 +11,8 @@ use ringfence_sys::descriptors::Descriptors;
 use crate::switchboard::{AttachRequest, Attached, DriverConfig, FromDriver, ToDriver};
 use ringfence_sandbox::Ending;
 use ringfence_sandbox::channel::{Channel, ChannelError, expect_fds};
-use ringfence_sandbox::supervisor::ExitReport;
 use ringfence_sandbox::spawn::{Aftermath, DomainKind, DomainProcess, Spawn, SpawnError};
+use ringfence_sandbox::supervisor::ExitReport;
 
 /// How long a driver domain may take to answer, or to be gone when it is on its way out.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
