@@ -111,7 +111,7 @@ fn skip(reason: &str) {
 }
 
 fn try_start(kind: DomainKind) -> Result<DomainProcess, SpawnError> {
-    let spawn = Spawn { kind, command: &[], inherit: &[], aftermath: None };
+    let spawn = Spawn { kind, command: &[], inherit: &[], cleanup: None };
     DomainProcess::start(&spawn)
 }
 

@@ -1,7 +1,15 @@
-//! The keeper: makes the namespaces of a domain, starts its inner process, and waits.
+//! Supervisor process of a domain: creates the namespaces, starts the inner process, reports its
+//! end.
 //!
-//! See [`super`] for why it exists. It holds nothing of what its domain works with: no
-//! descriptor of the domain's, no terminal (but a guest's), no environment (but a guest's).
+//! The crate's documentation ([`crate`]) explains why a domain needs it. The steps of [`main`]:
+//!
+//! 1. Receive [`ToSupervisor::SetUp`] and unshare the user and PID namespaces.
+//! 2. Have the id maps written, by itself or by the launcher.
+//! 3. Start the inner process, and forward its standard error to the launcher.
+//! 4. When it ends, or the launcher closes the channel, report the end and clean up.
+//!
+//! The supervisor keeps no descriptor that its domain works with. Only a guest's supervisor has the
+//! user's terminal and environment.
 
 use std::ffi::OsString;
 use std::io::{self, Read};
@@ -24,87 +32,79 @@ use super::spawn::{DomainKind, SocketFile, THIS_PROGRAM};
 use super::{Ending, die_with_parent, limits, signals};
 use ringfence_sys::poll::wait_any;
 
-/// How long the launcher may take to give its orders.
+/// Time limit for a command of the launcher.
 const SETUP_TIMEOUT: Duration = Duration::from_secs(10);
-/// How long a keeper tells launchers how their driver domain ended.
+/// Time for which a supervisor reports the end of its driver domain to launchers that connect.
 const EXIT_REPORT_TIME: Duration = Duration::from_millis(300);
-/// How much of what the inner process says last is kept, in bytes.
+/// Maximum length of the stderr tail in bytes.
 const STDERR_TAIL_MAX: usize = 4096;
-/// How long the runtime directory's lock is waited for before the socket file is left to the
-/// next launcher to remove.
+/// Time limit for the lock of the runtime directory. After it, the socket file is left for the next
+/// launcher to remove.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// What the launcher orders.
+/// Commands of the launcher.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ToSupervisor {
-    /// Make the namespaces. With the inner process's channel; for a driver domain also the runtime
-    /// directory and the switch's listening socket; for a guest one end of the channel on which its init
-    /// has the id maps of its nested user namespace written ([`Nested`]).
+    /// Create the namespaces. Comes with the inner process's channel. A driver domain's supervisor
+    /// also gets the runtime directory and the switch's listening socket. A guest's gets one end of
+    /// the channel for the id maps of the nested user namespace ([`Nested`]).
     SetUp {
-        /// Who writes the id maps.
         map_writer: MapWriter,
-        /// What to remove in the end.
+        /// Socket file to remove after a driver domain has ended.
         socket: Option<SocketFile>,
     },
-    /// The id maps are written.
+    /// The launcher has written the id maps.
     Mapped,
 }
 
-/// Messages between a guest's init and its keeper: init enters a nested user namespace, whose id maps only
-/// a process of the outer one may write.
+/// Messages between a guest's init and its supervisor. Init enters a nested user namespace, and
+/// only a process of the outer one may write its id maps.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Nested {
-    /// Init is in the nested namespace and waits for its maps.
+    /// Init has entered the nested namespace and waits for the maps.
     Unshared,
-    /// The maps are written.
     Mapped,
-    /// They could not be written.
+    /// The maps could not be written, for this reason.
     Failed(String),
 }
 
-/// What the keeper reports.
+/// Reports of the supervisor.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum FromSupervisor {
-    /// The user namespace waits for its maps.
+    /// The user namespace has been created and waits for its maps.
     Unshared,
-    /// The inner process runs.
+    /// The inner process has been started.
     Started,
-    /// The inner process wrote this to standard error. Dropped when nobody reads it in time.
-    Said(String),
-    /// The inner process ended, and everything else in its PID namespace with it.
-    Ended {
-        /// How.
-        ending: Ending,
-        /// The end of what it wrote to standard error.
-        stderr_tail: String,
-    },
-    /// It could not be started.
+    /// The inner process wrote this to standard error. Dropped if the launcher does not read.
+    Stderr(String),
+    /// The inner process ended, and with it all processes of its PID namespace.
+    Ended { ending: Ending, stderr_tail: String },
+    /// The domain could not be started, for this reason.
     Failed(String),
 }
 
-/// How a driver domain ended: what a keeper sends to each launcher that connects to the switch's
-/// socket afterwards, whose guest has just lost it.
+/// Exit report of a driver domain. The supervisor sends it to each launcher that connects to the
+/// switch's socket shortly after the end.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ExitReport {
-    /// How.
     pub ending: Ending,
-    /// The end of what it wrote to standard error.
+    /// Last part of what the inner process wrote to standard error.
     pub stderr_tail: String,
 }
 
-/// Runs as the keeper of a domain; returns the exit status.
+/// Main function of a supervisor process. Returns the exit status.
 pub fn main(kind: DomainKind, command: &[OsString]) -> u8 {
-    Channel::with_stdin(|control| match keep(kind, command, control.as_fd(), control) {
+    Channel::with_stdin(|control| match supervise(kind, command, control.as_fd(), control) {
         Ok(ending) => ending.exit_status(),
         Err(error) => {
-            // A launcher that does not listen must not keep it from ending, and what it keeps with it.
+            // Never block on a stuck launcher: the supervisor and its domain must still end.
             control.send_or_drop(&FromSupervisor::Failed(error.to_string()));
             super::STATUS_FAILED
         }
     })
 }
 
-fn keep(
+fn supervise(
     kind: DomainKind,
     command: &[OsString],
     control_fd: BorrowedFd<'_>,
@@ -115,7 +115,7 @@ fn keep(
     let ToSupervisor::SetUp { map_writer, socket } = order else {
         return Err(SupervisorError::Protocol);
     };
-    let (inner_channel, aftermath, nested) = match socket {
+    let (inner_channel, cleanup, nested) = match socket {
         None if kind == DomainKind::Guest => {
             let [inner, nested] = expect_fds(fds)?;
             (inner, None, Some(Channel::from_fd(nested)))
@@ -126,21 +126,21 @@ fn keep(
         }
         Some(socket) => {
             let [inner, directory, listener] = expect_fds(fds)?;
-            (inner, Some(Aftermath { socket, directory, listener }), None)
+            (inner, Some(Cleanup { socket, directory, listener }), None)
         }
     };
     enter_namespaces(kind, map_writer, control)?;
     let inner = start_inner(kind, command, inner_channel)?;
     control.send(&FromSupervisor::Started, &[])?;
     let (ending, stderr_tail) = watch(kind, inner, control_fd, control, nested)?;
-    if let Some(aftermath) = aftermath {
-        aftermath.settle(&ExitReport { ending, stderr_tail: stderr_tail.clone() });
+    if let Some(cleanup) = cleanup {
+        cleanup.settle(&ExitReport { ending, stderr_tail: stderr_tail.clone() });
     }
     control.send_or_drop(&FromSupervisor::Ended { ending, stderr_tail });
     Ok(ending)
 }
 
-/// Why a keeper failed.
+/// Errors of a supervisor.
 #[derive(Debug, thiserror::Error)]
 enum SupervisorError {
     #[error("{what}: {source}")]
@@ -168,7 +168,7 @@ impl SupervisorError {
 
 fn prepare_self(kind: DomainKind) -> Result<(), SupervisorError> {
     let fail = SupervisorError::system("preparing the keeper");
-    // The terminal's signals are for the command; the keeper only waits.
+    // The terminal signals the command itself; the supervisor only waits for it.
     signals::block_all().map_err(&fail)?;
     let name = match kind {
         DomainKind::Driver => c"rf-keep-driver",
@@ -209,8 +209,8 @@ fn enter_namespaces(
         }
     }
     if kind != DomainKind::Driver {
-        // Entering a user namespace changes credentials. If the launcher died before this, its
-        // end of the channel is closed, which ends the watch below.
+        // Entering a user namespace cleared the death signal. If the launcher ended before this
+        // call, its end of the channel is closed, and `watch` ends the domain.
         die_with_parent().map_err(SupervisorError::system("PR_SET_PDEATHSIG"))?;
     }
     if kind.is_sandboxed() {
@@ -221,8 +221,8 @@ fn enter_namespaces(
     Ok(())
 }
 
-/// Lets the inner process start with the capabilities in the new user namespace, whatever its
-/// id there: it needs them to build its sandbox, in which it drops them.
+/// Lets the inner process keep its capabilities in the new user namespace across `execve`, also if
+/// it is not root there. It needs them to build its sandbox, which drops them.
 fn keep_capabilities_over_exec() -> io::Result<()> {
     let mut sets = rustix::thread::capabilities(None)?;
     sets.inheritable = sets.permitted;
@@ -251,7 +251,7 @@ fn start_inner(
     inner.spawn().map_err(SupervisorError::system("starting the inner process"))
 }
 
-/// Waits for the inner process, passing on what it says; ends it when the launcher is gone.
+/// Waits for the inner process and forwards its standard error. Ends it when the launcher is gone.
 fn watch(
     kind: DomainKind,
     mut inner: Child,
@@ -264,17 +264,17 @@ fn watch(
         i32::try_from(inner.id()).ok().and_then(Pid::from_raw).ok_or(SupervisorError::Protocol)?;
     let pidfd = rustix::process::pidfd_open(pid, PidfdFlags::empty())
         .map_err(|errno| fail(errno.into()))?;
-    let mut said = inner.stderr.take();
-    let mut words = StderrTail::default();
+    let mut stderr = inner.stderr.take();
+    let mut tail = StderrTail::default();
     let mut launcher_is_there = true;
     loop {
         let mut fds = vec![PollFd::new(&pidfd, PollFlags::IN)];
         if launcher_is_there {
             fds.push(PollFd::new(&control_fd, PollFlags::IN));
         }
-        let said_at = fds.len();
-        if let Some(said) = &said {
-            fds.push(PollFd::new(said, PollFlags::IN));
+        let stderr_at = fds.len();
+        if let Some(stderr) = &stderr {
+            fds.push(PollFd::new(stderr, PollFlags::IN));
         }
         let nested_at = fds.len();
         if let Some(nested) = &nested {
@@ -282,69 +282,73 @@ fn watch(
         }
         wait_any(&mut fds, None).map_err(&fail)?;
         let is_ready = |at: usize| fds.get(at).is_some_and(|fd| !fd.revents().is_empty());
-        let (ended, hears_launcher) = (is_ready(0), launcher_is_there && is_ready(1));
-        let speaks = said.is_some() && is_ready(said_at);
+        let (ended, launcher_event) = (is_ready(0), launcher_is_there && is_ready(1));
+        let has_output = stderr.is_some() && is_ready(stderr_at);
         let unshared = nested.is_some() && is_ready(nested_at);
-        // One request is served, before the guest's command runs.
+        // Init sends one request, before the guest's command runs.
         if let Some(nested) = nested.take_if(|_| unshared) {
             map_nested(&nested, inner.id());
         }
-        if speaks && !words.listen(&mut said, control) {
-            said = None;
+        if has_output && !tail.read_from(&mut stderr, control) {
+            stderr = None;
         }
         if ended {
             break;
         }
-        if hears_launcher {
-            // There is nothing more to be ordered: this is the end of the stream, or nonsense.
+        if launcher_event {
+            // No further command exists, so this is the end of the stream or a protocol error.
             launcher_is_there = false;
             if kind != DomainKind::Driver {
                 inner.kill().map_err(&fail)?;
             }
         }
     }
-    while said.is_some() && words.listen(&mut said, control) {}
+    while stderr.is_some() && tail.read_from(&mut stderr, control) {}
     let status =
         rustix::io::retry_on_intr(|| rustix::process::waitpid(Some(pid), WaitOptions::empty()))
             .map_err(|errno| fail(errno.into()))?;
     let ending = status.map_or(Ending::Unknown, |(_, status)| Ending::from_wait(status));
-    Ok((ending, words.into_text()))
+    Ok((ending, tail.into_text()))
 }
 
-/// Gives the nested user namespace of a guest's init every id of this one, as it is.
+/// Maps every id of this user namespace to itself in the nested one of a guest's init.
 fn map_nested(nested: &Channel, init: u32) {
     let answer = match nested.try_receive::<Nested>() {
         Ok(Some((Nested::Unshared, _))) => match Maps::identity().and_then(|m| m.write_for(init)) {
             Ok(()) => Nested::Mapped,
             Err(error) => Nested::Failed(error.to_string()),
         },
-        // Init wrote them itself, or is gone.
+        // Init wrote the maps itself, or has ended.
         _ => return,
     };
     nested.send_or_drop(&answer);
 }
 
-/// The end of what the inner process wrote to standard error.
+/// Last part of the inner process's standard error.
 #[derive(Default)]
 struct StderrTail {
     tail: Vec<u8>,
 }
 
 impl StderrTail {
-    /// Reads once; `false` at the end of the stream. Only to be called when there is something to
-    /// read, or the writer is gone.
-    fn listen(&mut self, said: &mut Option<std::process::ChildStderr>, control: &Channel) -> bool {
+    /// Reads once. Returns `false` at the end of the stream. Call this only if data can be read or
+    /// the writer is gone; it blocks otherwise.
+    fn read_from(
+        &mut self,
+        stderr: &mut Option<std::process::ChildStderr>,
+        control: &Channel,
+    ) -> bool {
         let mut buffer = [0; STDERR_TAIL_MAX];
-        let Some(length) = said.as_mut().and_then(|said| said.read(&mut buffer).ok()) else {
+        let Some(length) = stderr.as_mut().and_then(|stderr| stderr.read(&mut buffer).ok()) else {
             return false;
         };
-        let words = &buffer[..length];
-        self.tail.extend_from_slice(words);
+        let tail = &buffer[..length];
+        self.tail.extend_from_slice(tail);
         let surplus = self.tail.len().saturating_sub(STDERR_TAIL_MAX);
         self.tail.drain(..surplus);
         if length > 0 {
             control
-                .send_or_drop(&FromSupervisor::Said(String::from_utf8_lossy(words).into_owned()));
+                .send_or_drop(&FromSupervisor::Stderr(String::from_utf8_lossy(tail).into_owned()));
         }
         length > 0
     }
@@ -354,29 +358,29 @@ impl StderrTail {
     }
 }
 
-/// What is left to do when a driver domain has ended.
-struct Aftermath {
+/// Cleanup after a driver domain has ended.
+struct Cleanup {
     socket: SocketFile,
     directory: OwnedFd,
     listener: OwnedFd,
 }
 
-impl Aftermath {
+impl Cleanup {
     fn settle(self, exit_report: &ExitReport) {
-        // When it ended in order there is no guest left that would ask.
+        // After an orderly end no guest is attached, so no launcher asks.
         if exit_report.ending != Ending::Exited(0) {
-            self.tell(exit_report);
+            self.report_end(exit_report);
         }
-        // Nobody is left to hear of a failure. The next launcher removes a socket file that
-        // nobody listens at.
+        // No process is left to report a failure to. The next launcher removes a socket file at
+        // which no process listens.
         let _ = remove_socket(&self.directory, &self.socket);
     }
 
-    /// Answers launchers for a while. One that comes anew is hung up on, which tells it to try
-    /// again.
-    fn tell(&self, exit_report: &ExitReport) {
+    /// Sends the report to each launcher that connects within [`EXIT_REPORT_TIME`]. A launcher that
+    /// wants to attach gets the report and a closed connection, and tries again.
+    fn report_end(&self, exit_report: &ExitReport) {
         let until = Instant::now() + EXIT_REPORT_TIME;
-        // Already so where the driver domain came far enough.
+        // A driver domain that came far enough has set this already.
         let _ = rustix::io::ioctl_fionbio(&self.listener, true);
         loop {
             let mut fds = [PollFd::new(&self.listener, PollFlags::IN)];
@@ -394,9 +398,10 @@ impl Aftermath {
     }
 }
 
-/// Removes the socket file unless another driver domain has taken its name over.
+/// Removes the socket file, unless another driver domain has reused its name.
 fn remove_socket(directory: &OwnedFd, socket: &SocketFile) -> io::Result<()> {
-    // A lock belongs to an open file; the launcher holds the one this descriptor came from.
+    // A file lock belongs to an open file description, and the launcher may hold one on this
+    // description. Open the directory again.
     let flags = OFlags::DIRECTORY | OFlags::RDONLY | OFlags::CLOEXEC;
     let own = rustix::fs::openat(directory, c".", flags, Mode::empty())?;
     let deadline = Instant::now() + LOCK_TIMEOUT;

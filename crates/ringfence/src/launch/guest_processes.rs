@@ -20,7 +20,7 @@ use crate::uplink::{FromUplink, UplinkConfig};
 use ringfence_access::Mode;
 use ringfence_frame::orders::TxStaging;
 use ringfence_sandbox::channel::Channel;
-use ringfence_sandbox::signals::{Arrived, Signals};
+use ringfence_sandbox::signals::{ReceivedSignal, Signals};
 use ringfence_sandbox::spawn::{DomainKind, DomainProcess, Ended, Event, Process, Spawn};
 use ringfence_sandbox::{ChannelError, Ending, STATUS_FAILED};
 use ringfence_sys::descriptors::Descriptors;
@@ -65,7 +65,7 @@ impl Outcome {
 
 /// What happened.
 enum News {
-    Signal(Arrived),
+    Signal(ReceivedSignal),
     Guest(FromGuest, Descriptors),
     GuestGone(Ended),
     Frontend(FromFrontend),
@@ -210,7 +210,7 @@ impl<'a> GuestProcesses<'a> {
         inherit: &[RawFd],
         config: &GuestConfig,
     ) -> Result<Taps, Outcome> {
-        let spawn = Spawn { kind: DomainKind::Guest, command, inherit, aftermath: None };
+        let spawn = Spawn { kind: DomainKind::Guest, command, inherit, cleanup: None };
         let mut guest =
             DomainProcess::start(&spawn).map_err(|error| Outcome::failed(error.to_string()))?;
         let stdin = standard_input().map_err(|error| Outcome::failed(error.to_string()))?;
@@ -251,8 +251,7 @@ impl<'a> GuestProcesses<'a> {
     }
 
     fn start_frontend(&mut self, (taps, offloads): (Vec<OwnedFd>, u32)) -> Result<(), Outcome> {
-        let spawn =
-            Spawn { kind: DomainKind::Frontend, command: &[], inherit: &[], aftermath: None };
+        let spawn = Spawn { kind: DomainKind::Frontend, command: &[], inherit: &[], cleanup: None };
         let frontend =
             DomainProcess::start(&spawn).map_err(|error| Outcome::failed(error.to_string()))?;
         let config = FrontendConfig {
@@ -297,7 +296,7 @@ impl<'a> GuestProcesses<'a> {
     /// Starts the uplink's process, where there is to be one, with the queues of its TAP.
     fn start_uplink(&mut self, (queues, offloads): (Vec<OwnedFd>, u32)) -> Result<(), Outcome> {
         let Some(uplink) = &mut self.uplink else { return Ok(()) };
-        let spawn = Spawn { kind: DomainKind::Uplink, command: &[], inherit: &[], aftermath: None };
+        let spawn = Spawn { kind: DomainKind::Uplink, command: &[], inherit: &[], cleanup: None };
         let domain =
             DomainProcess::start(&spawn).map_err(|error| Outcome::failed(error.to_string()))?;
         let config: UplinkConfig = uplink.config(offloads, self.reporter.is_verbose());
@@ -391,7 +390,7 @@ impl<'a> GuestProcesses<'a> {
     }
 
     /// Passes a signal on, unless the terminal has sent it to the command already.
-    fn forward(&self, arrived: Arrived) -> Result<(), Outcome> {
+    fn forward(&self, arrived: ReceivedSignal) -> Result<(), Outcome> {
         let keys = [Signal::SIGINT, Signal::SIGQUIT, Signal::SIGHUP].map(|signal| signal as i32);
         let from_terminal = !arrived.by_process && keys.contains(&arrived.number);
         if from_terminal || arrived.number == Signal::SIGTTOU as i32 {
@@ -556,7 +555,7 @@ impl<'a> GuestProcesses<'a> {
                 return Some(News::Frontend(message));
             }
             match frontend.domain.next_event() {
-                Some(Event::Said(text)) => self.reporter.relay("frontend", &text),
+                Some(Event::Stderr(text)) => self.reporter.relay("frontend", &text),
                 Some(Event::Ended(ended)) => return Some(News::FrontendGone(ended)),
                 None => {}
             }
@@ -566,14 +565,14 @@ impl<'a> GuestProcesses<'a> {
                 return Some(News::Uplink(message));
             }
             match uplink.domain.next_event() {
-                Some(Event::Said(text)) => self.reporter.relay("uplink", &text),
+                Some(Event::Stderr(text)) => self.reporter.relay("uplink", &text),
                 Some(Event::Ended(ended)) => return Some(News::UplinkGone(ended)),
                 None => {}
             }
         }
         if let Some(driver) = &self.driver {
             match driver.next_event() {
-                Some(Event::Said(text)) => self.reporter.relay("driver domain", &text),
+                Some(Event::Stderr(text)) => self.reporter.relay("driver domain", &text),
                 // The lease tells, and the exit_report why.
                 Some(Event::Ended(_)) => self.driver = None,
                 None => {}

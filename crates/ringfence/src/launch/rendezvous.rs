@@ -11,7 +11,7 @@ use ringfence_sys::descriptors::Descriptors;
 use crate::switchboard::{AttachRequest, Attached, DriverConfig, FromDriver, ToDriver};
 use ringfence_sandbox::Ending;
 use ringfence_sandbox::channel::{Channel, ChannelError, expect_fds};
-use ringfence_sandbox::spawn::{Aftermath, DomainKind, DomainProcess, Spawn, SpawnError};
+use ringfence_sandbox::spawn::{Cleanup, DomainKind, DomainProcess, Spawn, SpawnError};
 use ringfence_sandbox::supervisor::ExitReport;
 
 /// How long a driver domain may take to answer, or to be gone when it is on its way out.
@@ -130,13 +130,13 @@ fn reach(
         return Ok((Channel::from_fd(hub), None));
     }
     let (listener, socket) = directory.listen(switch, &lock)?;
-    let aftermath = Aftermath {
+    let cleanup = Cleanup {
         directory: directory.as_fd(),
         socket: socket.clone(),
         listener: listener.as_fd(),
     };
     let spawn =
-        Spawn { kind: DomainKind::Driver, command: &[], inherit: &[], aftermath: Some(aftermath) };
+        Spawn { kind: DomainKind::Driver, command: &[], inherit: &[], cleanup: Some(cleanup) };
     let started = DomainProcess::start(&spawn).map_err(RendezvousError::from).and_then(|driver| {
         let config = DriverConfig { switch: switch.to_owned(), verbose: reporter.is_verbose() };
         let namespace = proof::own_user_namespace().map_err(ChannelError::from)?;
