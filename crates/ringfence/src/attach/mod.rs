@@ -32,7 +32,7 @@ use rustix::thread::CapabilitySet;
 
 use self::claim::{ClaimError, Claimed};
 use crate::cli::{parse_interface, staging_parser};
-use crate::frontend::link::{Happened, Link, LinkError};
+use crate::frontend::link::{Link, LinkError, LinkEvent};
 use crate::log::LineBudget;
 use crate::netlink::{LinkChange, Netlink};
 use crate::serve::{PlatformChoice, join_hub, parse_platform};
@@ -241,13 +241,13 @@ fn serve<P: Platform>(
             let Some(happened) = link.next()? else { break };
             any = true;
             match happened {
-                Happened::Store => {}
-                Happened::VifGone(why) => {
+                LinkEvent::Store => {}
+                LinkEvent::VifGone(why) => {
                     if let Some(unlogged) = ends.take() {
                         tracing::warn!(name, %why, unlogged, "the connection ended");
                     }
                 }
-                Happened::TapGone(why) => {
+                LinkEvent::TapGone(why) => {
                     return Err(AttachError::InterfaceGone { name: name.to_owned(), why });
                 }
             }

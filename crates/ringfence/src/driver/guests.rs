@@ -13,7 +13,7 @@ use ringfence_block::vbd::backend::VbdBackend;
 use ringfence_frame::port::{Fault, Port};
 use ringfence_frame::tap::TapPort;
 use ringfence_net::vif::backend::{BackendOptions, Life, VifBackend};
-use ringfence_net::vif::toolstack::{self, VifConfig};
+use ringfence_net::vif::toolstack;
 use ringfence_platform::local::LocalPlatform;
 use ringfence_platform::local::hub::HubHandle;
 use ringfence_platform::{DomId, Platform};
@@ -30,6 +30,7 @@ use ringfence_xenstore::{StoreAccess, StoreClient, StoreError};
 use super::NAMES_ROOT;
 use super::addresses::{AddressPlan, Assigned};
 use super::admission::Admission;
+use super::device::{filter_of, make_device};
 use super::disks::Disks;
 use super::lease::Lease;
 use crate::ports::{PortBinding, PortEntry, Retired, device_name};
@@ -570,41 +571,4 @@ impl Vif {
         let (backend, mut host) = self.split(retired, scope.dataplane);
         backend.look(scope.platform, scope.store, &mut host)
     }
-}
-
-/// Returns the filter that restricts a guest to its addresses.
-fn filter_of(assigned: &Assigned, request: &AttachRequest) -> AddressFilter {
-    AddressFilter::new(assigned.mac, assigned.addresses.iter().map(|address| address.ip()))
-        .forwarding(request.forwarding)
-        .advertising(request.advertise)
-}
-
-/// Creates the store nodes of a device and of its name, and watches them.
-fn make_device(
-    store: &mut StoreClient,
-    backend: &VifBackend,
-    assigned: &Assigned,
-    request: &AttachRequest,
-) -> Result<(), String> {
-    let device = backend.device();
-    if let Some(name) = &request.name {
-        let path = format!("{NAMES_ROOT}/{name}");
-        if store.read_opt(&path).map_err(|e| e.to_string())?.is_some() {
-            return Err(format!(
-                "the name `{name}` is taken on this switch; choose another --name"
-            ));
-        }
-        let owner = PermissionList::owned_by(device.frontend, NodeAccess::Read);
-        store
-            .write(&path, "")
-            .and_then(|()| store.set_perms(&path, &owner))
-            .map_err(|e| e.to_string())?;
-    }
-    let config = VifConfig { mac: assigned.mac, mtu: request.mtu };
-    toolstack::create(store, device, config).map_err(|e| e.to_string())?;
-    let token = device_name(device);
-    for path in backend.watch_paths() {
-        store.watch(&path, &token).map_err(|e| e.to_string())?;
-    }
-    Ok(())
 }

@@ -18,6 +18,7 @@
 
 pub mod addresses;
 mod admission;
+mod device;
 mod disks;
 mod guests;
 mod lease;
