@@ -1,4 +1,4 @@
-//! `ringfence hub`: the hub alone, for domains that are started by other means.
+//! `ringfence hub`: the hub without a driver domain, for domains that are started by other means.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -31,7 +31,7 @@ pub struct HubArgs {
     pub arena_mib: u16,
 }
 
-/// Serves until told to end. Returns the exit status.
+/// Serves until SIGINT or SIGTERM. Returns the exit status.
 pub fn main(args: &HubArgs) -> u8 {
     crate::log::to_stderr(true);
     match serve(args) {
@@ -43,12 +43,12 @@ pub fn main(args: &HubArgs) -> u8 {
     }
 }
 
-/// Removes the socket file when the hub ends.
+/// Socket file that is removed when the hub ends.
 struct SocketFile<'a>(&'a Path);
 
 impl Drop for SocketFile<'_> {
     fn drop(&mut self) {
-        // Somebody may have removed it before.
+        // The file may have been removed by another process.
         let _ = std::fs::remove_file(self.0);
     }
 }
@@ -98,7 +98,7 @@ fn listen(path: &Path) -> io::Result<OwnedFd> {
             io::Error::new(io::Error::from(other).kind(), format!("{}: {other}", path.display()))
         }
     })?;
-    // Only this user may connect: with the hub's own user goes the toolstack's number.
+    // Only this user may connect, because a connection of the hub's own user can become domain 0.
     rustix::fs::chmod(path, rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR)?;
     rustix::net::listen(&socket, 64)?;
     Ok(socket)
