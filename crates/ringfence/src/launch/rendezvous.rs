@@ -1,4 +1,4 @@
-//! Getting to the driver domain of a switch, starting it if there is none.
+//! Connection to the driver domain of a switch, which is started if there is none.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
@@ -14,25 +14,25 @@ use ringfence_sandbox::channel::{Channel, ChannelError, expect_fds};
 use ringfence_sandbox::spawn::{Cleanup, DomainKind, DomainProcess, Spawn, SpawnError};
 use ringfence_sandbox::supervisor::ExitReport;
 
-/// How long a driver domain may take to answer, or to be gone when it is on its way out.
+/// Time limit for an answer of the driver domain, or for its end.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// A attachment at a switch.
+/// Attachment of a guest to a switch.
 #[derive(Debug)]
 pub(crate) struct Attachment {
-    /// What the guest was given.
+    /// Properties that the driver domain assigned.
     pub(crate) attached: Attached,
-    /// To the driver domain, which detaches the guest when this is closed.
+    /// Channel to the driver domain, which detaches the guest when it closes.
     pub(crate) lease: Channel,
-    /// The connection to the hub for the guest's frontend.
+    /// Connection to the hub for the guest's frontend.
     pub(crate) frontend_hub: OwnedFd,
-    /// The connection to the store for the guest's names.
+    /// Connection to the store for the guest's names.
     pub(crate) names: OwnedFd,
-    /// The driver domain, if this launcher started it.
+    /// Driver domain, if this launcher started it.
     pub(crate) driver: Option<DomainProcess>,
 }
 
-/// Why there is no attachment.
+/// Errors that prevent an attachment.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum RendezvousError {
     #[error(transparent)]
@@ -49,7 +49,7 @@ pub(crate) enum RendezvousError {
     Stuck { switch: String },
 }
 
-/// ": WHY", or nothing.
+/// Formats a reason as ": WHY", or returns an empty text.
 pub(crate) fn because(why: Option<&str>) -> String {
     why.map_or_else(String::new, |why| format!(": {why}"))
 }
@@ -63,7 +63,7 @@ pub(crate) fn attach(
 ) -> Result<Attachment, RendezvousError> {
     let deadline = Instant::now() + ANSWER_TIMEOUT;
     loop {
-        let (lease, driver) = reach(directory, switch, reporter)?;
+        let (lease, driver) = connect_or_start(directory, switch, reporter)?;
         match ask(&lease, request) {
             Ok((FromDriver::Attached(attached), fds)) => {
                 let [frontend_hub, names] = expect_fds(fds)?;
@@ -73,7 +73,7 @@ pub(crate) fn attach(
                 let why = printable(&why);
                 return Err(RendezvousError::Refused { switch: switch.to_owned(), why });
             }
-            // It ended before it answered; or what answers is a keeper, with an exit_report.
+            // The driver domain ended first, or a supervisor answered with an exit report.
             Ok(_) | Err(ChannelError::Closed | ChannelError::Malformed(_)) => {}
             Err(ChannelError::TimedOut(_)) => {
                 return Err(RendezvousError::Stuck { switch: switch.to_owned() });
@@ -100,8 +100,8 @@ fn ask(
     lease.receive_within(ANSWER_TIMEOUT)
 }
 
-/// Asks the keeper of a driver domain that has just ended how it did; `None` where the keeper is
-/// gone, too.
+/// Requests the exit report of a driver domain that has just ended. Returns `None` if its
+/// supervisor is gone, too.
 pub(crate) fn ask_exit_report(directory: &RuntimeDir, switch: &str) -> Option<ExitReport> {
     let socket = directory.connect(switch).ok()??;
     let (exit_report, _) =
@@ -118,8 +118,9 @@ fn failed(switch: &str, driver: &DomainProcess) -> RendezvousError {
     RendezvousError::Failed { switch: switch.to_owned(), ending, why: last_line(&words) }
 }
 
-/// Connects to the switch's hub. One launcher at a time, so that only one finds nobody there.
-fn reach(
+/// Connects to the switch's driver domain, and starts it if there is none. The lock admits one
+/// launcher at a time.
+fn connect_or_start(
     directory: &RuntimeDir,
     switch: &str,
     reporter: Reporter,
@@ -148,7 +149,7 @@ fn reach(
         "switch `{switch}` is new: started its driver domain, kept by process {}",
         driver.supervisor_pid()
     ));
-    // It is queued until the driver domain listens to it.
+    // The connection is queued until the driver domain accepts it.
     let hub = directory.connect(switch)?.ok_or_else(|| failed(switch, &driver))?;
     Ok((Channel::from_fd(hub), Some(driver)))
 }
