@@ -46,7 +46,7 @@ impl Uplink {
         if !is_wanted(options)? {
             return Ok(None);
         }
-        let host = match HostNetwork::look() {
+        let host = match HostNetwork::read() {
             Ok(host) => host,
             Err(error) if asks_for_nothing(options) => {
                 reporter.summary(format_args!(
