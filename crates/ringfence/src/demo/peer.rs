@@ -26,7 +26,7 @@ pub struct Transfer {
 }
 
 impl Transfer {
-    /// Returns the throughput.
+    /// Returns the throughput of the transfer.
     pub fn gigabits_per_second(&self) -> f64 {
         #[expect(clippy::cast_precision_loss, reason = "a rate for people")]
         let bits = self.bytes as f64 * 8.0;
@@ -68,16 +68,16 @@ pub fn main(role: &Role) -> u8 {
     }
 }
 
-/// Which end.
+/// Role of a peer in the transfer.
 #[derive(Clone, Debug, PartialEq, Eq, clap::Subcommand)]
 pub enum Role {
     /// Take one stream, check it, report it
     Receive,
     /// Send one stream
     Send {
-        /// To whom.
+        /// Host name of the receiver.
         host: String,
-        /// How long.
+        /// Duration of the transfer.
         seconds: u64,
     },
 }

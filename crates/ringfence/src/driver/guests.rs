@@ -116,7 +116,7 @@ impl Guests {
         })
     }
 
-    /// What is readable when a disk is to be looked at.
+    /// Returns the event that is raised when a disk needs an update.
     pub(super) fn disk_wake(&self) -> &WakeFd {
         &self.disk_wake
     }
@@ -492,7 +492,7 @@ impl Guests {
         for device in due {
             let mut retired = core::mem::take(&mut self.retired_ports);
             let vif = self.find(&device).and_then(|guest| guest.vif.as_mut());
-            let (more, condemned) = vif.map_or((false, false), |vif| {
+            let (more, is_closed) = vif.map_or((false, false), |vif| {
                 let (backend, mut host) = vif.split(&mut retired, scope.dataplane);
                 let more = backend.serve_control(&mut host);
                 (more, backend.condemned().is_some())
@@ -501,7 +501,7 @@ impl Guests {
             if more {
                 self.controls_due.push(device);
             }
-            if condemned {
+            if is_closed {
                 self.look(&device, scope);
             }
         }

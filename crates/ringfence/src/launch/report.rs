@@ -2,7 +2,7 @@
 
 use std::io::Write;
 
-/// Amount of messages.
+/// Amount of messages that the launcher writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Loudness {
     /// Only problems.
@@ -20,7 +20,7 @@ pub struct Reporter {
 }
 
 impl Reporter {
-    /// Creates a reporter.
+    /// Creates a reporter with this loudness.
     pub fn new(loudness: Loudness) -> Reporter {
         Reporter { loudness }
     }
@@ -30,19 +30,19 @@ impl Reporter {
         self.loudness == Loudness::Verbose
     }
 
-    /// Reports a problem.
+    /// Reports a problem, at every loudness.
     pub fn problem(self, text: impl std::fmt::Display) {
         self.line(text);
     }
 
-    /// Reports a result.
+    /// Reports a result, unless quiet.
     pub fn summary(self, text: impl std::fmt::Display) {
         if self.loudness >= Loudness::Normal {
             self.line(text);
         }
     }
 
-    /// Reports a step.
+    /// Reports a step, if verbose.
     pub fn step(self, text: impl std::fmt::Display) {
         if self.loudness >= Loudness::Verbose {
             self.line(text);

@@ -90,7 +90,7 @@ impl Request {
         Ok(Request { message, query, question })
     }
 
-    /// Returns the question.
+    /// Returns the question of the query.
     pub fn question(&self) -> &Question {
         &self.question
     }
@@ -167,8 +167,8 @@ fn guest(name: &str) -> Question {
 fn parse_arpa(labels: &[&str]) -> Option<IpAddr> {
     match labels {
         [d, c, b, a, "in-addr", "arpa"] => {
-            let octet = |label: &str| label.parse::<u8>().ok();
-            Some(Ipv4Addr::new(octet(a)?, octet(b)?, octet(c)?, octet(d)?).into())
+            let byte = |label: &str| label.parse::<u8>().ok();
+            Some(Ipv4Addr::new(byte(a)?, byte(b)?, byte(c)?, byte(d)?).into())
         }
         [nibbles @ .., "ip6", "arpa"] if nibbles.len() == 32 => {
             let mut bits = 0u128;

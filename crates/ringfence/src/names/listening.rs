@@ -50,8 +50,8 @@ fn is_reachable(hex: &str) -> bool {
     match words.as_deref() {
         Some(&[v4]) => !Ipv4Addr::from(v4).is_loopback(),
         Some(words @ [_, _, _, _]) => {
-            let octets: [u8; 16] = words.as_flattened().try_into().unwrap_or_default();
-            !Ipv6Addr::from(octets).is_loopback()
+            let bytes: [u8; 16] = words.as_flattened().try_into().unwrap_or_default();
+            !Ipv6Addr::from(bytes).is_loopback()
         }
         _ => false,
     }

@@ -48,7 +48,6 @@ pub struct ForwardSpec {
     pub last: u16,
     /// Port of the guest to which the first port leads.
     pub guest: u16,
-    /// Which.
     pub protocol: Protocol,
 }
 
@@ -160,7 +159,6 @@ impl fmt::Display for ForwardSpec {
 /// Destination of one listening socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Forward {
-    /// Which.
     pub protocol: Protocol,
     /// Set if its clients have IPv6 addresses.
     pub ipv6: bool,

@@ -16,7 +16,7 @@ use ringfence_uplink::link::vhost_net::frames::FrameShape;
 use ringfence_uplink::link::vhost_net::{Protection, VhostLink};
 use serde::{Deserialize, Serialize};
 
-/// Link to use.
+/// Choice of the link between guest and uplink.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum LinkOrder {
     /// Reads and writes of the TAP.
