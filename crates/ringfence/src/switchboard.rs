@@ -1,24 +1,27 @@
-//! What launchers and the driver domain of a switch say to each other.
+//! Control protocol between launchers and the driver domain of a switch.
 //!
-//! A launcher connects to the switch's socket and holds the connection as long as its guest lives:
-//! when it closes, the guest is taken off the switch; when the driver domain closes it, the guest
-//! has no network any more and ends.
+//! A launcher connects to the switch's socket and keeps the connection for the lifetime of its
+//! guest. When the launcher closes it, the driver domain detaches the guest. When the driver domain
+//! closes it, the guest has lost its network and ends.
 //!
 //! ```text
 //! launcher                               driver domain
 //!   Hello + user namespace ─────────────>  proof of being a launcher
-//!   Attach ─────────────────────────────>  gives a domain number, addresses, makes the vif
+//!   Attach ─────────────────────────────>  assigns a domain number and addresses, creates the vif
 //!   <───────────────────────── Attached    + frontend's hub connection, guest's store connection
-//!   HostLeg + TAP ──────────────────────>  (with --host-tap) the host's own leg
+//!   HostLeg + TAP ──────────────────────>  (with --host-tap) a port for the host
 //!   <────────────────────────── LegAdded
-//!   Disk + file ────────────────────────>  makes a vbd of an open, locked file, or of a connection
+//!   Disk + file ────────────────────────>  creates a vbd of an open, locked file or of a connection
 //!   <───────────────────────── DiskAdded
-//!   <────────────────────────────── Dial   the connection to that disk's server is lost
-//!   Dialled + socket ───────────────────>  another one
+//!   <────────────────────────────── Dial   the connection to that disk's server was lost
+//!   Dialled + socket ───────────────────>  a new connection
 //!   Stats ──────────────────────────────>
 //!   <───────────────────────────── Stats
-//!   <── DeviceClosed, DiskClosed, or Bye   when something went wrong, with the reason
+//!   <── DeviceClosed, DiskClosed, or Bye   after a failure, with the reason
 //! ```
+//!
+//! The module also has the messages of the domains' own channels: [`DriverConfig`],
+//! [`FrontendConfig`] and their reports.
 
 use std::collections::BTreeMap;
 
@@ -31,242 +34,231 @@ use serde::{Deserialize, Serialize};
 
 use crate::guest::Address;
 
-/// The version of this protocol; both ends are of one build, or they refuse each other.
+/// Version of this protocol. Both ends must be of the same build; others are refused.
 pub const VERSION: &str = env!("CARGO_PKG_VERSION");
 
-/// The first order to a driver domain, over its own channel, with the listening socket and the
-/// launcher's user namespace.
+/// Configuration of a driver domain: the first message on its own channel. Comes with the listening
+/// socket and the launcher's user namespace.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DriverConfig {
-    /// The switch's name.
+    /// Name of the switch.
     pub switch: String,
-    /// Say more on standard error.
+    /// Logs debug messages to standard error.
     pub verbose: bool,
 }
 
-/// The driver domain's answer over its own channel, once its sandbox is closed and it listens.
+/// Report of a driver domain on its own channel, after its sandbox is closed and it listens.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum DriverReport {
-    /// It serves.
     Ready,
-    /// It cannot.
     Failed(String),
 }
 
-/// From a launcher.
+/// Requests of a launcher.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ToDriver {
-    /// The first message: proof of being a launcher, with a descriptor of its user namespace
-    /// ([`crate::launch::proof`]). It is not answered, unless by [`FromDriver::Refused`].
+    /// First message: proof of being a launcher, with a descriptor of its user namespace
+    /// ([`crate::launch::proof`]). The only answer is [`FromDriver::Refused`].
     Hello {
-        /// [`VERSION`].
+        /// Protocol version of the launcher ([`VERSION`]).
         version: String,
     },
-    /// A guest wants a vif.
+    /// Attaches a guest and creates its vif.
     Attach(Box<AttachRequest>),
-    /// The host's leg was made; with the descriptors of its TAP's queues.
+    /// Adds a port for the host; with the descriptors of its TAP's queues.
     HostLeg {
-        /// The interface's name, for messages.
+        /// Name of the host's interface, for messages.
         name: String,
-        /// What the kernel leaves to the reader.
+        /// TAP offloads: work that the kernel leaves to the reader of frames.
         offloads: u32,
-        /// Octets behind the Ethernet header.
+        /// Maximum length of a frame without its Ethernet header, in bytes.
         mtu: u16,
     },
-    /// The guest wants a disk; with the descriptor of its file, or of a connection to its server (that
-    /// may come later).
+    /// Adds a disk; with the descriptor of its file or of a connection to its server. The
+    /// connection may follow later.
     Disk(Box<DiskRequest>),
-    /// Another connection was wanted; with its descriptor, unless there is none.
+    /// Answers [`FromDriver::Dial`]; with the connection's descriptor, unless `problem` is set.
     Dialled {
-        /// For which of the guest's disks.
+        /// Number of the guest's disk.
         handle: u16,
-        /// Why there is none.
+        /// Reason for which no connection could be made.
         problem: Option<String>,
     },
-    /// Asks for the counters.
+    /// Requests the counters.
     Stats,
 }
 
-/// What a guest is to get.
+/// Request to attach a guest.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AttachRequest {
-    /// [`VERSION`].
+    /// Protocol version of the launcher ([`VERSION`]).
     pub version: String,
-    /// The name others find it by.
+    /// Name by which other guests find the guest.
     pub name: Option<String>,
-    /// Its addresses; none: the driver domain picks.
+    /// Requested addresses. If empty, the driver domain chooses them.
     pub addresses: Vec<Address>,
-    /// Octets behind the Ethernet header.
+    /// Maximum length of a frame without its Ethernet header, in bytes.
     pub mtu: u16,
-    /// How the backend reaches its pages ([`Mode::name`]).
+    /// Access mode of the backend ([`Mode::name`]).
     pub mode: String,
-    /// Queues to offer.
+    /// Maximum number of queues that the backend offers.
     pub queues: u32,
-    /// What the backend takes unfinished ([`OffloadKeys`] as text).
+    /// Offloads that the backend accepts ([`OffloadKeys`] as text).
     pub offloads: String,
-    /// Join small packets on their way to it.
+    /// Joins small TCP segments on their way to the guest.
     pub coalesce: bool,
     /// The guest routes: it may send packets from any IP address.
     pub forwarding: bool,
-    /// The guest configures others: it may send messages of routers and of DHCP servers.
+    /// The guest configures others: it may send messages of routers and DHCP servers.
     pub advertise: bool,
-    /// Also reserve addresses for a leg of the host.
+    /// Also reserves addresses for a port of the host.
     pub host_leg: bool,
 }
 
 impl AttachRequest {
-    /// The mode, if this build has it.
+    /// Returns the access mode, if this build has it.
     pub fn mode(&self) -> Option<Mode> {
         self.mode.parse().ok()
     }
 
-    /// What the backend is to take, if this build knows it all.
+    /// Returns the accepted offloads, if this build knows all of them.
     pub fn offloads(&self) -> Option<OffloadKeys> {
         self.offloads.parse().ok()
     }
 }
 
-/// A disk that a guest is to get.
+/// Request to add a disk.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DiskRequest {
-    /// Which of the guest's disks: from 0 on.
+    /// Number of the guest's disk, from 0.
     pub handle: u16,
-    /// How the backend reaches the guest's pages ([`ringfence_block::blkback::Mode::name`]).
+    /// Access mode of the backend ([`ringfence_block::blkback::Mode::name`]).
     pub mode: String,
-    /// Where its content is.
     pub medium: Medium,
 }
 
-/// Where the content of a disk is, as the launcher found it.
+/// Storage of a disk, as the launcher opened it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Medium {
-    /// A file.
     File {
-        /// What the launcher found out about it.
+        /// Properties of the file, as the launcher measured them.
         facts: FileFacts,
-        /// How it is to be used.
         options: FileOptions,
     },
-    /// An NBD server, and what was agreed on with it.
+    /// Connection to an NBD server, with the negotiated properties.
     Nbd(NbdFacts),
 }
 
-/// From the driver domain.
+/// Answers and events of the driver domain.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum FromDriver {
-    /// The guest has a vif. With two descriptors: the frontend's hub connection, and a store
+    /// The guest has a vif. Comes with two descriptors: the frontend's hub connection, and a store
     /// connection for the guest's names.
     Attached(Box<Attached>),
-    /// The host's leg is on the switch.
+    /// The host has a port on the switch.
     LegAdded,
-    /// The guest has a vbd.
+    /// The guest has the vbd.
     DiskAdded,
-    /// Another connection to the server of one of the guest's disks is wanted.
+    /// Requests a new connection to the server of one of the guest's disks.
     Dial {
-        /// Which disk.
         handle: u16,
     },
-    /// The counters.
     Stats(Box<DriverStats>),
-    /// It will not be done.
+    /// The request is refused, for this reason.
     Refused(String),
-    /// The guest's network interface was closed because of what its frontend did.
+    /// The guest's vif was closed because its frontend broke rules.
     DeviceClosed(String),
-    /// One of the guest's disks was, or because of its storage.
+    /// One of the guest's disks was closed because its frontend broke rules or its storage failed.
     DiskClosed {
-        /// Which disk.
         handle: u16,
-        /// Why.
         why: String,
     },
-    /// The driver domain ends.
+    /// The driver domain ends, for this reason.
     Bye(String),
 }
 
-/// A vif as it was given.
+/// Properties of an attached guest.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Attached {
-    /// The guest's domain number.
+    /// Domain number of the guest.
     pub domain: u16,
-    /// Its Ethernet address.
+    /// Ethernet address of the vif.
     pub mac: [u8; 6],
-    /// Its addresses.
+    /// IP addresses assigned to the guest.
     pub addresses: Vec<Address>,
-    /// The host's leg, where one was asked for.
+    /// Addresses of the host's port, if one was requested.
     pub host_leg: Option<LegConfig>,
 }
 
-/// Addresses of the host's leg.
+/// Addresses of the host's port on the switch.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LegConfig {
-    /// Its Ethernet address.
     pub mac: [u8; 6],
-    /// Its addresses.
     pub addresses: Vec<Address>,
 }
 
-/// Counters of a driver domain at one moment.
+/// Snapshot of a driver domain's counters.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DriverStats {
-    /// Of the data path: grant operations, system calls.
+    /// Counters of the data path: grant operations, system calls.
     pub path: BTreeMap<String, u64>,
-    /// Of each port; under `gone` the sums of those that are no more.
+    /// Counters of each port. `gone` has the sums of removed ports.
     pub ports: BTreeMap<String, BTreeMap<String, u64>>,
-    /// Of each disk that is connected.
+    /// Counters of each connected disk.
     pub disks: BTreeMap<String, BTreeMap<String, u64>>,
-    /// Rules broken by each guest; under `gone` the sums of those that have left.
+    /// Rule violations of each guest. `gone` has the sums of guests that have left.
     pub rules: BTreeMap<String, BTreeMap<String, u64>>,
-    /// Rules of the hub's protocol broken by any domain.
+    /// Rule violations of the hub's protocol by any domain.
     pub hub: BTreeMap<String, u64>,
 }
 
-/// The order to a frontend, with its descriptors: its hub connection, the TAP's queues, and for each
-/// disk the socket at which it is to be served.
+/// Configuration of a frontend. Comes with descriptors: its hub connection, the TAP's queues, and
+/// for each disk the socket of its export.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FrontendConfig {
-    /// Octets behind the Ethernet header.
+    /// Maximum length of a frame without its Ethernet header, in bytes.
     pub mtu: u16,
-    /// What the kernel leaves to the reader of the TAP.
+    /// TAP offloads: work that the kernel leaves to the reader of frames.
     pub offloads: u32,
-    /// Which of the guest's pages to have the driver domain keep mapped, if it can: a
-    /// [`TxStaging`](ringfence_frame::orders::TxStaging)'s name.
+    /// Pages that the frontend asks the backend to keep mapped: the name of a
+    /// [`TxStaging`](ringfence_frame::orders::TxStaging).
     pub staging: String,
-    /// Have the buffers in windows, which the frontend issues and takes back alone.
+    /// Puts the buffers into grant windows, if the backend opens them.
     pub windows: bool,
-    /// Queues to have.
+    /// Number of queues of the vif.
     pub queues: u32,
-    /// Queues of the TAP: threads to have.
+    /// Number of queues of the TAP, and of worker threads.
     pub tap_queues: u32,
-    /// What the frontend takes unfinished ([`OffloadKeys`] as text).
+    /// Offloads that the frontend accepts ([`OffloadKeys`] as text).
     pub takes: String,
-    /// Disks, by handle from 0 on, and how they share pages.
+    /// Disks by handle, from 0.
     pub disks: Vec<DiskFrontend>,
 }
 
-/// How a frontend uses a disk.
+/// Page sharing between a frontend and one disk's backend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DiskFrontend {
-    /// Pages stay lent from one request to the next.
+    /// Keeps pages granted from one request to the next.
     pub persistent: bool,
-    /// Pages are in windows, if the backend opens them.
+    /// Puts pages into grant windows, if the backend opens them.
     pub windows: bool,
 }
 
 impl DiskFrontend {
-    /// What a frontend does for a backend in this mode.
+    /// Returns the frontend's part of a backend's access mode.
     pub fn of(mode: DiskMode) -> DiskFrontend {
         let windows = mode == DiskMode::Window;
         DiskFrontend { persistent: windows || mode == DiskMode::Persistent, windows }
     }
 }
 
-/// What a frontend reports.
+/// Reports of a frontend.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum FromFrontend {
-    /// Backend and frontend are connected.
+    /// Frontend and backend are connected.
     Up,
-    /// They were, and are not any more.
+    /// The connection ended, for this reason.
     Down(String),
-    /// The frontend cannot go on.
+    /// The frontend cannot continue, for this reason.
     Failed(String),
 }

@@ -15,8 +15,8 @@ use std::time::Duration;
 
 use ringfence_sandbox::ids::may_map_any;
 use ringfence_sandbox::isolation::Isolation;
-use ringfence_sandbox::keeper;
 use ringfence_sandbox::spawn::{Spawn, SpawnError};
+use ringfence_sandbox::supervisor;
 use ringfence_sandbox::{Channel, DomainKind, DomainProcess};
 use rustix::event::{EventfdFlags, PollFd, PollFlags};
 use rustix::fs::{FallocateFlags, MemfdFlags, Mode, OFlags, SealFlags};
@@ -54,7 +54,7 @@ fn main() {
     let words: Vec<&str> = words.iter().map(String::as_str).collect();
     match words[..] {
         [_, "internal", "keeper", kind] => {
-            std::process::exit(keeper::main(kind_named(kind), &[]).into());
+            std::process::exit(supervisor::main(kind_named(kind), &[]).into());
         }
         [_, "internal", kind] => inner(kind_named(kind)),
         // Asked by tools what tests there are.
@@ -111,7 +111,7 @@ fn skip(reason: &str) {
 }
 
 fn try_start(kind: DomainKind) -> Result<DomainProcess, SpawnError> {
-    let spawn = Spawn { kind, command: &[], inherit: &[], aftermath: None };
+    let spawn = Spawn { kind, command: &[], inherit: &[], cleanup: None };
     DomainProcess::start(&spawn)
 }
 
@@ -122,7 +122,7 @@ fn start(kind: DomainKind) -> DomainProcess {
 fn examine(kind: DomainKind, victim: i32) -> Report {
     let domain = start(kind);
     let own = i32::try_from(std::process::id()).unwrap();
-    let keeper = i32::try_from(domain.keeper_pid()).unwrap();
+    let keeper = i32::try_from(domain.supervisor_pid()).unwrap();
     let orders = Orders { victims: vec![victim, own, keeper, 2] };
     // Where it has failed by now, that shows below.
     let _ = domain.channel().send(&orders, &[]);
@@ -135,7 +135,7 @@ fn examine(kind: DomainKind, victim: i32) -> Report {
 
 /// The process below the keeper.
 fn inner_pid(domain: &DomainProcess) -> i32 {
-    let keeper = domain.keeper_pid();
+    let keeper = domain.supervisor_pid();
     let children = format!("/proc/{keeper}/task/{keeper}/children");
     std::fs::read_to_string(children).unwrap().trim().parse().unwrap()
 }
@@ -167,7 +167,7 @@ fn from_outside(domain: &DomainProcess, pid: i32) {
     // After the name in parentheses: state, parent, group, session.
     let session: u32 =
         stat.rsplit_once(") ").unwrap().1.split(' ').nth(3).unwrap().parse().unwrap();
-    assert_eq!(session, domain.keeper_pid(), "a session of its own");
+    assert_eq!(session, domain.supervisor_pid(), "a session of its own");
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
     let field = |name: &str| {
         let line = status.lines().find(|line| line.starts_with(name)).unwrap();

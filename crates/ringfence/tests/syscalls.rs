@@ -17,7 +17,7 @@ use std::time::Duration;
 use clap::Parser;
 use ringfence::cli::Cli;
 use ringfence_sandbox::DomainKind;
-use ringfence_sandbox::isolation::syscalls::{Confined, enforce, let_denials_be_loud};
+use ringfence_sandbox::isolation::syscalls::{Confined, enforce, trap_denied_calls};
 use ringfence_testkit::denied;
 use rustix::pipe::PipeFlags;
 
@@ -37,7 +37,7 @@ fn main() -> ExitCode {
     match words[1..] {
         ["internal" | "serve" | "attach", ..] => {
             denied::end_with_a_word().unwrap();
-            let_denials_be_loud();
+            trap_denied_calls();
             ringfence::main_with(Cli::parse()).into()
         }
         ["run" | "hub" | "status" | "demo", ..] => ringfence::main_with(Cli::parse()).into(),
@@ -68,7 +68,7 @@ fn succeeded(finished: Finished) -> String {
 /// What this test relies on.
 fn deny(call: &str) -> ExitCode {
     denied::end_with_a_word().unwrap();
-    let_denials_be_loud();
+    trap_denied_calls();
     enforce(Confined::Domain(DomainKind::Frontend)).unwrap();
     match call {
         "pipe" => drop(rustix::pipe::pipe_with(PipeFlags::CLOEXEC)),

@@ -1,73 +1,69 @@
-//! Orders and reports between the processes of one launcher.
+//! Channels between processes: messages with descriptors over a sequenced-packet socket.
 //!
-//! A sequenced-packet socket, one JSON value a packet, descriptors alongside. Both ends are this
-//! same program, but an end may be taken over together with its process: so what is received is
-//! bounded in size, in descriptors, and in the time that handling it takes. Descriptors that are not
-//! taken out of [`Descriptors`] are disposed of: closing them could block.
+//! Each packet is one JSON value, with up to [`FDS_MAX`] descriptors as ancillary data. Both ends
+//! run this program, but a hostile guest may take over one of the processes. The receiver therefore
+//! bounds a message's size and its number of descriptors.
+//!
+//! Descriptors that the caller does not take out of [`Descriptors`] are disposed of on another
+//! thread, because closing them could block.
 
 // #syscall all sendmsg,recvmsg: orders and reports, with descriptors
 // #syscall all getsockopt 1=SOL_SOCKET: the type of a channel
 // #syscall all fcntl 1=F_DUPFD_CLOEXEC: a second handle
-// #syscall all ppoll: waiting for orders
 
 use std::io::{self, IoSlice};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use ringfence_sys::descriptors::{self, Descriptors, MessageError, receive_message};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use ringfence_sys::poll::wait_readable;
 use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketFlags, SocketType,
 };
 use serde::{Serialize, de::DeserializeOwned};
 
-/// The largest message, in bytes.
+/// Maximum length of a message in bytes.
 pub const MESSAGE_MAX: usize = 32 * 1024;
-/// The most descriptors in one message.
+/// Maximum number of descriptors in one message.
 pub const FDS_MAX: usize = 64;
 
-/// One end of a channel.
+/// One end of a channel. Both ends can send and receive.
 #[derive(Debug)]
 pub struct Channel {
     socket: OwnedFd,
 }
 
-/// What a channel can fail with.
+/// Errors of a channel.
 #[derive(Debug, thiserror::Error)]
 pub enum ChannelError {
-    /// The other end was closed.
+    /// The other end is closed.
     #[error("the other end of the channel was closed")]
     Closed,
-    /// The other end did not answer in time.
+    /// No message arrived within this time.
     #[error("no answer within {0:?}")]
     TimedOut(Duration),
-    /// What was sent, or was to be sent, is over the limits.
+    /// The message exceeds a limit; `0` stands for the part that was not counted.
     #[error(
         "a message of {size} bytes and {fds} descriptors (the limits are {MESSAGE_MAX} and {FDS_MAX})"
     )]
     TooLarge {
-        /// Its bytes.
+        /// Length in bytes.
         size: usize,
-        /// Its descriptors.
+        /// Number of descriptors.
         fds: usize,
     },
-    /// The other end does not read what it was sent.
+    /// The socket's queue is full: the other end does not read.
     #[error("the other end does not read what it is sent")]
     Full,
-    /// The message was not one that is expected here.
+    /// The message is not valid JSON or not of the expected type.
     #[error("a message that cannot be read: {0}")]
     Malformed(#[from] serde_json::Error),
-    /// A message came with another number of descriptors than its kind has.
+    /// The number of descriptors differs from the one that the message's type requires.
     #[error("a message with {found} descriptors in place of {expected}")]
-    Descriptors {
-        /// Those that came.
-        found: usize,
-        /// Those that belong to it.
-        expected: usize,
-    },
-    /// The system refused.
+    Descriptors { found: usize, expected: usize },
+    /// A system call failed.
     #[error("channel: {0}")]
     System(#[from] io::Error),
 }
@@ -83,11 +79,11 @@ impl From<Errno> for ChannelError {
 }
 
 impl Channel {
-    /// A connected pair.
+    /// Creates a pair of connected ends.
     ///
     /// # Errors
     ///
-    /// When no descriptor is free.
+    /// Fails if no descriptor is free.
     pub fn pair() -> io::Result<(Channel, Channel)> {
         let (a, b) = rustix::net::socketpair(
             AddressFamily::UNIX,
@@ -98,12 +94,12 @@ impl Channel {
         Ok((Channel { socket: a }, Channel { socket: b }))
     }
 
-    /// The channel whose end this process was started with, on standard input. Standard input
-    /// itself reads from `/dev/null` afterwards.
+    /// Takes over the channel that this process was started with on standard input. Standard input
+    /// is `/dev/null` afterwards.
     ///
     /// # Errors
     ///
-    /// When standard input is not a sequenced-packet socket: the process was not started by the
+    /// Fails if standard input is not a sequenced-packet socket: the process was not started by the
     /// launcher.
     pub fn from_stdin() -> io::Result<Channel> {
         let stdin = rustix::stdio::stdin();
@@ -121,9 +117,9 @@ impl Channel {
         Ok(Channel { socket })
     }
 
-    /// The life of a process that was started with its channel on standard input: does `work`. If that
-    /// fails, the other end is told what `failed` makes of it, and the first of the pair is the exit
-    /// status. Returns the exit status.
+    /// Runs `work` with the channel on standard input and returns the exit status. If `work` fails,
+    /// `failed` converts the error into an exit status and a message, which is sent to the other
+    /// end.
     pub fn serve_stdin<E, M: Serialize>(
         work: impl FnOnce(&Channel) -> Result<u8, E>,
         failed: impl FnOnce(E) -> (u8, M),
@@ -131,14 +127,16 @@ impl Channel {
         Channel::with_stdin(|channel| {
             work(channel).unwrap_or_else(|error| {
                 let (status, message) = failed(error);
-                // If nobody hears it the other end is gone, and so is the user's interest.
+                // A failed send means that the other end is closed: there is no process to report
+                // to.
                 let _ = channel.send(&message, &[]);
                 status
             })
         })
     }
 
-    /// The same for who tells of its failures itself.
+    /// Runs `work`, as [`Channel::serve_stdin`] does, for a function that reports its errors
+    /// itself.
     pub(super) fn with_stdin(work: impl FnOnce(&Channel) -> u8) -> u8 {
         match Channel::from_stdin() {
             Ok(channel) => work(&channel),
@@ -149,30 +147,30 @@ impl Channel {
         }
     }
 
-    /// The channel over a connected sequenced-packet socket.
+    /// Wraps a connected sequenced-packet socket.
     pub fn from_fd(socket: OwnedFd) -> Channel {
         Channel { socket }
     }
 
-    /// The same channel for another thread.
+    /// Duplicates the handle, for another thread.
     ///
     /// # Errors
     ///
-    /// When there is no descriptor left.
+    /// Fails if no descriptor is free.
     pub fn try_clone(&self) -> io::Result<Channel> {
         Ok(Channel { socket: self.socket.try_clone()? })
     }
 
-    /// Takes the socket out, to hand it to another process.
+    /// Returns the socket, to pass it to another process.
     pub fn into_fd(self) -> OwnedFd {
         self.socket
     }
 
-    /// Sends one message. Waits while the other end's queue is full.
+    /// Sends one message. Blocks while the other end's queue is full.
     ///
     /// # Errors
     ///
-    /// [`ChannelError::Closed`] when nobody will read it.
+    /// Returns [`ChannelError::Closed`] if the other end is closed.
     pub fn send<T: Serialize>(
         &self,
         message: &T,
@@ -181,11 +179,11 @@ impl Channel {
         self.send_with(message, fds, SendFlags::NOSIGNAL)
     }
 
-    /// Sends one message without waiting, for a thread that serves others as well.
+    /// Sends one message without blocking, for a thread that serves several channels.
     ///
     /// # Errors
     ///
-    /// [`ChannelError::Full`] when the other end does not read, besides those of [`Channel::send`].
+    /// Returns [`ChannelError::Full`] if the queue is full, and the errors of [`Channel::send`].
     pub fn send_now<T: Serialize>(
         &self,
         message: &T,
@@ -194,15 +192,15 @@ impl Channel {
         self.send_with(message, fds, SendFlags::NOSIGNAL | SendFlags::DONTWAIT)
     }
 
-    /// Closes this end without blocking, whatever the other one has sent.
+    /// Closes this end without blocking. Messages that were not received are disposed of.
     pub fn dispose(self) {
         descriptors::dispose_socket(self.socket);
     }
 
-    /// Sends one message if there is room for it, else drops it. For remarks that must not hold
-    /// up the sender.
+    /// Sends one message if the queue has room, and drops it otherwise. For reports that must not
+    /// block the sender.
     pub fn send_or_drop<T: Serialize>(&self, message: &T) {
-        // Dropped also when the other end is gone: then nobody is left to remark to.
+        // Also dropped if the other end is closed: there is no process to report to.
         let _ = self.send_with(message, &[], SendFlags::NOSIGNAL | SendFlags::DONTWAIT);
     }
 
@@ -227,11 +225,12 @@ impl Channel {
         Ok(())
     }
 
-    /// Waits for one message and its descriptors.
+    /// Blocks until a message arrives, and returns it with its descriptors.
     ///
     /// # Errors
     ///
-    /// [`ChannelError::Closed`] when the other end is gone and every message of it was read.
+    /// Returns [`ChannelError::Closed`] if the other end is closed and all its messages were
+    /// received.
     pub fn receive<T: DeserializeOwned>(&self) -> Result<(T, Descriptors), ChannelError> {
         loop {
             if let Some(received) = self.try_receive()? {
@@ -241,11 +240,11 @@ impl Channel {
         }
     }
 
-    /// As [`Channel::receive`], but gives up after `timeout`.
+    /// Receives a message, as [`Channel::receive`] does, within a time limit.
     ///
     /// # Errors
     ///
-    /// [`ChannelError::TimedOut`] besides those of [`Channel::receive`].
+    /// Returns [`ChannelError::TimedOut`] after `timeout`, and the errors of [`Channel::receive`].
     pub fn receive_within<T: DeserializeOwned>(
         &self,
         timeout: Duration,
@@ -257,22 +256,22 @@ impl Channel {
         }
     }
 
-    /// As [`Channel::receive`], but `None` when nothing is there to be read now.
+    /// Receives a message without blocking. Returns `None` if the queue is empty.
     ///
     /// # Errors
     ///
-    /// Those of [`Channel::receive`].
+    /// Returns the errors of [`Channel::receive`].
     pub fn try_receive<T: DeserializeOwned>(
         &self,
     ) -> Result<Option<(T, Descriptors)>, ChannelError> {
         self.try_receive_with(FDS_MAX)
     }
 
-    /// As [`Channel::try_receive`], of a message that has at most `fds_max` descriptors.
+    /// Receives a message of at most `fds_max` descriptors without blocking.
     ///
     /// # Errors
     ///
-    /// Those of [`Channel::receive`].
+    /// Returns the errors of [`Channel::receive`].
     pub fn try_receive_with<T: DeserializeOwned>(
         &self,
         fds_max: usize,
@@ -302,53 +301,13 @@ impl AsFd for Channel {
     }
 }
 
-/// Takes exactly `N` descriptors out of what came with a message.
+/// Takes exactly `N` descriptors out of a message.
 ///
 /// # Errors
 ///
-/// [`ChannelError::Descriptors`] for any other number; all of them are disposed of then.
+/// Returns [`ChannelError::Descriptors`] for any other number, and disposes of all of them.
 pub fn expect_fds<const N: usize>(fds: Descriptors) -> Result<[OwnedFd; N], ChannelError> {
     fds.exactly().map_err(|found| ChannelError::Descriptors { found, expected: N })
-}
-
-/// Waits until something can be read (or the other end is closed); `false` when `timeout` ran
-/// out first. `None` waits for ever.
-///
-/// # Errors
-///
-/// The kernel's; none are expected.
-pub fn wait_readable(fd: impl AsFd, timeout: Option<Duration>) -> io::Result<bool> {
-    let deadline = timeout.map(|timeout| Instant::now() + timeout);
-    let mut fds = [PollFd::new(&fd, PollFlags::IN)];
-    poll_until(&mut fds, deadline).map(|ready| ready > 0)
-}
-
-/// Waits until the other end of a socket is closed; `false` when `timeout` ran out first. What
-/// may be there to be read does not count.
-///
-/// # Errors
-///
-/// The kernel's; none are expected.
-pub fn wait_hung_up(fd: impl AsFd, timeout: Duration) -> io::Result<bool> {
-    let mut fds = [PollFd::new(&fd, PollFlags::empty())];
-    poll_until(&mut fds, Some(Instant::now() + timeout)).map(|ready| ready > 0)
-}
-
-/// `poll` that goes on after an interruption and knows when to stop. Returns how many are ready.
-///
-/// # Errors
-///
-/// The kernel's; none are expected.
-pub fn poll_until(fds: &mut [PollFd<'_>], deadline: Option<Instant>) -> io::Result<usize> {
-    loop {
-        let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
-        let limit = left.map(Timespec::try_from).and_then(Result::ok);
-        match poll(fds, limit.as_ref()) {
-            Ok(ready) => return Ok(ready),
-            Err(Errno::INTR) => {}
-            Err(other) => return Err(other.into()),
-        }
-    }
 }
 
 #[cfg(test)]
@@ -357,7 +316,7 @@ mod tests {
     use std::io::Read;
 
     #[test]
-    fn a_message_arrives_with_its_descriptors() {
+    fn message_arrives_with_its_descriptors() {
         let (a, b) = Channel::pair().unwrap();
         let mut file = tempfile::tempfile().unwrap();
         std::io::Write::write_all(&mut file, b"inside").unwrap();
@@ -372,7 +331,7 @@ mod tests {
     }
 
     #[test]
-    fn the_end_of_the_other_side_is_told_from_silence() {
+    fn closed_end_and_timeout_are_different_errors() {
         let (a, b) = Channel::pair().unwrap();
         assert!(b.try_receive::<u32>().unwrap().is_none());
         let short = Duration::from_millis(5);
@@ -385,7 +344,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_over_the_limits_is_refused_by_both_sides() {
+    fn message_over_the_limit_is_refused_by_sender_and_receiver() {
         let (a, b) = Channel::pair().unwrap();
         let long = "x".repeat(MESSAGE_MAX);
         assert!(matches!(a.send(&long, &[]), Err(ChannelError::TooLarge { .. })));
@@ -402,12 +361,12 @@ mod tests {
         let (_, fds) = b.receive::<u32>().unwrap();
         let refused = expect_fds::<1>(fds);
         assert!(matches!(refused, Err(ChannelError::Descriptors { found: 2, expected: 1 })));
-        // Nobody holds the writing end any more.
+        // No copy of the writing end is open any more.
         assert_eq!(rustix::io::read(&reader, &mut [0; 1]).unwrap(), 0);
     }
 
     #[test]
-    fn words_that_are_no_message_are_refused() {
+    fn malformed_message_is_rejected() {
         let (a, b) = Channel::pair().unwrap();
         rustix::net::send(&a.socket, b"}{", SendFlags::empty()).unwrap();
         assert!(matches!(b.receive::<u32>(), Err(ChannelError::Malformed(_))));

@@ -1,17 +1,19 @@
-//! Which users a domain's processes are, inside and outside (user_namespaces(7)).
+//! User and group ids of a domain's processes: maps between a user namespace and its parent
+//! (user_namespaces(7)).
 //!
-//! | started by | guest | frontend, driver domain |
+//! | started by | guest | frontend, uplink, driver domain |
 //! |---|---|---|
-//! | root | every id as it is | 0 inside; outside an id that nobody has, another one each |
-//! | a user | 0 inside, the user outside | 0 inside, the user outside |
+//! | root | every id maps to itself | 0 inside; outside an unused id, different for each process |
+//! | another user | 0 inside, the user outside | 0 inside, the user outside |
 //!
-//! A guest's init and command live in a user namespace nested in the guest's, with the same ids.
-//! What is mounted in the outer one is locked for them.
+//! A guest's init and command run in a user namespace nested in the guest's, with the same ids.
+//! Mounts of the outer namespace are locked for them.
 //!
-//! A guest's command reads and writes files as whoever started it would. The other two need no
-//! file at all, so as root they get ids of their own: then even a process that escaped from all
-//! its namespaces could not touch the others. A user has but one id to give; what then keeps the
-//! processes apart is that they are in sibling namespaces and cannot be traced.
+//! A guest's command accesses files with the rights of the user who started it. The other domains
+//! access no files. Under root they get unused ids, so that a process which escapes from its
+//! namespaces still has no rights over other processes or files. An ordinary user has only one id.
+//! There the processes are separated by sibling namespaces, whose processes cannot trace each
+//! other.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -20,57 +22,57 @@ use std::io;
 use rustix::thread::CapabilitySet;
 use serde::{Deserialize, Serialize};
 
-/// The first of the ids given out to frontends and driver domains that root starts. This and the
-/// 2²² (the largest process id) above it lie in the range that systemd's allocation of ids
-/// declares unused (1879048192 to 2147483647).
+/// First of the ids for frontends, uplinks and driver domains that root starts. The process id is
+/// added to it. All ids from here to 2²² (the largest process id) above lie in the range that
+/// systemd's id allocation declares unused (1879048192 to 2147483647).
 const UNUSED_IDS: u32 = 1_879_048_192;
-// Above that are the ids that programs take for negative.
+// Programs treat ids of 2³¹ and above as negative.
 const _: () = assert!(UNUSED_IDS + (1 << 22) < 1 << 31);
 
-/// Who writes a keeper's maps.
+/// Process that writes the id maps of a supervisor's user namespace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum MapWriter {
-    /// The keeper itself: its own id becomes 0.
-    Keeper,
-    /// The launcher, which may map ids that are not the keeper's.
+    /// The supervisor itself. It can only map its own id, to 0.
+    Supervisor,
+    /// The launcher, which can map other ids.
     Launcher,
 }
 
-/// The content of `/proc/PID/uid_map` and `gid_map`.
+/// Contents of `/proc/PID/uid_map` and `/proc/PID/gid_map`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Maps {
     uid: String,
     gid: String,
 }
 
-/// Ids that exist in this process's own user namespace: first id, how many.
+/// Id ranges that exist in this process's user namespace: first id and length.
 type Ranges = Vec<(u32, u32)>;
 
-/// Whether this process may give a user namespace other ids than its own.
+/// Returns `true` if this process may map ids other than its own into a user namespace.
 ///
 /// # Errors
 ///
-/// The kernel's; none are expected.
+/// Returns the kernel's error; none is expected.
 pub fn may_map_any() -> io::Result<bool> {
-    /// `CAP_SETFCAP`, without which id 0 cannot be mapped to itself.
+    /// `CAP_SETFCAP`. Without it, id 0 cannot be mapped to itself.
     const SETFCAP: CapabilitySet = CapabilitySet::from_bits_retain(1 << 31);
     let needed = CapabilitySet::SETUID | CapabilitySet::SETGID | SETFCAP;
     let held = rustix::thread::capabilities(None)?.effective;
     Ok(rustix::process::geteuid().is_root() && held.contains(needed))
 }
 
-/// Returns `true` if this process is root, and root of a user namespace that has every id as it is: as far
-/// as can be seen from here, the computer's own.
+/// Returns `true` if this process is root of a user namespace that maps every id to itself. As far
+/// as a process can tell, that is the host's own.
 ///
 /// # Errors
 ///
-/// When `/proc` cannot be read.
+/// Fails if `/proc` cannot be read.
 pub fn is_host_root() -> io::Result<bool> {
     let is_root = rustix::process::geteuid().is_root();
     Ok(is_root && fs::read_to_string("/proc/self/uid_map").map(|map| is_complete(&map))?)
 }
 
-/// Returns `true` if a map gives every id as it is.
+/// Returns `true` if a map maps every id to itself.
 fn is_complete(map: &str) -> bool {
     let mut columns = map.split_ascii_whitespace();
     let all = ["0", "0", "4294967295"].iter().all(|column| columns.next() == Some(column));
@@ -78,21 +80,21 @@ fn is_complete(map: &str) -> bool {
 }
 
 impl Maps {
-    /// Every id that exists here, as it is.
+    /// Builds maps of every id that exists here to itself.
     ///
     /// # Errors
     ///
-    /// When `/proc` cannot be read.
+    /// Fails if `/proc` cannot be read.
     pub fn identity() -> io::Result<Maps> {
         Ok(Maps { uid: identity_of(&ranges("uid")?), gid: identity_of(&ranges("gid")?) })
     }
 
-    /// Id 0 alone, which is an unused id outside, different for each process `pid`. `None` where
-    /// this user namespace has no such ids.
+    /// Builds maps of id 0 alone to an unused id outside, derived from the process id `pid`.
+    /// Returns `None` if this user namespace does not contain that id.
     ///
     /// # Errors
     ///
-    /// When `/proc` cannot be read.
+    /// Fails if `/proc` cannot be read.
     pub fn single_unused(pid: u32) -> io::Result<Option<Maps>> {
         let Some(outside) = UNUSED_IDS.checked_add(pid) else { return Ok(None) };
         let exists = contains(&ranges("uid")?, outside) && contains(&ranges("gid")?, outside);
@@ -100,18 +102,18 @@ impl Maps {
         Ok(exists.then(|| Maps { uid: line.clone(), gid: line }))
     }
 
-    /// Gives these maps to a process that has just entered a new user namespace.
+    /// Writes these maps for a process that has just entered a new user namespace.
     ///
     /// # Errors
     ///
-    /// The kernel's: `EPERM` when this process may not map these ids.
+    /// Returns the kernel's error: `EPERM` if this process may not map these ids.
     pub fn write_for(&self, pid: u32) -> io::Result<()> {
         fs::write(format!("/proc/{pid}/uid_map"), &self.uid)?;
         fs::write(format!("/proc/{pid}/gid_map"), &self.gid)
     }
 }
 
-/// The ids that this process had before it entered a new user namespace.
+/// Ids that this process had before it entered a new user namespace.
 #[derive(Clone, Copy, Debug)]
 pub struct OwnIds {
     uid: u32,
@@ -119,7 +121,7 @@ pub struct OwnIds {
 }
 
 impl OwnIds {
-    /// To be asked before the user namespace is entered: afterwards they are not to be seen.
+    /// Reads the ids. Call it before the user namespace is entered; afterwards they cannot be read.
     pub fn current() -> OwnIds {
         OwnIds {
             uid: rustix::process::geteuid().as_raw(),
@@ -127,27 +129,28 @@ impl OwnIds {
         }
     }
 
-    /// Makes them 0 in the user namespace that this process has just entered.
+    /// Maps the ids to 0 in the user namespace that this process has just entered.
     ///
     /// # Errors
     ///
-    /// The kernel's: `EPERM` where a policy allows user namespaces, but not their use.
+    /// Returns the kernel's error: `EPERM` if a policy permits the namespace but not its use.
     pub fn map_to_root(self) -> io::Result<()> {
-        // Else a group could be dropped that denies access to a file.
+        // Required by the kernel: setgroups could drop a group whose membership denies access to a
+        // file.
         fs::write("/proc/self/setgroups", "deny")?;
         fs::write("/proc/self/uid_map", format!("0 {} 1\n", self.uid))?;
         fs::write("/proc/self/gid_map", format!("0 {} 1\n", self.gid))
     }
 }
 
-fn ranges(which: &str) -> io::Result<Ranges> {
-    let text = fs::read_to_string(format!("/proc/self/{which}_map"))?;
+fn ranges(kind: &str) -> io::Result<Ranges> {
+    let text = fs::read_to_string(format!("/proc/self/{kind}_map"))?;
     parse(&text).ok_or_else(|| {
-        io::Error::new(io::ErrorKind::InvalidData, format!("/proc/self/{which}_map: {text:?}"))
+        io::Error::new(io::ErrorKind::InvalidData, format!("/proc/self/{kind}_map: {text:?}"))
     })
 }
 
-/// Reads the first and third column of an id map.
+/// Parses the first and third column of an id map.
 fn parse(map: &str) -> Option<Ranges> {
     map.lines()
         .map(|line| {
@@ -177,7 +180,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_initial_namespace_has_every_id() {
+    fn initial_namespace_map_contains_every_id() {
         let ranges = parse("         0          0 4294967295\n").unwrap();
         assert_eq!(ranges, [(0, u32::MAX)]);
         assert!(contains(&ranges, UNUSED_IDS + (1 << 22)));
@@ -185,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn only_a_map_of_every_id_to_itself_is_complete() {
+    fn map_with_missing_or_moved_ids_is_not_complete() {
         assert!(is_complete("         0          0 4294967295\n"));
         for map in ["0 1000 1\n", "0 100000 65536\n", "0 0 1\n1 1 4294967294\n", ""] {
             assert!(!is_complete(map), "{map:?}");
@@ -193,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn a_container_has_those_of_its_map() {
+    fn container_map_contains_only_its_ranges() {
         let ranges = parse("0 1000 1\n1 100000 65536\n").unwrap();
         assert!(contains(&ranges, 0) && contains(&ranges, 65536));
         assert!(!contains(&ranges, 65537) && !contains(&ranges, UNUSED_IDS));
@@ -201,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn text_that_is_no_map_is_refused() {
+    fn malformed_id_map_is_rejected() {
         for text in ["0 0\n", "a 0 1\n", "0 0 -1\n", "0 0 4294967296\n"] {
             assert_eq!(parse(text), None, "{text}");
         }

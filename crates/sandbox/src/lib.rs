@@ -1,55 +1,80 @@
 #![forbid(unsafe_code)]
-//! Processes, and what keeps them apart.
+//! Process isolation of Ringfence: how domains are started, confined, supervised and ended.
 //!
-//! # Theory of operation
-//!
-//! Each domain of `ringfence run` is two processes, both this program started again by way of
+//! Each domain of `ringfence run` is two processes. Both execute this program again, through
 //! `/proc/self/exe`:
 //!
 //! ```text
-//! launcher ──spawn──> keeper ──spawn──> inner
-//!  user's              unshares user     process 1 of the PID namespace;
-//!  namespaces          and PID           unshares the rest, and then is
-//!                      namespaces        the guest's init, the frontend or the driver domain
+//! launcher ──spawn──> supervisor ──spawn──> inner process
+//!  user's              unshares user         process 1 of the PID namespace;
+//!  namespaces          and PID               unshares the rest, then becomes
+//!                      namespaces            guest init, frontend, uplink or driver domain
 //! ```
 //!
-//! A process cannot put *itself* into a PID namespace, only its next child; hence the keeper, which
-//! then waits, reports how the inner process ended, and cleans up. The chain of death signals
-//! runs along the arrows (except from the launcher to the driver domain's keeper, which outlives
-//! it), and the death of process 1 takes its whole PID namespace along. So whichever is killed,
-//! what depends on it is gone a moment later, without anybody's help.
+//! `unshare(CLONE_NEWPID)` moves only the *next child* into the new PID namespace. The supervisor
+//! is the process that calls it. Afterwards it waits, reports how the inner process ended, and
+//! cleans up.
 //!
-//! Orders, descriptors and reports travel over [`Channel`]s (sequenced-packet sockets). The
-//! keeper's, and the inner process's own, are each on descriptor 0 of the process that they are
-//! for: so no descriptor needs to be inherited by number.
+//! Parent death signals run along the arrows, except from the launcher to the supervisor of a
+//! driver domain, which outlives it. The kernel ends a PID namespace together with its process 1.
+//! If any of the processes is killed, the kernel therefore ends all that depend on it.
+//!
+//! Commands, descriptors and reports travel over [`Channel`]s (sequenced-packet sockets). Each
+//! process finds its own channel on descriptor 0, so no descriptor is inherited by number.
+//!
+//! # Modules
+//!
+//! * [`spawn`]: the launcher's side, [`DomainProcess`].
+//! * [`supervisor`]: main function of the supervisor process.
+//! * [`isolation`]: stages by which an inner process or a daemon confines itself; seccomp and
+//!   Landlock lists.
+//! * [`ids`]: id maps of user namespaces. [`signals`]: signals as a descriptor.
+//! * [`channel`]: messages with descriptors. [`owned_child`]: child processes that end with their
+//!   owner.
+//!
+//! # Example
+//!
+//! ```
+//! use ringfence_sandbox::Channel;
+//! use ringfence_sandbox::channel::expect_fds;
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let (launcher, inner) = Channel::pair()?;
+//! launcher.send(&"attach", &[])?;
+//! let (request, descriptors): (String, _) = inner.receive()?;
+//! let [] = expect_fds(descriptors)?;
+//! assert_eq!(request, "attach");
+//! # Ok(())
+//! # }
+//! ```
 
 pub mod channel;
 pub mod ids;
 pub mod isolation;
-pub mod keeper;
 mod limits;
 pub mod owned_child;
 pub mod signals;
 pub mod spawn;
+pub mod supervisor;
 
 pub use channel::{Channel, ChannelError};
 pub use spawn::{DomainKind, DomainProcess};
 
 use rustix::process::Signal;
 
-/// How a process ended.
+/// Way in which a process ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub enum Ending {
-    /// It ended by itself with this status.
+    /// The process exited with this status.
     Exited(u8),
-    /// A signal of this number ended it.
+    /// A signal of this number killed the process.
     Killed(i32),
-    /// How it ended is not known: who would have told was killed as well.
+    /// The end was not observed, because the process that waited was killed too.
     Unknown,
 }
 
 impl Ending {
-    /// The exit status that a shell would give for this: the status itself, or 128 + the signal.
+    /// Returns the exit status that a shell reports: the status itself, or 128 plus the signal.
     pub fn exit_status(self) -> u8 {
         match self {
             Ending::Exited(status) => status,
@@ -60,7 +85,7 @@ impl Ending {
         }
     }
 
-    /// Reads what waiting for a process gave.
+    /// Converts the result of `waitpid`.
     pub fn from_wait(status: rustix::process::WaitStatus) -> Ending {
         if let Some(code) = status.exit_status() {
             Ending::Exited(u8::try_from(code).unwrap_or(u8::MAX))
@@ -73,7 +98,7 @@ impl Ending {
 }
 
 impl Ending {
-    /// As [`Ending::from_wait`], for the other way of waiting.
+    /// Converts the result of `waitid`.
     pub fn from_wait_id(status: &rustix::process::WaitIdStatus) -> Ending {
         if let Some(code) = status.exit_status() {
             Ending::Exited(u8::try_from(code).unwrap_or(u8::MAX))
@@ -97,19 +122,19 @@ impl std::fmt::Display for Ending {
     }
 }
 
-/// Exit status when Ringfence itself could not do its work.
+/// Exit status for a failure of Ringfence itself.
 pub const STATUS_FAILED: u8 = 125;
-/// Exit status when the command was found but could not be started.
+/// Exit status for a command that was found but could not be executed.
 pub const STATUS_CANNOT_EXECUTE: u8 = 126;
-/// Exit status when the command was not found.
+/// Exit status for a command that was not found.
 pub const STATUS_NOT_FOUND: u8 = 127;
 
-/// Has this process killed when its parent dies. To be called after the last change of
-/// credentials, which clears it.
+/// Makes the kernel kill this process when its parent thread ends. A change of credentials clears
+/// the setting, so call this after the last one.
 ///
 /// # Errors
 ///
-/// The kernel's; none are expected.
+/// Returns the kernel's error; none is expected.
 pub fn die_with_parent() -> std::io::Result<()> {
     Ok(rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?)
 }
@@ -119,7 +144,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_ending_gives_the_status_a_shell_would() {
+    fn exit_status_of_ending_follows_shell_convention() {
         assert_eq!(Ending::Exited(3).exit_status(), 3);
         assert_eq!(Ending::Killed(9).exit_status(), 137);
         assert_eq!(Ending::Killed(15).to_string(), "was killed by signal 15 (SIGTERM)");

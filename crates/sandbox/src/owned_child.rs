@@ -1,10 +1,10 @@
-//! Processes that end with whoever started them.
+//! Child processes that end with their owner.
 
 use std::ops::{Deref, DerefMut};
 use std::process::Child;
 
-/// A child process that is killed, and waited for, when this is dropped; gone already is as good. With a
-/// launcher goes its guest.
+/// Child process that is killed and waited for when the value is dropped. A child that has exited
+/// already is only waited for.
 #[derive(Debug)]
 pub struct OwnedChild(pub Child);
 
@@ -36,11 +36,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_ends_with_its_owner() {
+    fn child_of_dropped_owner_is_gone() {
         let child = OwnedChild(Command::new("sleep").arg("1000000").spawn().unwrap());
-        let place = format!("/proc/{}", child.id());
-        assert!(std::path::Path::new(&place).exists());
+        let path = format!("/proc/{}", child.id());
+        assert!(std::path::Path::new(&path).exists());
         drop(child);
-        assert!(!std::path::Path::new(&place).exists());
+        assert!(!std::path::Path::new(&path).exists());
     }
 }

@@ -1,4 +1,4 @@
-//! Signals, read from a descriptor like everything else.
+//! Signals as a readable descriptor (signalfd(2)), and signal masks for child processes.
 
 use std::fs;
 use std::io;
@@ -7,32 +7,31 @@ use std::os::fd::{AsFd, BorrowedFd};
 use nix::sys::signal::{SigSet, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 
-/// Signals that arrive as something to read.
+/// Descriptor from which blocked signals are read.
 #[derive(Debug)]
 pub struct Signals {
     fd: SignalFd,
 }
 
-/// A signal that arrived.
+/// A signal that was received.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Arrived {
-    /// Its number.
+pub struct ReceivedSignal {
     pub number: i32,
-    /// Whether a process sent it. The terminal's keys (Ctrl-C) are the kernel's doing: it signals
-    /// the whole foreground process group, so every member has got the signal already.
+    /// Set if a process sent the signal. Signals of the terminal's keys (Ctrl-C) come from the
+    /// kernel, which signals the whole foreground process group; the other members have received
+    /// them too.
     pub by_process: bool,
 }
 
 impl Signals {
-    /// Blocks `wanted` and opens a descriptor that they are read from. Those that this process
-    /// was started with ignored (`nohup`) stay ignored. Programs that are started inherit what is
-    /// blocked.
+    /// Blocks the signals `wanted` and opens a descriptor for them. Signals that this process was
+    /// started with ignored (`nohup`) stay ignored. Child processes inherit the signal mask.
     ///
-    /// To be called while there is one thread.
+    /// Call this while the process has one thread.
     ///
     /// # Errors
     ///
-    /// When no descriptor is free, or `/proc` cannot be read.
+    /// Fails if no descriptor is free or `/proc` cannot be read.
     pub fn new(wanted: &[Signal]) -> io::Result<Signals> {
         let ignored = ignored_mask()?;
         let set: SigSet =
@@ -42,18 +41,18 @@ impl Signals {
         Ok(Signals { fd })
     }
 
-    /// The next signal that arrived, if one did.
+    /// Returns the next pending signal, if there is one.
     ///
     /// # Errors
     ///
-    /// The kernel's; none are expected.
-    pub fn next(&self) -> io::Result<Option<Arrived>> {
+    /// Returns the kernel's error; none is expected.
+    pub fn next(&self) -> io::Result<Option<ReceivedSignal>> {
         /// `SI_KERNEL`; what processes send has codes of 0 or less (sigaction(2)).
         const FROM_PROCESS_MAX: i32 = 0;
         let info = self.fd.read_signal()?;
         Ok(info.and_then(|info| {
             let number = i32::try_from(info.ssi_signo).ok()?;
-            Some(Arrived { number, by_process: info.ssi_code <= FROM_PROCESS_MAX })
+            Some(ReceivedSignal { number, by_process: info.ssi_code <= FROM_PROCESS_MAX })
         }))
     }
 }
@@ -64,23 +63,23 @@ impl AsFd for Signals {
     }
 }
 
-/// The signals that this process was started with blocked, by number; a command that is to notice
-/// nothing of us has them blocked too.
+/// Returns the numbers of the signals that are blocked. Read it before [`Signals::new`] to start a
+/// command with the mask that this process was started with.
 ///
 /// # Errors
 ///
-/// The kernel's; none are expected.
+/// Returns the kernel's error; none is expected.
 pub fn blocked() -> io::Result<Vec<i32>> {
     Ok(SigSet::thread_get_mask()?.iter().map(|signal| signal as i32).collect())
 }
 
-/// Does something, such as to start a program, which inherits them, while exactly these signals
-/// are blocked. Only where none of the others does harm: in process 1 of a PID namespace, which
-/// the kernel spares.
+/// Calls `act`, typically to start a program, while exactly the given signals are blocked. All
+/// other signals may arrive meanwhile. Use it only where they do no harm: the kernel does not
+/// deliver them to process 1 of a PID namespace.
 ///
 /// # Errors
 ///
-/// The kernel's; none are expected.
+/// Returns the kernel's error; none is expected.
 pub fn with_blocked<T>(numbers: &[i32], act: impl FnOnce() -> T) -> io::Result<T> {
     let wanted: SigSet =
         numbers.iter().filter_map(|&number| Signal::try_from(number).ok()).collect();
@@ -95,24 +94,24 @@ pub fn with_blocked<T>(numbers: &[i32], act: impl FnOnce() -> T) -> io::Result<T
 ///
 /// # Errors
 ///
-/// The kernel's; none are expected.
+/// Returns the kernel's error; none is expected.
 pub fn block_all() -> io::Result<()> {
     Ok(SigSet::all().thread_block()?)
 }
 
-/// The name of a signal, if it has one.
+/// Returns the name of a signal, if it has one.
 pub fn name(number: i32) -> Option<&'static str> {
     Signal::try_from(number).ok().map(Signal::as_str)
 }
 
-/// Sends a signal to a child of this process that was not waited for yet.
+/// Sends a signal to a child process that was not waited for yet.
 ///
 /// # Errors
 ///
-/// The kernel's.
+/// Returns `InvalidInput` if `pid` does not denote one process, and otherwise the kernel's error.
 pub fn send(pid: u32, number: i32) -> io::Result<()> {
     let pid = i32::try_from(pid).map_err(|_| io::ErrorKind::InvalidInput)?;
-    // 0 and negative numbers would mean groups.
+    // 0 and negative numbers denote process groups.
     if pid <= 0 {
         return Err(io::ErrorKind::InvalidInput.into());
     }
@@ -120,7 +119,7 @@ pub fn send(pid: u32, number: i32) -> io::Result<()> {
     Ok(nix::sys::signal::kill(nix::unistd::Pid::from_raw(pid), signal)?)
 }
 
-/// The signals that this process ignores, bit n-1 for signal n (`SigIgn` of proc_pid_status(5)).
+/// Returns the mask of ignored signals: bit n-1 for signal n (`SigIgn` of proc_pid_status(5)).
 fn ignored_mask() -> io::Result<u64> {
     let status = fs::read_to_string("/proc/self/status")?;
     parse_ignored(&status)
@@ -141,7 +140,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_mask_of_ignored_signals_is_read_from_the_status_file() {
+    fn ignored_signals_are_parsed_from_status_file() {
         let mask = parse_ignored("Name:\tx\nSigIgn:\t0000000000001001\nSigCgt:\t0\n").unwrap();
         assert!(is_in(mask, Signal::SIGHUP as i32));
         assert!(is_in(mask, Signal::SIGPIPE as i32));
@@ -151,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn signals_are_sent_to_single_processes_only() {
+    fn send_to_process_group_number_is_refused() {
         assert!(send(0, 15).is_err());
         assert!(send(u32::MAX, 15).is_err());
     }

@@ -1,4 +1,17 @@
-//! The launcher's side of a domain's two processes.
+//! Start of a domain from the launcher: [`DomainProcess`] starts the supervisor, gives it the id
+//! maps and the inner process's channel, and receives its reports.
+//!
+//! ```text
+//! launcher                       supervisor
+//!   SetUp + descriptors   ─────>
+//!                         <─────   Unshared    only if the launcher writes the id maps
+//!   Mapped                ─────>
+//!                         <─────   Started
+//!                         <─────   Stderr …    output of the inner process
+//!                         <─────   Ended
+//! ```
+//!
+//! Closing the launcher's end of the control channel ends the domain, except for a driver domain.
 
 use std::ffi::OsString;
 use std::io;
@@ -12,33 +25,33 @@ use rustix::process::{Pid, WaitId, WaitIdOptions};
 use serde::{Deserialize, Serialize};
 
 use super::Ending;
-use super::channel::{Channel, ChannelError, wait_readable};
+use super::channel::{Channel, ChannelError};
 use super::ids::{self, MapWriter, Maps};
-use super::keeper::{FromKeeper, ToKeeper};
+use super::supervisor::{FromSupervisor, ToSupervisor};
+use ringfence_sys::poll::wait_readable;
 
-/// This program, whatever happened to its file meanwhile.
+/// Path of this program. It stays valid when the program's file is replaced or removed.
 pub const THIS_PROGRAM: &str = "/proc/self/exe";
 
-/// How long a process of ours may take to start before it counts as stuck.
-const PATIENCE: Duration = Duration::from_secs(10);
-/// How long it may take to end by itself before it is killed.
-const END_PATIENCE: Duration = Duration::from_secs(1);
+/// Time limit for each report of the supervisor while a domain starts.
+const START_TIMEOUT: Duration = Duration::from_secs(10);
+/// Time limit for the end of a domain before its supervisor is killed.
+const END_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// What a domain is for.
+/// Role of a domain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum DomainKind {
-    /// The backends, the hub and the switch. Outlives the launcher that started it.
+    /// Backends, hub and switch. Outlives the launcher that started it.
     Driver,
-    /// The frontend of one guest.
     Frontend,
-    /// The guest: init and the command.
+    /// Guest: init and the command.
     Guest,
-    /// The uplink of one guest, which has the sockets of the host's network.
+    /// Uplink of one guest, which owns the sockets of the host's network.
     Uplink,
 }
 
 impl DomainKind {
-    /// What it is called in messages.
+    /// Returns the role's name in messages.
     pub fn label(self) -> &'static str {
         match self {
             DomainKind::Driver => "driver domain",
@@ -48,12 +61,12 @@ impl DomainKind {
         }
     }
 
-    /// Whether it lives in the sandbox, in a session of its own.
+    /// Returns `true` if the inner process is sandboxed and has a session of its own.
     pub fn is_sandboxed(self) -> bool {
         !matches!(self, DomainKind::Guest)
     }
 
-    /// The subcommand of `ringfence internal` that its inner process runs.
+    /// Returns the subcommand of `ringfence internal` that the inner process runs.
     pub fn subcommand(self) -> &'static str {
         match self {
             DomainKind::Driver => "driver",
@@ -64,146 +77,127 @@ impl DomainKind {
     }
 }
 
-/// What is needed to start a domain.
+/// Parameters for starting a domain.
 #[derive(Debug)]
 pub struct Spawn<'a> {
-    /// What it is for.
     pub kind: DomainKind,
-    /// The command of a guest and its arguments.
+    /// Command of a guest, with its arguments.
     pub command: &'a [OsString],
-    /// Descriptors from 3 on that a guest's command is to inherit by number.
+    /// Descriptors from 3 on that a guest's command inherits by number.
     pub inherit: &'a [RawFd],
-    /// What the keeper of a driver domain does afterwards.
-    pub aftermath: Option<Aftermath<'a>>,
+    /// Cleanup by the supervisor of a driver domain.
+    pub cleanup: Option<Cleanup<'a>>,
 }
 
-/// What is left to do when a driver domain has ended.
+/// Cleanup after a driver domain has ended, carried out by its supervisor.
 #[derive(Debug)]
-pub struct Aftermath<'a> {
-    /// The runtime directory.
+pub struct Cleanup<'a> {
     pub directory: BorrowedFd<'a>,
-    /// The switch's socket in it, removed if it still is the one meant.
+    /// Socket of the switch in the directory. It is removed only if the name still denotes this
+    /// file.
     pub socket: SocketFile,
-    /// That socket itself, at which the keeper tells for a moment how the driver domain ended
-    /// ([`super::keeper::Obituary`]).
+    /// The listening socket itself. The supervisor answers connections there for a short time with
+    /// an [`super::supervisor::ExitReport`].
     pub listener: BorrowedFd<'a>,
 }
 
-/// A socket's name in a directory, and which file it is: another driver domain may have taken
-/// the name over.
+/// Name of a socket in a directory, and the identity of the file. Another driver domain may have
+/// reused the name.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SocketFile {
-    /// Its name.
     pub name: String,
-    /// The device it is on.
+    /// Device number of the file system.
     pub device: u64,
-    /// Its inode.
+    /// Inode number of the socket file.
     pub inode: u64,
 }
 
-/// Why a domain could not be started.
+/// Errors that prevent a domain from starting.
 #[derive(Debug, thiserror::Error)]
 pub enum SpawnError {
     /// A process could not be started.
     #[error("the {kind} could not be started: {source}", kind = kind.label())]
-    Start {
-        /// Which.
-        kind: DomainKind,
-        /// Why.
-        source: io::Error,
-    },
-    /// The keeper says why.
+    Start { kind: DomainKind, source: io::Error },
+    /// The supervisor reported a failure.
     #[error("the {kind} could not be started: {why}", kind = kind.label())]
     Refused {
-        /// Which.
         kind: DomainKind,
-        /// Its words.
+        /// Reason, as the supervisor reported it.
         why: String,
     },
-    /// The keeper did not answer as it should.
+    /// The supervisor did not answer, or not as expected.
     #[error("the {kind} could not be started: {source}", kind = kind.label())]
-    Channel {
-        /// Which.
-        kind: DomainKind,
-        /// What is wrong.
-        source: ChannelError,
-    },
-    /// The user namespace could not be given its ids.
+    Channel { kind: DomainKind, source: ChannelError },
+    /// The id maps of the user namespace could not be chosen or written.
     #[error("the {kind} could not be given its user ids: {source}", kind = kind.label())]
-    Maps {
-        /// Which.
-        kind: DomainKind,
-        /// Why.
-        source: io::Error,
-    },
+    Maps { kind: DomainKind, source: io::Error },
 }
 
-/// A domain that was started. It is ended, and waited for, when this is dropped; except a driver
+/// A running domain. Dropping it ends the domain and waits for its processes, except for a driver
 /// domain, which ends when its last guest leaves.
 #[derive(Debug)]
 pub struct DomainProcess {
     kind: DomainKind,
-    keeper: Child,
+    supervisor: Child,
     control: Option<Channel>,
     channel: Channel,
     nested: Option<NestedMaps>,
 }
 
-/// The means by which a guest's init gets the id maps of its nested user namespace.
+/// Access to the writer of the id maps of a guest init's nested user namespace.
 #[derive(Debug)]
 pub struct NestedMaps {
     /// Process that writes the maps.
     pub writer: MapWriter,
-    /// Channel to the keeper, for init.
-    pub keeper: Channel,
+    /// Channel to the supervisor, for init.
+    pub supervisor: Channel,
 }
 
-/// What became of a domain.
+/// End of a domain.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ended {
-    /// Which of its two processes ended first, and took the other along.
+    /// Process that ended first. The other one ended as a consequence.
     pub first: Process,
-    /// How that one ended.
+    /// Way in which that process ended.
     pub ending: Ending,
-    /// The last it said on standard error.
-    pub last_words: String,
+    /// Last part of the inner process's standard error.
+    pub stderr_tail: String,
 }
 
-/// One of a domain's processes.
+/// One of a domain's two processes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Process {
-    /// The one that does the domain's work.
     Inner,
-    /// The one that waits for it.
-    Keeper,
+    Supervisor,
 }
 
-/// What a keeper tells while its domain runs.
+/// Report of a supervisor while its domain runs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
     /// The inner process wrote this to standard error.
-    Said(String),
-    /// The inner process ended.
+    Stderr(String),
+    /// The domain ended.
     Ended(Ended),
 }
 
 impl DomainProcess {
-    /// Starts a domain. Its inner process runs when this returns, and waits for orders on
+    /// Starts a domain. When this returns, its inner process runs and waits for a message on
     /// [`DomainProcess::channel`].
     ///
-    /// To be called from the main thread: a domain is killed when the thread that started it ends.
+    /// Call this from the main thread: the kernel kills a domain when the thread that started it
+    /// ends.
     ///
     /// # Errors
     ///
-    /// [`SpawnError`]; nothing of the domain is left then.
+    /// [`SpawnError`]; all processes of the domain have ended then.
     pub fn start(spawn: &Spawn<'_>) -> Result<DomainProcess, SpawnError> {
         let kind = spawn.kind;
         let fail = |source| SpawnError::Start { kind, source };
-        let (control, keepers_end) = Channel::pair().map_err(fail)?;
+        let (control, supervisor_end) = Channel::pair().map_err(fail)?;
         let (channel, inner_end) = Channel::pair().map_err(fail)?;
-        let keeper = spawn_keeper(spawn, keepers_end).map_err(fail)?;
+        let supervisor = spawn_supervisor(spawn, supervisor_end).map_err(fail)?;
         let mut domain =
-            DomainProcess { kind, keeper, control: Some(control), channel, nested: None };
+            DomainProcess { kind, supervisor, control: Some(control), channel, nested: None };
         domain.set_up(spawn, &inner_end)?;
         Ok(domain)
     }
@@ -211,27 +205,29 @@ impl DomainProcess {
     fn set_up(&mut self, spawn: &Spawn<'_>, inner_end: &Channel) -> Result<(), SpawnError> {
         let kind = self.kind;
         let maps = self.choose_maps().map_err(|source| SpawnError::Maps { kind, source })?;
-        let map_writer = if maps.is_some() { MapWriter::Launcher } else { MapWriter::Keeper };
+        let map_writer = if maps.is_some() { MapWriter::Launcher } else { MapWriter::Supervisor };
         let mut fds = vec![inner_end.as_fd()];
-        if let Some(aftermath) = &spawn.aftermath {
-            fds.extend([aftermath.directory, aftermath.listener]);
+        if let Some(cleanup) = &spawn.cleanup {
+            fds.extend([cleanup.directory, cleanup.listener]);
         }
         let nested = (kind == DomainKind::Guest).then(Channel::pair).transpose();
         let nested = nested.map_err(|source| SpawnError::Start { kind, source })?;
-        fds.extend(nested.iter().map(|(keepers_end, _)| keepers_end.as_fd()));
-        let socket = spawn.aftermath.as_ref().map(|aftermath| aftermath.socket.clone());
-        self.tell(&ToKeeper::SetUp { map_writer, socket }, &fds)?;
+        fds.extend(nested.iter().map(|(supervisor_end, _)| supervisor_end.as_fd()));
+        let socket = spawn.cleanup.as_ref().map(|cleanup| cleanup.socket.clone());
+        self.send_command(&ToSupervisor::SetUp { map_writer, socket }, &fds)?;
         if let Some(maps) = maps {
-            self.hear(&FromKeeper::Unshared)?;
-            maps.write_for(self.keeper.id()).map_err(|source| SpawnError::Maps { kind, source })?;
-            self.tell(&ToKeeper::Mapped, &[])?;
+            self.expect_report(&FromSupervisor::Unshared)?;
+            maps.write_for(self.supervisor.id())
+                .map_err(|source| SpawnError::Maps { kind, source })?;
+            self.send_command(&ToSupervisor::Mapped, &[])?;
         }
-        self.hear(&FromKeeper::Started)?;
-        self.nested = nested.map(|(_, keeper)| NestedMaps { writer: map_writer, keeper });
+        self.expect_report(&FromSupervisor::Started)?;
+        self.nested = nested.map(|(_, supervisor)| NestedMaps { writer: map_writer, supervisor });
         Ok(())
     }
 
-    /// Takes what a guest's init needs for its nested user namespace.
+    /// Takes the means by which a guest's init gets the maps of its nested user namespace. `None`
+    /// for other domains, and after the first call.
     pub fn take_nested_maps(&mut self) -> Option<NestedMaps> {
         self.nested.take()
     }
@@ -240,7 +236,7 @@ impl DomainProcess {
         if !ids::may_map_any()? {
             Ok(None)
         } else if self.kind.is_sandboxed() {
-            Maps::single_unused(self.keeper.id())
+            Maps::single_unused(self.supervisor.id())
         } else {
             Maps::identity().map(Some)
         }
@@ -251,64 +247,71 @@ impl DomainProcess {
         self.control.as_ref().ok_or(closed)
     }
 
-    fn tell(&self, order: &ToKeeper, fds: &[BorrowedFd<'_>]) -> Result<(), SpawnError> {
-        match self.control()?.send(order, fds) {
+    fn send_command(
+        &self,
+        command: &ToSupervisor,
+        fds: &[BorrowedFd<'_>],
+    ) -> Result<(), SpawnError> {
+        match self.control()?.send(command, fds) {
             Ok(()) => Ok(()),
-            // It has gone, but may have said why.
-            Err(ChannelError::Closed) => self.hear(&FromKeeper::Started),
+            // The supervisor has ended. Its last message may tell the reason.
+            Err(ChannelError::Closed) => self.expect_report(&FromSupervisor::Started),
             Err(source) => Err(SpawnError::Channel { kind: self.kind, source }),
         }
     }
 
-    fn hear(&self, expected: &FromKeeper) -> Result<(), SpawnError> {
+    fn expect_report(&self, expected: &FromSupervisor) -> Result<(), SpawnError> {
         let kind = self.kind;
-        let (heard, _) = self
+        let (report, _) = self
             .control()?
-            .receive_within::<FromKeeper>(PATIENCE)
+            .receive_within::<FromSupervisor>(START_TIMEOUT)
             .map_err(|source| SpawnError::Channel { kind, source })?;
-        match heard {
-            heard if heard == *expected => Ok(()),
-            FromKeeper::Failed(why) => Err(SpawnError::Refused { kind, why }),
+        match report {
+            report if report == *expected => Ok(()),
+            FromSupervisor::Failed(why) => Err(SpawnError::Refused { kind, why }),
             other => Err(SpawnError::Refused { kind, why: format!("unexpected: {other:?}") }),
         }
     }
 
-    /// The channel to the inner process.
+    /// Returns the channel to the inner process.
     pub fn channel(&self) -> &Channel {
         &self.channel
     }
 
-    /// Something to poll: readable when [`DomainProcess::next_event`] has news.
+    /// Returns the descriptor to poll: readable when [`DomainProcess::next_event`] has an event.
     pub fn events(&self) -> BorrowedFd<'_> {
         self.control.as_ref().map_or(self.channel.as_fd(), Channel::as_fd)
     }
 
-    /// What the keeper told since, if anything. When the keeper itself is gone, its domain is too.
+    /// Returns the next report of the supervisor, if there is one. A supervisor that is gone counts
+    /// as the end of its domain.
     pub fn next_event(&self) -> Option<Event> {
-        let ended = |ending, last_words| {
-            Some(Event::Ended(Ended { first: Process::Inner, ending, last_words }))
+        let ended = |ending, stderr_tail| {
+            Some(Event::Ended(Ended { first: Process::Inner, ending, stderr_tail }))
         };
-        match self.control.as_ref()?.try_receive::<FromKeeper>() {
+        match self.control.as_ref()?.try_receive::<FromSupervisor>() {
             Ok(None) => None,
-            Ok(Some((FromKeeper::Said(text), _))) => Some(Event::Said(text)),
-            Ok(Some((FromKeeper::Ended { ending, last_words }, _))) => ended(ending, last_words),
-            Ok(Some((FromKeeper::Failed(why), _))) => ended(Ending::Unknown, why),
+            Ok(Some((FromSupervisor::Stderr(text), _))) => Some(Event::Stderr(text)),
+            Ok(Some((FromSupervisor::Ended { ending, stderr_tail }, _))) => {
+                ended(ending, stderr_tail)
+            }
+            Ok(Some((FromSupervisor::Failed(why), _))) => ended(Ending::Unknown, why),
             Ok(Some(_)) | Err(_) => Some(Event::Ended(Ended {
-                first: Process::Keeper,
-                ending: self.keeper_ending(),
-                last_words: String::new(),
+                first: Process::Supervisor,
+                ending: self.supervisor_ending(),
+                stderr_tail: String::new(),
             })),
         }
     }
 
-    /// How the keeper ended, which has closed its channel. It stays to be waited for.
-    fn keeper_ending(&self) -> Ending {
-        let pid = i32::try_from(self.keeper.id()).ok().and_then(Pid::from_raw);
+    /// Returns the way in which a supervisor ended that has closed its channel. Does not reap it.
+    fn supervisor_ending(&self) -> Ending {
+        let pid = i32::try_from(self.supervisor.id()).ok().and_then(Pid::from_raw);
         let Some(pid) = pid else { return Ending::Unknown };
-        let look = WaitIdOptions::EXITED | WaitIdOptions::NOWAIT | WaitIdOptions::NOHANG;
+        let options = WaitIdOptions::EXITED | WaitIdOptions::NOWAIT | WaitIdOptions::NOHANG;
         let deadline = Instant::now() + Duration::from_millis(100);
         loop {
-            match rustix::process::waitid(WaitId::Pid(pid), look) {
+            match rustix::process::waitid(WaitId::Pid(pid), options) {
                 Ok(Some(status)) => return Ending::from_wait_id(&status),
                 Ok(None) if Instant::now() < deadline => {
                     std::thread::sleep(Duration::from_millis(1));
@@ -318,18 +321,18 @@ impl DomainProcess {
         }
     }
 
-    /// The process id of the keeper, the parent of the domain's process 1.
-    pub fn keeper_pid(&self) -> u32 {
-        self.keeper.id()
+    /// Returns the process id of the supervisor, the parent of the domain's process 1.
+    pub fn supervisor_pid(&self) -> u32 {
+        self.supervisor.id()
     }
 
-    /// Waits until the domain has ended by itself; `None` after `timeout`.
+    /// Blocks until the domain ends by itself. Returns `None` after `timeout`.
     pub fn wait_ended(&self, timeout: Duration) -> Option<Ended> {
         let deadline = Instant::now() + timeout;
         loop {
             match self.next_event() {
                 Some(Event::Ended(ended)) => return Some(ended),
-                Some(Event::Said(_)) => continue,
+                Some(Event::Stderr(_)) => continue,
                 None => {}
             }
             let left = deadline.saturating_duration_since(Instant::now());
@@ -339,37 +342,36 @@ impl DomainProcess {
         }
     }
 
-    /// Ends the domain now and waits until its processes are gone.
-    fn end(&mut self) {
+    /// Ends the domain and waits until its processes are gone.
+    fn terminate(&mut self) {
         let Some(control) = self.control.take() else { return };
         if self.kind == DomainKind::Driver {
-            // Others may be using it. If it was never set up, it ends with the channel. It is a
-            // child still: if it has ended, nothing of it stays.
+            // Other guests may use it. If it was never set up, the closed channel ends it. It is
+            // still a child of this process: reap it if it has ended.
             drop(control);
-            let _ = self.keeper.try_wait();
+            let _ = self.supervisor.try_wait();
             return;
         }
-        // The keeper ends its domain when this end closes, and itself after that; its own death
-        // closes its end.
+        // The supervisor ends its domain and itself when this end closes. The kernel closes its end
+        // then.
         let fd = control.into_fd();
-        // Nothing is sent from here on, so the keeper sees the end of the stream.
+        // After the shutdown the supervisor reads the end of the stream.
         let _ = rustix::net::shutdown(&fd, rustix::net::Shutdown::Write);
-        if !read_to_end(&fd, END_PATIENCE) {
-            // It is stuck or stopped. Its death kills its domain.
-            let _ = self.keeper.kill();
+        if !read_to_end(&fd, END_TIMEOUT) {
+            // The supervisor hangs or is stopped. Its death ends its domain.
+            let _ = self.supervisor.kill();
         }
-        let _ = self.keeper.wait();
+        let _ = self.supervisor.wait();
     }
 }
 
 impl Drop for DomainProcess {
     fn drop(&mut self) {
-        self.end();
+        self.terminate();
     }
 }
 
-/// Waits until the other end is closed, reading away what is still said; `false` when that takes
-/// too long.
+/// Reads and discards data until the other end is closed. Returns `false` after `timeout`.
 fn read_to_end(fd: &OwnedFd, timeout: Duration) -> bool {
     let deadline = Instant::now() + timeout;
     let mut buffer = [0; 512];
@@ -387,21 +389,22 @@ fn read_to_end(fd: &OwnedFd, timeout: Duration) -> bool {
     }
 }
 
-fn spawn_keeper(spawn: &Spawn<'_>, control: Channel) -> io::Result<Child> {
-    let mut keeper = Command::new(THIS_PROGRAM);
-    keeper.arg0("ringfence").args(["internal", "keeper", spawn.kind.subcommand()]);
-    keeper.stdin(Stdio::from(control.into_fd()));
+fn spawn_supervisor(spawn: &Spawn<'_>, control: Channel) -> io::Result<Child> {
+    let mut supervisor = Command::new(THIS_PROGRAM);
+    supervisor.arg0("ringfence").args(["internal", "keeper", spawn.kind.subcommand()]);
+    supervisor.stdin(Stdio::from(control.into_fd()));
     if spawn.kind.is_sandboxed() {
-        keeper.stdout(Stdio::null()).stderr(Stdio::null()).env_clear().current_dir("/");
-        // What was handed to this process is not for them.
-        let not_theirs = namespaces::inheritable_fds()?;
-        return with_inheritable(&not_theirs, false, || keeper.spawn());
+        supervisor.stdout(Stdio::null()).stderr(Stdio::null()).env_clear().current_dir("/");
+        // Descriptors that this process inherited are not for sandboxed domains.
+        let inherited = namespaces::inheritable_fds()?;
+        return with_inheritable(&inherited, false, || supervisor.spawn());
     }
-    keeper.arg("--").args(spawn.command);
-    with_inheritable(spawn.inherit, true, || keeper.spawn())
+    supervisor.arg("--").args(spawn.command);
+    with_inheritable(spawn.inherit, true, || supervisor.spawn())
 }
 
-/// Starts something while these descriptors are inherited, or not, and puts that back.
+/// Calls `start` while the given descriptors are inheritable, or not inheritable, and reverses that
+/// afterwards.
 fn with_inheritable(
     fds: &[RawFd],
     inheritable: bool,

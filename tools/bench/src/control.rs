@@ -30,7 +30,7 @@ use ringfence::attach::claim;
 use ringfence::causes::causes;
 use ringfence::serve::{PlatformChoice, join_hub, parse_platform};
 use ringfence_sandbox::STATUS_FAILED;
-use ringfence_sandbox::channel::poll_until;
+use ringfence_sys::poll::wait_any;
 
 /// How long an answer or a step of the handshake may take, under emulation too.
 const WITHIN: Duration = Duration::from_secs(40);
@@ -196,7 +196,7 @@ impl<'a, P: Platform> Dialogue<'a, P> {
         while !self.ring.final_check()? {
             ensure!(Instant::now() < until, "no answer to message {kind}");
             let mut fds = [PollFd::from_borrowed_fd(self.channel.as_fd(), PollFlags::IN)];
-            poll_until(&mut fds, Some(until))?;
+            wait_any(&mut fds, Some(until))?;
             self.channel.clear()?;
         }
         let response = CtrlResponse::from_bytes(self.ring.response(0).into_unchecked());

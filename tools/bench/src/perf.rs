@@ -7,7 +7,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context, bail};
-use ringfence_sandbox::channel::wait_readable;
+use ringfence_sys::poll::wait_readable;
 use rustix::fs::{CWD, FileType, Mode};
 
 const EVENT: &str = "raw_syscalls:sys_enter";

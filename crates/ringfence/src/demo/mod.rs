@@ -1,4 +1,4 @@
-//! `ringfence demo`: the first look. A switch, two guests, a real TCP transfer in each mode.
+//! `ringfence demo`: a switch, two guests and a TCP transfer in each access mode.
 
 pub mod peer;
 
@@ -19,12 +19,12 @@ use crate::out::{Out, is_closed};
 use crate::switchboard::{DriverStats, FromDriver, ToDriver};
 use peer::Transfer;
 
-/// How long each transfer lasts.
+/// Duration of each transfer in seconds.
 const SECONDS: u64 = 3;
-/// How long the receiver may take to come up.
-const PATIENCE: Duration = Duration::from_secs(5);
+/// Time limit for the start of the receiver.
+const START_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// What one mode came to.
+/// Measurements of one access mode.
 struct Row {
     mode: Mode,
     transfer: Transfer,
@@ -60,7 +60,7 @@ fn show() -> anyhow::Result<()> {
     Ok(print_table(&rows)?)
 }
 
-/// A line that the next one replaces, where somebody watches.
+/// Shows a line on a terminal that the next one replaces.
 fn progress(text: &str) {
     if io::stderr().is_terminal() {
         eprint!("\r\x1b[K{text}");
@@ -86,7 +86,7 @@ fn measure(mode: Mode) -> anyhow::Result<Row> {
     let switch = format!("demo-{}", std::process::id());
     let receiver = guest(&switch, mode, "receiver", &["receive"])?;
     let control = control_connection(&switch)?;
-    // Not before there is a driver domain to wait in.
+    // The sender must find a driver domain that runs.
     let sender = guest(&switch, mode, "sender", &["send", "receiver", &SECONDS.to_string()])?;
     let before = stats(&control)?;
     let transfer = finish(receiver, "receiver")?;
@@ -106,10 +106,10 @@ fn measure(mode: Mode) -> anyhow::Result<Row> {
     })
 }
 
-/// A connection to the driver domain of a switch, once there is one.
+/// Connects to the driver domain of a switch. Waits until there is one.
 pub fn control_connection(switch: &str) -> anyhow::Result<Channel> {
     let directory = RuntimeDir::open()?;
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + START_TIMEOUT;
     loop {
         if let Some(socket) = directory.connect(switch)? {
             let channel = Channel::from_fd(socket);
@@ -118,23 +118,23 @@ pub fn control_connection(switch: &str) -> anyhow::Result<Channel> {
         }
         if Instant::now() >= deadline {
             bail!(
-                "the driver domain did not come up within {PATIENCE:?}; try `ringfence run -v -- true`"
+                "the driver domain did not come up within {START_TIMEOUT:?}; try `ringfence run -v -- true`"
             );
         }
         std::thread::sleep(Duration::from_millis(20));
     }
 }
 
-/// The driver domain's counters.
+/// Requests the driver domain's counters.
 pub fn stats(control: &Channel) -> anyhow::Result<DriverStats> {
     control.send(&ToDriver::Stats, &[])?;
-    match control.receive_within::<FromDriver>(PATIENCE)?.0 {
+    match control.receive_within::<FromDriver>(START_TIMEOUT)?.0 {
         FromDriver::Stats(stats) => Ok(*stats),
         other => bail!("the driver domain answered {other:?}"),
     }
 }
 
-/// Waits for a guest's report.
+/// Waits for a guest and returns its report.
 fn finish(mut guest: OwnedChild, who: &str) -> anyhow::Result<Transfer> {
     let output = guest.stdout.take().context("a guest without output")?;
     let report = io::read_to_string(output)?;

@@ -1,4 +1,4 @@
-//! The two ends of the demonstration's transfer: plain TCP sockets in two guests.
+//! Peers of the demonstration's transfer: plain TCP sockets in two guests.
 
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
@@ -9,23 +9,24 @@ use serde::{Deserialize, Serialize};
 use ringfence_sandbox::STATUS_FAILED;
 
 const PORT: u16 = 5201;
-/// How long either end waits for the other.
-const PATIENCE: Duration = Duration::from_secs(5);
+/// Time limit for the other peer.
+const IO_TIMEOUT: Duration = Duration::from_secs(5);
 const BUFFER: usize = 128 * 1024;
-/// The stream repeats this many bytes; a prime, so that it falls differently into every buffer.
+/// Period of the stream in bytes. It is prime, so that it starts at a different position in every
+/// buffer.
 const PERIOD: usize = 65_521;
 
-/// What arrived.
+/// Result of a transfer.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Transfer {
-    /// Bytes, each as expected.
+    /// Number of bytes received, all with the expected content.
     pub bytes: u64,
-    /// From the first to the last.
+    /// Time from the first to the last byte.
     pub seconds: f64,
 }
 
 impl Transfer {
-    /// The rate.
+    /// Returns the throughput of the transfer.
     pub fn gigabits_per_second(&self) -> f64 {
         #[expect(clippy::cast_precision_loss, reason = "a rate for people")]
         let bits = self.bytes as f64 * 8.0;
@@ -33,7 +34,7 @@ impl Transfer {
     }
 }
 
-/// The stream's content: any piece of `BUFFER` bytes starts somewhere in here.
+/// Returns the stream's content. Any piece of `BUFFER` bytes starts within the first period.
 fn pattern() -> Vec<u8> {
     let mut state = 0x2545_F491_u32;
     let one: Vec<u8> = (0..PERIOD)
@@ -47,7 +48,7 @@ fn pattern() -> Vec<u8> {
     one.iter().copied().cycle().take(PERIOD + BUFFER).collect()
 }
 
-/// Runs one end; prints its report. Returns the exit status.
+/// Runs one peer and prints its report. Returns the exit status.
 pub fn main(role: &Role) -> u8 {
     let outcome = match role {
         Role::Receive => receive(),
@@ -67,23 +68,23 @@ pub fn main(role: &Role) -> u8 {
     }
 }
 
-/// Which end.
+/// Role of a peer in the transfer.
 #[derive(Clone, Debug, PartialEq, Eq, clap::Subcommand)]
 pub enum Role {
     /// Take one stream, check it, report it
     Receive,
     /// Send one stream
     Send {
-        /// To whom.
+        /// Host name of the receiver.
         host: String,
-        /// How long.
+        /// Duration of the transfer.
         seconds: u64,
     },
 }
 
 fn receive() -> io::Result<String> {
     let mut stream = accept(&TcpListener::bind(("::", PORT))?)?;
-    stream.set_read_timeout(Some(PATIENCE))?;
+    stream.set_read_timeout(Some(IO_TIMEOUT))?;
     let pattern = pattern();
     let mut buffer = vec![0; BUFFER];
     let mut bytes = 0u64;
@@ -94,7 +95,7 @@ fn receive() -> io::Result<String> {
         if n == 0 {
             break;
         }
-        // Below PERIOD, so it fits.
+        // The remainder is less than PERIOD, so it fits.
         let at = usize::try_from(bytes % period).unwrap_or(0);
         if buffer[..n] != pattern[at..at + n] {
             return Err(io::Error::new(
@@ -108,10 +109,10 @@ fn receive() -> io::Result<String> {
     Ok(serde_json::to_string(&transfer)?)
 }
 
-/// Waits for the sender, not for ever.
+/// Accepts the sender's connection, within the time limit.
 fn accept(listener: &TcpListener) -> io::Result<TcpStream> {
     listener.set_nonblocking(true)?;
-    let until = Instant::now() + PATIENCE;
+    let until = Instant::now() + IO_TIMEOUT;
     loop {
         match listener.accept() {
             Ok((stream, _)) => {
@@ -134,9 +135,9 @@ fn send(host: &str, duration: Duration) -> io::Result<()> {
         let n = stream.write(&pattern[at..at + BUFFER.min(pattern.len() - at)])?;
         at = (at + n) % PERIOD;
     }
-    // Stay until the receiver has it all: it closes in turn.
+    // Wait until the receiver has all data: it closes its end then.
     stream.shutdown(Shutdown::Write)?;
-    stream.set_read_timeout(Some(PATIENCE))?;
+    stream.set_read_timeout(Some(IO_TIMEOUT))?;
     stream.read_to_end(&mut Vec::new())?;
     Ok(())
 }
@@ -146,7 +147,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn any_piece_of_the_stream_is_in_the_pattern() {
+    fn every_piece_of_the_stream_is_in_the_pattern() {
         let pattern = pattern();
         assert_eq!(pattern.len(), PERIOD + BUFFER);
         assert_eq!(pattern[..BUFFER], pattern[PERIOD..PERIOD + BUFFER]);

@@ -1,4 +1,4 @@
-//! Addresses of the guests of a switch.
+//! Address plan of a switch: assigns Ethernet and IP addresses to guests and to the host's port.
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -8,55 +8,55 @@ use ringfence_switch::forwarding::filter::FILTER_ADDRESSES_MAX;
 use crate::guest::Address;
 use crate::guest::address::AddressError as NoAddress;
 
-/// Host numbers: below a /16, leaving out the first (the host's leg) and the last (broadcast).
+/// Host numbers of guests in a /16, without the host's port (1) and broadcast.
 const HOSTS: core::ops::Range<u16> = 2..0xFFFF;
-/// The host's leg.
+/// Host number of the host's port.
 const HOST_LEG: u16 = 1;
 
-/// Who may not be given an address.
+/// Reasons for which addresses cannot be assigned.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AddressError {
-    /// Somebody has it.
+    /// Another guest has the address.
     #[error("{0} is taken on this switch; choose another --address, or none")]
     Taken(IpAddr),
-    /// One guest asks for an address twice.
+    /// One guest requests an address twice.
     #[error("--address {0} is given twice; give it once")]
     Twice(IpAddr),
-    /// One guest asks for too many.
+    /// One guest requests too many addresses.
     #[error("{0} addresses for one guest; give --address at most {FILTER_ADDRESSES_MAX} times")]
     TooMany(usize),
-    /// No guest can have it.
+    /// No host may have the address.
     #[error(transparent)]
     Unusable(#[from] NoAddress),
-    /// All are in use.
+    /// All addresses of the plan are in use.
     #[error("no address is free on this switch")]
     Exhausted,
 }
 
-/// The address plan of a switch: `10.N.0.0/16` and `fd72:6672:6663:N::/64`, N following from the
-/// switch's name, so that legs of several switches on one host differ (mostly).
+/// Addresses of a switch: `10.N.0.0/16` and `fd72:6672:6663:N::/64`. N is a hash of the switch's
+/// name, so that the ports of one host on several switches mostly differ.
 #[derive(Debug)]
 pub struct AddressPlan {
     number: u8,
     taken: BTreeSet<IpAddr>,
 }
 
-/// Addresses of one guest; give them back with [`AddressPlan::release`].
+/// Addresses assigned to one guest, until [`AddressPlan::release`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Assigned {
-    /// Ethernet.
+    /// Ethernet address of the interface.
     pub mac: [u8; 6],
-    /// IP.
+    /// IP addresses of the interface.
     pub addresses: Vec<Address>,
 }
 
 impl AddressPlan {
-    /// The plan of the switch called `name`.
+    /// Creates the plan of the switch `name`.
     pub fn new(name: &str) -> AddressPlan {
-        // FNV-1a: any even spread will do.
+        // FNV-1a. Any hash with an even distribution works.
         let hash =
             name.bytes().fold(0x811c_9dc5_u32, |h, b| (h ^ u32::from(b)).wrapping_mul(0x0100_0193));
-        // 10.128 to 10.191: away from the low networks that people choose by hand.
+        // 10.128 to 10.191: above the low networks that people choose by hand.
         let [.., low] = hash.to_be_bytes();
         AddressPlan { number: 128 + low % 64, taken: BTreeSet::new() }
     }
@@ -73,11 +73,11 @@ impl AddressPlan {
         [0x02, 0x72, 0x66, self.number, high, low]
     }
 
-    /// Takes addresses for domain `domain`: the wanted ones, else an IPv4 and an IPv6 address.
+    /// Assigns addresses to a domain: the requested ones, or else one IPv4 and one IPv6 address.
     ///
     /// # Errors
     ///
-    /// [`AddressError`]; nothing was taken.
+    /// [`AddressError`]; nothing is assigned then.
     pub fn assign(&mut self, domain: u16, wanted: &[Address]) -> Result<Assigned, AddressError> {
         let mac = self.mac(domain);
         let addresses = if wanted.is_empty() { self.pick()? } else { wanted.to_vec() };
@@ -99,18 +99,18 @@ impl AddressPlan {
             .ok_or(AddressError::Exhausted)
     }
 
-    /// The host's leg.
+    /// Assigns the addresses of the host's port.
     ///
     /// # Errors
     ///
-    /// [`AddressError::Taken`] when a guest asked for its address, or there is a leg already.
+    /// [`AddressError::Taken`] if a guest has one of its addresses, or the host has a port already.
     pub fn assign_host_leg(&mut self) -> Result<Assigned, AddressError> {
         let wanted: Vec<_> = self.both(HOST_LEG).into_iter().flatten().collect();
-        // Domain numbers begin at 1: the leg's Ethernet address has number 0.
+        // Domain numbers begin at 1, so 0 is free for the Ethernet address of the host's port.
         self.assign(0, &wanted)
     }
 
-    /// Gives addresses back.
+    /// Makes addresses available again.
     pub fn release(&mut self, assigned: &Assigned) {
         for address in &assigned.addresses {
             self.taken.remove(&address.ip());
@@ -118,7 +118,8 @@ impl AddressPlan {
     }
 }
 
-/// Checks the addresses of one guest. The request may come from another program than the launcher.
+/// Validates the addresses of one guest. The request may come from a program other than the
+/// launcher.
 fn check(addresses: &[Address]) -> Result<(), AddressError> {
     if addresses.len() > FILTER_ADDRESSES_MAX {
         return Err(AddressError::TooMany(addresses.len()));
@@ -138,7 +139,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn guests_get_different_addresses_and_give_them_back() {
+    fn released_addresses_are_assigned_again() {
         let mut plan = AddressPlan::new("s");
         let a = plan.assign(1, &[]).unwrap();
         let b = plan.assign(2, &[]).unwrap();
@@ -149,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wanted_address_is_given_once() {
+    fn address_assigned_to_one_guest_is_refused_to_another() {
         let mut plan = AddressPlan::new("s");
         let wanted: Address = "192.0.2.7/24".parse().unwrap();
         assert_eq!(plan.assign(1, &[wanted]).unwrap().addresses, [wanted]);
@@ -182,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn the_host_has_one_leg() {
+    fn second_host_leg_is_refused() {
         let mut plan = AddressPlan::new("s");
         let leg = plan.assign_host_leg().unwrap();
         assert!(plan.assign_host_leg().is_err());

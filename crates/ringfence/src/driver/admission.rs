@@ -1,7 +1,8 @@
 //! Admission of launchers to the control socket.
 //!
-//! A connection is admitted when its user is the one that started the driver domain, and its first message
-//! proves that it comes from the same user namespace ([`crate::launch::proof`]).
+//! A connection is admitted if two conditions hold. Its user is the one that started the driver
+//! domain. Its first message proves that it comes from the same user namespace
+//! ([`crate::launch::proof`]).
 
 use std::io;
 use std::os::fd::AsFd;
@@ -11,7 +12,7 @@ use ringfence_sys::socket::peer_user;
 
 use crate::switchboard::{ToDriver, VERSION};
 
-/// Rules for who may use a switch.
+/// Rule for admission: user and user namespace that a launcher must have.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Admission {
     user: u32,
@@ -19,36 +20,38 @@ pub(super) struct Admission {
 }
 
 impl Admission {
-    /// The user at the other end of `orders`, in the user namespace `namespace`.
+    /// Creates the rule from the user at the other end of `channel` and from the user namespace
+    /// `namespace`.
     ///
     /// # Errors
     ///
-    /// The system's.
-    pub(super) fn new(orders: impl AsFd, namespace: impl AsFd) -> io::Result<Admission> {
-        Ok(Admission { user: peer_user(orders)?, namespace: identity(namespace)? })
+    /// Returns the kernel's error.
+    pub(super) fn new(channel: impl AsFd, namespace: impl AsFd) -> io::Result<Admission> {
+        Ok(Admission { user: peer_user(channel)?, namespace: identity(namespace)? })
     }
 
-    /// This process's user and namespace.
+    /// Creates the rule from this process's user and user namespace.
     ///
     /// # Errors
     ///
-    /// The system's.
+    /// Returns the kernel's error.
     pub(super) fn own() -> io::Result<Admission> {
         let namespace = identity(crate::launch::proof::own_user_namespace()?)?;
         Ok(Admission { user: rustix::process::geteuid().as_raw(), namespace })
     }
 
-    /// Returns `true` if the connection's user may use the switch. As root, launcher and driver domain
-    /// have different users: then both are the one that has no number here.
+    /// Returns `true` if the connection's user may use the switch. Under root, launcher and driver
+    /// domain have different users. Each sees the other as the overflow user, so the comparison
+    /// holds.
     pub(super) fn is_own_user(&self, connection: impl AsFd) -> bool {
         peer_user(connection).is_ok_and(|peer| peer == self.user)
     }
 
-    /// Checks the first message of a connection.
+    /// Validates the first message of a connection.
     ///
     /// # Errors
     ///
-    /// A text for the user of the launcher.
+    /// Returns a text for the user of the launcher.
     pub(super) fn check(&self, message: &ToDriver, fds: Descriptors) -> Result<(), String> {
         let ToDriver::Hello { version } = message else {
             return Err("the first message is not a launcher's".to_owned());

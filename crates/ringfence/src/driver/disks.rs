@@ -1,14 +1,11 @@
-//! The disks of a guest, in the driver domain.
+//! Disks of one guest in the driver domain: vbd backends on files and NBD connections.
 //!
-//! The launcher has opened and locked the file, and found out about it: here there is no file system
-//! to open anything in, and no /sys. What comes is the descriptor, and the facts. It is the same with a
-//! disk on an NBD server: the launcher connects, and connects again when the connection is lost; what
-//! goes over it is between server and driver domain.
-
-// #syscall driver eventfd2,read,write: a disk has something to say
+//! The driver domain's sandbox has no file system and no `/sys`. The launcher therefore opens and
+//! locks the file, reads its properties, and passes both. For a disk on an NBD server the launcher
+//! connects, and connects again after a loss. The driver domain alone uses the connection.
 
 use std::collections::BTreeMap;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use ringfence_block::blkback::{BlkbackOptions, named_persistent};
@@ -18,73 +15,55 @@ use ringfence_block::vbd::backend::VbdBackend;
 use ringfence_block::vbd::toolstack::{self, VbdConfig};
 use ringfence_nbd::client::{Dialer, NbdDisk};
 use ringfence_platform::DomId;
-use ringfence_sandbox::channel::expect_fds;
 use ringfence_sys::descriptors::{Descriptors, Disposal};
+use ringfence_sys::mailbox::WakeFd;
 use ringfence_wire::xenbus::{DeviceId, DeviceKind};
 use ringfence_xenstore::StoreError;
-use rustix::event::EventfdFlags;
 
 use super::guests::Scope;
 use crate::disk::DISKS_MAX;
-use crate::seat::device_name;
+use crate::ports::device_name;
 use crate::switchboard::{DiskRequest, Medium};
+use ringfence_sandbox::channel::expect_fds;
 
-/// Tells the control thread that a disk is to be looked at.
-pub(super) struct DiskBell(Arc<OwnedFd>);
-
-impl DiskBell {
-    pub(super) fn new() -> std::io::Result<DiskBell> {
-        let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
-        Ok(DiskBell(Arc::new(rustix::event::eventfd(0, flags)?)))
-    }
-
-    /// True if it was rung since the last call.
-    pub(super) fn was_rung(&self) -> bool {
-        rustix::io::read(&*self.0, &mut [0; 8]).is_ok()
-    }
-
-    fn ring(&self) -> Arc<dyn Fn() + Send + Sync> {
-        let bell = Arc::clone(&self.0);
-        Arc::new(move || {
-            let _ = rustix::io::write(&*bell, &1u64.to_ne_bytes());
-        })
-    }
-}
-
-impl AsFd for DiskBell {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.0.as_fd()
-    }
-}
-
-/// The disks of one guest.
+/// Backends of one guest's disks.
 #[derive(Default)]
 pub(super) struct Disks {
     backends: Vec<VbdBackend>,
-    /// By handle, of those that are on a server.
+    /// Sources of connections, by handle, for disks on an NBD server.
     dialers: BTreeMap<u16, Arc<Dialer>>,
+}
+
+/// Returns a callback that wakes the control thread.
+fn waker(wake: &WakeFd) -> Arc<dyn Fn() + Send + Sync> {
+    let wake = wake.clone();
+    Arc::new(move || wake.wake())
 }
 
 fn text(error: &dyn std::fmt::Display) -> String {
     error.to_string()
 }
 
-/// A disk of an open file.
-fn of_file(file: OwnedFd, facts: FileFacts, options: &FileOptions) -> Result<FileDisk, String> {
-    // A ring of io_uring does I/O behind the back of the sandbox's filter, so none may be made
-    // in here: threads.
+/// Opens a disk on a file that the launcher opened.
+fn open_file_disk(
+    file: OwnedFd,
+    facts: FileFacts,
+    options: &FileOptions,
+) -> Result<FileDisk, String> {
+    // io_uring would execute operations that the seccomp filter does not see, so it is not allowed
+    // here. Use a thread pool.
     let options = FileOptions { engine: Engine::Threads, ..options.clone() };
     FileDisk::new(OpenFile { file, facts }, &options).map_err(|e| text(&e))
 }
 
 impl Disks {
-    /// Makes a disk of an open file, or of a server, for the domain `frontend`.
+    /// Creates the backend of a disk for the domain `frontend`.
     pub(super) fn add(
         &mut self,
         frontend: DomId,
         request: &DiskRequest,
         fds: Descriptors,
-        bell: &DiskBell,
+        wake: &WakeFd,
         scope: &mut Scope<'_>,
     ) -> Result<(), String> {
         if usize::from(request.handle) != self.backends.len() || self.backends.len() >= DISKS_MAX {
@@ -94,7 +73,7 @@ impl Disks {
         let (disk, read_only, no_discard): (Arc<dyn Disk>, _, _) = match &request.medium {
             Medium::File { facts, options } => {
                 let [file] = expect_fds(fds).map_err(|e| text(&e))?;
-                let disk = of_file(file, *facts, options)?;
+                let disk = open_file_disk(file, *facts, options)?;
                 (Arc::new(disk), facts.read_only, !options.discard)
             }
             Medium::Nbd(facts) => {
@@ -102,7 +81,7 @@ impl Disks {
                     true => None,
                     false => Some(expect_fds::<1>(fds).map_err(|e| text(&e))?).map(|[fd]| fd),
                 };
-                let dialer = Arc::new(Dialer::new(bell.ring()).map_err(|e| text(&e))?);
+                let dialer = Arc::new(Dialer::new(waker(wake)).map_err(|e| text(&e))?);
                 let disk = NbdDisk::handed(facts, first, &dialer).map_err(|e| text(&e))?;
                 self.dialers.insert(request.handle, dialer);
                 (Arc::new(disk), facts.is_read_only(), false)
@@ -117,7 +96,7 @@ impl Disks {
         let config = VbdConfig { read_only, no_discard, ..VbdConfig::default() };
         toolstack::create(scope.store, &device, config).map_err(|e| text(&e))?;
         let back = BlkbackOptions { mode, ..BlkbackOptions::default() };
-        let backend = VbdBackend::new(device, back, disk, bell.ring());
+        let backend = VbdBackend::new(device, back, disk, waker(wake));
         for path in backend.watch_paths() {
             scope.store.watch(&path, &device_name(&device)).map_err(|e| text(&e))?;
         }
@@ -125,13 +104,13 @@ impl Disks {
         self.look(scope).map_err(|e| text(&e))
     }
 
-    /// Those that want another connection to their server.
-    pub(super) fn that_dial(&self) -> impl Iterator<Item = u16> {
+    /// Iterates over the disks that need a new connection to their server.
+    pub(super) fn dialling(&self) -> impl Iterator<Item = u16> {
         let wanting = self.dialers.iter().filter(|(_, dialer)| dialer.is_wanted());
         wanting.map(|(handle, _)| *handle)
     }
 
-    /// A connection came, or none could be had.
+    /// Passes a connection, or the reason why there is none, to the disk that requested it.
     pub(super) fn dialled(&self, handle: u16, fds: Descriptors, problem: Option<String>) {
         let Some(dialer) = self.dialers.get(&handle) else { return };
         dialer.deliver(match (expect_fds(fds), problem) {
@@ -140,12 +119,12 @@ impl Disks {
         });
     }
 
-    /// Whether one of them has this token.
-    pub(super) fn have(&self, token: &str) -> bool {
+    /// Returns `true` if a watch token belongs to one of the disks.
+    pub(super) fn has_token(&self, token: &str) -> bool {
         self.backends.iter().any(|disk| device_name(disk.device()) == token)
     }
 
-    /// Does what is due.
+    /// Advances the life cycle of each disk.
     pub(super) fn look(&mut self, scope: &mut Scope<'_>) -> Result<(), StoreError> {
         for disk in &mut self.backends {
             disk.look(scope.platform, scope.store)?;
@@ -153,20 +132,21 @@ impl Disks {
         Ok(())
     }
 
-    /// Those that were closed, and why.
-    pub(super) fn penalized(&self) -> impl Iterator<Item = (u16, String)> {
+    /// Iterates over the disks that were closed because of an error or rule violation, with the
+    /// reason.
+    pub(super) fn closed(&self) -> impl Iterator<Item = (u16, String)> {
         let disks = (0..).zip(&self.backends);
-        disks.filter_map(|(handle, disk)| Some((handle, disk.penalized()?.to_owned())))
+        disks.filter_map(|(handle, disk)| Some((handle, disk.condemned()?.to_owned())))
     }
 
-    /// The rules that each of them saw broken, by name.
-    pub(super) fn broken(&self) -> impl Iterator<Item = (String, Vec<(&'static str, u64)>)> {
+    /// Iterates over the rule violations of each disk, by device name.
+    pub(super) fn violations(&self) -> impl Iterator<Item = (String, Vec<(&'static str, u64)>)> {
         self.backends
             .iter()
             .map(|disk| (device_name(disk.device()), disk.rules().all().into_iter().collect()))
     }
 
-    /// The counters of those that are connected, all queues together.
+    /// Iterates over the counters of connected disks, summed over their queues.
     pub(super) fn counts(&self) -> impl Iterator<Item = (String, Vec<(&'static str, u64)>)> {
         self.backends.iter().filter_map(|disk| {
             let mut sums = BTreeMap::<&'static str, u64>::new();
@@ -179,9 +159,9 @@ impl Disks {
         })
     }
 
-    /// Removes every trace of them. What their storage has under way is waited for by `teardown`: a
-    /// server that does not answer, or a file system that hangs, must not hold up other guests.
-    pub(super) fn leave(&mut self, scope: &mut Scope<'_>, teardown: &Disposal<VbdBackend>) {
+    /// Removes all disks. `teardown` waits for storage operations in flight on another thread,
+    /// because a server or file system that does not answer must not block other guests.
+    pub(super) fn remove_all(&mut self, scope: &mut Scope<'_>, teardown: &Disposal<VbdBackend>) {
         for mut disk in self.backends.drain(..) {
             disk.begin_to_leave();
             for path in disk.watch_paths() {

@@ -1,4 +1,8 @@
-//! The guests of a switch: from the launcher's request to the last trace removed.
+//! Guests of a switch, from the launcher's request to removal.
+//!
+//! [`Guests`] belongs to the control thread. It has one entry for each launcher's connection, with
+//! the vif, the host's port and the disks of its guest. A connection's end detaches the guest: all
+//! its nodes, ports and addresses are removed.
 
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -6,39 +10,46 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use ringfence_block::vbd::backend::VbdBackend;
-use ringfence_frame::{Fault, Port, tap::TapPort};
+use ringfence_frame::port::{Fault, Port};
+use ringfence_frame::tap::TapPort;
 use ringfence_net::vif::backend::{BackendOptions, Life, VifBackend};
-use ringfence_net::vif::toolstack::{self, VifConfig};
-use ringfence_platform::local::{LocalPlatform, hub::HubHandle};
+use ringfence_net::vif::toolstack;
+use ringfence_platform::local::LocalPlatform;
+use ringfence_platform::local::hub::HubHandle;
 use ringfence_platform::{DomId, Platform};
-use ringfence_sandbox::channel::Channel;
 use ringfence_switch::dataplane::{DataplaneHandle, PortGone};
-use ringfence_switch::forwarding::{PortPolicy, filter::AddressFilter};
+use ringfence_switch::forwarding::PortPolicy;
+use ringfence_switch::forwarding::filter::AddressFilter;
 use ringfence_sys::descriptors::{Descriptors, Disposal, is_character_device};
+use ringfence_sys::mailbox::WakeFd;
 use ringfence_sys::tap::TapOffloads;
 use ringfence_wire::xenbus::{DeviceId, DeviceKind};
 use ringfence_wire::xenstore::{NodeAccess, PermissionList};
 use ringfence_xenstore::{StoreAccess, StoreClient, StoreError};
 
+use super::NAMES_ROOT;
 use super::addresses::{AddressPlan, Assigned};
 use super::admission::Admission;
-use super::disks::{DiskBell, Disks};
-use super::{NAMES_ROOT, lease::Lease};
-use crate::seat::{Retired, Seat, Usher, device_name};
+use super::device::{filter_of, make_device};
+use super::disks::Disks;
+use super::lease::Lease;
+use crate::ports::{PortBinding, PortEntry, Retired, device_name};
 use crate::switchboard::{
     AttachRequest, Attached, DiskRequest, DriverStats, FromDriver, LegConfig, ToDriver, VERSION,
 };
+use ringfence_sandbox::channel::Channel;
 
-/// Connections that have not asked for anything yet, and guests, that are kept.
+/// Maximum number of connections, with and without a guest.
 const CONNECTIONS_MAX: usize = 1024;
-/// Connections that are not admitted yet. One more ends the oldest.
-const STRANGERS_MAX: usize = 64;
-/// Disks that are torn down at a time. One is held up by requests that its storage does not finish.
+/// Maximum number of connections that are not admitted yet. Another one replaces the oldest.
+const UNADMITTED_MAX: usize = 64;
+/// Maximum number of disks in teardown. A teardown lasts until its storage has completed all
+/// requests.
 const TEARDOWNS_MAX: usize = 256;
-/// Number of the device `/dev/net/tun`.
+/// Device number of `/dev/net/tun`.
 const TUN: (u32, u32) = (10, 200);
 
-/// What the control thread works with.
+/// Resources of the control thread that operations on guests use.
 pub(super) struct Scope<'a> {
     pub(super) hub: &'a HubHandle,
     pub(super) platform: &'a LocalPlatform,
@@ -46,7 +57,7 @@ pub(super) struct Scope<'a> {
     pub(super) dataplane: &'a DataplaneHandle,
 }
 
-/// One launcher's connection, and its guest once it has one.
+/// Connection of a launcher, and its guest once it is attached.
 struct Guest {
     lease: Lease,
     vif: Option<Vif>,
@@ -56,36 +67,36 @@ struct Guest {
 
 struct Vif {
     backend: VifBackend,
-    seat: Seat,
+    entry: PortEntry,
     assigned: Assigned,
     filter: Arc<AddressFilter>,
     name: Option<String>,
     join: bool,
 }
 
-/// The host's leg, reserved or on the switch.
+/// Port of the host: reserved addresses, and the port once it is on the switch.
 struct Leg {
     assigned: Assigned,
     port: Option<ringfence_switch::dataplane::PortId>,
 }
 
-/// All of them.
+/// All connections and guests of the switch.
 pub(super) struct Guests {
     plan: AddressPlan,
     list: Vec<Guest>,
     retired_ports: Retired,
-    /// Devices whose control rings had more to do than one turn takes.
+    /// Devices whose control rings have requests left after one round.
     controls_due: Vec<DeviceId>,
-    /// Rules broken by guests that have left.
+    /// Sums of the rule violations of guests that have left.
     retired: BTreeMap<&'static str, u64>,
-    bell: DiskBell,
+    disk_wake: WakeFd,
     admission: Admission,
     teardown: Disposal<VbdBackend>,
     /// Time at which the last guest left.
     left: Option<Instant>,
 }
 
-/// Lets every guest see the names; each name's node belongs to its guest.
+/// Lets every guest read the names. Each name's node belongs to its guest.
 pub(super) fn open_names(store: &mut StoreClient) -> Result<(), StoreError> {
     store.set_perms(NAMES_ROOT, &PermissionList::owned_by(DomId(0), NodeAccess::Read))
 }
@@ -98,16 +109,16 @@ impl Guests {
             retired_ports: Retired::default(),
             controls_due: Vec::new(),
             retired: BTreeMap::new(),
-            bell: DiskBell::new()?,
+            disk_wake: WakeFd::new()?,
             admission,
             teardown: Disposal::new(TEARDOWNS_MAX, drop),
             left: None,
         })
     }
 
-    /// What is readable when a disk is to be looked at.
-    pub(super) fn bell(&self) -> &DiskBell {
-        &self.bell
+    /// Returns the event that is raised when a disk needs an update.
+    pub(super) fn disk_wake(&self) -> &WakeFd {
+        &self.disk_wake
     }
 
     pub(super) fn any_attached(&self) -> bool {
@@ -124,27 +135,27 @@ impl Guests {
         vifs.filter_map(|vif| Some((*vif.backend.device(), vif.backend.control_fd()?)))
     }
 
-    /// Takes a connection. It is not a launcher's before that is proved.
-    pub(super) fn come(&mut self, channel: Channel) {
-        let is_stranger = |guest: &Guest| !guest.lease.is_admitted();
+    /// Accepts a connection. It must prove to be a launcher's before requests are served.
+    pub(super) fn accept(&mut self, channel: Channel) {
+        let is_unadmitted = |guest: &Guest| !guest.lease.is_admitted();
         if self.list.len() >= CONNECTIONS_MAX || !self.admission.is_own_user(&channel) {
             return channel.dispose();
         }
-        if self.list.iter().filter(|guest| is_stranger(guest)).count() >= STRANGERS_MAX
-            && let Some(oldest) = self.list.iter().position(is_stranger)
+        if self.list.iter().filter(|guest| is_unadmitted(guest)).count() >= UNADMITTED_MAX
+            && let Some(oldest) = self.list.iter().position(is_unadmitted)
         {
             self.list.remove(oldest).lease.channel.dispose();
         }
         self.list.push(Guest::new(channel));
     }
 
-    /// Returns `true` if a connection without a guest came a moment ago, or asked for counters
-    /// and the last guest has left a moment ago.
+    /// Returns `true` if the end of the driver domain must be delayed for a connection without a
+    /// guest.
     pub(super) fn any_newcomer(&self, now: Instant) -> bool {
         self.list.iter().any(|guest| guest.lease.newcomer_until(self.left) > now)
     }
 
-    /// Time of the next event that comes without a message: a connection's time is over.
+    /// Returns the next time at which a connection expires or the delay of the end is over.
     pub(super) fn next_timeout(&self) -> Option<Instant> {
         let any_attached = self.any_attached();
         let newcomers = self.list.iter().filter(|_| !any_attached);
@@ -152,18 +163,18 @@ impl Guests {
         self.list.iter().filter_map(Guest::expires).chain(newcomers).min()
     }
 
-    /// Waits for the teardown of disks; `false` after `timeout`.
+    /// Waits for the teardown of disks. Returns `false` after `timeout`.
     pub(super) fn wait_for_disks(&self, timeout: Duration) -> bool {
         self.teardown.wait_until_done(timeout)
     }
 
-    pub(super) fn say_to_all(&self, message: &FromDriver) {
+    pub(super) fn broadcast(&self, message: &FromDriver) {
         self.list.iter().for_each(|guest| guest.lease.channel.send_or_drop(message));
     }
 
-    /// Serves what launchers ask for, and takes guests off whose launchers are gone, do not read, or
-    /// have said nothing for too long.
-    pub(super) fn hear(&mut self, scope: &mut Scope<'_>) {
+    /// Serves requests of all connections. Detaches guests whose launchers are gone, do not read,
+    /// or were silent for too long.
+    pub(super) fn serve_connections(&mut self, scope: &mut Scope<'_>) {
         let now = Instant::now();
         let mut at = 0;
         while at < self.list.len() {
@@ -171,12 +182,12 @@ impl Guests {
                 at += 1;
             } else {
                 let guest = self.list.swap_remove(at);
-                self.leave(guest, scope);
+                self.detach(guest, scope);
             }
         }
     }
 
-    /// Serves one message; `false` when the connection is to end.
+    /// Serves one message. Returns `false` if the connection must be closed.
     fn serve_connection(&mut self, at: usize, now: Instant, scope: &mut Scope<'_>) -> bool {
         let Some(guest) = self.list.get_mut(at) else { return false };
         let lease = &mut guest.lease;
@@ -184,14 +195,14 @@ impl Guests {
             Ok(None) => {}
             Ok(Some((message, fds))) if lease.is_admitted() => {
                 lease.touch(now);
-                if let Some(answer) = self.obey(at, message, fds, scope) {
-                    self.list[at].lease.say(&answer, &[]);
+                if let Some(answer) = self.handle_request(at, message, fds, scope) {
+                    self.list[at].lease.send(&answer, &[]);
                 }
             }
             Ok(Some((message, fds))) => {
                 if let Err(why) = self.admission.check(&message, fds) {
                     tracing::warn!(%why, "a connection was not admitted");
-                    lease.say(&FromDriver::Refused(why), &[]);
+                    lease.send(&FromDriver::Refused(why), &[]);
                     return false;
                 }
                 lease.admit();
@@ -206,8 +217,8 @@ impl Guests {
         !guest.lease.is_slow() && guest.expires().is_none_or(|expires| expires > now)
     }
 
-    /// The answer, where it was not sent already.
-    fn obey(
+    /// Handles a request. Returns the answer, unless it has been sent already.
+    fn handle_request(
         &mut self,
         at: usize,
         message: ToDriver,
@@ -285,7 +296,7 @@ impl Guests {
         }
         let (name, join) = (request.name.clone(), request.coalesce);
         let filter = Arc::new(filter_of(&assigned, request));
-        let mut vif = Vif { backend, seat: Seat::default(), assigned, filter, name, join };
+        let mut vif = Vif { backend, entry: PortEntry::default(), assigned, filter, name, join };
         vif.look(&mut self.retired_ports, scope).map_err(|e| text(&e))?;
         let answer = FromDriver::Attached(Box::new(Attached {
             domain: domain.0,
@@ -298,7 +309,7 @@ impl Guests {
         let guest = &mut self.list[at];
         guest.leg = leg.map(|assigned| Leg { assigned, port: None });
         guest.vif = Some(vif);
-        guest.lease.say(&answer, &[connection.as_fd(), names.as_fd()]);
+        guest.lease.send(&answer, &[connection.as_fd(), names.as_fd()]);
         Ok(())
     }
 
@@ -347,37 +358,37 @@ impl Guests {
         let guest = &mut self.list[at];
         let vif = guest.vif.as_ref().ok_or("a guest comes before its disks")?;
         let frontend = vif.backend.device().frontend;
-        guest.disks.add(frontend, request, fds, &self.bell, scope)
+        guest.disks.add(frontend, request, fds, &self.disk_wake, scope)
     }
 
-    /// Looks at the disks of all guests.
+    /// Updates the disks of all guests.
     pub(super) fn look_at_disks(&mut self, scope: &mut Scope<'_>) {
-        self.look_at_those_disks(scope, |_| true);
+        self.update_disks_that(scope, |_| true);
     }
 
-    fn look_at_those_disks(&mut self, scope: &mut Scope<'_>, those: impl Fn(&Disks) -> bool) {
-        for guest in self.list.iter_mut().filter(|guest| those(&guest.disks)) {
-            for handle in guest.disks.that_dial() {
-                guest.lease.say(&FromDriver::Dial { handle }, &[]);
+    fn update_disks_that(&mut self, scope: &mut Scope<'_>, selected: impl Fn(&Disks) -> bool) {
+        for guest in self.list.iter_mut().filter(|guest| selected(&guest.disks)) {
+            for handle in guest.disks.dialling() {
+                guest.lease.send(&FromDriver::Dial { handle }, &[]);
             }
-            let before: Vec<_> = guest.disks.penalized().collect();
+            let before: Vec<_> = guest.disks.closed().collect();
             if let Err(error) = guest.disks.look(scope) {
                 tracing::warn!(%error, "a disk's state could not be followed");
             }
-            for (handle, why) in guest.disks.penalized().filter(|disk| !before.contains(disk)) {
-                guest.lease.say(&FromDriver::DiskClosed { handle, why }, &[]);
+            for (handle, why) in guest.disks.closed().filter(|disk| !before.contains(disk)) {
+                guest.lease.send(&FromDriver::DiskClosed { handle, why }, &[]);
             }
         }
     }
 
-    /// Removes every trace of a guest whose launcher is gone.
-    fn leave(&mut self, mut guest: Guest, scope: &mut Scope<'_>) {
-        for (_, broken) in guest.disks.broken() {
+    /// Removes all traces of a guest whose launcher is gone.
+    fn detach(&mut self, mut guest: Guest, scope: &mut Scope<'_>) {
+        for (_, broken) in guest.disks.violations() {
             for (rule, count) in broken {
                 *self.retired.entry(rule).or_default() += count;
             }
         }
-        guest.disks.leave(scope, &self.teardown);
+        guest.disks.remove_all(scope, &self.teardown);
         guest.lease.channel.dispose();
         if let Some(leg) = guest.leg {
             leg.port.map(|id| scope.dataplane.remove_port(id));
@@ -392,7 +403,7 @@ impl Guests {
         }
         self.plan.release(&vif.assigned);
         for path in vif.backend.watch_paths() {
-            // Watches end with the connection in any case.
+            // Watches end with the store connection in any case.
             let _ = scope.store.unwatch(&path, &vif.token());
         }
         let named = vif.name.iter().map(|name| format!("{NAMES_ROOT}/{name}"));
@@ -401,19 +412,19 @@ impl Guests {
             tracing::warn!(%error, "the nodes of a guest were not removed");
         }
         for path in named {
-            // Gone already when the guest's domain was released before.
+            // The node is gone already if the guest's domain was released before.
             let _ = scope.store.rm(&path);
         }
     }
 
-    /// The data plane gave a port up.
+    /// Handles a port that ended on a worker.
     pub(super) fn port_gone(&mut self, gone: PortGone, scope: &mut Scope<'_>) {
         let PortGone { id, name, reason, ports, .. } = gone;
-        // Unmap before anything is said to the guest.
+        // Unmap the guest's pages before anything is sent to the launcher.
         self.retired_ports.retire(ports);
         let of = |guest: &mut Guest| {
             let vif = guest.vif.as_mut()?;
-            vif.seat.vacate(id).then(|| *vif.backend.device())
+            vif.entry.vacate(id).then(|| *vif.backend.device())
         };
         let Some(device) = self.list.iter_mut().find_map(of) else {
             tracing::warn!(%name, %reason, "a port ended");
@@ -428,9 +439,9 @@ impl Guests {
         let Some(vif) = &mut guest.vif else { return };
         let why = reason.to_string();
         if !matches!(reason, Fault::Gone) {
-            guest.lease.say(&FromDriver::DeviceClosed(why.clone()), &[]);
+            guest.lease.send(&FromDriver::DeviceClosed(why.clone()), &[]);
         }
-        vif.backend.close_with_penalty(why);
+        vif.backend.condemn(why);
         self.look(&device, scope);
     }
 
@@ -438,7 +449,7 @@ impl Guests {
         self.list.iter_mut().find(|g| g.vif.as_ref().is_some_and(|v| v.backend.device() == device))
     }
 
-    /// A watch fired.
+    /// Handles a store event of a device's watch.
     pub(super) fn store_changed(&mut self, token: &str, scope: &mut Scope<'_>) {
         let concerned: Vec<DeviceId> = self
             .list
@@ -450,7 +461,7 @@ impl Guests {
         for device in concerned {
             self.look(&device, scope);
         }
-        self.look_at_those_disks(scope, |disks| token == "release" || disks.have(token));
+        self.update_disks_that(scope, |disks| token == "release" || disks.has_token(token));
     }
 
     fn look(&mut self, device: &DeviceId, scope: &mut Scope<'_>) {
@@ -465,14 +476,14 @@ impl Guests {
             }
             if vif.backend.rules().get("device_condemned") > before {
                 let why = "its frontend could not be connected (see the driver domain's messages)";
-                guest.lease.say(&FromDriver::DeviceClosed(why.to_owned()), &[]);
+                guest.lease.send(&FromDriver::DeviceClosed(why.to_owned()), &[]);
             }
         }
         self.retired_ports = retired;
     }
 
-    /// One turn for each of these control rings, and for those that had more to do than that; true
-    /// if some still have.
+    /// Serves one round for each of these control rings, and for those with requests left. Returns
+    /// `true` if some still have requests.
     pub(super) fn serve_controls(&mut self, devices: &[DeviceId], scope: &mut Scope<'_>) -> bool {
         let mut due = core::mem::take(&mut self.controls_due);
         due.extend(
@@ -481,16 +492,16 @@ impl Guests {
         for device in due {
             let mut retired = core::mem::take(&mut self.retired_ports);
             let vif = self.find(&device).and_then(|guest| guest.vif.as_mut());
-            let (more, penalized) = vif.map_or((false, false), |vif| {
+            let (more, is_closed) = vif.map_or((false, false), |vif| {
                 let (backend, mut host) = vif.split(&mut retired, scope.dataplane);
                 let more = backend.serve_control(&mut host);
-                (more, backend.penalized().is_some())
+                (more, backend.condemned().is_some())
             });
             self.retired_ports = retired;
             if more {
                 self.controls_due.push(device);
             }
-            if penalized {
+            if is_closed {
                 self.look(&device, scope);
             }
         }
@@ -506,11 +517,11 @@ impl Guests {
             let broken = vif.backend.rules().all().into_iter().collect();
             (vif.token(), owned(broken))
         });
-        let of_disks = self.list.iter().flat_map(|guest| guest.disks.broken());
-        let rules = rules.chain(of_disks.map(|(name, broken)| (name, owned(broken))));
+        let disk_rules = self.list.iter().flat_map(|guest| guest.disks.violations());
+        let rules = rules.chain(disk_rules.map(|(name, broken)| (name, owned(broken))));
         let rules =
             rules.chain([("gone".to_owned(), owned(self.retired.clone().into_iter().collect()))]);
-        // What is zero is left out: a message has a bound, a switch may have many ports.
+        // Leave out zeros: the length of a message is bounded, and a switch may have many ports.
         let nonzero = |counters: Vec<(&'static str, u64)>| {
             owned(counters.into_iter().filter(|(_, n)| *n > 0).collect())
         };
@@ -533,7 +544,7 @@ impl Guest {
         Guest { lease: Lease::new(channel), vif: None, leg: None, disks: Disks::default() }
     }
 
-    /// Time at which the connection ends unless it says something. One with a guest has none.
+    /// Returns the time at which the connection expires. `None` with a guest.
     fn expires(&self) -> Option<Instant> {
         self.vif.is_none().then(|| self.lease.expires())
     }
@@ -544,57 +555,20 @@ impl Vif {
         device_name(self.backend.device())
     }
 
-    /// The handshake, and where its port goes.
+    /// Splits the vif into its backend and the binding of its port.
     fn split<'a>(
         &'a mut self,
         retired: &'a mut Retired,
         dataplane: &'a DataplaneHandle,
-    ) -> (&'a mut VifBackend, Usher<'a>) {
+    ) -> (&'a mut VifBackend, PortBinding<'a>) {
         let (mac, join) = (Some(self.assigned.mac), self.join);
         let filter = Some(Arc::clone(&self.filter));
         let policy = PortPolicy { mac, filter, join, ..PortPolicy::default() };
-        (&mut self.backend, Usher { seat: &mut self.seat, retired, dataplane, policy })
+        (&mut self.backend, PortBinding { entry: &mut self.entry, retired, dataplane, policy })
     }
 
     fn look(&mut self, retired: &mut Retired, scope: &mut Scope<'_>) -> Result<Life, StoreError> {
         let (backend, mut host) = self.split(retired, scope.dataplane);
         backend.look(scope.platform, scope.store, &mut host)
     }
-}
-
-/// Returns the filter that holds a guest to its addresses.
-fn filter_of(assigned: &Assigned, request: &AttachRequest) -> AddressFilter {
-    AddressFilter::new(assigned.mac, assigned.addresses.iter().map(|address| address.ip()))
-        .forwarding(request.forwarding)
-        .advertising(request.advertise)
-}
-
-/// Makes the nodes of a device and of its name, and watches them.
-fn make_device(
-    store: &mut StoreClient,
-    backend: &VifBackend,
-    assigned: &Assigned,
-    request: &AttachRequest,
-) -> Result<(), String> {
-    let device = backend.device();
-    if let Some(name) = &request.name {
-        let path = format!("{NAMES_ROOT}/{name}");
-        if store.read_opt(&path).map_err(|e| e.to_string())?.is_some() {
-            return Err(format!(
-                "the name `{name}` is taken on this switch; choose another --name"
-            ));
-        }
-        let owner = PermissionList::owned_by(device.frontend, NodeAccess::Read);
-        store
-            .write(&path, "")
-            .and_then(|()| store.set_perms(&path, &owner))
-            .map_err(|e| e.to_string())?;
-    }
-    let config = VifConfig { mac: assigned.mac, mtu: request.mtu };
-    toolstack::create(store, device, config).map_err(|e| e.to_string())?;
-    let token = device_name(device);
-    for path in backend.watch_paths() {
-        store.watch(&path, &token).map_err(|e| e.to_string())?;
-    }
-    Ok(())
 }

@@ -1,74 +1,76 @@
-//! A launcher's connection to the driver domain. The guest that it asked for lives as long as that.
+//! Lease: a launcher's connection to the driver domain, and its time limits. The launcher's guest
+//! is attached as long as the connection is open.
 
 use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
 
+use crate::switchboard::FromDriver;
 use ringfence_sandbox::channel::{Channel, ChannelError, FDS_MAX};
 
-use crate::switchboard::FromDriver;
-
-/// How long a connection may take to prove that it is a launcher's.
+/// Time limit for the proof that a connection comes from a launcher.
 const PROOF_WITHIN: Duration = Duration::from_secs(5);
-/// How long an admitted connection without a guest may say nothing.
+/// Time limit for silence of an admitted connection without a guest.
 const SILENT_FOR: Duration = Duration::from_secs(120);
-/// How long the end of the driver domain waits for a connection without a guest.
+/// Time for which the driver domain delays its end for a connection without a guest.
 const NEWCOMER_FOR: Duration = Duration::from_secs(2);
 
-/// A connection and its times.
+/// A launcher's connection with its state.
 pub(super) struct Lease {
     pub(super) channel: Channel,
-    /// It proved to be a launcher's.
+    /// Set once the connection has been proved to come from a launcher.
     is_admitted: bool,
-    /// It does not read what it is sent.
+    /// Set once a message did not fit into the connection's queue.
     is_slow: bool,
     since: Instant,
     heard: Instant,
 }
 
 impl Lease {
-    /// A connection that came now.
+    /// Wraps a connection that was accepted now.
     pub(super) fn new(channel: Channel) -> Lease {
         let now = Instant::now();
         Lease { channel, is_admitted: false, is_slow: false, since: now, heard: now }
     }
 
-    /// Returns `true` once it proved to be a launcher's.
+    /// Returns `true` once the connection is admitted.
     pub(super) fn is_admitted(&self) -> bool {
         self.is_admitted
     }
 
-    /// It proved to be a launcher's.
+    /// Marks the connection as admitted.
     pub(super) fn admit(&mut self) {
         self.is_admitted = true;
     }
 
-    /// It said something.
+    /// Records that a message was received.
     pub(super) fn touch(&mut self, now: Instant) {
         self.heard = now;
     }
 
-    /// Most descriptors of its next message. The proof is one.
+    /// Returns the maximum number of descriptors in the next message. The proof is one.
     pub(super) fn fds_max(&self) -> usize {
         if self.is_admitted { FDS_MAX } else { 1 }
     }
 
-    /// Sends a message without waiting. A connection that has no room for it is to end.
-    pub(super) fn say(&mut self, message: &FromDriver, fds: &[BorrowedFd<'_>]) {
-        // One that is gone is noticed at the next look at it.
+    /// Sends a message without blocking. A full queue marks the connection as slow.
+    pub(super) fn send(&mut self, message: &FromDriver, fds: &[BorrowedFd<'_>]) {
+        // A closed connection is noticed by the next receive.
         self.is_slow |= matches!(self.channel.send_now(message, fds), Err(ChannelError::Full));
     }
 
-    /// Returns `true` if it does not read what it is sent.
+    /// Returns `true` if the launcher does not read its messages. The connection must be closed
+    /// then.
     pub(super) fn is_slow(&self) -> bool {
         self.is_slow
     }
 
-    /// Time at which it ends if it has no guest and says nothing.
+    /// Returns the time at which a connection without a guest expires if it stays silent.
     pub(super) fn expires(&self) -> Instant {
         if self.is_admitted { self.heard + SILENT_FOR } else { self.since + PROOF_WITHIN }
     }
 
-    /// Time until which the end of the driver domain, whose last guest left at `left`, waits for it.
+    /// Returns the time until which the driver domain delays its end for this connection. `left` is
+    /// the time at which the last guest left.
     pub(super) fn newcomer_until(&self, left: Option<Instant>) -> Instant {
         let left = left.filter(|_| self.is_admitted).unwrap_or(self.since);
         self.since.max(left) + NEWCOMER_FOR
@@ -85,7 +87,7 @@ mod tests {
         let mut lease = Lease::new(near);
         let message = FromDriver::Bye("x".repeat(1000));
         for _ in 0..100_000 {
-            lease.say(&message, &[]);
+            lease.send(&message, &[]);
             if lease.is_slow() {
                 break;
             }

@@ -1,20 +1,24 @@
-//! The driver domain of a switch.
+//! Driver domain of a switch: hub, workers and control thread.
 //!
-//! # Theory of operation
+//! | thread | work |
+//! |---|---|
+//! | hub | stands for the hypervisor and xenstored |
+//! | workers (`dataplane`) | poll ports and move frames |
+//! | control (main thread) | toolstack: serves launchers, follows the xenbus state of each device |
 //!
-//! Three threads. The *hub* stands for the hypervisor and xenstored. The *data plane* polls the
-//! ports and moves frames. The *control* thread, this one, is the toolstack (it makes and removes
-//! devices for launchers) and follows the xenbus state of every device.
+//! The process starts with one thread. It receives its configuration and the listening socket,
+//! enters the sandbox and starts the other threads. Only then it reads from launchers and guests.
+//! It ends when the last guest has left.
 //!
-//! It begins with one thread, gets its orders and the listening socket, enters the sandbox, starts
-//! the other two and only then hears launchers and guests. It ends when the last guest has left.
+//! The control thread serves all launchers and must not block on one. A connection that does not
+//! read its messages is closed. Disks are torn down on other threads ([`Disposal`]), and
+//! [`ringfence_sys::descriptors`] closes descriptors of messages.
 //!
-//! The control thread serves all launchers, so it waits for none of them: what a connection does not
-//! read in time costs it the connection, disks are torn down on other threads ([`Disposal`]), and what comes
-//! with a message is closed by [`ringfence_sys::descriptors`].
+//! [`Disposal`]: ringfence_sys::descriptors::Disposal
 
 pub mod addresses;
 mod admission;
+mod device;
 mod disks;
 mod guests;
 mod lease;
@@ -28,76 +32,77 @@ use ringfence_net::vif::backend::QUEUES_MAX;
 use ringfence_platform::local::LocalPlatform;
 use ringfence_platform::local::hub::{Hub, HubHandle, HubLimits};
 use ringfence_platform::{DomId, Platform, PlatformError};
-use ringfence_sandbox::channel::{Channel, ChannelError, expect_fds, poll_until};
-use ringfence_sandbox::isolation::{Isolation, SandboxError};
-use ringfence_sandbox::{DomainKind, STATUS_FAILED};
 use ringfence_switch::dataplane::DataplaneHandle;
 use ringfence_switch::forwarding::{Fabric, Switch};
 use ringfence_wire::xenbus::DeviceId;
 use ringfence_xenstore::{StoreAccess, StoreClient};
 use rustix::event::{PollFd, PollFlags};
 
-use crate::plane::{Gone, threads};
 use crate::switchboard::{DriverConfig, DriverReport, FromDriver};
+use crate::workers::{EndedPorts, worker_count};
 use admission::Admission;
 use guests::Guests;
+use ringfence_sandbox::channel::{Channel, ChannelError, expect_fds};
+use ringfence_sandbox::isolation::{Isolation, SandboxError};
+use ringfence_sandbox::{DomainKind, STATUS_FAILED};
+use ringfence_sys::poll::wait_any;
 
-/// How long the first guest may take to come, and how long after the last one has left a
-/// connection that comes in may delay the end.
+/// Time limit for the first guest. Also limits the delay of the end by connections that arrive
+/// after the last guest has left.
 const GUEST_WITHIN: Duration = Duration::from_secs(10);
-/// How long the end may wait for requests that disks have under way.
+/// Time limit for storage operations in flight at the end.
 const TEARDOWN_WITHIN: Duration = Duration::from_secs(5);
-/// Where names are.
+/// Store directory of the guests' names.
 pub const NAMES_ROOT: &str = "/ringfence/names";
 
-/// Why a driver domain ends before its time.
+/// Errors that end a driver domain.
 #[derive(Debug, thiserror::Error)]
 pub enum DriverError {
-    /// Orders did not come, or not as they should.
+    /// The configuration did not arrive or is malformed.
     #[error("orders: {0}")]
     Channel(#[from] ChannelError),
-    /// The sandbox did not close.
+    /// The sandbox could not be entered.
     #[error(transparent)]
     Sandbox(#[from] SandboxError),
-    /// The hub or the store failed.
+    /// The hub or the platform failed.
     #[error(transparent)]
     Platform(#[from] PlatformError),
-    /// The store failed.
+    /// A store operation failed.
     #[error("store: {0}")]
     Store(#[from] ringfence_xenstore::StoreError),
-    /// The system refused.
+    /// A system call failed.
     #[error(transparent)]
     System(#[from] io::Error),
 }
 
-/// The inner process of a driver domain. Returns its exit status.
+/// Main function of a driver domain's inner process. Returns the exit status.
 pub fn main() -> u8 {
     inner(None)
 }
 
-/// As [`main`], for tests that play a driver domain which was taken over: `deed` is done on a
-/// thread of its own as soon as the sandbox is closed and the hub runs, while guests are served.
+/// Runs a driver domain, as [`main`] does, for tests of a compromised one. `hook` runs on its own
+/// thread from the moment when the sandbox is closed and the hub runs.
 #[cfg(any(test, feature = "test-utils"))]
 #[doc(hidden)]
-pub fn main_taken_over(deed: impl FnOnce() + Send + 'static) -> u8 {
-    inner(Some(Box::new(deed)))
+pub fn main_taken_over(hook: impl FnOnce() + Send + 'static) -> u8 {
+    inner(Some(Box::new(hook)))
 }
 
-/// What is done besides the work of a domain, in tests.
-type Deed = Box<dyn FnOnce() + Send>;
+/// Code that a test runs inside the domain.
+type TestHook = Box<dyn FnOnce() + Send>;
 
-fn inner(deed: Option<Deed>) -> u8 {
+fn inner(hook: Option<TestHook>) -> u8 {
     Channel::serve_stdin(
-        |channel| live(channel, deed).map(|()| 0),
+        |channel| run(channel, hook).map(|()| 0),
         |error| {
-            // If nobody hears the report, standard error still does.
+            // Standard error reaches the user even if the launcher does not read the report.
             eprintln!("ringfence: driver domain: {error}");
             (STATUS_FAILED, DriverReport::Failed(error.to_string()))
         },
     )
 }
 
-fn live(channel: &Channel, deed: Option<Deed>) -> Result<(), DriverError> {
+fn run(channel: &Channel, hook: Option<TestHook>) -> Result<(), DriverError> {
     let (config, fds) = channel.receive::<DriverConfig>()?;
     let [listener, namespace] = expect_fds(fds)?;
     let admission = Admission::new(channel, &namespace)?;
@@ -108,15 +113,15 @@ fn live(channel: &Channel, deed: Option<Deed>) -> Result<(), DriverError> {
     crate::log::to_stderr(config.verbose);
     isolation.lock()?;
     let mut driver = Driver::start(&config, admission, listener)?;
-    if let Some(deed) = deed {
-        thread("deed", deed)?;
+    if let Some(hook) = hook {
+        thread("deed", hook)?;
     }
     channel.send(&DriverReport::Ready, &[])?;
     driver.serve()
 }
 
-/// Serves a switch in this process as it is, without a sandbox: for measuring. `prepare` may add
-/// ports before the first guest comes.
+/// Serves a switch in this process without a sandbox, for measurements. `prepare` may add ports
+/// before the first guest attaches.
 #[cfg(any(test, feature = "test-utils"))]
 pub fn serve_unconfined(
     config: &DriverConfig,
@@ -128,8 +133,8 @@ pub fn serve_unconfined(
     driver.serve()
 }
 
-/// Allows as many descriptors as the system lets us: each guest makes the hub hold some, within
-/// its quotas, and one guest must not use up what the others need. Returns how many that is.
+/// Raises the limit of open descriptors to the hard limit, and returns it. The hub holds
+/// descriptors for each guest, within quotas, and one guest must not use up those of others.
 pub(crate) fn raise_descriptor_limit() -> io::Result<usize> {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     let maximum = getrlimit(Resource::Nofile).maximum;
@@ -137,14 +142,13 @@ pub(crate) fn raise_descriptor_limit() -> io::Result<usize> {
     Ok(maximum.and_then(|maximum| maximum.try_into().ok()).unwrap_or(usize::MAX))
 }
 
-/// A running driver domain.
 struct Driver {
     listener: OwnedFd,
     hub: HubHandle,
     platform: Arc<LocalPlatform>,
     store: StoreClient,
     dataplane: DataplaneHandle,
-    gone: Gone,
+    gone: EndedPorts,
     guests: Guests,
 }
 
@@ -167,9 +171,10 @@ impl Driver {
         store.mkdir(NAMES_ROOT)?;
         guests::open_names(&mut store)?;
         store.watch("@releaseDomain", "release")?;
-        let gone = Gone::new()?;
+        let gone = EndedPorts::new()?;
         let fabric = || Fabric::Switch(Switch::new());
-        let dataplane = gone.start_plane(threads(QUEUES_MAX), fabric, platform.counters())?;
+        let dataplane =
+            gone.start_workers(worker_count(QUEUES_MAX), fabric, platform.counters())?;
         let guests = Guests::new(&config.switch, admission)?;
         Ok(Driver { listener, hub, platform, store, dataplane, gone, guests })
     }
@@ -184,17 +189,17 @@ impl Driver {
             let until = next.into_iter().flatten().min();
             let controls = self.wait(if more { Some(Instant::now()) } else { until })?;
             self.accept();
-            self.hear_launchers();
-            self.bury_ports();
-            self.ring_disks();
+            self.serve_launchers();
+            self.retire_ended_ports();
+            self.update_disks();
             more = self.serve_controls(&controls);
-            // Last: any of the others may have come across events while it asked the store.
+            // Last, because the other steps may read store events while they wait for answers.
             more |= self.follow_store()?;
             if self.guests.any_attached() {
                 (had_guests, end) = (true, None);
                 continue;
             }
-            // Somebody may have come in just now.
+            // A launcher may have connected meanwhile.
             self.accept();
             let now = Instant::now();
             let end = *end.get_or_insert_with(|| now + GUEST_WITHIN);
@@ -204,32 +209,38 @@ impl Driver {
         }
     }
 
-    /// Waits for work. Returns the devices whose control rings have some.
+    /// Blocks until there is work. Returns the devices whose control rings have requests.
     fn wait(&mut self, until: Option<Instant>) -> io::Result<Vec<DeviceId>> {
         let mut fds = vec![
             PollFd::new(&self.listener, PollFlags::IN),
             PollFd::from_borrowed_fd(self.store.fd(), PollFlags::IN),
             PollFd::from_borrowed_fd(self.gone.as_fd(), PollFlags::IN),
-            PollFd::from_borrowed_fd(self.guests.bell().as_fd(), PollFlags::IN),
+            PollFd::from_borrowed_fd(self.guests.disk_wake().as_fd(), PollFlags::IN),
         ];
         fds.extend(self.guests.channels().map(|channel| PollFd::new(channel, PollFlags::IN)));
         let first = fds.len();
         let (devices, controls): (Vec<_>, Vec<_>) = self.guests.controls().unzip();
         fds.extend(controls.into_iter().map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
-        poll_until(&mut fds, until)?;
+        wait_any(&mut fds, until)?;
         let ready = devices.into_iter().zip(&fds[first..]);
         Ok(ready.filter(|(_, fd)| !fd.revents().is_empty()).map(|(device, _)| device).collect())
     }
 
-    /// One turn for each of these control rings; true if there is more to do.
+    /// Serves one round for each of these control rings. Returns `true` if work is left.
     fn serve_controls(&mut self, devices: &[DeviceId]) -> bool {
-        let mut scope = guests::Scope {
+        let (guests, mut scope) = self.guests_and_scope();
+        guests.serve_controls(devices, &mut scope)
+    }
+
+    /// Splits the domain into its guests and the resources that operations on guests use.
+    fn guests_and_scope(&mut self) -> (&mut Guests, guests::Scope<'_>) {
+        let scope = guests::Scope {
             hub: &self.hub,
             platform: &self.platform,
             store: &mut self.store,
             dataplane: &self.dataplane,
         };
-        self.guests.serve_controls(devices, &mut scope)
+        (&mut self.guests, scope)
     }
 
     // #syscall driver accept4: launchers connect
@@ -237,59 +248,40 @@ impl Driver {
     fn accept(&mut self) {
         use rustix::net::SocketFlags;
         while let Ok(socket) = rustix::net::accept_with(&self.listener, SocketFlags::CLOEXEC) {
-            self.guests.come(Channel::from_fd(socket));
+            self.guests.accept(Channel::from_fd(socket));
         }
     }
 
-    fn hear_launchers(&mut self) {
-        let mut scope = guests::Scope {
-            hub: &self.hub,
-            platform: &self.platform,
-            store: &mut self.store,
-            dataplane: &self.dataplane,
-        };
-        self.guests.hear(&mut scope);
+    fn serve_launchers(&mut self) {
+        let (guests, mut scope) = self.guests_and_scope();
+        guests.serve_connections(&mut scope);
     }
 
-    fn bury_ports(&mut self) {
+    fn retire_ended_ports(&mut self) {
         self.gone.clear();
         while let Some(gone) = self.gone.next() {
-            let mut scope = guests::Scope {
-                hub: &self.hub,
-                platform: &self.platform,
-                store: &mut self.store,
-                dataplane: &self.dataplane,
-            };
-            self.guests.port_gone(gone, &mut scope);
+            let (guests, mut scope) = self.guests_and_scope();
+            guests.port_gone(gone, &mut scope);
         }
     }
 
-    /// Looks at the disks of which one asked for it.
-    fn ring_disks(&mut self) {
-        if !self.guests.bell().was_rung() {
+    /// Updates the disks if one of them has raised the event.
+    fn update_disks(&mut self) {
+        if !self.guests.disk_wake().clear() {
             return;
         }
-        let mut scope = guests::Scope {
-            hub: &self.hub,
-            platform: &self.platform,
-            store: &mut self.store,
-            dataplane: &self.dataplane,
-        };
-        self.guests.look_at_disks(&mut scope);
+        let (guests, mut scope) = self.guests_and_scope();
+        guests.look_at_disks(&mut scope);
     }
 
-    /// True if more events may wait, of which no poll tells: they were read already.
+    /// Handles store events. Returns `true` if more may wait: events that were read already raise
+    /// no poll.
     fn follow_store(&mut self) -> Result<bool, DriverError> {
-        // Bounded: a guest that keeps writing has its turn again after the others.
+        // Bounded, so that a guest that keeps writing does not delay others.
         for _ in 0..64 {
             let Some(event) = self.store.next_event()? else { return Ok(false) };
-            let mut scope = guests::Scope {
-                hub: &self.hub,
-                platform: &self.platform,
-                store: &mut self.store,
-                dataplane: &self.dataplane,
-            };
-            self.guests.store_changed(&event.token, &mut scope);
+            let (guests, mut scope) = self.guests_and_scope();
+            guests.store_changed(&event.token, &mut scope);
         }
         Ok(true)
     }
@@ -297,7 +289,7 @@ impl Driver {
 
 impl Drop for Driver {
     fn drop(&mut self) {
-        self.guests.say_to_all(&FromDriver::Bye("the last guest has left".to_owned()));
+        self.guests.broadcast(&FromDriver::Bye("the last guest has left".to_owned()));
         self.dataplane.stop();
         if !self.guests.wait_for_disks(TEARDOWN_WITHIN) {
             tracing::warn!("requests of disks were still under way at the end");

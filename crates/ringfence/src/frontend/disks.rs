@@ -1,6 +1,7 @@
-//! The disks of a guest, in its frontend: blkfront on one side, an NBD server on the other.
-
-// #syscall frontend eventfd2,read,write: a disk has something to say
+//! Disks of a guest in its frontend: blkfront on one side, an NBD export on the other.
+//!
+//! Each disk waits for its backend. Once it is connected, an [`Export`] serves it on the Unix
+//! socket that the launcher passed.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixListener;
@@ -12,75 +13,72 @@ use ringfence_block::vbd::frontend::VbdFrontend;
 use ringfence_nbd::export::{Export, ExportOptions};
 use ringfence_platform::local::LocalPlatform;
 use ringfence_platform::{DomId, Platform, PlatformError};
+use ringfence_sys::mailbox::WakeFd;
 use ringfence_wire::xenbus::{DeviceId, DeviceKind};
 use ringfence_xenstore::StoreClient;
-use rustix::event::EventfdFlags;
 
 use super::Failure;
 use crate::switchboard::DiskFrontend;
 
-/// One disk.
+/// One disk with its export.
 struct Served {
     vbd: VbdFrontend<LocalPlatform>,
-    /// Until somebody can be served there.
+    /// Listening socket, until the export takes it.
     socket: Option<OwnedFd>,
     export: Option<Export>,
 }
 
-/// The disks of a guest.
+/// All disks of a guest.
 pub(super) struct Disks {
     list: Vec<Served>,
     store: Option<StoreClient>,
-    bell: Arc<OwnedFd>,
+    wake: WakeFd,
 }
 
-/// Pages to lend for a disk: its own, its rings, and room for those that the backend is slow to let
-/// go of.
+/// Pages to grant for a disk: its own, its rings, and a reserve for pages that the backend releases
+/// late.
 pub(super) const PAGES: u32 = 2048;
 
-/// Pages of the window of a disk's ring.
+/// Pages of the grant window of a disk's ring.
 pub(super) const WINDOW: u32 = 1024;
 
-/// Changes in the store that are followed before others have their turn.
+/// Maximum number of store events handled in one call.
 const ROUNDS: u32 = 64;
 
 impl Disks {
-    /// Sets memory aside for them, while that can be done.
+    /// Creates the disks and allocates their memory. Call it before the sandbox closes.
     pub(super) fn new(
         platform: &LocalPlatform,
-        orders: &[DiskFrontend],
+        requests: &[DiskFrontend],
         sockets: Vec<OwnedFd>,
     ) -> Result<Disks, Failure> {
-        let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
-        let bell = Arc::new(rustix::event::eventfd(0, flags).map_err(std::io::Error::from)?);
-        let ring: Arc<dyn Fn() + Send + Sync> = {
-            let bell = Arc::clone(&bell);
-            Arc::new(move || {
-                let _ = rustix::io::write(&*bell, &1u64.to_ne_bytes());
-            })
+        let wake = WakeFd::new()?;
+        let waker: Arc<dyn Fn() + Send + Sync> = {
+            let wake = wake.clone();
+            Arc::new(move || wake.wake())
         };
         let mut list = vec![];
-        for ((order, socket), handle) in orders.iter().zip(sockets).zip(0..) {
+        for ((request, socket), handle) in requests.iter().zip(sockets).zip(0..) {
             let (kind, frontend) = (DeviceKind::Vbd, platform.domid());
             let device = DeviceId { kind, frontend, backend: DomId(0), handle };
-            let DiskFrontend { persistent, windows } = *order;
+            let DiskFrontend { persistent, windows } = *request;
             let window = if windows { WINDOW } else { 0 };
             let options = BlkfrontOptions { persistent, window, ..BlkfrontOptions::default() };
-            let vbd = VbdFrontend::new(platform, device, options, Arc::clone(&ring))?;
+            let vbd = VbdFrontend::new(platform, device, options, Arc::clone(&waker))?;
             list.push(Served { vbd, socket: Some(socket), export: None });
         }
-        Ok(Disks { list, store: None, bell })
+        Ok(Disks { list, store: None, wake })
     }
 
-    /// Descriptors that are open on purpose.
+    /// Iterates over the descriptors that stay open in the sandbox.
     pub(super) fn descriptors(&self) -> impl Iterator<Item = RawFd> {
         let sockets =
             self.list.iter().filter_map(|served| Some(served.socket.as_ref()?.as_raw_fd()));
         let windows = self.list.iter().flat_map(|served| served.vbd.descriptors());
-        sockets.chain(windows).chain([self.bell.as_raw_fd()])
+        sockets.chain(windows).chain([self.wake.as_fd().as_raw_fd()])
     }
 
-    /// Has the windows of each disk keep at most so many pages.
+    /// Limits the grant windows of each disk to `most` pages.
     pub(super) fn resize_windows(&self, most: u32) {
         for (disk, served) in self.list.iter().enumerate() {
             let Some(front) = served.vbd.disk() else { continue };
@@ -91,7 +89,7 @@ impl Disks {
         }
     }
 
-    /// Begins to follow their backends.
+    /// Starts to watch the backends in the store.
     pub(super) fn start(&mut self, platform: &LocalPlatform) -> Result<(), PlatformError> {
         if self.list.is_empty() {
             return Ok(());
@@ -105,13 +103,13 @@ impl Disks {
         Ok(())
     }
 
-    /// Does what is due; true if there is more to do, of which no poll tells.
+    /// Advances the life cycle of each disk. Returns `true` if work is left for which no poll
+    /// returns.
     pub(super) fn look(&mut self, platform: &LocalPlatform) -> Result<bool, Failure> {
-        let _ = rustix::io::read(&*self.bell, &mut [0; 8]);
+        self.wake.clear();
         for _ in 0..ROUNDS {
             self.look_at_each(platform)?;
-            // While the store was asked, it may have told of changes: these were read from the
-            // socket together with its answers.
+            // A request to the store may have read events from the socket together with its answer.
             let Some(store) = &mut self.store else { return Ok(false) };
             if store.next_event()?.is_none() {
                 return Ok(false);
@@ -136,18 +134,18 @@ impl Disks {
         Ok(())
     }
 
-    /// Whether every disk can be used.
+    /// Returns `true` if every disk is exported.
     pub(super) fn are_up(&self) -> bool {
         self.list.iter().all(|served| served.export.is_some())
     }
 
-    /// What to wait for.
+    /// Iterates over the descriptors to poll for input.
     pub(super) fn wait_fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         let store = self.store.as_ref().map(StoreClient::fd);
-        store.into_iter().chain([self.bell.as_fd()])
+        store.into_iter().chain([self.wake.as_fd()])
     }
 
-    /// Ends what programs have open, and says that this frontend leaves.
+    /// Ends the exports and closes the devices.
     pub(super) fn close(&mut self) -> Result<(), Failure> {
         let Some(store) = &mut self.store else { return Ok(()) };
         for served in &mut self.list {

@@ -1,6 +1,8 @@
-//! A vif's frontend and its TAP, joined by a cable: a data plane of two ports, in which the TAP is
-//! held up while the vif has no room. Both may have several queues, each of which has a thread; if the
-//! vif comes to have fewer of them than the TAP, threads share its queues (`net::dataplane`). The same for a command's frontend and for one in a Xen guest.
+//! Link between a vif's frontend and its TAP: a patch of two ports.
+//!
+//! A vif without room applies backpressure to the TAP. Each queue of the TAP has a worker. If the
+//! vif gets fewer queues than the TAP, workers share its queues (`switch::dataplane`). `ringfence
+//! run` and `ringfence attach` both use this link.
 
 use std::io;
 use std::os::fd::AsFd;
@@ -17,12 +19,12 @@ use ringfence_wire::xenbus::DeviceId;
 use ringfence_xenstore::{StoreClient, StoreError};
 use rustix::event::{PollFd, PollFlags};
 
-use crate::plane::Gone;
+use crate::workers::EndedPorts;
 
-/// What the TAP's port is called.
+/// Name of the TAP's port.
 const TAP: &str = "tap";
 
-/// Why a link is of no use.
+/// Errors of a link.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum LinkError {
     #[error(transparent)]
@@ -37,8 +39,8 @@ pub(crate) enum LinkError {
     System(#[from] io::Error),
 }
 
-/// Something that its owner may want to tell about.
-pub(crate) enum Happened {
+/// Event of a link that its owner may report.
+pub(crate) enum LinkEvent {
     /// A key changed that is watched.
     Store,
     /// The vif's port is gone, for this reason.
@@ -47,22 +49,22 @@ pub(crate) enum Happened {
     TapGone(String),
 }
 
-/// The link.
+/// A connected vif frontend and TAP.
 pub(crate) struct Link<P: Platform> {
     platform: P,
     vif: VifFrontend<P>,
     store: StoreClient,
-    cable: Cable,
-    gone: Gone,
+    vif_port: VifPort,
+    gone: EndedPorts,
 }
 
-/// The two-port data plane.
-struct Cable {
+/// Patch of two ports, with the vif's port.
+struct VifPort {
     dataplane: DataplaneHandle,
     port: Option<PortId>,
 }
 
-impl PortHost for Cable {
+impl PortHost for VifPort {
     fn attach(&mut self, _: &DeviceId, port: Box<dyn Port>) {
         match self.dataplane.add_port(port, PortPolicy::default(), "vif") {
             Ok(id) => self.port = Some(id),
@@ -82,39 +84,39 @@ impl PortHost for Cable {
 }
 
 impl<P: Platform> Link<P> {
-    /// Joins both, by a thread for each queue of the TAP; nothing is lent yet.
+    /// Joins vif and TAP, with a worker for each queue of the TAP. Grants nothing yet.
     pub(crate) fn start(
         platform: P,
         vif: VifFrontend<P>,
         taps: Vec<TapPort>,
     ) -> Result<Link<P>, LinkError> {
-        let gone = Gone::new()?;
+        let gone = EndedPorts::new()?;
         let fabric = || Fabric::Patch(Patch::new());
-        let dataplane = gone.start_plane(taps.len(), fabric, platform.counters())?;
+        let dataplane = gone.start_workers(taps.len(), fabric, platform.counters())?;
         let taps = taps.into_iter().map(|tap| Box::new(tap) as Box<dyn Port>);
         dataplane.add_queues(taps.collect(), PortPolicy::default(), TAP)?;
         let mut store = platform.store()?;
         store.watch(&vif.watch_path(), "backend")?;
-        let cable = Cable { dataplane, port: None };
-        Ok(Link { platform, vif, store, cable, gone })
+        let vif_port = VifPort { dataplane, port: None };
+        Ok(Link { platform, vif, store, vif_port, gone })
     }
 
-    /// Does what is due.
+    /// Advances the vif's life cycle.
     pub(crate) fn look(&mut self) -> Result<(), LinkError> {
-        Ok(self.vif.look(&self.platform, &mut self.store, &mut self.cable)?)
+        Ok(self.vif.look(&self.platform, &mut self.store, &mut self.vif_port)?)
     }
 
-    /// Whether frames can flow.
+    /// Returns `true` if frames can flow.
     pub(crate) fn is_up(&self) -> bool {
         self.vif.is_up()
     }
 
-    /// Has the windows of each queue keep at most so many pages.
+    /// Limits the grant windows of each queue to `most` pages.
     pub(crate) fn resize_windows(&mut self, most: u32) {
         let device = *self.vif.device();
         for queue in (0u16..).take(self.vif.queues()) {
             if let Some(PortReply::Resized(levels)) =
-                self.cable.order(&device, queue, PortOrder::Resize(most))
+                self.vif_port.order(&device, queue, PortOrder::Resize(most))
             {
                 let (present, in_use) = (levels.present, levels.in_use);
                 tracing::info!(queue, most, present, in_use, "pages of the queue's windows");
@@ -122,41 +124,42 @@ impl<P: Platform> Link<P> {
         }
     }
 
-    /// What both ends are on.
+    /// Returns the platform of both ends.
     pub(crate) fn platform(&self) -> &P {
         &self.platform
     }
 
-    /// The vif.
+    /// Returns the vif with its store connection.
     pub(crate) fn vif(&mut self) -> (&mut VifFrontend<P>, &mut StoreClient) {
         (&mut self.vif, &mut self.store)
     }
 
-    /// What to wait for. Before that, [`Link::next`] until there is nothing.
+    /// Iterates over the descriptors to poll. Before the poll, call [`Link::next`] until it returns
+    /// `None`.
     pub(crate) fn wait_fds(&self) -> impl Iterator<Item = PollFd<'_>> {
         let fds = [Some(self.store.fd()), Some(self.gone.as_fd()), self.vif.control_fd()];
         fds.into_iter().flatten().map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN))
     }
 
-    /// The next thing that happened.
-    pub(crate) fn next(&mut self) -> Result<Option<Happened>, LinkError> {
+    /// Returns the next event, if there is one.
+    pub(crate) fn next(&mut self) -> Result<Option<LinkEvent>, LinkError> {
         self.gone.clear();
         while let Some(gone) = self.gone.next() {
             let why = gone.reason.to_string();
             if gone.name == TAP {
-                return Ok(Some(Happened::TapGone(why)));
+                return Ok(Some(LinkEvent::TapGone(why)));
             }
-            // One that was taken out meanwhile is of no interest any more.
-            if self.cable.port.take_if(|port| *port == gone.id).is_some() {
+            // A port that was removed in the meantime needs no event.
+            if self.vif_port.port.take_if(|port| *port == gone.id).is_some() {
                 self.vif.broke();
-                return Ok(Some(Happened::VifGone(why)));
+                return Ok(Some(LinkEvent::VifGone(why)));
             }
         }
-        Ok(self.store.next_event()?.map(|_| Happened::Store))
+        Ok(self.store.next_event()?.map(|_| LinkEvent::Store))
     }
 
-    /// Says that this frontend leaves, and lets go of everything.
+    /// Closes the vif in order and releases its resources.
     pub(crate) fn close(&mut self) -> Result<(), LinkError> {
-        Ok(self.vif.close(&mut self.store, &mut self.cable)?)
+        Ok(self.vif.close(&mut self.store, &mut self.vif_port)?)
     }
 }

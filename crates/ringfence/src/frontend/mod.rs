@@ -1,8 +1,9 @@
-//! The frontend of a guest: its TAP on one side, the vif on the other.
+//! Frontend of a guest: connects the guest's TAP with its vif, and its disks with NBD exports.
 //!
-//! It begins with its orders and two descriptors (its hub connection, the TAP), sets memory aside
-//! for lending while it still can, enters the sandbox, and then joins TAP and vif by a cable: a
-//! data plane of two ports, in which the TAP is held up while the vif has no room.
+//! The process receives its configuration, its hub connection, the queues of the TAP and the
+//! sockets of its disks. It allocates the memory that it grants while that is still possible, and
+//! enters the sandbox. Then it joins TAP and vif by a patch of two ports ([`link`]). A vif without
+//! room applies backpressure to the TAP.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -17,30 +18,31 @@ use ringfence_net::vif::backend::QUEUES_MAX;
 use ringfence_net::vif::frontend::VifFrontend;
 use ringfence_platform::local::{ArenaShape, LocalPlatform};
 use ringfence_platform::{DomId, Platform, PlatformError};
-use ringfence_sandbox::channel::{Channel, ChannelError, expect_fds, poll_until};
-use ringfence_sandbox::isolation::{Isolation, SandboxError};
-use ringfence_sandbox::{DomainKind, STATUS_FAILED};
 use ringfence_sys::tap::TapOffloads;
 use ringfence_wire::xenbus::{DeviceId, DeviceKind};
 use rustix::event::{PollFd, PollFlags};
 
 use crate::switchboard::{FromFrontend, FrontendConfig};
+use ringfence_sandbox::channel::{Channel, ChannelError, expect_fds};
+use ringfence_sandbox::isolation::{Isolation, SandboxError};
+use ringfence_sandbox::{DomainKind, STATUS_FAILED};
+use ringfence_sys::poll::wait_any;
 
 mod disks;
 pub(crate) mod link;
-mod squeeze;
+mod pressure;
 
 use disks::Disks;
-use link::{Happened, Link, LinkError};
-use squeeze::Squeeze;
+use link::{Link, LinkError, LinkEvent};
+use pressure::PressureMonitor;
 
-/// Why a frontend ends before its time.
+/// Errors that end a frontend.
 #[derive(Debug, thiserror::Error)]
 enum Failure {
-    /// Not this build's launcher.
+    /// The launcher is of another build.
     #[error(transparent)]
     Offload(#[from] UnknownOffload),
-    /// Likewise.
+    /// The launcher is of another build.
     #[error(transparent)]
     Staging(#[from] UnknownStaging),
     #[error("orders: {0}")]
@@ -59,30 +61,30 @@ enum Failure {
     System(#[from] io::Error),
 }
 
-/// The inner process of a frontend. Returns its exit status.
+/// Main function of a frontend's inner process. Returns the exit status.
 pub fn main() -> u8 {
     inner(None)
 }
 
-/// As [`main`], for tests that play a frontend which was taken over: `deed` is done on a thread of
-/// its own as soon as the sandbox is closed, while frames are carried.
+/// Runs a frontend, as [`main`] does, for tests of a compromised one. `hook` runs on its own thread
+/// from the moment when the sandbox is closed, while frames flow.
 #[cfg(any(test, feature = "test-utils"))]
 #[doc(hidden)]
-pub fn main_taken_over(deed: impl FnOnce() + Send + 'static) -> u8 {
-    inner(Some(Box::new(deed)))
+pub fn main_taken_over(hook: impl FnOnce() + Send + 'static) -> u8 {
+    inner(Some(Box::new(hook)))
 }
 
-/// What is done besides the work of a domain, in tests.
-type Deed = Box<dyn FnOnce() + Send>;
+/// Code that a test runs inside the domain.
+type TestHook = Box<dyn FnOnce() + Send>;
 
-fn inner(deed: Option<Deed>) -> u8 {
+fn inner(hook: Option<TestHook>) -> u8 {
     Channel::serve_stdin(
-        |channel| live(channel, deed).map(|()| 0),
+        |channel| run(channel, hook).map(|()| 0),
         |error| (STATUS_FAILED, FromFrontend::Failed(error.to_string())),
     )
 }
 
-fn live(channel: &Channel, deed: Option<Deed>) -> Result<(), Failure> {
+fn run(channel: &Channel, hook: Option<TestHook>) -> Result<(), Failure> {
     let (config, fds) = channel.receive::<FrontendConfig>()?;
     let mut fds = fds.into_vec();
     let mut taps = fds.split_off(fds.len().min(1));
@@ -100,7 +102,7 @@ fn live(channel: &Channel, deed: Option<Deed>) -> Result<(), Failure> {
         backend: DomId(0),
         handle: 0,
     };
-    // Arenas are re-opened through /proc, so they are made before there is none.
+    // Arenas are opened again through /proc, which the sandbox does not have.
     let takes = config.takes.parse()?;
     let vif = VifFrontend::new(&platform, device, config.mtu)?
         .with_offloads(takes)
@@ -110,29 +112,29 @@ fn live(channel: &Channel, deed: Option<Deed>) -> Result<(), Failure> {
     let vif = if config.windows { vif.with_windows(&platform, sizes) } else { vif };
     let any = config.windows || config.disks.iter().any(|disk| disk.windows);
     let full = sizes.pages.max(disks::WINDOW);
-    let squeeze = any.then(|| Squeeze::new(full));
+    let monitor = any.then(|| PressureMonitor::new(full));
     let disks = Disks::new(&platform, &config.disks, sockets)?;
     let mut expected = platform.descriptors();
     expected.push(channel.as_fd().as_raw_fd());
     expected.extend(taps.iter().map(AsRawFd::as_raw_fd));
     expected.extend(vif.descriptors());
-    expected.extend(squeeze.iter().flat_map(Squeeze::descriptors));
+    expected.extend(monitor.iter().flat_map(PressureMonitor::descriptors));
     expected.extend(disks.descriptors());
     let isolation = Isolation::enter(DomainKind::Frontend, &expected)?;
     crate::log::to_stderr(false);
-    if let Some(why) = squeeze.as_ref().and_then(Squeeze::refused) {
+    if let Some(why) = monitor.as_ref().and_then(PressureMonitor::errors) {
         tracing::warn!("{why}");
     }
     isolation.lock()?;
-    if let Some(deed) = deed {
-        std::thread::Builder::new().name("deed".to_owned()).spawn(deed)?;
+    if let Some(hook) = hook {
+        std::thread::Builder::new().name("deed".to_owned()).spawn(hook)?;
     }
     let frontend = Frontend::start(&config, platform, vif, taps, disks)?;
-    Frontend { squeeze, ..frontend }.serve(channel)
+    Frontend { monitor, ..frontend }.serve(channel)
 }
 
-/// Memory to lend for so many queues and disks: rings and buffers, a control ring and its list, and
-/// some that the driver domain is slow to let go of.
+/// Returns the arena's shape for so many queues and disks: rings, buffers, a control ring with its
+/// list, and a reserve for pages that the driver domain releases late.
 pub fn arena(queues: u32, disks: usize) -> ArenaShape {
     let queues = queues.clamp(1, QUEUES_MAX) * LocalPlatform::DEFAULT_PAGES;
     let pages = queues + u32::try_from(disks).unwrap_or(0) * disks::PAGES;
@@ -143,8 +145,8 @@ struct Frontend {
     link: Link<LocalPlatform>,
     disks: Disks,
     was_up: bool,
-    /// Where there are windows.
-    squeeze: Option<Squeeze>,
+    /// Present if the frontend uses grant windows.
+    monitor: Option<PressureMonitor>,
 }
 
 impl Frontend {
@@ -165,51 +167,51 @@ impl Frontend {
             link: Link::start(platform, vif, taps)?,
             disks,
             was_up: false,
-            squeeze: None,
+            monitor: None,
         })
     }
 
-    /// Serves until the launcher is gone.
+    /// Serves until the launcher closes the channel.
     fn serve(mut self, channel: &Channel) -> Result<(), Failure> {
         loop {
             self.link.look()?;
             let mut more = self.disks.look(self.link.platform())?;
             self.report(channel)?;
-            // A request may have come across events, of which no poll tells any more.
+            // A request may have read store events, for which no poll returns any more.
             more |= self.drain(channel)?;
-            let due = self.squeeze.as_ref().and_then(Squeeze::due);
+            let due = self.monitor.as_ref().and_then(PressureMonitor::due);
             let until = if more { Some(Instant::now()) } else { due };
             let mut fds = vec![PollFd::new(channel, PollFlags::IN)];
             fds.extend(self.link.wait_fds());
             let disks = self.disks.wait_fds();
             fds.extend(disks.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
             let triggers = fds.len();
-            let squeezed = self.squeeze.iter().flat_map(Squeeze::wait_fds);
-            fds.extend(squeezed.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::PRI)));
-            poll_until(&mut fds, until)?;
+            let trigger_fds = self.monitor.iter().flat_map(PressureMonitor::wait_fds);
+            fds.extend(trigger_fds.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::PRI)));
+            wait_any(&mut fds, until)?;
             let pressure = fds.split_off(triggers).iter().map(PollFd::revents).collect();
             if !fds[0].revents().is_empty() {
-                // There are no further orders: the launcher is gone. The vif is closed in order.
+                // No further message exists: the launcher is gone. Close the devices in order.
                 self.disks.close()?;
                 self.link.close()?;
                 return Ok(());
             }
             drop(fds);
-            self.squeeze(pressure);
+            self.adapt_windows(pressure);
         }
     }
 
-    /// Windows shrink, or grow again, as the system's memory allows.
-    fn squeeze(&mut self, pressure: Vec<PollFlags>) {
-        let Some(squeeze) = &mut self.squeeze else { return };
+    /// Shrinks or grows the grant windows by the system's memory pressure.
+    fn adapt_windows(&mut self, pressure: Vec<PollFlags>) {
+        let Some(monitor) = &mut self.monitor else { return };
         let any = pressure.into_iter().fold(PollFlags::empty(), |all, flags| all | flags);
         let most = if any.contains(PollFlags::ERR) {
-            squeeze.give_up();
+            monitor.give_up();
             None
         } else if any.contains(PollFlags::PRI) {
-            Some(squeeze.pressed())
+            Some(monitor.pressed())
         } else {
-            squeeze.relaxed()
+            monitor.relaxed()
         };
         if let Some(most) = most {
             self.link.resize_windows(most);
@@ -217,16 +219,16 @@ impl Frontend {
         }
     }
 
-    /// Takes what waits; true if there was something.
+    /// Handles pending events. Returns `true` if there was one.
     fn drain(&mut self, channel: &Channel) -> Result<bool, Failure> {
         let mut any = false;
         for _ in 0..64 {
             let Some(happened) = self.link.next()? else { break };
             any = true;
             match happened {
-                Happened::Store => {}
-                Happened::VifGone(why) => channel.send(&FromFrontend::Down(why), &[])?,
-                Happened::TapGone(why) => {
+                LinkEvent::Store => {}
+                LinkEvent::VifGone(why) => channel.send(&FromFrontend::Down(why), &[])?,
+                LinkEvent::TapGone(why) => {
                     channel.send(&FromFrontend::Failed(format!("the TAP: {why}")), &[])?;
                 }
             }

@@ -1,4 +1,4 @@
-//! An address on a network, as users write it: `10.0.0.2/24`, `fd00::2/64`.
+//! IP address with prefix length, as users write it: `10.0.0.2/24`, `fd00::2/64`.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -6,56 +6,56 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-/// An address and the length of its network's prefix.
+/// IP address and the length of its network's prefix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Address {
     ip: IpAddr,
     prefix: u8,
 }
 
-/// Why a text is no address.
+/// Reasons for which a text or address is rejected.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AddressError {
-    /// There is no length.
+    /// The prefix length is missing.
     #[error("`{0}` has no prefix length; write for example `{0}/{example}`", example = if .0.is_ipv4() { 24 } else { 64 })]
     NoLength(IpAddr),
-    /// What comes before the `/` is no address.
+    /// The text before the `/` is not an IP address.
     #[error("`{0}` is not an IPv4 or IPv6 address")]
     NoAddress(String),
-    /// The length is no number, or too large.
+    /// The prefix length is not a number, or out of range.
     #[error("`/{length}` is not a prefix length of 1 to {max}")]
     Length {
-        /// What was written.
+        /// Length as it was written.
         length: String,
-        /// The most there is.
+        /// Maximum length for this address family.
         max: u8,
     },
-    /// No host can have it.
+    /// The address cannot belong to one host.
     #[error("{0} cannot be the address of one host; give for example 10.0.0.2/24 or fd00::2/64")]
     NotUnicast(IpAddr),
-    /// The host part is all zeros.
+    /// All bits of the host part are 0.
     #[error("{0} is the address of the network itself; give an address of one host in it")]
     Network(Address),
-    /// The host part is all ones.
+    /// All bits of the host part are 1.
     #[error("{0} is the broadcast address of its network; give an address of one host in it")]
     Broadcast(Address),
-    /// Every interface has such an address by itself.
+    /// The address is link-local, which every interface has automatically.
     #[error(
         "{0} is link-local; give an address of a network, for example 10.0.0.2/24 or fd00::2/64"
     )]
     LinkLocal(IpAddr),
-    /// An IPv4 address in IPv6 notation.
+    /// The address is an IPv4 address in IPv6 notation.
     #[error("{0} is an IPv4 address in IPv6 notation; write {1}/24, with its own prefix length")]
     Mapped(Ipv6Addr, Ipv4Addr),
 }
 
 impl Address {
-    /// An address with the length of its prefix in bits.
+    /// Creates an address with a prefix length in bits.
     ///
     /// # Errors
     ///
-    /// [`AddressError`] when the length is 0 or over that of the address, or no host can have the
-    /// address.
+    /// Returns [`AddressError`] if the length is 0 or exceeds the address's length, or no host can
+    /// have the address.
     pub fn new(ip: IpAddr, prefix: u8) -> Result<Address, AddressError> {
         let max = max_prefix(ip);
         if !(1..=max).contains(&prefix) {
@@ -68,11 +68,11 @@ impl Address {
         Ok(Address { ip, prefix })
     }
 
-    /// Reads an address that a guest on a switch can have.
+    /// Parses an address that a guest on a switch can have.
     ///
     /// # Errors
     ///
-    /// [`AddressError`], as [`Address::new`] and [`Address::check_assignable`].
+    /// Returns the errors of [`Address::new`] and [`Address::check_assignable`].
     pub fn parse_assignable(text: &str) -> Result<Address, AddressError> {
         let address: Address = text.parse()?;
         address.check_assignable().map(|()| address)
@@ -82,9 +82,9 @@ impl Address {
     ///
     /// # Errors
     ///
-    /// [`AddressError`] for the addresses of the network itself and of all its hosts, for link-local
-    /// addresses and for IPv4 addresses in IPv6 notation. Networks of one or two addresses (RFC 3021,
-    /// RFC 6164) have hosts only.
+    /// Returns [`AddressError`] for network and broadcast addresses, link-local addresses and IPv4
+    /// addresses in IPv6 notation. Networks of one or two addresses (RFC 3021, RFC 6164) have only
+    /// host addresses.
     pub fn check_assignable(self) -> Result<(), AddressError> {
         let hosts = u32::from(max_prefix(self.ip)) - u32::from(self.prefix);
         let (link_local, zeros, ones) = match self.ip {
@@ -107,17 +107,17 @@ impl Address {
         }
     }
 
-    /// The address.
+    /// Returns the IP address.
     pub fn ip(self) -> IpAddr {
         self.ip
     }
 
-    /// The length of the network's prefix, in bits.
+    /// Returns the prefix length in bits.
     pub fn prefix(self) -> u8 {
         self.prefix
     }
 
-    /// Whether the networks of both have an address in common.
+    /// Returns `true` if the two networks have an address in common.
     pub fn overlaps(self, other: Address) -> bool {
         let common = u32::from(self.prefix.min(other.prefix));
         match (self.ip, other.ip) {
@@ -176,14 +176,14 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_is_what_is_read() {
+    fn displayed_address_parses_to_the_same_value() {
         for text in ["10.0.0.2/24", "fd00::2/64", "192.0.2.1/32", "2001:db8::1/128"] {
             assert_eq!(text.parse::<Address>().unwrap().to_string(), text);
         }
     }
 
     #[test]
-    fn each_mistake_is_named() {
+    fn malformed_address_returns_its_own_error() {
         let fault = |text: &str| text.parse::<Address>().unwrap_err();
         assert_eq!(
             fault("10.0.0.2").to_string(),
@@ -232,7 +232,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_text_is_read_or_refused(text in ".{0,40}") {
+        fn arbitrary_text_is_parsed_or_rejected(text in ".{0,40}") {
             if let Ok(address) = text.parse::<Address>() {
                 prop_assert_eq!(address.to_string().parse::<Address>(), Ok(address));
             }

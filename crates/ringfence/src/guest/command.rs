@@ -1,4 +1,4 @@
-//! Starting the command.
+//! Start of the guest's command.
 
 use std::ffi::OsString;
 use std::io;
@@ -10,22 +10,22 @@ use rustix::process::Pid;
 use ringfence_sandbox::signals;
 use ringfence_sandbox::{STATUS_CANNOT_EXECUTE, STATUS_FAILED, STATUS_NOT_FOUND};
 
-/// Why the command does not run.
+/// Reasons for which the command cannot be started.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum StartError {
-    /// There is no such file, in `PATH` or where it was said to be.
+    /// The file does not exist, in `PATH` or at the given path.
     #[error("{}: command not found", .0.display())]
     NotFound(OsString),
-    /// There is one, but it cannot be run.
+    /// The file exists but cannot be executed.
     #[error("{}: cannot be run: {source}", command.display())]
     CannotExecute { command: OsString, source: io::Error },
-    /// There is no command.
+    /// The command line is empty.
     #[error("there is no command to run")]
     Nothing,
 }
 
 impl StartError {
-    /// The exit status that a shell would give for this.
+    /// Returns the exit status that a shell reports for this error.
     pub(crate) fn status(&self) -> u8 {
         match self {
             StartError::NotFound(_) => STATUS_NOT_FOUND,
@@ -35,15 +35,14 @@ impl StartError {
     }
 }
 
-/// Changes of the environment.
+/// Changes of the command's environment.
 pub(crate) struct Variables {
     pub(crate) set: Vec<(String, String)>,
     pub(crate) removed: Vec<String>,
 }
 
-/// Starts the command, in this process's group, session and directory, with its environment,
-/// standard output and standard error, these signals blocked, and these changes of the
-/// environment.
+/// Starts the command in this process's group, session and directory, with its standard output and
+/// standard error. `blocked` are the signals that the command has blocked.
 pub(crate) fn start(
     command: &[OsString],
     stdin: OwnedFd,
@@ -62,6 +61,6 @@ pub(crate) fn start(
         io::ErrorKind::NotFound => StartError::NotFound(program.clone()),
         _ => StartError::CannotExecute { command: program.clone(), source },
     })?;
-    // Init waits for it along with all others; this handle neither waits nor kills when dropped.
+    // Init reaps the command with all other children. Dropping this handle neither waits nor kills.
     i32::try_from(child.id()).ok().and_then(Pid::from_raw).ok_or(StartError::Nothing)
 }

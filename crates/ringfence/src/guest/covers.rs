@@ -1,8 +1,9 @@
-//! Covers: mounts that hide a directory or a file of the host from a guest's command.
+//! Covers: mounts that hide a directory or file of the host from a guest's command.
 //!
-//! A cover is made in a mount namespace of an outer user namespace. The command runs in a nested one, where
-//! the kernel has locked every mount that it found: the command can neither remove a cover nor move it, nor
-//! bind a directory above it without it (mount_namespaces(7)).
+//! A cover is mounted in a mount namespace of an outer user namespace. The command runs in a nested
+//! user namespace, in whose mount namespace the kernel has locked all inherited mounts. The command
+//! can neither remove nor move a cover, nor bind a parent directory without it
+//! (mount_namespaces(7)).
 
 use std::fs;
 use std::io;
@@ -12,13 +13,14 @@ use std::path::{Path, PathBuf};
 
 use rustix::mount::{MountFlags, MoveMountFlags, OpenTreeFlags};
 
-use super::places::{Mounts, Place, read_own_proc};
+use super::locations::{FileLocation, Mounts, read_own_proc};
 
-/// `Flags` of `/proc/net/unix` do not matter: a socket with a path has been bound, and receives.
+/// Column of the path in `/proc/net/unix`. The flags do not matter: a socket with a path is bound.
 const PATH_COLUMN: usize = 7;
 
-/// Directories in which the programs of a host have their sockets, with the mode of the directory that takes
-/// their place. A program that starts after the guest makes its socket there, too.
+/// Directories in which programs of a host create their sockets, with the mode of the empty
+/// directory that replaces them. A program that starts after the guest creates its socket there,
+/// too.
 const SOCKET_DIRECTORIES: [(&str, u32); 8] = [
     ("/run/user", 0o755),
     ("/run/dbus", 0o755),
@@ -30,17 +32,17 @@ const SOCKET_DIRECTORIES: [(&str, u32); 8] = [
     ("/tmp/.ICE-unix", 0o1777),
 ];
 
-/// A place to be covered.
+/// Location to be covered.
 #[derive(Debug)]
 pub(super) struct Cover {
-    place: Place,
-    /// Mode of the empty directory that takes the place of a directory.
+    location: FileLocation,
+    /// Mode of the empty directory that replaces a directory.
     mode: u32,
-    /// The command may live without this cover: its place may vanish before it is covered.
+    /// Set if the location may disappear before it is covered.
     may_vanish: bool,
 }
 
-/// Why a place could not be covered.
+/// Error of a cover that could not be mounted.
 #[derive(Debug, thiserror::Error)]
 #[error("hiding {}: {source}", path.display())]
 pub(super) struct CoverError {
@@ -49,14 +51,14 @@ pub(super) struct CoverError {
 }
 
 impl Cover {
-    /// A cover of whatever is at the path; `None` where nothing is there.
+    /// Creates a cover of the file or directory at a path. `None` if it does not exist.
     pub(super) fn of(mounts: &Mounts, path: &Path, mode: u32) -> Option<Cover> {
-        Some(Cover { place: mounts.place(path)?, mode, may_vanish: false })
+        Some(Cover { location: mounts.location(path)?, mode, may_vanish: false })
     }
 }
 
-/// Covers of the sockets that the host's programs have: of the directories known for them, and of each
-/// socket that is bound to a path in the network namespace this process is in.
+/// Returns covers of the sockets of the host's programs: of the known socket directories, and of
+/// each socket that is bound to a path in this process's network namespace.
 pub(super) fn of_host_sockets(mounts: &Mounts, own_proc: BorrowedFd<'_>) -> io::Result<Vec<Cover>> {
     let directories = SOCKET_DIRECTORIES.iter();
     let directories =
@@ -64,30 +66,30 @@ pub(super) fn of_host_sockets(mounts: &Mounts, own_proc: BorrowedFd<'_>) -> io::
     let user = rustix::process::geteuid().as_raw();
     let list = read_own_proc(own_proc, "net/unix")?;
     let list = String::from_utf8_lossy(&list);
-    let sockets = list.lines().filter_map(socket_path).filter_map(|path| mounts.place(path));
-    let sockets = sockets.filter(Place::is_socket);
-    let sockets = sockets.map(|place| Cover { place, mode: 0, may_vanish: true });
-    // Servers of tmux and screen: a client has a shell outside.
+    let sockets = list.lines().filter_map(socket_path).filter_map(|path| mounts.location(path));
+    let sockets = sockets.filter(FileLocation::is_socket);
+    let sockets = sockets.map(|location| Cover { location, mode: 0, may_vanish: true });
+    // Sockets of tmux and screen: through them a client gets a shell on the host.
     let multiplexers = [format!("/tmp/tmux-{user}"), "/run/screen".to_owned()];
     let multiplexers =
         multiplexers.iter().filter_map(|path| Cover::of(mounts, Path::new(path), 0o700));
     Ok(directories.chain(multiplexers).chain(sockets).collect())
 }
 
-/// The path in a line of `/proc/net/unix`, if it is absolute.
+/// Returns the path in a line of `/proc/net/unix`, if it is absolute.
 fn socket_path(line: &str) -> Option<&Path> {
     let path = line.split_whitespace().nth(PATH_COLUMN)?;
     let path = line.get(line.find(path).filter(|_| path.starts_with('/'))?..)?;
     Some(Path::new(path))
 }
 
-/// Lays the covers, in this process's mount namespace. `file` is what takes the place of files.
+/// Mounts the covers in this process's mount namespace. `file` is mounted over files.
 pub(super) fn lay(covers: &[Cover], mounts: &Mounts, file: &Path) -> Result<(), CoverError> {
     let mut targets: Vec<(PathBuf, &Cover)> = vec![];
     for cover in covers {
-        targets.extend(mounts.paths_of(&cover.place).into_iter().map(|path| (path, cover)));
+        targets.extend(mounts.paths_of(&cover.location).into_iter().map(|path| (path, cover)));
     }
-    // A directory comes before what is in it, which needs no cover then.
+    // Directories come first. Their content needs no cover then.
     targets.sort_by(|a, b| a.0.cmp(&b.0));
     let mut last: Option<PathBuf> = None;
     for (path, cover) in targets {
@@ -106,38 +108,38 @@ pub(super) fn lay(covers: &[Cover], mounts: &Mounts, file: &Path) -> Result<(), 
     Ok(())
 }
 
-/// Puts an empty directory in the place of a directory.
+/// Mounts an empty directory over a directory.
 pub(super) fn cover_directory(path: &Path, mode: u32) -> io::Result<()> {
     let flags = MountFlags::NOSUID | MountFlags::NODEV;
     let options = std::ffi::CString::new(format!("mode={mode:o}"))?;
     Ok(rustix::mount::mount("ringfence", path, "tmpfs", flags, Some(options.as_c_str()))?)
 }
 
-/// Puts `file` in the place of a file.
+/// Mounts `file` over a file.
 pub(super) fn cover_file(path: &Path, file: &Path) -> io::Result<()> {
     Ok(rustix::mount::mount_bind(file, path)?)
 }
 
-/// A mount of one file or directory, or of the tree below it, that is nowhere yet.
+/// Clones a mount of one file or directory, or of the tree below it, without attaching it.
 pub(super) fn detach_copy(path: &Path, recursive: bool) -> io::Result<OwnedFd> {
     let mut flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
     flags.set(OpenTreeFlags::AT_RECURSIVE, recursive);
     Ok(rustix::mount::open_tree(rustix::fs::CWD, path, flags)?)
 }
 
-/// Mounts what [`detach_copy`] gave.
+/// Attaches a mount from [`detach_copy`] at a path.
 pub(super) fn attach(tree: &OwnedFd, path: &Path) -> io::Result<()> {
     let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH;
     Ok(rustix::mount::move_mount(tree, "", rustix::fs::CWD, path, flags)?)
 }
 
-/// Shows one file in a directory that is covered, at the path that it had.
+/// Shows one file in a covered directory, at its original path.
 pub(super) fn show_again(tree: &OwnedFd, path: &Path) -> io::Result<()> {
     fs::File::options().create(true).append(true).open(path)?;
     attach(tree, path)
 }
 
-/// Makes a directory that only its user can enter, and those above it, in a cover.
+/// Creates a directory in a cover, with its parents, that only its user can enter.
 pub(super) fn make_private_directory(path: &Path) -> io::Result<()> {
     fs::DirBuilder::new().recursive(true).mode(0o700).create(path)
 }

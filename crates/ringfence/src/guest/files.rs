@@ -1,29 +1,28 @@
-//! The few files of `/etc` that a guest sees its own version of.
+//! Contents of the files of `/etc` that a guest has its own version of.
 
 use std::fmt::Write as _;
 use std::net::Ipv4Addr;
 
 use super::{GuestConfig, ResolverConfig};
 
-/// Where a guest's DNS stub listens. The same address as that of `systemd-resolved`, which in a
-/// namespace of one's own is free.
+/// Address of a guest's DNS stub. `systemd-resolved` uses the same one, which is free in a new
+/// network namespace.
 pub(crate) const STUB_ADDRESS: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 53);
 
-/// `resolv.conf(5)`. The stub may hold an answer back for some seconds, until the name is there;
-/// so the client must not give up or repeat itself before.
+/// Returns a `resolv.conf(5)` with the stub as name server. The stub may hold back an answer for
+/// some seconds, until a name exists, so the client must not time out or repeat the query earlier.
 ///
-/// Where other names can be looked up as well, a name is first taken as it is written: it may be
-/// that of a guest.
+/// With a search list, a name is queried first as it is written, because a guest may have it.
 pub(crate) fn resolv_conf(others: Option<&ResolverConfig>) -> String {
     let mut text = format!("nameserver {STUB_ADDRESS}\noptions timeout:10 attempts:2\n");
     if let Some(resolver) = others.filter(|resolver| !resolver.search.is_empty()) {
-        // Writing to a String cannot fail; so below.
+        // Writing to a String cannot fail, here and below.
         let _ = writeln!(text, "search {}\noptions ndots:0", resolver.search.join(" "));
     }
     text
 }
 
-/// `resolv.conf(5)` of a guest that is on no switch.
+/// Returns the `resolv.conf(5)` of a guest that is on no switch.
 pub(crate) fn resolv_conf_of_host(resolver: &ResolverConfig) -> String {
     let servers = resolver.name_servers.iter();
     let mut text = servers.fold(String::new(), |text, ip| text + &format!("nameserver {ip}\n"));
@@ -33,7 +32,7 @@ pub(crate) fn resolv_conf_of_host(resolver: &ResolverConfig) -> String {
     text
 }
 
-/// `hosts(5)`. The host's own would give the names of the host's networks.
+/// Returns `hosts(5)` of the guest. The host's file would contain names of the host's networks.
 pub(crate) fn hosts(config: &GuestConfig) -> String {
     let mut text = String::from("127.0.0.1 localhost\n::1 localhost ip6-localhost ip6-loopback\n");
     let host_name = &config.host_name;
@@ -48,8 +47,8 @@ pub(crate) fn hosts(config: &GuestConfig) -> String {
     text
 }
 
-/// `nsswitch.conf(5)` with host names looked up in files and by DNS, and nowhere else: the host's
-/// may ask daemons of the host over sockets in the file system, which know nothing of a guest.
+/// Returns an `nsswitch.conf(5)` that looks up host names in files and by DNS only. The host's
+/// version may query daemons of the host, which know no guests.
 pub(crate) fn nsswitch(host: &str) -> String {
     let others = host.lines().filter(|line| !line.trim_start().starts_with("hosts:"));
     others.chain(["hosts: files dns"]).fold(String::new(), |text, line| text + line + "\n")
@@ -61,14 +60,14 @@ mod tests {
     use crate::guest::InterfaceConfig;
 
     #[test]
-    fn only_the_line_of_host_names_is_replaced() {
+    fn nsswitch_replaces_only_the_hosts_line() {
         let host = "passwd: files\n hosts: files resolve [!UNAVAIL=return] dns\nnetworks: files\n";
         assert_eq!(nsswitch(host), "passwd: files\nnetworks: files\nhosts: files dns\n");
         assert_eq!(nsswitch(""), "hosts: files dns\n");
     }
 
     #[test]
-    fn a_guest_knows_its_own_name() {
+    fn hosts_file_contains_own_name() {
         let mut config = GuestConfig {
             host_name: "web".into(),
             interface: None,

@@ -1,32 +1,29 @@
-//! A guest: its init, process 1 of its PID namespace, and the command it runs.
+//! Guest: init (process 1 of its PID namespace) and the command that it runs.
 //!
-//! # Theory of operation
+//! The launcher controls init over the channel on its standard input ([`ToGuest`], [`FromGuest`]):
 //!
-//! The launcher orders, init obeys, over the channel on its standard input ([`ToGuest`],
-//! [`FromGuest`]):
-//!
-//! 1. `SetUp`, with the descriptors of the real standard input, of a channel to the keeper and, where
-//!    there are names, of a store connection. Init makes the view of the host's files (`view`), enters a
-//!    nested user namespace with the namespaces that it owns, gives itself a host name, `/sys`, an
-//!    `eth0`; answers `Ready`, with the TAP's descriptor, which the launcher hands to the
-//!    frontend.
-//! 2. `Start`, once the frontend is connected. Init runs the command as a child *in the process
-//!    group it found itself in*, which is the terminal's foreground group: Ctrl-C, Ctrl-Z and a
-//!    changed window size reach the command from the terminal directly, and a shell's job control
+//! 1. `SetUp` comes with the descriptors of the real standard input, of a channel to the supervisor
+//!    and, with names, of a store connection. Init builds the view of the host's files (`view`). It
+//!    enters a nested user namespace and the namespaces that this one owns. It sets the host name,
+//!    mounts `/sys` and creates `eth0`. It answers `Ready` with the descriptors of the TAP's
+//!    queues, which the launcher passes to the frontend.
+//! 2. `Start` comes once the frontend is connected. Init runs the command as a child *in its own
+//!    process group*, which is the terminal's foreground group. Ctrl-C, Ctrl-Z and changes of the
+//!    window size therefore reach the command from the terminal directly, and a shell's job control
 //!    works.
-//! 3. `Signal`, for those that were sent to the launcher by a process.
+//! 3. `Signal` passes on a signal that a process sent to the launcher.
 //!
-//! Meanwhile init reaps every process of the namespace, and a thread of it answers DNS queries
-//! ([`crate::names`]). When the command ends, init tells how and ends too, which kills whatever
-//! the command left behind. When the launcher is gone, init ends at once.
+//! Meanwhile init reaps every process of the namespace, and one of its threads answers DNS queries
+//! ([`crate::names`]). When the command ends, init reports it and exits, which ends all remaining
+//! processes of the guest. Init exits too when the launcher is gone.
 
 pub mod address;
 mod command;
 mod covers;
 mod files;
+mod locations;
 mod mounts;
 mod network;
-mod places;
 mod view;
 
 use std::ffi::OsString;
@@ -34,11 +31,6 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-use ringfence_sandbox::channel::{Channel, ChannelError, poll_until};
-use ringfence_sandbox::ids::{MapWriter, OwnIds};
-use ringfence_sandbox::keeper::Nested;
-use ringfence_sandbox::signals::Signals;
-use ringfence_sandbox::{Ending, STATUS_FAILED, die_with_parent, signals};
 use ringfence_sys::descriptors::Descriptors;
 use ringfence_sys::namespaces::{self, Fresh};
 use ringfence_sys::tap::{Tap, TapError};
@@ -53,124 +45,126 @@ pub use network::{carried, carried_for_host, configure_leg};
 
 use crate::names::{self, store::StoreNames};
 use crate::netlink::Route;
+use ringfence_sandbox::channel::{Channel, ChannelError};
+use ringfence_sandbox::ids::{MapWriter, OwnIds};
+use ringfence_sandbox::signals::Signals;
+use ringfence_sandbox::supervisor::Nested;
+use ringfence_sandbox::{Ending, STATUS_FAILED, die_with_parent, signals};
+use ringfence_sys::poll::wait_any;
 
-/// What the launcher orders.
+/// Commands of the launcher.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ToGuest {
-    /// Get ready. With the descriptor of standard input, one of a channel to the keeper, and one of a
-    /// store connection where `names` is set.
+    /// Sets up the guest. Comes with the descriptors of standard input, of a channel to the
+    /// supervisor and, if `names` is set, of a store connection.
     SetUp {
-        /// What the guest is to have.
         config: Box<GuestConfig>,
-        /// Process that writes the id maps of the nested user namespace: init itself, or its keeper.
+        /// Process that writes the id maps of the nested user namespace: init itself
+        /// ([`MapWriter::Supervisor`]) or its supervisor.
         map_writer: MapWriter,
     },
-    /// Run the command.
+    /// Runs the command.
     Start {
-        /// What it is to find in its environment besides [`GuestConfig::environment`].
+        /// Environment variables besides [`GuestConfig::environment`].
         environment: Vec<(String, String)>,
     },
-    /// Send the command this signal.
+    /// Sends a signal to the command.
     Signal(i32),
 }
 
-/// What a guest reports.
+/// Reports of a guest's init.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum FromGuest {
-    /// It is set up. With the descriptors of the TAP's queues where it was to have an interface, and
-    /// then those of the uplink's.
+    /// The guest is set up. Comes with the descriptors of the queues of the switch's TAP, if there
+    /// is one, and then those of the uplink's TAP.
     Ready {
-        /// What the kernel leaves to the reader of the TAP ([`ringfence_sys::tap::TapOffloads`]).
+        /// Offloads of the switch's TAP ([`ringfence_sys::tap::TapOffloads`]).
         offloads: u32,
-        /// The same of the uplink's.
+        /// Offloads of the uplink's TAP.
         uplink_offloads: u32,
-        /// What could not be had, and is not needed.
+        /// Optional parts that could not be set up.
         remarks: Vec<String>,
     },
-    /// The command runs.
+    /// The command has been started.
     Running,
-    /// The command ended; the guest ends now.
+    /// The command has ended. The guest ends now.
     Ended(Ending),
-    /// There is no guest, or no command; the guest ends now.
+    /// Guest or command could not be started. The guest ends now.
     Failed {
-        /// The status that the launcher should exit with.
+        /// Exit status for the launcher.
         status: u8,
-        /// Why, in words for the user.
+        /// Reason, for the user.
         why: String,
     },
 }
 
-/// What a guest is to have.
+/// Configuration of a guest.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GuestConfig {
-    /// Its host name.
     pub host_name: String,
-    /// Its network interface; without, it has a loopback interface alone.
+    /// Interface on the switch. Without it and without an uplink there is only loopback.
     pub interface: Option<InterfaceConfig>,
-    /// Its way to the host's network.
+    /// Interface to the host's network.
     pub uplink: Option<UplinkInterface>,
-    /// How it finds others.
+    /// Names of guests on the switch.
     pub names: Option<NamesConfig>,
-    /// Whom it asks for all other names.
+    /// Name servers for all other names.
     pub resolver: Option<ResolverConfig>,
-    /// The signals that its command is to have blocked.
+    /// Numbers of the signals that the command has blocked.
     pub blocked_signals: Vec<i32>,
-    /// What its command is to find in its environment besides what the launcher has in its own.
+    /// Environment variables added to those of the launcher.
     pub environment: Vec<(String, String)>,
-    /// What its command is not to find there: names of sockets that it does not see.
+    /// Environment variables removed: they name sockets that the guest does not see.
     pub removed_variables: Vec<String>,
-    /// The files that its command sees.
+    /// Files that the command sees.
     pub view: ViewConfig,
 }
 
-/// A network interface.
+/// Configuration of a network interface.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct InterfaceConfig {
-    /// What it is called.
     pub name: String,
-    /// Its Ethernet address.
+    /// Ethernet address of the interface.
     pub mac: [u8; 6],
-    /// The longest IP packet, in bytes.
+    /// Maximum length of an IP packet in bytes.
     pub mtu: u32,
-    /// What the kernel is to leave to the reader of the interface's frames ([`carried`]).
+    /// Work that the kernel may leave to the reader of the TAP ([`carried`]).
     pub offloads: u32,
-    /// Its IP addresses.
+    /// IP addresses of the interface.
     pub addresses: Vec<Address>,
-    /// Queues of its TAP.
+    /// Number of queues of the TAP.
     pub queues: u32,
 }
 
-/// The interface that leads to the host's network.
+/// Configuration of the interface to the host's network.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct UplinkInterface {
-    /// As any other.
     pub interface: InterfaceConfig,
-    /// What is reached by it.
+    /// Destinations that are reached through the interface.
     pub(crate) routes: Vec<Route>,
 }
 
-/// Who is asked for names.
+/// Configuration of the name service for names outside of the switch.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ResolverConfig {
-    /// Name servers.
     pub name_servers: Vec<std::net::IpAddr>,
-    /// Domains to look in.
+    /// Search domains.
     pub search: Vec<String>,
 }
 
-/// Names on a switch.
+/// Configuration of names on a switch.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NamesConfig {
-    /// The switch.
+    /// Name of the switch.
     pub switch: String,
-    /// The name that others find this guest by.
+    /// Name by which other guests find this one.
     pub own: Option<String>,
 }
 
-/// How long a guest is kept at most for data that was not acknowledged.
+/// Maximum delay of a guest's end for data that was not acknowledged.
 const LINGER: Duration = Duration::from_secs(1);
 
-/// Why a guest could not be set up.
+/// Errors that prevent a guest's set-up.
 #[derive(Debug, thiserror::Error)]
 enum SetUpError {
     #[error("{what}: {source}")]
@@ -195,10 +189,10 @@ impl SetUpError {
     }
 }
 
-/// Runs as a guest's init; returns the exit status.
+/// Main function of a guest's init. Returns the exit status.
 pub fn main(command: &[OsString]) -> u8 {
     Channel::serve_stdin(
-        |channel| live(channel, command).map(Ending::exit_status),
+        |channel| run(channel, command).map(Ending::exit_status),
         |Failure { status, why }| (status, FromGuest::Failed { status, why }),
     )
 }
@@ -220,10 +214,10 @@ impl From<ChannelError> for Failure {
     }
 }
 
-fn live(channel: &Channel, command: &[OsString]) -> Result<Ending, Failure> {
+fn run(channel: &Channel, command: &[OsString]) -> Result<Ending, Failure> {
     let fail = |error| Failure::from(SetUpError::system("preparing init")(error));
     die_with_parent().map_err(fail)?;
-    let child_ends = Signals::new(&[nix::sys::signal::Signal::SIGCHLD]).map_err(fail)?;
+    let child_signals = Signals::new(&[nix::sys::signal::Signal::SIGCHLD]).map_err(fail)?;
     let (order, fds) = channel.receive::<ToGuest>()?;
     let ToGuest::SetUp { config, map_writer } = order else {
         return Err(SetUpError::Protocol.into());
@@ -238,11 +232,11 @@ fn live(channel: &Channel, command: &[OsString]) -> Result<Ending, Failure> {
     };
     channel.send(&ready, &taps)?;
     drop(taps);
-    // Frontend and uplink alone hold them from here on, so that they end with those.
+    // From here on only frontend and uplink hold the TAPs, so that these end with them.
     drop((guest.taps, guest.uplink));
     let more = match channel.receive::<ToGuest>()?.0 {
         ToGuest::Start { environment } => environment,
-        // There is nobody to be signalled yet: what would end the command ends the guest.
+        // The command does not run yet. A signal that would end it ends the guest.
         ToGuest::Signal(number) => {
             let ending = Ending::Killed(number);
             channel.send(&FromGuest::Ended(ending), &[])?;
@@ -260,7 +254,7 @@ fn live(channel: &Channel, command: &[OsString]) -> Result<Ending, Failure> {
     if let Some(stub) = guest.stub {
         stub.run_in_background().map_err(|e| Failure::from(SetUpError::Names(e)))?;
     }
-    let ending = watch(channel, &child_ends, pid)?;
+    let ending = watch(channel, &child_signals, pid)?;
     if config.interface.is_some() || config.uplink.is_some() {
         linger();
     }
@@ -268,8 +262,8 @@ fn live(channel: &Channel, command: &[OsString]) -> Result<Ending, Failure> {
     Ok(ending)
 }
 
-/// Gives the guest's kernel a moment to deliver what the command had written when it ended: the
-/// network goes with the guest, and data under way would be lost without a word to the receiver.
+/// Waits a short time until the guest's kernel has delivered the data that the command wrote last.
+/// The network namespace ends with the guest, and unsent data is lost without an error.
 fn linger() {
     let until = Instant::now() + LINGER;
     while names::something_is_unsent() && Instant::now() < until {
@@ -277,7 +271,7 @@ fn linger() {
     }
 }
 
-/// What was made for a guest.
+/// Resources created for a guest.
 struct Guest {
     taps: Vec<Tap>,
     uplink: Vec<Tap>,
@@ -291,14 +285,15 @@ fn set_up(
     fds: Descriptors,
 ) -> Result<(OwnedFd, Guest), SetUpError> {
     let mut fds = fds.into_vec().into_iter();
-    let (Some(stdin), Some(keeper), store, None) = (fds.next(), fds.next(), fds.next(), fds.next())
+    let (Some(stdin), Some(supervisor), store, None) =
+        (fds.next(), fds.next(), fds.next(), fds.next())
     else {
         return Err(SetUpError::Protocol);
     };
     let mut remarks = Vec::new();
     namespaces::unshare(Fresh::Mount).map_err(SetUpError::system("mount namespace"))?;
     let mounted = view::prepare(config, &mut remarks)?;
-    enter_nested(map_writer, &Channel::from_fd(keeper))?;
+    enter_nested(map_writer, &Channel::from_fd(supervisor))?;
     rustix::system::sethostname(config.host_name.as_bytes())
         .map_err(|errno| SetUpError::system("host name")(errno.into()))?;
     if let Err(error) = mounts::mount_sys(config.view.is_host_root) {
@@ -326,18 +321,18 @@ fn set_up(
     Ok((stdin, Guest { taps, uplink, stub, remarks }))
 }
 
-/// Enters the user namespace of the command, nested in that of the covers, and the namespaces it owns: so the
-/// command rules over its network, and not over the mounts made before.
-fn enter_nested(map_writer: MapWriter, keeper: &Channel) -> Result<(), SetUpError> {
-    /// The keeper writes two small files.
-    const PATIENCE: Duration = Duration::from_secs(10);
+/// Enters the command's user namespace, nested in that of the covers, with the namespaces that it
+/// owns. The command then controls its network, but not the mounts made before.
+fn enter_nested(map_writer: MapWriter, supervisor: &Channel) -> Result<(), SetUpError> {
+    /// Time limit for writing the id maps.
+    const MAPS_TIMEOUT: Duration = Duration::from_secs(10);
     let own = OwnIds::current();
     namespaces::unshare(Fresh::UserMountNetIpcUts).map_err(SetUpError::system("namespaces"))?;
     match map_writer {
-        MapWriter::Keeper => own.map_to_root().map_err(SetUpError::system("user ids"))?,
+        MapWriter::Supervisor => own.map_to_root().map_err(SetUpError::system("user ids"))?,
         MapWriter::Launcher => {
-            keeper.send(&Nested::Unshared, &[])?;
-            match keeper.receive_within(PATIENCE)?.0 {
+            supervisor.send(&Nested::Unshared, &[])?;
+            match supervisor.receive_within(MAPS_TIMEOUT)?.0 {
                 Nested::Mapped => {}
                 Nested::Failed(why) => {
                     return Err(SetUpError::system("user ids")(io::Error::other(why)));
@@ -346,32 +341,33 @@ fn enter_nested(map_writer: MapWriter, keeper: &Channel) -> Result<(), SetUpErro
             }
         }
     }
-    // Init's memory belongs to the outer user namespace, where it was started: while it is not dumpable, the
-    // command can neither trace it nor take its descriptors.
+    // Init was started in the outer user namespace, to which its memory belongs. While it is not
+    // dumpable, the command can neither trace it nor take its descriptors.
     rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable)
         .map_err(|errno| SetUpError::system("PR_SET_DUMPABLE")(errno.into()))?;
-    // Entering a user namespace changes credentials, which clears it.
+    // Entering a user namespace cleared the death signal.
     die_with_parent().map_err(SetUpError::system("PR_SET_PDEATHSIG"))
 }
 
-/// Reaps, and passes signals on, until the command has ended.
-fn watch(channel: &Channel, child_ends: &Signals, command: Pid) -> Result<Ending, Failure> {
+/// Reaps processes and forwards signals until the command has ended.
+fn watch(channel: &Channel, child_signals: &Signals, command: Pid) -> Result<Ending, Failure> {
     let fail = |error| Failure::from(SetUpError::system("waiting for the command")(error));
     loop {
         if let Some(ending) = reap(command) {
             return Ok(ending);
         }
-        let mut fds = [PollFd::new(child_ends, PollFlags::IN), PollFd::new(channel, PollFlags::IN)];
-        poll_until(&mut fds, None).map_err(fail)?;
+        let mut fds =
+            [PollFd::new(child_signals, PollFlags::IN), PollFd::new(channel, PollFlags::IN)];
+        wait_any(&mut fds, None).map_err(fail)?;
         let [child_ended, ordered] = fds.map(|fd| !fd.revents().is_empty());
         if child_ended {
-            while child_ends.next().map_err(fail)?.is_some() {}
+            while child_signals.next().map_err(fail)?.is_some() {}
         }
         if ordered {
             match channel.receive::<ToGuest>()?.0 {
                 ToGuest::Signal(number) => {
                     let pid = u32::try_from(command.as_raw_pid()).unwrap_or(0);
-                    // It may have ended this very moment, which the next round finds out.
+                    // The command may have ended just now. The next round reaps it.
                     let _ = signals::send(pid, number);
                 }
                 ToGuest::SetUp { .. } | ToGuest::Start { .. } => {
@@ -382,7 +378,7 @@ fn watch(channel: &Channel, child_ends: &Signals, command: Pid) -> Result<Ending
     }
 }
 
-/// Collects every process that has ended, and tells if the command was among them.
+/// Reaps all processes that have ended. Returns the ending of the command if it was one of them.
 fn reap(command: Pid) -> Option<Ending> {
     let mut ending = None;
     while let Ok(Some((pid, status))) = rustix::process::wait(WaitOptions::NOHANG) {

@@ -1,4 +1,4 @@
-//! A guest's view of the file system: the host's, but for what speaks of processes and networks.
+//! Mounts of a guest's view that concern processes, names and kernel settings.
 
 use std::fs;
 use std::io;
@@ -13,19 +13,19 @@ use super::{GuestConfig, covers, files};
 
 const FLAGS: MountFlags = MountFlags::NOSUID.union(MountFlags::NODEV).union(MountFlags::NOEXEC);
 
-/// A directory that every system has; files are written there before they are put in place.
+/// Directory that every system has. Files are written there before they are mounted elsewhere.
 const SCRATCH: &str = "/proc";
 
-/// What came of it.
+/// Result of the mounts in the outer namespace.
 #[derive(Debug)]
 pub(crate) struct Mounted {
-    /// Whether programs will ask the guest's own DNS stub at its address: else they ask at
-    /// 127.0.0.1, the default where there is no `resolv.conf`.
+    /// Set if programs query the guest's own DNS stub at its address. Otherwise they query
+    /// 127.0.0.1, the default without a `resolv.conf`.
     pub(crate) resolver_is_ours: bool,
 }
 
-/// Replaces the files of `/etc` and `/proc`, in the outer mount namespace. What only makes a guest tidier is
-/// left out where it cannot be had, with a remark.
+/// Replaces files of `/etc` and `/proc` in the outer mount namespace. Optional changes that fail
+/// are left out with a remark.
 pub(super) fn prepare(config: &GuestConfig, remarks: &mut Vec<String>) -> io::Result<Mounted> {
     let mut mounted = Mounted { resolver_is_ours: false };
     if config.names.is_some() || config.resolver.is_some() {
@@ -42,7 +42,8 @@ pub(super) fn prepare(config: &GuestConfig, remarks: &mut Vec<String>) -> io::Re
     Ok(mounted)
 }
 
-/// Gives `act` a directory for files that are then bound to other places, which they outlive.
+/// Calls `act` with a temporary directory for files that it binds elsewhere. The bound files
+/// outlive it.
 pub(super) fn with_scratch<T, E: From<io::Error>>(
     act: impl FnOnce(&Path) -> Result<T, E>,
 ) -> Result<T, E> {
@@ -54,7 +55,7 @@ pub(super) fn with_scratch<T, E: From<io::Error>>(
     done
 }
 
-/// A file that takes the place of hidden ones: nobody can read it.
+/// Creates the file that is mounted over hidden ones. No user can read it.
 pub(super) fn hidden_file(scratch: &Path) -> io::Result<PathBuf> {
     let path = scratch.join("hidden");
     fs::File::options().create(true).append(true).mode(0o0).open(&path)?;
@@ -77,17 +78,17 @@ pub(super) fn change_root(root: &Path) -> io::Result<()> {
     covers::attach(&devices, &root.join("dev"))?;
     let sys = covers::detach_copy(Path::new("/sys"), true)?;
     covers::attach(&sys, &root.join("sys"))?;
-    // Before the host's is gone: the kernel allows a new one only beside one that is seen.
+    // Mount the new /proc before the host's is gone: the kernel requires a visible one.
     rustix::mount::mount("proc", &proc, "proc", FLAGS, None)?;
     std::env::set_current_dir(root)?;
-    // The new root over the old one, which is then the topmost mount of `.` (pivot_root(2)).
+    // The old root ends up mounted over the new one, topmost at `.` (pivot_root(2)).
     rustix::process::pivot_root(".", ".")?;
     rustix::mount::unmount(".", UnmountFlags::DETACH)?;
     std::env::set_current_dir("/")
 }
 
-/// Files and directories of `/proc` by which root acts on the whole computer, whatever namespace it is in: the
-/// kernel asks for the user id 0 alone.
+/// Files and directories of `/proc` through which root acts on the whole host. The kernel checks
+/// only for user id 0, in whatever namespace.
 const GLOBAL_KNOBS: [&str; 10] = [
     "/proc/sys",
     "/proc/sysrq-trigger",
@@ -100,16 +101,16 @@ const GLOBAL_KNOBS: [&str; 10] = [
     "/proc/scsi",
     "/proc/tty",
 ];
-/// Files of `/proc` that tell root about the memory and keys of others.
+/// Files of `/proc` that show root the memory and keys of others.
 const GLOBAL_SECRETS: [&str; 4] =
     ["/proc/kcore", "/proc/keys", "/proc/timer_list", "/proc/latency_stats"];
-/// The settings that belong to the guest's own network namespace.
+/// Settings of the guest's own network namespace.
 const NETWORK_KNOBS: &str = "/proc/sys/net";
 
 /// Makes the kernel's settings read-only for a command that is root on the host.
 ///
-/// A second `/proc` or `/sys` does not help the command: the kernel allows a new mount of these only to a mount
-/// namespace that sees one of the kind whole, and writable (`mount_too_revealing`).
+/// The command cannot mount a writable `/proc` or `/sys`. The kernel allows a new one only in a
+/// mount namespace that has one completely visible and writable (`mount_too_revealing`).
 fn protect_kernel() -> io::Result<()> {
     let network = covers::detach_copy(Path::new(NETWORK_KNOBS), false)?;
     for path in GLOBAL_KNOBS.map(Path::new) {
@@ -126,7 +127,7 @@ fn protect_kernel() -> io::Result<()> {
     namespaces::make_tree_read_only(c"/sys")
 }
 
-/// Puts a guest's own versions over the files of `/etc` that decide how names are looked up.
+/// Mounts the guest's own versions over the files of `/etc` that configure name lookup.
 fn replace_files(
     config: &GuestConfig,
     scratch: &Path,
@@ -160,7 +161,7 @@ fn replace_files(
     Ok(())
 }
 
-/// The C library asks a name cache daemon first, by a socket in the file system: the host's.
+/// Hides the sockets of the host's name cache daemon, which the C library queries first.
 fn hide_name_cache(remarks: &mut Vec<String>) {
     for directory in ["/run/nscd", "/var/run/nscd"] {
         let hidden = || {
@@ -175,7 +176,7 @@ fn hide_name_cache(remarks: &mut Vec<String>) {
     }
 }
 
-/// Mounts a `/sys` that shows the network namespace just entered, with the cgroups of the old one in it.
+/// Mounts a `/sys` of the network namespace just entered, with the previous cgroup hierarchy in it.
 pub(super) fn mount_sys(is_host_root: bool) -> io::Result<()> {
     let cgroups = covers::detach_copy(Path::new("/sys/fs/cgroup"), true);
     let mut flags = FLAGS;

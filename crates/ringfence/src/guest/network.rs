@@ -1,4 +1,4 @@
-//! A guest's network namespace: loopback, and an Ethernet interface that is a TAP.
+//! Network namespace of a guest: loopback, and TAPs as Ethernet interfaces.
 
 use std::fs;
 use std::io;
@@ -9,28 +9,26 @@ use ringfence_sys::tap::{Tap, TapError, TapOffloads};
 use super::{Address, InterfaceConfig, UplinkInterface};
 use crate::netlink::{LinkChange, Netlink};
 
-/// The smallest MTU that IPv6 works over (RFC 8200, section 5).
+/// Minimum MTU of IPv6 (RFC 8200, section 5).
 const IPV6_MTU_MIN: u32 = 1280;
 
-/// Why there is no network.
+/// Errors of the network's set-up.
 #[derive(Debug, thiserror::Error)]
 pub enum NetworkError {
-    /// No TAP.
+    /// A TAP could not be created.
     #[error(transparent)]
     Tap(#[from] TapError),
-    /// An interface could not be set.
+    /// A setting of an interface failed.
     #[error("{interface}: {what}: {source}")]
     Interface {
-        /// Which.
         interface: String,
-        /// What was attempted.
+        /// Operation that failed.
         what: String,
-        /// Why it failed.
         source: io::Error,
     },
 }
 
-/// Sets up the loopback interface, and those that are asked for: to the switch, to the host.
+/// Sets up loopback, and the configured interfaces to the switch and to the host's network.
 pub(crate) fn set_up(
     interface: Option<&InterfaceConfig>,
     uplink: Option<&UplinkInterface>,
@@ -47,9 +45,9 @@ pub(crate) fn set_up(
         .change_link(loopback, &LinkChange { up: true, ..LinkChange::default() })
         .map_err(fail)?;
     allow_ping(remarks);
-    // Interfaces that are made later begin with what holds for `default`.
+    // Interfaces inherit the settings of `default` when they are created.
     for scope in ["all", "default"] {
-        distrust_neighbours(scope, remarks);
+        ignore_neighbour_config(scope, remarks);
         use_own_addresses(scope, remarks);
     }
     let taps =
@@ -74,7 +72,7 @@ fn to_switch(
     Ok(taps)
 }
 
-/// The interface's TAP, by its queues.
+/// Creates the TAP of an interface, with all its queues.
 fn make(interface: &InterfaceConfig) -> Result<Vec<Tap>, NetworkError> {
     let queues = usize::try_from(interface.queues).unwrap_or(1);
     let mut taps = Tap::create_queues(&interface.name, queues)?;
@@ -111,9 +109,10 @@ fn to_host(
     Ok(taps)
 }
 
-/// What the kernel of a guest that takes `keys` leaves undone in what it sends: nothing that the guest
-/// would not take itself. UDP super-packets, for which a vif has no word, are split by the frontend: one
-/// read of 40 datagrams costs less than 40 reads.
+/// Returns the offloads of a TAP whose frontend accepts `keys`: work that the guest's kernel may
+/// leave undone in sent frames. It is never more than the guest itself accepts. A vif has no
+/// feature for UDP super-packets, so the frontend segments them: one read of 40 datagrams costs
+/// less than 40 reads.
 pub fn carried(keys: OffloadKeys) -> TapOffloads {
     let checksum = keys.checksum_ipv4 || keys.checksum_ipv6;
     let tcp_v4 = keys.gso_tcp_v4 && keys.checksum_ipv4;
@@ -129,18 +128,18 @@ pub fn carried(keys: OffloadKeys) -> TapOffloads {
     chosen.fold(TapOffloads::default(), |all, (_, one)| all.union(one))
 }
 
-/// What the host's kernel leaves undone on its leg that takes `keys`: all it can, if they are all there
-/// are, since the switch splits what the port that it leaves by cannot take.
+/// Returns the offloads of the host's port that accepts `keys`. With all of them, the kernel may
+/// leave everything undone, because the switch segments what the egress port cannot take.
 pub fn carried_for_host(keys: OffloadKeys) -> TapOffloads {
     if keys == OffloadKeys::ALL { TapOffloads(u32::MAX) } else { carried(keys) }
 }
 
-/// Sets up an interface of the host itself that is a TAP handed to a switch. Needs
-/// `CAP_NET_ADMIN`. Returns what could not be had, and is not needed.
+/// Configures an interface of the host that is a TAP on a switch. Needs `CAP_NET_ADMIN`. Returns
+/// remarks on optional settings that failed.
 ///
 /// # Errors
 ///
-/// `NetworkError`.
+/// Returns [`NetworkError`] if a required setting fails.
 pub fn configure_leg(
     name: &str,
     mac: [u8; 6],
@@ -153,13 +152,13 @@ pub fn configure_leg(
         source,
     })?;
     let mut remarks = Vec::new();
-    distrust_neighbours(name, &mut remarks);
+    ignore_neighbour_config(name, &mut remarks);
     let settings = Settings { name, mac, mtu, addresses };
     remarks.extend(configure(&mut netlink, &settings)?);
     Ok(remarks)
 }
 
-/// What is set of an interface.
+/// Settings of an interface.
 struct Settings<'a> {
     name: &'a str,
     mac: [u8; 6],
@@ -174,7 +173,7 @@ fn configure(netlink: &mut Netlink, config: &Settings<'_>) -> Result<Vec<String>
     };
     let mut remarks = Vec::new();
     let index = netlink.index_of(config.name).map_err(fail("looking it up".into()))?;
-    let has_ipv6 = config.mtu >= IPV6_MTU_MIN && skip_address_trials(config.name);
+    let has_ipv6 = config.mtu >= IPV6_MTU_MIN && disable_address_detection(config.name);
     let change =
         LinkChange { mac: Some(config.mac), mtu: Some(config.mtu), ..LinkChange::default() };
     netlink.change_link(index, &change).map_err(fail(format!("MTU {}", config.mtu)))?;
@@ -182,7 +181,7 @@ fn configure(netlink: &mut Netlink, config: &Settings<'_>) -> Result<Vec<String>
     netlink.change_link(index, &up).map_err(fail("bringing it up".into()))?;
     for &address in config.addresses {
         if address.ip().is_ipv6() && !has_ipv6 {
-            remarks.push(why_no_ipv6(config, address));
+            remarks.push(ipv6_remark(config, address));
             continue;
         }
         netlink.add_address(index, address).map_err(fail(format!("adding {address}")))?;
@@ -190,7 +189,7 @@ fn configure(netlink: &mut Netlink, config: &Settings<'_>) -> Result<Vec<String>
     Ok(remarks)
 }
 
-fn why_no_ipv6(config: &Settings<'_>, address: Address) -> String {
+fn ipv6_remark(config: &Settings<'_>, address: Address) -> String {
     if config.mtu < IPV6_MTU_MIN {
         format!(
             "{address} is left out: IPv6 needs an MTU of {IPV6_MTU_MIN}, and this is {}",
@@ -201,18 +200,19 @@ fn why_no_ipv6(config: &Settings<'_>, address: Address) -> String {
     }
 }
 
-/// Makes the link-local address usable at once, too; `false` where there is no IPv6.
-fn skip_address_trials(interface: &str) -> bool {
+/// Disables duplicate address detection, so that the link-local address is usable at once. Returns
+/// `false` if the interface has no IPv6.
+fn disable_address_detection(interface: &str) -> bool {
     let directory = format!("/proc/sys/net/ipv6/conf/{interface}");
     let disabled = fs::read_to_string(format!("{directory}/disable_ipv6"));
-    // Best effort: without, the address becomes usable a second later.
+    // Best effort: with detection, the address becomes usable one second later.
     let _ = fs::write(format!("{directory}/accept_dad"), "0");
     disabled.is_ok_and(|text| text.trim() == "0")
 }
 
-/// Keeps interfaces of the scope (an interface, `all` or `default`) from taking routes and addresses from
-/// neighbours: an interface has all of them from its configuration.
-fn distrust_neighbours(scope: &str, remarks: &mut Vec<String>) {
+/// Makes interfaces of `scope` (an interface, `all` or `default`) ignore routes and addresses from
+/// neighbours. All routes and addresses come from the configuration.
+fn ignore_neighbour_config(scope: &str, remarks: &mut Vec<String>) {
     const SETTINGS: [(&str, &str, &str); 10] = [
         ("ipv4", "accept_redirects", "0"),
         ("ipv4", "secure_redirects", "0"),
@@ -228,8 +228,8 @@ fn distrust_neighbours(scope: &str, remarks: &mut Vec<String>) {
     write_settings(scope, &SETTINGS, remarks);
 }
 
-/// Keeps interfaces of the scope from sending addresses of other interfaces, which a switch drops. The
-/// link-local address follows from the Ethernet address.
+/// Makes interfaces of `scope` use only their own addresses, because a switch drops others. The
+/// link-local address is derived from the Ethernet address.
 fn use_own_addresses(scope: &str, remarks: &mut Vec<String>) {
     const SETTINGS: [(&str, &str, &str); 4] = [
         ("ipv4", "arp_ignore", "1"),
@@ -240,7 +240,7 @@ fn use_own_addresses(scope: &str, remarks: &mut Vec<String>) {
     write_settings(scope, &SETTINGS, remarks);
 }
 
-/// Writes settings of the IP stacks. A kernel that does not have one has nothing to set.
+/// Writes settings of the IP stacks. A setting that the kernel does not have is skipped.
 fn write_settings(scope: &str, settings: &[(&str, &str, &str)], remarks: &mut Vec<String>) {
     for (family, key, value) in settings {
         let path = format!("/proc/sys/net/{family}/conf/{scope}/{key}");
@@ -256,7 +256,7 @@ fn write_settings(scope: &str, settings: &[(&str, &str, &str)], remarks: &mut Ve
 /// Lets every user of the guest ping without a capability.
 fn allow_ping(remarks: &mut Vec<String>) {
     const PATH: &str = "/proc/sys/net/ipv4/ping_group_range";
-    // The whole range where all ids are mapped, else the one there is.
+    // The whole range if all ids are mapped, otherwise the only id.
     let written = ["0 2147483647", "0 0"].iter().any(|range| fs::write(PATH, range).is_ok());
     if !written {
         remarks.push("`ping` may need to be run as root".into());

@@ -1,17 +1,17 @@
-//! A guest's view of the host's files.
+//! Guest's view of the host's files.
 //!
-//! The view is made in two steps, by init:
+//! Init builds the view in two steps:
 //!
 //! ```text
 //! outer user namespace    mount namespace: Ringfence's runtime directories and the host's sockets are
-//!                         covered, the paths of the user's options are changed, /proc is the guest's
+//!                         covered, paths are changed by the user's options, /proc is the guest's
 //!   nested user namespace   mount namespace: a copy, in which all of these mounts are locked; /sys is
-//!                           the guest's. Init and the command live here
+//!                           the guest's. Init and the command run here
 //! ```
 //!
-//! Order of the changes: `--root`, `--ro` with the exceptions of `--rw`, `--tmpfs`, `--hide`; then the
-//! covers, so that no option uncovers anything. A cover that cannot be made ends the guest. What only makes
-//! a guest tidier is left out with a remark.
+//! Order of the changes: `--root`, `--ro` with the exceptions of `--rw`, `--tmpfs`, `--hide`; then
+//! the covers, so that no option uncovers anything. A cover that cannot be made ends the guest.
+//! Optional changes that fail are left out with a remark.
 
 use std::ffi::CString;
 use std::io;
@@ -24,37 +24,37 @@ use rustix::mount::{MountPropagationFlags, UnmountFlags};
 use serde::{Deserialize, Serialize};
 
 use super::covers::{self, Cover, CoverError};
-use super::places::{self, Mounts};
+use super::locations::{self, Mounts};
 use super::{GuestConfig, mounts};
 
-/// The files of the host that a guest's command sees, and how.
+/// Changes of the host's file tree for a guest's command.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ViewConfig {
-    /// The directory in which the command finds the sockets of its disks.
+    /// Directory in which the command finds the sockets of its disks.
     pub runtime_dir: PathBuf,
-    /// Every directory that a launcher of this user may take for its runtime directory.
+    /// All directories that a launcher of this user may use as its runtime directory.
     pub runtime_dirs: Vec<PathBuf>,
-    /// The runtime directory of the user's session, where it is to be covered.
+    /// Runtime directory of the user's session, if it is to be covered.
     pub session: Option<PathBuf>,
-    /// Sockets of the guest's own disks, where the launcher has them.
+    /// Sockets of the guest's disks, at the launcher's paths.
     pub disks: Vec<PathBuf>,
-    /// The host's sockets and the session's directory stay.
+    /// Keeps the host's sockets and the session's directory visible.
     pub share_runtime: bool,
-    /// The command has the rights of the computer's root over files.
+    /// Set if the command has the rights of the host's root over files.
     pub is_host_root: bool,
-    /// The directory that is to be the root directory.
+    /// New root directory.
     pub root: Option<PathBuf>,
-    /// Paths below which nothing may be written.
+    /// Paths made read-only, with everything below.
     pub read_only: Vec<PathBuf>,
-    /// Exceptions of these.
+    /// Exceptions from `read_only`.
     pub writable: Vec<PathBuf>,
-    /// Directories in whose place there is an empty one.
+    /// Directories replaced by empty ones.
     pub empty: Vec<PathBuf>,
-    /// Directories and files that are not to be seen.
+    /// Directories and files made invisible.
     pub hidden: Vec<PathBuf>,
 }
 
-/// Why there is no view.
+/// Errors that prevent the view.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum ViewError {
     #[error(
@@ -81,18 +81,18 @@ impl ViewError {
     }
 }
 
-/// Makes the mounts of the outer namespace, which the process has just entered.
+/// Makes the mounts of the outer mount namespace, which the process has just entered.
 pub(super) fn prepare(
     config: &GuestConfig,
     remarks: &mut Vec<String>,
 ) -> Result<mounts::Mounted, ViewError> {
     let view = &config.view;
-    // What the host mounts later is seen; nothing of this goes the other way.
+    // Mounts that the host makes later arrive here. Mounts made here do not reach the host.
     let downstream = MountPropagationFlags::DOWNSTREAM | MountPropagationFlags::REC;
     rustix::mount::mount_change("/", downstream)
         .map_err(|errno| ViewError::system("mount propagation")(errno.into()))?;
     let directory = std::env::current_dir();
-    let own_proc = places::open_own_proc().map_err(ViewError::system("/proc/self"))?;
+    let own_proc = locations::open_own_proc().map_err(ViewError::system("/proc/self"))?;
     let read_mounts =
         || Mounts::read(own_proc.as_fd()).map_err(ViewError::system("/proc/self/mountinfo"));
     let mounts = read_mounts()?;
@@ -100,15 +100,15 @@ pub(super) fn prepare(
     let disks = view.disks.iter().map(|path| covers::detach_copy(path, false));
     let disks: Vec<OwnedFd> =
         disks.collect::<io::Result<_>>().map_err(ViewError::system("the disks' sockets"))?;
-    change_as_asked(view)?;
+    apply_changes(view)?;
     mounts::with_scratch(|scratch| {
-        hide_as_asked(view, scratch)?;
+        apply_hiding(view, scratch)?;
         covers::lay(&covers, &read_mounts()?, &mounts::hidden_file(scratch)?)?;
         Ok::<_, ViewError>(())
     })?;
-    show_own(view, &disks)?;
+    mount_own_sockets(view, &disks)?;
     let mounted = mounts::prepare(config, remarks).map_err(ViewError::system("mounts"))?;
-    // By its path: what this process had until now is the directory below the covers.
+    // Enter the directory by path: the open one lies below the covers.
     let entered = directory.and_then(std::env::set_current_dir);
     if let Err(error) = entered {
         std::env::set_current_dir("/").map_err(ViewError::system("/"))?;
@@ -117,13 +117,13 @@ pub(super) fn prepare(
     Ok(mounted)
 }
 
-/// What is covered whatever the options say, and what is covered by default.
+/// Chooses the covers: those that no option removes, and those made by default.
 fn choose_covers(
     view: &ViewConfig,
     mounts: &Mounts,
     own_proc: BorrowedFd<'_>,
 ) -> Result<Vec<Cover>, ViewError> {
-    /// For its user alone.
+    /// Mode that admits only the owner.
     const PRIVATE: u32 = 0o700;
     let mut covers: Vec<Cover> =
         view.runtime_dirs.iter().filter_map(|path| Cover::of(mounts, path, PRIVATE)).collect();
@@ -135,8 +135,8 @@ fn choose_covers(
     Ok(covers)
 }
 
-/// `--root`, `--ro` and `--rw`.
-fn change_as_asked(view: &ViewConfig) -> Result<(), ViewError> {
+/// Applies `--root`, `--ro` and `--rw`.
+fn apply_changes(view: &ViewConfig) -> Result<(), ViewError> {
     if let Some(root) = &view.root {
         mounts::change_root(root).map_err(ViewError::option("--root", root))?;
     }
@@ -154,8 +154,8 @@ fn change_as_asked(view: &ViewConfig) -> Result<(), ViewError> {
     Ok(())
 }
 
-/// `--tmpfs` and `--hide`.
-fn hide_as_asked(view: &ViewConfig, scratch: &Path) -> Result<(), ViewError> {
+/// Applies `--tmpfs` and `--hide`.
+fn apply_hiding(view: &ViewConfig, scratch: &Path) -> Result<(), ViewError> {
     for path in &view.empty {
         covers::cover_directory(path, 0o1777).map_err(ViewError::option("--tmpfs", path))?;
     }
@@ -173,24 +173,25 @@ fn hide_as_asked(view: &ViewConfig, scratch: &Path) -> Result<(), ViewError> {
     Ok(())
 }
 
-/// Makes a path, and all that is mounted below it, read-only.
+/// Makes a path, and everything mounted below it, read-only.
 pub(super) fn make_read_only(path: &Path) -> io::Result<()> {
-    // A mount of its own, and everything that is mounted below it along with it.
+    // Make it a mount of its own, with the mounts below it.
     let tree = covers::detach_copy(path, true)?;
     covers::attach(&tree, path)?;
     namespaces::make_tree_read_only(&CString::new(path.as_os_str().as_bytes())?)
 }
 
-/// Has the guest's own runtime directory in the place of the covered one, with the sockets of its disks.
-fn show_own(view: &ViewConfig, disks: &[OwnedFd]) -> Result<(), ViewError> {
+/// Creates the guest's own runtime directory in place of the covered one, with the sockets of its
+/// disks.
+fn mount_own_sockets(view: &ViewConfig, disks: &[OwnedFd]) -> Result<(), ViewError> {
     let show = || {
-        // Another root directory has a /run, but nothing is to be left in it.
+        // Another root directory has its own /run, in which nothing may be left behind.
         let parent = view.runtime_dir.parent().filter(|_| view.root.is_some() && !disks.is_empty());
         if let Some(run) = parent {
             covers::cover_directory(run, 0o755)?;
         }
         if view.root.is_none() || !disks.is_empty() {
-            // Where it cannot be made, a guest without disks has no use for it.
+            // A guest without disks does not need the directory.
             let made = covers::make_private_directory(&view.runtime_dir);
             if !disks.is_empty() {
                 made?;
@@ -203,7 +204,7 @@ fn show_own(view: &ViewConfig, disks: &[OwnedFd]) -> Result<(), ViewError> {
     show().map_err(ViewError::system("the sockets of the guest's disks"))
 }
 
-/// Undoes the mounts that only lent a place to files.
+/// Detaches a mount whose files stay mounted at other paths.
 pub(super) fn detach(path: &Path) -> io::Result<()> {
     Ok(rustix::mount::unmount(path, UnmountFlags::DETACH)?)
 }

@@ -1,4 +1,4 @@
-//! `ringfence hub`: the hub alone, for domains that are started by other means.
+//! `ringfence hub`: the hub without a driver domain, for domains that are started by other means.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -11,8 +11,8 @@ use rustix::event::{PollFd, PollFlags};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
 use ringfence_sandbox::STATUS_FAILED;
-use ringfence_sandbox::channel::poll_until;
 use ringfence_sandbox::signals::{Signals, name};
+use ringfence_sys::poll::wait_any;
 
 /// Run the hub alone: domain numbers, lent memory and event channels passed on, the store
 ///
@@ -31,7 +31,7 @@ pub struct HubArgs {
     pub arena_mib: u16,
 }
 
-/// Serves until told to end. Returns the exit status.
+/// Serves until SIGINT or SIGTERM. Returns the exit status.
 pub fn main(args: &HubArgs) -> u8 {
     crate::log::to_stderr(true);
     match serve(args) {
@@ -43,12 +43,12 @@ pub fn main(args: &HubArgs) -> u8 {
     }
 }
 
-/// Removes the socket file when the hub ends.
+/// Socket file that is removed when the hub ends.
 struct SocketFile<'a>(&'a Path);
 
 impl Drop for SocketFile<'_> {
     fn drop(&mut self) {
-        // Somebody may have removed it before.
+        // The file may have been removed by another process.
         let _ = std::fs::remove_file(self.0);
     }
 }
@@ -65,7 +65,7 @@ fn serve(args: &HubArgs) -> io::Result<()> {
     eprintln!("ringfence: the hub listens at {}", args.socket.display());
     let signal = loop {
         let mut fds = [PollFd::from_borrowed_fd(signals.as_fd(), PollFlags::IN)];
-        poll_until(&mut fds, None)?;
+        wait_any(&mut fds, None)?;
         if let Some(arrived) = signals.next()? {
             break arrived.number;
         }
@@ -98,7 +98,7 @@ fn listen(path: &Path) -> io::Result<OwnedFd> {
             io::Error::new(io::Error::from(other).kind(), format!("{}: {other}", path.display()))
         }
     })?;
-    // Only this user may connect: with the hub's own user goes the toolstack's number.
+    // Only this user may connect, because a connection of the hub's own user can become domain 0.
     rustix::fs::chmod(path, rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR)?;
     rustix::net::listen(&socket, 64)?;
     Ok(socket)

@@ -1,9 +1,10 @@
-//! Nodes below /dev for a guest's disks, where the kernel has the driver `nbd` and this user may use it.
+//! Block device nodes below /dev for a guest's disks, if the kernel has the driver `nbd` and the
+//! user is root.
 //!
-//! The kernel is one more client of the frontend's NBD server: the launcher shakes hands with it, and hands
-//! the connection to a device, which is then a thread of the launcher. So the device ends with the
-//! launcher, whatever becomes of it; and when the guest ends, it is written back and ended before its
-//! frontend is.
+//! The kernel is another client of the frontend's NBD export. The launcher performs the handshake
+//! and passes the connection to a device, which occupies a thread of the launcher. The device
+//! therefore ends with the launcher. When the guest ends, the launcher flushes and ends the device
+//! before its frontend.
 
 use std::io::{self, Read, Write};
 use std::os::fd::AsFd;
@@ -13,18 +14,17 @@ use std::sync::mpsc::{Sender, channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use ringfence_nbd::protocol::agree::{ClientHandshake, Negotiated, Progress};
+use ringfence_nbd::protocol::agree::{ClientHandshake, Progress, Settled};
 use ringfence_sys::nbd::{NbdDevice, NbdEnding, NbdExport, is_ready};
 
-/// How long shaking hands, and the device, may take until they are there.
-const PATIENCE: Duration = Duration::from_secs(5);
-/// How long a request may take. Behind it are limits of the disk's own, which are shorter.
-const REQUEST: Duration = Duration::from_secs(180);
-/// What the kernel takes for a size of blocks.
-const BLOCKS: std::ops::RangeInclusive<u32> = 512..=4096;
+/// Time limit for the handshake and for the node to appear.
+const IO_TIMEOUT: Duration = Duration::from_secs(5);
+/// Time limit for a request. The disk's own limits are shorter.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(180);
+/// Block sizes that the kernel accepts.
+const BLOCK_SIZES: std::ops::RangeInclusive<u32> = 512..=4096;
 
-/// A disk's node below /dev. It is ended when this is dropped; who wants to know how, calls
-/// [`Device::end`].
+/// Node of a disk below /dev. Dropping it ends the device; [`Device::end`] also returns the result.
 pub(super) struct Device {
     path: PathBuf,
     ending: NbdEnding,
@@ -32,26 +32,26 @@ pub(super) struct Device {
 }
 
 impl Device {
-    /// A node for the disk that is served at `socket`. None where the kernel has no driver, or this user may not
-    /// use it.
+    /// Creates a node for the disk that is exported at `socket`. Returns `None` if the kernel has
+    /// no driver or this user is not root.
     ///
     /// # Errors
     ///
-    /// Why there is none, where it was to be expected.
+    /// Fails if handshake or device fail.
     pub(super) fn of(socket: &Path) -> io::Result<Option<Device>> {
         if !NbdDevice::exist() || !rustix::process::geteuid().is_root() {
             return Ok(None);
         }
-        let (stream, settled) = shake_hands(socket)?;
+        let (stream, settled) = perform_handshake(socket)?;
         let (told, result) = channel();
-        // All of it is done by one thread: the kernel wants that.
+        // The kernel requires one thread for all of it.
         let thread = std::thread::Builder::new()
             .name("nbd".to_owned())
             .spawn(move || serve(&stream, &settled, &told))?;
         let gone = || io::Error::other("the thread of the device ended");
-        let (path, ending) = result.recv_timeout(PATIENCE).map_err(|_| gone())??;
+        let (path, ending) = result.recv_timeout(IO_TIMEOUT).map_err(|_| gone())??;
         let device = Device { path, ending, thread: Some(thread) };
-        let until = Instant::now() + PATIENCE;
+        let until = Instant::now() + IO_TIMEOUT;
         while !is_ready(&device.path) {
             if Instant::now() > until || device.thread.as_ref().is_none_or(JoinHandle::is_finished)
             {
@@ -62,16 +62,16 @@ impl Device {
         Ok(Some(device))
     }
 
-    /// Where it is.
+    /// Returns the path of the node.
     pub(super) fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Has everything written that the kernel still has for it, and ends it.
+    /// Writes the kernel's dirty data to the disk and ends the device.
     ///
     /// # Errors
     ///
-    /// When something could not be written; it is ended all the same.
+    /// Fails if data could not be written. The device has ended then, too.
     pub(super) fn end(mut self) -> io::Result<()> {
         self.finish()
     }
@@ -79,7 +79,7 @@ impl Device {
     fn finish(&mut self) -> io::Result<()> {
         let Some(thread) = self.thread.take() else { return Ok(()) };
         let written = self.ending.end();
-        // It catches nothing, and holds nothing that could be left in disorder.
+        // A panic of the thread needs no handling: it shares no state.
         let _ = thread.join();
         written
     }
@@ -87,20 +87,20 @@ impl Device {
 
 impl Drop for Device {
     fn drop(&mut self) {
-        // One that fails here was not waited for by its guest: it was not started.
+        // A device that fails here belongs to a guest that was not started.
         let _ = self.finish();
     }
 }
 
 type Taken = io::Result<(PathBuf, NbdEnding)>;
 
-/// Is the device until it ends.
-fn serve(stream: &UnixStream, settled: &Negotiated, told: &Sender<Taken>) {
+/// Runs the device until it ends.
+fn serve(stream: &UnixStream, settled: &Settled, told: &Sender<Taken>) {
     let export = NbdExport {
         bytes: settled.offer.bytes,
-        block_size: settled.offer.block_min.clamp(*BLOCKS.start(), *BLOCKS.end()),
+        block_size: settled.offer.block_min.clamp(*BLOCK_SIZES.start(), *BLOCK_SIZES.end()),
         flags: settled.offer.flags,
-        timeout: REQUEST,
+        timeout: REQUEST_TIMEOUT,
     };
     let taken = NbdDevice::take(stream.as_fd(), &export);
     let (device, answer) = match taken.and_then(|device| Ok((device.ending()?, device))) {
@@ -118,11 +118,12 @@ fn serve(stream: &UnixStream, settled: &Negotiated, told: &Sender<Taken>) {
     }
 }
 
-/// Agrees with the frontend, as the kernel is to go on: it knows simple replies only.
-fn shake_hands(socket: &Path) -> io::Result<(UnixStream, Negotiated)> {
+/// Performs the handshake with the export, with the features that the kernel knows: simple replies
+/// only.
+fn perform_handshake(socket: &Path) -> io::Result<(UnixStream, Settled)> {
     let mut stream = UnixStream::connect(socket)?;
-    stream.set_read_timeout(Some(PATIENCE))?;
-    stream.set_write_timeout(Some(PATIENCE))?;
+    stream.set_read_timeout(Some(IO_TIMEOUT))?;
+    stream.set_write_timeout(Some(IO_TIMEOUT))?;
     let mut handshake = ClientHandshake::new("", false).map_err(io::Error::other)?.simple();
     let (mut held, mut out, mut buffer) = (Vec::new(), Vec::new(), [0; 512]);
     loop {
@@ -161,16 +162,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_kernel_is_told_what_the_frontend_offers_and_gets_simple_replies() {
+    fn handshake_returns_the_offer_and_simple_replies() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("disk");
         let disk: Arc<dyn Disk> = Arc::new(MemoryDisk::new(1 << 20, 4096).unwrap());
         let listener = UnixListener::bind(&path).unwrap();
         let _export = Export::start(listener, &disk, ExportOptions::default()).unwrap();
-        let (mut stream, settled) = shake_hands(&path).unwrap();
+        let (mut stream, settled) = perform_handshake(&path).unwrap();
         assert_eq!((settled.offer.bytes, settled.offer.block_min), (1 << 20, 4096));
         assert!(!settled.structured);
-        // A read of the first block, as the kernel asks.
+        // A read of the first block, as the kernel requests it.
         let mut request = 0x2560_9513_u32.to_be_bytes().to_vec();
         request.extend([0; 4]);
         request.extend(77u64.to_be_bytes());
@@ -185,12 +186,12 @@ mod tests {
     }
 
     #[test]
-    fn who_does_not_answer_is_not_waited_for_for_ever() {
+    fn handshake_without_answer_times_out() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("disk");
         let listener = UnixListener::bind(&path).unwrap();
         let server = std::thread::spawn(move || drop(listener.accept().unwrap()));
-        assert!(shake_hands(&path).is_err());
+        assert!(perform_handshake(&path).is_err());
         server.join().unwrap();
     }
 }

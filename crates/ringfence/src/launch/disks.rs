@@ -1,12 +1,12 @@
-//! A guest's disks, as the launcher prepares them.
+//! Disks of a guest in its launcher.
 //!
-//! It is the launcher that may open files: it opens and locks each, finds out about it, hands it to
-//! the driver domain and keeps nothing of it, so that the lock ends with the driver domain's last
-//! I/O. It also makes the socket at which the frontend serves the disk, in the runtime directory,
-//! which is the user's alone.
+//! Only the launcher may open files. It opens and locks each file, reads its properties, and passes
+//! the descriptor to the driver domain without keeping it, so that the lock ends with the driver
+//! domain's last I/O. It also creates the socket at which the frontend exports the disk, in the
+//! runtime directory.
 //!
-//! To a disk's NBD server it is the launcher, too, that connects, and connects again whenever the
-//! driver domain asks for it: which server that is, the driver domain has no say in.
+//! The launcher also connects to a disk's NBD server, and connects again when the driver domain
+//! requests it. The driver domain cannot choose the server.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -29,45 +29,45 @@ use super::runtime_dir::RuntimeDir;
 use crate::disk::{DISKS_MAX, DiskSpec, Source, device_variable, variable};
 use crate::switchboard::{DiskFrontend, DiskRequest, FromDriver, Medium, ToDriver};
 
-/// The driver domain only adds a device.
-const PATIENCE: Duration = Duration::from_secs(5);
+/// Time limit for adding a disk.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// What the names of the sockets begin with.
+/// Prefix of the sockets' file names.
 const PREFIX: &str = "disk-";
 
-/// A disk that was opened.
+/// Disk that has been opened.
 struct Prepared {
-    /// Until the driver domain has it.
+    /// Request to the driver domain, until it is sent.
     request: Option<DiskRequest>,
-    /// Its file, or the connection to its server, unless that is to be made when it is asked for.
+    /// Open file, or connection to the server unless it is made later.
     file: Option<OwnedFd>,
     socket: Option<OwnedFd>,
     path: PathBuf,
     frontend: DiskFrontend,
 }
 
-/// The disks of one guest. Their sockets go when this does.
+/// Disks of one guest. Dropping it removes their sockets.
 pub(super) struct Disks {
-    /// Their nodes below /dev.
+    /// Nodes of the disks below /dev.
     devices: Vec<Device>,
     list: Vec<Prepared>,
-    /// By handle, of those that are on a server.
+    /// Connectors by handle, for disks on an NBD server.
     connectors: BTreeMap<u16, NbdConnector>,
 }
 
 impl Disks {
-    /// Opens and locks the files, and makes the sockets.
+    /// Opens and locks the files, and creates the sockets.
     pub(super) fn open(specs: &[DiskSpec], directory: &RuntimeDir) -> anyhow::Result<Disks> {
         ensure!(specs.len() <= DISKS_MAX, "a guest has at most {DISKS_MAX} disks");
         let mut disks = Disks { devices: vec![], list: vec![], connectors: BTreeMap::new() };
         let mut found = vec![];
         for (spec, handle) in specs.iter().zip(0u16..) {
-            found.push((spec.mode, handle, disks.find(handle, &spec.source)?));
+            found.push((spec.mode, handle, disks.open_source(handle, &spec.source)?));
         }
         if found.is_empty() {
             return Ok(disks);
         }
-        // Other launchers sweep, too, and would take a socket at which nobody listens yet for a stale one.
+        // Another launcher's sweep would remove a socket that has no listener yet.
         let _lock = directory.lock()?;
         sweep(directory);
         for (mode, handle, (medium, file)) in found {
@@ -86,10 +86,14 @@ impl Disks {
     }
 
     /// Opens a file, or connects to a server.
-    fn find(&mut self, handle: u16, source: &Source) -> anyhow::Result<(Medium, Option<OwnedFd>)> {
+    fn open_source(
+        &mut self,
+        handle: u16,
+        source: &Source,
+    ) -> anyhow::Result<(Medium, Option<OwnedFd>)> {
         match source {
             Source::File { path, options } => {
-                // The message has the reason in it already.
+                // The error's message has the reason already.
                 let opened = OpenFile::open(path, options);
                 let OpenFile { file, facts } = opened.map_err(|error| anyhow!("{error}"))?;
                 Ok((Medium::File { facts, options: options.clone() }, Some(file)))
@@ -103,19 +107,19 @@ impl Disks {
         }
     }
 
-    /// The paths of the sockets.
+    /// Returns the paths of the sockets.
     pub(super) fn sockets(&self) -> Vec<PathBuf> {
         self.list.iter().map(|disk| disk.path.clone()).collect()
     }
 
-    /// Hands the files to the driver domain.
+    /// Sends the disks to the driver domain.
     pub(super) fn attach(&mut self, lease: &Channel) -> anyhow::Result<()> {
         for disk in &mut self.list {
             let Some(request) = disk.request.take() else { continue };
             let file = disk.file.take();
             let fds: Vec<_> = file.iter().map(AsFd::as_fd).collect();
             lease.send(&ToDriver::Disk(Box::new(request)), &fds)?;
-            match lease.receive_within(PATIENCE)?.0 {
+            match lease.receive_within(ANSWER_TIMEOUT)?.0 {
                 FromDriver::DiskAdded => {}
                 FromDriver::Refused(why) => bail!("--disk: {}", printable(&why)),
                 other => bail!("the driver domain answered {other:?}"),
@@ -124,7 +128,7 @@ impl Disks {
         Ok(())
     }
 
-    /// Connects to the server of a disk once more. That may take long: a thread of its own does it.
+    /// Connects to the server of a disk again, on another thread because that may take long.
     pub(super) fn dial(&self, handle: u16, lease: &Channel) {
         let Some(connector) = self.connectors.get(&handle).cloned() else { return };
         let Ok(answers) = lease.try_clone() else { return };
@@ -134,7 +138,7 @@ impl Disks {
                 Err(error) => (None, Some(error.to_string())),
             };
             let fds: Vec<_> = stream.iter().map(AsFd::as_fd).collect();
-            // If the driver domain is gone, nobody wants it.
+            // Fails if the driver domain is gone, which then needs no connection.
             let _ = answers.send(&ToDriver::Dialled { handle, problem }, &fds);
         };
         let thread = std::thread::Builder::new().name("dial".to_owned());
@@ -144,18 +148,18 @@ impl Disks {
         }
     }
 
-    /// What the frontend is to do with each.
-    pub(super) fn orders(&self) -> Vec<DiskFrontend> {
+    /// Returns the frontend's configuration of each disk.
+    pub(super) fn frontend_configs(&self) -> Vec<DiskFrontend> {
         self.list.iter().map(|disk| disk.frontend).collect()
     }
 
-    /// The sockets, for the frontend alone.
+    /// Takes the sockets, for the frontend alone.
     pub(super) fn take_sockets(&mut self) -> Vec<OwnedFd> {
         self.list.iter_mut().filter_map(|disk| disk.socket.take()).collect()
     }
 
-    /// Makes nodes below /dev of those that are served, where that can be; by what variables the command
-    /// finds these.
+    /// Creates nodes below /dev for the exported disks, if possible. Returns the environment
+    /// variables that name them.
     pub(super) fn make_devices(&mut self, reporter: Reporter) -> Vec<(String, String)> {
         let mut environment = vec![];
         for (disk, number) in self.list.iter().zip(0..) {
@@ -177,8 +181,8 @@ impl Disks {
         environment
     }
 
-    /// Ends the nodes below /dev, when what was written to them is on the disks. To be called while the disks
-    /// are served; where they are not any more, this fails at once.
+    /// Flushes and ends the nodes below /dev. Call it while the disks are exported; it fails at
+    /// once otherwise.
     pub(super) fn end_devices(&mut self, reporter: Reporter) {
         for device in self.devices.drain(..) {
             let path = device.path().to_owned();
@@ -191,7 +195,7 @@ impl Disks {
         }
     }
 
-    /// Variables by which the command finds them, in the directory where it sees their sockets.
+    /// Returns the environment variables that name the sockets in the command's view.
     pub(super) fn environment(&self, directory: &Path) -> Vec<(String, String)> {
         let names = self.list.iter().filter_map(|disk| disk.path.file_name());
         let paths = names.map(|name| directory.join(name).display().to_string());
@@ -207,9 +211,10 @@ impl Drop for Disks {
     }
 }
 
-/// Makes a socket under a name that is free: launchers of several PID namespaces may have the same process id.
+/// Creates a socket under a free name. Launchers of several PID namespaces may have the same
+/// process id.
 fn listen(directory: &Path, handle: u16) -> anyhow::Result<(PathBuf, UnixListener)> {
-    /// Launchers with the same process id.
+    /// Maximum number of launchers with the same process id.
     const NAMES_MAX: u32 = 1000;
     let own = format!("{PREFIX}{}", std::process::id());
     for number in 0..NAMES_MAX {
@@ -226,7 +231,7 @@ fn listen(directory: &Path, handle: u16) -> anyhow::Result<(PathBuf, UnixListene
     bail!("{}: too many sockets {own}", directory.display())
 }
 
-/// Removes the sockets of launchers that were killed: nobody listens there.
+/// Removes the sockets of launchers that were killed, which have no listener.
 fn sweep(directory: &RuntimeDir) {
     let Ok(entries) = std::fs::read_dir(directory.path()) else { return };
     for entry in entries.flatten() {
@@ -240,7 +245,8 @@ fn sweep(directory: &RuntimeDir) {
     }
 }
 
-/// Returns `true` if nobody listens at the socket. Does not wait where a listener accepts nothing.
+/// Returns `true` if no process listens at the socket. Does not block on a listener with a full
+/// queue.
 fn is_refused(path: &Path) -> bool {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let connected = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)

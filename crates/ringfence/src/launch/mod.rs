@@ -1,27 +1,27 @@
-//! `ringfence run`: the process in the user's terminal that starts the others and waits.
+//! `ringfence run`: the launcher, the process in the user's terminal that starts the others and
+//! waits.
 //!
-//! # Theory of operation
-//!
-//! 1. Reach the switch's driver domain, starting it if need be, and attach a guest
+//! 1. Connect to the switch's driver domain, starting it if there is none, and attach a guest
 //!    (`rendezvous`, [`crate::switchboard`]).
-//! 2. Start the guest's init; it makes `eth0` and hands the TAP's descriptor over.
-//! 3. Start the frontend with that descriptor and a connection to the hub; it connects.
+//! 2. Start the guest's init. It creates `eth0` and passes the TAP's descriptors.
+//! 3. Start the frontend with these descriptors and a connection to the hub. It connects to the
+//!    backend.
 //! 4. Let init start the command.
-//! 5. Wait for whichever ends first: the command, init, the frontend, the driver domain. Whatever
-//!    it is, the rest of this guest ends with it (`supervise`).
+//! 5. Wait for the first end: of the command, init, the frontend, the uplink or the driver domain.
+//!    The rest of this guest ends with it (`guest_processes`).
 //!
-//! Everything here is one thread and one `poll`. Nothing that ends this process leaves anything
-//! behind: each process it started has asked the kernel to be killed along with it.
+//! The launcher is one thread with one `poll`. All processes that it starts, except the driver
+//! domain, have a parent death signal, so nothing is left behind when it is killed.
 
 mod devices;
 mod disks;
+mod guest_processes;
 pub(crate) mod options;
 #[doc(hidden)]
 pub mod proof;
 mod rendezvous;
 pub mod report;
 pub mod runtime_dir;
-mod supervise;
 mod terminal;
 mod uplink;
 mod view;
@@ -40,38 +40,37 @@ use ringfence_sys::namespaces;
 use ringfence_sys::tap::Tap;
 
 use disks::Disks;
+use guest_processes::GuestProcesses;
 use report::Reporter;
 use runtime_dir::RuntimeDir;
-use supervise::Supervisor;
 use terminal::Terminal;
 use uplink::Uplink;
 
+use crate::causes::causes;
+use crate::guest::{self, Address, GuestConfig, InterfaceConfig, NamesConfig, ViewConfig};
+use crate::switchboard::{AttachRequest, FromDriver, LegConfig, ToDriver, VERSION};
+use crate::workers::worker_count;
 use ringfence_sandbox::STATUS_FAILED;
 use ringfence_sandbox::channel::Channel;
 use ringfence_sandbox::signals::{self, Signals};
 
-use crate::causes::causes;
-use crate::guest::{self, Address, GuestConfig, InterfaceConfig, NamesConfig, ViewConfig};
-use crate::plane::threads;
-use crate::switchboard::{AttachRequest, FromDriver, LegConfig, ToDriver, VERSION};
-
-/// What the interface of a guest is called.
+/// Name of a guest's interface to the switch.
 const INTERFACE: &str = "eth0";
 
-/// Said when the command has the rights of root.
+/// Message for a command with the rights of root.
 const AS_ROOT: &str = "you are root, and so is the command: it can change every file of this computer \
                        (kernel settings are read-only for it); --root, --ro and --hide limit that";
 
-/// Arguments of this program for a guest on that switch, of which nobody hears anything and which leads
-/// nowhere else; more options may follow, then `--` and the command.
+/// Returns the arguments of this program for a quiet guest on a switch without an uplink. More
+/// options may follow, then `--` and the command.
 pub fn guest_on<'a>(switch: &'a str, mode: &'a str) -> [&'a str; 8] {
     ["run", "--quiet", "--uplink", "none", "--switch", switch, "--mode", mode]
 }
 
-/// Runs a command as a guest; returns the exit status.
+/// Runs a command as a guest. Returns the exit status.
 pub fn run(options: &Options) -> u8 {
     let reporter = Reporter::new(options.loudness);
-    match Launch::prepare(options, reporter).and_then(Launch::go) {
+    match Launch::prepare(options, reporter).and_then(Launch::run) {
         Ok(status) => status,
         Err(error) => {
             reporter.problem(causes(&error));
@@ -80,7 +79,7 @@ pub fn run(options: &Options) -> u8 {
     }
 }
 
-/// A launch under way.
+/// State of a launch before its processes run.
 struct Launch<'a> {
     options: &'a Options,
     reporter: Reporter,
@@ -94,12 +93,12 @@ struct Launch<'a> {
 impl<'a> Launch<'a> {
     fn prepare(options: &'a Options, reporter: Reporter) -> anyhow::Result<Launch<'a>> {
         check_surroundings()?;
-        // What was handed to us is for the command, not for our other processes.
+        // Inherited descriptors are for the command, not for Ringfence's own processes.
         let inherited = namespaces::inheritable_fds()?;
         namespaces::set_inheritable(&inherited, false)?;
         let terminal = Terminal::if_foreground();
         let blocked = signals::blocked()?;
-        let signals = supervise::signals()?;
+        let signals = guest_processes::signals()?;
         let command = if options.command.is_empty() {
             vec![std::env::var_os("SHELL").unwrap_or_else(|| "/bin/sh".into())]
         } else {
@@ -108,15 +107,15 @@ impl<'a> Launch<'a> {
         Ok(Launch { options, reporter, signals, blocked, terminal, inherited, command })
     }
 
-    fn go(self) -> anyhow::Result<u8> {
+    fn run(self) -> anyhow::Result<u8> {
         let options = self.options;
         let directory = RuntimeDir::open()?;
         let uplink = Uplink::prepare(options, self.reporter)?;
         if options.switch.is_none() {
-            return self.go_without_switch(&directory, uplink);
+            return self.run_without_switch(&directory, uplink);
         }
         let mut disks = Disks::open(&options.disks, &directory)?;
-        let queues = threads(options.queues);
+        let queues = worker_count(options.queues);
         let make = |name| Tap::create_queues(name, queues);
         let mut host_taps = options.host_tap.as_deref().map(make).transpose()?;
         for tap in host_taps.iter_mut().flatten() {
@@ -136,30 +135,34 @@ impl<'a> Launch<'a> {
             host_leg: host_taps.is_some(),
         };
         let switch = options.switch.as_deref().unwrap_or_default();
-        let seat = rendezvous::attach(&directory, switch, &request, self.reporter)?;
-        if let (Some(taps), Some(leg)) = (host_taps, &seat.attached.host_leg) {
+        let attachment = rendezvous::attach(&directory, switch, &request, self.reporter)?;
+        if let (Some(taps), Some(leg)) = (host_taps, &attachment.attached.host_leg) {
             let name = options.host_tap.as_deref().unwrap_or_default();
-            self.connect_host(&taps, leg, &seat.lease)
+            self.connect_host(&taps, leg, &attachment.lease)
                 .with_context(|| format!("--host-tap {name}"))?;
         }
-        let uplink = self.unless_the_switch_is_in_the_way(uplink, &seat.attached.addresses);
-        disks.attach(&seat.lease)?;
+        let uplink = self.unless_overlapping(uplink, &attachment.attached.addresses);
+        disks.attach(&attachment.lease)?;
         let environment = disks.environment(&view::runtime_dir_of_guest(options, &directory));
         let view = view::config(options, &directory, &disks)?;
         let (reporter, signals) = (self.reporter, &self.signals);
-        let supervisor =
-            Supervisor::new(reporter, signals, &directory, options, Some(seat), disks, uplink);
-        Ok(self.supervise(supervisor, environment, view))
+        let processes = GuestProcesses::new(
+            reporter,
+            signals,
+            &directory,
+            options,
+            Some(attachment),
+            disks,
+            uplink,
+        );
+        Ok(self.supervise(processes, environment, view))
     }
 
-    /// A guest could not tell two networks apart that have the same addresses (a guest of a guest).
-    fn unless_the_switch_is_in_the_way(
-        &self,
-        uplink: Option<Uplink>,
-        switch: &[Address],
-    ) -> Option<Uplink> {
+    /// Drops the uplink if its addresses overlap with the switch's, which a guest could not tell
+    /// apart. This happens to a guest of a guest.
+    fn unless_overlapping(&self, uplink: Option<Uplink>, switch: &[Address]) -> Option<Uplink> {
         let (kept, lost): (Vec<_>, Vec<_>) =
-            uplink.into_iter().partition(|uplink| !uplink.gives_way_to(switch, self.options));
+            uplink.into_iter().partition(|uplink| !uplink.overlaps_with(switch, self.options));
         if !lost.is_empty() {
             self.reporter.summary(format_args!(
                 "no uplink: the host's network has the addresses of the switch; choose others with \
@@ -169,8 +172,8 @@ impl<'a> Launch<'a> {
         kept.into_iter().next()
     }
 
-    /// A guest that is on the host's network alone needs no driver domain.
-    fn go_without_switch(
+    /// Runs a guest without a switch, which needs no driver domain.
+    fn run_without_switch(
         &self,
         directory: &RuntimeDir,
         uplink: Option<Uplink>,
@@ -184,25 +187,26 @@ impl<'a> Launch<'a> {
         let disks = Disks::open(&[], directory)?;
         let view = view::config(options, directory, &disks)?;
         let (reporter, signals) = (self.reporter, &self.signals);
-        let supervisor =
-            Supervisor::new(reporter, signals, directory, options, None, disks, uplink);
-        Ok(self.supervise(supervisor, Vec::new(), view))
+        let processes =
+            GuestProcesses::new(reporter, signals, directory, options, None, disks, uplink);
+        Ok(self.supervise(processes, Vec::new(), view))
     }
 
-    /// From start to end; the exit status.
+    /// Starts the guest's processes and waits for their end. Returns the exit status.
     fn supervise(
         &self,
-        mut supervisor: Supervisor<'_>,
+        mut processes: GuestProcesses<'_>,
         environment: Vec<(String, String)>,
         view: ViewConfig,
     ) -> u8 {
         if view.is_host_root {
             self.reporter.summary(AS_ROOT);
         }
-        let config = self.guest_config(&supervisor, environment, view);
-        let ended = supervisor.run(&self.command, &self.inherited, &config);
-        // In this order: the processes end, then the terminal is ours again.
-        drop(supervisor);
+        let config = self.guest_config(&processes, environment, view);
+        let ended = processes.run(&self.command, &self.inherited, &config);
+        // In this order: after the processes have ended, the terminal belongs to the launcher
+        // again.
+        drop(processes);
         if let Some(terminal) = &self.terminal {
             terminal.take_back();
             if !ended.by_itself {
@@ -216,8 +220,8 @@ impl<'a> Launch<'a> {
     }
 
     fn connect_host(&self, taps: &[Tap], leg: &LegConfig, lease: &Channel) -> anyhow::Result<()> {
-        /// The driver domain only adds a port.
-        const PATIENCE: Duration = Duration::from_secs(5);
+        /// Time limit for adding a port.
+        const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
         let mtu = self.options.switch_mtu();
         let tap = taps.first().context("an interface without queues")?;
         for remark in guest::configure_leg(&tap.name, leg.mac, mtu.into(), &leg.addresses)? {
@@ -226,7 +230,7 @@ impl<'a> Launch<'a> {
         let order = ToDriver::HostLeg { name: tap.name.clone(), offloads: tap.offloads.0, mtu };
         let queues: Vec<_> = taps.iter().map(|tap| tap.fd.as_fd()).collect();
         lease.send(&order, &queues)?;
-        match lease.receive_within(PATIENCE)?.0 {
+        match lease.receive_within(ANSWER_TIMEOUT)?.0 {
             FromDriver::LegAdded => {}
             FromDriver::Refused(why) => bail!("{}", report::printable(&why)),
             other => bail!("the driver domain answered {other:?}"),
@@ -242,27 +246,27 @@ impl<'a> Launch<'a> {
 
     fn guest_config(
         &self,
-        supervisor: &Supervisor<'_>,
+        processes: &GuestProcesses<'_>,
         environment: Vec<(String, String)>,
         view: ViewConfig,
     ) -> GuestConfig {
         let options = self.options;
-        let interface = supervisor.attached().map(|attached| InterfaceConfig {
+        let interface = processes.attached().map(|attached| InterfaceConfig {
             name: INTERFACE.to_owned(),
             mac: attached.mac,
             mtu: options.switch_mtu().into(),
             offloads: guest::carried(options.offload).0,
             addresses: attached.addresses.clone(),
-            queues: u32::try_from(threads(options.queues)).unwrap_or(1),
+            queues: u32::try_from(worker_count(options.queues)).unwrap_or(1),
         });
         let names =
             |switch: &String| NamesConfig { switch: switch.clone(), own: options.name.clone() };
         GuestConfig {
-            host_name: supervisor.host_name(),
+            host_name: processes.host_name(),
             interface,
-            uplink: supervisor.uplink().map(Uplink::interface),
+            uplink: processes.uplink().map(Uplink::interface),
             names: options.switch.as_ref().map(names),
-            resolver: supervisor.uplink().map(Uplink::resolver),
+            resolver: processes.uplink().map(Uplink::resolver),
             blocked_signals: self.blocked.clone(),
             environment,
             removed_variables: view::removed_variables(options),
@@ -271,7 +275,7 @@ impl<'a> Launch<'a> {
     }
 }
 
-/// Fails early, and in words, where the processes of a guest could not even start.
+/// Reports an environment in which no process of a guest could start.
 fn check_surroundings() -> anyhow::Result<()> {
     if !Path::new("/proc/self/fd").is_dir() {
         bail!("/proc is not mounted, and nothing works without it: mount -t proc proc /proc");
@@ -279,13 +283,13 @@ fn check_surroundings() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Addresses for people.
+/// Formats addresses for messages.
 fn list(addresses: &[Address]) -> String {
     let texts: Vec<String> = addresses.iter().map(Address::to_string).collect();
     if texts.is_empty() { "no address".to_owned() } else { texts.join(", ") }
 }
 
-/// A second handle on this process's standard input, for the command.
+/// Duplicates this process's standard input, for the command.
 fn standard_input() -> io::Result<OwnedFd> {
     Ok(rustix::io::fcntl_dupfd_cloexec(rustix::stdio::stdin(), 3)?)
 }

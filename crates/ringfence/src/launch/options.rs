@@ -1,4 +1,4 @@
-//! What is to be run, and how.
+//! Options of `ringfence run`.
 
 use std::ffi::OsString;
 use std::net::IpAddr;
@@ -15,10 +15,10 @@ use crate::uplink::MTU_DEFAULT;
 use crate::uplink::forward::ForwardSpec;
 use crate::uplink::local::LocalPrefix;
 
-/// The MTU of a switch where none is asked for: that of an Ethernet.
+/// Default MTU of a switch: that of Ethernet.
 const SWITCH_MTU_DEFAULT: u16 = 1500;
 
-/// What connects a guest to the world.
+/// Links of a guest to its networks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default, clap::ValueEnum)]
 pub enum Link {
     /// To the host's network by a TAP (vhost only if asked for, so far), netif to the switch
@@ -32,7 +32,7 @@ pub enum Link {
     Netif,
 }
 
-/// How much of the uplink's memory the worker of vhost-net reaches.
+/// Memory of the uplink that the worker of vhost-net can access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default, clap::ValueEnum)]
 pub enum Protect {
     /// All receive buffers and the ring of frames to send, once and for all
@@ -43,13 +43,13 @@ pub enum Protect {
 }
 
 impl Link {
-    /// What connects it to its switch.
+    /// Returns the name of the link to the switch.
     pub(super) fn on_switch(self) -> &'static str {
         "netif"
     }
 }
 
-/// Where a guest's uplink leads.
+/// Destination of a guest's uplink.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum UplinkChoice {
     /// To the host's network, through sockets of the host
@@ -58,74 +58,72 @@ pub enum UplinkChoice {
     None,
 }
 
-/// What is to be run, and how.
+/// Options of one guest.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// The switch; `None` to be on none.
+    /// Name of the switch. `None` for a guest without a switch.
     pub switch: Option<String>,
-    /// The name that others find the guest by, in lower case.
+    /// Name by which other guests find the guest, in lower case.
     pub name: Option<String>,
-    /// Its addresses on the switch; none to be given some.
+    /// Addresses on the switch. If empty, the driver domain assigns them.
     pub addresses: Vec<Address>,
-    /// It may send packets from any IP address to the switch.
+    /// Permits the guest to send packets from any IP address to the switch.
     pub forwarding: bool,
-    /// It may send messages of routers and of DHCP servers to the switch.
+    /// Permits the guest to send messages of routers and DHCP servers to the switch.
     pub advertise: bool,
-    /// Where its uplink leads; `None`: to the host, if that has a network.
+    /// Destination of the uplink. `None`: the host, if it has a network.
     pub uplink: Option<UplinkChoice>,
-    /// Its addresses on the host's network; none to copy the host's.
+    /// Addresses on the host's network. If empty, the host's are copied.
     pub uplink_addresses: Vec<Address>,
-    /// Routers; none to copy the host's.
+    /// Routers. If empty, the host's are copied.
     pub uplink_gateways: Vec<IpAddr>,
-    /// Name servers; none to copy the host's.
+    /// Name servers. If empty, the host's are copied.
     pub name_servers: Vec<IpAddr>,
-    /// Addresses that stand for the host's loopback.
+    /// Addresses that are translated to the host's loopback.
     pub host_loopback: Vec<IpAddr>,
     /// Addresses of the host itself, or of its link, that the guest may reach.
     pub allow_local: Vec<LocalPrefix>,
-    /// Ports of the host that lead to the guest.
+    /// Ports of the host that are forwarded to the guest.
     pub forwards: Vec<ForwardSpec>,
-    /// Addresses at which ports listen that name none; none: every address of the host.
+    /// Default addresses of forwarded ports. If empty, every address of the host.
     pub publish_default: Vec<IpAddr>,
-    /// What connects it.
+    /// Link to the networks.
     pub link: Link,
-    /// How much of the uplink's memory vhost-net reaches.
+    /// Memory of the uplink that vhost-net can access.
     pub protect: Protect,
-    /// How pages are shared.
+    /// Access mode of the backend.
     pub mode: Mode,
-    /// In mode `staging`: which of its pages stay mapped.
+    /// Pages that stay mapped in mode `staging`.
     pub staging: TxStaging,
-    /// Queues of its interface.
+    /// Number of queues of the interface.
     pub queues: u32,
-    /// The longest IP packet, in bytes; `None`: what suits each interface.
+    /// Maximum length of an IP packet in bytes. `None`: the default of each interface.
     pub mtu: Option<u16>,
-    /// What the guest takes unfinished.
+    /// Offloads that the guest accepts.
     pub offload: OffloadKeys,
-    /// What the driver domain takes unfinished from the guest.
+    /// Offloads that the driver domain accepts from the guest.
     pub backend_offload: OffloadKeys,
-    /// Join small packets on their way to the guest.
+    /// Joins small TCP segments on their way to the guest.
     pub coalesce: bool,
-    /// What the host's leg takes unfinished.
+    /// Offloads that the host's port accepts.
     pub host_offload: OffloadKeys,
-    /// The interface that gives the host a leg on the switch.
+    /// Name of the host's interface on the switch.
     pub host_tap: Option<String>,
-    /// Its disks.
     pub disks: Vec<DiskSpec>,
-    /// The files that the guest sees.
     pub view: ViewOptions,
-    /// How much is said.
+    /// Amount of messages.
     pub loudness: Loudness,
-    /// The command and its arguments; empty for a shell.
+    /// Command and arguments. Empty for a shell.
     pub command: Vec<OsString>,
 }
 
 impl Options {
-    /// The longest IP packet on the switch.
+    /// Returns the maximum length of an IP packet on the switch.
     pub(super) fn switch_mtu(&self) -> u16 {
         self.mtu.unwrap_or(SWITCH_MTU_DEFAULT)
     }
 
-    /// The longest IP packet to the host.
+    /// Returns the maximum length of an IP packet to the host's network.
     pub(super) fn uplink_mtu(&self) -> u16 {
         self.mtu.unwrap_or(MTU_DEFAULT)
     }

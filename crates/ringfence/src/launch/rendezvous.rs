@@ -1,40 +1,38 @@
-//! Getting to the driver domain of a switch, starting it if there is none.
+//! Connection to the driver domain of a switch, which is started if there is none.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-use ringfence_sys::descriptors::Descriptors;
-
 use super::proof;
 use super::report::{Reporter, last_line, printable};
 use super::runtime_dir::{RuntimeDir, RuntimeDirError};
-
-use ringfence_sandbox::Ending;
-use ringfence_sandbox::channel::{Channel, ChannelError, expect_fds};
-use ringfence_sandbox::keeper::Obituary;
-use ringfence_sandbox::spawn::{Aftermath, DomainKind, DomainProcess, Spawn, SpawnError};
+use ringfence_sys::descriptors::Descriptors;
 
 use crate::switchboard::{AttachRequest, Attached, DriverConfig, FromDriver, ToDriver};
+use ringfence_sandbox::Ending;
+use ringfence_sandbox::channel::{Channel, ChannelError, expect_fds};
+use ringfence_sandbox::spawn::{Cleanup, DomainKind, DomainProcess, Spawn, SpawnError};
+use ringfence_sandbox::supervisor::ExitReport;
 
-/// How long a driver domain may take to answer, or to be gone when it is on its way out.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// Time limit for an answer of the driver domain, or for its end.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// A seat at a switch.
+/// Attachment of a guest to a switch.
 #[derive(Debug)]
-pub(crate) struct Seat {
-    /// What the guest was given.
+pub(crate) struct Attachment {
+    /// Properties that the driver domain assigned.
     pub(crate) attached: Attached,
-    /// To the driver domain, which detaches the guest when this is closed.
+    /// Channel to the driver domain, which detaches the guest when it closes.
     pub(crate) lease: Channel,
-    /// The connection to the hub for the guest's frontend.
+    /// Connection to the hub for the guest's frontend.
     pub(crate) frontend_hub: OwnedFd,
-    /// The connection to the store for the guest's names.
+    /// Connection to the store for the guest's names.
     pub(crate) names: OwnedFd,
-    /// The driver domain, if this launcher started it.
+    /// Driver domain, if this launcher started it.
     pub(crate) driver: Option<DomainProcess>,
 }
 
-/// Why there is no seat.
+/// Errors that prevent an attachment.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum RendezvousError {
     #[error(transparent)]
@@ -51,7 +49,7 @@ pub(crate) enum RendezvousError {
     Stuck { switch: String },
 }
 
-/// ": WHY", or nothing.
+/// Formats a reason as ": WHY", or returns an empty text.
 pub(crate) fn because(why: Option<&str>) -> String {
     why.map_or_else(String::new, |why| format!(": {why}"))
 }
@@ -62,20 +60,20 @@ pub(crate) fn attach(
     switch: &str,
     request: &AttachRequest,
     reporter: Reporter,
-) -> Result<Seat, RendezvousError> {
-    let deadline = Instant::now() + PATIENCE;
+) -> Result<Attachment, RendezvousError> {
+    let deadline = Instant::now() + ANSWER_TIMEOUT;
     loop {
-        let (lease, driver) = reach(directory, switch, reporter)?;
+        let (lease, driver) = connect_or_start(directory, switch, reporter)?;
         match ask(&lease, request) {
             Ok((FromDriver::Attached(attached), fds)) => {
                 let [frontend_hub, names] = expect_fds(fds)?;
-                return Ok(Seat { attached: *attached, lease, frontend_hub, names, driver });
+                return Ok(Attachment { attached: *attached, lease, frontend_hub, names, driver });
             }
             Ok((FromDriver::Refused(why), _)) => {
                 let why = printable(&why);
                 return Err(RendezvousError::Refused { switch: switch.to_owned(), why });
             }
-            // It ended before it answered; or what answers is a keeper, with an obituary.
+            // The driver domain ended first, or a supervisor answered with an exit report.
             Ok(_) | Err(ChannelError::Closed | ChannelError::Malformed(_)) => {}
             Err(ChannelError::TimedOut(_)) => {
                 return Err(RendezvousError::Stuck { switch: switch.to_owned() });
@@ -99,28 +97,30 @@ fn ask(
 ) -> Result<(FromDriver, Descriptors), ChannelError> {
     proof::introduce(lease)?;
     lease.send(&ToDriver::Attach(Box::new(request.clone())), &[])?;
-    lease.receive_within(PATIENCE)
+    lease.receive_within(ANSWER_TIMEOUT)
 }
 
-/// Asks the keeper of a driver domain that has just ended how it did; `None` where the keeper is
-/// gone, too.
-pub(crate) fn ask_obituary(directory: &RuntimeDir, switch: &str) -> Option<Obituary> {
+/// Requests the exit report of a driver domain that has just ended. Returns `None` if its
+/// supervisor is gone, too.
+pub(crate) fn ask_exit_report(directory: &RuntimeDir, switch: &str) -> Option<ExitReport> {
     let socket = directory.connect(switch).ok()??;
-    let (obituary, _) = Channel::from_fd(socket).receive_within(Duration::from_millis(500)).ok()?;
-    Some(obituary)
+    let (exit_report, _) =
+        Channel::from_fd(socket).receive_within(Duration::from_millis(500)).ok()?;
+    Some(exit_report)
 }
 
 fn failed(switch: &str, driver: &DomainProcess) -> RendezvousError {
     let ended = driver.wait_ended(Duration::from_secs(2));
     let (ending, words) = match ended {
-        Some(ended) => (ended.ending, ended.last_words),
+        Some(ended) => (ended.ending, ended.stderr_tail),
         None => (Ending::Unknown, String::new()),
     };
     RendezvousError::Failed { switch: switch.to_owned(), ending, why: last_line(&words) }
 }
 
-/// Connects to the switch's hub. One launcher at a time, so that only one finds nobody there.
-fn reach(
+/// Connects to the switch's driver domain, and starts it if there is none. The lock admits one
+/// launcher at a time.
+fn connect_or_start(
     directory: &RuntimeDir,
     switch: &str,
     reporter: Reporter,
@@ -131,13 +131,13 @@ fn reach(
         return Ok((Channel::from_fd(hub), None));
     }
     let (listener, socket) = directory.listen(switch, &lock)?;
-    let aftermath = Aftermath {
+    let cleanup = Cleanup {
         directory: directory.as_fd(),
         socket: socket.clone(),
         listener: listener.as_fd(),
     };
     let spawn =
-        Spawn { kind: DomainKind::Driver, command: &[], inherit: &[], aftermath: Some(aftermath) };
+        Spawn { kind: DomainKind::Driver, command: &[], inherit: &[], cleanup: Some(cleanup) };
     let started = DomainProcess::start(&spawn).map_err(RendezvousError::from).and_then(|driver| {
         let config = DriverConfig { switch: switch.to_owned(), verbose: reporter.is_verbose() };
         let namespace = proof::own_user_namespace().map_err(ChannelError::from)?;
@@ -147,9 +147,9 @@ fn reach(
     let driver = started.inspect_err(|_| directory.withdraw(&socket, &lock))?;
     reporter.step(format_args!(
         "switch `{switch}` is new: started its driver domain, kept by process {}",
-        driver.keeper_pid()
+        driver.supervisor_pid()
     ));
-    // It is queued until the driver domain listens to it.
+    // The connection is queued until the driver domain accepts it.
     let hub = directory.connect(switch)?.ok_or_else(|| failed(switch, &driver))?;
     Ok((Channel::from_fd(hub), Some(driver)))
 }

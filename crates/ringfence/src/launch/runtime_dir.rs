@@ -1,4 +1,4 @@
-//! The directory where the switches of one user meet.
+//! Runtime directory: the directory with the sockets of one user's switches.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -11,77 +11,72 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
 use ringfence_sandbox::spawn::SocketFile;
 
-/// How long the lock of the directory is waited for. Whoever holds it only starts a process.
-const LOCK_PATIENCE: Duration = Duration::from_secs(10);
-/// How many launchers may wait to be heard by a hub.
+/// Time limit for the directory's lock. Its holder only starts a process.
+const LOCK_TIMEOUT: Duration = Duration::from_secs(10);
+/// Maximum number of launchers that wait for a driver domain to accept them.
 const BACKLOG: i32 = 64;
 
-/// The directory, which nobody but this user can enter.
+/// The runtime directory. Only its user can enter it.
 #[derive(Debug)]
 pub struct RuntimeDir {
     fd: OwnedFd,
     path: PathBuf,
 }
 
-/// The lock of the directory, held until this is dropped.
+/// Lock of the directory, held until it is dropped.
 #[derive(Debug)]
 pub struct Lock {
-    // A file of its own: the lock belongs to the open file, and the directory's descriptor is
-    // shared with keepers.
+    // Separate open file: a lock belongs to the open file description, and supervisors share that
+    // of the directory's descriptor.
     _fd: OwnedFd,
 }
 
-/// What is wrong with the directory, or a switch's socket in it.
+/// Errors of the directory or of a switch's socket in it.
 #[derive(Debug, thiserror::Error)]
 pub enum RuntimeDirError {
-    /// Something cannot be done.
+    /// An operation failed.
     #[error("{}: {what}: {source}", path.display())]
     System {
-        /// The directory, or a file in it.
+        /// Directory, or file in it.
         path: PathBuf,
-        /// What was attempted.
+        /// Operation that failed.
         what: &'static str,
-        /// Why it failed.
         source: io::Error,
     },
-    /// Others could interfere.
+    /// Other users could interfere.
     #[error(
         "{} is not safe to use: {why}. Remove it, or set XDG_RUNTIME_DIR to a directory of your own",
         path.display()
     )]
     Unsafe {
-        /// The directory.
         path: PathBuf,
-        /// What is wrong.
+        /// Problem that was found.
         why: &'static str,
     },
-    /// Another launcher does not let go of the lock.
+    /// Another launcher holds the lock for too long.
     #[error(
-        "{} has been locked for {LOCK_PATIENCE:?} by another `ringfence`: is one stopped?",
+        "{} has been locked for {LOCK_TIMEOUT:?} by another `ringfence`: is one stopped?",
         path.display()
     )]
-    Locked {
-        /// The directory.
-        path: PathBuf,
-    },
+    Locked { path: PathBuf },
 }
 
 impl RuntimeDir {
-    /// Opens this user's directory, making it if need be.
+    /// Opens this user's directory and creates it if it does not exist.
     ///
     /// # Errors
     ///
-    /// [`RuntimeDirError`].
+    /// Returns [`RuntimeDirError`] if it cannot be created or is not safe.
     pub fn open() -> Result<RuntimeDir, RuntimeDirError> {
         let uid = rustix::process::geteuid();
         RuntimeDir::open_at(choose(session(), uid.as_raw()))
     }
 
-    /// Opens the directory of that name.
+    /// Opens the directory at a path and creates it if it does not exist.
     ///
     /// # Errors
     ///
-    /// [`RuntimeDirError`].
+    /// Returns [`RuntimeDirError`] if it cannot be created or is not safe.
     pub fn open_at(path: PathBuf) -> Result<RuntimeDir, RuntimeDirError> {
         let fail = |what| {
             let path = path.clone();
@@ -103,21 +98,21 @@ impl RuntimeDir {
         Ok(RuntimeDir { fd, path })
     }
 
-    /// Where it is.
+    /// Returns the directory's path.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Locks it, against other launchers and keepers.
+    /// Locks the directory against other launchers and supervisors.
     ///
     /// # Errors
     ///
-    /// [`RuntimeDirError::Locked`] when somebody holds the lock for too long.
+    /// Returns [`RuntimeDirError::Locked`] if the lock is held for too long.
     pub fn lock(&self) -> Result<Lock, RuntimeDirError> {
         let flags = OFlags::DIRECTORY | OFlags::CLOEXEC;
         let fd = rustix::fs::openat(&self.fd, c".", flags, Mode::empty())
             .map_err(|errno| self.error("lock", errno))?;
-        let deadline = Instant::now() + LOCK_PATIENCE;
+        let deadline = Instant::now() + LOCK_TIMEOUT;
         loop {
             match rustix::fs::flock(&fd, FlockOperation::NonBlockingLockExclusive) {
                 Ok(()) => return Ok(Lock { _fd: fd }),
@@ -132,11 +127,11 @@ impl RuntimeDir {
         }
     }
 
-    /// Connects to the hub of a switch; `None` where nobody listens.
+    /// Connects to the driver domain of a switch. Returns `None` if no process listens.
     ///
     /// # Errors
     ///
-    /// The kernel's.
+    /// Returns the kernel's error.
     pub fn connect(&self, switch: &str) -> Result<Option<OwnedFd>, RuntimeDirError> {
         let socket = self.socket()?;
         match rustix::net::connect(&socket, &self.address(switch)?) {
@@ -146,12 +141,12 @@ impl RuntimeDir {
         }
     }
 
-    /// Makes the socket that a switch's hub listens at, in place of one that nobody listens at.
-    /// The directory must be locked.
+    /// Creates the listening socket of a switch. Replaces a socket at which no process listens. The
+    /// directory must be locked.
     ///
     /// # Errors
     ///
-    /// The kernel's.
+    /// Returns the kernel's error.
     pub fn listen(
         &self,
         switch: &str,
@@ -170,11 +165,11 @@ impl RuntimeDir {
         Ok((socket, SocketFile { name, device: stat.st_dev, inode: stat.st_ino }))
     }
 
-    /// Removes the socket of a switch if nobody listens at it: its keeper was killed as well.
+    /// Removes the socket of a switch if no process listens at it: its supervisor was killed.
     ///
     /// # Errors
     ///
-    /// The kernel's, or that the lock cannot be had.
+    /// Returns the kernel's error, or [`RuntimeDirError::Locked`].
     pub fn remove_if_stale(&self, switch: &str) -> Result<(), RuntimeDirError> {
         let _lock = self.lock()?;
         if self.connect(switch)?.is_some() {
@@ -186,9 +181,9 @@ impl RuntimeDir {
         }
     }
 
-    /// Removes a socket file that was just made.
+    /// Removes a socket file that was just created.
     pub(crate) fn withdraw(&self, socket: &SocketFile, _lock: &Lock) {
-        // If it stays, the next launcher finds that nobody listens there.
+        // If it stays, the next launcher finds that no process listens there.
         let _ = rustix::fs::unlinkat(&self.fd, &socket.name, AtFlags::empty());
     }
 
@@ -202,7 +197,7 @@ impl RuntimeDir {
         .map_err(|errno| self.error("socket", errno))
     }
 
-    /// By way of the open directory: the path may be longer than an address has room for.
+    /// Goes through the open directory, because the path may exceed the length of a socket address.
     fn address(&self, switch: &str) -> Result<SocketAddrUnix, RuntimeDirError> {
         let path = format!("/proc/self/fd/{}/{}", self.fd.as_raw_fd(), socket_name(switch));
         SocketAddrUnix::new(path).map_err(|errno| self.error("socket", errno))
@@ -223,7 +218,7 @@ fn socket_name(switch: &str) -> String {
     format!("{switch}.sock")
 }
 
-/// The session's directory where there is one; after `su` it is another user's, and no use.
+/// Returns the session's directory if it is this user's. After `su` it belongs to another user.
 fn choose(session: Option<PathBuf>, uid: u32) -> PathBuf {
     match (session, uid) {
         (Some(directory), _) => directory.join("ringfence"),
@@ -232,19 +227,21 @@ fn choose(session: Option<PathBuf>, uid: u32) -> PathBuf {
     }
 }
 
-/// The directory of this user's session, if there is one.
+/// Returns the directory of this user's session, if there is one.
 pub(super) fn session() -> Option<PathBuf> {
     std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from).filter(|directory| is_own(directory))
 }
 
-/// Every directory that a launcher of this user may choose: the one in use, and the one without a session. The
-/// latter is made: a guest's command, which has the user's rights, must not be the one that makes it.
+/// Returns all directories that a launcher of this user may choose: the one in use and the one
+/// without a session. The latter is created here, so that a guest's command with the user's rights
+/// cannot create it.
 pub(super) fn all_of_user(in_use: &Path) -> Vec<PathBuf> {
     let without_session = choose(None, rustix::process::geteuid().as_raw());
     if in_use == without_session {
         return vec![without_session];
     }
-    // Where it cannot be made, the command cannot make it either; if it is another user's, launchers refuse it.
+    // If it cannot be created, the command cannot create it either. Launchers refuse another user's
+    // directory.
     let _ = rustix::fs::mkdir(&without_session, Mode::RWXU);
     vec![in_use.to_owned(), without_session]
 }
@@ -267,14 +264,14 @@ mod tests {
     }
 
     #[test]
-    fn the_place_depends_on_the_session_and_the_user() {
+    fn directory_depends_on_session_and_user() {
         assert_eq!(choose(Some("/run/user/7".into()), 7), Path::new("/run/user/7/ringfence"));
         assert_eq!(choose(None, 0), Path::new("/run/ringfence"));
         assert_eq!(choose(None, 7), Path::new("/tmp/ringfence-7"));
     }
 
     #[test]
-    fn a_directory_that_others_may_enter_is_refused() {
+    fn directory_open_to_others_is_refused() {
         let (outer, directory) = directory();
         let path = directory.path().to_owned();
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o750)).unwrap();
@@ -285,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn a_socket_lives_while_somebody_listens() {
+    fn socket_without_listener_is_stale() {
         let (_outer, directory) = directory();
         assert!(directory.connect("s").unwrap().is_none());
         let (listener, _) = directory.listen("s", &directory.lock().unwrap()).unwrap();
@@ -302,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn a_path_longer_than_a_socket_address_does() {
+    fn path_longer_than_a_socket_address_works() {
         let outer = tempfile::tempdir().unwrap();
         let long = outer.path().join("d".repeat(120));
         let directory = RuntimeDir::open_at(long).unwrap();
@@ -312,7 +309,7 @@ mod tests {
     }
 
     #[test]
-    fn one_at_a_time_holds_the_lock() {
+    fn second_lock_waits_for_the_first() {
         let (_outer, directory) = directory();
         let lock = directory.lock().unwrap();
         let other = RuntimeDir::open_at(directory.path().to_owned()).unwrap();

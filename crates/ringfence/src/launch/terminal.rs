@@ -1,11 +1,11 @@
-//! The terminal that the launcher was started from.
+//! Controlling terminal of the launcher.
 
 use std::fs::File;
 
 use rustix::process::Pid;
 use rustix::termios::{OptionalActions, Termios};
 
-/// What to put back when the command has ended.
+/// Terminal state to restore after the command has ended.
 #[derive(Debug)]
 pub(crate) struct Terminal {
     file: File,
@@ -14,7 +14,7 @@ pub(crate) struct Terminal {
 }
 
 impl Terminal {
-    /// The controlling terminal, if there is one and this process is in its foreground.
+    /// Opens the controlling terminal if this process is in its foreground.
     pub(crate) fn if_foreground() -> Option<Terminal> {
         let file = File::options().read(true).write(true).open("/dev/tty").ok()?;
         let group = rustix::process::getpgrp();
@@ -24,14 +24,14 @@ impl Terminal {
         })
     }
 
-    /// Takes the terminal back from a shell that was the command: it had made a process group of
-    /// its own the foreground, and could not name ours when it ended. SIGTTOU must be blocked.
+    /// Makes the launcher's process group the foreground group again. A shell as the command makes
+    /// its own group the foreground, and cannot restore ours when it ends. SIGTTOU must be blocked.
     pub(crate) fn take_back(&self) {
-        // Without a terminal (it was hung up) there is nothing to take back.
+        // Fails harmlessly if the terminal was hung up.
         let _ = rustix::termios::tcsetpgrp(&self.file, self.group);
     }
 
-    /// Puts the modes back, after a command that had no chance to do so itself.
+    /// Restores the terminal's modes after a command that could not do so itself.
     pub(crate) fn restore_modes(&self) {
         if let Some(modes) = &self.modes {
             let _ = rustix::termios::tcsetattr(&self.file, OptionalActions::Drain, modes);

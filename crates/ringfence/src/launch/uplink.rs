@@ -1,30 +1,30 @@
-//! The uplink of a guest, as its launcher sees it: what is wanted, what the host has, the sockets of
-//! forwarded ports, and the orders for the process that carries packets.
+//! Uplink of a guest in its launcher: options, plan, sockets of forwarded ports, configuration of
+//! the uplink process.
 
 use std::fmt;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, OwnedFd};
 
 use anyhow::{Context, bail};
-use ringfence_net::features::OffloadKeys;
-use ringfence_sandbox::channel::{Channel, ChannelError};
 
 use super::options::{Link, Options, Protect, UplinkChoice};
 use super::report::Reporter;
 use crate::guest::{self, Address, ResolverConfig, UplinkInterface};
-use crate::plane::threads;
 use crate::uplink::forward::{self, Forward, PORTS_MAX};
 use crate::uplink::host::{HostNetwork, Resolver};
 use crate::uplink::link::LinkOrder;
 use crate::uplink::local::LocalPrefix;
 use crate::uplink::plan::{Plan, PlanError, Wishes};
 use crate::uplink::{BATCH, UplinkConfig, UplinkSockets};
+use crate::workers::worker_count;
+use ringfence_net::features::OffloadKeys;
+use ringfence_sandbox::channel::{Channel, ChannelError};
 
-/// Queues of the guest's interface, at most: their descriptors go with one message, each with one of a
-/// device.
+/// Maximum number of queues of the guest's interface. One message carries a descriptor of the TAP
+/// and one of a device for each.
 const QUEUES_MAX: usize = BATCH / 2;
 
-/// An uplink that is planned, or up.
+/// An uplink that is planned or running.
 pub(super) struct Uplink {
     plan: Plan,
     mtu: u16,
@@ -33,20 +33,20 @@ pub(super) struct Uplink {
     allow_local: Vec<LocalPrefix>,
     forwards: Vec<Forward>,
     sockets: Vec<OwnedFd>,
-    order: LinkOrder,
-    /// Of the link, one for each queue, if it has some.
+    link_choice: LinkOrder,
+    /// Devices of the link, one for each queue, if it needs them.
     devices: Vec<OwnedFd>,
-    /// How packets are carried, once they are.
+    /// Name of the link, once the uplink process has reported it.
     link: String,
 }
 
 impl Uplink {
-    /// What the options ask for; `None` where there is to be none.
+    /// Plans the uplink that the options request. Returns `None` if there is none.
     pub(super) fn prepare(options: &Options, reporter: Reporter) -> anyhow::Result<Option<Uplink>> {
         if !is_wanted(options)? {
             return Ok(None);
         }
-        let host = match HostNetwork::look() {
+        let host = match HostNetwork::read() {
             Ok(host) => host,
             Err(error) if asks_for_nothing(options) => {
                 reporter.summary(format_args!(
@@ -56,15 +56,15 @@ impl Uplink {
             }
             Err(error) => return Err(error).context("looking at the host's network"),
         };
-        let wishes = Wishes {
+        let requested = Wishes {
             addresses: options.uplink_addresses.clone(),
             gateways: options.uplink_gateways.clone(),
             name_servers: options.name_servers.clone(),
             loopback: options.host_loopback.clone(),
         };
-        let plan = match Plan::new(host, Resolver::of_host(), &wishes) {
+        let plan = match Plan::new(host, Resolver::of_host(), &requested) {
             Ok(plan) => plan,
-            // Nobody asked for it.
+            // The options do not request an uplink.
             Err(error @ PlanError::NoNetwork) if asks_for_nothing(options) => {
                 reporter.summary(format_args!("no uplink: {error}"));
                 return Ok(None);
@@ -72,15 +72,16 @@ impl Uplink {
             Err(error) => return Err(error.into()),
         };
         let (forwards, sockets) = listen(options, &plan, reporter)?;
-        let queues = threads(options.queues).min(QUEUES_MAX);
+        let queues = worker_count(options.queues).min(QUEUES_MAX);
         let queues = u32::try_from(queues).unwrap_or(1);
-        let (order, devices) = match options.link {
+        let (link_choice, devices) = match options.link {
             Link::Vhost => {
-                let (order, devices) = LinkOrder::choose(queues, true).context("--link vhost")?;
+                let (link_choice, devices) =
+                    LinkOrder::choose(queues, true).context("--link vhost")?;
                 let fine = options.protect == Protect::Fine;
-                (if fine { LinkOrder::VhostFine } else { order }, devices)
+                (if fine { LinkOrder::VhostFine } else { link_choice }, devices)
             }
-            // Not vhost-net by itself yet: bulk transfers to guests were not measured over it.
+            // Not vhost-net by default yet: bulk transfers to guests were not measured over it.
             Link::Auto | Link::Tap | Link::Netif => (LinkOrder::Tap, Vec::new()),
         };
         Ok(Some(Uplink {
@@ -91,37 +92,37 @@ impl Uplink {
             allow_local: options.allow_local.clone(),
             forwards,
             sockets,
-            order,
+            link_choice,
             devices,
             link: String::new(),
         }))
     }
 
-    /// Whether the guest could not tell the switch from the host's network: then it has the switch
-    /// alone, unless an uplink was asked for.
-    pub(super) fn gives_way_to(&self, switch: &[Address], options: &Options) -> bool {
+    /// Returns `true` if the uplink must be left out: its addresses overlap with the switch's, and
+    /// the options do not request it.
+    pub(super) fn overlaps_with(&self, switch: &[Address], options: &Options) -> bool {
         let meets = |own: &Address| self.plan.addresses.iter().any(|host| own.overlaps(*host));
         asks_for_nothing(options) && switch.iter().any(meets)
     }
 
-    /// What the guest's init is to make.
+    /// Returns the configuration of the guest's interface.
     pub(super) fn interface(&self) -> UplinkInterface {
         let offloads = guest::carried_for_host(self.offloads).0;
         self.plan.interface(self.mtu, offloads, self.queues)
     }
 
-    /// Whom the guest asks for names.
+    /// Returns the guest's name servers.
     pub(super) fn resolver(&self) -> ResolverConfig {
         self.plan.resolver()
     }
 
-    /// The orders for its process.
+    /// Returns the configuration of the uplink process.
     pub(super) fn config(&self, offloads: u32, verbose: bool) -> UplinkConfig {
         let (mac, guest_mac) = Plan::macs();
         UplinkConfig {
             mtu: self.mtu,
             offloads,
-            link: self.order.clone(),
+            link: self.link_choice.clone(),
             mac,
             guest_mac,
             addresses: self.plan.addresses.clone(),
@@ -137,7 +138,7 @@ impl Uplink {
         }
     }
 
-    /// Gives its process the orders and all descriptors, which nobody else keeps.
+    /// Sends the configuration and all descriptors to the uplink process, and closes them here.
     pub(super) fn hand_over(
         &mut self,
         channel: &Channel,
@@ -155,7 +156,7 @@ impl Uplink {
         Ok(())
     }
 
-    /// It carries packets.
+    /// Records the link over which the uplink process carries packets.
     pub(super) fn is_up_over(&mut self, link: String) {
         self.link = link;
     }
@@ -168,7 +169,7 @@ impl fmt::Display for Uplink {
     }
 }
 
-/// Whether options that speak of an uplink agree that there is to be one.
+/// Returns `true` if there is to be an uplink. Fails if options contradict each other.
 fn is_wanted(options: &Options) -> anyhow::Result<bool> {
     if options.protect == Protect::Fine && options.link != Link::Vhost {
         bail!("--protect fine is about the worker of vhost-net: say --link vhost as well");
@@ -197,8 +198,8 @@ fn is_wanted(options: &Options) -> anyhow::Result<bool> {
     Ok(false)
 }
 
-/// An address that a port listens at, for people.
-fn place(ip: IpAddr) -> String {
+/// Formats the address of a forwarded port for messages.
+fn format_address(ip: IpAddr) -> String {
     let family = if ip.is_ipv4() { "IPv4" } else { "IPv6" };
     match ip {
         _ if ip.is_unspecified() => format!("every {family} address of the host ({ip})"),
@@ -238,7 +239,7 @@ fn listen(
         if addresses.is_empty() || !addresses.iter().all(has) {
             bail!("-p {spec}: the guest has no address of that family");
         }
-        let places: Vec<String> = addresses.iter().map(|ip| place(*ip)).collect();
+        let places: Vec<String> = addresses.iter().map(|ip| format_address(*ip)).collect();
         reporter.step(format_args!("-p {spec}: listens at {}", places.join(" and ")));
         made.extend(forward::listen(spec, families, &options.publish_default)?);
         if made.len() > 2 * PORTS_MAX {

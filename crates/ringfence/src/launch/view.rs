@@ -1,4 +1,4 @@
-//! The launcher's part in a guest's view of the host's files: which directories and variables are the host's.
+//! Launcher's part of a guest's view: directories and environment variables of the host.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -10,24 +10,24 @@ use super::disks::Disks;
 use super::runtime_dir::{self, RuntimeDir};
 use crate::guest::ViewConfig;
 
-/// What the user asks for the guest to see.
+/// Options for a guest's view of the host's files.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ViewOptions {
-    /// The host's sockets and the directory of the user's session.
+    /// Keeps the host's sockets and the session's directory visible.
     pub share_runtime: bool,
-    /// The root directory.
+    /// New root directory.
     pub root: Option<PathBuf>,
-    /// Paths below which nothing may be written.
+    /// Paths made read-only, with everything below.
     pub read_only: Vec<PathBuf>,
-    /// Exceptions of these.
+    /// Exceptions from `read_only`.
     pub writable: Vec<PathBuf>,
-    /// Directories in whose place there is an empty one.
+    /// Directories replaced by empty ones.
     pub empty: Vec<PathBuf>,
-    /// Directories and files that are not to be seen.
+    /// Directories and files made invisible.
     pub hidden: Vec<PathBuf>,
 }
 
-/// Variables that name a socket of the host's session, whatever they say.
+/// Variables that always name a socket of the host's session.
 const SESSION_VARIABLES: [&str; 11] = [
     "DBUS_SESSION_BUS_ADDRESS",
     "DBUS_SYSTEM_BUS_ADDRESS",
@@ -41,7 +41,7 @@ const SESSION_VARIABLES: [&str; 11] = [
     "STY",
     "NOTIFY_SOCKET",
 ];
-/// Variables that may name one: they are kept if their text begins otherwise.
+/// Variables that name a socket if their value begins with one of these prefixes.
 const SOCKET_VARIABLES: [(&str, &[&str]); 5] = [
     ("DISPLAY", &[":", "unix"]),
     ("PULSE_SERVER", &["unix:", "/"]),
@@ -50,7 +50,7 @@ const SOCKET_VARIABLES: [(&str, &[&str]); 5] = [
     ("CONTAINER_HOST", &["unix:"]),
 ];
 
-/// What init is told about the guest's view.
+/// Returns the configuration of the view for init.
 pub(super) fn config(
     options: &Options,
     directory: &RuntimeDir,
@@ -74,13 +74,13 @@ pub(super) fn config(
     })
 }
 
-/// The directory in which the guest's command finds the sockets of its disks.
+/// Returns the directory in which the guest's command finds the sockets of its disks.
 pub(super) fn runtime_dir_of_guest(options: &Options, directory: &RuntimeDir) -> PathBuf {
     let in_root = options.view.root.as_ref().map(|_| PathBuf::from("/run/ringfence"));
     in_root.unwrap_or_else(|| directory.path().to_owned())
 }
 
-/// Variables that the guest's command is not to have.
+/// Returns the variables to remove from the command's environment.
 pub(super) fn removed_variables(options: &Options) -> Vec<String> {
     if options.view.share_runtime && options.view.root.is_none() {
         return vec![];
@@ -98,7 +98,8 @@ pub(super) fn removed_variables(options: &Options) -> Vec<String> {
         .collect()
 }
 
-/// Returns `false` for a directory that holds more than a session's sockets: somebody set the variable to it.
+/// Returns `false` for a directory that contains more than a session's sockets. The user may have
+/// set the variable to any directory.
 fn may_be_covered(session: &Path) -> bool {
     let home = std::env::var_os("HOME").map(PathBuf::from);
     let is_general = ["/", "/tmp", "/var/tmp", "/run"].map(Path::new).contains(&session);

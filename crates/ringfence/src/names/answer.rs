@@ -1,6 +1,6 @@
-//! DNS messages (RFC 1035): what is asked, and the answer in bytes. No I/O.
+//! DNS messages (RFC 1035): parses queries and encodes answers. No I/O.
 //!
-//! The programs that ask are the guest's own and may send anything.
+//! Programs of the guest send the queries, so these are untrusted.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -9,30 +9,30 @@ use hickory_proto::rr::{DNSClass, Name, RData, Record, RecordType};
 
 use super::DOMAIN;
 
-/// The largest query that is read, in bytes. A question has at most 255 + 4, and the rest is
-/// for the options of RFC 6891.
+/// Maximum length of a query in bytes. A question has at most 255 + 4; the rest is for the options
+/// of RFC 6891.
 pub const QUERY_MAX: usize = 1232;
 
-/// Seconds that an answer may be kept: a guest may come back with another address.
+/// Time to live of an answer in seconds. A guest may return with another address.
 const TTL: u32 = 1;
 
-/// The most addresses in an answer; so that it fits the 512 bytes that every client can take.
+/// Maximum number of addresses in an answer. It then fits the 512 bytes that every client accepts.
 const ADDRESSES_MAX: usize = 8;
 
-/// What a query asks for.
+/// Question of a query.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Question {
-    /// The addresses of the guest of that name, which is in lower case.
+    /// Addresses of the guest with this name, in lower case.
     Guest(String),
-    /// The loopback addresses.
+    /// Loopback addresses.
     Localhost,
-    /// The name of an address.
+    /// Name of an address.
     Reverse(IpAddr),
-    /// Something that no guest and no address can be.
+    /// A name that no guest and no address can have.
     Foreign,
 }
 
-/// A query that can be answered.
+/// Query that can be answered.
 #[derive(Clone, Debug)]
 pub struct Request {
     message: Message,
@@ -40,34 +40,34 @@ pub struct Request {
     question: Question,
 }
 
-/// What the answer to a question is.
+/// Answer to a question.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Answer {
-    /// These are its addresses; those of the family asked for go into the message.
+    /// Addresses of the name. Those of the requested family are encoded.
     Addresses(Vec<IpAddr>),
-    /// This is its name.
+    /// Name of the address.
     Name(String),
-    /// There is no such name.
+    /// The name does not exist.
     NoSuchName,
-    /// It cannot be told at the moment.
+    /// The answer is temporarily unavailable.
     Failure,
 }
 
-/// What to do with bytes that are no query that can be answered.
+/// Results of bytes that are no answerable query.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Rejected {
-    /// Nothing; they are not even a query.
+    /// Ignore the bytes: they are not a query.
     Ignore,
-    /// Send this back.
+    /// Send this message back.
     Reply(Vec<u8>),
 }
 
 impl Request {
-    /// Reads a query. `switch` is the name of this switch.
+    /// Parses a query. `switch` is the name of this switch.
     ///
     /// # Errors
     ///
-    /// [`Rejected`].
+    /// Returns [`Rejected`] if the query cannot be answered.
     pub fn parse(bytes: &[u8], switch: &str) -> Result<Request, Rejected> {
         if bytes.len() > QUERY_MAX {
             return Err(Rejected::Ignore);
@@ -90,12 +90,12 @@ impl Request {
         Ok(Request { message, query, question })
     }
 
-    /// What is asked for.
+    /// Returns the question of the query.
     pub fn question(&self) -> &Question {
         &self.question
     }
 
-    /// The answer, in bytes.
+    /// Encodes an answer to the query.
     pub fn reply(&self, answer: &Answer) -> Vec<u8> {
         let mut reply = reply_to(&self.message, response_code(answer));
         reply.add_query(self.query.clone());
@@ -142,7 +142,7 @@ fn address_record(kind: RecordType, address: IpAddr) -> Option<RData> {
 }
 
 fn classify(name: &Name, switch: &str) -> Question {
-    // Labels that are not text are no guest's; `from_utf8` of them is then none.
+    // A label that is not UTF-8 belongs to no guest.
     let labels: Option<Vec<String>> = name
         .iter()
         .map(|label| std::str::from_utf8(label).ok().map(str::to_ascii_lowercase))
@@ -162,13 +162,13 @@ fn guest(name: &str) -> Question {
     super::parse_name(name).map_or(Question::Foreign, Question::Guest)
 }
 
-/// The address that a name under `in-addr.arpa` or `ip6.arpa` stands for: least significant part
-/// first (RFC 1035, section 3.5; RFC 3596, section 2.5).
+/// Parses the address of a name under `in-addr.arpa` or `ip6.arpa`, least significant part first
+/// (RFC 1035, section 3.5; RFC 3596, section 2.5).
 fn parse_arpa(labels: &[&str]) -> Option<IpAddr> {
     match labels {
         [d, c, b, a, "in-addr", "arpa"] => {
-            let octet = |label: &str| label.parse::<u8>().ok();
-            Some(Ipv4Addr::new(octet(a)?, octet(b)?, octet(c)?, octet(d)?).into())
+            let byte = |label: &str| label.parse::<u8>().ok();
+            Some(Ipv4Addr::new(byte(a)?, byte(b)?, byte(c)?, byte(d)?).into())
         }
         [nibbles @ .., "ip6", "arpa"] if nibbles.len() == 32 => {
             let mut bits = 0u128;
@@ -183,10 +183,10 @@ fn parse_arpa(labels: &[&str]) -> Option<IpAddr> {
     }
 }
 
-/// A query of which not even the question can be read, but perhaps the number.
+/// Rejects a query whose question cannot be parsed. Its id may be readable.
 fn reject_malformed(bytes: &[u8]) -> Rejected {
     match bytes {
-        // The first bit of the third octet tells answers from queries.
+        // The first bit of the third byte distinguishes answers from queries.
         [high, low, flags, ..] if bytes.len() >= 12 && flags & 0x80 == 0 => {
             let id = u16::from_be_bytes([*high, *low]);
             let message = Message::error_msg(id, OpCode::Query, ResponseCode::FormErr);
@@ -215,8 +215,8 @@ fn reply_to(to: &Message, code: ResponseCode) -> Message {
 }
 
 fn encode(message: &Message) -> Vec<u8> {
-    // Nothing in our own messages is too long for the format; were it so, the client would ask
-    // again and then give up.
+    // Messages of the stub never exceed the format's limits. With an empty message the client would
+    // repeat the query and then time out.
     message.to_vec().unwrap_or_default()
 }
 
@@ -236,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn guests_are_found_by_their_label_alone_and_under_both_domains() {
+    fn guest_name_is_parsed_alone_and_under_both_domains() {
         for name in ["web.", "WEB.", "web.lab.", "web.ringfence."] {
             assert_eq!(asked(name), Question::Guest("web".into()), "{name}");
         }
@@ -248,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn names_of_addresses_are_read_from_their_least_part() {
+    fn arpa_name_is_parsed_to_its_address() {
         let v4 = "2.0.0.10.in-addr.arpa.";
         assert_eq!(asked(v4), Question::Reverse("10.0.0.2".parse().unwrap()));
         let v6 = format!("2.{}d.f.ip6.arpa.", "0.".repeat(29));
@@ -259,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn the_answer_has_the_family_asked_for() {
+    fn answer_contains_only_the_requested_family() {
         let addresses = vec!["10.0.0.2".parse().unwrap(), "fd00::2".parse().unwrap()];
         for (kind, expected) in [
             (RecordType::A, vec!["10.0.0.2"]),
@@ -280,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_that_is_not_there_is_told_from_one_without_such_records() {
+    fn unknown_name_differs_from_name_without_records() {
         let request = Request::parse(&query("web.", RecordType::A), "s").unwrap();
         let code = |answer| {
             let reply = Message::from_vec(&request.reply(&answer)).unwrap();
@@ -292,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_fits_the_512_bytes_that_every_client_takes() {
+    fn largest_answer_fits_512_bytes() {
         let name = format!("{}.ringfence.", "a".repeat(63));
         let request = Request::parse(&query(&name, RecordType::AAAA), "s").unwrap();
         let many = (0..100).map(|i| IpAddr::V6(Ipv6Addr::from_bits(i))).collect();
@@ -300,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_query_is_ignored_or_refused() {
+    fn malformed_query_is_ignored_or_refused() {
         let mut response = query("web.", RecordType::A);
         response[2] |= 0x80;
         assert_eq!(Request::parse(&response, "s").unwrap_err(), Rejected::Ignore);
@@ -319,14 +319,14 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_bytes_are_answered_refused_or_ignored(bytes in prop::collection::vec(any::<u8>(), 0..80)) {
+        fn arbitrary_bytes_are_answered_refused_or_ignored(bytes in prop::collection::vec(any::<u8>(), 0..80)) {
             if let Ok(request) = Request::parse(&bytes, "s") {
                 request.reply(&Answer::NoSuchName);
             }
         }
 
         #[test]
-        fn a_damaged_query_does_no_harm(at in 0usize..30, byte in any::<u8>()) {
+        fn damaged_query_never_panics(at in 0usize..30, byte in any::<u8>()) {
             let mut bytes = query("web.lab.", RecordType::A);
             if let Some(slot) = bytes.get_mut(at) {
                 *slot = byte;

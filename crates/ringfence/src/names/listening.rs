@@ -1,26 +1,26 @@
-//! Whether anything in this network namespace listens for TCP connections from outside it.
+//! TCP sockets of this network namespace: listeners and unsent data, from `/proc/net/tcp`.
 
 use std::fs;
 use std::net::{Ipv4Addr, Ipv6Addr};
 
-/// `TCP_LISTEN` of the kernel's `tcp_states.h`, as `/proc/net/tcp` has it.
+/// State `TCP_LISTEN` of the kernel's `tcp_states.h`, as `/proc/net/tcp` prints it.
 const LISTEN: &str = "0A";
 
-/// Looks at the sockets of this network namespace.
+/// Returns `true` if a socket listens for TCP connections from other hosts.
 pub(crate) fn something_listens() -> bool {
     ["tcp", "tcp6"].iter().any(|table| {
         fs::read_to_string(format!("/proc/self/net/{table}")).is_ok_and(|text| any_listens(&text))
     })
 }
 
-/// Whether a connection still has something to send that its process left to the kernel.
+/// Returns `true` if a connection that its process has closed still has data to send.
 pub(crate) fn something_is_unsent() -> bool {
     ["tcp", "tcp6"].iter().any(|table| {
         fs::read_to_string(format!("/proc/self/net/{table}")).is_ok_and(|text| any_unsent(&text))
     })
 }
 
-/// `TCP_FIN_WAIT1`, `TCP_LAST_ACK` and `TCP_CLOSING`: closed here, and not acknowledged yet.
+/// States `TCP_FIN_WAIT1`, `TCP_LAST_ACK` and `TCP_CLOSING`: closed here, not acknowledged yet.
 const CLOSING: [&str; 3] = ["04", "09", "0B"];
 
 fn any_unsent(table: &str) -> bool {
@@ -40,9 +40,9 @@ fn any_listens(table: &str) -> bool {
     })
 }
 
-/// Whether an address, in the kernel's notation, is one that is not for this host alone.
+/// Returns `true` if an address in the kernel's notation is reachable from other hosts.
 fn is_reachable(hex: &str) -> bool {
-    // Each 32-bit word is printed as this machine reads it from memory.
+    // The kernel prints each 32-bit word in the byte order of this machine.
     let words: Option<Vec<[u8; 4]>> = (0..hex.len() / 8)
         .map(|at| hex.get(at * 8..at * 8 + 8))
         .map(|word| Some(u32::from_str_radix(word?, 16).ok()?.to_ne_bytes()))
@@ -50,8 +50,8 @@ fn is_reachable(hex: &str) -> bool {
     match words.as_deref() {
         Some(&[v4]) => !Ipv4Addr::from(v4).is_loopback(),
         Some(words @ [_, _, _, _]) => {
-            let octets: [u8; 16] = words.as_flattened().try_into().unwrap_or_default();
-            !Ipv6Addr::from(octets).is_loopback()
+            let bytes: [u8; 16] = words.as_flattened().try_into().unwrap_or_default();
+            !Ipv6Addr::from(bytes).is_loopback()
         }
         _ => false,
     }
@@ -69,7 +69,7 @@ mod tests {
 
     #[test]
     #[cfg(target_endian = "little")]
-    fn a_listener_counts_unless_it_is_for_this_host_alone() {
+    fn listener_on_loopback_alone_does_not_count() {
         assert!(any_listens(&table("00000000:1F40", "0A")));
         assert!(any_listens(&table("0200000A:1F40", "0A")));
         assert!(!any_listens(&table("0100007F:1F40", "0A")));
@@ -82,7 +82,7 @@ mod tests {
     }
 
     #[test]
-    fn a_closed_connection_with_data_under_way_is_unsent() {
+    fn closed_connection_with_queued_data_is_unsent() {
         assert!(any_unsent(&table("0200000A:1F40", "04")));
         assert!(!any_unsent(&table("0200000A:1F40", "06")), "waiting out old segments");
         assert!(!any_unsent(&table("00000000:1F40", "0A")));
@@ -90,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn this_machine_prints_its_tables_in_that_form() {
+    fn own_listener_is_found_in_the_kernels_table() {
         let text = fs::read_to_string("/proc/self/net/tcp").unwrap();
         assert!(text.lines().next().unwrap().contains("local_address rem_address   st"));
     }

@@ -1,10 +1,10 @@
-//! Queries that no guest can answer: they are passed on, as they are, to the host's name servers, and
-//! what those answer is passed back, as it is.
+//! DNS relay: forwards queries that no guest can answer to the host's name servers.
 //!
-//! Each query has a socket of its own, connected to one server at a time, from a port that the kernel
-//! picks: so only that server can answer, and whoever would forge an answer must guess port and number.
-//! A server that says nothing within [`TRY`] makes room for the next one; each is asked twice. A client
-//! that asked over TCP wants an answer that is too long for a datagram, so its query goes on over TCP.
+//! Queries and answers are passed on unchanged. Each query has its own socket, connected to one
+//! server at a time, with a port that the kernel chooses. Only that server can answer, and an
+//! attacker must guess port and query id. If a server does not answer within [`TRY_TIMEOUT`], the
+//! next one is queried; each is queried twice. A client that queried over TCP expects an answer too
+//! long for a datagram, so its query is forwarded over TCP.
 
 use std::io::{self, Read, Write};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream, UdpSocket};
@@ -12,60 +12,60 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
-/// The most queries under way at a time. Each is a descriptor.
-const ASKED_MAX: usize = 128;
-/// The most of them over TCP: each is a thread.
+/// Maximum number of pending queries. Each has a descriptor.
+const PENDING_MAX: usize = 128;
+/// Maximum number of pending queries over TCP. Each has a thread.
 const OVER_TCP_MAX: usize = 8;
-/// How long a server has to answer.
-const TRY: Duration = Duration::from_millis(2500);
-/// How often each server is asked.
+/// Time limit for the answer of one server.
+const TRY_TIMEOUT: Duration = Duration::from_millis(2500);
+/// Number of times that each server is queried.
 const ROUNDS: usize = 2;
-/// Octets of the longest answer.
+/// Maximum length of an answer in bytes.
 const ANSWER_MAX: usize = 65_535;
-/// Octets of the header of a message.
+/// Length of a message's header in bytes.
 const HEADER: usize = 12;
 
-/// The name servers, and what they were asked by clients `C`.
+/// Relay with its name servers and pending queries of clients `C`.
 pub(super) struct Relay<C> {
     servers: Vec<SocketAddr>,
-    asked: Vec<Asked<C>>,
+    pending: Vec<PendingQuery<C>>,
 }
 
-struct Asked<C> {
+struct PendingQuery<C> {
     client: C,
     query: Vec<u8>,
-    way: Way,
-    /// How many servers were asked before this one, the same one again included.
+    transport: Transport,
+    /// Number of queries sent before this one, to this or other servers.
     tries: usize,
     until: Instant,
 }
 
-enum Way {
+enum Transport {
     Datagrams(UdpSocket),
-    /// The end of what a thread writes its answer into.
+    /// Reading end of a pipe into which the thread writes its answer.
     Thread(UnixStream, Vec<u8>),
 }
 
-impl Way {
+impl Transport {
     fn fd(&self) -> BorrowedFd<'_> {
         match self {
-            Way::Datagrams(socket) => socket.as_fd(),
-            Way::Thread(pipe, _) => pipe.as_fd(),
+            Transport::Datagrams(socket) => socket.as_fd(),
+            Transport::Thread(pipe, _) => pipe.as_fd(),
         }
     }
 
-    /// The answer, if it has come.
-    fn hear(&mut self, query: &[u8]) -> io::Result<Option<Vec<u8>>> {
+    /// Returns the answer, if it has arrived.
+    fn poll_answer(&mut self, query: &[u8]) -> io::Result<Option<Vec<u8>>> {
         match self {
-            Way::Datagrams(socket) => {
+            Transport::Datagrams(socket) => {
                 let mut buffer = vec![0; ANSWER_MAX];
                 let length = socket.recv(&mut buffer)?;
                 buffer.truncate(length);
-                // One to an earlier query of a socket that had this port, or a forged one.
+                // An answer to an earlier query from the same port, or a forged one.
                 Ok(is_answer_to(&buffer, query).then_some(buffer))
             }
-            Way::Thread(pipe, heard) => {
-                // What the thread wrote is bounded by its own length.
+            Transport::Thread(pipe, heard) => {
+                // The thread has bounded the length of its answer.
                 match pipe.read_to_end(heard) {
                     Ok(_) if is_answer_to(heard, query) => Ok(Some(core::mem::take(heard))),
                     Ok(_) => Err(io::ErrorKind::UnexpectedEof.into()),
@@ -76,95 +76,112 @@ impl Way {
     }
 }
 
-/// Whether a message has the number of a query, and says that it is an answer.
+/// Returns `true` if a message is an answer with the id of a query.
 fn is_answer_to(message: &[u8], query: &[u8]) -> bool {
     message.len() >= HEADER && message.get(..2) == query.get(..2) && message[2] & 0x80 != 0
 }
 
 impl<C: Copy> Relay<C> {
-    /// A relay to these servers; `None` where there are none.
+    /// Creates a relay to these servers. Returns `None` if there are none.
     pub(super) fn new(servers: Vec<SocketAddr>) -> Option<Relay<C>> {
-        (!servers.is_empty()).then_some(Relay { servers, asked: Vec::new() })
+        (!servers.is_empty()).then_some(Relay { servers, pending: Vec::new() })
     }
 
-    /// Passes a query on. One more than can be under way is forgotten: the client will ask again.
-    pub(super) fn ask(&mut self, query: &[u8], client: C, over_tcp: bool) {
-        let threads = self.asked.iter().filter(|asked| matches!(asked.way, Way::Thread(..)));
-        if self.asked.len() >= ASKED_MAX || over_tcp && threads.count() >= OVER_TCP_MAX {
+    /// Forwards a query. Drops it if too many are pending: the client will repeat it.
+    pub(super) fn forward(&mut self, query: &[u8], client: C, over_tcp: bool) {
+        let threads = self
+            .pending
+            .iter()
+            .filter(|pending| matches!(pending.transport, Transport::Thread(..)));
+        if self.pending.len() >= PENDING_MAX || over_tcp && threads.count() >= OVER_TCP_MAX {
             return;
         }
-        if let Some(asked) = self.try_from(0, query, client, over_tcp) {
-            self.asked.push(asked);
+        if let Some(pending) = self.try_from(0, query, client, over_tcp) {
+            self.pending.push(pending);
         }
     }
 
-    /// Asks the first server, from the `tries`-th on, that can be asked at all.
-    fn try_from(&self, tries: usize, query: &[u8], client: C, over_tcp: bool) -> Option<Asked<C>> {
+    /// Sends a query to the first server, from the `tries`-th on, that is reachable.
+    fn try_from(
+        &self,
+        tries: usize,
+        query: &[u8],
+        client: C,
+        over_tcp: bool,
+    ) -> Option<PendingQuery<C>> {
         for tries in tries..self.servers.len() * ROUNDS {
             let server = self.servers[tries % self.servers.len()];
-            let way = if over_tcp { by_stream(server, query) } else { by_datagram(server, query) };
-            if let Ok(way) = way {
-                let until = Instant::now() + TRY;
-                return Some(Asked { client, query: query.to_vec(), way, tries, until });
+            let transport =
+                if over_tcp { by_stream(server, query) } else { by_datagram(server, query) };
+            if let Ok(transport) = transport {
+                let until = Instant::now() + TRY_TIMEOUT;
+                return Some(PendingQuery {
+                    client,
+                    query: query.to_vec(),
+                    transport,
+                    tries,
+                    until,
+                });
             }
         }
         None
     }
 
-    /// What to wait for.
+    /// Iterates over the descriptors to poll.
     pub(super) fn sockets(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
-        self.asked.iter().map(|asked| asked.way.fd())
+        self.pending.iter().map(|pending| pending.transport.fd())
     }
 
-    /// When to look even if nothing comes.
+    /// Returns the time at which the next server times out.
     pub(super) fn deadline(&self) -> Option<Instant> {
-        self.asked.iter().map(|asked| asked.until).min()
+        self.pending.iter().map(|pending| pending.until).min()
     }
 
-    /// The answers that have come. Where a server is late, the next one is asked.
+    /// Returns the answers that have arrived. Queries the next server for those that timed out.
     pub(super) fn replies(&mut self) -> Vec<(C, Vec<u8>)> {
         let mut replies = Vec::new();
-        for mut asked in core::mem::take(&mut self.asked) {
-            let goes_on = match asked.way.hear(&asked.query) {
+        for mut pending in core::mem::take(&mut self.pending) {
+            let goes_on = match pending.transport.poll_answer(&pending.query) {
                 Ok(Some(answer)) => {
-                    replies.push((asked.client, answer));
+                    replies.push((pending.client, answer));
                     continue;
                 }
                 Ok(None) => true,
                 Err(error) => error.kind() == io::ErrorKind::WouldBlock,
             };
-            if goes_on && Instant::now() < asked.until {
-                self.asked.push(asked);
+            if goes_on && Instant::now() < pending.until {
+                self.pending.push(pending);
             } else {
-                let over_tcp = matches!(asked.way, Way::Thread(..));
-                let again = self.try_from(asked.tries + 1, &asked.query, asked.client, over_tcp);
-                self.asked.extend(again);
+                let over_tcp = matches!(pending.transport, Transport::Thread(..));
+                let again =
+                    self.try_from(pending.tries + 1, &pending.query, pending.client, over_tcp);
+                self.pending.extend(again);
             }
         }
         replies
     }
 }
 
-fn by_datagram(server: SocketAddr, query: &[u8]) -> io::Result<Way> {
+fn by_datagram(server: SocketAddr, query: &[u8]) -> io::Result<Transport> {
     let any: IpAddr =
         if server.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
     let socket = UdpSocket::bind((any, 0))?;
     socket.connect(server)?;
     socket.set_nonblocking(true)?;
     socket.send(query)?;
-    Ok(Way::Datagrams(socket))
+    Ok(Transport::Datagrams(socket))
 }
 
-/// On a thread of its own, which ends within [`TRY`] of each step.
-fn by_stream(server: SocketAddr, query: &[u8]) -> io::Result<Way> {
+/// Queries over TCP, on a thread that ends within [`TRY_TIMEOUT`] of each step.
+fn by_stream(server: SocketAddr, query: &[u8]) -> io::Result<Transport> {
     let (ours, mut theirs) = UnixStream::pair()?;
     ours.set_nonblocking(true)?;
     let length = u16::try_from(query.len()).map_err(|_| io::ErrorKind::InvalidInput)?;
     let message = [&length.to_be_bytes()[..], query].concat();
     let mut ask = move || -> io::Result<()> {
-        let mut stream = TcpStream::connect_timeout(&server, TRY)?;
-        stream.set_read_timeout(Some(TRY))?;
-        stream.set_write_timeout(Some(TRY))?;
+        let mut stream = TcpStream::connect_timeout(&server, TRY_TIMEOUT)?;
+        stream.set_read_timeout(Some(TRY_TIMEOUT))?;
+        stream.set_write_timeout(Some(TRY_TIMEOUT))?;
         stream.write_all(&message)?;
         let mut length = [0; 2];
         stream.read_exact(&mut length)?;
@@ -177,7 +194,7 @@ fn by_stream(server: SocketAddr, query: &[u8]) -> io::Result<Way> {
             tracing::debug!(%error, "a name server does not answer over TCP");
         }
     })?;
-    Ok(Way::Thread(ours, Vec::new()))
+    Ok(Transport::Thread(ours, Vec::new()))
 }
 
 #[cfg(test)]
@@ -185,7 +202,7 @@ mod tests {
     use super::*;
     use std::net::TcpListener;
 
-    /// A message of this number, an answer if `answers`.
+    /// Builds a message with an id, an answer if `answers`.
     fn message(number: u8, answers: bool, length: usize) -> Vec<u8> {
         let mut message = vec![7; length];
         message[..3].copy_from_slice(&[0, number, if answers { 0x81 } else { 1 }]);
@@ -204,14 +221,14 @@ mod tests {
     }
 
     #[test]
-    fn a_query_goes_on_as_it_is_and_so_does_the_answer() {
+    fn query_and_answer_are_forwarded_unchanged() {
         let server = UdpSocket::bind("127.0.0.1:0").unwrap();
         let mut relay = Relay::new(vec![server.local_addr().unwrap()]).unwrap();
-        relay.ask(&message(1, false, 40), 10, false);
+        relay.forward(&message(1, false, 40), 10, false);
         let mut buffer = [0; 100];
         let (length, from) = server.recv_from(&mut buffer).unwrap();
         assert!(buffer[..length] == message(1, false, 40)[..]);
-        // Neither another number nor a query is an answer.
+        // A message with another id, or without the answer bit, is no answer.
         for wrong in [message(2, true, 50), message(1, false, 50), vec![0, 1, 0x81]] {
             server.send_to(&wrong, from).unwrap();
         }
@@ -221,12 +238,12 @@ mod tests {
     }
 
     #[test]
-    fn a_server_that_cannot_be_reached_makes_room_for_the_next() {
-        // Bound and dropped: nobody is there, which the kernel says at once.
+    fn unreachable_server_is_skipped() {
+        // The port was bound and closed, so the kernel reports at once that no process listens.
         let gone = UdpSocket::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
         let server = UdpSocket::bind("127.0.0.1:0").unwrap();
         let mut relay = Relay::new(vec![gone, server.local_addr().unwrap()]).unwrap();
-        relay.ask(&message(3, false, 30), 1, false);
+        relay.forward(&message(3, false, 30), 1, false);
         let answer = std::thread::spawn(move || {
             let (_, from) = server.recv_from(&mut [0; 100]).unwrap();
             server.send_to(&message(3, true, 60), from).unwrap();
@@ -236,10 +253,10 @@ mod tests {
     }
 
     #[test]
-    fn a_long_answer_comes_over_tcp() {
+    fn long_answer_is_relayed_over_tcp() {
         let server = TcpListener::bind("127.0.0.1:0").unwrap();
         let mut relay = Relay::new(vec![server.local_addr().unwrap()]).unwrap();
-        relay.ask(&message(5, false, 30), 4, true);
+        relay.forward(&message(5, false, 30), 4, true);
         let answer = std::thread::spawn(move || {
             let (mut stream, _) = server.accept().unwrap();
             stream.read_exact(&mut [0; 32]).unwrap();
@@ -252,13 +269,13 @@ mod tests {
     }
 
     #[test]
-    fn what_is_under_way_is_bounded() {
+    fn query_beyond_the_limit_is_dropped() {
         let server = UdpSocket::bind("127.0.0.1:0").unwrap();
         let mut relay = Relay::new(vec![server.local_addr().unwrap()]).unwrap();
         for client in 0..1000 {
-            relay.ask(&message(1, false, 30), client, false);
+            relay.forward(&message(1, false, 30), client, false);
         }
-        assert_eq!(relay.sockets().count(), ASKED_MAX);
+        assert_eq!(relay.sockets().count(), PENDING_MAX);
         assert!(Relay::<u32>::new(Vec::new()).is_none());
     }
 }

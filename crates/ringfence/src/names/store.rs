@@ -1,8 +1,8 @@
-//! Names, in the store: `/ringfence/names/NAME` holds the addresses, apart by spaces.
+//! Names in the store: `/ringfence/names/NAME` contains addresses separated by spaces.
 //!
-//! The driver domain makes the node, empty, and gives it to the guest of that name; nobody else
-//! can write there. What others wrote is read with care: it is bounded, and what is no address is
-//! passed over.
+//! The driver domain creates the node, empty, and gives it to the guest of that name. No other
+//! guest may write it. Contents written by others are untrusted: their length is bounded, and
+//! malformed addresses are skipped.
 
 use std::io;
 use std::net::IpAddr;
@@ -13,33 +13,33 @@ use ringfence_xenstore::{StoreAccess, StoreClient, StoreError};
 
 use super::{NameSource, parse_name};
 
-/// The directory of names.
+/// Store directory of names.
 pub const NAMES_ROOT: &str = "/ringfence/names";
 
-/// The most addresses that a name can have.
+/// Maximum number of addresses of a name.
 const ADDRESSES_MAX: usize = 8;
 
-/// Events read in a row: whoever changes names faster is looked at again in the next round.
+/// Maximum number of events read at once. Further events are read in the next round.
 const EVENTS_MAX: usize = 64;
 
-/// How long an answer of the store may take: less than a client waits for a name.
-const PATIENCE: Duration = Duration::from_secs(5);
+/// Time limit for an answer of the store: less than a client waits for a name.
+const STORE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Names by a store connection.
+/// Source of names over a store connection.
 #[derive(Debug)]
 pub struct StoreNames {
     store: StoreClient,
 }
 
 impl StoreNames {
-    /// Begins to follow the names in the store behind `connection`.
+    /// Starts to watch the names in the store behind `connection`.
     ///
     /// # Errors
     ///
-    /// When the store does not answer.
+    /// Fails if the store does not answer.
     pub fn open(connection: OwnedFd) -> io::Result<Box<dyn NameSource>> {
         let mut store = StoreClient::new(connection).map_err(io::Error::other)?;
-        store.set_timeout(PATIENCE);
+        store.set_timeout(STORE_TIMEOUT);
         store.watch(NAMES_ROOT, "names").map_err(io::Error::other)?;
         Ok(Box::new(StoreNames { store }))
     }
@@ -53,7 +53,7 @@ impl StoreNames {
 impl NameSource for StoreNames {
     fn lookup(&mut self, name: &str) -> io::Result<Vec<IpAddr>> {
         match self.read(name) {
-            // Somebody's node is no text, or is not for everybody.
+            // A guest's node is not text, or is not readable for all.
             Err(StoreError::NotText { .. } | StoreError::Refused { .. }) => Ok(Vec::new()),
             other => other.map_err(io::Error::other),
         }
@@ -99,7 +99,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_no_address_is_passed_over() {
+    fn malformed_address_is_skipped() {
         let expected: Vec<IpAddr> = vec!["10.0.0.2".parse().unwrap(), "fd00::2".parse().unwrap()];
         assert_eq!(parse_addresses("10.0.0.2 web fd00::2 10.0.0.256"), expected);
         assert_eq!(parse_addresses(""), Vec::<IpAddr>::new());

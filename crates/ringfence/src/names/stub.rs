@@ -1,41 +1,43 @@
-//! The DNS server of one guest: UDP and TCP on its loopback, one thread, no more.
+//! DNS stub of one guest: UDP and TCP on the guest's loopback, one thread.
+//!
+//! A query for a known name is answered at once. One for an unknown guest waits for its
+//! announcement. All others go to the [`Relay`].
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
-use ringfence_sandbox::channel::poll_until;
 use rustix::event::{PollFd, PollFlags};
 
 use super::answer::{Answer, QUERY_MAX, Question, Rejected, Request};
 use super::listening::something_listens;
 use super::relay::Relay;
-use super::{ANNOUNCE_AFTER, NameSource, PATIENCE};
+use super::{ANNOUNCE_AFTER, HOLD_TIME, NameSource};
+use ringfence_sys::poll::wait_any;
 
-/// The most queries held back, and connections open, at a time. The guest's programs would only
-/// hurt themselves by more.
+/// Maximum number of queries held back. Only the guest's own programs can reach the limits.
 const WAITING_MAX: usize = 256;
 const CONNECTIONS_MAX: usize = 16;
-/// Queries read in a row before the others are looked at.
+/// Maximum number of queries read in a row from one socket.
 const BATCH: usize = 32;
-/// How long a connection may say nothing.
+/// Time limit for a silent connection.
 const IDLE: Duration = Duration::from_secs(10);
-/// How often names are looked up again while somebody waits, should no change be told.
-const LOOK_AGAIN: Duration = Duration::from_millis(250);
-/// How often the command is looked at until it listens.
+/// Interval between lookups of names that clients wait for, if the source reports no changes.
+const LOOKUP_INTERVAL: Duration = Duration::from_millis(250);
+/// Interval between checks whether the command listens.
 const LISTENING_CHECK: Duration = Duration::from_millis(25);
 
-/// The name that a guest announces.
+/// Name that a guest announces.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Own {
-    /// In lower case.
+    /// Name in lower case.
     pub name: String,
-    /// The addresses that others reach it at.
+    /// Addresses at which other guests reach it.
     pub addresses: Vec<IpAddr>,
 }
 
-/// A DNS server that is bound, and answers once it is run.
+/// DNS server with bound sockets. It answers once it runs.
 pub struct Stub {
     source: Box<dyn NameSource>,
     switch: String,
@@ -44,11 +46,11 @@ pub struct Stub {
     sockets: Vec<(UdpSocket, TcpListener)>,
     connections: Vec<Connection>,
     waiting: Vec<Waiting>,
-    /// Who is asked what no guest can tell; `None` where nobody can be.
+    /// Relay for other names. `None` without name servers.
     relay: Option<Relay<Client>>,
 }
 
-/// A query that is held back.
+/// Query that is held back.
 struct Waiting {
     request: Request,
     name: String,
@@ -56,16 +58,16 @@ struct Waiting {
     until: Instant,
 }
 
-/// Who asked.
+/// Origin of a query.
 #[derive(Clone, Copy)]
 enum Client {
-    /// Somebody at this address, by the socket of this index.
+    /// Client at this address, on the socket with this index.
     Udp(usize, SocketAddr),
-    /// The connection with this number.
+    /// Connection with this number.
     Tcp(u64),
 }
 
-/// A client that asks over TCP: each message after its length in two octets (RFC 1035, 4.2.2).
+/// TCP client. Each message follows its length in two bytes (RFC 1035, section 4.2.2).
 struct Connection {
     number: u64,
     stream: TcpStream,
@@ -83,12 +85,12 @@ impl std::fmt::Debug for Stub {
 }
 
 impl Stub {
-    /// Binds port 53 of 127.0.0.53, and unless `resolver_is_ours` of 127.0.0.1 too. `others` are the
-    /// name servers that are asked what no guest can tell.
+    /// Binds port 53 of 127.0.0.53 and, unless `resolver_is_ours`, of 127.0.0.1. `others` are the
+    /// name servers for names that are no guest's.
     ///
     /// # Errors
     ///
-    /// When the port is taken.
+    /// Fails if the port is in use.
     pub fn bind(
         source: Box<dyn NameSource>,
         switch: &str,
@@ -121,15 +123,15 @@ impl Stub {
         Ok((udp, tcp))
     }
 
-    /// Answers from a thread of its own, for good. To be called when the command was started: from
-    /// now on it is looked at, to announce this guest's name.
+    /// Answers queries on a new thread. Call it after the start of the command: from then on the
+    /// stub checks whether to announce this guest's name.
     ///
     /// # Errors
     ///
-    /// When there is no thread to be had.
+    /// Fails if no thread can be created.
     pub fn run_in_background(mut self) -> io::Result<()> {
         self.announce_by = self.own.is_some().then(|| Instant::now() + ANNOUNCE_AFTER);
-        // It ends with the process, or when the names are lost; then the guest ends, too.
+        // The thread ends with the process, or when the source is lost. The guest ends then, too.
         std::thread::Builder::new().name("names".into()).spawn(move || {
             let mut number = 0;
             while self.round(&mut number).is_ok() {}
@@ -137,7 +139,7 @@ impl Stub {
         Ok(())
     }
 
-    /// Waits for something to do, and does it.
+    /// Waits for work and does one round of it.
     fn round(&mut self, number: &mut u64) -> io::Result<()> {
         let deadline = self.deadline();
         let mut fds = Vec::new();
@@ -151,7 +153,7 @@ impl Stub {
         fds.extend(changes.iter().map(|fd| PollFd::new(fd, PollFlags::IN)));
         let asked = self.relay.iter().flat_map(Relay::sockets);
         fds.extend(asked.map(|socket| PollFd::from_borrowed_fd(socket, PollFlags::IN)));
-        poll_until(&mut fds, deadline)?;
+        wait_any(&mut fds, deadline)?;
         let changed = changes.is_some() && fds.get(at).is_some_and(|fd| !fd.revents().is_empty());
         drop(fds);
         if changed {
@@ -159,10 +161,10 @@ impl Stub {
         }
         self.announce_when_due()?;
         for at in 0..self.sockets.len() {
-            self.hear_datagrams(at);
-            self.hear_connections(at, number);
+            self.read_datagrams(at);
+            self.accept_connections(at, number);
         }
-        self.hear_streams();
+        self.read_streams();
         self.answer_waiting();
         for (client, reply) in self.relay.iter_mut().flat_map(Relay::replies).collect::<Vec<_>>() {
             self.send(client, &reply);
@@ -173,7 +175,7 @@ impl Stub {
     fn deadline(&self) -> Option<Instant> {
         let now = Instant::now();
         let announce = self.announce_by.map(|_| now + LISTENING_CHECK);
-        let waiting = (!self.waiting.is_empty()).then(|| now + LOOK_AGAIN);
+        let waiting = (!self.waiting.is_empty()).then(|| now + LOOKUP_INTERVAL);
         let idle = self.connections.iter().map(|connection| connection.last_heard + IDLE).min();
         let relay = self.relay.as_ref().and_then(Relay::deadline);
         [announce, waiting, idle, relay].into_iter().flatten().min()
@@ -188,16 +190,16 @@ impl Stub {
         self.source.announce(&own.name, &own.addresses)
     }
 
-    fn hear_datagrams(&mut self, at: usize) {
+    fn read_datagrams(&mut self, at: usize) {
         let mut buffer = [0; QUERY_MAX + 1];
         for _ in 0..BATCH {
-            // An error here is that nothing is there, or news of a client that has gone.
+            // An error means that no datagram is there, or reports a client that is gone.
             let Ok((length, from)) = self.sockets[at].0.recv_from(&mut buffer) else { break };
             self.handle(&buffer[..length], Client::Udp(at, from));
         }
     }
 
-    fn hear_connections(&mut self, at: usize, number: &mut u64) {
+    fn accept_connections(&mut self, at: usize, number: &mut u64) {
         for _ in 0..BATCH {
             let Ok((stream, _)) = self.sockets[at].1.accept() else { break };
             if self.connections.len() >= CONNECTIONS_MAX || stream.set_nonblocking(true).is_err() {
@@ -210,15 +212,15 @@ impl Stub {
         }
     }
 
-    fn hear_streams(&mut self) {
+    fn read_streams(&mut self) {
         let mut connections = std::mem::take(&mut self.connections);
-        let mut heard = Vec::new();
+        let mut received = Vec::new();
         connections.retain_mut(|connection| {
-            let goes_on = connection.hear(&mut heard);
+            let goes_on = connection.read(&mut received);
             goes_on && connection.last_heard.elapsed() < IDLE
         });
         self.connections = connections;
-        for (number, bytes) in heard {
+        for (number, bytes) in received {
             self.handle(&bytes, Client::Tcp(number));
         }
     }
@@ -233,7 +235,7 @@ impl Stub {
             Question::Guest(name) => match self.lookup(&name) {
                 Ok(addresses) if addresses.is_empty() => {
                     if self.waiting.len() < WAITING_MAX {
-                        let until = Instant::now() + PATIENCE;
+                        let until = Instant::now() + HOLD_TIME;
                         self.waiting.push(Waiting { request, name, client, until });
                         return;
                     }
@@ -258,16 +260,16 @@ impl Stub {
         self.send(client, &reply);
     }
 
-    /// Asks others; `false` where there are none.
+    /// Forwards a query to the name servers. Returns `false` if there are none.
     fn relay(&mut self, query: &[u8], client: Client) -> bool {
         let over_tcp = matches!(client, Client::Tcp(_));
         self.relay.as_mut().is_some_and(|relay| {
-            relay.ask(query, client, over_tcp);
+            relay.forward(query, client, over_tcp);
             true
         })
     }
 
-    /// This guest knows its own name before it announces it.
+    /// Looks up a name. The guest's own name is known before it is announced.
     fn lookup(&mut self, name: &str) -> io::Result<Vec<IpAddr>> {
         match &self.own {
             Some(own) if own.name == name => Ok(own.addresses.clone()),
@@ -301,7 +303,7 @@ impl Stub {
         }
     }
 
-    /// Sends a reply, if whoever asked is still there to take it.
+    /// Sends a reply if the client still exists.
     fn send(&mut self, client: Client, reply: &[u8]) {
         match client {
             Client::Udp(at, to) => {
@@ -319,8 +321,8 @@ impl Stub {
 }
 
 impl Connection {
-    /// Reads what is there, and takes whole messages off it; `false` when the connection ends.
-    fn hear(&mut self, heard: &mut Vec<(u64, Vec<u8>)>) -> bool {
+    /// Reads available data and extracts whole messages. Returns `false` when the connection ends.
+    fn read(&mut self, received: &mut Vec<(u64, Vec<u8>)>) -> bool {
         let mut buffer = [0; 2 + QUERY_MAX];
         match io::Read::read(&mut self.stream, &mut buffer) {
             Ok(0) => return false,
@@ -337,13 +339,13 @@ impl Connection {
                 return false;
             }
             let Some(message) = rest.get(..length) else { break };
-            heard.push((self.number, message.to_vec()));
+            received.push((self.number, message.to_vec()));
             self.received.drain(..2 + length);
         }
         true
     }
 
-    /// Writes a reply; `false` when the client does not take it, which ends the connection.
+    /// Writes a reply. Returns `false` if the client does not accept it, which ends the connection.
     fn send(&mut self, reply: &[u8]) -> bool {
         let Ok(length) = u16::try_from(reply.len()) else { return false };
         let message = [&length.to_be_bytes()[..], reply].concat();

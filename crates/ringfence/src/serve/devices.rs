@@ -24,7 +24,7 @@ use ringfence_wire::xenbus::{self, DeviceId, DeviceKind, XenbusState};
 use ringfence_xenstore::{StoreAccess, StoreClient, StoreError, WatchEvent};
 
 use crate::log::LineBudget;
-use crate::seat::device_name;
+use crate::ports::device_name;
 
 /// After how long a device is looked at again that could not be.
 const AGAIN: Duration = Duration::from_secs(2);

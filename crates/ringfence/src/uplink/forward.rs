@@ -1,8 +1,8 @@
-//! `-p`: ports of the host that lead to the guest.
+//! Port forwarding (`-p`): ports of the host that lead to the guest.
 //!
-//! The sockets are made by the launcher, in the user's name: so a port that is taken, or that the
-//! user may not have, is told before anything is started, and the process that handles a guest's
-//! packets needs no right to it.
+//! The launcher creates the sockets with the user's rights. A port that is in use or not permitted
+//! is therefore reported before any process starts. The process that handles a guest's packets
+//! needs no right to it.
 
 use std::fmt;
 use std::io;
@@ -13,17 +13,18 @@ use std::str::FromStr;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, ipproto, sockopt};
 use serde::{Deserialize, Serialize};
 
-/// The most ports that one guest can have forwarded: each is a socket or two.
+/// Maximum number of forwarded ports of one guest. Each needs one or two sockets.
 pub const PORTS_MAX: usize = 1024;
-/// Connections that wait to be taken; the kernel has a limit of its own (`net.core.somaxconn`).
+/// Maximum number of connections not accepted yet. The kernel has its own limit
+/// (`net.core.somaxconn`).
 const BACKLOG: i32 = 4096;
 
-/// A protocol with ports.
+/// Transport protocol of a forwarded port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Protocol {
-    /// RFC 9293.
+    /// TCP (RFC 9293).
     Tcp,
-    /// RFC 768.
+    /// UDP (RFC 768).
     Udp,
 }
 
@@ -36,45 +37,44 @@ impl fmt::Display for Protocol {
     }
 }
 
-/// What is written after `-p`: `[ADDRESS:]PORT[-LAST][:GUESTPORT[-LAST]][/udp]`.
+/// Argument of `-p`: `[ADDRESS:]PORT[-LAST][:GUESTPORT[-LAST]][/udp]`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ForwardSpec {
-    /// Where to listen; `None`: at every address.
+    /// Address to listen at. `None`: the default addresses.
     pub bind: Option<IpAddr>,
-    /// The first port of the host.
+    /// First port of the host.
     pub first: u16,
-    /// The last one.
+    /// Last port of the host.
     pub last: u16,
-    /// The port of the guest that the first leads to.
+    /// Port of the guest to which the first port leads.
     pub guest: u16,
-    /// Which.
     pub protocol: Protocol,
 }
 
-/// Why a text after `-p` is none.
+/// Reasons for which an argument of `-p` is rejected.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ForwardError {
-    /// A port is none.
+    /// A port is not a number from 1 to 65535.
     #[error("`{0}` is not a port: 1 to 65535")]
     Port(String),
-    /// The first port comes after the last.
+    /// The first port is greater than the last.
     #[error("`{0}` runs backwards")]
     Backwards(String),
-    /// Both ranges have a length, and they differ.
+    /// The ranges of host and guest differ in length.
     #[error("{host} ports of the host cannot lead to {guest} ports of the guest")]
     Lengths {
-        /// Of the host.
+        /// Length of the host's range.
         host: usize,
-        /// Of the guest.
+        /// Length of the guest's range.
         guest: usize,
     },
-    /// The address is none.
+    /// The text is not an IP address.
     #[error("`{0}` is not an address to listen at; an IPv6 address is written in brackets")]
     Address(String),
-    /// Neither `tcp` nor `udp`.
+    /// The protocol is neither `tcp` nor `udp`.
     #[error("`/{0}` is neither /tcp nor /udp")]
     Protocol(String),
-    /// Too many ports.
+    /// The range has too many ports.
     #[error("{0} ports are more than {PORTS_MAX}")]
     TooMany(usize),
 }
@@ -108,7 +108,7 @@ impl FromStr for ForwardSpec {
     }
 }
 
-/// Takes the address off, where there is one: what comes before the last two fields, or one in
+/// Splits off the address, if there is one: the text before the last two fields, or a text in
 /// brackets.
 fn split_address(text: &str) -> Result<(Option<IpAddr>, &str), ForwardError> {
     let wrong = |text: &str| ForwardError::Address(text.to_owned());
@@ -156,18 +156,17 @@ impl fmt::Display for ForwardSpec {
     }
 }
 
-/// One socket of the host, and where it leads.
+/// Destination of one listening socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Forward {
-    /// Which.
     pub protocol: Protocol,
-    /// Whether its clients have IPv6 addresses.
+    /// Set if its clients have IPv6 addresses.
     pub ipv6: bool,
-    /// The port of the guest.
+    /// Port of the guest.
     pub guest_port: u16,
 }
 
-/// A port that could not be had.
+/// Error of a port at which listening failed.
 #[derive(Debug, thiserror::Error)]
 #[error("-p {spec}: cannot listen at {at}/{protocol}: {source}{advice}", advice = advice(source, *at))]
 pub struct ListenError {
@@ -188,12 +187,12 @@ fn advice(error: &io::Error, at: SocketAddr) -> &'static str {
     }
 }
 
-/// Makes the sockets of one `-p`, for the families of address that the guest has. Without an address of
-/// its own it listens at `defaults`, and without those at every address of the host.
+/// Creates the sockets of one `-p` for the address families of the guest. Without its own address
+/// it listens at `defaults`; without those, at every address of the host.
 ///
 /// # Errors
 ///
-/// [`ListenError`] for the first that cannot be had.
+/// Returns [`ListenError`] for the first socket that fails.
 pub fn listen(
     spec: &ForwardSpec,
     families: (bool, bool),
@@ -218,7 +217,7 @@ pub fn listen(
     Ok(made)
 }
 
-/// The addresses that one `-p` listens at.
+/// Returns the addresses at which one `-p` listens.
 pub fn addresses(spec: &ForwardSpec, families: (bool, bool), defaults: &[IpAddr]) -> Vec<IpAddr> {
     let everywhere = [IpAddr::from(Ipv4Addr::UNSPECIFIED), IpAddr::from(Ipv6Addr::UNSPECIFIED)];
     let chosen = if defaults.is_empty() { &everywhere[..] } else { defaults };
@@ -241,7 +240,7 @@ fn bind(protocol: Protocol, at: SocketAddr) -> io::Result<OwnedFd> {
         sockopt::set_ipv6_v6only(&socket, true)?;
     }
     if protocol == Protocol::Tcp {
-        // Connections of an earlier run that linger do not stand in the way.
+        // Allows reuse while connections of an earlier process linger.
         sockopt::set_socket_reuseaddr(&socket, true)?;
     }
     rustix::net::bind(&socket, &at)?;
@@ -261,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_is_understood() {
+    fn forward_spec_forms_are_parsed() {
         for (text, full) in [
             ("8080:80", "8080:80/tcp"),
             ("8080", "8080:8080/tcp"),
@@ -278,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn each_mistake_is_named() {
+    fn malformed_forward_returns_its_own_error() {
         assert_eq!(spec("80:0"), Err(ForwardError::Port("0".into())));
         assert_eq!(spec("http:80"), Err(ForwardError::Port("http".into())));
         assert_eq!(spec("9-8"), Err(ForwardError::Backwards("9-8".into())));
@@ -291,10 +290,10 @@ mod tests {
     }
 
     #[test]
-    fn a_port_that_is_taken_is_told() {
+    fn port_in_use_is_reported() {
         let made = listen(&spec("127.0.0.1:0001:1").unwrap(), (true, false), &[]);
         if let Err(error) = made {
-            // As an ordinary user.
+            // An ordinary user has no right to the port.
             assert!(error.to_string().contains("ip_unprivileged_port_start"), "{error}");
         }
         let first = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
@@ -318,7 +317,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_text_is_understood_or_refused(text in "[0-9a-z.:/\\[\\]-]{0,24}") {
+        fn arbitrary_text_is_parsed_or_rejected(text in "[0-9a-z.:/\\[\\]-]{0,24}") {
             if let Ok(spec) = text.parse::<ForwardSpec>() {
                 prop_assert_eq!(spec.to_string().parse::<ForwardSpec>().unwrap(), spec);
             }

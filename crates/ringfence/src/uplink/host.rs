@@ -1,5 +1,5 @@
-//! The host's network, as far as a guest is to see it: the addresses and routes of the interface
-//! that the host's own traffic leaves by, and whom the host asks for names.
+//! Host network as a guest copies it: addresses and routes of the interface of the default route,
+//! and the host's name servers.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -17,42 +17,42 @@ use netlink_packet_route::route::{
 use crate::guest::Address;
 use crate::netlink::{Netlink, Route};
 
-/// The most routes that are copied: a guest needs the way out, not a whole routing table.
+/// Maximum number of copied routes. A guest needs the default route, not a whole routing table.
 const ROUTES_MAX: usize = 32;
-/// The most addresses that are copied, of each family.
+/// Maximum number of copied addresses of each family.
 const ADDRESSES_MAX: usize = 8;
-/// The most name servers that are of use (`MAXNS` of resolv.h).
+/// Maximum number of name servers that a C library uses (`MAXNS` of resolv.h).
 const NAME_SERVERS_MAX: usize = 3;
 
-/// What a guest copies.
+/// Properties of the host's network that a guest copies.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct HostNetwork {
-    /// The interfaces that it is copied from, for messages.
+    /// Names of the copied interfaces, for messages.
     pub(crate) interfaces: Vec<String>,
     /// Addresses, IPv4 first.
     pub(crate) addresses: Vec<Address>,
-    /// Routes by way of those interfaces.
+    /// Routes over the copied interfaces.
     pub(crate) routes: Vec<Route>,
 }
 
-/// `resolv.conf(5)`, as far as it matters.
+/// Relevant contents of `resolv.conf(5)`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Resolver {
-    /// Whom to ask.
+    /// Addresses of the name servers.
     pub(crate) name_servers: Vec<IpAddr>,
-    /// Domains to look in.
+    /// Search domains.
     pub(crate) search: Vec<String>,
 }
 
 impl HostNetwork {
-    /// Looks at the network namespace that this process is in.
-    pub(crate) fn look() -> io::Result<HostNetwork> {
+    /// Reads the network of this process's network namespace.
+    pub(crate) fn read() -> io::Result<HostNetwork> {
         let mut netlink = Netlink::open()?;
         let links = usable(&netlink.links()?);
         let addresses = netlink.addresses()?;
         let mut network = HostNetwork::default();
         for family in [AddressFamily::Inet, AddressFamily::Inet6] {
-            // No IPv6 at all is no error.
+            // A kernel without IPv6 is no error.
             let routes = netlink.routes(family).unwrap_or_default();
             network.copy(family, &links, &addresses, &routes);
         }
@@ -91,7 +91,7 @@ impl HostNetwork {
     }
 }
 
-/// Interfaces that are up and lead elsewhere, by number.
+/// Returns the interfaces, by index, that are up and not loopback.
 fn usable(links: &[LinkMessage]) -> BTreeMap<u32, String> {
     let leads_elsewhere = |link: &&LinkMessage| {
         link.header.flags.contains(LinkFlags::Up)
@@ -107,7 +107,7 @@ fn usable(links: &[LinkMessage]) -> BTreeMap<u32, String> {
     links.iter().filter(leads_elsewhere).filter_map(named).collect()
 }
 
-/// An address that others reach the host at, for as long as can be foreseen.
+/// Returns a permanent address at which other hosts reach the host.
 fn copied_address(message: &AddressMessage) -> Option<Address> {
     let passing = AddressHeaderFlags::Secondary // In IPv6: temporary.
         | AddressHeaderFlags::Deprecated
@@ -121,7 +121,7 @@ fn copied_address(message: &AddressMessage) -> Option<Address> {
     let mut found = None;
     for attribute in &message.attributes {
         match attribute {
-            // Of a point-to-point link this one is the host's own.
+            // On a point-to-point link this address is the host's own.
             AddressAttribute::Local(ip) => found = Some(*ip),
             AddressAttribute::Address(ip) => found = found.or(Some(*ip)),
             AddressAttribute::Flags(flags)
@@ -136,7 +136,7 @@ fn copied_address(message: &AddressMessage) -> Option<Address> {
     Address::new(found?, message.header.prefix_len).ok()
 }
 
-/// A route that somebody made: those that come with an address, the guest's kernel makes itself.
+/// Returns a route to copy. The kernel of the guest creates those of its addresses itself.
 fn copied_route(message: &RouteMessage) -> Option<(u32, Route)> {
     let header = &message.header;
     if header.kind != RouteType::Unicast
@@ -159,7 +159,7 @@ fn copied_route(message: &RouteMessage) -> Option<(u32, Route)> {
             RouteAttribute::Gateway(ip) => route.gateway = address(ip),
             RouteAttribute::Oif(index) => interface = Some(*index),
             RouteAttribute::Priority(metric) => route.metric = Some(*metric),
-            // Of several ways one will do: the host chooses again for each connection.
+            // One of several next hops suffices: the host chooses again for each connection.
             RouteAttribute::MultiPath(hops) => {
                 let hop = hops.first()?;
                 interface = Some(hop.interface_index);
@@ -185,7 +185,7 @@ fn address(address: &RouteAddress) -> Option<IpAddr> {
     }
 }
 
-/// The address that the kernel asks where a resolver names 0.0.0.0 or `::`.
+/// Returns loopback for 0.0.0.0 and `::`, to which the kernel sends such queries.
 fn loopback_if_unspecified(ip: IpAddr) -> IpAddr {
     match ip {
         IpAddr::V4(Ipv4Addr::UNSPECIFIED) => Ipv4Addr::LOCALHOST.into(),
@@ -195,7 +195,7 @@ fn loopback_if_unspecified(ip: IpAddr) -> IpAddr {
 }
 
 impl Resolver {
-    /// Whom this host asks.
+    /// Reads the host's resolver configuration.
     pub(crate) fn of_host() -> Resolver {
         Resolver::parse(&std::fs::read_to_string("/etc/resolv.conf").unwrap_or_default())
     }
@@ -206,7 +206,7 @@ impl Resolver {
             let mut words = line.split_ascii_whitespace();
             match words.next() {
                 Some("nameserver") if resolver.name_servers.len() < NAME_SERVERS_MAX => {
-                    // A zone (`fe80::1%eth0`) means an interface that the guest has not.
+                    // A zone (`fe80::1%eth0`) names an interface that the guest does not have.
                     let server = words.next().and_then(|word| word.parse::<IpAddr>().ok());
                     resolver.name_servers.extend(server.map(loopback_if_unspecified));
                 }
@@ -214,7 +214,7 @@ impl Resolver {
                 _ => {}
             }
         }
-        // What glibc asks when it is told nothing.
+        // Default of glibc without a name server.
         if resolver.name_servers.is_empty() {
             resolver.name_servers.push(Ipv4Addr::LOCALHOST.into());
         }
@@ -227,7 +227,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn name_servers_and_domains_are_read_as_the_c_library_reads_them() {
+    fn resolv_conf_is_parsed_as_by_the_c_library() {
         let text = "# a\nnameserver 192.0.2.1\nsearch a.example b.example\nnameserver ::1\n\
                     options edns0\nnameserver nonsense\nnameserver 1.1.1.1\nnameserver 2.2.2.2\n";
         let resolver = Resolver::parse(text);
@@ -265,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn the_interface_of_the_best_default_route_is_copied() {
+    fn interface_of_best_default_route_is_copied() {
         let links = BTreeMap::from([(2, "wlan0".to_owned()), (3, "eth0".to_owned())]);
         let addresses = [address_of(2, "198.51.100.7", 24), address_of(3, "192.0.2.7", 24)];
         let routes = [route(2, 0, "198.51.100.1", 600), route(3, 0, "192.0.2.1", 100)];
@@ -278,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_default_route_the_first_interface_with_an_address_is_copied() {
+    fn first_interface_with_address_is_copied_without_default_route() {
         let links = BTreeMap::from([(2, "dummy".to_owned()), (3, "eth0".to_owned())]);
         let mut network = HostNetwork::default();
         network.copy(AddressFamily::Inet, &links, &[address_of(3, "192.0.2.7", 24)], &[]);

@@ -1,6 +1,8 @@
-//! What carries the guest's packets to its uplink: kernel vhost-net where it may be used, else the
-//! TAP's file. The launcher opens the device; the uplink's process sets it up, since a worker of the
-//! kernel works in the memory of whoever did, and does so before system calls are restricted.
+//! Link between the guest's `up0` and the uplink: kernel vhost-net, or reads and writes of the TAP.
+//!
+//! The launcher opens the vhost device. The uplink's process sets it up, because the kernel's
+//! worker accesses the memory of the process that did. The set-up happens before system calls are
+//! restricted.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -14,33 +16,34 @@ use ringfence_uplink::link::vhost_net::frames::FrameShape;
 use ringfence_uplink::link::vhost_net::{Protection, VhostLink};
 use serde::{Deserialize, Serialize};
 
-/// What is to carry packets.
+/// Choice of the link between guest and uplink.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum LinkOrder {
     /// Reads and writes of the TAP.
     Tap,
-    /// The same, and why it is not vhost-net.
+    /// Reads and writes of the TAP, with the reason why it is not vhost-net.
     TapFor(String),
-    /// vhost-net, by the devices that come along, one for each queue; the TAP where that fails.
+    /// vhost-net with the passed devices, one for each queue. The TAP if that fails.
     #[default]
     VhostOrTap,
-    /// vhost-net or nothing.
+    /// vhost-net; an error if that fails.
     Vhost,
-    /// The same, and what its worker reaches is what is under way.
+    /// vhost-net whose worker can access only the pages of packets in flight.
     VhostFine,
 }
 
 impl LinkOrder {
-    /// Whether devices of vhost-net come along, one for each queue.
+    /// Returns `true` if vhost-net devices are passed, one for each queue.
     pub(crate) fn has_devices(&self) -> bool {
         !matches!(self, LinkOrder::Tap | LinkOrder::TapFor(_))
     }
 
-    /// vhost-net if it can be had, or only if `insist`; and its devices for so many queues.
+    /// Chooses vhost-net if it is available, and opens its devices for so many queues. With
+    /// `insist` there is no fallback to the TAP.
     ///
     /// # Errors
     ///
-    /// [`VhostError`] when there is none and nothing else will do.
+    /// Returns [`VhostError`] if vhost-net is unavailable and `insist` is set.
     pub(crate) fn choose(
         queues: u32,
         insist: bool,
@@ -55,34 +58,34 @@ impl LinkOrder {
     }
 }
 
-/// What carries packets.
+/// Link of one queue.
 pub enum Link {
-    /// Reads and writes.
+    /// Reads and writes of the TAP.
     Tap(TapLink),
-    /// Virtqueues.
+    /// Virtqueues of vhost-net.
     Vhost(Box<VhostLink>),
 }
 
-/// A link, what it is called, and why it is not the one that was wanted most.
+/// A created link, and the reason for a fallback.
 pub struct Made {
     /// The link.
     pub link: Link,
     pub(crate) remark: Option<String>,
 }
 
-/// Why there is none.
+/// Errors of a link's creation.
 #[derive(Debug, thiserror::Error)]
 pub enum LinkError {
     /// vhost-net cannot be used.
     #[error("--link vhost: {0}")]
     Vhost(#[from] VhostError),
-    /// The TAP interface cannot be used.
+    /// The TAP cannot be used.
     #[error("the link to the guest: {0}")]
     Tap(#[from] io::Error),
 }
 
 impl Link {
-    /// A link by the queue behind `tap`; `device` is of vhost-net, to be used as `order` says.
+    /// Creates the link of the queue `tap`. `device` is a vhost-net device, used as `order` says.
     pub fn make(
         order: &LinkOrder,
         tap: OwnedFd,
@@ -116,7 +119,7 @@ impl Link {
         Ok(Made { link: Link::Tap(link), remark })
     }
 
-    /// What it is called, for people.
+    /// Returns the name of the link for messages.
     pub(crate) fn name(&self) -> &'static str {
         match self {
             Link::Tap(_) => "tap",

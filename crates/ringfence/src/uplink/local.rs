@@ -6,22 +6,22 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-/// A prefix of addresses: `IP` or `IP/LEN`.
+/// Address prefix: `IP` or `IP/LEN`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LocalPrefix {
-    /// The first bits of the addresses.
+    /// Address with the prefix's bits.
     pub ip: IpAddr,
-    /// The number of those bits.
+    /// Length of the prefix in bits.
     pub len: u8,
 }
 
-/// The reason why a text after `--allow-local` is no prefix.
+/// Reasons for which an argument of `--allow-local` is rejected.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LocalPrefixError {
-    /// Neither an address nor an address and a length.
+    /// The text is neither an address nor an address with a length.
     #[error("`{0}` is neither an address nor a prefix such as 192.0.2.0/24")]
     Prefix(String),
-    /// A loopback address.
+    /// The address is a loopback address.
     #[error("{0} is the loopback of the guest: --host-loopback IP leads to that of the host")]
     Loopback(IpAddr),
 }

@@ -1,12 +1,12 @@
-//! The uplink of a guest: its way to the host's network, through sockets of a process that has no
-//! right but to open them.
+//! Uplink of a guest: its connection to the host's network, through sockets of a process that has
+//! no other right than to open them.
 //!
-//! * `host`: what the guest copies of the host's network.
+//! * `host`: properties of the host's network that the guest copies.
 //! * [`forward`]: ports of the host that lead to the guest.
-//! * [`link`]: what carries the guest's packets.
+//! * [`link`]: the link that carries the guest's packets.
 //! * [`local`]: addresses of the host itself that a guest may reach.
-//! * `plan`: what guest and uplink are told.
-//! * [`process`]: the process.
+//! * `plan`: addresses and routes of guest and uplink.
+//! * [`process`]: the uplink's process.
 
 pub mod forward;
 pub(crate) mod host;
@@ -24,50 +24,50 @@ use forward::Forward;
 use link::LinkOrder;
 use local::LocalPrefix;
 
-/// What the uplink's interface in the guest is called.
+/// Name of the uplink's interface in the guest.
 pub const INTERFACE: &str = "up0";
 
-/// The MTU where none is asked for: the longest packet that a TAP takes, in whole words. Between the
-/// guest's kernel and the uplink there is no wire that needs packets to be short.
+/// Default MTU: the longest packet that a TAP accepts, rounded down to whole words. No wire between
+/// the guest's kernel and the uplink requires short packets.
 pub const MTU_DEFAULT: u16 = 65520;
 
-/// Descriptors that go with one message to the uplink.
+/// Maximum number of descriptors in one message to the uplink.
 pub const BATCH: usize = 16;
 
-/// An address in the guest's network that stands for one of the host's.
+/// Address in the guest's network that is translated to one of the host's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Alias {
-    /// What the guest sends to.
+    /// Address to which the guest sends.
     pub guest: IpAddr,
-    /// Who gets it.
+    /// Address of the host that receives.
     pub host: IpAddr,
 }
 
-/// The first order to the uplink's process: with the queues of the TAP, and behind them the devices
-/// of the link, if it has some; then `forwards`' sockets follow in messages of [`UplinkSockets`].
+/// Configuration of the uplink process. Comes with the queues of the TAP and then the devices of
+/// the link, if it needs some. The sockets of `forwards` follow in messages of [`UplinkSockets`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct UplinkConfig {
-    /// Octets behind the Ethernet header.
+    /// Maximum length of a frame without its Ethernet header, in bytes.
     pub mtu: u16,
-    /// What the kernel leaves to the reader of the TAP.
+    /// TAP offloads: work that the kernel leaves to the reader of frames.
     pub offloads: u32,
-    /// What carries packets.
+    /// Link that carries packets.
     pub link: LinkOrder,
-    /// The Ethernet address that everything outside of the guest seems to have.
+    /// Ethernet address of the uplink, which all hosts outside of the guest share.
     pub mac: [u8; 6],
-    /// The guest's.
+    /// Ethernet address of the guest.
     pub guest_mac: [u8; 6],
-    /// The guest's addresses.
+    /// IP addresses of the guest.
     pub addresses: Vec<Address>,
-    /// Routers that the guest was told of: packets of the host's own come from there.
+    /// Routers of the guest. Packets of the host itself come from these addresses.
     pub gateways: Vec<IpAddr>,
-    /// Addresses that nobody has and the uplink answers for itself.
+    /// Addresses that belong to the uplink itself, which answers for them.
     pub own: Vec<IpAddr>,
-    /// Where the guest's DNS queries go that it cannot send by itself.
+    /// Servers for DNS queries that the guest cannot send itself.
     pub resolvers: Vec<Alias>,
-    /// Name servers, for guests that ask by DHCP.
+    /// Name servers, for guests that use DHCP.
     pub name_servers: Vec<IpAddr>,
-    /// Domains, likewise.
+    /// Search domains, for guests that use DHCP.
     pub search: Vec<String>,
     /// Loopback addresses of the host that the guest may reach.
     pub loopback: Vec<Alias>,
@@ -75,24 +75,24 @@ pub struct UplinkConfig {
     pub allow_local: Vec<LocalPrefix>,
     /// Ports of the host that lead to the guest.
     pub forwards: Vec<Forward>,
-    /// Say more on standard error.
+    /// Logs debug messages to standard error.
     pub verbose: bool,
 }
 
-/// The next sockets of the list of forwards, in its order.
+/// Next sockets of the list of forwards, in its order.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct UplinkSockets;
 
-/// What the uplink's process reports.
+/// Reports of the uplink process.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum FromUplink {
-    /// It carries packets.
+    /// The uplink carries packets.
     Up {
-        /// How, in a few words.
+        /// Name of the link.
         link: String,
-        /// What it cannot do here, and why.
+        /// Functions that are unavailable on this system, with reasons.
         remarks: Vec<String>,
     },
-    /// It cannot go on.
+    /// The uplink cannot continue, for this reason.
     Failed(String),
 }

@@ -1,4 +1,5 @@
-//! What a guest with an uplink gets: addresses, routes, name servers, and what stands for the host.
+//! Plan of a guest's uplink: addresses, routes, name servers, and substitute addresses for the
+//! host.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -7,31 +8,33 @@ use super::{Alias, INTERFACE};
 use crate::guest::{Address, InterfaceConfig, ResolverConfig, UplinkInterface};
 use crate::netlink::Route;
 
-/// The router where the host has none to copy. Nobody else can have it: it is of this link.
+/// Router addresses if the host has none to copy. Link-local, so that they conflict with no other
+/// host.
 const ROUTER_V4: Ipv4Addr = Ipv4Addr::new(169, 254, 53, 254);
 const ROUTER_V6: Ipv6Addr = Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0x5266, 1);
-/// Stand for name servers of the host that the guest cannot ask by itself, the n-th by the n-th.
+/// Base of the substitute addresses of name servers that the guest cannot query itself; the n-th
+/// for the n-th.
 const RESOLVER_V4: Ipv4Addr = Ipv4Addr::new(169, 254, 53, 0);
 const RESOLVER_V6: Ipv6Addr = Ipv6Addr::new(0xfd72, 0x6672, 0x6663, 0, 0, 0, 0x5266, 0);
 
-/// The uplink's end of the link, and the guest's: locally administered.
+/// Ethernet addresses of the uplink's end and of the guest's: locally administered.
 const MAC: [u8; 6] = [0x02, 0x72, 0x66, 0, 0x53, 0x01];
 const GUEST_MAC: [u8; 6] = [0x02, 0x72, 0x66, 0, 0x53, 0x02];
 
-/// What the user asks for in place of what the host has.
+/// Settings of the user that replace those of the host.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Wishes {
     /// Addresses.
     pub(crate) addresses: Vec<Address>,
-    /// The router, of each family.
+    /// Router of each family.
     pub(crate) gateways: Vec<IpAddr>,
     /// Name servers.
     pub(crate) name_servers: Vec<IpAddr>,
-    /// What stands for the host's loopback.
+    /// Substitute addresses for the host's loopback.
     pub(crate) loopback: Vec<IpAddr>,
 }
 
-/// What a guest is to get.
+/// Network configuration of a guest with an uplink.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Plan {
     pub(crate) addresses: Vec<Address>,
@@ -41,11 +44,11 @@ pub(crate) struct Plan {
     pub(crate) search: Vec<String>,
     pub(crate) resolvers: Vec<Alias>,
     pub(crate) loopback: Vec<Alias>,
-    /// Where the addresses come from, for people.
+    /// Origin of the addresses, for messages.
     pub(crate) origin: String,
 }
 
-/// Why there is none.
+/// Reasons for which an uplink is impossible.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum PlanError {
     #[error(
@@ -111,14 +114,14 @@ impl Plan {
         Ok(plan)
     }
 
-    /// Addresses that the uplink has itself: its stand-ins.
+    /// Returns the addresses of the uplink itself: its substitute addresses.
     pub(crate) fn own(&self) -> Vec<IpAddr> {
         let routers = [IpAddr::from(ROUTER_V4), IpAddr::from(ROUTER_V6)];
         let used = routers.into_iter().filter(|router| self.gateways.contains(router));
         used.chain(self.resolvers.iter().map(|alias| alias.guest)).collect()
     }
 
-    /// Whether the guest has addresses of either family: IPv4, IPv6.
+    /// Returns whether the guest has IPv4 and IPv6 addresses, in this order.
     pub(crate) fn families(&self) -> (bool, bool) {
         let any = |v4| self.addresses.iter().any(|address| address.ip().is_ipv4() == v4);
         (any(true), any(false))
@@ -133,7 +136,7 @@ impl Plan {
         self.addresses.iter().any(|address| address.ip() == ip)
     }
 
-    /// Sees to a way out for each family.
+    /// Chooses a default route for each family.
     fn route(&mut self, wanted: &[IpAddr]) -> Result<(), PlanError> {
         if let Some(lost) = wanted.iter().find(|ip| !self.has_family_of(**ip)) {
             return Err(PlanError::Gateway(*lost));
@@ -151,8 +154,8 @@ impl Plan {
             self.routes.retain(|route| is_there || route.destination.is_ipv4() != is_v4);
             for route in self.routes.iter_mut().filter(|route| route.destination.is_ipv4() == is_v4)
             {
-                // Without a router the guest would have to look for each host by itself. One of
-                // the other family (RFC 5549) it may not know what to do with.
+                // Without a router the guest would resolve each host on the link. It may not
+                // support a router of the other family (RFC 5549).
                 let own = route.gateway.filter(|gateway| gateway.is_ipv4() == is_v4);
                 route.gateway = Some(own.unwrap_or(router));
             }
@@ -174,7 +177,7 @@ impl Plan {
         Ok(())
     }
 
-    /// The host's name servers, by addresses that the guest can send to.
+    /// Chooses addresses of the host's name servers to which the guest can send.
     fn resolve(&mut self, servers: &[IpAddr]) {
         let (v4, _) = self.families();
         for (&host, number) in servers.iter().zip(1..) {
@@ -210,7 +213,7 @@ impl Plan {
         Ok(())
     }
 
-    /// What the guest's init makes of it.
+    /// Returns the interface's configuration for the guest's init.
     pub(crate) fn interface(&self, mtu: u16, offloads: u32, queues: u32) -> UplinkInterface {
         UplinkInterface {
             interface: InterfaceConfig {
@@ -225,18 +228,18 @@ impl Plan {
         }
     }
 
-    /// Whom the guest asks for names.
+    /// Returns the guest's name servers.
     pub(crate) fn resolver(&self) -> ResolverConfig {
         ResolverConfig { name_servers: self.name_servers.clone(), search: self.search.clone() }
     }
 
-    /// The Ethernet addresses: the uplink's, the guest's.
+    /// Returns the Ethernet addresses of the uplink and of the guest.
     pub(crate) fn macs() -> ([u8; 6], [u8; 6]) {
         (MAC, GUEST_MAC)
     }
 }
 
-/// The reason why an address is not that of one host; `None` if it can be.
+/// Returns the reason why an address is not that of one host; `None` if it can be.
 fn not_one_host(ip: IpAddr) -> Option<&'static str> {
     let is_mapped = matches!(ip, IpAddr::V6(ip) if ip.to_ipv4_mapped().is_some());
     match ip {
@@ -248,7 +251,7 @@ fn not_one_host(ip: IpAddr) -> Option<&'static str> {
     }
 }
 
-/// The reason why no name server can be asked at an address; `None` if one can.
+/// Returns the reason why no name server can be queried at an address; `None` if one can.
 fn not_asked(ip: IpAddr) -> Option<&'static str> {
     let is_of_a_link = matches!(ip, IpAddr::V6(ip) if ip.is_unicast_link_local());
     let of_a_link = is_of_a_link.then_some("it is of one link, and names no interface");
@@ -283,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn a_host_with_both_families_is_copied() {
+    fn host_with_both_families_is_copied() {
         let plan = plan(
             host(&["192.0.2.7/24", "2001:db8::7/64"], &["192.0.2.1", "fe80::1"]),
             servers(&["192.0.2.1", "127.0.0.53"]),
@@ -294,14 +297,14 @@ mod tests {
             ["192.0.2.1".parse::<IpAddr>().unwrap(), "fe80::1".parse().unwrap()]
         );
         assert_eq!(plan.routes.len(), 2);
-        // The one that only the host can ask has a stand-in.
+        // The server that only the host can query has a substitute address.
         let alias: IpAddr = "169.254.53.2".parse().unwrap();
         assert_eq!(plan.name_servers, ["192.0.2.1".parse().unwrap(), alias]);
         assert_eq!(plan.resolvers, [Alias { guest: alias, host: "127.0.0.53".parse().unwrap() }]);
     }
 
     #[test]
-    fn a_host_of_one_family_makes_a_guest_of_one_family() {
+    fn host_with_one_family_gives_guest_one_family() {
         let v6 = plan(host(&["2001:db8::7/64"], &["fe80::1"]), servers(&["192.0.2.1"]));
         assert_eq!(v6.families(), (false, true));
         assert_eq!(v6.name_servers, ["fd72:6672:6663::5266:1".parse::<IpAddr>().unwrap()]);
@@ -312,7 +315,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_asked_for_goes_before_what_the_host_has() {
+    fn user_settings_replace_those_of_the_host() {
         let wishes = Wishes {
             addresses: vec!["10.9.0.2/24".parse().unwrap()],
             gateways: vec!["10.9.0.1".parse().unwrap()],
@@ -352,13 +355,13 @@ mod tests {
                 assert_eq!(with(wishes).unwrap_err(), PlanError::LoopbackTaken(ip));
             }
         }
-        // A host's own list is used as far as it goes.
+        // Entries of a host's own list that cannot be used are skipped.
         let plan = plan(host(&["192.0.2.7/24"], &[]), servers(&["ff02::1", "9.9.9.9"]));
         assert_eq!(plan.name_servers, ["9.9.9.9".parse::<IpAddr>().unwrap()]);
     }
 
     #[test]
-    fn what_cannot_be_is_told() {
+    fn impossible_settings_are_reported() {
         let nothing = Plan::new(HostNetwork::default(), servers(&[]), &Wishes::default());
         assert_eq!(nothing.unwrap_err(), PlanError::NoNetwork);
         let six: IpAddr = "fe80::1".parse().unwrap();

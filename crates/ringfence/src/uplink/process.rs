@@ -1,8 +1,9 @@
-//! The process of an uplink: it has the queues of the guest's TAP, the sockets of forwarded ports, and
-//! the right to open sockets in the host's network. It parses what the guest sends, so it has no other.
+//! Uplink process: owns the queues of the guest's TAP, the sockets of forwarded ports, and the
+//! right to open sockets in the host's network. It parses packets of the guest, so it has no other
+//! right.
 //!
-//! It hears its orders, takes in all descriptors, enters the sandbox, and carries packets until the
-//! launcher is gone.
+//! It receives its configuration and all descriptors, enters the sandbox, and carries packets until
+//! the launcher is gone.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -30,15 +31,15 @@ use super::link::{Link, LinkError, Made};
 use super::{FromUplink, UplinkConfig, UplinkSockets};
 use crate::driver::raise_descriptor_limit;
 
-/// How long it looks for work before it sleeps, at most.
+/// Maximum time to busy-poll before the process sleeps.
 const SPIN: Duration = Duration::from_micros(50);
 
-/// Descriptors of the process that are no conversation's: links, threads, what is open for a moment.
+/// Number of descriptors not used by flows: links, threads, files open for a short time.
 const OWN_DESCRIPTORS: usize = 128;
-/// Where a guest may have fewer connections at a time, it is told.
+/// Number of connections below which the launcher is warned.
 const CONNECTIONS_EXPECTED: usize = 10_000;
 
-/// Why an uplink ends before its time.
+/// Errors that end an uplink.
 #[derive(Debug, thiserror::Error)]
 enum Failure {
     #[error("orders: {0}")]
@@ -59,15 +60,15 @@ enum Failure {
     System(#[from] io::Error),
 }
 
-/// The inner process of an uplink. Returns its exit status.
+/// Main function of an uplink's inner process. Returns the exit status.
 pub fn main() -> u8 {
     Channel::serve_stdin(
-        |channel| live(channel).map(|()| 0),
+        |channel| start(channel).map(|()| 0),
         |error| (STATUS_FAILED, FromUplink::Failed(error.to_string())),
     )
 }
 
-fn live(channel: &Channel) -> Result<(), Failure> {
+fn start(channel: &Channel) -> Result<(), Failure> {
     let (config, taps) = channel.receive::<UplinkConfig>()?;
     let taps = taps.into_vec();
     let mut sockets = Vec::new();
@@ -84,7 +85,7 @@ fn live(channel: &Channel) -> Result<(), Failure> {
     let isolation = Isolation::enter(DomainKind::Uplink, &expected)?;
     crate::log::to_stderr(config.verbose);
     let made = make_links(&config, taps)?;
-    // Their sockets are of a kind that cannot be opened later.
+    // The links use sockets of a kind that cannot be opened later.
     let follow = |_| OwnAddresses::follow().map_err(Failure::OwnAddresses);
     let own = made.iter().map(follow).collect::<Result<Vec<_>, _>>()?;
     isolation.lock()?;
@@ -92,8 +93,8 @@ fn live(channel: &Channel) -> Result<(), Failure> {
     serve(channel, &config, made, own, (sockets, descriptors))
 }
 
-/// The links, of the first descriptors that came along. They are made of calls that are not to be made
-/// later, and before anything is read of what the guest has sent.
+/// Creates the links from the first descriptors. This needs system calls that are denied later, and
+/// happens before the process reads anything from the guest.
 fn make_links(config: &UplinkConfig, mut taps: Vec<OwnedFd>) -> Result<Vec<Made>, Failure> {
     let mut devices = Vec::new();
     if config.link.has_devices() {
@@ -107,7 +108,7 @@ fn make_links(config: &UplinkConfig, mut taps: Vec<OwnedFd>) -> Result<Vec<Made>
     if made.is_empty() { Err(Failure::NoTap) } else { Ok(made) }
 }
 
-/// Carries packets, a thread for each link.
+/// Carries packets, with one thread for each link.
 fn serve(
     channel: &Channel,
     config: &UplinkConfig,
@@ -120,21 +121,21 @@ fn serve(
     let limits = limits(config, made.len(), descriptors.saturating_sub(sockets.len()));
     remarks.extend(few_connections(&limits, made.len()));
     let mut engines = engines(&limits, config, own)?;
-    // Connections and datagrams from outside come to the first one.
+    // The first thread receives connections and datagrams from outside.
     if let Some(first) = engines.first_mut() {
         forward(first, config, sockets)?;
     }
     let link = made.first().map_or("none", |made| made.link.name()).to_owned();
     channel.send(&FromUplink::Up { link, remarks }, &[])?;
-    // The launcher says nothing more: its channel is readable when it is gone.
+    // The launcher sends nothing more: its channel becomes readable when the launcher is gone.
     match carry_all(made, engines, channel)? {
         RunnerEnd::Stopped => Ok(()),
         ended => Err(ended.into()),
     }
 }
 
-/// A thread for each link. Returns when one of them has ended: without one of its queues a guest has no
-/// network worth the name.
+/// Runs one thread for each link. Returns when one of them has ended: a guest without one of its
+/// queues has no usable network.
 fn carry_all(
     mut made: Vec<Made>,
     mut engines: Vec<Uplink>,
@@ -150,12 +151,12 @@ fn carry_all(
     {
         let (stop, tell) = (channel.as_fd().try_clone_to_owned()?, tell.clone());
         std::thread::Builder::new().name(format!("uplink-{number}")).spawn(move || {
-            // Nobody listens any more when another one has ended.
+            // The receiver is gone if another thread has ended first.
             let _ = tell.send(carry(made.link, uplink, Some(member), stop.as_fd()));
         })?;
     }
     drop(tell);
-    // A thread that panicked says nothing.
+    // A thread that panicked sends nothing.
     Ok(ended.recv().map_err(|_| io::Error::other("its threads are gone"))?)
 }
 
@@ -178,7 +179,8 @@ fn run<L: Port + GuestLink>(
     }
 }
 
-/// What each engine of so many is told; their sockets are at most `descriptors` together.
+/// Returns the configuration of each of `queues` engines. Together their sockets use at most
+/// `descriptors`.
 fn limits(config: &UplinkConfig, queues: usize, descriptors: usize) -> Config {
     let mut limits = engine_config(config);
     if !config.forwards.iter().any(|forward| forward.protocol == Protocol::Tcp) {
@@ -188,7 +190,7 @@ fn limits(config: &UplinkConfig, queues: usize, descriptors: usize) -> Config {
     limits
 }
 
-/// That there may be fewer connections at a time than one would expect.
+/// Returns a warning if fewer connections than expected are possible.
 fn few_connections(limits: &Config, queues: usize) -> Option<String> {
     let connections = limits.tcp.flows_max * queues;
     (connections < CONNECTIONS_EXPECTED).then(|| {
@@ -199,7 +201,7 @@ fn few_connections(limits: &Config, queues: usize) -> Option<String> {
     })
 }
 
-/// An engine for each queue.
+/// Creates an engine for each queue.
 fn engines(
     limits: &Config,
     config: &UplinkConfig,
@@ -221,7 +223,7 @@ fn engines(
         .collect()
 }
 
-/// What this system does not allow.
+/// Returns remarks on functions that this system does not permit.
 fn remarks(config: &UplinkConfig) -> Vec<String> {
     let has = |v4| config.addresses.iter().any(|address| address.ip().is_ipv4() == v4);
     let mut remarks = Vec::new();

@@ -1,14 +1,16 @@
-//! The box of `ringfence serve` and `ringfence attach`, which are no domains of their own: what they
-//! handle is another domain's, and the hypervisor keeps that apart. Guests' bytes are all the same
-//! read by them, so they keep no more of the system than they use:
+//! Confinement of the daemons `ringfence serve` and `ringfence attach`.
 //!
-//! * no capability but those named, none to be had again, no new privileges;
-//! * no core file, in which guests' packets would lie, and not to be traced by the same user;
-//! * of the host's files only those of their [`View`], where they may mount anything: the sockets of
-//!   service managers and container engines are not among them;
-//! * no abstract Unix sockets of the host, and no TCP where none is asked for, by Landlock, where the
-//!   kernel has it;
-//! * the seccomp list, with the calls by which devices are opened as guests come and go.
+//! These are no domains: they run in a domain of Xen, and the hypervisor separates that from the
+//! others. They still process bytes of guests, so they give up all rights that they do not use:
+//!
+//! * Capabilities: only those named by the caller remain, and none can be gained (no new
+//!   privileges).
+//! * Tracing: no core file, which would contain guests' packets, and no tracing by the same user.
+//! * Files: only those of the [`View`], if the process may mount. The sockets of service managers
+//!   and container engines are not among them.
+//! * Network: no abstract Unix sockets of the host, and no TCP except as requested, if the kernel
+//!   has Landlock.
+//! * System calls: the seccomp list, which allows opening devices as guests come and go.
 
 use rustix::thread::CapabilitySet;
 
@@ -16,17 +18,17 @@ use super::landlock::Sockets;
 use super::syscalls::{self, Confined};
 use super::{SandboxError, View, stage, view};
 
-/// Proof that the first stage is done.
+/// Proof that the first stage is complete.
 #[derive(Debug)]
 pub struct Confinement(());
 
 impl Confinement {
-    /// The first stage; the process must have one thread. What is opened afterwards is opened
-    /// without the rights that were given up.
+    /// First stage: gives up rights. The process must have one thread. Whatever it opens
+    /// afterwards, it opens without these rights.
     ///
     /// # Errors
     ///
-    /// [`SandboxError`]; the process is to end.
+    /// [`SandboxError`]; the process must exit.
     pub fn enter(
         keep: CapabilitySet,
         files: &View,
@@ -47,7 +49,8 @@ impl Confinement {
             stage("capabilities", super::drop_capabilities(keep))?;
             super::check_capabilities(keep)?;
         } else {
-            // An ordinary user, or a supervisor left us little: nothing can be had again either way.
+            // An ordinary user, or few capabilities left by a service manager: none can be gained
+            // either way.
             stage("capabilities", super::keep_capabilities(keep))?;
         }
         stage("no new privileges", Ok(rustix::thread::set_no_new_privs(true)?))?;
@@ -56,11 +59,11 @@ impl Confinement {
         Ok(Confinement(()))
     }
 
-    /// The second stage: from here on the list is in force, for all threads, for good.
+    /// Second stage: puts the seccomp list in force for all threads, permanently.
     ///
     /// # Errors
     ///
-    /// [`SandboxError`]; the process is to end.
+    /// [`SandboxError`]; the process must exit.
     pub fn lock(self) -> Result<(), SandboxError> {
         Ok(syscalls::enforce(Confined::Daemon)?)
     }

@@ -1,6 +1,9 @@
-//! A second lock on files, for who keeps the host's network: the root is empty already, and the list
-//! of system calls opens nothing. Landlock (`landlock(7)`) holds should either be got around, and on
-//! newer kernels also keeps a process from abstract Unix sockets, which belong to a network namespace.
+//! Landlock rules (landlock(7)): a second barrier beside namespaces and seccomp.
+//!
+//! An uplink keeps the host's network, and a daemon keeps files of the host. Landlock denies files
+//! and sockets even if another barrier fails. Newer kernels also deny abstract Unix sockets, which
+//! belong to a network namespace. All rules are best effort: an older kernel enforces fewer of
+//! them.
 
 use std::io;
 
@@ -9,7 +12,7 @@ use landlock::{
     RulesetAttr, RulesetCreatedAttr, RulesetStatus, Scope,
 };
 
-/// Gives up every right to files, for good. `false` where this kernel has no Landlock.
+/// Gives up all access to files, permanently. Returns `false` if the kernel has no Landlock.
 pub(super) fn no_files() -> io::Result<bool> {
     let abi = ABI::V6;
     let restricted = Ruleset::default()
@@ -24,21 +27,21 @@ pub(super) fn no_files() -> io::Result<bool> {
     }
 }
 
-/// Sockets that a daemon may use besides those that it has, as far as the kernel has Landlock. Abstract Unix
-/// sockets and signals to other processes are always denied.
+/// Sockets that a daemon may open, if the kernel has Landlock. Abstract Unix sockets and signals to
+/// other processes are always denied.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Sockets {
-    /// TCP connections to any host.
+    /// Permits TCP connections to any host.
     pub connect: bool,
-    /// The one TCP port at which connections may be awaited.
+    /// The only TCP port on which the daemon may listen.
     pub listen: Option<u16>,
 }
 
 impl Sockets {
-    /// No TCP at all.
+    /// No TCP sockets.
     pub const NONE: Sockets = Sockets { connect: false, listen: None };
 
-    /// Puts this in force, for good, for this thread and those that it starts.
+    /// Enforces the rule permanently for this thread and the threads that it starts.
     pub(super) fn restrict(self) -> io::Result<()> {
         let mut handled: BitFlags<AccessNet> = AccessNet::BindTcp.into();
         if !self.connect {
@@ -65,7 +68,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sockets_that_were_not_asked_for_are_denied() {
+    fn socket_that_was_not_requested_is_denied() {
         let name = format!("ringfence-landlock-{}", std::process::id());
         let name = SocketAddr::from_abstract_name(name).unwrap();
         let _named = UnixListener::bind_addr(&name).unwrap();
@@ -73,7 +76,7 @@ mod tests {
         let address = tcp.local_addr().unwrap();
         let attempt = |sockets: Option<Sockets>| {
             let name = name.clone();
-            // The restriction is that of a thread.
+            // The restriction holds for one thread.
             let attempts = std::thread::spawn(move || {
                 if let Some(sockets) = sockets {
                     sockets.restrict().unwrap();

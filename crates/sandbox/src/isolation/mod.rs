@@ -1,25 +1,29 @@
-//! The box in which a frontend or a driver domain runs.
+//! Isolation of an inner process: the stages by which it confines itself.
 //!
-//! On the `local` platform the sandbox is part of what a hypervisor would do, not an extra: a
-//! domain that can re-open `/proc/self/fd/N` turns a read-only arena into a writable one, one that
-//! can call `process_vm_readv` needs no arena at all, and one with `MADV_COLLAPSE` keeps what was
-//! taken back from it.
+//! On the `local` platform these stages replace the hypervisor, so all of them are required. A
+//! domain that can re-open `/proc/self/fd/N` makes a read-only arena writable. A domain that can
+//! call `process_vm_readv` needs no arena at all. A domain with `MADV_COLLAPSE` keeps pages that
+//! were revoked.
 //!
 //! # Stages
 //!
-//! The keeper ([`super::keeper`]) has made the user and PID namespaces. In the inner process, in
-//! this order, each stage needing what a later one gives up:
+//! The supervisor ([`super::supervisor`]) has created the user and PID namespaces. The inner
+//! process then runs these stages in order. Each stage needs rights that a later one gives up.
 //!
-//! 1. [`Isolation::enter`]: own ids, fresh mount, network, IPC and UTS namespaces (an uplink keeps
-//!    the network), an empty read-only root, no files by Landlock either where the kernel has it, no capability (bounding and ambient sets too, and locked so), no new
-//!    privileges, not dumpable, no core files.
-//! 2. The caller makes what needs a system call that stage 3 denies: arenas (`memfd_create`).
-//!    Nothing a peer wrote has been read yet.
-//! 3. [`Isolation::lock`]: the seccomp list ([`syscalls`]), on all threads. Then peers are heard.
+//! 1. [`Isolation::enter`]: takes its own ids. Unshares the mount, network, IPC and UTS namespaces
+//!    (an uplink keeps the network). Replaces the root by an empty read-only directory. Drops all
+//!    capabilities, also from the bounding and ambient sets, with locked securebits. Sets no new
+//!    privileges. An uplink denies itself files by Landlock, if the kernel has it. Not dumpable, no
+//!    core files.
+//! 2. The caller makes what needs a system call that stage 3 denies, such as arenas
+//!    (`memfd_create`). It has not read any bytes of a peer yet.
+//! 3. [`Isolation::lock`]: puts the seccomp list ([`syscalls`]) in force on all threads. Only then
+//!    does the process read from peers.
 //!
-//! A user's processes share that user's id. What keeps them apart then: a process in another PID
-//! namespace has no number here, tracing needs capabilities over the *user namespace in which the
-//! target was started*, which is a sibling's, and the calls that would do it are denied.
+//! Processes that an ordinary user starts share that user's id. They are separated all the same: a
+//! process of another PID namespace has no number here. Tracing needs capabilities over the user
+//! namespace *in which the target was started*, which is a sibling's. The seccomp list denies the
+//! system calls.
 
 mod daemon;
 mod landlock;
@@ -41,57 +45,53 @@ use rustix::thread::{CapabilitiesSecureBits, CapabilitySet, CapabilitySets, Gid,
 use super::die_with_parent;
 use super::spawn::DomainKind;
 
-/// A directory that is there, whatever the system: this program was started through it.
+/// Mount point of the new root. `/proc` exists on every system, since this program was started
+/// through it.
 const MOUNT_POINT: &str = "/proc";
 
-/// Why a process could not be put into its box. It must not go on then.
+/// Reasons for which a process could not be confined. The process must exit.
 #[derive(Debug, thiserror::Error)]
 pub enum SandboxError {
     /// A stage failed.
     #[error("sandbox: {stage}: {source}")]
-    Stage {
-        /// Which.
-        stage: &'static str,
-        /// Why.
-        source: io::Error,
-    },
-    /// Descriptors are open that nobody meant this process to have.
+    Stage { stage: &'static str, source: io::Error },
+    /// Descriptors are open that the caller did not list.
     #[error("sandbox: descriptors {0:?} were inherited by mistake")]
     SurplusDescriptors(Vec<i32>),
-    /// Some capability is left.
+    /// Capabilities are left after all were dropped.
     #[error("sandbox: capabilities {0:#x} are left")]
     CapabilitiesLeft(u64),
-    /// There are threads already.
+    /// The process has more than one thread.
     #[error("sandbox: {0} threads in place of 1")]
     SurplusThreads(usize),
-    /// The list of system calls could not be put in force.
+    /// The seccomp list could not be put in force.
     #[error("sandbox: system call list: {0}")]
     Syscalls(#[from] syscalls::FilterError),
-    /// The keeper died meanwhile.
+    /// The supervisor ended in the meantime.
     #[error("sandbox: the keeper is gone")]
     Orphaned,
 }
 
-/// Proof that stage 1 is done.
+/// Proof that stage 1 is complete.
 #[derive(Debug)]
 pub struct Isolation {
     kind: DomainKind,
 }
 
 impl Isolation {
-    /// Stage 1. The process must have one thread, and every capability in its user namespace.
+    /// Runs stage 1. The process must have one thread, and all capabilities in its user namespace.
     ///
-    /// `expected` are the descriptors above 2 that are open on purpose.
+    /// `expected` lists the descriptors above 2 that are open on purpose.
     ///
     /// # Errors
     ///
-    /// [`SandboxError`]; the process is to end.
+    /// [`SandboxError`]; the process must exit.
     pub fn enter(kind: DomainKind, expected: &[i32]) -> Result<Isolation, SandboxError> {
         refuse_surplus_descriptors(expected)?;
         refuse_surplus_threads()?;
         stage("core file limit", no_core_files())?;
         stage("own ids", take_own_ids())?;
-        // The sockets of an uplink are in the network it was started in: that is its purpose.
+        // An uplink opens sockets in the network namespace in which it was started.
         let fresh = match kind {
             DomainKind::Uplink => Fresh::MountIpcUts,
             _ => Fresh::MountNetIpcUts,
@@ -101,7 +101,7 @@ impl Isolation {
         stage("capabilities", drop_capabilities(CapabilitySet::empty()))?;
         stage("no new privileges", Ok(rustix::thread::set_no_new_privs(true)?))?;
         if kind == DomainKind::Uplink {
-            // Best effort: not every kernel has it.
+            // Best effort: older kernels have no Landlock.
             stage("Landlock", landlock::no_files())?;
         }
         stage("not dumpable", not_dumpable())?;
@@ -113,11 +113,11 @@ impl Isolation {
         Ok(Isolation { kind })
     }
 
-    /// Stage 3. From here on the list is in force, for all threads, for good.
+    /// Runs stage 3: puts the seccomp list in force for all threads, permanently.
     ///
     /// # Errors
     ///
-    /// [`SandboxError`]; the process is to end.
+    /// [`SandboxError`]; the process must exit.
     pub fn lock(self) -> Result<(), SandboxError> {
         Ok(syscalls::enforce(syscalls::Confined::Domain(self.kind))?)
     }
@@ -147,19 +147,19 @@ fn refuse_surplus_descriptors(expected: &[i32]) -> Result<(), SandboxError> {
     let mut surplus = Vec::new();
     for entry in rustix::fs::Dir::read_from(&listing)? {
         let fd = entry?.file_name().to_str().ok().and_then(|name| name.parse::<i32>().ok());
-        // "." and ".." are no numbers. The directory stream has a descriptor of its own.
+        // "." and ".." do not parse as numbers. The directory stream has a descriptor of its own.
         let Some(fd) = fd.filter(|fd| *fd > 2 && *fd != own && !expected.contains(fd)) else {
             continue;
         };
         surplus.push(fd);
     }
-    // What is open only while the directory is read is not there any more.
+    // Descriptors that were open only while the directory was read are closed by now.
     drop(listing);
     surplus.retain(|fd| std::fs::symlink_metadata(format!("/proc/self/fd/{fd}")).is_ok());
     if surplus.is_empty() { Ok(()) } else { Err(SandboxError::SurplusDescriptors(surplus)) }
 }
 
-/// A thread that was started before would keep its capabilities and namespaces.
+/// Fails if a second thread exists, which would keep its capabilities and namespaces.
 fn refuse_surplus_threads() -> Result<(), SandboxError> {
     let threads = stage("list of threads", std::fs::read_dir("/proc/self/task"))?.count();
     if threads == 1 { Ok(()) } else { Err(SandboxError::SurplusThreads(threads)) }
@@ -170,7 +170,7 @@ fn no_core_files() -> io::Result<()> {
     Ok(rustix::process::setrlimit(Resource::Core, none)?)
 }
 
-/// Becomes the one id that exists in this user namespace, where the keeper is not that already.
+/// Switches to id 0, the only one in this user namespace, unless the process has it already.
 fn take_own_ids() -> io::Result<()> {
     if rustix::process::geteuid().is_root() {
         return Ok(());
@@ -181,7 +181,7 @@ fn take_own_ids() -> io::Result<()> {
     Ok(())
 }
 
-/// Replaces the whole tree of files by an empty directory that cannot be written to.
+/// Replaces the whole file tree by an empty read-only directory.
 fn empty_root() -> io::Result<()> {
     let flags = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
     let private = MountPropagationFlags::PRIVATE | MountPropagationFlags::REC;
@@ -189,8 +189,8 @@ fn empty_root() -> io::Result<()> {
     let options = c"size=4k,nr_inodes=2,mode=0555";
     rustix::mount::mount("ringfence", MOUNT_POINT, "tmpfs", flags, Some(options))?;
     rustix::process::chdir(MOUNT_POINT)?;
-    // With both names the same the old root ends up mounted over the new one, where the next
-    // call takes it off (pivot_root(2), "pivot_root(".", ".")").
+    // With both paths the same, the old root ends up mounted over the new one, and the next call
+    // unmounts it (pivot_root(2), "pivot_root(".", ".")").
     rustix::process::pivot_root(".", ".")?;
     rustix::mount::unmount(".", UnmountFlags::DETACH)?;
     rustix::process::chdir("/")?;
@@ -198,7 +198,7 @@ fn empty_root() -> io::Result<()> {
     Ok(())
 }
 
-/// Drops all but `keep`.
+/// Drops all capabilities except `keep` from every set.
 fn drop_capabilities(keep: CapabilitySet) -> io::Result<()> {
     use CapabilitiesSecureBits as Bits;
     let locked = Bits::NO_ROOT
@@ -216,7 +216,7 @@ fn drop_capabilities(keep: CapabilitySet) -> io::Result<()> {
     keep_capabilities(keep)
 }
 
-/// Has no others than `keep`, of which it may lack some.
+/// Reduces the capabilities to `keep`. The process may lack some of these.
 fn keep_capabilities(keep: CapabilitySet) -> io::Result<()> {
     let keep = rustix::thread::capabilities(None)?.permitted & keep;
     let inheritable = CapabilitySet::empty();
@@ -227,7 +227,8 @@ fn keep_capabilities(keep: CapabilitySet) -> io::Result<()> {
     Ok(())
 }
 
-/// Every capability that this kernel has; it answers for no number above its last.
+/// Iterates over the capabilities of this kernel, which reports an error for numbers above its
+/// last.
 fn known_capabilities() -> impl Iterator<Item = CapabilitySet> {
     (0..u64::BITS)
         .map(|bit| CapabilitySet::from_bits_retain(1 << bit))
@@ -250,8 +251,8 @@ fn not_dumpable() -> io::Result<()> {
     Ok(rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable)?)
 }
 
-/// Whether the keeper died before the death signal was asked for: it holds the other end of
-/// standard error.
+/// Returns `true` if the supervisor ended before the death signal was set. It holds the other end
+/// of standard error.
 fn is_orphan() -> bool {
     use rustix::event::{PollFd, PollFlags, Timespec, poll};
     let stderr = rustix::stdio::stderr();

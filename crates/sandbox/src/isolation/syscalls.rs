@@ -1,21 +1,24 @@
-//! The system calls that a frontend, an uplink or a driver domain may make: an allow list.
+//! Seccomp list: the system calls that a frontend, an uplink, a driver domain or a daemon may make.
 //!
-//! The list is made by `cargo xtask syscalls` of the `#syscall` lines that stand next to the code which
-//! makes the calls, in all crates, with who needs a call, for what, and the arguments it may have
-//! (`xtask/src/tidy/syscalls.rs` has their grammar). `cargo xtask test` fails where the list is not what
-//! the lines say; `tests/syscalls.rs` runs domains and has each call that the list lacks end them. What
-//! the standard library, the C library and its allocator call is said here. All else fails with `EPERM`; no call kills, so that a library which probes for a newer call finds it missing
-//! and goes on with an older one. `clone3` fails with `ENOSYS`, which is what makes the C library
-//! fall back to `clone`: its flags are in a register, where a filter can see them.
+//! `cargo xtask syscalls` generates the list (`list.rs`) from `#syscall` lines. These stand beside
+//! the code that makes the calls, in all crates. Each line names the processes that need a call,
+//! its purpose and the permitted arguments; `xtask/src/tidy/syscalls.rs` has the grammar. `cargo
+//! xtask test` fails if list and lines differ. `tests/syscalls.rs` runs domains in which a call
+//! that the list lacks ends the process. The lines for the standard library, the C library and its
+//! allocator are below.
 //!
-//! Not on the list on purpose, and tried by the tests: `ptrace`, `process_vm_*`, `pidfd_*`,
+//! Every other call fails with `EPERM`. No call kills the process: a library that probes for a
+//! newer call gets an error and uses an older one. `clone3` fails with `ENOSYS`, so that the C
+//! library falls back to `clone`, whose flags are in a register that a filter can read.
+//!
+//! Deliberately missing, and tried by the tests: `ptrace`, `process_vm_*`, `pidfd_*`,
 //! `process_madvise`, `open*` and every other call that takes a path, `execve*`, `socket`,
 //! `memfd_create`, `io_uring_setup`, `io_uring_register`, `userfaultfd`, `bpf`, `kill`, `prctl`,
-//! `mount` and its kin, `unshare`, `setns`, `mremap`, `vmsplice`.
+//! `mount` and related calls, `unshare`, `setns`, `mremap`, `vmsplice`.
 //!
-//! `io_uring_enter` is not on it either: a ring runs operations behind the filter's back, among them
-//! those that are denied here. Whoever needs a ring one day makes it before the list is in force,
-//! restricts it to the operations it is for (`IORING_REGISTER_RESTRICTIONS`), and adds the call.
+//! `io_uring_enter` is missing too: a ring executes operations that the filter does not see, among
+//! them those that are denied here. A process that needs a ring must create it before the list is
+//! in force, restrict its operations (`IORING_REGISTER_RESTRICTIONS`), and add the call.
 
 // #syscall all mmap 2-PROT_EXEC: the allocator; stacks
 // #syscall all mprotect 2-PROT_EXEC: guard pages; the allocator
@@ -66,38 +69,35 @@ use seccompiler::{
 use super::list::{LIST, REFUSED};
 use crate::spawn::DomainKind;
 
-/// A row of the list: one call, allowed when all of its conditions hold. A call may have several
-/// rows.
+/// Row of the list: one call, allowed if all conditions hold. A call may have several rows.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Allowed {
-    /// The call's number on this architecture.
+    /// Number of the call on this architecture.
     number: libc::c_long,
-    /// Who may make it: a bit for each.
+    /// Set of the processes that may make the call, one bit each.
     who: u8,
-    /// What its arguments must be.
+    /// Conditions on the arguments.
     when: &'static [Argument],
 }
 
-/// The driver domain, which holds the hub.
+/// Driver domain, which also contains the hub.
 pub(super) const DRIVER: u8 = 1;
-/// The frontend of a guest.
 pub(super) const FRONTEND: u8 = 1 << 1;
-/// The uplink of a guest, which has sockets of the host's network.
+/// Uplink of a guest, which opens sockets in the host's network.
 pub(super) const UPLINK: u8 = 1 << 2;
-/// `ringfence serve` and `ringfence attach`, which open devices as they need them.
+/// `ringfence serve` and `ringfence attach`, which open devices at run time.
 pub(super) const DAEMON: u8 = 1 << 3;
 
-/// A process that the list is for.
+/// Process to which the list is applied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Confined {
-    /// A domain of `ringfence run`.
     Domain(DomainKind),
-    /// `ringfence serve` or `ringfence attach`.
     Daemon,
 }
 
 impl Confined {
-    /// Its bit in the rows of the list. A guest's command is not confined by one.
+    /// Returns the process's bit in the rows of the list. The list does not apply to a guest's
+    /// command.
     fn bit(self) -> u8 {
         match self {
             Confined::Domain(DomainKind::Driver) => DRIVER,
@@ -109,45 +109,39 @@ impl Confined {
     }
 }
 
-/// A condition on an argument.
+/// Condition on one argument.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Argument {
-    /// Which, from 0.
+    /// Position of the argument, from 0.
     index: u8,
-    /// What it must be.
     test: Test,
 }
 
-/// Test of an argument: of its low 32 bits, where nothing else is said.
+/// Test of an argument's low 32 bits, unless the variant says otherwise.
 #[derive(Clone, Copy, Debug)]
 enum Test {
-    /// This number.
+    /// Equal to this number.
     Is(u32),
-    /// This number, in all 64 bits: for a pointer.
+    /// All 64 bits equal to this number, for a pointer.
     IsWhole(u64),
-    /// This number after masking.
-    Masked {
-        /// The bits looked at.
-        mask: u32,
-        /// What they must be.
-        is: u32,
-    },
-    /// This process's id.
+    /// Equal to a number after masking.
+    Masked { mask: u32, is: u32 },
+    /// Equal to the id of this process.
     OwnPid,
 }
 
-/// Why the list could not be put in force.
+/// Reasons for which the list could not be put in force.
 #[derive(Debug, thiserror::Error)]
 pub enum FilterError {
-    /// The list does not translate into a filter, or the kernel does not take it.
+    /// The list does not translate into a filter, or the kernel rejects the filter.
     #[error("{0}")]
     Filter(#[from] seccompiler::Error),
-    /// A row of the list is malformed, or this processor is not supported.
+    /// A row of the list is malformed, or the processor is not supported.
     #[error("{0}")]
     Backend(#[from] seccompiler::BackendError),
 }
 
-/// A row of the table, for those whose bits are in `who`.
+/// Builds a row for the processes whose bits are in `who`.
 pub(super) const fn on(who: u8, number: libc::c_long, when: &'static [Argument]) -> Allowed {
     Allowed { number, who, when }
 }
@@ -176,34 +170,35 @@ pub(super) const fn own_pid(index: u8) -> Argument {
     Argument { index, test: Test::OwnPid }
 }
 
-static LOUD: OnceLock<()> = OnceLock::new();
+static TRAP_DENIED: OnceLock<()> = OnceLock::new();
 
-/// From now on a call that the list lacks ends in `SIGSYS` instead of an error, in whatever process
-/// the list is put in force later: for tests, which then see that the list is whole. What is refused
-/// on purpose is refused as ever.
+/// Makes a denied call raise `SIGSYS` instead of an error, in all processes that enforce the list
+/// later. Tests use this to find calls that the list lacks. Calls that are refused on purpose still
+/// fail with an error.
 #[cfg(any(test, feature = "test-utils"))]
 #[doc(hidden)]
-pub fn let_denials_be_loud() {
-    let _ = LOUD.set(());
+pub fn trap_denied_calls() {
+    let _ = TRAP_DENIED.set(());
 }
 
 /// Puts the list in force for all threads of this process.
 ///
 /// # Errors
 ///
-/// [`FilterError`]; nothing is in force then, or only the answers for what is refused.
+/// [`FilterError`]; then no filter is in force, or only those for calls that are refused on
+/// purpose.
 pub fn enforce(whom: Confined) -> Result<(), FilterError> {
-    // All are translated before any is in force: afterwards too little is allowed.
-    let programs = programs(whom, LOUD.get().is_some())?;
-    // Each allows what putting the next in force needs; TSYNC orders the rest.
+    // Translate all filters first: once one is in force, translation lacks system calls.
+    let programs = programs(whom, TRAP_DENIED.get().is_some())?;
+    // Each filter allows the calls that install the next one. TSYNC applies it to all threads.
     for program in &programs {
         seccompiler::apply_filter_all_threads(program)?;
     }
     Ok(())
 }
 
-/// The filters, the list's last. The strictest answer of all counts.
-fn programs(whom: Confined, loud: bool) -> Result<Vec<BpfProgram>, FilterError> {
+/// Builds the filters, the list's last. The kernel takes the strictest answer of all filters.
+fn programs(whom: Confined, trap: bool) -> Result<Vec<BpfProgram>, FilterError> {
     let arch = TargetArch::try_from(std::env::consts::ARCH)?;
     let refuse = |rules, errno: i32| {
         let answer = SeccompAction::Errno(errno.cast_unsigned());
@@ -212,10 +207,10 @@ fn programs(whom: Confined, loud: bool) -> Result<Vec<BpfProgram>, FilterError> 
     let mut programs = vec![refuse([(libc::SYS_clone3, Vec::new())].into(), libc::ENOSYS)?];
     let mut allowed = rules(LIST, whom)?;
     let mut otherwise = SeccompAction::Errno(libc::EPERM.cast_unsigned());
-    if loud {
+    if trap {
         let refused = rules(REFUSED, whom)?;
         programs.push(refuse(refused.clone(), libc::EPERM)?);
-        // These are answered by the filter just made.
+        // The filter just built answers these calls.
         allowed.extend(refused);
         otherwise = SeccompAction::Trap;
     }
@@ -224,7 +219,7 @@ fn programs(whom: Confined, loud: bool) -> Result<Vec<BpfProgram>, FilterError> 
     Ok(programs)
 }
 
-/// A list as `seccompiler` has it: an empty vector means "whatever the arguments".
+/// Converts a list for `seccompiler`, in which an empty vector means "any arguments".
 fn rules(list: &[Allowed], whom: Confined) -> Result<BTreeMap<i64, Vec<SeccompRule>>, FilterError> {
     let mut rules: BTreeMap<i64, Vec<SeccompRule>> = BTreeMap::new();
     for row in list.iter().filter(|row| row.who & whom.bit() != 0) {
@@ -255,7 +250,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn no_call_is_both_free_and_conditional() {
+    fn no_call_is_both_unconditional_and_conditional() {
         for bit in [DRIVER, FRONTEND, UPLINK, DAEMON] {
             let rows = || LIST.iter().filter(|row| row.who & bit != 0);
             for row in rows() {
@@ -267,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn the_list_translates_for_all() {
+    fn list_translates_for_every_process() {
         let domain = Confined::Domain;
         let domains = [DomainKind::Driver, DomainKind::Frontend, DomainKind::Uplink].map(domain);
         for whom in domains.into_iter().chain([Confined::Daemon]) {
@@ -275,12 +270,12 @@ mod tests {
             let flushes = matches!(whom, Confined::Domain(DomainKind::Driver) | Confined::Daemon);
             assert_eq!(rules.contains_key(&libc::SYS_fdatasync), flushes);
             assert_eq!(rules.contains_key(&libc::SYS_openat), whom == Confined::Daemon);
-            // To hosts for a guest; to the servers of disks.
+            // Uplinks connect to hosts for a guest, daemons to the servers of disks.
             let connects = matches!(whom, Confined::Domain(DomainKind::Uplink) | Confined::Daemon);
             assert_eq!(rules.contains_key(&libc::SYS_connect), connects);
-            for loud in [false, true] {
-                for program in programs(whom, loud).unwrap() {
-                    // The kernel takes 4096 instructions.
+            for trap in [false, true] {
+                for program in programs(whom, trap).unwrap() {
+                    // The kernel's limit is 4096 instructions.
                     assert!(program.len() < 1000, "{}", program.len());
                 }
             }

@@ -36,10 +36,10 @@ use rustix::thread::CapabilitySet;
 
 use super::{SandboxError, stage};
 
-/// Directory under which the new root is assembled. Its own content is opened before.
+/// Directory under which the new root is assembled. Its content is opened before it is covered.
 const ASSEMBLY: &str = "/sys";
 
-/// Link to this process below /proc. The view shows the process under this name and not by its number.
+/// Link to this process below /proc. The view contains the process under this name only.
 const OWN_PROCESS: &str = "/proc/self";
 
 /// Sockets of the host by which user id 0 becomes root again, or something close to it.
@@ -59,34 +59,34 @@ const PRIVILEGED: [&str; 10] = [
 /// Access that the view gives to a place.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 enum Access {
-    /// Files are read, and nothing that is mounted below them is seen.
+    /// Files can be read. Mounts below the path are not visible.
     Read,
-    /// Device nodes are used; files are read.
+    /// Device nodes can be used. Files can be read.
     Devices,
-    /// Files are made and written.
+    /// Files can be created and written.
     Write,
 }
 
-/// A place of the host that stays visible.
+/// Path of the host that stays visible.
 #[derive(Clone, PartialEq, Eq, Debug)]
-struct Place {
+struct ViewEntry {
     path: PathBuf,
     access: Access,
 }
 
-/// List of the places that stay visible.
+/// Set of the host's paths that stay visible to a daemon.
 #[derive(Clone, Debug, Default)]
 pub struct View {
-    places: Vec<Place>,
+    entries: Vec<ViewEntry>,
 }
 
-/// A place that was opened in the old root.
+/// Path of the host that was opened in the old root.
 struct Source {
     file: OwnedFd,
     is_directory: bool,
     /// Path in the new root, without symbolic links.
     target: PathBuf,
-    /// Paths by which the place was listed.
+    /// Paths by which the entry was listed.
     names: Vec<PathBuf>,
     access: Access,
 }
@@ -111,29 +111,29 @@ impl View {
     }
 
     fn with(mut self, path: impl Into<PathBuf>, access: Access) -> View {
-        self.places.push(Place { path: path.into(), access });
+        self.entries.push(ViewEntry { path: path.into(), access });
         self
     }
 
-    /// Replaces the tree of files by this view. Places that do not exist are left out. Returns `false`
-    /// where that is impossible, because the process has no right to mount anything or because the view
-    /// holds the root directory; all files stay visible then.
+    /// Replaces the root directory by this view. Paths that do not exist are left out. Returns
+    /// `false` and leaves all files visible if the process may not mount, or if the view contains
+    /// `/`.
     ///
     /// # Errors
     ///
-    /// [`SandboxError`]; the process is to end.
+    /// [`SandboxError`]; the process must exit.
     pub(super) fn enter(&self) -> Result<bool, SandboxError> {
         let able = rustix::thread::capabilities(None)?.effective.contains(CapabilitySet::SYS_ADMIN);
-        if !able || self.places.iter().any(|place| place.path == Path::new("/")) {
+        if !able || self.entries.iter().any(|entry| entry.path == Path::new("/")) {
             return Ok(false);
         }
         refuse_directories()?;
         match namespaces::unshare(Fresh::Mount) {
-            // A supervisor's own filter may forbid it.
+            // A service manager's own filter may forbid it.
             Err(error) if error.kind() == io::ErrorKind::PermissionDenied => return Ok(false),
             other => stage("mount namespace", other)?,
         }
-        // Mounts that the host makes later arrive here; those made here stay here.
+        // Mounts that the host makes later arrive here. Mounts made here do not reach the host.
         let slave = MountPropagationFlags::DOWNSTREAM | MountPropagationFlags::REC;
         stage("mount propagation", rustix::mount::mount_change("/", slave).map_err(Into::into))?;
         let sources = stage("files of the view", self.open())?;
@@ -146,10 +146,10 @@ impl View {
         Ok(true)
     }
 
-    /// Opens all places and sorts them, parents before what lies below them.
+    /// Opens all paths and sorts them, parents first.
     fn open(&self) -> io::Result<Vec<Source>> {
         let mut sources: Vec<Source> = Vec::new();
-        for Place { path, access } in &self.places {
+        for ViewEntry { path, access } in &self.entries {
             let flags = OFlags::PATH | OFlags::CLOEXEC;
             let file = match rustix::fs::open(path, flags, Mode::empty()) {
                 Ok(file) => file,
@@ -177,7 +177,7 @@ impl View {
     }
 }
 
-/// Returns the sockets of the host that this process can reach and by which it could become root again.
+/// Returns the sockets of the host through which this process could become root again.
 pub(super) fn privileged_sockets() -> Vec<&'static str> {
     let reachable = |path: &&str| fs::metadata(path).is_ok_and(|file| file.file_type().is_socket());
     PRIVILEGED.into_iter().filter(reachable).collect()
@@ -194,14 +194,14 @@ fn about(path: &Path) -> impl FnOnce(io::Error) -> io::Error {
     move |error| io::Error::new(error.kind(), format!("{}: {error}", path.display()))
 }
 
-/// Fails while this process has a directory open: its parents lead to the host's root.
+/// Fails if this process has a directory open, because its parents lead to the host's root.
 fn refuse_directories() -> Result<(), SandboxError> {
     let list = || -> io::Result<Vec<i32>> {
         let mut numbers = Vec::new();
         for entry in fs::read_dir("/proc/self/fd")? {
             numbers.extend(entry?.file_name().to_str().and_then(|name| name.parse::<i32>().ok()));
         }
-        // The listing itself is closed by now.
+        // The listing's own descriptor is closed by now.
         let is_directory = |number: &i32| {
             fs::metadata(format!("/proc/self/fd/{number}")).is_ok_and(|f| f.is_dir())
         };
@@ -212,11 +212,11 @@ fn refuse_directories() -> Result<(), SandboxError> {
     if surplus.is_empty() { Ok(()) } else { Err(SandboxError::SurplusDescriptors(surplus)) }
 }
 
-/// Mounts all sources below a new root.
+/// Mounts all sources below the new root.
 fn assemble(sources: &[Source]) -> io::Result<()> {
     let flags = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
     rustix::mount::mount("ringfence", ASSEMBLY, "tmpfs", flags, Some(c"mode=0755,size=1m"))?;
-    // A place that holds the mount point is not to hold the new root once more.
+    // A bind mount of a path that contains the mount point must not contain the new root too.
     rustix::mount::mount_change(ASSEMBLY, MountPropagationFlags::UNBINDABLE)?;
     for source in sources {
         let below = source.target.strip_prefix("/").map_err(io::Error::other)?;
@@ -236,7 +236,7 @@ fn assemble(sources: &[Source]) -> io::Result<()> {
     Ok(())
 }
 
-/// Makes the mount point `below` the new root. Nothing is made in a place of the host.
+/// Creates the mount point `below` the new root. Creates nothing in directories of the host.
 fn make_target(below: &Path, is_directory: bool) -> io::Result<()> {
     let own = fs::metadata(ASSEMBLY)?.dev();
     let mut path = PathBuf::from(ASSEMBLY);
@@ -259,7 +259,7 @@ fn make_target(below: &Path, is_directory: bool) -> io::Result<()> {
     Ok(())
 }
 
-/// Sets the flags of a mount. Flags that it has already stay set.
+/// Sets the flags of a mount. Flags that are set already stay set.
 fn restrict(target: &Path, access: Access) -> io::Result<()> {
     let mut flags = MountFlags::BIND | MountFlags::NOSUID | MountFlags::NOEXEC;
     let has = rustix::fs::statvfs(target)?.f_flag;
@@ -271,13 +271,13 @@ fn restrict(target: &Path, access: Access) -> io::Result<()> {
     Ok(rustix::mount::mount_remount(target, flags, c"")?)
 }
 
-/// Makes the assembled tree the root and lets go of the old one.
+/// Makes the assembled tree the root and unmounts the old one.
 fn change_root() -> io::Result<()> {
     rustix::process::chdir(ASSEMBLY)?;
-    // With both names the same, the old root ends up mounted over the new one (pivot_root(2)).
+    // With both paths the same, the kernel mounts the old root over the new one (pivot_root(2)).
     match rustix::process::pivot_root(".", ".") {
         Ok(()) => rustix::mount::unmount(".", UnmountFlags::DETACH)?,
-        // The root is the initial file system in memory, which nothing can replace: cover it.
+        // The root is the initial RAM file system, which cannot be replaced: mount over it.
         Err(Errno::INVAL) => {
             rustix::mount::mount_move(".", "/")?;
             rustix::process::chroot(".")?;
@@ -287,7 +287,7 @@ fn change_root() -> io::Result<()> {
     Ok(rustix::process::chdir("/")?)
 }
 
-/// Makes symbolic links for places that were listed by another path than their real one.
+/// Creates symbolic links for entries that were listed by another path than their canonical one.
 fn link(sources: &[Source]) -> io::Result<()> {
     for source in sources {
         for name in source.names.iter().filter(|name| fs::metadata(name).is_err()) {

@@ -10,7 +10,7 @@ use super::*;
 
 type Table = Arc<Mutex<HashMap<String, Vec<IpAddr>>>>;
 
-/// Names in a table, and a pipe that tells of changes.
+/// Names in a table, with a pipe that signals changes.
 struct Names {
     table: Table,
     changes: OwnedFd,
@@ -48,11 +48,11 @@ struct World {
 }
 
 impl World {
-    /// A stub on a port of its own, run by a thread that ends with the test process.
+    /// Starts a stub on a free port. Its thread ends with the test process.
     fn new(own: Option<Own>) -> World {
         let table = Table::default();
         let (changes, change) = rustix::pipe::pipe().unwrap();
-        // The port that is free for UDP may be somebody's for TCP.
+        // A port that is free for UDP may be in use for TCP.
         let bound =
             (0..100).find_map(|_| Stub::bind_at("127.0.0.1:0".parse().unwrap()).ok()).unwrap();
         let sockets = vec![bound];
@@ -106,7 +106,7 @@ fn read(bytes: &[u8]) -> (ResponseCode, Vec<String>) {
 const SOON: Duration = Duration::from_secs(60);
 
 #[test]
-fn a_name_that_is_there_is_answered_at_once() {
+fn announced_name_is_answered_at_once() {
     let world = World::new(None);
     world.announce("web", "10.0.0.2");
     let answer = heard(&world.ask("web.lab."), SOON);
@@ -116,7 +116,7 @@ fn a_name_that_is_there_is_answered_at_once() {
 }
 
 #[test]
-fn a_name_that_comes_later_is_waited_for_and_holds_up_nobody_else() {
+fn query_for_unknown_name_is_held_back_without_delaying_others() {
     let world = World::new(None);
     let early = world.ask("web.");
     assert_eq!(heard(&early, Duration::from_millis(300)), None);
@@ -127,7 +127,7 @@ fn a_name_that_comes_later_is_waited_for_and_holds_up_nobody_else() {
 }
 
 #[test]
-fn a_guest_knows_itself_at_once_and_is_known_to_others_after_a_while() {
+fn own_name_is_answered_before_it_is_announced() {
     let own = Own { name: "me".into(), addresses: vec!["10.0.0.9".parse().unwrap()] };
     let world = World::new(Some(own));
     let answer = heard(&world.ask("me."), SOON);
@@ -141,7 +141,7 @@ fn a_guest_knows_itself_at_once_and_is_known_to_others_after_a_while() {
 }
 
 #[test]
-fn queries_over_tcp_may_come_in_pieces_and_in_a_row() {
+fn tcp_queries_in_pieces_and_in_sequence_are_answered() {
     let world = World::new(None);
     world.announce("web", "10.0.0.2");
     let mut stream = TcpStream::connect(world.server).unwrap();
@@ -162,7 +162,7 @@ fn queries_over_tcp_may_come_in_pieces_and_in_a_row() {
 }
 
 #[test]
-fn a_length_beyond_any_query_ends_the_connection() {
+fn tcp_length_beyond_any_query_closes_the_connection() {
     let world = World::new(None);
     let mut stream = TcpStream::connect(world.server).unwrap();
     stream.write_all(&[0xff, 0xff, 0, 0]).unwrap();
@@ -171,7 +171,7 @@ fn a_length_beyond_any_query_ends_the_connection() {
 }
 
 #[test]
-fn the_names_of_addresses_are_told() {
+fn address_query_returns_the_announced_name() {
     let world = World::new(None);
     world.announce("web", "10.0.0.2");
     let socket = UdpSocket::bind("127.0.0.1:0").unwrap();

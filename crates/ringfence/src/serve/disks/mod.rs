@@ -40,7 +40,7 @@ use self::opener::{Opening, Wish};
 use super::config::{Config, DiskSettings};
 use super::devices::{Look, Served};
 use crate::log::LineBudget;
-use crate::seat::device_name;
+use crate::ports::device_name;
 
 /// Key of the backend's directory: `open`, or why the storage is not.
 const DISK_STATUS: &str = "disk-status";

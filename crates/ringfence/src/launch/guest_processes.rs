@@ -1,4 +1,7 @@
-//! Starting a guest's processes, and waiting for whichever ends first.
+//! Processes of a guest: starts them in order and waits for the first that ends.
+//!
+//! [`GuestProcesses`] owns guest, frontend and uplink, and the connection to the driver domain.
+//! Signals and messages of all of them arrive through one `poll` as [`ProcessEvent`]s.
 
 use std::ffi::OsString;
 use std::io;
@@ -6,17 +9,10 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd, RawFd};
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::Signal;
-use ringfence_access::Mode;
-use ringfence_frame::orders::TxStaging;
-use ringfence_sandbox::channel::{Channel, poll_until, wait_hung_up};
-use ringfence_sandbox::signals::{Arrived, Signals};
-use ringfence_sandbox::spawn::{DomainKind, DomainProcess, Ended, Event, Process, Spawn};
-use ringfence_sandbox::{ChannelError, Ending, STATUS_FAILED};
-use ringfence_sys::descriptors::Descriptors;
 use rustix::event::{PollFd, PollFlags};
 
 use super::disks::Disks;
-use super::rendezvous::{self, Seat, because};
+use super::rendezvous::{self, Attachment, because};
 use super::report::{Reporter, last_line, printable};
 use super::runtime_dir::RuntimeDir;
 use super::uplink::Uplink;
@@ -24,15 +20,23 @@ use super::{Options, list, standard_input};
 use crate::guest::{FromGuest, GuestConfig, ToGuest};
 use crate::switchboard::{Attached, FromDriver, FromFrontend, FrontendConfig};
 use crate::uplink::{FromUplink, UplinkConfig};
+use ringfence_access::Mode;
+use ringfence_frame::orders::TxStaging;
+use ringfence_sandbox::channel::Channel;
+use ringfence_sandbox::signals::{ReceivedSignal, Signals};
+use ringfence_sandbox::spawn::{DomainKind, DomainProcess, Ended, Event, Process, Spawn};
+use ringfence_sandbox::{ChannelError, Ending, STATUS_FAILED};
+use ringfence_sys::descriptors::Descriptors;
+use ringfence_sys::poll::{wait_any, wait_hung_up};
 
-/// How long a guest or a frontend may take to be ready.
-const PATIENCE: Duration = Duration::from_secs(10);
-/// How long others are waited for that should end at the same moment: to tell cause from effect,
-/// and to leave nothing behind.
+/// Time limit for guest, frontend and uplink to be ready.
+const START_TIMEOUT: Duration = Duration::from_secs(10);
+/// Time limit for processes that should end together: to tell cause from effect, and to leave
+/// nothing behind.
 const GRACE: Duration = Duration::from_secs(1);
 
-/// The signals that the launcher takes note of. Those of the terminal's keys it leaves to the
-/// command, and `SIGTTOU` to nobody: it must be able to take the terminal back.
+/// Signals that the launcher handles. Those of the terminal's keys it leaves to the command. It
+/// blocks `SIGTTOU`, because it must be able to take the terminal back.
 pub(super) fn signals() -> io::Result<Signals> {
     Signals::new(&[
         Signal::SIGINT,
@@ -45,14 +49,13 @@ pub(super) fn signals() -> io::Result<Signals> {
     ])
 }
 
-/// How a guest ended.
+/// End of a guest.
 #[derive(Debug)]
 pub(super) struct Outcome {
-    /// The launcher's exit status.
     pub(super) status: u8,
-    /// What the user should know.
+    /// Message for the user.
     pub(super) problem: Option<String>,
-    /// Whether the command ended by itself, so that it has left the terminal in order.
+    /// Set if the command exited by itself, so that it has restored the terminal.
     pub(super) by_itself: bool,
 }
 
@@ -62,9 +65,9 @@ impl Outcome {
     }
 }
 
-/// What happened.
-enum News {
-    Signal(Arrived),
+/// Events of a guest's processes.
+enum ProcessEvent {
+    Signal(ReceivedSignal),
     Guest(FromGuest, Descriptors),
     GuestGone(Ended),
     Frontend(FromFrontend),
@@ -76,39 +79,39 @@ enum News {
     Late,
 }
 
-/// The processes of one guest, and what is known of their driver domain. They end when this is
-/// dropped.
-pub(super) struct Supervisor<'a> {
+/// Processes of one guest, with the connection to its driver domain. Dropping it ends the
+/// processes.
+pub(super) struct GuestProcesses<'a> {
     reporter: Reporter,
     signals: &'a Signals,
     directory: &'a RuntimeDir,
     options: &'a Options,
     attached: Option<Attached>,
     lease: Option<Channel>,
-    /// The connections that the guest and its frontend are to have, until they have them.
+    /// Connections of the guest and of its frontend, until these get them.
     names: Option<OwnedFd>,
     frontend_hub: Option<OwnedFd>,
     disks: Disks,
     uplink: Option<Uplink>,
-    /// The driver domain, if this launcher started it.
+    /// Driver domain, if this launcher started it.
     driver: Option<DomainProcess>,
     guest: Option<Watched>,
     frontend: Option<Watched>,
     uplink_domain: Option<Watched>,
 }
 
-/// The descriptors of TAPs that a guest's init made.
+/// Descriptors of the TAPs that a guest's init created.
 struct Taps {
-    /// To the switch: the queues, and what the kernel leaves to their readers.
+    /// TAP to the switch: queues and offloads.
     switch: Option<(Vec<OwnedFd>, u32)>,
-    /// To the host: the queues, and the same.
+    /// TAP to the host's network: queues and offloads.
     uplink: (Vec<OwnedFd>, u32),
 }
 
-/// A domain whose inner process may report by a channel of its own.
+/// A domain, with the channel to its inner process.
 struct Watched {
     domain: DomainProcess,
-    /// Whether that is closed. The keeper tells why, a moment later.
+    /// Set once the channel is closed. The supervisor's report follows.
     is_silent: bool,
 }
 
@@ -117,7 +120,7 @@ impl Watched {
         Watched { domain, is_silent: false }
     }
 
-    /// What the inner process reports, if it does.
+    /// Returns the inner process's next report, if there is one.
     fn report<T: serde::de::DeserializeOwned>(&mut self) -> Option<(T, Descriptors)> {
         if self.is_silent {
             return None;
@@ -127,24 +130,24 @@ impl Watched {
         report.ok().flatten()
     }
 
-    /// What to poll.
+    /// Iterates over the descriptors to poll.
     fn channels(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         let inner = (!self.is_silent).then(|| self.domain.channel().as_fd());
         inner.into_iter().chain([self.domain.events()])
     }
 }
 
-impl<'a> Supervisor<'a> {
+impl<'a> GuestProcesses<'a> {
     pub(super) fn new(
         reporter: Reporter,
         signals: &'a Signals,
         directory: &'a RuntimeDir,
         options: &'a Options,
-        seat: Option<Seat>,
+        attachment: Option<Attachment>,
         disks: Disks,
         uplink: Option<Uplink>,
-    ) -> Supervisor<'a> {
-        let mut supervisor = Supervisor {
+    ) -> GuestProcesses<'a> {
+        let mut supervisor = GuestProcesses {
             reporter,
             signals,
             directory,
@@ -160,27 +163,27 @@ impl<'a> Supervisor<'a> {
             frontend: None,
             uplink_domain: None,
         };
-        if let Some(seat) = seat {
-            supervisor.attached = Some(seat.attached);
-            supervisor.lease = Some(seat.lease);
-            supervisor.names = Some(seat.names);
-            supervisor.frontend_hub = Some(seat.frontend_hub);
-            supervisor.driver = seat.driver;
+        if let Some(attachment) = attachment {
+            supervisor.attached = Some(attachment.attached);
+            supervisor.lease = Some(attachment.lease);
+            supervisor.names = Some(attachment.names);
+            supervisor.frontend_hub = Some(attachment.frontend_hub);
+            supervisor.driver = attachment.driver;
         }
         supervisor
     }
 
-    /// What the driver domain gave to this guest.
+    /// Returns the properties of the guest's attachment to a switch.
     pub(super) fn attached(&self) -> Option<&Attached> {
         self.attached.as_ref()
     }
 
-    /// The guest's way to the host.
+    /// Returns the guest's uplink.
     pub(super) fn uplink(&self) -> Option<&Uplink> {
         self.uplink.as_ref()
     }
 
-    /// Starts everything and waits for the end.
+    /// Starts all processes and waits for the end.
     pub(super) fn run(
         &mut self,
         command: &[OsString],
@@ -198,7 +201,7 @@ impl<'a> Supervisor<'a> {
             Ok(()) => self.wait_for_end(),
             Err(outcome) => outcome,
         };
-        // What the kernel has yet to write needs all who serve the disks.
+        // Data that the kernel still has to write needs the processes that serve the disks.
         self.disks.end_devices(self.reporter);
         outcome
     }
@@ -209,15 +212,15 @@ impl<'a> Supervisor<'a> {
         inherit: &[RawFd],
         config: &GuestConfig,
     ) -> Result<Taps, Outcome> {
-        let spawn = Spawn { kind: DomainKind::Guest, command, inherit, aftermath: None };
+        let spawn = Spawn { kind: DomainKind::Guest, command, inherit, cleanup: None };
         let mut guest =
             DomainProcess::start(&spawn).map_err(|error| Outcome::failed(error.to_string()))?;
         let stdin = standard_input().map_err(|error| Outcome::failed(error.to_string()))?;
         let Some(nested) = guest.take_nested_maps() else {
             return Err(Outcome::failed("the guest has no keeper"));
         };
-        let mut fds = vec![stdin.as_fd(), nested.keeper.as_fd()];
-        // It alone uses it from here on.
+        let mut fds = vec![stdin.as_fd(), nested.supervisor.as_fd()];
+        // Only the guest uses the connection from here on.
         let names = self.names.take();
         fds.extend(names.iter().map(AsFd::as_fd));
         let order = ToGuest::SetUp { config: Box::new(config.clone()), map_writer: nested.writer };
@@ -226,10 +229,13 @@ impl<'a> Supervisor<'a> {
         drop((names, nested));
         told.map_err(|error| Outcome::failed(format!("the guest: {error}")))?;
         self.reporter.step("started the guest's init in namespaces of its own");
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + START_TIMEOUT;
         loop {
             match self.next(Some(deadline)) {
-                News::Guest(FromGuest::Ready { offloads, uplink_offloads, remarks }, fds) => {
+                ProcessEvent::Guest(
+                    FromGuest::Ready { offloads, uplink_offloads, remarks },
+                    fds,
+                ) => {
                     let mut fds = fds.into_vec();
                     for remark in remarks {
                         self.reporter.step(remark);
@@ -243,15 +249,14 @@ impl<'a> Supervisor<'a> {
                     let switch = config.interface.is_some().then_some((fds, offloads));
                     return Ok(Taps { switch, uplink: (rest, uplink_offloads) });
                 }
-                News::Late => return Err(Outcome::failed(late("the guest"))),
+                ProcessEvent::Late => return Err(Outcome::failed(not_ready("the guest"))),
                 other => self.interrupt(other)?,
             }
         }
     }
 
     fn start_frontend(&mut self, (taps, offloads): (Vec<OwnedFd>, u32)) -> Result<(), Outcome> {
-        let spawn =
-            Spawn { kind: DomainKind::Frontend, command: &[], inherit: &[], aftermath: None };
+        let spawn = Spawn { kind: DomainKind::Frontend, command: &[], inherit: &[], cleanup: None };
         let frontend =
             DomainProcess::start(&spawn).map_err(|error| Outcome::failed(error.to_string()))?;
         let config = FrontendConfig {
@@ -266,10 +271,10 @@ impl<'a> Supervisor<'a> {
             queues: self.options.queues,
             tap_queues: u32::try_from(taps.len()).unwrap_or(u32::MAX),
             takes: self.options.offload.to_string(),
-            disks: self.disks.orders(),
+            disks: self.disks.frontend_configs(),
         };
         let sockets = self.disks.take_sockets();
-        // All are the frontend's alone from here on, so that they close when it ends.
+        // From here on only the frontend holds these, so that they close when it ends.
         let Some(hub) = self.frontend_hub.take() else {
             return Err(Outcome::failed("there is no connection for the frontend"));
         };
@@ -283,20 +288,20 @@ impl<'a> Supervisor<'a> {
         if told.is_ok() {
             self.reporter.step("started the guest's frontend in a sandbox of its own");
         }
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + START_TIMEOUT;
         loop {
             match self.next(Some(deadline)) {
-                News::Frontend(FromFrontend::Up) => return Ok(()),
-                News::Late => return Err(Outcome::failed(late("the frontend"))),
+                ProcessEvent::Frontend(FromFrontend::Up) => return Ok(()),
+                ProcessEvent::Late => return Err(Outcome::failed(not_ready("the frontend"))),
                 other => self.interrupt(other)?,
             }
         }
     }
 
-    /// Starts the uplink's process, where there is to be one, with the queues of its TAP.
+    /// Starts the uplink's process, if there is an uplink, with the queues of its TAP.
     fn start_uplink(&mut self, (queues, offloads): (Vec<OwnedFd>, u32)) -> Result<(), Outcome> {
         let Some(uplink) = &mut self.uplink else { return Ok(()) };
-        let spawn = Spawn { kind: DomainKind::Uplink, command: &[], inherit: &[], aftermath: None };
+        let spawn = Spawn { kind: DomainKind::Uplink, command: &[], inherit: &[], cleanup: None };
         let domain =
             DomainProcess::start(&spawn).map_err(|error| Outcome::failed(error.to_string()))?;
         let config: UplinkConfig = uplink.config(offloads, self.reporter.is_verbose());
@@ -305,10 +310,10 @@ impl<'a> Supervisor<'a> {
         if told.is_ok() {
             self.reporter.step("started the guest's uplink in a sandbox of its own");
         }
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + START_TIMEOUT;
         loop {
             match self.next(Some(deadline)) {
-                News::Uplink(FromUplink::Up { link, remarks }) => {
+                ProcessEvent::Uplink(FromUplink::Up { link, remarks }) => {
                     for remark in remarks {
                         self.reporter.step(format_args!("uplink: {}", printable(&remark)));
                     }
@@ -317,7 +322,7 @@ impl<'a> Supervisor<'a> {
                     }
                     return Ok(());
                 }
-                News::Late => return Err(Outcome::failed(late("the uplink"))),
+                ProcessEvent::Late => return Err(Outcome::failed(not_ready("the uplink"))),
                 other => self.interrupt(other)?,
             }
         }
@@ -340,29 +345,29 @@ impl<'a> Supervisor<'a> {
             self.reporter.summary(format_args!("{name} is on the host's network: {uplink}"));
         }
         let environment = self.disks.make_devices(self.reporter);
-        self.tell_guest(&ToGuest::Start { environment })
+        self.send_to_guest(&ToGuest::Start { environment })
     }
 
-    /// What the guest is called.
+    /// Returns the guest's host name.
     pub(super) fn host_name(&self) -> String {
         let number = self.attached.as_ref().map_or(String::new(), |a| a.domain.to_string());
         self.options.name.clone().unwrap_or_else(|| format!("guest{number}"))
     }
 
-    fn tell_guest(&self, order: &ToGuest) -> Result<(), Outcome> {
+    fn send_to_guest(&self, order: &ToGuest) -> Result<(), Outcome> {
         let Some(guest) = &self.guest else { return Err(Outcome::failed("there is no guest")) };
         match guest.domain.channel().send(order, &[]) {
-            // That it has gone is heard of in a moment, with the reason.
+            // The guest's end is reported soon, with the reason.
             Ok(()) | Err(ChannelError::Closed) => Ok(()),
             Err(error) => Err(Outcome::failed(format!("the guest: {error}"))),
         }
     }
 
-    /// Something else than what is waited for, before the command runs: nothing, or the end.
-    fn interrupt(&self, news: News) -> Result<(), Outcome> {
-        match news {
-            News::Signal(arrived) if arrived.number == Signal::SIGTTOU as i32 => Ok(()),
-            News::Signal(arrived) => Err(Outcome {
+    /// Handles an event that is not the expected one while processes start. Fails if it is an end.
+    fn interrupt(&self, event: ProcessEvent) -> Result<(), Outcome> {
+        match event {
+            ProcessEvent::Signal(arrived) if arrived.number == Signal::SIGTTOU as i32 => Ok(()),
+            ProcessEvent::Signal(arrived) => Err(Outcome {
                 status: Ending::Killed(arrived.number).exit_status(),
                 problem: None,
                 by_itself: false,
@@ -374,14 +379,16 @@ impl<'a> Supervisor<'a> {
     fn wait_for_end(&mut self) -> Outcome {
         loop {
             match self.next(None) {
-                News::Signal(arrived) => {
+                ProcessEvent::Signal(arrived) => {
                     if let Err(outcome) = self.forward(arrived) {
                         return outcome;
                     }
                 }
-                News::Guest(FromGuest::Running, _) => self.reporter.step("the command runs"),
-                news => {
-                    if let Some(outcome) = self.end_of(news) {
+                ProcessEvent::Guest(FromGuest::Running, _) => {
+                    self.reporter.step("the command runs")
+                }
+                event => {
+                    if let Some(outcome) = self.end_of(event) {
                         return outcome;
                     }
                 }
@@ -389,68 +396,68 @@ impl<'a> Supervisor<'a> {
         }
     }
 
-    /// Passes a signal on, unless the terminal has sent it to the command already.
-    fn forward(&self, arrived: Arrived) -> Result<(), Outcome> {
+    /// Forwards a signal to the command, unless the terminal has sent it to the command already.
+    fn forward(&self, arrived: ReceivedSignal) -> Result<(), Outcome> {
         let keys = [Signal::SIGINT, Signal::SIGQUIT, Signal::SIGHUP].map(|signal| signal as i32);
         let from_terminal = !arrived.by_process && keys.contains(&arrived.number);
         if from_terminal || arrived.number == Signal::SIGTTOU as i32 {
             return Ok(());
         }
-        self.tell_guest(&ToGuest::Signal(arrived.number))
+        self.send_to_guest(&ToGuest::Signal(arrived.number))
     }
 
-    /// The outcome, where news mean the end.
-    fn end_of(&self, news: News) -> Option<Outcome> {
-        match news {
-            News::Guest(FromGuest::Ended(ending), _) => Some(self.command_ended(ending)),
-            News::Guest(FromGuest::Failed { status, why }, _) => {
+    /// Handles an event. Returns the outcome if it means the end.
+    fn end_of(&self, event: ProcessEvent) -> Option<Outcome> {
+        match event {
+            ProcessEvent::Guest(FromGuest::Ended(ending), _) => Some(self.command_ended(ending)),
+            ProcessEvent::Guest(FromGuest::Failed { status, why }, _) => {
                 Some(Outcome { status, problem: Some(why), by_itself: false })
             }
-            News::GuestGone(ended) => Some(self.gone("the guest's init", &ended)),
-            News::Frontend(FromFrontend::Down(why)) => {
+            ProcessEvent::GuestGone(ended) => Some(self.gone("the guest's init", &ended)),
+            ProcessEvent::Frontend(FromFrontend::Down(why)) => {
                 self.reporter
                     .problem(format_args!("the guest's network is down: {}", printable(&why)));
                 None
             }
-            News::Frontend(FromFrontend::Up) => {
+            ProcessEvent::Frontend(FromFrontend::Up) => {
                 self.reporter.step("the guest's network is up");
                 None
             }
-            News::Driver(FromDriver::DeviceClosed(why)) => {
+            ProcessEvent::Driver(FromDriver::DeviceClosed(why)) => {
                 self.reporter.problem(format_args!(
                     "the driver domain closed this guest's network interface: {}",
                     printable(&why)
                 ));
                 None
             }
-            News::Driver(FromDriver::DiskClosed { handle, why }) => {
+            ProcessEvent::Driver(FromDriver::DiskClosed { handle, why }) => {
                 self.reporter.problem(format_args!(
                     "the driver domain closed this guest's disk {handle}: {}",
                     printable(&why)
                 ));
                 None
             }
-            News::Uplink(FromUplink::Failed(why)) => {
+            ProcessEvent::Uplink(FromUplink::Failed(why)) => {
                 Some(Outcome::failed(format!("the uplink failed: {}", printable(&why))))
             }
-            News::UplinkGone(ended) => Some(self.gone("the uplink", &ended)),
-            News::Frontend(FromFrontend::Failed(why)) => Some(self.unless_driver_gone(
+            ProcessEvent::UplinkGone(ended) => Some(self.gone("the uplink", &ended)),
+            ProcessEvent::Frontend(FromFrontend::Failed(why)) => Some(self.unless_driver_gone(
                 Outcome::failed(format!("the frontend failed: {}", printable(&why))),
             )),
-            News::FrontendGone(ended) => {
+            ProcessEvent::FrontendGone(ended) => {
                 Some(self.unless_driver_gone(self.gone("the frontend", &ended)))
             }
-            News::DriverGone => Some(self.driver_gone()),
-            News::Signal(_)
-            | News::Guest(..)
-            | News::Driver(_)
-            | News::Uplink(FromUplink::Up { .. })
-            | News::Late => None,
+            ProcessEvent::DriverGone => Some(self.driver_gone()),
+            ProcessEvent::Signal(_)
+            | ProcessEvent::Guest(..)
+            | ProcessEvent::Driver(_)
+            | ProcessEvent::Uplink(FromUplink::Up { .. })
+            | ProcessEvent::Late => None,
         }
     }
 
     fn command_ended(&self, ending: Ending) -> Outcome {
-        // Once init is gone, so is everything that the command left behind.
+        // After init all processes that the command started are gone.
         if let Some(guest) = &self.guest {
             guest.domain.wait_ended(GRACE);
         }
@@ -468,15 +475,15 @@ impl<'a> Supervisor<'a> {
     }
 
     fn gone(&self, who: &str, ended: &Ended) -> Outcome {
-        let why = because(last_line(&ended.last_words).as_deref());
-        let keeper = match ended.first {
+        let why = because(last_line(&ended.stderr_tail).as_deref());
+        let process = match ended.first {
             Process::Inner => "",
-            Process::Keeper => "the keeper of ",
+            Process::Supervisor => "the keeper of ",
         };
-        Outcome::failed(format!("{keeper}{who} {}{why}; this guest ends with it", ended.ending))
+        Outcome::failed(format!("{process}{who} {}{why}; this guest ends with it", ended.ending))
     }
 
-    /// A frontend without its driver domain ends as well: then that is the reason to tell.
+    /// Reports the end of the driver domain as the reason if the frontend ended because of it.
     fn unless_driver_gone(&self, outcome: Outcome) -> Outcome {
         let gone = self.lease.as_ref().is_some_and(|lease| {
             matches!(wait_hung_up(lease, Duration::from_millis(100)), Ok(true))
@@ -486,11 +493,11 @@ impl<'a> Supervisor<'a> {
 
     fn driver_gone(&self) -> Outcome {
         let switch = self.options.switch.as_deref().unwrap_or_default();
-        let obituary = rendezvous::ask_obituary(self.directory, switch);
-        let (ending, words) = match obituary {
-            Some(obituary) => (obituary.ending, obituary.last_words),
+        let report = rendezvous::ask_exit_report(self.directory, switch);
+        let (ending, words) = match report {
+            Some(report) => (report.ending, report.stderr_tail),
             None => {
-                // Its keeper was killed as well, and could not clean up.
+                // Its supervisor was killed too, and could not clean up.
                 if let Err(error) = self.directory.remove_if_stale(switch) {
                     self.reporter.step(error);
                 }
@@ -503,11 +510,11 @@ impl<'a> Supervisor<'a> {
         ))
     }
 
-    /// Waits for the next thing that happens.
-    fn next(&mut self, deadline: Option<Instant>) -> News {
+    /// Blocks until the next event.
+    fn next(&mut self, deadline: Option<Instant>) -> ProcessEvent {
         loop {
-            if let Some(news) = self.look() {
-                return news;
+            if let Some(event) = self.look() {
+                return event;
             }
             let mut fds = vec![PollFd::new(self.signals, PollFlags::IN)];
             fds.extend(self.lease.iter().map(|lease| PollFd::new(lease, PollFlags::IN)));
@@ -518,26 +525,26 @@ impl<'a> Supervisor<'a> {
                 .chain(self.driver.iter().map(DomainProcess::events))
                 .collect();
             fds.extend(channels.iter().map(|fd| PollFd::new(fd, PollFlags::IN)));
-            match poll_until(&mut fds, deadline) {
-                Ok(0) => return News::Late,
+            match wait_any(&mut fds, deadline) {
+                Ok(0) => return ProcessEvent::Late,
                 Ok(_) => {}
-                Err(_) => return News::DriverGone,
+                Err(_) => return ProcessEvent::DriverGone,
             }
         }
     }
 
-    /// What has happened already. What the command's end is told by comes before what follows
-    /// from it.
-    fn look(&mut self) -> Option<News> {
+    /// Returns an event that has happened already. The report of the command's end comes before its
+    /// consequences.
+    fn look(&mut self) -> Option<ProcessEvent> {
         if let Ok(Some(arrived)) = self.signals.next() {
-            return Some(News::Signal(arrived));
+            return Some(ProcessEvent::Signal(arrived));
         }
         if let Some(guest) = &mut self.guest {
             if let Some((message, fds)) = guest.report() {
-                return Some(News::Guest(message, fds));
+                return Some(ProcessEvent::Guest(message, fds));
             }
             if let Some(Event::Ended(ended)) = guest.domain.next_event() {
-                return Some(News::GuestGone(ended));
+                return Some(ProcessEvent::GuestGone(ended));
             }
         }
         match self.lease.as_ref().map(Channel::try_receive) {
@@ -546,34 +553,34 @@ impl<'a> Supervisor<'a> {
                     self.disks.dial(handle, lease);
                 }
             }
-            Some(Ok(Some((message, _)))) => return Some(News::Driver(message)),
+            Some(Ok(Some((message, _)))) => return Some(ProcessEvent::Driver(message)),
             Some(Ok(None)) | None => {}
-            Some(Err(_)) => return Some(News::DriverGone),
+            Some(Err(_)) => return Some(ProcessEvent::DriverGone),
         }
         if let Some(frontend) = &mut self.frontend {
             if let Some((message, _)) = frontend.report() {
-                return Some(News::Frontend(message));
+                return Some(ProcessEvent::Frontend(message));
             }
             match frontend.domain.next_event() {
-                Some(Event::Said(text)) => self.reporter.relay("frontend", &text),
-                Some(Event::Ended(ended)) => return Some(News::FrontendGone(ended)),
+                Some(Event::Stderr(text)) => self.reporter.relay("frontend", &text),
+                Some(Event::Ended(ended)) => return Some(ProcessEvent::FrontendGone(ended)),
                 None => {}
             }
         }
         if let Some(uplink) = &mut self.uplink_domain {
             if let Some((message, _)) = uplink.report() {
-                return Some(News::Uplink(message));
+                return Some(ProcessEvent::Uplink(message));
             }
             match uplink.domain.next_event() {
-                Some(Event::Said(text)) => self.reporter.relay("uplink", &text),
-                Some(Event::Ended(ended)) => return Some(News::UplinkGone(ended)),
+                Some(Event::Stderr(text)) => self.reporter.relay("uplink", &text),
+                Some(Event::Ended(ended)) => return Some(ProcessEvent::UplinkGone(ended)),
                 None => {}
             }
         }
         if let Some(driver) = &self.driver {
             match driver.next_event() {
-                Some(Event::Said(text)) => self.reporter.relay("driver domain", &text),
-                // The lease tells, and the obituary why.
+                Some(Event::Stderr(text)) => self.reporter.relay("driver domain", &text),
+                // The lease reports the end, and the exit report the reason.
                 Some(Event::Ended(_)) => self.driver = None,
                 None => {}
             }
@@ -582,6 +589,6 @@ impl<'a> Supervisor<'a> {
     }
 }
 
-fn late(who: &str) -> String {
-    format!("{who} was not ready within {PATIENCE:?}")
+fn not_ready(who: &str) -> String {
+    format!("{who} was not ready within {START_TIMEOUT:?}")
 }

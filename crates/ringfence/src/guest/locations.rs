@@ -1,9 +1,8 @@
-//! Places of a file system: a directory or file by its file system and the path there.
+//! File locations that do not depend on mounts: file system and path within it.
 //!
-//! A path names a file in one mount. The same file may be reached by other paths, where its file system, or
-//! a part of it, is mounted twice (a bind mount). A [`Place`] is independent of mounts: [`Mounts::paths_of`]
-//! gives every path by which the mounts of a namespace lead to it. The source is `mountinfo`
-//! (proc_pid_mountinfo(5)).
+//! One file may be reached by several paths, if its file system or a part of it is mounted twice
+//! (bind mount). [`Mounts::paths_of`] returns every path by which the mounts of a namespace lead to
+//! a [`FileLocation`]. The source is `mountinfo` (proc_pid_mountinfo(5)).
 
 use std::fs;
 use std::io;
@@ -22,21 +21,21 @@ struct Mount {
     id: u64,
     /// `major:minor` of the file system.
     file_system: String,
-    /// The directory of the file system that is mounted.
+    /// Directory of the file system that is mounted.
     root: PathBuf,
-    /// The directory that it is mounted at.
+    /// Mount point.
     point: PathBuf,
 }
 
-/// A directory or file of a file system.
+/// Location of a directory or file.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Place {
+pub(super) struct FileLocation {
     file_system: String,
     path: PathBuf,
     identity: Identity,
 }
 
-/// The identity of an inode, with its type.
+/// Identity of an inode, with its type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Identity {
     device: (u32, u32),
@@ -69,30 +68,31 @@ impl Mounts {
         Ok(Mounts(mounts.ok_or_else(unreadable)?))
     }
 
-    /// The place that a path leads to; `None` where nothing is there, or this user may not look.
-    pub(super) fn place(&self, path: &Path) -> Option<Place> {
+    /// Returns the location of a path. `None` if it does not exist or this user may not access it.
+    pub(super) fn location(&self, path: &Path) -> Option<FileLocation> {
         let path = fs::canonicalize(path).ok()?;
         let stat =
             rustix::fs::statx(CWD, &path, AtFlags::SYMLINK_NOFOLLOW, StatxFlags::MNT_ID).ok()?;
         let mount = self.0.iter().find(|mount| mount.id == stat.stx_mnt_id)?;
         let below = path.strip_prefix(&mount.point).ok()?;
-        Some(Place {
+        Some(FileLocation {
             file_system: mount.file_system.clone(),
             path: join(&mount.root, below),
             identity: identity(&path)?,
         })
     }
 
-    /// Every path that leads to the place, or to a part of it: what is mounted from inside of it.
-    pub(super) fn paths_of(&self, place: &Place) -> Vec<PathBuf> {
-        let mounts = self.0.iter().filter(|mount| mount.file_system == place.file_system);
+    /// Returns every path that leads to the location or to a part of it (a mount from inside of
+    /// it).
+    pub(super) fn paths_of(&self, location: &FileLocation) -> Vec<PathBuf> {
+        let mounts = self.0.iter().filter(|mount| mount.file_system == location.file_system);
         let paths = mounts.filter_map(|mount| {
-            if let Ok(below) = place.path.strip_prefix(&mount.root) {
-                // Another mount may lie over this one.
+            if let Ok(below) = location.path.strip_prefix(&mount.root) {
+                // Another mount may cover this path.
                 let path = join(&mount.point, below);
-                return (identity(&path)? == place.identity).then_some(path);
+                return (identity(&path)? == location.identity).then_some(path);
             }
-            let is_part = mount.root.starts_with(&place.path);
+            let is_part = mount.root.starts_with(&location.path);
             is_part.then(|| mount.point.clone())
         });
         let mut paths: Vec<_> = paths.collect();
@@ -102,7 +102,7 @@ impl Mounts {
     }
 }
 
-impl Place {
+impl FileLocation {
     /// Returns `true` for a Unix socket.
     pub(super) fn is_socket(&self) -> bool {
         u32::from(self.identity.format) == libc::S_IFSOCK
@@ -119,12 +119,12 @@ fn identity(path: &Path) -> Option<Identity> {
     })
 }
 
-/// Like [`Path::join`], without a slash at the end where nothing is joined.
+/// Joins paths as [`Path::join`] does, without a trailing slash if nothing is joined.
 fn join(directory: &Path, below: &Path) -> PathBuf {
     if below.as_os_str().is_empty() { directory.to_owned() } else { directory.join(below) }
 }
 
-/// Reads a line of `mountinfo`.
+/// Parses a line of `mountinfo`.
 fn parse(line: &[u8]) -> Option<Mount> {
     let mut fields = line.split(|byte| *byte == b' ');
     let id = std::str::from_utf8(fields.next()?).ok()?.parse().ok()?;
@@ -175,11 +175,11 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let own = open_own_proc().unwrap();
         let mounts = Mounts::read(own.as_fd()).unwrap();
-        let place = mounts.place(directory.path()).unwrap();
-        assert!(!place.is_socket());
+        let location = mounts.location(directory.path()).unwrap();
+        assert!(!location.is_socket());
         let path = fs::canonicalize(directory.path()).unwrap();
-        assert!(mounts.paths_of(&place).contains(&path));
-        assert_eq!(mounts.place(&directory.path().join("absent")), None);
+        assert!(mounts.paths_of(&location).contains(&path));
+        assert_eq!(mounts.location(&directory.path().join("absent")), None);
     }
 
     #[test]
@@ -189,7 +189,8 @@ mod tests {
         // A part of the directory is mounted elsewhere.
         let table = mounts("1 0 8:1 / / rw\n2 1 8:1 /run/user/7/ringfence /srv/x rw");
         let root = identity(Path::new("/")).unwrap();
-        let place = Place { file_system: "8:1".into(), path: "/run/user/7".into(), identity: root };
-        assert_eq!(table.paths_of(&place), [PathBuf::from("/srv/x")]);
+        let location =
+            FileLocation { file_system: "8:1".into(), path: "/run/user/7".into(), identity: root };
+        assert_eq!(table.paths_of(&location), [PathBuf::from("/srv/x")]);
     }
 }

@@ -1,4 +1,7 @@
-//! A device's place in a data plane.
+//! Ports of a device: the record of a device's port in a switch, and its attachment.
+//!
+//! [`PortBinding`] lets the vif life cycle ([`PortHost`]) add a device's port to the workers and
+//! remove it. [`PortEntry`] records the port's id. [`Retired`] keeps the counters of removed ports.
 
 use std::collections::BTreeMap;
 
@@ -9,31 +12,31 @@ use ringfence_switch::dataplane::{DataplaneHandle, PortId};
 use ringfence_switch::forwarding::PortPolicy;
 use ringfence_wire::xenbus::DeviceId;
 
-/// The place; empty while the device is not connected.
+/// Record of a device's port. Empty while the device is not connected.
 #[derive(Debug, Default)]
-pub(crate) struct Seat {
+pub(crate) struct PortEntry {
     port: Option<PortId>,
 }
 
-impl Seat {
-    /// The port in it.
+impl PortEntry {
+    /// Returns the id of the device's port, if it has one.
     pub(crate) fn port(&self) -> Option<PortId> {
         self.port
     }
 
-    /// The port ended itself. True if it was this one's.
+    /// Clears the entry if it has the port `gone`. Returns `true` if so.
     pub(crate) fn vacate(&mut self, gone: PortId) -> bool {
         self.port.take_if(|port| *port == gone).is_some()
     }
 }
 
-/// What ports that are gone had counted.
+/// Sums of the counters of removed ports.
 #[derive(Debug, Default)]
 pub(crate) struct Retired(BTreeMap<&'static str, u64>);
 
 impl Retired {
-    /// Adds what the parts of a port had counted, and drops them: nothing of the guest's is mapped
-    /// when this returns.
+    /// Adds the counters of a port's parts, and drops them. No page of the guest is mapped when
+    /// this returns.
     pub(crate) fn retire(&mut self, parts: Vec<Box<dyn Port>>) {
         for port in parts {
             for (name, count) in port.counters().named() {
@@ -42,41 +45,41 @@ impl Retired {
         }
     }
 
-    /// The counts.
+    /// Iterates over the sums by counter name.
     pub(crate) fn counts(&self) -> impl Iterator<Item = (&'static str, u64)> {
         self.0.iter().map(|(name, count)| (*name, *count))
     }
 }
 
-/// Puts one device's port into its seat and takes it out again.
-pub(crate) struct Usher<'a> {
-    pub(crate) seat: &'a mut Seat,
+/// Attaches one device's port to the workers, and detaches it.
+pub(crate) struct PortBinding<'a> {
+    pub(crate) entry: &'a mut PortEntry,
     pub(crate) retired: &'a mut Retired,
     pub(crate) dataplane: &'a DataplaneHandle,
     pub(crate) policy: PortPolicy,
 }
 
-/// What operators call a device: `vif5.0`.
+/// Returns a device's name for operators: `vif5.0`.
 pub(crate) fn device_name(device: &DeviceId) -> String {
     format!("{}{}.{}", device.kind.as_str(), device.frontend, device.handle)
 }
 
-impl PortHost for Usher<'_> {
+impl PortHost for PortBinding<'_> {
     fn attach(&mut self, device: &DeviceId, port: Box<dyn Port>) {
         self.detach(device);
         let name = device_name(device);
         match self.dataplane.add_port(port, self.policy.clone(), &name) {
-            Ok(id) => self.seat.port = Some(id),
+            Ok(id) => self.entry.port = Some(id),
             Err(error) => tracing::error!(%name, %error, "the port was not added"),
         }
     }
 
     fn order(&mut self, _: &DeviceId, queue: u16, order: PortOrder) -> Option<PortReply> {
-        self.dataplane.order(self.seat.port?, queue, order)
+        self.dataplane.order(self.entry.port?, queue, order)
     }
 
     fn detach(&mut self, _: &DeviceId) {
-        if let Some(id) = self.seat.port.take() {
+        if let Some(id) = self.entry.port.take() {
             self.retired.retire(self.dataplane.remove_port(id));
         }
     }
