@@ -5,7 +5,7 @@
 //! 13)". [`causes`] adds only causes that the text does not name yet. Everything that prints an error of
 //! anyhow goes through here.
 
-/// The text of an error and of those causes that it does not name itself.
+/// Returns the text of an error, followed by those causes that the text does not name.
 pub fn causes(error: &anyhow::Error) -> String {
     let mut text = String::new();
     for cause in error.chain() {
@@ -29,7 +29,7 @@ mod tests {
 
     use super::*;
 
-    /// An error as most of the workspace's are.
+    /// Error of the kinds that the workspace has.
     #[derive(Debug, thiserror::Error)]
     enum Named {
         #[error("cannot open {0}: {1}")]
