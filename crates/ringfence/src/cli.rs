@@ -48,7 +48,7 @@ pub struct Cli {
     pub command: Command,
 }
 
-/// Commands of `ringfence`.
+/// Commands that `ringfence` offers.
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// Run a command as a guest with a network of its own

@@ -12,7 +12,7 @@ use ringfence_nbd::client::{NbdAddress, NbdOptions};
 /// Maximum number of disks of one guest. The frontend's messages carry one socket for each.
 pub const DISKS_MAX: usize = 8;
 
-/// Parsed disk option.
+/// Disk option as it was parsed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DiskSpec {
     pub source: Source,

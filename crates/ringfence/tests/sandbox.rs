@@ -122,8 +122,8 @@ fn start(kind: DomainKind) -> DomainProcess {
 fn examine(kind: DomainKind, victim: i32) -> Report {
     let domain = start(kind);
     let own = i32::try_from(std::process::id()).unwrap();
-    let keeper = i32::try_from(domain.keeper_pid()).unwrap();
-    let orders = Orders { victims: vec![victim, own, keeper, 2] };
+    let supervisor = i32::try_from(domain.keeper_pid()).unwrap();
+    let orders = Orders { victims: vec![victim, own, supervisor, 2] };
     // A failure up to here shows below.
     let _ = domain.channel().send(&orders, &[]);
     let report = domain.channel().receive_within::<Report>(MOMENT);
@@ -135,8 +135,8 @@ fn examine(kind: DomainKind, victim: i32) -> Report {
 
 /// Returns the process id of the inner process, which is a child of the supervisor.
 fn inner_pid(domain: &DomainProcess) -> i32 {
-    let keeper = domain.keeper_pid();
-    let children = format!("/proc/{keeper}/task/{keeper}/children");
+    let supervisor = domain.keeper_pid();
+    let children = format!("/proc/{supervisor}/task/{supervisor}/children");
     std::fs::read_to_string(children).unwrap().trim().parse().unwrap()
 }
 
@@ -225,7 +225,7 @@ fn condition(kind: DomainKind) -> Vec<(String, String)> {
     let dumpable = rustix::process::dumpable_behavior().unwrap();
     be("not dumpable", dumpable == DumpableBehavior::NotDumpable, format!("{dumpable:?}"));
     let death = rustix::process::parent_process_death_signal().unwrap();
-    be("dies with its keeper", death == Some(Signal::KILL), format!("{death:?}"));
+    be("is killed with its supervisor", death == Some(Signal::KILL), format!("{death:?}"));
     let core = rustix::process::getrlimit(rustix::process::Resource::Core);
     be("no core files", core.maximum == Some(0), format!("{core:?}"));
     // Landlock, where the kernel has it, denies this look to an uplink too.
@@ -292,7 +292,7 @@ fn forbidden(kind: DomainKind) -> Vec<Attempt> {
             "become dumpable",
             rustix::process::set_dumpable_behavior(DumpableBehavior::Dumpable),
         ),
-        attempt("outlive the keeper", rustix::process::set_parent_process_death_signal(None)),
+        attempt("outlive the supervisor", rustix::process::set_parent_process_death_signal(None)),
         attempt("truncate", rustix::fs::ftruncate(&own, 0)),
         attempt("pipe", rustix::pipe::pipe()),
         attempt(

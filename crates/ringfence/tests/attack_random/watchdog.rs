@@ -70,7 +70,7 @@ pub(crate) struct Watchdog {
 }
 
 impl Watchdog {
-    /// Starts the thread.
+    /// Starts the sampling thread.
     pub(crate) fn start(processes: Vec<(String, Process)>) -> Watchdog {
         let (end, lateness) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
         let (ends, late) = (Arc::clone(&end), Arc::clone(&lateness));

@@ -37,7 +37,7 @@ const FILE_MAX: u64 = 1 << 20;
 /// Maximum number of overrides in each list of the file.
 const OVERRIDES_MAX: usize = 4096;
 
-/// Complete configuration.
+/// Complete configuration of the daemon.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Deserialize)]
 #[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Config {

@@ -80,7 +80,7 @@ pub(super) enum OpenError {
     System(#[from] io::Error),
 }
 
-/// Result of opening.
+/// Opened disk, or the reason for which it cannot be opened.
 type Opened = Result<Arc<dyn Disk>, OpenError>;
 
 /// Storage that a thread is opening.
