@@ -169,7 +169,7 @@ impl<P: Platform> Daemon<P> {
         })
     }
 
-    /// Serves until told to end.
+    /// Runs rounds until a signal ends the daemon. Then leaves or closes the devices, by `--on-exit`.
     pub(super) fn run(mut self) -> Result<(), ServeError> {
         let mut more = true;
         loop {
