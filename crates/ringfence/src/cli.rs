@@ -1,4 +1,7 @@
-//! The command line.
+//! Command line of `ringfence`: options, help, manual page and completions.
+//!
+//! The doc comments of options are their help text. Other modules define the arguments of `attach`,
+//! `serve`, `status` and `hub`.
 
 use std::ffi::OsString;
 use std::net::IpAddr;
@@ -25,32 +28,32 @@ use crate::serve::show::StatusArgs;
 use crate::uplink::forward::ForwardSpec;
 use crate::uplink::local::LocalPrefix;
 
-/// The smallest MTU: what every IPv4 host must be able to receive (RFC 791, section 3.2).
+/// Minimum MTU: what every IPv4 host must be able to receive (RFC 791, section 3.2).
 const MTU_MIN: i64 = 576;
-/// The largest: 65535, less an Ethernet header.
+/// Maximum MTU: 65535 bytes less an Ethernet header.
 const MTU_MAX: i64 = 65521;
-/// Given as a switch: none.
+/// Value of `--switch` for a guest without a switch.
 const NO_SWITCH: &str = "none";
 
 /// A driver domain: it serves network interfaces to guests that it does not trust, and that do
 /// not trust it.
 ///
-/// It sees no more of a guest's memory than the pages which that guest has lent it. Here a guest
-/// is a command in namespaces of its own; no hypervisor and no root are needed.
+/// It can access only those pages of a guest that the guest has granted to it. Here a guest is a
+/// command in namespaces of its own; no hypervisor and no root are needed.
 #[derive(Debug, Parser)]
 #[command(name = "ringfence", version, arg_required_else_help = true, max_term_width = 100)]
 pub struct Cli {
-    /// What to do.
+    /// Command to run
     #[command(subcommand)]
     pub command: Command,
 }
 
-/// What to do.
+/// Commands that `ringfence` offers.
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// Run a command as a guest with a network of its own
     Run(RunArgs),
-    /// Show what it does: two guests, a TCP transfer in each mode, a short table
+    /// Demonstrate it: two guests, a TCP transfer in each mode, a short table
     ///
     /// Takes some ten seconds and needs no root.
     Demo,
@@ -58,9 +61,9 @@ pub enum Command {
     Serve(ServeArgs),
     /// Drive one of this Xen guest's network interfaces from user space
     Attach(AttachArgs),
-    /// Show what `ringfence serve` serves
+    /// Show the state of what `ringfence serve` serves
     Status(StatusArgs),
-    /// Run the hub alone, for domains that are started by other means
+    /// Run the hub alone, for domains that are started separately
     Hub(HubArgs),
     /// Print a script that completes commands and options in a shell
     #[command(after_help = "Example, for bash:\n  ringfence completions bash > \
@@ -69,16 +72,16 @@ pub enum Command {
         /// The shell
         shell: clap_complete::Shell,
     },
-    /// Ringfence's own processes
+    /// Processes that Ringfence starts itself
     #[command(hide = true)]
     Internal {
-        /// Which.
+        /// Role of the process
         #[command(subcommand)]
         role: Internal,
     },
 }
 
-/// The heading of the options that decide about files.
+/// Heading of the options that concern files.
 const FILES: &str = "Files";
 
 const RUN_EXAMPLES: &str = "\
@@ -102,121 +105,121 @@ Examples:
     truncate -s 1G disk.img
     ringfence run --disk disk.img -- sh -c 'nbdinfo nbd+unix:///?socket=$RINGFENCE_DISK0'
 
-  A leg on the switch for the host (as root):
+    An interface of the host on the switch (as root):
     ringfence run --host-tap rf0 --name web -- python3 -m http.server
 
 Exit status:
-  The command's own. 128 + N when signal N ended it; 127 when it was not found, 126 when it could
-  not be run, 125 when something of Ringfence's failed (the reason is on standard error).";
+    The command's own. 128 + N if signal N ended it; 127 if it was not found, 126 if it could not
+    be run, 125 if Ringfence itself failed (standard error has the reason).";
 
 /// Run a command as a guest with a network of its own.
 ///
-/// The command runs in user, network, mount, PID, IPC and UTS namespaces of its own. Its eth0 is
-/// fed by a network frontend, a process of its own, which shares rings and lent pages with the
-/// backend in the switch's driver domain, and nothing else. Guests of one switch reach each other
-/// by address and by name. The first one starts the driver domain; the last one to leave ends it.
+/// The command runs in user, network, mount, PID, IPC and UTS namespaces of its own. A separate process,
+/// the network frontend, serves its eth0. The frontend shares only rings and granted pages with the
+/// backend in the switch's driver domain. Guests of one switch reach each other by address and by name.
+/// The first guest starts the driver domain, which ends after the last guest.
 ///
-/// Its up0 leads to the host's network, with the host's own addresses and routes: another process,
-/// which has no right but to open sockets, turns its packets into the host's connections. The host's
-/// own addresses, loopback among them, and link-local ones are out of reach, and nobody outside reaches
-/// the guest, unless that is asked for.
+/// Its up0 leads to the host's network, with the host's own addresses and routes. A separate process,
+/// which may only open sockets, turns its packets into connections of the host. The guest cannot reach
+/// the host's own addresses (loopback included) or link-local ones, and nobody outside can reach the
+/// guest, unless an option allows it.
 ///
-/// Files are those of the host, with the rights of whoever runs this. (As an ordinary user the
-/// command sees itself as root, and cannot do more than that user. As root it can change every file of
-/// the computer.) The sockets of the host's programs are hidden.
+/// The command sees the host's files with the rights of the user who runs this. (For an ordinary user the
+/// command sees itself as root, but has no more rights than that user. For root it can change every file
+/// of the computer.) The sockets of the host's programs are hidden.
 #[derive(Debug, Args)]
 #[command(after_help = RUN_EXAMPLES)]
 pub struct RunArgs {
-    /// The switch to be on; it is made when it is not there. `none`: the guest is on no switch
+    /// Name of the guest's switch, which is created if it does not exist. `none`: the guest is on no switch
     #[arg(long, value_name = "NAME", default_value = "default", value_parser = parse_switch_name)]
     pub switch: String,
 
-    /// The name by which others on the switch find this guest; also its host name
+    /// Name by which other guests on the switch find this guest; also its host name
     #[arg(long, value_name = "HOST", value_parser = parse_name)]
     pub name: Option<String>,
 
-    /// An address on the switch in place of those that are chosen; may be given several times
+    /// Address on the switch, in place of the automatic ones; may be given several times
     #[arg(long = "address", value_name = "IP/LEN", value_parser = Address::parse_assignable)]
     pub addresses: Vec<Address>,
 
-    /// Let the guest route: its packets may have any IP source, and be of other protocols than IP
+    /// Let the guest route: its packets may have any IP source address and other protocols than IP
     ///
-    /// Without this option, the switch drops what the guest sends from an address other than its own.
-    /// Its Ethernet address, ARP and IPv6 neighbour discovery are checked in any case.
+    /// Without this option, the switch drops packets from an address other than the guest's own. The
+    /// Ethernet source address, ARP and IPv6 neighbour discovery are checked in any case.
     #[arg(long)]
     pub forwarding: bool,
 
-    /// Let the guest configure others: router advertisements, ICMP redirects, DHCP and DHCPv6 replies
+    /// Let the guest send router advertisements, ICMP redirects, and DHCP and DHCPv6 replies
     ///
     /// Without this option, the switch drops these messages from the guest.
     #[arg(long)]
     pub advertise: bool,
 
-    /// Where the guest's packets go that are for nobody on the switch [default: host]
+    /// Network for the guest's packets that are for no guest on the switch [default: host]
     #[arg(long, value_enum)]
     pub uplink: Option<UplinkChoice>,
 
-    /// What connects the guest to the world
+    /// Link between the guest and the uplink process
     #[arg(long, value_enum, default_value_t)]
     pub link: Link,
 
-    /// With --link vhost: how much of the uplink's memory the kernel's worker reaches
+    /// Protection of the uplink's memory against the kernel's worker, with --link vhost
     #[arg(long, value_enum, default_value_t)]
     pub protect: Protect,
 
-    /// Have a port of the host lead to the guest; may be given several times
+    /// Forward a port of the host to the guest; may be given several times
     ///
-    /// For example `8080:80`, `127.0.0.1:8080:80`, `[::1]:8080:80`, `8000-8010`, `5353:53/udp`. The
-    /// command sees the addresses that clients really have. Without IP the port listens at every address
-    /// of the host, IPv4 and IPv6, as it does with Docker and Podman: whoever reaches the host reaches the
-    /// command. --publish-default changes that.
+    /// Examples: `8080:80`, `127.0.0.1:8080:80`, `[::1]:8080:80`, `8000-8010`, `5353:53/udp`. The command
+    /// sees the clients' real addresses. Without IP the port listens at every address of the host, IPv4 and
+    /// IPv6, as it does with Docker and Podman: everyone who reaches the host reaches the command.
+    /// --publish-default changes that.
     #[arg(short, long = "publish", value_name = "[IP:]PORT[-LAST][:GUESTPORT][/udp]")]
     pub publish: Vec<ForwardSpec>,
 
-    /// The address at which ports of -p listen that name none, such as 127.0.0.1; may be given several
-    /// times, for IPv4 and IPv6 [default: every address of the host]
+    /// Address at which ports of -p without an IP listen, such as 127.0.0.1; may be given several times, for
+    /// IPv4 and IPv6 [default: every address of the host]
     #[arg(long, value_name = "IP")]
     pub publish_default: Vec<IpAddr>,
 
-    /// An address on the host's network in place of the host's own; may be given several times
+    /// Address on the host's network, in place of the host's own; may be given several times
     #[arg(long = "uplink-address", value_name = "IP/LEN")]
     pub uplink_addresses: Vec<Address>,
 
-    /// The router there in place of the host's own; one for IPv4, one for IPv6
+    /// Router on the host's network, in place of the host's own; one for IPv4, one for IPv6
     #[arg(long = "uplink-gateway", value_name = "IP")]
     pub uplink_gateways: Vec<IpAddr>,
 
-    /// Ask this name server in place of the host's own; may be given several times
+    /// Name server, in place of the host's own; may be given several times
     #[arg(long = "dns", value_name = "IP")]
     pub name_servers: Vec<IpAddr>,
 
-    /// Let this address, in the guest, lead to the host's loopback: 127.0.0.1 or ::1
+    /// Address in the guest that leads to the host's loopback: 127.0.0.1 or ::1
     #[arg(long, value_name = "IP")]
     pub host_loopback: Vec<IpAddr>,
 
-    /// Let the guest reach these addresses of the host itself, or of its link; may be given several times
+    /// Addresses of the host itself, or of its link, that the guest may reach; may be given several times
     ///
-    /// Without it every address of the host and every link-local one (169.254.0.0/16, fe80::/10: among
-    /// them the metadata services of clouds) is out of reach, but for the host's name servers, on port 53.
+    /// Without this option the guest reaches no address of the host and no link-local one (169.254.0.0/16,
+    /// fe80::/10, which include the metadata services of clouds), except the host's name servers on port 53.
     #[arg(long, value_name = "IP[/LEN]")]
     pub allow_local: Vec<LocalPrefix>,
 
-    /// How pages are shared with the driver domain
+    /// Access mode: the way in which the driver domain reaches the guest's pages
     #[arg(long, default_value = "copy", value_parser = mode_parser())]
     pub mode: Mode,
 
-    /// In mode `staging`: which pages stay mapped. `header` is for a guest that is to lend little for
-    /// good; what is longer than 256 octets is then copied
+    /// Pages that stay mapped in mode `staging`. With `header` the guest grants little memory permanently, and
+    /// packets longer than 256 bytes are copied
     #[arg(long, value_name = "PAGES", default_value = "full", value_parser = staging_parser())]
     pub staging: TxStaging,
 
-    /// Queues of the interface; packets of one connection take one queue
+    /// Number of queues of the interface; packets of one connection take one queue
     #[arg(long, value_name = "N", default_value_t = 1,
           value_parser = clap::value_parser!(u32).range(1..=QUEUES_MAX.into()))]
     pub queues: u32,
 
-    /// The longest IP packet, in bytes; below 1280 there is no IPv6 [default: 65520 to the host, 1500
-    /// on the switch]
+    /// Longest IP packet, in bytes; below 1280 there is no IPv6 [default: 65520 to the host, 1500 on the
+    /// switch]
     #[arg(long, value_name = "BYTES",
           value_parser = clap::value_parser!(u16).range(MTU_MIN..=MTU_MAX))]
     pub mtu: Option<u16>,
@@ -224,48 +227,48 @@ pub struct RunArgs {
     /// Give the command a disk: a file, a block device, or one on an NBD server; may be given several times
     ///
     /// The command finds the disk as an NBD server, at the Unix socket that RINGFENCE_DISK0 names
-    /// (the second disk: RINGFENCE_DISK1). Options: `ro`, nothing may be written; `mode=`, how pages
-    /// are shared: persistent (the default), map, copy or window; `cache=`, as in QEMU: none (the
-    /// default), writeback, writethrough, directsync or unsafe; `bounce=`, whether bytes go through private
-    /// memory: auto, always or never; `sector=512` or `4096`; `discard`, ranges that are given up
-    /// are given back to the file system. Where the kernel has the driver nbd and the user is root,
-    /// RINGFENCE_DISK0_DEVICE names a block device, too.
+    /// (the second disk: RINGFENCE_DISK1). Options: `ro`, the disk is read-only; `mode=`, the access mode:
+    /// persistent (the default), map, copy or window; `cache=`, as in QEMU: none (the default), writeback,
+    /// writethrough, directsync or unsafe; `bounce=`, copying of bytes through private memory: auto, always
+    /// or never; `sector=512` or `4096`; `discard`, ranges that the guest discards are returned to the file
+    /// system; `format=raw`, the file is raw although it begins like an image of another format. If the
+    /// kernel has the driver nbd and the user is root, RINGFENCE_DISK0_DEVICE names a block device too.
     ///
     /// In place of PATH: `nbd://HOST[:PORT]/EXPORT` or nbd+unix:///EXPORT?socket=PATH; with TLS nbds://
-    /// or nbds+unix://, and ?tls-certificates=DIRECTORY. Options then: `ro`, `mode=`; `timeout=`,
-    /// seconds after which a request fails (120); `stall=`, seconds without an answer after which
-    /// another connection is tried (30); `connect=`, seconds that connecting may take (10).
+    /// or nbds+unix://, and ?tls-certificates=DIRECTORY. Options then: `ro`, `mode=`; `timeout=`, seconds
+    /// after which a request fails (120); `stall=`, seconds without an answer after which another
+    /// connection is tried (30); `connect=`, seconds that connecting may take (10).
     #[arg(long = "disk", value_name = "PATH|URI[,ro][,mode=…][,cache=…]")]
     pub disks: Vec<DiskSpec>,
 
-    /// Give the host a leg on the switch, an interface of this name (needs CAP_NET_ADMIN)
+    /// Give the host an interface of this name on the switch (needs CAP_NET_ADMIN)
     #[arg(long, value_name = "NAME", value_parser = parse_interface)]
     pub host_tap: Option<String>,
 
     /// Let the command reach the host's Unix sockets and the directory of your session
     ///
-    /// Without it, D-Bus, the display, ssh-agent, gpg-agent, Podman, Docker and whatever else listens at a
-    /// socket on this computer are hidden, $XDG_RUNTIME_DIR is empty, and the variables that name them
-    /// are not set. Ringfence's own directory is hidden in any case.
+    /// Without this option, D-Bus, the display, ssh-agent, gpg-agent, Podman, Docker and all other sockets on
+    /// this computer are hidden, $XDG_RUNTIME_DIR is empty, and the variables that name them are not set.
+    /// Ringfence's own directory is hidden in any case.
     #[arg(long, help_heading = FILES)]
     pub share_runtime: bool,
 
     /// Make this directory the command's root directory
     ///
-    /// It must have the directories /dev, /proc and /sys, which get the host's devices and the guest's own
+    /// The directory must contain /dev, /proc and /sys, which get the host's devices and the guest's own
     /// processes and interfaces.
     #[arg(long, value_name = "DIR", help_heading = FILES)]
     pub root: Option<PathBuf>,
 
-    /// Let the command write nothing below this path; may be given several times
+    /// Make everything below this path read-only; may be given several times
     #[arg(long = "ro", value_name = "PATH", help_heading = FILES)]
     pub read_only: Vec<PathBuf>,
 
-    /// Let it write below this path all the same: an exception of --ro; may be given several times
+    /// Make everything below this path writable, as an exception of --ro; may be given several times
     #[arg(long = "rw", value_name = "PATH", help_heading = FILES)]
     pub writable: Vec<PathBuf>,
 
-    /// Put an empty directory, in memory, in the place of this one; may be given several times
+    /// Replace this directory by an empty one in memory; may be given several times
     #[arg(long = "tmpfs", value_name = "PATH", help_heading = FILES)]
     pub empty: Vec<PathBuf>,
 
@@ -273,23 +276,23 @@ pub struct RunArgs {
     #[arg(long = "hide", value_name = "PATH", help_heading = FILES)]
     pub hidden: Vec<PathBuf>,
 
-    /// What the guest takes unfinished: `all`, `none`, or some of sg,tso4,tso6,csum4,csum6
+    /// Offloads that the guest accepts: `all`, `none`, or some of sg,tso4,tso6,csum4,csum6
     #[arg(long, value_name = "LIST", default_value_t = OffloadKeys::ALL, hide = true)]
     pub offload: OffloadKeys,
 
-    /// The same of the driver domain, from this guest
+    /// Offloads that the driver domain accepts from this guest
     #[arg(long, value_name = "LIST", default_value_t = OffloadKeys::ALL, hide = true)]
     pub backend_offload: OffloadKeys,
 
-    /// Join no small packets to large ones on their way to this guest, or to its leg of the host
+    /// Do not coalesce small packets on their way to this guest, or to its host interface
     #[arg(long, hide = true)]
     pub no_coalesce: bool,
 
-    /// The same of the host's leg
+    /// Offloads that the host's interface accepts
     #[arg(long, value_name = "LIST", default_value_t = OffloadKeys::ALL, hide = true)]
     pub host_offload: OffloadKeys,
 
-    /// Say nothing but what goes wrong
+    /// Print only errors
     #[arg(short, long, conflicts_with = "verbose")]
     pub quiet: bool,
 
@@ -297,38 +300,38 @@ pub struct RunArgs {
     #[arg(short, long)]
     pub verbose: bool,
 
-    /// The command and its arguments [default: $SHELL]
+    /// Command and its arguments [default: $SHELL]
     #[arg(value_name = "CMD", trailing_var_arg = true)]
     pub command: Vec<OsString>,
 }
 
-/// Ringfence's own processes, and what is made from this command line.
+/// Roles of Ringfence's own processes, and output that is made from this command line.
 #[derive(Debug, Subcommand)]
 pub enum Internal {
-    /// Makes the namespaces of a domain, and waits for it
+    /// Creates the namespaces of a domain, and waits for its end
     Keeper {
-        /// What the domain is for.
+        /// Kind of the domain
         #[arg(value_parser = parse_kind)]
         kind: DomainKind,
-        /// The command of a guest.
+        /// Command of a guest
         #[arg(last = true)]
         command: Vec<OsString>,
     },
-    /// The driver domain
+    /// Driver domain of a switch
     Driver,
-    /// A guest's frontend
+    /// Frontend of a guest
     Frontend,
-    /// A guest's uplink
+    /// Uplink of a guest
     Uplink,
     /// One end of the demonstration's transfer
     DemoPeer {
-        /// Which.
+        /// End of the transfer
         #[command(subcommand)]
         role: crate::demo::peer::Role,
     },
-    /// A guest's init
+    /// Init process of a guest
     GuestInit {
-        /// The command.
+        /// Command of the guest
         #[arg(last = true)]
         command: Vec<OsString>,
     },
@@ -337,7 +340,7 @@ pub enum Internal {
 }
 
 impl RunArgs {
-    /// What they ask for.
+    /// Converts the arguments to the launcher's options.
     pub fn into_options(self) -> Options {
         let loudness = match (self.quiet, self.verbose) {
             (true, _) => Loudness::Quiet,
@@ -384,13 +387,13 @@ impl RunArgs {
     }
 }
 
-/// Reads the name of a mode; the help lists them with their meanings.
+/// Parses the name of a mode. The help lists all modes with their meanings.
 pub fn mode_parser() -> impl TypedValueParser<Value = Mode> {
     let named = |mode: Mode| PossibleValue::new(mode.name()).help(mode.meaning());
     PossibleValuesParser::new(Mode::ALL.map(named)).try_map(|word| word.parse::<Mode>())
 }
 
-/// Reads which pages are staged; the help lists the choices with their meanings.
+/// Parses the choice of staged pages. The help lists the choices with their meanings.
 pub fn staging_parser() -> impl TypedValueParser<Value = TxStaging> {
     let named = |staging: TxStaging| PossibleValue::new(staging.name()).help(staging.meaning());
     PossibleValuesParser::new(TxStaging::CHOICES.map(named))
@@ -408,7 +411,7 @@ fn parse_kind(text: &str) -> Result<DomainKind, String> {
 ///
 /// # Errors
 ///
-/// The rule that the name breaks.
+/// Returns a text with the rule that the name breaks.
 pub fn parse_interface(text: &str) -> Result<String, String> {
     let valid = (1..=tap::NAME_MAX).contains(&text.len())
         && text.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.'))
@@ -423,11 +426,11 @@ pub fn parse_interface(text: &str) -> Result<String, String> {
     }
 }
 
-/// Writes the manual page.
+/// Writes the manual page of `ringfence` and of its commands.
 ///
 /// # Errors
 ///
-/// Those of `out`.
+/// Returns the errors of `out`.
 pub fn write_manual(out: &mut dyn std::io::Write) -> std::io::Result<()> {
     let command = Cli::command();
     clap_mangen::Man::new(command.clone()).render(out)?;
@@ -438,7 +441,7 @@ pub fn write_manual(out: &mut dyn std::io::Write) -> std::io::Result<()> {
     Ok(())
 }
 
-/// Writes a completion script.
+/// Writes the completion script for a shell.
 pub fn write_completions(shell: clap_complete::Shell, out: &mut dyn std::io::Write) {
     clap_complete::generate(shell, &mut Cli::command(), "ringfence", out);
 }
@@ -460,12 +463,12 @@ mod tests {
     }
 
     #[test]
-    fn the_command_line_is_consistent() {
+    fn clap_accepts_command_definition() {
         Cli::command().debug_assert();
     }
 
     #[test]
-    fn the_command_keeps_its_own_options() {
+    fn options_behind_command_belong_to_command() {
         for line in ["-v -- ls -l --name x", "-v ls -l --name x"] {
             let options = options(line).unwrap();
             assert_eq!(options.command, ["ls", "-l", "--name", "x"]);
@@ -482,7 +485,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_is_refused() {
+    fn invalid_option_value_is_refused() {
         for line in [
             "--switch ../x",
             "--name a_b",
@@ -508,7 +511,7 @@ mod tests {
     }
 
     #[test]
-    fn the_manual_names_every_option_of_run() {
+    fn manual_page_names_options_of_run() {
         let mut page = Vec::new();
         write_manual(&mut page).unwrap();
         let page = String::from_utf8(page).unwrap().replace('\\', "");

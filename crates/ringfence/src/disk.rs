@@ -1,5 +1,5 @@
-//! Disks of a guest, as its user asks for them: `--disk PATH[,ro][,mode=…][,cache=…]…`, or the address
-//! of an NBD server in place of the path.
+//! Disks of a guest on the command line: `--disk PATH[,ro][,mode=…][,cache=…]…`. The address of an NBD
+//! server may stand in place of the path.
 
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -9,42 +9,36 @@ use ringfence_block::blkback::Mode;
 use ringfence_block::storage::file::FileOptions;
 use ringfence_nbd::client::{NbdAddress, NbdOptions};
 
-/// Disks of one guest: as many as there are sockets in the frontend's orders.
+/// Maximum number of disks of one guest. The frontend's messages carry one socket for each.
 pub const DISKS_MAX: usize = 8;
 
-/// A disk as its user asks for it.
+/// Disk option as it was parsed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DiskSpec {
-    /// Where its content is.
     pub source: Source,
-    /// How its pages are shared with the driver domain.
+    /// Access mode of the disk's pages.
     pub mode: Mode,
 }
 
-/// Where the content of a disk is.
+/// Location of a disk's content.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Source {
-    /// In a file or on a block device.
+    /// File or block device.
     File {
-        /// Which.
         path: PathBuf,
-        /// How it is used.
         options: FileOptions,
     },
-    /// On an NBD server.
     Nbd {
-        /// Which.
         address: NbdAddress,
-        /// How it is used.
         options: NbdOptions,
     },
 }
 
-const OF_FILES: &str = "ro, discard, mode=, cache=, bounce=, format=raw and sector=512|4096";
-const OF_SERVERS: &str = "ro, mode=, connect=, stall= and timeout=SECONDS";
+const FILE_OPTIONS: &str = "ro, discard, mode=, cache=, bounce=, format=raw and sector=512|4096";
+const SERVER_OPTIONS: &str = "ro, mode=, connect=, stall= and timeout=SECONDS";
 
-/// Takes an option that a disk of any kind has; false if it is another.
-fn general(
+/// Applies an option that disks of all kinds have. Returns `false` for other options.
+fn apply_common(
     mode: &mut Mode,
     read_only: &mut bool,
     (name, value): (&str, &str),
@@ -57,7 +51,8 @@ fn general(
     Ok(true)
 }
 
-fn of_file(options: &mut FileOptions, (name, value): (&str, &str)) -> Result<bool, String> {
+/// Applies an option of files. Returns `false` for other options.
+fn apply_to_file(options: &mut FileOptions, (name, value): (&str, &str)) -> Result<bool, String> {
     let text = |error: &dyn std::fmt::Display| error.to_string();
     match (name, value) {
         ("discard", "") => options.discard = true,
@@ -71,7 +66,8 @@ fn of_file(options: &mut FileOptions, (name, value): (&str, &str)) -> Result<boo
     Ok(true)
 }
 
-fn of_server(options: &mut NbdOptions, (name, value): (&str, &str)) -> Result<bool, String> {
+/// Applies an option of NBD servers. Returns `false` for other options.
+fn apply_to_server(options: &mut NbdOptions, (name, value): (&str, &str)) -> Result<bool, String> {
     let limit = match name {
         "connect" => &mut options.connect,
         "stall" => &mut options.stall,
@@ -90,27 +86,28 @@ impl FromStr for DiskSpec {
 
     fn from_str(text: &str) -> Result<DiskSpec, String> {
         let mut parts = text.split(',');
-        let place = parts.next().filter(|place| !place.is_empty()).ok_or("the path is missing")?;
-        let mut source = match NbdAddress::is_meant(place) {
+        let location =
+            parts.next().filter(|location| !location.is_empty()).ok_or("the path is missing")?;
+        let mut source = match NbdAddress::is_meant(location) {
             true => Source::Nbd {
-                address: place.parse().map_err(|error| format!("{error}"))?,
+                address: location.parse().map_err(|error| format!("{error}"))?,
                 options: NbdOptions::default(),
             },
-            false => Source::File { path: place.into(), options: FileOptions::default() },
+            false => Source::File { path: location.into(), options: FileOptions::default() },
         };
         let mut mode = Mode::Persistent;
         for part in parts {
             let option = part.split_once('=').unwrap_or((part, ""));
             let (known, all) = match &mut source {
                 Source::File { options, .. } => (
-                    general(&mut mode, &mut options.read_only, option)?
-                        || of_file(options, option)?,
-                    OF_FILES,
+                    apply_common(&mut mode, &mut options.read_only, option)?
+                        || apply_to_file(options, option)?,
+                    FILE_OPTIONS,
                 ),
                 Source::Nbd { options, .. } => (
-                    general(&mut mode, &mut options.read_only, option)?
-                        || of_server(options, option)?,
-                    OF_SERVERS,
+                    apply_common(&mut mode, &mut options.read_only, option)?
+                        || apply_to_server(options, option)?,
+                    SERVER_OPTIONS,
                 ),
             };
             if !known {
@@ -124,12 +121,12 @@ impl FromStr for DiskSpec {
     }
 }
 
-/// The variable in which a command finds the socket of its disk `number`.
+/// Returns the name of the variable that holds the socket's path of the command's disk `number`.
 pub(crate) fn variable(number: usize) -> String {
     format!("RINGFENCE_DISK{number}")
 }
 
-/// By what variable a command finds the node below /dev of its disk `number`, where there is one.
+/// Returns the name of the variable that holds the device's path of the command's disk `number`.
 pub(crate) fn device_variable(number: usize) -> String {
     format!("RINGFENCE_DISK{number}_DEVICE")
 }
@@ -141,7 +138,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_disk_is_a_path_and_options() {
+    fn path_with_options_is_parsed() {
         let file = |path: &str, options| Source::File { path: path.into(), options };
         let spec: DiskSpec = "/a=b.img".parse().unwrap();
         assert_eq!(spec.source, file("/a=b.img", FileOptions::default()));
@@ -162,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn a_disk_is_an_address_and_limits_of_time() {
+    fn server_address_with_timeouts_is_parsed() {
         let text = "nbd+unix:///x?socket=/s,ro,mode=copy,timeout=0.5,stall=2,connect=3";
         let spec: DiskSpec = text.parse().unwrap();
         assert_eq!(spec.mode, Mode::Copy);
@@ -179,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_disk_is_refused_with_a_reason() {
+    fn invalid_disk_option_is_refused_with_reason() {
         for (text, why) in [
             ("", "path"),
             (",ro", "path"),

@@ -1,18 +1,26 @@
 #![forbid(unsafe_code)]
-//! The `ringfence` command: everything that is not a crate of its own.
+//! Modules of the `ringfence` command.
 //!
-//! * [`attach`]: `ringfence attach`.
+//! The command line ([`cli`]) selects one of the commands:
+//!
+//! * [`launch`]: `ringfence run`, the process in the user's terminal.
 //! * [`serve`]: `ringfence serve` and `ringfence status`.
-//! * [`cli`]: the command line.
+//! * [`attach`]: `ringfence attach`.
 //! * [`demo`]: `ringfence demo`.
 //! * [`hub`]: `ringfence hub`.
-//! * [`launch`]: `ringfence run`, the process in the user's terminal.
-//! * [`switchboard`]: what launchers and driver domains say to each other.
-//! * [`driver`]: the driver domain of a switch.
-//! * [`frontend`]: the frontend of a guest.
-//! * [`guest`]: a guest's init.
-//! * [`names`]: how guests find each other.
-//! * [`uplink`]: a guest's way to the host's network.
+//!
+//! `ringfence run` starts processes of its own, with these roles:
+//!
+//! * [`driver`]: driver domain of a switch.
+//! * [`frontend`]: frontend of a guest.
+//! * [`guest`]: init process of a guest.
+//! * [`uplink`]: connection of a guest to the host's network.
+//!
+//! Modules for several of them:
+//!
+//! * [`switchboard`]: messages between launchers and driver domains.
+//! * [`names`]: name service of guests on one switch.
+//! * [`disk`], [`netlink`], [`log`], [`out`], [`causes`]: options, kernel requests and output.
 
 pub mod attach;
 pub mod causes;
@@ -36,11 +44,10 @@ pub mod uplink;
 
 use std::io::Write;
 
+use cli::{Cli, Command, Internal};
 use ringfence_sandbox::{STATUS_FAILED, keeper};
 
-use cli::{Cli, Command, Internal};
-
-/// Does what the command line says; returns the exit status.
+/// Runs the command that the command line selects. Returns the exit status.
 pub fn main_with(cli: Cli) -> u8 {
     match cli.command {
         Command::Run(args) => launch::run(&args.into_options()),
@@ -72,13 +79,13 @@ pub fn main_with(cli: Cli) -> u8 {
     }
 }
 
-/// Checks that the stack may grow as far as reading the command line needs; else says so.
+/// Checks that the stack may grow as far as the command line's parser needs. Otherwise prints an error.
 ///
 /// # Errors
 ///
-/// The exit status.
+/// Returns the exit status if the limit is too low.
 pub fn check_stack() -> Result<(), u8> {
-    /// Release builds need some 100 KiB.
+    /// Stack size in bytes. Release builds need about 100 KiB.
     const NEEDED: u64 = 256 * 1024;
     let limit = rustix::process::getrlimit(rustix::process::Resource::Stack).current;
     match limit.filter(|bytes| *bytes < NEEDED) {
@@ -91,14 +98,16 @@ pub fn check_stack() -> Result<(), u8> {
     }
 }
 
-/// Prints the help, the version, or an error of the command line; returns the exit status.
-pub fn tell(told: &clap::Error) -> u8 {
-    let printed = told.print().and_then(|()| std::io::Write::flush(&mut std::io::stdout()));
+/// Prints the help, the version or an error of the command line. Returns the exit status.
+pub fn tell(parse_result: &clap::Error) -> u8 {
+    let printed = parse_result.print().and_then(|()| std::io::Write::flush(&mut std::io::stdout()));
     match printed {
-        Err(error) if !told.use_stderr() && error.kind() != std::io::ErrorKind::BrokenPipe => {
+        Err(error)
+            if !parse_result.use_stderr() && error.kind() != std::io::ErrorKind::BrokenPipe =>
+        {
             fail(&format_args!("standard output: {error}"))
         }
-        _ => u8::try_from(told.exit_code()).unwrap_or(STATUS_FAILED),
+        _ => u8::try_from(parse_result.exit_code()).unwrap_or(STATUS_FAILED),
     }
 }
 

@@ -1,7 +1,8 @@
-//! Log messages go to standard error: a sandboxed process's keeper passes them on, and a daemon's
-//! supervisor keeps them.
+//! Log messages on standard error.
 //!
-//! What peers can cause is logged once a rule (and counted always), so the log is bounded.
+//! The supervisor of a sandboxed process passes its messages on. The service manager of a daemon stores
+//! them. A message that a peer can cause is limited, to once for each rule or by a [`LineBudget`], so a
+//! peer cannot fill the log. Counters count every event.
 
 // #syscall all write: the log on standard error
 
@@ -15,12 +16,12 @@ use tracing_subscriber::{Registry, fmt, reload};
 
 static LEVEL: OnceLock<reload::Handle<LevelFilter, Registry>> = OnceLock::new();
 
-/// Sends log messages to standard error: warnings and worse, or with `verbose` information too.
+/// Sends log messages of the level `warn` and above to standard error, with `verbose` also `info`.
 pub fn to_stderr(verbose: bool) {
     to_stderr_at(if verbose { Level::INFO } else { Level::WARN });
 }
 
-/// As [`to_stderr`], for messages of `level` and worse.
+/// Sends log messages of `level` and above to standard error.
 pub fn to_stderr_at(level: Level) {
     let (filter, handle) = reload::Layer::new(LevelFilter::from_level(level));
     let lines = fmt::layer()
@@ -35,15 +36,15 @@ pub fn to_stderr_at(level: Level) {
     }
 }
 
-/// From now on, messages of `level` and worse.
+/// Changes the level: from now on, messages of `level` and above are logged.
 pub fn set_level(level: Level) {
     if let Some(handle) = LEVEL.get() {
-        // It fails only when there is no log any more.
+        // The call fails only if the log does not exist any more.
         let _ = handle.modify(|filter| *filter = LevelFilter::from_level(level));
     }
 }
 
-/// Lines that a [`LineBudget`] allows at once.
+/// Number of lines that a [`LineBudget`] allows at once.
 const LINES_AT_ONCE: u32 = 8;
 /// Time after which a [`LineBudget`] allows one more line.
 const LINE_EVERY: Duration = Duration::from_secs(60);

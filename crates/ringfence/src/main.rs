@@ -1,5 +1,5 @@
 #![forbid(unsafe_code)]
-//! The `ringfence` command.
+//! Entry point of the `ringfence` command.
 
 use std::process::ExitCode;
 
@@ -12,6 +12,6 @@ fn main() -> ExitCode {
     }
     match Cli::try_parse() {
         Ok(cli) => ringfence::main_with(cli).into(),
-        Err(told) => ringfence::tell(&told).into(),
+        Err(error) => ringfence::tell(&error).into(),
     }
 }

@@ -1,4 +1,4 @@
-//! Requests to the kernel about network interfaces (rtnetlink(7)), one at a time.
+//! Requests to the kernel about network interfaces (rtnetlink(7)). Each request waits for its answer.
 
 // #syscall daemon socket 0=AF_NETLINK: interfaces of the host
 // #syscall daemon bind,sendto,recvfrom: interfaces of the host
@@ -25,47 +25,46 @@ use serde::{Deserialize, Serialize};
 
 use crate::guest::Address;
 
-/// A connection to the kernel, about the network namespace it was opened in.
+/// Connection to the kernel. It applies to the network namespace in which it was opened.
 #[derive(Debug)]
 pub struct Netlink {
     socket: OwnedFd,
     sequence: u32,
 }
 
-/// A way to a network.
+/// Route to a network.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Route {
-    /// The network.
     pub destination: IpAddr,
-    /// The length of its prefix; 0: all there is.
+    /// Length of the prefix. 0 stands for the default route.
     pub prefix: u8,
-    /// Who passes packets on; `None`: it is reached directly.
+    /// Next hop. `None` stands for a network that is reached directly.
     pub gateway: Option<IpAddr>,
-    /// The smaller the better.
+    /// Metric. The kernel prefers the smallest.
     pub metric: Option<u32>,
 }
 
-/// What to change of an interface.
+/// Changes of an interface. `None` leaves a property unchanged.
 #[derive(Debug, Default)]
 pub struct LinkChange {
-    /// The Ethernet address.
+    /// Ethernet address.
     pub mac: Option<[u8; 6]>,
-    /// The longest packet, in bytes.
+    /// Longest packet in bytes.
     pub mtu: Option<u32>,
-    /// Segments that a super-packet has at most; 1: there are none.
+    /// Maximum number of segments of a super-packet. 1 allows none.
     pub gso_max_segments: Option<u32>,
-    /// The administrative state: up, if set.
+    /// Set to bring the interface up.
     pub up: bool,
-    /// The bridge it becomes a port of, by number.
+    /// Index of the bridge that the interface becomes a port of.
     pub bridge: Option<u32>,
 }
 
 impl Netlink {
-    /// Opens a routing socket in the network namespace of the calling thread.
+    /// Opens a netlink socket in the network namespace of the calling thread.
     ///
     /// # Errors
     ///
-    /// The kernel's.
+    /// Returns the kernel's error.
     pub fn open() -> io::Result<Netlink> {
         let socket = rustix::net::socket_with(
             rustix::net::AddressFamily::NETLINK,
@@ -77,12 +76,12 @@ impl Netlink {
         Ok(Netlink { socket, sequence: 0 })
     }
 
-    /// The number of an interface.
+    /// Returns the index of an interface.
     pub fn index_of(&self, name: &str) -> io::Result<u32> {
         Ok(rustix::net::netdevice::name_to_index(&self.socket, name)?)
     }
 
-    /// Changes an interface.
+    /// Applies `change` to the interface `index`.
     pub fn change_link(&mut self, index: u32, change: &LinkChange) -> io::Result<()> {
         let mut link = LinkMessage::default();
         link.header.index = index;
@@ -97,8 +96,8 @@ impl Netlink {
         self.request(RouteNetlinkMessage::SetLink(link), 0)
     }
 
-    /// Adds an address, usable at once: nobody else on the switch has it, so an IPv6 address need
-    /// not be tried out first.
+    /// Adds an address without duplicate address detection, so that it is usable at once. No other node on the
+    /// switch has the address.
     pub fn add_address(&mut self, index: u32, address: Address) -> io::Result<()> {
         let mut message = AddressMessage::default();
         message.header.index = index;
@@ -119,7 +118,7 @@ impl Netlink {
         self.request(RouteNetlinkMessage::NewAddress(message), NLM_F_CREATE | NLM_F_EXCL)
     }
 
-    /// Adds a route by way of an interface.
+    /// Adds a route over an interface.
     pub fn add_route(&mut self, index: u32, route: &Route) -> io::Result<()> {
         let mut message = RouteMessage::default();
         message.header.destination_prefix_length = route.prefix;
@@ -129,7 +128,7 @@ impl Netlink {
         message.header.scope =
             if route.gateway.is_some() { RouteScope::Universe } else { RouteScope::Link };
         if route.gateway.is_some() {
-            // Whether the gateway is on a network of the interface is not asked.
+            // The kernel does not check that the gateway is on a network of the interface.
             message.header.flags = RouteFlags::Onlink;
         }
         message.header.address_family = match route.destination {
@@ -146,7 +145,7 @@ impl Netlink {
         self.request(RouteNetlinkMessage::NewRoute(message), NLM_F_CREATE | NLM_F_EXCL)
     }
 
-    /// Every interface of this network namespace.
+    /// Returns all interfaces of the network namespace.
     pub fn links(&mut self) -> io::Result<Vec<LinkMessage>> {
         let found = self.dump(RouteNetlinkMessage::GetLink(LinkMessage::default()))?;
         let link = |message| match message {
@@ -156,7 +155,7 @@ impl Netlink {
         Ok(found.into_iter().filter_map(link).collect())
     }
 
-    /// Every address of it.
+    /// Returns all addresses of the network namespace.
     pub fn addresses(&mut self) -> io::Result<Vec<AddressMessage>> {
         let found = self.dump(RouteNetlinkMessage::GetAddress(AddressMessage::default()))?;
         let address = |message| match message {
@@ -166,7 +165,7 @@ impl Netlink {
         Ok(found.into_iter().filter_map(address).collect())
     }
 
-    /// Every route of it, of one family.
+    /// Returns all routes of one family in the network namespace.
     pub fn routes(&mut self, family: AddressFamily) -> io::Result<Vec<RouteMessage>> {
         let mut request = RouteMessage::default();
         request.header.address_family = family;
@@ -188,7 +187,7 @@ impl Netlink {
             })?;
             let mut rest = &buffer[..length];
             while let Some((head, _)) = rest.split_first_chunk::<4>() {
-                // Messages begin at multiples of four. What this build cannot read is passed over.
+                // Messages are aligned to four bytes. Messages of unknown kinds are skipped.
                 let taken = usize::try_from(u32::from_ne_bytes(*head)).unwrap_or(usize::MAX);
                 let message = NetlinkMessage::<RouteNetlinkMessage>::deserialize(rest);
                 rest = rest.get(taken.saturating_add(3) & !3..).unwrap_or_default();
@@ -253,7 +252,7 @@ fn invalid(what: &str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, what.to_owned())
 }
 
-/// The broadcast address of a network that has one.
+/// Returns the broadcast address of a network, if the network has one.
 fn broadcast(ip: Ipv4Addr, prefix: u8) -> Option<Ipv4Addr> {
     let hosts = u32::MAX.checked_shr(u32::from(prefix)).unwrap_or(0);
     (hosts > 1).then(|| Ipv4Addr::from_bits(ip.to_bits() | hosts))
@@ -264,7 +263,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_network_of_one_or_two_has_no_broadcast_address() {
+    fn network_of_one_or_two_hosts_has_no_broadcast_address() {
         let ip = Ipv4Addr::new(10, 0, 0, 2);
         assert_eq!(broadcast(ip, 24), Some(Ipv4Addr::new(10, 0, 0, 255)));
         assert_eq!(broadcast(ip, 31), None);

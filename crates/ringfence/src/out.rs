@@ -1,18 +1,18 @@
-//! Standard output.
+//! Standard output of the command.
 //!
-//! Whoever reads it may have seen enough, as `head` has after ten lines. That is no failure: the
-//! command ends, and says nothing. Only what is written here can tell that from a pipe to another
-//! process of ours that broke, so all of the command's results go through [`Out`].
+//! A reader such as `head` may close the pipe early. That is no failure: the command ends without a
+//! message. Only an error from here proves that standard output was closed, and not another pipe. All
+//! results of the command therefore pass through [`Out`].
 
 use std::error::Error;
 use std::fmt;
 use std::io::{self, Write};
 
-/// Standard output.
+/// Writer for standard output that marks the error of a closed pipe.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Out;
 
-/// Nobody reads standard output any more.
+/// Mark of an error that a closed standard output caused.
 #[derive(Debug)]
 struct Closed;
 
@@ -42,7 +42,7 @@ fn mark(error: io::Error) -> io::Error {
     }
 }
 
-/// Whether the error is that nobody reads standard output any more.
+/// Returns `true` if the error was caused by a closed standard output.
 pub fn is_closed(error: &anyhow::Error) -> bool {
     let closed = |cause: &io::Error| cause.get_ref().is_some_and(|inner| inner.is::<Closed>());
     error.chain().any(|cause| cause.downcast_ref::<io::Error>().is_some_and(closed))
@@ -54,7 +54,7 @@ mod tests {
     use anyhow::Context;
 
     #[test]
-    fn only_standard_output_counts() {
+    fn broken_pipe_of_standard_output_only_is_marked() {
         let other = io::Error::from(io::ErrorKind::BrokenPipe);
         let ours = mark(io::Error::from(io::ErrorKind::BrokenPipe));
         assert!(is_closed(&Err::<(), _>(ours).context("a row").unwrap_err()));

@@ -1,5 +1,5 @@
-//! `ringfence attach` and `ringfence serve` at both ends, without a hypervisor: domains of a hub, of
-//! which this test is the toolstack.
+//! `ringfence attach` and `ringfence serve` at both ends of a vif, without a hypervisor. Both are domains of a
+//! hub, and the test is the toolstack.
 
 #![allow(clippy::unwrap_used, reason = "in a test, a failure is a panic")]
 
@@ -22,7 +22,7 @@ use support::{Lab, MOMENT, Running, eventually, sha256, write_noise};
 
 const DRIVER: DomId = DomId(1);
 
-/// A hub and its toolstack.
+/// Hub and its toolstack.
 struct World {
     lab: Lab,
     hub: Running,
@@ -48,7 +48,7 @@ impl World {
         let platform = LocalPlatform::connect_as(fd, Some(DomId(0))).unwrap();
         let mut toolstack = platform.store().unwrap();
         std::fs::write(lab.file("serve.toml"), "[network]\nattach = 'switch'\n").unwrap();
-        // The daemon may read its own home, as on Xen.
+        // The daemon may read its own directory, as on Xen.
         let home = format!("/local/domain/{DRIVER}");
         toolstack.mkdir(&home).unwrap();
         let readable = PermissionList::owned_by(DomId(0), NodeAccess::Read);
@@ -64,7 +64,7 @@ impl World {
         self.serve_in(&[], options)
     }
 
-    /// The daemon, started by those words.
+    /// Starts the daemon by the words in `starter`.
     fn serve_in(&self, starter: &[&str], options: &[&str]) -> Running {
         let (platform, run) = (self.platform(), self.lab.file("run"));
         let (run, config) = (run.to_str().unwrap(), self.lab.file("serve.toml"));
@@ -81,7 +81,7 @@ impl World {
         ask(&self.lab.file("run/serve.sock")).unwrap()
     }
 
-    /// Domain `number` gets an interface.
+    /// Gives domain `number` an interface.
     fn plug_in(&mut self, number: u16) {
         let device =
             DeviceId { kind: DeviceKind::Vif, frontend: DomId(number), backend: DRIVER, handle: 0 };
@@ -92,7 +92,7 @@ impl World {
         self.toolstack.set_perms(&devices, &readable).unwrap();
     }
 
-    /// The frontend of the guest that is domain `number`, in a network namespace of its own.
+    /// Starts the frontend of domain `number`, in a network namespace of its own.
     fn attach(&mut self, number: u16) -> Running {
         self.attach_with(number, &[])
     }
@@ -109,7 +109,7 @@ impl World {
         attach
     }
 
-    /// Runs a script in the namespace of a frontend; its output.
+    /// Runs a script in the namespace of a frontend. Returns its output.
     fn inside(&self, of: &Running, script: &str) -> String {
         let pid = of.pid().as_raw_nonzero().to_string();
         let words = ["nsenter", "--target", &pid, "--net", "sh", "-ec", script];
@@ -118,7 +118,7 @@ impl World {
 }
 
 #[test]
-fn two_guests_in_user_space_reach_each_other_through_the_daemon() {
+fn two_user_space_frontends_exchange_traffic_through_daemon() {
     require!(Need::Root, Need::Program("ip", "iproute2"), Need::Program("ping", "iputils-ping"));
     let mut world = World::new();
     let serve = world.serve(&[]);
@@ -131,7 +131,7 @@ fn two_guests_in_user_space_reach_each_other_through_the_daemon() {
     let status = world.status();
     assert_eq!(status.vifs.len(), 2);
     assert!(status.vifs.iter().all(|vif| vif.connected && vif.rules.is_empty()), "{status:?}");
-    // One leaves in order; the daemon has nothing of it any more.
+    // One guest leaves in an orderly way. The daemon keeps nothing of it.
     assert_eq!(one.end().status, Some(0));
     assert!(eventually(MOMENT, || world.status().vifs.iter().filter(|v| v.connected).count() == 1));
     assert_eq!(serve.end().status, Some(0));
@@ -139,14 +139,14 @@ fn two_guests_in_user_space_reach_each_other_through_the_daemon() {
     world.hub.end();
 }
 
-/// Whether the interface of a domain told of a window.
+/// Returns `true` if the frontend of a domain announced a grant window.
 fn has_window(world: &mut World, number: u16) -> bool {
     let key = format!("/local/domain/{number}/device/vif/0/ringfence-tx-window");
     world.toolstack.read(&key).is_ok()
 }
 
 #[test]
-fn buffers_are_in_windows_where_both_ends_want_them() {
+fn frontend_with_windows_option_uses_grant_windows() {
     require!(Need::Root, Need::Program("ip", "iproute2"), Need::Program("ping", "iputils-ping"));
     for (mode, opened) in [("window", true), ("copy", false)] {
         let mut world = World::new();
@@ -170,9 +170,9 @@ fn buffers_are_in_windows_where_both_ends_want_them() {
     }
 }
 
-/// A host's network with a bridge, whoever serves it.
+/// Creates the network of a host, with a bridge, for any daemon.
 fn host_with_bridge(lab: &Lab) -> Running {
-    // /sys shows the network of whoever mounted it.
+    // /sys shows the network namespace of the process that mounted it.
     let bridge = "mount -t sysfs sysfs /sys; ip link add xenbr0 type bridge; ip link set xenbr0 up; \
                   ip address add 10.1.1.254/24 dev xenbr0; echo made; exec sleep 1000000";
     let host = lab.spawn(&["unshare", "--net", "--mount", "sh", "-ec", bridge]);
@@ -181,7 +181,7 @@ fn host_with_bridge(lab: &Lab) -> Running {
 }
 
 #[test]
-fn a_bridge_is_reached_by_several_queues() {
+fn multiqueue_frontend_reaches_bridge_through_all_queues() {
     require!(Need::Root, Need::Program("ip", "iproute2"), Need::Program("python3", "python3"));
     let mut world = World::new();
     let text = "[network]\nattach = 'bridge'\nbridge = 'xenbr0'\nmax-queues = 2\n";
@@ -210,7 +210,7 @@ fn a_bridge_is_reached_by_several_queues() {
         let got = world.inside(&host, get);
         assert_eq!(got.split_whitespace().next(), Some(expected.as_str()));
     };
-    // Which queue a connection takes is left to chance: eight take both, as good as always.
+    // The kernel chooses the queue of a connection. Eight connections almost certainly use both.
     (0..8).for_each(|_| transfer(&world));
     let [vif] = &world.status().vifs[..] else { panic!("one guest") };
     assert!(vif.connected && vif.queue_count == 2 && vif.rules.is_empty(), "{vif:?}");
@@ -222,7 +222,7 @@ fn a_bridge_is_reached_by_several_queues() {
 }
 
 #[test]
-fn a_daemon_that_ends_may_close_what_it_served_and_only_one_runs() {
+fn daemon_closes_devices_on_request_and_second_daemon_is_refused() {
     require!(Need::Root, Need::Program("ip", "iproute2"));
     let mut world = World::new();
     let serve = world.serve(&["--on-exit", "close"]);
@@ -253,7 +253,7 @@ fn a_daemon_that_ends_may_close_what_it_served_and_only_one_runs() {
 }
 
 #[test]
-fn each_message_of_the_control_ring_is_answered_by_the_daemon() {
+fn control_ring_message_is_answered_by_daemon() {
     require!(Need::Root);
     let mut world = World::new();
     std::fs::write(

@@ -1,7 +1,7 @@
-//! Attacks on the control socket of a driver domain: by connections that do not read, say nothing, or
-//! are no launcher's, and by disks that hang. Each time another guest must be served meanwhile.
+//! Attacks on the control socket of a driver domain: connections that do not read, that send nothing, or that
+//! come from no launcher, and disks that hang. In each test another guest must be served meanwhile.
 //!
-//! The program has no test harness: it plays the guest's command that connects, too.
+//! The program has no test harness, because it also plays the guest's command that connects.
 
 #![forbid(unsafe_code)]
 #![allow(clippy::unwrap_used, reason = "in a test, a failure is a panic")]
@@ -48,10 +48,10 @@ fn main() -> ExitCode {
     }
 }
 
-/// What the victim does.
+/// Command of the victim.
 const SERVER: [&str; 4] = ["python3", "-m", "http.server", "8000"];
 
-/// Asks the victim, until it answers.
+/// Command that requests from the victim until it answers.
 const CLIENT: &str = "
 import time, urllib.request
 while True:
@@ -67,7 +67,7 @@ fn channel(directory: &Path, switch: &str) -> Channel {
     Channel::from_fd(directory.connect(switch).unwrap().expect("the switch is there"))
 }
 
-/// That a guest can join the switch now, and that the one that was there is served.
+/// Checks that a guest can join the switch, and that the victim is served.
 fn assert_served(lab: &Lab, switch: &str) {
     let options = format!("--switch {switch}");
     let said = lab.run(&options, &["python3", "-c", CLIENT]).succeed(Duration::from_secs(60));
@@ -89,7 +89,7 @@ fn launcher_that_does_not_read() {
     victim.wait_up();
     let greedy = channel(&lab.runtime_dir(), "s");
     proof::introduce(&greedy).unwrap();
-    // What the driver domain does not take, because it has hung up or is blocked, is not sent.
+    // The driver domain has hung up or is blocked, so it takes no more messages.
     for _ in 0..2000 {
         if greedy.send_now(&ToDriver::Stats, &[]).is_err() {
             std::thread::sleep(Duration::from_millis(2));
@@ -124,17 +124,17 @@ fn connection_without_proof() {
     let (answer, _) = stranger.receive_within::<FromDriver>(MOMENT).unwrap();
     assert!(matches!(answer, FromDriver::Refused(_)), "{answer:?}");
     assert_hung_up(&stranger);
-    // One that says nothing is disconnected, too.
+    // A connection that sends nothing is closed too.
     assert_hung_up(&channel(&lab.runtime_dir(), "s"));
     assert_served(&lab, "s");
     victim.end();
 }
 
-/// What the driver domain answers to a process that does all that a launcher does.
+/// Returns the driver domain's answer to a process that behaves as a launcher does.
 fn connect_from_elsewhere(directory: &Path, switch: &str) -> String {
     let channel = channel(directory, switch);
     proof::introduce(&channel).unwrap();
-    // It may have hung up already.
+    // The driver domain may have closed the connection already.
     let _ = channel.send(&ToDriver::Stats, &[]);
     match channel.receive_within::<FromDriver>(MOMENT) {
         Ok((FromDriver::Refused(why), _)) => format!("refused: {why}"),
@@ -160,7 +160,7 @@ fn another_user_namespace() {
     victim.end();
 }
 
-/// A connection whose close blocks, and the end that does not read.
+/// Returns a connection whose close blocks, and the end that does not read.
 fn lingering() -> (OwnedFd, TcpStream) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let mut writer = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
@@ -186,9 +186,9 @@ fn lingering_descriptors() {
         let fds = vec![writer.as_fd(); count];
         attacker.send(&ToDriver::Stats, &fds).unwrap();
         let leg = ToDriver::HostLeg { name: "x".to_owned(), offloads: 0, mtu: 1500 };
-        // Refused if it has hung up already.
+        // The send fails if the driver domain has hung up already.
         let _ = attacker.send_now(&leg, &fds);
-        // The driver domain has the last references.
+        // The driver domain holds the last references.
         drop(fds);
         drop(writer);
         readers.push(reader);
@@ -208,7 +208,7 @@ fn disk_that_hangs() {
     let path = socket.display().to_string();
     let words = ["nbdkit", "-f", "-U", &path, "file", &image];
     let server = Background::start(&words, || listens(&socket));
-    // Requests do not fail before the test has ended.
+    // The time limit of requests is beyond the end of the test.
     let disk = format!("--switch s --disk nbd+unix:///?socket={path},timeout=600,stall=600");
     let hung = lab.run(&disk, &["sleep", "300"]);
     hung.wait_up();
@@ -225,7 +225,7 @@ fn disk_that_hangs() {
     let memory = lent_with(&[2; 4096]);
     client.submit(Op::Write { fua: false }, 4096, 4096, vec![memory.into()]);
     client.queue().kick();
-    // Time for the request to reach the stopped server.
+    // The request needs time to reach the stopped server.
     std::thread::sleep(Duration::from_secs(1));
     assert_eq!(hung.end().status, Some(143));
     for _ in 0..3 {

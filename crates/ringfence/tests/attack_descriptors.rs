@@ -1,7 +1,7 @@
-//! A frontend that was taken over sends descriptors whose close blocks, over every socket that it has:
-//! event channels, the store, the hub, its launcher. Other guests of the switch must be served meanwhile.
+//! A compromised frontend sends descriptors whose close blocks, over each of its sockets: event channels, the
+//! store, the hub and its launcher. Other guests of the switch must be served meanwhile.
 //!
-//! The program has no test harness: started as `run` it plays launcher, keepers and domains as `ringfence`
+//! The program has no test harness. Started as `run` it plays launcher, supervisors and domains as `ringfence`
 //! does, and its frontends attack from inside their sandbox.
 
 #![forbid(unsafe_code)]
@@ -24,7 +24,7 @@ use rustix::net::SocketType;
 use support::needs::Need;
 use support::{Lab, MOMENT, eventually};
 
-/// Stream sockets that a connected frontend has, at least: two event channels and the store.
+/// Minimum number of stream sockets of a connected frontend: two event channels and the store.
 const STREAMS: usize = 3;
 
 fn main() -> ExitCode {
@@ -37,7 +37,7 @@ fn main() -> ExitCode {
         }
         ["run" | "internal", ..] => ringfence::main_with(Cli::parse()).into(),
         ["hold"] => {
-            // The end that does not read is standard input. Ends with the frontend.
+            // Standard input is the end that does not read. The process ends with the frontend.
             std::thread::sleep(Duration::from_secs(3600));
             ExitCode::SUCCESS
         }
@@ -48,7 +48,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Puts a TCP socket whose close blocks for an hour to standard output, where the sandbox lets it be.
+/// Makes standard output a TCP socket whose close blocks for an hour, because the sandbox keeps that one open.
 /// A process of its own holds the end that does not read.
 fn take_lingering_descriptor() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -64,13 +64,13 @@ fn take_lingering_descriptor() {
         .stdout(Stdio::null())
         .spawn()
         .unwrap();
-    // It is not waited for: it is killed with the namespace.
+    // The process is killed with the namespace.
     drop(holder);
     rustix::stdio::dup2_stdout(&writer).unwrap();
 }
 
 fn say(line: &str) {
-    // If it is lost, the test misses it.
+    // A lost line makes the test fail.
     let _ = io::stderr().write_all(format!("{line}\n").as_bytes());
 }
 
@@ -78,12 +78,12 @@ fn attack_from_inside() {
     let streams =
         || attack::unix_sockets().iter().filter(|(_, kind)| *kind == SocketType::STREAM).count();
     eventually(MOMENT, || streams() >= STREAMS);
-    // Time for the device to be connected.
+    // The device needs time to connect.
     std::thread::sleep(Duration::from_secs(2));
     let writer = rustix::stdio::stdout();
     let (mut sent, mut refused) = (0, 0);
     let mut sockets = attack::unix_sockets();
-    // Messages to hub and launcher end this frontend, so they come last.
+    // A message to the hub or the launcher ends this frontend, so these come last.
     sockets.sort_by_key(|(_, kind)| *kind != SocketType::STREAM);
     for (socket, kind) in sockets {
         if kind != SocketType::STREAM {
@@ -111,7 +111,7 @@ fn kernel_refuses() -> bool {
 fn other_guests_are_served() {
     require!(Need::Guests);
     let lab = Lab::of(std::env::current_exe().unwrap());
-    // Honest frontends, on the switch of the same runtime directory.
+    // Correct frontends on the switch of the same runtime directory.
     let program = env!("CARGO_BIN_EXE_ringfence");
     let honest = |name: &str, script: &str| {
         let options = ["run", "--uplink", "none", "--switch", "s", "--name", name, "--"];
@@ -130,7 +130,7 @@ fn other_guests_are_served() {
             assert!(!said.contains("[streams: 0 sent, 0 refused"), "{said}");
         }
         attacker.wait_for_error("[done: ");
-        // The frontend's copies go with it: who has some of them has the last ones.
+        // The frontend's copies are closed with it. Each receiver that kept one has the last reference then.
         attacker.end();
         let ask = "until python3 -c \"import urllib.request as r; r.urlopen('http://victim:8000/', \
                    timeout=20)\"; do sleep 0.1; done; echo served";

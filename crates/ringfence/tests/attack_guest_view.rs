@@ -1,8 +1,8 @@
 //! Attacks of a guest's command on the host's files and sockets, as root and as an ordinary user.
 //!
-//! The command runs with every capability that its user namespace gives, and tries to get at what its view of
-//! the host's files leaves out: the runtime directory, other guests' disks, the sockets of the host's programs,
-//! the kernel's settings. Each test fails when its guard is taken out.
+//! The command has every capability that its user namespace gives. It tries to reach what its view of the host's
+//! files hides: the runtime directory, other guests' disks, sockets of the host's programs, and the kernel's
+//! settings. Each test fails if its guard is removed.
 
 #![allow(clippy::unwrap_used, reason = "in a test, a failure is a panic")]
 
@@ -18,10 +18,10 @@ use support::needs::Need;
 use support::{Lab, MOMENT, Running};
 
 const ATTACKS: &str = include_str!("support/guest_view.py");
-/// An ordinary user that no program has.
+/// User id that no program has.
 const USER: u32 = 12345;
 
-/// A lab whose guests are started by one user.
+/// Lab whose guests are started by one user.
 struct Site {
     lab: Lab,
     wrapper: Vec<String>,
@@ -29,7 +29,7 @@ struct Site {
 }
 
 impl Site {
-    /// One site for each user that this process can be: itself, and an ordinary one if it is root.
+    /// Returns one site for each user that this process can be: itself and, for root, an ordinary user.
     fn all() -> Vec<Site> {
         let is_root = rustix::process::geteuid().is_root();
         let users = [Some(None), is_root.then_some(Some(USER))];
@@ -52,7 +52,7 @@ impl Site {
             }
             let tun = Path::new("/dev/net/tun");
             if tun.metadata().unwrap().permissions().mode() & 0o006 != 0o006 {
-                // As udev does it.
+                // udev sets the same mode.
                 std::fs::set_permissions(tun, PermissionsExt::from_mode(0o666)).unwrap();
             }
             wrapper = ["setpriv", "--clear-groups"].map(str::to_owned).to_vec();
@@ -65,7 +65,7 @@ impl Site {
         self.run_with(&[], options, command)
     }
 
-    /// `ringfence run`, started by a program that the wrapper starts.
+    /// Starts `ringfence run` through the program that the wrapper starts.
     fn run_with(&self, more: &[&str], options: &str, command: &[&str]) -> Running {
         let wrapper: Vec<&str> =
             self.wrapper.iter().map(String::as_str).chain(more.iter().copied()).collect();
@@ -76,7 +76,7 @@ impl Site {
         self.run(options, &["sh", "-c", script]).succeed(MOMENT)
     }
 
-    /// A guest that stays, so that there is a switch.
+    /// Starts a guest that stays, so that the switch exists.
     fn bystander(&self, options: &str) -> Running {
         let guest = self.run(options, &["sleep", "600"]);
         guest.wait_up();
@@ -87,7 +87,7 @@ impl Site {
         self.lab.runtime_dir().parent().unwrap().to_owned()
     }
 
-    /// An image of a disk that the user may write.
+    /// Creates the image of a disk that the user may write to.
     fn image(&self, name: &str) -> String {
         let path = self.lab.file(name);
         std::fs::File::create(&path).unwrap().set_len(1 << 20).unwrap();
@@ -95,7 +95,7 @@ impl Site {
         path.to_str().unwrap().to_owned()
     }
 
-    /// What the attacks are told: the runtime directory, and a file handle of it.
+    /// Returns the targets of the attacks: the runtime directory and a file handle of it.
     fn target(&self) -> String {
         let script = "import ctypes,json,sys
 buffer = ctypes.create_string_buffer(8 + 128)
@@ -118,7 +118,7 @@ print(json.dumps({'runtime': sys.argv[1], 'scratch': sys.argv[2], 'handle': buff
     }
 }
 
-/// That each attack was tried, and none came through.
+/// Checks that each attack was tried and failed.
 fn assert_kept_out(said: &str) {
     let attacks: Vec<&str> = said.lines().collect();
     assert_eq!(attacks.len(), ATTACKS.matches("    attempt(\"").count(), "{said}");
@@ -241,7 +241,7 @@ def connect(address):
 print(*[connect(address.replace('@', '\\0')) for address in sys.argv[1:]])
 print(*[os.environ.get(name, '-') for name in ['SSH_AUTH_SOCK', 'DBUS_SESSION_BUS_ADDRESS', 'DISPLAY', 'KEPT']])";
     for site in Site::all() {
-        // In the session's directory, and somewhere else.
+        // One socket is in the session's directory, and the other is not.
         let (bus, agent) = (site.session().join("bus"), site.lab.file("agent"));
         let _listeners = [&bus, &agent].map(|path| {
             let listener = UnixListener::bind(path).unwrap();
@@ -258,7 +258,7 @@ print(*[os.environ.get(name, '-') for name in ['SSH_AUTH_SOCK', 'DBUS_SESSION_BU
             ["env", "SSH_AUTH_SOCK=/a", "DBUS_SESSION_BUS_ADDRESS=b", "DISPLAY=:0", "KEPT=c"];
         let said = |options| site.run_with(&environment, options, &command).succeed(MOMENT);
         assert_eq!(said(""), "refused refused refused\n- - - c\n");
-        // Abstract sockets belong to the host's network, which is not shared.
+        // Abstract sockets belong to the host's network namespace, which the guest does not share.
         assert_eq!(said("--share-runtime"), "connected connected refused\n/a b :0 c\n");
     }
 }
@@ -266,7 +266,7 @@ print(*[os.environ.get(name, '-') for name in ['SSH_AUTH_SOCK', 'DBUS_SESSION_BU
 #[test]
 fn kernel_settings_cannot_be_changed_by_the_command() {
     require!(Need::Guests, Need::Program("python3", "python3"));
-    // Only opens for writing, where that is enough of a proof: the test machine's kernel is nobody's toy.
+    // Opening for writing is proof enough; the test must not change the kernel's settings.
     let script = "import ctypes,os
 libc = ctypes.CDLL(None, use_errno=True)
 files = ['/proc/sys/kernel/core_pattern', '/proc/sys/vm/drop_caches', '/proc/sysrq-trigger', '/proc/irq/default_smp_affinity',
@@ -339,7 +339,7 @@ print('done')";
 }
 
 #[test]
-fn root_is_told_that_the_command_is_root() {
+fn run_by_root_prints_notice_that_command_is_root() {
     require!(Need::Guests, Need::Root);
     let said = |user| {
         let finished = Site::of(user).run("", &["true"]).finish(MOMENT);
@@ -410,7 +410,7 @@ fn command_with_another_root_directory_does_not_reach_the_old_one() {
 #[test]
 fn directory_without_a_session_exists_before_the_command_can_make_it() {
     require!(Need::Guests, Need::Root);
-    /// A user of this test alone.
+    /// User id that only this test uses.
     const OTHER: u32 = 12346;
     let site = Site::of(Some(OTHER));
     let directory = PathBuf::from(format!("/tmp/ringfence-{OTHER}"));
@@ -443,7 +443,7 @@ fn disks_of_launchers_with_one_process_id_are_kept_apart() {
 }
 
 #[test]
-fn surroundings_that_lack_something_are_named() {
+fn missing_host_facility_is_named_in_error() {
     require!(Need::Guests);
     let program = env!("CARGO_BIN_EXE_ringfence");
     let shell = |script: &str, wrapper: &[&str]| {

@@ -1,7 +1,7 @@
 //! A guest that impersonates its neighbours on a switch: addresses, routers, DHCP servers.
 //!
-//! The attacker is a guest's command with raw sockets (`support/neighbours.py`). What shows that an attack
-//! would succeed is the same frames from a guest that may route and advertise.
+//! The attacker is a guest's command with raw sockets (`support/neighbours.py`). A guest with `--forwarding` and
+//! `--advertise` sends the same frames, which proves that the attacks succeed without the filter.
 
 #![allow(clippy::unwrap_used, reason = "in a test, a failure is a panic")]
 
@@ -20,7 +20,7 @@ const ATTACKER: &str = "--switch s --name mallory --address 10.66.0.66/24 --addr
 const WEB: &str = "--switch s --name web --address 10.66.0.3/24 --address fd66::3/64";
 const ATTACK: &str = "python3 neighbours.py attack 10.66.0.66 fd66::66 10.66.0.3 fd66::3";
 
-/// Frames that the address filter drops from any guest, by the reason under which they are counted.
+/// Frames that the address filter drops from every guest, by the drop reason that counts them.
 const ALWAYS: [(&str, &[&str]); 4] = [
     ("drop_spoofed_source", &["mac"]),
     (
@@ -42,7 +42,7 @@ const ALWAYS: [(&str, &[&str]); 4] = [
     ("drop_unknown_protocol", &["llc", "ra-stacked"]),
 ];
 
-/// Those that the options `--forwarding` and `--advertise` let pass.
+/// Frames that the filter passes with the options `--forwarding` and `--advertise`.
 const LIFTED: [(&str, &[&str]); 4] = [
     (
         "drop_spoofed_address",
@@ -75,7 +75,7 @@ fn names<'a>(table: impl IntoIterator<Item = &'a (&'a str, &'a [&'a str])>) -> B
     table.into_iter().flat_map(|(_, names)| names.iter()).map(|name| (*name).to_owned()).collect()
 }
 
-/// The words of the output's line that begins with `title`.
+/// Returns the words of the line that begins with `title`.
 fn listed(output: &str, title: &str) -> BTreeSet<String> {
     let line = output.lines().find_map(|line| line.strip_prefix(title));
     line.unwrap_or_else(|| panic!("no {title:?} in {output:?}"))
@@ -84,8 +84,8 @@ fn listed(output: &str, title: &str) -> BTreeSet<String> {
         .collect()
 }
 
-/// Every frame from a guest with these options: which arrive at a neighbour, and for which reasons how
-/// many were dropped.
+/// Sends every attack frame from a guest with these options. Returns the frames that arrived at a neighbour, and
+/// a function for the number of drops by reason.
 fn attacked(options: &str) -> (BTreeSet<String>, impl Fn(&str) -> u64 + use<>) {
     let lab = lab();
     let listen = "python3 neighbours.py listen done; until [ -e leave ]; do sleep 0.05; done";
@@ -165,8 +165,8 @@ fn forwarding_guest_is_no_router_to_others() {
     assert!(dropped("drop_router_message") > 0 && dropped("drop_dhcp_server") > 0);
 }
 
-/// A victim and a web server on a switch. The victim runs `before`, notes its routes and neighbours, and
-/// again after the attack; returns both notes, and fails if the server does not answer in the end.
+/// Victim and web server on one switch. The victim runs `before`, and lists its routes and neighbours before and
+/// after the attack. The test fails if the victim then gets no answer from the server.
 struct Scene {
     lab: Lab,
     web: Running,
@@ -197,7 +197,7 @@ impl Scene {
         Scene { lab, web, victim }
     }
 
-    /// The attack; the victim's notes of before and after.
+    /// Runs the attack. Returns the victim's lists of before and after.
     fn play(self, options: &str) -> (String, String) {
         let attack = format!("{ATTACK} done");
         self.lab.script(&format!("{ATTACKER} {options}"), &attack).succeed(MOMENT * 3);
@@ -207,7 +207,7 @@ impl Scene {
     }
 }
 
-/// Has a guest believe all that it hears.
+/// Kernel settings that make a guest accept all announcements.
 const CREDULOUS: &str = "cd /proc/sys/net
     for i in all eth0; do
         echo 2 > ipv6/conf/$i/accept_ra; echo 1 > ipv6/conf/$i/autoconf

@@ -1,10 +1,10 @@
-//! Attacks on the host by `ringfence serve` and `ringfence attach`, and on both by guests and toolstacks.
+//! Attacks on the host through `ringfence serve` and `ringfence attach`, and on both by guests and toolstacks.
 //!
-//! The program plays several parts, and therefore has no test harness. As `serve` and `attach` it is the
-//! real daemon, with code of an attacker inside: the log subscriber that it installs first runs the
-//! attacks in the daemon's own thread, at the first line that a guest causes. All restrictions of the
-//! daemon are in force then. As `unboxed` it runs the same attacks without the daemon, and each of them
-//! must succeed: an attack that cannot succeed proves nothing.
+//! The program plays several roles, and therefore has no test harness. As `serve` and `attach` it is the real
+//! daemon with an attacker's code inside. The program installs a log subscriber, which runs the attacks in the
+//! daemon's own thread at the first line that a guest causes. All restrictions of the daemon are in force then.
+//! As `unboxed` the program runs the same attacks without a sandbox. Each of them must succeed there, because
+//! an attack that never succeeds proves nothing.
 
 #![forbid(unsafe_code)]
 #![allow(clippy::unwrap_used, reason = "in a test, a failure is a panic")]
@@ -129,7 +129,7 @@ impl tracing::field::Visit for Said {
 }
 
 fn say(line: &str) {
-    // A line that is lost is missed by the test.
+    // A lost line makes the test fail.
     let _ = io::stderr().write_all(format!("{line}\n").as_bytes());
 }
 
@@ -170,7 +170,7 @@ fn attack() {
     note(
         "unix socket by a descriptor",
         (0..64).map(by_descriptor).find(Result::is_ok).unwrap_or_else(|| {
-            // The directory that a process without a box has open.
+            // A process without a sandbox has this directory open.
             Err(io::ErrorKind::NotFound.into())
         }),
     );
@@ -198,7 +198,7 @@ fn attack() {
 // ---------------------------------------------------------------------------------------------
 // What is attacked
 
-/// Sockets of the host that the daemon has no business with. They accept whoever reaches them.
+/// Sockets of the host that the daemon does not need. They accept all connections.
 struct Decoys {
     directory: tempfile::TempDir,
     _unix: UnixListener,
@@ -211,7 +211,7 @@ fn abstract_name(directory: &Path) -> SocketAddr {
 }
 
 impl Decoys {
-    /// Makes them where service managers and container engines have theirs.
+    /// Creates them at the usual places of service managers and container engines.
     fn new() -> Decoys {
         let directory = tempfile::Builder::new().prefix("rf").tempdir_in("/run").unwrap();
         Decoys {
@@ -246,14 +246,14 @@ fn kernel() -> (u32, u32) {
     (numbers.next().unwrap(), numbers.next().unwrap())
 }
 
-/// Fails unless each attack was tried and refused, but for those in `other`.
+/// Checks that each attack was tried, and that all except those in `other` were refused.
 fn all_refused(log: &str, other: &[&str]) {
     for attack in ATTACKS.iter().filter(|attack| !other.contains(attack)) {
         assert!(log.contains(&format!("[{attack}: refused: ")), "{attack} in:\n{log}");
     }
 }
 
-/// Attacks that only Landlock stops, where this kernel's is too old to stop them.
+/// Returns the attacks that only Landlock stops, if this kernel's Landlock is too old for them.
 fn left_to_landlock() -> &'static [&'static str] {
     match kernel() {
         (..=5, _) | (6, ..7) => {
@@ -278,7 +278,7 @@ fn configure(directory: &Path, lines: &str) {
     fs::write(directory.join("ringfence.toml"), text).unwrap();
 }
 
-/// Makes a vif of domain `number`, as the toolstack.
+/// Creates a vif of domain `number`, as the toolstack does.
 fn plug_in(store: &mut StoreClient, number: u16) -> DeviceId {
     let (kind, frontend) = (DeviceKind::Vif, DomId(number));
     let device = DeviceId { kind, frontend, backend: DRIVER, handle: 0 };
@@ -289,7 +289,7 @@ fn plug_in(store: &mut StoreClient, number: u16) -> DeviceId {
     device
 }
 
-/// Makes a disk of a new domain, as the toolstack.
+/// Creates a disk of a new domain, as the toolstack does.
 fn disk_of(lab: &mut Lab, params: &str) -> (LocalPlatform, DeviceId) {
     let (_, socket) = lab.hub.admit(None, false).unwrap();
     let platform = LocalPlatform::connect(socket).unwrap();
@@ -326,7 +326,7 @@ fn status_of(pid: u32, key: &str) -> String {
 fn attack_without_the_box_succeeds() {
     require!(Need::Root, Need::Program("unshare", "util-linux"));
     let decoys = Decoys::new();
-    // A directory that is open, and mounts that only this attacker sees.
+    // The attacker has a directory open, and mounts of its own.
     let script = "exec 9<\"$1\"; shift; exec \"$@\" unboxed";
     let output = Command::new("unshare")
         .args(["--mount", "sh", "-c", script, "sh"])
@@ -395,7 +395,7 @@ fn attach_taken_over_reaches_nothing_of_the_host() {
 fn serve_has_no_rights_beyond_its_own() {
     let lab = Lab::start(|dir| configure(dir, ""));
     let root = rustix::process::geteuid().is_root();
-    // CAP_NET_ADMIN alone.
+    // The daemon has only CAP_NET_ADMIN.
     let own = if root { "0000000000001000" } else { "0000000000000000" };
     for key in ["CapEff", "CapPrm"] {
         assert_eq!(status_of(lab.pid(), key), own, "{key}");
@@ -409,7 +409,7 @@ fn serve_has_no_rights_beyond_its_own() {
     assert_eq!(status_of(lab.pid(), "NoNewPrivs"), "1");
     assert_eq!(status_of(lab.pid(), "Seccomp"), "2");
     let limits = fs::read_to_string(format!("/proc/{}/limits", lab.pid()));
-    // Only root may read those of a process that is not dumpable.
+    // Only root can read these files of a process that is not dumpable.
     if let Ok(limits) = limits {
         let core = limits.lines().find(|line| line.starts_with("Max core file size")).unwrap();
         assert_eq!(core.split_whitespace().nth(4), Some("0"), "{core}");
@@ -424,7 +424,7 @@ fn serve_is_not_readable_by_an_equal_process() {
         let words = ["sh", "-c", script];
         Command::new("setpriv").args(rights).args(words).output().unwrap()
     };
-    // Tracing is a matter of rights, and an equal process has enough of them.
+    // Tracing depends on rights, and a process with equal rights may trace.
     let control = equal("sleep 60 & cat /proc/$!/maps; read=$?; kill $!; exit $read");
     assert!(control.status.success(), "{control:?}");
     let maps = equal(&format!("cat /proc/{}/maps", lab.pid()));
@@ -473,7 +473,7 @@ fn tap_of_a_device_with_unreadable_keys_is_removed() {
         Command::new("nsenter").args(words).output().unwrap().status.success()
     };
     wait_until("the interface is there", has_tap);
-    // The daemon may not read the address any more, and something changes.
+    // The daemon can no longer read the address, and a key changes.
     let unreadable = PermissionList::owned_by(DomId(0), NodeAccess::None);
     let mac = format!("{}/mac", device.backend_path());
     lab.store.set_perms(&mac, &unreadable).unwrap();
@@ -483,7 +483,7 @@ fn tap_of_a_device_with_unreadable_keys_is_removed() {
     wait_until("the interface is removed", || !has_tap());
 }
 
-/// Content that begins like an image of QEMU's.
+/// Returns content that begins like a QCOW2 image.
 fn qcow2() -> Vec<u8> {
     let mut content = vec![0; 65536];
     content[..8].copy_from_slice(b"QFI\xfb\0\0\0\x03");
@@ -534,7 +534,7 @@ fn disk_swapped_for_a_file_elsewhere_is_not_opened() {
     let said = disk_status(&mut lab, &device);
     assert!(said.contains("not below a folder"), "{said}");
     let links = fs::read_dir(format!("/proc/{}/fd", lab.pid()));
-    // Only root may look.
+    // Only root can read the daemon's descriptors.
     for link in links.into_iter().flatten() {
         let target = fs::read_link(link.unwrap().path()).unwrap_or_default();
         assert_ne!(target, outside);

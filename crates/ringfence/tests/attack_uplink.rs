@@ -1,6 +1,6 @@
-//! Attacks on and by way of the uplink, end to end: guests that steal each other's datagrams, strangers that
-//! inject replies, guests that reach for the host's own addresses, and clients of a published port that
-//! crowd out the guest's own connections.
+//! End-to-end attacks on the uplink and through it. Guests steal each other's datagrams, outsiders inject
+//! replies, guests connect to the host's own addresses, and clients of a published port crowd out the guest's
+//! own connections.
 
 #![allow(clippy::unwrap_used, reason = "in a test, a failure is a panic")]
 
@@ -12,18 +12,18 @@ use support::needs::Need;
 use support::world::{FAR_V4, Families, HOST_V4, OUTSIDE_V4, World};
 use support::{MOMENT, Running};
 
-/// How long a whole guest may take.
+/// Time limit for a complete guest.
 const LONG: Duration = Duration::from_secs(120);
-/// Addresses of the host beside those that its guest copies: of interfaces, and routed to it.
+/// Addresses of the host that its guest does not copy: of other interfaces, and routed to the host.
 const OTHER_V4: &str = "10.77.0.1";
 const OTHER_V6: &str = "fd77::1";
 const ROUTED: &str = "198.51.100.99";
-/// An address that the host gets while the guest runs.
+/// Address that the host gets while the guest runs.
 const LATE: &str = "10.78.0.1";
-/// The metadata service of clouds; it is outside.
+/// Address of the metadata service of clouds. It is outside.
 const METADATA: &str = "169.254.169.254";
 
-/// A world with the attacker's program in it.
+/// Creates a world that contains the attacker's program.
 fn world(families: Families) -> Option<World> {
     let world = World::new(families)?;
     std::fs::write(world.file("attack.py"), include_str!("support/attack_uplink.py")).unwrap();
@@ -34,28 +34,28 @@ fn python<'a>(words: &[&'a str]) -> Vec<&'a str> {
     ["python3", "attack.py"].iter().chain(words).copied().collect()
 }
 
-/// A server outside, once it listens.
+/// Starts a server outside, and waits until it listens.
 fn outside(world: &World, words: &[&str]) -> Running {
     let server = world.outside(&python(words));
     server.wait_for_output("listening");
     server
 }
 
-/// The same on the host.
+/// Starts a server on the host, and waits until it listens.
 fn host(world: &World, words: &[&str]) -> Running {
     let server = world.host(&python(words));
     server.wait_for_output("listening");
     server
 }
 
-/// Waits for a line, for as long as anything may take.
+/// Waits for a line, with a generous limit.
 fn wait_for(running: &Running, text: &str) {
     let found = support::eventually(LONG, || running.stdout.text().contains(text));
     assert!(found, "never said {text:?}: {} {}", running.stdout.text(), running.stderr.text());
 }
 
 #[test]
-fn datagrams_of_two_guests_with_one_port_reach_their_own_guest_alone() {
+fn datagrams_for_equal_ports_reach_only_their_own_guest() {
     let Some(world) = world(Families::V4) else { return };
     let server = outside(&world, &["udp_echo", FAR_V4, "7001"]);
     let client = |tag: &str| {
@@ -66,7 +66,7 @@ fn datagrams_of_two_guests_with_one_port_reach_their_own_guest_alone() {
     wait_for(&first, "heard");
     let second = client("second");
     wait_for(&second, "heard");
-    // A program of the host that would share the port does not get it.
+    // A program of the host that tries to share the port does not get the datagrams.
     let program = world.host(&python(&["reuse", "4000"])).succeed(MOMENT);
     assert!(program.contains("refused 98"), "a program of the host shares the port: {program}");
     std::fs::write(world.file("stop"), "").unwrap();
@@ -78,7 +78,7 @@ fn datagrams_of_two_guests_with_one_port_reach_their_own_guest_alone() {
 }
 
 #[test]
-fn echo_replies_of_strangers_are_not_delivered() {
+fn echo_reply_of_other_host_is_not_delivered() {
     let Some(world) = world(Families::V4) else { return };
     let forger = world.outside(&python(&["forge_replies", HOST_V4, "4660"]));
     let script = format!("python3 attack.py ping {FAR_V4} 4660; touch stop");
@@ -87,7 +87,7 @@ fn echo_replies_of_strangers_are_not_delivered() {
     forger.succeed(MOMENT);
 }
 
-/// Programs of the host at every address of it, and a server outside at the metadata service's.
+/// Starts servers at every address of the host, and one outside at the metadata service's address.
 fn servers(world: &World) -> Vec<Running> {
     let addresses = format!(
         "ip addr add {OTHER_V4}/32 dev lo; ip addr add {OTHER_V6}/128 dev lo nodad; \
@@ -106,7 +106,7 @@ fn servers(world: &World) -> Vec<Running> {
 }
 
 #[test]
-fn own_and_link_local_addresses_of_the_host_are_out_of_reach_unless_allowed() {
+fn host_and_link_local_addresses_are_unreachable_unless_allowed() {
     let Some(world) = world(Families::Both) else { return };
     let servers = servers(&world);
     let late = format!(
@@ -125,7 +125,7 @@ fn own_and_link_local_addresses_of_the_host_are_out_of_reach_unless_allowed() {
         assert!(output.contains(&format!("tried {address} nothing")), "{address}: {output}");
     }
     assert!(output.contains(&format!("tried {FAR_V4} tcp+udp")), "{output}");
-    // Each of them answers where it is allowed: so what failed was the guard's doing.
+    // Each server answers with the option, so the guard was the reason for the failures.
     let all = [OTHER_V4, OTHER_V6, ROUTED, METADATA, LATE];
     let options = all.map(|address| format!("--allow-local {address} ")).concat();
     let script = format!("python3 attack.py tries {}", all.join(" "));
@@ -140,7 +140,7 @@ fn own_and_link_local_addresses_of_the_host_are_out_of_reach_unless_allowed() {
 fn raw_frames_reach_no_server_of_the_host() {
     let Some(world) = world(Families::Both) else { return };
     let servers = servers(&world);
-    // To the address that guest and host share, to others, and to those that stand for the uplink.
+    // Destinations: the address that guest and host share, other addresses, and those of the uplink itself.
     let targets = format!("{HOST_V4} {OTHER_V4} 127.0.0.1 0.0.0.0 192.0.2.255 {FAR_V4}");
     let script = format!("python3 attack.py raw {HOST_V4} {targets}");
     let output = world.lone_guest("", &script).succeed(LONG);
@@ -155,7 +155,7 @@ fn raw_frames_reach_no_server_of_the_host() {
 }
 
 #[test]
-fn name_server_at_an_own_address_of_the_host_is_asked_for_names_alone() {
+fn name_server_at_host_address_is_reachable_only_on_port_53() {
     require!(Need::Program("dnsmasq", "dnsmasq-base"));
     let Some(world) = world(Families::Both) else { return };
     let servers = servers(&world);
@@ -188,14 +188,14 @@ fn name_server_at_an_own_address_of_the_host_is_asked_for_names_alone() {
 }
 
 #[test]
-fn connections_to_a_published_port_evict_none_of_the_guests_own() {
+fn connections_to_published_port_evict_no_connection_of_guest() {
     let Some(world) = world(Families::V4) else { return };
     let server = outside(&world, &["echo", FAR_V4, "7100"]);
     let script = format!(
         "python3 attack.py accept_all {HOST_V4} 7000 & python3 attack.py idle {FAR_V4} 7100; \
          touch stop; kill $!"
     );
-    // Few descriptors: half of 616 connections may be from outside.
+    // With few descriptors, at most half of 616 connections may come from outside.
     let run = ["prlimit", "--nofile=256:1024", world.lab.program(), "run", "-v"];
     let options = ["--uplink", "host", "--switch", "none", "-p", "8080:7000"];
     let command = ["--", "sh", "-ec", &script];
@@ -213,7 +213,7 @@ fn connections_to_a_published_port_evict_none_of_the_guests_own() {
 }
 
 #[test]
-fn published_port_listens_where_the_default_says() {
+fn published_port_listens_at_publish_default() {
     let Some(world) = world(Families::V4) else { return };
     let script = format!(
         "python3 attack.py greet {HOST_V4} 7000 & until [ -e stop ]; do sleep 0.05; done; kill $!"

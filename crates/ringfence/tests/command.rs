@@ -1,5 +1,5 @@
-//! What passes between the user's shell and the command: streams, descriptors, signals, the exit
-//! status; and that nothing is left, whichever process is killed.
+//! Interface between the user's shell and the command: streams, descriptors, signals and exit status. No process
+//! or file is left, whichever process is killed.
 
 #![allow(clippy::unwrap_used, reason = "in a test, a failure is a panic")]
 
@@ -17,7 +17,7 @@ use support::processes::Process;
 use support::{GONE_WITHIN, Lab, MOMENT, Running, eventually};
 
 #[test]
-fn the_exit_status_is_the_commands() {
+fn exit_status_of_command_is_returned() {
     require!(Need::Guests);
     let lab = Lab::new();
     for (script, status) in [("exit 0", 0), ("exit 7", 7), ("kill -9 $$", 137), ("kill $$", 143)] {
@@ -27,7 +27,7 @@ fn the_exit_status_is_the_commands() {
 }
 
 #[test]
-fn a_command_that_does_not_run_has_the_status_that_a_shell_gives() {
+fn command_that_cannot_run_returns_status_of_shell() {
     require!(Need::Guests);
     let lab = Lab::new();
     std::fs::write(lab.file("data"), "not a program").unwrap();
@@ -43,12 +43,12 @@ fn a_command_that_does_not_run_has_the_status_that_a_shell_gives() {
 }
 
 #[test]
-fn it_says_what_it_did_in_one_line_unless_told_otherwise() {
+fn run_prints_one_line_unless_quiet_or_verbose() {
     require!(Need::Guests);
     let lab = Lab::new();
     let said = |options: &str| lab.run(options, &["true"]).finish(MOMENT).stderr;
     let normal = said("--name web --switch blue --address 10.9.8.7/24 --mtu 9000");
-    // Root hears that the command is root, besides.
+    // Root also gets the notice that the command is root.
     let lines = normal.lines().filter(|line| !line.contains("you are root"));
     let normal = lines.fold(String::new(), |text, line| text + line + "\n");
     assert_eq!(
@@ -62,7 +62,7 @@ fn it_says_what_it_did_in_one_line_unless_told_otherwise() {
 }
 
 #[test]
-fn bytes_pass_through_unchanged() {
+fn streams_pass_bytes_unchanged() {
     require!(Need::Guests);
     let lab = Lab::new();
     let bytes: Vec<u8> = (0..1_000_000_u32).flat_map(|i| i.wrapping_mul(i).to_ne_bytes()).collect();
@@ -84,7 +84,7 @@ fn bytes_pass_through_unchanged() {
 }
 
 #[test]
-fn descriptors_environment_and_directory_are_handed_down() {
+fn command_inherits_descriptors_environment_and_directory() {
     require!(Need::Guests);
     let lab = Lab::new();
     std::fs::write(lab.file("seven"), "the seventh").unwrap();
@@ -99,7 +99,7 @@ fn descriptors_environment_and_directory_are_handed_down() {
 }
 
 #[test]
-fn a_driver_domain_that_lives_on_holds_no_stream_of_the_guest_that_started_it() {
+fn driver_domain_holds_no_stream_of_its_first_guest() {
     require!(Need::Guests);
     let lab = Lab::new();
     let first = lab.script("--name first", "read line < gate || true; echo done");
@@ -108,21 +108,21 @@ fn a_driver_domain_that_lives_on_holds_no_stream_of_the_guest_that_started_it() 
     let second = lab.script("--name second", "echo here; sleep 60");
     second.wait_for_output("here");
     std::fs::write(lab.file("gate"), "go\n").unwrap();
-    // That the streams end is seen to by `finish`.
+    // `finish` waits for the end of the streams.
     assert_eq!(first.succeed(MOMENT), "done\n");
     assert_eq!(second.end().status, Some(143));
     lab.assert_no_switch();
 }
 
 fn make_pipe(lab: &Lab, name: &str) {
-    // A command that opened it too early has made a file of it.
+    // A command that opened it too early has created a regular file.
     let _ = std::fs::remove_file(lab.file(name));
     let status = Command::new("mkfifo").arg(lab.file(name)).status().unwrap();
     assert!(status.success());
 }
 
 #[test]
-fn signals_sent_to_the_launcher_reach_the_command() {
+fn signal_to_launcher_reaches_command() {
     require!(Need::Guests);
     let lab = Lab::new();
     for (name, signal) in [
@@ -146,11 +146,11 @@ fn signals_sent_to_the_launcher_reach_the_command() {
 }
 
 #[test]
-fn the_command_finds_signals_as_its_launcher_did() {
+fn command_inherits_signal_dispositions_of_launcher() {
     require!(Need::Guests);
     let lab = Lab::new();
     let look = "grep -E '^Sig(Blk|Ign)' /proc/self/status";
-    // What the C library of this very program does to the real-time signals is left out.
+    // The C library of this program itself changes the real-time signals.
     let masks = |text: String| -> Vec<u64> {
         let words = text.split_whitespace().filter(|word| !word.starts_with("Sig"));
         words.map(|word| u64::from_str_radix(word, 16).unwrap() & 0x7fff_ffff).collect()
@@ -168,10 +168,10 @@ fn the_command_finds_signals_as_its_launcher_did() {
 }
 
 #[test]
-fn orphans_are_reaped_and_end_with_the_command() {
+fn orphan_is_reaped_and_ends_with_command() {
     require!(Need::Guests);
     let lab = Lab::new();
-    // A process whose parent ends before it, twice: one ends early, one goes on.
+    // A process whose parent ends first, twice: one ends early, and one continues.
     let script = "(sh -c 'sleep 0.1' &); (sleep 1000 &); sleep 0.5; cat /proc/[0-9]*/stat > all; \
                   echo ready; read line < gate";
     make_pipe(&lab, "gate");
@@ -193,7 +193,7 @@ fn assert_gone(processes: &[Process]) {
     assert!(eventually(GONE_WITHIN, || left().is_empty()), "left: {:?}", left());
 }
 
-/// Which process is killed, the status and the words that follow.
+/// Roles of the process to kill, the expected status, and a part of the expected message.
 const KILLS: &[(&str, i32, &str)] = &[
     ("command", 137, "the command was killed by signal 9 (SIGKILL)"),
     ("guest-init", 125, "the guest's init was killed by signal 9 (SIGKILL); this guest ends"),
@@ -206,7 +206,7 @@ const KILLS: &[(&str, i32, &str)] = &[
 ];
 
 #[test]
-fn whichever_process_is_killed_nothing_is_left_and_the_reason_is_told() {
+fn kill_of_any_process_leaves_nothing_and_reports_reason() {
     require!(Need::Guests);
     let lab = Lab::new();
     for (role, status, words) in KILLS {
@@ -225,7 +225,7 @@ fn whichever_process_is_killed_nothing_is_left_and_the_reason_is_told() {
 }
 
 #[test]
-fn a_guest_that_did_not_start_the_driver_domain_learns_how_it_ended() {
+fn later_guest_reports_end_of_driver_domain() {
     require!(Need::Guests);
     let lab = Lab::new();
     let first = lab.script("--name first", "echo up; sleep 1000");
@@ -242,12 +242,12 @@ fn a_guest_that_did_not_start_the_driver_domain_learns_how_it_ended() {
     }
     assert_gone(&processes);
     lab.assert_no_switch();
-    // The switch can be had again at once.
+    // A new switch of the same name can be created at once.
     assert_eq!(lab.script("-q", "exit 3").finish(MOMENT).status, Some(3));
 }
 
 #[test]
-fn one_guest_is_ended_and_the_other_lives_on() {
+fn end_of_one_guest_leaves_other_guest_running() {
     require!(Need::Guests);
     let lab = Lab::new();
     let first = lab.script("--name first", "echo up; sleep 1000");
@@ -264,7 +264,7 @@ fn one_guest_is_ended_and_the_other_lives_on() {
     assert_eq!(first.finish(MOMENT).status, Some(125));
     assert_gone(&processes);
     assert!(second.is_running() && driver.is_alive());
-    // Its name is free again.
+    // The name of the ended guest is free again.
     assert_eq!(lab.script("-q --name first", "exit 4").finish(MOMENT).status, Some(4));
     assert_eq!(second.end().status, Some(143));
     lab.assert_no_switch();
@@ -273,7 +273,7 @@ fn one_guest_is_ended_and_the_other_lives_on() {
 fn find(running: &Running, processes: &[Process], role: &str) -> Process {
     let found = processes.iter().find(|process| match role {
         "launcher" => process.pid == running.pid(),
-        // The shell of the script; init has the same words further behind.
+        // The shell of the script. The words of init contain the same ones further behind.
         "command" => process.arguments.first().is_some_and(|word| word == "sh"),
         role => process.arguments.join(" ").starts_with(&format!("ringfence internal {role}")),
     });
@@ -281,13 +281,13 @@ fn find(running: &Running, processes: &[Process], role: &str) -> Process {
 }
 
 #[test]
-fn an_ordinary_user_can_do_all_that() {
+fn ordinary_user_can_run_all_command_tests() {
     require!(Need::Guests, Need::Root);
-    // Of no meaning on this machine.
+    // User id that no program has.
     const USER: u32 = 12345;
     let tun = std::path::Path::new("/dev/net/tun");
     if tun.metadata().unwrap().permissions().mode() & 0o006 != 0o006 {
-        // As udev does it.
+        // udev sets the same mode.
         std::fs::set_permissions(tun, PermissionsExt::from_mode(0o666)).unwrap();
     }
     let directory = tempfile::tempdir().unwrap();
@@ -312,9 +312,9 @@ fn an_ordinary_user_can_do_all_that() {
         (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     assert_eq!(output.status.code(), Some(6), "{errors}");
     let words: Vec<&str> = said.split_whitespace().collect();
-    // Nested in the namespace in which its id 0 is the user.
+    // A nested namespace, in which the user has id 0.
     assert_eq!(words, ["0", "0", "0", "1", "eth0", "lo"], "{errors}");
-    // Its files are its own, and root's are not.
+    // The guest may write to its own files and not to root's.
     let home = directory.path().join("home");
     std::fs::create_dir(&home).unwrap();
     std::os::unix::fs::chown(&home, Some(USER), Some(USER)).unwrap();

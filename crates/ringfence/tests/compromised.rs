@@ -1,15 +1,14 @@
-//! A driver domain, and a frontend, that was taken over: what it reaches from inside its sandbox.
+//! A compromised driver domain and a compromised frontend: what they can reach from inside their sandboxes.
 //!
-//! A program without the usual test harness, since it plays all parts. Started by `cargo test` it
-//! starts itself as `run`, and so as launcher, keepers, driver domain and frontends, exactly as
-//! `ringfence` does; its driver domain and its frontends do their work, and besides they attack,
-//! from a thread of the very process that holds the arenas. The victim is the frontend of a real
-//! guest of the real `ringfence` (and everything else that has a process id).
+//! The program has no usual test harness, because it plays all roles. Started by `cargo test` it starts itself as
+//! `run`, and so as launcher, supervisors, driver domain and frontends, exactly as `ringfence` does. Its driver
+//! domain and its frontends do their work. In addition a thread in each process with arenas attacks. The
+//! victims are the frontend of a real guest of the real `ringfence`, and every other process.
 //!
-//! What came of each attack goes to standard error, which `run -v` relays: `[NAME: refused by
-//! ERRNO]`, or `[NAME: SUCCEEDED]`. An attack that cannot succeed anywhere would prove
-//! nothing, so the same function is also run outside a sandbox, against a process of the same user
-//! and an arena of the same kind, where the attacks that a machine allows at all must succeed.
+//! The result of each attack is a line on standard error, which `run -v` relays: `[NAME: refused by ERRNO]` or
+//! `[NAME: SUCCEEDED]`. An attack that never succeeds would prove nothing. The same functions therefore also
+//! run outside a sandbox, against a process of the same user and an arena of the same kind. The attacks that
+//! a machine allows at all must succeed there.
 
 #![forbid(unsafe_code)]
 #![allow(clippy::unwrap_used, reason = "in a test, a failure is a panic")]
@@ -32,11 +31,10 @@ use rustix::process::Pid;
 use support::needs::Need;
 use support::{Lab, MOMENT, Running, eventually};
 
-/// How many process ids beyond those in use when it starts an attacker tries: those that the rest
-/// of its switch will have.
+/// Number of process ids above those in use that an attacker tries. The other processes of its switch get these.
 const BEYOND: i32 = 3000;
-/// How many arenas' files a frontend lends or a driver domain is lent, at least: one that it may
-/// write to, one that it may not.
+/// Minimum number of arena files that a frontend grants or a driver domain maps: one writable file and one that is
+/// read-only.
 const ARENA_FILES: usize = 2;
 
 fn main() -> ExitCode {
@@ -54,7 +52,7 @@ fn main() -> ExitCode {
         ["run" | "internal", ..] => ringfence::main_with(Cli::parse()).into(),
         ["victim"] => {
             println!("ready");
-            // Until the test ends.
+            // The process waits for the end of the test.
             let _ = io::copy(&mut io::stdin(), &mut io::sink());
             ExitCode::SUCCESS
         }
@@ -73,7 +71,7 @@ fn main() -> ExitCode {
 // ---------------------------------------------------------------------------------------------
 // The attacker
 
-/// What came of the attacks: by name, the errno of the last refusal, or none if one succeeded.
+/// Results of attacks by name: the errno of the last refusal, or `None` if one attempt succeeded.
 #[derive(Default)]
 struct Outcomes(BTreeMap<&'static str, Option<i32>>);
 
@@ -81,12 +79,12 @@ impl Outcomes {
     fn note<T>(&mut self, attack: &'static str, outcome: io::Result<T>) {
         let errno = match outcome {
             Ok(_) => None,
-            // The access was allowed; there only was nothing at the address.
+            // The access was allowed, although there was nothing at the address.
             Err(error) if error.raw_os_error() == Some(Errno::FAULT.raw_os_error()) => None,
             Err(error) => Some(error.raw_os_error().unwrap_or(0)),
         };
         let noted = self.0.entry(attack).or_insert(errno);
-        // One success among many tries is a success.
+        // One success among many attempts counts as success.
         *noted = noted.and(errno);
     }
 
@@ -100,31 +98,30 @@ impl Outcomes {
     }
 }
 
-/// Says a line at once: the keeper passes on what it reads at a time.
+/// Prints a line at once, in one piece, for the supervisor to relay.
 fn say(line: &str) {
-    // If it is lost, the test misses it.
+    // A lost line makes the test fail.
     let _ = io::stderr().write_all(format!("{line}\n").as_bytes());
 }
 
-/// The largest process id in use, and some beyond. To be asked while there is a `/proc`: a real
-/// attacker would have to guess.
+/// Returns an upper bound for the process ids to try. It needs `/proc`; a real attacker would have to guess.
 fn numbers_in_use() -> i32 {
     let used = support::processes::all().iter().map(|p| p.pid.as_raw_nonzero().get()).max();
     used.unwrap_or(1).saturating_add(BEYOND)
 }
 
-/// What a lender lends it may itself write to, all of it; only who is lent to has a file that is
-/// read-only.
+/// Runs all attacks of a process in its sandbox. A granter may itself write to its memory; only a grantee
+/// (`is_lent_to`) has a file that is read-only.
 fn attack_from_inside(last_pid: i32, is_lent_to: bool) {
     let is_read_only = |arena: &OwnedFd| attack::is_read_only(arena.as_fd()).unwrap_or(false);
-    // Until the arenas of a guest are there.
+    // The arenas of a guest need time to appear.
     eventually(MOMENT, || {
         let arenas = attack::sealed_files();
         arenas.len() >= ARENA_FILES && (!is_lent_to || arenas.iter().any(is_read_only))
     });
     let mut outcomes = Outcomes::default();
-    // In its own namespace 1 is the attacker itself, and the next are its own threads: even those
-    // it may not reach by these calls.
+    // In its own PID namespace, 1 is the attacker itself and the next ids are its threads. These calls must not
+    // reach even them.
     (2..=last_pid).filter_map(Pid::from_raw).for_each(|pid| attack_process(pid, &mut outcomes));
     for everybody in [-1, 0] {
         outcomes.note("kill everybody", attack::may_kill(everybody));
@@ -149,7 +146,7 @@ fn attack_without_sandbox(victim: i32) {
     outcomes.print();
 }
 
-/// A file as the granter makes it, and the same for reading alone as it hands it out.
+/// Creates an arena file as a granter does, and the read-only descriptor that it hands out.
 fn arena_files() -> (OwnedFd, OwnedFd) {
     const HUGE: u64 = 4 << 20;
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
@@ -169,7 +166,7 @@ fn attack_process(pid: Pid, outcomes: &mut Outcomes) {
     outcomes.note("kill", attack::may_kill(pid.as_raw_nonzero().get()));
     outcomes.note("tgkill", attack::may_kill_thread(pid));
     let handle = attack::open_process(pid);
-    // Where none is to be had the calls are made all the same: with a descriptor of another kind.
+    // Without a process descriptor the calls use a descriptor of another kind.
     let number = handle.as_ref().map_or(2, AsRawFd::as_raw_fd);
     outcomes.note("pidfd_getfd", attack::take_descriptor(number, 0));
     // There is no memory at the address.
@@ -199,13 +196,13 @@ fn attack_system(outcomes: &mut Outcomes) {
     outcomes.note("fsopen", attack::open_file_system());
     outcomes.note("execve", attack::execute(c"/nonexistent").or_else(allowed_if(Errno::NOENT)));
     outcomes.note("mount", attack::mount_proc(c"/nonexistent").or_else(allowed_if(Errno::NOENT)));
-    // Last: it changes where the rest would be tried.
+    // Last, because it would change the place of the other attempts.
     for flags in [libc::CLONE_NEWUSER, libc::CLONE_NEWNS, libc::CLONE_NEWNET, libc::CLONE_FS] {
         outcomes.note("unshare", attack::unshare(flags));
     }
 }
 
-/// For attempts that are made so as to fail later than at the permission.
+/// Treats the error `later` as success: the call passed the check of rights and failed afterwards.
 fn allowed_if(later: Errno) -> impl Fn(io::Error) -> io::Result<()> {
     move |error| {
         if error.raw_os_error() == Some(later.raw_os_error()) { Ok(()) } else { Err(error) }
@@ -244,7 +241,7 @@ fn attack_read_only(file: BorrowedFd<'_>, length: usize, outcomes: &mut Outcomes
 // ---------------------------------------------------------------------------------------------
 // The tests
 
-/// What no machine allows to anybody: a file that is read-only stays so unless it is opened anew.
+/// Attacks that no machine allows: a read-only file stays read-only unless it is opened again.
 const NEVER: [&str; 5] = [
     "map read-only arena for writing",
     "write to read-only arena",
@@ -252,7 +249,7 @@ const NEVER: [&str; 5] = [
     "mprotect read-only arena for writing",
     "truncate an arena",
 ];
-/// What some machines forbid to everybody, and others to all but root.
+/// Attacks that some machines forbid to all users, and others to all but root.
 const DEPENDS: [&str; 10] = [
     "MADV_COLLAPSE",
     "MADV_HUGEPAGE",
@@ -266,8 +263,8 @@ const DEPENDS: [&str; 10] = [
     "kill everybody",
 ];
 
-/// What is said between brackets, by name. A line may have come in pieces, each of which the
-/// launcher has put the name of its process before.
+/// Returns the results between brackets, by name. A line may arrive in pieces, and the launcher puts the name of the
+/// process before each.
 fn outcomes(text: &str, process: &str) -> BTreeMap<String, String> {
     let prefix = format!("ringfence: {process}: ");
     let said: String = text.lines().filter_map(|line| line.strip_prefix(&prefix)).collect();
@@ -313,18 +310,18 @@ fn attacks_succeed_without_the_sandbox() {
     }
 }
 
-/// The guests of a switch whose driver domain and first frontend attack, and what they reached.
+/// Runs guests on a switch whose driver domain and first frontend attack, and checks the results.
 fn taken_over(mode: &str) {
     require!(Need::Guests);
     let lab = Lab::of(std::env::current_exe().unwrap());
     let honest = Lab::new();
-    // Nobody on this switch knows of the other; this one's process ids are below the attackers'.
+    // This guest is on another switch. Its process ids are below the attackers'.
     let stranger = honest.run("--switch victim", &["sleep", "300"]);
     stranger.wait_up();
     let options = format!("-v --switch s --mode {mode}");
     let first = lab.run(&format!("{options} --name a"), &["sleep", "300"]);
     first.wait_up();
-    // An honest guest of a switch whose driver domain is not.
+    // A guest of a correct switch, whose driver domain does not attack.
     let program = env!("CARGO_BIN_EXE_ringfence");
     let words = [
         program, "run", "-v", "--uplink", "none", "--switch", "s", "--name", "b", "--", "sleep",
@@ -336,7 +333,7 @@ fn taken_over(mode: &str) {
     for attacker in ["driver domain", "frontend"] {
         check_attacker(&first, attacker, &victims);
     }
-    // Their work was done meanwhile, and still is.
+    // The attackers served their guests meanwhile, and still do.
     let ping = lab.spawn(&[
         program, "run", "-q", "--uplink", "none", "--switch", "s", "--", "getent", "hosts", "b",
     ]);

@@ -1,4 +1,4 @@
-//! Disks of a command: ordinary programs use them.
+//! Disks of a command that ordinary programs use.
 
 #![allow(clippy::unwrap_used, reason = "in a test, a failure is a panic")]
 
@@ -12,7 +12,7 @@ use support::needs::Need;
 use support::{Lab, MOMENT, sha256, write_noise};
 
 #[test]
-fn what_nbdcopy_writes_is_in_the_file_and_comes_back_in_each_mode() {
+fn nbdcopy_data_is_stored_and_read_back_in_each_mode() {
     require!(Need::Guests, Need::Program("nbdcopy", "libnbd-bin"));
     for mode in ["persistent", "map", "copy"] {
         let lab = Lab::new();
@@ -34,7 +34,7 @@ fn what_nbdcopy_writes_is_in_the_file_and_comes_back_in_each_mode() {
 }
 
 #[test]
-fn several_disks_are_told_apart_and_one_that_is_read_only_stays_as_it_is() {
+fn several_disks_are_distinct_and_read_only_disk_is_unchanged() {
     require!(Need::Guests, Need::Program("nbdinfo", "libnbd-bin"));
     let lab = Lab::new();
     let (first, second) = (image_file(&lab, 8), lab.file("second"));
@@ -51,7 +51,7 @@ fn several_disks_are_told_apart_and_one_that_is_read_only_stays_as_it_is() {
 }
 
 #[test]
-fn a_file_system_made_through_it_is_sound() {
+fn file_system_created_through_disk_passes_check() {
     require!(
         Need::Guests,
         Need::Root,
@@ -84,7 +84,7 @@ fn a_file_system_made_through_it_is_sound() {
 }
 
 #[test]
-fn what_cannot_be_a_disk_is_refused_before_anything_starts() {
+fn invalid_disk_is_refused_before_guest_starts() {
     require!(Need::Guests);
     let lab = Lab::new();
     for (disk, why) in [("/nowhere/x", "No such file"), ("/dev/null", "neither a file nor")] {

@@ -1,5 +1,5 @@
-//! What goes wrong behind a disk of `run --disk` reaches its user as an error: nothing hangs, nothing is
-//! acknowledged that was not done, and what works goes on. All processes, sandboxes and rings are between.
+//! Errors of the storage behind `run --disk` reach the user as errors. No request hangs, no request is
+//! acknowledged that was not done, and the rest of the disk works. All processes, sandboxes and rings take part.
 
 #![allow(clippy::unwrap_used, reason = "in a test, a failure is a panic")]
 
@@ -13,21 +13,23 @@ use std::time::{Duration, Instant};
 use ringfence_block::storage::testing::{Driver, lent_with};
 use ringfence_block::storage::{Disk, Op};
 
-use support::disks::{Background, image_file, listens, loop_missing, must, said, served_within};
+use support::disks::{
+    Background, image_file, listens, loop_missing, output_of, served_within, succeed,
+};
 use support::needs::Need;
 use support::{Lab, MOMENT};
 
-/// Longer than anything takes that does not hang.
+/// Limit for requests, longer than any that does not hang.
 const NEVER: Duration = Duration::from_secs(60);
 const MIB: usize = 1 << 20;
 
-/// A mounted file system or a device, taken away when dropped.
+/// Mounted file system or device, with the command that removes it on drop.
 struct Undone(&'static [&'static str], PathBuf);
 
 impl Drop for Undone {
     fn drop(&mut self) {
         let path = self.1.display().to_string();
-        said(&[self.0, &[&path]].concat());
+        output_of(&[self.0, &[&path]].concat());
     }
 }
 
@@ -35,19 +37,19 @@ fn flush(driver: &mut Driver) -> Result<(), i32> {
     driver.run(Op::Flush, 0, 0, vec![]).result
 }
 
-/// What was acknowledged can be read.
+/// Checks that acknowledged data can be read.
 fn holds(driver: &mut Driver, at: usize, byte: u8) {
     let found = driver.read(u64::try_from(at).unwrap(), 65536).unwrap();
     assert!(found.iter().all(|b| *b == byte), "what was acknowledged at {at} is not there");
 }
 
 #[test]
-fn a_file_system_that_is_full_fails_writes_and_keeps_what_was_acknowledged() {
+fn full_file_system_fails_writes_and_keeps_acknowledged_data() {
     require!(Need::Guests, Need::Root);
     let lab = Lab::new();
     let small = lab.file("small");
     fs::create_dir(&small).unwrap();
-    must(&["mount", "-t", "tmpfs", "-o", "size=4m", "none", small.to_str().unwrap()]);
+    succeed(&["mount", "-t", "tmpfs", "-o", "size=4m", "none", small.to_str().unwrap()]);
     let _mounted = Undone(&["umount", "-l"], small.clone());
     let path = small.join("disk.img");
     fs::File::create(&path).unwrap().set_len(16 << 20).unwrap();
@@ -71,7 +73,7 @@ fn a_file_system_that_is_full_fails_writes_and_keeps_what_was_acknowledged() {
     for (at, byte) in &kept {
         holds(&mut driver, *at, *byte);
     }
-    // Where something is given up there is room again.
+    // Deleted data makes room again.
     let discard = Op::Discard { secure: false };
     assert_eq!(driver.run(discard, 8 << 20, 8 << 20, vec![]).result, Ok(()));
     assert_eq!(driver.write(9 << 20, &[7; 65536]), Ok(()));
@@ -79,7 +81,7 @@ fn a_file_system_that_is_full_fails_writes_and_keeps_what_was_acknowledged() {
 }
 
 #[test]
-fn a_file_that_shrinks_fails_what_is_gone_and_serves_what_is_left() {
+fn truncated_file_fails_requests_beyond_end_and_serves_rest() {
     require!(Need::Guests);
     let lab = Lab::new();
     let path = image_file(&lab, 8);
@@ -98,29 +100,29 @@ fn a_file_that_shrinks_fails_what_is_gone_and_serves_what_is_left() {
 }
 
 #[test]
-fn sectors_that_cannot_be_read_or_written_are_errors_and_the_others_are_served() {
+fn bad_sectors_return_errors_and_others_are_served() {
     require!(Need::Guests, Need::Root, Need::Program("losetup", "mount"));
     if let Some(reason) = loop_missing() {
         return support::needs::skip_for_the_kernel(&reason);
     }
     let lab = Lab::new();
     let path = image_file(&lab, 8);
-    let device = must(&["losetup", "--find", "--show", path.to_str().unwrap()]);
+    let device = succeed(&["losetup", "--find", "--show", path.to_str().unwrap()]);
     let device = device.trim().to_owned();
     let _attached = Undone(&["losetup", "--detach"], device.clone().into());
     for cache in ["none", "writethrough"] {
         let image = fs::File::options().write(true).open(&path).unwrap();
         image.set_len(8 << 20).unwrap();
-        must(&["losetup", "--set-capacity", &device]);
+        succeed(&["losetup", "--set-capacity", &device]);
         let (guest, disk) = served_within(&lab, &format!("{device},cache={cache}"), NEVER);
         let mut driver = Driver::new(disk.queue(4).unwrap());
         driver.write(6 << 20, &[1; 65536]).unwrap();
-        // The device has the second half no more: first it finds out with each request, then it knows.
+        // The device no longer has its second half. First each request finds that out, then the backend knows it.
         image.set_len(4 << 20).unwrap();
         if cache == "none" {
             assert_eq!(driver.read(6 << 20, 65536), Err(libc::EIO), "{cache}");
         }
-        must(&["losetup", "--set-capacity", &device]);
+        succeed(&["losetup", "--set-capacity", &device]);
         assert_eq!(driver.read(6 << 20, 65536), Err(libc::EIO), "{cache}");
         assert_eq!(driver.write(6 << 20, &[1; 65536]), Err(libc::EIO), "{cache}");
         driver.write(1 << 20, &[3; 65536]).unwrap();
@@ -128,13 +130,13 @@ fn sectors_that_cannot_be_read_or_written_are_errors_and_the_others_are_served()
         holds(&mut driver, MIB, 3);
         drop((driver, disk));
         drop(guest);
-        // It is free again, also where what failed is still in a cache.
-        let free = || said(&["blockdev", "--flushbufs", &device]).0.is_some();
+        // The device is free again, even if a cache still holds what failed.
+        let free = || output_of(&["blockdev", "--flushbufs", &device]).0.is_some();
         assert!(support::eventually(MOMENT, free));
     }
 }
 
-/// nbdkit with a file at this socket, and filters.
+/// Starts nbdkit with a file at the socket, and with filters.
 fn nbdkit(socket: &Path, image: &Path, filter: &[&str]) -> Background {
     let (path, image) = (socket.to_str().unwrap(), image.to_str().unwrap());
     let (filters, settings): (Vec<_>, Vec<_>) =
@@ -144,7 +146,7 @@ fn nbdkit(socket: &Path, image: &Path, filter: &[&str]) -> Background {
 }
 
 #[test]
-fn errors_of_a_server_are_errors_of_the_disk() {
+fn server_error_is_returned_as_disk_error() {
     require!(Need::Guests, Need::Program("nbdkit", "nbdkit"));
     let lab = Lab::new();
     let (image, socket, trigger) = (image_file(&lab, 8), lab.file("socket"), lab.file("trigger"));
@@ -167,7 +169,7 @@ fn errors_of_a_server_are_errors_of_the_disk() {
 }
 
 #[test]
-fn a_server_that_dies_for_good_costs_errors_within_the_time_that_was_set() {
+fn killed_server_fails_requests_within_timeout() {
     require!(Need::Guests, Need::Program("nbdkit", "nbdkit"));
     let lab = Lab::new();
     let (image, socket) = (image_file(&lab, 8), lab.file("socket"));

@@ -1,6 +1,6 @@
-//! Nothing that was flushed is lost when whatever serves a disk is killed, at any moment.
+//! No flushed data is lost when a process that serves a disk is killed, at any moment.
 //!
-//! `cargo xtask soak disk` does the same more often.
+//! `cargo xtask soak disk` runs more rounds.
 
 #![allow(clippy::unwrap_used, reason = "in a test, a failure is a panic")]
 
@@ -18,40 +18,41 @@ use ringfence_block::storage::testing::{Driver, Random, image};
 use rustix::process::{Signal, kill_process};
 
 use support::disks::{
-    Background, image_file, loop_missing, must, rounds, said, served, served_within, socket_of,
+    Background, image_file, loop_missing, output_of, rounds, served, served_within, socket_of,
+    succeed,
 };
 use support::needs::Need;
 use support::{Lab, MOMENT, Running, eventually, sha256};
 
-/// Longer than any request takes, on a machine that has other things to do, too.
+/// Limit for requests, longer than any takes on a busy machine.
 const NEVER: Duration = Duration::from_secs(120);
-/// How long nothing must have been answered by those that were killed.
+/// Time within which the requests to a killed process must stay unanswered or fail.
 const NOTICED: Duration = Duration::from_secs(1);
 
-/// Who is killed in which round.
+/// Kills the victim of a round.
 fn kill(round: u64, guest: &Running) {
     let victims: &[&str] = match round % 3 {
         0 => &["frontend"],
         1 => &["driver"],
         _ => &["frontend", "driver"],
     };
-    // Found first: with one of them the other ends too.
+    // All victims are found first, because the end of one ends the other too.
     let victims: Vec<_> = victims.iter().map(|victim| guest.inner(victim)).collect();
     for victim in victims {
-        // It may have ended by itself, because the one before it did.
+        // The process may have ended by itself after the one before it.
         let _ = kill_process(victim.pid, Signal::KILL);
     }
 }
 
 #[test]
-fn no_flushed_write_is_lost_and_no_sector_torn() {
+fn kill_of_any_process_loses_no_flushed_write_and_tears_no_sector() {
     require!(Need::Guests, Need::Root);
     let lab = Lab::new();
     let file = image_file(&lab, 4);
     let mut checker = Checker::new();
     let mut random = Random::new(97);
     for round in 0..rounds(6) {
-        // Each victim in each mode, in turn.
+        // Each victim in each mode.
         let mode = ["persistent", "map", "copy"][usize::try_from(round / 3 % 3).unwrap()];
         let disk = format!("{},mode={mode}", file.display());
         let (guest, disk) = served_within(&lab, &disk, NEVER);
@@ -61,9 +62,8 @@ fn no_flushed_write_is_lost_and_no_sector_torn() {
         let mut running = Workload::new(round).start(&disk);
         running.steps(&mut driver, &mut checker, 50 + random.index(400)).unwrap();
         kill(round, &guest);
-        // It goes on until it is noticed: those requests fail, are not answered, or were done just
-        // before.
-        let mut driver = driver.with_timeout(NOTICED);
+        // Writes continue until the kill is noticed. Those requests fail, get no answer, or were done just before.
+        let mut driver = driver.with_patience(NOTICED);
         match running.steps(&mut driver, &mut checker, 10_000) {
             Ok(()) | Err(Failure::Failed(_) | Failure::Stuck) => {}
             Err(failure) => panic!("round {round}: {failure:?}"),
@@ -77,7 +77,7 @@ fn no_flushed_write_is_lost_and_no_sector_torn() {
 }
 
 #[test]
-fn a_frontend_that_is_killed_ends_its_connections() {
+fn killed_frontend_closes_its_nbd_connections() {
     require!(Need::Guests, Need::Root);
     let lab = Lab::new();
     let file = image_file(&lab, 4);
@@ -97,7 +97,7 @@ fn a_frontend_that_is_killed_ends_its_connections() {
     guest.finish(MOMENT);
 }
 
-/// A file system of the kernel's on a disk: nbdfuse, a loop device on its file, and a mount.
+/// File system of the kernel on a disk: nbdfuse, a loop device on its file, and a mount.
 struct Mounted<'a> {
     fuse: &'a Path,
     mount: &'a Path,
@@ -111,27 +111,29 @@ impl<'a> Mounted<'a> {
         let nbdfuse =
             Background::start(&["nbdfuse", fuse.to_str().unwrap(), &uri], || file.exists());
         let mounted = Mounted { fuse, mount, _nbdfuse: nbdfuse };
-        must(&["mount", "-o", "loop", file.to_str().unwrap(), mount.to_str().unwrap()]);
+        succeed(&["mount", "-o", "loop", file.to_str().unwrap(), mount.to_str().unwrap()]);
         mounted
     }
 }
 
 impl Drop for Mounted<'_> {
     fn drop(&mut self) {
-        // With the disk gone all of it fails, and is to be gone all the same.
+        // Without the disk all these commands fail, and the mount must be removed nevertheless.
         for (program, path) in [("umount", self.mount), ("fusermount3", self.fuse)] {
             let words: &[&str] = match program {
                 "umount" => &["umount"],
                 _ => &["fusermount3", "-u"],
             };
             let path = path.to_str().unwrap();
-            eventually(Duration::from_secs(5), || said(&[words, &[path]].concat()).0 == Some(0));
+            eventually(Duration::from_secs(5), || {
+                output_of(&[words, &[path]].concat()).0 == Some(0)
+            });
         }
     }
 }
 
 #[test]
-fn a_file_system_survives_ten_kills_with_everything_that_was_synchronised() {
+fn file_system_keeps_synchronised_files_after_ten_kills() {
     require!(
         Need::Guests,
         Need::Root,
@@ -146,10 +148,10 @@ fn a_file_system_survives_ten_kills_with_everything_that_was_synchronised() {
     let lab = Lab::new();
     let disk = image_file(&lab, 128);
     let (disk, fuse, mount) = (disk.display().to_string(), lab.file("fuse"), lab.file("mount"));
-    must(&["/sbin/mkfs.ext4", "-q", "-F", &disk]);
+    succeed(&["/sbin/mkfs.ext4", "-q", "-F", &disk]);
     fs::create_dir(&fuse).unwrap();
     fs::create_dir(&mount).unwrap();
-    // Files that were synchronised, and their sums.
+    // Files that were synchronised, and their checksums.
     let mut kept: Vec<(String, String)> = vec![];
     let mut random = Random::new(4242);
     let last = rounds(10).min(20);
@@ -172,7 +174,7 @@ fn a_file_system_survives_ten_kills_with_everything_that_was_synchronised() {
         kept.push((name, sha256(&outside)));
         drop(file);
         if round < last {
-            // While more is written, which may or may not come to be there.
+            // More data is written meanwhile, which may or may not be stored.
             let target = mount.join("lost");
             let writer = std::thread::spawn(move || {
                 let _ =
@@ -184,9 +186,9 @@ fn a_file_system_survives_ten_kills_with_everything_that_was_synchronised() {
         }
         drop(mounted);
         drop(guest);
-        // Replays the journal, as a mount does; then nothing is left to repair.
-        let (status, text) = said(&["/sbin/e2fsck", "-f", "-p", &disk]);
+        // The check replays the journal, as a mount does. Nothing must be left to repair.
+        let (status, text) = output_of(&["/sbin/e2fsck", "-f", "-p", &disk]);
         assert!(matches!(status, Some(0 | 1)), "round {round}: {text}");
-        must(&["/sbin/e2fsck", "-f", "-n", &disk]);
+        succeed(&["/sbin/e2fsck", "-f", "-n", &disk]);
     }
 }

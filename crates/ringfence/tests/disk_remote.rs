@@ -1,4 +1,4 @@
-//! Disks of a command whose content is on an NBD server: nbdkit's and QEMU's.
+//! Disks of a command with their content on an NBD server, nbdkit or QEMU.
 
 #![allow(clippy::unwrap_used, reason = "in a test, a failure is a panic")]
 
@@ -12,16 +12,16 @@ use ringfence_block::storage::testing::{Driver, lent_with};
 use ringfence_block::storage::{Disk, Op};
 use rustix::process::{Signal, kill_process};
 
-use support::disks::{Background, URI, image_file, listens, must, served};
+use support::disks::{Background, URI, image_file, listens, served, succeed};
 use support::needs::Need;
 use support::{Lab, MOMENT, sha256, write_noise};
 
-/// A port that is free now; nobody else takes ports from here in this moment.
+/// Returns a free port. No other process takes ports from this range meanwhile.
 fn free_port() -> u16 {
     TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }
 
-/// Copies a file to the disk and back, and compares what is on the server.
+/// Copies a file to the disk and back, and compares it with the server's content.
 fn copies(lab: &Lab, address: &str) {
     let (content, back) = (lab.file("in"), lab.file("out"));
     write_noise(&content, 16);
@@ -40,7 +40,7 @@ fn nbdkit(lab: &Lab, image: &str) -> Background {
 }
 
 #[test]
-fn servers_over_unix_sockets_and_tcp_hold_what_is_written() {
+fn server_over_unix_socket_or_tcp_stores_written_data() {
     require!(
         Need::Guests,
         Need::Program("nbdcopy", "libnbd-bin"),
@@ -62,7 +62,7 @@ fn servers_over_unix_sockets_and_tcp_hold_what_is_written() {
         let _server = Background::start(&words, || TcpStream::connect(("127.0.0.1", port)).is_ok());
         copies(&lab, &format!("nbd://127.0.0.1:{port}/a%20disk"));
     }
-    // It ends with its first client: there is one connection, from the first greeting to the end.
+    // The server exits after its first client, so there is only one connection from the first greeting on.
     let socket = lab.file("qemu.sock");
     let path = socket.display().to_string();
     let words = ["qemu-nbd", "-f", "raw", "-k", &path, &image];
@@ -71,7 +71,7 @@ fn servers_over_unix_sockets_and_tcp_hold_what_is_written() {
 }
 
 #[test]
-fn a_server_that_is_killed_and_comes_back_is_found_again_and_holds_everything() {
+fn restarted_server_is_reconnected_and_keeps_data() {
     require!(Need::Guests, Need::Program("nbdkit", "nbdkit"));
     let lab = Lab::new();
     let image = image_file(&lab, 4).display().to_string();
@@ -82,7 +82,7 @@ fn a_server_that_is_killed_and_comes_back_is_found_again_and_holds_everything() 
     for round in 0..5u8 {
         driver.write(u64::from(round) << 16, &[round + 1; 1 << 16]).unwrap();
         drop(server.take());
-        // Asked while there is nobody: done when there is somebody again.
+        // A request that finds no server is completed when one is there again.
         let at = u64::from(round + 8) << 16;
         let memory = lent_with(&[round + 101; 1 << 16]);
         driver.submit(Op::Write { fua: false }, at, 1 << 16, vec![memory.into()]);
@@ -103,7 +103,7 @@ fn a_server_that_is_killed_and_comes_back_is_found_again_and_holds_everything() 
 }
 
 #[test]
-fn a_server_that_hangs_costs_an_error_in_time_and_is_used_again_when_it_goes_on() {
+fn stopped_server_fails_requests_in_time_and_is_used_after_it_continues() {
     require!(Need::Guests, Need::Program("nbdkit", "nbdkit"));
     let lab = Lab::new();
     let image = image_file(&lab, 4).display().to_string();
@@ -121,7 +121,7 @@ fn a_server_that_hangs_costs_an_error_in_time_and_is_used_again_when_it_goes_on(
     kill_process(server.pid(), Signal::CONT).unwrap();
     assert_eq!(written, Err(libc::EIO));
     assert!((1.0..8.0).contains(&took.as_secs_f64()), "{took:?}");
-    // Not before it answers again; then as before.
+    // The server answers again only after it continues. Then the disk works as before.
     let until = Instant::now() + MOMENT;
     while driver.write(8192, &[3; 4096]).is_err() {
         assert!(Instant::now() < until, "it is not used again");
@@ -130,7 +130,7 @@ fn a_server_that_hangs_costs_an_error_in_time_and_is_used_again_when_it_goes_on(
     assert_eq!(driver.read(0, 4096), Ok(vec![1; 4096]));
 }
 
-/// An authority, and a certificate of it for `localhost`, in a directory as nbdkit and libnbd want.
+/// Creates a certificate authority and a certificate for `localhost`, in a directory as nbdkit and libnbd want it.
 fn certificates(lab: &Lab) -> String {
     let directory = lab.file("pki");
     fs::create_dir(&directory).unwrap();
@@ -138,23 +138,23 @@ fn certificates(lab: &Lab) -> String {
     let key = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes"];
     let authority = ["openssl", "req", "-x509", "-days", "2", "-subj", "/CN=test authority"];
     let (ca, ca_key) = (path("ca-cert.pem"), path("ca-key.pem"));
-    must(&[&authority[..], &key, &["-keyout", &ca_key, "-out", &ca]].concat());
+    succeed(&[&authority[..], &key, &["-keyout", &ca_key, "-out", &ca]].concat());
     let (request, extensions) = (path("request"), path("extensions"));
     fs::write(&extensions, "subjectAltName=DNS:localhost\nbasicConstraints=CA:FALSE\n").unwrap();
     for (name, subject) in [("server", "/CN=localhost"), ("client", "/CN=guest")] {
         let own_key = path(&format!("{name}-key.pem"));
         let ask = ["openssl", "req", "-subj", subject];
-        must(&[&ask[..], &key, &["-keyout", &own_key, "-out", &request]].concat());
+        succeed(&[&ask[..], &key, &["-keyout", &own_key, "-out", &request]].concat());
         let certificate = path(&format!("{name}-cert.pem"));
         let sign = ["openssl", "x509", "-req", "-days", "2", "-CAcreateserial", "-in", &request];
         let with = ["-CA", &ca, "-CAkey", &ca_key, "-extfile", &extensions, "-out", &certificate];
-        must(&[&sign[..], &with].concat());
+        succeed(&[&sign[..], &with].concat());
     }
     directory.display().to_string()
 }
 
 #[test]
-fn the_way_to_a_server_is_encrypted_and_it_has_to_be_the_right_one() {
+fn tls_disk_works_and_wrong_certificate_is_refused() {
     require!(
         Need::Guests,
         Need::Program("nbdcopy", "libnbd-bin"),
@@ -166,7 +166,7 @@ fn the_way_to_a_server_is_encrypted_and_it_has_to_be_the_right_one() {
     let directory = certificates(&lab);
     let port = free_port();
     let (text, pki) = (port.to_string(), format!("--tls-certificates={directory}"));
-    // --tls-verify-peer: the guest's disk has to say who it is, too.
+    // With --tls-verify-peer the server demands a certificate of the client too.
     let words = ["nbdkit", "-f", "-i", "127.0.0.1", "-p", &text, "--tls=require", &pki];
     let words = [&words[..], &["--tls-verify-peer", "file", &image]].concat();
     let _server = Background::start(&words, || TcpStream::connect(("127.0.0.1", port)).is_ok());
@@ -184,7 +184,7 @@ fn the_way_to_a_server_is_encrypted_and_it_has_to_be_the_right_one() {
 }
 
 #[test]
-fn a_server_that_is_not_there_is_said_before_anything_starts() {
+fn missing_server_is_reported_before_guest_starts() {
     require!(Need::Guests);
     let lab = Lab::new();
     for (address, why) in [

@@ -1,4 +1,4 @@
-//! The hotplug scripts of interfaces and disks, run as libxl runs them, with a store that is a folder.
+//! Hotplug scripts of interfaces and disks, run as libxl runs them. A folder takes the place of the store.
 
 #![allow(clippy::unwrap_used, reason = "the panic of a test is its report")]
 
@@ -13,7 +13,7 @@ const DISK_SCRIPT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../dist/block
 const DEVICE: &str = "backend/vif/5/0";
 const DISK: &str = "/local/domain/0/backend/vbd/5/51712";
 
-/// `xenstore-write PATH VALUE...`, and `xenstore-read PATH`, on a folder.
+/// Scripts for `xenstore-write PATH VALUE...` and `xenstore-read PATH` on the folder.
 const WRITE: &str = r#"#!/bin/sh
 [ ! -e "$STORE/.refuse" ] || { echo 'xenstore-write: could not write path' >&2; exit 1; }
 while [ $# -gt 0 ]; do
@@ -27,7 +27,7 @@ const READ: &str = "#!/bin/sh\ncat \"$STORE/$1\" 2>/dev/null\n";
 struct Bench {
     dir: tempfile::TempDir,
     script: &'static str,
-    /// Where its device's keys are.
+    /// Directory of the device's keys.
     device: &'static str,
 }
 
@@ -87,7 +87,7 @@ impl Bench {
     }
 }
 
-/// Those of the usual shells that are here; `sh` always is.
+/// Returns the usual shells that are installed, and `sh` in any case.
 fn shells() -> impl Iterator<Item = &'static str> {
     ["/bin/sh", "/bin/dash", "/bin/bash", "/bin/busybox"]
         .into_iter()
@@ -99,7 +99,7 @@ fn said(output: &Output) -> String {
 }
 
 #[test]
-fn the_toolstack_is_told_that_the_interface_is_connected() {
+fn online_of_interface_reports_connected() {
     for shell in shells() {
         for command in ["online", "add"] {
             let bench = Bench::new();
@@ -114,7 +114,7 @@ fn the_toolstack_is_told_that_the_interface_is_connected() {
 }
 
 #[test]
-fn what_goes_is_left_to_the_daemon_however_often_it_is_said() {
+fn repeated_offline_of_interface_changes_nothing() {
     for shell in shells() {
         let bench = Bench::new();
         for command in ["offline", "remove", "offline"] {
@@ -126,7 +126,7 @@ fn what_goes_is_left_to_the_daemon_however_often_it_is_said() {
 }
 
 #[test]
-fn an_emulated_interface_is_left_alone() {
+fn emulated_interface_is_ignored() {
     let bench = Bench::new();
     bench.set("state", "2");
     let output = bench.run("/bin/sh", &["add", "type_if=tap"], Some(DEVICE));
@@ -135,7 +135,7 @@ fn an_emulated_interface_is_left_alone() {
 }
 
 #[test]
-fn a_device_that_is_not_there_is_an_error_that_the_toolstack_reads() {
+fn missing_interface_is_reported_to_toolstack() {
     for (state, expected) in [(None, "no device at"), (Some("hello"), "no state that there is")] {
         let bench = Bench::new();
         state.iter().for_each(|state| bench.set("state", state));
@@ -149,7 +149,7 @@ fn a_device_that_is_not_there_is_an_error_that_the_toolstack_reads() {
 }
 
 #[test]
-fn a_store_that_refuses_is_said_and_ends_the_script() {
+fn refused_store_write_ends_script_with_error() {
     let bench = Bench::new();
     bench.set("state", "2");
     fs::write(bench.dir.path().join("store/.refuse"), "").unwrap();
@@ -159,7 +159,7 @@ fn a_store_that_refuses_is_said_and_ends_the_script() {
 }
 
 #[test]
-fn who_calls_it_in_another_way_is_told_and_nothing_is_written() {
+fn wrong_arguments_are_refused_and_nothing_is_written() {
     let calls: [(&[&str], Option<&str>, &str); 6] = [
         (&["online"], None, "XENBUS_PATH is not set"),
         (&["online"], Some("-x"), "no path of the store"),
@@ -179,7 +179,7 @@ fn who_calls_it_in_another_way_is_told_and_nothing_is_written() {
 }
 
 #[test]
-fn the_toolstack_is_told_of_a_disk_when_the_daemon_has_opened_it() {
+fn add_of_disk_reports_connected_after_daemon_opened_it() {
     for shell in shells() {
         let bench = Bench::disk();
         bench.set("state", "2");
@@ -189,7 +189,7 @@ fn the_toolstack_is_told_of_a_disk_when_the_daemon_has_opened_it() {
         bench.set("disk-status", "");
         std::thread::sleep(std::time::Duration::from_millis(50));
         assert_eq!(bench.get("hotplug-status"), None, "{shell}: the daemon is waited for");
-        // As a store has it: at once.
+        // The write replaces the value at once, as in a store.
         bench.set("disk-status.new", "open");
         fs::rename(bench.key("disk-status.new"), bench.key("disk-status")).unwrap();
         let output = script.wait_with_output().unwrap();
@@ -202,7 +202,7 @@ fn the_toolstack_is_told_of_a_disk_when_the_daemon_has_opened_it() {
 }
 
 #[test]
-fn why_a_disk_is_not_served_reaches_the_toolstack() {
+fn reason_of_unserved_disk_is_reported_to_toolstack() {
     for shell in shells() {
         let bench = Bench::disk();
         bench.set("state", "2");
@@ -217,10 +217,10 @@ fn why_a_disk_is_not_served_reaches_the_toolstack() {
 }
 
 #[test]
-fn a_daemon_that_says_nothing_of_a_disk_is_not_waited_for_without_end() {
+fn add_of_disk_without_daemon_times_out() {
     let bench = Bench::disk();
     bench.set("state", "2");
-    // Time passes quickly.
+    // The script's clock runs fast.
     let path = bench.dir.path().join("sleep");
     fs::write(&path, "#!/bin/sh\nexit 0\n").unwrap();
     fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
@@ -231,7 +231,7 @@ fn a_daemon_that_says_nothing_of_a_disk_is_not_waited_for_without_end() {
 }
 
 #[test]
-fn a_disk_that_goes_is_left_to_the_daemon_and_one_that_is_not_there_is_an_error() {
+fn remove_of_disk_changes_nothing_and_missing_disk_is_error() {
     let bench = Bench::disk();
     assert!(bench.run("/bin/sh", &["remove"], Some(DISK)).status.success());
     assert_eq!(bench.get("hotplug-status"), None);
@@ -241,7 +241,7 @@ fn a_disk_that_goes_is_left_to_the_daemon_and_one_that_is_not_there_is_an_error(
 }
 
 #[test]
-fn who_calls_the_disks_script_in_another_way_is_told_and_nothing_is_written() {
+fn wrong_arguments_of_disk_script_are_refused_and_nothing_is_written() {
     let calls: [(&[&str], Option<&str>, &str); 6] = [
         (&["add"], None, "XENBUS_PATH is not set"),
         (&["add"], Some("-x"), "no path of the store"),

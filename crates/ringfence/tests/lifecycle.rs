@@ -1,7 +1,6 @@
-//! Guests that come and go: what they leave behind, however they end, is nothing.
+//! Guests that start and end leave nothing behind, however they end.
 //!
-//! Which processes end with which, and what is said about it, is tested in `command.rs`. Long
-//! series are `cargo xtask soak`.
+//! `command.rs` tests which processes end together and what they report. `cargo xtask soak` runs long series.
 
 #![allow(clippy::unwrap_used, reason = "in a test, a failure is a panic")]
 
@@ -18,7 +17,7 @@ use support::needs::Need;
 use support::processes::{Process, all};
 use support::{GONE_WITHIN, Lab, MOMENT, Running, eventually};
 
-/// What the kernel holds for processes: files in memory and namespaces, by number.
+/// Kernel objects that processes hold: memory files and namespaces, by number.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Holdings {
     arenas: BTreeSet<(u64, u64)>,
@@ -26,7 +25,7 @@ struct Holdings {
 }
 
 impl Holdings {
-    /// Of these processes. Only root may look into all of them.
+    /// Collects the objects of the processes. Only root can read all of them.
     fn of(processes: &[Process]) -> Holdings {
         let mut holdings = Holdings::default();
         for process in processes {
@@ -50,7 +49,7 @@ impl Holdings {
         }
     }
 
-    /// What of it some process still holds.
+    /// Returns the objects that any process still holds.
     fn still_held(&self) -> Holdings {
         let now = Holdings::of(&all());
         Holdings {
@@ -60,8 +59,8 @@ impl Holdings {
     }
 }
 
-/// One test at a time: namespaces and files are told apart by their numbers, and the kernel gives
-/// the number of one that is gone to the next that is made.
+/// Lets one test run at a time. Objects are identified by number, and the kernel gives the number of a destroyed
+/// object to the next new one.
 fn alone() -> std::sync::MutexGuard<'static, ()> {
     static ALONE: std::sync::Mutex<()> = std::sync::Mutex::new(());
     ALONE.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
@@ -73,13 +72,13 @@ fn sleeping_guest(lab: &Lab, options: &str) -> Running {
     guest
 }
 
-/// The driver domain's process of the switch that this guest was the first on.
+/// Returns the process of the driver domain that this guest started.
 fn driver(guest: &Running) -> Process {
     guest.inner("driver")
 }
 
 #[test]
-fn no_namespace_arena_or_socket_outlives_what_was_killed() {
+fn killed_process_leaves_no_namespace_arena_or_socket() {
     let _alone = alone();
     require!(Need::Guests, Need::Root);
     for victim in ["command", "guest-init", "frontend", "driver", "launcher"] {
@@ -91,7 +90,7 @@ fn no_namespace_arena_or_socket_outlives_what_was_killed() {
         let processes = guest.processes();
         let own = Process::read(i32::try_from(std::process::id()).unwrap()).unwrap();
         let holdings = Holdings::of(&processes).without(&Holdings::of(&[own]));
-        // The rings and packets of either direction; namespaces of guest, frontend and driver.
+        // Arenas of rings and packets for both directions, and namespaces of guest, frontend and driver domain.
         assert!(holdings.arenas.len() >= 2, "{holdings:?}");
         assert!(holdings.namespaces.len() >= 3 * 6, "{holdings:?}");
         let target = match victim {
@@ -110,7 +109,7 @@ fn no_namespace_arena_or_socket_outlives_what_was_killed() {
     }
 }
 
-/// How many descriptors a driver domain holds once one guest is left and the number has settled.
+/// Returns the number of descriptors of a driver domain with one guest left, once the number is stable.
 fn settled(lab: &Lab, driver: &Process) -> usize {
     let ports = || lab.stats("s").ports.keys().filter(|name| *name != "gone").count();
     let mut before = usize::MAX;
@@ -126,15 +125,15 @@ fn settled(lab: &Lab, driver: &Process) -> usize {
 }
 
 #[test]
-fn thirty_guests_leave_the_driver_domain_as_it_was() {
+fn thirty_guests_leave_no_memory_or_descriptor_in_driver_domain() {
     let _alone = alone();
     require!(Need::Guests, Need::Root);
-    /// What an allocator may keep for itself.
+    /// Memory in KiB that an allocator may keep.
     const NOISE_KIB: u64 = 1024;
     let lab = Lab::new();
     let stays = sleeping_guest(&lab, "--switch s --name stays");
     let driver = driver(&stays);
-    // The first ones are what buffers grow for.
+    // The first guests make buffers grow.
     for _ in 0..5 {
         lab.run("-q --switch s", &["true"]).succeed(MOMENT);
     }
@@ -151,13 +150,13 @@ fn thirty_guests_leave_the_driver_domain_as_it_was() {
 }
 
 #[test]
-fn guests_that_are_refused_or_killed_leave_nothing_in_the_driver_domain() {
+fn refused_or_killed_guest_leaves_nothing_in_driver_domain() {
     let _alone = alone();
     require!(Need::Guests, Need::Root);
     let lab = Lab::new();
     let stays = sleeping_guest(&lab, "--switch s --name stays --address 10.9.0.1/24");
     let driver = driver(&stays);
-    // Once each before counting.
+    // Each kind once before the count begins.
     let disturb = || {
         for refused in ["--name stays", "--address 10.9.0.1/24"] {
             let finished = lab.run(&format!("--switch s {refused}"), &["true"]).finish(MOMENT);
@@ -182,11 +181,11 @@ fn guests_that_are_refused_or_killed_leave_nothing_in_the_driver_domain() {
 }
 
 #[test]
-fn a_guest_may_come_at_the_moment_when_the_last_one_leaves() {
+fn guest_that_joins_while_last_one_leaves_is_served() {
     let _alone = alone();
     require!(Need::Guests);
     let lab = Lab::new();
-    // The switch ends and is made anew all the time, and always somebody finds it in between.
+    // The switch ends and is created again all the time. Each new guest finds some state in between.
     let rounds = |number: usize| {
         for round in 0..8 {
             let guest = lab.run(&format!("--switch s --name g{number}-{round}"), &["true"]);

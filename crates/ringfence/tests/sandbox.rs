@@ -1,9 +1,9 @@
-//! That the sandbox holds what it promises, and lets the work be done.
+//! Guarantees of the sandbox: it denies what it promises to deny, and the work inside is possible.
 //!
-//! A program without the usual test harness, since it plays all parts: started by `cargo test` it
-//! is the launcher, and starts itself again as a keeper and as the inner process of a frontend or
-//! a driver domain, exactly as `ringfence` does. The inner process goes through the stages of the
-//! sandbox and tries things in each; what came of it goes back over its channel.
+//! The program has no usual test harness, because it plays all roles. Started by `cargo test` it is the launcher. It
+//! starts itself again as a supervisor, and as the inner process of a frontend or a driver domain, exactly as
+//! `ringfence` does. The inner process enters the stages of the sandbox, makes attempts in each, and sends the
+//! results over its channel.
 
 #![allow(clippy::unwrap_used, reason = "in a test, a failure is a panic")]
 
@@ -15,8 +15,8 @@ use std::time::Duration;
 
 use ringfence_sandbox::ids::may_map_any;
 use ringfence_sandbox::isolation::Isolation;
+use ringfence_sandbox::keeper;
 use ringfence_sandbox::spawn::{Spawn, SpawnError};
-use ringfence_sandbox::supervisor;
 use ringfence_sandbox::{Channel, DomainKind, DomainProcess};
 use rustix::event::{EventfdFlags, PollFd, PollFlags};
 use rustix::fs::{FallocateFlags, MemfdFlags, Mode, OFlags, SealFlags};
@@ -27,23 +27,23 @@ use serde::{Deserialize, Serialize};
 
 const MOMENT: Duration = Duration::from_secs(20);
 
-/// What an attempt came to: its name, and the errno.
+/// Result of an attempt: its name, and the errno.
 type Attempt = (String, Option<i32>);
 
-/// What the inner process found.
+/// Results of the inner process.
 #[derive(Debug, Serialize, Deserialize)]
 struct Report {
-    /// Of itself, in the first stage.
+    /// Conditions of the process in the first stage.
     condition: Vec<(String, String)>,
-    /// Tried with the namespaces and without the list of system calls.
+    /// Attempts with the namespaces, but without the system call filter.
     isolated: Vec<Attempt>,
-    /// Tried with the list.
+    /// Attempts with the system call filter.
     locked: Vec<Attempt>,
-    /// What must still work, with the list.
+    /// Operations that must work with the system call filter.
     work: Vec<Attempt>,
 }
 
-/// What the inner process is told: processes that it shall try to reach.
+/// Message to the inner process: ids of processes to attack.
 #[derive(Serialize, Deserialize)]
 struct Orders {
     victims: Vec<i32>,
@@ -54,10 +54,10 @@ fn main() {
     let words: Vec<&str> = words.iter().map(String::as_str).collect();
     match words[..] {
         [_, "internal", "keeper", kind] => {
-            std::process::exit(supervisor::main(kind_named(kind), &[]).into());
+            std::process::exit(keeper::main(kind_named(kind), &[]).into());
         }
         [_, "internal", kind] => inner(kind_named(kind)),
-        // Asked by tools what tests there are.
+        // Tools list the tests of a program in this way.
         [_, "--list", ..] => println!("sandbox: test"),
         [_, "as-user"] => outer("as an ordinary user"),
         _ if rustix::process::geteuid().is_root() => {
@@ -85,7 +85,7 @@ fn outer(who: &str) {
         return skip(&format!("no sandbox can be made here: {error}"));
     }
     for kind in [DomainKind::Driver, DomainKind::Frontend, DomainKind::Uplink] {
-        // The other domain of a pair: same user or not, a sibling.
+        // The other domain of a pair is a sibling, with the same user or another.
         let victim = start(DomainKind::Frontend);
         let victim_pid = inner_pid(&victim);
         let report = examine(kind, victim_pid);
@@ -97,7 +97,7 @@ fn outer(who: &str) {
     }
 }
 
-/// Another user, whoever that is: a domain of an ordinary user is made in another way than root's.
+/// Runs the tests as an ordinary user, whose domains are created in another way than root's.
 fn as_ordinary_user() {
     let mut again = std::process::Command::new("/proc/self/exe");
     let status = again.arg("as-user").uid(12345).gid(12345).status().unwrap();
@@ -111,7 +111,7 @@ fn skip(reason: &str) {
 }
 
 fn try_start(kind: DomainKind) -> Result<DomainProcess, SpawnError> {
-    let spawn = Spawn { kind, command: &[], inherit: &[], cleanup: None };
+    let spawn = Spawn { kind, command: &[], inherit: &[], aftermath: None };
     DomainProcess::start(&spawn)
 }
 
@@ -122,9 +122,9 @@ fn start(kind: DomainKind) -> DomainProcess {
 fn examine(kind: DomainKind, victim: i32) -> Report {
     let domain = start(kind);
     let own = i32::try_from(std::process::id()).unwrap();
-    let keeper = i32::try_from(domain.supervisor_pid()).unwrap();
-    let orders = Orders { victims: vec![victim, own, keeper, 2] };
-    // Where it has failed by now, that shows below.
+    let supervisor = i32::try_from(domain.keeper_pid()).unwrap();
+    let orders = Orders { victims: vec![victim, own, supervisor, 2] };
+    // A failure up to here shows below.
     let _ = domain.channel().send(&orders, &[]);
     let report = domain.channel().receive_within::<Report>(MOMENT);
     match report {
@@ -133,10 +133,10 @@ fn examine(kind: DomainKind, victim: i32) -> Report {
     }
 }
 
-/// The process below the keeper.
+/// Returns the process id of the inner process, which is a child of the supervisor.
 fn inner_pid(domain: &DomainProcess) -> i32 {
-    let keeper = domain.supervisor_pid();
-    let children = format!("/proc/{keeper}/task/{keeper}/children");
+    let supervisor = domain.keeper_pid();
+    let children = format!("/proc/{supervisor}/task/{supervisor}/children");
     std::fs::read_to_string(children).unwrap().trim().parse().unwrap()
 }
 
@@ -148,7 +148,7 @@ fn check(kind: DomainKind, report: &Report) {
         assert!(errno.is_some(), "{kind:?}, without the list: {what} worked");
     }
     for (what, errno) in &report.locked {
-        // ENOSYS is what makes the C library do without clone3.
+        // With ENOSYS the C library does without clone3.
         let denied =
             matches!(errno.map(Errno::from_raw_os_error), Some(Errno::PERM | Errno::NOSYS));
         assert!(denied, "{kind:?}: {what} is not denied: {errno:?}");
@@ -161,13 +161,13 @@ fn check(kind: DomainKind, report: &Report) {
     }
 }
 
-/// What the rest of the machine sees of a domain.
+/// Checks the properties of a domain that other processes see.
 fn from_outside(domain: &DomainProcess, pid: i32) {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
-    // After the name in parentheses: state, parent, group, session.
+    // Fields after the name in parentheses: state, parent, process group, session.
     let session: u32 =
         stat.rsplit_once(") ").unwrap().1.split(' ').nth(3).unwrap().parse().unwrap();
-    assert_eq!(session, domain.supervisor_pid(), "a session of its own");
+    assert_eq!(session, domain.keeper_pid(), "a session of its own");
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
     let field = |name: &str| {
         let line = status.lines().find(|line| line.starts_with(name)).unwrap();
@@ -193,7 +193,7 @@ fn surplus_descriptors_are_noticed(kind: DomainKind) {
 fn inner(kind: DomainKind) {
     let channel = Channel::from_stdin().unwrap();
     let isolation = Isolation::enter(kind, &[channel.as_fd().as_raw_fd()]).unwrap();
-    // Who is only to be reached gets no orders, and waits here.
+    // A process that is only a victim gets no message and waits here.
     let Ok((orders, _)) = channel.receive::<Orders>() else { return };
     let condition = condition(kind);
     let isolated = reach_others(&orders.victims);
@@ -203,7 +203,7 @@ fn inner(kind: DomainKind) {
     locked.extend(forbidden(kind));
     let work = work(&tools);
     channel.send(&Report { condition, isolated, locked, work }, &[]).unwrap();
-    // Until the launcher has heard.
+    // The process waits until the launcher has read the results.
     let _ = channel.receive::<()>();
 }
 
@@ -225,10 +225,10 @@ fn condition(kind: DomainKind) -> Vec<(String, String)> {
     let dumpable = rustix::process::dumpable_behavior().unwrap();
     be("not dumpable", dumpable == DumpableBehavior::NotDumpable, format!("{dumpable:?}"));
     let death = rustix::process::parent_process_death_signal().unwrap();
-    be("dies with its keeper", death == Some(Signal::KILL), format!("{death:?}"));
+    be("is killed with its supervisor", death == Some(Signal::KILL), format!("{death:?}"));
     let core = rustix::process::getrlimit(rustix::process::Resource::Core);
     be("no core files", core.maximum == Some(0), format!("{core:?}"));
-    // Landlock, where it is, does not let an uplink look even at that.
+    // Landlock, where the kernel has it, denies this look to an uplink too.
     let denied = Some(Errno::ACCESS.raw_os_error());
     let root = std::fs::read_dir("/").map(Iterator::count).map_err(|error| error.raw_os_error());
     let by_landlock = kind == DomainKind::Uplink && root == Err(denied);
@@ -246,8 +246,8 @@ fn attempt<T>(what: impl Into<String>, result: Result<T, impl Into<io::Error>>) 
     (what.into(), result.err().map(|error| error.into().raw_os_error().unwrap_or(-1)))
 }
 
-/// Everything that would reach another process. The filter and the namespaces each must be
-/// enough.
+/// Tries everything that would affect another process. The filter alone and the namespaces alone must each
+/// deny it.
 fn reach_others(victims: &[i32]) -> Vec<Attempt> {
     let mut all = Vec::new();
     for &victim in victims {
@@ -264,7 +264,7 @@ fn reach_others(victims: &[i32]) -> Vec<Attempt> {
     for path in ["/proc/self/fd/0", "/dev/null", "/etc/passwd", "/sys"] {
         all.push(attempt(format!("open {path}"), File::open(path)));
     }
-    // The root itself is there, and empty; ".." does not lead out of it.
+    // The root directory exists and is empty; ".." does not lead out of it.
     all.push(attempt("open /../proc", File::open("/../proc")));
     all.push(attempt("start a program", std::process::Command::new("/bin/true").spawn()));
     all.push(attempt(
@@ -276,7 +276,7 @@ fn reach_others(victims: &[i32]) -> Vec<Attempt> {
     all
 }
 
-/// What the list of system calls denies beyond that.
+/// Tries calls that only the system call filter denies.
 fn forbidden(kind: DomainKind) -> Vec<Attempt> {
     use ringfence_sys::namespaces::{Fresh, unshare};
     let seal = SealFlags::SEAL;
@@ -292,7 +292,7 @@ fn forbidden(kind: DomainKind) -> Vec<Attempt> {
             "become dumpable",
             rustix::process::set_dumpable_behavior(DumpableBehavior::Dumpable),
         ),
-        attempt("outlive the keeper", rustix::process::set_parent_process_death_signal(None)),
+        attempt("outlive the supervisor", rustix::process::set_parent_process_death_signal(None)),
         attempt("truncate", rustix::fs::ftruncate(&own, 0)),
         attempt("pipe", rustix::pipe::pipe()),
         attempt(
@@ -323,7 +323,7 @@ fn forbidden(kind: DomainKind) -> Vec<Attempt> {
     all
 }
 
-/// Sockets that an uplink has no use for, and what would change what it is.
+/// Tries to create sockets that an uplink does not need, and to change the process's own properties.
 fn forbidden_to_uplinks() -> Vec<Attempt> {
     use rustix::net::sockopt;
     let with = |family, kind| rustix::net::socket_with(family, kind, SocketFlags::CLOEXEC, None);
@@ -338,10 +338,10 @@ fn forbidden_to_uplinks() -> Vec<Attempt> {
     ]
 }
 
-/// Made before the list is in force, as a frontend does.
+/// Resources that are created before the filter is in force, as a frontend does.
 struct Tools {
     arena: std::os::fd::OwnedFd,
-    /// In the network where an uplink stays; of no use to others, who have none.
+    /// Socket for the network of an uplink. Domains of other kinds have no use for it.
     server: Option<std::net::TcpListener>,
     pair: (std::os::fd::OwnedFd, std::os::fd::OwnedFd),
 }
@@ -362,7 +362,7 @@ impl Tools {
     }
 }
 
-/// What frontends and driver domains do all day.
+/// Does the usual work of frontends and driver domains.
 fn work(tools: &Tools) -> Vec<Attempt> {
     let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
     let (a, b) = &tools.pair;
@@ -415,9 +415,9 @@ fn work(tools: &Tools) -> Vec<Attempt> {
     ]
 }
 
-/// What an uplink does with sockets of the host, by the code that does it; every call must be on the list.
+/// Does an uplink's work with sockets of the host, by its own code. Every call must be on the list.
 fn carry(tools: &Tools) -> Result<(), Errno> {
-    use ringfence_uplink::host::datagrams::ReceiveBuffer;
+    use ringfence_uplink::host::datagrams::Inbox;
     use ringfence_uplink::host::real::RealHost;
     use ringfence_uplink::host::{Close, DatagramHost, Host, Owner, OwnerKind, TcpHost};
     use std::io::{IoSliceMut, Write};
@@ -428,8 +428,8 @@ fn carry(tools: &Tools) -> Result<(), Errno> {
     let mut datagrams = host.open_udp(owner(OwnerKind::Udp), 0, to)?;
     datagrams.send(&[1; 4000], Some(1000), None)?;
     datagrams.set_hops(3);
-    // Nobody is there, which an error says, or will say.
-    let _ = datagrams.receive(&mut ReceiveBuffer::default());
+    // No process listens there, so an error comes now or later.
+    let _ = datagrams.receive(&mut Inbox::default());
     let _ = datagrams.error(&mut [0; 64]);
     let server = tools.server.as_ref().ok_or(Errno::NOTCONN)?;
     let socket = host.connect(owner(OwnerKind::Tcp), server.local_addr().map_err(io)?)?;
@@ -440,10 +440,10 @@ fn carry(tools: &Tools) -> Result<(), Errno> {
     while !ready.iter().any(|ready: &ringfence_uplink::host::Ready| ready.what.readable) {
         host.poll(&mut ready)?;
     }
-    let mut octets = [0; 64];
+    let mut bytes = [0; 64];
     for offset in [0, 10] {
-        let n = host.peek(&socket, offset, &mut [IoSliceMut::new(&mut octets)])?;
-        assert_eq!((n, octets[0]), (64, 7), "at {offset}");
+        let n = host.peek(&socket, offset, &mut [IoSliceMut::new(&mut bytes)])?;
+        assert_eq!((n, bytes[0]), (64, 7), "at {offset}");
     }
     assert_eq!(host.discard(&socket, 50)?, 50);
     let _ = host.urgent_mark(&socket);
@@ -454,7 +454,7 @@ fn carry(tools: &Tools) -> Result<(), Errno> {
     host.close(socket, Close::Reset);
     let adopted = host.adopt(owner(OwnerKind::Tcp), peer.into())?;
     host.close(adopted, Close::Orderly);
-    // Whether echo requests may be sent is the system's affair.
+    // The system decides whether echo requests may be sent.
     match host.open_echo(owner(OwnerKind::Icmp), 7, [127, 0, 0, 1].into()) {
         Ok(mut echo) => echo.send(&[8, 0, 0, 0, 0, 7, 0, 1], None, None),
         Err(Errno::ACCESS) => Ok(()),
@@ -485,7 +485,7 @@ fn panic_and_go_on() -> io::Result<()> {
     caught.err().map(drop).ok_or_else(|| io::Error::other("did not panic"))
 }
 
-/// The allocator would like `mremap`, and must do without.
+/// Grows an allocation. The allocator would use `mremap`, and must do without it.
 fn grow() -> io::Result<()> {
     let mut buffer = vec![1_u8; 1 << 20];
     for _ in 0..4 {
@@ -497,7 +497,7 @@ fn grow() -> io::Result<()> {
 fn randomness() -> io::Result<()> {
     use std::hash::{BuildHasher, RandomState};
     let a = RandomState::new().hash_one(1);
-    // The keys of a thread's second state differ by one; of another thread's, wholly.
+    // The hash keys of one thread's second state differ by one; those of another thread differ entirely.
     let b = std::thread::spawn(|| RandomState::new().hash_one(1)).join().unwrap();
     if a == b { Err(io::Error::other("no randomness")) } else { Ok(()) }
 }

@@ -1,5 +1,5 @@
-//! Disks served by `ringfence serve`, without a hypervisor: the daemon is a domain of a hub, this test is
-//! the toolstack and the guests.
+//! Disks of `ringfence serve` without a hypervisor. The daemon is a domain of a hub, and the test is the toolstack
+//! and the guests.
 
 #![allow(clippy::unwrap_used, reason = "in a test, a failure is a panic")]
 
@@ -27,14 +27,14 @@ use support::lab::{DRIVER, Lab, wait_until};
 const XVDA: u32 = 51712;
 
 fn configure(dir: &Path, lines: &str) {
-    // Keys of [disks] first: what a test adds may begin with them.
+    // Keys of [disks] come first, because the lines of a test may begin with more of them.
     let images = dir.join("images");
     let text = format!("[disks]\npaths = ['{}']\n{lines}\n", images.display());
     fs::write(dir.join("ringfence.toml"), text).unwrap();
 }
 
 impl Lab {
-    /// Disks may be in the folder `images`.
+    /// Starts a daemon whose disks may be in the folder `images`.
     fn new(lines: &str) -> Lab {
         Lab::start(|dir| {
             fs::create_dir(dir.join("images")).unwrap();
@@ -51,7 +51,7 @@ impl Lab {
         self.row(of).queues.iter().filter_map(|queue| queue.counters.get(name)).sum()
     }
 
-    /// A file in which disks may be.
+    /// Creates a file in the folder of disks.
     fn image(&self, name: &str, bytes: usize) -> PathBuf {
         let path = self.dir.path().join("images").join(name);
         fs::write(&path, vec![0; bytes]).unwrap();
@@ -63,12 +63,12 @@ impl Lab {
         self.store.read_opt(&path).unwrap().map(|text| String::from_utf8(text).unwrap())
     }
 
-    /// Writes a key of a device's backend directory, as the toolstack.
+    /// Writes a key into a device's backend directory, as the toolstack does.
     fn toolstack(&mut self, of: &Guest, key: &str, value: &str) {
         self.write(&of.device, key, value);
     }
 
-    /// A guest with a disk that libxl made, with these keys besides.
+    /// Creates a guest with a disk as libxl does, with these additional keys.
     fn guest(&mut self, keys: &[(&str, &str)]) -> Guest {
         let (_, socket) = self.hub.admit(None, false).unwrap();
         let platform = LocalPlatform::connect(socket).unwrap();
@@ -135,7 +135,7 @@ impl Guest {
 }
 
 #[test]
-fn a_file_is_a_disk_and_the_toolstack_is_told() {
+fn file_is_served_and_reported_to_toolstack() {
     let mut lab = Lab::new("");
     let image = lab.image("a", 1 << 20);
     let mut guest = lab.guest(&[("params", image.to_str().unwrap())]);
@@ -153,13 +153,13 @@ fn a_file_is_a_disk_and_the_toolstack_is_told() {
     assert_eq!((row.queues.len(), row.ring_pages, row.bytes), (2, Some(2), Some(1 << 20)));
     assert_eq!(lab.counter(&guest, "written_bytes"), 8192);
     assert!(lab.counter(&guest, "flushes") > 0);
-    // Nobody else gets it.
+    // No other guest gets the disk.
     let error = ringfence_block::storage::file::FileDisk::open(&image, &Default::default());
     assert!(matches!(error, Err(ringfence_block::storage::file::OpenFileError::InUse { .. })));
 }
 
 #[test]
-fn what_cannot_be_opened_is_said_and_tried_again() {
+fn unopenable_disk_is_reported_and_tried_again() {
     let mut lab = Lab::new("");
     let outside = lab.dir.path().join("outside");
     fs::write(&outside, [0; 8192]).unwrap();
@@ -172,7 +172,7 @@ fn what_cannot_be_opened_is_said_and_tried_again() {
         guest.back_state() == Some(XenbusState::InitWait)
     });
     assert!(lab.row(&guest).problem.unwrap().contains("not below a folder"));
-    // The toolstack changes its mind.
+    // The toolstack changes the keys.
     let image = lab.image("late", 8192);
     fs::remove_file(&image).unwrap();
     lab.toolstack(&guest, "params", image.to_str().unwrap());
@@ -190,7 +190,7 @@ fn what_cannot_be_opened_is_said_and_tried_again() {
 }
 
 #[test]
-fn the_toolstack_and_the_configuration_say_how_it_is_served() {
+fn keys_and_configuration_set_properties_of_disk() {
     let mut lab = Lab::new(
         "mode = 'map'\nmax-queues = 1\nring-page-order = 0\n\
          [[disk]]\nvdev = 'xvdb'\nsector-size = 4096\nmode = 'copy'\n\
@@ -204,7 +204,7 @@ fn the_toolstack_and_the_configuration_say_how_it_is_served() {
     let row = lab.row(&reader);
     assert_eq!((row.mode.as_str(), row.persistent, row.read_only), ("map", false, true));
     assert_eq!((row.queues.len(), row.ring_pages), (1, Some(1)));
-    // Two may read what nobody writes.
+    // Two guests may read a disk that neither can write to.
     let mut other = lab.guest(&[("params", path), ("mode", "r"), ("dev", "xvdb")]);
     other.connect();
     assert_eq!(other.geometry().sector_size, 4096);
@@ -213,7 +213,7 @@ fn the_toolstack_and_the_configuration_say_how_it_is_served() {
 }
 
 #[test]
-fn another_script_says_which_device_it_made() {
+fn device_of_other_script_is_served() {
     let mut lab = Lab::new("");
     let image = lab.image("a", 8192);
     let keys = [("params", "iqn.2001:a"), ("script", "/etc/xen/scripts/block-iscsi")];
@@ -226,7 +226,7 @@ fn another_script_says_which_device_it_made() {
 }
 
 #[test]
-fn a_server_over_nbd_is_a_disk() {
+fn nbd_server_is_served_as_disk() {
     let mut lab = Lab::new("");
     let socket = lab.dir.path().join("images/nbd.sock");
     let listener = UnixListener::bind(&socket).unwrap();
@@ -244,7 +244,7 @@ fn a_server_over_nbd_is_a_disk() {
 }
 
 #[test]
-fn a_configuration_that_is_read_again_holds_for_whoever_connects_next() {
+fn reloaded_configuration_applies_to_next_connection() {
     let mut lab = Lab::new("");
     let image = lab.image("a", 8192);
     let mut guest = lab.guest(&[("params", image.to_str().unwrap())]);
@@ -267,7 +267,7 @@ fn a_configuration_that_is_read_again_holds_for_whoever_connects_next() {
 }
 
 #[test]
-fn a_driver_that_left_without_a_word_finds_its_disk_connected() {
+fn frontend_that_vanished_finds_disk_connected() {
     let mut lab = Lab::new("");
     let image = lab.image("a", 8192);
     let mut guest = lab.guest(&[("params", image.to_str().unwrap())]);
@@ -278,7 +278,7 @@ fn a_driver_that_left_without_a_word_finds_its_disk_connected() {
     wait_until("it is waited for", || {
         guest.back_state() == Some(XenbusState::Connected) && !lab.row(&guest).connected
     });
-    // One that begins in order is not taken for it.
+    // A frontend that starts in the regular way is not mistaken for the earlier one.
     guest.store.write(&state, XenbusState::Initialising.to_string()).unwrap();
     wait_until("it is announced", || guest.back_state() == Some(XenbusState::InitWait));
     guest.connect();
@@ -286,7 +286,7 @@ fn a_driver_that_left_without_a_word_finds_its_disk_connected() {
 }
 
 #[test]
-fn a_device_that_the_toolstack_removes_is_forgotten_and_its_file_free() {
+fn removed_device_is_forgotten_and_its_file_unlocked() {
     let mut lab = Lab::new("");
     let image = lab.image("a", 8192);
     let mut guest = lab.guest(&[("params", image.to_str().unwrap())]);

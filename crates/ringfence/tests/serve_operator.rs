@@ -1,5 +1,5 @@
-//! `ringfence serve` as an operator has to do with it, without a hypervisor: the daemon is a domain of a
-//! hub, this test is the toolstack and the guests, and the guests are on the daemon's switch.
+//! Operation of `ringfence serve` without a hypervisor. The daemon is a domain of a hub, the test is the toolstack and
+//! the guests, and the guests are on the daemon's switch.
 
 #![allow(clippy::unwrap_used, reason = "in a test, a failure is a panic")]
 
@@ -31,8 +31,7 @@ const PEER: [u8; 6] = [2, 0, 0, 0, 0, 2];
 const FOREIGN: [u8; 6] = [2, 0, 0, 0, 0, 99];
 
 impl Lab {
-    /// With these lines in the daemon's configuration, beside those that a test without a hypervisor
-    /// needs.
+    /// Starts a daemon with these lines in its configuration, besides those that a test without a hypervisor needs.
     fn new(lines: &str) -> Lab {
         Lab::start(|dir| configure(dir, lines))
     }
@@ -55,12 +54,12 @@ impl Lab {
         self.signal(Signal::HUP);
     }
 
-    /// Writes a key of a device's backend directory, as the toolstack.
+    /// Writes a key into a device's backend directory, as the toolstack does.
     fn toolstack(&mut self, of: &Guest, key: &str, value: &str) {
         self.write(&of.device, key, value);
     }
 
-    /// A guest with an interface that is not connected yet.
+    /// Creates a guest with an interface that is not connected yet.
     fn guest(&mut self, mac: [u8; 6]) -> Guest {
         let (_, socket) = self.hub.admit(None, false).unwrap();
         let platform = LocalPlatform::connect(socket).unwrap();
@@ -76,7 +75,7 @@ impl Lab {
         Guest { platform, store, front, port: Holder(None), device, batch: Batch::default() }
     }
 
-    /// One that is.
+    /// Creates a guest and connects its interface.
     fn connected(&mut self, mac: [u8; 6]) -> Guest {
         let mut guest = self.guest(mac);
         guest.connect();
@@ -85,7 +84,7 @@ impl Lab {
 }
 
 fn configure(dir: &Path, lines: &str) {
-    // Keys of [network] first: what a test adds may begin with them.
+    // Keys of [network] come first, because the lines of a test may begin with more of them.
     let text = format!("[network]\nattach = 'switch'\n{lines}\n");
     std::fs::write(dir.join("ringfence.toml"), text).unwrap();
 }
@@ -123,7 +122,7 @@ impl Guest {
         });
     }
 
-    /// Leaves and comes back, as a driver does that is unbound and bound.
+    /// Disconnects and connects again, as a driver does that is unbound and bound.
     fn reconnect(&mut self) {
         self.front.close(&mut self.store, &mut self.port).unwrap();
         self.await_backend(XenbusState::Closed);
@@ -140,14 +139,14 @@ impl Guest {
         });
     }
 
-    /// Sends `count` frames of 1000 octets.
+    /// Sends `count` frames of 1000 bytes.
     fn send(&mut self, to: [u8; 6], from: [u8; 6], count: usize) {
         let mut frame = vec![0x5A; 1000];
         frame[..6].copy_from_slice(&to);
         frame[6..12].copy_from_slice(&from);
         frame[12..14].copy_from_slice(&[0x88, 0xB5]);
         let port = self.port.0.as_mut().unwrap();
-        // What the backend has answered makes room.
+        // Completed requests make room for more frames.
         port.receive(&mut self.batch, 64).unwrap();
         self.batch.clear();
         port.complete().unwrap();
@@ -162,8 +161,8 @@ impl Guest {
         self.batch.clear();
     }
 
-    /// Sources of the frames that came.
-    fn came(&mut self) -> Vec<[u8; 6]> {
+    /// Returns the source addresses of the received frames.
+    fn received_sources(&mut self) -> Vec<[u8; 6]> {
         let port = self.port.0.as_mut().unwrap();
         self.batch.clear();
         port.receive(&mut self.batch, 64).unwrap();
@@ -175,10 +174,10 @@ impl Guest {
         sources
     }
 
-    fn takes(&mut self, count: usize) -> Vec<[u8; 6]> {
+    fn receives(&mut self, count: usize) -> Vec<[u8; 6]> {
         let mut all = Vec::new();
         wait_until("frames arrive", || {
-            all.extend(self.came());
+            all.extend(self.received_sources());
             all.len() >= count
         });
         all
@@ -186,13 +185,13 @@ impl Guest {
 }
 
 #[test]
-fn a_guest_is_held_to_its_address_until_the_configuration_says_otherwise() {
+fn source_address_is_enforced_until_configuration_disables_it() {
     let mut lab = Lab::new("");
     let (mut one, mut two) = (lab.connected(MINE), lab.connected(PEER));
     one.send(PEER, FOREIGN, 3);
     one.send(PEER, PEER, 1);
     one.send(PEER, MINE, 1);
-    assert_eq!(two.takes(1), [MINE]);
+    assert_eq!(two.receives(1), [MINE]);
     assert_eq!(lab.counter(&one, "drop_spoofed_source"), 4);
     lab.reload("chek-source = false");
     lab.logged("ringfence.toml:3:1: unknown key `chek-source`; did you mean `check-source`?");
@@ -201,25 +200,25 @@ fn a_guest_is_held_to_its_address_until_the_configuration_says_otherwise() {
     lab.logged("network.check-source for devices that connect from now on");
     one.send(PEER, FOREIGN, 1);
     one.send(PEER, MINE, 1);
-    assert_eq!(two.takes(1), [MINE], "who is connected keeps what it has");
+    assert_eq!(two.receives(1), [MINE], "who is connected keeps what it has");
     one.reconnect();
     one.send(PEER, FOREIGN, 1);
-    assert_eq!(two.takes(1), [FOREIGN]);
+    assert_eq!(two.receives(1), [FOREIGN]);
 }
 
 #[test]
-fn an_exception_holds_for_the_device_that_it_names() {
+fn override_applies_to_named_device_only() {
     let mut lab = Lab::new("[[device]]\nmac = '02:00:00:00:00:01'\ncheck-source = false");
     let (mut one, mut two) = (lab.connected(MINE), lab.connected(PEER));
     one.send(PEER, FOREIGN, 1);
-    assert_eq!(two.takes(1), [FOREIGN]);
+    assert_eq!(two.receives(1), [FOREIGN]);
     two.send(FOREIGN, [2, 0, 0, 0, 0, 98], 1);
     two.send(FOREIGN, PEER, 1);
-    assert_eq!(one.takes(1), [PEER]);
+    assert_eq!(one.receives(1), [PEER]);
 }
 
 #[test]
-fn what_a_guest_is_offered_follows_the_configuration() {
+fn features_offered_to_guest_follow_configuration() {
     let mut lab = Lab::new("max-queues = 3\nmulticast-control = false\noffloads = 'sg'");
     let mut one = lab.connected(MINE);
     let offered = |lab: &mut Lab, of: &Guest| {
@@ -237,7 +236,7 @@ fn what_a_guest_is_offered_follows_the_configuration() {
 }
 
 #[test]
-fn a_device_without_an_address_is_not_served_unheld() {
+fn device_without_address_is_not_served_with_source_check() {
     let mut lab = Lab::new("");
     let mut one = lab.guest(MINE);
     lab.toolstack(&one, "mac", "nonsense");
@@ -252,33 +251,33 @@ fn a_device_without_an_address_is_not_served_unheld() {
     assert_eq!(lab.vif(&one).problem, None);
 }
 
-/// As when a guest migrates to its own host: the new domain connects before the old one is gone.
+/// Situation of a guest that migrates to its own host: the new domain connects before the old one is gone.
 #[test]
-fn the_last_to_connect_has_the_address() {
+fn address_belongs_to_last_connected_vif() {
     let mut lab = Lab::new("");
     let (old, mut two) = (lab.connected(MINE), lab.connected(PEER));
     let mut new = lab.connected(MINE);
     new.send(PEER, MINE, 1);
-    assert_eq!(two.takes(1), [MINE]);
+    assert_eq!(two.receives(1), [MINE]);
     wait_until("the old one is closed", || {
         let why = lab.vif(&old).problem.unwrap_or_default();
         why == format!("vif{}.0 has its Ethernet address now", new.device.frontend)
     });
     assert!(lab.vif(&new).connected && !lab.vif(&old).connected);
     two.send(MINE, PEER, 1);
-    assert_eq!(new.takes(1), [PEER]);
+    assert_eq!(new.receives(1), [PEER]);
 }
 
 #[test]
-fn a_rate_that_is_written_holds_at_once() {
+fn rate_key_applies_at_once() {
     let mut lab = Lab::new("");
     let (mut one, mut two) = (lab.connected(MINE), lab.connected(PEER));
     lab.toolstack(&one, "rate", "2000,200000");
-    // The data plane takes it over when it looks at the port next: with the first of these frames.
+    // The dataplane applies the rate when it polls the port next, with the first of these frames.
     wait_until("the rate holds", || {
         one.send(PEER, MINE, 4);
         let begin = Instant::now();
-        two.takes(4);
+        two.receives(4);
         begin.elapsed() >= Duration::from_millis(150)
     });
     assert!(lab.counter(&one, "rate_limited") > 0);
@@ -296,7 +295,7 @@ fn scrape(mut client: impl Read + Write) -> String {
 }
 
 #[test]
-fn metrics_and_the_log_level_are_what_the_configuration_says() {
+fn metrics_and_log_level_follow_configuration() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("m.sock");
     let quiet = "[serve]\nlog-level = 'error'";
@@ -317,7 +316,7 @@ fn metrics_and_the_log_level_are_what_the_configuration_says() {
 }
 
 #[test]
-fn a_configuration_can_be_checked_without_a_daemon() {
+fn check_option_validates_configuration_without_daemon() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("ringfence.toml");
     let check = || {

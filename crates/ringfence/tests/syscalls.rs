@@ -1,9 +1,9 @@
-//! That the sandboxes' list of system calls is whole: domains do their work, and a call that the list
-//! lacks, and that is not refused on purpose either, ends them with a word instead of an error that some
-//! library may pass over.
+//! Completeness of the sandboxes' list of system calls. Domains do their work under a filter that ends them with a
+//! message at a call that is neither on the list nor refused on purpose. In the product such a call returns an
+//! error, which a library may ignore.
 //!
-//! A program without the usual test harness, since it plays all parts: started by `cargo test` it starts
-//! itself as `run`, and so as launcher, keepers and domains, exactly as `ringfence` does.
+//! The program has no usual test harness, because it plays all roles. Started by `cargo test` it starts itself as
+//! `run`, and so as launcher, supervisors and domains, exactly as `ringfence` does.
 
 #![forbid(unsafe_code)]
 #![allow(clippy::unwrap_used, reason = "in a test, a failure is a panic")]
@@ -26,9 +26,9 @@ use support::needs::Need;
 use support::world::{FAR_V4, FAR_V6, Families, HOST_V4, OUTSIDE_V4, OUTSIDE_V6, World};
 use support::{Finished, Lab, sha256, write_noise};
 
-/// How long a whole guest may take.
+/// Time limit for a complete guest.
 const LONG: Duration = Duration::from_secs(90);
-/// What a domain says as it ends.
+/// Begin of the message of a domain that made a denied call.
 const DENIED: &str = "[denied call ";
 
 fn main() -> ExitCode {
@@ -43,36 +43,45 @@ fn main() -> ExitCode {
         ["run" | "hub" | "status" | "demo", ..] => ringfence::main_with(Cli::parse()).into(),
         ["deny", call] => deny(call),
         _ => support::harness::main(&[
-            ("a_call_that_the_list_lacks_is_noticed", a_call_that_the_list_lacks_is_noticed),
-            ("disks_in_files_are_served", disks_in_files_are_served),
-            ("disks_of_servers_are_served", disks_of_servers_are_served),
-            ("guests_talk_over_the_switch", guests_talk_over_the_switch),
-            ("a_guest_reaches_the_outside", a_guest_reaches_the_outside),
-            ("the_outside_reaches_a_guest", the_outside_reaches_a_guest),
+            (
+                "call_missing_from_list_ends_domain_with_message",
+                call_missing_from_list_ends_domain_with_message,
+            ),
+            (
+                "disk_in_file_is_served_without_denied_call",
+                disk_in_file_is_served_without_denied_call,
+            ),
+            (
+                "disk_of_server_is_served_without_denied_call",
+                disk_of_server_is_served_without_denied_call,
+            ),
+            ("switch_traffic_makes_no_denied_call", switch_traffic_makes_no_denied_call),
+            ("outgoing_traffic_makes_no_denied_call", outgoing_traffic_makes_no_denied_call),
+            ("incoming_traffic_makes_no_denied_call", incoming_traffic_makes_no_denied_call),
         ]),
     }
 }
 
-/// This program plays the command.
+/// Returns the path of this program, which takes the place of the command.
 fn program() -> PathBuf {
     std::env::current_exe().unwrap()
 }
 
-/// What a guest put out, which ended well, with every domain that was there for it.
+/// Checks that a guest and all its domains succeeded. Returns the guest's output.
 fn succeeded(finished: Finished) -> String {
     assert!(!finished.stderr.contains(DENIED), "{}", finished.stderr);
     assert_eq!(finished.status, Some(0), "{}", finished.stderr);
     finished.stdout
 }
 
-/// What this test relies on.
+/// Makes a denied call, to check the assumption of this test program.
 fn deny(call: &str) -> ExitCode {
     denied::end_with_a_word().unwrap();
     trap_denied_calls();
     enforce(Confined::Domain(DomainKind::Frontend)).unwrap();
     match call {
         "pipe" => drop(rustix::pipe::pipe_with(PipeFlags::CLOEXEC)),
-        // The allocator, which would like `mremap`.
+        // The allocator would use `mremap`.
         "grow" => {
             let mut buffer = vec![1_u8; 1 << 20];
             buffer.resize(1 << 22, 1);
@@ -83,18 +92,18 @@ fn deny(call: &str) -> ExitCode {
     ExitCode::SUCCESS
 }
 
-fn a_call_that_the_list_lacks_is_noticed() {
+fn call_missing_from_list_ends_domain_with_message() {
     let run = |call| Command::new(program()).args(["deny", call]).output().unwrap();
     let denied = run("pipe");
     let said = String::from_utf8_lossy(&denied.stderr).into_owned();
     assert!(said.contains(&format!("{DENIED}{:04}]", libc::SYS_pipe2)), "{said}");
     assert_eq!(denied.status.code(), Some(128 + libc::SIGSYS));
-    // What is refused on purpose is nothing to notice.
+    // A call that is refused on purpose causes no message.
     let refused = run("grow");
     assert!(refused.status.success(), "{refused:?}");
 }
 
-/// Copies a file to the disk and back, and compares.
+/// Copies a file to the disk and back, and compares both.
 fn copy_both_ways(lab: &Lab, options: &str) {
     let (content, back) = (lab.file("in"), lab.file("out"));
     write_noise(&content, 16);
@@ -108,14 +117,14 @@ fn copy_both_ways(lab: &Lab, options: &str) {
     lab.assert_no_switch();
 }
 
-fn disks_in_files_are_served() {
+fn disk_in_file_is_served_without_denied_call() {
     require!(Need::Guests, Need::Program("nbdcopy", "libnbd-bin"));
     for mode in ["persistent", "map", "copy", "window"] {
         let lab = Lab::of(program());
         let disk = image_file(&lab, 16);
         copy_both_ways(&lab, &format!("--disk {},mode={mode}", disk.display()));
     }
-    // Ranges of nothing, and requests in every order with flushes between them.
+    // Discarded ranges, and random requests with flushes between them.
     require!(Need::Program("fio", "fio"));
     let lab = Lab::of(program());
     let disk = image_file(&lab, 16);
@@ -128,7 +137,7 @@ fn disks_in_files_are_served() {
     succeeded(lab.script(&format!("-v --disk {}", disk.display()), &script).finish(LONG));
 }
 
-fn disks_of_servers_are_served() {
+fn disk_of_server_is_served_without_denied_call() {
     require!(
         Need::Guests,
         Need::Program("nbdcopy", "libnbd-bin"),
@@ -143,7 +152,7 @@ fn disks_of_servers_are_served() {
     server.end();
 }
 
-fn guests_talk_over_the_switch() {
+fn switch_traffic_makes_no_denied_call() {
     require!(Need::Guests, Need::Program("python3", "python3"));
     let lab = Lab::of(program());
     std::fs::write(lab.file("peer.py"), include_str!("support/peer.py")).unwrap();
@@ -166,7 +175,7 @@ fn guests_talk_over_the_switch() {
     }
 }
 
-fn a_guest_reaches_the_outside() {
+fn outgoing_traffic_makes_no_denied_call() {
     require!(Need::Program("ping", "iputils-ping"));
     let Some(world) = World::of(Families::Both, program()) else { return };
     write_noise(&world.file("noise"), 4);
@@ -193,7 +202,7 @@ fn a_guest_reaches_the_outside() {
     servers.into_iter().for_each(|server| drop(server.end()));
 }
 
-fn the_outside_reaches_a_guest() {
+fn incoming_traffic_makes_no_denied_call() {
     let Some(world) = World::of(Families::Both, program()) else { return };
     write_noise(&world.file("noise"), 2);
     let script = format!(

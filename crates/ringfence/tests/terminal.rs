@@ -1,4 +1,4 @@
-//! `ringfence run` on a terminal: the keys, job control, the size of the window.
+//! `ringfence run` on a terminal: control keys, job control and the terminal's size.
 
 #![allow(clippy::unwrap_used, reason = "in a test, a failure is a panic")]
 
@@ -14,10 +14,10 @@ use rustix::termios::Winsize;
 use support::needs::Need;
 use support::{Lab, MOMENT, Said, eventually};
 
-/// What starts a session with a controlling terminal of its own.
+/// Program that starts a session with a controlling terminal of its own.
 const SETSID: Need = Need::Program("setsid", "util-linux");
 
-/// A terminal, and a session on it.
+/// Terminal with a session on it.
 struct Screen {
     keyboard: File,
     said: Said,
@@ -35,7 +35,7 @@ impl Screen {
         let name = rustix::pty::ptsname(&master, Vec::new()).unwrap();
         let slave = File::options().read(true).write(true).open(name.to_str().unwrap()).unwrap();
         let session = Command::new("setsid")
-            // Whoever runs the tests may ignore signals, which is inherited.
+            // The caller may ignore signals, and children inherit that.
             .args(["--ctty", "--wait", "env", "--default-signal"])
             .args(command)
             .env("XDG_RUNTIME_DIR", lab.runtime_dir().parent().unwrap())
@@ -49,7 +49,7 @@ impl Screen {
             .unwrap();
         let keyboard = File::from(master);
         let said = Said::default();
-        // It ends when the last process on the terminal does.
+        // Reading ends with the last process on the terminal.
         said.listen(keyboard.try_clone().unwrap());
         Screen { keyboard, said, session, read: 0 }
     }
@@ -58,14 +58,14 @@ impl Screen {
         self.keyboard.write_all(keys.as_bytes()).unwrap();
     }
 
-    /// Types a line to `cat`: the terminal shows it, and `cat` repeats it.
+    /// Types a line to `cat`. The terminal echoes it, and `cat` repeats it.
     fn type_to_cat(&mut self, line: &str) {
         self.press(&format!("{line}\n"));
         self.expect(line);
         self.expect(line);
     }
 
-    /// Waits until this is on the screen, after what was waited for before.
+    /// Waits until the text is on the screen, after the text of the last call.
     fn expect(&mut self, text: &str) {
         let found = eventually(MOMENT, || self.said.text()[self.read..].contains(text));
         let all = self.said.text();
@@ -92,7 +92,7 @@ impl Screen {
 
 impl Drop for Screen {
     fn drop(&mut self) {
-        // Without its leader and its terminal the session is hung up.
+        // The kernel hangs up a session without leader and terminal.
         let _ = self.session.kill();
         let _ = self.session.wait();
     }
@@ -101,10 +101,10 @@ impl Drop for Screen {
 const RINGFENCE: &str = env!("CARGO_BIN_EXE_ringfence");
 
 #[test]
-fn ctrl_c_ends_the_guest_of_that_terminal_alone() {
+fn ctrl_c_ends_only_guest_of_that_terminal() {
     require!(Need::Guests, SETSID);
     let lab = Lab::new();
-    // The one that started the driver domain is the one that is ended.
+    // The key is pressed in the terminal of the guest that started the driver domain.
     let mut first = Screen::start(
         &lab,
         &[RINGFENCE, "run", "--uplink", "none", "--name", "first", "--", "cat"],
@@ -124,14 +124,14 @@ fn ctrl_c_ends_the_guest_of_that_terminal_alone() {
     lab.assert_no_switch();
 }
 
-/// Whether a driver domain was started from a screen: its launcher is the session's process.
+/// Returns `true` if the driver domain was started from the screen: its launcher is the session's leader.
 fn is_of(process: &support::processes::Process, screen: &Screen) -> bool {
     let root = rustix::process::Pid::from_child(&screen.session);
     support::processes::descendants(root).contains(process)
 }
 
 #[test]
-fn a_command_may_make_use_of_ctrl_c_itself() {
+fn command_that_handles_ctrl_c_continues() {
     require!(Need::Guests, SETSID);
     let lab = Lab::new();
     let script = "n=0; trap 'n=$((n+1)); echo caught $n' INT; echo ready; \
@@ -141,7 +141,7 @@ fn a_command_may_make_use_of_ctrl_c_itself() {
         &[RINGFENCE, "run", "-q", "--uplink", "none", "--", "sh", "-c", script],
     );
     screen.expect("ready");
-    // Each key is one signal.
+    // Each key causes one signal.
     for text in ["caught 1", "caught 2"] {
         screen.press("\x03");
         screen.expect(text);
@@ -151,7 +151,7 @@ fn a_command_may_make_use_of_ctrl_c_itself() {
 }
 
 #[test]
-fn a_shell_stops_and_continues_it_as_a_job() {
+fn shell_stops_and_continues_guest_as_job() {
     require!(Need::Guests, SETSID);
     let lab = Lab::new();
     let mut shell = Screen::start(&lab, &["sh", "-im"]);
@@ -167,7 +167,7 @@ fn a_shell_stops_and_continues_it_as_a_job() {
     shell.press("fg\n");
     shell.expect("run --name job -- cat");
     shell.type_to_cat("two");
-    // The end of its input.
+    // End of its input.
     shell.press("\x04");
     shell.expect("outer> ");
     shell.press("echo status $?\n");
@@ -178,13 +178,13 @@ fn a_shell_stops_and_continues_it_as_a_job() {
 }
 
 #[test]
-fn a_shell_as_the_command_has_job_control_and_gives_the_terminal_back() {
+fn shell_in_guest_has_job_control_and_returns_terminal() {
     require!(Need::Guests, SETSID, Need::Program("bash", "bash"));
     let lab = Lab::new();
     let mut outer = Screen::start(&lab, &["sh", "-im"]);
     outer.expect("outer> ");
-    // Not `sh`: dash wants to name the group that had the terminal before, whose leader has no
-    // number in the guest.
+    // Not `sh`: dash wants to restore the process group that had the terminal before. Its leader has no process id
+    // in the guest.
     let inner = format!("PS1='inner> ' {RINGFENCE} run -q -- bash --norc --noprofile -i\n");
     outer.press(&inner);
     outer.expect("inner> ");
@@ -198,7 +198,7 @@ fn a_shell_as_the_command_has_job_control_and_gives_the_terminal_back() {
     outer.press("fg\n");
     outer.expect("cat");
     outer.type_to_cat("two");
-    // It ends the job, and neither the shell in the guest nor the guest.
+    // The key ends the job, but neither the shell in the guest nor the guest.
     outer.press("\x03");
     outer.expect("inner> ");
     outer.press("hostname\n");
@@ -207,7 +207,7 @@ fn a_shell_as_the_command_has_job_control_and_gives_the_terminal_back() {
     outer.expect("outer> ");
     outer.press("echo status $?\n");
     outer.expect("status 5");
-    // The outer shell is in the foreground again: it may read, and start others.
+    // The outer shell is in the foreground again: it can read, and start other commands.
     outer.press("cat\n");
     outer.type_to_cat("three");
     outer.press("\x04");
@@ -218,7 +218,7 @@ fn a_shell_as_the_command_has_job_control_and_gives_the_terminal_back() {
 }
 
 #[test]
-fn the_command_sees_the_windows_size_and_its_changes() {
+fn command_sees_terminal_size_and_its_changes() {
     require!(Need::Guests, SETSID);
     let lab = Lab::new();
     let script = "trap 'stty size; exit 0' WINCH; stty size; while :; do sleep 0.05; done";
@@ -249,7 +249,7 @@ fn the_command_sees_the_windows_size_and_its_changes() {
 }
 
 #[test]
-fn a_guest_that_loses_its_driver_domain_leaves_the_terminal_in_order() {
+fn guest_without_driver_domain_restores_terminal() {
     require!(Need::Guests, SETSID);
     let lab = Lab::new();
     let mut screen = Screen::start(&lab, &["sh", "-im"]);

@@ -1,8 +1,8 @@
-//! Real traffic between real guests: kernel TCP, UDP and ICMP at both ends, every byte through
-//! frontends, rings, grants and the driver domain's switch.
+//! Traffic between guests: kernel TCP, UDP and ICMP at both ends. Every byte passes through frontends, rings,
+//! grants and the driver domain's switch.
 //!
-//! No rate is asserted here: how fast a machine is, is for the benchmarks. What is asserted is that
-//! everything arrives, undamaged, and that the counters of the driver domain agree.
+//! The tests check that everything arrives undamaged, and that the counters of the driver domain agree. They check
+//! no rates, which are for the benchmarks.
 
 #![allow(clippy::unwrap_used, reason = "in a test, a failure is a panic")]
 
@@ -25,9 +25,9 @@ const PYTHON: Need = Need::Program("python3", "python3");
 const PING: Need = Need::Program("ping", "iputils-ping");
 const IP: Need = Need::Program("ip", "iproute2");
 
-/// What a kernel counts when it throws away something damaged. In the format of `/proc/net/snmp`
-/// (a line of names, a line of values) and of `/proc/net/snmp6` (a name and a value a line).
-// Not Tcp:InErrs: it also counts a handshake segment that was sent twice, which loss brings about.
+/// Kernel counters of damaged packets, as in `/proc/net/snmp` (a line of names, a line of values) and
+/// `/proc/net/snmp6` (one name and value a line).
+// Tcp:InErrs is missing because it also counts a repeated handshake segment, which loss causes.
 const DAMAGE: [&str; 7] = [
     "Ip:InHdrErrors",
     "Icmp:InCsumErrors",
@@ -39,7 +39,7 @@ const DAMAGE: [&str; 7] = [
 ];
 const COPY_SNMP: &str = "cat /proc/net/snmp /proc/net/snmp6";
 
-/// The values of [`DAMAGE`] in a copy of both files.
+/// Returns the values of [`DAMAGE`] in a copy of both files.
 fn damage(snmp: &str) -> Vec<(String, u64)> {
     let lines: Vec<&str> = snmp.lines().collect();
     let mut found = Vec::new();
@@ -72,9 +72,9 @@ fn assert_undamaged(snmp: &str) {
     assert!(counts.iter().all(|(_, count)| *count == 0), "damage was seen: {counts:?}");
 }
 
-/// That no honest guest was found to break a rule. One that leaves while the driver domain is
-/// stopped has closed its event channels by the time when that comes to hear of it.
-fn assert_honest(stats: &DriverStats) {
+/// Checks that no correct guest counted as breaking a rule. A guest that leaves while the driver domain is stopped is
+/// an exception: its event channels are closed by the time the driver domain reads its state.
+fn assert_no_violations(stats: &DriverStats) {
     for (guest, broken) in &stats.rules {
         let has_left = |rule: &String| guest == "gone" && rule == "channel_closed";
         assert!(broken.keys().all(has_left), "rules broken: {:?}", stats.rules);
@@ -83,7 +83,7 @@ fn assert_honest(stats: &DriverStats) {
     assert!(hub, "rules of the hub broken: {:?}", stats.hub);
 }
 
-/// The ports of guests that are there: what those did that have left is kept under one name.
+/// Returns the number of ports of present guests. The counters of earlier guests are under one name.
 fn ports(stats: &DriverStats) -> usize {
     stats.ports.keys().filter(|name| *name != "gone").count()
 }
@@ -92,11 +92,11 @@ fn counter(stats: &DriverStats, name: &str) -> u64 {
     stats.ports.values().filter_map(|port| port.get(name)).sum()
 }
 
-/// Ports that iperf3 servers are at, one a run.
+/// Ports of iperf3 servers, one for each run.
 const IPERF_PORTS: std::ops::RangeInclusive<u16> = 5201..=5208;
 
-/// A guest named `a` with iperf3 servers, each for one run: one that serves several is busy for a
-/// while after each. It leaves its kernel's counters behind when it is told to stop.
+/// Starts a guest named `a` with iperf3 servers, each for one run, because a server stays busy for a while after each
+/// run. The guest prints its kernel's counters when it is stopped.
 fn iperf_server(lab: &Lab, options: &str) -> Running {
     let (first, last) = (IPERF_PORTS.start(), IPERF_PORTS.end());
     let count = IPERF_PORTS.count();
@@ -111,13 +111,13 @@ fn iperf_server(lab: &Lab, options: &str) -> Running {
     server
 }
 
-/// TCP and UDP, IPv4 and IPv6, both directions, between two guests of this mode and MTU.
+/// Runs TCP and UDP over IPv4 and IPv6, in both directions, between two guests of this mode and MTU.
 fn iperf_matrix(mode: &str, mtu: u32) {
     require!(Need::Guests, IPERF);
     let lab = Lab::new();
     let options = format!("--switch s --mode {mode} --mtu {mtu}");
     let server = iperf_server(&lab, &options);
-    // A datagram that fills most of a packet.
+    // A datagram that nearly fills a packet.
     let datagram = if mtu > 60_000 { 60_000 } else { 1400 };
     let script = format!(
         "port={first}; for family in -4 -6; do for direction in '' -R; do \
@@ -148,7 +148,7 @@ fn iperf_matrix(mode: &str, mtu: u32) {
     }
     assert_undamaged(&lab.read("client.snmp"));
     assert_undamaged(&lab.read("server.snmp"));
-    assert_honest(&stats);
+    assert_no_violations(&stats);
     assert_eq!(ports(&stats), 1, "the client has left: {stats:?}");
     assert!(counter(&stats, "rx_bytes") > 4 << 20, "{stats:?}");
     assert!(counter(&stats, "tx_bytes") > 4 << 20, "{stats:?}");
@@ -210,8 +210,7 @@ fn iperf3_in_staging_mode_with_the_largest_packets() {
     iperf_matrix("staging", 65520);
 }
 
-/// One bulk transfer of TCP from a guest with these offloads to one with those, and the counters of
-/// the driver domain behind it.
+/// Runs a TCP bulk transfer between guests with these options. Returns the counters of the driver domain.
 fn bulk(server_options: &str, client_options: &str) -> DriverStats {
     let lab = Lab::new();
     let server = iperf_server(&lab, &format!("--switch s {server_options}"));
@@ -224,12 +223,12 @@ fn bulk(server_options: &str, client_options: &str) -> DriverStats {
     assert!(report["end"]["sum_received"]["bytes"].as_u64().unwrap() > 1 << 20, "{report}");
     assert_undamaged(&lab.read("client.snmp"));
     assert_undamaged(&lab.read("server.snmp"));
-    assert_honest(&stats);
+    assert_no_violations(&stats);
     stats
 }
 
 #[test]
-fn between_guests_tcp_goes_whole_and_nothing_is_split_or_summed() {
+fn tcp_super_packets_pass_between_guests_unsegmented() {
     require!(Need::Guests, IPERF);
     let stats = bulk("", "");
     assert!(counter(&stats, "frames_whole") > 10, "{stats:?}");
@@ -240,7 +239,7 @@ fn between_guests_tcp_goes_whole_and_nothing_is_split_or_summed() {
 }
 
 #[test]
-fn a_guest_without_offloads_gets_segments_made_at_the_edge() {
+fn guest_without_offloads_receives_segmented_packets() {
     require!(Need::Guests, IPERF);
     let stats = bulk("--offload none", "");
     assert!(counter(&stats, "frames_segmented") > 10, "{stats:?}");
@@ -250,7 +249,7 @@ fn a_guest_without_offloads_gets_segments_made_at_the_edge() {
 }
 
 #[test]
-fn segments_of_a_guest_without_offloads_are_joined_at_the_edge() {
+fn segments_of_guest_without_offloads_are_coalesced() {
     require!(Need::Guests, IPERF);
     for mode in ["copy", "map"] {
         let stats = bulk(&format!("--mode {mode}"), &format!("--mode {mode} --offload none"));
@@ -260,7 +259,7 @@ fn segments_of_a_guest_without_offloads_are_joined_at_the_edge() {
     }
 }
 
-/// A program that sends 30 datagrams with each call, 20 times: the kernel leaves them in one packet.
+/// Program that sends 30 datagrams with each call, 20 times. The kernel leaves each 30 in one packet.
 const SEND_WHOLE: &str = "
 import hashlib, os, socket, time
 s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
@@ -274,7 +273,7 @@ for _ in range(20):
 print(600, h.hexdigest())
 ";
 
-/// A program that receives as many, one by one.
+/// Program that receives the same number of datagrams, one by one.
 const RECEIVE_EACH: &str = "
 import hashlib, socket
 s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
@@ -290,7 +289,7 @@ print(600, h.hexdigest())
 ";
 
 #[test]
-fn datagrams_that_leave_a_guest_in_one_packet_arrive_one_by_one() {
+fn datagrams_sent_in_one_packet_arrive_one_by_one() {
     require!(Need::Guests, PYTHON);
     let lab = Lab::new();
     let options = "--switch s --name a";
@@ -302,7 +301,7 @@ fn datagrams_that_leave_a_guest_in_one_packet_arrive_one_by_one() {
 }
 
 #[test]
-fn guests_of_different_modes_and_sizes_understand_each_other() {
+fn guests_of_different_modes_and_mtus_exchange_traffic() {
     require!(Need::Guests, IPERF);
     let lab = Lab::new();
     let server = iperf_server(&lab, "--switch s --mode map --mtu 1500");
@@ -311,7 +310,7 @@ fn guests_of_different_modes_and_sizes_understand_each_other() {
         &format!("iperf3 -c a -p 5203 -t 1 --json > run.json; {COPY_SNMP} > client.snmp"),
     );
     client.succeed(MOMENT);
-    assert_honest(&lab.stats("s"));
+    assert_no_violations(&lab.stats("s"));
     std::fs::write(lab.file("stop"), "").unwrap();
     server.succeed(MOMENT);
     let report: Value = serde_json::from_str(&lab.read("run.json")).unwrap();
@@ -320,7 +319,7 @@ fn guests_of_different_modes_and_sizes_understand_each_other() {
     assert_undamaged(&lab.read("server.snmp"));
 }
 
-/// Stops and continues a process at random until told to end.
+/// Stops and continues a process at random times until `end` has a message.
 fn disturb(process: &Process, end: &mpsc::Receiver<()>) -> u32 {
     let mut noise = Noise::from_seed(0xd157);
     let mut times = 0;
@@ -336,7 +335,7 @@ fn disturb(process: &Process, end: &mpsc::Receiver<()>) -> u32 {
     }
 }
 
-/// A file of a web server arrives as it is while the driver domain is stopped at random.
+/// Checks that a file from a web server is intact while the driver domain is stopped at random times.
 fn transfer_while_disturbed(mode: &str) {
     require!(Need::Guests, CURL, PYTHON);
     let lab = Lab::new();
@@ -365,7 +364,7 @@ fn transfer_while_disturbed(mode: &str) {
     let times = disturbance.join().unwrap();
     assert!(times > 2, "it was disturbed {times} times only");
     assert_eq!(sha256(&lab.file("copy")), sha256(&lab.file("noise")));
-    assert_honest(&lab.stats("s"));
+    assert_no_violations(&lab.stats("s"));
     web.end();
     lab.assert_no_switch();
 }
@@ -381,7 +380,7 @@ fn curl_survives_a_disturbed_driver_domain_in_map_mode() {
 }
 
 #[test]
-fn a_client_may_be_started_before_its_server() {
+fn client_started_before_server_connects() {
     require!(Need::Guests, CURL, PYTHON);
     let lab = Lab::new();
     write_noise(&lab.file("noise"), 1);
@@ -409,7 +408,7 @@ fn a_client_may_be_started_before_its_server() {
 }
 
 #[test]
-fn names_lead_to_both_families() {
+fn guest_name_resolves_to_both_families() {
     require!(Need::Guests, CURL, PYTHON, PING);
     let lab = Lab::new();
     std::fs::write(lab.file("hello"), "hello\n").unwrap();
@@ -437,16 +436,15 @@ fn names_lead_to_both_families() {
 }
 
 #[test]
-fn pings_of_every_length() {
+fn ping_of_any_length_is_answered() {
     require!(Need::Guests, PING);
     for mtu in [1500, 65520] {
         let lab = Lab::new();
         let options = format!("--switch s --mtu {mtu}");
         let target = lab.run(&format!("{options} --name a"), &["sleep", "60"]);
         target.wait_up();
-        // One at a time: for a second answer `ping` does not wait longer than for the first.
-        // Around one packet, around what a ring slot holds, and the longest there is: in pieces
-        // where the MTU is small.
+        // One at a time, because `ping` waits for a second answer no longer than for the first. The lengths are around one
+        // packet, around the capacity of a ring slot, and the maximum, which is fragmented with a small MTU.
         let client = lab.script(
             &options,
             "for size in 56 1391 1472 1473 4000 4096 8100 9000 17000 32768 65000; do \
@@ -454,16 +452,16 @@ fn pings_of_every_length() {
              done",
         );
         let said = client.succeed(Duration::from_secs(60));
-        // `ping` compares what comes back with what it sent.
+        // `ping` compares the answer with its request.
         assert!(!said.contains("wrong data"), "{said}");
         assert_eq!(said.matches("1 received, 0% packet loss").count(), 22, "{said}");
-        assert_honest(&lab.stats("s"));
+        assert_no_violations(&lab.stats("s"));
         target.end();
     }
 }
 
 #[test]
-fn the_interface_has_the_mtu_that_was_asked_for() {
+fn interface_has_requested_mtu() {
     require!(Need::Guests, IP);
     let lab = Lab::new();
     for mtu in [576, 1280, 9000, 65521] {
@@ -476,12 +474,12 @@ fn the_interface_has_the_mtu_that_was_asked_for() {
 }
 
 #[test]
-fn three_guests_at_once() {
+fn three_guests_transfer_at_once() {
     require!(Need::Guests, CURL, PYTHON);
     let lab = Lab::new();
     write_noise(&lab.file("noise"), 8);
     let expected = sha256(&lab.file("noise"));
-    // Each serves, and fetches from both others at the same time; then waits for them.
+    // Each guest serves, fetches from both others at the same time, and then waits for them.
     let guests: Vec<Running> = ["a", "b", "c"]
         .iter()
         .map(|own| {
@@ -511,7 +509,7 @@ fn three_guests_at_once() {
 }
 
 #[test]
-fn two_switches_do_not_see_each_other() {
+fn guests_of_different_switches_cannot_reach_each_other() {
     require!(Need::Guests, PING);
     let lab = Lab::new();
     let target = lab
@@ -535,7 +533,7 @@ fn two_switches_do_not_see_each_other() {
 }
 
 #[test]
-fn an_address_and_a_name_belong_to_one_guest() {
+fn address_or_name_in_use_is_refused() {
     require!(Need::Guests);
     let lab = Lab::new();
     let first = lab.run("--switch s --name a --address 10.9.0.1/24", &["sleep", "60"]);
@@ -552,7 +550,7 @@ fn an_address_and_a_name_belong_to_one_guest() {
     assert!(said.contains("the name `a` is taken"), "{said}");
     let said = refused("--name A");
     assert!(said.contains("the name `a` is taken"), "letters have no case: {said}");
-    // What was refused took nothing: not the address that came with a taken name, either.
+    // A refused guest holds nothing, not even the address that came with a name in use.
     refused("--name a --address 10.9.0.7/24");
     let free = lab.run("--switch s --name b --address 10.9.0.7/24", &["true"]);
     free.succeed(MOMENT);
@@ -563,9 +561,9 @@ fn an_address_and_a_name_belong_to_one_guest() {
     lab.assert_no_switch();
 }
 
-/// In a network namespace of the test's own, which stands for the host.
+/// The test's own network namespace takes the place of the host.
 #[test]
-fn the_host_has_a_leg_on_the_switch() {
+fn host_tap_connects_host_to_switch() {
     require!(Need::Guests, Need::Root, CURL, PYTHON, PING, IP);
     let lab = Lab::new();
     std::fs::write(lab.file("hello"), "hello\n").unwrap();
@@ -600,7 +598,7 @@ fn the_host_has_a_leg_on_the_switch() {
 }
 
 #[test]
-fn damage_is_read_where_the_kernel_counts_it() {
+fn damage_counters_are_parsed_from_kernel_files() {
     let snmp = "Ip: Forwarding InHdrErrors\nIp: 1 3\nTcp: InErrs InCsumErrors\nTcp: 4 5\n\
                 Ip6InHdrErrors                  \t6\nUdpLite: InCsumErrors\nUdpLite: 9\n";
     let found = damage(snmp);

@@ -1,4 +1,4 @@
-//! The unit for systemd says what the command understands.
+//! Checks that the command understands the command lines of the systemd unit.
 
 #![allow(clippy::unwrap_used, reason = "in a test, a failure is a panic")]
 
@@ -10,14 +10,14 @@ use ringfence::serve::config::{Config, PATH_DEFAULT};
 
 const UNIT: &str = include_str!("../../../dist/ringfence-serve.service");
 
-/// The values of a setting, in order.
+/// Returns the values of a setting, in order.
 fn values(key: &str) -> impl Iterator<Item = &str> {
     let setting = move |line: &'static str| line.strip_prefix(key)?.strip_prefix('=');
     UNIT.lines().filter_map(setting)
 }
 
 #[test]
-fn every_command_line_of_the_unit_is_understood() {
+fn command_lines_of_unit_are_valid() {
     let keys = ["ExecStartPre", "ExecStart", "ExecReload"];
     let lines: Vec<_> = keys.into_iter().flat_map(values).collect();
     let own: Vec<_> = lines.iter().filter(|line| line.starts_with("/usr/bin/ringfence ")).collect();
@@ -28,7 +28,7 @@ fn every_command_line_of_the_unit_is_understood() {
             other => panic!("{line}: {other:?}"),
         }
     }
-    // A wrong configuration is found before the signal is sent.
+    // The unit checks the configuration before it sends the signal.
     assert_eq!(
         values("ExecReload").collect::<Vec<_>>(),
         ["/usr/bin/ringfence serve --check", "/bin/kill -HUP $MAINPID"]
@@ -36,7 +36,7 @@ fn every_command_line_of_the_unit_is_understood() {
 }
 
 #[test]
-fn the_unit_keeps_what_the_next_daemon_needs() {
+fn unit_preserves_runtime_directory() {
     let socket = Config::default().serve.status_socket;
     let [directory] = values("RuntimeDirectory").collect::<Vec<_>>()[..] else { panic!("{UNIT}") };
     assert_eq!(socket.parent(), Some(Path::new("/run").join(directory).as_path()));

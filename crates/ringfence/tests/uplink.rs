@@ -1,5 +1,5 @@
-//! `ringfence run --uplink host`, end to end: a guest of a host in a network namespace, and servers and
-//! clients in another one. What is sent is compared by its hash.
+//! End-to-end tests of `ringfence run --uplink host`. The host of a guest is a network namespace, and servers and
+//! clients are in another one. The tests compare transferred data by hash.
 
 #![allow(clippy::unwrap_used, reason = "in a test, a failure is a panic")]
 
@@ -15,10 +15,10 @@ const PING: Need = Need::Program("ping", "iputils-ping");
 const DNSMASQ: Need = Need::Program("dnsmasq", "dnsmasq-base");
 const BUSYBOX: Need = Need::Program("busybox", "busybox");
 
-/// How long a whole guest may take.
+/// Time limit for a complete guest.
 const LONG: Duration = Duration::from_secs(90);
 
-/// A world with both families, or the end of the test.
+/// Creates a world with both families, or returns from the test.
 macro_rules! world {
     ($families:expr) => {
         match World::new($families) {
@@ -28,7 +28,7 @@ macro_rules! world {
     };
 }
 
-/// TCP both ways to a server at each address.
+/// Transfers data over TCP in both directions, with a server at each address.
 fn tcp_both_ways(world: &World, options: &str, addresses: &[&str]) {
     write_noise(&world.file("noise"), 8);
     let servers: Vec<_> =
@@ -41,19 +41,19 @@ fn tcp_both_ways(world: &World, options: &str, addresses: &[&str]) {
 }
 
 #[test]
-fn tcp_arrives_undamaged_both_ways() {
+fn tcp_data_arrives_undamaged_in_both_directions() {
     let world = world!(Families::Both);
     tcp_both_ways(&world, "", &[OUTSIDE_V4, OUTSIDE_V6, FAR_V4, FAR_V6]);
 }
 
 #[test]
-fn tcp_arrives_undamaged_over_an_ethernets_mtu() {
+fn tcp_data_arrives_undamaged_with_ethernet_mtu() {
     let world = world!(Families::Both);
     tcp_both_ways(&world, "--mtu 1500", &[OUTSIDE_V4, OUTSIDE_V6]);
 }
 
 #[test]
-fn a_host_of_one_family_is_enough() {
+fn guest_uses_host_with_one_address_family() {
     for (families, near, far) in
         [(Families::V4, OUTSIDE_V4, FAR_V4), (Families::V6, OUTSIDE_V6, FAR_V6)]
     {
@@ -63,7 +63,7 @@ fn a_host_of_one_family_is_enough() {
 }
 
 #[test]
-fn hundreds_of_connections_at_a_time() {
+fn hundreds_of_connections_transfer_at_once() {
     let world = world!(Families::V4);
     std::fs::write(world.file("noise"), vec![7; 20_000]).unwrap();
     let server = world.server("tcp_server", FAR_V4, 7000);
@@ -74,7 +74,7 @@ fn hundreds_of_connections_at_a_time() {
 }
 
 #[test]
-fn datagrams_of_every_length_come_back() {
+fn datagram_of_any_length_is_echoed() {
     let world = world!(Families::Both);
     write_noise(&world.file("noise"), 1);
     let mut servers = Vec::new();
@@ -82,7 +82,7 @@ fn datagrams_of_every_length_come_back() {
     for address in addresses {
         servers.push(world.server("udp_server", address, 7001));
     }
-    // Those that are longer than the MTU go and come in fragments.
+    // Datagrams longer than the MTU are fragmented in both directions.
     for options in ["", "--mtu 1500"] {
         let script = addresses.map(|ip| format!("python3 peer.py udp_client {ip} 7001; "));
         let script = script.concat();
@@ -93,7 +93,7 @@ fn datagrams_of_every_length_come_back() {
 }
 
 #[test]
-fn echo_requests_are_answered() {
+fn echo_request_is_answered() {
     require!(PING);
     let world = world!(Families::Both);
     let script: String = [OUTSIDE_V4, FAR_V4, OUTSIDE_V6, FAR_V6]
@@ -106,9 +106,9 @@ fn echo_requests_are_answered() {
     }
 }
 
-/// Two threads, where there are two processors; which of them a packet comes to is the kernel's choice.
+/// Two workers, on a machine with two processors. The kernel chooses the worker of a packet.
 #[test]
-fn several_queues_carry_a_guests_conversations() {
+fn flows_use_several_queues() {
     require!(PING);
     let world = world!(Families::Both);
     write_noise(&world.file("noise"), 1);
@@ -140,7 +140,7 @@ fn several_queues_carry_a_guests_conversations() {
     echo.end();
 }
 
-/// `dnsmasq` that knows one name, in the foreground.
+/// Returns the words that start `dnsmasq`, which knows one name, in the foreground.
 fn name_server(address: &str) -> Vec<String> {
     let listen = format!("--listen-address={address}");
     let words = [
@@ -151,7 +151,7 @@ fn name_server(address: &str) -> Vec<String> {
         "--no-hosts",
         "--bind-interfaces",
         "--user=root",
-        // The group is kept: a user namespace may forbid to change it.
+        // A user namespace may forbid a change of the group.
         "--group=",
         "--pid-file=",
         "--log-facility=-",
@@ -165,12 +165,12 @@ fn words(list: &[String]) -> Vec<&str> {
 }
 
 #[test]
-fn the_uplink_is_there_without_being_asked_for() {
+fn uplink_is_created_by_default() {
     require!(DNSMASQ);
     let world = world!(Families::Both);
     let server = world.outside(&words(&name_server(OUTSIDE_V4)));
     world.name_servers(&[OUTSIDE_V4]);
-    // Names of guests and of the world, by the same resolver; over TCP too.
+    // The same resolver knows names of guests and of the world, also over TCP.
     let first = world.guest("--name first", "until [ -e stop ]; do sleep 0.05; done");
     first.wait_for_error("is on the host's network");
     let script = format!(
@@ -186,11 +186,11 @@ fn the_uplink_is_there_without_being_asked_for() {
 }
 
 #[test]
-fn a_host_without_a_network_is_told_in_one_line() {
+fn missing_host_network_is_reported_in_one_line() {
     let world = world!(Families::Both);
     let none = "ip link del wan0";
     world.host(&["sh", "-ec", none]).succeed(MOMENT);
-    // Who insists on a link insists on a network.
+    // With an explicit --link a missing network is an error.
     let guest = world.plain_guest("", "ip link show eth0").finish(LONG);
     assert_eq!(guest.status, Some(0), "{}", guest.stderr);
     assert_eq!(
@@ -207,10 +207,10 @@ const LOOK_UP: &str = "for i in $(seq 50); do getent ahostsv4 www.far.example &&
                        getent ahostsv6 www.far.example; ! getent hosts unknown.example";
 
 #[test]
-fn names_are_looked_up_where_the_host_does() {
+fn names_are_resolved_by_name_servers_of_host() {
     require!(DNSMASQ);
     let world = world!(Families::Both);
-    // A server that the guest can ask as the host does, one that only the host can, and both.
+    // Three cases: a server that the guest can reach as the host does, one that only the host can reach, and both.
     let outside = world.outside(&words(&name_server(OUTSIDE_V4)));
     let inside = world.host(&words(&name_server("127.0.0.53")));
     for servers in [&[OUTSIDE_V4][..], &["127.0.0.53"], &["127.0.0.53", OUTSIDE_V4]] {
@@ -222,10 +222,10 @@ fn names_are_looked_up_where_the_host_does() {
 }
 
 #[test]
-fn forwarded_ports_lead_to_the_guest_and_show_the_client() {
+fn published_port_reaches_guest_with_address_of_client() {
     let world = world!(Families::Both);
     write_noise(&world.file("noise"), 2);
-    // Ports of an ordinary user, a range, another address, datagrams.
+    // Ports of an ordinary user, a range, another address, and UDP.
     let options = "-p 8080:7000 -p 9000-9002:7000 -p 8053:7001/udp -p 127.0.0.1:8081:7000";
     let script = "python3 peer.py tcp_server 0.0.0.0 7000 & python3 peer.py udp_server 0.0.0.0 7001 & \
                   python3 peer.py tcp_server :: 7000 2>/dev/null & \
@@ -243,7 +243,7 @@ fn forwarded_ports_lead_to_the_guest_and_show_the_client() {
     client("tcp_client", HOST_V6, 8080);
     client("tcp_client", HOST_V4, 9000);
     client("udp_client", HOST_V4, 8053);
-    // At the host's loopback alone.
+    // This port listens only at the host's loopback.
     let local = world.host(&["python3", "peer.py", "tcp_client", "127.0.0.1", "8081"]);
     assert!(local.succeed(LONG).contains("equal"));
     world.outside(&["python3", "peer.py", "refused", HOST_V4, "8081"]).succeed(LONG);
@@ -255,7 +255,7 @@ fn forwarded_ports_lead_to_the_guest_and_show_the_client() {
 }
 
 #[test]
-fn the_hosts_loopback_is_reached_only_when_asked_for() {
+fn host_loopback_is_reachable_only_with_option() {
     let world = world!(Families::V4);
     write_noise(&world.file("noise"), 1);
     let server = world.host(&["python3", "peer.py", "tcp_server", "127.0.0.1", "7000"]);
@@ -276,7 +276,7 @@ fn the_hosts_loopback_is_reached_only_when_asked_for() {
 }
 
 #[test]
-fn a_guest_that_asks_by_dhcp_is_told_the_same() {
+fn dhcp_returns_configured_address() {
     require!(BUSYBOX);
     let world = world!(Families::Both);
     world.name_servers(&[OUTSIDE_V4]);
@@ -291,7 +291,7 @@ fn a_guest_that_asks_by_dhcp_is_told_the_same() {
 }
 
 #[test]
-fn a_guest_is_on_a_switch_and_on_the_hosts_network() {
+fn guest_reaches_switch_and_host_network() {
     require!(PING);
     let world = world!(Families::Both);
     write_noise(&world.file("noise"), 1);

@@ -1,5 +1,5 @@
-//! Ten thousand conversations of a guest at once, over real sockets: what the uplink holds for them is
-//! bounded, every one of them moves, and another one's data arrive undamaged meanwhile.
+//! Ten thousand flows of a guest at once, over real sockets. The uplink's resources for them are bounded, every flow
+//! transfers data, and a further transfer arrives undamaged meanwhile.
 
 #![allow(clippy::unwrap_used, reason = "in a test, a failure is a panic")]
 
@@ -13,14 +13,14 @@ use support::processes::Process;
 use support::world::{FAR_V4, Families, OUTSIDE_V4, World};
 use support::{Running, write_noise};
 
-/// How long a whole guest may take, and any of its steps: a bound for what hangs.
+/// Time limit for a complete guest, and for any of its steps.
 const LONG: Duration = Duration::from_secs(180);
-/// Conversations of UDP that have sockets, at most.
+/// Maximum number of UDP associations with sockets.
 const UDP: usize = 4096;
-/// Of echo requests, likewise, and what the process has open besides.
+/// Maximum number of echo associations with sockets, and of other open files of the process.
 const OTHERS: usize = 256 + 128;
 
-/// A world with a server that echoes, and the files of the test in it.
+/// Creates a world with an echo server and the files of the test.
 fn world() -> Option<(World, [Running; 2])> {
     let world = World::new(Families::V4)?;
     std::fs::write(world.file("flows.py"), include_str!("support/flows.py")).unwrap();
@@ -31,8 +31,8 @@ fn world() -> Option<(World, [Running; 2])> {
     Some((world, [echo, server]))
 }
 
-/// What the guest does: so many connections; then, once it may, a flood of so many datagrams and a transfer
-/// beside them; then every connection is tried again.
+/// Returns the guest's script. It opens the connections and waits for permission. Then it sends the datagrams, with a
+/// transfer beside them, and tries every connection again.
 fn script(connections: usize, datagrams: usize) -> String {
     format!(
         "python3 flows.py connections {OUTSIDE_V4} 7100 {connections} & \
@@ -42,13 +42,13 @@ fn script(connections: usize, datagrams: usize) -> String {
     )
 }
 
-/// Waits for a line, for as long as anything may take.
+/// Waits for a line, with a generous limit.
 fn wait_for(guest: &Running, text: &str) {
     let found = support::eventually(LONG, || guest.stdout.text().contains(text));
     assert!(found, "never said {text:?}: {} {}", guest.stdout.text(), guest.stderr.text());
 }
 
-/// That the uplink has no more open than this. Only root may look.
+/// Checks the number of the uplink's open descriptors. Only root can read it.
 fn assert_descriptors(uplink: &Process, most: usize, least: usize) {
     if rustix::process::geteuid().is_root() {
         let open = uplink.descriptors();
@@ -59,7 +59,7 @@ fn assert_descriptors(uplink: &Process, most: usize, least: usize) {
 }
 
 #[test]
-fn ten_thousand_conversations_and_a_flood_of_datagrams_at_once() {
+fn ten_thousand_connections_survive_flood_of_datagrams() {
     const CONNECTIONS: usize = 10_000;
     let needed = CONNECTIONS + UDP + OTHERS;
     let may_have = getrlimit(Resource::Nofile).maximum.unwrap_or(u64::MAX);
@@ -78,7 +78,7 @@ fn ten_thousand_conversations_and_a_flood_of_datagrams_at_once() {
     std::fs::write(world.file("flood"), "").unwrap();
     wait_for(&guest, "flooded");
     assert_descriptors(&uplink, needed, CONNECTIONS);
-    // With all of them there a further one carries its data, and every single one still moves.
+    // A further connection transfers its data beside all the others, and each of these still works.
     wait_for(&guest, "equal");
     wait_for(&guest, "moved");
     let output = guest.stdout.text();
@@ -94,12 +94,12 @@ fn ten_thousand_conversations_and_a_flood_of_datagrams_at_once() {
 }
 
 #[test]
-fn with_few_descriptors_the_longest_idle_makes_room() {
+fn longest_idle_connection_is_evicted_when_descriptors_run_out() {
     const LIMIT: usize = 1024;
     const CONNECTIONS: usize = 900;
     let Some((world, servers)) = world() else { return };
     let script = script(CONNECTIONS, 5000);
-    // The soft limit is lower still, as logins have it: the uplink does not mind.
+    // The soft limit is lower, as in a login session. The uplink raises it.
     let limit = format!("--nofile=256:{LIMIT}");
     let run = [
         "prlimit",
@@ -120,8 +120,8 @@ fn with_few_descriptors_the_longest_idle_makes_room() {
     wait_for(&guest, "equal");
     assert_descriptors(&uplink, LIMIT, 500);
     wait_for(&guest, "moved");
-    // 1024 less 128 of its own; a quarter is UDP's, a sixteenth that of echo requests, and one of the
-    // rest was the further one.
+    // 1024 less 128 of its own. A quarter is for UDP, a sixteenth for echo requests, and the further connection takes one
+    // of the rest.
     let output = guest.stdout.text();
     let left = 896 - 896 / 4 - 896 / 16;
     let expected = format!("moved {} lost {}", left - 1, CONNECTIONS - left + 1);

@@ -1,4 +1,4 @@
-//! Programs as people use them, in a guest with an uplink, against servers outside of its host.
+//! Common programs in a guest with an uplink, against servers outside of its host.
 
 #![allow(clippy::unwrap_used, reason = "in a test, a failure is a panic")]
 
@@ -10,7 +10,7 @@ use support::needs::{Need, skip_what_is_not_installed};
 use support::world::{FAR_V4, FAR_V6, Families, OUTSIDE_V4, OUTSIDE_V6, World};
 use support::{sha256, write_noise};
 
-/// How long a whole guest may take.
+/// Time limit for a complete guest.
 const LONG: Duration = Duration::from_secs(90);
 
 const CURL: Need = Need::Program("curl", "curl");
@@ -22,7 +22,7 @@ const DNSMASQ: Need = Need::Program("dnsmasq", "dnsmasq-base");
 const IPERF: Need = Need::Program("iperf3", "iperf3");
 const PING: Need = Need::Program("ping", "iputils-ping");
 
-/// A world with both families, or the end of the test.
+/// Creates a world with both families, or returns from the test.
 macro_rules! world {
     () => {
         match World::new(Families::Both) {
@@ -32,7 +32,7 @@ macro_rules! world {
     };
 }
 
-/// That something listens in the world's outside at this port.
+/// Waits until a process outside listens at the port.
 fn wait_listening(world: &World, port: u16) {
     let script = format!(
         "for i in $(seq 400); do ss -Hltn 'sport = :{port}' | grep -q . && exit 0; sleep 0.05; done; exit 1"
@@ -40,18 +40,18 @@ fn wait_listening(world: &World, port: u16) {
     world.outside(&["sh", "-c", &script]).succeed(LONG);
 }
 
-/// `key.pem` and `cert.pem`.
+/// Creates `key.pem` and `cert.pem`.
 fn make_certificate(world: &World) {
     let key = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 \
                -subj /CN=www.example -keyout key.pem -out cert.pem 2>/dev/null";
     world.outside(&["sh", "-ec", key]).succeed(LONG);
 }
 
-/// By the client and the server of ngtcp2: curl can do it only where it was built to.
+/// Uses ngtcp2's client and server, because few builds of curl support HTTP/3.
 #[test]
-fn http_3_is_carried() {
+fn http_3_transfer_succeeds() {
     require!(OPENSSL);
-    // Who installs the server's package has it started as a service.
+    // The server's package would start it as a service.
     for need in
         [Need::Program("gtlsclient", "ngtcp2-client"), Need::Program("gtlsserver", "ngtcp2-server")]
     {
@@ -82,7 +82,7 @@ fn http_3_is_carried() {
 }
 
 #[test]
-fn curl_speaks_http_1_and_2() {
+fn curl_transfers_over_http_1_and_2() {
     require!(CURL, NGHTTPD, OPENSSL);
     let world = world!();
     write_noise(&world.file("noise"), 4);
@@ -116,7 +116,7 @@ fn curl_speaks_http_1_and_2() {
 }
 
 #[test]
-fn git_clones_a_repository() {
+fn git_clone_succeeds() {
     require!(GIT);
     let world = world!();
     write_noise(&world.file("noise"), 2);
@@ -145,7 +145,7 @@ fn git_clones_a_repository() {
 }
 
 #[test]
-fn ssh_logs_in() {
+fn ssh_login_succeeds() {
     for need in [
         Need::Root,
         Need::Program("ssh", "openssh-client"),
@@ -179,7 +179,7 @@ fn ssh_logs_in() {
 }
 
 #[test]
-fn dig_asks_over_udp_and_tcp() {
+fn dig_resolves_over_udp_and_tcp() {
     require!(DIG, DNSMASQ);
     let world = world!();
     let server = world.outside(&[
@@ -190,7 +190,7 @@ fn dig_asks_over_udp_and_tcp() {
         "--no-hosts",
         "--bind-interfaces",
         "--user=root",
-        // The group is kept: a user namespace may forbid to change it.
+        // A user namespace may forbid a change of the group.
         "--group=",
         "--pid-file=",
         "--log-facility=-",
@@ -212,7 +212,7 @@ fn dig_asks_over_udp_and_tcp() {
 }
 
 #[test]
-fn iperf3_runs_both_ways() {
+fn iperf3_runs_in_both_directions() {
     require!(IPERF, PING);
     let world = world!();
     for (port, address) in [(5301, OUTSIDE_V4), (5302, OUTSIDE_V6)] {

@@ -112,7 +112,7 @@ impl<'a, P: Platform> Dialogue<'a, P> {
     fn connect(platform: &P, args: &'a ControlRingArgs) -> anyhow::Result<Self> {
         let mut store = platform.store()?;
         let device = claim::claim(&mut store, platform.domid(), args.device)?.device;
-        claim::put_in_order(&mut store, &device)?;
+        claim::reset(&mut store, &device)?;
         let mut granter = platform.granter(device.backend)?;
         let mut lend = |access, count: u16| -> anyhow::Result<Vec<Lease>> {
             Ok((0..count).map(|_| granter.lend(access)).collect::<Result<_, _>>()?)
@@ -298,7 +298,7 @@ impl<'a, P: Platform> Dialogue<'a, P> {
     fn leave(&mut self) -> anyhow::Result<()> {
         let path = format!("{}/{STATE}", self.device.frontend_path());
         self.store.write(&path, XenbusState::Closing.to_string())?;
-        let gone = claim::backend_let_go(&mut self.store, &self.device, Instant::now() + WITHIN)?;
+        let gone = claim::await_backend_disconnect(&mut self.store, &self.device, Instant::now() + WITHIN)?;
         ensure!(gone, "the backend did not let go");
         let front = self.device.frontend_path();
         for key in [keys::CTRL_RING_REF, keys::EVENT_CHANNEL_CTRL] {

@@ -1,4 +1,4 @@
-//! Which vif is taken, and how it is put in order after whoever had it before.
+//! Choice of the vif to serve, and its reset after an earlier frontend.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -11,58 +11,54 @@ use ringfence_wire::netif::keys;
 use ringfence_wire::xenbus::{self, DeviceId, DeviceKind, XenbusState};
 use ringfence_xenstore::{StoreAccess, StoreClient, StoreError};
 
-/// How long each step of putting a device in order may take.
-const STEP_WITHIN: Duration = Duration::from_secs(5);
-/// How long to wait before looking again.
-const PAUSE: Duration = Duration::from_millis(20);
+/// Time for each step of a reset.
+const STEP_TIMEOUT: Duration = Duration::from_secs(5);
+/// Interval between two reads of a state.
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
-/// Why there is no vif to take.
+/// Reasons for which no vif can be served.
 #[derive(Debug, thiserror::Error)]
 pub enum ClaimError {
-    /// The store failed.
     #[error("xenstore: {0}")]
     Store(#[from] StoreError),
-    /// This guest has none.
     #[error("this domain has no network interface: give it one (`vif = […]` in its configuration)")]
     NoVif,
-    /// Not that one.
+    /// Domain has interfaces, but not the requested one.
     #[error("there is no interface {wanted}; there is: {there}")]
     NoSuchVif {
-        /// Asked for.
         wanted: u32,
-        /// Those there are.
+        /// Numbers of the interfaces that exist.
         there: String,
     },
-    /// A driver of the kernel has it.
+    /// Kernel's driver serves the interface.
     #[error(
         "the kernel's driver has interface {0}; have it let go first: `echo vif-{0} > \
          /sys/bus/xen/drivers/vif/unbind`"
     )]
     Bound(u32),
-    /// Drivers of the kernel have all of them.
+    /// Kernel's driver serves all interfaces.
     #[error(
         "the kernel's driver has each of this domain's interfaces ({0}); have it let go of one first, \
          as in `echo vif-0 > /sys/bus/xen/drivers/vif/unbind`"
     )]
     AllBound(String),
-    /// Which one?
+    /// Several interfaces have no driver.
     #[error("no driver has interfaces {0}: say which, by --device")]
     Several(String),
-    /// The directory is not as a toolstack makes it.
+    /// Directory lacks a key that every toolstack writes.
     #[error("{0} does not name its backend's domain: it is not as a toolstack makes it")]
     NoBackend(String),
 }
 
-/// A vif that was taken.
+/// Chosen vif with the toolstack's keys.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Claimed {
-    /// The device, by its kind and number.
     pub device: DeviceId,
     pub(super) mac: Option<Mac>,
     pub(super) mtu: Option<u16>,
 }
 
-/// Finds the vif that is asked for, or the only one that no driver has.
+/// Finds the requested vif, or the only one that has no driver.
 pub fn claim(
     store: &mut StoreClient,
     own: DomId,
@@ -86,6 +82,7 @@ pub fn claim(
     })
 }
 
+/// Chooses among the vifs `there`.
 fn choose(
     mut there: Vec<u32>,
     wanted: Option<u32>,
@@ -114,28 +111,28 @@ fn listed(numbers: &[u32]) -> String {
     numbers.iter().map(u32::to_string).collect::<Vec<_>>().join(", ")
 }
 
-/// Whether a driver of the kernel has that vif.
+/// Returns `true` if the kernel's driver serves the vif.
 fn is_bound(handle: u32) -> bool {
     Path::new(&format!("/sys/bus/xen/devices/vif-{handle}/driver")).exists()
 }
 
-/// Brings both ends to where a frontend begins, whatever whoever had the device before left: its
-/// backend may still use the rings of one that was killed.
-pub fn put_in_order(store: &mut StoreClient, device: &DeviceId) -> Result<(), ClaimError> {
+/// Resets the states of both ends to the start of the handshake. The backend may still use the rings of an
+/// earlier frontend that was killed, so it has to disconnect first.
+pub fn reset(store: &mut StoreClient, device: &DeviceId) -> Result<(), ClaimError> {
     if state(store, &device.frontend_path())? == Some(XenbusState::Initialising) {
         return Ok(());
     }
     enter(store, device, XenbusState::Closing)?;
-    backend_let_go(store, device, Instant::now() + STEP_WITHIN)?;
+    await_backend_disconnect(store, device, Instant::now() + STEP_TIMEOUT)?;
     enter(store, device, XenbusState::Closed)?;
-    // A backend that is in the middle of closing would take what follows for the end of that.
+    // A backend that is still closing would count the next state as the end of that.
     let closed = |state| !matches!(state, Some(XenbusState::Closing | XenbusState::Connected));
-    await_backend(store, device, Instant::now() + STEP_WITHIN, closed)?;
+    await_backend(store, device, Instant::now() + STEP_TIMEOUT, closed)?;
     enter(store, device, XenbusState::Initialising)
 }
 
-/// Waits until the backend uses nothing of ours any more; false if it does so for too long.
-pub fn backend_let_go(
+/// Waits until the backend uses no granted page. Returns `false` if it still does at `until`.
+pub fn await_backend_disconnect(
     store: &mut StoreClient,
     device: &DeviceId,
     until: Instant,
@@ -157,14 +154,14 @@ fn await_backend(
         if Instant::now() >= until {
             return Ok(false);
         }
-        std::thread::sleep(PAUSE);
+        std::thread::sleep(POLL_INTERVAL);
     }
 }
 
 fn state(store: &mut StoreClient, directory: &str) -> Result<Option<XenbusState>, ClaimError> {
     let text = match store.read_opt(&format!("{directory}/{}", xenbus::STATE)) {
         Ok(text) => text,
-        // A directory that was taken away is not ours to look into any more.
+        // Access was withdrawn, so the directory counts as missing.
         Err(StoreError::Refused { .. }) => None,
         Err(error) => return Err(error.into()),
     };
@@ -181,7 +178,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_one_that_no_driver_has_is_taken() {
+    fn vif_without_driver_is_chosen_and_ambiguity_refused() {
         let chosen = |there: &[u32], wanted, bound: &[u32]| {
             choose(there.to_vec(), wanted, |n| bound.contains(&n)).map_err(|e| e.to_string())
         };

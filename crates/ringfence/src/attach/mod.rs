@@ -1,14 +1,14 @@
-//! `ringfence attach`: in a Xen guest, a network frontend in user space.
+//! `ringfence attach`: a network frontend in user space, for a Xen guest.
 //!
-//! # Theory of operation
+//! # How it works
 //!
-//! A vif whose driver in the guest's kernel was unbound, or is not there, is just a directory in
-//! xenstore: whoever lends rings and says so in its keys is its frontend. This is
-//! [`VifFrontend`], with pages from gntalloc, and a TAP interface in place of a driver's.
+//! A vif without a driver in the guest's kernel is a directory in xenstore. The process that grants rings
+//! and writes their keys there is its frontend. This is [`VifFrontend`] with pages from gntalloc, and with
+//! a TAP interface as the network interface.
 //!
-//! The interface stays while backends come and go. At SIGTERM the backend is told, and has let go of
-//! every page before this process ends; one that was killed instead is put in order by the next one
-//! (`claim`).
+//! The interface stays while backends connect and disconnect. At SIGTERM the process closes the device, and
+//! waits until the backend has unmapped every page. If the process was killed instead, the next one resets
+//! the device first (`claim`).
 
 pub mod claim;
 
@@ -26,10 +26,6 @@ use ringfence_net::netfront::WindowSizes;
 use ringfence_net::vif::frontend::{FrontendError, VifFrontend};
 use ringfence_platform::Platform;
 use ringfence_platform::xen::{Side, XenPlatform};
-use ringfence_sandbox::STATUS_FAILED;
-use ringfence_sandbox::channel::poll_until;
-use ringfence_sandbox::isolation::{Confinement, SandboxError, Sockets, View};
-use ringfence_sandbox::signals::{Signals, name as signal_name};
 use ringfence_sys::tap::{Tap, TapError};
 use rustix::event::{PollFd, PollFlags};
 use rustix::thread::CapabilitySet;
@@ -41,20 +37,24 @@ use crate::log::LineBudget;
 use crate::netlink::{LinkChange, Netlink};
 use crate::plane::threads;
 use crate::serve::{PlatformChoice, join_hub, parse_platform};
+use ringfence_sandbox::STATUS_FAILED;
+use ringfence_sandbox::isolation::{Confinement, SandboxError, Sockets, View};
+use ringfence_sandbox::signals::{Signals, name as signal_name};
+use ringfence_sys::poll::wait_any;
 
-/// How long the backend may take to let go.
-const LEAVE_WITHIN: Duration = Duration::from_secs(5);
-/// Things that happened which are taken before the states are looked at again.
-const TAKEN_A_TURN: usize = 64;
+/// Time that the backend has to disconnect.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
+/// Maximum number of events that are handled before the states are read again.
+const EVENTS_PER_ROUND: usize = 64;
 
 const EXAMPLES: &str = "\
 Examples:
   Take over the first interface from the kernel's driver:
-    echo vif-0 > /sys/bus/xen/drivers/vif/unbind
+      Take over the first interface from the kernel's driver:
     ringfence attach --device 0 --name eth0 &
     ip link set eth0 up
 
-  Give it back: end this (SIGTERM), and then
+    Give it back: end the process (SIGTERM), and then
     echo vif-0 > /sys/bus/xen/drivers/vif/bind";
 
 /// Drive one of this Xen guest's network interfaces from user space
@@ -67,16 +67,15 @@ Examples:
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub struct AttachArgs {
-    /// Which interface, by the number in the guest's configuration, from 0 [default: the one that
-    /// no driver has]
+    /// Number of the interface in the guest's configuration, from 0 [default: the one without a driver]
     #[arg(long, value_name = "N")]
     pub device: Option<u32>,
 
-    /// What the interface is called; %d stands for a number that is free
+    /// Name of the interface; %d stands for a free number
     #[arg(long, value_name = "NAME", default_value = "eth%d", value_parser = parse_name)]
     pub name: String,
 
-    /// The longest IP packet, in bytes [default: as the toolstack says, or 1500]
+    /// Longest IP packet, in bytes [default: as the toolstack says, or 1500]
     #[arg(long, value_name = "BYTES", value_parser = clap::value_parser!(u16).range(68..=65521))]
     pub mtu: Option<u16>,
 
@@ -85,17 +84,17 @@ pub struct AttachArgs {
           default_missing_value = "full", value_parser = staging_parser())]
     pub staging: Option<TxStaging>,
 
-    /// Have the buffers in windows, which are granted and taken back without the backend's help, if it
-    /// opens them; on Xen there are none
+    /// Put the buffers into grant windows, which this side issues and revokes without the backend's help, if
+    /// the backend supports them; Xen has none
     #[arg(long)]
     pub windows: bool,
 
-    /// How many queues to have, if the backend offers them and there are pages for them; each has a
-    /// thread, as far as there are processors
+    /// Number of queues, if the backend offers them and there are pages for them; each queue has a thread, as
+    /// far as there are processors
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=16))]
     pub queues: u32,
 
-    /// What is taken unfinished: `all`, `none`, or some of sg,tso4,tso6,csum4,csum6
+    /// Offloads that the interface accepts: `all`, `none`, or some of sg,tso4,tso6,csum4,csum6
     #[arg(long, value_name = "LIST", default_value_t = OffloadKeys::ALL)]
     pub offload: OffloadKeys,
 
@@ -109,11 +108,11 @@ pub struct AttachArgs {
 }
 
 fn parse_name(text: &str) -> Result<String, String> {
-    // The kernel puts a number in place of the two characters.
+    // The kernel replaces the two characters by a number.
     parse_interface(&text.replacen("%d", "0", 1)).map(|_| text.to_owned())
 }
 
-/// Why the interface is not, or no longer, there.
+/// Reasons for which the interface cannot be served, or no longer.
 #[derive(Debug, thiserror::Error)]
 enum AttachError {
     #[error(transparent)]
@@ -136,7 +135,7 @@ enum AttachError {
     System(#[from] io::Error),
 }
 
-/// Drives the interface until told to end. Returns the exit status.
+/// Serves the interface until a signal ends the process. Returns the exit status.
 pub fn main(args: &AttachArgs) -> u8 {
     crate::log::to_stderr(args.verbose);
     let attached = match &args.platform {
@@ -165,7 +164,7 @@ fn attach<P: Platform>(platform: P, args: &AttachArgs) -> Result<(), AttachError
     let mtu = args.mtu.or(claimed.mtu).unwrap_or(ringfence_wire::netif::keys::MTU_DEFAULT);
     let taps = make_interface(&args.name, &claimed, mtu, threads(args.queues))?;
     let name = taps.first().map(|tap| tap.name.clone()).unwrap_or_default();
-    // The interface is made: nothing more takes a capability.
+    // The interface exists. No later step needs a capability.
     let confinement = Confinement::enter(CapabilitySet::empty(), &view(), Sockets::NONE)?;
     let vif = VifFrontend::new(&platform, claimed.device, mtu)
         .map_err(LinkError::from)?
@@ -174,14 +173,14 @@ fn attach<P: Platform>(platform: P, args: &AttachArgs) -> Result<(), AttachError
         .with_staging(args.staging.unwrap_or_default());
     let sizes = WindowSizes::for_queues(args.queues);
     let vif = if args.windows { vif.with_windows(&platform, sizes) } else { vif };
-    claim::put_in_order(&mut store, &claimed.device)?;
+    claim::reset(&mut store, &claimed.device)?;
     let port = |tap: Tap| TapPort::new(tap.fd, tap.offloads, mtu, Arc::clone(platform.counters()));
     let ports = taps.into_iter().map(port).collect();
     let mut link = Link::start(platform, vif, ports)?;
     confinement.lock()?;
     eprintln!("ringfence: {} is interface {name}", crate::seat::device_name(&claimed.device));
     let served = serve(&mut link, &signals, &name);
-    // Whatever ended it: pages that are lent are taken back.
+    // In any case, revoke the granted pages.
     let left = leave(&mut link, &claimed);
     served.and(left)
 }
@@ -196,7 +195,7 @@ fn view() -> View {
         .devices("/dev/xen")
 }
 
-/// Makes the interface, of so many queues. It is down, as a new one is.
+/// Creates the interface with `queues` queues. It is down, as every new interface is.
 fn make_interface(
     name: &str,
     claimed: &Claimed,
@@ -216,13 +215,14 @@ fn make_interface(
     Ok(taps)
 }
 
+/// Connects to backends, and reconnects, until a signal arrives or the interface fails.
 fn serve<P: Platform>(
     link: &mut Link<P>,
     signals: &Signals,
     name: &str,
 ) -> Result<(), AttachError> {
     let mut was_up = false;
-    // A backend may connect and disconnect as often as it likes.
+    // A backend may connect and disconnect without limit.
     let (mut changes, mut ends) = (LineBudget::new(), LineBudget::new());
     loop {
         link.look().map_err(|error| match error {
@@ -237,7 +237,7 @@ fn serve<P: Platform>(
             }
         }
         let mut any = false;
-        for _ in 0..TAKEN_A_TURN {
+        for _ in 0..EVENTS_PER_ROUND {
             let Some(happened) = link.next()? else { break };
             any = true;
             match happened {
@@ -254,7 +254,7 @@ fn serve<P: Platform>(
         }
         let mut fds = vec![PollFd::from_borrowed_fd(signals.as_fd(), PollFlags::IN)];
         fds.extend(link.wait_fds());
-        poll_until(&mut fds, any.then(Instant::now))?;
+        wait_any(&mut fds, any.then(Instant::now))?;
         if let Some(arrived) = signals.next()? {
             tracing::info!(signal = signal_name(arrived.number).unwrap_or("signal"), "leaving");
             return Ok(());
@@ -262,11 +262,11 @@ fn serve<P: Platform>(
     }
 }
 
-/// Has the backend let go, and then takes back what was lent.
+/// Closes the device, waits until the backend has disconnected, and revokes the grants.
 fn leave<P: Platform>(link: &mut Link<P>, claimed: &Claimed) -> Result<(), AttachError> {
     let (vif, store) = link.vif();
     vif.begin_close(store).map_err(LinkError::from)?;
-    if !claim::backend_let_go(store, &claimed.device, Instant::now() + LEAVE_WITHIN)? {
+    if !claim::await_backend_disconnect(store, &claimed.device, Instant::now() + CLOSE_TIMEOUT)? {
         tracing::warn!("the backend did not let go in time");
     }
     Ok(link.close()?)

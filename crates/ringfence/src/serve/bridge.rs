@@ -1,9 +1,9 @@
-//! TAP interfaces of the host, and the bridges they are ports of.
+//! TAP interfaces of the host, and the bridges that they are ports of.
 //!
-//! A guest's interface has a TAP called as operators expect, `vif5.0`. It is there before the guest
-//! is connected, so that a toolstack's script finds it, and it is *kept*: it outlives the daemon, with
-//! its place in the bridge and whatever the administrator gave it, and a daemon that is started again
-//! takes it up. It goes with the device.
+//! Each vif has a TAP with the name that operators expect, such as `vif5.0`. The daemon creates it before
+//! the guest is connected, so that the toolstack's script finds it. The TAP is persistent: it outlives the
+//! daemon together with its bridge port and the administrator's settings, and the next daemon opens it
+//! again. The daemon removes it with the device.
 
 // #syscall daemon openat: /sys, and TAPs
 
@@ -14,45 +14,39 @@ use ringfence_sys::tap::{Tap, TapError};
 
 use crate::netlink::{LinkChange, Netlink};
 
-/// The Ethernet address of a bridge's ports: the highest there is, so that no bridge takes it for its
-/// own.
+/// Ethernet address of a bridge's ports. It is the highest one, so that no bridge adopts it.
 const PORT_MAC: [u8; 6] = [0xfe, 0xff, 0xff, 0xff, 0xff, 0xff];
 
-/// Why an interface is not there.
+/// Reasons for which an interface cannot be created.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum BridgeError {
-    /// No TAP.
     #[error(transparent)]
     Tap(#[from] TapError),
-    /// There is no such bridge.
     #[error(
         "there is no bridge `{0}`: make it (`ip link add {0} type bridge; ip link set {0} up`), or \
          name another one, by `bridge=` in the guest's configuration or in the daemon's"
     )]
     NoBridge(String),
-    /// It exists and is none.
+    /// Interface exists and is no bridge.
     #[error("`{0}` is no bridge of the kernel's; name one that is")]
     NotABridge(String),
-    /// The kernel refused.
     #[error("interface `{name}`: {what}: {source}")]
     Link {
-        /// Which.
         name: String,
-        /// What was attempted.
+        /// Operation that the kernel refused.
         what: &'static str,
-        /// Why not.
         source: io::Error,
     },
 }
 
-/// Octets behind the Ethernet header that fit the bridge.
+/// Returns the MTU of an interface, in bytes.
 pub(super) fn mtu_of(interface: &str) -> Option<u16> {
     let text = std::fs::read_to_string(format!("/sys/class/net/{interface}/mtu")).ok()?;
     text.trim_end().parse().ok()
 }
 
-/// Makes the TAP `name`, or takes it up where it was kept, as a port of `bridge`: a file for each of its
-/// queues, of which one that was kept may have fewer than are asked for.
+/// Creates the TAP `name` as a port of `bridge`, or opens the persistent one of that name. Returns a file
+/// for each queue. A TAP that existed before may have fewer queues than requested.
 pub(super) fn make_tap(
     name: &str,
     bridge: Option<&str>,
@@ -64,7 +58,7 @@ pub(super) fn make_tap(
     let bridge = bridge.map(|bridge| bridge_index(&netlink, bridge)).transpose()?;
     let taps = Tap::take_up_queues(name, queues)?;
     let index = netlink.index_of(name).map_err(link("its number"))?;
-    // Each by itself: an old kernel's refusal of one must not cost the others.
+    // Separate requests: an old kernel that refuses one of them still does the others.
     let settings = LinkChange {
         mac: bridge.map(|_| PORT_MAC),
         mtu: Some(mtu.into()),
@@ -81,7 +75,7 @@ pub(super) fn make_tap(
     Ok(taps)
 }
 
-/// Makes the interface that gives the host a leg on the switch. Its addresses are the administrator's.
+/// Creates the host's interface on the switch. The administrator sets its addresses.
 pub(super) fn make_host_leg(name: &str) -> Result<Tap, BridgeError> {
     let link = |what| move |source| BridgeError::Link { name: name.to_owned(), what, source };
     let tap = Tap::create(name)?;
@@ -97,7 +91,7 @@ fn bridge_index(netlink: &Netlink, bridge: &str) -> Result<u32, BridgeError> {
     let missing = |_| BridgeError::NoBridge(bridge.to_owned());
     let index = netlink.index_of(bridge).map_err(missing)?;
     let class = Path::new("/sys/class/net").join(bridge);
-    // Where /sys is not mounted, the kernel says it soon enough.
+    // If /sys is not mounted, the kernel itself refuses the request later.
     if class.exists() && !class.join("bridge").exists() {
         return Err(BridgeError::NotABridge(bridge.to_owned()));
     }

@@ -1,30 +1,34 @@
-//! The daemon: one thread that follows the store, and whoever asks or tells it something.
-
-// #syscall daemon eventfd2,read,write: requests of the status socket
+//! Control thread of the daemon.
+//!
+//! One thread runs [`Daemon::run`]. Each round waits for signals, the store, ports that closed, disks,
+//! control rings, and clients of the status socket and of the metrics. Then it serves all of them once.
+//! A round takes a bounded number of store events, so that no source keeps the others from being served.
+//!
+//! Other threads ask for a [`Snapshot`] through a mailbox and wait [`SNAPSHOT_TIMEOUT`] for the answer.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::AsFd;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::mpsc::{Sender, channel};
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::Signal;
 use ringfence_platform::{Platform, PlatformError};
-use ringfence_sandbox::channel::poll_until;
-use ringfence_sandbox::signals::{Signals, name as signal_name};
 use ringfence_switch::dataplane::{DataplaneStats, PortId};
+use ringfence_sys::mailbox::{Mailbox, mailbox};
+use ringfence_sys::poll::{wait_any, wait_readable};
 use ringfence_wire::netif::keys;
 use ringfence_wire::xenbus::{self, DeviceId, DeviceKind, XenbusState};
 use ringfence_xenstore::{StoreAccess, StoreClient, StoreError};
-use rustix::event::{EventfdFlags, PollFd, PollFlags};
+use rustix::event::{PollFd, PollFlags};
 
 use super::config::{Config, ConfigError, Effect};
 use super::devices::{Devices, Served};
 use super::disks::Vbds;
 use super::host::{AfterControl, Vif, VifError, Vifs};
-use super::made::Made;
+use super::made::MadeInterfaces;
 use super::metrics::{Exporter, ExporterError};
 use super::records::Records;
 use super::status::{
@@ -32,70 +36,61 @@ use super::status::{
 };
 use super::{OnExit, Setup};
 use crate::seat::device_name;
+use ringfence_sandbox::signals::{Signals, name as signal_name};
 
-/// Events of the store taken before the devices that they name are looked at.
-const EVENTS_A_TURN: usize = 256;
-/// How long guests may take to let go when the daemon ends and closes their devices.
-const CLOSE_WITHIN: Duration = Duration::from_secs(5);
-/// How long a request for metrics waits for the control thread.
-const SNAPSHOT_WITHIN: Duration = Duration::from_secs(5);
+/// Maximum number of store events that one round takes before it serves the devices that they name.
+const EVENTS_PER_ROUND: usize = 256;
+/// Time that guests have to disconnect when the daemon closes their devices and ends.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
+/// Time that another thread waits for a snapshot.
+const SNAPSHOT_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Why the daemon ends before its time, or does not begin.
+/// Reasons for which the daemon does not start, or ends early.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum ServeError {
     /// No hypervisor, or no right to use it.
     #[error(transparent)]
     Platform(#[from] PlatformError),
-    /// The store failed.
     #[error("xenstore: {0}")]
     Store(#[from] StoreError),
-    /// The configuration.
     #[error(transparent)]
     Config(#[from] ConfigError),
-    /// The switch, or the host's leg on it.
+    /// Failure of the switch or of the host's interface on it.
     #[error(transparent)]
     Vif(#[from] VifError),
-    /// Metrics.
     #[error(transparent)]
     Metrics(#[from] ExporterError),
-    /// A file or directory that the daemon cannot do without.
+    /// Failure of a file or directory that the daemon needs.
     #[error("{}: {what}: {source}", path.display())]
     File {
-        /// Which.
         path: PathBuf,
-        /// What was attempted.
+        /// Operation that failed.
         what: &'static str,
-        /// Why not.
         source: io::Error,
     },
-    /// The runtime directory.
     #[error("{0} (as root?)")]
     RuntimeDir(#[from] crate::launch::runtime_dir::RuntimeDirError),
-    /// There can be one only.
+    /// Another daemon holds the lock.
     #[error(
         "another `ringfence serve` runs in this domain{}: stop it first (`systemctl stop ringfence-serve`, or \
          SIGTERM); guests stay connected when another one is started",
         pid.map(|pid| format!(", process {pid}")).unwrap_or_default()
     )]
     AnotherRuns {
-        /// Its process.
+        /// Process id of the other daemon.
         pid: Option<u32>,
     },
-    /// The box could not be closed.
+    /// The sandbox could not be entered.
     #[error(transparent)]
     Confinement(#[from] ringfence_sandbox::isolation::SandboxError),
-    /// The system refused.
     #[error(transparent)]
     System(#[from] io::Error),
 }
 
-/// Other threads' requests for a snapshot.
-struct Requests {
-    waiting: Receiver<Sender<Snapshot>>,
-    wake: Arc<OwnedFd>,
-}
+/// Senders by which the control thread answers requests for a snapshot.
+type SnapshotRequests = Mailbox<Sender<Snapshot>>;
 
-/// A running daemon.
+/// Running daemon, with all that the control thread owns.
 pub(super) struct Daemon<P: Platform> {
     setup: Setup,
     config: Config,
@@ -103,18 +98,18 @@ pub(super) struct Daemon<P: Platform> {
     store: StoreClient,
     signals: Signals,
     status: StatusSocket,
-    requests: Requests,
+    requests: SnapshotRequests,
     devices: Devices,
     vifs: Vifs<P>,
-    /// Where disks are served.
+    /// Devices of the kind vbd, if the daemon serves disks.
     disk_devices: Option<Devices>,
     disks: Vbds<P>,
-    /// Devices whose control rings have, or may have, something to say.
+    /// Devices whose control rings may have requests.
     controls: BTreeSet<DeviceId>,
     began: Instant,
 }
 
-/// Whether to go on.
+/// Decision of the signal handler.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Flow {
     Continue,
@@ -122,7 +117,7 @@ enum Flow {
 }
 
 impl<P: Platform> Daemon<P> {
-    /// Sets everything up, but looks at no device yet.
+    /// Opens the records, the switch and the sockets. Serves no device yet.
     pub(super) fn new(
         setup: Setup,
         config: Config,
@@ -138,14 +133,15 @@ impl<P: Platform> Daemon<P> {
         let records =
             Records::open(&directory).map_err(file(directory.clone(), "cannot be made"))?;
         let directory = setup.runtime_dir.join("interfaces");
-        let made = Made::open(&directory).map_err(file(directory.clone(), "cannot be made"))?;
+        let made =
+            MadeInterfaces::open(&directory).map_err(file(directory.clone(), "cannot be made"))?;
         let mut vifs = Vifs::new(Arc::clone(&platform), config.clone(), records, made)?;
         vifs.sweep(&mut store);
         vifs.make_switch()?;
         let socket = setup.status_socket(&config);
         let status =
             StatusSocket::listen(&socket).map_err(file(socket, "cannot be listened at"))?;
-        let (requests, ask) = requests()?;
+        let (requests, ask) = snapshot_requests()?;
         if let Some(listen) = &config.metrics.listen {
             Exporter::start(listen, ask)?;
         }
@@ -173,16 +169,16 @@ impl<P: Platform> Daemon<P> {
         })
     }
 
-    /// Serves until told to end.
+    /// Runs rounds until a signal ends the daemon. Then leaves or closes the devices, by `--on-exit`.
     pub(super) fn run(mut self) -> Result<(), ServeError> {
         let mut more = true;
         loop {
             let deadline = if more { Some(Instant::now()) } else { self.deadline() };
             self.wait(deadline)?;
-            if self.hear_signals()? == Flow::End {
+            if self.handle_signals()? == Flow::End {
                 break;
             }
-            more = self.turn()?;
+            more = self.run_round()?;
         }
         match self.setup.on_exit {
             OnExit::Keep => {
@@ -194,24 +190,25 @@ impl<P: Platform> Daemon<P> {
         Ok(())
     }
 
-    /// When something is to be tried again.
+    /// Returns the time at which a device is to be tried again.
     fn deadline(&self) -> Option<Instant> {
         let of_disks = self.disk_devices.as_ref().and_then(Devices::deadline);
         self.devices.deadline().into_iter().chain(of_disks).min()
     }
 
+    /// Blocks until something happens, or until `until`. Notes the control rings that have requests.
     fn wait(&mut self, until: Option<Instant>) -> io::Result<()> {
         let mut fds = vec![
             PollFd::from_borrowed_fd(self.signals.as_fd(), PollFlags::IN),
             PollFd::from_borrowed_fd(self.store.fd(), PollFlags::IN),
             PollFd::from_borrowed_fd(self.vifs.gone.as_fd(), PollFlags::IN),
-            PollFd::from_borrowed_fd(self.disks.bell.as_fd(), PollFlags::IN),
-            PollFd::new(&self.requests.wake, PollFlags::IN),
+            PollFd::from_borrowed_fd(self.disks.events.as_fd(), PollFlags::IN),
+            PollFd::from_borrowed_fd(self.requests.as_fd(), PollFlags::IN),
         ];
         if self.status.has_room() {
             fds.push(PollFd::from_borrowed_fd(self.status.fd(), PollFlags::IN));
         }
-        // Somebody's answer is being sent: there is room again in a while.
+        // All places are taken by clients that read their answers. Look again in a while.
         let until = match (self.status.has_room(), until) {
             (true, until) => until,
             (false, until) => {
@@ -222,14 +219,14 @@ impl<P: Platform> Daemon<P> {
         let first = fds.len();
         let (devices, controls): (Vec<_>, Vec<_>) = self.vifs.controls().unzip();
         fds.extend(controls.into_iter().map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
-        poll_until(&mut fds, until)?;
+        wait_any(&mut fds, until)?;
         let ready = devices.into_iter().zip(&fds[first..]);
         let ready = ready.filter(|(_, fd)| !fd.revents().is_empty()).map(|(device, _)| device);
         self.controls.extend(ready);
         Ok(())
     }
 
-    /// One turn for each control ring that has something to say; true if some still have.
+    /// Serves each control ring that may have requests, once. Returns `true` if some have more.
     fn serve_controls(&mut self) -> bool {
         let mut again = BTreeSet::new();
         for device in core::mem::take(&mut self.controls) {
@@ -245,9 +242,9 @@ impl<P: Platform> Daemon<P> {
         !self.controls.is_empty()
     }
 
-    /// Does what is due. True if more events may wait, of which no poll tells: they were read
-    /// already.
-    fn turn(&mut self) -> Result<bool, ServeError> {
+    /// Serves all sources once. Returns `true` if more events may wait that were already read from the
+    /// store's socket, so that `poll` does not report them.
+    fn run_round(&mut self) -> Result<bool, ServeError> {
         self.vifs.gone.clear();
         while let Some(gone) = self.vifs.gone.next() {
             if let Some(device) = self.vifs.port_gone(gone) {
@@ -255,16 +252,16 @@ impl<P: Platform> Daemon<P> {
             }
         }
         let mut more = true;
-        for _ in 0..EVENTS_A_TURN {
+        for _ in 0..EVENTS_PER_ROUND {
             let Some(event) = self.store.next_event()? else {
                 more = false;
                 break;
             };
             match &mut self.disk_devices {
                 Some(disks) if event.token.starts_with(DeviceKind::Vbd.as_str()) => {
-                    disks.heed(&event);
+                    disks.handle_event(&event);
                 }
-                _ => self.devices.heed(&event),
+                _ => self.devices.handle_event(&event),
             }
         }
         more |= self.serve_controls();
@@ -273,21 +270,21 @@ impl<P: Platform> Daemon<P> {
             self.devices.mark(&device);
             more = true;
         }
-        more |= self.look_at_disks()?;
+        more |= self.serve_disks()?;
         more |= self.answer();
         Ok(more)
     }
 
-    /// Does what is due for disks. True if there was anything.
-    fn look_at_disks(&mut self) -> Result<bool, ServeError> {
-        let rung = self.disks.bell.rung();
+    /// Serves the disks that have news. Returns `true` if there were any.
+    fn serve_disks(&mut self) -> Result<bool, ServeError> {
+        self.disks.events.clear();
         let Some(devices) = &mut self.disk_devices else { return Ok(false) };
-        rung.iter().for_each(|device| devices.mark(device));
-        self.disks.bury_departed();
+        self.disks.events.drain().for_each(|device| devices.mark(&device));
+        self.disks.drop_finished();
         Ok(devices.work(&mut self.store, &mut self.disks)?)
     }
 
-    fn hear_signals(&mut self) -> Result<Flow, ServeError> {
+    fn handle_signals(&mut self) -> Result<Flow, ServeError> {
         while let Some(arrived) = self.signals.next()? {
             if arrived.number == Signal::SIGHUP as i32 {
                 self.reload();
@@ -299,7 +296,7 @@ impl<P: Platform> Daemon<P> {
         Ok(Flow::Continue)
     }
 
-    /// Reads the configuration again. One that is wrong changes nothing.
+    /// Reads the configuration again. A configuration with an error changes nothing.
     fn reload(&mut self) {
         let new = match self.setup.load() {
             Ok(new) => new,
@@ -323,7 +320,7 @@ impl<P: Platform> Daemon<P> {
         }
     }
 
-    /// Closes all devices in order, and waits a while for the guests to let go.
+    /// Closes all devices in an orderly way. Waits up to [`CLOSE_TIMEOUT`] for the guests to disconnect.
     fn close(&mut self) -> Result<(), ServeError> {
         let devices: Vec<DeviceId> = self.vifs.list.keys().copied().collect();
         for device in &devices {
@@ -333,9 +330,9 @@ impl<P: Platform> Daemon<P> {
         for device in &disks {
             self.disks.close(device, &mut self.store)?;
         }
-        let until = Instant::now() + CLOSE_WITHIN;
+        let until = Instant::now() + CLOSE_TIMEOUT;
         loop {
-            self.turn()?;
+            self.run_round()?;
             let open = devices.iter().filter(|device| self.vifs.list.contains_key(device));
             let open_disks = disks.iter().filter(|device| self.disks.has(device));
             let mut open: Vec<DeviceId> = open.chain(open_disks).copied().collect();
@@ -359,25 +356,26 @@ impl<P: Platform> Daemon<P> {
         Ok(())
     }
 
-    /// Answers whoever asks for the state of things. True if anybody did.
+    /// Answers requests for a snapshot. Returns `true` if there were any.
     fn answer(&mut self) -> bool {
-        let _ = rustix::io::read(&*self.requests.wake, &mut [0; 8]);
-        let waiting: Vec<_> = self.requests.waiting.try_iter().collect();
+        self.requests.clear();
+        let waiting: Vec<_> = self.requests.drain().collect();
         let asked = !waiting.is_empty();
-        if !asked && !is_readable(self.status.fd()) {
+        if !asked && !wait_readable(self.status.fd(), Some(Duration::ZERO)).unwrap_or(false) {
             return false;
         }
         let snapshot = self.snapshot();
         for sender in waiting {
-            // Whoever waits no longer is told nothing.
+            // A thread whose time is over has dropped its receiver.
             let _ = sender.send(snapshot.clone());
         }
         self.status.answer(|| snapshot);
         true
     }
 
+    /// Collects the state and the counters of the daemon and of its devices.
     fn snapshot(&mut self) -> Snapshot {
-        let switch = self.vifs.switch().map(|plane| plane.stats().unwrap_or_default());
+        let switch = self.vifs.switch().map(|dataplane| dataplane.stats().unwrap_or_default());
         let host_interface = self.vifs.host_leg.as_ref().map(|leg| HostStatus {
             name: leg.name.clone(),
             counters: port_counts(switch.as_ref(), Some(leg.port)).unwrap_or_default(),
@@ -400,7 +398,7 @@ impl<P: Platform> Daemon<P> {
         let vifs = self.vifs.list.iter().map(|(device, vif)| {
             let stats = match &switch {
                 Some(switch) => Some(switch.clone()),
-                None => vif.dataplane().and_then(|plane| plane.stats()),
+                None => vif.dataplane().and_then(|dataplane| dataplane.stats()),
             };
             vif_status(device, vif, stats.as_ref(), store)
         });
@@ -409,27 +407,19 @@ impl<P: Platform> Daemon<P> {
     }
 }
 
-/// Both ends of the way by which other threads get snapshots.
-fn requests() -> io::Result<(Requests, impl Fn() -> Option<Snapshot> + Send + 'static)> {
-    let wake = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-    let wake = Arc::new(wake);
-    let (sender, waiting) = channel::<Sender<Snapshot>>();
-    let ring = Arc::clone(&wake);
+/// Creates the mailbox for requests, and a function by which another thread gets a snapshot.
+fn snapshot_requests()
+-> io::Result<(SnapshotRequests, impl Fn() -> Option<Snapshot> + Send + 'static)> {
+    let (sender, requests) = mailbox()?;
     let ask = move || {
-        let (answer, told) = channel();
+        let (answer, answered) = channel();
         sender.send(answer).ok()?;
-        rustix::io::write(&*ring, &1u64.to_ne_bytes()).ok()?;
-        told.recv_timeout(SNAPSHOT_WITHIN).ok()
+        answered.recv_timeout(SNAPSHOT_TIMEOUT).ok()
     };
-    Ok((Requests { waiting, wake }, ask))
+    Ok((requests, ask))
 }
 
-fn is_readable(fd: BorrowedFd<'_>) -> bool {
-    let mut fds = [PollFd::from_borrowed_fd(fd, PollFlags::IN)];
-    poll_until(&mut fds, Some(Instant::now())).is_ok_and(|ready| ready > 0)
-}
-
-/// Counters that are not zero.
+/// Returns the counters that are not zero.
 pub(super) fn counts(all: impl IntoIterator<Item = (&'static str, u64)>) -> Counts {
     let some = all.into_iter().filter(|(_, count)| *count > 0);
     some.map(|(name, count)| (name.to_owned(), count)).collect()
@@ -484,7 +474,7 @@ fn vif_status(
         mode: vif.backend.mode().name().to_owned(),
         frontend_takes: connection.map(|connection| connection.features.peer.to_string()),
         backend_takes: connection.map(|connection| connection.features.own.to_string()),
-        problem: vif.problem.clone().or_else(|| vif.backend.penalized().map(str::to_owned)),
+        problem: vif.problem.clone().or_else(|| vif.backend.condemned().map(str::to_owned)),
         queue_count: connection.map_or(0, |connection| connection.queues),
         staged_pages: vif.backend.staged(),
         queues: queues.into_iter().collect(),

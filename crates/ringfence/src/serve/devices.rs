@@ -1,19 +1,25 @@
-//! Finding the devices of one kind, and looking at each when something about it changed.
+//! Discovery of the devices of one kind, and scheduling of the work for each.
 //!
-//! # Theory of operation
+//! # How it works
 //!
-//! A toolstack makes a directory for each device below `backend/KIND` of this domain. One watch there
-//! tells of directories that come and go and of every key in them; a few more for each device tell
-//! of keys in the frontend's directory, which the guest writes.
+//! A toolstack creates a directory for each device below `backend/KIND` of this domain. One watch on
+//! that tree reports directories and keys that change. A few more watches for each device report keys
+//! in the frontend's directory, which the guest writes.
 //!
-//! What a watch says is taken as a hint only: the device is marked as *due*, or, where the event names
-//! none, the whole tree is listed again. Then each device that is due is looked at once, however many
-//! events there were. So neither their order nor their number means anything, and a guest that writes
-//! its keys all the time costs one look a turn.
+//! ```text
+//! watch event ──> handle_event ──> due ──┐
+//! retry time  ───────────────────> due ──┼──> work ──> Served::look ──> Alive / Again / Over
+//! mark        ───────────────────> due ──┘
+//! ```
 //!
-//! A device that is over may leave its directory behind, until the toolstack removes it. What this side writes
-//! there to say so fires the watch once more, and must not make it a device again: only another state
-//! than the closed one does.
+//! A watch event is only a hint. It marks the device that it names as *due*. An event that names no
+//! device causes a scan of the whole tree. Each due device is then served once, however many events
+//! there were. Neither the order nor the number of events matters, and a guest that writes its keys all
+//! the time causes one call of [`Served::look`] a round.
+//!
+//! The directory of a device that is over may stay until the toolstack removes it. The closing state
+//! that this side writes there fires the watch once more. Only a state other than `Closed` makes the
+//! directory a device again.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
@@ -26,56 +32,55 @@ use ringfence_xenstore::{StoreAccess, StoreClient, StoreError, WatchEvent};
 use crate::log::LineBudget;
 use crate::ports::device_name;
 
-/// After how long a device is looked at again that could not be.
+/// Time after which a failed device is tried again.
 const AGAIN: Duration = Duration::from_secs(2);
 
-/// What became of a device when it was looked at.
+/// Result of serving a device once.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Look {
-    /// It goes on.
     Alive,
-    /// It goes on, and something is to be tried again in a while.
+    /// Device needs another try later.
     Again,
-    /// It is gone for good.
+    /// Device is gone for good.
     Over,
 }
 
-/// What serves the devices of one kind.
+/// Backends of the devices of one kind.
 pub(super) trait Served {
-    /// The paths to watch for a device that was found, besides its own directory.
+    /// Returns the paths to watch for a device, besides its own directory.
     fn watch_paths(&self, device: &DeviceId) -> Vec<String>;
 
-    /// Does what is due for a device. The first look is how it gets to know of it.
+    /// Advances a device. The first call for a device registers it.
     ///
     /// # Errors
     ///
-    /// The store's. What a guest does wrong is no error.
+    /// Returns the store's errors. A guest's violation of the protocol is no error.
     fn look(&mut self, device: &DeviceId, store: &mut StoreClient) -> Result<Look, StoreError>;
 
-    /// The device is gone for good: so is to be whatever was made for it.
+    /// Removes everything that was created for a device that is over.
     fn forget(&mut self, device: &DeviceId);
 }
 
-/// The devices of one kind that there are.
+/// Known devices of one kind, and those that are due.
 pub(super) struct Devices {
     kind: DeviceKind,
     own: DomId,
     known: BTreeSet<DeviceId>,
-    /// Those that are over, while the toolstack has not removed their directories.
+    /// Devices that are over and whose directories still exist.
     over: BTreeSet<DeviceId>,
     due: BTreeSet<DeviceId>,
     again: BTreeMap<DeviceId, Instant>,
-    /// For lines about devices that cannot be looked at: a guest decides who may read its keys.
+    /// Budgets for log lines about devices that failed: a guest decides who may read its keys.
     lines: BTreeMap<DeviceId, LineBudget>,
     rescan: bool,
 }
 
 impl Devices {
-    /// Begins to watch for devices that `own`, this domain, is to serve.
+    /// Watches for devices that the toolstack assigns to `own`, this domain.
     ///
     /// # Errors
     ///
-    /// The store's.
+    /// Returns the store's errors.
     pub(super) fn watch(
         store: &mut StoreClient,
         own: DomId,
@@ -90,13 +95,13 @@ impl Devices {
             due: BTreeSet::new(),
             again: BTreeMap::new(),
             lines: BTreeMap::new(),
-            // A watch fires once at once; this does not wait for that.
+            // The first event of a watch may come later.
             rescan: true,
         })
     }
 
-    /// A watch fired.
-    pub(super) fn heed(&mut self, event: &WatchEvent) {
+    /// Marks the device that a watch event names, or requests a scan.
+    pub(super) fn handle_event(&mut self, event: &WatchEvent) {
         if event.token != self.kind.as_str() {
             self.due.extend(self.known.iter().find(|device| device_name(device) == event.token));
             return;
@@ -109,28 +114,28 @@ impl Devices {
         }
     }
 
-    /// A device is to be looked at.
+    /// Marks a device as due.
     pub(super) fn mark(&mut self, device: &DeviceId) {
         self.due.insert(*device);
     }
 
-    /// All devices are to be looked at.
+    /// Marks all known devices as due.
     pub(super) fn mark_all(&mut self) {
         self.due.extend(&self.known);
     }
 
-    /// When something is to be tried again.
+    /// Returns the time at which a device is to be tried again.
     pub(super) fn deadline(&self) -> Option<Instant> {
         self.again.values().min().copied()
     }
 
-    /// Looks at each device that is due. True if there were any: what the store was asked may have
-    /// brought events with it, of which no poll tells.
+    /// Serves each device that is due. Returns `true` if there were any: a request to the store may have
+    /// read events from its socket, which `poll` then does not report.
     ///
     /// # Errors
     ///
-    /// When the connection to the store broke. What is wrong with one device is logged, and tried
-    /// again.
+    /// Returns an error if the connection to the store failed. Errors of one device are logged, and the
+    /// device is tried again.
     pub(super) fn work(
         &mut self,
         store: &mut StoreClient,
@@ -149,6 +154,7 @@ impl Devices {
         Ok(worked)
     }
 
+    /// Marks all devices in the tree, and all known ones, as due.
     fn scan(&mut self, store: &mut StoreClient) -> Result<(), StoreError> {
         let root = xenbus::backend_root(self.own, self.kind);
         let domains = listing(store, &root)?;
@@ -160,12 +166,13 @@ impl Devices {
             let devices = handles.map(|handle| DeviceId { kind, frontend, backend, handle });
             self.due.extend(devices);
         }
-        // Those that are gone are seen to be when they are looked at.
+        // A known device that is gone is detected when it is served.
         self.mark_all();
         self.due.extend(&self.over);
         Ok(())
     }
 
+    /// Serves one device, and starts or ends its watches.
     fn look(
         &mut self,
         device: DeviceId,
@@ -178,7 +185,7 @@ impl Devices {
         if self.over.contains(&device) && state == Some(XenbusState::Closed) {
             return Ok(());
         }
-        // A toolstack that asks it to close, late, is answered, and that is all.
+        // A late request to close is answered and has no other effect.
         let late = self.over.remove(&device) && state == Some(XenbusState::Closing);
         let there = state.is_some();
         if !known && !there {
@@ -198,7 +205,7 @@ impl Devices {
         let mut remains = false;
         match or_log(look, "could not be looked at", self.budget(&device))? {
             Some(Look::Over) => remains = there,
-            // It may be that nothing could be done for it; when its directory is gone, it is over.
+            // A device whose directory is gone is over, even if nothing could be done for it.
             _ if !there => {}
             Some(Look::Alive) => return Ok(()),
             Some(Look::Again) | None => {
@@ -226,7 +233,7 @@ impl Devices {
     }
 }
 
-/// The names in a directory; none where there is none, or none yet that this domain may look into.
+/// Returns the names in a directory. A directory that is missing or not readable has none.
 fn listing(store: &mut StoreClient, directory: &str) -> Result<Vec<String>, StoreError> {
     match store.directory_opt(directory) {
         Ok(names) => Ok(names.unwrap_or_default()),
@@ -235,7 +242,7 @@ fn listing(store: &mut StoreClient, directory: &str) -> Result<Vec<String>, Stor
     }
 }
 
-/// The state in a device's directory; `None` where there is no such directory.
+/// Returns the state in a device's directory, or `None` if there is no such directory.
 fn state_of(store: &mut StoreClient, device: &DeviceId) -> Result<Option<XenbusState>, StoreError> {
     match store.read_opt(&format!("{}/{}", device.backend_path(), xenbus::STATE)) {
         Ok(state) => Ok(state.map(|s| XenbusState::parse(&s).unwrap_or(XenbusState::Missing))),
@@ -244,7 +251,7 @@ fn state_of(store: &mut StoreClient, device: &DeviceId) -> Result<Option<XenbusS
     }
 }
 
-/// What was done, or `None` and a line in the log where that failed for this device alone.
+/// Returns the result, or logs the error and returns `None` if only this device is affected.
 fn or_log<T>(
     outcome: Result<T, StoreError>,
     what: &'static str,

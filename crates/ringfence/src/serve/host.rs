@@ -1,9 +1,11 @@
-//! The vifs that the daemon serves: what each is attached to, and its handshake.
+//! Vifs of the daemon: the attachment of each vif and its xenbus handshake.
 //!
-//! A vif is attached to the daemon's switch, or to a TAP of the host by a data plane of two ports,
-//! in which each end is held up while the other has no room. What is decided about it (the mode, the
-//! offloads, whose addresses it may use) is decided when it is found, and again when its guest
-//! starts over.
+//! A vif is attached either to the daemon's switch, or to a TAP of the host. In the second case a
+//! dataplane with two ports connects both, and a port that is full slows the other one down
+//! (backpressure). Mode, offloads and the address filter of a vif are chosen when the vif is found, and
+//! again when its guest starts over.
+//!
+//! The control thread owns everything here. Packets pass through the threads of the dataplane.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -31,7 +33,7 @@ use ringfence_xenstore::{StoreClient, StoreError};
 use super::bridge::{self, BridgeError};
 use super::config::{Attach, Config, DeviceSettings};
 use super::devices::{Look, Served};
-use super::made::Made;
+use super::made::MadeInterfaces;
 use super::records::Records;
 use super::staging::Staging;
 use super::vif_keys::VifKeys;
@@ -39,57 +41,55 @@ use crate::log::LineBudget;
 use crate::plane::{Gone, threads};
 use crate::seat::{Retired, Seat, Usher, device_name};
 
-/// Why a vif cannot be served for now.
+/// Reasons for which a vif is not served for now.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum VifError {
-    /// No interface of the host.
     #[error(transparent)]
     Bridge(#[from] BridgeError),
-    /// More than are served.
     #[error("{limit} devices {of} are served already; see `limits` in the configuration")]
     TooMany {
-        /// Of which there are too many.
+        /// Set that has reached its limit.
         of: &'static str,
-        /// How many there may be.
+        /// Number of devices that may be served.
         limit: u16,
     },
-    /// It cannot be held to an address that nobody knows.
+    /// Source check needs an address, and the toolstack wrote none.
     #[error(
         "the toolstack wrote no usable `mac` for it, to which it could be held: give it one, or set \
          `check-source = false` for it in the configuration"
     )]
     NoMac,
-    /// No thread or file.
     #[error(transparent)]
     System(#[from] io::Error),
-    /// The data plane refuses.
     #[error(transparent)]
     Port(#[from] ringfence_switch::dataplane::AddPortError),
 }
 
-/// What a vif is attached to.
-enum Cable {
+/// Attachment of a vif.
+enum Attached {
     Switch(DataplaneHandle),
-    Tap(TapCable),
+    Tap(TapAttachment),
 }
 
-/// A TAP of the host, and the data plane between it and the guest.
-struct TapCable {
+/// TAP of the host, and the dataplane between the TAP and the guest.
+struct TapAttachment {
     dataplane: DataplaneHandle,
     tap: Tap,
     port: Option<PortId>,
     bridge: Option<String>,
 }
 
-impl Cable {
+impl Attached {
     fn dataplane(&self) -> &DataplaneHandle {
         match self {
-            Cable::Switch(dataplane) | Cable::Tap(TapCable { dataplane, .. }) => dataplane,
+            Attached::Switch(dataplane) | Attached::Tap(TapAttachment { dataplane, .. }) => {
+                dataplane
+            }
         }
     }
 }
 
-/// One vif.
+/// One vif, its handshake and its attachment.
 pub(super) struct Vif {
     pub(super) keys: VifKeys,
     pub(super) settings: DeviceSettings,
@@ -97,69 +97,68 @@ pub(super) struct Vif {
     pub(super) backend: VifBackend,
     pub(super) problem: Option<String>,
     seat: Seat,
-    cable: Option<Cable>,
-    /// For lines that the guest causes by connecting and disconnecting.
+    attached: Option<Attached>,
+    /// Budget for log lines that the guest causes by connecting and disconnecting.
     lines: LineBudget,
 }
 
 impl Vif {
-    /// Whether it is on the switch with this address alone.
+    /// Returns `true` if the vif is on the switch and may use only the address `mac`.
     fn is_held_to(&self, mac: Mac) -> bool {
-        let on_switch = matches!(self.cable, Some(Cable::Switch(_)));
+        let on_switch = matches!(self.attached, Some(Attached::Switch(_)));
         on_switch && self.settings.check_source && self.keys.mac == Some(mac)
     }
 
-    /// The host's interface and its bridge, where there is one.
+    /// Returns the names of the TAP and of its bridge.
     pub(super) fn tap(&self) -> Option<(&str, Option<&str>)> {
-        match &self.cable {
-            Some(Cable::Tap(cable)) => Some((&cable.tap.name, cable.bridge.as_deref())),
+        match &self.attached {
+            Some(Attached::Tap(attached)) => Some((&attached.tap.name, attached.bridge.as_deref())),
             _ => None,
         }
     }
 
-    /// The data plane that its port is in.
+    /// Returns the dataplane of the vif's port.
     pub(super) fn dataplane(&self) -> Option<&DataplaneHandle> {
-        self.cable.as_ref().map(Cable::dataplane)
+        self.attached.as_ref().map(Attached::dataplane)
     }
 
-    /// The ports of the guest and of the TAP.
+    /// Returns the ports of the guest and of the TAP.
     pub(super) fn ports(&self) -> (Option<PortId>, Option<PortId>) {
-        let tap = match &self.cable {
-            Some(Cable::Tap(cable)) => cable.port,
+        let tap = match &self.attached {
+            Some(Attached::Tap(attached)) => attached.port,
             _ => None,
         };
         (self.seat.port(), tap)
     }
 }
 
-/// The leg of the host on the switch.
+/// Host's interface on the switch.
 pub(super) struct HostLeg {
     pub(super) name: String,
     pub(super) port: PortId,
 }
 
-/// What is to be done after a turn for a control ring.
+/// Next step after a control ring was served.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum AfterControl {
-    /// Wait for the guest.
     Wait,
-    /// Go on with it, when others have had their turn.
+    /// Serve the ring again after the others.
     Again,
-    /// Look at the device: it is to be closed.
+    /// Advance the device, because it is to be closed.
     Look,
 }
 
-/// All of them.
+/// All vifs of the daemon.
 pub(super) struct Vifs<P: Platform> {
     platform: Arc<P>,
     config: Config,
     records: Records,
-    made: Made,
+    made: MadeInterfaces,
     pub(super) gone: Gone,
     switch: Option<DataplaneHandle>,
     pub(super) host_leg: Option<HostLeg>,
     pub(super) list: BTreeMap<DeviceId, Vif>,
-    /// Those that another one took the address from; they are to be looked at.
+    /// Vifs that lost their Ethernet address to another vif, and that are due.
     pub(super) displaced: Vec<DeviceId>,
     pub(super) retired_ports: Retired,
     pub(super) retired_rules: BTreeMap<&'static str, u64>,
@@ -167,21 +166,21 @@ pub(super) struct Vifs<P: Platform> {
     staging: Staging,
 }
 
-/// Where the ports of one vif go while it is looked at.
+/// Port host of one vif: what its handshake may do to the daemon.
 struct Host<'a> {
     usher: Usher<'a>,
     records: &'a Records,
-    /// Pools of staged pages of the guest and of all.
+    /// Pools of staged pages: the guest's, and the one of all guests.
     staging: [Arc<StagingPool>; 2],
-    /// All others.
+    /// All other vifs.
     others: &'a mut BTreeMap<DeviceId, Vif>,
     displaced: &'a mut Vec<DeviceId>,
 }
 
 impl Host<'_> {
-    /// Takes whoever has the same address off the switch. The last to connect has it: a guest that
-    /// migrates to its own host connects again before its old domain is gone.
-    fn make_way(&mut self, device: &DeviceId) {
+    /// Removes vifs with the same Ethernet address from the switch. The vif that connected last keeps the
+    /// address: a guest that migrates to its own host connects again before its old domain is destroyed.
+    fn take_address(&mut self, device: &DeviceId) {
         let Some(mac) = self.usher.policy.mac else { return };
         for (other, vif) in self.others.iter_mut().filter(|(_, vif)| vif.is_held_to(mac)) {
             let Some(id) = vif.seat.port() else { continue };
@@ -198,7 +197,7 @@ impl Host<'_> {
 
 impl PortHost for Host<'_> {
     fn attach(&mut self, device: &DeviceId, port: Box<dyn Port>) {
-        self.make_way(device);
+        self.take_address(device);
         self.usher.attach(device, port);
     }
 
@@ -241,7 +240,7 @@ impl<P: Platform> Vifs<P> {
         platform: Arc<P>,
         config: Config,
         records: Records,
-        made: Made,
+        made: MadeInterfaces,
     ) -> io::Result<Vifs<P>> {
         Ok(Vifs {
             platform,
@@ -260,7 +259,7 @@ impl<P: Platform> Vifs<P> {
         })
     }
 
-    /// What holds for devices from now on.
+    /// Applies a new configuration to all vifs.
     pub(super) fn reconfigure(&mut self, config: Config) {
         self.config = config;
         for vif in self.list.values_mut() {
@@ -272,13 +271,13 @@ impl<P: Platform> Vifs<P> {
         }
     }
 
-    /// Removes what daemons before this one made and nobody needs any more: interfaces of guests that
-    /// went away while none ran, or that are on the switch now.
+    /// Removes interfaces that earlier daemons created and that are no longer needed: those of guests that
+    /// were destroyed while no daemon ran, and those of guests that are on the switch now.
     pub(super) fn sweep(&self, store: &mut StoreClient) {
         self.made.sweep(&self.config.network, self.platform.domid(), store);
     }
 
-    /// Makes the switch and the host's leg on it, if the configuration says so.
+    /// Creates the switch and the host's interface on it, if the configuration asks for them.
     pub(super) fn make_switch(&mut self) -> Result<(), VifError> {
         if self.config.network.attach != Attach::Switch {
             return Ok(());
@@ -292,7 +291,7 @@ impl<P: Platform> Vifs<P> {
         self.switch = Some(dataplane.clone());
         let Some(name) = self.config.network.host_interface.clone() else { return Ok(()) };
         let tap = bridge::make_host_leg(&name)?;
-        self.made.note(&name);
+        self.made.register(&name);
         let mtu = bridge::mtu_of(&name).unwrap_or(keys::MTU_DEFAULT);
         let port = TapPort::new(tap.fd, tap.offloads, mtu, counters);
         let policy = PortPolicy { addresses: 1024, ..PortPolicy::default() };
@@ -301,15 +300,15 @@ impl<P: Platform> Vifs<P> {
         Ok(())
     }
 
-    /// The switch, where there is one.
+    /// Returns the switch, if there is one.
     pub(super) fn switch(&self) -> Option<&DataplaneHandle> {
         self.switch.as_ref()
     }
 
-    /// The data plane gave a port up. Says whose it was, which is to be looked at then.
+    /// Handles a port that the dataplane closed. Returns the vif of the port, which is due then.
     pub(super) fn port_gone(&mut self, gone: PortGone) -> Option<DeviceId> {
         let PortGone { id, name, reason, ports, .. } = gone;
-        // Unmap before anything is said to the guest.
+        // Unmap the pages before the guest is notified.
         self.retired_ports.retire(ports);
         for (device, vif) in &mut self.list {
             let of_guest = device_name(device);
@@ -320,8 +319,8 @@ impl<P: Platform> Vifs<P> {
             if name != tap_port_name(&of_guest) {
                 continue;
             }
-            if let Some(Cable::Tap(cable)) = &mut vif.cable
-                && cable.port.take_if(|port| *port == id).is_some()
+            if let Some(Attached::Tap(attached)) = &mut vif.attached
+                && attached.port.take_if(|port| *port == id).is_some()
             {
                 tracing::warn!(name = %of_guest, %reason, "its interface is of no more use");
                 return Some(*device);
@@ -333,12 +332,12 @@ impl<P: Platform> Vifs<P> {
         None
     }
 
-    /// The devices that have a control ring, and what to wait for there.
+    /// Iterates over the vifs with a control ring. The descriptor is readable when the ring has requests.
     pub(super) fn controls(&self) -> impl Iterator<Item = (DeviceId, BorrowedFd<'_>)> {
         self.list.iter().filter_map(|(device, vif)| Some((*device, vif.backend.control_fd()?)))
     }
 
-    /// One turn for the control ring of this device, if it has one. Says what is to be done then.
+    /// Serves the control ring of a vif once, if it has one.
     pub(super) fn serve_control(&mut self, device: &DeviceId) -> AfterControl {
         let Some(mut vif) = self.list.remove(device) else { return AfterControl::Wait };
         let served = self.split(device, &mut vif);
@@ -353,12 +352,12 @@ impl<P: Platform> Vifs<P> {
         after
     }
 
-    /// Lets go of all devices and leaves them as they are, for the daemon that comes next.
+    /// Drops all vifs without closing them, so that the next daemon can take them over.
     pub(super) fn leave(&mut self) {
         self.list.clear();
     }
 
-    /// Begins to close a device.
+    /// Starts to close a device.
     pub(super) fn close(
         &mut self,
         device: &DeviceId,
@@ -369,8 +368,8 @@ impl<P: Platform> Vifs<P> {
         self.look(device, store).map(drop)
     }
 
-    /// A device as the toolstack made it.
-    fn make(&self, device: &DeviceId, keys: VifKeys) -> Vif {
+    /// Creates the record of a vif from the toolstack's keys.
+    fn new_vif(&self, device: &DeviceId, keys: VifKeys) -> Vif {
         let settings = self.config.device(keys.domain_name.as_deref(), keys.mac);
         let bridge = self.bridge_of(&keys);
         let mtu = keys.mtu.or_else(|| bridge::mtu_of(bridge?)).unwrap_or(keys::MTU_DEFAULT);
@@ -379,13 +378,13 @@ impl<P: Platform> Vifs<P> {
             .with_queues(settings.max_queues)
             .with_policy(policy_of(&settings))
             .waiting_for_hotplug(keys.scripted);
-        let (seat, cable, problem) = (Seat::default(), None, None);
-        Vif { keys, settings, mtu, backend, problem, seat, cable, lines: LineBudget::new() }
+        let (seat, attached, problem) = (Seat::default(), None, None);
+        Vif { keys, settings, mtu, backend, problem, seat, attached, lines: LineBudget::new() }
     }
 
-    /// What is known of a device, read anew while it is not connected: a toolstack may have made it
-    /// again, with other keys.
-    fn take(&mut self, device: &DeviceId, store: &mut StoreClient) -> Result<Vif, StoreError> {
+    /// Removes a vif from the list. Reads its keys again unless it is connected: a toolstack may have
+    /// created it again with other keys.
+    fn take_vif(&mut self, device: &DeviceId, store: &mut StoreClient) -> Result<Vif, StoreError> {
         let known = match self.list.remove(device) {
             Some(vif) if vif.backend.connection().is_some() => return Ok(vif),
             known => known,
@@ -393,7 +392,7 @@ impl<P: Platform> Vifs<P> {
         let keys = match VifKeys::read(store, device) {
             Ok(keys) => keys,
             Err(error) => {
-                // Its interface is removed when the device goes, and so it has to be known until then.
+                // The record stays, because the TAP is removed with it.
                 self.list.extend(known.map(|vif| (*device, vif)));
                 return Err(error);
             }
@@ -401,17 +400,17 @@ impl<P: Platform> Vifs<P> {
         match known {
             Some(vif) if vif.keys == keys => Ok(vif),
             Some(vif) => {
-                self.bury(device, vif);
-                Ok(self.make(device, keys))
+                self.remove_vif(device, vif);
+                Ok(self.new_vif(device, keys))
             }
-            None => Ok(self.make(device, keys)),
+            None => Ok(self.new_vif(device, keys)),
         }
     }
 
-    /// Whether there are as many as there may be.
+    /// Checks the limits on served vifs.
     fn is_full(&self, device: &DeviceId) -> Result<(), VifError> {
         let limits = &self.config.limits;
-        let served = self.list.iter().filter(|(_, vif)| vif.cable.is_some()).map(|(of, _)| of);
+        let served = self.list.iter().filter(|(_, vif)| vif.attached.is_some()).map(|(of, _)| of);
         let of_domain = served.clone().filter(|other| other.frontend == device.frontend).count();
         for (count, limit, of) in [
             (served.count(), limits.devices, "of all domains"),
@@ -424,7 +423,7 @@ impl<P: Platform> Vifs<P> {
         Ok(())
     }
 
-    /// The bridge that a vif belongs on.
+    /// Returns the bridge that a vif belongs to.
     fn bridge_of<'a>(&'a self, keys: &'a VifKeys) -> Option<&'a str> {
         match self.config.network.attach {
             Attach::Switch => None,
@@ -432,16 +431,16 @@ impl<P: Platform> Vifs<P> {
         }
     }
 
-    /// Sees to it that the vif is attached to something.
-    fn cable(&self, device: &DeviceId, vif: &mut Vif) -> Result<(), VifError> {
-        if vif.cable.is_none() {
+    /// Attaches the vif to the switch or to a TAP, unless it is attached.
+    fn attach_vif(&self, device: &DeviceId, vif: &mut Vif) -> Result<(), VifError> {
+        if vif.attached.is_none() {
             self.is_full(device)?;
             if vif.settings.check_source && vif.keys.mac.is_none() {
                 return Err(VifError::NoMac);
             }
         }
         if let Some(switch) = &self.switch {
-            vif.cable = Some(Cable::Switch(switch.clone()));
+            vif.attached = Some(Attached::Switch(switch.clone()));
             return Ok(());
         }
         if vif.ports().1.is_some() {
@@ -450,11 +449,11 @@ impl<P: Platform> Vifs<P> {
         let name = device_name(device);
         let counters = self.platform.counters();
         let bridge = self.bridge_of(&vif.keys).map(str::to_owned);
-        // A queue and a thread for each queue that the guest may have.
+        // One queue of the TAP and one thread for each queue that the guest may have.
         let queues = threads(vif.settings.max_queues);
         let mut taps = bridge::make_tap(&name, bridge.as_deref(), vif.mtu, queues)?;
-        self.made.note(&name);
-        // The data plane stays when the interface has to be made again: the guest is in it.
+        self.made.register(&name);
+        // The guest's port stays in its dataplane when only the TAP has to be created again.
         let dataplane = match vif.dataplane() {
             Some(dataplane) => dataplane.clone(),
             None => self.gone.start_plane(queues, || Fabric::Patch(Patch::new()), counters)?,
@@ -467,11 +466,12 @@ impl<P: Platform> Vifs<P> {
         });
         let policy = PortPolicy::default();
         let port = dataplane.add_queues(ports.collect(), policy, &tap_port_name(&name))?;
-        vif.cable = Some(Cable::Tap(TapCable { dataplane, tap, port: Some(port), bridge }));
+        vif.attached =
+            Some(Attached::Tap(TapAttachment { dataplane, tap, port: Some(port), bridge }));
         Ok(())
     }
 
-    /// The handshake, and where its port goes.
+    /// Returns the handshake of a vif, and the port host for it. Returns `None` if the vif is not attached.
     fn split<'a>(
         &'a mut self,
         device: &DeviceId,
@@ -486,7 +486,7 @@ impl<P: Platform> Vifs<P> {
         let usher = Usher {
             seat: &mut vif.seat,
             retired: &mut self.retired_ports,
-            dataplane: vif.cable.as_ref()?.dataplane(),
+            dataplane: vif.attached.as_ref()?.dataplane(),
             policy,
         };
         let staging = self.staging.of(device.frontend);
@@ -495,8 +495,8 @@ impl<P: Platform> Vifs<P> {
         Some((&mut vif.backend, host))
     }
 
-    /// Does what is due.
-    fn follow(
+    /// Advances the handshake of a vif, and logs a change of its connection.
+    fn advance(
         &mut self,
         device: &DeviceId,
         vif: &mut Vif,
@@ -523,21 +523,21 @@ impl<P: Platform> Vifs<P> {
         life
     }
 
-    /// Removes what was made for a device.
-    fn bury(&mut self, device: &DeviceId, mut vif: Vif) {
+    /// Removes everything that was created for a vif.
+    fn remove_vif(&mut self, device: &DeviceId, mut vif: Vif) {
         if let Some((backend, mut host)) = self.split(device, &mut vif) {
             backend.let_go(&mut host);
         }
         for (rule, count) in vif.backend.rules().all() {
             *self.retired_rules.entry(rule).or_default() += count;
         }
-        // Also one that was left by a daemon before this one, and never taken up.
+        // The records may also come from an earlier daemon whose connection was not taken over.
         self.records.remove(&device_name(device));
-        if let Some(Cable::Tap(cable)) = vif.cable {
-            if let Some(port) = cable.port {
-                drop(cable.dataplane.remove_port(port));
+        if let Some(Attached::Tap(attached)) = vif.attached {
+            if let Some(port) = attached.port {
+                drop(attached.dataplane.remove_port(port));
             }
-            match cable.tap.keep(false) {
+            match attached.tap.keep(false) {
                 Ok(()) => self.made.forget(&device_name(device)),
                 Err(error) => {
                     tracing::warn!(name = %device_name(device), %error, "its interface stays");
@@ -554,7 +554,7 @@ fn policy_of(settings: &DeviceSettings) -> VifPolicy {
     }
 }
 
-/// What the TAP's end of a vif's cable is called in the data plane.
+/// Returns the name of the TAP's port in the dataplane.
 fn tap_port_name(vif: &str) -> String {
     format!("{vif} tap")
 }
@@ -567,14 +567,14 @@ impl<P: Platform> Served for Vifs<P> {
     }
 
     fn look(&mut self, device: &DeviceId, store: &mut StoreClient) -> Result<Look, StoreError> {
-        let mut vif = self.take(device, store)?;
-        let problem = self.cable(device, &mut vif).err().map(|error| error.to_string());
+        let mut vif = self.take_vif(device, store)?;
+        let problem = self.attach_vif(device, &mut vif).err().map(|error| error.to_string());
         if let Some(why) = problem.as_ref().filter(|_| problem != vif.problem) {
             tracing::error!(name = %device_name(device), %why, "it is not served");
         }
         vif.problem = problem;
         let troubled = vif.problem.is_some();
-        let life = self.follow(device, &mut vif, store);
+        let life = self.advance(device, &mut vif, store);
         self.list.insert(*device, vif);
         Ok(match life? {
             Life::Over => Look::Over,
@@ -585,7 +585,7 @@ impl<P: Platform> Served for Vifs<P> {
 
     fn forget(&mut self, device: &DeviceId) {
         if let Some(vif) = self.list.remove(device) {
-            self.bury(device, vif);
+            self.remove_vif(device, vif);
         }
     }
 }

@@ -1,9 +1,10 @@
-//! Interfaces of the host that the daemon made, so that the next one knows them for its own.
+//! Register of the host interfaces that daemons created.
 //!
-//! An interface outlives its daemon, and is taken up again where its guest is still there. Of a guest
-//! that went away while no daemon ran nobody would take it away; so each is noted in a file of its
-//! name, with the number that the kernel gave it, and a daemon that begins removes those that nobody
-//! needs. An interface of another number was made by somebody else, and stays.
+//! A TAP interface outlives its daemon, and the next daemon opens it again if its guest still exists. No
+//! daemon removes the interface of a guest that was destroyed while none ran. The register is for these:
+//! one file for each interface, which contains the kernel's index of it. A daemon that starts removes
+//! registered interfaces that are no longer needed. An interface with another index was created by
+//! another program, and stays.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -18,24 +19,24 @@ use rustix::fs::Mode;
 use super::config::{Attach, Network};
 use crate::netlink::Netlink;
 
-/// The notes, in a directory that only the daemon's user can enter.
+/// Register, in a directory that only the daemon's user can enter.
 #[derive(Debug)]
-pub(super) struct Made {
+pub(super) struct MadeInterfaces {
     directory: PathBuf,
 }
 
-impl Made {
-    /// Opens the directory `path`, making it if need be.
-    pub(super) fn open(path: &Path) -> io::Result<Made> {
+impl MadeInterfaces {
+    /// Opens the directory `path`. Creates it if it does not exist.
+    pub(super) fn open(path: &Path) -> io::Result<MadeInterfaces> {
         match rustix::fs::mkdir(path, Mode::RWXU) {
             Ok(()) | Err(rustix::io::Errno::EXIST) => {}
             Err(errno) => return Err(errno.into()),
         }
-        Ok(Made { directory: path.to_owned() })
+        Ok(MadeInterfaces { directory: path.to_owned() })
     }
 
-    /// The interface was made, or taken up. One that cannot be noted is served all the same.
-    pub(super) fn note(&self, name: &str) {
+    /// Registers an interface. A failure is logged, and the interface is served nevertheless.
+    pub(super) fn register(&self, name: &str) {
         let noted = Netlink::open()
             .and_then(|netlink| netlink.index_of(name))
             .and_then(|index| self.write(name, index));
@@ -44,7 +45,7 @@ impl Made {
         }
     }
 
-    /// The interface is gone.
+    /// Removes an interface from the register.
     pub(super) fn forget(&self, name: &str) {
         match std::fs::remove_file(self.directory.join(name)) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => {
@@ -54,13 +55,13 @@ impl Made {
         }
     }
 
-    /// Removes the interfaces that a daemon before made and that nobody needs any more: those of guests
-    /// that `own`, this domain, does not serve, or that are on the switch now.
+    /// Removes the registered interfaces that are no longer needed: those of guests that `own`, this domain,
+    /// does not serve, and those that the switch replaces.
     pub(super) fn sweep(&self, network: &Network, own: DomId, store: &mut StoreClient) {
         let switched = network.attach == Attach::Switch;
         let wanted = |name: &str| match device_of(name, own) {
             Some(device) if !switched => {
-                // What cannot be told is wanted.
+                // If the store gives no answer, the interface stays.
                 let state = store.read_opt(&format!("{}/{STATE}", device.backend_path()));
                 state.map_or(true, |state| state.is_some())
             }
@@ -104,7 +105,7 @@ impl Made {
     }
 }
 
-/// The vif that an interface is called after.
+/// Returns the vif that an interface is named after.
 fn device_of(name: &str, backend: DomId) -> Option<DeviceId> {
     let (frontend, handle) = name.strip_prefix(DeviceKind::Vif.as_str())?.split_once('.')?;
     let frontend = DomId(decimal::parse_u16(frontend.as_bytes()).ok()?);
@@ -112,8 +113,8 @@ fn device_of(name: &str, backend: DomId) -> Option<DeviceId> {
     Some(DeviceId { kind: DeviceKind::Vif, frontend, backend, handle })
 }
 
-/// Removes a TAP that was kept, unless somebody has it open: one of several queues goes when that one lets
-/// go of it.
+/// Makes a TAP non-persistent, which removes it once no process has it open. Only one queue is opened; a
+/// TAP with several queues goes when that queue is closed.
 fn remove(name: &str) -> io::Result<()> {
     let taps = Tap::take_up_queues(name, 1).map_err(io::Error::other)?;
     taps.iter().try_for_each(|tap| tap.keep(false)).map_err(io::Error::other)
@@ -124,14 +125,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_the_daemon_made_and_nobody_needs_is_removed() {
+    fn sweep_removes_only_registered_interfaces_that_are_not_needed() {
         let outer = tempfile::tempdir().unwrap();
-        let made = Made::open(&outer.path().join("interfaces")).unwrap();
+        let made = MadeInterfaces::open(&outer.path().join("interfaces")).unwrap();
         for (name, index) in [("vif1.0", 11), ("vif2.0", 12), ("vif3.0", 13), ("vif4.0", 14)] {
             made.write(name, index).unwrap();
         }
         std::fs::write(made.directory.join("vif5.0"), "no number").unwrap();
-        // 1 is wanted; 2 is left over; 3 was made anew by somebody else; 4 is not there; 6 is not ours.
+        // 1 is needed. 2 is left over. 3 was created again by another program. 4 is gone. 6 is not registered.
         let index_of = |name: &str| match name {
             "vif1.0" => Ok(11),
             "vif2.0" => Ok(12),

@@ -1,22 +1,26 @@
-//! `ringfence serve`: the driver-domain daemon on Xen.
+//! `ringfence serve`: the daemon of a driver domain on Xen.
 //!
-//! # Theory of operation
+//! # How it works
 //!
-//! The toolstack makes a directory in xenstore for each interface and each disk that this domain is to
-//! serve. One thread watches them, goes through the xenbus handshake with each guest, and attaches
-//! interfaces that are connected to a data plane, which has a thread of its own; each ring of a disk has
-//! one too. What another process of this kind left
-//! connected is taken over as it is: ending and starting the daemon is no event for the guests.
+//! The toolstack creates a directory in xenstore for each interface and each disk that this domain is to
+//! serve. One control thread watches the directories and runs the xenbus handshake with each guest. It
+//! attaches connected interfaces to a dataplane, which has threads of its own. Each ring of a disk has a
+//! thread too.
 //!
-//! * [`config`]: its configuration file.
-//! * [`metrics`]: what it counts, for Prometheus.
-//! * [`status`]: what it says of itself; [`show`]: `ringfence status`.
-//! * `devices`: finds devices, and looks at those that changed.
-//! * `host`: the interfaces, and what each is attached to.
-//! * `disks`: the disks, and their storage.
-//! * `bridge`: interfaces of the host.
-//! * `staging`, `vif_keys`: limits of staged pages, and what the toolstack wrote about interfaces.
-//! * `records`, `made`: what outlives the process.
+//! A daemon takes over the devices that an earlier daemon left connected. Guests do not notice a restart.
+//!
+//! | module                | contents                                                         |
+//! |-----------------------|------------------------------------------------------------------|
+//! | [`config`]            | configuration file                                               |
+//! | [`metrics`]           | counters for Prometheus                                          |
+//! | [`status`], [`show`]  | status socket, and `ringfence status`                            |
+//! | `daemon`              | control thread                                                   |
+//! | `devices`             | discovery of devices                                             |
+//! | `host`, `vif_keys`    | interfaces, and the toolstack's keys for them                    |
+//! | `disks`               | disks and their storage                                          |
+//! | `bridge`              | TAP interfaces of the host                                       |
+//! | `staging`             | limits of staged pages                                           |
+//! | `records`, `made`     | state that outlives the process                                  |
 
 mod bridge;
 pub mod config;
@@ -53,7 +57,7 @@ use self::config::{Config, ConfigError, Listen, PATH_DEFAULT};
 use self::daemon::{Daemon, ServeError};
 use crate::launch::runtime_dir::RuntimeDir;
 
-/// Where the daemon keeps what outlives it, and its socket.
+/// Directory of the status socket and of the files that outlive the daemon.
 const RUNTIME_DIR: &str = "/run/ringfence";
 
 const EXAMPLES: &str = "\
@@ -71,8 +75,8 @@ Examples:
     vif = [ 'bridge=xenbr0,backend=net,script=vif-ringfence' ]
 
 Signals:
-  SIGTERM ends it. Guests stay connected, and the next one goes on with them; --on-exit=close closes
-  their interfaces and disks instead. SIGHUP has it read its configuration again.";
+    SIGTERM ends the daemon. Guests stay connected, and the next daemon takes them over.
+    --on-exit=close closes their interfaces and disks instead. SIGHUP reads the configuration again.";
 
 /// Serve network interfaces and disks to Xen guests, in dom0 or a driver domain
 ///
@@ -85,15 +89,15 @@ Signals:
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub struct ServeArgs {
-    /// The configuration; by default it may be missing
+    /// Configuration file; the default one may be missing
     #[arg(long, value_name = "FILE", default_value = PATH_DEFAULT)]
     pub config: PathBuf,
 
-    /// Read the configuration, say whether it is right, and end
+    /// Check the configuration, print the result, and exit
     #[arg(long)]
     pub check: bool,
 
-    /// What becomes of the guests' devices when the daemon is told to end
+    /// Action on the guests' devices when the daemon ends
     #[arg(long, value_enum, value_name = "WHAT", default_value_t)]
     pub on_exit: OnExit,
 
@@ -101,31 +105,30 @@ pub struct ServeArgs {
     #[arg(long, default_value = "xen", value_parser = parse_platform, hide = true)]
     pub platform: PlatformChoice,
 
-    /// Where the daemon keeps what outlives it
+    /// Directory of files that outlive the daemon
     #[arg(long, value_name = "DIR", default_value = RUNTIME_DIR, hide = true)]
     pub runtime_dir: PathBuf,
 }
 
-/// What becomes of the guests' devices when the daemon is told to end.
+/// Action on the guests' devices when the daemon ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default, ValueEnum)]
 pub enum OnExit {
-    /// They stay connected, for the next daemon to go on with
+    /// Leave them connected, for the next daemon to take over
     #[default]
     Keep,
-    /// They are closed; guests use them again after they are unplugged and plugged in
+    /// Close them; guests can use them again after they are unplugged and plugged in
     Close,
 }
 
-/// Which hypervisor.
+/// Hypervisor that the process uses.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PlatformChoice {
-    /// Xen.
     Xen,
-    /// The hub that listens at this socket.
+    /// Hub that listens at this socket.
     Local(PathBuf),
 }
 
-/// Reads `xen` or `local:SOCKET`.
+/// Parses `xen` or `local:SOCKET`.
 pub fn parse_platform(text: &str) -> Result<PlatformChoice, String> {
     match (text, text.strip_prefix("local:")) {
         ("xen", _) => Ok(PlatformChoice::Xen),
@@ -134,7 +137,7 @@ pub fn parse_platform(text: &str) -> Result<PlatformChoice, String> {
     }
 }
 
-/// Joins the hub at `socket`.
+/// Connects to the hub at `socket`.
 pub fn join_hub(
     socket: &std::path::Path,
 ) -> Result<LocalPlatform, ringfence_platform::PlatformError> {
@@ -153,7 +156,7 @@ pub fn join_hub(
     LocalPlatform::connect(connect().map_err(system)?)
 }
 
-/// How the daemon was started.
+/// Command line of the daemon.
 struct Setup {
     config: PathBuf,
     on_exit: OnExit,
@@ -162,7 +165,7 @@ struct Setup {
 }
 
 impl Setup {
-    /// The configuration as it is now.
+    /// Reads the configuration file.
     fn load(&self) -> Result<Config, ConfigError> {
         Config::load(&self.config, self.config.as_os_str() == PATH_DEFAULT)
     }
@@ -174,7 +177,7 @@ impl Setup {
         }
     }
 
-    /// Where the status can be asked for: with another runtime directory, there.
+    /// Returns the path of the status socket. A runtime directory other than the default contains it.
     fn status_socket(&self, config: &Config) -> PathBuf {
         if self.runtime_dir.as_os_str() == RUNTIME_DIR {
             config.serve.status_socket.clone()
@@ -183,11 +186,11 @@ impl Setup {
         }
     }
 
-    /// Files of the host that the daemon needs while it serves guests.
+    /// Returns the files of the host that the daemon needs while it serves guests.
     fn view(&self, config: &Config) -> View {
         let mut view = View::default()
             .read("/etc")
-            // It may be a link to somewhere else.
+            // This file may be a link to another directory.
             .read("/etc/resolv.conf")
             .read("/sys")
             .read("/proc/self")
@@ -213,7 +216,7 @@ impl Setup {
     }
 }
 
-/// TCP sockets that the configuration asks for.
+/// Returns the TCP sockets that the configuration needs.
 fn sockets(config: &Config) -> Sockets {
     let listen = match &config.metrics.listen {
         Some(Listen::Loopback(address)) => Some(address.port()),
@@ -222,9 +225,9 @@ fn sockets(config: &Config) -> Sockets {
     Sockets { connect: config.disks.serve && config.disks.nbd, listen }
 }
 
-/// Serves until told to end. Returns the exit status.
+/// Serves until a signal ends the daemon. Returns the exit status.
 pub fn main(args: &ServeArgs) -> u8 {
-    // The daemon leaves the directory that it was started in.
+    // The sandbox changes the working directory.
     let absolute = |path: &Path| std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
     let setup = Setup {
         config: absolute(&args.config),
@@ -252,7 +255,7 @@ pub fn main(args: &ServeArgs) -> u8 {
 fn serve(setup: Setup, config: Config) -> Result<(), ServeError> {
     crate::log::to_stderr_at(config.serve.log_level.level());
     let signals = Signals::new(&[Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP])?;
-    // No directory stays open: its parents lead out of the view.
+    // No directory may stay open: its parent directories lead out of the view.
     drop(RuntimeDir::open_at(setup.runtime_dir.clone())?);
     let _lock = lock(setup.runtime_dir.join("serve.lock"))?;
     crate::driver::raise_descriptor_limit()?;
@@ -268,7 +271,7 @@ fn serve(setup: Setup, config: Config) -> Result<(), ServeError> {
     }
 }
 
-/// Serves, with no more of the system than that takes.
+/// Enters the sandbox and serves.
 fn run<P: Platform>(
     setup: Setup,
     config: Config,
@@ -282,7 +285,7 @@ fn run<P: Platform>(
     daemon.run()
 }
 
-/// Locks the file, which names this process, until it is closed.
+/// Locks the file and writes the process id into it. The lock holds until the file is closed.
 fn lock(path: PathBuf) -> Result<File, ServeError> {
     let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let fail = |what| {
@@ -293,7 +296,7 @@ fn lock(path: PathBuf) -> Result<File, ServeError> {
     let mut file = File::from(open.map_err(io::Error::from).map_err(fail("cannot be opened"))?);
     if rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive).is_err() {
         let mut text = String::new();
-        // What it says is a hint for whoever reads the message.
+        // The process id is only a hint in the message.
         let _ = (&file).take(16).read_to_string(&mut text);
         return Err(ServeError::AnotherRuns { pid: text.trim_end().parse().ok() });
     }

@@ -1,8 +1,8 @@
-//! The records of queues: pages in files, so that they outlive the daemon
-//! ([`QueueRecords`]).
+//! Crash journals of rings ([`QueueRecords`], [`CtrlRecord`]): pages in files, which outlive the daemon.
 //!
-//! They lie in a directory that only the daemon's user can enter, on a file system in memory. Each
-//! device has a file of two pages a queue, and one for its control ring. They are removed with the device, and by a reboot.
+//! The files are in a directory that only the daemon's user can enter, on a file system in memory. Each
+//! device has a file with two pages for each queue, and a file for its control ring. The daemon removes
+//! them with the device. A reboot removes them too.
 
 // #syscall daemon openat: records of queues
 // #syscall daemon ftruncate,fallocate,fstat: records of queues
@@ -19,17 +19,17 @@ use ringfence_net::netback::QueueRecords;
 use ringfence_ring::RingPages;
 use rustix::fs::{FallocateFlags, Mode, OFlags};
 
-/// Octets of one queue.
+/// Bytes of one queue's records.
 const QUEUE: u64 = 2 * PAGE_SIZE as u64;
 
-/// The directory.
+/// Directory of the records.
 #[derive(Debug)]
 pub(super) struct Records {
     directory: PathBuf,
 }
 
 impl Records {
-    /// Opens the directory `path`, making it if need be.
+    /// Opens the directory `path`. Creates it if it does not exist.
     pub(super) fn open(path: &Path) -> io::Result<Records> {
         match rustix::fs::mkdir(path, Mode::RWXU) {
             Ok(()) | Err(rustix::io::Errno::EXIST) => {}
@@ -38,15 +38,15 @@ impl Records {
         Ok(Records { directory: path.to_owned() })
     }
 
-    /// The records of a queue of the device called `name`; new ones are empty.
+    /// Maps the records of one queue of the device `name`. New records are empty.
     pub(super) fn of(&self, name: &str, queue: u32) -> io::Result<QueueRecords> {
         let file = self.file(name)?;
         let start = u64::from(queue) * QUEUE;
-        // Files of this directory never become shorter, so no access can fail later.
+        // No file in this directory ever gets shorter, so an access to the mapping cannot fail later.
         if rustix::fs::fstat(&file)?.st_size.cast_unsigned() < start + QUEUE {
             rustix::fs::ftruncate(&file, start + QUEUE)?;
         }
-        // What is not there when it is written to would end the daemon.
+        // A page without memory behind it would kill the daemon at the first write.
         rustix::fs::fallocate(&file, FallocateFlags::empty(), start, QUEUE)?;
         let pages = Mapping::new(&file, start, 2 * PAGE_SIZE, Protection::ReadWrite)?.lent();
         let record = |page: usize| {
@@ -56,7 +56,7 @@ impl Records {
         Ok(QueueRecords { tx: record(0)?, rx: record(1)? })
     }
 
-    /// The record of the control ring of the device called `name`; a new one is empty.
+    /// Maps the record of the control ring of the device `name`. A new record is empty.
     pub(super) fn of_control(&self, name: &str) -> io::Result<CtrlRecord> {
         let file = self.file(&control_name(name))?;
         rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, CtrlRecord::BYTES as u64)?;
@@ -64,7 +64,7 @@ impl Records {
         CtrlRecord::new(pages).map_err(out_of_range)
     }
 
-    /// Forgets the records of a device.
+    /// Removes the records of a device.
     pub(super) fn remove(&self, name: &str) {
         for file in [name, &control_name(name)] {
             match std::fs::remove_file(self.directory.join(file)) {
@@ -83,7 +83,7 @@ impl Records {
     }
 }
 
-/// The file of a device's control ring.
+/// Returns the file name of a device's control ring.
 fn control_name(device: &str) -> String {
     format!("{device}.control")
 }
@@ -99,7 +99,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn records_are_the_same_for_whoever_opens_them_next_until_they_are_removed() {
+    fn records_persist_between_openings_until_removed() {
         let outer = tempfile::tempdir().unwrap();
         let path = outer.path().join("records");
         let filled = |queue| {

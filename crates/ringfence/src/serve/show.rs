@@ -1,4 +1,4 @@
-//! `ringfence status`: what a running daemon says of itself, for a person or a program.
+//! `ringfence status`: prints the state of a running daemon, as a table or as JSON.
 
 use std::fmt::{self, Write as _};
 use std::io::Write as _;
@@ -28,7 +28,7 @@ Examples:
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub struct StatusArgs {
-    /// Print all there is, as JSON
+    /// Print the complete status as JSON
     #[arg(long)]
     pub json: bool,
 
@@ -41,7 +41,7 @@ pub struct StatusArgs {
     pub socket: Option<PathBuf>,
 }
 
-/// Asks and prints. Returns the exit status.
+/// Asks the daemon and prints its status. Returns the exit status.
 pub fn main(args: &StatusArgs) -> u8 {
     match print(args) {
         Ok(()) => 0,
@@ -73,7 +73,7 @@ fn print(args: &StatusArgs) -> anyhow::Result<()> {
     Ok(std::io::stdout().write_all(text.as_bytes())?)
 }
 
-/// The state of things as a table.
+/// Status formatted as a table.
 struct Table<'a> {
     snapshot: &'a Snapshot,
     counters: bool,
@@ -110,7 +110,7 @@ impl fmt::Display for Table<'_> {
     }
 }
 
-/// Lines under a head, in columns.
+/// Writes rows under a head, in aligned columns.
 fn table<const N: usize>(
     f: &mut fmt::Formatter<'_>,
     heads: [&str; N],
@@ -130,7 +130,7 @@ fn table<const N: usize>(
 }
 
 impl Table<'_> {
-    /// What does not fit into a column.
+    /// Writes the problems, and on request the counters, of one interface.
     fn remarks(&self, f: &mut fmt::Formatter<'_>, vif: &VifStatus) -> fmt::Result {
         if let Some(problem) = &vif.problem {
             writeln!(f, "{}: {problem}", vif.name)?;
@@ -158,6 +158,7 @@ impl Table<'_> {
 }
 
 impl Table<'_> {
+    /// Writes the problems, and on request the counters, of one disk.
     fn remarks_on_disk(&self, f: &mut fmt::Formatter<'_>, disk: &VbdStatus) -> fmt::Result {
         if let Some(problem) = &disk.problem {
             writeln!(f, "{}: {problem}", disk.name)?;
@@ -192,8 +193,8 @@ fn row(vif: &VifStatus) -> [String; HEADS.len()] {
         attached,
         vif.mode.clone(),
         vif.queue_count.to_string(),
-        octets(vif.sum("rx_bytes")),
-        octets(vif.sum("tx_bytes")),
+        byte_count(vif.sum("rx_bytes")),
+        byte_count(vif.sum("tx_bytes")),
     ]
 }
 
@@ -203,7 +204,7 @@ fn disk_row(disk: &VbdStatus) -> [String; DISK_HEADS.len()] {
         None => disk.name.clone(),
     };
     let storage = disk.storage.as_deref().unwrap_or("-");
-    // Asked for, and not had: the guest lends other pages each time.
+    // The guest grants other pages each time, so its pages are not kept mapped.
     let falls_back = disk.connected && disk.mode == "persistent" && !disk.persistent;
     [
         name,
@@ -230,11 +231,11 @@ fn domain(number: u16, name: Option<&String>) -> String {
 }
 
 fn sum(queues: &[QueueStatus], name: &str) -> String {
-    octets(queues.iter().filter_map(|queue| queue.counters.get(name)).sum())
+    byte_count(queues.iter().filter_map(|queue| queue.counters.get(name)).sum())
 }
 
-/// A number of octets that fits a column.
-fn octets(count: u64) -> String {
+/// Formats a number of bytes for a column.
+fn byte_count(count: u64) -> String {
     const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
     let steps = UNITS.len() - 1;
     let unit = (0..steps).find(|unit| count >> (10 * unit) < 10_000).unwrap_or(steps);
@@ -247,7 +248,7 @@ mod tests {
     use crate::serve::status::DaemonStatus;
 
     #[test]
-    fn octets_fit_a_column() {
+    fn byte_count_fits_a_column() {
         let cases = [
             (0, "0 B"),
             (9_999, "9999 B"),
@@ -256,12 +257,12 @@ mod tests {
             (u64::MAX, "16777215 TiB"),
         ];
         for (count, text) in cases {
-            assert_eq!(octets(count), text);
+            assert_eq!(byte_count(count), text);
         }
     }
 
     #[test]
-    fn a_table_has_a_line_for_each_interface_and_says_what_is_wrong() {
+    fn table_has_line_for_each_device_and_lists_problems() {
         let counters = [("rx_bytes", 12_345), ("tx_bytes", 7), ("stalls", 2), ("stall_ends", 1)];
         let dropped = [("drop_link_down", 5)];
         let counters = counters.into_iter().chain(dropped);

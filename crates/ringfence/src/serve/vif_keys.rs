@@ -1,4 +1,4 @@
-//! Keys that the toolstack writes about a vif.
+//! Keys of a vif that the toolstack writes.
 
 use ringfence_net::vif::values::parse_mac;
 use ringfence_switch::forwarding::Mac;
@@ -7,12 +7,12 @@ use ringfence_wire::netif::keys;
 use ringfence_wire::xenbus::DeviceId;
 use ringfence_xenstore::{StoreAccess, StoreClient, StoreError};
 
-/// Key of the backend's directory: the bridge that the guest's configuration names.
+/// Key in the backend's directory: bridge that the guest's configuration names.
 const BRIDGE: &str = "bridge";
-/// Key of the backend's directory: the script that wires the interface up.
+/// Key in the backend's directory: script that connects the interface.
 const SCRIPT: &str = "script";
 
-/// What the toolstack wrote about a vif.
+/// Keys of a vif in the backend's directory.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub(super) struct VifKeys {
     pub(super) mac: Option<Mac>,
@@ -23,7 +23,7 @@ pub(super) struct VifKeys {
 }
 
 impl VifKeys {
-    /// Reads them, from the backend's directory alone: the guest can write the other one.
+    /// Reads the keys. Uses only the backend's directory, because the guest can write to the other one.
     pub(super) fn read(store: &mut StoreClient, device: &DeviceId) -> Result<VifKeys, StoreError> {
         let back = device.backend_path();
         let mut read = |key: &str| store.read_opt(&format!("{back}/{key}"));
@@ -33,7 +33,7 @@ impl VifKeys {
         let bridge = read(BRIDGE)?.and_then(text);
         let scripted = read(SCRIPT)?.is_some_and(|script| !script.is_empty());
         let name = store.read_opt(&format!("/local/domain/{}/name", device.frontend));
-        // A driver domain may not be allowed to know.
+        // A driver domain may have no right to read the name.
         let domain_name = match name {
             Ok(name) => name.and_then(text),
             Err(StoreError::Refused { .. }) => None,

@@ -1,8 +1,8 @@
-//! Random attacks of a frontend that was taken over: on its hub, store and launcher connections, its
-//! event channels and its lent memory.
+//! Random attacks of a compromised frontend: on its connections to hub, store and launcher, on its event channels,
+//! and on its granted memory.
 //!
-//! A sandboxed process can open nothing. Descriptors of other kinds are therefore made before the
-//! sandbox closes, and travel into it in the queue of a socket that stands in for standard output.
+//! A sandboxed process can open nothing. The program therefore creates descriptors of other kinds before it enters the
+//! sandbox. They reach the sandbox in the queue of a socket that takes the place of standard output.
 
 use std::io::Write;
 use std::net::{TcpListener, TcpStream};
@@ -17,14 +17,14 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use crate::soak::Plan;
 use crate::support::Noise;
 
-/// Seconds for which a close of a lingering socket blocks.
+/// Time in seconds for which the close of a lingering socket blocks.
 const LINGER: Duration = Duration::from_secs(3600);
-/// Most descriptors that one message carries.
+/// Maximum number of descriptors in one message.
 const FDS_MAX: u64 = 60;
-/// Lingering sockets of one life.
+/// Number of lingering sockets for one life of an attacker.
 const LINGERING: u32 = 24;
 
-/// Runs a frontend as the program does, and attacks from a thread of it.
+/// Runs a frontend as the program does, with a thread that attacks.
 pub(crate) fn main() -> u8 {
     let plan = Plan::of_this_program();
     let wants = |family: &str| plan.families.iter().any(|other| other == family);
@@ -37,7 +37,7 @@ pub(crate) fn main() -> u8 {
     ringfence::frontend::main_taken_over(move || attack(plan.seed))
 }
 
-/// TCP socket whose close blocks, and its peer, which reads nothing.
+/// Creates a TCP socket whose close blocks, and its peer, which never reads.
 fn lingering() -> std::io::Result<[OwnedFd; 2]> {
     let listener = TcpListener::bind("127.0.0.1:0")?;
     let mut sender = TcpStream::connect(listener.local_addr()?)?;
@@ -67,7 +67,7 @@ fn memory_files() -> std::io::Result<Vec<OwnedFd>> {
     sets.iter().map(make).collect()
 }
 
-/// Descriptors of all kinds that this process may make, whose close does not block.
+/// Creates descriptors of all kinds that the process may create and whose close does not block.
 fn descriptors() -> Vec<OwnedFd> {
     let mut found: Vec<OwnedFd> = Vec::new();
     found.extend(full_pipe().into_iter().flatten());
@@ -96,8 +96,8 @@ fn descriptors() -> Vec<OwnedFd> {
     found
 }
 
-/// Socket in whose queue the descriptors lie: peers of the lingering sockets, each lingering socket,
-/// the others.
+/// Creates a socket with the descriptors in its queue: the peers of the lingering sockets, then each lingering
+/// socket, then the others.
 fn pack() -> OwnedFd {
     let flags = SocketFlags::CLOEXEC;
     let pair = rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None);
@@ -114,20 +114,20 @@ fn pack() -> OwnedFd {
     inside
 }
 
-/// Descriptors as an attacker holds them in its sandbox.
-struct Luggage {
-    /// Peers of the lingering sockets: while they are open and read nothing, a close blocks.
+/// Descriptors of the attacker in its sandbox.
+struct Descriptors {
+    /// Peers of the lingering sockets. While they are open and do not read, a close blocks.
     _peers: Vec<OwnedFd>,
-    /// Each is sent once, and is then the receiver's alone.
+    /// Lingering sockets. Each is sent once, and only its receiver has it then.
     lingering: Vec<OwnedFd>,
     kinds: Vec<OwnedFd>,
 }
 
-/// Takes the descriptors out of standard output's queue.
-fn unpack() -> Luggage {
+/// Takes the descriptors out of the queue of standard output.
+fn unpack() -> Descriptors {
     let luggage = rustix::io::fcntl_dupfd_cloexec(rustix::stdio::stdout(), 3).unwrap();
     let mut messages = attack::messages(luggage.as_fd()).into_iter();
-    Luggage {
+    Descriptors {
         _peers: messages.next().unwrap_or_default(),
         lingering: messages.next().unwrap_or_default(),
         kinds: messages.flatten().collect(),
@@ -137,12 +137,12 @@ fn unpack() -> Luggage {
 /// Attacks until the process ends.
 fn attack(seed: u64) {
     let mut noise = Noise::from_seed(seed);
-    // The rings come up first in most lives: an attacker without a device reaches less.
+    // In most lives the rings are connected first, because an attacker without a device reaches less.
     std::thread::sleep(Duration::from_millis(noise.below(1500)));
-    // Before the luggage: a second handle would keep the receiver's close from being the last.
+    // Before the descriptors are unpacked: a second handle would keep the receiver's close from being the last.
     let targets = attack::sockets();
     let mut luggage = unpack();
-    // Half of the lives attack one socket alone: garbage at another one would soon end them.
+    // Half of the lives attack only one socket, because garbage at another one ends the process soon.
     let is_single = noise.below(2) == 0;
     let single = 1 << noise.below((targets.len() as u64).clamp(1, 64));
     let favourites = if is_single { single } else { noise.next() };
@@ -162,7 +162,7 @@ fn attack(seed: u64) {
                     && let Some(lingering) = luggage.lingering.pop()
                 {
                     sent += u64::from(send_raw(target, &message, &[lingering.as_fd()]).is_ok());
-                    // The receiver may have been first: then this close blocks, and not the attack.
+                    // If the receiver has closed its copy already, this close blocks instead.
                     let _ = std::thread::Builder::new().spawn(move || drop(lingering));
                     continue;
                 }
@@ -196,7 +196,7 @@ fn pick<'a>(kinds: &'a [OwnedFd], noise: &mut Noise) -> Vec<BorrowedFd<'a>> {
     (0..count).filter_map(|_| one(noise)).collect()
 }
 
-/// Bytes that resemble a request to the hub, to the store, or an order, or nothing.
+/// Returns bytes that resemble a request to the hub, a request to the store or a launcher's message, or random ones.
 fn message(noise: &mut Noise) -> Vec<u8> {
     let words = |words: &[u64]| -> Vec<u8> {
         let small = |word: &u64| u32::try_from(word & 0xffff_ffff).unwrap_or(0).to_le_bytes();

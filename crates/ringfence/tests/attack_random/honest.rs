@@ -1,8 +1,8 @@
-//! Honest guest: exchanges TCP streams with the other honest guest, pings it, and uses a disk; every
-//! byte is verified.
+//! Correct guest: exchanges TCP streams with the other correct guest, pings it, and uses a disk. It verifies every
+//! byte.
 //!
-//! Standard output is the report: one `TICK` line a second with what was done since the start, one
-//! `FINDING` line for everything that was lost, damaged or refused.
+//! Standard output is the report. A `TICK` line each second has the sums since the start. A `FINDING` line reports
+//! lost, damaged or refused data.
 
 use std::io::{self, Read, Write};
 use std::net::{TcpListener, TcpStream, ToSocketAddrs};
@@ -21,7 +21,7 @@ const PORT: u16 = 7000;
 const STREAM: u64 = 2 << 20;
 const WITHIN: Duration = Duration::from_secs(60);
 
-/// Sums since the start, and the worst times since the last tick.
+/// Sums since the start, and maximum times since the last tick.
 struct Figures {
     bytes: AtomicU64,
     pings: AtomicU64,
@@ -39,7 +39,7 @@ static FIGURES: Figures = Figures {
 };
 
 fn say(line: &str) {
-    // One write a line, so that lines of different threads stay apart.
+    // One write for each line, so that lines of different threads do not mix.
     let _ = io::stdout().write_all(format!("{line}\n").as_bytes());
 }
 
@@ -47,14 +47,14 @@ fn micros(since: Instant) -> u64 {
     u64::try_from(since.elapsed().as_micros()).unwrap_or(u64::MAX)
 }
 
-/// Runs until the guest is ended.
+/// Runs until the guest ends.
 pub(crate) fn main(peer: &str, seed: u64) -> ExitCode {
     let listener = TcpListener::bind(("::", PORT)).unwrap();
     std::thread::spawn(move || serve(&listener));
     let (mut address, mut old) = (None, None);
     let found = eventually(WITHIN, || {
         let all: Vec<_> = (peer, PORT).to_socket_addrs().into_iter().flatten().collect();
-        // Streams take the preferred family, pings the other one, since each is attacked.
+        // Streams use the preferred address family and pings the other one, because each is attacked.
         address = all.first().copied();
         old = all.iter().copied().find(std::net::SocketAddr::is_ipv4).or(address);
         address.is_some_and(|address| TcpStream::connect(address).is_ok())
@@ -76,7 +76,7 @@ pub(crate) fn main(peer: &str, seed: u64) -> ExitCode {
     ExitCode::SUCCESS
 }
 
-/// Repeats a task that should never end; each end is a finding.
+/// Repeats a task that should never end. Each end is a finding.
 fn again(name: &str, mut task: impl FnMut() -> io::Result<()>) {
     loop {
         let error = task().err().map_or_else(|| "it ended".to_owned(), |error| error.to_string());
@@ -88,7 +88,7 @@ fn again(name: &str, mut task: impl FnMut() -> io::Result<()>) {
 fn serve(listener: &TcpListener) {
     for connection in listener.incoming().flatten() {
         std::thread::spawn(move || {
-            // The client reports what it misses.
+            // The client reports missing data.
             let _ = answer(connection);
         });
     }
@@ -152,7 +152,7 @@ fn stream(address: std::net::SocketAddr, seed: u64) -> io::Result<()> {
     let mut noise = Noise::from_seed(seed);
     let mut connection = connect(address)?;
     loop {
-        // Now and then a fresh connection: the handshake is attacked as well.
+        // A new connection from time to time, because attacks also hit the handshake.
         if noise.below(8) == 0 {
             connection = connect(address)?;
         }

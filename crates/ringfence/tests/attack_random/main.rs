@@ -1,16 +1,16 @@
-//! Random attack: three guests whose commands and frontends attack everything in reach, beside two
-//! honest guests that verify every byte.
+//! Random attack: three guests whose commands and frontends attack everything that they can reach, beside two correct
+//! guests that verify every byte.
 //!
-//! A program without the usual test harness, since it plays the attackers' launchers and frontends and
-//! the honest guests' commands. As a test it runs one round; `cargo xtask attack random` runs it for
-//! as long as is asked for, by these variables:
+//! The program has no usual test harness, because it also plays the attackers' launchers and frontends and the correct
+//! guests' commands. As a test it runs one round. `cargo xtask attack random` runs it for a given time, set by these
+//! variables:
 //!
 //! | variable | meaning |
 //! |---|---|
 //! | `RINGFENCE_ATTACK_MINUTES` | duration; without it, one round of 20 s |
 //! | `RINGFENCE_ATTACK_SEED` | seed of everything random but the scheduling |
 //! | `RINGFENCE_ATTACK_FAMILIES` | families of attacks, separated by commas; without it, all |
-//! | `RINGFENCE_ATTACK_PROGRAM` | the `ringfence` of the honest guests and the driver domain |
+//! | `RINGFENCE_ATTACK_PROGRAM` | the `ringfence` of the correct guests and the driver domain |
 
 #![forbid(unsafe_code)]
 #![allow(clippy::unwrap_used, reason = "in a test, a failure is a panic")]
@@ -35,13 +35,13 @@ fn main() -> ExitCode {
         ["honest", peer, seed] => honest::main(peer, seed.parse().unwrap()),
         ["run" | "internal", ..] => ringfence::main_with(Cli::parse()).into(),
         _ => support::harness::main(&[(
-            "random_attackers_beside_honest_guests_lose_nothing",
-            random_attackers_beside_honest_guests_lose_nothing,
+            "random_attackers_harm_no_correct_guest",
+            random_attackers_harm_no_correct_guest,
         )]),
     }
 }
 
-fn random_attackers_beside_honest_guests_lose_nothing() {
+fn random_attackers_harm_no_correct_guest() {
     let Some(findings) = soak::run(&soak::Settings::from_environment()) else { return };
     for finding in &findings {
         println!("FINDING {finding}");

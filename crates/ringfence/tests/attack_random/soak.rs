@@ -1,5 +1,5 @@
-//! Orchestration of the random attack: two honest guests and three attackers on one switch, hostile
-//! strangers at its control socket, a hostile NBD server, and judges over all of it.
+//! Orchestration of the random attack: two correct guests and three attackers on one switch, hostile processes at its
+//! control socket, a hostile NBD server, and checks of all of them.
 //!
 //! ```text
 //!  honest-a ──┐                      ┌── attacker 0   command: frames, NBD, control, files, uplink
@@ -9,8 +9,8 @@
 //!   TICK/FINDING    control socket
 //! ```
 //!
-//! The attack proceeds in rounds. In a round each attacker lives several short lives; after it, with no
-//! attacker left, descriptors and memory of everything that stays are sampled.
+//! The attack proceeds in rounds. In a round each attacker starts and ends several times, which are its lives. After
+//! the round, with no attacker left, the program samples descriptors and memory of all other processes.
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixListener;
@@ -28,27 +28,27 @@ use crate::support::world::{Families, World};
 use crate::support::{Noise, Running, eventually};
 use crate::watchdog::{STUCK, Series, Watchdog};
 
-/// Attack families: deeds of commands, of frontends, of the host's other processes.
+/// Attack families: of commands, of frontends, and of other processes of the host.
 const ALL: [&str; 8] =
     ["frames", "spoof", "nbd", "control", "files", "uplink", "frontend", "server"];
 const ROUND: Duration = Duration::from_secs(20);
 const ATTACKERS: usize = 3;
-/// Most findings that are kept.
+/// Maximum number of findings that are kept.
 const FINDINGS_MAX: usize = 1000;
-/// Longest time that a guest may take to come up, and to leave.
+/// Time limit for the start and for the end of a guest.
 const WITHIN: Duration = Duration::from_secs(60);
 
-/// Part of a frontend's life, in the name of its program's file: its environment is empty, and as a user
-/// of its own it may read no file of its launcher.
+/// Plan for one life of a frontend, in the name of its program's file. A frontend's environment is empty, and with a
+/// user of its own it can read no file of its launcher.
 pub(crate) struct Plan {
-    /// Everything random comes from it.
+    /// Seed of everything random.
     pub(crate) seed: u64,
-    /// Families in this life.
+    /// Attack families of this life.
     pub(crate) families: Vec<String>,
 }
 
 impl Plan {
-    /// Name of the program, a second name of `program`.
+    /// Links `program` under a name that contains the plan. Returns the new path.
     fn name_program(&self, program: &Path) -> PathBuf {
         let mut name = program.as_os_str().to_owned();
         name.push(format!(".{}.{}", self.seed, self.families.join("+")));
@@ -57,7 +57,7 @@ impl Plan {
         name
     }
 
-    /// Reads the plan off the name of the running program; an empty one if it has none.
+    /// Parses the plan in the name of the running program. Returns an empty plan if there is none.
     pub(crate) fn of_this_program() -> Plan {
         let program = std::env::current_exe().unwrap();
         let name = program.file_name().unwrap_or_default().to_string_lossy().into_owned();
@@ -68,7 +68,7 @@ impl Plan {
     }
 }
 
-/// Settings, from the environment.
+/// Settings from the environment.
 pub(crate) struct Settings {
     seed: u64,
     rounds: u64,
@@ -99,7 +99,7 @@ fn words(text: &str) -> Vec<String> {
     text.split(',').map(str::to_owned).collect()
 }
 
-/// Everything that was found, and counted.
+/// Findings and sums of the whole attack.
 #[derive(Default)]
 struct Record {
     findings: Mutex<Vec<String>>,
@@ -110,7 +110,7 @@ struct Record {
 impl Record {
     fn find(&self, finding: String) {
         let mut findings = self.findings.lock().unwrap();
-        // The same finding again says nothing new, and two hours of it fill a disk.
+        // Repeated findings are dropped, because those of two hours would fill a disk.
         if !findings.contains(&finding) && findings.len() < FINDINGS_MAX {
             println!("  FINDING {finding}");
             findings.push(finding);
@@ -118,7 +118,7 @@ impl Record {
     }
 }
 
-/// Runs the attack; returns the findings.
+/// Runs the attack. Returns the findings.
 pub(crate) fn run(settings: &Settings) -> Option<Vec<String>> {
     let world = World::of(Families::V4, &settings.program)?;
     println!(
@@ -186,7 +186,7 @@ pub(crate) fn run(settings: &Settings) -> Option<Vec<String>> {
     for series in &series {
         findings.extend(series.judge());
     }
-    // What one says of the other's end is no finding.
+    // A guest that ends after the other one reports that end, which is no finding.
     let reports = honest.each_ref().map(|guest| guest.stdout.text());
     findings.extend(reports.iter().flat_map(|said| report(said)));
     for guest in honest {
@@ -195,7 +195,7 @@ pub(crate) fn run(settings: &Settings) -> Option<Vec<String>> {
     Some(findings)
 }
 
-/// Copy of this program that attackers are names of.
+/// Copies this program, so that attackers' names can be links to the copy.
 fn copy(world: &World, number: usize) -> PathBuf {
     let to = world.file(&format!("attacker{number}"));
     std::fs::copy(std::env::current_exe().unwrap(), &to).unwrap();
@@ -213,8 +213,8 @@ fn honest_guest(world: &World, name: &str, peer: &str, seed: u64) -> Running {
     guest
 }
 
-/// Processes of a guest that serve somebody: its launcher, supervisors, frontend, uplink and, of the
-/// first guest, the driver domain.
+/// Returns the processes of a guest that serve others: launcher, supervisors, frontend and uplink, and for the first
+/// guest the driver domain.
 fn roles(guest: &Running, name: &str) -> Vec<(String, crate::support::processes::Process)> {
     let role = |arguments: &[String]| {
         let at = arguments.iter().position(|word| word == "internal")?;
@@ -226,7 +226,7 @@ fn roles(guest: &Running, name: &str) -> Vec<(String, crate::support::processes:
     all.filter_map(|p| Some((format!("{} of honest-{name}", role(&p.arguments)?), p))).collect()
 }
 
-/// Lives of one attacker, until the round ends.
+/// Runs the lives of one attacker until the round ends.
 fn lives(
     world: &World,
     program: &Path,
@@ -266,7 +266,7 @@ fn lives(
         let deadline = Duration::from_millis(life) + Duration::from_secs(2);
         let ended = eventually(deadline, || !guest.as_mut().unwrap().is_running());
         if !ended {
-            // The launcher ends its guest on the first signal; it may have gone just now.
+            // The first signal makes the launcher end its guest. The launcher may have ended meanwhile.
             let _ = rustix::process::kill_process(pid, rustix::process::Signal::TERM);
         }
         let gone = eventually(WITHIN, || !guest.as_mut().unwrap().is_running());
@@ -282,7 +282,7 @@ fn lives(
     }
 }
 
-/// Another process of the same user at the control socket.
+/// Attacks the control socket from another process of the same user.
 fn stranger(world: &World, seed: u64, until: Instant) {
     let mut noise = Noise::from_seed(seed);
     let mut held = Vec::new();
@@ -302,25 +302,25 @@ fn stranger(world: &World, seed: u64, until: Instant) {
         if held.len() > usize::try_from(noise.below(30)).unwrap() {
             held.clear();
         }
-        // What was never sent, or was closed by the receiver already, is closed here, for an hour.
+        // Descriptors that were not sent, or that the receiver has closed, are closed here, which takes an hour.
         std::thread::spawn(move || drop(linger));
         std::thread::sleep(Duration::from_millis(noise.below(100)));
     }
 }
 
-/// TCP socket with a full window whose last close blocks for an hour.
+/// Creates a TCP socket with a full window, whose last close blocks for an hour.
 fn lingering(listener: &std::net::TcpListener) -> Option<std::net::TcpStream> {
     let mut stream = std::net::TcpStream::connect(listener.local_addr().ok()?).ok()?;
     let (peer, _) = listener.accept().ok()?;
     stream.set_nonblocking(true).ok()?;
     while stream.write(&[0; 65536]).is_ok() {}
     rustix::net::sockopt::set_socket_linger(&stream, Some(Duration::from_secs(3600))).ok()?;
-    // The peer must outlive the stream for the window to stay full.
+    // The peer must exist longer than the stream, so that the window stays full.
     std::mem::forget(peer);
     Some(stream)
 }
 
-/// Number of guests on the switch, if the driver domain answers.
+/// Returns the number of guests on the switch, if the driver domain answers.
 fn guests_on(world: &World) -> Option<usize> {
     stats(world).ok().map(|stats| stats.ports.keys().filter(|name| *name != "gone").count())
 }
@@ -336,8 +336,8 @@ fn stats(world: &World) -> Result<ringfence::switchboard::DriverStats, String> {
     }
 }
 
-/// Asks for the counters until the round ends; an answer that takes over a second, beyond the machine's
-/// own delay, is a finding.
+/// Requests the counters until the round ends. An answer that takes more than a second, apart from the delay of the
+/// machine itself, is a finding.
 fn control_latency(world: &World, watchdog: &Watchdog, until: Instant, record: &Record) {
     while Instant::now() < until {
         watchdog.lateness();
@@ -357,7 +357,7 @@ fn control_latency(world: &World, watchdog: &Watchdog, until: Instant, record: &
     }
 }
 
-/// NBD server that stalls, talks nonsense, or closes.
+/// Runs an NBD server that stalls, sends garbage, or closes the connection.
 fn hostile_server(path: &Path, seed: u64, end: &AtomicBool) {
     let listener = UnixListener::bind(path).unwrap();
     listener.set_nonblocking(true).unwrap();
@@ -385,7 +385,7 @@ fn hostile_server(path: &Path, seed: u64, end: &AtomicBool) {
     }
 }
 
-/// Half of an honest greeting, so that some clients get further.
+/// Sends the start of a correct greeting, so that some clients continue.
 fn greet(mut client: &std::os::unix::net::UnixStream, noise: &mut Noise) -> std::io::Result<()> {
     if noise.below(3) > 0 {
         client.write_all(b"NBDMAGICIHAVEOPT")?;
@@ -416,7 +416,7 @@ fn print_round(round: u64, honest: &[Running; 2], record: &Record, start: Instan
     );
 }
 
-/// Findings in an honest guest's own report, and seconds without progress.
+/// Returns the findings in a correct guest's report, and gaps without progress.
 fn report(said: &str) -> Vec<String> {
     let mut findings: Vec<String> = Vec::new();
     let lines = said.lines();
@@ -439,7 +439,7 @@ fn report(said: &str) -> Vec<String> {
         if last(column).unwrap_or(0) == 0 {
             findings.push(format!("an honest guest's {name} did nothing"));
         }
-        // Ten seconds without progress: far beyond what a busy machine takes.
+        // Ten seconds without progress are far more than a busy machine causes.
         let stalled = ticks.windows(11).find(|w| w[0].get(column) == w[10].get(column));
         if let Some(window) = stalled {
             findings

@@ -1,10 +1,10 @@
-//! Watchdog over the processes that serve more than one party: finds threads that are stuck, processes
-//! that are gone, and memory and descriptors that grow.
+//! Watchdog over the processes that serve several parties. It finds threads that are stuck, processes that have ended,
+//! and growing memory or numbers of descriptors.
 //!
-//! A thread counts as stuck when for a second it was not scheduled once while the kernel kept it in a
-//! close (`__fput` or `task_work_run` on its stack), in an uninterruptible wait, or in a system call
-//! that is no wait for events. Only root can see stacks and system calls of a process that is not
-//! dumpable; for an ordinary user the latency of the control socket and of the data path must do.
+//! A thread counts as stuck if it was not scheduled for a second, and the kernel had it in one of these states: in a
+//! close (`__fput` or `task_work_run` on its stack), in an uninterruptible wait, or in a system call that does not
+//! wait for events. Only root can read stacks and system calls of a process that is not dumpable. For an ordinary
+//! user, the latency of the control socket and of the datapath are the only signs.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -14,13 +14,13 @@ use std::time::{Duration, Instant};
 
 use crate::support::processes::Process;
 
-/// Longest time for which a thread may make no progress inside a call that should not wait.
+/// Time without progress after which a thread inside a call that should not wait counts as stuck.
 pub(crate) const STUCK: Duration = Duration::from_secs(1);
 const PERIOD: Duration = Duration::from_millis(100);
-/// Own memory that an allocator may keep for itself, in KiB.
+/// Memory in KiB that an allocator may keep.
 const NOISE_KIB: u64 = 2048;
 
-/// System calls in which a thread may wait for as long as it likes.
+/// System calls in which a thread may wait without limit.
 const WAITS: [i64; 14] = [
     libc::SYS_ppoll,
     libc::SYS_epoll_pwait,
@@ -41,7 +41,7 @@ const WAITS: [i64; 14] = [
 const OLD_WAITS: [i64; 2] = [libc::SYS_poll, libc::SYS_epoll_wait];
 #[cfg(not(target_arch = "x86_64"))]
 const OLD_WAITS: [i64; 0] = [];
-/// System calls of storage threads: a slow disk of the machine is no finding.
+/// System calls of storage threads. A slow disk of the machine is no finding.
 const STORAGE: [i64; 9] = [
     libc::SYS_pread64,
     libc::SYS_pwrite64,
@@ -54,23 +54,23 @@ const STORAGE: [i64; 9] = [
     libc::SYS_fallocate,
 ];
 
-/// Thread as sampled: times scheduled, and the call in which the kernel keeps it.
+/// Sample of a thread: how often it was scheduled, and the call in which the kernel has it.
 #[derive(Clone, PartialEq, Eq)]
 struct Sample {
     slices: String,
     call: String,
 }
 
-/// Sampling thread; it ends when this is stopped.
+/// Sampling thread, which ends with this.
 pub(crate) struct Watchdog {
     end: Arc<AtomicBool>,
-    /// Worst lateness of a timer since it was last read, in microseconds: the machine's own delay.
+    /// Maximum lateness of a timer since the last read, in microseconds: the delay of the machine itself.
     lateness: Arc<AtomicU64>,
     thread: std::thread::JoinHandle<Vec<String>>,
 }
 
 impl Watchdog {
-    /// Starts watching.
+    /// Starts the sampling thread.
     pub(crate) fn start(processes: Vec<(String, Process)>) -> Watchdog {
         let (end, lateness) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
         let (ends, late) = (Arc::clone(&end), Arc::clone(&lateness));
@@ -78,12 +78,12 @@ impl Watchdog {
         Watchdog { end, lateness, thread }
     }
 
-    /// Returns and resets the worst lateness of a timer.
+    /// Returns the maximum lateness of a timer, and resets it.
     pub(crate) fn lateness(&self) -> Duration {
         Duration::from_micros(self.lateness.swap(0, Relaxed))
     }
 
-    /// Stops watching; returns the findings.
+    /// Stops the thread. Returns the findings.
     pub(crate) fn stop(self) -> Vec<String> {
         self.end.store(true, Relaxed);
         self.thread.join().unwrap()
@@ -130,7 +130,7 @@ fn watch(processes: &[(String, Process)], end: &AtomicBool, late: &AtomicU64) ->
     findings
 }
 
-/// Returns the sample of a thread that may be stuck; `None` for one that runs or waits for events.
+/// Returns the sample of a thread that may be stuck, or `None` if it runs or waits for events.
 fn sample(task: &std::path::Path) -> Option<Sample> {
     let stat = fs::read_to_string(task.join("stat")).ok()?;
     let state = stat.rsplit_once(") ")?.1.chars().next()?;
@@ -154,7 +154,7 @@ fn sample(task: &std::path::Path) -> Option<Sample> {
         .then(|| Sample { slices, call: format!("state {state}, system call {call:?}") })
 }
 
-/// Descriptors and own memory of a process at quiet moments.
+/// Series of a process's descriptors and memory, sampled between rounds.
 pub(crate) struct Series {
     name: String,
     process: Process,
@@ -162,19 +162,19 @@ pub(crate) struct Series {
 }
 
 impl Series {
-    /// Starts an empty series.
+    /// Creates an empty series.
     pub(crate) fn new(name: String, process: Process) -> Series {
         Series { name, process, samples: Vec::new() }
     }
 
-    /// Takes a sample; false if the process is gone.
+    /// Takes a sample. Returns `false` if the process has ended.
     pub(crate) fn sample(&mut self) -> bool {
         self.samples.push((self.process.descriptors(), self.process.own_memory_kib()));
         self.process.is_alive()
     }
 
-    /// Prints the figures; returns findings where they grow. The first third, in which buffers
-    /// reach their sizes, is only printed.
+    /// Prints the series. Returns findings if it grows. The first third is only printed, because buffers reach their sizes
+    /// in it.
     pub(crate) fn judge(&self) -> Option<String> {
         let warm = &self.samples[self.samples.len() / 3..];
         let lowest = |part: &[(usize, u64)]| {

@@ -1,4 +1,4 @@
-//! Disks of guests that do nothing, used from outside, as their user may.
+//! Disks of guests that do nothing else. The test uses a disk from outside, as its user may.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,33 +9,33 @@ use ringfence_nbd::client::{NbdAddress, NbdDisk, NbdOptions};
 
 use super::{Lab, MOMENT, Running, eventually};
 
-/// Where a script finds its disk, but for the number.
+/// Address of a guest's disk in a script, without the number.
 pub const URI: &str = "nbd+unix:///?socket=$RINGFENCE_DISK";
 
-/// A file of zeros.
+/// Creates a file of zeros.
 pub fn image_file(lab: &Lab, mebibytes: u64) -> PathBuf {
     let path = lab.file("disk.img");
     fs::File::create(&path).unwrap().set_len(mebibytes << 20).unwrap();
     path
 }
 
-/// How often something is done that a soak does more often (`RINGFENCE_SOAK_ROUNDS`).
+/// Returns the number of rounds: `few`, or `RINGFENCE_SOAK_ROUNDS` in a soak.
 pub fn rounds(few: u64) -> u64 {
     let wanted = std::env::var("RINGFENCE_SOAK_ROUNDS").ok();
     wanted.map_or(few, |number| number.parse().unwrap())
 }
 
-/// The socket of a guest's first disk.
+/// Returns the path of the socket of a guest's first disk.
 pub fn socket_of(lab: &Lab, guest: &Running) -> PathBuf {
     lab.runtime_dir().join(format!("disk-{}-0", guest.pid().as_raw_nonzero()))
 }
 
-/// A guest that does nothing, and its disk. A request fails when it is three seconds old.
+/// Starts a guest that does nothing, and opens its disk. A request fails after three seconds.
 pub fn served(lab: &Lab, disk: &str) -> (Running, NbdDisk) {
     served_within(lab, disk, Duration::from_secs(3))
 }
 
-/// The same with another age at which a request fails. A flush of a machine at work may take seconds.
+/// Starts a guest as [`served`] does, with another time limit for requests. A flush may take seconds.
 pub fn served_within(lab: &Lab, disk: &str, give_up: Duration) -> (Running, NbdDisk) {
     let guest = lab.run(&format!("--disk {disk}"), &["sleep", "300"]);
     guest.wait_up();
@@ -50,11 +50,11 @@ pub fn served_within(lab: &Lab, disk: &str, give_up: Duration) -> (Running, NbdD
     (guest, opened.expect("the disk can be opened"))
 }
 
-/// A program in the background, killed when dropped.
+/// Program in the background, which is killed when this is dropped.
 pub struct Background(pub Child);
 
 impl Background {
-    /// Starts it, and waits until `is_there`.
+    /// Starts the program, and waits until `is_there` returns `true`.
     pub fn start(words: &[&str], is_there: impl Fn() -> bool) -> Background {
         let mut command = Command::new(words[0]);
         command.args(&words[1..]);
@@ -64,13 +64,12 @@ impl Background {
         started
     }
 
-    /// Its number.
+    /// Returns the process id.
     pub fn pid(&self) -> rustix::process::Pid {
         rustix::process::Pid::from_child(&self.0)
     }
 
-    /// Stops every thread of it, and waits until that is so: until then a thread may still do what it is
-    /// woken for.
+    /// Stops every thread of the program. Waits until all have stopped, because a thread may run until then.
     pub fn stop(&self) {
         rustix::process::kill_process(self.pid(), rustix::process::Signal::STOP).unwrap();
         let is_stopped = |task: std::io::Result<std::fs::DirEntry>| {
@@ -90,28 +89,28 @@ impl Drop for Background {
     }
 }
 
-/// Whether something listens on a Unix socket.
+/// Returns `true` if a process listens on the Unix socket.
 pub fn listens(path: &Path) -> bool {
     std::os::unix::net::UnixStream::connect(path).is_ok()
 }
 
-/// Runs a program to its end; its status and what it said.
-pub fn said(words: &[&str]) -> (Option<i32>, String) {
+/// Runs a program to its end. Returns its status and its output.
+pub fn output_of(words: &[&str]) -> (Option<i32>, String) {
     let output = Command::new("timeout").arg("120").args(words).output().unwrap();
     let text = [output.stdout, output.stderr].concat();
     (output.status.code(), String::from_utf8_lossy(&text).into_owned())
 }
 
-/// Runs a program to its end, which must be good.
-pub fn must(words: &[&str]) -> String {
-    let (status, text) = said(words);
+/// Runs a program that must succeed. Returns its output.
+pub fn succeed(words: &[&str]) -> String {
+    let (status, text) = output_of(words);
     assert_eq!(status, Some(0), "{words:?}: {text}");
     text
 }
 
-/// Why there can be no loop devices here.
+/// Returns the reason for which there can be no loop devices.
 pub fn loop_missing() -> Option<String> {
     let control = fs::File::options().read(true).write(true).open("/dev/loop-control");
-    let free = control.is_ok() && said(&["losetup", "-f"]).0 == Some(0);
+    let free = control.is_ok() && output_of(&["losetup", "-f"]).0 == Some(0);
     (!free).then(|| "loop devices may not be used here".to_owned())
 }

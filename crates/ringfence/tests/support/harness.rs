@@ -1,10 +1,10 @@
-//! For test programs that play other parts as well, so that they cannot have the usual harness:
-//! runs tests one after the other and reports as libtest does.
+//! Test harness for programs that also play other roles, so that they cannot have the usual one. It runs tests
+//! one after the other and reports as libtest does.
 
 use std::panic::AssertUnwindSafe;
 use std::process::ExitCode;
 
-/// Runs the tests whose names contain one of the words on the command line, all if there are none.
+/// Runs the tests whose names contain one of the words on the command line. Without words, runs all.
 pub fn main(tests: &[(&str, fn())]) -> ExitCode {
     let words: Vec<String> = std::env::args().skip(1).collect();
     if words.iter().any(|word| word == "--list") {

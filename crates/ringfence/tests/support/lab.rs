@@ -1,5 +1,5 @@
-//! A daemon of `ringfence serve` without a hypervisor: it is a domain of a hub, and the test is the toolstack
-//! and the guests.
+//! A daemon of `ringfence serve` without a hypervisor. The daemon is a domain of a hub, and the test plays the
+//! toolstack and the guests.
 
 use std::fs;
 use std::os::fd::OwnedFd;
@@ -18,9 +18,10 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use rustix::process::{Pid, Signal, kill_process};
 
 pub const SOON: Duration = Duration::from_secs(20);
-/// The daemon's domain.
+/// Domain of the daemon.
 pub const DRIVER: DomId = DomId(1);
 
+/// Waits until `done` returns `true`. Fails with `what` after [`SOON`].
 pub fn wait_until(what: &str, mut done: impl FnMut() -> bool) {
     let deadline = Instant::now() + SOON;
     while !done() {
@@ -29,7 +30,7 @@ pub fn wait_until(what: &str, mut done: impl FnMut() -> bool) {
     }
 }
 
-/// A hub, its toolstack, and a daemon.
+/// Hub with its toolstack and a daemon.
 pub struct Lab {
     pub dir: tempfile::TempDir,
     pub hub: HubHandle,
@@ -58,12 +59,12 @@ fn listen(path: &Path) -> OwnedFd {
 }
 
 impl Lab {
-    /// One whose configuration, and what else the daemon is to find, `prepare` puts into the directory.
+    /// Starts a daemon. `prepare` writes the configuration and other files into the directory before.
     pub fn start(prepare: impl FnOnce(&Path)) -> Lab {
         Lab::start_as(&[env!("CARGO_BIN_EXE_ringfence")], prepare)
     }
 
-    /// As [`Lab::start`], with a daemon that is started by `words` followed by its own arguments.
+    /// Starts a daemon, as [`Lab::start`] does, by `words` followed by the daemon's own arguments.
     pub fn start_as(words: &[&str], prepare: impl FnOnce(&Path)) -> Lab {
         let dir = tempfile::tempdir().unwrap();
         let (mut thread, hub) = Hub::new(HubLimits::default()).unwrap();
@@ -71,13 +72,13 @@ impl Lab {
         std::thread::spawn(move || thread.run().unwrap());
         let (_, socket) = hub.admit(Some(DomId(0)), true).unwrap();
         let mut store = LocalPlatform::connect(socket).unwrap().store().unwrap();
-        // The daemon will be the next domain; as on Xen, it may read its own directory.
+        // The daemon becomes the next domain. As on Xen, it may read its own directory.
         let own = format!("/local/domain/{}", DRIVER.0);
         store.mkdir(&own).unwrap();
         store.set_perms(&own, &PermissionList::owned_by(DomId(0), NodeAccess::Read)).unwrap();
         prepare(dir.path());
         let log = fs::File::create(dir.path().join("log")).unwrap();
-        // Whoever runs the tests may ignore signals (a background job, nohup), which is inherited.
+        // The caller may ignore signals (a background job, nohup), and children inherit that.
         let daemon = Command::new("env")
             .arg("--default-signal")
             .args(words)
@@ -111,7 +112,7 @@ impl Lab {
         fs::read_to_string(self.dir.path().join("log")).unwrap_or_default()
     }
 
-    /// Process id of the daemon.
+    /// Returns the process id of the daemon.
     pub fn pid(&self) -> u32 {
         self.daemon.id()
     }
@@ -121,7 +122,7 @@ impl Lab {
         kill_process(pid, signal).unwrap();
     }
 
-    /// Writes a key of a device's backend directory, as the toolstack.
+    /// Writes a key into a device's backend directory, as the toolstack does.
     pub fn write(&mut self, device: &DeviceId, key: &str, value: &str) {
         self.store.write(&format!("{}/{key}", device.backend_path()), value).unwrap();
     }

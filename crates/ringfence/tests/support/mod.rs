@@ -1,5 +1,5 @@
-//! What the scenarios share: a runtime directory of their own, guests that are ended whatever
-//! happens, what a process tree looks like, and what to do where a program is missing.
+//! Common parts of the end-to-end tests: a runtime directory for each test, guests that end with the test,
+//! process trees, and reactions to missing programs.
 
 #![allow(dead_code, unreachable_pub, reason = "each test program uses its own part of this")]
 #![allow(clippy::unwrap_used, reason = "in a test, a failure is a panic")]
@@ -25,33 +25,32 @@ use rustix::process::{Pid, Signal};
 
 use processes::{Process, descendants};
 
-/// How long anything may take that takes a moment: generous, since the machine may be busy.
+/// Limit for a step that takes a moment on an idle machine.
 pub const MOMENT: Duration = Duration::from_secs(20);
-/// How long whatever is to be gone may still be there.
+/// Limit for the disappearance of processes and files.
 pub const GONE_WITHIN: Duration = Duration::from_secs(2);
 
-/// A runtime directory of its own, with the switches in it and files that guests may share.
+/// Runtime directory of a test, with its switches and with files that guests share.
 ///
-/// When it is dropped, whatever a test has started in it is ended; if the test failed, everything
-/// that was said is printed.
+/// Dropping it ends everything that the test started in it. After a failure it prints all output.
 pub struct Lab {
     directory: tempfile::TempDir,
     program: PathBuf,
     said: Mutex<Vec<(String, Said)>>,
 }
 
-/// What a process wrote, as far as it was read yet.
+/// Output of a process that has been read so far.
 #[derive(Clone, Default)]
 pub struct Said(Arc<Mutex<Vec<u8>>>);
 
 impl Said {
-    /// As text.
+    /// Returns the output as text.
     pub fn text(&self) -> String {
         let bytes = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         String::from_utf8_lossy(&bytes).into_owned()
     }
 
-    /// Reads `from` to its end on a thread.
+    /// Reads `from` to its end, on a thread of its own.
     pub fn listen(&self, mut from: impl Read + Send + 'static) -> std::thread::JoinHandle<()> {
         let said = self.clone();
         std::thread::spawn(move || {
@@ -65,22 +64,22 @@ impl Said {
 }
 
 impl Lab {
-    /// A fresh one, for the command.
+    /// Creates a directory for the `ringfence` command.
     pub fn new() -> Lab {
         Lab::of(env!("CARGO_BIN_EXE_ringfence"))
     }
 
-    /// A fresh one, in which another program plays the command.
+    /// Creates a directory in which `program` takes the place of the command.
     pub fn of(program: impl Into<PathBuf>) -> Lab {
         let directory = tempfile::tempdir().unwrap();
-        // Launchers look here for switches.
+        // Launchers look for switches in this directory.
         let lab = Lab { directory, program: program.into(), said: Mutex::default() };
         std::fs::create_dir(lab.path("session")).unwrap();
         std::fs::create_dir(lab.path("files")).unwrap();
         lab
     }
 
-    /// What plays the command.
+    /// Returns the path of the command.
     pub fn program(&self) -> &str {
         self.program.to_str().unwrap()
     }
@@ -89,35 +88,35 @@ impl Lab {
         self.directory.path().join(name)
     }
 
-    /// A file that guests and test share; their commands run in its directory.
+    /// Returns the path of a file that guests and the test share. The guests' working directory contains it.
     pub fn file(&self, name: &str) -> PathBuf {
         self.path("files").join(name)
     }
 
-    /// What a shared file says.
+    /// Returns the content of a shared file.
     pub fn read(&self, name: &str) -> String {
         std::fs::read_to_string(self.file(name)).unwrap_or_else(|error| panic!("{name}: {error}"))
     }
 
-    /// The runtime directory.
+    /// Returns the path of the runtime directory.
     pub fn runtime_dir(&self) -> PathBuf {
         self.path("session").join("ringfence")
     }
 
-    /// `ringfence run OPTIONS -- COMMAND`.
+    /// Starts `ringfence run OPTIONS -- COMMAND`.
     pub fn run(&self, options: &str, command: &[&str]) -> Running {
         self.start(options, command, &[])
     }
 
-    /// `ringfence run OPTIONS -- sh -c SCRIPT`; the script stops at the first failure.
+    /// Starts `ringfence run OPTIONS -- sh -c SCRIPT`. The script stops at the first failure.
     pub fn script(&self, options: &str, script: &str) -> Running {
         self.start(options, &["sh", "-ec", script], &[])
     }
 
-    /// `WRAPPER ringfence run OPTIONS -- COMMAND`.
+    /// Starts `WRAPPER ringfence run OPTIONS -- COMMAND`.
     pub fn start(&self, options: &str, command: &[&str], wrapper: &[&str]) -> Running {
         let mut words: Vec<&str> = wrapper.iter().copied().chain([self.program(), "run"]).collect();
-        // Guests of tests send nothing to the network of the machine that the tests run on.
+        // Guests of tests send nothing to the network of the test machine.
         if !options.contains("--uplink") {
             words.extend(["--uplink", "none"]);
         }
@@ -125,15 +124,15 @@ impl Lab {
         self.spawn(&words)
     }
 
-    /// Any command, with this runtime directory.
+    /// Starts any command with this runtime directory.
     pub fn spawn(&self, words: &[&str]) -> Running {
         let path = std::env::var("PATH").unwrap_or_default();
-        // Whoever runs the tests may ignore signals (a background job, nohup), which is inherited.
+        // The caller may ignore signals (a background job, nohup), and children inherit that.
         let mut child = Command::new("env")
             .arg("--default-signal")
             .args(words)
             .env("XDG_RUNTIME_DIR", self.path("session"))
-            // Where Debian keeps `ip`.
+            // Directory of `ip` on Debian.
             .env("PATH", format!("{path}:/usr/sbin:/sbin"))
             .current_dir(self.path("files"))
             .stdin(Stdio::null())
@@ -166,7 +165,7 @@ impl Lab {
         }
     }
 
-    /// That no switch is left, within the time in which everything is to be gone.
+    /// Checks that no switch is left after [`GONE_WITHIN`].
     pub fn assert_no_switch(&self) {
         let files = || -> Vec<String> {
             let Ok(entries) = std::fs::read_dir(self.runtime_dir()) else { return Vec::new() };
@@ -188,72 +187,71 @@ impl Drop for Lab {
     }
 }
 
-/// A command that was started. It is killed when this is dropped.
+/// Process of a started command. Dropping it kills the process.
 pub struct Running {
     title: String,
     child: Child,
-    /// Its standard output.
+    /// Standard output of the process.
     pub stdout: Said,
-    /// Its standard error.
+    /// Standard error of the process.
     pub stderr: Said,
     readers: Vec<std::thread::JoinHandle<()>>,
 }
 
-/// How a command ended.
+/// Result of a command that has ended.
 #[derive(Debug)]
 pub struct Finished {
-    /// Its exit status; `None` where a signal ended it.
+    /// Exit status, or `None` if a signal ended the command.
     pub status: Option<i32>,
-    /// What it wrote.
+    /// Standard output of the command.
     pub stdout: String,
-    /// What it wrote, with what the launcher said.
+    /// Standard error of the command and of the launcher.
     pub stderr: String,
 }
 
 impl Running {
-    /// Its process.
+    /// Returns the process id.
     pub fn pid(&self) -> Pid {
         Pid::from_child(&self.child)
     }
 
-    /// It, and all processes below it.
+    /// Returns the process and all processes below it.
     pub fn processes(&self) -> Vec<Process> {
         descendants(self.pid())
     }
 
-    /// The one process of `ringfence internal ROLE` below it.
+    /// Returns the only process of `ringfence internal ROLE` below the command.
     pub fn inner(&self, role: &str) -> Process {
         let found = || self.processes().into_iter().find(|process| process.is_role(role));
         assert!(eventually(MOMENT, || found().is_some()), "{}: no process `{role}`", self.title);
         found().unwrap_or_else(|| panic!("{}: `{role}` is gone again", self.title))
     }
 
-    /// Waits until a summary says that the guest is on its switch, which is when its command
-    /// starts.
+    /// Waits for the summary that says that the guest is on its switch. The guest's command starts then.
     pub fn wait_up(&self) -> &Running {
         self.wait_for_error(" is on switch ")
     }
 
-    /// Waits until standard error has this text.
+    /// Waits until standard error contains the text.
     pub fn wait_for_error(&self, text: &str) -> &Running {
         let found = eventually(MOMENT, || self.stderr.text().contains(text));
         assert!(found, "{}: standard error never said {text:?}", self.title);
         self
     }
 
-    /// Waits until standard output has this text.
+    /// Waits until standard output contains the text.
     pub fn wait_for_output(&self, text: &str) -> &Running {
         let found = eventually(MOMENT, || self.stdout.text().contains(text));
         assert!(found, "{}: standard output never said {text:?}", self.title);
         self
     }
 
-    /// Whether it has not ended yet.
+    /// Returns `true` if the command has not ended.
     pub fn is_running(&mut self) -> bool {
         self.child.try_wait().unwrap().is_none()
     }
 
-    /// Waits for its end.
+    /// Waits for the end of the command.
     pub fn finish(mut self, within: Duration) -> Finished {
         let mut status = None;
         eventually(within, || {
@@ -264,7 +262,7 @@ impl Running {
         self.collect(status)
     }
 
-    /// Waits for its end, which is to be a success; returns its output.
+    /// Waits for the end of the command, checks that it succeeded, and returns its output.
     pub fn succeed(self, within: Duration) -> String {
         let title = self.title.clone();
         let finished = self.finish(within);
@@ -272,14 +270,14 @@ impl Running {
         finished.stdout
     }
 
-    /// Ends it as Ctrl-C would, by a signal to the launcher, and waits for the end.
+    /// Ends the command as Ctrl-C does, by a signal to the launcher, and waits for the end.
     pub fn end(self) -> Finished {
         rustix::process::kill_process(self.pid(), Signal::TERM).unwrap();
         self.finish(MOMENT)
     }
 
     fn collect(&mut self, status: ExitStatus) -> Finished {
-        // What a guest leaves behind is killed with it, so that both streams end.
+        // The kernel kills all processes of a guest with it, so that both streams end.
         for reader in self.readers.drain(..) {
             let ended = eventually(MOMENT, || reader.is_finished());
             assert!(ended, "{}: somebody still holds its standard streams", self.title);
@@ -291,14 +289,14 @@ impl Running {
 
 impl Drop for Running {
     fn drop(&mut self) {
-        // Only a test that fails gets here with a running one. The rest of the guest dies with
-        // the launcher, and the switch with its last guest.
+        // Only a failed test drops a running command. The rest of the guest ends with the launcher, and
+        // the switch with its last guest.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-/// Looks again and again until it is so; false when it takes too long.
+/// Polls until `is_so` returns `true`. Returns `false` after the time `within`.
 pub fn eventually(within: Duration, mut is_so: impl FnMut() -> bool) -> bool {
     let deadline = Instant::now() + within;
     loop {
@@ -312,16 +310,16 @@ pub fn eventually(within: Duration, mut is_so: impl FnMut() -> bool) -> bool {
     }
 }
 
-/// Numbers without a pattern, from a seed; what is needed here is only disturbance.
+/// Pseudo-random numbers (xorshift64), for disturbances only.
 pub struct Noise(u64);
 
 impl Noise {
-    /// From this seed.
+    /// Creates the sequence of a seed.
     pub fn from_seed(seed: u64) -> Noise {
         Noise(seed | 1)
     }
 
-    /// The next (xorshift64).
+    /// Returns the next number.
     pub fn next(&mut self) -> u64 {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
@@ -329,13 +327,13 @@ impl Noise {
         self.0
     }
 
-    /// The next below `end`.
+    /// Returns the next number below `end`.
     pub fn below(&mut self, end: u64) -> u64 {
         self.next() % end
     }
 }
 
-/// Writes a file without a pattern; every run of a test has the same.
+/// Writes a file of pseudo-random bytes, which are the same in every run.
 pub fn write_noise(path: &Path, mebibytes: usize) {
     use std::io::Write;
     let mut noise = Noise::from_seed(0x5eed);
@@ -346,7 +344,7 @@ pub fn write_noise(path: &Path, mebibytes: usize) {
     file.flush().unwrap();
 }
 
-/// The SHA-256 of a file, by the program of that name.
+/// Returns the SHA-256 of a file, as the program of that name computes it.
 pub fn sha256(path: &Path) -> String {
     let output = Command::new("sha256sum").arg(path).output().unwrap();
     assert!(output.status.success());

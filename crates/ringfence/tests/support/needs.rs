@@ -1,24 +1,23 @@
-//! What a test needs that a machine may lack.
+//! Requirements of tests that a machine may lack.
 //!
-//! A test that lacks something says `SKIPPED: reason` and returns. Where `RINGFENCE_TEST_REQUIRE`
-//! is 1 it fails instead: there nothing may be skipped unnoticed.
+//! A test without one of its requirements prints `SKIPPED: reason` and returns. With
+//! `RINGFENCE_TEST_REQUIRE=1` it fails instead, so that no test is skipped unnoticed.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-/// Something needed.
+/// Requirement of a test.
 #[derive(Clone, Copy, Debug)]
 pub enum Need {
-    /// A program, of this Debian package.
+    /// Program and its Debian package.
     Program(&'static str, &'static str),
-    /// TAP devices and user namespaces: what every guest needs.
+    /// TAP devices and user namespaces, which every guest needs.
     Guests,
-    /// The rights of root.
     Root,
 }
 
 impl Need {
-    /// What is missing, in words.
+    /// Returns a description of what is missing, or `None`.
     pub fn missing(self) -> Option<String> {
         match self {
             Need::Program(name, package) => (!is_installed(name))
@@ -50,26 +49,26 @@ fn guests_missing() -> Option<String> {
     (!may).then(|| "user namespaces may not be made here".to_owned())
 }
 
-/// Fails where nothing may be skipped; else says that the test is.
+/// Prints that the test is skipped. Panics if no test may be skipped.
 pub fn skip(reason: &str) {
     let is_required = std::env::var_os("RINGFENCE_TEST_REQUIRE").is_some_and(|value| value == "1");
     assert!(!is_required, "RINGFENCE_TEST_REQUIRE is set, and {reason}");
     eprintln!("SKIPPED: {reason}");
 }
 
-/// Says that a test is skipped because of the machine's kernel, or of who keeps a container: nothing
-/// that is installed would help. It runs in `cargo xtask vm linux` all the same.
+/// Prints that a test is skipped because of the kernel, or of the container that the test runs in. No package
+/// would help. The test runs in `cargo xtask vm linux` nevertheless.
 pub fn skip_for_the_kernel(reason: &str) {
     eprintln!("SKIPPED: {reason}");
 }
 
-/// Says that a test is skipped for want of something that is not installed only to test: a server that
-/// the package would start on the machine, a program that the distribution has not.
+/// Prints that a test is skipped because a program is missing that nobody installs only for a test: the package
+/// would start a server on the machine, or the distribution has none.
 pub fn skip_what_is_not_installed(reason: &str) {
     eprintln!("SKIPPED: {reason}");
 }
 
-/// Returns from the test unless everything that it needs is there.
+/// Returns from the test unless all its requirements are met.
 #[macro_export]
 macro_rules! require {
     ($($need:expr),+ $(,)?) => {

@@ -4,24 +4,22 @@ use std::fs;
 
 use rustix::process::{Pid, Signal};
 
-/// A process at one moment.
+/// Properties of a process when they were read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Process {
-    /// Its number.
     pub pid: Pid,
-    /// Its parent's.
+    /// Process id of the parent.
     pub parent: i32,
-    /// When it was started, in the kernel's ticks: tells it from another of the same number.
+    /// Start time in kernel ticks. It distinguishes processes with the same id.
     pub started: u64,
-    /// Its arguments.
     pub arguments: Vec<String>,
 }
 
 impl Process {
-    /// Reads what there is on a process.
+    /// Reads the properties of a process.
     pub fn read(pid: i32) -> Option<Process> {
         let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-        // The name in parentheses may hold anything, also parentheses.
+        // The name in parentheses may contain anything, also parentheses.
         let rest = stat.rsplit_once(") ")?.1;
         let fields: Vec<&str> = rest.split(' ').collect();
         if fields.first() == Some(&"Z") {
@@ -40,38 +38,37 @@ impl Process {
         })
     }
 
-    /// Whether it is `ringfence internal ROLE`.
+    /// Returns `true` if the process is `ringfence internal ROLE`.
     pub fn is_role(&self, role: &str) -> bool {
         self.arguments.get(1).is_some_and(|word| word == "internal")
             && self.arguments.get(2).is_some_and(|word| word == role)
     }
 
-    /// Whether it still is there.
+    /// Returns `true` if the process still exists.
     pub fn is_alive(&self) -> bool {
         Process::read(self.pid.as_raw_nonzero().get())
             .is_some_and(|now| now.started == self.started)
     }
 
-    /// Sends it a signal.
+    /// Sends a signal to the process.
     pub fn signal(&self, signal: Signal) {
         rustix::process::kill_process(self.pid, signal).unwrap();
     }
 
-    /// How many descriptors it has open. Only root may look into a process that is not dumpable.
+    /// Returns the number of open descriptors. Only root can read it for a process that is not dumpable.
     pub fn descriptors(&self) -> usize {
         fs::read_dir(format!("/proc/{}/fd", self.pid)).map_or(0, Iterator::count)
     }
 
-    /// Its own memory that is in RAM, in KiB: without arenas, which are bounded, and of which it
-    /// has ever more pages in RAM as they are used for the first time.
+    /// Returns the process's own resident memory in KiB, without arenas. Arenas are bounded, and their resident
+    /// part grows until every page was used once.
     pub fn own_memory_kib(&self) -> u64 {
         let status = fs::read_to_string(format!("/proc/{}/status", self.pid)).unwrap_or_default();
         let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:"));
         line.and_then(|line| line.split_whitespace().next()?.parse().ok()).unwrap_or(0)
     }
 
-    /// The namespaces it is in: kind and number. Only root may look into a process that is not
-    /// dumpable.
+    /// Returns kind and number of each namespace. Only root can read them for a process that is not dumpable.
     pub fn namespaces(&self) -> Vec<String> {
         ["user", "pid", "net", "mnt", "ipc", "uts"]
             .iter()
@@ -81,7 +78,7 @@ impl Process {
     }
 }
 
-/// Every process.
+/// Returns all processes of the machine.
 pub fn all() -> Vec<Process> {
     let entries = fs::read_dir("/proc").unwrap();
     entries
@@ -90,7 +87,7 @@ pub fn all() -> Vec<Process> {
         .collect()
 }
 
-/// A process and all below it.
+/// Returns a process and all processes below it.
 pub fn descendants(root: Pid) -> Vec<Process> {
     let all = all();
     let mut found: Vec<Process> =

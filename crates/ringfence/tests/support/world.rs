@@ -1,5 +1,5 @@
-//! A host and what is outside of it, in network namespaces of their own: `wan0` of the one is a cable to
-//! `out0` of the other. Nothing of it leaves the test.
+//! A host and an outside network, in network namespaces of their own. A veth pair connects `wan0` of the host
+//! to `out0` of the outside. No packet leaves these namespaces.
 
 use std::io::{BufRead, BufReader};
 use std::path::PathBuf;
@@ -8,7 +8,7 @@ use std::process::{Child, Command, Stdio};
 use super::needs::{Need, skip_for_the_kernel};
 use super::{Lab, MOMENT, Running};
 
-/// The addresses that a host has.
+/// Address families of the host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Families {
     Both,
@@ -16,19 +16,19 @@ pub enum Families {
     V6,
 }
 
-/// The host's addresses on the cable, and those of the other end, which is its router.
+/// Addresses of the host on the link, and of the other end, which is the host's router.
 pub const HOST_V4: &str = "192.0.2.2";
 pub const HOST_V6: &str = "2001:db8:1::2";
 pub const OUTSIDE_V4: &str = "192.0.2.1";
 pub const OUTSIDE_V6: &str = "2001:db8:1::1";
-/// Addresses that are behind the router.
+/// Addresses behind the router.
 pub const FAR_V4: &str = "198.51.100.1";
 pub const FAR_V6: &str = "2001:db8:ffff::1";
 
-/// A server and a client over TCP and UDP.
+/// Program with a server and a client for TCP and UDP.
 const PEER: &str = include_str!("peer.py");
 
-/// A host with a network, and the outside. They end when this is dropped.
+/// Host with a network, and the outside. Dropping it ends the namespaces.
 pub struct World {
     pub lab: Lab,
     host: Child,
@@ -36,8 +36,8 @@ pub struct World {
     is_root: bool,
 }
 
-/// A process that keeps namespaces, until its standard input ends.
-fn keeper(words: &[&str]) -> Child {
+/// Starts a process that holds namespaces until its standard input ends.
+fn holder(words: &[&str]) -> Child {
     let mut child = Command::new(words[0])
         .args(&words[1..])
         .args(["sh", "-c", "echo ready; exec cat"])
@@ -53,12 +53,12 @@ fn keeper(words: &[&str]) -> Child {
 }
 
 impl World {
-    /// A world, or `None` (and a word why) where there can be none.
+    /// Creates a world. Prints a reason and returns `None` if the machine allows none.
     pub fn new(families: Families) -> Option<World> {
         World::of(families, env!("CARGO_BIN_EXE_ringfence"))
     }
 
-    /// The same, in which another program plays the command.
+    /// Creates a world in which `program` takes the place of the `ringfence` command.
     pub fn of(families: Families, program: impl Into<PathBuf>) -> Option<World> {
         for need in
             [Need::Guests, Need::Program("ip", "iproute2"), Need::Program("python3", "python3")]
@@ -73,10 +73,10 @@ impl World {
         if !is_root {
             words.extend(["--user", "--map-root-user"]);
         }
-        let host = keeper(&words);
+        let host = holder(&words);
         let words = enter(&host, is_root, &["--net"]);
         let words = words.iter().map(String::as_str).chain(["unshare", "--net"]);
-        let outside = keeper(&words.collect::<Vec<_>>());
+        let outside = holder(&words.collect::<Vec<_>>());
         let world = World { lab: Lab::of(program), host, outside, is_root };
         std::fs::write(world.lab.file("peer.py"), PEER).unwrap();
         let cable =
@@ -92,7 +92,7 @@ impl World {
 
     fn configure(&self, families: Families) {
         let range = if self.is_root { "0 2147483647" } else { "0 0" };
-        // Addresses are of use at once.
+        // Addresses are usable at once, without duplicate address detection.
         let mut host = format!(
             "ip link set lo up; echo {range} > /proc/sys/net/ipv4/ping_group_range; \
              echo 0 > /proc/sys/net/ipv6/conf/wan0/accept_dad; "
@@ -123,7 +123,7 @@ impl World {
         self.name_servers(&[]);
     }
 
-    /// Whom the host asks for names.
+    /// Sets the host's name servers.
     pub fn name_servers(&self, servers: &[&str]) {
         let text: String = servers.iter().map(|ip| format!("nameserver {ip}\n")).collect();
         std::fs::write(self.lab.file("resolv.conf"), text).unwrap();
@@ -131,7 +131,7 @@ impl World {
         self.host(&["sh", "-ec", mount]).succeed(MOMENT);
     }
 
-    /// A command on the host.
+    /// Starts a command on the host.
     pub fn host(&self, words: &[&str]) -> Running {
         let files = self.lab.file("").to_str().unwrap().to_owned();
         let mut all = enter(&self.host, self.is_root, &["--net", "--mount"]);
@@ -139,7 +139,7 @@ impl World {
         self.spawn(all, words)
     }
 
-    /// A command outside.
+    /// Starts a command outside.
     pub fn outside(&self, words: &[&str]) -> Running {
         self.spawn(enter(&self.outside, self.is_root, &["--net"]), words)
     }
@@ -149,14 +149,14 @@ impl World {
         self.lab.spawn(&all.iter().map(String::as_str).collect::<Vec<_>>())
     }
 
-    /// `peer.py MODE ADDRESS PORT` outside, once it listens.
+    /// Starts `peer.py MODE ADDRESS PORT` outside, and waits until it listens.
     pub fn server(&self, mode: &str, address: &str, port: u16) -> Running {
         let server = self.outside(&["python3", "peer.py", mode, address, &port.to_string()]);
         server.wait_for_output("listening");
         server
     }
 
-    /// `ringfence run OPTIONS -- sh -ec SCRIPT` on the host, by `--link $RINGFENCE_TEST_LINK`, if that is set.
+    /// Starts `ringfence run OPTIONS -- sh -ec SCRIPT` on the host, with `--link $RINGFENCE_TEST_LINK` if set.
     pub fn guest(&self, options: &str, script: &str) -> Running {
         match std::env::var("RINGFENCE_TEST_LINK") {
             Ok(link) if !link.is_empty() => {
@@ -166,27 +166,27 @@ impl World {
         }
     }
 
-    /// The same by whatever link is the default.
+    /// Starts a guest with the default link.
     pub fn plain_guest(&self, options: &str, script: &str) -> Running {
         let mut words = vec![self.lab.program(), "run"];
         words.extend(options.split_whitespace().chain(["--", "sh", "-ec", script]));
         self.host(&words)
     }
 
-    /// The same of a guest that is on the host's network alone.
+    /// Starts a guest that is on no switch and has only the host's network.
     pub fn lone_guest(&self, options: &str, script: &str) -> Running {
         self.guest(&format!("--uplink host --switch none {options}"), script)
     }
 
-    /// A shared file.
+    /// Returns the path of a shared file.
     pub fn file(&self, name: &str) -> PathBuf {
         self.lab.file(name)
     }
 }
 
-/// What makes a command run in a keeper's namespaces.
-fn enter(keeper: &Child, is_root: bool, namespaces: &[&str]) -> Vec<String> {
-    let mut words = vec!["nsenter".to_owned(), format!("--target={}", keeper.id())];
+/// Returns the words that run a command in the namespaces of `holder`.
+fn enter(holder: &Child, is_root: bool, namespaces: &[&str]) -> Vec<String> {
+    let mut words = vec!["nsenter".to_owned(), format!("--target={}", holder.id())];
     if !is_root {
         words.extend(["--user".to_owned(), "--preserve-credentials".to_owned()]);
     }
@@ -196,9 +196,9 @@ fn enter(keeper: &Child, is_root: bool, namespaces: &[&str]) -> Vec<String> {
 
 impl Drop for World {
     fn drop(&mut self) {
-        for keeper in [&mut self.outside, &mut self.host] {
-            let _ = keeper.kill();
-            let _ = keeper.wait();
+        for holder in [&mut self.outside, &mut self.host] {
+            let _ = holder.kill();
+            let _ = holder.wait();
         }
     }
 }

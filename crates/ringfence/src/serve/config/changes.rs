@@ -1,22 +1,21 @@
-//! What a new configuration changes, and when that takes effect.
+//! Differences between two configurations, and the time at which each takes effect.
 
 use core::fmt;
 
 use super::Config;
 
-/// When a change takes effect.
+/// Time at which a change takes effect.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Effect {
-    /// At the reload.
     Now,
     /// For devices that connect after the reload.
     Connect,
-    /// When the daemon is started again.
+    /// At the next start of the daemon.
     Restart,
 }
 
 impl Effect {
-    /// The word behind each option in the example.
+    /// Returns the word that the example configuration prints behind each option.
     pub fn word(self) -> &'static str {
         match self {
             Effect::Now => "now",
@@ -26,7 +25,7 @@ impl Effect {
     }
 }
 
-/// Every option, and when a change of it takes effect.
+/// All options, and the time at which a change of each takes effect.
 pub(super) const KEYS: &[(&str, Effect)] = &[
     ("serve.status-socket", Effect::Restart),
     ("serve.log-level", Effect::Now),
@@ -61,24 +60,24 @@ pub(super) const KEYS: &[(&str, Effect)] = &[
     ("disk", Effect::Connect),
 ];
 
-/// What differs between two configurations.
+/// Options that differ between two configurations.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Changes(Vec<(&'static str, Effect)>);
 
 impl Changes {
-    /// Options that differ, as `section.option`, and when that takes effect.
+    /// Returns the options that differ, as `section.option`, and when each takes effect.
     pub fn all(&self) -> &[(&'static str, Effect)] {
         &self.0
     }
 
-    /// Those with that effect.
+    /// Iterates over the options with one effect.
     pub fn with(&self, effect: Effect) -> impl Iterator<Item = &'static str> {
         self.0.iter().filter(move |(_, own)| *own == effect).map(|(name, _)| *name)
     }
 }
 
 impl fmt::Display for Changes {
-    /// As in `serve.log-level now; network.attach at a restart`.
+    /// Formats the changes, as in `serve.log-level now; network.mode for devices that connect from now on`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.0.is_empty() {
             return f.write_str("nothing changed");
@@ -96,7 +95,7 @@ impl fmt::Display for Changes {
 }
 
 impl Config {
-    /// What differs in `new`.
+    /// Compares with the configuration `new`.
     pub fn changes_to(&self, new: &Config) -> Changes {
         let differs = |name: &str| {
             let (s, n, l) = (&self.serve, &self.network, &self.limits);
@@ -128,7 +127,7 @@ impl Config {
         Changes(KEYS.iter().copied().filter(|(name, _)| differs(name)).collect())
     }
 
-    /// The configuration that is in effect after a reload: `new`, but for what needs a restart.
+    /// Returns the configuration in effect after a reload: `new` without the changes that need a restart.
     #[must_use]
     pub fn reloaded(&self, new: Config) -> Config {
         let mut next = new;

@@ -1,4 +1,4 @@
-//! The part of the configuration that is about disks.
+//! Sections `[disks]` and `[[disk]]` of the configuration.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -10,56 +10,56 @@ use serde::de::{Deserializer, Error};
 
 use super::{OVERRIDES_MAX, values};
 
-/// Queues of one disk.
+/// Maximum number of queues of one disk.
 pub(super) const QUEUES_MAX: u64 = 16;
-/// The order of a ring's pages.
+/// Maximum order of a ring's pages.
 pub(super) const RING_ORDER_MAX: u64 = 4;
-/// Segments of an indirect request.
+/// Maximum number of segments of an indirect request.
 pub(super) const SEGMENTS_MAX: u64 = 256;
-/// Pages that a ring keeps: a guest's may have 4096 mapped at a time, the ring's own and those of
-/// requests among them.
+/// Maximum number of pages that a ring keeps mapped. A queue may have 4096 pages of its guest mapped,
+/// which include the ring's own and those of requests in flight.
 pub(super) const PERSISTENT_MAX: u64 = 3072;
-/// Seconds.
+/// Maximum time after which an unused page is unmapped, in seconds.
 pub(super) const IDLE_MAX: u64 = 3600;
-/// Folders that may be listed.
+/// Maximum number of folders in `paths`.
 const PATHS_MAX: usize = 256;
 
-/// Guests' disks.
+/// Section `[disks]`: options of guests' disks.
 #[derive(Clone, PartialEq, Eq, Debug, Deserialize)]
 #[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Disks {
-    /// Whether they are served.
+    /// Set if the daemon serves disks.
     pub serve: bool,
-    /// The folders below which their files, devices and sockets are.
+    /// Folders below which files, devices and sockets of disks must be.
     #[serde(deserialize_with = "folders")]
     pub paths: Vec<PathBuf>,
-    /// Whether a disk may be an NBD server's, over TCP.
+    /// Set if a disk may be an NBD server's, reached over TCP.
     pub nbd: bool,
-    /// How pages are reached.
+    /// Access mode of guests' pages.
     #[serde(deserialize_with = "values::parsed")]
     pub mode: Mode,
-    /// The host's page cache.
+    /// Use of the host's page cache.
     #[serde(deserialize_with = "values::parsed")]
     pub cache: CacheMode,
-    /// When bytes are copied first.
+    /// Use of private memory for the bytes of requests.
     #[serde(deserialize_with = "values::parsed")]
     pub bounce: Bounce,
-    /// 512 or 4096; `None`: the medium's.
+    /// Sector size, 512 or 4096 bytes. `None` stands for the medium's own.
     #[serde(deserialize_with = "sector_size")]
     pub sector_size: Option<u32>,
-    /// Queues offered.
+    /// Maximum number of queues that a guest is offered.
     #[serde(deserialize_with = "values::within::<1, { QUEUES_MAX }, _, _>")]
     pub max_queues: u32,
-    /// Order of the largest ring offered.
+    /// Order of the largest ring that a guest is offered.
     #[serde(deserialize_with = "values::within::<0, { RING_ORDER_MAX }, _, _>")]
     pub ring_page_order: u32,
-    /// Segments of an indirect request offered; 0 for no such requests.
+    /// Segments of an indirect request that a guest is offered. 0 offers no indirect requests.
     #[serde(deserialize_with = "values::within::<0, { SEGMENTS_MAX }, _, _>")]
     pub indirect_segments: u16,
-    /// Pages that a ring keeps mapped.
+    /// Maximum number of pages that each ring keeps mapped.
     #[serde(deserialize_with = "values::within::<0, { PERSISTENT_MAX }, _, _>")]
     pub persistent_pages: u16,
-    /// When a page that was not used is let go.
+    /// Time after which an unused page is unmapped.
     #[serde(deserialize_with = "values::within::<1, { IDLE_MAX }, _, _>")]
     pub persistent_seconds: u16,
 }
@@ -83,77 +83,77 @@ impl Default for Disks {
     }
 }
 
-/// Exceptions for disks of one domain, or with one name in their guests, or both.
+/// Override for disks of one domain, or with one name in their guests, or with both.
 #[derive(Clone, PartialEq, Eq, Debug, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct DiskOverride {
-    /// The domain's name.
+    /// Name of the domain.
     #[serde(default, deserialize_with = "values::domain_name")]
     pub domain: Option<String>,
-    /// What the guest's configuration calls it: `xvda`.
+    /// Name of the disk in the guest's configuration: `xvda`.
     #[serde(default)]
     pub vdev: Option<String>,
-    /// In place of [`Disks::mode`].
+    /// Replaces [`Disks::mode`].
     #[serde(default, deserialize_with = "values::some_parsed")]
     pub mode: Option<Mode>,
-    /// In place of [`Disks::cache`].
+    /// Replaces [`Disks::cache`].
     #[serde(default, deserialize_with = "values::some_parsed")]
     pub cache: Option<CacheMode>,
-    /// In place of [`Disks::bounce`].
+    /// Replaces [`Disks::bounce`].
     #[serde(default, deserialize_with = "values::some_parsed")]
     pub bounce: Option<Bounce>,
-    /// In place of [`Disks::sector_size`].
+    /// Replaces [`Disks::sector_size`].
     #[serde(default, deserialize_with = "some_sector_size")]
     pub sector_size: Option<Option<u32>>,
-    /// In place of [`Disks::max_queues`].
+    /// Replaces [`Disks::max_queues`].
     #[serde(default, deserialize_with = "values::some_within::<1, { QUEUES_MAX }, _, _>")]
     pub max_queues: Option<u32>,
-    /// In place of [`Disks::ring_page_order`].
+    /// Replaces [`Disks::ring_page_order`].
     #[serde(default, deserialize_with = "values::some_within::<0, { RING_ORDER_MAX }, _, _>")]
     pub ring_page_order: Option<u32>,
-    /// In place of [`Disks::indirect_segments`].
+    /// Replaces [`Disks::indirect_segments`].
     #[serde(default, deserialize_with = "values::some_within::<0, { SEGMENTS_MAX }, _, _>")]
     pub indirect_segments: Option<u16>,
-    /// In place of [`Disks::persistent_pages`].
+    /// Replaces [`Disks::persistent_pages`].
     #[serde(default, deserialize_with = "values::some_within::<0, { PERSISTENT_MAX }, _, _>")]
     pub persistent_pages: Option<u16>,
-    /// In place of [`Disks::persistent_seconds`].
+    /// Replaces [`Disks::persistent_seconds`].
     #[serde(default, deserialize_with = "values::some_within::<1, { IDLE_MAX }, _, _>")]
     pub persistent_seconds: Option<u16>,
 }
 
 impl DiskOverride {
-    fn fits(&self, domain: Option<&str>, vdev: Option<&str>) -> bool {
+    fn matches_disk(&self, domain: Option<&str>, vdev: Option<&str>) -> bool {
         self.domain.as_deref().is_none_or(|name| Some(name) == domain)
             && self.vdev.as_deref().is_none_or(|own| Some(own) == vdev)
     }
 }
 
-/// What holds for one disk.
+/// Settings of one disk: the defaults with the matching overrides applied.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct DiskSettings {
-    /// How its pages are reached.
+    /// Access mode of the disk's pages.
     pub mode: Mode,
-    /// The host's page cache.
+    /// Use of the host's page cache.
     pub cache: CacheMode,
-    /// When its bytes are copied first.
+    /// Use of private memory for the bytes of requests.
     pub bounce: Bounce,
-    /// Bytes of a sector, where not the medium's.
+    /// Sector size in bytes. `None` stands for the medium's own.
     pub sector_size: Option<u32>,
-    /// Queues it is offered.
+    /// Maximum number of queues that the guest is offered.
     pub max_queues: u32,
-    /// Order of the largest ring it is offered.
+    /// Order of the largest ring that the guest is offered.
     pub ring_page_order: u32,
-    /// Segments of an indirect request it is offered.
+    /// Segments of an indirect request that the guest is offered.
     pub indirect_segments: u16,
-    /// Pages that each of its rings keeps.
+    /// Maximum number of pages that each ring keeps mapped.
     pub persistent_pages: u16,
-    /// When one that was not used is let go.
+    /// Time after which an unused page is unmapped.
     pub persistent_seconds: u16,
 }
 
 impl DiskSettings {
-    /// As the backend takes them.
+    /// Returns the settings as options of the backend.
     pub fn options(&self) -> BlkbackOptions {
         BlkbackOptions {
             mode: self.mode,
@@ -171,7 +171,7 @@ impl DiskSettings {
 }
 
 impl super::Config {
-    /// What holds for a disk: the defaults, and the exceptions that fit it, in the file's order.
+    /// Returns the settings of a disk. Matching overrides apply in the order of the file.
     pub fn disk(&self, domain: Option<&str>, vdev: Option<&str>) -> DiskSettings {
         let disks = &self.disks;
         let mut settings = DiskSettings {
@@ -185,7 +185,7 @@ impl super::Config {
             persistent_pages: disks.persistent_pages,
             persistent_seconds: disks.persistent_seconds,
         };
-        for other in self.disk.iter().filter(|other| other.fits(domain, vdev)) {
+        for other in self.disk.iter().filter(|other| other.matches_disk(domain, vdev)) {
             let s = &mut settings;
             s.mode = other.mode.unwrap_or(s.mode);
             s.cache = other.cache.unwrap_or(s.cache);
@@ -201,7 +201,7 @@ impl super::Config {
     }
 }
 
-/// 0 is the medium's own.
+/// Parses a sector size. 0 stands for the medium's own.
 fn sector_size<'de, D: Deserializer<'de>>(from: D) -> Result<Option<u32>, D::Error> {
     match i64::deserialize(from)? {
         0 => Ok(None),
@@ -237,7 +237,7 @@ fn folders<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<PathBuf>, D::Error>
         .collect()
 }
 
-/// Each of which names something.
+/// Parses the overrides for disks. Each must name a domain or a disk.
 pub(super) fn overrides<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<DiskOverride>, D::Error> {
     let list = Vec::<DiskOverride>::deserialize(from)?;
     if list.len() > OVERRIDES_MAX {
@@ -245,16 +245,16 @@ pub(super) fn overrides<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<DiskOv
         return Err(Error::custom(why));
     }
     match list.iter().position(|other| other.domain.is_none() && other.vdev.is_none()) {
-        Some(place) => Err(Error::custom(format!(
+        Some(index) => Err(Error::custom(format!(
             "exception {} names neither a `domain` nor a `vdev`; what holds for all disks belongs in \
              [disks]",
-            place + 1
+            index + 1
         ))),
         None => Ok(list),
     }
 }
 
-/// Which options of `[disks]` differ.
+/// Returns `true` if the option `name` of `[disks]` differs.
 pub(super) fn differs(name: &str, old: &Disks, new: &Disks) -> bool {
     match name {
         "disks.serve" => old.serve != new.serve,

@@ -1,4 +1,4 @@
-//! What is wrong with a configuration, and where.
+//! Errors of a configuration, with their place in the file.
 
 // #syscall daemon openat,lseek: the configuration, read again
 // #syscall daemon open@x86_64: the same, by a library that knows the older call
@@ -9,38 +9,29 @@ use std::path::{Path, PathBuf};
 
 use crate::serve::config::changes::KEYS;
 
-/// Edits by which a key may differ from the one that is suggested.
+/// Maximum edit distance between an unknown key and the key that is suggested for it.
 const EDITS_MAX: usize = 3;
 
-/// Why there is no configuration.
+/// Reasons for which there is no configuration.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
-    /// The file cannot be read.
     #[error("{}: {source}", path.display())]
-    Read {
-        /// Which.
-        path: PathBuf,
-        /// Why not.
-        source: io::Error,
-    },
-    /// The file is too large to be a configuration.
+    Read { path: PathBuf, source: io::Error },
     #[error("{}: more than {limit} bytes, which is no configuration", path.display())]
     TooLarge {
-        /// Which.
         path: PathBuf,
-        /// Bytes it may have.
+        /// Maximum size in bytes.
         limit: u64,
     },
-    /// What it says is not right.
+    /// Content is not valid.
     #[error("{}:{line}:{column}: {message}", path.display())]
     Content {
-        /// Which file.
         path: PathBuf,
-        /// Line, from 1.
+        /// Number of the line, from 1.
         line: usize,
-        /// Character of the line, from 1.
+        /// Position of the character in the line, from 1.
         column: usize,
-        /// What, and what would be right.
+        /// Fault, and the values that are valid.
         message: String,
     },
 }
@@ -61,8 +52,8 @@ impl ConfigError {
     }
 }
 
-/// The library's message, but for keys that are not known: of these it lists all that are, and the one
-/// that was meant is more help.
+/// Rewords the message of the TOML library for an unknown key. The library lists all known keys; this
+/// suggests the one that was probably meant. Other messages stay.
 fn reworded(message: &str, found: &str) -> String {
     if !message.starts_with("unknown field") {
         return message.to_owned();
@@ -75,7 +66,7 @@ fn reworded(message: &str, found: &str) -> String {
 }
 
 fn suggestion(key: &str) -> Option<&'static str> {
-    // Underscores where dashes belong are the commonest slip.
+    // Underscores in place of dashes are the most common mistake.
     let key = key.replace('_', "-");
     let names = KEYS.iter().map(|(name, _)| name.rsplit('.').next().unwrap_or(name));
     let sections = [
@@ -89,7 +80,7 @@ fn suggestion(key: &str) -> Option<&'static str> {
         .map(|(_, name)| name)
 }
 
-/// Reads a text file of at most `limit` bytes.
+/// Reads a text file. Refuses one of more than `limit` bytes.
 pub(super) fn read_bounded(path: &Path, limit: u64) -> Result<String, ConfigError> {
     let read = |source| ConfigError::Read { path: path.to_owned(), source };
     let file = std::fs::File::open(path).map_err(read)?;

@@ -1,11 +1,12 @@
-//! The configuration of `ringfence serve`: a file in TOML, read strictly.
+//! Configuration of `ringfence serve`: a TOML file, parsed strictly.
 //!
-//! Every option has a default, so that an empty file, or none, is a configuration. What is not known,
-//! out of range or contradictory is refused with the place in the file ([`ConfigError`]). The file
-//! `dist/ringfence.toml` documents each option, and a test holds its values to be the defaults.
+//! Every option has a default, so an empty file or a missing one is a valid configuration. The parser
+//! refuses unknown keys, values out of range and contradictions, and names the place in the file
+//! ([`ConfigError`]). The file `dist/ringfence.toml` documents each option. A test checks that its values
+//! are the defaults.
 //!
-//! A configuration is a value: it can be read again at any time and compared with the one in effect
-//! ([`Config::changes_to`]), which tells what takes effect now, at the next connection, or at a restart.
+//! The daemon can read the file again at any time. [`Config::changes_to`] compares the result with the
+//! configuration in effect, and says for each change when it takes effect ([`Effect`]).
 
 mod changes;
 mod disks;
@@ -27,45 +28,43 @@ pub use disks::{DiskOverride, DiskSettings, Disks};
 pub use error::ConfigError;
 pub use values::{Attach, Listen, LogLevel};
 
-/// Where the file is, unless the command line says otherwise.
+/// Path of the file, unless the command line names another.
 pub const PATH_DEFAULT: &str = "/etc/ringfence/ringfence.toml";
 
-/// Octets that the file may have.
+/// Maximum size of the file in bytes.
 const FILE_MAX: u64 = 1 << 20;
 
-/// Exceptions that the file may list.
+/// Maximum number of overrides in each list of the file.
 const OVERRIDES_MAX: usize = 4096;
 
-/// All of it.
+/// Complete configuration of the daemon.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Deserialize)]
 #[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Config {
-    /// The daemon itself.
+    /// Options of the daemon itself.
     pub serve: Serve,
-    /// Guests' interfaces.
+    /// Options of guests' interfaces.
     pub network: Network,
-    /// Guests' disks.
+    /// Options of guests' disks.
     pub disks: Disks,
-    /// What is bounded.
     pub limits: Limits,
-    /// What is exported.
     pub metrics: Metrics,
-    /// Exceptions for some interfaces.
+    /// Overrides for some interfaces.
     #[serde(deserialize_with = "values::overrides")]
     pub device: Vec<Override>,
-    /// Exceptions for some disks.
+    /// Overrides for some disks.
     #[serde(deserialize_with = "disks::overrides")]
     pub disk: Vec<DiskOverride>,
 }
 
-/// The daemon itself.
+/// Section `[serve]`: options of the daemon itself.
 #[derive(Clone, PartialEq, Eq, Debug, Deserialize)]
 #[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Serve {
-    /// The socket that `ringfence status` asks.
+    /// Path of the status socket.
     #[serde(deserialize_with = "values::absolute_path")]
     pub status_socket: PathBuf,
-    /// What is logged.
+    /// Least severe level that is logged.
     pub log_level: LogLevel,
 }
 
@@ -76,35 +75,35 @@ impl Default for Serve {
     }
 }
 
-/// Guests' interfaces.
+/// Section `[network]`: options of guests' interfaces.
 #[derive(Clone, PartialEq, Eq, Debug, Deserialize)]
 #[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Network {
-    /// What they are attached to.
+    /// Kind of attachment.
     pub attach: Attach,
-    /// The bridge of those whose toolstack names none.
+    /// Bridge of interfaces for which the toolstack names none.
     #[serde(deserialize_with = "values::interface")]
     pub bridge: Option<String>,
-    /// The host's leg on the switch.
+    /// Host's interface on the switch.
     #[serde(deserialize_with = "values::interface")]
     pub host_interface: Option<String>,
-    /// How pages are reached.
+    /// Access mode of guests' pages.
     #[serde(deserialize_with = "values::parsed")]
     pub mode: Mode,
-    /// What is offered.
+    /// Offloads that guests are offered.
     #[serde(deserialize_with = "values::offloads")]
     pub offloads: OffloadKeys,
-    /// Queues offered.
+    /// Maximum number of queues that a guest is offered.
     #[serde(deserialize_with = "values::within::<1, { values::QUEUES_MAX }, _, _>")]
     pub max_queues: u32,
-    /// Whether the source address is enforced.
+    /// Set if the switch drops frames from an address other than the vif's own.
     pub check_source: bool,
-    /// Addresses behind one interface where it is not.
+    /// Maximum number of addresses behind one interface without `check_source`.
     #[serde(deserialize_with = "values::within::<1, { values::ADDRESSES_MAX }, _, _>")]
     pub addresses: u16,
-    /// Whether multicast control is offered.
+    /// Set if guests are offered multicast control.
     pub multicast_control: bool,
-    /// When a guest counts as stalled.
+    /// Time after which a guest that takes no frames counts as stalled.
     #[serde(deserialize_with = "values::within::<1, { values::STALL_MAX }, _, _>")]
     pub stall_seconds: u16,
 }
@@ -126,20 +125,20 @@ impl Default for Network {
     }
 }
 
-/// What is bounded.
+/// Section `[limits]`: maximum numbers of devices.
 #[derive(Clone, PartialEq, Eq, Debug, Deserialize)]
 #[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Limits {
-    /// Interfaces served at a time.
+    /// Maximum number of interfaces served at a time.
     #[serde(deserialize_with = "values::within::<1, { values::DEVICES_MAX }, _, _>")]
     pub devices: u16,
-    /// Interfaces of one guest.
+    /// Maximum number of interfaces of one guest.
     #[serde(deserialize_with = "values::within::<1, { values::DEVICES_MAX }, _, _>")]
     pub devices_per_domain: u16,
-    /// Disks served at a time.
+    /// Maximum number of disks served at a time.
     #[serde(deserialize_with = "values::within::<1, { values::DISKS_MAX }, _, _>")]
     pub disks: u16,
-    /// Disks of one guest.
+    /// Maximum number of disks of one guest.
     #[serde(deserialize_with = "values::within::<1, { values::DISKS_MAX }, _, _>")]
     pub disks_per_domain: u16,
 }
@@ -150,83 +149,83 @@ impl Default for Limits {
     }
 }
 
-/// What is exported.
+/// Section `[metrics]`: export to Prometheus.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Deserialize)]
 #[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Metrics {
-    /// Where Prometheus may ask.
+    /// Address of the exporter. No metrics are exported without it.
     #[serde(deserialize_with = "values::listen")]
     pub listen: Option<Listen>,
 }
 
-/// Exceptions for devices of one domain, or with one address, or both.
+/// Override for interfaces of one domain, or with one address, or with both.
 #[derive(Clone, PartialEq, Eq, Debug, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Override {
-    /// The domain's name.
+    /// Name of the domain.
     #[serde(default, deserialize_with = "values::domain_name")]
     pub domain: Option<String>,
-    /// The interface's address.
+    /// Ethernet address of the interface.
     #[serde(default, deserialize_with = "values::mac")]
     pub mac: Option<Mac>,
-    /// In place of [`Network::mode`].
+    /// Replaces [`Network::mode`].
     #[serde(default, deserialize_with = "values::some_parsed")]
     pub mode: Option<Mode>,
-    /// In place of [`Network::offloads`].
+    /// Replaces [`Network::offloads`].
     #[serde(default, deserialize_with = "values::some_offloads")]
     pub offloads: Option<OffloadKeys>,
-    /// In place of [`Network::max_queues`].
+    /// Replaces [`Network::max_queues`].
     #[serde(default, deserialize_with = "values::some_within::<1, { values::QUEUES_MAX }, _, _>")]
     pub max_queues: Option<u32>,
-    /// In place of [`Network::check_source`].
+    /// Replaces [`Network::check_source`].
     #[serde(default)]
     pub check_source: Option<bool>,
-    /// In place of [`Network::addresses`].
+    /// Replaces [`Network::addresses`].
     #[serde(
         default,
         deserialize_with = "values::some_within::<1, { values::ADDRESSES_MAX }, _, _>"
     )]
     pub addresses: Option<u16>,
-    /// In place of [`Network::multicast_control`].
+    /// Replaces [`Network::multicast_control`].
     #[serde(default)]
     pub multicast_control: Option<bool>,
-    /// In place of [`Network::stall_seconds`].
+    /// Replaces [`Network::stall_seconds`].
     #[serde(default, deserialize_with = "values::some_within::<1, { values::STALL_MAX }, _, _>")]
     pub stall_seconds: Option<u16>,
 }
 
 impl Override {
-    fn fits(&self, domain: Option<&str>, mac: Option<Mac>) -> bool {
+    fn matches_device(&self, domain: Option<&str>, mac: Option<Mac>) -> bool {
         self.domain.as_deref().is_none_or(|name| Some(name) == domain)
             && self.mac.is_none_or(|own| Some(own) == mac)
     }
 }
 
-/// What holds for one device.
+/// Settings of one interface: the defaults with the matching overrides applied.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct DeviceSettings {
-    /// How its pages are reached.
+    /// Access mode of the interface's pages.
     pub mode: Mode,
-    /// The offloads it is offered.
+    /// Offloads that the guest is offered.
     pub offloads: OffloadKeys,
-    /// Queues it is offered.
+    /// Maximum number of queues that the guest is offered.
     pub max_queues: u32,
-    /// Whether its source address is enforced.
+    /// Set if the source address of frames is enforced.
     pub check_source: bool,
-    /// Addresses that may be behind it where not.
+    /// Maximum number of addresses behind the interface without `check_source`.
     pub addresses: u16,
-    /// Whether it is offered multicast control.
+    /// Set if the guest is offered multicast control.
     pub multicast_control: bool,
-    /// When it counts as stalled.
+    /// Time after which the guest counts as stalled.
     pub stall_seconds: u16,
 }
 
 impl Config {
-    /// Reads a file. One that does not exist is no error where it `may_be_missing`: the defaults hold.
+    /// Reads a file. With `may_be_missing`, a file that does not exist yields the defaults.
     ///
     /// # Errors
     ///
-    /// [`ConfigError`].
+    /// Returns [`ConfigError`] if the file cannot be read or is not valid.
     pub fn load(path: &Path, may_be_missing: bool) -> Result<Config, ConfigError> {
         match error::read_bounded(path, FILE_MAX) {
             Ok(text) => Config::parse(&text, path),
@@ -235,16 +234,16 @@ impl Config {
         }
     }
 
-    /// Reads a text; `path` is what messages call it.
+    /// Parses a text. Messages name `path` as its file.
     ///
     /// # Errors
     ///
-    /// [`ConfigError`].
+    /// Returns [`ConfigError`] if the text is not valid.
     pub fn parse(text: &str, path: &Path) -> Result<Config, ConfigError> {
         toml::from_str(text).map_err(|error| ConfigError::at(path, text, &error))
     }
 
-    /// What holds for a device: the defaults, and the exceptions that fit it, in the file's order.
+    /// Returns the settings of an interface. Matching overrides apply in the order of the file.
     pub fn device(&self, domain: Option<&str>, mac: Option<Mac>) -> DeviceSettings {
         let network = &self.network;
         let mut settings = DeviceSettings {
@@ -256,7 +255,7 @@ impl Config {
             multicast_control: network.multicast_control,
             stall_seconds: network.stall_seconds,
         };
-        for other in self.device.iter().filter(|other| other.fits(domain, mac)) {
+        for other in self.device.iter().filter(|other| other.matches_device(domain, mac)) {
             let s = &mut settings;
             s.mode = other.mode.unwrap_or(s.mode);
             s.offloads = other.offloads.unwrap_or(s.offloads);

@@ -8,19 +8,19 @@ fn parse(text: &str) -> Result<Config, String> {
     Config::parse(text, Path::new("ringfence.toml")).map_err(|error| error.to_string())
 }
 
-/// What is wrong with a text.
+/// Returns the error of a text.
 fn wrong(text: &str) -> String {
     parse(text).expect_err(text)
 }
 
 #[test]
-fn the_example_says_what_the_defaults_are() {
+fn example_file_and_empty_file_equal_defaults() {
     assert_eq!(parse(EXAMPLE), Ok(Config::default()));
     assert_eq!(parse(""), Ok(Config::default()));
 }
 
 #[test]
-fn the_example_has_each_option_and_when_it_takes_effect() {
+fn example_file_documents_each_option_and_its_effect() {
     let mut section = "";
     let mut documented = Vec::new();
     let mut effect = "";
@@ -41,7 +41,7 @@ fn the_example_has_each_option_and_when_it_takes_effect() {
 }
 
 #[test]
-fn the_limits_are_those_of_what_is_configured() {
+fn value_limits_equal_those_of_configured_parts() {
     assert_eq!(values::QUEUES_MAX, u64::from(ringfence_net::vif::backend::QUEUES_MAX));
     let ports = u64::try_from(ringfence_switch::forwarding::PORTS_MAX).unwrap();
     assert_eq!(disks::QUEUES_MAX, u64::from(ringfence_block::vbd::QUEUES_MAX));
@@ -55,7 +55,7 @@ fn the_limits_are_those_of_what_is_configured() {
 }
 
 #[test]
-fn the_example_names_every_mode() {
+fn example_file_names_every_mode() {
     for mode in Mode::ALL {
         assert!(EXAMPLE.contains(&format!("\"{mode}\"")), "{mode}");
     }
@@ -66,7 +66,7 @@ fn the_example_names_every_mode() {
 }
 
 #[test]
-fn the_commented_exceptions_of_the_example_are_right() {
+fn commented_overrides_of_example_file_are_valid() {
     let exceptions = EXAMPLE.split_once("# [[device]]").map(|(_, rest)| rest).unwrap();
     let text: String = format!("# [[device]]{exceptions}")
         .lines()
@@ -88,9 +88,9 @@ fn the_commented_exceptions_of_the_example_are_right() {
     assert_eq!(config.disk(None, None), Config::default().disk(None, None));
 }
 
-/// Every way to be wrong, with the place and the words.
+/// Each kind of fault, with its place and message.
 #[test]
-fn what_is_wrong_is_said_with_its_place() {
+fn fault_is_reported_with_line_column_and_message() {
     let cases = [
         ("[network]\nbrigde = 'x'", "2:1: unknown key `brigde`; did you mean `bridge`?"),
         (
@@ -185,7 +185,7 @@ fn what_is_wrong_is_said_with_its_place() {
 }
 
 #[test]
-fn a_file_is_bounded_and_may_be_missing_where_nobody_named_it() {
+fn file_beyond_limit_is_refused_and_missing_default_file_accepted() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("ringfence.toml");
     assert_eq!(Config::load(&path, true).unwrap(), Config::default());
@@ -200,7 +200,7 @@ fn a_file_is_bounded_and_may_be_missing_where_nobody_named_it() {
 }
 
 #[test]
-fn exceptions_count_in_their_order_and_only_where_all_they_name_fits() {
+fn overrides_apply_in_order_when_all_conditions_match() {
     let text = "
         [[device]]
         domain = 'a'
@@ -227,7 +227,7 @@ fn exceptions_count_in_their_order_and_only_where_all_they_name_fits() {
 }
 
 #[test]
-fn every_change_is_seen_and_what_needs_a_restart_waits_for_it() {
+fn each_changed_option_is_reported_and_restart_options_keep_value() {
     let old = Config::default();
     let changed = parse(
         "
@@ -286,9 +286,9 @@ fn every_change_is_seen_and_what_needs_a_restart_waits_for_it() {
 }
 
 proptest::proptest! {
-    /// A file is an administrator's, but a daemon that reads it again must survive any.
+    /// Checks that a reload of any text does not panic.
     #[test]
-    fn any_text_is_read_or_refused(text in "[\\[\\]a-z =\"'\n0-9.:,-]{0,80}") {
+    fn random_text_does_not_panic_parser(text in "[\\[\\]a-z =\"'\n0-9.:,-]{0,80}") {
         let _ = parse(&text);
     }
 }

@@ -1,4 +1,4 @@
-//! How each kind of value is read, and its limits.
+//! Parsers for the values of the configuration, and their limits.
 
 use core::fmt::Display;
 use core::str::FromStr;
@@ -14,48 +14,48 @@ use tracing::Level;
 use super::{OVERRIDES_MAX, Override};
 use crate::cli::parse_interface;
 
-/// Queues of one interface.
+/// Maximum number of queues of one interface.
 pub(super) const QUEUES_MAX: u64 = 16;
-/// Addresses behind one interface.
+/// Maximum number of addresses behind one interface.
 pub(super) const ADDRESSES_MAX: u64 = 1024;
-/// Seconds.
+/// Maximum time after which a guest counts as stalled, in seconds.
 pub(super) const STALL_MAX: u64 = 3600;
-/// Ports of a switch, less those of the host.
+/// Maximum number of interfaces: the ports of a switch, less those of the host.
 pub(super) const DEVICES_MAX: u64 = 250;
-/// Disks, of which each has a thread for each of its queues.
+/// Maximum number of disks. Each has a thread for each of its queues.
 pub(super) const DISKS_MAX: u64 = 1000;
-/// Octets of a path of a Unix socket, its terminator left out.
+/// Maximum length of a Unix socket's path in bytes, without the terminator.
 const SOCKET_PATH_MAX: usize = 107;
-/// Octets of a domain's name that libxl accepts.
+/// Maximum length in bytes of a domain's name, as in libxl.
 const DOMAIN_NAME_MAX: usize = 255;
 
-/// What guests' interfaces are attached to.
+/// Attachment of guests' interfaces.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, serde::Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Attach {
-    /// A TAP interface each, on a bridge of the host.
+    /// One TAP interface each, on a bridge of the host.
     Bridge,
-    /// A switch in the daemon.
+    /// One switch in the daemon.
     Switch,
 }
 
-/// What is logged.
+/// Levels of the log. Each includes those before it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, serde::Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum LogLevel {
-    /// What failed.
+    /// Failures.
     Error,
-    /// And what a guest did wrong.
+    /// Rule violations of guests.
     Warn,
-    /// And what comes and goes.
+    /// Devices that connect and disconnect.
     #[default]
     Info,
-    /// And each step.
+    /// Each step.
     Debug,
 }
 
 impl LogLevel {
-    /// The level of the log's library.
+    /// Returns the level of the log's library.
     pub fn level(self) -> Level {
         match self {
             LogLevel::Error => Level::ERROR,
@@ -66,12 +66,11 @@ impl LogLevel {
     }
 }
 
-/// Where metrics can be asked for.
+/// Address of the metrics exporter.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Listen {
-    /// At a Unix socket.
     Unix(PathBuf),
-    /// At an address and port of the loopback interface.
+    /// Address and port of the loopback interface.
     Loopback(SocketAddr),
 }
 
@@ -116,7 +115,7 @@ pub(super) fn absolute_path<'de, D: Deserializer<'de>>(from: D) -> Result<PathBu
     socket_path(&String::deserialize(from)?).map_err(Error::custom)
 }
 
-/// A number of `MIN..=MAX`.
+/// Parses a number of `MIN..=MAX`.
 pub(super) fn within<'de, const MIN: u64, const MAX: u64, T, D>(from: D) -> Result<T, D::Error>
 where
     T: TryFrom<u64>,
@@ -156,7 +155,7 @@ where
     parsed(from).map(Some)
 }
 
-/// Super-packets are of several slots, so they need scatter-gather.
+/// Parses offloads. TSO needs scatter-gather, because a super-packet takes several slots.
 pub(super) fn offloads<'de, D: Deserializer<'de>>(from: D) -> Result<OffloadKeys, D::Error> {
     let keys: OffloadKeys = parsed(from)?;
     if (keys.gso_tcp_v4 || keys.gso_tcp_v6) && !keys.scatter_gather {
@@ -171,7 +170,7 @@ pub(super) fn some_offloads<'de, D: Deserializer<'de>>(
     offloads(from).map(Some)
 }
 
-/// The empty text is none.
+/// Parses the name of an interface. An empty text means none.
 pub(super) fn interface<'de, D: Deserializer<'de>>(from: D) -> Result<Option<String>, D::Error> {
     let text = String::deserialize(from)?;
     if text.is_empty() {
@@ -180,7 +179,7 @@ pub(super) fn interface<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Str
     parse_interface(&text).map(Some).map_err(Error::custom)
 }
 
-/// The empty text is none.
+/// Parses the exporter's address. An empty text means none.
 pub(super) fn listen<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Listen>, D::Error> {
     let text = String::deserialize(from)?;
     if text.is_empty() { Ok(None) } else { text.parse().map(Some).map_err(Error::custom) }
@@ -200,7 +199,7 @@ pub(super) fn mac<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Mac>, D::
     parse_mac(text.as_bytes()).map(Some).map_err(Error::custom)
 }
 
-/// Each of which names something.
+/// Parses the overrides for interfaces. Each must name a domain or an address.
 pub(super) fn overrides<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<Override>, D::Error> {
     let list = Vec::<Override>::deserialize(from)?;
     if list.len() > OVERRIDES_MAX {
@@ -209,10 +208,10 @@ pub(super) fn overrides<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<Overri
     }
     let nameless = list.iter().position(|other| other.domain.is_none() && other.mac.is_none());
     match nameless {
-        Some(place) => Err(Error::custom(format!(
+        Some(index) => Err(Error::custom(format!(
             "exception {} names neither a `domain` nor a `mac`; what holds for all devices belongs \
              in [network]",
-            place + 1
+            index + 1
         ))),
         None => Ok(list),
     }

@@ -1,4 +1,4 @@
-//! Devices that come and go in a store, served by a list of what was asked.
+//! Devices that appear and disappear in a store, served by a list that records the calls.
 
 use ringfence_platform::Platform;
 use ringfence_platform::local::LocalPlatform;
@@ -28,10 +28,10 @@ impl World {
         self.store.write(&format!("{path}/state"), "1").unwrap();
     }
 
-    /// Takes events until there are none for a while, and works.
+    /// Handles events until none arrives for a while, and then serves the devices that are due.
     fn settle(&mut self, devices: &mut Devices, served: &mut List) {
         while let Some(event) = self.own.wait_event(Duration::from_millis(50)).unwrap() {
-            devices.heed(&event);
+            devices.handle_event(&event);
         }
         devices.work(&mut self.own, served).unwrap();
     }
@@ -71,7 +71,7 @@ fn device(domain: u16, handle: u32) -> DeviceId {
 }
 
 #[test]
-fn devices_that_were_there_and_that_come_later_are_found_once() {
+fn existing_and_later_devices_are_found_once() {
     let mut world = World::new();
     world.make(1, 0);
     world.make(1, 1);
@@ -84,7 +84,7 @@ fn devices_that_were_there_and_that_come_later_are_found_once() {
     world.make(7, 3);
     world.settle(&mut devices, &mut list);
     assert_eq!(list.looked, [device(7, 3)], "many events, one look, at that device alone");
-    // Its frontend's key, which lies elsewhere.
+    // The key of its frontend is outside the watched tree.
     list.looked.clear();
     world.store.write(&format!("{}/state", device(7, 3).frontend_path()), "3").unwrap();
     world.settle(&mut devices, &mut list);
@@ -92,7 +92,7 @@ fn devices_that_were_there_and_that_come_later_are_found_once() {
 }
 
 #[test]
-fn a_directory_that_vanishes_ends_the_device_whatever_part_of_the_tree_goes() {
+fn removal_of_any_parent_directory_ends_device() {
     for gone in ["5/0", "5", ""] {
         let mut world = World::new();
         world.make(5, 0);
@@ -103,7 +103,7 @@ fn a_directory_that_vanishes_ends_the_device_whatever_part_of_the_tree_goes() {
         world.store.rm(format!("{root}/{gone}").trim_end_matches('/')).unwrap();
         world.settle(&mut devices, &mut list);
         assert_eq!(list.forgotten, [device(5, 0)], "{gone:?}");
-        // The same again is a new device, with its watches.
+        // A directory created again is a new device, with its own watches.
         world.make(5, 0);
         world.settle(&mut devices, &mut list);
         world.settle(&mut devices, &mut list);
@@ -115,7 +115,7 @@ fn a_directory_that_vanishes_ends_the_device_whatever_part_of_the_tree_goes() {
 }
 
 #[test]
-fn what_could_not_be_done_is_tried_again_and_not_before() {
+fn failed_device_is_tried_again_after_delay() {
     let mut world = World::new();
     world.make(5, 0);
     let mut devices = Devices::watch(&mut world.own, DomId(0), DeviceKind::Vif).unwrap();
@@ -134,7 +134,7 @@ fn what_could_not_be_done_is_tried_again_and_not_before() {
 }
 
 #[test]
-fn names_that_are_no_devices_are_passed_over() {
+fn directory_that_names_no_device_is_ignored() {
     let mut world = World::new();
     let root = xenbus::backend_root(DomId(0), DeviceKind::Vif);
     for path in ["x/0/state", "5/y/state", "70000/0/state", "6/0/other"] {
@@ -147,7 +147,7 @@ fn names_that_are_no_devices_are_passed_over() {
 }
 
 #[test]
-fn what_is_over_is_not_found_again_for_what_it_wrote_itself() {
+fn own_write_to_closed_device_is_no_new_device() {
     let mut world = World::new();
     world.make(5, 0);
     let mut devices = Devices::watch(&mut world.own, DomId(0), DeviceKind::Vif).unwrap();
@@ -158,7 +158,7 @@ fn what_is_over_is_not_found_again_for_what_it_wrote_itself() {
     assert_eq!(list.looked, [device(5, 0)]);
     assert_eq!(list.forgotten, [device(5, 0)]);
 
-    // The toolstack asks it to close only now, and waits for the answer.
+    // The toolstack requests the close only now, and waits for the answer.
     let state = format!("{}/state", device(5, 0).backend_path());
     world.store.write(&state, "5").unwrap();
     for _ in 0..5 {
@@ -167,7 +167,7 @@ fn what_is_over_is_not_found_again_for_what_it_wrote_itself() {
     assert_eq!(world.store.read_opt(&state).unwrap().as_deref(), Some(&b"6"[..]));
     assert_eq!(list.looked, [device(5, 0); 2]);
 
-    // Made anew, with or without having been away.
+    // The device is created again, with and without a removal before.
     for removed in [false, true] {
         list.looked.clear();
         if removed {

@@ -1,14 +1,14 @@
-//! What a toolstack writes about a disk, and where that says its storage is.
+//! Keys of a disk that the toolstack writes, and the storage that they name.
 //!
-//! libxl writes nothing about the format of a disk that a backend like this one serves, and takes it for
-//! raw. The prefix `raw:` of `target=` says that a file is raw although it begins like an image of another
-//! format.
+//! libxl writes `params` (the text behind `target=`, or the path), `script`, `mode` (`w` or `r`),
+//! `discard-enable`, `direct-io-safe`, `dev` (`xvda`) and `device-type`. Then it runs the script.
 //!
-//! libxl writes `params` (what stands behind `target=`, or the path), `script`, `mode` (`w` or `r`),
-//! `discard-enable`, `direct-io-safe`, `dev` (`xvda`), `device-type`. Then it runs the script. Ours leaves
-//! `params` to the daemon. Xen's own `block` script, and others of its kind, make a device of what
-//! `params` says, and write its number (`physical-device`, hexadecimal) and its path
-//! (`physical-device-path`).
+//! * The script `block-ringfence` leaves `params` to the daemon.
+//! * Xen's own `block` script and others of its kind make a block device from `params`. They write its
+//!   number (`physical-device`, hexadecimal) and its path (`physical-device-path`).
+//!
+//! libxl treats a disk of a backend like this one as raw and writes no format. The prefix `raw:` of
+//! `target=` says that a file is raw although it begins like an image of another format.
 
 use std::path::PathBuf;
 
@@ -18,69 +18,65 @@ use ringfence_wire::decimal;
 use ringfence_wire::xenbus::{self, DeviceId, XenbusState};
 use ringfence_xenstore::{StoreAccess, StoreClient, StoreError};
 
-/// The name of our script.
+/// File name of Ringfence's own script.
 const OUR_SCRIPT: &str = "block-ringfence";
 
 /// Prefix of `target=` for a file that is raw although it begins like an image of another format.
 const RAW: &str = "raw:";
 
-/// What libxl itself writes.
+// Keys that libxl and its scripts write, and that `blkif.h` does not name.
 const SCRIPT: &str = "script";
 const DEV: &str = "dev";
 const PHYSICAL_DEVICE: &str = "physical-device";
 const PHYSICAL_DEVICE_PATH: &str = "physical-device-path";
 const DIRECT_IO_SAFE: &str = "direct-io-safe";
 
-/// Where the bytes of a disk are.
+/// Location of a disk's bytes.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) enum Source {
-    /// A file or a block device.
     Path(PathBuf),
-    /// A file whose content is raw, whatever it begins with.
+    /// Raw file, although it may begin like an image of another format.
     Raw(PathBuf),
-    /// An NBD server's disk.
     Nbd(NbdAddress),
 }
 
-/// Why there is no telling where a disk is.
+/// Reasons for which the location of a disk is unknown.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub(super) enum NoSource {
-    /// A script is still to say.
+    /// Script has not written the device yet.
     #[error("its script has not said yet which device it is (physical-device-path)")]
     Script,
-    /// A drive without a medium.
     #[error("it has no medium")]
     NoMedium,
-    /// Not a path, not an address.
+    /// Neither a path nor the address of a server.
     #[error("`{0}` is neither an absolute path nor the address of an NBD server")]
     Unknown(String),
-    /// An address that cannot be read.
     #[error("{0}")]
     Address(String),
 }
 
-/// What the toolstack wrote.
+/// Keys of a disk in the backend's directory.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct VbdKeys {
     pub(super) source: Result<Source, NoSource>,
-    /// What the guest's configuration calls it.
+    /// Name of the disk in the guest's configuration.
     pub(super) vdev: Option<String>,
     pub(super) domain_name: Option<String>,
     pub(super) read_only: bool,
     pub(super) discard: bool,
     pub(super) direct_io_safe: bool,
-    /// The size of a sector that the guest was told, by a daemon before this one. It holds.
-    pub(super) told_sector: Option<u32>,
+    /// Sector size that an earlier daemon told the guest. It must not change.
+    pub(super) fixed_sector_size: Option<u32>,
 }
 
 impl VbdKeys {
-    /// Reads them, from the backend's directory alone: the guest can write the other one.
+    /// Reads the keys. Uses only the backend's directory, because the guest can write to the other one.
     pub(super) fn read(store: &mut StoreClient, device: &DeviceId) -> Result<VbdKeys, StoreError> {
         let back = device.backend_path();
         let mut read = |key: &str| store.read_opt(&format!("{back}/{key}"));
         let state = read(xenbus::STATE)?;
         let connected = state.and_then(|text| XenbusState::parse(&text).ok());
-        let told = read(keys::SECTOR_SIZE)?.and_then(|text| decimal::parse_u32(&text).ok());
+        let sector_size = read(keys::SECTOR_SIZE)?.and_then(|text| decimal::parse_u32(&text).ok());
         let [params, script, physical, path, vdev] =
             [keys::PARAMS, SCRIPT, PHYSICAL_DEVICE, PHYSICAL_DEVICE_PATH, DEV].map(&mut read);
         let written =
@@ -89,7 +85,7 @@ impl VbdKeys {
         let discard = read(keys::DISCARD_ENABLE)?;
         let direct_io_safe = read(DIRECT_IO_SAFE)?;
         let name = store.read_opt(&format!("/local/domain/{}/name", device.frontend));
-        // A driver domain may not be allowed to know.
+        // A driver domain may have no right to read the name.
         let domain_name = match name {
             Ok(name) => name.and_then(text),
             Err(StoreError::Refused { .. }) => None,
@@ -99,11 +95,11 @@ impl VbdKeys {
             source: written.source(),
             vdev: vdev?.and_then(text),
             domain_name,
-            // Whatever does not say that it may write, may not.
+            // A mode other than `w` makes the disk read-only.
             read_only: mode.is_some_and(|mode| mode.first() != Some(&b'w')),
             discard: discard.is_none_or(|flag| flag != b"0"),
             direct_io_safe: direct_io_safe.is_some_and(|flag| flag == b"1"),
-            told_sector: told.filter(|_| connected == Some(XenbusState::Connected)),
+            fixed_sector_size: sector_size.filter(|_| connected == Some(XenbusState::Connected)),
         })
     }
 }
@@ -112,7 +108,7 @@ fn text(bytes: Vec<u8>) -> Option<String> {
     String::from_utf8(bytes).ok().filter(|text| !text.is_empty())
 }
 
-/// The keys that say where.
+/// Keys that locate the storage.
 #[derive(Default)]
 struct Written {
     params: Option<Vec<u8>>,
@@ -127,7 +123,8 @@ impl Written {
         let others = script.is_some_and(|script| script.rsplit('/').next() != Some(OUR_SCRIPT));
         if others {
             let path = self.path.and_then(text).map(PathBuf::from);
-            let path = path.or_else(|| self.physical.and_then(text).and_then(|n| by_number(&n)));
+            let path =
+                path.or_else(|| self.physical.and_then(text).and_then(|n| device_by_number(&n)));
             return path.map(Source::Path).ok_or(NoSource::Script);
         }
         let params = self.params.and_then(text).ok_or(NoSource::NoMedium)?;
@@ -145,8 +142,8 @@ impl Written {
     }
 }
 
-/// The device with this number, `MAJOR:MINOR` in hexadecimal.
-fn by_number(text: &str) -> Option<PathBuf> {
+/// Returns the path of the device with the number `MAJOR:MINOR` in hexadecimal.
+fn device_by_number(text: &str) -> Option<PathBuf> {
     let (major, minor) = text.split_once(':')?;
     let number = |text| u32::from_str_radix(text, 16).ok();
     Some(PathBuf::from(format!("/dev/block/{}:{}", number(major)?, number(minor)?)))
@@ -177,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn our_script_leaves_params_to_the_daemon() {
+    fn params_behind_own_script_are_parsed_as_path_or_address() {
         for script in ["", "/etc/xen/scripts/block-ringfence", "block-ringfence"] {
             let of = |params| source(params, script, "fd:1", "/dev/other");
             assert_eq!(of("/srv/a disk.img").unwrap(), "/srv/a disk.img");
@@ -192,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn other_scripts_say_which_device_they_made() {
+    fn device_keys_of_other_script_locate_the_storage() {
         let of = |physical, path| source("iqn.2001:x", "/etc/xen/scripts/block", physical, path);
         assert_eq!(of("", ""), Err(NoSource::Script));
         assert_eq!(of("fd:1a", "").unwrap(), "/dev/block/253:26");

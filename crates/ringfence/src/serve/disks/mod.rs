@@ -1,157 +1,126 @@
-//! The disks that the daemon serves: the storage of each, and its handshake.
+//! Disks of the daemon: the storage of each disk and its xenbus handshake.
 //!
-//! # Theory of operation
+//! # How it works
 //!
-//! A disk is announced to its guest at once, as the toolstack waits for that, and its storage is opened
-//! meanwhile (`opener`). The guest that is ready is connected when the storage is open. What cannot be
-//! opened is said in the log, in the status and to the toolstack (the key [`DISK_STATUS`]), and tried
-//! again every two seconds. The storage stays open until the device goes, or the toolstack or the
-//! configuration says something else of it while no guest is connected.
+//! The control thread announces a disk to its guest at once, because the toolstack waits for that. A
+//! thread of its own opens the storage meanwhile (`opener`). The control thread connects a guest that
+//! is ready once the storage is open. If the storage cannot be opened, the log, the status and the key
+//! [`DISK_STATUS`] say why, and the daemon tries again every two seconds. The storage stays open until
+//! the device is removed, or until its keys or the configuration change while no guest is connected.
 //!
-//! Each ring is served by threads of its own, which the control thread neither waits for nor is waited
-//! for by: a disk that hangs holds up its own guest, and nobody else's handshake.
+//! ```text
+//! opener thread ──┐ DeviceId                    ┌── store: states, `disk-status`
+//! ring threads  ──┴─────────> mailbox ─> control┤
+//!                             `events`   thread └── VbdBackend: handshake, rings
+//! ```
 //!
-//! What a daemon before this one left in a ring is found there by the backend itself
-//! ([`ringfence_ring::AnyOrderRing`]); there are no records besides.
-
-// #syscall daemon eventfd2,read,write: a disk has something to say
+//! Each ring has a thread of its own. The control thread never waits for a ring thread, and a ring
+//! thread never waits for the control thread. A disk that hangs delays only its own guest.
+//!
+//! # Restart
+//!
+//! The backend itself finds the requests that an earlier daemon left in a ring
+//! ([`ringfence_ring::AnyOrderRing`]). There are no other records of disks.
 
 mod keys;
 mod opener;
 mod report;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use ringfence_block::blkback::{PersistentCounters, QueueCounters, named_persistent};
 use ringfence_block::storage::Geometry;
 use ringfence_block::vbd::backend::{Connection, VbdBackend};
 use ringfence_platform::Platform;
+use ringfence_sys::mailbox::{MailSender, Mailbox, mailbox};
 use ringfence_wire::xenbus::DeviceId;
 use ringfence_xenbus::end::Life;
 use ringfence_xenstore::{StoreAccess, StoreClient, StoreError};
-use rustix::event::EventfdFlags;
 
 use self::keys::{NoSource, Source, VbdKeys};
-use self::opener::{Opening, Wish};
+use self::opener::{OpenRequest, Opening};
 use super::config::{Config, DiskSettings};
 use super::devices::{Look, Served};
 use crate::log::LineBudget;
 use crate::ports::device_name;
 
-/// Key of the backend's directory: `open`, or why the storage is not.
+/// Key in the backend's directory: `open`, or the reason for which the storage is not open.
 const DISK_STATUS: &str = "disk-status";
-/// What [`DISK_STATUS`] says of a disk that is served.
+/// Value of [`DISK_STATUS`] while the storage is open.
 const OPEN: &str = "open";
 
-/// Pages that all rings together keep mapped. A process has 65530 mappings at most, and each page is one.
+/// Maximum number of pages that all rings together keep mapped. Each page is one mapping, and a process
+/// can have 65530.
 pub(super) const KEPT_PAGES_MAX: u32 = 49_152;
 
-/// Where the kernel's own backend shows itself.
+/// Directory that exists while the kernel's own backend is loaded.
 const KERNEL_BACKEND: &str = "/sys/bus/xen-backend/drivers/vbd";
 
-/// Why a disk cannot be served for now.
+/// Reasons for which a disk is not served for now.
 #[derive(Debug, thiserror::Error)]
-enum Trouble {
-    /// Two backends would both answer the guest.
+enum VbdError {
+    /// Both backends would answer the guest.
     #[error(
         "the kernel's xen-blkback is loaded, and serves disks: unload it (`rmmod xen-blkback`), or set \
          `serve = false` in [disks] of the configuration"
     )]
     KernelBackend,
-    /// More than are served.
     #[error("{limit} disks {of} are served already; see `limits` in the configuration")]
-    TooMany {
-        /// Of which there are too many.
-        of: &'static str,
-        /// How many there may be.
-        limit: u16,
-    },
-    /// Nobody said where it is.
+    TooMany { of: &'static str, limit: u16 },
     #[error(transparent)]
     Source(#[from] NoSource),
-    /// It cannot be opened.
     #[error(transparent)]
     Open(#[from] opener::OpenError),
 }
 
-/// Tells the control thread which disks are to be looked at.
-#[derive(Clone)]
-pub(super) struct DiskBell(Arc<(Mutex<BTreeSet<DeviceId>>, OwnedFd)>);
-
-impl DiskBell {
-    fn new() -> io::Result<DiskBell> {
-        let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
-        Ok(DiskBell(Arc::new((Mutex::default(), rustix::event::eventfd(0, flags)?))))
-    }
-
-    fn ringer(&self, device: DeviceId) -> impl Fn() + Send + Sync + 'static {
-        let bell = Arc::clone(&self.0);
-        move || {
-            bell.0.lock().unwrap_or_else(PoisonError::into_inner).insert(device);
-            let _ = rustix::io::write(&bell.1, &1u64.to_ne_bytes());
-        }
-    }
-
-    /// Those for which it was rung since the last call.
-    pub(super) fn rung(&self) -> BTreeSet<DeviceId> {
-        let _ = rustix::io::read(&self.0.1, &mut [0; 8]);
-        core::mem::take(&mut *self.0.0.lock().unwrap_or_else(PoisonError::into_inner))
-    }
-}
-
-impl AsFd for DiskBell {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.0.1.as_fd()
-    }
-}
-
-/// How far a disk's storage is.
+/// State of a disk's storage.
 enum Storage {
     Closed,
     Opening(Opening),
     Open(Geometry),
 }
 
-/// The counters of a ring.
+/// Counters of one ring.
 type RingCounters = (Arc<QueueCounters>, Arc<PersistentCounters>);
 
-/// One disk.
+/// One disk and its handshake.
 struct Vbd {
     keys: VbdKeys,
     settings: DiskSettings,
-    /// What the storage is opened by, or was.
-    wish: Option<Wish>,
+    /// Request that opened, or is to open, the storage.
+    request: Option<OpenRequest>,
     storage: Storage,
     backend: VbdBackend,
     problem: Option<String>,
-    /// Of the rings in use.
+    /// Counters of the rings in use.
     rings: Vec<RingCounters>,
-    /// What is told in [`DISK_STATUS`].
-    told: Option<String>,
-    /// For lines that the guest causes by connecting and disconnecting.
+    /// Value last written to [`DISK_STATUS`].
+    reported: Option<String>,
+    /// Budget for log lines that the guest causes by connecting and disconnecting.
     lines: LineBudget,
 }
 
 impl Vbd {
-    /// Most pages that its rings keep.
+    /// Returns the maximum number of pages that the disk's rings keep mapped.
     fn kept_pages(&self) -> u32 {
         let rings = self.backend.connection().map_or(0, |connection| connection.queues);
         rings * u32::from(self.settings.persistent_pages)
     }
 }
 
-/// All of them.
+/// All disks of the daemon.
 pub(super) struct Vbds<P: Platform> {
     platform: Arc<P>,
     config: Config,
-    pub(super) bell: DiskBell,
+    /// Devices for which a ring thread or an opener thread has news. Several entries may name one device.
+    pub(super) events: Mailbox<DeviceId>,
+    event_sender: MailSender<DeviceId>,
     list: BTreeMap<DeviceId, Vbd>,
-    /// Devices that are gone and have I/O in flight.
-    departing: Vec<VbdBackend>,
+    /// Devices that were removed and still have I/O in flight.
+    leaving: Vec<VbdBackend>,
     retired: BTreeMap<&'static str, u64>,
     retired_rules: BTreeMap<&'static str, u64>,
     adopted: u64,
@@ -159,19 +128,21 @@ pub(super) struct Vbds<P: Platform> {
 
 impl<P: Platform> Vbds<P> {
     pub(super) fn new(platform: Arc<P>, config: Config) -> io::Result<Vbds<P>> {
+        let (event_sender, events) = mailbox()?;
         Ok(Vbds {
             platform,
             config,
-            bell: DiskBell::new()?,
+            events,
+            event_sender,
             list: BTreeMap::new(),
-            departing: Vec::new(),
+            leaving: Vec::new(),
             retired: BTreeMap::new(),
             retired_rules: BTreeMap::new(),
             adopted: 0,
         })
     }
 
-    /// What holds for disks from now on.
+    /// Applies a new configuration to all disks. Connected guests keep most of what they negotiated.
     pub(super) fn reconfigure(&mut self, config: Config) {
         self.config = config;
         for vbd in self.list.values_mut() {
@@ -181,28 +152,27 @@ impl<P: Platform> Vbds<P> {
         }
     }
 
-    /// The devices there are.
     pub(super) fn devices(&self) -> impl Iterator<Item = &DeviceId> {
         self.list.keys()
     }
 
-    /// Whether there is such a device.
+    /// Returns `true` if the device is served.
     pub(super) fn has(&self, device: &DeviceId) -> bool {
         self.list.contains_key(device)
     }
 
-    /// Drops what finished since.
-    pub(super) fn bury_departed(&mut self) {
-        self.departing.retain_mut(VbdBackend::is_leaving);
+    /// Discards removed devices whose I/O has completed.
+    pub(super) fn drop_finished(&mut self) {
+        self.leaving.retain_mut(VbdBackend::is_leaving);
     }
 
-    /// Lets go of all devices and leaves them as they are, for the daemon that comes next.
+    /// Drops all devices without closing them, so that the next daemon can take them over.
     pub(super) fn leave(&mut self) {
         self.list.clear();
-        self.departing.clear();
+        self.leaving.clear();
     }
 
-    /// Begins to close a device.
+    /// Starts to close a device.
     pub(super) fn close(
         &mut self,
         device: &DeviceId,
@@ -213,26 +183,36 @@ impl<P: Platform> Vbds<P> {
         self.look(device, store).map(drop)
     }
 
-    fn make(&self, device: &DeviceId, keys: VbdKeys) -> Vbd {
+    /// Returns a function that puts a device into the mailbox.
+    fn notifier(&self, device: DeviceId) -> impl Fn() + Send + Sync + 'static {
+        let events = self.event_sender.clone();
+        move || {
+            // The send fails only when the daemon ends.
+            let _ = events.send(device);
+        }
+    }
+
+    /// Creates the record of a device that has not been served yet.
+    fn new_vbd(&self, device: &DeviceId, keys: VbdKeys) -> Vbd {
         let settings = settings_of(&self.config, &keys);
-        let ring = Arc::new(self.bell.ringer(*device));
+        let ring = Arc::new(self.notifier(*device));
         let backend = VbdBackend::without_disk(*device, settings.options(), ring);
         Vbd {
             keys,
             settings,
-            wish: None,
+            request: None,
             storage: Storage::Closed,
             backend,
             problem: None,
             rings: Vec::new(),
-            told: None,
+            reported: None,
             lines: LineBudget::new(),
         }
     }
 
-    /// What is known of a device, read anew while it is not connected: a toolstack may have made it
-    /// again, with other keys.
-    fn take(&mut self, device: &DeviceId, store: &mut StoreClient) -> Result<Vbd, StoreError> {
+    /// Removes a device from the list. Reads its keys again unless it is connected: a toolstack may have
+    /// created it again with other keys.
+    fn take_vbd(&mut self, device: &DeviceId, store: &mut StoreClient) -> Result<Vbd, StoreError> {
         let known = match self.list.remove(device) {
             Some(vbd) if vbd.backend.connection().is_some() => return Ok(vbd),
             known => known,
@@ -244,9 +224,9 @@ impl<P: Platform> Vbds<P> {
                 return Err(error);
             }
         };
-        let Some(mut vbd) = known else { return Ok(self.make(device, keys)) };
-        // What this daemon told the guest is no reason to open the storage anew.
-        keys.told_sector = keys.told_sector.and(vbd.keys.told_sector);
+        let Some(mut vbd) = known else { return Ok(self.new_vbd(device, keys)) };
+        // A sector size that this daemon wrote itself is no reason to open the storage again.
+        keys.fixed_sector_size = keys.fixed_sector_size.and(vbd.keys.fixed_sector_size);
         if vbd.keys != keys {
             vbd.settings = settings_of(&self.config, &keys);
             vbd.backend.reconfigure(vbd.settings.options());
@@ -255,43 +235,43 @@ impl<P: Platform> Vbds<P> {
         Ok(vbd)
     }
 
-    /// What the storage of a disk is to be opened by.
-    fn wish(&self, vbd: &Vbd) -> Result<Wish, NoSource> {
+    /// Builds the request that opens a disk's storage.
+    fn request(&self, vbd: &Vbd) -> Result<OpenRequest, NoSource> {
         let Vbd { keys, settings, .. } = vbd;
         let disks = &self.config.disks;
-        Ok(Wish {
+        Ok(OpenRequest {
             source: keys.source.clone()?,
             read_only: keys.read_only,
             discard: keys.discard,
             direct_io_safe: keys.direct_io_safe,
             cache: settings.cache,
             bounce: settings.bounce,
-            sector_size: keys.told_sector.or(settings.sector_size),
+            sector_size: keys.fixed_sector_size.or(settings.sector_size),
             paths: disks.paths.clone(),
             nbd: disks.nbd,
-            in_use: keys.told_sector.is_some(),
+            in_use: keys.fixed_sector_size.is_some(),
         })
     }
 
-    /// Sees to it that the storage is open, or is being opened.
-    fn open(&self, device: &DeviceId, vbd: &mut Vbd) -> Result<(), Trouble> {
+    /// Opens the storage if it is neither open nor being opened, and collects the result.
+    fn open(&self, device: &DeviceId, vbd: &mut Vbd) -> Result<(), VbdError> {
         if vbd.backend.connection().is_some() {
             return Ok(());
         }
         if Path::new(KERNEL_BACKEND).exists() {
-            return Err(Trouble::KernelBackend);
+            return Err(VbdError::KernelBackend);
         }
         self.is_full(device)?;
-        let wish = self.wish(vbd);
-        if vbd.wish.as_ref() != wish.as_ref().ok() {
-            // Another storage, or the same one in another way; it is locked until nobody has it.
+        let request = self.request(vbd);
+        if vbd.request.as_ref() != request.as_ref().ok() {
+            // Other storage or other options. The storage stays locked until the last user drops it.
             vbd.backend.set_disk(None);
             vbd.storage = Storage::Closed;
-            vbd.wish = wish.as_ref().ok().cloned();
+            vbd.request = request.as_ref().ok().cloned();
         }
-        let wish = wish?;
+        let request = request?;
         if let Storage::Closed = vbd.storage {
-            let opening = Opening::begin(wish, self.bell.ringer(*device));
+            let opening = Opening::begin(request, self.notifier(*device));
             vbd.storage = Storage::Opening(opening.map_err(opener::OpenError::from)?);
         }
         let Storage::Opening(opening) = &vbd.storage else { return Ok(()) };
@@ -309,8 +289,8 @@ impl<P: Platform> Vbds<P> {
         }
     }
 
-    /// Whether there are as many as there may be.
-    fn is_full(&self, device: &DeviceId) -> Result<(), Trouble> {
+    /// Checks the limits on served disks.
+    fn is_full(&self, device: &DeviceId) -> Result<(), VbdError> {
         let open = |vbd: &Vbd| !matches!(vbd.storage, Storage::Closed);
         let served = self.list.iter().filter(|(_, vbd)| open(vbd)).map(|(of, _)| of);
         let of_domain = served.clone().filter(|other| other.frontend == device.frontend).count();
@@ -320,53 +300,53 @@ impl<P: Platform> Vbds<P> {
             (of_domain, limits.disks_per_domain, "of this domain"),
         ] {
             if count >= usize::from(limit) {
-                return Err(Trouble::TooMany { of, limit });
+                return Err(VbdError::TooMany { of, limit });
             }
         }
         Ok(())
     }
 
-    /// Says what became of the storage: in the log, and to the toolstack.
-    fn tell(
+    /// Reports the state of the storage in the log and to the toolstack.
+    fn report_storage(
         device: &DeviceId,
         vbd: &mut Vbd,
         store: &mut StoreClient,
-        trouble: Option<&Trouble>,
+        cause: Option<&VbdError>,
     ) -> Result<(), StoreError> {
-        let problem = match (trouble, &vbd.storage) {
-            // While it is tried again, nothing is known that is better.
+        let problem = match (cause, &vbd.storage) {
+            // The last problem stays valid while the storage is being opened again.
             (None, Storage::Opening(_)) => vbd.problem.clone(),
-            (trouble, _) => trouble.map(ToString::to_string),
+            (cause, _) => cause.map(ToString::to_string),
         };
         if let Some(why) = problem.as_ref().filter(|_| problem != vbd.problem) {
-            match trouble {
-                Some(Trouble::Source(NoSource::Script | NoSource::NoMedium)) => {
+            match cause {
+                Some(VbdError::Source(NoSource::Script | NoSource::NoMedium)) => {
                     tracing::info!(name = %device_name(device), %why, "it is not served yet");
                 }
                 _ => tracing::error!(name = %device_name(device), %why, "it is not served"),
             }
         }
         vbd.problem = problem;
-        let told = match (&vbd.problem, &vbd.storage) {
+        let reported = match (&vbd.problem, &vbd.storage) {
             (Some(why), _) => why.clone(),
             (None, Storage::Open(_)) => OPEN.to_owned(),
             (None, _) => return Ok(()),
         };
-        if vbd.told.as_ref() != Some(&told) {
+        if vbd.reported.as_ref() != Some(&reported) {
             let back = device.backend_path();
             let state = format!("{back}/{}", ringfence_wire::xenbus::STATE);
             store.transaction(|t| match t.read_opt(&state)? {
-                Some(_) => t.write(&format!("{back}/{DISK_STATUS}"), &told),
-                // What is written into a directory that is gone would make it again.
+                Some(_) => t.write(&format!("{back}/{DISK_STATUS}"), &reported),
+                // A write would create a directory again that the toolstack has removed.
                 None => Ok(()),
             })?;
-            vbd.told = Some(told);
+            vbd.reported = Some(reported);
         }
         Ok(())
     }
 
-    /// Does what is due.
-    fn follow(
+    /// Advances the handshake of a disk, and collects the counters of its rings.
+    fn advance(
         &mut self,
         device: &DeviceId,
         vbd: &mut Vbd,
@@ -404,17 +384,18 @@ impl<P: Platform> Vbds<P> {
     }
 }
 
-/// What holds for a disk.
+/// Returns the settings of a disk, with those limits that its storage needs.
 fn settings_of(config: &Config, keys: &VbdKeys) -> DiskSettings {
     let mut settings = config.disk(keys.domain_name.as_deref(), keys.vdev.as_deref());
-    // Only over one connection is it known in which order a server's disk was written to.
+    // The order of writes on a server's disk is known only within one connection.
     if let Ok(Source::Nbd(_)) = keys.source {
         settings.max_queues = 1;
     }
     settings
 }
 
-/// Logs that a disk was connected, taken over or disconnected. `unlogged` lines of this kind were dropped.
+/// Logs that a disk was connected, taken over or disconnected. `unlogged` is the number of such lines
+/// that were dropped.
 fn report_change(device: &DeviceId, now: Option<Connection>, unanswered: u32, unlogged: u64) {
     let name = device_name(device);
     match now {
@@ -440,22 +421,22 @@ impl<P: Platform> Served for Vbds<P> {
     }
 
     fn look(&mut self, device: &DeviceId, store: &mut StoreClient) -> Result<Look, StoreError> {
-        let mut vbd = self.take(device, store)?;
+        let mut vbd = self.take_vbd(device, store)?;
         let opened = self.open(device, &mut vbd);
-        let trouble = opened.as_ref().err();
-        let told = Self::tell(device, &mut vbd, store, trouble);
-        // Two backends must not both answer.
-        let life = match trouble {
-            Some(Trouble::KernelBackend) => Ok(Life::Alive),
-            _ => self.follow(device, &mut vbd, store),
+        let cause = opened.as_ref().err();
+        let reported = Self::report_storage(device, &mut vbd, store, cause);
+        // Only one of two backends may answer.
+        let life = match cause {
+            Some(VbdError::KernelBackend) => Ok(Life::Alive),
+            _ => self.advance(device, &mut vbd, store),
         };
-        // Where the toolstack is to say something first, it is heard.
-        let waits = matches!(trouble, None | Some(Trouble::Source(_)));
+        // These problems end with a change of the toolstack's keys, which a watch reports.
+        let waits_for_keys = matches!(cause, None | Some(VbdError::Source(_)));
         self.list.insert(*device, vbd);
-        told?;
+        reported?;
         Ok(match life? {
             Life::Over => Look::Over,
-            Life::Alive if waits => Look::Alive,
+            Life::Alive if waits_for_keys => Look::Alive,
             Life::Alive => Look::Again,
         })
     }
@@ -468,7 +449,7 @@ impl<P: Platform> Served for Vbds<P> {
         }
         vbd.backend.begin_to_leave();
         if vbd.backend.is_leaving() {
-            self.departing.push(vbd.backend);
+            self.leaving.push(vbd.backend);
         }
     }
 }

@@ -1,7 +1,8 @@
-//! Opening the storage of a disk, on a thread of its own.
+//! Opening of a disk's storage, on a thread of its own.
 //!
-//! It can take long: a file is locked until the last write of the daemon before is over, a server may
-//! not answer, a network's file system may hang. Nobody else is to wait for that.
+//! Opening can take long. A file stays locked until the last write of an earlier daemon has completed,
+//! a server may not answer, and a network file system may hang. The control thread polls [`Opening`]
+//! and never waits for it.
 
 // #syscall daemon fstatfs: whether a disk is on another machine
 
@@ -21,7 +22,7 @@ use rustix::fs::OFlags;
 
 use super::keys::Source;
 
-/// File systems whose files are somewhere else (`linux/magic.h`).
+/// File systems whose files are on another machine (magic numbers of `linux/magic.h`).
 const REMOTE: [u64; 6] = [
     0x6969,      // NFS
     0xFF53_4D42, // CIFS
@@ -31,87 +32,77 @@ const REMOTE: [u64; 6] = [
     0x0102_1997, // 9P
 ];
 
-/// What to open, and how.
+/// Storage to open and the options for it.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(super) struct Wish {
+pub(super) struct OpenRequest {
     pub(super) source: Source,
     pub(super) read_only: bool,
     pub(super) discard: bool,
-    /// The toolstack vouches for it that the storage does not read a page after it was written.
+    /// Set if the toolstack asserts that the storage does not read a page after its write has completed.
     pub(super) direct_io_safe: bool,
     pub(super) cache: CacheMode,
     pub(super) bounce: Bounce,
     pub(super) sector_size: Option<u32>,
-    /// The folders below which it may be.
+    /// Folders below which the storage may be.
     pub(super) paths: Vec<PathBuf>,
-    /// Whether it may be a server's, over TCP.
+    /// Set if the storage may be a server's disk, reached over TCP.
     pub(super) nbd: bool,
-    /// A guest uses it already, by a daemon before this one.
+    /// Set if a guest has used the storage through an earlier daemon.
     pub(super) in_use: bool,
 }
 
-/// Why it cannot be opened.
+/// Reasons for which storage cannot be opened.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum OpenError {
-    /// No such thing.
     #[error("{}: {source}", path.display())]
-    Path {
-        /// What was named.
-        path: PathBuf,
-        /// Why not.
-        source: io::Error,
-    },
-    /// The administrator did not allow it.
+    Path { path: PathBuf, source: io::Error },
+    /// Path is not below an allowed folder.
     #[error(
         "{} is not below a folder where disks may be: add one to `paths` in [disks] of the \
          configuration (and to `ReadWritePaths` of the unit)",
         path.display()
     )]
     Elsewhere {
-        /// Where it is, when all links are followed.
+        /// Path with all links resolved.
         path: PathBuf,
     },
-    /// The administrator did not allow servers.
+    /// Configuration allows no NBD servers over TCP.
     #[error(
         "disks of NBD servers are not allowed: set `nbd = true` in [disks] of the configuration"
     )]
     NoServers,
-    /// The file.
     #[error(transparent)]
     File(#[from] OpenFileError),
-    /// The server.
     #[error("{address}: {source}")]
-    Server {
-        /// Which.
-        address: NbdAddress,
-        /// Why not.
-        source: io::Error,
-    },
-    /// No memory, no thread.
+    Server { address: NbdAddress, source: io::Error },
+    /// The system has no memory or no thread left.
     #[error("{0}")]
     System(#[from] io::Error),
 }
 
-/// An opened disk.
+/// Opened disk, or the reason for which it cannot be opened.
 type Opened = Result<Arc<dyn Disk>, OpenError>;
 
-/// One that is being opened.
+/// Storage that a thread is opening.
 pub(super) struct Opening(Receiver<Opened>);
 
 impl Opening {
-    /// Begins. `done` is called, on the thread, when it is over.
-    pub(super) fn begin(wish: Wish, done: impl FnOnce() + Send + 'static) -> io::Result<Opening> {
+    /// Starts the thread. The thread calls `done` after it has sent the result.
+    pub(super) fn begin(
+        request: OpenRequest,
+        done: impl FnOnce() + Send + 'static,
+    ) -> io::Result<Opening> {
         let (sender, receiver) = channel();
         let open = move || {
-            // A device that went meanwhile does not want it any more.
-            let _ = sender.send(open(&wish));
+            // A device that was removed meanwhile has dropped the receiver.
+            let _ = sender.send(open(&request));
             done();
         };
         std::thread::Builder::new().name("open-disk".to_owned()).spawn(open)?;
         Ok(Opening(receiver))
     }
 
-    /// What came of it, once.
+    /// Returns the result once it is there, and only once.
     pub(super) fn poll(&self) -> Option<Opened> {
         match self.0.try_recv() {
             Ok(opened) => Some(opened),
@@ -123,11 +114,11 @@ impl Opening {
     }
 }
 
-fn open(wish: &Wish) -> Opened {
-    match &wish.source {
-        Source::Path(path) => open_file(path, wish, false),
-        Source::Raw(path) => open_file(path, wish, true),
-        Source::Nbd(address) => open_server(address, wish),
+fn open(request: &OpenRequest) -> Opened {
+    match &request.source {
+        Source::Path(path) => open_file(path, request, false),
+        Source::Raw(path) => open_file(path, request, true),
+        Source::Nbd(address) => open_server(address, request),
     }
 }
 
@@ -140,23 +131,23 @@ impl From<FolderError> for OpenError {
     }
 }
 
-fn open_file(path: &Path, wish: &Wish, raw: bool) -> Opened {
+fn open_file(path: &Path, request: &OpenRequest, raw: bool) -> Opened {
     let mut options = FileOptions {
-        read_only: wish.read_only,
-        cache: wish.cache,
-        bounce: wish.bounce,
-        // A ring of io_uring does I/O behind the back of the sandbox's filter, so none may be made.
+        read_only: request.read_only,
+        cache: request.cache,
+        bounce: request.bounce,
+        // io_uring does its I/O outside the sandbox's system call filter, so no ring may exist.
         engine: Engine::Threads,
-        sector_size: wish.sector_size,
-        discard: wish.discard,
+        sector_size: request.sector_size,
+        discard: request.discard,
         raw,
-        in_use: wish.in_use,
+        in_use: request.in_use,
     };
-    let folders = Folders::new(wish.paths.clone());
+    let folders = Folders::new(request.paths.clone());
     let (file, path) = folders.open(path, OpenFile::flags(&options))?;
     let file = OpenFile::of(file, &path, &options)?;
-    // A network's file system may send a page once more when the guest has it back already.
-    if options.bounce == Bounce::Auto && !wish.direct_io_safe && is_remote(&file.file) {
+    // A network file system may send a page again after its write was reported complete.
+    if options.bounce == Bounce::Auto && !request.direct_io_safe && is_remote(&file.file) {
         options.bounce = Bounce::Always;
     }
     Ok(Arc::new(FileDisk::new(file, &options)?))
@@ -167,15 +158,15 @@ fn is_remote(file: impl AsFd) -> bool {
         .is_ok_and(|fs| u64::try_from(fs.f_type).is_ok_and(|id| REMOTE.contains(&id)))
 }
 
-fn open_server(address: &NbdAddress, wish: &Wish) -> Opened {
-    let folders = Folders::new(wish.paths.clone());
+fn open_server(address: &NbdAddress, request: &OpenRequest) -> Opened {
+    let folders = Folders::new(request.paths.clone());
     match address {
-        // Found out here for its message; each connection opens the socket anew.
+        // This check is for its error message; each connection opens the socket again.
         NbdAddress::Unix { path, .. } => drop(folders.open(path, OFlags::PATH)?),
-        NbdAddress::Tcp { .. } if !wish.nbd => return Err(OpenError::NoServers),
+        NbdAddress::Tcp { .. } if !request.nbd => return Err(OpenError::NoServers),
         NbdAddress::Tcp { .. } => {}
     }
-    let options = NbdOptions { read_only: wish.read_only, ..NbdOptions::default() };
+    let options = NbdOptions { read_only: request.read_only, ..NbdOptions::default() };
     let disk = NbdDisk::open_below(address, &options, &folders)
         .map_err(|source| OpenError::Server { address: address.clone(), source })?;
     Ok(Arc::new(disk))
@@ -187,8 +178,8 @@ mod tests {
 
     use super::*;
 
-    fn wish(source: Source, paths: &[&Path]) -> Wish {
-        Wish {
+    fn request(source: Source, paths: &[&Path]) -> OpenRequest {
+        OpenRequest {
             source,
             read_only: false,
             discard: true,
@@ -203,14 +194,14 @@ mod tests {
     }
 
     #[test]
-    fn what_is_allowed_is_where_it_really_is() {
+    fn path_is_checked_against_folders_after_links_are_resolved() {
         let dir = tempfile::tempdir().unwrap();
         let (here, there) = (dir.path().join("here"), dir.path().join("there"));
         [&here, &there].iter().for_each(|folder| std::fs::create_dir(folder).unwrap());
         std::fs::write(there.join("disk"), [0; 4096]).unwrap();
         std::os::unix::fs::symlink(there.join("disk"), here.join("link")).unwrap();
         let through = |path: PathBuf, folders: &[&Path]| {
-            open(&wish(Source::Path(path), folders)).map(|disk| disk.geometry().bytes)
+            open(&request(Source::Path(path), folders)).map(|disk| disk.geometry().bytes)
         };
         let link = here.join("link");
         assert!(matches!(through(link.clone(), &[&here]), Err(OpenError::Elsewhere { .. })));
@@ -219,7 +210,7 @@ mod tests {
         let up = here.join("../there/disk");
         assert!(matches!(through(up, &[&here]), Err(OpenError::Elsewhere { .. })));
         assert!(matches!(through(there.join("none"), &[&there]), Err(OpenError::Path { .. })));
-        // A folder whose name begins alike is another one.
+        // A folder whose name only begins alike is another folder.
         let other = dir.path().join("therefore");
         std::fs::create_dir(&other).unwrap();
         std::fs::write(other.join("disk"), [0; 4096]).unwrap();
@@ -227,19 +218,19 @@ mod tests {
     }
 
     #[test]
-    fn servers_are_asked_only_where_they_may_be() {
+    fn server_outside_allowed_addresses_and_folders_is_refused() {
         let tcp = Source::Nbd("nbd://127.0.0.1:1/x".parse().unwrap());
         let unix = |path: &str| {
             let address = format!("nbd+unix:///?socket={path}");
             Source::Nbd(address.parse().unwrap())
         };
-        assert!(matches!(open(&wish(tcp.clone(), &[])), Err(OpenError::NoServers)));
-        let refused = open(&Wish { nbd: true, ..wish(tcp, &[]) });
+        assert!(matches!(open(&request(tcp.clone(), &[])), Err(OpenError::NoServers)));
+        let refused = open(&OpenRequest { nbd: true, ..request(tcp, &[]) });
         assert!(matches!(refused, Err(OpenError::Server { .. })));
         let dir = tempfile::tempdir().unwrap();
         let socket = dir.path().join("s");
         let _listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
-        let elsewhere = open(&wish(unix(socket.to_str().unwrap()), &[]));
+        let elsewhere = open(&request(unix(socket.to_str().unwrap()), &[]));
         assert!(matches!(elsewhere, Err(OpenError::Elsewhere { .. })));
     }
 
@@ -250,23 +241,23 @@ mod tests {
         let mut content = vec![0; 4096];
         content[..4].copy_from_slice(b"QFI\xfb");
         std::fs::write(&path, content).unwrap();
-        let refused = open(&wish(Source::Path(path.clone()), &[dir.path()]));
+        let refused = open(&request(Source::Path(path.clone()), &[dir.path()]));
         let Err(OpenError::File(OpenFileError::NotRaw { .. })) = refused else {
             panic!("{:?}", refused.err())
         };
-        assert!(open(&wish(Source::Raw(path.clone()), &[dir.path()])).is_ok());
-        let adopted = Wish { in_use: true, ..wish(Source::Path(path), &[dir.path()]) };
+        assert!(open(&request(Source::Raw(path.clone()), &[dir.path()])).is_ok());
+        let adopted = OpenRequest { in_use: true, ..request(Source::Path(path), &[dir.path()]) };
         assert!(open(&adopted).is_ok());
     }
 
     #[test]
-    fn whoever_waits_is_told() {
+    fn opening_calls_done_after_its_result_is_ready() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("disk");
         std::fs::write(&path, [0; 1024]).unwrap();
         let (sender, told) = mpsc::channel();
-        let wish = wish(Source::Path(path), &[dir.path()]);
-        let opening = Opening::begin(wish, move || sender.send(()).unwrap()).unwrap();
+        let request = request(Source::Path(path), &[dir.path()]);
+        let opening = Opening::begin(request, move || sender.send(()).unwrap()).unwrap();
         told.recv().unwrap();
         assert_eq!(opening.poll().unwrap().unwrap().geometry().bytes, 1024);
     }

@@ -1,4 +1,4 @@
-//! What is said of disks: their rows in the status.
+//! Rows of disks in the daemon's status.
 
 use std::collections::BTreeMap;
 
@@ -13,18 +13,18 @@ use super::{Storage, Vbd, Vbds, ring_counts};
 use crate::ports::device_name;
 
 impl<P: Platform> Vbds<P> {
-    /// Each disk.
+    /// Returns the status of each disk.
     pub(in crate::serve) fn status(&self, store: &mut StoreClient) -> Vec<VbdStatus> {
         self.list.iter().map(|(device, vbd)| status_of(device, vbd, store)).collect()
     }
 
-    /// What disks that are gone had counted.
+    /// Returns the sums over disks that were removed, and those of all disks.
     pub(in crate::serve) fn totals(&self) -> DiskTotals {
         DiskTotals {
             adopted: self.adopted,
             gone: counts(self.retired.clone()),
             gone_rules: counts(self.retired_rules.clone()),
-            finishing: self.departing.len() as u64,
+            finishing: self.leaving.len() as u64,
         }
     }
 }

@@ -8,22 +8,23 @@ use prometheus_client::metrics::MetricType;
 use super::{Labels, counter, each, family, gauge};
 use crate::serve::status::{Counts, Snapshot, VbdStatus};
 
-/// Counters of a ring that have names of their own: the operation, or the direction.
+/// Counters of a ring that have metrics of their own, with the value of the label `operation`.
 const REQUESTS: [(&str, &str); 4] =
     [("reads", "read"), ("writes", "write"), ("flushes", "flush"), ("discards", "discard")];
+/// Counters of bytes, with the value of the label `direction`.
 const BYTES: [(&str, &str); 2] = [("read_bytes", "read"), ("written_bytes", "written")];
 
 fn of(disk: &VbdStatus) -> Labels<'_> {
     Labels::default().and("vbd", &disk.name)
 }
 
-/// Writes all of them.
+/// Writes all metrics of disks.
 pub(super) fn encode(snapshot: &Snapshot, e: &mut DescriptorEncoder<'_>) -> fmt::Result {
     totals(snapshot, e)?;
     devices(snapshot, e)?;
     let about = ("vbd_requests", "Requests of a guest to its disk");
     named(&snapshot.disks, e, about, "operation", &REQUESTS)?;
-    let about = ("vbd_bytes", "Octets that a guest read from its disk, and that it wrote");
+    let about = ("vbd_bytes", "Bytes that a guest read from its disk, and that it wrote");
     named(&snapshot.disks, e, about, "direction", &BYTES)?;
     let about = ("vbd_queue", "Other counters of a disk's rings");
     family(e, about, MetricType::Counter, |m| {
@@ -43,9 +44,9 @@ fn totals(snapshot: &Snapshot, e: &mut DescriptorEncoder<'_>) -> fmt::Result {
     let (all, none) = (&snapshot.daemon.disks, Labels::default());
     let about = ("vbds_adopted", "Disks taken over from the daemon before this one");
     family(e, about, MetricType::Counter, |m| counter(m, &none, all.adopted))?;
-    let about = ("vbds_finishing", "Disks that are gone, but for requests their storage has");
+    let about = ("vbds_finishing", "Removed disks whose storage still has requests");
     family(e, about, MetricType::Gauge, |m| gauge(m, &none, all.finishing))?;
-    let about = ("gone_vbds", "What rings of disks that are gone had counted");
+    let about = ("gone_vbds", "Counters of rings of disks that are gone");
     family(e, about, MetricType::Counter, |m| each(m, &none, "counter", &all.gone))?;
     let about = ("gone_vbd_rule_violations", "Rules broken by disks that are gone");
     family(e, about, MetricType::Counter, |m| each(m, &none, "rule", &all.gone_rules))
@@ -55,7 +56,7 @@ fn devices(snapshot: &Snapshot, e: &mut DescriptorEncoder<'_>) -> fmt::Result {
     let disks = &snapshot.disks;
     let about = ("vbds", "Disks of guests");
     family(e, about, MetricType::Gauge, |m| gauge(m, &Labels::default(), disks.len() as u64))?;
-    family(e, ("vbd_info", "What a disk is"), MetricType::Gauge, |m| {
+    family(e, ("vbd_info", "Properties of a disk"), MetricType::Gauge, |m| {
         disks.iter().try_for_each(|disk| {
             let domain = disk.domain.to_string();
             let labels = of(disk)
@@ -72,18 +73,16 @@ fn devices(snapshot: &Snapshot, e: &mut DescriptorEncoder<'_>) -> fmt::Result {
             disks.iter().try_for_each(|disk| gauge(m, &of(disk), value(disk)))
         })
     };
-    one("vbd_connected", "Whether requests can flow", |disk| u64::from(disk.connected))?;
-    one("vbd_adopted", "Whether it was taken over from the daemon before this one", |disk| {
+    one("vbd_connected", "1 if requests can flow", |disk| u64::from(disk.connected))?;
+    one("vbd_adopted", "1 if it was taken over from the daemon before this one", |disk| {
         u64::from(disk.adopted)
     })?;
-    one("vbd_persistent", "Whether the guest's pages stay mapped", |disk| {
-        u64::from(disk.persistent)
-    })?;
+    one("vbd_persistent", "1 if the guest's pages stay mapped", |disk| u64::from(disk.persistent))?;
     one("vbd_queues", "Queues in use", |disk| disk.queues.len() as u64)?;
-    one("vbd_size_bytes", "Octets of a disk", |disk| disk.bytes.unwrap_or(0))
+    one("vbd_size_bytes", "Size of a disk", |disk| disk.bytes.unwrap_or(0))
 }
 
-/// Counters that have names, told apart by a label.
+/// Writes the counters in `names`, distinguished by a label.
 fn named(
     disks: &[VbdStatus],
     e: &mut DescriptorEncoder<'_>,
@@ -102,7 +101,7 @@ fn named(
     })
 }
 
-/// All counters, over all rings.
+/// Returns the sums of all counters over all rings.
 fn total(disk: &VbdStatus) -> Counts {
     let mut total = Counts::new();
     for (name, count) in disk.queues.iter().flat_map(|queue| &queue.counters) {

@@ -1,9 +1,9 @@
-//! Answers `GET /metrics`, and nothing else.
+//! HTTP server of the exporter: answers `GET /metrics`.
 //!
-//! One thread, one connection at a time, one request each. A client has [`PATIENCE`] for all of it and
-//! may send [`REQUEST_MAX`] octets: whoever is slow or wordy keeps other clients waiting for that long,
-//! and nobody else. The daemon itself is asked at most once in [`FRESH`]: who asks more often gets the same
-//! answer again.
+//! One thread serves one connection at a time, and one request on each. A client has [`CLIENT_TIMEOUT`]
+//! for its request and the answer, and may send [`REQUEST_MAX`] bytes. A slow client delays only other
+//! clients of the exporter, and only for that time. The control thread is asked at most once in
+//! [`ANSWER_LIFETIME`]. Requests within that time get the same answer.
 
 use std::io::{self, Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -17,27 +17,20 @@ use super::super::config::Listen;
 use super::super::status::Snapshot;
 use super::{CONTENT_TYPE, render};
 
-/// How long a client may take.
-const PATIENCE: Duration = Duration::from_secs(5);
-/// How long an answer is given again.
-const FRESH: Duration = Duration::from_secs(1);
-/// Octets of a request.
+/// Time that a client has for its request and the answer.
+const CLIENT_TIMEOUT: Duration = Duration::from_secs(5);
+/// Time for which an answer is used again.
+const ANSWER_LIFETIME: Duration = Duration::from_secs(1);
+/// Maximum size of a request in bytes.
 const REQUEST_MAX: usize = 8192;
-/// Headers of a request.
+/// Maximum number of headers of a request.
 const HEADERS_MAX: usize = 64;
 
-/// Why metrics cannot be asked for.
+/// Reasons for which the exporter cannot start.
 #[derive(Debug, thiserror::Error)]
 pub enum ExporterError {
-    /// Nothing can be listened at there.
     #[error("cannot listen at {at} for requests for metrics: {source}")]
-    Listen {
-        /// Where.
-        at: String,
-        /// Why not.
-        source: io::Error,
-    },
-    /// There is no thread for it.
+    Listen { at: String, source: io::Error },
     #[error("cannot start the thread that answers requests for metrics: {0}")]
     Thread(#[source] io::Error),
 }
@@ -47,16 +40,16 @@ enum Listener {
     Tcp(TcpListener),
 }
 
-/// Answers requests as long as the process lives.
+/// Handle of the exporter. Its thread runs until the process exits.
 #[derive(Debug)]
 pub struct Exporter(());
 
 impl Exporter {
-    /// Listens, and answers on a thread of its own with what `ask` says; `None` is "not now".
+    /// Listens, and starts the thread. `ask` returns a snapshot, or `None` if the daemon does not answer.
     ///
     /// # Errors
     ///
-    /// [`ExporterError`].
+    /// Returns [`ExporterError`] if the address cannot be used or no thread can be started.
     pub fn start(
         listen: &Listen,
         ask: impl Fn() -> Option<Snapshot> + Send + 'static,
@@ -76,7 +69,7 @@ impl Exporter {
     }
 }
 
-/// A socket at `path`, in place of what a process before this one may have left there.
+/// Listens at `path`. Replaces a socket that an earlier process left there.
 fn bind(path: &Path) -> io::Result<Listener> {
     use std::os::unix::fs::{FileTypeExt, PermissionsExt};
     if std::fs::symlink_metadata(path).is_ok_and(|found| found.file_type().is_socket()) {
@@ -84,7 +77,7 @@ fn bind(path: &Path) -> io::Result<Listener> {
     }
     let listener = UnixListener::bind(path)?;
     refuse_descriptors(&listener)?;
-    // What is told about guests is for the administrator.
+    // Metrics of guests are only for the administrator.
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600))?;
     Ok(Listener::Unix(listener, path.to_owned()))
 }
@@ -92,22 +85,22 @@ fn bind(path: &Path) -> io::Result<Listener> {
 impl Drop for Listener {
     fn drop(&mut self) {
         if let Listener::Unix(_, path) = self {
-            // Somebody may have removed it before.
+            // The file may have been removed by another process.
             let _ = std::fs::remove_file(path);
         }
     }
 }
 
-/// What is told, and when it was made.
+/// Last answer, and the source of new ones.
 struct Answers<F> {
     ask: F,
     last: Option<(Instant, String)>,
 }
 
 impl<F: Fn() -> Option<Snapshot>> Answers<F> {
-    /// The metrics, or nothing if the daemon does not answer.
+    /// Returns the metrics, or `None` if the daemon does not answer.
     fn metrics(&mut self) -> Option<&str> {
-        self.last.take_if(|(made, _)| made.elapsed() >= FRESH);
+        self.last.take_if(|(made, _)| made.elapsed() >= ANSWER_LIFETIME);
         if self.last.is_none() {
             let snapshot = (self.ask)()?;
             self.last = Some((Instant::now(), render(&snapshot)));
@@ -127,11 +120,11 @@ fn serve<F: Fn() -> Option<Snapshot>>(listener: &Listener, mut answers: Answers<
             }
         };
         match answered {
-            // What a client does not wait for it does not get.
+            // An error means that the client disconnected or was too slow.
             Ok(_) => {}
             Err(error) => {
                 tracing::debug!(%error, "no request for metrics was accepted");
-                // Descriptors may have run out: not again at once.
+                // The process may have no descriptors left: wait before the next try.
                 std::thread::sleep(Duration::from_millis(100));
             }
         }
@@ -144,7 +137,7 @@ enum Client {
 }
 
 impl Client {
-    /// Lets reads and writes wait until `deadline` and no longer.
+    /// Limits the waits of the next read and write to the time until `deadline`.
     fn wait_until(&self, deadline: Instant) -> io::Result<()> {
         let left = deadline.saturating_duration_since(Instant::now());
         if left.is_zero() {
@@ -181,15 +174,15 @@ fn answer<F: Fn() -> Option<Snapshot>>(
     client: &mut Client,
     answers: &mut Answers<F>,
 ) -> io::Result<()> {
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + CLIENT_TIMEOUT;
     let reply = match request(client, deadline)? {
-        Asked::Metrics { body } => match answers.metrics() {
+        Request::Metrics { body } => match answers.metrics() {
             Some(text) => response("200 OK", CONTENT_TYPE, text, body),
             None => plain("503 Service Unavailable", "the daemon does not answer; see its log\n"),
         },
-        Asked::Method => plain("405 Method Not Allowed", "only GET is understood\n"),
-        Asked::Path => plain("404 Not Found", "metrics are at /metrics\n"),
-        Asked::Nonsense => plain("400 Bad Request", "that is no request of HTTP/1\n"),
+        Request::Method => plain("405 Method Not Allowed", "only GET is understood\n"),
+        Request::Path => plain("404 Not Found", "metrics are at /metrics\n"),
+        Request::Invalid => plain("400 Bad Request", "that is no request of HTTP/1\n"),
     };
     let mut rest = reply.as_slice();
     while !rest.is_empty() {
@@ -202,34 +195,35 @@ fn answer<F: Fn() -> Option<Snapshot>>(
     Ok(())
 }
 
+/// Parsed request of a client.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Asked {
+pub(super) enum Request {
     Metrics { body: bool },
     Method,
     Path,
-    Nonsense,
+    Invalid,
 }
 
-fn request(client: &mut Client, deadline: Instant) -> io::Result<Asked> {
+fn request(client: &mut Client, deadline: Instant) -> io::Result<Request> {
     let mut bytes = [0; REQUEST_MAX];
     let mut len = 0;
     loop {
         client.wait_until(deadline)?;
         match client.read(&mut bytes[len..])? {
-            0 => return Ok(Asked::Nonsense),
+            0 => return Ok(Request::Invalid),
             n => len += n,
         }
-        if let Some(asked) = understand(&bytes[..len]) {
-            return Ok(asked);
+        if let Some(parsed) = parse_request(&bytes[..len]) {
+            return Ok(parsed);
         }
         if len == bytes.len() {
-            return Ok(Asked::Nonsense);
+            return Ok(Request::Invalid);
         }
     }
 }
 
-/// What a request is for; `None` while it goes on.
-pub(super) fn understand(bytes: &[u8]) -> Option<Asked> {
+/// Parses a request. Returns `None` while it is incomplete.
+pub(super) fn parse_request(bytes: &[u8]) -> Option<Request> {
     let mut headers = [httparse::EMPTY_HEADER; HEADERS_MAX];
     let mut request = httparse::Request::new(&mut headers);
     match request.parse(bytes) {
@@ -237,13 +231,13 @@ pub(super) fn understand(bytes: &[u8]) -> Option<Asked> {
         Ok(_) => {
             let path = request.path.unwrap_or_default().split('?').next();
             Some(match request.method {
-                _ if path != Some("/metrics") => Asked::Path,
-                Some("GET") => Asked::Metrics { body: true },
-                Some("HEAD") => Asked::Metrics { body: false },
-                _ => Asked::Method,
+                _ if path != Some("/metrics") => Request::Path,
+                Some("GET") => Request::Metrics { body: true },
+                Some("HEAD") => Request::Metrics { body: false },
+                _ => Request::Method,
             })
         }
-        Err(_) => Some(Asked::Nonsense),
+        Err(_) => Some(Request::Invalid),
     }
 }
 

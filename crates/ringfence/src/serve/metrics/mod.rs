@@ -1,11 +1,11 @@
-//! What the daemon counts, as Prometheus asks for it.
+//! Metrics of the daemon, in the OpenMetrics text format for Prometheus.
 //!
-//! The text is made from a [`Snapshot`], which the exporter's thread asks for as `ringfence status` does:
-//! the data path knows nothing of it. Nothing is kept between two requests.
+//! The exporter's thread (`http`) asks the control thread for a [`Snapshot`], as `ringfence status` does,
+//! and [`render`] turns it into text. The datapath does no work for metrics.
 //!
-//! Names follow Prometheus' rules: counters end in `_total`, units are in the name, and what is one thing
-//! seen from several sides is one name with labels. Directions are the guest's own: what it `sent`, and
-//! what it `received`.
+//! Names follow the rules of Prometheus. Counters end in `_total`, and units are part of the name.
+//! Variants of one measurement share a name and differ in labels. Directions are the guest's: `sent` and
+//! `received`.
 
 mod disks;
 mod http;
@@ -27,18 +27,18 @@ use super::status::{Attachment, Counts, Snapshot, VifStatus};
 
 pub use http::{Exporter, ExporterError};
 
-/// The form of the text.
+/// Content type of the text.
 const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
-/// Counters of a port that have names of their own.
+/// Counters of a port that have metrics of their own.
 const TRAFFIC: [&str; 4] = ["rx_frames", "rx_bytes", "tx_frames", "tx_bytes"];
 
-/// The metrics as text, in the OpenMetrics format.
+/// Renders the metrics as text in the OpenMetrics format.
 pub fn render(snapshot: &Snapshot) -> String {
     let mut registry = Registry::with_prefix("ringfence");
     registry.register_collector(Box::new(Source(snapshot.clone())));
     let mut text = String::new();
-    // A `String` takes whatever is written to it, and the collector fails only when it does not.
+    // Writing to a `String` never fails, and the collector fails only if a write does.
     let _ = prometheus_client::encoding::text::encode(&mut text, &registry);
     text
 }
@@ -46,8 +46,8 @@ pub fn render(snapshot: &Snapshot) -> String {
 #[derive(Debug)]
 struct Source(Snapshot);
 
-/// Names and values of labels. The library writes values as they are, so they are escaped here: a name
-/// that a toolstack gave a guest must not be able to end its label.
+/// Names and values of labels. Values are escaped here, because the library writes them unchanged: a
+/// guest's name must not be able to end its label.
 #[derive(Clone, Debug, Default)]
 struct Labels<'a>(Vec<(&'static str, Cow<'a, str>)>);
 
@@ -72,7 +72,7 @@ impl EncodeLabelSet for Labels<'_> {
     }
 }
 
-/// As the format has it within quotes.
+/// Escapes a label's value as the format requires.
 fn escaped(text: &str) -> Cow<'_, str> {
     if text.contains(['\\', '"', '\n']) {
         text.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n").into()
@@ -107,7 +107,7 @@ fn counter(metric: &mut MetricEncoder<'_>, labels: &Labels<'_>, value: u64) -> f
     metric.encode_family(labels)?.encode_counter::<NoLabelSet, _, u64>(&value, None)
 }
 
-/// One counter for each name, told apart by a label.
+/// Writes one counter for each name, distinguished by a label.
 fn each(
     metric: &mut MetricEncoder<'_>,
     labels: &Labels<'_>,
@@ -134,7 +134,9 @@ impl Source {
         let daemon = &self.0.daemon;
         let none = Labels::default();
         let build = none.and("version", &daemon.version).and("platform", &daemon.platform);
-        family(e, ("build_info", "What this is"), MetricType::Gauge, |m| gauge(m, &build, 1))?;
+        family(e, ("build_info", "Version and platform"), MetricType::Gauge, |m| {
+            gauge(m, &build, 1)
+        })?;
         let about = ("uptime_seconds", "Since the daemon began");
         family(e, about, MetricType::Gauge, |m| gauge(m, &none, daemon.uptime_seconds))?;
         let about = ("vifs_adopted", "Interfaces taken over from the daemon before this one");
@@ -151,10 +153,10 @@ impl Source {
         family(e, about, MetricType::Counter, |m| each(m, &labels, "counter", &host.counters))
     }
 
-    /// What is gone stays in the sums.
+    /// Writes the sums over devices that are gone.
     fn gone(&self, e: &mut DescriptorEncoder<'_>) -> fmt::Result {
         let (daemon, none) = (&self.0.daemon, Labels::default());
-        let about = ("gone_ports", "What ports that are gone had counted");
+        let about = ("gone_ports", "Counters of ports that are gone");
         family(e, about, MetricType::Counter, |m| each(m, &none, "counter", &daemon.gone_ports))?;
         let about = ("gone_rule_violations", "Rules broken by devices that are gone");
         family(e, about, MetricType::Counter, |m| each(m, &none, "rule", &daemon.gone_rules))
@@ -164,7 +166,7 @@ impl Source {
         let vifs = &self.0.vifs;
         let about = ("vifs", "Interfaces of guests");
         family(e, about, MetricType::Gauge, |m| gauge(m, &Labels::default(), vifs.len() as u64))?;
-        family(e, ("vif_info", "What an interface is"), MetricType::Gauge, |m| {
+        family(e, ("vif_info", "Properties of an interface"), MetricType::Gauge, |m| {
             vifs.iter().try_for_each(|vif| {
                 let (domain, handle) = (vif.domain.to_string(), vif.handle.to_string());
                 let (tap, bridge) = match &vif.attachment {
@@ -185,13 +187,13 @@ impl Source {
             })
         })?;
         let state = |vif: &VifStatus| u64::from(vif.connected);
-        self.each_vif(e, ("vif_connected", "Whether frames can flow"), state)?;
-        let about = ("vif_adopted", "Whether it was taken over from the daemon before this one");
+        self.each_vif(e, ("vif_connected", "1 if frames can flow"), state)?;
+        let about = ("vif_adopted", "1 if it was taken over from the daemon before this one");
         self.each_vif(e, about, |vif| u64::from(vif.adopted))?;
-        let about = ("vif_stalled", "Whether the guest counts as one that takes no frames");
+        let about = ("vif_stalled", "1 if the guest counts as stalled: it takes no frames");
         self.each_vif(e, about, |vif| u64::from(vif.is_stalled()))?;
         self.each_vif(e, ("vif_queues", "Queues in use"), |vif| vif.queue_count.into())?;
-        let about = ("vif_staged_pages", "Pages of the guest's that are kept mapped for it");
+        let about = ("vif_staged_pages", "Pages of the guest that are staged");
         self.each_vif(e, about, |vif| vif.staged_pages.into())
     }
 
@@ -209,7 +211,7 @@ impl Source {
     fn traffic(&self, e: &mut DescriptorEncoder<'_>) -> fmt::Result {
         for (name, help, sent, received) in [
             ("vif_frames", "Frames that a guest sent and received", "rx_frames", "tx_frames"),
-            ("vif_bytes", "Octets of these, Ethernet headers included", "rx_bytes", "tx_bytes"),
+            ("vif_bytes", "Bytes of these frames, with Ethernet headers", "rx_bytes", "tx_bytes"),
         ] {
             family(e, (name, help), MetricType::Counter, |m| {
                 self.0.vifs.iter().try_for_each(|vif| {
@@ -223,7 +225,7 @@ impl Source {
     }
 
     fn counts(&self, e: &mut DescriptorEncoder<'_>) -> fmt::Result {
-        let about = ("vif_drops", "Frames that went no further, by reason");
+        let about = ("vif_drops", "Frames that were dropped, by reason");
         self.each_count(e, about, "reason", |name| name.strip_prefix("drop_"))?;
         let about = ("vif_port", "Other counters of an interface's port");
         self.each_count(e, about, "counter", |name| {
@@ -261,12 +263,12 @@ impl Source {
     }
 }
 
-/// A counter, over all queues.
+/// Returns the sum of one counter over all queues.
 fn sum(vif: &VifStatus, name: &str) -> u64 {
     vif.queues.iter().filter_map(|queue| queue.counters.get(name)).sum()
 }
 
-/// All counters, over all queues.
+/// Returns the sums of all counters over all queues.
 fn total(vif: &VifStatus) -> Counts {
     let mut total = Counts::new();
     for (name, count) in vif.queues.iter().flat_map(|queue| &queue.counters) {

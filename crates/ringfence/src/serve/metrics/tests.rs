@@ -7,14 +7,14 @@ use std::time::{Duration, Instant};
 
 use super::super::config::Listen;
 use super::super::status::{DaemonStatus, DiskTotals, HostStatus, QueueStatus, VbdStatus};
-use super::http::{Asked, understand};
+use super::http::{Request, parse_request};
 use super::*;
 
-/// A sample's name and labels, and its value.
+/// Values of samples by name and labels.
 type Samples = BTreeMap<String, f64>;
 
-/// Reads a text as the OpenMetrics specification (1.0, section "Text Format") says, and refuses
-/// whatever does not keep to it. It knows no more of what it reads than that.
+/// Parses a text by the OpenMetrics specification (1.0, section "Text Format"). Refuses a text that
+/// breaks it.
 fn read(text: &str) -> Result<Samples, String> {
     let body = text.strip_suffix("# EOF\n").ok_or("no `# EOF` at the end")?;
     let (mut samples, mut done) = (Samples::new(), BTreeSet::new());
@@ -110,7 +110,7 @@ fn snapshot() -> Snapshot {
     let web = VifStatus {
         name: "vif5.0".to_owned(),
         domain: 5,
-        // A name that would end the label, the line and the parser's patience.
+        // The guest's name would end the label and the line if it were not escaped.
         domain_name: Some("we\"b\\\n} 1\n# EOF".to_owned()),
         mac: Some("00:16:3e:00:00:01".to_owned()),
         mode: "copy".to_owned(),
@@ -155,7 +155,7 @@ fn snapshot() -> Snapshot {
 }
 
 #[test]
-fn what_is_exported_reads_back_by_the_specification() {
+fn rendered_text_is_valid_openmetrics() {
     let text = render(&snapshot());
     let samples = read(&text).unwrap_or_else(|why| panic!("{why}\n{text}"));
     let get = |series: &str| samples.get(series).copied();
@@ -201,13 +201,13 @@ fn what_is_exported_reads_back_by_the_specification() {
 }
 
 #[test]
-fn a_daemon_without_devices_has_metrics_too() {
+fn daemon_without_devices_renders_metrics() {
     let samples = read(&render(&Snapshot::default())).unwrap();
     assert_eq!(samples.get("ringfence_vifs"), Some(&0.0));
 }
 
 #[test]
-fn the_reader_of_these_tests_refuses_what_is_wrong() {
+fn test_parser_refuses_invalid_openmetrics() {
     for wrong in [
         "a 1\n# EOF\n",
         "# TYPE a gauge\na 1\n",
@@ -224,30 +224,30 @@ fn the_reader_of_these_tests_refuses_what_is_wrong() {
 }
 
 #[test]
-fn requests_are_understood_or_refused() {
-    let asked = |text: &str| understand(text.as_bytes());
+fn request_is_parsed_or_refused() {
+    let parsed = |text: &str| parse_request(text.as_bytes());
     assert_eq!(
-        asked("GET /metrics HTTP/1.1\r\nHost: a\r\n\r\n"),
-        Some(Asked::Metrics { body: true })
+        parsed("GET /metrics HTTP/1.1\r\nHost: a\r\n\r\n"),
+        Some(Request::Metrics { body: true })
     );
-    assert_eq!(asked("GET /metrics?x=1 HTTP/1.0\r\n\r\n"), Some(Asked::Metrics { body: true }));
-    assert_eq!(asked("HEAD /metrics HTTP/1.1\r\n\r\n"), Some(Asked::Metrics { body: false }));
-    assert_eq!(asked("POST /metrics HTTP/1.1\r\n\r\n"), Some(Asked::Method));
-    assert_eq!(asked("GET / HTTP/1.1\r\n\r\n"), Some(Asked::Path));
-    assert_eq!(asked("GET /metrics HTTP/1.1\r\nHost:"), None);
-    assert_eq!(asked("\x16\x03\x01"), Some(Asked::Nonsense));
+    assert_eq!(parsed("GET /metrics?x=1 HTTP/1.0\r\n\r\n"), Some(Request::Metrics { body: true }));
+    assert_eq!(parsed("HEAD /metrics HTTP/1.1\r\n\r\n"), Some(Request::Metrics { body: false }));
+    assert_eq!(parsed("POST /metrics HTTP/1.1\r\n\r\n"), Some(Request::Method));
+    assert_eq!(parsed("GET / HTTP/1.1\r\n\r\n"), Some(Request::Path));
+    assert_eq!(parsed("GET /metrics HTTP/1.1\r\nHost:"), None);
+    assert_eq!(parsed("\x16\x03\x01"), Some(Request::Invalid));
     let headers = "a: b\r\n".repeat(65);
-    assert_eq!(asked(&format!("GET /metrics HTTP/1.1\r\n{headers}\r\n")), Some(Asked::Nonsense));
+    assert_eq!(parsed(&format!("GET /metrics HTTP/1.1\r\n{headers}\r\n")), Some(Request::Invalid));
 }
 
 proptest::proptest! {
     #[test]
-    fn any_octets_are_a_request_or_none(bytes in proptest::collection::vec(proptest::num::u8::ANY, 0..300)) {
-        let _ = understand(&bytes);
+    fn random_bytes_do_not_panic_request_parser(bytes in proptest::collection::vec(proptest::num::u8::ANY, 0..300)) {
+        let _ = parse_request(&bytes);
     }
 }
 
-/// An address of the loopback interface that nobody listens at.
+/// Returns an address of the loopback interface at which no process listens.
 fn free_address() -> SocketAddr {
     TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap()
 }
@@ -262,12 +262,12 @@ fn ask(mut client: impl Read + Write, request: &str) -> String {
 const GET: &str = "GET /metrics HTTP/1.1\r\nHost: a\r\n\r\n";
 
 #[test]
-fn who_asks_is_answered_over_tcp_and_over_a_unix_socket() {
+fn get_over_tcp_or_unix_socket_returns_metrics() {
     let address = free_address();
     Exporter::start(&Listen::Loopback(address), || Some(snapshot())).unwrap();
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("m.sock");
-    // What a daemon before this one left is in nobody's way; what is no socket is left alone.
+    // The exporter replaces the socket of an earlier daemon, but no file of another kind.
     drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
     Exporter::start(&Listen::Unix(path.clone()), || Some(snapshot())).unwrap();
     assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
@@ -291,7 +291,7 @@ fn who_asks_is_answered_over_tcp_and_over_a_unix_socket() {
 }
 
 #[test]
-fn a_daemon_that_does_not_answer_is_told_of() {
+fn get_without_answer_of_daemon_returns_503() {
     let address = free_address();
     Exporter::start(&Listen::Loopback(address), || None).unwrap();
     let answer = ask(TcpStream::connect(address).unwrap(), GET);
@@ -299,11 +299,11 @@ fn a_daemon_that_does_not_answer_is_told_of() {
 }
 
 #[test]
-fn who_asks_all_the_time_does_not_keep_the_daemon_busy() {
+fn frequent_requests_share_one_snapshot_a_second() {
     let address = free_address();
-    let (asked, count) = std::sync::mpsc::channel();
+    let (parsed, count) = std::sync::mpsc::channel();
     let daemon = move || {
-        asked.send(()).unwrap();
+        parsed.send(()).unwrap();
         Some(snapshot())
     };
     Exporter::start(&Listen::Loopback(address), daemon).unwrap();
@@ -317,16 +317,16 @@ fn who_asks_all_the_time_does_not_keep_the_daemon_busy() {
     assert!((1..=seconds + 1).contains(&times), "{times} in {seconds} s");
 }
 
-/// One client sends an octet now and then, one sends without end, one leaves at once.
+/// One client sends a byte now and then, one sends without end, and one disconnects at once.
 #[test]
-fn a_client_without_manners_holds_others_up_for_a_bounded_time() {
+fn slow_or_endless_client_delays_others_for_bounded_time() {
     let address = free_address();
     Exporter::start(&Listen::Loopback(address), || Some(snapshot())).unwrap();
     drop(TcpStream::connect(address).unwrap());
-    let mut wordy = TcpStream::connect(address).unwrap();
+    let mut endless = TcpStream::connect(address).unwrap();
     let head = format!("GET /metrics HTTP/1.1\r\nx: {}", "y".repeat(9000));
-    // It may be cut off before it has said everything.
-    let _ = wordy.write_all(head.as_bytes());
+    // The server may cut the connection before the request is complete.
+    let _ = endless.write_all(head.as_bytes());
     let slow = TcpStream::connect(address).unwrap();
     let mut drip = slow.try_clone().unwrap();
     let dripping = std::thread::spawn(move || {
